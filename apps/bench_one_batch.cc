@@ -1,0 +1,210 @@
+// `switchyard bench one-batch`: prefill and decode of one batch of equal requests, straight on the
+// model: no scheduler, no HTTP. Each figure stands beside the machine's read bandwidth, measured in
+// the same run.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "apps/commands.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "engine/config.h"
+#include "kernels/roofline.h"
+#include "model/model.h"
+
+namespace switchyard {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double Seconds(Clock::time_point since) {
+  return std::chrono::duration<double>(Clock::now() - since).count();
+}
+
+double Median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+struct Case {
+  int32_t batch = 1, input = 512;
+};
+struct Result {
+  std::vector<double> prefill, decode;  // seconds: the whole prompt batch; one decode step
+};
+
+// Builds the batches of `batch` sequences that grow together; sequence s owns pages [s · per, (s +
+// 1) · per).
+class Sequences {
+ public:
+  Sequences(Case c, int32_t output, int32_t page_size, int64_t vocab)
+      : case_(c), page_size_(page_size), random_(7) {
+    const int32_t per = (c.input + output + page_size - 1) / page_size;
+    pages_.resize(c.batch);
+    for (int32_t s = 0; s < c.batch; ++s) {
+      for (int32_t p = 0; p < per; ++p) pages_[s].push_back(s * per + p);
+    }
+    token_ = std::uniform_int_distribution<int32_t>(0, static_cast<int32_t>(vocab) - 1);
+  }
+
+  // Rows [begin, begin + rows) of sequences [first, last).
+  ForwardBatch Rows(int32_t first, int32_t last, int32_t begin, int32_t rows, bool logits) {
+    ForwardBatch b;
+    for (int32_t s = first; s < last; ++s) {
+      b.sequences.push_back({.row_begin = static_cast<int32_t>(b.tokens.size()),
+                             .rows = rows,
+                             .kv_len = begin + rows,
+                             .pages = pages_[s].data()});
+      for (int32_t i = begin; i < begin + rows; ++i) {
+        b.tokens.push_back(token_(random_));
+        b.positions.push_back(i);
+        b.slots.push_back(pages_[s][i / page_size_] * page_size_ + i % page_size_);
+      }
+      if (logits) b.logit_rows.push_back(static_cast<int32_t>(b.tokens.size()) - 1);
+    }
+    b.decode = rows == 1;
+    return b;
+  }
+
+ private:
+  Case case_;
+  int32_t page_size_;
+  std::mt19937 random_;
+  std::uniform_int_distribution<int32_t> token_;
+  std::vector<std::vector<int32_t>> pages_;
+};
+
+// Prefill goes sequence by sequence in chunks that fit a pass; decode steps take all sequences at
+// once.
+void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, Model& model,
+              RankComm& comm, KvStorage& kv, Result& result) {
+  Sequences sequences(c, args.output_length, kv.page_size(), plan.model.vocab_size);
+  const auto chunk = static_cast<int32_t>(std::min<int64_t>(plan.max_batch_tokens, c.input));
+  comm.tp->Barrier("bench start");
+  auto start = Clock::now();
+  for (int32_t s = 0; s < c.batch; ++s) {
+    for (int32_t begin = 0; begin < c.input; begin += chunk) {
+      const int32_t rows = std::min(chunk, c.input - begin);
+      model.Forward(sequences.Rows(s, s + 1, begin, rows, begin + rows == c.input), kv);
+    }
+  }
+  result.prefill.push_back(Seconds(start));
+  std::vector<double> steps;
+  for (int32_t i = 1; i < args.output_length; ++i) {
+    const ForwardBatch batch = sequences.Rows(0, c.batch, c.input + i - 1, 1, true);
+    start = Clock::now();
+    model.Forward(batch, kv);
+    steps.push_back(Seconds(start));
+  }
+  result.decode.push_back(Median(steps));
+}
+
+double BytesPerWeight(const ModelConfig& config) {
+  switch (config.quantization) {
+    case ModelConfig::Quantization::kFp8Block:
+      return BytesPerWeight(WeightFormat::kFp8Block);
+    case ModelConfig::Quantization::kMxfp4:
+      return BytesPerWeight(WeightFormat::kMxfp4);
+    case ModelConfig::Quantization::kNone:
+      break;
+  }
+  return static_cast<double>(SizeOf(config.dtype));
+}
+
+// Bytes of weights that one decode step of `batch` tokens reads on all ranks: dense parts whole,
+// experts as uniform routing would touch them, of the embedding next to nothing.
+double DecodeBytes(const ModelConfig& config, int32_t batch) {
+  auto bytes = static_cast<double>(WeightBytesPerRank(config, Mesh(), false));
+  if (!config.tie_embeddings) {
+    bytes -= static_cast<double>(config.vocab_size * config.hidden) * SizeOf(config.dtype);
+  }
+  if (!config.has_moe()) return bytes;
+  const MoeModelConfig& moe = *config.moe;
+  const double missed =
+      std::pow(1.0 - static_cast<double>(moe.router.top_k) / moe.router.num_experts, batch);
+  const auto layers =
+      std::count_if(config.layers.begin(), config.layers.end(), [](auto& l) { return l.moe; });
+  const double experts =
+      static_cast<double>(layers) * moe.router.num_experts * 3 * config.hidden * moe.intermediate;
+  return bytes - missed * experts * BytesPerWeight(config);
+}
+
+void Report(const OneBatchArgs& args, const EnginePlan& plan, const std::vector<Case>& cases,
+            const std::vector<Result>& results, double bandwidth) {
+  fmt::print("read bandwidth of this machine, measured now: {:.1f} GB/s\n", bandwidth / 1e9);
+  fmt::print("{:>6} {:>7} {:>15} {:>14} {:>13} {:>13} {:>10}\n", "batch", "input", "prefill tok/s",
+             "decode tok/s", "ms per step", "GB per step", "roofline");
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const double prefill = Median(results[i].prefill), step = Median(results[i].decode);
+    const double bytes = DecodeBytes(plan.model, cases[i].batch);
+    const double fraction = bytes / bandwidth / step;
+    fmt::print("{:6} {:7} {:15.1f} {:14.2f} {:13.2f} {:13.2f} {:9.0f}%\n", cases[i].batch,
+               cases[i].input, cases[i].batch * cases[i].input / prefill, cases[i].batch / step,
+               step * 1e3, bytes / 1e9, 100 * fraction);
+    rows.push_back({{"batch_size", cases[i].batch},
+                    {"input_len", cases[i].input},
+                    {"prefill_tokens_per_second", cases[i].batch * cases[i].input / prefill},
+                    {"decode_tokens_per_second", cases[i].batch / step},
+                    {"decode_bytes_per_step", bytes},
+                    {"bandwidth", bandwidth},
+                    {"decode_roofline_fraction", fraction}});
+  }
+  if (args.json.empty()) return;
+  std::ofstream out(args.json);
+  if (!(out << rows.dump(2) << "\n")) throw Resource("--json {}: cannot be written", args.json);
+}
+
+}  // namespace
+
+int RunOneBatch(const OneBatchArgs& args) {
+  std::vector<Case> cases;
+  int64_t most = 0;
+  for (int32_t batch : args.batch_sizes) {
+    for (int32_t input : args.input_lengths) {
+      cases.push_back({batch, input});
+      const int64_t page = args.server.engine.page_size;
+      most = std::max(most, batch * ((input + args.output_length + page - 1) / page * page));
+    }
+  }
+  EngineConfig config = args.server.engine;
+  config.max_total_tokens = std::max(config.max_total_tokens, most);
+  if (config.load_format != "dummy")
+    CheckCheckpoint(config.model_path, LoadModelConfig(config.model_path));
+  const EnginePlan plan = MakePlan(config);
+  kernels::SelectIsa(config.cpu_isa);
+  const double bandwidth = kernels::MeasureReadBandwidth(plan.threads_per_rank * config.mesh.tp);
+
+  std::vector<Result> results(cases.size());
+  RunRankThreads(config.mesh.tp, plan.symmetric_bytes_per_rank,
+                 [&](int rank, std::shared_ptr<SharedArena> arena) {
+                   ThreadPool pool(plan.threads_per_rank);
+                   const auto comm = RankComm::Create(std::move(arena), config.mesh, rank);
+                   ModelOptions options{
+                       .dtype = plan.dtype, .max_tokens = plan.max_batch_tokens, .moe = config.moe};
+                   options.load.load_format = config.load_format;
+                   Model model(config.model_path, plan.model, options, *comm, pool);
+                   KvStorage kv(plan.model, comm->mesh, plan.num_pages, config.page_size,
+                                plan.dtype);
+                   for (size_t i = 0; i < cases.size(); ++i) {
+                     for (int32_t r = -1; r < args.repeat; ++r) {  // the first run warms up
+                       Result result;
+                       TimeCase(args, plan, cases[i], model, *comm, kv, result);
+                       if (rank != 0 || r < 0) continue;
+                       results[i].prefill.push_back(result.prefill[0]);
+                       results[i].decode.push_back(result.decode[0]);
+                     }
+                     if (rank == 0) LOG_INFO("case {} of {} done", i + 1, cases.size());
+                   }
+                 });
+  Report(args, plan, cases, results, bandwidth);
+  return 0;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,42 @@
+# switchyard_module(NAME DEPS module… LIBS target…)
+#
+# One library for the folder src/NAME, from every .cc below it that is no test. A module's headers are found only
+# through a folder that holds a link to that module alone, and that folder reaches those that name the module in
+# DEPS: an include of a module that is not on the link line, upward ones above all, does not compile.
+# Files named x_test.cc become the program NAME_test; files named x_fuzz.cc become one fuzzer each.
+function(switchyard_module NAME)
+  cmake_parse_arguments(ARG "" "" "DEPS;LIBS" ${ARGN})
+  set(dir ${CMAKE_SOURCE_DIR}/src/${NAME})
+  set(view ${CMAKE_BINARY_DIR}/include/${NAME})
+  file(MAKE_DIRECTORY ${view})
+  file(CREATE_LINK ${dir} ${view}/${NAME} SYMBOLIC)
+
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${dir}/*.cc)
+  set(tests ${sources})
+  set(fuzzers ${sources})
+  list(FILTER tests INCLUDE REGEX "_test\\.cc$")
+  list(FILTER fuzzers INCLUDE REGEX "_fuzz\\.cc$")
+  list(FILTER sources EXCLUDE REGEX "_(test|fuzz)\\.cc$")
+
+  list(TRANSFORM ARG_DEPS PREPEND switchyard_)
+  add_library(switchyard_${NAME} STATIC ${sources})
+  add_library(switchyard::${NAME} ALIAS switchyard_${NAME})
+  target_include_directories(switchyard_${NAME} PUBLIC $<BUILD_INTERFACE:${view}>)
+  target_link_libraries(switchyard_${NAME} PUBLIC ${ARG_DEPS} ${ARG_LIBS})
+
+  if(SWITCHYARD_TESTS AND tests)
+    add_executable(${NAME}_test ${tests})
+    target_link_libraries(${NAME}_test PRIVATE switchyard_${NAME} GTest::gmock GTest::gtest_main)
+    target_compile_definitions(${NAME}_test PRIVATE SWITCHYARD_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data")
+    gtest_discover_tests(${NAME}_test DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 300)
+  endif()
+  if(SWITCHYARD_FUZZERS)
+    foreach(source ${fuzzers})
+      get_filename_component(fuzzer ${source} NAME_WE)
+      add_executable(${fuzzer} ${source})
+      target_link_libraries(${fuzzer} PRIVATE switchyard_${NAME})
+      target_link_options(${fuzzer} PRIVATE -fsanitize=fuzzer)
+      target_compile_definitions(${fuzzer} PRIVATE SWITCHYARD_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data")
+    endforeach()
+  endif()
+endfunction()

@@ -1,0 +1,69 @@
+// What lies in a shared arena. Internal to comm/device.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "comm/device/symmetric_memory.h"
+
+namespace switchyard {
+
+inline constexpr uint64_t kArenaMagic = 0x414e455241445953;  // "SYDARENA"
+inline constexpr int kMaxRanksPerArena = 256;
+
+// The start of the mapping; the ranks' arenas follow, page-aligned, rank after rank. All processes
+// run the same build, so the layout needs no version. Lock-free atomics work across processes.
+struct ArenaHeader {
+  enum AbortState : uint32_t { kRunning, kAborting, kAborted };  // kAborting: reason being written
+
+  struct alignas(64) RankState {
+    std::atomic<uint32_t> joined;
+    // 1 + the offset of the flag that the rank's thread sleeps on; 0 while it is awake.
+    std::atomic<uint64_t> sleeping_on;
+  };
+
+  uint64_t magic;
+  uint64_t world;
+  uint64_t bytes_per_rank;
+  alignas(64) std::atomic<uint32_t> abort_state;
+  std::array<char, 1020> abort_reason;
+  std::array<RankState, kMaxRanksPerArena> ranks;
+};
+static_assert(std::atomic<uint32_t>::is_always_lock_free);
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+// One process's mapping of an arena. The sizes are copies: what a peer scribbles over the header
+// does not move this process's bounds.
+struct SharedArena::Impl {
+  Impl() = default;
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  ~Impl();
+
+  int fd = -1;
+  int world = 0;
+  size_t bytes_per_rank = 0;
+  std::byte* base = nullptr;
+  size_t mapped_bytes = 0;
+
+  ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base); }
+  std::byte* At(int rank, size_t offset) const;
+  uint32_t* Flag(int rank, size_t offset) const;
+
+  void Map(size_t bytes);  // of `fd`
+  bool aborted() const {
+    return header().abort_state.load(std::memory_order_seq_cst) != ArenaHeader::kRunning;
+  }
+  void Abort(std::string_view reason);
+  [[noreturn]] void ThrowAborted() const;
+};
+
+// Bytes of the header, a whole number of pages, and of the whole mapping; Error kInvalid where a
+// size is out of range.
+size_t ArenaHeaderBytes();
+size_t ArenaBytes(uint64_t world, uint64_t bytes_per_rank);
+
+}  // namespace switchyard

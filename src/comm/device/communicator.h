@@ -1,0 +1,75 @@
+// Collectives of one group of ranks over symmetric memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/device/symmetric_memory.h"
+#include "comm/mesh.h"
+
+namespace switchyard {
+
+// A group's collectives. Every member calls the same operations in the same order; ranks outside do
+// not take part. Results do not depend on timing: sums are taken in group order, so every member
+// gets the same bits. Messages larger than the staging buffers go in rounds. A group of one costs
+// nothing. Used by the rank's thread only.
+class Communicator {
+ public:
+  // Small enough to stay in a core's L2 cache: what a peer writes is read at once.
+  static constexpr size_t kStagingBytes = size_t{1} << 20;
+
+  // Construction allocates staging symmetrically, so every rank of the world constructs the
+  // communicators of the same kinds in the same order (its own group of each kind). `name` is for
+  // messages: "tp", "ep", "moe-tp".
+  Communicator(SymmetricMemory& memory, std::vector<int> group, std::string name,
+               size_t staging_bytes = kStagingBytes);
+  ~Communicator();
+
+  int rank() const;  // in the group
+  int size() const;
+
+  void AllReduceSum(float* data, size_t count);  // in place; float32, in group order
+  // out [size, bytes_per_rank]: member r's bytes at r · bytes_per_rank. `in` may lie in its own
+  // place of `out`.
+  void AllGather(const void* in, void* out, size_t bytes_per_rank);
+  // Members contribute counts[r] bytes each, laid one after the other in `out`.
+  void AllGatherV(const void* in, void* out, std::span<const size_t> counts);
+  // in [size, count_per_rank] of each member; out [count_per_rank]: the sum of all members' part
+  // `rank()`.
+  void ReduceScatterSum(const float* in, float* out, size_t count_per_rank);
+  void Barrier(const char* stage);
+
+  // Member 0's bytes to everyone. Non-leaders wait without a deadline where `idle`.
+  std::string Broadcast(const std::string& from_leader, bool idle = false);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// What a rank needs to talk to its peers, one object each, built in one order on every rank.
+struct RankComm {
+  // What the communicators take of a rank's arena.
+  static size_t BytesPerRank(const MeshShape& shape);
+
+  Mesh mesh;
+  std::unique_ptr<SymmetricMemory> memory;
+  std::unique_ptr<Communicator> tp, ep, moe_tp;
+
+  static std::unique_ptr<RankComm> Create(std::shared_ptr<SharedArena> arena,
+                                          const MeshShape& shape, int rank,
+                                          SymmetricMemory::Options options = {});
+};
+
+// Runs body(rank) on `world` threads over one arena and returns when all have finished: ranks for
+// tests and for the offline engine. If one throws, the others are aborted and the first error is
+// rethrown.
+void RunRankThreads(int world, size_t bytes_per_rank,
+                    const std::function<void(int rank, std::shared_ptr<SharedArena>)>& body);
+
+}  // namespace switchyard

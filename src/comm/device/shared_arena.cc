@@ -1,0 +1,163 @@
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <thread>
+
+#include "comm/device/arena_layout.h"
+#include "comm/device/futex.h"
+#include "core/check.h"
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+
+size_t RoundUpToPage(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
+
+}  // namespace
+
+size_t ArenaHeaderBytes() { return RoundUpToPage(sizeof(ArenaHeader)); }
+
+size_t ArenaBytes(uint64_t world, uint64_t bytes_per_rank) {
+  if (world < 1 || world > kMaxRanksPerArena) {
+    throw Invalid("shared memory for {} ranks: want 1 to {}", world, kMaxRanksPerArena);
+  }
+  const auto limit = static_cast<uint64_t>(std::numeric_limits<off_t>::max());
+  if (bytes_per_rank > (limit - ArenaHeaderBytes()) / world - kPageBytes) {
+    throw Invalid("shared memory of {} bytes for each of {} ranks is out of range", bytes_per_rank,
+                  world);
+  }
+  return ArenaHeaderBytes() + world * RoundUpToPage(bytes_per_rank);
+}
+
+SharedArena::Impl::~Impl() {
+  if (base != nullptr) munmap(base, mapped_bytes);
+  if (fd >= 0) close(fd);
+}
+
+void SharedArena::Impl::Map(size_t bytes) {
+  void* start = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (start == MAP_FAILED) {
+    throw Resource("cannot map {} bytes of shared memory for the ranks: {}", bytes,
+                   std::strerror(errno));
+  }
+  base = static_cast<std::byte*>(start);
+  mapped_bytes = bytes;
+}
+
+std::byte* SharedArena::Impl::At(int rank, size_t offset) const {
+  CHECK_GE(rank, 0);
+  CHECK_LT(rank, world);
+  CHECK_LE(offset, bytes_per_rank);
+  return base + ArenaHeaderBytes() + static_cast<size_t>(rank) * bytes_per_rank + offset;
+}
+
+uint32_t* SharedArena::Impl::Flag(int rank, size_t offset) const {
+  CHECK_LE(offset + sizeof(uint32_t), bytes_per_rank);
+  CHECK_EQ(offset % alignof(uint32_t), 0u);
+  return reinterpret_cast<uint32_t*>(At(rank, offset));
+}
+
+void SharedArena::Impl::Abort(std::string_view reason) {
+  ArenaHeader& shared = header();
+  uint32_t running = ArenaHeader::kRunning;
+  if (!shared.abort_state.compare_exchange_strong(running, ArenaHeader::kAborting)) return;
+  const size_t length = std::min(reason.size(), shared.abort_reason.size() - 1);
+  std::memcpy(shared.abort_reason.data(), reason.data(), length);
+  shared.abort_reason[length] = '\0';
+  shared.abort_state.store(ArenaHeader::kAborted);
+  // The flag words do not change, so a rank about to sleep can miss this; its nap is short.
+  for (int rank = 0; rank < world; ++rank) {
+    const uint64_t asleep = shared.ranks[rank].sleeping_on.load();
+    if (asleep != 0 && asleep <= bytes_per_rank) FutexWakeAll(Flag(rank, asleep - 1));
+  }
+}
+
+void SharedArena::Impl::ThrowAborted() const {
+  // Whoever aborts may be killed while it writes the reason: nobody waits for it for long.
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+  while (header().abort_state.load() != ArenaHeader::kAborted) {
+    if (std::chrono::steady_clock::now() > give_up) {
+      throw Error(ErrorKind::kPeer, "the ranks were stopped by one that ended meanwhile");
+    }
+    std::this_thread::yield();
+  }
+  throw Error(ErrorKind::kPeer,
+              std::string(header().abort_reason.data(),
+                          strnlen(header().abort_reason.data(), header().abort_reason.size())));
+}
+
+SharedArena::SharedArena(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+SharedArena::~SharedArena() = default;
+
+std::shared_ptr<SharedArena> SharedArena::Create(int world, size_t bytes_per_rank) {
+  const size_t bytes = ArenaBytes(static_cast<uint64_t>(std::max(world, 0)), bytes_per_rank);
+  auto impl = std::make_unique<Impl>();
+  impl->fd = memfd_create("switchyard-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (impl->fd < 0) {
+    throw Resource("cannot create shared memory for the ranks: {}", std::strerror(errno));
+  }
+  // Sealed: no process that inherits it can cut it short under the others.
+  if (ftruncate(impl->fd, static_cast<off_t>(bytes)) != 0 ||
+      fcntl(impl->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    throw Resource("cannot size shared memory for the ranks to {} bytes: {}", bytes,
+                   std::strerror(errno));
+  }
+  impl->Map(bytes);
+  impl->world = world;
+  impl->bytes_per_rank = RoundUpToPage(bytes_per_rank);
+  auto* header = new (impl->base) ArenaHeader{};
+  header->magic = kArenaMagic;
+  header->world = static_cast<uint64_t>(world);
+  header->bytes_per_rank = impl->bytes_per_rank;
+  return std::shared_ptr<SharedArena>(new SharedArena(std::move(impl)));
+}
+
+std::shared_ptr<SharedArena> SharedArena::FromFd(int fd) {
+  auto impl = std::make_unique<Impl>();
+  impl->fd = fd;
+  struct stat status {};
+  if (fstat(fd, &status) != 0) {
+    throw Invalid("descriptor {} is no shared memory of ranks: {}", fd, std::strerror(errno));
+  }
+  if (!S_ISREG(status.st_mode) || static_cast<size_t>(status.st_size) < ArenaHeaderBytes()) {
+    throw Invalid("descriptor {} is no shared memory of ranks", fd);
+  }
+  impl->Map(static_cast<size_t>(status.st_size));
+  const ArenaHeader& header = impl->header();
+  if (header.magic != kArenaMagic ||
+      ArenaBytes(header.world, header.bytes_per_rank) != impl->mapped_bytes) {
+    throw Invalid("descriptor {} is no shared memory of ranks", fd);
+  }
+  impl->world = static_cast<int>(header.world);
+  impl->bytes_per_rank = header.bytes_per_rank;
+  return std::shared_ptr<SharedArena>(new SharedArena(std::move(impl)));
+}
+
+int SharedArena::fd() const { return impl_->fd; }
+int SharedArena::world() const { return impl_->world; }
+size_t SharedArena::bytes_per_rank() const { return impl_->bytes_per_rank; }
+
+int SharedArena::joined() const {
+  int count = 0;
+  for (int rank = 0; rank < world(); ++rank) count += Joined(rank) ? 1 : 0;
+  return count;
+}
+
+bool SharedArena::Joined(int rank) const {
+  CHECK(rank >= 0 && rank < world());
+  return impl_->header().ranks[rank].joined.load() != 0;
+}
+
+void SharedArena::Abort(std::string_view reason) { impl_->Abort(reason); }
+
+}  // namespace switchyard

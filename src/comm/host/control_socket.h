@@ -1,0 +1,37 @@
+// Control messages between the front and the leader of the ranks, over ZeroMQ.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace switchyard {
+
+// One end of an ordered, reliable, two-way stream of byte messages between two processes of one
+// host (or two threads). The endpoint is an abstract socket name: no file is left behind. Send may
+// be called from one thread and Receive from another.
+class ControlSocket {
+ public:
+  static std::string
+  UniqueEndpoint();  // unpredictable; only processes that are told it can connect
+  static ControlSocket Bind(const std::string& endpoint);
+  static ControlSocket Connect(const std::string& endpoint);
+  ControlSocket(ControlSocket&&) noexcept;
+  ControlSocket& operator=(ControlSocket&&) noexcept;
+  ~ControlSocket();
+
+  void Send(std::string message);  // never blocks: queues without limit while the peer is busy
+  // The next message, or nothing after `timeout` (zero: only what is there already).
+  std::optional<std::string> Receive(std::chrono::milliseconds timeout);
+  // Becomes readable when messages may be waiting (edge-triggered, as ZMQ_FD): after a wake-up
+  // Receive(0) until empty.
+  int PollFd() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+  explicit ControlSocket(std::unique_ptr<Impl> impl);
+};
+
+}  // namespace switchyard

@@ -1,0 +1,38 @@
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "comm/host/rank_processes.h"
+
+namespace switchyard {
+
+// The kernel shows the memory in which it laid down argv, and beyond its end, into the environment
+// that follows, where argv's last byte is no zero. So a title may take the room of both, once the
+// environment's strings have moved to memory of their own (as the setproctitle of the BSDs does).
+void SetProcessTitle(int argc, char** argv, const std::string& title) {
+  if (argc < 1 || argv[0] == nullptr) return;
+  char* const begin = argv[0];
+  char* end = begin;
+  const auto extend = [&](char* text) {
+    if (text == end) end = text + std::strlen(text) + 1;
+  };
+  for (int i = 0; i < argc; ++i) extend(argv[i]);
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    char* const text = *entry;
+    extend(text);
+    // Lives as long as the process: getenv hands out pointers into it.
+    if (text >= begin && text < end) *entry = strdup(text);
+  }
+  const size_t room = static_cast<size_t>(end - begin);
+  const size_t length = std::min(title.size(), room - 1);
+  std::memcpy(begin, title.data(), length);
+  std::memset(begin + length, 0, room - length);
+  for (int i = 1; i < argc; ++i) argv[i] = begin + length;
+  prctl(PR_SET_NAME, title.c_str());
+}
+
+}  // namespace switchyard

@@ -1,0 +1,236 @@
+#include "comm/host/rank_processes.h"
+
+#include <fcntl.h>
+#include <fmt/ranges.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+#include <exception>
+#include <future>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "comm/host/rank_spec.h"
+#include "comm/host/spawn.h"
+#include "core/check.h"
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+// Waits for one process to end, which it must have done, and says how.
+RankExit Reap(int rank, pid_t pid) {
+  RankExit exit{.rank = rank, .pid = pid};
+  int status = 0;
+  pid_t reaped = -1;
+  while ((reaped = waitpid(pid, &status, 0)) < 0 && errno == EINTR) {
+  }
+  CHECK_EQ(reaped, pid);
+  if (WIFSIGNALED(status)) {
+    exit.signal = WTERMSIG(status);
+  } else {
+    exit.code = WEXITSTATUS(status);
+  }
+  return exit;
+}
+
+void BlockAllSignals() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+}
+
+}  // namespace
+
+std::string RankExit::Describe() const {
+  if (signal == 0) return fmt::format("rank {} (pid {}) ended with exit code {}", rank, pid, code);
+  const char* name = sigabbrev_np(signal);
+  return fmt::format("rank {} (pid {}) was killed by signal {} (SIG{})", rank, pid, signal,
+                     name != nullptr ? name : "?");
+}
+
+// The watcher's thread starts the processes too: the kernel sends a child its parent-death signal
+// when the thread that forked it ends, so that thread has to live as long as this object.
+struct RankProcesses::Impl {
+  struct Child {
+    pid_t pid = -1;
+    FileDescriptor pidfd;
+    bool ended = false;
+  };
+
+  std::shared_ptr<SharedArena> arena;
+  Options options;
+  OnExit on_exit;
+
+  std::mutex mutex;  // guards what follows; a child is reaped, and its pid reused, under it only
+  std::condition_variable changed;
+  std::vector<Child> children;  // by rank
+  std::vector<RankExit> exits;  // in the order of the ends
+  bool end_expected = false;
+  bool killed = false;
+
+  std::jthread watcher;  // last: joined first
+
+  void SpawnAll(const std::vector<std::string>& environment);
+  void Watch();
+  void OnEnd(int rank);
+  void Kill();  // under the mutex
+  bool AllEnded() const { return exits.size() == children.size(); }
+};
+
+void RankProcesses::Impl::SpawnAll(const std::vector<std::string>& environment) {
+  for (int rank = 0; rank < options.world; ++rank) {
+    const FileDescriptor spec(WriteRankSpec({.rank = rank,
+                                             .world = options.world,
+                                             .spec = options.spec,
+                                             .control_endpoint = options.control_endpoint},
+                                            getpid()));
+    std::vector<std::string> variables = environment;
+    variables.push_back(RankFdsEntry(spec.get(), arena->fd()));
+    const pid_t pid = SpawnSelf({"switchyard", "rank"}, variables, {spec.get(), arena->fd()});
+    const std::lock_guard lock(mutex);
+    children.push_back({.pid = pid});
+    children.back().pidfd = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+    if (children.back().pidfd.get() < 0) {
+      throw Resource("cannot watch rank {}: {}", rank, strerror(errno));
+    }
+  }
+}
+
+// Ends when every child has: the destructor kills them first.
+void RankProcesses::Impl::Watch() {
+  for (;;) {
+    std::vector<pollfd> fds;
+    std::vector<int> ranks;
+    {
+      const std::lock_guard lock(mutex);
+      for (int rank = 0; rank < static_cast<int>(children.size()); ++rank) {
+        if (children[rank].ended) continue;
+        fds.push_back({children[rank].pidfd.get(), POLLIN, 0});
+        ranks.push_back(rank);
+      }
+    }
+    if (fds.empty()) return;
+    poll(fds.data(), fds.size(), -1);
+    for (size_t i = 0; i < fds.size(); ++i) {
+      if (fds[i].revents != 0) OnEnd(ranks[i]);
+    }
+  }
+}
+
+void RankProcesses::Impl::OnEnd(int rank) {
+  RankExit exit;
+  bool is_news = false;
+  {
+    const std::lock_guard lock(mutex);
+    exit = Reap(rank, children[rank].pid);
+    children[rank].ended = true;
+    const bool is_clean = exit.signal == 0 && exit.code == 0;
+    is_news = !killed && !(end_expected && is_clean);
+  }
+  if (is_news) {
+    arena->Abort(exit.Describe());
+    if (on_exit) on_exit(exit);
+  }
+  // Told last: who has waited for the end finds the callback done.
+  const std::lock_guard lock(mutex);
+  exits.push_back(exit);
+  changed.notify_all();
+}
+
+void RankProcesses::Impl::Kill() {
+  killed = true;
+  for (const Child& child : children) {
+    if (!child.ended) kill(child.pid, SIGKILL);
+  }
+}
+
+RankProcesses::RankProcesses(std::shared_ptr<SharedArena> arena, Options options, OnExit on_exit)
+    : impl_(std::make_unique<Impl>()) {
+  CHECK_EQ(options.world, arena->world());
+  impl_->arena = std::move(arena);
+  impl_->options = std::move(options);
+  impl_->on_exit = std::move(on_exit);
+  std::promise<void> spawned;
+  auto outcome = spawned.get_future();
+  impl_->watcher = std::jthread([&my = *impl_, &spawned, environment = CopyEnvironment()] {
+    BlockAllSignals();  // the front's handlers run on the front's threads
+    pthread_setname_np(pthread_self(), "rank watcher");
+    std::exception_ptr failure;
+    try {
+      my.SpawnAll(environment);
+    } catch (...) {
+      failure = std::current_exception();
+      const std::lock_guard lock(my.mutex);
+      my.Kill();
+    }
+    if (failure == nullptr) {
+      spawned.set_value();
+      my.Watch();
+    } else {
+      for (auto& child : my.children) Reap(-1, child.pid);
+      spawned.set_exception(failure);
+    }
+  });
+  outcome.get();
+}
+
+RankProcesses::~RankProcesses() {
+  KillAll();
+  impl_->watcher.join();
+}
+
+void RankProcesses::WaitJoined() {
+  const auto give_up = std::chrono::steady_clock::now() + impl_->options.join_timeout;
+  std::unique_lock lock(impl_->mutex);
+  for (;;) {
+    if (!impl_->exits.empty()) {
+      throw Error(ErrorKind::kPeer,
+                  fmt::format("{} before all ranks had joined", impl_->exits[0].Describe()));
+    }
+    if (impl_->arena->joined() == impl_->options.world) return;
+    if (std::chrono::steady_clock::now() >= give_up) break;
+    // A rank joins by writing to shared memory, which wakes nobody here.
+    impl_->changed.wait_for(lock, std::chrono::milliseconds(5));
+  }
+  std::vector<int> missing;
+  for (int rank = 0; rank < impl_->options.world; ++rank) {
+    if (!impl_->arena->Joined(rank)) missing.push_back(rank);
+  }
+  throw Error(ErrorKind::kTimeout,
+              fmt::format("after {:g} s not joined: rank {}",
+                          std::chrono::duration<double>(impl_->options.join_timeout).count(),
+                          fmt::join(missing, ", ")),
+              "--dist-timeout sets how long to wait");
+}
+
+void RankProcesses::ExpectEnd() {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->end_expected = true;
+}
+
+bool RankProcesses::WaitEnded(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(impl_->mutex);
+  impl_->end_expected = true;
+  const auto all_ended = [&] { return impl_->AllEnded(); };
+  if (impl_->changed.wait_for(lock, timeout, all_ended)) return !impl_->killed;
+  impl_->Kill();
+  impl_->changed.wait(lock, all_ended);
+  return false;
+}
+
+void RankProcesses::KillAll() {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->Kill();
+}
+
+}  // namespace switchyard

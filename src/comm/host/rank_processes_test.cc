@@ -1,0 +1,356 @@
+// The test program is its own rank program, too: RankProcesses runs it again with "rank" as the
+// argument, and the rank then plays the part that its spec names.
+#include "comm/host/rank_processes.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <fstream>
+#include <iterator>
+#include <mutex>
+#include <sstream>
+#include <string_view>
+
+#include "comm/device/communicator.h"
+#include "comm/host/control_socket.h"
+#include "comm/host/spawn.h"
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr milliseconds kLong(60'000);
+constexpr size_t kBytes = size_t{1} << 20;
+
+std::string Contents(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// ---- The rank's side ----
+
+int CountOpenFds() {
+  int count = 0;
+  DIR* folder = opendir("/proc/self/fd");
+  while (const dirent* entry = readdir(folder)) {
+    count += entry->d_name[0] != '.' && std::stoi(entry->d_name) != dirfd(folder) ? 1 : 0;
+  }
+  closedir(folder);
+  return count;
+}
+
+std::vector<int> World(const SymmetricMemory& memory) {
+  std::vector<int> group(static_cast<size_t>(memory.world()));
+  for (int rank = 0; rank < memory.world(); ++rank) group[rank] = rank;
+  return group;
+}
+
+// Codes by which a rank tells how it ended.
+constexpr int kGood = 0, kWrong = 40, kStoppedByPeer = 41, kNoSpec = 42;
+
+bool SeesOnlyItsDescriptors(int fds_at_start) {
+  // stdin, stdout, stderr, the spec and the arena; the spec is closed once it is read.
+  return fds_at_start == 5 && CountOpenFds() == 4 && getenv("SWITCHYARD_RANK_FDS") == nullptr;
+}
+
+bool OutlivesSignals() {
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) raise(number);
+  sigset_t blocked;
+  sigprocmask(SIG_SETMASK, nullptr, &blocked);
+  return sigismember(&blocked, SIGUSR1) == 0;
+}
+
+bool ShowsTitle(const RankSpec& spec, int argc, char** argv) {
+  const std::string title = "switchyard::rank TP" + std::to_string(spec.rank) + " EP0";
+  setenv("SWITCHYARD_TEST_VARIABLE", "kept", 1);
+  const std::string path = getenv("PATH");
+  SetProcessTitle(argc, argv, title);
+  return Contents("/proc/self/cmdline").c_str() == title && getenv("PATH") == path &&
+         std::string_view(getenv("SWITCHYARD_TEST_VARIABLE")) == "kept" &&
+         Contents("/proc/self/comm") == "switchyard::ran\n";
+}
+
+bool AddsUp(const RankSpec& spec, Communicator& tp) {
+  float sum = static_cast<float>(1 << spec.rank);
+  tp.AllReduceSum(&sum, 1);
+  return sum == static_cast<float>((1 << spec.world) - 1);
+}
+
+// Rank 0 hears the parent, passes on what it hears, and answers; all end when they hear "end".
+int ServeUntilEnd(const RankSpec& spec, Communicator& tp) {
+  if (spec.rank != 0) {
+    while (tp.Broadcast("", /*idle=*/true) != "end") {
+    }
+    return kGood;
+  }
+  auto socket = ControlSocket::Connect(spec.control_endpoint);
+  while (const auto message = socket.Receive(kLong)) {
+    if (tp.Broadcast(*message) == "end") return kGood;
+    socket.Send("rank 0 heard " + *message);
+  }
+  return kWrong;
+}
+
+int PlayPart(const RankSpec& spec, int argc, char** argv, int fds_at_start) {
+  if (spec.spec == "never join" && spec.rank == 1) pause();
+  if (spec.spec == "exit before joining" && spec.rank == 1) return 3;
+  SymmetricMemory memory(spec.arena, spec.rank, {.timeout = kLong});
+  Communicator tp(memory, World(memory), "tp", 4096);
+  if (spec.spec == "leave") return kGood;
+  if (spec.spec == "add" && !AddsUp(spec, tp)) return kWrong;
+  if (spec.spec == "descriptors" && !SeesOnlyItsDescriptors(fds_at_start)) return kWrong;
+  if (spec.spec == "signals" && !OutlivesSignals()) return kWrong;
+  if (spec.spec == "title" && !ShowsTitle(spec, argc, argv)) return kWrong;
+  return ServeUntilEnd(spec, tp);
+}
+
+int RankMain(int argc, char** argv) {
+  const int fds_at_start = CountOpenFds();
+  RankSpec spec;
+  try {
+    spec = InheritRankSpec();
+  } catch (const Error&) {
+    return kNoSpec;
+  }
+  try {
+    return PlayPart(spec, argc, argv, fds_at_start);
+  } catch (const Error& error) {
+    return error.kind() == ErrorKind::kPeer ? kStoppedByPeer : kWrong;
+  }
+}
+
+// ---- The parent's side ----
+
+// Ranks that all play one part; keeps what was reported about their ends.
+class Troupe {
+ public:
+  Troupe(int world, std::string part, milliseconds join_timeout = kLong)
+      : arena_(SharedArena::Create(world, kBytes)),
+        endpoint_(ControlSocket::UniqueEndpoint()),
+        ranks_(arena_,
+               {.world = world,
+                .spec = std::move(part),
+                .control_endpoint = endpoint_,
+                .join_timeout = join_timeout},
+               [this](const RankExit& exit) {
+                 const std::lock_guard lock(mutex_);
+                 exits_.push_back(exit);
+                 changed_.notify_all();
+               }) {}
+
+  RankProcesses& ranks() { return ranks_; }
+  const std::string& endpoint() const { return endpoint_; }
+  const std::shared_ptr<SharedArena>& arena() const { return arena_; }
+
+  // The ends reported so far, once there are `count`.
+  std::vector<RankExit> Exits(size_t count) {
+    std::unique_lock lock(mutex_);
+    EXPECT_TRUE(changed_.wait_for(lock, kLong, [&] { return exits_.size() >= count; }));
+    return exits_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<RankExit> exits_;
+  std::shared_ptr<SharedArena> arena_;
+  std::string endpoint_;
+  RankProcesses ranks_;
+};
+
+std::vector<pid_t> ChildrenOf(pid_t pid) {
+  std::vector<pid_t> children;
+  DIR* tasks = opendir(("/proc/" + std::to_string(pid) + "/task").c_str());
+  if (tasks == nullptr) return children;
+  while (const dirent* task = readdir(tasks)) {
+    std::istringstream list(
+        Contents("/proc/" + std::to_string(pid) + "/task/" + task->d_name + "/children"));
+    children.insert(children.end(), std::istream_iterator<pid_t>(list), {});
+  }
+  closedir(tasks);
+  return children;
+}
+
+// Runs a part that leaves the ranks serving when all is well, and ends them.
+void ExpectGoodEnd(const std::string& part, int world) {
+  Troupe troupe(world, part);
+  auto socket = ControlSocket::Bind(troupe.endpoint());
+  troupe.ranks().WaitJoined();
+  troupe.ranks().ExpectEnd();
+  socket.Send("end");
+  EXPECT_TRUE(troupe.ranks().WaitEnded(kLong));
+  for (const RankExit& exit : troupe.Exits(0)) ADD_FAILURE() << part << ": " << exit.Describe();
+}
+
+TEST(RankProcessesTest, RanksAddOverSharedMemory) { ExpectGoodEnd("add", 4); }
+
+TEST(RankProcessesTest, ARankInheritsNoOtherDescriptor) {
+  const FileDescriptor leak(open("/dev/null", O_RDONLY));  // without close-on-exec
+  ExpectGoodEnd("descriptors", 2);
+}
+
+TEST(RankProcessesTest, ARankIgnoresTheTerminalsSignalsAndBlocksNone) {
+  sigset_t user, before;
+  sigemptyset(&user);
+  sigaddset(&user, SIGUSR1);
+  pthread_sigmask(SIG_BLOCK, &user, &before);
+  ExpectGoodEnd("signals", 1);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+TEST(RankProcessesTest, ARankSetsItsTitle) { ExpectGoodEnd("title", 2); }
+
+TEST(RankProcessesTest, TheLeaderAnswersOverTheControlSocketUntilToldToEnd) {
+  Troupe troupe(3, "serve");
+  auto socket = ControlSocket::Bind(troupe.endpoint());
+  troupe.ranks().WaitJoined();
+  EXPECT_EQ(troupe.arena()->joined(), 3);
+  socket.Send("a whistle");
+  EXPECT_EQ(socket.Receive(kLong), "rank 0 heard a whistle");
+  troupe.ranks().ExpectEnd();
+  socket.Send("end");
+  EXPECT_TRUE(troupe.ranks().WaitEnded(kLong));
+  EXPECT_TRUE(troupe.Exits(0).empty());
+}
+
+TEST(RankProcessesTest, ARankThatIsKilledIsReportedAndStopsTheOthers) {
+  Troupe troupe(3, "serve");
+  auto socket = ControlSocket::Bind(troupe.endpoint());
+  troupe.ranks().WaitJoined();
+  socket.Send("hello");
+  ASSERT_TRUE(socket.Receive(kLong).has_value());  // all wait for one another now
+  const auto pids = ChildrenOf(getpid());
+  ASSERT_EQ(pids.size(), 3u);
+  kill(pids[1], SIGKILL);
+
+  const auto exits = troupe.Exits(1);
+  EXPECT_EQ(exits[0].pid, pids[1]);
+  EXPECT_EQ(exits[0].signal, SIGKILL);
+  EXPECT_EQ(exits[0].Describe(), "rank " + std::to_string(exits[0].rank) + " (pid " +
+                                     std::to_string(pids[1]) +
+                                     ") was killed by signal 9 (SIGKILL)");
+  // The others were waiting, or meet the abort when they next do: rank 0 after its next message.
+  socket.Send("anyone there?");
+  for (const RankExit& exit : troupe.Exits(3)) {
+    EXPECT_TRUE(exit.signal == SIGKILL || exit.code == kStoppedByPeer) << exit.Describe();
+  }
+}
+
+TEST(RankProcessesTest, WaitJoinedNamesTheRankThatIsMissing) {
+  Troupe troupe(3, "never join", milliseconds(1500));
+  try {
+    troupe.ranks().WaitJoined();
+    FAIL() << "rank 1 never joins";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("after 1.5 s not joined"), HasSubstr("rank 1"),
+                                    HasSubstr("--dist-timeout")));
+  }
+}
+
+TEST(RankProcessesTest, WaitJoinedNamesTheRankThatEnded) {
+  Troupe troupe(2, "exit before joining");
+  try {
+    troupe.ranks().WaitJoined();
+    FAIL() << "rank 1 ends first";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kPeer);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1 (pid "), HasSubstr("exit code 3")));
+  }
+}
+
+TEST(RankProcessesTest, AnEndThatNobodyAskedForIsReported) {
+  Troupe troupe(1, "leave");
+  const auto exits = troupe.Exits(1);
+  EXPECT_EQ(exits[0].rank, 0);
+  EXPECT_EQ(exits[0].code, 0);
+}
+
+TEST(RankProcessesTest, WaitEndedKillsThoseThatStay) {
+  Troupe troupe(2, "serve");
+  troupe.ranks().WaitJoined();
+  EXPECT_FALSE(troupe.ranks().WaitEnded(milliseconds(20)));
+  EXPECT_TRUE(ChildrenOf(getpid()).empty());
+  EXPECT_TRUE(troupe.Exits(0).empty());
+}
+
+TEST(RankProcessesTest, DestructionLeavesNoProcess) {
+  { Troupe troupe(2, "serve"); }
+  EXPECT_TRUE(ChildrenOf(getpid()).empty());
+}
+
+// A parent of ranks, run as a process of its own so that it can be killed.
+int ParentMain() {
+  Troupe troupe(2, "serve");
+  troupe.ranks().WaitJoined();
+  kill(getppid(), SIGUSR1);
+  pause();
+  return kGood;
+}
+
+TEST(RankProcessesTest, RanksDieWithTheirParent) {
+  sigset_t ready;
+  sigemptyset(&ready);
+  sigaddset(&ready, SIGUSR1);
+  pthread_sigmask(SIG_BLOCK, &ready, nullptr);
+  prctl(PR_SET_CHILD_SUBREAPER, 1);  // orphans become this process's children, which it can reap
+
+  const pid_t parent = SpawnSelf({"comm_test", "parent"}, CopyEnvironment(), {});
+  const timespec limit{60, 0};
+  ASSERT_EQ(sigtimedwait(&ready, nullptr, &limit), SIGUSR1);
+  auto ranks = ChildrenOf(parent);
+  ASSERT_EQ(ranks.size(), 2u);
+  kill(parent, SIGKILL);
+  ranks.push_back(parent);
+  for (const pid_t pid : ranks) {
+    int status = 0;
+    pid_t ended = 0;
+    while ((ended = waitpid(pid, &status, 0)) < 0 && errno == ECHILD) usleep(1000);
+    EXPECT_EQ(ended, pid);
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  }
+  prctl(PR_SET_CHILD_SUBREAPER, 0);
+  pthread_sigmask(SIG_UNBLOCK, &ready, nullptr);
+}
+
+TEST(RankProcessesTest, ARankStartedByHandIsRefused) {
+  for (const char* fds :
+       {"", "SWITCHYARD_RANK_FDS=", "SWITCHYARD_RANK_FDS=1,99", "SWITCHYARD_RANK_FDS=0,x",
+        "SWITCHYARD_RANK_FDS=-1,-1", "SWITCHYARD_RANK_FDS=99999999999999,3"}) {
+    auto environment = CopyEnvironment();
+    if (*fds != '\0') environment.emplace_back(fds);
+    const pid_t pid = SpawnSelf({"comm_test", "rank"}, environment, {});
+    int status = 0;
+    ASSERT_EQ(waitpid(pid, &status, 0), pid);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kNoSpec) << fds;
+  }
+}
+
+TEST(RankExitTest, DescribesCodesAndSignals) {
+  EXPECT_EQ((RankExit{.rank = 2, .code = 3, .pid = 4711}).Describe(),
+            "rank 2 (pid 4711) ended with exit code 3");
+  EXPECT_EQ((RankExit{.rank = 1, .signal = SIGSEGV, .pid = 4711}).Describe(),
+            "rank 1 (pid 4711) was killed by signal 11 (SIGSEGV)");
+}
+
+}  // namespace
+}  // namespace switchyard
+
+int main(int argc, char** argv) {
+  const std::string_view part = argc == 2 ? argv[1] : "";
+  if (part == "rank") return switchyard::RankMain(argc, argv);
+  if (part == "parent") return switchyard::ParentMain();
+  ::testing::InitGoogleMock(&argc, argv);
+  return RUN_ALL_TESTS();
+}

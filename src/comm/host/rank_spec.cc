@@ -1,0 +1,127 @@
+#include "comm/host/rank_spec.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "core/error.h"
+#include "core/wire.h"
+
+namespace switchyard {
+namespace {
+
+constexpr uint64_t kSpecMagic = 0x434550534b4e4152;  // "RANKSPEC"
+
+Error NotStartedByServe(std::string_view why) {
+  return Error(ErrorKind::kInvalid, fmt::format("'switchyard rank' cannot start alone: {}", why),
+               "ranks are started by 'switchyard serve'");
+}
+
+// "5,7"
+std::pair<int, int> ParseFds(std::string_view text) {
+  std::pair<int, int> fds{-1, -1};
+  const char* const end = text.data() + text.size();
+  const auto spec = std::from_chars(text.data(), end, fds.first);
+  if (spec.ec != std::errc() || spec.ptr == end || *spec.ptr != ',') {
+    throw NotStartedByServe(fmt::format("{} is malformed", kRankFdsVariable));
+  }
+  const auto arena = std::from_chars(spec.ptr + 1, end, fds.second);
+  if (arena.ec != std::errc() || arena.ptr != end || fds.first < 0 || fds.second < 0) {
+    throw NotStartedByServe(fmt::format("{} is malformed", kRankFdsVariable));
+  }
+  return fds;
+}
+
+std::string ReadAll(int fd) {
+  struct stat status {};
+  if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
+    throw NotStartedByServe("its spec is missing");
+  }
+  std::string bytes(static_cast<size_t>(status.st_size), '\0');
+  size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t n = pread(fd, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) throw NotStartedByServe("its spec cannot be read");
+    done += static_cast<size_t>(n);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::string RankFdsEntry(int spec_fd, int arena_fd) {
+  return fmt::format("{}={},{}", kRankFdsVariable, spec_fd, arena_fd);
+}
+
+int WriteRankSpec(const RankSpec& spec, int parent_pid) {
+  WireWriter writer;
+  writer.Put(kSpecMagic);
+  writer.Put(parent_pid);
+  writer.Put(spec.rank);
+  writer.Put(spec.world);
+  writer.Put(spec.spec);
+  writer.Put(spec.control_endpoint);
+  const std::string bytes = writer.Take();
+
+  const int fd = memfd_create("switchyard-rank-spec", MFD_CLOEXEC);
+  if (fd < 0) throw Resource("cannot hand a rank its spec: {}", std::strerror(errno));
+  size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t n = write(fd, bytes.data() + done, bytes.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      const int error = errno;
+      close(fd);
+      throw Resource("cannot hand a rank its spec: {}", std::strerror(error));
+    }
+    done += static_cast<size_t>(n);
+  }
+  return fd;
+}
+
+RankSpec InheritRankSpec() {
+  const char* variable = std::getenv(kRankFdsVariable);
+  if (variable == nullptr) throw NotStartedByServe(fmt::format("no {}", kRankFdsVariable));
+  const auto [spec_fd, arena_fd] = ParseFds(variable);
+  const std::string bytes = ReadAll(spec_fd);
+  RankSpec spec;
+  int parent_pid = 0;
+  try {
+    WireReader reader(bytes);
+    if (reader.Get<uint64_t>() != kSpecMagic) throw Invalid("no rank's spec");
+    parent_pid = reader.Get<int>();
+    spec.rank = reader.Get<int>();
+    spec.world = reader.Get<int>();
+    spec.spec = reader.GetString();
+    spec.control_endpoint = reader.GetString();
+  } catch (const Error&) {
+    throw NotStartedByServe("its spec is malformed");
+  }
+  // The parent may have died before the kernel knew that this process wants to die with it.
+  if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent_pid) {
+    throw Error(ErrorKind::kPeer,
+                fmt::format("rank {}: the parent (pid {}) is gone", spec.rank, parent_pid));
+  }
+  spec.arena = SharedArena::FromFd(arena_fd);
+  if (spec.arena->world() != spec.world || spec.rank < 0 || spec.rank >= spec.world) {
+    throw NotStartedByServe("its spec does not fit its shared memory");
+  }
+  // Not for the programs that this one may start.
+  close(spec_fd);
+  unsetenv(kRankFdsVariable);
+  fcntl(arena_fd, F_SETFD, FD_CLOEXEC);
+  return spec;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,118 @@
+#include "comm/host/spawn.h"
+
+#include <fcntl.h>
+#include <linux/close_range.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+std::vector<char*> Pointers(const std::vector<std::string>& strings) {
+  std::vector<char*> pointers;
+  for (const std::string& text : strings) pointers.push_back(const_cast<char*>(text.c_str()));
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+// What the child needs, laid out before the fork: between fork and exec it may call only what is
+// safe in a signal handler, because other threads may have held locks (malloc's among them) when it
+// was copied without them.
+struct ChildPlan {
+  std::vector<char*> arguments;
+  std::vector<char*> environment;
+  const std::vector<int>& inherited;
+  int null_input;
+  int report;  // a pipe that closes at exec; carries errno where that fails
+};
+
+// No handler of the parent's may run in the child, which unblocks signals before its exec.
+void SetSignals() {
+  for (int number = 1; number < NSIG; ++number) {
+    struct sigaction action {};
+    if (sigaction(number, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) continue;
+    action = {};
+    action.sa_handler = SIG_DFL;
+    sigaction(number, &action, nullptr);
+  }
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) signal(number, SIG_IGN);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+}
+
+[[noreturn]] void RunChild(const ChildPlan& plan) {
+  SetSignals();
+  dup2(plan.null_input, STDIN_FILENO);
+  // Also what other libraries have opened without close-on-exec. Kernels before 5.11 lack the call;
+  // what this program opens has the flag of its own.
+  syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
+  for (const int fd : plan.inherited) fcntl(fd, F_SETFD, 0);
+  execve("/proc/self/exe", plan.arguments.data(), plan.environment.data());
+  const int error = errno;
+  [[maybe_unused]] const ssize_t written = write(plan.report, &error, sizeof error);
+  _exit(127);
+}
+
+// Keeps handlers of this process from running in the child before its exec.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+std::vector<std::string> CopyEnvironment() {
+  std::vector<std::string> entries;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    entries.emplace_back(*entry);
+  }
+  return entries;
+}
+
+pid_t SpawnSelf(const std::vector<std::string>& arguments,
+                const std::vector<std::string>& environment, const std::vector<int>& inherited) {
+  const auto refuse = [](int error) {
+    return Resource("cannot start a rank process: {}", std::strerror(error));
+  };
+  const FileDescriptor null_input(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  int ends[2];
+  if (null_input.get() < 0 || pipe2(ends, O_CLOEXEC) != 0) throw refuse(errno);
+  const FileDescriptor listen(ends[0]);
+  FileDescriptor report(ends[1]);
+  const ChildPlan plan{Pointers(arguments), Pointers(environment), inherited, null_input.get(),
+                       report.get()};
+  pid_t pid = -1;
+  {
+    const BlockedSignals blocked;
+    pid = fork();
+    if (pid == 0) RunChild(plan);
+  }
+  if (pid < 0) throw refuse(errno);
+  report.Close();
+  int error = 0;
+  ssize_t n = 0;
+  while ((n = read(listen.get(), &error, sizeof error)) < 0 && errno == EINTR) {
+  }
+  if (n > 0) {
+    waitpid(pid, nullptr, 0);
+    throw refuse(error);
+  }
+  return pid;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,35 @@
+#include "comm/mesh.h"
+
+#include <fmt/format.h>
+
+#include "core/check.h"
+#include "core/error.h"
+
+namespace switchyard {
+
+Mesh::Mesh(const MeshShape& shape, int rank) : shape_(shape), rank_(rank) {
+  if (shape.tp < 1) throw Invalid("--tp {}: want at least 1", shape.tp);
+  if (shape.ep < 1) throw Invalid("--ep {}: want at least 1", shape.ep);
+  if (shape.tp % shape.ep != 0) {
+    throw Invalid("--ep {} does not divide --tp {}: every expert is shared by tp / ep ranks",
+                  shape.ep, shape.tp);
+  }
+  CHECK_GE(rank, 0);
+  CHECK_LT(rank, shape.tp);
+}
+
+namespace {
+std::vector<int> Strided(int first, int stride, int count) {
+  std::vector<int> ranks(count);
+  for (int i = 0; i < count; ++i) ranks[i] = first + i * stride;
+  return ranks;
+}
+}  // namespace
+
+std::vector<int> Mesh::TpGroup() const { return Strided(0, 1, tp()); }
+std::vector<int> Mesh::EpGroup() const { return Strided(moe_tp_rank(), moe_tp(), ep()); }
+std::vector<int> Mesh::MoeTpGroup() const { return Strided(ep_rank() * moe_tp(), 1, moe_tp()); }
+
+std::string Mesh::Title() const { return fmt::format("TP{} EP{}", tp_rank(), ep_rank()); }
+
+}  // namespace switchyard

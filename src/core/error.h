@@ -1,0 +1,56 @@
+// The one exception type for what users, files, requests and peers get wrong.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace switchyard {
+
+// What is at fault; a server maps it to an HTTP status, `main` to exit code 2.
+enum class ErrorKind {
+  kInvalid,       // malformed or contradictory input: flags, files, request bodies        -> 400
+  kNotFound,      // a file, tensor, model or endpoint that is not there                   -> 404
+  kUnauthorized,  // a key is missing or wrong                                             -> 401
+  kTooLarge,      // over a stated limit                                                   -> 413
+  kBusy,          // the queue is full: try again later                                    -> 429
+  kUnavailable,   // the server is loading, draining or has lost its ranks              -> 503
+  kTimeout,       // a peer did not answer in time; the message says who waited for whom   -> 500
+  kPeer,          // a rank or the front died                                              -> 500
+  kResource,      // not enough memory, port in use, no file handles                       -> 500
+};
+
+// Carries what is wrong, where (file, key, flag, rank) and what to do about it. Thrown, never
+// aborted on: bugs are CHECKs (core/check.h). Value type; safe to throw across threads through
+// std::exception_ptr.
+class Error : public std::runtime_error {
+ public:
+  // `what`: one sentence that names the file, key or flag. `hint`: what to do, may be empty.
+  Error(ErrorKind kind, const std::string& what, std::string hint = {})
+      : std::runtime_error(hint.empty() ? what : what + " (" + hint + ")"), kind_(kind) {}
+
+  ErrorKind kind() const { return kind_; }
+
+ private:
+  ErrorKind kind_;
+};
+
+// throw Invalid("config.json: num_experts is {}, want 1 to {}", n, limit);
+template <typename... Args>
+Error Invalid(fmt::format_string<Args...> format, Args&&... args) {
+  return Error(ErrorKind::kInvalid, fmt::format(format, std::forward<Args>(args)...));
+}
+
+template <typename... Args>
+Error NotFound(fmt::format_string<Args...> format, Args&&... args) {
+  return Error(ErrorKind::kNotFound, fmt::format(format, std::forward<Args>(args)...));
+}
+
+template <typename... Args>
+Error Resource(fmt::format_string<Args...> format, Args&&... args) {
+  return Error(ErrorKind::kResource, fmt::format(format, std::forward<Args>(args)...));
+}
+
+}  // namespace switchyard

@@ -1,0 +1,114 @@
+#include "core/parallel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "core/check.h"
+
+namespace switchyard {
+namespace {
+
+// How often a waiting thread looks before it yields, and how often it yields before it sleeps:
+// together about 50 µs on an idle core, the gap between two loops of one step.
+constexpr int kSpins = 2000;
+constexpr int kYields = 20;
+
+template <typename Done>
+bool SpinUntil(const Done& done) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (done()) return true;
+    __builtin_ia32_pause();
+  }
+  for (int i = 0; i < kYields; ++i) {
+    if (done()) return true;
+    std::this_thread::yield();
+  }
+  return false;
+}
+
+}  // namespace
+
+struct ThreadPool::State {
+  std::vector<std::thread> workers;
+  std::mutex mutex;
+  std::condition_variable wake;
+  std::atomic<uint64_t> epoch{0};  // raised for each loop; a worker runs each epoch once
+  std::atomic<int> running{0};     // workers that have not finished the current loop
+  std::atomic<int64_t> next{0};
+  std::atomic<bool> stop{false};
+  int64_t n = 0;
+  const std::function<void(int64_t)>* body = nullptr;
+
+  void Drain() {
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) (*body)(i);
+  }
+
+  void Work() {
+    uint64_t seen = 0;
+    const auto changed = [&] { return epoch.load(std::memory_order_acquire) != seen; };
+    while (true) {
+      if (!SpinUntil(changed)) {
+        std::unique_lock lock(mutex);
+        wake.wait(lock, changed);
+      }
+      seen = epoch.load(std::memory_order_acquire);
+      if (stop.load(std::memory_order_relaxed)) return;
+      Drain();
+      running.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  void Raise() {
+    {
+      std::lock_guard lock(mutex);
+      epoch.fetch_add(1, std::memory_order_release);
+    }
+    wake.notify_all();
+  }
+};
+
+ThreadPool::ThreadPool(int num_threads) : state_(std::make_unique<State>()) {
+  CHECK_GE(num_threads, 1);
+  for (int i = 1; i < num_threads; ++i) {
+    state_->workers.emplace_back([s = state_.get()] { s->Work(); });
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  state_->stop.store(true);
+  state_->Raise();
+  for (std::thread& w : state_->workers) w.join();
+}
+
+int ThreadPool::num_threads() const { return static_cast<int>(state_->workers.size()) + 1; }
+
+void ThreadPool::Run(int64_t n, const std::function<void(int64_t)>& body) {
+  if (n <= 0) return;
+  if (n == 1 || state_->workers.empty()) {
+    for (int64_t i = 0; i < n; ++i) body(i);
+    return;
+  }
+  state_->n = n;
+  state_->body = &body;
+  state_->next.store(0, std::memory_order_relaxed);
+  state_->running.store(static_cast<int>(state_->workers.size()), std::memory_order_relaxed);
+  state_->Raise();
+  state_->Drain();
+  const auto done = [this] { return state_->running.load(std::memory_order_acquire) == 0; };
+  while (!SpinUntil(done)) {
+  }
+}
+
+void ThreadPool::RunRanges(int64_t n, int64_t grain,
+                           const std::function<void(int64_t, int64_t)>& body) {
+  if (n <= 0) return;
+  const int64_t most = num_threads() == 1 ? 1 : int64_t{4} * num_threads();
+  const int64_t pieces = std::clamp<int64_t>(n / std::max<int64_t>(grain, 1), 1, most);
+  Run(pieces, [&](int64_t p) { body(n * p / pieces, n * (p + 1) / pieces); });
+}
+
+}  // namespace switchyard

@@ -1,0 +1,41 @@
+// The engine as a library: load a checkpoint, generate, on rank threads of this process.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/config.h"
+#include "engine/request.h"
+
+namespace switchyard {
+
+// Ids in, ids out (text: text/tokenizer, text/chat). Thread-safe. Ranks are threads of this
+// process; `serve` runs the same loop in processes.
+class Engine {
+ public:
+  using Callback =
+      std::function<void(const RequestOutput&)>;  // on the engine's thread; must not block
+
+  // Returns when the model is loaded. `progress` gets the leader's bytes done and total.
+  explicit Engine(const EngineConfig& config,
+                  std::function<void(uint64_t, uint64_t)> progress = {});
+  ~Engine();  // aborts what runs
+
+  // Queues a request and returns its id; `on_output` is called with its news until one that is
+  // finished.
+  uint64_t Submit(EngineRequest request, Callback on_output);
+  void Abort(uint64_t id);
+  // Submits, waits and returns all tokens; Error where the request ends in one.
+  RequestOutput Generate(EngineRequest request);
+  EngineStats Stats();
+
+  const EnginePlan& plan() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace switchyard

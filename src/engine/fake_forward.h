@@ -1,0 +1,127 @@
+// A model for tests: its logits depend on every token before them, read back through the pages.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "engine/rank_engine.h"
+#include "engine/scheduler/batch.h"
+
+namespace switchyard {
+
+// Stores tokens in a paged store of its own where ForwardBatch::slots says and reads histories
+// through SequenceSpan::pages, so that a wrong slot, a page given away too early, a prefix shared
+// wrongly or a row left out changes what comes out.
+class FakeForward : public ForwardFunction {
+ public:
+  struct Options {
+    int64_t vocab = 61;
+    int64_t num_pages = 0;
+    int32_t page_size = 1;
+  };
+  explicit FakeForward(Options options)
+      : options_(options), store_(options.num_pages * options.page_size, kNothing) {}
+
+  int64_t vocab_size() const override { return options_.vocab; }
+
+  std::span<const float> Forward(const ForwardBatch& batch) override {
+    CheckShape(batch);
+    for (int64_t row = 0; row < batch.num_tokens(); ++row) {
+      CheckSlot(batch.slots[row]);
+      store_[batch.slots[row]] = {batch.tokens[row], batch.positions[row]};
+    }
+    logits_.clear();
+    size_t next = 0;
+    for (const auto& sequence : batch.sequences) {
+      for (; next < batch.logit_rows.size() &&
+             batch.logit_rows[next] < sequence.row_begin + sequence.rows;
+           ++next) {
+        const int32_t length =
+            sequence.kv_len - (sequence.row_begin + sequence.rows - 1 - batch.logit_rows[next]);
+        AppendLogits(History(sequence, length));
+      }
+    }
+    EXPECT_EQ(next, batch.logit_rows.size());
+    most_rows = std::max(most_rows, batch.num_tokens());
+    ++passes;
+    fingerprint = fingerprint * 31 + Fingerprint(batch, options_.page_size);
+    return logits_;
+  }
+
+  // The logits that follow a history, for expectations.
+  std::vector<float> LogitsAfter(std::span<const int32_t> tokens) const {
+    uint64_t hash = kSeed;
+    for (size_t i = 0; i < tokens.size(); ++i) hash = Mix(hash, tokens[i], i);
+    std::vector<float> logits(options_.vocab);
+    for (int64_t i = 0; i < options_.vocab; ++i) logits[i] = Logit(hash, i);
+    return logits;
+  }
+
+  int64_t most_rows = 0, passes = 0;
+  uint64_t fingerprint = 0;  // of all batches so far
+  int32_t poison = -1;       // a history that holds this token gives NaN
+
+ private:
+  struct Entry {
+    int32_t token, position;
+  };
+  static constexpr Entry kNothing = {-1, -1};
+  static constexpr uint64_t kSeed = 0x9e3779b97f4a7c15u;
+
+  static uint64_t Mix(uint64_t hash, int32_t token, uint64_t position) {
+    hash ^= static_cast<uint64_t>(token) * 0xbf58476d1ce4e5b9u + position;
+    hash *= 0x94d049bb133111ebu;
+    return hash ^ (hash >> 29);
+  }
+  static float Logit(uint64_t hash, int64_t i) {
+    return static_cast<float>(Mix(hash, static_cast<int32_t>(i), 77) >> 40) * 0x1p-22f;  // [0, 4)
+  }
+
+  void CheckSlot(int32_t slot) const {
+    ASSERT_GE(slot, 0);
+    ASSERT_LT(static_cast<size_t>(slot), store_.size());
+  }
+
+  void CheckShape(const ForwardBatch& batch) const {
+    ASSERT_EQ(batch.positions.size(), batch.tokens.size());
+    ASSERT_EQ(batch.slots.size(), batch.tokens.size());
+    int32_t rows = 0;
+    for (const auto& sequence : batch.sequences) {
+      EXPECT_EQ(sequence.row_begin, rows);
+      EXPECT_GT(sequence.rows, 0);
+      EXPECT_TRUE(!batch.decode || sequence.rows == 1);
+      rows += sequence.rows;
+    }
+    EXPECT_EQ(rows, batch.num_tokens());
+    EXPECT_GT(rows, 0);
+  }
+
+  uint64_t History(const kernels::SequenceSpan& sequence, int32_t length) {
+    uint64_t hash = kSeed;
+    poisoned_ = false;
+    for (int32_t i = 0; i < length; ++i) {
+      const int32_t page = sequence.pages[i / options_.page_size];
+      const Entry& entry = store_[page * options_.page_size + i % options_.page_size];
+      EXPECT_EQ(entry.position, i) << "the page table leads to another position's token";
+      poisoned_ |= entry.token == poison;
+      hash = Mix(hash, entry.token, i);
+    }
+    return hash;
+  }
+
+  void AppendLogits(uint64_t hash) {
+    for (int64_t i = 0; i < options_.vocab; ++i)
+      logits_.push_back(poisoned_ ? std::numeric_limits<float>::quiet_NaN() : Logit(hash, i));
+  }
+
+  const Options options_;
+  std::vector<Entry> store_;
+  std::vector<float> logits_;
+  bool poisoned_ = false;
+};
+
+}  // namespace switchyard

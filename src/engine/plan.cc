@@ -1,0 +1,191 @@
+// MakePlan: from flags, config.json and this machine to sizes.
+#include <algorithm>
+#include <limits>
+#include <thread>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "engine/config.h"
+#include "engine/host_memory.h"
+#include "engine/rank_engine.h"
+
+namespace switchyard {
+
+namespace {
+
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+// What a host's cache takes when nobody says --max-total-tokens: more only delays the start.
+constexpr int64_t kDefaultKvBytes = int64_t{8} << 30;
+constexpr int32_t kDefaultRunningRequests = 256;
+constexpr int32_t kLargestPage = 1024;
+constexpr int64_t kMostBatchTokens = 1 << 20;
+
+void CheckFlags(const EngineConfig& c) {
+  Mesh(c.mesh, 0);  // throws where ep does not divide tp
+  if (c.page_size < 1 || c.page_size > kLargestPage)
+    throw Invalid("--page-size {}: want 1 to {}", c.page_size, kLargestPage);
+  if (c.chunked_prefill_size != -1 &&
+      (c.chunked_prefill_size < 1 || c.chunked_prefill_size > kMostBatchTokens))
+    throw Invalid("--chunked-prefill-size {}: want 1 to {}, or -1 for no chunking",
+                  c.chunked_prefill_size, kMostBatchTokens);
+  if (c.max_running_requests < 0 || c.max_running_requests > kMostBatchTokens)
+    throw Invalid("--max-running-requests {}: want 1 to {}, or 0 for a default",
+                  c.max_running_requests, kMostBatchTokens);
+  if (c.max_total_tokens < 0)
+    throw Invalid("--max-total-tokens {}: want at least 1, or 0 to fill memory",
+                  c.max_total_tokens);
+  if (!(c.mem_fraction_static > 0.0 && c.mem_fraction_static <= 1.0))
+    throw Invalid("--mem-fraction-static {}: want more than 0 and at most 1",
+                  c.mem_fraction_static);
+  if (c.threads_per_rank < 0)
+    throw Invalid("--cpu-threads-per-rank {}: want at least 1, or 0 for cores / ranks",
+                  c.threads_per_rank);
+  if (!(c.dist_timeout_seconds > 0.0))
+    throw Invalid("--dist-timeout {}: want more than 0 seconds", c.dist_timeout_seconds);
+}
+
+DType ChooseDType(const EngineConfig& config, const ModelConfig& model) {
+  const auto fits = [](DType d) {
+    return d == DType::kF32 || d == DType::kBF16 || d == DType::kF16;
+  };
+  if (config.dtype == "auto") return fits(model.dtype) ? model.dtype : DType::kBF16;
+  const auto dtype = ParseDType(config.dtype);
+  if (!dtype || !fits(*dtype))
+    throw Invalid("--dtype {}: want auto, float32, bfloat16 or float16", config.dtype);
+  return *dtype;
+}
+
+int64_t ChooseContext(const EngineConfig& config, const ModelConfig& model) {
+  if (config.context_length == 0) return model.max_position;
+  if (config.context_length < 2 || config.context_length > model.max_position)
+    throw Invalid("--context-length {}: want 2 to {}, the model's max_position_embeddings",
+                  config.context_length, model.max_position);
+  return config.context_length;
+}
+
+int64_t MaxBatchTokens(const EngineConfig& config, const EnginePlan& plan) {
+  const int64_t prompt_rows =
+      config.chunked_prefill_size < 0 ? plan.context_length : config.chunked_prefill_size;
+  return prompt_rows + plan.max_running_requests;
+}
+
+// Float32 rows that a pass holds, generously: residual stream and branches, q, k, v and attention
+// output, the middle of feed-forwards, and logits.
+int64_t ActivationBytesPerRank(const EnginePlan& plan) {
+  const ModelConfig& m = plan.model;
+  const int64_t heads = m.attention.heads * (m.attention.head_dim + m.attention.kv_lora_rank);
+  const int64_t expert_rows = m.moe ? m.moe->router.top_k + 1 : 1;
+  const int64_t middle = expert_rows * (m.hidden + (m.moe ? m.moe->intermediate : m.intermediate));
+  const int64_t row = 4 * m.hidden + 3 * heads + std::max(middle, m.intermediate);
+  const int64_t logit_rows = plan.max_running_requests + 1;
+  return (plan.max_batch_tokens * row + 2 * logit_rows * m.vocab_size) *
+         static_cast<int64_t>(sizeof(float));
+}
+
+// Bytes of the whole host.
+struct Need {
+  int64_t weights = 0, activations = 0, symmetric = 0;
+  int64_t fixed() const { return weights + activations + symmetric; }
+};
+
+Need FixedNeed(const EngineConfig& config, const EnginePlan& plan) {
+  const int64_t ranks = config.mesh.tp;
+  Need need{.weights = static_cast<int64_t>(plan.weight_bytes_per_rank) * ranks,
+            .activations = ActivationBytesPerRank(plan) * ranks,
+            .symmetric = static_cast<int64_t>(plan.symmetric_bytes_per_rank) * ranks};
+  // Ranks map the same files: what several of them read is in memory once.
+  if (config.load_format != "dummy")
+    need.weights =
+        std::min(need.weights, static_cast<int64_t>(WeightBytesPerRank(plan.model, Mesh(), false)));
+  return need;
+}
+
+[[noreturn]] void ThrowTooLittleMemory(const EngineConfig& config, const HostMemory& memory,
+                                       const Need& need, int64_t kv_bytes, int64_t budget,
+                                       const char* hint) {
+  throw Error(
+      ErrorKind::kResource,
+      fmt::format("not enough memory: needed {:.2f} GiB (weights {:.2f}, cache {:.2f}, activations "
+                  "{:.2f}, exchange buffers {:.2f}), available {:.2f} GiB "
+                  "(--mem-fraction-static {} of {:.2f} GiB, of which {:.2f} GiB are free now)",
+                  (need.fixed() + kv_bytes) / kGiB, need.weights / kGiB, kv_bytes / kGiB,
+                  need.activations / kGiB, need.symmetric / kGiB, budget / kGiB,
+                  config.mem_fraction_static, memory.total / kGiB, memory.available / kGiB),
+      hint);
+}
+
+int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan, int64_t bytes_per_page) {
+  const HostMemory memory = ReadHostMemory();
+  const auto budget = std::min(
+      memory.available,
+      static_cast<int64_t>(static_cast<double>(memory.total) * config.mem_fraction_static));
+  const Need need = FixedNeed(config, plan);
+  const int64_t left = budget - need.fixed();
+  if (config.max_total_tokens > 0) {
+    // Compared before multiplying: the flag may be absurd.
+    const int64_t pages = (config.max_total_tokens - 1) / config.page_size + 1;
+    const int64_t most = std::numeric_limits<int32_t>::max() / config.page_size;
+    if (pages > most)
+      throw Invalid("--max-total-tokens {}: want at most {}", config.max_total_tokens,
+                    most * config.page_size);
+    if (pages > left / bytes_per_page || left < 0)
+      ThrowTooLittleMemory(config, memory, need, pages * bytes_per_page, budget,
+                           "lower --max-total-tokens or raise --mem-fraction-static");
+    return pages;
+  }
+  // Nobody can use more than every running request with a full context.
+  const int64_t useful =
+      plan.max_running_requests * ((plan.context_length + config.page_size - 1) / config.page_size);
+  const int64_t pages = std::min({left / bytes_per_page, useful,
+                                  std::max<int64_t>(1, kDefaultKvBytes / bytes_per_page),
+                                  int64_t{std::numeric_limits<int32_t>::max()} / config.page_size});
+  if (left < bytes_per_page)
+    ThrowTooLittleMemory(config, memory, need, bytes_per_page, budget,
+                         "raise --mem-fraction-static, lower --chunked-prefill-size, or take a "
+                         "smaller model");
+  return pages;
+}
+
+}  // namespace
+
+ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan) {
+  ModelOptions options{.dtype = plan.dtype, .max_tokens = plan.max_batch_tokens, .moe = config.moe};
+  options.moe.row_dtype = plan.dtype;
+  options.load.load_format = config.load_format;
+  options.load.whole_shared_expert = config.moe.a2a_backend != "none";
+  options.load.dummy_seed = config.random_seed;
+  return options;
+}
+
+EnginePlan MakePlan(const EngineConfig& config) {
+  CheckFlags(config);
+  EnginePlan plan;
+  plan.model = LoadModelConfig(config.model_path);
+  plan.dtype = ChooseDType(config, plan.model);
+  plan.context_length = ChooseContext(config, plan.model);
+  plan.max_running_requests =
+      config.max_running_requests ? config.max_running_requests : kDefaultRunningRequests;
+  plan.max_batch_tokens = MaxBatchTokens(config, plan);
+  const auto cores = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
+  plan.threads_per_rank =
+      config.threads_per_rank ? config.threads_per_rank : std::max(1, cores / config.mesh.tp);
+
+  const Mesh mesh(config.mesh, 0);  // rank 0 holds the most where shares are uneven
+  const ModelOptions options = MakeModelOptions(config, plan);
+  plan.weight_bytes_per_rank =
+      WeightBytesPerRank(plan.model, mesh, options.load.whole_shared_expert);
+  plan.symmetric_bytes_per_rank = SymmetricBytesPerRank(plan.model, options, config.mesh);
+  const auto page_bytes_per_rank = static_cast<int64_t>(
+      KvStorage::BytesPerToken(plan.model, mesh, plan.dtype) * config.page_size);
+  plan.num_pages = ChoosePages(config, plan, page_bytes_per_rank * config.mesh.tp);
+  plan.kv_bytes_per_rank = static_cast<size_t>(plan.num_pages * page_bytes_per_rank);
+  if (config.max_running_requests == 0)  // each holds a page at least
+    plan.max_running_requests =
+        static_cast<int32_t>(std::min<int64_t>(plan.max_running_requests, plan.num_pages));
+  if (plan.num_pages * config.page_size < plan.context_length)
+    LOG_WARNING("the cache holds {} tokens, less than the context of {}: longer requests end early",
+                plan.num_pages * config.page_size, plan.context_length);
+  return plan;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,135 @@
+#include <gmock/gmock.h>
+
+#include <fstream>
+
+#include "core/error.h"
+#include "engine/config.h"
+#include "engine/host_memory.h"
+
+namespace switchyard {
+namespace {
+
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+EngineConfig Fixture() {
+  EngineConfig config;
+  config.model_path = fs::path(SWITCHYARD_TEST_DATA) / "fixtures/qwen3_moe";
+  config.max_total_tokens = 1000;
+  return config;
+}
+
+std::string ErrorOf(const EngineConfig& config, ErrorKind kind = ErrorKind::kInvalid) {
+  try {
+    MakePlan(config);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), kind);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Plan, FillsInWhatFollows) {
+  EngineConfig config = Fixture();
+  config.mesh = {.tp = 2, .ep = 2};
+  const EnginePlan plan = MakePlan(config);
+  EXPECT_EQ(plan.context_length, plan.model.max_position);
+  EXPECT_EQ(plan.dtype, plan.model.dtype);
+  EXPECT_EQ(plan.num_pages, 63);  // 1000 tokens, rounded up to pages of 16
+  EXPECT_EQ(plan.max_running_requests, 63);
+  EXPECT_GE(plan.max_batch_tokens, config.chunked_prefill_size + plan.max_running_requests);
+  EXPECT_GE(plan.threads_per_rank, 1);
+  EXPECT_EQ(plan.kv_bytes_per_rank,
+            KvStorage::BytesPerToken(plan.model, Mesh(config.mesh, 0), plan.dtype) * 63 * 16);
+  EXPECT_GT(plan.weight_bytes_per_rank, 0u);
+}
+
+TEST(Plan, ADefaultCacheIsNoLargerThanItsUse) {
+  EngineConfig config = Fixture();
+  config.max_total_tokens = 0;
+  config.max_running_requests = 3;
+  config.context_length = 100;
+  EXPECT_EQ(MakePlan(config).num_pages, 3 * 7);
+}
+
+TEST(Plan, WithoutChunkingAPassHoldsAWholePrompt) {
+  EngineConfig config = Fixture();
+  config.chunked_prefill_size = -1;
+  config.context_length = 123;
+  EXPECT_GE(MakePlan(config).max_batch_tokens, 123 + 63);
+}
+
+TEST(Plan, FlagsThatDoNotFitAreNamed) {
+  const auto with = [](auto change) {
+    EngineConfig config = Fixture();
+    change(config);
+    return ErrorOf(config);
+  };
+  EXPECT_THAT(with([](auto& c) { c.dtype = "int8"; }), HasSubstr("--dtype int8"));
+  EXPECT_THAT(with([](auto& c) { c.page_size = 0; }), HasSubstr("--page-size 0"));
+  EXPECT_THAT(with([](auto& c) { c.chunked_prefill_size = 0; }),
+              HasSubstr("--chunked-prefill-size 0"));
+  EXPECT_THAT(with([](auto& c) { c.context_length = 1 << 30; }), HasSubstr("--context-length"));
+  EXPECT_THAT(with([](auto& c) { c.mem_fraction_static = 1.5; }),
+              HasSubstr("--mem-fraction-static"));
+  EXPECT_THAT(with([](auto& c) { c.max_running_requests = -1; }),
+              HasSubstr("--max-running-requests"));
+  EXPECT_THAT(with([](auto& c) { c.mesh = {.tp = 4, .ep = 3}; }), HasSubstr("--ep"));
+  EXPECT_THAT(with([](auto& c) { c.max_total_tokens = int64_t{1} << 60; }),
+              HasSubstr("--max-total-tokens"));
+}
+
+TEST(Plan, TooLittleMemoryIsSaidBeforeLoading) {
+  EngineConfig config = Fixture();
+  config.mem_fraction_static = 1e-9;
+  EXPECT_THAT(ErrorOf(config, ErrorKind::kResource),
+              AllOf(HasSubstr("needed"), HasSubstr("available"), HasSubstr("GiB"),
+                    HasSubstr("--max-total-tokens")));
+  config.max_total_tokens = 0;
+  EXPECT_THAT(ErrorOf(config, ErrorKind::kResource), HasSubstr("--mem-fraction-static"));
+}
+
+class HostMemoryTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "host_memory_XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    root_ = name;
+    Write("proc/meminfo", "MemTotal:  1000 kB\nMemFree: 10 kB\nMemAvailable:  800 kB\n");
+  }
+  void TearDown() override { fs::remove_all(root_); }
+  void Write(const std::string& path, const std::string& text) {
+    fs::create_directories((root_ / path).parent_path());
+    std::ofstream(root_ / path) << text;
+  }
+  fs::path root_;
+};
+
+TEST_F(HostMemoryTest, IsTheHostsWithoutLimits) {
+  EXPECT_EQ(ReadHostMemory(root_).total, 1000 * 1024);
+  EXPECT_EQ(ReadHostMemory(root_).available, 800 * 1024);
+  Write("proc/self/cgroup", "0::/a\n");
+  Write("sys/fs/cgroup/a/memory.max", "max\n");
+  EXPECT_EQ(ReadHostMemory(root_).total, 1000 * 1024);
+}
+
+TEST_F(HostMemoryTest, TakesTheTightestOfVersion2) {
+  Write("proc/self/cgroup", "0::/a/b\n");
+  Write("sys/fs/cgroup/a/memory.max", "500000\n");
+  Write("sys/fs/cgroup/a/memory.current", "300000\n");
+  Write("sys/fs/cgroup/a/memory.stat", "anon 1\ninactive_file 100000\n");
+  Write("sys/fs/cgroup/a/b/memory.max", "600000\n");
+  EXPECT_EQ(ReadHostMemory(root_).total, 500000);
+  EXPECT_EQ(ReadHostMemory(root_).available, 300000);
+}
+
+TEST_F(HostMemoryTest, ReadsVersion1AndAContainersRoot) {
+  Write("proc/self/cgroup", "5:cpu:/x\n4:cpuset,memory:/docker/1\n");
+  Write("sys/fs/cgroup/memory/memory.limit_in_bytes", "400000\n");
+  Write("sys/fs/cgroup/memory/memory.usage_in_bytes", "150000\n");
+  EXPECT_EQ(ReadHostMemory(root_).total, 400000);
+  EXPECT_EQ(ReadHostMemory(root_).available, 250000);
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,275 @@
+#include "engine/rank_engine.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "core/check.h"
+#include "core/error.h"
+#include "engine/kv_cache/kv_cache.h"
+#include "engine/sampler/logprobs.h"
+#include "engine/sampler/random.h"
+#include "engine/sampler/sampler.h"
+#include "engine/sampler/softmax.h"
+#include "engine/scheduler/batch.h"
+#include "engine/scheduler/scheduler.h"
+
+namespace switchyard {
+
+int64_t MaxLogitRows(int64_t vocab_size) {
+  constexpr int64_t kBytes = int64_t{256} << 20;
+  return std::max<int64_t>(1, kBytes / (vocab_size * static_cast<int64_t>(sizeof(float))));
+}
+
+struct RankEngine::Impl {
+  Impl(Options options, ForwardFunction& model);
+
+  void Enqueue(const EngineRequest& request);
+  void Abort(uint64_t id);
+  StepOutputs Step();
+  bool HasWork() const { return !table.empty() || !answers.empty(); }
+  EngineStats Stats() const;
+
+  // Error kInvalid where the request can never run.
+  void CheckRequest(const EngineRequest& request) const;
+  // Takes in one sequence's part of a pass: `logits` are its rows, one after the other.
+  void Finish(const ScheduledRows& part, std::span<const float> logits);
+  void TakeInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
+                         std::span<const float> logits);
+  void TakeToken(Sequence& sequence, std::span<const float> logits);
+  void CheckFinished(const Sequence& sequence, int32_t token, RequestOutput& output) const;
+  RequestOutput NewOutput(Sequence& sequence) const;
+  void Fail(Sequence& sequence, const std::string& error);
+  void Close(Sequence& sequence, bool discard);
+
+  const Options options;
+  ForwardFunction& model;
+  const int64_t vocab;
+  KvCache cache;
+  Scheduler scheduler;
+  Sampler sampler;
+  // No sequence grows past this: the last token's key and value need a place too.
+  const int64_t max_length;
+  std::map<uint64_t, Sequence> table;  // open requests; nodes stay where they are
+  std::vector<RequestOutput> answers;  // for the next step's end
+  ForwardBatch batch;                  // kept between steps for its memory
+  EngineStats counters;
+};
+
+namespace {
+
+Scheduler::Options SchedulerOptions(const RankEngine::Options& options, int64_t vocab) {
+  const bool whole = options.chunked_prefill_size < 0;
+  return {.max_running_requests = options.max_running_requests,
+          .chunk_rows = whole ? options.context_length : options.chunked_prefill_size,
+          .whole_prompts = whole,
+          .max_logit_rows = options.max_logit_rows ? options.max_logit_rows : MaxLogitRows(vocab)};
+}
+
+}  // namespace
+
+RankEngine::Impl::Impl(Options from, ForwardFunction& model)
+    : options(std::move(from)),
+      model(model),
+      vocab(model.vocab_size()),
+      cache(options.num_pages, options.page_size, options.enable_radix_cache),
+      scheduler(SchedulerOptions(options, vocab), cache),
+      sampler(vocab, options.eos_token_ids),
+      max_length(std::min(options.context_length, cache.capacity())) {
+  CHECK_GT(options.max_running_requests, 0);
+  CHECK_GT(options.context_length, 0);
+  CHECK_NE(options.chunked_prefill_size, 0);
+  for (const int32_t id : options.eos_token_ids) CHECK(id >= 0 && id < vocab);
+}
+
+void RankEngine::Impl::CheckRequest(const EngineRequest& request) const {
+  const auto length = static_cast<int64_t>(request.input_ids.size());
+  if (length == 0) throw Invalid("the prompt is empty");
+  if (length > options.context_length - 1)
+    throw Invalid("the prompt has {} tokens; with one to generate, the context holds {}", length,
+                  options.context_length - 1);
+  if (length > cache.capacity())
+    throw Invalid("the prompt has {} tokens; the cache holds {} (--max-total-tokens)", length,
+                  cache.capacity());
+  for (const int32_t id : request.input_ids)
+    if (id < 0 || id >= vocab)
+      throw Invalid("the prompt has token id {}, want 0 to {}", id, vocab - 1);
+  Validate(request.sampling, vocab);
+  Validate(request.logprob, vocab);
+}
+
+void RankEngine::Impl::Enqueue(const EngineRequest& request) {
+  try {
+    CheckRequest(request);
+  } catch (const Error& error) {
+    answers.push_back({.id = request.id,
+                       .finish = FinishReason::kError,
+                       .prompt_tokens = static_cast<int32_t>(request.input_ids.size()),
+                       .error = error.what()});
+    return;
+  }
+  const auto [entry, added] = table.try_emplace(request.id, request);
+  CHECK(added);  // ids are unique while they live
+  Sequence& sequence = entry->second;
+  if (!sequence.request.sampling.seed)
+    sequence.request.sampling.seed = DeriveSeed(options.random_seed, request.id);
+  scheduler.Enqueue(&sequence);
+}
+
+void RankEngine::Impl::Abort(uint64_t id) {
+  const auto entry = table.find(id);
+  if (entry == table.end()) return;  // it has just finished
+  RequestOutput output = NewOutput(entry->second);
+  output.finish = FinishReason::kAbort;
+  answers.push_back(std::move(output));
+  Close(entry->second, /*discard=*/false);
+}
+
+RequestOutput RankEngine::Impl::NewOutput(Sequence& sequence) const {
+  return {.id = sequence.request.id,
+          .prompt_tokens = static_cast<int32_t>(sequence.prompt_length),
+          .cached_tokens = sequence.cached_tokens};
+}
+
+void RankEngine::Impl::Close(Sequence& sequence, bool discard) {
+  const uint64_t id = sequence.request.id;
+  scheduler.Remove(&sequence, discard);
+  table.erase(id);
+}
+
+void RankEngine::Impl::Fail(Sequence& sequence, const std::string& error) {
+  RequestOutput output = NewOutput(sequence);
+  output.finish = FinishReason::kError;
+  output.error = error;
+  answers.push_back(std::move(output));
+  Close(sequence, /*discard=*/true);  // what it computed is not to be trusted
+}
+
+StepOutputs RankEngine::Impl::Step() {
+  const std::vector<ScheduledRows>& plan = scheduler.Plan();
+  if (!plan.empty()) {
+    BuildBatch(plan, options.page_size, batch);
+    const std::span<const float> logits = model.Forward(batch);
+    CHECK_EQ(static_cast<int64_t>(logits.size()),
+             static_cast<int64_t>(batch.logit_rows.size()) * vocab);
+    ++counters.steps;
+    size_t begin = 0;
+    for (const ScheduledRows& part : plan) {
+      const size_t count = part.sequence->LogitRows(part.rows).size() * vocab;
+      Finish(part, logits.subspan(begin, count));
+      begin += count;
+    }
+  }
+  return {std::exchange(answers, {})};
+}
+
+void RankEngine::Impl::Finish(const ScheduledRows& part, std::span<const float> logits) {
+  Sequence& sequence = *part.sequence;
+  const bool decoding = sequence.decoding();
+  const Sequence::RowRange rows = sequence.LogitRows(part.rows);
+  if (!decoding) counters.prefill_tokens += part.rows;
+  if (!AllFinite(logits)) {
+    Fail(sequence, "the model gave logits that are not finite (NaN or infinity)");
+    return;
+  }
+  TakeInputLogprobs(sequence, rows, logits);
+  sequence.computed += part.rows;
+  if (sequence.pending() > 0) return;
+  if (!decoding) cache.Publish(sequence.computed_tokens(), sequence.cache);
+  TakeToken(sequence, logits.last(vocab));
+}
+
+void RankEngine::Impl::TakeInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
+                                         std::span<const float> logits) {
+  for (int64_t row = rows.first; row < rows.end && sequence.logprobs_owed(); ++row) {
+    const int64_t position = sequence.next_logprob++;
+    CHECK_EQ(position, row + 1);
+    sequence.input_logprobs.push_back(LogprobsAt(logits.subspan((row - rows.first) * vocab, vocab),
+                                                 sequence.tokens[position],
+                                                 sequence.request.logprob));
+  }
+}
+
+void RankEngine::Impl::TakeToken(Sequence& sequence, std::span<const float> logits) {
+  const SamplingParams& params = sequence.request.sampling;
+  RequestOutput output = NewOutput(sequence);
+  output.input_logprobs = std::exchange(sequence.input_logprobs, {});
+  if (params.max_new_tokens == 0) {  // only the prompt was asked about
+    output.finish = FinishReason::kLength;
+  } else {
+    const std::optional<int32_t> token =
+        sampler.Draw(logits, params, sequence.prompt(), sequence.output(), *params.seed);
+    if (!token) {
+      Fail(sequence, "logit_bias and min_new_tokens leave no token that may be drawn");
+      return;
+    }
+    if (sequence.request.logprob.enabled)
+      output.output_logprobs.push_back(LogprobsAt(logits, *token, sequence.request.logprob));
+    output.new_tokens.push_back(*token);
+    sequence.tokens.push_back(*token);
+    ++counters.decode_tokens;
+    CheckFinished(sequence, *token, output);
+  }
+  const bool finished = output.finish != FinishReason::kNone;
+  answers.push_back(std::move(output));
+  if (finished) Close(sequence, /*discard=*/false);
+}
+
+void RankEngine::Impl::CheckFinished(const Sequence& sequence, int32_t token,
+                                     RequestOutput& output) const {
+  const SamplingParams& params = sequence.request.sampling;
+  const auto holds = [token](const std::vector<int32_t>& ids) {
+    return std::find(ids.begin(), ids.end(), token) != ids.end();
+  };
+  if (holds(params.stop_token_ids) || (!params.ignore_eos && holds(options.eos_token_ids))) {
+    output.finish = FinishReason::kStop;
+    output.matched = token;
+  } else if (sequence.output_length() >= params.max_new_tokens || sequence.length() >= max_length) {
+    output.finish = FinishReason::kLength;
+  }
+}
+
+EngineStats RankEngine::Impl::Stats() const {
+  EngineStats stats = counters;
+  stats.running = static_cast<int32_t>(scheduler.running());
+  stats.waiting = static_cast<int32_t>(scheduler.waiting());
+  stats.total_pages = cache.total();
+  stats.free_pages = cache.free();
+  stats.cached_pages = cache.cached();
+  stats.page_size = options.page_size;
+  stats.cached_prompt_tokens = scheduler.cached_prompt_tokens();
+  stats.retractions = scheduler.retractions();
+  return stats;
+}
+
+RankEngine::RankEngine(Options options, ForwardFunction& model)
+    : impl_(std::make_unique<Impl>(std::move(options), model)) {}
+RankEngine::~RankEngine() = default;
+
+std::vector<EngineMessage> RankEngine::Apply(const std::vector<ControlMessage>& messages) {
+  std::vector<EngineMessage> answers;
+  for (const ControlMessage& message : messages) {
+    if (const auto* request = std::get_if<EngineRequest>(&message)) {
+      impl_->Enqueue(*request);
+    } else if (const auto* abort = std::get_if<AbortRequest>(&message)) {
+      impl_->Abort(abort->id);
+    } else if (const auto* flush = std::get_if<FlushCache>(&message)) {
+      const bool idle = impl_->table.empty();
+      if (idle) impl_->cache.DropPrefixes();
+      answers.emplace_back(FlushResult{.ticket = flush->ticket, .done = idle});
+    } else if (const auto* get = std::get_if<GetStats>(&message)) {
+      EngineStats stats = Stats();
+      stats.ticket = get->ticket;
+      answers.emplace_back(stats);
+    }  // Shutdown is the loop's
+  }
+  return answers;
+}
+
+bool RankEngine::HasWork() const { return impl_->HasWork(); }
+StepOutputs RankEngine::Step() { return impl_->Step(); }
+EngineStats RankEngine::Stats() const { return impl_->Stats(); }
+bool RankEngine::PoolIsWhole() const { return impl_->cache.IsWhole(); }
+
+}  // namespace switchyard

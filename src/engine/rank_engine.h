@@ -1,0 +1,76 @@
+// One rank's engine: requests become batches, batches become tokens. No text, no sockets.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/config.h"
+#include "engine/request.h"
+
+namespace switchyard {
+
+// What the scheduler needs of a model; a test puts a function in its place.
+class ForwardFunction {
+ public:
+  virtual ~ForwardFunction() = default;
+  // Logits [batch.logit_rows, vocab]; valid until the next call.
+  virtual std::span<const float> Forward(const ForwardBatch& batch) = 0;
+  virtual int64_t vocab_size() const = 0;
+};
+
+// The most rows of one pass whose logits are wanted where prompt logprobs are asked: 256 MiB of
+// float32. Decoding alone may need one row for each running request, if that is more.
+int64_t MaxLogitRows(int64_t vocab_size);
+
+// Deterministic: equal messages before equal steps give equal batches and outputs on every rank
+// (ids, not clocks, decide). Owns scheduler, page pool, radix cache and sampler; borrows the model.
+// The rank's thread only.
+class RankEngine {
+ public:
+  struct Options {
+    int32_t page_size = 16;
+    int64_t num_pages = 0;
+    int32_t max_running_requests = 256;
+    int32_t chunked_prefill_size = 2048;
+    bool enable_radix_cache = true;
+    int64_t context_length = 0;
+    std::vector<int32_t> eos_token_ids;
+    uint64_t random_seed = 0;
+    int64_t max_logit_rows = 0;  // 0: MaxLogitRows
+  };
+  RankEngine(Options options, ForwardFunction& model);
+  ~RankEngine();
+
+  // Takes messages in order. Answers to FlushCache and GetStats are returned; a request that can
+  // never run (longer than the cache or the context) is answered by an output with kError in the
+  // next Step.
+  std::vector<EngineMessage> Apply(const std::vector<ControlMessage>& messages);
+  bool HasWork() const;
+  // Plans and runs one batch, and returns the news of its requests.
+  StepOutputs Step();
+  EngineStats Stats() const;
+  // Pages are all free or in the radix tree, nothing is locked: what must hold when no request is
+  // open.
+  bool PoolIsWhole() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// The loop of one rank: leader receives messages through `receive` (blocking up to its argument's
+// milliseconds), all ranks of the TP group get them by broadcast, the leader sends answers through
+// `send`. Returns after Shutdown. Loads the model first (progress and RankReady are sent by the
+// leader), and runs on thread ranks and process ranks alike. An Error on any rank aborts the arena
+// and is rethrown.
+struct RankLoopIo {
+  std::function<std::vector<ControlMessage>(std::chrono::milliseconds)> receive;  // leader only
+  std::function<void(const EngineMessage&)> send;                                 // leader only
+};
+void RunRankLoop(const EngineConfig& config, const EnginePlan& plan, int rank,
+                 std::shared_ptr<SharedArena> arena, const RankLoopIo& io);
+
+}  // namespace switchyard

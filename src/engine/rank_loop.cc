@@ -1,0 +1,133 @@
+#include "engine/rank_loop.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "engine/scheduler/batch.h"
+#include "kernels/ops.h"
+
+namespace switchyard {
+
+namespace {
+
+// How long an idle leader sleeps before it looks around again.
+constexpr std::chrono::milliseconds kIdleWait{1000};
+
+class ModelForward : public ForwardFunction {
+ public:
+  ModelForward(Model& model, KvStorage& kv) : model_(model), kv_(kv) {}
+  std::span<const float> Forward(const ForwardBatch& batch) override {
+    return model_.Forward(batch, kv_);
+  }
+  int64_t vocab_size() const override { return model_.config().vocab_size; }
+
+ private:
+  Model& model_;
+  KvStorage& kv_;
+};
+
+// Reports each percent once; loaders call it for every tensor.
+std::function<void(size_t, size_t)> ThrottledProgress(const RankLoopIo& io) {
+  return [&io, sent = size_t{0}](size_t done, size_t total) mutable {
+    if (done < total && done - sent < std::max<size_t>(1, total / 100)) return;
+    sent = done;
+    io.send(LoadProgress{.done = done, .total = total});
+  };
+}
+
+RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& plan) {
+  return {.page_size = config.page_size,
+          .num_pages = plan.num_pages,
+          .max_running_requests = plan.max_running_requests,
+          .chunked_prefill_size = config.chunked_prefill_size,
+          .enable_radix_cache = !config.disable_radix_cache,
+          .context_length = plan.context_length,
+          .eos_token_ids = plan.model.eos_token_ids,
+          .random_seed = config.random_seed};
+}
+
+void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
+                  std::shared_ptr<SharedArena> arena, const RankLoopIo& io) {
+  kernels::SelectIsa(config.cpu_isa);
+  const auto timeout =
+      std::chrono::milliseconds(static_cast<int64_t>(config.dist_timeout_seconds * 1000));
+  const auto comm = RankComm::Create(std::move(arena), config.mesh, rank, {.timeout = timeout});
+  ThreadPool pool(plan.threads_per_rank);
+  ModelOptions options = MakeModelOptions(config, plan);
+  if (rank == 0) options.load.progress = ThrottledProgress(io);
+  Model model(config.model_path, plan.model, std::move(options), *comm, pool);
+  KvStorage kv(plan.model, comm->mesh, plan.num_pages, config.page_size, plan.dtype);
+  ModelForward forward(model, kv);
+  CheckedForward checked(forward, *comm->tp, config.page_size);
+  ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;
+  RankEngine engine(EngineOptions(config, plan), chosen);
+  comm->tp->Barrier("model loaded");
+  if (rank == 0)
+    io.send(RankReady{.total_pages = plan.num_pages,
+                      .page_size = config.page_size,
+                      .max_running_requests = plan.max_running_requests,
+                      .context_length = plan.context_length});
+  ServeRequests(engine, *comm->tp, io);
+}
+
+bool HasShutdown(const std::vector<ControlMessage>& messages) {
+  return std::any_of(messages.begin(), messages.end(), [](const ControlMessage& message) {
+    return std::holds_alternative<Shutdown>(message);
+  });
+}
+
+// The next messages for all members; while there is nothing to do, the leader waits for some.
+std::vector<ControlMessage> NextMessages(bool busy, Communicator& group, const RankLoopIo& io) {
+  std::vector<ControlMessage> messages;
+  if (group.rank() == 0) {
+    do {
+      messages = io.receive(busy ? std::chrono::milliseconds(0) : kIdleWait);
+    } while (!busy && messages.empty());
+    if (group.size() > 1) group.Broadcast(EncodeControl(messages), /*idle=*/!busy);
+    return messages;
+  }
+  return DecodeControl(group.Broadcast({}, /*idle=*/!busy));
+}
+
+}  // namespace
+
+void ServeRequests(RankEngine& engine, Communicator& group, const RankLoopIo& io) {
+  const bool leader = group.rank() == 0;
+  for (bool open = true; open;) {
+    const std::vector<ControlMessage> messages = NextMessages(engine.HasWork(), group, io);
+    open = !HasShutdown(messages);
+    for (const EngineMessage& answer : engine.Apply(messages))
+      if (leader) io.send(answer);
+    if (!engine.HasWork()) continue;
+    const StepOutputs outputs = engine.Step();
+    if (leader && !outputs.outputs.empty()) io.send(outputs);
+  }
+}
+
+std::span<const float> CheckedForward::Forward(const ForwardBatch& batch) {
+  const uint64_t mine = Fingerprint(batch, page_size_);
+  std::vector<uint64_t> all(group_.size());
+  group_.AllGather(&mine, all.data(), sizeof mine);
+  for (int rank = 0; rank < group_.size(); ++rank)
+    if (all[rank] != all[0])
+      throw Error(ErrorKind::kPeer,
+                  fmt::format("ranks 0 and {} of the group planned different batches", rank),
+                  "a bug: please report it with the flags and the log");
+  return model_.Forward(batch);
+}
+
+void RunRankLoop(const EngineConfig& config, const EnginePlan& plan, int rank,
+                 std::shared_ptr<SharedArena> arena, const RankLoopIo& io) {
+  try {
+    LoadAndServe(config, plan, rank, arena, io);
+  } catch (const std::exception& error) {
+    arena->Abort(fmt::format("rank {} failed: {}", rank, error.what()));
+    if (rank == 0) io.send(EngineFailure{error.what()});
+    throw;
+  }
+}
+
+}  // namespace switchyard

@@ -1,0 +1,141 @@
+// The engine's vocabulary: what a request asks, what a step answers. Plain values, shared by front
+// and ranks.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/wire.h"
+
+namespace switchyard {
+
+// How tokens are drawn. Validated by the front (Validate); ranks trust it.
+struct SamplingParams {
+  int32_t max_new_tokens = 128;
+  int32_t min_new_tokens = 0;  // end-of-sequence and stop ids are not drawn before
+  float temperature = 1.0f;    // 0: greedy
+  float top_p = 1.0f;
+  int32_t top_k = -1;  // −1: all
+  float min_p = 0.0f;
+  float frequency_penalty = 0.0f;  // subtracted per occurrence in the output
+  float presence_penalty = 0.0f;   // subtracted once if in the output
+  float repetition_penalty =
+      1.0f;  // divides (positive) or multiplies (negative) logits of prompt and output tokens
+  std::optional<uint64_t>
+      seed;  // the same seed gives the same tokens whatever else is in the batch
+  std::vector<int32_t> stop_token_ids;
+  bool ignore_eos = false;
+  std::vector<std::pair<int32_t, float>> logit_bias;
+};
+
+struct LogprobParams {
+  bool enabled = false;
+  int32_t start = -1;  // first prompt position whose logprob is wanted; −1: output only
+  int32_t top = 0;     // how many best alternatives at each position
+  std::vector<int32_t> token_ids;  // and these tokens' at each position
+};
+
+// A request as ranks see it: ids in, ids out. Stop strings are the front's business.
+struct EngineRequest {
+  uint64_t id = 0;  // given by the front, unique while it lives
+  std::vector<int32_t> input_ids;
+  SamplingParams sampling;
+  LogprobParams logprob;
+};
+
+// Everything that ranks are told. One ordered stream; every rank of a TP group applies the same
+// messages before the same step, which keeps their schedulers equal without shipping batches.
+struct AbortRequest {
+  uint64_t id = 0;
+};
+struct FlushCache {
+  uint64_t ticket = 0;  // echoed in the answer
+};
+struct GetStats {
+  uint64_t ticket = 0;
+};
+struct Shutdown {};  // the loop ends after this step
+using ControlMessage = std::variant<EngineRequest, AbortRequest, FlushCache, GetStats, Shutdown>;
+
+struct TokenLogprob {
+  int32_t token = 0;
+  float logprob = 0.0f;
+};
+struct PositionLogprobs {
+  float logprob =
+      0.0f;  // of the token at this position; NaN where there is none (the first of a prompt)
+  int32_t token = 0;
+  std::vector<TokenLogprob> top;    // best first
+  std::vector<TokenLogprob> asked;  // LogprobParams::token_ids, in that order
+};
+
+enum class FinishReason : uint8_t {
+  kNone,    // goes on
+  kStop,    // end of sequence or a stop token id; `matched` holds it
+  kLength,  // max_new_tokens or the context's end
+  kAbort,   // aborted by the front
+  kError,   // `error` says what
+};
+
+// News of one request after a step.
+struct RequestOutput {
+  uint64_t id = 0;
+  std::vector<int32_t> new_tokens;  // the stop token included
+  FinishReason finish = FinishReason::kNone;
+  int32_t matched = -1;  // the stop token id of kStop
+  int32_t prompt_tokens = 0;
+  int32_t cached_tokens = 0;  // of the prompt, taken from the radix cache
+  std::vector<PositionLogprobs>
+      input_logprobs;  // with the first output, positions start .. prompt end
+  std::vector<PositionLogprobs> output_logprobs;  // one for each new token
+  std::string error;
+};
+
+struct EngineStats {
+  uint64_t ticket = 0;
+  int32_t running = 0, waiting = 0;
+  int64_t total_pages = 0, free_pages = 0,
+          cached_pages = 0;  // cached: held by the radix tree alone, evictable
+  int32_t page_size = 1;
+  int64_t steps = 0, prefill_tokens = 0, cached_prompt_tokens = 0, decode_tokens = 0,
+          retractions = 0;
+};
+struct FlushResult {
+  uint64_t ticket = 0;
+  bool done = false;  // false: requests are running
+};
+struct StepOutputs {
+  std::vector<RequestOutput> outputs;
+};
+struct RankReady {  // the leader's first message: model loaded, cache allocated
+  int64_t total_pages = 0;
+  int32_t page_size = 1;
+  int32_t max_running_requests = 0;
+  int64_t context_length = 0;
+};
+struct LoadProgress {
+  uint64_t done = 0, total = 0;  // bytes of this rank
+};
+struct EngineFailure {
+  std::string what;
+};
+// Everything that the leader tells the front.
+using EngineMessage =
+    std::variant<LoadProgress, RankReady, StepOutputs, EngineStats, FlushResult, EngineFailure>;
+
+// Byte forms (core/wire.h). Decode throws Error kInvalid on bytes that are no such message.
+std::string EncodeControl(const std::vector<ControlMessage>& messages);
+std::vector<ControlMessage> DecodeControl(std::string_view bytes);
+std::string EncodeMessage(const EngineMessage& message);
+EngineMessage DecodeMessage(std::string_view bytes);
+
+// Error kInvalid that names the parameter and the allowed range, in OpenAI's spelling. `vocab_size`
+// bounds ids.
+void Validate(const SamplingParams& params, int64_t vocab_size);
+void Validate(const LogprobParams& params, int64_t vocab_size);
+
+}  // namespace switchyard

@@ -1,0 +1,195 @@
+#include "engine/request.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <limits>
+
+#include "core/error.h"
+#include "engine/config.h"
+
+namespace switchyard {
+namespace {
+
+using ::testing::HasSubstr;
+
+template <typename F>
+std::string ErrorOf(F&& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kInvalid);
+    return error.what();
+  }
+  return "";
+}
+
+std::vector<ControlMessage> SomeControl() {
+  EngineRequest request{.id = 77, .input_ids = {1, 2, 3}};
+  request.sampling = {.max_new_tokens = 9,
+                      .min_new_tokens = 2,
+                      .temperature = 0.5f,
+                      .top_p = 0.9f,
+                      .top_k = 40,
+                      .min_p = 0.1f,
+                      .frequency_penalty = 0.3f,
+                      .presence_penalty = -0.4f,
+                      .repetition_penalty = 1.1f,
+                      .seed = 123456789012345u,
+                      .stop_token_ids = {5, 6},
+                      .ignore_eos = true,
+                      .logit_bias = {{3, 1.5f}, {4, -100.0f}}};
+  request.logprob = {.enabled = true, .start = 4, .top = 5, .token_ids = {8}};
+  return {request, AbortRequest{4}, FlushCache{5}, GetStats{6}, Shutdown{}, EngineRequest{.id = 1}};
+}
+
+std::vector<EngineMessage> SomeMessages() {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  RequestOutput output{.id = 3,
+                       .new_tokens = {9, 8},
+                       .finish = FinishReason::kStop,
+                       .matched = 8,
+                       .prompt_tokens = 12,
+                       .cached_tokens = 4,
+                       .input_logprobs = {{.logprob = nan, .token = 1}},
+                       .output_logprobs = {{.logprob = -1.5f,
+                                            .token = 9,
+                                            .top = {{9, -1.5f}, {2, -2.0f}},
+                                            .asked = {{0, -7.0f}}}},
+                       .error = "why"};
+  return {LoadProgress{.done = 1, .total = 2},
+          RankReady{.total_pages = 8, .page_size = 16, .max_running_requests = 3},
+          StepOutputs{.outputs = {output, {}}},
+          EngineStats{.ticket = 7, .running = 1, .free_pages = 5, .retractions = 2},
+          FlushResult{.ticket = 8, .done = true},
+          EngineFailure{"broken"}};
+}
+
+TEST(RequestWire, ControlSurvivesTheTrip) {
+  const std::string bytes = EncodeControl(SomeControl());
+  const std::vector<ControlMessage> back = DecodeControl(bytes);
+  ASSERT_EQ(back.size(), 6u);
+  const auto& request = std::get<EngineRequest>(back[0]);
+  EXPECT_EQ(request.input_ids, (std::vector<int32_t>{1, 2, 3}));
+  EXPECT_EQ(request.sampling.seed, 123456789012345u);
+  EXPECT_EQ(request.sampling.min_p, 0.1f);
+  EXPECT_TRUE(request.sampling.ignore_eos);
+  EXPECT_EQ(request.sampling.logit_bias[1], (std::pair<int32_t, float>(4, -100.0f)));
+  EXPECT_EQ(request.logprob.token_ids, std::vector<int32_t>{8});
+  EXPECT_EQ(std::get<GetStats>(back[3]).ticket, 6u);
+  EXPECT_FALSE(std::get<EngineRequest>(back[5]).sampling.seed.has_value());
+  EXPECT_EQ(EncodeControl(back), bytes);
+  EXPECT_TRUE(DecodeControl(EncodeControl({})).empty());
+}
+
+TEST(RequestWire, MessagesSurviveTheTrip) {
+  for (const EngineMessage& message : SomeMessages()) {
+    const std::string bytes = EncodeMessage(message);
+    const EngineMessage back = DecodeMessage(bytes);
+    EXPECT_EQ(back.index(), message.index());
+    EXPECT_EQ(EncodeMessage(back), bytes);
+  }
+  const EngineMessage back = DecodeMessage(EncodeMessage(SomeMessages()[2]));
+  const RequestOutput& output = std::get<StepOutputs>(back).outputs.at(0);
+  EXPECT_EQ(output.finish, FinishReason::kStop);
+  EXPECT_TRUE(std::isnan(output.input_logprobs.at(0).logprob));
+  EXPECT_EQ(output.output_logprobs.at(0).top.at(1).token, 2);
+  EXPECT_EQ(output.error, "why");
+}
+
+TEST(RequestWire, BytesThatEndEarlyOrLateAreRefused) {
+  const std::string control = EncodeControl(SomeControl());
+  for (size_t n = 0; n < control.size(); ++n)
+    EXPECT_NE(ErrorOf([&] { DecodeControl(control.substr(0, n)); }), "") << n;
+  EXPECT_NE(ErrorOf([&] { DecodeControl(control + "x"); }), "");
+  for (const EngineMessage& message : SomeMessages()) {
+    const std::string bytes = EncodeMessage(message);
+    for (size_t n = 0; n < bytes.size(); ++n)
+      EXPECT_NE(ErrorOf([&] { DecodeMessage(bytes.substr(0, n)); }), "");
+    EXPECT_NE(ErrorOf([&] { DecodeMessage(bytes + "x"); }), "");
+  }
+}
+
+TEST(RequestWire, ChangedBytesNeverDoMoreThanThrow) {
+  for (const EngineMessage& message : SomeMessages()) {
+    std::string bytes = EncodeMessage(message);
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      const char old = bytes[i];
+      for (const int value : {0, 1, 5, 0x7f, 0x80, 0xff}) {
+        bytes[i] = static_cast<char>(value);
+        ErrorOf([&] { DecodeMessage(bytes); });
+      }
+      bytes[i] = old;
+    }
+  }
+  EXPECT_THAT(ErrorOf([] { DecodeMessage("\x06"); }), HasSubstr("6"));  // no such alternative
+}
+
+TEST(ConfigWire, EveryFieldSurvivesTheTrip) {
+  const EngineConfig config{.model_path = "/models/x",
+                            .dtype = "float16",
+                            .load_format = "dummy",
+                            .mesh = {.tp = 4, .ep = 2},
+                            .moe = {.a2a_backend = "deepep", .row_dtype = DType::kF16},
+                            .context_length = 11,
+                            .max_total_tokens = 12,
+                            .mem_fraction_static = 0.5,
+                            .page_size = 8,
+                            .max_running_requests = 13,
+                            .max_queued_requests = 14,
+                            .chunked_prefill_size = -1,
+                            .disable_radix_cache = true,
+                            .threads_per_rank = 3,
+                            .cpu_isa = "avx2",
+                            .dist_timeout_seconds = 1.5,
+                            .random_seed = 99,
+                            .log_level = "debug",
+                            .check_batches = true};
+  const std::string bytes = EncodeConfig(config);
+  const EngineConfig back = DecodeConfig(bytes);
+  EXPECT_EQ(EncodeConfig(back), bytes);
+  EXPECT_EQ(back.model_path, "/models/x");
+  EXPECT_EQ(back.mesh.ep, 2);
+  EXPECT_EQ(back.moe.row_dtype, DType::kF16);
+  EXPECT_EQ(back.chunked_prefill_size, -1);
+  EXPECT_EQ(back.log_level, "debug");
+  EXPECT_TRUE(back.check_batches);
+  for (size_t n = 0; n < bytes.size(); ++n)
+    EXPECT_NE(ErrorOf([&] { DecodeConfig(bytes.substr(0, n)); }), "");
+}
+
+TEST(Validate, NamesTheParameterAndItsRange) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float inf = std::numeric_limits<float>::infinity();
+  const auto error = [](const SamplingParams& p) { return ErrorOf([&] { Validate(p, 100); }); };
+  EXPECT_EQ(error({}), "");
+  EXPECT_EQ(error({.max_new_tokens = 0, .temperature = 0, .top_p = 1, .top_k = 1, .min_p = 1}), "");
+  EXPECT_THAT(error({.max_new_tokens = -1}), HasSubstr("max_new_tokens is -1"));
+  EXPECT_THAT(error({.max_new_tokens = 3, .min_new_tokens = 4}), HasSubstr("min_new_tokens is 4"));
+  for (const float bad : {-0.1f, nan, inf})
+    EXPECT_THAT(error({.temperature = bad}), HasSubstr("temperature"));
+  for (const float bad : {0.0f, -1.0f, 1.01f, nan})
+    EXPECT_THAT(error({.top_p = bad}), HasSubstr("top_p"));
+  for (const int bad : {0, -2}) EXPECT_THAT(error({.top_k = bad}), HasSubstr("top_k"));
+  for (const float bad : {-0.1f, 1.1f, nan}) EXPECT_THAT(error({.min_p = bad}), HasSubstr("min_p"));
+  for (const float bad : {-2.1f, 2.1f, nan}) {
+    EXPECT_THAT(error({.frequency_penalty = bad}), HasSubstr("frequency_penalty"));
+    EXPECT_THAT(error({.presence_penalty = bad}), HasSubstr("presence_penalty"));
+  }
+  for (const float bad : {0.0f, -1.0f, 2.1f, nan})
+    EXPECT_THAT(error({.repetition_penalty = bad}), HasSubstr("repetition_penalty"));
+  EXPECT_THAT(error({.stop_token_ids = {100}}), HasSubstr("stop_token_ids has token id 100"));
+  EXPECT_THAT(error({.logit_bias = {{-1, 0.0f}}}), HasSubstr("logit_bias has token id -1"));
+  EXPECT_THAT(error({.logit_bias = {{1, 101.0f}}}), HasSubstr("logit_bias is 101"));
+}
+
+TEST(Validate, BoundsWhatLogprobsMayAsk) {
+  const auto error = [](const LogprobParams& p) { return ErrorOf([&] { Validate(p, 100); }); };
+  EXPECT_EQ(error({.enabled = true, .start = 0, .top = 100, .token_ids = {99}}), "");
+  EXPECT_THAT(error({.start = -2}), HasSubstr("logprob_start_len"));
+  EXPECT_THAT(error({.top = 101}), HasSubstr("top_logprobs"));
+  EXPECT_THAT(error({.token_ids = {100}}), HasSubstr("token_ids_logprob"));
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,86 @@
+// Byte forms of the messages in engine/request.h: the fields of each, listed once.
+#include "engine/request.h"
+#include "engine/wire_fields.h"
+
+namespace switchyard {
+
+constexpr FinishReason LastOf(FinishReason) { return FinishReason::kError; }
+
+template <typename Codec, OneOf<SamplingParams> T>
+void Fields(Codec& codec, T& p) {
+  codec(p.max_new_tokens, p.min_new_tokens, p.temperature, p.top_p, p.top_k, p.min_p,
+        p.frequency_penalty, p.presence_penalty, p.repetition_penalty, p.seed, p.stop_token_ids,
+        p.ignore_eos, p.logit_bias);
+}
+template <typename Codec, OneOf<LogprobParams> T>
+void Fields(Codec& codec, T& p) {
+  codec(p.enabled, p.start, p.top, p.token_ids);
+}
+template <typename Codec, OneOf<EngineRequest> T>
+void Fields(Codec& codec, T& r) {
+  codec(r.id, r.input_ids, r.sampling, r.logprob);
+}
+template <typename Codec, OneOf<AbortRequest> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.id);
+}
+template <typename Codec, OneOf<FlushCache> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.ticket);
+}
+template <typename Codec, OneOf<GetStats> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.ticket);
+}
+template <typename Codec, OneOf<Shutdown> T>
+void Fields(Codec&, T&) {}
+
+template <typename Codec, OneOf<TokenLogprob> T>
+void Fields(Codec& codec, T& l) {
+  codec(l.token, l.logprob);
+}
+template <typename Codec, OneOf<PositionLogprobs> T>
+void Fields(Codec& codec, T& l) {
+  codec(l.logprob, l.token, l.top, l.asked);
+}
+template <typename Codec, OneOf<RequestOutput> T>
+void Fields(Codec& codec, T& o) {
+  codec(o.id, o.new_tokens, o.finish, o.matched, o.prompt_tokens, o.cached_tokens, o.input_logprobs,
+        o.output_logprobs, o.error);
+}
+template <typename Codec, OneOf<EngineStats> T>
+void Fields(Codec& codec, T& s) {
+  codec(s.ticket, s.running, s.waiting, s.total_pages, s.free_pages, s.cached_pages, s.page_size,
+        s.steps, s.prefill_tokens, s.cached_prompt_tokens, s.decode_tokens, s.retractions);
+}
+template <typename Codec, OneOf<FlushResult> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.ticket, m.done);
+}
+template <typename Codec, OneOf<StepOutputs> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.outputs);
+}
+template <typename Codec, OneOf<RankReady> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.total_pages, m.page_size, m.max_running_requests, m.context_length);
+}
+template <typename Codec, OneOf<LoadProgress> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.done, m.total);
+}
+template <typename Codec, OneOf<EngineFailure> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.what);
+}
+
+std::string EncodeControl(const std::vector<ControlMessage>& messages) {
+  return EncodeFields(messages);
+}
+std::vector<ControlMessage> DecodeControl(std::string_view bytes) {
+  return DecodeFields<std::vector<ControlMessage>>(bytes);
+}
+std::string EncodeMessage(const EngineMessage& message) { return EncodeFields(message); }
+EngineMessage DecodeMessage(std::string_view bytes) { return DecodeFields<EngineMessage>(bytes); }
+
+}  // namespace switchyard

@@ -1,0 +1,59 @@
+#include "engine/sampler/penalties.h"
+
+#include <limits>
+
+namespace switchyard {
+
+namespace {
+
+bool PenalizesOutput(const SamplingParams& p) {
+  return p.frequency_penalty != 0.0f || p.presence_penalty != 0.0f;
+}
+
+}  // namespace
+
+Penalties::Penalties(int64_t vocab_size, std::vector<int32_t> eos_token_ids)
+    : eos_token_ids_(std::move(eos_token_ids)), counts_(vocab_size, 0) {}
+
+bool Penalties::Needed(const SamplingParams& params, int64_t output_length) {
+  return PenalizesOutput(params) || params.repetition_penalty != 1.0f ||
+         !params.logit_bias.empty() || output_length < params.min_new_tokens;
+}
+
+void Penalties::Count(std::span<const int32_t> tokens) {
+  for (const int32_t token : tokens)
+    if (counts_[token]++ == 0) seen_.push_back(token);
+}
+
+void Penalties::Forget() {
+  for (const int32_t token : seen_) counts_[token] = 0;
+  seen_.clear();
+}
+
+void Penalties::Apply(const SamplingParams& params, std::span<const int32_t> prompt,
+                      std::span<const int32_t> output, std::span<float> logits) {
+  if (PenalizesOutput(params)) {
+    Count(output);
+    for (const int32_t token : seen_)
+      logits[token] -=
+          params.frequency_penalty * static_cast<float>(counts_[token]) + params.presence_penalty;
+    Forget();
+  }
+  if (params.repetition_penalty != 1.0f) {
+    Count(prompt);
+    Count(output);
+    for (const int32_t token : seen_) {
+      float& logit = logits[token];
+      logit = logit > 0 ? logit / params.repetition_penalty : logit * params.repetition_penalty;
+    }
+    Forget();
+  }
+  for (const auto& [token, bias] : params.logit_bias) logits[token] += bias;
+  if (static_cast<int64_t>(output.size()) < params.min_new_tokens) {
+    constexpr float kForbidden = -std::numeric_limits<float>::infinity();
+    for (const int32_t token : eos_token_ids_) logits[token] = kForbidden;
+    for (const int32_t token : params.stop_token_ids) logits[token] = kForbidden;
+  }
+}
+
+}  // namespace switchyard

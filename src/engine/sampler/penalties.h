@@ -1,0 +1,36 @@
+// What changes logits before a draw: penalties, biases, and tokens that may not come yet.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/request.h"
+
+namespace switchyard {
+
+// A pure function of the request and its tokens so far: nothing per request is kept, so retraction
+// and batches cannot change it. The scratch of one rank's sampler, sized by the vocabulary.
+class Penalties {
+ public:
+  Penalties(int64_t vocab_size, std::vector<int32_t> eos_token_ids);
+
+  // Whether Apply would change anything at this point of the output.
+  static bool Needed(const SamplingParams& params, int64_t output_length);
+
+  // In SGLang's order: frequency and presence are subtracted, then repetition scales, then biases
+  // are added, then end-of-sequence and stop ids are forbidden (−inf) while the output is shorter
+  // than min_new_tokens.
+  void Apply(const SamplingParams& params, std::span<const int32_t> prompt,
+             std::span<const int32_t> output, std::span<float> logits);
+
+ private:
+  void Count(std::span<const int32_t> tokens);
+  void Forget();
+
+  const std::vector<int32_t> eos_token_ids_;
+  std::vector<int32_t> counts_;  // [vocab], zero between uses
+  std::vector<int32_t> seen_;    // tokens whose count is not zero
+};
+
+}  // namespace switchyard

@@ -1,0 +1,40 @@
+// From a row of logits to the next token.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/request.h"
+#include "engine/sampler/nucleus.h"
+#include "engine/sampler/penalties.h"
+
+namespace switchyard {
+
+// A pure function of logits, request and the tokens so far: the same seed gives the same tokens
+// whatever else is in the batch, on every rank. Owns scratch of the vocabulary's size, so drawing
+// allocates nothing. The rank's thread only.
+class Sampler {
+ public:
+  Sampler(int64_t vocab_size, std::vector<int32_t> eos_token_ids);
+
+  // `logits` [vocab], all finite. Nothing where penalties and biases forbid every token.
+  //
+  // Greedy (temperature 0, or too small to divide by) takes the largest logit, the lowest id among
+  // equals. Otherwise: softmax(logits / temperature), the filters (nucleus.h), and one draw keyed
+  // by `seed` and the number of tokens so far.
+  std::optional<int32_t> Draw(std::span<const float> logits, const SamplingParams& params,
+                              std::span<const int32_t> prompt, std::span<const int32_t> output,
+                              uint64_t seed);
+
+ private:
+  int32_t DrawWeighted(const Cutoff& cutoff, double uniform) const;
+
+  Penalties penalties_;
+  NucleusFilter filter_;
+  std::vector<float> adjusted_;  // [vocab]
+  std::vector<float> weights_;   // [vocab]
+};
+
+}  // namespace switchyard

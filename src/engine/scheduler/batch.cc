@@ -1,0 +1,78 @@
+#include "engine/scheduler/batch.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace switchyard {
+
+namespace {
+
+void AddRows(const ScheduledRows& part, int32_t page_size, ForwardBatch& batch) {
+  const Sequence& sequence = *part.sequence;
+  const auto& pages = sequence.cache.pages;
+  const int64_t end = sequence.computed + part.rows;
+  CHECK_LE(end, static_cast<int64_t>(pages.size()) * page_size);
+  const auto row_begin = static_cast<int32_t>(batch.num_tokens());
+  for (int64_t position = sequence.computed; position < end; ++position) {
+    batch.tokens.push_back(sequence.tokens[position]);
+    batch.positions.push_back(static_cast<int32_t>(position));
+    batch.slots.push_back(pages[position / page_size] * page_size +
+                          static_cast<int32_t>(position % page_size));
+  }
+  batch.sequences.push_back({.row_begin = row_begin,
+                             .rows = static_cast<int32_t>(part.rows),
+                             .kv_len = static_cast<int32_t>(end),
+                             .pages = pages.data()});
+  const Sequence::RowRange wanted = sequence.LogitRows(part.rows);
+  for (int64_t position = wanted.first; position < wanted.end; ++position)
+    batch.logit_rows.push_back(row_begin + static_cast<int32_t>(position - sequence.computed));
+}
+
+class Fnv1a {
+ public:
+  void Add(uint64_t value) {
+    for (int byte = 0; byte < 8; ++byte, value >>= 8)
+      hash_ = (hash_ ^ (value & 0xff)) * 0x100000001b3u;
+  }
+  void Add(std::span<const int32_t> values) {
+    Add(values.size());
+    for (const int32_t value : values) Add(static_cast<uint32_t>(value));
+  }
+  uint64_t value() const { return hash_; }
+
+ private:
+  uint64_t hash_ = 0xcbf29ce484222325u;
+};
+
+}  // namespace
+
+void BuildBatch(std::span<const ScheduledRows> plan, int32_t page_size, ForwardBatch& batch) {
+  batch.tokens.clear();
+  batch.positions.clear();
+  batch.slots.clear();
+  batch.sequences.clear();
+  batch.logit_rows.clear();
+  batch.decode = std::all_of(plan.begin(), plan.end(),
+                             [](const ScheduledRows& part) { return part.sequence->decoding(); });
+  for (const ScheduledRows& part : plan) AddRows(part, page_size, batch);
+}
+
+uint64_t Fingerprint(const ForwardBatch& batch, int32_t page_size) {
+  Fnv1a hash;
+  hash.Add(batch.tokens);
+  hash.Add(batch.positions);
+  hash.Add(batch.slots);
+  hash.Add(batch.logit_rows);
+  hash.Add(batch.decode ? 1 : 0);
+  for (const auto& sequence : batch.sequences) {
+    hash.Add(static_cast<uint32_t>(sequence.row_begin));
+    hash.Add(static_cast<uint32_t>(sequence.rows));
+    hash.Add(static_cast<uint32_t>(sequence.kv_len));
+    const size_t pages = (sequence.kv_len + page_size - 1) / page_size;
+    hash.Add(std::span(sequence.pages, pages));
+  }
+  return hash.value();
+}
+
+}  // namespace switchyard

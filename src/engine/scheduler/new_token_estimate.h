@@ -1,0 +1,29 @@
+// How many tokens running requests are expected to write yet, for admission.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "engine/scheduler/sequence.h"
+
+namespace switchyard {
+
+// Most requests end long before max_new_tokens, so admission sets aside only a share of it: high
+// after a retraction, falling with every step that went well. The idea and the numbers are SGLang's
+// (new token ratio). Counted in steps, so that all ranks estimate alike.
+class NewTokenEstimate {
+ public:
+  int64_t For(const Sequence& sequence) const {
+    const int64_t left = sequence.request.sampling.max_new_tokens - sequence.output_length();
+    return static_cast<int64_t>(static_cast<double>(std::clamp<int64_t>(left, 0, kMost)) * share_);
+  }
+  void StepWentWell() { share_ = std::max(kLeastShare, share_ - kDecay); }
+  void Retracted() { share_ = kFirstShare; }
+
+ private:
+  static constexpr int64_t kMost = 4096;  // no request's wish alone keeps the others out
+  static constexpr double kFirstShare = 0.7, kLeastShare = 0.1, kDecay = 0.001;
+  double share_ = kFirstShare;
+};
+
+}  // namespace switchyard

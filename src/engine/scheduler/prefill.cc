@@ -1,0 +1,21 @@
+#include "engine/scheduler/prefill.h"
+
+#include <algorithm>
+
+namespace switchyard {
+
+int64_t PromptChunk(const Sequence& sequence, const PrefillBudget& budget) {
+  int64_t rows = std::min(sequence.pending(), budget.rows);
+  if (budget.whole_prompts && rows < sequence.pending()) return 0;
+  if (sequence.LogitRows(rows).size() <= budget.logit_rows) return rows;
+  if (!sequence.logprobs_owed()) return rows - 1;  // all but the row that gives the token
+  // Rows before the first that is wanted are free of charge.
+  return sequence.LogitRows(rows).first - sequence.computed + budget.logit_rows;
+}
+
+void Spend(const Sequence& sequence, int64_t rows, PrefillBudget& budget) {
+  budget.rows -= rows;
+  budget.logit_rows -= sequence.LogitRows(rows).size();
+}
+
+}  // namespace switchyard

@@ -1,0 +1,108 @@
+#include "engine/scheduler/scheduler.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace switchyard {
+
+void Scheduler::Remove(Sequence* sequence, bool discard) {
+  cache_.Release(discard ? std::span<const int32_t>() : sequence->computed_tokens(),
+                 sequence->cache);
+  std::erase(running_, sequence);
+  std::erase(waiting_, sequence);
+}
+
+const std::vector<ScheduledRows>& Scheduler::Plan() {
+  plan_.clear();
+  const bool all_stay = GrowDecoding();
+  const PrefillBudget rest = PlanRunning();
+  // Right after a retraction a new request would only be the next to be retracted.
+  if (all_stay) {
+    estimate_.StepWentWell();
+    Admit(rest);
+  }
+  return plan_;
+}
+
+bool Scheduler::GrowDecoding() {
+  bool all_stay = true;
+  for (size_t i = 0; i < running_.size(); ++i) {
+    while (i < running_.size() && !cache_.Grow(running_[i]->length(), running_[i]->cache)) {
+      RetractYoungest();
+      all_stay = false;
+    }
+  }
+  return all_stay;
+}
+
+void Scheduler::RetractYoungest() {
+  // A request alone always fits: admission bounds its length by the cache's capacity.
+  CHECK_GT(running(), 1);
+  Sequence* youngest = running_.back();
+  running_.pop_back();
+  cache_.Release(youngest->computed_tokens(), youngest->cache);
+  youngest->computed = 0;
+  waiting_.push_front(youngest);
+  ++retractions_;
+  estimate_.Retracted();
+}
+
+PrefillBudget Scheduler::PlanRunning() {
+  const int64_t decoding = std::count_if(running_.begin(), running_.end(),
+                                         [](const Sequence* s) { return s->decoding(); });
+  PrefillBudget budget{
+      .rows = options_.chunk_rows,
+      .logit_rows = std::max<int64_t>(1, options_.max_logit_rows - decoding),
+      .whole_prompts = options_.whole_prompts,
+  };
+  for (Sequence* sequence : running_) {
+    if (sequence->decoding()) {
+      plan_.push_back({sequence, 1});
+    } else if (const int64_t rows = PromptChunk(*sequence, budget)) {
+      Spend(*sequence, rows, budget);
+      plan_.push_back({sequence, rows});
+    }
+  }
+  return budget;
+}
+
+void Scheduler::Admit(PrefillBudget budget) {
+  while (!waiting_.empty() && running() < options_.max_running_requests && budget.rows > 0) {
+    if (!TryAdmit(*waiting_.front(), budget)) break;
+    running_.push_back(waiting_.front());
+    waiting_.pop_front();
+  }
+}
+
+bool Scheduler::TryAdmit(Sequence& sequence, PrefillBudget& budget) {
+  sequence.computed = cache_.Borrow(
+      std::span<const int32_t>(sequence.tokens).first(sequence.most_reusable()), sequence.cache);
+  const int64_t rows = PromptChunk(sequence, budget);
+  int64_t reserved = 0;  // a request alone needs no reserve: nobody competes with it
+  if (!running_.empty()) {
+    reserved = ReservedPages(sequence);
+    for (const Sequence* other : running_) reserved += ReservedPages(*other);
+  }
+  const int64_t needed = cache_.PagesFor(sequence.length()) - sequence.cache.borrowed;
+  if (rows == 0 || needed + reserved > cache_.available()) {
+    cache_.Release({}, sequence.cache);
+    sequence.computed = 0;
+    return false;
+  }
+  CHECK(cache_.Grow(sequence.length(), sequence.cache));
+  if (!sequence.admitted_before) {
+    sequence.admitted_before = true;
+    sequence.cached_tokens = static_cast<int32_t>(sequence.computed);
+    cached_prompt_tokens_ += sequence.computed;
+  }
+  Spend(sequence, rows, budget);
+  plan_.push_back({&sequence, rows});
+  return true;
+}
+
+int64_t Scheduler::ReservedPages(const Sequence& sequence) const {
+  return cache_.PagesFor(estimate_.For(sequence));
+}
+
+}  // namespace switchyard

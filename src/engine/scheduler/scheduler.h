@@ -1,0 +1,69 @@
+// Which rows of which requests make up the next step.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "engine/kv_cache/kv_cache.h"
+#include "engine/scheduler/new_token_estimate.h"
+#include "engine/scheduler/prefill.h"
+#include "engine/scheduler/sequence.h"
+
+namespace switchyard {
+
+// A sequence's part of a step: the `rows` that follow `computed`.
+struct ScheduledRows {
+  Sequence* sequence = nullptr;
+  int64_t rows = 0;
+};
+
+// Continuous batching with chunked prefill. A step has one row of every decoding request and, up to
+// the chunk size, rows of prompts, so long prompts never stall who is decoding.
+//
+// First come, first served: the running set is always older than the queue. A request is admitted
+// with pages for all its tokens, so only decoding can run out of them; then the youngest running
+// request is retracted to the head of the queue. The oldest is never retracted, so every request
+// ends. Borrows sequences and cache. The rank's thread only.
+class Scheduler {
+ public:
+  struct Options {
+    int64_t max_running_requests = 256;
+    int64_t chunk_rows = 2048;  // prompt rows of a step
+    bool whole_prompts = false;
+    int64_t max_logit_rows = 1;  // of a step
+  };
+  Scheduler(Options options, KvCache& cache) : options_(options), cache_(cache) {}
+
+  void Enqueue(Sequence* sequence) { waiting_.push_back(sequence); }
+  // Forgets the sequence and gives its pages back; what it computed is published unless
+  // `discard`.
+  void Remove(Sequence* sequence, bool discard = false);
+
+  // Plans a step; every sequence named has pages for all its tokens. Empty only where no request
+  // is open.
+  const std::vector<ScheduledRows>& Plan();
+
+  int64_t running() const { return static_cast<int64_t>(running_.size()); }
+  int64_t waiting() const { return static_cast<int64_t>(waiting_.size()); }
+  int64_t retractions() const { return retractions_; }
+  int64_t cached_prompt_tokens() const { return cached_prompt_tokens_; }
+
+ private:
+  bool GrowDecoding();  // false: a request was retracted
+  void RetractYoungest();
+  PrefillBudget PlanRunning();
+  void Admit(PrefillBudget budget);
+  bool TryAdmit(Sequence& sequence, PrefillBudget& budget);
+  int64_t ReservedPages(const Sequence& sequence) const;
+
+  const Options options_;
+  KvCache& cache_;
+  std::deque<Sequence*> waiting_;   // oldest first
+  std::vector<Sequence*> running_;  // oldest first
+  NewTokenEstimate estimate_;
+  std::vector<ScheduledRows> plan_;  // kept between steps for its memory
+  int64_t retractions_ = 0, cached_prompt_tokens_ = 0;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,38 @@
+#include "engine/scheduler/sequence.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace switchyard {
+
+Sequence::Sequence(EngineRequest from) : request(std::move(from)) {
+  tokens = std::move(request.input_ids);
+  request.input_ids.clear();
+  prompt_length = length();
+  next_logprob = prompt_length;
+  const LogprobParams& wanted = request.logprob;
+  if (wanted.enabled && wanted.start >= 0 && wanted.start < prompt_length) {
+    next_logprob = wanted.start;
+    if (next_logprob == 0) {  // no row comes before the first token
+      input_logprobs.push_back(
+          {.logprob = std::numeric_limits<float>::quiet_NaN(), .token = tokens[0]});
+      next_logprob = 1;
+    }
+  }
+}
+
+int64_t Sequence::most_reusable() const {
+  const int64_t all_but_one = length() - 1;
+  return logprobs_owed() ? std::min(all_but_one, next_logprob - 1) : all_but_one;
+}
+
+Sequence::RowRange Sequence::LogitRows(int64_t rows) const {
+  const int64_t end = computed + rows;
+  const bool gives_token = end == length();
+  // While logprobs are owed there is no output yet, so the rows that give them and the row that
+  // gives the next token are one run.
+  if (logprobs_owed()) return {std::min(end, std::max(computed, next_logprob - 1)), end};
+  return {gives_token ? end - 1 : end, end};
+}
+
+}  // namespace switchyard

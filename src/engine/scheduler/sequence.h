@@ -1,0 +1,58 @@
+// One open request on a rank: its tokens so far and how far the cache has them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/kv_cache/kv_cache.h"
+#include "engine/request.h"
+
+namespace switchyard {
+
+// Owned by the rank engine's table from Apply until the request is finished. The scheduler moves it
+// between its queue and its running set; the rank engine appends tokens.
+//
+//   tokens:  [ prompt                          | output            ]
+//   cache:   [ computed                |  pending: rows to come    ]
+//
+// A running sequence computes its pending rows, a chunk at a time; the pass that takes the last of
+// them gives the next token. One pending row after a first token is decoding. A retracted sequence
+// has computed = 0 and the same tokens: it goes on where it was.
+struct Sequence {
+  explicit Sequence(EngineRequest request);
+
+  EngineRequest request;
+  std::vector<int32_t> tokens;
+  int64_t prompt_length = 0;
+  int64_t computed = 0;
+  SequencePages cache;
+
+  // The first prompt position whose logprobs are still owed; prompt_length: none.
+  int64_t next_logprob = 0;
+  std::vector<PositionLogprobs> input_logprobs;  // taken, and to be sent with the first output
+
+  bool admitted_before = false;
+  int32_t cached_tokens = 0;  // of the prompt, at the first admission
+
+  int64_t length() const { return static_cast<int64_t>(tokens.size()); }
+  int64_t pending() const { return length() - computed; }
+  int64_t output_length() const { return length() - prompt_length; }
+  bool decoding() const { return pending() == 1 && output_length() > 0; }
+  bool logprobs_owed() const { return next_logprob < prompt_length; }
+  std::span<const int32_t> prompt() const { return std::span(tokens).first(prompt_length); }
+  std::span<const int32_t> output() const { return std::span(tokens).subspan(prompt_length); }
+  std::span<const int32_t> computed_tokens() const { return std::span(tokens).first(computed); }
+
+  // How much of the tokens may come from the cache: at least one row is computed, and so are all
+  // rows whose logits give logprobs that are owed (position p's come from row p − 1).
+  int64_t most_reusable() const;
+  // Rows [first, end) of the `rows` that follow `computed` whose logits are wanted.
+  struct RowRange {
+    int64_t first = 0, end = 0;
+    int64_t size() const { return end - first; }
+  };
+  RowRange LogitRows(int64_t rows) const;
+};
+
+}  // namespace switchyard

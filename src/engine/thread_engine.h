@@ -1,0 +1,34 @@
+// Requests and answers around ranks that are threads of this process, apart from any model.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "comm/device/symmetric_memory.h"
+#include "engine/engine.h"
+#include "engine/rank_engine.h"
+
+namespace switchyard {
+
+// Runs `body` on one thread for each rank, feeds the leader's RankLoopIo with what callers submit,
+// and hands outputs to their callbacks on the leader's thread. Thread-safe.
+class ThreadEngine {
+ public:
+  using RankBody = std::function<void(int rank, std::shared_ptr<SharedArena>, const RankLoopIo&)>;
+
+  // Returns after the leader's RankReady; rethrows what a rank threw before it.
+  ThreadEngine(int world, size_t bytes_per_rank, RankBody body,
+               std::function<void(uint64_t, uint64_t)> progress);
+  ~ThreadEngine();  // aborts open requests, whose callbacks hear of it, and joins the ranks
+
+  // Error kPeer where the ranks have failed.
+  uint64_t Submit(EngineRequest request, Engine::Callback on_output);
+  void Abort(uint64_t id);
+  EngineStats Stats();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,41 @@
+// What the drivers of cpu/*.cc share: the leaves in use, a thread's scratch, how loops are cut.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "core/parallel.h"
+#include "kernels/cpu/leaves.h"
+#include "quant/weight_view.h"
+
+namespace switchyard::kernels::cpu {
+
+// The leaves of ActiveIsa(); null when that is kReference.
+const Leaves* ActiveLeaves();
+
+// `count` floats, aligned to 64 bytes, of the calling thread; valid until its next call. The memory
+// grows to the largest request and is kept.
+float* ThreadScratch(int64_t count);
+
+WeightRef MakeRef(const WeightView& w);
+
+// Floats of scratch that leaves need.
+int64_t LinearScratch(int64_t k);
+int64_t ColumnsScratch();
+int64_t AttentionScratch(int64_t k_width, int64_t v_width);
+
+// pool.Run and pool.RunRanges without a copy of `body` on the heap.
+template <typename Body>
+void RunTasks(ThreadPool& pool, int64_t n, const Body& body) {
+  pool.Run(n, std::cref(body));
+}
+
+// Cuts m rows of n elements each; pieces of fewer than about 16 Ki elements stay whole, because
+// waking a thread costs as much as computing them.
+template <typename Body>
+void RunRows(ThreadPool& pool, int64_t m, int64_t n, const Body& body) {
+  constexpr int64_t kGrain = 16384;
+  pool.RunRanges(m, (kGrain + n - 1) / (n > 0 ? n : 1), std::cref(body));
+}
+
+}  // namespace switchyard::kernels::cpu

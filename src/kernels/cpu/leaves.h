@@ -1,0 +1,116 @@
+// What every instruction set implements: the inner work of one task, without threads, allocation or
+// user-visible types. Drivers (cpu/*.cc) cut an op into tasks and call these through a table.
+//
+// Files compiled for an instruction set include only headers without inline functions of external
+// linkage, or use them only with their own vector type as a template argument: a linker keeps one
+// copy of such a function, and it must not be the one that needs AVX-512.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "quant/formats.h"
+
+namespace switchyard::kernels::cpu {
+
+// A WeightView without its owner.
+struct WeightRef {
+  WeightFormat format;
+  const void* data;
+  const void* scales;
+  int64_t stored_k, row0, row_step, col0, n, k;
+  // Converts columns [begin, end) of a row of `view` where no vector path does: when the first
+  // column lies inside a block. Column 0 of this part is column `skip` of the view.
+  void (*convert)(const void* view, int64_t row, int64_t begin, int64_t end, float* out);
+  const void* view;
+  int64_t skip;
+};
+
+// Row i of an activation is base + (ids ? ids[i] : i) · ld.
+struct RowSource {
+  const float* base;
+  int64_t ld;
+  const int32_t* ids;
+};
+
+// y[i, n] for all rows i in [0, m) and the weight rows n in [begin, end).
+struct LinearTask {
+  WeightRef w;
+  RowSource x;
+  int64_t m;
+  int64_t begin, end;
+  const float* bias;
+  float* y;
+  int64_t ldy;
+  bool accumulate;
+  float* scratch;  // LinearScratch(k) floats, see cpu/driver.h
+};
+
+// y[i, c] = Σ_r x[i, r] · W[r, c] for the columns c in [begin, end), at most kColumnBlock of them.
+struct ColumnsTask {
+  WeightRef w;
+  const float* x;
+  int64_t ldx;
+  float* y;
+  int64_t ldy;
+  int64_t m;
+  int64_t begin, end;
+  float* scratch;  // ColumnsScratch() floats
+};
+
+// Consecutive query rows of one sequence with the heads that share one KV head.
+struct AttentionTask {
+  const float* q;  // row r, head g at q + r · ldq + g · k_width
+  int64_t ldq;
+  int64_t rows, group;     // rows · group at most kQueryBlock
+  int64_t first_position;  // of row 0; a row sees keys up to its own position
+  int64_t window;          // 0: all
+  const void* k;           // key j at k + slot(j) · key_stride elements; v likewise
+  const void* v;
+  int64_t key_stride;
+  int64_t k_width, v_width;
+  bool v_in_k;  // latent cache: a value is the first v_width elements of its key
+  DType dtype;
+  const int32_t* pages;
+  int64_t page_size;
+  float scale;
+  const float* sinks;  // of the group's heads, or null
+  float* out;          // row r, head g at out + r · ldo + g · v_width
+  int64_t ldo;
+  float* scratch;  // AttentionScratch(k_width, v_width) floats
+};
+
+constexpr int64_t kMaxLanes = 16;
+constexpr int64_t kPanelRows = 32;     // weight rows converted to float32 at a time
+constexpr int64_t kPanelDepth = 1024;  // columns that a register tile runs over before it moves on
+constexpr int64_t kPanelBatch = 96;    // activation rows that share a converted panel from L2
+constexpr int64_t kColumnBlock = 64;   // columns of a ColumnsTask
+constexpr int64_t kColumnDepth = 64;   // rows of W that it converts at a time
+constexpr int64_t kColumnBatch = 32;   // rows of x that share them
+constexpr int64_t kKeyBlock = 64;      // keys of one softmax step, at absolute multiples of it
+constexpr int64_t kQueryBlock = 64;    // query vectors of an AttentionTask
+
+struct Leaves {
+  void (*linear)(const LinearTask&);
+  void (*columns)(const ColumnsTask&);
+  void (*attention)(const AttentionTask&);
+  void (*rms_norm)(const float* x, const float* weight, float* y, int64_t n, float eps);
+  void (*swiglu)(float* gate, const float* up, int64_t n);  // gate becomes the product
+  void (*swiglu_clamped)(float* gate, const float* up, int64_t n, float alpha, float limit);
+  void (*add)(float* y, const float* x, int64_t n);
+  // Pairs (a[i], b[i]) turned by the angle of cosine[i], sine[i].
+  void (*rotate)(float* a, float* b, const float* cosine, const float* sine, int64_t n);
+  void (*narrow)(DType dtype, const float* x, void* out, int64_t n);  // kF32, kBF16, kF16
+  void (*round)(DType dtype, float* x, int64_t n);                    // kBF16, kF16
+};
+
+namespace avx2 {
+void Linear(const LinearTask& t);
+extern const Leaves kLeaves;
+}  // namespace avx2
+namespace avx512 {
+void Linear(const LinearTask& t);
+extern const Leaves kLeaves;
+}  // namespace avx512
+
+}  // namespace switchyard::kernels::cpu

@@ -1,0 +1,128 @@
+// Linear, LinearGroup and HeadLinear: cut into tasks over weight rows, and over rows of x where
+// there are few weight rows.
+#include <algorithm>
+#include <span>
+
+#include "core/check.h"
+#include "kernels/cpu/driver.h"
+#include "kernels/ops.h"
+#include "kernels/reference.h"
+
+namespace switchyard::kernels {
+namespace {
+
+using cpu::kPanelRows;
+
+// Pieces of one linear: `columns` times `batches` tasks.
+struct Cut {
+  int64_t columns = 0, batches = 1;
+  int64_t tasks() const { return columns * batches; }
+};
+
+// Several pieces for each thread even out what other processes take, long ones keep memory
+// streaming.
+Cut CutLinear(int64_t m, int64_t n, int64_t total_n, int threads) {
+  if (m == 0 || n == 0) return {};
+  const int64_t wanted = threads == 1 ? 1 : int64_t{8} * threads;
+  const int64_t rows =
+      std::max(kPanelRows, CeilDiv(CeilDiv(total_n, wanted), kPanelRows) * kPanelRows);
+  Cut cut = {.columns = CeilDiv(n, rows)};
+  const int64_t all = CeilDiv(total_n, rows);
+  if (threads > 1 && all < 2 * threads) {
+    constexpr int64_t kFewestRows = 48;
+    cut.batches = std::clamp<int64_t>(m / kFewestRows, 1, CeilDiv(2 * threads, all));
+  }
+  return cut;
+}
+
+void RunTask(const cpu::Leaves& leaves, const LinearParams& p, const Cut& cut, int64_t task) {
+  const int64_t column = task % cut.columns, batch = task / cut.columns;
+  const int64_t first = p.m * batch / cut.batches, last = p.m * (batch + 1) / cut.batches;
+  // Whole panels, so that no task but the last ends in a part of one.
+  const int64_t panels = CeilDiv(p.w.n, kPanelRows);
+  leaves.linear({
+      .w = cpu::MakeRef(p.w),
+      .x = {p.x + first * p.ldx, p.ldx, nullptr},
+      .m = last - first,
+      .begin = panels * column / cut.columns * kPanelRows,
+      .end = std::min(p.w.n, panels * (column + 1) / cut.columns * kPanelRows),
+      .bias = p.bias,
+      .y = p.y + first * p.ldy,
+      .ldy = p.ldy,
+      .accumulate = p.accumulate,
+      .scratch = cpu::ThreadScratch(cpu::LinearScratch(p.w.k)),
+  });
+}
+
+}  // namespace
+
+void Linear(const LinearParams& p, ThreadPool& pool) { LinearGroup({&p, 1}, pool); }
+
+void LinearGroup(std::span<const LinearParams> parts, ThreadPool& pool) {
+  const cpu::Leaves* leaves = cpu::ActiveLeaves();
+  if (leaves == nullptr) {
+    for (const LinearParams& p : parts) reference::Linear(p);
+    return;
+  }
+  int64_t total_n = 0, tasks = 0;
+  for (const LinearParams& p : parts) {
+    CHECK_GT(p.w.k, 0);
+    total_n += p.w.n;
+  }
+  const auto cut = [&](const LinearParams& p) {
+    return CutLinear(p.m, p.w.n, total_n, pool.num_threads());
+  };
+  for (const LinearParams& p : parts) tasks += cut(p).tasks();
+  cpu::RunTasks(pool, tasks, [&](int64_t task) {
+    for (const LinearParams& p : parts) {
+      const Cut c = cut(p);
+      if (task < c.tasks()) return RunTask(*leaves, p, c, task);
+      task -= c.tasks();
+    }
+  });
+}
+
+void HeadLinear(const HeadLinearParams& p, ThreadPool& pool) {
+  const cpu::Leaves* leaves = cpu::ActiveLeaves();
+  if (leaves == nullptr) return reference::HeadLinear(p);
+  const auto heads = static_cast<int64_t>(p.w.size());
+  if (heads == 0 || p.m == 0) return;
+  const auto source = [&](int64_t head) { return p.x + head * p.head_stride_x; };
+  const auto target = [&](int64_t head) { return p.y + head * p.head_stride_y; };
+  if (p.transposed) {
+    cpu::RunTasks(pool, heads, [&](int64_t head) {
+      const WeightView& w = p.w[head];
+      leaves->linear({
+          .w = cpu::MakeRef(w),
+          .x = {source(head), p.ldx, nullptr},
+          .m = p.m,
+          .begin = 0,
+          .end = w.n,
+          .bias = nullptr,
+          .y = target(head),
+          .ldy = p.ldy,
+          .accumulate = false,
+          .scratch = cpu::ThreadScratch(cpu::LinearScratch(w.k)),
+      });
+    });
+    return;
+  }
+  cpu::RunTasks(pool, heads, [&](int64_t head) {
+    const WeightView& w = p.w[head];
+    for (int64_t c = 0; c < w.k; c += cpu::kColumnBlock) {
+      leaves->columns({
+          .w = cpu::MakeRef(w),
+          .x = source(head),
+          .ldx = p.ldx,
+          .y = target(head),
+          .ldy = p.ldy,
+          .m = p.m,
+          .begin = c,
+          .end = std::min(w.k, c + cpu::kColumnBlock),
+          .scratch = cpu::ThreadScratch(cpu::ColumnsScratch()),
+      });
+    }
+  });
+}
+
+}  // namespace switchyard::kernels

@@ -1,0 +1,79 @@
+// Ops on rows or elements that do not meet each other: cut into ranges of rows.
+#include "core/check.h"
+#include "kernels/cpu/driver.h"
+#include "kernels/ops.h"
+#include "kernels/reference.h"
+
+namespace switchyard::kernels {
+
+void RmsNorm(const RmsNormParams& p, ThreadPool& pool) {
+  const cpu::Leaves* leaves = cpu::ActiveLeaves();
+  if (leaves == nullptr) return reference::RmsNorm(p);
+  cpu::RunRows(pool, p.m, p.n, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      leaves->rms_norm(p.x + t * p.ldx, p.weight, p.y + t * p.ldy, p.n, p.eps);
+    }
+  });
+}
+
+void AddInPlace(float* y, const float* x, int64_t count, ThreadPool& pool) {
+  const cpu::Leaves* leaves = cpu::ActiveLeaves();
+  if (leaves == nullptr) return reference::AddInPlace(y, x, count);
+  cpu::RunRows(pool, count, 1,
+               [&](int64_t begin, int64_t end) { leaves->add(y + begin, x + begin, end - begin); });
+}
+
+void RoundTo(DType dtype, float* x, int64_t count, ThreadPool& pool) {
+  if (dtype == DType::kF32) return;
+  CHECK(dtype == DType::kBF16 || dtype == DType::kF16);
+  const cpu::Leaves* leaves = cpu::ActiveLeaves();
+  if (leaves == nullptr) return reference::RoundTo(dtype, x, count);
+  cpu::RunRows(pool, count, 1,
+               [&](int64_t begin, int64_t end) { leaves->round(dtype, x + begin, end - begin); });
+}
+
+void Rope(const RopeParams& p, ThreadPool& pool) {
+  const cpu::Leaves* leaves = cpu::ActiveLeaves();
+  cpu::RunRows(pool, p.m, p.heads * p.rotary_dim, [&](int64_t begin, int64_t end) {
+    if (leaves == nullptr || p.interleaved) {
+      RopeParams part = p;
+      part.x += begin * p.ldx;
+      part.positions += begin;
+      part.m = end - begin;
+      return reference::Rope(part);
+    }
+    const int64_t half = p.rotary_dim / 2;
+    for (int64_t t = begin; t < end; ++t) {
+      const float* cosine = p.cos_sin + p.positions[t] * p.rotary_dim;
+      for (int64_t h = 0; h < p.heads; ++h) {
+        float* x = p.x + t * p.ldx + h * p.head_dim + p.rotary_offset;
+        leaves->rotate(x, x + half, cosine, cosine + half, half);
+      }
+    }
+  });
+}
+
+void StoreKv(const StoreKvParams& p, ThreadPool& pool) {
+  const cpu::Leaves* leaves = cpu::ActiveLeaves();
+  if (leaves == nullptr) return reference::StoreKv(p);
+  CHECK(p.dtype == DType::kF32 || p.dtype == DType::kBF16 || p.dtype == DType::kF16);
+  const auto row_bytes = p.n * static_cast<int64_t>(SizeOf(p.dtype));
+  cpu::RunRows(pool, p.m, p.n, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      leaves->narrow(p.dtype, p.x + t * p.ldx, static_cast<char*>(p.cache) + p.slots[t] * row_bytes,
+                     p.n);
+    }
+  });
+}
+
+void Embed(const EmbedParams& p, ThreadPool& pool) {
+  cpu::RunRows(pool, p.m, p.w.k, [&](int64_t begin, int64_t end) {
+    reference::Embed({.ids = p.ids + begin,
+                      .m = end - begin,
+                      .w = p.w,
+                      .first = p.first,
+                      .out = p.out + begin * p.w.k});
+  });
+}
+
+}  // namespace switchyard::kernels

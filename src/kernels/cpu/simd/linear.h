@@ -1,0 +1,239 @@
+// x · Wᵀ for one task. Each output element is one chain of fused multiply-adds over vectors along
+// K, then one horizontal sum: never another order, whatever the number of rows or the path taken.
+//
+// Few rows of x: weights go from memory through registers into the products, four streams at a
+// time, prefetched ahead. Many rows: a panel of weight rows is converted to float32 once and stays
+// in L2, while tiles of 6 × 4 accumulators (AVX-512) run over kPanelDepth columns, which stay in
+// L1; between depths a tile's accumulators are parked as vectors, so the chain goes on where it
+// stopped.
+#pragma once
+
+#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/simd/rows.h"
+
+namespace switchyard::kernels::cpu::simd {
+
+constexpr int kTileCols = 4;  // weight rows of a register tile
+constexpr int64_t kPrefetchBytes = 1024;
+
+template <class V>
+const float* XRow(const RowSource& x, int64_t i) {
+  return x.base + (x.ids != nullptr ? x.ids[i] : i) * x.ld;
+}
+
+// Products of M rows with four weight rows over columns [0, k), from and to vector accumulators.
+// The next use of these weight streams is `next` bytes further than this one.
+template <class V, class Row, int M, bool kPrefetch>
+[[gnu::always_inline]] inline void RunTile(const float* const (&x)[M], const Row (&w)[kTileCols],
+                                           int64_t k, int64_t next,
+                                           typename V::F (&acc)[M][kTileCols]) {
+  const auto step = [&](int64_t j) __attribute__((always_inline)) {
+    typename V::F xv[M];
+    for (int i = 0; i < M; ++i) {
+      xv[i] = V::Load(x[i] + j);
+      V::Hold(xv[i]);
+    }
+    for (int c = 0; c < kTileCols; ++c) {
+      typename V::F wv = w[c].At(j);
+      V::Hold(wv);
+      for (int i = 0; i < M; ++i) acc[i][c] = V::Fma(xv[i], wv, acc[i][c]);
+    }
+  };
+  int64_t j = 0;
+  if constexpr (kPrefetch) {
+    constexpr int kLine = 64 * 8 / Row::kBitsPerWeight;  // columns of one cache line
+    const int64_t bytes = k * Row::kBitsPerWeight / 8;
+    for (; j + kLine <= k; j += kLine) {
+      const int64_t at = j * Row::kBitsPerWeight / 8;
+      const int64_t ahead = at + kPrefetchBytes < bytes ? kPrefetchBytes : next;
+      for (int c = 0; c < kTileCols; ++c) __builtin_prefetch(w[c].p + at + ahead, 0, 2);
+#pragma GCC unroll 16
+      for (int s = 0; s < kLine; s += V::kLanes) step(j + s);
+    }
+  }
+  for (; j + V::kLanes <= k; j += V::kLanes) step(j);
+  if (j < k) {
+    for (int c = 0; c < kTileCols; ++c) {
+      const typename V::F wv = w[c].AtN(j, k - j);
+      for (int i = 0; i < M; ++i) {
+        acc[i][c] = V::Fma(V::LoadN(x[i] + j, k - j), wv, acc[i][c]);
+      }
+    }
+  }
+}
+
+template <class V>
+void StoreSums(const LinearTask& t, int64_t i, int64_t n, int64_t count, const float* sums) {
+  float* y = t.y + i * t.ldy + n;
+  for (int64_t c = 0; c < count; ++c) {
+    float value = sums[c];
+    if (t.bias != nullptr) value += t.bias[n + c];
+    y[c] = t.accumulate ? y[c] + value : value;
+  }
+}
+
+template <class V, int M>
+void FinishTile(const LinearTask& t, int64_t i, int64_t n, int64_t count,
+                const typename V::F (&acc)[M][kTileCols]) {
+  for (int r = 0; r < M; ++r) {
+    float sums[kTileCols];
+    V::ReduceAdd4(acc[r][0], acc[r][1], acc[r][2], acc[r][3], sums);
+    StoreSums<V>(t, i + r, n, count, sums);
+  }
+}
+
+// Rows [i, i + M) of x with the `count` (1 to 4) weight rows from n on; missing ones repeat the
+// last.
+template <class V, class Row, int M>
+void DirectTile(const LinearTask& t, int64_t i, int64_t n, int64_t count) {
+  const float* x[M];
+  for (int r = 0; r < M; ++r) x[r] = XRow<V>(t.x, i + r);
+  Row w[kTileCols];
+  for (int c = 0; c < kTileCols; ++c) {
+    MakeRow(t.w, n + (c < count ? c : count - 1), t.scratch + c * ScaleFloats<V>(t.w.k), &w[c]);
+  }
+  typename V::F acc[M][kTileCols];
+  for (int r = 0; r < M; ++r) {
+    for (int c = 0; c < kTileCols; ++c) acc[r][c] = V::Zero();
+  }
+  const int64_t stride = RowStride<V>(t.w, Row::kBitsPerWeight);
+  const int64_t row_bytes = t.w.k * Row::kBitsPerWeight / 8;
+  const int64_t skipped = row_bytes > kPrefetchBytes ? row_bytes - kPrefetchBytes : 0;
+  RunTile<V, Row, M, true>(x, w, t.w.k, kTileCols * stride - skipped, acc);
+  FinishTile<V, M>(t, i, n, count, acc);
+}
+
+// Calls f.template operator()<M>() for M = m, 1 to kTileRows.
+template <class V, int M = V::kTileRows, class Function>
+void ForRows(int64_t m, const Function& f) {
+  if constexpr (M > 1) {
+    if (m < M) return ForRows<V, M - 1>(m, f);
+  }
+  f.template operator()<M>();
+}
+
+template <class V, class Row>
+void LinearDirect(const LinearTask& t) {
+  const int64_t tiles = (t.m + V::kTileRows - 1) / V::kTileRows;
+  for (int64_t n = t.begin; n < t.end; n += kTileCols) {
+    const int64_t count = t.end - n < kTileCols ? t.end - n : kTileCols;
+    for (int64_t tile = 0; tile < tiles; ++tile) {  // after the first, weights come from L1
+      const int64_t i = t.m * tile / tiles;
+      ForRows<V>(t.m * (tile + 1) / tiles - i,
+                 [&]<int M>() { DirectTile<V, Row, M>(t, i, n, count); });
+    }
+  }
+}
+
+// Touches the lines of the weight rows that the next panel needs, a few at a time.
+template <class V>
+struct PanelPrefetch {
+  const char* row;
+  int64_t stride, row_bytes, rows_left;
+  int64_t at = 0;
+
+  void Touch(int64_t lines) {
+    for (; lines > 0 && rows_left > 0; --lines) {
+      __builtin_prefetch(row + at, 0, 2);
+      at += 64;
+      if (at >= row_bytes) {
+        at = 0;
+        row += stride;
+        --rows_left;
+      }
+    }
+  }
+};
+
+// One tile over columns [k0, k0 + depth) of a converted panel; `parked` keeps its accumulators.
+template <class V, int M>
+void PanelTile(const LinearTask& t, int64_t i, int64_t n, int64_t count, const float* panel,
+               int64_t stride, int64_t k0, int64_t depth, float* parked) {
+  const float* x[M];
+  for (int r = 0; r < M; ++r) x[r] = XRow<V>(t.x, i + r) + k0;
+  F32Row<V> w[kTileCols];
+  for (int c = 0; c < kTileCols; ++c) {
+    w[c].p = reinterpret_cast<const char*>(panel + (c < count ? c : count - 1) * stride + k0);
+  }
+  typename V::F acc[M][kTileCols];
+  for (int r = 0; r < M; ++r) {
+    for (int c = 0; c < kTileCols; ++c) {
+      acc[r][c] = k0 == 0 ? V::Zero() : V::Load(parked + (r * kTileCols + c) * V::kLanes);
+    }
+  }
+  RunTile<V, F32Row<V>, M, false>(x, w, depth, 0, acc);
+  if (k0 + depth == t.w.k) return FinishTile<V, M>(t, i, n, count, acc);
+  for (int r = 0; r < M; ++r) {
+    for (int c = 0; c < kTileCols; ++c) {
+      V::Store(parked + (r * kTileCols + c) * V::kLanes, acc[r][c]);
+    }
+  }
+}
+
+// All rows of x with the `count` converted weight rows from n on.
+template <class V>
+void MultiplyPanel(const LinearTask& t, int64_t n, int64_t count, const float* panel,
+                   int64_t stride, float* parked, PanelPrefetch<V>& prefetch) {
+  constexpr int64_t kParkedTile = V::kTileRows * kTileCols * V::kLanes;
+  const int64_t depths = t.w.k / kPanelDepth + 1;
+  const int64_t all_tiles =
+      (t.m + V::kTileRows - 1) / V::kTileRows * depths * (kPanelRows / kTileCols);
+  const int64_t lines = prefetch.rows_left * (prefetch.row_bytes + 63) / 64 / all_tiles + 1;
+  for (int64_t begin = 0; begin < t.m; begin += kPanelBatch) {
+    const int64_t rows = t.m - begin < kPanelBatch ? t.m - begin : kPanelBatch;
+    const int64_t tiles = (rows + V::kTileRows - 1) / V::kTileRows;
+    for (int64_t k0 = 0; k0 < t.w.k; k0 += kPanelDepth) {
+      const int64_t depth = t.w.k - k0 < kPanelDepth ? t.w.k - k0 : kPanelDepth;
+      float* park = parked;
+      for (int64_t tile = 0; tile < tiles; ++tile) {
+        const int64_t i = begin + rows * tile / tiles;
+        const int64_t height = begin + rows * (tile + 1) / tiles - i;
+        for (int64_t c = 0; c < count; c += kTileCols, park += kParkedTile) {
+          prefetch.Touch(lines);
+          const int64_t width = count - c < kTileCols ? count - c : kTileCols;
+          ForRows<V>(height, [&]<int M>() {
+            PanelTile<V, M>(t, i, n + c, width, panel + c * stride, stride, k0, depth, park);
+          });
+        }
+      }
+    }
+  }
+}
+
+template <class V>
+int BitsPerWeight(WeightFormat format) {
+  int bits = 0;
+  ForFormat<V>(format, [&]<class Row>() { bits = Row::kBitsPerWeight; });
+  return bits;
+}
+
+template <class V>
+void LinearPanels(const LinearTask& t) {
+  // A stride off the powers of two, so that rows do not fall into one set of the L1 cache.
+  const int64_t stride = (t.w.k + kMaxLanes - 1) / kMaxLanes * kMaxLanes + kMaxLanes;
+  float* scales = t.scratch;
+  float* panel = scales + ScaleFloats<V>(t.w.k);
+  float* parked = panel + kPanelRows * stride;
+  const int bits = BitsPerWeight<V>(t.w.format);
+  for (int64_t n = t.begin; n < t.end; n += kPanelRows) {
+    const int64_t count = t.end - n < kPanelRows ? t.end - n : kPanelRows;
+    ConvertRows<V>(t.w, n, count, scales, stride, panel);
+    const int64_t after = t.end - n - count;
+    PanelPrefetch<V> prefetch = {RowBytes<V>(t.w, n + count, bits), RowStride<V>(t.w, bits),
+                                 t.w.k * bits / 8, after < kPanelRows ? after : kPanelRows};
+    MultiplyPanel<V>(t, n, count, panel, stride, parked, prefetch);
+  }
+}
+
+template <class V>
+void Linear(const LinearTask& t) {
+  if (!HasVectorRows<V>(t.w)) return LinearPanels<V>(t);
+  ForFormat<V>(t.w.format, [&]<class Row>() {
+    // Repeating a cheap conversion for each tile of rows costs less than a panel's way through L2.
+    constexpr int64_t kDirectTiles = Row::kBitsPerWeight >= 16 ? 6 : 2;
+    if (t.m <= kDirectTiles * V::kTileRows) return LinearDirect<V, Row>(t);
+    LinearPanels<V>(t);
+  });
+}
+
+}  // namespace switchyard::kernels::cpu::simd

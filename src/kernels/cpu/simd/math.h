@@ -1,0 +1,35 @@
+// exp and sigmoid of vectors. Tails run through the same instructions, so a value's result does not
+// depend on its lane.
+#pragma once
+
+namespace switchyard::kernels::cpu::simd {
+
+// e^x within 2 units in the last place; 0 below -87.3 (where float32 turns subnormal), the largest
+// powers saturate near 2.4e38 instead of overflowing. NaN stays NaN.
+// x = n · ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts: Cody and Waite), then the Taylor
+// polynomial of degree 7, whose first omitted term is below 2^-27.
+template <class V>
+typename V::F Exp(typename V::F x) {
+  const auto lowest = V::Set1(-87.3f);
+  const auto clamped = V::Min(V::Set1(88.3f), V::Max(lowest, x));
+  const auto n = V::RoundToInt(V::Mul(clamped, V::Set1(1.44269504f)));
+  auto r = V::Fma(n, V::Set1(-0.693359375f), clamped);
+  r = V::Fma(n, V::Set1(2.12194440e-4f), r);
+  auto p = V::Set1(1.0f / 5040);
+  p = V::Fma(p, r, V::Set1(1.0f / 720));
+  p = V::Fma(p, r, V::Set1(1.0f / 120));
+  p = V::Fma(p, r, V::Set1(1.0f / 24));
+  p = V::Fma(p, r, V::Set1(1.0f / 6));
+  p = V::Fma(p, r, V::Set1(0.5f));
+  p = V::Fma(p, r, V::Set1(1.0f));
+  p = V::Fma(p, r, V::Set1(1.0f));
+  return V::ZeroBelow(V::ScaleByPower(p, n), x, lowest);
+}
+
+template <class V>
+typename V::F Sigmoid(typename V::F x) {
+  const auto one = V::Set1(1.0f);
+  return V::Div(one, V::Add(one, Exp<V>(V::Sub(V::Zero(), x))));
+}
+
+}  // namespace switchyard::kernels::cpu::simd

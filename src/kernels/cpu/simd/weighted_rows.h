@@ -1,0 +1,59 @@
+// acc[i] += Σ_j weight[i][j] · row[j]: the values of attention, and products with W as stored. Each
+// element is one chain in ascending j.
+#pragma once
+
+#include "kernels/cpu/leaves.h"
+
+namespace switchyard::kernels::cpu::simd {
+
+// A tile of M accumulator rows (acc_stride apart) by N vectors from column c.
+template <class V, int M, int N>
+void WeightedTile(const float* weights, int64_t weight_stride, const float* const* rows,
+                  int64_t begin, int64_t end, int64_t c, float* acc, int64_t acc_stride) {
+  typename V::F sum[M][N];
+  for (int i = 0; i < M; ++i) {
+    for (int v = 0; v < N; ++v) sum[i][v] = V::Load(acc + i * acc_stride + c + v * V::kLanes);
+  }
+  for (int64_t j = begin; j < end; ++j) {
+    typename V::F value[N];
+    for (int v = 0; v < N; ++v) value[v] = V::Load(rows[j] + c + v * V::kLanes);
+    for (int i = 0; i < M; ++i) {
+      const auto weight = V::Set1(weights[i * weight_stride + j]);
+      for (int v = 0; v < N; ++v) sum[i][v] = V::Fma(weight, value[v], sum[i][v]);
+    }
+  }
+  for (int i = 0; i < M; ++i) {
+    for (int v = 0; v < N; ++v) V::Store(acc + i * acc_stride + c + v * V::kLanes, sum[i][v]);
+  }
+}
+
+template <class V, int M>
+void WeightedStrip(const float* weights, int64_t weight_stride, const float* const* rows,
+                   int64_t begin, int64_t end, int64_t width, float* acc, int64_t acc_stride) {
+  constexpr int kWide = 4;
+  int64_t c = 0;
+  for (; c + kWide * V::kLanes <= width; c += kWide * V::kLanes) {
+    WeightedTile<V, M, kWide>(weights, weight_stride, rows, begin, end, c, acc, acc_stride);
+  }
+  for (; c < width; c += V::kLanes) {
+    WeightedTile<V, M, 1>(weights, weight_stride, rows, begin, end, c, acc, acc_stride);
+  }
+}
+
+// For m accumulator rows; `width`, a multiple of the lanes, must be readable in every row.
+template <class V>
+void AddWeightedRows(const float* weights, int64_t weight_stride, const float* const* rows,
+                     int64_t begin, int64_t end, int64_t width, int64_t m, float* acc,
+                     int64_t acc_stride) {
+  int64_t i = 0;
+  for (; i + V::kQueryRows <= m; i += V::kQueryRows) {
+    WeightedStrip<V, V::kQueryRows>(weights + i * weight_stride, weight_stride, rows, begin, end,
+                                    width, acc + i * acc_stride, acc_stride);
+  }
+  for (; i < m; ++i) {
+    WeightedStrip<V, 1>(weights + i * weight_stride, weight_stride, rows, begin, end, width,
+                        acc + i * acc_stride, acc_stride);
+  }
+}
+
+}  // namespace switchyard::kernels::cpu::simd

@@ -1,0 +1,23 @@
+// Every op of kernels/ops.h as plain loops on one thread, with sums in double: what the fast
+// kernels are held against, and what a CPU without AVX2 runs.
+#pragma once
+
+#include <span>
+
+#include "kernels/ops.h"
+
+namespace switchyard::kernels::reference {
+
+void Linear(const LinearParams& p);
+void GroupedMlp(const GroupedMlpParams& p);
+void RmsNorm(const RmsNormParams& p);
+void AddInPlace(float* y, const float* x, int64_t count);
+void RoundTo(DType dtype, float* x, int64_t count);
+void Rope(const RopeParams& p);
+void Attention(const AttentionParams& p);
+void LatentAttention(const LatentAttentionParams& p);
+void HeadLinear(const HeadLinearParams& p);
+void StoreKv(const StoreKvParams& p);
+void Embed(const EmbedParams& p);
+
+}  // namespace switchyard::kernels::reference

@@ -1,0 +1,97 @@
+// Helpers of the kernels' tests: random data, every instruction set in turn, bitwise comparison.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "kernels/ops.h"
+#include "quant/quantize.h"
+
+namespace switchyard::kernels {
+
+class Random {
+ public:
+  explicit Random(unsigned seed) : engine_(seed) {}
+  std::vector<float> Normal(int64_t count, float scale = 1.0f) {
+    std::normal_distribution<float> normal(0.0f, scale);
+    std::vector<float> values(count);
+    for (float& v : values) v = normal(engine_);
+    return values;
+  }
+  int64_t Below(int64_t bound) {
+    return std::uniform_int_distribution<int64_t>(0, bound - 1)(engine_);
+  }
+  template <typename T>
+  T Pick(std::initializer_list<T> choices) {
+    return *(choices.begin() + Below(static_cast<int64_t>(choices.size())));
+  }
+  std::vector<int32_t> Shuffled(int32_t count) {
+    std::vector<int32_t> values(count);
+    for (int32_t i = 0; i < count; ++i) values[i] = i;
+    std::shuffle(values.begin(), values.end(), engine_);
+    return values;
+  }
+  // A matrix of the format whose view starts at `col0` and takes every row_step-th row from row0.
+  WeightView Weight(WeightFormat format, int64_t n, int64_t k, int64_t row0 = 0,
+                    int64_t row_step = 1, int64_t col0 = 0) {
+    const int64_t rows = row0 + n * row_step;
+    const int64_t columns = CeilDiv(col0 + k, kMxfp4BlockSize) * kMxfp4BlockSize;
+    WeightView w = Quantize(format, Normal(rows * columns), rows, columns);
+    w.row0 = row0;
+    w.row_step = row_step;
+    w.col0 = col0;
+    w.n = n;
+    w.k = k;
+    return w;
+  }
+
+ private:
+  std::mt19937 engine_;
+};
+
+constexpr WeightFormat kAllFormats[] = {WeightFormat::kF32, WeightFormat::kBF16, WeightFormat::kF16,
+                                        WeightFormat::kFp8Block, WeightFormat::kMxfp4};
+
+// Runs each test under one instruction set, and skips it where the CPU lacks that.
+class IsaTest : public ::testing::TestWithParam<Isa> {
+ protected:
+  void SetUp() override {
+    try {
+      SelectIsa(Name(GetParam()));
+    } catch (const Error& e) {
+      GTEST_SKIP() << e.what();
+    }
+  }
+  void TearDown() override { SelectIsa("auto"); }
+};
+
+inline std::string IsaName(const ::testing::TestParamInfo<Isa>& info) {
+  return std::string(Name(info.param));
+}
+
+inline auto EveryIsa() { return ::testing::Values(Isa::kReference, Isa::kAvx2, Isa::kAvx512); }
+
+// Equality of representations: NaN equals NaN, 0 differs from -0.
+inline bool SameBits(const float* a, const float* b, int64_t count) {
+  return count == 0 || std::memcmp(a, b, count * sizeof(float)) == 0;
+}
+inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && SameBits(a.data(), b.data(), static_cast<int64_t>(a.size()));
+}
+
+inline double Norm(const float* x, int64_t count) {
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += double{x[i]} * x[i];
+  return std::sqrt(sum);
+}
+
+constexpr double kEpsilon = 0x1p-23;
+
+}  // namespace switchyard::kernels

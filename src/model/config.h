@@ -1,0 +1,96 @@
+// What a model is, in one normalised form: every family's config.json is read into this.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/dtype.h"
+#include "kernels/ops.h"
+#include "moe/router.h"
+
+namespace switchyard {
+
+struct RopeConfig {
+  enum class Type : uint8_t { kDefault, kLinear, kLlama3, kYarn };
+  Type type = Type::kDefault;
+  double theta = 10000.0;
+  double factor = 1.0;
+  int64_t original_max_position = 0;
+  double low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
+  double beta_fast = 32.0, beta_slow = 1.0;              // yarn
+  double mscale = 0.0, mscale_all_dim = 0.0;             // yarn; 0: absent
+  std::optional<double> attention_factor;  // yarn; overrides the one from factor and mscale
+  bool truncate = true;      // yarn: whether the correction range is rounded to integers
+  int64_t rotary_dim = 0;    // rotated elements of a head
+  bool interleaved = false;  // pairs (2i, 2i + 1)
+};
+
+struct AttentionConfig {
+  enum class Kind : uint8_t { kGrouped, kLatent };
+  enum class QkNorm : uint8_t { kNone, kPerHead, kWhole };
+  Kind kind = Kind::kGrouped;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;  // grouped
+  int64_t head_dim = 0;  // grouped: of q, k and v; latent: qk_nope + qk_rope
+  QkNorm qk_norm = QkNorm::kNone;
+  bool qkv_bias = false;
+  bool output_bias = false;
+  bool sinks = false;
+  float scale = 1.0f;  // of the logits, yarn's mscale² included where the family asks for it
+  // Latent attention (MLA).
+  int64_t q_lora_rank = 0;  // 0: q is one projection
+  int64_t kv_lora_rank = 0;
+  int64_t qk_nope_head_dim = 0, qk_rope_head_dim = 0, v_head_dim = 0;
+};
+
+struct LayerConfig {
+  bool moe = false;
+  int32_t window = 0;  // sliding window; 0: full attention
+};
+
+struct MoeModelConfig {
+  RouterConfig router;
+  int64_t intermediate = 0;         // of one routed expert
+  int64_t shared_intermediate = 0;  // of the shared expert(s) together; 0: none
+  bool shared_gate = false;
+};
+
+struct ModelConfig {
+  std::string architecture;    // "Qwen3MoeForCausalLM"
+  DType dtype = DType::kBF16;  // as the checkpoint says
+  int64_t vocab_size = 0;
+  int64_t hidden = 0;
+  int64_t intermediate = 0;  // of dense layers
+  int64_t max_position = 0;
+  float norm_eps = 1e-6f;
+  bool tie_embeddings = false;
+  AttentionConfig attention;
+  RopeConfig rope;
+  kernels::Activation activation = kernels::Activation::kSwiGlu;
+  float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;
+  std::optional<MoeModelConfig> moe;
+  std::vector<LayerConfig> layers;
+  std::vector<int32_t> eos_token_ids;  // config.json and generation_config.json together
+  std::optional<int32_t> bos_token_id;
+
+  enum class Quantization : uint8_t { kNone, kFp8Block, kMxfp4 };
+  Quantization quantization = Quantization::kNone;
+
+  bool has_moe() const { return moe.has_value(); }
+  int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
+};
+
+// Reads DIR/config.json (and generation_config.json where it exists), in the hub's spelling or
+// transformers 5's, by the page of its family (families/). Error names the file and key: unknown
+// architecture (with the known ones), missing keys, wrong types, sizes that are absurd or
+// contradict one another.
+ModelConfig LoadModelConfig(const std::filesystem::path& dir);
+ModelConfig ParseModelConfig(std::string_view config_json,
+                             std::string_view generation_config_json = {});
+std::vector<std::string> KnownArchitectures();
+
+}  // namespace switchyard

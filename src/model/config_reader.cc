@@ -1,0 +1,148 @@
+#include "model/config_reader.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kShownValue = 60;  // longest part of a value that a message repeats
+
+std::string Show(const json& value) {
+  std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
+  if (text.size() > kShownValue) text = text.substr(0, kShownValue) + "...";
+  return text;
+}
+
+int64_t ToInt(const json& value, const std::string& where, int64_t min, int64_t max) {
+  const bool fits = value.is_number_integer() &&
+                    (!value.is_number_unsigned() || value.get<uint64_t>() <= uint64_t{INT64_MAX});
+  // Some exporters write sizes as 128.0.
+  const bool whole = value.is_number_float() && std::fabs(value.get<double>()) < 0x1p53 &&
+                     value.get<double>() == std::floor(value.get<double>());
+  const int64_t n = fits    ? value.get<int64_t>()
+                    : whole ? static_cast<int64_t>(value.get<double>())
+                            : 0;
+  if ((!fits && !whole) || n < min || n > max) {
+    throw Invalid("{} is {}; want an integer from {} to {}", where, Show(value), min, max);
+  }
+  return n;
+}
+
+}  // namespace
+
+struct ConfigReader::Value {
+  json object;
+};
+
+ConfigReader::ConfigReader(std::string_view text, std::string file) : file_(std::move(file)) {
+  auto value = std::make_shared<Value>();
+  try {
+    value->object = json::parse(text);
+  } catch (const json::exception& e) {
+    throw Invalid("{}: not JSON: {}", file_, e.what());
+  }
+  if (!value->object.is_object()) throw Invalid("{}: want a JSON object at the top", file_);
+  value_ = std::move(value);
+}
+
+ConfigReader::ConfigReader(std::shared_ptr<const Value> value, std::string file, std::string prefix)
+    : value_(std::move(value)), file_(std::move(file)), prefix_(std::move(prefix)) {}
+
+std::string ConfigReader::Where(std::string_view key) const {
+  return fmt::format("{}: {}{}", file_, prefix_, key);
+}
+
+bool ConfigReader::Has(std::string_view key) const {
+  const auto it = value_->object.find(key);
+  return it != value_->object.end() && !it->is_null();
+}
+
+std::string_view ConfigReader::FirstPresent(Keys keys) const {
+  for (std::string_view key : keys) {
+    if (Has(key)) return key;
+  }
+  return {};
+}
+
+int64_t ConfigReader::Int(Keys keys, int64_t min, int64_t max) const {
+  const std::string_view key = FirstPresent(keys);
+  if (key.empty()) throw Invalid("{} is missing", Where(*keys.begin()));
+  return ToInt(*value_->object.find(key), Where(key), min, max);
+}
+
+int64_t ConfigReader::IntOr(Keys keys, int64_t fallback, int64_t min, int64_t max) const {
+  return FirstPresent(keys).empty() ? fallback : Int(keys, min, max);
+}
+
+double ConfigReader::Double(Keys keys, double min, double max) const {
+  const std::string_view key = FirstPresent(keys);
+  if (key.empty()) throw Invalid("{} is missing", Where(*keys.begin()));
+  const json& value = *value_->object.find(key);
+  if (!value.is_number() || !(value.get<double>() >= min && value.get<double>() <= max)) {
+    throw Invalid("{} is {}; want a number from {} to {}", Where(key), Show(value), min, max);
+  }
+  return value.get<double>();
+}
+
+double ConfigReader::DoubleOr(Keys keys, double fallback, double min, double max) const {
+  return FirstPresent(keys).empty() ? fallback : Double(keys, min, max);
+}
+
+bool ConfigReader::BoolOr(std::string_view key, bool fallback) const {
+  if (!Has(key)) return fallback;
+  const json& value = *value_->object.find(key);
+  if (!value.is_boolean()) {
+    throw Invalid("{} is {}; want true or false", Where(key), Show(value));
+  }
+  return value.get<bool>();
+}
+
+std::string ConfigReader::StringOr(Keys keys, std::string_view fallback) const {
+  const std::string_view key = FirstPresent(keys);
+  if (key.empty()) return std::string(fallback);
+  const json& value = *value_->object.find(key);
+  if (!value.is_string()) throw Invalid("{} is {}; want a string", Where(key), Show(value));
+  return value.get<std::string>();
+}
+
+std::vector<std::string> ConfigReader::Strings(std::string_view key) const {
+  std::vector<std::string> out;
+  if (!Has(key)) return out;
+  const json& list = *value_->object.find(key);
+  if (!list.is_array()) throw Invalid("{} is {}; want a list of strings", Where(key), Show(list));
+  for (const json& item : list) {
+    if (!item.is_string()) {
+      throw Invalid("{} holds {}; want a list of strings", Where(key), Show(item));
+    }
+    out.push_back(item.get<std::string>());
+  }
+  return out;
+}
+
+std::vector<int64_t> ConfigReader::Ints(std::string_view key, int64_t min, int64_t max) const {
+  std::vector<int64_t> out;
+  if (!Has(key)) return out;
+  const json& value = *value_->object.find(key);
+  if (!value.is_array()) {
+    out.push_back(ToInt(value, Where(key), min, max));
+    return out;
+  }
+  for (const json& item : value) out.push_back(ToInt(item, Where(key), min, max));
+  return out;
+}
+
+std::optional<ConfigReader> ConfigReader::Object(std::string_view key) const {
+  if (!Has(key)) return std::nullopt;
+  const json& value = *value_->object.find(key);
+  if (!value.is_object()) throw Invalid("{} is {}; want an object", Where(key), Show(value));
+  return ConfigReader(std::make_shared<const Value>(Value{value}), file_,
+                      fmt::format("{}{}.", prefix_, key));
+}
+
+}  // namespace switchyard

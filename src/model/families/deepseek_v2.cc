@@ -1,0 +1,52 @@
+// DeepSeek-V2 and V2-Lite: latent attention; softmax router, over all experts or over the experts
+// of the best groups, a group being ranked by its best expert.
+#include "core/error.h"
+#include "model/families/common.h"
+#include "model/families/family.h"
+
+namespace switchyard {
+namespace {
+
+void ReadRouter(const ConfigReader& reader, RouterConfig* router) {
+  WantString(reader, "scoring_func", "softmax");
+  const std::string method = reader.StringOr({"topk_method"}, "greedy");
+  if (method == "group_limited_greedy") {
+    router->group_score = RouterConfig::GroupScore::kMax;
+    ReadGroups(reader, 1, 1, router);
+  } else if (method != "greedy") {
+    throw Invalid("{} is \"{}\"; want greedy or group_limited_greedy", reader.Where("topk_method"),
+                  method);
+  }
+  // DeepSeek's published code scales the weights only where it does not normalise them.
+  router->renormalize = reader.BoolOr("norm_topk_prob", false) && router->top_k > 1;
+  if (!router->renormalize) {
+    router->routed_scaling_factor =
+        static_cast<float>(reader.DoubleOr({"routed_scaling_factor"}, 1.0, 0.0, 1e6));
+  }
+}
+
+void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
+  ReadCommon(reader, 1e-6, config);
+  ReadDenseIntermediate(reader, config);
+  ReadLatentAttention(reader, config);
+  WantFalse(reader, "mlp_bias");
+  ReadRope(reader, 10000.0, config->attention.qk_rope_head_dim, config);
+  config->rope.interleaved = true;
+  StretchLatentScores(config);
+  if (!reader.Has("n_routed_experts")) return;  // a dense model
+  MarkMoeLayersAfter(reader, 0, config);
+  config->moe = ReadMoe(reader, {"moe_intermediate_size"});
+  ReadRouter(reader, &config->moe->router);
+  config->moe->shared_intermediate =
+      reader.IntOr({"n_shared_experts"}, 0, 0, kMaxCount) * config->moe->intermediate;
+}
+
+TensorNames Names(const ModelConfig&) { return {}; }
+
+constexpr Family kFamilies[] = {{"DeepseekV2ForCausalLM", "deepseek_v2", ReadConfig, Names}};
+
+}  // namespace
+
+std::span<const Family> DeepseekV2Family() { return kFamilies; }
+
+}  // namespace switchyard

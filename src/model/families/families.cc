@@ -1,0 +1,33 @@
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "model/families/family.h"
+
+namespace switchyard {
+namespace {
+
+std::vector<Family> Collect() {
+  std::vector<Family> all;
+  for (std::span<const Family> page :
+       {MixtralFamily(), Qwen2MoeFamily(), Qwen3MoeFamily(), OlmoeFamily(), DeepseekV2Family(),
+        DeepseekV3Family(), GptOssFamily(), Glm4MoeFamily(), LlamaFamily(), QwenFamily()}) {
+    all.insert(all.end(), page.begin(), page.end());
+  }
+  return all;
+}
+
+}  // namespace
+
+std::span<const Family> Families() {
+  static const std::vector<Family> families = Collect();
+  return families;
+}
+
+const Family* FindFamily(std::string_view architecture) {
+  const auto families = Families();
+  const auto it = std::ranges::find(families, architecture, &Family::architecture);
+  return it == families.end() ? nullptr : &*it;
+}
+
+}  // namespace switchyard

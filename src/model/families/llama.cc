@@ -1,0 +1,39 @@
+// Llama 2 and 3, and Mistral, which differs by its sliding window: dense decoders.
+#include "model/families/common.h"
+#include "model/families/family.h"
+
+namespace switchyard {
+namespace {
+
+void ReadDense(const ConfigReader& reader, ModelConfig* config) {
+  ReadCommon(reader, 1e-6, config);
+  ReadDenseIntermediate(reader, config);
+  ReadGroupedAttention(reader, 0, config);
+  ReadRope(reader, 10000.0, config->attention.head_dim, config);
+}
+
+void ReadLlama(const ConfigReader& reader, ModelConfig* config) {
+  ReadDense(reader, config);
+  AttentionConfig& a = config->attention;
+  a.qkv_bias = a.output_bias = reader.BoolOr("attention_bias", false);
+  WantFalse(reader, "mlp_bias");
+}
+
+void ReadMistral(const ConfigReader& reader, ModelConfig* config) {
+  ReadDense(reader, config);
+  const int64_t window = reader.IntOr({"sliding_window"}, 0, 0, INT32_MAX);
+  for (LayerConfig& layer : config->layers) layer.window = static_cast<int32_t>(window);
+}
+
+TensorNames Names(const ModelConfig&) { return {}; }
+
+constexpr Family kFamilies[] = {
+    {"LlamaForCausalLM", "llama", ReadLlama, Names},
+    {"MistralForCausalLM", "mistral", ReadMistral, Names},
+};
+
+}  // namespace
+
+std::span<const Family> LlamaFamily() { return kFamilies; }
+
+}  // namespace switchyard

@@ -1,0 +1,33 @@
+// OLMoE-1B-7B: one norm over the whole q projection and one over the whole k projection.
+#include "core/error.h"
+#include "model/families/common.h"
+#include "model/families/family.h"
+
+namespace switchyard {
+namespace {
+
+void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
+  ReadCommon(reader, 1e-5, config);
+  ReadGroupedAttention(reader, 0, config);
+  AttentionConfig& a = config->attention;
+  a.qk_norm = AttentionConfig::QkNorm::kWhole;
+  a.qkv_bias = a.output_bias = reader.BoolOr("attention_bias", false);
+  if (reader.Has("clip_qkv")) {
+    throw Invalid("{} is set; clipping of queries, keys and values is not supported",
+                  reader.Where("clip_qkv"));
+  }
+  ReadRope(reader, 10000.0, a.head_dim, config);
+  for (LayerConfig& layer : config->layers) layer.moe = true;
+  config->moe = ReadMoe(reader, {"intermediate_size"});
+  config->moe->router.renormalize = reader.BoolOr("norm_topk_prob", false);
+}
+
+TensorNames Names(const ModelConfig&) { return {}; }
+
+constexpr Family kFamilies[] = {{"OlmoeForCausalLM", "olmoe", ReadConfig, Names}};
+
+}  // namespace
+
+std::span<const Family> OlmoeFamily() { return kFamilies; }
+
+}  // namespace switchyard

@@ -1,0 +1,50 @@
+// Dense Qwen2 (biases on q, k and v) and Qwen3 (a norm on each head of q and k).
+#include "model/families/common.h"
+#include "model/families/family.h"
+
+namespace switchyard {
+namespace {
+
+// Layers from max_window_layers on slide, where use_sliding_window says that any do.
+void ReadWindows(const ConfigReader& reader, ModelConfig* config) {
+  const bool slides = reader.BoolOr("use_sliding_window", false);
+  const int64_t window = slides ? reader.IntOr({"sliding_window"}, 4096, 1, INT32_MAX) : 0;
+  if (ReadLayerTypes(reader, window, config) || !slides) return;
+  for (int64_t i = reader.IntOr({"max_window_layers"}, 28, 0, kMaxCount); i < config->num_layers();
+       ++i) {
+    config->layers[i].window = static_cast<int32_t>(window);
+  }
+}
+
+void ReadDense(const ConfigReader& reader, int64_t default_head_dim, ModelConfig* config) {
+  ReadCommon(reader, 1e-6, config);
+  ReadDenseIntermediate(reader, config);
+  ReadGroupedAttention(reader, default_head_dim, config);
+  ReadRope(reader, 10000.0, config->attention.head_dim, config);
+  ReadWindows(reader, config);
+}
+
+void ReadQwen2(const ConfigReader& reader, ModelConfig* config) {
+  ReadDense(reader, 0, config);
+  config->attention.qkv_bias = true;
+}
+
+void ReadQwen3(const ConfigReader& reader, ModelConfig* config) {
+  ReadDense(reader, 128, config);
+  AttentionConfig& a = config->attention;
+  a.qk_norm = AttentionConfig::QkNorm::kPerHead;
+  a.qkv_bias = a.output_bias = reader.BoolOr("attention_bias", false);
+}
+
+TensorNames Names(const ModelConfig&) { return {}; }
+
+constexpr Family kFamilies[] = {
+    {"Qwen3ForCausalLM", "qwen3", ReadQwen3, Names},
+    {"Qwen2ForCausalLM", "qwen2", ReadQwen2, Names},
+};
+
+}  // namespace
+
+std::span<const Family> QwenFamily() { return kFamilies; }
+
+}  // namespace switchyard

@@ -1,0 +1,33 @@
+// Qwen3-30B-A3B, Qwen3-235B-A22B and their like: a norm on each head of q and k, no shared expert.
+#include "model/families/common.h"
+#include "model/families/family.h"
+
+namespace switchyard {
+namespace {
+
+void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
+  ReadCommon(reader, 1e-6, config);
+  ReadDenseIntermediate(reader, config);
+  ReadGroupedAttention(reader, 0, config);
+  AttentionConfig& a = config->attention;
+  a.qk_norm = AttentionConfig::QkNorm::kPerHead;
+  a.qkv_bias = a.output_bias = reader.BoolOr("attention_bias", false);
+  ReadRope(reader, 10000.0, a.head_dim, config);
+  MarkSparseLayers(reader, config);
+  if (reader.BoolOr("use_sliding_window", false)) {
+    const int64_t window = reader.IntOr({"sliding_window"}, 4096, 1, INT32_MAX);
+    for (LayerConfig& layer : config->layers) layer.window = static_cast<int32_t>(window);
+  }
+  config->moe = ReadMoe(reader, {"moe_intermediate_size"});
+  config->moe->router.renormalize = reader.BoolOr("norm_topk_prob", false);
+}
+
+TensorNames Names(const ModelConfig&) { return {}; }
+
+constexpr Family kFamilies[] = {{"Qwen3MoeForCausalLM", "qwen3_moe", ReadConfig, Names}};
+
+}  // namespace
+
+std::span<const Family> Qwen3MoeFamily() { return kFamilies; }
+
+}  // namespace switchyard

@@ -1,0 +1,81 @@
+#include "core/error.h"
+#include "model/families/common.h"
+
+namespace switchyard {
+namespace {
+
+constexpr double kMaxFactor = 1e6;
+
+void ReadYarn(const ConfigReader& scaling, int64_t max_position, RopeConfig* rope) {
+  rope->original_max_position =
+      scaling.IntOr({"original_max_position_embeddings"}, max_position, 1, kMaxPosition);
+  const double ratio =
+      static_cast<double>(max_position) / static_cast<double>(rope->original_max_position);
+  rope->factor = scaling.DoubleOr({"factor"}, ratio, 1e-6, kMaxFactor);
+  rope->beta_fast = scaling.DoubleOr({"beta_fast"}, 32.0, 0.0, kMaxFactor);
+  rope->beta_slow = scaling.DoubleOr({"beta_slow"}, 1.0, 0.0, kMaxFactor);
+  if (rope->beta_fast == 0.0) rope->beta_fast = 32.0;  // as transformers reads a zero
+  if (rope->beta_slow == 0.0) rope->beta_slow = 1.0;
+  rope->mscale = scaling.DoubleOr({"mscale"}, 0.0, 0.0, kMaxFactor);
+  rope->mscale_all_dim = scaling.DoubleOr({"mscale_all_dim"}, 0.0, 0.0, kMaxFactor);
+  if (scaling.Has("attention_factor")) {
+    rope->attention_factor = scaling.Double({"attention_factor"}, 0.0, kMaxFactor);
+  }
+  rope->truncate = scaling.BoolOr("truncate", true);
+}
+
+void ReadLlama3(const ConfigReader& scaling, RopeConfig* rope) {
+  rope->factor = scaling.Double({"factor"}, 1e-6, kMaxFactor);
+  rope->low_freq_factor = scaling.Double({"low_freq_factor"}, 1e-6, kMaxFactor);
+  rope->high_freq_factor = scaling.Double({"high_freq_factor"}, 1e-6, kMaxFactor);
+  rope->original_max_position = scaling.Int({"original_max_position_embeddings"}, 1, kMaxPosition);
+  if (rope->high_freq_factor <= rope->low_freq_factor) {
+    throw Invalid("{} is {}; want more than low_freq_factor {}", scaling.Where("high_freq_factor"),
+                  rope->high_freq_factor, rope->low_freq_factor);
+  }
+}
+
+}  // namespace
+
+void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim,
+              ModelConfig* config) {
+  RopeConfig& rope = config->rope;
+  const auto parameters = reader.Object("rope_parameters");
+  const auto scaling = parameters ? parameters : reader.Object("rope_scaling");
+  const ConfigReader& with_theta =
+      parameters && parameters->Has("rope_theta") ? *parameters : reader;
+  rope.theta = with_theta.DoubleOr({"rope_theta"}, default_theta, 1.0, 1e15);
+
+  const ConfigReader& with_part =
+      parameters && parameters->Has("partial_rotary_factor") ? *parameters : reader;
+  const double part = with_part.DoubleOr({"partial_rotary_factor"}, 1.0, 0.0, 1.0);
+  rope.rotary_dim = static_cast<int64_t>(static_cast<double>(head_dim) * part);
+  if (rope.rotary_dim < 2 || rope.rotary_dim % 2 != 0) {
+    throw Invalid("{}: {} of a head's {} elements would be rotated; want an even number of them",
+                  with_part.Where("partial_rotary_factor"), rope.rotary_dim, head_dim);
+  }
+
+  if (!scaling) return;
+  if (scaling->Has("full_attention") || scaling->Has("sliding_attention")) {
+    throw Invalid("{} differs by layer type, which is not supported",
+                  reader.Where("rope_parameters"));
+  }
+  const std::string type = scaling->StringOr({"rope_type", "type"}, "default");
+  if (type == "default") {
+    rope.type = RopeConfig::Type::kDefault;
+  } else if (type == "linear") {
+    rope.type = RopeConfig::Type::kLinear;
+    rope.factor = scaling->Double({"factor"}, 1e-6, kMaxFactor);
+  } else if (type == "llama3") {
+    rope.type = RopeConfig::Type::kLlama3;
+    ReadLlama3(*scaling, &rope);
+  } else if (type == "yarn") {
+    rope.type = RopeConfig::Type::kYarn;
+    ReadYarn(*scaling, config->max_position, &rope);
+  } else {
+    throw Invalid("{} is \"{}\"; want default, linear, llama3 or yarn", scaling->Where("rope_type"),
+                  type);
+  }
+}
+
+}  // namespace switchyard

@@ -1,0 +1,30 @@
+// Grouped-query attention of one layer on one TP rank.
+#pragma once
+
+#include "model/layers/context.h"
+#include "model/weights.h"
+
+namespace switchyard {
+
+// Owns its activations; one object serves all layers, since they run one after the other.
+class GroupedAttention {
+ public:
+  GroupedAttention(const ModelConfig& config, const Mesh& mesh, int64_t max_tokens);
+
+  // x [T, H] (normalised) → out [T, H], this rank's partial sum over its heads; the caller
+  // all-reduces.
+  void Forward(const LayerContext& c, const GroupedAttentionWeights& w, int64_t layer,
+               const float* x, float* out);
+
+ private:
+  void NormQueriesAndKeys(const LayerContext& c, const GroupedAttentionWeights& w, int64_t tokens);
+
+  int64_t heads_, kv_heads_, head_dim_;  // of this rank
+  Activations q_, k_, v_, attended_;  // [T, heads · D], [T, kv_heads · D] twice, [T, heads · D]
+  Activations squares_;               // [2, T], for a norm over all heads of all ranks
+};
+
+// KV heads of one rank: an equal share, or one where ranks outnumber them.
+int64_t KvHeadsPerRank(const AttentionConfig& attention, const Mesh& mesh);
+
+}  // namespace switchyard

@@ -1,0 +1,116 @@
+#include "model/rope.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "core/check.h"
+
+namespace switchyard {
+namespace {
+
+// theta^(2i / dim): wavelengths over 2π.
+std::vector<float> Periods(const RopeConfig& rope) {
+  std::vector<float> periods(static_cast<size_t>(rope.rotary_dim / 2));
+  const auto dim = static_cast<float>(rope.rotary_dim);
+  for (size_t i = 0; i < periods.size(); ++i) {
+    periods[i] = std::pow(static_cast<float>(rope.theta), static_cast<float>(2 * i) / dim);
+  }
+  return periods;
+}
+
+void ScaleLlama3(const RopeConfig& rope, std::vector<float>* frequencies) {
+  const auto factor = static_cast<float>(rope.factor);
+  const auto old_length = static_cast<float>(rope.original_max_position);
+  const auto low = static_cast<float>(rope.low_freq_factor);
+  const auto high = static_cast<float>(rope.high_freq_factor);
+  for (float& f : *frequencies) {
+    const float wavelength = static_cast<float>(2.0 * std::numbers::pi) / f;
+    if (wavelength > old_length / low) {
+      f /= factor;
+    } else if (wavelength >= old_length / high) {
+      const float smooth = (old_length / wavelength - low) / (high - low);
+      f = (1.0f - smooth) * f / factor + smooth * f;
+    }
+  }
+}
+
+// Where a pair turns `rotations` times over the original context, as a fractional pair index.
+double CorrectionDim(const RopeConfig& rope, double rotations) {
+  return static_cast<double>(rope.rotary_dim) *
+         std::log(static_cast<double>(rope.original_max_position) /
+                  (rotations * 2.0 * std::numbers::pi)) /
+         (2.0 * std::log(rope.theta));
+}
+
+std::vector<float> YarnFrequencies(const RopeConfig& rope, const std::vector<float>& periods) {
+  double low = CorrectionDim(rope, rope.beta_fast);
+  double high = CorrectionDim(rope, rope.beta_slow);
+  if (rope.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, static_cast<double>(rope.rotary_dim - 1));
+  if (low == high) high += 0.001;  // no division by zero
+
+  const auto factor = static_cast<float>(rope.factor);
+  std::vector<float> frequencies(periods.size());
+  for (size_t i = 0; i < periods.size(); ++i) {
+    const float ramp =
+        (static_cast<float>(i) - static_cast<float>(low)) / static_cast<float>(high - low);
+    const float plain_share = 1.0f - std::clamp(ramp, 0.0f, 1.0f);
+    const float divided = 1.0f / (factor * periods[i]);
+    const float plain = 1.0f / periods[i];
+    frequencies[i] = divided * (1.0f - plain_share) + plain * plain_share;
+  }
+  return frequencies;
+}
+
+}  // namespace
+
+double YarnMscale(const RopeConfig& rope, double mscale) {
+  return rope.factor <= 1.0 ? 1.0 : 0.1 * mscale * std::log(rope.factor) + 1.0;
+}
+
+std::vector<float> InverseFrequencies(const RopeConfig& rope) {
+  const std::vector<float> periods = Periods(rope);
+  if (rope.type == RopeConfig::Type::kYarn) return YarnFrequencies(rope, periods);
+  std::vector<float> frequencies(periods.size());
+  std::ranges::transform(periods, frequencies.begin(), [](float p) { return 1.0f / p; });
+  if (rope.type == RopeConfig::Type::kLinear) {
+    for (float& f : frequencies) f /= static_cast<float>(rope.factor);
+  } else if (rope.type == RopeConfig::Type::kLlama3) {
+    ScaleLlama3(rope, &frequencies);
+  }
+  return frequencies;
+}
+
+double RopeAttentionFactor(const RopeConfig& rope) {
+  if (rope.type != RopeConfig::Type::kYarn) return 1.0;
+  if (rope.attention_factor) return *rope.attention_factor;
+  if (rope.mscale != 0.0 && rope.mscale_all_dim != 0.0) {
+    return YarnMscale(rope, rope.mscale) / YarnMscale(rope, rope.mscale_all_dim);
+  }
+  return YarnMscale(rope, 1.0);
+}
+
+Tensor BuildCosSin(const RopeConfig& rope, int64_t max_position) {
+  CHECK_GE(max_position, 1);
+  const std::vector<float> frequencies = InverseFrequencies(rope);
+  const auto half = static_cast<int64_t>(frequencies.size());
+  const auto scale = static_cast<float>(RopeAttentionFactor(rope));
+  Tensor table = Tensor::Empty(DType::kF32, {max_position, 2 * half});
+  float* row = table.data<float>();
+  for (int64_t position = 0; position < max_position; ++position, row += 2 * half) {
+    for (int64_t i = 0; i < half; ++i) {
+      // The angle is rounded to float32 as in transformers; its cosine is then exact to rounding.
+      const auto angle = static_cast<double>(static_cast<float>(position) * frequencies[i]);
+      row[i] = static_cast<float>(std::cos(angle)) * scale;
+      row[half + i] = static_cast<float>(std::sin(angle)) * scale;
+    }
+  }
+  return table;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,66 @@
+// Against tests/data/rope/goldens.json: the formulae worked by numpy, in float32 where transformers
+// computes in float32.
+#include "model/rope.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+namespace switchyard {
+namespace {
+
+using nlohmann::json;
+
+RopeConfig FromGolden(const json& r) {
+  RopeConfig rope;
+  const std::string type = r["type"];
+  rope.type = type == "linear"   ? RopeConfig::Type::kLinear
+              : type == "llama3" ? RopeConfig::Type::kLlama3
+              : type == "yarn"   ? RopeConfig::Type::kYarn
+                                 : RopeConfig::Type::kDefault;
+  rope.rotary_dim = r["dim"];
+  rope.theta = r["theta"];
+  rope.factor = r.value("factor", 1.0);
+  rope.original_max_position = r.value("orig", 0);
+  rope.low_freq_factor = r.value("low", 1.0);
+  rope.high_freq_factor = r.value("high", 4.0);
+  rope.beta_fast = r.value("fast", 32.0);
+  rope.beta_slow = r.value("slow", 1.0);
+  rope.mscale = r.value("mscale", 0.0);
+  rope.mscale_all_dim = r.value("all", 0.0);
+  rope.truncate = r.value("truncate", true);
+  if (r.contains("af")) rope.attention_factor = r["af"].get<double>();
+  return rope;
+}
+
+TEST(Rope, MatchesTheFormulae) {
+  std::ifstream file(SWITCHYARD_TEST_DATA "/rope/goldens.json");
+  const json goldens = json::parse(file);
+  ASSERT_GE(goldens.size(), 8u);
+  for (const json& golden : goldens) {
+    SCOPED_TRACE(golden["rope"]["name"].get<std::string>());
+    const RopeConfig rope = FromGolden(golden["rope"]);
+    EXPECT_NEAR(RopeAttentionFactor(rope), golden["attention_factor"].get<double>(), 1e-12);
+
+    const auto want = golden["inverse_frequencies"].get<std::vector<float>>();
+    const auto got = InverseFrequencies(rope);
+    ASSERT_EQ(got.size(), want.size());
+    for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i] / want[i], 1.0f, 3e-7f) << i;
+
+    const Tensor table = BuildCosSin(rope, 5001);
+    ASSERT_EQ(table.shape(), (std::vector<int64_t>{5001, rope.rotary_dim}));
+    for (const auto& [position, row] : golden["rows"].items()) {
+      const float* at = table.data<float>() + std::stoll(position) * rope.rotary_dim;
+      // An angle of thousands of radians keeps three decimals in float32; half an ulp of a
+      // frequency moves it as much.
+      const float tolerance = std::stoll(position) > 100 ? 2e-3f : 5e-5f;
+      for (int64_t i = 0; i < rope.rotary_dim; ++i) {
+        EXPECT_NEAR(at[i], row[i].get<float>(), tolerance) << position << " " << i;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,83 @@
+#include "model/weights/parts.h"
+
+namespace switchyard {
+namespace {
+
+constexpr std::string_view kGroupedKeys =
+    "hidden_size, num_attention_heads, num_key_value_heads, head_dim";
+constexpr std::string_view kLatentKeys =
+    "hidden_size, num_attention_heads, q_lora_rank, kv_lora_rank, qk_nope_head_dim, "
+    "qk_rope_head_dim, v_head_dim";
+
+}  // namespace
+
+GroupedAttentionWeights BuildGroupedAttention(Parts& parts, const std::string& prefix) {
+  const AttentionConfig& a = parts.config().attention;
+  const TensorNames& names = parts.names();
+  const int64_t hidden = parts.config().hidden;
+  const int64_t q_size = a.heads * a.head_dim, kv_size = a.kv_heads * a.head_dim;
+  const Range heads = QueryHeads(a, parts.mesh());
+  const Range q = heads * a.head_dim, kv = KvHeads(a, parts.mesh()) * a.head_dim;
+
+  GroupedAttentionWeights w;
+  w.q = parts.Rows(prefix + names.q, q_size, hidden, q, a.qkv_bias, kGroupedKeys);
+  w.k = parts.Rows(prefix + names.k, kv_size, hidden, kv, a.qkv_bias, kGroupedKeys);
+  w.v = parts.Rows(prefix + names.v, kv_size, hidden, kv, a.qkv_bias, kGroupedKeys);
+  w.o = parts.Columns(prefix + names.o, hidden, q_size, q, a.output_bias, kGroupedKeys);
+  const std::string q_norm = prefix + names.q_norm + ".weight";
+  const std::string k_norm = prefix + names.k_norm + ".weight";
+  if (a.qk_norm == AttentionConfig::QkNorm::kPerHead) {
+    w.q_norm = parts.Norm(q_norm, a.head_dim, "head_dim");
+    w.k_norm = parts.Norm(k_norm, a.head_dim, "head_dim");
+  } else if (a.qk_norm == AttentionConfig::QkNorm::kWhole) {
+    w.q_norm = parts.Norm(q_norm, q_size, q, kGroupedKeys);
+    w.k_norm = parts.Norm(k_norm, kv_size, kv, kGroupedKeys);
+  }
+  if (a.sinks) {
+    w.sinks = parts.Vector({.name = prefix + names.sinks,
+                            .n = a.heads,
+                            .range = heads,
+                            .keys = "num_attention_heads"});
+  }
+  return w;
+}
+
+LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& prefix) {
+  const AttentionConfig& a = parts.config().attention;
+  const TensorNames& names = parts.names();
+  const int64_t hidden = parts.config().hidden;
+  const int64_t q_size = a.heads * a.head_dim;
+  const Range heads = QueryHeads(a, parts.mesh());
+  const Range q = heads * a.head_dim;
+
+  LatentAttentionWeights w;
+  if (a.q_lora_rank == 0) {
+    w.q = parts.Rows(prefix + names.q, q_size, hidden, q, false, kLatentKeys);
+  } else {
+    const int64_t rank = a.q_lora_rank;
+    w.q_a = parts.Rows(prefix + names.q_a, rank, hidden, {0, rank}, a.qkv_bias, kLatentKeys);
+    w.q_a_norm = parts.Norm(prefix + names.q_a_norm + ".weight", rank, "q_lora_rank");
+    w.q_b = parts.Rows(prefix + names.q_b, q_size, rank, q, false, kLatentKeys);
+  }
+  const int64_t latent = a.kv_lora_rank + a.qk_rope_head_dim;
+  w.kv_a = parts.Rows(prefix + names.kv_a, latent, hidden, {0, latent}, a.qkv_bias, kLatentKeys);
+  w.kv_a_norm = parts.Norm(prefix + names.kv_a_norm + ".weight", a.kv_lora_rank, "kv_lora_rank");
+
+  // kv_b_proj has of each head nope rows for keys, then v rows for values.
+  const int64_t per_head = a.qk_nope_head_dim + a.v_head_dim;
+  const auto up = [&](Range rows) {
+    return parts
+        .Rows(prefix + names.kv_b, a.heads * per_head, a.kv_lora_rank, rows, false, kLatentKeys)
+        .w;
+  };
+  for (int64_t head = heads.begin; head < heads.end; ++head) {
+    const int64_t first = head * per_head, middle = first + a.qk_nope_head_dim;
+    w.k_up.push_back(up({first, middle}));
+    w.v_up.push_back(up({middle, first + per_head}));
+  }
+  w.o = parts.Columns(prefix + names.o, hidden, a.heads * a.v_head_dim, heads * a.v_head_dim,
+                      a.output_bias, kLatentKeys);
+  return w;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,156 @@
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "model/weights/parts.h"
+
+namespace switchyard {
+namespace {
+
+using Form = MatrixRequest::Form;
+
+constexpr std::string_view kExpertKeys = "num_experts, hidden_size, moe_intermediate_size";
+
+RouterWeights BuildRouter(Parts& parts, const std::string& prefix, std::vector<Tensor>* owned) {
+  const int64_t experts = parts.config().moe->router.num_experts;
+  const auto vector = [&](const std::string& name) {
+    owned->push_back(
+        parts.Vector({.name = name, .n = experts, .range = {0, experts}, .keys = "num_experts"}));
+    return std::as_const(owned->back()).data<float>();
+  };
+  RouterWeights w;
+  w.w = parts.Plain(prefix + ".weight", experts, {0, experts}, "num_experts, hidden_size");
+  if (parts.names().router_bias) w.bias = vector(prefix + ".bias");
+  if (parts.names().correction_bias) {
+    w.correction_bias = vector(prefix + ".e_score_correction_bias");
+  }
+  return w;
+}
+
+// One expert of gate_up_proj [E, 2 I, H] and down_proj [E, H, I]: gate rows before up rows, or
+// alternating, and then stored as MXFP4 blocks or transposed.
+kernels::ExpertWeights FusedExpert(Parts& parts, const std::string& prefix, int e, Range part) {
+  const bool alternate = parts.names().interleaved_experts;
+  const bool mxfp4 = alternate && parts.Has(prefix + "gate_up_proj_blocks");
+  const int64_t hidden = parts.config().hidden, whole = parts.config().moe->intermediate;
+  MatrixRequest gate{.name = prefix + "gate_up_proj",
+                     .n = 2 * whole,
+                     .k = hidden,
+                     .rows = part,
+                     .cols = {0, hidden},
+                     .row_step = alternate ? 2 : 1,
+                     .experts = parts.config().moe->router.num_experts,
+                     .expert = e,
+                     .form = mxfp4 ? Form::kMxfp4 : Form::kLinear,
+                     .transposed = alternate && !mxfp4,
+                     .keys = kExpertKeys};
+  MatrixRequest up = gate;
+  up.row0 = alternate ? 1 : whole;
+  MatrixRequest down = gate;
+  down.name = prefix + "down_proj";
+  down.n = hidden;
+  down.k = whole;
+  down.rows = {0, hidden};
+  down.cols = part;
+  down.row_step = 1;
+  return {.gate = parts.Matrix(gate), .up = parts.Matrix(up), .down = parts.Matrix(down)};
+}
+
+// gate_up_proj_bias [E, 2 I], alternating; down_proj_bias [E, H], which only the first rank of a
+// MoE-TP group adds.
+void AddExpertBiases(Parts& parts, const std::string& prefix, ExpertRange mine, Range part,
+                     std::vector<kernels::ExpertWeights>* experts, std::vector<Tensor>* owned) {
+  if (mine.begin == mine.end) return;
+  const MoeModelConfig& moe = *parts.config().moe;
+  const int64_t hidden = parts.config().hidden;
+  const bool down = parts.mesh().moe_tp_rank() == 0;
+  owned->push_back(
+      Tensor::Empty(DType::kF32, {mine.end - mine.begin, 2 * part.size() + (down ? hidden : 0)}));
+  float* next = owned->back().data<float>();
+  const auto read = [&](const VectorRequest& request) {
+    const float* out = next;
+    parts.Vector(request, {next, static_cast<size_t>(request.range.size())});
+    next += request.range.size();
+    return out;
+  };
+  for (int e = mine.begin; e < mine.end; ++e) {
+    kernels::ExpertWeights& expert = (*experts)[e - mine.begin];
+    VectorRequest gate{.name = prefix + "gate_up_proj_bias",
+                       .n = 2 * moe.intermediate,
+                       .range = part,
+                       .step = 2,
+                       .experts = moe.router.num_experts,
+                       .expert = e,
+                       .keys = kExpertKeys};
+    VectorRequest up = gate;
+    up.offset = 1;
+    expert.gate_bias = read(gate);
+    expert.up_bias = read(up);
+    if (down) {
+      expert.down_bias = read({.name = prefix + "down_proj_bias",
+                               .n = hidden,
+                               .range = {0, hidden},
+                               .experts = moe.router.num_experts,
+                               .expert = e,
+                               .keys = kExpertKeys});
+    }
+  }
+}
+
+// This rank's experts, each the MoE-TP part of its intermediate elements.
+std::vector<kernels::ExpertWeights> BuildExperts(Parts& parts, const std::string& prefix,
+                                                 std::vector<Tensor>* owned) {
+  const MoeModelConfig& moe = *parts.config().moe;
+  const TensorNames& names = parts.names();
+  const Mesh& mesh = parts.mesh();
+  const ExpertRange mine = ExpertsOfRank(moe.router.num_experts, mesh.ep(), mesh.ep_rank());
+  const Range part = EvenPart(moe.intermediate, mesh.moe_tp(), mesh.moe_tp_rank());
+  const bool fused = names.interleaved_experts || parts.Has(prefix + "gate_up_proj");
+  std::vector<kernels::ExpertWeights> experts;
+  for (int e = mine.begin; e < mine.end; ++e) {
+    const std::string one = fmt::format("{}{}.", prefix, e);
+    experts.push_back(fused ? FusedExpert(parts, prefix, e, part)
+                            : parts.FeedForward(one + names.expert_gate, one + names.expert_up,
+                                                one + names.expert_down, moe.intermediate, part,
+                                                kExpertKeys));
+  }
+  if (names.expert_biases) AddExpertBiases(parts, prefix, mine, part, &experts, owned);
+  return experts;
+}
+
+std::string BlockPrefix(const Parts& parts, const std::string& layer_prefix) {
+  const TensorNames& names = parts.names();
+  const std::string block = layer_prefix + names.moe + ".";
+  if (names.moe_alternative.empty()) return block;
+  const std::string other = layer_prefix + names.moe_alternative + ".";
+  const std::string router = names.router + ".weight";
+  return !parts.Has(block + router) && parts.Has(other + router) ? other : block;
+}
+
+}  // namespace
+
+MoeLayerWeights BuildMoe(Parts& parts, const std::string& prefix, std::vector<Tensor>* owned) {
+  const MoeModelConfig& moe = *parts.config().moe;
+  const TensorNames& names = parts.names();
+  const Mesh& mesh = parts.mesh();
+  const std::string block = BlockPrefix(parts, prefix);
+  MoeLayerWeights w;
+  w.router = BuildRouter(parts, block + names.router, owned);
+  w.experts = BuildExperts(parts, block + "experts.", owned);
+  const int64_t shared = moe.shared_intermediate;
+  if (shared != 0) {
+    w.has_shared = true;
+    const Range part = parts.whole_shared_expert() ? Range{0, shared}
+                                                   : EvenPart(shared, mesh.tp(), mesh.tp_rank());
+    const std::string name = block + names.shared;
+    w.shared =
+        parts.FeedForward(name + ".gate_proj", name + ".up_proj", name + ".down_proj", shared, part,
+                          "hidden_size, the shared experts' intermediate size");
+  }
+  if (moe.shared_gate) {
+    w.shared_gate = parts.Plain(block + names.shared_gate + ".weight", 1, {0, 1}, "hidden_size");
+  }
+  return w;
+}
+
+}  // namespace switchyard

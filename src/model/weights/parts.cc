@@ -1,0 +1,65 @@
+#include "model/weights/parts.h"
+
+namespace switchyard {
+
+WeightView Parts::Matrix(const MatrixRequest& request) {
+  const WeightView view = source_.Matrix(request);
+  bytes_ += static_cast<double>(view.n) * static_cast<double>(view.k) * BytesPerWeight(view.format);
+  return view;
+}
+
+void Parts::Vector(const VectorRequest& request, std::span<float> out) {
+  source_.Vector(request, out);
+  bytes_ += static_cast<double>(out.size_bytes());
+}
+
+Tensor Parts::Vector(const VectorRequest& request) {
+  Tensor out = Tensor::Empty(DType::kF32, {request.range.size()});
+  Vector(request, {out.data<float>(), static_cast<size_t>(request.range.size())});
+  return out;
+}
+
+Tensor Parts::Norm(const std::string& name, int64_t n, Range part, std::string_view keys) {
+  return Vector({.name = name, .n = n, .range = part, .norm = true, .keys = keys});
+}
+
+WeightView Parts::Plain(const std::string& name, int64_t n, Range rows, std::string_view keys) {
+  return Matrix({.name = name,
+                 .n = n,
+                 .k = config().hidden,
+                 .rows = rows,
+                 .cols = {0, config().hidden},
+                 .form = MatrixRequest::Form::kPlain,
+                 .keys = keys});
+}
+
+LinearWeight Parts::Rows(const std::string& name, int64_t n, int64_t k, Range rows, bool bias,
+                         std::string_view keys) {
+  LinearWeight linear;
+  linear.w = Matrix(
+      {.name = name + ".weight", .n = n, .k = k, .rows = rows, .cols = {0, k}, .keys = keys});
+  if (bias) linear.bias = Vector({.name = name + ".bias", .n = n, .range = rows, .keys = keys});
+  return linear;
+}
+
+LinearWeight Parts::Columns(const std::string& name, int64_t n, int64_t k, Range cols, bool bias,
+                            std::string_view keys) {
+  LinearWeight linear;
+  linear.w = Matrix(
+      {.name = name + ".weight", .n = n, .k = k, .rows = {0, n}, .cols = cols, .keys = keys});
+  if (bias && mesh().tp_rank() == 0) {
+    linear.bias = Vector({.name = name + ".bias", .n = n, .range = {0, n}, .keys = keys});
+  }
+  return linear;
+}
+
+kernels::ExpertWeights Parts::FeedForward(const std::string& gate, const std::string& up,
+                                          const std::string& down, int64_t intermediate, Range part,
+                                          std::string_view keys) {
+  const int64_t hidden = config().hidden;
+  return {.gate = Rows(gate, intermediate, hidden, part, false, keys).w,
+          .up = Rows(up, intermediate, hidden, part, false, keys).w,
+          .down = Columns(down, hidden, intermediate, part, false, keys).w};
+}
+
+}  // namespace switchyard

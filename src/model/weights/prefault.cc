@@ -1,0 +1,69 @@
+#include "model/weights/prefault.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "core/error.h"
+
+#ifndef MADV_POPULATE_READ  // Linux 5.14; the C library's headers may be older
+#define MADV_POPULATE_READ 22
+#endif
+
+namespace switchyard {
+namespace {
+
+constexpr size_t kChunk = size_t{32} << 20;
+
+// Whole pages, ascending and disjoint.
+std::vector<ByteRange> MergePages(std::vector<ByteRange> ranges) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  for (ByteRange& r : ranges) {
+    r.begin -= reinterpret_cast<uintptr_t>(r.begin) % page;
+    r.end += (page - reinterpret_cast<uintptr_t>(r.end) % page) % page;
+  }
+  std::ranges::sort(ranges, {}, &ByteRange::begin);
+  std::vector<ByteRange> merged;
+  for (const ByteRange& r : ranges) {
+    if (!merged.empty() && r.begin <= merged.back().end) {
+      merged.back().end = std::max(merged.back().end, r.end);
+    } else {
+      merged.push_back(r);
+    }
+  }
+  return merged;
+}
+
+// Blocks until the pages are there; an older kernel is only told that they will be wanted.
+void Populate(const uint8_t* begin, size_t size) {
+  void* p = const_cast<uint8_t*>(begin);
+  if (madvise(p, size, MADV_POPULATE_READ) == 0) return;
+  if (errno == EINVAL) {
+    madvise(p, size, MADV_WILLNEED);
+    return;
+  }
+  throw Resource("cannot read the checkpoint's files: {}", std::strerror(errno));
+}
+
+}  // namespace
+
+void Prefault(std::vector<ByteRange> ranges,
+              const std::function<void(size_t done, size_t total)>& progress) {
+  const std::vector<ByteRange> merged = MergePages(std::move(ranges));
+  size_t total = 0, done = 0;
+  for (const ByteRange& r : merged) total += static_cast<size_t>(r.end - r.begin);
+  for (const ByteRange& r : merged) {
+    for (const uint8_t* p = r.begin; p < r.end;) {
+      const size_t size = std::min(kChunk, static_cast<size_t>(r.end - p));
+      Populate(p, size);
+      p += size;
+      done += size;
+      if (progress) progress(done, total);
+    }
+  }
+}
+
+}  // namespace switchyard

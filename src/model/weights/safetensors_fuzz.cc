@@ -1,0 +1,19 @@
+// Headers from memory: any bytes either parse, with ranges inside the file, or give an Error.
+#include <cstddef>
+#include <cstdint>
+
+#include "core/check.h"
+#include "core/error.h"
+#include "model/weights/safetensors.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  try {
+    for (const auto& [name, entry] :
+         switchyard::ParseSafetensorsHeader({data, size}, size, "input")) {
+      CHECK(entry.begin <= entry.end);
+      CHECK(entry.end <= size);
+    }
+  } catch (const switchyard::Error&) {
+  }
+  return 0;
+}

@@ -1,0 +1,94 @@
+// Small checkpoints written by tests.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/tensor.h"
+#include "model/weights/safetensors.h"
+#include "quant/weight_view.h"
+
+namespace switchyard::testing {
+
+// A directory of its own, removed at the end.
+class TempDir {
+ public:
+  TempDir() {
+    std::string name = (std::filesystem::temp_directory_path() / "switchyard-XXXXXX").string();
+    if (!mkdtemp(name.data())) throw std::runtime_error("mkdtemp");
+    path_ = name;
+  }
+  ~TempDir() { std::filesystem::remove_all(path_); }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline std::string ReadBytes(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+inline void WriteBytes(const std::filesystem::path& path, const std::string& bytes) {
+  std::filesystem::remove(path);
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+inline std::string WithLength(const std::string& header) {
+  std::string out(8, '\0');
+  const uint64_t length = header.size();
+  std::memcpy(out.data(), &length, 8);
+  return out + header;
+}
+
+struct RawTensor {
+  std::string dtype;  // as safetensors spells it
+  std::vector<int64_t> shape;
+  std::string bytes;
+};
+using RawTensors = std::map<std::string, RawTensor>;
+
+inline void WriteSafetensors(const std::filesystem::path& path, const RawTensors& tensors) {
+  nlohmann::json header;
+  std::string data;
+  for (const auto& [name, t] : tensors) {
+    header[name] = {{"dtype", t.dtype},
+                    {"shape", t.shape},
+                    {"data_offsets", {data.size(), data.size() + t.bytes.size()}}};
+    data += t.bytes;
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  WriteBytes(path, WithLength(text) + data);
+}
+
+inline RawTensors ReadSafetensors(const std::filesystem::path& dir) {
+  const Checkpoint checkpoint(dir);
+  RawTensors out;
+  for (const auto& [name, t] : checkpoint.tensors()) {
+    const char* names[] = {"F32", "BF16", "F16", "F8_E4M3", "F8_E5M2", "I64",
+                           "I32", "I16",  "I8",  "U8",      "BOOL"};
+    out[name] = {names[static_cast<int>(t.dtype)], t.shape,
+                 std::string(reinterpret_cast<const char*>(t.data), t.num_bytes)};
+  }
+  return out;
+}
+
+// Copies a fixture's config and tensors, which the caller then changes.
+inline void CopyConfig(const std::filesystem::path& from, const std::filesystem::path& to) {
+  std::filesystem::copy_file(from / "config.json", to / "config.json");
+}
+
+inline std::vector<float> Dequantize(const WeightView& w) {
+  std::vector<float> out(static_cast<size_t>(w.n * w.k));
+  for (int64_t i = 0; i < w.n; ++i) DequantizeRow(w, i, 0, w.k, out.data() + i * w.k);
+  return out;
+}
+
+}  // namespace switchyard::testing

@@ -1,0 +1,80 @@
+// The interface that moves token rows to the ranks that own their experts, and back.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "moe/router.h"
+#include "moe/types.h"
+
+namespace switchyard {
+
+// Four calls carry one batch through the exchange:
+//
+//   dispatcher.BeginDispatch(x, topk, decode, &handle);      rows leave
+//   Dispatched in = dispatcher.EndDispatch(&handle);         rows of this rank's experts are here
+//   … pre-permute, runner, post-permute …
+//   dispatcher.BeginCombine(outputs, &handle);               outputs leave
+//   dispatcher.EndCombine(&handle, y);                       y[t] = Σ_j weight[t, j] · output[t, j]
+//
+// Begin starts and returns, End waits; other work fits in between, another batch's calls too. Every
+// rank of the group makes the same calls in the same order, ranks without tokens included. A batch
+// is its handle; the dispatcher keeps nothing of it.
+//
+// Worked by hand: two ranks, experts A B on rank 0 and C D on rank 1, top-2. Written t.j is slot j
+// of token t; "·" is −1.
+//
+//                     rank 0                            rank 1
+//   own tokens        t0 → (A, D)   t1 → (C, D)         t2 → (B, ·)   t3 → (D, A)
+//
+//   normal
+//     count sent      1 to rank 0, 2 to rank 1          2 to rank 0, 1 to rank 1
+//     row received    0     1     2                     0     1     2
+//       token         t0    t2    t3                    t0    t1    t3
+//       local ids     (0,·) (1,·) (·,0)                 (·,1) (0,1) (1,·)
+//   pre-permute       A        │ B                      C    │ D
+//     output for      t0.0 t3.1│ t2.0                   t1.0 │ t0.1 t1.1 t3.0
+//     row_ids         0    2   │ 1                      1    │ 0    1    2
+//     offsets         0 2 3                             0 1 4
+//     position        (0,·) (2,·) (·,1)                 (·,1) (0,2) (3,·)
+//   combine           into [token, slot] of the rank the token came from
+//     buffer gets     t0.0 from 0, t0.1 from 1          t2.0 from 0, ·
+//                     t1.0 from 1, t1.1 from 1          t3.0 from 1, t3.1 from 0
+//     y               w·t0.0 + w·t0.1, w·t1.0 + w·t1.1  w·t2.0, w·t3.0 + w·t3.1
+//
+//   low-latency       [expert, source, place], capacity 2
+//     rows received   A from 0: t0 _   from 1: t3 _     C from 0: t1 _    from 1: _  _
+//                     B from 0: _  _   from 1: t2 _     D from 0: t0 t1   from 1: t3 _
+//     counts          source 0 (1,0), source 1 (1,1)    source 0 (1,2), source 1 (0,1)
+//     outputs         t0.0 t3.1 │ t2.0                  t1.0 │ t0.1 t1.1 t3.0
+//
+// The experts see the same rows in either mode, and the sums run over slots in one order at one
+// place: modes and placements change no bit of y.
+//
+// Owned by the runtime, used by the rank's thread only.
+class Dispatcher {
+ public:
+  virtual ~Dispatcher() = default;
+
+  // Whether each rank routes, sends and combines only its share of a replicated batch (EvenShare
+  // over the EP group). Otherwise every rank takes all tokens and sums its own experts' part.
+  virtual bool scatters() const = 0;
+  // Layouts that EndDispatch may give, to find permutes for at start.
+  virtual std::vector<DispatchLayout> layouts() const = 0;
+  // Most tokens of one exchange, all ranks together; a larger batch goes in rounds.
+  virtual int64_t MaxTokens(bool decode) const = 0;
+
+  // x [topk.tokens, H] and `topk` must live, unchanged, until EndCombine returns. `decode`: every
+  // sequence has one row. `handle`: idle, filled here. Errors: kResource where tokens exceed a
+  // buffer or too many batches are in flight; kTimeout, naming the stage and the peer (the same for
+  // the other calls).
+  virtual void BeginDispatch(const float* x, const TopK& topk, bool decode,
+                             DispatchHandle* handle) = 0;
+  virtual Dispatched EndDispatch(DispatchHandle* handle) = 0;
+  // experts.rows must live until EndCombine returns.
+  virtual void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) = 0;
+  // y [topk.tokens, H]: sums over slots in slot order in float32, zero where all ids are −1.
+  virtual void EndCombine(DispatchHandle* handle, float* y) = 0;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,251 @@
+// Dispatchers by themselves: the worked example, properties of dispatch and combine, batches in
+// flight, and what happens when a peer or a buffer is missing.
+#include "moe/dispatcher.h"
+
+#include <array>
+#include <functional>
+#include <span>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "moe/backends.h"
+#include "moe/runtime.h"
+#include "moe/test_layer.h"
+
+namespace switchyard {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+MoeOptions DeepEp(const std::string& mode, int capacity = 8) {
+  return {.a2a_backend = "deepep",
+          .deepep_mode = mode,
+          .max_dispatch_tokens_per_rank = capacity,
+          .row_dtype = DType::kF32};
+}
+MoeOptions None() { return {.a2a_backend = "none"}; }
+
+// One batch with hand-made routing, and the path between the dispatcher's calls with experts that
+// return their row times `factor`.
+struct TestBatch {
+  TopK topk;
+  std::vector<float> x, y, outputs;
+  DispatchHandle handle;
+  Dispatched dispatched;
+  GroupedRows grouped;
+
+  TestBatch(int k, int64_t hidden, std::vector<int32_t> ids, float first_value)
+      : topk{.tokens = static_cast<int64_t>(ids.size()) / k, .k = k, .ids = ids} {
+    topk.weights.assign(ids.size(), 1.0f);
+    x.resize(topk.tokens * hidden);
+    for (size_t i = 0; i < x.size(); ++i) x[i] = first_value + static_cast<float>(i);
+    y.assign(x.size(), NAN);
+  }
+  void BeginDispatch(MoeRuntime& moe, bool decode = false) {
+    moe.dispatcher().BeginDispatch(x.data(), topk, decode, &handle);
+  }
+  void EndDispatch(MoeRuntime& moe) {
+    dispatched = moe.dispatcher().EndDispatch(&handle);
+    moe.permute(dispatched.layout).pre(moe.permute_context(), dispatched, &grouped);
+  }
+  void BeginCombine(MoeRuntime& moe, float factor = 1.0f) {
+    const int64_t hidden = moe.shape().hidden;
+    outputs.resize(grouped.num_rows() * hidden);
+    for (int64_t r = 0; r < grouped.num_rows(); ++r) {
+      const int64_t from = grouped.row_ids ? grouped.row_ids[r] : r;
+      for (int64_t i = 0; i < hidden; ++i)
+        outputs[r * hidden + i] = factor * grouped.x[from * grouped.ldx + i];
+    }
+    moe.dispatcher().BeginCombine(moe.permute(dispatched.layout).post(grouped, outputs.data()),
+                                  &handle);
+  }
+  void EndCombine(MoeRuntime& moe) { moe.dispatcher().EndCombine(&handle, y.data()); }
+  void RunAll(MoeRuntime& moe, bool decode = false) {
+    BeginDispatch(moe, decode);
+    EndDispatch(moe);
+    BeginCombine(moe);
+    EndCombine(moe);
+  }
+};
+
+using RankBody = std::function<void(MoeRuntime&, int rank)>;
+void RunRanks(const MoeOptions& options, const MoeShape& shape, int ranks, const RankBody& body,
+              std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+  RunMoeRanks(options, shape, {ranks, ranks},
+              [&](RankComm& comm, ThreadPool& pool) {
+                body(*MakeMoeRuntime(options, shape, comm, pool), comm.mesh.rank());
+              },
+              {timeout});
+}
+
+// The table in dispatcher.h. Rows are one number, the token's.
+const std::vector<std::vector<int32_t>> kWorkedIds = {{0, 3, 2, 3}, {1, -1, 3, 0}};
+
+TEST(DispatcherTest, WorkedExampleInNormalMode) {
+  RunRanks(DeepEp("normal"), {1, 1, 4, 2, 4}, 2, [](MoeRuntime& moe, int rank) {
+    TestBatch b(2, 1, kWorkedIds[rank], 2.0f * rank);
+    b.BeginDispatch(moe);
+    b.EndDispatch(moe);
+    const auto* rows = reinterpret_cast<const float*>(b.dispatched.rows);
+    const std::span received(rows, b.dispatched.num_rows);
+    const std::span row_ids(b.grouped.row_ids, b.grouped.num_rows());
+    const std::span position(b.grouped.position, 2 * b.dispatched.num_rows);
+    if (rank == 0) {
+      EXPECT_THAT(received, ElementsAre(0, 2, 3));
+      EXPECT_THAT(b.grouped.offsets, ElementsAre(0, 2, 3));
+      EXPECT_THAT(row_ids, ElementsAre(0, 2, 1));
+      EXPECT_THAT(position, ElementsAre(0, -1, 2, -1, -1, 1));
+    } else {
+      EXPECT_THAT(received, ElementsAre(0, 1, 3));
+      EXPECT_THAT(b.grouped.offsets, ElementsAre(0, 1, 4));
+      EXPECT_THAT(row_ids, ElementsAre(1, 0, 1, 2));
+      EXPECT_THAT(position, ElementsAre(-1, 1, 0, 2, 3, -1));
+    }
+    b.BeginCombine(moe);
+    b.EndCombine(moe);
+    EXPECT_EQ(b.y, rank == 0 ? std::vector<float>({0, 2}) : std::vector<float>({2, 6}));
+  });
+}
+
+TEST(DispatcherTest, WorkedExampleInLowLatencyMode) {
+  RunRanks(DeepEp("low_latency", 2), {1, 1, 4, 2, 4}, 2, [](MoeRuntime& moe, int rank) {
+    TestBatch b(2, 1, kWorkedIds[rank], 2.0f * rank);
+    b.BeginDispatch(moe);
+    b.EndDispatch(moe);
+    EXPECT_EQ(b.dispatched.capacity, 2);
+    const std::span counts(b.dispatched.counts, 4);
+    std::vector<float> grouped;
+    for (int64_t r = 0; r < b.grouped.num_rows(); ++r)
+      grouped.push_back(b.grouped.x[b.grouped.row_ids[r]]);
+    if (rank == 0) {
+      EXPECT_THAT(counts, ElementsAre(1, 0, 1, 1));
+      EXPECT_THAT(b.grouped.offsets, ElementsAre(0, 2, 3));
+      EXPECT_THAT(grouped, ElementsAre(0, 3, 2));
+    } else {
+      EXPECT_THAT(counts, ElementsAre(1, 2, 0, 1));
+      EXPECT_THAT(b.grouped.offsets, ElementsAre(0, 1, 4));
+      EXPECT_THAT(grouped, ElementsAre(1, 0, 1, 3));
+    }
+    b.BeginCombine(moe);
+    b.EndCombine(moe);
+    EXPECT_EQ(b.y, rank == 0 ? std::vector<float>({0, 2}) : std::vector<float>({2, 6}));
+  });
+}
+
+// With experts that return their row and weights of 1, a token comes back as often as it has ids.
+TEST(DispatcherTest, DispatchThenCombineCountsCopies) {
+  const int64_t hidden = 32;
+  const int experts = 9, k = 3;
+  for (const auto& [options, ranks] : {std::pair{None(), 1},
+                                       {DeepEp("normal"), 1},
+                                       {DeepEp("normal"), 4},
+                                       {DeepEp("low_latency"), 4},
+                                       {DeepEp("auto"), 3}}) {
+    SCOPED_TRACE(fmt::format("{} {} on {}", options.a2a_backend, options.deepep_mode, ranks));
+    RunRanks(options, {hidden, 1, experts, k, 8 * ranks}, ranks, [&](MoeRuntime& moe, int rank) {
+      kernels::Random random(rank);
+      for (int round = 0; round < 6; ++round) {
+        // Sizes differ between ranks; some rank is empty in some rounds.
+        const int64_t tokens = (3 * rank + 5 * round) % 9;
+        std::vector<int32_t> ids;
+        std::vector<float> copies(tokens, 0.0f);
+        for (int64_t t = 0; t < tokens; ++t) {
+          const auto first = static_cast<int32_t>(random.Below(experts));
+          for (int j = 0; j < k; ++j) {
+            const bool none = round == 3 || random.Below(4) == 0;
+            ids.push_back(none ? -1 : (first + j) % experts);
+            copies[t] += none ? 0.0f : 1.0f;
+          }
+        }
+        TestBatch b(k, hidden, ids, 1.0f);
+        b.RunAll(moe, /*decode=*/round % 2 == 1);
+        for (size_t i = 0; i < b.y.size(); ++i)
+          ASSERT_EQ(b.y[i], copies[i / hidden] * b.x[i]) << "round " << round << " at " << i;
+      }
+    });
+  }
+}
+
+TEST(DispatcherTest, TwoBatchesInFlightEndInEitherOrder) {
+  const std::vector<int32_t> ids_a = {0, 3, 1, 2, 3, 0}, ids_b = {2, 1, -1, 3};
+  for (const std::string mode : {"normal", "low_latency", "auto"}) {
+    for (const bool a_first : {true, false}) {
+      SCOPED_TRACE(fmt::format("{} a first {}", mode, a_first));
+      RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 2, [&](MoeRuntime& moe, int rank) {
+        for (int round = 0; round < 3; ++round) {
+          TestBatch a(2, 16, ids_a, 100.0f * rank), b(2, 16, ids_b, 1000.0f + rank);
+          a.BeginDispatch(moe, false);
+          b.BeginDispatch(moe, true);
+          for (TestBatch* batch : a_first ? std::array{&a, &b} : std::array{&b, &a}) {
+            batch->EndDispatch(moe);
+            batch->BeginCombine(moe, batch == &a ? 2.0f : 3.0f);
+          }
+          for (TestBatch* batch : a_first ? std::array{&a, &b} : std::array{&b, &a})
+            batch->EndCombine(moe);
+          for (size_t i = 0; i < a.y.size(); ++i) ASSERT_EQ(a.y[i], 4.0f * a.x[i]);
+          for (size_t i = 0; i < b.y.size(); ++i)
+            ASSERT_EQ(b.y[i], (i < 16 ? 6.0f : 3.0f) * b.x[i]);
+        }
+      });
+    }
+  }
+}
+
+std::string ErrorOf(const std::function<void()>& body, ErrorKind kind) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), kind) << error.what();
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(DispatcherTest, MoreBatchesInFlightThanBuffersIsRefused) {
+  for (const std::string mode : {"normal", "low_latency"}) {
+    RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 1, [&](MoeRuntime& moe, int) {
+      TestBatch a(2, 16, {0, 1}, 1.0f), b(2, 16, {0, 1}, 1.0f), c(2, 16, {0, 1}, 1.0f);
+      a.BeginDispatch(moe);
+      b.BeginDispatch(moe);
+      EXPECT_THAT(ErrorOf([&] { c.BeginDispatch(moe); }, ErrorKind::kResource),
+                  HasSubstr("2 batches are in flight"));
+    });
+  }
+}
+
+TEST(DispatcherTest, LowLatencyRefusesMoreTokensThanItsCapacity) {
+  RunRanks(DeepEp("low_latency", 2), {16, 1, 4, 1, 12}, 1, [&](MoeRuntime& moe, int) {
+    TestBatch b(1, 16, {0, 1, 2}, 1.0f);
+    EXPECT_THAT(ErrorOf([&] { b.BeginDispatch(moe); }, ErrorKind::kResource),
+                HasSubstr("3 tokens on one rank, it takes 2"));
+    TestBatch fits(1, 16, {0, 1}, 1.0f);
+    fits.RunAll(moe);
+    EXPECT_EQ(fits.y, fits.x);
+  });
+}
+
+// Rank 1 leaves after `steps` calls; rank 0 must say whom it waits for, and in what.
+std::string TimeoutOf(const std::string& mode, int steps) {
+  const auto body = [&](MoeRuntime& moe, int rank) {
+    TestBatch b(1, 16, {0, 2}, 1.0f);
+    if (rank == 0) return b.RunAll(moe);
+    if (steps > 0) b.BeginDispatch(moe);
+  };
+  return ErrorOf(
+      [&] {
+        RunRanks(DeepEp(mode), {16, 1, 4, 1, 12}, 2, body, std::chrono::milliseconds(300));
+      },
+      ErrorKind::kTimeout);
+}
+
+TEST(DispatcherTest, TimeoutNamesPeerAndStage) {
+  EXPECT_THAT(TimeoutOf("normal", 0), HasSubstr("for rank 1 in deepep dispatch counts"));
+  EXPECT_THAT(TimeoutOf("low_latency", 0), HasSubstr("for rank 1 in deepep dispatch rows"));
+  EXPECT_THAT(TimeoutOf("normal", 1), HasSubstr("for rank 1 in deepep combine rows"));
+  EXPECT_THAT(TimeoutOf("low_latency", 1), HasSubstr("for rank 1 in deepep combine rows"));
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,136 @@
+#include "moe/router.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/check.h"
+
+namespace switchyard {
+namespace {
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+// Index of the largest of values that are above −∞, the lowest of equals; −1 where there is none.
+int ArgMax(std::span<const float> values) {
+  int best = -1;
+  float best_value = kNever;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i] > best_value) {
+      best = static_cast<int>(i);
+      best_value = values[i];
+    }
+  }
+  return best;
+}
+
+// In place, by exponentials relative to the largest value.
+void Softmax(std::span<float> values) {
+  const float largest = *std::ranges::max_element(values);
+  float sum = 0.0f;
+  for (float& v : values) {
+    v = std::exp(v - largest);
+    sum += v;
+  }
+  for (float& v : values) v /= sum;
+}
+
+float GroupScore(RouterConfig::GroupScore by, std::span<const float> group) {
+  float first = kNever, second = kNever;
+  for (const float v : group) {
+    if (v > first) {
+      second = first;
+      first = v;
+    } else if (v > second) {
+      second = v;
+    }
+  }
+  const bool both = by == RouterConfig::GroupScore::kTop2Sum && group.size() > 1;
+  return both ? first + second : first;
+}
+
+// One thread's working memory; kept between calls.
+struct RouterScratch {
+  std::vector<float> scores;  // [num_experts] what weights are made of
+  std::vector<float> choice;  // [num_experts] what experts are chosen by; −∞ once out of the race
+  std::vector<float> groups;  // [num_groups]
+};
+
+// Takes all experts out of the race but those of the topk_groups best groups.
+void LimitToBestGroups(const RouterConfig& config, RouterScratch* scratch) {
+  const int size = config.num_experts / config.num_groups;
+  const auto group = [&](int g) { return std::span(scratch->choice).subspan(g * size, size); };
+  scratch->groups.resize(config.num_groups);
+  for (int g = 0; g < config.num_groups; ++g)
+    scratch->groups[g] = GroupScore(config.group_score, group(g));
+  // The chosen groups are marked by −∞ among the group scores, the others' experts after that.
+  for (int i = 0; i < config.topk_groups; ++i)
+    if (const int best = ArgMax(scratch->groups); best >= 0) scratch->groups[best] = kNever;
+  for (int g = 0; g < config.num_groups; ++g)
+    if (scratch->groups[g] != kNever) std::ranges::fill(group(g), kNever);
+}
+
+// One token. ids, weights [k].
+void SelectForToken(const RouterConfig& config, std::span<const float> logits,
+                    const float* correction_bias, RouterScratch* scratch, std::span<int32_t> ids,
+                    std::span<float> weights) {
+  auto& [scores, choice, groups] = *scratch;
+  scores.assign(logits.begin(), logits.end());
+  if (config.scoring == RouterConfig::Scoring::kSoftmax) {
+    Softmax(scores);
+  } else if (config.scoring == RouterConfig::Scoring::kSigmoid) {
+    for (float& s : scores) s = 1.0f / (1.0f + std::exp(-s));
+  }
+
+  choice = scores;
+  if (correction_bias)
+    for (int e = 0; e < config.num_experts; ++e) choice[e] += correction_bias[e];
+  if (config.num_groups > 1) LimitToBestGroups(config, scratch);
+
+  for (int j = 0; j < config.top_k; ++j) {
+    const int best = ArgMax(choice);
+    ids[j] = best;
+    weights[j] = best < 0 ? 0.0f : scores[best];
+    if (best >= 0) choice[best] = kNever;
+  }
+}
+
+// From scores of the chosen experts to what their outputs count.
+void FinishWeights(const RouterConfig& config, std::span<const int32_t> ids,
+                   std::span<float> weights) {
+  // Slots without an expert are the last ones.
+  const auto chosen = weights.first(std::ranges::find(ids, -1) - ids.begin());
+  if (chosen.empty()) return;
+  if (config.scoring == RouterConfig::Scoring::kTopKSoftmax) Softmax(chosen);
+  if (config.renormalize) {
+    float sum = 1e-20f;  // sigmoids may all be zero
+    for (const float w : chosen) sum += w;
+    for (float& w : chosen) w /= sum;
+  }
+  for (float& w : chosen) w *= config.routed_scaling_factor;
+}
+
+}  // namespace
+
+void SelectExperts(const RouterConfig& config, const float* logits, int64_t tokens,
+                   const float* correction_bias, TopK* out, ThreadPool& pool) {
+  const int experts = config.num_experts, k = config.top_k;
+  CHECK(k >= 1 && k <= experts);
+  CHECK(config.num_groups >= 1 && experts % config.num_groups == 0);
+  out->tokens = tokens;
+  out->k = k;
+  out->ids.resize(tokens * k);
+  out->weights.resize(tokens * k);
+  pool.RunRanges(tokens, 16, [&](int64_t begin, int64_t end) {
+    static thread_local RouterScratch scratch;
+    for (int64_t t = begin; t < end; ++t) {
+      const auto ids = std::span(out->ids).subspan(t * k, k);
+      const auto weights = std::span(out->weights).subspan(t * k, k);
+      SelectForToken(config, {logits + t * experts, static_cast<size_t>(experts)}, correction_bias,
+                     &scratch, ids, weights);
+      FinishWeights(config, ids, weights);
+    }
+  });
+}
+
+}  // namespace switchyard

@@ -1,0 +1,41 @@
+// The weight formats, with the constants and scalar rules shared by everything that packs or
+// unpacks them.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+namespace switchyard {
+
+// How the elements of W [N, K] are stored, row-major along K. Each format's layout is the one
+// published by the checkpoints that use it, so that weights are used in place, straight from the
+// mapped file.
+enum class WeightFormat : uint8_t {
+  kF32,
+  kBF16,
+  kF16,
+  // float8_e4m3 [N, K] with float32 scales [ceil(N/128), ceil(K/128)] ("weight_scale_inv"): w = q ·
+  // scale.
+  kFp8Block,
+  // 4-bit e2m1, two to a byte, low nibble first, uint8 [N, K/32, 16], with one e8m0 exponent (bias
+  // 127) per 32 along K, uint8 [N, K/32] (OCP microscaling; gpt-oss's `_blocks`, `_scales`).
+  kMxfp4,
+};
+
+constexpr int64_t kFp8BlockSize = 128;   // rows and columns that share a scale
+constexpr int64_t kMxfp4BlockSize = 32;  // columns that share an exponent
+
+constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The sixteen values of e2m1 (sign, two exponent bits, one mantissa bit).
+constexpr float kE2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                             -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+
+// e8m0: 2^(code - 127); 255 is NaN. Code 0 is the subnormal 2^-127.
+constexpr float FromE8M0(uint8_t code) {
+  if (code == 0) return std::bit_cast<float>(0x00400000u);
+  if (code == 255) return std::bit_cast<float>(0x7fc00000u);
+  return std::bit_cast<float>(uint32_t{code} << 23);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,168 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "core/dtype.h"
+#include "quant/quantize.h"
+#include "quant/weight_view.h"
+
+namespace switchyard {
+namespace {
+
+using ::testing::ElementsAre;
+
+std::vector<float> Row(const WeightView& w, int64_t row) {
+  std::vector<float> out(w.k);
+  DequantizeRow(w, row, 0, w.k, out.data());
+  return out;
+}
+
+std::vector<float> RandomValues(int64_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(count);
+  for (float& v : values) v = normal(random);
+  return values;
+}
+
+TEST(WeightView, ReadsEveryE4M3CodeTimesItsBlocksScale) {
+  // Two rows of 256: block columns 0 and 1, one block row.
+  std::vector<uint8_t> codes(512);
+  for (int i = 0; i < 512; ++i) codes[i] = static_cast<uint8_t>(i % 256);
+  const float scales[] = {0.5f, 3.0f};
+  const WeightView w = {.format = WeightFormat::kFp8Block,
+                        .data = codes.data(),
+                        .scales = scales,
+                        .stored_k = 256,
+                        .n = 2,
+                        .k = 256};
+  const std::vector<float> row = Row(w, 1);
+  for (int i = 0; i < 256; ++i) {
+    const float value = ToFloat(F8E4M3{static_cast<uint8_t>(i)}) * scales[i / 128];
+    if (std::isnan(value)) {
+      EXPECT_TRUE(std::isnan(row[i])) << i;
+    } else {
+      EXPECT_EQ(row[i], value) << i;
+    }
+  }
+}
+
+TEST(WeightView, Fp8ScalesFollowTheStoredMatrixNotTheView) {
+  // 130 × 130 has 2 × 2 scales; a view of its last corner reads all four.
+  const std::vector<uint8_t> codes(130 * 130, ToF8E4M3(1.0f).bits);
+  const float scales[] = {1, 2, 3, 4};
+  const WeightView w = {.format = WeightFormat::kFp8Block,
+                        .data = codes.data(),
+                        .scales = scales,
+                        .stored_k = 130,
+                        .row0 = 127,
+                        .row_step = 2,
+                        .col0 = 127,
+                        .n = 2,
+                        .k = 2};
+  EXPECT_THAT(Row(w, 0), ElementsAre(1, 2));
+  EXPECT_THAT(Row(w, 1), ElementsAre(3, 4));
+}
+
+TEST(WeightView, Mxfp4PutsTheLowNibbleFirst) {
+  std::vector<uint8_t> codes(32, 0);
+  codes[16] = 0x21;  // second row: 0.5, 1.0
+  codes[17] = 0xf7;  //             6.0, -6.0
+  const uint8_t powers[] = {127, 130};
+  const WeightView w = {.format = WeightFormat::kMxfp4,
+                        .data = codes.data(),
+                        .scales = powers,
+                        .stored_k = 32,
+                        .n = 2,
+                        .k = 32};
+  const std::vector<float> row = Row(w, 1);
+  EXPECT_THAT(std::vector<float>(row.begin(), row.begin() + 5), ElementsAre(4, 8, 48, -48, 0));
+  std::vector<float> odd(2);
+  DequantizeRow(w.Cols(1, 20), 1, 1, 3, odd.data());
+  EXPECT_THAT(odd, ElementsAre(48, -48));
+}
+
+TEST(WeightView, Mxfp4ExponentsReachFromSubnormalToNan) {
+  EXPECT_EQ(FromE8M0(0), std::ldexp(1.0f, -127));
+  EXPECT_EQ(FromE8M0(1), std::ldexp(1.0f, -126));
+  EXPECT_EQ(FromE8M0(254), std::ldexp(1.0f, 127));
+  EXPECT_TRUE(std::isnan(FromE8M0(255)));
+}
+
+TEST(WeightView, ReadsAtAnyAlignment) {
+  for (const WeightFormat format : {WeightFormat::kF32, WeightFormat::kBF16, WeightFormat::kF16}) {
+    const std::vector<float> values = RandomValues(64, 1);
+    const WeightView w = Quantize(format, values, 2, 32);
+    const auto bytes = static_cast<size_t>(64 * BytesPerWeight(format));
+    std::vector<char> moved(bytes + 1);
+    std::memcpy(moved.data() + 1, w.data, bytes);
+    WeightView odd = w;
+    odd.data = moved.data() + 1;
+    EXPECT_EQ(Row(odd, 1), Row(w, 1)) << Name(format);
+  }
+}
+
+TEST(WeightView, RowsAndColsComposeWithSteps) {
+  std::vector<float> values(8 * 4);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  WeightView w = Quantize(WeightFormat::kF32, values, 8, 4);
+  w.row0 = 1;
+  w.row_step = 2;
+  w.n = 4;  // rows 1, 3, 5, 7
+  const WeightView part = w.Rows(1, 3).Cols(2, 4);
+  EXPECT_EQ(part.n, 2);
+  EXPECT_THAT(Row(part, 0), ElementsAre(14, 15));
+  EXPECT_THAT(Row(part, 1), ElementsAre(22, 23));
+}
+
+TEST(Quantize, Fp8RoundsWithinHalfAStepOfItsBlock) {
+  const std::vector<float> values = RandomValues(200 * 150, 2);
+  const WeightView w = Quantize(WeightFormat::kFp8Block, values, 200, 150);
+  const auto* scales = static_cast<const float*>(w.scales);
+  for (int64_t i = 0; i < 200; ++i) {
+    const std::vector<float> row = Row(w, i);
+    for (int64_t j = 0; j < 150; ++j) {
+      const float value = values[i * 150 + j];
+      const float scale = scales[i / 128 * 2 + j / 128];
+      // Three mantissa bits, and steps of 2^-9 below the first normal.
+      const float half_step = std::max(std::fabs(value) / 16, scale / 1024);
+      EXPECT_NEAR(row[j], value, half_step * 1.0001f);
+    }
+  }
+}
+
+TEST(Quantize, Mxfp4KeepsRepresentableBlocks) {
+  std::vector<float> values(64);
+  for (int i = 0; i < 64; ++i) values[i] = kE2M1[i % 16] * (i < 32 ? 4.0f : 0.125f);
+  const WeightView w = Quantize(WeightFormat::kMxfp4, values, 2, 32);
+  for (int64_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(Row(w, i), std::vector<float>(values.begin() + i * 32, values.begin() + i * 32 + 32));
+  }
+}
+
+TEST(Quantize, Mxfp4BreaksTiesToTheEvenCode) {
+  std::vector<float> values(32, 0.0f);
+  values[0] = 4.0f;  // exponent 0
+  values[1] = 0.25f;
+  values[2] = 0.75f;
+  values[3] = 1.25f;
+  values[4] = 5.0f;
+  const WeightView w = Quantize(WeightFormat::kMxfp4, values, 1, 32);
+  const std::vector<float> row = Row(w, 0);
+  EXPECT_THAT(std::vector<float>(row.begin(), row.begin() + 5), ElementsAre(4, 0, 1, 1, 4));
+}
+
+TEST(WeightFormat, BytesCountTheScales) {
+  EXPECT_EQ(BytesPerWeight(WeightFormat::kF32), 4);
+  EXPECT_EQ(BytesPerWeight(WeightFormat::kBF16), 2);
+  EXPECT_EQ(BytesPerWeight(WeightFormat::kMxfp4), 17.0 / 32);
+  EXPECT_EQ(BytesPerWeight(WeightFormat::kFp8Block), 1 + 4.0 / 16384);
+  EXPECT_EQ(Name(WeightFormat::kFp8Block), "fp8-block");
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,27 @@
+// A generation's events put together.
+#pragma once
+
+#include "server/front/generation.h"
+
+namespace switchyard {
+
+// Everything so far of one generation. The last event's totals and ending stand beside the sums of
+// all.
+struct Accumulated {
+  std::string text;
+  std::vector<int32_t> tokens;
+  std::vector<PositionLogprobs> input_logprobs, output_logprobs;
+  GenerationEvent last;
+
+  void Add(const GenerationEvent& event) {
+    text += event.text;
+    tokens.insert(tokens.end(), event.tokens.begin(), event.tokens.end());
+    input_logprobs.insert(input_logprobs.end(), event.input_logprobs.begin(),
+                          event.input_logprobs.end());
+    output_logprobs.insert(output_logprobs.end(), event.output_logprobs.begin(),
+                           event.output_logprobs.end());
+    last = event;
+  }
+};
+
+}  // namespace switchyard

@@ -1,0 +1,56 @@
+// A request's JSON, read field by field with errors that a client can act on.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/error.h"
+
+namespace switchyard {
+
+using Json = nlohmann::ordered_json;
+
+// The body as a JSON object; Error kInvalid where it is none. Nesting is bounded.
+Json ParseBody(std::string_view body);
+
+// Bytes of a JSON answer; text that is no UTF-8 is replaced, never refused.
+std::string Dump(const Json& json);
+
+// Typed access to an object's fields. An absent or null field is the default; another type is Error
+// kInvalid that names the field, `prefix` before it ("sampling_params.top_k").
+class Fields {
+ public:
+  explicit Fields(const Json& object, std::string prefix = {})
+      : object_(object), prefix_(std::move(prefix)) {}
+
+  bool Has(const char* key) const { return Find(key) != nullptr; }
+  const Json* Find(const char* key) const;  // null where absent or JSON null
+
+  bool Bool(const char* key, bool otherwise) const;
+  int64_t Int(const char* key, int64_t otherwise, int64_t least, int64_t most) const;
+  int32_t Int32(const char* key, int32_t otherwise) const;
+  double Number(const char* key, double otherwise) const;
+  std::optional<uint64_t> Seed(const char* key) const;  // any integer, negative ones too
+  std::string String(const char* key, std::string otherwise) const;
+  std::vector<std::string> Strings(const char* key) const;  // one string or a list of them
+  std::vector<int32_t> Ids(const char* key) const;          // a list of integers
+  // An object {"token id": bias}.
+  std::vector<std::pair<int32_t, float>> LogitBias(const char* key) const;
+  // A field that is accepted by the interface but not by this server: Error kInvalid unless absent
+  // or null.
+  void Refuse(const char* key, const char* why) const;
+
+  std::string Name(const char* key) const { return prefix_ + key; }
+
+ private:
+  const Json& object_;
+  std::string prefix_;
+};
+
+std::vector<int32_t> ToIds(const Json& list, const std::string& name);
+
+}  // namespace switchyard

@@ -1,0 +1,235 @@
+#include "server/args/args.h"
+
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <array>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "server/args/yaml_config.h"
+
+namespace switchyard {
+namespace {
+
+constexpr const char* kModel = "Model";
+constexpr const char* kServer = "HTTP server";
+constexpr const char* kParallel = "Parallelism";
+constexpr const char* kMoe = "Mixture of experts";
+constexpr const char* kMemory = "Memory and scheduling";
+constexpr const char* kMisc = "Miscellaneous";
+
+// Every flag may be given more than once, the last one counting: the command line overrides
+// --config.
+template <typename T>
+CLI::Option* Flag(CLI::App& app, const char* names, T& value, const char* group,
+                  const std::string& help) {
+  return app.add_option(names, value, help)
+      ->group(group)
+      ->capture_default_str()
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+}
+
+CLI::Option* Switch(CLI::App& app, const char* names, bool& value, const char* group,
+                    const std::string& help) {
+  return app.add_flag(names, value, help)
+      ->group(group)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+}
+
+void AddEngineFlags(CLI::App& app, ServerArgs& a) {
+  EngineConfig& e = a.engine;
+  app.add_option("--model-path,--model", e.model_path, "Checkpoint directory (Hugging Face layout)")
+      ->group(kModel)
+      ->required()
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  Flag(app, "--tokenizer-path", a.tokenizer_path, kModel,
+       "Directory of tokenizer.json; default: the model's");
+  Flag(app, "--load-format", e.load_format, kModel,
+       "auto, safetensors, or dummy (weights made up from config.json)")
+      ->check(CLI::IsMember({"auto", "safetensors", "dummy"}));
+  Flag(app, "--dtype", e.dtype, kModel,
+       "Of activations in flight and the KV cache: auto (the checkpoint's), float32, bfloat16, "
+       "float16")
+      ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16", "half", "float"}));
+  Flag(app, "--context-length", e.context_length, kModel,
+       "Longest prompt plus output; 0: the model's")
+      ->check(CLI::NonNegativeNumber);
+  Flag(app, "--chat-template", a.chat_template, kModel,
+       "Jinja file that replaces the checkpoint's chat template");
+
+  Flag(app, "--tp-size,--tp,--tensor-parallel-size", e.mesh.tp, kParallel, "Ranks of the engine");
+  Flag(app, "--ep-size,--ep,--expert-parallel-size", e.mesh.ep, kParallel,
+       "Expert-parallel ranks; divides --tp-size, the rest splits each expert (MoE-TP)");
+  Flag(app, "--cpu-threads-per-rank", e.threads_per_rank, kParallel,
+       "0: this machine's cores over the ranks")
+      ->check(CLI::NonNegativeNumber);
+  Flag(app, "--cpu-isa", e.cpu_isa, kParallel, "auto, reference, avx2 or avx512");
+  Flag(app, "--dist-timeout", e.dist_timeout_seconds, kParallel,
+       "Seconds a rank waits for another before it gives up")
+      ->check(CLI::PositiveNumber);
+
+  Flag(app, "--moe-a2a-backend", e.moe.a2a_backend, kMoe,
+       "How tokens reach experts: none (all-reduce) or deepep (all-to-all)");
+  Flag(app, "--deepep-mode", e.moe.deepep_mode, kMoe,
+       "normal, low_latency, or auto (normal for extend)")
+      ->check(CLI::IsMember({"normal", "low_latency", "auto"}));
+  Flag(app, "--num-max-dispatch-tokens-per-rank", e.moe.max_dispatch_tokens_per_rank, kMoe,
+       "Capacity of low_latency; larger batches go in rounds")
+      ->check(CLI::PositiveNumber);
+  Flag(app, "--moe-runner-backend", e.moe.runner_backend, kMoe, "What computes the experts: auto");
+
+  Flag(app, "--mem-fraction-static", e.mem_fraction_static, kMemory,
+       "Share of this host's memory for weights and KV cache of all ranks")
+      ->check(CLI::Range(0.01, 1.0));
+  Flag(app, "--max-total-tokens", e.max_total_tokens, kMemory,
+       "Tokens that the KV cache holds; 0: what memory allows")
+      ->check(CLI::NonNegativeNumber);
+  Flag(app, "--page-size", e.page_size, kMemory,
+       "Tokens of one KV page; prefixes are shared by whole pages")
+      ->check(CLI::Range(1, 4096));
+  Flag(app, "--max-running-requests", e.max_running_requests, kMemory,
+       "Requests in one batch; 0: 256")
+      ->check(CLI::NonNegativeNumber);
+  Flag(app, "--max-queued-requests", e.max_queued_requests, kMemory,
+       "Open requests beyond the running ones before new ones get 429; 0: no limit")
+      ->check(CLI::NonNegativeNumber);
+  Flag(app, "--chunked-prefill-size", e.chunked_prefill_size, kMemory,
+       "Most prompt tokens of one step; -1: prompts are not cut")
+      ->check(CLI::Range(-1, 1 << 20));
+  Switch(app, "--disable-radix-cache", e.disable_radix_cache, kMemory,
+         "Do not reuse the prefixes of earlier requests");
+
+  Flag(app, "--random-seed", e.random_seed, kMisc,
+       "Of requests without a seed, and of dummy weights");
+  Flag(app, "--log-level", e.log_level, kMisc, "debug, info, warning or error")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
+}
+
+void AddServerFlags(CLI::App& app, ServerArgs& a) {
+  Flag(app, "--host", a.host, kServer, "Address to listen on; 0.0.0.0 for all");
+  Flag(app, "--port", a.port, kServer, "Port to listen on; 0: any free one")
+      ->check(CLI::Range(0, 65535));
+  Flag(app, "--api-key", a.api_key, kServer, "Clients must send it as a bearer token");
+  Flag(app, "--served-model-name", a.served_model_name, kServer,
+       "Name in /v1/models; default: the model path");
+  Flag(app, "--max-body-mb", a.max_body_mb, kServer,
+       "Largest request body in MiB; larger ones get 413")
+      ->check(CLI::PositiveNumber);
+  Flag(app, "--stream-interval", a.stream_interval, kServer,
+       "Tokens between two events of a stream")
+      ->check(CLI::PositiveNumber);
+  Flag(app, "--drain-timeout", a.drain_timeout_seconds, kServer,
+       "Seconds that SIGTERM waits for running requests before they are aborted")
+      ->check(CLI::NonNegativeNumber);
+  Switch(app, "--skip-server-warmup", a.skip_server_warmup, kServer,
+         "Say ready without a first request of our own");
+  Switch(app, "--log-requests", a.log_requests, kServer, "One log line a request");
+}
+
+// Flags of SGLang that mean nothing here and change no result; scripts that carry them keep
+// working.
+void AddIgnoredFlags(CLI::App& app, std::vector<std::string>& sink) {
+  constexpr std::array kSwitches = {"--trust-remote-code", "--disable-cuda-graph",
+                                    "--enable-metrics", "--disable-custom-all-reduce",
+                                    "--disable-overlap-schedule"};
+  for (const char* name : kSwitches) {
+    app.add_flag_callback(
+           name, [name, &sink] { sink.push_back(name); },
+           "Accepted for SGLang's sake; without effect on CPUs")
+        ->group("");
+  }
+  auto* device = app.add_option_function<std::string>(
+      "--device",
+      [](const std::string& value) {
+        if (value != "cpu" && value != "auto") {
+          throw Invalid(
+              "--device {}: this build runs on CPUs; leave the flag out or say --device cpu",
+              value);
+        }
+      },
+      "cpu or auto");
+  device->group(kMisc);
+}
+
+// Parses, or prints help and returns false.
+bool Parse(CLI::App& app, const std::vector<std::string>& args) {
+  std::vector<std::string> ignored;
+  AddIgnoredFlags(app, ignored);
+  std::string config_file;
+  app.add_option("--config", config_file,
+                 "YAML file of flags (names without the dashes); the command line overrides it")
+      ->group(kMisc);
+  std::vector<std::string> all = ExpandYamlConfig(args);
+  std::reverse(all.begin(), all.end());  // CLI11 takes a stack
+  try {
+    app.parse(all);
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", app.help());
+    return false;
+  } catch (const CLI::ParseError& e) {
+    throw Invalid("{}; see {} --help", e.what(), app.get_name());
+  }
+  for (const std::string& flag : ignored) LOG_INFO("{} has no effect here", flag);
+  return true;
+}
+
+}  // namespace
+
+std::optional<ServerArgs> ParseServe(const std::vector<std::string>& args) {
+  ServerArgs a;
+  CLI::App app("Serve a checkpoint over HTTP: OpenAI's API and SGLang's native one",
+               "switchyard serve");
+  AddEngineFlags(app, a);
+  AddServerFlags(app, a);
+  if (!Parse(app, args)) return std::nullopt;
+  return a;
+}
+
+std::optional<GenerateArgs> ParseGenerate(const std::vector<std::string>& args) {
+  GenerateArgs a;
+  constexpr const char* kGenerate = "Generation";
+  CLI::App app("Generate text without a server, printing as it comes", "switchyard generate");
+  app.add_option("--prompt", a.prompts,
+                 "Text to continue; may be given several times; - reads standard input")
+      ->group(kGenerate)
+      ->required();
+  Switch(app, "--chat", a.chat, kGenerate,
+         "Each prompt is a user's message, rendered by the chat template");
+  Flag(app, "--max-new-tokens", a.max_new_tokens, kGenerate, "Most tokens to generate")
+      ->check(CLI::PositiveNumber);
+  Flag(app, "--temperature", a.temperature, kGenerate, "0: greedy")->check(CLI::NonNegativeNumber);
+  Flag(app, "--top-p", a.top_p, kGenerate, "Nucleus sampling")->check(CLI::Range(0.0, 1.0));
+  Flag(app, "--top-k", a.top_k, kGenerate, "-1: all tokens");
+  app.add_option("--seed", a.seed, "Same seed, same tokens")->group(kGenerate);
+  Switch(app, "--ignore-eos", a.ignore_eos, kGenerate, "Do not stop at the end-of-sequence token");
+  AddEngineFlags(app, a.server);
+  if (!Parse(app, args)) return std::nullopt;
+  return a;
+}
+
+std::optional<OneBatchArgs> ParseOneBatch(const std::vector<std::string>& args) {
+  OneBatchArgs a;
+  constexpr const char* kBench = "Benchmark";
+  CLI::App app("Time prefill and decode of one batch of equal requests",
+               "switchyard bench one-batch");
+  app.add_option("--batch-size,--batch", a.batch_sizes,
+                 "Requests of a batch; several values make several runs")
+      ->group(kBench)
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  app.add_option("--input-len,--input", a.input_lengths, "Prompt tokens of each request")
+      ->group(kBench)
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  Flag(app, "--output-len,--output", a.output_length, kBench, "Tokens decoded after the prompt")
+      ->check(CLI::Range(2, 1 << 20));
+  Flag(app, "--repeat", a.repeat, kBench, "Runs of each case; medians are printed")
+      ->check(CLI::PositiveNumber);
+  Flag(app, "--json", a.json, kBench, "Also write the figures to this file");
+  AddEngineFlags(app, a.server);
+  if (!Parse(app, args)) return std::nullopt;
+  return a;
+}
+
+}  // namespace switchyard

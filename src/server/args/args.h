@@ -1,0 +1,59 @@
+// The command line: SGLang's flags, `--config file.yaml`, grouped help.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/config.h"
+
+namespace switchyard {
+
+// What `serve` is started with. Defaults are what a user gets who says nothing.
+struct ServerArgs {
+  EngineConfig engine;
+  std::string tokenizer_path;  // --tokenizer-path; empty: the model's directory
+  std::string host = "127.0.0.1";
+  int port = 30000;
+  std::string served_model_name;  // --served-model-name; empty: the model path
+  std::string api_key;
+  std::string chat_template;  // --chat-template FILE; empty: the checkpoint's
+  double max_body_mb = 64;    // --max-body-mb
+  int stream_interval = 1;    // --stream-interval: tokens between two events of a stream
+  bool skip_server_warmup = false;
+  bool log_requests = false;
+  double drain_timeout_seconds =
+      600;  // --drain-timeout: how long SIGTERM waits for running requests
+};
+
+// What `generate` takes beside the engine's flags.
+struct GenerateArgs {
+  ServerArgs server;
+  std::vector<std::string> prompts;  // --prompt, repeatable
+  bool chat = false;  // --chat: the prompt is a user's message, rendered by the chat template
+  int32_t max_new_tokens = 128;
+  float temperature = 0.0f;
+  float top_p = 1.0f;
+  int32_t top_k = -1;
+  std::optional<uint64_t> seed;
+  bool ignore_eos = false;
+};
+
+// What `bench one-batch` takes beside the engine's flags.
+struct OneBatchArgs {
+  ServerArgs server;
+  std::vector<int32_t> batch_sizes{1};
+  std::vector<int32_t> input_lengths{512};
+  int32_t output_length = 32;
+  int32_t repeat = 3;
+  std::string json;  // --json FILE
+};
+
+// Parses `args` (without the program's name and sub-command). Prints help and returns nothing where
+// that was asked for; throws Error kInvalid, naming the flag, on anything wrong.
+std::optional<ServerArgs> ParseServe(const std::vector<std::string>& args);
+std::optional<GenerateArgs> ParseGenerate(const std::vector<std::string>& args);
+std::optional<OneBatchArgs> ParseOneBatch(const std::vector<std::string>& args);
+
+}  // namespace switchyard

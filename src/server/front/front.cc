@@ -1,0 +1,258 @@
+#include "server/front/front.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "server/front/stop_strings.h"
+#include "text/tokenizer/detokenizer.h"
+
+namespace switchyard {
+namespace {
+
+// Prompt ids that the detokenizer sees before the first new one: enough for a character begun in
+// the prompt.
+constexpr size_t kPromptTail = 8;
+
+std::span<const int32_t> Tail(const std::vector<int32_t>& ids) {
+  return std::span(ids).last(std::min(ids.size(), kPromptTail));
+}
+
+template <typename T>
+void Append(std::vector<T>& to, const std::vector<T>& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
+}  // namespace
+
+// One open generation. After Submit only the thread of OnMessage touches it.
+struct Front::Open {
+  GenerationSpec spec;
+  GenerationCallback callback;
+  IncrementalDetokenizer detokenizer;
+  StopStrings stop;
+  GenerationEvent next;  // gathers until stream_interval tokens or the end
+
+  Open(uint64_t id, const Tokenizer& tokenizer, GenerationSpec s, GenerationCallback c)
+      : spec(std::move(s)),
+        callback(std::move(c)),
+        detokenizer(tokenizer, spec.skip_special_tokens, Tail(spec.input_ids)),
+        stop(spec.stop, spec.keep_stop) {
+    next.id = id;
+    next.prompt_tokens = static_cast<int32_t>(spec.input_ids.size());
+  }
+
+  void Take(const RequestOutput& output);
+  void TakeToken(const RequestOutput& output, size_t i);
+  void Emit();
+};
+
+// Tokens are looked at one by one, so that a generation ends with the very token that completed a
+// stop string.
+void Front::Open::Take(const RequestOutput& output) {
+  next.cached_tokens = output.cached_tokens;
+  Append(next.input_logprobs, output.input_logprobs);
+  for (size_t i = 0; i < output.new_tokens.size() && !stop.matched(); ++i) TakeToken(output, i);
+  if (stop.matched()) {
+    next.finish = FinishReason::kStop;
+    next.matched = *stop.matched();
+  } else if (output.finish != FinishReason::kNone) {
+    next.finish = output.finish;
+    next.error = output.error;
+    if (output.finish == FinishReason::kStop) next.matched = output.matched;
+    next.text += stop.Push(detokenizer.Finish());
+    if (stop.matched()) next.matched = *stop.matched();
+    next.text += stop.Finish();
+  }
+}
+
+void Front::Open::TakeToken(const RequestOutput& output, size_t i) {
+  const int32_t token = output.new_tokens[i];
+  next.tokens.push_back(token);
+  ++next.completion_tokens;
+  if (i < output.output_logprobs.size()) next.output_logprobs.push_back(output.output_logprobs[i]);
+  // A stop token ends the text without being part of it.
+  const bool is_stop = output.finish == FinishReason::kStop && i + 1 == output.new_tokens.size();
+  if (!is_stop || spec.keep_stop) next.text += stop.Push(detokenizer.Push({&token, 1}));
+}
+
+void Front::Open::Emit() {
+  GenerationEvent event = next;
+  next.text.clear();
+  next.tokens.clear();
+  next.input_logprobs.clear();
+  next.output_logprobs.clear();
+  callback(event);
+}
+
+Front::Front(RankLink& link, const Tokenizer& tokenizer, Limits limits)
+    : link_(link), tokenizer_(tokenizer), limits_(limits) {}
+Front::~Front() = default;
+
+void Front::Check(GenerationSpec& spec) const {
+  Validate(spec.sampling, limits_.vocab_size);
+  const auto length = static_cast<int64_t>(spec.input_ids.size());
+  if (length == 0) throw Invalid("the prompt is empty: it has no tokens");
+  const auto outside = [&](int32_t id) { return id < 0 || id >= limits_.vocab_size; };
+  if (const auto bad = std::find_if(spec.input_ids.begin(), spec.input_ids.end(), outside);
+      bad != spec.input_ids.end()) {
+    throw Invalid("input_ids: {} is not a token id, want 0 to {}", *bad, limits_.vocab_size - 1);
+  }
+  const int64_t longest = std::min(limits_.context_length, limits_.cache_tokens);
+  if (length >= longest) {
+    throw Invalid("the prompt has {} tokens, which leaves no room in a context of {} tokens",
+                  length, longest);
+  }
+  spec.sampling.max_new_tokens =
+      static_cast<int32_t>(std::min<int64_t>(spec.sampling.max_new_tokens, longest - length));
+  if (std::any_of(spec.stop.begin(), spec.stop.end(), [](const auto& s) { return s.empty(); })) {
+    throw Invalid("stop: a stop string must not be empty");
+  }
+  for (int32_t id : spec.logprob.token_ids) {
+    if (outside(id)) throw Invalid("token_ids_logprob: {} is not a token id", id);
+  }
+}
+
+uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
+  Check(spec);
+  uint64_t id = 0;
+  EngineRequest request{
+      .input_ids = spec.input_ids, .sampling = spec.sampling, .logprob = spec.logprob};
+  {
+    std::lock_guard lock(mutex_);
+    if (lost_) throw Error(ErrorKind::kUnavailable, lost_reason_);
+    if (draining_) throw Error(ErrorKind::kUnavailable, "the server is shutting down");
+    if (limits_.max_open > 0 && open_.size() >= static_cast<size_t>(limits_.max_open)) {
+      throw Error(ErrorKind::kBusy, fmt::format("{} requests are open already", open_.size()),
+                  "try again later");
+    }
+    id = next_id_++;
+    open_.emplace(id, std::make_shared<Open>(id, tokenizer_, std::move(spec), std::move(callback)));
+  }
+  request.id = id;
+  link_.Send({std::move(request)});
+  return id;
+}
+
+void Front::Abort(uint64_t id) { link_.Send({AbortRequest{id}}); }
+
+void Front::AbortNamed(const std::string& name) {
+  std::vector<ControlMessage> aborts;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, open] : open_) {
+      if (open->spec.name == name) aborts.push_back(AbortRequest{id});
+    }
+  }
+  if (!aborts.empty()) link_.Send(aborts);
+}
+
+void Front::AbortAll() {
+  std::vector<ControlMessage> aborts;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& entry : open_) aborts.push_back(AbortRequest{entry.first});
+  }
+  if (!aborts.empty()) link_.Send(aborts);
+}
+
+void Front::FlushCache(std::function<void(bool)> callback) {
+  uint64_t ticket = 0;
+  {
+    std::lock_guard lock(mutex_);
+    if (lost_) throw Error(ErrorKind::kUnavailable, lost_reason_);
+    ticket = next_id_++;
+    flushes_[ticket] = [callback = std::move(callback)](const FlushResult& r) { callback(r.done); };
+  }
+  link_.Send({switchyard::FlushCache{ticket}});
+}
+
+void Front::Stats(std::function<void(const EngineStats&)> callback) {
+  uint64_t ticket = 0;
+  {
+    std::lock_guard lock(mutex_);
+    if (lost_) throw Error(ErrorKind::kUnavailable, lost_reason_);
+    ticket = next_id_++;
+    stats_[ticket] = std::move(callback);
+  }
+  link_.Send({GetStats{ticket}});
+}
+
+void Front::OnMessage(const EngineMessage& message) {
+  if (const auto* step = std::get_if<StepOutputs>(&message)) {
+    for (const RequestOutput& output : step->outputs) Deliver(output);
+  } else if (const auto* flush = std::get_if<FlushResult>(&message)) {
+    if (const auto answer = TakeQuestion(flushes_, flush->ticket)) answer(*flush);
+  } else if (const auto* stats = std::get_if<EngineStats>(&message)) {
+    if (const auto answer = TakeQuestion(stats_, stats->ticket)) answer(*stats);
+  } else if (const auto* failure = std::get_if<EngineFailure>(&message)) {
+    LOG_ERROR("a rank failed: {}", failure->what);
+  }
+}
+
+template <typename T>
+std::function<void(const T&)> Front::TakeQuestion(
+    std::map<uint64_t, std::function<void(const T&)>>& asked, uint64_t ticket) {
+  std::lock_guard lock(mutex_);
+  auto node = asked.extract(ticket);
+  return node ? std::move(node.mapped()) : nullptr;
+}
+
+void Front::Deliver(const RequestOutput& output) {
+  std::shared_ptr<Open> open;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = open_.find(output.id);
+    if (it == open_.end()) return;  // ended here by a stop string before the ranks heard of it
+    open = it->second;
+  }
+  open->Take(output);
+  if (open->next.finished()) {
+    if (output.finish == FinishReason::kNone)
+      Abort(output.id);  // the ranks do not know stop strings
+    open->Emit();
+    std::lock_guard lock(mutex_);
+    open_.erase(output.id);
+    if (open_.empty()) idle_.notify_all();
+  } else if (open->next.tokens.size() >= static_cast<size_t>(open->spec.stream_interval)) {
+    open->Emit();
+  }
+}
+
+void Front::OnRanksLost(const std::string& why) {
+  std::map<uint64_t, std::shared_ptr<Open>> open;
+  std::map<uint64_t, std::function<void(const FlushResult&)>> flushes;
+  std::map<uint64_t, std::function<void(const EngineStats&)>> stats;
+  {
+    std::lock_guard lock(mutex_);
+    if (lost_.exchange(true)) return;
+    lost_reason_ = why;
+    open.swap(open_);
+    flushes.swap(flushes_);
+    stats.swap(stats_);
+  }
+  for (auto& [id, request] : open) {
+    request->next.finish = FinishReason::kError;
+    request->next.error = why;
+    request->Emit();
+  }
+  for (auto& [ticket, answer] : flushes) answer({.ticket = ticket, .done = false});
+  for (auto& [ticket, answer] : stats) answer({.ticket = ticket});
+  idle_.notify_all();
+}
+
+void Front::StartDraining() { draining_ = true; }
+
+size_t Front::open() const {
+  std::lock_guard lock(mutex_);
+  return open_.size();
+}
+
+bool Front::WaitUntilIdle(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  return idle_.wait_for(lock, timeout, [this] { return open_.empty(); });
+}
+
+}  // namespace switchyard

@@ -1,0 +1,85 @@
+// The request book: every open generation, between the HTTP handlers and the ranks.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/request.h"
+#include "server/front/generation.h"
+#include "text/tokenizer/tokenizer.h"
+
+namespace switchyard {
+
+// The way to the ranks. Answers come back through Front::OnMessage.
+class RankLink {
+ public:
+  virtual ~RankLink() = default;
+  virtual void Send(
+      const std::vector<ControlMessage>& messages) = 0;  // ordered; any thread; never blocks
+};
+
+// Owns the book; borrows link and tokenizer. Submit, Abort and the questions may come from any
+// thread; OnMessage and OnRanksLost from one thread each. Prompt and tokens of a request are kept
+// here until it is finished.
+class Front {
+ public:
+  struct Limits {
+    int64_t vocab_size = 0;
+    int64_t context_length = 0;
+    int64_t cache_tokens = 0;  // of one request's prompt and output together
+    int32_t max_open = 0;      // running and queued; 0: no limit
+  };
+  Front(RankLink& link, const Tokenizer& tokenizer, Limits limits);
+  ~Front();
+
+  // Validates and passes on. Error kInvalid for what the client sent, kBusy where the queue is
+  // full, kUnavailable while draining or without ranks. A max_new_tokens that the context does not
+  // hold is cut.
+  uint64_t Submit(GenerationSpec spec, GenerationCallback callback);
+  // The generation ends with FinishReason::kAbort, unless it has ended already.
+  void Abort(uint64_t id);
+  void AbortNamed(const std::string& name);  // all of that name
+  void AbortAll();
+
+  void FlushCache(std::function<void(bool done)> callback);
+  void Stats(std::function<void(const EngineStats&)> callback);
+
+  void OnMessage(const EngineMessage& message);
+  // Every open generation ends with kError and `why`; new ones are refused.
+  void OnRanksLost(const std::string& why);
+
+  void StartDraining();  // from now on Submit throws kUnavailable
+  bool draining() const { return draining_; }
+  bool ranks_lost() const { return lost_; }
+  size_t open() const;
+  bool WaitUntilIdle(std::chrono::milliseconds timeout);
+
+ private:
+  struct Open;
+  void Check(GenerationSpec& spec) const;
+  void Deliver(const RequestOutput& output);
+  template <typename T>
+  std::function<void(const T&)> TakeQuestion(
+      std::map<uint64_t, std::function<void(const T&)>>& asked, uint64_t ticket);
+
+  RankLink& link_;
+  const Tokenizer& tokenizer_;
+  const Limits limits_;
+  std::atomic<bool> draining_{false}, lost_{false};
+
+  mutable std::mutex mutex_;  // guards what follows; never held while a callback runs
+  std::condition_variable idle_;
+  uint64_t next_id_ = 1;
+  std::map<uint64_t, std::shared_ptr<Open>> open_;
+  std::map<uint64_t, std::function<void(const FlushResult&)>> flushes_;
+  std::map<uint64_t, std::function<void(const EngineStats&)>> stats_;
+  std::string lost_reason_;
+};
+
+}  // namespace switchyard

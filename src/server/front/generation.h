@@ -1,0 +1,46 @@
+// A generation as the HTTP handlers see it: text and ids in, text and ids out.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "engine/request.h"
+
+namespace switchyard {
+
+struct GenerationSpec {
+  std::string name;  // the client's "rid", by which it may abort; may be empty
+  std::vector<int32_t> input_ids;
+  SamplingParams sampling;
+  LogprobParams logprob;
+  std::vector<std::string> stop;
+  bool keep_stop = false;  // the stop string stays in the text (no_stop_trim)
+  bool skip_special_tokens = true;
+  // Tokens between two events. The default gives one event, at the end.
+  int32_t stream_interval = std::numeric_limits<int32_t>::max();
+};
+
+// News of one generation: what has come since the event before.
+struct GenerationEvent {
+  uint64_t id = 0;
+  std::string text;
+  std::vector<int32_t> tokens;
+  std::vector<PositionLogprobs> input_logprobs;   // with the first event
+  std::vector<PositionLogprobs> output_logprobs;  // one for each of `tokens`, where asked for
+  FinishReason finish = FinishReason::kNone;
+  std::variant<std::monostate, int32_t, std::string> matched;  // the stop token id or stop string
+  int32_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;  // totals so far
+  std::string error;                                                    // of kError
+
+  bool finished() const { return finish != FinishReason::kNone; }
+};
+
+// Called on the front's reader thread, in order, the last time with a finished event. Must not
+// block or throw.
+using GenerationCallback = std::function<void(const GenerationEvent&)>;
+
+}  // namespace switchyard

@@ -1,0 +1,64 @@
+#include "server/front/served_model.h"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+// A number of generation_config.json, left alone where it is absent or null.
+template <typename T>
+void Take(const nlohmann::json& json, const char* key, const std::filesystem::path& file,
+          T& value) {
+  const auto it = json.find(key);
+  if (it == json.end() || it->is_null()) return;
+  if (!it->is_number())
+    throw Invalid("{}: {} is {}, want a number", file.string(), key, it->dump());
+  value = it->get<T>();
+}
+
+SamplingParams SamplingDefaults(const std::filesystem::path& dir) {
+  SamplingParams defaults;
+  const std::filesystem::path file = dir / "generation_config.json";
+  std::ifstream in(file);
+  if (!in) return defaults;
+  const auto json = nlohmann::json::parse(in, nullptr, false);
+  if (!json.is_object()) throw Invalid("{}: not a JSON object", file.string());
+  Take(json, "temperature", file, defaults.temperature);
+  Take(json, "top_p", file, defaults.top_p);
+  Take(json, "top_k", file, defaults.top_k);
+  Take(json, "min_p", file, defaults.min_p);
+  Take(json, "repetition_penalty", file, defaults.repetition_penalty);
+  if (defaults.top_k == 0) defaults.top_k = -1;  // transformers' way to say all
+  return defaults;
+}
+
+}  // namespace
+
+ServedModel LoadServedModel(const ServerArgs& args, const ModelConfig& config) {
+  const std::filesystem::path& dir = args.engine.model_path;
+  const std::filesystem::path text_dir =
+      args.tokenizer_path.empty() ? dir : std::filesystem::path(args.tokenizer_path);
+  const auto override_file = args.chat_template.empty()
+                                 ? std::nullopt
+                                 : std::optional<std::filesystem::path>(args.chat_template);
+  ServedModel model{.name = args.served_model_name.empty() ? dir.string() : args.served_model_name,
+                    .path = dir,
+                    .config = config,
+                    .tokenizer = Tokenizer::FromFile(text_dir / "tokenizer.json"),
+                    .chat_template = ChatTemplate::FromDirectory(text_dir, override_file),
+                    .sampling_defaults = SamplingDefaults(dir)};
+  if (model.tokenizer->VocabSize() > config.vocab_size) {
+    throw Invalid(
+        "{}: ids up to {}, but config.json says vocab_size {}; are they of the same checkpoint?",
+        (text_dir / "tokenizer.json").string(), model.tokenizer->VocabSize() - 1,
+        config.vocab_size);
+  }
+  Validate(model.sampling_defaults, config.vocab_size);
+  return model;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,20 @@
+// What every endpoint is given.
+#pragma once
+
+#include <atomic>
+
+#include "server/front/front.h"
+#include "server/front/served_model.h"
+
+namespace switchyard {
+
+// Outlives the HTTP server. Handlers use it from I/O threads.
+struct Service {
+  Front& front;
+  const ServedModel& model;
+  const ServerArgs& args;
+  const EnginePlan& plan;
+  std::atomic<bool> ready{false};  // the ranks have loaded and answered the warm-up request
+};
+
+}  // namespace switchyard

@@ -1,0 +1,57 @@
+#include "server/front/stop_strings.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+namespace switchyard {
+namespace {
+
+std::string Run(StopStrings& s, const std::string& text, size_t chunk) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); i += chunk)
+    out += s.Push(std::string_view(text).substr(i, chunk));
+  return out + s.Finish();
+}
+
+TEST(StopStringsTest, CutsAtTheFirstMatchHoweverTheTextComes) {
+  const std::string text = "one two three STOP four STO";
+  for (size_t chunk = 1; chunk <= text.size(); ++chunk) {
+    StopStrings s({"STOP"}, false);
+    EXPECT_EQ(Run(s, text, chunk), "one two three ");
+    EXPECT_EQ(s.matched(), "STOP");
+    StopStrings keep({"STOP"}, true);
+    EXPECT_EQ(Run(keep, text, chunk), "one two three STOP");
+  }
+}
+
+TEST(StopStringsTest, WithoutMatchNothingIsLost) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 500; ++round) {
+    std::string text;
+    for (int i = 0; i < 60; ++i) text += "ab"[random() % 2];
+    StopStrings s({"aaaaaaaaaaaaaaaaaaaaaaab", "bbbbbbbbbbbbbbbbbbbbbbba"}, false);
+    EXPECT_EQ(Run(s, text, 1 + random() % 9), text);
+    EXPECT_FALSE(s.matched());
+  }
+}
+
+TEST(StopStringsTest, HoldsBackOnlyWhatMayBecomeAStop) {
+  StopStrings s({"\n\n", "User:"}, false);
+  EXPECT_EQ(s.Push("hello\n"), "hello");
+  EXPECT_EQ(s.Push("Us"), "\n");
+  EXPECT_EQ(s.Push("e"), "");
+  EXPECT_EQ(s.Push("d"), "Used");
+  EXPECT_EQ(s.Push(" Use"), " ");
+  EXPECT_EQ(s.Finish(), "Use");
+}
+
+TEST(StopStringsTest, TheEarliestMatchWins) {
+  StopStrings s({"cd", "bc"}, false);
+  EXPECT_EQ(s.Push("abcd"), "a");
+  EXPECT_EQ(s.matched(), "bc");
+  EXPECT_EQ(s.Push("more"), "");
+}
+
+}  // namespace
+}  // namespace switchyard

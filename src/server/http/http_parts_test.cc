@@ -1,0 +1,88 @@
+// The parts that need no connection: targets, routes, error bodies, events, heads.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "server/http/error_body.h"
+#include "server/http/exchange.h"
+#include "server/http/request_target.h"
+#include "server/http/response_head.h"
+#include "server/http/router.h"
+#include "server/http/sse.h"
+
+namespace switchyard::http {
+namespace {
+
+TEST(RequestTargetTest, DecodesPathAndQuery) {
+  const auto target = ParseTarget("/a%20b+c/%C3%A9?x=1+2&y=%26%3D&&z&x=3#f");
+  ASSERT_TRUE(target);
+  EXPECT_EQ(target->path, "/a b+c/é");
+  EXPECT_EQ(target->query,
+            (std::map<std::string, std::string>{{"x", "3"}, {"y", "&="}, {"z", ""}}));
+}
+
+TEST(RequestTargetTest, TakesAllForms) {
+  EXPECT_EQ(ParseTarget("http://host:1/a?b=c")->path, "/a");
+  EXPECT_EQ(ParseTarget("http://host?b=c")->path, "/");
+  EXPECT_EQ(ParseTarget("https://host")->path, "/");
+  EXPECT_EQ(ParseTarget("*")->path, "*");
+  for (const char* bad : {"", "a", "?a", "host:443", "/%", "/%4", "/%g0", "/?a=%4", "/?%zz"}) {
+    EXPECT_FALSE(ParseTarget(bad)) << bad;
+  }
+}
+
+TEST(RouterTest, PrefersExactPathsAndLongPrefixes) {
+  Router router;
+  const auto exchange = std::make_shared<Exchange>(Exchange::Options{}, nullptr);
+  exchange->Send(200, "", "", {});  // or it would complain that nobody answers
+  std::string called;
+  const auto handler = [&](const char* name) {
+    return [&called, name](std::shared_ptr<const Request>, const Responder&) { called = name; };
+  };
+  router.Add("GET", "/a/{x}", handler("a"));
+  router.Add("GET", "/a/b/{y}", handler("ab"));
+  router.Add("GET", "/a/b/c", handler("abc"));
+  router.Add("DELETE", "/a/{x}", handler("delete"));
+  const auto find = [&](const char* method, const char* path) {
+    const Router::Match match = router.Find(method, path);
+    called.clear();
+    if (match.handler != nullptr) (*match.handler)(nullptr, Responder(exchange));
+    return called;
+  };
+  EXPECT_EQ(find("GET", "/a/b/c"), "abc");
+  EXPECT_EQ(find("GET", "/a/b/d"), "ab");
+  EXPECT_EQ(find("GET", "/a/b"), "a");
+  EXPECT_EQ(find("DELETE", "/a/z"), "delete");
+  EXPECT_EQ(find("POST", "/a/z"), "");
+  EXPECT_EQ(router.Find("POST", "/a/z").allow, "DELETE, GET, HEAD, OPTIONS");
+  EXPECT_EQ(router.Find("GET", "/z").allow, "");
+}
+
+TEST(ErrorBodyTest, HasBothShapes) {
+  const auto body = nlohmann::json::parse(ErrorBody(400, "bad \xff", "a_code", "prompt"));
+  const auto& error = body["error"];
+  EXPECT_EQ(error["message"], "bad \xEF\xBF\xBD");
+  EXPECT_EQ(error["type"], "invalid_request_error");
+  EXPECT_EQ(error["param"], "prompt");
+  EXPECT_EQ(error["code"], "a_code");
+  EXPECT_EQ(body["object"], "error");
+  EXPECT_EQ(body["message"], error["message"]);
+  EXPECT_EQ(body["code"], 400);
+}
+
+TEST(SseTest, EveryLineIsData) {
+  EXPECT_EQ(SseEvent("a"), "data: a\n\n");
+  EXPECT_EQ(SseEvent(""), "data: \n\n");
+  EXPECT_EQ(SseEvent("a\nb\r\nc\rd"), "data: a\ndata: b\ndata: c\ndata: d\n\n");
+  EXPECT_EQ(SseComment("a\nb"), ": a b\n\n");
+}
+
+TEST(ResponseHeadTest, ValuesCannotAddHeaders) {
+  const std::string head = Serialize({.status = 200, .extra = {{"X", "a\r\nSet-Cookie: b"}}});
+  EXPECT_THAT(head, testing::StartsWith("HTTP/1.1 200 OK\r\n"));
+  EXPECT_THAT(head, testing::HasSubstr("X: a  Set-Cookie: b\r\n"));
+}
+
+}  // namespace
+}  // namespace switchyard::http

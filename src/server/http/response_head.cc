@@ -1,0 +1,47 @@
+#include "server/http/response_head.h"
+
+#include <fmt/format.h>
+
+#include <boost/beast/http/status.hpp>
+#include <ctime>
+#include <iterator>
+#include <string_view>
+
+namespace switchyard::http {
+namespace {
+
+void AppendHeader(std::string& out, std::string_view name, std::string_view value) {
+  out += name;
+  out += ": ";
+  for (char c : value) out += (c == '\r' || c == '\n' || c == '\0') ? ' ' : c;
+  out += "\r\n";
+}
+
+std::string Date() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  char text[40];
+  return {text, std::strftime(text, sizeof text, "%a, %d %b %Y %H:%M:%S GMT", &utc)};
+}
+
+}  // namespace
+
+std::string Serialize(const ResponseHead& head) {
+  namespace beast_http = boost::beast::http;
+  const auto reason = beast_http::obsolete_reason(beast_http::int_to_status(head.status));
+  std::string out = fmt::format("HTTP/1.1 {} {}\r\n", head.status,
+                                std::string_view(reason.data(), reason.size()));
+  AppendHeader(out, "Date", Date());
+  AppendHeader(out, "Server", "switchyard");
+  if (!head.content_type.empty()) AppendHeader(out, "Content-Type", head.content_type);
+  if (head.length) AppendHeader(out, "Content-Length", fmt::to_string(*head.length));
+  if (head.chunked) AppendHeader(out, "Transfer-Encoding", "chunked");
+  AppendHeader(out, "Connection", head.keep_alive ? "keep-alive" : "close");
+  if (head.allow_cors) AppendHeader(out, "Access-Control-Allow-Origin", "*");
+  for (const auto& [name, value] : head.extra) AppendHeader(out, name, value);
+  out += "\r\n";
+  return out;
+}
+
+}  // namespace switchyard::http

@@ -1,0 +1,58 @@
+#include "server/http/router.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+
+namespace switchyard::http {
+
+void Router::Add(std::string method, std::string path, Handler handler) {
+  CHECK(path.starts_with('/'));
+  Methods* methods = nullptr;
+  const size_t brace = path.find('{');
+  if (brace == std::string::npos) {
+    methods = &exact_[path];
+  } else {
+    CHECK(path[brace - 1] == '/' && path.find('}') == path.size() - 1);
+    const std::string prefix = path.substr(0, brace);
+    auto it = std::find_if(patterns_.begin(), patterns_.end(),
+                           [&](const Pattern& pattern) { return pattern.prefix == prefix; });
+    if (it == patterns_.end()) {
+      it = std::find_if(patterns_.begin(), patterns_.end(), [&](const Pattern& pattern) {
+        return pattern.prefix.size() < prefix.size();
+      });
+      it = patterns_.insert(it, {prefix, path.substr(brace + 1, path.size() - brace - 2), {}});
+    }
+    methods = &it->methods;
+  }
+  const bool is_new = methods->emplace(std::move(method), std::move(handler)).second;
+  CHECK(is_new);
+}
+
+Router::Match Router::Find(std::string_view method, const std::string& path) const {
+  Match match;
+  const Methods* methods = nullptr;
+  if (const auto exact = exact_.find(path); exact != exact_.end()) {
+    methods = &exact->second;
+  } else {
+    for (const Pattern& pattern : patterns_) {
+      if (path.size() <= pattern.prefix.size() || !path.starts_with(pattern.prefix)) continue;
+      methods = &pattern.methods;
+      match.params[pattern.parameter] = path.substr(pattern.prefix.size());
+      break;
+    }
+  }
+  if (methods == nullptr) return match;
+
+  auto found = methods->find(method);
+  if (found == methods->end() && method == "HEAD") found = methods->find("GET");
+  if (found != methods->end()) match.handler = &found->second;
+  for (const auto& [name, handler] : *methods) {
+    match.allow += name + (name == "GET" ? ", HEAD, " : ", ");
+  }
+  match.allow += "OPTIONS";
+  return match;
+}
+
+}  // namespace switchyard::http

@@ -1,0 +1,39 @@
+// Which handler answers a method and a path.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/http/http_server.h"
+
+namespace switchyard::http {
+
+// Filled before the server starts, then only read, by all I/O threads.
+class Router {
+ public:
+  struct Match {
+    const Handler* handler = nullptr;  // owned by the router; null: see `allow`
+    std::map<std::string, std::string> params;
+    std::string allow;  // methods the path answers to, "GET, HEAD, OPTIONS"; empty: unknown path
+  };
+
+  // CHECKs that the pair is new and that a parameter stands only at the end of `path`.
+  void Add(std::string method, std::string path, Handler handler);
+
+  Match Find(std::string_view method, const std::string& path) const;
+
+ private:
+  using Methods = std::map<std::string, Handler, std::less<>>;
+  struct Pattern {
+    std::string prefix;     // "/v1/models/"
+    std::string parameter;  // "id"
+    Methods methods;
+  };
+
+  std::map<std::string, Methods> exact_;
+  std::vector<Pattern> patterns_;  // longest prefix first
+};
+
+}  // namespace switchyard::http

@@ -1,0 +1,40 @@
+// Server-sent events: the framing of streamed answers (WHATWG HTML, "Server-sent events").
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace switchyard::http {
+
+inline constexpr char kEventStream[] = "text/event-stream";
+
+// The event that ends a stream of OpenAI's and SGLang's interfaces.
+inline constexpr char kSseDone[] = "data: [DONE]\n\n";
+
+// One event that carries `data`; every line of `data` becomes a "data:" line, which the client
+// joins again. Carriage returns count as line ends to a client and therefore arrive as '\n'.
+inline std::string SseEvent(std::string_view data) {
+  std::string event;
+  event.reserve(data.size() + 8);
+  size_t begin = 0;
+  while (true) {
+    const size_t end = data.find_first_of("\r\n", begin);
+    event += "data: ";
+    event += data.substr(begin, end - begin);
+    event += '\n';
+    if (end == std::string_view::npos) break;
+    const bool crlf = data[end] == '\r' && end + 1 < data.size() && data[end + 1] == '\n';
+    begin = end + (crlf ? 2 : 1);
+  }
+  event += '\n';
+  return event;
+}
+
+// A line that clients skip; sent now and then, it keeps proxies from closing a quiet stream.
+inline std::string SseComment(std::string_view text) {
+  std::string comment = ": ";
+  for (char c : text) comment += (c == '\r' || c == '\n') ? ' ' : c;
+  return comment + "\n\n";
+}
+
+}  // namespace switchyard::http

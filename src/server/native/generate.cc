@@ -1,0 +1,119 @@
+#include "server/native/generate.h"
+
+#include <chrono>
+#include <cmath>
+#include <mutex>
+
+#include "server/api/flight.h"
+#include "server/http/error_body.h"
+#include "server/http/sse.h"
+
+namespace switchyard::native {
+namespace {
+
+Json FinishReasonJson(const GenerationEvent& e) {
+  switch (e.finish) {
+    case FinishReason::kNone:
+      return nullptr;
+    case FinishReason::kLength:
+      return {{"type", "length"}, {"length", e.completion_tokens}};
+    case FinishReason::kAbort:
+      return {{"type", "abort"}, {"message", "aborted"}};
+    case FinishReason::kError:
+      return {{"type", "abort"}, {"message", e.error}};
+    case FinishReason::kStop:
+      break;
+  }
+  Json reason = {{"type", "stop"}};
+  if (const auto* id = std::get_if<int32_t>(&e.matched)) reason["matched"] = *id;
+  if (const auto* text = std::get_if<std::string>(&e.matched)) reason["matched"] = *text;
+  return reason;
+}
+
+// [logprob, id, text], the form of every log-probability; logprob null where there is none, text
+// unless asked for.
+Json Triple(const Tokenizer& tokenizer, float logprob, int32_t token, bool text) {
+  return Json::array({std::isnan(logprob) ? Json(nullptr) : Json(logprob), token,
+                      text ? Json(tokenizer.TokenText(token)) : Json(nullptr)});
+}
+
+Json Triples(const Tokenizer& tokenizer, const std::vector<TokenLogprob>& list, bool text) {
+  Json out = Json::array();
+  for (const TokenLogprob& t : list) out.push_back(Triple(tokenizer, t.logprob, t.token, text));
+  return out;
+}
+
+void AddLogprobs(const Tokenizer& tokenizer, const GenerationSpec& spec, const char* kind,
+                 const std::vector<PositionLogprobs>& positions, bool text, Json& meta) {
+  Json chosen = Json::array(), top = Json::array(), asked = Json::array();
+  for (const PositionLogprobs& p : positions) {
+    chosen.push_back(Triple(tokenizer, p.logprob, p.token, text));
+    // The first position of a prompt has nothing before it to be predicted from.
+    top.push_back(std::isnan(p.logprob) ? Json(nullptr) : Triples(tokenizer, p.top, text));
+    asked.push_back(std::isnan(p.logprob) ? Json(nullptr) : Triples(tokenizer, p.asked, text));
+  }
+  const std::string prefix = kind;
+  meta[prefix + "_token_logprobs"] = std::move(chosen);
+  if (spec.logprob.top > 0) meta[prefix + "_top_logprobs"] = std::move(top);
+  if (!spec.logprob.token_ids.empty()) meta[prefix + "_token_ids_logprobs"] = std::move(asked);
+}
+
+}  // namespace
+
+Json GenerateAnswer(const Tokenizer& tokenizer, const GenerationSpec& spec, const Accumulated& a,
+                    bool text_in_logprobs, double seconds) {
+  Json meta = {{"id", spec.name.empty() ? std::to_string(a.last.id) : spec.name},
+               {"finish_reason", FinishReasonJson(a.last)},
+               {"prompt_tokens", a.last.prompt_tokens},
+               {"completion_tokens", a.last.completion_tokens},
+               {"cached_tokens", a.last.cached_tokens},
+               {"e2e_latency", seconds}};
+  if (spec.logprob.enabled) {
+    AddLogprobs(tokenizer, spec, "input", a.input_logprobs, text_in_logprobs, meta);
+    AddLogprobs(tokenizer, spec, "output", a.output_logprobs, text_in_logprobs, meta);
+  }
+  return {{"text", a.text}, {"output_ids", a.tokens}, {"meta_info", std::move(meta)}};
+}
+
+void HandleGenerate(Service& service, const http::Request& request,
+                    const http::Responder& responder) {
+  auto body =
+      std::make_shared<const GenerateBody>(ParseGenerateBody(service, ParseBody(request.body)));
+  const auto start = std::chrono::steady_clock::now();
+  const auto answer = [&service, body, start](size_t i, const Accumulated& a) {
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return GenerateAnswer(*service.model.tokenizer, body->specs[i], a, body->text_in_logprobs,
+                          seconds);
+  };
+  Flight::Events events;
+  if (body->stream) {
+    // Each event carries everything so far, as SGLang's do.
+    events.on_news = [body, answer, responder](size_t i, const GenerationEvent& e,
+                                               const Accumulated& a) {
+      if (e.finish == FinishReason::kError) {
+        responder.Write(http::SseEvent(http::ErrorBody(500, e.error)));
+        return;
+      }
+      Json json = answer(i, a);
+      if (!body->single) json["index"] = i;
+      responder.Write(http::SseEvent(Dump(json)));
+    };
+    events.on_end = [responder](const std::vector<Accumulated>&) {
+      responder.Write(http::kSseDone);
+      responder.EndStream();
+    };
+  } else {
+    events.on_end = [body, answer, responder](const std::vector<Accumulated>& all) {
+      for (const Accumulated& a : all) {
+        if (a.last.finish == FinishReason::kError) return responder.SendError(500, a.last.error);
+      }
+      Json list = Json::array();
+      for (size_t i = 0; i < all.size(); ++i) list.push_back(answer(i, all[i]));
+      responder.Send(200, http::kJson, Dump(body->single ? list[0] : list));
+    };
+  }
+  Flight::Start(service, body->specs, body->stream, responder, std::move(events));
+}
+
+}  // namespace switchyard::native

@@ -1,0 +1,194 @@
+#include "server/native/native.h"
+
+#include "core/error.h"
+#include "server/api/chat_prompt.h"
+#include "server/api/json_body.h"
+#include "server/http/error_body.h"
+#include "server/native/generate.h"
+
+namespace switchyard::native {
+namespace {
+
+using RequestPtr = std::shared_ptr<const http::Request>;
+
+void RequireReady(const Service& service) {
+  if (service.front.ranks_lost())
+    throw Error(ErrorKind::kUnavailable, "the server has lost its ranks");
+  if (service.front.draining()) throw Error(ErrorKind::kUnavailable, "the server is shutting down");
+  if (!service.ready)
+    throw Error(ErrorKind::kUnavailable, "the server is still loading", "try again later");
+}
+
+// A prompt, or the messages of a chat, as ids.
+void HandleTokenize(const Service& service, const http::Request& request,
+                    const http::Responder& responder) {
+  const Json body = ParseBody(request.body);
+  const Fields f(body);
+  const Tokenizer& tokenizer = *service.model.tokenizer;
+  Json tokens;
+  if (f.Has("messages")) {
+    tokens = ChatPrompt(service.model, body);
+  } else if (const Json* prompt = f.Find("prompt"); prompt && prompt->is_array()) {
+    tokens = Json::array();
+    for (const std::string& text : f.Strings("prompt")) {
+      tokens.push_back(tokenizer.Encode(text, f.Bool("add_special_tokens", true)));
+    }
+  } else {
+    if (!prompt) throw Invalid("want prompt or messages");
+    tokens = tokenizer.Encode(f.String("prompt", ""), f.Bool("add_special_tokens", true));
+  }
+  const size_t count = tokens.size();
+  responder.Send(200, http::kJson,
+                 Dump({{"tokens", std::move(tokens)},
+                       {"count", count},
+                       {"max_model_len", service.plan.context_length}}));
+}
+
+void HandleDetokenize(const Service& service, const http::Request& request,
+                      const http::Responder& responder) {
+  const Json body = ParseBody(request.body);
+  const Fields f(body);
+  const Json* tokens = f.Find("tokens");
+  if (!tokens) throw Invalid("tokens is missing");
+  const bool skip = f.Bool("skip_special_tokens", false);
+  const auto decode = [&](const Json& list) {
+    return service.model.tokenizer->Decode(ToIds(list, "tokens"), skip);
+  };
+  Json text;
+  if (tokens->is_array() && !tokens->empty() && tokens->front().is_array()) {
+    text = Json::array();
+    for (const Json& list : *tokens) text.push_back(decode(list));
+  } else {
+    text = decode(*tokens);
+  }
+  responder.Send(200, http::kJson, Dump({{"text", text}, {"prompt", text}}));
+}
+
+// One generated token says more than an open port.
+void HandleHealthGenerate(Service& service, const http::Responder& responder) {
+  RequireReady(service);
+  GenerationSpec spec;
+  spec.input_ids = {service.model.config.bos_token_id.value_or(0)};
+  spec.sampling.max_new_tokens = 1;
+  spec.sampling.temperature = 0;
+  spec.sampling.ignore_eos = true;
+  service.front.Submit(std::move(spec), [responder](const GenerationEvent& e) {
+    if (e.finish == FinishReason::kError) return responder.SendError(503, e.error);
+    responder.Send(200, http::kJson, R"({"status":"ok"})");
+  });
+}
+
+void HandleModelInfo(const Service& service, const http::Responder& responder) {
+  const ServerArgs& args = service.args;
+  responder.Send(200, http::kJson,
+                 Dump({{"model_path", service.model.path.string()},
+                       {"tokenizer_path", args.tokenizer_path.empty() ? service.model.path.string()
+                                                                      : args.tokenizer_path},
+                       {"served_model_name", service.model.name},
+                       {"is_generation", true},
+                       {"architecture", service.model.config.architecture},
+                       {"max_model_len", service.plan.context_length},
+                       {"vocab_size", service.model.config.vocab_size},
+                       {"has_image_understanding", false},
+                       {"has_audio_understanding", false}}));
+}
+
+void HandleServerInfo(Service& service, const http::Responder& responder) {
+  RequireReady(service);
+  const EngineConfig& e = service.args.engine;
+  Json info = {{"model_path", e.model_path.string()},
+               {"served_model_name", service.model.name},
+               {"dtype", Name(service.plan.dtype)},
+               {"tp_size", e.mesh.tp},
+               {"ep_size", e.mesh.ep},
+               {"moe_a2a_backend", e.moe.a2a_backend},
+               {"deepep_mode", e.moe.deepep_mode},
+               {"context_length", service.plan.context_length},
+               {"page_size", e.page_size},
+               {"max_total_num_tokens", service.plan.num_pages * e.page_size},
+               {"max_running_requests", service.plan.max_running_requests},
+               {"chunked_prefill_size", e.chunked_prefill_size},
+               {"disable_radix_cache", e.disable_radix_cache},
+               {"version", SWITCHYARD_VERSION}};
+  const size_t open = service.front.open();
+  service.front.Stats([info = std::move(info), open, responder](const EngineStats& s) mutable {
+    info["internal_states"] = Json::array({{{"open_requests", open},
+                                            {"running_requests", s.running},
+                                            {"waiting_requests", s.waiting},
+                                            {"total_pages", s.total_pages},
+                                            {"free_pages", s.free_pages},
+                                            {"cached_pages", s.cached_pages},
+                                            {"steps", s.steps},
+                                            {"prefill_tokens", s.prefill_tokens},
+                                            {"cached_prompt_tokens", s.cached_prompt_tokens},
+                                            {"decode_tokens", s.decode_tokens},
+                                            {"retractions", s.retractions}}});
+    responder.Send(200, http::kJson, Dump(info));
+  });
+}
+
+void HandleFlushCache(Service& service, const http::Responder& responder) {
+  RequireReady(service);
+  service.front.FlushCache([responder](bool done) {
+    if (done) return responder.Send(200, "text/plain", "Cache flushed.\n");
+    responder.SendError(400, "the cache was not flushed: requests are running");
+  });
+}
+
+void HandleAbort(Service& service, const http::Request& request, const http::Responder& responder) {
+  const Json body = ParseBody(request.body);
+  const Fields f(body);
+  if (f.Bool("abort_all", false)) {
+    service.front.AbortAll();
+  } else if (const std::string name = f.String("rid", ""); !name.empty()) {
+    service.front.AbortNamed(name);
+  } else {
+    throw Invalid("want rid, or abort_all");
+  }
+  responder.Send(200, http::kJson, "{}");
+}
+
+}  // namespace
+
+void Register(http::Server& server, Service& service) {
+  server.Route("POST", "/generate", [&](const RequestPtr& r, const http::Responder& out) {
+    HandleGenerate(service, *r, out);
+  });
+  for (const char* path : {"/tokenize", "/v1/tokenize"}) {
+    server.Route("POST", path, [&](const RequestPtr& r, const http::Responder& out) {
+      HandleTokenize(service, *r, out);
+    });
+  }
+  for (const char* path : {"/detokenize", "/v1/detokenize"}) {
+    server.Route("POST", path, [&](const RequestPtr& r, const http::Responder& out) {
+      HandleDetokenize(service, *r, out);
+    });
+  }
+  server.Route("GET", "/health", [&](const RequestPtr&, const http::Responder& out) {
+    RequireReady(service);
+    out.Send(200, http::kJson, R"({"status":"ok"})");
+  });
+  server.Route("GET", "/health_generate", [&](const RequestPtr&, const http::Responder& out) {
+    HandleHealthGenerate(service, out);
+  });
+  for (const char* path : {"/get_model_info", "/model_info"}) {
+    server.Route("GET", path, [&](const RequestPtr&, const http::Responder& out) {
+      HandleModelInfo(service, out);
+    });
+  }
+  for (const char* path : {"/get_server_info", "/server_info"}) {
+    server.Route("GET", path, [&](const RequestPtr&, const http::Responder& out) {
+      HandleServerInfo(service, out);
+    });
+  }
+  for (const char* method : {"GET", "POST"}) {
+    server.Route(method, "/flush_cache", [&](const RequestPtr&, const http::Responder& out) {
+      HandleFlushCache(service, out);
+    });
+  }
+  server.Route("POST", "/abort_request", [&](const RequestPtr& r, const http::Responder& out) {
+    HandleAbort(service, *r, out);
+  });
+}
+
+}  // namespace switchyard::native

@@ -1,0 +1,12 @@
+// SGLang's native endpoints: /generate, /tokenize, /detokenize, /health, /get_model_info,
+// /flush_cache and the like.
+#pragma once
+
+#include "server/front/service.h"
+#include "server/http/http_server.h"
+
+namespace switchyard::native {
+
+void Register(http::Server& server, Service& service);
+
+}  // namespace switchyard::native

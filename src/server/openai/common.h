@@ -1,0 +1,41 @@
+// What /v1/completions and /v1/chat/completions share.
+#pragma once
+
+#include <string>
+
+#include "server/api/accumulated.h"
+#include "server/api/json_body.h"
+#include "server/front/service.h"
+
+namespace switchyard::openai {
+
+// Error kInvalid where the body names a model that is not served here.
+void CheckModel(const Service& service, const Fields& f);
+
+// Sampling fields of both endpoints, OpenAI's and the extensions that SGLang's clients send, into
+// `spec`, defaults from the model. `max_new_tokens` where the body has no max_tokens.
+void ParseSampling(const Service& service, const Fields& f, int32_t max_new_tokens,
+                   GenerationSpec* spec);
+
+// stream, stream_options.include_usage and n.
+struct Delivery {
+  bool stream = false;
+  bool include_usage = false;
+  int32_t n = 1;
+};
+Delivery ParseDelivery(const Fields& f);
+
+// `n` copies of a spec; with a seed the copies count on from it, since equal seeds would give equal
+// texts.
+std::vector<GenerationSpec> Copies(const GenerationSpec& spec, int32_t n);
+
+// "stop", "length", or "abort"; null while it runs.
+Json FinishReasonOf(const GenerationEvent& event);
+
+// Tokens of prompts (each counted once, although n copies share it) and of all outputs.
+Json Usage(const std::vector<Accumulated>& all, int32_t n);
+
+std::string NewId(const char* prefix);  // "chatcmpl-…", unique
+int64_t Now();                          // seconds since 1970
+
+}  // namespace switchyard::openai

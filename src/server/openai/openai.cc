@@ -1,0 +1,42 @@
+#include "server/openai/openai.h"
+
+#include "server/http/error_body.h"
+#include "server/openai/chat.h"
+#include "server/openai/common.h"
+#include "server/openai/completions.h"
+
+namespace switchyard::openai {
+namespace {
+
+Json ModelCard(const Service& service, int64_t created) {
+  return {{"id", service.model.name},   {"object", "model"},
+          {"created", created},         {"owned_by", "switchyard"},
+          {"root", service.model.name}, {"max_model_len", service.plan.context_length}};
+}
+
+}  // namespace
+
+void Register(http::Server& server, Service& service) {
+  using RequestPtr = std::shared_ptr<const http::Request>;
+  server.Route("POST", "/v1/completions", [&](const RequestPtr& r, const http::Responder& out) {
+    HandleCompletions(service, *r, out);
+  });
+  server.Route(
+      "POST", "/v1/chat/completions",
+      [&](const RequestPtr& r, const http::Responder& out) { HandleChat(service, *r, out); });
+  const int64_t created = Now();
+  server.Route(
+      "GET", "/v1/models", [&service, created](const RequestPtr&, const http::Responder& out) {
+        out.Send(200, http::kJson,
+                 Dump({{"object", "list"}, {"data", Json::array({ModelCard(service, created)})}}));
+      });
+  server.Route("GET", "/v1/models/{id}",
+               [&service, created](const RequestPtr& r, const http::Responder& out) {
+                 const std::string& id = r->params.at("id");
+                 if (id != service.model.name)
+                   throw NotFound("the model {} does not exist here", id);
+                 out.Send(200, http::kJson, Dump(ModelCard(service, created)));
+               });
+}
+
+}  // namespace switchyard::openai

@@ -1,0 +1,225 @@
+#include "server/serve.h"
+
+#include <fmt/core.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "engine/rank_engine.h"
+#include "server/front/process_ranks.h"
+#include "server/front/rank_spec.h"
+#include "server/front/service.h"
+#include "server/http/http_server.h"
+#include "server/native/native.h"
+#include "server/openai/openai.h"
+
+namespace switchyard {
+namespace {
+
+using namespace std::chrono_literals;
+
+// SIGTERM and SIGINT as something to ask for, instead of something that happens.
+class StopSignals {
+ public:
+  StopSignals() {
+    sigemptyset(&set_);
+    sigaddset(&set_, SIGTERM);
+    sigaddset(&set_, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+    signal(SIGPIPE, SIG_IGN);
+  }
+  // The signal that came within `timeout`, or 0.
+  int Wait(std::chrono::milliseconds timeout) const {
+    const timespec t{.tv_sec = timeout.count() / 1000,
+                     .tv_nsec = timeout.count() % 1000 * 1'000'000};
+    const int signal_number = sigtimedwait(&set_, nullptr, &t);
+    return signal_number > 0 ? signal_number : 0;
+  }
+
+ private:
+  sigset_t set_;
+};
+
+// One line that is redrawn on a terminal, and a line each tenth elsewhere.
+class ProgressLine {
+ public:
+  void Show(uint64_t done, uint64_t total) {
+    const int percent = total ? static_cast<int>(100 * done / total) : 100;
+    const bool terminal = isatty(STDERR_FILENO);
+    if (!terminal && percent / 10 == shown_ / 10) return;
+    shown_ = percent;
+    fmt::print(stderr, "{}loading weights {:3}% ({:.1f} of {:.1f} GiB of rank 0){}",
+               terminal ? "\r" : "", percent, static_cast<double>(done) / (1 << 30),
+               static_cast<double>(total) / (1 << 30), terminal && percent < 100 ? "" : "\n");
+  }
+
+ private:
+  int shown_ = -1;
+};
+
+http::ServerOptions HttpOptions(const ServerArgs& args) {
+  http::ServerOptions o;
+  o.host = args.host;
+  o.port = args.port;
+  o.io_threads = 2;
+  o.max_body_bytes = static_cast<size_t>(args.max_body_mb * (1 << 20));
+  o.api_key = args.api_key;
+  o.paths_without_key = {"/health", "/health_generate", "/metrics"};
+  return o;
+}
+
+Front::Limits FrontLimits(const EngineConfig& config, const EnginePlan& plan) {
+  return {.vocab_size = plan.model.vocab_size,
+          .context_length = plan.context_length,
+          .cache_tokens = plan.num_pages * config.page_size,
+          .max_open = config.max_queued_requests
+                          ? plan.max_running_requests + config.max_queued_requests
+                          : 0};
+}
+
+void WarmUp(Service& service) {
+  GenerationSpec spec;
+  spec.input_ids = {service.model.config.bos_token_id.value_or(0)};
+  spec.sampling.max_new_tokens = 2;
+  spec.sampling.temperature = 0;
+  spec.sampling.ignore_eos = true;
+  std::string error;
+  service.front.Submit(std::move(spec), [&](const GenerationEvent& e) { error = e.error; });
+  service.front.WaitUntilIdle(std::chrono::milliseconds(
+      static_cast<int64_t>(service.args.engine.dist_timeout_seconds * 1000)));
+  if (!error.empty()) throw Error(ErrorKind::kPeer, "the warm-up request failed: " + error);
+}
+
+void SayReady(const Service& service, int port) {
+  const std::string host =
+      service.args.host == "0.0.0.0" || service.args.host == "::" ? "127.0.0.1" : service.args.host;
+  const std::string url = fmt::format(
+      "http://{}:{}", host.find(':') == std::string::npos ? host : "[" + host + "]", port);
+  const std::string key = service.args.api_key.empty() ? "" : " -H 'Authorization: Bearer KEY'";
+  const std::string body =
+      service.model.chat_template.Present()
+          ? R"({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32})"
+          : R"({"prompt": "Hello", "max_tokens": 32})";
+  fmt::print(
+      "Switchyard is ready at {}\n  curl {}/v1/{}{} -H 'Content-Type: application/json' -d '{}'\n",
+      url, url, service.model.chat_template.Present() ? "chat/completions" : "completions", key,
+      body);
+  std::fflush(stdout);
+}
+
+// Requests end by themselves or by the deadline; a second signal shortens it.
+void Drain(Service& service, const StopSignals& signals, const std::atomic<bool>& lost) {
+  service.front.StartDraining();
+  if (const size_t open = service.front.open())
+    LOG_INFO("draining: {} requests are still running", open);
+  const auto deadline = std::chrono::steady_clock::now() +
+                        std::chrono::duration<double>(service.args.drain_timeout_seconds);
+  while (service.front.open() > 0 && !lost && std::chrono::steady_clock::now() < deadline) {
+    if (signals.Wait(50ms)) break;
+  }
+  if (service.front.open() > 0 && !lost) {
+    LOG_WARNING("aborting {} requests", service.front.open());
+    service.front.AbortAll();
+    service.front.WaitUntilIdle(5s);
+  }
+}
+
+}  // namespace
+
+int RunServe(const ServerArgs& args) {
+  const StopSignals signals;
+  if (args.engine.load_format != "dummy") {
+    CheckCheckpoint(args.engine.model_path, LoadModelConfig(args.engine.model_path));
+  }
+  const EnginePlan plan = MakePlan(args.engine);
+  const ServedModel model = LoadServedModel(args, plan.model);
+
+  // The front speaks to the ranks and they to it; the ranks come last, so that they are the first
+  // to go.
+  struct LateLink : RankLink {
+    void Send(const std::vector<ControlMessage>& messages) override { ranks->Send(messages); }
+    ProcessRanks* ranks = nullptr;
+  } link;
+  Front front(link, *model.tokenizer, FrontLimits(args.engine, plan));
+  Service service{front, model, args, plan};
+  http::Server server(HttpOptions(args));
+  openai::Register(server, service);
+  native::Register(server, service);
+  server.Start();  // a port in use is said before anything is loaded
+
+  std::atomic<bool> lost{false}, cancelled{false};
+  std::string lost_reason;
+  ProcessRanks ranks(args.engine, plan,
+                     {.on_message = [&](const EngineMessage& m) { front.OnMessage(m); },
+                      .on_lost =
+                          [&](const std::string& why) {
+                            lost_reason = why;
+                            front.OnRanksLost(why);
+                            lost = true;
+                          }});
+  link.ranks = &ranks;
+  std::thread interrupt([&] {
+    while (!service.ready && !cancelled && !lost) {
+      if (signals.Wait(100ms)) cancelled = true;
+    }
+  });
+  std::exception_ptr failure;
+  try {
+    ProgressLine line;
+    if (ranks.WaitReady([&](const LoadProgress& p) { line.Show(p.done, p.total); }, cancelled)) {
+      if (!args.skip_server_warmup) WarmUp(service);
+      service.ready = true;
+    }
+  } catch (...) {
+    failure = std::current_exception();
+    cancelled = true;
+  }
+  interrupt.join();
+  if (failure) {
+    server.Stop();  // while what its handlers use still exists
+    std::rethrow_exception(failure);
+  }
+
+  if (!cancelled) {
+    SayReady(service, server.port());
+    while (!lost && !signals.Wait(200ms)) {
+    }
+    Drain(service, signals, lost);
+  }
+  server.Stop();
+  if (lost) {
+    LOG_ERROR("{}", lost_reason);
+    return 1;
+  }
+  if (!cancelled && !ranks.Shutdown(10s))
+    LOG_WARNING("some ranks did not leave by themselves and were killed");
+  LOG_INFO("goodbye");
+  return 0;
+}
+
+int RunRank(int argc, char** argv) {
+  RankSpec spec = InheritRankSpec();
+  const RankJob job = DecodeRankSpec(spec.spec);
+  const std::string title = Mesh(job.config.mesh, spec.rank).Title();
+  SetProcessTitle(argc, argv, "switchyard::rank " + title);
+  InitLog(job.config.log_level, title);
+
+  RankLoopIo io;
+  std::optional<ControlSocket> socket;
+  if (spec.rank == 0) {
+    socket = ControlSocket::Connect(spec.control_endpoint);
+    io.receive = [&](std::chrono::milliseconds timeout) {
+      const auto bytes = socket->Receive(timeout);
+      return bytes ? DecodeControl(*bytes) : std::vector<ControlMessage>();
+    };
+    io.send = [&](const EngineMessage& message) { socket->Send(EncodeMessage(message)); };
+  }
+  RunRankLoop(job.config, job.plan, spec.rank, spec.arena, io);
+  return 0;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,16 @@
+// A rendered prompt to token ids.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "text/jinja/template.h"
+#include "text/tokenizer/tokenizer.h"
+
+namespace switchyard {
+
+// Special tokens are recognised in trusted runs only; none is added, since templates write their
+// own.
+std::vector<int32_t> EncodeRendered(const Tokenizer& tokenizer, const jinja::Rendered& rendered);
+
+}  // namespace switchyard

@@ -1,0 +1,16 @@
+// Python's arithmetic of int and float.
+#pragma once
+
+#include "text/jinja/ast.h"
+#include "text/jinja/value.h"
+
+namespace switchyard::jinja {
+
+// Both operands are numbers; bools count as integers. Raises for division by zero and for integers
+// beyond 2^120.
+Value Compute(BinaryOp op, const Value& a, const Value& b);
+
+// round(): half to even in the last of `digits` decimal places.
+double RoundHalfEven(double value, int digits);
+
+}  // namespace switchyard::jinja

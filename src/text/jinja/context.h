@@ -1,0 +1,111 @@
+// What one rendering may use, and how values are made and errors raised within it.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "text/jinja/template.h"
+#include "text/jinja/value.h"
+
+namespace switchyard::jinja {
+
+// An error of the running template; Template::Render adds name and line and throws TemplateError.
+struct Raise {
+  std::string message;
+};
+
+template <typename... Args>
+[[noreturn]] void Fail(fmt::format_string<Args...> format, Args&&... args) {
+  throw Raise{fmt::format(format, std::forward<Args>(args)...)};
+}
+
+// Arguments of a call, evaluated.
+struct Arguments {
+  std::vector<Value> positional;
+  std::vector<std::pair<std::string, Value>> named;
+};
+
+// Maps the arguments of a built-in callable to its parameters; raises for unknown, doubled and
+// missing ones.
+class Bound {
+ public:
+  Bound(std::string_view callee, const Arguments& arguments,
+        std::initializer_list<std::string_view> parameters, size_t required = 0);
+
+  // Null if parameter `index` was not given.
+  const Value* operator[](size_t index) const { return values_[index]; }
+
+  Int IntegerOr(size_t index, Int otherwise) const;  // raises if it is no integer
+  bool TruthOr(size_t index, bool otherwise) const;
+  Text TextOr(size_t index, std::string_view otherwise) const;  // raises if it is no string
+
+ private:
+  std::string callee_;
+  std::vector<const Value*> values_;
+};
+
+// Counts what a rendering uses and raises when it is too much. One per rendering, used by its
+// thread only.
+class Context {
+ public:
+  explicit Context(const RenderOptions& options);
+  ~Context();  // empties everything kept, so that cycles through namespaces and macros are freed
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  // `count` elements are about to be visited.
+  void Step(size_t count = 1);
+  // `bytes` are about to be looked at.
+  void Scan(size_t bytes) { Step(1 + bytes / 64); }
+  // `bytes` are about to be allocated.
+  void Allocate(size_t bytes);
+
+  Value Make(Text text);
+  Value Make(std::string bytes, bool trusted) { return Make(Text(std::move(bytes), trusted)); }
+  Value MakeList(std::vector<Value> items, List::Kind kind = List::Kind::kList,
+                 std::string label = {});
+  Value MakeDict(Dict dict);
+
+  // Holds `object` until the rendering ends and calls its Release() then.
+  void Keep(ObjectPtr object);
+
+  size_t max_output() const { return options_.max_output; }
+  std::time_t Now() const;
+
+ private:
+  const RenderOptions options_;
+  int64_t steps_left_;
+  size_t bytes_left_;
+  std::vector<ObjectPtr> kept_;
+};
+
+// Bounds the C++ recursion of evaluation, which macros and recursive loops drive.
+class DepthGuard {
+ public:
+  explicit DepthGuard(int& depth) : depth_(depth) {
+    if (++depth_ > kMaxDepth) {
+      --depth_;
+      Fail("maximum recursion depth exceeded");
+    }
+  }
+  ~DepthGuard() { --depth_; }
+  DepthGuard(const DepthGuard&) = delete;
+  DepthGuard& operator=(const DepthGuard&) = delete;
+
+ private:
+  static constexpr int kMaxDepth = 1000;
+
+  int& depth_;
+};
+
+// How deep lists and dicts may nest, in templates and in requests; recursion over them is safe
+// below it.
+constexpr int kMaxNesting = 200;
+
+}  // namespace switchyard::jinja

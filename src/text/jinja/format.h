@@ -1,0 +1,24 @@
+// Python's string formatting: %, str.format, and HTML escapes.
+#pragma once
+
+#include <string_view>
+
+#include "text/jinja/context.h"
+#include "text/jinja/value.h"
+
+namespace switchyard::jinja {
+
+// `format % arguments`; a tuple gives several arguments, a dict named ones.
+Text PercentFormat(Context& context, const Text& format, const Value& arguments);
+
+// format.format(*positional, **named).
+Text BraceFormat(Context& context, const Text& format, const Arguments& arguments);
+
+// & < > ' " as entities, each with the trust of its character.
+Text EscapeHtml(const Text& text);
+
+// Pads `text` to `width` code points; align is one of < > ^, or c for str.center's way with odd
+// paddings.
+Text Pad(Context& context, const Text& text, Int width, std::string_view fill, char align);
+
+}  // namespace switchyard::jinja

@@ -1,0 +1,48 @@
+// Python's operators on values. What Python refuses raises with Python's message.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "text/jinja/ast.h"
+#include "text/jinja/context.h"
+#include "text/jinja/value.h"
+
+namespace switchyard::jinja {
+
+// Raises an undefined value's message.
+void RequireDefined(const Value& value);
+
+Value Apply(Context& context, BinaryOp op, const Value& a, const Value& b);
+Value Negate(const Value& a);
+Value Affirm(const Value& a);  // unary plus
+
+// Values nest at most kMaxNesting deep, so the recursion is bounded.
+bool Equal(Context& context, const Value& a, const Value& b);
+
+// Orderings raise for values that Python does not order.
+bool Compare(Context& context, CompareOp op, const Value& a, const Value& b);
+bool Less(Context& context, const Value& a, const Value& b);
+
+bool Contains(Context& context, const Value& container, const Value& item);
+
+// obj.name and obj[key] with Jinja's fall-back from one to the other; missing ones are undefined
+// values. Raise for undefined objects, and for methods that the sandbox forbids.
+Value GetAttribute(Context& context, const Value& object, const std::string& name);
+Value GetItem(Context& context, const Value& object, const Value& key);
+
+// object[start:stop:step]; none: not given.
+Value Slice(Context& context, const Value& object, const Value& start, const Value& stop,
+            const Value& step);
+
+// Calls `callee`, which may be any value.
+Value Call(Context& context, const Value& callee, const Arguments& arguments);
+
+// Elements of any iterable: characters of a string, keys of a dict. Raises for others.
+ListPtr Iterate(Context& context, const Value& value);
+
+// Python's len(); nullopt if the value has none.
+std::optional<size_t> Length(Context& context, const Value& value);
+
+}  // namespace switchyard::jinja

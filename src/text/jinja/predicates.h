@@ -1,0 +1,16 @@
+// Jinja's tests: the `name` of `value is name(arguments)`.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "text/jinja/context.h"
+#include "text/jinja/value.h"
+
+namespace switchyard::jinja {
+
+// Raises for an unknown name.
+bool Test(Context& context, const std::string& name, const Value& value,
+          const Arguments& arguments);
+
+}  // namespace switchyard::jinja

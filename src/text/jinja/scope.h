@@ -1,0 +1,50 @@
+// Names and their values, block by block.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "text/jinja/value.h"
+
+namespace switchyard::jinja {
+
+// The variables of one block; lookups go on in the enclosing ones. Macros keep the scope of their
+// definition.
+class Scope {
+ public:
+  explicit Scope(std::shared_ptr<Scope> parent) : parent_(std::move(parent)) {}
+
+  // Null if neither this scope nor an enclosing one has the name.
+  const Value* Find(std::string_view name) const {
+    for (const Scope* scope = this; scope; scope = scope->parent_.get()) {
+      for (const auto& [key, value] : scope->variables_) {
+        if (key == name) return &value;
+      }
+    }
+    return nullptr;
+  }
+
+  // Always in this scope.
+  void Set(std::string_view name, Value value) {
+    for (auto& [key, old] : variables_) {
+      if (key == name) {
+        old = std::move(value);
+        return;
+      }
+    }
+    variables_.emplace_back(name, std::move(value));
+  }
+
+  void Clear() { variables_.clear(); }
+
+ private:
+  std::shared_ptr<Scope> parent_;
+  std::vector<std::pair<std::string, Value>> variables_;
+};
+
+using ScopePtr = std::shared_ptr<Scope>;
+
+}  // namespace switchyard::jinja

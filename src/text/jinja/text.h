@@ -1,0 +1,60 @@
+// A string whose characters remember where they came from.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace switchyard::jinja {
+
+// Valid UTF-8 in runs of equal trust. Operations keep the runs of what they keep; whatever computes
+// new characters from old ones (case, tojson) gives the trust of the whole input. Value type.
+class Text {
+ public:
+  Text() = default;
+  Text(std::string bytes, bool trusted);
+
+  const std::string& str() const { return bytes_; }
+  size_t size() const { return bytes_.size(); }
+  bool empty() const { return bytes_.empty(); }
+
+  // True if no byte is untrusted; the empty text is trusted.
+  bool trusted() const { return spans_.empty() || (spans_.size() == 1 && spans_[0].trusted); }
+
+  // True for strings that `safe` or `escape` made: adding to them escapes the other side
+  // (MarkupSafe's rule).
+  bool markup() const { return markup_; }
+  void set_markup(bool markup) { markup_ = markup; }
+
+  void Append(const Text& other);
+  void Append(std::string_view bytes, bool trusted);
+  // Appends bytes [begin, end) of `other`.
+  void Append(const Text& other, size_t begin, size_t end);
+
+  // Bytes [begin, end), with their runs.
+  Text Sub(size_t begin, size_t end) const;
+
+  // Calls visit(begin, end, trusted) for each run, in order.
+  template <typename Visit>
+  void ForEachRun(Visit visit) const {
+    size_t begin = 0;
+    for (const Span& span : spans_) {
+      visit(begin, span.end, span.trusted);
+      begin = span.end;
+    }
+  }
+
+ private:
+  // Neighbouring spans differ in trust and none is empty; the last one ends at bytes_.size().
+  struct Span {
+    size_t end;
+    bool trusted;
+  };
+
+  std::string bytes_;
+  std::vector<Span> spans_;
+  bool markup_ = false;
+};
+
+}  // namespace switchyard::jinja

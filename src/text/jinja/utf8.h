@@ -1,0 +1,35 @@
+// Strings as Python's str sees them: code points counted and indexed, its white space, case and
+// character classes. Every string here is valid UTF-8. Decoding itself is in
+// text/tokenizer/unicode.h.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "text/tokenizer/unicode.h"
+
+namespace switchyard::jinja {
+
+size_t CountCodePoints(std::string_view bytes);
+
+// Byte offset of code point `index` at or after byte `from`; bytes.size() if there are fewer.
+size_t OffsetOfCodePoint(std::string_view bytes, size_t index, size_t from = 0);
+
+bool IsSpace(char32_t code_point);  // str.isspace: what strip() and \s mean
+
+// Offset of the first byte at or after `from` that is not white space, and behind the last one (0
+// if there is none).
+size_t SkipSpace(std::string_view bytes, size_t from = 0);
+size_t TrimmedEnd(std::string_view bytes);
+
+// One-to-one Unicode case mapping (Python's special cases that change the length, as of U+00DF, are
+// left alone).
+std::string ToUpper(std::string_view bytes);
+std::string ToLower(std::string_view bytes);
+
+// kUnprintable: what repr() escapes, and space.
+enum class CharClass { kLetter, kDecimal, kNumeric, kUpper, kLower, kUnprintable };
+bool IsInClass(char32_t code_point, CharClass char_class);
+
+}  // namespace switchyard::jinja

@@ -1,0 +1,173 @@
+// The values a template computes with: Python's, as far as templates can see them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "text/jinja/text.h"
+
+namespace switchyard::jinja {
+
+class Context;
+class Value;
+struct List;
+class Dict;
+class Object;
+struct Arguments;
+
+// Python's integers, up to 2^127: wide enough for every bound a JSON schema states.
+using Int = __int128;
+
+// What a missing name, attribute or parameter gives; `message` is raised when it is used for more
+// than printing.
+struct Undefined {
+  std::string message;
+};
+
+using TextPtr = std::shared_ptr<const Text>;
+using ListPtr = std::shared_ptr<const List>;
+using DictPtr = std::shared_ptr<const Dict>;
+using ObjectPtr = std::shared_ptr<Object>;
+
+// Immutable but for namespaces, cyclers and joiners, which are Objects. Cheap to copy; confined to
+// the thread of one rendering, except literals of the syntax tree, which threads share read-only.
+class Value {
+ public:
+  Value() : data_(None{}) {}
+  static Value MakeUndefined(std::string message) {
+    return Value(std::make_shared<const Undefined>(Undefined{std::move(message)}));
+  }
+  static Value Bool(bool value) { return Value(Data(value)); }
+  static Value Integer(Int value) { return Value(Data(value)); }
+  static Value Float(double value) { return Value(Data(value)); }
+  explicit Value(TextPtr text) : data_(std::move(text)) {}
+  explicit Value(ListPtr list) : data_(std::move(list)) {}
+  explicit Value(DictPtr dict) : data_(std::move(dict)) {}
+  explicit Value(ObjectPtr object) : data_(std::move(object)) {}
+
+  bool IsUndefined() const { return Holds<std::shared_ptr<const Undefined>>(); }
+  bool IsNone() const { return Holds<None>(); }
+  bool IsBool() const { return Holds<bool>(); }
+  bool IsInteger() const { return Holds<Int>(); }  // not for bools
+  bool IsFloat() const { return Holds<double>(); }
+  bool IsString() const { return Holds<TextPtr>(); }
+  bool IsList() const { return Holds<ListPtr>(); }  // any List::Kind
+  bool IsDict() const { return Holds<DictPtr>(); }
+  bool IsObject() const { return Holds<ObjectPtr>(); }
+  bool IsNumber() const { return IsBool() || IsInteger() || IsFloat(); }
+
+  const Undefined& undefined() const { return *std::get<std::shared_ptr<const Undefined>>(data_); }
+  bool boolean() const { return std::get<bool>(data_); }
+  double floating() const { return std::get<double>(data_); }
+  const Text& text() const { return *std::get<TextPtr>(data_); }
+  const List& list() const { return *list_ptr(); }
+  const ListPtr& list_ptr() const { return std::get<ListPtr>(data_); }
+  const Dict& dict() const { return *std::get<DictPtr>(data_); }
+  const ObjectPtr& object() const { return std::get<ObjectPtr>(data_); }
+
+  // Of a bool or an integer.
+  Int integer() const { return IsBool() ? Int{boolean()} : std::get<Int>(data_); }
+  // Of any number.
+  double AsDouble() const { return IsFloat() ? floating() : static_cast<double>(integer()); }
+
+ private:
+  struct None {};
+  using Data = std::variant<None, std::shared_ptr<const Undefined>, bool, Int, double, TextPtr,
+                            ListPtr, DictPtr, ObjectPtr>;
+
+  explicit Value(Data data) : data_(std::move(data)) {}
+  explicit Value(std::shared_ptr<const Undefined> undefined) : data_(std::move(undefined)) {}
+
+  template <typename T>
+  bool Holds() const {
+    return std::holds_alternative<T>(data_);
+  }
+
+  Data data_;
+};
+
+// Everything that is iterated by position. Generators and views are evaluated when made; they keep
+// their kind because Python gives them no length, no subscripts and another look when printed.
+struct List {
+  enum class Kind { kList, kTuple, kGenerator, kView, kRange };
+
+  std::vector<Value> items;
+  Kind kind = Kind::kList;
+  std::string label;  // kGenerator, kRange: how it prints; kView: its type, as dict_items; kTuple:
+                      // see kGroupLabel
+  int depth = 1;      // 1 + that of the deepest item; Context::MakeList bounds it
+
+  bool IsSequence() const { return kind != Kind::kGenerator && kind != Kind::kView; }
+};
+
+// Label of the pairs that the groupby filter makes: their items are also attributes, `grouper` and
+// `list`.
+inline constexpr std::string_view kGroupLabel = "group";
+
+// In order of insertion. Lookups are linear: templates' dicts are small, a request's are searched a
+// few times.
+class Dict {
+ public:
+  using Entry = std::pair<Value, Value>;
+
+  const std::vector<Entry>& entries() const { return entries_; }
+  size_t size() const { return entries_.size(); }
+  int depth() const { return depth_; }
+
+  // Null if there is none.
+  const Value* Find(Context& context, const Value& key) const;
+  const Value* Find(std::string_view key) const;
+
+  // Replaces the value of an equal key; raises for a key that Python cannot hash.
+  void Set(Context& context, Value key, Value value);
+  // For keys known to be new.
+  void Append(Value key, Value value);
+
+ private:
+  std::vector<Entry> entries_;
+  int depth_ = 1;
+};
+
+// What has identity, state or behaviour: namespaces, macros, loops, functions, bound methods.
+class Object : public std::enable_shared_from_this<Object> {
+ public:
+  virtual ~Object() = default;
+
+  virtual std::string TypeName() const = 0;  // as Python's type(x).__name__
+  virtual std::string Repr() const = 0;
+
+  // nullopt: there is no such attribute.
+  virtual std::optional<Value> GetAttribute(Context& context, std::string_view name);
+
+  virtual bool IsCallable() const { return false; }
+  virtual Value Call(Context& context, const Arguments& arguments);
+
+  // 1 + the depth of what it holds; 0 for objects whose contents the Context empties at the end.
+  virtual int depth() const { return 0; }
+
+  // Drops references that may form cycles.
+  virtual void Release() {}
+};
+
+// Nesting of lists, dicts and objects inside `value`; 0 for scalars.
+int Depth(const Value& value);
+
+// Raises Python's error for lists and dicts, also inside a tuple.
+void RequireHashable(Context& context, const Value& value);
+
+std::string TypeName(const Value& value);
+
+// "dict object", as Jinja names objects in its messages about missing attributes.
+std::string ObjectTypeName(const Value& value);
+
+// Python's truth of a value.
+bool Truth(const Value& value);
+
+}  // namespace switchyard::jinja

@@ -1,0 +1,78 @@
+// The "decoder" of tokenizer.json: tokens to text, as filters on a stream, so that decoding a whole
+// text and decoding it token by token are the same code.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "text/tokenizer/json_node.h"
+
+namespace switchyard {
+
+// Takes tokens, each in one or more fragments that are whole characters.
+class TokenSink {
+ public:
+  virtual ~TokenSink() = default;
+  virtual void Text(std::string_view fragment) = 0;
+  virtual void EndToken() = 0;
+  virtual void EndText() = 0;
+};
+
+// How much of a text a stream sees.
+enum class DecodeScope {
+  kWholeText,
+  kMiddleOfText,  // spaces that are stripped from the start or end of a text stay
+};
+
+// Immutable description of the filters; any number of threads.
+class TokenDecoder {
+ public:
+  // A null node joins tokens by spaces. Throws Error for types other than Sequence, ByteLevel,
+  // ByteFallback, Fuse, Metaspace, Replace and Strip.
+  explicit TokenDecoder(const JsonNode& node);
+
+ private:
+  friend class DecodeStream;
+
+  using MakeFilter = std::function<std::unique_ptr<TokenSink>(TokenSink* next, DecodeScope scope)>;
+
+  void Read(const JsonNode& node, int depth);
+  void ReadReplace(const JsonNode& node);
+  void ReadStrip(const JsonNode& node);
+
+  std::vector<MakeFilter> filters_;
+  bool fused_ = false;  // while reading: the filters so far make one token of the whole text
+};
+
+// One text on its way through the filters. One thread; must not outlive the decoder. Work per token
+// does not depend on the text so far, except behind a Replace of a regular expression in a fused
+// text, which waits for the end.
+class DecodeStream {
+ public:
+  DecodeStream(const TokenDecoder& decoder, DecodeScope scope);
+  DecodeStream(const DecodeStream&) = delete;
+  DecodeStream& operator=(const DecodeStream&) = delete;
+
+  void Push(std::string_view token);
+  void Finish();
+  // What became certain since the last call.
+  std::string Take() { return std::exchange(end_.text, {}); }
+
+ private:
+  struct Collector final : TokenSink {
+    void Text(std::string_view fragment) override { text.append(fragment); }
+    void EndToken() override {}
+    void EndText() override {}
+    std::string text;
+  };
+
+  Collector end_;
+  std::vector<std::unique_ptr<TokenSink>> filters_;  // last to first
+  TokenSink* start_;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,49 @@
+// Reading JSON of unknown make: every accessor checks the type and names the file and the key that
+// is wrong.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace switchyard {
+
+// A value and where it stands. Refers to the document, which must outlive it.
+class JsonNode {
+ public:
+  using Json = nlohmann::json;
+
+  // `where`: "dir/tokenizer.json", later "dir/tokenizer.json: model.vocab".
+  JsonNode(const Json& value, std::string where) : value_(&value), where_(std::move(where)) {}
+
+  const std::string& where() const { return where_; }
+  const Json& raw() const { return *value_; }
+  bool is_null() const { return value_->is_null(); }
+
+  // The member `key` of an object; a null node when the object lacks it.
+  JsonNode operator[](std::string_view key) const;
+  // The elements of an array; none for null.
+  std::vector<JsonNode> Items() const;
+
+  std::string String() const;
+  int64_t Integer(int64_t least, int64_t most) const;
+  bool Bool() const;
+  bool BoolOr(bool value_if_null) const { return is_null() ? value_if_null : Bool(); }
+  // Exactly one character.
+  char32_t Character() const;
+
+  // Throws Error unless the value is an object or an array.
+  void CheckObject() const;
+  void CheckArray() const;
+
+ private:
+  const Json* value_;
+  std::string where_;
+};
+
+// How deep components may nest in "Sequence" components.
+inline constexpr int kMaxComponentDepth = 16;
+
+}  // namespace switchyard

@@ -1,0 +1,67 @@
+// Text of which each byte may be marked as coming from somebody who must not be able to write
+// special tokens.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace switchyard {
+
+// Half-open range of bytes.
+struct TextRange {
+  size_t begin;
+  size_t end;
+  size_t size() const { return end - begin; }
+  bool operator==(const TextRange&) const = default;
+};
+
+// Valid UTF-8. Normalizers keep the marks beside the characters they rewrite; a text without marks,
+// the usual case, is trusted throughout and costs nothing more than its string.
+class MarkedText {
+ public:
+  // `marked`: whether any part of the text may be untrusted.
+  explicit MarkedText(bool marked) : marked_(marked) {}
+  explicit MarkedText(std::string text) : text_(std::move(text)), marked_(false) {}
+
+  const std::string& text() const { return text_; }
+  bool marked() const { return marked_; }
+
+  void Append(std::string_view text, bool untrusted) {
+    text_.append(text);
+    if (marked_) untrusted_.append(text.size(), untrusted ? 1 : 0);
+  }
+
+  void Append(const MarkedText& other, TextRange range) {
+    text_.append(other.text_, range.begin, range.size());
+    if (!marked_) return;
+    if (other.marked_) {
+      untrusted_.append(other.untrusted_, range.begin, range.size());
+    } else {
+      untrusted_.append(range.size(), 0);
+    }
+  }
+
+  // A part of the text; without marks unless `marked`.
+  MarkedText Part(TextRange range, bool marked) const {
+    MarkedText part(marked && marked_);
+    part.Append(*this, range);
+    return part;
+  }
+
+  bool Untrusted(TextRange range) const {
+    if (!marked_) return false;
+    const auto begin = untrusted_.begin() + static_cast<std::ptrdiff_t>(range.begin);
+    return std::any_of(begin, begin + static_cast<std::ptrdiff_t>(range.size()),
+                       [](char mark) { return mark != 0; });
+  }
+
+ private:
+  std::string text_;
+  bool marked_;
+  std::string untrusted_;  // if marked_: one byte for each of text_, 1 where untrusted
+};
+
+}  // namespace switchyard

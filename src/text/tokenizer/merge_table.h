@@ -1,0 +1,38 @@
+// Which pairs of tokens merge, into what, and in which order of preference.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace switchyard {
+
+struct PairMerge {
+  int32_t rank;  // lower merges first
+  int32_t id;    // what the pair becomes
+};
+
+// Flat hash table from pairs of ids, with linear probing: the look-up is the innermost step of
+// encoding.
+class MergeTable {
+ public:
+  explicit MergeTable(size_t merges = 0);
+
+  // A pair that is already there is overwritten. At most `merges` distinct pairs.
+  void Set(int32_t left, int32_t right, PairMerge merge);
+  // Null when the pair does not merge.
+  const PairMerge* Find(int32_t left, int32_t right) const;
+
+ private:
+  struct Slot {
+    uint64_t pair;
+    PairMerge merge;
+  };
+
+  size_t SlotOf(uint64_t pair) const;
+
+  std::vector<Slot> slots_;  // a power of two, at most half full
+  int shift_;                // 64 - log2 of the number of slots
+};
+
+}  // namespace switchyard

@@ -1,0 +1,182 @@
+#include "text/tokenizer/tokenizer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+#include "core/error.h"
+#include "text/tokenizer/tokenizer_parts.h"
+#include "text/tokenizer/unicode.h"
+
+namespace switchyard {
+namespace {
+
+constexpr size_t kMaxFileBytes = size_t{256} << 20;
+// Far past any context; the model's symbols have 32-bit indices.
+constexpr size_t kMaxTextBytes = size_t{256} << 20;
+
+void CheckVersion(const JsonNode& version) {
+  if (!version.is_null() && version.String() != "1.0") {
+    throw Invalid("{} is '{}', want 1.0", version.where(), version.String());
+  }
+}
+
+// The concatenation as valid UTF-8, with marks if it needs them. A sequence that crosses from one
+// piece to the next is one character, untrusted if any part of it is.
+MarkedText Join(std::span<const Tokenizer::Piece> pieces) {
+  const bool marked =
+      std::any_of(pieces.begin(), pieces.end(), [](const auto& piece) { return !piece.trusted; });
+  std::string bytes;
+  std::string untrusted;
+  for (const Tokenizer::Piece& piece : pieces) {
+    bytes.append(piece.text);
+    if (marked) untrusted.append(piece.text.size(), piece.trusted ? 0 : 1);
+  }
+  if (bytes.size() > kMaxTextBytes) {
+    throw Error(ErrorKind::kTooLarge,
+                fmt::format("a text to encode has {} bytes, at most {} are allowed", bytes.size(),
+                            kMaxTextBytes));
+  }
+  if (!marked && IsValidUtf8(bytes)) return MarkedText(std::move(bytes));
+
+  MarkedText out(marked);
+  for (size_t i = 0; i < bytes.size();) {
+    const Utf8Sequence sequence = ScanUtf8(bytes, i);
+    const auto span_of = [&](const std::string& of) {
+      return std::string_view(of).substr(i, sequence.length);
+    };
+    out.Append(sequence.kind == Utf8Sequence::kValid ? span_of(bytes) : kReplacementCharacter,
+               marked && span_of(untrusted).find('\1') != std::string_view::npos);
+    i += sequence.length;
+  }
+  return out;
+}
+
+// One call of Encode.
+class Encoder {
+ public:
+  explicit Encoder(const TokenizerParts& parts) : parts_(parts) {}
+
+  std::vector<int32_t> Run(const MarkedText& text) {
+    for (const TextPart& part : parts_.added.CutRaw(text)) {
+      if (part.id >= 0) {
+        ids_.push_back(part.id);
+      } else {
+        EncodeRaw(text.Part(part.range, parts_.added.has_normalized_special()),
+                  part.range.begin == 0);
+      }
+    }
+    return std::move(ids_);
+  }
+
+ private:
+  void EncodeRaw(MarkedText text, bool starts_input) {
+    if (parts_.normalizer != nullptr) text = parts_.normalizer->Apply(std::move(text));
+    for (const TextPart& part : parts_.added.CutNormalized(text)) {
+      if (part.id >= 0) {
+        ids_.push_back(part.id);
+      } else {
+        const TextRange range = part.range;
+        EncodeWords({text.text().substr(range.begin, range.size()),
+                     {{0, range.size()}},
+                     starts_input && range.begin == 0});
+      }
+    }
+  }
+
+  void EncodeWords(Words words) {
+    if (parts_.pre_tokenizer != nullptr) parts_.pre_tokenizer->Apply(&words);
+    for (const TextRange& word : words.pieces) {
+      parts_.model.Encode(std::string_view(words.text).substr(word.begin, word.size()), &scratch_,
+                          &ids_);
+    }
+  }
+
+  const TokenizerParts& parts_;
+  BpeModel::Scratch scratch_;
+  std::vector<int32_t> ids_;
+};
+
+std::string ReadWholeFile(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::error_code error;
+  const auto size = std::filesystem::file_size(path, error);
+  if (!file || error) throw NotFound("{}: cannot be read", path.string());
+  if (size > kMaxFileBytes) {
+    throw Invalid("{}: has {} bytes, more than a tokenizer's {}", path.string(), size,
+                  kMaxFileBytes);
+  }
+  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  if (file.bad()) throw NotFound("{}: reading fails", path.string());
+  return text;
+}
+
+}  // namespace
+
+Tokenizer::Tokenizer(std::unique_ptr<const TokenizerParts> parts) : parts_(std::move(parts)) {}
+Tokenizer::~Tokenizer() = default;
+
+std::unique_ptr<Tokenizer> Tokenizer::FromFile(const std::filesystem::path& tokenizer_json) {
+  return FromJson(ReadWholeFile(tokenizer_json), tokenizer_json.string());
+}
+
+std::unique_ptr<Tokenizer> Tokenizer::FromJson(std::string_view json,
+                                               std::string_view name_for_errors) {
+  nlohmann::json document;
+  try {
+    document = nlohmann::json::parse(json);
+  } catch (const nlohmann::json::exception& error) {
+    throw Invalid("{}: is no JSON: {}", name_for_errors, error.what());
+  }
+  const JsonNode root(document, std::string(name_for_errors));
+  CheckVersion(root["version"]);
+  return std::unique_ptr<Tokenizer>(new Tokenizer(std::make_unique<const TokenizerParts>(root)));
+}
+
+std::vector<int32_t> Tokenizer::Encode(std::string_view text, bool add_special_tokens) const {
+  const Piece whole{text, true};
+  return EncodePieces({&whole, 1}, add_special_tokens);
+}
+
+std::vector<int32_t> Tokenizer::EncodePieces(std::span<const Piece> pieces,
+                                             bool add_special_tokens) const {
+  std::vector<int32_t> ids = Encoder(*parts_).Run(Join(pieces));
+  return add_special_tokens ? parts_->post_processor.AddSpecialTokens(std::move(ids)) : ids;
+}
+
+std::string Tokenizer::Decode(std::span<const int32_t> ids, bool skip_special_tokens) const {
+  DecodeStream stream(parts_->decoder, DecodeScope::kWholeText);
+  parts_->Push(ids, skip_special_tokens, &stream);
+  stream.Finish();
+  return stream.Take();
+}
+
+std::string_view Tokenizer::IdToToken(int32_t id) const {
+  if (const AddedToken* token = parts_->added.Find(id)) return token->content;
+  const std::string* text = parts_->model.vocabulary().Text(id);
+  return text == nullptr ? std::string_view() : *text;
+}
+
+std::string Tokenizer::TokenText(int32_t id) const {
+  DecodeStream stream(parts_->decoder, DecodeScope::kMiddleOfText);
+  parts_->Push({&id, 1}, false, &stream);
+  stream.Finish();
+  return stream.Take();
+}
+
+std::optional<int32_t> Tokenizer::TokenToId(std::string_view token) const {
+  const auto added = parts_->added.vocabulary().Find(token);
+  return added ? added : parts_->model.vocabulary().Find(token);
+}
+
+int Tokenizer::VocabSize() const { return parts_->vocab_size; }
+
+bool Tokenizer::IsSpecial(int32_t id) const {
+  const AddedToken* token = parts_->added.Find(id);
+  return token != nullptr && token->special;
+}
+
+}  // namespace switchyard

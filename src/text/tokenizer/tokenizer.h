@@ -1,0 +1,75 @@
+// Text to token ids and back, from a Hugging Face tokenizer.json: the same ids and the same text as
+// the `tokenizers` library gives for that file.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace switchyard {
+
+struct TokenizerParts;  // the components of one tokenizer.json (tokenizer_parts.h)
+
+// Immutable once loaded: any number of threads may call the const methods at once.
+class Tokenizer {
+ public:
+  // Throw Error (kNotFound, kInvalid) that names the file and the key at fault. A component type
+  // that Switchyard does not implement is refused here, never ignored.
+  static std::unique_ptr<Tokenizer> FromFile(const std::filesystem::path& tokenizer_json);
+  static std::unique_ptr<Tokenizer> FromJson(std::string_view json,
+                                             std::string_view name_for_errors);
+
+  ~Tokenizer();
+  Tokenizer(const Tokenizer&) = delete;
+  Tokenizer& operator=(const Tokenizer&) = delete;
+
+  // `text` is UTF-8; each invalid sequence counts as U+FFFD. Added tokens spelled out in the text
+  // are recognised, special ones too; `add_special_tokens` runs the file's post-processor
+  // (begin-of-sequence and the like).
+  std::vector<int32_t> Encode(std::string_view text, bool add_special_tokens) const;
+
+  // A run of a prompt. A chat template's own text is trusted, a user's message is not.
+  struct Piece {
+    std::string_view text;
+    bool trusted;
+  };
+
+  // Encodes the concatenation of `pieces` as one string: normalisation, pre-tokenisation and merges
+  // see through the borders. Only, a special token is recognised where every one of its characters
+  // comes from trusted pieces; elsewhere its spelling is plain text. Without special tokens in
+  // untrusted text, equal to Encode of the whole.
+  std::vector<int32_t> EncodePieces(std::span<const Piece> pieces, bool add_special_tokens) const;
+
+  // The text of `ids`. Invalid byte sequences become U+FFFD; ids without a token are left out.
+  std::string Decode(std::span<const int32_t> ids, bool skip_special_tokens) const;
+
+  // The token as the file spells it ("Ġhello", "▁hello", "<0x0A>"); empty for an id without a
+  // token. The view lives as long as the tokenizer.
+  std::string_view IdToToken(int32_t id) const;
+
+  // The text of one token by itself, as log-probabilities show it: " hello" for both spellings
+  // above, whatever a decoder strips at the start of a text. Bytes that are no whole character are
+  // shown as U+FFFD.
+  std::string TokenText(int32_t id) const;
+
+  std::optional<int32_t> TokenToId(std::string_view token) const;
+
+  // Largest id + 1; ids in between may be without a token.
+  int VocabSize() const;
+
+  bool IsSpecial(int32_t id) const;
+
+ private:
+  friend class IncrementalDetokenizer;
+
+  explicit Tokenizer(std::unique_ptr<const TokenizerParts> parts);
+
+  std::unique_ptr<const TokenizerParts> parts_;
+};
+
+}  // namespace switchyard

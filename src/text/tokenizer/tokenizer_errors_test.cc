@@ -1,0 +1,221 @@
+// What a tokenizer.json that is wrong gets: an Error that names the file and the key.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "core/error.h"
+#include "text/tokenizer/tokenizer_test_data.h"
+
+namespace switchyard {
+namespace {
+
+using Json = nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+
+std::string ErrorOfText(const std::string& text) {
+  try {
+    Tokenizer::FromJson(text, "dir/tokenizer.json");
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+// The error that the small tokenizer gives after `change`.
+std::string ErrorAfter(const std::function<void(Json&)>& change) {
+  Json json = SmallTokenizer();
+  change(json);
+  return ErrorOfText(json.dump());
+}
+
+// The error that the small tokenizer gives with another component, written as JSON.
+std::string ErrorWith(const std::string& key, const std::string& component) {
+  return ErrorAfter([&](Json& json) { json[key] = Json::parse(component); });
+}
+
+TEST(TokenizerErrorsTest, MissingFile) {
+  try {
+    Tokenizer::FromFile("/nonexistent/tokenizer.json");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kNotFound);
+    EXPECT_THAT(error.what(), HasSubstr("/nonexistent/tokenizer.json"));
+  }
+}
+
+TEST(TokenizerErrorsTest, NoJsonOrNoObject) {
+  EXPECT_THAT(ErrorOfText(""), HasSubstr("dir/tokenizer.json"));
+  EXPECT_THAT(ErrorOfText("{\"model\": "), HasSubstr("dir/tokenizer.json: is no JSON"));
+  EXPECT_THAT(ErrorOfText("{\"model\": \"\xff\"}"), HasSubstr("dir/tokenizer.json: is no JSON"));
+  EXPECT_THAT(ErrorOfText("[]"), HasSubstr("dir/tokenizer.json is array, want an object"));
+  EXPECT_THAT(ErrorOfText("{}"), HasSubstr("model is missing"));
+}
+
+TEST(TokenizerErrorsTest, WrongTypesNameTheirKey) {
+  EXPECT_THAT(ErrorAfter([](Json& json) { json["version"] = "2.0"; }),
+              HasSubstr("version is '2.0'"));
+  EXPECT_THAT(ErrorAfter([](Json& json) { json["added_tokens"] = 3; }),
+              HasSubstr("added_tokens is number, want an array"));
+  EXPECT_THAT(ErrorAfter([](Json& json) { json["added_tokens"][0]["id"] = "3"; }),
+              HasSubstr("added_tokens[0].id is string, want an integer"));
+  EXPECT_THAT(ErrorAfter([](Json& json) { json["added_tokens"][0].erase("content"); }),
+              HasSubstr("added_tokens[0].content is missing"));
+  EXPECT_THAT(ErrorAfter([](Json& json) { json["model"]["vocab"] = Json::array(); }),
+              HasSubstr("model.vocab is array, want an object"));
+  EXPECT_THAT(ErrorAfter([](Json& json) { json["model"].erase("merges"); }),
+              HasSubstr("model.merges is missing"));
+  EXPECT_THAT(ErrorAfter([](Json& json) { json["model"]["byte_fallback"] = 1; }),
+              HasSubstr("model.byte_fallback is number, want true or false"));
+  EXPECT_THAT(ErrorAfter([](Json& json) { json["decoder"] = "Fuse"; }),
+              HasSubstr("decoder is string, want an object"));
+}
+
+TEST(TokenizerErrorsTest, IdsOutOfRange) {
+  for (const Json& id : {Json(-1), Json(1 << 22), Json(~uint64_t{0}), Json(INT64_MIN)}) {
+    EXPECT_THAT(ErrorAfter([&](Json& json) { json["model"]["vocab"]["a"] = id; }),
+                HasSubstr("model.vocab['a'] is " + id.dump()));
+    EXPECT_THAT(ErrorAfter([&](Json& json) { json["added_tokens"][0]["id"] = id; }),
+                HasSubstr("added_tokens[0].id is " + id.dump()));
+  }
+  EXPECT_THAT(ErrorAfter([](Json& json) { json["model"]["vocab"]["a"] = 1.5; }),
+              HasSubstr("want an integer"));
+}
+
+TEST(TokenizerErrorsTest, IdsAndTokensGivenTwice) {
+  EXPECT_THAT(ErrorAfter([](Json& json) { json["model"]["vocab"]["z"] = 0; }),
+              HasSubstr("both have the id 0"));
+  EXPECT_THAT(ErrorAfter([](Json& json) { json["added_tokens"][0]["id"] = 0; }),
+              HasSubstr("is that of 'a' in model.vocab"));
+  EXPECT_THAT(ErrorAfter([](Json& json) { json["model"]["vocab"]["<s>"] = 14; }),
+              HasSubstr("'<s>' has the id 3 here and 14 in model.vocab"));
+  EXPECT_THAT(
+      ErrorAfter([](Json& json) { json["added_tokens"].push_back(json["added_tokens"][0]); }),
+      HasSubstr("added_tokens[1]"));
+}
+
+TEST(TokenizerErrorsTest, Merges) {
+  const auto error = [](const Json& merge) {
+    return ErrorAfter([&](Json& json) { json["model"]["merges"] = Json::array({merge}); });
+  };
+  EXPECT_THAT(error("a z"), HasSubstr("model.merges[0]: 'z' is not in model.vocab"));
+  EXPECT_THAT(error({"b", "a"}), HasSubstr("model.merges[0]: 'ba' is not in model.vocab"));
+  for (const Json& merge :
+       {Json("ab"), Json("a b c"), Json({"a"}), Json({"a", 1}), Json(7), Json(nullptr)}) {
+    EXPECT_THAT(error(merge), HasSubstr("model.merges[0] is no merge")) << merge;
+  }
+}
+
+TEST(TokenizerErrorsTest, ModelOptionsThatAreNotImplemented) {
+  EXPECT_THAT(ErrorAfter([](Json& json) { json["model"]["type"] = "Unigram"; }),
+              HasSubstr("model.type 'Unigram' is not supported"));
+  for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
+    EXPECT_THAT(ErrorAfter([&](Json& json) { json["model"][key] = "##"; }),
+                HasSubstr(std::string("model.") + key + " is set"));
+    EXPECT_EQ(ErrorAfter([&](Json& json) { json["model"][key] = ""; }), "no error");
+  }
+  EXPECT_THAT(ErrorAfter([](Json& json) { json["model"]["dropout"] = 0.1; }),
+              HasSubstr("model.dropout is set"));
+  EXPECT_THAT(ErrorAfter([](Json& json) { json["model"]["unk_token"] = "<unk>"; }),
+              HasSubstr("model.unk_token '<unk>' is not in model.vocab"));
+}
+
+TEST(TokenizerErrorsTest, UnknownComponentTypesAreNamed) {
+  EXPECT_THAT(ErrorWith("normalizer", R"({"type": "Precompiled"})"),
+              AllOf(HasSubstr("dir/tokenizer.json"),
+                    HasSubstr("normalizer type 'Precompiled' is not supported")));
+  EXPECT_THAT(ErrorWith("pre_tokenizer",
+                        R"({"type": "Sequence", "pretokenizers": [{"type": "UnicodeScripts"}]})"),
+              HasSubstr("pre_tokenizer.pretokenizers[0]: pre_tokenizer type 'UnicodeScripts'"));
+  EXPECT_THAT(ErrorWith("decoder", R"({"type": "WordPiece"})"),
+              HasSubstr("decoder type 'WordPiece' is not supported"));
+  EXPECT_THAT(ErrorWith("post_processor", R"({"type": "Other"})"),
+              HasSubstr("post_processor type 'Other' is not supported"));
+  EXPECT_THAT(ErrorWith("decoder", R"({"kind": "Fuse"})"), HasSubstr("decoder.type is missing"));
+  EXPECT_THAT(ErrorWith("normalizer", R"({"type": "Sequence", "normalizers": [null]})"),
+              HasSubstr("normalizer.normalizers[0] is missing"));
+}
+
+TEST(TokenizerErrorsTest, ComponentsThatNestForever) {
+  std::string nested = R"({"type": "NFC"})";
+  for (int i = 0; i < 1000; ++i)
+    nested = R"({"type": "Sequence", "normalizers": [)" + nested + "]}";
+  EXPECT_THAT(ErrorWith("normalizer", nested), HasSubstr("nest too deeply"));
+}
+
+TEST(TokenizerErrorsTest, Patterns) {
+  const auto error = [](const std::string& pattern) {
+    return ErrorWith("pre_tokenizer",
+                     R"({"type": "Split", "behavior": "Isolated", "invert": false, "pattern": )" +
+                         pattern + "}");
+  };
+  EXPECT_THAT(
+      error(R"({"Regex": "("})"),
+      AllOf(HasSubstr("dir/tokenizer.json: pre_tokenizer.pattern.Regex"), HasSubstr("'('")));
+  EXPECT_THAT(error(R"({"Regex": "a{2"})"), "no error");
+  EXPECT_THAT(error(R"({"Regex": "*"})"), HasSubstr("does not compile"));
+  EXPECT_THAT(error(R"({"Regex": "[a"})"), HasSubstr("ends too early"));
+  EXPECT_THAT(error(R"({"Regex": "\\p{NoSuchScript}"})"), HasSubstr("does not compile"));
+  EXPECT_THAT(error(R"({"Regex": ""})"), HasSubstr("is empty"));
+  EXPECT_THAT(error(R"({"String": ""})"), HasSubstr("is empty"));
+  EXPECT_THAT(error(R"({"Glob": "*"})"), HasSubstr("want either \"String\" or \"Regex\""));
+  EXPECT_THAT(error("\"" + std::string(70'000, 'a') + "\""),
+              HasSubstr("pattern is string, want an object"));
+  EXPECT_THAT(error(R"({"Regex": ")" + std::string(70'000, 'a') + "\"}"), HasSubstr("70000 bytes"));
+  EXPECT_THAT(error(R"({"Regex": ")" + std::string(5'000, '[') + "\"}"),
+              HasSubstr("nests too deeply"));
+  EXPECT_THAT(error(R"({"Regex": ")" + std::string(5'000, '(') + "\"}"),
+              HasSubstr("nests too deeply"));
+  EXPECT_THAT(ErrorWith("pre_tokenizer",
+                        R"({"type": "Split", "pattern": {"String": "a"}, "behavior": "Gone"})"),
+              HasSubstr("pre_tokenizer.behavior: split behavior 'Gone'"));
+}
+
+TEST(TokenizerErrorsTest, OtherComponentFields) {
+  EXPECT_THAT(ErrorWith("pre_tokenizer", R"({"type": "Metaspace", "replacement": "ab"})"),
+              HasSubstr("pre_tokenizer.replacement is 'ab', want one character"));
+  EXPECT_THAT(ErrorWith("pre_tokenizer",
+                        R"({"type": "Metaspace", "replacement": "_", "prepend_scheme": "last"})"),
+              HasSubstr("prepend_scheme is 'last'"));
+  EXPECT_THAT(ErrorWith("pre_tokenizer",
+                        R"({"type": "Metaspace", "replacement": "_", "add_prefix_space": false,
+              "prepend_scheme": "first"})"),
+              HasSubstr("add_prefix_space contradicts"));
+  EXPECT_THAT(ErrorWith("decoder", R"({"type": "Strip", "content": " ", "start": -1, "stop": 0})"),
+              HasSubstr("decoder.start is -1"));
+  EXPECT_THAT(ErrorWith("post_processor",
+                        R"({"type": "BertProcessing", "sep": ["x", 99], "cls": ["y", 0]})"),
+              HasSubstr("post_processor.sep[1] is 99, want 0 to 13"));
+  EXPECT_THAT(ErrorWith("post_processor",
+                        R"({"type": "TemplateProcessing", "special_tokens": {},
+              "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}]})"),
+              HasSubstr("post_processor.special_tokens.<s> is missing"));
+  EXPECT_THAT(ErrorWith("post_processor", R"({"type": "TemplateProcessing", "single": []})"),
+              HasSubstr("want sequence A once"));
+  const std::string bert = R"({"type": "BertProcessing", "sep": ["x", 1], "cls": ["y", 0]})";
+  EXPECT_THAT(ErrorWith("post_processor",
+                        R"({"type": "Sequence", "processors": [)" + bert + "," + bert + "]}"),
+              HasSubstr("post_processor.processors[1]: a second post_processor"));
+}
+
+// Texts that a component refuses are the request's error, not a crash.
+TEST(TokenizerErrorsTest, ReplacementsThatExplodeAndExpressionsThatRunAway) {
+  Json json = SmallTokenizer();
+  json["normalizer"] = {{"type", "Sequence"}, {"normalizers", Json::array()}};
+  for (int i = 0; i < 60; ++i) {
+    json["normalizer"]["normalizers"].push_back(
+        {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}});
+  }
+  EXPECT_THROW(FromJsonValue(json)->Encode("a", false), Error);
+
+  Json greedy = SmallTokenizer();
+  greedy["pre_tokenizer"] = {{"type", "Split"},
+                             {"pattern", {{"Regex", "(?:a|aa|aaa)+$"}}},
+                             {"behavior", "Isolated"},
+                             {"invert", false}};
+  EXPECT_THROW(FromJsonValue(greedy)->Encode(std::string(200, 'a') + "b", false), Error);
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,33 @@
+// The components of one tokenizer.json. Private to Tokenizer and IncrementalDetokenizer.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "text/tokenizer/added_tokens.h"
+#include "text/tokenizer/bpe_model.h"
+#include "text/tokenizer/decoder.h"
+#include "text/tokenizer/normalizer.h"
+#include "text/tokenizer/post_processor.h"
+#include "text/tokenizer/pre_tokenizer.h"
+
+namespace switchyard {
+
+// Immutable.
+struct TokenizerParts {
+  explicit TokenizerParts(const JsonNode& root);
+
+  // Passes the ids to a decoder. Ids without a token, and special ones if so wished, are left out.
+  void Push(std::span<const int32_t> ids, bool skip_special_tokens, DecodeStream* stream) const;
+
+  std::unique_ptr<TextNormalizer> normalizer;   // may be null
+  std::unique_ptr<PreTokenizer> pre_tokenizer;  // may be null
+  BpeModel model;
+  AddedTokens added;
+  int vocab_size;  // largest id + 1 of both
+  PostProcessor post_processor;
+  TokenDecoder decoder;
+};
+
+}  // namespace switchyard

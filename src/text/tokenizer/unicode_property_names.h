@@ -1,0 +1,14 @@
+// The names of Unicode properties in regular expressions.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace switchyard {
+
+// What PCRE2 calls the property that Oniguruma knows as `name`, which comes in lower case, without
+// spaces, hyphens and underscores: "lowercaseletter" -> "Ll", "han" -> "sc:han" (PCRE2's plain
+// "Han" means script extensions).
+std::string Pcre2PropertyName(std::string_view name);
+
+}  // namespace switchyard

@@ -1,0 +1,111 @@
+"""Starts the program for a test and sees to it that nothing of it is left."""
+import contextlib
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAM = os.environ.get("SWITCHYARD", str(ROOT / "build/release/switchyard"))
+FIXTURES = ROOT / "tests/data/fixtures"
+START_SECONDS = 120
+
+
+class Server:
+    """A running `switchyard serve` on a free port. `log` grows as it writes."""
+
+    def __init__(self, model, *flags, env=None):
+        self.command = [PROGRAM, "serve", "--model-path", str(model), "--port", "0", *map(str, flags)]
+        self.log = tempfile.NamedTemporaryFile("w+", prefix="switchyard-", suffix=".log")
+        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=self.log, text=True,
+                                        env={**os.environ, **(env or {})})
+        self.url = self._wait_ready()
+
+    def _wait_ready(self):
+        lines = []
+        found = threading.Event()
+
+        def read():
+            for line in self.process.stdout:
+                lines.append(line)
+                if "ready at" in line:
+                    found.set()
+            found.set()
+
+        threading.Thread(target=read, daemon=True).start()
+        found.wait(START_SECONDS)
+        match = re.search(r"ready at (http://\S+)", "".join(lines))
+        if not match:
+            self.process.kill()
+            raise AssertionError(f"{' '.join(self.command)}\ndid not become ready:\n{self.text()}")
+        return match.group(1)
+
+    def text(self):
+        self.log.flush()
+        return pathlib.Path(self.log.name).read_text()
+
+    def ranks(self):
+        """Pids of the rank processes, in the order of their titles."""
+        out = subprocess.run(["ps", "--ppid", str(self.process.pid), "-o", "pid=,args="], capture_output=True,
+                             text=True).stdout
+        found = sorted((line.split(None, 1)[1], int(line.split()[0])) for line in out.splitlines() if "rank" in line)
+        return [pid for _, pid in found]
+
+    def request(self, path, body=None, headers=None, method=None, timeout=120, raw=None):
+        """(status, parsed JSON or text)"""
+        data = raw if raw is not None else None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json", **(headers or {})},
+                                         method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as response:
+                status, text = response.status, response.read().decode()
+        except urllib.error.HTTPError as e:
+            status, text = e.code, e.read().decode(errors="replace")
+        with contextlib.suppress(ValueError):
+            return status, json.loads(text)
+        return status, text
+
+    def state(self):
+        return self.request("/get_server_info")[1]["internal_states"][0]
+
+    def wait_idle(self, seconds=20):
+        end = time.time() + seconds
+        while time.time() < end:
+            s = self.state()
+            if s["open_requests"] == s["running_requests"] == s["waiting_requests"] == 0:
+                return s
+            time.sleep(0.05)
+        raise AssertionError(f"still busy: {self.state()}")
+
+    def stop(self, sig=signal.SIGTERM, timeout=60):
+        """Sends the signal, waits, and returns the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(sig)
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"did not leave within {timeout} s:\n{self.text()}")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.log.close()
+
+
+def fails_to_start(*flags, timeout=60):
+    """Runs `serve` with flags that must be refused; (exit code, what it said)."""
+    done = subprocess.run([PROGRAM, "serve", *map(str, flags)], capture_output=True, text=True, timeout=timeout)
+    return done.returncode, done.stderr

@@ -1,0 +1,225 @@
+"""What goes wrong around a server: signals, dead ranks, clients that leave, bad starts."""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import struct
+import threading
+import time
+
+import pytest
+
+from server import FIXTURES, Server, fails_to_start
+
+MODEL = FIXTURES / "qwen3_moe"
+LONG = {"text": "Hello", "sampling_params": {"temperature": 0, "max_new_tokens": 450, "ignore_eos": True}}
+
+
+def in_background(function):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    return thread, results
+
+
+def wait_running(server):
+    while server.state()["running_requests"] == 0:
+        time.sleep(0.005)
+
+
+def alive(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def leftovers():
+    return {str(p) for d in ("/dev/shm", "/tmp") for p in pathlib.Path(d).iterdir() if "switchyard" in p.name and
+            not p.name.endswith(".log")}
+
+
+def test_ranks_bear_their_names():
+    with Server(MODEL, "--tp", 4, "--ep", 2) as server:
+        titles = [pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0 ").decode() for pid in server.ranks()]
+        assert titles == ["switchyard::rank TP0 EP0", "switchyard::rank TP1 EP0", "switchyard::rank TP2 EP1",
+                          "switchyard::rank TP3 EP1"]
+        assert server.stop() == 0
+
+
+def test_sigterm_drains():
+    before = leftovers()
+    with Server(MODEL, "--tp", 2, "--ep", 2) as server:
+        ranks = server.ranks()
+        thread, results = in_background(lambda: server.request("/generate", LONG))
+        wait_running(server)
+        server.process.send_signal(signal.SIGTERM)
+        deadline = time.time() + 10
+        status = None
+        while time.time() < deadline and not results:
+            try:
+                status, answer = server.request("/generate", {"text": "late", "sampling_params": {"max_new_tokens": 1}})
+            except OSError:
+                break
+            if status == 503:
+                break
+        assert status == 503 and "shutting down" in answer["error"]["message"]
+        assert server.stop() == 0
+        thread.join()
+        assert results[0][0] == 200 and len(results[0][1]["output_ids"]) == 450
+        assert not any(alive(pid) for pid in ranks)
+    assert leftovers() == before
+
+
+def test_a_dead_rank_is_said_and_ends_the_server():
+    before = leftovers()
+    with Server(MODEL, "--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep") as server:
+        ranks = server.ranks()
+        thread, results = in_background(lambda: server.request("/generate", LONG))
+        wait_running(server)
+        os.kill(ranks[1], signal.SIGKILL)
+        thread.join(30)
+        assert results and results[0][0] == 500
+        message = results[0][1]["error"]["message"]
+        assert "rank 1" in message and "SIGKILL" in message
+        assert server.stop(timeout=20) not in (0, None)
+        assert "rank 1" in server.text()
+        assert not any(alive(pid) for pid in ranks)
+    assert leftovers() == before
+
+
+def test_ranks_die_with_their_parent():
+    with Server(MODEL, "--tp", 2) as server:
+        ranks = server.ranks()
+        server.stop(signal.SIGKILL)
+        deadline = time.time() + 10
+        while any(alive(pid) for pid in ranks) and time.time() < deadline:
+            time.sleep(0.02)
+        assert not any(alive(pid) for pid in ranks)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_request(stream):
+    with Server(MODEL, "--tp", 2) as server:
+        host, port = server.url[7:].split(":")
+        body = json.dumps({**LONG, "stream": stream}).encode()
+        with socket.create_connection((host, int(port))) as s:
+            s.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" %
+                      len(body) + body)
+            wait_running(server)
+            before = server.state()["decode_tokens"]
+        state = server.wait_idle(5)
+        assert state["decode_tokens"] < before + 400
+        assert state["free_pages"] + state["cached_pages"] == state["total_pages"]
+
+
+def test_port_in_use():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        code, said = fails_to_start("--model-path", MODEL, "--port", s.getsockname()[1])
+    assert code == 2 and "in use" in said
+
+
+def broken(tmp_path, change):
+    """A copy of the checkpoint with something wrong with it."""
+    directory = tmp_path / "model"
+    shutil.copytree(FIXTURES / "olmoe", directory)
+    change(directory)
+    return directory
+
+
+def edit_config(**changes):
+    def change(directory):
+        config = json.loads((directory / "config.json").read_text())
+        config.update(changes)
+        (directory / "config.json").write_text(json.dumps(config))
+    return change
+
+
+def edit_header(function):
+    def change(directory):
+        file = directory / "model.safetensors"
+        raw = file.read_bytes()
+        n = struct.unpack("<Q", raw[:8])[0]
+        header = json.loads(raw[8:8 + n])
+        function(header)
+        text = json.dumps(header).encode()
+        file.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + n:])
+    return change
+
+
+def write(name, text):
+    return lambda directory: (directory / name).write_text(text)
+
+
+NORM = "model.norm.weight"
+BROKEN = {
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), "model.safetensors"),
+    "no config": (lambda d: (d / "config.json").unlink(), "config.json"),
+    "no tokenizer": (lambda d: (d / "tokenizer.json").unlink(), "tokenizer.json"),
+    "truncated weights": (lambda d: os.truncate(d / "model.safetensors", 200_000), "model.safetensors"),
+    "header length outside the file": (lambda d: (d / "model.safetensors").write_bytes(b"\xff" * 64), "model.safetensors"),
+    "missing tensor": (edit_header(lambda h: h.pop(NORM)), NORM),
+    "wrong shape": (edit_header(lambda h: h[NORM].update(shape=[32, 2])), NORM),
+    "overlapping": (edit_header(lambda h: h[NORM].update(data_offsets=[0, 128])), "overlap"),
+    "negative": (edit_header(lambda h: h[NORM].update(data_offsets=[-128, 0])), NORM),
+    "unknown dtype": (edit_header(lambda h: h[NORM].update(dtype="Q7")), "Q7"),
+    "unknown architecture": (edit_config(architectures=["PerceptronForCausalLM"]), "PerceptronForCausalLM"),
+    "absurd size": (edit_config(hidden_size=10**12), "hidden_size"),
+    "zero layers": (edit_config(num_hidden_layers=0), "num_hidden_layers"),
+    "wrong type": (edit_config(num_experts="many"), "num_experts"),
+    "smaller vocabulary": (edit_config(vocab_size=100), "vocab_size"),
+    "malformed config": (write("config.json", "{"), "config.json"),
+    "malformed tokenizer": (write("tokenizer.json", "{}"), "tokenizer.json"),
+    "unreadable template": (write("chat_template.jinja", "{% if %}"), "chat_template.jinja"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_bad_checkpoints_are_refused(tmp_path, what):
+    change, says = BROKEN[what]
+    code, said = fails_to_start("--model-path", broken(tmp_path, change), "--port", 0)
+    assert code == 2 and says in said, said
+    assert "Traceback" not in said and said.count("\n") < 12
+
+
+@pytest.mark.parametrize("flags, says", [
+    (["--tp", 4, "--ep", 3], "ep"),
+    (["--tp", 3], "tp"),
+    (["--tp", 0], "tp"),
+    (["--moe-a2a-backend", "mori"], "mori"),
+    (["--moe-a2a-backend", "teleport"], "teleport"),
+    (["--mem-fraction-static", 0.01, "--max-total-tokens", 100_000_000], "GiB"),
+    (["--deepep-mode", "fast"], "low_latency"),
+    (["--config", "/no/such.yaml"], "/no/such.yaml"),
+])
+def test_bad_flags_are_refused(flags, says):
+    code, said = fails_to_start("--model-path", MODEL, "--port", 0, *flags)
+    assert code == 2 and says in said, said
+
+
+def test_no_such_directory():
+    code, said = fails_to_start("--model-path", "/no/such/model")
+    assert code == 2 and "/no/such/model" in said
+
+
+def test_queue_limit():
+    with Server(MODEL, "--max-running-requests", 1, "--max-queued-requests", 1) as server:
+        threads = [in_background(lambda: server.request("/generate", LONG)) for _ in range(2)]
+        deadline = time.time() + 10
+        while server.state()["open_requests"] < 2 and time.time() < deadline:
+            time.sleep(0.005)
+        status, answer = server.request("/generate", LONG)
+        assert status == 429 and "open" in answer["error"]["message"]
+        for thread, results in threads:
+            thread.join()
+            assert results[0][0] == 200
+
+
+def test_body_limit():
+    with Server(MODEL, "--max-body-mb", 0.01) as server:
+        status, answer = server.request("/generate", {"text": "x" * 20000})
+        assert status == 413 and answer["error"]["message"]
