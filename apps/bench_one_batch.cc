@@ -176,33 +176,31 @@ int RunOneBatch(const OneBatchArgs& args) {
   EngineConfig config = args.server.engine;
   config.max_total_tokens = std::max(config.max_total_tokens, most);
   if (config.load_format != "dummy")
-    CheckCheckpoint(config.model_path, LoadModelConfig(config.model_path));
+    CheckCheckpoint(config.model_path,
+                    LoadModelConfig(config.model_path, config.model_override_args));
   const EnginePlan plan = MakePlan(config);
   kernels::SelectIsa(config.cpu_isa);
   const double bandwidth = kernels::MeasureReadBandwidth(plan.threads_per_rank * config.mesh.tp);
 
   std::vector<Result> results(cases.size());
-  RunRankThreads(config.mesh.tp, plan.symmetric_bytes_per_rank,
-                 [&](int rank, std::shared_ptr<SharedArena> arena) {
-                   ThreadPool pool(plan.threads_per_rank);
-                   const auto comm = RankComm::Create(std::move(arena), config.mesh, rank);
-                   ModelOptions options{
-                       .dtype = plan.dtype, .max_tokens = plan.max_batch_tokens, .moe = config.moe};
-                   options.load.load_format = config.load_format;
-                   Model model(config.model_path, plan.model, options, *comm, pool);
-                   KvStorage kv(plan.model, comm->mesh, plan.num_pages, config.page_size,
-                                plan.dtype);
-                   for (size_t i = 0; i < cases.size(); ++i) {
-                     for (int32_t r = -1; r < args.repeat; ++r) {  // the first run warms up
-                       Result result;
-                       TimeCase(args, plan, cases[i], model, *comm, kv, result);
-                       if (rank != 0 || r < 0) continue;
-                       results[i].prefill.push_back(result.prefill[0]);
-                       results[i].decode.push_back(result.decode[0]);
-                     }
-                     if (rank == 0) LOG_INFO("case {} of {} done", i + 1, cases.size());
-                   }
-                 });
+  RunRankThreads(
+      config.mesh.tp, plan.symmetric_bytes_per_rank,
+      [&](int rank, std::shared_ptr<SharedArena> arena) {
+        ThreadPool pool(plan.threads_per_rank);
+        const auto comm = RankComm::Create(std::move(arena), config.mesh, rank);
+        Model model(config.model_path, plan.model, MakeModelOptions(config, plan), *comm, pool);
+        KvStorage kv(plan.model, comm->mesh, plan.num_pages, config.page_size, plan.kv_dtype);
+        for (size_t i = 0; i < cases.size(); ++i) {
+          for (int32_t r = -1; r < args.repeat; ++r) {  // the first run warms up
+            Result result;
+            TimeCase(args, plan, cases[i], model, *comm, kv, result);
+            if (rank != 0 || r < 0) continue;
+            results[i].prefill.push_back(result.prefill[0]);
+            results[i].decode.push_back(result.decode[0]);
+          }
+          if (rank == 0) LOG_INFO("case {} of {} done", i + 1, cases.size());
+        }
+      });
   Report(args, plan, cases, results, bandwidth);
   return 0;
 }

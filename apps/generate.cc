@@ -47,8 +47,9 @@ RequestOutput Stream(Engine& engine, const Tokenizer& tokenizer, EngineRequest r
 }  // namespace
 
 int RunGenerate(const GenerateArgs& args) {
-  const ServedModel model =
-      LoadServedModel(args.server, LoadModelConfig(args.server.engine.model_path));
+  const ServedModel model = LoadServedModel(
+      args.server,
+      LoadModelConfig(args.server.engine.model_path, args.server.engine.model_override_args));
   Engine engine(args.server.engine);
   for (const std::string& prompt : args.prompts) {
     const std::string text =

@@ -15,7 +15,10 @@ namespace switchyard {
 // Defaults are what a user gets who says nothing. Names follow SGLang's flags.
 struct EngineConfig {
   std::filesystem::path model_path;
-  std::string dtype = "auto";        // auto | float32 | bfloat16 | float16 (--dtype)
+  std::string model_override_args;  // --json-model-override-args: replaces keys of config.json
+  std::string dtype = "auto";       // auto | float32 | bfloat16 | float16 (--dtype)
+  std::string kv_cache_dtype =
+      "auto";  // auto: float32 | float32 | bfloat16 | float16 (--kv-cache-dtype)
   std::string load_format = "auto";  // --load-format
   MeshShape mesh;                    // --tp-size, --ep-size
   MoeOptions moe;  // --moe-a2a-backend, --deepep-mode, … (row_dtype is set from dtype)
@@ -45,7 +48,8 @@ EngineConfig DecodeConfig(std::string_view bytes);
 // needed and available, before loading.
 struct EnginePlan {
   ModelConfig model;
-  DType dtype = DType::kBF16;
+  DType dtype = DType::kBF16;    // of token rows in flight
+  DType kv_dtype = DType::kF32;  // of the cache
   int64_t context_length = 0;
   int64_t num_pages = 0;
   int32_t max_running_requests = 0;

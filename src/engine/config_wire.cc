@@ -17,10 +17,11 @@ void Fields(Codec& codec, T& o) {
 }
 template <typename Codec, OneOf<EngineConfig> T>
 void Fields(Codec& codec, T& c) {
-  codec(c.model_path, c.dtype, c.load_format, c.mesh, c.moe, c.context_length, c.max_total_tokens,
-        c.mem_fraction_static, c.page_size, c.max_running_requests, c.max_queued_requests,
-        c.chunked_prefill_size, c.disable_radix_cache, c.threads_per_rank, c.cpu_isa,
-        c.dist_timeout_seconds, c.random_seed, c.log_level, c.check_batches);
+  codec(c.model_path, c.model_override_args, c.dtype, c.kv_cache_dtype, c.load_format, c.mesh,
+        c.moe, c.context_length, c.max_total_tokens, c.mem_fraction_static, c.page_size,
+        c.max_running_requests, c.max_queued_requests, c.chunked_prefill_size,
+        c.disable_radix_cache, c.threads_per_rank, c.cpu_isa, c.dist_timeout_seconds, c.random_seed,
+        c.log_level, c.check_batches);
 }
 
 std::string EncodeConfig(const EngineConfig& config) { return EncodeFields(config); }

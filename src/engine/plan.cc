@@ -44,14 +44,14 @@ void CheckFlags(const EngineConfig& c) {
     throw Invalid("--dist-timeout {}: want more than 0 seconds", c.dist_timeout_seconds);
 }
 
-DType ChooseDType(const EngineConfig& config, const ModelConfig& model) {
-  const auto fits = [](DType d) {
-    return d == DType::kF32 || d == DType::kBF16 || d == DType::kF16;
-  };
-  if (config.dtype == "auto") return fits(model.dtype) ? model.dtype : DType::kBF16;
-  const auto dtype = ParseDType(config.dtype);
-  if (!dtype || !fits(*dtype))
-    throw Invalid("--dtype {}: want auto, float32, bfloat16 or float16", config.dtype);
+bool IsActivationType(DType d) { return d == DType::kF32 || d == DType::kBF16 || d == DType::kF16; }
+
+DType ChooseDType(const char* flag, const std::string& value, DType automatic) {
+  if (value == "auto") return automatic;
+  const auto dtype = ParseDType(value);
+  if (!dtype || !IsActivationType(*dtype)) {
+    throw Invalid("{} {}: want auto, float32, bfloat16 or float16", flag, value);
+  }
   return *dtype;
 }
 
@@ -150,9 +150,7 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan, int64_t 
 
 ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan) {
   ModelOptions options{.dtype = plan.dtype, .max_tokens = plan.max_batch_tokens, .moe = config.moe};
-  options.moe.row_dtype = plan.dtype;
   options.load.load_format = config.load_format;
-  options.load.whole_shared_expert = config.moe.a2a_backend != "none";
   options.load.dummy_seed = config.random_seed;
   return options;
 }
@@ -160,8 +158,10 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
 EnginePlan MakePlan(const EngineConfig& config) {
   CheckFlags(config);
   EnginePlan plan;
-  plan.model = LoadModelConfig(config.model_path);
-  plan.dtype = ChooseDType(config, plan.model);
+  plan.model = LoadModelConfig(config.model_path, config.model_override_args);
+  plan.dtype = ChooseDType("--dtype", config.dtype,
+                           IsActivationType(plan.model.dtype) ? plan.model.dtype : DType::kBF16);
+  plan.kv_dtype = ChooseDType("--kv-cache-dtype", config.kv_cache_dtype, DType::kF32);
   plan.context_length = ChooseContext(config, plan.model);
   plan.max_running_requests =
       config.max_running_requests ? config.max_running_requests : kDefaultRunningRequests;
@@ -172,11 +172,10 @@ EnginePlan MakePlan(const EngineConfig& config) {
 
   const Mesh mesh(config.mesh, 0);  // rank 0 holds the most where shares are uneven
   const ModelOptions options = MakeModelOptions(config, plan);
-  plan.weight_bytes_per_rank =
-      WeightBytesPerRank(plan.model, mesh, options.load.whole_shared_expert);
+  plan.weight_bytes_per_rank = WeightBytesPerRank(plan.model, mesh, WholeSharedExpert(config.moe));
   plan.symmetric_bytes_per_rank = SymmetricBytesPerRank(plan.model, options, config.mesh);
   const auto page_bytes_per_rank = static_cast<int64_t>(
-      KvStorage::BytesPerToken(plan.model, mesh, plan.dtype) * config.page_size);
+      KvStorage::BytesPerToken(plan.model, mesh, plan.kv_dtype) * config.page_size);
   plan.num_pages = ChoosePages(config, plan, page_bytes_per_rank * config.mesh.tp);
   plan.kv_bytes_per_rank = static_cast<size_t>(plan.num_pages * page_bytes_per_rank);
   if (config.max_running_requests == 0)  // each holds a page at least

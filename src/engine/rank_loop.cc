@@ -59,7 +59,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
   ModelOptions options = MakeModelOptions(config, plan);
   if (rank == 0) options.load.progress = ThrottledProgress(io);
   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
-  KvStorage kv(plan.model, comm->mesh, plan.num_pages, config.page_size, plan.dtype);
+  KvStorage kv(plan.model, comm->mesh, plan.num_pages, config.page_size, plan.kv_dtype);
   ModelForward forward(model, kv);
   CheckedForward checked(forward, *comm->tp, config.page_size);
   ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 
@@ -78,6 +79,19 @@ void ReadSpecialTokens(const ConfigReader& reader, ModelConfig* config) {
   }
 }
 
+// config.json with the keys of `overrides` in place of its own. A config.json that is no JSON is
+// left to its reader.
+std::string Override(const std::string& config, std::string_view overrides) {
+  nlohmann::json json = nlohmann::json::parse(config, nullptr, false);
+  const nlohmann::json keys = nlohmann::json::parse(overrides, nullptr, false);
+  if (!keys.is_object()) {
+    throw Invalid("--json-model-override-args: want a JSON object, got {}", overrides);
+  }
+  if (!json.is_object()) return config;
+  json.update(keys);
+  return json.dump();
+}
+
 // `where` prefixes the file names in messages: "" or "DIR/".
 ModelConfig Parse(std::string_view config_json, std::string_view generation_config_json,
                   const std::string& where) {
@@ -97,8 +111,9 @@ ModelConfig Parse(std::string_view config_json, std::string_view generation_conf
 
 }  // namespace
 
-ModelConfig LoadModelConfig(const std::filesystem::path& dir) {
-  const std::string config = ReadSmallFile(dir / "config.json");
+ModelConfig LoadModelConfig(const std::filesystem::path& dir, std::string_view overrides) {
+  std::string config = ReadSmallFile(dir / "config.json");
+  if (!overrides.empty()) config = Override(config, overrides);
   const auto generation_path = dir / "generation_config.json";
   const std::string generation =
       std::filesystem::exists(generation_path) ? ReadSmallFile(generation_path) : "";

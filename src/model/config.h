@@ -27,6 +27,10 @@ struct RopeConfig {
   bool truncate = true;      // yarn: whether the correction range is rounded to integers
   int64_t rotary_dim = 0;    // rotated elements of a head
   bool interleaved = false;  // pairs (2i, 2i + 1)
+  // What the frequencies are rounded to before angles are taken. float32 is what transformers uses;
+  // a model that was trained or evaluated with them in bfloat16 differs, the more the longer the
+  // text (key "rope_frequency_dtype").
+  DType frequency_dtype = DType::kF32;
 };
 
 struct AttentionConfig {
@@ -88,7 +92,9 @@ struct ModelConfig {
 // transformers 5's, by the page of its family (families/). Error names the file and key: unknown
 // architecture (with the known ones), missing keys, wrong types, sizes that are absurd or
 // contradict one another.
-ModelConfig LoadModelConfig(const std::filesystem::path& dir);
+// `overrides`: a JSON object whose keys replace config.json's (--json-model-override-args); may be
+// empty.
+ModelConfig LoadModelConfig(const std::filesystem::path& dir, std::string_view overrides = {});
 ModelConfig ParseModelConfig(std::string_view config_json,
                              std::string_view generation_config_json = {});
 std::vector<std::string> KnownArchitectures();

@@ -35,7 +35,7 @@ std::optional<LatentAttention> MakeLatent(const ModelConfig& config, const Mesh&
 // What follows from the choice of backend and dtype, so that no caller can contradict it.
 ModelOptions Complete(ModelOptions options) {
   options.moe.row_dtype = options.dtype;
-  options.load.whole_shared_expert = options.moe.a2a_backend != "none";
+  options.load.whole_shared_expert = WholeSharedExpert(options.moe);
   return options;
 }
 
@@ -173,8 +173,9 @@ const ModelConfig& Model::config() const { return impl_->config; }
 size_t SymmetricBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                              const MeshShape& shape) {
   const size_t moe =
-      config.has_moe() ? MoeSymmetricBytes(options.moe, ShapeOf(config, options.max_tokens), shape)
-                       : 0;
+      config.has_moe()
+          ? MoeSymmetricBytes(Complete(options).moe, ShapeOf(config, options.max_tokens), shape)
+          : 0;
   return RankComm::BytesPerRank(shape) + moe;
 }
 

@@ -52,6 +52,10 @@ struct ForwardBatch {
   int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
 };
 
+// Whether the shared expert is whole on every rank: with all-to-all backends each rank puts its own
+// tokens through it.
+inline bool WholeSharedExpert(const MoeOptions& moe) { return moe.a2a_backend != "none"; }
+
 struct ModelOptions {
   DType dtype =
       DType::kBF16;        // of the cache and of token rows in flight; sums are float32 throughout

@@ -63,12 +63,13 @@ struct Case {
   std::string fixture;
   int tp = 1, ep = 1;
   std::string backend = "none", mode = "auto";
-  DType dtype = DType::kF32;
+  DType dtype = DType::kF32;     // of token rows in flight
+  DType kv_dtype = DType::kF32;  // of the cache
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << c.fixture << " tp" << c.tp << " ep" << c.ep << " " << c.backend << " " << c.mode
-             << " " << Name(c.dtype);
+             << " " << Name(c.dtype) << " kv " << Name(c.kv_dtype);
 }
 
 // Logits of `tokens` in chunks of `chunk` rows, from rank 0; checks that every rank has the same.
@@ -86,7 +87,7 @@ std::vector<float> Logits(const Case& c, const std::vector<int32_t>& tokens, int
                    Model model(Fixture(c.fixture), config, options, *comm, pool);
                    const int length = static_cast<int>(tokens.size());
                    const int num_pages = (length + kPageSize - 1) / kPageSize;
-                   KvStorage kv(config, comm->mesh, num_pages, kPageSize, c.dtype);
+                   KvStorage kv(config, comm->mesh, num_pages, kPageSize, c.kv_dtype);
                    for (int begin = 0; begin < length; begin += chunk) {
                      const OneSequence part(tokens, begin, std::min(length, begin + chunk),
                                             num_pages);
@@ -131,8 +132,8 @@ TEST_P(ModelTest, LogProbsAreThoseOfTransformers) {
       }
     }
   }
-  if (c.dtype == DType::kF32) {
-    EXPECT_LT(worst, 2e-3);
+  if (c.dtype == DType::kF32 && c.kv_dtype == DType::kF32) {
+    EXPECT_LT(worst, 2e-4);
   } else {
     EXPECT_LT(worst, 5e-2);
     EXPECT_LT(total / count, 5e-3);
@@ -151,6 +152,11 @@ std::vector<Case> Cases() {
     cases.push_back({name, 4, 2, "deepep", "low_latency"});
     cases.push_back({name, 4, 4, "deepep", "auto"});
     cases.push_back({name, 2, 2, "deepep", "auto", DType::kBF16});
+  }
+  // Rounded keys turn the routing of some of these random models; of the others they stay within
+  // the same bounds.
+  for (const char* name : {"glm4_moe", "qwen3", "deepseek_v3_fp8"}) {
+    cases.push_back({name, 2, 2, "none", "auto", DType::kF32, DType::kBF16});
   }
   return cases;
 }

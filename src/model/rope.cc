@@ -75,13 +75,17 @@ double YarnMscale(const RopeConfig& rope, double mscale) {
 
 std::vector<float> InverseFrequencies(const RopeConfig& rope) {
   const std::vector<float> periods = Periods(rope);
-  if (rope.type == RopeConfig::Type::kYarn) return YarnFrequencies(rope, periods);
   std::vector<float> frequencies(periods.size());
   std::ranges::transform(periods, frequencies.begin(), [](float p) { return 1.0f / p; });
-  if (rope.type == RopeConfig::Type::kLinear) {
+  if (rope.type == RopeConfig::Type::kYarn) {
+    frequencies = YarnFrequencies(rope, periods);
+  } else if (rope.type == RopeConfig::Type::kLinear) {
     for (float& f : frequencies) f /= static_cast<float>(rope.factor);
   } else if (rope.type == RopeConfig::Type::kLlama3) {
     ScaleLlama3(rope, &frequencies);
+  }
+  if (rope.frequency_dtype == DType::kBF16) {
+    for (float& f : frequencies) f = ToFloat(ToBF16(f));
   }
   return frequencies;
 }

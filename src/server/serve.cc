@@ -133,7 +133,8 @@ void Drain(Service& service, const StopSignals& signals, const std::atomic<bool>
 int RunServe(const ServerArgs& args) {
   const StopSignals signals;
   if (args.engine.load_format != "dummy") {
-    CheckCheckpoint(args.engine.model_path, LoadModelConfig(args.engine.model_path));
+    CheckCheckpoint(args.engine.model_path,
+                    LoadModelConfig(args.engine.model_path, args.engine.model_override_args));
   }
   const EnginePlan plan = MakePlan(args.engine);
   const ServedModel model = LoadServedModel(args, plan.model);

@@ -5,5 +5,4 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 
 def pytest_addoption(parser):
-    parser.addoption("--all-layouts", action="store_true", help="every checkpoint on every layout and backend")
     parser.addoption("--soak-seconds", type=float, default=15, help="how long the soak test runs")

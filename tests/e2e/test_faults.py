@@ -66,11 +66,22 @@ def test_sigterm_drains():
             if status == 503:
                 break
         assert status == 503 and "shutting down" in answer["error"]["message"]
-        assert server.stop() == 0
+        assert server.process.wait(30) == 0
         thread.join()
         assert results[0][0] == 200 and len(results[0][1]["output_ids"]) == 450
         assert not any(alive(pid) for pid in ranks)
     assert leftovers() == before
+
+
+def test_a_second_signal_does_not_wait_for_requests():
+    with Server(MODEL, "--tp", 2) as server:
+        thread, results = in_background(lambda: server.request("/generate", LONG))
+        wait_running(server)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        assert server.stop(signal.SIGTERM, timeout=20) == 0
+        thread.join()
+        assert results[0][1]["meta_info"]["finish_reason"]["type"] in ("abort", "length")
 
 
 def test_a_dead_rank_is_said_and_ends_the_server():
@@ -171,7 +182,7 @@ BROKEN = {
     "absurd size": (edit_config(hidden_size=10**12), "hidden_size"),
     "zero layers": (edit_config(num_hidden_layers=0), "num_hidden_layers"),
     "wrong type": (edit_config(num_experts="many"), "num_experts"),
-    "smaller vocabulary": (edit_config(vocab_size=100), "vocab_size"),
+    "smaller vocabulary": (edit_config(vocab_size=511), "vocab_size"),
     "malformed config": (write("config.json", "{"), "config.json"),
     "malformed tokenizer": (write("tokenizer.json", "{}"), "tokenizer.json"),
     "unreadable template": (write("chat_template.jinja", "{% if %}"), "chat_template.jinja"),

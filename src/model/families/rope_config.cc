@@ -46,6 +46,14 @@ void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim
       parameters && parameters->Has("rope_theta") ? *parameters : reader;
   rope.theta = with_theta.DoubleOr({"rope_theta"}, default_theta, 1.0, 1e15);
 
+  const std::string dtype = reader.StringOr({"rope_frequency_dtype"}, "float32");
+  const std::optional<DType> frequency_dtype = ParseDType(dtype);
+  if (frequency_dtype != DType::kF32 && frequency_dtype != DType::kBF16) {
+    throw Invalid("{} is \"{}\"; want float32 or bfloat16", reader.Where("rope_frequency_dtype"),
+                  dtype);
+  }
+  rope.frequency_dtype = *frequency_dtype;
+
   const ConfigReader& with_part =
       parameters && parameters->Has("partial_rotary_factor") ? *parameters : reader;
   const double part = with_part.DoubleOr({"partial_rotary_factor"}, 1.0, 0.0, 1.0);

@@ -1,5 +1,6 @@
 #include "server/api/json_body.h"
 
+#include <array>
 #include <charconv>
 #include <limits>
 
@@ -9,6 +10,9 @@ namespace {
 // Deeper than any message or tool schema, shallow enough for the recursive code that walks it
 // later.
 constexpr int kDeepest = 128;
+// Objects keep the order of their keys, and look each up from the front: the cost grows with the
+// square.
+constexpr int kMostKeys = 4096;
 
 [[noreturn]] void Wrong(const std::string& name, const char* want, const Json& got) {
   std::string shown = got.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -20,8 +24,13 @@ constexpr int kDeepest = 128;
 
 Json ParseBody(std::string_view body) {
   try {
-    Json json = Json::parse(body, [](int depth, Json::parse_event_t, Json&) {
+    std::array<int, kDeepest + 2> keys{};  // of the object that is open at each depth
+    Json json = Json::parse(body, [&](int depth, Json::parse_event_t event, Json&) {
       if (depth > kDeepest) throw Invalid("the body nests deeper than {} levels", kDeepest);
+      if (event == Json::parse_event_t::object_start) keys[depth + 1] = 0;
+      if (event == Json::parse_event_t::key && ++keys[depth] > kMostKeys) {
+        throw Invalid("the body has an object of more than {} keys", kMostKeys);
+      }
       return true;
     });
     if (!json.is_object()) throw Invalid("the body is not a JSON object");

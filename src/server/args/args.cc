@@ -48,10 +48,15 @@ void AddEngineFlags(CLI::App& app, ServerArgs& a) {
   Flag(app, "--load-format", e.load_format, kModel,
        "auto, safetensors, or dummy (weights made up from config.json)")
       ->check(CLI::IsMember({"auto", "safetensors", "dummy"}));
+  Flag(app, "--json-model-override-args", e.model_override_args, kModel,
+       "JSON object whose keys replace config.json's");
   Flag(app, "--dtype", e.dtype, kModel,
        "Of activations in flight and the KV cache: auto (the checkpoint's), float32, bfloat16, "
        "float16")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16", "half", "float"}));
+  Flag(app, "--kv-cache-dtype", e.kv_cache_dtype, kModel,
+       "Of the KV cache: auto (float32, as exact as the arithmetic), float32, bfloat16, float16")
+      ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}));
   Flag(app, "--context-length", e.context_length, kModel,
        "Longest prompt plus output; 0: the model's")
       ->check(CLI::NonNegativeNumber);
@@ -100,6 +105,8 @@ void AddEngineFlags(CLI::App& app, ServerArgs& a) {
   Switch(app, "--disable-radix-cache", e.disable_radix_cache, kMemory,
          "Do not reuse the prefixes of earlier requests");
 
+  Switch(app, "--check-batches", e.check_batches, kMisc,
+         "Ranks compare every batch before they run it (slow)");
   Flag(app, "--random-seed", e.random_seed, kMisc,
        "Of requests without a seed, and of dummy weights");
   Flag(app, "--log-level", e.log_level, kMisc, "debug, info, warning or error")

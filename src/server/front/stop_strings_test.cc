@@ -7,7 +7,7 @@
 namespace switchyard {
 namespace {
 
-std::string Run(StopStrings& s, const std::string& text, size_t chunk) {
+std::string Filter(StopStrings& s, const std::string& text, size_t chunk) {
   std::string out;
   for (size_t i = 0; i < text.size(); i += chunk)
     out += s.Push(std::string_view(text).substr(i, chunk));
@@ -18,10 +18,10 @@ TEST(StopStringsTest, CutsAtTheFirstMatchHoweverTheTextComes) {
   const std::string text = "one two three STOP four STO";
   for (size_t chunk = 1; chunk <= text.size(); ++chunk) {
     StopStrings s({"STOP"}, false);
-    EXPECT_EQ(Run(s, text, chunk), "one two three ");
+    EXPECT_EQ(Filter(s, text, chunk), "one two three ");
     EXPECT_EQ(s.matched(), "STOP");
     StopStrings keep({"STOP"}, true);
-    EXPECT_EQ(Run(keep, text, chunk), "one two three STOP");
+    EXPECT_EQ(Filter(keep, text, chunk), "one two three STOP");
   }
 }
 
@@ -31,7 +31,7 @@ TEST(StopStringsTest, WithoutMatchNothingIsLost) {
     std::string text;
     for (int i = 0; i < 60; ++i) text += "ab"[random() % 2];
     StopStrings s({"aaaaaaaaaaaaaaaaaaaaaaab", "bbbbbbbbbbbbbbbbbbbbbbba"}, false);
-    EXPECT_EQ(Run(s, text, 1 + random() % 9), text);
+    EXPECT_EQ(Filter(s, text, 1 + random() % 9), text);
     EXPECT_FALSE(s.matched());
   }
 }

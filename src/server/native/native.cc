@@ -99,6 +99,7 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
   Json info = {{"model_path", e.model_path.string()},
                {"served_model_name", service.model.name},
                {"dtype", Name(service.plan.dtype)},
+               {"kv_cache_dtype", Name(service.plan.kv_dtype)},
                {"tp_size", e.mesh.tp},
                {"ep_size", e.mesh.ep},
                {"moe_a2a_backend", e.moe.a2a_backend},

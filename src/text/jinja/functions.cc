@@ -136,6 +136,7 @@ Dict DictOf(Context& context, std::string_view callee, const Arguments& argument
   Dict dict;
   if (!arguments.positional.empty()) {
     const Value& source = arguments.positional[0];
+    RequireDefined(source);
     if (source.IsDict()) {
       dict = source.dict();
     } else {

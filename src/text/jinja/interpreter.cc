@@ -72,20 +72,20 @@ Interpreter::Flow Interpreter::Execute(const If& node) {
 }
 
 Interpreter::Flow Interpreter::Execute(const For& node) {
-  ExecuteLoop(node, Evaluate(*node.iterable), 0);
-  return Flow::kNormal;
+  return ExecuteLoop(node, Evaluate(*node.iterable), 0);
 }
 
-void Interpreter::ExecuteLoop(const For& node, const Value& iterable, int depth) {
+Interpreter::Flow Interpreter::ExecuteLoop(const For& node, const Value& iterable, int depth) {
   auto loop = std::make_shared<Loop>(*this, node, scope_, Iterate(context_, iterable), depth);
   if (loop->depth() > kMaxNesting) Fail("lists nest deeper than {}", kMaxNesting);
   struct Finish {
     Loop& loop;
     ~Finish() { loop.Finish(); }
   } finish{*loop};
-  bool any = false;
+  // As in Jinja2, `else` is for loops where no item came to the end of the body, be it that each
+  // was cut short by `break` or `continue`.
+  bool otherwise = true;
   for (; loop->HasCurrent(); loop->Advance()) {
-    any = true;
     context_.Step();
     Flow flow = Flow::kNormal;
     Within(NewScope(), nullptr, [&] {
@@ -94,8 +94,9 @@ void Interpreter::ExecuteLoop(const For& node, const Value& iterable, int depth)
       flow = Execute(node.body);
     });
     if (flow == Flow::kBreak) break;
+    if (flow == Flow::kNormal) otherwise = false;
   }
-  if (!any) ExecuteInNewScope(node.otherwise);
+  return otherwise ? ExecuteInNewScope(node.otherwise) : Flow::kNormal;
 }
 
 Value Interpreter::RunLoop(const For& loop, const ScopePtr& scope, const Value& iterable,

@@ -62,7 +62,8 @@ class Interpreter {
   Flow Execute(const Break&) { return Flow::kBreak; }
   Flow Execute(const Continue&) { return Flow::kContinue; }
 
-  void ExecuteLoop(const For& loop, const Value& iterable, int depth);
+  // Returns how the loop's `else` ended: a `break` there is the surrounding loop's.
+  Flow ExecuteLoop(const For& loop, const Value& iterable, int depth);
   void Assign(const Target& target, const Value& value);
   void BindArguments(const MacroDefinition& macro, const Arguments& arguments);
   Value MakeMacro(const MacroDefinition& definition);

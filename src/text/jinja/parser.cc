@@ -146,7 +146,12 @@ class Parser {
     ++loops_;
     node.body = ParseBody("for", {"endfor", "else"});
     --loops_;
-    if (stream_.Next().text == "else") node.otherwise = ParseWholeBody("for", "endfor");
+    if (stream_.Next().text == "else") {
+      // A recursive loop is a function of its own in Jinja2: no loop is around its `else`.
+      int loops = node.recursive ? std::exchange(loops_, 0) : loops_;
+      node.otherwise = ParseWholeBody("for", "endfor");
+      loops_ = loops;
+    }
     return MakeStatement(line, std::move(node));
   }
 

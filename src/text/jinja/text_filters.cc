@@ -3,6 +3,7 @@
 
 #include "text/jinja/filters.h"
 #include "text/jinja/format.h"
+#include "text/jinja/operators.h"
 #include "text/jinja/print.h"
 #include "text/jinja/text_ops.h"
 #include "text/jinja/utf8.h"
@@ -55,6 +56,7 @@ Value Indent(Context& context, const Value& input, const Arguments& arguments) {
   } else {
     indent = Pad(context, Text(), bound.IntegerOr(0, 4), " ", '<');
   }
+  RequireDefined(input);
   if (!input.IsString())
     Fail("unsupported operand type(s) for +=: '{}' and 'str'", TypeName(input));
   bool first = bound.TruthOr(1, false);

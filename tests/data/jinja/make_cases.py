@@ -3,8 +3,8 @@
 
 Needs jinja2 3.1 (pip install 'jinja2==3.1.*'). The environment is the one that transformers compiles chat templates
 in: an immutable sandbox, trim_blocks, lstrip_blocks, loop controls, tojson without HTML escapes. Small cases stand
-below; templates in the manner of published models are the *.jinja files beside this script, rendered with each
-conversation in CONVERSATIONS.
+below; chat templates are the *.jinja files beside this script, rendered with each conversation of conversations.json.
+Their formats are made up, their means are those of the templates that models come with.
 """
 
 import json
@@ -620,6 +620,7 @@ dict(a=1, b=2)
 dict([('x', 1)], y=2)
 dict(d, a=9)
 dict(**d)
+dict(missing)
 strftime_now('%Y-%m-%d')
 strftime_now('%d %b %Y, %H:%M:%S %A %j')
 '%02d:%02d' % (5, 7)
@@ -675,6 +676,12 @@ TEMPLATES = r"""
 {% for x in l %}{% for y in l %}{{ loop.index }}{% endfor %}{{ loop.index }};{% endfor %}
 {% for x in l %}{% set outer = loop %}{% for y in e %}{% else %}{{ outer.index }}{% endfor %}{% endfor %}
 {% for x in range(10) %}{% if x == 3 %}{% continue %}{% endif %}{% if x == 6 %}{% break %}{% endif %}{{ x }}{% endfor %}
+{% for x in l %}{{ x }}{% break %}{% else %}never at the end of its body{% endfor %}
+{% for x in l %}{{ x }}{% continue %}{% else %}never at the end of its body{% endfor %}
+{% for x in l %}{{ x }}{% if x == 1 %}{% break %}{% endif %}{% else %}once at the end of its body{% endfor %}
+{% for x in l %}{% for y in e %}{% else %}{{ x }}{% break %}{% endfor %}{{ x }}{% endfor %}
+{% for x in l %}{% for y in e %}{% else %}{{ x }}{% continue %}{% endfor %}{{ x }}{% endfor %}
+{% for x in l recursive %}{% for y in e %}{% else %}{{ x }}{% break %}{% endfor %}{{ x }}{% endfor %}
 {% for x in range(3) %}{% for y in range(3) %}{% if y == 1 %}{% break %}{% endif %}{{ x }}{{ y }} {% endfor %}{% endfor %}
 {% for i in tree recursive %}{{ i.v }}{% if i.c %}({{ loop(i.c) }}){% endif %}{% if not loop.last %},{% endif %}{% endfor %}
 {% for i in tree recursive %}{{ loop.depth }}{{ loop(i.c) }}{% endfor %}
@@ -838,7 +845,7 @@ LAYOUTS = [
 
 # What must fail; whether the message must match to the letter is decided by `exact` below.
 ERRORS = r"""
-{{ raise_exception('Conversation roles must alternate user/assistant') }}
+{{ raise_exception('two users speak in a row') }}
 {{ raise_exception('bad role: ' ~ messages[0].role) }}
 {% for m in messages %}{% if m.role == 'user' %}{{ raise_exception("line two") }}{% endif %}{% endfor %}
 {{ missing.attr }}
@@ -888,6 +895,7 @@ ERRORS = r"""
 {{ d.pop('a') }}
 {% set _ = l.append(1) %}
 {% for x in n %}{% endfor %}
+{% for x in l if loop.first %}{% endfor %}
 {% for x in none %}{% endfor %}
 {% for a, b in [1] %}{% endfor %}
 {% for a, b in [(1, 2, 3)] %}{% endfor %}
@@ -918,6 +926,8 @@ ERRORS = r"""
 {{ 'abc'[::0] }}
 {{ l['a':] }}
 {{ missing|int }}
+{{ missing|indent }}
+{{ nil|indent }}
 {{ 'x'|abs }}
 {{ [1, 'a']|sort }}
 {{ [1, 'a']|max }}
@@ -976,6 +986,10 @@ ERRORS = r"""
 {% call x %}{% endcall %}
 {% filter %}{% endfilter %}
 {% break %}
+{% for x in l %}{% endfor %}{% break %}
+{% for x in e %}{% else %}{% break %}{% endfor %}
+{% for x in l %}{% for y in e recursive %}{% else %}{% break %}{% endfor %}{% endfor %}
+{% for x in l %}{% macro m() %}{% break %}{% endmacro %}{% endfor %}
 {% if t %}{% else %}{% else %}{% endif %}
 {{ 1 is 2 }}
 {{ x is string is defined }}

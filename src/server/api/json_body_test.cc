@@ -1,0 +1,66 @@
+#include "server/api/json_body.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace switchyard {
+namespace {
+
+using testing::HasSubstr;
+
+template <typename F>
+std::string ErrorOf(const F& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+std::string ParseError(const std::string& body) {
+  return ErrorOf([&] { ParseBody(body); });
+}
+
+std::string Repeat(const std::string& s, int n) {
+  std::string out;
+  while (n-- > 0) out += s;
+  return out;
+}
+
+TEST(JsonBodyTest, OnlyBoundedObjectsAreTaken) {
+  EXPECT_THAT(ParseError("{"), HasSubstr("not JSON"));
+  EXPECT_THAT(ParseError("\"\xff\""), HasSubstr("not JSON"));
+  EXPECT_THAT(ParseError("[1]"), HasSubstr("not a JSON object"));
+  EXPECT_THAT(ParseError("{\"a\":" + Repeat("[", 100000)), HasSubstr("nests deeper"));
+  EXPECT_EQ(ParseError("{\"a\":" + Repeat("[", 100) + Repeat("]", 100) + "}"), "no error");
+  std::string many = "{\"k\":{";
+  for (int i = 0; i < 5000; ++i) many += (i ? ",\"" : "\"") + std::to_string(i) + "\":0";
+  EXPECT_THAT(ParseError(many + "}}"), HasSubstr("keys"));
+}
+
+// Keys are counted for each object, not in sum.
+TEST(JsonBodyTest, ManySmallObjectsAreFine) {
+  EXPECT_EQ(ParseError("{\"a\":[" + Repeat("{\"x\":1,\"y\":{\"z\":2}},", 5000) + "{}]}"),
+            "no error");
+}
+
+TEST(JsonBodyTest, FieldsNameWhatIsWrong) {
+  const Json json =
+      ParseBody(R"({"i": 1.5, "big": 18446744073709551615, "s": 1, "l": ["a", 1], "null": null,
+                                  "bias": {"x": 1}, "ids": [1, -2]})");
+  const Fields f(json, "p.");
+  EXPECT_THAT(ErrorOf([&] { f.Int("i", 0, 0, 9); }),
+              HasSubstr("p.i is 1.5, want an integer from 0 to 9"));
+  EXPECT_THAT(ErrorOf([&] { f.Int("big", 0, 0, 9); }), HasSubstr("p.big"));
+  EXPECT_THAT(ErrorOf([&] { f.String("s", ""); }), HasSubstr("p.s"));
+  EXPECT_THAT(ErrorOf([&] { f.Strings("l"); }), HasSubstr("p.l"));
+  EXPECT_THAT(ErrorOf([&] { f.LogitBias("bias"); }), HasSubstr("x is not a token id"));
+  EXPECT_THAT(ErrorOf([&] { f.Ids("ids"); }), HasSubstr("-2"));
+  EXPECT_EQ(f.Int("null", 7, 0, 9), 7);
+  EXPECT_EQ(f.Int("absent", 8, 0, 9), 8);
+  EXPECT_EQ(f.Seed("big"), UINT64_MAX);
+}
+
+}  // namespace
+}  // namespace switchyard
