@@ -105,6 +105,17 @@ void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, Model& m
   result.decode.push_back(Median(steps));
 }
 
+void CheckCases(const OneBatchArgs& args, const EnginePlan& plan, const std::vector<Case>& cases) {
+  for (const Case& c : cases) {
+    if (c.batch > plan.max_batch_tokens)
+      throw Invalid("--batch-size {}: a pass holds {} rows; raise --max-running-requests", c.batch,
+                    plan.max_batch_tokens);
+    if (int64_t{c.input} + args.output_length > plan.context_length)
+      throw Invalid("--input-len {} and --output-len {}: the context holds {} tokens", c.input,
+                    args.output_length, plan.context_length);
+  }
+}
+
 double BytesPerWeight(const ModelConfig& config) {
   switch (config.quantization) {
     case ModelConfig::Quantization::kFp8Block:
@@ -179,6 +190,7 @@ int RunOneBatch(const OneBatchArgs& args) {
     CheckCheckpoint(config.model_path,
                     LoadModelConfig(config.model_path, config.model_override_args));
   const EnginePlan plan = MakePlan(config);
+  CheckCases(args, plan, cases);
   kernels::SelectIsa(config.cpu_isa);
   const double bandwidth = kernels::MeasureReadBandwidth(plan.threads_per_rank * config.mesh.tp);
 

@@ -17,6 +17,7 @@
 
 #include "core/tensor.h"
 #include "kernels/ops.h"
+#include "kernels/roofline.h"
 #include "quant/quantize.h"
 
 namespace switchyard {
@@ -45,22 +46,8 @@ double MedianSeconds(const F& f) {
   return times[times.size() / 2];
 }
 
-__attribute__((target("avx2"))) uint64_t ReadAll(const char* p, int64_t bytes) {
-  __m256i sum[4] = {};
-  for (int64_t i = 0; i < bytes; i += 128) {
-    _mm_prefetch(p + i + 1536, _MM_HINT_T1);
-    _mm_prefetch(p + i + 1600, _MM_HINT_T1);
-    for (int v = 0; v < 4; ++v) {
-      const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + i + 32 * v));
-      sum[v] = _mm256_add_epi64(sum[v], x);
-    }
-  }
-  const __m256i all =
-      _mm256_add_epi64(_mm256_add_epi64(sum[0], sum[1]), _mm256_add_epi64(sum[2], sum[3]));
-  return static_cast<uint64_t>(_mm256_extract_epi64(all, 0));
-}
-
-constexpr int kChains = 16;
+// Independent chains that keep both FMA units busy, as many as registers allow.
+constexpr int kChains = 16, kNarrowChains = 12;
 
 __attribute__((target("avx512f"))) float Fma512(int64_t steps) {
   __m512 acc[kChains];
@@ -75,7 +62,6 @@ __attribute__((target("avx512f"))) float Fma512(int64_t steps) {
 }
 
 __attribute__((target("avx2,fma"))) float Fma256(int64_t steps) {
-  constexpr int kNarrowChains = 12;
   __m256 acc[kNarrowChains];
   for (int c = 0; c < kNarrowChains; ++c) acc[c] = _mm256_set1_ps(static_cast<float>(c));
   const __m256 x = _mm256_set1_ps(0.5f);
@@ -88,33 +74,23 @@ __attribute__((target("avx2,fma"))) float Fma256(int64_t steps) {
 }
 
 struct Machine {
-  double bandwidth = 0;  // bytes per second
-  double peak = 0;       // float32 operations per second, two to an FMA
-
-  Machine(const std::vector<char>& pool_memory, ThreadPool& pool) {
-    const int threads = pool.num_threads();
-    std::vector<uint64_t> sums(threads * 8);
-    constexpr int64_t kPieces = 64;
-    const int64_t piece = static_cast<int64_t>(pool_memory.size()) / kPieces;
-    const double read = MedianSeconds([&] {
-      pool.Run(kPieces, [&](int64_t i) {
-        sums[i % threads * 8] += ReadAll(pool_memory.data() + i * piece, piece);
-      });
-    });
-    bandwidth = static_cast<double>(piece * kPieces) / read;
-    const bool wide = kernels::ActiveIsa() == kernels::Isa::kAvx512;
-    constexpr int64_t kSteps = 1000000;
-    const double compute = MedianSeconds([&] {
-      pool.Run(threads, [&](int64_t i) {
-        sums[i * 8] += static_cast<uint64_t>(wide ? Fma512(kSteps) : Fma256(kSteps));
-      });
-    });
-    const double flops = 2.0 * kSteps * (wide ? 16 * kChains : 8 * 12) * threads;
-    peak = flops / compute;
-    volatile uint64_t keep = sums[0];  // the loops are not for nothing
-    static_cast<void>(keep);
-  }
+  double bandwidth;  // bytes per second
+  double peak;       // float32 operations per second, two to an FMA
 };
+
+double MeasurePeak(ThreadPool& pool) {
+  const bool wide = kernels::ActiveIsa() == kernels::Isa::kAvx512;
+  constexpr int64_t kSteps = 1000000;
+  std::vector<float> sums(pool.num_threads());
+  const double seconds = MedianSeconds([&] {
+    pool.Run(pool.num_threads(),
+             [&](int64_t i) { sums[i] += wide ? Fma512(kSteps) : Fma256(kSteps); });
+  });
+  volatile float keep = sums[0];  // the loops are not for nothing
+  static_cast<void>(keep);
+  const int per_step = wide ? 16 * kChains : 8 * kNarrowChains;
+  return 2.0 * kSteps * per_step * pool.num_threads() / seconds;
+}
 
 // Weights of one format at ever new places of a large pool.
 class WeightPool {
@@ -260,10 +236,10 @@ void BenchExperts(int64_t m, WeightPool& weights, const Machine& machine, Thread
 int main(int argc, char** argv) {
   using namespace switchyard;
   ThreadPool pool(argc > 1 ? std::max(1, std::atoi(argv[1])) : 2);
+  const Machine machine = {.bandwidth = kernels::MeasureReadBandwidth(pool.num_threads()),
+                           .peak = MeasurePeak(pool)};
   std::vector<char> memory(kPoolBytes);
   WeightPool weights(memory);
-  weights.Fill(WeightFormat::kBF16);
-  const Machine machine(memory, pool);
   fmt::print("{} threads, {}: reads {:.1f} GB/s, float32 {:.1f} GFLOP/s\n", pool.num_threads(),
              kernels::Name(kernels::ActiveIsa()), machine.bandwidth * 1e-9, machine.peak * 1e-9);
   for (const WeightFormat format :

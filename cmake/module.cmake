@@ -1,11 +1,12 @@
-# switchyard_module(NAME DEPS module… LIBS target…)
+# switchyard_module(NAME DEPS module… LIBS target… HEAVY header…)
 #
 # One library for the folder src/NAME, from every .cc below it that is no test. A module's headers are found only
 # through a folder that holds a link to that module alone, and that folder reaches those that name the module in
 # DEPS: an include of a module that is not on the link line, upward ones above all, does not compile.
 # Files named x_test.cc become the program NAME_test; files named x_fuzz.cc become one fuzzer each.
+# HEAVY headers are precompiled for library and tests, beside the ones that everybody includes.
 function(switchyard_module NAME)
-  cmake_parse_arguments(ARG "" "" "DEPS;LIBS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "DEPS;LIBS;HEAVY" ${ARGN})
   set(dir ${CMAKE_SOURCE_DIR}/src/${NAME})
   set(view ${CMAKE_BINARY_DIR}/include/${NAME})
   file(MAKE_DIRECTORY ${view})
@@ -23,10 +24,13 @@ function(switchyard_module NAME)
   add_library(switchyard::${NAME} ALIAS switchyard_${NAME})
   target_include_directories(switchyard_${NAME} PUBLIC $<BUILD_INTERFACE:${view}>)
   target_link_libraries(switchyard_${NAME} PUBLIC ${ARG_DEPS} ${ARG_LIBS})
+  set(heavy <algorithm> <functional> <memory> <string> <vector> <fmt/format.h> ${ARG_HEAVY})
+  target_precompile_headers(switchyard_${NAME} PRIVATE ${heavy})
 
   if(SWITCHYARD_TESTS AND tests)
     add_executable(${NAME}_test ${tests})
     target_link_libraries(${NAME}_test PRIVATE switchyard_${NAME} GTest::gmock GTest::gtest_main)
+    target_precompile_headers(${NAME}_test PRIVATE ${heavy} <gmock/gmock.h> <gtest/gtest.h>)
     target_compile_definitions(${NAME}_test PRIVATE SWITCHYARD_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data")
     gtest_discover_tests(${NAME}_test DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 300)
   endif()

@@ -55,16 +55,6 @@ int64_t Tensor::num_elements() const {
   return n;
 }
 
-Tensor Tensor::Slice(int64_t begin, int64_t end) const {
-  CHECK(0 <= begin && begin <= end && end <= shape_.at(0));
-  Tensor t = *this;
-  t.shape_[0] = 1;
-  const size_t row_bytes = t.num_bytes();
-  t.shape_[0] = end - begin;
-  t.data_ = static_cast<char*>(data_) + static_cast<size_t>(begin) * row_bytes;
-  return t;
-}
-
 Tensor Tensor::ToFloat32() const {
   Tensor out = Empty(DType::kF32, shape_);
   float* to = out.data<float>();

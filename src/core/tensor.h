@@ -1,10 +1,8 @@
-// A dense row-major array with a type and a shape. Small on purpose: views, slices of the first
-// dimension, no math.
+// A dense row-major array with a type and a shape. Small on purpose: memory and views, no math.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
@@ -79,9 +77,6 @@ class Tensor {
   std::span<const T> span() const {
     return {data<T>(), static_cast<size_t>(num_elements())};
   }
-
-  // Rows [begin, end) of the first dimension; shares memory.
-  Tensor Slice(int64_t begin, int64_t end) const;
 
   // A copy converted to float32 (from F32, BF16, F16 or FP8).
   Tensor ToFloat32() const;

@@ -70,33 +70,36 @@ int64_t MaxBatchTokens(const EngineConfig& config, const EnginePlan& plan) {
 }
 
 // Float32 rows that a pass holds, generously: residual stream and branches, q, k, v and attention
-// output, the middle of feed-forwards, and logits.
-int64_t ActivationBytesPerRank(const EnginePlan& plan) {
+// output, the middle of feed-forwards, and logits. With the rope table. A double, since products of
+// absurd sizes must be refused as too large and not wrap around.
+double ActivationBytesPerRank(const EnginePlan& plan) {
   const ModelConfig& m = plan.model;
   const int64_t heads = m.attention.heads * (m.attention.head_dim + m.attention.kv_lora_rank);
   const int64_t expert_rows = m.moe ? m.moe->router.top_k + 1 : 1;
   const int64_t middle = expert_rows * (m.hidden + (m.moe ? m.moe->intermediate : m.intermediate));
   const int64_t row = 4 * m.hidden + 3 * heads + std::max(middle, m.intermediate);
-  const int64_t logit_rows = plan.max_running_requests + 1;
-  return (plan.max_batch_tokens * row + 2 * logit_rows * m.vocab_size) *
-         static_cast<int64_t>(sizeof(float));
+  const double logit_rows = plan.max_running_requests + 1;
+  return (static_cast<double>(plan.max_batch_tokens) * static_cast<double>(row) +
+          3 * logit_rows * static_cast<double>(m.vocab_size) +
+          static_cast<double>(plan.context_length) * static_cast<double>(m.rope.rotary_dim)) *
+         sizeof(float);
 }
 
 // Bytes of the whole host.
 struct Need {
-  int64_t weights = 0, activations = 0, symmetric = 0;
-  int64_t fixed() const { return weights + activations + symmetric; }
+  double weights = 0, activations = 0, symmetric = 0;
+  double fixed() const { return weights + activations + symmetric; }
 };
 
 Need FixedNeed(const EngineConfig& config, const EnginePlan& plan) {
-  const int64_t ranks = config.mesh.tp;
-  Need need{.weights = static_cast<int64_t>(plan.weight_bytes_per_rank) * ranks,
+  const double ranks = config.mesh.tp;
+  Need need{.weights = static_cast<double>(plan.weight_bytes_per_rank) * ranks,
             .activations = ActivationBytesPerRank(plan) * ranks,
-            .symmetric = static_cast<int64_t>(plan.symmetric_bytes_per_rank) * ranks};
+            .symmetric = static_cast<double>(plan.symmetric_bytes_per_rank) * ranks};
   // Ranks map the same files: what several of them read is in memory once.
   if (config.load_format != "dummy")
     need.weights =
-        std::min(need.weights, static_cast<int64_t>(WeightBytesPerRank(plan.model, Mesh(), false)));
+        std::min(need.weights, static_cast<double>(WeightBytesPerRank(plan.model, Mesh(), false)));
   return need;
 }
 
@@ -120,7 +123,9 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan, int64_t 
       memory.available,
       static_cast<int64_t>(static_cast<double>(memory.total) * config.mem_fraction_static));
   const Need need = FixedNeed(config, plan);
-  const int64_t left = budget - need.fixed();
+  // Negative where nothing is left, by how much does not matter.
+  const auto left =
+      static_cast<int64_t>(std::max(static_cast<double>(budget) - need.fixed(), -1.0));
   if (config.max_total_tokens > 0) {
     // Compared before multiplying: the flag may be absurd.
     const int64_t pages = (config.max_total_tokens - 1) / config.page_size + 1;
@@ -149,7 +154,10 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan, int64_t 
 }  // namespace
 
 ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan) {
-  ModelOptions options{.dtype = plan.dtype, .max_tokens = plan.max_batch_tokens, .moe = config.moe};
+  ModelOptions options{.dtype = plan.dtype,
+                       .max_tokens = plan.max_batch_tokens,
+                       .context_length = plan.context_length,
+                       .moe = config.moe};
   options.load.load_format = config.load_format;
   options.load.dummy_seed = config.random_seed;
   return options;

@@ -40,7 +40,7 @@ TEST(Plan, FillsInWhatFollows) {
   EXPECT_GE(plan.max_batch_tokens, config.chunked_prefill_size + plan.max_running_requests);
   EXPECT_GE(plan.threads_per_rank, 1);
   EXPECT_EQ(plan.kv_bytes_per_rank,
-            KvStorage::BytesPerToken(plan.model, Mesh(config.mesh, 0), plan.dtype) * 63 * 16);
+            KvStorage::BytesPerToken(plan.model, Mesh(config.mesh, 0), plan.kv_dtype) * 63 * 16);
   EXPECT_GT(plan.weight_bytes_per_rank, 0u);
 }
 

@@ -67,7 +67,7 @@ class FieldWriter {
   template <typename... T>
   void Put(const std::variant<T...>& value) {
     out_.Put(static_cast<uint8_t>(value.index()));
-    std::visit([this](const auto& alternative) { Put(alternative); }, value);
+    std::visit([this](const auto& alternative) { this->Put(alternative); }, value);
   }
 
   WireWriter out_;

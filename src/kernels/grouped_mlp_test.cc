@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "kernels/reference.h"
 #include "kernels/testing.h"
 

@@ -59,6 +59,40 @@ TEST_P(LinearTest, MatchesReference) {
   }
 }
 
+// Tensors of a mapped file lie at any address.
+TEST_P(LinearTest, WeightsAtOddAddressesGiveTheSameBits) {
+  Random random(5);
+  ThreadPool pool(1);
+  constexpr int64_t kRows = 9, kColumns = 160;
+  for (const WeightFormat format : kAllFormats) {
+    for (const int64_t m : {1, 70}) {
+      const std::vector<float> x = random.Normal(m * kColumns);
+      std::vector<float> want(m * kRows), moved(want.size());
+      LinearParams p = {.x = x.data(),
+                        .ldx = kColumns,
+                        .w = random.Weight(format, kRows, kColumns),
+                        .y = want.data(),
+                        .ldy = kRows,
+                        .m = m};
+      Linear(p, pool);
+      std::vector<char> data(1 + 4 * kRows * kColumns), scales(1 + kRows * kColumns);
+      const auto bits = static_cast<int64_t>(8 * BytesPerWeight(format));
+      std::memcpy(data.data() + 1, p.w.data, kRows * kColumns * bits / 8);
+      p.w.data = data.data() + 1;
+      if (p.w.scales != nullptr) {
+        const bool fp8 = format == WeightFormat::kFp8Block;
+        std::memcpy(scales.data() + 1, p.w.scales,
+                    fp8 ? CeilDiv(kColumns, kFp8BlockSize) * sizeof(float)
+                        : kRows * kColumns / kMxfp4BlockSize);
+        p.w.scales = scales.data() + 1;
+      }
+      p.y = moved.data();
+      Linear(p, pool);
+      EXPECT_TRUE(SameBits(want, moved)) << Name(format) << " " << m;
+    }
+  }
+}
+
 TEST_P(LinearTest, ElementDoesNotDependOnBatchColumnsOrThreads) {
   Random random(2);
   ThreadPool one(1), three(3);

@@ -40,17 +40,17 @@ void LinearGroup(std::span<const LinearParams> parts, ThreadPool& pool);
 
 // The feed-forward of an expert or of a dense layer.
 enum class Activation : uint8_t {
-  kSwiGlu,         // silu(gate) · up
-  kSwiGluClamped,  // gpt-oss: g = min(gate, limit), u = clamp(up, ±limit): g · sigmoid(alpha · g) ·
-                   // (u + 1)
+  kSwiGlu,  // silu(gate) · up
+  // gpt-oss: g · sigmoid(alpha · g) · (u + 1) with g = min(gate, limit), u = clamp(up, ±limit)
+  kSwiGluClamped,
 };
 struct ExpertWeights {
   WeightView gate, up;               // [I, H]
   WeightView down;                   // [H, I]
   const float* gate_bias = nullptr;  // [I] or null
   const float* up_bias = nullptr;    // [I] or null
-  const float* down_bias =
-      nullptr;  // [H] or null; with MoE-TP only one rank of the group carries it
+  // [H] or null; with MoE-TP only one rank of the group carries it.
+  const float* down_bias = nullptr;
 };
 
 // For every expert e and each of its rows r in [offsets[e], offsets[e + 1]):
@@ -71,7 +71,6 @@ struct GroupedMlpParams {
 void GroupedMlp(const GroupedMlpParams& p, ThreadPool& pool);
 
 // y[t] = x[t] / sqrt(mean(x[t]²) + eps) · weight
-// back to residual.
 struct RmsNormParams {
   const float* x = nullptr;  // [m, n]; may equal y
   int64_t ldx = 0;
@@ -99,8 +98,8 @@ struct RopeParams {
   int64_t rotary_offset = 0;  // first rotated element of a head (MLA: qk_nope_head_dim)
   bool interleaved = false;   // pairs (2i, 2i + 1) instead of (i, i + rotary_dim / 2)
   const int32_t* positions = nullptr;  // [m]
-  const float* cos_sin =
-      nullptr;  // [max_position, rotary_dim]: rotary_dim/2 cosines, then as many sines
+  // [positions, rotary_dim]: rotary_dim / 2 cosines, then as many sines.
+  const float* cos_sin = nullptr;
 };
 void Rope(const RopeParams& p, ThreadPool& pool);
 
@@ -126,8 +125,8 @@ struct AttentionParams {
   int32_t page_size = 1;
   float scale = 1.0f;
   int32_t window = 0;  // sliding window: key j is seen from position p when p - j < window; 0: all
-  const float* sinks =
-      nullptr;  // [heads] logits that join the softmax's sum but carry no value; or null
+  // [heads] logits that join the softmax's sum but carry no value; or null.
+  const float* sinks = nullptr;
   std::span<const SequenceSpan> sequences;
   float* out = nullptr;  // [m, heads, head_dim], row stride ldo
   int64_t ldo = 0;
@@ -136,8 +135,8 @@ void Attention(const AttentionParams& p, ThreadPool& pool);
 
 // Latent attention, absorbed: queries already multiplied into the latent space attend to the cached
 // latents.
-//   score(j) = scale · (q_latent · c_j[0..lora) + q_rope · c_j[lora..lora + rope)),   out = Σ p_j ·
-//   c_j[0..lora)
+//   score(j) = scale · (q_latent · c_j[0..lora) + q_rope · c_j[lora..lora + rope))
+//   out = Σ p_j · c_j[0..lora)
 struct LatentAttentionParams {
   const float* q = nullptr;  // [m, heads, lora + rope], row stride ldq
   int64_t ldq = 0;
@@ -153,11 +152,11 @@ struct LatentAttentionParams {
 void LatentAttention(const LatentAttentionParams& p, ThreadPool& pool);
 
 // Per-head products of MLA's absorption, W one view per head:
-//   y[t, h, :] = x[t, h, :] · W_h           (transposed = false, W_h [k, n] as stored: rows are the
-//   summed index) y[t, h, :] = x[t, h, :] · W_hᵀ          (transposed = true, W_h [n, k])
+//   y[t, h, :] = x[t, h, :] · W_h     transposed = false: rows of the stored W_h are summed over
+//   y[t, h, :] = x[t, h, :] · W_hᵀ    transposed = true: columns are
 struct HeadLinearParams {
-  const float* x =
-      nullptr;  // [m, heads, *], element (t, h, i) at x[t * ldx + h * head_stride_x + i]
+  // [m, heads, *], element (t, h, i) at x[t * ldx + h * head_stride_x + i].
+  const float* x = nullptr;
   int64_t ldx = 0, head_stride_x = 0;
   std::span<const WeightView> w;  // [heads]
   bool transposed = true;

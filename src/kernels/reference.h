@@ -2,8 +2,6 @@
 // kernels are held against, and what a CPU without AVX2 runs.
 #pragma once
 
-#include <span>
-
 #include "kernels/ops.h"
 
 namespace switchyard::kernels::reference {

@@ -178,6 +178,14 @@ TEST(ConfigFixtures, Glm4MoeAndDense) {
   EXPECT_EQ(q.attention.head_dim, 32);
 }
 
+// Absent keys mean what the family's own configuration class says.
+TEST(Config, GlmRotatesHalfOfAHeadByDefault) {
+  json glm = FixtureJson("glm4_moe");
+  glm.erase("partial_rotary_factor");
+  const ModelConfig config = ParseModelConfig(glm.dump());
+  EXPECT_EQ(config.rope.rotary_dim, config.attention.head_dim / 2);
+}
+
 // The hub's spelling rewritten as transformers 5 would save it.
 json Transformers5Spelling(json c) {
   json rope = c["rope_scaling"].is_null() ? json::object() : c["rope_scaling"];

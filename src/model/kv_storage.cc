@@ -1,5 +1,5 @@
-#include "model/layers/grouped_attention.h"
 #include "model/model.h"
+#include "model/weights/shard.h"
 
 namespace switchyard {
 namespace {
@@ -8,7 +8,7 @@ namespace {
 std::pair<int64_t, int64_t> RowWidths(const ModelConfig& config, const Mesh& mesh) {
   const AttentionConfig& a = config.attention;
   if (a.kind == AttentionConfig::Kind::kLatent) return {a.kv_lora_rank + a.qk_rope_head_dim, 0};
-  const int64_t width = KvHeadsPerRank(a, mesh) * a.head_dim;
+  const int64_t width = KvHeads(a, mesh).size() * a.head_dim;
   return {width, width};
 }
 
@@ -16,7 +16,7 @@ std::pair<int64_t, int64_t> RowWidths(const ModelConfig& config, const Mesh& mes
 
 KvStorage::KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages,
                      int32_t page_size, DType dtype)
-    : num_pages_(num_pages), page_size_(page_size), dtype_(dtype) {
+    : page_size_(page_size), dtype_(dtype) {
   const auto [k_width, v_width] = RowWidths(config, mesh);
   for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
     k_.push_back(Tensor::Empty(dtype, {num_pages * page_size, k_width}));

@@ -33,9 +33,10 @@ std::optional<LatentAttention> MakeLatent(const ModelConfig& config, const Mesh&
 }
 
 // What follows from the choice of backend and dtype, so that no caller can contradict it.
-ModelOptions Complete(ModelOptions options) {
+ModelOptions Complete(const ModelConfig& config, ModelOptions options) {
   options.moe.row_dtype = options.dtype;
   options.load.whole_shared_expert = WholeSharedExpert(options.moe);
+  if (options.context_length == 0) options.context_length = config.max_position;
   return options;
 }
 
@@ -47,7 +48,7 @@ struct Model::Impl {
   RankComm& comm;
   ThreadPool& pool;
   ModelWeights weights;
-  Tensor cos_sin;  // [max_position, rotary_dim]
+  Tensor cos_sin;  // [context_length, rotary_dim]
   Vocabulary vocabulary;
   std::optional<GroupedAttention> grouped;
   std::optional<LatentAttention> latent;
@@ -59,11 +60,11 @@ struct Model::Impl {
   Impl(const std::filesystem::path& dir, ModelConfig model_config, ModelOptions model_options,
        RankComm& rank_comm, ThreadPool& threads)
       : config(std::move(model_config)),
-        options(Complete(std::move(model_options))),
+        options(Complete(config, std::move(model_options))),
         comm(rank_comm),
         pool(threads),
         weights(LoadWeights(dir, config, comm.mesh, options.load)),
-        cos_sin(BuildCosSin(config.rope, config.max_position)),
+        cos_sin(BuildCosSin(config.rope, options.context_length)),
         vocabulary(config, weights),
         grouped(MakeGrouped(config, comm.mesh, options.max_tokens)),
         latent(MakeLatent(config, comm.mesh, options.max_tokens)),
@@ -172,10 +173,10 @@ const ModelConfig& Model::config() const { return impl_->config; }
 
 size_t SymmetricBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                              const MeshShape& shape) {
-  const size_t moe =
-      config.has_moe()
-          ? MoeSymmetricBytes(Complete(options).moe, ShapeOf(config, options.max_tokens), shape)
-          : 0;
+  const size_t moe = config.has_moe()
+                         ? MoeSymmetricBytes(Complete(config, options).moe,
+                                             ShapeOf(config, options.max_tokens), shape)
+                         : 0;
   return RankComm::BytesPerRank(shape) + moe;
 }
 

@@ -27,14 +27,12 @@ class KvStorage {
                               DType dtype);  // of one rank
 
   int32_t page_size() const { return page_size_; }
-  int64_t num_pages() const { return num_pages_; }
   DType dtype() const { return dtype_; }
   Tensor& k(int64_t layer) { return k_[layer]; }
   Tensor& v(int64_t layer) { return v_[layer]; }
 
  private:
   std::vector<Tensor> k_, v_;
-  int64_t num_pages_ = 0;
   int32_t page_size_ = 1;
   DType dtype_ = DType::kF32;
 };
@@ -60,6 +58,7 @@ struct ModelOptions {
   DType dtype =
       DType::kBF16;        // of the cache and of token rows in flight; sums are float32 throughout
   int64_t max_tokens = 0;  // most rows of one pass: sizes activations and exchange buffers
+  int64_t context_length = 0;  // positions that occur: sizes the rope table; 0: all the model has
   MoeOptions moe;
   LoadOptions load;
 };

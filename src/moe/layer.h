@@ -20,8 +20,8 @@ struct MoeOptions {
   std::string a2a_backend = "none";  // none | deepep
   std::string deepep_mode = "auto";  // normal | low_latency | auto
   std::string runner_backend = "auto";
-  int max_dispatch_tokens_per_rank =
-      128;                        // capacity of low_latency (`--num-max-dispatch-tokens-per-rank`)
+  // Capacity of low_latency (`--num-max-dispatch-tokens-per-rank`).
+  int max_dispatch_tokens_per_rank = 128;
   DType row_dtype = DType::kF32;  // of token rows in flight: the model's dtype
 };
 
@@ -61,8 +61,8 @@ struct MoeLayerConfig {
 // Views of the checkpoint; this rank's share.
 struct MoeLayerWeights {
   RouterWeights router;  // whole on every rank
-  std::vector<kernels::ExpertWeights>
-      experts;  // ExpertsOfRank(...), each the MoE-TP slice of its I
+  // ExpertsOfRank(...), each the MoE-TP slice of its I.
+  std::vector<kernels::ExpertWeights> experts;
   // The shared expert, if any. With a2a backends it works on the rank's own tokens, so it is whole
   // on every rank; with `none` it is the rank's TP slice and joins the same all-reduce.
   bool has_shared = false;

@@ -85,10 +85,11 @@ void PackValid(const PermuteContext& context, const Dispatched& in, GroupedRows*
   // Widening packs as well, so that nothing is read through row_ids later.
   const int64_t hidden = context.hidden, row_bytes = hidden * SizeOf(in.dtype);
   float* packed = x.Get(places.size() * hidden);
-  context.pool.RunRanges(places.size(), kRowGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r)
-      LoadRow(in.dtype, in.rows + places[r] * row_bytes, hidden, packed + r * hidden);
-  });
+  context.pool.RunRanges(
+      places.size(), kRowGrain, [&, places = places](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r)
+          LoadRow(in.dtype, in.rows + places[r] * row_bytes, hidden, packed + r * hidden);
+      });
   out->x = packed;
   out->ldx = hidden;
   out->row_ids = nullptr;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "core/parallel.h"
@@ -43,8 +42,8 @@ struct TopK {
 struct RouterWeights {
   WeightView w;                 // [num_experts, H]
   const float* bias = nullptr;  // [num_experts], added to the logits; or null
-  const float* correction_bias =
-      nullptr;  // [num_experts], added to the scores for the choice alone; or null
+  // [num_experts], added to the scores for the choice alone; or null.
+  const float* correction_bias = nullptr;
 };
 
 // logits [tokens, num_experts] → *out. Ties go to the lower id, so that every rank chooses alike.

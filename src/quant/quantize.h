@@ -13,7 +13,7 @@ namespace switchyard {
 //   kFp8Block: a block's scale maps its largest magnitude to 448.
 //   kMxfp4: a block's exponent is that of its largest magnitude, less 2 (OCP
 //   microscaling 1.0, 6.3);
-//           k must be a multiple of 32.
+//     k must be a multiple of 32.
 WeightView Quantize(WeightFormat format, std::span<const float> w, int64_t n, int64_t k);
 
 }  // namespace switchyard

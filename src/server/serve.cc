@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <future>
+#include <iterator>
 #include <thread>
 
 #include "core/error.h"
@@ -68,7 +70,8 @@ http::ServerOptions HttpOptions(const ServerArgs& args) {
   o.io_threads = 2;
   o.max_body_bytes = static_cast<size_t>(args.max_body_mb * (1 << 20));
   o.api_key = args.api_key;
-  o.paths_without_key = {"/health", "/health_generate", "/metrics"};
+  o.paths_without_key = {"/health", "/health_generate"};
+  o.log_requests = args.log_requests;
   return o;
 }
 
@@ -81,17 +84,29 @@ Front::Limits FrontLimits(const EngineConfig& config, const EnginePlan& plan) {
                           : 0};
 }
 
-void WarmUp(Service& service) {
+// Error kPeer where the request fails or does not end within --dist-timeout; returns early when
+// `cancelled` becomes true.
+void WarmUp(Service& service, const std::atomic<bool>& cancelled) {
   GenerationSpec spec;
   spec.input_ids = {service.model.config.bos_token_id.value_or(0)};
   spec.sampling.max_new_tokens = 2;
   spec.sampling.temperature = 0;
   spec.sampling.ignore_eos = true;
-  std::string error;
-  service.front.Submit(std::move(spec), [&](const GenerationEvent& e) { error = e.error; });
-  service.front.WaitUntilIdle(std::chrono::milliseconds(
-      static_cast<int64_t>(service.args.engine.dist_timeout_seconds * 1000)));
-  if (!error.empty()) throw Error(ErrorKind::kPeer, "the warm-up request failed: " + error);
+  const auto ended = std::make_shared<std::promise<std::string>>();  // may outlast the wait
+  service.front.Submit(std::move(spec),
+                       [ended](const GenerationEvent& e) { ended->set_value(e.error); });
+  std::future<std::string> error = ended->get_future();
+  const auto deadline = std::chrono::steady_clock::now() +
+                        std::chrono::duration<double>(service.args.engine.dist_timeout_seconds);
+  while (error.wait_for(100ms) != std::future_status::ready) {
+    if (cancelled) return;
+    if (std::chrono::steady_clock::now() > deadline)
+      throw Error(ErrorKind::kPeer,
+                  fmt::format("the warm-up request did not end within {} seconds (--dist-timeout)",
+                              service.args.engine.dist_timeout_seconds));
+  }
+  if (const std::string what = error.get(); !what.empty())
+    throw Error(ErrorKind::kPeer, "the warm-up request failed: " + what);
 }
 
 void SayReady(const Service& service, int port) {
@@ -172,8 +187,8 @@ int RunServe(const ServerArgs& args) {
   try {
     ProgressLine line;
     if (ranks.WaitReady([&](const LoadProgress& p) { line.Show(p.done, p.total); }, cancelled)) {
-      if (!args.skip_server_warmup) WarmUp(service);
-      service.ready = true;
+      if (!args.skip_server_warmup) WarmUp(service, cancelled);
+      service.ready = !cancelled;
     }
   } catch (...) {
     failure = std::current_exception();
@@ -185,9 +200,11 @@ int RunServe(const ServerArgs& args) {
     std::rethrow_exception(failure);
   }
 
-  if (!cancelled) {
-    SayReady(service, server.port());
-    while (!lost && !signals.Wait(200ms)) {
+  if (service.ready) {
+    if (!cancelled) {  // else the signal came just after
+      SayReady(service, server.port());
+      while (!lost && !signals.Wait(200ms)) {
+      }
     }
     Drain(service, signals, lost);
   }
@@ -196,7 +213,7 @@ int RunServe(const ServerArgs& args) {
     LOG_ERROR("{}", lost_reason);
     return 1;
   }
-  if (!cancelled && !ranks.Shutdown(10s))
+  if (service.ready && !ranks.Shutdown(10s))
     LOG_WARNING("some ranks did not leave by themselves and were killed");
   LOG_INFO("goodbye");
   return 0;
@@ -213,9 +230,14 @@ int RunRank(int argc, char** argv) {
   std::optional<ControlSocket> socket;
   if (spec.rank == 0) {
     socket = ControlSocket::Connect(spec.control_endpoint);
+    // All that has arrived, not the first alone: a step lies between two calls.
     io.receive = [&](std::chrono::milliseconds timeout) {
-      const auto bytes = socket->Receive(timeout);
-      return bytes ? DecodeControl(*bytes) : std::vector<ControlMessage>();
+      std::vector<ControlMessage> all;
+      for (auto bytes = socket->Receive(timeout); bytes; bytes = socket->Receive(0ms)) {
+        std::vector<ControlMessage> some = DecodeControl(*bytes);
+        std::move(some.begin(), some.end(), std::back_inserter(all));
+      }
+      return all;
     };
     io.send = [&](const EngineMessage& message) { socket->Send(EncodeMessage(message)); };
   }

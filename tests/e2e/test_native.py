@@ -126,6 +126,8 @@ def test_wrong_bodies(server):
                        ({"text": "a", "sampling_params": {"regex": "a+"}}, "regex"),
                        ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
                        ({"input_ids": [-1]}, "input_ids"), ({"input_ids": [1.5]}, "input_ids"),
+                       ({"input_ids": {"a": [1]}}, "input_ids"),
+                       ({"text": "a", "return_logprob": True, "top_logprobs_num": 1000}, "top_logprobs"),
                        ({"text": "a", "logprob_start_len": "x", "return_logprob": True}, "logprob_start_len")]:
         status, answer = server.request("/generate", body)
         assert status == 400 and says in answer["error"]["message"], (body, answer)

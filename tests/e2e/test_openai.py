@@ -86,6 +86,11 @@ def test_stop_strings_and_ids(client):
     assert "".join(c.choices[0].text for c in streamed) == cut.text
 
 
+def test_a_minimum_beyond_the_context_is_cut_with_the_maximum(client):
+    answer = client.completions.create(model="tiny", prompt="Hello", max_tokens=5000, extra_body={"min_tokens": 2000})
+    assert answer.choices[0].finish_reason == "length"
+
+
 def test_users_cannot_spell_special_tokens(server, client):
     key = {"Authorization": "Bearer secret"}
     plain = server.request("/tokenize", {"messages": HELLO}, key)[1]["tokens"]
@@ -109,6 +114,7 @@ def test_users_cannot_spell_special_tokens(server, client):
     ({"top_logprobs": 5}, "top_logprobs"),
     ({"logit_bias": {"99999": 1}}, "99999"),
     ({"stop": [""]}, "stop"),
+    ({"tools": "hammer"}, "tools"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
 ])

@@ -162,25 +162,27 @@ RankProcesses::RankProcesses(std::shared_ptr<SharedArena> arena, Options options
   impl_->on_exit = std::move(on_exit);
   std::promise<void> spawned;
   auto outcome = spawned.get_future();
-  impl_->watcher = std::jthread([&my = *impl_, &spawned, environment = CopyEnvironment()] {
-    BlockAllSignals();  // the front's handlers run on the front's threads
-    pthread_setname_np(pthread_self(), "rank watcher");
-    std::exception_ptr failure;
-    try {
-      my.SpawnAll(environment);
-    } catch (...) {
-      failure = std::current_exception();
-      const std::lock_guard lock(my.mutex);
-      my.Kill();
-    }
-    if (failure == nullptr) {
-      spawned.set_value();
-      my.Watch();
-    } else {
-      for (auto& child : my.children) Reap(-1, child.pid);
-      spawned.set_exception(failure);
-    }
-  });
+  // The promise goes to the thread, which may still be inside set_value when the future is ready.
+  impl_->watcher = std::jthread(
+      [&my = *impl_, spawned = std::move(spawned), environment = CopyEnvironment()]() mutable {
+        BlockAllSignals();  // the front's handlers run on the front's threads
+        pthread_setname_np(pthread_self(), "rank watcher");
+        std::exception_ptr failure;
+        try {
+          my.SpawnAll(environment);
+        } catch (...) {
+          failure = std::current_exception();
+          const std::lock_guard lock(my.mutex);
+          my.Kill();
+        }
+        if (failure == nullptr) {
+          spawned.set_value();
+          my.Watch();
+        } else {
+          for (auto& child : my.children) Reap(-1, child.pid);
+          spawned.set_exception(failure);
+        }
+      });
   outcome.get();
 }
 

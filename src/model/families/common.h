@@ -28,9 +28,10 @@ void ReadGroupedAttention(const ConfigReader& reader, int64_t default_head_dim,
 // MLA's sizes; biases by attention_bias; scale (qk_nope_head_dim + qk_rope_head_dim)^-0.5.
 void ReadLatentAttention(const ConfigReader& reader, ModelConfig* config);
 
-// rope_theta with rope_scaling, or rope_parameters; rotates partial_rotary_factor of `head_dim`.
+// rope_theta with rope_scaling, or rope_parameters; rotates partial_rotary_factor (absent:
+// `default_part`) of `head_dim`.
 void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim,
-              ModelConfig* config);
+              ModelConfig* config, double default_part = 1.0);
 
 // DeepSeek puts yarn's temperature on the scores: scale times YarnMscale(mscale_all_dim)², once for
 // queries and once for keys. After ReadRope.

@@ -13,7 +13,7 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   AttentionConfig& a = config->attention;
   a.qkv_bias = reader.BoolOr("attention_bias", false);
   if (reader.BoolOr("use_qk_norm", false)) a.qk_norm = AttentionConfig::QkNorm::kPerHead;
-  ReadRope(reader, 10000.0, a.head_dim, config);
+  ReadRope(reader, 10000.0, a.head_dim, config, 0.5);
   MarkMoeLayersAfter(reader, 1, config);
   config->moe = ReadMoe(reader, {"moe_intermediate_size"});
   RouterConfig& router = config->moe->router;

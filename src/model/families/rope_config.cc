@@ -38,7 +38,7 @@ void ReadLlama3(const ConfigReader& scaling, RopeConfig* rope) {
 }  // namespace
 
 void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim,
-              ModelConfig* config) {
+              ModelConfig* config, double default_part) {
   RopeConfig& rope = config->rope;
   const auto parameters = reader.Object("rope_parameters");
   const auto scaling = parameters ? parameters : reader.Object("rope_scaling");
@@ -56,7 +56,7 @@ void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim
 
   const ConfigReader& with_part =
       parameters && parameters->Has("partial_rotary_factor") ? *parameters : reader;
-  const double part = with_part.DoubleOr({"partial_rotary_factor"}, 1.0, 0.0, 1.0);
+  const double part = with_part.DoubleOr({"partial_rotary_factor"}, default_part, 0.0, 1.0);
   rope.rotary_dim = static_cast<int64_t>(static_cast<double>(head_dim) * part);
   if (rope.rotary_dim < 2 || rope.rotary_dim % 2 != 0) {
     throw Invalid("{}: {} of a head's {} elements would be rotated; want an even number of them",

@@ -13,7 +13,7 @@ namespace switchyard {
 struct LayerContext {
   const ModelConfig& config;
   const ForwardBatch& batch;
-  const Tensor& cos_sin;  // [max_position, rotary_dim]
+  const Tensor& cos_sin;  // [context_length, rotary_dim]
   KvStorage& kv;
   RankComm& comm;
   ThreadPool& pool;

@@ -1,7 +1,8 @@
 #include "model/layers/grouped_attention.h"
 
-#include <algorithm>
 #include <cmath>
+
+#include "model/weights/shard.h"
 
 namespace switchyard {
 namespace {
@@ -26,13 +27,9 @@ void ScaleRows(float* x, int64_t rows, int64_t n, const float* squares, double t
 
 }  // namespace
 
-int64_t KvHeadsPerRank(const AttentionConfig& attention, const Mesh& mesh) {
-  return std::max<int64_t>(1, attention.kv_heads / mesh.tp());
-}
-
 GroupedAttention::GroupedAttention(const ModelConfig& config, const Mesh& mesh, int64_t max_tokens)
-    : heads_(config.attention.heads / mesh.tp()),
-      kv_heads_(KvHeadsPerRank(config.attention, mesh)),
+    : heads_(QueryHeads(config.attention, mesh).size()),
+      kv_heads_(KvHeads(config.attention, mesh).size()),
       head_dim_(config.attention.head_dim),
       q_(max_tokens * heads_ * head_dim_),
       k_(max_tokens * kv_heads_ * head_dim_),

@@ -24,7 +24,4 @@ class GroupedAttention {
   Activations squares_;               // [2, T], for a norm over all heads of all ranks
 };
 
-// KV heads of one rank: an equal share, or one where ranks outnumber them.
-int64_t KvHeadsPerRank(const AttentionConfig& attention, const Mesh& mesh);
-
 }  // namespace switchyard

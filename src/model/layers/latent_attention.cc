@@ -2,10 +2,19 @@
 
 #include <algorithm>
 
+#include "model/weights/shard.h"
+
 namespace switchyard {
+namespace {
+
+// Of the norms inside MLA: DeepSeek's code leaves them at 1e-6 whatever rms_norm_eps says
+// (Moonlight's is 1e-5).
+constexpr float kLatentNormEps = 1e-6f;
+
+}  // namespace
 
 LatentAttention::LatentAttention(const ModelConfig& config, const Mesh& mesh, int64_t max_tokens)
-    : heads_(config.attention.heads / mesh.tp()),
+    : heads_(QueryHeads(config.attention, mesh).size()),
       nope_(config.attention.qk_nope_head_dim),
       rope_(config.attention.qk_rope_head_dim),
       lora_(config.attention.kv_lora_rank),
@@ -99,7 +108,7 @@ void LatentAttention::ProjectQueries(const LayerContext& c, const LatentAttentio
                       .ldy = q_lora,
                       .m = tokens,
                       .n = q_lora,
-                      .eps = c.config.norm_eps},
+                      .eps = kLatentNormEps},
                      c.pool);
     kernels::Linear({.x = q_a_.data(),
                      .ldx = q_lora,
@@ -141,7 +150,7 @@ void LatentAttention::StoreLatents(const LayerContext& c, const LatentAttentionW
                     .ldy = latent,
                     .m = tokens,
                     .n = lora_,
-                    .eps = c.config.norm_eps},
+                    .eps = kLatentNormEps},
                    c.pool);
   kernels::Rope({.x = latent_.data(),
                  .ldx = latent,

@@ -2,12 +2,9 @@
 
 #include <algorithm>
 
-namespace switchyard {
+#include "model/weights/shard.h"
 
-std::pair<int64_t, int64_t> VocabularyOfRank(int64_t vocab_size, int tp, int tp_rank) {
-  const int64_t share = (vocab_size + tp - 1) / tp;
-  return {std::min(vocab_size, share * tp_rank), std::min(vocab_size, share * (tp_rank + 1))};
-}
+namespace switchyard {
 
 void Vocabulary::Embed(std::span<const int32_t> tokens, RankComm& comm, ThreadPool& pool,
                        float* out) const {
@@ -37,16 +34,13 @@ std::span<const float> Vocabulary::Logits(const float* hidden, int64_t rows, Ran
   if (tp == 1) return logits_;
 
   std::vector<size_t> bytes(tp);
-  for (int r = 0; r < tp; ++r) {
-    const auto [begin, end] = VocabularyOfRank(vocab, tp, r);
-    bytes[r] = rows * (end - begin) * sizeof(float);
-  }
+  for (int r = 0; r < tp; ++r) bytes[r] = rows * VocabRows(vocab, tp, r).size() * sizeof(float);
   gathered_.resize(rows * vocab);
   logits_.resize(rows * vocab);
   comm.tp->AllGatherV(own_.data(), gathered_.data(), bytes);
   const float* block = gathered_.data();
   for (int r = 0; r < tp; ++r) {
-    const auto [begin, end] = VocabularyOfRank(vocab, tp, r);
+    const auto [begin, end] = VocabRows(vocab, tp, r);
     for (int64_t t = 0; t < rows; ++t, block += end - begin) {
       std::copy_n(block, end - begin, logits_.data() + t * vocab + begin);
     }

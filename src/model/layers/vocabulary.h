@@ -27,8 +27,4 @@ class Vocabulary {
   Activations logits_;    // [rows, vocab]
 };
 
-// Rows of the vocabulary that a rank holds: runs of ceil(vocab / tp), the last ones shorter or
-// empty.
-std::pair<int64_t, int64_t> VocabularyOfRank(int64_t vocab_size, int tp, int tp_rank);
-
 }  // namespace switchyard

@@ -44,7 +44,7 @@ ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, bool whol
   const TensorNames names = family->names(config);
   Parts parts({config, mesh, names, whole_shared_expert}, source);
 
-  const Range vocab = VocabRows(config, mesh);
+  const Range vocab = VocabRows(config.vocab_size, mesh.tp(), mesh.tp_rank());
   const auto vocabulary = [&](const std::string& name) {
     return parts.Plain(name, config.vocab_size, vocab, "vocab_size, hidden_size");
   };

@@ -14,12 +14,8 @@
 namespace switchyard {
 namespace {
 
-constexpr int64_t kFp8Block = 128;
-constexpr int64_t kMxBlock = 32;
 constexpr uint8_t kE8M0NaN = 255;
 constexpr size_t kNamedMissing = 5;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 using Owners = std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>;
 
@@ -34,12 +30,12 @@ Bytes Own(Tensor tensor) {
   return {static_cast<const uint8_t*>(owner->raw()), owner};
 }
 
-// safetensors does not align tensors; a misaligned one is copied.
-Bytes Aligned(const StoredTensor& t) {
-  if (reinterpret_cast<uintptr_t>(t.data) % SizeOf(t.dtype) == 0) return {t.data, t.owner};
-  Tensor copy = Tensor::Empty(t.dtype, t.shape);
-  std::memcpy(copy.mutable_raw(), t.data, t.num_bytes);
-  return Own(std::move(copy));
+// Elements [first, first + count) as float32. safetensors does not align tensors: matrices are used
+// at any address, but numbers that are read one by one are copied first.
+Tensor Floats(const StoredTensor& t, int64_t first, int64_t count) {
+  Tensor copy = Tensor::Empty(t.dtype, {count});
+  std::memcpy(copy.mutable_raw(), t.data + first * SizeOf(t.dtype), copy.num_bytes());
+  return t.dtype == DType::kF32 ? copy : copy.ToFloat32();
 }
 
 class CheckpointSource : public WeightSource {
@@ -79,9 +75,7 @@ class CheckpointSource : public WeightSource {
                     Name(t->dtype));
     }
     if (!options_.read_data) return;
-    const Bytes bytes = Aligned(*t);
-    const uint8_t* first = bytes.data + r.expert * r.n * SizeOf(t->dtype);
-    const Tensor all = Tensor::View(first, t->dtype, {r.n}).ToFloat32();
+    const Tensor all = Floats(*t, r.expert * r.n, r.n);
     for (int64_t i = 0; i < r.range.size(); ++i) {
       out[i] = all.data<float>()[r.offset + (r.range.begin + i) * r.step];
     }
@@ -146,10 +140,9 @@ class CheckpointSource : public WeightSource {
   WeightView Plain(const MatrixRequest& r, const StoredTensor& t) {
     const WeightFormat format = PlainFormat(t.dtype);
     const auto size = static_cast<int64_t>(SizeOf(t.dtype));
-    const Bytes bytes = options_.read_data ? Aligned(t) : Bytes{t.data, t.owner};
-    const uint8_t* data = bytes.data + r.expert * r.n * r.k * size;
-    WeightView view = ViewOf(r, format, data, bytes.owner);
-    if (bytes.data == t.data) Use(view, data, r.k * size, r.cols.begin * size, r.cols.end * size);
+    const uint8_t* data = t.data + r.expert * r.n * r.k * size;
+    WeightView view = ViewOf(r, format, data, t.owner);
+    Use(view, data, r.k * size, r.cols.begin * size, r.cols.end * size);
     return view;
   }
 
@@ -183,7 +176,8 @@ class CheckpointSource : public WeightSource {
       throw Invalid("{}: tensor \"{}\" is float8 but config.json has no quantization_config of fp8",
                     t.file, r.name);
     }
-    const int64_t block_rows = CeilDiv(r.n, kFp8Block), block_cols = CeilDiv(r.k, kFp8Block);
+    const int64_t block_rows = CeilDiv(r.n, kFp8BlockSize);
+    const int64_t block_cols = CeilDiv(r.k, kFp8BlockSize);
     std::vector<int64_t> shape = {block_rows, block_cols};
     if (r.experts > 0) shape.insert(shape.begin(), r.experts);
     const std::string scale_name = r.name + "_scale_inv";
@@ -193,50 +187,53 @@ class CheckpointSource : public WeightSource {
     WeightView view = ViewOf(r, WeightFormat::kFp8Block, data, t.owner);
     Use(view, data, r.k, r.cols.begin, r.cols.end);
     if (!options_.read_data) return view;
-    const Bytes scales = FloatScales(*s, scale_name);
-    const auto* first =
-        reinterpret_cast<const float*>(scales.data) + r.expert * block_rows * block_cols;
-    view.scales = first;
+    const int64_t blocks = block_rows * block_cols;
+    const Bytes scales = FloatScales(*s, scale_name, r.expert * blocks, blocks);
+    view.scales = scales.data;
     view.owner = std::make_shared<const Owners>(t.owner, scales.owner);
-    if (options_.check_nan_scales) CheckFloatScales(view, first, block_cols, *s, scale_name);
+    if (options_.check_nan_scales) CheckFloatScales(view, block_cols, *s, scale_name);
     return view;
   }
 
   // Some checkpoints keep block scales in bfloat16; kernels want float32.
-  static Bytes FloatScales(const StoredTensor& s, const std::string& name) {
-    if (s.dtype == DType::kF32) return Aligned(s);
+  static Bytes FloatScales(const StoredTensor& s, const std::string& name, int64_t first,
+                           int64_t count) {
+    if (s.dtype == DType::kF32) return {s.data + first * sizeof(float), s.owner};
     if (s.dtype != DType::kBF16 && s.dtype != DType::kF16) {
       throw Invalid("{}: tensor \"{}\" is {}; want float32 scales", s.file, name, Name(s.dtype));
     }
-    return Own(Tensor::View(Aligned(s).data, s.dtype, s.shape).ToFloat32());
+    return Own(Floats(s, first, count));
   }
 
-  static void CheckFloatScales(const WeightView& v, const float* scales, int64_t block_cols,
-                               const StoredTensor& s, const std::string& name) {
+  static void CheckFloatScales(const WeightView& v, int64_t block_cols, const StoredTensor& s,
+                               const std::string& name) {
     if (v.n == 0 || v.k == 0) return;
     const int64_t last_row = v.row0 + (v.n - 1) * v.row_step;
-    for (int64_t i = v.row0 / kFp8Block; i <= last_row / kFp8Block; ++i) {
-      for (int64_t j = v.col0 / kFp8Block; j <= (v.col0 + v.k - 1) / kFp8Block; ++j) {
-        if (!std::isfinite(scales[i * block_cols + j])) {
+    const auto* scales = static_cast<const uint8_t*>(v.scales);
+    for (int64_t i = v.row0 / kFp8BlockSize; i <= last_row / kFp8BlockSize; ++i) {
+      for (int64_t j = v.col0 / kFp8BlockSize; j <= (v.col0 + v.k - 1) / kFp8BlockSize; ++j) {
+        float scale;
+        std::memcpy(&scale, scales + (i * block_cols + j) * sizeof scale, sizeof scale);
+        if (!std::isfinite(scale)) {
           throw Invalid(
               "{}: tensor \"{}\" has a scale that is {} at block [{}, {}]; the file is "
               "damaged",
-              s.file, name, scales[i * block_cols + j], i, j);
+              s.file, name, scale, i, j);
         }
       }
     }
   }
 
   WeightView Mxfp4(const MatrixRequest& r) {
-    if (r.k % kMxBlock != 0) {
+    if (r.k % kMxfp4BlockSize != 0) {
       throw Invalid("config.json: {} gives tensor \"{}\" {} columns; MXFP4 wants a multiple of {}",
-                    r.keys, r.name, r.k, kMxBlock);
+                    r.keys, r.name, r.k, kMxfp4BlockSize);
     }
-    const int64_t blocks = r.k / kMxBlock;
+    const int64_t blocks = r.k / kMxfp4BlockSize;
     std::vector<int64_t> shape = {r.n, blocks};
     if (r.experts > 0) shape.insert(shape.begin(), r.experts);
     const StoredTensor* s = Find(r.name + "_scales", shape, r.keys);
-    shape.push_back(kMxBlock / 2);
+    shape.push_back(kMxfp4BlockSize / 2);
     const StoredTensor* b = Find(r.name + "_blocks", shape, r.keys);
     if (!s || !b) return {};
     for (const StoredTensor* t : {s, b}) {
@@ -253,8 +250,9 @@ class CheckpointSource : public WeightSource {
     if (s->owner != b->owner) {
       view.owner = std::make_shared<const Owners>(b->owner, s->owner);
     }
-    const Range part = {r.cols.begin / kMxBlock, CeilDiv(r.cols.end, kMxBlock)};
-    Use(view, data, row_bytes, part.begin * (kMxBlock / 2), part.end * (kMxBlock / 2));
+    const Range part = {r.cols.begin / kMxfp4BlockSize, CeilDiv(r.cols.end, kMxfp4BlockSize)};
+    Use(view, data, row_bytes, part.begin * (kMxfp4BlockSize / 2),
+        part.end * (kMxfp4BlockSize / 2));
     Use(view, scales, blocks, part.begin, part.end);
     if (options_.read_data && options_.check_nan_scales)
       CheckExponents(view, scales, blocks, part, *s, r);

@@ -11,8 +11,6 @@
 namespace switchyard {
 namespace {
 
-constexpr int64_t kFp8Block = 128;
-constexpr int64_t kMxBlock = 32;
 constexpr size_t kSlabBytes = size_t{64} << 20;
 constexpr size_t kTaskBytes = size_t{4} << 20;
 constexpr size_t kTasksPerReport = 64;
@@ -113,8 +111,8 @@ class DummySource : public WeightSource {
         .format = ImpliedFormat(config_, r.form), .n = r.rows.size(), .k = r.cols.size()};
     Range cols = r.cols;
     if (view.format == WeightFormat::kMxfp4) {  // whole blocks, which the view may cut
-      cols = {r.cols.begin / kMxBlock * kMxBlock,
-              (r.cols.end + kMxBlock - 1) / kMxBlock * kMxBlock};
+      cols = {r.cols.begin / kMxfp4BlockSize * kMxfp4BlockSize,
+              CeilDiv(r.cols.end, kMxfp4BlockSize) * kMxfp4BlockSize};
     }
     view.col0 = r.cols.begin - cols.begin;
     view.stored_k = cols.size();
@@ -201,13 +199,12 @@ class DummySource : public WeightSource {
   }
 
   static size_t ScaleBytes(const WeightView& view) {
-    const auto blocks = [](int64_t size, int64_t block) { return (size + block - 1) / block; };
     if (view.format == WeightFormat::kFp8Block) {
-      return sizeof(float) *
-             static_cast<size_t>(blocks(view.n, kFp8Block) * blocks(view.stored_k, kFp8Block));
+      return sizeof(float) * static_cast<size_t>(CeilDiv(view.n, kFp8BlockSize) *
+                                                 CeilDiv(view.stored_k, kFp8BlockSize));
     }
     return view.format == WeightFormat::kMxfp4
-               ? static_cast<size_t>(view.n * blocks(view.stored_k, kMxBlock))
+               ? static_cast<size_t>(view.n * CeilDiv(view.stored_k, kMxfp4BlockSize))
                : 0;
   }
 

@@ -46,10 +46,9 @@ Range KvHeads(const AttentionConfig& attention, const Mesh& mesh) {
   return {head, head + 1};
 }
 
-Range VocabRows(const ModelConfig& config, const Mesh& mesh) {
-  const int64_t run = (config.vocab_size + mesh.tp() - 1) / mesh.tp();
-  return {std::min(mesh.tp_rank() * run, config.vocab_size),
-          std::min((mesh.tp_rank() + 1) * run, config.vocab_size)};
+Range VocabRows(int64_t vocab_size, int tp, int tp_rank) {
+  const int64_t run = CeilDiv(vocab_size, tp);
+  return {std::min(tp_rank * run, vocab_size), std::min((tp_rank + 1) * run, vocab_size)};
 }
 
 Range EvenPart(int64_t total, int parts, int index) {

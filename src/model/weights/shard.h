@@ -24,7 +24,7 @@ Range QueryHeads(const AttentionConfig& attention, const Mesh& mesh);
 Range KvHeads(const AttentionConfig& attention, const Mesh& mesh);
 // Rows of the embedding and the head: equal runs of ceil(vocab / tp), the last ones shorter or
 // empty.
-Range VocabRows(const ModelConfig& config, const Mesh& mesh);
+Range VocabRows(int64_t vocab_size, int tp, int tp_rank);
 // Part `index` of `parts` contiguous runs of [0, total) whose lengths differ by at most one.
 Range EvenPart(int64_t total, int parts, int index);
 

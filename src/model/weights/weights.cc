@@ -4,7 +4,6 @@
 #include <charconv>
 #include <set>
 #include <thread>
-#include <utility>
 
 #include "core/error.h"
 #include "core/log.h"

@@ -41,8 +41,7 @@ class BufferPlan {
 //     and A leaves the round (EndCombine) only when it has seen that flag from every rank. So when
 //     A writes round r + 1 into B, nobody there still reads round r.
 //   - What B writes to A in BeginCombine overwrites A's outputs of round r. In round r + 1 B does
-//   so
-//     after A's flag for the rows of r + 1, which A raises after it has left round r.
+//     so after A's flag for the rows of r + 1, which A raises after it has left round r.
 //   - Counts are written whole in every round and say which rows are valid, so what round r left in
 //     the buffers is never taken for a part of round r + 1.
 //

@@ -9,7 +9,9 @@ std::vector<int32_t> ChatPrompt(const ServedModel& model, const Json& body) {
   const Json* messages = f.Find("messages");
   if (!messages) throw Invalid("messages is missing");
   ChatInput chat{.messages = *messages};
-  if (const Json* tools = f.Find("tools")) chat.tools = *tools;
+  const Json* choice = f.Find("tool_choice");
+  const bool hide_tools = choice && *choice == "none";
+  if (const Json* tools = f.Find("tools"); tools && !hide_tools) chat.tools = *tools;
   if (const Json* kwargs = f.Find("chat_template_kwargs")) chat.kwargs = *kwargs;
   chat.continue_final_message = f.Bool("continue_final_message", false);
   chat.add_generation_prompt = f.Bool("add_generation_prompt", !chat.continue_final_message);

@@ -51,8 +51,7 @@ void AddEngineFlags(CLI::App& app, ServerArgs& a) {
   Flag(app, "--json-model-override-args", e.model_override_args, kModel,
        "JSON object whose keys replace config.json's");
   Flag(app, "--dtype", e.dtype, kModel,
-       "Of activations in flight and the KV cache: auto (the checkpoint's), float32, bfloat16, "
-       "float16")
+       "Of activations in flight: auto (the checkpoint's), float32, bfloat16, float16")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16", "half", "float"}));
   Flag(app, "--kv-cache-dtype", e.kv_cache_dtype, kModel,
        "Of the KV cache: auto (float32, as exact as the arithmetic), float32, bfloat16, float16")
@@ -72,7 +71,7 @@ void AddEngineFlags(CLI::App& app, ServerArgs& a) {
   Flag(app, "--cpu-isa", e.cpu_isa, kParallel, "auto, reference, avx2 or avx512");
   Flag(app, "--dist-timeout", e.dist_timeout_seconds, kParallel,
        "Seconds a rank waits for another before it gives up")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(0.1, 1e6));
 
   Flag(app, "--moe-a2a-backend", e.moe.a2a_backend, kMoe,
        "How tokens reach experts: none (all-reduce) or deepep (all-to-all)");
@@ -92,7 +91,7 @@ void AddEngineFlags(CLI::App& app, ServerArgs& a) {
       ->check(CLI::NonNegativeNumber);
   Flag(app, "--page-size", e.page_size, kMemory,
        "Tokens of one KV page; prefixes are shared by whole pages")
-      ->check(CLI::Range(1, 4096));
+      ->check(CLI::Range(1, 1024));
   Flag(app, "--max-running-requests", e.max_running_requests, kMemory,
        "Requests in one batch; 0: 256")
       ->check(CLI::NonNegativeNumber);
@@ -122,7 +121,7 @@ void AddServerFlags(CLI::App& app, ServerArgs& a) {
        "Name in /v1/models; default: the model path");
   Flag(app, "--max-body-mb", a.max_body_mb, kServer,
        "Largest request body in MiB; larger ones get 413")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1e-3, 1e6));
   Flag(app, "--stream-interval", a.stream_interval, kServer,
        "Tokens between two events of a stream")
       ->check(CLI::PositiveNumber);

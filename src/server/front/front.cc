@@ -16,6 +16,11 @@ namespace {
 // the prompt.
 constexpr size_t kPromptTail = 8;
 
+// Every token is compared with every stop string, on the thread that serves all requests.
+constexpr size_t kMostStops = 64, kLongestStop = 1024;
+// Alternatives at all positions of a prompt: they come at once, and are held and written as JSON.
+constexpr int64_t kMostAlternatives = int64_t{1} << 21;
+
 std::span<const int32_t> Tail(const std::vector<int32_t>& ids) {
   return std::span(ids).last(std::min(ids.size(), kPromptTail));
 }
@@ -23,6 +28,27 @@ std::span<const int32_t> Tail(const std::vector<int32_t>& ids) {
 template <typename T>
 void Append(std::vector<T>& to, const std::vector<T>& from) {
   to.insert(to.end(), from.begin(), from.end());
+}
+
+void CheckStops(const std::vector<std::string>& stops) {
+  if (stops.size() > kMostStops)
+    throw Invalid("stop has {} strings, want at most {}", stops.size(), kMostStops);
+  for (const std::string& stop : stops) {
+    if (stop.empty() || stop.size() > kLongestStop)
+      throw Invalid("stop has a string of {} bytes, want 1 to {}", stop.size(), kLongestStop);
+  }
+}
+
+void CheckAlternatives(const GenerationSpec& spec) {
+  const LogprobParams& wanted = spec.logprob;
+  if (!wanted.enabled || wanted.start < 0) return;
+  const int64_t positions = static_cast<int64_t>(spec.input_ids.size()) - wanted.start;
+  const int64_t each = wanted.top + static_cast<int64_t>(wanted.token_ids.size());
+  if (positions * each > kMostAlternatives)
+    throw Invalid(
+        "{} alternatives at each of {} positions of the prompt are more than {}: ask for fewer, or "
+        "for a later logprob_start_len",
+        each, positions, kMostAlternatives);
 }
 
 }  // namespace
@@ -55,15 +81,15 @@ void Front::Open::Take(const RequestOutput& output) {
   next.cached_tokens = output.cached_tokens;
   Append(next.input_logprobs, output.input_logprobs);
   for (size_t i = 0; i < output.new_tokens.size() && !stop.matched(); ++i) TakeToken(output, i);
+  const bool ended = output.finish != FinishReason::kNone;
+  if (ended && !stop.matched()) next.text += stop.Push(detokenizer.Finish());
   if (stop.matched()) {
     next.finish = FinishReason::kStop;
     next.matched = *stop.matched();
-  } else if (output.finish != FinishReason::kNone) {
+  } else if (ended) {
     next.finish = output.finish;
     next.error = output.error;
     if (output.finish == FinishReason::kStop) next.matched = output.matched;
-    next.text += stop.Push(detokenizer.Finish());
-    if (stop.matched()) next.matched = *stop.matched();
     next.text += stop.Finish();
   }
 }
@@ -93,6 +119,7 @@ Front::~Front() = default;
 
 void Front::Check(GenerationSpec& spec) const {
   Validate(spec.sampling, limits_.vocab_size);
+  Validate(spec.logprob, limits_.vocab_size);
   const auto length = static_cast<int64_t>(spec.input_ids.size());
   if (length == 0) throw Invalid("the prompt is empty: it has no tokens");
   const auto outside = [&](int32_t id) { return id < 0 || id >= limits_.vocab_size; };
@@ -105,14 +132,12 @@ void Front::Check(GenerationSpec& spec) const {
     throw Invalid("the prompt has {} tokens, which leaves no room in a context of {} tokens",
                   length, longest);
   }
-  spec.sampling.max_new_tokens =
-      static_cast<int32_t>(std::min<int64_t>(spec.sampling.max_new_tokens, longest - length));
-  if (std::any_of(spec.stop.begin(), spec.stop.end(), [](const auto& s) { return s.empty(); })) {
-    throw Invalid("stop: a stop string must not be empty");
-  }
-  for (int32_t id : spec.logprob.token_ids) {
-    if (outside(id)) throw Invalid("token_ids_logprob: {} is not a token id", id);
-  }
+  SamplingParams& sampling = spec.sampling;
+  sampling.max_new_tokens =
+      static_cast<int32_t>(std::min<int64_t>(sampling.max_new_tokens, longest - length));
+  sampling.min_new_tokens = std::min(sampling.min_new_tokens, sampling.max_new_tokens);
+  CheckStops(spec.stop);
+  CheckAlternatives(spec);
 }
 
 uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
@@ -120,6 +145,7 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
   uint64_t id = 0;
   EngineRequest request{
       .input_ids = spec.input_ids, .sampling = spec.sampling, .logprob = spec.logprob};
+  std::lock_guard order(order_);
   {
     std::lock_guard lock(mutex_);
     if (lost_) throw Error(ErrorKind::kUnavailable, lost_reason_);
@@ -139,21 +165,20 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
 void Front::Abort(uint64_t id) { link_.Send({AbortRequest{id}}); }
 
 void Front::AbortNamed(const std::string& name) {
-  std::vector<ControlMessage> aborts;
-  {
-    std::lock_guard lock(mutex_);
-    for (const auto& [id, open] : open_) {
-      if (open->spec.name == name) aborts.push_back(AbortRequest{id});
-    }
-  }
-  if (!aborts.empty()) link_.Send(aborts);
+  AbortWhere([&name](const Open& open) { return open.spec.name == name; });
 }
 
 void Front::AbortAll() {
+  AbortWhere([](const Open&) { return true; });
+}
+
+void Front::AbortWhere(const std::function<bool(const Open&)>& chosen) {
+  std::lock_guard order(order_);
   std::vector<ControlMessage> aborts;
   {
     std::lock_guard lock(mutex_);
-    for (const auto& entry : open_) aborts.push_back(AbortRequest{entry.first});
+    for (const auto& [id, open] : open_)
+      if (chosen(*open)) aborts.push_back(AbortRequest{id});
   }
   if (!aborts.empty()) link_.Send(aborts);
 }

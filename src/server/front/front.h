@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -38,9 +39,11 @@ class Front {
   Front(RankLink& link, const Tokenizer& tokenizer, Limits limits);
   ~Front();
 
-  // Validates and passes on. Error kInvalid for what the client sent, kBusy where the queue is
-  // full, kUnavailable while draining or without ranks. A max_new_tokens that the context does not
-  // hold is cut.
+  // Error kInvalid for what the client sent. A max_new_tokens that the context does not hold is
+  // cut, and min_new_tokens with it.
+  void Check(GenerationSpec& spec) const;
+  // Checks and passes on. Error as Check has it, kBusy where the queue is full, kUnavailable while
+  // draining or without ranks.
   uint64_t Submit(GenerationSpec spec, GenerationCallback callback);
   // The generation ends with FinishReason::kAbort, unless it has ended already.
   void Abort(uint64_t id);
@@ -62,7 +65,7 @@ class Front {
 
  private:
   struct Open;
-  void Check(GenerationSpec& spec) const;
+  void AbortWhere(const std::function<bool(const Open&)>& chosen);
   void Deliver(const RequestOutput& output);
   template <typename T>
   std::function<void(const T&)> TakeQuestion(
@@ -72,6 +75,10 @@ class Front {
   const Tokenizer& tokenizer_;
   const Limits limits_;
   std::atomic<bool> draining_{false}, lost_{false};
+
+  // Held from a request's entry into the book until it is on its way, so that an abort of what the
+  // book holds never overtakes it. Taken before mutex_.
+  std::mutex order_;
 
   mutable std::mutex mutex_;  // guards what follows; never held while a callback runs
   std::condition_variable idle_;

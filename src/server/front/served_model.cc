@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "core/error.h"
+#include "core/log.h"
 
 namespace switchyard {
 namespace {
@@ -36,6 +37,17 @@ SamplingParams SamplingDefaults(const std::filesystem::path& dir) {
   return defaults;
 }
 
+// Made-up weights need no text: without a tokenizer.json such a model takes and gives ids.
+std::unique_ptr<Tokenizer> LoadTokenizer(const ServerArgs& args,
+                                         const std::filesystem::path& file) {
+  if (args.engine.load_format != "dummy" || std::filesystem::exists(file))
+    return Tokenizer::FromFile(file);
+  LOG_WARNING("{} is not there: requests must send input_ids, and answers have output_ids only",
+              file.string());
+  return Tokenizer::FromJson(R"({"model": {"type": "BPE", "vocab": {}, "merges": []}})",
+                             "no tokenizer");
+}
+
 }  // namespace
 
 ServedModel LoadServedModel(const ServerArgs& args, const ModelConfig& config) {
@@ -48,7 +60,7 @@ ServedModel LoadServedModel(const ServerArgs& args, const ModelConfig& config) {
   ServedModel model{.name = args.served_model_name.empty() ? dir.string() : args.served_model_name,
                     .path = dir,
                     .config = config,
-                    .tokenizer = Tokenizer::FromFile(text_dir / "tokenizer.json"),
+                    .tokenizer = LoadTokenizer(args, text_dir / "tokenizer.json"),
                     .chat_template = ChatTemplate::FromDirectory(text_dir, override_file),
                     .sampling_defaults = SamplingDefaults(dir)};
   if (model.tokenizer->VocabSize() > config.vocab_size) {

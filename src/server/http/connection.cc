@@ -140,6 +140,7 @@ class ConnectionImpl final : public Connection,
   awaitable<void> WatchPeer();
   awaitable<void> Linger();
 
+  void LogServed(const Request& request, int status, bool written, milliseconds time) const;
   void AnnounceNews();
   void OnNews();
   void Arm(milliseconds limit);
@@ -250,14 +251,24 @@ awaitable<bool> ConnectionImpl::ServeRequest() {
   }
   const auto exchange = std::exchange(exchange_, nullptr);
   exchange->Close();
-  LOG_DEBUG("http: {} {} {} -> {}{} in {} ms", peer_, request->method, request->path,
-            exchange->status(), written ? "" : ", cut off",
-            std::chrono::duration_cast<milliseconds>(Clock::now() - start).count());
+  LogServed(*request, exchange->status(), written,
+            std::chrono::duration_cast<milliseconds>(Clock::now() - start));
 
   if (!written) co_return false;
   if (exchange->keep_alive()) co_return true;
   if (phase_.load() < Phase::kDraining) co_await Linger();
   co_return false;
+}
+
+void ConnectionImpl::LogServed(const Request& request, int status, bool written,
+                               milliseconds time) const {
+  constexpr const char* kLine = "http: {} {} {} -> {}{} in {} ms";
+  const char* cut = written ? "" : ", cut off";
+  if (options_.log_requests) {
+    LOG_INFO(kLine, peer_, request.method, request.path, status, cut, time.count());
+  } else {
+    LOG_DEBUG(kLine, peer_, request.method, request.path, status, cut, time.count());
+  }
 }
 
 // Who answers the request; none if the client is gone.

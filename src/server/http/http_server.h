@@ -105,8 +105,9 @@ struct ServerOptions {
 
   std::string api_key;  // clients send "Authorization: Bearer <key>"; empty: no key needed
   std::vector<std::string> paths_without_key = {
-      "/health"};          // exact paths; OPTIONS never needs a key
-  bool allow_cors = true;  // any origin, "*"
+      "/health"};             // exact paths; OPTIONS never needs a key
+  bool allow_cors = true;     // any origin, "*"
+  bool log_requests = false;  // a log line for each at level info instead of debug
 };
 
 // Listens, and calls the handler of each request's route. Route, Start and Stop belong to the

@@ -1,9 +1,10 @@
+#include "server/api/copies.h"
 #include "server/native/generate.h"
 
 namespace switchyard::native {
 namespace {
 
-constexpr size_t kMostPrompts = 4096;  // of one body, copies counted
+constexpr int64_t kMostCopies = 4096;  // of one prompt
 
 SamplingParams ParseSampling(const Fields& f, SamplingParams s) {
   s.max_new_tokens = f.Int32("max_new_tokens", s.max_new_tokens);
@@ -46,7 +47,7 @@ std::vector<std::vector<int32_t>> ParsePrompts(const Service& service, const Fie
     for (const std::string& t : f.Strings("text"))
       prompts.push_back(service.model.tokenizer->Encode(t, true));
   } else {
-    *single = ids->is_array() && (ids->empty() || !ids->front().is_array());
+    *single = !ids->is_array() || ids->empty() || !ids->front().is_array();
     if (*single) {
       prompts.push_back(ToIds(*ids, "input_ids"));
     } else {
@@ -98,15 +99,9 @@ GenerateBody ParseGenerateBody(const Service& service, const Json& body) {
       if (!name->is_string()) throw Invalid("rid is not a string");
       spec.name = name->get<std::string>();
     }
-    const int64_t n = s.Int("n", 1, 1, kMostPrompts);
+    const int64_t n = s.Int("n", 1, 1, kMostCopies);
     if (n > 1) g.single = false;
-    for (int64_t copy = 0; copy < n; ++copy) {
-      if (g.specs.size() == kMostPrompts)
-        throw Invalid("more than {} prompts in one request", kMostPrompts);
-      g.specs.push_back(spec);
-      // Copies of one prompt are meant to differ: a given seed is the first one's.
-      if (spec.sampling.seed) g.specs.back().sampling.seed = *spec.sampling.seed + copy;
-    }
+    AddCopies(service.front, std::move(spec), n, g.specs);
   }
   return g;
 }

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "server/api/chat_prompt.h"
+#include "server/api/copies.h"
 #include "server/api/flight.h"
 #include "server/http/error_body.h"
 #include "server/http/sse.h"
@@ -15,7 +16,7 @@ struct ChatJob {
   int64_t created = Now();
   std::string model;
   Delivery delivery;
-  GenerationSpec spec;
+  std::vector<GenerationSpec> specs;  // the n copies
 };
 
 namespace {
@@ -29,7 +30,7 @@ Json TokenJson(const Tokenizer& tokenizer, int32_t token, float logprob) {
 
 Json Logprobs(const ChatJob& job, const Tokenizer& tokenizer,
               const std::vector<PositionLogprobs>& positions) {
-  if (!job.spec.logprob.enabled) return nullptr;
+  if (!job.specs[0].logprob.enabled) return nullptr;
   Json content = Json::array();
   for (const PositionLogprobs& p : positions) {
     Json entry = TokenJson(tokenizer, p.token, p.logprob);
@@ -123,13 +124,15 @@ std::shared_ptr<const ChatJob> ParseChat(const Service& service, const Json& bod
   job->model = service.model.name;
   job->delivery = ParseDelivery(f);
   // Without a limit a chat may fill the context; the front cuts it to what is left.
-  ParseSampling(service, f, std::numeric_limits<int32_t>::max(), &job->spec);
-  if (job->delivery.stream) job->spec.stream_interval = service.args.stream_interval;
-  job->spec.logprob.enabled = f.Bool("logprobs", false);
-  job->spec.logprob.top = static_cast<int32_t>(f.Int("top_logprobs", 0, 0, 20));
-  if (job->spec.logprob.top > 0 && !job->spec.logprob.enabled)
+  GenerationSpec spec;
+  ParseSampling(service, f, std::numeric_limits<int32_t>::max(), &spec);
+  if (job->delivery.stream) spec.stream_interval = service.args.stream_interval;
+  spec.logprob.enabled = f.Bool("logprobs", false);
+  spec.logprob.top = static_cast<int32_t>(f.Int("top_logprobs", 0, 0, 20));
+  if (spec.logprob.top > 0 && !spec.logprob.enabled)
     throw Invalid("top_logprobs wants logprobs: true");
-  job->spec.input_ids = ChatPrompt(service.model, body);
+  spec.input_ids = ChatPrompt(service.model, body);
+  AddCopies(service.front, std::move(spec), job->delivery.n, job->specs);
   return job;
 }
 
@@ -138,7 +141,7 @@ void HandleChat(Service& service, const http::Request& request, const http::Resp
   const Tokenizer& tokenizer = *service.model.tokenizer;
   const bool stream = job->delivery.stream;
   Flight::Start(
-      service, Copies(job->spec, job->delivery.n), stream, responder,
+      service, job->specs, stream, responder,
       stream ? StreamEvents(job, responder, tokenizer) : WholeEvents(job, responder, tokenizer));
 }
 

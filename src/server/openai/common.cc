@@ -52,13 +52,6 @@ Delivery ParseDelivery(const Fields& f) {
   return d;
 }
 
-std::vector<GenerationSpec> Copies(const GenerationSpec& spec, int32_t n) {
-  std::vector<GenerationSpec> copies(n, spec);
-  for (int32_t i = 0; i < n && spec.sampling.seed; ++i)
-    copies[i].sampling.seed = *spec.sampling.seed + i;
-  return copies;
-}
-
 Json FinishReasonOf(const GenerationEvent& event) {
   switch (event.finish) {
     case FinishReason::kNone:

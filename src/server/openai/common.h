@@ -25,10 +25,6 @@ struct Delivery {
 };
 Delivery ParseDelivery(const Fields& f);
 
-// `n` copies of a spec; with a seed the copies count on from it, since equal seeds would give equal
-// texts.
-std::vector<GenerationSpec> Copies(const GenerationSpec& spec, int32_t n);
-
 // "stop", "length", or "abort"; null while it runs.
 Json FinishReasonOf(const GenerationEvent& event);
 

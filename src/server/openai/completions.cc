@@ -2,10 +2,12 @@
 
 #include <cmath>
 
+#include "server/api/copies.h"
 #include "server/api/flight.h"
 #include "server/http/error_body.h"
 #include "server/http/sse.h"
 #include "server/openai/common.h"
+#include "text/jinja/utf8.h"
 
 namespace switchyard::openai {
 
@@ -22,8 +24,9 @@ struct CompletionJob {
 
 namespace {
 
+using jinja::CountCodePoints;
+
 constexpr int32_t kDefaultMaxTokens = 16;  // OpenAI's default of this endpoint
-constexpr size_t kMostPrompts = 4096;
 
 // A string, a list of strings, a list of ids, or a list of such lists.
 std::vector<std::vector<int32_t>> ParsePrompts(const Tokenizer& tokenizer, const Fields& f) {
@@ -54,7 +57,7 @@ class LogprobLists {
       tokens_.push_back(text);
       logprobs_.push_back(std::isnan(p.logprob) ? Json(nullptr) : Json(p.logprob));
       offsets_.push_back(offset_);
-      offset_ += text.size();
+      offset_ += CountCodePoints(text);
       Json top = Json::object();
       for (const TokenLogprob& t : p.top) top[tokenizer_.TokenText(t.token)] = t.logprob;
       top_.push_back(std::isnan(p.logprob) ? Json(nullptr) : std::move(top));
@@ -110,7 +113,10 @@ Json ChunkChoice(const CompletionJob& job, const Tokenizer& tokenizer, size_t i,
   const bool first = a.tokens.size() == e.tokens.size();
   Json logprobs;
   if (job.specs[i].logprob.enabled) {
-    LogprobLists lists(tokenizer, a.text.size() - e.text.size());
+    size_t shown =
+        CountCodePoints(std::string_view(a.text).substr(0, a.text.size() - e.text.size()));
+    if (job.echo && !first) shown += CountCodePoints(job.prompts[i / job.delivery.n]);
+    LogprobLists lists(tokenizer, shown);
     if (job.echo && first) lists.Add(e.input_logprobs);
     lists.Add(e.output_logprobs);
     logprobs = lists.Take();
@@ -141,10 +147,7 @@ std::shared_ptr<const CompletionJob> ParseCompletion(const Service& service, con
     if (job->echo)
       job->prompts.push_back(service.model.tokenizer->Decode(ids, spec.skip_special_tokens));
     spec.input_ids = std::move(ids);
-    if (job->specs.size() + job->delivery.n > kMostPrompts)
-      throw Invalid("more than {} completions", kMostPrompts);
-    for (GenerationSpec& copy : Copies(spec, job->delivery.n))
-      job->specs.push_back(std::move(copy));
+    AddCopies(service.front, spec, job->delivery.n, job->specs);
   }
   return job;
 }

@@ -140,7 +140,8 @@ const jinja::Template& ChatTemplate::Choose(bool with_tools) const {
 
 jinja::Rendered ChatTemplate::Apply(const ChatInput& input,
                                     const jinja::RenderOptions& options) const {
-  bool with_tools = input.tools.is_array() && !input.tools.empty();
+  if (!input.tools.is_null() && !input.tools.is_array()) throw Invalid("tools is no list");
+  bool with_tools = !input.tools.empty();
   const jinja::Template& chosen = Choose(with_tools);
   if (input.add_generation_prompt && input.continue_final_message) {
     throw Invalid("continue_final_message and add_generation_prompt exclude each other");

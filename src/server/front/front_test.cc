@@ -1,0 +1,158 @@
+#include "server/front/front.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+using testing::HasSubstr;
+using testing::SizeIs;
+
+class RecordingLink : public RankLink {
+ public:
+  void Send(const std::vector<ControlMessage>& messages) override {
+    sent.insert(sent.end(), messages.begin(), messages.end());
+  }
+  std::vector<ControlMessage> sent;
+};
+
+class FrontTest : public testing::Test {
+ protected:
+  GenerationSpec Spec() const {
+    GenerationSpec spec;
+    spec.input_ids = tokenizer->Encode("Hello", false);
+    return spec;
+  }
+  uint64_t Submit(GenerationSpec spec) {
+    return front.Submit(std::move(spec), [this](const GenerationEvent& e) { events.push_back(e); });
+  }
+  std::string Refusal(GenerationSpec spec) const {
+    try {
+      front.Check(spec);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kInvalid);
+      return e.what();
+    }
+    return "accepted";
+  }
+  void Tokens(uint64_t id, const std::string& text) {
+    front.OnMessage(StepOutputs{{{.id = id, .new_tokens = tokenizer->Encode(text, false)}}});
+  }
+
+  RecordingLink link;
+  std::unique_ptr<Tokenizer> tokenizer =
+      Tokenizer::FromFile(SWITCHYARD_TEST_DATA "/fixtures/qwen3_moe/tokenizer.json");
+  Front front{link, *tokenizer, {.vocab_size = 512, .context_length = 64, .cache_tokens = 1024}};
+  std::vector<GenerationEvent> events;
+};
+
+// Ranks refuse these too, but what they refuse is a 500.
+TEST_F(FrontTest, RefusesWhatRanksWouldRefuse) {
+  GenerationSpec spec = Spec();
+  spec.logprob = {.enabled = true, .top = 513};
+  EXPECT_THAT(Refusal(spec), HasSubstr("top_logprobs"));
+  spec.logprob = {.enabled = true, .token_ids = {512}};
+  EXPECT_THAT(Refusal(spec), HasSubstr("token_ids_logprob"));
+  spec.logprob = {.enabled = true, .token_ids = std::vector<int32_t>(4097, 1)};
+  EXPECT_THAT(Refusal(spec), HasSubstr("token_ids_logprob"));
+  spec = Spec();
+  spec.input_ids.assign(64, 1);
+  EXPECT_THAT(Refusal(spec), HasSubstr("context of 64"));
+}
+
+TEST_F(FrontTest, CutsBothLimitsToTheContext) {
+  GenerationSpec spec = Spec();
+  spec.sampling.max_new_tokens = 5000;
+  spec.sampling.min_new_tokens = 2000;
+  const auto left = static_cast<int32_t>(64 - spec.input_ids.size());
+  Submit(spec);
+  const auto& sent = std::get<EngineRequest>(link.sent.at(0)).sampling;
+  EXPECT_EQ(sent.max_new_tokens, left);
+  EXPECT_EQ(sent.min_new_tokens, left);
+}
+
+TEST_F(FrontTest, BoundsStopStrings) {
+  GenerationSpec spec = Spec();
+  spec.stop = {""};
+  EXPECT_THAT(Refusal(spec), HasSubstr("stop"));
+  spec.stop = {std::string(1025, 'a')};
+  EXPECT_THAT(Refusal(spec), HasSubstr("1025"));
+  spec.stop.assign(65, "a");
+  EXPECT_THAT(Refusal(spec), HasSubstr("65"));
+  spec.stop.assign(64, std::string(1024, 'a'));
+  EXPECT_EQ(Refusal(spec), "accepted");
+}
+
+TEST_F(FrontTest, BoundsAlternativesOfAPrompt) {
+  Front large(link, *tokenizer,
+              {.vocab_size = 512, .context_length = 1 << 20, .cache_tokens = 1 << 20});
+  GenerationSpec spec = Spec();
+  spec.input_ids.assign(10'000, 1);
+  spec.logprob = {.enabled = true, .start = 0, .top = 500};
+  EXPECT_THROW(large.Check(spec), Error);
+  spec.logprob.start = 9000;
+  EXPECT_NO_THROW(large.Check(spec));
+}
+
+TEST_F(FrontTest, AStopStringEndsTheRequestOnBothSides) {
+  GenerationSpec spec = Spec();
+  spec.stop = {"cd"};
+  const uint64_t id = Submit(spec);
+  Tokens(id, "abcdef");
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].text, "ab");
+  EXPECT_EQ(events[0].finish, FinishReason::kStop);
+  EXPECT_EQ(std::get<std::string>(events[0].matched), "cd");
+  ASSERT_THAT(link.sent, SizeIs(2));
+  EXPECT_EQ(std::get<AbortRequest>(link.sent[1]).id, id);
+  EXPECT_EQ(front.open(), 0u);
+  Tokens(id, "more");  // what the ranks made before they heard of it
+  EXPECT_THAT(events, SizeIs(1));
+}
+
+// The last token of the limit may hold back text that completes a stop string only at the end.
+TEST_F(FrontTest, AStopStringCompletedAtTheEndIsAStop) {
+  GenerationSpec spec = Spec();
+  spec.stop = {"\xEF\xBF\xBD"};  // what an unfinished character becomes at the end
+  const uint64_t id = Submit(spec);
+  const std::vector<int32_t> ids = tokenizer->Encode("\xE4\xB8\x93", false);
+  ASSERT_GT(ids.size(), 1u);
+  front.OnMessage(
+      StepOutputs{{{.id = id, .new_tokens = {ids[0]}, .finish = FinishReason::kLength}}});
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].finish, FinishReason::kStop);
+  EXPECT_EQ(events[0].text, "");
+}
+
+TEST_F(FrontTest, AbortsByNameAndAll) {
+  GenerationSpec spec = Spec();
+  spec.name = "a";
+  const uint64_t a = Submit(spec);
+  spec.name = "b";
+  const uint64_t b = Submit(spec);
+  link.sent.clear();
+  front.AbortNamed("b");
+  ASSERT_THAT(link.sent, SizeIs(1));
+  EXPECT_EQ(std::get<AbortRequest>(link.sent[0]).id, b);
+  front.AbortAll();
+  ASSERT_THAT(link.sent, SizeIs(3));
+  EXPECT_EQ(std::get<AbortRequest>(link.sent[1]).id, a);
+}
+
+TEST_F(FrontTest, LostRanksAndDrainingRefuseNewRequestsAndEndOpenOnes) {
+  Submit(Spec());
+  front.StartDraining();
+  EXPECT_THROW(Submit(Spec()), Error);
+  EXPECT_THAT(events, SizeIs(0));
+  front.OnRanksLost("rank 1 died");
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].finish, FinishReason::kError);
+  EXPECT_THAT(events[0].error, HasSubstr("rank 1"));
+  EXPECT_TRUE(front.WaitUntilIdle(std::chrono::milliseconds(0)));
+}
+
+}  // namespace
+}  // namespace switchyard
