@@ -49,10 +49,13 @@ class StopSignals {
 // One line that is redrawn on a terminal, and a line each tenth elsewhere.
 class ProgressLine {
  public:
+  static constexpr uint64_t kWorthALine = uint64_t{256} << 20;  // bytes that take a noticeable time
+
   void Show(uint64_t done, uint64_t total) {
     const int percent = total ? static_cast<int>(100 * done / total) : 100;
     const bool terminal = isatty(STDERR_FILENO);
     if (!terminal && percent / 10 == shown_ / 10) return;
+    if (total < kWorthALine && percent < 100) return;
     shown_ = percent;
     fmt::print(stderr, "{}loading weights {:3}% ({:.1f} of {:.1f} GiB of rank 0){}",
                terminal ? "\r" : "", percent, static_cast<double>(done) / (1 << 30),
@@ -174,8 +177,8 @@ int RunServe(const ServerArgs& args) {
                       .on_lost =
                           [&](const std::string& why) {
                             lost_reason = why;
+                            lost = true;  // first: whoever hears of it may send the signal at once
                             front.OnRanksLost(why);
-                            lost = true;
                           }});
   link.ranks = &ranks;
   std::thread interrupt([&] {

@@ -80,7 +80,7 @@ void ProcessRanks::Lost(const std::string& why) {
   std::string words;
   {
     std::lock_guard lock(mutex_);
-    words = failure_.empty() ? why : why + ": " + failure_;
+    words = failure_.empty() || failure_ == why ? why : why + ": " + failure_;
   }
   events_.on_lost(words);
 }
