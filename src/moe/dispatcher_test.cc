@@ -36,7 +36,7 @@ struct TestBatch {
   Dispatched dispatched;
   GroupedRows grouped;
 
-  TestBatch(int k, int64_t hidden, std::vector<int32_t> ids, float first_value)
+  TestBatch(int k, int64_t hidden, const std::vector<int32_t>& ids, float first_value)
       : topk{.tokens = static_cast<int64_t>(ids.size()) / k, .k = k, .ids = ids} {
     topk.weights.assign(ids.size(), 1.0f);
     x.resize(topk.tokens * hidden);

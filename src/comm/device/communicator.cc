@@ -35,7 +35,7 @@ struct Communicator::Impl {
   void SumInboxes(const float* mine, float* out, size_t count);
 };
 
-Communicator::Communicator(SymmetricMemory& memory, std::vector<int> group, std::string name,
+Communicator::Communicator(SymmetricMemory& memory, std::vector<int> group, const std::string& name,
                            size_t staging_bytes)
     : impl_(std::make_unique<Impl>()) {
   impl_->all_reduce = name + " all-reduce";

@@ -25,7 +25,7 @@ class Communicator {
   // Construction allocates staging symmetrically, so every rank of the world constructs the
   // communicators of the same kinds in the same order (its own group of each kind). `name` is for
   // messages: "tp", "ep", "moe-tp".
-  Communicator(SymmetricMemory& memory, std::vector<int> group, std::string name,
+  Communicator(SymmetricMemory& memory, std::vector<int> group, const std::string& name,
                size_t staging_bytes = kStagingBytes);
   ~Communicator();
 
