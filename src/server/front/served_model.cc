@@ -21,7 +21,7 @@ void Take(const nlohmann::json& json, const char* key, const std::filesystem::pa
   value = it->get<T>();
 }
 
-SamplingParams SamplingDefaults(const std::filesystem::path& dir) {
+SamplingParams SamplingDefaults(const std::filesystem::path& dir, int64_t vocab_size) {
   SamplingParams defaults;
   const std::filesystem::path file = dir / "generation_config.json";
   std::ifstream in(file);
@@ -34,6 +34,11 @@ SamplingParams SamplingDefaults(const std::filesystem::path& dir) {
   Take(json, "min_p", file, defaults.min_p);
   Take(json, "repetition_penalty", file, defaults.repetition_penalty);
   if (defaults.top_k == 0) defaults.top_k = -1;  // transformers' way to say all
+  try {
+    Validate(defaults, vocab_size);
+  } catch (const Error& e) {
+    throw Invalid("{}: {}", file.string(), e.what());
+  }
   return defaults;
 }
 
@@ -62,14 +67,13 @@ ServedModel LoadServedModel(const ServerArgs& args, const ModelConfig& config) {
                     .config = config,
                     .tokenizer = LoadTokenizer(args, text_dir / "tokenizer.json"),
                     .chat_template = ChatTemplate::FromDirectory(text_dir, override_file),
-                    .sampling_defaults = SamplingDefaults(dir)};
+                    .sampling_defaults = SamplingDefaults(dir, config.vocab_size)};
   if (model.tokenizer->VocabSize() > config.vocab_size) {
     throw Invalid(
         "{}: ids up to {}, but config.json says vocab_size {}; are they of the same checkpoint?",
         (text_dir / "tokenizer.json").string(), model.tokenizer->VocabSize() - 1,
         config.vocab_size);
   }
-  Validate(model.sampling_defaults, config.vocab_size);
   return model;
 }
 

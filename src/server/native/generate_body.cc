@@ -20,6 +20,7 @@ SamplingParams ParseSampling(const Fields& f, SamplingParams s) {
   s.stop_token_ids = f.Ids("stop_token_ids");
   s.ignore_eos = f.Bool("ignore_eos", s.ignore_eos);
   s.logit_bias = f.LogitBias("logit_bias");
+  f.Refuse("stop_regex", "is not supported");
   for (const char* key : {"json_schema", "regex", "ebnf", "structural_tag"}) {
     f.Refuse(key, "asks for constrained output, which this server does not have");
   }
@@ -41,6 +42,7 @@ std::vector<std::vector<int32_t>> ParsePrompts(const Service& service, const Fie
   const Json* ids = f.Find("input_ids");
   if (!text == !ids) throw Invalid("want one of text and input_ids");
   f.Refuse("input_embeds", "is not supported: send text or input_ids");
+  f.Refuse("lora_path", "is not supported");
   f.Refuse("image_data", "is not supported: this server takes text only");
   if (text) {
     *single = text->is_string();

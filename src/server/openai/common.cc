@@ -37,6 +37,7 @@ void ParseSampling(const Service& service, const Fields& f, int32_t max_new_toke
     const std::string type = format->is_object() ? Fields(*format).String("type", "text") : "";
     if (type != "text") throw Invalid("response_format: this server has only type text");
   }
+  for (const char* key : {"best_of", "stop_regex", "lora_path"}) f.Refuse(key, "is not supported");
   for (const char* key : {"json_schema", "regex", "ebnf"}) {
     f.Refuse(key, "asks for constrained output, which this server does not have");
   }
