@@ -37,7 +37,8 @@ struct ThreadPool::State {
   std::mutex mutex;
   std::condition_variable wake;
   std::atomic<uint64_t> epoch{0};  // raised for each loop; a worker runs each epoch once
-  std::atomic<int> running{0};     // workers that have not finished the current loop
+  std::atomic<bool> open{false};   // a loop is running and takes workers
+  std::atomic<int> inside{0};      // workers that have entered, and may be reading n and body
   std::atomic<int64_t> next{0};
   std::atomic<bool> stop{false};
   int64_t n = 0;
@@ -57,8 +58,12 @@ struct ThreadPool::State {
       }
       seen = epoch.load(std::memory_order_acquire);
       if (stop.load(std::memory_order_relaxed)) return;
-      Drain();
-      running.fetch_sub(1, std::memory_order_release);
+      // Enter first, look then: either Run, having closed, sees this worker inside and waits for
+      // it, or this worker sees that it comes too late. Both need the one order of all sequentially
+      // consistent operations.
+      inside.fetch_add(1);
+      if (open.load()) Drain();
+      inside.fetch_sub(1, std::memory_order_release);
     }
   }
 
@@ -95,11 +100,13 @@ void ThreadPool::Run(int64_t n, const std::function<void(int64_t)>& body) {
   state_->n = n;
   state_->body = &body;
   state_->next.store(0, std::memory_order_relaxed);
-  state_->running.store(static_cast<int>(state_->workers.size()), std::memory_order_relaxed);
+  state_->open.store(true);
   state_->Raise();
   state_->Drain();
-  const auto done = [this] { return state_->running.load(std::memory_order_acquire) == 0; };
-  while (!SpinUntil(done)) {
+  // Every task is taken. A worker that the system has not even woken yet is not waited for.
+  state_->open.store(false);
+  const auto left = [this] { return state_->inside.load() == 0; };
+  while (!SpinUntil(left)) {
   }
 }
 
