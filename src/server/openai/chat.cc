@@ -42,12 +42,6 @@ Json Logprobs(const ChatJob& job, const Tokenizer& tokenizer,
   return {{"content", std::move(content)}};
 }
 
-void AddEnding(const GenerationEvent& event, Json& choice) {
-  choice["finish_reason"] = FinishReasonOf(event);
-  if (const auto* stop = std::get_if<std::string>(&event.matched)) choice["matched_stop"] = *stop;
-  if (const auto* stop = std::get_if<int32_t>(&event.matched)) choice["matched_stop"] = *stop;
-}
-
 Json Envelope(const ChatJob& job, const char* object, Json choices) {
   return {{"id", job.id},
           {"object", object},

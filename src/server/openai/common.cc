@@ -53,7 +53,7 @@ Delivery ParseDelivery(const Fields& f) {
   return d;
 }
 
-Json FinishReasonOf(const GenerationEvent& event) {
+static Json FinishReasonOf(const GenerationEvent& event) {
   switch (event.finish) {
     case FinishReason::kNone:
       return nullptr;
@@ -66,6 +66,12 @@ Json FinishReasonOf(const GenerationEvent& event) {
       return "abort";
   }
   return nullptr;
+}
+
+void AddEnding(const GenerationEvent& event, Json& choice) {
+  choice["finish_reason"] = FinishReasonOf(event);
+  if (const auto* stop = std::get_if<std::string>(&event.matched)) choice["matched_stop"] = *stop;
+  if (const auto* stop = std::get_if<int32_t>(&event.matched)) choice["matched_stop"] = *stop;
 }
 
 Json Usage(const std::vector<Accumulated>& all, int32_t n) {

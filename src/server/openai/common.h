@@ -25,8 +25,9 @@ struct Delivery {
 };
 Delivery ParseDelivery(const Fields& f);
 
-// "stop", "length", or "abort"; null while it runs.
-Json FinishReasonOf(const GenerationEvent& event);
+// Adds finish_reason ("stop", "length", "abort"; null while it runs) and, where there is one,
+// matched_stop.
+void AddEnding(const GenerationEvent& event, Json& choice);
 
 // Tokens of prompts (each counted once, although n copies share it) and of all outputs.
 Json Usage(const std::vector<Accumulated>& all, int32_t n);

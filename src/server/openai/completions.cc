@@ -78,12 +78,8 @@ class LogprobLists {
 };
 
 Json Choice(size_t index, std::string text, Json logprobs, const GenerationEvent& event) {
-  Json choice = {{"index", index},
-                 {"text", std::move(text)},
-                 {"logprobs", std::move(logprobs)},
-                 {"finish_reason", FinishReasonOf(event)}};
-  if (const auto* stop = std::get_if<std::string>(&event.matched)) choice["matched_stop"] = *stop;
-  if (const auto* stop = std::get_if<int32_t>(&event.matched)) choice["matched_stop"] = *stop;
+  Json choice = {{"index", index}, {"text", std::move(text)}, {"logprobs", std::move(logprobs)}};
+  AddEnding(event, choice);
   return choice;
 }
 
