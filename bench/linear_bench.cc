@@ -73,54 +73,112 @@ __attribute__((target("avx2,fma"))) float Fma256(int64_t steps) {
   return _mm256_cvtss_f32(acc[0]);
 }
 
+__attribute__((target("avx512f,avx512vnni"))) float Dot512(int64_t steps) {
+  __m512i acc[kChains];
+  for (int c = 0; c < kChains; ++c) acc[c] = _mm512_set1_epi32(c);
+  const __m512i x = _mm512_set1_epi8(1);
+  for (int64_t i = 0; i < steps; ++i) {
+#pragma GCC unroll 16
+    for (int c = 0; c < kChains; ++c) acc[c] = _mm512_dpbusd_epi32(acc[c], acc[c], x);
+  }
+  for (int c = 1; c < kChains; ++c) acc[0] = _mm512_add_epi32(acc[0], acc[c]);
+  int32_t lanes[16];
+  _mm512_storeu_si512(lanes, acc[0]);
+  return static_cast<float>(lanes[0]);
+}
+
+__attribute__((target("avx2"))) float Dot256(int64_t steps) {
+  __m256i acc[kNarrowChains];
+  for (int c = 0; c < kNarrowChains; ++c) acc[c] = _mm256_set1_epi32(c);
+  const __m256i x = _mm256_set1_epi8(1), ones = _mm256_set1_epi16(1);
+  for (int64_t i = 0; i < steps; ++i) {
+#pragma GCC unroll 16
+    for (int c = 0; c < kNarrowChains; ++c) {
+      const __m256i pairs = _mm256_maddubs_epi16(acc[c], _mm256_sign_epi8(x, acc[c]));
+      acc[c] = _mm256_add_epi32(acc[c], _mm256_madd_epi16(pairs, ones));
+    }
+  }
+  for (int c = 1; c < kNarrowChains; ++c) acc[0] = _mm256_add_epi32(acc[0], acc[c]);
+  return static_cast<float>(_mm256_extract_epi32(acc[0], 0));
+}
+
 struct Machine {
   double bandwidth;  // bytes per second
   double peak;       // float32 operations per second, two to an FMA
+  double int8_peak;  // likewise, of int8 codes
 };
 
-double MeasurePeak(ThreadPool& pool) {
-  const bool wide = kernels::ActiveIsa() == kernels::Isa::kAvx512;
+// `loop` runs `per_step` multiplications and additions in each step.
+double MeasurePeak(float (*loop)(int64_t), int per_step, ThreadPool& pool) {
   constexpr int64_t kSteps = 1000000;
   std::vector<float> sums(pool.num_threads());
-  const double seconds = MedianSeconds([&] {
-    pool.Run(pool.num_threads(),
-             [&](int64_t i) { sums[i] += wide ? Fma512(kSteps) : Fma256(kSteps); });
-  });
+  const double seconds = MedianSeconds(
+      [&] { pool.Run(pool.num_threads(), [&](int64_t i) { sums[i] += loop(kSteps); }); });
   volatile float keep = sums[0];  // the loops are not for nothing
   static_cast<void>(keep);
-  const int per_step = wide ? 16 * kChains : 8 * kNarrowChains;
   return 2.0 * kSteps * per_step * pool.num_threads() / seconds;
 }
+
+Machine MeasureMachine(ThreadPool& pool) {
+  const bool wide = kernels::ActiveIsa() == kernels::Isa::kAvx512;
+  const bool vnni = wide && __builtin_cpu_supports("avx512vnni");
+  return {.bandwidth = kernels::MeasureReadBandwidth(pool.num_threads()),
+          .peak = wide ? MeasurePeak(Fma512, 16 * kChains, pool)
+                       : MeasurePeak(Fma256, 8 * kNarrowChains, pool),
+          .int8_peak = vnni ? MeasurePeak(Dot512, 64 * kChains, pool)
+                            : MeasurePeak(Dot256, 32 * kNarrowChains, pool)};
+}
+
+// A number format of weights and of the rows that they are multiplied with.
+struct Formats {
+  WeightFormat weights;
+  ActivationFormat rows = ActivationFormat::kNone;
+
+  bool Int8() const { return rows == ActivationFormat::kInt8Token; }
+  std::string Label() const {
+    return rows == ActivationFormat::kNone ? std::string(Name(weights))
+                                           : fmt::format("{}, {}", Name(weights), Name(rows));
+  }
+};
 
 // Weights of one format at ever new places of a large pool.
 class WeightPool {
  public:
   explicit WeightPool(std::vector<char>& memory) : memory_(memory), scales_(kScaleBytes) {}
 
-  void Fill(WeightFormat format) {
-    format_ = format;
+  void Fill(const Formats& formats) {
+    formats_ = formats;
     std::mt19937 random(1);
     std::normal_distribution<float> normal(0.0f, 0.02f);
     std::vector<float> values(256 * kHidden);
     for (float& v : values) v = normal(random);
-    const WeightView w = Quantize(format, values, 256, kHidden);
+    const WeightView w = Quantize(formats.weights, values, 256, kHidden);
     const auto bytes = Bytes(256, kHidden);
     for (int64_t at = 0; at + bytes <= kPoolBytes; at += bytes) {
       std::memcpy(memory_.data() + at, w.data, bytes);
     }
-    if (format == WeightFormat::kMxfp4) std::fill(scales_.begin(), scales_.end(), char{120});
-    if (format == WeightFormat::kFp8Block) {
-      const float scale = 1.0f / 1024;
-      for (int64_t at = 0; at < kScaleBytes; at += 4) std::memcpy(&scales_[at], &scale, 4);
+    switch (formats.weights) {
+      case WeightFormat::kMxfp4:
+        return std::fill(scales_.begin(), scales_.end(), char{120});
+      case WeightFormat::kNvfp4:
+        return std::fill(scales_.begin(), scales_.end(), char{0x38});
+      default: {
+        const float scale = 1.0f / 1024;
+        for (int64_t at = 0; at < kScaleBytes; at += 4) std::memcpy(&scales_[at], &scale, 4);
+      }
     }
   }
 
   WeightView Next(int64_t n, int64_t k) {
     const int64_t bytes = Bytes(n, k);
     if (next_ + bytes > kPoolBytes) next_ = 0;
-    WeightView w = {.format = format_,
+    const char* scales = scales_.data() + next_ / 16 % (kScaleBytes / 4) / 64 * 64;
+    WeightView w = {.format = formats_.weights,
                     .data = memory_.data() + next_,
-                    .scales = scales_.data() + next_ / 16 % (kScaleBytes / 2) / 64 * 64,
+                    .scales = scales,
+                    .zeros = scales + kScaleBytes / 2,
+                    .group_size = 128,
+                    .activation = formats_.rows,
                     .stored_k = k,
                     .n = n,
                     .k = k};
@@ -128,38 +186,29 @@ class WeightPool {
     return w;
   }
 
-  WeightFormat format() const { return format_; }
+  const Formats& formats() const { return formats_; }
 
  private:
+  // Without scales, which are less than a tenth of the whole.
   int64_t Bytes(int64_t n, int64_t k) const {
-    switch (format_) {
-      case WeightFormat::kF32:
-        return n * k * 4;
-      case WeightFormat::kBF16:
-      case WeightFormat::kF16:
-        return n * k * 2;
-      case WeightFormat::kFp8Block:
-        return n * k;
-      case WeightFormat::kMxfp4:
-        return n * k / 2;
-    }
-    return 0;
+    return n * k * static_cast<int64_t>(2 * BytesPerWeight(formats_.weights)) / 2;
   }
 
   std::vector<char>& memory_;
   std::vector<char> scales_;
-  WeightFormat format_ = WeightFormat::kF32;
+  Formats formats_ = {WeightFormat::kF32};
   int64_t next_ = 0;
 };
 
-void Report(const char* name, const std::string& shape, WeightFormat format, double seconds,
+void Report(const char* name, const std::string& shape, const Formats& formats, double seconds,
             double weights, double flops, const Machine& machine) {
-  const double bytes = weights * BytesPerWeight(format);
-  const double limit = std::max(bytes / machine.bandwidth, flops / machine.peak);
-  fmt::print("{:8} {:28} {:10} {:9.3f} ms {:8.1f} GFLOP/s {:6.1f} GB/s {:4.0f} % of {} roofline\n",
-             name, shape, Name(format), seconds * 1e3, flops / seconds * 1e-9,
+  const double bytes = weights * BytesPerWeight(formats.weights);
+  const double peak = formats.Int8() ? machine.int8_peak : machine.peak;
+  const double limit = std::max(bytes / machine.bandwidth, flops / peak);
+  fmt::print("{:8} {:28} {:24} {:9.3f} ms {:8.1f} GFLOP/s {:6.1f} GB/s {:4.0f} % of {} roofline\n",
+             name, shape, formats.Label(), seconds * 1e3, flops / seconds * 1e-9,
              bytes / seconds * 1e-9, 100 * limit / seconds,
-             bytes / machine.bandwidth > flops / machine.peak ? "memory" : "compute");
+             bytes / machine.bandwidth > flops / peak ? "memory" : "compute");
   std::fflush(stdout);
 }
 
@@ -183,7 +232,7 @@ void BenchLinear(int64_t m, int64_t n, int64_t k, WeightPool& weights, const Mac
                     pool);
   });
   const auto count = static_cast<double>(n * k);
-  Report("linear", fmt::format("{} x {} x {}", m, n, k), weights.format(), seconds, count,
+  Report("linear", fmt::format("{} x {} x {}", m, n, k), weights.formats(), seconds, count,
          2.0 * static_cast<double>(m) * count, machine);
 }
 
@@ -226,7 +275,7 @@ void BenchExperts(int64_t m, WeightPool& weights, const Machine& machine, Thread
                         pool);
   });
   const double each = 3.0 * kHidden * kWidth;
-  Report("experts", fmt::format("{} tokens, {} experts", m, touched), weights.format(), seconds,
+  Report("experts", fmt::format("{} tokens, {} experts", m, touched), weights.formats(), seconds,
          each * static_cast<double>(touched), 2.0 * static_cast<double>(m * kTopK) * each, machine);
 }
 
@@ -235,16 +284,21 @@ void BenchExperts(int64_t m, WeightPool& weights, const Machine& machine, Thread
 
 int main(int argc, char** argv) {
   using namespace switchyard;
+  using W = WeightFormat;
   ThreadPool pool(argc > 1 ? std::max(1, std::atoi(argv[1])) : 2);
-  const Machine machine = {.bandwidth = kernels::MeasureReadBandwidth(pool.num_threads()),
-                           .peak = MeasurePeak(pool)};
+  const Machine machine = MeasureMachine(pool);
   std::vector<char> memory(kPoolBytes);
   WeightPool weights(memory);
-  fmt::print("{} threads, {}: reads {:.1f} GB/s, float32 {:.1f} GFLOP/s\n", pool.num_threads(),
-             kernels::Name(kernels::ActiveIsa()), machine.bandwidth * 1e-9, machine.peak * 1e-9);
-  for (const WeightFormat format :
-       {WeightFormat::kBF16, WeightFormat::kFp8Block, WeightFormat::kMxfp4, WeightFormat::kF32}) {
-    weights.Fill(format);
+  fmt::print("{} threads, {}: reads {:.1f} GB/s, float32 {:.1f} GFLOP/s, int8 {:.1f} GOP/s\n",
+             pool.num_threads(), kernels::Name(kernels::ActiveIsa()), machine.bandwidth * 1e-9,
+             machine.peak * 1e-9, machine.int8_peak * 1e-9);
+  const Formats formats[] = {
+      {W::kBF16},       {W::kFp8Block},    {W::kFp8Block, ActivationFormat::kFp8Group},
+      {W::kFp8Channel}, {W::kInt8Channel}, {W::kInt8Channel, ActivationFormat::kInt8Token},
+      {W::kInt4Group},  {W::kMxfp4},       {W::kNvfp4},
+      {W::kF32}};
+  for (const Formats& f : formats) {
+    weights.Fill(f);
     for (const int64_t m : {1, 8, 32, 512}) {
       BenchLinear(m, kHidden, kHidden, weights, machine, pool);
       if (m <= 32) BenchLinear(m, kVocabulary, kHidden, weights, machine, pool);

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "kernels/cpu/driver.h"
 #include "kernels/ops.h"
 
 namespace switchyard::kernels {
@@ -31,6 +32,12 @@ Isa Detect() {
   return Isa::kAvx512;
 }
 
+bool DetectAvx512Vnni() {
+  uint32_t a, b, c, d;
+  return Detect() == Isa::kAvx512 && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
+         (c & bit_AVX512VNNI) != 0;
+}
+
 std::atomic<Isa>& Chosen() {
   static std::atomic<Isa> isa = Detect();
   return isa;
@@ -39,6 +46,11 @@ std::atomic<Isa>& Chosen() {
 }  // namespace
 
 Isa ActiveIsa() { return Chosen().load(std::memory_order_relaxed); }
+
+bool cpu::HasAvx512Vnni() {
+  static const bool has = DetectAvx512Vnni();
+  return has;
+}
 
 void SelectIsa(std::string_view name) {
   const Isa best = Detect();

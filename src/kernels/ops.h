@@ -5,6 +5,11 @@
 // WeightFormat and are read in place. No op allocates on its hot path beyond a thread's scratch
 // kept between calls.
 //
+// Where a weight has an ActivationFormat, Linear, LinearGroup and GroupedMlp round the rows that it
+// is multiplied with to it, each row by itself (quant/activations.h). kInt8Channel weights with
+// kInt8Token rows are multiplied as int8 with exact sums, to the same bits on every instruction
+// set.
+//
 // Order of additions: an output element is the same, bit for bit, whatever the number of rows in
 // the call, the tile sizes or the number of threads. Every kernel sums along K in one order that
 // depends only on K and the instruction set; attention visits keys in one order that depends only
@@ -45,7 +50,8 @@ enum class Activation : uint8_t {
   kSwiGluClamped,
 };
 struct ExpertWeights {
-  WeightView gate, up;               // [I, H]
+  // [I, H]; both with the same activation format and input scale, as they share the rounded rows.
+  WeightView gate, up;
   WeightView down;                   // [H, I]
   const float* gate_bias = nullptr;  // [I] or null
   const float* up_bias = nullptr;    // [I] or null
@@ -151,7 +157,8 @@ struct LatentAttentionParams {
 };
 void LatentAttention(const LatentAttentionParams& p, ThreadPool& pool);
 
-// Per-head products of MLA's absorption, W one view per head:
+// Per-head products of MLA's absorption, W one view per head, whose activation format is left out
+// of account, as the checkpoint's does not mean these inputs:
 //   y[t, h, :] = x[t, h, :] · W_h     transposed = false: rows of the stored W_h are summed over
 //   y[t, h, :] = x[t, h, :] · W_hᵀ    transposed = true: columns are
 struct HeadLinearParams {

@@ -38,12 +38,15 @@ class Random {
     std::shuffle(values.begin(), values.end(), engine_);
     return values;
   }
-  // A matrix of the format whose view starts at `col0` and takes every row_step-th row from row0.
+  // A matrix of the format whose view starts at `col0` and takes every row_step-th row from row0;
+  // kInt4Group with any of its group sizes, with and without zero points.
   WeightView Weight(WeightFormat format, int64_t n, int64_t k, int64_t row0 = 0,
                     int64_t row_step = 1, int64_t col0 = 0) {
     const int64_t rows = row0 + n * row_step;
     const int64_t columns = CeilDiv(col0 + k, kMxfp4BlockSize) * kMxfp4BlockSize;
-    WeightView w = Quantize(format, Normal(rows * columns), rows, columns);
+    const Int4Packing int4 = {.group_size = Pick<int32_t>({16, 32, 64, 96, 128, 4096}),
+                              .symmetric = Below(2) == 0};
+    WeightView w = Quantize(format, Normal(rows * columns), rows, columns, int4);
     w.row0 = row0;
     w.row_step = row_step;
     w.col0 = col0;
@@ -56,8 +59,10 @@ class Random {
   std::mt19937 engine_;
 };
 
-constexpr WeightFormat kAllFormats[] = {WeightFormat::kF32, WeightFormat::kBF16, WeightFormat::kF16,
-                                        WeightFormat::kFp8Block, WeightFormat::kMxfp4};
+constexpr WeightFormat kAllFormats[] = {
+    WeightFormat::kF32,       WeightFormat::kBF16,       WeightFormat::kF16,
+    WeightFormat::kFp8Block,  WeightFormat::kFp8Channel, WeightFormat::kInt8Channel,
+    WeightFormat::kInt4Group, WeightFormat::kMxfp4,      WeightFormat::kNvfp4};
 
 // Runs each test under one instruction set, and skips it where the CPU lacks that.
 class IsaTest : public ::testing::TestWithParam<Isa> {

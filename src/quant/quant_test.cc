@@ -119,47 +119,69 @@ TEST(WeightView, RowsAndColsComposeWithSteps) {
   EXPECT_THAT(Row(part, 1), ElementsAre(22, 23));
 }
 
-TEST(Quantize, Fp8RoundsWithinHalfAStepOfItsBlock) {
-  const std::vector<float> values = RandomValues(200 * 150, 2);
-  const WeightView w = Quantize(WeightFormat::kFp8Block, values, 200, 150);
-  const auto* scales = static_cast<const float*>(w.scales);
-  for (int64_t i = 0; i < 200; ++i) {
-    const std::vector<float> row = Row(w, i);
-    for (int64_t j = 0; j < 150; ++j) {
-      const float value = values[i * 150 + j];
-      const float scale = scales[i / 128 * 2 + j / 128];
-      // Three mantissa bits, and steps of 2^-9 below the first normal.
-      const float half_step = std::max(std::fabs(value) / 16, scale / 1024);
-      EXPECT_NEAR(row[j], value, half_step * 1.0001f);
-    }
-  }
+TEST(WeightView, ReadsFp8AndInt8TimesTheirRowsScale) {
+  const std::vector<uint8_t> fp8 = {0x38, 0xb8, 0x40, 0x7e};  // 1, -1; 2, 448
+  const std::vector<int8_t> int8 = {1, -128, 127, 0};
+  const float scales[] = {0.5f, 3.0f};
+  WeightView w = {.format = WeightFormat::kFp8Channel,
+                  .data = fp8.data(),
+                  .scales = scales,
+                  .stored_k = 2,
+                  .n = 2,
+                  .k = 2};
+  EXPECT_THAT(Row(w, 0), ElementsAre(0.5f, -0.5f));
+  EXPECT_THAT(Row(w, 1), ElementsAre(6, 1344));
+  w.format = WeightFormat::kInt8Channel;
+  w.data = int8.data();
+  EXPECT_THAT(Row(w, 0), ElementsAre(0.5f, -64));
+  EXPECT_THAT(Row(w, 1), ElementsAre(381, 0));
 }
 
-TEST(Quantize, Mxfp4KeepsRepresentableBlocks) {
-  std::vector<float> values(64);
-  for (int i = 0; i < 64; ++i) values[i] = kE2M1[i % 16] * (i < 32 ? 4.0f : 0.125f);
-  const WeightView w = Quantize(WeightFormat::kMxfp4, values, 2, 32);
-  for (int64_t i = 0; i < 2; ++i) {
-    EXPECT_EQ(Row(w, i), std::vector<float>(values.begin() + i * 32, values.begin() + i * 32 + 32));
-  }
+TEST(WeightView, Int4TakesZeroPointsAndScalesByGroup) {
+  // Two rows of six columns in groups of four: the second group of a row is short.
+  const std::vector<uint8_t> codes = {0x10, 0xf8, 0x32, 0x98, 0x76, 0x54};
+  const float scales[] = {1, 10, 2, 0.5f};
+  const uint8_t zeros[] = {1, 2, 8, 4};
+  WeightView w = {.format = WeightFormat::kInt4Group,
+                  .data = codes.data(),
+                  .scales = scales,
+                  .zeros = zeros,
+                  .group_size = 4,
+                  .stored_k = 6,
+                  .n = 2,
+                  .k = 6};
+  EXPECT_THAT(Row(w, 0), ElementsAre(-1, 0, 7, 14, 0, 10));
+  EXPECT_THAT(Row(w, 1), ElementsAre(0, 2, -4, -2, 0, 0.5f));
+  EXPECT_THAT(Row(w.Cols(3, 5), 0), ElementsAre(14, 0));
+  w.zeros = nullptr;
+  EXPECT_THAT(Row(w, 0), ElementsAre(-8, -7, 0, 7, -60, -50));
 }
 
-TEST(Quantize, Mxfp4BreaksTiesToTheEvenCode) {
-  std::vector<float> values(32, 0.0f);
-  values[0] = 4.0f;  // exponent 0
-  values[1] = 0.25f;
-  values[2] = 0.75f;
-  values[3] = 1.25f;
-  values[4] = 5.0f;
-  const WeightView w = Quantize(WeightFormat::kMxfp4, values, 1, 32);
+TEST(WeightView, Nvfp4MultipliesBlockAndTensorScale) {
+  std::vector<uint8_t> codes(16, 0);
+  codes[8] = 0x21;                        // second block: 0.5, 1
+  codes[15] = 0xf7;                       //               …, 6, -6
+  const uint8_t scales[] = {0x38, 0x44};  // 1, 3
+  const WeightView w = {.format = WeightFormat::kNvfp4,
+                        .data = codes.data(),
+                        .scales = scales,
+                        .global_scale = 0.25f,
+                        .stored_k = 32,
+                        .col0 = 15,
+                        .n = 1,
+                        .k = 17};
   const std::vector<float> row = Row(w, 0);
-  EXPECT_THAT(std::vector<float>(row.begin(), row.begin() + 5), ElementsAre(4, 0, 1, 1, 4));
+  EXPECT_THAT(std::vector<float>(row.begin(), row.begin() + 4), ElementsAre(0, 0.375f, 0.75f, 0));
+  EXPECT_THAT(std::vector<float>(row.end() - 2, row.end()), ElementsAre(4.5f, -4.5f));
 }
 
 TEST(WeightFormat, BytesCountTheScales) {
   EXPECT_EQ(BytesPerWeight(WeightFormat::kF32), 4);
   EXPECT_EQ(BytesPerWeight(WeightFormat::kBF16), 2);
   EXPECT_EQ(BytesPerWeight(WeightFormat::kMxfp4), 17.0 / 32);
+  EXPECT_EQ(BytesPerWeight(WeightFormat::kNvfp4), 9.0 / 16);
+  EXPECT_EQ(BytesPerWeight(WeightFormat::kInt4Group, 32), 21.0 / 32);
+  EXPECT_EQ(BytesPerWeight(WeightFormat::kInt8Channel), 1);
   EXPECT_EQ(BytesPerWeight(WeightFormat::kFp8Block), 1 + 4.0 / 16384);
   EXPECT_EQ(Name(WeightFormat::kFp8Block), "fp8-block");
 }

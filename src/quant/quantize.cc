@@ -7,77 +7,207 @@
 
 #include "core/check.h"
 #include "core/dtype.h"
+#include "quant/activations.h"
+#include "quant/fp8.h"
+#include "quant/rounding.h"
+#include "quant/vector_width.h"
 
 namespace switchyard {
 namespace {
 
+using vector_width::Widest;
+
 // A packed matrix; views of it share ownership.
 struct Packed {
-  std::vector<float> f32;       // kF32
-  std::vector<BF16> bf16;       // kBF16
-  std::vector<F16> f16;         // kF16
-  std::vector<uint8_t> codes;   // kFp8Block, kMxfp4
-  std::vector<float> scales;    // kFp8Block
-  std::vector<uint8_t> powers;  // kMxfp4
+  std::vector<float> f32;             // kF32
+  std::vector<BF16> bf16;             // kBF16
+  std::vector<F16> f16;               // kF16
+  std::vector<uint8_t> codes;         // all others
+  std::vector<float> scales;          // kFp8Block, kFp8Channel, kInt8Channel, kInt4Group
+  std::vector<uint8_t> block_scales;  // kMxfp4, kNvfp4
+  std::vector<uint8_t> zeros;         // kInt4Group
 };
 
-void PackFp8(const float* w, int64_t n, int64_t k, Packed& out) {
+struct LargestMagnitude {
+  [[gnu::always_inline]] static inline float Run(const float* x, int64_t n) {
+    return rounding::LargestMagnitude(x, n);
+  }
+};
+
+float Largest(const float* x, int64_t n) { return Widest<LargestMagnitude>(x, n); }
+
+// The scale that maps `largest` to `limit`; 1 where there is nothing but zeros, or what might as
+// well be.
+float ScaleTo(float limit, float largest) {
+  const float scale = largest / limit;
+  return scale > rounding::kSmallestScale ? scale : 1.0f;
+}
+
+void PackFp8Block(const float* w, int64_t n, int64_t k, Packed& out) {
   const int64_t blocks = CeilDiv(k, kFp8BlockSize);
   out.codes.resize(n * k);
   out.scales.resize(CeilDiv(n, kFp8BlockSize) * blocks);
-  std::vector<float> largest(out.scales.size());
-  const auto block = [&](int64_t i, int64_t j) {
-    return i / kFp8BlockSize * blocks + j / kFp8BlockSize;
-  };
-  for (int64_t i = 0; i < n; ++i) {
-    for (int64_t j = 0; j < k; ++j) {
-      float& most = largest[block(i, j)];
-      most = std::max(most, std::fabs(w[i * k + j]));
-    }
-  }
-  for (size_t b = 0; b < largest.size(); ++b) {
-    out.scales[b] = largest[b] > 0 ? largest[b] / 448.0f : 1.0f;
-  }
-  for (int64_t i = 0; i < n; ++i) {
-    for (int64_t j = 0; j < k; ++j) {
-      out.codes[i * k + j] = ToF8E4M3(w[i * k + j] / out.scales[block(i, j)]).bits;
+  for (int64_t first = 0; first < n; first += kFp8BlockSize) {
+    const int64_t last = std::min(n, first + kFp8BlockSize);
+    for (int64_t j = 0; j < k; j += kFp8BlockSize) {
+      const int64_t width = std::min(kFp8BlockSize, k - j);
+      float largest = 0;
+      for (int64_t i = first; i < last; ++i) {
+        largest = std::max(largest, Largest(w + i * k + j, width));
+      }
+      const float scale = ScaleTo(448.0f, largest);
+      out.scales[first / kFp8BlockSize * blocks + j / kFp8BlockSize] = scale;
+      for (int64_t i = first; i < last; ++i) {
+        EncodeFp8(w + i * k + j, width, scale, out.codes.data() + i * k + j);
+      }
     }
   }
 }
 
-// The nearest of the eight magnitudes; between two, the one with the even code.
-uint8_t ToE2M1(float x) {
-  const float magnitude = std::fabs(x);
-  uint8_t best = 0;
-  for (uint8_t code = 1; code < 8; ++code) {
-    const float distance = std::fabs(magnitude - kE2M1[code]);
-    const float best_distance = std::fabs(magnitude - kE2M1[best]);
-    if (distance < best_distance || (distance == best_distance && code % 2 == 0)) best = code;
+void PackFp8Channel(const float* w, int64_t n, int64_t k, Packed& out) {
+  out.codes.resize(n * k);
+  for (int64_t i = 0; i < n; ++i) {
+    const float scale = ScaleTo(448.0f, Largest(w + i * k, k));
+    out.scales.push_back(scale);
+    EncodeFp8(w + i * k, k, scale, out.codes.data() + i * k);
   }
-  return std::signbit(x) ? best | 8 : best;
+}
+
+void PackInt8Channel(const float* w, int64_t n, int64_t k, Packed& out) {
+  out.codes.resize(n * k);
+  auto* codes = reinterpret_cast<int8_t*>(out.codes.data());
+  for (int64_t i = 0; i < n; ++i) {
+    out.scales.push_back(QuantizeInt8Row(w + i * k, k, codes + i * k).scale);
+  }
+}
+
+// Codes of x [n] / scale, n even: two to a byte, low nibble first.
+struct PackSteps {
+  [[gnu::always_inline]] static inline uint32_t Code(float steps, int zero) {
+    const int code = rounding::RoundToInt(steps) + zero;
+    return static_cast<uint32_t>(code < 0 ? 0 : code > 15 ? 15 : code);
+  }
+  [[gnu::always_inline]] static inline void Run(const float* x, int64_t n, float scale, int zero,
+                                                uint8_t* __restrict codes) {
+    const float inverse = 1.0f / scale;
+    for (int64_t i = 0; i < n / 2; ++i) {
+      codes[i] = static_cast<uint8_t>(Code(x[2 * i] * inverse, zero) |
+                                      Code(x[2 * i + 1] * inverse, zero) << 4);
+    }
+  }
+};
+
+// The same of codes e2m1, for values already divided by their scales.
+struct PackE2M1 {
+  [[gnu::always_inline]] static inline void Run(const float* x, int64_t n,
+                                                uint8_t* __restrict codes) {
+    for (int64_t i = 0; i < n / 2; ++i) {
+      codes[i] =
+          static_cast<uint8_t>(rounding::ToE2M1(x[2 * i]) | rounding::ToE2M1(x[2 * i + 1]) << 4);
+    }
+  }
+};
+
+void PackInt4(const float* w, int64_t n, int64_t k, const Int4Packing& packing, Packed& out) {
+  CHECK_EQ(k % 2, 0);
+  CHECK_GT(packing.group_size, 0);
+  CHECK_EQ(packing.group_size % 2, 0);
+  out.codes.resize(n * k / 2);
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j < k; j += packing.group_size) {
+      const float* group = w + i * k + j;
+      const int64_t count = std::min<int64_t>(packing.group_size, k - j);
+      float scale;
+      int zero = kInt4Zero;
+      if (packing.symmetric) {
+        scale = ScaleTo(7.5f, Largest(group, count));
+      } else {
+        const float low = std::min(0.0f, *std::min_element(group, group + count));
+        const float high = std::max(0.0f, *std::max_element(group, group + count));
+        scale = ScaleTo(15.0f, high - low);
+        zero = static_cast<int>(std::lrint(-low / scale));
+        out.zeros.push_back(static_cast<uint8_t>(zero));
+      }
+      out.scales.push_back(scale);
+      Widest<PackSteps>(group, count, scale, zero, &out.codes[(i * k + j) / 2]);
+    }
+  }
+}
+
+// Rows of blocks of e2m1 codes. `put_scale` appends a block's scale for its largest magnitude and
+// returns its value; 0: the block is too small for any, and becomes zeros.
+template <typename PutScale>
+void PackE2M1Blocks(const float* w, int64_t n, int64_t k, int64_t block, Packed& out,
+                    const PutScale& put_scale) {
+  CHECK_EQ(k % block, 0);
+  out.codes.resize(n * k / 2);
+  std::vector<float> steps(k);
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j < k; j += block) {
+      const float* x = w + i * k + j;
+      const float scale = put_scale(Largest(x, block));
+      const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
+      for (int64_t c = 0; c < block; ++c) steps[j + c] = x[c] * inverse;
+    }
+    Widest<PackE2M1>(steps.data(), k, &out.codes[i * k / 2]);
+  }
 }
 
 void PackMxfp4(const float* w, int64_t n, int64_t k, Packed& out) {
-  CHECK_EQ(k % kMxfp4BlockSize, 0);
-  out.codes.resize(n * k / 2);
-  out.powers.resize(n * k / kMxfp4BlockSize);
-  for (size_t b = 0; b < out.powers.size(); ++b) {
-    const float* block = w + b * kMxfp4BlockSize;
-    float largest = 0;
-    for (int64_t j = 0; j < kMxfp4BlockSize; ++j) largest = std::max(largest, std::fabs(block[j]));
+  PackE2M1Blocks(w, n, k, kMxfp4BlockSize, out, [&](float largest) {
     const int power = largest > 0 ? std::clamp(std::ilogb(largest) - 2, -127, 127) : 0;
-    out.powers[b] = static_cast<uint8_t>(power + 127);
-    const float scale = FromE8M0(out.powers[b]);
-    for (int64_t j = 0; j < kMxfp4BlockSize; ++j) {
-      const int code = ToE2M1(block[j] / scale);
-      out.codes[(b * kMxfp4BlockSize + j) / 2] |= static_cast<uint8_t>(code << (j % 2 * 4));
-    }
+    out.block_scales.push_back(static_cast<uint8_t>(power + 127));
+    return FromE8M0(out.block_scales.back());
+  });
+}
+
+// Returns the tensor's scale.
+float PackNvfp4(const float* w, int64_t n, int64_t k, Packed& out) {
+  const float global = ScaleTo(6.0f * 448.0f, Largest(w, n * k));
+  PackE2M1Blocks(w, n, k, kNvfp4BlockSize, out, [&](float largest) {
+    out.block_scales.push_back(rounding::ToE4M3(largest / 6.0f / global));
+    return rounding::FromE4M3(out.block_scales.back()) * global;
+  });
+  return global;
+}
+
+// Packs into `view.format` and fills in the view's fields of that format but for its data.
+void PackCodes(const float* w, const Int4Packing& int4, Packed& out, WeightView& view) {
+  switch (view.format) {
+    case WeightFormat::kF32:
+    case WeightFormat::kBF16:
+    case WeightFormat::kF16:
+      break;
+    case WeightFormat::kFp8Block:
+      PackFp8Block(w, view.n, view.k, out);
+      break;
+    case WeightFormat::kFp8Channel:
+      PackFp8Channel(w, view.n, view.k, out);
+      break;
+    case WeightFormat::kInt8Channel:
+      PackInt8Channel(w, view.n, view.k, out);
+      break;
+    case WeightFormat::kInt4Group:
+      PackInt4(w, view.n, view.k, int4, out);
+      view.group_size = int4.group_size;
+      if (!int4.symmetric) view.zeros = out.zeros.data();
+      break;
+    case WeightFormat::kMxfp4:
+      PackMxfp4(w, view.n, view.k, out);
+      view.scales = out.block_scales.data();
+      return;
+    case WeightFormat::kNvfp4:
+      view.global_scale = PackNvfp4(w, view.n, view.k, out);
+      view.scales = out.block_scales.data();
+      return;
   }
+  view.scales = out.scales.data();
 }
 
 }  // namespace
 
-WeightView Quantize(WeightFormat format, std::span<const float> w, int64_t n, int64_t k) {
+WeightView Quantize(WeightFormat format, std::span<const float> w, int64_t n, int64_t k,
+                    const Int4Packing& int4) {
   CHECK_EQ(static_cast<int64_t>(w.size()), n * k);
   const auto packed = std::make_shared<Packed>();
   WeightView view = {.format = format, .stored_k = k, .n = n, .k = k, .owner = packed};
@@ -85,27 +215,20 @@ WeightView Quantize(WeightFormat format, std::span<const float> w, int64_t n, in
     case WeightFormat::kF32:
       packed->f32.assign(w.begin(), w.end());
       view.data = packed->f32.data();
-      break;
+      return view;
     case WeightFormat::kBF16:
       for (float x : w) packed->bf16.push_back(ToBF16(x));
       view.data = packed->bf16.data();
-      break;
+      return view;
     case WeightFormat::kF16:
       for (float x : w) packed->f16.push_back(ToF16(x));
       view.data = packed->f16.data();
-      break;
-    case WeightFormat::kFp8Block:
-      PackFp8(w.data(), n, k, *packed);
+      return view;
+    default:
+      PackCodes(w.data(), int4, *packed, view);
       view.data = packed->codes.data();
-      view.scales = packed->scales.data();
-      break;
-    case WeightFormat::kMxfp4:
-      PackMxfp4(w.data(), n, k, *packed);
-      view.data = packed->codes.data();
-      view.scales = packed->powers.data();
-      break;
+      return view;
   }
-  return view;
 }
 
 }  // namespace switchyard

@@ -19,13 +19,37 @@ std::string_view Name(WeightFormat format) {
       return "float16";
     case WeightFormat::kFp8Block:
       return "fp8-block";
+    case WeightFormat::kFp8Channel:
+      return "fp8-channel";
+    case WeightFormat::kInt8Channel:
+      return "int8-channel";
+    case WeightFormat::kInt4Group:
+      return "int4-group";
     case WeightFormat::kMxfp4:
       return "mxfp4";
+    case WeightFormat::kNvfp4:
+      return "nvfp4";
   }
   CheckFailed(__FILE__, __LINE__, "unknown weight format");
 }
 
-double BytesPerWeight(WeightFormat format) {
+std::string_view Name(ActivationFormat format) {
+  switch (format) {
+    case ActivationFormat::kNone:
+      return "float32";
+    case ActivationFormat::kFp8Group:
+      return "fp8-group";
+    case ActivationFormat::kFp8Token:
+      return "fp8-token";
+    case ActivationFormat::kFp8Tensor:
+      return "fp8-tensor";
+    case ActivationFormat::kInt8Token:
+      return "int8-token";
+  }
+  CheckFailed(__FILE__, __LINE__, "unknown activation format");
+}
+
+double BytesPerWeight(WeightFormat format, int64_t group_size) {
   switch (format) {
     case WeightFormat::kF32:
       return 4;
@@ -34,8 +58,15 @@ double BytesPerWeight(WeightFormat format) {
       return 2;
     case WeightFormat::kFp8Block:
       return 1 + 4.0 / (kFp8BlockSize * kFp8BlockSize);
+    case WeightFormat::kFp8Channel:
+    case WeightFormat::kInt8Channel:
+      return 1;
+    case WeightFormat::kInt4Group:
+      return 0.5 + 5.0 / static_cast<double>(group_size);
     case WeightFormat::kMxfp4:
       return 0.5 + 1.0 / kMxfp4BlockSize;
+    case WeightFormat::kNvfp4:
+      return 0.5 + 1.0 / kNvfp4BlockSize;
   }
   CheckFailed(__FILE__, __LINE__, "unknown weight format");
 }
@@ -62,21 +93,60 @@ std::array<float, 256> MakeE4M3Table() {
   return table;
 }
 
-void DequantizeFp8(const WeightView& w, int64_t row, int64_t begin, int64_t end, float* out) {
+float E4M3(uint8_t code) {
   static const std::array<float, 256> kTable = MakeE4M3Table();
-  const auto* codes = static_cast<const uint8_t*>(w.data) + row * w.stored_k;
+  return kTable[code];
+}
+
+// The code of column j in a row of two to a byte, low nibble first.
+int Nibble(const uint8_t* codes, int64_t j) { return codes[j / 2] >> (j % 2 * 4) & 0xf; }
+
+const uint8_t* Bytes(const void* p) { return static_cast<const uint8_t*>(p); }
+
+void DequantizeFp8Block(const WeightView& w, int64_t row, int64_t begin, int64_t end, float* out) {
+  const uint8_t* codes = Bytes(w.data) + row * w.stored_k;
   const int64_t first = row / kFp8BlockSize * CeilDiv(w.stored_k, kFp8BlockSize);
   for (int64_t j = begin; j < end; ++j) {
-    *out++ = kTable[codes[j]] * LoadAt<float>(w.scales, first + j / kFp8BlockSize);
+    *out++ = E4M3(codes[j]) * LoadAt<float>(w.scales, first + j / kFp8BlockSize);
+  }
+}
+
+void DequantizeFp8Channel(const WeightView& w, int64_t row, int64_t begin, int64_t end,
+                          float* out) {
+  const uint8_t* codes = Bytes(w.data) + row * w.stored_k;
+  const float scale = LoadAt<float>(w.scales, row);
+  for (int64_t j = begin; j < end; ++j) *out++ = E4M3(codes[j]) * scale;
+}
+
+void DequantizeInt8(const WeightView& w, int64_t row, int64_t begin, int64_t end, float* out) {
+  const auto* codes = static_cast<const int8_t*>(w.data) + row * w.stored_k;
+  const float scale = LoadAt<float>(w.scales, row);
+  for (int64_t j = begin; j < end; ++j) *out++ = static_cast<float>(codes[j]) * scale;
+}
+
+void DequantizeInt4(const WeightView& w, int64_t row, int64_t begin, int64_t end, float* out) {
+  const uint8_t* codes = Bytes(w.data) + row * (w.stored_k / 2);
+  const int64_t first = row * CeilDiv(w.stored_k, w.group_size);
+  for (int64_t j = begin; j < end; ++j) {
+    const int64_t group = first + j / w.group_size;
+    const int zero = w.zeros != nullptr ? Bytes(w.zeros)[group] : kInt4Zero;
+    *out++ = static_cast<float>(Nibble(codes, j) - zero) * LoadAt<float>(w.scales, group);
   }
 }
 
 void DequantizeMxfp4(const WeightView& w, int64_t row, int64_t begin, int64_t end, float* out) {
-  const auto* codes = static_cast<const uint8_t*>(w.data) + row * (w.stored_k / 2);
-  const auto* scales = static_cast<const uint8_t*>(w.scales) + row * (w.stored_k / kMxfp4BlockSize);
+  const uint8_t* codes = Bytes(w.data) + row * (w.stored_k / 2);
+  const uint8_t* scales = Bytes(w.scales) + row * (w.stored_k / kMxfp4BlockSize);
   for (int64_t j = begin; j < end; ++j) {
-    const int code = codes[j / 2] >> (j % 2 * 4) & 0xf;
-    *out++ = kE2M1[code] * FromE8M0(scales[j / kMxfp4BlockSize]);
+    *out++ = kE2M1[Nibble(codes, j)] * FromE8M0(scales[j / kMxfp4BlockSize]);
+  }
+}
+
+void DequantizeNvfp4(const WeightView& w, int64_t row, int64_t begin, int64_t end, float* out) {
+  const uint8_t* codes = Bytes(w.data) + row * (w.stored_k / 2);
+  const uint8_t* scales = Bytes(w.scales) + row * (w.stored_k / kNvfp4BlockSize);
+  for (int64_t j = begin; j < end; ++j) {
+    *out++ = kE2M1[Nibble(codes, j)] * (E4M3(scales[j / kNvfp4BlockSize]) * w.global_scale);
   }
 }
 
@@ -97,9 +167,17 @@ void DequantizeRow(const WeightView& w, int64_t row, int64_t col_begin, int64_t 
     case WeightFormat::kF16:
       return Convert<F16>(w.data, first, count, out);
     case WeightFormat::kFp8Block:
-      return DequantizeFp8(w, stored_row, begin, end, out);
+      return DequantizeFp8Block(w, stored_row, begin, end, out);
+    case WeightFormat::kFp8Channel:
+      return DequantizeFp8Channel(w, stored_row, begin, end, out);
+    case WeightFormat::kInt8Channel:
+      return DequantizeInt8(w, stored_row, begin, end, out);
+    case WeightFormat::kInt4Group:
+      return DequantizeInt4(w, stored_row, begin, end, out);
     case WeightFormat::kMxfp4:
       return DequantizeMxfp4(w, stored_row, begin, end, out);
+    case WeightFormat::kNvfp4:
+      return DequantizeNvfp4(w, stored_row, begin, end, out);
   }
   CheckFailed(__FILE__, __LINE__, "unknown weight format");
 }

@@ -11,7 +11,9 @@
 namespace switchyard {
 
 std::string_view Name(WeightFormat format);
-double BytesPerWeight(WeightFormat format);  // scales included
+std::string_view Name(ActivationFormat format);
+// Scales and zero points included, but for those of one a row. `group_size` is kInt4Group's.
+double BytesPerWeight(WeightFormat format, int64_t group_size = 128);
 
 // Rows [0, n) and columns [0, k) of this view are rows row0 + i·row_step and columns col0 + j of
 // the stored matrix. A view never copies: tensor-parallel shards, interleaved gate/up rows and
@@ -21,7 +23,12 @@ struct WeightView {
   WeightFormat format = WeightFormat::kF32;
   const void* data = nullptr;    // element (0, 0) of the stored matrix (of this expert's matrix)
   const void* scales = nullptr;  // of the stored matrix; null for plain formats
-  int64_t stored_k = 0;          // columns of the stored matrix
+  const void* zeros = nullptr;   // kInt4Group: zero points; null: 8
+  int32_t group_size = 0;        // kInt4Group: columns that share a scale
+  float global_scale = 1.0f;     // kNvfp4
+  ActivationFormat activation = ActivationFormat::kNone;  // of the rows it is multiplied with
+  float input_scale = 1.0f;                               // of kFp8Tensor
+  int64_t stored_k = 0;                                   // columns of the stored matrix
   int64_t row0 = 0, row_step = 1, col0 = 0;
   int64_t n = 0, k = 0;
   std::shared_ptr<const void> owner;  // the mapping or allocation behind data and scales

@@ -11,16 +11,34 @@ namespace {
 
 int64_t RoundUp(int64_t n, int64_t step) { return CeilDiv(n, step) * step; }
 
-int64_t ScaleFloats(int64_t k) { return RoundUp(k / kMxfp4BlockSize + 2, kMaxLanes); }
+int64_t ScaleFloats(int64_t k) { return RoundUp(2 * (k / kInt4Block + 2) + kMaxLanes, kMaxLanes); }
 
 void Convert(const void* view, int64_t row, int64_t begin, int64_t end, float* out) {
   DequantizeRow(*static_cast<const WeightView*>(view), row, begin, end, out);
 }
 
-struct Buffer {
-  std::unique_ptr<float, decltype(&std::free)> data{nullptr, &std::free};
-  int64_t size = 0;
+// Memory of a thread that grows to the largest request and is kept.
+class Buffer {
+ public:
+  void* Get(int64_t bytes) {
+    if (bytes > size_) {
+      const int64_t size = RoundUp(bytes, 4096);
+      data_.reset(std::aligned_alloc(64, size));
+      CHECK(data_ != nullptr);
+      size_ = size;
+    }
+    return data_.get();
+  }
+
+ private:
+  std::unique_ptr<void, decltype(&std::free)> data_{nullptr, &std::free};
+  int64_t size_ = 0;
 };
+
+Leaves WithVnni(Leaves leaves) {
+  leaves.linear_int8 = avx512::LinearInt8;
+  return leaves;
+}
 
 }  // namespace
 
@@ -30,26 +48,41 @@ const Leaves* ActiveLeaves() {
       return nullptr;
     case Isa::kAvx2:
       return &avx2::kLeaves;
-    case Isa::kAvx512:
-      return &avx512::kLeaves;
+    case Isa::kAvx512: {
+      static const Leaves leaves =
+          HasAvx512Vnni() ? WithVnni(avx512::kLeaves) : Leaves(avx512::kLeaves);
+      return &leaves;
+    }
   }
   return nullptr;
 }
 
 float* ThreadScratch(int64_t count) {
   static thread_local Buffer buffer;
-  if (count > buffer.size) {
-    const int64_t size = RoundUp(count, 1024);
-    buffer.data.reset(static_cast<float*>(std::aligned_alloc(64, size * sizeof(float))));
-    CHECK(buffer.data != nullptr);
-    buffer.size = size;
-  }
-  return buffer.data.get();
+  return static_cast<float*>(buffer.Get(count * static_cast<int64_t>(sizeof(float))));
+}
+
+char* CallScratch(int64_t bytes) {
+  static thread_local Buffer buffer;
+  return static_cast<char*>(buffer.Get(bytes));
 }
 
 WeightRef MakeRef(const WeightView& w) {
-  return {w.format, w.data, w.scales, w.stored_k, w.row0, w.row_step,
-          w.col0,   w.n,    w.k,      Convert,    &w,     0};
+  return {.format = w.format,
+          .data = w.data,
+          .scales = w.scales,
+          .zeros = w.zeros,
+          .group_size = w.group_size,
+          .global_scale = w.global_scale,
+          .stored_k = w.stored_k,
+          .row0 = w.row0,
+          .row_step = w.row_step,
+          .col0 = w.col0,
+          .n = w.n,
+          .k = w.k,
+          .convert = Convert,
+          .view = &w,
+          .skip = 0};
 }
 
 int64_t LinearScratch(int64_t k) {

@@ -10,12 +10,19 @@
 
 namespace switchyard::kernels::cpu {
 
+// Whether the CPU multiplies int8 in AVX-512 registers; a part of Isa::kAvx512 that some lack.
+bool HasAvx512Vnni();
+
 // The leaves of ActiveIsa(); null when that is kReference.
 const Leaves* ActiveLeaves();
 
 // `count` floats, aligned to 64 bytes, of the calling thread; valid until its next call. The memory
 // grows to the largest request and is kept.
 float* ThreadScratch(int64_t count);
+
+// `bytes`, aligned to 64, of the calling thread, for the whole of one op; its tasks have
+// ThreadScratch. Valid until the thread's next op.
+char* CallScratch(int64_t bytes);
 
 WeightRef MakeRef(const WeightView& w);
 

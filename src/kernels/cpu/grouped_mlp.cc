@@ -1,9 +1,12 @@
 // GroupedMlp in two loops: gate, up and activation into the scratch; then down. Tasks are blocks of
-// one expert's columns, so that a single token's few experts still occupy every thread.
+// one expert's columns, so that a single token's few experts still occupy every thread. Before each
+// loop its input rows are rounded, if the experts want that.
+#include <algorithm>
 #include <vector>
 
 #include "core/check.h"
 #include "kernels/cpu/driver.h"
+#include "kernels/cpu/rounded_rows.h"
 #include "kernels/ops.h"
 #include "kernels/reference.h"
 
@@ -12,12 +15,110 @@ namespace {
 
 constexpr int64_t kTaskColumns = 128;
 
+// What a set of weights wants its inputs rounded to.
+struct Forms {
+  bool floats = false, codes = false, alike = true;
+  bool any() const { return floats || codes; }
+};
+
+template <typename WeightOf>
+Forms FormsOf(const std::vector<int32_t>& experts, const WeightOf& weight_of) {
+  Forms forms;
+  for (const int32_t e : experts) {
+    const WeightView& w = weight_of(e);
+    const bool int8 = cpu::MultipliesInt8(w);
+    forms.codes = forms.codes || int8;
+    forms.floats = forms.floats || (!int8 && w.activation != ActivationFormat::kNone);
+    forms.alike = forms.alike && cpu::SameInput(w, weight_of(experts[0]));
+  }
+  return forms;
+}
+
+// The rows of x, rounded for gate and up: the input of output row r is row places[r].
+struct Inputs {
+  cpu::RoundedRows rows;
+  const int32_t* places = nullptr;
+};
+
+// A row of x to round, for this expert.
+struct Source {
+  int32_t row, expert;
+};
+
+// Lists what to round. Where experts are alike, a row that several of them read is rounded once.
+void ListSources(const GroupedMlpParams& p, const std::vector<int32_t>& experts, bool alike,
+                 std::vector<Source>& sources, std::vector<int32_t>& places) {
+  static thread_local std::vector<int32_t> place_of_row;
+  place_of_row.clear();
+  sources.clear();
+  places.assign(p.offsets.back(), 0);
+  for (const int32_t e : experts) {
+    for (int32_t r = p.offsets[e]; r < p.offsets[e + 1]; ++r) {
+      const int32_t row = p.row_ids != nullptr ? p.row_ids[r] : r;
+      const auto next = static_cast<int32_t>(sources.size());
+      if (alike) {
+        if (row >= static_cast<int32_t>(place_of_row.size())) place_of_row.resize(row + 1, -1);
+        places[r] = place_of_row[row] >= 0 ? place_of_row[row] : next;
+        place_of_row[row] = places[r];
+      } else {
+        places[r] = next;
+      }
+      if (places[r] == next) sources.push_back({row, e});
+    }
+  }
+}
+
+Inputs RoundInputs(const GroupedMlpParams& p, const std::vector<int32_t>& experts, int64_t hidden,
+                   ThreadPool& pool) {
+  const auto gate = [&](int32_t e) -> const WeightView& { return p.experts[e].gate; };
+  const Forms forms = FormsOf(experts, gate);
+  if (!forms.any()) return {};
+  static thread_local std::vector<Source> sources;
+  static thread_local std::vector<int32_t> places;
+  ListSources(p, experts, forms.alike, sources, places);
+  const auto count = static_cast<int64_t>(sources.size());
+  char* memory = cpu::CallScratch(cpu::RoundedBytes(count, hidden, forms.floats, forms.codes));
+  const cpu::RoundedRows rows = cpu::PlaceRounded(count, hidden, forms.floats, forms.codes, memory);
+  const Source* source = sources.data();  // workers would find their own vector
+  cpu::RunRows(pool, count, hidden, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const WeightView& w = p.experts[source[i].expert].gate;
+      if (w.activation != ActivationFormat::kNone) rows.Put(w, i, p.x + source[i].row * p.ldx);
+    }
+  });
+  return {rows, places.data()};
+}
+
+// The activated middle, rounded for down: float32 in place, codes in the calling thread's memory.
+cpu::RoundedRows RoundMiddle(const GroupedMlpParams& p, const std::vector<int32_t>& experts,
+                             int64_t width, ThreadPool& pool) {
+  const auto down = [&](int32_t e) -> const WeightView& { return p.experts[e].down; };
+  const Forms forms = FormsOf(experts, down);
+  if (!forms.any()) return {};
+  const int64_t count = p.offsets.back();
+  char* memory = cpu::CallScratch(cpu::RoundedBytes(count, width, false, forms.codes));
+  cpu::RoundedRows rows = cpu::PlaceRounded(count, width, false, forms.codes, memory);
+  rows.x = p.scratch;
+  rows.ldx = width;
+  cpu::RunRows(pool, count, width, [&](int64_t begin, int64_t end) {
+    auto e = std::upper_bound(p.offsets.begin(), p.offsets.end(), begin) - p.offsets.begin() - 1;
+    for (int64_t r = begin; r < end; ++r) {
+      while (r >= p.offsets[e + 1]) ++e;
+      const WeightView& w = p.experts[e].down;
+      if (w.activation != ActivationFormat::kNone) rows.Put(w, r, p.scratch + r * width);
+    }
+  });
+  return rows;
+}
+
 // One call of GroupedMlp, with the experts that have rows.
 struct Run {
   const GroupedMlpParams& p;
   const cpu::Leaves& leaves;
   const std::vector<int32_t>& experts;
   int64_t width, hidden;  // I, H
+  Inputs inputs;
+  cpu::RoundedRows middle;
 
   void Middle(int64_t task) const {
     const int64_t blocks = CeilDiv(width, kTaskColumns);
@@ -34,6 +135,7 @@ struct Run {
         .w = cpu::MakeRef(w.gate),
         .x = p.row_ids != nullptr ? cpu::RowSource{p.x, p.ldx, p.row_ids + first}
                                   : cpu::RowSource{p.x + first * p.ldx, p.ldx, nullptr},
+        .codes = {},
         .m = m,
         .begin = begin,
         .end = end,
@@ -43,12 +145,13 @@ struct Run {
         .accumulate = false,
         .scratch = scratch,
     };
-    leaves.linear(t);
+    const int32_t* ids = inputs.places != nullptr ? inputs.places + first : nullptr;
+    cpu::RunLinear(leaves, w.gate, inputs.rows, 0, ids, t);
     t.w = cpu::MakeRef(w.up);
     t.bias = w.up_bias;
     t.y = up - begin;
     t.ldy = kTaskColumns;
-    leaves.linear(t);
+    cpu::RunLinear(leaves, w.up, inputs.rows, 0, ids, t);
     for (int64_t i = 0; i < m; ++i) {
       Activate(p.scratch + (first + i) * width + begin, up + i * kTaskColumns, end - begin);
     }
@@ -69,9 +172,10 @@ struct Run {
     const ExpertWeights& w = p.experts[e];
     const int64_t first = p.offsets[e];
     const int64_t begin = task % blocks * kTaskColumns;
-    leaves.linear({
+    const cpu::LinearTask t = {
         .w = cpu::MakeRef(w.down),
         .x = {p.scratch + first * width, width, nullptr},
+        .codes = {},
         .m = p.offsets[e + 1] - first,
         .begin = begin,
         .end = std::min(hidden, begin + kTaskColumns),
@@ -80,7 +184,8 @@ struct Run {
         .ldy = p.ldo,
         .accumulate = false,
         .scratch = cpu::ThreadScratch(cpu::LinearScratch(width)),
-    });
+    };
+    cpu::RunLinear(leaves, w.down, middle, first, nullptr, t);
   }
 };
 
@@ -96,11 +201,14 @@ void GroupedMlp(const GroupedMlpParams& p, ThreadPool& pool) {
     if (p.offsets[e] < p.offsets[e + 1]) busy.push_back(static_cast<int32_t>(e));
   }
   if (busy.empty()) return;
+  for (const int32_t e : busy) CHECK(cpu::SameInput(p.experts[e].gate, p.experts[e].up));
   const ExpertWeights& w = p.experts[busy[0]];
-  const Run run = {p, *leaves, busy, w.gate.n, w.down.n};
+  Run run = {p, *leaves, busy, w.gate.n, w.down.n, {}, {}};
   const auto count = static_cast<int64_t>(busy.size());
+  run.inputs = RoundInputs(p, busy, run.hidden, pool);
   cpu::RunTasks(pool, count * CeilDiv(run.width, kTaskColumns),
                 [&](int64_t task) { run.Middle(task); });
+  run.middle = RoundMiddle(p, busy, run.width, pool);
   cpu::RunTasks(pool, count * CeilDiv(run.hidden, kTaskColumns),
                 [&](int64_t task) { run.Down(task); });
 }

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "quant/activations.h"
 #include "quant/formats.h"
 
 namespace switchyard::kernels::cpu {
@@ -18,6 +19,9 @@ struct WeightRef {
   WeightFormat format;
   const void* data;
   const void* scales;
+  const void* zeros;
+  int32_t group_size;
+  float global_scale;
   int64_t stored_k, row0, row_step, col0, n, k;
   // Converts columns [begin, end) of a row of `view` where no vector path does: when the first
   // column lies inside a block. Column 0 of this part is column `skip` of the view.
@@ -33,17 +37,27 @@ struct RowSource {
   const int32_t* ids;
 };
 
+// Row i of an input in int8 is row (ids ? ids[i] : i) of codes, `ld` apart, a multiple of 64, with
+// zeros after the last column.
+struct Int8Source {
+  const int8_t* base = nullptr;
+  int64_t ld = 0;
+  const int32_t* ids = nullptr;
+  const Int8Row* rows = nullptr;
+};
+
 // y[i, n] for all rows i in [0, m) and the weight rows n in [begin, end).
 struct LinearTask {
   WeightRef w;
-  RowSource x;
+  RowSource x;       // of `linear`
+  Int8Source codes;  // of `linear_int8`, whose weights are kInt8Channel
   int64_t m;
   int64_t begin, end;
   const float* bias;
   float* y;
   int64_t ldy;
   bool accumulate;
-  float* scratch;  // LinearScratch(k) floats, see cpu/driver.h
+  float* scratch;  // of `linear`: LinearScratch(k) floats, see cpu/driver.h
 };
 
 // y[i, c] = Σ_r x[i, r] · W[r, c] for the columns c in [begin, end), at most kColumnBlock of them.
@@ -81,6 +95,7 @@ struct AttentionTask {
 };
 
 constexpr int64_t kMaxLanes = 16;
+constexpr int64_t kInt4Block = 32;     // columns; groups that are no multiple take the scalar path
 constexpr int64_t kPanelRows = 32;     // weight rows converted to float32 at a time
 constexpr int64_t kPanelDepth = 1024;  // columns that a register tile runs over before it moves on
 constexpr int64_t kPanelBatch = 96;    // activation rows that share a converted panel from L2
@@ -89,9 +104,11 @@ constexpr int64_t kColumnDepth = 64;   // rows of W that it converts at a time
 constexpr int64_t kColumnBatch = 32;   // rows of x that share them
 constexpr int64_t kKeyBlock = 64;      // keys of one softmax step, at absolute multiples of it
 constexpr int64_t kQueryBlock = 64;    // query vectors of an AttentionTask
+constexpr int64_t kInt8MaxDepth = 1 << 17;  // columns whose int8 products add up in an int32
 
 struct Leaves {
   void (*linear)(const LinearTask&);
+  void (*linear_int8)(const LinearTask&);
   void (*columns)(const ColumnsTask&);
   void (*attention)(const AttentionTask&);
   void (*rms_norm)(const float* x, const float* weight, float* y, int64_t n, float eps);
@@ -106,11 +123,13 @@ struct Leaves {
 
 namespace avx2 {
 void Linear(const LinearTask& t);
+void LinearInt8(const LinearTask& t);
 extern const Leaves kLeaves;
 }  // namespace avx2
 namespace avx512 {
 void Linear(const LinearTask& t);
-extern const Leaves kLeaves;
+void LinearInt8(const LinearTask& t);  // wants VNNI
+extern const Leaves kLeaves;           // its linear_int8 does not
 }  // namespace avx512
 
 }  // namespace switchyard::kernels::cpu

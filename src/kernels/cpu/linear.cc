@@ -2,9 +2,11 @@
 // there are few weight rows.
 #include <algorithm>
 #include <span>
+#include <vector>
 
 #include "core/check.h"
 #include "kernels/cpu/driver.h"
+#include "kernels/cpu/rounded_rows.h"
 #include "kernels/ops.h"
 #include "kernels/reference.h"
 
@@ -35,14 +37,58 @@ Cut CutLinear(int64_t m, int64_t n, int64_t total_n, int threads) {
   return cut;
 }
 
-void RunTask(const cpu::Leaves& leaves, const LinearParams& p, const Cut& cut, int64_t task) {
+bool SharesInput(const LinearParams& a, const LinearParams& b) {
+  return a.x == b.x && a.ldx == b.ldx && a.m == b.m && a.w.k == b.w.k && cpu::SameInput(a.w, b.w);
+}
+
+cpu::RoundedRows RoundInput(const LinearParams& p, char* memory, ThreadPool& pool) {
+  const bool codes = cpu::MultipliesInt8(p.w);
+  const cpu::RoundedRows rows = cpu::PlaceRounded(p.m, p.w.k, !codes, codes, memory);
+  cpu::RunRows(pool, p.m, p.w.k, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) rows.Put(p.w, i, p.x + i * p.ldx);
+  });
+  return rows;
+}
+
+// One for each part, empty where its weight takes float32 as it is. Parts that want the same rows
+// in the same format share them. In the calling thread's memory, like CallScratch.
+std::span<const cpu::RoundedRows> RoundInputs(std::span<const LinearParams> parts,
+                                              ThreadPool& pool) {
+  static thread_local std::vector<cpu::RoundedRows> inputs;
+  inputs.assign(parts.size(), {});
+  const auto first_like = [&](size_t i) {
+    size_t first = 0;
+    while (!SharesInput(parts[first], parts[i])) ++first;
+    return first;
+  };
+  const auto bytes_of = [&](size_t i) {
+    const LinearParams& p = parts[i];
+    if (p.w.activation == ActivationFormat::kNone || first_like(i) != i) return int64_t{0};
+    const bool codes = cpu::MultipliesInt8(p.w);
+    return cpu::RoundedBytes(p.m, p.w.k, !codes, codes);
+  };
+  int64_t bytes = 0;
+  for (size_t i = 0; i < parts.size(); ++i) bytes += bytes_of(i);
+  if (bytes == 0) return inputs;
+  char* memory = cpu::CallScratch(bytes);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const int64_t own = bytes_of(i);
+    inputs[i] = own > 0 ? RoundInput(parts[i], memory, pool) : inputs[first_like(i)];
+    memory += own;
+  }
+  return inputs;
+}
+
+void RunTask(const cpu::Leaves& leaves, const LinearParams& p, const cpu::RoundedRows& input,
+             const Cut& cut, int64_t task) {
   const int64_t column = task % cut.columns, batch = task / cut.columns;
   const int64_t first = p.m * batch / cut.batches, last = p.m * (batch + 1) / cut.batches;
   // Whole panels, so that no task but the last ends in a part of one.
   const int64_t panels = CeilDiv(p.w.n, kPanelRows);
-  leaves.linear({
+  cpu::LinearTask t = {
       .w = cpu::MakeRef(p.w),
       .x = {p.x + first * p.ldx, p.ldx, nullptr},
+      .codes = {},
       .m = last - first,
       .begin = panels * column / cut.columns * kPanelRows,
       .end = std::min(p.w.n, panels * (column + 1) / cut.columns * kPanelRows),
@@ -51,7 +97,8 @@ void RunTask(const cpu::Leaves& leaves, const LinearParams& p, const Cut& cut, i
       .ldy = p.ldy,
       .accumulate = p.accumulate,
       .scratch = cpu::ThreadScratch(cpu::LinearScratch(p.w.k)),
-  });
+  };
+  cpu::RunLinear(leaves, p.w, input, first, nullptr, t);
 }
 
 }  // namespace
@@ -73,10 +120,11 @@ void LinearGroup(std::span<const LinearParams> parts, ThreadPool& pool) {
     return CutLinear(p.m, p.w.n, total_n, pool.num_threads());
   };
   for (const LinearParams& p : parts) tasks += cut(p).tasks();
+  const std::span<const cpu::RoundedRows> inputs = RoundInputs(parts, pool);
   cpu::RunTasks(pool, tasks, [&](int64_t task) {
-    for (const LinearParams& p : parts) {
-      const Cut c = cut(p);
-      if (task < c.tasks()) return RunTask(*leaves, p, c, task);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const Cut c = cut(parts[i]);
+      if (task < c.tasks()) return RunTask(*leaves, parts[i], inputs[i], c, task);
       task -= c.tasks();
     }
   });
@@ -95,6 +143,7 @@ void HeadLinear(const HeadLinearParams& p, ThreadPool& pool) {
       leaves->linear({
           .w = cpu::MakeRef(w),
           .x = {source(head), p.ldx, nullptr},
+          .codes = {},
           .m = p.m,
           .begin = 0,
           .end = w.n,

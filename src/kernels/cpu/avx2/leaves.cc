@@ -9,6 +9,7 @@ namespace switchyard::kernels::cpu::avx2 {
 
 constexpr Leaves kLeaves = {
     .linear = Linear,
+    .linear_int8 = LinearInt8,
     .columns = simd::Columns<Vec>,
     .attention = simd::Attention<Vec>,
     .rms_norm = simd::RmsNorm<Vec>,

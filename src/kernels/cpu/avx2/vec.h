@@ -20,6 +20,7 @@ struct Vec {
 
   static F Zero() { return _mm256_setzero_ps(); }
   static F Set1(float x) { return _mm256_set1_ps(x); }
+  static F Pairs(float a, float b) { return _mm256_unpacklo_ps(Set1(a), Set1(b)); }  // a, b, a, …
   static F Load(const float* p) { return _mm256_loadu_ps(p); }
   static F LoadN(const float* p, int64_t n) { return _mm256_maskload_ps(p, First(n)); }
   static void Store(float* p, F x) { _mm256_storeu_ps(p, x); }
@@ -98,18 +99,33 @@ struct Vec {
   }
   static F E4M3Over256N(const void* p, int64_t n) { return Fp8(Partial(p, n)); }
 
-  // Eight e2m1 codes from four bytes, low nibble first.
+  static F Int8(const void* p) {
+    const __m128i codes = _mm_loadl_epi64(static_cast<const __m128i*>(p));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
+  }
+  static F Int8N(const void* p, int64_t n) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(Partial(p, n)));
+  }
+
+  // Eight codes from four bytes, low nibble first: e2m1, and whole numbers 0 to 15.
   static F E2M1(const void* p) {
-    const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
-    int32_t codes;
-    __builtin_memcpy(&codes, p, sizeof(codes));
-    const __m256i x = _mm256_srlv_epi32(_mm256_set1_epi32(codes), shifts);
+    const __m256i x = Nibbles(p);
     const F magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
     const __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(x, 3), 31);
     return _mm256_xor_ps(_mm256_permutevar8x32_ps(magnitudes, x), _mm256_castsi256_ps(sign));
   }
+  static F UInt4(const void* p) {
+    return _mm256_cvtepi32_ps(_mm256_and_si256(Nibbles(p), _mm256_set1_epi32(15)));
+  }
 
  private:
+  // Lane i has nibble i in its low bits, and others above it.
+  static __m256i Nibbles(const void* p) {
+    const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+    int32_t codes;
+    __builtin_memcpy(&codes, p, sizeof(codes));
+    return _mm256_srlv_epi32(_mm256_set1_epi32(codes), shifts);
+  }
   static __m128 Halves(F x) {
     return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
   }

@@ -9,6 +9,7 @@ namespace switchyard::kernels::cpu::avx512 {
 
 constexpr Leaves kLeaves = {
     .linear = Linear,
+    .linear_int8 = avx2::LinearInt8,
     .columns = simd::Columns<Vec>,
     .attention = simd::Attention<Vec>,
     .rms_norm = simd::RmsNorm<Vec>,

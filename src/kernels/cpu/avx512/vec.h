@@ -17,6 +17,7 @@ struct Vec {
 
   static F Zero() { return _mm512_setzero_ps(); }
   static F Set1(float x) { return _mm512_set1_ps(x); }
+  static F Pairs(float a, float b) { return _mm512_unpacklo_ps(Set1(a), Set1(b)); }  // a, b, a, …
   static F Load(const float* p) { return _mm512_loadu_ps(p); }
   static F LoadN(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(First(n), p); }
   static void Store(float* p, F x) { _mm512_storeu_ps(p, x); }
@@ -92,20 +93,36 @@ struct Vec {
   }
   static F E4M3Over256N(const void* p, int64_t n) { return Fp8(_mm_maskz_loadu_epi8(First(n), p)); }
 
-  // Sixteen e2m1 codes from eight bytes, low nibble first.
+  static F Int8(const void* p) {
+    const __m128i codes = _mm_loadu_si128(static_cast<const __m128i*>(p));
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes));
+  }
+  static F Int8N(const void* p, int64_t n) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(First(n), p)));
+  }
+
+  // Sixteen codes from eight bytes, low nibble first: e2m1, and whole numbers 0 to 15.
   static F E2M1(const void* p) {
+    const F values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f,
+                                    -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+    return _mm512_permutexvar_ps(Nibbles(p), values);
+  }
+  static F UInt4(const void* p) {
+    const F values = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_permutexvar_ps(Nibbles(p), values);
+  }
+
+ private:
+  // Lane i has nibble i in its low bits, and others above it.
+  static __m512i Nibbles(const void* p) {
     int32_t low, high;  // two loads on purpose: they broadcast from memory, not across registers
     __builtin_memcpy(&low, p, sizeof(low));
     __builtin_memcpy(&high, static_cast<const char*>(p) + sizeof(low), sizeof(high));
     const __m512i x = _mm512_mask_set1_epi32(_mm512_set1_epi32(low), 0xff00, high);
     const __m512i shifts =
         _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
-    const F values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f,
-                                    -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
-    return _mm512_permutexvar_ps(_mm512_srlv_epi32(x, shifts), values);
+    return _mm512_srlv_epi32(x, shifts);
   }
-
- private:
   static F Widen(__m256i x) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
   }

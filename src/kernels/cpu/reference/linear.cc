@@ -1,8 +1,11 @@
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
+#include "kernels/cpu/rounded_rows.h"
 #include "kernels/reference.h"
+#include "quant/activations.h"
 
 namespace switchyard::kernels::reference {
 namespace {
@@ -22,14 +25,38 @@ float Activate(const GroupedMlpParams& p, float gate, float up) {
   return static_cast<float>(g * Sigmoid(p.alpha * g) * (u + 1));
 }
 
+// Exact sums of int8 codes, and the one order of roundings after them that every kernel keeps.
+void LinearInt8(const LinearParams& p) {
+  std::vector<int8_t> x(p.w.k);
+  for (int64_t m = 0; m < p.m; ++m) {
+    const Int8Row row = QuantizeInt8Row(p.x + m * p.ldx, p.w.k, x.data());
+    for (int64_t n = 0; n < p.w.n; ++n) {
+      const int64_t stored_row = p.w.row0 + n * p.w.row_step;
+      const auto* w = static_cast<const int8_t*>(p.w.data) + stored_row * p.w.stored_k + p.w.col0;
+      int32_t sum = 0;
+      for (int64_t k = 0; k < p.w.k; ++k) sum += x[k] * w[k];
+      float scale;
+      std::memcpy(&scale, static_cast<const char*>(p.w.scales) + stored_row * 4, sizeof(scale));
+      float value = static_cast<float>(sum) * row.scale * scale;
+      if (p.bias != nullptr) value += p.bias[n];
+      float& y = p.y[m * p.ldy + n];
+      y = p.accumulate ? y + value : value;
+    }
+  }
+}
+
 }  // namespace
 
 void Linear(const LinearParams& p) {
-  std::vector<float> row(p.w.k);
+  if (cpu::MultipliesInt8(p.w)) return LinearInt8(p);
+  std::vector<float> x(p.m * p.w.k), row(p.w.k);
+  for (int64_t m = 0; m < p.m; ++m) {
+    RoundActivations(p.w.activation, p.w.input_scale, p.x + m * p.ldx, p.w.k, &x[m * p.w.k]);
+  }
   for (int64_t n = 0; n < p.w.n; ++n) {
     DequantizeRow(p.w, n, 0, p.w.k, row.data());
     for (int64_t m = 0; m < p.m; ++m) {
-      double sum = Dot(p.x + m * p.ldx, row.data(), p.w.k);
+      double sum = Dot(&x[m * p.w.k], row.data(), p.w.k);
       if (p.bias != nullptr) sum += p.bias[n];
       float& y = p.y[m * p.ldy + n];
       y = p.accumulate ? static_cast<float>(y + sum) : static_cast<float>(sum);
@@ -54,10 +81,11 @@ void GroupedMlp(const GroupedMlpParams& p) {
 
 void HeadLinear(const HeadLinearParams& p) {
   for (size_t h = 0; h < p.w.size(); ++h) {
-    const WeightView& w = p.w[h];
+    WeightView w = p.w[h];
     const float* x = p.x + h * p.head_stride_x;
     float* y = p.y + h * p.head_stride_y;
     if (p.transposed) {
+      w.activation = ActivationFormat::kNone;
       Linear({.x = x, .ldx = p.ldx, .w = w, .y = y, .ldy = p.ldy, .m = p.m});
       continue;
     }

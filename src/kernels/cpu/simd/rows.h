@@ -39,7 +39,7 @@ struct Fp8Row {
   static constexpr int kBitsPerWeight = 8;
   const char* p;
   const float* scales;
-  int64_t phase;
+  uint64_t phase;
   typename V::F Scale(int64_t j) const { return V::Set1(scales[(j + phase) / kFp8BlockSize]); }
   typename V::F At(int64_t j) const { return V::Mul(V::E4M3Over256(p + j), Scale(j)); }
   typename V::F AtN(int64_t j, int64_t n) const {
@@ -47,27 +47,84 @@ struct Fp8Row {
   }
 };
 
-// `scales`: one for each 32 columns. Column 0 starts a block, so whole vectors can always be read.
+// `scales`: the row's, times 256.
 template <class V>
+struct Fp8ChannelRow {
+  static constexpr int kBitsPerWeight = 8;
+  const char* p;
+  const float* scales;
+  typename V::F At(int64_t j) const { return V::Mul(V::E4M3Over256(p + j), V::Set1(*scales)); }
+  typename V::F AtN(int64_t j, int64_t n) const {
+    return V::Mul(V::E4M3Over256N(p + j, n), V::Set1(*scales));
+  }
+};
+
+// `scales`: the row's.
+template <class V>
+struct Int8ChannelRow {
+  static constexpr int kBitsPerWeight = 8;
+  const char* p;
+  const float* scales;
+  typename V::F At(int64_t j) const { return V::Mul(V::Int8(p + j), V::Set1(*scales)); }
+  typename V::F AtN(int64_t j, int64_t n) const {
+    return V::Mul(V::Int8N(p + j, n), V::Set1(*scales));
+  }
+};
+
+// `scales`: zero point and scale for each kInt4Block columns, counted from `phase` before column 0.
+// Groups are whole blocks, whatever their size.
+template <class V>
+struct Int4Row {
+  static constexpr int kBitsPerWeight = 4;
+  const char* p;
+  const float* scales;
+  uint64_t phase;
+  typename V::F Scaled(typename V::F codes, int64_t j) const {
+    const float* block = scales + (j + phase) / kInt4Block * 2;
+    return V::Mul(V::Sub(codes, V::Set1(block[0])), V::Set1(block[1]));
+  }
+  typename V::F At(int64_t j) const { return Scaled(V::UInt4(p + j / 2), j); }
+  typename V::F AtN(int64_t j, int64_t n) const {
+    char codes[V::kLanes / 2] = {};
+    __builtin_memcpy(codes, p + j / 2, (n + 1) / 2);
+    return V::KeepFirst(Scaled(V::UInt4(codes), j), n, V::Zero());
+  }
+};
+
+// `scales`: one for each kBlock columns, counted from `phase` before column 0. Stored rows are
+// whole blocks and vectors do not straddle them, so whole vectors can always be read.
+template <class V, int64_t kBlock>
 struct Fp4Row {
   static constexpr int kBitsPerWeight = 4;
   const char* p;
   const float* scales;
+  uint64_t phase;
   typename V::F At(int64_t j) const {
-    return V::Mul(V::E2M1(p + j / 2), V::Set1(scales[j / kMxfp4BlockSize]));
+    return V::Mul(V::E2M1(p + j / 2), V::Set1(scales[(j + phase) / kBlock]));
   }
   typename V::F AtN(int64_t j, int64_t n) const { return V::KeepFirst(At(j), n, V::Zero()); }
 };
+template <class V>
+using Mxfp4Row = Fp4Row<V, kMxfp4BlockSize>;
+template <class V>
+using Nvfp4Row = Fp4Row<V, kNvfp4BlockSize>;
 
-// Floats kept for a row's scales: whole cache lines, so that what follows stays aligned.
+// Floats kept for a row's scales: whole cache lines, so that what follows stays aligned, and one
+// that MakeRow may write over the end.
 template <class V>
 constexpr int64_t ScaleFloats(int64_t k) {
-  return (k / kMxfp4BlockSize + 2 + kMaxLanes - 1) / kMaxLanes * kMaxLanes;
+  constexpr int64_t kMost = 2;  // for each kInt4Block columns, by kInt4Group and kNvfp4
+  return (kMost * (k / kInt4Block + 2) + 2 * kMaxLanes - 1) / kMaxLanes * kMaxLanes;
+}
+
+template <class V>
+int64_t StoredRow(const WeightRef& w, int64_t row) {
+  return w.row0 + row * w.row_step;
 }
 
 template <class V>
 const char* RowBytes(const WeightRef& w, int64_t row, int bits) {
-  const int64_t first = (w.row0 + row * w.row_step) * w.stored_k + w.col0;
+  const int64_t first = StoredRow<V>(w, row) * w.stored_k + w.col0;
   return static_cast<const char*>(w.data) + first * bits / 8;
 }
 
@@ -75,6 +132,32 @@ const char* RowBytes(const WeightRef& w, int64_t row, int bits) {
 template <class V>
 int64_t RowStride(const WeightRef& w, int bits) {
   return w.row_step * w.stored_k * bits / 8;
+}
+
+// Columns before the view's first in its block. Unsigned, so that dividing by the size is a shift.
+template <class V>
+uint64_t Phase(const WeightRef& w, int64_t size) {
+  return static_cast<uint64_t>(w.col0 % size);
+}
+
+// A float32 scale as stored; the scales of a mapped file lie at any address.
+template <class V>
+float StoredScale(const WeightRef& w, int64_t index) {
+  float scale;
+  __builtin_memcpy(&scale, static_cast<const char*>(w.scales) + index * 4, sizeof(scale));
+  return scale;
+}
+
+// The scales that the view's columns touch in row `scale_row` of the stored scales, one for each
+// `size` columns.
+struct Blocks {
+  int64_t first, count;
+};
+template <class V>
+Blocks BlocksOf(const WeightRef& w, int64_t scale_row, int64_t size) {
+  const int64_t first = w.col0 / size;
+  return {scale_row * ((w.stored_k + size - 1) / size) + first,
+          (w.col0 + w.k + size - 1) / size - first};
 }
 
 // Makes row `row` of the view; `scales` is room for ScaleFloats(k) floats that the row keeps
@@ -93,32 +176,64 @@ void MakeRow(const WeightRef& w, int64_t row, float*, F16Row<V>* out) {
 }
 template <class V>
 void MakeRow(const WeightRef& w, int64_t row, float* scales, Fp8Row<V>* out) {
-  const int64_t stored_row = w.row0 + row * w.row_step;
-  const int64_t stored_blocks = (w.stored_k + kFp8BlockSize - 1) / kFp8BlockSize;
-  const int64_t first = w.col0 / kFp8BlockSize;
-  const int64_t count = (w.col0 + w.k + kFp8BlockSize - 1) / kFp8BlockSize - first;
-  const char* stored = static_cast<const char*>(w.scales) +
-                       (stored_row / kFp8BlockSize * stored_blocks + first) * sizeof(float);
-  for (int64_t i = 0; i < count; ++i) {
-    float scale;
-    __builtin_memcpy(&scale, stored + i * sizeof(float), sizeof(float));
-    scales[i] = scale * 256.0f;
-  }
-  *out = {RowBytes<V>(w, row, 8), scales, w.col0 % kFp8BlockSize};
+  const Blocks b = BlocksOf<V>(w, StoredRow<V>(w, row) / kFp8BlockSize, kFp8BlockSize);
+  for (int64_t i = 0; i < b.count; ++i) scales[i] = StoredScale<V>(w, b.first + i) * 256.0f;
+  *out = {RowBytes<V>(w, row, 8), scales, Phase<V>(w, kFp8BlockSize)};
 }
 template <class V>
-void MakeRow(const WeightRef& w, int64_t row, float* scales, Fp4Row<V>* out) {
-  const int64_t stored_row = w.row0 + row * w.row_step;
-  const int64_t count = (w.k + kMxfp4BlockSize - 1) / kMxfp4BlockSize;
-  const auto* stored =
-      static_cast<const uint8_t*>(w.scales) + (stored_row * w.stored_k + w.col0) / kMxfp4BlockSize;
-  for (int64_t i = 0; i < count; ++i) {
+void MakeRow(const WeightRef& w, int64_t row, float* scales, Fp8ChannelRow<V>* out) {
+  *scales = StoredScale<V>(w, StoredRow<V>(w, row)) * 256.0f;
+  *out = {RowBytes<V>(w, row, 8), scales};
+}
+template <class V>
+void MakeRow(const WeightRef& w, int64_t row, float* scales, Int8ChannelRow<V>* out) {
+  *scales = StoredScale<V>(w, StoredRow<V>(w, row));
+  *out = {RowBytes<V>(w, row, 8), scales};
+}
+template <class V>
+void MakeRow(const WeightRef& w, int64_t row, float* scales, Int4Row<V>* out) {
+  const auto* zeros = static_cast<const uint8_t*>(w.zeros);
+  const Blocks groups = BlocksOf<V>(w, StoredRow<V>(w, row), w.group_size);
+  const int64_t end = w.col0 + w.k;
+  int64_t column = w.col0 / kInt4Block * kInt4Block;
+  int64_t group_end = w.col0 / w.group_size * w.group_size;
+  float* to = scales;
+  for (int64_t i = groups.first; i < groups.first + groups.count; ++i) {
+    group_end += w.group_size;
+    const int64_t last = group_end < end ? group_end : end;
+    const auto zero = static_cast<float>(zeros != nullptr ? zeros[i] : kInt4Zero);
+    const auto pairs = V::Pairs(zero, StoredScale<V>(w, i));
+    const int64_t blocks = (last - column + kInt4Block - 1) / kInt4Block;
+    for (int64_t b = 0; b < blocks; b += V::kLanes / 2) V::Store(to + 2 * b, pairs);
+    column += blocks * kInt4Block;
+    to += 2 * blocks;
+  }
+  *out = {RowBytes<V>(w, row, 4), scales, Phase<V>(w, kInt4Block)};
+}
+template <class V>
+void MakeRow(const WeightRef& w, int64_t row, float* scales, Mxfp4Row<V>* out) {
+  const Blocks b = BlocksOf<V>(w, StoredRow<V>(w, row), kMxfp4BlockSize);
+  const auto* stored = static_cast<const uint8_t*>(w.scales) + b.first;
+  for (int64_t i = 0; i < b.count; ++i) {
     uint32_t bits = uint32_t{stored[i]} << 23;
     if (stored[i] == 0) bits = 0x00400000u;
     if (stored[i] == 255) bits = 0x7fc00000u;
     __builtin_memcpy(&scales[i], &bits, sizeof(float));
   }
-  *out = {RowBytes<V>(w, row, 4), scales};
+  *out = {RowBytes<V>(w, row, 4), scales, Phase<V>(w, kMxfp4BlockSize)};
+}
+template <class V>
+void MakeRow(const WeightRef& w, int64_t row, float* scales, Nvfp4Row<V>* out) {
+  const Blocks b = BlocksOf<V>(w, StoredRow<V>(w, row), kNvfp4BlockSize);
+  const char* stored = static_cast<const char*>(w.scales) + b.first;
+  const auto global = V::Set1(w.global_scale * 256.0f);
+  for (int64_t i = 0; i < b.count; i += V::kLanes) {
+    const int64_t left = b.count - i;
+    V::Store(scales + i, V::Mul(left < V::kLanes ? V::E4M3Over256N(stored + i, left)
+                                                 : V::E4M3Over256(stored + i),
+                                global));
+  }
+  *out = {RowBytes<V>(w, row, 4), scales, Phase<V>(w, kNvfp4BlockSize)};
 }
 
 // Whether vectors of the view never straddle two scales, and start on a whole byte.
@@ -126,9 +241,12 @@ template <class V>
 bool HasVectorRows(const WeightRef& w) {
   switch (w.format) {
     case WeightFormat::kFp8Block:
-      return w.col0 % V::kLanes == 0;
     case WeightFormat::kMxfp4:
-      return w.col0 % kMxfp4BlockSize == 0;
+    case WeightFormat::kNvfp4:
+      return w.col0 % V::kLanes == 0;
+    case WeightFormat::kInt4Group:
+      return w.col0 % V::kLanes == 0 &&
+             (w.group_size % kInt4Block == 0 || w.group_size >= w.stored_k);
     default:
       return true;
   }
@@ -158,8 +276,16 @@ void ForFormat(WeightFormat format, const Function& f) {
       return f.template operator()<F16Row<V>>();
     case WeightFormat::kFp8Block:
       return f.template operator()<Fp8Row<V>>();
+    case WeightFormat::kFp8Channel:
+      return f.template operator()<Fp8ChannelRow<V>>();
+    case WeightFormat::kInt8Channel:
+      return f.template operator()<Int8ChannelRow<V>>();
+    case WeightFormat::kInt4Group:
+      return f.template operator()<Int4Row<V>>();
     case WeightFormat::kMxfp4:
-      return f.template operator()<Fp4Row<V>>();
+      return f.template operator()<Mxfp4Row<V>>();
+    case WeightFormat::kNvfp4:
+      return f.template operator()<Nvfp4Row<V>>();
   }
 }
 

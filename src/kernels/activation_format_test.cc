@@ -1,0 +1,310 @@
+// Products whose weights want rounded input rows.
+#include <cmath>
+#include <limits>
+
+#include "kernels/reference.h"
+#include "kernels/testing.h"
+#include "quant/activations.h"
+
+namespace switchyard::kernels {
+namespace {
+
+class ActivationFormatTest : public IsaTest {};
+
+constexpr ActivationFormat kRounding[] = {ActivationFormat::kFp8Group, ActivationFormat::kFp8Token,
+                                          ActivationFormat::kFp8Tensor,
+                                          ActivationFormat::kInt8Token};
+
+WeightView WithActivation(WeightView w, ActivationFormat format, float input_scale = 0.01f) {
+  w.activation = format;
+  w.input_scale = input_scale;
+  return w;
+}
+
+std::string What(const WeightView& w) {
+  return fmt::format("{} with {} rows", Name(w.format), Name(w.activation));
+}
+
+TEST_P(ActivationFormatTest, LinearMultipliesRoundedRows) {
+  Random random(1);
+  ThreadPool pool(2);
+  for (const WeightFormat format : kAllFormats) {
+    for (const ActivationFormat activation : kRounding) {
+      const int64_t m = random.Pick<int64_t>({1, 3, 20}), n = 37, k = 300, ldx = k + 5;
+      const WeightView w = WithActivation(random.Weight(format, n, k), activation);
+      const std::vector<float> x = random.Normal(m * ldx);
+      std::vector<float> rounded(m * k), y(m * n), want(m * n);
+      for (int64_t i = 0; i < m; ++i) {
+        RoundActivations(activation, w.input_scale, &x[i * ldx], k, &rounded[i * k]);
+      }
+      Linear({.x = x.data(), .ldx = ldx, .w = w, .y = y.data(), .ldy = n, .m = m}, pool);
+      const WeightView plain = WithActivation(w, ActivationFormat::kNone);
+      reference::Linear(
+          {.x = rounded.data(), .ldx = k, .w = plain, .y = want.data(), .ldy = n, .m = m});
+      std::vector<float> row(k);
+      for (int64_t j = 0; j < n; ++j) {
+        DequantizeRow(w, j, 0, k, row.data());
+        const double norm = Norm(row.data(), k);
+        for (int64_t i = 0; i < m; ++i) {
+          const double bound = 20 * kEpsilon * (Norm(&rounded[i * k], k) * norm + 1);
+          ASSERT_NEAR(y[i * n + j], want[i * n + j], bound) << What(w);
+        }
+      }
+    }
+  }
+}
+
+WeightView Int8Weight(Random& random, int64_t n, int64_t k, int64_t row0, int64_t row_step,
+                      int64_t col0) {
+  return WithActivation(random.Weight(WeightFormat::kInt8Channel, n, k, row0, row_step, col0),
+                        ActivationFormat::kInt8Token);
+}
+
+TEST_P(ActivationFormatTest, Int8ProductsHaveTheReferencesBits) {
+  Random random(2);
+  ThreadPool pool(2);
+  for (int round = 0; round < 200; ++round) {
+    const int64_t m = random.Pick<int64_t>({0, 1, 2, 3, 6, 7, 13, 50});
+    const int64_t k = random.Pick<int64_t>({1, 5, 31, 64, 65, 127, 300, 1024, 2069});
+    const int64_t n = random.Pick<int64_t>({1, 3, 4, 5, 31, 33, 70});
+    const WeightView w = Int8Weight(random, n, k, random.Below(9), 1 + random.Below(2),
+                                    random.Pick<int64_t>({0, 0, 3, 64}));
+    const int64_t ldx = k + random.Below(3), ldy = n + random.Below(3);
+    const std::vector<float> x = random.Normal(m * ldx + 1), bias = random.Normal(n);
+    std::vector<float> y = random.Normal(m * ldy + 1);
+    std::vector<float> want = y;
+    LinearParams p = {.x = x.data(),
+                      .ldx = ldx,
+                      .w = w,
+                      .bias = round % 2 != 0 ? bias.data() : nullptr,
+                      .y = y.data(),
+                      .ldy = ldy,
+                      .m = m,
+                      .accumulate = round % 3 == 0};
+    Linear(p, pool);
+    p.y = want.data();
+    reference::Linear(p);
+    ASSERT_TRUE(SameBits(y, want)) << "m " << m << " n " << n << " k " << k;
+  }
+}
+
+TEST_P(ActivationFormatTest, Int8SumsReachTheEdgeOfInt32) {
+  ThreadPool pool(1);
+  constexpr int64_t kDepth = 1 << 17;
+  const std::vector<int8_t> codes(kDepth, -128);
+  const float scale = 1.0f;
+  const std::vector<float> x(kDepth, 127.0f);
+  float y = 0;
+  Linear({.x = x.data(),
+          .ldx = kDepth,
+          .w = {.format = WeightFormat::kInt8Channel,
+                .data = codes.data(),
+                .scales = &scale,
+                .activation = ActivationFormat::kInt8Token,
+                .stored_k = kDepth,
+                .n = 1,
+                .k = kDepth},
+          .y = &y,
+          .ldy = 1,
+          .m = 1},
+         pool);
+  EXPECT_EQ(y, -128.0f * 127.0f * kDepth);
+}
+
+TEST_P(ActivationFormatTest, ARowDoesNotDependOnItsBatch) {
+  Random random(3);
+  ThreadPool one(1), three(3);
+  constexpr int64_t kRows = 40, kDepth = 200, kColumns = 70;
+  for (const WeightFormat format : kAllFormats) {
+    for (const ActivationFormat activation : kRounding) {
+      const WeightView w = WithActivation(random.Weight(format, kColumns, kDepth), activation);
+      std::vector<float> x = random.Normal(kRows * kDepth);
+      for (int64_t j = 0; j < kDepth; ++j) x[7 * kDepth + j] *= 1000;  // one row of another size
+      std::vector<float> all(kRows * kColumns), again(all.size());
+      LinearParams p = {
+          .x = x.data(), .ldx = kDepth, .w = w, .y = all.data(), .ldy = kColumns, .m = kRows};
+      Linear(p, one);
+      p.y = again.data();
+      Linear(p, three);
+      EXPECT_TRUE(SameBits(all, again)) << What(w);
+      for (const int64_t row : {0, 6, 7, 39}) {
+        p.x = &x[row * kDepth];
+        p.m = 1;
+        Linear(p, three);
+        EXPECT_TRUE(SameBits(again.data(), &all[row * kColumns], kColumns)) << What(w) << row;
+      }
+    }
+  }
+}
+
+TEST_P(ActivationFormatTest, PartsOfAGroupKeepTheirOwnFormats) {
+  Random random(4);
+  ThreadPool pool(3);
+  constexpr int64_t kRows = 5, kDepth = 96, kColumns = 40;
+  const std::vector<float> x = random.Normal(kRows * kDepth);
+  const WeightView int8 = Int8Weight(random, kColumns, kDepth, 0, 1, 0);
+  const WeightView fp8 = random.Weight(WeightFormat::kFp8Channel, kColumns, kDepth);
+  const std::vector<WeightView> weights = {
+      fp8,
+      int8,
+      WithActivation(fp8, ActivationFormat::kFp8Tensor, 0.01f),
+      WithActivation(fp8, ActivationFormat::kFp8Tensor, 0.013f),
+      WithActivation(fp8, ActivationFormat::kInt8Token),
+      int8,
+      WithActivation(int8, ActivationFormat::kNone),
+  };
+  std::vector<std::vector<float>> outputs(weights.size(), std::vector<float>(kRows * kColumns));
+  std::vector<LinearParams> parts;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    parts.push_back({.x = x.data(),
+                     .ldx = kDepth,
+                     .w = weights[i],
+                     .y = outputs[i].data(),
+                     .ldy = kColumns,
+                     .m = kRows});
+  }
+  LinearGroup(parts, pool);
+  for (size_t i = 0; i < weights.size(); ++i) {
+    std::vector<float> alone(kRows * kColumns);
+    parts[i].y = alone.data();
+    Linear(parts[i], pool);
+    EXPECT_TRUE(SameBits(alone, outputs[i])) << i;
+  }
+  EXPECT_FALSE(SameBits(outputs[2], outputs[3]));
+}
+
+struct MixedExperts {
+  std::vector<ExpertWeights> weights;
+
+  void Add(Random& random, WeightFormat format, int64_t hidden, int64_t width, ActivationFormat in,
+           ActivationFormat middle, float input_scale) {
+    weights.push_back(
+        {.gate = WithActivation(random.Weight(format, width, hidden), in, input_scale),
+         .up = WithActivation(random.Weight(format, width, hidden), in, input_scale),
+         .down = WithActivation(random.Weight(format, hidden, width), middle, input_scale)});
+  }
+};
+
+// Experts of one format, as most checkpoints have them, and of several.
+std::vector<MixedExperts> ExpertSets(Random& random, int64_t hidden, int64_t width) {
+  using A = ActivationFormat;
+  std::vector<MixedExperts> sets;
+  for (const A activation : kRounding) {
+    MixedExperts& set = sets.emplace_back();
+    for (int e = 0; e < 4; ++e) {
+      set.Add(random, WeightFormat::kInt8Channel, hidden, width, activation, activation, 0.02f);
+    }
+  }
+  MixedExperts& mixed = sets.emplace_back();
+  mixed.Add(random, WeightFormat::kFp8Channel, hidden, width, A::kFp8Tensor, A::kNone, 0.01f);
+  mixed.Add(random, WeightFormat::kFp8Channel, hidden, width, A::kFp8Tensor, A::kFp8Group, 0.013f);
+  mixed.Add(random, WeightFormat::kInt8Channel, hidden, width, A::kInt8Token, A::kInt8Token, 1);
+  mixed.Add(random, WeightFormat::kBF16, hidden, width, A::kNone, A::kNone, 1);
+  return sets;
+}
+
+TEST_P(ActivationFormatTest, GroupedMlpRoundsInputAndMiddle) {
+  Random random(5);
+  ThreadPool pool(3);
+  constexpr int64_t kHidden = 160, kWidth = 96, kTokens = 12, kRows = 30;
+  const std::vector<int32_t> offsets = {0, 9, 9, 22, kRows};
+  for (const MixedExperts& set : ExpertSets(random, kHidden, kWidth)) {
+    const std::vector<float> x = random.Normal(kTokens * kHidden, 0.2f);
+    std::vector<int32_t> row_ids(kRows);
+    for (int32_t& id : row_ids) id = static_cast<int32_t>(random.Below(kTokens));
+    std::vector<float> scratch(kRows * kWidth), out(kRows * kHidden), want(out.size());
+    GroupedMlpParams p = {.x = x.data(),
+                          .ldx = kHidden,
+                          .row_ids = row_ids.data(),
+                          .experts = set.weights,
+                          .offsets = offsets,
+                          .scratch = scratch.data(),
+                          .out = out.data(),
+                          .ldo = kHidden};
+    GroupedMlp(p, pool);
+    p.out = want.data();
+    reference::GroupedMlp(p);
+    // A middle that falls the other side of a rounding boundary moves a whole step.
+    std::vector<float> difference(out.size());
+    for (size_t i = 0; i < out.size(); ++i) difference[i] = out[i] - want[i];
+    const auto count = static_cast<int64_t>(out.size());
+    EXPECT_LT(Norm(difference.data(), count), 2e-3 * Norm(want.data(), count))
+        << What(set.weights[0].gate);
+
+    // Each row by itself, from a contiguous input.
+    for (int64_t e = 0; e < 4; ++e) {
+      for (int64_t r = offsets[e]; r < offsets[e + 1]; r += 4) {
+        const std::vector<int32_t> one = {0, 1};
+        std::vector<float> middle(kWidth), alone(kHidden);
+        GroupedMlp({.x = &x[row_ids[r] * kHidden],
+                    .ldx = kHidden,
+                    .experts = {&set.weights[e], 1},
+                    .offsets = one,
+                    .scratch = middle.data(),
+                    .out = alone.data(),
+                    .ldo = kHidden},
+                   pool);
+        EXPECT_TRUE(SameBits(alone.data(), &out[r * kHidden], kHidden)) << e << " " << r;
+      }
+    }
+  }
+}
+
+TEST_P(ActivationFormatTest, RowsThatNobodyReadsAreLeftAlone) {
+  Random random(6);
+  ThreadPool pool(1);
+  constexpr int64_t kSize = 64;
+  MixedExperts set;
+  set.Add(random, WeightFormat::kInt8Channel, kSize, kSize, ActivationFormat::kInt8Token,
+          ActivationFormat::kInt8Token, 1);
+  // One row among places that hold nothing, as the low-latency layout has them.
+  const int32_t far = 1000, near = 0;
+  const std::vector<float> row = random.Normal(kSize);
+  std::vector<float> places((far + 1) * kSize, std::numeric_limits<float>::quiet_NaN());
+  std::copy(row.begin(), row.end(), places.end() - kSize);
+  const std::vector<int32_t> offsets = {0, 1};
+  std::vector<float> middle(kSize), out(kSize), want(kSize);
+  GroupedMlpParams p = {.x = places.data(),
+                        .ldx = kSize,
+                        .row_ids = &far,
+                        .experts = set.weights,
+                        .offsets = offsets,
+                        .scratch = middle.data(),
+                        .out = out.data(),
+                        .ldo = kSize};
+  GroupedMlp(p, pool);
+  p.x = row.data();
+  p.row_ids = &near;
+  p.out = want.data();
+  GroupedMlp(p, pool);
+  EXPECT_TRUE(SameBits(out, want));
+}
+
+TEST_P(ActivationFormatTest, HeadLinearTakesItsInputAsItIs) {
+  Random random(7);
+  ThreadPool pool(1);
+  constexpr int64_t kSize = 64;
+  const WeightView w = Int8Weight(random, kSize, kSize, 0, 1, 0);
+  const WeightView plain = WithActivation(w, ActivationFormat::kNone);
+  const std::vector<float> x = random.Normal(kSize);
+  for (const bool transposed : {false, true}) {
+    std::vector<float> y(kSize), want(kSize);
+    HeadLinearParams p = {.x = x.data(),
+                          .ldx = kSize,
+                          .w = {&w, 1},
+                          .transposed = transposed,
+                          .y = y.data(),
+                          .ldy = kSize,
+                          .m = 1};
+    HeadLinear(p, pool);
+    p.w = {&plain, 1};
+    p.y = want.data();
+    HeadLinear(p, pool);
+    EXPECT_TRUE(SameBits(y, want));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Isa, ActivationFormatTest, EveryIsa(), IsaName);
+
+}  // namespace
+}  // namespace switchyard::kernels

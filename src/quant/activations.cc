@@ -1,0 +1,79 @@
+#include "quant/activations.h"
+
+#include <cstring>
+
+#include "core/check.h"
+#include "quant/fp8.h"
+#include "quant/rounding.h"
+#include "quant/vector_width.h"
+
+namespace switchyard {
+namespace {
+
+using vector_width::Widest;
+
+[[gnu::always_inline]] inline float Int8Scale(const float* x, int64_t n) {
+  const float scale = rounding::LargestMagnitude(x, n) / 127.0f;
+  return scale < rounding::kSmallestScale ? rounding::kSmallestScale : scale;
+}
+
+struct EncodeInt8 {
+  [[gnu::always_inline]] static inline Int8Row Run(const float* x, int64_t n,
+                                                   int8_t* __restrict codes) {
+    Int8Row row = {.scale = Int8Scale(x, n)};
+    const float inverse = 1.0f / row.scale;
+    for (int64_t i = 0; i < n; ++i) {
+      const auto code = static_cast<int8_t>(rounding::RoundToInt(x[i] * inverse));
+      codes[i] = code;
+      row.sum += code;
+    }
+    return row;
+  }
+};
+
+struct RoundInt8 {
+  [[gnu::always_inline]] static inline void Run(const float* x, int64_t n, float* out) {
+    const float scale = Int8Scale(x, n), inverse = 1.0f / scale;
+    for (int64_t i = 0; i < n; ++i) {
+      out[i] = static_cast<float>(rounding::RoundToInt(x[i] * inverse)) * scale;
+    }
+  }
+};
+
+struct RoundFp8 {
+  [[gnu::always_inline]] static inline void Run(const float* x, int64_t n, float scale,
+                                                float* out) {
+    const float inverse = 1.0f / scale;
+    for (int64_t i = 0; i < n; ++i) out[i] = rounding::RoundE4M3(x[i] * inverse) * scale;
+  }
+};
+
+}  // namespace
+
+void RoundActivations(ActivationFormat format, float input_scale, const float* x, int64_t n,
+                      float* out) {
+  switch (format) {
+    case ActivationFormat::kNone:
+      std::memmove(out, x, static_cast<size_t>(n) * sizeof(float));
+      return;
+    case ActivationFormat::kFp8Group:
+      for (int64_t i = 0; i < n; i += kFp8GroupSize) {
+        const int64_t count = n - i < kFp8GroupSize ? n - i : kFp8GroupSize;
+        Widest<RoundFp8>(x + i, count, Fp8Scale(x + i, count), out + i);
+      }
+      return;
+    case ActivationFormat::kFp8Token:
+      return Widest<RoundFp8>(x, n, Fp8Scale(x, n), out);
+    case ActivationFormat::kFp8Tensor:
+      return Widest<RoundFp8>(x, n, input_scale, out);
+    case ActivationFormat::kInt8Token:
+      return Widest<RoundInt8>(x, n, out);
+  }
+  CheckFailed(__FILE__, __LINE__, "unknown activation format");
+}
+
+Int8Row QuantizeInt8Row(const float* x, int64_t n, int8_t* codes) {
+  return Widest<EncodeInt8>(x, n, codes);
+}
+
+}  // namespace switchyard
