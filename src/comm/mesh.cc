@@ -14,6 +14,14 @@ Mesh::Mesh(const MeshShape& shape, int rank) : shape_(shape), rank_(rank) {
     throw Invalid("--ep {} does not divide --tp {}: every expert is shared by tp / ep ranks",
                   shape.ep, shape.tp);
   }
+  if (shape.dp < 1) throw Invalid("--dp-size {}: want at least 1", shape.dp);
+  if (shape.tp % shape.dp != 0) {
+    throw Invalid("--dp-size {} does not divide --tp {}: attention groups are tp / dp ranks",
+                  shape.dp, shape.tp);
+  }
+  if (shape.dense_tp != 0 && shape.dense_tp != 1 && shape.dense_tp != shape.tp) {
+    throw Invalid("--moe-dense-tp-size {}: want 1, or {} as --tp", shape.dense_tp, shape.tp);
+  }
   CHECK_GE(rank, 0);
   CHECK_LT(rank, shape.tp);
 }
@@ -27,9 +35,13 @@ std::vector<int> Strided(int first, int stride, int count) {
 }  // namespace
 
 std::vector<int> Mesh::TpGroup() const { return Strided(0, 1, tp()); }
+std::vector<int> Mesh::AttnTpGroup() const { return Strided(dp_rank() * attn_tp(), 1, attn_tp()); }
 std::vector<int> Mesh::EpGroup() const { return Strided(moe_tp_rank(), moe_tp(), ep()); }
 std::vector<int> Mesh::MoeTpGroup() const { return Strided(ep_rank() * moe_tp(), 1, moe_tp()); }
 
-std::string Mesh::Title() const { return fmt::format("TP{} EP{}", tp_rank(), ep_rank()); }
+std::string Mesh::Title() const {
+  const std::string title = fmt::format("TP{} EP{}", tp_rank(), ep_rank());
+  return dp() == 1 ? title : fmt::format("DP{} {}", dp_rank(), title);
+}
 
 }  // namespace switchyard

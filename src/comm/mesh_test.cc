@@ -51,6 +51,35 @@ TEST(MeshTest, EveryRankStandsInItsOwnGroupsAtItsOwnIndex) {
   }
 }
 
+TEST(MeshTest, AttentionGroupsOfTp8Dp2) {
+  const MeshShape shape{.tp = 8, .ep = 4, .dp = 2};
+  for (int rank = 0; rank < 8; ++rank) {
+    const Mesh mesh(shape, rank);
+    EXPECT_EQ(mesh.attn_tp(), 4);
+    EXPECT_EQ(mesh.dp_rank(), rank / 4);
+    EXPECT_EQ(mesh.attn_tp_rank(), rank % 4);
+    EXPECT_EQ(mesh.AttnTpGroup()[mesh.attn_tp_rank()], rank);
+  }
+  EXPECT_THAT(Mesh(shape, 2).AttnTpGroup(), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(Mesh(shape, 5).AttnTpGroup(), ElementsAre(4, 5, 6, 7));
+  EXPECT_EQ(Mesh(shape, 3).Title(), "DP0 TP3 EP1");
+  EXPECT_EQ(Mesh(shape, 5).Title(), "DP1 TP5 EP2");
+}
+
+TEST(MeshTest, WithoutDpAttentionTheOneGroupIsTheWorld) {
+  const Mesh mesh({.tp = 4, .ep = 2}, 3);
+  EXPECT_EQ(mesh.dp(), 1);
+  EXPECT_EQ(mesh.dp_rank(), 0);
+  EXPECT_THAT(mesh.AttnTpGroup(), ElementsAre(0, 1, 2, 3));
+}
+
+TEST(MeshTest, DenseFeedForwardsAreSharedByAllOrWholeOnEach) {
+  EXPECT_FALSE(Mesh({.tp = 4}, 0).whole_dense());
+  EXPECT_FALSE(Mesh({.tp = 4, .dense_tp = 4}, 0).whole_dense());
+  EXPECT_TRUE(Mesh({.tp = 4, .dense_tp = 1}, 0).whole_dense());
+  EXPECT_TRUE(Mesh({.tp = 1, .dense_tp = 1}, 0).whole_dense());
+}
+
 TEST(MeshTest, OneRankAlone) {
   const Mesh mesh;
   EXPECT_EQ(mesh.world(), 1);
@@ -75,6 +104,24 @@ TEST(MeshTest, RefusalsNameTheFlags) {
   EXPECT_THAT(RefusalOf({.tp = 2, .ep = 0}), HasSubstr("--ep 0"));
   EXPECT_THAT(RefusalOf({.tp = 4, .ep = 3}), HasSubstr("--ep 3 does not divide --tp 4"));
   EXPECT_THAT(RefusalOf({.tp = 2, .ep = 4}), HasSubstr("--ep 4 does not divide --tp 2"));
+  EXPECT_THAT(RefusalOf({.tp = 4, .dp = 3}), HasSubstr("--dp-size 3 does not divide --tp 4"));
+  EXPECT_THAT(RefusalOf({.tp = 4, .dp = 0}), HasSubstr("--dp-size 0"));
+  EXPECT_THAT(RefusalOf({.tp = 4, .dense_tp = 2}),
+              HasSubstr("--moe-dense-tp-size 2: want 1, or 4"));
+}
+
+TEST(MeshTest, EveryRankStandsInItsAttentionGroupAtItsOwnIndex) {
+  for (int tp = 1; tp <= 12; ++tp) {
+    for (int dp = 1; dp <= tp; ++dp) {
+      if (tp % dp != 0) continue;
+      for (int rank = 0; rank < tp; ++rank) {
+        const Mesh mesh({.tp = tp, .dp = dp}, rank);
+        const auto group = mesh.AttnTpGroup();
+        ASSERT_EQ(group.size(), static_cast<size_t>(tp / dp));
+        EXPECT_EQ(group[mesh.attn_tp_rank()], rank);
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "comm/device/remote_ranks.h"
 #include "comm/device/symmetric_memory.h"
 
 namespace switchyard {
@@ -47,16 +48,18 @@ struct SharedArena::Impl {
   size_t bytes_per_rank = 0;
   std::byte* base = nullptr;
   size_t mapped_bytes = 0;
+  std::unique_ptr<RemoteRanks> remote;  // none where all ranks are of this host
 
   ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base); }
   std::byte* At(int rank, size_t offset) const;
   uint32_t* Flag(int rank, size_t offset) const;
+  void Raise(int rank, size_t offset, uint32_t value) const;  // of a rank of this host
 
   void Map(size_t bytes);  // of `fd`
   bool aborted() const {
     return header().abort_state.load(std::memory_order_seq_cst) != ArenaHeader::kRunning;
   }
-  void Abort(std::string_view reason);
+  void Abort(std::string_view reason) const;  // the ranks of this host
   [[noreturn]] void ThrowAborted() const;
 };
 

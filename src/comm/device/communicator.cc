@@ -16,6 +16,13 @@ namespace {
 // the message in a group of 4, 3 and 2.5 times in a group of 2, which does not pay for the second).
 constexpr size_t kOneShotBytes = 4096;
 
+// What a round that starts at `done` carries of `whole`, which may have ended before.
+template <typename T>
+std::span<T> Piece(std::span<T> whole, size_t done, size_t slot) {
+  const size_t begin = std::min(done, whole.size());
+  return whole.subspan(begin, std::min(slot, whole.size() - begin));
+}
+
 }  // namespace
 
 // The names of the stages are built once: collectives run several times for each token.
@@ -25,8 +32,9 @@ struct Communicator::Impl {
   int size = 1;
   std::optional<StagedRounds> rounds;  // none in a group of one
   // Scratch by member, sized once.
-  std::vector<const float*> sources;         // of a sum
-  std::vector<std::span<std::byte>> places;  // in the output of an all-gather
+  std::vector<const float*> sources;          // of a sum
+  std::vector<std::span<std::byte>> places;   // in the output of an all-gather
+  std::vector<std::span<const float>> parts;  // of the input of a reduce-scatter
   std::vector<size_t> equal_counts;
 
   void SendToAll(std::span<const std::byte> bytes);
@@ -45,6 +53,7 @@ Communicator::Communicator(SymmetricMemory& memory, std::vector<int> group, cons
   impl_->size = static_cast<int>(group.size());
   impl_->sources.resize(group.size());
   impl_->places.resize(group.size());
+  impl_->parts.resize(group.size());
   impl_->equal_counts.resize(group.size());
   if (group.size() > 1) {
     impl_->rounds.emplace(memory, std::move(group), staging_bytes);
@@ -62,7 +71,7 @@ void Communicator::Impl::SendToAll(std::span<const std::byte> bytes) {
     const int peer = rounds->Peer(k);
     std::byte* slot = rounds->Outbox(peer);
     if (!bytes.empty()) std::memcpy(slot, bytes.data(), bytes.size());
-    rounds->Post(peer);
+    rounds->Post(peer, bytes.size());
   }
 }
 
@@ -91,8 +100,9 @@ void Communicator::Impl::ReduceInParts(float* data, size_t count) {
   rounds->Begin(all_reduce.c_str());
   for (int k = 0; k < rounds->num_peers(); ++k) {
     const int peer = rounds->Peer(k);
-    std::memcpy(rounds->Outbox(peer), data + begin(peer), length(peer) * sizeof(float));
-    rounds->Post(peer);
+    const size_t bytes = length(peer) * sizeof(float);
+    std::memcpy(rounds->Outbox(peer), data + begin(peer), bytes);
+    rounds->Post(peer, bytes);
   }
   float* mine = data + begin(rank);
   SumInboxes(mine, mine, length(rank));
@@ -137,39 +147,47 @@ void Communicator::AllGatherV(const void* in, void* out, std::span<const size_t>
   const size_t slot = my.rounds->slot_bytes();
   const size_t longest = *std::ranges::max_element(counts);
   for (size_t done = 0; done < longest; done += slot) {
-    const auto piece = [&](std::span<std::byte> bytes) {
-      const size_t begin = std::min(done, bytes.size());
-      return bytes.subspan(begin, std::min(slot, bytes.size() - begin));
-    };
     my.rounds->Begin(my.all_gather.c_str());
-    my.SendToAll(piece(mine));
+    my.SendToAll(Piece(mine, done, slot));
     for (int k = 0; k < my.rounds->num_peers(); ++k) {
       const int peer = my.rounds->Peer(k);
       const std::byte* bytes = my.rounds->Inbox(peer);
-      const auto target = piece(my.places[peer]);
+      const auto target = Piece(my.places[peer], done, slot);
       if (!target.empty()) std::memcpy(target.data(), bytes, target.size());
     }
   }
 }
 
 void Communicator::ReduceScatterSum(const float* in, float* out, size_t count_per_rank) {
+  std::ranges::fill(impl_->equal_counts, count_per_rank);
+  ReduceScatterV(in, out, impl_->equal_counts);
+}
+
+void Communicator::ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) {
   Impl& my = *impl_;
-  const float* mine = in + static_cast<size_t>(my.rank) * count_per_rank;
+  CHECK_EQ(counts.size(), my.parts.size());
+  for (size_t r = 0; r < counts.size(); ++r) {
+    my.parts[r] = {in, counts[r]};
+    in += counts[r];
+  }
+  const std::span<const float> mine = my.parts[my.rank];
   if (my.size == 1) {
-    if (count_per_rank > 0 && out != mine) std::memcpy(out, mine, count_per_rank * sizeof(float));
+    if (!mine.empty() && out != mine.data()) std::memcpy(out, mine.data(), mine.size_bytes());
     return;
   }
   const size_t slot = my.rounds->slot_bytes() / sizeof(float);
-  for (size_t done = 0; done < count_per_rank; done += slot) {
-    const size_t n = std::min(slot, count_per_rank - done);
+  const size_t longest = *std::ranges::max_element(counts);
+  for (size_t done = 0; done < longest; done += slot) {
     my.rounds->Begin(my.reduce_scatter.c_str());
     for (int k = 0; k < my.rounds->num_peers(); ++k) {
       const int peer = my.rounds->Peer(k);
-      const float* part = in + static_cast<size_t>(peer) * count_per_rank + done;
-      std::memcpy(my.rounds->Outbox(peer), part, n * sizeof(float));
-      my.rounds->Post(peer);
+      const auto piece = Piece(my.parts[peer], done, slot);
+      std::byte* outbox = my.rounds->Outbox(peer);
+      if (!piece.empty()) std::memcpy(outbox, piece.data(), piece.size_bytes());
+      my.rounds->Post(peer, piece.size_bytes());
     }
-    my.SumInboxes(mine + done, out + done, n);
+    const auto piece = Piece(mine, done, slot);
+    my.SumInboxes(piece.data(), out + (piece.data() - mine.data()), piece.size());
   }
 }
 
@@ -202,7 +220,7 @@ std::string Communicator::Broadcast(const std::string& from_leader, bool idle) {
         std::byte* bytes = my.rounds->Outbox(peer);
         if (first) std::memcpy(bytes, &length, sizeof length);
         if (n > 0) std::memcpy(bytes + header, message.data() + done, n);
-        my.rounds->Post(peer);
+        my.rounds->Post(peer, header + n);
       }
       done += n;
     } else {

@@ -24,7 +24,7 @@ class Communicator {
 
   // Construction allocates staging symmetrically, so every rank of the world constructs the
   // communicators of the same kinds in the same order (its own group of each kind). `name` is for
-  // messages: "tp", "ep", "moe-tp".
+  // messages: "tp", "ep", "moe-tp", "attn-tp".
   Communicator(SymmetricMemory& memory, std::vector<int> group, const std::string& name,
                size_t staging_bytes = kStagingBytes);
   ~Communicator();
@@ -38,8 +38,11 @@ class Communicator {
   void AllGather(const void* in, void* out, size_t bytes_per_rank);
   // Members contribute counts[r] bytes each, laid one after the other in `out`.
   void AllGatherV(const void* in, void* out, std::span<const size_t> counts);
-  // in [size, count_per_rank] of each member; out [count_per_rank]: the sum of all members' part
-  // `rank()`.
+  // in [Σ counts] floats of each member, part r after part r - 1; out [counts[rank()]]: the sum of
+  // all members' part `rank()`, in group order. Counts are the same on all members and may be zero.
+  // `out` may be part `rank()` of `in` itself; otherwise it overlaps none of `in`.
+  void ReduceScatterV(const float* in, float* out, std::span<const size_t> counts);
+  // The same with count_per_rank floats in each part.
   void ReduceScatterSum(const float* in, float* out, size_t count_per_rank);
   void Barrier(const char* stage);
 
@@ -58,7 +61,7 @@ struct RankComm {
 
   Mesh mesh;
   std::unique_ptr<SymmetricMemory> memory;
-  std::unique_ptr<Communicator> tp, ep, moe_tp;
+  std::unique_ptr<Communicator> tp, ep, moe_tp, attn_tp;
 
   static std::unique_ptr<RankComm> Create(std::shared_ptr<SharedArena> arena,
                                           const MeshShape& shape, int rank,

@@ -3,13 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstring>
-#include <numeric>
-#include <random>
 #include <thread>
 
 #include "comm/device/staged_rounds.h"
+#include "comm/device/test_collectives.h"
 #include "core/error.h"
 
 namespace switchyard {
@@ -17,136 +15,6 @@ namespace {
 
 constexpr size_t kBytes = size_t{8} << 20;
 constexpr SymmetricMemory::Options kOptions{.timeout = std::chrono::milliseconds(60'000)};
-
-// What member `rank` holds: numbers whose sum depends on the order of the additions.
-std::vector<float> Values(int rank, size_t count, unsigned salt) {
-  std::mt19937 random(salt * 1000 + static_cast<unsigned>(rank));
-  std::uniform_real_distribution<float> uniform(-1, 1);
-  std::vector<float> values(count);
-  for (float& value : values) value = std::ldexp(uniform(random), static_cast<int>(random() % 20));
-  return values;
-}
-
-std::vector<float> SumOfAll(int size, size_t count, unsigned salt) {
-  std::vector<float> sum = Values(0, count, salt);
-  for (int rank = 1; rank < size; ++rank) {
-    const auto values = Values(rank, count, salt);
-    for (size_t i = 0; i < count; ++i) sum[i] += values[i];
-  }
-  return sum;
-}
-
-bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
-}
-
-std::vector<int> World(int size) {
-  std::vector<int> group(size);
-  std::iota(group.begin(), group.end(), 0);
-  return group;
-}
-
-std::string Text(size_t length, unsigned salt) {
-  std::mt19937 random(salt);
-  std::string text(length, '\0');
-  for (char& c : text) c = static_cast<char>(random());
-  return text;
-}
-
-// One collective after the other, of lengths from nothing to several rounds, all of one seed.
-class Drill {
- public:
-  Drill(Communicator& comm, size_t staging_bytes) : comm_(comm), staging_(staging_bytes) {}
-
-  void Run(unsigned steps) {
-    std::mt19937 random(7);
-    for (unsigned step = 0; step < steps; ++step) {
-      const unsigned operation = random() % 6;
-      // Mostly a round or less; now and then up to three rounds.
-      const size_t bytes = random() % (random() % 4 == 0 ? 2 * staging_ : staging_ / 16 + 1);
-      switch (operation) {
-        case 0:
-          Expect(AllReduce(bytes / 4, step));
-          break;
-        case 1:
-          Expect(AllGather(bytes, step));
-          break;
-        case 2:
-          Expect(AllGatherV(bytes, step));
-          break;
-        case 3:
-          Expect(ReduceScatter(bytes / 4, step));
-          break;
-        case 4:
-          Expect(Broadcast(bytes, step));
-          break;
-        default:
-          comm_.Barrier("drill");
-          break;
-      }
-    }
-  }
-
- private:
-  void Expect(bool ok) {
-    if (!ok) throw std::runtime_error("wrong result");
-  }
-
-  bool AllReduce(size_t count, unsigned salt) {
-    auto data = Values(comm_.rank(), count, salt);
-    comm_.AllReduceSum(data.data(), count);
-    return SameBits(data, SumOfAll(comm_.size(), count, salt));
-  }
-
-  bool ReduceScatter(size_t count, unsigned salt) {
-    const size_t size = static_cast<size_t>(comm_.size());
-    const auto in = Values(comm_.rank(), count * size, salt);
-    std::vector<float> out(count);
-    comm_.ReduceScatterSum(in.data(), out.data(), count);
-    const auto all = SumOfAll(comm_.size(), count * size, salt);
-    const auto part = all.begin() + static_cast<ptrdiff_t>(count) * comm_.rank();
-    return SameBits(out, {part, part + static_cast<ptrdiff_t>(count)});
-  }
-
-  bool AllGather(size_t bytes, unsigned salt) {
-    const auto size = static_cast<size_t>(comm_.size());
-    const auto rank = static_cast<size_t>(comm_.rank());
-    std::string expected;
-    for (unsigned r = 0; r < size; ++r) expected += Text(bytes, salt * 100 + r);
-    std::string out(size * bytes, '?');
-    const std::string mine = Text(bytes, salt * 100 + static_cast<unsigned>(rank));
-    if (salt % 2 == 0) {
-      comm_.AllGather(mine.data(), out.data(), bytes);
-    } else {  // from its own place
-      std::memcpy(out.data() + rank * bytes, mine.data(), bytes);
-      comm_.AllGather(out.data() + rank * bytes, out.data(), bytes);
-    }
-    return out == expected;
-  }
-
-  bool AllGatherV(size_t bytes, unsigned salt) {
-    std::vector<size_t> counts(static_cast<size_t>(comm_.size()));
-    std::string expected;
-    for (unsigned r = 0; r < counts.size(); ++r) {
-      counts[r] = (r + salt) % 3 == 0 ? 0 : bytes / (1 + (r + salt) % 5);
-      expected += Text(counts[r], salt * 100 + r);
-    }
-    const auto rank = static_cast<unsigned>(comm_.rank());
-    std::string out(expected.size(), '?');
-    comm_.AllGatherV(Text(counts[rank], salt * 100 + rank).data(), out.data(), counts);
-    return out == expected;
-  }
-
-  bool Broadcast(size_t bytes, unsigned salt) {
-    const std::string message = Text(salt % 7 == 0 ? 0 : bytes, salt);
-    const std::string mine = comm_.rank() == 0 ? message : "not this";
-    return comm_.Broadcast(mine, salt % 2 == 0) == message;
-  }
-
-  Communicator& comm_;
-  size_t staging_;
-};
 
 class CommunicatorSizesTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Sizes, CommunicatorSizesTest, ::testing::Range(1, 9));
@@ -208,6 +76,19 @@ TEST(CommunicatorTest, GroupsOfTp4Ep2WorkSideBySide) {
   });
 }
 
+TEST(CommunicatorTest, AttentionGroupsOfTp4Dp2) {
+  const MeshShape shape{.tp = 4, .ep = 4, .dp = 2};
+  RunRankThreads(4, RankComm::BytesPerRank(shape), [&](int rank, const auto& arena) {
+    const auto comm = RankComm::Create(arena, shape, rank, kOptions);
+    EXPECT_LE(comm->memory->bytes_used(), arena->bytes_per_rank());
+    EXPECT_EQ(comm->attn_tp->size(), 2);
+    EXPECT_EQ(comm->attn_tp->rank(), rank % 2);
+    auto sum = static_cast<float>(1 << rank);
+    comm->attn_tp->AllReduceSum(&sum, 1);
+    EXPECT_EQ(sum, rank < 2 ? 1 + 2 : 4 + 8);
+  });
+}
+
 TEST(CommunicatorTest, AGroupOfOneTakesNoMemory) {
   const MeshShape shape;
   EXPECT_EQ(RankComm::BytesPerRank(shape), 0u);
@@ -216,7 +97,10 @@ TEST(CommunicatorTest, AGroupOfOneTakesNoMemory) {
   float x = 3;
   comm->tp->AllReduceSum(&x, 1);
   comm->ep->Barrier("alone");
+  float y = 0;
+  comm->attn_tp->ReduceScatterV(&x, &y, std::vector<size_t>{1});
   EXPECT_EQ(x, 3);
+  EXPECT_EQ(y, 3);
   EXPECT_EQ(comm->moe_tp->Broadcast("all aboard", true), "all aboard");
 }
 
@@ -253,7 +137,7 @@ void TellAndListen(StagedRounds& rounds, bool everyone, uint32_t topic) {
     for (int k = 0; k < rounds.num_peers(); ++k) {
       const uint32_t value = topic + static_cast<uint32_t>(rounds.rank());
       std::memcpy(rounds.Outbox(rounds.Peer(k)), &value, sizeof value);
-      rounds.Post(rounds.Peer(k));
+      rounds.Post(rounds.Peer(k), sizeof value);
     }
   } else {
     rounds.PostToAll();

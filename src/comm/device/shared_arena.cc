@@ -40,6 +40,7 @@ size_t ArenaBytes(uint64_t world, uint64_t bytes_per_rank) {
 }
 
 SharedArena::Impl::~Impl() {
+  remote.reset();  // its threads write to the mapping
   if (base != nullptr) munmap(base, mapped_bytes);
   if (fd >= 0) close(fd);
 }
@@ -67,7 +68,13 @@ uint32_t* SharedArena::Impl::Flag(int rank, size_t offset) const {
   return reinterpret_cast<uint32_t*>(At(rank, offset));
 }
 
-void SharedArena::Impl::Abort(std::string_view reason) {
+void SharedArena::Impl::Raise(int rank, size_t offset, uint32_t value) const {
+  uint32_t* word = Flag(rank, offset);
+  std::atomic_ref<uint32_t>(*word).store(value);
+  if (header().ranks[rank].sleeping_on.load() == offset + 1) FutexWakeAll(word);
+}
+
+void SharedArena::Impl::Abort(std::string_view reason) const {
   ArenaHeader& shared = header();
   uint32_t running = ArenaHeader::kRunning;
   if (!shared.abort_state.compare_exchange_strong(running, ArenaHeader::kAborting)) return;
@@ -158,6 +165,34 @@ bool SharedArena::Joined(int rank) const {
   return impl_->header().ranks[rank].joined.load() != 0;
 }
 
-void SharedArena::Abort(std::string_view reason) { impl_->Abort(reason); }
+void SharedArena::Abort(std::string_view reason) {
+  impl_->Abort(reason);
+  if (impl_->remote != nullptr) impl_->remote->Abort(reason);
+}
+
+void SharedArena::AbortHere(std::string_view reason) { impl_->Abort(reason); }
+
+void SharedArena::Attach(std::unique_ptr<RemoteRanks> remote) {
+  CHECK(impl_->remote == nullptr);
+  impl_->remote = std::move(remote);
+}
+
+std::span<std::byte> ArenaDoor::Bytes(ByteRange range) const {
+  if (range.offset > arena_.bytes_per_rank || range.bytes > arena_.bytes_per_rank - range.offset) {
+    throw Invalid("{} bytes at {} are outside of a rank's memory of {} bytes", range.bytes,
+                  range.offset, arena_.bytes_per_rank);
+  }
+  return {arena_.At(rank_, range.offset), range.bytes};
+}
+
+void ArenaDoor::Raise(uint64_t flag_offset, uint32_t value) const {
+  if (flag_offset % alignof(uint32_t) != 0) throw Invalid("there is no flag at {}", flag_offset);
+  Bytes({flag_offset, sizeof value});
+  arena_.Raise(rank_, flag_offset, value);
+}
+
+bool ArenaDoor::aborted() const { return arena_.aborted(); }
+void ArenaDoor::ThrowAborted() const { arena_.ThrowAborted(); }
+void ArenaDoor::Abort(std::string_view reason) const { arena_.Abort(reason); }
 
 }  // namespace switchyard

@@ -43,10 +43,14 @@ std::byte* StagedRounds::Outbox(int peer) {
   return memory_.At(group_[peer], SlotOffset(rank_));
 }
 
-void StagedRounds::Post(int peer) { memory_.Raise(group_[peer], FlagOffset(rank_), round_); }
+void StagedRounds::Post(int peer, size_t bytes) {
+  CHECK_LE(bytes, slot_bytes_);
+  memory_.Wrote(group_[peer], SlotOffset(rank_), bytes);
+  memory_.Raise(group_[peer], FlagOffset(rank_), round_);
+}
 
 void StagedRounds::PostToAll() {
-  for (int k = 0; k < num_peers(); ++k) Post(Peer(k));
+  for (int k = 0; k < num_peers(); ++k) Post(Peer(k), 0);
 }
 
 const std::byte* StagedRounds::Inbox(int peer, bool idle) {

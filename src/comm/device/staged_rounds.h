@@ -13,7 +13,9 @@ namespace switchyard {
 // in the staging of any peers, posts to each peer, and reads the slots of those that it wants to
 // hear from:
 //
-//   Begin(stage);  for each peer: { fill Outbox(peer); Post(peer); }  use Inbox(r) of some peers r
+//   Begin(stage);
+//   for each peer: { fill Outbox(peer); Post(peer, bytes); }
+//   use Inbox(r) of some peers r
 //
 // Slots are doubled by the parity of the round, and no barrier is needed for them to be reused:
 // Outbox(p) of round k waits until p has posted round k - 1. A member posts round k - 1 only after
@@ -41,9 +43,9 @@ class StagedRounds {
     ++round_;
     stage_ = stage;
   }
-  std::byte* Outbox(int peer);  // in the peer's arena, 64-byte aligned
-  void Post(int peer);
-  void PostToAll();  // of a round in which this member has nothing to say
+  std::byte* Outbox(int peer);        // in the peer's arena, 64-byte aligned
+  void Post(int peer, size_t bytes);  // of the outbox, from its start, that were filled
+  void PostToAll();                   // of a round in which this member has nothing to say
   // What the peer wrote for this round. `idle`: waits for it without a deadline.
   const std::byte* Inbox(int peer, bool idle = false);
 

@@ -2,11 +2,16 @@
 
 #include <fmt/format.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+#include <vector>
 
 #include "comm/device/arena_layout.h"
 #include "comm/device/futex.h"
@@ -24,6 +29,7 @@ constexpr int kSpins = 64;  // pauses, about 3 µs
 constexpr auto kYieldTime = std::chrono::microseconds(200);
 // The longest sleep without looking for an abort, whose wake-up can come just before the sleep.
 constexpr std::chrono::nanoseconds kNap = std::chrono::milliseconds(100);
+constexpr auto kForever = std::chrono::milliseconds::max();
 
 void Pause() {
 #if defined(__x86_64__)
@@ -35,15 +41,80 @@ void Pause() {
 
 bool AtOrPast(uint32_t flag, uint32_t value) { return static_cast<int32_t>(flag - value) >= 0; }
 
+// This process's image of the arenas of remote ranks: what it has written there and fetched from
+// there. Pages are taken from the system when first touched.
+class Images {
+ public:
+  explicit Images(size_t bytes) : bytes_(bytes) {
+    if (bytes == 0) return;
+    void* start = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED) {
+      throw Resource("cannot map {} bytes for the ranks of other hosts: {}", bytes,
+                     std::strerror(errno));
+    }
+    start_ = static_cast<std::byte*>(start);
+  }
+  Images(const Images&) = delete;
+  Images& operator=(const Images&) = delete;
+  ~Images() {
+    if (start_ != nullptr) munmap(start_, bytes_);
+  }
+  std::byte* start() const { return start_; }
+
+ private:
+  std::byte* start_ = nullptr;
+  size_t bytes_;
+};
+
+// What one rank sees of another.
+struct Peer {
+  std::byte* base = nullptr;  // of its arena, or of the image of it
+  bool remote = false;
+  std::vector<ByteRange> written;  // to the image, since the last Raise
+};
+
+size_t CountRemote(const RemoteRanks* remote, int world) {
+  size_t count = 0;
+  for (int rank = 0; remote != nullptr && rank < world; ++rank) count += remote->IsRemote(rank);
+  return count;
+}
+
 }  // namespace
 
 struct SymmetricMemory::Impl {
+  Impl(std::shared_ptr<SharedArena> arena_in, SharedArena::Impl& shared_in, int rank_in,
+       Options options_in)
+      : arena(std::move(arena_in)),
+        shared(shared_in),
+        rank(rank_in),
+        options(options_in),
+        spins(shared.world <= sysconf(_SC_NPROCESSORS_ONLN) ? kSpins : 0),
+        images(CountRemote(shared.remote.get(), shared.world) * shared.bytes_per_rank),
+        peers(static_cast<size_t>(shared.world)) {
+    std::byte* image = images.start();
+    for (int r = 0; r < shared.world; ++r) {
+      Peer& peer = peers[r];
+      peer.remote = shared.remote != nullptr && shared.remote->IsRemote(r);
+      peer.base =
+          peer.remote ? std::exchange(image, image + shared.bytes_per_rank) : shared.At(r, 0);
+    }
+  }
+
   std::shared_ptr<SharedArena> arena;
   SharedArena::Impl& shared;
   int rank;
   Options options;
   int spins;  // none where ranks outnumber cores: the peer may need this one
+  Images images;
+  std::vector<Peer> peers;  // by rank
   size_t used = 0;
+
+  Peer& PeerOf(int r) {
+    CHECK_GE(r, 0);
+    CHECK_LT(r, shared.world);
+    return peers[r];
+  }
 
   // Sleeps until the flag is there, the arena is aborted (both: true) or `until` has passed.
   //
@@ -71,8 +142,7 @@ struct SymmetricMemory::Impl {
 SymmetricMemory::SymmetricMemory(std::shared_ptr<SharedArena> arena, int rank, Options options) {
   CHECK(rank >= 0 && rank < arena->world());
   SharedArena::Impl& shared = *arena->impl_;
-  const int spins = arena->world() <= sysconf(_SC_NPROCESSORS_ONLN) ? kSpins : 0;
-  impl_.reset(new Impl{std::move(arena), shared, rank, options, spins});
+  impl_ = std::make_unique<Impl>(std::move(arena), shared, rank, options);
   // Twice would hand out memory that is in use, with flags raised already.
   CHECK_EQ(shared.header().ranks[rank].joined.exchange(1), 0u);
 }
@@ -95,12 +165,44 @@ size_t SymmetricMemory::Allocate(size_t bytes, size_t alignment) {
   return offset;
 }
 
-std::byte* SymmetricMemory::At(int rank, size_t offset) { return impl_->shared.At(rank, offset); }
+std::byte* SymmetricMemory::At(int rank, size_t offset) {
+  CHECK_LE(offset, impl_->shared.bytes_per_rank);
+  return impl_->PeerOf(rank).base + offset;
+}
+
+bool SymmetricMemory::Mapped(int rank) const { return !impl_->PeerOf(rank).remote; }
+
+void SymmetricMemory::Wrote(int rank, size_t offset, size_t bytes) {
+  Peer& peer = impl_->PeerOf(rank);
+  if (!peer.remote || bytes == 0) return;
+  const size_t capacity = impl_->shared.bytes_per_rank;
+  CHECK(offset <= capacity && bytes <= capacity - offset);
+  if (!peer.written.empty() && peer.written.back().offset + peer.written.back().bytes == offset) {
+    peer.written.back().bytes += bytes;
+  } else {
+    peer.written.push_back({offset, bytes});
+  }
+}
+
+void SymmetricMemory::Fetch(int rank, size_t offset, size_t bytes, const char* stage) {
+  Peer& peer = impl_->PeerOf(rank);
+  if (!peer.remote || bytes == 0) return;
+  const size_t capacity = impl_->shared.bytes_per_rank;
+  CHECK(offset <= capacity && bytes <= capacity - offset);
+  impl_->shared.remote->Fetch(rank, peer.base, {offset, bytes}, stage, impl_->options.timeout);
+}
 
 void SymmetricMemory::Raise(int rank, size_t flag_offset, uint32_t value) {
-  uint32_t* word = impl_->shared.Flag(rank, flag_offset);
-  std::atomic_ref<uint32_t>(*word).store(value);
-  if (impl_->shared.header().ranks[rank].sleeping_on.load() == flag_offset + 1) FutexWakeAll(word);
+  Peer& peer = impl_->PeerOf(rank);
+  if (!peer.remote) {
+    impl_->shared.Raise(rank, flag_offset, value);
+    return;
+  }
+  CHECK(flag_offset % alignof(uint32_t) == 0 &&
+        flag_offset + sizeof value <= impl_->shared.bytes_per_rank);
+  impl_->shared.remote->Put(rank, peer.base, peer.written, flag_offset, value,
+                            impl_->options.timeout);
+  peer.written.clear();
 }
 
 bool SymmetricMemory::Reached(size_t flag_offset, uint32_t value) {
@@ -108,31 +210,35 @@ bool SymmetricMemory::Reached(size_t flag_offset, uint32_t value) {
   return AtOrPast(flag.load(std::memory_order_acquire), value);
 }
 
-void SymmetricMemory::Wait(size_t flag_offset, uint32_t value, int peer, const char* stage,
-                           bool idle) {
+bool SymmetricMemory::WaitFor(size_t flag_offset, uint32_t value,
+                              std::chrono::milliseconds timeout) {
   Impl& my = *impl_;
   if (my.shared.aborted()) my.shared.ThrowAborted();
-  if (Reached(flag_offset, value)) return;
+  if (Reached(flag_offset, value)) return true;
   for (int i = 0; i < my.spins; ++i) {
     Pause();
-    if (Reached(flag_offset, value)) return;
+    if (Reached(flag_offset, value)) return true;
   }
   const auto start = steady_clock::now();
   while (steady_clock::now() - start < kYieldTime) {
     sched_yield();
-    if (Reached(flag_offset, value)) return;
+    if (Reached(flag_offset, value)) return true;
   }
-  const Deadline until = idle ? Deadline::max() : start + my.options.timeout;
+  const Deadline until = timeout == kForever ? Deadline::max() : start + timeout;
   const bool done = my.SleepUntil(flag_offset, value, until);
   if (my.shared.aborted()) my.shared.ThrowAborted();
-  if (!done) {
-    throw Error(
-        ErrorKind::kTimeout,
-        fmt::format("rank {} waited {:g} s for rank {} in {} (round {})", my.rank,
-                    std::chrono::duration<double>(my.options.timeout).count(), peer, stage, value));
-  }
+  return done;
 }
 
-void SymmetricMemory::Abort(std::string_view reason) { impl_->shared.Abort(reason); }
+void SymmetricMemory::Wait(size_t flag_offset, uint32_t value, int peer, const char* stage,
+                           bool idle) {
+  const auto timeout = impl_->options.timeout;
+  if (WaitFor(flag_offset, value, idle ? kForever : timeout)) return;
+  throw Error(ErrorKind::kTimeout,
+              fmt::format("rank {} waited {:g} s for rank {} in {} (round {})", rank(),
+                          std::chrono::duration<double>(timeout).count(), peer, stage, value));
+}
+
+void SymmetricMemory::Abort(std::string_view reason) { impl_->arena->Abort(reason); }
 
 }  // namespace switchyard

@@ -17,9 +17,12 @@ namespace switchyard {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
+class RemoteRanks;
+
 // The memory of a world: created once by whoever starts the ranks (a test with rank threads, or the
 // parent of rank processes, which inherit the file descriptor). Anonymous (memfd): nothing is left
-// behind, however a process ends.
+// behind, however a process ends. Where the world spans hosts, each has an arena of its own for all
+// ranks, of which it uses the part of its own ranks.
 class SharedArena {
  public:
   // Reserves world × bytes_per_rank; pages are taken from the system when first touched.
@@ -36,11 +39,17 @@ class SharedArena {
   int joined() const;
   bool Joined(int rank) const;
   // Makes every present and later wait of every rank throw Error kPeer with `reason`. First call
-  // wins.
+  // wins. With remote ranks, theirs too, and only the rank's thread may call it.
   void Abort(std::string_view reason);
+  // The same for the ranks of this host only, from any thread; they pass it on.
+  void AbortHere(std::string_view reason);
+
+  // In a rank's process, before its SymmetricMemory: the way to the ranks of other hosts.
+  void Attach(std::unique_ptr<RemoteRanks> remote);
 
  private:
   friend class SymmetricMemory;
+  friend class ArenaDoor;
   struct Impl;
   std::unique_ptr<Impl> impl_;
   explicit SharedArena(std::unique_ptr<Impl> impl);
@@ -72,6 +81,19 @@ class SymmetricMemory {
   std::byte* At(int rank, size_t offset);  // that rank's copy of the buffer
   std::byte* Local(size_t offset) { return At(rank(), offset); }
 
+  // Ranks of other hosts: At(rank, …) is then this host's image of that rank's arena, and these two
+  // carry bytes between the image and the arena. For ranks whose memory is mapped they do nothing
+  // and cost nothing, so algorithms call them always.
+  //
+  // Says that [offset, offset + bytes) of `rank`'s copy was written here. The bytes, as they are at
+  // the next Raise of that rank, are there before that flag is.
+  void Wrote(int rank, size_t offset, size_t bytes);
+  // Makes [offset, offset + bytes) of `rank`'s copy readable here, as it is there now. Waits with
+  // the deadline of Wait; the peer's own thread takes no part. The caller has seen a flag that says
+  // that the bytes are final.
+  void Fetch(int rank, size_t offset, size_t bytes, const char* stage);
+  bool Mapped(int rank) const;  // whether At(rank, …) is that rank's memory itself
+
   // Flags are 32-bit round numbers. Raise: all writes before it are seen by whoever sees the flag
   // (release), and a sleeping waiter wakes. Each flag has one raiser.
   void Raise(int rank, size_t flag_offset, uint32_t value);
@@ -80,6 +102,9 @@ class SymmetricMemory {
   // are for the message of the timeout. `idle`: waits without a deadline (the leader may have
   // nothing to say for hours), yet not through an Abort.
   void Wait(size_t flag_offset, uint32_t value, int peer, const char* stage, bool idle = false);
+  // The same with a deadline of its own, that of a rank which can do without the peer: false when
+  // `timeout` has passed.
+  bool WaitFor(size_t flag_offset, uint32_t value, std::chrono::milliseconds timeout);
   bool Reached(size_t flag_offset, uint32_t value);  // the same, without waiting
 
   void Abort(std::string_view reason);

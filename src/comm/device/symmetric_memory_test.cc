@@ -168,6 +168,16 @@ TEST(SymmetricMemoryTest, AnIdleWaitOutlastsTheTimeoutAndWakes) {
   });
 }
 
+TEST(SymmetricMemoryTest, AWaitWithADeadlineOfItsOwnSaysWhetherTheFlagCame) {
+  const auto arena = SharedArena::Create(2, kBytes);
+  SymmetricMemory memory(arena, 0, {}), peer(arena, 1, {});
+  const size_t flag = memory.Allocate(4);
+  EXPECT_FALSE(memory.WaitFor(flag, 1, std::chrono::milliseconds(5)));
+  peer.Raise(0, flag, 1);
+  EXPECT_TRUE(memory.WaitFor(flag, 1, std::chrono::milliseconds(5)));
+  EXPECT_FALSE(memory.WaitFor(flag, 2, std::chrono::milliseconds(0)));
+}
+
 TEST(SymmetricMemoryTest, AbortEndsPresentAndLaterWaits) {
   const auto arena = SharedArena::Create(2, kBytes);
   SymmetricMemory memory(arena, 0, {});

@@ -62,6 +62,7 @@ std::string RankExit::Describe() const {
 // when the thread that forked it ends, so that thread has to live as long as this object.
 struct RankProcesses::Impl {
   struct Child {
+    int rank = -1;
     pid_t pid = -1;
     FileDescriptor pidfd;
     bool ended = false;
@@ -73,7 +74,7 @@ struct RankProcesses::Impl {
 
   std::mutex mutex;  // guards what follows; a child is reaped, and its pid reused, under it only
   std::condition_variable changed;
-  std::vector<Child> children;  // by rank
+  std::vector<Child> children;  // in the order of ranks
   std::vector<RankExit> exits;  // in the order of the ends
   bool end_expected = false;
   bool killed = false;
@@ -82,58 +83,70 @@ struct RankProcesses::Impl {
 
   void SpawnAll(const std::vector<std::string>& environment);
   void Watch();
-  void OnEnd(int rank);
+  void OnEnd(size_t child);
+  int first_rank() const { return options.network ? options.network->first_rank() : 0; }
+  int count() const {
+    return options.network ? options.network->world.ranks_per_node : options.world;
+  }
   void Kill();  // under the mutex
   bool AllEnded() const { return exits.size() == children.size(); }
 };
 
 void RankProcesses::Impl::SpawnAll(const std::vector<std::string>& environment) {
-  for (int rank = 0; rank < options.world; ++rank) {
-    const FileDescriptor spec(WriteRankSpec({.rank = rank,
-                                             .world = options.world,
-                                             .spec = options.spec,
-                                             .control_endpoint = options.control_endpoint},
-                                            getpid()));
+  for (int i = 0; i < count(); ++i) {
+    const int rank = first_rank() + i;
+    RankSpec rank_spec{.rank = rank,
+                       .world = options.world,
+                       .spec = options.spec,
+                       .control_endpoint = options.control_endpoint};
+    std::vector<int> inherited{arena->fd()};
+    if (options.network) {
+      rank_spec.network = options.network->world;
+      inherited.push_back(options.network->listeners[i].socket().get());
+    }
+    const FileDescriptor spec(WriteRankSpec(rank_spec, getpid()));
+    inherited.insert(inherited.begin(), spec.get());
     std::vector<std::string> variables = environment;
-    variables.push_back(RankFdsEntry(spec.get(), arena->fd()));
-    const pid_t pid = SpawnSelf({"switchyard", "rank"}, variables, {spec.get(), arena->fd()});
+    variables.push_back(RankFdsEntry(inherited));
+    const pid_t pid = SpawnSelf({"switchyard", "rank"}, variables, inherited);
     const std::lock_guard lock(mutex);
-    children.push_back({.pid = pid});
+    children.push_back({.rank = rank, .pid = pid});
     children.back().pidfd = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
     if (children.back().pidfd.get() < 0) {
       throw Resource("cannot watch rank {}: {}", rank, strerror(errno));
     }
   }
+  options.network.reset();  // closes the listeners, which are the ranks' now
 }
 
 // Ends when every child has: the destructor kills them first.
 void RankProcesses::Impl::Watch() {
   for (;;) {
     std::vector<pollfd> fds;
-    std::vector<int> ranks;
+    std::vector<size_t> watched;
     {
       const std::lock_guard lock(mutex);
-      for (int rank = 0; rank < static_cast<int>(children.size()); ++rank) {
-        if (children[rank].ended) continue;
-        fds.push_back({children[rank].pidfd.get(), POLLIN, 0});
-        ranks.push_back(rank);
+      for (size_t i = 0; i < children.size(); ++i) {
+        if (children[i].ended) continue;
+        fds.push_back({children[i].pidfd.get(), POLLIN, 0});
+        watched.push_back(i);
       }
     }
     if (fds.empty()) return;
     poll(fds.data(), fds.size(), -1);
     for (size_t i = 0; i < fds.size(); ++i) {
-      if (fds[i].revents != 0) OnEnd(ranks[i]);
+      if (fds[i].revents != 0) OnEnd(watched[i]);
     }
   }
 }
 
-void RankProcesses::Impl::OnEnd(int rank) {
+void RankProcesses::Impl::OnEnd(size_t child) {
   RankExit exit;
   bool is_news = false;
   {
     const std::lock_guard lock(mutex);
-    exit = Reap(rank, children[rank].pid);
-    children[rank].ended = true;
+    exit = Reap(children[child].rank, children[child].pid);
+    children[child].ended = true;
     const bool is_clean = exit.signal == 0 && exit.code == 0;
     is_news = !killed && !(end_expected && is_clean);
   }
@@ -194,19 +207,20 @@ RankProcesses::~RankProcesses() {
 void RankProcesses::WaitJoined() {
   const auto give_up = std::chrono::steady_clock::now() + impl_->options.join_timeout;
   std::unique_lock lock(impl_->mutex);
+  std::vector<int> missing;
   for (;;) {
     if (!impl_->exits.empty()) {
       throw Error(ErrorKind::kPeer,
                   fmt::format("{} before all ranks had joined", impl_->exits[0].Describe()));
     }
-    if (impl_->arena->joined() == impl_->options.world) return;
+    missing.clear();
+    for (const auto& child : impl_->children) {
+      if (!impl_->arena->Joined(child.rank)) missing.push_back(child.rank);
+    }
+    if (missing.empty()) return;
     if (std::chrono::steady_clock::now() >= give_up) break;
     // A rank joins by writing to shared memory, which wakes nobody here.
     impl_->changed.wait_for(lock, std::chrono::milliseconds(5));
-  }
-  std::vector<int> missing;
-  for (int rank = 0; rank < impl_->options.world; ++rank) {
-    if (!impl_->arena->Joined(rank)) missing.push_back(rank);
   }
   throw Error(ErrorKind::kTimeout,
               fmt::format("after {:g} s not joined: rank {}",

@@ -1,12 +1,15 @@
-// Starting, watching and ending the rank processes of one host.
+// Starting, watching and ending the rank processes of one node.
 #pragma once
 
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "comm/device/symmetric_memory.h"
+#include "comm/device/tcp/tcp_world.h"
+#include "comm/host/node_group.h"
 
 namespace switchyard {
 
@@ -19,7 +22,7 @@ struct RankExit {
   int pid = 0;
 };
 
-// The ranks of one engine as child processes. Each runs this program again (/proc/self/exe) with
+// The ranks of one node as child processes. Each runs this program again (/proc/self/exe) with
 // the argument vector {"switchyard", "rank"}, inherits the arena's file descriptor, gets its spec
 // (see RankSpec) through an inherited descriptor, and is killed by the kernel when the parent dies.
 // It inherits no other descriptor but stdout and stderr.
@@ -32,9 +35,10 @@ struct RankExit {
 class RankProcesses {
  public:
   struct Options {
-    int world = 1;
+    int world = 1;     // of all nodes
     std::string spec;  // opaque bytes for every rank: the serialized server arguments
     std::string control_endpoint;
+    std::optional<NodeNetwork> network;  // none where all ranks are of this node
     std::chrono::milliseconds join_timeout{300'000};
   };
   // Called once per rank that ends without having been asked to, or in another way than with code 0
@@ -45,8 +49,8 @@ class RankProcesses {
   RankProcesses(std::shared_ptr<SharedArena> arena, Options options, OnExit on_exit);
   ~RankProcesses();  // kills what is left and reaps it
 
-  // Waits until every rank has attached to the arena; Error kTimeout names those that have not,
-  // Error kPeer one that ended.
+  // Waits until every rank of this node has attached to the arena; Error kTimeout names those that
+  // have not, Error kPeer one that ended.
   void WaitJoined();
   // To be called before the ranks are told to end: from now on one that ends with code 0 is no
   // news.
@@ -68,7 +72,9 @@ struct RankSpec {
   int world = 1;
   std::string spec;
   std::string control_endpoint;
+  std::optional<TcpWorld> network;  // none where all ranks are of this node
   std::shared_ptr<SharedArena> arena;
+  TcpListener listener;  // for ConnectTcpRanks, where there is a network
 };
 // In the child, from `switchyard rank`: takes over what the parent left, and asks the kernel to be
 // killed with it. Error kInvalid when this process was not started by RankProcesses. Call once, at

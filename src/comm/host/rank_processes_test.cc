@@ -19,9 +19,12 @@
 #include <string_view>
 
 #include "comm/device/communicator.h"
+#include "comm/device/mpi/test_mpi_rank.h"
+#include "comm/device/tcp/tcp_ranks.h"
 #include "comm/host/control_socket.h"
 #include "comm/host/spawn.h"
 #include "core/error.h"
+#include "core/log.h"
 
 namespace switchyard {
 namespace {
@@ -102,9 +105,12 @@ int ServeUntilEnd(const RankSpec& spec, Communicator& tp) {
   return kWrong;
 }
 
-int PlayPart(const RankSpec& spec, int argc, char** argv, int fds_at_start) {
+int PlayPart(RankSpec& spec, int argc, char** argv, int fds_at_start) {
   if (spec.spec == "never join" && spec.rank == 1) pause();
   if (spec.spec == "exit before joining" && spec.rank == 1) return 3;
+  if (spec.network) {
+    ConnectTcpRanks(*spec.arena, spec.rank, std::move(spec.listener), *spec.network, kLong);
+  }
   SymmetricMemory memory(spec.arena, spec.rank, {.timeout = kLong});
   Communicator tp(memory, World(memory), "tp", 4096);
   if (spec.spec == "leave") return kGood;
@@ -135,13 +141,15 @@ int RankMain(int argc, char** argv) {
 // Ranks that all play one part; keeps what was reported about their ends.
 class Troupe {
  public:
-  Troupe(int world, std::string part, milliseconds join_timeout = kLong)
+  Troupe(int world, std::string part, milliseconds join_timeout = kLong,
+         std::optional<NodeNetwork> network = {})
       : arena_(SharedArena::Create(world, kBytes)),
         endpoint_(ControlSocket::UniqueEndpoint()),
         ranks_(arena_,
                {.world = world,
                 .spec = std::move(part),
                 .control_endpoint = endpoint_,
+                .network = std::move(network),
                 .join_timeout = join_timeout},
                [this](const RankExit& exit) {
                  const std::lock_guard lock(mutex_);
@@ -169,6 +177,21 @@ class Troupe {
   RankProcesses ranks_;
 };
 
+// Listeners of all ranks, as the rendezvous of two nodes gives them.
+std::pair<NodeNetwork, NodeNetwork> TwoNodes(int ranks_per_node) {
+  NodeNetwork first, second;
+  second.node = 1;
+  TcpWorld world{.token = TcpWorld::NewToken(), .ranks_per_node = ranks_per_node};
+  for (NodeNetwork* node : {&first, &second}) {
+    for (int i = 0; i < ranks_per_node; ++i) {
+      node->listeners.push_back(TcpListener::Bind({"127.0.0.1", 0}));
+      world.listeners.push_back(node->listeners.back().address());
+    }
+  }
+  first.world = second.world = world;
+  return {std::move(first), std::move(second)};
+}
+
 std::vector<pid_t> ChildrenOf(pid_t pid) {
   std::vector<pid_t> children;
   DIR* tasks = opendir(("/proc/" + std::to_string(pid) + "/task").c_str());
@@ -194,6 +217,44 @@ void ExpectGoodEnd(const std::string& part, int world) {
 }
 
 TEST(RankProcessesTest, RanksAddOverSharedMemory) { ExpectGoodEnd("add", 4); }
+
+TEST(RankProcessesTest, RanksOfTwoNodesAddOverTcp) {
+  auto [first, second] = TwoNodes(2);
+  Troupe leaders(4, "add", kLong, std::move(first));
+  Troupe others(4, "add", kLong, std::move(second));
+  auto socket = ControlSocket::Bind(leaders.endpoint());
+  leaders.ranks().WaitJoined();
+  others.ranks().WaitJoined();
+  EXPECT_TRUE(leaders.arena()->Joined(1));
+  EXPECT_FALSE(leaders.arena()->Joined(2));  // the memory of each node is its own
+  leaders.ranks().ExpectEnd();
+  others.ranks().ExpectEnd();
+  socket.Send("end");
+  EXPECT_TRUE(leaders.ranks().WaitEnded(kLong));
+  EXPECT_TRUE(others.ranks().WaitEnded(kLong));
+  EXPECT_TRUE(leaders.Exits(0).empty());
+  EXPECT_TRUE(others.Exits(0).empty());
+}
+
+TEST(RankProcessesTest, ARankThatIsKilledStopsThoseOfTheOtherNode) {
+  auto [first, second] = TwoNodes(1);
+  Troupe leaders(2, "serve", kLong, std::move(first));
+  auto socket = ControlSocket::Bind(leaders.endpoint());
+  pid_t other = -1;
+  {
+    const auto before = ChildrenOf(getpid());
+    Troupe others(2, "serve", kLong, std::move(second));
+    for (const pid_t pid : ChildrenOf(getpid())) {
+      if (std::ranges::find(before, pid) == before.end()) other = pid;
+    }
+    leaders.ranks().WaitJoined();
+    others.ranks().WaitJoined();
+    kill(other, SIGKILL);
+    EXPECT_EQ(others.Exits(1)[0].rank, 1);
+  }
+  socket.Send("anyone there?");
+  EXPECT_EQ(leaders.Exits(1)[0].code, kStoppedByPeer);
+}
 
 TEST(RankProcessesTest, ARankInheritsNoOtherDescriptor) {
   const FileDescriptor leak(open("/dev/null", O_RDONLY));  // without close-on-exec
@@ -327,7 +388,8 @@ TEST(RankProcessesTest, RanksDieWithTheirParent) {
 TEST(RankProcessesTest, ARankStartedByHandIsRefused) {
   for (const char* fds :
        {"", "SWITCHYARD_RANK_FDS=", "SWITCHYARD_RANK_FDS=1,99", "SWITCHYARD_RANK_FDS=0,x",
-        "SWITCHYARD_RANK_FDS=-1,-1", "SWITCHYARD_RANK_FDS=99999999999999,3"}) {
+        "SWITCHYARD_RANK_FDS=-1,-1", "SWITCHYARD_RANK_FDS=1,2,3,4", "SWITCHYARD_RANK_FDS=5,",
+        "SWITCHYARD_RANK_FDS=99999999999999,3"}) {
     auto environment = CopyEnvironment();
     if (*fds != '\0') environment.emplace_back(fds);
     const pid_t pid = SpawnSelf({"comm_test", "rank"}, environment, {});
@@ -351,6 +413,8 @@ int main(int argc, char** argv) {
   const std::string_view part = argc == 2 ? argv[1] : "";
   if (part == "rank") return switchyard::RankMain(argc, argv);
   if (part == "parent") return switchyard::ParentMain();
+  if (part.starts_with("mpi ")) return switchyard::MpiRankMain(part.substr(4));
+  switchyard::InitLog("warning");
   ::testing::InitGoogleMock(&argc, argv);
   return RUN_ALL_TESTS();
 }

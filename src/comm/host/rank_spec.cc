@@ -1,6 +1,7 @@
 #include "comm/host/rank_spec.h"
 
 #include <fcntl.h>
+#include <fmt/ranges.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -12,7 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
-#include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "core/wire.h"
@@ -27,16 +28,22 @@ Error NotStartedByServe(std::string_view why) {
                "ranks are started by 'switchyard serve'");
 }
 
-// "5,7"
-std::pair<int, int> ParseFds(std::string_view text) {
-  std::pair<int, int> fds{-1, -1};
+// "5,7" or "5,7,8"
+std::vector<int> ParseFds(std::string_view text) {
+  std::vector<int> fds;
+  const char* next = text.data();
   const char* const end = text.data() + text.size();
-  const auto spec = std::from_chars(text.data(), end, fds.first);
-  if (spec.ec != std::errc() || spec.ptr == end || *spec.ptr != ',') {
-    throw NotStartedByServe(fmt::format("{} is malformed", kRankFdsVariable));
+  for (bool more = true; more;) {
+    int fd = -1;
+    const auto parsed = std::from_chars(next, end, fd);
+    more = parsed.ptr != end && *parsed.ptr == ',';
+    if (parsed.ec != std::errc() || fd < 0 || (!more && parsed.ptr != end)) {
+      throw NotStartedByServe(fmt::format("{} is malformed", kRankFdsVariable));
+    }
+    fds.push_back(fd);
+    next = parsed.ptr + 1;
   }
-  const auto arena = std::from_chars(spec.ptr + 1, end, fds.second);
-  if (arena.ec != std::errc() || arena.ptr != end || fds.first < 0 || fds.second < 0) {
+  if (fds.size() < 2 || fds.size() > 3) {
     throw NotStartedByServe(fmt::format("{} is malformed", kRankFdsVariable));
   }
   return fds;
@@ -60,8 +67,8 @@ std::string ReadAll(int fd) {
 
 }  // namespace
 
-std::string RankFdsEntry(int spec_fd, int arena_fd) {
-  return fmt::format("{}={},{}", kRankFdsVariable, spec_fd, arena_fd);
+std::string RankFdsEntry(const std::vector<int>& fds) {
+  return fmt::format("{}={}", kRankFdsVariable, fmt::join(fds, ","));
 }
 
 int WriteRankSpec(const RankSpec& spec, int parent_pid) {
@@ -72,6 +79,7 @@ int WriteRankSpec(const RankSpec& spec, int parent_pid) {
   writer.Put(spec.world);
   writer.Put(spec.spec);
   writer.Put(spec.control_endpoint);
+  writer.Put(spec.network ? spec.network->Encode() : std::string());
   const std::string bytes = writer.Take();
 
   const int fd = memfd_create("switchyard-rank-spec", MFD_CLOEXEC);
@@ -93,7 +101,8 @@ int WriteRankSpec(const RankSpec& spec, int parent_pid) {
 RankSpec InheritRankSpec() {
   const char* variable = std::getenv(kRankFdsVariable);
   if (variable == nullptr) throw NotStartedByServe(fmt::format("no {}", kRankFdsVariable));
-  const auto [spec_fd, arena_fd] = ParseFds(variable);
+  const std::vector<int> fds = ParseFds(variable);
+  const int spec_fd = fds[0], arena_fd = fds[1];
   const std::string bytes = ReadAll(spec_fd);
   RankSpec spec;
   int parent_pid = 0;
@@ -105,6 +114,8 @@ RankSpec InheritRankSpec() {
     spec.world = reader.Get<int>();
     spec.spec = reader.GetString();
     spec.control_endpoint = reader.GetString();
+    const std::string network = reader.GetString();
+    if (!network.empty()) spec.network = TcpWorld::Decode(network);
   } catch (const Error&) {
     throw NotStartedByServe("its spec is malformed");
   }
@@ -116,6 +127,13 @@ RankSpec InheritRankSpec() {
   spec.arena = SharedArena::FromFd(arena_fd);
   if (spec.arena->world() != spec.world || spec.rank < 0 || spec.rank >= spec.world) {
     throw NotStartedByServe("its spec does not fit its shared memory");
+  }
+  if (spec.network.has_value() != (fds.size() == 3)) {
+    throw NotStartedByServe("its spec does not fit its descriptors");
+  }
+  if (spec.network) {
+    spec.listener = TcpListener(FileDescriptor(fds[2]));
+    fcntl(fds[2], F_SETFD, FD_CLOEXEC);
   }
   // Not for the programs that this one may start.
   close(spec_fd);

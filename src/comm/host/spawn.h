@@ -2,33 +2,13 @@
 #pragma once
 
 #include <sys/types.h>
-#include <unistd.h>
 
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "comm/net/file_descriptor.h"
+
 namespace switchyard {
-
-// Owns a file descriptor; -1 owns nothing.
-class FileDescriptor {
- public:
-  FileDescriptor() = default;
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~FileDescriptor() { Close(); }
-  int get() const { return fd_; }
-  void Close() {
-    if (fd_ >= 0) close(std::exchange(fd_, -1));
-  }
-
- private:
-  int fd_ = -1;
-};
 
 // The environment as "NAME=value" entries.
 std::vector<std::string> CopyEnvironment();

@@ -1,0 +1,306 @@
+#include "comm/device/mpi/mpi_ranks.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/device/frames.h"
+#include "comm/device/mpi/mpi_wait.h"
+#include "comm/device/remote_ranks.h"
+#include "core/check.h"
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+using namespace std::chrono_literals;
+using mpi::Limit;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+// Up to here the bytes of a write travel in the message of its head; beyond, in one of their own,
+// which goes from place to place without a copy.
+constexpr size_t kInlineBytes = 8192;
+constexpr uint64_t kMostBlock = uint64_t{1} << 30;  // counts of MPI are ints
+constexpr milliseconds kLastWordsTime = 1s;         // for all peers to be told of an abort
+constexpr milliseconds kByeTime = 5s;               // for all peers to say goodbye
+
+// A datatype that stands for ranges of an arena.
+class RangesType {
+ public:
+  explicit RangesType(std::span<const ByteRange> ranges) {
+    std::vector<int> lengths;
+    std::vector<MPI_Aint> places;
+    for (const ByteRange& range : ranges) {
+      for (uint64_t done = 0; done < range.bytes; done += kMostBlock) {
+        lengths.push_back(static_cast<int>(std::min(kMostBlock, range.bytes - done)));
+        places.push_back(static_cast<MPI_Aint>(range.offset + done));
+      }
+    }
+    MPI_Type_create_hindexed(static_cast<int>(lengths.size()), lengths.data(), places.data(),
+                             MPI_BYTE, &type_);
+    MPI_Type_commit(&type_);
+  }
+  RangesType(const RangesType&) = delete;
+  RangesType& operator=(const RangesType&) = delete;
+  ~RangesType() { MPI_Type_free(&type_); }  // what uses it goes on
+  MPI_Datatype get() const { return type_; }
+
+ private:
+  MPI_Datatype type_ = MPI_DATATYPE_NULL;
+};
+
+uint64_t TotalBytes(std::span<const ByteRange> ranges) {
+  uint64_t total = 0;
+  for (const ByteRange& range : ranges) total += range.bytes;
+  return total;
+}
+
+void Append(std::vector<std::byte>& message, const void* bytes, size_t size) {
+  const auto* begin = static_cast<const std::byte*>(bytes);
+  message.insert(message.end(), begin, begin + size);
+}
+
+class MpiRanks : public RemoteRanks {
+ public:
+  MpiRanks(SharedArena& arena, int rank, std::shared_ptr<MpiFarewell> farewell)
+      : door_(arena, rank),
+        farewell_(std::move(farewell)),
+        peers_(static_cast<size_t>(arena.world())),
+        progress_([this] { Progress(); }) {}
+  ~MpiRanks() override;
+
+  bool IsRemote(int rank) const override { return rank != door_.rank(); }
+  void Put(int rank, const std::byte* image, std::span<const ByteRange> ranges, size_t flag_offset,
+           uint32_t value, milliseconds timeout) override;
+  void Fetch(int rank, std::byte* image, ByteRange range, const char* stage,
+             milliseconds timeout) override;
+  void Abort(std::string_view reason) noexcept override;
+
+ private:
+  struct Peer {
+    std::vector<std::byte> head;  // MPI's while it is sent
+    bool usable = true;           // nothing that was begun is still on its way
+  };
+
+  Limit UntilAborted() const {
+    return {.stop = [this] { return door_.aborted(); }};
+  }
+  MPI_Request SendHead(int rank, const Frame& frame, const void* more, size_t size);
+  void PutSome(int rank, const std::byte* image, std::span<const ByteRange> ranges, Frame frame,
+               milliseconds timeout);
+  void Complete(std::span<MPI_Request> requests, int rank, const std::string& what,
+                milliseconds timeout);
+
+  void Progress();
+  void Handle(const mpi::Message& message);
+  void TakeRanges(const mpi::Message& message, const Frame& frame);
+  void AnswerFetch(int source, const Frame& frame);
+  void SayBye();
+
+  const ArenaDoor door_;
+  const std::shared_ptr<MpiFarewell> farewell_;
+  std::vector<Peer> peers_;  // by rank; the rank's thread
+  // What this rank did before it sent something, a peer's answer to that comes after: released by
+  // the rank's thread, acquired by the progress thread before it touches the arena.
+  std::atomic<uint64_t> sent_{0};
+  std::atomic<int> byes_{0};
+  std::atomic<bool> stop_{false};
+  std::thread progress_;  // last: uses what stands above
+};
+
+// ---- The rank's thread ----
+
+MPI_Request MpiRanks::SendHead(int rank, const Frame& frame, const void* more, size_t size) {
+  std::vector<std::byte>& head = peers_[rank].head;
+  head.clear();
+  Append(head, &frame, sizeof frame);
+  Append(head, more, size);
+  sent_.fetch_add(1, std::memory_order_release);
+  MPI_Request request;
+  MPI_Isend(head.data(), static_cast<int>(head.size()), MPI_BYTE, rank, mpi::kHead, MPI_COMM_WORLD,
+            &request);
+  return request;
+}
+
+void MpiRanks::Complete(std::span<MPI_Request> requests, int rank, const std::string& what,
+                        milliseconds timeout) {
+  if (mpi::Finish(requests, Limit::After(timeout, [this] { return door_.aborted(); }))) return;
+  peers_[rank].usable = false;
+  if (door_.aborted()) door_.ThrowAborted();
+  throw Error(ErrorKind::kTimeout,
+              fmt::format("rank {} waited {:g} s for rank {} {}", door_.rank(),
+                          std::chrono::duration<double>(timeout).count(), rank, what));
+}
+
+void MpiRanks::Put(int rank, const std::byte* image, std::span<const ByteRange> ranges,
+                   size_t flag_offset, uint32_t value, milliseconds timeout) {
+  CHECK(peers_[rank].usable);
+  do {
+    const auto some = ranges.first(std::min(ranges.size(), kMostFrameRanges));
+    ranges = ranges.subspan(some.size());
+    PutSome(rank, image, some,
+            {.kind = ranges.empty() ? FrameKind::kWriteAndRaise : FrameKind::kWrite,
+             .value = value,
+             .offset = flag_offset,
+             .count = some.size()},
+            timeout);
+  } while (!ranges.empty());
+}
+
+void MpiRanks::PutSome(int rank, const std::byte* image, std::span<const ByteRange> ranges,
+                       Frame frame, milliseconds timeout) {
+  const uint64_t bytes = TotalBytes(ranges);
+  std::vector<std::byte> more;
+  Append(more, ranges.data(), ranges.size_bytes());
+  if (bytes <= kInlineBytes) {
+    for (const ByteRange& range : ranges) Append(more, image + range.offset, range.bytes);
+  }
+  std::array<MPI_Request, 2> requests{SendHead(rank, frame, more.data(), more.size()),
+                                      MPI_REQUEST_NULL};
+  if (bytes > kInlineBytes) {
+    const RangesType type(ranges);
+    MPI_Isend(image, 1, type.get(), rank, mpi::kPayload, MPI_COMM_WORLD, &requests[1]);
+  }
+  Complete(requests, rank, "to take what is sent to it", timeout);
+}
+
+void MpiRanks::Fetch(int rank, std::byte* image, ByteRange range, const char* stage,
+                     milliseconds timeout) {
+  CHECK(peers_[rank].usable);
+  for (uint64_t done = 0; done < range.bytes; done += kMostBlock) {
+    const uint64_t n = std::min(kMostBlock, range.bytes - done);
+    std::byte* place = image + range.offset + done;
+    std::array<MPI_Request, 2> requests;
+    MPI_Irecv(place, static_cast<int>(n), MPI_BYTE, rank, mpi::kAnswer, MPI_COMM_WORLD,
+              &requests[0]);
+    requests[1] = SendHead(
+        rank, {.kind = FrameKind::kFetch, .offset = range.offset + done, .count = n}, nullptr, 0);
+    Complete(requests, rank, fmt::format("in {}", stage), timeout);
+  }
+}
+
+void MpiRanks::Abort(std::string_view reason) noexcept {
+  reason = reason.substr(0, kMostReasonBytes);
+  const Limit limit = Limit::After(kLastWordsTime, [] { return false; });
+  for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
+    if (!IsRemote(rank) || !std::exchange(peers_[rank].usable, false)) continue;
+    MPI_Request request = SendHead(rank, {.kind = FrameKind::kAbort, .count = reason.size()},
+                                   reason.data(), reason.size());
+    mpi::Finish({&request, 1}, limit);
+  }
+}
+
+// ---- The progress thread ----
+
+void MpiRanks::Progress() {
+  pthread_setname_np(pthread_self(), "mpi progress");
+  for (mpi::Patience patience; !stop_;) {
+    const auto message = mpi::Poll(MPI_ANY_SOURCE, mpi::kHead);
+    if (!message) {
+      patience.Wait();
+      continue;
+    }
+    patience.Reset();
+    try {
+      Handle(*message);
+    } catch (const Error& error) {
+      door_.Abort(
+          fmt::format("rank {} sent what makes no sense: {}", message->source, error.what()));
+    }
+  }
+}
+
+void MpiRanks::Handle(const mpi::Message& message) {
+  sent_.load(std::memory_order_acquire);
+  Frame frame;
+  if (message.bytes.size() < sizeof frame) throw Invalid("{} bytes", message.bytes.size());
+  std::memcpy(&frame, message.bytes.data(), sizeof frame);
+  const auto rest = std::span(message.bytes).subspan(sizeof frame);
+  switch (frame.kind) {
+    case FrameKind::kWrite:
+    case FrameKind::kWriteAndRaise:
+      return TakeRanges(message, frame);
+    case FrameKind::kFetch:
+      return AnswerFetch(message.source, frame);
+    case FrameKind::kAbort:
+      return door_.Abort({reinterpret_cast<const char*>(rest.data()), rest.size()});
+    case FrameKind::kBye:
+      ++byes_;
+      return;
+    default:
+      throw Invalid("a message of kind {}", static_cast<uint32_t>(frame.kind));
+  }
+}
+
+void MpiRanks::TakeRanges(const mpi::Message& message, const Frame& frame) {
+  auto rest = std::span(message.bytes).subspan(sizeof frame);
+  if (frame.count > kMostFrameRanges || frame.count * sizeof(ByteRange) > rest.size()) {
+    throw Invalid("{} ranges in {} bytes", frame.count, rest.size());
+  }
+  std::vector<ByteRange> ranges(frame.count);
+  const size_t table = frame.count * sizeof(ByteRange);
+  if (table > 0) std::memcpy(ranges.data(), rest.data(), table);
+  rest = rest.subspan(table);
+  for (const ByteRange& range : ranges) door_.Bytes(range);  // all are looked at first
+  const uint64_t bytes = TotalBytes(ranges);
+  if (bytes > kInlineBytes) {
+    const RangesType type(ranges);
+    MPI_Request request;
+    MPI_Irecv(door_.Bytes({0, 0}).data(), 1, type.get(), message.source, mpi::kPayload,
+              MPI_COMM_WORLD, &request);
+    if (!mpi::Finish({&request, 1}, UntilAborted())) return;
+  } else {
+    if (rest.size() != bytes) throw Invalid("{} bytes for ranges of {}", rest.size(), bytes);
+    for (const ByteRange& range : ranges) {
+      if (range.bytes > 0) std::memcpy(door_.Bytes(range).data(), rest.data(), range.bytes);
+      rest = rest.subspan(range.bytes);
+    }
+  }
+  if (frame.kind == FrameKind::kWriteAndRaise) door_.Raise(frame.offset, frame.value);
+}
+
+void MpiRanks::AnswerFetch(int source, const Frame& frame) {
+  if (frame.count > kMostBlock) throw Invalid("a fetch of {} bytes", frame.count);
+  const std::span<std::byte> bytes = door_.Bytes({frame.offset, frame.count});
+  MPI_Request request;
+  MPI_Isend(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, source, mpi::kAnswer,
+            MPI_COMM_WORLD, &request);
+  mpi::Finish({&request, 1}, UntilAborted());
+}
+
+// ---- The end ----
+
+void MpiRanks::SayBye() {
+  const auto give_up = steady_clock::now() + kByeTime;
+  const Limit limit{give_up, [this] { return door_.aborted(); }};
+  for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
+    if (!IsRemote(rank) || !peers_[rank].usable) continue;
+    MPI_Request request = SendHead(rank, {.kind = FrameKind::kBye}, nullptr, 0);
+    if (!mpi::Finish({&request, 1}, limit)) return;
+  }
+  const int others = static_cast<int>(peers_.size()) - 1;
+  for (mpi::Patience patience; byes_ < others && !limit.Over();) patience.Wait();
+  farewell_->complete = byes_ == others;
+}
+
+MpiRanks::~MpiRanks() {
+  if (!door_.aborted()) SayBye();
+  stop_ = true;
+  progress_.join();
+}
+
+}  // namespace
+
+void AttachMpiRanks(SharedArena& arena, int rank, std::shared_ptr<MpiFarewell> farewell) {
+  arena.Attach(std::make_unique<MpiRanks>(arena, rank, std::move(farewell)));
+}
+
+}  // namespace switchyard

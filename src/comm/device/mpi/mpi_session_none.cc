@@ -1,0 +1,29 @@
+// Where the build found no MPI.
+#include "comm/device/mpi/mpi_session.h"
+#include "core/check.h"
+#include "core/error.h"
+
+namespace switchyard {
+
+struct MpiSession::Impl {};
+
+bool MpiSession::Built() { return false; }
+
+std::unique_ptr<MpiSession> MpiSession::Start(int, const std::string& launcher) {
+  throw Error(
+      ErrorKind::kInvalid,
+      fmt::format("{} started several ranks, but this program was built without MPI", launcher),
+      "give --dist-init-addr HOST:PORT to do without MPI");
+}
+
+MpiSession::MpiSession(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+MpiSession::~MpiSession() = default;
+
+// Start returns no session.
+int MpiSession::rank() const { CHECK(false); }
+std::string MpiSession::Agree(const std::string&, const Decide&, std::chrono::milliseconds) {
+  CHECK(false);
+}
+void MpiSession::Attach(SharedArena&) { CHECK(false); }
+
+}  // namespace switchyard

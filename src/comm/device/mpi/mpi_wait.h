@@ -1,0 +1,79 @@
+// Waiting for MPI with an end. Internal to comm/device/mpi.
+#pragma once
+
+#include <mpi.h>
+#include <sched.h>
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <span>
+#include <thread>
+#include <vector>
+
+namespace switchyard::mpi {
+
+// Tags of what ranks send each other.
+enum Tag : int { kHead = 1, kPayload, kAnswer, kStatement, kDecision };
+
+// Between two looks: a spin, then the core is given away, then sleep, since ranks may outnumber
+// cores and MPI wakes nobody.
+class Patience {
+ public:
+  void Wait() {
+    const auto waited = Clock::now() - start_;
+    if (waited < std::chrono::milliseconds(1)) {
+      sched_yield();
+    } else {
+      std::this_thread::sleep_for(waited < std::chrono::milliseconds(200)
+                                      ? std::chrono::microseconds(20)
+                                      : std::chrono::microseconds(500));
+    }
+  }
+  void Reset() { start_ = Clock::now(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start_ = Clock::now();
+};
+
+struct Limit {
+  std::chrono::steady_clock::time_point until = std::chrono::steady_clock::time_point::max();
+  std::function<bool()> stop = [] { return false; };
+
+  bool Over() const { return stop() || std::chrono::steady_clock::now() >= until; }
+  static Limit After(std::chrono::milliseconds timeout, std::function<bool()> stop) {
+    return {std::chrono::steady_clock::now() + timeout, std::move(stop)};
+  }
+};
+
+// Whether all requests ended within the limit. Their buffers are MPI's until they do.
+inline bool Finish(std::span<MPI_Request> requests, const Limit& limit) {
+  for (Patience patience;; patience.Wait()) {
+    int done = 0;
+    MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE);
+    if (done != 0) return true;
+    if (limit.Over()) return false;
+  }
+}
+
+struct Message {
+  int source = 0;
+  std::vector<std::byte> bytes;
+};
+
+// A message that has arrived, if there is one.
+inline std::optional<Message> Poll(int source, Tag tag) {
+  int there = 0;
+  MPI_Message handle;
+  MPI_Status status;
+  MPI_Improbe(source, tag, MPI_COMM_WORLD, &there, &handle, &status);
+  if (there == 0) return std::nullopt;
+  int size = 0;
+  MPI_Get_count(&status, MPI_BYTE, &size);
+  Message message{.source = status.MPI_SOURCE, .bytes = std::vector<std::byte>(size)};
+  MPI_Mrecv(message.bytes.data(), size, MPI_BYTE, &handle, &status);
+  return message;
+}
+
+}  // namespace switchyard::mpi

@@ -1,0 +1,363 @@
+#include "comm/device/tcp/tcp_ranks.h"
+
+#include <fmt/ranges.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/device/frames.h"
+#include "comm/device/remote_ranks.h"
+#include "comm/device/tcp/hello.h"
+#include "core/check.h"
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+using namespace tcp;
+using namespace std::chrono_literals;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kStrangerTime = 2s;   // for whoever connects to say who it is
+constexpr milliseconds kLastWordsTime = 1s;  // for all peers to be told of an abort
+constexpr milliseconds kByeTime = 5s;        // for all peers to say goodbye
+// A peer that gives up says why on the connection that it opened, which may be read a little later
+// than the other one is found closed.
+constexpr milliseconds kReasonTime = 300ms;
+
+template <typename T>
+iovec PartOf(T& value) {
+  return {const_cast<std::remove_const_t<T>*>(&value), sizeof value};
+}
+
+double Seconds(milliseconds time) { return std::chrono::duration<double>(time).count(); }
+
+class TcpRanks : public RemoteRanks {
+ public:
+  TcpRanks(SharedArena& arena, int rank, const TcpWorld& world);
+  ~TcpRanks() override;
+  void Connect(TcpListener& listener, milliseconds timeout);
+
+  bool IsRemote(int rank) const override { return peers_[rank] != nullptr; }
+  void Put(int rank, const std::byte* image, std::span<const ByteRange> ranges, size_t flag_offset,
+           uint32_t value, milliseconds timeout) override;
+  void Fetch(int rank, std::byte* image, ByteRange range, const char* stage,
+             milliseconds timeout) override;
+  void Abort(std::string_view reason) noexcept override;
+
+ private:
+  struct Peer {
+    TcpStream out;        // opened by this rank; its thread's alone
+    bool usable = false;  // `out` is between two frames
+    TcpStream in;         // opened by the peer; the server's
+    bool connected = false;
+    std::thread server;
+  };
+  enum class Parting { kNone, kBye, kAbort };  // the peer's last word
+
+  IoLimit Limit(milliseconds timeout) const {
+    return IoLimit::After(timeout, [this] { return door_.aborted(); });
+  }
+  void OpenAll(const IoLimit& limit);
+  void AcceptAll(TcpListener& listener, const IoLimit& limit, milliseconds timeout);
+  bool Introduces(TcpStream& stream, int* from) const;
+  std::string Missing() const;
+
+  void Request(int rank, std::span<iovec> parts, milliseconds timeout);
+  void CheckDone(IoResult result, int rank, const std::string& what, milliseconds timeout);
+
+  void Serve(int rank);
+  Parting ServeFrames(TcpStream& in);
+  bool TakeRanges(TcpStream& in, const Frame& frame);
+  bool AnswerFetch(TcpStream& in, const Frame& frame);
+  bool TakeReason(TcpStream& in, const Frame& frame);
+  void SayBye();
+
+  const ArenaDoor door_;
+  const TcpWorld world_;
+  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; none for those of this node
+
+  // What this rank did before it sent something, a peer's answer to that comes after: released by
+  // the rank's thread, acquired by the servers before they touch the arena.
+  std::atomic<uint64_t> sent_{0};
+  std::atomic<bool> leaving_{false};  // the destructor closes connections
+
+  std::mutex mutex_;  // guards `serving_`
+  std::condition_variable parted_;
+  int serving_ = 0;  // connections that have not ended
+};
+
+TcpRanks::TcpRanks(SharedArena& arena, int rank, const TcpWorld& world)
+    : door_(arena, rank), world_(world), peers_(world.listeners.size()) {
+  for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
+    if (world.NodeOf(r) != world.NodeOf(rank)) peers_[r] = std::make_unique<Peer>();
+  }
+}
+
+// ---- Connecting ----
+
+void TcpRanks::Connect(TcpListener& listener, milliseconds timeout) {
+  const IoLimit limit = Limit(timeout);
+  OpenAll(limit);
+  AcceptAll(listener, limit, timeout);
+  for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
+    if (peers_[r] == nullptr) continue;
+    ++serving_;  // before there are threads
+  }
+  for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
+    if (peers_[r] != nullptr) peers_[r]->server = std::thread([this, r] { Serve(r); });
+  }
+}
+
+// Listeners were there before their addresses were told, so nobody has to be ready to accept.
+void TcpRanks::OpenAll(const IoLimit& limit) {
+  const int size = static_cast<int>(peers_.size());
+  for (int k = 1; k < size; ++k) {
+    const int r = (door_.rank() + k) % size;
+    if (peers_[r] == nullptr) continue;
+    auto stream = TcpStream::Connect(world_.listeners[r], limit);
+    if (!stream) {
+      if (door_.aborted()) door_.ThrowAborted();
+      throw Error(ErrorKind::kTimeout,
+                  fmt::format("rank {} cannot connect to {} at {}", door_.rank(),
+                              world_.Describe(r), world_.listeners[r].Text()));
+    }
+    Hello hello{.from = door_.rank(), .to = r};
+    std::memcpy(hello.token.data(), world_.token.data(), hello.token.size());
+    peers_[r]->out = std::move(*stream);
+    peers_[r]->usable = true;
+    iovec part = PartOf(hello);
+    Request(r, {&part, 1}, kStrangerTime);
+  }
+}
+
+void TcpRanks::AcceptAll(TcpListener& listener, const IoLimit& limit, milliseconds timeout) {
+  while (!Missing().empty()) {
+    auto stream = listener.Accept(limit);
+    if (!stream) {
+      if (door_.aborted()) door_.ThrowAborted();
+      throw Error(ErrorKind::kTimeout, fmt::format("rank {} waited {:g} s for {} to connect",
+                                                   door_.rank(), Seconds(timeout), Missing()));
+    }
+    int from = -1;
+    if (!Introduces(*stream, &from)) continue;
+    peers_[from]->in = std::move(*stream);
+    peers_[from]->connected = true;
+  }
+}
+
+// Whether the connection is that of a rank that is expected.
+bool TcpRanks::Introduces(TcpStream& stream, int* from) const {
+  Hello hello;
+  if (stream.Receive(&hello, sizeof hello, Limit(kStrangerTime)) != IoResult::kDone) return false;
+  if (hello.magic != kMagic || hello.to != door_.rank() ||
+      std::string_view(hello.token.data(), hello.token.size()) != world_.token) {
+    return false;
+  }
+  *from = hello.from;
+  return hello.from >= 0 && hello.from < static_cast<int>(peers_.size()) &&
+         peers_[hello.from] != nullptr && !peers_[hello.from]->connected;
+}
+
+std::string TcpRanks::Missing() const {
+  std::vector<std::string> missing;
+  for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
+    if (peers_[r] != nullptr && !peers_[r]->connected) missing.push_back(world_.Describe(r));
+  }
+  return fmt::format("{}", fmt::join(missing, ", "));
+}
+
+// ---- The rank's thread ----
+
+// Ends with an error for everything but kDone; the connection is then in the middle of a frame.
+void TcpRanks::CheckDone(IoResult result, int rank, const std::string& what, milliseconds timeout) {
+  if (result == IoResult::kDone) return;
+  peers_[rank]->usable = false;
+  if (result == IoResult::kClosed) {
+    const auto give_up = steady_clock::now() + kReasonTime;
+    while (!door_.aborted() && steady_clock::now() < give_up) std::this_thread::sleep_for(5ms);
+    door_.Abort(world_.Describe(rank) + " is gone: its connection closed");
+  }
+  if (door_.aborted()) door_.ThrowAborted();
+  throw Error(ErrorKind::kTimeout, fmt::format("rank {} waited {:g} s for {} {}", door_.rank(),
+                                               Seconds(timeout), world_.Describe(rank), what));
+}
+
+void TcpRanks::Request(int rank, std::span<iovec> parts, milliseconds timeout) {
+  Peer& peer = *peers_[rank];
+  sent_.fetch_add(1, std::memory_order_release);
+  if (!peer.usable) CheckDone(IoResult::kClosed, rank, "", timeout);
+  CheckDone(peer.out.Send(parts, Limit(timeout)), rank, "to take what is sent to it", timeout);
+}
+
+void TcpRanks::Put(int rank, const std::byte* image, std::span<const ByteRange> ranges,
+                   size_t flag_offset, uint32_t value, milliseconds timeout) {
+  std::vector<iovec> parts;
+  do {
+    const auto some = ranges.first(std::min(ranges.size(), kMostFrameRanges));
+    ranges = ranges.subspan(some.size());
+    const Frame frame{.kind = ranges.empty() ? FrameKind::kWriteAndRaise : FrameKind::kWrite,
+                      .value = value,
+                      .offset = flag_offset,
+                      .count = some.size()};
+    parts.assign({PartOf(frame), {const_cast<ByteRange*>(some.data()), some.size_bytes()}});
+    for (const ByteRange& range : some) {
+      parts.push_back({const_cast<std::byte*>(image) + range.offset, range.bytes});
+    }
+    Request(rank, parts, timeout);
+  } while (!ranges.empty());
+}
+
+void TcpRanks::Fetch(int rank, std::byte* image, ByteRange range, const char* stage,
+                     milliseconds timeout) {
+  const Frame frame{.kind = FrameKind::kFetch, .offset = range.offset, .count = range.bytes};
+  iovec part = PartOf(frame);
+  Request(rank, {&part, 1}, timeout);
+  Frame answer;
+  std::array<iovec, 2> parts{PartOf(answer), iovec{image + range.offset, range.bytes}};
+  CheckDone(peers_[rank]->out.Receive(parts, Limit(timeout)), rank, fmt::format("in {}", stage),
+            timeout);
+  CHECK(answer.kind == FrameKind::kBytes && answer.count == range.bytes);
+}
+
+void TcpRanks::Abort(std::string_view reason) noexcept {
+  reason = reason.substr(0, kMostReasonBytes);
+  const IoLimit limit = IoLimit::After(kLastWordsTime);
+  const Frame frame{.kind = FrameKind::kAbort, .count = reason.size()};
+  for (const auto& peer : peers_) {
+    if (peer == nullptr || !peer->usable) continue;
+    std::array<iovec, 2> parts{PartOf(frame),
+                               iovec{const_cast<char*>(reason.data()), reason.size()}};
+    peer->out.Send(parts, limit);
+    peer->out.EndSending();
+    peer->usable = false;
+  }
+}
+
+// ---- The threads that serve peers ----
+
+void TcpRanks::Serve(int rank) {
+  pthread_setname_np(pthread_self(), fmt::format("from rank {}", rank).c_str());
+  Parting parting = Parting::kNone;
+  std::string why = "its connection closed";
+  try {
+    parting = ServeFrames(peers_[rank]->in);
+  } catch (const Error& error) {
+    why = fmt::format("it sent what makes no sense: {}", error.what());
+  }
+  if (parting == Parting::kNone && !leaving_) {
+    door_.Abort(fmt::format("{} is gone: {}", world_.Describe(rank), why));
+  }
+  // Under the mutex to the end: then the destructor may go on.
+  const std::lock_guard lock(mutex_);
+  --serving_;
+  parted_.notify_all();
+}
+
+// Until the connection ends; how it did. Waits without a limit: the destructor shuts it down.
+TcpRanks::Parting TcpRanks::ServeFrames(TcpStream& in) {
+  Frame frame;
+  while (in.Receive(&frame, sizeof frame) == IoResult::kDone) {
+    sent_.load(std::memory_order_acquire);
+    switch (frame.kind) {
+      case FrameKind::kWrite:
+      case FrameKind::kWriteAndRaise:
+        if (!TakeRanges(in, frame)) return Parting::kNone;
+        break;
+      case FrameKind::kFetch:
+        if (!AnswerFetch(in, frame)) return Parting::kNone;
+        break;
+      case FrameKind::kAbort:
+        return TakeReason(in, frame) ? Parting::kAbort : Parting::kNone;
+      case FrameKind::kBye:
+        return Parting::kBye;
+      default:
+        throw Invalid("a message of kind {}", static_cast<uint32_t>(frame.kind));
+    }
+  }
+  return Parting::kNone;
+}
+
+// Bytes go straight to their places: they belong to the writer until the flag is up.
+bool TcpRanks::TakeRanges(TcpStream& in, const Frame& frame) {
+  if (frame.count > kMostFrameRanges) throw Invalid("{} ranges at once", frame.count);
+  std::array<ByteRange, kMostFrameRanges> table;
+  if (in.Receive(table.data(), frame.count * sizeof(ByteRange)) != IoResult::kDone) return false;
+  std::array<iovec, kMostFrameRanges> parts;
+  for (size_t i = 0; i < frame.count; ++i) {
+    const std::span<std::byte> bytes = door_.Bytes(table[i]);
+    parts[i] = {bytes.data(), bytes.size()};
+  }
+  if (in.Receive(std::span(parts).first(frame.count)) != IoResult::kDone) return false;
+  if (frame.kind == FrameKind::kWriteAndRaise) door_.Raise(frame.offset, frame.value);
+  return true;
+}
+
+bool TcpRanks::AnswerFetch(TcpStream& in, const Frame& frame) {
+  const std::span<std::byte> bytes = door_.Bytes({frame.offset, frame.count});
+  const Frame answer{.kind = FrameKind::kBytes, .offset = frame.offset, .count = frame.count};
+  std::array<iovec, 2> parts{PartOf(answer), iovec{bytes.data(), bytes.size()}};
+  return in.Send(parts) == IoResult::kDone;
+}
+
+bool TcpRanks::TakeReason(TcpStream& in, const Frame& frame) {
+  std::string reason(std::min<uint64_t>(frame.count, kMostReasonBytes), '\0');
+  if (in.Receive(reason.data(), reason.size()) != IoResult::kDone) return false;
+  door_.Abort(reason);
+  return true;
+}
+
+// ---- The end ----
+
+// Closing a socket that holds unread bytes resets the connection, which could cost the peer what it
+// has not read yet. So both say goodbye, and each reads to the other's.
+void TcpRanks::SayBye() {
+  const Frame frame{.kind = FrameKind::kBye};
+  for (const auto& peer : peers_) {
+    if (peer == nullptr || !peer->usable) continue;
+    iovec part = PartOf(frame);
+    peer->out.Send(std::span(&part, 1), IoLimit::After(kByeTime));
+    peer->out.EndSending();
+  }
+  const auto give_up = steady_clock::now() + kByeTime;
+  std::unique_lock lock(mutex_);
+  while (serving_ > 0 && !door_.aborted() && steady_clock::now() < give_up) {
+    parted_.wait_for(lock, 50ms);
+  }
+}
+
+TcpRanks::~TcpRanks() {
+  if (!door_.aborted()) SayBye();
+  leaving_ = true;
+  for (const auto& peer : peers_) {
+    if (peer == nullptr || !peer->server.joinable()) continue;
+    peer->in.Shutdown();
+    peer->server.join();
+  }
+}
+
+}  // namespace
+
+void ConnectTcpRanks(SharedArena& arena, int rank, TcpListener listener, const TcpWorld& world,
+                     milliseconds timeout) {
+  CHECK_EQ(static_cast<int>(world.listeners.size()), arena.world());
+  auto ranks = std::make_unique<TcpRanks>(arena, rank, world);
+  try {
+    ranks->Connect(listener, timeout);
+  } catch (const Error& error) {
+    ranks->Abort(fmt::format("rank {} failed: {}", rank, error.what()));
+    throw;
+  }
+  arena.Attach(std::move(ranks));
+}
+
+}  // namespace switchyard

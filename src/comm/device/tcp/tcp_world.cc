@@ -1,0 +1,50 @@
+#include "comm/device/tcp/tcp_world.h"
+
+#include <sys/random.h>
+
+#include "core/check.h"
+#include "core/error.h"
+#include "core/wire.h"
+
+namespace switchyard {
+namespace {
+
+constexpr size_t kTokenBytes = 16;
+
+}  // namespace
+
+std::string TcpWorld::Describe(int rank) const {
+  return fmt::format("rank {} (node {}, {})", rank, NodeOf(rank), listeners[rank].host);
+}
+
+std::string TcpWorld::NewToken() {
+  std::string token(kTokenBytes, '\0');
+  CHECK_EQ(getrandom(token.data(), token.size(), 0), static_cast<ssize_t>(token.size()));
+  return token;
+}
+
+std::string TcpWorld::Encode() const {
+  WireWriter writer;
+  writer.Put(token);
+  writer.Put(ranks_per_node);
+  writer.Put(listeners.size());
+  for (const HostPort& listener : listeners) writer.Put(listener.Text());
+  return writer.Take();
+}
+
+TcpWorld TcpWorld::Decode(std::string_view bytes) {
+  WireReader reader(bytes);
+  TcpWorld world;
+  world.token = reader.GetString();
+  world.ranks_per_node = reader.Get<int>();
+  const auto ranks = reader.Get<size_t>();
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    world.listeners.push_back(HostPort::Parse("listener of a rank", reader.GetString()));
+  }
+  if (world.token.size() != kTokenBytes || world.ranks_per_node < 1) {
+    throw Invalid("malformed list of ranks");
+  }
+  return world;
+}
+
+}  // namespace switchyard

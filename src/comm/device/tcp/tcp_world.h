@@ -1,0 +1,26 @@
+// Where the ranks of several hosts listen.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/net/tcp.h"
+
+namespace switchyard {
+
+// Made by node 0 at the rendezvous, the same on every rank. Plain value.
+struct TcpWorld {
+  std::string token;                // of this engine: connections of others are turned away
+  int ranks_per_node = 1;           // rank r is of node r / ranks_per_node
+  std::vector<HostPort> listeners;  // [world]
+
+  int NodeOf(int rank) const { return rank / ranks_per_node; }
+  std::string Describe(int rank) const;  // "rank 2 (node 1, 10.0.0.2)"
+
+  static std::string NewToken();  // 16 random bytes
+  std::string Encode() const;
+  static TcpWorld Decode(std::string_view bytes);  // Error kInvalid
+};
+
+}  // namespace switchyard

@@ -1,0 +1,212 @@
+// Nodes as threads of this process, which meet at the loopback device.
+#include "comm/host/node_group.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <exception>
+#include <future>
+
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr milliseconds kLong(60'000);
+
+HostPort FreeAddress() { return TcpListener::Bind({"127.0.0.1", 0}).address(); }
+
+using Membership = std::future<std::unique_ptr<NodeGroup>>;
+
+struct Meeting {
+  NodeGroup::Options Options(int node) const {
+    return {.nodes = nodes,
+            .node = node,
+            .address = address,
+            .ranks_per_node = 2,
+            .statement = {{"--tp-size", "4"}, {"--ep-size", "2"}},
+            .timeout = kLong};
+  }
+  static Membership Lead(const NodeGroup::Options& options) {
+    return std::async(std::launch::async, [=] { return NodeGroup::Lead(options, "a job"); });
+  }
+  static Membership Join(const NodeGroup::Options& options) {
+    return std::async(std::launch::async, [=] { return NodeGroup::Join(options); });
+  }
+  int nodes = 2;
+  HostPort address = FreeAddress();
+};
+
+std::string ErrorOf(Membership member, ErrorKind kind) {
+  try {
+    member.get();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), kind) << error.what();
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(NodeGroupTest, AllGetTheJobAndTheAddressesOfAllRanks) {
+  Meeting meeting{.nodes = 3};
+  Membership second = Meeting::Join(meeting.Options(2));  // nobody is there yet
+  Membership first = Meeting::Join(meeting.Options(1));
+  const auto leader = Meeting::Lead(meeting.Options(0)).get();
+  const auto one = first.get(), two = second.get();
+  EXPECT_EQ(one->job(), "a job");
+  EXPECT_EQ(two->job(), "a job");
+  EXPECT_EQ(leader->network().first_rank(), 0);
+  EXPECT_EQ(two->network().first_rank(), 4);
+  ASSERT_EQ(leader->network().world.listeners.size(), 6u);
+  for (NodeGroup* group : {leader.get(), one.get(), two.get()}) {
+    const NodeNetwork& network = group->network();
+    EXPECT_EQ(network.world.Encode(), leader->network().world.Encode());
+    ASSERT_EQ(network.listeners.size(), 2u);
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_EQ(network.listeners[i].address().Text(),
+                network.world.listeners[network.first_rank() + i].Text());
+    }
+  }
+  EXPECT_EQ(leader->Describe(2), "node 2 (127.0.0.1)");
+}
+
+TEST(NodeGroupTest, DifferentFlagsAreRefusedByNameOnBothSides) {
+  Meeting meeting;
+  auto options = meeting.Options(1);
+  options.statement[1].second = "4";
+  Membership other = Meeting::Join(options);
+  const std::string why =
+      "--ep-size is 2 on node 0, but 4 on node 1 (127.0.0.1): all nodes want the same";
+  EXPECT_EQ(ErrorOf(Meeting::Lead(meeting.Options(0)), ErrorKind::kInvalid), why);
+  EXPECT_EQ(ErrorOf(std::move(other), ErrorKind::kInvalid), why);
+}
+
+TEST(NodeGroupTest, DifferentNumbersOfNodesAreRefused) {
+  Meeting meeting;
+  auto options = meeting.Options(1);
+  options.nodes = 3;
+  Membership other = Meeting::Join(options);
+  EXPECT_THAT(ErrorOf(Meeting::Lead(meeting.Options(0)), ErrorKind::kInvalid),
+              HasSubstr("--nnodes is 2 on node 0, but 3 on node 1"));
+  EXPECT_THAT(ErrorOf(std::move(other), ErrorKind::kInvalid), HasSubstr("--nnodes is 2"));
+}
+
+TEST(NodeGroupTest, TwoNodesOfOneRankAreRefused) {
+  Meeting meeting{.nodes = 3};
+  Membership one = Meeting::Join(meeting.Options(1));
+  Membership same = Meeting::Join(meeting.Options(1));
+  EXPECT_THAT(ErrorOf(Meeting::Lead(meeting.Options(0)), ErrorKind::kInvalid),
+              HasSubstr("another node has come with the same --node-rank"));
+  ErrorOf(std::move(one), ErrorKind::kInvalid);
+  ErrorOf(std::move(same), ErrorKind::kInvalid);
+}
+
+TEST(NodeGroupTest, NodesThatDoNotComeAreNamed) {
+  Meeting meeting{.nodes = 4};
+  Membership one = Meeting::Join(meeting.Options(2));
+  auto options = meeting.Options(0);
+  options.timeout = milliseconds(1500);
+  const auto names_them = AllOf(HasSubstr("node 0 waited 1.5 s at 127.0.0.1:"),
+                                HasSubstr("for node 1, 3 of 4"), HasSubstr("--node-rank"));
+  EXPECT_THAT(ErrorOf(Meeting::Lead(options), ErrorKind::kTimeout), names_them);
+  EXPECT_THAT(ErrorOf(std::move(one), ErrorKind::kInvalid), names_them);
+}
+
+TEST(NodeGroupTest, ANodeWithoutNode0SaysWhereItWaited) {
+  Meeting meeting;
+  auto options = meeting.Options(1);
+  options.timeout = milliseconds(100);
+  EXPECT_THAT(ErrorOf(Meeting::Join(options), ErrorKind::kTimeout),
+              AllOf(HasSubstr("node 1 waited 0.1 s for node 0 at 127.0.0.1:"),
+                    HasSubstr("--dist-init-addr")));
+}
+
+TEST(NodeGroupTest, GivingUpIsNoError) {
+  Meeting meeting;
+  auto options = meeting.Options(0);
+  options.give_up = [] { return true; };
+  EXPECT_EQ(Meeting::Lead(options).get(), nullptr);
+  EXPECT_EQ(Meeting::Join(options).get(), nullptr);
+}
+
+TEST(NodeGroupTest, AnAddressOfNoHostIsRefused) {
+  Meeting meeting;
+  meeting.address.host = "0.0.0.0";
+  EXPECT_THAT(ErrorOf(Meeting::Lead(meeting.Options(0)), ErrorKind::kInvalid),
+              HasSubstr("name the address of node 0"));
+}
+
+TEST(NodeGroupTest, StrangersAreIgnored) {
+  Meeting meeting;
+  Membership leading = Meeting::Lead(meeting.Options(0));
+  auto stranger = TcpStream::Connect(meeting.address, IoLimit::After(kLong));
+  char text[] = "GET / HTTP/1.1\r\n\r\n";
+  iovec part{text, sizeof text};
+  stranger->Send(std::span(&part, 1));
+  const auto one = NodeGroup::Join(meeting.Options(1));
+  EXPECT_NE(leading.get(), nullptr);
+}
+
+// Two nodes, and the news that reach each.
+class NewsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    Meeting meeting;
+    Membership other = Meeting::Join(meeting.Options(1));
+    groups_[0] = Meeting::Lead(meeting.Options(0)).get();
+    groups_[1] = other.get();
+    for (int node = 0; node < 2; ++node) {
+      groups_[node]->Watch(
+          {.on_lost = [this, node](const std::string& why,
+                                   bool cause) { Add(node, (cause ? "cause: " : "") + why); },
+           .on_end = [this, node] { Add(node, "the end"); }});
+    }
+  }
+  void TearDown() override {
+    for (auto& group : groups_) group.reset();
+  }
+  void Add(int node, const std::string& what) {
+    const std::lock_guard lock(mutex_);
+    news_[node].push_back(what);
+    changed_.notify_all();
+  }
+  std::vector<std::string> News(int node) {
+    std::unique_lock lock(mutex_);
+    EXPECT_TRUE(changed_.wait_for(lock, kLong, [&] { return !news_[node].empty(); }));
+    return news_[node];
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::string> news_[2];
+  std::unique_ptr<NodeGroup> groups_[2];
+};
+
+TEST_F(NewsTest, TheEndIsSaidAndTheClosingAfterItIsNoNews) {
+  groups_[0]->SayEnd();
+  EXPECT_THAT(News(1), ::testing::ElementsAre("the end"));
+  groups_[1].reset();
+  groups_[0].reset();
+  EXPECT_TRUE(news_[0].empty());
+}
+
+TEST_F(NewsTest, ALossIsToldInBothDirections) {
+  groups_[1]->SayLost("rank 3 was killed", true);
+  EXPECT_THAT(News(0), ::testing::ElementsAre("cause: node 1 (127.0.0.1): rank 3 was killed"));
+  groups_[0]->SayLost("rank 0 ended", false);
+  EXPECT_THAT(News(1), ::testing::ElementsAre("node 0 (127.0.0.1): rank 0 ended"));
+}
+
+TEST_F(NewsTest, ANodeThatIsGoneIsNamed) {
+  groups_[1].reset();
+  EXPECT_THAT(News(0),
+              ::testing::ElementsAre("cause: node 1 (127.0.0.1) is gone: its connection closed"));
+}
+
+}  // namespace
+}  // namespace switchyard
