@@ -47,25 +47,6 @@ const Family& FamilyOf(const ConfigReader& reader) {
                 reader.Where("architectures"), type, fmt::join(KnownArchitectures(), ", "));
 }
 
-ModelConfig::Quantization ReadQuantization(const ConfigReader& reader, bool mxfp4_experts) {
-  const auto quantization = reader.Object("quantization_config");
-  if (!quantization) return ModelConfig::Quantization::kNone;
-  const std::string method = quantization->StringOr({"quant_method"}, "");
-  if (method == "fp8") {
-    const auto block = quantization->Ints("weight_block_size", 1, 1 << 20);
-    if (block != std::vector<int64_t>{128, 128}) {
-      throw Invalid("{} is [{}]; only FP8 with [128, 128] blocks is supported",
-                    quantization->Where("weight_block_size"), fmt::join(block, ", "));
-    }
-    return ModelConfig::Quantization::kFp8Block;
-  }
-  if (method == "mxfp4" && mxfp4_experts) return ModelConfig::Quantization::kMxfp4;
-  throw Invalid(
-      "{} is \"{}\"; supported are fp8 with weight_block_size [128, 128] and, for gpt-oss, mxfp4; "
-      "use an unquantized checkpoint of this model",
-      quantization->Where("quant_method"), method);
-}
-
 // Every id that ends a sequence, each once, config.json's first.
 void ReadSpecialTokens(const ConfigReader& reader, ModelConfig* config) {
   const int64_t last = config->vocab_size - 1;
@@ -92,18 +73,27 @@ std::string Override(const std::string& config, std::string_view overrides) {
   return json.dump();
 }
 
-// `where` prefixes the file names in messages: "" or "DIR/".
-ModelConfig Parse(std::string_view config_json, std::string_view generation_config_json,
-                  const std::string& where) {
-  const ConfigReader reader(config_json, where + "config.json");
+// What a checkpoint says of itself; empty: the file is not there.
+struct ConfigTexts {
+  std::string_view config, generation, modelopt;
+  std::string where;  // prefix of file names in messages: "" or "DIR/"
+};
+
+ModelConfig Parse(const ConfigTexts& texts, const QuantizationFlags& flags) {
+  const ConfigReader reader(texts.config, texts.where + "config.json");
   const Family& family = FamilyOf(reader);
   ModelConfig config;
   config.architecture = family.architecture;
   family.read_config(reader, &config);
   config.quantization = ReadQuantization(reader, family.names(config).interleaved_experts);
+  if (config.quantization.method.empty() && !texts.modelopt.empty()) {
+    config.quantization =
+        ReadModelOptFile(ConfigReader(texts.modelopt, texts.where + "hf_quant_config.json"));
+  }
+  ApplyFlags(flags, &config.quantization);
   ReadSpecialTokens(reader, &config);
-  if (!generation_config_json.empty()) {
-    ReadSpecialTokens(ConfigReader(generation_config_json, where + "generation_config.json"),
+  if (!texts.generation.empty()) {
+    ReadSpecialTokens(ConfigReader(texts.generation, texts.where + "generation_config.json"),
                       &config);
   }
   return config;
@@ -111,18 +101,21 @@ ModelConfig Parse(std::string_view config_json, std::string_view generation_conf
 
 }  // namespace
 
-ModelConfig LoadModelConfig(const std::filesystem::path& dir, std::string_view overrides) {
+ModelConfig LoadModelConfig(const std::filesystem::path& dir, std::string_view overrides,
+                            const QuantizationFlags& flags) {
   std::string config = ReadSmallFile(dir / "config.json");
   if (!overrides.empty()) config = Override(config, overrides);
-  const auto generation_path = dir / "generation_config.json";
-  const std::string generation =
-      std::filesystem::exists(generation_path) ? ReadSmallFile(generation_path) : "";
-  return Parse(config, generation, (dir / "").string());
+  const auto optional = [&](const char* name) {
+    return std::filesystem::exists(dir / name) ? ReadSmallFile(dir / name) : std::string();
+  };
+  const std::string generation = optional("generation_config.json");
+  const std::string modelopt = optional("hf_quant_config.json");
+  return Parse({config, generation, modelopt, (dir / "").string()}, flags);
 }
 
-ModelConfig ParseModelConfig(std::string_view config_json,
-                             std::string_view generation_config_json) {
-  return Parse(config_json, generation_config_json, "");
+ModelConfig ParseModelConfig(std::string_view config_json, std::string_view generation_config_json,
+                             const QuantizationFlags& flags) {
+  return Parse({config_json, generation_config_json, {}, ""}, flags);
 }
 
 std::vector<std::string> KnownArchitectures() {

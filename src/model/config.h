@@ -10,6 +10,7 @@
 
 #include "core/dtype.h"
 #include "kernels/ops.h"
+#include "model/config_quantization.h"
 #include "moe/router.h"
 
 namespace switchyard {
@@ -81,8 +82,7 @@ struct ModelConfig {
   std::vector<int32_t> eos_token_ids;  // config.json and generation_config.json together
   std::optional<int32_t> bos_token_id;
 
-  enum class Quantization : uint8_t { kNone, kFp8Block, kMxfp4 };
-  Quantization quantization = Quantization::kNone;
+  QuantizationConfig quantization;
 
   bool has_moe() const { return moe.has_value(); }
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
@@ -93,10 +93,13 @@ struct ModelConfig {
 // architecture (with the known ones), missing keys, wrong types, sizes that are absurd or
 // contradict one another.
 // `overrides`: a JSON object whose keys replace config.json's (--json-model-override-args); may be
-// empty.
-ModelConfig LoadModelConfig(const std::filesystem::path& dir, std::string_view overrides = {});
+// empty. `flags`: see ApplyFlags (model/config_quantization.h). Where config.json says nothing of a
+// quantization, ModelOpt's hf_quant_config.json counts.
+ModelConfig LoadModelConfig(const std::filesystem::path& dir, std::string_view overrides = {},
+                            const QuantizationFlags& flags = {});
 ModelConfig ParseModelConfig(std::string_view config_json,
-                             std::string_view generation_config_json = {});
+                             std::string_view generation_config_json = {},
+                             const QuantizationFlags& flags = {});
 std::vector<std::string> KnownArchitectures();
 
 }  // namespace switchyard

@@ -125,6 +125,16 @@ std::vector<std::string> ConfigReader::Strings(std::string_view key) const {
   return out;
 }
 
+bool ConfigReader::IsString(std::string_view key) const {
+  return Has(key) && value_->object.find(key)->is_string();
+}
+
+std::vector<std::string> ConfigReader::Members() const {
+  std::vector<std::string> out;
+  for (const auto& item : value_->object.items()) out.push_back(item.key());
+  return out;
+}
+
 std::vector<int64_t> ConfigReader::Ints(std::string_view key, int64_t min, int64_t max) const {
   std::vector<int64_t> out;
   if (!Has(key)) return out;

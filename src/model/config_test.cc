@@ -134,10 +134,11 @@ TEST(ConfigFixtures, DeepseekV3) {
   EXPECT_TRUE(r.renormalize);
   EXPECT_FLOAT_EQ(r.routed_scaling_factor, 2.5f);
   EXPECT_EQ(c.num_layers(), 3);  // the MTP layer is none of them
-  EXPECT_EQ(c.quantization, ModelConfig::Quantization::kNone);
+  EXPECT_EQ(c.quantization.method, "");
 
   const ModelConfig fp8 = Fixture("deepseek_v3_fp8");
-  EXPECT_EQ(fp8.quantization, ModelConfig::Quantization::kFp8Block);
+  EXPECT_EQ(fp8.quantization.method, "fp8");
+  EXPECT_EQ(fp8.quantization.rules.at(0).scheme.format, WeightFormat::kFp8Block);
   EXPECT_EQ(fp8.rope.type, RopeConfig::Type::kDefault);
   EXPECT_FLOAT_EQ(fp8.attention.scale, 0.125f);
 }
@@ -154,7 +155,7 @@ TEST(ConfigFixtures, GptOss) {
   EXPECT_EQ(c.rope.original_max_position, 128);
   EXPECT_EQ(c.moe->router.scoring, Scoring::kTopKSoftmax);
   EXPECT_EQ(c.activation, kernels::Activation::kSwiGluClamped);
-  EXPECT_EQ(c.quantization, ModelConfig::Quantization::kMxfp4);
+  EXPECT_TRUE(c.quantization.mxfp4_blocks());
 }
 
 TEST(ConfigFixtures, Glm4MoeAndDense) {
@@ -309,10 +310,24 @@ TEST(Config, BadValuesAreNamed) {
       {"llama", R"({"eos_token_id": "x"})", {"eos_token_id"}},
       {"llama", R"({"rms_norm_eps": "small"})", {"rms_norm_eps"}},
       {"llama",
-       R"({"quantization_config": {"quant_method": "awq"}})",
-       {"quantization_config.quant_method", "awq", "fp8", "mxfp4"}},
+       R"({"quantization_config": {"quant_method": "aqlm"}})",
+       {"quantization_config.quant_method", "aqlm", "fp8", "mxfp4"}},
       {"llama", R"({"quantization_config": {"quant_method": "mxfp4"}})", {"gpt-oss"}},
-      {"llama", R"({"quantization_config": {"quant_method": "fp8"}})", {"weight_block_size"}},
+      {"llama", R"({"quantization_config": {"quant_method": "gptq", "bits": 3}})", {"bits", "3"}},
+      {"llama",
+       R"({"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}})",
+       {"version", "gemv"}},
+      {"llama",
+       R"({"quantization_config": {"quant_method": "modelopt", "quant_algo": "MXFP8"}})",
+       {"quant_algo", "MXFP8"}},
+      {"llama",
+       R"({"quantization_config": {"quant_method": "compressed-tensors", "config_groups":
+                   {"group_0": {"weights": {"num_bits": 2, "type": "int"}}}}})",
+       {"config_groups.group_0.weights.num_bits", "int of 2 bits"}},
+      {"llama",
+       R"({"quantization_config": {"quant_method": "awq", "bits": 4,
+                   "modules_to_not_convert": "lm_head"}})",
+       {"modules_to_not_convert"}},
       {"deepseek_v3_fp8",
        R"({"quantization_config": {"weight_block_size": [64, 128]}})",
        {"weight_block_size", "[64, 128]"}},

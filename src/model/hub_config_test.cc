@@ -97,7 +97,7 @@ TEST(HubConfig, Qwen3A22BFp8) {
     "vocab_size": 151936, "quantization_config": {"activation_scheme": "dynamic",
     "fmt": "e4m3", "modules_to_not_convert": ["lm_head"], "quant_method": "fp8",
     "weight_block_size": [128, 128]}})");
-  EXPECT_EQ(c.quantization, ModelConfig::Quantization::kFp8Block);
+  EXPECT_EQ(c.quantization.rules.at(0).scheme.format, WeightFormat::kFp8Block);
   EXPECT_EQ(c.num_layers(), 94);
 }
 
@@ -176,7 +176,7 @@ constexpr const char* kDeepseekV3 = R"({
 
 TEST(HubConfig, DeepseekV3) {
   const ModelConfig c = ParseModelConfig(kDeepseekV3);
-  EXPECT_EQ(c.quantization, ModelConfig::Quantization::kFp8Block);
+  EXPECT_EQ(c.quantization.rules.at(0).scheme.format, WeightFormat::kFp8Block);
   EXPECT_EQ(CountMoe(c), 58);
   EXPECT_TRUE(c.rope.interleaved);
   EXPECT_EQ(c.rope.rotary_dim, 64);
@@ -235,7 +235,7 @@ TEST(HubConfig, GptOss20bAnd120b) {
     "tie_word_embeddings": false, "vocab_size": 201088})";
   const ModelConfig c = ParseModelConfig(
       text, R"({"bos_token_id": 199998, "eos_token_id": [200002, 199999, 200012]})");
-  EXPECT_EQ(c.quantization, ModelConfig::Quantization::kMxfp4);
+  EXPECT_TRUE(c.quantization.mxfp4_blocks());
   EXPECT_EQ(c.layers[0].window, 128);
   EXPECT_EQ(c.layers[1].window, 0);
   EXPECT_NEAR(RopeAttentionFactor(c.rope), 0.1 * std::log(32.0) + 1.0, 1e-12);

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "comm/device/communicator.h"
@@ -17,7 +18,7 @@ namespace switchyard {
 
 // The paged key/value cache's memory: one pair of tensors a layer (grouped: k and v [slots,
 // kv_heads of this rank, D]; latent: one tensor [slots, kv_lora + rope] in `k`). Owned by the
-// engine, written by the model.
+// engine, written by the model. Each attention group has a cache of its own, split over its ranks.
 class KvStorage {
  public:
   KvStorage() = default;
@@ -37,43 +38,48 @@ class KvStorage {
   DType dtype_ = DType::kF32;
 };
 
-// One forward pass: the new rows of every sequence of the batch, one after the other. The same on
-// every TP rank.
+// One forward pass of one attention group: the new rows of every sequence of its batch, one after
+// the other, those that decode first. The same on every rank of the group. A group may have none.
 struct ForwardBatch {
   std::vector<int32_t> tokens;     // [T]
   std::vector<int32_t> positions;  // [T]
   std::vector<int32_t> slots;      // [T] cache slot of each row's key and value
   std::vector<kernels::SequenceSpan> sequences;
   std::vector<int32_t> logit_rows;  // rows whose logits are wanted, ascending
-  bool decode = false;              // every sequence has one row
+  int64_t decode_tokens = 0;        // the first rows: the one new row of each sequence that decodes
+  bool routed_experts = false;      // whether Model::routed_experts is asked for
+  // [dp] tokens.size(), decode_tokens and logit_rows.size() of each attention group, this one
+  // included. May be left empty where there is only one.
+  std::vector<int64_t> group_tokens, group_decode_tokens, group_logit_rows;
 
   int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
 };
 
-// Whether the shared expert is whole on every rank: with all-to-all backends each rank puts its own
-// tokens through it.
-inline bool WholeSharedExpert(const MoeOptions& moe) { return moe.a2a_backend != "none"; }
-
 struct ModelOptions {
   DType dtype =
       DType::kBF16;        // of the cache and of token rows in flight; sums are float32 throughout
-  int64_t max_tokens = 0;  // most rows of one pass: sizes activations and exchange buffers
+  int64_t max_tokens = 0;  // most rows of one group in one pass: sizes activations and buffers
   int64_t context_length = 0;  // positions that occur: sizes the rope table; 0: all the model has
   MoeOptions moe;
+  std::shared_ptr<const MoeBackends> backends;  // null: those of this program
   LoadOptions load;
 };
 
 // This rank's shard of the decoder. Owns weights and activations; borrows communicators, threads
-// and the cache. The rank's thread calls Forward; all ranks of the TP group call it with equal
-// batches.
+// and the cache. The rank's thread calls Forward; all ranks of the world call it together, those of
+// an attention group with equal batches.
 class Model {
  public:
   Model(const std::filesystem::path& dir, ModelConfig config, ModelOptions options, RankComm& comm,
         ThreadPool& pool);
   ~Model();
 
-  // Logits of logit_rows, [rows, vocab], whole on every rank; valid until the next call.
+  // Logits of logit_rows, [rows, vocab], whole on every rank of the group; valid until the next
+  // call.
   std::span<const float> Forward(const ForwardBatch& batch, KvStorage& kv);
+  // [T, layers, top_k] the logical experts that each row of the last batch was sent to, −1 for none
+  // (dense layers have none at all). Empty where the batch did not ask.
+  std::span<const int32_t> routed_experts() const;
 
   const ModelConfig& config() const;
 
@@ -85,5 +91,10 @@ class Model {
 // Symmetric memory that ranks of such a model need, to size the arena before they start.
 size_t SymmetricBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                              const MeshShape& shape);
+// A line for the log: what the exchange of such a model, which has experts, takes of that.
+std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions& options,
+                                   const MeshShape& shape);
+// Weights that one rank of such a model touches.
+size_t WeightBytesPerRank(const ModelConfig& config, const ModelOptions& options, const Mesh& mesh);
 
 }  // namespace switchyard

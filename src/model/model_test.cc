@@ -7,10 +7,12 @@
 #include <cmath>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <numeric>
 
 #include "core/error.h"
 #include "model/weights/safetensors.h"
+#include "moe/backends.h"
 
 namespace switchyard {
 namespace {
@@ -40,63 +42,165 @@ class Reference {
   TensorEntries entries_;
 };
 
-// A batch of one sequence's rows [begin, end), on pages in descending order so that no test passes
-// by luck.
-struct OneSequence {
-  std::vector<int32_t> pages;
-  ForwardBatch batch;
-
-  OneSequence(const std::vector<int32_t>& tokens, int begin, int end, int num_pages) {
-    for (int p = num_pages - 1; p >= 0; --p) pages.push_back(p);
-    for (int i = begin; i < end; ++i) {
-      batch.tokens.push_back(tokens[i]);
-      batch.positions.push_back(i);
-      batch.slots.push_back(pages[i / kPageSize] * kPageSize + i % kPageSize);
-      batch.logit_rows.push_back(i - begin);
-    }
-    batch.sequences = {{.row_begin = 0, .rows = end - begin, .kv_len = end, .pages = pages.data()}};
-    batch.decode = end - begin == 1;
-  }
-};
-
 struct Case {
   std::string fixture;
   int tp = 1, ep = 1;
   std::string backend = "none", mode = "auto";
   DType dtype = DType::kF32;     // of token rows in flight
   DType kv_dtype = DType::kF32;  // of the cache
+  int dp = 1, dense_tp = 0;
+  int redundant = 0;  // experts
+  std::string location = "trivial";
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << c.fixture << " tp" << c.tp << " ep" << c.ep << " " << c.backend << " " << c.mode
-             << " " << Name(c.dtype) << " kv " << Name(c.kv_dtype);
+  return out << c.fixture << " tp" << c.tp << " dp" << c.dp << " ep" << c.ep << " dense"
+             << c.dense_tp << " " << c.backend << " " << c.mode << " " << Name(c.dtype) << " kv "
+             << Name(c.kv_dtype) << " redundant " << c.redundant;
 }
 
-// Logits of `tokens` in chunks of `chunk` rows, from rank 0; checks that every rank has the same.
-std::vector<float> Logits(const Case& c, const std::vector<int32_t>& tokens, int chunk) {
+// A sequence and how it goes through the model: from pass `start` on in chunks of `chunk` rows up
+// to `decode_from`, then row by row.
+struct Text {
+  std::vector<int32_t> tokens;
+  int chunk = 1 << 20;
+  int decode_from = 1 << 20;
+  int start = 0;
+
+  int length() const { return static_cast<int>(tokens.size()); }
+  int prompt() const { return std::min(length(), decode_from); }
+  int passes() const { return start + (prompt() + chunk - 1) / chunk + length() - prompt(); }
+  // Rows [begin, end) of a pass.
+  std::pair<int, int> Rows(int pass) const {
+    const int chunks = (prompt() + chunk - 1) / chunk, i = pass - start;
+    if (i < 0 || pass >= passes()) return {0, 0};
+    if (i < chunks) return {i * chunk, std::min(prompt(), (i + 1) * chunk)};
+    return {prompt() + i - chunks, prompt() + i - chunks + 1};
+  }
+};
+using Group = std::vector<Text>;  // what one attention group works on
+
+// What came out for each text.
+struct Outcome {
+  std::vector<float> logits;            // [T, vocab]
+  std::vector<int32_t> routed_experts;  // [T, layers, k]
+
+  bool operator==(const Outcome&) const = default;
+};
+
+// One rank's texts on pages in descending order, so that no test passes by luck.
+class Sequences {
+ public:
+  explicit Sequences(const Group& texts) : texts_(texts), pages_(texts.size()) {
+    for (const Text& text : texts) num_pages_ += (text.length() + kPageSize - 1) / kPageSize;
+    int next = num_pages_;
+    for (size_t i = 0; i < texts.size(); ++i)
+      for (int p = 0; p * kPageSize < texts[i].length(); ++p) pages_[i].push_back(--next);
+  }
+
+  int num_pages() const { return num_pages_; }
+
+  // All rows of a pass, those that decode first.
+  const ForwardBatch& Batch(int pass) {
+    batch_ = {};
+    order_.clear();
+    for (const bool decoding : {true, false}) {
+      for (size_t i = 0; i < texts_.size(); ++i) {
+        const auto [begin, end] = texts_[i].Rows(pass);
+        if (begin < end && (begin >= texts_[i].prompt()) == decoding) Add(i, begin, end);
+      }
+      if (decoding) batch_.decode_tokens = batch_.num_tokens();
+    }
+    batch_.routed_experts = true;
+    return batch_;
+  }
+  ForwardBatch& batch() { return batch_; }
+
+  void Take(std::span<const float> logits, std::span<const int32_t> routed,
+            std::vector<Outcome>& all) const {
+    const size_t rows = batch_.tokens.size();
+    if (rows == 0) return;
+    const size_t vocab = logits.size() / rows, width = routed.size() / rows;
+    for (size_t s = 0; s < order_.size(); ++s) {
+      const auto [first, count, kv_len, pages] = batch_.sequences[s];
+      Outcome& out = all[order_[s]];
+      const auto part = logits.subspan(first * vocab, count * vocab);
+      out.logits.insert(out.logits.end(), part.begin(), part.end());
+      const auto ids = routed.subspan(first * width, count * width);
+      out.routed_experts.insert(out.routed_experts.end(), ids.begin(), ids.end());
+    }
+  }
+
+ private:
+  void Add(size_t text, int begin, int end) {
+    order_.push_back(text);
+    batch_.sequences.push_back({.row_begin = static_cast<int32_t>(batch_.num_tokens()),
+                                .rows = end - begin,
+                                .kv_len = end,
+                                .pages = pages_[text].data()});
+    for (int i = begin; i < end; ++i) {
+      batch_.logit_rows.push_back(static_cast<int32_t>(batch_.num_tokens()));
+      batch_.tokens.push_back(texts_[text].tokens[i]);
+      batch_.positions.push_back(i);
+      batch_.slots.push_back(pages_[text][i / kPageSize] * kPageSize + i % kPageSize);
+    }
+  }
+
+  const Group& texts_;
+  std::vector<std::vector<int32_t>> pages_;
+  int num_pages_ = 0;
+  ForwardBatch batch_;
+  std::vector<size_t> order_;
+};
+
+// Runs all groups' texts through a model and returns, by group and text, what came out of its first
+// rank; checks that its other ranks have the same.
+std::vector<std::vector<Outcome>> Run(const Case& c, const std::vector<Group>& groups) {
   const ModelConfig config = LoadModelConfig(Fixture(c.fixture));
   ModelOptions options{.dtype = c.dtype, .max_tokens = 64};
   options.moe.a2a_backend = c.backend;
   options.moe.deepep_mode = c.mode;
-  const MeshShape shape{c.tp, c.ep};
-  std::vector<std::vector<float>> by_rank(c.tp);
+  options.moe.num_redundant_experts = c.redundant;
+  options.moe.init_expert_location = c.location;
+  const MeshShape shape{.tp = c.tp, .ep = c.ep, .dp = c.dp, .dense_tp = c.dense_tp};
+  int passes = 0;
+  for (const Group& group : groups)
+    for (const Text& text : group) passes = std::max(passes, text.passes());
+  std::vector<std::vector<Outcome>> by_rank(c.tp);
   RunRankThreads(c.tp, SymmetricBytesPerRank(config, options, shape),
                  [&](int rank, std::shared_ptr<SharedArena> arena) {
                    ThreadPool pool(1);
                    const auto comm = RankComm::Create(arena, shape, rank);
                    Model model(Fixture(c.fixture), config, options, *comm, pool);
-                   const int length = static_cast<int>(tokens.size());
-                   const int num_pages = (length + kPageSize - 1) / kPageSize;
-                   KvStorage kv(config, comm->mesh, num_pages, kPageSize, c.kv_dtype);
-                   for (int begin = 0; begin < length; begin += chunk) {
-                     const OneSequence part(tokens, begin, std::min(length, begin + chunk),
-                                            num_pages);
-                     const auto logits = model.Forward(part.batch, kv);
-                     by_rank[rank].insert(by_rank[rank].end(), logits.begin(), logits.end());
+                   std::vector<Sequences> all(groups.begin(), groups.end());
+                   Sequences& mine = all[comm->mesh.dp_rank()];
+                   KvStorage kv(config, comm->mesh, mine.num_pages(), kPageSize, c.kv_dtype);
+                   by_rank[rank].resize(groups[comm->mesh.dp_rank()].size());
+                   for (int pass = 0; pass < passes; ++pass) {
+                     std::vector<int64_t> tokens, decoding;
+                     for (Sequences& group : all) {
+                       tokens.push_back(group.Batch(pass).num_tokens());
+                       decoding.push_back(group.batch().decode_tokens);
+                     }
+                     mine.batch().group_tokens = mine.batch().group_logit_rows = tokens;
+                     mine.batch().group_decode_tokens = decoding;
+                     const auto logits = model.Forward(mine.batch(), kv);
+                     mine.Take(logits, model.routed_experts(), by_rank[rank]);
                    }
                  });
-  for (int r = 1; r < c.tp; ++r) EXPECT_EQ(by_rank[0], by_rank[r]) << "rank " << r << " differs";
-  return by_rank[0];
+  std::vector<std::vector<Outcome>> by_group;
+  for (int rank = 0; rank < c.tp; ++rank) {
+    if (rank % (c.tp / c.dp) == 0) by_group.push_back(by_rank[rank]);
+    EXPECT_EQ(by_group.back(), by_rank[rank]) << "rank " << rank << " differs";
+  }
+  return by_group;
+}
+
+// Logits of one sequence in chunks of `chunk` rows.
+std::vector<float> Logits(const Case& c, const std::vector<int32_t>& tokens, int chunk) {
+  return Run(c,
+             {{{.tokens = tokens, .chunk = chunk, .decode_from = chunk == 1 ? 0 : 1 << 20}}})[0][0]
+      .logits;
 }
 
 double LogProb(std::span<const float> logits, int token) {
@@ -172,6 +276,159 @@ TEST(ModelTest, LogitsDoNotDependOnChunks) {
     const std::vector<float> whole = Logits({name}, tokens, 64);
     EXPECT_EQ(whole, Logits({name}, tokens, 1)) << name;
     EXPECT_EQ(whole, Logits({name}, tokens, 7)) << name;
+  }
+}
+
+std::vector<int32_t> Ids(int length, int first) {
+  std::vector<int32_t> ids(length);
+  for (int i = 0; i < length; ++i) ids[i] = (first + 37 * i) % 500;
+  return ids;
+}
+
+// Groups of unequal batches, an empty one, prompts beside decoding in one pass, and passes in which
+// a group has nothing.
+std::vector<Group> Groups(int dp) {
+  std::vector<Group> groups(dp);
+  for (int g = 0; g < dp; ++g) {
+    if (g % 4 == 2) continue;
+    for (int i = 0; i <= g % 3; ++i)
+      groups[g].push_back({.tokens = Ids(9 + 5 * i + g, 11 * g + i),
+                           .chunk = 7,
+                           .decode_from = 5 + 4 * i,
+                           .start = i + g % 2});
+  }
+  return groups;
+}
+
+// What one rank makes of a text when it is alone.
+const Outcome& Alone(const std::string& fixture, const Text& text) {
+  static std::map<std::pair<std::string, std::vector<int32_t>>, Outcome> known;
+  Outcome& outcome = known[{fixture, text.tokens}];
+  if (outcome.logits.empty()) outcome = Run({fixture}, {{{.tokens = text.tokens}}})[0][0];
+  return outcome;
+}
+
+void ExpectSameBits(const Case& c) {
+  SCOPED_TRACE(testing::Message() << c);
+  const std::vector<Group> groups = Groups(c.dp);
+  const auto outcomes = Run(c, groups);
+  for (size_t g = 0; g < groups.size(); ++g)
+    for (size_t i = 0; i < groups[g].size(); ++i)
+      EXPECT_EQ(outcomes[g][i], Alone(c.fixture, groups[g][i])) << "group " << g << " text " << i;
+}
+
+// Backends that move rows, by name and mode.
+std::vector<std::pair<std::string, std::string>> RowBackends() {
+  std::vector<std::pair<std::string, std::string>> found = {
+      {"deepep", "normal"}, {"deepep", "low_latency"}, {"deepep", "auto"}};
+  const MoeBackends backends = BuiltinMoeBackends();
+  for (const auto& [name, backend] : backends.dispatchers.all())
+    if (name != "none" && name != "deepep") found.emplace_back(name, "auto");
+  for (const auto& [name, backend] : backends.fused.all()) found.emplace_back(name, "auto");
+  return found;
+}
+
+// Each rank with a batch and a share of the experts of its own: from 1 rank to 8.
+TEST(DpAttention, LogitsHaveTheSameBitsOnAnyNumberOfRanks) {
+  for (const int ranks : {1, 2, 4, 8}) {
+    for (const auto& [backend, mode] : RowBackends()) {
+      ExpectSameBits({.fixture = "qwen3_moe",
+                      .tp = ranks,
+                      .ep = ranks,
+                      .backend = backend,
+                      .mode = mode,
+                      .dp = ranks});
+    }
+    ExpectSameBits({.fixture = "deepseek_v3",  // with dense layers and a shared expert
+                    .tp = ranks,
+                    .ep = ranks,
+                    .backend = "deepep",
+                    .dp = ranks,
+                    .dense_tp = 1});
+  }
+}
+
+// Rows of the placement file: the experts in another order in each layer, and replicas of some.
+std::string PermutedPlacement(const std::string& fixture, int redundant) {
+  const ModelConfig config = LoadModelConfig(Fixture(fixture));
+  const int experts = config.moe->router.num_experts;
+  std::string rows;
+  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+    std::string row;
+    for (int i = 0; i < experts + redundant; ++i) {
+      const int64_t expert =
+          i < experts ? (5 * i + 3 + layer) % experts : (i * 3 + layer) % experts;
+      row += (row.empty() ? "" : ", ") + std::to_string(expert);
+    }
+    rows += (rows.empty() ? "[" : ", [") + row + "]";
+  }
+  const std::string path = testing::TempDir() + "/switchyard_placement.json";
+  std::ofstream(path) << "{\"physical_to_logical_map\": [" << rows << "]}";
+  return path;
+}
+
+TEST(DpAttention, LogitsHaveTheSameBitsWhereverExpertsSit) {
+  for (const char* fixture : {"qwen3_moe", "gpt_oss"}) {
+    for (const int redundant : {0, 4}) {
+      ExpectSameBits({.fixture = fixture,
+                      .tp = 4,
+                      .ep = 4,
+                      .backend = "deepep",
+                      .dp = 4,
+                      .redundant = redundant,
+                      .location = PermutedPlacement(fixture, redundant)});
+    }
+    ExpectSameBits(
+        {.fixture = fixture, .tp = 4, .ep = 4, .backend = "deepep", .dp = 4, .redundant = 2});
+  }
+}
+
+void ExpectClose(const Case& c) {
+  SCOPED_TRACE(testing::Message() << c);
+  const std::vector<Group> groups = Groups(c.dp);
+  const auto outcomes = Run(c, groups);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (size_t i = 0; i < groups[g].size(); ++i) {
+      const Outcome &got = outcomes[g][i], &want = Alone(c.fixture, groups[g][i]);
+      ASSERT_EQ(got.logits.size(), want.logits.size());
+      for (size_t n = 0; n < want.logits.size(); ++n)
+        ASSERT_NEAR(got.logits[n], want.logits[n], 5e-4) << "group " << g << " text " << i;
+      EXPECT_EQ(got.routed_experts, want.routed_experts);
+    }
+  }
+}
+
+// Groups of several ranks add up in another order than one rank does.
+TEST(DpAttention, GroupsOfSeveralRanksComputeWhatOneRankDoes) {
+  for (const int dense_tp : {0, 1}) {
+    for (const char* fixture : {"deepseek_v3", "qwen2_moe", "olmoe", "llama"}) {
+      for (const int ep : {2, 4}) {
+        ExpectClose({.fixture = fixture,
+                     .tp = 4,
+                     .ep = ep,
+                     .backend = ep == 2 ? "none" : "deepep",
+                     .dp = 2,
+                     .dense_tp = dense_tp});
+      }
+    }
+  }
+  ExpectClose({.fixture = "glm4_moe", .tp = 4, .ep = 1, .backend = "deepep", .dp = 4});
+  ExpectClose({.fixture = "deepseek_v2", .tp = 4, .ep = 2, .dp = 1, .dense_tp = 1});
+}
+
+TEST(DpAttention, RoutedExpertsNameThoseOfTheModel) {
+  const Outcome& outcome = Alone("deepseek_v3", {.tokens = Ids(12, 5)});
+  const ModelConfig config = LoadModelConfig(Fixture("deepseek_v3"));
+  const size_t k = config.moe->router.top_k, layers = config.layers.size();
+  ASSERT_EQ(outcome.routed_experts.size(), 12 * layers * k);
+  for (size_t n = 0; n < outcome.routed_experts.size(); ++n) {
+    const int32_t expert = outcome.routed_experts[n];
+    if (config.layers[n / k % layers].moe) {
+      EXPECT_GE(expert, 0);
+      EXPECT_LT(expert, config.moe->router.num_experts);
+    } else {
+      EXPECT_EQ(expert, -1);
+    }
   }
 }
 

@@ -20,12 +20,13 @@ namespace switchyard {
 // dummy memory).
 struct LinearWeight {
   WeightView w;
-  Tensor bias;  // float32 [n], undefined: none. Row-parallel linears carry it on TP rank 0 only.
+  Tensor bias;  // float32 [n], undefined: none. Row-parallel linears carry it on their group's rank
+                // 0 only.
   const float* bias_data() const { return bias.defined() ? bias.data<float>() : nullptr; }
 };
 
-// Grouped-query attention: heads are split over TP ranks in contiguous runs; KV heads too, and
-// where tp exceeds them each rank holds the one its query heads use.
+// Grouped-query attention: heads are split over the ranks of an attention group in contiguous runs;
+// KV heads too, and where the ranks exceed them each holds the one its query heads use.
 struct GroupedAttentionWeights {
   LinearWeight q, k, v;   // [heads · D, H], [kv_heads · D, H] of this rank
   LinearWeight o;         // [H, heads · D]: row-parallel
@@ -49,7 +50,7 @@ struct LayerWeights {
   Tensor input_norm, post_attention_norm;  // float32 [H]
   GroupedAttentionWeights grouped;         // one of the two
   LatentAttentionWeights latent;
-  kernels::ExpertWeights dense;  // dense layers: TP slice of the feed-forward
+  kernels::ExpertWeights dense;  // dense layers: the feed-forward, whole or its TP slice
   MoeLayerWeights moe;           // MoE layers
   std::vector<Tensor> owned;     // float32 copies that `moe` points into (biases)
 };
@@ -59,17 +60,18 @@ struct ModelWeights {
   int64_t vocab_begin = 0, vocab_end = 0;
   std::vector<LayerWeights> layers;
   Tensor final_norm;        // float32 [H]
-  WeightView head;          // rows [vocab_begin, vocab_end); the embedding itself where tied
+  WeightView head;          // HeadRows of the vocabulary; of the embedding where tied
   size_t bytes_mapped = 0;  // of this rank's share
 };
 
 struct LoadOptions {
   std::string load_format = "auto";  // auto | safetensors | dummy
   bool whole_shared_expert = false;  // a2a backends: the shared expert is not split; Model sets it
+  std::vector<ExpertPlacement> placements;  // one for each layer; empty: trivial. Model sets it
   uint64_t dummy_seed = 0;
   // Called as bytes become resident, from the loading thread: done and total of this rank.
   std::function<void(size_t done, size_t total)> progress;
-  bool check_nan_scales = true;
+  bool check_nan_scales = true;  // and weights of float8 that are NaN
 };
 
 // Loads this rank's share. Error names the file and tensor: missing or truncated files, headers
@@ -82,6 +84,7 @@ ModelWeights LoadWeights(const std::filesystem::path& dir, const ModelConfig& co
 // runs before any rank starts. Returns the total bytes of the tensors the model uses.
 size_t CheckCheckpoint(const std::filesystem::path& dir, const ModelConfig& config);
 // Bytes of weights one rank touches, from config.json alone.
-size_t WeightBytesPerRank(const ModelConfig& config, const Mesh& mesh, bool whole_shared_expert);
+size_t WeightBytesPerRank(const ModelConfig& config, const Mesh& mesh,
+                          const LoadOptions& options = {});
 
 }  // namespace switchyard

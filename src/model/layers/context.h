@@ -6,6 +6,7 @@
 #include "core/tensor.h"
 #include "model/config.h"
 #include "model/model.h"
+#include "moe/token_spread.h"
 
 namespace switchyard {
 
@@ -13,7 +14,8 @@ namespace switchyard {
 struct LayerContext {
   const ModelConfig& config;
   const ForwardBatch& batch;
-  const Tensor& cos_sin;  // [context_length, rotary_dim]
+  const TokenSpread& spread;  // of the tokens of all groups
+  const Tensor& cos_sin;      // [context_length, rotary_dim]
   KvStorage& kv;
   RankComm& comm;
   ThreadPool& pool;

@@ -121,7 +121,7 @@ void GroupedAttention::NormQueriesAndKeys(const LayerContext& c, const GroupedAt
   if (kind == QkNorm::kPerHead) {
     norm(q_, w.q_norm, tokens * heads_, head_dim_);
     norm(k_, w.k_norm, tokens * kv_heads_, head_dim_);
-  } else if (c.comm.tp->size() == 1) {
+  } else if (c.comm.attn_tp->size() == 1) {
     norm(q_, w.q_norm, tokens, q_width);
     norm(k_, w.k_norm, tokens, kv_width);
   } else {  // the mean runs over heads that other ranks hold
@@ -129,10 +129,10 @@ void GroupedAttention::NormQueriesAndKeys(const LayerContext& c, const GroupedAt
     float* k_squares = q_squares + tokens;
     SumSquares(q_.data(), tokens, q_width, q_squares);
     SumSquares(k_.data(), tokens, kv_width, k_squares);
-    c.comm.tp->AllReduceSum(q_squares, 2 * tokens);
-    const double q_total = static_cast<double>(q_width) * c.comm.tp->size();
+    c.comm.attn_tp->AllReduceSum(q_squares, 2 * tokens);
+    const double q_total = static_cast<double>(q_width) * c.comm.attn_tp->size();
     const double k_total =
-        static_cast<double>(kv_width) * c.comm.tp->size();  // counts copies, as the sum does
+        static_cast<double>(kv_width) * c.comm.attn_tp->size();  // counts copies, as the sum does
     ScaleRows(q_.data(), tokens, q_width, q_squares, q_total, c.config.norm_eps,
               w.q_norm.data<float>());
     ScaleRows(k_.data(), tokens, kv_width, k_squares, k_total, c.config.norm_eps,

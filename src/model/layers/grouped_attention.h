@@ -1,4 +1,4 @@
-// Grouped-query attention of one layer on one TP rank.
+// Grouped-query attention of one layer on one rank of an attention group.
 #pragma once
 
 #include "model/layers/context.h"

@@ -1,4 +1,5 @@
-// Multi-head latent attention (MLA, DeepSeek-V2) of one layer on one TP rank, absorbed.
+// Multi-head latent attention (MLA, DeepSeek-V2) of one layer on one rank of an attention group,
+// absorbed.
 #pragma once
 
 #include "model/layers/context.h"

@@ -65,10 +65,14 @@ LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& pre
 
   // kv_b_proj has of each head nope rows for keys, then v rows for values.
   const int64_t per_head = a.qk_nope_head_dim + a.v_head_dim;
+  // Absorbed into queries and outputs, they multiply other rows than they were made for.
   const auto up = [&](Range rows) {
-    return parts
-        .Rows(prefix + names.kv_b, a.heads * per_head, a.kv_lora_rank, rows, false, kLatentKeys)
-        .w;
+    WeightView w =
+        parts
+            .Rows(prefix + names.kv_b, a.heads * per_head, a.kv_lora_rank, rows, false, kLatentKeys)
+            .w;
+    w.activation = ActivationFormat::kNone;
+    return w;
   };
   for (int64_t head = heads.begin; head < heads.end; ++head) {
     const int64_t first = head * per_head, middle = first + a.qk_nope_head_dim;

@@ -24,38 +24,44 @@ LayerWeights BuildLayer(Parts& parts, int64_t index) {
     layer.latent = BuildLatentAttention(parts, prefix);
   }
   if (config.layers[index].moe) {
-    layer.moe = BuildMoe(parts, prefix, &layer.owned);
+    layer.moe = BuildMoe(parts, prefix, parts.PlacementOf(index), &layer.owned);
   } else {
     const std::string mlp = prefix + names.mlp;
-    layer.dense = parts.FeedForward(
-        mlp + ".gate_proj", mlp + ".up_proj", mlp + ".down_proj", config.intermediate,
-        EvenPart(config.intermediate, mesh.tp(), mesh.tp_rank()), "hidden_size, intermediate_size");
+    const Range part =
+        mesh.whole_dense()
+            ? Range{0, config.intermediate}
+            : parts.EvenColumns(mlp + ".down_proj", config.intermediate, mesh.tp(), mesh.tp_rank());
+    layer.dense = parts.FeedForward(mlp + ".gate_proj", mlp + ".up_proj", mlp + ".down_proj",
+                                    config.intermediate, part, "hidden_size, intermediate_size");
   }
   return layer;
 }
 
 }  // namespace
 
-ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, bool whole_shared_expert,
+ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const LoadOptions& options,
                           WeightSource& source) {
   const Family* family = FindFamily(config.architecture);
   CHECK(family != nullptr);
-  CheckSplits(config, mesh, whole_shared_expert);
+  CheckSplits(config, mesh, options.whole_shared_expert);
   const TensorNames names = family->names(config);
-  Parts parts({config, mesh, names, whole_shared_expert}, source);
+  Parts parts({config, mesh, names, options.whole_shared_expert, options.placements}, source);
 
-  const Range vocab = VocabRows(config.vocab_size, mesh.tp(), mesh.tp_rank());
-  const auto vocabulary = [&](const std::string& name) {
-    return parts.Plain(name, config.vocab_size, vocab, "vocab_size, hidden_size");
+  const Range vocab = EmbeddingRows(config.vocab_size, mesh);
+  const Range head = HeadRows(config.vocab_size, mesh);
+  const auto vocabulary = [&](const std::string& name, Range rows) {
+    return parts.Plain(name, config.vocab_size, rows, "vocab_size, hidden_size");
   };
   ModelWeights w;
   w.vocab_begin = vocab.begin;
   w.vocab_end = vocab.end;
-  w.embedding = vocabulary(names.embedding);
+  w.embedding = vocabulary(names.embedding, vocab);
   w.layers.reserve(config.layers.size());
   for (int64_t i = 0; i < config.num_layers(); ++i) w.layers.push_back(BuildLayer(parts, i));
   w.final_norm = parts.Norm(names.final_norm, config.hidden, "hidden_size");
-  w.head = config.tie_embeddings ? w.embedding : vocabulary(names.head);
+  const bool same = config.tie_embeddings && head.begin == vocab.begin && head.end == vocab.end;
+  w.head =
+      same ? w.embedding : vocabulary(config.tie_embeddings ? names.embedding : names.head, head);
   w.bytes_mapped = static_cast<size_t>(std::llround(parts.bytes()));
   return w;
 }

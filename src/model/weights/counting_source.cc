@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <utility>
 
 #include "core/check.h"
+#include "model/weights/int4_matrix.h"
 #include "model/weights/source.h"
 
 namespace switchyard {
@@ -11,10 +13,12 @@ class CountingSource : public WeightSource {
   explicit CountingSource(const ModelConfig& config) : config_(config) {}
 
   bool Has(const std::string& name) const override {
-    return config_.quantization == ModelConfig::Quantization::kMxfp4 && name.ends_with("_blocks");
+    return config_.quantization.mxfp4_blocks() && name.ends_with("_blocks");
   }
   WeightView Matrix(const MatrixRequest& r) override {
-    return {.format = ImpliedFormat(config_, r.form), .n = r.rows.size(), .k = r.cols.size()};
+    WeightView view{.format = ImpliedFormat(config_, r), .n = r.rows.size(), .k = r.cols.size()};
+    if (view.format == WeightFormat::kInt4Group) view.group_size = GroupSizeOf(r.scheme, r.cols);
+    return view;
   }
   void Vector(const VectorRequest&, std::span<float>) override {}
   void Finish(const Progress&) override {}
@@ -38,13 +42,30 @@ WeightFormat PlainFormat(DType dtype) {
   }
 }
 
-WeightFormat ImpliedFormat(const ModelConfig& config, MatrixRequest::Form form) {
-  if (form == MatrixRequest::Form::kMxfp4) return WeightFormat::kMxfp4;
-  if (form == MatrixRequest::Form::kLinear &&
-      config.quantization == ModelConfig::Quantization::kFp8Block) {
-    return WeightFormat::kFp8Block;
+WeightFormat ImpliedFormat(const ModelConfig& config, const MatrixRequest& request) {
+  if (request.mxfp4_blocks) return WeightFormat::kMxfp4;
+  const LinearScheme& scheme = request.scheme;
+  const bool plain = scheme.packing == Packing::kPlain || scheme.act_order;
+  return plain ? PlainFormat(config.dtype) : scheme.format;
+}
+
+int32_t GroupSizeOf(const LinearScheme& scheme, Range cols) {
+  return static_cast<int32_t>(scheme.group_size > 0 ? scheme.group_size
+                                                    : std::max<int64_t>(cols.size(), 1));
+}
+
+int64_t ColumnUnit(const LinearScheme& scheme) {
+  if (scheme.packing == Packing::kPlain) return 1;
+  switch (scheme.format) {
+    case WeightFormat::kMxfp4:
+      return kMxfp4BlockSize;
+    case WeightFormat::kNvfp4:
+      return kNvfp4BlockSize;
+    case WeightFormat::kInt4Group:
+      return scheme.group_size > 0 ? scheme.group_size : kInt4Word;
+    default:
+      return 1;
   }
-  return PlainFormat(config.dtype);
 }
 
 std::unique_ptr<WeightSource> MakeCountingSource(const ModelConfig& config) {

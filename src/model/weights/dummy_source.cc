@@ -1,24 +1,25 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <deque>
 #include <utility>
 #include <vector>
 
 #include "core/parallel.h"
+#include "model/weights/load_jobs.h"
+#include "model/weights/slabs.h"
 #include "model/weights/source.h"
 
 namespace switchyard {
 namespace {
 
-constexpr size_t kSlabBytes = size_t{64} << 20;
-constexpr size_t kTaskBytes = size_t{4} << 20;
-constexpr size_t kTasksPerReport = 64;
+constexpr size_t kJobBytes = size_t{4} << 20;
 
-// Magnitudes are uniform in [2^e, 2^(e + 1)), whose root mean square is 2^e · sqrt(7 / 3); e2m1
-// codes drawn uniformly have sqrt(68.5 / 8).
+// Root mean squares of what is drawn uniformly: magnitudes in [2^e, 2^(e + 1)) have 2^e · sqrt(7 /
+// 3), e2m1 codes sqrt(68.5 / 8).
 const double kBinadeRms = std::sqrt(7.0 / 3.0);
 const double kE2M1Rms = std::sqrt(68.5 / 8.0);
+const double kInt8Rms = std::sqrt((256.0 * 256.0 + 2.0) / 12.0);  // of -128 … 127
+const double kInt4Rms = std::sqrt((16.0 * 16.0 + 2.0) / 12.0);    // of -8 … 7
 
 // Finaliser of SplitMix64 (Steele, Lea, Flood 2014).
 uint64_t Mix(uint64_t x) {
@@ -60,8 +61,12 @@ Pattern PatternOf(WeightFormat format, int64_t k) {
     case WeightFormat::kF16:
       return {Repeat(0x83ffu, 16), Repeat(exponent(15, 10, 30), 16)};
     case WeightFormat::kFp8Block:  // magnitudes in [1, 2); the scale does the rest
+    case WeightFormat::kFp8Channel:
       return {Repeat(0x87u, 8), Repeat(0x38u, 8)};
-    case WeightFormat::kMxfp4:  // every code is a number
+    case WeightFormat::kInt8Channel:  // every code is a number
+    case WeightFormat::kInt4Group:
+    case WeightFormat::kMxfp4:
+    case WeightFormat::kNvfp4:
       return {~uint64_t{0}, 0};
   }
   CheckFailed(__FILE__, __LINE__, "unknown format");
@@ -97,33 +102,71 @@ void FillRow(const Fill& fill, int64_t i, uint8_t* out) {
   if (at < fill.end) partial(fill.end);
 }
 
+// How the codes and scales of a format lie.
+struct CodeLayout {
+  int64_t bits = 16;           // of a code
+  int64_t unit = 1;            // columns that share a scale, and are kept whole
+  int64_t row_unit = 1;        // rows that do
+  size_t scale_bytes = 0;      // 0: none
+  bool scale_for_row = false;  // one for all columns
+};
+
+CodeLayout LayoutOf(WeightFormat format, int64_t group_size) {
+  switch (format) {
+    case WeightFormat::kF32:
+      return {.bits = 32};
+    case WeightFormat::kBF16:
+    case WeightFormat::kF16:
+      return {};
+    case WeightFormat::kFp8Block:
+      return {.bits = 8, .unit = kFp8BlockSize, .row_unit = kFp8BlockSize, .scale_bytes = 4};
+    case WeightFormat::kFp8Channel:
+    case WeightFormat::kInt8Channel:
+      return {.bits = 8, .scale_bytes = 4, .scale_for_row = true};
+    case WeightFormat::kInt4Group:
+      return {.bits = 4, .unit = group_size, .scale_bytes = 4};
+    case WeightFormat::kMxfp4:
+      return {.bits = 4, .unit = kMxfp4BlockSize, .scale_bytes = 1};
+    case WeightFormat::kNvfp4:
+      return {.bits = 4, .unit = kNvfp4BlockSize, .scale_bytes = 1};
+  }
+  CheckFailed(__FILE__, __LINE__, "unknown format");
+}
+
 class DummySource : public WeightSource {
  public:
   DummySource(const ModelConfig& config, uint64_t seed, int threads)
       : config_(config), seed_(seed), threads_(threads) {}
 
   bool Has(const std::string& name) const override {
-    return config_.quantization == ModelConfig::Quantization::kMxfp4 && name.ends_with("_blocks");
+    return config_.quantization.mxfp4_blocks() && name.ends_with("_blocks");
   }
 
   WeightView Matrix(const MatrixRequest& r) override {
-    WeightView view{
-        .format = ImpliedFormat(config_, r.form), .n = r.rows.size(), .k = r.cols.size()};
+    WeightView view{.format = ImpliedFormat(config_, r),
+                    .activation = Activation(r.scheme),
+                    .n = r.rows.size(),
+                    .k = r.cols.size()};
     Range cols = r.cols;
-    if (view.format == WeightFormat::kMxfp4) {  // whole blocks, which the view may cut
-      cols = {r.cols.begin / kMxfp4BlockSize * kMxfp4BlockSize,
-              CeilDiv(r.cols.end, kMxfp4BlockSize) * kMxfp4BlockSize};
+    if (view.format == WeightFormat::kInt4Group) {
+      // One group for all columns where a row has one: whatever part is asked for agrees.
+      view.group_size = GroupSizeOf(r.scheme, {0, r.k});
+    }
+    const CodeLayout layout = LayoutOf(view.format, view.group_size);
+    if (layout.bits == 4) {  // whole groups, which the view may cut
+      cols = {r.cols.begin / layout.unit * layout.unit,
+              CeilDiv(r.cols.end, layout.unit) * layout.unit};
     }
     view.col0 = r.cols.begin - cols.begin;
     view.stored_k = cols.size();
-    const int64_t bits = BitsPerElement(view.format);
-    const auto row_bytes = static_cast<size_t>(cols.size() * bits / 8);
-    const auto row_begin = static_cast<size_t>(cols.begin * bits / 8);
-    const size_t data_bytes = AlignUp(row_bytes * static_cast<size_t>(view.n));
-    const Memory memory = Allocate(data_bytes + ScaleBytes(view));
-    view.data = memory.data;
-    view.owner = memory.owner;
-    AddFill({.out = memory.data,
+    const auto row_bytes = static_cast<size_t>(cols.size() * layout.bits / 8);
+    const auto row_begin = static_cast<size_t>(cols.begin * layout.bits / 8);
+    const size_t data_bytes = Slabs::Align(row_bytes * static_cast<size_t>(view.n));
+    const size_t scales = NumScales(view, layout);
+    const Slabs::Piece piece = slabs_.Allocate(data_bytes + scales * layout.scale_bytes);
+    view.data = piece.data;
+    view.owner = piece.owner;
+    AddFill({.out = piece.data,
              .seed = SeedOf(r.name, r.expert),
              .pattern = PatternOf(view.format, r.k),
              .row0 = r.row0 + r.rows.begin * r.row_step,
@@ -131,9 +174,9 @@ class DummySource : public WeightSource {
              .begin = row_begin,
              .end = row_begin + row_bytes},
             view.n);
-    if (ScaleBytes(view) != 0) {
-      view.scales = memory.data + data_bytes;
-      SetScales(view, r.k, memory.data + data_bytes);
+    if (scales != 0) {
+      view.scales = piece.data + data_bytes;
+      SetScales(r.k, scales, piece.data + data_bytes, &view);
     }
     return view;
   }
@@ -149,112 +192,69 @@ class DummySource : public WeightSource {
 
   void Finish(const Progress& progress) override {
     ThreadPool pool(threads_);
-    size_t total = 0, done = 0;
-    for (const Task& t : tasks_) total += TaskBytes(t);
-    for (size_t first = 0; first < tasks_.size(); first += kTasksPerReport) {
-      const size_t count = std::min(kTasksPerReport, tasks_.size() - first);
-      pool.Run(static_cast<int64_t>(count), [&](int64_t i) { RunTask(tasks_[first + i]); });
-      for (size_t i = first; i < first + count; ++i) done += TaskBytes(tasks_[i]);
-      if (progress) progress(done, total);
-    }
-    tasks_.clear();
-    fills_.clear();
+    jobs_.Run(pool, 0, jobs_.total(), progress);
   }
 
  private:
-  struct Memory {
-    uint8_t* data = nullptr;
-    std::shared_ptr<const void> owner;
-  };
-  struct Task {
-    const Fill* fill = nullptr;
-    int64_t begin = 0, end = 0;  // rows
-  };
-
-  static size_t AlignUp(size_t bytes) { return (bytes + 63) / 64 * 64; }
-  static int64_t BitsPerElement(WeightFormat format) {
-    switch (format) {
-      case WeightFormat::kF32:
-        return 32;
-      case WeightFormat::kFp8Block:
-        return 8;
-      case WeightFormat::kMxfp4:
-        return 4;
-      default:
-        return 16;
-    }
-  }
-  static size_t TaskBytes(const Task& t) {
-    return static_cast<size_t>(t.end - t.begin) * (t.fill->end - t.fill->begin);
-  }
-  static void RunTask(const Task& t) {
-    const size_t row_bytes = t.fill->end - t.fill->begin;
-    for (int64_t i = t.begin; i < t.end; ++i) {
-      FillRow(*t.fill, i, t.fill->out + static_cast<size_t>(i) * row_bytes);
-    }
+  // There is no checkpoint to say how large inputs are.
+  static ActivationFormat Activation(const LinearScheme& scheme) {
+    return scheme.activation == ActivationFormat::kFp8Tensor ? ActivationFormat::kFp8Token
+                                                             : scheme.activation;
   }
 
   uint64_t SeedOf(const std::string& name, int64_t expert) const {
     return Mix(HashName(name) + Mix(seed_ + kStep) + static_cast<uint64_t>(expert) * kStep);
   }
 
-  static size_t ScaleBytes(const WeightView& view) {
-    if (view.format == WeightFormat::kFp8Block) {
-      return sizeof(float) * static_cast<size_t>(CeilDiv(view.n, kFp8BlockSize) *
-                                                 CeilDiv(view.stored_k, kFp8BlockSize));
-    }
-    return view.format == WeightFormat::kMxfp4
-               ? static_cast<size_t>(view.n * CeilDiv(view.stored_k, kMxfp4BlockSize))
-               : 0;
+  static size_t NumScales(const WeightView& view, const CodeLayout& layout) {
+    if (layout.scale_bytes == 0) return 0;
+    const int64_t cols = layout.scale_for_row ? 1 : CeilDiv(view.stored_k, layout.unit);
+    return static_cast<size_t>(CeilDiv(view.n, layout.row_unit) * cols);
   }
 
   // One scale for the whole tensor: parts then agree whatever their origin is.
-  static void SetScales(const WeightView& view, int64_t k, uint8_t* scales) {
+  static void SetScales(int64_t k, size_t count, uint8_t* scales, WeightView* view) {
     const double deviation = 1.0 / std::sqrt(static_cast<double>(k));
-    if (view.format == WeightFormat::kFp8Block) {
-      std::fill_n(reinterpret_cast<float*>(scales), ScaleBytes(view) / sizeof(float),
-                  static_cast<float>(deviation / kBinadeRms));
-    } else {
-      std::fill_n(scales, ScaleBytes(view),
-                  static_cast<uint8_t>(127 + std::lround(std::log2(deviation / kE2M1Rms))));
+    const auto fill = [&](double rms) {
+      std::fill_n(reinterpret_cast<float*>(scales), count, static_cast<float>(deviation / rms));
+    };
+    switch (view->format) {
+      case WeightFormat::kMxfp4:
+        std::fill_n(scales, count,
+                    static_cast<uint8_t>(127 + std::lround(std::log2(deviation / kE2M1Rms))));
+        return;
+      case WeightFormat::kNvfp4:
+        std::fill_n(scales, count, ToF8E4M3(1.0f).bits);
+        view->global_scale = static_cast<float>(deviation / kE2M1Rms);
+        return;
+      case WeightFormat::kInt8Channel:
+        return fill(kInt8Rms);
+      case WeightFormat::kInt4Group:
+        return fill(kInt4Rms);
+      default:
+        return fill(kBinadeRms);
     }
   }
 
   void AddFill(const Fill& fill, int64_t rows) {
     const size_t row_bytes = fill.end - fill.begin;
     if (row_bytes == 0 || rows == 0) return;
-    fills_.push_back(fill);
-    const auto step = static_cast<int64_t>(std::max<size_t>(1, kTaskBytes / row_bytes));
-    for (int64_t row = 0; row < rows; row += step) {
-      tasks_.push_back({&fills_.back(), row, std::min(rows, row + step)});
+    const auto step = static_cast<int64_t>(std::max<size_t>(1, kJobBytes / row_bytes));
+    for (int64_t first = 0; first < rows; first += step) {
+      const int64_t end = std::min(rows, first + step);
+      jobs_.Add(static_cast<size_t>(end - first) * row_bytes, [fill, row_bytes, first, end] {
+        for (int64_t i = first; i < end; ++i) {
+          FillRow(fill, i, fill.out + static_cast<size_t>(i) * row_bytes);
+        }
+      });
     }
-  }
-
-  // Thousands of experts share slabs: one mapping each would run into the kernel's limit on
-  // mappings.
-  Memory Allocate(size_t bytes) {
-    bytes = AlignUp(bytes);
-    if (bytes > slab_left_) {
-      const size_t size = std::max(bytes, kSlabBytes);
-      auto slab = std::make_shared<Tensor>(Tensor::Empty(DType::kU8, {static_cast<int64_t>(size)}));
-      slab_next_ = static_cast<uint8_t*>(slab->mutable_raw());
-      slab_left_ = size;
-      slab_ = std::move(slab);
-    }
-    Memory memory{slab_next_, slab_};
-    slab_next_ += bytes;
-    slab_left_ -= bytes;
-    return memory;
   }
 
   const ModelConfig& config_;
   const uint64_t seed_;
   const int threads_;
-  std::deque<Fill> fills_;  // tasks point into it
-  std::vector<Task> tasks_;
-  std::shared_ptr<const Tensor> slab_;
-  uint8_t* slab_next_ = nullptr;
-  size_t slab_left_ = 0;
+  Slabs slabs_;
+  LoadJobs jobs_;
 };
 
 }  // namespace

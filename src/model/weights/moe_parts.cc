@@ -1,13 +1,13 @@
 #include <fmt/format.h>
 
+#include <iterator>
+#include <span>
 #include <utility>
 
 #include "model/weights/parts.h"
 
 namespace switchyard {
 namespace {
-
-using Form = MatrixRequest::Form;
 
 constexpr std::string_view kExpertKeys = "num_experts, hidden_size, moe_intermediate_size";
 
@@ -27,11 +27,15 @@ RouterWeights BuildRouter(Parts& parts, const std::string& prefix, std::vector<T
   return w;
 }
 
+bool HasMxfp4Blocks(const Parts& parts, const std::string& prefix) {
+  return parts.names().interleaved_experts && parts.Has(prefix + "gate_up_proj_blocks");
+}
+
 // One expert of gate_up_proj [E, 2 I, H] and down_proj [E, H, I]: gate rows before up rows, or
 // alternating, and then stored as MXFP4 blocks or transposed.
 kernels::ExpertWeights FusedExpert(Parts& parts, const std::string& prefix, int e, Range part) {
   const bool alternate = parts.names().interleaved_experts;
-  const bool mxfp4 = alternate && parts.Has(prefix + "gate_up_proj_blocks");
+  const bool mxfp4 = HasMxfp4Blocks(parts, prefix);
   const int64_t hidden = parts.config().hidden, whole = parts.config().moe->intermediate;
   MatrixRequest gate{.name = prefix + "gate_up_proj",
                      .n = 2 * whole,
@@ -41,7 +45,9 @@ kernels::ExpertWeights FusedExpert(Parts& parts, const std::string& prefix, int 
                      .row_step = alternate ? 2 : 1,
                      .experts = parts.config().moe->router.num_experts,
                      .expert = e,
-                     .form = mxfp4 ? Form::kMxfp4 : Form::kLinear,
+                     .total_rows = whole,
+                     .scheme = parts.SchemeOf(prefix + "gate_up_proj"),
+                     .mxfp4_blocks = mxfp4,
                      .transposed = alternate && !mxfp4,
                      .keys = kExpertKeys};
   MatrixRequest up = gate;
@@ -53,19 +59,22 @@ kernels::ExpertWeights FusedExpert(Parts& parts, const std::string& prefix, int 
   down.rows = {0, hidden};
   down.cols = part;
   down.row_step = 1;
+  down.total_rows = hidden;
+  down.scheme = parts.SchemeOf(down.name);
   return {.gate = parts.Matrix(gate), .up = parts.Matrix(up), .down = parts.Matrix(down)};
 }
 
 // gate_up_proj_bias [E, 2 I], alternating; down_proj_bias [E, H], which only the first rank of a
 // MoE-TP group adds.
-void AddExpertBiases(Parts& parts, const std::string& prefix, ExpertRange mine, Range part,
-                     std::vector<kernels::ExpertWeights>* experts, std::vector<Tensor>* owned) {
-  if (mine.begin == mine.end) return;
+void AddExpertBiases(Parts& parts, const std::string& prefix, std::span<const int32_t> mine,
+                     Range part, std::vector<kernels::ExpertWeights>* experts,
+                     std::vector<Tensor>* owned) {
+  if (mine.empty()) return;
   const MoeModelConfig& moe = *parts.config().moe;
   const int64_t hidden = parts.config().hidden;
   const bool down = parts.mesh().moe_tp_rank() == 0;
   owned->push_back(
-      Tensor::Empty(DType::kF32, {mine.end - mine.begin, 2 * part.size() + (down ? hidden : 0)}));
+      Tensor::Empty(DType::kF32, {std::ssize(mine), 2 * part.size() + (down ? hidden : 0)}));
   float* next = owned->back().data<float>();
   const auto read = [&](const VectorRequest& request) {
     const float* out = next;
@@ -73,8 +82,9 @@ void AddExpertBiases(Parts& parts, const std::string& prefix, ExpertRange mine, 
     next += request.range.size();
     return out;
   };
-  for (int e = mine.begin; e < mine.end; ++e) {
-    kernels::ExpertWeights& expert = (*experts)[e - mine.begin];
+  for (size_t i = 0; i < mine.size(); ++i) {
+    const int e = mine[i];
+    kernels::ExpertWeights& expert = (*experts)[i];
     VectorRequest gate{.name = prefix + "gate_up_proj_bias",
                        .n = 2 * moe.intermediate,
                        .range = part,
@@ -97,17 +107,23 @@ void AddExpertBiases(Parts& parts, const std::string& prefix, ExpertRange mine, 
   }
 }
 
-// This rank's experts, each the MoE-TP part of its intermediate elements.
+// This rank's physical experts, each the MoE-TP part of its intermediate elements.
 std::vector<kernels::ExpertWeights> BuildExperts(Parts& parts, const std::string& prefix,
+                                                 const ExpertPlacement& placement,
                                                  std::vector<Tensor>* owned) {
   const MoeModelConfig& moe = *parts.config().moe;
   const TensorNames& names = parts.names();
   const Mesh& mesh = parts.mesh();
-  const ExpertRange mine = ExpertsOfRank(moe.router.num_experts, mesh.ep(), mesh.ep_rank());
-  const Range part = EvenPart(moe.intermediate, mesh.moe_tp(), mesh.moe_tp_rank());
+  const ExpertRange places = ExpertsOfRank(placement.num_physical(), mesh.ep(), mesh.ep_rank());
+  const std::span<const int32_t> mine =
+      placement.physical_to_logical().subspan(places.begin, places.end - places.begin);
   const bool fused = names.interleaved_experts || parts.Has(prefix + "gate_up_proj");
+  const std::string down = fused ? prefix + "down_proj" : prefix + "0." + names.expert_down;
+  const int64_t unit =
+      HasMxfp4Blocks(parts, prefix) ? kMxfp4BlockSize : ColumnUnit(parts.SchemeOf(down));
+  const Range part = EvenPart(moe.intermediate, mesh.moe_tp(), mesh.moe_tp_rank(), unit);
   std::vector<kernels::ExpertWeights> experts;
-  for (int e = mine.begin; e < mine.end; ++e) {
+  for (const int e : mine) {
     const std::string one = fmt::format("{}{}.", prefix, e);
     experts.push_back(fused ? FusedExpert(parts, prefix, e, part)
                             : parts.FeedForward(one + names.expert_gate, one + names.expert_up,
@@ -129,20 +145,22 @@ std::string BlockPrefix(const Parts& parts, const std::string& layer_prefix) {
 
 }  // namespace
 
-MoeLayerWeights BuildMoe(Parts& parts, const std::string& prefix, std::vector<Tensor>* owned) {
+MoeLayerWeights BuildMoe(Parts& parts, const std::string& prefix, const ExpertPlacement& placement,
+                         std::vector<Tensor>* owned) {
   const MoeModelConfig& moe = *parts.config().moe;
   const TensorNames& names = parts.names();
   const Mesh& mesh = parts.mesh();
   const std::string block = BlockPrefix(parts, prefix);
   MoeLayerWeights w;
   w.router = BuildRouter(parts, block + names.router, owned);
-  w.experts = BuildExperts(parts, block + "experts.", owned);
+  w.experts = BuildExperts(parts, block + "experts.", placement, owned);
   const int64_t shared = moe.shared_intermediate;
   if (shared != 0) {
     w.has_shared = true;
-    const Range part = parts.whole_shared_expert() ? Range{0, shared}
-                                                   : EvenPart(shared, mesh.tp(), mesh.tp_rank());
     const std::string name = block + names.shared;
+    const Range part = parts.whole_shared_expert() ? Range{0, shared}
+                                                   : parts.EvenColumns(name + ".down_proj", shared,
+                                                                       mesh.tp(), mesh.tp_rank());
     w.shared =
         parts.FeedForward(name + ".gate_proj", name + ".up_proj", name + ".down_proj", shared, part,
                           "hidden_size, the shared experts' intermediate size");

@@ -1,10 +1,18 @@
 #include "model/weights/parts.h"
 
+#include <algorithm>
+
 namespace switchyard {
+
+ExpertPlacement Parts::PlacementOf(int64_t layer) const {
+  if (!context_.placements.empty()) return context_.placements[layer];
+  return ExpertPlacement::Trivial(config().moe->router.num_experts);
+}
 
 WeightView Parts::Matrix(const MatrixRequest& request) {
   const WeightView view = source_.Matrix(request);
-  bytes_ += static_cast<double>(view.n) * static_cast<double>(view.k) * BytesPerWeight(view.format);
+  bytes_ += static_cast<double>(view.n) * static_cast<double>(view.k) *
+            BytesPerWeight(view.format, std::max(view.group_size, 1));
   return view;
 }
 
@@ -29,15 +37,19 @@ WeightView Parts::Plain(const std::string& name, int64_t n, Range rows, std::str
                  .k = config().hidden,
                  .rows = rows,
                  .cols = {0, config().hidden},
-                 .form = MatrixRequest::Form::kPlain,
                  .keys = keys});
 }
 
 LinearWeight Parts::Rows(const std::string& name, int64_t n, int64_t k, Range rows, bool bias,
                          std::string_view keys) {
   LinearWeight linear;
-  linear.w = Matrix(
-      {.name = name + ".weight", .n = n, .k = k, .rows = rows, .cols = {0, k}, .keys = keys});
+  linear.w = Matrix({.name = name + ".weight",
+                     .n = n,
+                     .k = k,
+                     .rows = rows,
+                     .cols = {0, k},
+                     .scheme = SchemeOf(name),
+                     .keys = keys});
   if (bias) linear.bias = Vector({.name = name + ".bias", .n = n, .range = rows, .keys = keys});
   return linear;
 }
@@ -45,9 +57,14 @@ LinearWeight Parts::Rows(const std::string& name, int64_t n, int64_t k, Range ro
 LinearWeight Parts::Columns(const std::string& name, int64_t n, int64_t k, Range cols, bool bias,
                             std::string_view keys) {
   LinearWeight linear;
-  linear.w = Matrix(
-      {.name = name + ".weight", .n = n, .k = k, .rows = {0, n}, .cols = cols, .keys = keys});
-  if (bias && mesh().tp_rank() == 0) {
+  linear.w = Matrix({.name = name + ".weight",
+                     .n = n,
+                     .k = k,
+                     .rows = {0, n},
+                     .cols = cols,
+                     .scheme = SchemeOf(name),
+                     .keys = keys});
+  if (bias && mesh().attn_tp_rank() == 0) {
     linear.bias = Vector({.name = name + ".bias", .n = n, .range = {0, n}, .keys = keys});
   }
   return linear;
@@ -57,9 +74,11 @@ kernels::ExpertWeights Parts::FeedForward(const std::string& gate, const std::st
                                           const std::string& down, int64_t intermediate, Range part,
                                           std::string_view keys) {
   const int64_t hidden = config().hidden;
-  return {.gate = Rows(gate, intermediate, hidden, part, false, keys).w,
-          .up = Rows(up, intermediate, hidden, part, false, keys).w,
-          .down = Columns(down, hidden, intermediate, part, false, keys).w};
+  kernels::ExpertWeights w{.gate = Rows(gate, intermediate, hidden, part, false, keys).w,
+                           .up = Rows(up, intermediate, hidden, part, false, keys).w,
+                           .down = Columns(down, hidden, intermediate, part, false, keys).w};
+  w.gate.input_scale = w.up.input_scale = std::max(w.gate.input_scale, w.up.input_scale);
+  return w;
 }
 
 }  // namespace switchyard

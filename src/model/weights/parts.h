@@ -16,20 +16,29 @@ struct BuildContext {
   const Mesh& mesh;
   const TensorNames& names;
   bool whole_shared_expert = false;
+  std::span<const ExpertPlacement> placements;  // one for each layer; empty: trivial
 };
 
 // Asks a source and counts the bytes it gives.
 class Parts {
  public:
-  Parts(const BuildContext& context, WeightSource& source) : context_(context), source_(source) {}
+  Parts(const BuildContext& context, WeightSource& source)
+      : context_(context), source_(source), schemes_(context.config.quantization) {}
 
   const ModelConfig& config() const { return context_.config; }
   const Mesh& mesh() const { return context_.mesh; }
   const TensorNames& names() const { return context_.names; }
   bool whole_shared_expert() const { return context_.whole_shared_expert; }
+  ExpertPlacement PlacementOf(int64_t layer) const;
   double bytes() const { return bytes_; }
 
   bool Has(const std::string& name) const { return source_.Has(name); }
+  const LinearScheme& SchemeOf(std::string_view module) const { return schemes_.Of(module); }
+  // EvenPart of the columns of linear `module`, which are the rows of those before it: cut where
+  // its format can be.
+  Range EvenColumns(std::string_view module, int64_t columns, int parts, int index) const {
+    return EvenPart(columns, parts, index, ColumnUnit(SchemeOf(module)));
+  }
   WeightView Matrix(const MatrixRequest& request);
   void Vector(const VectorRequest& request, std::span<float> out);
   Tensor Vector(const VectorRequest& request);
@@ -45,11 +54,12 @@ class Parts {
   // Rows `rows` of `name`.weight [n, k], and of its bias.
   LinearWeight Rows(const std::string& name, int64_t n, int64_t k, Range rows, bool bias,
                     std::string_view keys);
-  // Columns `cols`: the parts' products are added up over TP ranks, so the first alone has the
-  // bias.
+  // Columns `cols` of an attention output or a feed-forward: the parts' products are added up over
+  // the group, so its first rank alone has the bias.
   LinearWeight Columns(const std::string& name, int64_t n, int64_t k, Range cols, bool bias,
                        std::string_view keys);
-  // gate, up and down linears of these names, of which the rank has `part` of `intermediate`.
+  // gate, up and down linears of these names, of which the rank has `part` of `intermediate`. Gate
+  // and up read the same rows, quantized by one scale.
   kernels::ExpertWeights FeedForward(const std::string& gate, const std::string& up,
                                      const std::string& down, int64_t intermediate, Range part,
                                      std::string_view keys);
@@ -57,6 +67,7 @@ class Parts {
  private:
   const BuildContext context_;
   WeightSource& source_;
+  const LinearSchemes schemes_;
   double bytes_ = 0;
 };
 
@@ -64,6 +75,7 @@ class Parts {
 GroupedAttentionWeights BuildGroupedAttention(Parts& parts, const std::string& prefix);
 LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& prefix);
 // Biases that the result points into are appended to *owned.
-MoeLayerWeights BuildMoe(Parts& parts, const std::string& prefix, std::vector<Tensor>* owned);
+MoeLayerWeights BuildMoe(Parts& parts, const std::string& prefix, const ExpertPlacement& placement,
+                         std::vector<Tensor>* owned);
 
 }  // namespace switchyard

@@ -19,15 +19,15 @@ namespace {
 constexpr size_t kChunk = size_t{32} << 20;
 
 // Whole pages, ascending and disjoint.
-std::vector<ByteRange> MergePages(std::vector<ByteRange> ranges) {
+std::vector<MappedRange> MergePages(std::vector<MappedRange> ranges) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  for (ByteRange& r : ranges) {
+  for (MappedRange& r : ranges) {
     r.begin -= reinterpret_cast<uintptr_t>(r.begin) % page;
     r.end += (page - reinterpret_cast<uintptr_t>(r.end) % page) % page;
   }
-  std::ranges::sort(ranges, {}, &ByteRange::begin);
-  std::vector<ByteRange> merged;
-  for (const ByteRange& r : ranges) {
+  std::ranges::sort(ranges, {}, &MappedRange::begin);
+  std::vector<MappedRange> merged;
+  for (const MappedRange& r : ranges) {
     if (!merged.empty() && r.begin <= merged.back().end) {
       merged.back().end = std::max(merged.back().end, r.end);
     } else {
@@ -50,12 +50,12 @@ void Populate(const uint8_t* begin, size_t size) {
 
 }  // namespace
 
-void Prefault(std::vector<ByteRange> ranges,
+void Prefault(std::vector<MappedRange> ranges,
               const std::function<void(size_t done, size_t total)>& progress) {
-  const std::vector<ByteRange> merged = MergePages(std::move(ranges));
+  const std::vector<MappedRange> merged = MergePages(std::move(ranges));
   size_t total = 0, done = 0;
-  for (const ByteRange& r : merged) total += static_cast<size_t>(r.end - r.begin);
-  for (const ByteRange& r : merged) {
+  for (const MappedRange& r : merged) total += static_cast<size_t>(r.end - r.begin);
+  for (const MappedRange& r : merged) {
     for (const uint8_t* p = r.begin; p < r.end;) {
       const size_t size = std::min(kChunk, static_cast<size_t>(r.end - p));
       Populate(p, size);

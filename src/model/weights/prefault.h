@@ -8,14 +8,14 @@
 
 namespace switchyard {
 
-struct ByteRange {
+struct MappedRange {
   const uint8_t* begin = nullptr;
   const uint8_t* end = nullptr;
 };
 
 // Reads the pages of the mapped ranges (any order, overlaps count once), with progress in bytes
 // after each chunk. Error kResource where the file cannot be read.
-void Prefault(std::vector<ByteRange> ranges,
+void Prefault(std::vector<MappedRange> ranges,
               const std::function<void(size_t done, size_t total)>& progress);
 
 }  // namespace switchyard

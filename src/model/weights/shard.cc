@@ -1,24 +1,28 @@
 #include "model/weights/shard.h"
 
 #include <algorithm>
+#include <string>
 
 #include "core/error.h"
 
 namespace switchyard {
 
 void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool whole_shared_expert) {
-  const int64_t tp = mesh.tp();
+  const int64_t tp = mesh.tp(), attn_tp = mesh.attn_tp();
   const AttentionConfig& a = config.attention;
-  if (a.heads % tp != 0) {
-    throw Invalid("--tp {} does not divide num_attention_heads {}", tp, a.heads);
+  const std::string attention_ranks =
+      mesh.dp() == 1 ? fmt::format("--tp {}", tp)
+                     : fmt::format("--tp {} over --dp-size {} = {}", tp, mesh.dp(), attn_tp);
+  if (a.heads % attn_tp != 0) {
+    throw Invalid("{} does not divide num_attention_heads {}", attention_ranks, a.heads);
   }
   const bool grouped = a.kind == AttentionConfig::Kind::kGrouped;
-  if (grouped && a.kv_heads % tp != 0 && tp % a.kv_heads != 0) {
-    throw Invalid("--tp {} neither divides num_key_value_heads {} nor is a multiple of it", tp,
-                  a.kv_heads);
+  if (grouped && a.kv_heads % attn_tp != 0 && attn_tp % a.kv_heads != 0) {
+    throw Invalid("{} neither divides num_key_value_heads {} nor is a multiple of it",
+                  attention_ranks, a.kv_heads);
   }
   const bool has_dense = std::ranges::any_of(config.layers, [](const auto& l) { return !l.moe; });
-  if (has_dense && config.intermediate < tp) {
+  if (has_dense && !mesh.whole_dense() && config.intermediate < tp) {
     throw Invalid("--tp {} is more than intermediate_size {}", tp, config.intermediate);
   }
   if (!config.moe) return;
@@ -35,24 +39,36 @@ void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool whole_shared_
 }
 
 Range QueryHeads(const AttentionConfig& attention, const Mesh& mesh) {
-  return EvenPart(attention.heads, mesh.tp(), mesh.tp_rank());
+  return EvenPart(attention.heads, mesh.attn_tp(), mesh.attn_tp_rank());
 }
 
 Range KvHeads(const AttentionConfig& attention, const Mesh& mesh) {
-  if (attention.kv_heads >= mesh.tp()) {
-    return EvenPart(attention.kv_heads, mesh.tp(), mesh.tp_rank());
+  if (attention.kv_heads >= mesh.attn_tp()) {
+    return EvenPart(attention.kv_heads, mesh.attn_tp(), mesh.attn_tp_rank());
   }
-  const int64_t head = mesh.tp_rank() * attention.kv_heads / mesh.tp();
+  const int64_t head = mesh.attn_tp_rank() * attention.kv_heads / mesh.attn_tp();
   return {head, head + 1};
 }
 
-Range VocabRows(int64_t vocab_size, int tp, int tp_rank) {
-  const int64_t run = CeilDiv(vocab_size, tp);
-  return {std::min(tp_rank * run, vocab_size), std::min((tp_rank + 1) * run, vocab_size)};
+Range VocabRows(int64_t vocab_size, int ranks, int rank) {
+  const int64_t run = CeilDiv(vocab_size, ranks);
+  return {std::min(rank * run, vocab_size), std::min((rank + 1) * run, vocab_size)};
 }
 
-Range EvenPart(int64_t total, int parts, int index) {
-  return {total * index / parts, total * (index + 1) / parts};
+Range EmbeddingRows(int64_t vocab_size, const Mesh& mesh) {
+  return VocabRows(vocab_size, mesh.attn_tp(), mesh.attn_tp_rank());
+}
+
+Range HeadRows(int64_t vocab_size, const Mesh& mesh) {
+  return mesh.whole_dense() ? EmbeddingRows(vocab_size, mesh)
+                            : VocabRows(vocab_size, mesh.tp(), mesh.tp_rank());
+}
+
+Range EvenPart(int64_t total, int parts, int index, int64_t unit) {
+  const int64_t units = CeilDiv(total, unit);
+  if (units < parts) return {total * index / parts, total * (index + 1) / parts};
+  return {std::min(total, units * index / parts * unit),
+          std::min(total, units * (index + 1) / parts * unit)};
 }
 
 }  // namespace switchyard

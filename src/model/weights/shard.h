@@ -14,18 +14,23 @@ struct Range {
   Range operator*(int64_t unit) const { return {begin * unit, end * unit}; }
 };
 
-// Error kInvalid naming flag and key where the sizes do not split: tp must divide the query heads,
-// tp and the KV heads must divide one another one way round, MoE-TP must divide the experts'
-// intermediate size, and every rank must get a part of each dense feed-forward.
+// Error kInvalid naming flag and key where the sizes do not split: the ranks of an attention group
+// must divide the query heads, they and the KV heads must divide one another one way round, MoE-TP
+// must divide the experts' intermediate size, and every rank must get a part of each dense
+// feed-forward that is split.
 void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool whole_shared_expert);
 
 Range QueryHeads(const AttentionConfig& attention, const Mesh& mesh);
-// Where tp exceeds the KV heads, ranks in runs of tp / kv_heads hold the same one.
+// Where an attention group's ranks exceed the KV heads, runs of them hold the same one.
 Range KvHeads(const AttentionConfig& attention, const Mesh& mesh);
-// Rows of the embedding and the head: equal runs of ceil(vocab / tp), the last ones shorter or
-// empty.
-Range VocabRows(int64_t vocab_size, int tp, int tp_rank);
-// Part `index` of `parts` contiguous runs of [0, total) whose lengths differ by at most one.
-Range EvenPart(int64_t total, int parts, int index);
+// Rows of the vocabulary: equal runs of ceil(vocab / ranks), the last ones shorter or empty.
+Range VocabRows(int64_t vocab_size, int ranks, int rank);
+// The embedding is split over the attention group; the head too where dense layers are whole on
+// each rank, else over the world.
+Range EmbeddingRows(int64_t vocab_size, const Mesh& mesh);
+Range HeadRows(int64_t vocab_size, const Mesh& mesh);
+// Part `index` of `parts` contiguous runs of [0, total) whose lengths differ by at most one `unit`.
+// They begin at multiples of it, unless there are fewer units than parts: then anywhere.
+Range EvenPart(int64_t total, int parts, int index, int64_t unit = 1);
 
 }  // namespace switchyard

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,19 +20,18 @@ namespace switchyard {
 // A part of a stored matrix [n, k], or of one of a stack [experts, n, k]: stored rows
 // row0 + i · row_step for i in `rows`, columns `cols`.
 struct MatrixRequest {
-  enum class Form : uint8_t {
-    kPlain,   // never quantized: embedding, head, router
-    kLinear,  // FP8 where the checkpoint has it so
-    kMxfp4,   // `name` + "_blocks" and "_scales"
-  };
   std::string name;
   int64_t n = 0, k = 0;
   Range rows, cols;
   int64_t row0 = 0, row_step = 1;
   int64_t experts = 0, expert = 0;  // experts 0: no stack
-  Form form = Form::kLinear;
-  bool transposed = false;  // stored as [k, n]: the part is copied
-  std::string_view keys;    // of config.json that give n and k, for messages
+  int64_t total_rows = 0;           // `rows` are some of so many; 0: n
+  // How config.json says it is stored. A plain tensor of this name is taken as it is all the same:
+  // lists of exceptions are not always whole.
+  LinearScheme scheme;
+  bool mxfp4_blocks = false;  // stored as `name` + "_blocks" and "_scales"
+  bool transposed = false;    // stored as [k, n]: the part is copied
+  std::string_view keys;      // of config.json that give n and k, for messages
 };
 
 // The same of a vector [n] or a stack [experts, n].
@@ -54,8 +54,9 @@ class WeightSource {
   virtual ~WeightSource() = default;
   // Whether a tensor of this name is stored: what tells layouts of experts apart.
   virtual bool Has(const std::string& name) const = 0;
-  // The part in the format it is stored in. An absent tensor gives an undefined view and is
-  // reported by Finish, so that one message names them together.
+  // The part in the format it is stored in, or in the one that its scheme makes of it. An absent
+  // tensor gives an undefined view and is reported by Finish, so that one message names them
+  // together.
   virtual WeightView Matrix(const MatrixRequest& request) = 0;
   // Writes the part as float32; out has range.size() elements.
   virtual void Vector(const VectorRequest& request, std::span<float> out) = 0;
@@ -66,12 +67,15 @@ class WeightSource {
 
 struct CheckpointSourceOptions {
   bool read_data = true;         // false: headers alone are checked
-  bool check_nan_scales = true;  // of the parts requested
+  bool check_nan_scales = true;  // of the parts requested, and codes that are NaN
+  int threads = 1;               // that convert what is not used as it is stored
+  // Gets the names of all tensors that were there when they were asked for.
+  std::set<std::string, std::less<>>* found = nullptr;
 };
 // Borrows the checkpoint.
 std::unique_ptr<WeightSource> MakeCheckpointSource(const Checkpoint& checkpoint,
                                                    const ModelConfig& config,
-                                                   CheckpointSourceOptions options);
+                                                   const CheckpointSourceOptions& options);
 
 // Numbers that are a function of tensor name, stored row and column, and seed alone, whatever part
 // a rank asks for, in the format config.json implies, of standard deviation near 1 / sqrt(k).
@@ -83,12 +87,17 @@ std::unique_ptr<WeightSource> MakeDummySource(const ModelConfig& config, uint64_
 std::unique_ptr<WeightSource> MakeCountingSource(const ModelConfig& config);
 
 // Format of a matrix that config.json implies where no checkpoint says.
-WeightFormat ImpliedFormat(const ModelConfig& config, MatrixRequest::Form form);
+WeightFormat ImpliedFormat(const ModelConfig& config, const MatrixRequest& request);
+// Columns that share a scale in a kInt4Group matrix with columns `cols` of the request's.
+int32_t GroupSizeOf(const LinearScheme& scheme, Range cols);
+// Columns that a format keeps together: 32 of MXFP4, a group of int4; 1 where there is no such
+// rule.
+int64_t ColumnUnit(const LinearScheme& scheme);
 WeightFormat PlainFormat(DType dtype);  // of kF32, kBF16 or kF16
 
 // Asks the source for this rank's share, by the names of the config's family. CHECKs that the
 // architecture is known; Error where the sizes do not split (CheckSplits).
-ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, bool whole_shared_expert,
+ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const LoadOptions& options,
                           WeightSource& source);
 
 }  // namespace switchyard

@@ -13,34 +13,6 @@
 namespace switchyard {
 namespace {
 
-// Notes which names are asked for, so that the rest can be told.
-class NotingSource : public WeightSource {
- public:
-  explicit NotingSource(WeightSource& source) : source_(source) {}
-  bool Has(const std::string& name) const override { return source_.Has(name); }
-  WeightView Matrix(const MatrixRequest& request) override {
-    names_.insert(request.name);
-    return source_.Matrix(request);
-  }
-  void Vector(const VectorRequest& request, std::span<float> out) override {
-    names_.insert(request.name);
-    source_.Vector(request, out);
-  }
-  void Finish(const Progress& progress) override { source_.Finish(progress); }
-
-  // Scales and blocks belong to the matrix they stand beside.
-  bool Used(std::string_view name) const {
-    for (std::string_view suffix : {"_scale_inv", "_blocks", "_scales"}) {
-      if (name.ends_with(suffix)) name.remove_suffix(suffix.size());
-    }
-    return names_.contains(name);
-  }
-
- private:
-  WeightSource& source_;
-  std::set<std::string, std::less<>> names_;
-};
-
 // Layers past the last: multi-token prediction, which DeepSeek's and GLM's checkpoints carry.
 bool IsExtraLayer(std::string_view name, const std::string& layers, int64_t num_layers) {
   if (!name.starts_with(layers)) return false;
@@ -51,11 +23,11 @@ bool IsExtraLayer(std::string_view name, const std::string& layers, int64_t num_
 }
 
 void LogUnused(const Checkpoint& checkpoint, const ModelConfig& config,
-               const NotingSource& source) {
+               const std::set<std::string, std::less<>>& used) {
   const std::string layers = FindFamily(config.architecture)->names(config).layers;
   size_t extra = 0;
   for (const auto& [name, tensor] : checkpoint.tensors()) {
-    if (source.Used(name) || name.ends_with("rotary_emb.inv_freq")) continue;
+    if (used.contains(name) || name.ends_with("rotary_emb.inv_freq")) continue;
     if (IsExtraLayer(name, layers, config.num_layers())) {
       ++extra;
     } else {
@@ -79,7 +51,7 @@ int FillThreads(const Mesh& mesh) {
 ModelWeights LoadWeights(const std::filesystem::path& dir, const ModelConfig& config,
                          const Mesh& mesh, const LoadOptions& options) {
   const auto load = [&](WeightSource& source) {
-    ModelWeights weights = BuildWeights(config, mesh, options.whole_shared_expert, source);
+    ModelWeights weights = BuildWeights(config, mesh, options, source);
     source.Finish(options.progress);
     return weights;
   };
@@ -91,22 +63,24 @@ ModelWeights LoadWeights(const std::filesystem::path& dir, const ModelConfig& co
                   options.load_format);
   }
   const Checkpoint checkpoint(dir);
-  return load(
-      *MakeCheckpointSource(checkpoint, config, {.check_nan_scales = options.check_nan_scales}));
+  return load(*MakeCheckpointSource(
+      checkpoint, config,
+      {.check_nan_scales = options.check_nan_scales, .threads = FillThreads(mesh)}));
 }
 
 size_t CheckCheckpoint(const std::filesystem::path& dir, const ModelConfig& config) {
   const Checkpoint checkpoint(dir);
-  const auto headers = MakeCheckpointSource(checkpoint, config, {.read_data = false});
-  NotingSource source(*headers);
-  const ModelWeights weights = BuildWeights(config, Mesh(), false, source);
-  source.Finish({});
-  LogUnused(checkpoint, config, source);
+  std::set<std::string, std::less<>> used;
+  const auto source =
+      MakeCheckpointSource(checkpoint, config, {.read_data = false, .found = &used});
+  const ModelWeights weights = BuildWeights(config, Mesh(), {}, *source);
+  source->Finish({});
+  LogUnused(checkpoint, config, used);
   return weights.bytes_mapped;
 }
 
-size_t WeightBytesPerRank(const ModelConfig& config, const Mesh& mesh, bool whole_shared_expert) {
-  return BuildWeights(config, mesh, whole_shared_expert, *MakeCountingSource(config)).bytes_mapped;
+size_t WeightBytesPerRank(const ModelConfig& config, const Mesh& mesh, const LoadOptions& options) {
+  return BuildWeights(config, mesh, options, *MakeCountingSource(config)).bytes_mapped;
 }
 
 }  // namespace switchyard

@@ -1,0 +1,163 @@
+#include "model/config_quantization.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "model/config_quantization_readers.h"
+
+namespace switchyard {
+namespace {
+
+constexpr int64_t kMaxGroup = 1 << 20;
+
+std::vector<ModulePattern> Names(const ConfigReader& reader,
+                                 std::initializer_list<std::string_view> keys) {
+  std::vector<ModulePattern> patterns;
+  for (std::string_view key : keys) {
+    for (std::string& name : reader.Strings(key)) {
+      // "mlp.gate." is how some lists keep "mlp.gate_proj" out.
+      if (name.ends_with('.')) name.pop_back();
+      patterns.push_back({ModulePattern::Kind::kName, std::move(name)});
+    }
+  }
+  return patterns;
+}
+
+// Hugging Face's fp8: blocks as DeepSeek publishes them, else scales of tensors or rows.
+QuantizationConfig ReadFp8(const ConfigReader& reader) {
+  LinearScheme scheme{.packing = Packing::kFp8, .format = WeightFormat::kFp8Channel};
+  const auto block = reader.Ints("weight_block_size", 1, kMaxGroup);
+  const bool dynamic = reader.StringOr({"activation_scheme"}, "dynamic") == "dynamic";
+  if (block.empty()) {
+    scheme.activation = dynamic ? ActivationFormat::kFp8Token : ActivationFormat::kFp8Tensor;
+  } else if (block == std::vector<int64_t>{kFp8BlockSize, kFp8BlockSize}) {
+    scheme.format = WeightFormat::kFp8Block;
+    scheme.activation = ActivationFormat::kFp8Group;
+  } else {
+    throw Invalid("{} is [{}]; only FP8 with [128, 128] blocks is supported",
+                  reader.Where("weight_block_size"), fmt::join(block, ", "));
+  }
+  return {.names = {"fp8"},
+          .rules = {{scheme, {}}},
+          .ignored = Names(reader, {"modules_to_not_convert", "ignored_layers"})};
+}
+
+void WantFourBits(const ConfigReader& reader, std::initializer_list<std::string_view> keys) {
+  const int64_t bits = reader.Int(keys, 1, 64);
+  if (bits != 4) {
+    throw Invalid("{} is {}; of this method only 4 bits are supported", reader.Where(*keys.begin()),
+                  bits);
+  }
+}
+
+// Rules of GPTQModel by which parts of a model differ: "-:regex" leaves modules plain, "+:regex"
+// or "regex" changes their settings.
+std::vector<ModulePattern> ReadDynamic(const ConfigReader& reader) {
+  std::vector<ModulePattern> ignored;
+  const auto rules = reader.Object("dynamic");
+  if (!rules) return ignored;
+  for (const std::string& rule : rules->Members()) {
+    if (!rule.starts_with("-:")) {
+      throw Invalid("{}: settings of their own for some modules are not supported",
+                    rules->Where(rule));
+    }
+    ignored.push_back({ModulePattern::Kind::kRegex, rule.substr(2)});
+  }
+  return ignored;
+}
+
+QuantizationConfig ReadGptq(const ConfigReader& reader) {
+  WantFourBits(reader, {"bits"});
+  if (reader.BoolOr("lm_head", false)) {
+    throw Invalid("{} is true; a quantized head is not supported", reader.Where("lm_head"));
+  }
+  const std::string layout = reader.StringOr({"checkpoint_format"}, "gptq");
+  if (layout != "gptq" && layout != "gptq_v2") {
+    throw Invalid("{} is \"{}\"; supported are gptq and gptq_v2", reader.Where("checkpoint_format"),
+                  layout);
+  }
+  const int64_t group = reader.IntOr({"group_size"}, -1, -1, kMaxGroup);
+  const LinearScheme scheme{.packing = Packing::kGptq,
+                            .format = WeightFormat::kInt4Group,
+                            .group_size = std::max<int64_t>(group, 0),
+                            .zeros = !reader.BoolOr("sym", true),
+                            .zeros_less_one = layout == "gptq",
+                            .act_order = reader.BoolOr("desc_act", false) && group > 0};
+  return {.names = {"gptq", "gptq_marlin", "marlin"},
+          .rules = {{scheme, {}}},
+          .ignored = ReadDynamic(reader)};
+}
+
+QuantizationConfig ReadAwq(const ConfigReader& reader) {
+  WantFourBits(reader, {"bits", "w_bit"});
+  const std::string version = reader.StringOr({"version"}, "gemm");
+  if (version != "gemm" && version != "GEMM") {
+    throw Invalid("{} is \"{}\"; of AWQ only version gemm is supported", reader.Where("version"),
+                  version);
+  }
+  const int64_t group = reader.IntOr({"group_size", "q_group_size"}, 128, -1, kMaxGroup);
+  const LinearScheme scheme{.packing = Packing::kAwq,
+                            .format = WeightFormat::kInt4Group,
+                            .group_size = std::max<int64_t>(group, 0),
+                            .zeros = reader.BoolOr("zero_point", true)};
+  return {.names = {"awq", "awq_marlin"},
+          .rules = {{scheme, {}}},
+          .ignored = Names(reader, {"modules_to_not_convert"})};
+}
+
+// DeepSeek's checkpoints of SGLang and TensorRT-LLM: int4 experts with e4m3 rows by a scale of the
+// tensor, all else FP8 blocks.
+QuantizationConfig ReadW4aFp8(const ConfigReader& reader) {
+  const LinearScheme experts{.packing = Packing::kSignedInt4,
+                             .format = WeightFormat::kInt4Group,
+                             .group_size = reader.IntOr({"group_size"}, 128, 1, kMaxGroup),
+                             .activation = ActivationFormat::kFp8Tensor};
+  const LinearScheme others{.packing = Packing::kFp8,
+                            .format = WeightFormat::kFp8Block,
+                            .activation = ActivationFormat::kFp8Group};
+  return {.names = {"w4afp8"},
+          .rules = {{experts, {{ModulePattern::Kind::kName, "experts"}}}, {others, {}}},
+          .ignored = Names(reader, {"modules_to_not_convert", "ignored_layers"})};
+}
+
+QuantizationConfig ReadMethod(const ConfigReader& reader, const std::string& method,
+                              bool mxfp4_blocks) {
+  if (method == "fp8") return ReadFp8(reader);
+  if (method == "compressed-tensors") return ReadCompressedTensors(reader);
+  if (method.starts_with("modelopt")) {
+    return ReadModelOpt(reader.Object("quantization").value_or(reader));
+  }
+  if (method == "gptq") return ReadGptq(reader);
+  if (method == "awq") return ReadAwq(reader);
+  if (method == "w4afp8") return ReadW4aFp8(reader);
+  if (method == "mxfp4" && mxfp4_blocks) return {.names = {"mxfp4"}};
+  throw Invalid(
+      "{} is \"{}\"; supported are fp8, compressed-tensors, modelopt, gptq, awq, w4afp8 and, for "
+      "gpt-oss, mxfp4; use another checkpoint of this model",
+      reader.Where("quant_method"), method);
+}
+
+}  // namespace
+
+QuantizationConfig ReadQuantization(const ConfigReader& reader, bool mxfp4_blocks) {
+  auto object = reader.Object("quantization_config");
+  if (!object) object = reader.Object("compression_config");
+  if (!object) return {};
+  const std::string method = object->StringOr({"quant_method"}, "");
+  QuantizationConfig config = ReadMethod(*object, method, mxfp4_blocks);
+  config.method = method;
+  LinearSchemes{config};  // refuses malformed patterns
+  return config;
+}
+
+QuantizationConfig ReadModelOptFile(const ConfigReader& reader) {
+  const auto object = reader.Object("quantization");
+  if (!object || !object->Has("quant_algo")) return {};
+  QuantizationConfig config = ReadModelOpt(*object);
+  config.method = "modelopt";
+  return config;
+}
+
+}  // namespace switchyard

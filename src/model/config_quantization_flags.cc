@@ -1,0 +1,78 @@
+// `--quantization` and `--quantize-activations`.
+#include <algorithm>
+
+#include "core/error.h"
+#include "model/config_quantization.h"
+
+namespace switchyard {
+namespace {
+
+constexpr int64_t kInt4Group = 128;
+
+LinearScheme WhileLoading(WeightFormat format, ActivationFormat activation) {
+  return {.packing = Packing::kWhileLoading,
+          .format = format,
+          .group_size = format == WeightFormat::kInt4Group ? kInt4Group : 0,
+          .activation = activation};
+}
+
+// Names are SGLang's where it has one. Empty: the name is unknown.
+std::vector<SchemeRule> RulesOf(const std::string& method) {
+  using W = WeightFormat;
+  using A = ActivationFormat;
+  const std::vector<ModulePattern> experts{{ModulePattern::Kind::kName, "experts"}};
+  const auto all = [](W weights, A inputs) {
+    return std::vector<SchemeRule>{{WhileLoading(weights, inputs), {}}};
+  };
+  if (method == "fp8") return all(W::kFp8Block, A::kFp8Group);
+  if (method == "w8a8_fp8") return all(W::kFp8Channel, A::kFp8Token);
+  if (method == "w8a8_int8") return all(W::kInt8Channel, A::kInt8Token);
+  if (method == "int4") return all(W::kInt4Group, A::kNone);
+  if (method == "nvfp4" || method == "nvfp4_online") return all(W::kNvfp4, A::kNone);
+  if (method == "mxfp4") return {{WhileLoading(W::kMxfp4, A::kNone), experts}};
+  if (method == "w4afp8") {
+    return {{WhileLoading(W::kInt4Group, A::kFp8Token), experts},
+            {WhileLoading(W::kFp8Block, A::kFp8Group), {}}};
+  }
+  return {};
+}
+
+void ApplyMethod(const std::string& method, QuantizationConfig* config) {
+  if (!config->method.empty()) {
+    if (std::ranges::count(config->names, method)) return;
+    throw Invalid(
+        "--quantization {}: the checkpoint is quantized already, by {} (config.json); leave the "
+        "flag out, or name a checkpoint that is not quantized",
+        method, config->method);
+  }
+  config->rules = RulesOf(method);
+  // MLA takes it apart by heads and absorbs it into queries and outputs.
+  config->ignored = {{ModulePattern::Kind::kName, "self_attn.kv_b_proj"}};
+  if (config->rules.empty()) {
+    throw Invalid(
+        "--quantization {} is not something to make of a checkpoint that is not quantized; want "
+        "fp8, w8a8_fp8, w8a8_int8, int4, w4afp8, mxfp4 or nvfp4",
+        method);
+  }
+}
+
+bool Computed(ActivationFormat activation, const std::string& choice) {
+  return choice == "always" || (choice == "auto" && activation == ActivationFormat::kInt8Token);
+}
+
+}  // namespace
+
+void ApplyFlags(const QuantizationFlags& flags, QuantizationConfig* config) {
+  const std::string& choice = flags.activations;
+  if (choice != "auto" && choice != "always" && choice != "never") {
+    throw Invalid("--quantize-activations {}: want auto, always or never", choice);
+  }
+  if (!flags.method.empty()) ApplyMethod(flags.method, config);
+  for (SchemeRule& rule : config->rules) {
+    if (!Computed(rule.scheme.activation, choice)) {
+      rule.scheme.activation = ActivationFormat::kNone;
+    }
+  }
+}
+
+}  // namespace switchyard

@@ -1,0 +1,136 @@
+// What config.json says of quantized linears, in the words of published checkpoints.
+#include "model/config_quantization.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "core/error.h"
+#include "model/config.h"
+
+namespace switchyard {
+namespace {
+
+using ::testing::HasSubstr;
+
+QuantizationConfig Read(const std::string& object) {
+  return ReadQuantization(ConfigReader(R"({"quantization_config": )" + object + "}", "config.json"),
+                          false);
+}
+
+std::string ErrorOf(const std::string& object) {
+  try {
+    Read(object);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+// llm-compressor's FP8-dynamic of a MoE model.
+TEST(ReadQuantization, CompressedTensorsFp8) {
+  const QuantizationConfig config = Read(R"({
+    "config_groups": {"group_0": {
+      "input_activations": {"actorder": null, "block_structure": null, "dynamic": true,
+        "group_size": null, "num_bits": 8, "observer": null, "strategy": "token",
+        "symmetric": true, "type": "float"},
+      "output_activations": null, "targets": ["Linear"],
+      "weights": {"actorder": null, "block_structure": null, "dynamic": false, "group_size": null,
+        "num_bits": 8, "observer": "minmax", "strategy": "channel", "symmetric": true,
+        "type": "float"}}},
+    "format": "float-quantized",
+    "ignore": ["lm_head", "re:.*mlp.gate$", "model.layers.0.self_attn.q_proj"],
+    "quant_method": "compressed-tensors", "quantization_status": "compressed"})");
+  const LinearSchemes schemes(config);
+  const LinearScheme& expert = schemes.Of("model.layers.3.mlp.experts.12.down_proj");
+  EXPECT_EQ(expert.packing, Packing::kFp8);
+  EXPECT_EQ(expert.format, WeightFormat::kFp8Channel);
+  EXPECT_EQ(expert.activation, ActivationFormat::kFp8Token);
+  EXPECT_EQ(schemes.Of("lm_head").packing, Packing::kPlain);
+  EXPECT_EQ(schemes.Of("model.layers.3.mlp.gate").packing, Packing::kPlain);
+  EXPECT_EQ(schemes.Of("model.layers.3.mlp.gate_proj").packing, Packing::kFp8);
+  EXPECT_EQ(schemes.Of("model.layers.0.self_attn.q_proj").packing, Packing::kPlain);
+  EXPECT_EQ(schemes.Of("model.layers.10.self_attn.q_proj").packing, Packing::kFp8);
+  EXPECT_THAT(config.names, ::testing::Contains("w8a8_fp8"));
+}
+
+TEST(ReadQuantization, CompressedTensorsGroupsByTarget) {
+  const LinearSchemes schemes(Read(R"({
+    "config_groups": {
+      "group_0": {"targets": ["re:.*experts.*"], "format": "pack-quantized",
+        "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64,
+                    "symmetric": false, "actorder": "static"}},
+      "group_1": {"targets": ["re:.*self_attn.*"], "format": "float-quantized",
+        "weights": {"num_bits": 8, "type": "float", "strategy": "block",
+                    "block_structure": [128, 128]},
+        "input_activations": {"num_bits": 8, "type": "float", "strategy": "group",
+                              "group_size": 128, "dynamic": true}}},
+    "format": "mixed-precision", "ignore": [], "quant_method": "compressed-tensors"})"));
+  const LinearScheme& expert = schemes.Of("model.layers.3.mlp.experts.12.down_proj");
+  EXPECT_EQ(expert.packing, Packing::kPackedInt4);
+  EXPECT_EQ(expert.group_size, 64);
+  EXPECT_TRUE(expert.zeros);
+  EXPECT_FALSE(expert.act_order);
+  const LinearScheme& attention = schemes.Of("model.layers.3.self_attn.o_proj");
+  EXPECT_EQ(attention.format, WeightFormat::kFp8Block);
+  EXPECT_EQ(attention.activation, ActivationFormat::kFp8Group);
+  EXPECT_EQ(schemes.Of("model.layers.3.mlp.gate_proj").packing, Packing::kPlain);
+}
+
+TEST(ReadQuantization, GptqAndItsRules) {
+  const QuantizationConfig config = Read(R"({
+    "bits": 4, "group_size": 128, "desc_act": true, "sym": true, "lm_head": false,
+    "checkpoint_format": "gptq_v2", "dynamic": {"-:.*shared_expert.*": {}},
+    "quant_method": "gptq", "damp_percent": 0.1, "true_sequential": true})");
+  const LinearSchemes schemes(config);
+  const LinearScheme& expert = schemes.Of("model.layers.0.mlp.experts.1.up_proj");
+  EXPECT_EQ(expert.packing, Packing::kGptq);
+  EXPECT_TRUE(expert.act_order);
+  EXPECT_FALSE(expert.zeros);
+  EXPECT_FALSE(expert.zeros_less_one);
+  EXPECT_EQ(schemes.Of("model.layers.0.mlp.shared_expert.up_proj").packing, Packing::kPlain);
+  EXPECT_THAT(ErrorOf(R"({"quant_method": "gptq", "bits": 8})"), HasSubstr("only 4 bits"));
+  EXPECT_THAT(ErrorOf(R"({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*": {"bits": 8}}})"),
+              HasSubstr("+:.*"));
+  EXPECT_THAT(ErrorOf(R"({"quant_method": "gptq", "bits": 4, "dynamic": {"-:(": {}}})"),
+              HasSubstr("regular expression"));
+}
+
+TEST(ReadQuantization, AwqKeepsWhatItDoesNotConvert) {
+  const LinearSchemes schemes(Read(R"({"quant_method": "awq", "bits": 4, "group_size": 64,
+    "zero_point": true, "version": "gemm",
+    "modules_to_not_convert": ["mlp.gate.", "shared_expert_gate"]})"));
+  EXPECT_EQ(schemes.Of("model.layers.0.mlp.gate").packing, Packing::kPlain);
+  EXPECT_EQ(schemes.Of("model.layers.0.mlp.shared_expert_gate").packing, Packing::kPlain);
+  EXPECT_EQ(schemes.Of("model.layers.0.mlp.gate_proj").packing, Packing::kAwq);
+}
+
+// nvidia's DeepSeek-R1-FP4: patterns name modules or what is around them.
+TEST(ReadQuantization, ModelOptExcludesByPattern) {
+  const LinearSchemes schemes(Read(R"({"quant_method": "modelopt", "quant_algo": "NVFP4",
+    "group_size": 16, "kv_cache_scheme": null,
+    "ignore": ["lm_head", "model.layers.1.self_attn*", "model.layers.?.mlp.gate"]})"));
+  EXPECT_EQ(schemes.Of("model.layers.1.self_attn.q_a_proj").packing, Packing::kPlain);
+  EXPECT_EQ(schemes.Of("model.layers.2.self_attn.q_a_proj").packing, Packing::kModelOptNvfp4);
+  EXPECT_EQ(schemes.Of("model.layers.2.mlp.gate").packing, Packing::kPlain);
+  EXPECT_EQ(schemes.Of("model.layers.2.mlp.gate_proj").packing, Packing::kModelOptNvfp4);
+}
+
+TEST(ReadQuantization, ModelOptsOwnFileCountsWhereConfigSaysNothing) {
+  const auto quantized = std::filesystem::path(SWITCHYARD_TEST_DATA) / "quantized";
+  EXPECT_EQ(LoadModelConfig(quantized / "modelopt_fp8").quantization.method, "modelopt");
+}
+
+TEST(ReadQuantization, Fp8WithoutBlocksHasScalesOfRows) {
+  const auto scheme = [](const std::string& extra) {
+    return Read(R"({"quant_method": "fp8")" + extra + "}").rules.at(0).scheme;
+  };
+  EXPECT_EQ(scheme("").format, WeightFormat::kFp8Channel);
+  EXPECT_EQ(scheme("").activation, ActivationFormat::kFp8Token);
+  EXPECT_EQ(scheme(R"(, "activation_scheme": "static")").activation, ActivationFormat::kFp8Tensor);
+  EXPECT_EQ(scheme(R"(, "weight_block_size": [128, 128])").format, WeightFormat::kFp8Block);
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,40 @@
+#include "model/layers/token_exchange.h"
+
+#include <vector>
+
+namespace switchyard {
+namespace {
+
+// Of the own rows of `ranks` ranks from `first` on, each of `unit`s: floats or bytes.
+std::vector<size_t> Counts(const TokenSpread& spread, int first, int ranks, size_t unit) {
+  std::vector<size_t> counts(ranks);
+  for (int i = 0; i < ranks; ++i) counts[i] = spread.own(first + i).size() * unit;
+  return counts;
+}
+
+}  // namespace
+
+void GatherWorld(RankComm& comm, const TokenSpread& spread, int64_t width, const float* group_rows,
+                 float* all_rows) {
+  const Mesh& mesh = comm.mesh;
+  const float* own = group_rows + spread.own(mesh.rank()).begin * width;
+  comm.tp->AllGatherV(own, all_rows, Counts(spread, 0, mesh.world(), width * sizeof(float)));
+}
+
+void GatherGroup(RankComm& comm, const TokenSpread& spread, int64_t width, float* group_rows) {
+  const Mesh& mesh = comm.mesh;
+  if (mesh.attn_tp() == 1) return;
+  comm.attn_tp->AllGatherV(
+      group_rows + spread.own(mesh.rank()).begin * width, group_rows,
+      Counts(spread, mesh.dp_rank() * mesh.attn_tp(), mesh.attn_tp(), width * sizeof(float)));
+}
+
+void ReduceToGroups(RankComm& comm, const TokenSpread& spread, int64_t width, const float* all_rows,
+                    float* group_rows) {
+  const Mesh& mesh = comm.mesh;
+  float* own = group_rows + spread.own(mesh.rank()).begin * width;
+  comm.tp->ReduceScatterV(all_rows, own, Counts(spread, 0, mesh.world(), width));
+  GatherGroup(comm, spread, width, group_rows);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,102 @@
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <regex>
+
+#include "core/error.h"
+#include "model/config_quantization.h"
+
+namespace switchyard {
+namespace {
+
+constexpr LinearScheme kPlain;
+
+// Whether `part` is a run of whole parts of `name`: "mlp.gate" of "model.layers.0.mlp.gate".
+bool HasParts(std::string_view name, std::string_view part) {
+  if (part.empty()) return false;
+  for (size_t at = name.find(part); at != std::string_view::npos; at = name.find(part, at + 1)) {
+    const size_t end = at + part.size();
+    if ((at == 0 || name[at - 1] == '.') && (end == name.size() || name[end] == '.')) return true;
+  }
+  return false;
+}
+
+bool GlobFits(const std::string& pattern, std::string_view name) {
+  for (std::string around(name); !around.empty();) {
+    if (fnmatch(pattern.c_str(), around.c_str(), 0) == 0) return true;
+    const size_t dot = around.rfind('.');
+    around.resize(dot == std::string::npos ? 0 : dot);
+  }
+  return false;
+}
+
+class Matcher {
+ public:
+  explicit Matcher(const std::vector<ModulePattern>& patterns) : patterns_(patterns) {
+    for (const ModulePattern& p : patterns_) {
+      regexes_.emplace_back();
+      if (p.kind != ModulePattern::Kind::kRegex) continue;
+      try {
+        regexes_.back().assign(p.text);
+      } catch (const std::regex_error& e) {
+        throw Invalid("config.json: quantization_config: \"{}\" is no regular expression: {}",
+                      p.text, e.what());
+      }
+    }
+  }
+
+  bool AnyFits(std::string_view name) const {
+    for (size_t i = 0; i < patterns_.size(); ++i) {
+      if (Fits(i, name)) return true;
+    }
+    return false;
+  }
+
+ private:
+  bool Fits(size_t i, std::string_view name) const {
+    switch (patterns_[i].kind) {
+      case ModulePattern::Kind::kName:
+        return HasParts(name, patterns_[i].text);
+      case ModulePattern::Kind::kGlob:
+        return GlobFits(patterns_[i].text, name);
+      case ModulePattern::Kind::kRegex:
+        return std::regex_search(name.begin(), name.end(), regexes_[i],
+                                 std::regex_constants::match_continuous);
+    }
+    return false;
+  }
+
+  std::vector<ModulePattern> patterns_;
+  std::vector<std::regex> regexes_;  // empty for other kinds
+};
+
+}  // namespace
+
+struct LinearSchemes::Table {
+  struct Rule {
+    LinearScheme scheme;
+    bool every = false;
+    Matcher targets;
+  };
+  Matcher ignored;
+  std::vector<Rule> rules;
+};
+
+LinearSchemes::LinearSchemes(const QuantizationConfig& config) {
+  auto table = std::make_unique<Table>(Table{Matcher(config.ignored), {}});
+  for (const SchemeRule& rule : config.rules) {
+    table->rules.push_back({rule.scheme, rule.targets.empty(), Matcher(rule.targets)});
+  }
+  table_ = std::move(table);
+}
+
+LinearSchemes::~LinearSchemes() = default;
+
+const LinearScheme& LinearSchemes::Of(std::string_view module) const {
+  if (table_->ignored.AnyFits(module)) return kPlain;
+  const auto rule = std::ranges::find_if(
+      table_->rules, [&](const Table::Rule& r) { return r.every || r.targets.AnyFits(module); });
+  return rule == table_->rules.end() ? kPlain : rule->scheme;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,152 @@
+// Quantized checkpoints against the logits that `transformers` computes with the weights as the
+// package of each format reads them.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+
+#include "model/model.h"
+#include "model/weights/safetensors.h"
+
+namespace switchyard {
+namespace {
+
+constexpr int32_t kPageSize = 4;
+
+struct Reference {
+  std::vector<int32_t> tokens;
+  std::vector<float> logits;  // [T, V]
+};
+
+std::filesystem::path Dir(const std::string& name) {
+  return std::filesystem::path(SWITCHYARD_TEST_DATA) / "quantized" / name;
+}
+
+Reference ReadReference(const std::string& name) {
+  const auto path = Dir(name) / "reference.safetensors";
+  std::ifstream in(path, std::ios::binary);
+  const std::vector<uint8_t> bytes{std::istreambuf_iterator<char>(in), {}};
+  const TensorEntries entries = ParseSafetensorsHeader(bytes, bytes.size(), path.string());
+  const auto view = [&](const char* tensor) {
+    const TensorEntry& e = entries.at(tensor);
+    return Tensor::View(bytes.data() + e.begin, e.dtype, e.shape);
+  };
+  const Tensor prompt = view("prompt"), logits = view("logits");
+  return {{prompt.span<int64_t>().begin(), prompt.span<int64_t>().end()},
+          {logits.span<float>().begin(), logits.span<float>().end()}};
+}
+
+// Of the whole prompt at once, from rank 0.
+std::vector<float> Logits(const std::filesystem::path& dir, const QuantizationFlags& flags,
+                          const MeshShape& shape, const std::vector<int32_t>& tokens) {
+  const ModelConfig config = LoadModelConfig(dir, {}, flags);
+  const ModelOptions options{.dtype = DType::kF32, .max_tokens = 64};
+  const auto count = static_cast<int32_t>(tokens.size());
+  std::vector<int32_t> pages((count + kPageSize - 1) / kPageSize);
+  ForwardBatch batch{.tokens = tokens};
+  for (int32_t i = 0; i < static_cast<int32_t>(pages.size()); ++i) pages[i] = i;
+  for (int32_t i = 0; i < count; ++i) {
+    batch.positions.push_back(i);
+    batch.slots.push_back(i);
+    batch.logit_rows.push_back(i);
+  }
+  batch.sequences = {{.row_begin = 0, .rows = count, .kv_len = count, .pages = pages.data()}};
+  std::vector<float> out;
+  RunRankThreads(shape.tp, SymmetricBytesPerRank(config, options, shape),
+                 [&](int rank, std::shared_ptr<SharedArena> arena) {
+                   ThreadPool pool(1);
+                   const auto comm = RankComm::Create(arena, shape, rank);
+                   Model model(dir, config, options, *comm, pool);
+                   KvStorage kv(config, comm->mesh, static_cast<int64_t>(pages.size()), kPageSize,
+                                DType::kF32);
+                   const auto logits = model.Forward(batch, kv);
+                   if (rank == 0) out.assign(logits.begin(), logits.end());
+                 });
+  return out;
+}
+
+double Worst(const std::vector<float>& a, const std::vector<float>& b) {
+  EXPECT_EQ(a.size(), b.size());
+  double worst = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    worst = std::max(worst, std::abs(static_cast<double>(a[i]) - b[i]));
+  }
+  return worst;
+}
+
+// Root mean square of the differences over that of `want`.
+double RelativeError(const std::vector<float>& got, const std::vector<float>& want) {
+  double difference = 0, size = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    difference += std::pow(static_cast<double>(got[i]) - want[i], 2);
+    size += std::pow(static_cast<double>(want[i]), 2);
+  }
+  return std::sqrt(difference / size);
+}
+
+class QuantizedModel : public testing::TestWithParam<const char*> {};
+
+TEST_P(QuantizedModel, LogitsAreThoseOfTheDequantizedModel) {
+  const Reference reference = ReadReference(GetParam());
+  // Columns of inputs with scales of their own fold into weights of bfloat16.
+  const double tolerance = std::string(GetParam()) == "modelopt_w4a8" ? 5e-2 : 2e-4;
+  for (const MeshShape shape : {MeshShape{1, 1}, {2, 2}, {2, 1}}) {
+    SCOPED_TRACE("tp " + std::to_string(shape.tp) + " ep " + std::to_string(shape.ep));
+    const auto logits = Logits(Dir(GetParam()), {.activations = "never"}, shape, reference.tokens);
+    EXPECT_LT(Worst(logits, reference.logits), tolerance);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Checkpoints, QuantizedModel,
+                         testing::Values("fp8_tensor", "ct_fp8_channel", "ct_fp8_block", "ct_int8",
+                                         "ct_int4", "ct_int4_zeros", "ct_nvfp4", "ct_mxfp4",
+                                         "modelopt_fp8", "modelopt_nvfp4", "modelopt_w4a8", "gptq",
+                                         "gptq_act_order", "awq", "w4afp8"),
+                         [](const auto& name) { return std::string(name.param); });
+
+// With rows of 8 bits, too, for which these were made.
+TEST(QuantizedModelErrors, QuantizedActivationsStayClose) {
+  const struct {
+    const char* checkpoint;
+    double error;
+  } cases[] = {{"fp8_tensor", 0.13}, {"ct_fp8_channel", 0.13}, {"ct_fp8_block", 0.13},
+               {"ct_int8", 0.035},   {"modelopt_fp8", 0.13},   {"modelopt_w4a8", 0.11},
+               {"w4afp8", 0.13}};
+  for (const auto& c : cases) {
+    const Reference reference = ReadReference(c.checkpoint);
+    const auto logits =
+        Logits(Dir(c.checkpoint), {.activations = "always"}, {2, 2}, reference.tokens);
+    const double error = RelativeError(logits, reference.logits);
+    std::printf("%s: error of the logits by quantized activations %.4f\n", c.checkpoint, error);
+    EXPECT_GT(error, 1e-3) << c.checkpoint;
+    EXPECT_LT(error, c.error) << c.checkpoint;
+  }
+}
+
+// `--quantization`: how far each format takes the logits of a plain model, relative to their root
+// mean square, and that ranks agree about it.
+TEST(QuantizedModelErrors, PackedWhileLoading) {
+  const struct {
+    const char* method;
+    double error;
+  } cases[] = {{"fp8", 0.105},  {"w8a8_fp8", 0.135}, {"w8a8_int8", 0.035}, {"int4", 0.36},
+               {"nvfp4", 0.37}, {"w4afp8", 0.27},    {"mxfp4", 0.25}};
+  const auto dir = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures" / "qwen3_moe";
+  const std::vector<int32_t> tokens{3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 89, 79};
+  const std::vector<float> plain = Logits(dir, {}, {1, 1}, tokens);
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.method);
+    const QuantizationFlags flags{.method = c.method, .activations = "never"};
+    const std::vector<float> one = Logits(dir, flags, {1, 1}, tokens);
+    const double error = RelativeError(one, plain);
+    std::printf("%s: error of the logits %.4f\n", c.method, error);
+    EXPECT_GT(error, 0);
+    EXPECT_LT(error, c.error);
+    EXPECT_LT(Worst(one, Logits(dir, flags, {2, 2}, tokens)), 2e-4);
+  }
+}
+
+}  // namespace
+}  // namespace switchyard

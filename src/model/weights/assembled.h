@@ -1,0 +1,270 @@
+// What ranks loaded, put together again, and checkpoints that a test changes.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "model/weights.h"
+#include "model/weights/testing.h"
+
+namespace switchyard::testing {
+
+using Values = std::vector<float>;
+using Roles = std::map<std::string, Values>;  // role -> elements of the whole
+
+inline const std::vector<std::string> kFixtures = {
+    "mixtral",         "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3",
+    "deepseek_v3_fp8", "gpt_oss",   "glm4_moe",  "llama", "qwen3"};
+
+inline std::filesystem::path FixtureDir(const std::string& name) {
+  return std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures" / name;
+}
+// A checkpoint of tests/data/quantized.
+inline std::filesystem::path QuantizedDir(const std::string& name) {
+  return std::filesystem::path(SWITCHYARD_TEST_DATA) / "quantized" / name;
+}
+
+// Puts the parts of all ranks of a mesh together again, role by role.
+class Assembler {
+ public:
+  Assembler(const ModelConfig& config, MeshShape shape, std::vector<ModelWeights> ranks)
+      : config_(config), shape_(shape), ranks_(std::move(ranks)) {}
+
+  Roles Assemble() {
+    Rows("embedding", [](const auto& w) { return w.embedding; });
+    Rows("head", [](const auto& w) { return w.head; });
+    Same("final_norm", [](const auto& w) { return w.final_norm; });
+    for (int64_t i = 0; i < config_.num_layers(); ++i) Layer(i);
+    return std::move(out_);
+  }
+
+ private:
+  template <typename F>
+  void Rows(const std::string& role, F part, int step = 1) {
+    Values& all = out_[role];
+    for (size_t r = 0; r < ranks_.size(); r += step) Append(&all, Dequantize(part(ranks_[r])));
+  }
+  // Columns of consecutive ranks stand side by side.
+  template <typename F>
+  void Columns(const std::string& role, F part) {
+    std::vector<WeightView> views;
+    for (const ModelWeights& w : ranks_) views.push_back(part(w));
+    out_[role] = SideBySide(views);
+  }
+  template <typename F>
+  void Vectors(const std::string& role, F part, int step = 1) {
+    for (size_t r = 0; r < ranks_.size(); r += step) {
+      const Tensor t = part(ranks_[r]);
+      if (t.defined()) Append(&out_[role], {t.span<float>().begin(), t.span<float>().end()});
+    }
+  }
+  template <typename F>
+  void Same(const std::string& role, F part) {
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      const auto p = part(ranks_[r]);
+      Values v;
+      if constexpr (std::is_same_v<std::decay_t<decltype(p)>, Tensor>) {
+        if (!p.defined()) return;
+        v.assign(p.template span<float>().begin(), p.template span<float>().end());
+      } else {
+        if (!p.defined()) return;
+        v = Dequantize(p);
+      }
+      if (r == 0) out_[role] = v;
+      EXPECT_EQ(out_[role], v) << role << " of rank " << r;
+    }
+  }
+
+  void Layer(int64_t i) {
+    const std::string p = std::to_string(i) + ".";
+    const auto layer = [i](const ModelWeights& w) -> const LayerWeights& { return w.layers[i]; };
+    Same(p + "input_norm", [&](const auto& w) { return layer(w).input_norm; });
+    Same(p + "post_norm", [&](const auto& w) { return layer(w).post_attention_norm; });
+    if (config_.attention.kind == AttentionConfig::Kind::kGrouped) {
+      Grouped(p, layer);
+    } else {
+      Latent(p, layer);
+    }
+    if (!config_.layers[i].moe) {
+      FeedForward(p + "dense.", [&](const auto& w) { return layer(w).dense; });
+      return;
+    }
+    Same(p + "router", [&](const auto& w) { return layer(w).moe.router.w; });
+    Same(p + "shared_gate", [&](const auto& w) { return layer(w).moe.shared_gate; });
+    if (config_.moe->shared_intermediate != 0) {
+      FeedForward(p + "shared.", [&](const auto& w) { return layer(w).moe.shared; });
+    }
+    for (const auto& [role, pointer] : {std::pair{"router_bias", &RouterWeights::bias},
+                                        {"correction", &RouterWeights::correction_bias}}) {
+      const float* first = layer(ranks_[0]).moe.router.*pointer;
+      if (first) Append(&out_[p + role], {first, first + config_.moe->router.num_experts});
+    }
+    Experts(p, layer);
+  }
+
+  template <typename L>
+  void Grouped(const std::string& p, L layer) {
+    const int tp = shape_.tp;
+    const int step = std::max<int>(1, tp / static_cast<int>(config_.attention.kv_heads));
+    Rows(p + "q", [&](const auto& w) { return layer(w).grouped.q.w; });
+    Rows(
+        p + "k", [&](const auto& w) { return layer(w).grouped.k.w; }, step);
+    Rows(
+        p + "v", [&](const auto& w) { return layer(w).grouped.v.w; }, step);
+    Columns(p + "o", [&](const auto& w) { return layer(w).grouped.o.w; });
+    Vectors(p + "q.bias", [&](const auto& w) { return layer(w).grouped.q.bias; });
+    Vectors(
+        p + "k.bias", [&](const auto& w) { return layer(w).grouped.k.bias; }, step);
+    Vectors(
+        p + "v.bias", [&](const auto& w) { return layer(w).grouped.v.bias; }, step);
+    Vectors(p + "o.bias", [&](const auto& w) { return layer(w).grouped.o.bias; });
+    Vectors(p + "sinks", [&](const auto& w) { return layer(w).grouped.sinks; });
+    if (config_.attention.qk_norm == AttentionConfig::QkNorm::kWhole) {
+      Vectors(p + "q_norm", [&](const auto& w) { return layer(w).grouped.q_norm; });
+      Vectors(
+          p + "k_norm", [&](const auto& w) { return layer(w).grouped.k_norm; }, step);
+    } else {
+      Same(p + "q_norm", [&](const auto& w) { return layer(w).grouped.q_norm; });
+      Same(p + "k_norm", [&](const auto& w) { return layer(w).grouped.k_norm; });
+    }
+  }
+
+  template <typename L>
+  void Latent(const std::string& p, L layer) {
+    Same(p + "q_a", [&](const auto& w) { return layer(w).latent.q_a.w; });
+    Same(p + "q_a_norm", [&](const auto& w) { return layer(w).latent.q_a_norm; });
+    Same(p + "kv_a", [&](const auto& w) { return layer(w).latent.kv_a.w; });
+    Same(p + "kv_a_norm", [&](const auto& w) { return layer(w).latent.kv_a_norm; });
+    Rows(p + "q", [&](const auto& w) {
+      return config_.attention.q_lora_rank ? layer(w).latent.q_b.w : layer(w).latent.q.w;
+    });
+    Columns(p + "o", [&](const auto& w) { return layer(w).latent.o.w; });
+    for (const ModelWeights& w : ranks_) {
+      const LatentAttentionWeights& latent = layer(w).latent;
+      EXPECT_EQ(static_cast<int64_t>(latent.k_up.size()), config_.attention.heads / shape_.tp);
+      for (size_t h = 0; h < latent.k_up.size(); ++h) {
+        Append(&out_[p + "kv_b"], Dequantize(latent.k_up[h]));
+        Append(&out_[p + "kv_b"], Dequantize(latent.v_up[h]));
+      }
+    }
+  }
+
+  template <typename F>
+  void FeedForward(const std::string& p, F part) {
+    Rows(p + "gate", [&](const auto& w) { return part(w).gate; });
+    Rows(p + "up", [&](const auto& w) { return part(w).up; });
+    Columns(p + "down", [&](const auto& w) { return part(w).down; });
+  }
+
+  template <typename L>
+  void Experts(const std::string& p, L layer) {
+    const int moe_tp = shape_.tp / shape_.ep;
+    for (int ep = 0; ep < shape_.ep; ++ep) {
+      const ExpertRange mine = ExpertsOfRank(config_.moe->router.num_experts, shape_.ep, ep);
+      for (int e = mine.begin; e < mine.end; ++e) {
+        const std::string name = p + "experts." + std::to_string(e) + ".";
+        std::vector<WeightView> down;
+        for (int r = ep * moe_tp; r < (ep + 1) * moe_tp; ++r) {
+          const auto& experts = layer(ranks_[r]).moe.experts;
+          ASSERT_EQ(static_cast<int>(experts.size()), mine.end - mine.begin);
+          const kernels::ExpertWeights& w = experts[e - mine.begin];
+          Append(&out_[name + "gate"], Dequantize(w.gate));
+          Append(&out_[name + "up"], Dequantize(w.up));
+          down.push_back(w.down);
+          if (w.gate_bias) Append(&out_[name + "gate_bias"], {w.gate_bias, w.gate_bias + w.gate.n});
+          if (w.up_bias) Append(&out_[name + "up_bias"], {w.up_bias, w.up_bias + w.up.n});
+          if (w.down_bias) {
+            Append(&out_[name + "down_bias"], {w.down_bias, w.down_bias + config_.hidden});
+          }
+        }
+        out_[name + "down"] = SideBySide(down);
+      }
+    }
+  }
+
+  static void Append(Values* to, const Values& from) {
+    to->insert(to->end(), from.begin(), from.end());
+  }
+  static Values SideBySide(const std::vector<WeightView>& views) {
+    Values all;
+    for (int64_t row = 0; row < views[0].n; ++row) {
+      for (const WeightView& v : views) Append(&all, Dequantize(v.Rows(row, row + 1)));
+    }
+    return all;
+  }
+
+  const ModelConfig& config_;
+  const MeshShape shape_;
+  const std::vector<ModelWeights> ranks_;
+  Roles out_;
+};
+
+inline Roles Assemble(const std::filesystem::path& dir, const ModelConfig& config, MeshShape shape,
+                      const LoadOptions& options = {}) {
+  std::vector<ModelWeights> ranks;
+  for (int r = 0; r < shape.tp; ++r) {
+    ranks.push_back(LoadWeights(dir, config, Mesh(shape, r), options));
+  }
+  return Assembler(config, shape, std::move(ranks)).Assemble();
+}
+
+inline void ExpectSame(const Roles& a, const Roles& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (const auto& [role, values] : a) {
+    ASSERT_TRUE(b.contains(role)) << role;
+    EXPECT_TRUE(values == b.at(role)) << role;
+  }
+}
+
+inline Values FloatsOf(const RawTensor& t) {
+  const auto shape = t.shape;
+  const DType dtype = *ParseSafetensorsDType(t.dtype);
+  const Tensor f = Tensor::View(t.bytes.data(), dtype, shape).ToFloat32();
+  return {f.span<float>().begin(), f.span<float>().end()};
+}
+
+inline std::string MessageOf(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+// A copy of a checkpoint whose tensors a test may change.
+class ChangedCheckpoint {
+ public:
+  // `folder` of tests/data.
+  explicit ChangedCheckpoint(const std::string& name, const std::string& folder = "fixtures") {
+    const auto dir = std::filesystem::path(SWITCHYARD_TEST_DATA) / folder / name;
+    tensors = ReadSafetensors(dir);
+    CopyConfig(dir, dir_.path());
+    config = LoadModelConfig(dir);
+  }
+  std::filesystem::path Write() {
+    WriteSafetensors(dir_.path() / "model.safetensors", tensors);
+    return dir_.path();
+  }
+  std::string LoadMessage(const LoadOptions& options = {}) {
+    return MessageOf([&] { LoadWeights(Write(), config, Mesh(), options); });
+  }
+  std::string CheckMessage() {
+    return MessageOf([&] { CheckCheckpoint(Write(), config); });
+  }
+
+  RawTensors tensors;
+  ModelConfig config;
+
+ private:
+  TempDir dir_;
+};
+
+}  // namespace switchyard::testing

@@ -1,0 +1,39 @@
+// Work that fills memory behind views that were given out already.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "core/parallel.h"
+
+namespace switchyard {
+
+// Filled and run by one thread; the work itself by many.
+class LoadJobs {
+ public:
+  using Progress = std::function<void(size_t done, size_t total)>;
+
+  // `bytes`: what progress counts. `work` may throw Error; jobs write different memory.
+  void Add(size_t bytes, std::function<void()> work) {
+    jobs_.push_back({bytes, std::move(work)});
+    total_ += bytes;
+  }
+  size_t total() const { return total_; }
+  bool empty() const { return jobs_.empty(); }
+
+  // Runs all jobs, each once, and forgets them. `done_before` of `total` bytes were counted before.
+  // Throws the error of the first job that has one.
+  void Run(ThreadPool& pool, size_t done_before, size_t total, const Progress& progress);
+
+ private:
+  struct Job {
+    size_t bytes = 0;
+    std::function<void()> work;
+  };
+  std::vector<Job> jobs_;
+  size_t total_ = 0;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,144 @@
+// e2m1, two to a byte, low nibble first, with scales of blocks along k:
+//   MXFP4 of gpt-oss: `name`_blocks uint8 [experts, n, k/32, 16], `name`_scales uint8 (e8m0)
+//     [experts, n, k/32];
+//   MXFP4 of compressed-tensors: weight_packed uint8 [n, k/2], weight_scale uint8 [n, k/32];
+//   NVFP4 of compressed-tensors: weight_packed, weight_scale float8_e4m3 [n, k/16],
+//     weight_global_scale [1], by which scales are divided;
+//   NVFP4 of ModelOpt: weight uint8 [n, k/2], weight_scale, weight_scale_2 [], by which they are
+//     multiplied.
+// All are the in-memory formats and are used in place.
+#include <cstring>
+
+#include "core/error.h"
+#include "model/weights/checkpoint_reader.h"
+#include "quant/fp8.h"
+
+namespace switchyard {
+namespace {
+
+constexpr uint8_t kE8M0NaN = 255;
+
+void WantWholeBlocks(const MatrixRequest& r, int64_t block, std::string_view format) {
+  if (r.k % block == 0) return;
+  throw Invalid("config.json: {} gives tensor \"{}\" {} columns; {} wants a multiple of {}", r.keys,
+                r.name, r.k, format, block);
+}
+
+// Codes and block scales of this request's matrix, in place.
+struct CodesAndScales {
+  const StoredTensor* codes = nullptr;
+  const StoredTensor* scales = nullptr;
+  int64_t block = 0;
+};
+
+WeightView InPlace(CheckpointReader& in, const MatrixRequest& r, WeightFormat format,
+                   const CodesAndScales& p) {
+  const int64_t blocks = r.k / p.block;
+  const uint8_t* data = p.codes->data + r.expert * r.n * (r.k / 2);
+  const uint8_t* scales = p.scales->data + r.expert * r.n * blocks;
+  WeightView view = StoredView(r, format, data, BothOwners(p.codes->owner, p.scales->owner));
+  view.scales = scales;
+  const Range part = {r.cols.begin / p.block, CeilDiv(r.cols.end, p.block)};
+  in.Use(view, data, r.k / 2, part.begin * (p.block / 2), part.end * (p.block / 2));
+  in.Use(view, scales, blocks, part.begin, part.end);
+  return view;
+}
+
+void CheckExponents(const WeightView& v, Range part, int64_t blocks, const MatrixRequest& r,
+                    const StoredTensor& s, const std::string& name) {
+  for (int64_t i = 0; i < v.n; ++i) {
+    const int64_t row = v.row0 + i * v.row_step;
+    const uint8_t* first = static_cast<const uint8_t*>(v.scales) + row * blocks + part.begin;
+    const void* bad = std::memchr(first, kE8M0NaN, static_cast<size_t>(part.size()));
+    if (bad) {
+      throw Invalid(
+          "{}: tensor \"{}\" has a scale that is NaN at expert {}, row {}, block {}; the file is "
+          "damaged",
+          s.file, name, r.expert, row, part.begin + (static_cast<const uint8_t*>(bad) - first));
+    }
+  }
+}
+
+WeightView Mxfp4(CheckpointReader& in, const MatrixRequest& r, const CodesAndScales& p,
+                 const std::string& scale_name) {
+  WeightView view = InPlace(in, r, WeightFormat::kMxfp4, p);
+  if (in.check_values()) {
+    const Range part = {r.cols.begin / p.block, CeilDiv(r.cols.end, p.block)};
+    CheckExponents(view, part, r.k / p.block, r, *p.scales, scale_name);
+  }
+  return view;
+}
+
+void CheckBlockScales(const WeightView& v, const StoredTensor& s, const std::string& name) {
+  const int64_t blocks = v.stored_k / kNvfp4BlockSize;
+  for (int64_t i = 0; i < v.n; ++i) {
+    const int64_t row = v.row0 + i * v.row_step;
+    const uint8_t* first = static_cast<const uint8_t*>(v.scales) + row * blocks;
+    if (HasNanCodes({first, static_cast<size_t>(blocks)})) {
+      throw Invalid("{}: tensor \"{}\" has a scale that is NaN in row {}; the file is damaged",
+                    s.file, name, row);
+    }
+  }
+}
+
+// ModelOpt's AWQ multiplies inputs by pre_quant_scale [k] where it could not fold that into the
+// layer before. No format has scales of columns: the weights are multiplied by them, once.
+WeightView FoldInputs(CheckpointReader& in, const MatrixRequest& r, const StoredTensor& columns,
+                      WeightView whole) {
+  in.NoteExpanded("their inputs have scales by column (pre_quant_scale)");
+  const Tensor factors = in.read_data() ? Floats(columns, 0, r.k) : Tensor();
+  whole.row0 = whole.col0 = 0;
+  whole.row_step = 1;
+  whole.n = r.n;
+  whole.k = r.k;
+  return Expand(in, r, [whole, factors](int64_t row, float* out) {
+    DequantizeRow(whole, row, 0, whole.k, out);
+    for (int64_t j = 0; j < whole.k; ++j) out[j] *= factors.data<float>()[j];
+  });
+}
+
+}  // namespace
+
+WeightView ReadMxfp4Blocks(CheckpointReader& in, const MatrixRequest& r) {
+  WantWholeBlocks(r, kMxfp4BlockSize, "MXFP4");
+  std::vector<int64_t> shape = {r.n, r.k / kMxfp4BlockSize};
+  if (r.experts > 0) shape.insert(shape.begin(), r.experts);
+  const std::string scale_name = r.name + "_scales";
+  const StoredTensor* s = in.Find(scale_name, DType::kU8, shape, r.keys);
+  shape.push_back(kMxfp4BlockSize / 2);
+  const StoredTensor* b = in.Find(r.name + "_blocks", DType::kU8, shape, r.keys);
+  if (!s || !b) return {};
+  return Mxfp4(in, r, {b, s, kMxfp4BlockSize}, scale_name);
+}
+
+WeightView ReadMxfp4(CheckpointReader& in, const MatrixRequest& r) {
+  RefuseStack(r, nullptr);
+  WantWholeBlocks(r, kMxfp4BlockSize, "MXFP4");
+  const std::string module(ModuleOf(r)), scale_name = module + ".weight_scale";
+  const StoredTensor* b = in.Find(module + ".weight_packed", DType::kU8, {r.n, r.k / 2}, r.keys);
+  const StoredTensor* s = in.Find(scale_name, DType::kU8, {r.n, r.k / kMxfp4BlockSize}, r.keys);
+  if (!s || !b) return {};
+  return Mxfp4(in, r, {b, s, kMxfp4BlockSize}, scale_name);
+}
+
+WeightView ReadNvfp4(CheckpointReader& in, const MatrixRequest& r) {
+  RefuseStack(r, nullptr);
+  WantWholeBlocks(r, kNvfp4BlockSize, "NVFP4");
+  const bool modelopt = r.scheme.packing == Packing::kModelOptNvfp4;
+  const std::string module(ModuleOf(r)), scale_name = module + ".weight_scale";
+  const StoredTensor* b = in.Find(module + (modelopt ? ".weight" : ".weight_packed"), DType::kU8,
+                                  {r.n, r.k / 2}, r.keys);
+  const StoredTensor* s = in.Find(scale_name, DType::kF8E4M3, {r.n, r.k / kNvfp4BlockSize}, r.keys);
+  const float global = in.Scalar(module + (modelopt ? ".weight_scale_2" : ".weight_global_scale"));
+  if (!s || !b) return {};
+  WeightView view = InPlace(in, r, WeightFormat::kNvfp4, {b, s, kNvfp4BlockSize});
+  view.global_scale = modelopt ? global : 1.0f / global;
+  if (in.check_values()) CheckBlockScales(view, *s, scale_name);
+  if (in.Has(module + ".pre_quant_scale")) {
+    const StoredTensor* columns = in.Find(module + ".pre_quant_scale", {r.k}, r.keys);
+    return FoldInputs(in, r, *columns, view);
+  }
+  return view;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,196 @@
+// Plain matrices packed while they load (`--quantization`). Every rank packs what the whole matrix
+// gives, scales included, so that weights do not depend on the layout of ranks.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/check.h"
+#include "core/error.h"
+#include "model/weights/checkpoint_reader.h"
+#include "quant/quantize.h"
+
+namespace switchyard {
+namespace {
+
+constexpr int64_t kRowsOfJob = 128;  // a multiple of FP8's blocks
+
+// What a format's layout is made of.
+struct Layout {
+  int64_t row_unit = 1, col_unit = 1;  // rows and columns that share a scale
+  bool whole_rows = false;             // a scale needs all columns
+  bool whole_matrix = false;           // there is a scale that needs all of the matrix
+  int64_t bits = 8;                    // of a code
+  size_t scale_bytes = sizeof(float);
+};
+
+Layout LayoutOf(const LinearScheme& scheme) {
+  switch (scheme.format) {
+    case WeightFormat::kFp8Block:
+      return {.row_unit = kFp8BlockSize, .col_unit = kFp8BlockSize};
+    case WeightFormat::kInt4Group:
+      return {.col_unit = scheme.group_size, .bits = 4};
+    case WeightFormat::kMxfp4:
+      return {.col_unit = kMxfp4BlockSize, .bits = 4, .scale_bytes = 1};
+    case WeightFormat::kNvfp4:
+      return {.col_unit = kNvfp4BlockSize, .whole_matrix = true, .bits = 4, .scale_bytes = 1};
+    default:  // a scale for each row
+      return {.whole_rows = true};
+  }
+}
+
+// A plain matrix in its file, by rows 0 … total_rows of the request.
+class PlainRows {
+ public:
+  PlainRows(const MatrixRequest& r, const StoredTensor& t)
+      : t_(&t), row0_(r.row0), row_step_(r.row_step), transposed_(r.transposed), n_(r.n), k_(r.k) {
+    data_ = t.data + static_cast<size_t>(r.expert * r.n * r.k) * SizeOf(t.dtype);
+  }
+
+  void Read(int64_t row, Range cols, float* out) const {
+    const int64_t stored = row0_ + row * row_step_;
+    const WeightView view{.format = PlainFormat(t_->dtype),
+                          .data = data_,
+                          .stored_k = transposed_ ? n_ : k_,
+                          .n = transposed_ ? k_ : n_,
+                          .k = transposed_ ? n_ : k_};
+    if (!transposed_) return DequantizeRow(view, stored, cols.begin, cols.end, out);
+    for (int64_t j = cols.begin; j < cols.end; ++j) {
+      DequantizeRow(view, j, stored, stored + 1, out + (j - cols.begin));
+    }
+  }
+
+ private:
+  const StoredTensor* t_;
+  const uint8_t* data_;
+  int64_t row0_, row_step_;
+  bool transposed_;
+  int64_t n_, k_;
+};
+
+// Rows and columns that are packed (whole units, which the view may cut), where the results go, and
+// what is read for them.
+struct Target {
+  Layout layout;
+  LinearScheme scheme;
+  Range rows, cols;   // of the request's rows; of its columns
+  Range read_cols;    // that scales are made of
+  float largest = 0;  // magnitude in the matrix, where a scale needs all of it
+  uint8_t* codes = nullptr;
+  uint8_t* scales = nullptr;
+
+  size_t CodeBytes(int64_t columns) const { return static_cast<size_t>(columns * layout.bits / 8); }
+  size_t ScaleBytes(int64_t columns) const {
+    return layout.scale_bytes *
+           static_cast<size_t>(layout.whole_rows ? 1 : CeilDiv(columns, layout.col_unit));
+  }
+  size_t scale_rows() const { return static_cast<size_t>(CeilDiv(rows.size(), layout.row_unit)); }
+};
+
+// NVFP4's scale of a matrix, as Quantize makes it: views carry it before anything is packed.
+float GlobalScale(float largest) { return largest > 0 ? largest / (6.0f * 448.0f) : 1.0f; }
+
+// Packs rows `part` of the target's.
+void PackRows(const PlainRows& from, const Target& to, Range part) {
+  const int64_t width = to.read_cols.size();
+  // One more row, which is dropped, has the matrix's largest magnitude: its scale is then theirs.
+  const int64_t extra = to.layout.whole_matrix ? 1 : 0;
+  std::vector<float> values(static_cast<size_t>((part.size() + extra) * width));
+  if (extra != 0) values.back() = to.largest;
+  for (int64_t i = part.begin; i < part.end; ++i) {
+    from.Read(i, to.read_cols, values.data() + (i - part.begin) * width);
+  }
+  const WeightView packed = Quantize(to.scheme.format, values, part.size() + extra, width,
+                                     {.group_size = static_cast<int32_t>(to.scheme.group_size)});
+  if (extra != 0) {
+    CHECK_EQ(packed.global_scale, GlobalScale(to.largest));
+  }
+  const int64_t skipped = to.cols.begin - to.read_cols.begin, kept = to.cols.size();
+  const auto* codes = static_cast<const uint8_t*>(packed.data) + to.CodeBytes(skipped);
+  uint8_t* to_codes = to.codes + (part.begin - to.rows.begin) * to.CodeBytes(kept);
+  for (int64_t i = 0; i < part.size(); ++i) {
+    std::memcpy(to_codes + i * to.CodeBytes(kept), codes + i * to.CodeBytes(width),
+                to.CodeBytes(kept));
+  }
+  // A row's one scale is of all its columns; else the columns that were read are those kept.
+  const int64_t unit = to.layout.row_unit;
+  std::memcpy(to.scales + (part.begin - to.rows.begin) / unit * to.ScaleBytes(kept), packed.scales,
+              static_cast<size_t>(CeilDiv(part.size(), unit)) * to.ScaleBytes(kept));
+}
+
+Range Widen(Range part, int64_t unit, int64_t limit) {
+  return {part.begin / unit * unit, std::min(limit, CeilDiv(part.end, unit) * unit)};
+}
+
+Target TargetOf(const MatrixRequest& r) {
+  Target to{.layout = LayoutOf(r.scheme), .scheme = r.scheme};
+  const int64_t total = r.total_rows > 0 ? r.total_rows : r.n;
+  to.rows = Widen(r.rows, to.layout.row_unit, total);
+  // Codes of 4 bits are kept by whole bytes.
+  to.cols = Widen(r.cols, to.layout.whole_rows ? 1 : to.layout.col_unit, r.k);
+  to.read_cols = to.layout.whole_rows ? Range{0, r.k} : to.cols;
+  return to;
+}
+
+float LargestMagnitude(CheckpointReader& in, const PlainRows& from, int64_t rows, int64_t k) {
+  std::vector<float> largest(static_cast<size_t>(rows));
+  in.pool().RunRanges(rows, kRowsOfJob, [&](int64_t begin, int64_t end) {
+    std::vector<float> row(static_cast<size_t>(k));
+    for (int64_t i = begin; i < end; ++i) {
+      from.Read(i, {0, k}, row.data());
+      for (float x : row) largest[i] = std::max(largest[i], std::fabs(x));
+    }
+  });
+  return *std::ranges::max_element(largest);
+}
+
+void WantWholeUnits(const MatrixRequest& r) {
+  const int64_t unit = r.scheme.format == WeightFormat::kInt4Group ? 2
+                       : r.scheme.format == WeightFormat::kMxfp4   ? kMxfp4BlockSize
+                       : r.scheme.format == WeightFormat::kNvfp4   ? kNvfp4BlockSize
+                                                                   : 1;
+  if (r.k % unit == 0) return;
+  throw Invalid("--quantization: {} gives tensor \"{}\" {} columns; {} wants a multiple of {}",
+                r.keys, r.name, r.k, Name(r.scheme.format), unit);
+}
+
+}  // namespace
+
+WeightView ReadAndPack(CheckpointReader& in, const MatrixRequest& r) {
+  const StoredTensor* t = FindPlain(in, r);
+  if (!t) return {};
+  WantWholeUnits(r);
+  Target to = TargetOf(r);
+  WeightView view{.format = r.scheme.format,
+                  .data = t->data,
+                  .group_size = static_cast<int32_t>(r.scheme.group_size),
+                  .activation = r.scheme.activation,
+                  .stored_k = to.cols.size(),
+                  .row0 = r.rows.begin - to.rows.begin,
+                  .col0 = r.cols.begin - to.cols.begin,
+                  .n = r.rows.size(),
+                  .k = r.cols.size(),
+                  .owner = t->owner};
+  if (!in.read_data() || view.n == 0 || view.k == 0) return view;
+  const PlainRows from(r, *t);
+  if (to.layout.whole_matrix) {
+    to.largest = LargestMagnitude(in, from, r.total_rows > 0 ? r.total_rows : r.n, r.k);
+    view.global_scale = GlobalScale(to.largest);
+  }
+  const size_t row_bytes = to.CodeBytes(to.cols.size());
+  const size_t code_bytes = Slabs::Align(row_bytes * static_cast<size_t>(to.rows.size()));
+  const Slabs::Piece piece =
+      in.slabs().Allocate(code_bytes + to.scale_rows() * to.ScaleBytes(to.cols.size()));
+  to.codes = piece.data;
+  to.scales = piece.data + code_bytes;
+  view.data = to.codes;
+  view.scales = to.scales;
+  view.owner = piece.owner;
+  for (int64_t first = to.rows.begin; first < to.rows.end; first += kRowsOfJob) {
+    const Range part = {first, std::min(to.rows.end, first + kRowsOfJob)};
+    in.Later(row_bytes * static_cast<size_t>(part.size()),
+             [from, to, part] { PackRows(from, to, part); });
+  }
+  return view;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,247 @@
+// Checkpoints as the packages that publish their formats write them (tests/data/quantized).
+#include <cmath>
+#include <cstring>
+
+#include "model/weights/assembled.h"
+#include "model/weights/source.h"
+
+namespace switchyard {
+namespace {
+
+using testing::Assemble;
+using testing::ChangedCheckpoint;
+using testing::Dequantize;
+using testing::ExpectSame;
+using ::testing::HasSubstr;
+using testing::QuantizedDir;
+using testing::RawTensor;
+using testing::Roles;
+using testing::Values;
+
+using W = WeightFormat;
+using A = ActivationFormat;
+
+const struct Case {
+  const char* name;
+  WeightFormat experts, attention;
+  ActivationFormat activation;  // of the experts, with --quantize-activations always
+} kCases[] = {
+    {"fp8_tensor", W::kFp8Channel, W::kFp8Channel, A::kFp8Tensor},
+    {"ct_fp8_channel", W::kFp8Channel, W::kFp8Channel, A::kFp8Token},
+    {"ct_fp8_block", W::kFp8Block, W::kFp8Block, A::kFp8Group},
+    {"ct_int8", W::kInt8Channel, W::kInt8Channel, A::kInt8Token},
+    {"ct_int4", W::kInt4Group, W::kInt4Group, A::kNone},
+    {"ct_int4_zeros", W::kInt4Group, W::kInt4Group, A::kNone},
+    {"ct_nvfp4", W::kNvfp4, W::kNvfp4, A::kNone},
+    {"ct_mxfp4", W::kMxfp4, W::kMxfp4, A::kNone},
+    {"modelopt_fp8", W::kFp8Channel, W::kFp8Channel, A::kFp8Tensor},
+    {"modelopt_nvfp4", W::kNvfp4, W::kNvfp4, A::kNone},
+    {"modelopt_w4a8", W::kInt4Group, W::kInt4Group, A::kFp8Tensor},
+    {"gptq", W::kInt4Group, W::kInt4Group, A::kNone},
+    {"gptq_act_order", W::kF32, W::kF32, A::kNone},
+    {"awq", W::kInt4Group, W::kInt4Group, A::kNone},
+    {"w4afp8", W::kInt4Group, W::kFp8Block, A::kFp8Tensor},
+};
+
+Values Reference(const std::string& name, const std::string& tensor) {
+  const auto path = QuantizedDir(name) / "reference.safetensors";
+  const std::string bytes = testing::ReadBytes(path);
+  const std::span head(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
+  const TensorEntry entry = ParseSafetensorsHeader(head, bytes.size(), path.string()).at(tensor);
+  Values out((entry.end - entry.begin) / sizeof(float));
+  std::memcpy(out.data(), bytes.data() + entry.begin, out.size() * sizeof(float));
+  return out;
+}
+
+void ExpectNear(const Values& got, const Values& want, double tolerance) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_NEAR(got[i], want[i], tolerance * std::fabs(want[i]) + 1e-9) << "element " << i;
+  }
+}
+
+TEST(QuantizedCheckpoints, HoldTheWeightsThatTheirPackageReads) {
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(c.name);
+    const auto dir = QuantizedDir(c.name);
+    const Roles roles = Assemble(dir, LoadModelConfig(dir), {1, 1});
+    // What differs is the order of products of scales. Where inputs have scales by column the
+    // weights are held in bfloat16.
+    ExpectNear(roles.at("1.experts.3.down"),
+               Reference(c.name, "weight.model.layers.1.mlp.experts.3.down_proj"), 1e-6);
+    ExpectNear(roles.at("0.o"), Reference(c.name, "weight.model.layers.0.self_attn.o_proj"),
+               std::string(c.name) == "modelopt_w4a8" ? 0x1p-8 : 1e-6);
+  }
+}
+
+TEST(QuantizedCheckpoints, KeepTheirFormats) {
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(c.name);
+    const auto dir = QuantizedDir(c.name);
+    const ModelConfig config = LoadModelConfig(dir, {}, {.activations = "always"});
+    const ModelWeights w = LoadWeights(dir, config, Mesh(), {});
+    const kernels::ExpertWeights& expert = w.layers[1].moe.experts[2];
+    EXPECT_EQ(expert.up.format, c.experts);
+    EXPECT_EQ(expert.up.activation, c.activation);
+    EXPECT_EQ(expert.down.activation, c.activation);
+    EXPECT_EQ(w.layers[1].grouped.q.w.format, c.attention);
+    EXPECT_EQ(w.layers[1].moe.router.w.format, W::kBF16);
+    EXPECT_EQ(w.head.format, W::kBF16);
+    EXPECT_EQ(CheckCheckpoint(dir, config), w.bytes_mapped);
+  }
+}
+
+TEST(QuantizedCheckpoints, PartsOfAllRanksMakeTheWhole) {
+  for (const Case& c : kCases) {
+    const auto dir = QuantizedDir(c.name);
+    const ModelConfig config = LoadModelConfig(dir);
+    const Roles whole = Assemble(dir, config, {1, 1});
+    for (const MeshShape shape : {MeshShape{2, 1}, {2, 2}, {4, 2}}) {
+      SCOPED_TRACE(std::string(c.name) + " tp " + std::to_string(shape.tp) + " ep " +
+                   std::to_string(shape.ep));
+      ExpectSame(Assemble(dir, config, shape), whole);
+    }
+  }
+}
+
+TEST(QuantizedCheckpoints, BytesOfARankAreThoseOfThePlan) {
+  for (const Case& c : kCases) {
+    const std::string name = c.name;
+    // What has to be held in the model's dtype is not in config.json.
+    if (name == "modelopt_w4a8" || name == "gptq_act_order") continue;
+    const auto dir = QuantizedDir(name);
+    const ModelConfig config = LoadModelConfig(dir);
+    for (int r = 0; r < 4; ++r) {
+      SCOPED_TRACE(name + " rank " + std::to_string(r));
+      const Mesh mesh({4, 2}, r);
+      EXPECT_EQ(LoadWeights(dir, config, mesh, {}).bytes_mapped, WeightBytesPerRank(config, mesh));
+    }
+  }
+}
+
+// Inputs keep their 32 bits unless that is what the format multiplies, or what the user says.
+TEST(QuantizedCheckpoints, ActivationsAreThoseOfTheFlag) {
+  const auto activation = [](const char* name, const char* flag) {
+    const auto dir = QuantizedDir(name);
+    const ModelConfig config = LoadModelConfig(dir, {}, {.activations = flag});
+    return LoadWeights(dir, config, Mesh(), {}).layers[1].moe.experts[0].gate.activation;
+  };
+  EXPECT_EQ(activation("ct_int8", "auto"), A::kInt8Token);
+  EXPECT_EQ(activation("ct_int8", "never"), A::kNone);
+  EXPECT_EQ(activation("ct_fp8_channel", "auto"), A::kNone);
+  EXPECT_EQ(activation("ct_fp8_channel", "always"), A::kFp8Token);
+}
+
+TEST(QuantizedCheckpoints, GateAndUpShareTheLargerInputScale) {
+  for (const char* name : {"fp8_tensor", "w4afp8"}) {
+    const auto dir = QuantizedDir(name);
+    const ModelConfig config = LoadModelConfig(dir, {}, {.activations = "always"});
+    const ModelWeights w = LoadWeights(dir, config, Mesh(), {});
+    const kernels::ExpertWeights& e = w.layers[1].moe.experts[1];
+    EXPECT_EQ(e.gate.input_scale, e.up.input_scale);
+    EXPECT_GT(e.gate.input_scale, 0.02f);
+    EXPECT_LT(e.gate.input_scale, 0.06f);
+    EXPECT_NE(e.gate.input_scale, e.down.input_scale);
+  }
+}
+
+// Rows of 4-bit codes in the in-memory order stay in the mapped file; only scales are copied.
+TEST(QuantizedCheckpoints, CodesInOrderAreNotCopied) {
+  const Checkpoint checkpoint(QuantizedDir("ct_int4"));
+  const ModelConfig config = LoadModelConfig(QuantizedDir("ct_int4"));
+  const auto source = MakeCheckpointSource(checkpoint, config, {});
+  const ModelWeights w = BuildWeights(config, Mesh({2, 2}, 1), {}, *source);
+  const StoredTensor& q = *checkpoint.Find("model.layers.0.self_attn.q_proj.weight_packed");
+  EXPECT_EQ(w.layers[0].grouped.q.w.data, q.data + 64 * 64 / 2);  // rows 64 … 127 of 128
+}
+
+TEST(QuantizedCheckpoints, GptqsSecondLayoutStoresZeroPointsAsTheyAre) {
+  ChangedCheckpoint c("gptq", "quantized");
+  const Roles want = Assemble(c.Write(), c.config, {2, 2});
+  for (auto& [name, tensor] : c.tensors) {
+    if (!name.ends_with(".qzeros")) continue;
+    for (char& byte : tensor.bytes) byte = static_cast<char>(byte + 0x11);  // all are below 15
+  }
+  c.config.quantization.rules[0].scheme.zeros_less_one = false;
+  ExpectSame(Assemble(c.Write(), c.config, {2, 2}), want);
+}
+
+// Lists of exceptions are not always whole: what is stored plain is plain.
+TEST(QuantizedCheckpoints, PlainTensorsAreTakenAsTheyAre) {
+  ChangedCheckpoint c("ct_int8", "quantized");
+  const std::string name = "model.layers.1.self_attn.q_proj.weight";
+  c.tensors.erase(name + "_scale");
+  c.tensors[name] = {"BF16", {128, 64}, std::string(128 * 64 * 2, '\0')};
+  const ModelWeights w = LoadWeights(c.Write(), c.config, Mesh(), {});
+  EXPECT_EQ(w.layers[1].grouped.q.w.format, W::kBF16);
+  EXPECT_EQ(w.layers[1].grouped.q.w.activation, A::kNone);
+}
+
+class QuantizedErrors : public ::testing::Test {
+ protected:
+  // The message of loading `name` after `change`, which gets the tensor of that name.
+  static std::string Message(const char* name, const std::string& tensor,
+                             const std::function<void(RawTensor&)>& change) {
+    ChangedCheckpoint c(name, "quantized");
+    EXPECT_TRUE(c.tensors.contains(tensor)) << tensor;
+    change(c.tensors[tensor]);
+    return c.LoadMessage();
+  }
+};
+
+const std::string kExpert = "model.layers.1.mlp.experts.2.up_proj.";
+
+TEST_F(QuantizedErrors, AbsentTensorsAreNamed) {
+  for (const auto& [name, suffix] :
+       std::vector<std::pair<std::string, std::string>>{{"ct_fp8_channel", "weight_scale"},
+                                                        {"ct_nvfp4", "weight_global_scale"},
+                                                        {"modelopt_nvfp4", "weight_scale_2"},
+                                                        {"ct_int4_zeros", "weight_zero_point"},
+                                                        {"awq", "scales"},
+                                                        {"gptq", "qweight"},
+                                                        {"w4afp8", "weight_scale_inv"}}) {
+    ChangedCheckpoint c(name, "quantized");
+    c.tensors.erase(kExpert + suffix);
+    for (const std::string& message : {c.LoadMessage(), c.CheckMessage()}) {
+      EXPECT_THAT(message, HasSubstr(kExpert + suffix)) << name;
+      EXPECT_THAT(message, HasSubstr("1 tensor")) << name;
+    }
+  }
+}
+
+TEST_F(QuantizedErrors, TypesAndShapesAreHeldAgainstTheConfig) {
+  const auto dtype = [](const char* to) { return [to](RawTensor& t) { t.dtype = to; }; };
+  const auto shape = [](std::vector<int64_t> to) { return [to](RawTensor& t) { t.shape = to; }; };
+  EXPECT_THAT(Message("ct_int8", kExpert + "weight", dtype("U8")), HasSubstr("uint8"));
+  EXPECT_THAT(Message("fp8_tensor", kExpert + "weight", dtype("I8")), HasSubstr("int8"));
+  EXPECT_THAT(Message("ct_int8", kExpert + "weight_scale", shape({32, 2})), HasSubstr("[32, 2]"));
+  EXPECT_THAT(Message("gptq", kExpert + "qweight", shape({64, 8})), HasSubstr("[8, 64]"));
+  EXPECT_THAT(Message("awq", kExpert + "qzeros", shape({8, 2})), HasSubstr("group_size"));
+  EXPECT_THAT(Message("ct_int4", kExpert + "weight_shape", [](RawTensor& t) { t.bytes[0] = 65; }),
+              HasSubstr("says [65, 64]"));
+}
+
+TEST_F(QuantizedErrors, NumbersThatAreNone) {
+  const auto set = [](size_t at, const char* bytes, size_t count) {
+    return [=](RawTensor& t) { std::memcpy(t.bytes.data() + at, bytes, count); };
+  };
+  const char* nan32 = "\x00\x00\xc0\x7f";
+  EXPECT_THAT(Message("ct_fp8_channel", kExpert + "weight", set(77, "\xff", 1)),
+              HasSubstr("up_proj.weight\" has a weight that is NaN in row 1"));
+  EXPECT_THAT(Message("ct_fp8_channel", kExpert + "weight_scale", set(8, nan32, 4)),
+              HasSubstr("row 2"));
+  EXPECT_THAT(Message("modelopt_fp8", kExpert + "weight_scale", set(0, nan32, 4)),
+              HasSubstr("weight_scale"));
+  EXPECT_THAT(Message("ct_nvfp4", kExpert + "weight_scale", set(5, "\x7f", 1)),
+              HasSubstr("weight_scale"));
+  EXPECT_THAT(Message("ct_nvfp4", kExpert + "weight_global_scale", set(0, "\0\0\0\0", 4)),
+              HasSubstr("weight_global_scale"));
+  EXPECT_THAT(Message("ct_mxfp4", kExpert + "weight_scale", set(3, "\xff", 1)),
+              HasSubstr("weight_scale"));
+  EXPECT_THAT(Message("gptq", kExpert + "scales", set(2, "\x00\x7e", 2)), HasSubstr("group 0"));
+  EXPECT_THAT(Message("gptq_act_order", kExpert + "g_idx", set(0, "\x02\0\0\0", 4)),
+              HasSubstr("puts column 0 into group 2 of 2"));
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,69 @@
+#include "model/weights/shard.h"
+
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+using Parts = std::vector<std::pair<int64_t, int64_t>>;
+
+template <typename F>
+Parts OfRanks(const MeshShape& shape, const F& range) {
+  Parts parts;
+  for (int rank = 0; rank < shape.tp; ++rank) {
+    const Range r = range(Mesh(shape, rank));
+    parts.emplace_back(r.begin, r.end);
+  }
+  return parts;
+}
+
+// Two groups of two ranks: each group has everything that attention needs.
+TEST(Shard, AttentionIsSplitOverTheAttentionGroup) {
+  const MeshShape shape{.tp = 4, .ep = 4, .dp = 2};
+  AttentionConfig attention{.heads = 8, .kv_heads = 2};
+  EXPECT_EQ(OfRanks(shape, [&](const Mesh& mesh) { return QueryHeads(attention, mesh); }),
+            (Parts{{0, 4}, {4, 8}, {0, 4}, {4, 8}}));
+  EXPECT_EQ(OfRanks(shape, [&](const Mesh& mesh) { return KvHeads(attention, mesh); }),
+            (Parts{{0, 1}, {1, 2}, {0, 1}, {1, 2}}));
+  attention.kv_heads = 1;
+  EXPECT_EQ(OfRanks(shape, [&](const Mesh& mesh) { return KvHeads(attention, mesh); }),
+            (Parts{{0, 1}, {0, 1}, {0, 1}, {0, 1}}));
+}
+
+TEST(Shard, TheVocabularyIsSplitWhereItIsUsed) {
+  MeshShape shape{.tp = 4, .ep = 4, .dp = 2};
+  const auto embedding = [](const Mesh& mesh) { return EmbeddingRows(10, mesh); };
+  const auto head = [](const Mesh& mesh) { return HeadRows(10, mesh); };
+  const Parts by_group = {{0, 5}, {5, 10}, {0, 5}, {5, 10}};
+  EXPECT_EQ(OfRanks(shape, embedding), by_group);
+  EXPECT_EQ(OfRanks(shape, head), (Parts{{0, 3}, {3, 6}, {6, 9}, {9, 10}}));
+  shape.dense_tp = 1;
+  EXPECT_EQ(OfRanks(shape, embedding), by_group);
+  EXPECT_EQ(OfRanks(shape, head), by_group);
+}
+
+TEST(Shard, SizesThatDoNotSplitAreRefusedByFlag) {
+  ModelConfig config;
+  config.attention = {.heads = 4, .kv_heads = 4};
+  config.intermediate = 6;
+  config.layers.resize(1);  // a dense one
+  const auto message = [&](const MeshShape& shape) {
+    try {
+      CheckSplits(config, Mesh(shape, 0), /*whole_shared_expert=*/false);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(message({.tp = 4}), "");
+  EXPECT_EQ(message({.tp = 8}), "--tp 8 does not divide num_attention_heads 4");
+  EXPECT_EQ(message({.tp = 6, .dp = 2}),
+            "--tp 6 over --dp-size 2 = 3 does not divide num_attention_heads 4");
+  EXPECT_EQ(message({.tp = 8, .dp = 2}), "--tp 8 is more than intermediate_size 6");
+  EXPECT_EQ(message({.tp = 8, .dp = 2, .dense_tp = 1}), "");
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,31 @@
+// Memory for thousands of matrices in few allocations: one each would run into the kernel's limit
+// on mappings.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "core/tensor.h"
+
+namespace switchyard {
+
+// Used by one thread. Pieces outlive the object.
+class Slabs {
+ public:
+  struct Piece {
+    uint8_t* data = nullptr;  // zeroed, aligned to 64 bytes
+    std::shared_ptr<const void> owner;
+  };
+  // Error kResource where there is no memory.
+  Piece Allocate(size_t bytes);
+
+  static size_t Align(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+ private:
+  std::shared_ptr<const Tensor> slab_;
+  uint8_t* next_ = nullptr;
+  size_t left_ = 0;
+};
+
+}  // namespace switchyard
