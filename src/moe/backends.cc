@@ -1,8 +1,12 @@
 #include "moe/backends.h"
 
 #include "moe/dispatchers/deepep.h"
+#include "moe/dispatchers/flashinfer.h"
+#include "moe/dispatchers/fused_tiles.h"
+#include "moe/dispatchers/mooncake.h"
 #include "moe/dispatchers/none.h"
 #include "moe/runners/grouped_mlp.h"
+#include "moe/runners/masked_mlp.h"
 
 namespace switchyard {
 
@@ -10,14 +14,21 @@ MoeBackends BuiltinMoeBackends() {
   MoeBackends b;
   b.dispatchers.Add("none", NoneBackend());
   b.dispatchers.Add("deepep", DeepEpBackend());
+  b.dispatchers.Add("flashinfer", FlashInferBackend());
+  b.dispatchers.Add("mooncake", MooncakeBackend());
+  b.fused.Add("fused", FusedTilesBackend());
 
-  const RunnerBackend grouped_mlp = [] { return std::make_unique<GroupedMlpRunner>(); };
-  b.runners.Add("auto", grouped_mlp);
-  b.runners.Add("grouped_mlp", grouped_mlp);
+  b.runners.Add("grouped_mlp", {[] { return std::make_unique<GroupedMlpRunner>(); },
+                                "one contiguous grouped GEMM over exact counts"});
+  b.runners.Add("masked_mlp", {[] { return std::make_unique<MaskedMlpRunner>(); },
+                               "a GEMM for each expert over a fixed number of places"});
 
   b.permutes.Add(DispatchLayout::kStandard, RunnerLayout::kContiguous, SortRowsByExpert());
   b.permutes.Add(DispatchLayout::kNormal, RunnerLayout::kContiguous, SortRowsByExpert());
   b.permutes.Add(DispatchLayout::kLowLatency, RunnerLayout::kContiguous, PackValidRows());
+  b.permutes.Add(DispatchLayout::kStandard, RunnerLayout::kMasked, DealRowsToExperts());
+  b.permutes.Add(DispatchLayout::kNormal, RunnerLayout::kMasked, DealRowsToExperts());
+  b.permutes.Add(DispatchLayout::kLowLatency, RunnerLayout::kMasked, DealValidRows());
   return b;
 }
 

@@ -4,36 +4,70 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "moe/dispatcher.h"
-#include "moe/layer.h"
+#include "moe/exchange_memory.h"
+#include "moe/fused.h"
+#include "moe/options.h"
 #include "moe/permute.h"
+#include "moe/placement.h"
 #include "moe/registry.h"
 #include "moe/runner.h"
 
 namespace switchyard {
 
+class ElasticRanks;
+
+// What an exchange is sized by, the same on all ranks.
+struct ExchangeShape {
+  int64_t hidden = 0;
+  int k = 0;            // slots of a token: top_k, and one where the shared expert is dispatched
+  int num_experts = 0;  // physical, of all ranks, dispatched shared ones included
+  int64_t local_experts = 0;         // most of one rank
+  int64_t max_tokens = 0;            // most of one rank in one pass
+  RowFormat row_format;              // of rows on the way to the experts
+  DType output_dtype = DType::kF32;  // of rows on the way back
+  int ep = 1;
+};
+ExchangeShape ExchangeShapeOf(const MoeOptions& options, const MoeShape& shape,
+                              const MeshShape& mesh);
+
 // What a dispatcher is built from.
 struct DispatcherContext {
   const MoeOptions& options;
-  const MoeShape& shape;
-  RankComm& comm;  // outlives the dispatcher
+  const ExchangeShape& shape;
+  const ExpertMap& experts;  // outlives the dispatcher, as do comm and pool
+  RankComm& comm;
   ThreadPool& pool;
+  ElasticRanks* elastic = nullptr;  // where ranks may be lost (dispatchers/elastic_ranks.h)
 };
 
-struct DispatcherBackend {
+template <typename Backend>
+struct ExchangeBackend {
   // Allocates its symmetric buffers; called on all ranks in one order.
-  std::function<std::unique_ptr<Dispatcher>(const DispatcherContext&)> make;
-  // Bytes that `make` allocates on each rank, exactly.
-  std::function<size_t(const MoeOptions&, const MoeShape&, const MeshShape&)> symmetric_bytes;
+  std::function<std::unique_ptr<Backend>(const DispatcherContext&)> make;
+  // Bytes that `make` allocates on each rank, exactly. Error kInvalid where the options do not fit.
+  std::function<size_t(const MoeOptions&, const ExchangeShape&)> symmetric_bytes;
+  std::string summary;  // for `switchyard backends`
+  // The same bytes by buffer, for the log; or none.
+  std::function<ExchangeMemory(const MoeOptions&, const ExchangeShape&)> memory = nullptr;
 };
+using DispatcherBackend = ExchangeBackend<Dispatcher>;
+using FusedBackend = ExchangeBackend<FusedExperts>;
 
-using RunnerBackend = std::function<std::unique_ptr<Runner>()>;
+struct RunnerBackend {
+  std::function<std::unique_ptr<Runner>()> make;
+  std::string summary;
+};
 
 // A new backend is one file and one Add.
 struct MoeBackends {
   Registry<DispatcherBackend> dispatchers{"--moe-a2a-backend"};
+  // Named by --moe-a2a-backend too; --moe-runner-backend is then auto or the same name.
+  Registry<FusedBackend> fused{"--moe-a2a-backend"};
   Registry<RunnerBackend> runners{"--moe-runner-backend"};
+  std::string auto_runner = "grouped_mlp";  // what --moe-runner-backend auto means
   PermuteTable permutes;
 };
 

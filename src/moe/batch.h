@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "moe/router.h"
 #include "moe/runner.h"
 #include "moe/scratch.h"
 #include "moe/shared_expert.h"
+#include "moe/token_spread.h"
 #include "moe/types.h"
 
 namespace switchyard {
@@ -17,39 +19,50 @@ namespace switchyard {
 // What each stage leaves for the next, and the cursor over the batch's rounds. Kept between
 // batches, so that steady work allocates nothing.
 struct MoeBatch {
-  // The batch, the same on every rank of the TP group.
+  // The rows of this rank's attention group that are in this batch, and their outputs.
   const float* hidden = nullptr;  // [tokens, H]
   float* out = nullptr;           // [tokens, H]
   int64_t hidden_size = 0;        // H
   int64_t tokens = 0;
-  bool decode = false;
-  int64_t max_round_tokens = 0;  // what the dispatcher takes at a time
-  int parts = 1, part = 0;       // a round's tokens are spread over `parts` ranks; this is one
+  bool decode = false;                // every sequence has one row, on all ranks
+  int32_t* routed_experts = nullptr;  // [tokens, top_k] or null
 
-  // The round under way: tokens of all ranks, and of them the ones this rank answers for.
-  Share round, own;
+  // Rows that this rank routes: its lane's, or without a spread all tokens.
+  std::optional<TokenSpread> spread;
+  Scratch<float> gathered, lane_sums;
+  const float* x = nullptr;  // [lane tokens, H]
+  float* y = nullptr;        // [lane tokens, H]
+  int64_t lane_tokens = 0;
 
-  Scratch<float> logits;  // of the router, [own, num_experts]
-  TopK topk;              // [own, k]
+  // The round under way, the same number of rounds on every rank.
+  Share round;  // of the lane's tokens
+  int64_t rounds = 0, rounds_done = 0;
+  int64_t max_round_tokens = 0;  // of one rank: what the exchange takes at a time
+
+  Scratch<float> logits;  // of the router, [round, num_experts]
+  TopK logical;           // [round, top_k] the router's choice
+  TopK physical;          // [round, k] the same by place, where that differs
+  const TopK* topk = nullptr;
   DispatchHandle handle;
   Dispatched dispatched;
   GroupedRows grouped;
   Scratch<float> outputs;  // of the runner, [grouped rows, H]
   ExpertRows expert_rows;
   SharedExpertScratch shared;
-  std::vector<size_t> part_bytes;  // [parts] of each part of the round, to gather them
+  std::vector<size_t> part_sizes;      // of a gather or scatter, by member
+  std::vector<int64_t> group_scratch;  // [dp]
 
-  // Moves on to the next round; false when all tokens are done. Every rank sees the same rounds.
+  // Moves on to the next round; false when all are done.
   bool NextRound() {
-    round = {round.end, std::min(tokens, round.end + max_round_tokens)};
-    const Share share = EvenShare(round.size(), parts, part);
-    own = {round.begin + share.begin, round.begin + share.end};
-    return round.size() > 0;
+    if (rounds_done == rounds) return false;
+    const int64_t begin = std::min(lane_tokens, rounds_done * max_round_tokens);
+    round = {begin, std::min(lane_tokens, begin + max_round_tokens)};
+    ++rounds_done;
+    return true;
   }
 
-  const float* own_hidden() const { return hidden + own.begin * hidden_size; }
-  float* own_out() const { return out + own.begin * hidden_size; }
-  float* round_out() const { return out + round.begin * hidden_size; }
+  const float* round_x() const { return x + round.begin * hidden_size; }
+  float* round_y() const { return y + round.begin * hidden_size; }
 };
 
 }  // namespace switchyard

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <utility>
 
 #include "core/parallel.h"
 #include "moe/router.h"
@@ -12,22 +14,45 @@
 
 namespace switchyard {
 
-// y[t] = Σ_j weight[t, j] · row_of(t, j), from zero, j ascending, in float32. row_of returns a row
-// [hidden] of `dtype`, or null for a slot that adds nothing (no expert, or another rank's). It is
-// called from the pool's threads.
-template <typename RowOf>
-void SumTopK(const TopK& topk, DType dtype, int64_t hidden, const RowOf& row_of, ThreadPool& pool,
-             float* y) {
-  pool.RunRanges(topk.tokens, kRowGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      float* sum = y + t * hidden;
-      std::fill_n(sum, hidden, 0.0f);
-      for (int j = 0; j < topk.k; ++j) {
-        const std::byte* row = row_of(t, j);
-        if (row) AddWeightedRow(dtype, row, topk.weights[t * topk.k + j], hidden, sum);
+// An output for one slot of a token: as it came, or, where it did not have to travel, as the
+// runner left it, to be rounded on the fly. Neither: the slot adds nothing (no expert, or another
+// rank's).
+struct SlotOutput {
+  SlotOutput() = default;
+  SlotOutput(const std::byte* row_in) : row(row_in) {}
+  SlotOutput(const float* unrounded_in) : unrounded(unrounded_in) {}
+
+  const std::byte* row = nullptr;    // [H] of the dtype in flight
+  const float* unrounded = nullptr;  // [H]
+};
+
+// y[t] = Σ_j weight[t, j] · output_of(t, j), from zero, j ascending, in float32. `dtype` is what
+// outputs are rounded to before they are weighted. output_of returns a SlotOutput; it is called
+// from the pool's threads.
+template <typename OutputOf>
+void SumTopK(const TopK& topk, DType dtype, int64_t hidden, const OutputOf& output_of,
+             ThreadPool& pool, float* y) {
+  const auto body = [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * topk.k, last = end * topk.k;
+    const auto output_at = [&](int64_t place) {
+      return place < last ? output_of(place / topk.k, static_cast<int>(place % topk.k))
+                          : SlotOutput();
+    };
+    SlotOutput next = output_at(first);
+    for (int64_t place = first; place < last; ++place) {
+      const SlotOutput output = std::exchange(next, output_at(place + 1));
+      float* sum = y + place / topk.k * hidden;
+      if (place % topk.k == 0) std::fill_n(sum, hidden, 0.0f);
+      const NextRow ahead = next.row ? NextRow{next.row, static_cast<int64_t>(SizeOf(dtype))}
+                                     : NextRow{next.unrounded, sizeof(float)};
+      if (output.row) {
+        AddWeightedRow(dtype, output.row, topk.weights[place], hidden, sum, ahead);
+      } else if (output.unrounded) {
+        AddWeightedRounded(dtype, output.unrounded, topk.weights[place], hidden, sum, ahead);
       }
     }
-  });
+  };
+  pool.RunRanges(topk.tokens, kRowGrain, std::cref(body));
 }
 
 }  // namespace switchyard

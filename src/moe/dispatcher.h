@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "moe/router.h"
@@ -37,13 +38,13 @@ namespace switchyard {
 //     row_ids         0    2   │ 1                      1    │ 0    1    2
 //     offsets         0 2 3                             0 1 4
 //     position        (0,·) (2,·) (·,1)                 (·,1) (0,2) (3,·)
-//   combine           into [token, slot] of the rank the token came from
+//   combine           into [token, slot] of the rank the token came from; own ones stay
 //     buffer gets     t0.0 from 0, t0.1 from 1          t2.0 from 0, ·
 //                     t1.0 from 1, t1.1 from 1          t3.0 from 1, t3.1 from 0
 //     y               w·t0.0 + w·t0.1, w·t1.0 + w·t1.1  w·t2.0, w·t3.0 + w·t3.1
 //
-//   low-latency       [expert, source, place], capacity 2
-//     rows received   A from 0: t0 _   from 1: t3 _     C from 0: t1 _    from 1: _  _
+//   low-latency       rows as above; [expert, source, place] names them, capacity 2
+//     places          A from 0: t0 _   from 1: t3 _     C from 0: t1 _    from 1: _  _
 //                     B from 0: _  _   from 1: t2 _     D from 0: t0 t1   from 1: t3 _
 //     counts          source 0 (1,0), source 1 (1,1)    source 0 (1,2), source 1 (0,1)
 //     outputs         t0.0 t3.1 │ t2.0                  t1.0 │ t0.1 t1.1 t3.0
@@ -56,25 +57,41 @@ class Dispatcher {
  public:
   virtual ~Dispatcher() = default;
 
-  // Whether each rank routes, sends and combines only its share of a replicated batch (EvenShare
-  // over the EP group). Otherwise every rank takes all tokens and sums its own experts' part.
+  // Whether each rank routes, sends and combines tokens of its own (token_spread.h). Otherwise
+  // every rank takes all tokens and sums its own experts' part.
   virtual bool scatters() const = 0;
   // Layouts that EndDispatch may give, to find permutes for at start.
   virtual std::vector<DispatchLayout> layouts() const = 0;
-  // Most tokens of one exchange, all ranks together; a larger batch goes in rounds.
+  // Most tokens of one rank in one exchange; where a rank has more, the batch goes in rounds.
   virtual int64_t MaxTokens(bool decode) const = 0;
+  // Whether decode rows and others want exchanges of their own, so that a mixed batch is split.
+  virtual bool splits_mixed_batches() const { return false; }
 
   // x [topk.tokens, H] and `topk` must live, unchanged, until EndCombine returns. `decode`: every
-  // sequence has one row. `handle`: idle, filled here. Errors: kResource where tokens exceed a
-  // buffer or too many batches are in flight; kTimeout, naming the stage and the peer (the same for
-  // the other calls).
+  // sequence has one row, on all ranks. `handle`: idle, filled here. Errors: kResource where tokens
+  // exceed a buffer or too many batches are in flight; kTimeout, naming the stage and the peer (the
+  // same for the other calls).
   virtual void BeginDispatch(const float* x, const TopK& topk, bool decode,
                              DispatchHandle* handle) = 0;
+  // Whether EndDispatch would return at once: lets a caller do other work in small pieces until the
+  // rows are here. Takes no lock and never blocks.
+  virtual bool Arrived(DispatchHandle*) { return true; }
   virtual Dispatched EndDispatch(DispatchHandle* handle) = 0;
   // experts.rows must live until EndCombine returns.
   virtual void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) = 0;
   // y [topk.tokens, H]: sums over slots in slot order in float32, zero where all ids are −1.
   virtual void EndCombine(DispatchHandle* handle, float* y) = 0;
+
+  // Dispatches other rows x [topk.tokens, H] by the routing of the batch that `handle` carried last
+  // (ended, on every rank): what a backend computed and exchanged for it is not done again.
+  // Training sends gradients so. Here it is the same as BeginDispatch with the handle's topk.
+  virtual void BeginDispatchAgain(const float* x, bool decode, DispatchHandle* handle) {
+    BeginDispatch(x, *handle->topk, decode, handle);
+  }
+
+  // EP ranks that still take part, 1 or 0 each; empty where the backend does not outlive the loss
+  // of one. Rows for a lost rank are not sent, and its experts add nothing.
+  virtual std::span<const uint8_t> active_ranks() const { return {}; }
 };
 
 }  // namespace switchyard

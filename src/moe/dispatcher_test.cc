@@ -2,6 +2,7 @@
 // flight, and what happens when a peer or a buffer is missing.
 #include "moe/dispatcher.h"
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <span>
@@ -10,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "moe/backends.h"
+#include "moe/dispatchers/exchange_slots.h"
 #include "moe/runtime.h"
 #include "moe/test_layer.h"
 
@@ -52,8 +54,8 @@ struct TestBatch {
   }
   void BeginCombine(MoeRuntime& moe, float factor = 1.0f) {
     const int64_t hidden = moe.shape().hidden;
-    outputs.resize(grouped.num_rows() * hidden);
-    for (int64_t r = 0; r < grouped.num_rows(); ++r) {
+    outputs.resize(grouped.num_rows * hidden);
+    for (int64_t r = 0; r < grouped.num_rows; ++r) {
       const int64_t from = grouped.row_ids ? grouped.row_ids[r] : r;
       for (int64_t i = 0; i < hidden; ++i)
         outputs[r * hidden + i] = factor * grouped.x[from * grouped.ldx + i];
@@ -88,9 +90,8 @@ TEST(DispatcherTest, WorkedExampleInNormalMode) {
     TestBatch b(2, 1, kWorkedIds[rank], 2.0f * rank);
     b.BeginDispatch(moe);
     b.EndDispatch(moe);
-    const auto* rows = reinterpret_cast<const float*>(b.dispatched.rows);
-    const std::span received(rows, b.dispatched.num_rows);
-    const std::span row_ids(b.grouped.row_ids, b.grouped.num_rows());
+    const std::span received(b.grouped.x, b.dispatched.num_rows);
+    const std::span row_ids(b.grouped.row_ids, b.grouped.num_rows);
     const std::span position(b.grouped.position, 2 * b.dispatched.num_rows);
     if (rank == 0) {
       EXPECT_THAT(received, ElementsAre(0, 2, 3));
@@ -117,7 +118,7 @@ TEST(DispatcherTest, WorkedExampleInLowLatencyMode) {
     EXPECT_EQ(b.dispatched.capacity, 2);
     const std::span counts(b.dispatched.counts, 4);
     std::vector<float> grouped;
-    for (int64_t r = 0; r < b.grouped.num_rows(); ++r)
+    for (int64_t r = 0; r < b.grouped.num_rows; ++r)
       grouped.push_back(b.grouped.x[b.grouped.row_ids[r]]);
     if (rank == 0) {
       EXPECT_THAT(counts, ElementsAre(1, 0, 1, 1));
@@ -164,6 +165,155 @@ TEST(DispatcherTest, DispatchThenCombineCountsCopies) {
         for (size_t i = 0; i < b.y.size(); ++i)
           ASSERT_EQ(b.y[i], copies[i / hidden] * b.x[i]) << "round " << round << " at " << i;
       }
+    });
+  }
+}
+
+// Random routing and rows, and other rows by the same routing.
+std::vector<int32_t> RandomIds(kernels::Random& random, int64_t tokens, int experts, int k) {
+  std::vector<int32_t> ids;
+  for (int64_t t = 0; t < tokens; ++t) {
+    const std::vector<int32_t> order = random.Shuffled(experts);
+    for (int j = 0; j < k; ++j) ids.push_back(random.Below(5) == 0 ? -1 : order[j]);
+  }
+  return ids;
+}
+
+// The rows that a rank computes on, and their order, by a dispatch of `x` with what is known from
+// the one before or without.
+TEST(DispatcherTest, DispatchAgainIsTheSameWithoutRouting) {
+  const int64_t hidden = 256;
+  for (const std::string mode : {"normal", "low_latency", "auto"}) {
+    for (const bool fp8 : {false, true}) {
+      SCOPED_TRACE(fmt::format("{} fp8 {}", mode, fp8));
+      MoeOptions options = DeepEp(mode, 16);
+      options.row_dtype = DType::kBF16;
+      options.dispatcher_output_dtype = fp8 ? "fp8" : "bf16";
+      RunRanks(options, {hidden, 1, 10, 3, 64}, 4, [&](MoeRuntime& moe, int rank) {
+        kernels::Random random(rank);
+        const std::vector<int32_t> ids = RandomIds(random, 5 + 2 * rank, 10, 3);
+        TestBatch first(3, hidden, ids, 1.0f), fresh(3, hidden, ids, 7.0f);
+        TestBatch in_flight(3, hidden, {0, 4, 9}, 3.0f);
+        first.RunAll(moe, /*decode=*/true);
+        in_flight.BeginDispatch(moe);  // takes the slot that the first one had
+        fresh.RunAll(moe, /*decode=*/true);
+        first.x = fresh.x;
+        moe.dispatcher().BeginDispatchAgain(first.x.data(), true, &first.handle);
+        // Who has the routing already does not look for it: other tokens would go elsewhere.
+        first.EndDispatch(moe);
+        first.BeginCombine(moe);
+        first.EndCombine(moe);
+        EXPECT_TRUE(kernels::SameBits(first.y, fresh.y));
+        in_flight.EndDispatch(moe);
+        in_flight.BeginCombine(moe);
+        in_flight.EndCombine(moe);
+      });
+    }
+  }
+}
+
+TEST(DispatcherTest, DispatchAgainExchangesNoCounts) {
+  for (const std::string mode : {"normal", "low_latency"}) {
+    const MoeOptions options = DeepEp(mode, 8);
+    const MoeShape shape = {64, 1, 4, 2, 16};
+    RunMoeRanks(options, shape, {2, 2}, [&](RankComm& comm, ThreadPool& pool) {
+      const size_t begin = comm.memory->Allocate(0);
+      const auto moe = MakeMoeRuntime(options, shape, comm, pool);
+      TestBatch batch(2, 64, {0, 2, 3, 1, 1, -1}, 1.0f);
+      batch.RunAll(*moe);
+      const std::vector<float> want = batch.y;
+      comm.tp->Barrier("test");
+      // The counts come first in a slot (SentRows). Whoever read them again would fail.
+      auto* counts = reinterpret_cast<int32_t*>(comm.memory->Local(begin));
+      std::fill_n(counts, BufferPlan::kLine / sizeof(int32_t), -77);
+      comm.tp->Barrier("test");
+      moe->dispatcher().BeginDispatchAgain(batch.x.data(), false, &batch.handle);
+      batch.EndDispatch(*moe);
+      batch.BeginCombine(*moe);
+      batch.EndCombine(*moe);
+      EXPECT_EQ(batch.y, want);
+      comm.tp->Barrier("test");
+      EXPECT_EQ(counts[0], -77) << "written again";
+    });
+  }
+}
+
+// The receive hook: rows travel while the rank does something else, here until all are there.
+TEST(DispatcherTest, ArrivedSaysThatEndDispatchWouldReturnAtOnce) {
+  for (const std::string mode : {"normal", "low_latency", "auto"}) {
+    RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 2, [&](MoeRuntime& moe, int rank) {
+      RankComm& comm = moe.comm();
+      TestBatch b(2, 16, {0, 3, 1, 2}, 10.0f * rank);
+      if (rank == 1) comm.tp->Barrier("test");  // rank 0 has begun and looked
+      b.BeginDispatch(moe, true);
+      if (rank == 0) {
+        EXPECT_FALSE(moe.dispatcher().Arrived(&b.handle)) << mode;
+        comm.tp->Barrier("test");
+      }
+      int64_t other_work = 0;
+      while (!moe.dispatcher().Arrived(&b.handle)) ++other_work;
+      b.EndDispatch(moe);
+      b.BeginCombine(moe);
+      b.EndCombine(moe);
+      for (size_t i = 0; i < b.y.size(); ++i) ASSERT_EQ(b.y[i], 2.0f * b.x[i]);
+    });
+  }
+}
+
+TEST(DispatcherTest, AutoSendsDecodeByLowLatencyAndTheRestByNormal) {
+  RunRanks(DeepEp("auto", 4), {16, 1, 4, 2, 64}, 2, [&](MoeRuntime& moe, int) {
+    EXPECT_TRUE(moe.splits_mixed_batches());
+    EXPECT_EQ(moe.dispatcher().MaxTokens(true), 4);
+    EXPECT_EQ(moe.dispatcher().MaxTokens(false), 32);
+    for (const bool decode : {true, false}) {
+      TestBatch b(2, 16, {0, 3, 1, 2}, 1.0f);
+      b.BeginDispatch(moe, decode);
+      b.EndDispatch(moe);
+      EXPECT_EQ(b.dispatched.layout,
+                decode ? DispatchLayout::kLowLatency : DispatchLayout::kNormal);
+      b.BeginCombine(moe);
+      b.EndCombine(moe);
+    }
+  });
+}
+
+// A row for several experts of one rank travels once, an own one not at all.
+TEST(DispatcherTest, RowsTravelOncePerRank) {
+  for (const std::string mode : {"normal", "low_latency"}) {
+    RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 2, [&](MoeRuntime& moe, int rank) {
+      TestBatch b(2, 16, {2, 3, 0, 1, 0, 2}, 100.0f * rank);
+      b.BeginDispatch(moe);
+      b.EndDispatch(moe);
+      EXPECT_EQ(b.dispatched.num_rows, 4);  // two of each source
+      const std::span at(b.dispatched.row_at, 4);
+      EXPECT_EQ(std::ranges::count_if(at, [](int32_t a) { return a < 0; }), 2);
+      EXPECT_EQ(b.dispatched.own_x, b.x.data());
+      EXPECT_EQ(b.grouped.num_rows, 6);
+      b.BeginCombine(moe);
+      b.EndCombine(moe);
+    });
+  }
+}
+
+// A runner with tiles of 4 rows: what fills up a tile is computed and not looked at.
+TEST(DispatcherTest, ExpertsBeginAtMultiplesOfTheAlignment) {
+  for (const std::string mode : {"normal", "low_latency"}) {
+    RunRanks(DeepEp(mode), {16, 1, 6, 2, 12}, 2, [&](MoeRuntime& moe, int rank) {
+      TestBatch b(2, 16, {2, 3, 0, 1, 0, 2, 0, 4, 5, 0, 0, 3}, 100.0f * rank);
+      b.BeginDispatch(moe);
+      b.dispatched = moe.dispatcher().EndDispatch(&b.handle);
+      PermuteContext context = moe.permute_context();
+      EXPECT_EQ(context.expert_alignment, 1);
+      context.expert_alignment = 4;
+      moe.permute(b.dispatched.layout).pre(context, b.dispatched, &b.grouped);
+      if (rank == 0)
+        EXPECT_THAT(b.grouped.offsets, ElementsAre(0, 12, 16, 20));  // of 10, 2 and 4 rows
+      else
+        EXPECT_THAT(b.grouped.offsets, ElementsAre(0, 4, 8, 12));
+      EXPECT_EQ(b.grouped.num_rows, b.grouped.offsets.back());
+      b.BeginCombine(moe);
+      b.EndCombine(moe);
+      for (size_t i = 0; i < b.y.size(); ++i) ASSERT_EQ(b.y[i], 2.0f * b.x[i]);
     });
   }
 }
@@ -241,7 +391,7 @@ std::string TimeoutOf(const std::string& mode, int steps) {
 }
 
 TEST(DispatcherTest, TimeoutNamesPeerAndStage) {
-  EXPECT_THAT(TimeoutOf("normal", 0), HasSubstr("for rank 1 in deepep dispatch counts"));
+  EXPECT_THAT(TimeoutOf("normal", 0), HasSubstr("for rank 1 in deepep dispatch rows"));
   EXPECT_THAT(TimeoutOf("low_latency", 0), HasSubstr("for rank 1 in deepep dispatch rows"));
   EXPECT_THAT(TimeoutOf("normal", 1), HasSubstr("for rank 1 in deepep combine rows"));
   EXPECT_THAT(TimeoutOf("low_latency", 1), HasSubstr("for rank 1 in deepep combine rows"));

@@ -1,51 +1,165 @@
 #include "moe/layer.h"
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "core/check.h"
 #include "core/error.h"
+#include "moe/physical_choice.h"
 #include "moe/runtime.h"
 
 namespace switchyard {
+namespace {
 
-ExpertRange ExpertsOfRank(int num_experts, int ep, int ep_rank) {
-  const Share share = EvenShare(num_experts, ep, ep_rank);
-  return {static_cast<int>(share.begin), static_cast<int>(share.end)};
+void Call(const std::function<void()>& hook) {
+  if (hook) hook();
 }
+
+}  // namespace
 
 MoeLayer::MoeLayer(MoeLayerConfig config, MoeLayerWeights weights,
                    std::shared_ptr<MoeRuntime> runtime)
     : config_(std::move(config)), weights_(std::move(weights)), runtime_(std::move(runtime)) {
-  CHECK_EQ(config_.hidden, runtime_->shape().hidden);
-  CHECK_EQ(config_.router.num_experts, runtime_->shape().num_experts);
-  CHECK_EQ(config_.router.top_k, runtime_->shape().top_k);
+  const MoeShape& shape = runtime_->shape();
+  const MoeOptions& options = runtime_->options();
+  const Mesh& mesh = runtime_->comm().mesh;
+  CHECK_EQ(config_.hidden, shape.hidden);
+  CHECK_EQ(config_.router.num_experts, shape.num_experts);
+  CHECK_EQ(config_.router.top_k, shape.top_k);
+  if (config_.placement.num_logical() == 0)
+    config_.placement = ExpertPlacement::Trivial(shape.num_experts, options.num_redundant_experts);
+  CHECK_EQ(config_.placement.num_physical(), shape.num_experts + options.num_redundant_experts);
+  if (!config_.placement.is_identity())
+    replicas_ = runtime_->scatters() ? config_.placement.ReplicasFor(mesh.ep(), mesh.ep_rank())
+                                     : config_.placement.CommonReplicas();
+  if (runtime_->shared_dispatched()) {
+    CHECK(weights_.has_shared);
+    if (weights_.shared.gate.n != shape.intermediate)
+      throw Invalid(
+          "--enable-deepep-waterfill sends rows to the shared expert as to a routed one, but it "
+          "has "
+          "{} intermediate elements and they have {}",
+          weights_.shared.gate.n, shape.intermediate);
+    weights_.experts.push_back(weights_.shared);
+  }
   CHECK_EQ(static_cast<int>(weights_.experts.size()),
-           runtime_->permute_context().num_local_experts);
+           runtime_->experts().LocalExperts(mesh.ep_rank()));
   for (const kernels::ExpertWeights& expert : weights_.experts)
     for (const WeightView* w : {&expert.gate, &expert.up, &expert.down})
-      if (!runtime_->runner().Takes(w->format))
+      if (!runtime_->Takes(w->format))
         throw Invalid("--moe-runner-backend {} does not compute with {} experts",
-                      runtime_->options().runner_backend, Name(w->format));
+                      options.runner_backend, Name(w->format));
 }
 
-void MoeLayer::Forward(const float* hidden, int64_t tokens, bool decode, float* out) const {
-  MoeBatch& batch = runtime_->StartBatch(hidden, tokens, decode, out);
+void MoeLayer::Forward(const float* hidden, const MoeTokens& tokens, float* out,
+                       const MoeHooks& hooks) const {
+  const Mesh& mesh = runtime_->comm().mesh;
+  const auto groups = tokens.group_tokens, decoding = tokens.group_decode_tokens;
+  CHECK_EQ(static_cast<int>(groups.size()), mesh.dp());
+  CHECK_EQ(groups.size(), decoding.size());
+  for (size_t g = 0; g < groups.size(); ++g) CHECK_LE(decoding[g], groups[g]);
+  MoeBatch& batch = runtime_->batch();
+  const auto run = [&](std::span<const int64_t> counts, int64_t first, bool decode) {
+    if (std::ranges::all_of(counts, [](int64_t n) { return n == 0; })) return;
+    runtime_->StartBatch(hidden + first * config_.hidden, counts, decode,
+                         out + first * config_.hidden, &batch);
+    batch.routed_experts =
+        tokens.routed_experts ? tokens.routed_experts + first * config_.router.top_k : nullptr;
+    RunBatch(batch, hooks);
+  };
+
+  if (std::ranges::equal(groups, decoding)) return run(groups, 0, /*decode=*/true);
+  if (!runtime_->splits_mixed_batches()) return run(groups, 0, /*decode=*/false);
+  run(decoding, 0, /*decode=*/true);
+  std::vector<int64_t>& others = batch.group_scratch;
+  others.resize(groups.size());
+  for (size_t g = 0; g < groups.size(); ++g) others[g] = groups[g] - decoding[g];
+  run(others, decoding[mesh.dp_rank()], /*decode=*/false);
+}
+
+void MoeLayer::RunBatch(MoeBatch& batch, const MoeHooks& hooks) const {
+  Gather(batch);
   while (batch.NextRound()) {
-    Route(batch);
-    Dispatch(batch);
-    PrePermute(batch);
-    RunExperts(batch);
-    PostPermute(batch);
-    Combine(batch);
+    if (runtime_->fused()) {
+      RunRoundFused(batch, hooks);
+    } else {
+      RunRound(batch, hooks);
+    }
   }
+  Scatter(batch);
+}
+
+void MoeLayer::RunRound(MoeBatch& batch, const MoeHooks& hooks) const {
+  Route(batch);
+  Call(hooks.before_dispatch);
+  BeginDispatch(batch);
+  Call(hooks.during_dispatch);
+  EndDispatch(batch);
+  Call(hooks.after_dispatch);
+  PrePermute(batch);
+  RunExperts(batch);
+  PostPermute(batch);
+  Call(hooks.before_combine);
+  BeginCombine(batch);
+  Call(hooks.during_combine);
+  EndCombine(batch);
+  Call(hooks.after_combine);
+}
+
+// The hooks in the middle have no place of their own in one operator; they run when it has begun.
+void MoeLayer::RunRoundFused(MoeBatch& batch, const MoeHooks& hooks) const {
+  Route(batch);
+  Call(hooks.before_dispatch);
+  runtime_->fused()->Begin(batch.round_x(), *batch.topk, batch.decode, &batch.handle);
+  Call(hooks.during_dispatch);
+  if (batch.rounds_done == 1) ComputeShared(batch);
+  Call(hooks.after_dispatch);
+  Call(hooks.before_combine);
+  Call(hooks.during_combine);
+  runtime_->fused()->End(Block(), &batch.handle, batch.round_y());
+  Call(hooks.after_combine);
+}
+
+ExpertBlock MoeLayer::Block() const {
+  return {.experts = weights_.experts,
+          .activation = config_.activation,
+          .alpha = config_.swiglu_alpha,
+          .limit = config_.swiglu_limit};
+}
+
+void MoeLayer::Gather(MoeBatch& batch) const {
+  const int64_t hidden = config_.hidden;
+  const Mesh& mesh = runtime_->comm().mesh;
+  if (!batch.spread) {
+    batch.x = batch.hidden;
+    batch.y = batch.out;
+    return;
+  }
+  const TokenSpread& spread = *batch.spread;
+  const Share own = spread.own(mesh.rank());
+  batch.y = mesh.moe_tp() == 1 ? batch.out + own.begin * hidden
+                               : batch.lane_sums.Get(batch.lane_tokens * hidden);
+  if (spread.lane_is_local()) {
+    batch.x = batch.hidden + spread.lane_begin() * hidden;
+    return;
+  }
+  batch.part_sizes.resize(mesh.moe_tp());
+  for (int i = 0; i < mesh.moe_tp(); ++i)
+    batch.part_sizes[i] =
+        spread.own(mesh.ep_rank() * mesh.moe_tp() + i).size() * hidden * sizeof(float);
+  float* gathered = batch.gathered.Get(batch.lane_tokens * hidden);
+  runtime_->comm().moe_tp->AllGatherV(batch.hidden + own.begin * hidden, gathered,
+                                      batch.part_sizes);
+  batch.x = gathered;
 }
 
 void MoeLayer::Route(MoeBatch& batch) const {
   const int experts = config_.router.num_experts;
-  const int64_t tokens = batch.own.size();
+  const int64_t tokens = batch.round.size();
   float* logits = batch.logits.Get(tokens * experts);
   if (tokens > 0)
-    kernels::Linear({.x = batch.own_hidden(),
+    kernels::Linear({.x = batch.round_x(),
                      .ldx = config_.hidden,
                      .w = weights_.router.w,
                      .bias = weights_.router.bias,
@@ -53,14 +167,54 @@ void MoeLayer::Route(MoeBatch& batch) const {
                      .ldy = experts,
                      .m = tokens},
                     runtime_->pool());
-  SelectExperts(config_.router, logits, tokens, weights_.router.correction_bias, &batch.topk,
+  SelectExperts(config_.router, logits, tokens, weights_.router.correction_bias, &batch.logical,
                 runtime_->pool());
+  KeepRoutedExperts(batch);
+  ChooseExperts(batch);
 }
 
-void MoeLayer::Dispatch(MoeBatch& batch) const {
-  Dispatcher& dispatcher = runtime_->dispatcher();
-  dispatcher.BeginDispatch(batch.own_hidden(), batch.topk, batch.decode, &batch.handle);
-  batch.dispatched = dispatcher.EndDispatch(&batch.handle);
+// Each rank writes the tokens that it answers for; Scatter gives them to the others of the group.
+void MoeLayer::KeepRoutedExperts(MoeBatch& batch) const {
+  if (!batch.routed_experts) return;
+  const int k = config_.router.top_k;
+  Share own{0, batch.lane_tokens};  // among the lane's tokens, and where they lie in the group's
+  int64_t begin = 0;
+  if (batch.spread) {
+    const Share share = batch.spread->own(runtime_->comm().mesh.rank());
+    own = {batch.spread->own_in_lane(), batch.spread->own_in_lane() + share.size()};
+    begin = share.begin;
+  }
+  const int64_t first = std::max(own.begin, batch.round.begin);
+  const int64_t end = std::min(own.end, batch.round.end);
+  if (first < end)
+    std::copy_n(batch.logical.ids.data() + (first - batch.round.begin) * k, (end - first) * k,
+                batch.routed_experts + (begin + first - own.begin) * k);
+}
+
+void MoeLayer::ChooseExperts(MoeBatch& batch) const {
+  batch.topk = &batch.logical;
+  if (replicas_.empty() && !runtime_->shared_dispatched()) return;
+  batch.topk = &batch.physical;
+  if (replicas_.empty()) {
+    batch.physical = batch.logical;
+  } else {
+    ToPhysical(replicas_, batch.logical, &batch.physical);
+  }
+  if (!runtime_->shared_dispatched()) return;
+  const Mesh& mesh = runtime_->comm().mesh;
+  const float* gates = SharedGates(config_, weights_, batch.round_x(), batch.round.size(),
+                                   &batch.shared, runtime_->pool());
+  AppendSharedSlots(runtime_->experts(), mesh.ep(), mesh.ep_rank(), gates, &batch.physical);
+}
+
+void MoeLayer::BeginDispatch(MoeBatch& batch) const {
+  runtime_->dispatcher().BeginDispatch(batch.round_x(), *batch.topk, batch.decode, &batch.handle);
+}
+
+// The shared expert needs no row but the own ones: it computes while the others travel.
+void MoeLayer::EndDispatch(MoeBatch& batch) const {
+  if (batch.rounds_done == 1) ComputeShared(batch);
+  batch.dispatched = runtime_->dispatcher().EndDispatch(&batch.handle);
 }
 
 void MoeLayer::PrePermute(MoeBatch& batch) const {
@@ -69,12 +223,8 @@ void MoeLayer::PrePermute(MoeBatch& batch) const {
 }
 
 void MoeLayer::RunExperts(MoeBatch& batch) const {
-  float* y = batch.outputs.Get(batch.grouped.num_rows() * config_.hidden);
-  runtime_->runner().Run({.experts = weights_.experts,
-                          .activation = config_.activation,
-                          .alpha = config_.swiglu_alpha,
-                          .limit = config_.swiglu_limit},
-                         batch.grouped, config_.hidden, runtime_->pool(), y);
+  float* y = batch.outputs.Get(batch.grouped.num_rows * config_.hidden);
+  runtime_->runner().Run(Block(), batch.grouped, config_.hidden, runtime_->pool(), y);
 }
 
 void MoeLayer::PostPermute(MoeBatch& batch) const {
@@ -82,35 +232,55 @@ void MoeLayer::PostPermute(MoeBatch& batch) const {
       runtime_->permute(batch.dispatched.layout).post(batch.grouped, batch.outputs.data());
 }
 
-// Sums the outputs, adds the shared expert, and gives every rank all tokens again.
-void MoeLayer::Combine(MoeBatch& batch) const {
-  Dispatcher& dispatcher = runtime_->dispatcher();
-  RankComm& comm = runtime_->comm();
-  dispatcher.BeginCombine(batch.expert_rows, &batch.handle);
-  dispatcher.EndCombine(&batch.handle, batch.own_out());
-
-  const size_t own_count = batch.own.size() * config_.hidden;
-  if (!dispatcher.scatters()) {
-    // Each rank has the part of its experts and of its slices, of the shared expert too.
-    AddShared(batch);
-    comm.tp->AllReduceSum(batch.own_out(), own_count);
-    return;
-  }
-  // Each rank has its tokens: from slices of the experts, which the MoE-TP group adds up, and from
-  // the whole shared expert, which every one of that group computes alike and counts once.
-  comm.moe_tp->AllReduceSum(batch.own_out(), own_count);
-  AddShared(batch);
-  batch.part_bytes.resize(batch.parts);
-  for (int part = 0; part < batch.parts; ++part)
-    batch.part_bytes[part] =
-        EvenShare(batch.round.size(), batch.parts, part).size() * config_.hidden * sizeof(float);
-  comm.ep->AllGatherV(batch.own_out(), batch.round_out(), batch.part_bytes);
+void MoeLayer::BeginCombine(MoeBatch& batch) const {
+  runtime_->dispatcher().BeginCombine(batch.expert_rows, &batch.handle);
 }
 
-void MoeLayer::AddShared(MoeBatch& batch) const {
-  if (!weights_.has_shared) return;
-  AddSharedExpert(config_, weights_, batch.own_hidden(), batch.own.size(), &batch.shared,
-                  runtime_->pool(), batch.own_out());
+void MoeLayer::EndCombine(MoeBatch& batch) const {
+  runtime_->dispatcher().EndCombine(&batch.handle, batch.round_y());
+}
+
+// Of the own tokens, or of all of them where each rank has a slice of the expert.
+void MoeLayer::ComputeShared(MoeBatch& batch) const {
+  if (!weights_.has_shared || runtime_->shared_dispatched()) return;
+  const Share own =
+      batch.spread ? batch.spread->own(runtime_->comm().mesh.rank()) : Share{0, batch.tokens};
+  ComputeSharedExpert(config_, weights_, batch.hidden + own.begin * config_.hidden, own.size(),
+                      &batch.shared, runtime_->pool());
+}
+
+void MoeLayer::Scatter(MoeBatch& batch) const {
+  RankComm& comm = runtime_->comm();
+  const Mesh& mesh = comm.mesh;
+  const int64_t hidden = config_.hidden;
+  const bool add_shared = weights_.has_shared && !runtime_->shared_dispatched();
+  const Share own = batch.spread ? batch.spread->own(mesh.rank()) : Share{0, batch.tokens};
+  float* own_out = batch.out + own.begin * hidden;
+  const auto count_parts = [&](int first, int ranks, size_t size) {
+    batch.part_sizes.resize(ranks);
+    for (int i = 0; i < ranks; ++i)
+      batch.part_sizes[i] = batch.spread->own(first + i).size() * size;
+    return std::span<const size_t>(batch.part_sizes);
+  };
+
+  if (batch.spread && mesh.moe_tp() > 1)
+    comm.moe_tp->ReduceScatterV(batch.y, own_out,
+                                count_parts(mesh.ep_rank() * mesh.moe_tp(), mesh.moe_tp(), hidden));
+  if (add_shared)
+    kernels::AddInPlace(own_out, batch.shared.y.data(), own.size() * hidden, runtime_->pool());
+  if (!batch.spread) {
+    // Each rank has the part of its experts and of its slices, of the shared expert too.
+    comm.tp->AllReduceSum(own_out, own.size() * hidden);
+    return;
+  }
+  if (mesh.attn_tp() == 1) return;
+  const int first = mesh.dp_rank() * mesh.attn_tp();
+  comm.attn_tp->AllGatherV(own_out, batch.out,
+                           count_parts(first, mesh.attn_tp(), hidden * sizeof(float)));
+  if (!batch.routed_experts) return;
+  const int k = config_.router.top_k;
+  comm.attn_tp->AllGatherV(batch.routed_experts + own.begin * k, batch.routed_experts,
+                           count_parts(first, mesh.attn_tp(), k * sizeof(int32_t)));
 }
 
 }  // namespace switchyard

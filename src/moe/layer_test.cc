@@ -1,165 +1,205 @@
 // The whole layer, on rank threads, against the one-process reference.
 #include "moe/layer.h"
 
-#include <algorithm>
 #include <string>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "moe/reference.h"
 #include "moe/test_layer.h"
 
 namespace switchyard {
 namespace {
 
-using kernels::SameBits;
+using ::testing::HasSubstr;
 
-struct Backend {
-  std::string a2a, mode;
-};
-const std::vector<Backend> kBackends = {
-    {"none", "auto"}, {"deepep", "normal"}, {"deepep", "low_latency"}, {"deepep", "auto"}};
-const std::vector<MeshShape> kMeshes = {{1, 1}, {2, 1}, {2, 2}, {4, 1}, {4, 2}, {4, 4}, {8, 4}};
+const std::vector<MeshShape> kMeshes = {{.tp = 1},
+                                        {.tp = 2},
+                                        {.tp = 2, .ep = 2},
+                                        {.tp = 4, .ep = 2},
+                                        {.tp = 4, .ep = 4},
+                                        {.tp = 8, .ep = 4},
+                                        // DP attention
+                                        {.tp = 2, .ep = 2, .dp = 2},
+                                        {.tp = 4, .ep = 1, .dp = 4},
+                                        {.tp = 4, .ep = 2, .dp = 2},
+                                        {.tp = 4, .ep = 4, .dp = 2},
+                                        // MoE-TP and attention groups do not nest
+                                        {.tp = 6, .ep = 2, .dp = 3},
+                                        {.tp = 6, .ep = 3, .dp = 2}};
 
-MoeOptions Options(const Backend& backend, DType row_dtype, int capacity = 128) {
-  return {.a2a_backend = backend.a2a,
-          .deepep_mode = backend.mode,
+MoeOptions Options(const A2aChoice& choice, DType row_dtype, int capacity = 128) {
+  return {.a2a_backend = choice.a2a,
+          .deepep_mode = choice.mode,
           .max_dispatch_tokens_per_rank = capacity,
           .row_dtype = row_dtype};
-}
-
-// Batches of these sizes one after the other, on one runtime: what earlier ones leave in buffers
-// must not matter to later ones.
-using Sizes = std::vector<int64_t>;
-
-// The outputs of all batches, after a check that every rank has the same bits.
-std::vector<float> RunLayer(const TestLayer& layer, const MoeOptions& options,
-                            const MeshShape& mesh, const Sizes& sizes, bool decode = false) {
-  const MoeShape shape = layer.Shape(std::ranges::max(sizes));
-  std::vector<std::vector<float>> outs(mesh.tp);
-  RunMoeRanks(options, shape, mesh, [&](RankComm& comm, ThreadPool& pool) {
-    const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, options.a2a_backend != "none"),
-                       MakeMoeRuntime(options, shape, comm, pool));
-    std::vector<float>& all = outs[comm.mesh.rank()];
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      const std::vector<float> hidden = layer.Hidden(sizes[i], i);
-      std::vector<float> out(hidden.size(), NAN);
-      moe.Forward(hidden.data(), sizes[i], decode, out.data());
-      all.insert(all.end(), out.begin(), out.end());
-    }
-  });
-  for (int rank = 1; rank < mesh.tp; ++rank)
-    EXPECT_TRUE(SameBits(outs[0], outs[rank])) << "rank " << rank << " differs from rank 0";
-  return outs[0];
-}
-
-std::vector<float> Reference(const TestLayer& layer, DType row_dtype, const Sizes& sizes) {
-  std::vector<float> all;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    const std::vector<float> hidden = layer.Hidden(sizes[i], i);
-    std::vector<float> out(hidden.size());
-    MoeReference(layer.config, layer.whole, row_dtype, hidden.data(), sizes[i], out.data());
-    all.insert(all.end(), out.begin(), out.end());
-  }
-  return all;
-}
-
-// Largest error as a fraction of the largest value.
-double RelativeError(const std::vector<float>& got, const std::vector<float>& want) {
-  EXPECT_EQ(got.size(), want.size());
-  double error = 0, largest = 0;
-  for (size_t i = 0; i < want.size(); ++i) {
-    if (!std::isfinite(got[i])) return INFINITY;
-    error = std::max(error, std::abs(double{got[i]} - want[i]));
-    largest = std::max(largest, std::abs(double{want[i]}));
-  }
-  return largest > 0 ? error / largest : error;
 }
 
 // In flight as bfloat16, an output near the middle of two values may round either way, and slices
 // of an expert are rounded one by one.
 double Tolerance(DType row_dtype) { return row_dtype == DType::kF32 ? 1e-5 : 1e-2; }
 
-void ExpectReference(const TestLayer& layer, DType row_dtype, const Sizes& sizes,
-                     int capacity = 128) {
-  const std::vector<float> want = Reference(layer, row_dtype, sizes);
+// One mesh after the other; backends and decode take turns over them, each mesh having all backends
+// in the end where `everywhere`.
+void ExpectReference(const TestLayer& layer, DType row_dtype, const std::vector<int64_t>& totals,
+                     int capacity = 128, bool everywhere = false) {
+  const std::vector<A2aChoice> choices = AllA2aChoices();
+  size_t turn = 0;
   for (const MeshShape& mesh : kMeshes) {
-    for (const Backend& backend : kBackends) {
-      for (const bool decode : {false, true}) {
-        if (decode && backend.mode != "auto") continue;
-        SCOPED_TRACE(fmt::format("tp {} ep {} {} {} decode {}", mesh.tp, mesh.ep, backend.a2a,
-                                 backend.mode, decode));
-        const auto got =
-            RunLayer(layer, Options(backend, row_dtype, capacity), mesh, sizes, decode);
-        EXPECT_LT(RelativeError(got, want), Tolerance(row_dtype));
-      }
+    for (size_t i = 0; i < (everywhere ? choices.size() : 2); ++i, ++turn) {
+      const A2aChoice& choice = choices[turn % choices.size()];
+      const bool decode = turn / choices.size() % 2 == 1;
+      SCOPED_TRACE(fmt::format("tp {} ep {} dp {} {} decode {}", mesh.tp, mesh.ep, mesh.dp,
+                               choice.Describe(), decode));
+      const MoeOptions options = Options(choice, row_dtype, capacity);
+      const auto passes = SpreadPasses(totals, mesh.dp, decode);
+      EXPECT_LT(RelativeError(RunPasses(layer, options, mesh, passes),
+                              ReferencePasses(layer, options, passes)),
+                Tolerance(row_dtype));
     }
   }
 }
 
-TEST(MoeLayerTest, MatchesReferenceInFloat32) {
-  ExpectReference(TestLayer({.shared = true}), DType::kF32, {13, 6, 1});
+TEST(MoeLayerTest, MatchesReferenceOnEveryMeshAndBackend) {
+  ExpectReference(TestLayer({.intermediate = 192, .shared = true}), DType::kF32, {13, 6, 1}, 128,
+                  /*everywhere=*/true);
 }
 TEST(MoeLayerTest, MatchesReferenceInBfloat16) {
-  ExpectReference(TestLayer({.format = WeightFormat::kBF16, .shared = true}), DType::kBF16,
-                  {13, 6, 1});
+  ExpectReference(TestLayer({.format = WeightFormat::kBF16, .intermediate = 192, .shared = true}),
+                  DType::kBF16, {13, 6, 1});
 }
 TEST(MoeLayerTest, MatchesReferenceInFloat16) {
-  ExpectReference(TestLayer({.format = WeightFormat::kF16}), DType::kF16, {9});
+  ExpectReference(TestLayer({.format = WeightFormat::kF16, .intermediate = 192}), DType::kF16, {9});
 }
-TEST(MoeLayerTest, MatchesReferenceInFp8Blocks) {
-  ExpectReference(TestLayer({.format = WeightFormat::kFp8Block, .shared = true}), DType::kBF16,
+TEST(MoeLayerTest, MatchesReferenceWithBiases) {
+  ExpectReference(TestLayer({.intermediate = 192, .clamped_with_biases = true}), DType::kF32,
                   {9, 2});
 }
-TEST(MoeLayerTest, MatchesReferenceInMxfp4WithBiases) {
-  ExpectReference(TestLayer({.format = WeightFormat::kMxfp4, .clamped_with_biases = true}),
-                  DType::kF32, {9, 2});
-}
 TEST(MoeLayerTest, OneHotExpertGetsAllTokens) {
-  ExpectReference(TestLayer({.top_k = 1, .hot_expert = 7}), DType::kF32, {16, 3});
+  ExpectReference(TestLayer({.intermediate = 192, .top_k = 1, .hot_expert = 7}), DType::kF32,
+                  {16, 3});
 }
-TEST(MoeLayerTest, RanksWithoutTokensTakePart) {
-  ExpectReference(TestLayer({.num_experts = 16, .shared = true}), DType::kF32, {1, 0, 3});
+TEST(MoeLayerTest, TokensWithoutExpertsGetTheSharedOneAlone) {
+  ExpectReference(TestLayer({.intermediate = 192, .shared = true, .no_experts = true}), DType::kF32,
+                  {5});
+}
+TEST(MoeLayerTest, RanksAndGroupsWithoutTokensTakePart) {
+  ExpectReference(TestLayer({.intermediate = 192, .num_experts = 16, .shared = true}), DType::kF32,
+                  {1, 0, 3});
 }
 TEST(MoeLayerTest, RanksWithoutExpertsTakePart) {
-  ExpectReference(TestLayer({.num_experts = 3, .top_k = 2}), DType::kF32, {8});
+  ExpectReference(TestLayer({.intermediate = 192, .num_experts = 3, .top_k = 2}), DType::kF32, {8});
 }
-TEST(MoeLayerTest, BatchAboveLowLatencyCapacityGoesInRounds) {
-  ExpectReference(TestLayer({.shared = true}), DType::kF32, {21, 5}, /*capacity=*/2);
+TEST(MoeLayerTest, BatchAboveACapacityGoesInRounds) {
+  ExpectReference(TestLayer({.intermediate = 192, .shared = true}), DType::kF32, {21, 5},
+                  /*capacity=*/2);
 }
 
-TEST(MoeLayerTest, BitsDoNotDependOnRanksBackendOrMode) {
-  for (const DType row_dtype : {DType::kF32, DType::kBF16}) {
-    const TestLayer layer({.format = WeightFormat::kBF16, .shared = true});
-    const Sizes sizes = {24, 1, 7};
-    const auto want = RunLayer(layer, Options({"none", "auto"}, row_dtype), {1, 1}, sizes);
-    for (const int ranks : {1, 2, 4, 8}) {
-      for (const Backend& backend : kBackends) {
-        if (backend.a2a == "none" && ranks > 1) continue;  // adds by rank
-        for (const int capacity : {128, 1}) {
-          SCOPED_TRACE(fmt::format("{} ranks, {} {}, capacity {}", ranks, backend.a2a, backend.mode,
-                                   capacity));
-          const MoeOptions options = Options(backend, row_dtype, capacity);
-          EXPECT_TRUE(SameBits(RunLayer(layer, options, {ranks, ranks}, sizes), want));
-        }
-      }
+// Groups of which some only decode, some have prompts, and some both.
+TEST(MoeLayerTest, MixedBatchesMatchTheReference) {
+  const TestLayer layer({.intermediate = 192, .shared = true});
+  const std::vector<TestPass> passes = {{{7, 4, 0}, {3, 4, 0}}, {{2, 5, 6}, {0, 1, 6}, 1}};
+  for (const A2aChoice& choice : AllA2aChoices()) {
+    SCOPED_TRACE(choice.Describe());
+    const MoeOptions options = Options(choice, DType::kF32, /*capacity=*/2);
+    for (const int ep : {6, 2})
+      EXPECT_LT(RelativeError(RunPasses(layer, options, {.tp = 6, .ep = ep, .dp = 3}, passes),
+                              ReferencePasses(layer, options, passes)),
+                1e-5);
+  }
+}
+
+TEST(MoeLayerTest, RowsMayTravelAsFp8) {
+  const TestLayer layer({.format = WeightFormat::kBF16, .shared = true});
+  for (const A2aChoice& choice : AllA2aChoices()) {
+    SCOPED_TRACE(choice.Describe());
+    MoeOptions options = Options(choice, DType::kBF16);
+    options.dispatcher_output_dtype = "fp8";
+    const auto passes = SpreadPasses({11, 2}, 2, false);
+    EXPECT_LT(RelativeError(RunPasses(layer, options, {.tp = 4, .ep = 4, .dp = 2}, passes),
+                            ReferencePasses(layer, options, passes)),
+              Tolerance(DType::kBF16));
+  }
+}
+
+TEST(MoeLayerTest, DispatchedSharedExpertMatchesTheReferenceWithRowsInFlight) {
+  const TestLayer layer(
+      {.format = WeightFormat::kBF16, .hidden = 96, .intermediate = 64, .shared = true});
+  for (const A2aChoice& choice : AllA2aChoices()) {
+    for (const MeshShape& mesh :
+         {MeshShape{.tp = 1}, {.tp = 4, .ep = 4}, {.tp = 4, .ep = 4, .dp = 4}}) {
+      if (choice.a2a == "none" && mesh.dp == 1) continue;  // refused: no row is sent
+      SCOPED_TRACE(fmt::format("{} tp {} dp {}", choice.Describe(), mesh.tp, mesh.dp));
+      MoeOptions options = Options(choice, DType::kBF16, /*capacity=*/3);
+      options.waterfill = true;
+      const auto passes = SpreadPasses({17, 0, 2}, mesh.dp, false);
+      EXPECT_LT(RelativeError(RunPasses(layer, options, mesh, passes),
+                              ReferencePasses(layer, options, passes)),
+                Tolerance(DType::kBF16));
     }
   }
 }
 
-TEST(MoeLayerTest, BitsDoNotDependOnHowABatchIsSplit) {
-  const TestLayer layer({.format = WeightFormat::kBF16, .shared = true});
-  const std::vector<float> hidden = layer.Hidden(12);
-  const MoeOptions options = Options({"deepep", "auto"}, DType::kBF16);
-  RunMoeRanks(options, layer.Shape(12), {2, 2}, [&](RankComm& comm, ThreadPool& pool) {
-    const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, true),
-                       MakeMoeRuntime(options, layer.Shape(12), comm, pool));
-    std::vector<float> at_once(hidden.size()), one_by_one(hidden.size());
-    moe.Forward(hidden.data(), 12, false, at_once.data());
-    for (int64_t t = 0; t < 12; ++t)
-      moe.Forward(hidden.data() + t * layer.spec.hidden, 1, true,
-                  one_by_one.data() + t * layer.spec.hidden);
-    EXPECT_TRUE(SameBits(at_once, one_by_one));
-  });
+std::string ErrorOf(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kInvalid);
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(MoeLayerTest, WaterfillIsRefusedWhereItCannotWork) {
+  const auto run = [](const A2aChoice& choice, const MeshShape& mesh, bool narrow) {
+    TestLayer layer({.hidden = 96, .intermediate = 64, .shared = true});
+    if (narrow) layer.whole.shared = TestLayer::Slice(layer.whole.shared, 2, 0);
+    MoeOptions options = Options(choice, DType::kF32);
+    options.waterfill = true;
+    return ErrorOf([&] { RunPasses(layer, options, mesh, SpreadPasses({3}, 1, false)); });
+  };
+  EXPECT_THAT(run({"none", "auto"}, {.tp = 2, .ep = 2}, false), HasSubstr("sends no rows"));
+  EXPECT_THAT(run({"deepep", "auto"}, {.tp = 2, .ep = 1}, false), HasSubstr("want --ep 2"));
+  EXPECT_THAT(run({"deepep", "auto"}, {.tp = 1}, true), HasSubstr("32 intermediate elements"));
+}
+
+// In any order of ranks, groups and rounds, every rank of a group gets the ids of its tokens.
+TEST(MoeLayerTest, RoutedExpertsAreTheRoutersChoice) {
+  const TestLayer layer({.hidden = 96, .intermediate = 64, .num_experts = 12});
+  const int k = layer.spec.top_k;
+  const TestPass pass{{7, 0, 4}, {2, 0, 4}};
+  ThreadPool pool(1);
+  std::vector<float> logits(pass.total() * layer.spec.num_experts);
+  const std::vector<float> hidden = layer.Hidden(pass.total(), pass.seed);
+  kernels::Linear({.x = hidden.data(),
+                   .ldx = layer.spec.hidden,
+                   .w = layer.whole.router.w,
+                   .bias = layer.whole.router.bias,
+                   .y = logits.data(),
+                   .ldy = layer.spec.num_experts,
+                   .m = pass.total()},
+                  pool);
+  TopK want;
+  SelectExperts(layer.config.router, logits.data(), pass.total(), nullptr, &want, pool);
+
+  for (const A2aChoice& choice : AllA2aChoices()) {
+    for (const int ep : {6, 2}) {
+      SCOPED_TRACE(fmt::format("{} ep {}", choice.Describe(), ep));
+      const MoeOptions options = Options(choice, DType::kF32, /*capacity=*/2);
+      const MeshShape mesh{.tp = 6, .ep = ep, .dp = 3};
+      const MoeShape shape = layer.Shape(7);
+      RunMoeRanks(options, shape, mesh, [&](RankComm& comm, ThreadPool& threads) {
+        const int group = comm.mesh.dp_rank();
+        const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, true),
+                           MakeMoeRuntime(options, shape, comm, threads));
+        std::vector<float> out(pass.tokens[group] * layer.spec.hidden);
+        std::vector<int32_t> ids(pass.tokens[group] * k, -2);
+        moe.Forward(hidden.data() + pass.FirstOf(group) * layer.spec.hidden,
+                    {pass.tokens, pass.decoding, ids.data()}, out.data());
+        const auto first = want.ids.begin() + pass.FirstOf(group) * k;
+        EXPECT_EQ(ids, std::vector<int32_t>(first, first + pass.tokens[group] * k));
+      });
+    }
+  }
 }
 
 }  // namespace

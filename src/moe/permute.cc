@@ -2,102 +2,171 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <functional>
+
 #include "core/check.h"
 #include "moe/rows.h"
+#include "quant/formats.h"
 
 namespace switchyard {
 namespace {
 
-// Runners read float32. Rows that travelled as such are read where they arrived.
-void UseRowsInPlace(const Dispatched& in, int64_t hidden, GroupedRows* out) {
-  out->x = reinterpret_cast<const float*>(in.rows);
+// Points at the dispatched rows as float32, which runners read: where they arrived, if they
+// travelled as such and lie together, or in own memory.
+void UseRows(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
+  const int64_t hidden = context.hidden, row_bytes = in.format.Bytes(hidden);
   out->ldx = hidden;
+  if (in.format.plain() && !in.row_at) {
+    out->x = reinterpret_cast<const float*>(in.rows);
+    return;
+  }
+  float* x = out->storage.x.Get(in.num_rows * hidden);
+  const auto body = [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      const int64_t at = in.row_at ? in.row_at[n] : n;
+      if (at >= 0) {
+        LoadRow(in.format, in.rows + at * row_bytes, hidden, x + n * hidden);
+      } else {
+        RoundRow(in.format, in.own_x + ~at * hidden, hidden, x + n * hidden);
+      }
+    }
+  };
+  context.pool.RunRanges(in.num_rows, kRowGrain, std::cref(body));
+  out->x = x;
 }
 
-void WidenAllRows(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
-  const int64_t hidden = context.hidden, row_bytes = hidden * SizeOf(in.dtype);
-  float* x = out->storage.x.Get(in.num_rows * hidden);
-  context.pool.RunRanges(in.num_rows, kRowGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; ++n)
-      LoadRow(in.dtype, in.rows + n * row_bytes, hidden, x + n * hidden);
-  });
-  out->x = x;
-  out->ldx = hidden;
+// Calls visit(row, slot, local expert) for every output that is wanted, rows ascending.
+template <typename Visit>
+void ForEachOutput(const Dispatched& in, const Visit& visit) {
+  for (int64_t n = 0; n < in.num_rows; ++n)
+    for (int j = 0; j < in.k; ++j)
+      if (const int32_t e = in.topk_ids[n * in.topk_stride + j]; e >= 0) visit(n, j, e);
+}
+
+// From counts of each expert's rows to where they begin.
+void AlignOffsets(const PermuteContext& context, std::span<const int32_t> counts,
+                  std::vector<int32_t>* offsets) {
+  const int alignment = context.expert_alignment;
+  offsets->assign(1, 0);
+  for (const int32_t count : counts)
+    offsets->push_back(offsets->back() +
+                       static_cast<int32_t>(CeilDiv(count, alignment)) * alignment);
 }
 
 void SortByExpert(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
-  auto& [x, offsets, row_ids, position, places] = out->storage;
-  const auto id_of = [&](int64_t n, int j) { return in.topk_ids[n * in.topk_stride + j]; };
+  auto& s = out->storage;
+  s.counts.assign(context.num_local_experts, 0);
+  ForEachOutput(in, [&](int64_t, int, int32_t e) { ++s.counts[e]; });
+  AlignOffsets(context, s.counts, &s.offsets);
 
-  offsets.assign(context.num_local_experts + 1, 0);
-  for (int64_t n = 0; n < in.num_rows; ++n)
-    for (int j = 0; j < in.k; ++j)
-      if (const int32_t e = id_of(n, j); e >= 0) ++offsets[e + 1];
-  for (int e = 0; e < context.num_local_experts; ++e) offsets[e + 1] += offsets[e];
+  s.row_ids.assign(s.offsets.back(), 0);
+  s.position.assign(in.num_rows * in.k, -1);
+  std::ranges::fill(s.counts, 0);
+  ForEachOutput(in, [&](int64_t n, int j, int32_t e) {
+    const int32_t r = s.offsets[e] + s.counts[e]++;
+    s.position[n * in.k + j] = r;
+    s.row_ids[r] = static_cast<int32_t>(n);
+  });
 
-  // offsets[e] walks to the end of expert e while rows are placed, and is moved back after.
-  row_ids.resize(offsets.back());
-  position.resize(in.num_rows * in.k);
-  for (int64_t n = 0; n < in.num_rows; ++n) {
-    for (int j = 0; j < in.k; ++j) {
-      const int32_t e = id_of(n, j);
-      const int32_t r = e < 0 ? -1 : offsets[e]++;
-      position[n * in.k + j] = r;
-      if (r >= 0) row_ids[r] = static_cast<int32_t>(n);
-    }
-  }
-  for (int e = context.num_local_experts; e > 0; --e) offsets[e] = offsets[e - 1];
-  offsets[0] = 0;
-
-  if (in.dtype == DType::kF32) {
-    UseRowsInPlace(in, context.hidden, out);
-  } else {
-    WidenAllRows(context, in, out);
-  }
-  out->row_ids = row_ids.data();
-  out->offsets = offsets;
-  out->position = position.data();
-  out->places = nullptr;
+  UseRows(context, in, out);
+  out->row_ids = s.row_ids.data();
+  out->num_rows = s.offsets.back();
+  out->offsets = s.offsets;
+  out->position = s.position.data();
 }
 
-void PackValid(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
-  auto& [x, offsets, row_ids, position, places] = out->storage;
-  offsets.assign(1, 0);
-  places.clear();
-  for (int e = 0; e < context.num_local_experts; ++e) {
-    for (int s = 0; s < in.sources; ++s) {
-      const int32_t count = in.counts[s * in.counts_stride + e];
-      CHECK_LE(count, in.capacity);
-      const auto first = static_cast<int32_t>((int64_t{e} * in.sources + s) * in.capacity);
-      for (int32_t i = 0; i < count; ++i) places.push_back(first + i);
-    }
-    offsets.push_back(static_cast<int32_t>(places.size()));
-  }
+// As above with a fixed number of places for every expert, as many as the fullest one needs.
+void DealByExpert(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
+  auto& s = out->storage;
+  s.counts.assign(context.num_local_experts, 0);
+  ForEachOutput(in, [&](int64_t, int, int32_t e) { ++s.counts[e]; });
+  out->capacity = s.counts.empty() ? 0 : *std::ranges::max_element(s.counts);
+  out->num_rows = out->capacity * context.num_local_experts;
 
-  out->offsets = offsets;
-  out->position = nullptr;
-  out->places = places.data();
-  if (in.dtype == DType::kF32) {
-    UseRowsInPlace(in, context.hidden, out);
-    out->row_ids = places.data();
-    return;
+  s.row_ids.assign(out->num_rows, 0);
+  s.position.assign(in.num_rows * in.k, -1);
+  std::ranges::fill(s.counts, 0);
+  ForEachOutput(in, [&](int64_t n, int j, int32_t e) {
+    const auto r = static_cast<int32_t>(e * out->capacity + s.counts[e]++);
+    s.position[n * in.k + j] = r;
+    s.row_ids[r] = static_cast<int32_t>(n);
+  });
+
+  UseRows(context, in, out);
+  out->row_ids = s.row_ids.data();
+  out->counts = s.counts;
+  out->position = s.position.data();
+}
+
+// Fills storage.places with the places in use, expert by expert, and counts with how many each
+// expert has.
+void ListPlaces(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
+  auto& s = out->storage;
+  s.places.clear();
+  s.counts.assign(context.num_local_experts, 0);
+  for (int e = 0; e < context.num_local_experts; ++e) {
+    for (int source = 0; source < in.sources; ++source) {
+      const int32_t count = in.counts[source * in.counts_stride + e];
+      CHECK_LE(count, in.capacity);
+      const auto first = static_cast<int32_t>((int64_t{e} * in.sources + source) * in.capacity);
+      for (int32_t i = 0; i < count; ++i) s.places.push_back(first + i);
+      s.counts[e] += count;
+    }
   }
-  // Widening packs as well, so that nothing is read through row_ids later.
-  const int64_t hidden = context.hidden, row_bytes = hidden * SizeOf(in.dtype);
-  float* packed = x.Get(places.size() * hidden);
-  context.pool.RunRanges(
-      places.size(), kRowGrain, [&, places = places](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r)
-          LoadRow(in.dtype, in.rows + places[r] * row_bytes, hidden, packed + r * hidden);
-      });
-  out->x = packed;
-  out->ldx = hidden;
-  out->row_ids = nullptr;
+  out->places = s.places.data();
+  out->num_places = static_cast<int64_t>(s.places.size());
+}
+
+// Gives place i of the list the next row of its expert, whose rows begin at row_of(expert).
+template <typename RowOf>
+void DealRows(const Dispatched& in, int64_t num_rows, const RowOf& row_of, GroupedRows* out) {
+  auto& s = out->storage;
+  s.row_ids.assign(num_rows, 0);
+  s.place_rows.resize(s.places.size());
+  size_t i = 0;
+  for (size_t e = 0; e < s.counts.size(); ++e) {
+    for (int32_t r = 0; r < s.counts[e]; ++r, ++i) {
+      s.place_rows[i] = static_cast<int32_t>(row_of(e) + r);
+      s.row_ids[s.place_rows[i]] = in.place_row[s.places[i]];
+    }
+  }
+  out->num_rows = num_rows;
+  out->row_ids = s.row_ids.data();
+  out->place_rows = s.place_rows.data();
+}
+
+void PackPlaces(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
+  ListPlaces(context, in, out);
+  UseRows(context, in, out);
+  auto& s = out->storage;
+  AlignOffsets(context, s.counts, &s.offsets);
+  DealRows(
+      in, s.offsets.back(), [&](size_t e) { return s.offsets[e]; }, out);
+  out->offsets = s.offsets;
+}
+
+void DealPlaces(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
+  ListPlaces(context, in, out);
+  UseRows(context, in, out);
+  auto& s = out->storage;
+  out->capacity = s.counts.empty() ? 0 : *std::ranges::max_element(s.counts);
+  DealRows(
+      in, out->capacity * context.num_local_experts,
+      [&](size_t e) { return static_cast<int64_t>(e) * out->capacity; }, out);
+  out->counts = s.counts;
 }
 
 // The runner's outputs stay where they are; what travels on is where to find each.
-ExpertRows PointAtOutputs(const GroupedRows& rows, float* y) {
-  return {y, rows.num_rows(), rows.position, rows.places};
+ExpertRows PointAtRows(const GroupedRows& rows, float* y) {
+  return {.rows = y, .num_rows = rows.num_rows, .position = rows.position};
+}
+ExpertRows PointAtPlaces(const GroupedRows& rows, float* y) {
+  return {.rows = y,
+          .num_rows = rows.num_rows,
+          .places = rows.places,
+          .place_rows = rows.place_rows,
+          .num_places = rows.num_places};
 }
 
 }  // namespace
@@ -116,7 +185,9 @@ std::string PermuteTable::Pairs() const {
   return text;
 }
 
-PermutePair SortRowsByExpert() { return {SortByExpert, PointAtOutputs}; }
-PermutePair PackValidRows() { return {PackValid, PointAtOutputs}; }
+PermutePair SortRowsByExpert() { return {SortByExpert, PointAtRows}; }
+PermutePair DealRowsToExperts() { return {DealByExpert, PointAtRows}; }
+PermutePair PackValidRows() { return {PackPlaces, PointAtPlaces}; }
+PermutePair DealValidRows() { return {DealPlaces, PointAtPlaces}; }
 
 }  // namespace switchyard

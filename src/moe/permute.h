@@ -16,6 +16,8 @@ struct PermuteContext {
   int64_t hidden = 0;
   int num_local_experts = 0;
   ThreadPool& pool;
+  // What the rows of each expert begin at a multiple of, in the contiguous layout (Runner).
+  int expert_alignment = 1;
 };
 
 // One way from a dispatch layout to a runner layout and back. Plain functions: all state is in
@@ -39,7 +41,11 @@ class PermuteTable {
 
 // standard, normal → contiguous: a stable counting sort of (row, slot) by expert.
 PermutePair SortRowsByExpert();
-// low-latency → contiguous: the valid places, expert by expert.
+// standard, normal → masked: the same, with equally many places for every expert.
+PermutePair DealRowsToExperts();
+// low-latency → contiguous: the places in use, expert by expert.
 PermutePair PackValidRows();
+// low-latency → masked: the same, with equally many places for every expert.
+PermutePair DealValidRows();
 
 }  // namespace switchyard

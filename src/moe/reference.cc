@@ -5,15 +5,16 @@
 #include <span>
 #include <vector>
 
-#include "moe/rows.h"
+#include "quant/activations.h"
 
 namespace switchyard {
 namespace {
 
 using Row = std::vector<float>;
 
-Row Product(const WeightView& w, std::span<const float> x, const float* bias) {
-  Row y(w.n), row(w.k);
+Row Product(const WeightView& w, std::span<const float> input, const float* bias) {
+  Row x(input.begin(), input.end()), y(w.n), row(w.k);
+  RoundActivations(w.activation, w.input_scale, x.data(), w.k, x.data());
   for (int64_t i = 0; i < w.n; ++i) {
     DequantizeRow(w, i, 0, w.k, row.data());
     double sum = bias ? bias[i] : 0.0;
@@ -42,34 +43,41 @@ Row Expert(const MoeLayerConfig& config, const kernels::ExpertWeights& w,
   return Product(w.down, middle, w.down_bias);
 }
 
-Row Rounded(DType dtype, std::span<const float> x) {
-  std::vector<std::byte> stored(x.size() * SizeOf(dtype));
+Row Rounded(RowFormat format, std::span<const float> x) {
+  const auto n = static_cast<int64_t>(x.size());
+  std::vector<std::byte> stored(format.Bytes(n));
   Row y(x.size());
-  StoreRow(dtype, x.data(), x.size(), stored.data());
-  LoadRow(dtype, stored.data(), x.size(), y.data());
+  StoreRow(format, x.data(), n, stored.data());
+  LoadRow(format, stored.data(), n, y.data());
   return y;
+}
+
+// What comes back from an expert that a row was sent to.
+Row Visited(const MoeLayerConfig& config, const kernels::ExpertWeights& w, RowFormat format,
+            std::span<const float> x) {
+  return Rounded({format.dtype, false}, Expert(config, w, Rounded(format, x)));
 }
 
 }  // namespace
 
-void RoutedReference(const MoeLayerConfig& config, const MoeLayerWeights& weights, DType row_dtype,
+void RoutedReference(const MoeLayerConfig& config, const MoeLayerWeights& weights, RowFormat format,
                      const float* hidden, const TopK& topk, float* out) {
   const int64_t h = config.hidden;
   for (int64_t t = 0; t < topk.tokens; ++t) {
-    const Row x = Rounded(row_dtype, {hidden + t * h, static_cast<size_t>(h)});
+    const std::span x(hidden + t * h, h);
     std::vector<double> sum(h, 0.0);
     for (int j = 0; j < topk.k; ++j) {
       const int32_t expert = topk.ids[t * topk.k + j];
       if (expert < 0) continue;
-      const Row y = Rounded(row_dtype, Expert(config, weights.experts[expert], x));
+      const Row y = Visited(config, weights.experts[expert], format, x);
       for (int64_t i = 0; i < h; ++i) sum[i] += double{topk.weights[t * topk.k + j]} * y[i];
     }
     std::ranges::copy(sum, out + t * h);
   }
 }
 
-void MoeReference(const MoeLayerConfig& config, const MoeLayerWeights& weights, DType row_dtype,
-                  const float* hidden, int64_t tokens, float* out) {
+void MoeReference(const MoeLayerConfig& config, const MoeLayerWeights& weights, RowFormat format,
+                  const float* hidden, int64_t tokens, float* out, bool shared_dispatched) {
   const int64_t h = config.hidden;
   const auto token = [&](int64_t t) { return std::span(hidden + t * h, h); };
 
@@ -82,11 +90,12 @@ void MoeReference(const MoeLayerConfig& config, const MoeLayerWeights& weights, 
   TopK topk;
   SelectExperts(config.router, logits.data(), tokens, weights.router.correction_bias, &topk,
                 one_thread);
-  RoutedReference(config, weights, row_dtype, hidden, topk, out);
+  RoutedReference(config, weights, format, hidden, topk, out);
 
   if (!weights.has_shared) return;
   for (int64_t t = 0; t < tokens; ++t) {
-    const Row y = Expert(config, weights.shared, token(t));
+    const Row y = shared_dispatched ? Visited(config, weights.shared, format, token(t))
+                                    : Expert(config, weights.shared, token(t));
     const double open = weights.shared_gate.defined()
                             ? Sigmoid(Product(weights.shared_gate, token(t), nullptr)[0])
                             : 1.0;

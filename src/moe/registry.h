@@ -25,6 +25,13 @@ class Registry {
     return it->second;
   }
 
+  // Null where there is none.
+  const Factory* FindIf(const std::string& name) const {
+    const auto it = factories_.find(name);
+    return it == factories_.end() ? nullptr : &it->second;
+  }
+  const std::map<std::string, Factory>& all() const { return factories_; }
+
   std::string Names() const {
     std::string names;
     for (const auto& [name, factory] : factories_) names += (names.empty() ? "" : ", ") + name;

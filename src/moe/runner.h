@@ -12,20 +12,30 @@
 
 namespace switchyard {
 
-// Rows sorted by expert, what pre-permute hands to a runner. Views of the dispatched rows where
-// their type allows it, of own storage where not; valid as long as those.
+// Rows by expert, what pre-permute hands to a runner. Views of the dispatched rows where their type
+// allows it, of own storage where not; valid as long as those.
 struct GroupedRows {
-  const float* x = nullptr;           // row stride ldx
-  int64_t ldx = 0;                    // elements
-  const int32_t* row_ids = nullptr;   // [num_rows] row of x for each output row; null: the same
-  std::span<const int32_t> offsets;   // [E_local + 1]
-  const int32_t* position = nullptr;  // these two as in ExpertRows
+  const float* x = nullptr;          // row stride ldx
+  int64_t ldx = 0;                   // elements
+  const int32_t* row_ids = nullptr;  // [num_rows] row of x for each output row; null: the same
+  int64_t num_rows = 0;              // of the output, with the gaps of a masked layout
+
+  // contiguous
+  std::span<const int32_t>
+      offsets;  // [E_local + 1]: expert e has rows [offsets[e], offsets[e + 1])
+  // masked
+  std::span<const int32_t> counts;  // [E_local]: expert e has the first counts[e] rows of its own
+  int64_t capacity = 0;             // rows of each expert, those from e · capacity
+
+  // As in ExpertRows.
+  const int32_t* position = nullptr;
   const int32_t* places = nullptr;
-  int64_t num_rows() const { return offsets.empty() ? 0 : offsets.back(); }
+  const int32_t* place_rows = nullptr;
+  int64_t num_places = 0;
 
   struct Storage {
     Scratch<float> x;
-    std::vector<int32_t> offsets, row_ids, position, places;
+    std::vector<int32_t> offsets, counts, row_ids, position, places, place_rows;
   } storage;
 };
 
@@ -42,10 +52,14 @@ class Runner {
   virtual ~Runner() = default;
 
   virtual RunnerLayout layout() const = 0;
+  // contiguous: offsets are to be multiples of this, as tiles of a device want them (DeepEP's
+  // expert_alignment). Rows that fill up belong to the expert, are read from anywhere, and their
+  // outputs are not looked at.
+  virtual int expert_alignment() const { return 1; }
   virtual bool Takes(WeightFormat format) const = 0;
 
-  // y [rows.num_rows(), hidden]: the expert's output for each row, unweighted. A row's output may
-  // not depend on which rows share the call, in any bit.
+  // y [rows.num_rows, hidden]: the expert's output for each row, unweighted; rows in gaps are left
+  // alone. A row's output may not depend on which rows share the call, in any bit.
   virtual void Run(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden,
                    ThreadPool& pool, float* y) = 0;
 };

@@ -4,18 +4,39 @@
 
 #include "core/check.h"
 #include "core/error.h"
-#include "moe/rows.h"
+#include "core/log.h"
+#include "moe/runner_names.h"
 
 namespace switchyard {
 namespace {
 
-void CheckOptions(const MoeOptions& options) {
+void CheckOptions(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh) {
   if (!IsRowDType(options.row_dtype))
     throw Invalid("--dtype {}: token rows travel as float32, bfloat16 or float16",
                   Name(options.row_dtype));
   if (options.max_dispatch_tokens_per_rank < 1)
     throw Invalid("--num-max-dispatch-tokens-per-rank {}: want at least 1",
                   options.max_dispatch_tokens_per_rank);
+  if (options.long_seq_per_round_tokens < 1)
+    throw Invalid("--deepep-normal-long-seq-per-round-tokens {}: want at least 1",
+                  options.long_seq_per_round_tokens);
+  if (options.long_seq_rounds < 0)
+    throw Invalid("--deepep-normal-long-seq-round {}: want at least 0", options.long_seq_rounds);
+  const std::string& dtype = options.dispatcher_output_dtype;
+  if (dtype != "auto" && dtype != "bf16" && dtype != "fp8")
+    throw Invalid("--deepep-dispatcher-output-dtype {}: want auto, bf16 or fp8", dtype);
+  if (options.num_redundant_experts < 0)
+    throw Invalid("--ep-num-redundant-experts {}: want at least 0", options.num_redundant_experts);
+  if (options.waterfill && shape.has_shared && mesh.ep != mesh.tp)
+    throw Invalid(
+        "--enable-deepep-waterfill sends a shared expert as a whole: want --ep {} as --tp, not {}",
+        mesh.tp, mesh.ep);
+  if (options.waterfill && !ScattersTokens(options, mesh))
+    throw Invalid("--enable-deepep-waterfill: --moe-a2a-backend none sends no rows; want deepep");
+}
+
+std::shared_ptr<const MoeBackends> OrBuiltin(std::shared_ptr<const MoeBackends> backends) {
+  return backends ? std::move(backends) : std::make_shared<MoeBackends>(BuiltinMoeBackends());
 }
 
 std::map<DispatchLayout, PermutePair> FindPermutes(const MoeOptions& options,
@@ -36,47 +57,124 @@ std::map<DispatchLayout, PermutePair> FindPermutes(const MoeOptions& options,
   return found;
 }
 
-}  // namespace
-
-MoeRuntime::MoeRuntime(const MoeOptions& options, const MoeShape& shape, RankComm& comm,
-                       ThreadPool& pool, const MoeBackends& backends)
-    : options_(options), shape_(shape), comm_(comm), pool_(pool) {
-  CHECK(shape.hidden > 0 && shape.num_experts > 0 && shape.top_k > 0 && shape.max_tokens > 0);
-  CheckOptions(options);
-  const ExpertRange experts = ExpertsOfRank(shape.num_experts, comm.mesh.ep(), comm.mesh.ep_rank());
-  num_local_experts_ = experts.end - experts.begin;
-  runner_ = backends.runners.Find(options.runner_backend)();
-  dispatcher_ =
-      backends.dispatchers.Find(options.a2a_backend).make({options_, shape_, comm_, pool_});
-  permutes_ = FindPermutes(options, *dispatcher_, *runner_, backends.permutes);
-
-  batch_.hidden_size = shape.hidden;
-  if (dispatcher_->scatters()) {
-    batch_.parts = comm.mesh.ep();
-    batch_.part = comm.mesh.ep_rank();
-  }
+void CheckFusedRunner(const MoeOptions& options) {
+  if (options.runner_backend != "auto" && options.runner_backend != options.a2a_backend)
+    throw Invalid(
+        "--moe-a2a-backend {} computes the experts itself; --moe-runner-backend {} cannot stand "
+        "beside it, want auto",
+        options.a2a_backend, options.runner_backend);
 }
 
-MoeBatch& MoeRuntime::StartBatch(const float* hidden, int64_t tokens, bool decode, float* out) {
-  batch_.hidden = hidden;
-  batch_.out = out;
-  batch_.tokens = tokens;
-  batch_.decode = decode;
-  batch_.max_round_tokens = dispatcher_->MaxTokens(decode);
-  batch_.round = batch_.own = {};
-  return batch_;
+// Every name, before anything is built.
+void CheckNames(const MoeOptions& options, const MoeBackends& backends) {
+  CheckA2aName(options.a2a_backend, backends);
+  if (backends.fused.FindIf(options.a2a_backend)) return CheckFusedRunner(options);
+  ResolveRunner(options.runner_backend, backends);
+}
+
+std::unique_ptr<Runner> MakeRunner(const MoeOptions& options, const MoeBackends& backends,
+                                   bool says_so) {
+  const std::string name = ResolveRunner(options.runner_backend, backends);
+  if (says_so && name != options.runner_backend && options.runner_backend != "auto")
+    LOG_INFO("--moe-runner-backend {}: {} does that work here", options.runner_backend, name);
+  return backends.runners.Find(name).make();
+}
+
+}  // namespace
+
+bool ScattersTokens(const MoeOptions& options, const MeshShape& mesh) {
+  return options.a2a_backend != "none" || mesh.dp > 1;
+}
+
+ExchangeShape ExchangeShapeOf(const MoeOptions& options, const MoeShape& shape,
+                              const MeshShape& mesh) {
+  CheckOptions(options, shape, mesh);
+  const bool shared = options.waterfill && shape.has_shared;
+  const ExpertMap experts(shape.num_experts + options.num_redundant_experts, mesh.ep, shared);
+  const std::string& dtype = options.dispatcher_output_dtype;
+  const bool fp8 = dtype == "fp8" || (dtype == "auto" && options.fp8_group_activations);
+  return {.hidden = shape.hidden,
+          .k = shape.top_k + (shared ? 1 : 0),
+          .num_experts = experts.size(),
+          .local_experts = experts.MostLocalExperts(),
+          .max_tokens = ScattersTokens(options, mesh) ? MaxLaneTokens(mesh, shape.max_tokens)
+                                                      : shape.max_tokens,
+          .row_format = {options.row_dtype, fp8},
+          .output_dtype = options.row_dtype,
+          .ep = mesh.ep};
+}
+
+MoeRuntime::MoeRuntime(const MoeOptions& options, const MoeShape& shape, RankComm& comm,
+                       ThreadPool& pool, std::shared_ptr<const MoeBackends> backends)
+    : options_(options),
+      shape_(shape),
+      exchange_(ExchangeShapeOf(options, shape, comm.mesh.shape())),
+      comm_(comm),
+      pool_(pool),
+      experts_(shape.num_experts + options.num_redundant_experts, comm.mesh.ep(),
+               options.waterfill && shape.has_shared) {
+  CHECK(shape.hidden > 0 && shape.num_experts > 0 && shape.top_k > 0 && shape.max_tokens > 0);
+  const DispatcherContext context{options_, exchange_, experts_, comm_, pool_};
+  CheckNames(options, *backends);
+  if (const FusedBackend* fused = backends->fused.FindIf(options.a2a_backend)) {
+    fused_ = fused->make(context);
+    return;
+  }
+  runner_ = MakeRunner(options, *backends, /*says_so=*/comm.mesh.rank() == 0);
+  dispatcher_ = backends->dispatchers.Find(options.a2a_backend).make(context);
+  permutes_ = FindPermutes(options, *dispatcher_, *runner_, backends->permutes);
+}
+
+PermuteContext MoeRuntime::permute_context() const {
+  return {shape_.hidden, experts_.LocalExperts(comm_.mesh.ep_rank()), pool_,
+          runner_->expert_alignment()};
+}
+
+bool MoeRuntime::Takes(WeightFormat format) const {
+  return fused_ ? fused_->Takes(format) : runner_->Takes(format);
+}
+
+int64_t MoeRuntime::MaxTokens(bool decode) const {
+  return fused_ ? fused_->MaxTokens(decode) : dispatcher_->MaxTokens(decode);
+}
+
+void MoeRuntime::StartBatch(const float* hidden, std::span<const int64_t> group_tokens, bool decode,
+                            float* out, MoeBatch* batch) const {
+  batch->hidden = hidden;
+  batch->out = out;
+  batch->hidden_size = shape_.hidden;
+  batch->tokens = group_tokens[comm_.mesh.dp_rank()];
+  batch->decode = decode;
+  batch->routed_experts = nullptr;
+  batch->spread.reset();
+  batch->lane_tokens = batch->tokens;
+  int64_t longest = batch->tokens;
+  if (scatters()) {
+    batch->spread.emplace(comm_.mesh, group_tokens);
+    batch->lane_tokens = batch->spread->lane_tokens();
+    longest = batch->spread->longest_lane();
+  }
+  batch->max_round_tokens = MaxTokens(decode);
+  batch->rounds = CeilDiv(longest, batch->max_round_tokens);
+  batch->rounds_done = 0;
+  batch->round = {};
 }
 
 std::shared_ptr<MoeRuntime> MakeMoeRuntime(const MoeOptions& options, const MoeShape& shape,
-                                           RankComm& comm, ThreadPool& pool) {
-  return std::make_shared<MoeRuntime>(options, shape, comm, pool, BuiltinMoeBackends());
+                                           RankComm& comm, ThreadPool& pool,
+                                           std::shared_ptr<const MoeBackends> backends) {
+  return std::make_shared<MoeRuntime>(options, shape, comm, pool, OrBuiltin(std::move(backends)));
 }
 
-size_t MoeSymmetricBytes(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh) {
-  CheckOptions(options);
-  return BuiltinMoeBackends()
-      .dispatchers.Find(options.a2a_backend)
-      .symmetric_bytes(options, shape, mesh);
+size_t MoeSymmetricBytes(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,
+                         const MoeBackends* backends) {
+  const ExchangeShape exchange = ExchangeShapeOf(options, shape, mesh);
+  const MoeBackends builtin = backends ? MoeBackends{} : BuiltinMoeBackends();
+  const MoeBackends& all = backends ? *backends : builtin;
+  CheckNames(options, all);
+  if (const FusedBackend* fused = all.fused.FindIf(options.a2a_backend))
+    return fused->symmetric_bytes(options, exchange);
+  return all.dispatchers.Find(options.a2a_backend).symmetric_bytes(options, exchange);
 }
 
 }  // namespace switchyard

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 
 #include "moe/backends.h"
 #include "moe/batch.h"
@@ -19,28 +20,43 @@ class MoeRuntime {
   // Error kInvalid names the flag: an unknown backend, or a dispatcher and a runner that no permute
   // joins (with those that exist). Allocates symmetrically: all ranks, in one order.
   MoeRuntime(const MoeOptions& options, const MoeShape& shape, RankComm& comm, ThreadPool& pool,
-             const MoeBackends& backends);
+             std::shared_ptr<const MoeBackends> backends);
 
   const MoeOptions& options() const { return options_; }
   const MoeShape& shape() const { return shape_; }
   RankComm& comm() const { return comm_; }
   ThreadPool& pool() const { return pool_; }
+  const ExpertMap& experts() const { return experts_; }
+  // One of the two: the fused operator, or a dispatcher with a runner and permutes.
+  FusedExperts* fused() const { return fused_.get(); }
   Dispatcher& dispatcher() const { return *dispatcher_; }
   Runner& runner() const { return *runner_; }
   const PermutePair& permute(DispatchLayout from) const { return permutes_.at(from); }
-  PermuteContext permute_context() const { return {shape_.hidden, num_local_experts_, pool_}; }
+  PermuteContext permute_context() const;
 
-  // Points the batch under way at new tokens, before its first round.
-  MoeBatch& StartBatch(const float* hidden, int64_t tokens, bool decode, float* out);
+  bool Takes(WeightFormat format) const;
+  bool scatters() const { return fused_ || dispatcher_->scatters(); }
+  bool splits_mixed_batches() const { return dispatcher_ && dispatcher_->splits_mixed_batches(); }
+  bool shared_dispatched() const { return options_.waterfill && shape_.has_shared; }
+
+  // A batch of tokens [first, first + group_tokens[own group]) of the rows `hidden`, before its
+  // first round. The runtime keeps one batch; others are the caller's.
+  void StartBatch(const float* hidden, std::span<const int64_t> group_tokens, bool decode,
+                  float* out, MoeBatch* batch) const;
+  MoeBatch& batch() { return batch_; }
 
  private:
+  int64_t MaxTokens(bool decode) const;
+
   const MoeOptions options_;
   const MoeShape shape_;
+  const ExchangeShape exchange_;
   RankComm& comm_;
   ThreadPool& pool_;
-  int num_local_experts_ = 0;
+  const ExpertMap experts_;
   std::unique_ptr<Dispatcher> dispatcher_;
   std::unique_ptr<Runner> runner_;
+  std::unique_ptr<FusedExperts> fused_;
   std::map<DispatchLayout, PermutePair> permutes_;
   MoeBatch batch_;
 };

@@ -16,17 +16,17 @@ const MoeShape kShape = {
     .hidden = 96, .intermediate = 64, .num_experts = 10, .top_k = 3, .max_tokens = 37};
 
 TEST(MoeRuntimeTest, SymmetricBytesAreWhatIsAllocated) {
-  for (const std::string mode : {"normal", "low_latency", "auto"}) {
-    for (const MeshShape& mesh : {MeshShape{1, 1}, {2, 2}, {4, 2}}) {
-      for (const std::string backend : {"none", "deepep"}) {
-        const MoeOptions options = {
-            .a2a_backend = backend, .deepep_mode = mode, .row_dtype = DType::kBF16};
-        RunMoeRanks(options, kShape, mesh, [&](RankComm& comm, ThreadPool& pool) {
-          const size_t before = comm.memory->bytes_used();
-          const auto runtime = MakeMoeRuntime(options, kShape, comm, pool);
-          EXPECT_EQ(comm.memory->bytes_used() - before, MoeSymmetricBytes(options, kShape, mesh));
-        });
-      }
+  for (const A2aChoice& choice : AllA2aChoices()) {
+    for (const MeshShape& mesh :
+         {MeshShape{}, {.tp = 2, .ep = 2}, {.tp = 4, .ep = 2}, {.tp = 6, .ep = 2, .dp = 3}}) {
+      const MoeOptions options = {
+          .a2a_backend = choice.a2a, .deepep_mode = choice.mode, .row_dtype = DType::kBF16};
+      RunMoeRanks(options, kShape, mesh, [&](RankComm& comm, ThreadPool& pool) {
+        const size_t before = comm.memory->bytes_used();
+        const auto runtime = MakeMoeRuntime(options, kShape, comm, pool);
+        EXPECT_EQ(comm.memory->bytes_used() - before, MoeSymmetricBytes(options, kShape, mesh))
+            << choice.Describe();
+      });
     }
   }
 }
@@ -35,7 +35,7 @@ std::string ErrorOf(const MoeOptions& options, const MoeBackends& backends) {
   std::string message = "no error";
   RunMoeRanks({}, kShape, {1, 1}, [&](RankComm& comm, ThreadPool& pool) {
     try {
-      MoeRuntime(options, kShape, comm, pool, backends);
+      MoeRuntime(options, kShape, comm, pool, std::make_shared<MoeBackends>(backends));
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kInvalid);
       message = error.what();
@@ -44,35 +44,58 @@ std::string ErrorOf(const MoeOptions& options, const MoeBackends& backends) {
   return message;
 }
 
-TEST(MoeRuntimeTest, UnknownNamesAreRefusedWithTheKnownOnes) {
+TEST(MoeRuntimeTest, WrongOptionsAreRefusedByTheirFlags) {
   const MoeBackends backends = BuiltinMoeBackends();
-  EXPECT_THAT(ErrorOf({.a2a_backend = "mori"}, backends),
-              AllOf(HasSubstr("--moe-a2a-backend mori"), HasSubstr("deepep, none")));
-  EXPECT_THAT(ErrorOf({.runner_backend = "marlin"}, backends),
-              AllOf(HasSubstr("--moe-runner-backend marlin"), HasSubstr("auto, grouped_mlp")));
+  EXPECT_THAT(ErrorOf({.a2a_backend = "train"}, backends),
+              AllOf(HasSubstr("--moe-a2a-backend train"), HasSubstr("deepep")));
+  EXPECT_THAT(ErrorOf({.runner_backend = "train"}, backends),
+              AllOf(HasSubstr("--moe-runner-backend train"), HasSubstr("auto, grouped_mlp")));
   EXPECT_THAT(ErrorOf({.a2a_backend = "deepep", .deepep_mode = "fast"}, backends),
               HasSubstr("--deepep-mode fast: want normal, low_latency or auto"));
   EXPECT_THAT(ErrorOf({.max_dispatch_tokens_per_rank = 0}, backends),
               HasSubstr("--num-max-dispatch-tokens-per-rank 0"));
+  EXPECT_THAT(ErrorOf({.dispatcher_output_dtype = "int4"}, backends),
+              HasSubstr("--deepep-dispatcher-output-dtype int4"));
+  EXPECT_THAT(ErrorOf({.num_redundant_experts = -1}, backends),
+              HasSubstr("--ep-num-redundant-experts -1"));
   EXPECT_THAT(ErrorOf({.row_dtype = DType::kI8}, backends), HasSubstr("--dtype int8"));
 }
 
-TEST(MoeRuntimeTest, ExpertsSitInRunsOfNearlyEqualLength) {
-  const auto lengths = [](int experts, int ep) {
-    std::vector<int> counts;
-    int next = 0;
-    for (int rank = 0; rank < ep; ++rank) {
-      const ExpertRange range = ExpertsOfRank(experts, ep, rank);
-      EXPECT_EQ(range.begin, next);
-      next = range.end;
-      counts.push_back(range.end - range.begin);
-    }
-    EXPECT_EQ(next, experts);
-    return counts;
-  };
-  EXPECT_THAT(lengths(64, 4), ElementsAre(16, 16, 16, 16));
-  EXPECT_THAT(lengths(10, 4), ElementsAre(3, 3, 2, 2));
-  EXPECT_THAT(lengths(2, 4), ElementsAre(1, 1, 0, 0));
+// The size of the arena is asked for before any rank starts: that is when names are refused.
+TEST(MoeRuntimeTest, NamesAreRefusedWhereMemoryIsPlanned) {
+  EXPECT_THROW(MoeSymmetricBytes({.a2a_backend = "train"}, kShape, {}), Error);
+  EXPECT_THROW(MoeSymmetricBytes({.runner_backend = "train"}, kShape, {}), Error);
+}
+
+TEST(MoeRuntimeTest, SglangsRunnerNamesAreUnderstood) {
+  RunMoeRanks({}, kShape, {}, [&](RankComm& comm, ThreadPool& pool) {
+    const auto layout = [&](const char* runner) {
+      return MakeMoeRuntime({.runner_backend = runner}, kShape, comm, pool)->runner().layout();
+    };
+    EXPECT_EQ(layout("auto"), RunnerLayout::kContiguous);
+    EXPECT_EQ(layout("triton"), RunnerLayout::kContiguous);
+    EXPECT_EQ(layout("flashinfer_cutedsl"), RunnerLayout::kMasked);
+  });
+}
+
+class NothingFused : public FusedExperts {
+ public:
+  bool Takes(WeightFormat) const override { return false; }
+  int64_t MaxTokens(bool) const override { return 1; }
+  void Begin(const float*, const TopK&, bool, DispatchHandle*) override {}
+  void End(const ExpertBlock&, DispatchHandle*, float*) override {}
+};
+
+TEST(MoeRuntimeTest, AFusedOperatorTakesNoRunnerBesideIt) {
+  MoeBackends backends = BuiltinMoeBackends();
+  backends.fused.Add("both",
+                     {[](const DispatcherContext&) { return std::make_unique<NothingFused>(); },
+                      [](const MoeOptions&, const ExchangeShape&) { return size_t{0}; }, ""});
+  EXPECT_THAT(ErrorOf({.a2a_backend = "both", .runner_backend = "grouped_mlp"}, backends),
+              AllOf(HasSubstr("--moe-a2a-backend both computes the experts itself"),
+                    HasSubstr("--moe-runner-backend grouped_mlp")));
+  EXPECT_EQ(ErrorOf({.a2a_backend = "both", .runner_backend = "both"}, backends), "no error");
+  EXPECT_EQ(ErrorOf({.a2a_backend = "both"}, backends), "no error");
 }
 
 class MaskedRunner : public Runner {
@@ -84,7 +107,9 @@ class MaskedRunner : public Runner {
 
 TEST(MoeRuntimeTest, PairsThatNothingJoinsAreRefusedWithThoseThatWork) {
   MoeBackends backends = BuiltinMoeBackends();
-  backends.runners.Add("masked", [] { return std::make_unique<MaskedRunner>(); });
+  backends.runners.Add("masked", {[] { return std::make_unique<MaskedRunner>(); }, ""});
+  backends.permutes = PermuteTable();
+  backends.permutes.Add(DispatchLayout::kStandard, RunnerLayout::kContiguous, SortRowsByExpert());
   EXPECT_THAT(ErrorOf({.runner_backend = "masked"}, backends),
               AllOf(HasSubstr("layout standard"), HasSubstr("layout masked"),
                     HasSubstr("standard → contiguous")));
@@ -98,12 +123,12 @@ class Float32Runner : public MaskedRunner {
 
 TEST(MoeRuntimeTest, WeightsThatTheRunnerDoesNotTakeAreRefused) {
   MoeBackends backends = BuiltinMoeBackends();
-  backends.runners.Add("float32", [] { return std::make_unique<Float32Runner>(); });
+  backends.runners.Add("float32", {[] { return std::make_unique<Float32Runner>(); }, ""});
   const TestLayer layer({.format = WeightFormat::kFp8Block});
   const MoeOptions options = {.runner_backend = "float32"};
-  RunMoeRanks(options, layer.Shape(4), {1, 1}, [&](RankComm& comm, ThreadPool& pool) {
-    const auto runtime =
-        std::make_shared<MoeRuntime>(options, layer.Shape(4), comm, pool, backends);
+  RunMoeRanks({}, layer.Shape(4), {}, [&](RankComm& comm, ThreadPool& pool) {
+    const auto runtime = MakeMoeRuntime(options, layer.Shape(4), comm, pool,
+                                        std::make_shared<MoeBackends>(backends));
     try {
       MoeLayer(layer.config, layer.whole, runtime);
       FAIL() << "no error";

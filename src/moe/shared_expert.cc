@@ -7,12 +7,26 @@
 
 namespace switchyard {
 
-void AddSharedExpert(const MoeLayerConfig& config, const MoeLayerWeights& weights, const float* x,
-                     int64_t tokens, SharedExpertScratch* scratch, ThreadPool& pool, float* y) {
-  if (tokens == 0) return;
+const float* SharedGates(const MoeLayerConfig& config, const MoeLayerWeights& weights,
+                         const float* x, int64_t tokens, SharedExpertScratch* scratch,
+                         ThreadPool& pool) {
+  if (!weights.shared_gate.defined()) return nullptr;
+  float* gate = scratch->gate.Get(tokens);
+  if (tokens == 0) return gate;
+  kernels::Linear(
+      {.x = x, .ldx = config.hidden, .w = weights.shared_gate, .y = gate, .ldy = 1, .m = tokens},
+      pool);
+  for (int64_t t = 0; t < tokens; ++t) gate[t] = 1.0f / (1.0f + std::exp(-gate[t]));
+  return gate;
+}
+
+void ComputeSharedExpert(const MoeLayerConfig& config, const MoeLayerWeights& weights,
+                         const float* x, int64_t tokens, SharedExpertScratch* scratch,
+                         ThreadPool& pool) {
   const int64_t hidden = config.hidden;
+  float* y = scratch->y.Get(tokens * hidden);
+  if (tokens == 0) return;
   const std::array<int32_t, 2> offsets = {0, static_cast<int32_t>(tokens)};
-  float* shared = scratch->y.Get(tokens * hidden);
   kernels::GroupedMlp({.x = x,
                        .ldx = hidden,
                        .experts = {&weights.shared, 1},
@@ -21,22 +35,14 @@ void AddSharedExpert(const MoeLayerConfig& config, const MoeLayerWeights& weight
                        .alpha = config.swiglu_alpha,
                        .limit = config.swiglu_limit,
                        .scratch = scratch->middle.Get(tokens * weights.shared.gate.n),
-                       .out = shared,
+                       .out = y,
                        .ldo = hidden},
                       pool);
-  if (!weights.shared_gate.defined()) {
-    kernels::AddInPlace(y, shared, tokens * hidden, pool);
-    return;
-  }
-
-  float* gate = scratch->gate.Get(tokens);
-  kernels::Linear(
-      {.x = x, .ldx = hidden, .w = weights.shared_gate, .y = gate, .ldy = 1, .m = tokens}, pool);
+  const float* gate = SharedGates(config, weights, x, tokens, scratch, pool);
+  if (!gate) return;
   pool.RunRanges(tokens, kRowGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      const float open = 1.0f / (1.0f + std::exp(-gate[t]));
-      for (int64_t i = 0; i < hidden; ++i) y[t * hidden + i] += open * shared[t * hidden + i];
-    }
+    for (int64_t t = begin; t < end; ++t)
+      for (int64_t i = 0; i < hidden; ++i) y[t * hidden + i] *= gate[t];
   });
 }
 

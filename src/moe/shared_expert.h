@@ -8,14 +8,21 @@
 
 namespace switchyard {
 
-// Scratch of AddSharedExpert; kept between calls.
+// Scratch of the two below; kept between calls.
 struct SharedExpertScratch {
-  Scratch<float> middle, y, gate;
+  Scratch<float> middle, gate;
+  Scratch<float> y;  // [tokens, H] what ComputeSharedExpert leaves
 };
 
-// y[t] += sigmoid(gate · x[t]) · shared(x[t]), without a gate y[t] += shared(x[t]). x, y
-// [tokens, H]. With a slice of the expert, the slice's part of the sum.
-void AddSharedExpert(const MoeLayerConfig& config, const MoeLayerWeights& weights, const float* x,
-                     int64_t tokens, SharedExpertScratch* scratch, ThreadPool& pool, float* y);
+// scratch->y[t] = sigmoid(gate · x[t]) · shared(x[t]), without a gate shared(x[t]). x [tokens, H].
+// With a slice of the expert, the slice's part of the sum.
+void ComputeSharedExpert(const MoeLayerConfig& config, const MoeLayerWeights& weights,
+                         const float* x, int64_t tokens, SharedExpertScratch* scratch,
+                         ThreadPool& pool);
+
+// [tokens] sigmoid(gate · x[t]), in the scratch; null without a gate.
+const float* SharedGates(const MoeLayerConfig& config, const MoeLayerWeights& weights,
+                         const float* x, int64_t tokens, SharedExpertScratch* scratch,
+                         ThreadPool& pool);
 
 }  // namespace switchyard

@@ -1,15 +1,24 @@
 // Made-up MoE layers and rank threads that run them, for tests.
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <memory>
+#include <numeric>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "comm/device/communicator.h"
+#include "comm/device/rank_threads.h"
 #include "kernels/testing.h"
+#include "moe/backends.h"
 #include "moe/layer.h"
+#include "moe/reference.h"
 #include "quant/quantize.h"
 
 namespace switchyard {
@@ -18,11 +27,13 @@ namespace switchyard {
 struct TestLayer {
   struct Spec {
     WeightFormat format = WeightFormat::kF32;
+    ActivationFormat activation = ActivationFormat::kNone;
     int64_t hidden = 160, intermediate = 256;
     int num_experts = 10, top_k = 3;
     bool clamped_with_biases = false;  // as gpt-oss has it
     bool shared = false;               // with a gate
     int hot_expert = -1;               // every token's first choice
+    bool no_experts = false;           // every id is −1
     uint32_t seed = 1;
   };
   explicit TestLayer(Spec s) : spec(s), random(s.seed) {
@@ -35,6 +46,7 @@ struct TestLayer {
     whole.router.w = Weight(WeightFormat::kF32, s.num_experts, s.hidden);
     std::vector<float> bias = random.Normal(s.num_experts, 0.1f);
     if (s.hot_expert >= 0) bias[s.hot_expert] = 1000.0f;
+    if (s.no_experts) std::ranges::fill(bias, NAN);
     whole.router.bias = Keep(bias);
     for (int e = 0; e < s.num_experts; ++e)
       whole.experts.push_back(Expert(s.format, s.clamped_with_biases));
@@ -46,15 +58,24 @@ struct TestLayer {
   }
 
   MoeShape Shape(int64_t max_tokens) const {
-    return {spec.hidden, spec.intermediate, spec.num_experts, spec.top_k, max_tokens};
+    return {.hidden = spec.hidden,
+            .intermediate = spec.intermediate,
+            .num_experts = spec.num_experts,
+            .top_k = spec.top_k,
+            .max_tokens = max_tokens,
+            .has_shared = spec.shared};
   }
 
+  // What a rank would load; experts sit where config.placement says, by default at their number.
   MoeLayerWeights ShareOf(const Mesh& mesh, bool shared_whole) const {
     MoeLayerWeights share = whole;
-    const ExpertRange range = ExpertsOfRank(spec.num_experts, mesh.ep(), mesh.ep_rank());
+    ExpertPlacement placement = config.placement;
+    if (placement.num_logical() == 0) placement = ExpertPlacement::Trivial(spec.num_experts);
+    const ExpertRange range = ExpertsOfRank(placement.num_physical(), mesh.ep(), mesh.ep_rank());
     share.experts.clear();
-    for (int e = range.begin; e < range.end; ++e)
-      share.experts.push_back(Slice(whole.experts[e], mesh.moe_tp(), mesh.moe_tp_rank()));
+    for (int p = range.begin; p < range.end; ++p)
+      share.experts.push_back(Slice(whole.experts[placement.physical_to_logical()[p]],
+                                    mesh.moe_tp(), mesh.moe_tp_rank()));
     if (whole.has_shared && !shared_whole)
       share.shared = Slice(whole.shared, mesh.tp(), mesh.tp_rank());
     return share;
@@ -85,6 +106,7 @@ struct TestLayer {
     w.gate = Weight(format, spec.intermediate, spec.hidden);
     w.up = Weight(format, spec.intermediate, spec.hidden);
     w.down = Weight(format, spec.hidden, spec.intermediate);
+    for (WeightView* view : {&w.gate, &w.up, &w.down}) view->activation = spec.activation;
     if (biases) {
       w.gate_bias = Bias(spec.intermediate);
       w.up_bias = Bias(spec.intermediate);
@@ -94,7 +116,7 @@ struct TestLayer {
   }
 
   WeightView Weight(WeightFormat format, int64_t n, int64_t k) {
-    return Quantize(format, random.Normal(n * k, 0.1f), n, k);
+    return Quantize(format, random.Normal(n * k, 0.1f), n, k, {.group_size = 32});
   }
   const float* Bias(int64_t n) { return Keep(random.Normal(n, 0.1f)); }
   const float* Keep(std::vector<float> values) {
@@ -115,6 +137,145 @@ inline void RunMoeRanks(const MoeOptions& options, const MoeShape& shape, const 
     ThreadPool pool(mesh.tp <= 2 ? 2 : 1);
     body(*comm, pool);
   });
+}
+
+// One pass through a layer: tokens of each attention group, the first `decoding` of which decode.
+// Token t of all groups, in their order, is row t of TestLayer::Hidden(total, seed), however the
+// groups share them: a pass has one reference and one sequence of bits.
+struct TestPass {
+  std::vector<int64_t> tokens, decoding;  // [dp]
+  uint32_t seed = 0;
+
+  int64_t total() const { return std::accumulate(tokens.begin(), tokens.end(), int64_t{0}); }
+  int64_t FirstOf(int group) const {
+    return std::accumulate(tokens.begin(), tokens.begin() + group, int64_t{0});
+  }
+
+  // `total` tokens over dp groups: unequal shares, and often a group without any.
+  static TestPass Spread(int64_t total, int dp, bool decode, uint32_t seed) {
+    TestPass pass{std::vector<int64_t>(dp), std::vector<int64_t>(dp), seed};
+    const auto empty = static_cast<int64_t>(seed % dp);
+    const bool has_empty = dp > 2 || (dp == 2 && seed % 2 == 1);
+    for (int64_t t = 0; t < total; ++t) {
+      const int64_t group = (t * (t + 1) / 2 + seed) % dp;
+      ++pass.tokens[has_empty && group == empty ? (group + 1) % dp : group];
+    }
+    if (decode) pass.decoding = pass.tokens;
+    return pass;
+  }
+};
+
+inline std::vector<TestPass> SpreadPasses(const std::vector<int64_t>& totals, int dp, bool decode) {
+  std::vector<TestPass> passes;
+  for (const int64_t total : totals)
+    passes.push_back(TestPass::Spread(total, dp, decode, static_cast<uint32_t>(passes.size())));
+  return passes;
+}
+
+inline MoeShape ShapeFor(const TestLayer& layer, const std::vector<TestPass>& passes) {
+  int64_t most = 1;
+  for (const TestPass& pass : passes) most = std::max(most, std::ranges::max(pass.tokens));
+  return layer.Shape(most);
+}
+
+// What rank comm.mesh.rank() gets for its group's tokens in all passes, one after the other on one
+// runtime: what earlier ones leave in buffers must not matter to later ones.
+inline std::vector<float> RunPassesOnRank(const TestLayer& layer, const MoeOptions& options,
+                                          const std::vector<TestPass>& passes, RankComm& comm,
+                                          ThreadPool& pool) {
+  const MoeShape shape = ShapeFor(layer, passes);
+  const int group = comm.mesh.dp_rank();
+  const MoeLayer moe(layer.config,
+                     layer.ShareOf(comm.mesh, ScattersTokens(options, comm.mesh.shape())),
+                     MakeMoeRuntime(options, shape, comm, pool));
+  std::vector<float> all;
+  for (const TestPass& pass : passes) {
+    const std::vector<float> hidden = layer.Hidden(pass.total(), pass.seed);
+    std::vector<float> out(pass.tokens[group] * layer.spec.hidden, NAN);
+    moe.Forward(hidden.data() + pass.FirstOf(group) * layer.spec.hidden,
+                {pass.tokens, pass.decoding}, out.data());
+    all.insert(all.end(), out.begin(), out.end());
+  }
+  return all;
+}
+
+// From what each group has for all passes to what each pass has of all groups.
+inline std::vector<float> JoinGroups(const std::vector<TestPass>& passes, int64_t hidden,
+                                     const std::vector<std::vector<float>>& groups) {
+  std::vector<size_t> next(groups.size(), 0);
+  std::vector<float> all;
+  for (const TestPass& pass : passes) {
+    for (size_t g = 0; g < groups.size(); ++g) {
+      const size_t count = pass.tokens[g] * hidden;
+      EXPECT_LE(next[g] + count, groups[g].size());
+      all.insert(all.end(), groups[g].begin() + next[g], groups[g].begin() + next[g] + count);
+      next[g] += count;
+    }
+  }
+  return all;
+}
+
+// The outputs of all passes, after a check that every rank of a group has the same bits.
+inline std::vector<float> RunPasses(const TestLayer& layer, const MoeOptions& options,
+                                    const MeshShape& mesh, const std::vector<TestPass>& passes) {
+  std::vector<std::vector<float>> outs(mesh.tp), groups;
+  RunMoeRanks(options, ShapeFor(layer, passes), mesh, [&](RankComm& comm, ThreadPool& pool) {
+    outs[comm.mesh.rank()] = RunPassesOnRank(layer, options, passes, comm, pool);
+  });
+  const int attn_tp = mesh.tp / mesh.dp;
+  for (int rank = 0; rank < mesh.tp; ++rank) {
+    if (rank % attn_tp == 0) groups.push_back(outs[rank]);
+    EXPECT_TRUE(kernels::SameBits(groups.back(), outs[rank]))
+        << "rank " << rank << " differs from rank " << rank / attn_tp * attn_tp;
+  }
+  return JoinGroups(passes, layer.spec.hidden, groups);
+}
+
+// What rows travel as under these options, by the rule of ExchangeShapeOf.
+inline RowFormat RowFormatOf(const MoeOptions& options) {
+  return {options.row_dtype, options.dispatcher_output_dtype == "fp8"};
+}
+
+// The reference for all passes; it knows no groups.
+inline std::vector<float> ReferencePasses(const TestLayer& layer, const MoeOptions& options,
+                                          const std::vector<TestPass>& passes) {
+  std::vector<float> all;
+  for (const TestPass& pass : passes) {
+    const std::vector<float> hidden = layer.Hidden(pass.total(), pass.seed);
+    std::vector<float> out(hidden.size());
+    MoeReference(layer.config, layer.whole, RowFormatOf(options), hidden.data(), pass.total(),
+                 out.data(), options.waterfill);
+    all.insert(all.end(), out.begin(), out.end());
+  }
+  return all;
+}
+
+// Largest error as a fraction of the largest value.
+inline double RelativeError(const std::vector<float>& got, const std::vector<float>& want) {
+  EXPECT_EQ(got.size(), want.size());
+  double error = 0, largest = 0;
+  for (size_t i = 0; i < std::min(got.size(), want.size()); ++i) {
+    if (!std::isfinite(got[i])) return INFINITY;
+    error = std::max(error, std::abs(double{got[i]} - want[i]));
+    largest = std::max(largest, std::abs(double{want[i]}));
+  }
+  return largest > 0 ? error / largest : error;
+}
+
+// Every --moe-a2a-backend of this build, with every mode of those that have some.
+struct A2aChoice {
+  std::string a2a, mode;
+  std::string Describe() const { return mode == "auto" ? a2a : a2a + " " + mode; }
+};
+inline std::vector<A2aChoice> AllA2aChoices() {
+  const MoeBackends backends = BuiltinMoeBackends();
+  std::vector<A2aChoice> choices;
+  for (const auto& [name, backend] : backends.dispatchers.all())
+    for (const char* mode : {"auto", "normal", "low_latency"})
+      if (std::string(mode) == "auto" || name == "deepep" || name == "mooncake")
+        choices.push_back({name, mode});
+  for (const auto& [name, backend] : backends.fused.all()) choices.push_back({name, "auto"});
+  return choices;
 }
 
 }  // namespace switchyard

@@ -3,19 +3,21 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "core/dtype.h"
 #include "moe/router.h"
+#include "moe/rows.h"
 
 namespace switchyard {
 
 // How dispatched rows lie on the rank that owns their experts.
 enum class DispatchLayout : uint8_t {
-  kStandard,    // nothing moved: every rank has every token's row
-  kNormal,      // one row per (token, destination rank), packed, source rank by source rank
-  kLowLatency,  // one row per (token, expert) in [E_local, sources, capacity], fixed places
+  kStandard,    // every row of the group, each once
+  kNormal,      // one row per (token, destination rank), source rank by source rank
+  kLowLatency,  // the same, and for each expert its rows, named in [E_local, sources, capacity]
 };
 
 // How a runner wants the rows of its experts.
@@ -38,50 +40,62 @@ Share EvenShare(int64_t total, int64_t parts, int64_t part);
 
 // Outputs of the experts on the way back, and which dispatched row each belongs to.
 struct ExpertRows {
-  float* rows = nullptr;  // [num_rows, H]; the dispatcher may round them in place
-  int64_t num_rows = 0;
+  const float* rows = nullptr;  // [num_rows, H]
+  int64_t num_rows = 0;         // masked runners leave rows between the valid ones
   // standard and normal: [dispatched rows, k] the output for slot j of row n, or −1.
   const int32_t* position = nullptr;
-  // low-latency: [num_rows] the place in [E_local, sources, capacity] that each output is for.
+  // low-latency: [num_places] a place in [E_local, sources, capacity], and the output for it.
   const int32_t* places = nullptr;
+  const int32_t* place_rows = nullptr;
+  int64_t num_places = 0;
 };
 
 // One batch between BeginDispatch and EndCombine: everything a dispatcher must remember of it, so
-// that any number of batches are in flight and none is the dispatcher's "current" one. A value
-// owned by whoever runs the batch. Reusing a finished handle for the next batch reuses its arrays,
-// and a steady state allocates nothing. P = ranks that exchange rows, n = own tokens.
-struct DispatchHandle {
+// that any number of batches are in flight and none is the dispatcher's "current" one. Owned by
+// whoever runs the batch. Reusing a finished handle for the next batch reuses its arrays, and a
+// steady state allocates nothing.
+class DispatchHandle {
+ public:
   DispatchLayout layout = DispatchLayout::kStandard;
   const TopK* topk = nullptr;  // of the own tokens; the caller's
-  int slot = -1;               // buffer slot of the exchange; −1: none taken
-  uint32_t round = 0;          // value of the slot's flags in this use of it
 
-  // standard
-  const float* x = nullptr;        // [n, H] rows as they will be computed: the caller's, or
-  std::vector<float> rounded;      // [n, H] a copy rounded to the dtype in flight
-  std::vector<int32_t> local_ids;  // [n, k] −1 for experts of other ranks
-  ExpertRows outputs;
+  // The dispatcher's own record of the batch, made at first use and kept for the handle's life.
+  // Each dispatcher, and each mode of one, has a type of its own.
+  template <typename State>
+  State& Get() {
+    for (const auto& entry : states_)
+      if (auto* held = dynamic_cast<Held<State>*>(entry.get())) return held->state;
+    auto held = std::make_unique<Held<State>>();
+    State& state = held->state;
+    states_.push_back(std::move(held));
+    return state;
+  }
 
-  // normal and low-latency
-  // Index of the token's row among those that this rank sends to that rank (normal, [n, P]) or to
-  // that slot's expert (low-latency, [n, k]); −1: none goes there.
-  std::vector<int32_t> send_order;
-  std::vector<int32_t> send_counts;  // [P] rows to each rank, or [E] to each expert
-
-  // normal
-  std::vector<int32_t> send_begin;     // [P] place of this rank's first row at each rank
-  std::vector<int32_t> receive_begin;  // [P + 1] rows [begin[s], begin[s + 1]) are from source s
+ private:
+  struct HeldBase {
+    virtual ~HeldBase() = default;
+  };
+  template <typename State>
+  struct Held : HeldBase {
+    State state;
+  };
+  std::vector<std::unique_ptr<HeldBase>> states_;
 };
 
-// Rows as EndDispatch leaves them on the rank of their experts. Views of the handle and of exchange
-// buffers, valid until BeginCombine returns: from then on a peer may send its next batch.
+// Rows as EndDispatch leaves them on the rank of their experts. Views of the handle, of exchange
+// buffers and of the caller's x, valid until BeginCombine returns: from then on a peer may send its
+// next batch.
 struct Dispatched {
   DispatchLayout layout = DispatchLayout::kStandard;
-  const std::byte* rows = nullptr;  // [num_rows, H], or [E_local, sources, capacity, H]
-  DType dtype = DType::kF32;        // of rows
+  const std::byte* rows = nullptr;  // of `format`
+  RowFormat format;
+  int64_t num_rows = 0;
+  // [num_rows] where row n lies: at index row_at[n] of `rows`, or, for row_at[n] = ~t, at row t of
+  // own_x: rows of the own tokens are not moved, and not rounded yet. Null: row n lies at n.
+  const int32_t* row_at = nullptr;
+  const float* own_x = nullptr;  // [own tokens, H]
 
   // standard and normal
-  int64_t num_rows = 0;
   const int32_t* topk_ids = nullptr;  // [num_rows, k], row stride topk_stride: local ids, or −1
   int64_t topk_stride = 0;
   int k = 0;
@@ -89,7 +103,8 @@ struct Dispatched {
   // low-latency
   int sources = 0;
   int64_t capacity = 0;
-  const int32_t* counts = nullptr;  // [sources, E_local], row stride counts_stride
+  const int32_t* counts = nullptr;     // [sources, E_local] places in use, row stride counts_stride
+  const int32_t* place_row = nullptr;  // [E_local, sources, capacity] the row for each place in use
   int64_t counts_stride = 0;
 };
 

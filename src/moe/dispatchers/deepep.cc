@@ -11,13 +11,14 @@ namespace {
 class DeepEpAuto : public Dispatcher {
  public:
   explicit DeepEpAuto(const DispatcherContext& context) : normal_(context), low_latency_(context) {}
-  static size_t SymmetricBytes(const MoeOptions& options, const MoeShape& shape,
-                               const MeshShape& mesh) {
-    return DeepEpNormal::SymmetricBytes(options, shape, mesh) +
-           DeepEpLowLatency::SymmetricBytes(options, shape, mesh);
+  static ExchangeMemory Memory(const MoeOptions& options, const ExchangeShape& shape) {
+    ExchangeMemory both = DeepEpNormal::Memory(options, shape);
+    both.parts.push_back(DeepEpLowLatency::Memory(options, shape).parts.front());
+    return both;
   }
 
   bool scatters() const override { return true; }
+  bool splits_mixed_batches() const override { return true; }
   std::vector<DispatchLayout> layouts() const override {
     return {DispatchLayout::kNormal, DispatchLayout::kLowLatency};
   }
@@ -30,6 +31,11 @@ class DeepEpAuto : public Dispatcher {
     handle->layout = decode ? DispatchLayout::kLowLatency : DispatchLayout::kNormal;
     ModeOf(*handle).BeginDispatch(x, topk, decode, handle);
   }
+  // In the mode of the first dispatch, which has the routing.
+  void BeginDispatchAgain(const float* x, bool decode, DispatchHandle* handle) override {
+    ModeOf(*handle).BeginDispatchAgain(x, decode, handle);
+  }
+  bool Arrived(DispatchHandle* handle) override { return ModeOf(*handle).Arrived(handle); }
   Dispatched EndDispatch(DispatchHandle* handle) override {
     return ModeOf(*handle).EndDispatch(handle);
   }
@@ -52,8 +58,8 @@ class DeepEpAuto : public Dispatcher {
 
 template <typename Mode>
 DispatcherBackend BackendOf() {
-  return {[](const DispatcherContext& context) { return std::make_unique<Mode>(context); },
-          Mode::SymmetricBytes};
+  return {.make = [](const DispatcherContext& context) { return std::make_unique<Mode>(context); },
+          .memory = Mode::Memory};
 }
 
 DispatcherBackend BackendOfMode(const std::string& mode) {
@@ -63,15 +69,22 @@ DispatcherBackend BackendOfMode(const std::string& mode) {
   throw Invalid("--deepep-mode {}: want normal, low_latency or auto", mode);
 }
 
+ExchangeMemory Memory(const MoeOptions& options, const ExchangeShape& shape) {
+  return BackendOfMode(options.deepep_mode).memory(options, shape);
+}
+
 }  // namespace
 
 DispatcherBackend DeepEpBackend() {
-  return {[](const DispatcherContext& context) {
+  return {
+      .make =
+          [](const DispatcherContext& context) {
             return BackendOfMode(context.options.deepep_mode).make(context);
           },
-          [](const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh) {
-            return BackendOfMode(options.deepep_mode).symmetric_bytes(options, shape, mesh);
-          }};
+      .symmetric_bytes = [](const MoeOptions& options,
+                            const ExchangeShape& shape) { return Memory(options, shape).bytes(); },
+      .summary = "all-to-all through symmetric memory, modes normal, low_latency and auto",
+      .memory = Memory};
 }
 
 }  // namespace switchyard

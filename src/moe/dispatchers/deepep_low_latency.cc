@@ -5,129 +5,159 @@
 
 #include "core/check.h"
 #include "core/error.h"
-#include "moe/dispatchers/return_rows.h"
-#include "moe/rows.h"
 
 namespace switchyard {
 
-DeepEpLowLatency::Buffers::Buffers(const MoeOptions& options, const MoeShape& shape, int ep)
-    : capacity(std::min<int64_t>(options.max_dispatch_tokens_per_rank,
-                                 EvenShare(shape.max_tokens, ep, 0).size())),
-      local_experts(EvenShare(shape.num_experts, ep, 0).size()) {
-  const size_t row_bytes = shape.hidden * SizeOf(options.row_dtype);
-  const size_t places = local_experts * ep * capacity;
-  BufferPlan plan;
-  counts = plan.Add(sizeof(int32_t) * ep * local_experts);
-  rows = plan.Add(row_bytes * places);
-  tags = plan.Add(sizeof(int32_t) * places);
-  outputs = plan.Add(row_bytes * capacity * shape.top_k);
-  bytes = plan.bytes();
+DeepEpLowLatency::Buffers::Buffers(const MoeOptions& options, const ExchangeShape& shape)
+    : sent(shape, std::min<int64_t>(options.max_dispatch_tokens_per_rank, shape.max_tokens), &plan),
+      returned(shape, sent.capacity(), &plan),
+      expert_counts(plan.Add("expert counts", sizeof(int32_t) * shape.ep * shape.local_experts)),
+      places(plan.Add("places", sizeof(Place) * shape.local_experts * shape.ep * sent.capacity())) {
 }
 
-size_t DeepEpLowLatency::SymmetricBytes(const MoeOptions& options, const MoeShape& shape,
-                                        const MeshShape& mesh) {
-  return ExchangeSlots::Bytes(mesh.ep, kNumStages, Buffers(options, shape, mesh.ep).bytes);
+ExchangeMemory DeepEpLowLatency::Memory(const MoeOptions& options, const ExchangeShape& shape) {
+  return ExchangeSlots::Memory("deepep low_latency", shape.ep, kNumStages,
+                               Buffers(options, shape).plan);
 }
 
 DeepEpLowLatency::DeepEpLowLatency(const DispatcherContext& context)
     : pool_(context.pool),
-      hidden_(context.shape.hidden),
-      k_(context.shape.top_k),
-      num_experts_(context.shape.num_experts),
-      row_dtype_(context.options.row_dtype),
-      row_bytes_(hidden_ * SizeOf(row_dtype_)),
-      experts_(context.shape.num_experts, context.comm.mesh.ep()),
-      buffers_(context.options, context.shape, context.comm.mesh.ep()),
-      slots_(context.comm, "deepep low_latency", kNumStages, buffers_.bytes) {}
+      local_experts_(context.shape.local_experts),
+      k_(context.shape.k),
+      experts_(context.experts),
+      buffers_(context.options, context.shape),
+      slots_(context.comm, "deepep low_latency", kNumStages, buffers_.plan.bytes(),
+             context.elastic) {}
 
 void DeepEpLowLatency::BeginDispatch(const float* x, const TopK& topk, bool,
                                      DispatchHandle* handle) {
-  if (topk.tokens > buffers_.capacity)
+  if (topk.tokens > buffers_.sent.capacity())
     throw Resource("deepep low_latency: {} tokens on one rank, it takes {} at a time", topk.tokens,
-                   buffers_.capacity);
+                   buffers_.sent.capacity());
   CHECK_EQ(topk.k, k_);
-  slots_.Take(handle);
+  auto& state = handle->Get<State>();
+  slots_.Take(&state.sent.use);
   handle->layout = DispatchLayout::kLowLatency;
   handle->topk = &topk;
-  CountSends(handle);
-  SendCounts(*handle);
-  SendRows(x, *handle);
-  slots_.RaiseAll(*handle, kRows);
+  state.sent.x = x;
+  state.sent.again = false;
+  buffers_.sent.ChooseRanks(topk, experts_, slots_, &state.sent);
+  ListPlaces(&state);
+  SendPlaces(state);
+  buffers_.sent.Send(slots_, state.sent, pool_);
+  slots_.RaiseAll(state.sent.use, kRows);
 }
 
-void DeepEpLowLatency::CountSends(DispatchHandle* handle) const {
-  const TopK& topk = *handle->topk;
-  handle->send_counts.assign(num_experts_, 0);
-  handle->send_order.resize(topk.ids.size());
-  for (size_t i = 0; i < topk.ids.size(); ++i) {
-    const int32_t expert = topk.ids[i];
-    handle->send_order[i] = expert < 0 ? -1 : handle->send_counts[expert]++;
+void DeepEpLowLatency::BeginDispatchAgain(const float* x, bool, DispatchHandle* handle) {
+  auto& state = handle->Get<State>();
+  CHECK_EQ(static_cast<int>(state.sent.counts.size()), slots_.ranks());
+  slots_.Take(&state.sent.use);
+  state.sent.x = x;
+  state.sent.again = true;
+  buffers_.sent.Send(slots_, state.sent, pool_);
+  slots_.RaiseAll(state.sent.use, kRows);
+}
+
+void DeepEpLowLatency::ListPlaces(State* state) const {
+  const SentRows::Batch& sent = state->sent;
+  const int64_t ranks = slots_.ranks(), capacity = buffers_.sent.capacity();
+  state->expert_counts.assign(ranks * local_experts_, 0);
+  state->places.resize(ranks * local_experts_ * capacity);
+  for (int32_t output = 0; output < static_cast<int32_t>(sent.owners.size()); ++output) {
+    const int32_t owner = sent.owners[output];
+    if (owner < 0) continue;
+    const int64_t expert = owner * local_experts_ + sent.local_ids[output];
+    const int32_t i = state->expert_counts[expert]++;
     // A router names an expert once for a token, so no expert gets more rows than there are tokens.
-    CHECK_LT(handle->send_order[i], buffers_.capacity);
+    CHECK_LT(i, capacity);
+    state->places[expert * capacity + i] = {sent.order[output / k_ * ranks + owner], output};
   }
 }
 
-// All counts are written in every round, zeros too, so that none of an earlier round is left.
-void DeepEpLowLatency::SendCounts(const DispatchHandle& handle) {
-  for (int32_t expert = 0; expert < num_experts_; ++expert) {
-    const int64_t place = slots_.rank() * buffers_.local_experts + experts_.LocalId(expert);
-    std::memcpy(
-        slots_.At(handle, experts_.Owner(expert), buffers_.counts + place * sizeof(int32_t)),
-        &handle.send_counts[expert], sizeof(int32_t));
+// Counts are written whole in every round, zeros too, so that none of an earlier round is left.
+void DeepEpLowLatency::SendPlaces(const State& state) {
+  const int me = slots_.rank();
+  const auto write = [&](int dest, size_t offset, const auto* from, int64_t count) {
+    if (count == 0) return;
+    std::memcpy(slots_.At(state.sent.use, dest, offset), from, count * sizeof *from);
+    slots_.Wrote(state.sent.use, dest, offset, count * sizeof *from);
+  };
+  for (int dest = 0; dest < slots_.ranks(); ++dest) {
+    const int32_t* counts = state.expert_counts.data() + dest * local_experts_;
+    write(dest, buffers_.expert_counts + me * local_experts_ * sizeof *counts, counts,
+          local_experts_);
+    const Place* places = state.places.data() + dest * local_experts_ * buffers_.sent.capacity();
+    for (int64_t e = 0; e < local_experts_; ++e)
+      write(dest, buffers_.places + FirstPlace(e, me) * sizeof(Place),
+            places + e * buffers_.sent.capacity(), counts[e]);
   }
 }
 
-void DeepEpLowLatency::SendRows(const float* x, const DispatchHandle& handle) {
-  const TopK& topk = *handle.topk;
-  pool_.RunRanges(topk.tokens, kRowGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      for (int j = 0; j < k_; ++j) {
-        const int32_t output_place = OutputPlace(t, j, k_);
-        const int32_t expert = topk.ids[output_place];
-        if (expert < 0) continue;
-        const int owner = experts_.Owner(expert);
-        const int64_t place =
-            FirstPlace(experts_.LocalId(expert), slots_.rank()) + handle.send_order[output_place];
-        StoreRow(row_dtype_, x + t * hidden_, hidden_,
-                 slots_.At(handle, owner, buffers_.rows + place * row_bytes_));
-        std::memcpy(slots_.At(handle, owner, buffers_.tags + place * sizeof(int32_t)),
-                    &output_place, sizeof output_place);
-      }
-    }
-  });
+bool DeepEpLowLatency::Arrived(DispatchHandle* handle) {
+  return slots_.AllReached(handle->Get<State>().sent.use, kRows);
 }
 
 Dispatched DeepEpLowLatency::EndDispatch(DispatchHandle* handle) {
-  slots_.WaitAll(*handle, kRows, "deepep dispatch rows");
-  return {.layout = DispatchLayout::kLowLatency,
-          .rows = slots_.Local(*handle, buffers_.rows),
-          .dtype = row_dtype_,
-          .sources = slots_.ranks(),
-          .capacity = buffers_.capacity,
-          .counts = reinterpret_cast<const int32_t*>(slots_.Local(*handle, buffers_.counts)),
-          .counts_stride = buffers_.local_experts};
+  auto& state = handle->Get<State>();
+  slots_.WaitAll(state.sent.use, kRows, "deepep dispatch rows");
+  if (!state.sent.again) {
+    buffers_.sent.Receive(slots_, &state.sent);
+    ReceivePlaces(&state);
+  }
+  Dispatched in = buffers_.sent.Describe(slots_, state.sent);
+  in.layout = DispatchLayout::kLowLatency;
+  in.sources = slots_.ranks();
+  in.capacity = buffers_.sent.capacity();
+  in.counts = state.counts.data();
+  in.counts_stride = local_experts_;
+  in.place_row = state.place_row.data();
+  return in;
+}
+
+// To memory of the batch, where they outlive the slot, and where nothing that a lost rank may still
+// write changes them.
+void DeepEpLowLatency::ReceivePlaces(State* state) const {
+  const int ranks = slots_.ranks();
+  const auto* counts =
+      reinterpret_cast<const int32_t*>(slots_.Local(state->sent.use, buffers_.expert_counts));
+  const auto* places =
+      reinterpret_cast<const Place*>(slots_.Local(state->sent.use, buffers_.places));
+  state->counts.assign(counts, counts + ranks * local_experts_);
+  state->place_row.resize(FirstPlace(local_experts_, 0));
+  state->place_output.resize(state->place_row.size());
+  for (int source = 0; source < ranks; ++source) {
+    int32_t* from_source = state->counts.data() + source * local_experts_;
+    if (!slots_.Active(source)) std::fill_n(from_source, local_experts_, 0);
+    for (int64_t e = 0; e < local_experts_; ++e) {
+      CHECK(from_source[e] >= 0 && from_source[e] <= buffers_.sent.capacity());
+      const int64_t first = FirstPlace(e, source);
+      for (int64_t p = first; p < first + from_source[e]; ++p) {
+        state->place_row[p] = state->sent.begin[source] + places[p].row;
+        state->place_output[p] = places[p].output;
+      }
+    }
+  }
 }
 
 void DeepEpLowLatency::BeginCombine(const ExpertRows& experts, DispatchHandle* handle) {
-  const std::byte* tags = slots_.Local(*handle, buffers_.tags);
-  pool_.RunRanges(experts.num_rows, kRowGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const int64_t place = experts.places[r];
-      const auto source = static_cast<int>(place / buffers_.capacity % slots_.ranks());
-      int32_t output_place;
-      std::memcpy(&output_place, tags + place * sizeof(int32_t), sizeof output_place);
-      StoreRow(row_dtype_, experts.rows + r * hidden_, hidden_,
-               slots_.At(*handle, source, buffers_.outputs + output_place * row_bytes_));
-    }
-  });
-  slots_.RaiseAll(*handle, kOutputs);
+  auto& state = handle->Get<State>();
+  std::vector<ReturnedRows::Target>& targets = state.returned.targets;
+  targets.assign(experts.num_rows, {});
+  for (int64_t i = 0; i < experts.num_places; ++i) {
+    const int64_t place = experts.places[i];
+    const int64_t source = place / buffers_.sent.capacity() % slots_.ranks();
+    targets[experts.place_rows[i]] = {static_cast<int32_t>(source), state.place_output[place]};
+  }
+  buffers_.returned.Send(slots_, state.sent.use, experts, handle->topk->tokens, &state.returned,
+                         pool_);
+  slots_.RaiseAll(state.sent.use, kOutputs);
 }
 
 void DeepEpLowLatency::EndCombine(DispatchHandle* handle, float* y) {
-  slots_.WaitAll(*handle, kOutputs, "deepep combine rows");
-  SumReturnedRows(*handle->topk, row_dtype_, hidden_, slots_.Local(*handle, buffers_.outputs),
-                  pool_, y);
-  slots_.Release(handle);
+  auto& state = handle->Get<State>();
+  slots_.WaitAll(state.sent.use, kOutputs, "deepep combine rows");
+  buffers_.returned.Sum(slots_, state.sent.use, *handle->topk, experts_, state.returned, pool_, y);
+  slots_.Release(&state.sent.use);
 }
 
 }  // namespace switchyard

@@ -1,30 +1,37 @@
 // All-to-all of fixed shape for decode: `--deepep-mode low_latency`.
 #pragma once
 
+#include <vector>
+
 #include "moe/backends.h"
 #include "moe/dispatchers/exchange_slots.h"
-#include "moe/expert_map.h"
+#include "moe/dispatchers/return_rows.h"
+#include "moe/dispatchers/sent_rows.h"
 
 namespace switchyard {
 
-// Every (expert, source rank) has `capacity` places in the arena of the expert's rank, so a sender
-// knows where each row goes without asking: rows leave with their counts, one wave, no round trip.
-// The price is one row for each (token, expert) instead of each (token, rank), and buffers for the
-// worst case of every expert. A rank with more tokens than capacity is refused; the layer sends
-// larger batches in rounds (MaxTokens), and no row is ever dropped. Outputs return as in normal
-// mode (deepep_normal.h), by the same order of additions.
+// What arrives is sorted already: for each expert and source rank there are `capacity` places in
+// the arena of the expert's rank, in which the sender names the rows that the expert computes, and
+// a count of them. A receiver that computes in fixed places (a masked runner) need not look at
+// routing at all. The rows themselves are written once for each rank that needs them (SentRows; as
+// NCCL EP's low-latency mode), not once for each expert.
+//
+// A rank with more tokens than capacity is refused; the layer sends larger batches in rounds
+// (MaxTokens), and no row is ever dropped. Outputs return as in normal mode (deepep_normal.h), by
+// the same order of additions.
 class DeepEpLowLatency : public Dispatcher {
  public:
   explicit DeepEpLowLatency(const DispatcherContext& context);
-  static size_t SymmetricBytes(const MoeOptions& options, const MoeShape& shape,
-                               const MeshShape& mesh);
+  static ExchangeMemory Memory(const MoeOptions& options, const ExchangeShape& shape);
 
   bool scatters() const override { return true; }
   std::vector<DispatchLayout> layouts() const override { return {DispatchLayout::kLowLatency}; }
-  int64_t MaxTokens(bool) const override { return buffers_.capacity * slots_.ranks(); }
+  int64_t MaxTokens(bool) const override { return buffers_.sent.capacity(); }
 
   void BeginDispatch(const float* x, const TopK& topk, bool decode,
                      DispatchHandle* handle) override;
+  void BeginDispatchAgain(const float* x, bool decode, DispatchHandle* handle) override;
+  bool Arrived(DispatchHandle* handle) override;
   Dispatched EndDispatch(DispatchHandle* handle) override;
   void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) override;
   void EndCombine(DispatchHandle* handle, float* y) override;
@@ -32,32 +39,45 @@ class DeepEpLowLatency : public Dispatcher {
  private:
   enum Stage { kRows, kOutputs, kNumStages };
 
-  // Offsets in a slot. E_local is the most experts of a rank.
-  struct Buffers {
-    Buffers(const MoeOptions& options, const MoeShape& shape, int ep);
-    int64_t capacity;       // tokens of one rank
-    int64_t local_experts;  // E_local
-    size_t counts;          // [P sources, E_local] i32
-    size_t rows;            // [E_local, P sources, capacity, H]
-    size_t tags;            // [E_local, P sources, capacity] i32: OutputPlace at the source
-    size_t outputs;         // [capacity, k, H]
-    size_t bytes;
+  // What is in a place.
+  struct Place {
+    int32_t row;     // among those from the source to this rank
+    int32_t output;  // OutputPlace at the source
   };
 
-  void CountSends(DispatchHandle* handle) const;
-  void SendCounts(const DispatchHandle& handle);
-  void SendRows(const float* x, const DispatchHandle& handle);
-  // Index of the first place of (expert, source) in rows and tags.
+  // One batch.
+  struct State {
+    SentRows::Batch sent;
+    // To send: [P, E_local] rows to each expert, [P, E_local, capacity] places.
+    std::vector<int32_t> expert_counts;
+    std::vector<Place> places;
+    // As received: [P sources, E_local] places in use; [E_local, P sources, capacity] the row
+    // (among all received) and the output place of each.
+    std::vector<int32_t> counts, place_row, place_output;
+    ReturnedRows::Batch returned;
+  };
+
+  struct Buffers {
+    Buffers(const MoeOptions& options, const ExchangeShape& shape);
+    BufferPlan plan;
+    SentRows sent;
+    ReturnedRows returned;
+    size_t expert_counts;  // [P sources, E_local] i32
+    size_t places;         // [E_local, P sources, capacity] Place
+  };
+
+  void ListPlaces(State* state) const;
+  void SendPlaces(const State& state);
+  void ReceivePlaces(State* state) const;
+  // Index of the first place of (expert, source).
   int64_t FirstPlace(int64_t local_expert, int source) const {
-    return (local_expert * slots_.ranks() + source) * buffers_.capacity;
+    return (local_expert * slots_.ranks() + source) * buffers_.sent.capacity();
   }
 
   ThreadPool& pool_;
-  const int64_t hidden_;
-  const int k_, num_experts_;
-  const DType row_dtype_;
-  const int64_t row_bytes_;
-  const ExpertMap experts_;
+  const int64_t local_experts_;
+  const int k_;
+  const ExpertMap& experts_;
   const Buffers buffers_;
   ExchangeSlots slots_;
 };

@@ -1,63 +1,74 @@
 // Exact all-to-all for batches of any size: `--deepep-mode normal`.
 #pragma once
 
+#include <vector>
+
 #include "moe/backends.h"
 #include "moe/dispatchers/exchange_slots.h"
-#include "moe/expert_map.h"
+#include "moe/dispatchers/return_rows.h"
+#include "moe/dispatchers/sent_rows.h"
 
 namespace switchyard {
 
-// Counts are exchanged (BeginDispatch waits for the peers'), then each rank writes every row once
-// for each rank that needs it, straight to its place in that rank's arena. Places follow from the
-// counts (source rank by source rank, tokens ascending), so no order depends on timing.
+// Each rank writes every row once for each rank that needs it, with the row's token and local
+// experts, straight into its own segment of that rank's arena, and says how many there are
+// (SentRows): one wave, nobody waits for counts before rows. The receiver reads exactly as many.
 //
 // What returns is one row for each (token, slot), written by the expert's rank at [token, slot] of
 // the source's arena and added up there. Adding up at the expert's rank first would return
 // min(k, P) rows a token instead of k, but then the order of additions, and with it the last bits,
-// would depend on which experts share a rank. Bytes a token of hidden size H: at most min(k, P) · H
-// out and k · H back, times the size of the dtype in flight, which outputs are rounded to before
-// they are weighted.
+// would depend on which experts share a rank. Rows a token, of P ranks, with a share 1 / P of them
+// staying where they are: min(k, P) out and k back, in the formats in flight, which outputs are
+// rounded to before they are weighted.
 class DeepEpNormal : public Dispatcher {
  public:
   explicit DeepEpNormal(const DispatcherContext& context);
-  static size_t SymmetricBytes(const MoeOptions& options, const MoeShape& shape,
-                               const MeshShape& mesh);
+  // Error kInvalid where a pass would need more rounds than --deepep-normal-long-seq-round.
+  static ExchangeMemory Memory(const MoeOptions& options, const ExchangeShape& shape);
 
   bool scatters() const override { return true; }
   std::vector<DispatchLayout> layouts() const override { return {DispatchLayout::kNormal}; }
-  int64_t MaxTokens(bool) const override { return buffers_.rows_capacity; }
+  int64_t MaxTokens(bool) const override { return buffers_.sent.capacity(); }
 
   void BeginDispatch(const float* x, const TopK& topk, bool decode,
                      DispatchHandle* handle) override;
+  void BeginDispatchAgain(const float* x, bool decode, DispatchHandle* handle) override;
+  bool Arrived(DispatchHandle* handle) override;
   Dispatched EndDispatch(DispatchHandle* handle) override;
   void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) override;
   void EndCombine(DispatchHandle* handle, float* y) override;
 
  private:
-  enum Stage { kCounts, kRows, kOutputs, kNumStages };
+  enum Stage { kRows, kOutputs, kNumStages };
 
-  // Offsets in a slot.
-  struct Buffers {
-    Buffers(const MoeOptions& options, const MoeShape& shape, int ep);
-    int64_t own_capacity;   // tokens of one rank
-    int64_t rows_capacity;  // rows received: at worst all tokens of all ranks
-    size_t counts;          // [P sources, P destinations] i32
-    size_t rows;            // [rows_capacity, H]
-    size_t tags;            // [rows_capacity, 1 + k] i32: token at its source, local ids of slots
-    size_t outputs;         // [own_capacity, k, H]
-    size_t bytes;
+  // One batch.
+  struct State {
+    SentRows::Batch sent;
+    std::vector<int32_t> tags;  // [rows received, 1 + k] token at its source, local ids of slots
+    ReturnedRows::Batch returned;
   };
 
-  void CountSends(DispatchHandle* handle) const;
-  void ExchangeCounts(DispatchHandle* handle);
-  void SendRows(const float* x, const DispatchHandle& handle);
+  struct Buffers {
+    Buffers(const MoeOptions& options, const ExchangeShape& shape);
+    BufferPlan plan;
+    SentRows sent;
+    ReturnedRows returned;
+    size_t tags;  // [P sources, capacity, 1 + k] i32
+  };
+
+  void SendTags(const State& state);
+  void ReceiveTags(State* state) const;
+  // Writes the tags of all tokens for `dest`.
+  void WriteTags(const SentRows::Batch& sent, int dest, int32_t* tags) const;
+  // Of the segment of a source.
+  size_t TagOffset(int source) const {
+    return buffers_.tags + buffers_.sent.SegmentBegin(source) * tag_size_ * sizeof(int32_t);
+  }
 
   ThreadPool& pool_;
-  const int64_t hidden_;
   const int k_;
-  const DType row_dtype_;
-  const int64_t row_bytes_;
-  const ExpertMap experts_;
+  const int64_t tag_size_;  // 1 + k
+  const ExpertMap& experts_;
   const Buffers buffers_;
   ExchangeSlots slots_;
 };

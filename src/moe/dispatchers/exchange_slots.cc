@@ -8,52 +8,68 @@
 namespace switchyard {
 namespace {
 
-// A flag on a cache line of its own, after the payload.
-size_t SlotBytes(int ep, int num_stages, size_t payload_bytes) {
-  BufferPlan plan;
-  plan.Add(payload_bytes);
-  plan.Add(size_t{BufferPlan::kLine} * num_stages * ep);
-  return plan.bytes();
-}
+// A flag has a cache line of its own, after the payload.
+size_t FlagBytes(int ep, int num_stages) { return size_t{BufferPlan::kLine} * num_stages * ep; }
 
 }  // namespace
 
 size_t ExchangeSlots::Bytes(int ep, int num_stages, size_t payload_bytes) {
-  return kSlots * SlotBytes(ep, num_stages, payload_bytes);
+  return kSlots * (payload_bytes + FlagBytes(ep, num_stages));
 }
 
-ExchangeSlots::ExchangeSlots(RankComm& comm, std::string name, int num_stages, size_t payload_bytes)
+ExchangeMemory ExchangeSlots::Memory(const std::string& name, int ep, int num_stages,
+                                     const BufferPlan& payload) {
+  ExchangeMemory::Part part{.name = name, .slots = kSlots, .buffers = {}};
+  for (const BufferPlan::Buffer& buffer : payload.buffers())
+    part.buffers.push_back({std::string(buffer.name), buffer.bytes});
+  part.buffers.push_back({"flags", FlagBytes(ep, num_stages)});
+  return {{part}};
+}
+
+ExchangeSlots::ExchangeSlots(RankComm& comm, std::string name, int num_stages, size_t payload_bytes,
+                             ElasticRanks* elastic)
     : memory_(*comm.memory),
       name_(std::move(name)),
       peers_(comm.mesh.EpGroup()),
       rank_(comm.mesh.ep_rank()),
       payload_bytes_(payload_bytes),
-      slot_bytes_(SlotBytes(comm.mesh.ep(), num_stages, payload_bytes)),
-      base_(memory_.Allocate(Bytes(comm.mesh.ep(), num_stages, payload_bytes))) {
+      slot_bytes_(payload_bytes + FlagBytes(comm.mesh.ep(), num_stages)),
+      base_(memory_.Allocate(Bytes(comm.mesh.ep(), num_stages, payload_bytes))),
+      elastic_(elastic),
+      commits_(static_cast<size_t>(kSlots) * num_stages) {
   CHECK_EQ(payload_bytes % BufferPlan::kLine, 0u);
 }
 
-void ExchangeSlots::Take(DispatchHandle* handle) {
-  CHECK_EQ(handle->slot, -1);
+void ExchangeSlots::Take(SlotUse* use) {
+  CHECK_EQ(use->slot, -1);
   for (int slot = 0; slot < kSlots; ++slot) {
     if (taken_[slot]) continue;
     taken_[slot] = true;
-    handle->slot = slot;
-    handle->round = ++rounds_[slot];
+    use->slot = slot;
+    use->round = ++rounds_[slot];
     return;
   }
   throw Resource("{}: {} batches are in flight, as many as it has buffers; end one first", name_,
                  kSlots);
 }
 
-void ExchangeSlots::Release(DispatchHandle* handle) {
-  CHECK(handle->slot >= 0 && taken_[handle->slot]);
-  taken_[handle->slot] = false;
-  handle->slot = -1;
+void ExchangeSlots::Release(SlotUse* use) {
+  CHECK(use->slot >= 0 && taken_[use->slot]);
+  taken_[use->slot] = false;
+  use->slot = -1;
 }
 
-std::byte* ExchangeSlots::At(const DispatchHandle& handle, int peer, size_t offset) const {
-  return memory_.At(peers_[peer], base_ + handle.slot * slot_bytes_ + offset);
+std::byte* ExchangeSlots::At(const SlotUse& use, int peer, size_t offset) const {
+  return memory_.At(peers_[peer], PayloadOffset(use, offset));
+}
+
+void ExchangeSlots::Wrote(const SlotUse& use, int peer, size_t offset, size_t bytes) {
+  memory_.Wrote(peers_[peer], PayloadOffset(use, offset), bytes);
+}
+
+void ExchangeSlots::Fetch(const SlotUse& use, int peer, size_t offset, size_t bytes,
+                          const char* what) {
+  memory_.Fetch(peers_[peer], PayloadOffset(use, offset), bytes, what);
 }
 
 size_t ExchangeSlots::FlagOffset(int slot, int stage, int source) const {
@@ -61,14 +77,30 @@ size_t ExchangeSlots::FlagOffset(int slot, int stage, int source) const {
   return base_ + slot * slot_bytes_ + payload_bytes_ + BufferPlan::kLine * flag;
 }
 
-void ExchangeSlots::RaiseAll(const DispatchHandle& handle, int stage) {
-  for (const int peer : peers_)
-    memory_.Raise(peer, FlagOffset(handle.slot, stage, rank_), handle.round);
+void ExchangeSlots::RaiseAll(const SlotUse& use, int stage) {
+  if (elastic_) commits_[stage * kSlots + use.slot] = elastic_->Commit();
+  for (const int peer : peers_) memory_.Raise(peer, FlagOffset(use.slot, stage, rank_), use.round);
 }
 
-void ExchangeSlots::WaitAll(const DispatchHandle& handle, int stage, const char* what) {
+void ExchangeSlots::WaitAll(const SlotUse& use, int stage, const char* what) {
+  if (elastic_) return WaitForActive(use, stage, what);
   for (int source = 0; source < ranks(); ++source)
-    memory_.Wait(FlagOffset(handle.slot, stage, source), handle.round, peers_[source], what);
+    memory_.Wait(FlagOffset(use.slot, stage, source), use.round, peers_[source], what);
+}
+
+void ExchangeSlots::WaitForActive(const SlotUse& use, int stage, const char* what) {
+  const uint64_t commit = commits_[stage * kSlots + use.slot];
+  const Deadline until = elastic_->StartWait();
+  for (int source = 0; source < ranks(); ++source)
+    if (Active(source))
+      elastic_->Wait(source, commit, FlagOffset(use.slot, stage, source), use.round, until, what);
+}
+
+bool ExchangeSlots::AllReached(const SlotUse& use, int stage) const {
+  for (int source = 0; source < ranks(); ++source)
+    if (Active(source) && !memory_.Reached(FlagOffset(use.slot, stage, source), use.round))
+      return false;
+  return true;
 }
 
 }  // namespace switchyard

@@ -1,85 +1,142 @@
 #include "moe/dispatchers/none.h"
 
-#include "kernels/ops.h"
+#include <functional>
+#include <numeric>
+
 #include "moe/combine.h"
-#include "moe/expert_map.h"
 
 namespace switchyard {
 namespace {
 
-// Every rank has every token, computes the experts it holds and sums their outputs; the layer's
-// all-reduce adds the ranks' sums. Rows are rounded to the dtype in flight all the same, so that on
-// one rank the result is bit for bit that of the backends that move rows. On several it is equal
-// within rounding: the all-reduce adds by rank, not by slot.
+// One batch.
+struct NoneState {
+  std::vector<float> rows;         // [all tokens, H] as they will be computed
+  const float* x = nullptr;        // these, or the caller's
+  std::vector<int32_t> tokens;     // [ep] of each rank
+  std::vector<size_t> sizes;       // [ep] of a collective
+  TopK topk;                       // of all tokens
+  std::vector<int32_t> local_ids;  // [all tokens, k] −1 for experts of other ranks
+  std::vector<float> sums;         // [all tokens, H]
+  ExpertRows outputs;
+};
+
 class NoneDispatcher : public Dispatcher {
  public:
   explicit NoneDispatcher(const DispatcherContext& context)
       : pool_(context.pool),
+        ep_(*context.comm.ep),
         hidden_(context.shape.hidden),
         max_tokens_(context.shape.max_tokens),
-        row_dtype_(context.options.row_dtype),
-        ep_rank_(context.comm.mesh.ep_rank()),
-        experts_(context.shape.num_experts, context.comm.mesh.ep()) {}
+        format_(context.shape.row_format),
+        output_dtype_(context.shape.output_dtype),
+        gathers_(context.comm.mesh.dp() > 1),
+        experts_(context.experts) {}
 
-  bool scatters() const override { return false; }
+  bool scatters() const override { return gathers_; }
   std::vector<DispatchLayout> layouts() const override { return {DispatchLayout::kStandard}; }
   int64_t MaxTokens(bool) const override { return max_tokens_; }
 
   void BeginDispatch(const float* x, const TopK& topk, bool, DispatchHandle* handle) override {
+    auto& state = handle->Get<NoneState>();
     handle->layout = DispatchLayout::kStandard;
     handle->topk = &topk;
-    handle->x = x;
-    if (row_dtype_ != DType::kF32) {
-      const int64_t count = topk.tokens * hidden_;
-      handle->rounded.assign(x, x + count);
-      kernels::RoundTo(row_dtype_, handle->rounded.data(), count, pool_);
-      handle->x = handle->rounded.data();
+    if (gathers_) {
+      GatherAll(x, topk, &state);
+    } else {
+      state.x = x;
     }
-    handle->local_ids.resize(topk.ids.size());
-    for (size_t i = 0; i < topk.ids.size(); ++i)
-      handle->local_ids[i] = experts_.LocalIdOn(ep_rank_, topk.ids[i]);
+    const TopK& all = gathers_ ? state.topk : topk;
+    if (!format_.plain()) RoundRows(all.tokens, &state);
+    state.local_ids.resize(all.ids.size());
+    for (size_t i = 0; i < all.ids.size(); ++i)
+      state.local_ids[i] = experts_.LocalIdOn(ep_.rank(), all.ids[i]);
   }
 
   Dispatched EndDispatch(DispatchHandle* handle) override {
+    auto& state = handle->Get<NoneState>();
+    const TopK& all = Routing(*handle, state);
     return {.layout = DispatchLayout::kStandard,
-            .rows = reinterpret_cast<const std::byte*>(handle->x),
-            .dtype = DType::kF32,
-            .num_rows = handle->topk->tokens,
-            .topk_ids = handle->local_ids.data(),
-            .topk_stride = handle->topk->k,
-            .k = handle->topk->k};
+            .rows = reinterpret_cast<const std::byte*>(state.x),
+            .num_rows = all.tokens,
+            .topk_ids = state.local_ids.data(),
+            .topk_stride = all.k,
+            .k = all.k};
   }
 
   void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) override {
-    handle->outputs = experts;
-    kernels::RoundTo(row_dtype_, experts.rows, experts.num_rows * hidden_, pool_);
+    handle->Get<NoneState>().outputs = experts;
   }
 
   void EndCombine(DispatchHandle* handle, float* y) override {
-    const TopK& topk = *handle->topk;
-    const auto row_of = [&, outputs = handle->outputs](int64_t t, int j) -> const std::byte* {
-      const int32_t r = outputs.position[t * topk.k + j];
-      return r < 0 ? nullptr : reinterpret_cast<const std::byte*>(outputs.rows + r * hidden_);
+    auto& state = handle->Get<NoneState>();
+    const TopK& all = Routing(*handle, state);
+    const auto output_of = [&](int64_t t, int j) -> SlotOutput {
+      const int32_t r = state.outputs.position[t * all.k + j];
+      if (r < 0) return {};
+      return state.outputs.rows + r * hidden_;
     };
-    SumTopK(topk, DType::kF32, hidden_, row_of, pool_, y);
+    if (!gathers_) return SumTopK(all, output_dtype_, hidden_, output_of, pool_, y);
+    state.sums.resize(all.tokens * hidden_);
+    SumTopK(all, output_dtype_, hidden_, output_of, pool_, state.sums.data());
+    ep_.ReduceScatterV(state.sums.data(), y, SizesOf(&state, hidden_));
   }
 
  private:
-  ThreadPool& pool_;
-  const int64_t hidden_, max_tokens_;
-  const DType row_dtype_;
-  const int ep_rank_;
-  const ExpertMap experts_;
-};
+  const TopK& Routing(const DispatchHandle& handle, const NoneState& state) const {
+    return gathers_ ? state.topk : *handle.topk;
+  }
 
-size_t NoSymmetricBytes(const MoeOptions&, const MoeShape&, const MeshShape&) { return 0; }
+  std::span<const size_t> SizesOf(NoneState* state, size_t per_token) const {
+    state->sizes.resize(state->tokens.size());
+    for (size_t r = 0; r < state->tokens.size(); ++r)
+      state->sizes[r] = state->tokens[r] * per_token;
+    return state->sizes;
+  }
+
+  void GatherAll(const float* x, const TopK& topk, NoneState* state) {
+    const auto mine = static_cast<int32_t>(topk.tokens);
+    state->tokens.resize(ep_.size());
+    ep_.AllGather(&mine, state->tokens.data(), sizeof mine);
+    TopK& all = state->topk;
+    all.tokens = std::accumulate(state->tokens.begin(), state->tokens.end(), int64_t{0});
+    all.k = topk.k;
+    all.ids.resize(all.tokens * all.k);
+    all.weights.resize(all.tokens * all.k);
+    state->rows.resize(all.tokens * hidden_);
+    ep_.AllGatherV(topk.ids.data(), all.ids.data(), SizesOf(state, all.k * sizeof(int32_t)));
+    ep_.AllGatherV(topk.weights.data(), all.weights.data(), SizesOf(state, all.k * sizeof(float)));
+    ep_.AllGatherV(x, state->rows.data(), SizesOf(state, hidden_ * sizeof(float)));
+    state->x = state->rows.data();
+  }
+
+  // state->x to the format in flight and back, in own memory.
+  void RoundRows(int64_t tokens, NoneState* state) {
+    const float* from = state->x;
+    state->rows.resize(tokens * hidden_);
+    const auto body = [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t)
+        RoundRow(format_, from + t * hidden_, hidden_, state->rows.data() + t * hidden_);
+    };
+    pool_.RunRanges(tokens, kRowGrain, std::cref(body));
+    state->x = state->rows.data();
+  }
+
+  ThreadPool& pool_;
+  Communicator& ep_;
+  const int64_t hidden_, max_tokens_;
+  const RowFormat format_;
+  const DType output_dtype_;
+  const bool gathers_;
+  const ExpertMap& experts_;
+};
 
 }  // namespace
 
 DispatcherBackend NoneBackend() {
   return {
       [](const DispatcherContext& context) { return std::make_unique<NoneDispatcher>(context); },
-      NoSymmetricBytes};
+      [](const MoeOptions&, const ExchangeShape&) { return size_t{0}; },
+      "collectives: every rank computes its experts for all tokens"};
 }
 
 }  // namespace switchyard

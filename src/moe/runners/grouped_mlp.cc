@@ -8,7 +8,11 @@ bool GroupedMlpRunner::Takes(WeightFormat format) const {
     case WeightFormat::kBF16:
     case WeightFormat::kF16:
     case WeightFormat::kFp8Block:
+    case WeightFormat::kFp8Channel:
+    case WeightFormat::kInt8Channel:
+    case WeightFormat::kInt4Group:
     case WeightFormat::kMxfp4:
+    case WeightFormat::kNvfp4:
       return true;
   }
   return false;
@@ -16,7 +20,7 @@ bool GroupedMlpRunner::Takes(WeightFormat format) const {
 
 void GroupedMlpRunner::Run(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden,
                            ThreadPool& pool, float* y) {
-  if (rows.num_rows() == 0) return;
+  if (rows.num_rows == 0) return;
   kernels::GroupedMlp({.x = rows.x,
                        .ldx = rows.ldx,
                        .row_ids = rows.row_ids,
@@ -25,7 +29,7 @@ void GroupedMlpRunner::Run(const ExpertBlock& block, const GroupedRows& rows, in
                        .activation = block.activation,
                        .alpha = block.alpha,
                        .limit = block.limit,
-                       .scratch = middle_.Get(rows.num_rows() * block.experts[0].gate.n),
+                       .scratch = middle_.Get(rows.num_rows * block.experts[0].gate.n),
                        .out = y,
                        .ldo = hidden},
                       pool);

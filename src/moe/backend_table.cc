@@ -1,0 +1,196 @@
+#include "moe/backend_table.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <vector>
+
+#include "comm/device/communicator.h"
+#include "core/error.h"
+#include "moe/runner_names.h"
+
+namespace switchyard {
+namespace {
+
+constexpr WeightFormat kFormats[] = {
+    WeightFormat::kF32,       WeightFormat::kBF16,       WeightFormat::kF16,
+    WeightFormat::kFp8Block,  WeightFormat::kFp8Channel, WeightFormat::kInt8Channel,
+    WeightFormat::kInt4Group, WeightFormat::kMxfp4,      WeightFormat::kNvfp4};
+
+struct RunnerFacts {
+  RunnerLayout layout = RunnerLayout::kContiguous;
+  std::vector<WeightFormat> takes;
+};
+
+template <typename Part>
+std::vector<WeightFormat> FormatsOf(const Part& part) {
+  std::vector<WeightFormat> formats;
+  std::ranges::copy_if(kFormats, std::back_inserter(formats),
+                       [&](WeightFormat format) { return part.Takes(format); });
+  return formats;
+}
+
+// What only the built parts can say.
+struct Facts {
+  std::map<std::string, std::vector<DispatchLayout>> delivers;   // by dispatcher
+  std::map<std::string, std::vector<WeightFormat>> fused_takes;  // by fused operator
+  std::map<std::string, RunnerFacts> runners;
+};
+
+// visit(context) on one rank of the smallest sizes, with buffers for the backend `a2a`.
+template <typename Visit>
+void WithContext(MoeOptions options, const std::string& a2a, const MoeBackends& backends,
+                 const Visit& visit) {
+  options.a2a_backend = a2a;
+  const MoeShape shape{
+      .hidden = 128, .intermediate = 128, .num_experts = 1, .top_k = 1, .max_tokens = 1};
+  const MeshShape mesh;
+  const size_t bytes =
+      RankComm::BytesPerRank(mesh) + MoeSymmetricBytes(options, shape, mesh, &backends);
+  RunRankThreads(1, bytes, [&](int, std::shared_ptr<SharedArena> arena) {
+    const auto comm = RankComm::Create(std::move(arena), mesh, 0);
+    ThreadPool pool(1);
+    const ExchangeShape exchange = ExchangeShapeOf(options, shape, mesh);
+    const ExpertMap experts(exchange.num_experts, 1, /*shared_dispatched=*/false);
+    visit(DispatcherContext{options, exchange, experts, *comm, pool});
+  });
+}
+
+Facts AskAll(MoeOptions options, const MoeBackends& backends) {
+  options.num_redundant_experts = 0;
+  options.waterfill = false;
+  options.runner_backend = "auto";
+  Facts facts;
+  for (const auto& entry : backends.dispatchers.all())
+    WithContext(options, entry.first, backends, [&](const DispatcherContext& context) {
+      facts.delivers[entry.first] = entry.second.make(context)->layouts();
+    });
+  for (const auto& entry : backends.fused.all())
+    WithContext(options, entry.first, backends, [&](const DispatcherContext& context) {
+      facts.fused_takes[entry.first] = FormatsOf(*entry.second.make(context));
+    });
+  for (const auto& [name, backend] : backends.runners.all()) {
+    const auto runner = backend.make();
+    facts.runners[name] = {runner->layout(), FormatsOf(*runner)};
+  }
+  return facts;
+}
+
+template <typename Value>
+std::string Listed(const std::vector<Value>& values) {
+  std::vector<std::string_view> names;
+  for (const Value value : values) names.push_back(Name(value));
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+// "normal → contiguous, low-latency → contiguous"; empty where a layout cannot be joined.
+std::string Way(const std::vector<DispatchLayout>& from, RunnerLayout to,
+                const PermuteTable& permutes) {
+  std::vector<std::string> steps;
+  for (const DispatchLayout layout : from) {
+    if (!permutes.Find(layout, to)) return "";
+    steps.push_back(fmt::format("{} → {}", Name(layout), Name(to)));
+  }
+  return fmt::format("{}", fmt::join(steps, ", "));
+}
+
+using Lines = std::back_insert_iterator<std::string>;
+
+void PrintA2a(const Facts& facts, const MoeBackends& backends, Lines out) {
+  fmt::format_to(out, "--moe-a2a-backend\n");
+  for (const auto& [name, backend] : backends.dispatchers.all())
+    fmt::format_to(out, "  {:<14} {}\n  {:<14} delivers {}\n", name, backend.summary, "",
+                   Listed(facts.delivers.at(name)));
+  for (const auto& [name, backend] : backends.fused.all())
+    fmt::format_to(out, "  {:<14} {}\n  {:<14} computes the experts itself: {}\n", name,
+                   backend.summary, "", Listed(facts.fused_takes.at(name)));
+}
+
+void PrintRunners(const Facts& facts, const MoeBackends& backends, Lines out) {
+  fmt::format_to(out, "\n--moe-runner-backend (auto is {})\n", backends.auto_runner);
+  for (const auto& [name, backend] : backends.runners.all())
+    fmt::format_to(out, "  {:<14} {}\n  {:<14} layout {}; takes {}\n", name, backend.summary, "",
+                   Name(facts.runners.at(name).layout), Listed(facts.runners.at(name).takes));
+}
+
+void PrintPairs(const Facts& facts, const MoeBackends& backends, Lines out) {
+  fmt::format_to(out, "\nPairs, by way of\n");
+  for (const auto& [a2a, layouts] : facts.delivers) {
+    for (const auto& [name, runner] : facts.runners) {
+      const std::string way = Way(layouts, runner.layout, backends.permutes);
+      fmt::format_to(out, "  {:<30} {}\n", a2a + " + " + name, way.empty() ? "not joined" : way);
+    }
+  }
+  for (const auto& entry : facts.fused_takes)
+    fmt::format_to(out, "  {:<30} one operator\n", entry.first);
+}
+
+void PrintForeign(std::string_view flag, std::span<const ForeignName> names, Lines out) {
+  std::map<std::string_view, std::vector<std::string_view>> served;
+  for (const ForeignName& foreign : names)
+    if (foreign.needs.empty()) served[foreign.nearest].push_back(foreign.name);
+  for (const auto& [nearest, all] : served)
+    fmt::format_to(out, "  {} {}: {} does that work\n", flag, fmt::join(all, ", "), nearest);
+  for (const ForeignName& foreign : names)
+    if (!foreign.needs.empty())
+      fmt::format_to(out, "  {} {}: needs {}; the nearest is {}\n", flag, foreign.name,
+                     foreign.needs, foreign.nearest);
+}
+
+std::vector<std::string_view> Untaken(const std::vector<WeightFormat>& formats,
+                                      const std::vector<WeightFormat>& taken) {
+  std::vector<std::string_view> names;
+  for (const WeightFormat format : formats)
+    if (std::ranges::find(taken, format) == taken.end()) names.push_back(Name(format));
+  return names;
+}
+
+}  // namespace
+
+std::string BackendTable(const MoeOptions& options, const MoeBackends& backends) {
+  const Facts facts = AskAll(options, backends);
+  std::string text;
+  const Lines out(text);
+  fmt::format_to(out, "Ranks are CPU processes; their kernels use {}.\n\n",
+                 kernels::Name(kernels::ActiveIsa()));
+  PrintA2a(facts, backends, out);
+  PrintRunners(facts, backends, out);
+  PrintPairs(facts, backends, out);
+  fmt::format_to(out, "\nNames of SGLang\n");
+  PrintForeign("--moe-runner-backend", ForeignRunnerNames(), out);
+  PrintForeign("--moe-a2a-backend", ForeignA2aNames(), out);
+  return text;
+}
+
+std::string ExplainChoice(const MoeOptions& options, const std::vector<WeightFormat>& formats,
+                          const MoeBackends& backends) {
+  CheckA2aName(options.a2a_backend, backends);
+  const Facts facts = AskAll(options, backends);
+  const std::string experts = Listed(formats) + " experts";
+  if (const auto fused = facts.fused_takes.find(options.a2a_backend);
+      fused != facts.fused_takes.end()) {
+    const auto untaken = Untaken(formats, fused->second);
+    return untaken.empty()
+               ? fmt::format("--moe-a2a-backend {} computes {} itself\n", fused->first, experts)
+               : fmt::format("--moe-a2a-backend {} does not compute with {}\n", fused->first,
+                             fmt::join(untaken, ", "));
+  }
+  const std::string name = ResolveRunner(options.runner_backend, backends);
+  const RunnerFacts& runner = facts.runners.at(name);
+  const std::string flag = fmt::format("--moe-runner-backend {}", options.runner_backend);
+  const std::string who =
+      name == options.runner_backend ? flag : fmt::format("{} is {}", flag, name);
+  if (const auto untaken = Untaken(formats, runner.takes); !untaken.empty())
+    return fmt::format("{}: it does not compute with {}\n", who, fmt::join(untaken, ", "));
+  const std::string way =
+      Way(facts.delivers.at(options.a2a_backend), runner.layout, backends.permutes);
+  if (way.empty())
+    return fmt::format("{}: nothing joins it to --moe-a2a-backend {}\n", who, options.a2a_backend);
+  return fmt::format(
+      "{}: it takes {} as they are stored, and is joined to --moe-a2a-backend {} by {}\n", who,
+      experts, options.a2a_backend, way);
+}
+
+}  // namespace switchyard

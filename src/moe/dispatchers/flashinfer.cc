@@ -1,0 +1,286 @@
+#include "moe/dispatchers/flashinfer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "core/check.h"
+#include "core/error.h"
+#include "moe/combine.h"
+#include "moe/dispatchers/exchange_slots.h"
+#include "moe/dispatchers/published_rows.h"
+#include "moe/dispatchers/return_rows.h"
+#include "moe/dispatchers/rounds.h"
+#include "moe/scratch.h"
+
+namespace switchyard {
+namespace {
+
+constexpr char kDispatch[] = "flashinfer dispatch rows";
+constexpr char kCombine[] = "flashinfer combine rows";
+
+// Offsets in a slot.
+struct Buffers {
+  Buffers(const MoeOptions& options, const ExchangeShape& shape)
+      : published(shape, TokensPerRound(options, shape), &plan) {
+    const int64_t most = std::min<int64_t>(shape.k, shape.local_experts);  // outputs of a token
+    outputs_capacity = (shape.ep - 1) * published.capacity() * most;
+    output_begins = plan.Add("output begins", sizeof(int32_t) * shape.ep);
+    outputs = plan.Add("outputs", shape.hidden * SizeOf(shape.output_dtype) * outputs_capacity);
+  }
+
+  BufferPlan plan;
+  PublishedRows published;
+  int64_t outputs_capacity = 0;
+  size_t output_begins = 0;  // [P] i32 the first output for each source
+  size_t outputs = 0;        // [outputs_capacity, H]
+};
+
+// One batch. Kept after it has ended, for a second dispatch by the same routing.
+struct State {
+  SlotUse use;
+  bool again = false;  // the routing is known
+  // As a source: the place of the output for (token, slot) among those that this rank gets from the
+  // expert's rank, and how many it gets from each. Its own outputs are apart.
+  const float* x = nullptr;            // [tokens, H]
+  std::vector<int32_t> output_order;   // [tokens, k]
+  std::vector<int32_t> output_counts;  // [P]
+  OwnOutputs own_outputs;
+  std::vector<const std::byte*> outputs;  // [P] the first of each rank
+
+  // As the experts' rank: rows [begin[s], begin[s + 1]) are of source s.
+  std::vector<int32_t> begin;         // [P + 1]
+  std::vector<int32_t> tokens;        // [rows] at their source
+  std::vector<int32_t> local_ids;     // [rows, k]
+  std::vector<int32_t> row_at;        // [rows] as in Dispatched
+  std::vector<int32_t> output_begin;  // [rows + 1] of the published outputs, each row's first
+  Scratch<std::byte> rows;            // pulled
+};
+
+class FlashInfer : public Dispatcher {
+ public:
+  explicit FlashInfer(const DispatcherContext& context)
+      : pool_(context.pool),
+        hidden_(context.shape.hidden),
+        k_(context.shape.k),
+        format_(context.shape.row_format),
+        output_dtype_(context.shape.output_dtype),
+        output_bytes_(hidden_ * SizeOf(output_dtype_)),
+        experts_(context.experts),
+        buffers_(context.options, context.shape),
+        slots_(context.comm, "flashinfer", kNumStages, buffers_.plan.bytes()) {}
+
+  static ExchangeMemory Memory(const MoeOptions& options, const ExchangeShape& shape) {
+    return ExchangeSlots::Memory("flashinfer", shape.ep, kNumStages, Buffers(options, shape).plan);
+  }
+
+  bool scatters() const override { return true; }
+  std::vector<DispatchLayout> layouts() const override { return {DispatchLayout::kNormal}; }
+  int64_t MaxTokens(bool) const override { return buffers_.published.capacity(); }
+
+  void BeginDispatch(const float* x, const TopK& topk, bool, DispatchHandle* handle) override {
+    if (topk.tokens > buffers_.published.capacity())
+      throw Resource("flashinfer: {} tokens on one rank, its buffers hold {}", topk.tokens,
+                     buffers_.published.capacity());
+    CHECK_EQ(topk.k, k_);
+    auto& state = handle->Get<State>();
+    slots_.Take(&state.use);
+    handle->layout = DispatchLayout::kNormal;
+    handle->topk = &topk;
+    state.again = false;
+    buffers_.published.PublishRouting(slots_, state.use, topk);
+    PublishRows(x, topk, &state);
+    OrderOutputs(topk, &state);
+  }
+
+  void BeginDispatchAgain(const float* x, bool, DispatchHandle* handle) override {
+    auto& state = handle->Get<State>();
+    CHECK_EQ(static_cast<int>(state.output_counts.size()), slots_.ranks());
+    slots_.Take(&state.use);
+    state.again = true;
+    PublishRows(x, *handle->topk, &state);
+  }
+
+  bool Arrived(DispatchHandle* handle) override {
+    return slots_.AllReached(handle->Get<State>().use, kRows);
+  }
+
+  Dispatched EndDispatch(DispatchHandle* handle) override {
+    auto& state = handle->Get<State>();
+    slots_.WaitAll(state.use, kRows, kDispatch);
+    if (!state.again) FindRows(&state);
+    PullRows(&state);
+    return {.layout = DispatchLayout::kNormal,
+            .rows = state.rows.data(),
+            .format = format_,
+            .num_rows = state.begin.back(),
+            .row_at = state.row_at.data(),
+            .own_x = state.x,
+            .topk_ids = state.local_ids.data(),
+            .topk_stride = k_,
+            .k = k_};
+  }
+
+  void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) override {
+    auto& state = handle->Get<State>();
+    PublishOutputs(experts, state);
+    slots_.RaiseAll(state.use, kOutputs);
+    KeepOwnOutputs(experts, handle->topk->tokens, &state);
+  }
+
+  void EndCombine(DispatchHandle* handle, float* y) override {
+    auto& state = handle->Get<State>();
+    slots_.WaitAll(state.use, kOutputs, kCombine);
+    FindOutputs(&state);
+    const TopK& topk = *handle->topk;
+    const OwnOutputs& own = state.own_outputs;
+    const auto output_of = [&](int64_t t, int j) -> SlotOutput {
+      const int32_t place = OutputPlace(t, j, k_), expert = topk.ids[place];
+      if (expert < 0) return {};
+      if (own.row_for[place] >= 0) return own.rows + own.row_for[place] * hidden_;
+      return state.outputs[experts_.Owner(expert)] + state.output_order[place] * output_bytes_;
+    };
+    SumTopK(topk, output_dtype_, hidden_, output_of, pool_, y);
+    slots_.Release(&state.use);
+  }
+
+ private:
+  enum Stage { kRows, kOutputs, kNumStages };
+
+  void PublishRows(const float* x, const TopK& topk, State* state) {
+    state->x = x;
+    buffers_.published.PublishRows(slots_, state->use, x, topk, experts_, pool_);
+    slots_.RaiseAll(state->use, kRows);
+  }
+
+  void OrderOutputs(const TopK& topk, State* state) const {
+    state->output_counts.assign(slots_.ranks(), 0);
+    state->output_order.assign(topk.ids.size(), -1);
+    for (size_t i = 0; i < topk.ids.size(); ++i) {
+      if (topk.ids[i] < 0) continue;
+      const int owner = experts_.Owner(topk.ids[i]);
+      if (owner != slots_.rank()) state->output_order[i] = state->output_counts[owner]++;
+    }
+  }
+
+  // Reads the routing of all sources.
+  void FindRows(State* state) {
+    const int me = slots_.rank();
+    state->begin.assign(1, 0);
+    state->output_begin.assign(1, 0);
+    state->tokens.clear();
+    state->local_ids.clear();
+    state->row_at.clear();
+    int32_t pulled = 0;
+    for (int source = 0; source < slots_.ranks(); ++source) {
+      const auto routing = buffers_.published.ReadRouting(slots_, state->use, source, kDispatch);
+      for (int32_t t = 0; t < routing.tokens; ++t) {
+        const int32_t* ids = routing.ids + int64_t{t} * k_;
+        const auto outputs = static_cast<int32_t>(std::count_if(
+            ids, ids + k_, [&](int32_t id) { return experts_.LocalIdOn(me, id) >= 0; }));
+        if (outputs == 0) continue;
+        state->tokens.push_back(t);
+        state->row_at.push_back(source == me ? ~t : pulled++);
+        state->output_begin.push_back(state->output_begin.back() + (source == me ? 0 : outputs));
+        for (int j = 0; j < k_; ++j) state->local_ids.push_back(experts_.LocalIdOn(me, ids[j]));
+      }
+      state->begin.push_back(static_cast<int32_t>(state->tokens.size()));
+    }
+    CHECK_LE(state->output_begin.back(), buffers_.outputs_capacity);
+  }
+
+  void PullRows(State* state) {
+    const std::vector<int32_t>& begins = state->begin;
+    const int me = slots_.rank();
+    const int64_t pulled = begins.back() - (begins[me + 1] - begins[me]);
+    std::byte* rows = state->rows.Get(pulled * buffers_.published.row_bytes());
+    for (int source = 0; source < slots_.ranks(); ++source)
+      if (source != me) PullRowsOf(source, *state, rows);
+  }
+
+  void PullRowsOf(int source, const State& state, std::byte* rows) {
+    const PublishedRows& published = buffers_.published;
+    const int64_t first = state.begin[source], count = state.begin[source + 1] - first;
+    published.FetchRows(slots_, state.use, source, std::span(state.tokens).subspan(first, count),
+                        kDispatch);
+    const int64_t row_bytes = published.row_bytes();
+    const auto body = [&](int64_t begin, int64_t end) {
+      for (int64_t n = first + begin; n < first + end; ++n)
+        std::memcpy(rows + state.row_at[n] * row_bytes,
+                    published.Row(slots_, state.use, source, state.tokens[n]), row_bytes);
+    };
+    pool_.RunRanges(count, kRowGrain, std::cref(body));
+  }
+
+  void PublishOutputs(const ExpertRows& experts, const State& state) const {
+    auto* output_begins =
+        reinterpret_cast<int32_t*>(slots_.Local(state.use, buffers_.output_begins));
+    for (int source = 0; source < slots_.ranks(); ++source)
+      output_begins[source] = state.output_begin[state.begin[source]];
+    std::byte* outputs = slots_.Local(state.use, buffers_.outputs);
+    const auto body = [&](int64_t begin, int64_t end) {
+      for (int64_t n = begin; n < end; ++n) {
+        if (state.row_at[n] < 0) continue;
+        int64_t output = state.output_begin[n];
+        for (int j = 0; j < k_; ++j)
+          if (const int64_t r = experts.position[n * k_ + j]; r >= 0)
+            StoreRow(output_dtype_, experts.rows + r * hidden_, hidden_,
+                     outputs + output++ * output_bytes_);
+      }
+    };
+    pool_.RunRanges(state.begin.back(), kRowGrain, std::cref(body));
+  }
+
+  void KeepOwnOutputs(const ExpertRows& experts, int64_t tokens, State* state) const {
+    OwnOutputs& own = state->own_outputs;
+    own.rows = experts.rows;
+    own.row_for.assign(tokens * k_, -1);
+    const int me = slots_.rank();
+    for (int64_t n = state->begin[me]; n < state->begin[me + 1]; ++n)
+      std::copy_n(experts.position + n * k_, k_,
+                  own.row_for.begin() + OutputPlace(state->tokens[n], 0, k_));
+  }
+
+  // Where each rank's outputs for this one begin, readable here.
+  void FindOutputs(State* state) {
+    state->outputs.assign(slots_.ranks(), nullptr);
+    for (int owner = 0; owner < slots_.ranks(); ++owner) {
+      const int64_t count = state->output_counts[owner];
+      if (count == 0) continue;
+      const size_t begin_at = buffers_.output_begins + sizeof(int32_t) * slots_.rank();
+      slots_.Fetch(state->use, owner, begin_at, sizeof(int32_t), kCombine);
+      int32_t begin;
+      std::memcpy(&begin, slots_.At(state->use, owner, begin_at), sizeof begin);
+      CHECK(begin >= 0 && begin + count <= buffers_.outputs_capacity);
+      const size_t first = buffers_.outputs + begin * output_bytes_;
+      slots_.Fetch(state->use, owner, first, count * output_bytes_, kCombine);
+      state->outputs[owner] = slots_.At(state->use, owner, first);
+    }
+  }
+
+  ThreadPool& pool_;
+  const int64_t hidden_;
+  const int k_;
+  const RowFormat format_;
+  const DType output_dtype_;
+  const int64_t output_bytes_;
+  const ExpertMap& experts_;
+  const Buffers buffers_;
+  ExchangeSlots slots_;
+};
+
+}  // namespace
+
+DispatcherBackend FlashInferBackend() {
+  return {.make = [](const DispatcherContext& c) { return std::make_unique<FlashInfer>(c); },
+          .symmetric_bytes =
+              [](const MoeOptions& options, const ExchangeShape& shape) {
+                return FlashInfer::Memory(options, shape).bytes();
+              },
+          .summary = "one-sided: sources publish rows and routing, whoever needs a row pulls it",
+          .memory = FlashInfer::Memory};
+}
+
+}  // namespace switchyard

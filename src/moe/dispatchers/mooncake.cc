@@ -1,0 +1,76 @@
+#include "moe/dispatchers/mooncake.h"
+
+#include <chrono>
+#include <memory>
+
+#include "core/error.h"
+#include "moe/dispatchers/deepep.h"
+#include "moe/dispatchers/elastic_ranks.h"
+
+namespace switchyard {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr double kMostSeconds = 86400;
+
+milliseconds TimeoutOf(const MoeOptions& options) {
+  const double seconds = options.elastic_timeout_seconds;
+  if (!(seconds >= 0.001 && seconds <= kMostSeconds))
+    throw Invalid("--elastic-ep-timeout {}: want 0.001 to {} seconds", seconds, kMostSeconds);
+  return milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+class Mooncake : public Dispatcher {
+ public:
+  explicit Mooncake(const DispatcherContext& context)
+      : elastic_(context.comm, TimeoutOf(context.options)) {
+    DispatcherContext with_mask = context;
+    with_mask.elastic = &elastic_;
+    exchange_ = DeepEpBackend().make(with_mask);
+  }
+
+  static ExchangeMemory Memory(const MoeOptions& options, const ExchangeShape& shape) {
+    ExchangeMemory memory = DeepEpBackend().memory(options, shape);
+    memory.parts.push_back({"mooncake", 1, {{"cell", ElasticRanks::SymmetricBytes()}}});
+    return memory;
+  }
+
+  bool scatters() const override { return exchange_->scatters(); }
+  bool splits_mixed_batches() const override { return exchange_->splits_mixed_batches(); }
+  std::vector<DispatchLayout> layouts() const override { return exchange_->layouts(); }
+  int64_t MaxTokens(bool decode) const override { return exchange_->MaxTokens(decode); }
+  std::span<const uint8_t> active_ranks() const override { return elastic_.mask(); }
+
+  void BeginDispatch(const float* x, const TopK& topk, bool decode,
+                     DispatchHandle* handle) override {
+    exchange_->BeginDispatch(x, topk, decode, handle);
+  }
+  void BeginDispatchAgain(const float* x, bool decode, DispatchHandle* handle) override {
+    exchange_->BeginDispatchAgain(x, decode, handle);
+  }
+  bool Arrived(DispatchHandle* handle) override { return exchange_->Arrived(handle); }
+  Dispatched EndDispatch(DispatchHandle* handle) override { return exchange_->EndDispatch(handle); }
+  void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) override {
+    exchange_->BeginCombine(experts, handle);
+  }
+  void EndCombine(DispatchHandle* handle, float* y) override { exchange_->EndCombine(handle, y); }
+
+ private:
+  ElasticRanks elastic_;
+  std::unique_ptr<Dispatcher> exchange_;
+};
+
+}  // namespace
+
+DispatcherBackend MooncakeBackend() {
+  return {.make = [](const DispatcherContext& c) { return std::make_unique<Mooncake>(c); },
+          .symmetric_bytes =
+              [](const MoeOptions& options, const ExchangeShape& shape) {
+                return Mooncake::Memory(options, shape).bytes();
+              },
+          .summary = "deepep that goes on without ranks that are lost",
+          .memory = Mooncake::Memory};
+}
+
+}  // namespace switchyard

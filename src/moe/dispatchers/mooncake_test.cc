@@ -1,0 +1,319 @@
+// Ranks that are lost on the way: dead, stopped or only too slow, in each stage.
+#include "moe/dispatchers/mooncake.h"
+
+#include <signal.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <latch>
+#include <map>
+#include <sstream>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "moe/dispatchers/test_exchange.h"
+
+namespace switchyard {
+namespace {
+
+using kernels::SameBits;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
+using ::testing::HasSubstr;
+
+constexpr int kRanks = 4, kExperts = 10, kTopK = 3, kBatches = 4;
+constexpr int64_t kHidden = 96, kTokens = 22;
+constexpr double kTimeoutSeconds = 0.75;
+
+// The steps of a batch, between which a rank may be lost.
+enum Step { kBeforeDispatch, kBeforeCombine, kAfterCombineBegan };
+
+// Where a rank leaves.
+struct Leave {
+  int batch = 0;
+  Step step = kBeforeDispatch;
+};
+using Leaves = std::map<int, Leave>;  // by rank
+
+TestLayer Layer() {
+  return TestLayer(
+      {.hidden = kHidden, .intermediate = 64, .num_experts = kExperts, .top_k = kTopK});
+}
+
+MoeOptions Options(const std::string& mode) {
+  MoeOptions options = ExchangeKind{"mooncake", mode}.Options({DType::kBF16});
+  options.elastic_timeout_seconds = kTimeoutSeconds;
+  return options;
+}
+
+RoutedTokens Batch(int i) {
+  return RoutedTokens::Random(kTokens, kExperts, kTopK, kHidden, 10 + i);
+}
+
+// Whether the experts of a rank that leaves so miss in a batch.
+bool Misses(const Leave& leave, int batch) {
+  return batch > leave.batch || (batch == leave.batch && leave.step < kAfterCombineBegan);
+}
+
+// Rows for a rank's experts in a batch: of the ranks that still send.
+int64_t ExpectedRows(const Leaves& leaves, int batch, int ep_rank) {
+  const ExpertMap experts(kExperts, kRanks, false);
+  const RoutedTokens tokens = Batch(batch);
+  int64_t rows = 0;
+  for (int source = 0; source < kRanks; ++source) {
+    const auto leave = leaves.find(source);
+    if (leave != leaves.end() && batch >= leave->second.batch &&
+        (batch > leave->second.batch || leave->second.step == kBeforeDispatch))
+      continue;
+    const Share share = EvenShare(kTokens, kRanks, source);
+    for (int64_t i = share.begin * kTopK; i < share.end * kTopK; ++i)
+      rows += experts.LocalIdOn(ep_rank, tokens.topk.ids[i]) >= 0 ? 1 : 0;
+  }
+  return rows;
+}
+
+// By one rank with deepep, which keeps its bits, without what the lost ranks' experts would add.
+std::vector<std::vector<float>> Expected(const Leaves& leaves) {
+  const ExpertMap experts(kExperts, kRanks, false);
+  std::vector<RoutedTokens> batches;
+  for (int i = 0; i < kBatches; ++i) {
+    batches.push_back(Batch(i));
+    for (int32_t& id : batches.back().topk.ids) {
+      const auto leave = id < 0 ? leaves.end() : leaves.find(experts.Owner(id));
+      if (leave != leaves.end() && Misses(leave->second, i)) id = -1;
+    }
+  }
+  std::vector<std::vector<float>> expected;
+  for (auto& outputs : RunExchange(ExchangeKind{"deepep", "normal"}.Options({DType::kBF16}),
+                                   Layer(), {1, 1}, batches))
+    expected.push_back(std::move(outputs[0]));
+  return expected;
+}
+
+// Runs all batches; odd ones as decode. Where the rank is to leave, calls leave() and goes on where
+// that returns. Checks the outputs.
+void RunBatches(const ExchangeRank& rank, const Leaves& leaves,
+                const std::vector<std::vector<float>>& expected,
+                const std::function<void()>& leave) {
+  const auto step = [&](int batch, Step step) {
+    const auto mine = leaves.find(rank.ep_rank);
+    if (mine != leaves.end() && mine->second.batch == batch && mine->second.step == step) leave();
+  };
+  for (int i = 0; i < kBatches; ++i) {
+    ExchangeBatch batch = rank.ShareOf(Batch(i));
+    step(i, kBeforeDispatch);
+    batch.Begin(rank.moe, /*decode=*/i % 2 == 1);
+    step(i, kBeforeCombine);
+    batch.Compute(rank.moe, rank.block);
+    EXPECT_EQ(batch.grouped.num_rows, ExpectedRows(leaves, i, rank.ep_rank)) << "batch " << i;
+    step(i, kAfterCombineBegan);
+    batch.End(rank.moe, rank.block);
+    const Share share = EvenShare(kTokens, kRanks, rank.ep_rank);
+    EXPECT_TRUE(SameBits(batch.y.data(), expected[i].data() + share.begin * kHidden,
+                         share.size() * kHidden))
+        << "batch " << i << " on rank " << rank.ep_rank;
+  }
+}
+
+std::vector<uint8_t> MaskWithout(const Leaves& leaves) {
+  std::vector<uint8_t> mask(kRanks, 1);
+  for (const auto& [rank, leave] : leaves) mask[rank] = 0;
+  return mask;
+}
+
+class Left : public std::exception {};
+
+// The ranks of `leaves` end their threads; the others finish all batches and agree.
+void ExpectOthersFinish(const std::string& mode, const Leaves& leaves) {
+  SCOPED_TRACE(mode);
+  const auto expected = Expected(leaves);
+  RunExchangeRanks(
+      Options(mode), Layer(), {kRanks, kRanks}, kTokens, [&](const ExchangeRank& rank) {
+        try {
+          RunBatches(rank, leaves, expected, [] { throw Left(); });
+        } catch (const Left&) {
+          return;
+        }
+        EXPECT_THAT(rank.moe.dispatcher().active_ranks(), ElementsAreArray(MaskWithout(leaves)));
+      });
+}
+
+TEST(MooncakeTest, AllRanksAreActiveWhereNoneIsLost) { ExpectOthersFinish("auto", {}); }
+
+TEST(MooncakeTest, OthersGoOnWithoutARankThatIsLostBeforeDispatch) {
+  for (const std::string mode : {"normal", "low_latency"})
+    ExpectOthersFinish(mode, {{1, {1, kBeforeDispatch}}});
+}
+
+TEST(MooncakeTest, OthersGoOnWithoutARankThatIsLostBetweenDispatchAndCombine) {
+  for (const std::string mode : {"normal", "low_latency"})
+    ExpectOthersFinish(mode, {{0, {1, kBeforeCombine}}});
+}
+
+TEST(MooncakeTest, WhatALostRankHadFinishedCounts) {
+  ExpectOthersFinish("auto", {{3, {1, kAfterCombineBegan}}});
+}
+
+TEST(MooncakeTest, TwoRanksLostAtOnce) {
+  ExpectOthersFinish("normal", {{0, {1, kBeforeDispatch}}, {2, {1, kBeforeDispatch}}});
+}
+
+TEST(MooncakeTest, RanksLostOneAfterTheOtherUntilOneIsLeft) {
+  ExpectOthersFinish(
+      "auto", {{3, {0, kBeforeDispatch}}, {0, {1, kBeforeCombine}}, {2, {2, kBeforeDispatch}}});
+}
+
+TEST(MooncakeTest, TheLogNamesTheLostRankAndTheStage) {
+  std::ostringstream lines;
+  const auto before = spdlog::default_logger();
+  spdlog::set_default_logger(std::make_shared<spdlog::logger>(
+      "test", std::make_shared<spdlog::sinks::ostream_sink_mt>(lines)));
+  ExpectOthersFinish("normal", {{1, {2, kBeforeCombine}}});
+  spdlog::set_default_logger(before);
+  for (const int rank : {0, 2, 3})
+    EXPECT_THAT(lines.str(), HasSubstr(fmt::format("rank {} goes on without rank 1", rank)));
+  EXPECT_THAT(lines.str(),
+              AllOf(HasSubstr("combine rows in 0.75 s"), HasSubstr("3 of 4 EP ranks")));
+}
+
+TEST(MooncakeTest, ARankIsLostForAllBatchesInFlight) {
+  const Leaves leaves = {{2, {0, kBeforeCombine}}};
+  const auto expected = Expected(leaves);
+  RunExchangeRanks(
+      Options("normal"), Layer(), {kRanks, kRanks}, kTokens, [&](const ExchangeRank& rank) {
+        ExchangeBatch a = rank.ShareOf(Batch(0)), b = rank.ShareOf(Batch(1));
+        a.Begin(rank.moe);
+        if (rank.ep_rank == 2) return;
+        b.Begin(rank.moe);  // finds out
+        for (ExchangeBatch* batch : {&a, &b}) batch->Compute(rank.moe, rank.block);
+        for (ExchangeBatch* batch : {&b, &a}) batch->End(rank.moe, rank.block);
+        const Share share = EvenShare(kTokens, kRanks, rank.ep_rank);
+        for (const auto& [batch, i] : {std::pair{&a, 0}, {&b, 1}})
+          EXPECT_TRUE(SameBits(batch->y.data(), expected[i].data() + share.begin * kHidden,
+                               share.size() * kHidden))
+              << "batch " << i << " on rank " << rank.ep_rank;
+        EXPECT_THAT(rank.moe.dispatcher().active_ranks(), ElementsAre(1, 1, 0, 1));
+      });
+}
+
+// A rank that only stalls until the others have finished.
+void ExpectLateRankStops(const std::string& mode, Step step) {
+  SCOPED_TRACE(fmt::format("{} step {}", mode, static_cast<int>(step)));
+  const Leaves leaves = {{1, {1, step}}};
+  const auto expected = Expected(leaves);
+  std::latch finished(kRanks - 1);
+  RunExchangeRanks(
+      Options(mode), Layer(), {kRanks, kRanks}, kTokens, [&](const ExchangeRank& rank) {
+        if (rank.ep_rank != 1) {
+          RunBatches(rank, leaves, expected, [] {});
+          return finished.count_down();
+        }
+        try {
+          RunBatches(rank, leaves, expected, [&] { finished.wait(); });
+          ADD_FAILURE() << "rank 1 does not learn that it is lost";
+        } catch (const Error& error) {
+          EXPECT_EQ(error.kind(), ErrorKind::kPeer);
+          EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1 was given up by the other ranks"),
+                                          HasSubstr("0.75 s (--elastic-ep-timeout)")));
+        }
+      });
+}
+
+TEST(MooncakeTest, ARankThatIsOnlyLateLearnsThatItIsLostAndStops) {
+  ExpectLateRankStops("normal", kBeforeDispatch);
+  ExpectLateRankStops("low_latency", kBeforeCombine);
+}
+
+TEST(MooncakeTest, TimeoutsOutOfRangeAreRefused) {
+  for (const double seconds : {0.0, -1.0, 1e9, std::nan("")}) {
+    MoeOptions options = Options("auto");
+    options.elastic_timeout_seconds = seconds;
+    try {
+      RunExchangeRanks(options, Layer(), {1, 1}, kTokens, [](const ExchangeRank&) {});
+      ADD_FAILURE() << seconds << " s";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kInvalid);
+      EXPECT_THAT(error.what(), HasSubstr("--elastic-ep-timeout"));
+    }
+  }
+}
+
+TEST(MooncakeTest, RanksOfOtherHostsAreRefused) {
+  try {
+    RunExchangeRanks(
+        Options("auto"), Layer(), {2, 2}, kTokens, [](const ExchangeRank&) {},
+        {std::chrono::seconds(60)}, /*ranks_per_host=*/1);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("is on another host"));
+  }
+}
+
+// ---- Ranks as processes, which the kernel kills or stops ----
+
+constexpr int kGood = 0, kWrong = 40, kGivenUp = 41;
+
+int RankProcess(const std::shared_ptr<SharedArena>& arena, const MoeOptions& options,
+                const MeshShape& mesh, int rank, const Leaves& leaves,
+                const std::vector<std::vector<float>>& expected, int signal) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  try {
+    const TestLayer layer = Layer();
+    const auto comm = RankComm::Create(arena, mesh, rank, {std::chrono::seconds(60)});
+    ThreadPool pool(1);
+    const MoeLayerWeights share = layer.ShareOf(comm->mesh, /*shared_whole=*/true);
+    const ExpertBlock block{.experts = share.experts};
+    const auto moe = MakeMoeRuntime(options, layer.Shape(kTokens), *comm, pool);
+    RunBatches({*moe, block, mesh.ep, rank, 0}, leaves, expected, [&] { raise(signal); });
+    return ::testing::Test::HasFailure() ? kWrong : kGood;
+  } catch (const Error& error) {
+    return error.kind() == ErrorKind::kPeer ? kGivenUp : kWrong;
+  }
+}
+
+void ExpectOtherProcessesFinish(const std::string& mode, Step step, int signal) {
+  SCOPED_TRACE(fmt::format("{} step {} signal {}", mode, static_cast<int>(step), signal));
+  const Leaves leaves = {{1, {1, step}}};
+  const auto expected = Expected(leaves);
+  const MoeOptions options = Options(mode);
+  const MeshShape mesh{kRanks, kRanks};
+  const auto arena =
+      SharedArena::Create(kRanks, RankComm::BytesPerRank(mesh) +
+                                      MoeSymmetricBytes(options, Layer().Shape(kTokens), mesh));
+  std::vector<pid_t> pids;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const pid_t pid = fork();
+    ASSERT_GE(pid, 0);
+    if (pid == 0) _exit(RankProcess(arena, options, mesh, rank, leaves, expected, signal));
+    pids.push_back(pid);
+  }
+  int status = 0;
+  for (const int rank : {0, 2, 3}) {
+    ASSERT_EQ(waitpid(pids[rank], &status, 0), pids[rank]);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kGood) << "rank " << rank;
+  }
+  if (signal == SIGSTOP) kill(pids[1], SIGCONT);
+  ASSERT_EQ(waitpid(pids[1], &status, 0), pids[1]);
+  if (signal == SIGKILL) {
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  } else {
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kGivenUp);
+  }
+}
+
+TEST(MooncakeProcessesTest, OthersGoOnWithoutAKilledProcess) {
+  ExpectOtherProcessesFinish("auto", kBeforeDispatch, SIGKILL);
+  ExpectOtherProcessesFinish("normal", kBeforeCombine, SIGKILL);
+}
+
+TEST(MooncakeProcessesTest, AStoppedProcessThatGoesOnLearnsThatItIsLost) {
+  ExpectOtherProcessesFinish("low_latency", kBeforeDispatch, SIGSTOP);
+  ExpectOtherProcessesFinish("normal", kBeforeCombine, SIGSTOP);
+}
+
+}  // namespace
+}  // namespace switchyard

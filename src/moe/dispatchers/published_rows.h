@@ -1,0 +1,54 @@
+// What a rank publishes in its own arena for others to pull: its token rows and their routing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "moe/backends.h"
+#include "moe/dispatchers/exchange_slots.h"
+#include "moe/rows.h"
+
+namespace switchyard {
+
+// A part of a slot's payload, of the one-sided exchanges. A row is written once, however many ranks
+// take it, and nobody's arena is written to but the own one.
+class PublishedRows {
+ public:
+  // Routing of the tokens that one rank published. Views of its arena.
+  struct Routing {
+    int64_t tokens = 0;
+    const int32_t* ids = nullptr;  // [tokens, k] physical experts, −1 for none
+  };
+
+  // Takes its buffers, for at most `capacity` tokens, from the plan.
+  PublishedRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan);
+
+  // Writes routing, and the rows that other ranks' experts want; a flag has to follow both.
+  void PublishRouting(const ExchangeSlots& slots, const SlotUse& use, const TopK& topk) const;
+  void PublishRows(const ExchangeSlots& slots, const SlotUse& use, const float* x, const TopK& topk,
+                   const ExpertMap& experts, ThreadPool& pool) const;
+
+  // After that flag, on any rank. `what` is for the message of a timeout.
+  Routing ReadRouting(ExchangeSlots& slots, const SlotUse& use, int source, const char* what) const;
+  // Makes rows of another host's rank readable; nothing for others. `tokens` ascend.
+  void FetchRows(ExchangeSlots& slots, const SlotUse& use, int source,
+                 std::span<const int32_t> tokens, const char* what) const;
+  const std::byte* Row(const ExchangeSlots& slots, const SlotUse& use, int source,
+                       int64_t token) const {
+    return slots.At(use, source, RowOffset(token));
+  }
+  int64_t row_bytes() const { return row_bytes_; }
+  int64_t capacity() const { return capacity_; }
+
+ private:
+  size_t RowOffset(int64_t token) const { return rows_ + token * row_bytes_; }
+
+  int64_t hidden_, capacity_, row_bytes_;
+  int k_;
+  RowFormat format_;
+  size_t routing_;  // [1 + capacity · k] i32: tokens, then ids
+  size_t rows_;     // [capacity, H]
+};
+
+}  // namespace switchyard

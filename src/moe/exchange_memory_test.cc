@@ -1,0 +1,146 @@
+// The formula of docs/moe.md, what is allocated, and what a run touches.
+#include "moe/exchange_memory.h"
+
+#include <sys/stat.h>
+
+#include <string>
+
+#include "core/check.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "moe/backends.h"
+#include "moe/runtime.h"
+#include "moe/test_layer.h"
+
+namespace switchyard {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+MoeOptions DeepEp(const std::string& mode, int capacity, int64_t per_round, int rounds = 0) {
+  return {.a2a_backend = "deepep",
+          .deepep_mode = mode,
+          .max_dispatch_tokens_per_rank = capacity,
+          .long_seq_per_round_tokens = per_round,
+          .long_seq_rounds = rounds,
+          .row_dtype = DType::kBF16};
+}
+
+size_t Lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// P ranks, C tokens in a round, k slots, E experts of a rank, H · 2 bytes a row.
+size_t NormalBytes(size_t p, size_t c, size_t k, size_t row) {
+  return 2 * (Lines(4 * p) + Lines(p * c * row) + Lines(4 * p * c * (1 + k)) + Lines(c * k * row) +
+              2 * 64 * p);
+}
+size_t LowLatencyBytes(size_t p, size_t c, size_t k, size_t e, size_t row) {
+  return 2 * (Lines(4 * p) + Lines(p * c * row) + Lines(4 * p * e) + Lines(8 * e * p * c) +
+              Lines(c * k * row) + 2 * 64 * p);
+}
+
+const MoeShape kShape = {
+    .hidden = 100, .intermediate = 8, .num_experts = 10, .top_k = 3, .max_tokens = 50};
+
+size_t MemoryOf(const MoeOptions& options, int ranks) {
+  return MoeSymmetricBytes(options, kShape, {ranks, ranks});
+}
+
+TEST(ExchangeMemoryTest, IsTheFormula) {
+  const size_t k = 3, row = 200;
+  for (const int ranks : {1, 2, 4}) {
+    const size_t p = ranks, most = (50 + p - 1) / p, experts = (10 + p - 1) / p;
+    EXPECT_EQ(MemoryOf(DeepEp("normal", 8, 8192), ranks), NormalBytes(p, most, k, row));
+    EXPECT_EQ(MemoryOf(DeepEp("normal", 8, 5), ranks), NormalBytes(p, 5, k, row));
+    EXPECT_EQ(MemoryOf(DeepEp("low_latency", 8, 5), ranks), LowLatencyBytes(p, 8, k, experts, row));
+    EXPECT_EQ(MemoryOf(DeepEp("auto", 8, 5), ranks),
+              NormalBytes(p, 5, k, row) + LowLatencyBytes(p, 8, k, experts, row));
+  }
+}
+
+TEST(ExchangeMemoryTest, IsDescribedByBuffer) {
+  const std::string line = DescribeExchangeMemory(DeepEp("auto", 8, 5), kShape, {2, 2});
+  EXPECT_THAT(line,
+              AllOf(HasSubstr("exchange memory of each rank "),
+                    HasSubstr("deepep normal 2 × (counts 64 B, rows 2.0 KiB, outputs 2.9 KiB, "
+                              "tags 192 B, flags 256 B)"),
+                    HasSubstr("deepep low_latency 2 × (")));
+  EXPECT_THAT(DescribeExchangeMemory({.a2a_backend = "none"}, kShape, {2, 2}), HasSubstr("none"));
+}
+
+TEST(ExchangeMemoryTest, MoreRoundsThanAllowedAreRefusedAtStart) {
+  // 25 tokens on a rank of 2, 10 at a time.
+  EXPECT_GT(MemoryOf(DeepEp("normal", 8, 10, /*rounds=*/3), 2), 0u);
+  for (const std::string mode : {"normal", "auto"}) {
+    try {
+      MemoryOf(DeepEp(mode, 8, 10, /*rounds=*/2), 2);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kInvalid);
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("--deepep-normal-long-seq-round 2"),
+                                      HasSubstr("--deepep-normal-long-seq-per-round-tokens 10"),
+                                      HasSubstr("25 tokens"), HasSubstr("3 rounds")));
+    }
+  }
+  EXPECT_GT(MemoryOf(DeepEp("low_latency", 8, 10, /*rounds=*/2), 2), 0u);
+}
+
+size_t BytesTouched(const SharedArena& arena) {
+  struct stat status = {};
+  CHECK_EQ(fstat(arena.fd(), &status), 0);
+  return static_cast<size_t>(status.st_blocks) * 512;
+}
+
+// Two full batches in flight whose tokens all go to every rank, again and again.
+TEST(ExchangeMemoryTest, PagesTouchedStayUnderIt) {
+  const int ranks = 2, tokens = 64;
+  const MoeShape shape = {.hidden = 1024,
+                          .intermediate = 8,
+                          .num_experts = 4,
+                          .top_k = 4,
+                          .max_tokens = ranks * tokens};
+  for (const std::string mode : {"normal", "low_latency"}) {
+    const MoeOptions options = DeepEp(mode, tokens, tokens);
+    const MeshShape mesh = {ranks, ranks};
+    const size_t bytes = MoeSymmetricBytes(options, shape, mesh);
+    size_t touched = 0;
+    RunRankThreads(ranks, RankComm::BytesPerRank(mesh) + bytes, [&](int rank, const auto& arena) {
+      const auto comm = RankComm::Create(arena, mesh, rank);
+      ThreadPool pool(1);
+      const auto moe = MakeMoeRuntime(options, shape, *comm, pool);
+      comm->ep->Barrier("test");
+      const size_t before = BytesTouched(*arena);
+      comm->ep->Barrier("test");
+      TopK topk = {.tokens = tokens, .k = 4, .ids = {}, .weights = {}};
+      for (int t = 0; t < tokens; ++t) topk.ids.insert(topk.ids.end(), {0, 1, 2, 3});
+      topk.weights.assign(topk.ids.size(), 1.0f);
+      std::vector<float> x(tokens * shape.hidden, 1.0f), y(x.size());
+      struct {
+        DispatchHandle handle;
+        GroupedRows grouped;
+        std::vector<float> outputs;
+      } batches[2];
+      for (int round = 0; round < 3; ++round) {
+        for (auto& b : batches) moe->dispatcher().BeginDispatch(x.data(), topk, false, &b.handle);
+        for (auto& b : batches) {
+          const Dispatched in = moe->dispatcher().EndDispatch(&b.handle);
+          moe->permute(in.layout).pre(moe->permute_context(), in, &b.grouped);
+          b.outputs.assign(b.grouped.num_rows * shape.hidden, 1.0f);
+          moe->dispatcher().BeginCombine(moe->permute(in.layout).post(b.grouped, b.outputs.data()),
+                                         &b.handle);
+        }
+        for (auto& b : batches) moe->dispatcher().EndCombine(&b.handle, y.data());
+      }
+      comm->ep->Barrier("test");
+      if (rank == 0) touched = BytesTouched(*arena) - before;
+      comm->ep->Barrier("test");
+    });
+    const size_t page = 4096;
+    EXPECT_LE(touched, ranks * (bytes + page)) << mode;
+    // What stays with its rank is not written: half of the rows and outputs.
+    EXPECT_GE(touched, ranks * bytes * 4 / 10) << mode;
+  }
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,82 @@
+// Where each expert sits: logical experts (the model's) on physical ones (places of ranks).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "moe/types.h"
+
+namespace switchyard {
+
+// Physical experts [begin, end) sit on EP rank `ep_rank`: contiguous runs whose lengths differ by
+// at most one.
+struct ExpertRange {
+  int begin = 0, end = 0;
+};
+ExpertRange ExpertsOfRank(int num_physical, int ep, int ep_rank);
+
+// One layer's map. A value; every rank has the same one.
+class ExpertPlacement {
+ public:
+  ExpertPlacement() = default;
+  // Every logical expert at the place of its number, and then `redundant` further replicas, dealt
+  // to experts 0, 1, ….
+  static ExpertPlacement Trivial(int num_logical, int redundant = 0);
+  // Error kInvalid where an id is outside [0, num_logical) or an expert has no place at all.
+  ExpertPlacement(int num_logical, std::vector<int32_t> physical_to_logical);
+
+  int num_logical() const { return num_logical_; }
+  int num_physical() const { return static_cast<int>(physical_to_logical_.size()); }
+  std::span<const int32_t> physical_to_logical() const { return physical_to_logical_; }
+  bool is_identity() const { return identity_; }
+
+  // [num_logical] the replica that tokens of EP rank `ep_rank` go to: one of its own where it has
+  // one, else replicas take turns over the ranks.
+  std::vector<int32_t> ReplicasFor(int ep, int ep_rank) const;
+  // [num_logical] a replica of each that is the same for all ranks, for tokens that all of them
+  // have: replicas take turns over the experts.
+  std::vector<int32_t> CommonReplicas() const;
+
+ private:
+  std::vector<std::vector<int32_t>> AllReplicas() const;  // [num_logical] physical, ascending
+
+  int num_logical_ = 0;
+  std::vector<int32_t> physical_to_logical_;
+  bool identity_ = true;
+};
+
+// What `--init-expert-location` names, one placement for each of `num_layers` layers: "trivial", or
+// a JSON file {"physical_to_logical_map": [[…] …]} with a row for each layer of the model, dense
+// ones included, or one for all; null is the trivial placement. Error kInvalid names flag, file and
+// layer, kNotFound flag and file.
+std::vector<ExpertPlacement> LoadPlacements(const std::string& location, int64_t num_layers,
+                                            int num_logical, int redundant);
+
+// Physical expert → EP rank that holds it, and its index among that rank's. Where the shared expert
+// is dispatched as well, rank r's copy of it is the physical expert num_physical + r.
+class ExpertMap {
+ public:
+  ExpertMap(int num_physical, int ep, bool shared_dispatched);
+
+  int size() const { return static_cast<int>(places_.size()); }
+  int Owner(int32_t expert) const { return places_[expert].rank; }
+  int32_t LocalId(int32_t expert) const { return places_[expert].local_id; }
+  // The local id on `rank`; −1 where the expert sits elsewhere or `expert` is −1.
+  int32_t LocalIdOn(int rank, int32_t expert) const {
+    return expert >= 0 && Owner(expert) == rank ? LocalId(expert) : -1;
+  }
+  int LocalExperts(int rank) const { return local_experts_[rank]; }
+  int MostLocalExperts() const { return local_experts_[0]; }
+
+ private:
+  struct Place {
+    int rank = 0;
+    int32_t local_id = 0;
+  };
+  std::vector<Place> places_;
+  std::vector<int> local_experts_;  // [ep], descending
+};
+
+}  // namespace switchyard

@@ -1,0 +1,199 @@
+// Where experts sit, and what is said of files that put them nowhere.
+#include "moe/placement.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <set>
+
+#include "core/error.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/testing.h"
+
+namespace switchyard {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::vector<int32_t> MapOf(const ExpertPlacement& placement) {
+  const auto map = placement.physical_to_logical();
+  return {map.begin(), map.end()};
+}
+
+TEST(ExpertsOfRankTest, AreRunsOfNearlyEqualLength) {
+  const auto lengths = [](int experts, int ep) {
+    std::vector<int> counts;
+    int next = 0;
+    for (int rank = 0; rank < ep; ++rank) {
+      const ExpertRange range = ExpertsOfRank(experts, ep, rank);
+      EXPECT_EQ(range.begin, next);
+      next = range.end;
+      counts.push_back(range.end - range.begin);
+    }
+    EXPECT_EQ(next, experts);
+    return counts;
+  };
+  EXPECT_THAT(lengths(64, 4), ElementsAre(16, 16, 16, 16));
+  EXPECT_THAT(lengths(10, 4), ElementsAre(3, 3, 2, 2));
+  EXPECT_THAT(lengths(2, 4), ElementsAre(1, 1, 0, 0));
+}
+
+TEST(ExpertPlacementTest, TrivialDealsReplicasInOrder) {
+  const ExpertPlacement plain = ExpertPlacement::Trivial(4);
+  EXPECT_THAT(MapOf(plain), ElementsAre(0, 1, 2, 3));
+  EXPECT_TRUE(plain.is_identity());
+  const ExpertPlacement redundant = ExpertPlacement::Trivial(3, 4);
+  EXPECT_THAT(MapOf(redundant), ElementsAre(0, 1, 2, 0, 1, 2, 0));
+  EXPECT_FALSE(redundant.is_identity());
+  EXPECT_FALSE(ExpertPlacement(3, {0, 2, 1}).is_identity());
+  EXPECT_EQ(ExpertPlacement().num_logical(), 0);
+}
+
+std::string ErrorOf(const std::function<void()>& body, ErrorKind kind = ErrorKind::kInvalid) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), kind);
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(ExpertPlacementTest, RefusesForeignAndMissingExperts) {
+  EXPECT_THAT(ErrorOf([] {
+                ExpertPlacement(2, {0, 2});
+              }),
+              HasSubstr("physical expert 1 is to be logical expert 2; the model has 2"));
+  EXPECT_THAT(ErrorOf([] {
+                ExpertPlacement(3, {0, 2, 0});
+              }),
+              HasSubstr("no physical expert is logical expert 1"));
+}
+
+TEST(ExpertPlacementTest, TokensGoToAReplicaAtHomeElseInTurn) {
+  // Two on each of four ranks: {0,1} {2,0} {3,1} {0,3}
+  const ExpertPlacement placement(4, {0, 1, 2, 0, 3, 1, 0, 3});
+  EXPECT_THAT(placement.ReplicasFor(4, 0), ElementsAre(0, 1, 2, 4));
+  EXPECT_THAT(placement.ReplicasFor(4, 1), ElementsAre(3, 5, 2, 7));
+  EXPECT_THAT(placement.ReplicasFor(4, 2), ElementsAre(6, 5, 2, 4));
+  EXPECT_THAT(placement.ReplicasFor(4, 3), ElementsAre(6, 5, 2, 7));
+}
+
+TEST(ExpertPlacementTest, TokensThatAllRanksHaveGoToReplicasInTurn) {
+  const ExpertPlacement placement(4, {0, 1, 2, 0, 3, 1, 0, 3});
+  EXPECT_THAT(placement.CommonReplicas(), ElementsAre(0, 5, 2, 7));
+}
+
+TEST(ExpertPlacementTest, EveryReplicaIsOfItsExpertAndAtHomeWherePossible) {
+  kernels::Random random(3);
+  for (int round = 0; round < 50; ++round) {
+    const int experts = 1 + static_cast<int>(random.Below(12)), ep = 1 << random.Below(4);
+    std::vector<int32_t> map = random.Shuffled(experts);
+    for (int64_t i = random.Below(9); i > 0; --i)
+      map.push_back(static_cast<int32_t>(random.Below(experts)));
+    const ExpertPlacement placement(experts, map);
+    for (int rank = 0; rank < ep; ++rank) {
+      const ExpertRange home = ExpertsOfRank(placement.num_physical(), ep, rank);
+      const std::set<int32_t> at_home(map.begin() + home.begin, map.begin() + home.end);
+      const std::vector<int32_t> replicas = placement.ReplicasFor(ep, rank);
+      for (int32_t logical = 0; logical < experts; ++logical) {
+        EXPECT_EQ(map[replicas[logical]], logical);
+        EXPECT_EQ(replicas[logical] >= home.begin && replicas[logical] < home.end,
+                  at_home.contains(logical));
+      }
+    }
+  }
+}
+
+TEST(ExpertMapTest, SharedCopiesComeAfterTheOthersOneOnEachRank) {
+  const ExpertMap plain(5, 2, false);
+  EXPECT_EQ(plain.size(), 5);
+  EXPECT_EQ(plain.LocalExperts(0), 3);
+  EXPECT_EQ(plain.LocalExperts(1), 2);
+
+  const ExpertMap map(5, 2, true);
+  EXPECT_EQ(map.size(), 7);
+  EXPECT_EQ(map.LocalExperts(0), 4);
+  EXPECT_EQ(map.LocalExperts(1), 3);
+  EXPECT_EQ(map.MostLocalExperts(), 4);
+  for (int e = 0; e < 5; ++e) EXPECT_EQ(map.Owner(e), plain.Owner(e));
+  EXPECT_EQ(map.Owner(5), 0);
+  EXPECT_EQ(map.LocalId(5), 3);
+  EXPECT_EQ(map.Owner(6), 1);
+  EXPECT_EQ(map.LocalId(6), 2);
+  EXPECT_EQ(map.LocalIdOn(1, 6), 2);
+  EXPECT_EQ(map.LocalIdOn(0, 6), -1);
+  EXPECT_EQ(map.LocalIdOn(0, -1), -1);
+}
+
+class LoadPlacementsTest : public testing::Test {
+ protected:
+  ~LoadPlacementsTest() override { std::filesystem::remove(path_); }
+  std::string Write(const std::string& text) {
+    std::ofstream(path_) << text;
+    return path_;
+  }
+  // Three layers of four experts with one redundant.
+  std::string ErrorOfFile(const std::string& text) {
+    const std::string location = Write(text);
+    const std::string error = ErrorOf([&] { LoadPlacements(location, 3, 4, 1); });
+    EXPECT_THAT(error, HasSubstr("--init-expert-location " + location));
+    return error;
+  }
+
+  const std::string path_ = testing::TempDir() + "placement_" +
+                            testing::UnitTest::GetInstance()->current_test_info()->name() + ".json";
+};
+
+TEST_F(LoadPlacementsTest, TrivialIsTheSameForAllLayers) {
+  const auto all = LoadPlacements("trivial", 3, 4, 1);
+  ASSERT_EQ(all.size(), 3u);
+  for (const ExpertPlacement& placement : all)
+    EXPECT_THAT(MapOf(placement), ElementsAre(0, 1, 2, 3, 0));
+}
+
+TEST_F(LoadPlacementsTest, AFileHasARowForEachLayerOrOneForAll) {
+  const auto each = LoadPlacements(
+      Write(R"({"physical_to_logical_map": [[3,2,1,0,0], null, [0,1,2,3,3]], "other": 1})"), 3, 4,
+      1);
+  ASSERT_EQ(each.size(), 3u);
+  EXPECT_THAT(MapOf(each[0]), ElementsAre(3, 2, 1, 0, 0));
+  EXPECT_THAT(MapOf(each[1]), ElementsAre(0, 1, 2, 3, 0));
+  EXPECT_THAT(MapOf(each[2]), ElementsAre(0, 1, 2, 3, 3));
+  const auto one = LoadPlacements(Write(R"({"physical_to_logical_map": [[3,2,1,0]]})"), 3, 4, 0);
+  ASSERT_EQ(one.size(), 3u);
+  EXPECT_THAT(MapOf(one[2]), ElementsAre(3, 2, 1, 0));
+}
+
+TEST_F(LoadPlacementsTest, ErrorsNameFlagFileAndLayer) {
+  EXPECT_THAT(ErrorOf([] { LoadPlacements("/no/such/file", 1, 4, 0); }, ErrorKind::kNotFound),
+              AllOf(HasSubstr("--init-expert-location /no/such/file"), HasSubstr("trivial")));
+  EXPECT_THAT(ErrorOf([] { LoadPlacements("trivial", 1, 4, -1); }),
+              HasSubstr("--ep-num-redundant-experts -1"));
+  for (const char* no_map : {"", "[]", "{}", R"({"physical_to_logical_map": 1})",
+                             R"({"physical_to_logical_map": []})", "{\"physical_to_logical_map\":"})
+    EXPECT_THAT(ErrorOfFile(no_map), HasSubstr("physical_to_logical_map")) << no_map;
+  EXPECT_THAT(ErrorOfFile(R"({"physical_to_logical_map": [[0,1,2,3,0],[0,1,2,3,0]]})"),
+              HasSubstr("it has 2 layers, the model 3"));
+
+  const auto with_row = [&](const std::string& row) {
+    return ErrorOfFile(R"({"physical_to_logical_map": [null, )" + row + ", null]}");
+  };
+  EXPECT_THAT(with_row("7"), HasSubstr("layer 1: no list of expert ids"));
+  EXPECT_THAT(with_row("[0,1,2,3]"),
+              HasSubstr("layer 1: 4 experts are placed; the model and --ep-num-redundant-experts "
+                        "make 5"));
+  EXPECT_THAT(with_row("[0,1,2,2,2]"),
+              HasSubstr("layer 1: no physical expert is logical expert 3"));
+  for (const char* id : {"4", "-1", "1.5", "\"1\"", "null", "4294967296", "18446744073709551616"})
+    EXPECT_THAT(with_row(fmt::format("[0,1,2,3,{}]", id)),
+                HasSubstr("is no expert id; the model has 0 to 3"))
+        << id;
+}
+
+}  // namespace
+}  // namespace switchyard

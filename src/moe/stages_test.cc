@@ -1,0 +1,249 @@
+// What MoeLayer offers to those who slip other work into a layer: hooks, and its stages one by one.
+#include <array>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "moe/batch.h"
+#include "moe/runtime.h"
+#include "moe/test_layer.h"
+
+namespace switchyard {
+namespace {
+
+using kernels::SameBits;
+using ::testing::ElementsAre;
+
+using Diary = std::vector<std::string>;
+
+// Writes down what the layer calls.
+class DiaryDispatcher : public Dispatcher {
+ public:
+  DiaryDispatcher(std::unique_ptr<Dispatcher> inner, Diary* diary)
+      : inner_(std::move(inner)), diary_(diary) {}
+  bool scatters() const override { return inner_->scatters(); }
+  std::vector<DispatchLayout> layouts() const override { return inner_->layouts(); }
+  int64_t MaxTokens(bool decode) const override { return inner_->MaxTokens(decode); }
+  void BeginDispatch(const float* x, const TopK& topk, bool decode,
+                     DispatchHandle* handle) override {
+    diary_->push_back("begin dispatch");
+    inner_->BeginDispatch(x, topk, decode, handle);
+  }
+  Dispatched EndDispatch(DispatchHandle* handle) override {
+    diary_->push_back("end dispatch");
+    return inner_->EndDispatch(handle);
+  }
+  void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) override {
+    diary_->push_back("begin combine");
+    inner_->BeginCombine(experts, handle);
+  }
+  void EndCombine(DispatchHandle* handle, float* y) override {
+    diary_->push_back("end combine");
+    inner_->EndCombine(handle, y);
+  }
+
+ private:
+  std::unique_ptr<Dispatcher> inner_;
+  Diary* diary_;
+};
+
+class DiaryFused : public FusedExperts {
+ public:
+  explicit DiaryFused(Diary* diary) : diary_(diary) {}
+  bool Takes(WeightFormat) const override { return true; }
+  int64_t MaxTokens(bool) const override { return 2; }
+  void Begin(const float*, const TopK&, bool, DispatchHandle*) override {
+    diary_->push_back("begin");
+  }
+  void End(const ExpertBlock&, DispatchHandle*, float*) override { diary_->push_back("end"); }
+
+ private:
+  Diary* diary_;
+};
+
+MoeHooks HooksThatWrite(Diary* diary) {
+  const auto write = [diary](const char* what) {
+    return [diary, what] { diary->push_back(what); };
+  };
+  return {write("before_dispatch"), write("during_dispatch"), write("after_dispatch"),
+          write("before_combine"),  write("during_combine"),  write("after_combine")};
+}
+
+// The diary of one pass of 3 tokens in rounds of 2, with the hooks or without.
+Diary DiaryOfPass(const std::string& a2a, bool hooks) {
+  Diary diary;
+  const auto backends = std::make_shared<MoeBackends>(BuiltinMoeBackends());
+  const DispatcherBackend deepep = backends->dispatchers.Find("deepep");
+  backends->dispatchers.Add("diary", {[&](const DispatcherContext& context) {
+                                        return std::make_unique<DiaryDispatcher>(
+                                            deepep.make(context), &diary);
+                                      },
+                                      deepep.symmetric_bytes, ""});
+  backends->fused.Add(
+      "diary_fused",
+      {[&](const DispatcherContext&) { return std::make_unique<DiaryFused>(&diary); },
+       [](const MoeOptions&, const ExchangeShape&) { return size_t{0}; }, ""});
+  const TestLayer layer({.hidden = 32, .intermediate = 32, .num_experts = 4, .top_k = 2});
+  MoeOptions options{.a2a_backend = "deepep", .max_dispatch_tokens_per_rank = 2};
+  RunMoeRanks(options, layer.Shape(3), {}, [&](RankComm& comm, ThreadPool& pool) {
+    options.a2a_backend = a2a;
+    const MoeLayer moe(layer.config, layer.whole,
+                       MakeMoeRuntime(options, layer.Shape(3), comm, pool, backends));
+    const std::vector<float> hidden = layer.Hidden(3);
+    std::vector<float> out(hidden.size());
+    const int64_t tokens = 3;
+    moe.Forward(hidden.data(), {{&tokens, 1}, {&tokens, 1}}, out.data(),
+                hooks ? HooksThatWrite(&diary) : MoeHooks{});
+  });
+  return diary;
+}
+
+Diary Twice(const Diary& round) {
+  Diary both = round;
+  both.insert(both.end(), round.begin(), round.end());
+  return both;
+}
+
+TEST(MoeHooksTest, RunInOrderAndWhileRowsTravelOnceForEachExchange) {
+  EXPECT_EQ(DiaryOfPass("diary", true),
+            Twice({"before_dispatch", "begin dispatch", "during_dispatch", "end dispatch",
+                   "after_dispatch", "before_combine", "begin combine", "during_combine",
+                   "end combine", "after_combine"}));
+  EXPECT_EQ(DiaryOfPass("diary", false),
+            Twice({"begin dispatch", "end dispatch", "begin combine", "end combine"}));
+}
+
+TEST(MoeHooksTest, RunWithinTheFusedOperator) {
+  EXPECT_EQ(DiaryOfPass("diary_fused", true),
+            Twice({"before_dispatch", "begin", "during_dispatch", "after_dispatch",
+                   "before_combine", "during_combine", "end", "after_combine"}));
+}
+
+// What a hook does over another group's communicator, or with the threads, disturbs nothing.
+TEST(MoeHooksTest, MayComputeAndCommunicate) {
+  const TestLayer layer({.hidden = 96, .intermediate = 64});
+  const TestPass pass{{5, 3}, {0, 0}};
+  const MeshShape mesh{.tp = 4, .ep = 4, .dp = 2};
+  for (const A2aChoice& choice : AllA2aChoices()) {
+    SCOPED_TRACE(choice.Describe());
+    const MoeOptions options{.a2a_backend = choice.a2a, .deepep_mode = choice.mode};
+    const std::vector<float> want = RunPasses(layer, options, mesh, {pass});
+    std::vector<std::vector<float>> groups(2);
+    RunMoeRanks(options, ShapeFor(layer, {pass}), mesh, [&](RankComm& comm, ThreadPool& pool) {
+      const int group = comm.mesh.dp_rank();
+      const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, true),
+                         MakeMoeRuntime(options, ShapeFor(layer, {pass}), comm, pool));
+      const std::vector<float> hidden = layer.Hidden(pass.total(), pass.seed);
+      std::vector<float> out(pass.tokens[group] * layer.spec.hidden);
+      float ranks = 0;
+      const auto count = [&] {
+        float one = 1;
+        comm.tp->AllReduceSum(&one, 1);
+        ranks += one;
+      };
+      moe.Forward(hidden.data() + pass.FirstOf(group) * layer.spec.hidden,
+                  {pass.tokens, pass.decoding}, out.data(),
+                  {.during_dispatch = count, .during_combine = count});
+      EXPECT_EQ(ranks, 8.0f);
+      if (comm.mesh.attn_tp_rank() == 0) groups[group] = out;
+    });
+    EXPECT_TRUE(SameBits(JoinGroups({pass}, layer.spec.hidden, groups), want));
+  }
+}
+
+// Two batches in flight on one layer, each a pass of one round.
+class TwoBatches {
+ public:
+  TwoBatches(const TestLayer& layer, MoeRuntime& runtime, std::array<TestPass, 2> passes)
+      : passes_(std::move(passes)) {
+    const int group = runtime.comm().mesh.dp_rank();
+    for (int i = 0; i < 2; ++i) {
+      const int64_t hidden = layer.spec.hidden;
+      const std::vector<float> all = layer.Hidden(passes_[i].total(), passes_[i].seed);
+      const auto first = all.begin() + passes_[i].FirstOf(group) * hidden;
+      x_[i].assign(first, first + passes_[i].tokens[group] * hidden);
+      y_[i].assign(x_[i].size(), NAN);
+      const bool decode = passes_[i].decoding == passes_[i].tokens;
+      runtime.StartBatch(x_[i].data(), passes_[i].tokens, decode, y_[i].data(), &batches_[i]);
+    }
+  }
+  MoeBatch& operator[](int i) { return batches_[i]; }
+  std::vector<float> Outputs() const {
+    std::vector<float> all = y_[0];
+    all.insert(all.end(), y_[1].begin(), y_[1].end());
+    return all;
+  }
+
+ private:
+  std::array<TestPass, 2> passes_;
+  std::array<std::vector<float>, 2> x_, y_;
+  std::array<MoeBatch, 2> batches_;
+};
+
+void BeginDispatch(const MoeLayer& moe, MoeBatch& batch) {
+  moe.Gather(batch);
+  ASSERT_TRUE(batch.NextRound());
+  moe.Route(batch);
+  moe.BeginDispatch(batch);
+}
+void RunExperts(const MoeLayer& moe, MoeBatch& batch) {
+  moe.EndDispatch(batch);
+  moe.PrePermute(batch);
+  moe.RunExperts(batch);
+  moe.PostPermute(batch);
+  moe.BeginCombine(batch);
+}
+void EndCombine(const MoeLayer& moe, MoeBatch& batch) {
+  moe.EndCombine(batch);
+  ASSERT_FALSE(batch.NextRound());
+  moe.Scatter(batch);
+}
+
+TEST(MoeStagesTest, TwoBatchesInFlightEndInEitherOrder) {
+  const TestLayer layer(
+      {.format = WeightFormat::kBF16, .hidden = 96, .intermediate = 64, .shared = true});
+  const std::vector<TestPass> passes = {{{9, 2, 0}, {0, 0, 0}, 1}, {{1, 3, 4}, {1, 3, 4}, 2}};
+  const MoeBackends backends = BuiltinMoeBackends();
+  for (const A2aChoice& choice : AllA2aChoices()) {
+    if (backends.fused.FindIf(choice.a2a)) continue;  // has no stages
+    const MoeOptions options{
+        .a2a_backend = choice.a2a, .deepep_mode = choice.mode, .row_dtype = DType::kBF16};
+    for (const int ep : {6, 2}) {
+      const MeshShape mesh{.tp = 6, .ep = ep, .dp = 3};
+      RunMoeRanks(options, layer.Shape(9), mesh, [&](RankComm& comm, ThreadPool& pool) {
+        const auto runtime = MakeMoeRuntime(options, layer.Shape(9), comm, pool);
+        const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, true), runtime);
+        const auto run = [&](const auto& steps) {
+          TwoBatches both(layer, *runtime, {passes[0], passes[1]});
+          steps(both);
+          return both.Outputs();
+        };
+        const std::vector<float> one_by_one = run([&](TwoBatches& both) {
+          for (const int i : {0, 1}) {
+            BeginDispatch(moe, both[i]);
+            RunExperts(moe, both[i]);
+            EndCombine(moe, both[i]);
+          }
+        });
+        for (const auto& [first, second] : {std::pair(0, 1), std::pair(1, 0)}) {
+          for (const auto& [ends_first, ends_second] : {std::pair(0, 1), std::pair(1, 0)}) {
+            const int a = first, b = second, c = ends_first, d = ends_second;
+            EXPECT_TRUE(SameBits(one_by_one, run([&](TwoBatches& both) {
+                                   BeginDispatch(moe, both[0]);
+                                   BeginDispatch(moe, both[1]);
+                                   RunExperts(moe, both[a]);
+                                   RunExperts(moe, both[b]);
+                                   EndCombine(moe, both[c]);
+                                   EndCombine(moe, both[d]);
+                                 })))
+                << choice.Describe() << " ep " << ep << ": experts of " << a << ", combine of " << c
+                << " first";
+          }
+        }
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace switchyard

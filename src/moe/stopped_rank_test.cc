@@ -1,0 +1,102 @@
+// A rank process that stops in the middle of an exchange: the others say who they wait for, and
+// where, and give up in the configured time.
+#include <csignal>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "moe/test_layer.h"
+#include "moe/test_processes.h"
+
+namespace switchyard {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr int kWorld = 3, kStopped = 1;
+constexpr std::chrono::milliseconds kTimeout(1000);
+
+// Passes with decode and without, until an error ends them. The stopped rank leaves the first
+// pass of `decode` at the hook.
+std::string RunUntilTold(const TestLayer& layer, const MoeOptions& options, bool decode,
+                         std::function<void()> MoeHooks::*hook, int rank,
+                         std::shared_ptr<SharedArena> arena) {
+  const MeshShape mesh{.tp = kWorld, .ep = kWorld};
+  const MoeShape shape = layer.Shape(8);
+  const auto comm = RankComm::Create(std::move(arena), mesh, rank, {kTimeout});
+  ThreadPool pool(1);
+  const MoeLayer moe(layer.config, layer.ShareOf(comm->mesh, ScattersTokens(options, mesh)),
+                     MakeMoeRuntime(options, shape, *comm, pool));
+  const std::vector<float> hidden = layer.Hidden(8);
+  std::vector<float> out(hidden.size());
+  const int64_t tokens = 8, decoding = decode ? 8 : 0;
+  MoeHooks hooks;
+  if (rank == kStopped) hooks.*hook = [] { raise(SIGSTOP); };
+  comm->tp->Barrier("test start");
+  moe.Forward(hidden.data(), {{&tokens, 1}, {&decoding, 1}}, out.data(), hooks);
+  return "not told";
+}
+
+struct Stage {
+  const char* name;
+  std::function<void()> MoeHooks::*hook;
+};
+const Stage kStages[] = {{"before dispatch", &MoeHooks::before_dispatch},
+                         {"during dispatch", &MoeHooks::during_dispatch},
+                         {"before combine", &MoeHooks::before_combine},
+                         {"during combine", &MoeHooks::during_combine}};
+
+// Where the others notice: a rank that has sent its rows is missed in combine, one that has sent
+// its outputs when tokens are gathered. Collectives notice where they meet, and the fused operator,
+// whose hooks all come before its End, in the exchange of outputs.
+std::string WaitsIn(const A2aChoice& choice, size_t stage) {
+  if (choice.a2a == "none") return "tp all-reduce";
+  if (stage == 0) return choice.a2a + " dispatch";
+  return stage == 3 && choice.a2a != "fused" ? "attn-tp all-gather" : choice.a2a + " combine";
+}
+
+class StoppedRankTest : public testing::TestWithParam<A2aChoice> {};
+
+TEST_P(StoppedRankTest, OthersSayWhoTheyWaitForAndWhereAndGiveUp) {
+  const A2aChoice& choice = GetParam();
+  const TestLayer layer({.hidden = 64, .intermediate = 32, .num_experts = 6, .top_k = 2});
+  const MoeOptions options{.a2a_backend = choice.a2a, .deepep_mode = choice.mode};
+  const MeshShape mesh{.tp = kWorld, .ep = kWorld};
+  const size_t bytes =
+      RankComm::BytesPerRank(mesh) + MoeSymmetricBytes(options, layer.Shape(8), mesh);
+  // Only mode auto looks at what is decoded.
+  for (const bool decode : {false, true}) {
+    if (decode && choice.Describe() != "deepep") continue;
+    std::vector<std::unique_ptr<TestProcesses>> worlds;  // all stages at once
+    for (const Stage& stage : kStages)
+      worlds.push_back(std::make_unique<TestProcesses>(
+          kWorld, bytes, [&](int rank, std::shared_ptr<SharedArena> arena) {
+            return RunUntilTold(layer, options, decode, stage.hook, rank, std::move(arena));
+          }));
+    for (size_t i = 0; i < worlds.size(); ++i) {
+      SCOPED_TRACE(fmt::format("{}, decode {}", kStages[i].name, decode));
+      for (const int rank : {0, 2})
+        EXPECT_THAT(worlds[i]->Wait(rank),
+                    AllOf(StartsWith(fmt::format("error: rank {} waited 1 s for rank {} in ", rank,
+                                                 kStopped)),
+                          HasSubstr(WaitsIn(choice, i))));
+    }
+  }
+}
+
+std::vector<A2aChoice> ChoicesThatGiveUp() {
+  std::vector<A2aChoice> choices = AllA2aChoices();
+  std::erase_if(choices, [](const A2aChoice& c) { return c.a2a == "mooncake"; });  // goes on
+  return choices;
+}
+INSTANTIATE_TEST_SUITE_P(Backends, StoppedRankTest, testing::ValuesIn(ChoicesThatGiveUp()),
+                         [](const testing::TestParamInfo<A2aChoice>& info) {
+                           std::string name = info.param.Describe();
+                           std::ranges::replace(name, ' ', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace switchyard
