@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 
 #include "comm/mesh.h"
@@ -19,18 +20,27 @@ struct EngineConfig {
   std::string dtype = "auto";       // auto | float32 | bfloat16 | float16 (--dtype)
   std::string kv_cache_dtype =
       "auto";  // auto: float32 | float32 | bfloat16 | float16 (--kv-cache-dtype)
+  QuantizationFlags quantization;    // --quantization, --quantize-activations
   std::string load_format = "auto";  // --load-format
-  MeshShape mesh;                    // --tp-size, --ep-size
+  // --tp-size, --ep-size, --dp-size with --enable-dp-attention, --moe-dense-tp-size
+  MeshShape mesh;
+  std::string load_balance_method = "auto";  // --load-balance-method: see DpController
   MoeOptions moe;  // --moe-a2a-backend, --deepep-mode, … (row_dtype is set from dtype)
-  int64_t context_length = 0;    // --context-length; 0: the model's
-  int64_t max_total_tokens = 0;  // --max-total-tokens: cache capacity; 0: from memory
+  // What the MoE flags choose from; null: those of this program. A program's own, so it does not
+  // travel to rank processes: each of them is given it anew.
+  std::shared_ptr<const MoeBackends> backends;
+  int64_t context_length = 0;  // --context-length; 0: the model's
+  // --max-total-tokens: cache capacity of each attention group; 0: from memory
+  int64_t max_total_tokens = 0;
   double mem_fraction_static =
       0.85;  // --mem-fraction-static: of this host's memory, for weights and cache of all ranks
-  int32_t page_size = 16;            // --page-size
-  int32_t max_running_requests = 0;  // --max-running-requests; 0: 256, bounded by the cache
-  int32_t max_queued_requests = 0;   // --max-queued-requests; 0: no limit (checked by the front)
-  int32_t chunked_prefill_size =
-      2048;  // --chunked-prefill-size: most prompt tokens of one step; −1: no chunking
+  int32_t page_size = 16;  // --page-size
+  // --max-running-requests of all attention groups; 0: 256, bounded by the cache
+  int32_t max_running_requests = 0;
+  int32_t max_queued_requests = 0;  // --max-queued-requests; 0: no limit (checked by the front)
+  // --chunked-prefill-size: most prompt tokens of one step, of all attention groups; −1: no
+  // chunking
+  int32_t chunked_prefill_size = 2048;
   bool disable_radix_cache = false;   // --disable-radix-cache
   int32_t threads_per_rank = 0;       // --cpu-threads-per-rank; 0: cores / ranks
   std::string cpu_isa = "auto";       // --cpu-isa
@@ -43,9 +53,13 @@ struct EngineConfig {
 std::string EncodeConfig(const EngineConfig& config);
 EngineConfig DecodeConfig(std::string_view bytes);
 
+// config.json as the flags have it.
+ModelConfig ReadModelConfig(const EngineConfig& config);
+
 // Fills in what follows from config.json and the machine: dtype, context length, page count,
 // threads. Error kInvalid names the flags that do not fit; Error kResource says how much memory is
-// needed and available, before loading.
+// needed and available, before loading. Pages, requests and batches are those of one attention
+// group.
 struct EnginePlan {
   ModelConfig model;
   DType dtype = DType::kBF16;    // of token rows in flight
@@ -53,11 +67,14 @@ struct EnginePlan {
   int64_t context_length = 0;
   int64_t num_pages = 0;
   int32_t max_running_requests = 0;
-  int64_t max_batch_tokens = 0;  // most rows of one pass
+  int32_t chunked_prefill_size = 0;  // −1: no chunking
+  int64_t max_batch_tokens = 0;      // most rows of one pass
   int32_t threads_per_rank = 1;
   size_t weight_bytes_per_rank = 0, kv_bytes_per_rank = 0, symmetric_bytes_per_rank = 0;
 };
-EnginePlan MakePlan(const EngineConfig& config);
+//
+// `ranks_of_host`: how many of the ranks share this host's memory and cores; 0: all.
+EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host = 0);
 
 // What Model is built with, the same on every rank and where memory is planned.
 ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan);

@@ -16,7 +16,8 @@ struct Engine::Impl {
             [this, config](int rank, std::shared_ptr<SharedArena> arena, const RankLoopIo& io) {
               RunRankLoop(config, plan, rank, std::move(arena), io);
             },
-            std::move(progress)) {}
+            std::move(progress),
+            DpController(config.mesh.dp, ParseLoadBalanceMethod(config.load_balance_method))) {}
 
   const EnginePlan plan;
   ThreadEngine ranks;
@@ -30,7 +31,8 @@ uint64_t Engine::Submit(EngineRequest request, Callback on_output) {
   return impl_->ranks.Submit(std::move(request), std::move(on_output));
 }
 void Engine::Abort(uint64_t id) { impl_->ranks.Abort(id); }
-EngineStats Engine::Stats() { return impl_->ranks.Stats(); }
+std::vector<EngineStats> Engine::Stats() { return impl_->ranks.Stats(); }
+bool Engine::FlushCache() { return impl_->ranks.FlushCache(); }
 const EnginePlan& Engine::plan() const { return impl_->plan; }
 
 RequestOutput Engine::Generate(EngineRequest request) {
@@ -44,9 +46,11 @@ RequestOutput Engine::Generate(EngineRequest request) {
     std::swap(next.new_tokens, all.new_tokens);
     std::swap(next.input_logprobs, all.input_logprobs);
     std::swap(next.output_logprobs, all.output_logprobs);
+    std::swap(next.routed_experts, all.routed_experts);
     append(next.new_tokens, news.new_tokens);
     append(next.input_logprobs, news.input_logprobs);
     append(next.output_logprobs, news.output_logprobs);
+    append(next.routed_experts, news.routed_experts);
     all = std::move(next);
     if (all.finish != FinishReason::kNone) finished->set_value();
   });

@@ -29,7 +29,9 @@ class Engine {
   void Abort(uint64_t id);
   // Submits, waits and returns all tokens; Error where the request ends in one.
   RequestOutput Generate(EngineRequest request);
-  EngineStats Stats();
+  std::vector<EngineStats> Stats();  // of each attention group; Total adds them up
+  // Drops the reusable prefixes; false where some group has open requests and keeps its own.
+  bool FlushCache();
 
   const EnginePlan& plan() const;
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "engine/rank_engine.h"
@@ -34,6 +35,10 @@ class FakeForward : public ForwardFunction {
       CheckSlot(batch.slots[row]);
       store_[batch.slots[row]] = {batch.tokens[row], batch.positions[row]};
     }
+    routed_.clear();
+    if (batch.routed_experts)
+      for (int64_t row = 0; row < batch.num_tokens(); ++row)
+        routed_.insert(routed_.end(), {batch.tokens[row], batch.positions[row]});
     logits_.clear();
     size_t next = 0;
     for (const auto& sequence : batch.sequences) {
@@ -51,6 +56,10 @@ class FakeForward : public ForwardFunction {
     fingerprint = fingerprint * 31 + Fingerprint(batch, options_.page_size);
     return logits_;
   }
+
+  // Two "experts" for each row: its token and its position.
+  std::span<const int32_t> routed_experts() const override { return routed_; }
+  int64_t routed_width() const override { return 2; }
 
   // The logits that follow a history, for expectations.
   std::vector<float> LogitsAfter(std::span<const int32_t> tokens) const {
@@ -93,11 +102,13 @@ class FakeForward : public ForwardFunction {
     for (const auto& sequence : batch.sequences) {
       EXPECT_EQ(sequence.row_begin, rows);
       EXPECT_GT(sequence.rows, 0);
-      EXPECT_TRUE(!batch.decode || sequence.rows == 1);
+      EXPECT_TRUE(rows >= batch.decode_tokens || sequence.rows == 1);
       rows += sequence.rows;
     }
     EXPECT_EQ(rows, batch.num_tokens());
-    EXPECT_GT(rows, 0);
+    // A group without rows takes part where another one has some.
+    EXPECT_GT(std::accumulate(batch.group_tokens.begin(), batch.group_tokens.end(), int64_t{rows}),
+              0);
   }
 
   uint64_t History(const kernels::SequenceSpan& sequence, int32_t length) {
@@ -121,6 +132,7 @@ class FakeForward : public ForwardFunction {
   const Options options_;
   std::vector<Entry> store_;
   std::vector<float> logits_;
+  std::vector<int32_t> routed_;
   bool poisoned_ = false;
 };
 

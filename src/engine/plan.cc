@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/config.h"
+#include "engine/dp_controller.h"
 #include "engine/host_memory.h"
 #include "engine/rank_engine.h"
 
@@ -16,12 +17,13 @@ namespace {
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 // What a host's cache takes when nobody says --max-total-tokens: more only delays the start.
 constexpr int64_t kDefaultKvBytes = int64_t{8} << 30;
-constexpr int32_t kDefaultRunningRequests = 256;
+constexpr int32_t kDefaultRunningRequests = 256;  // of all attention groups
 constexpr int32_t kLargestPage = 1024;
 constexpr int64_t kMostBatchTokens = 1 << 20;
 
 void CheckFlags(const EngineConfig& c) {
-  Mesh(c.mesh, 0);  // throws where ep does not divide tp
+  Mesh(c.mesh, 0);  // throws where sizes do not divide one another
+  ParseLoadBalanceMethod(c.load_balance_method);
   if (c.page_size < 1 || c.page_size > kLargestPage)
     throw Invalid("--page-size {}: want 1 to {}", c.page_size, kLargestPage);
   if (c.chunked_prefill_size != -1 &&
@@ -63,23 +65,31 @@ int64_t ChooseContext(const EngineConfig& config, const ModelConfig& model) {
   return config.context_length;
 }
 
-int64_t MaxBatchTokens(const EngineConfig& config, const EnginePlan& plan) {
+// One attention group's part of what all of them have together.
+int32_t PerGroup(int32_t total, int dp) { return std::max(1, total / dp); }
+
+int64_t MaxBatchTokens(const EnginePlan& plan) {
   const int64_t prompt_rows =
-      config.chunked_prefill_size < 0 ? plan.context_length : config.chunked_prefill_size;
+      plan.chunked_prefill_size < 0 ? plan.context_length : plan.chunked_prefill_size;
   return prompt_rows + plan.max_running_requests;
 }
 
 // Float32 rows that a pass holds, generously: residual stream and branches, q, k, v and attention
-// output, the middle of feed-forwards, and logits. With the rope table. A double, since products of
+// output, the middle of feed-forwards, and logits; where dense layers and the head work on the
+// tokens of all attention groups, those too. With the rope table. A double, since products of
 // absurd sizes must be refused as too large and not wrap around.
-double ActivationBytesPerRank(const EnginePlan& plan) {
+double ActivationBytesPerRank(const EnginePlan& plan, const MeshShape& mesh) {
   const ModelConfig& m = plan.model;
   const int64_t heads = m.attention.heads * (m.attention.head_dim + m.attention.kv_lora_rank);
   const int64_t expert_rows = m.moe ? m.moe->router.top_k + 1 : 1;
   const int64_t middle = expert_rows * (m.hidden + (m.moe ? m.moe->intermediate : m.intermediate));
   const int64_t row = 4 * m.hidden + 3 * heads + std::max(middle, m.intermediate);
   const double logit_rows = plan.max_running_requests + 1;
-  return (static_cast<double>(plan.max_batch_tokens) * static_cast<double>(row) +
+  const bool gathers = mesh.dp > 1 && mesh.dense_tp != 1;
+  const double gathered = gathers ? static_cast<double>(mesh.dp) *
+                                        static_cast<double>(2 * m.hidden + m.intermediate / mesh.tp)
+                                  : 0;
+  return (static_cast<double>(plan.max_batch_tokens) * (static_cast<double>(row) + gathered) +
           3 * logit_rows * static_cast<double>(m.vocab_size) +
           static_cast<double>(plan.context_length) * static_cast<double>(m.rope.rotary_dim)) *
          sizeof(float);
@@ -91,15 +101,14 @@ struct Need {
   double fixed() const { return weights + activations + symmetric; }
 };
 
-Need FixedNeed(const EngineConfig& config, const EnginePlan& plan) {
-  const double ranks = config.mesh.tp;
+Need FixedNeed(const EngineConfig& config, const EnginePlan& plan, int ranks) {
   Need need{.weights = static_cast<double>(plan.weight_bytes_per_rank) * ranks,
-            .activations = ActivationBytesPerRank(plan) * ranks,
+            .activations = ActivationBytesPerRank(plan, config.mesh) * ranks,
             .symmetric = static_cast<double>(plan.symmetric_bytes_per_rank) * ranks};
   // Ranks map the same files: what several of them read is in memory once.
   if (config.load_format != "dummy")
     need.weights =
-        std::min(need.weights, static_cast<double>(WeightBytesPerRank(plan.model, Mesh(), false)));
+        std::min(need.weights, static_cast<double>(WeightBytesPerRank(plan.model, Mesh())));
   return need;
 }
 
@@ -117,12 +126,14 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan) {
       hint);
 }
 
-int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan, int64_t bytes_per_page) {
+int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan, int ranks,
+                    int64_t page_bytes_per_rank) {
+  const int64_t bytes_per_page = page_bytes_per_rank * ranks;
   const HostMemory memory = ReadHostMemory();
   const auto budget = std::min(
       memory.available,
       static_cast<int64_t>(static_cast<double>(memory.total) * config.mem_fraction_static));
-  const Need need = FixedNeed(config, plan);
+  const Need need = FixedNeed(config, plan, ranks);
   // Negative where nothing is left, by how much does not matter.
   const auto left =
       static_cast<int64_t>(std::max(static_cast<double>(budget) - need.fixed(), -1.0));
@@ -153,38 +164,47 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan, int64_t 
 
 }  // namespace
 
+ModelConfig ReadModelConfig(const EngineConfig& config) {
+  return LoadModelConfig(config.model_path, config.model_override_args, config.quantization);
+}
+
 ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan) {
   ModelOptions options{.dtype = plan.dtype,
                        .max_tokens = plan.max_batch_tokens,
                        .context_length = plan.context_length,
-                       .moe = config.moe};
+                       .moe = config.moe,
+                       .backends = config.backends};
   options.load.load_format = config.load_format;
   options.load.dummy_seed = config.random_seed;
   return options;
 }
 
-EnginePlan MakePlan(const EngineConfig& config) {
+EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   CheckFlags(config);
+  const int ranks = ranks_of_host > 0 ? ranks_of_host : config.mesh.tp;
   EnginePlan plan;
-  plan.model = LoadModelConfig(config.model_path, config.model_override_args);
+  plan.model = ReadModelConfig(config);
   plan.dtype = ChooseDType("--dtype", config.dtype,
                            IsActivationType(plan.model.dtype) ? plan.model.dtype : DType::kBF16);
   plan.kv_dtype = ChooseDType("--kv-cache-dtype", config.kv_cache_dtype, DType::kF32);
   plan.context_length = ChooseContext(config, plan.model);
   plan.max_running_requests =
-      config.max_running_requests ? config.max_running_requests : kDefaultRunningRequests;
-  plan.max_batch_tokens = MaxBatchTokens(config, plan);
+      PerGroup(config.max_running_requests ? config.max_running_requests : kDefaultRunningRequests,
+               config.mesh.dp);
+  plan.chunked_prefill_size =
+      config.chunked_prefill_size < 0 ? -1 : PerGroup(config.chunked_prefill_size, config.mesh.dp);
+  plan.max_batch_tokens = MaxBatchTokens(plan);
   const auto cores = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
   plan.threads_per_rank =
-      config.threads_per_rank ? config.threads_per_rank : std::max(1, cores / config.mesh.tp);
+      config.threads_per_rank ? config.threads_per_rank : std::max(1, cores / ranks);
 
   const Mesh mesh(config.mesh, 0);  // rank 0 holds the most where shares are uneven
   const ModelOptions options = MakeModelOptions(config, plan);
-  plan.weight_bytes_per_rank = WeightBytesPerRank(plan.model, mesh, WholeSharedExpert(config.moe));
+  plan.weight_bytes_per_rank = WeightBytesPerRank(plan.model, options, mesh);
   plan.symmetric_bytes_per_rank = SymmetricBytesPerRank(plan.model, options, config.mesh);
   const auto page_bytes_per_rank = static_cast<int64_t>(
       KvStorage::BytesPerToken(plan.model, mesh, plan.kv_dtype) * config.page_size);
-  plan.num_pages = ChoosePages(config, plan, page_bytes_per_rank * config.mesh.tp);
+  plan.num_pages = ChoosePages(config, plan, ranks, page_bytes_per_rank);
   plan.kv_bytes_per_rank = static_cast<size_t>(plan.num_pages * page_bytes_per_rank);
   if (config.max_running_requests == 0)  // each holds a page at least
     plan.max_running_requests =

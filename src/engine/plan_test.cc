@@ -59,6 +59,29 @@ TEST(Plan, WithoutChunkingAPassHoldsAWholePrompt) {
   EXPECT_GE(MakePlan(config).max_batch_tokens, 123 + 63);
 }
 
+TEST(Plan, AttentionGroupsShareRequestsAndChunksAndHaveCachesOfTheirOwn) {
+  EngineConfig config = Fixture();
+  config.max_running_requests = 10;
+  config.chunked_prefill_size = 100;
+  config.mesh = {.tp = 2, .ep = 2};
+  const EnginePlan one = MakePlan(config);
+  config.mesh.dp = 2;
+  const EnginePlan two = MakePlan(config);
+  EXPECT_EQ(two.max_running_requests, 5);
+  EXPECT_EQ(two.chunked_prefill_size, 50);
+  EXPECT_EQ(two.max_batch_tokens, 55);
+  EXPECT_EQ(two.num_pages, one.num_pages);
+  EXPECT_EQ(two.kv_bytes_per_rank, 2 * one.kv_bytes_per_rank);  // both heads instead of one
+  EXPECT_GT(two.weight_bytes_per_rank, one.weight_bytes_per_rank);
+}
+
+TEST(Plan, RedundantExpertsAreCounted) {
+  EngineConfig config = Fixture();
+  const size_t plain = MakePlan(config).weight_bytes_per_rank;
+  config.moe.num_redundant_experts = 4;
+  EXPECT_GT(MakePlan(config).weight_bytes_per_rank, plain);
+}
+
 TEST(Plan, FlagsThatDoNotFitAreNamed) {
   const auto with = [](auto change) {
     EngineConfig config = Fixture();
@@ -75,6 +98,9 @@ TEST(Plan, FlagsThatDoNotFitAreNamed) {
   EXPECT_THAT(with([](auto& c) { c.max_running_requests = -1; }),
               HasSubstr("--max-running-requests"));
   EXPECT_THAT(with([](auto& c) { c.mesh = {.tp = 4, .ep = 3}; }), HasSubstr("--ep"));
+  EXPECT_THAT(with([](auto& c) { c.mesh = {.tp = 4, .ep = 4, .dp = 3}; }), HasSubstr("--dp-size"));
+  EXPECT_THAT(with([](auto& c) { c.load_balance_method = "best"; }),
+              HasSubstr("--load-balance-method best"));
   EXPECT_THAT(with([](auto& c) { c.max_total_tokens = int64_t{1} << 60; }),
               HasSubstr("--max-total-tokens"));
 }

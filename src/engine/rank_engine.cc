@@ -1,6 +1,7 @@
 #include "engine/rank_engine.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <utility>
@@ -27,14 +28,20 @@ struct RankEngine::Impl {
 
   void Enqueue(const EngineRequest& request);
   void Abort(uint64_t id);
-  StepOutputs Step();
+  StepCounts Plan();
+  StepOutputs Run(std::span<const StepCounts> groups);
+  void SetGroups(std::span<const StepCounts> groups);
   bool HasWork() const { return !table.empty() || !answers.empty(); }
   EngineStats Stats() const;
 
   // Error kInvalid where the request can never run.
   void CheckRequest(const EngineRequest& request) const;
+  // Takes in the batch's pass.
+  void TakePass(std::span<const float> logits);
   // Takes in one sequence's part of a pass: `logits` are its rows, one after the other.
   void Finish(const ScheduledRows& part, std::span<const float> logits);
+  // `first_row`: where the part begins in the batch.
+  void TakeRoutedExperts(const ScheduledRows& part, int64_t first_row);
   void TakeInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
                          std::span<const float> logits);
   void TakeToken(Sequence& sequence, std::span<const float> logits);
@@ -51,9 +58,10 @@ struct RankEngine::Impl {
   Sampler sampler;
   // No sequence grows past this: the last token's key and value need a place too.
   const int64_t max_length;
-  std::map<uint64_t, Sequence> table;  // open requests; nodes stay where they are
-  std::vector<RequestOutput> answers;  // for the next step's end
-  ForwardBatch batch;                  // kept between steps for its memory
+  std::map<uint64_t, Sequence> table;   // open requests; nodes stay where they are
+  std::vector<RequestOutput> answers;   // for the next step's end
+  std::span<const ScheduledRows> plan;  // the scheduler's, between Plan and Run
+  ForwardBatch batch;                   // kept between steps for its memory
   EngineStats counters;
 };
 
@@ -97,6 +105,7 @@ void RankEngine::Impl::CheckRequest(const EngineRequest& request) const {
       throw Invalid("the prompt has token id {}, want 0 to {}", id, vocab - 1);
   Validate(request.sampling, vocab);
   Validate(request.logprob, vocab);
+  Validate(request.routed_experts, length, model.routed_width() > 0);
 }
 
 void RankEngine::Impl::Enqueue(const EngineRequest& request) {
@@ -129,7 +138,8 @@ void RankEngine::Impl::Abort(uint64_t id) {
 RequestOutput RankEngine::Impl::NewOutput(Sequence& sequence) const {
   return {.id = sequence.request.id,
           .prompt_tokens = static_cast<int32_t>(sequence.prompt_length),
-          .cached_tokens = sequence.cached_tokens};
+          .cached_tokens = sequence.cached_tokens,
+          .routed_experts = std::exchange(sequence.routed_experts, {})};
 }
 
 void RankEngine::Impl::Close(Sequence& sequence, bool discard) {
@@ -146,22 +156,59 @@ void RankEngine::Impl::Fail(Sequence& sequence, const std::string& error) {
   Close(sequence, /*discard=*/true);  // what it computed is not to be trusted
 }
 
-StepOutputs RankEngine::Impl::Step() {
-  const std::vector<ScheduledRows>& plan = scheduler.Plan();
-  if (!plan.empty()) {
-    BuildBatch(plan, options.page_size, batch);
-    const std::span<const float> logits = model.Forward(batch);
-    CHECK_EQ(static_cast<int64_t>(logits.size()),
-             static_cast<int64_t>(batch.logit_rows.size()) * vocab);
-    ++counters.steps;
-    size_t begin = 0;
-    for (const ScheduledRows& part : plan) {
-      const size_t count = part.sequence->LogitRows(part.rows).size() * vocab;
-      Finish(part, logits.subspan(begin, count));
-      begin += count;
-    }
+StepCounts RankEngine::Impl::Plan() {
+  plan = scheduler.Plan();
+  BuildBatch(plan, options.page_size, batch);
+  return {.tokens = batch.num_tokens(),
+          .decode_tokens = batch.decode_tokens,
+          .logit_rows = std::ssize(batch.logit_rows)};
+}
+
+void RankEngine::Impl::SetGroups(std::span<const StepCounts> groups) {
+  batch.group_tokens.clear();
+  batch.group_decode_tokens.clear();
+  batch.group_logit_rows.clear();
+  for (const StepCounts& group : groups) {
+    batch.group_tokens.push_back(group.tokens);
+    batch.group_decode_tokens.push_back(group.decode_tokens);
+    batch.group_logit_rows.push_back(group.logit_rows);
   }
+}
+
+StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
+  SetGroups(groups);
+  const bool others =
+      std::ranges::any_of(groups, [](const StepCounts& group) { return group.tokens > 0; });
+  if (others || !plan.empty()) TakePass(model.Forward(batch));
+  plan = {};
   return {std::exchange(answers, {})};
+}
+
+void RankEngine::Impl::TakePass(std::span<const float> logits) {
+  CHECK_EQ(std::ssize(logits), std::ssize(batch.logit_rows) * vocab);
+  if (!plan.empty()) ++counters.steps;
+  size_t begin = 0;
+  int64_t first_row = 0;
+  for (const ScheduledRows& part : plan) {
+    const size_t count = part.sequence->LogitRows(part.rows).size() * vocab;
+    const int64_t rows = part.rows;
+    TakeRoutedExperts(part, first_row);
+    Finish(part, logits.subspan(begin, count));  // may be the sequence's end
+    begin += count;
+    first_row += rows;
+  }
+}
+
+void RankEngine::Impl::TakeRoutedExperts(const ScheduledRows& part, int64_t first_row) {
+  Sequence& sequence = *part.sequence;
+  const int64_t end = sequence.computed + part.rows;
+  if (!sequence.routed_experts_owed() || end <= sequence.next_routed) return;
+  const int64_t width = model.routed_width(), first = sequence.next_routed - sequence.computed;
+  CHECK_GE(first, 0);  // most_reusable sees to it
+  const auto rows =
+      model.routed_experts().subspan((first_row + first) * width, (part.rows - first) * width);
+  sequence.routed_experts.insert(sequence.routed_experts.end(), rows.begin(), rows.end());
+  sequence.next_routed = end;
 }
 
 void RankEngine::Impl::Finish(const ScheduledRows& part, std::span<const float> logits) {
@@ -251,7 +298,7 @@ std::vector<EngineMessage> RankEngine::Apply(const std::vector<ControlMessage>& 
   std::vector<EngineMessage> answers;
   for (const ControlMessage& message : messages) {
     if (const auto* request = std::get_if<EngineRequest>(&message)) {
-      impl_->Enqueue(*request);
+      if (request->group.value_or(0) == impl_->options.group) impl_->Enqueue(*request);
     } else if (const auto* abort = std::get_if<AbortRequest>(&message)) {
       impl_->Abort(abort->id);
     } else if (const auto* flush = std::get_if<FlushCache>(&message)) {
@@ -259,16 +306,15 @@ std::vector<EngineMessage> RankEngine::Apply(const std::vector<ControlMessage>& 
       if (idle) impl_->cache.DropPrefixes();
       answers.emplace_back(FlushResult{.ticket = flush->ticket, .done = idle});
     } else if (const auto* get = std::get_if<GetStats>(&message)) {
-      EngineStats stats = Stats();
-      stats.ticket = get->ticket;
-      answers.emplace_back(stats);
+      answers.emplace_back(StatsReport{.ticket = get->ticket, .groups = {Stats()}});
     }  // Shutdown is the loop's
   }
   return answers;
 }
 
 bool RankEngine::HasWork() const { return impl_->HasWork(); }
-StepOutputs RankEngine::Step() { return impl_->Step(); }
+StepCounts RankEngine::Plan() { return impl_->Plan(); }
+StepOutputs RankEngine::Run(std::span<const StepCounts> groups) { return impl_->Run(groups); }
 EngineStats RankEngine::Stats() const { return impl_->Stats(); }
 bool RankEngine::PoolIsWhole() const { return impl_->cache.IsWhole(); }
 

@@ -19,15 +19,23 @@ class ForwardFunction {
   // Logits [batch.logit_rows, vocab]; valid until the next call.
   virtual std::span<const float> Forward(const ForwardBatch& batch) = 0;
   virtual int64_t vocab_size() const = 0;
+  // [T, routed_width] of the last batch, where it asked (Model::routed_experts).
+  virtual std::span<const int32_t> routed_experts() const { return {}; }
+  virtual int64_t routed_width() const { return 0; }  // layers · top_k; 0: no experts
+};
+
+// What the other attention groups have to know of a group's batch.
+struct StepCounts {
+  int64_t tokens = 0, decode_tokens = 0, logit_rows = 0;
 };
 
 // The most rows of one pass whose logits are wanted where prompt logprobs are asked: 256 MiB of
 // float32. Decoding alone may need one row for each running request, if that is more.
 int64_t MaxLogitRows(int64_t vocab_size);
 
-// Deterministic: equal messages before equal steps give equal batches and outputs on every rank
-// (ids, not clocks, decide). Owns scheduler, page pool, radix cache and sampler; borrows the model.
-// The rank's thread only.
+// Deterministic: equal messages before equal steps give equal batches and outputs on every rank of
+// the attention group (ids, not clocks, decide). Owns scheduler, page pool, radix cache and
+// sampler; borrows the model. The rank's thread only.
 class RankEngine {
  public:
   struct Options {
@@ -40,6 +48,7 @@ class RankEngine {
     std::vector<int32_t> eos_token_ids;
     uint64_t random_seed = 0;
     int64_t max_logit_rows = 0;  // 0: MaxLogitRows
+    int32_t group = 0;           // this rank's attention group: requests of others are not its own
   };
   RankEngine(Options options, ForwardFunction& model);
   ~RankEngine();
@@ -49,8 +58,15 @@ class RankEngine {
   // next Step.
   std::vector<EngineMessage> Apply(const std::vector<ControlMessage>& messages);
   bool HasWork() const;
-  // Plans and runs one batch, and returns the news of its requests.
-  StepOutputs Step();
+  // Plans one batch; no tokens where no request is open.
+  StepCounts Plan();
+  // Runs what was planned, and returns the news of its requests. `groups` [dp], this one's counts
+  // included: the model runs where any group has tokens. Empty: there is no other group.
+  StepOutputs Run(std::span<const StepCounts> groups = {});
+  StepOutputs Step() {
+    Plan();
+    return Run();
+  }
   EngineStats Stats() const;
   // Pages are all free or in the radix tree, nothing is locked: what must hold when no request is
   // open.
@@ -62,10 +78,10 @@ class RankEngine {
 };
 
 // The loop of one rank: leader receives messages through `receive` (blocking up to its argument's
-// milliseconds), all ranks of the TP group get them by broadcast, the leader sends answers through
-// `send`. Returns after Shutdown. Loads the model first (progress and RankReady are sent by the
-// leader), and runs on thread ranks and process ranks alike. An Error on any rank aborts the arena
-// and is rethrown.
+// milliseconds), all ranks get them by broadcast, the leader sends the answers of all attention
+// groups through `send`. Returns after Shutdown. Loads the model first (progress and RankReady are
+// sent by the leader), and runs on thread ranks and process ranks alike. An Error on any rank
+// aborts the arena and is rethrown.
 struct RankLoopIo {
   std::function<std::vector<ControlMessage>(std::chrono::milliseconds)> receive;  // leader only
   std::function<void(const EngineMessage&)> send;                                 // leader only

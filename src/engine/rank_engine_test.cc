@@ -60,6 +60,8 @@ class Rig {
     all.new_tokens.insert(all.new_tokens.end(), news.new_tokens.begin(), news.new_tokens.end());
     all.output_logprobs.insert(all.output_logprobs.end(), news.output_logprobs.begin(),
                                news.output_logprobs.end());
+    all.routed_experts.insert(all.routed_experts.end(), news.routed_experts.begin(),
+                              news.routed_experts.end());
     all.finish = news.finish;
     all.matched = news.matched;
     all.error = news.error;
@@ -287,6 +289,78 @@ TEST(RankEngine, LogitsThatAreNotFiniteEndTheirRequestOnly) {
   EXPECT_EQ(rig.Run(Greedy(3, Ids{1, 60, 2, 3, 4, 5}, 1)).cached_tokens, 0);
 }
 
+// What FakeForward routes tokens[start, end) to.
+Ids Routed(const Ids& tokens, int32_t start) {
+  Ids ids;
+  for (int32_t i = start; i < std::ssize(tokens); ++i) ids.insert(ids.end(), {tokens[i], i});
+  return ids;
+}
+
+TEST(RankEngine, RoutedExpertsCoverAllButTheLastToken) {
+  RankEngine::Options options = Roomy();
+  options.chunked_prefill_size = 7;
+  Rig rig(options);
+  rig.Run(Greedy(1, Count(30), 3));  // leaves a prefix to reuse
+  for (const int32_t start : {0, 9, 20, 30}) {
+    EngineRequest request = Greedy(100 + start, Count(30), 5);
+    request.routed_experts = {.enabled = true, .start = start};
+    const RequestOutput out = rig.Run(request);
+    Ids tokens = Count(30);
+    tokens.insert(tokens.end(), out.new_tokens.begin(), out.new_tokens.end() - 1);
+    EXPECT_EQ(out.routed_experts, Routed(tokens, start)) << start;
+    EXPECT_EQ(out.cached_tokens, std::min(start, 29) / 4 * 4);  // what is asked for is computed
+  }
+  EXPECT_THAT(rig.Run(Greedy(2, Count(30), 3)).routed_experts, IsEmpty());
+}
+
+TEST(RankEngine, RoutedExpertsFromBeyondThePromptAreRefused) {
+  Rig rig(Roomy());
+  EngineRequest request = Greedy(1, Count(10), 5);
+  request.routed_experts = {.enabled = true, .start = 11};
+  EXPECT_THAT(rig.Run(request).error, HasSubstr("routed_experts_start_len is 11"));
+}
+
+TEST(RankEngine, RequestsOfOtherGroupsAreNotItsOwn) {
+  RankEngine::Options options = Roomy();
+  options.group = 1;
+  Rig rig(options);
+  EngineRequest other = Greedy(1, Count(10)), mine = Greedy(2, Count(10));
+  other.group = 0;
+  mine.group = 1;
+  rig.Tell({other, mine, AbortRequest{1}});
+  EXPECT_EQ(rig.engine.Stats().waiting, 1);
+  rig.RunOut();
+  EXPECT_EQ(rig.seen.count(1), 0u);
+  EXPECT_EQ(rig.seen[2].finish, FinishReason::kLength);
+}
+
+TEST(RankEngine, PlanCountsWhatTheOtherGroupsHaveToKnow) {
+  RankEngine::Options options = Roomy();
+  options.chunked_prefill_size = 8;
+  Rig rig(options);
+  rig.Tell({Greedy(1, Count(7), 40), Greedy(2, Count(1, 9), 40)});
+  rig.Step();
+  rig.Tell({Greedy(3, Count(40, 5), 4)});
+  const StepCounts counts = rig.engine.Plan();
+  EXPECT_EQ(counts.decode_tokens, 2);
+  EXPECT_EQ(counts.tokens, 2 + 8);
+  EXPECT_EQ(counts.logit_rows, 2);
+  rig.engine.Run();
+}
+
+// A group without requests takes part in the others' passes.
+TEST(RankEngine, RunsEmptyBatchesWhereAnotherGroupHasTokens) {
+  Rig rig(Roomy());
+  EXPECT_EQ(rig.engine.Plan().tokens, 0);
+  const StepCounts nothing, something{.tokens = 5, .logit_rows = 1};
+  EXPECT_THAT(rig.engine.Run(std::vector{nothing, something}).outputs, IsEmpty());
+  EXPECT_EQ(rig.model.passes, 1);
+  rig.engine.Plan();
+  rig.engine.Run(std::vector{nothing, nothing});
+  EXPECT_EQ(rig.model.passes, 1);
+  EXPECT_EQ(rig.engine.Stats().steps, 0);
+}
+
 TEST(RankEngine, AbortsFreeEverythingAtOnce) {
   RankEngine::Options options = Roomy();
   options.chunked_prefill_size = 8;
@@ -316,6 +390,7 @@ TEST(RankEngine, RetractedRequestsResumeAndNobodySees) {
     EngineRequest request = Greedy(id, Count(4, static_cast<int32_t>(id) * 10), 24);
     request.sampling.temperature = 1;
     request.logprob = {.enabled = true, .start = 0, .top = 1};
+    request.routed_experts.enabled = true;
     requests.push_back(request);
     roomy.Run(request);
   }
@@ -326,6 +401,8 @@ TEST(RankEngine, RetractedRequestsResumeAndNobodySees) {
     EXPECT_EQ(tight.seen[id].new_tokens, roomy.seen[id].new_tokens);
     EXPECT_TRUE(SameLogprobs(tight.seen[id].input_logprobs, roomy.seen[id].input_logprobs));
     EXPECT_TRUE(SameLogprobs(tight.seen[id].output_logprobs, roomy.seen[id].output_logprobs));
+    EXPECT_THAT(tight.seen[id].routed_experts, SizeIs(2 * (4 + 24 - 1)));
+    EXPECT_EQ(tight.seen[id].routed_experts, roomy.seen[id].routed_experts);
   }
 }
 
@@ -375,6 +452,8 @@ class RandomWorkload : public ::testing::TestWithParam<Workload> {
     if (Below(3) == 0)
       request.logprob = {
           .enabled = true, .start = static_cast<int32_t>(Below(longest)) - 1, .top = 2};
+    if (Below(3) == 0)
+      request.routed_experts = {.enabled = true, .start = static_cast<int32_t>(Below(length + 1))};
     return request;
   }
 
@@ -443,6 +522,7 @@ TEST_P(RandomWorkload, GivesWhatEachRequestGetsAlone) {
     EXPECT_EQ(got.matched, want.matched);
     EXPECT_TRUE(SameLogprobs(got.input_logprobs, want.input_logprobs));
     EXPECT_TRUE(SameLogprobs(got.output_logprobs, want.output_logprobs));
+    EXPECT_EQ(got.routed_experts, want.routed_experts);
   }
   EXPECT_TRUE(std::get<FlushResult>(crowd.Tell({FlushCache{}}).at(0)).done);
   EXPECT_EQ(crowd.engine.Stats().free_pages, w.num_pages);

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "engine/group_exchange.h"
 #include "engine/scheduler/batch.h"
 #include "kernels/ops.h"
 
@@ -23,6 +24,11 @@ class ModelForward : public ForwardFunction {
     return model_.Forward(batch, kv_);
   }
   int64_t vocab_size() const override { return model_.config().vocab_size; }
+  std::span<const int32_t> routed_experts() const override { return model_.routed_experts(); }
+  int64_t routed_width() const override {
+    const ModelConfig& config = model_.config();
+    return config.has_moe() ? config.num_layers() * config.moe->router.top_k : 0;
+  }
 
  private:
   Model& model_;
@@ -38,15 +44,17 @@ std::function<void(size_t, size_t)> ThrottledProgress(const RankLoopIo& io) {
   };
 }
 
-RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& plan) {
+RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& plan,
+                                  const Mesh& mesh) {
   return {.page_size = config.page_size,
           .num_pages = plan.num_pages,
           .max_running_requests = plan.max_running_requests,
-          .chunked_prefill_size = config.chunked_prefill_size,
+          .chunked_prefill_size = plan.chunked_prefill_size,
           .enable_radix_cache = !config.disable_radix_cache,
           .context_length = plan.context_length,
           .eos_token_ids = plan.model.eos_token_ids,
-          .random_seed = config.random_seed};
+          .random_seed = config.random_seed,
+          .group = mesh.dp_rank()};
 }
 
 void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
@@ -61,16 +69,16 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
   KvStorage kv(plan.model, comm->mesh, plan.num_pages, config.page_size, plan.kv_dtype);
   ModelForward forward(model, kv);
-  CheckedForward checked(forward, *comm->tp, config.page_size);
+  CheckedForward checked(forward, *comm->attn_tp, config.page_size);
   ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;
-  RankEngine engine(EngineOptions(config, plan), chosen);
+  RankEngine engine(EngineOptions(config, plan, comm->mesh), chosen);
   comm->tp->Barrier("model loaded");
   if (rank == 0)
     io.send(RankReady{.total_pages = plan.num_pages,
                       .page_size = config.page_size,
                       .max_running_requests = plan.max_running_requests,
                       .context_length = plan.context_length});
-  ServeRequests(engine, *comm->tp, io);
+  ServeRequests(engine, *comm, io);
 }
 
 bool HasShutdown(const std::vector<ControlMessage>& messages) {
@@ -94,17 +102,17 @@ std::vector<ControlMessage> NextMessages(bool busy, Communicator& group, const R
 
 }  // namespace
 
-void ServeRequests(RankEngine& engine, Communicator& group, const RankLoopIo& io) {
-  const bool leader = group.rank() == 0;
+void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io) {
+  GroupExchange groups(comm, io);
   for (bool open = true; open;) {
-    const std::vector<ControlMessage> messages = NextMessages(engine.HasWork(), group, io);
+    const std::vector<ControlMessage> messages = NextMessages(groups.any_work(), *comm.tp, io);
     open = !HasShutdown(messages);
-    for (const EngineMessage& answer : engine.Apply(messages))
-      if (leader) io.send(answer);
-    if (!engine.HasWork()) continue;
-    const StepOutputs outputs = engine.Step();
-    if (leader && !outputs.outputs.empty()) io.send(outputs);
+    groups.Post(engine.Apply(messages));
+    const StepCounts mine = engine.Plan();
+    groups.Run(mine, engine.HasWork());
+    if (groups.any_work()) groups.Post({engine.Run(groups.counts())});
   }
+  groups.Run({}, false);  // the last step's outputs
 }
 
 std::span<const float> CheckedForward::Forward(const ForwardBatch& batch) {

@@ -6,20 +6,22 @@
 
 namespace switchyard {
 
-// Runs `engine` until Shutdown: member 0 of `group` receives messages and sends answers, all
-// members get the messages by broadcast and step alike. An idle leader blocks in `receive`; the
-// others wait for it.
-void ServeRequests(RankEngine& engine, Communicator& group, const RankLoopIo& io);
+// Runs `engine` until Shutdown: rank 0 receives messages and sends answers, all ranks get the
+// messages by broadcast and step together, those of an attention group alike. While no group has
+// anything to do, the leader blocks in `receive` and the others wait for it.
+void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io);
 
-// Passes batches on to `model` after comparing their fingerprints over the group. Ranks whose
-// batches differ have different schedulers, which is a bug in what they were told or in how they
-// count; going on would deadlock or mix tokens. Borrows both.
+// Passes batches on to `model` after comparing their fingerprints over the attention group. Ranks
+// whose batches differ have different schedulers, which is a bug in what they were told or in how
+// they count; going on would deadlock or mix tokens. Borrows both.
 class CheckedForward : public ForwardFunction {
  public:
   CheckedForward(ForwardFunction& model, Communicator& group, int32_t page_size)
       : model_(model), group_(group), page_size_(page_size) {}
   std::span<const float> Forward(const ForwardBatch& batch) override;
   int64_t vocab_size() const override { return model_.vocab_size(); }
+  std::span<const int32_t> routed_experts() const override { return model_.routed_experts(); }
+  int64_t routed_width() const override { return model_.routed_width(); }
 
  private:
   ForwardFunction& model_;

@@ -39,16 +39,27 @@ struct LogprobParams {
   std::vector<int32_t> token_ids;  // and these tokens' at each position
 };
 
+// Which experts the router chose for each token (return_routed_experts).
+struct RoutedExpertsParams {
+  bool enabled = false;
+  int32_t start = 0;  // first position wanted; at most the prompt's length
+};
+
 // A request as ranks see it: ids in, ids out. Stop strings are the front's business.
 struct EngineRequest {
   uint64_t id = 0;  // given by the front, unique while it lives
   std::vector<int32_t> input_ids;
   SamplingParams sampling;
   LogprobParams logprob;
+  RoutedExpertsParams routed_experts;
+  // The attention group that serves it (`data_parallel_rank`). Empty: whoever passes the request on
+  // to the ranks chooses (DpController); ranks take it for group 0.
+  std::optional<int32_t> group;
 };
 
-// Everything that ranks are told. One ordered stream; every rank of a TP group applies the same
-// messages before the same step, which keeps their schedulers equal without shipping batches.
+// Everything that ranks are told. One ordered stream; every rank applies the same messages before
+// the same step, which keeps the schedulers of an attention group equal without shipping batches. A
+// request is for the ranks of its group; the others are for all.
 struct AbortRequest {
   uint64_t id = 0;
 };
@@ -92,11 +103,14 @@ struct RequestOutput {
   std::vector<PositionLogprobs>
       input_logprobs;  // with the first output, positions start .. prompt end
   std::vector<PositionLogprobs> output_logprobs;  // one for each new token
+  // [positions, layers, top_k] logical experts of the positions that went through the model since
+  // the news before, from RoutedExpertsParams::start on; −1 where a layer or slot has none. The
+  // last output token never goes through the model.
+  std::vector<int32_t> routed_experts;
   std::string error;
 };
 
-struct EngineStats {
-  uint64_t ticket = 0;
+struct EngineStats {  // of one attention group
   int32_t running = 0, waiting = 0;
   int64_t total_pages = 0, free_pages = 0,
           cached_pages = 0;  // cached: held by the radix tree alone, evictable
@@ -104,15 +118,20 @@ struct EngineStats {
   int64_t steps = 0, prefill_tokens = 0, cached_prompt_tokens = 0, decode_tokens = 0,
           retractions = 0;
 };
+struct StatsReport {
+  uint64_t ticket = 0;
+  std::vector<EngineStats> groups;
+};
 struct FlushResult {
   uint64_t ticket = 0;
-  bool done = false;  // false: requests are running
+  // Whether all groups have dropped their prefixes; one that has open requests keeps its own.
+  bool done = false;
 };
 struct StepOutputs {
   std::vector<RequestOutput> outputs;
 };
-struct RankReady {  // the leader's first message: model loaded, cache allocated
-  int64_t total_pages = 0;
+struct RankReady {          // the leader's first message: model loaded, cache allocated
+  int64_t total_pages = 0;  // of each attention group
   int32_t page_size = 1;
   int32_t max_running_requests = 0;
   int64_t context_length = 0;
@@ -125,17 +144,23 @@ struct EngineFailure {
 };
 // Everything that the leader tells the front.
 using EngineMessage =
-    std::variant<LoadProgress, RankReady, StepOutputs, EngineStats, FlushResult, EngineFailure>;
+    std::variant<LoadProgress, RankReady, StepOutputs, StatsReport, FlushResult, EngineFailure>;
+
+// The sums over groups; pages have one size.
+EngineStats Total(const std::vector<EngineStats>& groups);
 
 // Byte forms (core/wire.h). Decode throws Error kInvalid on bytes that are no such message.
 std::string EncodeControl(const std::vector<ControlMessage>& messages);
 std::vector<ControlMessage> DecodeControl(std::string_view bytes);
 std::string EncodeMessage(const EngineMessage& message);
 EngineMessage DecodeMessage(std::string_view bytes);
+std::string EncodeMessages(const std::vector<EngineMessage>& messages);
+std::vector<EngineMessage> DecodeMessages(std::string_view bytes);
 
 // Error kInvalid that names the parameter and the allowed range, in OpenAI's spelling. `vocab_size`
 // bounds ids.
 void Validate(const SamplingParams& params, int64_t vocab_size);
 void Validate(const LogprobParams& params, int64_t vocab_size);
+void Validate(const RoutedExpertsParams& params, int64_t prompt_length, bool model_has_experts);
 
 }  // namespace switchyard

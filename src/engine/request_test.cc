@@ -40,6 +40,8 @@ std::vector<ControlMessage> SomeControl() {
                       .ignore_eos = true,
                       .logit_bias = {{3, 1.5f}, {4, -100.0f}}};
   request.logprob = {.enabled = true, .start = 4, .top = 5, .token_ids = {8}};
+  request.routed_experts = {.enabled = true, .start = 2};
+  request.group = 3;
   return {request, AbortRequest{4}, FlushCache{5}, GetStats{6}, Shutdown{}, EngineRequest{.id = 1}};
 }
 
@@ -56,11 +58,12 @@ std::vector<EngineMessage> SomeMessages() {
                                             .token = 9,
                                             .top = {{9, -1.5f}, {2, -2.0f}},
                                             .asked = {{0, -7.0f}}}},
+                       .routed_experts = {1, -1},
                        .error = "why"};
   return {LoadProgress{.done = 1, .total = 2},
           RankReady{.total_pages = 8, .page_size = 16, .max_running_requests = 3},
           StepOutputs{.outputs = {output, {}}},
-          EngineStats{.ticket = 7, .running = 1, .free_pages = 5, .retractions = 2},
+          StatsReport{.ticket = 7, .groups = {{.running = 1, .free_pages = 5, .retractions = 2}}},
           FlushResult{.ticket = 8, .done = true},
           EngineFailure{"broken"}};
 }
@@ -76,6 +79,9 @@ TEST(RequestWire, ControlSurvivesTheTrip) {
   EXPECT_TRUE(request.sampling.ignore_eos);
   EXPECT_EQ(request.sampling.logit_bias[1], (std::pair<int32_t, float>(4, -100.0f)));
   EXPECT_EQ(request.logprob.token_ids, std::vector<int32_t>{8});
+  EXPECT_TRUE(request.routed_experts.enabled);
+  EXPECT_EQ(request.routed_experts.start, 2);
+  EXPECT_EQ(request.group, 3);
   EXPECT_EQ(std::get<GetStats>(back[3]).ticket, 6u);
   EXPECT_FALSE(std::get<EngineRequest>(back[5]).sampling.seed.has_value());
   EXPECT_EQ(EncodeControl(back), bytes);
@@ -94,6 +100,7 @@ TEST(RequestWire, MessagesSurviveTheTrip) {
   EXPECT_EQ(output.finish, FinishReason::kStop);
   EXPECT_TRUE(std::isnan(output.input_logprobs.at(0).logprob));
   EXPECT_EQ(output.output_logprobs.at(0).top.at(1).token, 2);
+  EXPECT_EQ(output.routed_experts, (std::vector<int32_t>{1, -1}));
   EXPECT_EQ(output.error, "why");
 }
 

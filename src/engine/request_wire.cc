@@ -16,9 +16,13 @@ template <typename Codec, OneOf<LogprobParams> T>
 void Fields(Codec& codec, T& p) {
   codec(p.enabled, p.start, p.top, p.token_ids);
 }
+template <typename Codec, OneOf<RoutedExpertsParams> T>
+void Fields(Codec& codec, T& p) {
+  codec(p.enabled, p.start);
+}
 template <typename Codec, OneOf<EngineRequest> T>
 void Fields(Codec& codec, T& r) {
-  codec(r.id, r.input_ids, r.sampling, r.logprob);
+  codec(r.id, r.input_ids, r.sampling, r.logprob, r.routed_experts, r.group);
 }
 template <typename Codec, OneOf<AbortRequest> T>
 void Fields(Codec& codec, T& m) {
@@ -46,12 +50,16 @@ void Fields(Codec& codec, T& l) {
 template <typename Codec, OneOf<RequestOutput> T>
 void Fields(Codec& codec, T& o) {
   codec(o.id, o.new_tokens, o.finish, o.matched, o.prompt_tokens, o.cached_tokens, o.input_logprobs,
-        o.output_logprobs, o.error);
+        o.output_logprobs, o.routed_experts, o.error);
 }
 template <typename Codec, OneOf<EngineStats> T>
 void Fields(Codec& codec, T& s) {
-  codec(s.ticket, s.running, s.waiting, s.total_pages, s.free_pages, s.cached_pages, s.page_size,
-        s.steps, s.prefill_tokens, s.cached_prompt_tokens, s.decode_tokens, s.retractions);
+  codec(s.running, s.waiting, s.total_pages, s.free_pages, s.cached_pages, s.page_size, s.steps,
+        s.prefill_tokens, s.cached_prompt_tokens, s.decode_tokens, s.retractions);
+}
+template <typename Codec, OneOf<StatsReport> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.ticket, m.groups);
 }
 template <typename Codec, OneOf<FlushResult> T>
 void Fields(Codec& codec, T& m) {
@@ -82,5 +90,29 @@ std::vector<ControlMessage> DecodeControl(std::string_view bytes) {
 }
 std::string EncodeMessage(const EngineMessage& message) { return EncodeFields(message); }
 EngineMessage DecodeMessage(std::string_view bytes) { return DecodeFields<EngineMessage>(bytes); }
+std::string EncodeMessages(const std::vector<EngineMessage>& messages) {
+  return EncodeFields(messages);
+}
+std::vector<EngineMessage> DecodeMessages(std::string_view bytes) {
+  return DecodeFields<std::vector<EngineMessage>>(bytes);
+}
+
+EngineStats Total(const std::vector<EngineStats>& groups) {
+  EngineStats total;
+  for (const EngineStats& g : groups) {
+    total.running += g.running;
+    total.waiting += g.waiting;
+    total.total_pages += g.total_pages;
+    total.free_pages += g.free_pages;
+    total.cached_pages += g.cached_pages;
+    total.page_size = g.page_size;
+    total.steps += g.steps;
+    total.prefill_tokens += g.prefill_tokens;
+    total.cached_prompt_tokens += g.cached_prompt_tokens;
+    total.decode_tokens += g.decode_tokens;
+    total.retractions += g.retractions;
+  }
+  return total;
+}
 
 }  // namespace switchyard

@@ -59,4 +59,12 @@ void Validate(const LogprobParams& p, int64_t vocab_size) {
   for (const int32_t id : p.token_ids) CheckId("token_ids_logprob", id, vocab_size);
 }
 
+void Validate(const RoutedExpertsParams& p, int64_t prompt_length, bool model_has_experts) {
+  if (p.enabled && !model_has_experts)
+    throw Invalid("return_routed_experts: this model has no experts");
+  if (p.start < 0 || p.start > prompt_length)
+    throw Invalid("routed_experts_start_len is {}, want 0 to {}, the prompt's length", p.start,
+                  prompt_length);
+}
+
 }  // namespace switchyard

@@ -22,8 +22,15 @@ struct ThreadEngine::Impl {
   std::mutex mutex;
   std::condition_variable news;       // `inbox` grew, or `ready` or `ended` was set
   std::vector<ControlMessage> inbox;  // for the leader
-  std::map<uint64_t, Engine::Callback> open;
-  std::map<uint64_t, std::promise<EngineStats>> asked;
+  struct Open {
+    Engine::Callback callback;
+    int group = 0;
+    int64_t tokens = 0;  // that the controller counts for it
+  };
+  DpController controller;
+  std::map<uint64_t, Open> open;
+  std::map<uint64_t, std::promise<std::vector<EngineStats>>> stats_asked;
+  std::map<uint64_t, std::promise<bool>> flushes_asked;
   uint64_t last_id = 0, last_ticket = 0;
   bool ready = false, ended = false;
   std::exception_ptr failure;
@@ -44,9 +51,10 @@ struct ThreadEngine::Impl {
       for (const RequestOutput& output : outputs->outputs) Deliver(output);
     } else if (const auto* load = std::get_if<LoadProgress>(&message)) {
       if (progress) progress(load->done, load->total);
-    } else if (const auto* stats = std::get_if<EngineStats>(&message)) {
-      const std::lock_guard lock(mutex);
-      if (const auto entry = asked.extract(stats->ticket)) entry.mapped().set_value(*stats);
+    } else if (const auto* stats = std::get_if<StatsReport>(&message)) {
+      Answer(stats_asked, stats->ticket, stats->groups);
+    } else if (const auto* flush = std::get_if<FlushResult>(&message)) {
+      Answer(flushes_asked, flush->ticket, flush->done);
     } else if (std::holds_alternative<RankReady>(message)) {
       const std::lock_guard lock(mutex);
       ready = true;
@@ -54,36 +62,65 @@ struct ThreadEngine::Impl {
     }  // a failure comes as the exception that the ranks end with
   }
 
+  template <typename T>
+  void Answer(std::map<uint64_t, std::promise<T>>& asked, uint64_t ticket, const T& value) {
+    const std::lock_guard lock(mutex);
+    if (const auto entry = asked.extract(ticket)) entry.mapped().set_value(value);
+  }
+
+  // Asks the ranks and waits.
+  template <typename Question, typename T>
+  T Ask(std::map<uint64_t, std::promise<T>>& asked) {
+    std::future<T> answer;
+    {
+      const std::lock_guard lock(mutex);
+      if (ended) throw Ended();
+      const uint64_t ticket = ++last_ticket;
+      answer = asked[ticket].get_future();
+      Tell(Question{ticket});
+    }
+    return answer.get();
+  }
+
+  template <typename T>
+  void EndQuestions(std::map<uint64_t, std::promise<T>>& asked) {  // with the mutex held
+    for (auto& [ticket, promise] : asked) promise.set_exception(std::make_exception_ptr(Ended()));
+    asked.clear();
+  }
+
   // Only this thread erases entries, so the callback stays where it is while it runs unlocked.
   void Deliver(const RequestOutput& output) {
-    const Engine::Callback* callback = nullptr;
+    const auto count = std::ssize(output.new_tokens);
+    Open* request = nullptr;
     {
       const std::lock_guard lock(mutex);
       const auto entry = open.find(output.id);
       if (entry == open.end()) return;
-      callback = &entry->second;
+      request = &entry->second;
+      request->tokens += count;
+      controller.Grow(request->group, count);
     }
-    (*callback)(output);
+    request->callback(output);
     if (output.finish == FinishReason::kNone) return;
     const std::lock_guard lock(mutex);
+    controller.Close(request->group, request->tokens);
     open.erase(output.id);
   }
 
   // After the last rank: whoever still waits hears why.
   void End(std::exception_ptr why) {
-    std::map<uint64_t, Engine::Callback> left;
+    std::map<uint64_t, Open> left;
     {
       const std::lock_guard lock(mutex);
       ended = true;
       failure = why;
       left.swap(open);
-      const auto error = std::make_exception_ptr(Ended());
-      for (auto& [ticket, promise] : asked) promise.set_exception(error);
-      asked.clear();
+      EndQuestions(stats_asked);
+      EndQuestions(flushes_asked);
       news.notify_all();
     }
-    for (const auto& [id, callback] : left)
-      callback({.id = id, .finish = FinishReason::kError, .error = Ended().what()});
+    for (const auto& [id, request] : left)
+      request.callback({.id = id, .finish = FinishReason::kError, .error = Ended().what()});
   }
 
   Error Ended() const {
@@ -98,9 +135,11 @@ struct ThreadEngine::Impl {
 };
 
 ThreadEngine::ThreadEngine(int world, size_t bytes_per_rank, RankBody body,
-                           std::function<void(uint64_t, uint64_t)> progress)
+                           std::function<void(uint64_t, uint64_t)> progress,
+                           DpController controller)
     : impl_(std::make_unique<Impl>()) {
   impl_->progress = std::move(progress);
+  impl_->controller = std::move(controller);
   impl_->ranks = std::thread([this, world, bytes_per_rank, body = std::move(body)] {
     const RankLoopIo leader{
         .receive = [this](std::chrono::milliseconds timeout) { return impl_->Receive(timeout); },
@@ -128,7 +167,7 @@ ThreadEngine::ThreadEngine(int world, size_t bytes_per_rank, RankBody body,
 ThreadEngine::~ThreadEngine() {
   {
     const std::lock_guard lock(impl_->mutex);
-    for (const auto& [id, callback] : impl_->open) impl_->inbox.push_back(AbortRequest{id});
+    for (const auto& [id, request] : impl_->open) impl_->inbox.push_back(AbortRequest{id});
     impl_->Tell(Shutdown{});
   }
   impl_->ranks.join();
@@ -137,8 +176,10 @@ ThreadEngine::~ThreadEngine() {
 uint64_t ThreadEngine::Submit(EngineRequest request, Engine::Callback on_output) {
   const std::lock_guard lock(impl_->mutex);
   if (impl_->ended) throw impl_->Ended();
+  const auto tokens = std::ssize(request.input_ids);
+  request.group = impl_->controller.Open(request.group, tokens);
   request.id = ++impl_->last_id;
-  impl_->open.emplace(request.id, std::move(on_output));
+  impl_->open.emplace(request.id, Impl::Open{std::move(on_output), *request.group, tokens});
   impl_->Tell(std::move(request));
   return impl_->last_id;
 }
@@ -148,16 +189,7 @@ void ThreadEngine::Abort(uint64_t id) {
   impl_->Tell(AbortRequest{id});
 }
 
-EngineStats ThreadEngine::Stats() {
-  std::future<EngineStats> answer;
-  {
-    const std::lock_guard lock(impl_->mutex);
-    if (impl_->ended) throw impl_->Ended();
-    const uint64_t ticket = ++impl_->last_ticket;
-    answer = impl_->asked[ticket].get_future();
-    impl_->Tell(GetStats{ticket});
-  }
-  return answer.get();
-}
+std::vector<EngineStats> ThreadEngine::Stats() { return impl_->Ask<GetStats>(impl_->stats_asked); }
+bool ThreadEngine::FlushCache() { return impl_->Ask<switchyard::FlushCache>(impl_->flushes_asked); }
 
 }  // namespace switchyard

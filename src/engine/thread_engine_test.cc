@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <future>
 #include <mutex>
+#include <random>
 
 #include "core/error.h"
 #include "engine/fake_forward.h"
@@ -26,18 +28,20 @@ RankEngine::Options SmallEngine() {
           .context_length = 90};
 }
 
-// Fake models on `world` ranks, with their batches compared.
-ThreadEngine::RankBody FakeRanks(int world, std::atomic<int>* whole = nullptr, int32_t poison = -1,
-                                 int poisoned_rank = -1) {
+// Fake models on `world` ranks in `dp` attention groups, with their batches compared.
+ThreadEngine::RankBody FakeRanks(int world, int dp = 1, std::atomic<int>* whole = nullptr,
+                                 int32_t poison = -1, int poisoned_rank = -1) {
   return [=](int rank, std::shared_ptr<SharedArena> arena, const RankLoopIo& io) {
-    const auto comm =
-        RankComm::Create(std::move(arena), {.tp = world, .ep = 1}, rank, {.timeout = 20s});
+    const auto comm = RankComm::Create(std::move(arena), {.tp = world, .ep = 1, .dp = dp}, rank,
+                                       {.timeout = 20s});
     FakeForward model({.num_pages = 24, .page_size = 4});
     if (rank == poisoned_rank) model.poison = poison;
-    CheckedForward checked(model, *comm->tp, 4);
-    RankEngine engine(SmallEngine(), checked);
+    CheckedForward checked(model, *comm->attn_tp, 4);
+    RankEngine::Options options = SmallEngine();
+    options.group = comm->mesh.dp_rank();
+    RankEngine engine(options, checked);
     if (rank == 0) io.send(RankReady{.total_pages = 24});
-    ServeRequests(engine, *comm->tp, io);
+    ServeRequests(engine, *comm, io);
     if (whole && engine.PoolIsWhole()) ++*whole;
   };
 }
@@ -56,11 +60,17 @@ class Collector {
     return [this](const RequestOutput& news) {
       const std::lock_guard lock(mutex_);
       tokens_.insert(tokens_.end(), news.new_tokens.begin(), news.new_tokens.end());
+      heard_ = true;
+      some_news_.notify_all();
       if (news.finish == FinishReason::kNone) return;
       end_.set_value(news);
     };
   }
   RequestOutput Wait() { return end_.get_future().get(); }
+  void WaitForNews() {
+    std::unique_lock lock(mutex_);
+    some_news_.wait(lock, [this] { return heard_; });
+  }
   std::vector<int32_t> tokens() {
     const std::lock_guard lock(mutex_);
     return tokens_;
@@ -68,16 +78,20 @@ class Collector {
 
  private:
   std::mutex mutex_;
+  std::condition_variable some_news_;
+  bool heard_ = false;
   std::vector<int32_t> tokens_;
   std::promise<RequestOutput> end_;
 };
 
-TEST(ThreadEngine, ManyClientsGetTheSameTokensOnOneAndThreeRanks) {
+TEST(ThreadEngine, ManyClientsGetTheSameTokensOnEveryLayout) {
   std::vector<std::vector<int32_t>> want;
-  for (const int world : {1, 3}) {
+  const std::pair<int, int> layouts[] = {{1, 1}, {3, 1}, {2, 2}, {4, 2}, {4, 4}};
+  for (const auto& [world, dp] : layouts) {
     std::atomic<int> whole = 0;
     {
-      ThreadEngine engine(world, kArenaBytes, FakeRanks(world, &whole), {});
+      ThreadEngine engine(world, kArenaBytes, FakeRanks(world, dp, &whole), {},
+                          DpController(dp, LoadBalanceMethod::kRoundRobin));
       std::vector<Collector> collectors(30);
       std::vector<std::thread> clients;
       for (int c = 0; c < 3; ++c)
@@ -93,18 +107,67 @@ TEST(ThreadEngine, ManyClientsGetTheSameTokensOnOneAndThreeRanks) {
       }
       if (want.empty()) want = got;
       EXPECT_EQ(got, want);
-      const EngineStats stats = engine.Stats();
-      EXPECT_EQ(stats.running + stats.waiting, 0);
-      EXPECT_EQ(stats.free_pages + stats.cached_pages, 24);
+      EXPECT_THAT(engine.Stats(), testing::SizeIs(dp));
+      for (const EngineStats& group : engine.Stats()) {
+        EXPECT_EQ(group.running + group.waiting, 0);
+        EXPECT_GT(group.decode_tokens, 0);
+        EXPECT_EQ(group.free_pages + group.cached_pages, 24);
+      }
+      EXPECT_TRUE(engine.FlushCache());
+      EXPECT_EQ(Total(engine.Stats()).free_pages, 24 * dp);
     }
     EXPECT_EQ(whole, world);
   }
 }
 
+// Clients come and go as they like, in groups of their own choice or not; whoever stays gets what
+// it gets alone.
+TEST(ThreadEngine, ArrivalsAbortsAndFlushesChangeNobodysTokens) {
+  constexpr int kRequests = 60;
+  std::vector<std::vector<int32_t>> alone;
+  for (const int dp : {1, 2, 4}) {
+    ThreadEngine engine(4, kArenaBytes, FakeRanks(4, dp), {},
+                        DpController(dp, LoadBalanceMethod::kTotalTokens));
+    std::mt19937 random(dp);
+    std::vector<Collector> collectors(kRequests);
+    std::vector<bool> aborted(kRequests);
+    for (int i = 0; i < kRequests; ++i) {
+      EngineRequest request = Request(i % 20, 3 + i % 37, 1 + i % 23);
+      if (dp > 1 && i % 5 == 0) request.group = i % dp;
+      const uint64_t id = engine.Submit(std::move(request), collectors[i].Callback());
+      if (dp > 1 && random() % 4 == 0) {
+        engine.Abort(id);
+        aborted[i] = true;
+      }
+      if (random() % 8 == 0) engine.FlushCache();
+      if (random() % 6 == 0) collectors[random() % (i + 1)].WaitForNews();
+    }
+    for (int i = 0; i < kRequests; ++i) {
+      const RequestOutput end = collectors[i].Wait();
+      if (dp == 1) {
+        alone.push_back(collectors[i].tokens());
+      } else if (end.finish != FinishReason::kAbort) {
+        EXPECT_EQ(collectors[i].tokens(), alone[i]) << "request " << i << " with dp " << dp;
+      } else {
+        EXPECT_TRUE(aborted[i]);
+      }
+    }
+  }
+}
+
+TEST(ThreadEngine, AGroupThatIsNotIsRefused) {
+  ThreadEngine engine(2, kArenaBytes, FakeRanks(2, 2), {},
+                      DpController(2, LoadBalanceMethod::kRoundRobin));
+  EngineRequest request = Request(1, 5, 3);
+  request.group = 2;
+  EXPECT_THROW(engine.Submit(request, [](const RequestOutput&) {}), Error);
+}
+
 TEST(ThreadEngine, AbortAndDestructionReachTheirCallbacks) {
   Collector aborted, left;
   {
-    ThreadEngine engine(2, kArenaBytes, FakeRanks(2), {});
+    ThreadEngine engine(2, kArenaBytes, FakeRanks(2, 2), {},
+                        DpController(2, LoadBalanceMethod::kRoundRobin));
     // Never ends by itself within the context, unless the abort comes late.
     const uint64_t id = engine.Submit(Request(1, 5, 80), aborted.Callback());
     engine.Abort(id);
@@ -139,7 +202,7 @@ TEST(ThreadEngine, ARankThatFailsEndsOpenRequestsAndRefusesNewOnes) {
     FakeForward model({.num_pages = 24, .page_size = 4});
     CheckedForward checked(model, *comm->tp, 4);
     RankEngine engine(SmallEngine(), rank == 1 ? static_cast<ForwardFunction&>(failing) : checked);
-    ServeRequests(engine, *comm->tp, io);
+    ServeRequests(engine, *comm, io);
   };
   ThreadEngine engine(2, kArenaBytes, body, {});
   Collector collector;
@@ -165,7 +228,7 @@ TEST(ThreadEngine, AFailureWhileLoadingIsThrownToTheCaller) {
 
 TEST(RankLoop, RanksWhoseSchedulersDifferAreFound) {
   // Rank 1 alone sees logits that are not finite and drops the request.
-  ThreadEngine engine(2, kArenaBytes, FakeRanks(2, nullptr, 3, 1), {});
+  ThreadEngine engine(2, kArenaBytes, FakeRanks(2, 1, nullptr, 3, 1), {});
   Collector poisoned, other;
   engine.Submit(Request(30, 5, 80), other.Callback());
   engine.Submit(Request(0, 8, 80), poisoned.Callback());

@@ -1,50 +1,28 @@
 #include "server/serve.h"
 
 #include <fmt/core.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <future>
-#include <iterator>
 #include <thread>
 
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/rank_engine.h"
-#include "server/front/process_ranks.h"
-#include "server/front/rank_spec.h"
 #include "server/front/service.h"
 #include "server/http/http_server.h"
 #include "server/native/native.h"
 #include "server/openai/openai.h"
+#include "server/ranks/engine_ranks.h"
+#include "server/ranks/follower.h"
+#include "server/ranks/membership.h"
+#include "server/stop_signals.h"
 
 namespace switchyard {
 namespace {
 
 using namespace std::chrono_literals;
-
-// SIGTERM and SIGINT as something to ask for, instead of something that happens.
-class StopSignals {
- public:
-  StopSignals() {
-    sigemptyset(&set_);
-    sigaddset(&set_, SIGTERM);
-    sigaddset(&set_, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
-    signal(SIGPIPE, SIG_IGN);
-  }
-  // The signal that came within `timeout`, or 0.
-  int Wait(std::chrono::milliseconds timeout) const {
-    const timespec t{.tv_sec = timeout.count() / 1000,
-                     .tv_nsec = timeout.count() % 1000 * 1'000'000};
-    const int signal_number = sigtimedwait(&set_, nullptr, &t);
-    return signal_number > 0 ? signal_number : 0;
-  }
-
- private:
-  sigset_t set_;
-};
 
 // One line that is redrawn on a terminal, and a line each tenth elsewhere.
 class ProgressLine {
@@ -83,8 +61,9 @@ Front::Limits FrontLimits(const EngineConfig& config, const EnginePlan& plan) {
           .context_length = plan.context_length,
           .cache_tokens = plan.num_pages * config.page_size,
           .max_open = config.max_queued_requests
-                          ? plan.max_running_requests + config.max_queued_requests
-                          : 0};
+                          ? plan.max_running_requests * config.mesh.dp + config.max_queued_requests
+                          : 0,
+          .has_experts = plan.model.has_moe()};
 }
 
 // Error kPeer where the request fails or does not end within --dist-timeout; returns early when
@@ -150,36 +129,53 @@ void Drain(Service& service, const StopSignals& signals, const std::atomic<bool>
 
 int RunServe(const ServerArgs& args) {
   const StopSignals signals;
+  const Launch launch = PlanLaunch(args, FindLauncher());
+  if (launch.node > 0) return RunFollower(args, launch, signals);
   if (args.engine.load_format != "dummy") {
-    CheckCheckpoint(args.engine.model_path,
-                    LoadModelConfig(args.engine.model_path, args.engine.model_override_args));
+    CheckCheckpoint(args.engine.model_path, ReadModelConfig(args.engine));
   }
-  const EnginePlan plan = MakePlan(args.engine);
+  const EnginePlan plan = MakePlan(args.engine, launch.ranks_of_host);
+  if (plan.model.has_moe())
+    LOG_INFO("{}", DescribeExchangeMemory(plan.model, MakeModelOptions(args.engine, plan),
+                                          args.engine.mesh));
   const ServedModel model = LoadServedModel(args, plan.model);
 
   // The front speaks to the ranks and they to it; the ranks come last, so that they are the first
   // to go.
   struct LateLink : RankLink {
     void Send(const std::vector<ControlMessage>& messages) override { ranks->Send(messages); }
-    ProcessRanks* ranks = nullptr;
+    EngineRanks* ranks = nullptr;
   } link;
-  Front front(link, *model.tokenizer, FrontLimits(args.engine, plan));
+  Front front(
+      link, *model.tokenizer, FrontLimits(args.engine, plan),
+      DpController(args.engine.mesh.dp, ParseLoadBalanceMethod(args.engine.load_balance_method)));
   Service service{front, model, args, plan};
   http::Server server(HttpOptions(args));
   openai::Register(server, service);
   native::Register(server, service);
   server.Start();  // a port in use is said before anything is loaded
 
+  std::optional<Membership> membership =
+      Lead(launch, args.engine, plan, [&] { return signals.Wait(0ms) != 0; });
+  if (!membership) {
+    server.Stop();
+    return 0;
+  }
+
   std::atomic<bool> lost{false}, cancelled{false};
   std::string lost_reason;
-  ProcessRanks ranks(args.engine, plan,
-                     {.on_message = [&](const EngineMessage& m) { front.OnMessage(m); },
-                      .on_lost =
-                          [&](const std::string& why) {
-                            lost_reason = why;
-                            lost = true;  // first: whoever hears of it may send the signal at once
-                            front.OnRanksLost(why);
-                          }});
+  EngineRanks ranks(
+      [&](const std::string& endpoint, RankHost::OnExit on_exit) {
+        return StartRanks(launch, *membership, {args.engine, plan}, endpoint, std::move(on_exit));
+      },
+      std::move(membership->nodes),
+      {.on_message = [&](const EngineMessage& m) { front.OnMessage(m); },
+       .on_lost =
+           [&](const std::string& why) {
+             lost_reason = why;
+             lost = true;  // first: whoever hears of it may send the signal at once
+             front.OnRanksLost(why);
+           }});
   link.ranks = &ranks;
   std::thread interrupt([&] {
     while (!service.ready && !cancelled && !lost) {
@@ -219,32 +215,6 @@ int RunServe(const ServerArgs& args) {
   if (service.ready && !ranks.Shutdown(10s))
     LOG_WARNING("some ranks did not leave by themselves and were killed");
   LOG_INFO("goodbye");
-  return 0;
-}
-
-int RunRank(int argc, char** argv) {
-  RankSpec spec = InheritRankSpec();
-  const RankJob job = DecodeRankSpec(spec.spec);
-  const std::string title = Mesh(job.config.mesh, spec.rank).Title();
-  SetProcessTitle(argc, argv, "switchyard::rank " + title);
-  InitLog(job.config.log_level, title);
-
-  RankLoopIo io;
-  std::optional<ControlSocket> socket;
-  if (spec.rank == 0) {
-    socket = ControlSocket::Connect(spec.control_endpoint);
-    // All that has arrived, not the first alone: a step lies between two calls.
-    io.receive = [&](std::chrono::milliseconds timeout) {
-      std::vector<ControlMessage> all;
-      for (auto bytes = socket->Receive(timeout); bytes; bytes = socket->Receive(0ms)) {
-        std::vector<ControlMessage> some = DecodeControl(*bytes);
-        std::move(some.begin(), some.end(), std::back_inserter(all));
-      }
-      return all;
-    };
-    io.send = [&](const EngineMessage& message) { socket->Send(EncodeMessage(message)); };
-  }
-  RunRankLoop(job.config, job.plan, spec.rank, spec.arena, io);
   return 0;
 }
 

@@ -1,6 +1,8 @@
 // `switchyard serve`: from flags to a server that has drained.
 #pragma once
 
+#include <memory>
+
 #include "server/args/args.h"
 
 namespace switchyard {
@@ -11,7 +13,7 @@ namespace switchyard {
 // other threads exist.
 int RunServe(const ServerArgs& args);
 
-// `switchyard rank`, in a process that RunServe started.
-int RunRank(int argc, char** argv);
+// `switchyard rank`, in a process that RunServe started. `backends`: as EngineConfig's.
+int RunRank(int argc, char** argv, std::shared_ptr<const MoeBackends> backends = nullptr);
 
 }  // namespace switchyard

@@ -19,10 +19,10 @@ START_SECONDS = 120
 
 
 class Server:
-    """A running `switchyard serve` on a free port. `log` grows as it writes."""
+    """A running `switchyard serve` on a free port. `log` grows as it writes. `prefix`: what starts it, such as mpirun."""
 
-    def __init__(self, model, *flags, env=None):
-        self.command = [PROGRAM, "serve", "--model-path", str(model), "--port", "0", *map(str, flags)]
+    def __init__(self, model, *flags, env=None, prefix=()):
+        self.command = [*prefix, PROGRAM, "serve", "--model-path", str(model), "--port", "0", *map(str, flags)]
         self.log = tempfile.NamedTemporaryFile("w+", prefix="switchyard-", suffix=".log")
         self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=self.log, text=True,
                                         env={**os.environ, **(env or {})})
@@ -72,8 +72,14 @@ class Server:
             return status, json.loads(text)
         return status, text
 
+    def states(self):
+        """One dictionary of counters for each attention group."""
+        return self.request("/get_server_info")[1]["internal_states"]
+
     def state(self):
-        return self.request("/get_server_info")[1]["internal_states"][0]
+        """The sums over attention groups."""
+        states = self.states()
+        return {key: sum(state[key] for state in states) for key in states[0]}
 
     def wait_idle(self, seconds=20):
         end = time.time() + seconds

@@ -53,9 +53,17 @@ void BuildBatch(std::span<const ScheduledRows> plan, int32_t page_size, ForwardB
   batch.slots.clear();
   batch.sequences.clear();
   batch.logit_rows.clear();
-  batch.decode = std::all_of(plan.begin(), plan.end(),
-                             [](const ScheduledRows& part) { return part.sequence->decoding(); });
-  for (const ScheduledRows& part : plan) AddRows(part, page_size, batch);
+  batch.decode_tokens = 0;
+  batch.routed_experts = false;
+  for (const ScheduledRows& part : plan) {
+    const Sequence& sequence = *part.sequence;
+    if (sequence.decoding()) {
+      CHECK_EQ(batch.decode_tokens, batch.num_tokens());  // they come first
+      ++batch.decode_tokens;
+    }
+    batch.routed_experts |= sequence.routed_experts_owed();
+    AddRows(part, page_size, batch);
+  }
 }
 
 uint64_t Fingerprint(const ForwardBatch& batch, int32_t page_size) {
@@ -64,7 +72,8 @@ uint64_t Fingerprint(const ForwardBatch& batch, int32_t page_size) {
   hash.Add(batch.positions);
   hash.Add(batch.slots);
   hash.Add(batch.logit_rows);
-  hash.Add(batch.decode ? 1 : 0);
+  hash.Add(static_cast<uint64_t>(batch.decode_tokens));
+  hash.Add(batch.routed_experts ? 1 : 0);
   for (const auto& sequence : batch.sequences) {
     hash.Add(static_cast<uint32_t>(sequence.row_begin));
     hash.Add(static_cast<uint32_t>(sequence.rows));

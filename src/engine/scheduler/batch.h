@@ -9,8 +9,8 @@
 
 namespace switchyard {
 
-// Fills `batch` (cleared first, memory kept) in the plan's order. Sequence spans point into the
-// sequences' page lists, valid until those change.
+// Fills `batch` (cleared first, memory kept; counts of groups are not touched) in the plan's order.
+// Sequence spans point into the sequences' page lists, valid until those change.
 void BuildBatch(std::span<const ScheduledRows> plan, int32_t page_size, ForwardBatch& batch);
 
 // Equal for equal batches: what ranks compare to find schedulers that have come apart. FNV-1a over

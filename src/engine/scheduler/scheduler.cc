@@ -56,10 +56,11 @@ PrefillBudget Scheduler::PlanRunning() {
       .logit_rows = std::max<int64_t>(1, options_.max_logit_rows - decoding),
       .whole_prompts = options_.whole_prompts,
   };
+  for (Sequence* sequence : running_)
+    if (sequence->decoding()) plan_.push_back({sequence, 1});
   for (Sequence* sequence : running_) {
-    if (sequence->decoding()) {
-      plan_.push_back({sequence, 1});
-    } else if (const int64_t rows = PromptChunk(*sequence, budget)) {
+    if (sequence->decoding()) continue;
+    if (const int64_t rows = PromptChunk(*sequence, budget)) {
       Spend(*sequence, rows, budget);
       plan_.push_back({sequence, rows});
     }

@@ -40,8 +40,8 @@ class Scheduler {
   // `discard`.
   void Remove(Sequence* sequence, bool discard = false);
 
-  // Plans a step; every sequence named has pages for all its tokens. Empty only where no request
-  // is open.
+  // Plans a step, those that decode first; every sequence named has pages for all its tokens. Empty
+  // only where no request is open.
   const std::vector<ScheduledRows>& Plan();
 
   int64_t running() const { return static_cast<int64_t>(running_.size()); }

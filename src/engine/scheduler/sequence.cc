@@ -9,6 +9,7 @@ Sequence::Sequence(EngineRequest from) : request(std::move(from)) {
   tokens = std::move(request.input_ids);
   request.input_ids.clear();
   prompt_length = length();
+  if (request.routed_experts.enabled) next_routed = request.routed_experts.start;
   next_logprob = prompt_length;
   const LogprobParams& wanted = request.logprob;
   if (wanted.enabled && wanted.start >= 0 && wanted.start < prompt_length) {
@@ -22,8 +23,8 @@ Sequence::Sequence(EngineRequest from) : request(std::move(from)) {
 }
 
 int64_t Sequence::most_reusable() const {
-  const int64_t all_but_one = length() - 1;
-  return logprobs_owed() ? std::min(all_but_one, next_logprob - 1) : all_but_one;
+  const int64_t reusable = std::min(length() - 1, next_routed);
+  return logprobs_owed() ? std::min(reusable, next_logprob - 1) : reusable;
 }
 
 Sequence::RowRange Sequence::LogitRows(int64_t rows) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -32,6 +33,11 @@ struct Sequence {
   int64_t next_logprob = 0;
   std::vector<PositionLogprobs> input_logprobs;  // taken, and to be sent with the first output
 
+  // The first position whose routed experts are still owed; kNone: they are not wanted.
+  static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+  int64_t next_routed = kNone;
+  std::vector<int32_t> routed_experts;  // [positions, layers, top_k] taken, to be sent with news
+
   bool admitted_before = false;
   int32_t cached_tokens = 0;  // of the prompt, at the first admission
 
@@ -40,12 +46,14 @@ struct Sequence {
   int64_t output_length() const { return length() - prompt_length; }
   bool decoding() const { return pending() == 1 && output_length() > 0; }
   bool logprobs_owed() const { return next_logprob < prompt_length; }
+  bool routed_experts_owed() const { return next_routed != kNone; }
   std::span<const int32_t> prompt() const { return std::span(tokens).first(prompt_length); }
   std::span<const int32_t> output() const { return std::span(tokens).subspan(prompt_length); }
   std::span<const int32_t> computed_tokens() const { return std::span(tokens).first(computed); }
 
   // How much of the tokens may come from the cache: at least one row is computed, and so are all
-  // rows whose logits give logprobs that are owed (position p's come from row p − 1).
+  // rows whose logits give logprobs that are owed (position p's come from row p − 1) and those
+  // whose routed experts are.
   int64_t most_reusable() const;
   // Rows [first, end) of the `rows` that follow `computed` whose logits are wanted.
   struct RowRange {

@@ -11,6 +11,7 @@ struct Accumulated {
   std::string text;
   std::vector<int32_t> tokens;
   std::vector<PositionLogprobs> input_logprobs, output_logprobs;
+  std::vector<int32_t> routed_experts;
   GenerationEvent last;
 
   void Add(const GenerationEvent& event) {
@@ -20,6 +21,8 @@ struct Accumulated {
                           event.input_logprobs.end());
     output_logprobs.insert(output_logprobs.end(), event.output_logprobs.begin(),
                            event.output_logprobs.end());
+    routed_experts.insert(routed_experts.end(), event.routed_experts.begin(),
+                          event.routed_experts.end());
     last = event;
   }
 };

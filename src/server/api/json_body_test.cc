@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "server/api/data_parallel_rank.h"
+
 namespace switchyard {
 namespace {
 
@@ -60,6 +62,18 @@ TEST(JsonBodyTest, FieldsNameWhatIsWrong) {
   EXPECT_EQ(f.Int("null", 7, 0, 9), 7);
   EXPECT_EQ(f.Int("absent", 8, 0, 9), 8);
   EXPECT_EQ(f.Seed("big"), UINT64_MAX);
+}
+
+TEST(DataParallelRank, HasTwoNames) {
+  const auto parse = [](const char* text) {
+    const Json body = Json::parse(text);
+    return ParseDataParallelRank(Fields(body));
+  };
+  EXPECT_EQ(parse("{}"), std::nullopt);
+  EXPECT_EQ(parse(R"({"data_parallel_rank": 1})"), 1);
+  EXPECT_EQ(parse(R"({"routed_dp_rank": 2, "data_parallel_rank": 2})"), 2);
+  EXPECT_THROW(parse(R"({"routed_dp_rank": 2, "data_parallel_rank": 1})"), Error);
+  EXPECT_THROW(parse(R"({"data_parallel_rank": "one"})"), Error);
 }
 
 }  // namespace

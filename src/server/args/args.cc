@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "moe/environment.h"
 #include "server/args/yaml_config.h"
 
 namespace switchyard {
@@ -37,7 +38,7 @@ CLI::Option* Switch(CLI::App& app, const char* names, bool& value, const char* g
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
 }
 
-void AddEngineFlags(CLI::App& app, ServerArgs& a) {
+void AddModelFlags(CLI::App& app, ServerArgs& a) {
   EngineConfig& e = a.engine;
   app.add_option("--model-path,--model", e.model_path, "Checkpoint directory (Hugging Face layout)")
       ->group(kModel)
@@ -50,6 +51,13 @@ void AddEngineFlags(CLI::App& app, ServerArgs& a) {
       ->check(CLI::IsMember({"auto", "safetensors", "dummy"}));
   Flag(app, "--json-model-override-args", e.model_override_args, kModel,
        "JSON object whose keys replace config.json's");
+  Flag(app, "--quantization", e.quantization.method, kModel,
+       "Format that a plain checkpoint's linears get while they load (fp8, w8a8_fp8, w8a8_int8, "
+       "int4, "
+       "w4afp8, mxfp4, nvfp4); of one that is quantized, the name it must have");
+  Flag(app, "--quantize-activations", e.quantization.activations, kModel,
+       "auto: int8 where the checkpoint was made for it, else float32; always; never")
+      ->check(CLI::IsMember({"auto", "always", "never"}));
   Flag(app, "--dtype", e.dtype, kModel,
        "Of activations in flight: auto (the checkpoint's), float32, bfloat16, float16")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16", "half", "float"}));
@@ -61,10 +69,27 @@ void AddEngineFlags(CLI::App& app, ServerArgs& a) {
       ->check(CLI::NonNegativeNumber);
   Flag(app, "--chat-template", a.chat_template, kModel,
        "Jinja file that replaces the checkpoint's chat template");
+}
 
+void AddParallelFlags(CLI::App& app, ServerArgs& a) {
+  EngineConfig& e = a.engine;
   Flag(app, "--tp-size,--tp,--tensor-parallel-size", e.mesh.tp, kParallel, "Ranks of the engine");
   Flag(app, "--ep-size,--ep,--expert-parallel-size", e.mesh.ep, kParallel,
        "Expert-parallel ranks; divides --tp-size, the rest splits each expert (MoE-TP)");
+  Flag(app, "--dp-size,--dp,--data-parallel-size", a.dp_size, kParallel,
+       "Attention groups of tp / dp ranks, each with requests and a cache of its own; divides "
+       "--tp-size and needs --enable-dp-attention")
+      ->check(CLI::PositiveNumber);
+  Switch(app, "--enable-dp-attention", a.enable_dp_attention, kParallel,
+         "Data parallelism for attention, tensor and expert parallelism for the rest");
+  Flag(app, "--load-balance-method", e.load_balance_method, kParallel,
+       "Which attention group takes a request: round_robin, total_requests (fewest open), "
+       "total_tokens (fewest of open requests), or auto (round_robin)")
+      ->check(CLI::IsMember({"auto", "round_robin", "total_requests", "total_tokens"}));
+  Flag(app, "--moe-dense-tp-size", e.mesh.dense_tp, kParallel,
+       "Ranks that share a dense feed-forward: 1 (each has it whole, for tokens of its own; the "
+       "head is then shared by an attention group), or 0 for --tp-size")
+      ->check(CLI::NonNegativeNumber);
   Flag(app, "--cpu-threads-per-rank", e.threads_per_rank, kParallel,
        "0: this machine's cores over the ranks")
       ->check(CLI::NonNegativeNumber);
@@ -72,38 +97,79 @@ void AddEngineFlags(CLI::App& app, ServerArgs& a) {
   Flag(app, "--dist-timeout", e.dist_timeout_seconds, kParallel,
        "Seconds a rank waits for another before it gives up")
       ->check(CLI::Range(0.1, 1e6));
+}
 
+void AddMoeFlags(CLI::App& app, EngineConfig& e) {
   Flag(app, "--moe-a2a-backend", e.moe.a2a_backend, kMoe,
-       "How tokens reach experts: none (all-reduce) or deepep (all-to-all)");
+       "How tokens reach experts: none (all-reduce), deepep (all-to-all), or another name that "
+       "`switchyard backends` lists");
   Flag(app, "--deepep-mode", e.moe.deepep_mode, kMoe,
        "normal, low_latency, or auto (normal for extend)")
       ->check(CLI::IsMember({"normal", "low_latency", "auto"}));
   Flag(app, "--num-max-dispatch-tokens-per-rank", e.moe.max_dispatch_tokens_per_rank, kMoe,
        "Capacity of low_latency; larger batches go in rounds")
       ->check(CLI::PositiveNumber);
-  Flag(app, "--moe-runner-backend", e.moe.runner_backend, kMoe, "What computes the experts: auto");
+  Flag(
+      app, "--deepep-dispatcher-output-dtype", e.moe.dispatcher_output_dtype, kMoe,
+      "What rows travel to the experts as: bf16 (--dtype), fp8 (with a scale for 128 elements), or "
+      "auto (fp8 where the experts quantize their input so)")
+      ->check(CLI::IsMember({"auto", "bf16", "fp8"}));
+  Flag(app, "--deepep-normal-long-seq-per-round-tokens", e.moe.long_seq_per_round_tokens, kMoe,
+       "Most tokens of a rank in one exchange of normal mode; longer batches go in rounds")
+      ->check(CLI::PositiveNumber);
+  Flag(app, "--deepep-normal-long-seq-round", e.moe.long_seq_rounds, kMoe,
+       "Most such rounds; 0: as many as it takes")
+      ->check(CLI::NonNegativeNumber);
+  Switch(app, "--enable-deepep-waterfill,--enable-waterfill", e.moe.waterfill, kMoe,
+         "Send the shared expert's rows to the least loaded ranks, as one more expert");
+  Flag(app, "--ep-num-redundant-experts", e.moe.num_redundant_experts, kMoe,
+       "Physical experts beyond the model's, for replicas")
+      ->check(CLI::NonNegativeNumber);
+  Flag(app, "--init-expert-location", e.moe.init_expert_location, kMoe,
+       "Which expert sits where: trivial, or a JSON file {\"physical_to_logical_map\": [[...] "
+       "...]}");
+  Flag(app, "--elastic-ep-timeout", e.moe.elastic_timeout_seconds, kMoe,
+       "Seconds that a rank may stay silent in one stage before --moe-a2a-backend mooncake goes on "
+       "without it")
+      ->check(CLI::Range(0.01, 1e6));
+  Flag(app, "--moe-runner-backend", e.moe.runner_backend, kMoe,
+       "What computes the experts: auto, or a name that `switchyard backends` lists");
+  Flag(app, "--speculative-moe-a2a-backend", e.moe.speculative_a2a_backend, kMoe,
+       "--moe-a2a-backend of a draft model; empty: as the model's");
+  Flag(app, "--speculative-moe-runner-backend", e.moe.speculative_runner_backend, kMoe,
+       "--moe-runner-backend of a draft model; empty: as the model's");
+}
 
+void AddMemoryFlags(CLI::App& app, EngineConfig& e) {
   Flag(app, "--mem-fraction-static", e.mem_fraction_static, kMemory,
        "Share of this host's memory for weights and KV cache of all ranks")
       ->check(CLI::Range(0.01, 1.0));
   Flag(app, "--max-total-tokens", e.max_total_tokens, kMemory,
-       "Tokens that the KV cache holds; 0: what memory allows")
+       "Tokens that the KV cache of each attention group holds; 0: what memory allows")
       ->check(CLI::NonNegativeNumber);
   Flag(app, "--page-size", e.page_size, kMemory,
        "Tokens of one KV page; prefixes are shared by whole pages")
       ->check(CLI::Range(1, 1024));
   Flag(app, "--max-running-requests", e.max_running_requests, kMemory,
-       "Requests in one batch; 0: 256")
+       "Requests that run at once, of all attention groups; 0: 256")
       ->check(CLI::NonNegativeNumber);
   Flag(app, "--max-queued-requests", e.max_queued_requests, kMemory,
        "Open requests beyond the running ones before new ones get 429; 0: no limit")
       ->check(CLI::NonNegativeNumber);
   Flag(app, "--chunked-prefill-size", e.chunked_prefill_size, kMemory,
-       "Most prompt tokens of one step; -1: prompts are not cut")
+       "Most prompt tokens of one step, of all attention groups; -1: prompts are not cut")
       ->check(CLI::Range(-1, 1 << 20));
   Switch(app, "--disable-radix-cache", e.disable_radix_cache, kMemory,
          "Do not reuse the prefixes of earlier requests");
+}
 
+void AddEngineFlags(CLI::App& app, ServerArgs& a) {
+  EngineConfig& e = a.engine;
+  ApplyMoeEnvironment(&e.moe);  // flags come after it
+  AddModelFlags(app, a);
+  AddParallelFlags(app, a);
+  AddMoeFlags(app, e);
+  AddMemoryFlags(app, e);
   Switch(app, "--check-batches", e.check_batches, kMisc,
          "Ranks compare every batch before they run it (slow)");
   Flag(app, "--random-seed", e.random_seed, kMisc,
@@ -113,6 +179,15 @@ void AddEngineFlags(CLI::App& app, ServerArgs& a) {
 }
 
 void AddServerFlags(CLI::App& app, ServerArgs& a) {
+  Flag(app, "--nnodes", a.nnodes, kParallel,
+       "Hosts of the engine; start serve on each, with the same flags and a --node-rank of its own")
+      ->check(CLI::PositiveNumber);
+  Flag(app, "--node-rank", a.node_rank, kParallel,
+       "This host, 0 to nnodes - 1; host 0 answers HTTP")
+      ->check(CLI::NonNegativeNumber);
+  Flag(app, "--dist-init-addr,--nccl-init-addr", a.dist_init_addr, kParallel,
+       "HOST:PORT of host 0, where the others meet it; ranks that mpirun or srun starts then talk "
+       "TCP instead of MPI");
   Flag(app, "--host", a.host, kServer, "Address to listen on; 0.0.0.0 for all");
   Flag(app, "--port", a.port, kServer, "Port to listen on; 0: any free one")
       ->check(CLI::Range(0, 65535));
@@ -136,9 +211,10 @@ void AddServerFlags(CLI::App& app, ServerArgs& a) {
 // Flags of SGLang that mean nothing here and change no result; scripts that carry them keep
 // working.
 void AddIgnoredFlags(CLI::App& app, std::vector<std::string>& sink) {
-  constexpr std::array kSwitches = {"--trust-remote-code", "--disable-cuda-graph",
-                                    "--enable-metrics", "--disable-custom-all-reduce",
-                                    "--disable-overlap-schedule"};
+  constexpr std::array kSwitches = {
+      "--trust-remote-code",           "--disable-cuda-graph",       "--enable-metrics",
+      "--disable-custom-all-reduce",   "--disable-overlap-schedule", "--enable-dp-lm-head",
+      "--enable-return-routed-experts"};
   for (const char* name : kSwitches) {
     app.add_flag_callback(
            name, [name, &sink] { sink.push_back(name); },
@@ -158,8 +234,17 @@ void AddIgnoredFlags(CLI::App& app, std::vector<std::string>& sink) {
   device->group(kMisc);
 }
 
+void SetAttentionGroups(ServerArgs& a) {
+  if (a.dp_size > 1 && !a.enable_dp_attention)
+    throw Invalid(
+        "--dp-size {0} without --enable-dp-attention asks for {0} replicas of the whole engine: "
+        "start {0} servers behind a router, or add --enable-dp-attention",
+        a.dp_size);
+  a.engine.mesh.dp = a.dp_size;
+}
+
 // Parses, or prints help and returns false.
-bool Parse(CLI::App& app, const std::vector<std::string>& args) {
+bool Parse(CLI::App& app, const std::vector<std::string>& args, ServerArgs& server) {
   std::vector<std::string> ignored;
   AddIgnoredFlags(app, ignored);
   std::string config_file;
@@ -177,6 +262,7 @@ bool Parse(CLI::App& app, const std::vector<std::string>& args) {
     throw Invalid("{}; see {} --help", e.what(), app.get_name());
   }
   for (const std::string& flag : ignored) LOG_INFO("{} has no effect here", flag);
+  SetAttentionGroups(server);
   return true;
 }
 
@@ -188,7 +274,7 @@ std::optional<ServerArgs> ParseServe(const std::vector<std::string>& args) {
                "switchyard serve");
   AddEngineFlags(app, a);
   AddServerFlags(app, a);
-  if (!Parse(app, args)) return std::nullopt;
+  if (!Parse(app, args, a)) return std::nullopt;
   return a;
 }
 
@@ -210,7 +296,19 @@ std::optional<GenerateArgs> ParseGenerate(const std::vector<std::string>& args) 
   app.add_option("--seed", a.seed, "Same seed, same tokens")->group(kGenerate);
   Switch(app, "--ignore-eos", a.ignore_eos, kGenerate, "Do not stop at the end-of-sequence token");
   AddEngineFlags(app, a.server);
-  if (!Parse(app, args)) return std::nullopt;
+  if (!Parse(app, args, a.server)) return std::nullopt;
+  return a;
+}
+
+std::optional<ServerArgs> ParseBackends(const std::vector<std::string>& args) {
+  ServerArgs a;
+  CLI::App app(
+      "Print which MoE backends pair with which on this machine, and with --model-path what the "
+      "flags choose for that checkpoint, and why",
+      "switchyard backends");
+  AddEngineFlags(app, a);
+  app.get_option("--model-path")->required(false);
+  if (!Parse(app, args, a)) return std::nullopt;
   return a;
 }
 
@@ -234,7 +332,7 @@ std::optional<OneBatchArgs> ParseOneBatch(const std::vector<std::string>& args) 
       ->check(CLI::PositiveNumber);
   Flag(app, "--json", a.json, kBench, "Also write the figures to this file");
   AddEngineFlags(app, a.server);
-  if (!Parse(app, args)) return std::nullopt;
+  if (!Parse(app, args, a.server)) return std::nullopt;
   return a;
 }
 

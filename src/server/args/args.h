@@ -13,7 +13,12 @@ namespace switchyard {
 // What `serve` is started with. Defaults are what a user gets who says nothing.
 struct ServerArgs {
   EngineConfig engine;
-  std::string tokenizer_path;  // --tokenizer-path; empty: the model's directory
+  int dp_size = 1;                   // --dp-size: becomes engine.mesh.dp where
+  bool enable_dp_attention = false;  // --enable-dp-attention
+  int nnodes = 1;                    // --nnodes: hosts, each with tp / nnodes ranks
+  int node_rank = 0;                 // --node-rank: which of them this is
+  std::string dist_init_addr;        // --dist-init-addr: HOST:PORT of node 0
+  std::string tokenizer_path;        // --tokenizer-path; empty: the model's directory
   std::string host = "127.0.0.1";
   int port = 30000;
   std::string served_model_name;  // --served-model-name; empty: the model path
@@ -55,5 +60,7 @@ struct OneBatchArgs {
 std::optional<ServerArgs> ParseServe(const std::vector<std::string>& args);
 std::optional<GenerateArgs> ParseGenerate(const std::vector<std::string>& args);
 std::optional<OneBatchArgs> ParseOneBatch(const std::vector<std::string>& args);
+// `backends` takes the engine's flags, of which --model-path may be left out.
+std::optional<ServerArgs> ParseBackends(const std::vector<std::string>& args);
 
 }  // namespace switchyard

@@ -42,6 +42,76 @@ TEST(ArgsTest, SglangsSpellings) {
   EXPECT_EQ(a->port, 1234);
 }
 
+TEST(ArgsTest, AttentionGroups) {
+  const auto a = ParseServe({"--model-path", "/m", "--tp", "8", "--data-parallel-size", "4",
+                             "--enable-dp-attention", "--moe-dense-tp-size", "1",
+                             "--load-balance-method", "total_tokens", "--enable-dp-lm-head"});
+  ASSERT_TRUE(a);
+  EXPECT_EQ(a->engine.mesh.dp, 4);
+  EXPECT_EQ(a->engine.mesh.dense_tp, 1);
+  EXPECT_EQ(a->engine.load_balance_method, "total_tokens");
+  EXPECT_EQ(ParseServe({"--model-path", "/m", "--enable-dp-attention"})->engine.mesh.dp, 1);
+  EXPECT_THAT(ErrorOf({"--model-path", "/m", "--tp", "2", "--dp-size", "2"}),
+              HasSubstr("or add --enable-dp-attention"));
+  EXPECT_THAT(ErrorOf({"--model-path", "/m", "--load-balance-method", "best"}),
+              HasSubstr("total_requests"));
+}
+
+TEST(ArgsTest, MixtureOfExperts) {
+  const auto a = ParseServe({"--model-path",
+                             "/m",
+                             "--enable-deepep-waterfill",
+                             "--deepep-dispatcher-output-dtype",
+                             "fp8",
+                             "--deepep-normal-long-seq-round",
+                             "3",
+                             "--deepep-normal-long-seq-per-round-tokens",
+                             "64",
+                             "--ep-num-redundant-experts",
+                             "2",
+                             "--init-expert-location",
+                             "/p.json",
+                             "--moe-runner-backend",
+                             "masked_mlp",
+                             "--speculative-moe-a2a-backend",
+                             "none",
+                             "--speculative-moe-runner-backend",
+                             "grouped_mlp",
+                             "--quantization",
+                             "fp8"});
+  ASSERT_TRUE(a);
+  const MoeOptions& moe = a->engine.moe;
+  EXPECT_TRUE(moe.waterfill);
+  EXPECT_EQ(moe.dispatcher_output_dtype, "fp8");
+  EXPECT_EQ(moe.long_seq_rounds, 3);
+  EXPECT_EQ(moe.long_seq_per_round_tokens, 64);
+  EXPECT_EQ(moe.num_redundant_experts, 2);
+  EXPECT_EQ(moe.init_expert_location, "/p.json");
+  EXPECT_EQ(moe.runner_backend, "masked_mlp");
+  EXPECT_EQ(moe.speculative_a2a_backend, "none");
+  EXPECT_EQ(moe.speculative_runner_backend, "grouped_mlp");
+  EXPECT_EQ(a->engine.quantization.method, "fp8");
+
+  // All of it reaches the ranks.
+  const EngineConfig back = DecodeConfig(EncodeConfig(a->engine));
+  EXPECT_EQ(EncodeConfig(back), EncodeConfig(a->engine));
+  EXPECT_TRUE(back.moe.waterfill);
+  EXPECT_EQ(back.moe.long_seq_per_round_tokens, 64);
+  EXPECT_EQ(back.moe.init_expert_location, "/p.json");
+  EXPECT_EQ(back.quantization.method, "fp8");
+}
+
+TEST(ArgsTest, FlagsOverrideSglangsEnvironment) {
+  constexpr const char* kName = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK";
+  ASSERT_EQ(setenv(kName, "64", 1), 0);
+  const auto from_environment = ParseServe({"--model-path", "/m"});
+  const auto from_flag =
+      ParseServe({"--model-path", "/m", "--num-max-dispatch-tokens-per-rank", "32"});
+  ASSERT_EQ(unsetenv(kName), 0);
+  EXPECT_EQ(from_environment->engine.moe.max_dispatch_tokens_per_rank, 64);
+  EXPECT_EQ(from_flag->engine.moe.max_dispatch_tokens_per_rank, 32);
+}
+
 TEST(ArgsTest, CommandLineOverridesTheFile) {
   const std::string path =
       WriteYaml("model-path: /from/file\ntp_size: 2\ndisable-radix-cache: true\nport: 7\n");

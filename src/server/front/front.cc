@@ -1,6 +1,7 @@
 #include "server/front/front.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "core/check.h"
@@ -60,6 +61,8 @@ struct Front::Open {
   IncrementalDetokenizer detokenizer;
   StopStrings stop;
   GenerationEvent next;  // gathers until stream_interval tokens or the end
+  int group = 0;
+  int64_t tokens = 0;  // that the controller counts for it
 
   Open(uint64_t id, const Tokenizer& tokenizer, GenerationSpec s, GenerationCallback c)
       : spec(std::move(s)),
@@ -80,6 +83,7 @@ struct Front::Open {
 void Front::Open::Take(const RequestOutput& output) {
   next.cached_tokens = output.cached_tokens;
   Append(next.input_logprobs, output.input_logprobs);
+  Append(next.routed_experts, output.routed_experts);
   for (size_t i = 0; i < output.new_tokens.size() && !stop.matched(); ++i) TakeToken(output, i);
   const bool ended = output.finish != FinishReason::kNone;
   if (ended && !stop.matched()) next.text += stop.Push(detokenizer.Finish());
@@ -110,11 +114,12 @@ void Front::Open::Emit() {
   next.tokens.clear();
   next.input_logprobs.clear();
   next.output_logprobs.clear();
+  next.routed_experts.clear();
   callback(event);
 }
 
-Front::Front(RankLink& link, const Tokenizer& tokenizer, Limits limits)
-    : link_(link), tokenizer_(tokenizer), limits_(limits) {}
+Front::Front(RankLink& link, const Tokenizer& tokenizer, Limits limits, DpController controller)
+    : link_(link), tokenizer_(tokenizer), limits_(limits), controller_(std::move(controller)) {}
 Front::~Front() = default;
 
 void Front::Check(GenerationSpec& spec) const {
@@ -138,13 +143,18 @@ void Front::Check(GenerationSpec& spec) const {
   sampling.min_new_tokens = std::min(sampling.min_new_tokens, sampling.max_new_tokens);
   CheckStops(spec.stop);
   CheckAlternatives(spec);
+  Validate(spec.routed_experts, length, limits_.has_experts);
+  controller_.CheckGroup(spec.group);  // how many there are never changes
 }
 
 uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
   Check(spec);
   uint64_t id = 0;
-  EngineRequest request{
-      .input_ids = spec.input_ids, .sampling = spec.sampling, .logprob = spec.logprob};
+  EngineRequest request{.input_ids = spec.input_ids,
+                        .sampling = spec.sampling,
+                        .logprob = spec.logprob,
+                        .routed_experts = spec.routed_experts,
+                        .group = spec.group};
   std::lock_guard order(order_);
   {
     std::lock_guard lock(mutex_);
@@ -155,7 +165,11 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
                   "try again later");
     }
     id = next_id_++;
-    open_.emplace(id, std::make_shared<Open>(id, tokenizer_, std::move(spec), std::move(callback)));
+    auto open = std::make_shared<Open>(id, tokenizer_, std::move(spec), std::move(callback));
+    open->tokens = std::ssize(request.input_ids);
+    open->group = controller_.Open(request.group, open->tokens);
+    request.group = open->group;
+    open_.emplace(id, std::move(open));
   }
   request.id = id;
   link_.Send({std::move(request)});
@@ -194,13 +208,13 @@ void Front::FlushCache(std::function<void(bool)> callback) {
   link_.Send({switchyard::FlushCache{ticket}});
 }
 
-void Front::Stats(std::function<void(const EngineStats&)> callback) {
+void Front::Stats(std::function<void(const std::vector<EngineStats>&)> callback) {
   uint64_t ticket = 0;
   {
     std::lock_guard lock(mutex_);
     if (lost_) throw Error(ErrorKind::kUnavailable, lost_reason_);
     ticket = next_id_++;
-    stats_[ticket] = std::move(callback);
+    stats_[ticket] = [callback = std::move(callback)](const StatsReport& r) { callback(r.groups); };
   }
   link_.Send({GetStats{ticket}});
 }
@@ -210,7 +224,7 @@ void Front::OnMessage(const EngineMessage& message) {
     for (const RequestOutput& output : step->outputs) Deliver(output);
   } else if (const auto* flush = std::get_if<FlushResult>(&message)) {
     if (const auto answer = TakeQuestion(flushes_, flush->ticket)) answer(*flush);
-  } else if (const auto* stats = std::get_if<EngineStats>(&message)) {
+  } else if (const auto* stats = std::get_if<StatsReport>(&message)) {
     if (const auto answer = TakeQuestion(stats_, stats->ticket)) answer(*stats);
   } else if (const auto* failure = std::get_if<EngineFailure>(&message)) {
     LOG_ERROR("a rank failed: {}", failure->what);
@@ -232,6 +246,9 @@ void Front::Deliver(const RequestOutput& output) {
     const auto it = open_.find(output.id);
     if (it == open_.end()) return;  // ended here by a stop string before the ranks heard of it
     open = it->second;
+    const auto count = std::ssize(output.new_tokens);
+    open->tokens += count;
+    controller_.Grow(open->group, count);
   }
   open->Take(output);
   if (open->next.finished()) {
@@ -239,6 +256,7 @@ void Front::Deliver(const RequestOutput& output) {
       Abort(output.id);  // the ranks do not know stop strings
     open->Emit();
     std::lock_guard lock(mutex_);
+    controller_.Close(open->group, open->tokens);
     open_.erase(output.id);
     if (open_.empty()) idle_.notify_all();
   } else if (open->next.tokens.size() >= static_cast<size_t>(open->spec.stream_interval)) {
@@ -249,7 +267,7 @@ void Front::Deliver(const RequestOutput& output) {
 void Front::OnRanksLost(const std::string& why) {
   std::map<uint64_t, std::shared_ptr<Open>> open;
   std::map<uint64_t, std::function<void(const FlushResult&)>> flushes;
-  std::map<uint64_t, std::function<void(const EngineStats&)>> stats;
+  std::map<uint64_t, std::function<void(const StatsReport&)>> stats;
   {
     std::lock_guard lock(mutex_);
     if (lost_.exchange(true)) return;
@@ -273,6 +291,13 @@ void Front::StartDraining() { draining_ = true; }
 size_t Front::open() const {
   std::lock_guard lock(mutex_);
   return open_.size();
+}
+
+std::vector<int64_t> Front::open_by_group() const {
+  std::lock_guard lock(mutex_);
+  std::vector<int64_t> open;
+  for (const DpController::Load& load : controller_.loads()) open.push_back(load.requests);
+  return open;
 }
 
 bool Front::WaitUntilIdle(std::chrono::milliseconds timeout) {

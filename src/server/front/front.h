@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/dp_controller.h"
 #include "engine/request.h"
 #include "server/front/generation.h"
 #include "text/tokenizer/tokenizer.h"
@@ -35,8 +36,10 @@ class Front {
     int64_t context_length = 0;
     int64_t cache_tokens = 0;  // of one request's prompt and output together
     int32_t max_open = 0;      // running and queued; 0: no limit
+    bool has_experts = true;   // the model has routed experts
   };
-  Front(RankLink& link, const Tokenizer& tokenizer, Limits limits);
+  // `controller` chooses the attention group of each request.
+  Front(RankLink& link, const Tokenizer& tokenizer, Limits limits, DpController controller = {});
   ~Front();
 
   // Error kInvalid for what the client sent. A max_new_tokens that the context does not hold is
@@ -51,7 +54,8 @@ class Front {
   void AbortAll();
 
   void FlushCache(std::function<void(bool done)> callback);
-  void Stats(std::function<void(const EngineStats&)> callback);
+  // Gets the groups' statistics; none where the ranks are lost.
+  void Stats(std::function<void(const std::vector<EngineStats>&)> callback);
 
   void OnMessage(const EngineMessage& message);
   // Every open generation ends with kError and `why`; new ones are refused.
@@ -61,6 +65,7 @@ class Front {
   bool draining() const { return draining_; }
   bool ranks_lost() const { return lost_; }
   size_t open() const;
+  std::vector<int64_t> open_by_group() const;
   bool WaitUntilIdle(std::chrono::milliseconds timeout);
 
  private:
@@ -82,10 +87,11 @@ class Front {
 
   mutable std::mutex mutex_;  // guards what follows; never held while a callback runs
   std::condition_variable idle_;
+  DpController controller_;
   uint64_t next_id_ = 1;
   std::map<uint64_t, std::shared_ptr<Open>> open_;
   std::map<uint64_t, std::function<void(const FlushResult&)>> flushes_;
-  std::map<uint64_t, std::function<void(const EngineStats&)>> stats_;
+  std::map<uint64_t, std::function<void(const StatsReport&)>> stats_;
   std::string lost_reason_;
 };
 

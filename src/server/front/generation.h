@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -17,6 +18,8 @@ struct GenerationSpec {
   std::vector<int32_t> input_ids;
   SamplingParams sampling;
   LogprobParams logprob;
+  RoutedExpertsParams routed_experts;
+  std::optional<int32_t> group;  // the attention group that serves it (data_parallel_rank)
   std::vector<std::string> stop;
   bool keep_stop = false;  // the stop string stays in the text (no_stop_trim)
   bool skip_special_tokens = true;
@@ -31,6 +34,7 @@ struct GenerationEvent {
   std::vector<int32_t> tokens;
   std::vector<PositionLogprobs> input_logprobs;   // with the first event
   std::vector<PositionLogprobs> output_logprobs;  // one for each of `tokens`, where asked for
+  std::vector<int32_t> routed_experts;            // as RequestOutput has them
   FinishReason finish = FinishReason::kNone;
   std::variant<std::monostate, int32_t, std::string> matched;  // the stop token id or stop string
   int32_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;  // totals so far

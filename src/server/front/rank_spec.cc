@@ -1,8 +1,21 @@
 #include "server/front/rank_spec.h"
 
+#include <fstream>
+#include <functional>
+#include <iterator>
+
 #include "core/wire.h"
 
 namespace switchyard {
+namespace {
+
+std::string HashOfFile(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  return fmt::format("{:016x}", std::hash<std::string>()(text));
+}
+
+}  // namespace
 
 std::string EncodeRankSpec(const EngineConfig& config, const EnginePlan& plan) {
   WireWriter w;
@@ -12,6 +25,7 @@ std::string EncodeRankSpec(const EngineConfig& config, const EnginePlan& plan) {
   w.Put(plan.context_length);
   w.Put(plan.num_pages);
   w.Put(plan.max_running_requests);
+  w.Put(plan.chunked_prefill_size);
   w.Put(plan.max_batch_tokens);
   w.Put(plan.threads_per_rank);
   w.Put(plan.weight_bytes_per_rank);
@@ -20,7 +34,7 @@ std::string EncodeRankSpec(const EngineConfig& config, const EnginePlan& plan) {
   return w.Take();
 }
 
-RankJob DecodeRankSpec(std::string_view bytes) {
+RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& model_path) {
   WireReader r(bytes);
   RankJob job;
   job.config = DecodeConfig(r.GetString());
@@ -29,13 +43,28 @@ RankJob DecodeRankSpec(std::string_view bytes) {
   job.plan.context_length = r.Get<int64_t>();
   job.plan.num_pages = r.Get<int64_t>();
   job.plan.max_running_requests = r.Get<int32_t>();
+  job.plan.chunked_prefill_size = r.Get<int32_t>();
   job.plan.max_batch_tokens = r.Get<int64_t>();
   job.plan.threads_per_rank = r.Get<int32_t>();
   job.plan.weight_bytes_per_rank = r.Get<size_t>();
   job.plan.kv_bytes_per_rank = r.Get<size_t>();
   job.plan.symmetric_bytes_per_rank = r.Get<size_t>();
-  job.plan.model = LoadModelConfig(job.config.model_path, job.config.model_override_args);
+  if (!model_path.empty()) job.config.model_path = model_path;
+  job.plan.model = ReadModelConfig(job.config);
   return job;
+}
+
+Statement EngineStatement(const EngineConfig& config) {
+  return {{"--tp-size", std::to_string(config.mesh.tp)},
+          {"--ep-size", std::to_string(config.mesh.ep)},
+          {"--dp-size", std::to_string(config.mesh.dp)},
+          {"--moe-dense-tp-size", std::to_string(config.mesh.dense_tp)},
+          {"--moe-a2a-backend", config.moe.a2a_backend},
+          {"--moe-runner-backend", config.moe.runner_backend},
+          {"--load-format", config.load_format},
+          {"--quantization", config.quantization.method},
+          {"--json-model-override-args", config.model_override_args},
+          {"the hash of config.json", HashOfFile(config.model_path / "config.json")}};
 }
 
 }  // namespace switchyard

@@ -1,9 +1,11 @@
 // What a rank process is told: the engine's configuration and the plan that the parent made.
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <string_view>
 
+#include "comm/host/agreement.h"
 #include "engine/config.h"
 
 namespace switchyard {
@@ -15,6 +17,11 @@ struct RankJob {
   EngineConfig config;
   EnginePlan plan;
 };
-RankJob DecodeRankSpec(std::string_view bytes);
+// `model_path`: where this node has the checkpoint; empty: where the spec says.
+RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& model_path = {});
+
+// What has to be the same on every node beside the spec, which node 0 makes: a difference means
+// that the nodes were started for different things.
+Statement EngineStatement(const EngineConfig& config);
 
 }  // namespace switchyard

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <mutex>
 
+#include "server/api/base64.h"
 #include "server/api/flight.h"
 #include "server/http/error_body.h"
 #include "server/http/sse.h"
@@ -72,6 +73,9 @@ Json GenerateAnswer(const Tokenizer& tokenizer, const GenerationSpec& spec, cons
     AddLogprobs(tokenizer, spec, "input", a.input_logprobs, text_in_logprobs, meta);
     AddLogprobs(tokenizer, spec, "output", a.output_logprobs, text_in_logprobs, meta);
   }
+  // Rows of all layers, as base64 of int32 [positions, layers, top_k].
+  if (spec.routed_experts.enabled && a.last.finished())
+    meta["routed_experts"] = Base64(std::as_bytes(std::span(a.routed_experts)));
   return {{"text", a.text}, {"output_ids", a.tokens}, {"meta_info", std::move(meta)}};
 }
 

@@ -1,4 +1,5 @@
 #include "server/api/copies.h"
+#include "server/api/data_parallel_rank.h"
 #include "server/native/generate.h"
 
 namespace switchyard::native {
@@ -75,6 +76,11 @@ LogprobParams ParseLogprobs(const Json& body, size_t i, size_t prompts) {
   return p;
 }
 
+RoutedExpertsParams ParseRoutedExperts(const Fields& f) {
+  return {.enabled = f.Bool("return_routed_experts", false),
+          .start = static_cast<int32_t>(f.Int("routed_experts_start_len", 0, 0, INT32_MAX))};
+}
+
 }  // namespace
 
 GenerateBody ParseGenerateBody(const Service& service, const Json& body) {
@@ -93,6 +99,8 @@ GenerateBody ParseGenerateBody(const Service& service, const Json& body) {
     spec.input_ids = prompts[i];
     spec.sampling = ParseSampling(s, service.model.sampling_defaults);
     spec.logprob = ParseLogprobs(body, i, prompts.size());
+    spec.routed_experts = ParseRoutedExperts(f);
+    spec.group = ParseDataParallelRank(f);
     spec.stop = s.Strings("stop");
     spec.keep_stop = s.Bool("no_stop_trim", false);
     spec.skip_special_tokens = s.Bool("skip_special_tokens", true);

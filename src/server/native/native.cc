@@ -93,37 +93,52 @@ void HandleModelInfo(const Service& service, const http::Responder& responder) {
                        {"has_audio_understanding", false}}));
 }
 
+// Of one attention group.
+Json StateJson(const EngineStats& s, int64_t open) {
+  return {{"open_requests", open},
+          {"running_requests", s.running},
+          {"waiting_requests", s.waiting},
+          {"total_pages", s.total_pages},
+          {"free_pages", s.free_pages},
+          {"cached_pages", s.cached_pages},
+          {"steps", s.steps},
+          {"prefill_tokens", s.prefill_tokens},
+          {"cached_prompt_tokens", s.cached_prompt_tokens},
+          {"decode_tokens", s.decode_tokens},
+          {"retractions", s.retractions}};
+}
+
 void HandleServerInfo(Service& service, const http::Responder& responder) {
   RequireReady(service);
   const EngineConfig& e = service.args.engine;
+  const EnginePlan& plan = service.plan;
   Json info = {{"model_path", e.model_path.string()},
                {"served_model_name", service.model.name},
-               {"dtype", Name(service.plan.dtype)},
-               {"kv_cache_dtype", Name(service.plan.kv_dtype)},
+               {"dtype", Name(plan.dtype)},
+               {"kv_cache_dtype", Name(plan.kv_dtype)},
                {"tp_size", e.mesh.tp},
                {"ep_size", e.mesh.ep},
+               {"dp_size", e.mesh.dp},
+               {"enable_dp_attention", e.mesh.dp > 1},
+               {"load_balance_method", e.load_balance_method},
+               {"moe_dense_tp_size", e.mesh.dense_tp == 0 ? e.mesh.tp : e.mesh.dense_tp},
                {"moe_a2a_backend", e.moe.a2a_backend},
+               {"moe_runner_backend", e.moe.runner_backend},
                {"deepep_mode", e.moe.deepep_mode},
-               {"context_length", service.plan.context_length},
+               {"ep_num_redundant_experts", e.moe.num_redundant_experts},
+               {"init_expert_location", e.moe.init_expert_location},
+               {"context_length", plan.context_length},
                {"page_size", e.page_size},
-               {"max_total_num_tokens", service.plan.num_pages * e.page_size},
-               {"max_running_requests", service.plan.max_running_requests},
+               {"max_total_num_tokens", plan.num_pages * e.page_size},
+               {"max_running_requests", plan.max_running_requests * e.mesh.dp},
                {"chunked_prefill_size", e.chunked_prefill_size},
                {"disable_radix_cache", e.disable_radix_cache},
                {"version", SWITCHYARD_VERSION}};
-  const size_t open = service.front.open();
-  service.front.Stats([info = std::move(info), open, responder](const EngineStats& s) mutable {
-    info["internal_states"] = Json::array({{{"open_requests", open},
-                                            {"running_requests", s.running},
-                                            {"waiting_requests", s.waiting},
-                                            {"total_pages", s.total_pages},
-                                            {"free_pages", s.free_pages},
-                                            {"cached_pages", s.cached_pages},
-                                            {"steps", s.steps},
-                                            {"prefill_tokens", s.prefill_tokens},
-                                            {"cached_prompt_tokens", s.cached_prompt_tokens},
-                                            {"decode_tokens", s.decode_tokens},
-                                            {"retractions", s.retractions}}});
+  service.front.Stats([info = std::move(info), open = service.front.open_by_group(),
+                       responder](const std::vector<EngineStats>& groups) mutable {
+    Json states = Json::array();
+    for (size_t g = 0; g < groups.size(); ++g) states.push_back(StateJson(groups[g], open[g]));
+    info["internal_states"] = std::move(states);
     responder.Send(200, http::kJson, Dump(info));
   });
 }

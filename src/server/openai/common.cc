@@ -3,6 +3,8 @@
 #include <chrono>
 #include <random>
 
+#include "server/api/data_parallel_rank.h"
+
 namespace switchyard::openai {
 
 void CheckModel(const Service& service, const Fields& f) {
@@ -33,10 +35,13 @@ void ParseSampling(const Service& service, const Fields& f, int32_t max_new_toke
   spec->keep_stop = f.Bool("no_stop_trim", false);
   spec->skip_special_tokens = f.Bool("skip_special_tokens", true);
   spec->name = f.String("rid", "");
+  spec->group = ParseDataParallelRank(f);
   if (const Json* format = f.Find("response_format")) {
     const std::string type = format->is_object() ? Fields(*format).String("type", "text") : "";
     if (type != "text") throw Invalid("response_format: this server has only type text");
   }
+  if (f.Bool("return_routed_experts", false))
+    throw Invalid("return_routed_experts is answered by POST /generate alone");
   for (const char* key : {"best_of", "stop_regex", "lora_path"}) f.Refuse(key, "is not supported");
   for (const char* key : {"json_schema", "regex", "ebnf"}) {
     f.Refuse(key, "asks for constrained output, which this server does not have");

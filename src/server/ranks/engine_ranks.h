@@ -1,4 +1,4 @@
-// The ranks of one engine as processes of this host, and the front's line to their leader.
+// The ranks of one engine, and the front's line to their leader.
 #pragma once
 
 #include <atomic>
@@ -12,22 +12,27 @@
 #include <thread>
 
 #include "comm/host/control_socket.h"
-#include "comm/host/rank_processes.h"
+#include "comm/host/node_group.h"
 #include "engine/config.h"
 #include "server/front/front.h"
+#include "server/ranks/rank_host.h"
 
 namespace switchyard {
 
-// Owned by `serve`. Construction starts the processes; messages of the leader, and the loss of any
-// rank, arrive on a reader thread of this object.
-class ProcessRanks : public RankLink {
+// Owned by `serve` on node 0. Construction starts this node's ranks; messages of the leader, and
+// the loss of any rank or node, arrive on a reader thread of this object.
+class EngineRanks : public RankLink {
  public:
   struct Events {
     std::function<void(const EngineMessage&)> on_message;
     std::function<void(const std::string& why)> on_lost;  // once
   };
-  ProcessRanks(const EngineConfig& config, const EnginePlan& plan, Events events);
-  ~ProcessRanks() override;  // kills what still runs
+  // Starts this node's ranks, whose leader connects to the endpoint.
+  using StartHost = std::function<std::unique_ptr<RankHost>(const std::string& endpoint,
+                                                            RankHost::OnExit on_exit)>;
+  // `nodes`: the other nodes, or none.
+  EngineRanks(const StartHost& start, std::unique_ptr<NodeGroup> nodes, Events events);
+  ~EngineRanks() override;  // kills what still runs
 
   void Send(const std::vector<ControlMessage>& messages) override;
 
@@ -40,7 +45,8 @@ class ProcessRanks : public RankLink {
 
  private:
   void Read();
-  void Lost(const std::string& why);
+  void OnExit(const std::string& how, bool cause);
+  void Lost();
 
   Events events_;
   std::string endpoint_;
@@ -52,11 +58,13 @@ class ProcessRanks : public RankLink {
   std::optional<RankReady> ready_;
   LoadProgress progress_;
   std::string failure_;  // the leader's own words, where it had some
-  std::string exit_;     // how a rank process ended
+  std::string exit_;     // how a rank or a node ended
+  bool exit_is_cause_ = false;
   bool leaving_ = false;
 
   std::atomic<bool> stop_{false};
-  std::unique_ptr<RankProcesses> processes_;
+  std::unique_ptr<NodeGroup> nodes_;
+  std::unique_ptr<RankHost> host_;
   std::thread reader_;
 };
 

@@ -1,57 +1,59 @@
-#include "server/front/process_ranks.h"
+#include "server/ranks/engine_ranks.h"
 
 #include <utility>
 
 #include "core/error.h"
 #include "core/log.h"
-#include "server/front/rank_spec.h"
 
 namespace switchyard {
 namespace {
 
 using namespace std::chrono_literals;
 
-// How long after a rank's end the leader's own account of it may still arrive.
+// How long after a rank's end the leader's own account of it, or another node's, may still arrive.
 constexpr auto kLastWords = 200ms;
 
 }  // namespace
 
-ProcessRanks::ProcessRanks(const EngineConfig& config, const EnginePlan& plan, Events events)
+EngineRanks::EngineRanks(const StartHost& start, std::unique_ptr<NodeGroup> nodes, Events events)
     : events_(std::move(events)),
       endpoint_(ControlSocket::UniqueEndpoint()),
-      socket_(ControlSocket::Bind(endpoint_)) {
-  auto arena = SharedArena::Create(config.mesh.tp, plan.symmetric_bytes_per_rank);
-  RankProcesses::Options options{.world = config.mesh.tp,
-                                 .spec = EncodeRankSpec(config, plan),
-                                 .control_endpoint = endpoint_,
-                                 .join_timeout = std::chrono::milliseconds(
-                                     static_cast<int64_t>(config.dist_timeout_seconds * 1000))};
-  processes_ = std::make_unique<RankProcesses>(std::move(arena), std::move(options),
-                                               [this](const RankExit& e) {
-                                                 std::lock_guard lock(mutex_);
-                                                 if (leaving_) return;
-                                                 if (exit_.empty()) exit_ = e.Describe();
-                                                 changed_.notify_all();
-                                               });
+      socket_(ControlSocket::Bind(endpoint_)),
+      nodes_(std::move(nodes)) {
+  const auto on_exit = [this](const std::string& how, bool cause) { OnExit(how, cause); };
+  host_ = start(endpoint_, on_exit);
+  if (nodes_) nodes_->Watch({.on_lost = on_exit});
   reader_ = std::thread([this] { Read(); });
 }
 
-ProcessRanks::~ProcessRanks() {
+EngineRanks::~EngineRanks() {
   {
     std::lock_guard lock(mutex_);
+    if (nodes_ && exit_.empty() && !leaving_) nodes_->SayEnd();
     leaving_ = true;
   }
-  processes_->KillAll();
+  host_->KillAll();
   stop_ = true;
   reader_.join();
+  nodes_.reset();
 }
 
-void ProcessRanks::Send(const std::vector<ControlMessage>& messages) {
+void EngineRanks::OnExit(const std::string& how, bool cause) {
+  std::lock_guard lock(mutex_);
+  if (leaving_) return;
+  if (exit_.empty() || (cause && !exit_is_cause_)) {
+    exit_ = how;
+    exit_is_cause_ = cause;
+  }
+  changed_.notify_all();
+}
+
+void EngineRanks::Send(const std::vector<ControlMessage>& messages) {
   std::lock_guard lock(send_mutex_);
   socket_.Send(EncodeControl(messages));
 }
 
-void ProcessRanks::Read() {
+void EngineRanks::Read() {
   while (!stop_) {
     bool exited = false;
     {
@@ -61,7 +63,7 @@ void ProcessRanks::Read() {
     const auto bytes = socket_.Receive(exited ? kLastWords : 50ms);
     if (!bytes) {
       if (!exited) continue;
-      Lost(exit_);
+      Lost();
       return;
     }
     const EngineMessage message = DecodeMessage(*bytes);
@@ -75,19 +77,20 @@ void ProcessRanks::Read() {
   }
 }
 
-void ProcessRanks::Lost(const std::string& why) {
-  processes_->KillAll();
+void EngineRanks::Lost() {
+  host_->KillAll();
   std::string words;
   {
     std::lock_guard lock(mutex_);
-    words = failure_.empty() || failure_ == why ? why : why + ": " + failure_;
+    words = failure_.empty() || failure_ == exit_ ? exit_ : exit_ + ": " + failure_;
   }
+  if (nodes_) nodes_->SayLost(words, /*cause=*/true);
   events_.on_lost(words);
 }
 
-std::optional<RankReady> ProcessRanks::WaitReady(
+std::optional<RankReady> EngineRanks::WaitReady(
     const std::function<void(const LoadProgress&)>& progress, const std::atomic<bool>& cancelled) {
-  processes_->WaitJoined();
+  host_->WaitJoined();
   uint64_t shown = 0;
   std::unique_lock lock(mutex_);
   while (!ready_) {
@@ -108,14 +111,15 @@ std::optional<RankReady> ProcessRanks::WaitReady(
   return ready_;
 }
 
-bool ProcessRanks::Shutdown(std::chrono::milliseconds timeout) {
+bool EngineRanks::Shutdown(std::chrono::milliseconds timeout) {
   {
     std::lock_guard lock(mutex_);
     leaving_ = true;
   }
-  processes_->ExpectEnd();
+  host_->ExpectEnd();
+  if (nodes_) nodes_->SayEnd();
   Send({switchyard::Shutdown{}});
-  return processes_->WaitEnded(timeout);
+  return host_->WaitEnded(timeout);
 }
 
 }  // namespace switchyard

@@ -1,0 +1,56 @@
+#include "engine/dp_controller.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "core/check.h"
+#include "core/error.h"
+
+namespace switchyard {
+
+LoadBalanceMethod ParseLoadBalanceMethod(std::string_view name) {
+  if (name == "auto" || name == "round_robin") return LoadBalanceMethod::kRoundRobin;
+  if (name == "total_requests") return LoadBalanceMethod::kTotalRequests;
+  if (name == "total_tokens") return LoadBalanceMethod::kTotalTokens;
+  throw Invalid("--load-balance-method {}: want auto, round_robin, total_requests or total_tokens",
+                name);
+}
+
+int DpController::Open(std::optional<int32_t> pinned, int64_t tokens) {
+  CheckGroup(pinned);
+  const int group = pinned ? *pinned : Choose();
+  ++loads_[group].requests;
+  loads_[group].tokens += tokens;
+  return group;
+}
+
+void DpController::CheckGroup(std::optional<int32_t> pinned) const {
+  if (pinned && (*pinned < 0 || *pinned >= std::ssize(loads_)))
+    throw Invalid("data_parallel_rank is {}, want 0 to {} (--dp-size less 1)", *pinned,
+                  loads_.size() - 1);
+}
+
+void DpController::Close(int group, int64_t tokens) {
+  Load& load = loads_[group];
+  --load.requests;
+  load.tokens -= tokens;
+  CHECK(load.requests >= 0 && load.tokens >= 0);
+}
+
+int DpController::Choose() {
+  const auto first = loads_.begin();
+  switch (method_) {
+    case LoadBalanceMethod::kRoundRobin:
+      return static_cast<int>(turn_++ % loads_.size());
+    case LoadBalanceMethod::kTotalRequests:
+      return static_cast<int>(std::ranges::min_element(loads_, {}, &Load::requests) - first);
+    case LoadBalanceMethod::kTotalTokens:
+      return static_cast<int>(
+          std::ranges::min_element(loads_, {},
+                                   [](const Load& l) { return std::tuple(l.tokens, l.requests); }) -
+          first);
+  }
+  CheckFailed(__FILE__, __LINE__, "unknown load balance method");
+}
+
+}  // namespace switchyard

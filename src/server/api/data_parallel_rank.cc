@@ -1,0 +1,20 @@
+#include "server/api/data_parallel_rank.h"
+
+#include "core/error.h"
+
+namespace switchyard {
+
+std::optional<int32_t> ParseDataParallelRank(const Fields& f) {
+  std::optional<int32_t> rank;
+  for (const char* key : {"routed_dp_rank", "data_parallel_rank"}) {
+    if (!f.Has(key)) continue;
+    const int32_t value = f.Int32(key, 0);
+    if (rank && *rank != value)
+      throw Invalid("routed_dp_rank is {} and data_parallel_rank is {}: they mean the same", *rank,
+                    value);
+    rank = value;
+  }
+  return rank;
+}
+
+}  // namespace switchyard

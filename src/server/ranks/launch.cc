@@ -1,0 +1,57 @@
+#include "server/ranks/launch.h"
+
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+Launch FromFlags(const ServerArgs& args) {
+  const int tp = args.engine.mesh.tp;
+  if (args.node_rank >= args.nnodes) {
+    throw Invalid("--node-rank {}: want 0 to {}, of --nnodes {}", args.node_rank, args.nnodes - 1,
+                  args.nnodes);
+  }
+  if (tp % args.nnodes != 0) {
+    throw Invalid("--nnodes {} does not divide --tp-size {}: every node has tp / nnodes ranks",
+                  args.nnodes, tp);
+  }
+  Launch launch{.nodes = args.nnodes,
+                .node = args.node_rank,
+                .ranks_per_node = tp / args.nnodes,
+                .ranks_of_host = tp / args.nnodes};
+  if (args.nnodes == 1) return launch;
+  if (args.dist_init_addr.empty()) {
+    throw Invalid("--nnodes {} wants --dist-init-addr HOST:PORT, an address of node 0",
+                  args.nnodes);
+  }
+  launch.address = HostPort::Parse("--dist-init-addr", args.dist_init_addr);
+  return launch;
+}
+
+Launch FromLauncher(const ServerArgs& args, const LaunchedRank& launched) {
+  const int tp = args.engine.mesh.tp;
+  if (launched.world != tp) {
+    throw Error(ErrorKind::kInvalid,
+                fmt::format("{} started {} processes, but --tp-size is {}: each is a rank",
+                            launched.launcher, launched.world, tp),
+                "for one server on each host start one process there, and give --nnodes");
+  }
+  Launch launch{.nodes = launched.world,
+                .node = launched.rank,
+                .ranks_per_node = 1,
+                .ranks_of_host = launched.ranks_of_host > 0 ? launched.ranks_of_host : tp,
+                .launched = launched};
+  if (!args.dist_init_addr.empty()) {
+    launch.address = HostPort::Parse("--dist-init-addr", args.dist_init_addr);
+  }
+  return launch;
+}
+
+}  // namespace
+
+Launch PlanLaunch(const ServerArgs& args, const std::optional<LaunchedRank>& launched) {
+  if (args.engine.mesh.tp < 1) throw Invalid("--tp-size {}: want at least 1", args.engine.mesh.tp);
+  return args.nnodes == 1 && launched ? FromLauncher(args, *launched) : FromFlags(args);
+}
+
+}  // namespace switchyard

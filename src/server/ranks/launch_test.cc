@@ -1,0 +1,82 @@
+#include "server/ranks/launch.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+ServerArgs ArgsOf(int tp, int nnodes = 1, int node_rank = 0, const std::string& address = {}) {
+  ServerArgs args;
+  args.engine.mesh.tp = tp;
+  args.nnodes = nnodes;
+  args.node_rank = node_rank;
+  args.dist_init_addr = address;
+  return args;
+}
+
+std::string RefusalOf(const ServerArgs& args, const std::optional<LaunchedRank>& launched = {}) {
+  try {
+    PlanLaunch(args, launched);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kInvalid);
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(LaunchTest, AloneItStartsAllRanks) {
+  const Launch launch = PlanLaunch(ArgsOf(4), {});
+  EXPECT_TRUE(launch.alone());
+  EXPECT_EQ(launch.ranks_per_node, 4);
+  EXPECT_EQ(launch.ranks_of_host, 4);
+  EXPECT_FALSE(launch.launched);
+}
+
+TEST(LaunchTest, NodesShareTheRanks) {
+  const Launch launch = PlanLaunch(ArgsOf(8, 2, 1, "10.0.0.1:5000"), {});
+  EXPECT_EQ(launch.nodes, 2);
+  EXPECT_EQ(launch.node, 1);
+  EXPECT_EQ(launch.ranks_per_node, 4);
+  EXPECT_EQ(launch.ranks_of_host, 4);
+  EXPECT_EQ(launch.address->Text(), "10.0.0.1:5000");
+}
+
+TEST(LaunchTest, EveryProcessOfALauncherIsARank) {
+  const LaunchedRank rank{.rank = 2, .world = 4, .ranks_of_host = 2, .launcher = "mpirun"};
+  const Launch mpi = PlanLaunch(ArgsOf(4), rank);
+  EXPECT_EQ(mpi.nodes, 4);
+  EXPECT_EQ(mpi.node, 2);
+  EXPECT_EQ(mpi.ranks_per_node, 1);
+  EXPECT_EQ(mpi.ranks_of_host, 2);
+  EXPECT_FALSE(mpi.address);
+  EXPECT_TRUE(PlanLaunch(ArgsOf(4, 1, 0, "[::1]:80"), rank).address);
+}
+
+TEST(LaunchTest, NnodesComesBeforeALauncher) {
+  const LaunchedRank task{.rank = 1, .world = 2, .launcher = "srun"};  // one task a node
+  const Launch launch = PlanLaunch(ArgsOf(8, 2, 1, "10.0.0.1:5000"), task);
+  EXPECT_EQ(launch.ranks_per_node, 4);
+  EXPECT_FALSE(launch.launched);
+}
+
+TEST(LaunchTest, RefusalsNameTheFlags) {
+  EXPECT_THAT(RefusalOf(ArgsOf(4, 3, 0, "h:1")),
+              HasSubstr("--nnodes 3 does not divide --tp-size 4"));
+  EXPECT_THAT(RefusalOf(ArgsOf(4, 2, 2, "h:1")), HasSubstr("--node-rank 2: want 0 to 1"));
+  EXPECT_THAT(RefusalOf(ArgsOf(4, 1, 1)), HasSubstr("--node-rank 1"));
+  EXPECT_THAT(RefusalOf(ArgsOf(4, 2, 0)), HasSubstr("--dist-init-addr"));
+  EXPECT_THAT(RefusalOf(ArgsOf(4, 2, 0, "host")), HasSubstr("--dist-init-addr 'host'"));
+  EXPECT_THAT(RefusalOf(ArgsOf(0)), HasSubstr("--tp-size 0"));
+  EXPECT_THAT(
+      RefusalOf(ArgsOf(4), LaunchedRank{.world = 2, .launcher = "srun"}),
+      AllOf(HasSubstr("srun started 2 processes, but --tp-size is 4"), HasSubstr("--nnodes")));
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,78 @@
+"""The installed library: a program of a user's own, built outside the tree, with a runner and a dispatcher of its own, is all
+of Switchyard.
+"""
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import server
+
+BUILD = pathlib.Path(server.PROGRAM).parent
+
+
+def run(*command):
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def cache_entry(name):
+    line = next(line for line in (BUILD / "CMakeCache.txt").read_text().splitlines() if line.startswith(name + ":"))
+    return line.partition("=")[2]
+
+
+@pytest.fixture(scope="module")
+def program():
+    """The example's program. Its sources are copied, so that nothing of the tree is found by chance; what is built stays, so
+    that later runs have little to do."""
+    where = BUILD / "tests/install"
+    prefix, source, build = where / "prefix", where / "source", where / "build"
+    for stale in (prefix, source):
+        shutil.rmtree(stale, ignore_errors=True)
+    run("cmake", "--install", BUILD, "--prefix", prefix)
+    shutil.copytree(server.ROOT / "examples/custom_runner", source)
+    same = ("CMAKE_CXX_COMPILER", "CMAKE_CXX_FLAGS", "CMAKE_CXX_FLAGS_RELEASE")
+    run("cmake", "-S", source, "-B", build, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release",
+        *(f"-D{name}={cache_entry(name)}" for name in same))
+    run("cmake", "--build", build)
+    return build / "my_switchyard"
+
+
+def test_own_backends_are_listed_beside_the_built_in_ones(program):
+    text = run(program, "backends", "--model-path", server.FIXTURES / "deepseek_v3_fp8", "--moe-a2a-backend", "mailbox",
+               "--moe-runner-backend", "plain_mlp")
+    assert "every rank reads the tokens of all" in text
+    assert "mailbox + plain_mlp" in text and "deepep + grouped_mlp" in text
+    assert "DeepseekV3ForCausalLM" in text
+    assert "--moe-runner-backend plain_mlp: it takes fp8-block experts" in text
+    assert "is joined to --moe-a2a-backend mailbox by standard → contiguous" in text
+
+
+@pytest.mark.parametrize("flags", [("--moe-runner-backend", "plain_mlp"), ()], ids=["own-runner", "own-dispatcher-alone"])
+def test_own_backends_serve(program, monkeypatch, flags):
+    monkeypatch.setattr(server, "PROGRAM", str(program))
+    fixture = server.FIXTURES / "qwen3_moe"
+    with server.Server(fixture, "--dtype", "float32", "--tp", 2, "--ep", 2, "--moe-a2a-backend", "mailbox", *flags,
+                       "--max-total-tokens", 4096) as running:
+        check = subprocess.run([sys.executable, server.ROOT / "tests/e2e/check_reference.py", "--url", running.url, fixture,
+                                "--tolerance", "2e-4"], capture_output=True, text=True)
+        assert check.returncode == 0, check.stdout + check.stderr + running.text()
+        assert running.stop() == 0
+
+
+def test_own_names_are_refused_elsewhere():
+    code, text = server.fails_to_start("--model-path", server.FIXTURES / "qwen3_moe", "--moe-a2a-backend", "mailbox")
+    assert code == 2
+    assert "--moe-a2a-backend mailbox: no such backend here, want one of: deepep" in text
+
+
+def test_names_of_sglang_are_understood_or_refused():
+    fixture = server.FIXTURES / "qwen3_moe"
+    code, text = server.fails_to_start("--model-path", fixture, "--moe-runner-backend", "aiter")
+    assert code == 2 and "--moe-runner-backend aiter needs AMD GPUs" in text
+    with server.Server(fixture, "--moe-runner-backend", "triton", "--tp", 2, "--max-total-tokens", 1024) as running:
+        assert running.text().count("--moe-runner-backend triton: grouped_mlp does that work here") == 1
+        assert running.stop() == 0

@@ -1,0 +1,71 @@
+"""Servers whose weights are packed while they load (`--quantization`), and what start refuses about it."""
+import array
+import json
+import math
+import struct
+import subprocess
+
+import pytest
+
+from server import FIXTURES, PROGRAM, ROOT, Server
+
+QUANTIZED = ROOT / "tests/data/quantized"
+MODEL = FIXTURES / "qwen3_moe"
+# Largest mean difference of log-probabilities from those of the plain model, whose own spread is over 1.
+METHODS = {"fp8": 0.05, "w8a8_int8": 0.05, "int4": 0.3}
+
+
+def reference():
+    """Prompt 0 and the log-probability of each of its tokens but the first, by transformers."""
+    raw = (MODEL / "reference.safetensors").read_bytes()
+    length = struct.unpack("<Q", raw[:8])[0]
+    head = json.loads(raw[8:8 + length])
+
+    def tensor(name, code):
+        begin, end = head[name]["data_offsets"]
+        return array.array(code, raw[8 + length + begin:8 + length + end])
+
+    prompt, logits = list(tensor("prompt.0", "q")), tensor("logits.0", "f")
+    vocabulary = len(logits) // len(prompt)
+    wanted = []
+    for t, token in enumerate(prompt[1:]):
+        row = logits[t * vocabulary:(t + 1) * vocabulary]
+        most = max(row)
+        wanted.append(row[token] - most - math.log(sum(math.exp(x - most) for x in row)))
+    return prompt, wanted
+
+
+def log_probabilities(prompt, *flags):
+    with Server(MODEL, "--dtype", "float32", "--max-total-tokens", 2048, "--log-level", "warning", *flags) as server:
+        status, answer = server.request("/generate", {
+            "input_ids": prompt, "return_logprob": True, "logprob_start_len": 0,
+            "sampling_params": {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}})
+        assert status == 200, answer
+        assert len(answer["output_ids"]) == 4
+        assert server.stop() == 0
+    return [entry[0] for entry in answer["meta_info"]["input_token_logprobs"]][1:]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_packed_while_loading_stays_close(method):
+    prompt, wanted = reference()
+    one = log_probabilities(prompt, "--quantization", method)
+    assert one != pytest.approx(wanted, abs=1e-6)
+    assert sum(abs(a - b) for a, b in zip(one, wanted)) / len(wanted) < METHODS[method]
+    two = log_probabilities(prompt, "--quantization", method, "--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep",
+                            "--quantize-activations", "never")
+    if method != "w8a8_int8":  # whose rows are quantized, too, unless told not to
+        assert two == pytest.approx(one, abs=2e-4)
+
+
+@pytest.mark.parametrize("model, flags, says", [
+    (QUANTIZED / "awq", ["--quantization", "fp8"], ["--quantization fp8", "awq"]),
+    (MODEL, ["--quantization", "gptq"], ["--quantization gptq", "w8a8_int8"]),
+    (MODEL, ["--quantize-activations", "sometimes"], ["sometimes"]),
+])
+def test_start_refuses(model, flags, says):
+    run = subprocess.run([PROGRAM, "serve", "--model-path", model, "--port", "0", *flags], capture_output=True,
+                         text=True, timeout=60)
+    assert run.returncode == 2
+    for words in says:
+        assert words in run.stderr
