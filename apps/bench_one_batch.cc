@@ -12,6 +12,7 @@
 #include <random>
 
 #include "apps/commands.h"
+#include "apps/expert_formats.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/config.h"
@@ -68,7 +69,7 @@ class Sequences {
       }
       if (logits) b.logit_rows.push_back(static_cast<int32_t>(b.tokens.size()) - 1);
     }
-    b.decode = rows == 1;
+    b.decode_tokens = rows == 1 ? b.num_tokens() : 0;
     return b;
   }
 
@@ -106,6 +107,9 @@ void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, Model& m
 }
 
 void CheckCases(const OneBatchArgs& args, const EnginePlan& plan, const std::vector<Case>& cases) {
+  if (args.server.engine.mesh.dp > 1)
+    throw Invalid("--dp-size {}: one batch is one attention group's; leave the flag out",
+                  args.server.engine.mesh.dp);
   for (const Case& c : cases) {
     if (c.batch > plan.max_batch_tokens)
       throw Invalid("--batch-size {}: a pass holds {} rows; raise --max-running-requests", c.batch,
@@ -116,34 +120,18 @@ void CheckCases(const OneBatchArgs& args, const EnginePlan& plan, const std::vec
   }
 }
 
-double BytesPerWeight(const ModelConfig& config) {
-  switch (config.quantization) {
-    case ModelConfig::Quantization::kFp8Block:
-      return BytesPerWeight(WeightFormat::kFp8Block);
-    case ModelConfig::Quantization::kMxfp4:
-      return BytesPerWeight(WeightFormat::kMxfp4);
-    case ModelConfig::Quantization::kNone:
-      break;
-  }
-  return static_cast<double>(SizeOf(config.dtype));
-}
-
 // Bytes of weights that one decode step of `batch` tokens reads on all ranks: dense parts whole,
 // experts as uniform routing would touch them, of the embedding next to nothing.
 double DecodeBytes(const ModelConfig& config, int32_t batch) {
-  auto bytes = static_cast<double>(WeightBytesPerRank(config, Mesh(), false));
+  auto bytes = static_cast<double>(WeightBytesPerRank(config, Mesh()));
   if (!config.tie_embeddings) {
     bytes -= static_cast<double>(config.vocab_size * config.hidden) * SizeOf(config.dtype);
   }
   if (!config.has_moe()) return bytes;
-  const MoeModelConfig& moe = *config.moe;
+  const RouterConfig& router = config.moe->router;
   const double missed =
-      std::pow(1.0 - static_cast<double>(moe.router.top_k) / moe.router.num_experts, batch);
-  const auto layers =
-      std::count_if(config.layers.begin(), config.layers.end(), [](auto& l) { return l.moe; });
-  const double experts =
-      static_cast<double>(layers) * moe.router.num_experts * 3 * config.hidden * moe.intermediate;
-  return bytes - missed * experts * BytesPerWeight(config);
+      std::pow(1.0 - static_cast<double>(router.top_k) / router.num_experts, batch);
+  return bytes - missed * ExpertFormatsOf(config).bytes;
 }
 
 void Report(const OneBatchArgs& args, const EnginePlan& plan, const std::vector<Case>& cases,
@@ -186,9 +174,7 @@ int RunOneBatch(const OneBatchArgs& args) {
   }
   EngineConfig config = args.server.engine;
   config.max_total_tokens = std::max(config.max_total_tokens, most);
-  if (config.load_format != "dummy")
-    CheckCheckpoint(config.model_path,
-                    LoadModelConfig(config.model_path, config.model_override_args));
+  if (config.load_format != "dummy") CheckCheckpoint(config.model_path, ReadModelConfig(config));
   const EnginePlan plan = MakePlan(config);
   CheckCases(args, plan, cases);
   kernels::SelectIsa(config.cpu_isa);

@@ -7,6 +7,7 @@ namespace switchyard {
 
 // Each returns the program's exit code and throws Error for what the user got wrong.
 int RunGenerate(const GenerateArgs& args);
+int RunBackends(const ServerArgs& args);
 int RunOneBatch(const OneBatchArgs& args);
 
 }  // namespace switchyard

@@ -47,9 +47,7 @@ RequestOutput Stream(Engine& engine, const Tokenizer& tokenizer, EngineRequest r
 }  // namespace
 
 int RunGenerate(const GenerateArgs& args) {
-  const ServedModel model = LoadServedModel(
-      args.server,
-      LoadModelConfig(args.server.engine.model_path, args.server.engine.model_override_args));
+  const ServedModel model = LoadServedModel(args.server, ReadModelConfig(args.server.engine));
   Engine engine(args.server.engine);
   for (const std::string& prompt : args.prompts) {
     const std::string text =

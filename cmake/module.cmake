@@ -4,6 +4,7 @@
 # through a folder that holds a link to that module alone, and that folder reaches those that name the module in
 # DEPS: an include of a module that is not on the link line, upward ones above all, does not compile.
 # Files named x_test.cc become the program NAME_test; files named x_fuzz.cc become one fuzzer each.
+# Library and headers are installed, but for the tests' helpers (test*.h, fake_*.h).
 # HEAVY headers are precompiled for library and tests, beside the ones that everybody includes.
 function(switchyard_module NAME)
   cmake_parse_arguments(ARG "" "" "DEPS;LIBS;HEAVY" ${ARGN})
@@ -22,7 +23,13 @@ function(switchyard_module NAME)
   list(TRANSFORM ARG_DEPS PREPEND switchyard_)
   add_library(switchyard_${NAME} STATIC ${sources})
   add_library(switchyard::${NAME} ALIAS switchyard_${NAME})
-  target_include_directories(switchyard_${NAME} PUBLIC $<BUILD_INTERFACE:${view}>)
+  target_include_directories(switchyard_${NAME} PUBLIC
+    $<BUILD_INTERFACE:${view}> $<INSTALL_INTERFACE:${SWITCHYARD_INCLUDE_DIR}>)
+  target_compile_features(switchyard_${NAME} PUBLIC cxx_std_20)
+  set_target_properties(switchyard_${NAME} PROPERTIES EXPORT_NAME ${NAME})
+  install(TARGETS switchyard_${NAME} EXPORT switchyard)
+  install(DIRECTORY ${dir} DESTINATION ${SWITCHYARD_INCLUDE_DIR} FILES_MATCHING PATTERN "*.h"
+    PATTERN "test*.h" EXCLUDE PATTERN "fake_*.h" EXCLUDE)
   target_link_libraries(switchyard_${NAME} PUBLIC ${ARG_DEPS} ${ARG_LIBS})
   set(heavy <algorithm> <functional> <memory> <string> <vector> <fmt/format.h> ${ARG_HEAVY})
   target_precompile_headers(switchyard_${NAME} PRIVATE ${heavy})

@@ -1,0 +1,41 @@
+// `switchyard backends`: what can be put together, and what is chosen for a checkpoint.
+#include <fmt/core.h>
+
+#include "apps/commands.h"
+#include "apps/expert_formats.h"
+#include "engine/config.h"
+#include "moe/backend_table.h"
+
+namespace switchyard {
+namespace {
+
+void PrintCheckpoint(const EngineConfig& config, const MoeBackends& backends) {
+  const ModelConfig model = ReadModelConfig(config);
+  fmt::print("\n{}: {}", config.model_path.string(), model.architecture);
+  if (!model.has_moe()) {
+    fmt::print(", without experts\n");
+    return;
+  }
+  const RouterConfig& router = model.moe->router;
+  fmt::print(", {} experts, top-{}{}\n", router.num_experts, router.top_k,
+             model.moe->shared_intermediate > 0 ? ", a shared expert" : "");
+  const ExpertFormats formats = ExpertFormatsOf(model);
+  fmt::print("  {}",
+             ExplainChoice(config.moe, {formats.formats.begin(), formats.formats.end()}, backends));
+  for (const ActivationFormat activation : formats.activations)
+    if (activation != ActivationFormat::kNone)
+      fmt::print("  experts round their inputs to {} (--quantize-activations {})\n",
+                 Name(activation), config.quantization.activations);
+}
+
+}  // namespace
+
+int RunBackends(const ServerArgs& args) {
+  const EngineConfig& config = args.engine;
+  kernels::SelectIsa(config.cpu_isa);
+  fmt::print("{}", BackendTable(config.moe, *config.backends));
+  if (!config.model_path.empty()) PrintCheckpoint(config, *config.backends);
+  return 0;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,93 @@
+#include "apps/main.h"
+
+#include <fmt/core.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "apps/commands.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "moe/backends.h"
+#include "server/serve.h"
+
+namespace switchyard {
+namespace {
+
+constexpr const char* kHelp =
+    R"(Switchyard: Mixture-of-Experts language models with expert parallelism
+
+  switchyard serve --model-path DIR [flags]        serve a checkpoint over HTTP
+  switchyard generate --model-path DIR --prompt T  generate text, printing as it comes
+  switchyard bench one-batch --model-path DIR      time prefill and decode
+  switchyard backends [--model-path DIR] [flags]   what pairs with what, and what is chosen
+
+Each sub-command answers --help.
+)";
+
+int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& backends) {
+  const std::string command = argc > 1 ? argv[1] : "--help";
+  std::vector<std::string> rest(argv + (argc > 1 ? 2 : 1), argv + argc);
+  if (command == "rank") return RunRank(argc, argv, backends);
+  if (command == "--help" || command == "-h" || command == "help") {
+    fmt::print("{}", kHelp);
+    return 0;
+  }
+  if (command == "--version") {
+    fmt::print("switchyard {}\n", SWITCHYARD_VERSION);
+    return 0;
+  }
+  // Of a sub-command's parsed arguments: the engine's part gets its backends.
+  const auto start = [&](EngineConfig& engine) {
+    engine.backends = backends;
+    InitLog(engine.log_level);
+  };
+  if (command == "serve") {
+    auto args = ParseServe(rest);
+    if (!args) return 0;
+    start(args->engine);
+    return RunServe(*args);
+  }
+  if (command == "generate") {
+    auto args = ParseGenerate(rest);
+    if (!args) return 0;
+    start(args->server.engine);
+    return RunGenerate(*args);
+  }
+  if (command == "backends") {
+    auto args = ParseBackends(rest);
+    if (!args) return 0;
+    start(args->engine);
+    return RunBackends(*args);
+  }
+  if (command == "bench") {
+    const std::string which = rest.empty() ? "" : rest.front();
+    if (which != "one-batch") throw Invalid("bench {}: want one-batch", which);
+    rest.erase(rest.begin());
+    auto args = ParseOneBatch(rest);
+    if (!args) return 0;
+    start(args->server.engine);
+    return RunOneBatch(*args);
+  }
+  throw Invalid("there is no sub-command {}; see switchyard --help", command);
+}
+
+}  // namespace
+
+int Main(int argc, char** argv, const std::function<void(MoeBackends&)>& extend) {
+  try {
+    auto backends = std::make_shared<MoeBackends>(BuiltinMoeBackends());
+    if (extend) extend(*backends);
+    return Dispatch(argc, argv, backends);
+  } catch (const Error& e) {
+    fmt::print(stderr, "switchyard: {}\n", e.what());
+    return e.kind() == ErrorKind::kPeer || e.kind() == ErrorKind::kTimeout ? 1 : 2;
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "switchyard: {}\n", e.what());
+    return 1;
+  }
+}
+
+}  // namespace switchyard
