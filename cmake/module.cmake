@@ -14,6 +14,7 @@ function(switchyard_module NAME)
   file(CREATE_LINK ${dir} ${view}/${NAME} SYMBOLIC)
 
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${dir}/*.cc)
+  list(FILTER sources EXCLUDE REGEX "/cuda/")  # libraries of their own, where there is a compiler for them
   set(tests ${sources})
   set(fuzzers ${sources})
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")

@@ -5,15 +5,18 @@
 
 #include "core/error.h"
 #include "my_backends.h"
+#include "quant/activations.h"
 #include "quant/weight_view.h"
 
 namespace {
 
 using namespace switchyard;
 
-// y [w.n] = W · x + bias, of weights in any format, one dequantized row at a time.
-void Product(const WeightView& w, const float* bias, const float* x, float* y) {
-  std::vector<float> row(w.k);
+// y [w.n] = W · x + bias, of weights in any format, one dequantized row at a time. Some weights
+// want their input rounded first, as the checkpoint was made for it.
+void Product(const WeightView& w, const float* bias, const float* input, float* y) {
+  std::vector<float> row(w.k), x(w.k);
+  RoundActivations(w.activation, w.input_scale, input, w.k, x.data());
   for (int64_t i = 0; i < w.n; ++i) {
     DequantizeRow(w, i, 0, w.k, row.data());
     y[i] = bias ? bias[i] : 0.0f;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -115,7 +116,8 @@ void ThreadPool::RunRanges(int64_t n, int64_t grain,
   if (n <= 0) return;
   const int64_t most = num_threads() == 1 ? 1 : int64_t{4} * num_threads();
   const int64_t pieces = std::clamp<int64_t>(n / std::max<int64_t>(grain, 1), 1, most);
-  Run(pieces, [&](int64_t p) { body(n * p / pieces, n * (p + 1) / pieces); });
+  const auto piece = [&](int64_t p) { body(n * p / pieces, n * (p + 1) / pieces); };
+  Run(pieces, std::cref(piece));  // by reference: no copy of it on the heap
 }
 
 }  // namespace switchyard

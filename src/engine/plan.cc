@@ -81,7 +81,10 @@ int64_t MaxBatchTokens(const EnginePlan& plan) {
 double ActivationBytesPerRank(const EnginePlan& plan, const MeshShape& mesh) {
   const ModelConfig& m = plan.model;
   const int64_t heads = m.attention.heads * (m.attention.head_dim + m.attention.kv_lora_rank);
-  const int64_t expert_rows = m.moe ? m.moe->router.top_k + 1 : 1;
+  // Of one group's tokens every row may go to one rank. Of all groups' no rank gets more than twice
+  // its even part, it is assumed.
+  const int64_t groups = std::max(1, 2 * mesh.dp / mesh.ep);
+  const int64_t expert_rows = m.moe ? groups * (m.moe->router.top_k + 1) : 1;
   const int64_t middle = expert_rows * (m.hidden + (m.moe ? m.moe->intermediate : m.intermediate));
   const int64_t row = 4 * m.hidden + 3 * heads + std::max(middle, m.intermediate);
   const double logit_rows = plan.max_running_requests + 1;
@@ -105,8 +108,12 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan, int ranks) {
   Need need{.weights = static_cast<double>(plan.weight_bytes_per_rank) * ranks,
             .activations = ActivationBytesPerRank(plan, config.mesh) * ranks,
             .symmetric = static_cast<double>(plan.symmetric_bytes_per_rank) * ranks};
-  // Ranks map the same files: what several of them read is in memory once.
-  if (config.load_format != "dummy")
+  // Ranks map the same files: what several of them read is in memory once. What is made up or
+  // brought into another form is each rank's own.
+  const std::string& method = plan.model.quantization.method;
+  const bool converts = config.load_format == "dummy" || !config.quantization.method.empty() ||
+                        method == "gptq" || method == "awq";
+  if (!converts)
     need.weights =
         std::min(need.weights, static_cast<double>(WeightBytesPerRank(plan.model, Mesh())));
   return need;

@@ -10,7 +10,9 @@
 namespace switchyard {
 namespace {
 
-// "re:" starts a regular expression; "Linear" is the class of all linears there are.
+constexpr const char* kEveryLinear = "Linear";  // the class of all linears there are
+
+// "re:" starts a regular expression.
 std::vector<ModulePattern> Patterns(const std::vector<std::string>& names) {
   std::vector<ModulePattern> out;
   for (const std::string& name : names) {
@@ -114,7 +116,13 @@ std::vector<std::string> FlagNames(const std::vector<SchemeRule>& rules) {
 }  // namespace
 
 QuantizationConfig ReadCompressedTensors(const ConfigReader& reader) {
+  const auto transforms = reader.Object("transform_config");
+  if (transforms && !transforms->Members().empty()) {
+    throw Invalid("{} is set; rotations of weights and inputs (SpinQuant, QuIP) are not supported",
+                  reader.Where("transform_config"));
+  }
   QuantizationConfig config;
+  std::vector<SchemeRule> of_every_linear;  // give way to names and regular expressions
   const std::string format = reader.StringOr({"format"}, "");
   const auto groups = reader.Object("config_groups");
   if (!groups) throw Invalid("{} is missing", reader.Where("config_groups"));
@@ -122,15 +130,19 @@ QuantizationConfig ReadCompressedTensors(const ConfigReader& reader) {
     const auto group = groups->Object(name);
     const auto weights = group ? group->Object("weights") : std::nullopt;
     if (!weights) throw Invalid("{} has no weights", groups->Where(name));
-    SchemeRule rule{WeightScheme(*weights, group->StringOr({"format"}, format)), {}};
+    LinearScheme scheme = WeightScheme(*weights, group->StringOr({"format"}, format));
     if (const auto inputs = group->Object("input_activations")) {
-      rule.scheme.activation = InputFormat(ReadNumbers(*inputs));
+      scheme.activation = InputFormat(ReadNumbers(*inputs));
     }
-    const std::vector<std::string> targets = group->Strings("targets");
+    std::vector<std::string> targets = group->Strings("targets");
     // No targets at all are left as the rule of every linear.
-    if (!std::ranges::count(targets, "Linear")) rule.targets = Patterns(targets);
-    config.rules.push_back(std::move(rule));
+    const bool no_targets = targets.empty();
+    if (std::erase(targets, kEveryLinear) != 0 || no_targets) {
+      of_every_linear.push_back({scheme, {}});
+    }
+    if (!targets.empty()) config.rules.push_back({scheme, Patterns(targets)});
   }
+  config.rules.insert(config.rules.end(), of_every_linear.begin(), of_every_linear.end());
   config.ignored = Patterns(reader.Strings("ignore"));
   config.names = FlagNames(config.rules);
   return config;

@@ -78,6 +78,35 @@ TEST(ReadQuantization, CompressedTensorsGroupsByTarget) {
   EXPECT_EQ(schemes.Of("model.layers.3.mlp.gate_proj").packing, Packing::kPlain);
 }
 
+// The class of all linears gives way to a name or a regular expression, whichever comes first.
+TEST(ReadQuantization, CompressedTensorsNamesComeBeforeTheClass) {
+  const LinearSchemes schemes(Read(R"({
+    "config_groups": {
+      "group_0": {"targets": ["Linear"],
+        "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}},
+      "group_1": {"targets": ["re:.*down_proj"], "format": "pack-quantized",
+        "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64}},
+      "group_2": {"targets": ["model.layers.0.self_attn.o_proj"], "format": "int-quantized",
+        "weights": {"num_bits": 8, "type": "int", "strategy": "channel"}}},
+    "quant_method": "compressed-tensors"})"));
+  EXPECT_EQ(schemes.Of("model.layers.0.mlp.up_proj").packing, Packing::kFp8);
+  EXPECT_EQ(schemes.Of("model.layers.0.mlp.down_proj").packing, Packing::kPackedInt4);
+  EXPECT_EQ(schemes.Of("model.layers.0.self_attn.o_proj").packing, Packing::kInt8);
+  EXPECT_EQ(schemes.Of("model.layers.1.self_attn.o_proj").packing, Packing::kFp8);
+}
+
+TEST(ReadQuantization, CompressedTensorsTransformsAreRefused) {
+  const auto error = [](const std::string& transforms) {
+    return ErrorOf(R"({"quant_method": "compressed-tensors", "transform_config": )" + transforms +
+                   R"(, "config_groups": {"group_0": {"targets": ["Linear"],
+                     "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}}})");
+  };
+  EXPECT_THAT(error(R"({"config_groups": {"R1": {"type": "hadamard"}}})"),
+              HasSubstr("quantization_config.transform_config"));
+  EXPECT_EQ(error("{}"), "no error");
+  EXPECT_EQ(error("null"), "no error");
+}
+
 TEST(ReadQuantization, GptqAndItsRules) {
   const QuantizationConfig config = Read(R"({
     "bits": 4, "group_size": 128, "desc_act": true, "sym": true, "lm_head": false,

@@ -47,13 +47,15 @@ bool TakesFp8Groups(const ModelConfig& config) {
   return schemes.Of(experts + one).activation == ActivationFormat::kFp8Group;
 }
 
+// Each layer is cut where its own format can be, so a rank's parts of them may differ in size.
 std::optional<DenseFeedForward> MakeDense(const ModelWeights& weights, const ModelConfig& config,
                                           const Mesh& mesh, int64_t max_tokens) {
-  const auto first =
-      std::ranges::find_if(config.layers, [](const LayerConfig& layer) { return !layer.moe; });
-  if (first == config.layers.end()) return std::nullopt;
-  const kernels::ExpertWeights& w = weights.layers[first - config.layers.begin()].dense;
-  return DenseFeedForward(config, mesh, w.gate.n, max_tokens);
+  if (std::ranges::all_of(config.layers, &LayerConfig::moe)) return std::nullopt;
+  int64_t middle = 0;
+  for (const LayerWeights& layer : weights.layers) {
+    middle = std::max(middle, layer.dense.gate.n);  // 0 in layers with experts
+  }
+  return DenseFeedForward(config, mesh, middle, max_tokens);
 }
 
 // What follows from the model and the choice of backend and dtype, so that no caller can contradict

@@ -39,11 +39,11 @@ Reference ReadReference(const std::string& name) {
 }
 
 // Of the whole prompt at once, from rank 0.
-std::vector<float> Logits(const std::filesystem::path& dir, const QuantizationFlags& flags,
-                          const MeshShape& shape, const std::vector<int32_t>& tokens) {
-  const ModelConfig config = LoadModelConfig(dir, {}, flags);
-  const ModelOptions options{.dtype = DType::kF32, .max_tokens = 64};
+std::vector<float> Logits(const std::filesystem::path& dir, const ModelConfig& config,
+                          const MeshShape& shape, const std::vector<int32_t>& tokens,
+                          const LoadOptions& load = {}) {
   const auto count = static_cast<int32_t>(tokens.size());
+  const ModelOptions options{.dtype = DType::kF32, .max_tokens = count, .load = load};
   std::vector<int32_t> pages((count + kPageSize - 1) / kPageSize);
   ForwardBatch batch{.tokens = tokens};
   for (int32_t i = 0; i < static_cast<int32_t>(pages.size()); ++i) pages[i] = i;
@@ -65,6 +65,11 @@ std::vector<float> Logits(const std::filesystem::path& dir, const QuantizationFl
                    if (rank == 0) out.assign(logits.begin(), logits.end());
                  });
   return out;
+}
+
+std::vector<float> Logits(const std::filesystem::path& dir, const QuantizationFlags& flags,
+                          const MeshShape& shape, const std::vector<int32_t>& tokens) {
+  return Logits(dir, LoadModelConfig(dir, {}, flags), shape, tokens);
 }
 
 double Worst(const std::vector<float>& a, const std::vector<float>& b) {
@@ -106,6 +111,22 @@ INSTANTIATE_TEST_SUITE_P(Checkpoints, QuantizedModel,
                                          "gptq_act_order", "awq", "w4afp8"),
                          [](const auto& name) { return std::string(name.param); });
 
+// Each layer is cut where its own groups may be: of 96 elements the second rank has 48 of the first
+// layer and 64 of the second.
+TEST(QuantizedModelSchemes, DenseLayersMayDifferInFormat) {
+  const auto fixtures = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures";
+  ModelConfig config = LoadModelConfig(fixtures / "llama");
+  config.intermediate = 96;
+  config.quantization.rules = {
+      {{.packing = Packing::kPackedInt4, .format = WeightFormat::kInt4Group, .group_size = 32},
+       {{ModulePattern::Kind::kName, "layers.1.mlp"}}}};
+  const std::vector<int32_t> tokens{3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 89, 79};
+  const LoadOptions dummy{.load_format = "dummy"};
+  EXPECT_LT(
+      Worst(Logits("", config, {1, 1}, tokens, dummy), Logits("", config, {2, 1}, tokens, dummy)),
+      2e-4);
+}
+
 // With rows of 8 bits, too, for which these were made.
 TEST(QuantizedModelErrors, QuantizedActivationsStayClose) {
   const struct {
@@ -135,7 +156,7 @@ TEST(QuantizedModelErrors, PackedWhileLoading) {
                {"nvfp4", 0.37}, {"w4afp8", 0.27},    {"mxfp4", 0.25}};
   const auto dir = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures" / "qwen3_moe";
   const std::vector<int32_t> tokens{3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 89, 79};
-  const std::vector<float> plain = Logits(dir, {}, {1, 1}, tokens);
+  const std::vector<float> plain = Logits(dir, QuantizationFlags{}, {1, 1}, tokens);
   for (const auto& c : cases) {
     SCOPED_TRACE(c.method);
     const QuantizationFlags flags{.method = c.method, .activations = "never"};

@@ -16,8 +16,9 @@
 
 namespace switchyard {
 
-// Norms and biases are small and are held as float32; matrices are views of the mapped file (or of
-// dummy memory).
+// Norms and biases are small and are held as float32. Matrices are views of the mapped file where
+// they are used as they are stored, else of memory they were converted into, packed into or made up
+// in.
 struct LinearWeight {
   WeightView w;
   Tensor bias;  // float32 [n], undefined: none. Row-parallel linears carry it on their group's rank

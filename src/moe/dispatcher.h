@@ -73,8 +73,9 @@ class Dispatcher {
   // same for the other calls).
   virtual void BeginDispatch(const float* x, const TopK& topk, bool decode,
                              DispatchHandle* handle) = 0;
-  // Whether EndDispatch would return at once: lets a caller do other work in small pieces until the
-  // rows are here. Takes no lock and never blocks.
+  // Whether EndDispatch would not wait: lets a caller do other work in small pieces until the rows
+  // are here. Takes no lock and never blocks. Deadlines are EndDispatch's: who polls has to call it
+  // after some time in any case, and learns there whom it waited for.
   virtual bool Arrived(DispatchHandle*) { return true; }
   virtual Dispatched EndDispatch(DispatchHandle* handle) = 0;
   // experts.rows must live until EndCombine returns.

@@ -204,7 +204,8 @@ void MoeLayer::ChooseExperts(MoeBatch& batch) const {
   const Mesh& mesh = runtime_->comm().mesh;
   const float* gates = SharedGates(config_, weights_, batch.round_x(), batch.round.size(),
                                    &batch.shared, runtime_->pool());
-  AppendSharedSlots(runtime_->experts(), mesh.ep(), mesh.ep_rank(), gates, &batch.physical);
+  AppendSharedSlots(runtime_->experts(), mesh.ep(), mesh.ep_rank(), runtime_->active_ranks(), gates,
+                    &batch.physical);
 }
 
 void MoeLayer::BeginDispatch(MoeBatch& batch) const {

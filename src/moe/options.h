@@ -58,6 +58,9 @@ struct MoeShape {
   bool has_shared = false;
 };
 
+// Those of a draft model's layers: the speculative names where they are given.
+MoeOptions ForDraftModel(MoeOptions options);
+
 // Whether ranks route, send and combine tokens of their own; otherwise every rank has all tokens
 // and computes a part of each one's sum.
 bool ScattersTokens(const MoeOptions& options, const MeshShape& mesh);

@@ -25,8 +25,8 @@ struct Candidate {
 
 }  // namespace
 
-void AppendSharedSlots(const ExpertMap& experts, int ranks, int this_rank, const float* weights,
-                       TopK* physical) {
+void AppendSharedSlots(const ExpertMap& experts, int ranks, int this_rank,
+                       std::span<const uint8_t> active, const float* weights, TopK* physical) {
   const int k = physical->k, wide = k + 1;
   const int first_shared = experts.size() - ranks;
   std::vector<int64_t> rows(ranks, 0);
@@ -43,8 +43,9 @@ void AppendSharedSlots(const ExpertMap& experts, int ranks, int this_rank, const
       slot_weights[t * wide + j] = physical->weights[t * k + j];
       if (ids[t * wide + j] >= 0) visited[experts.Owner(ids[t * wide + j])] = true;
     }
-    Candidate best{rows[0], 3, 0};
+    Candidate best{rows[this_rank], 0, this_rank};
     for (int rank = 0; rank < ranks; ++rank) {
+      if (!active.empty() && active[rank] == 0) continue;
       const int distance = rank == this_rank ? 0 : visited[rank] ? 1 : 2;
       best = std::min(best, Candidate{rows[rank], distance, rank});
     }

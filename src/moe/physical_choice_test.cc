@@ -29,7 +29,7 @@ TEST(AppendSharedSlotsTest, WorkedByHand) {
   //                                    rank 0   1   0       of the routed rows
   TopK topk{.tokens = 3, .k = 1, .ids = {0, 2, 1}, .weights = {0.5f, 0.5f, 0.5f}};
   const std::vector<float> gates = {0.1f, 0.2f, 0.3f};
-  AppendSharedSlots(experts, 2, /*this_rank=*/0, gates.data(), &topk);
+  AppendSharedSlots(experts, 2, /*this_rank=*/0, {}, gates.data(), &topk);
   EXPECT_EQ(topk.k, 2);
   // 2 and 1 rows: the first goes to rank 1. Then 2 and 2: at home. Then 3 and 2.
   EXPECT_THAT(topk.ids, ElementsAre(0, 5, 2, 4, 1, 5));
@@ -41,7 +41,7 @@ TEST(AppendSharedSlotsTest, OfEqualRanksTheNearestIsTaken) {
   const auto rank_of = [&](int this_rank, std::vector<int32_t> ids) {
     TopK topk{.tokens = 1, .k = static_cast<int>(ids.size()), .ids = std::move(ids)};
     topk.weights.assign(topk.ids.size(), 1.0f);
-    AppendSharedSlots(experts, 3, this_rank, nullptr, &topk);
+    AppendSharedSlots(experts, 3, this_rank, {}, nullptr, &topk);
     EXPECT_EQ(topk.weights.back(), 1.0f);
     return topk.ids.back() - 3;
   };
@@ -58,12 +58,20 @@ TEST(AppendSharedSlotsTest, OfEqualRanksOneThatTheRowVisitsBeatsTheLowest) {
   TopK topk{.tokens = 2, .k = 2, .ids = {0, 2, 1, 4}, .weights = {1, 1, 1, 1}};
   // Rows: rank 0 two, 1 one, 2 one, 3 none. The first shared row goes to rank 3; then 1, 2 and 3
   // have one each.
-  AppendSharedSlots(experts, 4, /*this_rank=*/0, nullptr, &topk);
+  AppendSharedSlots(experts, 4, /*this_rank=*/0, {}, nullptr, &topk);
   EXPECT_THAT(topk.ids, ElementsAre(0, 2, 8 + 3, 1, 4, 8 + 2));
 }
 
 // The fullest rank has no more rows than any way to place the shared ones must give it: the most
 // routed rows, or an even share of all rows.
+TEST(AppendSharedSlotsTest, LostRanksGetNothing) {
+  const ExpertMap experts(8, 4, /*shared_dispatched=*/true);
+  TopK topk{.tokens = 6, .k = 1, .ids = {0, 0, 0, 0, 0, 0}, .weights = std::vector<float>(6, 1.0f)};
+  const std::vector<uint8_t> active = {1, 0, 0, 1};
+  AppendSharedSlots(experts, 4, /*this_rank=*/0, active, nullptr, &topk);
+  for (int t = 0; t < 6; ++t) EXPECT_EQ(experts.Owner(topk.ids[2 * t + 1]), 3) << t;
+}
+
 TEST(AppendSharedSlotsTest, TheFullestRankIsAsEmptyAsItCanBe) {
   kernels::Random random(11);
   for (int round = 0; round < 200; ++round) {
@@ -83,7 +91,7 @@ TEST(AppendSharedSlotsTest, TheFullestRankIsAsEmptyAsItCanBe) {
     const int64_t total = std::accumulate(rows.begin(), rows.end(), topk.tokens);
     const int64_t least_possible = std::max(std::ranges::max(rows), CeilDiv(total, ranks));
 
-    AppendSharedSlots(experts, ranks, static_cast<int>(random.Below(ranks)), nullptr, &topk);
+    AppendSharedSlots(experts, ranks, static_cast<int>(random.Below(ranks)), {}, nullptr, &topk);
     ASSERT_EQ(topk.k, k + 1);
     for (int64_t t = 0; t < topk.tokens; ++t) {
       for (int j = 0; j < k; ++j) ASSERT_EQ(topk.ids[t * (k + 1) + j], routed[t * k + j]);

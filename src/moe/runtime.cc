@@ -22,6 +22,9 @@ void CheckOptions(const MoeOptions& options, const MoeShape& shape, const MeshSh
                   options.long_seq_per_round_tokens);
   if (options.long_seq_rounds < 0)
     throw Invalid("--deepep-normal-long-seq-round {}: want at least 0", options.long_seq_rounds);
+  const double patience = options.elastic_timeout_seconds;
+  if (!(patience >= 0.001 && patience <= 86400))
+    throw Invalid("--elastic-ep-timeout {}: want 0.001 to 86400 seconds", patience);
   const std::string& dtype = options.dispatcher_output_dtype;
   if (dtype != "auto" && dtype != "bf16" && dtype != "fp8")
     throw Invalid("--deepep-dispatcher-output-dtype {}: want auto, bf16 or fp8", dtype);
@@ -65,11 +68,16 @@ void CheckFusedRunner(const MoeOptions& options) {
         options.a2a_backend, options.runner_backend);
 }
 
-// Every name, before anything is built.
-void CheckNames(const MoeOptions& options, const MoeBackends& backends) {
+void CheckPair(const MoeOptions& options, const MoeBackends& backends) {
   CheckA2aName(options.a2a_backend, backends);
   if (backends.fused.FindIf(options.a2a_backend)) return CheckFusedRunner(options);
   ResolveRunner(options.runner_backend, backends);
+}
+
+// Every name, the draft model's too, before anything is built.
+void CheckNames(const MoeOptions& options, const MoeBackends& backends) {
+  CheckPair(options, backends);
+  CheckPair(ForDraftModel(options), backends);
 }
 
 std::unique_ptr<Runner> MakeRunner(const MoeOptions& options, const MoeBackends& backends,
@@ -81,6 +89,14 @@ std::unique_ptr<Runner> MakeRunner(const MoeOptions& options, const MoeBackends&
 }
 
 }  // namespace
+
+MoeOptions ForDraftModel(MoeOptions options) {
+  if (!options.speculative_a2a_backend.empty())
+    options.a2a_backend = options.speculative_a2a_backend;
+  if (!options.speculative_runner_backend.empty())
+    options.runner_backend = options.speculative_runner_backend;
+  return options;
+}
 
 bool ScattersTokens(const MoeOptions& options, const MeshShape& mesh) {
   return options.a2a_backend != "none" || mesh.dp > 1;
@@ -146,11 +162,11 @@ void MoeRuntime::StartBatch(const float* hidden, std::span<const int64_t> group_
   batch->tokens = group_tokens[comm_.mesh.dp_rank()];
   batch->decode = decode;
   batch->routed_experts = nullptr;
-  batch->spread.reset();
   batch->lane_tokens = batch->tokens;
   int64_t longest = batch->tokens;
   if (scatters()) {
-    batch->spread.emplace(comm_.mesh, group_tokens);
+    if (!batch->spread) batch->spread.emplace();
+    batch->spread->Reset(comm_.mesh, group_tokens);
     batch->lane_tokens = batch->spread->lane_tokens();
     longest = batch->spread->longest_lane();
   }

@@ -37,6 +37,9 @@ class MoeRuntime {
   bool Takes(WeightFormat format) const;
   bool scatters() const { return fused_ || dispatcher_->scatters(); }
   bool splits_mixed_batches() const { return dispatcher_ && dispatcher_->splits_mixed_batches(); }
+  std::span<const uint8_t> active_ranks() const {
+    return dispatcher_ ? dispatcher_->active_ranks() : std::span<const uint8_t>();
+  }
   bool shared_dispatched() const { return options_.waterfill && shape_.has_shared; }
 
   // A batch of tokens [first, first + group_tokens[own group]) of the rows `hidden`, before its

@@ -52,6 +52,8 @@ TEST(MoeRuntimeTest, WrongOptionsAreRefusedByTheirFlags) {
               AllOf(HasSubstr("--moe-runner-backend train"), HasSubstr("auto, grouped_mlp")));
   EXPECT_THAT(ErrorOf({.a2a_backend = "deepep", .deepep_mode = "fast"}, backends),
               HasSubstr("--deepep-mode fast: want normal, low_latency or auto"));
+  EXPECT_THAT(ErrorOf({.speculative_a2a_backend = "warp"}, backends), HasSubstr("warp"));
+  EXPECT_THAT(ErrorOf({.speculative_runner_backend = "warp"}, backends), HasSubstr("warp"));
   EXPECT_THAT(ErrorOf({.max_dispatch_tokens_per_rank = 0}, backends),
               HasSubstr("--num-max-dispatch-tokens-per-rank 0"));
   EXPECT_THAT(ErrorOf({.dispatcher_output_dtype = "int4"}, backends),

@@ -8,10 +8,11 @@
 
 namespace switchyard {
 
-TokenSpread::TokenSpread(const Mesh& mesh, std::span<const int64_t> group_tokens)
-    : own_(mesh.world()) {
+void TokenSpread::Reset(const Mesh& mesh, std::span<const int64_t> group_tokens) {
   CHECK_EQ(static_cast<int>(group_tokens.size()), mesh.dp());
   const int attn_tp = mesh.attn_tp(), moe_tp = mesh.moe_tp();
+  own_.resize(mesh.world());
+  longest_lane_ = 0;
   for (int rank = 0; rank < mesh.world(); ++rank)
     own_[rank] = EvenShare(group_tokens[rank / attn_tp], attn_tp, rank % attn_tp);
   total_ = std::accumulate(group_tokens.begin(), group_tokens.end(), int64_t{0});

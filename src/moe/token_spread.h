@@ -23,8 +23,13 @@ namespace switchyard {
 // Pure: every rank computes the same from the counts of all groups.
 class TokenSpread {
  public:
+  TokenSpread() = default;  // of no tokens, for Reset
   // group_tokens [dp]: tokens of each attention group.
-  TokenSpread(const Mesh& mesh, std::span<const int64_t> group_tokens);
+  TokenSpread(const Mesh& mesh, std::span<const int64_t> group_tokens) {
+    Reset(mesh, group_tokens);
+  }
+  // The same in memory that is there already.
+  void Reset(const Mesh& mesh, std::span<const int64_t> group_tokens);
 
   Share own(int rank) const { return own_[rank]; }  // among the tokens of the rank's group
   int64_t total() const { return total_; }          // of all groups

@@ -163,7 +163,7 @@ void PackMxfp4(const float* w, int64_t n, int64_t k, Packed& out) {
 
 // Returns the tensor's scale.
 float PackNvfp4(const float* w, int64_t n, int64_t k, Packed& out) {
-  const float global = ScaleTo(6.0f * 448.0f, Largest(w, n * k));
+  const float global = Nvfp4GlobalScale(Largest(w, n * k));
   PackE2M1Blocks(w, n, k, kNvfp4BlockSize, out, [&](float largest) {
     out.block_scales.push_back(rounding::ToE4M3(largest / 6.0f / global));
     return rounding::FromE4M3(out.block_scales.back()) * global;
@@ -205,6 +205,8 @@ void PackCodes(const float* w, const Int4Packing& int4, Packed& out, WeightView&
 }
 
 }  // namespace
+
+float Nvfp4GlobalScale(float largest) { return ScaleTo(6.0f * 448.0f, largest); }
 
 WeightView Quantize(WeightFormat format, std::span<const float> w, int64_t n, int64_t k,
                     const Int4Packing& int4) {

@@ -28,4 +28,7 @@ struct Int4Packing {
 WeightView Quantize(WeightFormat format, std::span<const float> w, int64_t n, int64_t k,
                     const Int4Packing& int4 = {});
 
+// The scale that kNvfp4 gives a tensor whose largest magnitude is `largest`.
+float Nvfp4GlobalScale(float largest);
+
 }  // namespace switchyard

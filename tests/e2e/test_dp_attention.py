@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 
 import pytest
@@ -106,8 +107,10 @@ def test_aborts_reach_every_group(server):
         for group in range(server.groups)]
     for thread in threads:
         thread.start()
+    deadline = time.monotonic() + 20
     while server.state()["running_requests"] < server.groups:
-        pass
+        assert time.monotonic() < deadline, server.text()
+        time.sleep(0.01)
     assert server.request("/flush_cache", method="POST")[0] == 400
     assert server.request("/abort_request", {"abort_all": True})[0] == 200
     for thread in threads:

@@ -12,7 +12,7 @@ from server import FIXTURES, PROGRAM, ROOT, Server
 QUANTIZED = ROOT / "tests/data/quantized"
 MODEL = FIXTURES / "qwen3_moe"
 # Largest mean difference of log-probabilities from those of the plain model, whose own spread is over 1.
-METHODS = {"fp8": 0.05, "w8a8_int8": 0.05, "int4": 0.3}
+METHODS = {"fp8": 0.1, "w8a8_int8": 0.04, "int4": 0.28}
 
 
 def reference():

@@ -11,20 +11,39 @@ from server import FIXTURES, ROOT, Server
 NAMES = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "deepseek_v3_fp8", "gpt_oss",
          "glm4_moe", "llama", "qwen3"]
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)]
-BACKENDS = [("none",), ("deepep", "normal"), ("deepep", "low_latency")]
+BACKENDS = {
+    "none": [],
+    "deepep-normal": ["--moe-a2a-backend", "deepep", "--deepep-mode", "normal"],
+    "deepep-low_latency": ["--moe-a2a-backend", "deepep", "--deepep-mode", "low_latency"],
+}
+# Held to the same on layouts that spread experts, with and without slices of them.
+MORE_LAYOUTS = [(4, 2), (4, 4)]
+MORE_BACKENDS = {
+    "deepep-auto-masked": ["--moe-a2a-backend", "deepep", "--moe-runner-backend", "masked_mlp"],
+    "flashinfer": ["--moe-a2a-backend", "flashinfer"],
+    "mooncake": ["--moe-a2a-backend", "mooncake"],
+    "fused": ["--moe-a2a-backend", "fused"],
+}
+# Groups that attend for requests of their own, dense layers on gathered tokens and on each rank's own.
+DP_LAYOUTS = [(4, 2)]
+DP_BACKENDS = {
+    "none-dp2": ["--enable-dp-attention", "--dp-size", 2],
+    "deepep-dp4": ["--enable-dp-attention", "--dp-size", 4, "--moe-dense-tp-size", 1, "--moe-a2a-backend", "deepep"],
+}
 
 
 def flags(layout, backend):
     tp, ep = layout
-    out = ["--dtype", "float32", "--tp", tp, "--ep", ep, "--moe-a2a-backend", backend[0], "--max-total-tokens", 4096,
-           "--log-level", "warning"]
-    return out + (["--deepep-mode", backend[1]] if len(backend) > 1 else [])
+    return ["--dtype", "float32", "--tp", tp, "--ep", ep, "--max-total-tokens", 4096, "--log-level", "warning",
+            *{**BACKENDS, **MORE_BACKENDS, **DP_BACKENDS}[backend]]
 
 
-CASES = [(name, layout, backend) for name in NAMES for layout in LAYOUTS for backend in BACKENDS]
+CASES = [(name, layout, backend) for name in NAMES
+         for layouts, backends in [(LAYOUTS, BACKENDS), (MORE_LAYOUTS, MORE_BACKENDS), (DP_LAYOUTS, DP_BACKENDS)]
+         for layout in layouts for backend in backends]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-tp{c[1][0]}ep{c[1][1]}-{'-'.join(c[2])}")
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-tp{c[1][0]}ep{c[1][1]}-{c[2]}")
 def test_equals_transformers(case):
     name, layout, backend = case
     with Server(FIXTURES / name, *flags(layout, backend)) as server:

@@ -239,6 +239,8 @@ void SymmetricMemory::Wait(size_t flag_offset, uint32_t value, int peer, const c
                           std::chrono::duration<double>(timeout).count(), peer, stage, value));
 }
 
+bool SymmetricMemory::aborted() const { return impl_->shared.aborted(); }
+
 void SymmetricMemory::Abort(std::string_view reason) { impl_->arena->Abort(reason); }
 
 }  // namespace switchyard

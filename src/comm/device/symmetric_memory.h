@@ -106,6 +106,7 @@ class SymmetricMemory {
   // `timeout` has passed.
   bool WaitFor(size_t flag_offset, uint32_t value, std::chrono::milliseconds timeout);
   bool Reached(size_t flag_offset, uint32_t value);  // the same, without waiting
+  bool aborted() const;                              // whether every wait throws from now on
 
   void Abort(std::string_view reason);
 

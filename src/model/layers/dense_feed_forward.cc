@@ -1,5 +1,6 @@
 #include "model/layers/dense_feed_forward.h"
 
+#include "core/check.h"
 #include "model/layers/token_exchange.h"
 
 namespace switchyard {
@@ -37,6 +38,7 @@ void DenseFeedForward::Forward(const LayerContext& c, const kernels::ExpertWeigh
 void DenseFeedForward::Run(const LayerContext& c, const kernels::ExpertWeights& w, const float* x,
                            int64_t rows, float* out) {
   if (rows == 0) return;
+  CHECK_LE(rows * w.gate.n, static_cast<int64_t>(middle_.size()));
   const int32_t offsets[] = {0, static_cast<int32_t>(rows)};
   kernels::GroupedMlp({.x = x,
                        .ldx = c.config.hidden,

@@ -16,7 +16,7 @@ namespace switchyard {
 // Owns its activations; one object serves all layers.
 class DenseFeedForward {
  public:
-  // `middle`: elements of the intermediate dimension that this rank holds.
+  // `middle`: the most elements of a layer's intermediate dimension that this rank holds.
   DenseFeedForward(const ModelConfig& config, const Mesh& mesh, int64_t middle, int64_t max_tokens);
 
   // x [T, H] (normalised) → out [T, H], of this rank's attention group, whole on every rank of it.

@@ -202,6 +202,26 @@ void AddInputScale(CheckpointReader& in, const MatrixRequest& r, WeightView* vie
   if (!scale) view->activation = ActivationFormat::kFp8Token;
 }
 
+std::optional<Tensor> InputFactors(CheckpointReader& in, const MatrixRequest& r) {
+  const std::string name = fmt::format("{}.pre_quant_scale", ModuleOf(r));
+  if (!in.Has(name)) return std::nullopt;
+  const StoredTensor* t = in.Find(name, {r.k}, r.keys);
+  if (!IsPlain(t->dtype)) {
+    throw Invalid("{}: tensor \"{}\" is {}; want float32, bfloat16 or float16", t->file, name,
+                  Name(t->dtype));
+  }
+  in.NoteExpanded("their inputs have scales by column (pre_quant_scale)");
+  if (!in.read_data()) return Tensor();
+  Tensor factors = Floats(*t, 0, r.k);
+  const std::span<const float> values(factors.data<float>(), static_cast<size_t>(r.k));
+  const auto bad = std::ranges::find_if_not(values, [](float x) { return std::isfinite(x); });
+  if (in.check_values() && bad != values.end()) {
+    throw Invalid("{}: tensor \"{}\" has a scale that is {} at column {}; the file is damaged",
+                  t->file, name, *bad, bad - values.begin());
+  }
+  return factors;
+}
+
 WeightView Expand(CheckpointReader& in, const MatrixRequest& r,
                   std::function<void(int64_t row, float* out)> read_row) {
   const DType dtype = in.config().dtype;

@@ -112,6 +112,11 @@ void RefuseStack(const MatrixRequest& r, const StoredTensor* t);
 const StoredTensor* FindPlain(CheckpointReader& in, const MatrixRequest& r);
 // Of e4m3 inputs with the checkpoint's scale (input_scale); without one each row has its own.
 void AddInputScale(CheckpointReader& in, const MatrixRequest& r, WeightView* view);
+// ModelOpt's AWQ multiplies inputs by pre_quant_scale [k] where it could not fold that into the
+// layer before. No format has scales of columns: the weights are multiplied by them, once, and held
+// in the model's dtype (noted). float32 [k], undefined where data is not read; nullopt: none
+// stored.
+std::optional<Tensor> InputFactors(CheckpointReader& in, const MatrixRequest& r);
 
 // Readers of packings (packing_*.cc). Each describes its layout. An absent tensor is noted and
 // gives an undefined view.

@@ -81,12 +81,8 @@ void CheckBlockScales(const WeightView& v, const StoredTensor& s, const std::str
   }
 }
 
-// ModelOpt's AWQ multiplies inputs by pre_quant_scale [k] where it could not fold that into the
-// layer before. No format has scales of columns: the weights are multiplied by them, once.
-WeightView FoldInputs(CheckpointReader& in, const MatrixRequest& r, const StoredTensor& columns,
+WeightView FoldInputs(CheckpointReader& in, const MatrixRequest& r, const Tensor& factors,
                       WeightView whole) {
-  in.NoteExpanded("their inputs have scales by column (pre_quant_scale)");
-  const Tensor factors = in.read_data() ? Floats(columns, 0, r.k) : Tensor();
   whole.row0 = whole.col0 = 0;
   whole.row_step = 1;
   whole.n = r.n;
@@ -134,11 +130,8 @@ WeightView ReadNvfp4(CheckpointReader& in, const MatrixRequest& r) {
   WeightView view = InPlace(in, r, WeightFormat::kNvfp4, {b, s, kNvfp4BlockSize});
   view.global_scale = modelopt ? global : 1.0f / global;
   if (in.check_values()) CheckBlockScales(view, *s, scale_name);
-  if (in.Has(module + ".pre_quant_scale")) {
-    const StoredTensor* columns = in.Find(module + ".pre_quant_scale", {r.k}, r.keys);
-    return FoldInputs(in, r, *columns, view);
-  }
-  return view;
+  const auto factors = InputFactors(in, r);
+  return factors ? FoldInputs(in, r, *factors, view) : view;
 }
 
 }  // namespace switchyard

@@ -103,18 +103,35 @@ std::vector<int32_t> ColumnGroups(CheckpointReader& in, const MatrixRequest& r, 
   return in_order ? std::vector<int32_t>() : groups;
 }
 
+// Whether scales are held to be numbers, and what messages call their tensor.
+struct ScaleCheck {
+  std::string name;
+  bool wanted = false;
+};
+
+float ScaleOf(const Int4Matrix& m, int64_t row, int64_t group, const ScaleCheck& check) {
+  const float scale = m.Scale(row, group);
+  if (check.wanted && !std::isfinite(scale)) {
+    throw Invalid(
+        "{}: tensor \"{}\" has a scale that is {} at row {}, group {}; the file is damaged",
+        m.scales->file, check.name, scale, row, group);
+  }
+  return scale;
+}
+
 // `factors` [k] or undefined: of columns.
 WeightView ExpandInt4(CheckpointReader& in, const MatrixRequest& r, const Int4Matrix& m,
-                      std::vector<int32_t> column_groups, const Tensor& factors) {
+                      const ScaleCheck& check, std::vector<int32_t> column_groups,
+                      const Tensor& factors) {
   const int64_t group_size = r.scheme.group_size > 0 ? r.scheme.group_size : r.k;
-  return Expand(in, r, [m, group_size, factors, column_groups](int64_t row, float* out) {
+  return Expand(in, r, [m, check, group_size, factors, column_groups](int64_t row, float* out) {
     // Words of rows may hold eight of them; rows are read one by one all the same.
     std::vector<uint8_t> codes(static_cast<size_t>(m.k / 2));
     m.CopyCodes({row, row + 1}, {0, m.k}, codes.data());
     for (int64_t j = 0; j < m.k; ++j) {
       const int64_t group = column_groups.empty() ? j / group_size : column_groups[j];
       const int code = codes[j / 2] >> (j % 2 * 4) & 15;
-      out[j] = static_cast<float>(code - m.Zero(row, group)) * m.Scale(row, group);
+      out[j] = static_cast<float>(code - m.Zero(row, group)) * ScaleOf(m, row, group, check);
       if (factors.defined()) out[j] *= factors.data<float>()[j];
     }
   });
@@ -148,27 +165,20 @@ struct Converted {
 };
 
 void ConvertRows(const Int4Matrix& m, const Int4Part& p, Range rows, const Converted& to,
-                 bool check, const std::string& scale_name) {
+                 const ScaleCheck& check) {
   const int64_t first = rows.begin - p.rows.begin;
   if (to.codes) m.CopyCodes(rows, p.cols, to.codes + first * p.cols.size() / 2);
   for (int64_t row = rows.begin; row < rows.end; ++row) {
     for (int64_t g = p.groups.begin; g < p.groups.end; ++g) {
       const int64_t at = (row - p.rows.begin) * p.groups.size() + g - p.groups.begin;
-      const float scale = m.Scale(row, g);
-      if (check && !std::isfinite(scale)) {
-        throw Invalid(
-            "{}: tensor \"{}\" has a scale that is {} at row {}, group {}; the file is "
-            "damaged",
-            m.scales->file, scale_name, scale, row, g);
-      }
-      to.scales[at] = scale;
+      to.scales[at] = ScaleOf(m, row, g, check);
       if (to.zeros) to.zeros[at] = m.Zero(row, g);
     }
   }
 }
 
 WeightView Convert(CheckpointReader& in, const MatrixRequest& r, const Int4Matrix& m,
-                   const std::string& scale_name) {
+                   const ScaleCheck& check) {
   const Int4Part p = PartOf(r);
   WeightView view{.format = WeightFormat::kInt4Group,
                   .data = m.codes->data,
@@ -205,9 +215,7 @@ WeightView Convert(CheckpointReader& in, const MatrixRequest& r, const Int4Matri
   for (int64_t first = p.rows.begin; first < p.rows.end; first += kRowsOfJob) {
     const Range part = {first, std::min(p.rows.end, first + kRowsOfJob)};
     in.Later(static_cast<size_t>(part.size()) * row_bytes,
-             [m, p, part, to, check = in.check_values(), scale_name] {
-               ConvertRows(m, p, part, to, check, scale_name);
-             });
+             [m, p, part, to, check] { ConvertRows(m, p, part, to, check); });
   }
   return view;
 }
@@ -238,18 +246,17 @@ WeightView ReadInt4(CheckpointReader& in, const MatrixRequest& r) {
   const Int4Matrix m = FindMatrix(in, r, names);
   if (!m.codes) return {};
   if (m.packing == Packing::kPackedInt4) CheckNotedShape(in, r);
+  const ScaleCheck check{names.scales, in.check_values()};
   const std::vector<int32_t> order = ColumnGroups(in, r, m, names.order);
   if (!order.empty() || (r.scheme.act_order && !in.read_data())) {
     in.NoteExpanded("the columns of their groups are not next to one another (desc_act, actorder)");
-    return ExpandInt4(in, r, m, order, {});
+    return ExpandInt4(in, r, m, check, order, {});
   }
-  const std::string factors = fmt::format("{}.pre_quant_scale", ModuleOf(r));
-  if (m.packing == Packing::kModelOptInt4 && in.Has(factors)) {
-    const StoredTensor* t = in.Find(factors, {r.k}, r.keys);
-    in.NoteExpanded("their inputs have scales by column (pre_quant_scale)");
-    return ExpandInt4(in, r, m, {}, in.read_data() ? Floats(*t, 0, r.k) : Tensor());
+  if (m.packing == Packing::kModelOptInt4) {
+    const auto factors = InputFactors(in, r);
+    if (factors) return ExpandInt4(in, r, m, check, {}, *factors);
   }
-  WeightView view = Convert(in, r, m, names.scales);
+  WeightView view = Convert(in, r, m, check);
   AddInputScale(in, r, &view);
   return view;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "core/check.h"
 #include "core/error.h"
@@ -42,12 +43,18 @@ Layout LayoutOf(const LinearScheme& scheme) {
 class PlainRows {
  public:
   PlainRows(const MatrixRequest& r, const StoredTensor& t)
-      : t_(&t), row0_(r.row0), row_step_(r.row_step), transposed_(r.transposed), n_(r.n), k_(r.k) {
+      : t_(&t),
+        name_(r.name),
+        row0_(r.row0),
+        row_step_(r.row_step),
+        transposed_(r.transposed),
+        n_(r.n),
+        k_(r.k) {
     data_ = t.data + static_cast<size_t>(r.expert * r.n * r.k) * SizeOf(t.dtype);
   }
 
   void Read(int64_t row, Range cols, float* out) const {
-    const int64_t stored = row0_ + row * row_step_;
+    const int64_t stored = StoredRow(row);
     const WeightView view{.format = PlainFormat(t_->dtype),
                           .data = data_,
                           .stored_k = transposed_ ? n_ : k_,
@@ -59,8 +66,19 @@ class PlainRows {
     }
   }
 
+  // No format has a scale for a row with NaN or infinity.
+  [[noreturn]] void Refuse(int64_t row) const {
+    throw Invalid(
+        "{}: tensor \"{}\" has a weight that is NaN or infinite in {} {}, which cannot be "
+        "packed (--quantization); the file is damaged",
+        t_->file, name_, transposed_ ? "column" : "row", StoredRow(row));
+  }
+
  private:
+  int64_t StoredRow(int64_t row) const { return row0_ + row * row_step_; }
+
   const StoredTensor* t_;
+  std::string name_;
   const uint8_t* data_;
   int64_t row0_, row_step_;
   bool transposed_;
@@ -86,9 +104,6 @@ struct Target {
   size_t scale_rows() const { return static_cast<size_t>(CeilDiv(rows.size(), layout.row_unit)); }
 };
 
-// NVFP4's scale of a matrix, as Quantize makes it: views carry it before anything is packed.
-float GlobalScale(float largest) { return largest > 0 ? largest / (6.0f * 448.0f) : 1.0f; }
-
 // Packs rows `part` of the target's.
 void PackRows(const PlainRows& from, const Target& to, Range part) {
   const int64_t width = to.read_cols.size();
@@ -97,12 +112,14 @@ void PackRows(const PlainRows& from, const Target& to, Range part) {
   std::vector<float> values(static_cast<size_t>((part.size() + extra) * width));
   if (extra != 0) values.back() = to.largest;
   for (int64_t i = part.begin; i < part.end; ++i) {
-    from.Read(i, to.read_cols, values.data() + (i - part.begin) * width);
+    float* row = values.data() + (i - part.begin) * width;
+    from.Read(i, to.read_cols, row);
+    if (!std::all_of(row, row + width, [](float x) { return std::isfinite(x); })) from.Refuse(i);
   }
   const WeightView packed = Quantize(to.scheme.format, values, part.size() + extra, width,
                                      {.group_size = static_cast<int32_t>(to.scheme.group_size)});
   if (extra != 0) {
-    CHECK_EQ(packed.global_scale, GlobalScale(to.largest));
+    CHECK_EQ(packed.global_scale, Nvfp4GlobalScale(to.largest));
   }
   const int64_t skipped = to.cols.begin - to.read_cols.begin, kept = to.cols.size();
   const auto* codes = static_cast<const uint8_t*>(packed.data) + to.CodeBytes(skipped);
@@ -131,16 +148,21 @@ Target TargetOf(const MatrixRequest& r) {
   return to;
 }
 
+// Of rows [0, rows) of k numbers. Error where one is not finite. Thrown on this thread: the pool's
+// must not.
 float LargestMagnitude(CheckpointReader& in, const PlainRows& from, int64_t rows, int64_t k) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
   std::vector<float> largest(static_cast<size_t>(rows));
   in.pool().RunRanges(rows, kRowsOfJob, [&](int64_t begin, int64_t end) {
     std::vector<float> row(static_cast<size_t>(k));
     for (int64_t i = begin; i < end; ++i) {
       from.Read(i, {0, k}, row.data());
-      for (float x : row) largest[i] = std::max(largest[i], std::fabs(x));
+      for (float x : row) largest[i] = std::max(largest[i], std::isfinite(x) ? std::fabs(x) : kInf);
     }
   });
-  return *std::ranges::max_element(largest);
+  const auto most = std::ranges::max_element(largest);
+  if (*most == kInf) from.Refuse(most - largest.begin());
+  return *most;
 }
 
 void WantWholeUnits(const MatrixRequest& r) {
@@ -174,7 +196,7 @@ WeightView ReadAndPack(CheckpointReader& in, const MatrixRequest& r) {
   const PlainRows from(r, *t);
   if (to.layout.whole_matrix) {
     to.largest = LargestMagnitude(in, from, r.total_rows > 0 ? r.total_rows : r.n, r.k);
-    view.global_scale = GlobalScale(to.largest);
+    view.global_scale = Nvfp4GlobalScale(to.largest);
   }
   const size_t row_bytes = to.CodeBytes(to.cols.size());
   const size_t code_bytes = Slabs::Align(row_bytes * static_cast<size_t>(to.rows.size()));

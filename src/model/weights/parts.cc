@@ -3,6 +3,21 @@
 #include <algorithm>
 
 namespace switchyard {
+namespace {
+
+// Gate and up read the same rows, rounded once. Where the checkpoint made the two for different
+// rows (a scale of inputs beside one of them, one left plain) both read float32, which loses
+// nothing.
+void ShareInput(WeightView& gate, WeightView& up) {
+  if (gate.activation != up.activation || gate.format != up.format) {
+    gate.activation = up.activation = ActivationFormat::kNone;
+  }
+  gate.input_scale = up.input_scale = gate.activation == ActivationFormat::kFp8Tensor
+                                          ? std::max(gate.input_scale, up.input_scale)
+                                          : 1.0f;
+}
+
+}  // namespace
 
 ExpertPlacement Parts::PlacementOf(int64_t layer) const {
   if (!context_.placements.empty()) return context_.placements[layer];
@@ -77,7 +92,7 @@ kernels::ExpertWeights Parts::FeedForward(const std::string& gate, const std::st
   kernels::ExpertWeights w{.gate = Rows(gate, intermediate, hidden, part, false, keys).w,
                            .up = Rows(up, intermediate, hidden, part, false, keys).w,
                            .down = Columns(down, hidden, intermediate, part, false, keys).w};
-  w.gate.input_scale = w.up.input_scale = std::max(w.gate.input_scale, w.up.input_scale);
+  ShareInput(w.gate, w.up);
   return w;
 }
 

@@ -59,7 +59,7 @@ class Parts {
   LinearWeight Columns(const std::string& name, int64_t n, int64_t k, Range cols, bool bias,
                        std::string_view keys);
   // gate, up and down linears of these names, of which the rank has `part` of `intermediate`. Gate
-  // and up read the same rows, quantized by one scale.
+  // and up read the same rows, quantized by one scale or not at all.
   kernels::ExpertWeights FeedForward(const std::string& gate, const std::string& up,
                                      const std::string& down, int64_t intermediate, Range part,
                                      std::string_view keys);

@@ -133,15 +133,48 @@ TEST(QuantizedCheckpoints, ActivationsAreThoseOfTheFlag) {
 }
 
 TEST(QuantizedCheckpoints, GateAndUpShareTheLargerInputScale) {
-  for (const char* name : {"fp8_tensor", "w4afp8"}) {
+  const struct {
+    const char *name, *gate, *up;
+  } cases[] = {{"fp8_tensor", "gate_proj", "up_proj"}, {"w4afp8", "w1", "w3"}};
+  for (const auto& [name, gate, up] : cases) {
+    SCOPED_TRACE(name);
     const auto dir = QuantizedDir(name);
+    const testing::RawTensors stored = testing::ReadSafetensors(dir);
+    const auto scale = [&](const std::string& linear) {
+      const std::string tensor = "model.layers.1.mlp.experts.1." + linear + ".input_scale";
+      return testing::FloatsOf(stored.at(tensor)).at(0);
+    };
+    EXPECT_NE(scale(gate), scale(up));
     const ModelConfig config = LoadModelConfig(dir, {}, {.activations = "always"});
     const ModelWeights w = LoadWeights(dir, config, Mesh(), {});
     const kernels::ExpertWeights& e = w.layers[1].moe.experts[1];
-    EXPECT_EQ(e.gate.input_scale, e.up.input_scale);
-    EXPECT_GT(e.gate.input_scale, 0.02f);
-    EXPECT_LT(e.gate.input_scale, 0.06f);
+    EXPECT_EQ(e.gate.input_scale, std::max(scale(gate), scale(up)));
+    EXPECT_EQ(e.up.input_scale, e.gate.input_scale);
     EXPECT_NE(e.gate.input_scale, e.down.input_scale);
+  }
+}
+
+// One rounding of their rows serves both.
+TEST(QuantizedCheckpoints, GateAndUpMadeForDifferentRowsReadFloats) {
+  const std::string expert = "model.layers.1.mlp.experts.1.";
+  const auto load = [](ChangedCheckpoint& c, const char* name) {
+    c.config = LoadModelConfig(QuantizedDir(name), {}, {.activations = "always"});
+    return LoadWeights(c.Write(), c.config, Mesh(), {}).layers[1].moe.experts[1];
+  };
+  ChangedCheckpoint static_scale("fp8_tensor", "quantized");
+  static_scale.tensors.erase(expert + "up_proj.input_scale");
+  ChangedCheckpoint plain("ct_int8", "quantized");
+  plain.tensors.erase(expert + "gate_proj.weight_scale");
+  plain.tensors[expert + "gate_proj.weight"] = {
+      "BF16", {64, 64}, std::string(size_t{64} * 64 * 2, '\0')};
+  const kernels::ExpertWeights one_scale = load(static_scale, "fp8_tensor");
+  EXPECT_EQ(one_scale.down.activation, A::kFp8Tensor);
+  const kernels::ExpertWeights one_plain = load(plain, "ct_int8");
+  EXPECT_EQ(one_plain.up.format, W::kInt8Channel);
+  EXPECT_EQ(one_plain.down.activation, A::kInt8Token);
+  for (const auto& e : {one_scale, one_plain}) {
+    EXPECT_EQ(e.gate.activation, A::kNone);
+    EXPECT_EQ(e.up.activation, A::kNone);
   }
 }
 
@@ -190,6 +223,7 @@ class QuantizedErrors : public ::testing::Test {
 };
 
 const std::string kExpert = "model.layers.1.mlp.experts.2.up_proj.";
+const std::string kFolded = "model.layers.0.self_attn.o_proj.";  // with scales of input columns
 
 TEST_F(QuantizedErrors, AbsentTensorsAreNamed) {
   for (const auto& [name, suffix] :
@@ -219,6 +253,11 @@ TEST_F(QuantizedErrors, TypesAndShapesAreHeldAgainstTheConfig) {
   EXPECT_THAT(Message("awq", kExpert + "qzeros", shape({8, 2})), HasSubstr("group_size"));
   EXPECT_THAT(Message("ct_int4", kExpert + "weight_shape", [](RawTensor& t) { t.bytes[0] = 65; }),
               HasSubstr("says [65, 64]"));
+  EXPECT_THAT(Message("modelopt_w4a8", kFolded + "pre_quant_scale", dtype("I32")),
+              HasSubstr("pre_quant_scale\" is int32"));
+  ChangedCheckpoint nvfp4("modelopt_nvfp4", "quantized");
+  nvfp4.tensors[kFolded + "pre_quant_scale"] = {"I32", {128}, std::string(128 * 4, '\0')};
+  EXPECT_THAT(nvfp4.CheckMessage(), HasSubstr("pre_quant_scale\" is int32"));
 }
 
 TEST_F(QuantizedErrors, NumbersThatAreNone) {
@@ -239,6 +278,12 @@ TEST_F(QuantizedErrors, NumbersThatAreNone) {
   EXPECT_THAT(Message("ct_mxfp4", kExpert + "weight_scale", set(3, "\xff", 1)),
               HasSubstr("weight_scale"));
   EXPECT_THAT(Message("gptq", kExpert + "scales", set(2, "\x00\x7e", 2)), HasSubstr("group 0"));
+  EXPECT_THAT(Message("gptq_act_order", kExpert + "scales", set(2, "\x00\x7e", 2)),
+              HasSubstr("group 0"));
+  EXPECT_THAT(Message("modelopt_w4a8", kFolded + "weight_scale", set(4, nan32, 4)),
+              HasSubstr("group 1"));
+  EXPECT_THAT(Message("modelopt_w4a8", kFolded + "pre_quant_scale", set(12, nan32, 4)),
+              HasSubstr("pre_quant_scale\" has a scale that is nan at column 3"));
   EXPECT_THAT(Message("gptq_act_order", kExpert + "g_idx", set(0, "\x02\0\0\0", 4)),
               HasSubstr("puts column 0 into group 2 of 2"));
 }

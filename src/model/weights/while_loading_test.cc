@@ -8,6 +8,7 @@ namespace switchyard {
 namespace {
 
 using testing::Assemble;
+using testing::ChangedCheckpoint;
 using testing::Dequantize;
 using testing::ExpectSame;
 using testing::FixtureDir;
@@ -81,6 +82,36 @@ TEST(WhileLoading, WeightsDoNotDependOnTheMesh) {
         ExpectSame(Assemble(dir, config, shape), whole);
       }
     }
+  }
+}
+
+TEST(WhileLoading, NumbersThatNoFormatHoldsAreRefused) {
+  const std::string name = "model.layers.1.mlp.experts.2.up_proj.weight";
+  for (const char* bad : {"\xc0\x7f", "\x80\xff"}) {  // bfloat16: NaN, -infinity
+    ChangedCheckpoint c("qwen3_moe");
+    ASSERT_EQ(c.tensors.at(name).dtype, "BF16");
+    c.tensors[name].bytes.replace(static_cast<size_t>(3 * c.config.hidden + 5) * 2, 2, bad, 2);
+    for (const Method& m : kMethods) {
+      SCOPED_TRACE(m.name);
+      c.config = LoadModelConfig(FixtureDir("qwen3_moe"), {}, {.method = m.name});
+      const std::string message = c.LoadMessage();
+      EXPECT_THAT(message, HasSubstr("model.safetensors: tensor \"" + name + "\""));
+      EXPECT_THAT(message, HasSubstr("in row 3"));
+    }
+  }
+}
+
+// Too small for scales that are normal numbers.
+TEST(WhileLoading, TinyWeightsBecomeZeros) {
+  ChangedCheckpoint c("qwen3_moe");
+  std::string& bytes = c.tensors.at("model.layers.1.mlp.experts.2.up_proj.weight").bytes;
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = i % 2 == 0 ? '\0' : '\x01';  // 2^-125
+  for (const Method& m : kMethods) {
+    if (m.experts == W::kMxfp4) continue;  // whose exponents reach as far
+    SCOPED_TRACE(m.name);
+    c.config = LoadModelConfig(FixtureDir("qwen3_moe"), {}, {.method = m.name});
+    const Roles roles = Assemble(c.Write(), c.config, {2, 1});
+    for (const float x : roles.at("1.experts.2.up")) ASSERT_EQ(x, 0);
   }
 }
 

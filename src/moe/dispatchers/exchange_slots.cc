@@ -97,6 +97,7 @@ void ExchangeSlots::WaitForActive(const SlotUse& use, int stage, const char* wha
 }
 
 bool ExchangeSlots::AllReached(const SlotUse& use, int stage) const {
+  if (memory_.aborted()) return true;
   for (int source = 0; source < ranks(); ++source)
     if (Active(source) && !memory_.Reached(FlagOffset(use.slot, stage, source), use.round))
       return false;

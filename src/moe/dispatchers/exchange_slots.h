@@ -29,7 +29,6 @@ class BufferPlan {
     buffers_.push_back({name, whole});
     return offset;
   }
-  size_t Add(size_t bytes) { return Add("buffer", bytes); }
   size_t bytes() const { return end_; }
   const std::vector<Buffer>& buffers() const { return buffers_; }
 
@@ -104,7 +103,8 @@ class ExchangeSlots {
   // Waits for every rank's; `what` is for the message of a timeout.
   void WaitAll(const SlotUse& use, int stage, const char* what);
 
-  bool AllReached(const SlotUse& use, int stage) const;  // WaitAll without waiting
+  // Whether WaitAll would return, or throw because the ranks were aborted, without waiting.
+  bool AllReached(const SlotUse& use, int stage) const;
 
  private:
   size_t PayloadOffset(const SlotUse& use, size_t offset) const {

@@ -131,7 +131,7 @@ void AddMoeFlags(CLI::App& app, EngineConfig& e) {
   Flag(app, "--elastic-ep-timeout", e.moe.elastic_timeout_seconds, kMoe,
        "Seconds that a rank may stay silent in one stage before --moe-a2a-backend mooncake goes on "
        "without it")
-      ->check(CLI::Range(0.01, 1e6));
+      ->check(CLI::Range(0.001, 86400.0));
   Flag(app, "--moe-runner-backend", e.moe.runner_backend, kMoe,
        "What computes the experts: auto, or a name that `switchyard backends` lists");
   Flag(app, "--speculative-moe-a2a-backend", e.moe.speculative_a2a_backend, kMoe,

@@ -11,6 +11,7 @@ namespace {
 
 std::string HashOfFile(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
+  if (!file) return "none";
   const std::string text(std::istreambuf_iterator<char>(file), {});
   return fmt::format("{:016x}", std::hash<std::string>()(text));
 }
@@ -55,16 +56,20 @@ RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& mode
 }
 
 Statement EngineStatement(const EngineConfig& config) {
-  return {{"--tp-size", std::to_string(config.mesh.tp)},
-          {"--ep-size", std::to_string(config.mesh.ep)},
-          {"--dp-size", std::to_string(config.mesh.dp)},
-          {"--moe-dense-tp-size", std::to_string(config.mesh.dense_tp)},
-          {"--moe-a2a-backend", config.moe.a2a_backend},
-          {"--moe-runner-backend", config.moe.runner_backend},
-          {"--load-format", config.load_format},
-          {"--quantization", config.quantization.method},
-          {"--json-model-override-args", config.model_override_args},
-          {"the hash of config.json", HashOfFile(config.model_path / "config.json")}};
+  return {
+      {"--tp-size", std::to_string(config.mesh.tp)},
+      {"--ep-size", std::to_string(config.mesh.ep)},
+      {"--dp-size", std::to_string(config.mesh.dp)},
+      {"--moe-dense-tp-size", std::to_string(config.mesh.dense_tp)},
+      {"--moe-a2a-backend", config.moe.a2a_backend},
+      {"--moe-runner-backend", config.moe.runner_backend},
+      {"--load-format", config.load_format},
+      {"--quantization", config.quantization.method},
+      {"--json-model-override-args", config.model_override_args},
+      {"--ep-num-redundant-experts", std::to_string(config.moe.num_redundant_experts)},
+      {"the hash of --init-expert-location", HashOfFile(config.moe.init_expert_location)},
+      {"the hash of config.json", HashOfFile(config.model_path / "config.json")},
+      {"the hash of hf_quant_config.json", HashOfFile(config.model_path / "hf_quant_config.json")}};
 }
 
 }  // namespace switchyard

@@ -1,0 +1,174 @@
+// Hopper's instructions as functions, one line of PTX each: barriers in shared memory, the bulk
+// tensor copy engine (TMA), matrix multiplication by warpgroups (wgmma). Names follow the PTX ISA.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace switchyard::cuda::ptx {
+
+__device__ __forceinline__ uint32_t SharedAddress(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// --- mbarrier: arrivals and bytes in shared memory ---
+
+__device__ __forceinline__ void BarrierInit(uint64_t* barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)),
+               "r"(arrivals));
+}
+// Makes initialised barriers visible to the copy engine and to the other blocks of the cluster.
+__device__ __forceinline__ void FenceBarrierInit() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void BarrierExpect(uint64_t* barrier, uint32_t bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+__device__ __forceinline__ void BarrierArrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
+}
+// Arrives at the barrier of the same offset in another block of the cluster.
+__device__ __forceinline__ void BarrierArriveAt(uint64_t* barrier, uint32_t block_of_cluster) {
+  asm volatile(
+      "{\n\t.reg .b32 remote;\n\t"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n\t"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n\t}" ::"r"(SharedAddress(barrier)),
+      "r"(block_of_cluster)
+      : "memory");
+}
+__device__ __forceinline__ void BarrierWait(uint64_t* barrier, uint32_t parity) {
+  asm volatile(
+      "{\n\t.reg .pred done;\n\t"
+      "again:\n\t"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
+      "@done bra finished;\n\t"
+      "bra again;\n\t"
+      "finished:\n\t}" ::"r"(SharedAddress(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+// --- cluster ---
+
+__device__ __forceinline__ uint32_t BlockOfCluster() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ void ClusterSync() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n\t"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+
+// --- copies by the engine ---
+
+__device__ __forceinline__ void PrefetchTensorMap(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+// The box at (column, row) into shared memory; its bytes are counted at the barrier.
+__device__ __forceinline__ void LoadBox(void* to, const CUtensorMap* map, int column, int row,
+                                        uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3}], [%4];" ::"r"(SharedAddress(to)),
+      "l"(map), "r"(column), "r"(row), "r"(SharedAddress(barrier))
+      : "memory");
+}
+// The same into every block of the cluster that `blocks` has a bit for, at equal offsets.
+__device__ __forceinline__ void LoadBoxToBlocks(void* to, const CUtensorMap* map, int column,
+                                                int row, uint64_t* barrier, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(SharedAddress(to)),
+      "l"(map), "r"(column), "r"(row), "r"(SharedAddress(barrier)), "h"(blocks)
+      : "memory");
+}
+// `bytes` (a multiple of 16) from global memory, both sides aligned to 16.
+__device__ __forceinline__ void LoadBytes(void* to, const void* from, uint32_t bytes,
+                                          uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(SharedAddress(to)),
+      "l"(from), "r"(bytes), "r"(SharedAddress(barrier))
+      : "memory");
+}
+__device__ __forceinline__ void StoreBox(const CUtensorMap* map, const void* from, int column,
+                                         int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+      "r"(column), "r"(row), "r"(SharedAddress(from))
+      : "memory");
+}
+__device__ __forceinline__ void CommitStores() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until the engine has read the sources of all but the last `kPending` groups of stores.
+template <int kPending>
+__device__ __forceinline__ void WaitStoresRead() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+// Orders this thread's plain writes to shared memory before what the engine does after a barrier.
+__device__ __forceinline__ void FenceForEngine() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// --- registers and warps ---
+
+template <uint32_t kRegisters>
+__device__ __forceinline__ void TakeRegisters() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <uint32_t kRegisters>
+__device__ __forceinline__ void GiveRegisters() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+// Barrier `id` among `threads` threads of the block.
+__device__ __forceinline__ void NamedBarrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// Counts for NamedBarrier without waiting.
+__device__ __forceinline__ void NamedArrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// Four 8×8 matrices of 16-bit elements from registers to shared memory.
+__device__ __forceinline__ void StoreMatrices(void* to, uint32_t a, uint32_t b, uint32_t c,
+                                              uint32_t d) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(SharedAddress(to)),
+      "r"(a), "r"(b), "r"(c), "r"(d)
+      : "memory");
+}
+
+// --- wgmma ---
+
+// A tile of rows of 128 bytes along K in shared memory, as the copy engine leaves it with its
+// 128-byte swizzle; eight rows (1024 bytes) make a core block. `tile` is aligned to 1024 bytes.
+__device__ __forceinline__ uint64_t MatrixDescriptor(const void* tile) {
+  const uint64_t address = SharedAddress(tile) >> 4 & 0x3fff;
+  constexpr uint64_t kLeading = 1, kStride = 1024 >> 4, kSwizzle128 = 1;
+  return address | kLeading << 16 | kStride << 32 | kSwizzle128 << 62;
+}
+__device__ __forceinline__ void MultiplyFence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void MultiplyCommit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void MultiplyWait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+// Keeps the compiler from moving accumulator registers across the asynchronous products.
+template <int kCount>
+__device__ __forceinline__ void PinRegisters(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+}  // namespace switchyard::cuda::ptx

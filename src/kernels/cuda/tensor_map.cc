@@ -1,0 +1,45 @@
+#include "kernels/cuda/tensor_map.h"
+
+#include <cudaTypedefs.h>
+#include <cuda_runtime.h>
+
+#include "core/error.h"
+
+namespace switchyard::cuda {
+namespace {
+
+// Through the runtime, so that the program does not link the driver's library and starts on
+// machines without one.
+PFN_cuTensorMapEncodeTiled_v12000 EncodeFunction() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                             12000, cudaEnableDefault, &found);
+  if (error != cudaSuccess || found != cudaDriverEntryPointSuccess)
+    throw Resource("the CUDA driver has no tensor maps: a Hopper GPU and driver 525 are needed");
+  return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
+}
+
+}  // namespace
+
+CUtensorMap MakeTensorMap(const void* data, int64_t rows, int64_t columns, int element_bytes,
+                          int box_rows, int box_columns) {
+  static const auto kEncode = EncodeFunction();
+  CUtensorMap map;
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(columns * element_bytes)};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns),
+                            static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t steps[] = {1, 1};
+  const CUresult result = kEncode(
+      &map, element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+      2, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS)
+    throw Resource("the CUDA driver makes no tensor map of {} x {} elements of {} bytes (error {})",
+                   rows, columns, element_bytes, static_cast<int>(result));
+  return map;
+}
+
+}  // namespace switchyard::cuda
