@@ -174,7 +174,7 @@ std::vector<float> RunPassesInProcesses(const TestLayer& layer, const MoeOptions
       return {};
     }
     std::vector<float> out((said.size() - 4) / sizeof(float));
-    std::memcpy(out.data(), said.data() + 4, out.size() * sizeof(float));
+    if (!out.empty()) std::memcpy(out.data(), said.data() + 4, out.size() * sizeof(float));
     if (rank % attn_tp == 0) groups.push_back(out);
     EXPECT_TRUE(SameBits(groups.back(), out)) << "rank " << rank;
   }

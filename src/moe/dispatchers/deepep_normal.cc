@@ -103,12 +103,14 @@ void DeepEpNormal::ReceiveTags(State* state) const {
   const std::vector<int32_t>& begin = state->sent.begin;
   state->tags.resize(begin.back() * tag_size_);
   for (int source = 0; source < slots_.ranks(); ++source) {
+    const int64_t rows = begin[source + 1] - begin[source];
+    if (rows == 0) continue;
     int32_t* tags = state->tags.data() + begin[source] * tag_size_;
     if (source == slots_.rank()) {
       WriteTags(state->sent, source, tags);
     } else {
       std::memcpy(tags, slots_.Local(state->sent.use, TagOffset(source)),
-                  (begin[source + 1] - begin[source]) * tag_size_ * sizeof(int32_t));
+                  rows * tag_size_ * sizeof(int32_t));
     }
   }
 }
