@@ -12,6 +12,7 @@ using Method = LoadBalanceMethod;
 
 std::vector<int> Open(DpController& controller, const std::vector<int64_t>& tokens) {
   std::vector<int> groups;
+  groups.reserve(tokens.size());
   for (const int64_t n : tokens) groups.push_back(controller.Open(std::nullopt, n));
   return groups;
 }

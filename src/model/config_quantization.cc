@@ -148,7 +148,7 @@ QuantizationConfig ReadQuantization(const ConfigReader& reader, bool mxfp4_block
   const std::string method = object->StringOr({"quant_method"}, "");
   QuantizationConfig config = ReadMethod(*object, method, mxfp4_blocks);
   config.method = method;
-  LinearSchemes{config};  // refuses malformed patterns
+  const LinearSchemes checked(config);  // refuses malformed patterns
   return config;
 }
 

@@ -82,7 +82,7 @@ class CyclerMethod : public Object {
   std::string Repr() const override { return "<bound method Cycler>"; }
   bool IsCallable() const override { return true; }
   Value Call(Context&, const Arguments& arguments) override {
-    Bound("cycler", arguments, {});
+    const Bound none("cycler", arguments, {});
     if (next_) return cycler_->Next();
     cycler_->Reset();
     return {};

@@ -43,20 +43,20 @@ Value View(Context& context, const Value& self, std::string label,
 }
 
 Value DictItems(Context& context, const Value& self, const Arguments& arguments) {
-  Bound("items", arguments, {});
+  const Bound none("items", arguments, {});
   return View(context, self, "dict_items", [](Context& c, const Dict::Entry& entry) {
     return c.MakeList({entry.first, entry.second}, List::Kind::kTuple);
   });
 }
 
 Value DictKeys(Context& context, const Value& self, const Arguments& arguments) {
-  Bound("keys", arguments, {});
+  const Bound none("keys", arguments, {});
   return View(context, self, "dict_keys",
               [](Context&, const Dict::Entry& entry) { return entry.first; });
 }
 
 Value DictValues(Context& context, const Value& self, const Arguments& arguments) {
-  Bound("values", arguments, {});
+  const Bound none("values", arguments, {});
   return View(context, self, "dict_values",
               [](Context&, const Dict::Entry& entry) { return entry.second; });
 }
@@ -70,7 +70,7 @@ Value DictGet(Context& context, const Value& self, const Arguments& arguments) {
 }
 
 Value Copy(Context&, const Value& self, const Arguments& arguments) {
-  Bound("copy", arguments, {});
+  const Bound none("copy", arguments, {});
   return self;
 }
 

@@ -22,7 +22,7 @@ bool IsSequence(const Value& value) {
 // A test of the value alone.
 template <bool (*holds)(const Value&)>
 bool Plain(Context&, const Value& value, const Arguments& arguments) {
-  Bound("test", arguments, {});
+  const Bound none("test", arguments, {});
   return holds(value);
 }
 
@@ -52,12 +52,12 @@ bool HasRemainder(Context& context, const Value& value, const Value& divisor, In
 }
 
 bool IsOdd(Context& context, const Value& value, const Arguments& arguments) {
-  Bound("odd", arguments, {});
+  const Bound none("odd", arguments, {});
   return HasRemainder(context, value, Value::Integer(2), 1);
 }
 
 bool IsEven(Context& context, const Value& value, const Arguments& arguments) {
-  Bound("even", arguments, {});
+  const Bound none("even", arguments, {});
   return HasRemainder(context, value, Value::Integer(2), 0);
 }
 
@@ -67,7 +67,7 @@ bool IsDivisibleBy(Context& context, const Value& value, const Arguments& argume
 
 template <bool upper>
 bool IsCased(Context& context, const Value& value, const Arguments& arguments) {
-  Bound("test", arguments, {});
+  const Bound none("test", arguments, {});
   Value text = context.Make(Str(context, value));
   return Truth(Call(context, GetAttribute(context, text, upper ? "isupper" : "islower"), {}));
 }
@@ -87,7 +87,7 @@ bool Compares(Context& context, const Value& value, const Arguments& arguments) 
 }
 
 bool IsFilter(Context& context, const Value& value, const Arguments& arguments) {
-  Bound("filter", arguments, {});
+  const Bound none("filter", arguments, {});
   return HasFilter(Str(context, value).str());
 }
 

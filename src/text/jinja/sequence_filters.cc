@@ -10,21 +10,21 @@ namespace switchyard::jinja {
 namespace {
 
 Value LengthFilter(Context& context, const Value& input, const Arguments& arguments) {
-  Bound("length", arguments, {});
+  const Bound none("length", arguments, {});
   auto length = Length(context, input);
   if (!length) Fail("object of type '{}' has no len()", TypeName(input));
   return Value::Integer(static_cast<Int>(*length));
 }
 
 Value First(Context& context, const Value& input, const Arguments& arguments) {
-  Bound("first", arguments, {});
+  const Bound none("first", arguments, {});
   ListPtr list = Iterate(context, input);
   if (list->items.empty()) return Value::MakeUndefined("No first item, sequence was empty.");
   return list->items.front();
 }
 
 Value Last(Context& context, const Value& input, const Arguments& arguments) {
-  Bound("last", arguments, {});
+  const Bound none("last", arguments, {});
   if (input.IsList() && input.list().kind == List::Kind::kGenerator) {
     Fail("'generator' object is not reversible");
   }
@@ -34,12 +34,12 @@ Value Last(Context& context, const Value& input, const Arguments& arguments) {
 }
 
 Value ListFilter(Context& context, const Value& input, const Arguments& arguments) {
-  Bound("list", arguments, {});
+  const Bound none("list", arguments, {});
   return context.MakeList(Iterate(context, input)->items);
 }
 
 Value Reverse(Context& context, const Value& input, const Arguments& arguments) {
-  Bound("reverse", arguments, {});
+  const Bound none("reverse", arguments, {});
   if (input.IsString()) return Slice(context, input, Value(), Value(), Value::Integer(-1));
   std::vector<Value> items = Iterate(context, input)->items;
   std::reverse(items.begin(), items.end());
@@ -92,7 +92,7 @@ Value SliceFilter(Context& context, const Value& input, const Arguments& argumen
 }
 
 Value Items(Context& context, const Value& input, const Arguments& arguments) {
-  Bound("items", arguments, {});
+  const Bound none("items", arguments, {});
   if (!input.IsDict() && !input.IsUndefined()) Fail("Can only get item pairs from a mapping.");
   std::vector<Value> items;
   if (input.IsDict()) {

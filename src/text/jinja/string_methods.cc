@@ -272,13 +272,13 @@ Value CaseMethod(Context& context, const Value& self, const Arguments& arguments
 }
 
 Value IsSpaceMethod(Context& context, const Value& self, const Arguments& arguments) {
-  Bound("isspace", arguments, {});
+  const Bound none("isspace", arguments, {});
   context.Scan(self.text().size());
   return Value::Bool(!self.text().empty() && SkipSpace(self.text().str()) == self.text().size());
 }
 
 Value IsAsciiMethod(Context& context, const Value& self, const Arguments& arguments) {
-  Bound("isascii", arguments, {});
+  const Bound none("isascii", arguments, {});
   context.Scan(self.text().size());
   const std::string& bytes = self.text().str();
   return Value::Bool(

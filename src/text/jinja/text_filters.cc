@@ -13,7 +13,7 @@ namespace {
 
 template <Text (*map)(Context&, const Text&)>
 Value MapFilter(Context& context, const Value& input, const Arguments& arguments) {
-  Bound("filter", arguments, {});
+  const Bound none("filter", arguments, {});
   return context.Make(map(context, Str(context, input)));
 }
 
@@ -101,7 +101,7 @@ Value Center(Context& context, const Value& input, const Arguments& arguments) {
 }
 
 Value WordCount(Context& context, const Value& input, const Arguments& arguments) {
-  Bound("wordcount", arguments, {});
+  const Bound none("wordcount", arguments, {});
   Text text = Str(context, input);
   context.Scan(16 * text.size());
   Int count = 0;
@@ -116,28 +116,28 @@ Value WordCount(Context& context, const Value& input, const Arguments& arguments
 }
 
 Value Escape(Context& context, const Value& input, const Arguments& arguments) {
-  Bound("escape", arguments, {});
+  const Bound none("escape", arguments, {});
   Text text = Str(context, input);
   context.Scan(8 * text.size());
   return context.Make(text.markup() ? text : EscapeHtml(text));
 }
 
 Value ForceEscape(Context& context, const Value& input, const Arguments& arguments) {
-  Bound("forceescape", arguments, {});
+  const Bound none("forceescape", arguments, {});
   Text text = Str(context, input);
   context.Scan(8 * text.size());
   return context.Make(EscapeHtml(text));
 }
 
 Value Safe(Context& context, const Value& input, const Arguments& arguments) {
-  Bound("safe", arguments, {});
+  const Bound none("safe", arguments, {});
   Text text = Str(context, input);
   text.set_markup(true);
   return context.Make(std::move(text));
 }
 
 Value String(Context& context, const Value& input, const Arguments& arguments) {
-  Bound("string", arguments, {});
+  const Bound none("string", arguments, {});
   return input.IsString() ? input : context.Make(Str(context, input));
 }
 
@@ -156,7 +156,7 @@ Value Format(Context& context, const Value& input, const Arguments& arguments) {
 }
 
 Value UrlEncode(Context& context, const Value& input, const Arguments& arguments) {
-  Bound("urlencode", arguments, {});
+  const Bound none("urlencode", arguments, {});
   static constexpr std::string_view kPlain = "_.-~/";
   Text text = Str(context, input);
   context.Allocate(3 * text.size());

@@ -96,7 +96,7 @@ Value FloatFilter(Context& context, const Value& input, const Arguments& argumen
 }
 
 Value Abs(Context&, const Value& input, const Arguments& arguments) {
-  Bound("abs", arguments, {});
+  const Bound none("abs", arguments, {});
   RequireDefined(input);
   if (!input.IsNumber()) Fail("bad operand type for abs(): '{}'", TypeName(input));
   if (input.IsFloat()) return Value::Float(std::fabs(input.floating()));
