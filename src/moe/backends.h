@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "moe/dispatcher.h"
 #include "moe/exchange_memory.h"
@@ -55,6 +56,18 @@ struct ExchangeBackend {
 };
 using DispatcherBackend = ExchangeBackend<Dispatcher>;
 using FusedBackend = ExchangeBackend<FusedExperts>;
+
+// Of a class that is built from a context and whose Memory(options, shape) says what it allocates.
+template <typename Interface, typename Backend>
+ExchangeBackend<Interface> BackendOf(std::string summary) {
+  return {.make = [](const DispatcherContext& c) { return std::make_unique<Backend>(c); },
+          .symmetric_bytes =
+              [](const MoeOptions& options, const ExchangeShape& shape) {
+                return Backend::Memory(options, shape).bytes();
+              },
+          .summary = std::move(summary),
+          .memory = Backend::Memory};
+}
 
 struct RunnerBackend {
   std::function<std::unique_ptr<Runner>()> make;

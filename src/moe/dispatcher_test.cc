@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 
+#include "core/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "moe/backends.h"
@@ -341,16 +342,6 @@ TEST(DispatcherTest, TwoBatchesInFlightEndInEitherOrder) {
       });
     }
   }
-}
-
-std::string ErrorOf(const std::function<void()>& body, ErrorKind kind) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), kind) << error.what();
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(DispatcherTest, MoreBatchesInFlightThanBuffersIsRefused) {

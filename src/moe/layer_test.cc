@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "core/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "moe/test_layer.h"
@@ -137,16 +138,6 @@ TEST(MoeLayerTest, DispatchedSharedExpertMatchesTheReferenceWithRowsInFlight) {
                 Tolerance(DType::kBF16));
     }
   }
-}
-
-std::string ErrorOf(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kInvalid);
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(MoeLayerTest, WaterfillIsRefusedWhereItCannotWork) {

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "core/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/testing.h"
@@ -51,16 +52,6 @@ TEST(ExpertPlacementTest, TrivialDealsReplicasInOrder) {
   EXPECT_FALSE(redundant.is_identity());
   EXPECT_FALSE(ExpertPlacement(3, {0, 2, 1}).is_identity());
   EXPECT_EQ(ExpertPlacement().num_logical(), 0);
-}
-
-std::string ErrorOf(const std::function<void()>& body, ErrorKind kind = ErrorKind::kInvalid) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), kind);
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(ExpertPlacementTest, RefusesForeignAndMissingExperts) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -13,16 +14,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-std::string ErrorOf(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kInvalid);
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(RunnerNamesTest, NearestBackendsExist) {
   const MoeBackends backends = BuiltinMoeBackends();

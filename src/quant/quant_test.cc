@@ -8,26 +8,13 @@
 
 #include "core/dtype.h"
 #include "quant/quantize.h"
+#include "quant/testing.h"
 #include "quant/weight_view.h"
 
 namespace switchyard {
 namespace {
 
 using ::testing::ElementsAre;
-
-std::vector<float> Row(const WeightView& w, int64_t row) {
-  std::vector<float> out(w.k);
-  DequantizeRow(w, row, 0, w.k, out.data());
-  return out;
-}
-
-std::vector<float> RandomValues(int64_t count, unsigned seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (float& v : values) v = normal(random);
-  return values;
-}
 
 TEST(WeightView, ReadsEveryE4M3CodeTimesItsBlocksScale) {
   // Two rows of 256: block columns 0 and 1, one block row.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "quant/testing.h"
 #include "quant/weight_view.h"
 
 namespace switchyard {
@@ -16,20 +17,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::FloatNear;
-
-std::vector<float> Row(const WeightView& w, int64_t row) {
-  std::vector<float> out(w.k);
-  DequantizeRow(w, row, 0, w.k, out.data());
-  return out;
-}
-
-std::vector<float> RandomValues(int64_t count, unsigned seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (float& v : values) v = normal(random);
-  return values;
-}
 
 // Rows of different magnitudes, and one of zeros.
 std::vector<float> RandomRows(int64_t n, int64_t k, unsigned seed) {

@@ -28,9 +28,6 @@ __device__ __forceinline__ void BarrierExpect(uint64_t* barrier, uint32_t bytes)
       "r"(bytes)
       : "memory");
 }
-__device__ __forceinline__ void BarrierArrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
-}
 // Arrives at the barrier of the same offset in another block of the cluster.
 __device__ __forceinline__ void BarrierArriveAt(uint64_t* barrier, uint32_t block_of_cluster) {
   asm volatile(

@@ -6,6 +6,7 @@
 #include <string>
 #include <thread>
 
+#include "core/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "moe/dispatchers/fused_tiles.h"
@@ -189,16 +190,6 @@ TEST_P(AllToAllTest, LongBatchesGoInRounds) {
     options.long_seq_per_round_tokens = 3;
     EXPECT_TRUE(SameBits(run(options, ranks), want)) << ranks << " ranks";
   }
-}
-
-std::string ErrorOf(const std::function<void()>& body, ErrorKind kind) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), kind) << error.what();
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST_P(AllToAllRoundsTest, MoreRoundsThanAllowedAreRefused) {

@@ -56,16 +56,10 @@ class DeepEpAuto : public Dispatcher {
   DeepEpLowLatency low_latency_;
 };
 
-template <typename Mode>
-DispatcherBackend BackendOf() {
-  return {.make = [](const DispatcherContext& context) { return std::make_unique<Mode>(context); },
-          .memory = Mode::Memory};
-}
-
 DispatcherBackend BackendOfMode(const std::string& mode) {
-  if (mode == "normal") return BackendOf<DeepEpNormal>();
-  if (mode == "low_latency") return BackendOf<DeepEpLowLatency>();
-  if (mode == "auto") return BackendOf<DeepEpAuto>();
+  if (mode == "normal") return BackendOf<Dispatcher, DeepEpNormal>("");
+  if (mode == "low_latency") return BackendOf<Dispatcher, DeepEpLowLatency>("");
+  if (mode == "auto") return BackendOf<Dispatcher, DeepEpAuto>("");
   throw Invalid("--deepep-mode {}: want normal, low_latency or auto", mode);
 }
 

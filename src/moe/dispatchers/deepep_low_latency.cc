@@ -36,12 +36,9 @@ void DeepEpLowLatency::BeginDispatch(const float* x, const TopK& topk, bool,
                    buffers_.sent.capacity());
   CHECK_EQ(topk.k, k_);
   auto& state = handle->Get<State>();
-  slots_.Take(&state.sent.use);
   handle->layout = DispatchLayout::kLowLatency;
   handle->topk = &topk;
-  state.sent.x = x;
-  state.sent.again = false;
-  buffers_.sent.ChooseRanks(topk, experts_, slots_, &state.sent);
+  buffers_.sent.Begin(slots_, experts_, x, topk, &state.sent);
   ListPlaces(&state);
   SendPlaces(state);
   buffers_.sent.Send(slots_, state.sent, pool_);
@@ -50,10 +47,7 @@ void DeepEpLowLatency::BeginDispatch(const float* x, const TopK& topk, bool,
 
 void DeepEpLowLatency::BeginDispatchAgain(const float* x, bool, DispatchHandle* handle) {
   auto& state = handle->Get<State>();
-  CHECK_EQ(static_cast<int>(state.sent.counts.size()), slots_.ranks());
-  slots_.Take(&state.sent.use);
-  state.sent.x = x;
-  state.sent.again = true;
+  buffers_.sent.BeginAgain(slots_, x, &state.sent);
   buffers_.sent.Send(slots_, state.sent, pool_);
   slots_.RaiseAll(state.sent.use, kRows);
 }

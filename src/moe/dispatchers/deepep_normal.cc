@@ -31,12 +31,9 @@ void DeepEpNormal::BeginDispatch(const float* x, const TopK& topk, bool, Dispatc
                    buffers_.sent.capacity());
   CHECK_EQ(topk.k, k_);
   auto& state = handle->Get<State>();
-  slots_.Take(&state.sent.use);
   handle->layout = DispatchLayout::kNormal;
   handle->topk = &topk;
-  state.sent.x = x;
-  state.sent.again = false;
-  buffers_.sent.ChooseRanks(topk, experts_, slots_, &state.sent);
+  buffers_.sent.Begin(slots_, experts_, x, topk, &state.sent);
   SendTags(state);
   buffers_.sent.Send(slots_, state.sent, pool_);
   slots_.RaiseAll(state.sent.use, kRows);
@@ -44,10 +41,7 @@ void DeepEpNormal::BeginDispatch(const float* x, const TopK& topk, bool, Dispatc
 
 void DeepEpNormal::BeginDispatchAgain(const float* x, bool, DispatchHandle* handle) {
   auto& state = handle->Get<State>();
-  CHECK_EQ(static_cast<int>(state.sent.counts.size()), slots_.ranks());
-  slots_.Take(&state.sent.use);
-  state.sent.x = x;
-  state.sent.again = true;
+  buffers_.sent.BeginAgain(slots_, x, &state.sent);
   buffers_.sent.Send(slots_, state.sent, pool_);
   slots_.RaiseAll(state.sent.use, kRows);
 }

@@ -274,13 +274,8 @@ class FlashInfer : public Dispatcher {
 }  // namespace
 
 DispatcherBackend FlashInferBackend() {
-  return {.make = [](const DispatcherContext& c) { return std::make_unique<FlashInfer>(c); },
-          .symmetric_bytes =
-              [](const MoeOptions& options, const ExchangeShape& shape) {
-                return FlashInfer::Memory(options, shape).bytes();
-              },
-          .summary = "one-sided: sources publish rows and routing, whoever needs a row pulls it",
-          .memory = FlashInfer::Memory};
+  return BackendOf<Dispatcher, FlashInfer>(
+      "one-sided: sources publish rows and routing, whoever needs a row pulls it");
 }
 
 }  // namespace switchyard

@@ -158,13 +158,8 @@ void FusedTiles::Return(const State& state, std::span<const Work> tile) {
 }
 
 FusedBackend FusedTilesBackend() {
-  return {.make = [](const DispatcherContext& c) { return std::make_unique<FusedTiles>(c); },
-          .symmetric_bytes =
-              [](const MoeOptions& options, const ExchangeShape& shape) {
-                return FusedTiles::Memory(options, shape).bytes();
-              },
-          .summary = "dispatch, experts and combine in one operator, a tile of rows at a time",
-          .memory = FusedTiles::Memory};
+  return BackendOf<FusedExperts, FusedTiles>(
+      "dispatch, experts and combine in one operator, a tile of rows at a time");
 }
 
 }  // namespace switchyard

@@ -59,13 +59,7 @@ class Mooncake : public Dispatcher {
 }  // namespace
 
 DispatcherBackend MooncakeBackend() {
-  return {.make = [](const DispatcherContext& c) { return std::make_unique<Mooncake>(c); },
-          .symmetric_bytes =
-              [](const MoeOptions& options, const ExchangeShape& shape) {
-                return Mooncake::Memory(options, shape).bytes();
-              },
-          .summary = "deepep that goes on without ranks that are lost",
-          .memory = Mooncake::Memory};
+  return BackendOf<Dispatcher, Mooncake>("deepep that goes on without ranks that are lost");
 }
 
 }  // namespace switchyard

@@ -15,8 +15,23 @@ SentRows::SentRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* pla
       counts_(plan->Add("counts", sizeof(int32_t) * shape.ep)),
       rows_(plan->Add("rows", static_cast<size_t>(row_bytes_) * shape.ep * capacity)) {}
 
+void SentRows::Begin(ExchangeSlots& slots, const ExpertMap& experts, const float* x,
+                     const TopK& topk, Batch* batch) const {
+  slots.Take(&batch->use);
+  batch->x = x;
+  batch->again = false;
+  ChooseRanks(topk, experts, slots, batch);
+}
+
+void SentRows::BeginAgain(ExchangeSlots& slots, const float* x, Batch* batch) const {
+  CHECK_EQ(static_cast<int>(batch->counts.size()), slots.ranks());
+  slots.Take(&batch->use);
+  batch->x = x;
+  batch->again = true;
+}
+
 void SentRows::ChooseRanks(const TopK& topk, const ExpertMap& experts, const ExchangeSlots& slots,
-                           Batch* batch) const {
+                           Batch* batch) {
   const int ranks = slots.ranks(), k = topk.k;
   const bool all_active = slots.AllActive();
   batch->owners.assign(topk.ids.size(), -1);

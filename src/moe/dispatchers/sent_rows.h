@@ -35,10 +35,12 @@ class SentRows {
   // Takes its buffers, for at most `capacity` tokens of one rank, from the plan.
   SentRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan);
 
-  // The layout computation: where each slot's expert is, and which ranks each token goes to: those
-  // that hold one of its experts and take part.
-  void ChooseRanks(const TopK& topk, const ExpertMap& experts, const ExchangeSlots& slots,
-                   Batch* batch) const;
+  // Takes a slot, and computes the layout: where each slot's expert is, and which ranks each token
+  // goes to, those that hold one of its experts and take part. x [topk.tokens, H].
+  void Begin(ExchangeSlots& slots, const ExpertMap& experts, const float* x, const TopK& topk,
+             Batch* batch) const;
+  // Takes a slot for other rows by the layout that the batch had.
+  void BeginAgain(ExchangeSlots& slots, const float* x, Batch* batch) const;
   // Writes the rows, and unless they are known their counts; a flag has to follow.
   void Send(ExchangeSlots& slots, const Batch& batch, ThreadPool& pool) const;
   // After that flag, where routing is not known yet: fills begin and row_at.
@@ -51,6 +53,9 @@ class SentRows {
   Dispatched Describe(const ExchangeSlots& slots, const Batch& batch) const;
 
  private:
+  static void ChooseRanks(const TopK& topk, const ExpertMap& experts, const ExchangeSlots& slots,
+                          Batch* batch);
+
   int64_t hidden_, capacity_;
   RowFormat format_;
   int64_t row_bytes_;

@@ -15,6 +15,7 @@
 #include "comm/device/tcp/hello.h"
 #include "comm/device/test_collectives.h"
 #include "core/error.h"
+#include "core/testing.h"
 
 namespace switchyard {
 namespace {
@@ -25,16 +26,6 @@ using ::testing::HasSubstr;
 
 constexpr size_t kBytes = size_t{4} << 20;
 constexpr SymmetricMemory::Options kOptions{.timeout = milliseconds(60'000)};
-
-std::string ErrorOf(ErrorKind kind, const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), kind) << error.what();
-    return error.what();
-  }
-  return "no error";
-}
 
 class TcpNodesTest : public ::testing::TestWithParam<std::pair<int, int>> {};
 INSTANTIATE_TEST_SUITE_P(RanksAndRanksPerNode, TcpNodesTest,
@@ -156,39 +147,44 @@ TEST(TcpRanksTest, FetchesCrossAndTakeWhatIsThere) {
 }
 
 TEST(TcpRanksTest, AWaitForARemoteRankTimesOutByName) {
-  EXPECT_EQ(ErrorOf(ErrorKind::kTimeout,
-                    [] {
-                      RunTcpRankThreads(2, 1, kBytes, [](int rank, const auto& arena) {
-                        SymmetricMemory memory(arena, rank, {.timeout = milliseconds(50)});
-                        if (rank == 1) {
-                          std::this_thread::sleep_for(milliseconds(500));
-                          return;
-                        }
-                        Communicator comm(memory, World(2), "tp", 4096);
-                        comm.Barrier("test barrier");
-                      });
-                    }),
+  EXPECT_EQ(ErrorOf(
+                [] {
+                  RunTcpRankThreads(2, 1, kBytes, [](int rank, const auto& arena) {
+                    SymmetricMemory memory(arena, rank, {.timeout = milliseconds(50)});
+                    if (rank == 1) {
+                      std::this_thread::sleep_for(milliseconds(500));
+                      return;
+                    }
+                    Communicator comm(memory, World(2), "tp", 4096);
+                    comm.Barrier("test barrier");
+                  });
+                },
+                ErrorKind::kTimeout),
             "rank 0 waited 0.05 s for rank 1 in test barrier (round 1)");
 }
 
 TEST(TcpRanksTest, AFailureReachesRanksThatWaitInOtherNodes) {
   std::atomic<int> stopped = 0;
-  const std::string what = ErrorOf(ErrorKind::kResource, [&] {
-    RunTcpRankThreads(4, 2, kBytes, [&](int rank, const auto& arena) {
-      SymmetricMemory memory(arena, rank, kOptions);
-      Communicator comm(memory, World(4), "tp", 4096);
-      if (rank == 3) {
-        comm.Barrier("start");
-        throw Resource("no coal");
-      }
-      const std::string heard = ErrorOf(ErrorKind::kPeer, [&] {
-        comm.Barrier("start");
-        comm.Barrier("departure");
-      });
-      EXPECT_EQ(heard, "rank 3 failed: no coal");
-      ++stopped;
-    });
-  });
+  const std::string what = ErrorOf(
+      [&] {
+        RunTcpRankThreads(4, 2, kBytes, [&](int rank, const auto& arena) {
+          SymmetricMemory memory(arena, rank, kOptions);
+          Communicator comm(memory, World(4), "tp", 4096);
+          if (rank == 3) {
+            comm.Barrier("start");
+            throw Resource("no coal");
+          }
+          const std::string heard = ErrorOf(
+              [&] {
+                comm.Barrier("start");
+                comm.Barrier("departure");
+              },
+              ErrorKind::kPeer);
+          EXPECT_EQ(heard, "rank 3 failed: no coal");
+          ++stopped;
+        });
+      },
+      ErrorKind::kResource);
   EXPECT_EQ(what, "no coal");
   EXPECT_EQ(stopped, 3);
 }
@@ -225,8 +221,8 @@ class ByHandTest : public ::testing::Test {
   // How rank 0's wait for the peer ends.
   std::string WaitEnds() {
     SymmetricMemory memory(arena_, 0, kOptions);
-    return ErrorOf(ErrorKind::kPeer,
-                   [&] { memory.Wait(memory.Allocate(4), 1, 1, "x", /*idle=*/true); });
+    return ErrorOf([&] { memory.Wait(memory.Allocate(4), 1, 1, "x", /*idle=*/true); },
+                   ErrorKind::kPeer);
   }
 
   TcpWorld world_;
@@ -244,10 +240,11 @@ TEST_F(ByHandTest, SendingToARankThatIsGoneSaysSo) {
   from_rank0_.reset();
   SymmetricMemory memory(arena_, 0, kOptions);
   const size_t flag = memory.Allocate(4);
-  EXPECT_EQ(ErrorOf(ErrorKind::kPeer,
-                    [&] {
-                      for (uint32_t i = 1; i < 1000; ++i) memory.Raise(1, flag, i);
-                    }),
+  EXPECT_EQ(ErrorOf(
+                [&] {
+                  for (uint32_t i = 1; i < 1000; ++i) memory.Raise(1, flag, i);
+                },
+                ErrorKind::kPeer),
             "rank 1 (node 1, 127.0.0.1) is gone: its connection closed");
 }
 
@@ -281,7 +278,7 @@ TEST_F(ByHandTest, TooManyRangesAreRefused) {
 
 TEST_F(ByHandTest, AFetchThatIsNotAnsweredTimesOutByName) {
   SymmetricMemory memory(arena_, 0, {.timeout = milliseconds(50)});
-  EXPECT_EQ(ErrorOf(ErrorKind::kTimeout, [&] { memory.Fetch(1, 0, 100, "combine"); }),
+  EXPECT_EQ(ErrorOf([&] { memory.Fetch(1, 0, 100, "combine"); }, ErrorKind::kTimeout),
             "rank 0 waited 0.05 s for rank 1 (node 1, 127.0.0.1) in combine");
   to_rank0_.reset();  // else it is waited for
 }
@@ -290,13 +287,14 @@ TEST_F(ByHandTest, AFetchThatIsNotAnsweredTimesOutByName) {
 TEST_F(ByHandTest, APutThatIsNotTakenTimesOutByName) {
   SymmetricMemory memory(arena_, 0, {.timeout = milliseconds(50)});
   const size_t flag = memory.Allocate(4);
-  EXPECT_EQ(ErrorOf(ErrorKind::kTimeout,
-                    [&] {
-                      for (uint32_t i = 1; i < 100; ++i) {
-                        memory.Wrote(1, 0, kBytes);
-                        memory.Raise(1, flag, i);
-                      }
-                    }),
+  EXPECT_EQ(ErrorOf(
+                [&] {
+                  for (uint32_t i = 1; i < 100; ++i) {
+                    memory.Wrote(1, 0, kBytes);
+                    memory.Raise(1, flag, i);
+                  }
+                },
+                ErrorKind::kTimeout),
             "rank 0 waited 0.05 s for rank 1 (node 1, 127.0.0.1) to take what is sent to it");
   to_rank0_.reset();
 }
@@ -311,8 +309,8 @@ TEST(TcpRanksTest, StrangersAreTurnedAwayAndMissingRanksNamed) {
   tcp::Hello hello{.from = 1, .to = 0};  // no token
   iovec part{&hello, sizeof hello};
   ASSERT_EQ(stranger->Send(std::span(&part, 1)), IoResult::kDone);
-  EXPECT_EQ(ErrorOf(ErrorKind::kTimeout,
-                    [&] { ConnectTcpRanks(*arena, 0, std::move(mine), world, milliseconds(300)); }),
+  EXPECT_EQ(ErrorOf([&] { ConnectTcpRanks(*arena, 0, std::move(mine), world, milliseconds(300)); },
+                    ErrorKind::kTimeout),
             "rank 0 waited 0.3 s for rank 1 (node 1, 127.0.0.1) to connect");
 }
 
