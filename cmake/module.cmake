@@ -6,6 +6,8 @@
 # Files named x_test.cc become the program NAME_test; files named x_fuzz.cc become one fuzzer each.
 # Library and headers are installed, but for the tests' helpers (test*.h, fake_*.h).
 # HEAVY headers are precompiled for library and tests, beside the ones that everybody includes.
+# What lies in a folder `cuda` is compiled where there is a compiler for it, and its tests are the program NAME_cuda_test;
+# where there is none, what lies in a folder `no_cuda` takes its place.
 function(switchyard_module NAME)
   cmake_parse_arguments(ARG "" "" "DEPS;LIBS;HEAVY" ${ARGN})
   set(dir ${CMAKE_SOURCE_DIR}/src/${NAME})
@@ -14,7 +16,14 @@ function(switchyard_module NAME)
   file(CREATE_LINK ${dir} ${view}/${NAME} SYMBOLIC)
 
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${dir}/*.cc)
-  list(FILTER sources EXCLUDE REGEX "/cuda/")  # libraries of their own, where there is a compiler for them
+  file(GLOB_RECURSE device_sources CONFIGURE_DEPENDS ${dir}/*.cu)
+  set(device_tests ${sources})
+  list(FILTER device_tests INCLUDE REGEX "/cuda/.*_test\\.cc$")
+  if(SWITCHYARD_CUDA)
+    list(FILTER sources EXCLUDE REGEX "/no_cuda/|/cuda/.*_test\\.cc$")
+  else()
+    list(FILTER sources EXCLUDE REGEX "/cuda/")
+  endif()
   set(tests ${sources})
   set(fuzzers ${sources})
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")
@@ -32,6 +41,9 @@ function(switchyard_module NAME)
   install(DIRECTORY ${dir} DESTINATION ${SWITCHYARD_INCLUDE_DIR} FILES_MATCHING PATTERN "*.h"
     PATTERN "test*.h" EXCLUDE PATTERN "fake_*.h" EXCLUDE)
   target_link_libraries(switchyard_${NAME} PUBLIC ${ARG_DEPS} ${ARG_LIBS})
+  if(SWITCHYARD_CUDA AND device_sources)
+    target_sources(switchyard_${NAME} PRIVATE ${device_sources})
+  endif()
   set(heavy <algorithm> <functional> <memory> <string> <vector> <fmt/format.h> ${ARG_HEAVY})
   target_precompile_headers(switchyard_${NAME} PRIVATE ${heavy})
 
@@ -41,6 +53,12 @@ function(switchyard_module NAME)
     target_precompile_headers(${NAME}_test PRIVATE ${heavy} <gmock/gmock.h> <gtest/gtest.h>)
     target_compile_definitions(${NAME}_test PRIVATE SWITCHYARD_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data")
     gtest_discover_tests(${NAME}_test DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 300)
+  endif()
+  if(SWITCHYARD_TESTS AND SWITCHYARD_CUDA AND device_tests)
+    add_executable(${NAME}_cuda_test ${device_tests})
+    target_link_libraries(${NAME}_cuda_test PRIVATE switchyard_${NAME} GTest::gmock GTest::gtest_main)
+    target_precompile_headers(${NAME}_cuda_test PRIVATE ${heavy} <gmock/gmock.h> <gtest/gtest.h>)
+    gtest_discover_tests(${NAME}_cuda_test DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 300)
   endif()
   if(SWITCHYARD_FUZZERS)
     foreach(source ${fuzzers})

@@ -1,0 +1,20 @@
+# Device code: nvcc 13, machine code for Hopper, and for other GPUs an intermediate form that their driver compiles.
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  # Files that use Hopper's own instructions (wgmma, TMA) say 90a themselves; plain kernels run everywhere from Ampere on.
+  set(CMAKE_CUDA_ARCHITECTURES 90-real 80-virtual)
+endif()
+enable_language(CUDA)
+# CMake 3.25 does not know that this compiler has C++20.
+set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+if(CCACHE)
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
+endif()
+find_package(CUDAToolkit 13 REQUIRED)
+
+# switchyard_hopper_sources(file…): compiled for Hopper alone.
+function(switchyard_hopper_sources)
+  set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS "-gencode;arch=compute_90a,code=sm_90a")
+endfunction()

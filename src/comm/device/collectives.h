@@ -1,0 +1,37 @@
+// The sums and gathers of one group of ranks, wherever their memory is.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+namespace switchyard {
+
+// Every member calls the same operations in the same order; ranks outside do not take part. Memory
+// is that of the device the object was made for: on GPUs operations are enqueued and return before
+// they have run. A group of one costs nothing. Used by the rank's thread only.
+class Collectives {
+ public:
+  virtual ~Collectives() = default;
+
+  virtual int rank() const = 0;  // in the group
+  virtual int size() const = 0;
+
+  virtual void AllReduceSum(float* data, size_t count) = 0;  // in place
+  // Members contribute counts[r] bytes each, laid one after the other in `out`. `in` may lie in its
+  // own place of `out`.
+  virtual void AllGatherV(const void* in, void* out, std::span<const size_t> counts) = 0;
+  // in [Σ counts] floats of each member, part r after part r - 1; out [counts[rank()]]: the sum of
+  // all members' part `rank()`. Counts are the same on all members and may be zero. `out` may be
+  // part `rank()` of `in` itself; otherwise it overlaps none of `in`.
+  virtual void ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) = 0;
+};
+
+// A rank's groups (comm/mesh.h). Borrowed.
+struct RankGroups {
+  Collectives* tp = nullptr;  // the world
+  Collectives* ep = nullptr;
+  Collectives* moe_tp = nullptr;
+  Collectives* attn_tp = nullptr;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,33 @@
+// Collectives of GPU memory.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/device/collectives.h"
+#include "comm/device/cuda/peer_memory.h"
+
+namespace switchyard::cuda {
+
+struct CollectiveOptions {
+  // Small all-reduces in one kernel over peer memory, larger ones through NCCL
+  // (--disable-custom-all-reduce: all through NCCL). Where there is no NCCL (libnccl.so.2 is looked
+  // for at run time) everything goes over peer memory.
+  bool custom_all_reduce = true;
+  size_t max_custom_bytes = size_t{2} << 20;
+};
+
+// The group's collectives, enqueued on `stream`. Everything they do can be recorded in a CUDA graph:
+// launches depend on sizes alone, and no host code waits. `group`: ranks of the world, ascending;
+// every rank of the world constructs those of the same kinds in the same order. Sums over peer
+// memory are taken in group order: all members get the same bits, for any message size.
+std::unique_ptr<Collectives> MakeCollectives(RankComm& comm, PeerMemory& memory,
+                                             std::vector<int> group, const std::string& name,
+                                             cudaStream_t stream, const CollectiveOptions& options);
+// What one such object allocates in peer memory.
+size_t CollectiveBytes(const CollectiveOptions& options, int members);
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,51 @@
+// Waiting for a flag that a peer raises, on the device.
+#pragma once
+
+#include "comm/device/cuda/wait.h"
+
+namespace switchyard::cuda {
+
+__device__ __forceinline__ uint32_t LoadFlag(const uint32_t* flag) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+  return value;
+}
+
+// Everything this thread wrote before is seen by who sees the flag.
+__device__ __forceinline__ void RaiseFlag(uint32_t* flag, uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ uint64_t Nanoseconds() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+}
+
+// Until the flag has reached `value` (modulo 2^32: rounds may wrap). False when the deadline passed,
+// or somebody else's did: then nothing that depends on the peer may be used.
+__device__ inline bool WaitFlag(const uint32_t* flag, uint32_t value, const WaitLimit& limit,
+                                WaitStage stage, int peer) {
+  if (static_cast<int32_t>(LoadFlag(flag) - value) >= 0) return true;
+  const uint64_t start = Nanoseconds();
+  while (true) {
+    uint32_t seen = value;
+    for (int i = 0; i < 256; ++i) {
+      seen = LoadFlag(flag);
+      if (static_cast<int32_t>(seen - value) >= 0) return true;
+    }
+    volatile WaitReport* report = limit.report;
+    if (report->failed) return false;
+    if (Nanoseconds() - start < limit.nanoseconds) continue;
+    report->stage = static_cast<int32_t>(stage);
+    report->rank = limit.rank;
+    report->peer = peer;
+    report->wanted = value;
+    report->seen = seen;
+    __threadfence_system();
+    report->failed = 1;
+    return false;
+  }
+}
+
+}  // namespace switchyard::cuda

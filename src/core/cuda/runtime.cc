@@ -1,0 +1,88 @@
+#include "core/cuda/runtime.h"
+
+#include "core/error.h"
+
+namespace switchyard::cuda {
+
+void Check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // those that do not stick are told once
+  throw Resource("{}: {}", what, cudaGetErrorString(error));
+}
+
+int DeviceCount() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();
+  return 0;
+}
+
+void UseDevice(int device) {
+  const int count = DeviceCount();
+  if (device < 0 || device >= count)
+    throw Invalid("there is no GPU {}: {} were found", device, count);
+  Check(cudaSetDevice(device), "choice of the GPU");
+}
+
+namespace {
+int Attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  Check(cudaGetDevice(&device), "current GPU");
+  Check(cudaDeviceGetAttribute(&value, attribute, device), "attribute of the GPU");
+  return value;
+}
+}  // namespace
+
+bool IsHopper() {
+  return Attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
+         Attribute(cudaDevAttrComputeCapabilityMinor) == 0;
+}
+int MultiprocessorCount() { return Attribute(cudaDevAttrMultiProcessorCount); }
+
+DeviceMemory::DeviceMemory(size_t bytes) : bytes_(bytes) {
+  if (bytes == 0) return;
+  if (cudaMalloc(&data_, bytes) != cudaSuccess) {
+    cudaGetLastError();
+    size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    throw Resource("GPU memory: {:.2f} GiB asked for, {:.2f} of {:.2f} GiB are free",
+                   bytes / 1073741824.0, free / 1073741824.0, total / 1073741824.0);
+  }
+  Check(cudaMemset(data_, 0, bytes), "clearing of GPU memory");
+  // Of no stream, and pageable work may overtake it.
+  Check(cudaDeviceSynchronize(), "clearing of GPU memory");
+}
+DeviceMemory::~DeviceMemory() {
+  if (data_) cudaFree(data_);
+}
+
+PinnedMemory::PinnedMemory(size_t bytes) : bytes_(bytes) {
+  if (bytes > 0) Check(cudaMallocHost(&data_, bytes), "page-locked host memory");
+}
+PinnedMemory::~PinnedMemory() {
+  if (data_) cudaFreeHost(data_);
+}
+
+Stream::Stream() {
+  Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a new stream");
+}
+Stream::~Stream() {
+  if (stream_) cudaStreamDestroy(stream_);
+}
+void Stream::Synchronize() const { Check(cudaStreamSynchronize(stream_), "work of the GPU"); }
+
+Event::Event() { Check(cudaEventCreate(&event_), "a new event"); }
+Event::~Event() {
+  if (event_) cudaEventDestroy(event_);
+}
+void Event::Record(cudaStream_t stream) const {
+  Check(cudaEventRecord(event_, stream), "an event");
+}
+void Event::Wait() const { Check(cudaEventSynchronize(event_), "work of the GPU"); }
+double Event::MillisecondsSince(const Event& start) const {
+  float ms = 0;
+  Check(cudaEventElapsedTime(&ms, start.event_, event_), "time between events");
+  return ms;
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,22 @@
+// A GPU as a Device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/device.h"
+
+namespace switchyard::cuda {
+
+// What MakeCudaDevice gives. Code of `cuda` folders gets at the stream by this.
+class CudaDevice : public kernels::Device {
+ public:
+  virtual cudaStream_t stream() const = 0;
+  virtual int index() const = 0;
+  virtual DType dtype() const = 0;  // CudaDeviceOptions::dtype
+  // Called after every wait for the stream: kernels of others that gave up are to throw here.
+  virtual void AddCheck(std::function<void()> check) = 0;
+
+  static CudaDevice& From(kernels::Device& device);  // CHECKs that it is one
+};
+
+}  // namespace switchyard::cuda
