@@ -54,8 +54,9 @@ class Sequences {
     token_ = std::uniform_int_distribution<int32_t>(0, static_cast<int32_t>(vocab) - 1);
   }
 
-  // Rows [begin, begin + rows) of sequences [first, last).
-  ForwardBatch Rows(int32_t first, int32_t last, int32_t begin, int32_t rows, bool logits) {
+  // Rows [begin, begin + rows) of sequences [first, last); `draw`: the model draws the tokens.
+  ForwardBatch Rows(int32_t first, int32_t last, int32_t begin, int32_t rows, bool logits,
+                    bool draw) {
     ForwardBatch b;
     for (int32_t s = first; s < last; ++s) {
       b.sequences.push_back({.row_begin = static_cast<int32_t>(b.tokens.size()),
@@ -70,6 +71,7 @@ class Sequences {
       if (logits) b.logit_rows.push_back(static_cast<int32_t>(b.tokens.size()) - 1);
     }
     b.decode_tokens = rows == 1 ? b.num_tokens() : 0;
+    if (draw) b.draws.resize(b.logit_rows.size());
     return b;
   }
 
@@ -92,13 +94,14 @@ void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, Model& m
   for (int32_t s = 0; s < c.batch; ++s) {
     for (int32_t begin = 0; begin < c.input; begin += chunk) {
       const int32_t rows = std::min(chunk, c.input - begin);
-      model.Forward(sequences.Rows(s, s + 1, begin, rows, begin + rows == c.input), kv);
+      model.Forward(sequences.Rows(s, s + 1, begin, rows, begin + rows == c.input, model.draws()),
+                    kv);
     }
   }
   result.prefill.push_back(Seconds(start));
   std::vector<double> steps;
   for (int32_t i = 1; i < args.output_length; ++i) {
-    const ForwardBatch batch = sequences.Rows(0, c.batch, c.input + i - 1, 1, true);
+    const ForwardBatch batch = sequences.Rows(0, c.batch, c.input + i - 1, 1, true, model.draws());
     start = Clock::now();
     model.Forward(batch, kv);
     steps.push_back(Seconds(start));
@@ -134,25 +137,68 @@ double DecodeBytes(const ModelConfig& config, int32_t batch) {
   return bytes - missed * ExpertFormatsOf(config).bytes;
 }
 
+// Of all ranks together, measured in this run. No peak: it is not known.
+struct Ceilings {
+  double bandwidth = 0.0, flops = 0.0;
+};
+
+Ceilings Measure(const EngineConfig& config, const EnginePlan& plan) {
+  if (!plan.cuda)
+    return {.bandwidth = kernels::MeasureReadBandwidth(plan.threads_per_rank * config.mesh.tp)};
+  const kernels::GpuCeilings gpu = kernels::MeasureGpu(config.base_gpu_id);
+  const int gpus = config.gpu_id_step == 0 ? 1 : config.mesh.tp;
+  fmt::print("each GPU, measured now: copies {:.2f} TB/s, multiplies bfloat16 at {:.0f} TFLOP/s\n",
+             gpu.copy_bandwidth / 1e12, gpu.bf16_flops / 1e12);
+  return {.bandwidth = gpu.copy_bandwidth * gpus, .flops = gpu.bf16_flops * gpus};
+}
+
+// Multiplications and additions of a prompt's pass: two for each weight that a token meets, and
+// attention's over the keys before it.
+double PrefillFlops(const ModelConfig& config, const Case& c) {
+  const AttentionConfig& a = config.attention;
+  const double weights = DecodeBytes(config, 1) / SizeOf(config.dtype);
+  const double key = a.kind == AttentionConfig::Kind::kLatent
+                         ? 2.0 * a.kv_lora_rank + a.qk_rope_head_dim
+                         : 2.0 * a.head_dim;
+  const double attention = key * a.heads * config.num_layers() * c.input;  // half of the keys
+  return c.batch * static_cast<double>(c.input) * (2.0 * weights + attention);
+}
+
+// The part of the roofline that a pass reached.
+double Fraction(const Ceilings& ceilings, double bytes, double flops, double seconds) {
+  const double of_flops = ceilings.flops > 0.0 ? flops / ceilings.flops : 0.0;
+  return std::max(bytes / ceilings.bandwidth, of_flops) / seconds;
+}
+
 void Report(const OneBatchArgs& args, const EnginePlan& plan, const std::vector<Case>& cases,
-            const std::vector<Result>& results, double bandwidth) {
-  fmt::print("read bandwidth of this machine, measured now: {:.1f} GB/s\n", bandwidth / 1e9);
-  fmt::print("{:>6} {:>7} {:>15} {:>14} {:>13} {:>13} {:>10}\n", "batch", "input", "prefill tok/s",
-             "decode tok/s", "ms per step", "GB per step", "roofline");
+            const std::vector<Result>& results, const Ceilings& ceilings) {
+  const double bandwidth = ceilings.bandwidth;
+  fmt::print("memory bandwidth of all ranks, measured now: {:.1f} GB/s\n", bandwidth / 1e9);
+  // Without a peak of arithmetic a prompt's part of the roofline is not known.
+  const bool of_prefill = ceilings.flops > 0.0 && plan.model.quantization.method.empty();
+  fmt::print("{:>6} {:>7} {:>15} {:>10} {:>14} {:>13} {:>13} {:>10}\n", "batch", "input",
+             "prefill tok/s", "roofline", "decode tok/s", "ms per step", "GB per step", "roofline");
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (size_t i = 0; i < cases.size(); ++i) {
     const double prefill = Median(results[i].prefill), step = Median(results[i].decode);
     const double bytes = DecodeBytes(plan.model, cases[i].batch);
-    const double fraction = bytes / bandwidth / step;
-    fmt::print("{:6} {:7} {:15.1f} {:14.2f} {:13.2f} {:13.2f} {:9.0f}%\n", cases[i].batch,
-               cases[i].input, cases[i].batch * cases[i].input / prefill, cases[i].batch / step,
-               step * 1e3, bytes / 1e9, 100 * fraction);
+    const double fraction = Fraction(
+        ceilings, bytes, of_prefill ? PrefillFlops(plan.model, {cases[i].batch, 1}) : 0.0, step);
+    const double prefill_fraction =
+        of_prefill ? Fraction(ceilings, DecodeBytes(plan.model, cases[i].batch * cases[i].input),
+                              PrefillFlops(plan.model, cases[i]), prefill)
+                   : 0.0;
+    fmt::print("{:6} {:7} {:15.1f} {:>10} {:14.2f} {:13.2f} {:13.2f} {:9.0f}%\n", cases[i].batch,
+               cases[i].input, cases[i].batch * cases[i].input / prefill,
+               of_prefill ? fmt::format("{:.0f}%", 100 * prefill_fraction) : "-",
+               cases[i].batch / step, step * 1e3, bytes / 1e9, 100 * fraction);
     rows.push_back({{"batch_size", cases[i].batch},
                     {"input_len", cases[i].input},
                     {"prefill_tokens_per_second", cases[i].batch * cases[i].input / prefill},
                     {"decode_tokens_per_second", cases[i].batch / step},
                     {"decode_bytes_per_step", bytes},
                     {"bandwidth", bandwidth},
+                    {"prefill_roofline_fraction", prefill_fraction},
                     {"decode_roofline_fraction", fraction}});
   }
   if (args.json.empty()) return;
@@ -178,28 +224,28 @@ int RunOneBatch(const OneBatchArgs& args) {
   const EnginePlan plan = MakePlan(config);
   CheckCases(args, plan, cases);
   kernels::SelectIsa(config.cpu_isa);
-  const double bandwidth = kernels::MeasureReadBandwidth(plan.threads_per_rank * config.mesh.tp);
+  const Ceilings ceilings = Measure(config, plan);
 
   std::vector<Result> results(cases.size());
-  RunRankThreads(
-      config.mesh.tp, plan.symmetric_bytes_per_rank,
-      [&](int rank, std::shared_ptr<SharedArena> arena) {
-        ThreadPool pool(plan.threads_per_rank);
-        const auto comm = RankComm::Create(std::move(arena), config.mesh, rank);
-        Model model(config.model_path, plan.model, MakeModelOptions(config, plan), *comm, pool);
-        KvStorage kv(plan.model, comm->mesh, plan.num_pages, config.page_size, plan.kv_dtype);
-        for (size_t i = 0; i < cases.size(); ++i) {
-          for (int32_t r = -1; r < args.repeat; ++r) {  // the first run warms up
-            Result result;
-            TimeCase(args, plan, cases[i], model, *comm, kv, result);
-            if (rank != 0 || r < 0) continue;
-            results[i].prefill.push_back(result.prefill[0]);
-            results[i].decode.push_back(result.decode[0]);
-          }
-          if (rank == 0) LOG_INFO("case {} of {} done", i + 1, cases.size());
-        }
-      });
-  Report(args, plan, cases, results, bandwidth);
+  RunRankThreads(config.mesh.tp, plan.symmetric_bytes_per_rank,
+                 [&](int rank, std::shared_ptr<SharedArena> arena) {
+                   ThreadPool pool(plan.threads_per_rank);
+                   const auto comm = RankComm::Create(std::move(arena), config.mesh, rank);
+                   Model model(config.model_path, plan.model, MakeModelOptions(config, plan, rank),
+                               *comm, pool);
+                   KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
+                   for (size_t i = 0; i < cases.size(); ++i) {
+                     for (int32_t r = -1; r < args.repeat; ++r) {  // the first run warms up
+                       Result result;
+                       TimeCase(args, plan, cases[i], model, *comm, kv, result);
+                       if (rank != 0 || r < 0) continue;
+                       results[i].prefill.push_back(result.prefill[0]);
+                       results[i].decode.push_back(result.decode[0]);
+                     }
+                     if (rank == 0) LOG_INFO("case {} of {} done", i + 1, cases.size());
+                   }
+                 });
+  Report(args, plan, cases, results, ceilings);
   return 0;
 }
 

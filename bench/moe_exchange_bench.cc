@@ -1,17 +1,23 @@
 // What dispatch and combine cost, for every exchange of this build, mode and batch size, with a
 // rank on each core, as threads or as processes over one shared arena. A line for each stage:
-//   - median time from the first rank's begin to the last one's end, and bytes of rows that a rank
-//   sends to others;
+//   - time from the first rank's begin to the last one's end: the least of many medians of a few
+//     times in a row, as other work on the machine only adds; and bytes of rows that one rank takes
+//     from others;
 //   - the time of a bare copy of as many bytes into a peer's arena, in the same run;
-//   - what the stage has to read and write, own rows included (rows come and go as float32), as a
-//     fraction of the rate that memcpy reaches on as many bytes, in the same run.
-// Rows are permuted between the two stages, but no experts computed. `pass` is everything from rows
-// to sums with small experts, so that fused exchanges can be compared.
+//   - what the stage has to read and write, own rows included, as a fraction of the rate that
+//   memcpy
+//     reaches on as many bytes, in the same run.
+// Stages: `place`, float32 rows to where others read them as they travel (nothing where whoever
+// makes the rows writes them there); `dispatch`; `prepare`, what is done with the runner's outputs
+// before the combine (--moe-combine-rows rank: they are added up); `combine`. Rows are permuted
+// between, but no experts computed: outputs are written to where a runner leaves them. `pass` is
+// everything from rows to sums with small experts, so that fused exchanges can be compared.
 //
 //   moe_exchange_bench            two ranks, threads and processes; then four ranks, all exchanges
 //                                 (top-1 is what a bare alltoallv of one row a token moves)
 //   moe_exchange_bench two|table  one of these
-//   moe_exchange_bench deepep normal 2 4096   one case: exchange, mode, ranks, tokens of each
+//   moe_exchange_bench deepep normal 2 4096 [rank]   one case: exchange, mode, ranks, tokens of
+//                                 each, --moe-combine-rows
 #include <fmt/format.h>
 #include <sched.h>
 #include <sys/wait.h>
@@ -20,9 +26,11 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,8 +46,9 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kHidden = 2048;
 constexpr int64_t kIntermediate = 64;
 constexpr int kExperts = 64;
-constexpr auto kTimePerCase = std::chrono::milliseconds(200);
-constexpr int kFewestSamples = 7, kMostSamples = 2000;
+constexpr auto kTimePerCase = std::chrono::milliseconds(300);
+constexpr int kSamples = 7;  // of one median
+constexpr int kFewestSamples = 3 * kSamples, kMostSamples = 2000;
 
 struct Case {
   std::string a2a, mode;
@@ -49,12 +58,14 @@ struct Case {
   bool fp8 = false;
   bool processes = false;
   bool pass = false;
+  std::string combine_rows = "slot";
 
   MoeOptions Options() const {
     return {.a2a_backend = a2a,
             .deepep_mode = mode,
             .max_dispatch_tokens_per_rank = static_cast<int>(tokens),
             .dispatcher_output_dtype = fp8 ? "fp8" : "bf16",
+            .combine_rows = combine_rows,
             .row_dtype = DType::kBF16};
   }
   MoeShape Shape() const { return {kHidden, kIntermediate, kExperts, top_k, tokens, false}; }
@@ -71,9 +82,16 @@ void BindToCore(int rank) {
   sched_setaffinity(0, sizeof core, &core);
 }
 
-double Median(std::vector<double> values) {
-  std::ranges::nth_element(values, values.begin() + values.size() / 2);
-  return values[values.size() / 2];
+// Of one stage: the least of the medians of kSamples times in a row each.
+double LeastMedian(const std::vector<double>& times) {
+  double least = INFINITY;
+  for (size_t begin = 0; begin + kSamples <= times.size(); begin += kSamples) {
+    std::array<double, kSamples> few;
+    std::copy_n(times.begin() + begin, kSamples, few.begin());
+    std::ranges::nth_element(few, few.begin() + kSamples / 2);
+    least = std::min(least, few[kSamples / 2]);
+  }
+  return least;
 }
 
 // One rank's part of a case; rank 0 prints.
@@ -92,23 +110,7 @@ class Bench {
   void Run() {
     BindToCore(comm_->tp->rank());
     if (!runtime_->fused()) {
-      std::vector<double> dispatch, combine;
-      Repeat([&] {
-        TouchAsRouter();
-        comm_->tp->Barrier("bench");
-        const auto start = Clock::now();
-        BeginAndEndDispatch();
-        dispatch.push_back(GroupTime(start));
-        Permute();
-        std::ranges::fill(outputs_, 1.0f);  // as the runner has just done
-        comm_->tp->Barrier("bench");
-        const auto middle = Clock::now();
-        BeginAndEndCombine();
-        combine.push_back(GroupTime(middle));
-      });
-      Report("dispatch", Median(dispatch), DispatchedBytes(), x_.size() * sizeof(float));
-      Report("combine", Median(combine), ReturnedBytes(),
-             ReturnedBytes() + (expert_rows_.num_rows * kHidden + y_.size()) * sizeof(float));
+      ReportStages(MeasureStages());
     }
     if (!case_.pass) return;
     std::vector<double> pass;
@@ -118,10 +120,52 @@ class Bench {
       RunPass();
       pass.push_back(GroupTime(start));
     });
-    Report("pass", Median(pass), DispatchedBytes() + ReturnedBytes(), 0);
+    Report("pass", LeastMedian(pass), DispatchedBytes() + ReturnedBytes(), 0);
   }
 
  private:
+  struct Times {
+    double place, dispatch, prepare, combine;
+  };
+  Times MeasureStages() {
+    std::vector<double> place, dispatch, prepare, combine;
+    const auto timed = [&](std::vector<double>& times, const auto& stage) {
+      comm_->tp->Barrier("bench");
+      const auto start = Clock::now();
+      stage();
+      times.push_back(GroupTime(start));
+    };
+    Repeat([&] {
+      TouchAsRouter();
+      timed(place, [&] { PlaceRows(); });
+      TouchAsRouter();
+      timed(dispatch, [&] { BeginAndEndDispatch(); });
+      Permute();
+      LeaveOutputs();
+      timed(prepare, [&] { runtime_->dispatcher().PrepareCombine(expert_rows_, &handle_); });
+      timed(combine, [&] { BeginAndEndCombine(); });
+    });
+    return {LeastMedian(place), LeastMedian(dispatch), LeastMedian(prepare), LeastMedian(combine)};
+  }
+
+  void ReportStages(const Times& times) {
+    const size_t row = kHidden * sizeof(uint16_t);
+    const size_t sums = y_.size() * sizeof(float);
+    if (rows_placed_)
+      Report("place", times.place, 0, x_.size() * (sizeof(float) + sizeof(uint16_t)));
+    Report("dispatch", times.dispatch, DispatchedBytes(),
+           rows_placed_ ? 0 : x_.size() * sizeof(float));
+    if (!outputs_left_) {
+      Report("combine", times.combine, ReturnedBytes(),
+             ReturnedBytes() + expert_rows_.num_rows * kHidden * sizeof(float) + sums);
+    } else if (case_.combine_rows == "slot") {
+      Report("combine", times.combine, ReturnedBytes(), Experts() * row - ReturnedBytes() + sums);
+    } else {
+      Report("prepare", times.prepare, 0, (expert_rows_.num_rows + dispatched_.num_rows) * row);
+      Report("combine", times.combine, RowsOut() * row, RowsOwn() * row + sums);
+    }
+  }
+
   static double Since(Clock::time_point start) {
     return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
   }
@@ -174,6 +218,16 @@ class Bench {
     }
   }
 
+  // As the layer does it, or at best whoever makes the rows.
+  void PlaceRows() {
+    std::byte* rows = runtime_->dispatcher().InputRows(topk_.tokens, true, &handle_);
+    rows_placed_ = rows != nullptr;
+    if (!rows) return;
+    const RowFormat format = runtime_->exchange().row_format;
+    const int64_t bytes = format.Bytes(kHidden);
+    for (int64_t t = 0; t < topk_.tokens; ++t)
+      StoreRow(format, x_.data() + t * kHidden, kHidden, rows + t * bytes);
+  }
   void BeginAndEndDispatch() {
     runtime_->dispatcher().BeginDispatch(x_.data(), topk_, true, &handle_);
     dispatched_ = runtime_->dispatcher().EndDispatch(&handle_);
@@ -187,9 +241,18 @@ class Bench {
   void Permute() {
     const PermutePair& permute = runtime_->permute(dispatched_.layout);
     permute.pre(runtime_->permute_context(), dispatched_, &grouped_);
-    if (static_cast<int64_t>(outputs_.size()) < grouped_.num_rows * kHidden)
-      outputs_.resize(grouped_.num_rows * kHidden, 1.0f);
-    expert_rows_ = permute.post(grouped_, outputs_.data());
+    expert_rows_ = permute.post(grouped_, nullptr);
+  }
+  // As a runner that has just written them.
+  void LeaveOutputs() {
+    const auto places = runtime_->dispatcher().OutputPlaces(expert_rows_, &handle_);
+    outputs_left_ = !places.empty();
+    for (std::byte* place : places)
+      if (place) std::fill_n(reinterpret_cast<uint16_t*>(place), kHidden, uint16_t{0x3f80});
+    if (outputs_left_) return;
+    outputs_.resize(std::max<size_t>(outputs_.size(), grouped_.num_rows * kHidden));
+    std::ranges::fill(outputs_, 1.0f);
+    expert_rows_ = runtime_->permute(dispatched_.layout).post(grouped_, outputs_.data());
   }
   void BeginAndEndCombine() {
     runtime_->dispatcher().BeginCombine(expert_rows_, &handle_);
@@ -201,9 +264,16 @@ class Bench {
       fused->End(block_, &handle_, y_.data());
       return;
     }
+    PlaceRows();
     BeginAndEndDispatch();
     Permute();
-    runtime_->runner().Run(block_, grouped_, kHidden, pool_, outputs_.data());
+    const auto places = runtime_->dispatcher().OutputPlaces(expert_rows_, &handle_);
+    if (places.empty()) {
+      runtime_->runner().Run(block_, grouped_, kHidden, pool_, outputs_.data());
+      expert_rows_ = runtime_->permute(dispatched_.layout).post(grouped_, outputs_.data());
+    } else {
+      runtime_->runner().RunTo(block_, grouped_, kHidden, pool_, DType::kBF16, places);
+    }
     BeginAndEndCombine();
   }
 
@@ -218,6 +288,17 @@ class Bench {
     }
     return rows;
   }
+  int64_t RowsOwn() const {
+    int64_t rows = 0;
+    for (int64_t t = 0; t < topk_.tokens; ++t) {
+      const auto ids = std::span(topk_.ids).subspan(t * case_.top_k, case_.top_k);
+      rows += std::ranges::any_of(ids, [&](int32_t expert) {
+        return runtime_->experts().Owner(expert) == comm_->mesh.ep_rank();
+      });
+    }
+    return rows;
+  }
+  int64_t Experts() const { return topk_.tokens * case_.top_k; }
   int64_t RowsBack() const {
     return std::ranges::count_if(topk_.ids, [&](int32_t expert) {
       return runtime_->experts().Owner(expert) != comm_->mesh.ep_rank();
@@ -254,7 +335,7 @@ class Bench {
       for (size_t i = 0; i < size; i += 64) sum += std::to_integer<uint64_t>(mine[i]);
     });
     asm volatile("" ::"r"(sum));
-    return Median(times) * static_cast<double>(bytes) /
+    return LeastMedian(times) * static_cast<double>(bytes) /
            static_cast<double>(std::max<size_t>(size, 1));
   }
 
@@ -272,7 +353,7 @@ class Bench {
       times.push_back(Since(start));
       asm volatile("" ::"r"(to.data()) : "memory");
     });
-    return 2.0 * static_cast<double>(size) / Median(times);
+    return 2.0 * static_cast<double>(size) / LeastMedian(times);
   }
 
   // `own`: bytes read and written besides those sent; 0: not known.
@@ -281,8 +362,9 @@ class Bench {
     const bool rated = own > 0 && case_.a2a != "none";
     const double rate = rated ? CopyRate(sent + own) : 0.0;
     if (comm_->tp->rank() != 0) return;
-    const std::string name = case_.a2a + (case_.mode.empty() ? "" : " " + case_.mode);
-    fmt::print("{:<20} {:<8} ranks {} {} {} top-{} tokens {:>4} {:>10.1f} us, {:>10} B sent", name,
+    const std::string name = case_.a2a + (case_.mode.empty() ? "" : " " + case_.mode) +
+                             (case_.combine_rows == "slot" ? "" : " by rank");
+    fmt::print("{:<26} {:<8} ranks {} {} {} top-{} tokens {:>4} {:>10.1f} us, {:>10} B taken", name,
                stage, case_.ranks, case_.processes ? "processes" : "threads  ",
                case_.fp8 ? "fp8 " : "bf16", case_.top_k, case_.tokens, time, sent);
     if (sent > 0) fmt::print(", bare copy {:>9.1f} us", copy);
@@ -308,6 +390,7 @@ class Bench {
   GroupedRows grouped_;
   std::vector<float> outputs_;
   ExpertRows expert_rows_;
+  bool rows_placed_ = false, outputs_left_ = false;
 };
 
 void RunCase(const Case& c) {
@@ -334,7 +417,14 @@ void RunTwoRanks() {
     for (const int top_k : {1, 8})
       for (const int64_t tokens : {128, 4096})
         for (const std::string mode : {"normal", "low_latency"})
-          RunCase({"deepep", mode, 2, tokens, top_k, false, processes});
+          for (const std::string combine_rows : {"slot", "rank"})
+            RunCase({.a2a = "deepep",
+                     .mode = mode,
+                     .ranks = 2,
+                     .tokens = tokens,
+                     .top_k = top_k,
+                     .processes = processes,
+                     .combine_rows = combine_rows});
 }
 
 void RunTable() {
@@ -358,8 +448,12 @@ void RunTable() {
 }  // namespace switchyard
 
 int main(int argc, char** argv) {
-  if (argc == 5) {
-    switchyard::RunCase({argv[1], argv[2], std::atoi(argv[3]), std::atoi(argv[4])});
+  if (argc >= 5) {
+    switchyard::RunCase({.a2a = argv[1],
+                         .mode = argv[2],
+                         .ranks = std::atoi(argv[3]),
+                         .tokens = std::atoi(argv[4]),
+                         .combine_rows = argc > 5 ? argv[5] : "slot"});
     return 0;
   }
   const std::string which = argc > 1 ? argv[1] : "";

@@ -1,7 +1,8 @@
 # Device code: nvcc 13, machine code for Hopper, and for other GPUs an intermediate form that their driver compiles.
 if(NOT CMAKE_CUDA_ARCHITECTURES)
-  # Files that use Hopper's own instructions (wgmma, TMA) say 90a themselves; plain kernels run everywhere from Ampere on.
-  set(CMAKE_CUDA_ARCHITECTURES 90-real 80-virtual)
+  # 90a: with Hopper's own instructions (wgmma, TMA). What uses them has an intermediate form for Ampere too, which nobody
+  # compiles on; plain kernels run everywhere from Ampere on.
+  set(CMAKE_CUDA_ARCHITECTURES 90a-real 80-virtual)
 endif()
 enable_language(CUDA)
 # CMake 3.25 does not know that this compiler has C++20.
@@ -16,5 +17,4 @@ find_package(CUDAToolkit 13 REQUIRED)
 
 # switchyard_hopper_sources(file…): compiled for Hopper alone.
 function(switchyard_hopper_sources)
-  set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS "-gencode;arch=compute_90a,code=sm_90a")
 endfunction()

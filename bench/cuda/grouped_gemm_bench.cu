@@ -1,76 +1,28 @@
 // The grouped GEMM on one GPU: right against float64 sums of sampled elements, and how fast. One
-// line per case: shape, relative error, median time, TFLOP/s of all rows and of those that are no
-// padding.
-#include <cuda_bf16.h>
-#include <cuda_fp8.h>
-
-#include <algorithm>
+// line per case: "blocks" or "counts" (grouped_gemm.h), rows that are no padding × n × k, time,
+// TFLOP/s, GB/s of weights, fraction of what the card's ceilings allow, relative error.
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <random>
-#include <vector>
 
+#include "gemm_bench.cuh"
 #include "kernels/cuda/grouped_gemm.h"
 
 namespace {
 
+using namespace gemm_bench;
 using switchyard::cuda::GroupedGemmParams;
 using switchyard::cuda::kGroupBlockRows;
 
 constexpr int kSamples = 4096;  // elements that are checked
-constexpr int kRuns = 20;
-
-void Check(cudaError_t error, int line) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "line %d: %s\n", line, cudaGetErrorString(error));
-  std::exit(1);
-}
-#define CHECK_CUDA(call) Check((call), __LINE__)
-
-template <typename T>
-struct DeviceArray {
-  explicit DeviceArray(size_t n) { CHECK_CUDA(cudaMalloc(&data, n * sizeof(T))); }
-  explicit DeviceArray(const std::vector<T>& from) : DeviceArray(from.size()) {
-    CHECK_CUDA(cudaMemcpy(data, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice));
-  }
-  ~DeviceArray() { cudaFree(data); }
-  DeviceArray(const DeviceArray&) = delete;
-  T* data = nullptr;
-};
-
-// Numbers that depend on index and seed alone.
-__device__ float Uniform(uint64_t index) {  // (0, 1]
-  index ^= index >> 33;
-  index *= 0xff51afd7ed558ccdULL;
-  index ^= index >> 33;
-  index *= 0xc4ceb9fe1a85ec53ULL;
-  return (static_cast<float>(index >> 40) + 1.0f) / 16777216.0f;
-}
-__device__ float Normal(uint64_t index) {
-  return sqrtf(-2.0f * logf(Uniform(2 * index))) * cospif(2.0f * Uniform(2 * index + 1));
-}
-__device__ void Set(__nv_fp8_e4m3* p, float x) { *p = __nv_fp8_e4m3(30.0f * x); }
-__device__ void Set(__nv_bfloat16* p, float x) { *p = __float2bfloat16(x); }
-template <typename T>
-__global__ void FillNormal(T* p, size_t n, uint64_t seed) {
-  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < n;
-       i += size_t{gridDim.x} * blockDim.x)
-    Set(p + i, Normal(i + seed));
-}
-__global__ void FillScales(float* p, size_t n, uint64_t seed) {
-  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < n;
-       i += size_t{gridDim.x} * blockDim.x)
-    p[i] = 0.01f + 0.02f * Uniform(i + seed);
-}
 
 __device__ double Value(__nv_fp8_e4m3 x) { return static_cast<float>(x); }
 __device__ double Value(__nv_bfloat16 x) { return __bfloat162float(x); }
 template <typename T>
-__global__ void Reference(GroupedGemmParams p, const int* rows, const int* columns, double* out) {
+__global__ void Reference(GroupedGemmParams p, const int* rows, const int* columns,
+                          const int* row_groups, double* out) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
-  const int64_t r = rows[i], c = columns[i], g = p.block_groups[r / kGroupBlockRows];
+  const int64_t r = rows[i], c = columns[i], g = row_groups[r];
   const T* a = static_cast<const T*>(p.a) + r * p.k;
   const T* b = static_cast<const T*>(p.b) + (g * p.n + c) * p.k;
   double sum = 0;
@@ -85,15 +37,18 @@ __global__ void Reference(GroupedGemmParams p, const int* rows, const int* colum
 }
 
 template <typename T>
-double ErrorOfSamples(const GroupedGemmParams& p, int used_rows, std::mt19937& random) {
+double ErrorOfSamples(const GroupedGemmParams& p, const std::vector<int>& row_groups,
+                      std::mt19937& random) {
   std::vector<int> rows(kSamples), columns(kSamples);
   for (int i = 0; i < kSamples; ++i) {
-    rows[i] = static_cast<int>(random() % used_rows);
+    do rows[i] = static_cast<int>(random() % p.rows);
+    while (row_groups[rows[i]] < 0);
     columns[i] = static_cast<int>(random() % p.n);
   }
-  const DeviceArray<int> device_rows(rows), device_columns(columns);
+  const DeviceArray<int> device_rows(rows), device_columns(columns), device_groups(row_groups);
   DeviceArray<double> device_want(kSamples);
-  Reference<T><<<kSamples / 64, 64>>>(p, device_rows.data, device_columns.data, device_want.data);
+  Reference<T><<<kSamples / 64, 64>>>(p, device_rows.data, device_columns.data, device_groups.data,
+                                      device_want.data);
   std::vector<double> want(kSamples);
   CHECK_CUDA(
       cudaMemcpy(want.data(), device_want.data, kSamples * sizeof(double), cudaMemcpyDeviceToHost));
@@ -108,81 +63,86 @@ double ErrorOfSamples(const GroupedGemmParams& p, int used_rows, std::mt19937& r
   return std::sqrt(error / size);
 }
 
+enum class Way { kBlocks, kCounts };
+
 // Groups of 0.7 to 1.3 times `rows_of_group` rows.
 template <typename T>
-void Case(int groups, int rows_of_group, int64_t n, int64_t k) {
+void Case(Way way, int groups, int rows_of_group, int64_t n, int64_t k, const Ceilings& ceilings) {
   constexpr bool kFp8 = sizeof(T) == 1;
   std::mt19937 random(groups + rows_of_group);
-  std::vector<int32_t> block_groups;
+  std::vector<int32_t> blocks, begins, counts;
+  std::vector<int> row_groups;
   int64_t real_rows = 0;
   for (int g = 0; g < groups; ++g) {
-    const int rows = static_cast<int>(rows_of_group * (0.7 + 0.6 * (random() % 1000) / 1000.0));
-    real_rows += rows;
-    block_groups.insert(block_groups.end(), (rows + kGroupBlockRows - 1) / kGroupBlockRows, g);
+    counts.push_back(static_cast<int>(rows_of_group * (0.7 + 0.6 * (random() % 1000) / 1000.0)));
+    begins.push_back(static_cast<int>(row_groups.size()));
+    row_groups.resize(row_groups.size() + counts[g], g);
+    blocks.insert(blocks.end(), (counts[g] + kGroupBlockRows - 1) / kGroupBlockRows, g);
+    row_groups.resize(blocks.size() * kGroupBlockRows, -1);
+    real_rows += counts[g];
   }
-  const int64_t used_rows = std::ssize(block_groups) * kGroupBlockRows;
-  block_groups.push_back(-1);
-  const int64_t rows = std::ssize(block_groups) * kGroupBlockRows;
+  const int64_t rows = std::ssize(row_groups);
 
   DeviceArray<T> a(rows * k), b(groups * n * k);
   DeviceArray<float> a_scales(rows * (k / 128)), b_scales(groups * (n / 128) * (k / 128));
   DeviceArray<__nv_bfloat16> d(rows * n);
-  const DeviceArray<int32_t> device_groups(block_groups);
+  const DeviceArray<int32_t> device_blocks(blocks), device_begins(begins), device_counts(counts);
   FillNormal<<<1024, 256>>>(a.data, rows * k, 1);
   FillNormal<<<1024, 256>>>(b.data, groups * n * k, uint64_t{1} << 40);
   FillScales<<<256, 256>>>(a_scales.data, rows * (k / 128), 7);
   FillScales<<<256, 256>>>(b_scales.data, groups * (n / 128) * (k / 128), 9);
   CHECK_CUDA(cudaMemset(d.data, 0xff, rows * n * 2));
-  const GroupedGemmParams p = {.a = a.data,
-                               .a_scales = kFp8 ? a_scales.data : nullptr,
-                               .b = b.data,
-                               .b_scales = kFp8 ? b_scales.data : nullptr,
-                               .d = d.data,
-                               .block_groups = device_groups.data,
-                               .rows = rows,
-                               .n = n,
-                               .k = k,
-                               .groups = groups};
-  const auto run = [&] {
-    kFp8 ? switchyard::cuda::GroupedGemmFp8(p, nullptr)
-         : switchyard::cuda::GroupedGemmBf16(p, nullptr);
-  };
-  for (int i = 0; i < 3; ++i) run();
   CHECK_CUDA(cudaDeviceSynchronize());
-  const double error = ErrorOfSamples<T>(p, static_cast<int>(used_rows), random);
-
-  cudaEvent_t begin, end;
-  CHECK_CUDA(cudaEventCreate(&begin));
-  CHECK_CUDA(cudaEventCreate(&end));
-  std::vector<float> times(kRuns);
-  for (float& ms : times) {
-    CHECK_CUDA(cudaEventRecord(begin));
-    run();
-    CHECK_CUDA(cudaEventRecord(end));
-    CHECK_CUDA(cudaEventSynchronize(end));
-    CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
+  GroupedGemmParams p = {.a = a.data,
+                         .a_scales = kFp8 ? a_scales.data : nullptr,
+                         .b = b.data,
+                         .b_scales = kFp8 ? b_scales.data : nullptr,
+                         .d = d.data,
+                         .rows = rows,
+                         .n = n,
+                         .k = k,
+                         .groups = groups};
+  if (way == Way::kBlocks) {
+    p.block_groups = device_blocks.data;
+  } else {
+    p.group_begins = device_begins.data;
+    p.group_rows = device_counts.data;
   }
-  std::nth_element(times.begin(), times.begin() + kRuns / 2, times.end());
-  const double seconds = times[kRuns / 2] * 1e-3;
-  const double flops = 2.0 * static_cast<double>(n) * static_cast<double>(k);
-  std::printf(
-      "%s  %d groups, %6lld rows, n %5lld, k %5lld: error %.1e  %7.3f ms  %5.0f TFLOP/s (%.0f)\n",
-      kFp8 ? "fp8 " : "bf16", groups, static_cast<long long>(used_rows), static_cast<long long>(n),
-      static_cast<long long>(k), error, seconds * 1e3, flops * used_rows / seconds * 1e-12,
-      flops * real_rows / seconds * 1e-12);
+  const double operations = 2.0 * static_cast<double>(real_rows * n) * static_cast<double>(k);
+  const int calls = std::clamp(static_cast<int>(8e12 / operations), 2, 8);
+  const double seconds = Seconds(calls, [&](int, cudaStream_t stream) {
+    kFp8 ? switchyard::cuda::GroupedGemmFp8(p, stream)
+         : switchyard::cuda::GroupedGemmBf16(p, stream);
+  });
+  const double bytes =
+      static_cast<double>((groups * n + real_rows) * k * sizeof(T) + real_rows * n * 2);
+  std::printf("%3d groups, error %.1e  ", groups, ErrorOfSamples<T>(p, row_groups, random));
+  Print(way == Way::kBlocks ? "blocks" : "counts", kFp8, real_rows, n, k, seconds, operations,
+        bytes, ceilings);
 }
 
 template <typename T>
-void Cases() {
-  Case<T>(3, 300, 512, 512);
-  Case<T>(8, 4096, 6144, 7168);
-  Case<T>(8, 4096, 7168, 3072);
-  Case<T>(8, 4096, 4096, 2048);
+void Cases(const Ceilings& ceilings) {
+  Case<T>(Way::kBlocks, 3, 300, 512, 512, ceilings);
+  Case<T>(Way::kBlocks, 8, 4096, 6144, 7168, ceilings);
+  Case<T>(Way::kBlocks, 8, 4096, 7168, 3072, ceilings);
+  Case<T>(Way::kBlocks, 8, 4096, 4096, 2048, ceilings);
+  for (const int rows : {1, 4, 20, 64, 192, 400})
+    for (const Way way : {Way::kCounts, Way::kBlocks}) {
+      if (way == Way::kBlocks && rows < 64) continue;
+      Case<T>(way, 32, rows, 6144, 7168, ceilings);
+      Case<T>(way, 32, rows, 7168, 3072, ceilings);
+    }
+  Case<T>(Way::kCounts, 16, 8, 1536, 2048, ceilings);  // Qwen3-30B-A3B of 8 ranks
+  Case<T>(Way::kCounts, 16, 8, 2048, 768, ceilings);
 }
 
 }  // namespace
 
 int main() {
-  Cases<__nv_bfloat16>();
-  Cases<__nv_fp8_e4m3>();
+  const Ceilings ceilings = Ceilings::Measure();
+  std::printf("copy %.0f GB/s; matrix units %.0f, %.0f TFLOP/s (from the notes)\n",
+              ceilings.bandwidth * 1e-9, Ceilings::kBf16 * 1e-12, Ceilings::kFp8 * 1e-12);
+  Cases<__nv_fp8_e4m3>(ceilings);
+  Cases<__nv_bfloat16>(ceilings);
 }

@@ -17,9 +17,17 @@ namespace switchyard {
 struct EngineConfig {
   std::filesystem::path model_path;
   std::string model_override_args;  // --json-model-override-args: replaces keys of config.json
-  std::string dtype = "auto";       // auto | float32 | bfloat16 | float16 (--dtype)
+  // --device: auto (cuda where a GPU is found) | cpu | cuda
+  std::string device = "auto";
+  // Rank r of a host computes on GPU base_gpu_id + r · gpu_id_step (--base-gpu-id, --gpu-id-step;
+  // step 0: all on one, for tests).
+  int32_t base_gpu_id = 0, gpu_id_step = 1;
+  bool disable_custom_all_reduce = false;  // --disable-custom-all-reduce
+  bool disable_cuda_graph = false;         // --disable-cuda-graph
+  int32_t cuda_graph_max_bs = 0;  // --cuda-graph-max-bs; 0: --max-running-requests, at most 256
+  std::string dtype = "auto";     // auto | float32 | bfloat16 | float16 (--dtype)
   std::string kv_cache_dtype =
-      "auto";  // auto: float32 | float32 | bfloat16 | float16 (--kv-cache-dtype)
+      "auto";  // auto (float32; on GPUs --dtype) | float32 | bfloat16 | float16 (--kv-cache-dtype)
   QuantizationFlags quantization;    // --quantization, --quantize-activations
   std::string load_format = "auto";  // --load-format
   // --tp-size, --ep-size, --dp-size with --enable-dp-attention, --moe-dense-tp-size
@@ -32,9 +40,9 @@ struct EngineConfig {
   int64_t context_length = 0;  // --context-length; 0: the model's
   // --max-total-tokens: cache capacity of each attention group; 0: from memory
   int64_t max_total_tokens = 0;
-  double mem_fraction_static =
-      0.85;  // --mem-fraction-static: of this host's memory, for weights and cache of all ranks
-  int32_t page_size = 16;  // --page-size
+  double mem_fraction_static = 0.85;  // --mem-fraction-static: of this host's memory, for weights
+                                      // and cache of all ranks; on GPUs of each one's
+  int32_t page_size = 16;             // --page-size
   // --max-running-requests of all attention groups; 0: 256, bounded by the cache
   int32_t max_running_requests = 0;
   int32_t max_queued_requests = 0;  // --max-queued-requests; 0: no limit (checked by the front)
@@ -62,6 +70,8 @@ ModelConfig ReadModelConfig(const EngineConfig& config);
 // group.
 struct EnginePlan {
   ModelConfig model;
+  bool cuda = false;             // ranks compute on GPUs
+  int32_t ranks_of_host = 1;     // that share this host's memory, cores and GPUs
   DType dtype = DType::kBF16;    // of token rows in flight
   DType kv_dtype = DType::kF32;  // of the cache
   int64_t context_length = 0;
@@ -76,7 +86,7 @@ struct EnginePlan {
 // `ranks_of_host`: how many of the ranks share this host's memory and cores; 0: all.
 EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host = 0);
 
-// What Model is built with, the same on every rank and where memory is planned.
-ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan);
+// What Model is built with; the same where memory is planned.
+ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan, int rank = 0);
 
 }  // namespace switchyard

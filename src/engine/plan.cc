@@ -7,6 +7,7 @@
 #include "core/log.h"
 #include "engine/config.h"
 #include "engine/dp_controller.h"
+#include "engine/gpu_memory.h"
 #include "engine/host_memory.h"
 #include "engine/rank_engine.h"
 
@@ -133,14 +134,45 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan, int ranks) {
       hint);
 }
 
-int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan, int ranks,
+// What pages share with the rest: the host's memory for all its ranks, or a GPU's for one.
+struct PageMemory {
+  HostMemory memory;
+  Need need;
+  int64_t bytes_per_page = 0;
+  int64_t default_bytes = 0;  // that the cache takes when nobody says how much
+};
+
+PageMemory OfHost(const EngineConfig& config, const EnginePlan& plan, int64_t page_bytes) {
+  const int ranks = plan.ranks_of_host;
+  return {.memory = ReadHostMemory(),
+          .need = FixedNeed(config, plan, ranks),
+          .bytes_per_page = page_bytes * ranks,
+          .default_bytes = kDefaultKvBytes};
+}
+
+PageMemory OfGpu(const EngineConfig& config, const EnginePlan& plan, int64_t page_bytes) {
+  const GpuInfo gpu = SmallestGpu(config, plan.ranks_of_host);
+  // Ranks that share a GPU (--gpu-id-step 0) share its memory.
+  const int64_t sharing = config.gpu_id_step == 0 ? plan.ranks_of_host : 1;
+  return {.memory = {.total = gpu.total_bytes / sharing, .available = gpu.free_bytes / sharing},
+          .need = {.weights = static_cast<double>(plan.weight_bytes_per_rank),
+                   .activations = ActivationBytesPerRank(plan, config.mesh),
+                   .symmetric = static_cast<double>(
+                       GpuBytesPerRank(plan.model, MakeModelOptions(config, plan), config.mesh))},
+          .bytes_per_page = page_bytes,
+          .default_bytes = gpu.total_bytes};
+}
+
+int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan,
                     int64_t page_bytes_per_rank) {
-  const int64_t bytes_per_page = page_bytes_per_rank * ranks;
-  const HostMemory memory = ReadHostMemory();
+  const PageMemory where = plan.cuda ? OfGpu(config, plan, page_bytes_per_rank)
+                                     : OfHost(config, plan, page_bytes_per_rank);
+  const HostMemory& memory = where.memory;
+  const Need& need = where.need;
+  const int64_t bytes_per_page = where.bytes_per_page;
   const auto budget = std::min(
       memory.available,
       static_cast<int64_t>(static_cast<double>(memory.total) * config.mem_fraction_static));
-  const Need need = FixedNeed(config, plan, ranks);
   // Negative where nothing is left, by how much does not matter.
   const auto left =
       static_cast<int64_t>(std::max(static_cast<double>(budget) - need.fixed(), -1.0));
@@ -160,7 +192,7 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan, int rank
   const int64_t useful =
       plan.max_running_requests * ((plan.context_length + config.page_size - 1) / config.page_size);
   const int64_t pages = std::min({left / bytes_per_page, useful,
-                                  std::max<int64_t>(1, kDefaultKvBytes / bytes_per_page),
+                                  std::max<int64_t>(1, where.default_bytes / bytes_per_page),
                                   int64_t{std::numeric_limits<int32_t>::max()} / config.page_size});
   if (left < bytes_per_page)
     ThrowTooLittleMemory(config, memory, need, bytes_per_page, budget,
@@ -175,12 +207,24 @@ ModelConfig ReadModelConfig(const EngineConfig& config) {
   return LoadModelConfig(config.model_path, config.model_override_args, config.quantization);
 }
 
-ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan) {
+ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan, int rank) {
   ModelOptions options{.dtype = plan.dtype,
                        .max_tokens = plan.max_batch_tokens,
                        .context_length = plan.context_length,
                        .moe = config.moe,
-                       .backends = config.backends};
+                       .backends = config.backends,
+                       .page_size = config.page_size};
+  if (plan.cuda)
+    options.gpu = GpuOptions{
+        .index = config.base_gpu_id + rank % plan.ranks_of_host * config.gpu_id_step,
+        .custom_all_reduce = !config.disable_custom_all_reduce,
+        .graphs = !config.disable_cuda_graph,
+        .graph_max_tokens = config.cuda_graph_max_bs > 0
+                                ? config.cuda_graph_max_bs
+                                : std::min<int64_t>(256, plan.max_running_requests),
+        .max_sequences = plan.max_running_requests + 1,
+        .timeout =
+            std::chrono::milliseconds(static_cast<int64_t>(config.dist_timeout_seconds * 1000))};
   options.load.load_format = config.load_format;
   options.load.dummy_seed = config.random_seed;
   return options;
@@ -188,12 +232,14 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
 
 EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   CheckFlags(config);
-  const int ranks = ranks_of_host > 0 ? ranks_of_host : config.mesh.tp;
   EnginePlan plan;
+  plan.ranks_of_host = ranks_of_host > 0 ? ranks_of_host : config.mesh.tp;
+  plan.cuda = ChooseGpus(config, plan.ranks_of_host);
   plan.model = ReadModelConfig(config);
   plan.dtype = ChooseDType("--dtype", config.dtype,
                            IsActivationType(plan.model.dtype) ? plan.model.dtype : DType::kBF16);
-  plan.kv_dtype = ChooseDType("--kv-cache-dtype", config.kv_cache_dtype, DType::kF32);
+  plan.kv_dtype =
+      ChooseDType("--kv-cache-dtype", config.kv_cache_dtype, plan.cuda ? plan.dtype : DType::kF32);
   plan.context_length = ChooseContext(config, plan.model);
   plan.max_running_requests =
       PerGroup(config.max_running_requests ? config.max_running_requests : kDefaultRunningRequests,
@@ -203,7 +249,7 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   plan.max_batch_tokens = MaxBatchTokens(plan);
   const auto cores = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
   plan.threads_per_rank =
-      config.threads_per_rank ? config.threads_per_rank : std::max(1, cores / ranks);
+      config.threads_per_rank ? config.threads_per_rank : std::max(1, cores / plan.ranks_of_host);
 
   const Mesh mesh(config.mesh, 0);  // rank 0 holds the most where shares are uneven
   const ModelOptions options = MakeModelOptions(config, plan);
@@ -211,7 +257,7 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   plan.symmetric_bytes_per_rank = SymmetricBytesPerRank(plan.model, options, config.mesh);
   const auto page_bytes_per_rank = static_cast<int64_t>(
       KvStorage::BytesPerToken(plan.model, mesh, plan.kv_dtype) * config.page_size);
-  plan.num_pages = ChoosePages(config, plan, ranks, page_bytes_per_rank);
+  plan.num_pages = ChoosePages(config, plan, page_bytes_per_rank);
   plan.kv_bytes_per_rank = static_cast<size_t>(plan.num_pages * page_bytes_per_rank);
   if (config.max_running_requests == 0)  // each holds a page at least
     plan.max_running_requests =

@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "engine/kv_cache/kv_cache.h"
 #include "engine/sampler/logprobs.h"
+#include "engine/sampler/penalties.h"
 #include "engine/sampler/random.h"
 #include "engine/sampler/sampler.h"
 #include "engine/sampler/softmax.h"
@@ -36,15 +37,25 @@ struct RankEngine::Impl {
 
   // Error kInvalid where the request can never run.
   void CheckRequest(const EngineRequest& request) const;
+  // Rows of a pass that were asked for: their logits, or the tokens that the model drew from them.
+  struct Rows {
+    std::span<const float> logits;   // [rows, vocab]
+    std::span<const int32_t> drawn;  // [rows], −1: a logit is not finite
+    bool finite() const;
+  };
+  // Lets the model draw where it can and no row of the batch needs its logits here.
+  void AskForDraws();
   // Takes in the batch's pass.
-  void TakePass(std::span<const float> logits);
-  // Takes in one sequence's part of a pass: `logits` are its rows, one after the other.
-  void Finish(const ScheduledRows& part, std::span<const float> logits);
+  void TakePass(Rows all);
+  // Takes in one sequence's part of a pass: its rows, one after the other.
+  void Finish(const ScheduledRows& part, const Rows& own);
   // `first_row`: where the part begins in the batch.
   void TakeRoutedExperts(const ScheduledRows& part, int64_t first_row);
   void TakeInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
                          std::span<const float> logits);
-  void TakeToken(Sequence& sequence, std::span<const float> logits);
+  void TakeToken(Sequence& sequence, const Rows& own);
+  // Nothing where penalties and biases forbid every token.
+  std::optional<int32_t> Draw(const Sequence& sequence, const Rows& own);
   void CheckFinished(const Sequence& sequence, int32_t token, RequestOutput& output) const;
   RequestOutput NewOutput(Sequence& sequence) const;
   void Fail(Sequence& sequence, const std::string& error);
@@ -66,6 +77,22 @@ struct RankEngine::Impl {
 };
 
 namespace {
+
+// How a token of this sequence is drawn where its logits are not needed; nothing where they are.
+std::optional<kernels::RowDraw> PlainDraw(const Sequence& sequence) {
+  const EngineRequest& request = sequence.request;
+  const SamplingParams& params = request.sampling;
+  const auto drawn = static_cast<int64_t>(sequence.output().size());
+  if (params.max_new_tokens == 0 || request.logprob.enabled || sequence.logprobs_owed() ||
+      Penalties::Needed(params, drawn))
+    return std::nullopt;
+  return kernels::RowDraw{
+      .temperature = params.temperature < Sampler::kGreedyBelow ? 0.0f : params.temperature,
+      .top_p = params.top_p,
+      .min_p = params.min_p,
+      .top_k = params.top_k,
+      .uniform = UniformDraw(*params.seed, drawn)};
+}
 
 Scheduler::Options SchedulerOptions(const RankEngine::Options& options, int64_t vocab) {
   const bool whole = options.chunked_prefill_size < 0;
@@ -179,21 +206,55 @@ StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
   SetGroups(groups);
   const bool others =
       std::ranges::any_of(groups, [](const StepCounts& group) { return group.tokens > 0; });
-  if (others || !plan.empty()) TakePass(model.Forward(batch));
+  if (others || !plan.empty()) {
+    AskForDraws();
+    const std::span<const float> logits = model.Forward(batch);
+    TakePass({logits, model.drawn()});
+  }
   plan = {};
   return {std::exchange(answers, {})};
 }
 
-void RankEngine::Impl::TakePass(std::span<const float> logits) {
-  CHECK_EQ(std::ssize(logits), std::ssize(batch.logit_rows) * vocab);
+bool RankEngine::Impl::Rows::finite() const {
+  return AllFinite(logits) && std::ranges::all_of(drawn, [](int32_t id) { return id >= 0; });
+}
+
+void RankEngine::Impl::AskForDraws() {
+  batch.draws.clear();
+  if (!model.draws() || batch.logit_rows.empty()) return;
+  for (const ScheduledRows& part : plan) {
+    const Sequence& sequence = *part.sequence;
+    if (sequence.LogitRows(part.rows).size() == 0) continue;
+    const std::optional<kernels::RowDraw> draw = PlainDraw(sequence);
+    if (!draw) {
+      batch.draws.clear();
+      return;
+    }
+    batch.draws.push_back(*draw);
+  }
+}
+
+void RankEngine::Impl::TakePass(Rows all) {
+  if (batch.draws.empty()) {
+    all.drawn = {};
+    CHECK_EQ(std::ssize(all.logits), std::ssize(batch.logit_rows) * vocab);
+  } else {
+    CHECK_EQ(all.drawn.size(), batch.logit_rows.size());
+  }
   if (!plan.empty()) ++counters.steps;
   size_t begin = 0;
   int64_t first_row = 0;
   for (const ScheduledRows& part : plan) {
-    const size_t count = part.sequence->LogitRows(part.rows).size() * vocab;
+    const size_t count = part.sequence->LogitRows(part.rows).size();
     const int64_t rows = part.rows;
     TakeRoutedExperts(part, first_row);
-    Finish(part, logits.subspan(begin, count));  // may be the sequence's end
+    Rows own;
+    if (batch.draws.empty()) {
+      own.logits = all.logits.subspan(begin * vocab, count * vocab);
+    } else {
+      own.drawn = all.drawn.subspan(begin, count);
+    }
+    Finish(part, own);  // may be the sequence's end
     begin += count;
     first_row += rows;
   }
@@ -211,20 +272,20 @@ void RankEngine::Impl::TakeRoutedExperts(const ScheduledRows& part, int64_t firs
   sequence.next_routed = end;
 }
 
-void RankEngine::Impl::Finish(const ScheduledRows& part, std::span<const float> logits) {
+void RankEngine::Impl::Finish(const ScheduledRows& part, const Rows& own) {
   Sequence& sequence = *part.sequence;
   const bool decoding = sequence.decoding();
   const Sequence::RowRange rows = sequence.LogitRows(part.rows);
   if (!decoding) counters.prefill_tokens += part.rows;
-  if (!AllFinite(logits)) {
+  if (!own.finite()) {
     Fail(sequence, "the model gave logits that are not finite (NaN or infinity)");
     return;
   }
-  TakeInputLogprobs(sequence, rows, logits);
+  TakeInputLogprobs(sequence, rows, own.logits);
   sequence.computed += part.rows;
   if (sequence.pending() > 0) return;
   if (!decoding) cache.Publish(sequence.computed_tokens(), sequence.cache);
-  TakeToken(sequence, logits.last(vocab));
+  TakeToken(sequence, own);
 }
 
 void RankEngine::Impl::TakeInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
@@ -238,21 +299,28 @@ void RankEngine::Impl::TakeInputLogprobs(Sequence& sequence, Sequence::RowRange 
   }
 }
 
-void RankEngine::Impl::TakeToken(Sequence& sequence, std::span<const float> logits) {
+std::optional<int32_t> RankEngine::Impl::Draw(const Sequence& sequence, const Rows& own) {
+  if (!own.drawn.empty()) return own.drawn.back();
+  const SamplingParams& params = sequence.request.sampling;
+  return sampler.Draw(own.logits.last(vocab), params, sequence.prompt(), sequence.output(),
+                      *params.seed);
+}
+
+void RankEngine::Impl::TakeToken(Sequence& sequence, const Rows& own) {
   const SamplingParams& params = sequence.request.sampling;
   RequestOutput output = NewOutput(sequence);
   output.input_logprobs = std::exchange(sequence.input_logprobs, {});
   if (params.max_new_tokens == 0) {  // only the prompt was asked about
     output.finish = FinishReason::kLength;
   } else {
-    const std::optional<int32_t> token =
-        sampler.Draw(logits, params, sequence.prompt(), sequence.output(), *params.seed);
+    const std::optional<int32_t> token = Draw(sequence, own);
     if (!token) {
       Fail(sequence, "logit_bias and min_new_tokens leave no token that may be drawn");
       return;
     }
     if (sequence.request.logprob.enabled)
-      output.output_logprobs.push_back(LogprobsAt(logits, *token, sequence.request.logprob));
+      output.output_logprobs.push_back(
+          LogprobsAt(own.logits.last(vocab), *token, sequence.request.logprob));
     output.new_tokens.push_back(*token);
     sequence.tokens.push_back(*token);
     ++counters.decode_tokens;

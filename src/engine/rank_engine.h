@@ -19,6 +19,9 @@ class ForwardFunction {
   // Logits [batch.logit_rows, vocab]; valid until the next call.
   virtual std::span<const float> Forward(const ForwardBatch& batch) = 0;
   virtual int64_t vocab_size() const = 0;
+  // Whether it draws tokens itself where a batch has `draws` (Model::draws).
+  virtual bool draws() const { return false; }
+  virtual std::span<const int32_t> drawn() const { return {}; }
   // [T, routed_width] of the last batch, where it asked (Model::routed_experts).
   virtual std::span<const int32_t> routed_experts() const { return {}; }
   virtual int64_t routed_width() const { return 0; }  // layers · top_k; 0: no experts

@@ -24,6 +24,8 @@ class ModelForward : public ForwardFunction {
     return model_.Forward(batch, kv_);
   }
   int64_t vocab_size() const override { return model_.config().vocab_size; }
+  bool draws() const override { return model_.draws(); }
+  std::span<const int32_t> drawn() const override { return model_.drawn(); }
   std::span<const int32_t> routed_experts() const override { return model_.routed_experts(); }
   int64_t routed_width() const override {
     const ModelConfig& config = model_.config();
@@ -64,10 +66,10 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
       std::chrono::milliseconds(static_cast<int64_t>(config.dist_timeout_seconds * 1000));
   const auto comm = RankComm::Create(std::move(arena), config.mesh, rank, {.timeout = timeout});
   ThreadPool pool(plan.threads_per_rank);
-  ModelOptions options = MakeModelOptions(config, plan);
+  ModelOptions options = MakeModelOptions(config, plan, rank);
   if (rank == 0) options.load.progress = ThrottledProgress(io);
   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
-  KvStorage kv(plan.model, comm->mesh, plan.num_pages, config.page_size, plan.kv_dtype);
+  KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
   ModelForward forward(model, kv);
   CheckedForward checked(forward, *comm->attn_tp, config.page_size);
   ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;

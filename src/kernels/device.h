@@ -12,36 +12,9 @@
 #include "core/parallel.h"
 #include "core/tensor.h"
 #include "kernels/ops.h"
+#include "kernels/row_params.h"
 
 namespace switchyard::kernels {
-
-// y[i, 0..n) = x[row(i), 0..n), rows of `ldx` and `ldy` floats; row(i) = rows[i], or i where null.
-struct CopyRowsParams {
-  const float* x = nullptr;
-  int64_t ldx = 0;
-  const int32_t* rows = nullptr;  // [m] or null
-  float* y = nullptr;
-  int64_t ldy = 0;
-  int64_t m = 0, n = 0;
-};
-
-// squares[t] = Σ_i x[t, i]²
-struct SumSquaresParams {
-  const float* x = nullptr;  // [m, n]
-  int64_t m = 0, n = 0;
-  float* squares = nullptr;  // [m]
-};
-
-// x[t, i] = x[t, i] / sqrt(squares[t] / total + eps) · weight[i]: an RMS norm whose mean runs over
-// `total` elements, of which this rank holds n.
-struct ScaleBySquaresParams {
-  float* x = nullptr;  // [m, n]
-  int64_t m = 0, n = 0;
-  const float* squares = nullptr;  // [m]
-  int64_t total = 0;
-  float eps = 1e-6f;
-  const float* weight = nullptr;  // [n]
-};
 
 // One per rank; owned by who runs the rank, used by the rank's thread only.
 //
@@ -65,7 +38,9 @@ class Device {
   virtual void Synchronize() = 0;  // throws what went wrong in ops that were enqueued
 
   // A weight in memory and form that ops of this device take; as it is where they take it already.
-  virtual WeightView Place(const WeightView& w) = 0;
+  // Views of what comes back are taken too. HeadLinear wants all heads placed alike.
+  // `plain`: in a format without scales.
+  virtual WeightView Place(const WeightView& w, bool plain = false) = 0;
   virtual Tensor Place(const Tensor& t) = 0;
 
   // What Attention and LatentAttention work on until the next call (their `sequences` and
@@ -73,8 +48,9 @@ class Device {
   virtual void SetSequences(std::span<const SequenceSpan> sequences, int32_t page_size) = 0;
 
   // Runs `pass`, which calls ops of this device and collectives only. Where `key` is not 0 and the
-  // device can record, the first call of a key records what `pass` enqueues and later ones replay
-  // that without calling it: passes of one key must enqueue the same ops on the same memory.
+  // device can record, one of the first calls of a key records what `pass` enqueues and later ones
+  // replay that without calling it: passes of one key must enqueue the same ops on the same memory,
+  // with as many sequences.
   virtual void Run(uint64_t key, const std::function<void()>& pass) = 0;
 
   // ops.h and above
@@ -99,9 +75,10 @@ std::unique_ptr<Device> MakeCpuDevice(ThreadPool& pool);
 
 struct CudaDeviceOptions {
   int index = 0;
-  // kF32: sums of float32 products of unrounded inputs, on any GPU. kBF16: inputs of matrix products
-  // are rounded to bfloat16 (or to FP8 in groups of 128 where the weight is kFp8Block), and Hopper's
-  // matrix units are used where there are some.
+  // kF32: float32 products of what a CPU multiplies, on any GPU. kBF16: inputs of matrix products
+  // are rounded to bfloat16 (or to FP8 in groups of 128 where the weight is kFp8Block), and
+  // Hopper's matrix units are used where there are some; products with kF32 weights (routers) stay
+  // float32.
   DType dtype = DType::kBF16;
   // The most rows of one pass, and the most sequences and pages of one sequence: sizes buffers.
   int64_t max_tokens = 0, max_sequences = 0, max_pages = 0;

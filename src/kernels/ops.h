@@ -76,6 +76,15 @@ struct GroupedMlpParams {
 };
 void GroupedMlp(const GroupedMlpParams& p, ThreadPool& pool);
 
+// What else is to be done with each row that an op wrote, while it is in cache. Called once a row,
+// from the pool's threads; CPUs only.
+struct RowHook {
+  virtual void Written(int64_t row, const float* y) const = 0;
+
+ protected:
+  ~RowHook() = default;
+};
+
 // y[t] = x[t] / sqrt(mean(x[t]²) + eps) · weight
 struct RmsNormParams {
   const float* x = nullptr;  // [m, n]; may equal y
@@ -85,6 +94,7 @@ struct RmsNormParams {
   int64_t ldy = 0;
   int64_t m = 0, n = 0;
   float eps = 1e-6f;
+  const RowHook* hook = nullptr;
 };
 void RmsNorm(const RmsNormParams& p, ThreadPool& pool);
 

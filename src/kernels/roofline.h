@@ -9,4 +9,12 @@ namespace switchyard::kernels {
 // second.
 double MeasureReadBandwidth(int threads);
 
+// Of one GPU: bytes per second that a copy within it moves, read and written ones counted, and
+// floating-point operations per second of a bfloat16 product of 8192 × 8192 × 8192 (0 where it has
+// no matrix units that this program uses). A tenth of a second. Error kInvalid without CUDA.
+struct GpuCeilings {
+  double copy_bandwidth = 0.0, bf16_flops = 0.0;
+};
+GpuCeilings MeasureGpu(int index);
+
 }  // namespace switchyard::kernels

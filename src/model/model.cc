@@ -1,39 +1,38 @@
 #include "model/model.h"
 
 #include <algorithm>
+#include <functional>
+#include <set>
 
 #include "core/error.h"
+#include "model/drawing.h"
 #include "model/families/family.h"
 #include "model/layers/context.h"
 #include "model/layers/dense_feed_forward.h"
 #include "model/layers/embedding_and_head.h"
 #include "model/layers/grouped_attention.h"
 #include "model/layers/latent_attention.h"
+#include "model/padded_batch.h"
+#include "model/pass_arrays.h"
+#include "model/rank_device.h"
 #include "model/rope.h"
+#include "model/weights/placing.h"
+#include "moe/device_layer.h"
 #include "moe/exchange_memory.h"
 
 namespace switchyard {
 namespace {
 
-MoeShape ShapeOf(const ModelConfig& config, int64_t max_tokens) {
-  return {.hidden = config.hidden,
-          .intermediate = config.moe->intermediate,
-          .num_experts = config.moe->router.num_experts,
-          .top_k = config.moe->router.top_k,
-          .max_tokens = max_tokens,
-          .has_shared = config.moe->shared_intermediate > 0};
-}
-
 std::optional<GroupedAttention> MakeGrouped(const ModelConfig& config, const Mesh& mesh,
-                                            int64_t max_tokens) {
+                                            int64_t max_tokens, kernels::Device& device) {
   if (config.attention.kind != AttentionConfig::Kind::kGrouped) return std::nullopt;
-  return GroupedAttention(config, mesh, max_tokens);
+  return GroupedAttention(config, mesh, max_tokens, device);
 }
 
 std::optional<LatentAttention> MakeLatent(const ModelConfig& config, const Mesh& mesh,
-                                          int64_t max_tokens) {
+                                          int64_t max_tokens, kernels::Device& device) {
   if (config.attention.kind != AttentionConfig::Kind::kLatent) return std::nullopt;
-  return LatentAttention(config, mesh, max_tokens);
+  return LatentAttention(config, mesh, max_tokens, device);
 }
 
 // Whether the routed experts quantize their input rows to FP8 in groups of 128.
@@ -49,13 +48,14 @@ bool TakesFp8Groups(const ModelConfig& config) {
 
 // Each layer is cut where its own format can be, so a rank's parts of them may differ in size.
 std::optional<DenseFeedForward> MakeDense(const ModelWeights& weights, const ModelConfig& config,
-                                          const Mesh& mesh, int64_t max_tokens) {
+                                          const Mesh& mesh, int64_t max_tokens,
+                                          kernels::Device& device) {
   if (std::ranges::all_of(config.layers, &LayerConfig::moe)) return std::nullopt;
   int64_t middle = 0;
   for (const LayerWeights& layer : weights.layers) {
     middle = std::max(middle, layer.dense.gate.n);  // 0 in layers with experts
   }
-  return DenseFeedForward(config, mesh, middle, max_tokens);
+  return DenseFeedForward(config, mesh, middle, max_tokens, device);
 }
 
 // What follows from the model and the choice of backend and dtype, so that no caller can contradict
@@ -72,6 +72,36 @@ ModelOptions Complete(const ModelConfig& config, ModelOptions options, const Mes
   return options;
 }
 
+class CpuMoeBlock : public MoeBlock {
+ public:
+  CpuMoeBlock(MoeLayer layer, int64_t hidden) : layer_(std::move(layer)) {
+    placing_.hidden = hidden;
+  }
+  void Forward(const float* hidden, const MoeTokens& tokens, float* out) override {
+    layer_.Forward(hidden, tokens, out);
+  }
+  void CopyRoutedExperts(int64_t, int32_t*) override {}  // written where MoeTokens said
+  const kernels::RowHook* RowsToCome(const MoeTokens& tokens) override {
+    placing_.place = layer_.InputRows(tokens);
+    return placing_.place.rows ? &placing_ : nullptr;
+  }
+
+ private:
+  // Leaves each row as it travels where the exchange wants it.
+  struct Placing final : kernels::RowHook {
+    void Written(int64_t row, const float* y) const override {
+      if (row < place.tokens.begin || row >= place.tokens.end) return;
+      StoreRow(place.format, y, hidden,
+               place.rows + (row - place.tokens.begin) * place.format.Bytes(hidden));
+    }
+    MoeLayer::InputPlace place;
+    int64_t hidden = 0;
+  };
+
+  MoeLayer layer_;
+  Placing placing_;
+};
+
 }  // namespace
 
 struct Model::Impl {
@@ -79,18 +109,30 @@ struct Model::Impl {
   ModelOptions options;
   RankComm& comm;
   ThreadPool& pool;
+  std::unique_ptr<RankDevice> rank_device;
+  kernels::Device& device;
+  const RankGroups& groups;
   ModelWeights weights;
   Tensor cos_sin;  // [context_length, rotary_dim]
   EmbeddingAndHead vocabulary;
   std::optional<GroupedAttention> grouped;
   std::optional<LatentAttention> latent;
-  std::optional<DenseFeedForward> dense;     // of the layers that are dense
-  std::vector<std::optional<MoeLayer>> moe;  // one for each layer; empty for dense ones
-  Activations residual, normed, branch;      // [T, H] each
-  Activations selected;                      // [logit rows, H]
-  std::vector<int32_t> routed;               // [T, layers, top_k] of the last batch that asked
-  std::vector<int32_t> layer_routed;         // [T, top_k]
-  // [dp] of the batch under way: what it says, or its own.
+  std::optional<DenseFeedForward> dense;       // of the layers that are dense
+  std::unique_ptr<DeviceMoe> device_moe;       // what layers of experts share on a GPU
+  std::vector<std::unique_ptr<MoeBlock>> moe;  // one for each layer; null for dense ones
+  Activations residual, normed, branch;        // [T, H] each
+  Activations selected;                        // [logit rows, H]
+  PassArrays arrays;
+  std::vector<float> host_logits;     // [logit rows, vocab], where the device has memory of its own
+  std::vector<int32_t> routed;        // [T, layers, top_k] of the last batch that asked
+  std::vector<int32_t> layer_routed;  // [T, top_k]
+  const ForwardBatch* batch = nullptr;  // the one under way
+  PaddedBatch padded;
+  Drawing drawing;
+  std::vector<int32_t> drawn;  // of the last batch
+  uint32_t memory_generation = 0;
+  std::set<int64_t> seen_sizes;  // of decode batches, since memory moved
+  // [dp] of that batch: what it says, or its own.
   std::vector<int64_t> group_tokens, group_decode_tokens, group_logit_rows;
 
   Impl(const std::filesystem::path& dir, ModelConfig model_config, ModelOptions model_options,
@@ -99,22 +141,27 @@ struct Model::Impl {
         options(Complete(config, std::move(model_options), rank_comm.mesh.shape())),
         comm(rank_comm),
         pool(threads),
+        rank_device(MakeRankDevice(config, options, comm, pool)),
+        device(rank_device->device()),
+        groups(rank_device->groups()),
         weights(LoadWeights(dir, config, comm.mesh, options.load)),
-        cos_sin(BuildCosSin(config.rope, options.context_length)),
+        cos_sin(device.Place(BuildCosSin(config.rope, options.context_length))),
         vocabulary(config, weights),
-        grouped(MakeGrouped(config, comm.mesh, options.max_tokens)),
-        latent(MakeLatent(config, comm.mesh, options.max_tokens)),
-        dense(MakeDense(weights, config, comm.mesh, options.max_tokens)),
+        grouped(MakeGrouped(config, comm.mesh, options.max_tokens, device)),
+        latent(MakeLatent(config, comm.mesh, options.max_tokens, device)),
+        dense(MakeDense(weights, config, comm.mesh, options.max_tokens, device)),
         moe(config.layers.size()),
-        residual(options.max_tokens * config.hidden),
-        normed(residual.size()),
-        branch(residual.size()) {
+        residual(device, options.max_tokens * config.hidden),
+        normed(device, residual.size()),
+        branch(device, residual.size()),
+        arrays(device, options.max_tokens) {
+    PlaceWeights(device, weights);
     if (config.has_moe()) MakeMoeLayers();
   }
 
   void MakeMoeLayers() {
-    const auto runtime = MakeMoeRuntime(options.moe, ShapeOf(config, options.max_tokens), comm,
-                                        pool, options.backends);
+    const MoeShape shape = MoeShapeOf(config, options.max_tokens);
+    const auto make = MoeBlocks(shape);
     MoeLayerConfig layer_config{.hidden = config.hidden,
                                 .router = config.moe->router,
                                 .activation = config.activation,
@@ -123,50 +170,68 @@ struct Model::Impl {
     for (size_t i = 0; i < moe.size(); ++i) {
       if (!config.layers[i].moe) continue;
       layer_config.placement = options.load.placements[i];
-      moe[i].emplace(layer_config, weights.layers[i].moe, runtime);
+      moe[i] = make(layer_config, weights.layers[i].moe);
+      weights.layers[i].moe = {};
+      if (!device.is_cpu()) weights.layers[i].owned.clear();  // the layer has copies
     }
   }
 
-  void Norm(const float* x, const Tensor& weight, int64_t rows, float* y) {
-    kernels::RmsNorm({.x = x,
-                      .ldx = config.hidden,
-                      .weight = weight.data<float>(),
-                      .y = y,
-                      .ldy = config.hidden,
-                      .m = rows,
-                      .n = config.hidden,
-                      .eps = config.norm_eps},
-                     pool);
+  using MakeBlock =
+      std::function<std::unique_ptr<MoeBlock>(const MoeLayerConfig&, const MoeLayerWeights&)>;
+  MakeBlock MoeBlocks(const MoeShape& shape) {
+    if (!device.is_cpu()) {
+      device_moe = rank_device->MakeMoe(options.moe, shape);
+      return [this](const MoeLayerConfig& layer, const MoeLayerWeights& parts) {
+        return device_moe->MakeLayer(layer, parts);
+      };
+    }
+    return [runtime = MakeMoeRuntime(options.moe, shape, comm, pool, options.backends)](
+               const MoeLayerConfig& layer, const MoeLayerWeights& parts) {
+      return std::make_unique<CpuMoeBlock>(MoeLayer(layer, parts, runtime), layer.hidden);
+    };
+  }
+
+  void Norm(const float* x, const Tensor& weight, int64_t rows, float* y,
+            const kernels::RowHook* hook = nullptr) {
+    device.RmsNorm({.x = x,
+                    .ldx = config.hidden,
+                    .weight = weight.data<float>(),
+                    .y = y,
+                    .ldy = config.hidden,
+                    .m = rows,
+                    .n = config.hidden,
+                    .eps = config.norm_eps,
+                    .hook = hook});
   }
 
   // The sum over ranks joins the residual stream.
   void AddBranch(int64_t tokens) {
-    kernels::AddInPlace(residual.data(), branch.data(), tokens * config.hidden, pool);
+    device.AddInPlace(residual.data(), branch.data(), tokens * config.hidden);
   }
 
   // Within the attention group, which does without where it has no tokens.
   void Attend(const LayerContext& c, int64_t layer) {
-    const int64_t tokens = c.batch.num_tokens();
+    const int64_t tokens = c.rows.tokens;
     if (tokens == 0) return;
     Norm(residual.data(), weights.layers[layer].input_norm, tokens, normed.data());
     if (grouped)
       grouped->Forward(c, weights.layers[layer].grouped, layer, normed.data(), branch.data());
     if (latent)
       latent->Forward(c, weights.layers[layer].latent, layer, normed.data(), branch.data());
-    comm.attn_tp->AllReduceSum(branch.data(), tokens * config.hidden);
+    groups.attn_tp->AllReduceSum(branch.data(), tokens * config.hidden);
     AddBranch(tokens);
   }
 
   void FeedForward(const LayerContext& c, int64_t layer) {
-    const int64_t tokens = c.batch.num_tokens();
+    const int64_t tokens = c.rows.tokens;
+    const MoeTokens moe_tokens{.group_tokens = group_tokens,
+                               .group_decode_tokens = group_decode_tokens,
+                               .routed_experts = routed.empty() ? nullptr : layer_routed.data()};
+    const kernels::RowHook* hook = moe[layer] ? moe[layer]->RowsToCome(moe_tokens) : nullptr;
     if (tokens > 0)
-      Norm(residual.data(), weights.layers[layer].post_attention_norm, tokens, normed.data());
+      Norm(residual.data(), weights.layers[layer].post_attention_norm, tokens, normed.data(), hook);
     if (moe[layer]) {
-      moe[layer]->Forward(normed.data(),
-                          {.group_tokens = group_tokens,
-                           .group_decode_tokens = group_decode_tokens,
-                           .routed_experts = routed.empty() ? nullptr : layer_routed.data()},
-                          branch.data());
+      moe[layer]->Forward(normed.data(), moe_tokens, branch.data());
       KeepRoutedExperts(tokens, layer);
     } else {
       dense->Forward(c, weights.layers[layer].dense, normed.data(), branch.data());
@@ -177,13 +242,15 @@ struct Model::Impl {
   // Rows of `routed` are laid out by token, those of a layer's answer are one layer's.
   void KeepRoutedExperts(int64_t tokens, int64_t layer) {
     if (routed.empty()) return;
+    if (!device.is_cpu()) moe[layer]->CopyRoutedExperts(tokens, layer_routed.data());
     const int64_t k = config.moe->router.top_k, row = config.num_layers() * k;
     for (int64_t t = 0; t < tokens; ++t)
       std::copy_n(layer_routed.data() + t * k, k, routed.data() + t * row + layer * k);
   }
 
-  void Begin(const ForwardBatch& batch) {
-    const int64_t tokens = batch.num_tokens();
+  void Begin(const ForwardBatch& new_batch) {
+    batch = &new_batch;
+    const int64_t tokens = batch->num_tokens();
     CHECK_LE(tokens, options.max_tokens);
     const auto of_groups = [&](const std::vector<int64_t>& said, int64_t own,
                                std::vector<int64_t>& counts) {
@@ -192,33 +259,82 @@ struct Model::Impl {
       CHECK_EQ(static_cast<int>(counts.size()), comm.mesh.dp());
       CHECK_EQ(counts[comm.mesh.dp_rank()], own);
     };
-    of_groups(batch.group_tokens, tokens, group_tokens);
-    of_groups(batch.group_decode_tokens, batch.decode_tokens, group_decode_tokens);
-    of_groups(batch.group_logit_rows, std::ssize(batch.logit_rows), group_logit_rows);
+    of_groups(batch->group_tokens, tokens, group_tokens);
+    of_groups(batch->group_decode_tokens, batch->decode_tokens, group_decode_tokens);
+    of_groups(batch->group_logit_rows, std::ssize(batch->logit_rows), group_logit_rows);
     routed.clear();
-    if (!batch.routed_experts || !config.has_moe()) return;
+    if (!batch->routed_experts || !config.has_moe()) return;
     const int64_t k = config.moe->router.top_k;
     routed.assign(tokens * config.num_layers() * k, -1);
     layer_routed.resize(tokens * k);
   }
 
-  std::span<const float> Forward(const ForwardBatch& batch, KvStorage& kv) {
-    Begin(batch);
-    const TokenSpread spread(comm.mesh, group_tokens);
-    const LayerContext c{config, batch, spread, cos_sin, kv, comm, pool};
-    if (batch.num_tokens() > 0) vocabulary.Embed(batch.tokens, comm, pool, residual.data());
+  // From token ids to logits; ops of the device and collectives alone.
+  const float* RunLayers(const LayerContext& c) {
+    if (c.rows.tokens > 0) vocabulary.Embed(c, residual.data());
     for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
       Attend(c, layer);
       FeedForward(c, layer);
     }
-    const auto rows = static_cast<int64_t>(batch.logit_rows.size());
-    selected.resize(rows * config.hidden);
-    for (int64_t i = 0; i < rows; ++i) {
-      std::copy_n(residual.data() + batch.logit_rows[i] * config.hidden, config.hidden,
-                  selected.data() + i * config.hidden);
+    const int64_t rows = c.rows.logit_rows;
+    if (rows > 0) {
+      device.CopyRows({.x = residual.data(),
+                       .ldx = config.hidden,
+                       .rows = c.rows.logit_row,
+                       .y = selected.data(),
+                       .ldy = config.hidden,
+                       .m = rows,
+                       .n = config.hidden});
+      Norm(selected.data(), weights.final_norm, rows, selected.data());
     }
-    if (rows > 0) Norm(selected.data(), weights.final_norm, rows, selected.data());
-    return vocabulary.Logits(selected.data(), group_logit_rows, comm, pool);
+    return vocabulary.Logits(c, selected.data(), group_logit_rows);
+  }
+
+  // A decode batch in one of the sizes that are recorded, any other as it is.
+  std::span<const float> Forward(const ForwardBatch& new_batch, KvStorage& kv) {
+    const bool record =
+        options.gpu && options.gpu->graphs &&
+        IsPlainDecode(new_batch, std::min(options.gpu->graph_max_tokens, options.max_tokens));
+    Begin(record ? padded.Pad(new_batch, kv.num_pages(), kv.page_size()) : new_batch);
+    const PassRows rows = arrays.Set(device, *batch);
+    const TokenSpread spread(comm.mesh, group_tokens);
+    const LayerContext c{config, comm.mesh, rows, spread, cos_sin, kv, groups, device};
+    device.SetSequences(batch->sequences, kv.page_size());
+    ReserveLogits();
+    const float* logits = nullptr;
+    device.Run(record ? KeyOf(rows.tokens) : 0, [&] { logits = RunLayers(c); });
+    if (record) logits = vocabulary.logits();  // a replay runs no code of ours
+    const int64_t wanted = std::ssize(new_batch.logit_rows);
+    drawn.clear();
+    if (!new_batch.draws.empty()) {
+      CHECK_EQ(std::ssize(new_batch.draws), wanted);
+      drawn = drawing.Draw(*rank_device, logits, new_batch.draws, config.vocab_size);
+      return {};
+    }
+    return ToHost(logits, wanted * config.vocab_size);
+  }
+
+  // What was recorded before memory moved is not to be replayed.
+  void ReserveLogits() {
+    const bool moved = selected.Reserve(device, std::ssize(batch->logit_rows) * config.hidden) |
+                       vocabulary.Reserve(comm.mesh, group_logit_rows, device);
+    if (!moved) return;
+    ++memory_generation;
+    seen_sizes.clear();
+  }
+
+  // Of a recorded pass; 0 for the first pass of a size, which is not recorded: kernels are loaded
+  // and scratch is allocated there.
+  uint64_t KeyOf(int64_t tokens) {
+    if (seen_sizes.insert(tokens).second) return 0;
+    return static_cast<uint64_t>(memory_generation) << 32 | static_cast<uint64_t>(tokens);
+  }
+
+  std::span<const float> ToHost(const float* logits, int64_t count) {
+    if (device.is_cpu()) return {logits, static_cast<size_t>(count)};
+    host_logits.resize(count);
+    device.CopyOut(host_logits.data(), logits, count * sizeof(float));
+    return host_logits;
   }
 };
 
@@ -227,25 +343,39 @@ Model::Model(const std::filesystem::path& dir, ModelConfig config, ModelOptions 
     : impl_(std::make_unique<Impl>(dir, std::move(config), std::move(options), comm, pool)) {}
 Model::~Model() = default;
 
+KvStorage Model::MakeCache(int64_t num_pages, int32_t page_size, DType dtype) {
+  Impl& m = *impl_;
+  if (m.device.is_cpu()) return KvStorage(m.config, m.comm.mesh, num_pages, page_size, dtype);
+  return KvStorage(m.config, m.comm.mesh, num_pages, page_size, dtype, m.device);
+}
 std::span<const float> Model::Forward(const ForwardBatch& batch, KvStorage& kv) {
   return impl_->Forward(batch, kv);
 }
 std::span<const int32_t> Model::routed_experts() const { return impl_->routed; }
+bool Model::draws() const { return impl_->rank_device->draws(); }
+std::span<const int32_t> Model::drawn() const { return impl_->drawn; }
 const ModelConfig& Model::config() const { return impl_->config; }
 
 size_t SymmetricBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                              const MeshShape& shape) {
-  const size_t moe = config.has_moe() ? MoeSymmetricBytes(Complete(config, options, shape).moe,
-                                                          ShapeOf(config, options.max_tokens),
-                                                          shape, options.backends.get())
-                                      : 0;
+  const size_t moe =
+      config.has_moe() && !options.gpu
+          ? MoeSymmetricBytes(Complete(config, options, shape).moe,
+                              MoeShapeOf(config, options.max_tokens), shape, options.backends.get())
+          : 0;
   return RankComm::BytesPerRank(shape) + moe;
+}
+
+size_t GpuBytesPerRank(const ModelConfig& config, const ModelOptions& options,
+                       const MeshShape& shape) {
+  return CudaPeerBytes(config, Complete(config, options, shape), shape);
 }
 
 std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions& options,
                                    const MeshShape& shape) {
   return DescribeExchangeMemory(Complete(config, options, shape).moe,
-                                ShapeOf(config, options.max_tokens), shape, options.backends.get());
+                                MoeShapeOf(config, options.max_tokens), shape,
+                                options.backends.get());
 }
 
 size_t WeightBytesPerRank(const ModelConfig& config, const ModelOptions& options,

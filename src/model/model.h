@@ -1,9 +1,11 @@
 // The decoder as one rank sees it: token rows in, logits out.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,10 +13,15 @@
 #include "comm/device/communicator.h"
 #include "core/parallel.h"
 #include "core/tensor.h"
+#include "kernels/draw_params.h"
 #include "model/config.h"
 #include "model/weights.h"
 
 namespace switchyard {
+
+namespace kernels {
+class Device;
+}
 
 // The paged key/value cache's memory: one pair of tensors a layer (grouped: k and v [slots,
 // kv_heads of this rank, D]; latent: one tensor [slots, kv_lora + rope] in `k`). Owned by the
@@ -24,16 +31,21 @@ class KvStorage {
   KvStorage() = default;
   KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages, int32_t page_size,
             DType dtype);
+  // In the memory of `device`, with a page more than num_pages for rows that fill up a batch.
+  KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages, int32_t page_size,
+            DType dtype, kernels::Device& device);
   static size_t BytesPerToken(const ModelConfig& config, const Mesh& mesh,
                               DType dtype);  // of one rank
 
   int32_t page_size() const { return page_size_; }
+  int64_t num_pages() const { return num_pages_; }
   DType dtype() const { return dtype_; }
   Tensor& k(int64_t layer) { return k_[layer]; }
   Tensor& v(int64_t layer) { return v_[layer]; }
 
  private:
   std::vector<Tensor> k_, v_;
+  int64_t num_pages_ = 0;
   int32_t page_size_ = 1;
   DType dtype_ = DType::kF32;
 };
@@ -48,11 +60,23 @@ struct ForwardBatch {
   std::vector<int32_t> logit_rows;  // rows whose logits are wanted, ascending
   int64_t decode_tokens = 0;        // the first rows: the one new row of each sequence that decodes
   bool routed_experts = false;      // whether Model::routed_experts is asked for
+  // [logit_rows] where the model is to draw the tokens itself (Model::draws); else empty.
+  std::vector<kernels::RowDraw> draws;
   // [dp] tokens.size(), decode_tokens and logit_rows.size() of each attention group, this one
   // included. May be left empty where there is only one.
   std::vector<int64_t> group_tokens, group_decode_tokens, group_logit_rows;
 
   int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
+};
+
+// Which GPU a rank computes on, and how (--device cuda).
+struct GpuOptions {
+  int index = 0;                               // of this host
+  bool custom_all_reduce = true;               // --disable-custom-all-reduce
+  bool graphs = true;                          // --disable-cuda-graph
+  int64_t graph_max_tokens = 0;                // --cuda-graph-max-bs: decode tokens of a group
+  int64_t max_sequences = 0;                   // of one pass
+  std::chrono::milliseconds timeout{300'000};  // of kernels that wait for a peer
 };
 
 struct ModelOptions {
@@ -62,6 +86,8 @@ struct ModelOptions {
   int64_t context_length = 0;  // positions that occur: sizes the rope table; 0: all the model has
   MoeOptions moe;
   std::shared_ptr<const MoeBackends> backends;  // null: those of this program
+  std::optional<GpuOptions> gpu;                // nothing: the CPU
+  int32_t page_size = 16;                       // of the cache that Forward will be given
   LoadOptions load;
 };
 
@@ -74,9 +100,15 @@ class Model {
         ThreadPool& pool);
   ~Model();
 
+  // A cache for this model, in the memory of what it computes on.
+  KvStorage MakeCache(int64_t num_pages, int32_t page_size, DType dtype);
   // Logits of logit_rows, [rows, vocab], whole on every rank of the group; valid until the next
   // call.
   std::span<const float> Forward(const ForwardBatch& batch, KvStorage& kv);
+  // Whether batches may have `draws`: Forward then leaves the logits where they are and returns
+  // none, and drawn() has a token for each row, −1 where a logit is not finite.
+  bool draws() const;
+  std::span<const int32_t> drawn() const;
   // [T, layers, top_k] the logical experts that each row of the last batch was sent to, −1 for none
   // (dense layers have none at all). Empty where the batch did not ask.
   std::span<const int32_t> routed_experts() const;
@@ -94,6 +126,10 @@ size_t SymmetricBytesPerRank(const ModelConfig& config, const ModelOptions& opti
 // A line for the log: what the exchange of such a model, which has experts, takes of that.
 std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions& options,
                                    const MeshShape& shape);
+// What a rank on a GPU takes there besides weights, cache and activations: buffers that its peers
+// write into.
+size_t GpuBytesPerRank(const ModelConfig& config, const ModelOptions& options,
+                       const MeshShape& shape);
 // Weights that one rank of such a model touches.
 size_t WeightBytesPerRank(const ModelConfig& config, const ModelOptions& options, const Mesh& mesh);
 

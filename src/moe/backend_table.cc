@@ -61,6 +61,7 @@ void WithContext(MoeOptions options, const std::string& a2a, const MoeBackends& 
 Facts AskAll(MoeOptions options, const MoeBackends& backends) {
   options.num_redundant_experts = 0;
   options.waterfill = false;
+  options.combine_rows = "slot";
   options.runner_backend = "auto";
   Facts facts;
   for (const auto& entry : backends.dispatchers.all())
@@ -100,9 +101,13 @@ using Lines = std::back_insert_iterator<std::string>;
 
 void PrintA2a(const Facts& facts, const MoeBackends& backends, Lines out) {
   fmt::format_to(out, "--moe-a2a-backend\n");
-  for (const auto& [name, backend] : backends.dispatchers.all())
+  for (const auto& [name, backend] : backends.dispatchers.all()) {
     fmt::format_to(out, "  {:<14} {}\n  {:<14} delivers {}\n", name, backend.summary, "",
                    Listed(facts.delivers.at(name)));
+    if (backend.combines_by_rank)
+      fmt::format_to(out, "  {:<14} combines by --moe-combine-rows slot (each output) or rank\n",
+                     "");
+  }
   for (const auto& [name, backend] : backends.fused.all())
     fmt::format_to(out, "  {:<14} {}\n  {:<14} computes the experts itself: {}\n", name,
                    backend.summary, "", Listed(facts.fused_takes.at(name)));

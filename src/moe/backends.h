@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -20,6 +21,10 @@ namespace switchyard {
 
 class ElasticRanks;
 
+// What returns to a token's rank (--moe-combine-rows): each slot's output, or what the outputs of
+// each rank add up to.
+enum class CombineRows : uint8_t { kSlot, kRank };
+
 // What an exchange is sized by, the same on all ranks.
 struct ExchangeShape {
   int64_t hidden = 0;
@@ -30,6 +35,7 @@ struct ExchangeShape {
   RowFormat row_format;              // of rows on the way to the experts
   DType output_dtype = DType::kF32;  // of rows on the way back
   int ep = 1;
+  CombineRows combine_rows = CombineRows::kSlot;
 };
 ExchangeShape ExchangeShapeOf(const MoeOptions& options, const MoeShape& shape,
                               const MeshShape& mesh);
@@ -53,6 +59,7 @@ struct ExchangeBackend {
   std::string summary;  // for `switchyard backends`
   // The same bytes by buffer, for the log; or none.
   std::function<ExchangeMemory(const MoeOptions&, const ExchangeShape&)> memory = nullptr;
+  bool combines_by_rank = false;  // takes --moe-combine-rows rank
 };
 using DispatcherBackend = ExchangeBackend<Dispatcher>;
 using FusedBackend = ExchangeBackend<FusedExperts>;

@@ -44,9 +44,12 @@ struct MoeBatch {
   TopK physical;          // [round, k] the same by place, where that differs
   const TopK* topk = nullptr;
   DispatchHandle handle;
+  bool rows_placed = false;  // the caller of the layer wrote them where InputRows said
   Dispatched dispatched;
   GroupedRows grouped;
-  Scratch<float> outputs;  // of the runner, [grouped rows, H]
+  // Of the runner, [grouped rows, H], unless it left them where the dispatcher said.
+  Scratch<float> outputs;
+  bool outputs_left = false;
   ExpertRows expert_rows;
   SharedExpertScratch shared;
   std::vector<size_t> part_sizes;      // of a gather or scatter, by member

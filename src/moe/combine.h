@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <utility>
+#include <vector>
 
 #include "core/parallel.h"
 #include "moe/router.h"
@@ -53,6 +54,32 @@ void SumTopK(const TopK& topk, DType dtype, int64_t hidden, const OutputOf& outp
     }
   };
   pool.RunRanges(topk.tokens, kRowGrain, std::cref(body));
+}
+
+// y[t] = Σ weight · row over the rows that list_rows(t, rows, weights) appends for token t, in the
+// order it appends them; zeros where it appends none. It is called from the pool's threads.
+template <typename ListRows>
+void SumRows(int64_t tokens, DType dtype, int64_t hidden, const ListRows& list_rows,
+             ThreadPool& pool, float* y) {
+  struct Terms {
+    std::vector<const std::byte*> rows;
+    std::vector<float> weights;
+  };
+  const auto body = [&](int64_t begin, int64_t end) {
+    Terms terms, next;
+    const auto list = [&](int64_t t, Terms* of) {
+      of->rows.clear();
+      of->weights.clear();
+      if (t < end) list_rows(t, of->rows, of->weights);
+    };
+    list(begin, &next);
+    for (int64_t t = begin; t < end; ++t) {
+      std::swap(terms, next);
+      list(t + 1, &next);
+      SumWeightedRows(dtype, terms.rows, terms.weights.data(), hidden, y + t * hidden, next.rows);
+    }
+  };
+  pool.RunRanges(tokens, kRowGrain, std::cref(body));
 }
 
 }  // namespace switchyard

@@ -1,5 +1,5 @@
 // Every pair of choices of the MoE path against the reference: a few dozen layers in which every
-// two of dispatcher, mode, runner, format, mesh, routing pattern and so on meet.
+// two of dispatcher, mode, runner, format, mesh, routing pattern, what returns and so on meet.
 #include <array>
 #include <cstring>
 #include <map>
@@ -60,6 +60,7 @@ struct Case {
   Placing placing;
   Shared shared;
   bool processes;
+  bool by_rank;  // --moe-combine-rows rank
 };
 
 std::vector<int> Sizes() {
@@ -72,7 +73,8 @@ std::vector<int> Sizes() {
           4,   // Rows
           3,   // Placing
           3,   // Shared
-          2};  // threads, processes
+          2,   // threads, processes
+          2};  // --moe-combine-rows slot, rank
 }
 
 std::vector<Case> AllCases() {
@@ -89,7 +91,10 @@ std::vector<Case> AllCases() {
            static_cast<Rows>(r[6]),
            static_cast<Placing>(r[7]),
            static_cast<Shared>(r[8]),
-           r[9] == 1};
+           r[9] == 1,
+           r[10] == 1};
+    const DispatcherBackend* dispatcher = backends.dispatchers.FindIf(c.choice.a2a);
+    c.by_rank = c.by_rank && dispatcher && dispatcher->combines_by_rank;
     if (backends.fused.FindIf(c.choice.a2a)) c.runner = "auto";
     const bool sends_whole = c.mesh.ep == c.mesh.tp && (c.choice.a2a != "none" || c.mesh.dp > 1);
     if (c.shared == Shared::kDispatched && !sends_whole) c.shared = Shared::kBeside;
@@ -123,6 +128,7 @@ MoeOptions OptionsOf(const Case& c) {
                      .deepep_mode = c.choice.mode,
                      .runner_backend = c.runner,
                      .max_dispatch_tokens_per_rank = 4};
+  options.combine_rows = c.by_rank ? "rank" : "slot";
   options.waterfill = c.shared == Shared::kDispatched;
   options.num_redundant_experts = c.placing == Placing::kRedundant ? 2 : 0;
   options.dispatcher_output_dtype = c.rows == Rows::kFp8 ? "fp8" : "bf16";
@@ -216,11 +222,11 @@ TEST_P(CrossedTest, MatchesTheReference) {
 std::string NameOf(const testing::TestParamInfo<Case>& info) {
   const Case& c = info.param;
   std::string name = fmt::format(
-      "{}_{}_{}_{}_{}_tp{}_ep{}_dp{}_pattern{}_step{}_rows{}_placing{}_shared{}_{}", info.index,
+      "{}_{}_{}_{}_{}_tp{}_ep{}_dp{}_pattern{}_step{}_rows{}_placing{}_shared{}_{}{}", info.index,
       c.choice.Describe(), c.runner, Name(c.format.weights), Name(c.format.activation), c.mesh.tp,
       c.mesh.ep, c.mesh.dp, static_cast<int>(c.pattern), static_cast<int>(c.step),
       static_cast<int>(c.rows), static_cast<int>(c.placing), static_cast<int>(c.shared),
-      c.processes ? "processes" : "threads");
+      c.processes ? "processes" : "threads", c.by_rank ? "_by_rank" : "");
   std::ranges::replace_if(
       name, [](unsigned char letter) { return std::isalnum(letter) == 0; }, '_');
   return name;

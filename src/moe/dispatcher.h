@@ -18,6 +18,10 @@ namespace switchyard {
 //   dispatcher.BeginCombine(outputs, &handle);               outputs leave
 //   dispatcher.EndCombine(&handle, y);                       y[t] = Σ_j weight[t, j] · output[t, j]
 //
+// Three more, all optional, take copies out of the way: InputRows, where whoever makes the rows may
+// write them for other ranks to read, OutputPlaces, where the runner may leave its outputs, and
+// PrepareCombine, what can be done for the combine before its flags.
+//
 // Begin starts and returns, End waits; other work fits in between, another batch's calls too. Every
 // rank of the group makes the same calls in the same order, ranks without tokens included. A batch
 // is its handle; the dispatcher keeps nothing of it.
@@ -67,6 +71,13 @@ class Dispatcher {
   // Whether decode rows and others want exchanges of their own, so that a mixed batch is split.
   virtual bool splits_mixed_batches() const { return false; }
 
+  // Before BeginDispatch of the same batch, or never: begins the batch, and returns where its rows
+  // may be left in the format in flight (ExchangeShape::row_format), row after row. BeginDispatch
+  // then takes them for rounded x and reads x no more. Null, and nothing has begun: it takes x
+  // only.
+  virtual std::byte* InputRows(int64_t /*tokens*/, bool /*decode*/, DispatchHandle*) {
+    return nullptr;
+  }
   // x [topk.tokens, H] and `topk` must live, unchanged, until EndCombine returns. `decode`: every
   // sequence has one row, on all ranks. `handle`: idle, filled here. Errors: kResource where tokens
   // exceed a buffer or too many batches are in flight; kTimeout, naming the stage and the peer (the
@@ -78,9 +89,18 @@ class Dispatcher {
   // after some time in any case, and learns there whom it waited for.
   virtual bool Arrived(DispatchHandle*) { return true; }
   virtual Dispatched EndDispatch(DispatchHandle* handle) = 0;
+  // Between EndDispatch and PrepareCombine, or never: where each of the runner's outputs
+  // [experts.num_rows] is to be left, rounded to ExchangeShape::output_dtype, null for those that
+  // nobody wants. Empty: outputs stay float32, in experts.rows of the calls below.
+  virtual std::span<std::byte* const> OutputPlaces(const ExpertRows& /*experts*/, DispatchHandle*) {
+    return {};
+  }
+  // Before BeginCombine, or as a part of it: outputs to where they will be read, nobody told yet.
+  virtual void PrepareCombine(const ExpertRows& /*experts*/, DispatchHandle*) {}
   // experts.rows must live until EndCombine returns.
   virtual void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) = 0;
-  // y [topk.tokens, H]: sums over slots in slot order in float32, zero where all ids are −1.
+  // y [topk.tokens, H]: sums over slots in slot order in float32, zero where all ids are −1. (With
+  // --moe-combine-rows rank: over ranks, of what each one's experts add up to.)
   virtual void EndCombine(DispatchHandle* handle, float* y) = 0;
 
   // Dispatches other rows x [topk.tokens, H] by the routing of the batch that `handle` carried last

@@ -278,17 +278,25 @@ TEST(DispatcherTest, AutoSendsDecodeByLowLatencyAndTheRestByNormal) {
   });
 }
 
-// A row for several experts of one rank travels once, an own one not at all.
-TEST(DispatcherTest, RowsTravelOncePerRank) {
+// A row for several experts of one rank is there once, and for ranks of this host it lies in its
+// source's arena: of a token's row there is one copy.
+TEST(DispatcherTest, RowsAreReadWhereTheirSourceLeftThem) {
   for (const std::string mode : {"normal", "low_latency"}) {
     RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 2, [&](MoeRuntime& moe, int rank) {
       TestBatch b(2, 16, {2, 3, 0, 1, 0, 2}, 100.0f * rank);
       b.BeginDispatch(moe);
       b.EndDispatch(moe);
       EXPECT_EQ(b.dispatched.num_rows, 4);  // two of each source
-      const std::span at(b.dispatched.row_at, 4);
-      EXPECT_EQ(std::ranges::count_if(at, [](int32_t a) { return a < 0; }), 2);
-      EXPECT_EQ(b.dispatched.own_x, b.x.data());
+      const std::span at(b.dispatched.row_places, 4);
+      // Rows of 64 bytes; rank 0 needs tokens 1 and 2 of either source, rank 1 tokens 0 and 2.
+      const auto distance = [&](int a, int b) { return at[b] - at[a]; };
+      EXPECT_EQ(distance(0, 1), rank == 0 ? 64 : 2 * 64);
+      EXPECT_EQ(distance(2, 3), rank == 0 ? 64 : 2 * 64);
+      const std::byte* own = moe.comm().memory->Local(0);
+      for (int n = 0; n < 4; ++n) {
+        const bool mine = at[n] >= own && at[n] < own + moe.comm().memory->bytes_used();
+        EXPECT_EQ(mine, n / 2 == rank) << "row " << n;
+      }
       EXPECT_EQ(b.grouped.num_rows, 6);
       b.BeginCombine(moe);
       b.EndCombine(moe);

@@ -39,6 +39,12 @@ size_t LowLatencyBytes(size_t p, size_t c, size_t k, size_t e, size_t row) {
               Lines(c * k * row) + 2 * 64 * p);
 }
 
+// --moe-combine-rows rank: weights travel with the rows, and a row of each rank returns.
+size_t NormalBytesByRank(size_t p, size_t c, size_t k, size_t row) {
+  return 2 * (Lines(4 * p) + Lines(p * c * row) + Lines(4 * p * c * k) +
+              Lines(4 * p * c * (1 + k)) + Lines(p * c * row) + 2 * 64 * p);
+}
+
 const MoeShape kShape = {
     .hidden = 100, .intermediate = 8, .num_experts = 10, .top_k = 3, .max_tokens = 50};
 
@@ -52,6 +58,9 @@ TEST(ExchangeMemoryTest, IsTheFormula) {
     const size_t p = ranks, most = (50 + p - 1) / p, experts = (10 + p - 1) / p;
     EXPECT_EQ(MemoryOf(DeepEp("normal", 8, 8192), ranks), NormalBytes(p, most, k, row));
     EXPECT_EQ(MemoryOf(DeepEp("normal", 8, 5), ranks), NormalBytes(p, 5, k, row));
+    MoeOptions by_rank = DeepEp("normal", 8, 5);
+    by_rank.combine_rows = "rank";
+    EXPECT_EQ(MemoryOf(by_rank, ranks), NormalBytesByRank(p, 5, k, row));
     EXPECT_EQ(MemoryOf(DeepEp("low_latency", 8, 5), ranks), LowLatencyBytes(p, 8, k, experts, row));
     EXPECT_EQ(MemoryOf(DeepEp("auto", 8, 5), ranks),
               NormalBytes(p, 5, k, row) + LowLatencyBytes(p, 8, k, experts, row));
@@ -137,7 +146,8 @@ TEST(ExchangeMemoryTest, PagesTouchedStayUnderIt) {
     });
     const size_t page = 4096;
     EXPECT_LE(touched, ranks * (bytes + page)) << mode;
-    // What stays with its rank is not written: half of the rows and outputs.
+    // Rows are written once, to be read where they are: the other half of their buffer is for ranks
+    // of other hosts.
     EXPECT_GE(touched, ranks * bytes * 4 / 10) << mode;
   }
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <utility>
 
 #include "core/check.h"
@@ -76,6 +77,22 @@ void MoeLayer::Forward(const float* hidden, const MoeTokens& tokens, float* out,
   others.resize(groups.size());
   for (size_t g = 0; g < groups.size(); ++g) others[g] = groups[g] - decoding[g];
   run(others, decoding[mesh.dp_rank()], /*decode=*/false);
+}
+
+MoeLayer::InputPlace MoeLayer::InputRows(const MoeTokens& tokens) const {
+  const auto groups = tokens.group_tokens, decoding = tokens.group_decode_tokens;
+  const bool decode = std::ranges::equal(groups, decoding);
+  if (runtime_->fused() || (!decode && runtime_->splits_mixed_batches() &&
+                            std::ranges::any_of(decoding, [](int64_t n) { return n > 0; })))
+    return {};
+  if (std::ranges::all_of(groups, [](int64_t n) { return n == 0; })) return {};
+  MoeBatch& batch = runtime_->batch();
+  runtime_->StartBatch(nullptr, groups, decode, nullptr, &batch);
+  if (batch.rounds != 1 || (batch.spread && !batch.spread->lane_is_local())) return {};
+  const int64_t begin = batch.spread ? batch.spread->lane_begin() : 0;
+  std::byte* rows = runtime_->dispatcher().InputRows(batch.lane_tokens, decode, &batch.handle);
+  batch.rows_placed = rows != nullptr;
+  return {rows, runtime_->exchange().row_format, {begin, begin + batch.lane_tokens}};
 }
 
 void MoeLayer::RunBatch(MoeBatch& batch, const MoeHooks& hooks) const {
@@ -154,7 +171,23 @@ void MoeLayer::Gather(MoeBatch& batch) const {
   batch.x = gathered;
 }
 
+// Before the router reads them: they are then read from memory once.
+void MoeLayer::PlaceRows(MoeBatch& batch) const {
+  if (runtime_->fused() || std::exchange(batch.rows_placed, false)) return;
+  const int64_t tokens = batch.round.size(), hidden = config_.hidden;
+  const RowFormat format = runtime_->exchange().row_format;
+  const int64_t row_bytes = format.Bytes(hidden);
+  std::byte* rows = runtime_->dispatcher().InputRows(tokens, batch.decode, &batch.handle);
+  if (rows == nullptr) return;
+  const auto body = [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t)
+      StoreRow(format, batch.round_x() + t * hidden, hidden, rows + t * row_bytes);
+  };
+  runtime_->pool().RunRanges(tokens, kRowGrain, std::cref(body));
+}
+
 void MoeLayer::Route(MoeBatch& batch) const {
+  PlaceRows(batch);
   const int experts = config_.router.num_experts;
   const int64_t tokens = batch.round.size();
   float* logits = batch.logits.Get(tokens * experts);
@@ -224,13 +257,21 @@ void MoeLayer::PrePermute(MoeBatch& batch) const {
 }
 
 void MoeLayer::RunExperts(MoeBatch& batch) const {
+  const ExpertRows none_yet =
+      runtime_->permute(batch.dispatched.layout).post(batch.grouped, nullptr);
+  const auto places = runtime_->dispatcher().OutputPlaces(none_yet, &batch.handle);
+  batch.outputs_left = !places.empty();
+  if (batch.outputs_left)
+    return runtime_->runner().RunTo(Block(), batch.grouped, config_.hidden, runtime_->pool(),
+                                    runtime_->exchange().output_dtype, places);
   float* y = batch.outputs.Get(batch.grouped.num_rows * config_.hidden);
   runtime_->runner().Run(Block(), batch.grouped, config_.hidden, runtime_->pool(), y);
 }
 
 void MoeLayer::PostPermute(MoeBatch& batch) const {
-  batch.expert_rows =
-      runtime_->permute(batch.dispatched.layout).post(batch.grouped, batch.outputs.data());
+  batch.expert_rows = runtime_->permute(batch.dispatched.layout)
+                          .post(batch.grouped, batch.outputs_left ? nullptr : batch.outputs.data());
+  runtime_->dispatcher().PrepareCombine(batch.expert_rows, &batch.handle);
 }
 
 void MoeLayer::BeginCombine(MoeBatch& batch) const {

@@ -63,6 +63,16 @@ class MoeLayer {
   void Forward(const float* hidden, const MoeTokens& tokens, float* out,
                const MoeHooks& hooks = {}) const;
 
+  // Where a caller that makes `hidden` may leave the same rows as they travel, so that nobody has
+  // to convert and copy them: at most once before each Forward, with the same tokens, on every rank
+  // or on none of a group's.
+  struct InputPlace {
+    std::byte* rows = nullptr;  // row after row; null: the layer converts them itself
+    RowFormat format;
+    Share tokens;  // of this rank's attention group: whose rows are wanted
+  };
+  InputPlace InputRows(const MoeTokens& tokens) const;
+
   // The stages, each leaving in the batch what the next one takes. For whoever interleaves several
   // batches; Forward is these, in this order, for each round of the batch.
   void Route(MoeBatch& batch) const;
@@ -82,6 +92,7 @@ class MoeLayer {
   void RunRound(MoeBatch& batch, const MoeHooks& hooks) const;
   void RunRoundFused(MoeBatch& batch, const MoeHooks& hooks) const;
   ExpertBlock Block() const;
+  void PlaceRows(MoeBatch& batch) const;
   void ChooseExperts(MoeBatch& batch) const;
   void ComputeShared(MoeBatch& batch) const;
   void KeepRoutedExperts(MoeBatch& batch) const;

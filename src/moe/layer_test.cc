@@ -153,6 +153,50 @@ TEST(MoeLayerTest, WaterfillIsRefusedWhereItCannotWork) {
   EXPECT_THAT(run({"deepep", "auto"}, {.tp = 1}, true), HasSubstr("32 intermediate elements"));
 }
 
+// A caller that writes the rows in flight itself, where the layer says, gets the same bits; the
+// float32 rows then go to the router and the shared expert only.
+TEST(MoeLayerTest, RowsMayBeLeftWhereTheyAreRead) {
+  const TestLayer layer({.hidden = 96, .intermediate = 64, .shared = true});
+  const MeshShape mesh{.tp = 4, .ep = 4, .dp = 2};
+  const int64_t h = layer.spec.hidden;
+  const std::vector<TestPass> passes = {
+      {{7, 2}, {7, 2}}, {{5, 6}, {0, 0}, 1}, {{3, 4}, {1, 4}, 2}, {{0, 0}, {0, 0}}};
+  for (const A2aChoice& choice : AllA2aChoices()) {
+    for (const bool fp8 : {false, true}) {
+      SCOPED_TRACE(choice.Describe());
+      MoeOptions options = Options(choice, DType::kBF16, /*capacity=*/5);
+      options.dispatcher_output_dtype = fp8 ? "fp8" : "bf16";
+      const MoeShape shape = layer.Shape(7);
+      RunMoeRanks(options, shape, mesh, [&](RankComm& comm, ThreadPool& pool) {
+        const int group = comm.mesh.dp_rank();
+        const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, true),
+                           MakeMoeRuntime(options, shape, comm, pool));
+        for (const TestPass& pass : passes) {
+          const MoeTokens tokens{pass.tokens, pass.decoding};
+          const std::vector<float> all = layer.Hidden(pass.total(), pass.seed);
+          const float* x = all.data() + pass.FirstOf(group) * h;
+          std::vector<float> want(pass.tokens[group] * h), got(want.size());
+          moe.Forward(x, tokens, want.data());
+          const MoeLayer::InputPlace place = moe.InputRows(tokens);
+          const bool arena = choice.a2a == "deepep" || choice.a2a == "mooncake";
+          if (arena && pass.seed == 1 && choice.mode == "normal") {
+            EXPECT_NE(place.rows, nullptr);
+          }
+          if (!arena) {
+            EXPECT_EQ(place.rows, nullptr);
+          }
+          if (place.rows)
+            for (int64_t t = place.tokens.begin; t < place.tokens.end; ++t)
+              StoreRow(place.format, x + t * h, h,
+                       place.rows + (t - place.tokens.begin) * place.format.Bytes(h));
+          moe.Forward(x, tokens, got.data());
+          EXPECT_TRUE(kernels::SameBits(got, want));
+        }
+      });
+    }
+  }
+}
+
 // In any order of ranks, groups and rounds, every rank of a group gets the ids of its tokens.
 TEST(MoeLayerTest, RoutedExpertsAreTheRoutersChoice) {
   const TestLayer layer({.hidden = 96, .intermediate = 64, .num_experts = 12});

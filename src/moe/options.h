@@ -36,6 +36,11 @@ struct MoeOptions {
   int64_t long_seq_per_round_tokens = 8192;
   int long_seq_rounds = 0;
 
+  // What returns to a token's rank (--moe-combine-rows): slot, an output for each of its experts,
+  // whose sum is the same in every bit wherever experts sit; or rank, one row from each rank with
+  // what its experts add up to: fewer bytes, but the last bits depend on the placement.
+  std::string combine_rows = "slot";
+
   // How long a rank may stay silent in one stage before mooncake goes on without it
   // (--elastic-ep-timeout).
   double elastic_timeout_seconds = 10.0;

@@ -17,13 +17,17 @@ namespace {
 void UseRows(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
   const int64_t hidden = context.hidden, row_bytes = in.format.Bytes(hidden);
   out->ldx = hidden;
-  if (in.format.plain() && !in.row_at) {
+  if (in.format.plain() && !in.row_at && !in.row_places) {
     out->x = reinterpret_cast<const float*>(in.rows);
     return;
   }
   float* x = out->storage.x.Get(in.num_rows * hidden);
   const auto body = [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
+      if (in.row_places) {
+        LoadRow(in.format, in.row_places[n], hidden, x + n * hidden);
+        continue;
+      }
       const int64_t at = in.row_at ? in.row_at[n] : n;
       if (at >= 0) {
         LoadRow(in.format, in.rows + at * row_bytes, hidden, x + n * hidden);

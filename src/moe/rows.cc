@@ -1,5 +1,6 @@
 #include "moe/rows.h"
 
+#include <algorithm>
 #include <bit>
 
 #if defined(__x86_64__)
@@ -15,6 +16,7 @@ namespace switchyard {
 namespace {
 
 using vector_width::Widest;
+using vector_width::Width;
 
 // The conversions of core/dtype.h without branches, so that loops over them become vectors.
 struct Float32 {
@@ -139,6 +141,37 @@ struct AddWeighted {
   }
 };
 
+#if defined(__x86_64__)
+// The sums of kStride elements of all rows in registers: y is written once and never read.
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl")]] void SumBFloat16Fast(
+    std::span<const std::byte* const> rows, const float* weights, int64_t n, float* y,
+    std::span<const std::byte* const> next) {
+  constexpr int kVectors = kStride / 16;
+  constexpr __mmask16 kAll = 0xffff;  // the forms without a mask warn of what they leave out
+  for (int64_t i = 0; i < n; i += kStride) {
+    for (const std::byte* row : next) Prefetch({row, sizeof(uint16_t)}, i);
+    for (int v = 0; !next.empty() && v < kVectors; ++v)
+      __builtin_prefetch(y + n + i + 16 * v, /*for writing*/ 1, 3);
+    __m512 sum[kVectors];
+    for (__m512& s : sum) s = _mm512_setzero_ps();
+    for (size_t j = 0; j < rows.size(); ++j) {
+      const auto* row = reinterpret_cast<const uint16_t*>(rows[j]) + i;
+      const __m512 weight = _mm512_set1_ps(weights[j]);
+      for (int v = 0; v < kVectors; ++v) {
+        const __m512i bits = _mm512_maskz_cvtepu16_epi32(
+            kAll, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + 16 * v)));
+        const __m512 x = _mm512_castsi512_ps(_mm512_maskz_slli_epi32(kAll, bits, 16));
+        sum[v] = _mm512_add_ps(sum[v], _mm512_mul_ps(weight, x));
+      }
+    }
+    for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(y + i + 16 * v, sum[v]);
+  }
+}
+#else
+void SumBFloat16Fast(std::span<const std::byte* const>, const float*, int64_t, float*,
+                     std::span<const std::byte* const>) {}
+#endif
+
 template <typename Type>
 struct AddRounded {
   [[gnu::always_inline]] static inline void Run(const float* x, float weight, int64_t n,
@@ -200,6 +233,17 @@ void AddWeightedRow(DType dtype, const std::byte* row, float weight, int64_t n, 
     Widest<AddWeighted<Type>>(reinterpret_cast<const typename Type::Stored*>(row), weight, n, sum,
                               next);
   });
+}
+
+void SumWeightedRows(DType dtype, std::span<const std::byte* const> rows, const float* weights,
+                     int64_t n, float* y, std::span<const std::byte* const> next) {
+  if (dtype == DType::kBF16 && n % kStride == 0 && vector_width::WidthOfCpu() == Width::kAvx512)
+    return SumBFloat16Fast(rows, weights, n, y, next);
+  std::fill_n(y, n, 0.0f);
+  for (size_t j = 0; j < rows.size(); ++j)
+    AddWeightedRow(
+        dtype, rows[j], weights[j], n, y,
+        {j + 1 < rows.size() ? rows[j + 1] : nullptr, static_cast<int64_t>(SizeOf(dtype))});
 }
 
 void AddWeightedRounded(DType dtype, const float* x, float weight, int64_t n, float* sum,

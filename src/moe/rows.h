@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "core/dtype.h"
 
@@ -46,6 +47,11 @@ struct NextRow {
   int64_t element_bytes = 0;
 };
 
+// y[i] = Σ_j weights[j] · rows[j][i], from zero, j ascending, each product and each sum rounded:
+// the same bits as zeros and AddWeightedRow for one row after the other. `next`: rows that
+// the caller sums after these, to y + n; or none.
+void SumWeightedRows(DType dtype, std::span<const std::byte* const> rows, const float* weights,
+                     int64_t n, float* y, std::span<const std::byte* const> next = {});
 // sum[i] += weight · row[i], two roundings (product, then sum), as every combine does it.
 void AddWeightedRow(DType dtype, const std::byte* row, float weight, int64_t n, float* sum,
                     NextRow next = {});

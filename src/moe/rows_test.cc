@@ -91,6 +91,30 @@ TEST(RowsTest, RoundingIsStoringAndLoading) {
   }
 }
 
+TEST(RowsTest, SumsOfRowsAreThoseOfOneAfterTheOther) {
+  kernels::Random random(4);
+  for (const int64_t n : {1, 63, 64, 96, 2048}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      for (const int count : {0, 1, 8}) {
+        const int64_t bytes = n * static_cast<int64_t>(SizeOf(dtype));
+        std::vector<std::byte> stored(bytes * count);
+        std::vector<const std::byte*> rows;
+        for (int j = 0; j < count; ++j) {
+          std::vector<float> x = random.Normal(n);
+          x[0] = j % 2 == 0 ? NAN : 1e-40f;
+          StoreRow(dtype, x.data(), n, stored.data() + j * bytes);
+          rows.push_back(stored.data() + j * bytes);
+        }
+        const std::vector<float> weights = random.Normal(count + 1);
+        std::vector<float> want(n), got(n, NAN);
+        for (int j = 0; j < count; ++j) AddWeightedRow(dtype, rows[j], weights[j], n, want.data());
+        SumWeightedRows(dtype, rows, weights.data(), n, got.data(), rows);
+        EXPECT_TRUE(SameBits(got, want)) << Name(dtype) << " " << count << " rows of " << n;
+      }
+    }
+  }
+}
+
 // Two roundings, never one fused: the sum of a placement that differs would differ.
 TEST(RowsTest, SumsRoundTheProductFirst) {
   kernels::Random random(3);

@@ -62,6 +62,18 @@ class Runner {
   // alone. A row's output may not depend on which rows share the call, in any bit.
   virtual void Run(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden,
                    ThreadPool& pool, float* y) = 0;
+
+  // The same with each output rounded to `dtype` and left at places[r] [rows.num_rows]; those with
+  // null nowhere. A runner that does so tile by tile spares memory the float32 outputs.
+  virtual void RunTo(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden,
+                     ThreadPool& pool, DType dtype, std::span<std::byte* const> places);
+
+ private:
+  Scratch<float> outputs_;  // of RunTo
 };
+
+// Rounds rows [places.size(), H] to where they belong; null: nowhere.
+void StoreRows(DType dtype, const float* rows, int64_t hidden, std::span<std::byte* const> places,
+               ThreadPool& pool);
 
 }  // namespace switchyard

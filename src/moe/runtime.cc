@@ -28,6 +28,8 @@ void CheckOptions(const MoeOptions& options, const MoeShape& shape, const MeshSh
   const std::string& dtype = options.dispatcher_output_dtype;
   if (dtype != "auto" && dtype != "bf16" && dtype != "fp8")
     throw Invalid("--deepep-dispatcher-output-dtype {}: want auto, bf16 or fp8", dtype);
+  if (options.combine_rows != "slot" && options.combine_rows != "rank")
+    throw Invalid("--moe-combine-rows {}: want slot or rank", options.combine_rows);
   if (options.num_redundant_experts < 0)
     throw Invalid("--ep-num-redundant-experts {}: want at least 0", options.num_redundant_experts);
   if (options.waterfill && shape.has_shared && mesh.ep != mesh.tp)
@@ -68,8 +70,19 @@ void CheckFusedRunner(const MoeOptions& options) {
         options.a2a_backend, options.runner_backend);
 }
 
+void CheckCombineRows(const MoeOptions& options, const MoeBackends& backends) {
+  if (options.combine_rows == "slot") return;
+  const DispatcherBackend* backend = backends.dispatchers.FindIf(options.a2a_backend);
+  if (backend == nullptr || !backend->combines_by_rank)
+    throw Invalid(
+        "--moe-combine-rows {}: --moe-a2a-backend {} adds up slot by slot; want deepep, "
+        "mooncake or --moe-combine-rows slot",
+        options.combine_rows, options.a2a_backend);
+}
+
 void CheckPair(const MoeOptions& options, const MoeBackends& backends) {
   CheckA2aName(options.a2a_backend, backends);
+  CheckCombineRows(options, backends);
   if (backends.fused.FindIf(options.a2a_backend)) return CheckFusedRunner(options);
   ResolveRunner(options.runner_backend, backends);
 }
@@ -117,7 +130,8 @@ ExchangeShape ExchangeShapeOf(const MoeOptions& options, const MoeShape& shape,
                                                       : shape.max_tokens,
           .row_format = {options.row_dtype, fp8},
           .output_dtype = options.row_dtype,
-          .ep = mesh.ep};
+          .ep = mesh.ep,
+          .combine_rows = options.combine_rows == "rank" ? CombineRows::kRank : CombineRows::kSlot};
 }
 
 MoeRuntime::MoeRuntime(const MoeOptions& options, const MoeShape& shape, RankComm& comm,
@@ -173,6 +187,7 @@ void MoeRuntime::StartBatch(const float* hidden, std::span<const int64_t> group_
   batch->max_round_tokens = MaxTokens(decode);
   batch->rounds = CeilDiv(longest, batch->max_round_tokens);
   batch->rounds_done = 0;
+  batch->outputs_left = false;
   batch->round = {};
 }
 

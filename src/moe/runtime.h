@@ -26,6 +26,7 @@ class MoeRuntime {
   const MoeShape& shape() const { return shape_; }
   RankComm& comm() const { return comm_; }
   ThreadPool& pool() const { return pool_; }
+  const ExchangeShape& exchange() const { return exchange_; }
   const ExpertMap& experts() const { return experts_; }
   // One of the two: the fused operator, or a dispatcher with a runner and permutes.
   FusedExperts* fused() const { return fused_.get(); }

@@ -100,6 +100,18 @@ TEST(MoeRuntimeTest, AFusedOperatorTakesNoRunnerBesideIt) {
   EXPECT_EQ(ErrorOf({.a2a_backend = "both"}, backends), "no error");
 }
 
+TEST(MoeRuntimeTest, CombineByRankIsRefusedWhereNobodyAddsUp) {
+  const MoeBackends backends = BuiltinMoeBackends();
+  for (const std::string a2a : {"none", "flashinfer", "fused"})
+    EXPECT_THAT(ErrorOf({.a2a_backend = a2a, .combine_rows = "rank"}, backends),
+                AllOf(HasSubstr("--moe-combine-rows rank: --moe-a2a-backend " + a2a),
+                      HasSubstr("want deepep, mooncake")));
+  for (const std::string a2a : {"deepep", "mooncake"})
+    EXPECT_GT(MoeSymmetricBytes({.a2a_backend = a2a, .combine_rows = "rank"}, kShape, {}), 0u);
+  EXPECT_THAT(ErrorOf({.a2a_backend = "deepep", .combine_rows = "token"}, backends),
+              HasSubstr("--moe-combine-rows token: want slot or rank"));
+}
+
 class MaskedRunner : public Runner {
  public:
   RunnerLayout layout() const override { return RunnerLayout::kMasked; }

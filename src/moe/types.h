@@ -40,8 +40,10 @@ Share EvenShare(int64_t total, int64_t parts, int64_t part);
 
 // Outputs of the experts on the way back, and which dispatched row each belongs to.
 struct ExpertRows {
-  const float* rows = nullptr;  // [num_rows, H]
-  int64_t num_rows = 0;         // masked runners leave rows between the valid ones
+  // [num_rows, H]; null where they were left in the places that the dispatcher gave
+  // (Dispatcher::OutputPlaces), or where there are none yet.
+  const float* rows = nullptr;
+  int64_t num_rows = 0;  // masked runners leave rows between the valid ones
   // standard and normal: [dispatched rows, k] the output for slot j of row n, or −1.
   const int32_t* position = nullptr;
   // low-latency: [num_places] a place in [E_local, sources, capacity], and the output for it.
@@ -94,6 +96,8 @@ struct Dispatched {
   // own_x: rows of the own tokens are not moved, and not rounded yet. Null: row n lies at n.
   const int32_t* row_at = nullptr;
   const float* own_x = nullptr;  // [own tokens, H]
+  // [num_rows] where row n lies, in the arena of whichever rank of this host; null: as above.
+  const std::byte* const* row_places = nullptr;
 
   // standard and normal
   const int32_t* topk_ids = nullptr;  // [num_rows, k], row stride topk_stride: local ids, or −1

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/device/collectives.h"
 #include "comm/device/symmetric_memory.h"
 #include "comm/mesh.h"
 
@@ -17,7 +18,7 @@ namespace switchyard {
 // not take part. Results do not depend on timing: sums are taken in group order, so every member
 // gets the same bits. Messages larger than the staging buffers go in rounds. A group of one costs
 // nothing. Used by the rank's thread only.
-class Communicator {
+class Communicator : public Collectives {
  public:
   // Small enough to stay in a core's L2 cache: what a peer writes is read at once.
   static constexpr size_t kStagingBytes = size_t{1} << 20;
@@ -27,21 +28,21 @@ class Communicator {
   // messages: "tp", "ep", "moe-tp", "attn-tp".
   Communicator(SymmetricMemory& memory, std::vector<int> group, const std::string& name,
                size_t staging_bytes = kStagingBytes);
-  ~Communicator();
+  ~Communicator() override;
 
-  int rank() const;  // in the group
-  int size() const;
+  int rank() const override;  // in the group
+  int size() const override;
 
-  void AllReduceSum(float* data, size_t count);  // in place; float32, in group order
+  void AllReduceSum(float* data, size_t count) override;  // in place; float32, in group order
   // out [size, bytes_per_rank]: member r's bytes at r · bytes_per_rank. `in` may lie in its own
   // place of `out`.
   void AllGather(const void* in, void* out, size_t bytes_per_rank);
   // Members contribute counts[r] bytes each, laid one after the other in `out`.
-  void AllGatherV(const void* in, void* out, std::span<const size_t> counts);
+  void AllGatherV(const void* in, void* out, std::span<const size_t> counts) override;
   // in [Σ counts] floats of each member, part r after part r - 1; out [counts[rank()]]: the sum of
   // all members' part `rank()`, in group order. Counts are the same on all members and may be zero.
   // `out` may be part `rank()` of `in` itself; otherwise it overlaps none of `in`.
-  void ReduceScatterV(const float* in, float* out, std::span<const size_t> counts);
+  void ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) override;
   // The same with count_per_rank floats in each part.
   void ReduceScatterSum(const float* in, float* out, size_t count_per_rank);
   void Barrier(const char* stage);
@@ -67,6 +68,11 @@ struct RankComm {
                                           const MeshShape& shape, int rank,
                                           SymmetricMemory::Options options = {});
 };
+
+// Collectives of host memory.
+inline RankGroups Groups(RankComm& comm) {
+  return {comm.tp.get(), comm.ep.get(), comm.moe_tp.get(), comm.attn_tp.get()};
+}
 
 // Runs body(rank) on `world` threads over one arena and returns when all have finished: ranks for
 // tests and for the offline engine. If one throws, the others are aborted and the first error is

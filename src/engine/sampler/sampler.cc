@@ -9,12 +9,6 @@
 
 namespace switchyard {
 
-namespace {
-
-constexpr float kGreedyBelow = 1e-6f;
-
-}  // namespace
-
 Sampler::Sampler(int64_t vocab_size, std::vector<int32_t> eos_token_ids)
     : penalties_(vocab_size, std::move(eos_token_ids)),
       filter_(vocab_size),

@@ -17,6 +17,8 @@ namespace switchyard {
 // allocates nothing. The rank's thread only.
 class Sampler {
  public:
+  static constexpr float kGreedyBelow = 1e-6f;  // temperatures
+
   Sampler(int64_t vocab_size, std::vector<int32_t> eos_token_ids);
 
   // `logits` [vocab], all finite. Nothing where penalties and biases forbid every token.

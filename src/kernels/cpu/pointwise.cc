@@ -8,10 +8,15 @@ namespace switchyard::kernels {
 
 void RmsNorm(const RmsNormParams& p, ThreadPool& pool) {
   const cpu::Leaves* leaves = cpu::ActiveLeaves();
-  if (leaves == nullptr) return reference::RmsNorm(p);
+  if (leaves == nullptr) {
+    reference::RmsNorm(p);
+    for (int64_t t = 0; p.hook && t < p.m; ++t) p.hook->Written(t, p.y + t * p.ldy);
+    return;
+  }
   cpu::RunRows(pool, p.m, p.n, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       leaves->rms_norm(p.x + t * p.ldx, p.weight, p.y + t * p.ldy, p.n, p.eps);
+      if (p.hook) p.hook->Written(t, p.y + t * p.ldy);
     }
   });
 }

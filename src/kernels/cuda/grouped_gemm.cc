@@ -1,28 +1,40 @@
 #include "kernels/cuda/grouped_gemm.h"
 
 #include "core/error.h"
-#include "kernels/cuda/grouped_gemm_launch.h"
-#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/gemm_problem.h"
 
 namespace switchyard::cuda {
 namespace {
 
 void Run(const GroupedGemmParams& p, bool fp8, cudaStream_t stream) {
-  const int element_bytes = fp8 ? 1 : 2, block_k = kRowBytes / element_bytes;
-  const int block_n = fp8 ? kBlockNFp8 : kBlockNBf16;
-  if (p.rows % kGroupBlockRows != 0 || p.n % 64 != 0 || p.k % block_k != 0)
+  const bool few_rows = p.group_rows != nullptr;
+  const int row_step = few_rows ? 4 : kGroupBlockRows, k_step = fp8 ? 128 : 64;
+  if (p.rows % row_step != 0 || p.n % 64 != 0 || p.k % k_step != 0)
     throw Invalid("grouped GEMM of {} rows, n {}, k {}: want multiples of {}, {} and {}", p.rows,
-                  p.n, p.k, kGroupBlockRows, 64, block_k);
-  if (p.rows == 0) return;
-  const GroupedGemmLaunch launch = {
-      .params = p,
-      .fp8 = fp8,
-      .a_map = MakeTensorMap(p.a, p.rows, p.k, element_bytes, kGroupBlockRows / kCluster, block_k),
-      .b_map = MakeTensorMap(p.b, p.groups * p.n, p.k, element_bytes, block_n, block_k),
-      .d_map = MakeTensorMap(p.d, p.rows, p.n, 2, 64, 64)};
-  const cudaError_t error = StartGroupedGemm(launch, stream);
-  if (error != cudaSuccess)
-    throw Resource("grouped GEMM does not start: {}", cudaGetErrorString(error));
+                  p.n, p.k, row_step, 64, k_step);
+  if (p.groups > kMaxGemmGroups)
+    throw Invalid("grouped GEMM of {} groups: want at most {}", p.groups, kMaxGemmGroups);
+  const GemmProblem problem = {.fp8 = fp8,
+                               .a = p.a,
+                               .lda = p.k,
+                               .a_scales = p.a_scales,
+                               .ld_a_scales = p.rows,
+                               .b = p.b,
+                               .b_scales = p.b_scales,
+                               .bias = p.bias,
+                               .d = p.d,
+                               .ldd = p.n,
+                               .float_output = p.float_output,
+                               .block_groups = p.block_groups,
+                               .group_begins = p.group_begins,
+                               .group_rows = p.group_rows,
+                               .rows = p.rows,
+                               .n = p.n,
+                               .k = p.k,
+                               .groups = p.groups};
+  const CurrentGpu gpu = FindCurrentGpu();
+  RunGemm(problem, few_rows ? PlanFewRows(p.groups, p.n, gpu.processors) : PlanManyRows(fp8), gpu,
+          stream);
 }
 
 }  // namespace

@@ -56,6 +56,11 @@ __device__ __forceinline__ uint32_t BlockOfCluster() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
+__device__ __forceinline__ uint32_t BlocksOfCluster() {
+  uint32_t blocks;
+  asm volatile("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
+  return blocks;
+}
 __device__ __forceinline__ void ClusterSync() {
   asm volatile(
       "barrier.cluster.arrive.release.aligned;\n\t"
@@ -77,7 +82,16 @@ __device__ __forceinline__ void LoadBox(void* to, const CUtensorMap* map, int co
       "l"(map), "r"(column), "r"(row), "r"(SharedAddress(barrier))
       : "memory");
 }
-// The same into every block of the cluster that `blocks` has a bit for, at equal offsets.
+// The same of a box of three dimensions.
+__device__ __forceinline__ void LoadBox(void* to, const CUtensorMap* map, int column, int row,
+                                        int plane, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(SharedAddress(to)),
+      "l"(map), "r"(column), "r"(row), "r"(plane), "r"(SharedAddress(barrier))
+      : "memory");
+}
+// LoadBox into every block of the cluster that `blocks` has a bit for, at equal offsets.
 __device__ __forceinline__ void LoadBoxToBlocks(void* to, const CUtensorMap* map, int column,
                                                 int row, uint64_t* barrier, uint16_t blocks) {
   asm volatile(
@@ -140,6 +154,14 @@ __device__ __forceinline__ void StoreMatrices(void* to, uint32_t a, uint32_t b, 
       "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(SharedAddress(to)),
       "r"(a), "r"(b), "r"(c), "r"(d)
       : "memory");
+}
+// The same, each matrix transposed: its columns become rows in shared memory.
+__device__ __forceinline__ void StoreMatricesTransposed(void* to, uint32_t a, uint32_t b,
+                                                        uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   SharedAddress(to)),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
 }
 
 // --- wgmma ---

@@ -20,26 +20,52 @@ PFN_cuTensorMapEncodeTiled_v12000 EncodeFunction() {
   return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
 }
 
+// Sizes, strides (bytes, but for the first) and the box, from the fastest dimension on.
+template <int kDimensions>
+CUtensorMap Encode(const void* data, int element_bytes, const cuuint64_t (&sizes)[kDimensions],
+                   const cuuint64_t (&strides)[kDimensions - 1],
+                   const cuuint32_t (&box)[kDimensions]) {
+  static const auto kEncode = EncodeFunction();
+  CUtensorMap map;
+  const cuuint32_t steps[] = {1, 1, 1};
+  const CUresult result =
+      kEncode(&map,
+              element_bytes == 1   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+              : element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                   : CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+              kDimensions, const_cast<void*>(data), sizes, strides, box, steps,
+              CU_TENSOR_MAP_INTERLEAVE_NONE,
+              element_bytes == 4 ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B,
+              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS)
+    throw Resource("the CUDA driver makes no tensor map of {} x {} elements of {} bytes (error {})",
+                   sizes[1], sizes[0], element_bytes, static_cast<int>(result));
+  return map;
+}
+
 }  // namespace
 
 CUtensorMap MakeTensorMap(const void* data, int64_t rows, int64_t columns, int element_bytes,
-                          int box_rows, int box_columns) {
-  static const auto kEncode = EncodeFunction();
-  CUtensorMap map;
+                          int box_rows, int box_columns, int64_t stride) {
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(columns * element_bytes)};
+  const cuuint64_t strides[] = {
+      static_cast<cuuint64_t>((stride ? stride : columns) * element_bytes)};
   const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns),
                             static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t steps[] = {1, 1};
-  const CUresult result = kEncode(
-      &map, element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-      2, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS)
-    throw Resource("the CUDA driver makes no tensor map of {} x {} elements of {} bytes (error {})",
-                   rows, columns, element_bytes, static_cast<int>(result));
-  return map;
+  return Encode<2>(data, element_bytes, sizes, strides, box);
+}
+
+CUtensorMap MakePlanesMap(const void* data, int64_t rows, int64_t columns, int element_bytes,
+                          int box_rows, int planes, int64_t stride) {
+  constexpr int kPlaneBytes = 128;
+  const int plane = kPlaneBytes / element_bytes;
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(plane), static_cast<cuuint64_t>(rows),
+                              static_cast<cuuint64_t>(columns / plane)};
+  const cuuint64_t strides[] = {
+      static_cast<cuuint64_t>((stride ? stride : columns) * element_bytes), kPlaneBytes};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(plane), static_cast<cuuint32_t>(box_rows),
+                            static_cast<cuuint32_t>(planes)};
+  return Encode<3>(data, element_bytes, sizes, strides, box);
 }
 
 }  // namespace switchyard::cuda

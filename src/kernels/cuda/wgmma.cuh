@@ -1,76 +1,135 @@
 // wgmma for the shapes that kernels use: all registers of the accumulator are operands, so each
-// shape is a function of its own.
+// shape is a function of its own; the array's size says which. A is 64 rows along M; a step along K
+// is 32 bytes, of which each operand has one row per row of its tile.
 #pragma once
 
 #include <cstdint>
 
 namespace switchyard::cuda::ptx {
 
-// d [64, 192] (+)= a [64, 32] · b [192, 32]ᵀ in e4m3.
-__device__ __forceinline__ void MultiplyFp8N192(float (&d)[96], uint64_t a, uint64_t b, bool add) {
-  asm volatile(
-      "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %98, 0;\n\t"
-      "wgmma.mma_async.sync.aligned.m64n192k32.f32.e4m3.e4m3 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-      "}, %96, %97, p, 1, 1;\n\t}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-        "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]),
-        "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]),
-        "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]),
-        "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]),
-        "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
-}
+#define SWITCHYARD_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define SWITCHYARD_NAMES_16 \
+  SWITCHYARD_NAMES_8        \
+  ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define SWITCHYARD_NAMES_24 \
+  SWITCHYARD_NAMES_16       \
+  ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define SWITCHYARD_NAMES_32 \
+  SWITCHYARD_NAMES_24       \
+  ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define SWITCHYARD_NAMES_40 \
+  SWITCHYARD_NAMES_32       \
+  ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define SWITCHYARD_NAMES_48 \
+  SWITCHYARD_NAMES_40       \
+  ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define SWITCHYARD_NAMES_64 \
+  SWITCHYARD_NAMES_48       \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SWITCHYARD_NAMES_80 \
+  SWITCHYARD_NAMES_64       \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define SWITCHYARD_NAMES_96 \
+  SWITCHYARD_NAMES_80       \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define SWITCHYARD_NAMES_128                                                                     \
+  SWITCHYARD_NAMES_96                                                                            \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
+  "%127"
+#define SWITCHYARD_SUMS_8(d, i)                                                               \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
+#define SWITCHYARD_SUMS_16(d, i) SWITCHYARD_SUMS_8(d, i), SWITCHYARD_SUMS_8(d, i + 8)
+#define SWITCHYARD_SUMS_24(d, i) SWITCHYARD_SUMS_16(d, i), SWITCHYARD_SUMS_8(d, i + 16)
+#define SWITCHYARD_SUMS_32(d, i) SWITCHYARD_SUMS_16(d, i), SWITCHYARD_SUMS_16(d, i + 16)
+#define SWITCHYARD_SUMS_40(d, i) SWITCHYARD_SUMS_32(d, i), SWITCHYARD_SUMS_8(d, i + 32)
+#define SWITCHYARD_SUMS_48(d, i) SWITCHYARD_SUMS_32(d, i), SWITCHYARD_SUMS_16(d, i + 32)
+#define SWITCHYARD_SUMS_64(d, i) SWITCHYARD_SUMS_32(d, i), SWITCHYARD_SUMS_32(d, i + 32)
+#define SWITCHYARD_SUMS_80(d, i) SWITCHYARD_SUMS_64(d, i), SWITCHYARD_SUMS_16(d, i + 64)
+#define SWITCHYARD_SUMS_96(d, i) SWITCHYARD_SUMS_64(d, i), SWITCHYARD_SUMS_32(d, i + 64)
+#define SWITCHYARD_SUMS_128(d, i) SWITCHYARD_SUMS_64(d, i), SWITCHYARD_SUMS_64(d, i + 64)
 
-// d [64, 256] (+)= a [64, 16] · b [256, 16]ᵀ in bf16.
-__device__ __forceinline__ void MultiplyBf16N256(float (&d)[128], uint64_t a, uint64_t b,
-                                                 bool add) {
-  asm volatile(
-      "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %130, 0;\n\t"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "
-      "%127"
-      "}, %128, %129, p, 1, 1, 0, 0;\n\t}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-        "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]),
-        "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]),
-        "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]),
-        "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]),
-        "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]),
-        "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
-        "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]),
-        "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]),
-        "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]),
-        "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
-}
+// d [64, 2 · count] (+)= a [64, K] · b [2 · count, K]ᵀ, tiles in shared memory.
+#define SWITCHYARD_MULTIPLY(name, count, shape, a_name, b_name, add_name, last)              \
+  __device__ __forceinline__ void name(float(&d)[count], uint64_t a, uint64_t b, bool add) { \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " add_name                            \
+                 ", 0;\n\twgmma.mma_async.sync.aligned." shape " {" SWITCHYARD_NAMES_##count \
+                 "}, " a_name ", " b_name ", p, " last ";\n\t}"                              \
+                 : SWITCHYARD_SUMS_##count(d, 0)                                             \
+                 : "l"(a), "l"(b), "r"(static_cast<int>(add)));                              \
+  }
+#define SWITCHYARD_MULTIPLY_FP8(n, count, a_name, b_name, add_name)                                \
+  SWITCHYARD_MULTIPLY(MultiplyFp8, count, "m64n" #n "k32.f32.e4m3.e4m3", a_name, b_name, add_name, \
+                      "1, 1")
+#define SWITCHYARD_MULTIPLY_BF16(n, count, a_name, b_name, add_name)                      \
+  SWITCHYARD_MULTIPLY(MultiplyBf16, count, "m64n" #n "k16.f32.bf16.bf16", a_name, b_name, \
+                      add_name, "1, 1, 0, 0")
+
+SWITCHYARD_MULTIPLY_FP8(16, 8, "%8", "%9", "%10")
+SWITCHYARD_MULTIPLY_FP8(32, 16, "%16", "%17", "%18")
+SWITCHYARD_MULTIPLY_FP8(48, 24, "%24", "%25", "%26")
+SWITCHYARD_MULTIPLY_FP8(64, 32, "%32", "%33", "%34")
+SWITCHYARD_MULTIPLY_FP8(80, 40, "%40", "%41", "%42")
+SWITCHYARD_MULTIPLY_FP8(96, 48, "%48", "%49", "%50")
+SWITCHYARD_MULTIPLY_FP8(128, 64, "%64", "%65", "%66")
+SWITCHYARD_MULTIPLY_FP8(160, 80, "%80", "%81", "%82")
+SWITCHYARD_MULTIPLY_FP8(192, 96, "%96", "%97", "%98")
+
+SWITCHYARD_MULTIPLY_BF16(16, 8, "%8", "%9", "%10")
+SWITCHYARD_MULTIPLY_BF16(32, 16, "%16", "%17", "%18")
+SWITCHYARD_MULTIPLY_BF16(64, 32, "%32", "%33", "%34")
+SWITCHYARD_MULTIPLY_BF16(96, 48, "%48", "%49", "%50")
+SWITCHYARD_MULTIPLY_BF16(128, 64, "%64", "%65", "%66")
+SWITCHYARD_MULTIPLY_BF16(160, 80, "%80", "%81", "%82")
+SWITCHYARD_MULTIPLY_BF16(192, 96, "%96", "%97", "%98")
+SWITCHYARD_MULTIPLY_BF16(256, 128, "%128", "%129", "%130")
+
+// d [64, 2 · count] (+)= a [64, 16] · b [16, 2 · count] in bf16; a in registers as mma.sync has it,
+// the rows of b are summed over.
+#define SWITCHYARD_MULTIPLY_COLUMNS(n, count, a_names, b_name, add_name)                       \
+  __device__ __forceinline__ void MultiplyBf16Columns(float(&d)[count], const uint32_t(&a)[4], \
+                                                      uint64_t b, bool add) {                  \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " add_name                              \
+                 ", 0;\n\twgmma.mma_async.sync.aligned.m64n" #n                                \
+                 "k16.f32.bf16.bf16 {" SWITCHYARD_NAMES_##count "}, {" a_names "}, " b_name    \
+                                                                ", p, 1, 1, 1;\n\t}"           \
+                 : SWITCHYARD_SUMS_##count(d, 0)                                               \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                         \
+                   "r"(static_cast<int>(add)));                                                \
+  }
+#define SWITCHYARD_NAMES_4 "%0, %1, %2, %3"
+#define SWITCHYARD_SUMS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+SWITCHYARD_MULTIPLY_COLUMNS(8, 4, "%4, %5, %6, %7", "%8", "%9")
+SWITCHYARD_MULTIPLY_COLUMNS(64, 32, "%32, %33, %34, %35", "%36", "%37")
+SWITCHYARD_MULTIPLY_COLUMNS(128, 64, "%64, %65, %66, %67", "%68", "%69")
+SWITCHYARD_MULTIPLY_COLUMNS(256, 128, "%128, %129, %130, %131", "%132", "%133")
+#undef SWITCHYARD_SUMS_4
+#undef SWITCHYARD_NAMES_4
+#undef SWITCHYARD_MULTIPLY_COLUMNS
+
+#undef SWITCHYARD_MULTIPLY_BF16
+#undef SWITCHYARD_MULTIPLY_FP8
+#undef SWITCHYARD_MULTIPLY
+#undef SWITCHYARD_SUMS_128
+#undef SWITCHYARD_NAMES_128
+#undef SWITCHYARD_SUMS_96
+#undef SWITCHYARD_NAMES_96
+#undef SWITCHYARD_SUMS_80
+#undef SWITCHYARD_NAMES_80
+#undef SWITCHYARD_SUMS_64
+#undef SWITCHYARD_NAMES_64
+#undef SWITCHYARD_SUMS_48
+#undef SWITCHYARD_NAMES_48
+#undef SWITCHYARD_SUMS_40
+#undef SWITCHYARD_NAMES_40
+#undef SWITCHYARD_SUMS_32
+#undef SWITCHYARD_NAMES_32
+#undef SWITCHYARD_SUMS_24
+#undef SWITCHYARD_NAMES_24
+#undef SWITCHYARD_SUMS_16
+#undef SWITCHYARD_NAMES_16
+#undef SWITCHYARD_SUMS_8
+#undef SWITCHYARD_NAMES_8
 
 }  // namespace switchyard::cuda::ptx

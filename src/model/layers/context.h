@@ -1,28 +1,37 @@
 // What every layer of one forward pass is given.
 #pragma once
 
-#include "comm/device/communicator.h"
-#include "core/parallel.h"
+#include "comm/device/collectives.h"
+#include "comm/mesh.h"
 #include "core/tensor.h"
+#include "kernels/device.h"
 #include "model/config.h"
+#include "model/layers/activations.h"
 #include "model/model.h"
 #include "moe/token_spread.h"
 
 namespace switchyard {
 
+// The rows of this rank's attention group. Arrays are the device's memory.
+struct PassRows {
+  int64_t tokens = 0;
+  const int32_t* ids = nullptr;        // [tokens]
+  const int32_t* positions = nullptr;  // [tokens]
+  const int32_t* slots = nullptr;      // [tokens]
+  int64_t logit_rows = 0;
+  const int32_t* logit_row = nullptr;  // [logit_rows]
+};
+
 // Borrowed for the length of one call; lives on Model::Forward's stack.
 struct LayerContext {
   const ModelConfig& config;
-  const ForwardBatch& batch;
+  const Mesh& mesh;
+  const PassRows& rows;
   const TokenSpread& spread;  // of the tokens of all groups
   const Tensor& cos_sin;      // [context_length, rotary_dim]
   KvStorage& kv;
-  RankComm& comm;
-  ThreadPool& pool;
+  const RankGroups& groups;
+  kernels::Device& device;
 };
-
-// Activations of one kind of layer, sized once for the largest pass and used by one layer after the
-// other. A vector of floats with a shape in its comment is all that an activation needs to be.
-using Activations = std::vector<float>;
 
 }  // namespace switchyard

@@ -6,51 +6,50 @@
 namespace switchyard {
 
 DenseFeedForward::DenseFeedForward(const ModelConfig& config, const Mesh& mesh, int64_t middle,
-                                   int64_t max_tokens)
+                                   int64_t max_tokens, kernels::Device& device)
     : whole_(mesh.whole_dense()) {
   const bool gathers = !whole_ && mesh.dp() > 1;
   const int64_t rows = whole_    ? CeilDiv(max_tokens, mesh.attn_tp())
                        : gathers ? max_tokens * mesh.dp()
                                  : max_tokens;
-  middle_.resize(rows * middle);
+  middle_.Reserve(device, rows * middle);
   if (!gathers) return;
-  gathered_.resize(rows * config.hidden);
-  sum_.resize(rows * config.hidden);
+  gathered_.Reserve(device, rows * config.hidden);
+  sum_.Reserve(device, rows * config.hidden);
 }
 
 void DenseFeedForward::Forward(const LayerContext& c, const kernels::ExpertWeights& w,
                                const float* x, float* out) {
   const int64_t hidden = c.config.hidden;
   if (whole_) {
-    const Share own = c.spread.own(c.comm.mesh.rank());
+    const Share own = c.spread.own(c.mesh.rank());
     Run(c, w, x + own.begin * hidden, own.size(), out + own.begin * hidden);
-    GatherGroup(c.comm, c.spread, hidden, out);
+    GatherGroup(c.mesh, c.groups, c.spread, hidden, out);
   } else if (gathered_.empty()) {
-    Run(c, w, x, c.batch.num_tokens(), out);
-    c.comm.tp->AllReduceSum(out, c.batch.num_tokens() * hidden);
+    Run(c, w, x, c.rows.tokens, out);
+    c.groups.tp->AllReduceSum(out, c.rows.tokens * hidden);
   } else {
-    GatherWorld(c.comm, c.spread, hidden, x, gathered_.data());
+    GatherWorld(c.mesh, c.groups, c.spread, hidden, x, gathered_.data());
     Run(c, w, gathered_.data(), c.spread.total(), sum_.data());
-    ReduceToGroups(c.comm, c.spread, hidden, sum_.data(), out);
+    ReduceToGroups(c.mesh, c.groups, c.spread, hidden, sum_.data(), out);
   }
 }
 
 void DenseFeedForward::Run(const LayerContext& c, const kernels::ExpertWeights& w, const float* x,
                            int64_t rows, float* out) {
   if (rows == 0) return;
-  CHECK_LE(rows * w.gate.n, static_cast<int64_t>(middle_.size()));
+  CHECK_LE(rows * w.gate.n, middle_.size());
   const int32_t offsets[] = {0, static_cast<int32_t>(rows)};
-  kernels::GroupedMlp({.x = x,
-                       .ldx = c.config.hidden,
-                       .experts = {&w, 1},
-                       .offsets = offsets,
-                       .activation = c.config.activation,
-                       .alpha = c.config.swiglu_alpha,
-                       .limit = c.config.swiglu_limit,
-                       .scratch = middle_.data(),
-                       .out = out,
-                       .ldo = c.config.hidden},
-                      c.pool);
+  c.device.Mlp({.x = x,
+                .ldx = c.config.hidden,
+                .experts = {&w, 1},
+                .offsets = offsets,
+                .activation = c.config.activation,
+                .alpha = c.config.swiglu_alpha,
+                .limit = c.config.swiglu_limit,
+                .scratch = middle_.data(),
+                .out = out,
+                .ldo = c.config.hidden});
 }
 
 }  // namespace switchyard

@@ -17,7 +17,8 @@ namespace switchyard {
 class DenseFeedForward {
  public:
   // `middle`: the most elements of a layer's intermediate dimension that this rank holds.
-  DenseFeedForward(const ModelConfig& config, const Mesh& mesh, int64_t middle, int64_t max_tokens);
+  DenseFeedForward(const ModelConfig& config, const Mesh& mesh, int64_t middle, int64_t max_tokens,
+                   kernels::Device& device);
 
   // x [T, H] (normalised) → out [T, H], of this rank's attention group, whole on every rank of it.
   void Forward(const LayerContext& c, const kernels::ExpertWeights& w, const float* x, float* out);

@@ -1,80 +1,90 @@
 #include "model/layers/embedding_and_head.h"
 
 #include <algorithm>
+#include <numeric>
+#include <vector>
 
 #include "model/layers/token_exchange.h"
 #include "model/weights/shard.h"
 
 namespace switchyard {
 
-void EmbeddingAndHead::Embed(std::span<const int32_t> tokens, RankComm& comm, ThreadPool& pool,
-                             float* out) const {
-  const auto rows = static_cast<int64_t>(tokens.size());
-  kernels::Embed({.ids = tokens.data(),
-                  .m = rows,
+void EmbeddingAndHead::Embed(const LayerContext& c, float* out) const {
+  c.device.Embed({.ids = c.rows.ids,
+                  .m = c.rows.tokens,
                   .w = weights_.embedding,
                   .first = static_cast<int32_t>(weights_.vocab_begin),
-                  .out = out},
-                 pool);
-  comm.attn_tp->AllReduceSum(out, rows * config_.hidden);
+                  .out = out});
+  c.groups.attn_tp->AllReduceSum(out, c.rows.tokens * config_.hidden);
 }
 
-std::span<const float> EmbeddingAndHead::Logits(const float* hidden,
-                                                std::span<const int64_t> group_rows, RankComm& comm,
-                                                ThreadPool& pool) {
-  const Mesh& mesh = comm.mesh;
-  const int64_t rows = group_rows[mesh.dp_rank()];
-  if (mesh.whole_dense() || mesh.dp() == 1) {
-    if (comm.attn_tp->size() == 1) {
-      Multiply(hidden, rows, pool, logits_);
+bool EmbeddingAndHead::Reserve(const Mesh& mesh, std::span<const int64_t> group_rows,
+                               kernels::Device& device) {
+  const int64_t all = std::accumulate(group_rows.begin(), group_rows.end(), int64_t{0});
+  const int64_t most = std::ranges::max(group_rows);
+  const bool split = SplitOverWorld(mesh), joins = split || mesh.attn_tp() > 1;
+  bool moved = logits_.Reserve(device, most * config_.vocab_size);
+  if (split) moved |= all_hidden_.Reserve(device, all * config_.hidden);
+  if (!joins) return moved;
+  moved |= own_.Reserve(device, (split ? all : most) * weights_.head.n);
+  moved |= gathered_.Reserve(device, most * config_.vocab_size);
+  return moved;
+}
+
+const float* EmbeddingAndHead::Logits(const LayerContext& c, const float* hidden,
+                                      std::span<const int64_t> group_rows) {
+  const int64_t rows = group_rows[c.mesh.dp_rank()];
+  if (!SplitOverWorld(c.mesh)) {
+    if (c.groups.attn_tp->size() == 1) {
+      Multiply(c.device, hidden, rows, logits_.data());
     } else {
-      Multiply(hidden, rows, pool, own_);
-      Join(*comm.attn_tp, own_.data(), rows, /*wanted=*/true);
+      Multiply(c.device, hidden, rows, own_.data());
+      Join(*c.groups.attn_tp, c.device, own_.data(), rows, /*wanted=*/true);
     }
-    return logits_;
+    return logits_.data();
   }
-  const TokenSpread spread(mesh, group_rows);
-  all_hidden_.resize(spread.total() * config_.hidden);
-  GatherWorld(comm, spread, config_.hidden, hidden, all_hidden_.data());
-  Multiply(all_hidden_.data(), spread.total(), pool, own_);
-  logits_.clear();
+  const TokenSpread spread(c.mesh, group_rows);
+  GatherWorld(c.mesh, c.groups, spread, config_.hidden, hidden, all_hidden_.data());
+  Multiply(c.device, all_hidden_.data(), spread.total(), own_.data());
   const float* next = own_.data();
-  for (int group = 0; group < mesh.dp(); ++group) {
-    Join(*comm.tp, next, group_rows[group], group == mesh.dp_rank());
+  for (int group = 0; group < c.mesh.dp(); ++group) {
+    Join(*c.groups.tp, c.device, next, group_rows[group], group == c.mesh.dp_rank());
     next += group_rows[group] * weights_.head.n;
   }
-  return logits_;
+  return logits_.data();
 }
 
-void EmbeddingAndHead::Multiply(const float* hidden, int64_t rows, ThreadPool& pool,
-                                Activations& out) const {
-  out.resize(rows * weights_.head.n);
+void EmbeddingAndHead::Multiply(kernels::Device& device, const float* hidden, int64_t rows,
+                                float* out) const {
   if (rows == 0) return;
-  kernels::Linear({.x = hidden,
-                   .ldx = config_.hidden,
-                   .w = weights_.head,
-                   .y = out.data(),
-                   .ldy = weights_.head.n,
-                   .m = rows},
-                  pool);
+  device.Linear({.x = hidden,
+                 .ldx = config_.hidden,
+                 .w = weights_.head,
+                 .y = out,
+                 .ldy = weights_.head.n,
+                 .m = rows});
 }
 
-void EmbeddingAndHead::Join(Communicator& group, const float* own, int64_t rows, bool wanted) {
+void EmbeddingAndHead::Join(Collectives& group, kernels::Device& device, const float* own,
+                            int64_t rows, bool wanted) {
   const int64_t vocab = config_.vocab_size;
   const int ranks = group.size();
   std::vector<size_t> bytes(ranks);
   for (int r = 0; r < ranks; ++r)
     bytes[r] = rows * VocabRows(vocab, ranks, r).size() * sizeof(float);
-  gathered_.resize(rows * vocab);
   group.AllGatherV(own, gathered_.data(), bytes);
-  if (!wanted) return;
-  logits_.resize(rows * vocab);
+  if (!wanted || rows == 0) return;
   const float* block = gathered_.data();
   for (int r = 0; r < ranks; ++r) {
     const auto [begin, end] = VocabRows(vocab, ranks, r);
-    for (int64_t t = 0; t < rows; ++t, block += end - begin) {
-      std::copy_n(block, end - begin, logits_.data() + t * vocab + begin);
-    }
+    const int64_t width = end - begin;
+    device.CopyRows({.x = block,
+                     .ldx = width,
+                     .y = logits_.data() + begin,
+                     .ldy = vocab,
+                     .m = rows,
+                     .n = width});
+    block += rows * width;
   }
 }
 

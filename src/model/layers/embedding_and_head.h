@@ -16,17 +16,23 @@ class EmbeddingAndHead {
       : config_(config), weights_(weights) {}
 
   // out [T, H], whole on every rank of the attention group.
-  void Embed(std::span<const int32_t> tokens, RankComm& comm, ThreadPool& pool, float* out) const;
-  // hidden [rows of this rank's group, H] → logits [rows, vocab], whole on every rank of the group;
-  // valid until the next call. group_rows [dp]: rows of each group.
-  std::span<const float> Logits(const float* hidden, std::span<const int64_t> group_rows,
-                                RankComm& comm, ThreadPool& pool);
+  void Embed(const LayerContext& c, float* out) const;
+  // Memory for passes of at most these logit rows. True where some of it moved.
+  bool Reserve(const Mesh& mesh, std::span<const int64_t> group_rows, kernels::Device& device);
+  // hidden [rows of this rank's group, H] → logits [rows, vocab] on the device, whole on every rank
+  // of the group; valid until the next call. group_rows [dp]: rows of each group, at most those
+  // reserved.
+  const float* Logits(const LayerContext& c, const float* hidden,
+                      std::span<const int64_t> group_rows);
+  const float* logits() const { return logits_.data(); }  // of the last pass
 
  private:
   // out [rows, vocabulary of this rank]
-  void Multiply(const float* hidden, int64_t rows, ThreadPool& pool, Activations& out) const;
+  void Multiply(kernels::Device& device, const float* hidden, int64_t rows, float* out) const;
   // Whole rows from all members' runs of them. `own` [rows, vocabulary of this rank].
-  void Join(Communicator& group, const float* own, int64_t rows, bool wanted);
+  void Join(Collectives& group, kernels::Device& device, const float* own, int64_t rows,
+            bool wanted);
+  bool SplitOverWorld(const Mesh& mesh) const { return !mesh.whole_dense() && mesh.dp() > 1; }
 
   const ModelConfig& config_;
   const ModelWeights& weights_;

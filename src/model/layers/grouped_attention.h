@@ -9,7 +9,8 @@ namespace switchyard {
 // Owns its activations; one object serves all layers, since they run one after the other.
 class GroupedAttention {
  public:
-  GroupedAttention(const ModelConfig& config, const Mesh& mesh, int64_t max_tokens);
+  GroupedAttention(const ModelConfig& config, const Mesh& mesh, int64_t max_tokens,
+                   kernels::Device& device);
 
   // x [T, H] (normalised) → out [T, H], this rank's partial sum over its heads; the caller
   // all-reduces.

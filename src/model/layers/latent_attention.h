@@ -16,7 +16,8 @@ namespace switchyard {
 // Owns its activations; one object serves all layers.
 class LatentAttention {
  public:
-  LatentAttention(const ModelConfig& config, const Mesh& mesh, int64_t max_tokens);
+  LatentAttention(const ModelConfig& config, const Mesh& mesh, int64_t max_tokens,
+                  kernels::Device& device);
 
   // x [T, H] (normalised) → out [T, H], this rank's partial sum over its heads; the caller
   // all-reduces.

@@ -14,27 +14,25 @@ std::vector<size_t> Counts(const TokenSpread& spread, int first, int ranks, size
 
 }  // namespace
 
-void GatherWorld(RankComm& comm, const TokenSpread& spread, int64_t width, const float* group_rows,
-                 float* all_rows) {
-  const Mesh& mesh = comm.mesh;
+void GatherWorld(const Mesh& mesh, const RankGroups& groups, const TokenSpread& spread,
+                 int64_t width, const float* group_rows, float* all_rows) {
   const float* own = group_rows + spread.own(mesh.rank()).begin * width;
-  comm.tp->AllGatherV(own, all_rows, Counts(spread, 0, mesh.world(), width * sizeof(float)));
+  groups.tp->AllGatherV(own, all_rows, Counts(spread, 0, mesh.world(), width * sizeof(float)));
 }
 
-void GatherGroup(RankComm& comm, const TokenSpread& spread, int64_t width, float* group_rows) {
-  const Mesh& mesh = comm.mesh;
+void GatherGroup(const Mesh& mesh, const RankGroups& groups, const TokenSpread& spread,
+                 int64_t width, float* group_rows) {
   if (mesh.attn_tp() == 1) return;
-  comm.attn_tp->AllGatherV(
+  groups.attn_tp->AllGatherV(
       group_rows + spread.own(mesh.rank()).begin * width, group_rows,
       Counts(spread, mesh.dp_rank() * mesh.attn_tp(), mesh.attn_tp(), width * sizeof(float)));
 }
 
-void ReduceToGroups(RankComm& comm, const TokenSpread& spread, int64_t width, const float* all_rows,
-                    float* group_rows) {
-  const Mesh& mesh = comm.mesh;
+void ReduceToGroups(const Mesh& mesh, const RankGroups& groups, const TokenSpread& spread,
+                    int64_t width, const float* all_rows, float* group_rows) {
   float* own = group_rows + spread.own(mesh.rank()).begin * width;
-  comm.tp->ReduceScatterV(all_rows, own, Counts(spread, 0, mesh.world(), width));
-  GatherGroup(comm, spread, width, group_rows);
+  groups.tp->ReduceScatterV(all_rows, own, Counts(spread, 0, mesh.world(), width));
+  GatherGroup(mesh, groups, spread, width, group_rows);
 }
 
 }  // namespace switchyard

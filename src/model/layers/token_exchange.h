@@ -3,7 +3,8 @@
 
 #include <cstdint>
 
-#include "comm/device/communicator.h"
+#include "comm/device/collectives.h"
+#include "comm/mesh.h"
 #include "moe/token_spread.h"
 
 namespace switchyard {
@@ -13,12 +14,13 @@ namespace switchyard {
 // or of the attention group alone for GatherGroup; every rank of it calls, with no rows too.
 
 // all_rows from the ranks' own rows.
-void GatherWorld(RankComm& comm, const TokenSpread& spread, int64_t width, const float* group_rows,
-                 float* all_rows);
+void GatherWorld(const Mesh& mesh, const RankGroups& groups, const TokenSpread& spread,
+                 int64_t width, const float* group_rows, float* all_rows);
 // group_rows, whole on every rank of the group, from the ranks' own ones; in place.
-void GatherGroup(RankComm& comm, const TokenSpread& spread, int64_t width, float* group_rows);
+void GatherGroup(const Mesh& mesh, const RankGroups& groups, const TokenSpread& spread,
+                 int64_t width, float* group_rows);
 // group_rows from the sum over the world of all_rows.
-void ReduceToGroups(RankComm& comm, const TokenSpread& spread, int64_t width, const float* all_rows,
-                    float* group_rows);
+void ReduceToGroups(const Mesh& mesh, const RankGroups& groups, const TokenSpread& spread,
+                    int64_t width, const float* all_rows, float* group_rows);
 
 }  // namespace switchyard

@@ -26,6 +26,10 @@ class DeepEpAuto : public Dispatcher {
     return decode ? low_latency_.MaxTokens(decode) : normal_.MaxTokens(decode);
   }
 
+  std::byte* InputRows(int64_t tokens, bool decode, DispatchHandle* handle) override {
+    handle->layout = decode ? DispatchLayout::kLowLatency : DispatchLayout::kNormal;
+    return ModeOf(*handle).InputRows(tokens, decode, handle);
+  }
   void BeginDispatch(const float* x, const TopK& topk, bool decode,
                      DispatchHandle* handle) override {
     handle->layout = decode ? DispatchLayout::kLowLatency : DispatchLayout::kNormal;
@@ -38,6 +42,13 @@ class DeepEpAuto : public Dispatcher {
   bool Arrived(DispatchHandle* handle) override { return ModeOf(*handle).Arrived(handle); }
   Dispatched EndDispatch(DispatchHandle* handle) override {
     return ModeOf(*handle).EndDispatch(handle);
+  }
+  std::span<std::byte* const> OutputPlaces(const ExpertRows& experts,
+                                           DispatchHandle* handle) override {
+    return ModeOf(*handle).OutputPlaces(experts, handle);
+  }
+  void PrepareCombine(const ExpertRows& experts, DispatchHandle* handle) override {
+    ModeOf(*handle).PrepareCombine(experts, handle);
   }
   void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) override {
     ModeOf(*handle).BeginCombine(experts, handle);
@@ -78,7 +89,8 @@ DispatcherBackend DeepEpBackend() {
       .symmetric_bytes = [](const MoeOptions& options,
                             const ExchangeShape& shape) { return Memory(options, shape).bytes(); },
       .summary = "all-to-all through symmetric memory, modes normal, low_latency and auto",
-      .memory = Memory};
+      .memory = Memory,
+      .combines_by_rank = true};
 }
 
 }  // namespace switchyard

@@ -29,16 +29,25 @@ DeepEpLowLatency::DeepEpLowLatency(const DispatcherContext& context)
       slots_(context.comm, "deepep low_latency", kNumStages, buffers_.plan.bytes(),
              context.elastic) {}
 
+void DeepEpLowLatency::CheckTokens(int64_t tokens) const {
+  if (tokens > buffers_.sent.capacity())
+    throw Resource("deepep low_latency: {} tokens on one rank, it takes {} at a time", tokens,
+                   buffers_.sent.capacity());
+}
+
+std::byte* DeepEpLowLatency::InputRows(int64_t tokens, bool, DispatchHandle* handle) {
+  CheckTokens(tokens);
+  return buffers_.sent.InputRows(slots_, &handle->Get<State>().sent);
+}
+
 void DeepEpLowLatency::BeginDispatch(const float* x, const TopK& topk, bool,
                                      DispatchHandle* handle) {
-  if (topk.tokens > buffers_.sent.capacity())
-    throw Resource("deepep low_latency: {} tokens on one rank, it takes {} at a time", topk.tokens,
-                   buffers_.sent.capacity());
+  CheckTokens(topk.tokens);
   CHECK_EQ(topk.k, k_);
   auto& state = handle->Get<State>();
   handle->layout = DispatchLayout::kLowLatency;
   handle->topk = &topk;
-  buffers_.sent.Begin(slots_, experts_, x, topk, &state.sent);
+  buffers_.sent.Begin(slots_, experts_, x, topk, pool_, &state.sent);
   ListPlaces(&state);
   SendPlaces(state);
   buffers_.sent.Send(slots_, state.sent, pool_);
@@ -47,7 +56,7 @@ void DeepEpLowLatency::BeginDispatch(const float* x, const TopK& topk, bool,
 
 void DeepEpLowLatency::BeginDispatchAgain(const float* x, bool, DispatchHandle* handle) {
   auto& state = handle->Get<State>();
-  buffers_.sent.BeginAgain(slots_, x, &state.sent);
+  buffers_.sent.BeginAgain(slots_, x, *handle->topk, pool_, &state.sent);
   buffers_.sent.Send(slots_, state.sent, pool_);
   slots_.RaiseAll(state.sent.use, kRows);
 }
@@ -98,7 +107,7 @@ Dispatched DeepEpLowLatency::EndDispatch(DispatchHandle* handle) {
     buffers_.sent.Receive(slots_, &state.sent);
     ReceivePlaces(&state);
   }
-  Dispatched in = buffers_.sent.Describe(slots_, state.sent);
+  Dispatched in = buffers_.sent.Locate(slots_, &state.sent);
   in.layout = DispatchLayout::kLowLatency;
   in.sources = slots_.ranks();
   in.capacity = buffers_.sent.capacity();
@@ -118,7 +127,7 @@ void DeepEpLowLatency::ReceivePlaces(State* state) const {
       reinterpret_cast<const Place*>(slots_.Local(state->sent.use, buffers_.places));
   state->counts.assign(counts, counts + ranks * local_experts_);
   state->place_row.resize(FirstPlace(local_experts_, 0));
-  state->place_output.resize(state->place_row.size());
+  state->place_slot.resize(state->place_row.size());
   for (int source = 0; source < ranks; ++source) {
     int32_t* from_source = state->counts.data() + source * local_experts_;
     if (!slots_.Active(source)) std::fill_n(from_source, local_experts_, 0);
@@ -126,31 +135,46 @@ void DeepEpLowLatency::ReceivePlaces(State* state) const {
       CHECK(from_source[e] >= 0 && from_source[e] <= buffers_.sent.capacity());
       const int64_t first = FirstPlace(e, source);
       for (int64_t p = first; p < first + from_source[e]; ++p) {
-        state->place_row[p] = state->sent.begin[source] + places[p].row;
-        state->place_output[p] = places[p].output;
+        const int32_t row = state->sent.begin[source] + places[p].row;
+        CHECK(places[p].row >= 0 && row < state->sent.begin[source + 1]);
+        const int32_t token = places[p].output / k_;
+        CHECK(token >= 0 && token < buffers_.sent.capacity());
+        state->place_row[p] = row;
+        state->place_slot[p] = places[p].output % k_;
+        state->sent.tokens[row] = token;
       }
     }
   }
 }
 
-void DeepEpLowLatency::BeginCombine(const ExpertRows& experts, DispatchHandle* handle) {
+std::span<std::byte* const> DeepEpLowLatency::OutputPlaces(const ExpertRows& experts,
+                                                           DispatchHandle* handle) {
   auto& state = handle->Get<State>();
   std::vector<ReturnedRows::Target>& targets = state.returned.targets;
   targets.assign(experts.num_rows, {});
   for (int64_t i = 0; i < experts.num_places; ++i) {
-    const int64_t place = experts.places[i];
-    const int64_t source = place / buffers_.sent.capacity() % slots_.ranks();
-    targets[experts.place_rows[i]] = {static_cast<int32_t>(source), state.place_output[place]};
+    const int32_t place = experts.places[i];
+    targets[experts.place_rows[i]] = {state.place_row[place], state.place_slot[place]};
   }
-  buffers_.returned.Send(slots_, state.sent.use, experts, handle->topk->tokens, &state.returned,
-                         pool_);
+  return buffers_.returned.Places(slots_, state.sent, &state.returned);
+}
+
+void DeepEpLowLatency::PrepareCombine(const ExpertRows& experts, DispatchHandle* handle) {
+  auto& state = handle->Get<State>();
+  if (!state.returned.left) OutputPlaces(experts, handle);
+  buffers_.returned.Prepare(slots_, buffers_.sent, state.sent, experts, &state.returned, pool_);
+}
+
+void DeepEpLowLatency::BeginCombine(const ExpertRows& experts, DispatchHandle* handle) {
+  auto& state = handle->Get<State>();
+  if (!state.returned.prepared) PrepareCombine(experts, handle);
   slots_.RaiseAll(state.sent.use, kOutputs);
 }
 
 void DeepEpLowLatency::EndCombine(DispatchHandle* handle, float* y) {
   auto& state = handle->Get<State>();
   slots_.WaitAll(state.sent.use, kOutputs, "deepep combine rows");
-  buffers_.returned.Sum(slots_, state.sent.use, *handle->topk, experts_, state.returned, pool_, y);
+  buffers_.returned.Sum(slots_, state.sent, *handle->topk, experts_, &state.returned, pool_, y);
   slots_.Release(&state.sent.use);
 }
 

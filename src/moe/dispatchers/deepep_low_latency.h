@@ -13,8 +13,8 @@ namespace switchyard {
 // What arrives is sorted already: for each expert and source rank there are `capacity` places in
 // the arena of the expert's rank, in which the sender names the rows that the expert computes, and
 // a count of them. A receiver that computes in fixed places (a masked runner) need not look at
-// routing at all. The rows themselves are written once for each rank that needs them (SentRows; as
-// NCCL EP's low-latency mode), not once for each expert.
+// routing at all. The rows themselves are there once for all ranks of a host (SentRows), not once
+// for each expert.
 //
 // A rank with more tokens than capacity is refused; the layer sends larger batches in rounds
 // (MaxTokens), and no row is ever dropped. Outputs return as in normal mode (deepep_normal.h), by
@@ -28,11 +28,15 @@ class DeepEpLowLatency : public Dispatcher {
   std::vector<DispatchLayout> layouts() const override { return {DispatchLayout::kLowLatency}; }
   int64_t MaxTokens(bool) const override { return buffers_.sent.capacity(); }
 
+  std::byte* InputRows(int64_t tokens, bool decode, DispatchHandle* handle) override;
   void BeginDispatch(const float* x, const TopK& topk, bool decode,
                      DispatchHandle* handle) override;
   void BeginDispatchAgain(const float* x, bool decode, DispatchHandle* handle) override;
   bool Arrived(DispatchHandle* handle) override;
   Dispatched EndDispatch(DispatchHandle* handle) override;
+  std::span<std::byte* const> OutputPlaces(const ExpertRows& experts,
+                                           DispatchHandle* handle) override;
+  void PrepareCombine(const ExpertRows& experts, DispatchHandle* handle) override;
   void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) override;
   void EndCombine(DispatchHandle* handle, float* y) override;
 
@@ -52,8 +56,8 @@ class DeepEpLowLatency : public Dispatcher {
     std::vector<int32_t> expert_counts;
     std::vector<Place> places;
     // As received: [P sources, E_local] places in use; [E_local, P sources, capacity] the row
-    // (among all received) and the output place of each.
-    std::vector<int32_t> counts, place_row, place_output;
+    // (among all received) and the slot of its token that each is for.
+    std::vector<int32_t> counts, place_row, place_slot;
     ReturnedRows::Batch returned;
   };
 
@@ -66,6 +70,7 @@ class DeepEpLowLatency : public Dispatcher {
     size_t places;         // [E_local, P sources, capacity] Place
   };
 
+  void CheckTokens(int64_t tokens) const;
   void ListPlaces(State* state) const;
   void SendPlaces(const State& state);
   void ReceivePlaces(State* state) const;

@@ -25,15 +25,24 @@ DeepEpNormal::DeepEpNormal(const DispatcherContext& context)
       buffers_(context.options, context.shape),
       slots_(context.comm, "deepep normal", kNumStages, buffers_.plan.bytes(), context.elastic) {}
 
-void DeepEpNormal::BeginDispatch(const float* x, const TopK& topk, bool, DispatchHandle* handle) {
-  if (topk.tokens > buffers_.sent.capacity())
-    throw Resource("deepep normal: {} tokens on one rank, its buffers hold {}", topk.tokens,
+void DeepEpNormal::CheckTokens(int64_t tokens) const {
+  if (tokens > buffers_.sent.capacity())
+    throw Resource("deepep normal: {} tokens on one rank, its buffers hold {}", tokens,
                    buffers_.sent.capacity());
+}
+
+std::byte* DeepEpNormal::InputRows(int64_t tokens, bool, DispatchHandle* handle) {
+  CheckTokens(tokens);
+  return buffers_.sent.InputRows(slots_, &handle->Get<State>().sent);
+}
+
+void DeepEpNormal::BeginDispatch(const float* x, const TopK& topk, bool, DispatchHandle* handle) {
+  CheckTokens(topk.tokens);
   CHECK_EQ(topk.k, k_);
   auto& state = handle->Get<State>();
   handle->layout = DispatchLayout::kNormal;
   handle->topk = &topk;
-  buffers_.sent.Begin(slots_, experts_, x, topk, &state.sent);
+  buffers_.sent.Begin(slots_, experts_, x, topk, pool_, &state.sent);
   SendTags(state);
   buffers_.sent.Send(slots_, state.sent, pool_);
   slots_.RaiseAll(state.sent.use, kRows);
@@ -41,7 +50,7 @@ void DeepEpNormal::BeginDispatch(const float* x, const TopK& topk, bool, Dispatc
 
 void DeepEpNormal::BeginDispatchAgain(const float* x, bool, DispatchHandle* handle) {
   auto& state = handle->Get<State>();
-  buffers_.sent.BeginAgain(slots_, x, &state.sent);
+  buffers_.sent.BeginAgain(slots_, x, *handle->topk, pool_, &state.sent);
   buffers_.sent.Send(slots_, state.sent, pool_);
   slots_.RaiseAll(state.sent.use, kRows);
 }
@@ -83,7 +92,7 @@ Dispatched DeepEpNormal::EndDispatch(DispatchHandle* handle) {
     buffers_.sent.Receive(slots_, &state.sent);
     ReceiveTags(&state);
   }
-  Dispatched in = buffers_.sent.Describe(slots_, state.sent);
+  Dispatched in = buffers_.sent.Locate(slots_, &state.sent);
   in.layout = DispatchLayout::kNormal;
   in.topk_ids = state.tags.data() + 1;
   in.topk_stride = tag_size_;
@@ -100,36 +109,47 @@ void DeepEpNormal::ReceiveTags(State* state) const {
     const int64_t rows = begin[source + 1] - begin[source];
     if (rows == 0) continue;
     int32_t* tags = state->tags.data() + begin[source] * tag_size_;
+    int32_t* tokens = state->sent.tokens.data() + begin[source];
     if (source == slots_.rank()) {
       WriteTags(state->sent, source, tags);
     } else {
       std::memcpy(tags, slots_.Local(state->sent.use, TagOffset(source)),
                   rows * tag_size_ * sizeof(int32_t));
     }
+    for (int64_t n = 0; n < rows; ++n) {
+      tokens[n] = tags[n * tag_size_];
+      CHECK(tokens[n] >= 0 && tokens[n] < buffers_.sent.capacity());
+    }
   }
+}
+
+std::span<std::byte* const> DeepEpNormal::OutputPlaces(const ExpertRows& experts,
+                                                       DispatchHandle* handle) {
+  auto& state = handle->Get<State>();
+  std::vector<ReturnedRows::Target>& targets = state.returned.targets;
+  targets.assign(experts.num_rows, {});
+  for (int32_t n = 0; n < state.sent.begin.back(); ++n)
+    for (int32_t j = 0; j < k_; ++j)
+      if (const int32_t r = experts.position[int64_t{n} * k_ + j]; r >= 0) targets[r] = {n, j};
+  return buffers_.returned.Places(slots_, state.sent, &state.returned);
+}
+
+void DeepEpNormal::PrepareCombine(const ExpertRows& experts, DispatchHandle* handle) {
+  auto& state = handle->Get<State>();
+  if (!state.returned.left) OutputPlaces(experts, handle);
+  buffers_.returned.Prepare(slots_, buffers_.sent, state.sent, experts, &state.returned, pool_);
 }
 
 void DeepEpNormal::BeginCombine(const ExpertRows& experts, DispatchHandle* handle) {
   auto& state = handle->Get<State>();
-  std::vector<ReturnedRows::Target>& targets = state.returned.targets;
-  targets.assign(experts.num_rows, {});
-  for (int source = 0; source < slots_.ranks(); ++source) {
-    for (int64_t n = state.sent.begin[source]; n < state.sent.begin[source + 1]; ++n) {
-      const int32_t token = state.tags[n * tag_size_];
-      for (int j = 0; j < k_; ++j)
-        if (const int32_t r = experts.position[n * k_ + j]; r >= 0)
-          targets[r] = {source, OutputPlace(token, j, k_)};
-    }
-  }
-  buffers_.returned.Send(slots_, state.sent.use, experts, handle->topk->tokens, &state.returned,
-                         pool_);
+  if (!state.returned.prepared) PrepareCombine(experts, handle);
   slots_.RaiseAll(state.sent.use, kOutputs);
 }
 
 void DeepEpNormal::EndCombine(DispatchHandle* handle, float* y) {
   auto& state = handle->Get<State>();
   slots_.WaitAll(state.sent.use, kOutputs, "deepep combine rows");
-  buffers_.returned.Sum(slots_, state.sent.use, *handle->topk, experts_, state.returned, pool_, y);
+  buffers_.returned.Sum(slots_, state.sent, *handle->topk, experts_, &state.returned, pool_, y);
   slots_.Release(&state.sent.use);
 }
 

@@ -10,16 +10,16 @@
 
 namespace switchyard {
 
-// Each rank writes every row once for each rank that needs it, with the row's token and local
-// experts, straight into its own segment of that rank's arena, and says how many there are
-// (SentRows): one wave, nobody waits for counts before rows. The receiver reads exactly as many.
+// Each rank rounds every row once, in its own arena, and tells each rank that needs it the row's
+// token and local experts (tags), and how many there are (SentRows): one wave, nobody waits for
+// counts before rows. Ranks of the same host read the rows where they are.
 //
-// What returns is one row for each (token, slot), written by the expert's rank at [token, slot] of
+// What returns is one row for each (token, slot), left by the expert's rank at [token, slot] of
 // the source's arena and added up there. Adding up at the expert's rank first would return
 // min(k, P) rows a token instead of k, but then the order of additions, and with it the last bits,
-// would depend on which experts share a rank. Rows a token, of P ranks, with a share 1 / P of them
-// staying where they are: min(k, P) out and k back, in the formats in flight, which outputs are
-// rounded to before they are weighted.
+// would depend on which experts share a rank: --moe-combine-rows rank. Rows a token, of P ranks,
+// with a share 1 / P of them staying where they are: min(k, P) out and k back, in the formats in
+// flight, which outputs are rounded to before they are weighted.
 class DeepEpNormal : public Dispatcher {
  public:
   explicit DeepEpNormal(const DispatcherContext& context);
@@ -30,11 +30,15 @@ class DeepEpNormal : public Dispatcher {
   std::vector<DispatchLayout> layouts() const override { return {DispatchLayout::kNormal}; }
   int64_t MaxTokens(bool) const override { return buffers_.sent.capacity(); }
 
+  std::byte* InputRows(int64_t tokens, bool decode, DispatchHandle* handle) override;
   void BeginDispatch(const float* x, const TopK& topk, bool decode,
                      DispatchHandle* handle) override;
   void BeginDispatchAgain(const float* x, bool decode, DispatchHandle* handle) override;
   bool Arrived(DispatchHandle* handle) override;
   Dispatched EndDispatch(DispatchHandle* handle) override;
+  std::span<std::byte* const> OutputPlaces(const ExpertRows& experts,
+                                           DispatchHandle* handle) override;
+  void PrepareCombine(const ExpertRows& experts, DispatchHandle* handle) override;
   void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) override;
   void EndCombine(DispatchHandle* handle, float* y) override;
 
@@ -56,6 +60,7 @@ class DeepEpNormal : public Dispatcher {
     size_t tags;  // [P sources, capacity, 1 + k] i32
   };
 
+  void CheckTokens(int64_t tokens) const;
   void SendTags(const State& state);
   void ReceiveTags(State* state) const;
   // Writes the tags of all tokens for `dest`.

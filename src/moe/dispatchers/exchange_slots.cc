@@ -1,5 +1,6 @@
 #include "moe/dispatchers/exchange_slots.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/check.h"
@@ -35,6 +36,7 @@ ExchangeSlots::ExchangeSlots(RankComm& comm, std::string name, int num_stages, s
       payload_bytes_(payload_bytes),
       slot_bytes_(payload_bytes + FlagBytes(comm.mesh.ep(), num_stages)),
       base_(memory_.Allocate(Bytes(comm.mesh.ep(), num_stages, payload_bytes))),
+      all_mapped_(std::ranges::all_of(peers_, [&](int peer) { return memory_.Mapped(peer); })),
       elastic_(elastic),
       commits_(static_cast<size_t>(kSlots) * num_stages) {
   CHECK_EQ(payload_bytes % BufferPlan::kLine, 0u);

@@ -54,11 +54,14 @@ struct SlotUse {
 //
 // Why a slot needs neither a barrier nor clearing, given that every rank raises the flag of the
 // last stage (outputs) to every rank in every round, rows or no rows:
-//   - What A writes to B in BeginDispatch (counts, rows, tags) B reads before it raises that flag,
-//     and A leaves the round (EndCombine) only when it has seen that flag from every rank. So when
-//     A writes round r + 1 into B, nobody there still reads round r.
-//   - What B writes to A in BeginCombine overwrites A's outputs of round r. In round r + 1 B does
-//     so after A's flag for the rows of r + 1, which A raises after it has left round r.
+//   - What A writes to B in BeginDispatch (counts, tags), and what A writes to its own arena for B
+//   to
+//     read there (rows), B reads before it raises that flag, and A leaves the round (EndCombine)
+//     only when it has seen that flag from every rank. So when A writes round r + 1, nobody still
+//     reads round r.
+//   - What B's experts leave with A from EndDispatch on overwrites A's outputs of round r. In round
+//     r + 1 B has then seen A's flag for the rows of r + 1, which A raises after it has left round
+//     r.
 //   - Counts are written whole in every round and say which rows are valid, so what round r left in
 //     the buffers is never taken for a part of round r + 1.
 //
@@ -93,6 +96,7 @@ class ExchangeSlots {
   void Wrote(const SlotUse& use, int peer, size_t offset, size_t bytes);
   void Fetch(const SlotUse& use, int peer, size_t offset, size_t bytes, const char* what);
   bool Mapped(int peer) const { return memory_.Mapped(peers_[peer]); }
+  bool AllMapped() const { return all_mapped_; }
 
   // Whether EP rank `peer` still takes part; changes in WaitAll only.
   bool Active(int peer) const { return elastic_ == nullptr || elastic_->active(peer); }
@@ -121,6 +125,7 @@ class ExchangeSlots {
   const size_t base_;  // of slot 0
   bool taken_[kSlots] = {};
   uint32_t rounds_[kSlots] = {};
+  const bool all_mapped_;
   ElasticRanks* const elastic_;
   std::vector<uint64_t> commits_;  // [stages, kSlots] numbers of the last commits; of elastic_
 };

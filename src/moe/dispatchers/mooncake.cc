@@ -37,6 +37,9 @@ class Mooncake : public Dispatcher {
   int64_t MaxTokens(bool decode) const override { return exchange_->MaxTokens(decode); }
   std::span<const uint8_t> active_ranks() const override { return elastic_.mask(); }
 
+  std::byte* InputRows(int64_t tokens, bool decode, DispatchHandle* handle) override {
+    return exchange_->InputRows(tokens, decode, handle);
+  }
   void BeginDispatch(const float* x, const TopK& topk, bool decode,
                      DispatchHandle* handle) override {
     exchange_->BeginDispatch(x, topk, decode, handle);
@@ -46,6 +49,13 @@ class Mooncake : public Dispatcher {
   }
   bool Arrived(DispatchHandle* handle) override { return exchange_->Arrived(handle); }
   Dispatched EndDispatch(DispatchHandle* handle) override { return exchange_->EndDispatch(handle); }
+  std::span<std::byte* const> OutputPlaces(const ExpertRows& experts,
+                                           DispatchHandle* handle) override {
+    return exchange_->OutputPlaces(experts, handle);
+  }
+  void PrepareCombine(const ExpertRows& experts, DispatchHandle* handle) override {
+    exchange_->PrepareCombine(experts, handle);
+  }
   void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) override {
     exchange_->BeginCombine(experts, handle);
   }
@@ -59,7 +69,10 @@ class Mooncake : public Dispatcher {
 }  // namespace
 
 DispatcherBackend MooncakeBackend() {
-  return BackendOf<Dispatcher, Mooncake>("deepep that goes on without ranks that are lost");
+  DispatcherBackend backend =
+      BackendOf<Dispatcher, Mooncake>("deepep that goes on without ranks that are lost");
+  backend.combines_by_rank = true;
+  return backend;
 }
 
 }  // namespace switchyard

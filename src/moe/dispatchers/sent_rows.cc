@@ -1,5 +1,6 @@
 #include "moe/dispatchers/sent_rows.h"
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 
@@ -12,21 +13,48 @@ SentRows::SentRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* pla
       capacity_(capacity),
       format_(shape.row_format),
       row_bytes_(format_.Bytes(hidden_)),
+      weights_bytes_(shape.combine_rows == CombineRows::kRank
+                         ? shape.k * static_cast<int64_t>(sizeof(float))
+                         : 0),
       counts_(plan->Add("counts", sizeof(int32_t) * shape.ep)),
-      rows_(plan->Add("rows", static_cast<size_t>(row_bytes_) * shape.ep * capacity)) {}
+      rows_(plan->Add("rows", static_cast<size_t>(row_bytes_) * shape.ep * capacity)) {
+  if (weights_bytes_ > 0)
+    weights_ = plan->Add("weights", static_cast<size_t>(weights_bytes_) * shape.ep * capacity);
+}
+
+std::byte* SentRows::InputRows(ExchangeSlots& slots, Batch* batch) const {
+  slots.Take(&batch->use);
+  batch->placed = true;
+  return slots.Local(batch->use, RowOffset(slots.rank(), 0));
+}
+
+void SentRows::Place(ExchangeSlots& slots, const float* x, const TopK& topk, ThreadPool& pool,
+                     Batch* batch) const {
+  if (!batch->placed) {
+    std::byte* rows = InputRows(slots, batch);
+    const auto body = [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t)
+        StoreRow(format_, x + t * hidden_, hidden_, rows + t * row_bytes_);
+    };
+    pool.RunRanges(topk.tokens, kRowGrain, std::cref(body));
+  }
+  batch->placed = false;
+  if (weights_bytes_ > 0 && topk.tokens > 0)
+    std::memcpy(slots.Local(batch->use, WeightsOffset(slots.rank(), 0)), topk.weights.data(),
+                topk.tokens * weights_bytes_);
+}
 
 void SentRows::Begin(ExchangeSlots& slots, const ExpertMap& experts, const float* x,
-                     const TopK& topk, Batch* batch) const {
-  slots.Take(&batch->use);
-  batch->x = x;
+                     const TopK& topk, ThreadPool& pool, Batch* batch) const {
+  Place(slots, x, topk, pool, batch);
   batch->again = false;
   ChooseRanks(topk, experts, slots, batch);
 }
 
-void SentRows::BeginAgain(ExchangeSlots& slots, const float* x, Batch* batch) const {
+void SentRows::BeginAgain(ExchangeSlots& slots, const float* x, const TopK& topk, ThreadPool& pool,
+                          Batch* batch) const {
   CHECK_EQ(static_cast<int>(batch->counts.size()), slots.ranks());
-  slots.Take(&batch->use);
-  batch->x = x;
+  Place(slots, x, topk, pool, batch);
   batch->again = true;
 }
 
@@ -52,38 +80,36 @@ void SentRows::ChooseRanks(const TopK& topk, const ExpertMap& experts, const Exc
   }
 }
 
-void SentRows::Send(ExchangeSlots& slots, const Batch& batch, ThreadPool& pool) const {
+void SentRows::SendTo(ExchangeSlots& slots, const Batch& batch, int dest, ThreadPool& pool) const {
   const int ranks = slots.ranks(), me = slots.rank();
-  const size_t segment = rows_ + SegmentBegin(me) * row_bytes_;
+  const auto copy = [&](size_t to, size_t from, int64_t bytes) {
+    std::memcpy(slots.At(batch.use, dest, to), slots.Local(batch.use, from), bytes);
+  };
   const auto body = [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      const std::byte* stored = nullptr;
-      for (int dest = 0; dest < ranks; ++dest) {
-        const int64_t order = batch.order[t * ranks + dest];
-        if (order < 0 || dest == me || !slots.Active(dest)) continue;
-        std::byte* row = slots.At(batch.use, dest, segment + order * row_bytes_);
-        if (stored) {
-          std::memcpy(row, stored, row_bytes_);
-        } else {
-          StoreRow(format_, batch.x + t * hidden_, hidden_, row);
-          stored = row;
-        }
-      }
+      const int64_t order = batch.order[t * ranks + dest];
+      if (order < 0) continue;
+      copy(RowOffset(me, order), RowOffset(me, t), row_bytes_);
+      if (weights_bytes_ > 0) copy(WeightsOffset(me, order), WeightsOffset(me, t), weights_bytes_);
     }
   };
   pool.RunRanges(static_cast<int64_t>(batch.order.size()) / ranks, kRowGrain, std::cref(body));
+  slots.Wrote(batch.use, dest, RowOffset(me, 0), batch.counts[dest] * row_bytes_);
+  slots.Wrote(batch.use, dest, WeightsOffset(me, 0), batch.counts[dest] * weights_bytes_);
+}
 
-  for (int dest = 0; dest < ranks; ++dest) {
-    slots.Wrote(batch.use, dest, segment, batch.counts[dest] * row_bytes_);
+void SentRows::Send(ExchangeSlots& slots, const Batch& batch, ThreadPool& pool) const {
+  for (int dest = 0; dest < slots.ranks(); ++dest) {
+    if (!slots.Mapped(dest) && slots.Active(dest)) SendTo(slots, batch, dest, pool);
     if (batch.again) continue;
-    const size_t count = counts_ + me * sizeof(int32_t);
+    const size_t count = counts_ + slots.rank() * sizeof(int32_t);
     std::memcpy(slots.At(batch.use, dest, count), &batch.counts[dest], sizeof(int32_t));
     slots.Wrote(batch.use, dest, count, sizeof(int32_t));
   }
 }
 
 void SentRows::Receive(const ExchangeSlots& slots, Batch* batch) const {
-  const int ranks = slots.ranks(), me = slots.rank();
+  const int ranks = slots.ranks();
   const auto* counts = reinterpret_cast<const int32_t*>(slots.Local(batch->use, counts_));
   batch->begin.assign(ranks + 1, 0);
   for (int source = 0; source < ranks; ++source) {
@@ -91,25 +117,33 @@ void SentRows::Receive(const ExchangeSlots& slots, Batch* batch) const {
     CHECK(count >= 0 && count <= capacity_);
     batch->begin[source + 1] = batch->begin[source] + count;
   }
-  batch->row_at.resize(batch->begin.back());
-  for (int source = 0; source < ranks; ++source) {
-    int32_t* at = batch->row_at.data() + batch->begin[source];
-    const int32_t count = batch->begin[source + 1] - batch->begin[source];
-    for (int32_t i = 0; source != me && i < count; ++i)
-      at[i] = static_cast<int32_t>(SegmentBegin(source)) + i;
-  }
-  const auto tokens = static_cast<int32_t>(batch->order.size() / ranks);
-  for (int32_t t = 0; t < tokens; ++t)
-    if (const int32_t order = batch->order[int64_t{t} * ranks + me]; order >= 0)
-      batch->row_at[batch->begin[me] + order] = ~t;
+  batch->tokens.resize(batch->begin.back());
+  batch->sources.resize(batch->begin.back());
+  for (int source = 0; source < ranks; ++source)
+    std::fill(batch->sources.begin() + batch->begin[source],
+              batch->sources.begin() + batch->begin[source + 1], source);
 }
 
-Dispatched SentRows::Describe(const ExchangeSlots& slots, const Batch& batch) const {
-  return {.rows = slots.Local(batch.use, rows_),
-          .format = format_,
-          .num_rows = batch.begin.back(),
-          .row_at = batch.row_at.data(),
-          .own_x = batch.x};
+Dispatched SentRows::Locate(const ExchangeSlots& slots, Batch* batch) const {
+  batch->row_places.resize(batch->begin.back());
+  for (int source = 0; source < slots.ranks(); ++source) {
+    const bool mapped = slots.Mapped(source);
+    const std::byte* rows =
+        slots.At(batch->use, mapped ? source : slots.rank(), RowOffset(source, 0));
+    const int32_t first = batch->begin[source], end = batch->begin[source + 1];
+    for (int32_t n = first; n < end; ++n)
+      batch->row_places[n] = rows + (mapped ? batch->tokens[n] : n - first) * row_bytes_;
+  }
+  return {
+      .format = format_, .num_rows = batch->begin.back(), .row_places = batch->row_places.data()};
+}
+
+const float* SentRows::Weights(const ExchangeSlots& slots, const Batch& batch, int source,
+                               int64_t n) const {
+  const bool mapped = slots.Mapped(source);
+  const int64_t at = mapped ? batch.tokens[n] : n - batch.begin[source];
+  return reinterpret_cast<const float*>(
+      slots.At(batch.use, mapped ? source : slots.rank(), WeightsOffset(source, at)));
 }
 
 }  // namespace switchyard

@@ -1,5 +1,9 @@
 #include "moe/runners/grouped_mlp.h"
 
+#include <algorithm>
+
+#include "core/check.h"
+
 namespace switchyard {
 
 bool GroupedMlpRunner::Takes(WeightFormat format) const {
@@ -33,6 +37,26 @@ void GroupedMlpRunner::Run(const ExpertBlock& block, const GroupedRows& rows, in
                        .out = y,
                        .ldo = hidden},
                       pool);
+}
+
+void GroupedMlpRunner::RunTo(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden,
+                             ThreadPool& pool, DType dtype, std::span<std::byte* const> places) {
+  CHECK_EQ(static_cast<int64_t>(places.size()), rows.num_rows);
+  GroupedRows tile;
+  tile.ldx = rows.ldx;
+  for (int64_t begin = 0; begin < rows.num_rows; begin += kTileRows) {
+    const int64_t count = std::min(kTileRows, rows.num_rows - begin);
+    tile.x = rows.row_ids ? rows.x : rows.x + begin * rows.ldx;
+    tile.row_ids = rows.row_ids ? rows.row_ids + begin : nullptr;
+    tile.num_rows = count;
+    tile_offsets_.clear();
+    for (const int32_t offset : rows.offsets)
+      tile_offsets_.push_back(static_cast<int32_t>(std::clamp<int64_t>(offset - begin, 0, count)));
+    tile.offsets = tile_offsets_;
+    float* y = tile_.Get(count * hidden);
+    Run(block, tile, hidden, pool, y);
+    StoreRows(dtype, y, hidden, places.subspan(begin, count), pool);
+  }
 }
 
 }  // namespace switchyard

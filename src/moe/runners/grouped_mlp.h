@@ -13,9 +13,17 @@ class GroupedMlpRunner : public Runner {
   bool Takes(WeightFormat format) const override;
   void Run(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden, ThreadPool& pool,
            float* y) override;
+  void RunTo(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden, ThreadPool& pool,
+             DType dtype, std::span<std::byte* const> places) override;
 
  private:
+  // Rows whose float32 outputs exist at a time in RunTo: many enough that weights are seldom read
+  // again for the next tile, few enough to be rounded from a cache.
+  static constexpr int64_t kTileRows = 1024;
+
   Scratch<float> middle_;  // [rows, I]
+  Scratch<float> tile_;    // [tile rows, H]
+  std::vector<int32_t> tile_offsets_;
 };
 
 }  // namespace switchyard

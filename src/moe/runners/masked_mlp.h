@@ -14,9 +14,16 @@ class MaskedMlpRunner : public Runner {
   bool Takes(WeightFormat format) const override { return GroupedMlpRunner().Takes(format); }
   void Run(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden, ThreadPool& pool,
            float* y) override;
+  void RunTo(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden, ThreadPool& pool,
+             DType dtype, std::span<std::byte* const> places) override;
 
  private:
-  Scratch<float> middle_;  // [capacity, I]
+  // y [counts[e], hidden]: of expert e.
+  void RunExpert(const ExpertBlock& block, const GroupedRows& rows, size_t e, int64_t hidden,
+                 ThreadPool& pool, float* y);
+
+  Scratch<float> middle_;          // [capacity, I]
+  Scratch<float> expert_outputs_;  // [capacity, H] of RunTo
 };
 
 }  // namespace switchyard

@@ -90,6 +90,22 @@ void AddParallelFlags(CLI::App& app, ServerArgs& a) {
        "Ranks that share a dense feed-forward: 1 (each has it whole, for tokens of its own; the "
        "head is then shared by an attention group), or 0 for --tp-size")
       ->check(CLI::NonNegativeNumber);
+  Flag(app, "--device", e.device, kParallel,
+       "What ranks compute on: auto (cuda where a GPU is found), cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  Flag(app, "--base-gpu-id", e.base_gpu_id, kParallel, "GPU of this host's first rank")
+      ->check(CLI::NonNegativeNumber);
+  Flag(app, "--gpu-id-step", e.gpu_id_step, kParallel,
+       "From one rank's GPU to the next one's; 0: all ranks on one GPU (for tests)")
+      ->check(CLI::NonNegativeNumber);
+  Switch(app, "--disable-custom-all-reduce", e.disable_custom_all_reduce, kParallel,
+         "GPUs: small sums through NCCL too");
+  Switch(app, "--disable-cuda-graph", e.disable_cuda_graph, kParallel,
+         "GPUs: launch every kernel of a decode step by itself");
+  Flag(app, "--cuda-graph-max-bs", e.cuda_graph_max_bs, kParallel,
+       "GPUs: most sequences of a decode step that is replayed as one graph; 0: "
+       "--max-running-requests, at most 256")
+      ->check(CLI::NonNegativeNumber);
   Flag(app, "--cpu-threads-per-rank", e.threads_per_rank, kParallel,
        "0: this machine's cores over the ranks")
       ->check(CLI::NonNegativeNumber);
@@ -106,6 +122,11 @@ void AddMoeFlags(CLI::App& app, EngineConfig& e) {
   Flag(app, "--deepep-mode", e.moe.deepep_mode, kMoe,
        "normal, low_latency, or auto (normal for extend)")
       ->check(CLI::IsMember({"normal", "low_latency", "auto"}));
+  Flag(
+      app, "--moe-combine-rows", e.moe.combine_rows, kMoe,
+      "deepep, mooncake: what returns to a token's rank: slot (each expert's output; the same bits "
+      "wherever experts sit), or rank (one row from each rank, fewer bytes)")
+      ->check(CLI::IsMember({"slot", "rank"}));
   Flag(app, "--num-max-dispatch-tokens-per-rank", e.moe.max_dispatch_tokens_per_rank, kMoe,
        "Capacity of low_latency; larger batches go in rounds")
       ->check(CLI::PositiveNumber);
@@ -211,27 +232,15 @@ void AddServerFlags(CLI::App& app, ServerArgs& a) {
 // Flags of SGLang that mean nothing here and change no result; scripts that carry them keep
 // working.
 void AddIgnoredFlags(CLI::App& app, std::vector<std::string>& sink) {
-  constexpr std::array kSwitches = {
-      "--trust-remote-code",           "--disable-cuda-graph",       "--enable-metrics",
-      "--disable-custom-all-reduce",   "--disable-overlap-schedule", "--enable-dp-lm-head",
-      "--enable-return-routed-experts"};
+  constexpr std::array kSwitches = {"--trust-remote-code", "--enable-metrics",
+                                    "--disable-overlap-schedule", "--enable-dp-lm-head",
+                                    "--enable-return-routed-experts"};
   for (const char* name : kSwitches) {
     app.add_flag_callback(
            name, [name, &sink] { sink.push_back(name); },
            "Accepted for SGLang's sake; without effect on CPUs")
         ->group("");
   }
-  auto* device = app.add_option_function<std::string>(
-      "--device",
-      [](const std::string& value) {
-        if (value != "cpu" && value != "auto") {
-          throw Invalid(
-              "--device {}: this build runs on CPUs; leave the flag out or say --device cpu",
-              value);
-        }
-      },
-      "cpu or auto");
-  device->group(kMisc);
 }
 
 void SetAttentionGroups(ServerArgs& a) {

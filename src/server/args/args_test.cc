@@ -63,6 +63,8 @@ TEST(ArgsTest, MixtureOfExperts) {
                              "--enable-deepep-waterfill",
                              "--deepep-dispatcher-output-dtype",
                              "fp8",
+                             "--moe-combine-rows",
+                             "rank",
                              "--deepep-normal-long-seq-round",
                              "3",
                              "--deepep-normal-long-seq-per-round-tokens",
@@ -83,6 +85,7 @@ TEST(ArgsTest, MixtureOfExperts) {
   const MoeOptions& moe = a->engine.moe;
   EXPECT_TRUE(moe.waterfill);
   EXPECT_EQ(moe.dispatcher_output_dtype, "fp8");
+  EXPECT_EQ(moe.combine_rows, "rank");
   EXPECT_EQ(moe.long_seq_rounds, 3);
   EXPECT_EQ(moe.long_seq_per_round_tokens, 64);
   EXPECT_EQ(moe.num_redundant_experts, 2);
@@ -136,7 +139,7 @@ TEST(ArgsTest, ErrorsNameTheFlag) {
   EXPECT_THAT(ErrorOf({"--model-path", "/m", "--no-such-flag"}), HasSubstr("--no-such-flag"));
   EXPECT_THAT(ErrorOf({"--model-path", "/m", "--port", "70000"}), HasSubstr("--port"));
   EXPECT_THAT(ErrorOf({"--model-path", "/m", "--deepep-mode", "fast"}), HasSubstr("low_latency"));
-  EXPECT_THAT(ErrorOf({"--model-path", "/m", "--device", "cuda"}), HasSubstr("--device"));
+  EXPECT_THAT(ErrorOf({"--model-path", "/m", "--device", "tpu"}), HasSubstr("--device"));
   EXPECT_THAT(ErrorOf({"--config", "/no/such/file.yaml"}), HasSubstr("/no/such/file.yaml"));
   EXPECT_THAT(ErrorOf({"--config", WriteYaml("tp-size: {a: 1}\n")}), HasSubstr(":1: tp-size"));
   EXPECT_THAT(ErrorOf({"--config", WriteYaml("a: [\n")}), HasSubstr("switchyard_args_test.yaml"));

@@ -21,6 +21,8 @@ std::string HashOfFile(const std::filesystem::path& path) {
 std::string EncodeRankSpec(const EngineConfig& config, const EnginePlan& plan) {
   WireWriter w;
   w.Put(EncodeConfig(config));
+  w.Put(plan.cuda);
+  w.Put(plan.ranks_of_host);
   w.Put(plan.dtype);
   w.Put(plan.kv_dtype);
   w.Put(plan.context_length);
@@ -39,6 +41,8 @@ RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& mode
   WireReader r(bytes);
   RankJob job;
   job.config = DecodeConfig(r.GetString());
+  job.plan.cuda = r.Get<bool>();
+  job.plan.ranks_of_host = r.Get<int32_t>();
   job.plan.dtype = r.Get<DType>();
   job.plan.kv_dtype = r.Get<DType>();
   job.plan.context_length = r.Get<int64_t>();

@@ -13,17 +13,20 @@
 namespace switchyard::cuda {
 
 struct CollectiveOptions {
-  // Small all-reduces in one kernel over peer memory, larger ones through NCCL
+  // Gathers and small sums in one kernel over peer memory, large sums through NCCL
   // (--disable-custom-all-reduce: all through NCCL). Where there is no NCCL (libnccl.so.2 is looked
   // for at run time) everything goes over peer memory.
   bool custom_all_reduce = true;
-  size_t max_custom_bytes = size_t{2} << 20;
+  // Of an all-reduce (a reduce-scatter: four times that). NCCL adds in an order of its own for each
+  // size of message, so that a row's sum depends on how many rows there are; without a limit
+  // (SIZE_MAX: no NCCL) it does not, and the largest all-reduces take a fourth longer.
+  size_t max_custom_bytes = size_t{8} << 20;
 };
 
-// The group's collectives, enqueued on `stream`. Everything they do can be recorded in a CUDA graph:
-// launches depend on sizes alone, and no host code waits. `group`: ranks of the world, ascending;
-// every rank of the world constructs those of the same kinds in the same order. Sums over peer
-// memory are taken in group order: all members get the same bits, for any message size.
+// The group's collectives, enqueued on `stream`. Everything they do can be recorded in a CUDA
+// graph: launches depend on sizes alone, and no host code waits. `group`: ranks of the world,
+// ascending; every rank of the world constructs those of the same kinds in the same order. Sums
+// over peer memory are taken in group order: all members get the same bits, for any message size.
 std::unique_ptr<Collectives> MakeCollectives(RankComm& comm, PeerMemory& memory,
                                              std::vector<int> group, const std::string& name,
                                              cudaStream_t stream, const CollectiveOptions& options);

@@ -2,11 +2,19 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <memory>
+#include <span>
 
 #include "comm/device/communicator.h"
 #include "comm/device/cuda/wait.h"
+
+#ifdef __CUDACC__
+#define SWITCHYARD_HOST_DEVICE __host__ __device__
+#else
+#define SWITCHYARD_HOST_DEVICE
+#endif
 
 namespace switchyard::cuda {
 
@@ -16,10 +24,7 @@ constexpr int kMaxPeers = 16;
 struct PeerPointers {
   std::byte* at[kMaxPeers] = {};
   template <typename T>
-#ifdef __CUDACC__
-  __host__ __device__
-#endif
-  T* As(int rank) const {
+  SWITCHYARD_HOST_DEVICE T* As(int rank) const {
     return reinterpret_cast<T*>(at[rank]);
   }
 };
@@ -45,7 +50,10 @@ class PeerMemory {
   std::byte* At(int rank, size_t offset) const;
   std::byte* Local(size_t offset) const { return At(rank(), offset); }
   PeerPointers Pointers(size_t offset) const;  // [world]
+  // Whether each of `ranks` has a GPU for itself among them (in tests several share one).
+  bool OneGpuEach(std::span<const int> ranks) const;
 
+  std::chrono::milliseconds timeout() const;
   // For kernels that wait (wait.cuh).
   WaitLimit wait_limit() const;
   // After the stream was waited for: Error kTimeout "rank 1 waited 30 s for rank 3 in dispatch …"

@@ -16,23 +16,28 @@ __device__ __forceinline__ void RaiseFlag(uint32_t* flag, uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 
+// The same for a thread that has called __threadfence_system since: several flags for one fence.
+__device__ __forceinline__ void RaiseFencedFlag(uint32_t* flag, uint32_t value) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+
 __device__ __forceinline__ uint64_t Nanoseconds() {
   uint64_t now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
   return now;
 }
 
-// Until the flag has reached `value` (modulo 2^32: rounds may wrap). False when the deadline passed,
-// or somebody else's did: then nothing that depends on the peer may be used.
-__device__ inline bool WaitFlag(const uint32_t* flag, uint32_t value, const WaitLimit& limit,
-                                WaitStage stage, int peer) {
-  if (static_cast<int32_t>(LoadFlag(flag) - value) >= 0) return true;
+// Until `come(seen)` is true; it says in `seen` what there is instead of `wanted`. False when the
+// deadline passed, or somebody else's did: then nothing that depends on the peer may be used.
+template <typename Come>
+__device__ __forceinline__ bool WaitUntil(const Come& come, uint32_t wanted, const WaitLimit& limit,
+                                          WaitStage stage, int peer) {
+  uint32_t seen = wanted;
+  if (come(seen)) return true;
   const uint64_t start = Nanoseconds();
   while (true) {
-    uint32_t seen = value;
     for (int i = 0; i < 256; ++i) {
-      seen = LoadFlag(flag);
-      if (static_cast<int32_t>(seen - value) >= 0) return true;
+      if (come(seen)) return true;
     }
     volatile WaitReport* report = limit.report;
     if (report->failed) return false;
@@ -40,12 +45,22 @@ __device__ inline bool WaitFlag(const uint32_t* flag, uint32_t value, const Wait
     report->stage = static_cast<int32_t>(stage);
     report->rank = limit.rank;
     report->peer = peer;
-    report->wanted = value;
+    report->wanted = wanted;
     report->seen = seen;
     __threadfence_system();
     report->failed = 1;
     return false;
   }
+}
+
+// Until the flag has reached `value` (modulo 2^32: rounds may wrap).
+__device__ inline bool WaitFlag(const uint32_t* flag, uint32_t value, const WaitLimit& limit,
+                                WaitStage stage, int peer) {
+  const auto reached = [&](uint32_t& seen) {
+    seen = LoadFlag(flag);
+    return static_cast<int32_t>(seen - value) >= 0;
+  };
+  return WaitUntil(reached, value, limit, stage, peer);
 }
 
 }  // namespace switchyard::cuda

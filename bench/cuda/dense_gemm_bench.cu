@@ -1,0 +1,108 @@
+// DenseGemm on one GPU, from one row to many. Weights are taken in turn from more memory than the
+// L2 cache holds. One line per case: m × n × k, time, TFLOP/s, GB/s of weights, activations and
+// results, fraction of what the card's ceilings allow. With --plans instead the times of all plans
+// between which PlanDenseGemm chooses.
+#include <cstring>
+
+#include "gemm_bench.cuh"
+#include "kernels/cuda/dense_gemm.h"
+#include "kernels/cuda/gemm_problem.h"
+
+namespace {
+
+using namespace gemm_bench;
+using namespace switchyard::cuda;
+
+constexpr size_t kWeightBytes = size_t{512} << 20;
+
+void PrintPlans(GemmProblem p, size_t weights, int calls) {
+  const CurrentGpu gpu = FindCurrentGpu();
+  const auto* first = static_cast<const char*>(p.b);
+  const GemmPlan chosen = PlanDenseGemm(p.fp8, p.rows, p.n, p.k, gpu.processors);
+  std::printf("%s %6lld x %6lld x %5lld ", p.fp8 ? "fp8 " : "bf16", static_cast<long long>(p.rows),
+              static_cast<long long>(p.n), static_cast<long long>(p.k));
+  std::vector<GemmPlan> plans = {PlanManyRows(p.fp8)};
+  for (const int weight_rows : {16, 32, 64, 128})
+    for (const int cluster : {1, 2})
+      plans.push_back({.few_rows = true, .weight_rows = weight_rows, .cluster = cluster});
+  for (const int weight_rows : {16, 32, 64})
+    if (p.rows <= kFourStepsMaxTokens)
+      plans.push_back({.few_rows = true, .weight_rows = weight_rows, .steps = 4});
+  for (const GemmPlan& plan : plans) {
+    const double seconds = Seconds(calls, [&](int i, cudaStream_t stream) {
+      p.b = first + i % weights * p.n * p.k * (p.fp8 ? 1 : 2);
+      RunGemm(p, plan, gpu, stream);
+    });
+    std::printf(" %s%d%s%s%s %.1f", plan.few_rows ? "" : "m", plan.weight_rows,
+                plan.cluster == 2 ? "c" : "", plan.steps == 4 ? "s" : "", plan == chosen ? "*" : "",
+                seconds * 1e6);
+  }
+  std::printf("\n");
+}
+
+template <typename T>
+void Cases(int64_t n, int64_t k, const std::vector<int64_t>& ms, bool plans,
+           const Ceilings& ceilings) {
+  constexpr bool kFp8 = sizeof(T) == 1;
+  const size_t weights = std::max<size_t>(1, kWeightBytes / (n * k * sizeof(T)));
+  const int64_t most = ms.back();
+  DeviceArray<T> x(most * k), w(weights * n * k);
+  DeviceArray<float> x_scales(most * (k / 128)), w_scales((n + 127) / 128 * (k / 128)), y(most * n);
+  FillNormal<<<1024, 256>>>(x.data, most * k, 1);
+  FillNormal<<<1024, 256>>>(w.data, weights * n * k, uint64_t{1} << 40);
+  FillScales<<<256, 256>>>(x_scales.data, most * (k / 128), 7);
+  FillScales<<<256, 256>>>(w_scales.data, (n + 127) / 128 * (k / 128), 9);
+  CHECK_CUDA(cudaDeviceSynchronize());
+  for (const int64_t m : ms) {
+    const int calls = std::clamp(static_cast<int>(4e12 / (2.0 * m * n * k)), 2, 64);
+    if (plans) {
+      PrintPlans({.fp8 = kFp8,
+                  .a = x.data,
+                  .lda = k,
+                  .a_scales = kFp8 ? x_scales.data : nullptr,
+                  .ld_a_scales = most,
+                  .b = w.data,
+                  .b_scales = kFp8 ? w_scales.data : nullptr,
+                  .d = y.data,
+                  .ldd = n,
+                  .float_output = true,
+                  .rows = m,
+                  .n = n,
+                  .k = k},
+                 weights, calls);
+      continue;
+    }
+    const double seconds = Seconds(calls, [&](int i, cudaStream_t stream) {
+      const DenseGemmParams p = {.x = x.data,
+                                 .x_scales = kFp8 ? x_scales.data : nullptr,
+                                 .ld_x_scales = most,
+                                 .w = w.data + i % weights * n * k,
+                                 .w_scales = kFp8 ? w_scales.data : nullptr,
+                                 .y = y.data,
+                                 .m = m,
+                                 .n = n,
+                                 .k = k};
+      DenseGemm(p, stream);
+    });
+    const double bytes = static_cast<double>((n + m) * k * sizeof(T) + m * n * 4);
+    Print("dense", kFp8, m, n, k, seconds, 2.0 * m * n * k, bytes, ceilings);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const bool plans = argc > 1 && std::strcmp(argv[1], "--plans") == 0;
+  const Ceilings ceilings = Ceilings::Measure();
+  std::printf("copy %.0f GB/s; matrix units %.0f, %.0f TFLOP/s (from the notes)\n",
+              ceilings.bandwidth * 1e-9, Ceilings::kBf16 * 1e-12, Ceilings::kFp8 * 1e-12);
+  const std::vector<int64_t> ms = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096};
+  Cases<__nv_bfloat16>(2048, 4096, ms, plans, ceilings);             // Qwen3-30B-A3B: o
+  Cases<__nv_bfloat16>(5120, 2048, ms, plans, ceilings);             // its q, k, v
+  Cases<__nv_bfloat16>(7168, 16384, ms, plans, ceilings);            // DeepSeek-V3: o
+  Cases<__nv_bfloat16>(1536, 7168, ms, plans, ceilings);             // its q_a
+  Cases<__nv_bfloat16>(256, 7168, ms, plans, ceilings);              // its router
+  Cases<__nv_bfloat16>(129280, 7168, {1, 16, 64}, plans, ceilings);  // its head
+  Cases<__nv_fp8_e4m3>(7168, 16384, ms, plans, ceilings);
+  Cases<__nv_fp8_e4m3>(4096, 7168, ms, plans, ceilings);
+}

@@ -1,0 +1,68 @@
+#include "comm/device/cuda/peer_card.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+
+#include "comm/device/cuda/peer_memory.h"
+#include "core/cuda/runtime.h"
+#include "core/error.h"
+
+namespace switchyard::cuda {
+namespace {
+
+std::array<char, 40> HostId() {
+  std::array<char, 40> id = {};
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  if (!file.getline(id.data(), id.size())) gethostname(id.data(), id.size() - 1);
+  return id;
+}
+
+// Containers on one host count their processes each from 1.
+std::array<char, 64> ProcessId() {
+  std::array<char, 64> id = {};
+  const int pid = getpid();
+  std::memcpy(id.data(), &pid, sizeof pid);
+  const ssize_t ignored =
+      readlink("/proc/self/ns/pid", id.data() + sizeof pid, id.size() - sizeof pid);
+  static_cast<void>(ignored);
+  return id;
+}
+
+}  // namespace
+
+PeerCard MakeCard(std::byte* memory, size_t bytes) {
+  PeerCard card = {.host = HostId(), .process = ProcessId(), .bytes = bytes, .memory = memory};
+  Check(cudaGetDevice(&card.device), "current GPU");
+  Check(cudaDeviceGetPCIBusId(card.bus_id.data(), card.bus_id.size(), card.device),
+        "bus address of the GPU");
+  card.exportable = cudaIpcGetMemHandle(&card.handle, memory) == cudaSuccess;
+  if (!card.exportable) cudaGetLastError();
+  return card;
+}
+
+std::string Describe(const PeerCard& card, int rank) {
+  return fmt::format("rank {} (GPU {}, {})", rank, card.device, card.bus_id.data());
+}
+
+void CheckCards(std::span<const PeerCard> cards) {
+  if (cards.size() > kMaxPeers)
+    throw Invalid("peer memory is for at most {} ranks, here are {}", kMaxPeers, cards.size());
+  for (size_t r = 1; r < cards.size(); ++r) {
+    if (std::strncmp(cards[0].host.data(), cards[r].host.data(), cards[0].host.size()) != 0) {
+      throw Invalid(
+          "ranks 0 and {} are on different hosts: GPUs exchange rows and sums through one "
+          "another's "
+          "memory, which reaches over one host only (run all ranks on one host, or on CPUs)",
+          r);
+    }
+    if (cards[0].bytes != cards[r].bytes) {
+      throw Invalid("rank {} has {} bytes of peer memory and rank 0 {}: want the same", r,
+                    cards[r].bytes, cards[0].bytes);
+    }
+  }
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,41 @@
+// Collectives over peer memory alone.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <span>
+#include <vector>
+
+#include "comm/device/collectives.h"
+#include "comm/device/cuda/peer_collectives_launch.h"
+#include "comm/device/cuda/peer_memory.h"
+
+namespace switchyard::cuda {
+
+// One kernel for each operation, of any size: larger ones go through staging in rounds. Sums are
+// taken in group order, so results depend neither on timing nor on the size of the message.
+class PeerCollectives : public Collectives {
+ public:
+  // Allocates symmetrically: every rank of the world constructs one, with a group of its own.
+  PeerCollectives(PeerMemory& memory, std::span<const int> group, cudaStream_t stream);
+
+  int rank() const override { return set_.rank; }
+  int size() const override { return set_.size; }
+  void AllReduceSum(float* data, size_t count) override;
+  void AllGatherV(const void* in, void* out, std::span<const size_t> counts) override;
+  void ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) override;
+
+  // All-reduces of up to `tagged_bytes` (kMostTaggedBytes at most) send their data with tags, those
+  // of up to `one_shot_bytes` meet once, others twice. The bits are the same.
+  void SetLimits(size_t tagged_bytes, size_t one_shot_bytes);
+
+ private:
+  template <typename Unit>
+  void Gather(const void* in, void* out, std::span<const size_t> counts);
+
+  ChannelSet set_;
+  cudaStream_t stream_;
+  size_t tagged_bytes_ = 0, one_shot_bytes_ = 0;
+};
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,210 @@
+#include "comm/device/cuda/peer_memory.h"
+
+#include <algorithm>
+#include <bit>
+#include <exception>
+#include <new>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "comm/device/cuda/peer_card.h"
+#include "core/check.h"
+#include "core/cuda/runtime.h"
+#include "core/error.h"
+#include "core/log.h"
+
+namespace switchyard::cuda {
+namespace {
+
+// The driver cuts small allocations out of blocks of this size, and a handle is for a whole block.
+constexpr size_t kBlockBytes = size_t{2} << 20;
+
+const char* StageName(int32_t stage) {
+  switch (static_cast<WaitStage>(stage)) {
+    case WaitStage::kDispatch:
+      return "dispatch";
+    case WaitStage::kCombine:
+      return "combine";
+    case WaitStage::kAllReduce:
+      return "all-reduce";
+    case WaitStage::kAllGather:
+      return "all-gather";
+    case WaitStage::kReduceScatter:
+      return "reduce-scatter";
+    case WaitStage::kBarrier:
+      return "a barrier";
+  }
+  return "an unknown stage";
+}
+
+[[noreturn]] void ThrowUnreachable(const PeerCard& mine, int rank, const PeerCard& theirs, int peer,
+                                   const char* why) {
+  throw Error(
+      ErrorKind::kResource,
+      fmt::format("{} cannot reach the GPU memory of {}: {}", Describe(mine, rank),
+                  Describe(theirs, peer), why),
+      "want NVLink or PCIe peer access between all GPUs, and every rank to see all of them: "
+      "the same CUDA_VISIBLE_DEVICES");
+}
+
+}  // namespace
+
+struct PeerMemory::Impl {
+  explicit Impl(RankComm& comm_in) : comm(comm_in), rank(comm_in.tp->rank()) {}
+
+  RankComm& comm;
+  int rank;
+  size_t bytes = 0, used = 0;
+  std::chrono::milliseconds timeout{0};
+  int exceptions = std::uncaught_exceptions();
+  DeviceMemory memory;
+  PinnedMemory report;
+  WaitReport* report_on_device = nullptr;
+  std::vector<PeerCard> cards;   // by rank
+  std::vector<std::byte*> base;  // by rank, as this process sees it
+  std::vector<void*> imported;   // opened from other processes
+
+  void Map(int peer);
+  void Close();
+};
+
+void PeerMemory::Impl::Map(int peer) {
+  const PeerCard &mine = cards[rank], &theirs = cards[peer];
+  if (mine.process == theirs.process) {
+    base[peer] = theirs.memory;
+    if (mine.device == theirs.device) return;
+    int can = 0;
+    Check(cudaDeviceCanAccessPeer(&can, mine.device, theirs.device), "question for peer access");
+    if (!can) ThrowUnreachable(mine, rank, theirs, peer, "there is no peer access between them");
+    const cudaError_t error = cudaDeviceEnablePeerAccess(theirs.device, 0);
+    if (error == cudaSuccess) return;
+    cudaGetLastError();
+    if (error != cudaErrorPeerAccessAlreadyEnabled)
+      ThrowUnreachable(mine, rank, theirs, peer, cudaGetErrorString(error));
+    return;
+  }
+  if (!theirs.exportable)
+    ThrowUnreachable(mine, rank, theirs, peer, "its process cannot share it (CUDA IPC)");
+  void* mapped = nullptr;
+  const cudaError_t error =
+      cudaIpcOpenMemHandle(&mapped, theirs.handle, cudaIpcMemLazyEnablePeerAccess);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    ThrowUnreachable(mine, rank, theirs, peer, cudaGetErrorString(error));
+  }
+  imported.push_back(mapped);
+  base[peer] = static_cast<std::byte*>(mapped);
+}
+
+// Nobody reads any more once all have come; handles are closed before what they are for is freed.
+void PeerMemory::Impl::Close() {
+  Check(cudaDeviceSynchronize(), "last work on peer memory");
+  comm.tp->Barrier("release of peer memory");
+  for (void* mapped : imported) Check(cudaIpcCloseMemHandle(mapped), "release of peer memory");
+  comm.tp->Barrier("release of peer memory");
+}
+
+PeerMemory::PeerMemory(RankComm& comm, size_t bytes, std::chrono::milliseconds timeout)
+    : impl_(std::make_unique<Impl>(comm)) {
+  Impl& my = *impl_;
+  my.bytes = bytes;
+  my.timeout = timeout;
+  my.memory =
+      DeviceMemory((std::max<size_t>(bytes, 1) + kBlockBytes - 1) / kBlockBytes * kBlockBytes);
+  my.report = PinnedMemory(sizeof(WaitReport));
+  new (my.report.as<void>()) WaitReport;
+  void* on_device = nullptr;
+  Check(cudaHostGetDevicePointer(&on_device, my.report.as<void>(), 0),
+        "mapping of the report of waits");
+  my.report_on_device = static_cast<WaitReport*>(on_device);
+
+  const PeerCard card = MakeCard(my.memory.data(), bytes);
+  const auto size = static_cast<size_t>(comm.tp->size());
+  my.cards.resize(size);
+  comm.tp->AllGather(&card, my.cards.data(), sizeof card);
+  CheckCards(my.cards);
+
+  my.base.resize(size);
+  my.base[static_cast<size_t>(my.rank)] = my.memory.data();
+  for (int peer = 0; peer < comm.tp->size(); ++peer) {
+    if (peer != my.rank) my.Map(peer);
+  }
+  comm.tp->Barrier("exchange of peer memory");
+}
+
+PeerMemory::~PeerMemory() {
+  // A rank that ends by an error waits for nobody. Peers may still read its memory, which therefore
+  // stays until the end of the process.
+  bool keep = std::uncaught_exceptions() > impl_->exceptions;
+  if (!keep) {
+    try {
+      impl_->Close();
+    } catch (const std::exception& error) {
+      LOG_DEBUG("peer memory of rank {} is not released: {}", rank(), error.what());
+      keep = true;
+    }
+  }
+  if (keep) {
+    new DeviceMemory(std::move(impl_->memory));
+    new PinnedMemory(std::move(impl_->report));
+  }
+}
+
+int PeerMemory::rank() const { return impl_->rank; }
+int PeerMemory::world() const { return static_cast<int>(impl_->base.size()); }
+size_t PeerMemory::bytes_used() const { return impl_->used; }
+std::chrono::milliseconds PeerMemory::timeout() const { return impl_->timeout; }
+
+size_t PeerMemory::Allocate(size_t bytes, size_t alignment) {
+  CHECK(std::has_single_bit(alignment));
+  const size_t offset = (impl_->used + alignment - 1) & ~(alignment - 1);
+  if (offset > impl_->bytes || bytes > impl_->bytes - offset) {
+    throw Resource("a rank's peer memory of {} bytes is full: {} are taken, {} more are needed",
+                   impl_->bytes, impl_->used, bytes);
+  }
+  impl_->used = offset + bytes;
+  return offset;
+}
+
+std::byte* PeerMemory::At(int rank, size_t offset) const {
+  CHECK_GE(rank, 0);
+  CHECK_LT(rank, world());
+  CHECK_LE(offset, impl_->bytes);
+  return impl_->base[static_cast<size_t>(rank)] + offset;
+}
+
+PeerPointers PeerMemory::Pointers(size_t offset) const {
+  PeerPointers pointers;
+  for (int r = 0; r < world(); ++r) pointers.at[r] = At(r, offset);
+  return pointers;
+}
+
+bool PeerMemory::OneGpuEach(std::span<const int> ranks) const {
+  std::set<std::string> gpus;
+  for (const int r : ranks) gpus.insert(impl_->cards[static_cast<size_t>(r)].bus_id.data());
+  return gpus.size() == ranks.size();
+}
+
+WaitLimit PeerMemory::wait_limit() const {
+  const auto nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(impl_->timeout);
+  return {.report = impl_->report_on_device,
+          .nanoseconds = static_cast<uint64_t>(nanoseconds.count()),
+          .rank = impl_->rank};
+}
+
+void PeerMemory::CheckWaits() const {
+  const volatile WaitReport& report = *impl_->report.as<WaitReport>();
+  if (report.failed == 0) return;
+  const int peer = report.peer;
+  const std::string who =
+      peer >= 0 && peer < world() ? Describe(impl_->cards[peer], peer) : fmt::format("{}", peer);
+  throw Error(ErrorKind::kTimeout,
+              fmt::format("{} waited {:g} s for {} in {} (round {}, seen {})",
+                          Describe(impl_->cards[rank()], report.rank),
+                          std::chrono::duration<double>(impl_->timeout).count(), who,
+                          StageName(report.stage), static_cast<uint32_t>(report.wanted),
+                          static_cast<uint32_t>(report.seen)));
+}
+
+}  // namespace switchyard::cuda

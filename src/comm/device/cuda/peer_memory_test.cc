@@ -1,0 +1,105 @@
+#include "comm/device/cuda/peer_memory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "comm/device/cuda/collectives.h"
+#include "comm/device/cuda/peer_card.h"
+#include "comm/device/cuda/test_gpu_ranks.h"
+#include "comm/device/test_collectives.h"
+#include "core/testing.h"
+
+namespace switchyard::cuda {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int kNoGpu = 77;
+
+// A process for each rank; the greatest of their exit codes.
+int RunProcesses(const GpuRanks& ranks, const std::function<void(GpuRank&)>& body) {
+  const auto arena = SharedArena::Create(ranks.shape.tp, RankComm::BytesPerRank(ranks.shape));
+  std::vector<pid_t> pids;
+  for (int rank = 0; rank < ranks.shape.tp; ++rank) {
+    const pid_t pid = fork();
+    if (pid == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (DeviceCount() == 0) _exit(kNoGpu);
+      try {
+        GpuRank gpu(arena, ranks.shape, rank, ranks.peer_bytes, ranks.scratch_bytes, ranks.timeout);
+        body(gpu);
+      } catch (const std::exception& error) {
+        arena->AbortHere(error.what());
+        fprintf(stderr, "rank %d: %s\n", rank, error.what());
+        _exit(1);
+      }
+      _exit(testing::Test::HasFailure() ? 1 : 0);
+    }
+    pids.push_back(pid);
+  }
+  int worst = 0;
+  for (const pid_t pid : pids) {
+    int status = 0;
+    waitpid(pid, &status, 0);
+    worst = std::max(worst, WIFEXITED(status) ? WEXITSTATUS(status) : 99);
+  }
+  return worst;
+}
+
+// CUDA does not survive a fork, and googletest runs suites of this name first.
+TEST(PeerMemoryDeathTest, ProcessesReachOneAnother) {
+  const int worst = RunProcesses({{.tp = 2}}, [](GpuRank& gpu) {
+    const auto group = MakeCollectives(*gpu.comm, gpu.memory, gpu.comm->mesh.TpGroup(), "tp",
+                                       gpu.stream.get(), {.max_custom_bytes = size_t{1} << 30});
+    for (unsigned salt = 0; salt < 5; ++salt) {
+      const size_t count = (size_t{10} << 4 * salt) + 5;  // by every kernel
+      gpu.Fill(gpu.scratch.data(), Values(gpu.rank, count, salt));
+      group->AllReduceSum(gpu.scratch.as<float>(), count);
+      EXPECT_TRUE(SameBits(gpu.Read<float>(gpu.scratch.data(), count), SumOfAll(2, count, salt)));
+    }
+  });
+  if (worst == kNoGpu) GTEST_SKIP() << "no GPU";
+  EXPECT_EQ(worst, 0);
+}
+
+TEST(PeerMemory, RanksReadAndWriteOneAnothersMemory) {
+  if (DeviceCount() == 0) GTEST_SKIP() << "no GPU";
+  GpuRanks{{.tp = 4}}.Run([](GpuRank& gpu) {
+    EXPECT_EQ(gpu.memory.Allocate(100), 0u);
+    const size_t offset = gpu.memory.Allocate(4 * sizeof(int));
+    EXPECT_EQ(offset, 256u);
+    EXPECT_EQ(gpu.Read<int>(gpu.memory.Local(offset), 4), std::vector<int>(4));
+    gpu.comm->tp->Barrier("start");
+    for (int r = 0; r < 4; ++r) {
+      EXPECT_EQ(gpu.memory.Pointers(offset).at[r], gpu.memory.At(r, offset));
+      gpu.Fill(gpu.memory.At(r, offset + gpu.rank * sizeof(int)), std::vector<int>{10 + gpu.rank});
+    }
+    gpu.comm->tp->Barrier("written");
+    for (int r = 0; r < 4; ++r)
+      EXPECT_EQ(gpu.Read<int>(gpu.memory.At(r, offset), 4), (std::vector<int>{10, 11, 12, 13}));
+    EXPECT_THAT(ErrorOf([&] { gpu.memory.Allocate(size_t{1} << 40); }, ErrorKind::kResource),
+                HasSubstr("peer memory of 33554432 bytes is full: 272 are taken"));
+  });
+}
+
+TEST(PeerMemory, RefusesWorldsThatCannotShareMemory) {
+  std::vector<PeerCard> cards(17);
+  EXPECT_EQ(ErrorOf([&] { CheckCards(cards); }),
+            "peer memory is for at most 16 ranks, here are 17");
+  cards.resize(4);
+  CheckCards(cards);
+  cards[3].bytes = 5;
+  EXPECT_EQ(ErrorOf([&] { CheckCards(cards); }),
+            "rank 3 has 5 bytes of peer memory and rank 0 0: want the same");
+  cards[2].host[0] = 'x';
+  EXPECT_THAT(ErrorOf([&] { CheckCards(cards); }),
+              HasSubstr("ranks 0 and 2 are on different hosts: "));
+}
+
+}  // namespace
+}  // namespace switchyard::cuda

@@ -1,0 +1,56 @@
+// What collectives do with their regions of staging. Internal to comm/device/cuda.
+#pragma once
+
+#include "comm/device/cuda/channel.cuh"
+#include "comm/device/cuda/quads.cuh"
+
+namespace switchyard::cuda {
+
+constexpr size_t kQuads = kRegionBytes / 16;  // in a region
+
+// store(k, i, load(k, i)) for all k < parts and i < quads, spread over the block's threads. Several
+// parts are under way before the first is stored: a peer's memory is far.
+template <typename Load, typename Store>
+__device__ __forceinline__ void ForQuads(int parts, uint32_t quads, const Load& load,
+                                         const Store& store) {
+  constexpr int kBatch = 4;
+  for (uint32_t i = threadIdx.x; i < quads; i += kChannelThreads) {
+    for (int begin = 0; begin < parts; begin += kBatch) {
+      uint4 values[kBatch];
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        if (begin + b < parts) values[b] = load(begin + b, i);
+      }
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        if (begin + b < parts) store(begin + b, i, values[b]);
+      }
+    }
+  }
+}
+
+// Sum over members, in their order, of quad `quad` of their regions; this member's own is `mine`.
+// kMost >= set.size.
+template <int kMost>
+__device__ uint4 SumOfRegions(const ChannelSet& set, const Channel& channel, uint32_t quad,
+                              uint4 mine) {
+  uint4 values[kMost];
+#pragma unroll
+  for (int r = 0; r < kMost; ++r) {
+    if (r < set.size) values[r] = r == set.rank ? mine : channel.Region(r)[quad];
+  }
+  uint4 sum = values[0];
+#pragma unroll
+  for (int r = 1; r < kMost; ++r) {
+    if (r < set.size) sum = Add(sum, values[r]);
+  }
+  return sum;
+}
+
+// The k-th of the other members; everybody begins with another one.
+__device__ inline int Other(const ChannelSet& set, int k) {
+  const int r = set.rank + 1 + k;
+  return r < set.size ? r : r - set.size;
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,61 @@
+// The all-reduce of a few rows. There is no flag to wait for: every 8 bytes of data and tag arrive
+// together, as one store, so that a message is there after one way over NVLink. Each member sends
+// its numbers, in twice their bytes, to all.
+#include "comm/device/cuda/channel.cuh"
+#include "comm/device/cuda/quads.cuh"
+#include "comm/device/cuda/tagged_quad.cuh"
+
+namespace switchyard::cuda {
+namespace {
+
+// A cell is written again two rounds later. Its writer has then had, in the round between, a quad
+// from the reader's block (the first thread of every block has one), which sent it after the kernel
+// that read the cell.
+template <int kMost>
+__global__ void __launch_bounds__(kTaggedThreads)
+    TaggedAllReduce(const __grid_constant__ ChannelSet set, float* data, size_t count) {
+  const Quads<float> all(data, count);
+  const size_t quad = blockIdx.x * kTaggedThreads + threadIdx.x;
+  Channel channel(set, WaitStage::kAllReduce);
+  if (quad < all.size()) {
+    const uint32_t tag = channel.Tag();
+    const uint4 mine = all.Get(quad);
+#pragma unroll
+    for (int r = 0; r < kMost; ++r) {
+      if (r < set.size && r != set.rank) SendTagged(channel.Tagged(r, set.rank), mine, tag);
+    }
+    uint4 sum = {};
+    bool met = true;
+    for (int r = 0; r < set.size; ++r) {
+      uint4 value = mine;
+      if (r != set.rank) {
+        const uint4* cells = channel.Tagged(set.rank, r);
+        const auto come = [&](uint32_t& seen) { return LoadTagged(cells, tag, value, seen); };
+        met = met && WaitUntil(come, tag, set.limit, WaitStage::kAllReduce, set.world_ranks[r]);
+      }
+      sum = r == 0 ? value : Add(sum, value);
+    }
+    if (met) all.Set(quad, sum);
+  }
+  channel.EndRound();
+  __syncthreads();
+  channel.Close();
+}
+
+}  // namespace
+
+cudaError_t StartTaggedAllReduce(const ChannelSet& set, float* data, size_t count,
+                                 cudaStream_t stream) {
+  const size_t floats = kTaggedBlockBytes / sizeof(float);
+  const int blocks = static_cast<int>((count + floats - 1) / floats);
+  return WithMost(set.size, [&](auto most) {
+    TaggedAllReduce<most><<<blocks, kTaggedThreads, 0, stream>>>(set, data, count);
+    return cudaGetLastError();
+  });
+}
+
+cudaError_t LoadTaggedAllReduce() {
+  return LoadAll([](auto most) { return Load(TaggedAllReduce<most>); });
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,96 @@
+// Ranks of a test, each a thread with a GPU, round robin over those there are: several may share
+// one.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "comm/device/communicator.h"
+#include "comm/device/cuda/peer_memory.h"
+#include "core/cuda/runtime.h"
+
+namespace switchyard::cuda {
+
+// Ranks that share a GPU must not allocate or free while a peer's kernel waits for theirs: such
+// calls wait for the whole GPU. So everything is allocated here, before any rank begins. Nor may a
+// copy be enqueued behind a kernel that waits: it would hold up the copies of all.
+struct GpuRank {
+  GpuRank(std::shared_ptr<SharedArena> arena, const MeshShape& shape, int rank_in,
+          size_t peer_bytes, size_t scratch_bytes, std::chrono::milliseconds timeout)
+      : rank((UseDevice(rank_in % DeviceCount()), rank_in)),
+        comm(RankComm::Create(std::move(arena), shape, rank_in)),
+        scratch(scratch_bytes),
+        memory(*comm, peer_bytes, timeout) {}
+
+  template <typename T>
+  void Fill(void* to, const std::vector<T>& from) const {
+    Check(cudaMemcpyAsync(to, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice,
+                          stream.get()),
+          "copy to the GPU");
+    stream.Synchronize();
+  }
+  template <typename T>
+  std::vector<T> Read(const void* from, size_t count) const {
+    std::vector<T> to(count);
+    stream.Synchronize();
+    Check(cudaMemcpyAsync(to.data(), from, count * sizeof(T), cudaMemcpyDeviceToHost, stream.get()),
+          "copy from the GPU");
+    stream.Synchronize();
+    memory.CheckWaits();
+    return to;
+  }
+
+  int rank;
+  std::unique_ptr<RankComm> comm;
+  Stream stream;
+  DeviceMemory scratch;
+  PeerMemory memory;  // ended first: a collective
+};
+
+// What `body` enqueues on the rank's stream, to be launched any number of times. Members end
+// together, as with GpuRank.
+class Recording {
+ public:
+  Recording(GpuRank& gpu, const std::function<void()>& body) : gpu_(gpu) {
+    Check(cudaStreamBeginCapture(gpu.stream.get(), cudaStreamCaptureModeThreadLocal), "recording");
+    body();
+    Check(cudaStreamEndCapture(gpu.stream.get(), &graph_), "recording");
+    Check(cudaGraphInstantiate(&replay_, graph_, 0), "recording");
+    Check(cudaGraphUpload(replay_, gpu.stream.get()), "recording");
+    gpu.stream.Synchronize();
+    gpu.comm->tp->Barrier("recorded");
+  }
+  ~Recording() {
+    cudaGraphExecDestroy(replay_);
+    cudaGraphDestroy(graph_);
+  }
+  Recording(const Recording&) = delete;
+  void Launch() const { Check(cudaGraphLaunch(replay_, gpu_.stream.get()), "replay"); }
+
+ private:
+  GpuRank& gpu_;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t replay_ = nullptr;
+};
+
+struct GpuRanks {
+  MeshShape shape;
+  size_t peer_bytes = size_t{32} << 20, scratch_bytes = size_t{32} << 20;
+  std::chrono::milliseconds timeout{20'000};
+
+  void Run(const std::function<void(GpuRank&)>& body) const {
+    RunRankThreads(shape.tp, RankComm::BytesPerRank(shape),
+                   [&](int rank, std::shared_ptr<SharedArena> arena) {
+                     GpuRank gpu(std::move(arena), shape, rank, peer_bytes, scratch_bytes, timeout);
+                     body(gpu);
+                   });
+  }
+};
+
+inline std::vector<float> Slice(const std::vector<float>& v, size_t begin, size_t count) {
+  return {v.begin() + static_cast<ptrdiff_t>(begin),
+          v.begin() + static_cast<ptrdiff_t>(begin + count)};
+}
+
+}  // namespace switchyard::cuda

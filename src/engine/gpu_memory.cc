@@ -1,0 +1,70 @@
+#include "engine/gpu_memory.h"
+
+#include <algorithm>
+#include <set>
+
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+// A GPU with less free memory than this part of the fullest one's is somebody else's as well.
+constexpr double kLeastFreePart = 0.9;
+
+std::set<int> Taken(const EngineConfig& config, int ranks) {
+  std::set<int> taken;
+  for (int r = 0; r < ranks; ++r) taken.insert(config.base_gpu_id + r * config.gpu_id_step);
+  return taken;
+}
+
+void CheckEvenMemory(const std::set<int>& taken, const std::vector<GpuInfo>& gpus) {
+  const auto less = [&](int a, int b) { return gpus[a].free_bytes < gpus[b].free_bytes; };
+  const int least = *std::ranges::min_element(taken, less);
+  const int most = *std::ranges::max_element(taken, less);
+  if (gpus[least].free_bytes >= kLeastFreePart * static_cast<double>(gpus[most].free_bytes)) return;
+  throw Error(ErrorKind::kResource,
+              fmt::format("GPU {} ({}) has {:.1f} GiB free, GPU {} has {:.1f}: each rank's share "
+                          "of the model must fit the smallest",
+                          least, gpus[least].name, gpus[least].free_bytes / kGiB, most,
+                          gpus[most].free_bytes / kGiB),
+              "end what uses it, or choose others with --base-gpu-id and --gpu-id-step");
+}
+
+}  // namespace
+
+bool ChooseGpus(const EngineConfig& config, int ranks_of_host, const std::vector<GpuInfo>& gpus) {
+  if (config.device != "auto" && config.device != "cpu" && config.device != "cuda")
+    throw Invalid("--device {}: want auto, cpu or cuda", config.device);
+  if (config.base_gpu_id < 0 || config.gpu_id_step < 0)
+    throw Invalid("--base-gpu-id {} and --gpu-id-step {}: want 0 or more", config.base_gpu_id,
+                  config.gpu_id_step);
+  if (config.device == "cpu" || (config.device == "auto" && gpus.empty())) return false;
+  if (gpus.empty())
+    throw Invalid("--device cuda: {}",
+                  "no GPU was found, or this build of switchyard has no CUDA (it is built in where "
+                  "nvcc is found)");
+  const std::set<int> taken = Taken(config, ranks_of_host);
+  if (*taken.rbegin() >= static_cast<int>(gpus.size()))
+    throw Error(ErrorKind::kInvalid,
+                fmt::format("{} ranks of this host take GPUs up to number {}, and there are {}",
+                            ranks_of_host, *taken.rbegin(), gpus.size()),
+                "lower --tp-size, --base-gpu-id or --gpu-id-step, or say --device cpu");
+  CheckEvenMemory(taken, gpus);
+  return true;
+}
+
+bool ChooseGpus(const EngineConfig& config, int ranks_of_host) {
+  static const std::vector<GpuInfo> kNotAsked;
+  return ChooseGpus(config, ranks_of_host, config.device == "cpu" ? kNotAsked : FindGpus());
+}
+
+GpuInfo SmallestGpu(const EngineConfig& config, int ranks_of_host) {
+  const std::vector<GpuInfo>& gpus = FindGpus();
+  GpuInfo smallest;
+  for (const int i : Taken(config, ranks_of_host))
+    if (smallest.name.empty() || gpus[i].free_bytes < smallest.free_bytes) smallest = gpus[i];
+  return smallest;
+}
+
+}  // namespace switchyard

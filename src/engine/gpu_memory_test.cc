@@ -1,0 +1,56 @@
+#include "engine/gpu_memory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/testing.h"
+
+namespace switchyard {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+std::vector<GpuInfo> Gpus(std::vector<int64_t> free_gib) {
+  std::vector<GpuInfo> gpus;
+  for (const int64_t free : free_gib)
+    gpus.push_back({.name = "H200", .total_bytes = 140 * kGiB, .free_bytes = free * kGiB});
+  return gpus;
+}
+
+TEST(ChooseGpusTest, AutoTakesThemWhereTheyAre) {
+  EngineConfig config;
+  EXPECT_FALSE(ChooseGpus(config, 2, {}));
+  EXPECT_TRUE(ChooseGpus(config, 2, Gpus({139, 139})));
+  config.device = "cpu";
+  EXPECT_FALSE(ChooseGpus(config, 2, Gpus({139, 139})));
+}
+
+TEST(ChooseGpusTest, RefusesWhatIsNotThere) {
+  EngineConfig config;
+  config.device = "cuda";
+  EXPECT_THAT(ErrorOf([&] { ChooseGpus(config, 1, {}); }), HasSubstr("no GPU was found"));
+  EXPECT_THAT(ErrorOf([&] {
+                ChooseGpus(config, 4, Gpus({139, 139}));
+              }),
+              HasSubstr("4 ranks of this host take GPUs up to number 3, and there are 2"));
+  config.gpu_id_step = 0;
+  EXPECT_TRUE(ChooseGpus(config, 4, Gpus({139, 139})));
+  config.base_gpu_id = 2;
+  EXPECT_THAT(ErrorOf([&] {
+                ChooseGpus(config, 1, Gpus({139, 139}));
+              }),
+              HasSubstr("--base-gpu-id"));
+}
+
+TEST(ChooseGpusTest, NamesTheCardThatSomebodyElseUses) {
+  EngineConfig config;
+  const auto gpus = Gpus({139, 139, 100, 139});
+  EXPECT_THAT(ErrorOf([&] { ChooseGpus(config, 4, gpus); }, ErrorKind::kResource),
+              HasSubstr("GPU 2 (H200) has 100.0 GiB free, GPU 0 has 139.0"));
+  EXPECT_TRUE(ChooseGpus(config, 2, gpus));  // it is not among those taken
+}
+
+}  // namespace
+}  // namespace switchyard

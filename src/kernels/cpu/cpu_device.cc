@@ -1,0 +1,116 @@
+// The threads of a CPU as a Device.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/cpu/driver.h"
+#include "kernels/device.h"
+
+namespace switchyard::kernels {
+namespace {
+
+class CpuDevice final : public Device {
+ public:
+  explicit CpuDevice(ThreadPool& pool) : pool_(pool) {}
+
+  std::string Describe() const override {
+    return fmt::format("CPU, {} threads, {}", pool_.num_threads(), Name(ActiveIsa()));
+  }
+  bool is_cpu() const override { return true; }
+
+  std::shared_ptr<void> Allocate(size_t bytes) override {
+    auto tensor =
+        std::make_shared<Tensor>(Tensor::Empty(DType::kU8, {static_cast<int64_t>(bytes)}));
+    void* memory = tensor->mutable_raw();
+    return {std::move(tensor), memory};
+  }
+  void CopyIn(void* to, const void* from, size_t bytes) override { Copy(to, from, bytes); }
+  void CopyOut(void* to, const void* from, size_t bytes) override { Copy(to, from, bytes); }
+  void Synchronize() override {}
+
+  WeightView Place(const WeightView& w, bool /*plain*/) override { return w; }
+  Tensor Place(const Tensor& t) override { return t; }
+
+  void SetSequences(std::span<const SequenceSpan> sequences, int32_t page_size) override {
+    sequences_ = sequences;
+    page_size_ = page_size;
+  }
+  void Run(uint64_t /*key*/, const std::function<void()>& pass) override { pass(); }
+
+  void Linear(const LinearParams& p) override { kernels::Linear(p, pool_); }
+  void LinearGroup(std::span<const LinearParams> parts) override {
+    kernels::LinearGroup(parts, pool_);
+  }
+  void HeadLinear(const HeadLinearParams& p) override { kernels::HeadLinear(p, pool_); }
+  void Mlp(const GroupedMlpParams& p) override { GroupedMlp(p, pool_); }
+  void RmsNorm(const RmsNormParams& p) override { kernels::RmsNorm(p, pool_); }
+  void AddInPlace(float* y, const float* x, int64_t count) override {
+    kernels::AddInPlace(y, x, count, pool_);
+  }
+  void Rope(const RopeParams& p) override { kernels::Rope(p, pool_); }
+  void Attention(const AttentionParams& p) override { kernels::Attention(WithSequences(p), pool_); }
+  void LatentAttention(const LatentAttentionParams& p) override {
+    kernels::LatentAttention(WithSequences(p), pool_);
+  }
+  void StoreKv(const StoreKvParams& p) override { kernels::StoreKv(p, pool_); }
+  void Embed(const EmbedParams& p) override { kernels::Embed(p, pool_); }
+  void CopyRows(const CopyRowsParams& p) override;
+  void SumSquares(const SumSquaresParams& p) override;
+  void ScaleBySquares(const ScaleBySquaresParams& p) override;
+
+ private:
+  static void Copy(void* to, const void* from, size_t bytes) {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  }
+  template <typename Params>
+  Params WithSequences(Params p) const {
+    p.sequences = sequences_;
+    p.page_size = page_size_;
+    return p;
+  }
+
+  ThreadPool& pool_;
+  std::span<const SequenceSpan> sequences_;
+  int32_t page_size_ = 1;
+};
+
+void CpuDevice::CopyRows(const CopyRowsParams& p) {
+  cpu::RunRows(pool_, p.m, p.n, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = p.rows != nullptr ? p.rows[i] : i;
+      std::copy_n(p.x + row * p.ldx, p.n, p.y + i * p.ldy);
+    }
+  });
+}
+
+void CpuDevice::SumSquares(const SumSquaresParams& p) {
+  cpu::RunRows(pool_, p.m, p.n, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const float* x = p.x + t * p.n;
+      double sum = 0;
+      for (int64_t i = 0; i < p.n; ++i) sum += static_cast<double>(x[i]) * x[i];
+      p.squares[t] = static_cast<float>(sum);
+    }
+  });
+}
+
+void CpuDevice::ScaleBySquares(const ScaleBySquaresParams& p) {
+  const auto total = static_cast<double>(p.total);
+  cpu::RunRows(pool_, p.m, p.n, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      float* x = p.x + t * p.n;
+      const auto inverse = static_cast<float>(1.0 / std::sqrt(p.squares[t] / total + p.eps));
+      for (int64_t i = 0; i < p.n; ++i) x[i] = x[i] * inverse * p.weight[i];
+    }
+  });
+}
+
+}  // namespace
+
+std::unique_ptr<Device> MakeCpuDevice(ThreadPool& pool) {
+  return std::make_unique<CpuDevice>(pool);
+}
+
+}  // namespace switchyard::kernels

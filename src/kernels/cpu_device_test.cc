@@ -1,0 +1,74 @@
+#include <cmath>
+
+#include "kernels/device.h"
+#include "kernels/testing.h"
+
+namespace switchyard::kernels {
+namespace {
+
+TEST(CpuDeviceTest, MemoryIsZeroedAndAligned) {
+  ThreadPool pool(2);
+  const std::unique_ptr<Device> device = MakeCpuDevice(pool);
+  EXPECT_TRUE(device->is_cpu());
+  for (const size_t bytes : {0u, 1u, 1000u, 100000u}) {
+    const std::shared_ptr<void> memory = device->Allocate(bytes);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(memory.get()) % 256, 0u);
+    const auto* data = static_cast<const uint8_t*>(memory.get());
+    for (size_t i = 0; i < bytes; ++i) ASSERT_EQ(data[i], 0);
+  }
+}
+
+TEST(CpuDeviceTest, CopyRowsTakesListedRows) {
+  ThreadPool pool(2);
+  const std::unique_ptr<Device> device = MakeCpuDevice(pool);
+  const std::vector<float> x = {0, 1, 2, 10, 11, 12, 20, 21, 22};
+  const int32_t rows[] = {2, 0};
+  std::vector<float> y(6, -1.0f);
+  device->CopyRows(
+      {.x = x.data() + 1, .ldx = 3, .rows = rows, .y = y.data(), .ldy = 3, .m = 2, .n = 2});
+  EXPECT_EQ(y, (std::vector<float>{21, 22, -1, 1, 2, -1}));
+}
+
+// Halves of a row, as two ranks have them, give the norm of the whole.
+TEST(CpuDeviceTest, SquaresOfPartsMakeTheNormOfTheWhole) {
+  ThreadPool pool(2);
+  const std::unique_ptr<Device> device = MakeCpuDevice(pool);
+  Random random(1);
+  const int64_t m = 5, n = 96, half = n / 2;
+  const std::vector<float> x = random.Normal(m * n), weight = random.Normal(n);
+  std::vector<float> expected(m * n), sums(m);
+  device->RmsNorm({.x = x.data(),
+                   .ldx = n,
+                   .weight = weight.data(),
+                   .y = expected.data(),
+                   .ldy = n,
+                   .m = m,
+                   .n = n});
+  std::vector<std::vector<float>> parts(2, std::vector<float>(m * half));
+  for (int64_t part = 0; part < 2; ++part) {
+    std::vector<float> squares(m);
+    device->CopyRows({.x = x.data() + part * half,
+                      .ldx = n,
+                      .y = parts[part].data(),
+                      .ldy = half,
+                      .m = m,
+                      .n = half});
+    device->SumSquares({.x = parts[part].data(), .m = m, .n = half, .squares = squares.data()});
+    for (int64_t t = 0; t < m; ++t) sums[t] += squares[t];
+  }
+  for (int64_t part = 0; part < 2; ++part) {
+    device->ScaleBySquares({.x = parts[part].data(),
+                            .m = m,
+                            .n = half,
+                            .squares = sums.data(),
+                            .total = n,
+                            .weight = weight.data() + part * half});
+    for (int64_t t = 0; t < m; ++t) {
+      for (int64_t i = 0; i < half; ++i)
+        EXPECT_NEAR(parts[part][t * half + i], expected[t * n + part * half + i], 1e-6);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace switchyard::kernels

@@ -1,0 +1,50 @@
+// Between attention.cc, which checks, and the .cu files of attention, which are compiled for the
+// device and include nothing of the rest. Internal to kernels/cuda.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "kernels/cuda/sequence_table.h"
+
+namespace switchyard::cuda {
+
+// Keys of a split, for matrix units: a part of the order of additions. Smaller ones spread one long
+// sequence over more of the card, larger ones leave less to merge.
+constexpr int kSplitKeys = 512, kLatentSplitKeys = 1024;
+
+// Both kinds of attention in one form: latent attention is one key-value head whose values are the
+// first v_dim elements of its keys.
+struct AttentionLaunch {
+  const float* q = nullptr;  // [rows, heads, qk_dim], row stride ldq
+  int64_t ldq = 0;
+  const void* k = nullptr;  // [slots, kv_heads, qk_dim]
+  const void* v = nullptr;  // likewise; the first v_dim elements are the value
+  DType kv_dtype = DType::kF32;
+  int heads = 0, kv_heads = 0, qk_dim = 0, v_dim = 0;
+  float scale = 1.0f;
+  int window = 0;                // 0: none
+  const float* sinks = nullptr;  // [heads] or null
+  float* out = nullptr;          // [rows, heads, v_dim], row stride ldo
+  int64_t ldo = 0;
+  SequenceTable table;
+  float* scratch = nullptr;
+  int64_t scratch_floats = 0;
+  bool hopper = false;  // the device has wgmma
+};
+
+// Float32 products, any sizes and types of the cache.
+cudaError_t StartPlainAttention(const AttentionLaunch& launch, cudaStream_t stream);
+// Matrix units on a bfloat16 cache: head sizes 64 and 128, and latent 512 + 64.
+// cudaErrorNotSupported, and nothing is started, for others and where shared memory is too small.
+cudaError_t StartTiledAttention(const AttentionLaunch& launch, cudaStream_t stream);
+cudaError_t StartTiledLatentAttention(const AttentionLaunch& launch, cudaStream_t stream);
+// The part of both that wgmma does: sequences of at least min_rows rows (times heads of a key-value
+// head).
+cudaError_t StartHopperAttention(const AttentionLaunch& launch, int min_rows, cudaStream_t stream);
+cudaError_t StartHopperLatentAttention(const AttentionLaunch& launch, int min_rows,
+                                       cudaStream_t stream);
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,83 @@
+#include "kernels/cuda/attention_fold.cuh"
+#include "kernels/cuda/attention_merge.cuh"
+
+namespace switchyard::cuda {
+namespace {
+
+constexpr int kThreads = 128;  // each with four columns
+constexpr int kAtOnce = 8;     // loads in flight
+
+__global__ void __launch_bounds__(kThreads) MergeParts(const __grid_constant__ TiledAttention p) {
+  const AttentionLaunch& launch = p.launch;
+  const AttentionSchedule& schedule = p.schedule;
+  const SequenceTable& table = launch.table;
+  int sequence, row;
+  if (p.merged_rows > 0) {
+    sequence = blockIdx.x / p.merged_rows;
+    row = table.row_begin[sequence] + static_cast<int>(blockIdx.x) % p.merged_rows;
+    if (row >= table.row_begin[sequence] + table.rows[sequence]) return;
+  } else {
+    row = blockIdx.x;
+    sequence = table.row_sequence[row];
+    if (sequence < 0) return;
+  }
+  __shared__ int first_slot;
+  if (threadIdx.x < 32) {
+    const int slot = FirstSlot(schedule, sequence);
+    if (threadIdx.x == 0) first_slot = slot;
+  }
+  __syncthreads();
+  const int threads = launch.v_dim / 4;  // of a head
+  const int head = blockIdx.y * (kThreads / threads) + threadIdx.x / threads;
+  const int column = threadIdx.x % threads * 4;
+  if (first_slot < 0 || head >= launch.heads) return;
+  const int kv_head = head / schedule.group;
+  const int flat =
+      (row - table.row_begin[sequence]) * schedule.group + head - kv_head * schedule.group;
+  const int tile = flat / schedule.tile_rows;
+  const int splits = KeysOf(schedule, sequence, tile).splits;
+  if (splits == 1) return;
+
+  const AttentionPart part = PartOf(schedule, sequence);
+  const int64_t slot = first_slot + tile * part.splits * schedule.kv_heads + kv_head;
+  const int64_t first_row = slot * schedule.tile_rows + flat - tile * schedule.tile_rows;
+  const int64_t step = int64_t{schedule.kv_heads} * schedule.tile_rows;
+  SoftmaxState state;
+  float4 sum = {};
+  for (int begin = 0; begin < splits; begin += kAtOnce) {
+    float2 states[kAtOnce];
+    float4 parts[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (begin + i >= splits) continue;
+      const int64_t from = first_row + (begin + i) * step;
+      states[i] = p.states[from];
+      parts[i] = *reinterpret_cast<const float4*>(p.parts + from * launch.v_dim + column);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (begin + i >= splits) break;
+      const FoldFactors f = Fold(state, {.max = states[i].x, .sum = states[i].y});
+      sum = {Fold(f, sum.x, parts[i].x), Fold(f, sum.y, parts[i].y), Fold(f, sum.z, parts[i].z),
+             Fold(f, sum.w, parts[i].w)};
+    }
+  }
+  const float factor = FinalFactor(state, launch.sinks ? launch.sinks + head : nullptr);
+  float4* out = reinterpret_cast<float4*>(launch.out + row * launch.ldo +
+                                          int64_t{head} * launch.v_dim + column);
+  *out = {__fmul_rn(sum.x, factor), __fmul_rn(sum.y, factor), __fmul_rn(sum.z, factor),
+          __fmul_rn(sum.w, factor)};
+}
+
+}  // namespace
+
+cudaError_t StartMergeOfParts(const TiledAttention& p, cudaStream_t stream) {
+  const int heads_at_once = kThreads * 4 / p.launch.v_dim;
+  const SequenceTable& table = p.launch.table;
+  const int rows = p.merged_rows > 0 ? table.num_sequences * p.merged_rows : table.num_rows;
+  const dim3 grid(rows, (p.launch.heads + heads_at_once - 1) / heads_at_once);
+  MergeParts<<<grid, kThreads, 0, stream>>>(p);
+  return cudaGetLastError();
+}
+
+}  // namespace switchyard::cuda

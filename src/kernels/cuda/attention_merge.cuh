@@ -1,0 +1,21 @@
+// The fold of partial results that attention with matrix units left in the scratch.
+#pragma once
+
+#include "kernels/cuda/attention_launch.h"
+#include "kernels/cuda/attention_schedule.cuh"
+
+namespace switchyard::cuda {
+
+// What a kernel of attention with matrix units gets.
+struct TiledAttention {
+  AttentionLaunch launch;
+  AttentionSchedule schedule;
+  float2* states = nullptr;  // [slots, tile rows]: SoftmaxState
+  float* parts = nullptr;    // [slots, tile rows, v_dim]
+  int merged_rows = 0;       // the most that a sequence has; 0: merge looks at all rows
+};
+
+// Writes the rows whose keys were split among units of `p`; v_dim is a power of two, 64 to 512.
+cudaError_t StartMergeOfParts(const TiledAttention& p, cudaStream_t stream);
+
+}  // namespace switchyard::cuda

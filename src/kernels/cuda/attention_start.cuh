@@ -1,0 +1,103 @@
+// Starts kernels of attention with matrix units: decoding and prompts have tiles of their own
+// shape.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <climits>
+
+#include "kernels/cuda/attention_tile.cuh"
+
+namespace switchyard::cuda {
+
+// Blocks of this shape that the current device runs at once.
+template <typename Shape>
+cudaError_t ResidentBlocks(int* blocks) {
+  static std::atomic<int> known[64];  // by device; 0: not yet
+  int device = 0;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+  *blocks = device < 64 ? known[device].load() : 0;
+  if (*blocks > 0) return cudaSuccess;
+  int processors = 0, each = 0;
+  cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (error == cudaSuccess)
+    error = cudaFuncSetAttribute(TiledAttentionKernel<Shape>,
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes);
+  if (error == cudaSuccess)
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, TiledAttentionKernel<Shape>,
+                                                          Shape::kThreads, Shape::kBytes);
+  *blocks = processors * std::max(each, 1);
+  if (error == cudaSuccess && device < 64) known[device] = *blocks;
+  return error;
+}
+
+// For sequences of min_rows to max_rows rows (times heads of a key-value head). Keys are split
+// where there are fewer tiles than `waves` times the blocks that run at once.
+template <typename Shape>
+cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows, int waves,
+                       cudaStream_t stream) {
+  const SequenceTable& table = launch.table;
+  const int group = launch.heads / launch.kv_heads;
+  // At most, and one of each sequence is not full.
+  const bool one_each = max_rows <= Shape::kRows;
+  const int64_t full = one_each ? 0 : int64_t{table.num_rows} * group / Shape::kRows;
+  const int64_t tiles = (full + table.num_sequences) * launch.kv_heads;
+  int resident = 0;
+  if (const cudaError_t error = ResidentBlocks<Shape>(&resident); error != cudaSuccess)
+    return error;
+  const int64_t most_splits = int64_t{table.max_pages} * table.page_size / Shape::kSplitKeys + 1;
+  const bool split = most_splits > 1 && tiles < int64_t{waves} * resident;
+  constexpr int64_t kSlotFloats = int64_t{Shape::kRows} * (Shape::kVDim + 2);
+  const int64_t slots =
+      split ? std::min<int64_t>(launch.scratch_floats / kSlotFloats, INT_MAX / 2) : 0;
+  const TiledAttention p = {
+      .launch = launch,
+      .schedule = {.rows = table.rows,
+                   .kv_len = table.kv_len,
+                   .num_sequences = table.num_sequences,
+                   .group = group,
+                   .kv_heads = launch.kv_heads,
+                   .window = launch.window,
+                   .tile_rows = Shape::kRows,
+                   .split_keys = Shape::kSplitKeys,
+                   .min_rows = min_rows,
+                   .max_rows = max_rows,
+                   .slots = static_cast<int>(slots)},
+      .states = reinterpret_cast<float2*>(launch.scratch + slots * Shape::kRows * Shape::kVDim),
+      .parts = launch.scratch,
+      .merged_rows = one_each ? max_rows / group : 0};
+  const int64_t blocks =
+      slots > 0 ? std::min<int64_t>(resident, tiles * most_splits) : std::max<int64_t>(tiles, 1);
+  TiledAttentionKernel<Shape>
+      <<<static_cast<unsigned>(blocks), Shape::kThreads, Shape::kBytes, stream>>>(p);
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+  return slots > 0 ? StartMergeOfParts(p, stream) : cudaSuccess;
+}
+
+// Small tiles for sequences that fill no more than one, large ones for the others, which
+// start_large(min_rows) starts. Where every sequence has one row there is only one launch; should
+// that not be so, it is right but slow.
+template <typename Small>
+cudaError_t StartTilesOfBothShapes(const AttentionLaunch& launch, cudaStream_t stream,
+                                   const auto& start_large) {
+  constexpr int kSmallWaves = 8;
+  const bool small = launch.heads / launch.kv_heads <= Small::kRows;
+  const bool large = !small || launch.table.num_rows > launch.table.num_sequences;
+  if (small) {
+    const cudaError_t error =
+        StartTiles<Small>(launch, 1, large ? Small::kRows : INT_MAX, kSmallWaves, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return large ? start_large(small ? Small::kRows + 1 : 1) : cudaSuccess;
+}
+
+// Whether a block of the current device may have as much shared memory.
+inline bool FitsSharedMemory(int bytes) {
+  int device = 0, most = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
+             cudaSuccess &&
+         bytes <= most;
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,30 @@
+#include "kernels/cuda/attention_start.cuh"
+
+namespace switchyard::cuda {
+namespace {
+
+template <int kHeadDim>
+cudaError_t Start(const AttentionLaunch& launch, cudaStream_t stream) {
+  using Small = TileShape<kHeadDim, kHeadDim, false, kSplitKeys, 1, 4, 2>;
+  using Large = TileShape<kHeadDim, kHeadDim, false, kSplitKeys, 4, 1, 2>;
+  if (!FitsSharedMemory(std::max(Small::kBytes, Large::kBytes))) return cudaErrorNotSupported;
+  return StartTilesOfBothShapes<Small>(launch, stream, [&](int min_rows) {
+    return launch.hopper ? StartHopperAttention(launch, min_rows, stream)
+                         : StartTiles<Large>(launch, min_rows, INT_MAX, 1, stream);
+  });
+}
+
+}  // namespace
+
+cudaError_t StartTiledAttention(const AttentionLaunch& launch, cudaStream_t stream) {
+  switch (launch.qk_dim) {
+    case 64:
+      return Start<64>(launch, stream);
+    case 128:
+      return Start<128>(launch, stream);
+    default:
+      return cudaErrorNotSupported;
+  }
+}
+
+}  // namespace switchyard::cuda

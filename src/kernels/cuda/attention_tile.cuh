@@ -1,0 +1,179 @@
+// Attention with matrix units: flash attention over tiles of query rows. The heads that share a
+// key-value head are rows of one tile, so that decoding loads each key once. Shapes of tiles for
+// decoding and for prompts share every row's arithmetic:
+//   for each split of the keys, for each of its blocks of kKeys at fixed positions:
+//     s = q · kᵀ (along the head, 16 at a time), new maximum, p = 2^(s − max) in bfloat16
+//     sums = sums · 2^(old max − max) + p · v, weights likewise with ones for v (16 keys at a time)
+//   splits are folded in order (attention_fold.cuh)
+// A row's result in mma.sync does not depend on the other rows, nor does a key that the row does
+// not see change it: its p is 0.
+#pragma once
+
+#include "kernels/cuda/attention_tile_copies.cuh"
+#include "kernels/cuda/attention_tile_products.cuh"
+#include "kernels/cuda/attention_tile_results.cuh"
+#include "kernels/cuda/attention_tile_softmax.cuh"
+
+namespace switchyard::cuda {
+
+// One block's work on one unit.
+template <typename Shape>
+class TileWorker {
+ public:
+  __device__ TileWorker(const TiledAttention& p, const AttentionUnit& unit, const TileKeys& keys,
+                        char* shared)
+      : p_(p),
+        unit_(unit),
+        keys_(keys),
+        copies_(p, unit, keys, shared),
+        shared_(ptx::SharedAddress(shared)),
+        shared_bytes_(shared) {}
+
+  // Finds unit `next` for `found` meanwhile.
+  __device__ void Run(int next, AttentionUnit& found) {
+    const bool partial = unit_.split >= 0 && keys_.splits > 1;
+    const int split = keys_.first_split + max(unit_.split, 0);
+    if (unit_.split >= keys_.splits) {
+      __syncthreads();
+      Find(next, found);
+      __syncthreads();
+      return;
+    }
+    const int begin = partial ? max(keys_.begin, split * Shape::kSplitKeys) : keys_.begin;
+    const int end = partial ? min(keys_.end, (split + 1) * Shape::kSplitKeys) : keys_.end;
+    const int first = begin / Shape::kKeys, last = (end - 1) / Shape::kKeys;
+    SetRows();
+    if (threadIdx.x < Shape::kKeys) {
+#pragma unroll
+      for (int i = 0; i < Shape::kStages; ++i)
+        copies_.Slots(i)[threadIdx.x] = copies_.SlotOf(first + i, last);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < Shape::kStages - 1; ++i) copies_.LoadKeys(i);
+    copies_.LoadQueries();
+    Find(next, found);
+    part_.Clear();
+    TileResults<Shape> results(p_, unit_, keys_, thread_, rows_);
+    int stage = 0;
+    for (int block = first; block <= last; ++block) {
+      ptx::WaitCopies<Shape::kStages - 2>();
+      if constexpr (Shape::kHopper) ptx::FenceForEngine();
+      __syncthreads();  // what all threads copied is there, and the stage before is free
+      int slot = 0;
+      if (threadIdx.x < Shape::kKeys) slot = copies_.SlotOf(block + Shape::kStages, last);
+      VisitKeys(block, stage);
+      if (threadIdx.x < Shape::kKeys) copies_.Slots(stage)[threadIdx.x] = slot;
+      stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
+      if ((block + 1) * Shape::kKeys % Shape::kSplitKeys != 0 && block != last) continue;
+      if (partial) {
+        results.Store(part_);
+      } else {
+        const int done = block * Shape::kKeys / Shape::kSplitKeys - keys_.first_split;
+        results.Add(part_, done == 0, block == last);
+        part_.Clear();
+      }
+    }
+    __syncthreads();  // shared memory is free for the next unit
+  }
+
+ private:
+  __device__ void Find(int index, AttentionUnit& found) const {
+    if (thread_.warp > 0) return;
+    const AttentionUnit unit = FindUnit(p_.schedule, index);
+    if (thread_.lane == 0) found = unit;
+  }
+
+  __device__ void SetRows() {
+    const int group = p_.schedule.group;
+    const int from = keys_.first_position - keys_.begin_row / group;  // position of row 0
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int flat = min(keys_.begin_row + thread_.RowOf(i), keys_.end_row - 1),
+                row = flat / group;
+      rows_.end[i] = from + row + 1;
+      rows_.begin[i] = p_.schedule.window > 0 ? rows_.end[i] - p_.schedule.window : 0;
+      rows_.head[i] = unit_.kv_head * group + flat - row * group;
+      rows_.out[i] = p_.launch.out +
+                     int64_t{p_.launch.table.row_begin[unit_.sequence] + row} * p_.launch.ldo +
+                     int64_t{rows_.head[i]} * Shape::kVDim +
+                     thread_.column_warp * Shape::kWarpColumns + thread_.lane % 4 * 2;
+    }
+  }
+
+  // The block in stage `number`; copies of a later one start meanwhile, to the stage before.
+  __device__ void VisitKeys(int block, int number) {
+    const uint32_t stage = shared_ + Shape::kQBytes + number * Shape::kStageBytes;
+    const int next = number == 0 ? Shape::kStages - 1 : number - 1;
+    TileScores<Shape> scores;
+    if constexpr (Shape::kHopper) {
+      ScoreByWarpgroup(
+          thread_, shared_, stage, [&] { copies_.LoadKeys(next); }, scores);
+    } else {
+      copies_.LoadKeys(next);
+      Score(thread_, shared_, stage, scores);
+    }
+    const int first_key = block * Shape::kKeys;
+    // A key that some row of the tile does not see.
+    if (first_key + Shape::kKeys > keys_.first_position + 1 ||
+        (p_.schedule.window > 0 && first_key < keys_.end - p_.schedule.window))
+      Mask(thread_, rows_, first_key + thread_.FirstKey(), scores);
+    ToProbabilities(thread_, __fmul_rn(p_.launch.scale, kLog2E), shared_bytes_, scores, part_);
+    uint32_t p[Shape::kKeys / 16][4];
+    if constexpr (Shape::kShares) {
+      ShareProbabilities(thread_, shared_bytes_, scores);
+#pragma unroll
+      for (int k = 0; k < Shape::kKeys / 16; ++k)
+        ptx::LoadMatrices(p[k], shared_ + Shape::kPAt +
+                                    PieceAt<Shape::kRows>(thread_.row0 + thread_.lane % 16,
+                                                          2 * k + thread_.lane / 16));
+    } else {
+#pragma unroll
+      for (int k = 0; k < Shape::kKeys / 16; ++k)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          p[k][i] = PackBf16(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
+    }
+    if constexpr (Shape::kHopper) {
+      AddValuesByWarpgroup(thread_, shared_, stage, p, part_.sums, part_.weights);
+    } else {
+#pragma unroll
+      for (int k = 0; k < Shape::kKeys / 16; ++k)
+        AddValues(thread_, stage, k, p[k], part_.sums, part_.weights);
+    }
+  }
+  const TiledAttention& p_;
+  const AttentionUnit& unit_;
+  const TileKeys& keys_;
+  TileCopies<Shape> copies_;
+  const TileThread<Shape> thread_;
+  const uint32_t shared_;
+  char* const shared_bytes_;
+
+  TileRows rows_;
+  TilePart<Shape> part_;
+};
+
+template <typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads)
+    TiledAttentionKernel(const __grid_constant__ TiledAttention p) {
+  extern __shared__ __align__(1024) char shared[];
+  AttentionUnit& found = *reinterpret_cast<AttentionUnit*>(shared + Shape::kUnitAt);
+  if constexpr (Shape::kHopper) {
+    for (int i = threadIdx.x; i < Shape::kOnesBytes / 4; i += Shape::kThreads)
+      reinterpret_cast<uint32_t*>(shared + Shape::kOnesAt)[i] = kBf16Ones;
+  }
+  if (threadIdx.x < 32) {
+    const AttentionUnit first = FindUnit(p.schedule, blockIdx.x);
+    if (threadIdx.x == 0) found = first;
+  }
+  __syncthreads();
+  for (int index = blockIdx.x;; index += gridDim.x) {
+    const AttentionUnit unit = found;
+    if (unit.sequence < 0) return;
+    const TileKeys keys = KeysOf(p.schedule, unit.sequence, unit.tile);
+    TileWorker<Shape>(p, unit, keys, shared).Run(index + static_cast<int>(gridDim.x), found);
+  }
+}
+
+}  // namespace switchyard::cuda

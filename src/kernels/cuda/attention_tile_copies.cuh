@@ -1,0 +1,106 @@
+// What attention with matrix units brings to shared memory.
+#pragma once
+
+#include "kernels/cuda/attention_merge.cuh"
+#include "kernels/cuda/attention_ptx.cuh"
+#include "kernels/cuda/attention_tile_shape.cuh"
+#include "kernels/cuda/ptx.cuh"
+
+namespace switchyard::cuda {
+
+// Of one unit; all threads of the block call these together.
+template <typename Shape>
+class TileCopies {
+ public:
+  __device__ TileCopies(const TiledAttention& p, const AttentionUnit& unit, const TileKeys& keys,
+                        char* shared)
+      : p_(p),
+        unit_(unit),
+        keys_(keys),
+        shared_(ptx::SharedAddress(shared)),
+        shared_bytes_(shared) {}
+
+  // Where this thread's key of a block lies in the cache; −1: the tile does not see it, or the
+  // block is behind the last one.
+  __device__ int SlotOf(int block, int last) const {
+    const SequenceTable& table = p_.launch.table;
+    const int key = block * Shape::kKeys + threadIdx.x;
+    if (key < keys_.begin || key >= keys_.end || block > last) return -1;
+    const int page = static_cast<unsigned>(key) / static_cast<unsigned>(table.page_size);
+    return table.pages[int64_t{unit_.sequence} * table.max_pages + page] * table.page_size +
+           (key - page * table.page_size);
+  }
+  // Of the block in a stage.
+  __device__ int* Slots(int stage) const {
+    return reinterpret_cast<int*>(shared_bytes_ + Shape::kSlotsAt) + stage * Shape::kKeys;
+  }
+
+  // Enqueues the copies of the keys and values of a stage's block, zeros where there is no slot.
+  // Without branches, which wgmma in flight does not bear. Eight threads copy a row of a panel.
+  __device__ void LoadKeys(int stage) {
+    constexpr int kRowsAtOnce = Shape::kThreads / 8;
+    const int64_t stride = int64_t{p_.launch.kv_heads} * Shape::kQkDim;
+    const int64_t at = int64_t{unit_.kv_head} * Shape::kQkDim + threadIdx.x % 8 * 8;
+    const __nv_bfloat16* k = static_cast<const __nv_bfloat16*>(p_.launch.k) + at;
+    const __nv_bfloat16* v = static_cast<const __nv_bfloat16*>(p_.launch.v) + at;
+    const uint32_t to = shared_ + Shape::kQBytes + stage * Shape::kStageBytes;
+    const int* slots = Slots(stage);
+#pragma unroll
+    for (int i = 0; i < Shape::kKeys / kRowsAtOnce; ++i) {
+      const int row = threadIdx.x / 8 + i * kRowsAtOnce, slot = slots[row];
+      const int64_t from = max(slot, 0) * stride;
+      const uint32_t row_to = to + PieceAt<Shape::kKeys>(row, threadIdx.x % 8);
+#pragma unroll
+      for (int panel = 0; panel < Shape::kQkDim / 64; ++panel) {
+        const uint32_t panel_to = row_to + panel * (Shape::kKeys * 128);
+        ptx::CopyAsync16(panel_to, k + from + 64 * panel, slot >= 0);
+        if constexpr (!Shape::kLatent)
+          ptx::CopyAsync16(panel_to + Shape::kKBytes, v + from + 64 * panel, slot >= 0);
+      }
+    }
+    ptx::CommitCopies();
+  }
+
+  // The tile's queries as bfloat16; zeros behind the last row.
+  __device__ void LoadQueries() {
+    constexpr int kPieces = Shape::kQkDim / 8;
+    const int group = p_.schedule.group;
+    const int row_begin = p_.launch.table.row_begin[unit_.sequence];
+    constexpr int kCount = Shape::kRows * kPieces;
+    constexpr int kAtOnce = (kCount + Shape::kThreads - 1) / Shape::kThreads < 6
+                                ? (kCount + Shape::kThreads - 1) / Shape::kThreads
+                                : 6;  // loads in flight
+    for (int begin = threadIdx.x; begin < kCount; begin += kAtOnce * Shape::kThreads) {
+      float4 q[kAtOnce][2] = {};
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = begin + i * Shape::kThreads, row = at / kPieces, piece = at - row * kPieces;
+        const int flat = keys_.begin_row + row;
+        if (row >= Shape::kRows || flat >= keys_.end_row) continue;
+        const int query = flat / group, head = unit_.kv_head * group + flat - query * group;
+        const float4* from = reinterpret_cast<const float4*>(
+            p_.launch.q + int64_t{row_begin + query} * p_.launch.ldq +
+            int64_t{head} * Shape::kQkDim + piece * 8);
+        q[i][0] = from[0];
+        q[i][1] = from[1];
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = begin + i * Shape::kThreads, row = at / kPieces, piece = at - row * kPieces;
+        if (row >= Shape::kRows) break;
+        const auto& [a, b] = q[i];
+        *reinterpret_cast<uint4*>(shared_bytes_ + PieceAt<Shape::kRows>(row, piece)) = {
+            PackBf16(a.x, a.y), PackBf16(a.z, a.w), PackBf16(b.x, b.y), PackBf16(b.z, b.w)};
+      }
+    }
+  }
+
+ private:
+  const TiledAttention& p_;
+  const AttentionUnit& unit_;
+  const TileKeys& keys_;
+  const uint32_t shared_;
+  char* const shared_bytes_;
+};
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,134 @@
+// The matrix products of attention's tiles, by mma.sync and by wgmma.
+#pragma once
+
+#include "kernels/cuda/attention_ptx.cuh"
+#include "kernels/cuda/attention_tile_shape.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/wgmma.cuh"
+
+namespace switchyard::cuda {
+
+constexpr uint32_t kBf16Ones = 0x3f803f80;
+
+// A thread's part of 16 rows and kWarpKeys keys: in eights of keys, as mma.sync has its sums.
+template <typename Shape>
+using TileScores = float[Shape::kWarpKeys / 2];
+
+// scores = q · kᵀ of this warp's rows and keys.
+template <typename Shape>
+__device__ __forceinline__ void Score(const TileThread<Shape>& thread, uint32_t shared,
+                                      uint32_t stage, TileScores<Shape>& scores) {
+#pragma unroll
+  for (float& score : scores) score = 0.0f;
+  const int key0 = thread.FirstKey();
+#pragma unroll(Shape::kQkDim > 128 && Shape::kWarpKeys > 8 ? 2 : 6)
+  for (int k = 0; k < Shape::kQkDim / 16; k += 2) {
+    uint32_t q[2][4];
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      ptx::LoadMatrices(q[i], shared + PieceAt<Shape::kRows>(thread.row0 + thread.lane % 16,
+                                                             2 * (k + i) + thread.lane / 16));
+    constexpr int kAtOnce = Shape::kWarpKeys / 8 < 4 ? Shape::kWarpKeys / 8 : 4;
+#pragma unroll
+    for (int n = 0; n < Shape::kWarpKeys / 8; n += kAtOnce) {
+      uint32_t keys[kAtOnce][4];  // 8 keys × 32 columns
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        ptx::LoadMatrices(keys[i],
+                          stage + PieceAt<Shape::kKeys>(key0 + 8 * (n + i) + thread.lane % 8,
+                                                        2 * k + thread.lane / 8));
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        ptx::MultiplyBf16(scores + 4 * (n + i), q[0], keys[i][0], keys[i][1]);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        ptx::MultiplyBf16(scores + 4 * (n + i), q[1], keys[i][2], keys[i][3]);
+    }
+  }
+}
+
+// sums += p · v and weights += p · 1 for the 16 keys 16k… of the block.
+template <typename Shape>
+__device__ __forceinline__ void AddValues(const TileThread<Shape>& thread, uint32_t stage, int k,
+                                          const uint32_t (&p)[4],
+                                          float (&sums)[Shape::kWarpColumns / 2],
+                                          float (&weights)[4]) {
+  const uint32_t values = stage + (Shape::kLatent ? 0 : Shape::kKBytes);
+  const int piece0 = thread.column_warp * (Shape::kWarpColumns / 8) + thread.lane / 16;
+  ptx::MultiplyBf16(weights, p, kBf16Ones, kBf16Ones);
+#pragma unroll
+  for (int n = 0; n < Shape::kWarpColumns / 8; n += 2) {
+    uint32_t v[4];  // 16 keys × 16 columns
+    ptx::LoadMatricesTransposed(
+        v, values + PieceAt<Shape::kKeys>(16 * k + thread.lane % 16, piece0 + n));
+    ptx::MultiplyBf16(sums + 4 * n, p, v[0], v[1]);
+    ptx::MultiplyBf16(sums + 4 * n + 4, p, v[2], v[3]);
+  }
+}
+
+// Of wgmma's operands. A panel, rows of which are summed over.
+__device__ __forceinline__ uint64_t PanelDescriptor(uint32_t panel) {
+  return uint64_t{panel >> 4 & 0x3fff} | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 |
+         uint64_t{1} << 62;
+}
+// Panels of kPanelBytes of which columns are summed over.
+template <int kPanelBytes>
+__device__ __forceinline__ uint64_t ColumnsDescriptor(uint32_t panel) {
+  return uint64_t{panel >> 4 & 0x3fff} | uint64_t{kPanelBytes >> 4} << 16 |
+         uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
+}
+// Blocks of 8 × 8 elements one after the other, in any order, as all are the same.
+__device__ __forceinline__ uint64_t OnesDescriptor(uint32_t blocks) {
+  return uint64_t{blocks >> 4 & 0x3fff} | uint64_t{128 >> 4} << 16 | uint64_t{128 >> 4} << 32;
+}
+
+// The same by warpgroup, all keys of its rows; meanwhile() runs beside it and may not branch.
+template <typename Shape>
+__device__ __forceinline__ void ScoreByWarpgroup(const TileThread<Shape>& thread, uint32_t shared,
+                                                 uint32_t stage, const auto& meanwhile,
+                                                 TileScores<Shape>& scores) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  const uint64_t q = PanelDescriptor(shared + thread.row0 / 64 * 64 * 128);
+  const uint64_t k = PanelDescriptor(stage);
+  ptx::MultiplyFence();
+#pragma unroll
+  for (int i = 0; i < Shape::kQkDim / 16; ++i) {
+    const int q_at = i / 4 * (Shape::kRows * 128) + i % 4 * 32;
+    const int k_at = i / 4 * (Shape::kKeys * 128) + i % 4 * 32;
+    ptx::MultiplyBf16(scores, q + (q_at >> 4), k + (k_at >> 4), i > 0);
+  }
+  ptx::MultiplyCommit();
+  meanwhile();
+  ptx::MultiplyWait<0>();
+  ptx::PinRegisters(scores);
+#endif
+}
+
+// All keys of the block by warpgroup.
+template <typename Shape>
+__device__ __forceinline__ void AddValuesByWarpgroup(const TileThread<Shape>& thread,
+                                                     uint32_t shared, uint32_t stage,
+                                                     const uint32_t (&p)[Shape::kKeys / 16][4],
+                                                     float (&sums)[Shape::kWarpColumns / 2],
+                                                     float (&weights)[4]) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  const uint64_t v = ColumnsDescriptor<Shape::kKeys * 128>(
+      stage + (Shape::kLatent ? 0 : Shape::kKBytes) +
+      thread.column_warp * (Shape::kWarpColumns / 64 * Shape::kKeys * 128));
+  const uint64_t ones = OnesDescriptor(shared + Shape::kOnesAt);
+  ptx::PinRegisters(sums);
+  ptx::PinRegisters(weights);
+  ptx::MultiplyFence();
+#pragma unroll
+  for (int k = 0; k < Shape::kKeys / 16; ++k) {
+    ptx::MultiplyBf16Columns(sums, p[k], v + (k * 16 * 128 >> 4), true);
+    ptx::MultiplyBf16Columns(weights, p[k], ones, true);
+  }
+  ptx::MultiplyCommit();
+  ptx::MultiplyWait<0>();
+  ptx::PinRegisters(sums);
+  ptx::PinRegisters(weights);
+#endif
+}
+
+}  // namespace switchyard::cuda

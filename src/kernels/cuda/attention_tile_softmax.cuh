@@ -1,0 +1,118 @@
+// The softmax of attention's tiles, block of keys by block of keys.
+#pragma once
+
+#include <cmath>
+
+#include "kernels/cuda/attention_ptx.cuh"
+#include "kernels/cuda/attention_tile_products.cuh"
+
+namespace switchyard::cuda {
+
+// A thread's part of the result of one split.
+template <typename Shape>
+struct TilePart {
+  float sums[Shape::kWarpColumns / 2];
+  float weights[4];  // in every column the same
+  float max[2];      // of the lane's rows, times scale · log2 e
+
+  __device__ void Clear() {
+#pragma unroll
+    for (float& sum : sums) sum = 0.0f;
+#pragma unroll
+    for (float& weight : weights) weight = 0.0f;
+    max[0] = max[1] = -INFINITY;
+  }
+};
+
+// Of the lane's two rows of a tile.
+struct TileRows {
+  int begin[2], end[2];  // the keys that they see
+  int head[2];
+  float* out[2];  // at the lane's first columns
+};
+
+// Hides from the lane's rows what they do not see.
+template <typename Shape>
+__device__ __forceinline__ void Mask(const TileThread<Shape>& thread, const TileRows& rows,
+                                     int first_key, TileScores<Shape>& scores) {
+#pragma unroll
+  for (int n = 0; n < Shape::kWarpKeys / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = first_key + 8 * n + thread.lane % 4 * 2 + i % 2;
+      if (key >= rows.end[i / 2] || key < rows.begin[i / 2]) scores[4 * n + i] = -INFINITY;
+    }
+  }
+}
+
+// Updates the maximum of scores times `scale`, which is positive, brings sums and weights to it,
+// and turns scores into probabilities.
+template <typename Shape>
+__device__ __forceinline__ void ToProbabilities(const TileThread<Shape>& thread, float scale,
+                                                char* shared, TileScores<Shape>& scores,
+                                                TilePart<Shape>& part) {
+  float top[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+  for (int n = 0; n < Shape::kWarpKeys / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) top[i / 2] = fmaxf(top[i / 2], scores[4 * n + i]);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 1));
+    top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 2));
+  }
+  if constexpr (Shape::kShares) {
+    float* tops = reinterpret_cast<float*>(shared + Shape::kMaxAt);
+    if (thread.lane % 4 == 0) {
+      for (int i = 0; i < 2; ++i)
+        tops[thread.column_warp * Shape::kRows + thread.RowOf(i)] = top[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < Shape::kColumnWarps; ++w)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) top[i] = fmaxf(top[i], tops[w * Shape::kRows + thread.RowOf(i)]);
+  }
+  float rescale[2], base[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    top[i] = fmaxf(__fmul_rn(top[i], scale), part.max[i]);
+    base[i] = top[i] == -INFINITY ? 0.0f : top[i];
+    rescale[i] = ptx::Exp2(__fsub_rn(part.max[i], base[i]));
+    part.max[i] = top[i];
+  }
+#pragma unroll
+  for (int n = 0; n < Shape::kWarpKeys / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      scores[4 * n + i] = ptx::Exp2(fmaf(scores[4 * n + i], scale, -base[i / 2]));
+  // Multiplying by 1 changes nothing.
+  if (__all_sync(~0u, rescale[0] == 1.0f && rescale[1] == 1.0f)) return;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) part.weights[i] = __fmul_rn(part.weights[i], rescale[i / 2]);
+#pragma unroll
+  for (int n = 0; n < Shape::kWarpColumns / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      part.sums[4 * n + i] = __fmul_rn(part.sums[4 * n + i], rescale[i / 2]);
+}
+
+// For the warps that have other columns of the same rows.
+template <typename Shape>
+__device__ __forceinline__ void ShareProbabilities(const TileThread<Shape>& thread, char* shared,
+                                                   const TileScores<Shape>& p) {
+#pragma unroll
+  for (int n = 0; n < Shape::kWarpKeys / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t at =
+          PieceAt<Shape::kRows>(thread.RowOf(i), thread.column_warp * (Shape::kWarpKeys / 8) + n) +
+          thread.lane % 4 * 4;
+      *reinterpret_cast<uint32_t*>(shared + Shape::kPAt + at) =
+          PackBf16(p[4 * n + 2 * i], p[4 * n + 2 * i + 1]);
+    }
+  }
+  __syncthreads();
+}
+
+}  // namespace switchyard::cuda

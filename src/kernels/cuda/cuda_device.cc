@@ -1,0 +1,194 @@
+#include "kernels/cuda/cuda_device.h"
+
+#include <algorithm>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "core/check.h"
+#include "core/cuda/runtime.h"
+#include "core/error.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/cuda_device_graphs.h"
+#include "kernels/cuda/cuda_device_products.h"
+#include "kernels/cuda/cuda_device_sequences.h"
+#include "kernels/cuda/cuda_device_staging.h"
+#include "kernels/cuda/cuda_device_weights.h"
+#include "kernels/cuda/ops_rows.h"
+
+namespace switchyard::cuda {
+namespace {
+
+// Memory of one GPU, freed as that GPU's whatever thread lets go of it last.
+std::shared_ptr<void> AllocateOn(int index, size_t bytes) {
+  auto* memory = new DeviceMemory(std::max<size_t>(bytes, 1));
+  const auto free = [index, memory](void*) {
+    int current = index;
+    cudaGetDevice(&current);
+    if (current != index) cudaSetDevice(index);
+    delete memory;
+    if (current != index) cudaSetDevice(current);
+  };
+  return {static_cast<void*>(memory->data()), free};
+}
+
+// Makes the GPU current before members that belong to it are made.
+int Use(int index) {
+  UseDevice(index);
+  return index;
+}
+
+class Gpu final : public CudaDevice {
+ public:
+  explicit Gpu(const kernels::CudaDeviceOptions& options)
+      : options_(options),
+        index_(Use(options.index)),
+        staging_(stream_.get()),
+        sequences_(options.max_tokens, options.max_sequences, options.max_pages),
+        products_(options.dtype, options.max_tokens),
+        graphs_(stream_.get()) {}
+  ~Gpu() override { cudaStreamSynchronize(stream_.get()); }
+
+  cudaStream_t stream() const override { return stream_.get(); }
+  int index() const override { return index_; }
+  DType dtype() const override { return options_.dtype; }
+  void AddCheck(std::function<void()> check) override { checks_.push_back(std::move(check)); }
+
+  std::string Describe() const override {
+    cudaDeviceProp properties;
+    Check(cudaGetDeviceProperties(&properties, index_), "properties of the GPU");
+    return fmt::format("{} (GPU {})", properties.name, index_);
+  }
+
+  std::shared_ptr<void> Allocate(size_t bytes) override {
+    CHECK(!graphs_.recording());
+    return AllocateOn(index_, bytes);
+  }
+  void CopyIn(void* to, const void* from, size_t bytes) override {
+    CHECK(!graphs_.recording());
+    staging_.CopyIn(to, from, bytes);
+  }
+  void CopyOut(void* to, const void* from, size_t bytes) override {
+    CHECK(!graphs_.recording());
+    staging_.CopyOut(to, from, bytes);
+    RunChecks();
+  }
+  void Synchronize() override {
+    CHECK(!graphs_.recording());
+    stream_.Synchronize();
+    RunChecks();
+  }
+
+  WeightView Place(const WeightView& w, bool plain) override {
+    const PlaceTarget target = {
+        .allocate = [this](size_t bytes) { return Allocate(bytes); },
+        .copy_in = [this](void* to, const void* from, size_t bytes) { CopyIn(to, from, bytes); }};
+    return PlaceWeight(w, PlacedFormat(w, options_.dtype, plain), target, pool());
+  }
+  Tensor Place(const Tensor& t) override {
+    std::shared_ptr<void> memory = Allocate(t.num_bytes());
+    CopyIn(memory.get(), t.raw(), t.num_bytes());
+    return Tensor::View(memory.get(), t.dtype(), t.shape(), memory);
+  }
+
+  void SetSequences(std::span<const kernels::SequenceSpan> sequences, int32_t page_size) override {
+    CHECK(!graphs_.recording());
+    sequences_.Set(sequences, page_size, staging_, stream_.get());
+  }
+
+  void Run(uint64_t key, const std::function<void()>& pass) override {
+    if (key == 0 || !options_.graphs) return pass();
+    graphs_.Run(key, pass);
+  }
+
+  void Linear(const kernels::LinearParams& p) override { products_.Linear(p, stream_.get()); }
+  void LinearGroup(std::span<const kernels::LinearParams> parts) override {
+    products_.LinearGroup(parts, stream_.get());
+  }
+  void HeadLinear(const kernels::HeadLinearParams& p) override {
+    products_.HeadLinear(p, stream_.get());
+  }
+  void Mlp(const kernels::GroupedMlpParams& p) override { products_.Mlp(p, stream_.get()); }
+
+  void RmsNorm(const kernels::RmsNormParams& p) override {
+    Check(ops::RmsNorm(p, stream_.get()), "RmsNorm");
+  }
+  void AddInPlace(float* y, const float* x, int64_t count) override {
+    Check(ops::AddInPlace(y, x, count, stream_.get()), "AddInPlace");
+  }
+  void Rope(const kernels::RopeParams& p) override { Check(ops::Rope(p, stream_.get()), "Rope"); }
+  void StoreKv(const kernels::StoreKvParams& p) override {
+    Check(ops::StoreKv(p, stream_.get()), "StoreKv");
+  }
+  void Embed(const kernels::EmbedParams& p) override {
+    Check(ops::Embed(p, stream_.get()), "Embed");
+  }
+  void CopyRows(const kernels::CopyRowsParams& p) override {
+    Check(ops::CopyRows(p, stream_.get()), "CopyRows");
+  }
+  void SumSquares(const kernels::SumSquaresParams& p) override {
+    Check(ops::SumSquares(p, stream_.get()), "SumSquares");
+  }
+  void ScaleBySquares(const kernels::ScaleBySquaresParams& p) override {
+    Check(ops::ScaleBySquares(p, stream_.get()), "ScaleBySquares");
+  }
+
+  void Attention(const kernels::AttentionParams& p) override {
+    cuda::Attention(p, sequences_.table(), exact(), stream_.get(), AttentionScratch());
+  }
+  void LatentAttention(const kernels::LatentAttentionParams& p) override {
+    cuda::LatentAttention(p, sequences_.table(), exact(), stream_.get(), AttentionScratch());
+  }
+
+ private:
+  bool exact() const { return options_.dtype == DType::kF32; }
+  void RunChecks() {
+    for (const auto& check : checks_) check();
+  }
+  // Made by the first pass that wants it, which is never a recorded one.
+  std::span<std::byte> AttentionScratch() {
+    if (attention_scratch_.bytes() == 0) attention_scratch_ = DeviceMemory(kAttentionScratchBytes);
+    return {attention_scratch_.data(), attention_scratch_.bytes()};
+  }
+  // Threads that bring weights into another form while they are loaded; ranks share the machine.
+  ThreadPool& pool() {
+    if (!pool_) {
+      const int cores = static_cast<int>(std::thread::hardware_concurrency());
+      pool_.emplace(std::clamp(cores / std::max(1, DeviceCount()), 1, 16));
+    }
+    return *pool_;
+  }
+
+  kernels::CudaDeviceOptions options_;
+  int index_;
+  Stream stream_;
+  Staging staging_;
+  Sequences sequences_;
+  Products products_;
+  Graphs graphs_;
+  DeviceMemory attention_scratch_;
+  std::optional<ThreadPool> pool_;
+  std::vector<std::function<void()>> checks_;
+};
+
+}  // namespace
+
+CudaDevice& CudaDevice::From(kernels::Device& device) {
+  auto* cuda = dynamic_cast<CudaDevice*>(&device);
+  CHECK(cuda != nullptr);
+  return *cuda;
+}
+
+}  // namespace switchyard::cuda
+
+namespace switchyard::kernels {
+
+std::unique_ptr<Device> MakeCudaDevice(const CudaDeviceOptions& options) {
+  if (options.dtype != DType::kF32 && options.dtype != DType::kBF16)
+    throw Invalid("a GPU computes in float32 or bfloat16, not in {}", Name(options.dtype));
+  return std::make_unique<cuda::Gpu>(options);
+}
+
+int CudaDeviceCount() { return cuda::DeviceCount(); }
+
+}  // namespace switchyard::kernels

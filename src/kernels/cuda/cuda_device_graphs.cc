@@ -1,0 +1,66 @@
+#include "kernels/cuda/cuda_device_graphs.h"
+
+#include "core/check.h"
+#include "core/cuda/runtime.h"
+
+namespace switchyard::cuda {
+
+Graphs::~Graphs() {
+  for (const Entry& entry : entries_) {
+    if (entry.graph != nullptr) cudaGraphExecDestroy(entry.graph);
+  }
+}
+
+Graphs::Entry& Graphs::Find(uint64_t key) {
+  if (const auto found = by_key_.find(key); found != by_key_.end()) {
+    entries_.splice(entries_.begin(), entries_, found->second);
+    return entries_.front();
+  }
+  if (entries_.size() == kMaxGraphs) {
+    Check(cudaStreamSynchronize(stream_), "work of the GPU");  // it may still run
+    if (entries_.back().graph != nullptr) cudaGraphExecDestroy(entries_.back().graph);
+    by_key_.erase(entries_.back().key);
+    entries_.pop_back();
+  }
+  entries_.push_front({.key = key});
+  by_key_[key] = entries_.begin();
+  return entries_.front();
+}
+
+void Graphs::Run(uint64_t key, const std::function<void()>& pass) {
+  CHECK(!recording_);
+  const bool seen = by_key_.contains(key);
+  if (!seen) {
+    pass();
+    Find(key);
+    return;
+  }
+  Entry& entry = Find(key);
+  if (entry.graph == nullptr) entry.graph = Record(pass);
+  Check(cudaGraphLaunch(entry.graph, stream_), "replay of a recorded pass");
+}
+
+cudaGraphExec_t Graphs::Record(const std::function<void()>& pass) {
+  // Other threads of the process (other ranks) may allocate and synchronise meanwhile.
+  Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "recording of a pass");
+  cudaGraph_t graph = nullptr;
+  recording_ = true;
+  try {
+    pass();
+  } catch (...) {
+    recording_ = false;
+    cudaStreamEndCapture(stream_, &graph);
+    cudaGetLastError();
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    throw;
+  }
+  recording_ = false;
+  Check(cudaStreamEndCapture(stream_, &graph), "end of the recording of a pass");
+  cudaGraphExec_t exec = nullptr;
+  const cudaError_t error = cudaGraphInstantiate(&exec, graph, 0);
+  cudaGraphDestroy(graph);
+  Check(error, "graph of a recorded pass");
+  return exec;
+}
+
+}  // namespace switchyard::cuda

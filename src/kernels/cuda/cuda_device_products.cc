@@ -1,0 +1,230 @@
+#include "kernels/cuda/cuda_device_products.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "kernels/cuda/dense_gemm.h"
+
+namespace switchyard::cuda {
+
+void* Scratch::Get(size_t bytes) {
+  if (bytes > memory_.bytes()) {
+    if (memory_.bytes() > 0) outgrown_.push_back(std::move(memory_));
+    memory_ = DeviceMemory(bytes);
+  }
+  return memory_.data();
+}
+
+Products::Products(DType dtype, int64_t max_tokens)
+    : dtype_(dtype), hopper_(IsHopper()), max_tokens_(max_tokens) {
+  CHECK(dtype == DType::kF32 || dtype == DType::kBF16);
+}
+
+int64_t Products::Capacity(int64_t rows) const { return std::max(rows, max_tokens_); }
+
+Products::Kernel Products::KernelOf(const kernels::LinearParams& p) const {
+  const WeightView& w = p.w;
+  if (dtype_ == DType::kF32 || w.format == WeightFormat::kF32 || w.format == WeightFormat::kF16)
+    return Kernel::kExact;
+  const bool fp8 = w.format == WeightFormat::kFp8Block;
+  const Kernel other = fp8 ? Kernel::kExact : Kernel::kMma;
+  // Parts of a placed matrix, where they are no matrix of their own.
+  if (!hopper_ || w.row_step != 1 || w.col0 != 0 || w.k != w.stored_k) return other;
+  if (fp8 && w.row0 % kFp8BlockSize != 0) return other;
+  if (p.ldy % 2 != 0) return other;  // rows of y are aligned alike, or the row would matter
+  const WeightArg arg = ArgOf(w);
+  // Addresses of rows are the scratch's, aligned; m = 1 stands for any.
+  const DenseGemmParams gemm = {.ld_x_scales = 4,
+                                .w = arg.base,
+                                .bias = p.bias,
+                                .y = p.y,
+                                .ldy = p.ldy,
+                                .accumulate = p.accumulate,
+                                .m = 1,
+                                .n = w.n,
+                                .k = w.k};
+  DenseGemmParams with_scales = gemm;
+  if (fp8) with_scales.x_scales = with_scales.w_scales = arg.scales;
+  return DenseGemmTakes(with_scales) ? Kernel::kDense : other;
+}
+
+Products::RowForm Products::FormOf(const WeightView& w, Kernel kernel) const {
+  RowForm form = {.rounding = {.format = w.activation, .input_scale = w.input_scale}};
+  const bool fp8 = dtype_ == DType::kBF16 && w.format == WeightFormat::kFp8Block;
+  if (fp8) form.rounding.format = ActivationFormat::kFp8Group;
+  if (kernel == Kernel::kDense) form.kind = fp8 ? RowForm::kFp8 : RowForm::kBf16;
+  return form;
+}
+
+bool Products::Rows::Serve(const ops::RowSource& wanted, const RowForm& as) const {
+  const ops::Rounding &a = form.rounding, &b = as.rounding;
+  return source.x == wanted.x && source.up == wanted.up && source.ldx == wanted.ldx &&
+         source.m == wanted.m && source.k == wanted.k && form.kind == as.kind &&
+         a.format == b.format &&
+         (a.format != ActivationFormat::kFp8Tensor || a.input_scale == b.input_scale);
+}
+
+Products::Rows Products::PrepareRows(const ops::RowSource& source, const RowForm& form,
+                                     cudaStream_t stream) {
+  const int64_t k = source.k, capacity = Capacity(source.m);
+  Rows rows = {.source = source, .form = form, .ld = k};
+  if (form.kind == RowForm::kFp8) {
+    rows.scale_ld = CeilDiv(capacity, 4) * 4;
+    auto* codes = static_cast<uint8_t*>(data_.Get(capacity * k));
+    auto* scales = static_cast<float*>(
+        scales_.Get(k / kFp8BlockSize * rows.scale_ld * static_cast<int64_t>(sizeof(float))));
+    Check(ops::QuantizeRows(source, codes, scales, rows.scale_ld, stream), "Linear: rows to FP8");
+    rows.data = codes;
+    rows.scales = scales;
+  } else if (form.kind == RowForm::kBf16) {
+    void* halves = data_.Get(capacity * k * 2);
+    Check(ops::RoundRowsToBf16(source, form.rounding, halves, stream), "Linear: rows to bfloat16");
+    rows.data = halves;
+  } else if (form.rounding.format != ActivationFormat::kNone || source.up != nullptr) {
+    auto* floats = static_cast<float*>(data_.Get(capacity * k * 4));
+    Check(ops::RoundRows(source, form.rounding, floats, stream), "Linear: rounding of rows");
+    rows.data = floats;
+  } else {
+    rows.data = source.x;
+    rows.ld = source.ldx;
+  }
+  return rows;
+}
+
+void Products::Multiply(const kernels::LinearParams& p, Kernel kernel, const Rows& rows,
+                        cudaStream_t stream) {
+  if (p.m == 0 || p.w.n == 0) return;
+  if (kernel == Kernel::kDense) {
+    const WeightArg w = ArgOf(p.w);
+    const bool fp8 = rows.form.kind == RowForm::kFp8;
+    const int64_t scale_rows = p.w.row0 / kFp8BlockSize * CeilDiv(p.w.stored_k, kFp8BlockSize);
+    DenseGemm({.x = rows.data,
+               .x_scales = fp8 ? rows.scales : nullptr,
+               .ld_x_scales = fp8 ? rows.scale_ld : 0,
+               .w = w.base,
+               .w_scales = fp8 ? w.scales + scale_rows : nullptr,
+               .bias = p.bias,
+               .y = p.y,
+               .ldy = p.ldy,
+               .accumulate = p.accumulate,
+               .m = p.m,
+               .n = p.w.n,
+               .k = p.w.k},
+              stream);
+    return;
+  }
+  ops::LinearLaunch launch = {.x = static_cast<const float*>(rows.data),
+                              .ldx = rows.ld,
+                              .y = p.y,
+                              .ldy = p.ldy,
+                              .bias = p.bias,
+                              .m = p.m,
+                              .accumulate = p.accumulate,
+                              .shape = ShapeOf(p.w)};
+  launch.weights[0] = ArgOf(p.w);
+  Check(
+      kernel == Kernel::kExact ? ops::LinearExact(launch, stream) : ops::LinearBf16(launch, stream),
+      "Linear");
+}
+
+void Products::Linear(const kernels::LinearParams& p, cudaStream_t stream) {
+  LinearGroup({&p, 1}, stream);
+}
+
+void Products::LinearGroup(std::span<const kernels::LinearParams> parts, cudaStream_t stream) {
+  // With more rows each product fills the GPU by itself.
+  constexpr int64_t kSmall = 128;
+  Rows rows;
+  size_t first = 0;  // parts [first, i) wait to be multiplied by `rows`
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const kernels::LinearParams& p = parts[i];
+    CHECK_GT(p.w.k, 0);
+    const ops::RowSource source = {.x = p.x, .ldx = p.ldx, .m = p.m, .k = p.w.k};
+    const RowForm form = FormOf(p.w, KernelOf(p));
+    const bool served = rows.Serve(source, form);
+    if (!served || p.m > kSmall || i - first > kSides) {
+      MultiplyAtOnce(parts.subspan(first, i - first), rows, stream);
+      first = i;
+    }
+    if (!served) rows = PrepareRows(source, form, stream);
+  }
+  MultiplyAtOnce(parts.subspan(first), rows, stream);
+}
+
+void Products::MultiplyAtOnce(std::span<const kernels::LinearParams> parts, const Rows& rows,
+                              cudaStream_t stream) {
+  if (parts.size() > 1) fork_.Record(stream);
+  for (size_t i = 1; i < parts.size(); ++i) {
+    const cudaStream_t side = sides_[i - 1].get();
+    Check(cudaStreamWaitEvent(side, fork_.get()), "LinearGroup");
+    Multiply(parts[i], KernelOf(parts[i]), rows, side);
+    joined_[i - 1].Record(side);
+  }
+  if (!parts.empty()) Multiply(parts[0], KernelOf(parts[0]), rows, stream);
+  for (size_t i = 1; i < parts.size(); ++i) {
+    Check(cudaStreamWaitEvent(stream, joined_[i - 1].get()), "LinearGroup");
+  }
+}
+
+void Products::HeadLinear(const kernels::HeadLinearParams& p, cudaStream_t stream) {
+  const auto heads = static_cast<int64_t>(p.w.size());
+  if (p.m == 0 || heads == 0) return;
+  const bool exact = dtype_ == DType::kF32 || p.w[0].format == WeightFormat::kF32 ||
+                     p.w[0].format == WeightFormat::kF16;
+  for (int64_t first = 0; first < heads; first += ops::kMaxHeads) {
+    const int64_t count = std::min<int64_t>(ops::kMaxHeads, heads - first);
+    ops::LinearLaunch launch = {.x = p.x + first * p.head_stride_x,
+                                .ldx = p.ldx,
+                                .head_stride_x = p.head_stride_x,
+                                .y = p.y + first * p.head_stride_y,
+                                .ldy = p.ldy,
+                                .head_stride_y = p.head_stride_y,
+                                .m = p.m,
+                                .transposed = p.transposed,
+                                .shape = ShapeOf(p.w[0]),
+                                .heads = static_cast<int>(count)};
+    for (int64_t h = 0; h < count; ++h) {
+      const WeightView& w = p.w[first + h];
+      CHECK(w.format == p.w[0].format && w.n == p.w[0].n && w.k == p.w[0].k);
+      CHECK(w.stored_k == p.w[0].stored_k && w.row_step == p.w[0].row_step);
+      launch.weights[h] = ArgOf(w);
+    }
+    Check(exact ? ops::LinearExact(launch, stream) : ops::LinearBf16(launch, stream), "HeadLinear");
+  }
+}
+
+void Products::Mlp(const kernels::GroupedMlpParams& p, cudaStream_t stream) {
+  CHECK_EQ(p.experts.size(), 1u);
+  CHECK_EQ(p.offsets.size(), 2u);
+  CHECK(p.row_ids == nullptr && p.scratch != nullptr);
+  const kernels::ExpertWeights& w = p.experts[0];
+  const int64_t m = p.offsets[1] - p.offsets[0], middle = w.gate.n;
+  if (m == 0) return;
+  auto* up = static_cast<float*>(up_.Get(Capacity(m) * middle * 4));
+  const auto product = [&](const WeightView& weight, const float* bias, float* y) {
+    return kernels::LinearParams{
+        .x = p.x, .ldx = p.ldx, .w = weight, .bias = bias, .y = y, .ldy = middle, .m = m};
+  };
+  const kernels::LinearParams first[] = {product(w.gate, w.gate_bias, p.scratch),
+                                         product(w.up, w.up_bias, up)};
+  LinearGroup(first, stream);
+  // The activated middle is made in the form that `down` takes, without a stop in p.scratch.
+  const kernels::LinearParams down = {.x = p.scratch,
+                                      .ldx = middle,
+                                      .w = w.down,
+                                      .bias = w.down_bias,
+                                      .y = p.out,
+                                      .ldy = p.ldo,
+                                      .m = m};
+  const Kernel kernel = KernelOf(down);
+  const ops::RowSource activated = {
+      .x = p.scratch,
+      .up = up,
+      .ldx = middle,
+      .m = m,
+      .k = middle,
+      .act = {.kind = p.activation, .alpha = p.alpha, .limit = p.limit}};
+  Multiply(down, kernel, PrepareRows(activated, FormOf(w.down, kernel), stream), stream);
+}
+
+}  // namespace switchyard::cuda

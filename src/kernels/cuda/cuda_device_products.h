@@ -1,0 +1,84 @@
+// Dense products of a device: which kernel multiplies which weight, and what becomes of the rows
+// before.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/cuda/runtime.h"
+#include "kernels/cuda/ops_linear.h"
+#include "kernels/cuda/ops_rounding.h"
+#include "kernels/ops.h"
+
+namespace switchyard::cuda {
+
+// Device memory that grows to the largest request. What it gave stays valid: recorded graphs point
+// there.
+class Scratch {
+ public:
+  void* Get(size_t bytes);
+
+ private:
+  DeviceMemory memory_;
+  std::vector<DeviceMemory> outgrown_;
+};
+
+// Weights are those of PlaceWeight or views of them. The kernel and the form of the rows depend on
+// the weight alone, never on the number of rows:
+//   kF32 device                           LinearExact on rows in the weight's ActivationFormat
+//   kBF16 device, kF32 or kF16 weight     the same: who stores a router so wants it so
+//   kBF16 device, kBF16 weight            DenseGemm on Hopper, or LinearBf16
+//   kBF16 device, kFp8Block weight        DenseGemm on Hopper, rows in FP8 groups of 128; else
+//                                         LinearExact on rows rounded likewise
+// Belongs to a device; used by the device's thread.
+class Products {
+ public:
+  Products(DType dtype, int64_t max_tokens);
+
+  void Linear(const kernels::LinearParams& p, cudaStream_t stream);
+  // Rows that several parts read are rounded once. Small products of the same rows run side by
+  // side.
+  void LinearGroup(std::span<const kernels::LinearParams> parts, cudaStream_t stream);
+  void HeadLinear(const kernels::HeadLinearParams& p, cudaStream_t stream);
+  void Mlp(const kernels::GroupedMlpParams& p, cudaStream_t stream);
+
+ private:
+  enum class Kernel { kExact, kMma, kDense };
+  // What the rows of a product are turned into.
+  struct RowForm {
+    enum Kind { kFloat, kBf16, kFp8 } kind = kFloat;
+    ops::Rounding rounding;
+  };
+  struct Rows {
+    ops::RowSource source;
+    RowForm form;
+    const void* data = nullptr;  // [m, k], row stride ld
+    int64_t ld = 0;
+    const float* scales = nullptr;  // kFp8: [k / 128, scale_ld]
+    int64_t scale_ld = 0;
+    bool Serve(const ops::RowSource& wanted, const RowForm& as) const;
+  };
+
+  Kernel KernelOf(const kernels::LinearParams& p) const;
+  RowForm FormOf(const WeightView& w, Kernel kernel) const;
+  Rows PrepareRows(const ops::RowSource& source, const RowForm& form, cudaStream_t stream);
+  void Multiply(const kernels::LinearParams& p, Kernel kernel, const Rows& rows,
+                cudaStream_t stream);
+  // Multiplies all parts by `rows`, in streams that start and end together.
+  void MultiplyAtOnce(std::span<const kernels::LinearParams> parts, const Rows& rows,
+                      cudaStream_t stream);
+  int64_t Capacity(int64_t rows) const;  // rows that scratch is made for
+
+  DType dtype_;
+  bool hopper_;
+  int64_t max_tokens_;
+  static constexpr int kSides = 2;
+  Stream sides_[kSides];  // for the parts of a group after the first
+  Event fork_, joined_[kSides];
+  Scratch data_, scales_, up_;
+};
+
+}  // namespace switchyard::cuda

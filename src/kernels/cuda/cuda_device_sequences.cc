@@ -1,0 +1,82 @@
+#include "kernels/cuda/cuda_device_sequences.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/check.h"
+
+namespace switchyard::cuda {
+namespace {
+constexpr size_t kInt = sizeof(int32_t);
+}  // namespace
+
+Sequences::Sequences(int64_t max_tokens, int64_t max_sequences, int64_t max_pages)
+    : max_tokens_(max_tokens),
+      max_sequences_(max_sequences),
+      max_pages_(max_pages),
+      columns_((3 * max_sequences + max_tokens) * kInt),
+      pages_(max_sequences * max_pages * kInt) {
+  auto* columns = columns_.as<int32_t>();
+  table_.row_begin = columns;
+  table_.rows = columns + max_sequences;
+  table_.kv_len = columns + 2 * max_sequences;
+  table_.row_sequence = columns + 3 * max_sequences;
+  table_.pages = pages_.as<int32_t>();
+  table_.max_pages = static_cast<int32_t>(max_pages);
+}
+
+void Sequences::Set(std::span<const kernels::SequenceSpan> sequences, int32_t page_size,
+                    Staging& staging, cudaStream_t stream) {
+  const auto count = static_cast<int64_t>(sequences.size());
+  CHECK_LE(count, max_sequences_);
+  CHECK_GT(page_size, 0);
+  SequenceTable& t = table_;
+  t.num_sequences = static_cast<int32_t>(count);
+  t.page_size = page_size;
+  t.num_rows = t.max_rows = t.max_kv_len = 0;
+  for (const kernels::SequenceSpan& s : sequences) {
+    t.num_rows = std::max(t.num_rows, s.row_begin + s.rows);
+    t.max_rows = std::max(t.max_rows, s.rows);
+    t.max_kv_len = std::max(t.max_kv_len, s.kv_len);
+  }
+  CHECK_LE(t.num_rows, max_tokens_);
+  CHECK_LE(CeilDiv(t.max_kv_len, page_size), max_pages_);
+  if (count == 0) return;
+
+  const size_t bytes = (3 * max_sequences_ + t.num_rows) * kInt;
+  auto* columns = static_cast<int32_t*>(staging.Reserve(bytes));
+  std::memset(columns, 0, 3 * max_sequences_ * kInt);
+  int32_t* row_sequence = columns + 3 * max_sequences_;
+  std::fill_n(row_sequence, t.num_rows, -1);
+  for (int64_t i = 0; i < count; ++i) {
+    const kernels::SequenceSpan& s = sequences[i];
+    columns[i] = s.row_begin;
+    columns[max_sequences_ + i] = s.rows;
+    columns[2 * max_sequences_ + i] = s.kv_len;
+    std::fill_n(row_sequence + s.row_begin, s.rows, static_cast<int32_t>(i));
+  }
+  Check(cudaMemcpyAsync(columns_.data(), columns, bytes, cudaMemcpyHostToDevice, stream),
+        "copy of sequences to the GPU");
+
+  // Page tables as wide as the longest one here, a segment's worth of sequences at a time.
+  const int64_t width = CeilDiv(t.max_kv_len, page_size);
+  if (width == 0) return;
+  const int64_t row_bytes = width * kInt;
+  const auto at_once = static_cast<int64_t>(Staging::kSegmentBytes) / row_bytes;
+  CHECK_GT(at_once, 0);
+  for (int64_t begin = 0; begin < count; begin += at_once) {
+    const int64_t rows = std::min(at_once, count - begin);
+    auto* pages = static_cast<int32_t*>(staging.Reserve(rows * row_bytes));
+    for (int64_t i = 0; i < rows; ++i) {
+      const kernels::SequenceSpan& s = sequences[begin + i];
+      const int64_t own = CeilDiv(s.kv_len, page_size);
+      if (own > 0) std::memcpy(pages + i * width, s.pages, own * kInt);
+      std::fill(pages + i * width + own, pages + (i + 1) * width, 0);
+    }
+    Check(cudaMemcpy2DAsync(pages_.as<int32_t>() + begin * max_pages_, max_pages_ * kInt, pages,
+                            row_bytes, row_bytes, rows, cudaMemcpyHostToDevice, stream),
+          "copy of page tables to the GPU");
+  }
+}
+
+}  // namespace switchyard::cuda

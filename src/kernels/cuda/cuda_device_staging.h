@@ -1,0 +1,41 @@
+// Copies between pageable host memory and the device, through page-locked memory.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstddef>
+
+#include "core/cuda/runtime.h"
+
+namespace switchyard::cuda {
+
+// Belongs to a device and its stream; used by the device's thread. Host memory is copied to a ring
+// of page-locked segments, from which the copy engine reads while the next one is filled.
+class Staging {
+ public:
+  explicit Staging(cudaStream_t stream);
+
+  // `from` may change once this returns.
+  void CopyIn(void* to, const void* from, size_t bytes);
+  // `to` is there once this returns.
+  void CopyOut(void* to, const void* from, size_t bytes);
+
+  // At most kSegmentBytes of page-locked memory, aligned to 16, to be read by what is enqueued
+  // before the next call on this object.
+  void* Reserve(size_t bytes);
+  static constexpr size_t kSegmentBytes = size_t{4} << 20;
+
+ private:
+  static constexpr int kSegments = 4;
+  std::byte* segment(int i) const { return memory_.as<std::byte>() + i * kSegmentBytes; }
+  void NextSegment();
+
+  cudaStream_t stream_;
+  PinnedMemory memory_{kSegments * kSegmentBytes};
+  std::array<Event, kSegments> read_;  // when what was enqueued on a segment has run
+  int segment_ = 0;
+  size_t used_ = 0;  // bytes of it
+};
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,122 @@
+#include "kernels/cuda/cuda_device_weights.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "core/check.h"
+
+namespace switchyard::cuda {
+namespace {
+
+constexpr int64_t kChunkBytes = int64_t{8} << 20;
+
+int64_t BytesOf(WeightFormat format) {
+  return format == WeightFormat::kF32 ? 4 : format == WeightFormat::kFp8Block ? 1 : 2;
+}
+
+// Writes rows [begin, end) of the placed form to `out`.
+void FillRows(const WeightView& w, WeightFormat form, int64_t begin, int64_t end, std::byte* out,
+              ThreadPool& pool) {
+  const int64_t row_bytes = w.k * BytesOf(form);
+  pool.RunRanges(end - begin, std::max<int64_t>(1, 65536 / row_bytes),
+                 [&](int64_t first, int64_t last) {
+                   std::vector<float> row(form == WeightFormat::kBF16 ? w.k : 0);
+                   for (int64_t i = first; i < last; ++i) {
+                     std::byte* to = out + i * row_bytes;
+                     const int64_t stored = w.row0 + (begin + i) * w.row_step;
+                     if (form == w.format) {
+                       const auto* from = static_cast<const std::byte*>(w.data) +
+                                          (stored * w.stored_k + w.col0) * BytesOf(form);
+                       std::memcpy(to, from, row_bytes);
+                     } else if (form == WeightFormat::kF32) {
+                       DequantizeRow(w, begin + i, 0, w.k, reinterpret_cast<float*>(to));
+                     } else {
+                       DequantizeRow(w, begin + i, 0, w.k, row.data());
+                       auto* halves = reinterpret_cast<BF16*>(to);
+                       for (int64_t j = 0; j < w.k; ++j) halves[j] = ToBF16(row[j]);
+                     }
+                   }
+                 });
+}
+
+// The scales of the blocks that the view covers, [ceil(n / 128), ceil(k / 128)].
+std::vector<float> BlockScales(const WeightView& w) {
+  const int64_t rows = CeilDiv(w.n, kFp8BlockSize), columns = CeilDiv(w.k, kFp8BlockSize);
+  const int64_t stride = CeilDiv(w.stored_k, kFp8BlockSize);
+  std::vector<float> scales(rows * columns);
+  for (int64_t i = 0; i < rows; ++i) {
+    const auto* from = static_cast<const std::byte*>(w.scales) +
+                       ((w.row0 / kFp8BlockSize + i) * stride + w.col0 / kFp8BlockSize) * 4;
+    std::memcpy(scales.data() + i * columns, from, columns * 4);
+  }
+  return scales;
+}
+
+int64_t RoundUp(int64_t n, int64_t multiple) { return CeilDiv(n, multiple) * multiple; }
+
+}  // namespace
+
+WeightFormat PlacedFormat(const WeightView& w, DType dtype, bool plain) {
+  const bool exact = dtype == DType::kF32;
+  switch (w.format) {
+    case WeightFormat::kF32:
+    case WeightFormat::kBF16:
+      return w.format;
+    case WeightFormat::kF16:
+      return exact ? w.format : WeightFormat::kBF16;
+    case WeightFormat::kFp8Block:
+      if (!plain && w.row_step == 1 && w.row0 % kFp8BlockSize == 0 && w.col0 % kFp8BlockSize == 0)
+        return w.format;
+      break;
+    default:
+      break;
+  }
+  return exact ? WeightFormat::kF32 : WeightFormat::kBF16;
+}
+
+WeightView PlaceWeight(const WeightView& w, WeightFormat form, const PlaceTarget& target,
+                       ThreadPool& pool) {
+  WeightView placed;
+  placed.format = form;
+  placed.activation = w.activation;
+  placed.input_scale = w.input_scale;
+  placed.stored_k = placed.k = w.k;
+  placed.n = w.n;
+
+  const int64_t row_bytes = w.k * BytesOf(form);
+  std::vector<float> scales;
+  // Blocks are whole in memory, and scales begin at 256 bytes.
+  int64_t bytes = RoundUp(w.n, kFp8BlockSize) * row_bytes, scales_at = 0;
+  if (form == WeightFormat::kFp8Block) {
+    scales = BlockScales(w);
+    scales_at = RoundUp(bytes, 256);
+    bytes = scales_at + static_cast<int64_t>(scales.size() * sizeof(float));
+  } else {
+    bytes = w.n * row_bytes;
+  }
+  std::shared_ptr<void> memory = target.allocate(std::max<int64_t>(bytes, 1));
+  auto* to = static_cast<std::byte*>(memory.get());
+  placed.data = to;
+  placed.owner = memory;
+  if (!scales.empty()) {
+    target.copy_in(to + scales_at, scales.data(), scales.size() * sizeof(float));
+    placed.scales = to + scales_at;
+  }
+  if (w.n == 0 || w.k == 0) return placed;
+
+  if (form == w.format && w.row_step == 1 && w.col0 == 0 && w.k == w.stored_k) {
+    target.copy_in(to, static_cast<const std::byte*>(w.data) + w.row0 * row_bytes, w.n * row_bytes);
+    return placed;
+  }
+  const int64_t at_once = std::clamp<int64_t>(kChunkBytes / row_bytes, 1, w.n);
+  std::vector<std::byte> chunk(at_once * row_bytes);
+  for (int64_t begin = 0; begin < w.n; begin += at_once) {
+    const int64_t end = std::min(w.n, begin + at_once);
+    FillRows(w, form, begin, end, chunk.data(), pool);
+    target.copy_in(to + begin * row_bytes, chunk.data(), (end - begin) * row_bytes);
+  }
+  return placed;
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,39 @@
+// The product of one matrix of activations and one weight on Hopper's matrix units.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace switchyard::cuda {
+
+// y[m, n] = x[m, k] · W[n, k]ᵀ (+ bias[n]) (+ y). All matrices are row-major; x and W are bfloat16,
+// or both e4m3 with scales. The kernel is chosen by the shape (gemm_heuristics.h), but the bits of
+// a row are those that GroupedGemmBf16 or GroupedGemmFp8 gives for it too, whatever m is: sums run
+// along K in one order. Nothing is allocated and nothing waits for the host.
+struct DenseGemmParams {
+  const void* x = nullptr;  // [m, k], aligned to 16 bytes
+  int64_t ldx = 0;          // elements; 0: k. Rows begin at multiples of 16 bytes
+  // e4m3 only: float32 scales of x, element (row, i / 128) at x_scales[i / 128 · ld_x_scales +
+  // row].
+  const float* x_scales = nullptr;
+  int64_t ld_x_scales = 0;  // floats, a multiple of 4; 0: m
+  const void* w = nullptr;  // [n, k], aligned to 16 bytes
+  // e4m3 only: float32 scales of W [ceil(n / 128), k / 128].
+  const float* w_scales = nullptr;
+  const float* bias = nullptr;  // [n] or null
+  void* y = nullptr;            // [m, n], float32 or bfloat16
+  int64_t ldy = 0;              // elements; 0: n. bfloat16: a multiple of 8, y aligned to 16 bytes
+  bool float_output = true;     // y is float32, else bfloat16
+  bool accumulate = false;      // float32 only: adds to y
+  int64_t m = 0;
+  int64_t n = 0;  // bfloat16 output: a multiple of 8
+  int64_t k = 0;  // bfloat16: a multiple of 8; e4m3: of 128
+};
+
+// Whether DenseGemm takes these sizes and addresses (on any Hopper GPU).
+bool DenseGemmTakes(const DenseGemmParams& p);
+// Enqueues on `stream`. Error kInvalid names what does not fit.
+void DenseGemm(const DenseGemmParams& p, cudaStream_t stream);
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,42 @@
+// Rows of e4m3 codes with a float32 scale for each 128 elements, as quant/fp8.h makes them: the
+// same scales and codes, bit for bit.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include <cstdint>
+
+namespace switchyard::cuda {
+
+// The larger magnitude as bits; NaN counts as the largest of all.
+__device__ __forceinline__ int MagnitudeBits(float x) { return __float_as_int(x) & 0x7fffffff; }
+
+// Over the warp's 32 lanes.
+__device__ __forceinline__ int WarpMax(int bits) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2)
+    bits = max(bits, __shfl_xor_sync(~0u, bits, offset));
+  return bits;
+}
+
+// Fp8Scale of a group whose largest magnitude has these bits.
+__device__ __forceinline__ float Fp8ScaleOf(int largest) {
+  constexpr float kSmallestScale = 0x1p-64f;
+  float scale = __fdiv_rn(__int_as_float(largest), 448.0f);
+  scale = scale < kSmallestScale ? kSmallestScale : scale;
+  return __uint_as_float((__float_as_uint(scale) + 8u) & ~15u);
+}
+
+// Codes of four elements that are scaled already, the first in the lowest byte.
+__device__ __forceinline__ uint32_t EncodeFp8(float a, float b, float c, float d) {
+  const uint32_t low = __nv_cvt_float2_to_fp8x2({a, b}, __NV_SATFINITE, __NV_E4M3);
+  const uint32_t high = __nv_cvt_float2_to_fp8x2({c, d}, __NV_SATFINITE, __NV_E4M3);
+  return low | high << 16;
+}
+
+__device__ __forceinline__ float DecodeFp8(uint32_t code) {
+  return __half2float(
+      __half(__nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(code & 0xff), __NV_E4M3)));
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,99 @@
+#include "kernels/cuda/gemm_heuristics.h"
+
+#include <algorithm>
+
+#include "quant/formats.h"
+
+namespace switchyard::cuda {
+namespace {
+
+// Clocks of a Hopper multiprocessor, fitted to times of an H200 (dense_gemm_bench --plans). A step
+// along K is 128 bytes of each row, four wgmmas.
+constexpr double kIngestBytes = 48;  // that the copy engine brings to one multiprocessor in a clock
+constexpr double kMemoryBytes = 2400;  // that memory gives in a clock, all together (4.2 TB/s)
+// The least for a step, however small: with one step a stage, and with four.
+constexpr double kStepOfOne = 380, kStepOfFour = 130;
+// Beside the steps of a tile: filling the ring of stages, writing the result.
+constexpr double kFewRowsTile = 1500, kManyRowsTile = 3000;
+// What a step takes beyond the matrix unit's own time. FP8: adding scaled products.
+constexpr double kFewRowsExcess = 1.25, kFewRowsExcessFp8 = 1.4;
+constexpr double kManyRowsExcess = 1.15, kManyRowsExcessFp8 = 1.5;
+
+// wgmma of 64 × `columns`: half a clock a column, or its operands' bytes at 128 a clock.
+double MultiplyClocks(int64_t columns) {
+  return std::max(0.5 * static_cast<double>(columns), 16 + 0.25 * static_cast<double>(columns));
+}
+
+double FewRowsClocks(const GemmPlan& plan, bool fp8, int64_t m, int64_t n, int64_t steps,
+                     int processors) {
+  const int64_t tokens = TileTokens(m);
+  const int64_t tiles = CeilDiv(n, plan.weight_rows) * CeilDiv(m, kFewRowsMaxTokens);
+  const double multiply = 4 * MultiplyClocks(tokens) * (plan.weight_rows > 64 ? 2 : 1) *
+                          (fp8 ? kFewRowsExcessFp8 : kFewRowsExcess);
+  const double ingest = static_cast<double>(plan.weight_rows + tokens) * 128 / kIngestBytes;
+  const double step = std::max({multiply, ingest, plan.steps == 1 ? kStepOfOne : kStepOfFour});
+  return static_cast<double>(CeilDiv(tiles, processors)) *
+         (static_cast<double>(steps) * step + kFewRowsTile);
+}
+
+double ManyRowsClocks(bool fp8, int64_t m, int64_t n, int64_t steps, int processors) {
+  const int side = fp8 ? kManyRowsWeightsFp8 : kManyRowsWeightsBf16;
+  const int64_t tiles = CeilDiv(m, kManyRowsTokens) * CeilDiv(n, 2 * side) * 2;
+  const double multiply =
+      2 * 4 * MultiplyClocks(side) * (fp8 ? kManyRowsExcessFp8 : kManyRowsExcess);
+  return static_cast<double>(CeilDiv(tiles, processors)) *
+         (static_cast<double>(steps) * multiply + kManyRowsTile);
+}
+
+// Sharing rows of A halves what the L2 cache is read for; a tile without a partner would be wasted.
+int ClusterOf(int64_t n, int weight_rows) { return CeilDiv(n, weight_rows) % 2 == 0 ? 2 : 1; }
+
+}  // namespace
+
+int TileTokens(int64_t m) {
+  const int tokens = static_cast<int>(std::min<int64_t>(m, kFewRowsMaxTokens));
+  if (tokens <= 32) return tokens <= 16 ? 16 : 32;
+  return tokens <= 64 ? 64 : (tokens + 31) / 32 * 32;
+}
+
+GemmPlan PlanManyRows(bool fp8) {
+  return {.few_rows = false,
+          .weight_rows = fp8 ? kManyRowsWeightsFp8 : kManyRowsWeightsBf16,
+          .cluster = 2};
+}
+
+// As if every group had rows for one tile. Tiles of 64 weights where those of 128 would leave more
+// than a fifth of the multiprocessors idle in the last round.
+GemmPlan PlanFewRows(int64_t groups, int64_t n, int processors) {
+  const auto use = [&](int weight_rows) {
+    const int64_t tiles = groups * CeilDiv(n, weight_rows);
+    return static_cast<double>(tiles) /
+           static_cast<double>(CeilDiv(tiles, processors) * processors);
+  };
+  const int weight_rows = use(128) < 0.8 && use(64) > use(128) ? 64 : 128;
+  return {.few_rows = true, .weight_rows = weight_rows, .cluster = ClusterOf(n, weight_rows)};
+}
+
+GemmPlan PlanDenseGemm(bool fp8, int64_t m, int64_t n, int64_t k, int processors) {
+  const int64_t row_bytes = k * (fp8 ? 1 : 2), steps = CeilDiv(row_bytes, 128);
+  const double memory = static_cast<double>(n * row_bytes) / kMemoryBytes;
+  GemmPlan best = PlanManyRows(fp8);
+  double best_clocks = std::max(ManyRowsClocks(fp8, m, n, steps, processors), memory);
+  // Of equals the widest, which reads tokens the fewest times; ahead of many rows, as rows that are
+  // not there cost nothing.
+  for (const int weight_rows : {16, 32, 64, 128}) {
+    GemmPlan plan = {.few_rows = true, .weight_rows = weight_rows};
+    if (m <= kFourStepsMaxTokens && weight_rows <= kFourStepsMaxWeights && row_bytes % 128 == 0) {
+      plan.steps = 4;
+    } else {
+      plan.cluster = ClusterOf(n, weight_rows);
+    }
+    const double clocks = std::max(FewRowsClocks(plan, fp8, m, n, steps, processors), memory);
+    if (clocks > best_clocks) continue;
+    best_clocks = clocks;
+    best = plan;
+  }
+  return best;
+}
+
+}  // namespace switchyard::cuda

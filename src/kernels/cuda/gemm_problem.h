@@ -1,0 +1,64 @@
+// Between the entries (grouped_gemm.h, dense_gemm.h), which check, gemm_run.cc, which chooses a
+// kernel and describes the matrices to the copy engine, and gemm_many_rows.cu and gemm_few_rows.cu,
+// which are compiled for the device and include nothing of the rest. Internal to kernels/cuda.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/gemm_heuristics.h"
+
+namespace switchyard::cuda {
+
+// D[r, :] = A[r, :] · B[g(r)]ᵀ (+ bias[g(r)]) (+ D). Fields are those of GroupedGemmParams with
+// strides. Without block_groups and group_rows all rows are group 0's.
+struct GemmProblem {
+  bool fp8 = false;
+  const void* a = nullptr;  // [rows, k], stride lda elements
+  int64_t lda = 0;
+  const float* a_scales = nullptr;  // [k / 128, rows], stride ld_a_scales
+  int64_t ld_a_scales = 0;
+  const void* b = nullptr;          // [groups, n, k]
+  const float* b_scales = nullptr;  // [groups, ceil(n / 128), k / 128]
+  const float* bias = nullptr;      // [groups, n] or null
+  void* d = nullptr;                // [rows, n], stride ldd
+  int64_t ldd = 0;
+  bool float_output = false;
+  bool accumulate = false;  // with float_output only
+  const int32_t* block_groups = nullptr;
+  const int32_t* group_begins = nullptr;
+  const int32_t* group_rows = nullptr;
+  int64_t rows = 0, n = 0, k = 0;
+  int groups = 1;
+};
+
+// A wgmma reads rows of 128 bytes along K; so do tiles in shared memory.
+constexpr int kGemmRowBytes = 128;
+
+struct CurrentGpu {
+  int index = 0, processors = 0;
+};
+CurrentGpu FindCurrentGpu();
+
+// Both kernels take tiles of A and B by tensor maps; outside of the matrices they read zeros.
+struct GemmLaunch {
+  GemmProblem problem;
+  GemmPlan plan;
+  CurrentGpu gpu;
+  CUtensorMap a_map;        // boxes of 64 rows; with several steps of all rows
+  CUtensorMap a_small_map;  // few rows: boxes of 16
+  CUtensorMap b_map;        // boxes of plan.weight_rows
+  CUtensorMap scales_map;   // FP8: of A's scales, boxes of plan.steps × 64
+  CUtensorMap d_map;        // many rows, bfloat16: boxes of 64 × 64
+};
+
+// `problem` fits `plan`. Error kResource where the launch fails.
+void RunGemm(const GemmProblem& problem, const GemmPlan& plan, const CurrentGpu& gpu,
+             cudaStream_t stream);
+
+cudaError_t StartManyRowsGemm(const GemmLaunch& launch, cudaStream_t stream);
+cudaError_t StartFewRowsGemm(const GemmLaunch& launch, cudaStream_t stream);
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,29 @@
+// What a kernel with more shared memory than 48 KB needs once on each GPU.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <cstdint>
+
+namespace switchyard::cuda {
+
+// One for each kernel, static; the first call on a GPU sets the kernel up there.
+class KernelSetup {
+ public:
+  template <typename Function>
+  cudaError_t On(int device, Function kernel, int shared_bytes) {
+    const uint64_t bit = uint64_t{1} << (device % 64);
+    if (done_.load(std::memory_order_relaxed) & bit) return cudaSuccess;
+    const cudaError_t error =
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    if (error == cudaSuccess) done_.fetch_or(bit, std::memory_order_relaxed);
+    return error;
+  }
+
+ private:
+  std::atomic<uint64_t> done_ = 0;
+};
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,37 @@
+// Rows of activations on their way into a product, rounded as quant/activations.h and quant/fp8.h
+// do, to the same bits. Internal to kernels/cuda.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/ops_activation.h"
+#include "quant/formats.h"
+
+namespace switchyard::cuda::ops {
+
+// Rows x, or act(x, up) where `up` is not null.
+struct RowSource {
+  const float* x = nullptr;   // [m, k], row stride ldx
+  const float* up = nullptr;  // likewise
+  int64_t ldx = 0;
+  int64_t m = 0, k = 0;
+  ActivationArg act;
+};
+struct Rounding {
+  ActivationFormat format = ActivationFormat::kNone;
+  float input_scale = 1.0f;  // of kFp8Tensor
+};
+// RoundActivations of every row, out [m, k], which may not be x.
+cudaError_t RoundRows(const RowSource& rows, const Rounding& rounding, float* out,
+                      cudaStream_t stream);
+// The same, rounded to bfloat16 then.
+cudaError_t RoundRowsToBf16(const RowSource& rows, const Rounding& rounding, void* out,
+                            cudaStream_t stream);
+// QuantizeFp8Groups of every row: codes [m, k], scales [k / 128, scale_stride] with a row's at its
+// number. k is a multiple of 128.
+cudaError_t QuantizeRows(const RowSource& rows, uint8_t* codes, float* scales, int64_t scale_stride,
+                         cudaStream_t stream);
+
+}  // namespace switchyard::cuda::ops

@@ -1,0 +1,37 @@
+// Params of the small ops on rows that only devices have (kernels/device.h). Like kernels/ops.h
+// without anything that compilers of device code cannot read.
+#pragma once
+
+#include <cstdint>
+
+namespace switchyard::kernels {
+
+// y[i, 0..n) = x[row(i), 0..n), rows of `ldx` and `ldy` floats; row(i) = rows[i], or i where null.
+struct CopyRowsParams {
+  const float* x = nullptr;
+  int64_t ldx = 0;
+  const int32_t* rows = nullptr;  // [m] or null
+  float* y = nullptr;
+  int64_t ldy = 0;
+  int64_t m = 0, n = 0;
+};
+
+// squares[t] = Σ_i x[t, i]²
+struct SumSquaresParams {
+  const float* x = nullptr;  // [m, n]
+  int64_t m = 0, n = 0;
+  float* squares = nullptr;  // [m]
+};
+
+// x[t, i] = x[t, i] / sqrt(squares[t] / total + eps) · weight[i]: an RMS norm whose mean runs over
+// `total` elements, of which this rank holds n.
+struct ScaleBySquaresParams {
+  float* x = nullptr;  // [m, n]
+  int64_t m = 0, n = 0;
+  const float* squares = nullptr;  // [m]
+  int64_t total = 0;
+  float eps = 1e-6f;
+  const float* weight = nullptr;  // [n]
+};
+
+}  // namespace switchyard::kernels

@@ -1,0 +1,101 @@
+// One rank's GPU: its device, memory that its peers reach, and collectives in it.
+#include <algorithm>
+#include <utility>
+
+#include "comm/device/cuda/collectives.h"
+#include "core/cuda/runtime.h"
+#include "core/log.h"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/draw.h"
+#include "model/rank_device.h"
+
+namespace switchyard {
+namespace {
+
+DType Precision(const ModelOptions& options) {
+  return options.dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
+}
+
+kernels::CudaDeviceOptions DeviceOptions(const ModelOptions& options) {
+  return {.index = options.gpu->index,
+          .dtype = Precision(options),
+          .max_tokens = options.max_tokens,
+          .max_sequences = std::min(options.gpu->max_sequences, options.max_tokens),
+          .max_pages = CeilDiv(options.context_length, options.page_size) + 1,
+          .graphs = options.gpu->graphs};
+}
+
+cuda::CollectiveOptions CollectivesOf(const ModelOptions& options) {
+  return {.custom_all_reduce = options.gpu->custom_all_reduce};
+}
+
+// tp, ep, moe_tp, attn_tp of a rank, as RankComm has them.
+std::vector<std::pair<const char*, std::vector<int>>> GroupsOf(const Mesh& mesh) {
+  return {{"tp", mesh.TpGroup()},
+          {"ep", mesh.EpGroup()},
+          {"moe-tp", mesh.MoeTpGroup()},
+          {"attn-tp", mesh.AttnTpGroup()}};
+}
+
+class CudaRankDevice : public RankDevice {
+ public:
+  CudaRankDevice(const ModelConfig& config, const ModelOptions& options, RankComm& comm)
+      : mesh_(comm.mesh),
+        device_(kernels::MakeCudaDevice(DeviceOptions(options))),
+        cuda_(cuda::CudaDevice::From(*device_)),
+        peers_(comm, CudaPeerBytes(config, options, comm.mesh.shape()), options.gpu->timeout) {
+    for (auto [name, group] : GroupsOf(mesh_))
+      collectives_.push_back(cuda::MakeCollectives(comm, peers_, std::move(group), name,
+                                                   cuda_.stream(), CollectivesOf(options)));
+    groups_ = {.tp = collectives_[0].get(),
+               .ep = collectives_[1].get(),
+               .moe_tp = collectives_[2].get(),
+               .attn_tp = collectives_[3].get()};
+    cuda_.AddCheck([this] { peers_.CheckWaits(); });
+    LOG_INFO("computes on {}", device_->Describe());
+  }
+
+  kernels::Device& device() override { return *device_; }
+  const RankGroups& groups() override { return groups_; }
+  bool draws() const override { return true; }
+  void Draw(const kernels::DrawParams& p) override {
+    cuda::Check(cuda::Draw(p, cuda_.stream()), "drawing of tokens");
+  }
+  std::unique_ptr<DeviceMoe> MakeMoe(const MoeOptions& options, const MoeShape& shape) override {
+    return MakeCudaMoe(options, shape,
+                       {.mesh = mesh_,
+                        .groups = groups_,
+                        .peers = ScattersTokens(options, mesh_.shape()) ? &peers_ : nullptr,
+                        .device = device_.get()});
+  }
+
+ private:
+  const Mesh mesh_;
+  std::unique_ptr<kernels::Device> device_;
+  cuda::CudaDevice& cuda_;
+  cuda::PeerMemory peers_;
+  std::vector<std::unique_ptr<Collectives>> collectives_;
+  RankGroups groups_;
+};
+
+}  // namespace
+
+std::unique_ptr<RankDevice> MakeCudaRankDevice(const ModelConfig& config,
+                                               const ModelOptions& options, RankComm& comm) {
+  return std::make_unique<CudaRankDevice>(config, options, comm);
+}
+
+size_t CudaPeerBytes(const ModelConfig& config, const ModelOptions& options,
+                     const MeshShape& shape) {
+  constexpr size_t kSlack = 4096;  // of alignment
+  const Mesh mesh(shape, 0);
+  size_t bytes = kSlack;
+  for (const auto& [name, group] : GroupsOf(mesh))
+    bytes += cuda::CollectiveBytes(CollectivesOf(options), static_cast<int>(group.size()));
+  if (config.has_moe())
+    bytes += CudaMoePeerBytes(options.moe, MoeShapeOf(config, options.max_tokens), shape,
+                              Precision(options));
+  return bytes;
+}
+
+}  // namespace switchyard

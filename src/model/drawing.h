@@ -1,0 +1,47 @@
+// Tokens drawn where the logits are.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "model/layers/activations.h"
+#include "model/rank_device.h"
+
+namespace switchyard {
+
+// Owns the memory for it, which grows with the rows asked for.
+class Drawing {
+ public:
+  // logits [draws.size(), vocab] on the device → a token each, −1 where one is not finite.
+  std::vector<int32_t> Draw(RankDevice& rank, const float* logits,
+                            std::span<const kernels::RowDraw> draws, int64_t vocab) {
+    kernels::Device& device = rank.device();
+    const auto rows = static_cast<int64_t>(draws.size());
+    if (rows == 0) return {};
+    if (rows > rows_) {
+      draws_ = device.Allocate(draws.size_bytes());
+      tokens_ = device.Allocate(rows * sizeof(int32_t));
+      rows_ = rows;
+    }
+    weights_.Reserve(device, rows * vocab);
+    device.CopyIn(draws_.get(), draws.data(), draws.size_bytes());
+    rank.Draw({.logits = logits,
+               .draws = static_cast<const kernels::RowDraw*>(draws_.get()),
+               .rows = rows,
+               .vocab = vocab,
+               .weights = weights_.data(),
+               .tokens = static_cast<int32_t*>(tokens_.get())});
+    std::vector<int32_t> tokens(rows);
+    device.CopyOut(tokens.data(), tokens_.get(), rows * sizeof(int32_t));
+    return tokens;
+  }
+
+ private:
+  int64_t rows_ = 0;
+  std::shared_ptr<void> draws_, tokens_;
+  Activations weights_;  // [rows, vocab]
+};
+
+}  // namespace switchyard

@@ -1,0 +1,54 @@
+#include "model/padded_batch.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/check.h"
+
+namespace switchyard {
+namespace {
+
+int64_t LargestGroup(const ForwardBatch& batch) {
+  return batch.group_tokens.empty() ? batch.num_tokens() : std::ranges::max(batch.group_tokens);
+}
+
+}  // namespace
+
+int64_t PaddedTokens(int64_t tokens) {
+  if (tokens <= 2) return std::max<int64_t>(1, tokens);
+  if (tokens <= 4) return 4;
+  const int64_t step = tokens <= 64 ? 8 : tokens <= 256 ? 16 : 64;
+  return CeilDiv(tokens, step) * step;
+}
+
+bool IsPlainDecode(const ForwardBatch& batch, int64_t most) {
+  const int64_t largest = LargestGroup(batch);
+  if (largest == 0 || PaddedTokens(largest) > most || batch.routed_experts) return false;
+  if (batch.group_tokens.empty())
+    return batch.decode_tokens == batch.num_tokens() &&
+           std::ssize(batch.logit_rows) == batch.num_tokens();
+  return batch.group_decode_tokens == batch.group_tokens &&
+         batch.group_logit_rows == batch.group_tokens;
+}
+
+const ForwardBatch& PaddedBatch::Pad(const ForwardBatch& batch, int64_t spare_page,
+                                     int32_t page_size) {
+  const int64_t rows = PaddedTokens(LargestGroup(batch));
+  page_ = static_cast<int32_t>(spare_page);
+  padded_ = batch;
+  padded_.tokens.resize(rows, 0);
+  padded_.positions.resize(rows, 0);
+  padded_.slots.resize(rows, page_ * page_size);
+  for (int64_t row = batch.num_tokens(); row < rows; ++row)
+    padded_.sequences.push_back(
+        {.row_begin = static_cast<int32_t>(row), .rows = 1, .kv_len = 1, .pages = &page_});
+  padded_.logit_rows.resize(rows);
+  std::iota(padded_.logit_rows.begin(), padded_.logit_rows.end(), 0);
+  padded_.decode_tokens = rows;
+  for (auto* counts :
+       {&padded_.group_tokens, &padded_.group_decode_tokens, &padded_.group_logit_rows})
+    std::ranges::fill(*counts, rows);
+  return padded_;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,79 @@
+#include "model/padded_batch.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace switchyard {
+namespace {
+
+using testing::Each;
+using testing::ElementsAre;
+
+ForwardBatch Decode(int rows, const int32_t* page) {
+  ForwardBatch batch;
+  for (int32_t i = 0; i < rows; ++i) {
+    batch.tokens.push_back(10 + i);
+    batch.positions.push_back(5);
+    batch.slots.push_back(i);
+    batch.sequences.push_back({.row_begin = i, .rows = 1, .kv_len = 6, .pages = page});
+    batch.logit_rows.push_back(i);
+  }
+  batch.decode_tokens = rows;
+  return batch;
+}
+
+TEST(PaddedTokensTest, FewSizesThatAreNeverTooSmall) {
+  int sizes = 0;
+  for (int64_t tokens = 1, last = 0; tokens <= 256; ++tokens) {
+    const int64_t padded = PaddedTokens(tokens);
+    EXPECT_GE(padded, tokens);
+    EXPECT_GE(padded, last);
+    EXPECT_EQ(PaddedTokens(padded), padded);
+    sizes += padded != last;
+    last = padded;
+  }
+  EXPECT_LT(sizes, 25);
+}
+
+TEST(PaddedBatchTest, RowsThatFillUpHaveAPageOfTheirOwn) {
+  const int32_t page = 3;
+  const ForwardBatch batch = Decode(3, &page);
+  ASSERT_TRUE(IsPlainDecode(batch, 8));
+  PaddedBatch padded;
+  const ForwardBatch& filled = padded.Pad(batch, /*spare_page=*/7, /*page_size=*/16);
+  EXPECT_THAT(filled.tokens, ElementsAre(10, 11, 12, 0));
+  EXPECT_THAT(filled.positions, ElementsAre(5, 5, 5, 0));
+  EXPECT_THAT(filled.slots, ElementsAre(0, 1, 2, 7 * 16));
+  EXPECT_THAT(filled.logit_rows, ElementsAre(0, 1, 2, 3));
+  EXPECT_EQ(filled.decode_tokens, 4);
+  ASSERT_EQ(filled.sequences.size(), 4u);
+  EXPECT_EQ(filled.sequences[2].pages, &page);
+  EXPECT_EQ(filled.sequences[3].kv_len, 1);
+  EXPECT_EQ(*filled.sequences[3].pages, 7);
+}
+
+TEST(PaddedBatchTest, GroupsGetTheLargestOnesSize) {
+  ForwardBatch batch;  // this group has nothing to do
+  batch.group_tokens = batch.group_decode_tokens = batch.group_logit_rows = {0, 5};
+  ASSERT_TRUE(IsPlainDecode(batch, 8));
+  PaddedBatch padded;
+  const ForwardBatch& filled = padded.Pad(batch, 1, 16);
+  EXPECT_EQ(filled.num_tokens(), 8);
+  EXPECT_THAT(filled.group_tokens, Each(8));
+  EXPECT_THAT(filled.group_logit_rows, Each(8));
+}
+
+TEST(IsPlainDecodeTest, NotWithPromptsAskedExpertsOrTooManyRows) {
+  const int32_t page = 0;
+  ForwardBatch batch = Decode(3, &page);
+  EXPECT_FALSE(IsPlainDecode(batch, 3));  // four after padding
+  batch.routed_experts = true;
+  EXPECT_FALSE(IsPlainDecode(batch, 8));
+  batch.routed_experts = false;
+  batch.decode_tokens = 2;
+  EXPECT_FALSE(IsPlainDecode(batch, 8));
+  EXPECT_FALSE(IsPlainDecode(ForwardBatch(), 8));
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,35 @@
+#include "model/rank_device.h"
+
+namespace switchyard {
+namespace {
+
+class CpuRankDevice : public RankDevice {
+ public:
+  CpuRankDevice(RankComm& comm, ThreadPool& pool)
+      : device_(kernels::MakeCpuDevice(pool)), groups_(Groups(comm)) {}
+  kernels::Device& device() override { return *device_; }
+  const RankGroups& groups() override { return groups_; }
+
+ private:
+  std::unique_ptr<kernels::Device> device_;
+  RankGroups groups_;
+};
+
+}  // namespace
+
+MoeShape MoeShapeOf(const ModelConfig& config, int64_t max_tokens) {
+  return {.hidden = config.hidden,
+          .intermediate = config.moe->intermediate,
+          .num_experts = config.moe->router.num_experts,
+          .top_k = config.moe->router.top_k,
+          .max_tokens = max_tokens,
+          .has_shared = config.moe->shared_intermediate > 0};
+}
+
+std::unique_ptr<RankDevice> MakeRankDevice(const ModelConfig& config, const ModelOptions& options,
+                                           RankComm& comm, ThreadPool& pool) {
+  if (options.gpu) return MakeCudaRankDevice(config, options, comm);
+  return std::make_unique<CpuRankDevice>(comm, pool);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,166 @@
+#include "moe/cuda/exchange.h"
+
+#include <vector>
+
+#include "core/check.h"
+#include "core/cuda/runtime.h"
+#include "core/error.h"
+#include "moe/cuda/exchange_launch.h"
+#include "moe/cuda/exchange_layout.h"
+#include "quant/formats.h"
+
+namespace switchyard::cuda {
+namespace {
+
+// Blocks of the kernels that move rows.
+struct Grids {
+  int dispatch, combine;
+};
+Grids GridsFor(const ExchangeConfig& c) {
+  if (c.blocks > 0) return {c.blocks, c.blocks};
+  const int processors = MultiprocessorCount();
+  return {c.low_latency ? processors / 2 : processors, processors};
+}
+
+PeerPointers OfGroup(const ExchangeConfig& config, PeerMemory& memory) {
+  const size_t offset = memory.Allocate(Exchange::PeerBytes(config));
+  PeerPointers group;
+  for (int r = 0; r < config.ranks; ++r)
+    group.at[r] = memory.At(config.world_ranks ? config.world_ranks[r] : r, offset);
+  return group;
+}
+
+// [experts] rank << kRankShift | local id
+DeviceMemory PlacesOf(const ExpertMap& experts, int ranks) {
+  std::vector<int32_t> places(experts.size());
+  for (int e = 0; e < experts.size(); ++e) {
+    CHECK_LT(experts.Owner(e), ranks);
+    CHECK_LT(experts.LocalId(e), 1 << kRankShift);
+    places[e] = experts.Owner(e) << kRankShift | experts.LocalId(e);
+  }
+  DeviceMemory memory(places.size() * sizeof(int32_t));
+  Check(cudaMemcpy(memory.data(), places.data(), memory.bytes(), cudaMemcpyHostToDevice),
+        "places of the experts");
+  return memory;
+}
+
+}  // namespace
+
+struct Exchange::Impl {
+  // A slot's state and its batch: what is the same for all batches, and the tokens of the last.
+  struct Slot {
+    DeviceMemory state, words, before;
+    ExchangeBatch batch = {};
+  };
+
+  ExchangeConfig config;
+  ExchangeLayout layout;
+  Grids grids;
+  DeviceMemory experts;
+  std::vector<Slot> slots;
+
+  Impl(const ExchangeConfig& c, const ExpertMap& map, const ExchangePeers& peers)
+      : config(c),
+        layout(LayoutOf(c)),
+        grids(GridsFor(c)),
+        experts(PlacesOf(map, c.ranks)),
+        slots(c.in_flight) {
+    Check(LoadDispatchKernels(), "kernels of the dispatch");
+    Check(LoadCombineKernels(), "kernels of the combine");
+    const int64_t words = CeilDiv(c.max_tokens, 32) * c.ranks;
+    for (int s = 0; s < c.in_flight; ++s) {
+      Slot& slot = slots[s];
+      slot.state = DeviceMemory(sizeof(ExchangeState));
+      slot.words = DeviceMemory(words * sizeof(uint32_t));
+      slot.before = DeviceMemory(words * sizeof(int32_t));
+      ExchangeBatch& b = slot.batch;
+      for (int r = 0; r < c.ranks; ++r) {
+        b.slot[r] = peers.memory.at[r] + s * layout.bytes;
+        b.world_ranks[r] = c.world_ranks ? c.world_ranks[r] : r;
+      }
+      b.layout = layout;
+      b.state = slot.state.as<ExchangeState>();
+      b.words = slot.words.as<uint32_t>();
+      b.before = slot.before.as<int32_t>();
+      b.experts = experts.as<int32_t>();
+      b.limit = peers.limit;
+      b.ranks = c.ranks;
+      b.rank = c.rank;
+      b.hidden = static_cast<int>(c.hidden);
+      b.top_k = c.top_k;
+      b.max_tokens = static_cast<int>(c.max_tokens);
+      b.num_experts = map.size();
+      b.dispatched = RowKindOf(c.dispatched);
+      b.combined = RowKindOf({.dtype = c.combined});
+      b.sum_by_rank = c.sum_by_rank;
+      b.low_latency = c.low_latency;
+      b.early = IsHopper();
+    }
+    config.world_ranks = nullptr;  // the caller's
+  }
+
+  ExchangeBatch& BatchOf(int slot) {
+    CHECK_GE(slot, 0);
+    CHECK_LT(slot, config.in_flight);
+    return slots[slot].batch;
+  }
+};
+
+size_t Exchange::PeerBytes(const ExchangeConfig& config) {
+  return static_cast<size_t>(LayoutOf(config).bytes) * config.in_flight;
+}
+
+Exchange::Exchange(const ExchangeConfig& config, const ExpertMap& experts,
+                   const ExchangePeers& peers)
+    : impl_(std::make_unique<Impl>(config, experts, peers)) {}
+
+Exchange::Exchange(const ExchangeConfig& config, const ExpertMap& experts, PeerMemory& memory)
+    : Exchange(config, experts, {OfGroup(config, memory), memory.wait_limit()}) {}
+
+Exchange::~Exchange() = default;
+
+void Exchange::BeginDispatch(int slot, const Tokens& tokens, cudaStream_t stream) {
+  const ExchangeConfig& config = impl_->config;
+  if (tokens.tokens < 0 || tokens.tokens > config.max_tokens)
+    throw Resource("exchange: {} tokens on one rank, its buffers hold {}", tokens.tokens,
+                   config.max_tokens);
+  if (tokens.dtype != DType::kF32 && tokens.dtype != DType::kBF16)
+    throw Invalid("exchange on GPUs: tokens of {}, want float32 or bfloat16", Name(tokens.dtype));
+  ExchangeBatch& batch = impl_->BatchOf(slot);
+  batch.x = tokens.x;
+  batch.x_is_bf16 = tokens.dtype == DType::kBF16;
+  batch.ids = tokens.ids;
+  batch.weights = tokens.weights;
+  batch.tokens = static_cast<int>(tokens.tokens);
+  Check(StartDispatch(batch, impl_->grids.dispatch, stream), "dispatch");
+}
+
+DispatchedRows Exchange::EndDispatch(int slot, cudaStream_t stream) {
+  const ExchangeBatch& batch = impl_->BatchOf(slot);
+  Check(StartDispatchWait(batch, stream), "end of the dispatch");
+  const std::byte* own = batch.slot[batch.rank];
+  const ExchangeLayout& at = batch.layout;
+  return {.rows = own + at.rows,
+          .row_stride = at.row_stride,
+          .scale_offset = at.scale_offset,
+          .ids = reinterpret_cast<const int32_t*>(own + at.ids),
+          .weights = batch.sum_by_rank ? reinterpret_cast<const float*>(own + at.weights) : nullptr,
+          .counts = batch.state->received};
+}
+
+void Exchange::BeginCombine(int slot, const void* outputs, const int32_t* position,
+                            cudaStream_t stream) {
+  const ExchangeBatch& batch = impl_->BatchOf(slot);
+  Check(StartCombine(batch, outputs, position, impl_->grids.combine, stream), "combine");
+}
+
+void Exchange::EndCombine(int slot, float* y, cudaStream_t stream) {
+  const ExchangeBatch& batch = impl_->BatchOf(slot);
+  Check(StartCombineSum(batch, y, impl_->grids.combine, stream), "end of the combine");
+}
+
+void Exchange::SetActive(const uint8_t* active) {
+  for (auto& slot : impl_->slots) slot.batch.active = active;
+}
+
+}  // namespace switchyard::cuda

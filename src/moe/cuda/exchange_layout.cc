@@ -1,0 +1,71 @@
+#include "moe/cuda/exchange_layout.h"
+
+#include "core/error.h"
+#include "quant/formats.h"
+#include "quant/fp8.h"
+
+namespace switchyard::cuda {
+namespace {
+
+int64_t RoundUp(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
+
+void Validate(const ExchangeConfig& c) {
+  if (c.ranks < 1 || c.ranks > kMostRanks || c.rank < 0 || c.rank >= c.ranks)
+    throw Invalid("exchange on GPUs: rank {} of {}, want at most {}", c.rank, c.ranks, kMostRanks);
+  if (c.top_k < 1 || c.top_k > kMostTopK)
+    throw Invalid("exchange on GPUs: {} experts for each token, want at most {}", c.top_k,
+                  kMostTopK);
+  if (c.hidden < 1 || c.hidden % kFp8GroupSize != 0)
+    throw Invalid("exchange on GPUs: rows of {} elements, want a multiple of {}", c.hidden,
+                  kFp8GroupSize);
+  constexpr int64_t kMostRows = int64_t{1} << 24, kMostTokensOfFew = 4096;
+  if (c.max_tokens < 1 || c.max_tokens * c.ranks * c.top_k > kMostRows)
+    throw Invalid("exchange on GPUs: {} tokens of each of {} ranks in {} slots, want at most {}",
+                  c.max_tokens, c.ranks, c.top_k, kMostRows);
+  if (c.low_latency && c.max_tokens > kMostTokensOfFew)
+    throw Invalid("exchange on GPUs: {} tokens in low-latency mode, want at most {}", c.max_tokens,
+                  kMostTokensOfFew);
+  if (!c.dispatched.fp8 && c.dispatched.dtype != DType::kF32 && c.dispatched.dtype != DType::kBF16)
+    throw Invalid("exchange on GPUs: rows of {}, want float32, bfloat16 or FP8",
+                  Name(c.dispatched.dtype));
+  if (c.combined != DType::kF32 && c.combined != DType::kBF16)
+    throw Invalid("exchange on GPUs: returned rows of {}, want float32 or bfloat16",
+                  Name(c.combined));
+  if (c.in_flight < 1) throw Invalid("exchange on GPUs: {} batches in flight", c.in_flight);
+}
+
+}  // namespace
+
+RowKind RowKindOf(RowFormat format) {
+  if (format.fp8) return RowKind::kFp8;
+  return format.dtype == DType::kF32 ? RowKind::kF32 : RowKind::kBF16;
+}
+
+ExchangeLayout LayoutOf(const ExchangeConfig& c) {
+  Validate(c);
+  ExchangeLayout layout = {};
+  layout.row_stride = RoundUp(c.dispatched.Bytes(c.hidden), kRowAlignment);
+  layout.scale_offset = c.dispatched.fp8 ? c.hidden : 0;
+  layout.combined_bytes = c.hidden * static_cast<int64_t>(SizeOf(c.combined));
+  const int64_t rows = c.ranks * c.max_tokens, tags = rows * c.top_k * 4;
+  int64_t end = 0;
+  const auto add = [&](int64_t bytes) {
+    const int64_t begin = end;
+    end = RoundUp(end + bytes, 256);
+    return begin;
+  };
+  layout.sent = add(int64_t{c.ranks} * 4);
+  layout.acks = add(int64_t{c.ranks} * 4);
+  layout.chunks = CeilDiv(c.max_tokens, kChunkRows);
+  layout.arrived = add(c.ranks * layout.chunks * 4);
+  layout.counts = add(int64_t{c.ranks} * 4);
+  layout.tokens = add(rows * 4);
+  layout.ids = add(tags);
+  layout.weights = add(c.sum_by_rank ? tags : 0);
+  layout.rows = add(rows * layout.row_stride);
+  layout.returned = add(c.max_tokens * (c.sum_by_rank ? c.ranks : c.top_k) * layout.combined_bytes);
+  layout.bytes = end;
+  return layout;
+}
+
+}  // namespace switchyard::cuda

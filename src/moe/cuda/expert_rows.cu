@@ -1,0 +1,283 @@
+#include "kernels/cuda/grouped_gemm.h"
+#include "moe/cuda/expert_rows.h"
+#include "moe/cuda/row_vectors.cuh"
+
+namespace switchyard::cuda {
+namespace {
+
+using Bf16 = __nv_bfloat16;
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kMaxSlots = 16;
+
+// Whether a row of the chunk is no padding.
+__device__ __forceinline__ bool HoldsRow(const RowChunk& chunk, int64_t row) {
+  if (!chunk.order.block_groups) return true;
+  const int64_t at = chunk.first + row;
+  const int expert = chunk.order.block_groups[at / kGroupBlockRows];
+  return expert >= 0 && at - chunk.order.offsets[expert] < chunk.order.counts[expert];
+}
+
+// Rows of the chunk that a dispatched row goes to.
+struct Places {
+  int count = 0;
+  int rows[kMaxSlots];
+};
+__device__ __forceinline__ void FindPlaces(const SpreadRowsParams& p, int64_t row, Places* places) {
+  for (int j = 0; j < p.k; ++j) {
+    const int64_t place = p.chunk.order.position ? p.chunk.order.position[row * p.k + j] : row;
+    const int64_t at = place - p.chunk.first;
+    if (at >= 0 && at < p.chunk.rows) places->rows[places->count++] = static_cast<int>(at);
+  }
+}
+
+// Row of the block's index among the rows that may exist, −1 where it does not.
+__device__ __forceinline__ int64_t DispatchedRow(const RowSegments& in) {
+  const auto tokens = static_cast<uint32_t>(in.tokens);
+  const uint32_t segment = blockIdx.x / tokens, row = blockIdx.x % tokens;
+  if (in.counts && row >= in.counts[segment]) return -1;
+  return segment * in.capacity + row;
+}
+
+// Rows that are computed with as they came.
+__global__ void __launch_bounds__(kThreads) CopyRowsKernel(const SpreadRowsParams p) {
+  __shared__ Places places;
+  const int64_t row = DispatchedRow(p.in);
+  if (row < 0) return;
+  if (threadIdx.x == 0) {
+    places.count = 0;
+    FindPlaces(p, row, &places);
+  }
+  __syncthreads();
+  const int count = places.count;
+  if (count == 0) return;
+  const int64_t thread = blockIdx.y * kThreads + threadIdx.x, threads = gridDim.y * kThreads;
+  const std::byte* from = p.rows + row * p.row_stride;
+  const int64_t element = p.to == ElementType::kFp8 ? 1 : p.to == ElementType::kBF16 ? 2 : 4;
+  const int64_t bytes = p.hidden * element;
+  if (bytes % 16 == 0) {
+    for (int64_t i = thread * 16; i < bytes; i += threads * 16) {
+      const uint4 x = *reinterpret_cast<const uint4*>(from + i);
+      for (int j = 0; j < count; ++j)
+        *reinterpret_cast<uint4*>(static_cast<std::byte*>(p.a) + places.rows[j] * bytes + i) = x;
+    }
+  } else {
+    for (int64_t i = thread * 4; i < bytes; i += threads * 4) {
+      const uint32_t x = *reinterpret_cast<const uint32_t*>(from + i);
+      for (int j = 0; j < count; ++j)
+        *reinterpret_cast<uint32_t*>(static_cast<std::byte*>(p.a) + places.rows[j] * bytes + i) = x;
+    }
+  }
+  if (p.to != ElementType::kFp8) return;
+  const auto* scales = reinterpret_cast<const float*>(from + p.scale_offset);
+  for (int64_t g = thread; g < (p.hidden + 127) / 128; g += threads)
+    for (int j = 0; j < count; ++j) p.a_scales[g * p.chunk.rows + places.rows[j]] = scales[g];
+}
+
+__device__ __forceinline__ float4 LoadElements(const SpreadRowsParams& p, const std::byte* row,
+                                               int64_t group, int64_t i) {
+  switch (p.from) {
+    case ElementType::kF32:
+      return LoadFour(reinterpret_cast<const float*>(row) + i);
+    case ElementType::kBF16:
+      return LoadFour(reinterpret_cast<const Bf16*>(row) + i);
+    default:
+      return DecodeFour(*reinterpret_cast<const uint32_t*>(row + i),
+                        reinterpret_cast<const float*>(row + p.scale_offset)[group]);
+  }
+}
+
+// A warp converts 128 elements at a time.
+__global__ void __launch_bounds__(kThreads) ConvertRowsKernel(const SpreadRowsParams p) {
+  __shared__ Places places;
+  const int64_t row = DispatchedRow(p.in);
+  if (row < 0) return;
+  if (threadIdx.x == 0) {
+    places.count = 0;
+    FindPlaces(p, row, &places);
+  }
+  __syncthreads();
+  const int count = places.count;
+  if (count == 0) return;
+  const std::byte* from = p.rows + row * p.row_stride;
+  const int lane = threadIdx.x % 32, warp = blockIdx.y * kWarps + threadIdx.x / 32;
+  for (int64_t g = warp; g < (p.hidden + 127) / 128; g += gridDim.y * kWarps) {
+    const int64_t i = g * 128 + lane * 4;
+    const bool exists = i < p.hidden;
+    float4 x = exists ? LoadElements(p, from, g, i) : float4{};
+    if (p.via == ElementType::kBF16) x = RoundToBf16(x);
+    Fp8Four quantized = {};
+    if (p.via == ElementType::kFp8 || p.to == ElementType::kFp8) quantized = QuantizeFour(x);
+    if (p.via == ElementType::kFp8) x = DecodeFour(quantized.codes, quantized.scale);
+    for (int j = 0; j < count && exists; ++j) {
+      const int64_t at = places.rows[j] * p.hidden + i;
+      if (p.to == ElementType::kF32) {
+        StoreFour(static_cast<float*>(p.a) + at, x);
+      } else if (p.to == ElementType::kBF16) {
+        StoreFour(static_cast<Bf16*>(p.a) + at, x);
+      } else {
+        *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(p.a) + at) = quantized.codes;
+        if (lane == 0) p.a_scales[g * p.chunk.rows + places.rows[j]] = quantized.scale;
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ float SwiGlu(const ActivateParams& p, float gate, float up) {
+  if (!p.clamped) return gate / (1.0f + expf(-gate)) * up;
+  const float g = fminf(gate, p.limit);
+  const float u = fminf(fmaxf(up, -p.limit), p.limit);
+  return g / (1.0f + expf(-p.alpha * g)) * (u + 1.0f);
+}
+
+template <typename From>
+__device__ __forceinline__ float4 Activated(const ActivateParams& p, const From* gate_up,
+                                            int64_t i) {
+  if (i >= p.intermediate) return {};
+  const float4 gate = LoadFour(gate_up + i), up = LoadFour(gate_up + p.intermediate + i);
+  return {SwiGlu(p, gate.x, up.x), SwiGlu(p, gate.y, up.y), SwiGlu(p, gate.z, up.z),
+          SwiGlu(p, gate.w, up.w)};
+}
+
+// A block a row, a warp for kAtOnce groups of 128 elements at a time.
+template <typename From>
+__global__ void __launch_bounds__(kThreads) ActivateKernel(const ActivateParams p) {
+  constexpr int kAtOnce = 2;
+  const int64_t row = blockIdx.x, size = p.intermediate;
+  if (!HoldsRow(p.chunk, row)) return;
+  const From* gate_up = static_cast<const From*>(p.gate_up) + row * 2 * size;
+  const int lane = threadIdx.x % 32;
+  for (int64_t first = threadIdx.x / 32; first < (size + 127) / 128; first += kAtOnce * kWarps) {
+    float4 y[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j)
+      y[j] = Activated(p, gate_up, (first + j * kWarps) * 128 + lane * 4);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int64_t g = first + j * kWarps, i = g * 128 + lane * 4, at = row * size + i;
+      const bool exists = i < size;
+      if (p.to == ElementType::kFp8) {
+        const Fp8Four quantized = QuantizeFour(y[j]);
+        if (!exists) continue;  // a group is there as a whole or not at all
+        *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(p.middle) + at) = quantized.codes;
+        if (lane == 0) p.scales[g * p.chunk.rows + row] = quantized.scale;
+      } else if (exists && p.to == ElementType::kBF16) {
+        StoreFour(static_cast<Bf16*>(p.middle) + at, y[j]);
+      } else if (exists) {
+        StoreFour(static_cast<float*>(p.middle) + at, y[j]);
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void AddWeighted(float4* sum, float weight, float4 x) {
+  sum->x = __fadd_rn(sum->x, __fmul_rn(weight, x.x));
+  sum->y = __fadd_rn(sum->y, __fmul_rn(weight, x.y));
+  sum->z = __fadd_rn(sum->z, __fmul_rn(weight, x.z));
+  sum->w = __fadd_rn(sum->w, __fmul_rn(weight, x.w));
+}
+
+// A block a token, or several where there are few.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) SumSlotsKernel(const SumSlotsParams p) {
+  __shared__ int rows[kMaxSlots];
+  __shared__ float weights[kMaxSlots];
+  const int64_t token = blockIdx.x;
+  if (threadIdx.x < p.k) {
+    rows[threadIdx.x] = p.position[token * p.k + threadIdx.x];
+    weights[threadIdx.x] = p.weights[token * p.k + threadIdx.x];
+  }
+  __syncthreads();
+  const T* outputs = static_cast<const T*>(p.outputs);
+  const int64_t thread = blockIdx.y * kThreads + threadIdx.x;
+  for (int64_t i = thread * 4; i < p.hidden; i += gridDim.y * kThreads * 4) {
+    float4 sum = {};
+#pragma unroll 4
+    for (int j = 0; j < p.k; ++j)
+      if (rows[j] >= 0) AddWeighted(&sum, weights[j], LoadFour(outputs + rows[j] * p.hidden + i));
+    StoreFour(p.y + token * p.hidden + i, sum);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) AddGatedKernel(const AddGatedParams p) {
+  const int64_t token = blockIdx.x;
+  const float open = p.gate ? 1.0f / (1.0f + expf(-p.gate[token])) : 1.0f;
+  const float* x = p.x + token * p.hidden;
+  float* y = p.y + token * p.hidden;
+  const int64_t thread = blockIdx.y * kThreads + threadIdx.x;
+  for (int64_t i = thread * 4; i < p.hidden; i += gridDim.y * kThreads * 4) {
+    float4 sum = LoadFour(y + i);
+    AddWeighted(&sum, open, LoadFour(x + i));
+    StoreFour(y + i, sum);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    MapIdsKernel(const int32_t* from, const int32_t* table, int64_t count, int32_t* to) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < count) to[i] = from[i] >= 0 ? table[from[i]] : -1;
+}
+
+// A block for each of `rows`; of few rows several, which share each of them.
+dim3 GridOf(int64_t rows, int64_t hidden) {
+  constexpr int64_t kFewRows = 1024;
+  const int64_t parts = rows < kFewRows ? (hidden + kThreads * 4 - 1) / (kThreads * 4) : 1;
+  return dim3(static_cast<unsigned>(rows), static_cast<unsigned>(parts));
+}
+
+}  // namespace
+
+cudaError_t SpreadRows(const SpreadRowsParams& p, cudaStream_t stream) {
+  const int64_t rows = p.in.segments * p.in.tokens;
+  if (rows == 0 || p.chunk.rows == 0) return cudaSuccess;
+  if (p.k > kMaxSlots || p.hidden % 4 != 0) return cudaErrorInvalidValue;
+  const dim3 blocks = GridOf(rows, p.hidden);
+  const bool as_they_are =
+      p.from == p.to && (p.from != ElementType::kF32 || p.via == ElementType::kF32);
+  if (as_they_are) {
+    CopyRowsKernel<<<blocks, kThreads, 0, stream>>>(p);
+  } else {
+    ConvertRowsKernel<<<blocks, kThreads, 0, stream>>>(p);
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t Activate(const ActivateParams& p, cudaStream_t stream) {
+  if (p.chunk.rows == 0) return cudaSuccess;
+  const auto blocks = static_cast<unsigned>(p.chunk.rows);
+  if (p.from == ElementType::kF32) {
+    ActivateKernel<float><<<blocks, kThreads, 0, stream>>>(p);
+  } else {
+    ActivateKernel<Bf16><<<blocks, kThreads, 0, stream>>>(p);
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t SumSlots(const SumSlotsParams& p, cudaStream_t stream) {
+  if (p.tokens == 0) return cudaSuccess;
+  if (p.k > kMaxSlots || p.hidden % 4 != 0) return cudaErrorInvalidValue;
+  const dim3 blocks = GridOf(p.tokens, p.hidden);
+  if (p.type == ElementType::kF32) {
+    SumSlotsKernel<float><<<blocks, kThreads, 0, stream>>>(p);
+  } else {
+    SumSlotsKernel<Bf16><<<blocks, kThreads, 0, stream>>>(p);
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t AddGated(const AddGatedParams& p, cudaStream_t stream) {
+  if (p.tokens == 0) return cudaSuccess;
+  AddGatedKernel<<<GridOf(p.tokens, p.hidden), kThreads, 0, stream>>>(p);
+  return cudaGetLastError();
+}
+
+cudaError_t MapIds(const int32_t* from, const int32_t* table, int64_t count, int32_t* to,
+                   cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  const auto blocks = static_cast<unsigned>((count + kThreads - 1) / kThreads);
+  MapIdsKernel<<<blocks, kThreads, 0, stream>>>(from, table, count, to);
+  return cudaGetLastError();
+}
+
+}  // namespace switchyard::cuda

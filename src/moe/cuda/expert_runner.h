@@ -1,0 +1,24 @@
+// The experts of a rank on its GPU.
+#pragma once
+
+#include "moe/cuda/expert_weights.h"
+#include "moe/cuda/moe_batch.h"
+#include "moe/cuda/moe_runtime.h"
+
+namespace switchyard::cuda {
+
+struct ExpertActivation {
+  bool clamped = false;  // kernels::Activation::kSwiGluClamped
+  float alpha = 1.0f, limit = 0.0f;
+};
+
+// outputs[position] = expert(row) for every arrived row and slot of batch.order: rows into order,
+// gate and up, activation, down. Runs over as many chunks as the batch's counts may need.
+void RunDeviceExperts(const DeviceExperts& experts, const ExpertActivation& activation,
+                      const CudaMoeBatch& batch, int top_k, CudaMoeRuntime& runtime);
+
+// y [tokens, H] float32 = the only expert of `shared` (x [tokens, H]). Works in the same buffers.
+void RunSharedExpert(const DeviceExperts& shared, const ExpertActivation& activation,
+                     const float* x, int64_t tokens, float* y, CudaMoeRuntime& runtime);
+
+}  // namespace switchyard::cuda

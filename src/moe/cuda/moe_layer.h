@@ -1,0 +1,69 @@
+// One MoE layer on one rank's GPU: MoeLayer's stages of device memory.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "moe/cuda/expert_runner.h"
+#include "moe/cuda/expert_weights.h"
+#include "moe/cuda/moe_batch.h"
+#include "moe/cuda/moe_runtime.h"
+#include "moe/device_layer.h"
+
+namespace switchyard::cuda {
+
+// Owns its weights on the device. Everything is enqueued on the device's stream, nothing waits for
+// the host and nothing is allocated after construction. The rank's thread calls it.
+class CudaMoeLayer : public MoeBlock {
+ public:
+  // Copies the weights to the device. Error kInvalid names what a GPU does not take.
+  CudaMoeLayer(MoeLayerConfig config, const MoeLayerWeights& weights, CudaMoeRuntime& runtime);
+
+  void Forward(const float* hidden, const MoeTokens& tokens, float* out) override;
+  void CopyRoutedExperts(int64_t tokens, int32_t* to) override;
+
+  // As MoeLayer's. PrePermute orders rows by expert; RunExperts brings them into that order.
+  void Gather(CudaMoeBatch& batch);
+  void Route(CudaMoeBatch& batch);
+  void BeginDispatch(CudaMoeBatch& batch);
+  void EndDispatch(CudaMoeBatch& batch);
+  void PrePermute(CudaMoeBatch& batch);
+  void RunExperts(CudaMoeBatch& batch);
+  void BeginCombine(CudaMoeBatch& batch);
+  void EndCombine(CudaMoeBatch& batch);
+  void Scatter(CudaMoeBatch& batch);
+
+  // Prepares `batch` for tokens [first, first + its group's) of every attention group's.
+  void StartBatch(const float* hidden, std::span<const int64_t> group_tokens, bool decode,
+                  float* out, CudaMoeBatch* batch);
+  CudaMoeBatch& batch() { return batch_; }
+
+ private:
+  void RunBatch(CudaMoeBatch& batch);
+  void RunRound(CudaMoeBatch& batch);
+  void PlaceRouter(const RouterWeights& router);
+  void PlaceShared(const MoeLayerWeights& weights);
+  void GatherAll(CudaMoeBatch& batch);
+  void KeepRoutedExperts(CudaMoeBatch& batch);
+  void ComputeShared(CudaMoeBatch& batch);
+  ExpertActivation Activation() const;
+  // Bytes or floats (`size` a token) of each member of a group of consecutive ranks.
+  std::span<const size_t> PartSizes(CudaMoeBatch& batch, int first, int ranks, size_t size) const;
+  std::span<const size_t> LaneSizes(CudaMoeBatch& batch, size_t size) const;
+
+  MoeLayerConfig config_;
+  CudaMoeRuntime& runtime_;
+  DeviceMatrix router_;
+  DeviceMemory router_bias_, correction_bias_;
+  DeviceMemory places_;          // [num_logical] what the router's choice is written as; or empty
+  DeviceMemory local_ids_;       // [num_physical] local id on this rank or −1, for GatherAll
+  DeviceMemory routed_experts_;  // [max_tokens, top_k]
+  DeviceExperts experts_;
+  std::optional<DeviceExperts> shared_;
+  DeviceMatrix shared_gate_;  // [1, H]; no data: no gate
+  CudaMoeBatch batch_;
+};
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,273 @@
+#include "moe/cuda/moe_layer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/testing.h"
+#include "moe/cuda/testing.h"
+
+namespace switchyard::cuda {
+namespace {
+
+constexpr int64_t kMostTokens = 400;
+
+// A layer on one GPU that holds every expert.
+struct OnGpu {
+  OnGpu(const TestLayer& layer, DType dtype, MoeOptions options = {},
+        int64_t max_tokens = kMostTokens)
+      : device(TestDevice(dtype, max_tokens)) {
+    DeviceMoeContext context;
+    context.device = device.get();
+    runtime = MakeCudaMoe(options, layer.Shape(max_tokens), context);
+    block = runtime->MakeLayer(layer.config, layer.ShareOf(Mesh(), true));
+  }
+  std::vector<float> Forward(const TestLayer& layer, int64_t tokens, uint32_t seed = 7) {
+    return ForwardOnce(*block, *device, layer.Hidden(tokens, seed), tokens);
+  }
+
+  std::unique_ptr<kernels::Device> device;
+  std::unique_ptr<DeviceMoe> runtime;
+  std::unique_ptr<MoeBlock> block;
+};
+
+std::vector<float> Reference(const TestLayer& layer, RowFormat format, int64_t tokens,
+                             uint32_t seed = 7) {
+  const auto hidden = layer.Hidden(tokens, seed);
+  std::vector<float> out(hidden.size());
+  MoeReference(layer.config, layer.whole, format, hidden.data(), tokens, out.data());
+  return out;
+}
+
+void ExpectExact(const TestLayer& layer) {
+  OnGpu gpu(layer, DType::kF32);
+  for (const int64_t tokens : {0, 1, 5, 131, 300})
+    EXPECT_LT(RelativeError(gpu.Forward(layer, tokens), Reference(layer, {}, tokens)), 1e-5)
+        << tokens;
+}
+
+TEST(CudaMoeLayer, ExactModeTakesEveryWeightFormat) {
+  SKIP_WITHOUT_GPU();
+  for (const WeightFormat format : kernels::kAllFormats) {
+    SCOPED_TRACE(Name(format));
+    ExpectExact(TestLayer({.format = format}));
+  }
+}
+
+TEST(CudaMoeLayer, ExactModeWithBiasesAndClampedActivation) {
+  SKIP_WITHOUT_GPU();
+  ExpectExact(TestLayer({.hidden = 64, .intermediate = 96, .clamped_with_biases = true}));
+}
+
+TEST(CudaMoeLayer, ExactModeWithASharedExpert) {
+  SKIP_WITHOUT_GPU();
+  TestLayer layer({.shared = true});
+  ExpectExact(layer);
+  layer.whole.shared_gate = {};
+  ExpectExact(layer);
+}
+
+TEST(CudaMoeLayer, ExactModeWithOneHotExpertAndWithNone) {
+  SKIP_WITHOUT_GPU();
+  ExpectExact(TestLayer({.hot_expert = 4}));
+  ExpectExact(TestLayer({.no_experts = true}));
+}
+
+TEST(CudaMoeLayer, RoutersOfTheFamilies) {
+  SKIP_WITHOUT_GPU();
+  using Scoring = RouterConfig::Scoring;
+  using Group = RouterConfig::GroupScore;
+  TestLayer layer({.hidden = 64, .intermediate = 32, .num_experts = 16, .top_k = 4});
+  const std::vector<float> correction = kernels::Random(9).Normal(16, 0.1f);
+  const auto with = [&](RouterConfig router, const float* bias) {
+    router.num_experts = 16;
+    router.top_k = 4;
+    layer.config.router = router;
+    layer.whole.router.correction_bias = bias;
+    ExpectExact(layer);
+  };
+  with({.scoring = Scoring::kSoftmax}, nullptr);
+  with({.scoring = Scoring::kTopKSoftmax}, nullptr);
+  with({.scoring = Scoring::kSigmoid,
+        .renormalize = true,
+        .num_groups = 4,
+        .topk_groups = 2,
+        .group_score = Group::kTop2Sum,
+        .routed_scaling_factor = 2.5f},
+       correction.data());
+  with({.scoring = Scoring::kSoftmax,
+        .num_groups = 4,
+        .topk_groups = 2,
+        .routed_scaling_factor = 16},
+       nullptr);
+}
+
+TestLayer Bf16Layer(bool clamped_with_biases = false) {
+  return TestLayer({.format = WeightFormat::kBF16,
+                    .hidden = 256,
+                    .intermediate = 384,
+                    .clamped_with_biases = clamped_with_biases,
+                    .shared = true});
+}
+TestLayer Fp8Layer() {
+  return TestLayer({.format = WeightFormat::kFp8Block,
+                    .activation = ActivationFormat::kFp8Group,
+                    .hidden = 512,
+                    .intermediate = 256,
+                    .shared = true});
+}
+MoeOptions Fp8Options() { return {.fp8_group_activations = true}; }
+
+void ExpectNear(const TestLayer& layer, MoeOptions options, RowFormat format, double most) {
+  OnGpu gpu(layer, DType::kBF16, options);
+  for (const int64_t tokens : {0, 1, 7, 130, 400})
+    EXPECT_LT(RelativeError(gpu.Forward(layer, tokens), Reference(layer, format, tokens)), most)
+        << tokens;
+}
+
+TEST(CudaMoeLayer, Bf16IsNearTheReference) {
+  SKIP_WITHOUT_GPU();
+  ExpectNear(Bf16Layer(), {}, {DType::kBF16}, 1e-2);
+  ExpectNear(Bf16Layer(/*clamped_with_biases=*/true), {}, {DType::kBF16}, 1e-2);
+}
+
+TEST(CudaMoeLayer, Bf16TakesSizesThatMatrixUnitsDoNot) {
+  SKIP_WITHOUT_GPU();
+  ExpectNear(TestLayer({.format = WeightFormat::kMxfp4, .hidden = 96, .intermediate = 160}), {},
+             {DType::kBF16}, 1e-2);
+}
+
+TEST(CudaMoeLayer, Fp8IsNearTheReference) {
+  SKIP_WITHOUT_GPU();
+  ExpectNear(Fp8Layer(), Fp8Options(), {DType::kBF16, true}, 3e-2);
+  ExpectNear(Fp8Layer(), {.dispatcher_output_dtype = "bf16"}, {DType::kBF16}, 3e-2);
+}
+
+TEST(CudaMoeLayer, ATokenHasTheSameBitsInEveryBatch) {
+  SKIP_WITHOUT_GPU();
+  struct Case {
+    TestLayer layer;
+    DType dtype;
+    MoeOptions options;
+  };
+  Case cases[] = {{TestLayer({.shared = true}), DType::kF32, {}},
+                  {Bf16Layer(), DType::kBF16, {}},
+                  {Fp8Layer(), DType::kBF16, Fp8Options()}};
+  for (Case& c : cases) {
+    // Whole blocks of every expert's rows, and few rows of each.
+    OnGpu gpu(c.layer, c.dtype, c.options, /*max_tokens=*/3000);
+    const int64_t hidden = c.layer.spec.hidden;
+    const auto x = c.layer.Hidden(3000);
+    const auto all = ForwardOnce(*gpu.block, *gpu.device, x, 3000);
+    for (const int64_t tokens : {1, 9, 200, 1000}) {
+      const auto some =
+          ForwardOnce(*gpu.block, *gpu.device, {x.end() - tokens * hidden, x.end()}, tokens);
+      EXPECT_TRUE(kernels::SameBits(some, {all.end() - tokens * hidden, all.end()}))
+          << tokens << " tokens, " << Name(c.layer.spec.format);
+    }
+  }
+}
+
+TEST(CudaMoeLayer, PlacementAndRedundantExpertsChangeNoBit) {
+  SKIP_WITHOUT_GPU();
+  TestLayer layer = Bf16Layer();
+  OnGpu trivial(layer, DType::kBF16);
+  const auto want = trivial.Forward(layer, 77);
+  MoeOptions options;
+  options.num_redundant_experts = 2;
+  layer.config.placement = ExpertPlacement(10, {3, 9, 0, 1, 2, 8, 7, 6, 5, 4, 9, 0});
+  OnGpu permuted(layer, DType::kBF16, options);
+  EXPECT_TRUE(kernels::SameBits(permuted.Forward(layer, 77), want));
+}
+
+TEST(CudaMoeLayer, RoutedExpertsAreTheCpusChoice) {
+  SKIP_WITHOUT_GPU();
+  const TestLayer layer({});
+  OnGpu gpu(layer, DType::kF32);
+  constexpr int64_t kTokens = 50;
+  ThreadPool pool(1);
+  const auto hidden = layer.Hidden(kTokens);
+  std::vector<float> logits(kTokens * 10);
+  kernels::Linear({.x = hidden.data(),
+                   .ldx = layer.spec.hidden,
+                   .w = layer.whole.router.w,
+                   .bias = layer.whole.router.bias,
+                   .y = logits.data(),
+                   .ldy = 10,
+                   .m = kTokens},
+                  pool);
+  TopK want;
+  SelectExperts(layer.config.router, logits.data(), kTokens, nullptr, &want, pool);
+  const DeviceMemory x = ToDevice(hidden), y(x.bytes());
+  const std::vector<int64_t> counts = {kTokens}, decode = {20};
+  std::vector<int32_t> got(kTokens * 3, -5);
+  gpu.block->Forward(x.as<float>(), {counts, decode, got.data()}, y.as<float>());
+  gpu.block->CopyRoutedExperts(kTokens, got.data());
+  EXPECT_EQ(got, want.ids);
+}
+
+TEST(CudaMoeLayer, CanBeRecordedAndReplayed) {
+  SKIP_WITHOUT_GPU();
+  const TestLayer layer = Fp8Layer();
+  OnGpu gpu(layer, DType::kBF16, Fp8Options());
+  constexpr int64_t kTokens = 20;
+  const size_t bytes = kTokens * layer.spec.hidden * sizeof(float);
+  const auto x = gpu.device->Allocate(bytes), y = gpu.device->Allocate(bytes);
+  const std::vector<int64_t> counts = {kTokens};
+  for (const uint32_t seed : {1, 2, 3, 4}) {
+    const auto hidden = layer.Hidden(kTokens, seed);
+    gpu.device->CopyIn(x.get(), hidden.data(), bytes);
+    gpu.device->Run(/*key=*/1, [&] {
+      gpu.block->Forward(static_cast<float*>(x.get()), {counts, counts},
+                         static_cast<float*>(y.get()));
+    });
+    std::vector<float> out(hidden.size());
+    gpu.device->CopyOut(out.data(), y.get(), bytes);
+    EXPECT_TRUE(kernels::SameBits(out, gpu.Forward(layer, kTokens, seed))) << seed;
+  }
+}
+
+// One rank of four that happens to have all chosen experts: more rows than a run of the GEMMs
+// takes.
+TEST(CudaMoeLayer, RowsBeyondAChunkGoInFurtherRuns) {
+  SKIP_WITHOUT_GPU();
+  constexpr int64_t kTokens = 6000;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    TestLayer layer(
+        {.format = WeightFormat::kBF16, .hidden = 128, .intermediate = 128, .num_experts = 16});
+    std::vector<float> bias(16, NAN);
+    std::fill_n(bias.begin(), 4, 0.0f);
+    layer.whole.router.bias = bias.data();
+    OnGpu whole(layer, dtype, {}, kTokens);
+    const auto want = whole.Forward(layer, kTokens);
+
+    LoneMember members;
+    const auto device = TestDevice(dtype, kTokens);
+    DeviceMoeContext context;
+    context.mesh = Mesh({.tp = 4, .ep = 4}, 0);
+    context.groups = {&members, &members, &members, &members};
+    context.device = device.get();
+    const auto runtime = MakeCudaMoe({}, layer.Shape(kTokens), context);
+    const auto block = runtime->MakeLayer(layer.config, layer.ShareOf(context.mesh, false));
+    EXPECT_TRUE(
+        kernels::SameBits(ForwardOnce(*block, *device, layer.Hidden(kTokens), kTokens), want));
+  }
+}
+
+TEST(CudaMoeLayer, RefusesWhatGpusDoNotDo) {
+  SKIP_WITHOUT_GPU();
+  const TestLayer layer({});
+  const auto refusal = [&](MoeOptions options) {
+    return ErrorOf([&] { OnGpu(layer, DType::kF32, options); });
+  };
+  MoeOptions options;
+  options.a2a_backend = "mooncake";
+  EXPECT_THAT(refusal(options), testing::HasSubstr("--moe-a2a-backend mooncake"));
+  options = {};
+  options.waterfill = true;
+  EXPECT_THAT(refusal(options), testing::HasSubstr("--enable-deepep-waterfill"));
+}
+
+}  // namespace
+}  // namespace switchyard::cuda

@@ -1,0 +1,207 @@
+#include <gtest/gtest.h>
+
+#include "comm/device/cuda/collectives.h"
+#include "comm/device/cuda/peer_memory.h"
+#include "kernels/cuda/cuda_device.h"
+#include "moe/cuda/testing.h"
+
+namespace switchyard::cuda {
+namespace {
+
+constexpr std::chrono::milliseconds kTimeout{20'000};
+
+// A rank's GPU with its groups; ranks beyond the number of GPUs share.
+struct Rank {
+  Rank(RankComm& comm, DType dtype, const MoeOptions& options, const MoeShape& shape)
+      : device(TestDevice(dtype, shape.max_tokens, comm.mesh.rank() % DeviceCount())),
+        peers(comm, PeerBytes(comm.mesh, dtype, options, shape), kTimeout) {
+    CudaDevice& gpu = CudaDevice::From(*device);
+    gpu.AddCheck([this] { peers.CheckWaits(); });
+    const auto make = [&](std::vector<int> group, const char* name) {
+      return collectives
+          .emplace_back(MakeCollectives(comm, peers, std::move(group), name, gpu.stream(), {}))
+          .get();
+    };
+    context.mesh = comm.mesh;
+    context.groups.tp = make(comm.mesh.TpGroup(), "tp");
+    context.groups.ep = make(comm.mesh.EpGroup(), "ep");
+    context.groups.moe_tp = make(comm.mesh.MoeTpGroup(), "moe-tp");
+    context.groups.attn_tp = make(comm.mesh.AttnTpGroup(), "attn-tp");
+    context.peers = &peers;
+    context.device = device.get();
+    runtime = MakeCudaMoe(options, shape, context);
+  }
+  static size_t PeerBytes(const Mesh& mesh, DType dtype, const MoeOptions& options,
+                          const MoeShape& shape) {
+    return CudaMoePeerBytes(options, shape, mesh.shape(), dtype) +
+           4 * CollectiveBytes({}, mesh.world()) + (size_t{1} << 20);
+  }
+
+  std::unique_ptr<kernels::Device> device;
+  PeerMemory peers;
+  std::vector<std::unique_ptr<Collectives>> collectives;
+  DeviceMoeContext context;
+  std::unique_ptr<DeviceMoe> runtime;
+};
+
+struct Ranks {
+  const TestLayer& layer;
+  DType dtype = DType::kF32;
+  MoeOptions options;
+  std::vector<TestPass> passes;
+
+  // What the rank's group gets for all passes. Everything is allocated before any rank begins:
+  // such calls wait for the whole GPU, and a peer's kernel may wait there for this rank.
+  std::vector<float> OnRank(RankComm& comm) const {
+    Rank rank(comm, dtype, options, ShapeFor(layer, passes));
+    const auto block = rank.runtime->MakeLayer(
+        layer.config, layer.ShareOf(comm.mesh, ScattersTokens(options, comm.mesh.shape())));
+    const int group = comm.mesh.dp_rank();
+    std::vector<std::vector<float>> outs;
+    std::vector<std::shared_ptr<void>> xs, ys;
+    for (const TestPass& pass : passes) {
+      const auto hidden = layer.Hidden(pass.total(), pass.seed);
+      const float* x = hidden.data() + pass.FirstOf(group) * layer.spec.hidden;
+      outs.emplace_back(pass.tokens[group] * layer.spec.hidden, NAN);
+      const size_t bytes = outs.back().size() * sizeof(float);
+      rank.device->CopyIn(xs.emplace_back(rank.device->Allocate(bytes + 16)).get(), x, bytes);
+      rank.device->CopyIn(ys.emplace_back(rank.device->Allocate(bytes + 16)).get(),
+                          outs.back().data(), bytes);
+    }
+    rank.device->Synchronize();
+    comm.tp->Barrier("before the passes");
+    for (size_t i = 0; i < passes.size(); ++i)
+      block->Forward(static_cast<const float*>(xs[i].get()), {passes[i].tokens, passes[i].decoding},
+                     static_cast<float*>(ys[i].get()));
+    std::vector<float> all;
+    for (size_t i = 0; i < passes.size(); ++i) {
+      rank.device->CopyOut(outs[i].data(), ys[i].get(), outs[i].size() * sizeof(float));
+      all.insert(all.end(), outs[i].begin(), outs[i].end());
+    }
+    rank.device->Synchronize();
+    comm.tp->Barrier("after the passes");
+    return all;
+  }
+
+  std::vector<float> On(const MeshShape& mesh) const {
+    std::vector<std::vector<float>> outs(mesh.tp), groups;
+    RunRankThreads(mesh.tp, RankComm::BytesPerRank(mesh),
+                   [&](int rank, std::shared_ptr<SharedArena> arena) {
+                     const auto comm = RankComm::Create(std::move(arena), mesh, rank, {kTimeout});
+                     outs[rank] = OnRank(*comm);
+                   });
+    const int attn_tp = mesh.tp / mesh.dp;
+    for (int rank = 0; rank < mesh.tp; ++rank) {
+      if (rank % attn_tp == 0) groups.push_back(outs[rank]);
+      EXPECT_TRUE(kernels::SameBits(groups.back(), outs[rank])) << "rank " << rank;
+    }
+    return JoinGroups(passes, layer.spec.hidden, groups);
+  }
+};
+
+std::string Describe(const MeshShape& mesh, const MoeOptions& options) {
+  return fmt::format("tp {} ep {} dp {} {} {}", mesh.tp, mesh.ep, mesh.dp, options.a2a_backend,
+                     options.deepep_mode);
+}
+
+TestLayer LayerFor(WeightFormat format, bool shared = true) {
+  return TestLayer({.format = format,
+                    .activation = format == WeightFormat::kFp8Block ? ActivationFormat::kFp8Group
+                                                                    : ActivationFormat::kNone,
+                    .hidden = 256,
+                    .intermediate = 256,
+                    .num_experts = 12,
+                    .shared = shared});
+}
+
+MoeOptions DeepEp(const char* mode) {
+  MoeOptions options;
+  options.a2a_backend = "deepep";
+  options.deepep_mode = mode;
+  return options;
+}
+
+// One pass over all sizes: many tokens, few, none in some groups; decoding, not, and mixed.
+std::vector<TestPass> Passes(int dp) {
+  std::vector<TestPass> passes = SpreadPasses({40, 3, 130}, dp, /*decode=*/false);
+  for (const TestPass& pass : SpreadPasses({1, 17}, dp, /*decode=*/true)) passes.push_back(pass);
+  TestPass mixed = TestPass::Spread(60, dp, /*decode=*/false, 5);
+  for (int g = 0; g < dp; ++g) mixed.decoding[g] = mixed.tokens[g] / 3;
+  passes.push_back(mixed);
+  return passes;
+}
+
+void ExpectSameBits(const TestLayer& layer, DType dtype, MoeOptions options,
+                    const std::vector<float>& want, const MeshShape& mesh) {
+  SCOPED_TRACE(Describe(mesh, options));
+  EXPECT_TRUE(kernels::SameBits(Ranks{layer, dtype, options, Passes(mesh.dp)}.On(mesh), want));
+}
+
+TEST(CudaMoeRanks, RankCountModeAndPlacementChangeNoBit) {
+  SKIP_WITHOUT_GPU();
+  for (const WeightFormat format :
+       {WeightFormat::kF32, WeightFormat::kBF16, WeightFormat::kFp8Block}) {
+    TestLayer layer = LayerFor(format);
+    const DType dtype = format == WeightFormat::kF32 ? DType::kF32 : DType::kBF16;
+    MoeOptions single = DeepEp("auto");
+    single.fp8_group_activations = format == WeightFormat::kFp8Block;
+    const auto want = Ranks{layer, dtype, single, Passes(1)}.On({});
+    for (const char* mode : {"normal", "low_latency", "auto"}) {
+      MoeOptions options = single;
+      options.deepep_mode = mode;
+      layer.config.placement = {};
+      ExpectSameBits(layer, dtype, options, want, {.tp = 2, .ep = 2});
+      ExpectSameBits(layer, dtype, options, want, {.tp = 4, .ep = 4, .dp = 4});
+      options.num_redundant_experts = 2;
+      layer.config.placement = ExpertPlacement(12, {11, 3, 0, 1, 10, 2, 8, 7, 6, 5, 9, 4, 0, 11});
+      ExpectSameBits(layer, dtype, options, want, {.tp = 4, .ep = 4, .dp = 2});
+    }
+  }
+}
+
+TEST(CudaMoeRanks, LongBatchesGoInRounds) {
+  SKIP_WITHOUT_GPU();
+  const TestLayer layer = LayerFor(WeightFormat::kBF16);
+  const auto want = Ranks{layer, DType::kBF16, DeepEp("auto"), Passes(1)}.On({});
+  for (const char* mode : {"normal", "low_latency", "auto"}) {
+    MoeOptions options = DeepEp(mode);
+    options.long_seq_per_round_tokens = 9;
+    options.max_dispatch_tokens_per_rank = 4;
+    ExpectSameBits(layer, DType::kBF16, options, want, {.tp = 2, .ep = 2, .dp = 2});
+  }
+}
+
+TEST(CudaMoeRanks, RowsThatAreAddedUpByRankAreNearTheReference) {
+  SKIP_WITHOUT_GPU();
+  const TestLayer layer = LayerFor(WeightFormat::kF32);
+  for (const char* mode : {"normal", "low_latency"}) {
+    MoeOptions options = DeepEp(mode);
+    options.combine_rows = "rank";
+    const Ranks ranks{layer, DType::kF32, options, Passes(2)};
+    EXPECT_LT(RelativeError(ranks.On({.tp = 2, .ep = 2, .dp = 2}),
+                            ReferencePasses(layer, options, ranks.passes)),
+              1e-5);
+  }
+}
+
+TEST(CudaMoeRanks, SlicesAndReplicatedTokensAreNearTheReference) {
+  SKIP_WITHOUT_GPU();
+  const TestLayer layer = LayerFor(WeightFormat::kF32);
+  MoeOptions none;
+  const auto expect = [&](const MoeOptions& options, const MeshShape& mesh) {
+    SCOPED_TRACE(Describe(mesh, options));
+    const Ranks ranks{layer, DType::kF32, options, Passes(mesh.dp)};
+    EXPECT_LT(RelativeError(ranks.On(mesh), ReferencePasses(layer, options, ranks.passes)), 1e-5);
+  };
+  expect(none, {.tp = 2, .ep = 2});
+  expect(none, {.tp = 2, .ep = 1});
+  expect(none, {.tp = 4, .ep = 2});
+  expect(none, {.tp = 2, .ep = 2, .dp = 2});
+  expect(none, {.tp = 4, .ep = 2, .dp = 2});
+  expect(DeepEp("auto"), {.tp = 2, .ep = 1});
+  expect(DeepEp("auto"), {.tp = 4, .ep = 2});
+  expect(DeepEp("auto"), {.tp = 4, .ep = 2, .dp = 4});
+}
+
+}  // namespace
+}  // namespace switchyard::cuda

@@ -1,0 +1,202 @@
+#include <cuda_bf16.h>
+
+#include "moe/cuda/router_logits.h"
+
+namespace switchyard::cuda {
+namespace {
+
+constexpr int kWarps = 8;  // of a block: each sums a run of K; the runs are added in order
+constexpr int kThreads = kWarps * 32;
+constexpr int kStep = 16;  // along K, of one product of matrix units
+
+// D += A · B of m16n8k16 bfloat16 fragments. kernels/cuda/ptx.cuh is Hopper's; this runs from
+// Ampere on.
+__device__ __forceinline__ void Multiply(float (&d)[4], const uint32_t (&a)[4],
+                                         const uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// x = parts[0] + parts[1] + parts[2], each a bfloat16: 24 bits of mantissa in three of 8.
+__device__ __forceinline__ void Split(float2 x, uint32_t (&parts)[3]) {
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    const __nv_bfloat162 part = __floats2bfloat162_rn(x.x, x.y);
+    parts[i] = reinterpret_cast<const uint32_t&>(part);
+    x.x -= __low2float(part);
+    x.y -= __high2float(part);
+  }
+}
+
+// The fragments' columns 2t, 2t + 1, 2t + 8, 2t + 9 of lane t are elements 4t … 4t + 3 of a step,
+// in A as in B, so that a lane loads its four in one go.
+__device__ __forceinline__ float4 FourOf(const float* p, bool exists) {
+  return exists ? *reinterpret_cast<const float4*>(p) : float4{};
+}
+__device__ __forceinline__ uint2 FourOf(const __nv_bfloat16* p, bool exists) {
+  return exists ? *reinterpret_cast<const uint2*>(p) : uint2{};
+}
+
+struct Weights {
+  uint32_t parts[3][2];
+};
+__device__ __forceinline__ Weights SplitWeights(uint2 four) {
+  Weights w = {};
+  w.parts[0][0] = four.x;
+  w.parts[0][1] = four.y;
+  return w;
+}
+__device__ __forceinline__ Weights SplitWeights(float4 four) {
+  uint32_t low[3], high[3];
+  Split({four.x, four.y}, low);
+  Split({four.z, four.w}, high);
+  Weights w;
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    w.parts[i][0] = low[i];
+    w.parts[i][1] = high[i];
+  }
+  return w;
+}
+
+// sums += one step's products.
+template <bool kExactWeights, int kRowTiles, int kColumnTiles, typename Four>
+__device__ __forceinline__ void MultiplyStep(const float4 (&x)[kRowTiles][2],
+                                             const Four (&w)[kColumnTiles],
+                                             float (&sums)[kRowTiles][kColumnTiles][4]) {
+  uint32_t a[kRowTiles][3][4];
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      uint32_t low[3], high[3];
+      Split({x[i][h].x, x[i][h].y}, low);
+      Split({x[i][h].z, x[i][h].w}, high);
+#pragma unroll
+      for (int part = 0; part < 3; ++part) {
+        a[i][part][h] = low[part];
+        a[i][part][2 + h] = high[part];
+      }
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kColumnTiles; ++j) {
+    const Weights b = SplitWeights(w[j]);
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+      // Small products first; those of two small parts are below float32's last bit.
+      Multiply(sums[i][j], a[i][2], b.parts[0]);
+      if (!kExactWeights) {
+        Multiply(sums[i][j], a[i][0], b.parts[2]);
+        Multiply(sums[i][j], a[i][1], b.parts[1]);
+      }
+      Multiply(sums[i][j], a[i][1], b.parts[0]);
+      if (!kExactWeights) Multiply(sums[i][j], a[i][0], b.parts[1]);
+      Multiply(sums[i][j], a[i][0], b.parts[0]);
+    }
+  }
+}
+
+// A tile of 16 kRowTiles × 8 kColumnTiles logits, kBatch steps loaded at a time. Neither changes a
+// bit of a logit.
+template <typename W, int kRowTiles, int kColumnTiles, int kBatch>
+__global__ void __launch_bounds__(kThreads) LogitsKernel(const RouterLogitsParams p) {
+  constexpr bool kExactWeights = sizeof(W) == 2;  // one part is all of them
+  constexpr int kRows = 16 * kRowTiles, kColumns = 8 * kColumnTiles;
+  extern __shared__ float partial[];  // [kWarps, kRows, kColumns]
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int group = lane / 4, quad = lane % 4;
+  const int64_t first_row = int64_t{blockIdx.y} * kRows;
+  const int first_column = blockIdx.x * kColumns;
+
+  const float* x[kRowTiles][2];
+  const W* w[kColumnTiles];
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      x[i][h] = p.x + min(first_row + i * 16 + h * 8 + group, p.m - 1) * p.k;
+#pragma unroll
+  for (int j = 0; j < kColumnTiles; ++j)
+    w[j] = static_cast<const W*>(p.w) + min(first_column + j * 8 + group, p.n - 1) * p.k;
+
+  float sums[kRowTiles][kColumnTiles][4] = {};
+  const int64_t steps = (p.k + kStep - 1) / kStep;
+  const int64_t begin = steps * warp / kWarps, end = steps * (warp + 1) / kWarps;
+  for (int64_t first = begin; first < end; first += kBatch) {
+    float4 x_fours[kBatch][kRowTiles][2];
+    decltype(FourOf(w[0], true)) w_fours[kBatch][kColumnTiles];
+#pragma unroll
+    for (int s = 0; s < kBatch; ++s) {
+      const int64_t k = (first + s) * kStep + quad * 4;
+      const bool exists = first + s < end && k < p.k;
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) x_fours[s][i][h] = FourOf(x[i][h] + k, exists);
+#pragma unroll
+      for (int j = 0; j < kColumnTiles; ++j) w_fours[s][j] = FourOf(w[j] + k, exists);
+    }
+#pragma unroll
+    for (int s = 0; s < kBatch; ++s) MultiplyStep<kExactWeights>(x_fours[s], w_fours[s], sums);
+  }
+
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+    for (int j = 0; j < kColumnTiles; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int row = i * 16 + group + e / 2 * 8, column = j * 8 + quad * 2 + e % 2;
+        partial[(warp * kRows + row) * kColumns + column] = sums[i][j][e];
+      }
+  __syncthreads();
+  for (int at = threadIdx.x; at < kRows * kColumns; at += kThreads) {
+    const int64_t row = first_row + at / kColumns;
+    const int column = first_column + at % kColumns;
+    if (row >= p.m || column >= p.n) continue;
+    float sum = partial[at];
+#pragma unroll
+    for (int warp_of = 1; warp_of < kWarps; ++warp_of)
+      sum += partial[warp_of * kRows * kColumns + at];
+    p.y[row * p.n + column] = p.bias ? sum + p.bias[column] : sum;
+  }
+}
+
+template <typename W, int kRowTiles, int kColumnTiles, int kBatch>
+cudaError_t Start(const RouterLogitsParams& p, cudaStream_t stream) {
+  constexpr int kRows = 16 * kRowTiles, kColumns = 8 * kColumnTiles;
+  constexpr size_t kShared = kWarps * kRows * kColumns * sizeof(float);
+  if constexpr (kShared > 48 * 1024) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(LogitsKernel<W, kRowTiles, kColumnTiles, kBatch>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+    if (error != cudaSuccess) return error;
+  }
+  const dim3 grid((p.n + kColumns - 1) / kColumns,
+                  static_cast<unsigned>((p.m + kRows - 1) / kRows));
+  LogitsKernel<W, kRowTiles, kColumnTiles, kBatch><<<grid, kThreads, kShared, stream>>>(p);
+  return cudaGetLastError();
+}
+
+template <typename W>
+cudaError_t StartFor(const RouterLogitsParams& p, cudaStream_t stream) {
+  // Few tokens: as many blocks as there are; many: tiles that read each element fewer times.
+  if (p.m <= 64 || p.n <= 8) return Start<W, 1, 1, 8>(p, stream);
+  if (p.m <= 256) return Start<W, 1, 2, 6>(p, stream);
+  if (p.m <= 640) return Start<W, 1, 4, 4>(p, stream);
+  return Start<W, 2, 8, 2>(p, stream);
+}
+
+}  // namespace
+
+cudaError_t RouterLogits(const RouterLogitsParams& p, cudaStream_t stream) {
+  if (p.m == 0) return cudaSuccess;
+  if (p.k % 4 != 0 || (p.m + 15) / 16 > 65535) return cudaErrorInvalidValue;
+  return p.w_is_bf16 ? StartFor<__nv_bfloat16>(p, stream) : StartFor<float>(p, stream);
+}
+
+}  // namespace switchyard::cuda

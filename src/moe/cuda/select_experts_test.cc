@@ -1,0 +1,120 @@
+#include "moe/cuda/select_experts.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "moe/cuda/testing.h"
+#include "moe/router.h"
+
+namespace switchyard::cuda {
+namespace {
+
+struct Choice {
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+};
+
+Choice OnDevice(const RouterConfig& config, const std::vector<float>& logits, int64_t tokens,
+                const std::vector<float>& bias, const std::vector<int32_t>& places = {}) {
+  const DeviceMemory device_logits = ToDevice(logits), device_bias = ToDevice(bias);
+  const DeviceMemory device_places = ToDevice(places);
+  const DeviceMemory ids(tokens * config.top_k * 4), weights(tokens * config.top_k * 4);
+  Check(SelectExpertsOnDevice({.logits = device_logits.as<float>(),
+                               .correction_bias = bias.empty() ? nullptr : device_bias.as<float>(),
+                               .tokens = tokens,
+                               .num_experts = config.num_experts,
+                               .top_k = config.top_k,
+                               .scoring = static_cast<int>(config.scoring),
+                               .renormalize = config.renormalize,
+                               .num_groups = config.num_groups,
+                               .topk_groups = config.topk_groups,
+                               .top2_sum = config.group_score == RouterConfig::GroupScore::kTop2Sum,
+                               .scaling = config.routed_scaling_factor,
+                               .places = places.empty() ? nullptr : device_places.as<int32_t>(),
+                               .ids = ids.as<int32_t>(),
+                               .weights = weights.as<float>()},
+                              nullptr),
+        "choice of experts");
+  return {ToHost<int32_t>(ids, tokens * config.top_k),
+          ToHost<float>(weights, tokens * config.top_k)};
+}
+
+void ExpectAsOnCpu(const RouterConfig& config, const std::vector<float>& logits, int64_t tokens,
+                   const std::vector<float>& bias) {
+  ThreadPool pool(1);
+  TopK want;
+  SelectExperts(config, logits.data(), tokens, bias.empty() ? nullptr : bias.data(), &want, pool);
+  const Choice got = OnDevice(config, logits, tokens, bias);
+  EXPECT_EQ(got.ids, want.ids);
+  for (size_t i = 0; i < want.weights.size(); ++i)
+    ASSERT_NEAR(got.weights[i], want.weights[i], 1e-6 * (1 + std::abs(want.weights[i]))) << i;
+}
+
+// Multiples of `step`: scores tie, or are further from one another than exponentials are rounded.
+std::vector<float> OnGrid(std::vector<float> values, float step) {
+  for (float& v : values) v = std::round(v / step) * step;
+  return values;
+}
+
+RouterConfig RandomRouter(kernels::Random& random) {
+  RouterConfig config;
+  config.num_groups = random.Pick({1, 1, 2, 4, 8, 32});
+  config.num_experts =
+      config.num_groups * static_cast<int>(1 + random.Below(512 / config.num_groups));
+  config.topk_groups = static_cast<int>(1 + random.Below(config.num_groups));
+  config.top_k = static_cast<int>(1 + random.Below(std::min(16, config.num_experts)));
+  config.scoring = random.Pick({RouterConfig::Scoring::kSoftmax, RouterConfig::Scoring::kSigmoid,
+                                RouterConfig::Scoring::kTopKSoftmax});
+  config.renormalize = random.Below(2) == 0;
+  config.group_score =
+      random.Pick({RouterConfig::GroupScore::kMax, RouterConfig::GroupScore::kTop2Sum});
+  config.routed_scaling_factor = random.Pick({1.0f, 2.5f});
+  return config;
+}
+
+TEST(SelectExpertsOnDevice, ChoosesAsTheCpuDoes) {
+  SKIP_WITHOUT_GPU();
+  kernels::Random random(1);
+  for (int round = 0; round < 60; ++round) {
+    const RouterConfig config = RandomRouter(random);
+    const int64_t tokens = random.Below(40);
+    const auto logits = OnGrid(random.Normal(tokens * config.num_experts), 1.0f / 64);
+    const auto bias = random.Below(2) == 0 ? OnGrid(random.Normal(config.num_experts, 0.2f), 0.125f)
+                                           : std::vector<float>();
+    SCOPED_TRACE(testing::Message()
+                 << "round " << round << ", experts " << config.num_experts << " groups "
+                 << config.num_groups << " of " << config.topk_groups << " top " << config.top_k);
+    ExpectAsOnCpu(config, logits, tokens, bias);
+  }
+}
+
+TEST(SelectExpertsOnDevice, TiesGoToTheLowerId) {
+  SKIP_WITHOUT_GPU();
+  const RouterConfig config = {.num_experts = 100, .top_k = 7};
+  const Choice got = OnDevice(config, std::vector<float>(200, 0.5f), 2, {});
+  for (int i = 0; i < 14; ++i) EXPECT_EQ(got.ids[i], i % 7);
+}
+
+TEST(SelectExpertsOnDevice, NanIsNeverChosen) {
+  SKIP_WITHOUT_GPU();
+  for (const auto scoring : {RouterConfig::Scoring::kSigmoid, RouterConfig::Scoring::kTopKSoftmax,
+                             RouterConfig::Scoring::kSoftmax}) {
+    const RouterConfig config = {
+        .num_experts = 70, .top_k = 3, .scoring = scoring, .renormalize = true};
+    std::vector<float> logits(140, NAN);
+    logits[66] = 1.0f;
+    logits[5] = -2.0f;
+    ExpectAsOnCpu(config, logits, 2, {});
+  }
+}
+
+TEST(SelectExpertsOnDevice, WritesPlaces) {
+  SKIP_WITHOUT_GPU();
+  const RouterConfig config = {.num_experts = 4, .top_k = 2};
+  const Choice got = OnDevice(config, {0, 3, 2, 1}, 1, {}, {10, 11, -1, 13});
+  EXPECT_EQ(got.ids, (std::vector<int32_t>{11, -1}));
+}
+
+}  // namespace
+}  // namespace switchyard::cuda

@@ -1,0 +1,239 @@
+// Ranks of an exchange in one process, driven by one thread, for tests: each on a GPU of its own,
+// or, where there are fewer GPUs, several on one, whose kernels run beside one another.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/cuda/runtime.h"
+#include "moe/cuda/test_exchange_traffic.h"
+
+namespace switchyard::cuda {
+
+// Lets the current GPU write to all others.
+inline void ReachAllGpus() {
+  int own = 0;
+  Check(cudaGetDevice(&own), "current GPU");
+  for (int other = 0; other < DeviceCount(); ++other) {
+    if (other != own && cudaDeviceEnablePeerAccess(other, 0) != cudaSuccess) cudaGetLastError();
+  }
+}
+
+class TestExchangeRanks {
+ public:
+  static constexpr uint64_t kPatience = 20'000'000'000;  // ns
+
+  TestExchangeRanks(const ExchangeConfig& config, const ExpertMap& experts,
+                    uint64_t nanoseconds = kPatience)
+      : config_(config) {
+    for (int r = 0; r < config.ranks; ++r) {
+      auto& rank = ranks_.emplace_back(std::make_unique<Rank>(r % DeviceCount(), config));
+      ReachAllGpus();
+      peers_.memory.at[r] = rank->memory.data();
+    }
+    for (int r = 0; r < config.ranks; ++r) {
+      config_.rank = r;
+      Use(r);
+      peers_.limit = {ranks_[r]->report.as<WaitReport>(), nanoseconds, r};
+      ranks_[r]->exchange = std::make_unique<Exchange>(config_, experts, peers_);
+    }
+  }
+
+  Exchange& exchange(int rank) { return *ranks_[rank]->exchange; }
+  cudaStream_t stream(int rank) const { return ranks_[rank]->stream.get(); }
+  const WaitReport& report(int rank) const { return *ranks_[rank]->report.as<WaitReport>(); }
+  void Use(int rank) const { UseDevice(ranks_[rank]->device); }
+
+  void SetActive(const std::vector<bool>& active) {
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      Use(static_cast<int>(r));
+      const std::vector<uint8_t> bytes(active.begin(), active.end());
+      Copy(ranks_[r]->active, bytes);
+      ranks_[r]->exchange->SetActive(ranks_[r]->active.as<uint8_t>());
+    }
+  }
+
+  void Upload(int slot, const TestTraffic& traffic) {
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      Use(static_cast<int>(r));
+      const TestTraffic::Rank& in = traffic.ranks[r];
+      Buffers& to = ranks_[r]->slots[slot];
+      if (traffic.spec.dtype == DType::kBF16) {
+        std::vector<BF16> x;
+        for (const float value : in.x) x.push_back(ToBF16(value));
+        Copy(to.x, x);
+      } else {
+        Copy(to.x, in.x);
+      }
+      Copy(to.ids, in.ids);
+      Copy(to.weights, in.weights);
+      Copy(to.outputs, in.outputs);
+      Copy(to.position, in.position);
+      Check(cudaMemset(to.y.data(), 0xff, to.y.bytes()), "clearing");
+    }
+    Check(cudaDeviceSynchronize(), "upload");
+  }
+
+  // One rank's calls, enqueued.
+  void BeginDispatch(int r, int slot, const TestTraffic& traffic) {
+    Use(r);
+    const Buffers& in = ranks_[r]->slots[slot];
+    exchange(r).BeginDispatch(slot,
+                              {.x = in.x.data(),
+                               .dtype = traffic.spec.dtype,
+                               .ids = in.ids.as<int32_t>(),
+                               .weights = in.weights.as<float>(),
+                               .tokens = traffic.ranks[r].tokens(config_.top_k)},
+                              stream(r));
+  }
+  void EndDispatch(int r, int slot) {
+    Use(r);
+    ranks_[r]->slots[slot].dispatched = exchange(r).EndDispatch(slot, stream(r));
+  }
+  void BeginCombine(int r, int slot) {
+    Use(r);
+    const Buffers& in = ranks_[r]->slots[slot];
+    exchange(r).BeginCombine(slot, in.outputs.data(), in.position.as<int32_t>(), stream(r));
+  }
+  void EndCombine(int r, int slot) {
+    Use(r);
+    exchange(r).EndCombine(slot, ranks_[r]->slots[slot].y.as<float>(), stream(r));
+  }
+
+  // A whole batch on all ranks that are active: calls of one kind on all of them, then the next.
+  void Run(int slot, const TestTraffic& traffic) {
+    const auto all = [&](const auto& call) {
+      for (int r = 0; r < config_.ranks; ++r)
+        if (traffic.Active(r)) call(r);
+    };
+    all([&](int r) { BeginDispatch(r, slot, traffic); });
+    all([&](int r) { EndDispatch(r, slot); });
+    all([&](int r) { BeginCombine(r, slot); });
+    all([&](int r) { EndCombine(r, slot); });
+  }
+
+  void Synchronize() const {
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      Use(static_cast<int>(r));
+      ranks_[r]->stream.Synchronize();
+      EXPECT_EQ(report(static_cast<int>(r)).failed, 0u) << "rank " << r << " gave up";
+    }
+  }
+
+  // After Synchronize: all that has come, byte for byte.
+  void CheckAll(int slot, const TestTraffic& traffic) const {
+    for (int r = 0; r < config_.ranks; ++r) {
+      if (!traffic.Active(r)) continue;
+      SCOPED_TRACE("rank " + std::to_string(r) + " of " + std::to_string(config_.ranks));
+      Use(r);
+      CheckDispatched(r, slot, traffic);
+      CheckSums(r, slot, traffic);
+    }
+  }
+
+  // A dispatched row, as far as its format fills it.
+  std::vector<std::byte> Row(int r, int slot, int64_t row) const {
+    const DispatchedRows& got = ranks_[r]->slots[slot].dispatched;
+    Use(r);
+    return Read<std::byte>(got.rows + row * got.row_stride,
+                           config_.dispatched.Bytes(config_.hidden));
+  }
+
+  std::vector<float> Sums(int r, int slot, const TestTraffic& traffic) const {
+    return Read<float>(ranks_[r]->slots[slot].y.data(),
+                       traffic.ranks[r].tokens(config_.top_k) * config_.hidden);
+  }
+
+ private:
+  struct Buffers {
+    DeviceMemory x, ids, weights, outputs, position, y;
+    DispatchedRows dispatched;
+  };
+  struct Rank {
+    Rank(int device_in, const ExchangeConfig& c)
+        : device((UseDevice(device_in), device_in)),
+          memory(Exchange::PeerBytes(c)),
+          active(c.ranks),
+          report(sizeof(WaitReport)),
+          slots(c.in_flight) {
+      *report.as<WaitReport>() = {};
+      const size_t tokens = c.max_tokens, rows = tokens * c.ranks, elements = tokens * c.hidden;
+      for (Buffers& slot : slots) {
+        slot.x = DeviceMemory(elements * 4);
+        slot.ids = DeviceMemory(tokens * c.top_k * 4);
+        slot.weights = DeviceMemory(tokens * c.top_k * 4);
+        slot.outputs = DeviceMemory(rows * c.top_k * c.hidden * SizeOf(c.combined));
+        slot.position = DeviceMemory(rows * c.top_k * 4);
+        slot.y = DeviceMemory(elements * 4);
+      }
+    }
+
+    int device;
+    Stream stream;
+    DeviceMemory memory, active;
+    PinnedMemory report;
+    std::unique_ptr<Exchange> exchange;
+    std::vector<Buffers> slots;
+  };
+
+  template <typename T>
+  static void Copy(const DeviceMemory& to, const std::vector<T>& from) {
+    ASSERT_LE(from.size() * sizeof(T), to.bytes());
+    Check(cudaMemcpy(to.data(), from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice),
+          "upload");
+  }
+  template <typename T>
+  static std::vector<T> Read(const void* from, int64_t count) {
+    std::vector<T> to(count);
+    Check(cudaMemcpy(to.data(), from, count * sizeof(T), cudaMemcpyDeviceToHost), "download");
+    return to;
+  }
+
+  void CheckDispatched(int r, int slot, const TestTraffic& traffic) const {
+    const ExchangeConfig& c = config_;
+    const DispatchedRows& got = ranks_[r]->slots[slot].dispatched;
+    const auto& arriving = traffic.ranks[r].arriving;
+    const auto counts = Read<int32_t>(got.counts, c.ranks);
+    const int64_t rows = c.ranks * c.max_tokens, bytes = c.dispatched.Bytes(c.hidden);
+    const auto ids = Read<int32_t>(got.ids, rows * c.top_k);
+    const auto all_rows = Read<std::byte>(got.rows, rows * got.row_stride);
+    std::vector<float> weights;
+    if (c.sum_by_rank) weights = Read<float>(got.weights, rows * c.top_k);
+    std::vector<std::byte> want(bytes);
+    for (int s = 0; s < c.ranks; ++s) {
+      ASSERT_EQ(counts[s], std::ssize(arriving[s])) << "from " << s;
+      const TestTraffic::Rank& from = traffic.ranks[s];
+      for (int64_t n = 0; n < counts[s]; ++n) {
+        const int64_t row = s * c.max_tokens + n, token = arriving[s][n];
+        StoreRow(c.dispatched, from.x.data() + token * c.hidden, c.hidden, want.data());
+        ASSERT_EQ(std::memcmp(want.data(), all_rows.data() + row * got.row_stride, bytes), 0)
+            << "token " << token << " from " << s;
+        for (int j = 0; j < c.top_k; ++j) {
+          const int32_t id = traffic.LocalIdOn(r, from.ids[token * c.top_k + j]);
+          ASSERT_EQ(ids[row * c.top_k + j], id) << "token " << token << " from " << s;
+          if (c.sum_by_rank) {
+            ASSERT_EQ(weights[row * c.top_k + j], from.weights[token * c.top_k + j]);
+          }
+        }
+      }
+    }
+  }
+
+  void CheckSums(int r, int slot, const TestTraffic& traffic) const {
+    const std::vector<float> want = traffic.Sums(r), got = Sums(r, slot, traffic);
+    for (size_t i = 0; i < want.size(); ++i)
+      ASSERT_EQ(std::bit_cast<uint32_t>(got[i]), std::bit_cast<uint32_t>(want[i]))
+          << "token " << i / config_.hidden << " element " << i % config_.hidden << ": " << got[i]
+          << ", want " << want[i];
+  }
+
+  ExchangeConfig config_;
+  ExchangePeers peers_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,70 @@
+// Helpers of the tests of MoE layers on GPUs.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/cuda/runtime.h"
+#include "kernels/device.h"
+#include "moe/device_layer.h"
+#include "moe/test_layer.h"
+
+namespace switchyard::cuda {
+
+#define SKIP_WITHOUT_GPU() \
+  if (DeviceCount() == 0) GTEST_SKIP() << "no GPU"
+
+template <typename T>
+DeviceMemory ToDevice(const std::vector<T>& values) {
+  DeviceMemory memory(values.size() * sizeof(T));
+  Check(cudaMemcpy(memory.data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
+        "copy to the GPU");
+  return memory;
+}
+template <typename T>
+std::vector<T> ToHost(const DeviceMemory& memory, int64_t count) {
+  std::vector<T> values(count);
+  Check(cudaMemcpy(values.data(), memory.data(), count * sizeof(T), cudaMemcpyDeviceToHost),
+        "copy from the GPU");
+  return values;
+}
+
+inline std::unique_ptr<kernels::Device> TestDevice(DType dtype, int64_t max_tokens, int index = 0) {
+  return kernels::MakeCudaDevice({.index = index,
+                                  .dtype = dtype,
+                                  .max_tokens = max_tokens,
+                                  .max_sequences = 1,
+                                  .max_pages = 1});
+}
+
+// The only member that has something to add: the others of its group would have added zeros.
+class LoneMember : public Collectives {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  void AllReduceSum(float*, size_t) override {}
+  void AllGatherV(const void*, void*, std::span<const size_t>) override { FAIL(); }
+  void ReduceScatterV(const float*, float*, std::span<const size_t>) override { FAIL(); }
+};
+
+// One pass of one rank that is the only one of its attention group, from host memory to host
+// memory.
+inline std::vector<float> ForwardOnce(MoeBlock& moe, kernels::Device& device,
+                                      const std::vector<float>& hidden, int64_t tokens,
+                                      int64_t decoding = 0) {
+  const std::vector<int64_t> counts = {tokens}, decode = {decoding};
+  std::vector<float> out(hidden.size(), NAN);
+  const auto x = device.Allocate(hidden.size() * sizeof(float) + 16);
+  const auto y = device.Allocate(hidden.size() * sizeof(float) + 16);
+  device.CopyIn(x.get(), hidden.data(), hidden.size() * sizeof(float));
+  device.CopyIn(y.get(), out.data(), out.size() * sizeof(float));
+  moe.Forward(static_cast<const float*>(x.get()), {counts, decode}, static_cast<float*>(y.get()));
+  device.CopyOut(out.data(), y.get(), out.size() * sizeof(float));
+  return out;
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,21 @@
+#include "moe/device_layer.h"
+
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+[[noreturn]] void Refuse() {
+  throw Invalid("this program is built without CUDA: MoE layers compute on the CPU, --device cpu");
+}
+
+}  // namespace
+
+std::unique_ptr<DeviceMoe> MakeCudaMoe(const MoeOptions&, const MoeShape&,
+                                       const DeviceMoeContext&) {
+  Refuse();
+}
+
+size_t CudaMoePeerBytes(const MoeOptions&, const MoeShape&, const MeshShape&, DType) { Refuse(); }
+
+}  // namespace switchyard

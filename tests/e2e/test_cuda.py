@@ -1,0 +1,40 @@
+"""The reference checkpoints served by GPUs: tokens and log-probabilities of transformers, to 2e-4 in float32, on as many
+GPUs as this machine has. Skipped where it has none.
+"""
+import functools
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from server import FIXTURES, ROOT, Server
+from test_reference import BACKENDS, DP_BACKENDS, NAMES
+
+LAYOUTS = [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (8, 4), (8, 8)]
+GRAPHS = {"graphs": [], "no_graphs": ["--disable-cuda-graph"]}
+
+
+@functools.cache
+def gpus():
+    if not shutil.which("nvidia-smi"):
+        return 0
+    return subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.count("GPU ")
+
+
+CASES = [(name, layout, backend, graphs) for name in NAMES for layout in LAYOUTS for backend in BACKENDS for graphs in GRAPHS]
+CASES += [(name, (4, 2), backend, "graphs") for name in NAMES for backend in DP_BACKENDS]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-tp{c[1][0]}ep{c[1][1]}-{c[2]}-{c[3]}")
+def test_equals_transformers(case):
+    name, (tp, ep), backend, graphs = case
+    if gpus() < tp:
+        pytest.skip(f"{tp} GPUs are needed, {gpus()} were found")
+    flags = ["--device", "cuda", "--dtype", "float32", "--tp", tp, "--ep", ep, "--max-total-tokens", 4096, "--log-level",
+             "warning", *{**BACKENDS, **DP_BACKENDS}[backend], *GRAPHS[graphs]]
+    with Server(FIXTURES / name, *flags) as server:
+        check = subprocess.run([sys.executable, ROOT / "tests/e2e/check_reference.py", "--url", server.url, FIXTURES / name,
+                                "--tolerance", "2e-4"], capture_output=True, text=True)
+        assert check.returncode == 0, check.stdout + check.stderr + server.text()
+        assert server.stop() == 0
