@@ -92,6 +92,7 @@ void Cases(int64_t n, int64_t k, const std::vector<int64_t>& ms, bool plans,
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   const bool plans = argc > 1 && std::strcmp(argv[1], "--plans") == 0;
   const Ceilings ceilings = Ceilings::Measure();
   std::printf("copy %.0f GB/s; matrix units %.0f, %.0f TFLOP/s (from the notes)\n",

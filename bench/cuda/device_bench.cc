@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <vector>
@@ -198,6 +199,7 @@ void BenchRows(Bench& bench, uint64_t& key) {
 }
 
 int Main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   const int rounds = argc > 1 ? std::max(1, std::atoi(argv[1])) : 20;
   const std::unique_ptr<Device> device = kernels::MakeCudaDevice(
       {.dtype = DType::kBF16, .max_tokens = kMaxTokens, .max_sequences = 1, .max_pages = 1});
@@ -219,15 +221,15 @@ int Main(int argc, char** argv) {
   }
   fmt::print("{}: a copy moves {:.0f} GB/s\n", device->Describe(), bench.copy_rate * 1e-9);
   uint64_t key = 1;
+  BenchRows(bench, key);
+  BenchHeads(bench, key);
+  BenchLinear(bench, WeightFormat::kF32, 256, 7168, key);
+  BenchGroup(bench, key);
   for (const WeightFormat format :
        {WeightFormat::kF32, WeightFormat::kBF16, WeightFormat::kFp8Block}) {
     BenchLinear(bench, format, 4096, 2048, key);
     BenchLinear(bench, format, 7168, 16384, key);
   }
-  BenchLinear(bench, WeightFormat::kF32, 256, 7168, key);
-  BenchGroup(bench, key);
-  BenchHeads(bench, key);
-  BenchRows(bench, key);
   return 0;
 }
 

@@ -2,112 +2,25 @@
 // even routing. µs of the slowest rank and GB/s that leave a rank, beside a plain copy to a peer
 // and NCCL's all-to-all of as many bytes. One GPU: ranks that share it, which shows no link at all.
 // Usage: exchange_bench [--ranks R] [--blocks B] [--stages] [tokens …]
-#include <dlfcn.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdlib>
-#include <functional>
-#include <memory>
 #include <random>
 #include <string>
-#include <vector>
 
-#include "core/cuda/runtime.h"
-#include "core/error.h"
-#include "moe/cuda/exchange.h"
-#include "peer_copy.h"
+#include "exchange_bench_ranks.h"
 
 namespace switchyard::cuda {
 namespace {
 
 constexpr int64_t kHidden = 7168;
 constexpr int kTopK = 8, kExperts = 256;
-constexpr int kSamples = 5;
 
 struct Options {
   int ranks = 0, blocks = 0;
   bool stages = false;
   std::vector<int64_t> tokens;
 };
-
-struct Rank {
-  explicit Rank(int device_in)
-      : device((UseDevice(device_in), device_in)), report(sizeof(WaitReport)) {
-    *report.as<WaitReport>() = {};
-    for (int other = 0; other < DeviceCount(); ++other)
-      if (other != device && cudaDeviceEnablePeerAccess(other, 0) != cudaSuccess)
-        cudaGetLastError();
-  }
-  int device;
-  Stream stream;
-  PinnedMemory report;
-  DeviceMemory memory, x, ids, weights, outputs, position, y;
-  std::unique_ptr<Exchange> exchange;
-  std::vector<int32_t> host_ids;
-  int64_t tokens = 0;
-
-  void Use() const { UseDevice(device); }
-  void BeginDispatch() const {
-    exchange->BeginDispatch(
-        0,
-        {.x = x.data(), .ids = ids.as<int32_t>(), .weights = weights.as<float>(), .tokens = tokens},
-        stream.get());
-  }
-  void EndDispatch() const { exchange->EndDispatch(0, stream.get()); }
-  void BeginCombine() const {
-    exchange->BeginCombine(0, outputs.data(), position.as<int32_t>(), stream.get());
-  }
-  void EndCombine() const { exchange->EndCombine(0, y.as<float>(), stream.get()); }
-};
-using Ranks = std::vector<std::unique_ptr<Rank>>;
-
-void Synchronize(const Ranks& ranks) {
-  for (const auto& rank : ranks) {
-    rank->Use();
-    rank->stream.Synchronize();
-    if (const auto* report = rank->report.as<WaitReport>(); report->failed)
-      throw Resource("rank {} waited for rank {} in vain, stage {}", report->rank, report->peer,
-                     report->stage);
-  }
-}
-
-// µs of one call, the median of samples of the slowest rank: `calls` are recorded in a graph, which
-// all ranks replay at once.
-double Time(const Ranks& ranks, int calls, const std::function<void(const Rank&, int)>& call) {
-  std::vector<cudaGraphExec_t> graphs(ranks.size());
-  std::vector<Event> starts, stops;
-  for (size_t r = 0; r < ranks.size(); ++r) {
-    ranks[r]->Use();
-    starts.emplace_back();
-    stops.emplace_back();
-    cudaGraph_t graph = nullptr;
-    Check(cudaStreamBeginCapture(ranks[r]->stream.get(), cudaStreamCaptureModeThreadLocal),
-          "record");
-    for (int i = 0; i < calls; ++i) call(*ranks[r], static_cast<int>(r));
-    Check(cudaStreamEndCapture(ranks[r]->stream.get(), &graph), "record");
-    Check(cudaGraphInstantiate(&graphs[r], graph, 0), "graph");
-    Check(cudaGraphUpload(graphs[r], ranks[r]->stream.get()), "graph");
-    cudaGraphDestroy(graph);
-  }
-  std::vector<double> samples;
-  for (int sample = -1; sample < kSamples; ++sample) {
-    for (size_t r = 0; r < ranks.size(); ++r) {
-      ranks[r]->Use();
-      starts[r].Record(ranks[r]->stream.get());
-      Check(cudaGraphLaunch(graphs[r], ranks[r]->stream.get()), "replay");
-      stops[r].Record(ranks[r]->stream.get());
-    }
-    Synchronize(ranks);
-    double slowest = 0;
-    for (size_t r = 0; r < ranks.size(); ++r)
-      slowest = std::max(slowest, stops[r].MillisecondsSince(starts[r]) * 1000 / calls);
-    if (sample >= 0) samples.push_back(slowest);
-  }
-  for (const cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
-  std::ranges::sort(samples);
-  return samples[kSamples / 2];
-}
 
 template <typename T>
 DeviceMemory Upload(const std::vector<T>& from) {
@@ -266,106 +179,6 @@ void Case(const Ranks& ranks, int64_t tokens, bool fp8, bool by_rank, const Opti
              Cell(dispatch, traffic.rows * row, plain), Cell(all - dispatch, returned, plain),
              options.stages ? Stages(ranks) : "");
   fflush(stdout);
-}
-
-// GB/s of copies of 256 MB, of all ranks at once, each to the next.
-double PlainCopy(const Ranks& ranks) {
-  constexpr size_t kBytes = size_t{256} << 20;
-  for (const auto& rank : ranks) {
-    rank->Use();
-    rank->memory = DeviceMemory(kBytes);
-    rank->x = DeviceMemory(kBytes);
-  }
-  double best = 0;
-  std::string line = "plain copy to a peer, GB/s:";
-  for (const int blocks : {24, 66, 132, 264}) {
-    const double us = Time(ranks, 4, [&](const Rank& rank, int r) {
-      StartPeerCopy(rank.x.data(), ranks[(r + 1) % ranks.size()]->memory.data(), kBytes, blocks,
-                    rank.stream.get());
-    });
-    line += fmt::format(" {:.0f} ({} blocks)", kBytes / us * 1e-3, blocks);
-    best = std::max(best, kBytes / us * 1e-3);
-  }
-  const double engine = Time(ranks, 4, [&](const Rank& rank, int r) {
-    Check(cudaMemcpyAsync(ranks[(r + 1) % ranks.size()]->memory.data(), rank.x.data(), kBytes,
-                          cudaMemcpyDeviceToDevice, rank.stream.get()),
-          "copy");
-  });
-  fmt::print("{}, {:.0f} (copy engine)\n", line, kBytes / engine * 1e-3);
-  return best;
-}
-
-// The few of NCCL's functions that an all-to-all takes, as its documentation gives them.
-void NcclAllToAll(const Ranks& ranks) {
-  const char* folder = std::getenv("SWITCHYARD_NCCL_LIBRARY");
-  void* library = dlopen("libnccl.so.2", RTLD_NOW);
-  if (!library && folder)
-    library = dlopen(fmt::format("{}/libnccl.so.2", folder).c_str(), RTLD_NOW);
-  const int n = static_cast<int>(ranks.size());
-  if (!library || n < 2 || n > DeviceCount()) {
-    fmt::print("no NCCL, or no GPU for each rank\n");
-    return;
-  }
-  const auto find = [&]<typename F>(F*& function, const char* name) {
-    function = reinterpret_cast<F*>(dlsym(library, name));
-    if (!function) throw Resource("libnccl.so.2 has no {}", name);
-  };
-  using Handle = void*;
-  int (*init)(Handle*, int, const int*), (*start)(), (*end)();
-  int (*send)(const void*, size_t, int, int, Handle, cudaStream_t);
-  int (*receive)(void*, size_t, int, int, Handle, cudaStream_t);
-  find(init, "ncclCommInitAll");
-  find(start, "ncclGroupStart");
-  find(end, "ncclGroupEnd");
-  find(send, "ncclSend");
-  find(receive, "ncclRecv");
-  std::vector<Handle> handles(n);
-  if (init(handles.data(), n, nullptr) != 0) {
-    fmt::print("NCCL does not start\n");
-    return;
-  }
-  fmt::print("NCCL all-to-all, MB to each rank: µs, GB/s off the rank:");
-  for (const double megabytes : {0.1, 0.5, 4.0, 32.0}) {
-    const auto bytes = static_cast<size_t>(megabytes * 1e6) / 16 * 16;
-    std::vector<Event> starts, stops;
-    for (const auto& rank : ranks) {
-      rank->Use();
-      starts.emplace_back();
-      stops.emplace_back();
-      rank->memory = DeviceMemory(bytes * n);
-      rank->x = DeviceMemory(bytes * n);
-    }
-    constexpr int kCalls = 10;
-    for (int call = -3; call < kCalls; ++call) {
-      for (int r = 0; r < n && call == 0; ++r) {
-        ranks[r]->Use();
-        starts[r].Record(ranks[r]->stream.get());
-      }
-      start();
-      for (int r = 0; r < n; ++r) {
-        for (int peer = 0; peer < n; ++peer) {
-          if (peer == r) continue;
-          constexpr int kBytes = 1;  // ncclUint8
-          send(ranks[r]->x.data() + peer * bytes, bytes, kBytes, peer, handles[r],
-               ranks[r]->stream.get());
-          receive(ranks[r]->memory.data() + peer * bytes, bytes, kBytes, peer, handles[r],
-                  ranks[r]->stream.get());
-        }
-      }
-      end();
-    }
-    double slowest = 0;
-    for (int r = 0; r < n; ++r) {
-      ranks[r]->Use();
-      stops[r].Record(ranks[r]->stream.get());
-    }
-    Synchronize(ranks);
-    for (int r = 0; r < n; ++r)
-      slowest = std::max(slowest, stops[r].MillisecondsSince(starts[r]) * 1000 / kCalls);
-    fmt::print("  {} {:.1f} {:.0f}", megabytes, slowest,
-               static_cast<double>(bytes) * (n - 1) / slowest * 1e-3);
-  }
-  fmt::print("\n");
 }
 
 void Run(Options options) {

@@ -140,6 +140,7 @@ void Cases(const Ceilings& ceilings) {
 }  // namespace
 
 int main() {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   const Ceilings ceilings = Ceilings::Measure();
   std::printf("copy %.0f GB/s; matrix units %.0f, %.0f TFLOP/s (from the notes)\n",
               ceilings.bandwidth * 1e-9, Ceilings::kBf16 * 1e-12, Ceilings::kFp8 * 1e-12);

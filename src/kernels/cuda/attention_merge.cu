@@ -11,16 +11,8 @@ __global__ void __launch_bounds__(kThreads) MergeParts(const __grid_constant__ T
   const AttentionLaunch& launch = p.launch;
   const AttentionSchedule& schedule = p.schedule;
   const SequenceTable& table = launch.table;
-  int sequence, row;
-  if (p.merged_rows > 0) {
-    sequence = blockIdx.x / p.merged_rows;
-    row = table.row_begin[sequence] + static_cast<int>(blockIdx.x) % p.merged_rows;
-    if (row >= table.row_begin[sequence] + table.rows[sequence]) return;
-  } else {
-    row = blockIdx.x;
-    sequence = table.row_sequence[row];
-    if (sequence < 0) return;
-  }
+  const int row = blockIdx.x, sequence = table.row_sequence[row];
+  if (sequence < 0) return;
   __shared__ int first_slot;
   if (threadIdx.x < 32) {
     const int slot = FirstSlot(schedule, sequence);
@@ -73,9 +65,7 @@ __global__ void __launch_bounds__(kThreads) MergeParts(const __grid_constant__ T
 
 cudaError_t StartMergeOfParts(const TiledAttention& p, cudaStream_t stream) {
   const int heads_at_once = kThreads * 4 / p.launch.v_dim;
-  const SequenceTable& table = p.launch.table;
-  const int rows = p.merged_rows > 0 ? table.num_sequences * p.merged_rows : table.num_rows;
-  const dim3 grid(rows, (p.launch.heads + heads_at_once - 1) / heads_at_once);
+  const dim3 grid(p.launch.table.num_rows, (p.launch.heads + heads_at_once - 1) / heads_at_once);
   MergeParts<<<grid, kThreads, 0, stream>>>(p);
   return cudaGetLastError();
 }

@@ -12,7 +12,6 @@ struct TiledAttention {
   AttentionSchedule schedule;
   float2* states = nullptr;  // [slots, tile rows]: SoftmaxState
   float* parts = nullptr;    // [slots, tile rows, v_dim]
-  int merged_rows = 0;       // the most that a sequence has; 0: merge looks at all rows
 };
 
 // Writes the rows whose keys were split among units of `p`; v_dim is a power of two, 64 to 512.

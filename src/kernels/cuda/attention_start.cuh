@@ -38,10 +38,9 @@ cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows
                        cudaStream_t stream) {
   const SequenceTable& table = launch.table;
   const int group = launch.heads / launch.kv_heads;
-  // At most, and one of each sequence is not full.
-  const bool one_each = max_rows <= Shape::kRows;
-  const int64_t full = one_each ? 0 : int64_t{table.num_rows} * group / Shape::kRows;
-  const int64_t tiles = (full + table.num_sequences) * launch.kv_heads;
+  // At most: every sequence has one tile that is not full.
+  const int64_t tiles =
+      (int64_t{table.num_rows} * group / Shape::kRows + table.num_sequences) * launch.kv_heads;
   int resident = 0;
   if (const cudaError_t error = ResidentBlocks<Shape>(&resident); error != cudaSuccess)
     return error;
@@ -64,8 +63,7 @@ cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows
                    .max_rows = max_rows,
                    .slots = static_cast<int>(slots)},
       .states = reinterpret_cast<float2*>(launch.scratch + slots * Shape::kRows * Shape::kVDim),
-      .parts = launch.scratch,
-      .merged_rows = one_each ? max_rows / group : 0};
+      .parts = launch.scratch};
   const int64_t blocks =
       slots > 0 ? std::min<int64_t>(resident, tiles * most_splits) : std::max<int64_t>(tiles, 1);
   TiledAttentionKernel<Shape>

@@ -11,38 +11,36 @@ namespace {
 // along K is 128 bytes of each row, four wgmmas.
 constexpr double kIngestBytes = 48;  // that the copy engine brings to one multiprocessor in a clock
 constexpr double kMemoryBytes = 2400;  // that memory gives in a clock, all together (4.2 TB/s)
-// The least for a step, however small: with one step a stage, and with four.
-constexpr double kStepOfOne = 380, kStepOfFour = 130;
 // Beside the steps of a tile: filling the ring of stages, writing the result.
 constexpr double kFewRowsTile = 1500, kManyRowsTile = 3000;
-// What a step takes beyond the matrix unit's own time. FP8: adding scaled products.
-constexpr double kFewRowsExcess = 1.25, kFewRowsExcessFp8 = 1.4;
-constexpr double kManyRowsExcess = 1.15, kManyRowsExcessFp8 = 1.5;
+constexpr double kManyRowsStep = 1190;  // both formats, 128 × 256 bfloat16 and 128 × 192 e4m3
 
-// wgmma of 64 × `columns`: half a clock a column, or its operands' bytes at 128 a clock.
-double MultiplyClocks(int64_t columns) {
-  return std::max(0.5 * static_cast<double>(columns), 16 + 0.25 * static_cast<double>(columns));
+// A step waits for the copy engine's answer, then for wgmmas one after the other, then, FP8, adds
+// scaled products; two warpgroups (128 rows of weights) take turns in the latter.
+double FewRowsStep(const GemmPlan& plan, bool fp8, int64_t tile_tokens) {
+  const auto tokens = static_cast<double>(tile_tokens);
+  const bool two = plan.weight_rows > 64;
+  double step;
+  if (fp8) {
+    step = plan.steps > 1 ? 180 + 4.0 * tokens : two ? 430 + 6.6 * tokens : 270 + 5.0 * tokens;
+  } else {
+    step = plan.steps > 1 ? 180 : 300 + (two ? 3.4 : 1.8) * tokens;
+  }
+  return std::max(step, (plan.weight_rows + tokens) * 128 / kIngestBytes);
 }
 
 double FewRowsClocks(const GemmPlan& plan, bool fp8, int64_t m, int64_t n, int64_t steps,
                      int processors) {
-  const int64_t tokens = TileTokens(m);
   const int64_t tiles = CeilDiv(n, plan.weight_rows) * CeilDiv(m, kFewRowsMaxTokens);
-  const double multiply = 4 * MultiplyClocks(tokens) * (plan.weight_rows > 64 ? 2 : 1) *
-                          (fp8 ? kFewRowsExcessFp8 : kFewRowsExcess);
-  const double ingest = static_cast<double>(plan.weight_rows + tokens) * 128 / kIngestBytes;
-  const double step = std::max({multiply, ingest, plan.steps == 1 ? kStepOfOne : kStepOfFour});
   return static_cast<double>(CeilDiv(tiles, processors)) *
-         (static_cast<double>(steps) * step + kFewRowsTile);
+         (static_cast<double>(steps) * FewRowsStep(plan, fp8, TileTokens(m)) + kFewRowsTile);
 }
 
 double ManyRowsClocks(bool fp8, int64_t m, int64_t n, int64_t steps, int processors) {
   const int side = fp8 ? kManyRowsWeightsFp8 : kManyRowsWeightsBf16;
   const int64_t tiles = CeilDiv(m, kManyRowsTokens) * CeilDiv(n, 2 * side) * 2;
-  const double multiply =
-      2 * 4 * MultiplyClocks(side) * (fp8 ? kManyRowsExcessFp8 : kManyRowsExcess);
   return static_cast<double>(CeilDiv(tiles, processors)) *
-         (static_cast<double>(steps) * multiply + kManyRowsTile);
+         (static_cast<double>(steps) * kManyRowsStep + kManyRowsTile);
 }
 
 // Sharing rows of A halves what the L2 cache is read for; a tile without a partner would be wasted.

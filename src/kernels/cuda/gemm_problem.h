@@ -50,7 +50,7 @@ struct GemmLaunch {
   CUtensorMap a_map;        // boxes of 64 rows; with several steps of all rows
   CUtensorMap a_small_map;  // few rows: boxes of 16
   CUtensorMap b_map;        // boxes of plan.weight_rows
-  CUtensorMap scales_map;   // FP8: of A's scales, boxes of plan.steps × 64
+  CUtensorMap scales_map;   // FP8: of A's scales, boxes of plan.steps × 64; many rows: 1 × 128
   CUtensorMap d_map;        // many rows, bfloat16: boxes of 64 × 64
 };
 

@@ -26,8 +26,8 @@ void RunGemm(const GemmProblem& p, const GemmPlan& plan, const CurrentGpu& gpu,
   launch.a_map = tile(p.a, p.rows, p.lda, plan.steps == 1 ? 64 : TileTokens(p.rows));
   if (plan.few_rows && plan.steps == 1) launch.a_small_map = tile(p.a, p.rows, p.lda, 16);
   if (p.fp8)
-    launch.scales_map =
-        MakeTensorMap(p.a_scales, p.k / 128, p.rows, 4, plan.steps, 64, p.ld_a_scales);
+    launch.scales_map = MakeTensorMap(p.a_scales, p.k / 128, p.rows, 4, plan.steps,
+                                      plan.few_rows ? 64 : kManyRowsTokens, p.ld_a_scales);
   if (!plan.few_rows && !p.float_output)
     launch.d_map = MakeTensorMap(p.d, p.rows, p.n, 2, 64, 64, p.ldd);
   Check(plan.few_rows ? StartFewRowsGemm(launch, stream) : StartManyRowsGemm(launch, stream),

@@ -20,7 +20,8 @@ constexpr int kMaxGemmGroups = 1024;  // where counts are on the device
 //   multiple of kGroupBlockRows rows, so that a block has one group. Rows of padding are computed.
 // - group_begins and group_rows, for groups of few rows (decode): any rows that do not overlap, as
 //   in a padded or masked layout [groups, capacity, k]; no others are computed or written. The work
-//   is that of the rows there are, in steps of 16, and a weight is read once for 192 rows.
+//   is that of the rows there are, in steps of 16 or 32, and a weight is read once for 192 rows.
+//   Faster up to about 100 rows a group for e4m3 and 200 for bfloat16.
 //
 // Sums run along K in one order that depends on K alone: a row's result has the same bits in either
 // way and whatever else is in the call.

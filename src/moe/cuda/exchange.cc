@@ -66,7 +66,8 @@ struct Exchange::Impl {
         experts(PlacesOf(map, c.ranks)),
         slots(c.in_flight) {
     Check(LoadDispatchKernels(), "kernels of the dispatch");
-    Check(LoadCombineKernels(), "kernels of the combine");
+    Check(LoadReturnKernels(), "kernels of the combine");
+    Check(LoadSumKernels(), "kernels of the combine");
     const int64_t words = CeilDiv(c.max_tokens, 32) * c.ranks;
     for (int s = 0; s < c.in_flight; ++s) {
       Slot& slot = slots[s];

@@ -17,7 +17,7 @@ namespace switchyard::cuda {
 struct ExchangeConfig {
   int ranks = 1, rank = 0;           // of the EP group
   const int* world_ranks = nullptr;  // [ranks] in the world (PeerMemory's numbers)
-  int64_t hidden = 0;                // a multiple of 128
+  int64_t hidden = 0;                // a multiple of 8, of 16 for FP8
   int top_k = 0;                     // at most 16
   int64_t max_tokens = 0;            // of one rank in one exchange
   RowFormat dispatched;          // kF32, kBF16, or FP8 with a float32 scale for each 128 elements
@@ -55,13 +55,18 @@ struct ExchangePeers {
 // The four calls enqueue kernels and return; nothing waits on the host, launches depend on `tokens`
 // and the configuration alone, so that all of it can be recorded in a CUDA graph and replayed:
 // round numbers live in device memory. Every rank of the group makes the same calls in the same
-// order. Several batches may be in flight, each with a slot of its own in [0, in_flight).
+// order. Several batches may be in flight, each with a slot of its own in [0, in_flight), whose
+// four calls go to one stream, or to streams that events put in their order.
 //
 // Results: slots of rows are a function of routing alone (no atomics decide an order), and
 // EndCombine adds over slots in slot order in float32, exactly as moe/combine.h: the same bits for
 // every number of ranks and both tunings. A rank masked out by `active` (device, [ranks] bytes,
 // null: all) is neither sent to nor waited for, and its experts add nothing; the mask changes
-// between batches, in the order of the stream, and on all ranks alike.
+// between batches, in the order of the stream, and on all ranks alike. Masked ranks miss rounds:
+// who comes back needs exchanges that are made anew on all ranks.
+//
+// On Hopper kernels of these calls begin while the one before them in the stream still runs, so
+// that outputs are added up while others are under way.
 class Exchange {
  public:
   static size_t PeerBytes(const ExchangeConfig& config);  // what the constructor allocates
@@ -84,7 +89,8 @@ class Exchange {
   // outputs [*, hidden] of config.combined; position [ranks · max_tokens, top_k] the output of each
   // (dispatched row, slot) whose id is not −1, and −1 of the others.
   void BeginCombine(int slot, const void* outputs, const int32_t* position, cudaStream_t stream);
-  void EndCombine(int slot, float* y, cudaStream_t stream);  // y [tokens, hidden]
+  // y [tokens, hidden], which overlaps neither outputs nor position.
+  void EndCombine(int slot, float* y, cudaStream_t stream);
 
   void SetActive(const uint8_t* active);
 

@@ -82,7 +82,8 @@ struct ExchangeBatch {
 // Makes the driver load every kernel: loading may wait for the device, where a kernel of another
 // rank may be waiting for this one.
 cudaError_t LoadDispatchKernels();
-cudaError_t LoadCombineKernels();
+cudaError_t LoadReturnKernels();
+cudaError_t LoadSumKernels();
 
 // Blocks are those of the kernels that move rows.
 cudaError_t StartDispatch(const ExchangeBatch& batch, int blocks, cudaStream_t stream);

@@ -15,9 +15,10 @@ void Validate(const ExchangeConfig& c) {
   if (c.top_k < 1 || c.top_k > kMostTopK)
     throw Invalid("exchange on GPUs: {} experts for each token, want at most {}", c.top_k,
                   kMostTopK);
-  if (c.hidden < 1 || c.hidden % kFp8GroupSize != 0)
-    throw Invalid("exchange on GPUs: rows of {} elements, want a multiple of {}", c.hidden,
-                  kFp8GroupSize);
+  // A lane's 16 bytes of either row.
+  const int64_t vector = c.dispatched.fp8 ? 16 : 8;
+  if (c.hidden < 1 || c.hidden % vector != 0)
+    throw Invalid("exchange on GPUs: rows of {} elements, want a multiple of {}", c.hidden, vector);
   constexpr int64_t kMostRows = int64_t{1} << 24, kMostTokensOfFew = 4096;
   if (c.max_tokens < 1 || c.max_tokens * c.ranks * c.top_k > kMostRows)
     throw Invalid("exchange on GPUs: {} tokens of each of {} ranks in {} slots, want at most {}",

@@ -25,7 +25,7 @@ class CudaExchange : public testing::Test {
 
 ExchangeConfig RandomConfig(kernels::Random& random) {
   ExchangeConfig c = {.ranks = random.Pick({1, 2, 2, 3, 4, 8}),
-                      .hidden = 128 * random.Pick({1, 2, 5, 9, 33, 56}),
+                      .hidden = 16 * random.Pick({4, 8, 16, 40, 72, 180, 264, 448}),
                       .top_k = random.Pick({1, 2, 6, 8, 16}),
                       .max_tokens = random.Pick({1, 3, 32, 33, 100}),
                       .dispatched = kFormats[random.Below(3)],

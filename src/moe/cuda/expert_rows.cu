@@ -19,17 +19,24 @@ __device__ __forceinline__ bool HoldsRow(const RowChunk& chunk, int64_t row) {
   return expert >= 0 && at - chunk.order.offsets[expert] < chunk.order.counts[expert];
 }
 
-// Rows of the chunk that a dispatched row goes to.
+// Rows of the chunk that a dispatched row goes to, for the whole block.
 struct Places {
-  int count = 0;
+  int count;
   int rows[kMaxSlots];
 };
 __device__ __forceinline__ void FindPlaces(const SpreadRowsParams& p, int64_t row, Places* places) {
-  for (int j = 0; j < p.k; ++j) {
-    const int64_t place = p.chunk.order.position ? p.chunk.order.position[row * p.k + j] : row;
-    const int64_t at = place - p.chunk.first;
-    if (at >= 0 && at < p.chunk.rows) places->rows[places->count++] = static_cast<int>(at);
+  const unsigned lane = threadIdx.x;
+  if (lane < 32) {
+    const int64_t slot = row * p.k + lane;
+    int64_t at = -1;
+    if (lane < p.k)
+      at = (p.chunk.order.position ? p.chunk.order.position[slot] : row) - p.chunk.first;
+    const bool here = at >= 0 && at < p.chunk.rows;
+    const unsigned all = __ballot_sync(~0u, here);
+    if (here) places->rows[__popc(all & ((1u << lane) - 1))] = static_cast<int>(at);
+    if (lane == 0) places->count = __popc(all);
   }
+  __syncthreads();
 }
 
 // Row of the block's index among the rows that may exist, −1 where it does not.
@@ -45,11 +52,7 @@ __global__ void __launch_bounds__(kThreads) CopyRowsKernel(const SpreadRowsParam
   __shared__ Places places;
   const int64_t row = DispatchedRow(p.in);
   if (row < 0) return;
-  if (threadIdx.x == 0) {
-    places.count = 0;
-    FindPlaces(p, row, &places);
-  }
-  __syncthreads();
+  FindPlaces(p, row, &places);
   const int count = places.count;
   if (count == 0) return;
   const int64_t thread = blockIdx.y * kThreads + threadIdx.x, threads = gridDim.y * kThreads;
@@ -88,47 +91,68 @@ __device__ __forceinline__ float4 LoadElements(const SpreadRowsParams& p, const 
   }
 }
 
-// A warp converts 128 elements at a time.
-__global__ void __launch_bounds__(kThreads) ConvertRowsKernel(const SpreadRowsParams p) {
-  __shared__ Places places;
-  const int64_t row = DispatchedRow(p.in);
-  if (row < 0) return;
-  if (threadIdx.x == 0) {
-    places.count = 0;
-    FindPlaces(p, row, &places);
-  }
-  __syncthreads();
-  const int count = places.count;
-  if (count == 0) return;
-  const std::byte* from = p.rows + row * p.row_stride;
-  const int lane = threadIdx.x % 32, warp = blockIdx.y * kWarps + threadIdx.x / 32;
-  for (int64_t g = warp; g < (p.hidden + 127) / 128; g += gridDim.y * kWarps) {
-    const int64_t i = g * 128 + lane * 4;
-    const bool exists = i < p.hidden;
-    float4 x = exists ? LoadElements(p, from, g, i) : float4{};
-    if (p.via == ElementType::kBF16) x = RoundToBf16(x);
-    Fp8Four quantized = {};
-    if (p.via == ElementType::kFp8 || p.to == ElementType::kFp8) quantized = QuantizeFour(x);
-    if (p.via == ElementType::kFp8) x = DecodeFour(quantized.codes, quantized.scale);
-    for (int j = 0; j < count && exists; ++j) {
-      const int64_t at = places.rows[j] * p.hidden + i;
-      if (p.to == ElementType::kF32) {
-        StoreFour(static_cast<float*>(p.a) + at, x);
-      } else if (p.to == ElementType::kBF16) {
-        StoreFour(static_cast<Bf16*>(p.a) + at, x);
-      } else {
-        *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(p.a) + at) = quantized.codes;
-        if (lane == 0) p.a_scales[g * p.chunk.rows + places.rows[j]] = quantized.scale;
-      }
+// A warp's 128 elements into all places of their row.
+__device__ __forceinline__ void StoreConverted(const SpreadRowsParams& p, const Places& places,
+                                               float4 x, int64_t group) {
+  const int lane = threadIdx.x % 32;
+  const int64_t i = group * 128 + lane * 4;
+  if (p.via == ElementType::kBF16) x = RoundToBf16(x);
+  Fp8Four quantized = {};
+  if (p.via == ElementType::kFp8 || p.to == ElementType::kFp8) quantized = QuantizeFour(x);
+  if (p.via == ElementType::kFp8) x = DecodeFour(quantized.codes, quantized.scale);
+  if (i >= p.hidden) return;
+  for (int j = 0; j < places.count; ++j) {
+    const int64_t at = places.rows[j] * p.hidden + i;
+    if (p.to == ElementType::kF32) {
+      StoreFour(static_cast<float*>(p.a) + at, x);
+    } else if (p.to == ElementType::kBF16) {
+      StoreFour(static_cast<Bf16*>(p.a) + at, x);
+    } else {
+      *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(p.a) + at) = quantized.codes;
+      if (lane == 0) p.a_scales[group * p.chunk.rows + places.rows[j]] = quantized.scale;
     }
   }
 }
 
+// A warp converts 128 elements at a time, and loads some groups of them ahead.
+__global__ void __launch_bounds__(kThreads) ConvertRowsKernel(const SpreadRowsParams p) {
+  constexpr int kAtOnce = 4;
+  __shared__ Places places;
+  const int64_t row = DispatchedRow(p.in);
+  if (row < 0) return;
+  FindPlaces(p, row, &places);
+  if (places.count == 0) return;
+  const std::byte* from = p.rows + row * p.row_stride;
+  const int lane = threadIdx.x % 32, warp = blockIdx.y * kWarps + threadIdx.x / 32;
+  const int64_t groups = (p.hidden + 127) / 128;
+  const int step = gridDim.y * kWarps;
+  for (int64_t first = warp; first < groups; first += kAtOnce * step) {
+    float4 x[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int64_t g = first + j * step, i = g * 128 + lane * 4;
+      x[j] = i < p.hidden ? LoadElements(p, from, g, i) : float4{};
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int64_t g = first + j * step;
+      if (g < groups) StoreConverted(p, places, x[j], g);
+    }
+  }
+}
+
+// x · sigmoid(slope · x). Of bfloat16 input by instructions that are right to a few last bits.
+template <typename From>
+__device__ __forceinline__ float Swish(float x, float slope) {
+  if constexpr (sizeof(From) == 2) return __fdividef(x, 1.0f + __expf(-slope * x));
+  return x / (1.0f + expf(-slope * x));
+}
+template <typename From>
 __device__ __forceinline__ float SwiGlu(const ActivateParams& p, float gate, float up) {
-  if (!p.clamped) return gate / (1.0f + expf(-gate)) * up;
+  if (!p.clamped) return Swish<From>(gate, 1.0f) * up;
   const float g = fminf(gate, p.limit);
   const float u = fminf(fmaxf(up, -p.limit), p.limit);
-  return g / (1.0f + expf(-p.alpha * g)) * (u + 1.0f);
+  return Swish<From>(g, p.alpha) * (u + 1.0f);
 }
 
 template <typename From>
@@ -136,8 +160,8 @@ __device__ __forceinline__ float4 Activated(const ActivateParams& p, const From*
                                             int64_t i) {
   if (i >= p.intermediate) return {};
   const float4 gate = LoadFour(gate_up + i), up = LoadFour(gate_up + p.intermediate + i);
-  return {SwiGlu(p, gate.x, up.x), SwiGlu(p, gate.y, up.y), SwiGlu(p, gate.z, up.z),
-          SwiGlu(p, gate.w, up.w)};
+  return {SwiGlu<From>(p, gate.x, up.x), SwiGlu<From>(p, gate.y, up.y),
+          SwiGlu<From>(p, gate.z, up.z), SwiGlu<From>(p, gate.w, up.w)};
 }
 
 // A block a row, a warp for kAtOnce groups of 128 elements at a time.

@@ -97,7 +97,7 @@ void MultiplyDense(const ExpertArithmetic& arithmetic, const Product& product, c
                             .bias = product.bias,
                             .n = b.n,
                             .k = b.k,
-                            .chunk = rows},
+                            .chunk = {.rows = tokens}},
                            stream),
           "plain GEMM of the shared expert");
     return;

@@ -133,7 +133,7 @@ std::vector<TestPass> Passes(int dp) {
 
 void ExpectSameBits(const TestLayer& layer, DType dtype, MoeOptions options,
                     const std::vector<float>& want, const MeshShape& mesh) {
-  SCOPED_TRACE(Describe(mesh, options));
+  SCOPED_TRACE(testing::Message() << Describe(mesh, options) << " " << Name(layer.spec.format));
   EXPECT_TRUE(kernels::SameBits(Ranks{layer, dtype, options, Passes(mesh.dp)}.On(mesh), want));
 }
 

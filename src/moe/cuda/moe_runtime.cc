@@ -48,11 +48,6 @@ void CheckOptions(const MoeOptions& options, const MoeShape& shape, const MeshSh
   if (CeilDiv(shape.num_experts + options.num_redundant_experts, mesh.ep) > kMaxLocalExperts)
     throw Invalid("{} experts and {} redundant ones on {} ranks: a GPU takes at most {}",
                   shape.num_experts, options.num_redundant_experts, mesh.ep, kMaxLocalExperts);
-  if (options.a2a_backend == "deepep" && mesh.ep > 1 && shape.hidden % 128 != 0)
-    throw Invalid(
-        "--moe-a2a-backend deepep: {} hidden elements are no multiple of 128, as rows between GPUs "
-        "are; want none",
-        shape.hidden);
 }
 
 // The exchanges of these options, in the order in which they allocate.

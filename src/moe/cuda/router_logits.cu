@@ -1,6 +1,7 @@
 #include <cuda_bf16.h>
 
 #include "moe/cuda/router_logits.h"
+#include "moe/cuda/router_ptx.cuh"
 
 namespace switchyard::cuda {
 namespace {
@@ -8,17 +9,6 @@ namespace {
 constexpr int kWarps = 8;  // of a block: each sums a run of K; the runs are added in order
 constexpr int kThreads = kWarps * 32;
 constexpr int kStep = 16;  // along K, of one product of matrix units
-
-// D += A · B of m16n8k16 bfloat16 fragments. kernels/cuda/ptx.cuh is Hopper's; this runs from
-// Ampere on.
-__device__ __forceinline__ void Multiply(float (&d)[4], const uint32_t (&a)[4],
-                                         const uint32_t (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
 
 // x = parts[0] + parts[1] + parts[2], each a bfloat16: 24 bits of mantissa in three of 8.
 __device__ __forceinline__ void Split(float2 x, uint32_t (&parts)[3]) {
@@ -33,11 +23,11 @@ __device__ __forceinline__ void Split(float2 x, uint32_t (&parts)[3]) {
 
 // The fragments' columns 2t, 2t + 1, 2t + 8, 2t + 9 of lane t are elements 4t … 4t + 3 of a step,
 // in A as in B, so that a lane loads its four in one go.
-__device__ __forceinline__ float4 FourOf(const float* p, bool exists) {
-  return exists ? *reinterpret_cast<const float4*>(p) : float4{};
+__device__ __forceinline__ float4 FourOf(const float* row, int64_t k) {
+  return ptx::LoadAhead(row + k);
 }
-__device__ __forceinline__ uint2 FourOf(const __nv_bfloat16* p, bool exists) {
-  return exists ? *reinterpret_cast<const uint2*>(p) : uint2{};
+__device__ __forceinline__ uint2 FourOf(const __nv_bfloat16* row, int64_t k) {
+  return ptx::LoadAhead(reinterpret_cast<const uint2*>(row + k));
 }
 
 struct Weights {
@@ -88,14 +78,14 @@ __device__ __forceinline__ void MultiplyStep(const float4 (&x)[kRowTiles][2],
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
       // Small products first; those of two small parts are below float32's last bit.
-      Multiply(sums[i][j], a[i][2], b.parts[0]);
+      ptx::MultiplyM16N8K16(sums[i][j], a[i][2], b.parts[0]);
       if (!kExactWeights) {
-        Multiply(sums[i][j], a[i][0], b.parts[2]);
-        Multiply(sums[i][j], a[i][1], b.parts[1]);
+        ptx::MultiplyM16N8K16(sums[i][j], a[i][0], b.parts[2]);
+        ptx::MultiplyM16N8K16(sums[i][j], a[i][1], b.parts[1]);
       }
-      Multiply(sums[i][j], a[i][1], b.parts[0]);
-      if (!kExactWeights) Multiply(sums[i][j], a[i][0], b.parts[1]);
-      Multiply(sums[i][j], a[i][0], b.parts[0]);
+      ptx::MultiplyM16N8K16(sums[i][j], a[i][1], b.parts[0]);
+      if (!kExactWeights) ptx::MultiplyM16N8K16(sums[i][j], a[i][0], b.parts[1]);
+      ptx::MultiplyM16N8K16(sums[i][j], a[i][0], b.parts[0]);
     }
   }
 }
@@ -128,17 +118,29 @@ __global__ void __launch_bounds__(kThreads) LogitsKernel(const RouterLogitsParam
   const int64_t begin = steps * warp / kWarps, end = steps * (warp + 1) / kWarps;
   for (int64_t first = begin; first < end; first += kBatch) {
     float4 x_fours[kBatch][kRowTiles][2];
-    decltype(FourOf(w[0], true)) w_fours[kBatch][kColumnTiles];
+    decltype(FourOf(w[0], 0)) w_fours[kBatch][kColumnTiles];
 #pragma unroll
     for (int s = 0; s < kBatch; ++s) {
+      // Beyond the end x is zero, and w is some weight.
       const int64_t k = (first + s) * kStep + quad * 4;
       const bool exists = first + s < end && k < p.k;
+      const int64_t at = exists ? k : 0;
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
-        for (int h = 0; h < 2; ++h) x_fours[s][i][h] = FourOf(x[i][h] + k, exists);
+        for (int h = 0; h < 2; ++h) x_fours[s][i][h] = FourOf(x[i][h], at);
 #pragma unroll
-      for (int j = 0; j < kColumnTiles; ++j) w_fours[s][j] = FourOf(w[j] + k, exists);
+      for (int j = 0; j < kColumnTiles; ++j) w_fours[s][j] = FourOf(w[j], at);
+    }
+    __syncwarp();  // no load of the batch moves beyond this
+#pragma unroll
+    for (int s = 0; s < kBatch; ++s) {
+      const bool exists = first + s < end && (first + s) * kStep + quad * 4 < p.k;
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          if (!exists) x_fours[s][i][h] = {};
     }
 #pragma unroll
     for (int s = 0; s < kBatch; ++s) MultiplyStep<kExactWeights>(x_fours[s], w_fours[s], sums);

@@ -1,0 +1,502 @@
+// What dispatch and combine cost on CPUs, for every exchange of this program, mode and batch size,
+// with a rank on each core, as threads or as processes over one shared arena. A line for each
+// stage:
+//   - time from the first rank's begin to the last one's end: the least of many medians of a few
+//     times in a row, as other work on the machine only adds;
+//   - what the stage has to read and write, own rows included, against the rate that memcpy reaches
+//     on as many bytes, in the same run;
+//   - bytes of rows that one rank takes from others, and the time of a bare copy of as many into a
+//     peer's arena, in the same run.
+// Stages: `place`, float32 rows to where others read them as they travel (nothing where whoever
+// makes the rows writes them there); `dispatch`; `prepare`, what is done with the runner's outputs
+// before the combine (--moe-combine-rows rank: they are added up); `combine`. Rows are permuted
+// between, but no experts computed: outputs are written to where a runner leaves them. `pass` is
+// everything from rows to sums with small experts, so that fused exchanges can be compared.
+#include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/error.h"
+#include "cpu/cores.h"
+#include "cpu/rank_benches.h"
+#include "moe/runtime.h"
+#include "quant/quantize.h"
+#include "timing.h"
+
+namespace switchyard::bench {
+namespace {
+
+constexpr int64_t kHidden = 2048;
+constexpr int64_t kIntermediate = 64;
+constexpr int kExperts = 64;
+constexpr auto kTimePerCase = std::chrono::milliseconds(300);
+constexpr int kSamples = 7;  // of one median
+constexpr int kFewestSamples = 3 * kSamples, kMostSamples = 2000;
+
+struct Case {
+  std::string a2a, mode;
+  int ranks = 2;
+  int64_t tokens = 128;  // of each rank
+  int top_k = 8;
+  bool fp8 = false;
+  bool processes = false;
+  bool pass = false;
+  std::string combine_rows = "slot";
+  std::shared_ptr<const MoeBackends> backends;
+
+  // "deepep normal by rank, ranks 2 threads bf16 top-8 tokens 128"
+  std::string Describe() const {
+    return fmt::format("{}{}{}, ranks {} {} {} top-{} tokens {}", a2a,
+                       mode.empty() ? "" : " " + mode, combine_rows == "slot" ? "" : " by rank",
+                       ranks, processes ? "processes" : "threads", fp8 ? "fp8" : "bf16", top_k,
+                       tokens);
+  }
+  MoeOptions Options() const {
+    return {.a2a_backend = a2a,
+            .deepep_mode = mode,
+            .max_dispatch_tokens_per_rank = static_cast<int>(tokens),
+            .dispatcher_output_dtype = fp8 ? "fp8" : "bf16",
+            .combine_rows = combine_rows,
+            .row_dtype = DType::kBF16};
+  }
+  MoeShape Shape() const { return {kHidden, kIntermediate, kExperts, top_k, tokens, false}; }
+  // Every rank has a batch of its own.
+  MeshShape Mesh() const { return {.tp = ranks, .ep = ranks, .dp = ranks}; }
+  size_t CopyBytes() const { return tokens * top_k * kHidden * sizeof(uint16_t); }
+};
+
+// Of one stage: the least of the medians of kSamples times in a row each.
+double LeastMedian(const std::vector<double>& times) {
+  double least = INFINITY;
+  for (size_t begin = 0; begin + kSamples <= times.size(); begin += kSamples) {
+    std::array<double, kSamples> few;
+    std::copy_n(times.begin() + begin, kSamples, few.begin());
+    std::ranges::nth_element(few, few.begin() + kSamples / 2);
+    least = std::min(least, few[kSamples / 2]);
+  }
+  return least;
+}
+
+std::vector<float> Normal(std::mt19937& random, int64_t count, float scale = 1.0f) {
+  std::normal_distribution<float> normal(0.0f, scale);
+  std::vector<float> values(count);
+  for (float& v : values) v = normal(random);
+  return values;
+}
+
+constexpr const char* kStages[] = {"place", "dispatch", "prepare", "combine"};
+constexpr const char* kPass = "pass";
+
+// One rank's part of a case; rank 0 reports.
+class Bench {
+ public:
+  Bench(const Case& c, const std::shared_ptr<SharedArena>& arena, int rank, Report& report)
+      : case_(c),
+        report_(report),
+        comm_(RankComm::Create(arena, c.Mesh(), rank)),
+        pool_(1),
+        copy_(comm_->memory->Allocate(c.CopyBytes())),
+        runtime_(MakeMoeRuntime(c.Options(), c.Shape(), *comm_, pool_, c.backends)) {
+    MakeBatch();
+    MakeExperts();
+  }
+
+  void Run() {
+    BindToCore(comm_->tp->rank());
+    const auto wanted = [&](const char* name) { return report_.Wants(name, case_.Describe()); };
+    if (!runtime_->fused() && std::ranges::any_of(kStages, wanted)) ReportStages(MeasureStages());
+    if (!case_.pass || !wanted(kPass)) return;
+    std::vector<double> pass;
+    Repeat([&] {
+      comm_->tp->Barrier("bench");
+      const auto start = Clock::now();
+      RunPass();
+      pass.push_back(GroupTime(start));
+    });
+    Add(kPass, LeastMedian(pass), DispatchedBytes() + ReturnedBytes(), 0);
+  }
+
+ private:
+  struct Times {
+    double place, dispatch, prepare, combine;
+  };
+  Times MeasureStages() {
+    std::vector<double> place, dispatch, prepare, combine;
+    const auto timed = [&](std::vector<double>& times, const auto& stage) {
+      comm_->tp->Barrier("bench");
+      const auto start = Clock::now();
+      stage();
+      times.push_back(GroupTime(start));
+    };
+    Repeat([&] {
+      TouchAsRouter();
+      timed(place, [&] { PlaceRows(); });
+      TouchAsRouter();
+      timed(dispatch, [&] { BeginAndEndDispatch(); });
+      Permute();
+      LeaveOutputs();
+      timed(prepare, [&] { runtime_->dispatcher().PrepareCombine(expert_rows_, &handle_); });
+      timed(combine, [&] { BeginAndEndCombine(); });
+    });
+    return {LeastMedian(place), LeastMedian(dispatch), LeastMedian(prepare), LeastMedian(combine)};
+  }
+
+  void ReportStages(const Times& times) {
+    const size_t row = kHidden * sizeof(uint16_t);
+    const size_t sums = y_.size() * sizeof(float);
+    if (rows_placed_)
+      Add("place", times.place, 0, x_.size() * (sizeof(float) + sizeof(uint16_t)));
+    Add("dispatch", times.dispatch, DispatchedBytes(),
+           rows_placed_ ? 0 : x_.size() * sizeof(float));
+    if (!outputs_left_) {
+      Add("combine", times.combine, ReturnedBytes(),
+             ReturnedBytes() + expert_rows_.num_rows * kHidden * sizeof(float) + sums);
+    } else if (case_.combine_rows == "slot") {
+      Add("combine", times.combine, ReturnedBytes(), Experts() * row - ReturnedBytes() + sums);
+    } else {
+      Add("prepare", times.prepare, 0, (expert_rows_.num_rows + dispatched_.num_rows) * row);
+      Add("combine", times.combine, RowsOut() * row, RowsOwn() * row + sums);
+    }
+  }
+
+  // From where the first rank began to where the last one ended, now: the same on every rank, and
+  // not a matter of luck where ranks share cores.
+  double GroupTime(Clock::time_point start) const {
+    using Times = std::array<Clock::rep, 2>;
+    const Times mine = {start.time_since_epoch().count(), Clock::now().time_since_epoch().count()};
+    std::vector<Times> all(comm_->tp->size());
+    comm_->tp->AllGather(&mine, all.data(), sizeof mine);
+    Times span = mine;
+    for (const Times& times : all)
+      span = {std::min(span[0], times[0]), std::max(span[1], times[1])};
+    return std::chrono::duration<double>(Clock::duration(span[1] - span[0])).count();
+  }
+
+  void MakeBatch() {
+    std::mt19937 random(comm_->mesh.rank());
+    std::vector<int32_t> order(kExperts);
+    std::iota(order.begin(), order.end(), 0);
+    topk_ = {.tokens = case_.tokens, .k = case_.top_k, .ids = {}, .weights = {}};
+    for (int64_t t = 0; t < case_.tokens; ++t) {
+      std::ranges::shuffle(order, random);
+      topk_.ids.insert(topk_.ids.end(), order.begin(), order.begin() + case_.top_k);
+    }
+    topk_.weights.assign(topk_.ids.size(), 1.0f / static_cast<float>(case_.top_k));
+    x_ = Normal(random, case_.tokens * kHidden);
+    y_.resize(x_.size());
+  }
+
+  void MakeExperts() {
+    std::mt19937 random(7);
+    const auto weight = [&](int64_t n, int64_t k) {
+      return Quantize(WeightFormat::kBF16, Normal(random, n * k, 0.1f), n, k);
+    };
+    const kernels::ExpertWeights expert = {.gate = weight(kIntermediate, kHidden),
+                                           .up = weight(kIntermediate, kHidden),
+                                           .down = weight(kHidden, kIntermediate)};
+    experts_.assign(kExperts / case_.ranks, expert);
+    block_.experts = experts_;
+  }
+
+  // As long as kTimePerCase on rank 0, the same number of times on every rank.
+  void Repeat(const std::function<void()>& body) {
+    body();
+    const auto start = Clock::now();
+    for (int i = 0; i < kMostSamples; ++i) {
+      body();
+      const bool enough = i + 1 >= kFewestSamples && Clock::now() - start > kTimePerCase;
+      if (comm_->tp->Broadcast(enough ? "enough" : "more") == "enough") return;
+    }
+  }
+
+  // As the layer does it, or at best whoever makes the rows.
+  void PlaceRows() {
+    std::byte* rows = runtime_->dispatcher().InputRows(topk_.tokens, true, &handle_);
+    rows_placed_ = rows != nullptr;
+    if (!rows) return;
+    const RowFormat format = runtime_->exchange().row_format;
+    const int64_t bytes = format.Bytes(kHidden);
+    for (int64_t t = 0; t < topk_.tokens; ++t)
+      StoreRow(format, x_.data() + t * kHidden, kHidden, rows + t * bytes);
+  }
+  void BeginAndEndDispatch() {
+    runtime_->dispatcher().BeginDispatch(x_.data(), topk_, true, &handle_);
+    dispatched_ = runtime_->dispatcher().EndDispatch(&handle_);
+  }
+  // Rows are as warm as the router leaves them.
+  void TouchAsRouter() const {
+    float sum = 0;
+    for (size_t i = 0; i < x_.size(); i += 16) sum += x_[i];
+    asm volatile("" ::"x"(sum));
+  }
+  void Permute() {
+    const PermutePair& permute = runtime_->permute(dispatched_.layout);
+    permute.pre(runtime_->permute_context(), dispatched_, &grouped_);
+    expert_rows_ = permute.post(grouped_, nullptr);
+  }
+  // As a runner that has just written them.
+  void LeaveOutputs() {
+    const auto places = runtime_->dispatcher().OutputPlaces(expert_rows_, &handle_);
+    outputs_left_ = !places.empty();
+    for (std::byte* place : places)
+      if (place) std::fill_n(reinterpret_cast<uint16_t*>(place), kHidden, uint16_t{0x3f80});
+    if (outputs_left_) return;
+    outputs_.resize(std::max<size_t>(outputs_.size(), grouped_.num_rows * kHidden));
+    std::ranges::fill(outputs_, 1.0f);
+    expert_rows_ = runtime_->permute(dispatched_.layout).post(grouped_, outputs_.data());
+  }
+  void BeginAndEndCombine() {
+    runtime_->dispatcher().BeginCombine(expert_rows_, &handle_);
+    runtime_->dispatcher().EndCombine(&handle_, y_.data());
+  }
+  void RunPass() {
+    if (FusedExperts* fused = runtime_->fused()) {
+      fused->Begin(x_.data(), topk_, true, &handle_);
+      fused->End(block_, &handle_, y_.data());
+      return;
+    }
+    PlaceRows();
+    BeginAndEndDispatch();
+    Permute();
+    const auto places = runtime_->dispatcher().OutputPlaces(expert_rows_, &handle_);
+    if (places.empty()) {
+      runtime_->runner().Run(block_, grouped_, kHidden, pool_, outputs_.data());
+      expert_rows_ = runtime_->permute(dispatched_.layout).post(grouped_, outputs_.data());
+    } else {
+      runtime_->runner().RunTo(block_, grouped_, kHidden, pool_, DType::kBF16, places);
+    }
+    BeginAndEndCombine();
+  }
+
+  // (token, rank) and (token, slot) pairs of other ranks.
+  int64_t RowsOut() const {
+    int64_t rows = 0;
+    for (int64_t t = 0; t < topk_.tokens; ++t) {
+      uint64_t ranks = 0;
+      for (int j = 0; j < case_.top_k; ++j)
+        ranks |= uint64_t{1} << runtime_->experts().Owner(topk_.ids[t * case_.top_k + j]);
+      rows += __builtin_popcountll(ranks & ~(uint64_t{1} << comm_->mesh.ep_rank()));
+    }
+    return rows;
+  }
+  int64_t RowsOwn() const {
+    int64_t rows = 0;
+    for (int64_t t = 0; t < topk_.tokens; ++t) {
+      const auto ids = std::span(topk_.ids).subspan(t * case_.top_k, case_.top_k);
+      rows += std::ranges::any_of(ids, [&](int32_t expert) {
+        return runtime_->experts().Owner(expert) == comm_->mesh.ep_rank();
+      });
+    }
+    return rows;
+  }
+  int64_t Experts() const { return topk_.tokens * case_.top_k; }
+  int64_t RowsBack() const {
+    return std::ranges::count_if(topk_.ids, [&](int32_t expert) {
+      return runtime_->experts().Owner(expert) != comm_->mesh.ep_rank();
+    });
+  }
+  // `none` gathers rows as float32, with their routing, and scatters sums in float32.
+  size_t GatheredRows() const { return static_cast<size_t>((case_.ranks - 1) * case_.tokens); }
+  size_t DispatchedBytes() const {
+    if (case_.a2a == "none")
+      return GatheredRows() *
+             (kHidden * sizeof(float) + case_.top_k * (sizeof(int32_t) + sizeof(float)));
+    return RowsOut() * RowFormat{DType::kBF16, case_.fp8}.Bytes(kHidden);
+  }
+  size_t ReturnedBytes() const {
+    if (case_.a2a == "none") return GatheredRows() * kHidden * sizeof(float);
+    return RowsBack() * kHidden * sizeof(uint16_t);
+  }
+
+  // Time of a bare copy of `bytes` into the next rank's arena, while all do the same; the receiver
+  // reads them in between, as it does the rows.
+  double CopyTime(size_t bytes) {
+    const size_t size = std::min(bytes, case_.CopyBytes());
+    const std::vector<std::byte> from(size);
+    std::byte* to = comm_->memory->At((comm_->tp->rank() + 1) % case_.ranks, copy_);
+    std::vector<double> times;
+    uint64_t sum = 0;
+    Repeat([&] {
+      comm_->tp->Barrier("bench");
+      const auto start = Clock::now();
+      std::memcpy(to, from.data(), size);
+      times.push_back(SecondsSince(start));
+      comm_->tp->Barrier("bench");
+      const std::byte* mine = comm_->memory->Local(copy_);
+      for (size_t i = 0; i < size; i += 64) sum += std::to_integer<uint64_t>(mine[i]);
+    });
+    asm volatile("" ::"r"(sum));
+    return LeastMedian(times) * static_cast<double>(bytes) /
+           static_cast<double>(std::max<size_t>(size, 1));
+  }
+
+  // Bytes per second that a copy between buffers of one rank reads and writes, while the others do the
+  // same.
+  double CopyRate(size_t bytes) {
+    const size_t size = std::max<size_t>(bytes / 2, 64);
+    const std::vector<std::byte> from(size);
+    std::vector<std::byte> to(size);
+    std::vector<double> times;
+    Repeat([&] {
+      comm_->tp->Barrier("bench");
+      const auto start = Clock::now();
+      std::memcpy(to.data(), from.data(), size);
+      times.push_back(SecondsSince(start));
+      asm volatile("" ::"r"(to.data()) : "memory");
+    });
+    return 2.0 * static_cast<double>(size) / LeastMedian(times);
+  }
+
+  // `own`: bytes read and written besides those sent; 0: not known.
+  void Add(const char* stage, double seconds, size_t sent, size_t own) {
+    const double copy = sent > 0 ? CopyTime(sent) : 0.0;
+    const bool rated = own > 0 && case_.a2a != "none";
+    const auto moved = static_cast<double>(rated ? sent + own : sent);
+    Limit limit;
+    if (sent > 0) limit = {copy, Bound::kLink};
+    if (rated) limit = LinkLimit(moved, CopyRate(sent + own));
+    if (comm_->tp->rank() != 0) return;
+    Result result = {.name = stage,
+                     .shape = case_.Describe(),
+                     .seconds = seconds,
+                     .bytes = moved,
+                     .limit = limit};
+    if (sent > 0)
+      result.more = {{"taken B", static_cast<double>(sent)}, {"bare copy us", copy * 1e6}};
+    report_.Add(std::move(result));
+  }
+
+  const Case case_;
+  Report& report_;
+  std::unique_ptr<RankComm> comm_;
+  ThreadPool pool_;
+  size_t copy_;
+  std::shared_ptr<MoeRuntime> runtime_;
+  TopK topk_;
+  std::vector<float> x_, y_;
+  std::vector<kernels::ExpertWeights> experts_;
+  ExpertBlock block_;
+  DispatchHandle handle_;
+  Dispatched dispatched_;
+  GroupedRows grouped_;
+  std::vector<float> outputs_;
+  ExpertRows expert_rows_;
+  bool rows_placed_ = false, outputs_left_ = false;
+};
+
+// Rank 0 is a thread of this process, the others are children of it.
+void RunProcesses(const Case& c, const std::shared_ptr<SharedArena>& arena, Report& report) {
+  std::fflush(nullptr);
+  std::vector<pid_t> children;
+  for (int rank = 1; rank < c.ranks; ++rank) {
+    children.push_back(fork());
+    if (children.back() < 0) throw Resource("no process for rank {}: {}", rank, strerror(errno));
+    if (children.back() > 0) continue;
+    try {
+      Bench(c, arena, rank, report).Run();
+      _exit(0);
+    } catch (const std::exception& e) {
+      fmt::print(stderr, "rank {}: {}\n", rank, e.what());
+      arena->Abort(e.what());
+      _exit(1);
+    }
+  }
+  std::exception_ptr error;
+  std::thread([&] {
+    try {
+      Bench(c, arena, 0, report).Run();
+    } catch (const std::exception& e) {
+      arena->Abort(e.what());
+      error = std::current_exception();
+    }
+  }).join();
+  for (const pid_t child : children) waitpid(child, nullptr, 0);
+  if (error) std::rethrow_exception(error);
+}
+
+void RunCase(const Case& c, Report& report) {
+  const std::string shape = c.Describe();
+  const auto wanted = [&](const char* name) { return report.Wants(name, shape); };
+  if (!std::ranges::any_of(kStages, wanted) && !wanted(kPass)) return;
+  report.Start("dispatch and combine", shape);
+  const size_t bytes =
+      RankComm::BytesPerRank(c.Mesh()) + c.CopyBytes() + 4096 +
+      MoeSymmetricBytes(c.Options(), c.Shape(), c.Mesh(), c.backends ? c.backends.get() : nullptr);
+  if (c.processes) return RunProcesses(c, SharedArena::Create(c.ranks, bytes), report);
+  RunRankThreads(c.ranks, bytes, [&](int rank, const std::shared_ptr<SharedArena>& arena) {
+    Bench(c, arena, rank, report).Run();
+  });
+}
+
+// Two ranks, threads and processes; top-1 is what a bare alltoallv of one row a token moves.
+void RunTwoRanks(const Options& options, Report& report) {
+  const std::vector<int64_t> default_tokens = {128, 4096};
+  for (const bool processes : {false, true})
+    for (const int top_k : {1, 8})
+      for (const int64_t tokens : options.tokens.empty() ? default_tokens : options.tokens)
+        for (const std::string mode : {"normal", "low_latency"})
+          for (const std::string combine_rows : {"slot", "rank"})
+            RunCase({.a2a = "deepep",
+                     .mode = mode,
+                     .ranks = 2,
+                     .tokens = tokens,
+                     .top_k = top_k,
+                     .processes = processes,
+                     .combine_rows = combine_rows,
+                     .backends = options.backends},
+                    report);
+}
+
+// All exchanges.
+void RunTable(int ranks, const Options& options, Report& report) {
+  const MoeBackends backends = options.backends ? *options.backends : BuiltinMoeBackends();
+  std::vector<std::pair<std::string, std::string>> exchanges;
+  const auto add = [&](const std::string& name) {
+    if (name != "deepep" && name != "mooncake") return exchanges.push_back({name, ""});
+    exchanges.push_back({name, "normal"});
+    exchanges.push_back({name, "low_latency"});
+  };
+  for (const auto& [name, backend] : backends.dispatchers.all()) add(name);
+  for (const auto& [name, backend] : backends.fused.all()) add(name);
+  const std::vector<int64_t> default_tokens = {1, 32, 512, 4096};
+  for (const auto& [a2a, mode] : exchanges)
+    for (const bool fp8 : {false, true})
+      for (const int64_t tokens : options.tokens.empty() ? default_tokens : options.tokens)
+        if (!fp8 || a2a == "deepep")
+          RunCase({.a2a = a2a,
+                   .mode = mode,
+                   .ranks = ranks,
+                   .tokens = tokens,
+                   .fp8 = fp8,
+                   .pass = !fp8 && tokens <= 512,
+                   .backends = options.backends},
+                  report);
+}
+
+}  // namespace
+
+void CpuDispatchCombine(const Options& options, Report& report) {
+  if (options.ranks == 0 || options.ranks == 2) RunTwoRanks(options, report);
+  RunTable(options.ranks == 0 ? 4 : options.ranks, options, report);
+}
+
+void CpuExchange(const Options& options, Report& report) {
+  if (options.ranks == 1) throw Invalid("--ranks 1: an exchange takes two ranks at least");
+  const std::vector<int> both = {2, 4};
+  CpuCollectives(options.ranks == 0 ? both : std::vector<int>{options.ranks}, report);
+  CpuDispatchCombine(options, report);
+}
+
+}  // namespace switchyard::bench

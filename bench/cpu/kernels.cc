@@ -1,0 +1,225 @@
+// Products and expert layers of OLMoE-1B-7B's shape on CPUs.
+//
+// Weights come from a pool far larger than the L3 cache, at another place in every repetition, so
+// that they are read from memory as in a real step.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "benches.h"
+#include "core/parallel.h"
+#include "core/tensor.h"
+#include "cpu/ceilings.h"
+#include "cpu/cores.h"
+#include "kernels/ops.h"
+#include "quant/quantize.h"
+#include "timing.h"
+
+namespace switchyard::bench {
+namespace {
+
+constexpr int64_t kHidden = 2048, kWidth = 1024, kExperts = 64, kTopK = 8, kVocabulary = 50304;
+constexpr int64_t kPoolBytes = int64_t{3} << 29;   // 1.5 GiB
+constexpr int64_t kScaleBytes = int64_t{1} << 26;  // holds the scales of any matrix used
+
+// A number format of weights and of the rows that they are multiplied with.
+struct Formats {
+  WeightFormat weights;
+  ActivationFormat rows = ActivationFormat::kNone;
+
+  bool Int8() const { return rows == ActivationFormat::kInt8Token; }
+  std::string Label() const {
+    return rows == ActivationFormat::kNone ? std::string(Name(weights))
+                                           : fmt::format("{}, {}", Name(weights), Name(rows));
+  }
+};
+
+// Weights of one format at ever new places of a large pool.
+class WeightPool {
+ public:
+  explicit WeightPool(std::vector<char>& memory) : memory_(memory), scales_(kScaleBytes) {}
+
+  void Fill(const Formats& formats) {
+    formats_ = formats;
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal(0.0f, 0.02f);
+    std::vector<float> values(256 * kHidden);
+    for (float& v : values) v = normal(random);
+    const WeightView w = Quantize(formats.weights, values, 256, kHidden);
+    const auto bytes = Bytes(256, kHidden);
+    for (int64_t at = 0; at + bytes <= kPoolBytes; at += bytes) {
+      std::memcpy(memory_.data() + at, w.data, bytes);
+    }
+    switch (formats.weights) {
+      case WeightFormat::kMxfp4:
+        return std::fill(scales_.begin(), scales_.end(), char{120});
+      case WeightFormat::kNvfp4:
+        return std::fill(scales_.begin(), scales_.end(), char{0x38});
+      default: {
+        const float scale = 1.0f / 1024;
+        for (int64_t at = 0; at < kScaleBytes; at += 4) std::memcpy(&scales_[at], &scale, 4);
+      }
+    }
+  }
+
+  WeightView Next(int64_t n, int64_t k) {
+    const int64_t bytes = Bytes(n, k);
+    if (next_ + bytes > kPoolBytes) next_ = 0;
+    const char* scales = scales_.data() + next_ / 16 % (kScaleBytes / 4) / 64 * 64;
+    WeightView w = {.format = formats_.weights,
+                    .data = memory_.data() + next_,
+                    .scales = scales,
+                    .zeros = scales + kScaleBytes / 2,
+                    .group_size = 128,
+                    .activation = formats_.rows,
+                    .stored_k = k,
+                    .n = n,
+                    .k = k};
+    next_ += (bytes + 4095) / 4096 * 4096;
+    return w;
+  }
+
+ private:
+  // Without scales, which are less than a tenth of the whole.
+  int64_t Bytes(int64_t n, int64_t k) const {
+    return n * k * static_cast<int64_t>(2 * BytesPerWeight(formats_.weights)) / 2;
+  }
+
+  std::vector<char>& memory_;
+  std::vector<char> scales_;
+  Formats formats_ = {WeightFormat::kF32};
+  int64_t next_ = 0;
+};
+
+// What the cases share; the pool is filled when the first case of a format wants it.
+struct Bench {
+  Report& report;
+  ThreadPool& pool;
+  const CpuCeilings& ceilings;
+  std::vector<char> memory;
+  std::optional<WeightPool> weights;
+  std::string filled_with;
+
+  // False where nobody wants the case; else its weights are there.
+  bool Begins(const char* name, const std::string& shape, const Formats& formats) {
+    if (!report.Wants(name, shape)) return false;
+    report.Start(name, shape);
+    if (!weights) {
+      memory.resize(kPoolBytes);
+      weights.emplace(memory);
+    }
+    if (filled_with != formats.Label()) weights->Fill(formats);
+    filled_with = formats.Label();
+    return true;
+  }
+
+  void Add(const char* name, const std::string& shape, const Formats& formats, double seconds,
+           double count, double flops) const {
+    const double bytes = count * BytesPerWeight(formats.weights);
+    const double peak = formats.Int8() ? ceilings.int8_peak : ceilings.peak;
+    report.Add({.name = name,
+                .shape = shape,
+                .seconds = seconds,
+                .flops = flops,
+                .bytes = bytes,
+                .limit = Roofline(bytes, ceilings.bandwidth, flops, peak)});
+  }
+};
+
+Tensor Ones(int64_t m, int64_t n) {
+  Tensor x = Tensor::Empty(DType::kF32, {m, n});
+  std::fill_n(x.data<float>(), m * n, 1.0f);
+  return x;
+}
+
+void BenchLinear(int64_t m, int64_t n, int64_t k, const Formats& formats, Bench& bench) {
+  const std::string shape = fmt::format("{} {} x {} x {}", formats.Label(), m, n, k);
+  if (!bench.Begins("linear", shape, formats)) return;
+  const Tensor x = Ones(m, k);
+  Tensor y = Tensor::Empty(DType::kF32, {m, n});
+  const double seconds = MedianSeconds([&] {
+    kernels::Linear({.x = x.data<float>(),
+                     .ldx = k,
+                     .w = bench.weights->Next(n, k),
+                     .y = y.data<float>(),
+                     .ldy = n,
+                     .m = m},
+                    bench.pool);
+  });
+  const auto count = static_cast<double>(n * k);
+  bench.Add("linear", shape, formats, seconds, count, 2.0 * static_cast<double>(m) * count);
+}
+
+// One layer's routed experts for m tokens with distinct random experts each.
+void BenchExperts(int64_t m, const Formats& formats, Bench& bench) {
+  const std::string shape =
+      fmt::format("{} {} tokens, top-{} of {}", formats.Label(), m, kTopK, kExperts);
+  if (!bench.Begins("experts", shape, formats)) return;
+  std::mt19937 random(7);
+  std::vector<std::vector<int32_t>> rows(kExperts);
+  std::vector<int32_t> order(kExperts);
+  for (int32_t e = 0; e < kExperts; ++e) order[e] = e;
+  for (int32_t t = 0; t < m; ++t) {
+    std::shuffle(order.begin(), order.end(), random);
+    for (int64_t i = 0; i < kTopK; ++i) rows[order[i]].push_back(t);
+  }
+  std::vector<int32_t> offsets = {0}, row_ids;
+  int64_t touched = 0;
+  for (const auto& r : rows) {
+    row_ids.insert(row_ids.end(), r.begin(), r.end());
+    offsets.push_back(static_cast<int32_t>(row_ids.size()));
+    touched += r.empty() ? 0 : 1;
+  }
+  const Tensor x = Ones(m, kHidden);
+  Tensor scratch = Tensor::Empty(DType::kF32, {m * kTopK, kWidth});
+  Tensor out = Tensor::Empty(DType::kF32, {m * kTopK, kHidden});
+  std::vector<kernels::ExpertWeights> experts(kExperts);
+  const double seconds = MedianSeconds([&] {
+    for (size_t e = 0; e < experts.size(); ++e) {
+      if (rows[e].empty()) continue;
+      experts[e].gate = bench.weights->Next(kWidth, kHidden);
+      experts[e].up = bench.weights->Next(kWidth, kHidden);
+      experts[e].down = bench.weights->Next(kHidden, kWidth);
+    }
+    kernels::GroupedMlp({.x = x.data<float>(),
+                         .ldx = kHidden,
+                         .row_ids = row_ids.data(),
+                         .experts = experts,
+                         .offsets = offsets,
+                         .scratch = scratch.data<float>(),
+                         .out = out.data<float>(),
+                         .ldo = kHidden},
+                        bench.pool);
+  });
+  const double each = 3.0 * kHidden * kWidth;
+  bench.Add("experts", shape, formats, seconds, each * static_cast<double>(touched),
+            2.0 * static_cast<double>(m * kTopK) * each);
+}
+
+}  // namespace
+
+void CpuKernels(const Options& options, Report& report) {
+  using W = WeightFormat;
+  ThreadPool pool(options.threads > 0 ? options.threads : CoreCount());
+  const CpuCeilings ceilings = MeasureCpu(pool.num_threads(), report);
+  Bench bench{report, pool, ceilings};
+  const Formats formats[] = {
+      {W::kBF16},       {W::kFp8Block},    {W::kFp8Block, ActivationFormat::kFp8Group},
+      {W::kFp8Channel}, {W::kInt8Channel}, {W::kInt8Channel, ActivationFormat::kInt8Token},
+      {W::kInt4Group},  {W::kMxfp4},       {W::kNvfp4},
+      {W::kF32}};
+  for (const Formats& f : formats) {
+    for (const int64_t m : {1, 8, 32, 512}) {
+      BenchLinear(m, kHidden, kHidden, f, bench);
+      if (m <= 32) BenchLinear(m, kVocabulary, kHidden, f, bench);
+      BenchExperts(m, f, bench);
+    }
+  }
+}
+
+}  // namespace switchyard::bench

@@ -1,0 +1,270 @@
+// One MoE layer on the CPUs of this host, a rank a thread with threads of its own, tokens of its
+// own and its share of made-up experts. Experts' weights are all there, as in a model, so that they
+// are read from memory. A line for each case: the median of passes from the first rank's begin to
+// the last one's end, and the median time of each stage on rank 0.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "benches.h"
+#include "core/error.h"
+#include "core/tensor.h"
+#include "cpu/ceilings.h"
+#include "cpu/cores.h"
+#include "model_shapes.h"
+#include "moe/runtime.h"
+#include "quant/quantize.h"
+#include "timing.h"
+
+namespace switchyard::bench {
+namespace {
+
+constexpr const char* kName = "moe-layer";
+constexpr const char* kStages[] = {"gather us",  "route us",        "dispatch us", "shared+arrive us",
+                                   "permute us", "experts us",      "permute back us",
+                                   "combine us", "sum us",          "scatter us"};
+constexpr int kStageCount = std::size(kStages);
+constexpr int kFewestRuns = 3, kMostRuns = 200;
+constexpr double kSecondsPerCase = 1.0;
+
+struct Setup {
+  const ModelShape& model;
+  int ranks, threads;  // of each rank
+  int experts;         // of all ranks
+  std::vector<int64_t> tokens;
+  const CpuCeilings& ceilings;
+  Report& report;
+  std::shared_ptr<const MoeBackends> backends;
+
+  std::string Describe(int64_t batch) const {
+    return fmt::format("{} ranks {} experts {} tokens {}", model.name, ranks, experts, batch);
+  }
+  MoeShape Shape() const {
+    return {.hidden = model.hidden,
+            .intermediate = model.intermediate,
+            .num_experts = experts,
+            .top_k = std::min(model.top_k, experts),
+            .max_tokens = std::ranges::max(tokens),
+            .has_shared = model.shared};
+  }
+  static MoeOptions Options() {
+    MoeOptions options;
+    options.a2a_backend = "deepep";
+    options.row_dtype = DType::kBF16;
+    return options;
+  }
+  // Every rank has a batch of its own, as with DP attention.
+  MeshShape Mesh() const { return {.tp = ranks, .ep = ranks, .dp = ranks}; }
+};
+
+// The weights of one rank: each matrix has memory of its own, all with the same numbers.
+class Weights {
+ public:
+  Weights(const Setup& setup, int local_experts) : setup_(setup) {
+    const ModelShape& m = setup.model;
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal(0.0f, 0.02f);
+    std::vector<float> values(m.intermediate * m.hidden);
+    for (float& v : values) v = normal(random);
+    up_ = Quantize(Format(), values, m.intermediate, m.hidden);
+    down_ = Quantize(Format(), values, m.hidden, m.intermediate);
+    router_.resize(setup.experts * m.hidden);
+    for (float& v : router_) v = normal(random);
+    layer_.router.w = Quantize(WeightFormat::kF32, router_, setup.experts, m.hidden);
+    for (int e = 0; e < local_experts; ++e) layer_.experts.push_back(Expert());
+    layer_.has_shared = m.shared;
+    if (m.shared) layer_.shared = Expert();
+  }
+  const MoeLayerWeights& layer() const { return layer_; }
+
+ private:
+  WeightFormat Format() const {
+    return setup_.model.fp8 ? WeightFormat::kFp8Block : WeightFormat::kBF16;
+  }
+  WeightView Copy(WeightView w) {
+    const auto bytes = static_cast<int64_t>(static_cast<double>(w.n * w.k) *
+                                            (setup_.model.fp8 ? 1 : 2));
+    Tensor memory = Tensor::Empty(DType::kU8, {bytes});
+    std::memcpy(memory.mutable_raw(), w.data, bytes);
+    w.data = memory.raw();
+    copies_.push_back(std::move(memory));
+    return w;
+  }
+  kernels::ExpertWeights Expert() {
+    kernels::ExpertWeights expert;
+    expert.gate = Copy(up_);
+    expert.up = Copy(up_);
+    expert.down = Copy(down_);
+    return expert;
+  }
+
+  const Setup& setup_;
+  WeightView up_, down_;
+  std::vector<float> router_;
+  std::vector<Tensor> copies_;
+  MoeLayerWeights layer_;
+};
+
+// One rank's part; rank 0 reports.
+class Rank {
+ public:
+  Rank(const Setup& setup, RankComm& comm, ThreadPool& pool)
+      : setup_(setup),
+        comm_(comm),
+        runtime_(MakeMoeRuntime(Setup::Options(), setup.Shape(), comm, pool, setup.backends)),
+        weights_(setup, runtime_->experts().LocalExperts(comm.mesh.ep_rank())),
+        layer_(Config(setup), weights_.layer(), runtime_) {
+    std::mt19937 random(100 + comm.mesh.rank());
+    std::normal_distribution<float> normal;
+    hidden_.resize(setup.Shape().max_tokens * setup.model.hidden);
+    for (float& v : hidden_) v = normal(random);
+    out_.resize(hidden_.size());
+  }
+
+  void Run(int64_t tokens) {
+    const std::vector<int64_t> counts(setup_.ranks, tokens);
+    std::vector<double> passes;
+    std::array<std::vector<double>, kStageCount> stages;
+    const auto start = Clock::now();
+    for (int run = -1; run < kMostRuns; ++run) {
+      std::array<double, kStageCount> times{};
+      comm_.tp->Barrier("bench");
+      const auto begin = Clock::now();
+      Pass(counts, times);
+      const double seconds = GroupTime(begin);
+      if (run >= 0) passes.push_back(seconds);
+      for (int s = 0; run >= 0 && s < kStageCount; ++s) stages[s].push_back(times[s]);
+      const bool enough = run + 1 >= kFewestRuns && SecondsSince(start) > kSecondsPerCase;
+      if (comm_.tp->Broadcast(enough ? "enough" : "more") == "enough") break;
+    }
+    if (comm_.mesh.rank() == 0) Add(tokens, Median(std::move(passes)), stages);
+  }
+
+ private:
+  static MoeLayerConfig Config(const Setup& setup) {
+    MoeLayerConfig config;
+    config.hidden = setup.model.hidden;
+    config.router = {.num_experts = setup.experts,
+                     .top_k = setup.Shape().top_k,
+                     .scoring = setup.model.fp8 ? RouterConfig::Scoring::kSigmoid
+                                                : RouterConfig::Scoring::kSoftmax,
+                     .renormalize = true};
+    return config;
+  }
+
+  void Pass(const std::vector<int64_t>& counts, std::array<double, kStageCount>& times) {
+    MoeBatch& batch = runtime_->batch();
+    runtime_->StartBatch(hidden_.data(), counts, /*decode=*/counts[0] <= 128, out_.data(), &batch);
+    const auto stage = [&](int i, auto run) {
+      const auto begin = Clock::now();
+      run();
+      times[i] += SecondsSince(begin);
+    };
+    stage(0, [&] { layer_.Gather(batch); });
+    while (batch.NextRound()) {
+      stage(1, [&] { layer_.Route(batch); });
+      stage(2, [&] { layer_.BeginDispatch(batch); });
+      stage(3, [&] { layer_.EndDispatch(batch); });
+      stage(4, [&] { layer_.PrePermute(batch); });
+      stage(5, [&] { layer_.RunExperts(batch); });
+      stage(6, [&] { layer_.PostPermute(batch); });
+      stage(7, [&] { layer_.BeginCombine(batch); });
+      stage(8, [&] { layer_.EndCombine(batch); });
+    }
+    stage(9, [&] { layer_.Scatter(batch); });
+  }
+
+  // From where the first rank began to where the last one ended, now.
+  double GroupTime(Clock::time_point begin) const {
+    using Times = std::array<Clock::rep, 2>;
+    const Times mine = {begin.time_since_epoch().count(), Clock::now().time_since_epoch().count()};
+    std::vector<Times> all(comm_.tp->size());
+    comm_.tp->AllGather(&mine, all.data(), sizeof mine);
+    Times span = mine;
+    for (const Times& times : all)
+      span = {std::min(span[0], times[0]), std::max(span[1], times[1])};
+    return std::chrono::duration<double>(Clock::duration(span[1] - span[0])).count();
+  }
+
+  void Add(int64_t tokens, double seconds,
+           std::array<std::vector<double>, kStageCount>& stages) const {
+    const ModelShape& m = setup_.model;
+    const auto all_tokens = static_cast<double>(tokens * setup_.ranks);
+    const double k = setup_.Shape().top_k;
+    // Experts that some token chose, as even routing would have it, and the shared one on each rank.
+    const double hit = setup_.experts * (1 - std::pow(1 - k / setup_.experts, all_tokens)) +
+                       (m.shared ? setup_.ranks : 0);
+    const double bytes = hit * m.BytesOfExpert();
+    const double flops = 2 * all_tokens * (k + (m.shared ? 1 : 0)) * m.WeightsOfExpert();
+    Result result = {
+        .name = kName,
+        .shape = setup_.Describe(tokens),
+        .seconds = seconds,
+        .flops = flops,
+        .bytes = bytes,
+        .limit = Roofline(bytes, setup_.ceilings.bandwidth, flops, setup_.ceilings.peak)};
+    for (int s = 0; s < kStageCount; ++s)
+      result.more.push_back({kStages[s], Median(std::move(stages[s])) * 1e6});
+    setup_.report.Add(std::move(result));
+  }
+
+  const Setup& setup_;
+  RankComm& comm_;
+  std::shared_ptr<MoeRuntime> runtime_;
+  Weights weights_;
+  MoeLayer layer_;
+  std::vector<float> hidden_, out_;
+};
+
+void RunModel(const Setup& setup) {
+  std::vector<int64_t> wanted;
+  for (const int64_t tokens : setup.tokens)
+    if (setup.report.Wants(kName, setup.Describe(tokens))) wanted.push_back(tokens);
+  if (wanted.empty()) return;
+  setup.report.Start(kName, setup.Describe(wanted[0]));
+  const size_t bytes =
+      RankComm::BytesPerRank(setup.Mesh()) +
+      MoeSymmetricBytes(Setup::Options(), setup.Shape(), setup.Mesh(), setup.backends.get());
+  RunRankThreads(setup.ranks, bytes, [&](int rank, std::shared_ptr<SharedArena> arena) {
+    if (setup.threads == 1) BindToCore(rank);
+    ThreadPool pool(setup.threads);
+    const auto comm = RankComm::Create(std::move(arena), setup.Mesh(), rank);
+    Rank self(setup, *comm, pool);
+    for (const int64_t tokens : wanted) {
+      if (rank == 0) setup.report.Start(kName, setup.Describe(tokens));
+      self.Run(tokens);
+    }
+  });
+}
+
+}  // namespace
+
+void CpuMoeLayer(const Options& options, Report& report) {
+  const int ranks = options.ranks > 0 ? options.ranks : 2;
+  const int threads = options.threads > 0 ? options.threads : std::max(1, CoreCount() / ranks);
+  const CpuCeilings ceilings = MeasureCpu(std::min(CoreCount(), ranks * threads), report);
+  const std::vector<int64_t> default_tokens = {1, 8, 128, 1024};
+  for (const ModelShape& model : ModelShapes()) {
+    // All of DeepSeek-V3's experts are 11 GiB: only for those who ask for it.
+    if (options.model.empty() ? model.fp8 : options.model != model.name) continue;
+    const int experts = options.experts_per_rank > 0 ? options.experts_per_rank * ranks
+                                                     : model.num_experts / ranks * ranks;
+    RunModel({.model = model,
+              .ranks = ranks,
+              .threads = threads,
+              .experts = experts,
+              .tokens = options.tokens.empty() ? default_tokens : options.tokens,
+              .ceilings = ceilings,
+              .report = report,
+              .backends = options.backends});
+  }
+}
+
+}  // namespace switchyard::bench

@@ -1,0 +1,102 @@
+// The ranks of exchange_bench, all in one process and driven by one thread, and how they are timed.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "core/cuda/runtime.h"
+#include "core/error.h"
+#include "moe/cuda/exchange.h"
+
+namespace switchyard::cuda {
+
+constexpr int kSamples = 5;
+
+struct Rank {
+  explicit Rank(int device_in)
+      : device((UseDevice(device_in), device_in)), report(sizeof(WaitReport)) {
+    *report.as<WaitReport>() = {};
+    for (int other = 0; other < DeviceCount(); ++other)
+      if (other != device && cudaDeviceEnablePeerAccess(other, 0) != cudaSuccess)
+        cudaGetLastError();
+  }
+  int device;
+  Stream stream;
+  PinnedMemory report;
+  DeviceMemory memory, x, ids, weights, outputs, position, y;
+  std::unique_ptr<Exchange> exchange;
+  std::vector<int32_t> host_ids;
+  int64_t tokens = 0;
+
+  void Use() const { UseDevice(device); }
+  void BeginDispatch() const {
+    exchange->BeginDispatch(
+        0,
+        {.x = x.data(), .ids = ids.as<int32_t>(), .weights = weights.as<float>(), .tokens = tokens},
+        stream.get());
+  }
+  void EndDispatch() const { exchange->EndDispatch(0, stream.get()); }
+  void BeginCombine() const {
+    exchange->BeginCombine(0, outputs.data(), position.as<int32_t>(), stream.get());
+  }
+  void EndCombine() const { exchange->EndCombine(0, y.as<float>(), stream.get()); }
+};
+using Ranks = std::vector<std::unique_ptr<Rank>>;
+
+inline void Synchronize(const Ranks& ranks) {
+  for (const auto& rank : ranks) {
+    rank->Use();
+    rank->stream.Synchronize();
+    if (const auto* report = rank->report.as<WaitReport>(); report->failed)
+      throw Resource("rank {} waited for rank {} in vain, stage {}", report->rank, report->peer,
+                     report->stage);
+  }
+}
+
+// µs of one call, the median of samples of the slowest rank: `calls` are recorded in a graph, which
+// all ranks replay at once.
+inline double Time(const Ranks& ranks, int calls,
+                   const std::function<void(const Rank&, int)>& call) {
+  std::vector<cudaGraphExec_t> graphs(ranks.size());
+  std::vector<Event> starts, stops;
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    ranks[r]->Use();
+    starts.emplace_back();
+    stops.emplace_back();
+    cudaGraph_t graph = nullptr;
+    Check(cudaStreamBeginCapture(ranks[r]->stream.get(), cudaStreamCaptureModeThreadLocal),
+          "record");
+    for (int i = 0; i < calls; ++i) call(*ranks[r], static_cast<int>(r));
+    Check(cudaStreamEndCapture(ranks[r]->stream.get(), &graph), "record");
+    Check(cudaGraphInstantiate(&graphs[r], graph, 0), "graph");
+    Check(cudaGraphUpload(graphs[r], ranks[r]->stream.get()), "graph");
+    cudaGraphDestroy(graph);
+  }
+  std::vector<double> samples;
+  for (int sample = -1; sample < kSamples; ++sample) {
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      ranks[r]->Use();
+      starts[r].Record(ranks[r]->stream.get());
+      Check(cudaGraphLaunch(graphs[r], ranks[r]->stream.get()), "replay");
+      stops[r].Record(ranks[r]->stream.get());
+    }
+    Synchronize(ranks);
+    double slowest = 0;
+    for (size_t r = 0; r < ranks.size(); ++r)
+      slowest = std::max(slowest, stops[r].MillisecondsSince(starts[r]) * 1000 / calls);
+    if (sample >= 0) samples.push_back(slowest);
+  }
+  for (const cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
+  std::ranges::sort(samples);
+  return samples[kSamples / 2];
+}
+
+// What an exchange is measured against. GB/s of a plain copy, all ranks at once, each to the next:
+// printed for several grids, the best is returned.
+double PlainCopy(const Ranks& ranks);
+// Prints NCCL's all-to-all, where there is one.
+void NcclAllToAll(const Ranks& ranks);
+
+}  // namespace switchyard::cuda

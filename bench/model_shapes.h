@@ -1,0 +1,31 @@
+// MoE layers of published models, for benchmarks with made-up weights.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace switchyard::bench {
+
+struct ModelShape {
+  std::string name;
+  int64_t hidden, intermediate;  // of a routed expert
+  int num_experts, top_k;
+  bool fp8;     // experts in 128 × 128 blocks, the router by sigmoid in 8 groups; else bfloat16
+  bool shared;  // a shared expert as wide as a routed one
+
+  double WeightsOfExpert() const { return 3.0 * static_cast<double>(hidden * intermediate); }
+  double BytesOfExpert() const { return WeightsOfExpert() * (fp8 ? 1 : 2); }
+};
+
+// From the models' config.json.
+inline const std::vector<ModelShape>& ModelShapes() {
+  static const std::vector<ModelShape> shapes = {
+      {"olmoe-1b-7b", 2048, 1024, 64, 8, false, false},
+      {"qwen3-30b-a3b", 2048, 768, 128, 8, false, false},
+      {"deepseek-v3", 7168, 2048, 256, 8, true, true},
+  };
+  return shapes;
+}
+
+}  // namespace switchyard::bench

@@ -1,0 +1,17 @@
+// Where there is no compiler for GPUs.
+#include "benches.h"
+
+#include "core/error.h"
+
+namespace switchyard::bench {
+namespace {
+
+Error NoCuda() { return Invalid("--device cuda: this build of switchyard has no CUDA"); }
+
+}  // namespace
+
+void CudaKernels(const Options&, Report&) { throw NoCuda(); }
+void CudaMoeLayer(const Options&, Report&) { throw NoCuda(); }
+void CudaExchange(const Options&, Report&) { throw NoCuda(); }
+
+}  // namespace switchyard::bench

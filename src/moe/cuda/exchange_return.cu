@@ -1,0 +1,192 @@
+// The way back: outputs, or their sums by rank, are stored at the tokens' ranks.
+#include "comm/device/cuda/wait.cuh"
+#include "moe/cuda/exchange_launch.h"
+#include "moe/cuda/exchange_rows.cuh"
+#include "moe/cuda/kernel_chain.cuh"
+
+namespace switchyard::cuda {
+namespace {
+
+// Warps that move rows, half of them each row of a chunk, and one that raises flags for what they
+// have moved. So few that two blocks of Sum fit beside one of these on a multiprocessor.
+constexpr int kMovers = 14, kReturnThreads = 32 * (kMovers + 1);
+// 16 bytes a lane that are under way at a time.
+constexpr int kCopyVectors = 7, kPartSumVectors = 3;
+
+__device__ __forceinline__ void CopyRun(const uint4* from, uint4* to, Run run) {
+  for (int i = run.begin + Lane(); i < run.end; i += 32 * kCopyVectors) {
+    uint4 words[kCopyVectors];
+#pragma unroll
+    for (int v = 0; v < kCopyVectors; ++v)
+      if (i + 32 * v < run.end) words[v] = from[i + 32 * v];
+#pragma unroll
+    for (int v = 0; v < kCopyVectors; ++v)
+      if (i + 32 * v < run.end) to[i + 32 * v] = words[v];
+  }
+}
+
+// Chunks of a source's rows, which one block returns one after the other; those of all sources take
+// turns, so that all links are busy. Chunk `index` of the list is there or not (source −1).
+struct RowChunk {
+  int source, number, first, count;
+};
+__device__ __forceinline__ RowChunk ChunkOf(const ExchangeBatch& b, int index, int count_of_lane) {
+  const int number = index / b.ranks, source = (index + number + b.rank) % b.ranks;
+  const int first = number * kChunkRows;
+  const int count = min(kChunkRows, __shfl_sync(~0u, count_of_lane, source) - first);
+  return {count > 0 ? source : -1, number, first, count};
+}
+
+// One part of one dispatched row: its outputs, or their sum, to the rank that it came from.
+template <RowKind kRow, bool kByRank>
+__device__ __forceinline__ void ReturnRow(const ExchangeBatch& b, int source, int n, int parts,
+                                          int part, const uint4* outputs, const int32_t* position) {
+  constexpr int kElements = Packing<kRow>::kElements;
+  const int lane = Lane(), vectors = b.hidden / kElements;
+  const int64_t row = static_cast<int64_t>(source) * b.max_tokens + n;
+  const std::byte* own = b.slot[b.rank];
+  const int token = reinterpret_cast<const int32_t*>(own + b.layout.tokens)[row];
+  const int of_lane = lane < b.top_k ? position[row * b.top_k + lane] : -1;
+  const uint32_t slots = __ballot_sync(~0u, of_lane >= 0);
+  const Run run = PartOf(vectors, parts, part);
+  const auto output = [&](int j) {
+    return outputs + static_cast<int64_t>(__shfl_sync(~0u, of_lane, j)) * vectors;
+  };
+  const auto place = [&](int64_t number) {
+    return reinterpret_cast<uint4*>(b.slot[source] + b.layout.returned +
+                                    number * b.layout.combined_bytes);
+  };
+  if constexpr (kByRank) {
+    const auto* weights = reinterpret_cast<const float*>(own + b.layout.weights);
+    const float weight = lane < b.top_k ? weights[row * b.top_k + lane] : 0.0f;
+    uint4* to = place(static_cast<int64_t>(token) * b.ranks + b.rank);
+    SumRun<kElements, kPartSumVectors>(
+        run,
+        [&](const auto& add) {
+          for (uint32_t left = slots; left; left &= left - 1) {
+            const int j = __ffs(left) - 1;
+            add(output(j), __shfl_sync(~0u, weight, j), true);
+          }
+        },
+        [&](int i, const float(&sums)[kElements]) { to[i] = Pack(sums); });
+  } else {
+    for (uint32_t left = slots; left; left &= left - 1) {
+      const int j = __ffs(left) - 1;
+      CopyRun(output(j), place(static_cast<int64_t>(token) * b.top_k + j), run);
+    }
+  }
+}
+
+// Between the warps of a block of Return: the chunks it takes, in turns, and how many of them each
+// mover is done with. Movers do not wait for one another.
+struct ChunkQueue {
+  static constexpr uint32_t kAhead = 2;  // chunks that are taken before the slowest is done
+  int chunk[kAhead];
+  uint32_t taken, done[kMovers];
+};
+
+// Moves a warp's share of the chunks that the flag warp takes, until there are no more.
+template <RowKind kRow, bool kByRank>
+__device__ __forceinline__ void MoveChunks(const ExchangeBatch& b, ChunkQueue& queue, int chunks,
+                                           int count, const uint4* outputs,
+                                           const int32_t* position) {
+  constexpr int kParts = kMovers / kChunkRows;
+  const int row = Warp() / kParts, part = Warp() % kParts;
+  for (uint32_t turn = 0;; ++turn) {
+    while (AcquireInBlock(&queue.taken) == turn) {
+    }
+    const int index = queue.chunk[turn % ChunkQueue::kAhead];
+    if (index >= chunks) return;
+    const RowChunk chunk = ChunkOf(b, index, count);
+    if (chunk.source >= 0 && row < chunk.count)
+      ReturnRow<kRow, kByRank>(b, chunk.source, chunk.first + row, kParts, part, outputs, position);
+    __syncwarp();
+    if (Lane() == 0) ReleaseInBlock(&queue.done[Warp()], turn + 1);
+  }
+}
+
+// One warp: takes chunks for the movers, in the order of tokens over all blocks, so that what is
+// needed first arrives first, and raises the flags of those that are done.
+__device__ __forceinline__ void TakeChunks(const ExchangeBatch& b, ChunkQueue& queue, int chunks,
+                                           int count, uint32_t round) {
+  const int lane = Lane();
+  uint32_t taken = 0, raised = 0;
+  int taken_chunk[ChunkQueue::kAhead];
+  bool more = true;
+  while (more || raised < taken) {
+    const uint32_t done =
+        __reduce_min_sync(~0u, lane < kMovers ? AcquireInBlock(&queue.done[lane]) : ~0u);
+    __syncwarp();
+    if (raised < done) __threadfence_system();
+    for (; raised < done; ++raised) {
+      const RowChunk chunk = ChunkOf(b, taken_chunk[0], count);
+      taken_chunk[0] = taken_chunk[1];
+      if (chunk.source >= 0 && lane == 0)
+        RaiseFencedFlag(
+            FlagsOf(b, chunk.source, b.layout.arrived) + b.rank * b.layout.chunks + chunk.number,
+            round);
+    }
+    if (!more || taken - raised == ChunkQueue::kAhead) continue;
+    auto index = static_cast<int>(blockIdx.x);
+    if (taken > 0) {
+      if (lane == 0) index = static_cast<int>(gridDim.x + atomicAdd(&b.state->next_chunk, 1u));
+      index = __shfl_sync(~0u, index, 0);
+    }
+    if (lane == 0) queue.chunk[taken % ChunkQueue::kAhead] = index;
+    more = index < chunks;
+    taken_chunk[taken - raised] = index;
+    if (lane == 0) ReleaseInBlock(&queue.taken, taken + 1);
+    if (more) ++taken;
+  }
+}
+
+template <RowKind kRow, bool kByRank>
+__global__ void __launch_bounds__(kReturnThreads, 2)
+    Return(const __grid_constant__ ExchangeBatch b, const uint4* outputs, const int32_t* position) {
+  __shared__ ChunkQueue queue;
+  AllowNextKernel();
+  const uint32_t round = b.state->round, active = ActiveRanks(b) & b.state->active;
+  const int lane = Lane(), count = active >> lane & 1u ? b.state->received[lane] : 0;
+  const int most = __reduce_max_sync(~0u, count);
+  const int chunks = (most + kChunkRows - 1) / kChunkRows * b.ranks;
+  // That this rank has read the counts of this batch, and will not those of the next.
+  if (blockIdx.x == 0 && Warp() == 0 && (active >> lane & 1u))
+    RaiseFlag(FlagsOf(b, lane, b.layout.acks) + b.rank, round);
+  if (threadIdx.x < kMovers) queue.done[threadIdx.x] = 0;
+  if (threadIdx.x == 0) queue.taken = 0;
+  __syncthreads();
+  if (Warp() < kMovers) {
+    MoveChunks<kRow, kByRank>(b, queue, chunks, count, outputs, position);
+  } else {
+    TakeChunks(b, queue, chunks, count, round);
+  }
+}
+
+using Kernel = void (*)(ExchangeBatch, const uint4*, const int32_t*);
+
+Kernel KernelFor(RowKind row, bool by_rank) {
+  if (row == RowKind::kF32)
+    return by_rank ? Return<RowKind::kF32, true> : Return<RowKind::kF32, false>;
+  return by_rank ? Return<RowKind::kBF16, true> : Return<RowKind::kBF16, false>;
+}
+
+}  // namespace
+
+cudaError_t LoadReturnKernels() {
+  cudaFuncAttributes attributes;
+  cudaError_t error = cudaSuccess;
+  for (const RowKind row : {RowKind::kF32, RowKind::kBF16}) {
+    for (const bool by_rank : {false, true})
+      if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, KernelFor(row, by_rank));
+  }
+  return error;
+}
+
+cudaError_t StartCombine(const ExchangeBatch& batch, const void* outputs, const int32_t* position,
+                         int blocks, cudaStream_t stream) {
+  KernelFor(batch.combined, batch.sum_by_rank)<<<blocks, kReturnThreads, 0, stream>>>(
+      batch, static_cast<const uint4*>(outputs), position);
+  return cudaGetLastError();
+}
+
+}  // namespace switchyard::cuda

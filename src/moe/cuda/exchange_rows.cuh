@@ -1,0 +1,54 @@
+// Parts of rows on the way back, and their sums.
+#pragma once
+
+#include "moe/cuda/exchange_places.cuh"
+#include "moe/cuda/row_codec.cuh"
+
+namespace switchyard::cuda {
+
+__device__ __forceinline__ uint32_t* FlagsOf(const ExchangeBatch& b, int rank, int64_t flags) {
+  return reinterpret_cast<uint32_t*>(b.slot[rank] + flags);
+}
+
+// A run of a row, in vectors of 16 bytes.
+struct Run {
+  int begin, end;
+};
+// Part `part` of a row of `vectors`, in whole steps of a warp.
+__device__ __forceinline__ Run PartOf(int vectors, int parts, int part) {
+  const int steps = (vectors + 31) / 32, size = (steps + parts - 1) / parts * 32;
+  return {part * size, min((part + 1) * size, vectors)};
+}
+
+// sum = Σ weight · row over terms of a list, from zero, in its order, each product and each sum
+// rounded. terms(add) calls add(row, weight, weighted) for each of them; then store(vector, sums)
+// is called, for each vector of 16 bytes of the run.
+template <int kElements, int kVectors, typename Terms, typename StoreSums>
+__device__ __forceinline__ void SumRun(Run run, const Terms& terms, const StoreSums& store) {
+  for (int first = run.begin; first < run.end; first += 32 * kVectors) {
+    float sums[kVectors][kElements] = {};
+    terms([&](const uint4* row, float weight, bool weighted) {
+      uint4 words[kVectors];
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        const int i = first + 32 * v + Lane();
+        words[v] = i < run.end ? row[i] : uint4{};
+      }
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        float values[kElements];
+        Unpack(words[v], values);
+#pragma unroll
+        for (int e = 0; e < kElements; ++e)
+          sums[v][e] = __fadd_rn(sums[v][e], weighted ? __fmul_rn(weight, values[e]) : values[e]);
+      }
+    });
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int i = first + 32 * v + Lane();
+      if (i < run.end) store(i, sums[v]);
+    }
+  }
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,142 @@
+// The last step of the way back: outputs that have come, added up for each token.
+#include "comm/device/cuda/wait.cuh"
+#include "moe/cuda/exchange_launch.h"
+#include "moe/cuda/exchange_rows.cuh"
+#include "moe/cuda/kernel_chain.cuh"
+
+namespace switchyard::cuda {
+namespace {
+
+constexpr int kSumThreads = 256;
+// Of a multiprocessor, where they fit beside a block of Return (64 registers a thread), so that Sum
+// begins with it. That takes kernels without a preference for how cache and shared memory are
+// divided: with one they did not run beside one another (measured).
+constexpr int kSumBlocks = 2;
+constexpr int kSumVectors = 4;  // of 16 bytes a lane that are under way at a time
+
+// How a block's warps share tokens: each unit of work is two tokens, or one, or a part of one, so
+// that all blocks have some.
+struct TokenShares {
+  int group = 2, slices = 1;  // tokens of a unit; units that share one
+  __device__ TokenShares(const ExchangeBatch& b, int steps) {
+    const auto blocks = static_cast<int>(gridDim.x);
+    if (b.tokens / 2 >= blocks) return;
+    group = 1;
+    slices = max(1, min(steps / Warps(), blocks / max(b.tokens, 1)));
+  }
+};
+
+// One warp of a block: until all outputs of tokens [begin, end) are here. Flags of one source may
+// be raised in any order.
+//
+// Many blocks wait, and what the report says costs a read of host memory, which are slow one after
+// the other: one of them reads it, and tells the others.
+__device__ __forceinline__ bool WaitForOutputs(const ExchangeBatch& b, int begin, int end,
+                                               uint32_t round, uint32_t active) {
+  const int lane = Lane(), first = RowsBefore(b, begin), last = RowsBefore(b, end) - 1;
+  bool here = true;
+  if (active >> lane & 1u) {
+    const uint32_t* arrived = FlagsOf(b, b.rank, b.layout.arrived) + lane * b.layout.chunks;
+    const bool reads_report = blockIdx.x == 0;
+    volatile uint32_t* gave_up = &b.state->gave_up;
+    uint64_t start = 0;
+    for (int chunk = first / kChunkRows; here && chunk * kChunkRows <= last;) {
+      if (static_cast<int32_t>(LoadFlag(arrived + chunk) - round) >= 0) {
+        ++chunk;
+        continue;
+      }
+      __nanosleep(100);
+      const uint64_t now = Nanoseconds();
+      if (start == 0) start = now;
+      if (reads_report || now - start > b.limit.nanoseconds) {
+        WaitLimit limit = b.limit;
+        if (!reads_report) limit.nanoseconds = 0;
+        here = WaitFlag(arrived + chunk, round, limit, WaitStage::kCombine, b.world_ranks[lane]);
+        if (!here) *gave_up = 1;
+      } else {
+        here = *gave_up == 0;
+      }
+    }
+  }
+  return __all_sync(~0u, here);
+}
+
+// Adds tokens' outputs as soon as they are here, while others are still under way.
+template <RowKind kRow, bool kByRank>
+__global__ void __launch_bounds__(kSumThreads, 4)
+    Sum(const __grid_constant__ ExchangeBatch b, float* y) {
+  constexpr int kElements = Packing<kRow>::kElements;
+  const uint32_t round = b.state->round, active = ActiveRanks(b) & b.state->active;
+  const int lane = Lane(), vectors = b.hidden / kElements;
+  const TokenShares shares(b, (vectors + 31) / 32);
+  const int warps_of_token = Warps() / shares.group, parts = warps_of_token * shares.slices;
+  const int units = (b.tokens + shares.group - 1) / shares.group * shares.slices;
+  const std::byte* returned = b.slot[b.rank] + b.layout.returned;
+  for (int unit = static_cast<int>(blockIdx.x); unit < units; unit += static_cast<int>(gridDim.x)) {
+    const int begin = unit / shares.slices * shares.group;
+    const int token = begin + Warp() / warps_of_token;
+    const int part = unit % shares.slices * warps_of_token + Warp() % warps_of_token;
+    const int64_t slot = static_cast<int64_t>(token) * b.top_k + lane;
+    const bool is_slot = token < b.tokens && lane < b.top_k;
+    const int rank = is_slot ? PlaceOf(b, b.ids[slot]).rank : -1;
+    const bool adds = rank >= 0 && (active >> rank & 1u);
+    const float weight = !kByRank && is_slot ? b.weights[slot] : 1.0f;
+    // Slots that add something; or the ranks.
+    const uint32_t terms =
+        kByRank ? __reduce_or_sync(~0u, adds ? 1u << rank : 0u) : __ballot_sync(~0u, adds);
+    bool here = true;
+    if (Warp() == 0)
+      here = WaitForOutputs(b, begin, min(begin + shares.group, b.tokens), round, active);
+    if (!__syncthreads_and(here)) break;
+    if (token >= b.tokens) continue;
+    const int64_t row_of_token = static_cast<int64_t>(token) * (kByRank ? b.ranks : b.top_k);
+    SumRun<kElements, kSumVectors>(
+        PartOf(vectors, parts, part),
+        [&](const auto& add) {
+          for (uint32_t left = terms; left; left &= left - 1) {
+            const int j = __ffs(left) - 1;
+            add(reinterpret_cast<const uint4*>(returned +
+                                               (row_of_token + j) * b.layout.combined_bytes),
+                __shfl_sync(~0u, weight, j), !kByRank);
+          }
+        },
+        [&](int i, const float(&sums)[kElements]) {
+          auto* to = reinterpret_cast<float4*>(y + static_cast<int64_t>(token) * b.hidden +
+                                               static_cast<int64_t>(i) * kElements);
+#pragma unroll
+          for (int e = 0; e < kElements; e += 4)
+            to[e / 4] = {sums[e], sums[e + 1], sums[e + 2], sums[e + 3]};
+        });
+  }
+  // A rank that had no row of this one must have read its counts before the next dispatch.
+  if (blockIdx.x == 0 && Warp() == 0 && (active >> lane & 1u))
+    WaitFlag(FlagsOf(b, b.rank, b.layout.acks) + lane, round, b.limit, WaitStage::kCombine,
+             b.world_ranks[lane]);
+  WaitForKernelBefore();
+}
+
+using Kernel = void (*)(ExchangeBatch, float*);
+
+Kernel KernelFor(RowKind row, bool by_rank) {
+  if (row == RowKind::kF32) return by_rank ? Sum<RowKind::kF32, true> : Sum<RowKind::kF32, false>;
+  return by_rank ? Sum<RowKind::kBF16, true> : Sum<RowKind::kBF16, false>;
+}
+
+}  // namespace
+
+cudaError_t LoadSumKernels() {
+  cudaFuncAttributes attributes;
+  cudaError_t error = cudaSuccess;
+  for (const RowKind row : {RowKind::kF32, RowKind::kBF16}) {
+    for (const bool by_rank : {false, true})
+      if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, KernelFor(row, by_rank));
+  }
+  return error;
+}
+
+cudaError_t StartCombineSum(const ExchangeBatch& batch, float* y, int blocks, cudaStream_t stream) {
+  return LaunchEarly(KernelFor(batch.combined, batch.sum_by_rank), kSumBlocks * blocks, kSumThreads,
+                     0, batch.early, stream, batch, y);
+}
+
+}  // namespace switchyard::cuda
