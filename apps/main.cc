@@ -22,6 +22,7 @@ constexpr const char* kHelp =
   switchyard serve --model-path DIR [flags]        serve a checkpoint over HTTP
   switchyard generate --model-path DIR --prompt T  generate text, printing as it comes
   switchyard bench one-batch --model-path DIR      time prefill and decode
+  switchyard bench kernels|moe-layer|exchange      time the parts, beside what the machine allows
   switchyard backends [--model-path DIR] [flags]   what pairs with what, and what is chosen
 
 Each sub-command answers --help.
@@ -64,12 +65,15 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
   }
   if (command == "bench") {
     const std::string which = rest.empty() ? "" : rest.front();
-    if (which != "one-batch") throw Invalid("bench {}: want one-batch", which);
-    rest.erase(rest.begin());
-    auto args = ParseOneBatch(rest);
-    if (!args) return 0;
-    start(args->server.engine);
-    return RunOneBatch(*args);
+    if (!rest.empty()) rest.erase(rest.begin());
+    if (which == "one-batch") {
+      auto args = ParseOneBatch(rest);
+      if (!args) return 0;
+      start(args->server.engine);
+      return RunOneBatch(*args);
+    }
+    const auto args = ParseBench(which, rest);
+    return args ? RunBench(*args, backends) : 0;
   }
   throw Invalid("there is no sub-command {}; see switchyard --help", command);
 }

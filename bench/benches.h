@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "report.h"
+#include "bench/report.h"
 
 namespace switchyard {
 struct MoeBackends;

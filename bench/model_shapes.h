@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "moe/router.h"
+
 namespace switchyard::bench {
 
 struct ModelShape {
@@ -14,6 +16,20 @@ struct ModelShape {
   bool fp8;     // experts in 128 × 128 blocks, the router by sigmoid in 8 groups; else bfloat16
   bool shared;  // a shared expert as wide as a routed one
 
+  // With `experts` of them, of which a token takes top_k or all.
+  RouterConfig Router(int experts) const {
+    RouterConfig router = {
+        .num_experts = experts,
+        .top_k = top_k < experts ? top_k : experts,
+        .scoring = fp8 ? RouterConfig::Scoring::kSigmoid : RouterConfig::Scoring::kSoftmax,
+        .renormalize = true};
+    if (fp8 && experts >= 64 && experts % 8 == 0) {
+      router.num_groups = 8;
+      router.topk_groups = 4;
+      router.group_score = RouterConfig::GroupScore::kTop2Sum;
+    }
+    return router;
+  }
   double WeightsOfExpert() const { return 3.0 * static_cast<double>(hidden * intermediate); }
   double BytesOfExpert() const { return WeightsOfExpert() * (fp8 ? 1 : 2); }
 };

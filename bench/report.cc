@@ -1,4 +1,4 @@
-#include "report.h"
+#include "bench/report.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -42,9 +42,9 @@ Limit Roofline(double bytes, double bandwidth, double flops, double peak) {
 Limit LinkLimit(double bytes, double bandwidth) { return {bytes / bandwidth, Bound::kLink}; }
 
 std::string Line(const Result& r) {
-  std::string line = fmt::format("{:<16} {:<44} {:10.1f} us {} {} ", r.name, r.shape,
-                                 r.seconds * 1e6, Rate(r.flops, r.seconds, "GFLOP/s"),
-                                 Rate(r.bytes, r.seconds, "GB/s"));
+  std::string line =
+      fmt::format("{:<16} {:<44} {:10.1f} us {} {} ", r.name, r.shape, r.seconds * 1e6,
+                  Rate(r.flops, r.seconds, "GFLOP/s"), Rate(r.bytes, r.seconds, "GB/s"));
   if (r.limit.bound == Bound::kUnknown) {
     line += "   - of roofline";
   } else {

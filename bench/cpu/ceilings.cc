@@ -1,14 +1,14 @@
-#include "cpu/ceilings.h"
+#include "bench/cpu/ceilings.h"
 
 #include <fmt/format.h>
 #include <immintrin.h>
 
 #include <vector>
 
+#include "bench/timing.h"
 #include "core/parallel.h"
 #include "kernels/ops.h"
 #include "kernels/roofline.h"
-#include "timing.h"
 
 namespace switchyard::bench {
 namespace {

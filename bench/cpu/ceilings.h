@@ -1,7 +1,7 @@
 // What the cores of this machine reach at best, measured.
 #pragma once
 
-#include "report.h"
+#include "bench/report.h"
 
 namespace switchyard::bench {
 

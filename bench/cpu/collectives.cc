@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "bench/cpu/cores.h"
+#include "bench/cpu/rank_benches.h"
+#include "bench/timing.h"
 #include "comm/device/communicator.h"
-#include "cpu/cores.h"
-#include "cpu/rank_benches.h"
-#include "timing.h"
 
 namespace switchyard::bench {
 namespace {
@@ -95,7 +95,8 @@ class Bench {
     Add("all-gather", shape, time, 2 * out.size(), CopyRate(out.size()));
   }
 
-  // Bytes per second that a rank reads and writes in a copy of this size, while the others do the same.
+  // Bytes per second that a rank reads and writes in a copy of this size, while the others do the
+  // same.
   double CopyRate(size_t bytes) {
     std::vector<char> from(bytes, 1), to(bytes);
     comm_->tp->Barrier("bench");

@@ -1,4 +1,4 @@
-#include "cpu/cores.h"
+#include "bench/cpu/cores.h"
 
 #include <sched.h>
 #include <unistd.h>

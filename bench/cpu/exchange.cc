@@ -28,12 +28,12 @@
 #include <thread>
 #include <vector>
 
+#include "bench/cpu/cores.h"
+#include "bench/cpu/rank_benches.h"
+#include "bench/timing.h"
 #include "core/error.h"
-#include "cpu/cores.h"
-#include "cpu/rank_benches.h"
 #include "moe/runtime.h"
 #include "quant/quantize.h"
-#include "timing.h"
 
 namespace switchyard::bench {
 namespace {
@@ -156,13 +156,12 @@ class Bench {
   void ReportStages(const Times& times) {
     const size_t row = kHidden * sizeof(uint16_t);
     const size_t sums = y_.size() * sizeof(float);
-    if (rows_placed_)
-      Add("place", times.place, 0, x_.size() * (sizeof(float) + sizeof(uint16_t)));
+    if (rows_placed_) Add("place", times.place, 0, x_.size() * (sizeof(float) + sizeof(uint16_t)));
     Add("dispatch", times.dispatch, DispatchedBytes(),
-           rows_placed_ ? 0 : x_.size() * sizeof(float));
+        rows_placed_ ? 0 : x_.size() * sizeof(float));
     if (!outputs_left_) {
       Add("combine", times.combine, ReturnedBytes(),
-             ReturnedBytes() + expert_rows_.num_rows * kHidden * sizeof(float) + sums);
+          ReturnedBytes() + expert_rows_.num_rows * kHidden * sizeof(float) + sums);
     } else if (case_.combine_rows == "slot") {
       Add("combine", times.combine, ReturnedBytes(), Experts() * row - ReturnedBytes() + sums);
     } else {
@@ -206,7 +205,7 @@ class Bench {
     const kernels::ExpertWeights expert = {.gate = weight(kIntermediate, kHidden),
                                            .up = weight(kIntermediate, kHidden),
                                            .down = weight(kHidden, kIntermediate)};
-    experts_.assign(kExperts / case_.ranks, expert);
+    experts_.assign(runtime_->experts().LocalExperts(comm_->mesh.ep_rank()), expert);
     block_.experts = experts_;
   }
 
@@ -342,8 +341,8 @@ class Bench {
            static_cast<double>(std::max<size_t>(size, 1));
   }
 
-  // Bytes per second that a copy between buffers of one rank reads and writes, while the others do the
-  // same.
+  // Bytes per second that a copy between buffers of one rank reads and writes, while the others do
+  // the same.
   double CopyRate(size_t bytes) {
     const size_t size = std::max<size_t>(bytes / 2, 64);
     const std::vector<std::byte> from(size);

@@ -11,14 +11,14 @@
 #include <string>
 #include <vector>
 
-#include "benches.h"
+#include "bench/benches.h"
+#include "bench/cpu/ceilings.h"
+#include "bench/cpu/cores.h"
+#include "bench/timing.h"
 #include "core/parallel.h"
 #include "core/tensor.h"
-#include "cpu/ceilings.h"
-#include "cpu/cores.h"
 #include "kernels/ops.h"
 #include "quant/quantize.h"
-#include "timing.h"
 
 namespace switchyard::bench {
 namespace {

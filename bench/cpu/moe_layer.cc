@@ -13,23 +13,23 @@
 #include <string>
 #include <vector>
 
-#include "benches.h"
+#include "bench/benches.h"
+#include "bench/cpu/ceilings.h"
+#include "bench/cpu/cores.h"
+#include "bench/model_shapes.h"
+#include "bench/timing.h"
 #include "core/error.h"
 #include "core/tensor.h"
-#include "cpu/ceilings.h"
-#include "cpu/cores.h"
-#include "model_shapes.h"
 #include "moe/runtime.h"
 #include "quant/quantize.h"
-#include "timing.h"
 
 namespace switchyard::bench {
 namespace {
 
 constexpr const char* kName = "moe-layer";
-constexpr const char* kStages[] = {"gather us",  "route us",        "dispatch us", "shared+arrive us",
-                                   "permute us", "experts us",      "permute back us",
-                                   "combine us", "sum us",          "scatter us"};
+constexpr const char* kStages[] = {
+    "gather us",  "route us",        "dispatch us", "shared+arrive us", "permute us",
+    "experts us", "permute back us", "combine us",  "sum us",           "scatter us"};
 constexpr int kStageCount = std::size(kStages);
 constexpr int kFewestRuns = 3, kMostRuns = 200;
 constexpr double kSecondsPerCase = 1.0;
@@ -89,8 +89,8 @@ class Weights {
     return setup_.model.fp8 ? WeightFormat::kFp8Block : WeightFormat::kBF16;
   }
   WeightView Copy(WeightView w) {
-    const auto bytes = static_cast<int64_t>(static_cast<double>(w.n * w.k) *
-                                            (setup_.model.fp8 ? 1 : 2));
+    const auto bytes =
+        static_cast<int64_t>(static_cast<double>(w.n * w.k) * (setup_.model.fp8 ? 1 : 2));
     Tensor memory = Tensor::Empty(DType::kU8, {bytes});
     std::memcpy(memory.mutable_raw(), w.data, bytes);
     w.data = memory.raw();
@@ -151,11 +151,7 @@ class Rank {
   static MoeLayerConfig Config(const Setup& setup) {
     MoeLayerConfig config;
     config.hidden = setup.model.hidden;
-    config.router = {.num_experts = setup.experts,
-                     .top_k = setup.Shape().top_k,
-                     .scoring = setup.model.fp8 ? RouterConfig::Scoring::kSigmoid
-                                                : RouterConfig::Scoring::kSoftmax,
-                     .renormalize = true};
+    config.router = setup.model.Router(setup.experts);
     return config;
   }
 
@@ -198,7 +194,8 @@ class Rank {
     const ModelShape& m = setup_.model;
     const auto all_tokens = static_cast<double>(tokens * setup_.ranks);
     const double k = setup_.Shape().top_k;
-    // Experts that some token chose, as even routing would have it, and the shared one on each rank.
+    // Experts that some token chose, as even routing would have it, and the shared one on each
+    // rank.
     const double hit = setup_.experts * (1 - std::pow(1 - k / setup_.experts, all_tokens)) +
                        (m.shared ? setup_.ranks : 0);
     const double bytes = hit * m.BytesOfExpert();

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "benches.h"
+#include "bench/benches.h"
 
 namespace switchyard::bench {
 

@@ -1,5 +1,5 @@
 // Where there is no compiler for GPUs.
-#include "benches.h"
+#include "bench/benches.h"
 
 #include "core/error.h"
 

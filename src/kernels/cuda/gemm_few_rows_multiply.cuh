@@ -5,9 +5,11 @@
 
 namespace switchyard::cuda::few_rows {
 
-// Says to the producers of all blocks that this warpgroup has read a stage.
+// Says to the producers of all blocks that this warp has read a stage. Each warp for itself: a wait
+// for wgmma says nothing of what other warps have read of the scales.
 __device__ __forceinline__ void Release(const Stages& stages, int stage, int thread, int cluster) {
-  if (thread < cluster) ptx::BarrierArriveAt(&stages.empty[stage], thread);
+  __syncwarp();
+  if (thread % 32 < cluster) ptx::BarrierArriveAt(&stages.empty[stage], thread % 32);
 }
 
 // A tile's products, as the thread's part of 64 × kTokens sums: element 4j + i is weight row

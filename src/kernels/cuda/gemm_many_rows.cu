@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
   if (threadIdx.x == 0) {
     for (int s = 0; s < Format::kStages; ++s) {
       ptx::BarrierInit(&shared.full[s], 1);
-      ptx::BarrierInit(&shared.empty[s], kConsumers * kCluster);
+      ptx::BarrierInit(&shared.empty[s], kConsumers * 4 * kCluster);
     }
     ptx::FenceBarrierInit();
     ptx::PrefetchTensorMap(&a_map);

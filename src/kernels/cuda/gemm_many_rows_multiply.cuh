@@ -5,10 +5,12 @@
 
 namespace switchyard::cuda::many_rows {
 
-// Says to the producers of both blocks that this warpgroup has read a stage.
+// Says to the producers of both blocks that this warp has read a stage. Each warp for itself: a
+// wait for wgmma says nothing of what other warps have read of the scales.
 template <typename Format>
 __device__ __forceinline__ void Release(Shared<Format>& shared, int stage, int thread) {
-  if (thread < kCluster) ptx::BarrierArriveAt(&shared.empty[stage], thread);
+  __syncwarp();
+  if (thread % 32 < kCluster) ptx::BarrierArriveAt(&shared.empty[stage], thread % 32);
 }
 
 // Scales of a tile of 192 columns, which begins at a multiple of 64: its first and its last 64

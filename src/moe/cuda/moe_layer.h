@@ -35,7 +35,7 @@ class CudaMoeLayer : public MoeBlock {
   void EndCombine(CudaMoeBatch& batch);
   void Scatter(CudaMoeBatch& batch);
 
-  // Prepares `batch` for tokens [first, first + its group's) of every attention group's.
+  // Prepares `batch`, before its first round, for group_tokens[own group] rows of `hidden`.
   void StartBatch(const float* hidden, std::span<const int64_t> group_tokens, bool decode,
                   float* out, CudaMoeBatch* batch);
   CudaMoeBatch& batch() { return batch_; }

@@ -11,7 +11,8 @@
 namespace switchyard::cuda {
 namespace {
 
-constexpr int64_t kMostTokens = 400;
+// A multiple of nothing, and first of all: what is written beyond a buffer would be seen later.
+constexpr int64_t kMostTokens = 401;
 
 // A layer on one GPU that holds every expert.
 struct OnGpu {
@@ -42,7 +43,7 @@ std::vector<float> Reference(const TestLayer& layer, RowFormat format, int64_t t
 
 void ExpectExact(const TestLayer& layer) {
   OnGpu gpu(layer, DType::kF32);
-  for (const int64_t tokens : {0, 1, 5, 131, 300})
+  for (const int64_t tokens : {401, 0, 1, 5, 131})
     EXPECT_LT(RelativeError(gpu.Forward(layer, tokens), Reference(layer, {}, tokens)), 1e-5)
         << tokens;
 }
@@ -121,7 +122,7 @@ MoeOptions Fp8Options() { return {.fp8_group_activations = true}; }
 
 void ExpectNear(const TestLayer& layer, MoeOptions options, RowFormat format, double most) {
   OnGpu gpu(layer, DType::kBF16, options);
-  for (const int64_t tokens : {0, 1, 7, 130, 400})
+  for (const int64_t tokens : {401, 0, 1, 7, 130})
     EXPECT_LT(RelativeError(gpu.Forward(layer, tokens), Reference(layer, format, tokens)), most)
         << tokens;
 }

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <array>
+#include <map>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -253,6 +254,20 @@ void SetAttentionGroups(ServerArgs& a) {
 }
 
 // Parses, or prints help and returns false.
+bool ParseWords(CLI::App& app, std::vector<std::string> words) {
+  std::reverse(words.begin(), words.end());  // CLI11 takes a stack
+  try {
+    app.parse(words);
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", app.help());
+    return false;
+  } catch (const CLI::ParseError& e) {
+    throw Invalid("{}; see {} --help", e.what(), app.get_name());
+  }
+  return true;
+}
+
+// The same of the engine's flags.
 bool Parse(CLI::App& app, const std::vector<std::string>& args, ServerArgs& server) {
   std::vector<std::string> ignored;
   AddIgnoredFlags(app, ignored);
@@ -260,19 +275,60 @@ bool Parse(CLI::App& app, const std::vector<std::string>& args, ServerArgs& serv
   app.add_option("--config", config_file,
                  "YAML file of flags (names without the dashes); the command line overrides it")
       ->group(kMisc);
-  std::vector<std::string> all = ExpandYamlConfig(args);
-  std::reverse(all.begin(), all.end());  // CLI11 takes a stack
-  try {
-    app.parse(all);
-  } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", app.help());
-    return false;
-  } catch (const CLI::ParseError& e) {
-    throw Invalid("{}; see {} --help", e.what(), app.get_name());
-  }
+  if (!ParseWords(app, ExpandYamlConfig(args))) return false;
   for (const std::string& flag : ignored) LOG_INFO("{} has no effect here", flag);
   SetAttentionGroups(server);
   return true;
+}
+
+constexpr const char* kBenchHelp =
+    R"(switchyard bench: what the program, or a part of it, takes on this machine
+
+  switchyard bench one-batch --model-path DIR   prefill and decode of a model
+  switchyard bench kernels                      products, experts, attention, small ops
+  switchyard bench moe-layer                    one MoE layer: router, exchange, experts
+  switchyard bench exchange                     collectives, dispatch and combine of rows
+
+Each answers --help. A line has the median time of one call, operations and bytes a second, and the part of
+the roofline that this is, with the machine's ceilings measured in the same run.
+)";
+
+void AddBenchFlags(CLI::App& app, BenchArgs& a) {
+  constexpr const char* kBench = "Benchmark";
+  Flag(app, "--device", a.device, kBench,
+       "What to measure: auto (cuda where a GPU is found), cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  Flag(app, "--filter", a.filter, kBench,
+       "Only cases whose line begins with a name and shape that have this in them");
+  Flag(app, "--json", a.json, kBench, "Also write the figures to this file");
+  Flag(app, "--cpu-isa", a.cpu_isa, kBench, "CPUs: auto, reference, avx2 or avx512");
+  if (a.which == "kernels") {
+    Flag(app, "--cpu-threads", a.threads, kBench, "CPUs: 0: all cores")
+        ->check(CLI::NonNegativeNumber);
+    Flag(app, "--base-gpu-id", a.base_gpu_id, kBench, "Which GPU")->check(CLI::NonNegativeNumber);
+    return;
+  }
+  Flag(app, "--ranks,--tp", a.ranks, kBench,
+       a.which == "exchange"
+           ? "0: one for each GPU; on CPUs 2, then 4"
+           : "Ranks, each with tokens of its own (EP is their number); 0: one for each GPU; on "
+             "CPUs 2")
+      ->check(CLI::Range(0, 64));
+  app.add_option("--tokens", a.tokens,
+                 "Tokens of each rank, several make several cases; default: from a few, as in "
+                 "decoding, to thousands, as in prompts")
+      ->group(kBench)
+      ->check(CLI::Range(1, 1 << 20));
+  if (a.which == "exchange") return;
+  Flag(app, "--cpu-threads-per-rank", a.threads, kBench, "CPUs: 0: the cores over the ranks")
+      ->check(CLI::NonNegativeNumber);
+  Flag(app, "--model", a.model, kBench,
+       "olmoe-1b-7b, qwen3-30b-a3b or deepseek-v3 (made-up weights of that shape); default: those "
+       "that fit")
+      ->check(CLI::IsMember({"olmoe-1b-7b", "qwen3-30b-a3b", "deepseek-v3"}));
+  Flag(app, "--experts-per-rank", a.experts_per_rank, kBench,
+       "0: on GPUs as many as one of 8 ranks has; on CPUs the model's over the ranks")
+      ->check(CLI::NonNegativeNumber);
 }
 
 }  // namespace
@@ -342,6 +398,27 @@ std::optional<OneBatchArgs> ParseOneBatch(const std::vector<std::string>& args) 
   Flag(app, "--json", a.json, kBench, "Also write the figures to this file");
   AddEngineFlags(app, a.server);
   if (!Parse(app, args, a.server)) return std::nullopt;
+  return a;
+}
+
+std::optional<BenchArgs> ParseBench(const std::string& which,
+                                    const std::vector<std::string>& args) {
+  if (which.empty() || which == "--help" || which == "-h") {
+    fmt::print("{}", kBenchHelp);
+    return std::nullopt;
+  }
+  BenchArgs a;
+  a.which = which;
+  const std::map<std::string, const char*> summaries = {
+      {"kernels", "Time products, experts and, on GPUs, attention and the small ops"},
+      {"moe-layer", "Time one MoE layer with made-up weights: router, exchange, experts"},
+      {"exchange", "Time collectives, and dispatch and combine of rows between ranks"}};
+  const auto summary = summaries.find(which);
+  if (summary == summaries.end())
+    throw Invalid("bench {}: want one-batch, kernels, moe-layer or exchange", which);
+  CLI::App app(summary->second, "switchyard bench " + which);
+  AddBenchFlags(app, a);
+  if (!ParseWords(app, args)) return std::nullopt;
   return a;
 }
 

@@ -55,11 +55,27 @@ struct OneBatchArgs {
   std::string json;  // --json FILE
 };
 
+// What `bench kernels`, `bench moe-layer` and `bench exchange` take; each has its own of these.
+struct BenchArgs {
+  std::string which;             // kernels, moe-layer or exchange
+  std::string device = "auto";   // --device: cuda where a GPU is found
+  std::string filter, json;      // --filter SUBSTRING, --json FILE
+  int threads = 0;               // --cpu-threads, --cpu-threads-per-rank
+  int base_gpu_id = 0;           // --base-gpu-id of kernels
+  int ranks = 0;                 // --ranks, --tp
+  int experts_per_rank = 0;      // --experts-per-rank
+  std::vector<int64_t> tokens;   // --tokens, of each rank
+  std::string model;             // --model
+  std::string cpu_isa = "auto";  // --cpu-isa
+};
+
 // Parses `args` (without the program's name and sub-command). Prints help and returns nothing where
 // that was asked for; throws Error kInvalid, naming the flag, on anything wrong.
 std::optional<ServerArgs> ParseServe(const std::vector<std::string>& args);
 std::optional<GenerateArgs> ParseGenerate(const std::vector<std::string>& args);
 std::optional<OneBatchArgs> ParseOneBatch(const std::vector<std::string>& args);
+// `which`: the word after `bench`, which may be wrong, --help, or missing.
+std::optional<BenchArgs> ParseBench(const std::string& which, const std::vector<std::string>& args);
 // `backends` takes the engine's flags, of which --model-path may be left out.
 std::optional<ServerArgs> ParseBackends(const std::vector<std::string>& args);
 

@@ -1,0 +1,44 @@
+// `switchyard bench kernels`, `moe-layer` and `exchange`: the benchmarks of bench/ for the device
+// that was asked for.
+#include <fmt/core.h>
+
+#include <string>
+
+#include "apps/commands.h"
+#include "bench/benches.h"
+#include "core/error.h"
+#include "kernels/gpus.h"
+#include "kernels/ops.h"
+
+namespace switchyard {
+namespace {
+
+using Benchmark = void (*)(const bench::Options&, bench::Report&);
+
+Benchmark Find(const std::string& which, bool cuda) {
+  if (which == "kernels") return cuda ? bench::CudaKernels : bench::CpuKernels;
+  if (which == "moe-layer") return cuda ? bench::CudaMoeLayer : bench::CpuMoeLayer;
+  return cuda ? bench::CudaExchange : bench::CpuExchange;
+}
+
+}  // namespace
+
+int RunBench(const BenchArgs& args, const std::shared_ptr<const MoeBackends>& backends) {
+  const bool cuda = args.device == "cuda" || (args.device == "auto" && !FindGpus().empty());
+  kernels::SelectIsa(args.cpu_isa);
+  bench::Report report(args.filter, stdout, /*progress=*/true);
+  Find(args.which, cuda)({.ranks = args.ranks,
+                          .threads = args.threads,
+                          .gpu = args.base_gpu_id,
+                          .tokens = args.tokens,
+                          .model = args.model,
+                          .experts_per_rank = args.experts_per_rank,
+                          .backends = backends},
+                         report);
+  if (report.results().empty())
+    throw Invalid("--filter {}: no case of bench {} has it", args.filter, args.which);
+  if (!args.json.empty()) report.WriteJson(args.which, cuda ? "cuda" : "cpu", args.json);
+  return 0;
+}
+
+}  // namespace switchyard
