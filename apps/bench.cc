@@ -1,7 +1,7 @@
 // `switchyard bench kernels`, `moe-layer` and `exchange`: the benchmarks of bench/ for the device
 // that was asked for.
-#include <fmt/core.h>
-
+#include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "apps/commands.h"
@@ -21,11 +21,19 @@ Benchmark Find(const std::string& which, bool cuda) {
   return cuda ? bench::CudaExchange : bench::CpuExchange;
 }
 
+// Before minutes of work whose figures it would lose. Leaves nothing behind.
+void CheckWritable(const std::string& file) {
+  const bool existed = std::filesystem::exists(file);
+  if (!std::ofstream(file, std::ios::app)) throw Resource("--json {}: cannot be written", file);
+  if (!existed) std::filesystem::remove(file);
+}
+
 }  // namespace
 
 int RunBench(const BenchArgs& args, const std::shared_ptr<const MoeBackends>& backends) {
   const bool cuda = args.device == "cuda" || (args.device == "auto" && !FindGpus().empty());
   kernels::SelectIsa(args.cpu_isa);
+  if (!args.json.empty()) CheckWritable(args.json);
   bench::Report report(args.filter, stdout, /*progress=*/true);
   Find(args.which, cuda)({.ranks = args.ranks,
                           .threads = args.threads,

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "server/args/args.h"
+#include "server/args/eplb_args.h"
 
 namespace switchyard {
 
@@ -13,7 +16,10 @@ struct MoeBackends;
 int RunGenerate(const GenerateArgs& args);
 int RunBackends(const ServerArgs& args);
 int RunOneBatch(const OneBatchArgs& args);
+// bench serve, with its own flags.
+int RunBenchServe(const std::vector<std::string>& args);
 // bench kernels, moe-layer and exchange.
 int RunBench(const BenchArgs& args, const std::shared_ptr<const MoeBackends>& backends);
+int RunEplb(const EplbArgs& args);  // eplb plan and simulate
 
 }  // namespace switchyard

@@ -22,7 +22,9 @@ constexpr const char* kHelp =
   switchyard serve --model-path DIR [flags]        serve a checkpoint over HTTP
   switchyard generate --model-path DIR --prompt T  generate text, printing as it comes
   switchyard bench one-batch --model-path DIR      time prefill and decode
+  switchyard bench serve [--port P] [flags]        drive a server, print latencies and throughput
   switchyard bench kernels|moe-layer|exchange      time the parts, beside what the machine allows
+  switchyard eplb plan|simulate FILE --ranks R     where experts should sit, from recorded routing
   switchyard backends [--model-path DIR] [flags]   what pairs with what, and what is chosen
 
 Each sub-command answers --help.
@@ -63,15 +65,20 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
     start(args->engine);
     return RunBackends(*args);
   }
-  if (command == "bench") {
+  if (command == "eplb" || command == "bench") {
     const std::string which = rest.empty() ? "" : rest.front();
     if (!rest.empty()) rest.erase(rest.begin());
+    if (command == "eplb") {
+      const auto args = ParseEplb(which, rest);
+      return args ? RunEplb(*args) : 0;
+    }
     if (which == "one-batch") {
       auto args = ParseOneBatch(rest);
       if (!args) return 0;
       start(args->server.engine);
       return RunOneBatch(*args);
     }
+    if (which == "serve") return RunBenchServe(rest);
     const auto args = ParseBench(which, rest);
     return args ? RunBench(*args, backends) : 0;
   }

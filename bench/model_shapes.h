@@ -23,7 +23,7 @@ struct ModelShape {
         .top_k = top_k < experts ? top_k : experts,
         .scoring = fp8 ? RouterConfig::Scoring::kSigmoid : RouterConfig::Scoring::kSoftmax,
         .renormalize = true};
-    if (fp8 && experts >= 64 && experts % 8 == 0) {
+    if (fp8 && experts >= 16 && experts % 8 == 0) {  // four groups hold top_k
       router.num_groups = 8;
       router.topk_groups = 4;
       router.group_score = RouterConfig::GroupScore::kTop2Sum;

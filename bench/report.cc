@@ -43,7 +43,7 @@ Limit LinkLimit(double bytes, double bandwidth) { return {bytes / bandwidth, Bou
 
 std::string Line(const Result& r) {
   std::string line =
-      fmt::format("{:<16} {:<44} {:10.1f} us {} {} ", r.name, r.shape, r.seconds * 1e6,
+      fmt::format("{:<16} {:<50} {:10.1f} us {} {} ", r.name, r.shape, r.seconds * 1e6,
                   Rate(r.flops, r.seconds, "GFLOP/s"), Rate(r.bytes, r.seconds, "GB/s"));
   if (r.limit.bound == Bound::kUnknown) {
     line += "   - of roofline";
@@ -53,7 +53,8 @@ std::string Line(const Result& r) {
   }
   const char* separator = " | ";
   for (const auto& [name, value] : r.more) {
-    line += fmt::format("{}{} {:.4g}", separator, name, value);
+    line += value < 1000 ? fmt::format("{}{} {:.4g}", separator, name, value)
+                         : fmt::format("{}{} {:.0f}", separator, name, value);
     separator = ", ";
   }
   return line;

@@ -1,21 +1,32 @@
-// Sums over the GPUs of this host, in µs and GB/s: over peer memory in one shot and in two, and
-// through NCCL. Bandwidth is that of the bus, as NCCL's own tests count: 2 (n - 1) / n times the
-// message for an all-reduce, (n - 1) / n for a gather or a scatter. The time is that of the slowest
-// rank, recorded in a graph and replayed. Usage: allreduce_bench [ranks]
+// Collectives over the GPUs of this host: over peer memory in one shot and in two, and through
+// NCCL. Bytes are those of the bus, as NCCL's own tests count: 2 (n - 1) / n times the message for
+// an all-reduce, (n - 1) / n for a gather or a scatter. The time is that of the slowest rank,
+// recorded in a graph and replayed.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "bench/cuda/gpu_benches.h"
+#include "bench/timing.h"
 #include "comm/device/cuda/collectives.h"
 #include "comm/device/cuda/peer_collectives.h"
 #include "core/cuda/runtime.h"
 
-namespace switchyard::cuda {
+namespace switchyard::bench {
 namespace {
+
+using cuda::Check;
+using cuda::DeviceMemory;
+using cuda::Event;
+using cuda::kMostTaggedBytes;
+using cuda::PeerCollectives;
+using cuda::PeerMemory;
+using cuda::Stream;
 
 constexpr size_t kMostBytes = size_t{64} << 20;
 constexpr int kSamples = 7;
@@ -27,7 +38,7 @@ struct Rank {
   float* other;
 };
 
-// µs of one `operation`, the median of kSamples of `calls` each, of the slowest rank.
+// Seconds of one `operation`, the median of kSamples of `calls` each, of the slowest rank.
 double Time(const Rank& rank, int calls, const std::function<void()>& operation) {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t replay = nullptr;
@@ -43,93 +54,107 @@ double Time(const Rank& rank, int calls, const std::function<void()>& operation)
     Check(cudaGraphLaunch(replay, rank.stream), "replay");
     stop.Record(rank.stream);
     stop.Wait();
-    if (i >= 0) samples.push_back(stop.MillisecondsSince(start) * 1000 / calls);
+    if (i >= 0) samples.push_back(stop.MillisecondsSince(start) * 1e-3 / calls);
   }
-  std::ranges::sort(samples);
+  const double median = Median(std::move(samples));
   std::vector<double> all(static_cast<size_t>(rank.comm.tp->size()));
-  rank.comm.tp->AllGather(&samples[kSamples / 2], all.data(), sizeof(double));
+  rank.comm.tp->AllGather(&median, all.data(), sizeof(double));
   cudaGraphExecDestroy(replay);
   cudaGraphDestroy(graph);
   return *std::ranges::max_element(all);
 }
 
-std::string Cell(double us, double bytes) {
-  return fmt::format("{:>9.1f} {:>6.1f}", us, bytes / us * 1e-3);
-}
+// One rank's part of all cases; rank 0 reports.
+class Bench {
+ public:
+  Bench(const Rank& rank, PeerMemory& memory, double link, Report& report)
+      : rank_(rank),
+        memory_(memory),
+        link_(link),
+        report_(report),
+        group_(rank.comm.mesh.TpGroup()),
+        peer_(memory, group_, rank.stream),
+        nccl_(cuda::MakeCollectives(rank.comm, memory, group_, "tp", rank.stream,
+                                    {.custom_all_reduce = false})) {}
 
-void Bench(const Rank& rank, PeerMemory& memory) {
-  const std::vector<int> group = rank.comm.mesh.TpGroup();
-  const bool talks = rank.comm.mesh.rank() == 0;
-  const double n = static_cast<double>(group.size());
-  PeerCollectives peer(memory, group, rank.stream);
-  const auto nccl =
-      MakeCollectives(rank.comm, memory, group, "tp", rank.stream, {.custom_all_reduce = false});
-  if (talks) {
-    fmt::print("{} ranks; µs and GB/s\nall-reduce{:>16}{:>18}{:>18}{:>17}\n", group.size(),
-               "tagged", "one shot", "two shots", "NCCL");
+  void Run() {
+    for (size_t bytes = 8192; bytes <= kMostBytes; bytes *= bytes < (size_t{4} << 20) ? 2 : 4)
+      AllReduce(bytes);
+    for (size_t bytes = 65536; bytes <= kMostBytes; bytes *= 4) GatherAndScatter(bytes);
   }
-  const auto print = [&](const std::string& line) {
-    memory.CheckWaits();
-    if (talks) fmt::print("{}\n", line);
-    if (talks) fflush(stdout);
-  };
-  for (size_t bytes = 8192; bytes <= kMostBytes; bytes *= bytes < (size_t{4} << 20) ? 2 : 4) {
+
+ private:
+  void AllReduce(size_t bytes) {
     const size_t count = bytes / sizeof(float);
-    const int calls = bytes <= (size_t{1} << 20) ? 40 : 8;
-    const double bus = static_cast<double>(bytes) * 2 * (n - 1) / n;
-    std::string line = fmt::format("{:>8} KB", bytes >> 10);
-    const size_t limits[][2] = {{kMostTaggedBytes, kMostBytes}, {0, kMostBytes}, {0, 0}};
-    for (const auto [tagged, one_shot] : limits) {
-      if (tagged > 0 && bytes > kMostTaggedBytes) {
-        line += fmt::format("{:18}", "");
-        continue;
-      }
-      peer.SetLimits(tagged, one_shot);
-      const auto run = [&] { peer.AllReduceSum(rank.data, count); };
-      line += "  " + Cell(Time(rank, calls, run), bus);
-    }
-    const auto run = [&] { nccl->AllReduceSum(rank.data, count); };
-    print(line + "  " + Cell(Time(rank, calls, run), bus));
+    const double bus = 2 * BusBytes(bytes);
+    const auto peer = [&](const char* way, size_t tagged_bytes, size_t one_shot_bytes) {
+      peer_.SetLimits(tagged_bytes, one_shot_bytes);
+      Case("all-reduce", way, bytes, bus, [&] { peer_.AllReduceSum(rank_.data, count); });
+    };
+    if (bytes <= kMostTaggedBytes) peer("tagged", kMostTaggedBytes, kMostBytes);
+    peer("one shot", 0, kMostBytes);
+    peer("two shots", 0, 0);
+    Case("all-reduce", "NCCL", bytes, bus, [&] { nccl_->AllReduceSum(rank_.data, count); });
   }
-  if (talks)
-    fmt::print("gather and scatter: peer gather, NCCL gather, peer scatter, NCCL scatter\n");
-  for (size_t bytes = 65536; bytes <= kMostBytes; bytes *= 4) {
-    const int calls = bytes <= (size_t{1} << 20) ? 40 : 8;
-    const double bus = static_cast<double>(bytes) * (n - 1) / n;
-    const std::vector<size_t> counts(group.size(), bytes / group.size());
-    const std::vector<size_t> floats(group.size(), bytes / group.size() / sizeof(float));
-    std::string line = fmt::format("{:>8} KB", bytes >> 10);
-    for (Collectives* by : {static_cast<Collectives*>(&peer), nccl.get()}) {
-      const auto run = [&] { by->AllGatherV(rank.data, rank.other, counts); };
-      line += "  " + Cell(Time(rank, calls, run), bus);
+
+  void GatherAndScatter(size_t bytes) {
+    const std::vector<size_t> counts(group_.size(), bytes / group_.size());
+    const std::vector<size_t> floats(group_.size(), bytes / group_.size() / sizeof(float));
+    for (Collectives* by : {static_cast<Collectives*>(&peer_), nccl_.get()}) {
+      const char* way = by == &peer_ ? "peer memory" : "NCCL";
+      Case("all-gather", way, bytes, BusBytes(bytes),
+           [&] { by->AllGatherV(rank_.data, rank_.other, counts); });
+      Case("reduce-scatter", way, bytes, BusBytes(bytes),
+           [&] { by->ReduceScatterV(rank_.data, rank_.other, floats); });
     }
-    for (Collectives* by : {static_cast<Collectives*>(&peer), nccl.get()}) {
-      const auto run = [&] { by->ReduceScatterV(rank.data, rank.other, floats); };
-      line += "  " + Cell(Time(rank, calls, run), bus);
-    }
-    print(line);
   }
-}
+
+  double BusBytes(size_t bytes) const {
+    const auto n = static_cast<double>(group_.size());
+    return static_cast<double>(bytes) * (n - 1) / n;
+  }
+
+  void Case(const char* name, const char* way, size_t bytes, double bus,
+            const std::function<void()>& operation) {
+    const std::string shape = fmt::format("ranks {} {} KB {}", group_.size(), bytes >> 10, way);
+    if (!report_.Wants(name, shape)) return;
+    const bool talks = rank_.comm.mesh.rank() == 0;
+    if (talks) report_.Start(name, shape);
+    const double seconds = Time(rank_, bytes <= (size_t{1} << 20) ? 40 : 8, operation);
+    memory_.CheckWaits();
+    if (!talks) return;
+    report_.Add({.name = name,
+                 .shape = shape,
+                 .seconds = seconds,
+                 .bytes = bus,
+                 .limit = link_ > 0 && bus > 0 ? LinkLimit(bus, link_) : Limit()});
+  }
+
+  const Rank& rank_;
+  PeerMemory& memory_;
+  const double link_;
+  Report& report_;
+  const std::vector<int> group_;
+  PeerCollectives peer_;
+  const std::unique_ptr<Collectives> nccl_;
+};
 
 }  // namespace
-}  // namespace switchyard::cuda
 
-int main(int argc, char** argv) {
-  using namespace switchyard;
-  using namespace switchyard::cuda;
-  const int gpus = DeviceCount(), ranks = argc > 1 ? std::atoi(argv[1]) : gpus;
-  if (gpus == 0 || ranks < 1 || ranks > kMaxPeers) {
-    fmt::print("no GPU, or a strange number of ranks\n");
-    return 2;
-  }
+void CollectivesBench(const Options& options, double link, Report& report) {
+  const int ranks = CudaRanks(options, 1), gpus = cuda::DeviceCount();
   const MeshShape shape = {.tp = ranks};
-  RunRankThreads(
-      ranks, RankComm::BytesPerRank(shape), [&](int rank, std::shared_ptr<SharedArena> arena) {
-        UseDevice(rank % gpus);
-        const auto comm = RankComm::Create(std::move(arena), shape, rank);
-        const DeviceMemory data(kMostBytes), other(kMostBytes);
-        const Stream stream;
-        PeerMemory memory(*comm, 2 * CollectiveBytes({}, ranks), std::chrono::milliseconds(10'000));
-        Bench({*comm, stream.get(), data.as<float>(), other.as<float>()}, memory);
-      });
+  RunRankThreads(ranks, RankComm::BytesPerRank(shape),
+                 [&](int rank, std::shared_ptr<SharedArena> arena) {
+                   cuda::UseDevice(rank % gpus);
+                   const auto comm = RankComm::Create(std::move(arena), shape, rank);
+                   const DeviceMemory data(kMostBytes), other(kMostBytes);
+                   const Stream stream;
+                   PeerMemory memory(*comm, 2 * cuda::CollectiveBytes({}, ranks),
+                                     std::chrono::milliseconds(10'000));
+                   const Rank self = {*comm, stream.get(), data.as<float>(), other.as<float>()};
+                   Bench(self, memory, link, report).Run();
+                 });
 }
+
+}  // namespace switchyard::bench

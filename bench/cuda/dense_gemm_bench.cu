@@ -1,17 +1,21 @@
 // DenseGemm on one GPU, from one row to many. Weights are taken in turn from more memory than the
-// L2 cache holds. One line per case: m × n × k, time, TFLOP/s, GB/s of weights, activations and
-// results, fraction of what the card's ceilings allow. With --plans instead the times of all plans
-// between which PlanDenseGemm chooses.
-#include <cstring>
+// L2 cache holds; bytes are those of weights, activations and results. With --plans instead the
+// times of all plans between which PlanDenseGemm chooses.
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <vector>
 
-#include "gemm_bench.cuh"
+#include "bench/cuda/gpu_arrays.cuh"
+#include "bench/cuda/gpu_benches.h"
+#include "bench/cuda/gpu_timing.h"
 #include "kernels/cuda/dense_gemm.h"
 #include "kernels/cuda/gemm_problem.h"
 
+namespace switchyard::bench {
 namespace {
 
-using namespace gemm_bench;
-using namespace switchyard::cuda;
+using namespace cuda;
 
 constexpr size_t kWeightBytes = size_t{512} << 20;
 
@@ -29,7 +33,7 @@ void PrintPlans(GemmProblem p, size_t weights, int calls) {
     if (p.rows <= kFourStepsMaxTokens)
       plans.push_back({.few_rows = true, .weight_rows = weight_rows, .steps = 4});
   for (const GemmPlan& plan : plans) {
-    const double seconds = Seconds(calls, [&](int i, cudaStream_t stream) {
+    const double seconds = GraphSeconds(calls, [&](int i, cudaStream_t stream) {
       p.b = first + i % weights * p.n * p.k * (p.fp8 ? 1 : 2);
       RunGemm(p, plan, gpu, stream);
     });
@@ -41,9 +45,18 @@ void PrintPlans(GemmProblem p, size_t weights, int calls) {
 }
 
 template <typename T>
-void Cases(int64_t n, int64_t k, const std::vector<int64_t>& ms, bool plans,
-           const Ceilings& ceilings) {
+void Cases(int64_t n, int64_t k, const std::vector<int64_t>& all_ms, bool plans,
+           const GpuMachine& machine, Report& report) {
   constexpr bool kFp8 = sizeof(T) == 1;
+  const std::string name = "dense-gemm";
+  const auto shape_of = [&](int64_t m) {
+    return Text("%s %lld x %lld x %lld", kFp8 ? "fp8" : "bf16", static_cast<long long>(m),
+                static_cast<long long>(n), static_cast<long long>(k));
+  };
+  std::vector<int64_t> ms;
+  for (const int64_t m : all_ms)
+    if (report.Wants(name, shape_of(m))) ms.push_back(m);
+  if (ms.empty()) return;
   const size_t weights = std::max<size_t>(1, kWeightBytes / (n * k * sizeof(T)));
   const int64_t most = ms.back();
   DeviceArray<T> x(most * k), w(weights * n * k);
@@ -52,8 +65,9 @@ void Cases(int64_t n, int64_t k, const std::vector<int64_t>& ms, bool plans,
   FillNormal<<<1024, 256>>>(w.data, weights * n * k, uint64_t{1} << 40);
   FillScales<<<256, 256>>>(x_scales.data, most * (k / 128), 7);
   FillScales<<<256, 256>>>(w_scales.data, (n + 127) / 128 * (k / 128), 9);
-  CHECK_CUDA(cudaDeviceSynchronize());
+  Check(cudaDeviceSynchronize(), "made-up weights");
   for (const int64_t m : ms) {
+    report.Start(name, shape_of(m));
     const int calls = std::clamp(static_cast<int>(4e12 / (2.0 * m * n * k)), 2, 64);
     if (plans) {
       PrintPlans({.fp8 = kFp8,
@@ -72,7 +86,7 @@ void Cases(int64_t n, int64_t k, const std::vector<int64_t>& ms, bool plans,
                  weights, calls);
       continue;
     }
-    const double seconds = Seconds(calls, [&](int i, cudaStream_t stream) {
+    const double seconds = GraphSeconds(calls, [&](int i, cudaStream_t stream) {
       const DenseGemmParams p = {.x = x.data,
                                  .x_scales = kFp8 ? x_scales.data : nullptr,
                                  .ld_x_scales = most,
@@ -85,25 +99,30 @@ void Cases(int64_t n, int64_t k, const std::vector<int64_t>& ms, bool plans,
       DenseGemm(p, stream);
     });
     const double bytes = static_cast<double>((n + m) * k * sizeof(T) + m * n * 4);
-    Print("dense", kFp8, m, n, k, seconds, 2.0 * m * n * k, bytes, ceilings);
+    const double operations = 2.0 * m * n * k;
+    report.Add({.name = name,
+                .shape = shape_of(m),
+                .seconds = seconds,
+                .flops = operations,
+                .bytes = bytes,
+                .limit = Roofline(bytes, machine.bandwidth(), operations,
+                                  kFp8 ? machine.fp8 : machine.bf16)});
   }
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  const bool plans = argc > 1 && std::strcmp(argv[1], "--plans") == 0;
-  const Ceilings ceilings = Ceilings::Measure();
-  std::printf("copy %.0f GB/s; matrix units %.0f, %.0f TFLOP/s (from the notes)\n",
-              ceilings.bandwidth * 1e-9, Ceilings::kBf16 * 1e-12, Ceilings::kFp8 * 1e-12);
+void DenseGemmBench(const Options& options, const GpuMachine& machine, Report& report) {
+  const bool plans = options.plans;
   const std::vector<int64_t> ms = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096};
-  Cases<__nv_bfloat16>(2048, 4096, ms, plans, ceilings);             // Qwen3-30B-A3B: o
-  Cases<__nv_bfloat16>(5120, 2048, ms, plans, ceilings);             // its q, k, v
-  Cases<__nv_bfloat16>(7168, 16384, ms, plans, ceilings);            // DeepSeek-V3: o
-  Cases<__nv_bfloat16>(1536, 7168, ms, plans, ceilings);             // its q_a
-  Cases<__nv_bfloat16>(256, 7168, ms, plans, ceilings);              // its router
-  Cases<__nv_bfloat16>(129280, 7168, {1, 16, 64}, plans, ceilings);  // its head
-  Cases<__nv_fp8_e4m3>(7168, 16384, ms, plans, ceilings);
-  Cases<__nv_fp8_e4m3>(4096, 7168, ms, plans, ceilings);
+  Cases<__nv_bfloat16>(2048, 4096, ms, plans, machine, report);             // Qwen3-30B-A3B: o
+  Cases<__nv_bfloat16>(5120, 2048, ms, plans, machine, report);             // its q, k, v
+  Cases<__nv_bfloat16>(7168, 16384, ms, plans, machine, report);            // DeepSeek-V3: o
+  Cases<__nv_bfloat16>(1536, 7168, ms, plans, machine, report);             // its q_a
+  Cases<__nv_bfloat16>(256, 7168, ms, plans, machine, report);              // its router
+  Cases<__nv_bfloat16>(129280, 7168, {1, 16, 64}, plans, machine, report);  // its head
+  Cases<__nv_fp8_e4m3>(7168, 16384, ms, plans, machine, report);
+  Cases<__nv_fp8_e4m3>(4096, 7168, ms, plans, machine, report);
 }
+
+}  // namespace switchyard::bench

@@ -2,15 +2,16 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 
-#include "exchange_bench_ranks.h"
-#include "peer_copy.h"
+#include "bench/cuda/exchange_bench_ranks.h"
+#include "bench/cuda/peer_copy.h"
 
-namespace switchyard::cuda {
+namespace switchyard::bench {
 
-double PlainCopy(const Ranks& ranks) {
+double PlainCopy(const Ranks& ranks, Report& report) {
   constexpr size_t kBytes = size_t{256} << 20;
   for (const auto& rank : ranks) {
     rank->Use();
@@ -18,33 +19,41 @@ double PlainCopy(const Ranks& ranks) {
     rank->x = DeviceMemory(kBytes);
   }
   double best = 0;
-  std::string line = "plain copy to a peer, GB/s:";
   for (const int blocks : {24, 66, 132, 264}) {
-    const double us = Time(ranks, 4, [&](const Rank& rank, int r) {
+    const double seconds = Time(ranks, 4, [&](const Rank& rank, int r) {
       StartPeerCopy(rank.x.data(), ranks[(r + 1) % ranks.size()]->memory.data(), kBytes, blocks,
                     rank.stream.get());
     });
-    line += fmt::format(" {:.0f} ({} blocks)", kBytes / us * 1e-3, blocks);
-    best = std::max(best, kBytes / us * 1e-3);
+    report.Machine(fmt::format("plain copy to a peer, {} blocks", blocks), kBytes / seconds * 1e-9,
+                   "GB/s");
+    best = std::max(best, kBytes / seconds);
   }
   const double engine = Time(ranks, 4, [&](const Rank& rank, int r) {
     Check(cudaMemcpyAsync(ranks[(r + 1) % ranks.size()]->memory.data(), rank.x.data(), kBytes,
                           cudaMemcpyDeviceToDevice, rank.stream.get()),
           "copy");
   });
-  fmt::print("{}, {:.0f} (copy engine)\n", line, kBytes / engine * 1e-3);
+  report.Machine("plain copy to a peer, copy engine", kBytes / engine * 1e-9, "GB/s");
   return best;
 }
 
 // The few of NCCL's functions that an all-to-all takes, as its documentation gives them.
-void NcclAllToAll(const Ranks& ranks) {
+void NcclAllToAll(const Ranks& ranks, double link, Report& report) {
+  const std::string name = "nccl-all-to-all";
+  const auto shape_of = [&](size_t bytes) {
+    return fmt::format("ranks {} {:.1f} MB to each", ranks.size(),
+                       static_cast<double>(bytes) * 1e-6);
+  };
+  constexpr size_t kSizes[] = {100'000, 500'000, 4'000'000, 32'000'000};  // of 16
+  if (std::ranges::none_of(kSizes, [&](size_t b) { return report.Wants(name, shape_of(b)); }))
+    return;
   const char* folder = std::getenv("SWITCHYARD_NCCL_LIBRARY");
   void* library = dlopen("libnccl.so.2", RTLD_NOW);
   if (!library && folder)
     library = dlopen(fmt::format("{}/libnccl.so.2", folder).c_str(), RTLD_NOW);
   const int n = static_cast<int>(ranks.size());
   if (!library || n < 2 || n > DeviceCount()) {
-    fmt::print("no NCCL, or no GPU for each rank\n");
+    report.Note("no NCCL, or no GPU for each rank");
     return;
   }
   const auto find = [&]<typename F>(F*& function, const char* name) {
@@ -62,12 +71,12 @@ void NcclAllToAll(const Ranks& ranks) {
   find(receive, "ncclRecv");
   std::vector<Handle> handles(n);
   if (init(handles.data(), n, nullptr) != 0) {
-    fmt::print("NCCL does not start\n");
+    report.Note("NCCL does not start");
     return;
   }
-  fmt::print("NCCL all-to-all, MB to each rank: µs, GB/s off the rank:");
-  for (const double megabytes : {0.1, 0.5, 4.0, 32.0}) {
-    const auto bytes = static_cast<size_t>(megabytes * 1e6) / 16 * 16;
+  for (const size_t bytes : kSizes) {
+    if (!report.Wants(name, shape_of(bytes))) continue;
+    report.Start(name, shape_of(bytes));
     std::vector<Event> starts, stops;
     for (const auto& rank : ranks) {
       rank->Use();
@@ -102,11 +111,14 @@ void NcclAllToAll(const Ranks& ranks) {
     }
     Synchronize(ranks);
     for (int r = 0; r < n; ++r)
-      slowest = std::max(slowest, stops[r].MillisecondsSince(starts[r]) * 1000 / kCalls);
-    fmt::print("  {} {:.1f} {:.0f}", megabytes, slowest,
-               static_cast<double>(bytes) * (n - 1) / slowest * 1e-3);
+      slowest = std::max(slowest, stops[r].MillisecondsSince(starts[r]) * 1e-3 / kCalls);
+    const double sent = static_cast<double>(bytes) * (n - 1);
+    report.Add({.name = name,
+                .shape = shape_of(bytes),
+                .seconds = slowest,
+                .bytes = sent,
+                .limit = LinkLimit(sent, link)});
   }
-  fmt::print("\n");
 }
 
-}  // namespace switchyard::cuda
+}  // namespace switchyard::bench

@@ -1,26 +1,29 @@
 // Dispatch and combine of MoE rows over the GPUs of this host: hidden 7168, top-8 of 256 experts,
-// even routing. µs of the slowest rank and GB/s that leave a rank, beside a plain copy to a peer
-// and NCCL's all-to-all of as many bytes. One GPU: ranks that share it, which shows no link at all.
-// Usage: exchange_bench [--ranks R] [--blocks B] [--stages] [tokens …]
+// even routing. Times are those of the slowest rank, bytes those that leave a rank, the limit a
+// plain copy to a peer in the same run; NCCL's all-to-all stands beside. One GPU: ranks that share
+// it, which shows no link at all. Up to 256 tokens take the low-latency exchange.
 #include <fmt/format.h>
 
-#include <cstdlib>
+#include <functional>
+#include <memory>
 #include <random>
 #include <string>
+#include <utility>
+#include <vector>
 
-#include "exchange_bench_ranks.h"
+#include "bench/cuda/exchange_bench_ranks.h"
+#include "bench/cuda/gpu_benches.h"
+#include "core/error.h"
 
-namespace switchyard::cuda {
+namespace switchyard::bench {
 namespace {
+
+using cuda::ExchangeConfig;
+using cuda::ExchangePeers;
 
 constexpr int64_t kHidden = 7168;
 constexpr int kTopK = 8, kExperts = 256;
-
-struct Options {
-  int ranks = 0, blocks = 0;
-  bool stages = false;
-  std::vector<int64_t> tokens;
-};
+constexpr const char *kDispatch = "dispatch", *kCombine = "combine";
 
 template <typename T>
 DeviceMemory Upload(const std::vector<T>& from) {
@@ -90,13 +93,8 @@ Traffic Fill(const Ranks& ranks, const ExchangeConfig& config, const ExpertMap& 
   return traffic;
 }
 
-std::string Cell(double us, double bytes, double plain) {
-  const double rate = bytes / us * 1e-3;
-  return fmt::format("{:>8.1f} {:>4.0f} {:>3.0f}%", us, rate, rate / plain * 100);
-}
-
 // Times between events after each of the four calls, of rank 0.
-std::string Stages(const Ranks& ranks) {
+std::vector<std::pair<std::string, double>> Stages(const Ranks& ranks) {
   constexpr int kRuns = 9;
   const std::function<void(const Rank&)> calls[] = {
       [](const Rank& r) { r.BeginDispatch(); }, [](const Rank& r) { r.EndDispatch(); },
@@ -118,20 +116,27 @@ std::string Stages(const Ranks& ranks) {
     }
   }
   Synchronize(ranks);
-  std::string text = "   send, wait, return, sum:";
+  std::vector<std::pair<std::string, double>> stages;
+  const char* names[] = {"send us", "wait us", "return us", "sum us"};
   for (int i = 0; i < 4; ++i) {
     std::vector<double> samples;
     for (int run = 2; run < kRuns; ++run)
       samples.push_back(events[run][i + 1].MillisecondsSince(events[run][i]) * 1000);
-    std::ranges::sort(samples);
-    text += fmt::format(" {:.1f}", samples[samples.size() / 2]);
+    stages.push_back({names[i], Median(std::move(samples))});
   }
-  return text;
+  return stages;
 }
 
 void Case(const Ranks& ranks, int64_t tokens, bool fp8, bool by_rank, const Options& options,
-          double plain) {
+          double link, Report& report) {
   const int n = static_cast<int>(ranks.size());
+  // What dispatch carries and what combine adds up to at the sender are one case: both are timed.
+  const std::string dispatch_shape =
+      fmt::format("ranks {} tokens {} {}", n, tokens, fp8 ? "fp8" : "bf16");
+  const std::string combine_shape =
+      fmt::format("ranks {} tokens {} bf16 by {}", n, tokens, by_rank ? "rank" : "slot");
+  if (!report.Wants(kDispatch, dispatch_shape) && !report.Wants(kCombine, combine_shape)) return;
+  report.Start(kDispatch, dispatch_shape);
   ExchangeConfig config = {.ranks = n,
                            .hidden = kHidden,
                            .top_k = kTopK,
@@ -175,57 +180,40 @@ void Case(const Ranks& ranks, int64_t tokens, bool fp8, bool by_rank, const Opti
   });
   const double row = static_cast<double>(config.dispatched.Bytes(kHidden));
   const double returned = (by_rank ? traffic.rows : traffic.slots) * kHidden * 2;
-  fmt::print("{:>6} {:>5} {:>5} {} {}{}\n", tokens, fp8 ? "fp8" : "bf16", by_rank ? "rank" : "slot",
-             Cell(dispatch, traffic.rows * row, plain), Cell(all - dispatch, returned, plain),
-             options.stages ? Stages(ranks) : "");
-  fflush(stdout);
+  report.Add({.name = kDispatch,
+              .shape = dispatch_shape,
+              .seconds = dispatch,
+              .bytes = traffic.rows * row,
+              .limit = LinkLimit(traffic.rows * row, link)});
+  Result combine = {.name = kCombine,
+                    .shape = combine_shape,
+                    .seconds = all - dispatch,
+                    .bytes = returned,
+                    .limit = LinkLimit(returned, link)};
+  if (options.stages) combine.more = Stages(ranks);
+  report.Add(std::move(combine));
 }
 
-void Run(Options options) {
-  if (DeviceCount() == 0) throw Resource("no GPU");
-  if (options.ranks == 0) options.ranks = std::max(2, std::min(8, DeviceCount()));
+}  // namespace
+
+double DispatchCombineBench(const Options& asked, Report& report) {
+  Options options = asked;
+  options.ranks = CudaRanks(asked, 2);
   // Kernels of one rank wait for those of others: on one GPU they have to fit beside one another.
   if (options.blocks == 0 && options.ranks > DeviceCount()) options.blocks = 16;
   if (options.tokens.empty()) options.tokens = {8, 128, 1024, 4096};
   Ranks ranks;
   for (int r = 0; r < options.ranks; ++r)
     ranks.push_back(std::make_unique<Rank>(r % DeviceCount()));
-  fmt::print("{} ranks on {} GPUs, hidden {}, top-{} of {}\n", options.ranks, DeviceCount(),
-             kHidden, kTopK, kExperts);
-  const double plain = PlainCopy(ranks);
-  fmt::print("tokens  rows  sums   dispatch GB/s         combine GB/s\n");
+  report.Note(fmt::format("{} ranks on {} GPUs, hidden {}, top-{} of {}", options.ranks,
+                          DeviceCount(), kHidden, kTopK, kExperts));
+  const double link = PlainCopy(ranks, report);
   for (const int64_t tokens : options.tokens) {
-    Case(ranks, tokens, true, false, options, plain);
-    Case(ranks, tokens, false, true, options, plain);
+    Case(ranks, tokens, true, false, options, link, report);
+    Case(ranks, tokens, false, true, options, link, report);
   }
-  if (options.blocks == 0) NcclAllToAll(ranks);
+  if (asked.blocks == 0 && options.blocks == 0) NcclAllToAll(ranks, link, report);
+  return link;
 }
 
-Options Parse(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string arg = argv[i];
-    if (arg == "--stages") {
-      options.stages = true;
-    } else if (arg == "--ranks" && i + 1 < argc) {
-      options.ranks = std::atoi(argv[++i]);
-    } else if (arg == "--blocks" && i + 1 < argc) {
-      options.blocks = std::atoi(argv[++i]);
-    } else {
-      options.tokens.push_back(std::atoll(arg.c_str()));
-    }
-  }
-  return options;
-}
-
-}  // namespace
-}  // namespace switchyard::cuda
-
-int main(int argc, char** argv) {
-  try {
-    switchyard::cuda::Run(switchyard::cuda::Parse(argc, argv));
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "{}\n", error.what());
-    return 1;
-  }
-}
+}  // namespace switchyard::bench

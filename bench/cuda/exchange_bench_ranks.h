@@ -1,4 +1,5 @@
-// The ranks of exchange_bench, all in one process and driven by one thread, and how they are timed.
+// The ranks of the exchange's benchmark, all in one process and driven by one thread, and how they
+// are timed.
 #pragma once
 
 #include <algorithm>
@@ -6,11 +7,23 @@
 #include <memory>
 #include <vector>
 
+#include "bench/report.h"
+#include "bench/timing.h"
 #include "core/cuda/runtime.h"
 #include "core/error.h"
 #include "moe/cuda/exchange.h"
 
-namespace switchyard::cuda {
+namespace switchyard::bench {
+
+using cuda::Check;
+using cuda::DeviceCount;
+using cuda::DeviceMemory;
+using cuda::Event;
+using cuda::Exchange;
+using cuda::PinnedMemory;
+using cuda::Stream;
+using cuda::UseDevice;
+using cuda::WaitReport;
 
 constexpr int kSamples = 5;
 
@@ -55,8 +68,8 @@ inline void Synchronize(const Ranks& ranks) {
   }
 }
 
-// µs of one call, the median of samples of the slowest rank: `calls` are recorded in a graph, which
-// all ranks replay at once.
+// Seconds of one call, the median of samples of the slowest rank: `calls` are recorded in a graph,
+// which all ranks replay at once.
 inline double Time(const Ranks& ranks, int calls,
                    const std::function<void(const Rank&, int)>& call) {
   std::vector<cudaGraphExec_t> graphs(ranks.size());
@@ -85,18 +98,19 @@ inline double Time(const Ranks& ranks, int calls,
     Synchronize(ranks);
     double slowest = 0;
     for (size_t r = 0; r < ranks.size(); ++r)
-      slowest = std::max(slowest, stops[r].MillisecondsSince(starts[r]) * 1000 / calls);
+      slowest = std::max(slowest, stops[r].MillisecondsSince(starts[r]) * 1e-3 / calls);
     if (sample >= 0) samples.push_back(slowest);
   }
   for (const cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
-  std::ranges::sort(samples);
-  return samples[kSamples / 2];
+  return Median(std::move(samples));
 }
 
-// What an exchange is measured against. GB/s of a plain copy, all ranks at once, each to the next:
-// printed for several grids, the best is returned.
-double PlainCopy(const Ranks& ranks);
-// Prints NCCL's all-to-all, where there is one.
-void NcclAllToAll(const Ranks& ranks);
+// What an exchange is measured against. Bytes per second of a plain copy, all ranks at once, each
+// to the next: noted in the report, by kernels of several grids and by the copy engine; the best of
+// the kernels' is returned.
+double PlainCopy(const Ranks& ranks, Report& report);
+// NCCL's all-to-all of several sizes, where there is an NCCL and a GPU for each rank. `link`: bytes
+// per second of a plain copy.
+void NcclAllToAll(const Ranks& ranks, double link, Report& report);
 
-}  // namespace switchyard::cuda
+}  // namespace switchyard::bench

@@ -1,18 +1,22 @@
-// The grouped GEMM on one GPU: right against float64 sums of sampled elements, and how fast. One
-// line per case: "blocks" or "counts" (grouped_gemm.h), rows that are no padding × n × k, time,
-// TFLOP/s, GB/s of weights, fraction of what the card's ceilings allow, relative error.
+// The grouped GEMM on one GPU: how fast, and the error against float64 sums of sampled elements.
+// "contiguous": groups in blocks of rows, as prompts have them; "masked": counts that the device
+// knows, as decoding has them (grouped_gemm.h). The rows of a shape are those that are no padding.
+#include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <random>
+#include <string>
+#include <vector>
 
-#include "gemm_bench.cuh"
+#include "bench/cuda/gpu_arrays.cuh"
+#include "bench/cuda/gpu_benches.h"
+#include "bench/cuda/gpu_timing.h"
 #include "kernels/cuda/grouped_gemm.h"
 
+namespace switchyard::bench {
 namespace {
 
-using namespace gemm_bench;
-using switchyard::cuda::GroupedGemmParams;
-using switchyard::cuda::kGroupBlockRows;
+using cuda::GroupedGemmParams;
+using cuda::kGroupBlockRows;
 
 constexpr int kSamples = 4096;  // elements that are checked
 
@@ -50,10 +54,11 @@ double ErrorOfSamples(const GroupedGemmParams& p, const std::vector<int>& row_gr
   Reference<T><<<kSamples / 64, 64>>>(p, device_rows.data, device_columns.data, device_groups.data,
                                       device_want.data);
   std::vector<double> want(kSamples);
-  CHECK_CUDA(
-      cudaMemcpy(want.data(), device_want.data, kSamples * sizeof(double), cudaMemcpyDeviceToHost));
+  cuda::Check(
+      cudaMemcpy(want.data(), device_want.data, kSamples * sizeof(double), cudaMemcpyDeviceToHost),
+      "sums to compare with");
   std::vector<__nv_bfloat16> got(p.rows * p.n);
-  CHECK_CUDA(cudaMemcpy(got.data(), p.d, got.size() * 2, cudaMemcpyDeviceToHost));
+  cuda::Check(cudaMemcpy(got.data(), p.d, got.size() * 2, cudaMemcpyDeviceToHost), "results");
   double error = 0, size = 0;
   for (int i = 0; i < kSamples; ++i) {
     const double x = __bfloat162float(got[int64_t{rows[i]} * p.n + columns[i]]);
@@ -67,7 +72,8 @@ enum class Way { kBlocks, kCounts };
 
 // Groups of 0.7 to 1.3 times `rows_of_group` rows.
 template <typename T>
-void Case(Way way, int groups, int rows_of_group, int64_t n, int64_t k, const Ceilings& ceilings) {
+void Case(Way way, int groups, int rows_of_group, int64_t n, int64_t k, const GpuMachine& machine,
+          Report& report) {
   constexpr bool kFp8 = sizeof(T) == 1;
   std::mt19937 random(groups + rows_of_group);
   std::vector<int32_t> blocks, begins, counts;
@@ -82,6 +88,13 @@ void Case(Way way, int groups, int rows_of_group, int64_t n, int64_t k, const Ce
     real_rows += counts[g];
   }
   const int64_t rows = std::ssize(row_groups);
+  const std::string name = "grouped-gemm";
+  const std::string shape =
+      Text("%s %s %d groups %lld x %lld x %lld", kFp8 ? "fp8" : "bf16",
+           way == Way::kBlocks ? "contiguous" : "masked", groups, static_cast<long long>(real_rows),
+           static_cast<long long>(n), static_cast<long long>(k));
+  if (!report.Wants(name, shape)) return;
+  report.Start(name, shape);
 
   DeviceArray<T> a(rows * k), b(groups * n * k);
   DeviceArray<float> a_scales(rows * (k / 128)), b_scales(groups * (n / 128) * (k / 128));
@@ -91,8 +104,8 @@ void Case(Way way, int groups, int rows_of_group, int64_t n, int64_t k, const Ce
   FillNormal<<<1024, 256>>>(b.data, groups * n * k, uint64_t{1} << 40);
   FillScales<<<256, 256>>>(a_scales.data, rows * (k / 128), 7);
   FillScales<<<256, 256>>>(b_scales.data, groups * (n / 128) * (k / 128), 9);
-  CHECK_CUDA(cudaMemset(d.data, 0xff, rows * n * 2));
-  CHECK_CUDA(cudaDeviceSynchronize());
+  cuda::Check(cudaMemset(d.data, 0xff, rows * n * 2), "results");
+  cuda::Check(cudaDeviceSynchronize(), "made-up weights");
   GroupedGemmParams p = {.a = a.data,
                          .a_scales = kFp8 ? a_scales.data : nullptr,
                          .b = b.data,
@@ -110,40 +123,44 @@ void Case(Way way, int groups, int rows_of_group, int64_t n, int64_t k, const Ce
   }
   const double operations = 2.0 * static_cast<double>(real_rows * n) * static_cast<double>(k);
   const int calls = std::clamp(static_cast<int>(8e12 / operations), 2, 8);
-  const double seconds = Seconds(calls, [&](int, cudaStream_t stream) {
-    kFp8 ? switchyard::cuda::GroupedGemmFp8(p, stream)
-         : switchyard::cuda::GroupedGemmBf16(p, stream);
+  const double seconds = GraphSeconds(calls, [&](int, cudaStream_t stream) {
+    kFp8 ? cuda::GroupedGemmFp8(p, stream) : cuda::GroupedGemmBf16(p, stream);
   });
+  // Nobody needs the weights of a group without rows.
+  const int64_t busy = std::ranges::count_if(counts, [](int32_t count) { return count > 0; });
   const double bytes =
-      static_cast<double>((groups * n + real_rows) * k * sizeof(T) + real_rows * n * 2);
-  std::printf("%3d groups, error %.1e  ", groups, ErrorOfSamples<T>(p, row_groups, random));
-  Print(way == Way::kBlocks ? "blocks" : "counts", kFp8, real_rows, n, k, seconds, operations,
-        bytes, ceilings);
+      static_cast<double>((busy * n + real_rows) * k * sizeof(T) + real_rows * n * 2);
+  report.Add(
+      {.name = name,
+       .shape = shape,
+       .seconds = seconds,
+       .flops = operations,
+       .bytes = bytes,
+       .limit = Roofline(bytes, machine.bandwidth(), operations, kFp8 ? machine.fp8 : machine.bf16),
+       .more = {{"error", ErrorOfSamples<T>(p, row_groups, random)}}});
 }
 
 template <typename T>
-void Cases(const Ceilings& ceilings) {
-  Case<T>(Way::kBlocks, 3, 300, 512, 512, ceilings);
-  Case<T>(Way::kBlocks, 8, 4096, 6144, 7168, ceilings);
-  Case<T>(Way::kBlocks, 8, 4096, 7168, 3072, ceilings);
-  Case<T>(Way::kBlocks, 8, 4096, 4096, 2048, ceilings);
+void Cases(const GpuMachine& machine, Report& report) {
+  Case<T>(Way::kBlocks, 3, 300, 512, 512, machine, report);
+  Case<T>(Way::kBlocks, 8, 4096, 6144, 7168, machine, report);
+  Case<T>(Way::kBlocks, 8, 4096, 7168, 3072, machine, report);
+  Case<T>(Way::kBlocks, 8, 4096, 4096, 2048, machine, report);
   for (const int rows : {1, 4, 20, 64, 192, 400})
     for (const Way way : {Way::kCounts, Way::kBlocks}) {
       if (way == Way::kBlocks && rows < 64) continue;
-      Case<T>(way, 32, rows, 6144, 7168, ceilings);
-      Case<T>(way, 32, rows, 7168, 3072, ceilings);
+      Case<T>(way, 32, rows, 6144, 7168, machine, report);
+      Case<T>(way, 32, rows, 7168, 3072, machine, report);
     }
-  Case<T>(Way::kCounts, 16, 8, 1536, 2048, ceilings);  // Qwen3-30B-A3B of 8 ranks
-  Case<T>(Way::kCounts, 16, 8, 2048, 768, ceilings);
+  Case<T>(Way::kCounts, 16, 8, 1536, 2048, machine, report);  // Qwen3-30B-A3B of 8 ranks
+  Case<T>(Way::kCounts, 16, 8, 2048, 768, machine, report);
 }
 
 }  // namespace
 
-int main() {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  const Ceilings ceilings = Ceilings::Measure();
-  std::printf("copy %.0f GB/s; matrix units %.0f, %.0f TFLOP/s (from the notes)\n",
-              ceilings.bandwidth * 1e-9, Ceilings::kBf16 * 1e-12, Ceilings::kFp8 * 1e-12);
-  Cases<__nv_fp8_e4m3>(ceilings);
-  Cases<__nv_bfloat16>(ceilings);
+void GroupedGemmBench(const Options&, const GpuMachine& machine, Report& report) {
+  Cases<__nv_fp8_e4m3>(machine, report);
+  Cases<__nv_bfloat16>(machine, report);
 }
+
+}  // namespace switchyard::bench

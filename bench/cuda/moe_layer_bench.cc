@@ -2,50 +2,49 @@
 // Made-up weights in the shapes of DeepSeek-V3 (FP8 blocks) and Qwen3-30B-A3B (bfloat16); every
 // rank holds as many experts as one of EP 8 would.
 //
-//   moe_layer_bench [--ranks N] [--experts-per-rank 32] [--tokens 8,128,1024,8192] [--model NAME]
-//
 // A line for each case: median of a replayed graph on rank 0, its stages, and the fraction of what
-// the machine allows: weights of the experts that got rows at the bandwidth of a plain copy, or the
+// the machine allows: weights of the experts that got rows at the bandwidth of reads, or the
 // products at the matrix units' rate, whichever takes longer.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
+#include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "bench/cuda/gpu_benches.h"
+#include "bench/model_shapes.h"
+#include "bench/timing.h"
 #include "comm/device/cuda/collectives.h"
 #include "comm/device/cuda/peer_memory.h"
 #include "core/cuda/runtime.h"
+#include "core/error.h"
 #include "kernels/cuda/cuda_device.h"
 #include "moe/cuda/moe_layer.h"
 
-namespace switchyard::cuda {
+namespace switchyard::bench {
 namespace {
 
+using cuda::Check;
+using cuda::CudaDevice;
+using cuda::CudaMoeBatch;
+using cuda::CudaMoeLayer;
+using cuda::CudaMoeRuntime;
+using cuda::DeviceCount;
+using cuda::DeviceMemory;
+using cuda::Event;
+using cuda::PeerMemory;
+
+constexpr const char* kName = "moe-layer";
 constexpr int kRuns = 15;
-constexpr const char* kStages[] = {"gather",  "route",   "dispatch", "shared+arrive", "order",
-                                   "experts", "combine", "sum",      "scatter"};
+constexpr int kRanksOfExperts = 8;  // over which a model's experts are spread
+constexpr const char* kStages[] = {"gather us",        "route us", "dispatch us",
+                                   "shared+arrive us", "order us", "experts us",
+                                   "combine us",       "sum us",   "scatter us"};
 constexpr int kStageCount = std::size(kStages);
-
-struct ModelShape {
-  std::string name;
-  int64_t hidden, intermediate;
-  int experts_at_ep8;
-  bool fp8, shared;
-  double tflops;  // of a 8192³ product on an H200 (docs/notes/gpu.md)
-};
-const ModelShape kModels[] = {{"deepseek-v3", 7168, 2048, 32, true, true, 1476},
-                              {"qwen3-30b-a3b", 2048, 768, 16, false, false, 787}};
-
-struct Arguments {
-  int ranks = DeviceCount();
-  int experts_per_rank = 0;  // 0: as EP 8
-  std::vector<int64_t> tokens = {8, 128, 1024, 8192};
-  std::string model;
-};
 
 // One expert's numbers; all experts are the same ones.
 struct HostExpert {
@@ -86,22 +85,6 @@ struct HostExpert {
   std::vector<float> scales;
 };
 
-double MeasureBandwidth(cudaStream_t stream) {
-  constexpr size_t kBytes = size_t{1} << 30;
-  const DeviceMemory from(kBytes), to(kBytes);
-  const Event begin, end;
-  double best = 0;
-  for (int i = 0; i < 5; ++i) {
-    begin.Record(stream);
-    Check(cudaMemcpyAsync(to.data(), from.data(), kBytes, cudaMemcpyDeviceToDevice, stream),
-          "copy");
-    end.Record(stream);
-    end.Wait();
-    best = std::max(best, 2e-6 * kBytes / end.MillisecondsSince(begin));
-  }
-  return best;  // GB/s read and written
-}
-
 // Events that a recorded graph passes as well.
 void Mark(const Event& event, cudaStream_t stream) {
   cudaStreamCaptureStatus status;
@@ -112,44 +95,41 @@ void Mark(const Event& event, cudaStream_t stream) {
         "event");
 }
 
-double Median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
-
 struct Setup {
   const ModelShape& model;
-  const Arguments& arguments;
-  int experts() const {
-    return (arguments.experts_per_rank ? arguments.experts_per_rank : model.experts_at_ep8) *
-           arguments.ranks;
+  int ranks, experts_per_rank;
+  std::vector<int64_t> tokens;
+  const GpuMachine& machine;
+  Report& report;
+
+  int experts() const { return experts_per_rank * ranks; }
+  std::string Describe(int64_t batch) const {
+    return fmt::format("{} ranks {} experts {} tokens {}", model.name, ranks, experts(), batch);
   }
   MoeShape Shape() const {
     return {.hidden = model.hidden,
             .intermediate = model.intermediate,
             .num_experts = experts(),
-            .top_k = 8,
-            .max_tokens = std::ranges::max(arguments.tokens),
+            .top_k = std::min(model.top_k, experts()),
+            .max_tokens = std::ranges::max(tokens),
             .has_shared = model.shared};
   }
-  MoeOptions Options() const {
+  MoeOptions MoeFlags() const {
     MoeOptions options;
     options.a2a_backend = "deepep";
     options.fp8_group_activations = model.fp8;
     return options;
   }
   // Tokens are every rank's own, as with DP attention.
-  MeshShape Mesh() const {
-    return {.tp = arguments.ranks, .ep = arguments.ranks, .dp = arguments.ranks};
-  }
+  MeshShape Mesh() const { return {.tp = ranks, .ep = ranks, .dp = ranks}; }
   size_t PeerBytes() const {
-    return CudaMoePeerBytes(Options(), Shape(), Mesh(), DType::kBF16) + (size_t{1} << 20);
+    return CudaMoePeerBytes(MoeFlags(), Shape(), Mesh(), DType::kBF16) + (size_t{1} << 20);
   }
 };
 
 void RunCase(const Setup& setup, int64_t tokens, CudaMoeLayer& layer, CudaDevice& device,
-             const float* x, float* y, double bandwidth, RankComm& comm) {
-  const std::vector<int64_t> counts(setup.arguments.ranks, tokens);
+             const float* x, float* y, RankComm& comm) {
+  const std::vector<int64_t> counts(setup.ranks, tokens);
   const bool decode = tokens <= 128;
   const cudaStream_t stream = device.stream();
   std::vector<Event> marks(kStageCount + 1);
@@ -173,14 +153,13 @@ void RunCase(const Setup& setup, int64_t tokens, CudaMoeLayer& layer, CudaDevice
     }
     stage(8, [&] { layer.Scatter(batch); });
   };
-  std::vector<std::vector<double>> times(kStageCount + 1);
+  std::vector<std::vector<double>> times(kStageCount);
   for (int i = 0; i < kRuns + 3; ++i) {
     device.Run(static_cast<uint64_t>(tokens), pass);
     device.Synchronize();
     if (i < 3) continue;
     for (int s = 0; s < kStageCount; ++s)
-      times[s].push_back(1e3 * marks[s + 1].MillisecondsSince(marks[s]));
-    times[kStageCount].push_back(1e3 * marks[kStageCount].MillisecondsSince(marks[0]));
+      times[s].push_back(1e-3 * marks[s + 1].MillisecondsSince(marks[s]));
   }
   // And without marks, one after the other.
   const auto plain_key = static_cast<uint64_t>(tokens) + (uint64_t{1} << 32);
@@ -195,23 +174,27 @@ void RunCase(const Setup& setup, int64_t tokens, CudaMoeLayer& layer, CudaDevice
   for (int i = 0; i < kRuns; ++i) device.Run(plain_key, plain);
   end.Record(stream);
   device.Synchronize();
-  const double total = 1e3 * end.MillisecondsSince(begin) / kRuns;
+  const double total = 1e-3 * end.MillisecondsSince(begin) / kRuns;
   if (comm.mesh.rank() != 0) return;
 
   const ModelShape& m = setup.model;
-  const int local = setup.experts() / setup.arguments.ranks;
-  const double rows = 8.0 * static_cast<double>(tokens);  // on each rank, in the mean
+  const double k = setup.Shape().top_k;
+  const auto rows = k * static_cast<double>(tokens);  // of experts, on each rank, in the mean
+  const int local = setup.experts_per_rank;
   const double hit = local * (1 - std::pow(1 - 1.0 / local, rows));
-  const double expert_bytes = 3.0 * m.hidden * m.intermediate * (m.fp8 ? 1 : 2);
-  const double weight_us = hit * expert_bytes / bandwidth * 1e-3;
-  const double math_us = rows * 6.0 * m.hidden * m.intermediate / m.tflops * 1e-6;
-  const double roofline = std::max(weight_us, math_us);
-  std::printf("%-14s ep %d, %d experts a rank, %5lld tokens: %8.1f us (%2.0f %% of %7.1f us, %s) |",
-              m.name.c_str(), setup.arguments.ranks, local, static_cast<long long>(tokens), total,
-              100 * roofline / total, roofline, weight_us > math_us ? "weights" : "products");
-  for (int s = 0; s < kStageCount; ++s) std::printf(" %s %.1f", kStages[s], Median(times[s]));
-  std::printf("\n");
-  std::fflush(stdout);
+  const double bytes = (hit + (m.shared ? 1 : 0)) * m.BytesOfExpert();
+  const double flops =
+      2 * (rows + (m.shared ? static_cast<double>(tokens) : 0.0)) * m.WeightsOfExpert();
+  Result result = {.name = kName,
+                   .shape = setup.Describe(tokens),
+                   .seconds = total,
+                   .flops = flops,
+                   .bytes = bytes,
+                   .limit = Roofline(bytes, setup.machine.bandwidth(), flops,
+                                     m.fp8 ? setup.machine.fp8 : setup.machine.bf16)};
+  for (int s = 0; s < kStageCount; ++s)
+    result.more.push_back({kStages[s], Median(std::move(times[s])) * 1e6});
+  setup.report.Add(std::move(result));
 }
 
 void RunRank(const Setup& setup, RankComm& comm) {
@@ -222,27 +205,17 @@ void RunRank(const Setup& setup, RankComm& comm) {
                                               .max_sequences = 1,
                                               .max_pages = 1});
   CudaDevice& device = CudaDevice::From(*owner);
-  const double bandwidth = MeasureBandwidth(device.stream());
   PeerMemory peers(comm, setup.PeerBytes(), std::chrono::seconds(20));
   device.AddCheck([&] { peers.CheckWaits(); });
   DeviceMoeContext context;
   context.mesh = comm.mesh;
   context.peers = &peers;
   context.device = owner.get();
-  CudaMoeRuntime runtime(setup.Options(), shape, context);
+  CudaMoeRuntime runtime(setup.MoeFlags(), shape, context);
 
   MoeLayerConfig config;
   config.hidden = shape.hidden;
-  config.router = {.num_experts = shape.num_experts,
-                   .top_k = 8,
-                   .scoring = setup.model.fp8 ? RouterConfig::Scoring::kSigmoid
-                                              : RouterConfig::Scoring::kSoftmax,
-                   .renormalize = true};
-  if (setup.model.fp8) {
-    config.router.num_groups = 8;
-    config.router.topk_groups = 4;
-    config.router.group_score = RouterConfig::GroupScore::kTop2Sum;
-  }
+  config.router = setup.model.Router(setup.experts());
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
   std::vector<BF16> router(shape.num_experts * shape.hidden);
@@ -265,37 +238,38 @@ void RunRank(const Setup& setup, RankComm& comm) {
   const auto y = device.Allocate(hidden.size() * sizeof(float));
   device.CopyIn(x.get(), hidden.data(), hidden.size() * sizeof(float));
   device.Synchronize();
-  if (comm.mesh.rank() == 0)
-    std::printf("%s: a plain copy reads and writes %.0f GB/s\n", setup.model.name.c_str(),
-                bandwidth);
-  for (const int64_t tokens : setup.arguments.tokens) {
+  for (const int64_t tokens : setup.tokens) {
+    if (comm.mesh.rank() == 0) setup.report.Start(kName, setup.Describe(tokens));
     comm.tp->Barrier("before a case");
     RunCase(setup, tokens, layer, device, static_cast<float*>(x.get()),
-            static_cast<float*>(y.get()), bandwidth, comm);
+            static_cast<float*>(y.get()), comm);
   }
   comm.tp->Barrier("after the cases");
 }
 
-Arguments Parse(int argc, char** argv) {
-  Arguments arguments;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string name = argv[i];
-    if (name == "--ranks") arguments.ranks = std::atoi(argv[i + 1]);
-    if (name == "--experts-per-rank") arguments.experts_per_rank = std::atoi(argv[i + 1]);
-    if (name == "--model") arguments.model = argv[i + 1];
-    if (name != "--tokens") continue;
-    arguments.tokens.clear();
-    for (char* token = std::strtok(argv[i + 1], ","); token; token = std::strtok(nullptr, ","))
-      arguments.tokens.push_back(std::atoll(token));
-  }
-  return arguments;
-}
+}  // namespace
 
-void Run(const Arguments& arguments) {
-  for (const ModelShape& model : kModels) {
-    if (!arguments.model.empty() && arguments.model != model.name) continue;
-    const Setup setup{model, arguments};
-    RunRankThreads(arguments.ranks, RankComm::BytesPerRank(setup.Mesh()),
+void CudaMoeLayer(const Options& options, Report& report) {
+  const int ranks = CudaRanks(options, 1);
+  const GpuMachine machine = MeasureGpuMachine(0, report);
+  const std::vector<int64_t> default_tokens = {8, 128, 1024, 8192};
+  for (const ModelShape& model : ModelShapes()) {
+    if (options.model.empty() ? model.name == "olmoe-1b-7b" : options.model != model.name) continue;
+    Setup setup = {.model = model,
+                   .ranks = ranks,
+                   .experts_per_rank = options.experts_per_rank > 0
+                                           ? options.experts_per_rank
+                                           : model.num_experts / kRanksOfExperts,
+                   .tokens = {},
+                   .machine = machine,
+                   .report = report};
+    for (const int64_t tokens : options.tokens.empty() ? default_tokens : options.tokens)
+      // Each once: a graph is recorded for each number.
+      if (report.Wants(kName, setup.Describe(tokens)) &&
+          std::ranges::find(setup.tokens, tokens) == setup.tokens.end())
+        setup.tokens.push_back(tokens);
+    if (setup.tokens.empty()) continue;
+    RunRankThreads(ranks, RankComm::BytesPerRank(setup.Mesh()),
                    [&](int rank, std::shared_ptr<SharedArena> arena) {
                      const auto comm = RankComm::Create(std::move(arena), setup.Mesh(), rank);
                      RunRank(setup, *comm);
@@ -303,19 +277,4 @@ void Run(const Arguments& arguments) {
   }
 }
 
-}  // namespace
-}  // namespace switchyard::cuda
-
-int main(int argc, char** argv) {
-  using namespace switchyard::cuda;
-  if (DeviceCount() == 0) {
-    std::fprintf(stderr, "no GPU\n");
-    return 2;
-  }
-  try {
-    Run(Parse(argc, argv));
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
-}
+}  // namespace switchyard::bench

@@ -1,0 +1,129 @@
+// `switchyard bench serve`: drives a server and prints how fast it answers.
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "apps/commands.h"
+#include "bench/serve/client.h"
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+using bench::ServeOptions;
+
+std::optional<ServeOptions> Parse(std::vector<std::string> words) {
+  ServeOptions o;
+  double rate = o.request_rate;
+  CLI::App app("Drive a running server with requests and print latencies and throughput",
+               "switchyard bench serve");
+  const auto flag = [&](const char* name, auto& value, const char* help) {
+    return app.add_option(name, value, help)->capture_default_str();
+  };
+  flag("--host", o.host, "Where the server listens");
+  flag("--port", o.port, "Where the server listens")->check(CLI::Range(1, 65535));
+  flag("--backend", o.backend, "sglang (POST /generate), openai (/v1/completions) or openai-chat")
+      ->check(CLI::IsMember({"sglang", "openai", "openai-chat"}));
+  flag("--model", o.model, "Name in OpenAI's bodies; empty: what the server says");
+  flag("--dataset-name", o.dataset, "random (ids drawn evenly) or jsonl")
+      ->check(CLI::IsMember({"random", "jsonl"}));
+  flag("--dataset-path", o.dataset_path,
+       "Lines of JSON with \"prompt\" or \"text\" and, if they like, \"output_len\"");
+  flag("--num-prompts", o.num_prompts, "Requests")->check(CLI::PositiveNumber);
+  flag("--random-input-len", o.input_len, "Longest random prompt")->check(CLI::PositiveNumber);
+  flag("--random-output-len", o.output_len, "Most tokens of an answer")->check(CLI::PositiveNumber);
+  flag("--random-range-ratio", o.range_ratio,
+       "Lengths are drawn evenly from this part of the longest to the longest; 1: all equal")
+      ->check(CLI::Range(0.0, 1.0));
+  flag("--request-rate", rate, "Requests a second, with random pauses; inf: all at once")
+      ->check(CLI::PositiveNumber);
+  flag("--max-concurrency", o.max_concurrency, "Most requests in flight; 0: no limit")
+      ->check(CLI::NonNegativeNumber);
+  flag("--warmup-requests", o.warmup, "Requests before the clock starts")
+      ->check(CLI::NonNegativeNumber);
+  flag("--timeout", o.timeout_seconds, "Seconds that one request may take")
+      ->check(CLI::PositiveNumber);
+  flag("--seed", o.seed, "Of lengths, ids and pauses");
+  app.add_flag("--flush-cache,!--no-flush-cache", o.flush_cache,
+               "Empty the server's prefix cache after the warm-up (default: yes)");
+  flag("--json,--output-file", o.json, "Also write the figures to this file");
+  std::reverse(words.begin(), words.end());  // CLI11 takes a stack
+  try {
+    app.parse(words);
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", app.help());
+    return std::nullopt;
+  } catch (const CLI::ParseError& e) {
+    throw Invalid("{}; see {} --help", e.what(), app.get_name());
+  }
+  o.request_rate = rate;
+  if (o.dataset == "jsonl" && o.dataset_path.empty())
+    throw Invalid("--dataset-name jsonl: want --dataset-path FILE");
+  if (o.dataset == "random" && o.backend == "openai-chat")
+    throw Invalid("--backend openai-chat: random ids are no messages; want --dataset-name jsonl");
+  return o;
+}
+
+// On a terminal, one line that is written over.
+class Progress {
+ public:
+  explicit Progress(int all) : all_(all), shown_(isatty(STDERR_FILENO) != 0) {}
+  void operator()(int done, int failed) const {
+    if (!shown_) return;
+    fmt::print(stderr, "\r{} of {} answered", done, all_);
+    if (failed > 0) fmt::print(stderr, ", {} failed", failed);
+    if (done == all_) fmt::print(stderr, "\n");
+  }
+
+ private:
+  int all_;
+  bool shown_;
+};
+
+}  // namespace
+
+int RunBenchServe(const std::vector<std::string>& args) {
+  auto parsed = Parse(args);
+  if (!parsed) return 0;
+  ServeOptions& options = *parsed;
+  const auto info = nlohmann::json::parse(bench::Ask(options, "GET", "/get_model_info"));
+  const int64_t vocab = info.value("vocab_size", int64_t{0});
+  if (options.dataset == "random" && vocab <= 0)
+    throw Invalid("this server does not say its vocab_size: want --dataset-name jsonl");
+  if (options.model.empty()) options.model = info.value("served_model_name", "default");
+
+  const auto plan = bench::PlanLoad(options, vocab);
+  std::ofstream json;
+  if (!options.json.empty()) {
+    json.open(options.json);
+    if (!json) throw Resource("--json {}: cannot be written", options.json);
+  }
+  if (options.warmup > 0) {
+    std::vector<bench::PlannedRequest> warmup(options.warmup, plan.front());
+    for (bench::PlannedRequest& request : warmup) request.at = 0.0;
+    const auto run = bench::RunLoad(options, warmup, [](int, int) {});
+    for (const bench::RequestRecord& record : run.records)
+      if (!record.error.empty())
+        throw Error(ErrorKind::kPeer, fmt::format("the warm-up failed: {}", record.error));
+  }
+  if (options.flush_cache) bench::Ask(options, "POST", "/flush_cache");
+
+  const auto run = bench::RunLoad(options, plan, Progress(options.num_prompts));
+  const bench::ServeSummary summary = bench::Summarize(run.records, run.seconds);
+  fmt::print("{}", bench::Table(summary, options));
+  if (json.is_open()) json << bench::Json(summary, options) << '\n';
+  for (const bench::RequestRecord& record : run.records) {
+    if (record.error.empty()) continue;
+    fmt::print(stderr, "switchyard: {} requests failed, the first by: {}\n", summary.failed,
+               record.error);
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace switchyard

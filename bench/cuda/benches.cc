@@ -1,0 +1,34 @@
+#include "bench/benches.h"
+
+#include <algorithm>
+
+#include "bench/cuda/gpu_benches.h"
+#include "core/cuda/runtime.h"
+#include "core/error.h"
+
+namespace switchyard::bench {
+
+int CudaRanks(const Options& options, int fewest) {
+  constexpr int kMost = 8;  // GPUs of a host, and peers that a rank knows
+  if (cuda::DeviceCount() == 0) throw Invalid("--device cuda: there is no GPU here");
+  if (options.ranks == 0) return std::clamp(cuda::DeviceCount(), fewest, kMost);
+  if (options.ranks < fewest || options.ranks > kMost)
+    throw Invalid("--ranks {}: want {} to {}", options.ranks, fewest, kMost);
+  return options.ranks;
+}
+
+void CudaKernels(const Options& options, Report& report) {
+  CudaRanks({}, 1);
+  const GpuMachine machine = MeasureGpuMachine(options.gpu, report);
+  GroupedGemmBench(options, machine, report);
+  DenseGemmBench(options, machine, report);
+  AttentionBench(options, machine, report);
+  DeviceOpsBench(options, machine, report);
+}
+
+void CudaExchange(const Options& options, Report& report) {
+  const double link = DispatchCombineBench(options, report);
+  CollectivesBench(options, link, report);
+}
+
+}  // namespace switchyard::bench

@@ -1,0 +1,159 @@
+"""`switchyard bench`: each benchmark of CPUs runs a small case, and its lines and JSON have the form that docs/performance.md
+gives. No test looks at the figures."""
+import json
+import re
+import subprocess
+
+import pytest
+
+import server
+
+BENCHES = ["kernels", "moe-layer", "exchange"]
+LINE = re.compile(r"(?P<name>\S+) +(?P<shape>\S.*?) +(?P<us>[\d.]+) us +(?:-|[\d.]+) GFLOP/s +(?:-|[\d.]+) GB/s +"
+                  r"(?:- of roofline|[\d]+ % of (?:memory|compute|link) roofline)(?: \| (?P<more>.*))?")
+
+# A filter and flags that leave few cases, and the names of those.
+CASES = {
+    "kernels": (["--filter", "bfloat16 1 x 2048 x 2048", "--cpu-threads", "1"], {"linear"}),
+    "experts": (["--filter", "experts int4-group 8 tokens", "--cpu-threads", "2"], {"experts"}),
+    "moe-layer": (["--model", "olmoe-1b-7b", "--experts-per-rank", "4", "--tokens", "3", "--cpu-threads-per-rank", "1"],
+                  {"moe-layer"}),
+    "collectives": (["--ranks", "2", "--filter", "ranks 2 8192 float32"], {"all-reduce"}),
+    "exchange": (["--ranks", "2", "--tokens", "8", "--filter", "deepep normal, ranks 2 threads bf16"],
+                 {"place", "dispatch", "combine", "pass"}),
+    "processes": (["--ranks", "2", "--tokens", "8", "--filter", "combine deepep normal by rank, ranks 2 processes"],
+                  {"combine"}),
+}
+WHICH = {"experts": "kernels", "collectives": "exchange", "processes": "exchange"}
+
+
+def bench(*arguments):
+    return subprocess.run([server.PROGRAM, "bench", *map(str, arguments)], capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_lines_and_json(case, tmp_path):
+    flags, names = CASES[case]
+    which = WHICH.get(case, case)
+    file = tmp_path / "figures.json"
+    done = bench(which, "--device", "cpu", *flags, "--json", file)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # what goes on is for terminals
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("# ")]
+    matches = [LINE.fullmatch(line) for line in lines]
+    assert all(matches), lines
+    assert {m["name"] for m in matches} == names
+    wanted = flags[flags.index("--filter") + 1] if "--filter" in flags else ""
+    figures = json.loads(file.read_text())
+    assert figures["bench"] == which and figures["device"] == "cpu"
+    assert [(m["name"], m["shape"]) for m in matches] == [(c["name"], c["shape"]) for c in figures["cases"]]
+    for found, case_figures in zip(matches, figures["cases"], strict=True):
+        assert wanted in f"{found['name']} {found['shape']}"
+        assert float(found["us"]) == pytest.approx(case_figures["seconds"] * 1e6, abs=0.06)
+    if which != "exchange":  # which is held against copies, case by case
+        assert {m["what"] for m in figures["machine"]} >= {"reads from memory", "float32"}
+        assert all(c["roofline_fraction"] > 0 for c in figures["cases"])
+
+
+def test_moe_layer_has_the_time_of_every_stage():
+    flags, _ = CASES["moe-layer"]
+    done = bench("moe-layer", "--device", "cpu", *flags)
+    more = LINE.fullmatch(done.stdout.splitlines()[-1])["more"]
+    for stage in ("route us", "dispatch us", "experts us", "combine us", "sum us"):
+        assert re.search(rf"\b{stage} \d", more), more
+
+
+@pytest.mark.parametrize("which", ["one-batch", *BENCHES])
+def test_help_of_each(which):
+    done = bench(which, "--help")
+    assert done.returncode == 0
+    for flag in ("--device", "--json"):
+        assert flag in done.stdout
+    assert f"switchyard bench {which}" in done.stdout
+
+
+def test_help_names_all_of_them():
+    for arguments in ([], ["--help"]):
+        done = bench(*arguments)
+        assert done.returncode == 0
+        for which in ("one-batch", "serve", *BENCHES):
+            assert f"switchyard bench {which}" in done.stdout
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["speed"], "bench speed: want one-batch, serve, kernels, moe-layer or exchange"),
+    (["kernels", "--device", "cpu", "--filter", "no such case"], "--filter no such case: no case of bench kernels has it"),
+    (["kernels", "--tokens", "1"], "see switchyard bench kernels --help"),
+    (["exchange", "--device", "cpu", "--ranks", "1"], "--ranks 1: an exchange takes two ranks at least"),
+    (["moe-layer", "--model", "gpt-5"], "see switchyard bench moe-layer --help"),
+    (["exchange", "--tokens", "0"], "see switchyard bench exchange --help"),
+], ids=["name", "filter", "flag", "ranks", "model", "tokens"])
+def test_mistakes_are_named(arguments, message):
+    done = bench(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_json_that_cannot_be_written_is_known_before_anything_runs():
+    done = bench("exchange", "--device", "cpu", "--ranks", "2", "--filter", "barrier", "--json", "/nowhere/figures.json")
+    assert done.returncode == 2
+    assert "--json /nowhere/figures.json: cannot be written" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.fixture(scope="module")
+def a_server():
+    with server.Server(server.FIXTURES / "qwen3_moe", "--tp", "2", "--ep", "2") as running:
+        yield running
+
+
+def bench_serve(running, *flags):
+    port = running.url.rsplit(":", 1)[1]
+    return bench("serve", "--port", port, "--random-output-len", 8, *flags)
+
+
+@pytest.mark.parametrize("backend", ["sglang", "openai"])
+def test_a_load_on_a_server(a_server, backend, tmp_path):
+    file = tmp_path / "figures.json"
+    done = bench_serve(a_server, "--backend", backend, "--num-prompts", 12, "--random-input-len", 24, "--random-range-ratio", 1,
+                       "--request-rate", 200, "--max-concurrency", 3, "--json", file)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    figures = json.loads(file.read_text())
+    assert figures["completed"] == 12 and figures["failed"] == 0
+    assert figures["total_input_tokens"] == 12 * 24 and figures["total_output_tokens"] == 12 * 8
+    assert 0 < figures["concurrency"] <= 3
+    assert 0 < figures["median_ttft_ms"] <= figures["max_e2e_latency_ms"]
+    assert re.search(r"^Successful requests: +12$", done.stdout, re.M)
+
+
+def test_a_load_of_chats(a_server, tmp_path):
+    lines = tmp_path / "chats.jsonl"
+    lines.write_text('{"prompt": "hello there", "output_len": 4}\n{"prompt": "and you?"}\n')
+    file = tmp_path / "figures.json"
+    done = bench_serve(a_server, "--backend", "openai-chat", "--dataset-name", "jsonl", "--dataset-path", lines,
+                       "--num-prompts", 4, "--json", file)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(file.read_text())["total_output_tokens"] == 2 * (4 + 8)
+
+
+def test_requests_that_fail_are_counted_and_told(a_server):
+    done = bench_serve(a_server, "--num-prompts", 3, "--warmup-requests", 0, "--random-input-len", 100000,
+                       "--random-range-ratio", 1)
+    assert done.returncode == 1
+    assert re.search(r"^Failed requests: +3$", done.stdout, re.M)
+    assert "3 requests failed, the first by: 400" in done.stderr
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--port", "1"], "http://127.0.0.1:1/get_model_info: Connection refused (is a server running there?"),
+    (["--backend", "openai-chat"], "random ids are no messages"),
+    (["--dataset-name", "jsonl"], "want --dataset-path FILE"),
+    (["--request-rate", "0"], "see switchyard bench serve --help"),
+], ids=["nobody", "chat", "dataset", "rate"])
+def test_mistakes_of_serve_are_named(arguments, message):
+    done = bench("serve", *arguments)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
