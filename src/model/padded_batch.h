@@ -12,8 +12,8 @@ namespace switchyard {
 // beyond. At least `tokens`.
 int64_t PaddedTokens(int64_t tokens);
 
-// Whether every attention group of the batch decodes, and wants the logits of every row, and no
-// more than `most` rows: what a recorded pass computes.
+// Whether every attention group of the batch decodes, and wants the logits of every row, no more
+// than `most` rows, and no experts' ids: what a recorded pass computes. The same in every group.
 bool IsPlainDecode(const ForwardBatch& batch, int64_t most);
 
 // The batch filled up with rows of no sequence: token 0 at position 0, key and value in the page

@@ -47,6 +47,14 @@ class DeviceMoe {
                                               const MoeLayerWeights& weights) = 0;
 };
 
+// Where the ranks are, and what of their work is recorded: rows travel over NCCL where the world
+// spans hosts. The same on all ranks.
+struct DeviceMoeHosts {
+  int ranks_per_host = 0;  // 0: all are on one
+  // The most tokens of a group in a pass that is recorded and replayed, where the host cannot wait.
+  int64_t recorded_tokens = 0;
+};
+
 // What they stand on; all of it outlives them.
 struct DeviceMoeContext {
   Mesh mesh;
@@ -54,6 +62,7 @@ struct DeviceMoeContext {
   // Null where no rows are exchanged: one rank of the EP group, or --moe-a2a-backend none.
   cuda::PeerMemory* peers = nullptr;
   kernels::Device* device = nullptr;  // a GPU
+  DeviceMoeHosts hosts;               // where there are several, groups.ep goes over NCCL
 };
 
 // Allocates peer memory: all ranks, in one order. Error kInvalid names the flag that asks for what
@@ -62,6 +71,6 @@ std::unique_ptr<DeviceMoe> MakeCudaMoe(const MoeOptions& options, const MoeShape
                                        const DeviceMoeContext& context);
 // Bytes of peer memory that it allocates on each rank. `dtype`: CudaDeviceOptions::dtype.
 size_t CudaMoePeerBytes(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,
-                        DType dtype);
+                        DType dtype, const DeviceMoeHosts& hosts = {});
 
 }  // namespace switchyard

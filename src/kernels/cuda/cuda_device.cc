@@ -53,6 +53,11 @@ class Gpu final : public CudaDevice {
   int index() const override { return index_; }
   DType dtype() const override { return options_.dtype; }
   void AddCheck(std::function<void()> check) override { checks_.push_back(std::move(check)); }
+  void SetWait(std::function<void(cudaEvent_t)> wait) override {
+    wait_ = wait;
+    staging_.SetWait(std::move(wait));
+  }
+  void ForgetGraphs() override { graphs_.Forget(); }
 
   std::string Describe() const override {
     cudaDeviceProp properties;
@@ -75,6 +80,10 @@ class Gpu final : public CudaDevice {
   }
   void Synchronize() override {
     CHECK(!graphs_.recording());
+    if (wait_) {
+      synchronized_.Record(stream_.get());
+      wait_(synchronized_.get());
+    }
     stream_.Synchronize();
     RunChecks();
   }
@@ -169,6 +178,8 @@ class Gpu final : public CudaDevice {
   DeviceMemory attention_scratch_;
   std::optional<ThreadPool> pool_;
   std::vector<std::function<void()>> checks_;
+  std::function<void(cudaEvent_t)> wait_;  // may be empty
+  Event synchronized_;                     // what it waits for
 };
 
 }  // namespace

@@ -15,6 +15,12 @@ class CudaDevice : public kernels::Device {
   virtual DType dtype() const = 0;  // CudaDeviceOptions::dtype
   // Called after every wait for the stream: kernels of others that gave up are to throw here.
   virtual void AddCheck(std::function<void()> check) = 0;
+  // Waits until an event of the stream has passed, or throws: for a stream with kernels of others
+  // that have no deadline of their own. Without it the host waits for as long as it takes.
+  virtual void SetWait(std::function<void(cudaEvent_t)> wait) = 0;
+  // What was recorded is recorded anew: who owns what recorded passes use calls it before that
+  // goes.
+  virtual void ForgetGraphs() = 0;
 
   static CudaDevice& From(kernels::Device& device);  // CHECKs that it is one
 };

@@ -5,10 +5,14 @@
 
 namespace switchyard::cuda {
 
-Graphs::~Graphs() {
+Graphs::~Graphs() { Forget(); }
+
+void Graphs::Forget() {
   for (const Entry& entry : entries_) {
     if (entry.graph != nullptr) cudaGraphExecDestroy(entry.graph);
   }
+  entries_.clear();
+  by_key_.clear();
 }
 
 Graphs::Entry& Graphs::Find(uint64_t key) {

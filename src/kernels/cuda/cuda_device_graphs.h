@@ -23,6 +23,7 @@ class Graphs {
   // and leaves nothing recorded.
   void Run(uint64_t key, const std::function<void()>& pass);
   bool recording() const { return recording_; }
+  void Forget();  // all of them, once what the stream does with them has ended
 
  private:
   static constexpr size_t kMaxGraphs = 64;

@@ -9,8 +9,10 @@ namespace switchyard::cuda {
 
 void* Scratch::Get(size_t bytes) {
   if (bytes > memory_.bytes()) {
+    // Doubled, so that all that was outgrown is less than what is used.
+    const size_t grown = std::max(bytes, 2 * memory_.bytes());
     if (memory_.bytes() > 0) outgrown_.push_back(std::move(memory_));
-    memory_ = DeviceMemory(bytes);
+    memory_ = DeviceMemory(grown);
   }
   return memory_.data();
 }

@@ -9,12 +9,17 @@ namespace switchyard::cuda {
 
 Staging::Staging(cudaStream_t stream) : stream_(stream) {}
 
+void Staging::WaitFor(const Event& event) const {
+  if (wait_) wait_(event.get());
+  event.Wait();
+}
+
 // An event that was never recorded has passed.
 void Staging::NextSegment() {
   read_[segment_].Record(stream_);
   segment_ = (segment_ + 1) % kSegments;
   used_ = 0;
-  read_[segment_].Wait();
+  WaitFor(read_[segment_]);
 }
 
 void* Staging::Reserve(size_t bytes) {
@@ -52,7 +57,7 @@ void Staging::CopyOut(void* to, const void* from, size_t bytes) {
   for (size_t at = 0; at < bytes; at += kSegmentBytes) {
     const int current = ready;
     if (at + kSegmentBytes < bytes) ready = enqueue(at + kSegmentBytes);
-    read_[current].Wait();
+    WaitFor(read_[current]);
     std::memcpy(static_cast<std::byte*>(to) + at, segment(current),
                 std::min(kSegmentBytes, bytes - at));
   }

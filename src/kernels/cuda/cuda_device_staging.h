@@ -5,6 +5,8 @@
 
 #include <array>
 #include <cstddef>
+#include <functional>
+#include <utility>
 
 #include "core/cuda/runtime.h"
 
@@ -26,16 +28,20 @@ class Staging {
   void* Reserve(size_t bytes);
   static constexpr size_t kSegmentBytes = size_t{4} << 20;
 
+  void SetWait(std::function<void(cudaEvent_t)> wait) { wait_ = std::move(wait); }  // CudaDevice's
+
  private:
   static constexpr int kSegments = 4;
   std::byte* segment(int i) const { return memory_.as<std::byte>() + i * kSegmentBytes; }
   void NextSegment();
+  void WaitFor(const Event& event) const;
 
   cudaStream_t stream_;
   PinnedMemory memory_{kSegments * kSegmentBytes};
   std::array<Event, kSegments> read_;  // when what was enqueued on a segment has run
   int segment_ = 0;
-  size_t used_ = 0;  // bytes of it
+  size_t used_ = 0;                        // bytes of it
+  std::function<void(cudaEvent_t)> wait_;  // may be empty
 };
 
 }  // namespace switchyard::cuda

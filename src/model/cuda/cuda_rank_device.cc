@@ -8,6 +8,7 @@
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/draw.h"
 #include "model/rank_device.h"
+#include "moe/token_spread.h"
 
 namespace switchyard {
 namespace {
@@ -29,6 +30,14 @@ cuda::CollectiveOptions CollectivesOf(const ModelOptions& options) {
   return {.custom_all_reduce = options.gpu->custom_all_reduce};
 }
 
+DeviceMoeHosts HostsOf(const ModelOptions& options, const MeshShape& shape) {
+  const GpuOptions& gpu = *options.gpu;
+  const int64_t of_group = gpu.graphs ? gpu.graph_max_tokens : 0;
+  // A rank may dispatch those of several groups.
+  return {.ranks_per_host = gpu.ranks_per_host,
+          .recorded_tokens = std::max(of_group, MaxLaneTokens(shape, of_group))};
+}
+
 // tp, ep, moe_tp, attn_tp of a rank, as RankComm has them.
 std::vector<std::pair<const char*, std::vector<int>>> GroupsOf(const Mesh& mesh) {
   return {{"tp", mesh.TpGroup()},
@@ -43,17 +52,27 @@ class CudaRankDevice : public RankDevice {
       : mesh_(comm.mesh),
         device_(kernels::MakeCudaDevice(DeviceOptions(options))),
         cuda_(cuda::CudaDevice::From(*device_)),
-        peers_(comm, CudaPeerBytes(config, options, comm.mesh.shape()), options.gpu->timeout) {
+        peers_(comm, CudaPeerBytes(config, options, comm.mesh.shape()), options.gpu->timeout,
+               options.gpu->ranks_per_host),
+        watch_(std::make_shared<cuda::NcclWatch>(comm, options.gpu->timeout)),
+        hosts_(HostsOf(options, comm.mesh.shape())) {
+    cuda::CollectiveOptions collectives = CollectivesOf(options);
+    collectives.watch = watch_;
     for (auto [name, group] : GroupsOf(mesh_))
-      collectives_.push_back(cuda::MakeCollectives(comm, peers_, std::move(group), name,
-                                                   cuda_.stream(), CollectivesOf(options)));
+      collectives_.push_back(
+          cuda::MakeCollectives(comm, peers_, std::move(group), name, cuda_.stream(), collectives));
     groups_ = {.tp = collectives_[0].get(),
                .ep = collectives_[1].get(),
                .moe_tp = collectives_[2].get(),
                .attn_tp = collectives_[3].get()};
     cuda_.AddCheck([this] { peers_.CheckWaits(); });
+    cuda_.SetWait([this](cudaEvent_t event) { watch_->Wait(event); });
+    watch_->BeforeAbort([this] { cuda_.ForgetGraphs(); });
     LOG_INFO("computes on {}", device_->Describe());
   }
+
+  // NCCL's groups do not end before the graphs that they are in.
+  ~CudaRankDevice() override { cuda_.ForgetGraphs(); }
 
   kernels::Device& device() override { return *device_; }
   const RankGroups& groups() override { return groups_; }
@@ -66,7 +85,8 @@ class CudaRankDevice : public RankDevice {
                        {.mesh = mesh_,
                         .groups = groups_,
                         .peers = ScattersTokens(options, mesh_.shape()) ? &peers_ : nullptr,
-                        .device = device_.get()});
+                        .device = device_.get(),
+                        .hosts = hosts_});
   }
 
  private:
@@ -74,6 +94,8 @@ class CudaRankDevice : public RankDevice {
   std::unique_ptr<kernels::Device> device_;
   cuda::CudaDevice& cuda_;
   cuda::PeerMemory peers_;
+  const std::shared_ptr<cuda::NcclWatch> watch_;
+  const DeviceMoeHosts hosts_;
   std::vector<std::unique_ptr<Collectives>> collectives_;
   RankGroups groups_;
 };
@@ -94,7 +116,7 @@ size_t CudaPeerBytes(const ModelConfig& config, const ModelOptions& options,
     bytes += cuda::CollectiveBytes(CollectivesOf(options), static_cast<int>(group.size()));
   if (config.has_moe())
     bytes += CudaMoePeerBytes(options.moe, MoeShapeOf(config, options.max_tokens), shape,
-                              Precision(options));
+                              Precision(options), HostsOf(options, shape));
   return bytes;
 }
 

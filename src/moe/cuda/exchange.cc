@@ -30,20 +30,6 @@ PeerPointers OfGroup(const ExchangeConfig& config, PeerMemory& memory) {
   return group;
 }
 
-// [experts] rank << kRankShift | local id
-DeviceMemory PlacesOf(const ExpertMap& experts, int ranks) {
-  std::vector<int32_t> places(experts.size());
-  for (int e = 0; e < experts.size(); ++e) {
-    CHECK_LT(experts.Owner(e), ranks);
-    CHECK_LT(experts.LocalId(e), 1 << kRankShift);
-    places[e] = experts.Owner(e) << kRankShift | experts.LocalId(e);
-  }
-  DeviceMemory memory(places.size() * sizeof(int32_t));
-  Check(cudaMemcpy(memory.data(), places.data(), memory.bytes(), cudaMemcpyHostToDevice),
-        "places of the experts");
-  return memory;
-}
-
 }  // namespace
 
 struct Exchange::Impl {

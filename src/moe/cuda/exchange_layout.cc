@@ -1,5 +1,8 @@
 #include "moe/cuda/exchange_layout.h"
 
+#include <vector>
+
+#include "core/check.h"
 #include "core/error.h"
 #include "quant/formats.h"
 #include "quant/fp8.h"
@@ -67,6 +70,19 @@ ExchangeLayout LayoutOf(const ExchangeConfig& c) {
   layout.returned = add(c.max_tokens * (c.sum_by_rank ? c.ranks : c.top_k) * layout.combined_bytes);
   layout.bytes = end;
   return layout;
+}
+
+DeviceMemory PlacesOf(const ExpertMap& experts, int ranks) {
+  std::vector<int32_t> places(experts.size());
+  for (int e = 0; e < experts.size(); ++e) {
+    CHECK_LT(experts.Owner(e), ranks);
+    CHECK_LT(experts.LocalId(e), 1 << kRankShift);
+    places[e] = experts.Owner(e) << kRankShift | experts.LocalId(e);
+  }
+  DeviceMemory memory(places.size() * sizeof(int32_t));
+  Check(cudaMemcpy(memory.data(), places.data(), memory.bytes(), cudaMemcpyHostToDevice),
+        "places of the experts");
+  return memory;
 }
 
 }  // namespace switchyard::cuda

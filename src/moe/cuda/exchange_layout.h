@@ -1,8 +1,10 @@
 // Where the parts of an exchange lie in peer memory.
 #pragma once
 
-#include "moe/cuda/exchange.h"
+#include "core/cuda/runtime.h"
 #include "moe/cuda/exchange_launch.h"
+#include "moe/cuda/row_exchange.h"
+#include "moe/placement.h"
 
 namespace switchyard::cuda {
 
@@ -10,5 +12,7 @@ RowKind RowKindOf(RowFormat format);
 // Of one slot; its `bytes` are a multiple of 256. Error kInvalid says what a configuration may not
 // have.
 ExchangeLayout LayoutOf(const ExchangeConfig& config);
+// [experts] rank << kRankShift | local id, on the device.
+DeviceMemory PlacesOf(const ExpertMap& experts, int ranks);
 
 }  // namespace switchyard::cuda

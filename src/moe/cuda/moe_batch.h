@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "moe/cuda/exchange.h"
 #include "moe/cuda/expert_rows.h"
+#include "moe/cuda/row_exchange.h"
 #include "moe/token_spread.h"
 
 namespace switchyard::cuda {
@@ -30,8 +30,8 @@ struct CudaMoeBatch {
   int64_t lane_tokens = 0;
   Share own;  // among the group's tokens
 
-  Exchange* exchange = nullptr;  // null: rows do not travel
-  Share round;                   // of the lane's tokens
+  RowExchange* exchange = nullptr;  // null: rows do not travel
+  Share round;                      // of the lane's tokens
   int64_t rounds = 0, rounds_done = 0;
   int64_t max_round_tokens = 0;
 
@@ -68,6 +68,7 @@ struct CudaMoeBatch {
   int64_t InRound(int64_t lane) const {
     return std::clamp<int64_t>(lane - (rounds_done - 1) * max_round_tokens, 0, max_round_tokens);
   }
+  int64_t LongestInRound() const { return InRound(std::ranges::max(lanes)); }
 };
 
 }  // namespace switchyard::cuda

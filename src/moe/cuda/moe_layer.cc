@@ -260,7 +260,8 @@ void CudaMoeLayer::BeginDispatch(CudaMoeBatch& batch) {
                                    .dtype = DType::kF32,
                                    .ids = buffers.ids.as<int32_t>(),
                                    .weights = buffers.weights.as<float>(),
-                                   .tokens = batch.round.size()},
+                                   .tokens = batch.round.size(),
+                                   .longest = batch.LongestInRound()},
                                   runtime_.stream());
   } else if (runtime_.gathers()) {
     GatherAll(batch);
@@ -296,11 +297,9 @@ void CudaMoeLayer::EndDispatch(CudaMoeBatch& batch) {
   CudaMoeBatch::Arrived& arrived = batch.arrived;
   const int64_t hidden = config_.hidden;
   const int k = config_.router.top_k;
-  int64_t tokens = 0, longest = 0;  // of all lanes in this round
-  for (const int64_t lane : batch.lanes) {
-    tokens += batch.InRound(lane);
-    longest = std::max(longest, batch.InRound(lane));
-  }
+  const int64_t longest = batch.LongestInRound();
+  int64_t tokens = 0;  // of all lanes in this round
+  for (const int64_t lane : batch.lanes) tokens += batch.InRound(lane);
   arrived = {};
   if (batch.exchange) {
     const DispatchedRows rows = batch.exchange->EndDispatch(0, runtime_.stream());

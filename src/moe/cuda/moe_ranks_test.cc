@@ -12,14 +12,19 @@ constexpr std::chrono::milliseconds kTimeout{20'000};
 
 // A rank's GPU with its groups; ranks beyond the number of GPUs share.
 struct Rank {
-  Rank(RankComm& comm, DType dtype, const MoeOptions& options, const MoeShape& shape)
+  Rank(RankComm& comm, DType dtype, const MoeOptions& options, const MoeShape& shape,
+       const DeviceMoeHosts& hosts)
       : device(TestDevice(dtype, shape.max_tokens, comm.mesh.rank() % DeviceCount())),
-        peers(comm, PeerBytes(comm.mesh, dtype, options, shape), kTimeout) {
+        peers(comm, PeerBytes(comm.mesh, dtype, options, shape, hosts), kTimeout,
+              hosts.ranks_per_host) {
     CudaDevice& gpu = CudaDevice::From(*device);
+    const auto watch = std::make_shared<NcclWatch>(comm, kTimeout);
     gpu.AddCheck([this] { peers.CheckWaits(); });
+    gpu.SetWait([watch](cudaEvent_t event) { watch->Wait(event); });
     const auto make = [&](std::vector<int> group, const char* name) {
       return collectives
-          .emplace_back(MakeCollectives(comm, peers, std::move(group), name, gpu.stream(), {}))
+          .emplace_back(
+              MakeCollectives(comm, peers, std::move(group), name, gpu.stream(), {.watch = watch}))
           .get();
     };
     context.mesh = comm.mesh;
@@ -29,11 +34,12 @@ struct Rank {
     context.groups.attn_tp = make(comm.mesh.AttnTpGroup(), "attn-tp");
     context.peers = &peers;
     context.device = device.get();
+    context.hosts = hosts;
     runtime = MakeCudaMoe(options, shape, context);
   }
   static size_t PeerBytes(const Mesh& mesh, DType dtype, const MoeOptions& options,
-                          const MoeShape& shape) {
-    return CudaMoePeerBytes(options, shape, mesh.shape(), dtype) +
+                          const MoeShape& shape, const DeviceMoeHosts& hosts) {
+    return CudaMoePeerBytes(options, shape, mesh.shape(), dtype, hosts) +
            4 * CollectiveBytes({}, mesh.world()) + (size_t{1} << 20);
   }
 
@@ -49,11 +55,12 @@ struct Ranks {
   DType dtype = DType::kF32;
   MoeOptions options;
   std::vector<TestPass> passes;
+  DeviceMoeHosts hosts = {};
 
   // What the rank's group gets for all passes. Everything is allocated before any rank begins:
   // such calls wait for the whole GPU, and a peer's kernel may wait there for this rank.
   std::vector<float> OnRank(RankComm& comm) const {
-    Rank rank(comm, dtype, options, ShapeFor(layer, passes));
+    Rank rank(comm, dtype, options, ShapeFor(layer, passes), hosts);
     const auto block = rank.runtime->MakeLayer(
         layer.config, layer.ShareOf(comm.mesh, ScattersTokens(options, comm.mesh.shape())));
     const int group = comm.mesh.dp_rank();
@@ -132,9 +139,12 @@ std::vector<TestPass> Passes(int dp) {
 }
 
 void ExpectSameBits(const TestLayer& layer, DType dtype, MoeOptions options,
-                    const std::vector<float>& want, const MeshShape& mesh) {
-  SCOPED_TRACE(testing::Message() << Describe(mesh, options) << " " << Name(layer.spec.format));
-  EXPECT_TRUE(kernels::SameBits(Ranks{layer, dtype, options, Passes(mesh.dp)}.On(mesh), want));
+                    const std::vector<float>& want, const MeshShape& mesh,
+                    const DeviceMoeHosts& hosts = {}) {
+  SCOPED_TRACE(testing::Message() << Describe(mesh, options) << " " << Name(layer.spec.format)
+                                  << ", " << hosts.ranks_per_host << " ranks on a host");
+  EXPECT_TRUE(
+      kernels::SameBits(Ranks{layer, dtype, options, Passes(mesh.dp), hosts}.On(mesh), want));
 }
 
 TEST(CudaMoeRanks, RankCountModeAndPlacementChangeNoBit) {
@@ -156,6 +166,22 @@ TEST(CudaMoeRanks, RankCountModeAndPlacementChangeNoBit) {
       layer.config.placement = ExpertPlacement(12, {11, 3, 0, 1, 10, 2, 8, 7, 6, 5, 9, 4, 0, 11});
       ExpectSameBits(layer, dtype, options, want, {.tp = 4, .ep = 4, .dp = 2});
     }
+  }
+}
+
+// Rows over NCCL, as if ranks were on hosts of their own.
+TEST(CudaMoeRanks, HostsChangeNoBit) {
+  if (DeviceCount() < 2) GTEST_SKIP() << "NCCL wants a GPU for each rank";
+  const TestLayer layer = LayerFor(WeightFormat::kFp8Block);
+  MoeOptions options = DeepEp("auto");
+  options.fp8_group_activations = true;
+  const auto want = Ranks{layer, DType::kBF16, options, Passes(1)}.On({});
+  for (const char* mode : {"normal", "low_latency", "auto"}) {
+    options.deepep_mode = mode;
+    ExpectSameBits(layer, DType::kBF16, options, want, {.tp = 2, .ep = 2}, {.ranks_per_host = 1});
+    if (DeviceCount() >= 4)
+      ExpectSameBits(layer, DType::kBF16, options, want, {.tp = 4, .ep = 4, .dp = 2},
+                     {.ranks_per_host = 2, .recorded_tokens = 16});
   }
 }
 

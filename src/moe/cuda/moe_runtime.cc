@@ -5,7 +5,9 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "kernels/cuda/grouped_gemm.h"
+#include "moe/cuda/exchange.h"
 #include "moe/cuda/moe_layer.h"
+#include "moe/cuda/nccl_exchange.h"
 #include "moe/cuda/select_experts.h"
 #include "moe/dispatchers/rounds.h"
 #include "moe/runner_names.h"
@@ -68,7 +70,14 @@ ExchangePlan PlanExchanges(const MoeOptions& options, const ExchangeShape& shape
   return plan;
 }
 
-ExchangeConfig ConfigOf(const ExchangeShape& shape, bool low_latency, int64_t tokens) {
+// Ranks of an EP group follow one another over the whole world (comm/mesh.h): where that spans
+// hosts, each group does.
+bool SpansHosts(const MeshShape& mesh, const DeviceMoeHosts& hosts) {
+  return hosts.ranks_per_host > 0 && hosts.ranks_per_host < mesh.tp;
+}
+
+ExchangeConfig ConfigOf(const ExchangeShape& shape, const DeviceMoeHosts& hosts, bool low_latency,
+                        int64_t tokens) {
   return {.ranks = shape.ep,
           .hidden = shape.hidden,
           .top_k = shape.k,
@@ -77,7 +86,8 @@ ExchangeConfig ConfigOf(const ExchangeShape& shape, bool low_latency, int64_t to
           .combined = shape.output_dtype,
           .sum_by_rank = shape.combine_rows == CombineRows::kRank,
           .low_latency = low_latency,
-          .in_flight = 1};
+          .in_flight = 1,
+          .recorded_tokens = hosts.recorded_tokens};
 }
 
 void Grow(DeviceMemory* memory, int64_t bytes) {
@@ -93,16 +103,16 @@ int64_t BytesOf(ElementType type) {
 }  // namespace
 
 size_t CudaMoeRuntime::PeerBytes(const MoeOptions& options_in, const MoeShape& shape,
-                                 const MeshShape& mesh, DType dtype) {
+                                 const MeshShape& mesh, DType dtype, const DeviceMoeHosts& hosts) {
   const MoeOptions options = ForDevice(options_in, dtype);
   CheckOptions(options, shape, mesh);
   const ExchangeShape exchange = ExchangeShapeOf(options, shape, mesh);
   const ExchangePlan plan = PlanExchanges(options, exchange);
-  size_t bytes = 0;
-  if (plan.normal) bytes += Exchange::PeerBytes(ConfigOf(exchange, false, plan.normal_tokens));
-  if (plan.low_latency)
-    bytes += Exchange::PeerBytes(ConfigOf(exchange, true, plan.low_latency_tokens));
-  return bytes;
+  const auto bytes = SpansHosts(mesh, hosts) ? NcclExchange::PeerBytes : Exchange::PeerBytes;
+  size_t sum = 0;
+  if (plan.normal) sum += bytes(ConfigOf(exchange, hosts, false, plan.normal_tokens));
+  if (plan.low_latency) sum += bytes(ConfigOf(exchange, hosts, true, plan.low_latency_tokens));
+  return sum;
 }
 
 CudaMoeRuntime::CudaMoeRuntime(const MoeOptions& options, const MoeShape& shape,
@@ -121,26 +131,30 @@ CudaMoeRuntime::CudaMoeRuntime(const MoeOptions& options, const MoeShape& shape,
   const ExchangePlan plan = PlanExchanges(options_, exchange_shape_);
   normal_tokens_ = plan.normal_tokens;
   low_latency_tokens_ = plan.low_latency_tokens;
-  const auto make = [&](bool low_latency, int64_t tokens) {
-    CHECK(context_.peers != nullptr);
-    ExchangeConfig config = ConfigOf(exchange_shape_, low_latency, tokens);
-    config.rank = mesh().ep_rank();
-    config.world_ranks = ep_group_.data();
-    if (!context_.peers->OneGpuEach(ep_group_)) config.blocks = kBlocksOfSharedGpu;
-    return std::make_unique<Exchange>(config, experts_, *context_.peers);
-  };
-  if (plan.normal) normal_ = make(false, normal_tokens_);
-  if (plan.low_latency) low_latency_ = make(true, low_latency_tokens_);
+  if (plan.normal) normal_ = MakeExchange(false, normal_tokens_);
+  if (plan.low_latency) low_latency_ = MakeExchange(true, low_latency_tokens_);
   ReserveRows();
 }
 
-Exchange* CudaMoeRuntime::ExchangeFor(bool decode, int64_t longest_lane) const {
+std::unique_ptr<RowExchange> CudaMoeRuntime::MakeExchange(bool low_latency, int64_t tokens) const {
+  CHECK(context_.peers != nullptr);
+  ExchangeConfig config = ConfigOf(exchange_shape_, context_.hosts, low_latency, tokens);
+  config.rank = mesh().ep_rank();
+  config.world_ranks = ep_group_.data();
+  if (SpansHosts(mesh().shape(), context_.hosts))
+    return std::make_unique<NcclExchange>(config, experts_, *context_.peers,
+                                          NcclGroup::From(groups().ep));
+  if (!context_.peers->OneGpuEach(ep_group_)) config.blocks = kBlocksOfSharedGpu;
+  return std::make_unique<Exchange>(config, experts_, *context_.peers);
+}
+
+RowExchange* CudaMoeRuntime::ExchangeFor(bool decode, int64_t longest_lane) const {
   if (!normal_) return low_latency_.get();
   return low_latency_ && decode && longest_lane <= low_latency_tokens_ ? low_latency_.get()
                                                                        : normal_.get();
 }
 
-int64_t CudaMoeRuntime::RoundTokens(const Exchange* exchange) const {
+int64_t CudaMoeRuntime::RoundTokens(const RowExchange* exchange) const {
   return exchange && exchange == low_latency_.get() ? low_latency_tokens_ : normal_tokens_;
 }
 
@@ -219,8 +233,8 @@ std::unique_ptr<DeviceMoe> MakeCudaMoe(const MoeOptions& options, const MoeShape
 }
 
 size_t CudaMoePeerBytes(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,
-                        DType dtype) {
-  return cuda::CudaMoeRuntime::PeerBytes(options, shape, mesh, dtype);
+                        DType dtype, const DeviceMoeHosts& hosts) {
+  return cuda::CudaMoeRuntime::PeerBytes(options, shape, mesh, dtype, hosts);
 }
 
 }  // namespace switchyard

@@ -8,8 +8,8 @@
 
 #include "kernels/cuda/cuda_device.h"
 #include "moe/backends.h"
-#include "moe/cuda/exchange.h"
 #include "moe/cuda/expert_weights.h"
+#include "moe/cuda/row_exchange.h"
 #include "moe/device_layer.h"
 
 namespace switchyard::cuda {
@@ -39,7 +39,7 @@ class CudaMoeRuntime : public DeviceMoe {
  public:
   CudaMoeRuntime(const MoeOptions& options, const MoeShape& shape, const DeviceMoeContext& context);
   static size_t PeerBytes(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,
-                          DType dtype);
+                          DType dtype, const DeviceMoeHosts& hosts);
   std::unique_ptr<MoeBlock> MakeLayer(MoeLayerConfig config,
                                       const MoeLayerWeights& weights) override;
 
@@ -60,9 +60,9 @@ class CudaMoeRuntime : public DeviceMoe {
   bool gathers() const { return scatters_ && options_.a2a_backend == "none"; }
   bool splits_mixed_batches() const { return low_latency_ && normal_; }
   // The exchange for a batch whose longest lane has so many tokens; null: rows do not travel.
-  Exchange* ExchangeFor(bool decode, int64_t longest_lane) const;
+  RowExchange* ExchangeFor(bool decode, int64_t longest_lane) const;
   // Most tokens of one rank in a round through it.
-  int64_t RoundTokens(const Exchange* exchange) const;
+  int64_t RoundTokens(const RowExchange* exchange) const;
 
   // Rows of a chunk that one run of the GEMMs takes.
   int64_t chunk_rows() const { return chunk_rows_; }
@@ -72,6 +72,7 @@ class CudaMoeRuntime : public DeviceMoe {
   MoeBuffers& buffers() { return buffers_; }
 
  private:
+  std::unique_ptr<RowExchange> MakeExchange(bool low_latency, int64_t tokens) const;
   void ReserveRows();
   void ReserveProducts(const DeviceExperts& experts, int64_t rows);
 
@@ -84,7 +85,7 @@ class CudaMoeRuntime : public DeviceMoe {
   const bool scatters_;
   std::vector<int> ep_group_;
   int64_t normal_tokens_ = 0, low_latency_tokens_ = 0;  // of a round
-  std::unique_ptr<Exchange> normal_, low_latency_;
+  std::unique_ptr<RowExchange> normal_, low_latency_;
   int64_t ordered_rows_ = 0, chunk_rows_ = 0;  // the most
   MoeBuffers buffers_;
 };

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/cuda/runtime.h"
+#include "moe/cuda/test_exchange_expectations.h"
 #include "moe/cuda/test_exchange_traffic.h"
 
 namespace switchyard::cuda {
@@ -130,8 +131,8 @@ class TestExchangeRanks {
       if (!traffic.Active(r)) continue;
       SCOPED_TRACE("rank " + std::to_string(r) + " of " + std::to_string(config_.ranks));
       Use(r);
-      CheckDispatched(r, slot, traffic);
-      CheckSums(r, slot, traffic);
+      ExpectDispatched(config_, r, ranks_[r]->slots[slot].dispatched, traffic);
+      ExpectSums(r, Sums(r, slot, traffic), traffic);
     }
   }
 
@@ -139,13 +140,13 @@ class TestExchangeRanks {
   std::vector<std::byte> Row(int r, int slot, int64_t row) const {
     const DispatchedRows& got = ranks_[r]->slots[slot].dispatched;
     Use(r);
-    return Read<std::byte>(got.rows + row * got.row_stride,
-                           config_.dispatched.Bytes(config_.hidden));
+    return ReadGpu<std::byte>(got.rows + row * got.row_stride,
+                              config_.dispatched.Bytes(config_.hidden));
   }
 
   std::vector<float> Sums(int r, int slot, const TestTraffic& traffic) const {
-    return Read<float>(ranks_[r]->slots[slot].y.data(),
-                       traffic.ranks[r].tokens(config_.top_k) * config_.hidden);
+    return ReadGpu<float>(ranks_[r]->slots[slot].y.data(),
+                          traffic.ranks[r].tokens(config_.top_k) * config_.hidden);
   }
 
  private:
@@ -186,51 +187,6 @@ class TestExchangeRanks {
     Check(cudaMemcpy(to.data(), from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice),
           "upload");
   }
-  template <typename T>
-  static std::vector<T> Read(const void* from, int64_t count) {
-    std::vector<T> to(count);
-    Check(cudaMemcpy(to.data(), from, count * sizeof(T), cudaMemcpyDeviceToHost), "download");
-    return to;
-  }
-
-  void CheckDispatched(int r, int slot, const TestTraffic& traffic) const {
-    const ExchangeConfig& c = config_;
-    const DispatchedRows& got = ranks_[r]->slots[slot].dispatched;
-    const auto& arriving = traffic.ranks[r].arriving;
-    const auto counts = Read<int32_t>(got.counts, c.ranks);
-    const int64_t rows = c.ranks * c.max_tokens, bytes = c.dispatched.Bytes(c.hidden);
-    const auto ids = Read<int32_t>(got.ids, rows * c.top_k);
-    const auto all_rows = Read<std::byte>(got.rows, rows * got.row_stride);
-    std::vector<float> weights;
-    if (c.sum_by_rank) weights = Read<float>(got.weights, rows * c.top_k);
-    std::vector<std::byte> want(bytes);
-    for (int s = 0; s < c.ranks; ++s) {
-      ASSERT_EQ(counts[s], std::ssize(arriving[s])) << "from " << s;
-      const TestTraffic::Rank& from = traffic.ranks[s];
-      for (int64_t n = 0; n < counts[s]; ++n) {
-        const int64_t row = s * c.max_tokens + n, token = arriving[s][n];
-        StoreRow(c.dispatched, from.x.data() + token * c.hidden, c.hidden, want.data());
-        ASSERT_EQ(std::memcmp(want.data(), all_rows.data() + row * got.row_stride, bytes), 0)
-            << "token " << token << " from " << s;
-        for (int j = 0; j < c.top_k; ++j) {
-          const int32_t id = traffic.LocalIdOn(r, from.ids[token * c.top_k + j]);
-          ASSERT_EQ(ids[row * c.top_k + j], id) << "token " << token << " from " << s;
-          if (c.sum_by_rank) {
-            ASSERT_EQ(weights[row * c.top_k + j], from.weights[token * c.top_k + j]);
-          }
-        }
-      }
-    }
-  }
-
-  void CheckSums(int r, int slot, const TestTraffic& traffic) const {
-    const std::vector<float> want = traffic.Sums(r), got = Sums(r, slot, traffic);
-    for (size_t i = 0; i < want.size(); ++i)
-      ASSERT_EQ(std::bit_cast<uint32_t>(got[i]), std::bit_cast<uint32_t>(want[i]))
-          << "token " << i / config_.hidden << " element " << i % config_.hidden << ": " << got[i]
-          << ", want " << want[i];
-  }
-
   ExchangeConfig config_;
   ExchangePeers peers_;
   std::vector<std::unique_ptr<Rank>> ranks_;

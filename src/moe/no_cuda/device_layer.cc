@@ -16,6 +16,9 @@ std::unique_ptr<DeviceMoe> MakeCudaMoe(const MoeOptions&, const MoeShape&,
   Refuse();
 }
 
-size_t CudaMoePeerBytes(const MoeOptions&, const MoeShape&, const MeshShape&, DType) { Refuse(); }
+size_t CudaMoePeerBytes(const MoeOptions&, const MoeShape&, const MeshShape&, DType,
+                        const DeviceMoeHosts&) {
+  Refuse();
+}
 
 }  // namespace switchyard

@@ -70,6 +70,8 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
   if (!membership) return 0;
   RankJob job = DecodeRankSpec(membership->job, args.engine.model_path);
   job.config.backends = args.engine.backends;
+  job.config.base_gpu_id = args.engine.base_gpu_id;  // each host has its own
+  job.config.gpu_id_step = args.engine.gpu_id_step;
   if (launch.launched) InitLog(job.config.log_level, Mesh(job.config.mesh, launch.node).Title());
   if (membership->mpi) {  // whose launcher ends all ranks when one is lost
     RunRankLoop(job.config, job.plan, launch.node, ArenaOfLaunchedRank(launch, *membership, job),

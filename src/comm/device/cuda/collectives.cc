@@ -7,6 +7,7 @@
 #include "comm/device/cuda/nccl_group.h"
 #include "comm/device/cuda/nccl_library.h"
 #include "comm/device/cuda/peer_collectives.h"
+#include "core/error.h"
 #include "core/log.h"
 
 namespace switchyard::cuda {
@@ -41,35 +42,40 @@ class MixedCollectives : public Collectives {
   size_t max_peer_bytes_;
 };
 
-// What ranks tell one another before they use NCCL.
-struct NcclCard {
-  bool usable = false;
-  NcclUniqueId id;  // of the group whose first rank this is
+// What ranks tell one another first: all of them have to choose the same.
+struct GroupCard {
+  bool one_host = false, nccl = false;  // of the rank's own group; whether it can use NCCL
+  NcclUniqueId id;                      // of the group whose first rank this is
 };
 
-// Null where any rank of the world lacks what it takes: all have to do the same.
-std::unique_ptr<Collectives> MakeNccl(RankComm& comm, PeerMemory& memory,
-                                      const std::vector<int>& group, const std::string& name,
-                                      cudaStream_t stream) {
-  const NcclLibrary& nccl = NcclLibrary::Get();
-  NcclCard mine = {.usable = nccl.missing.empty() && memory.OneGpuEach(group)};
-  if (mine.usable && group.size() > 1 && group.front() == memory.rank())
-    mine.usable = nccl.GetUniqueId(&mine.id) == kNcclSuccess;
-  std::vector<NcclCard> cards(static_cast<size_t>(memory.world()));
-  comm.tp->AllGather(&mine, cards.data(), sizeof mine);
-  if (!std::ranges::all_of(cards, &NcclCard::usable)) {
-    if (memory.rank() == 0 && name == "tp") {
-      LOG_INFO("sums and gathers of all sizes go over peer memory: {}",
-               !nccl.missing.empty() ? nccl.missing
-                                     : "NCCL is not usable by all ranks, or ranks share a GPU");
-    }
-    return nullptr;
+std::vector<GroupCard> TellCards(RankComm& comm, const PeerMemory& memory,
+                                 const std::vector<int>& group, bool wants_nccl) {
+  GroupCard mine = {.one_host = memory.Reaches(group)};
+  // NCCL takes memory of the GPU: it is not even loaded where nothing would go through it.
+  if (wants_nccl || !mine.one_host) {
+    const NcclLibrary& nccl = NcclLibrary::Get();
+    mine.nccl = nccl.missing.empty() && memory.OneGpuEach(group);
+    if (mine.nccl && group.size() > 1 && group.front() == memory.rank())
+      mine.nccl = nccl.GetUniqueId(&mine.id) == kNcclSuccess;
   }
-  if (group.size() == 1) return nullptr;
-  const auto own = std::ranges::find(group, memory.rank());
-  return std::make_unique<NcclGroup>(
-      nccl, cards[static_cast<size_t>(group.front())].id, static_cast<int>(own - group.begin()),
-      static_cast<int>(group.size()), name, stream, memory.timeout());
+  std::vector<GroupCard> cards(static_cast<size_t>(memory.world()));
+  comm.tp->AllGather(&mine, cards.data(), sizeof mine);
+  return cards;
+}
+
+// Why a rank cannot, as far as this one knows.
+std::string WhyNoNccl() {
+  const std::string& missing = NcclLibrary::Get().missing;
+  return missing.empty() ? "NCCL is not usable by all ranks, or ranks share a GPU" : missing;
+}
+
+[[noreturn]] void ThrowNeedsNccl(std::span<const GroupCard> cards) {
+  const auto lacks = std::ranges::find(cards, false, &GroupCard::nccl);
+  throw Error(ErrorKind::kResource,
+              fmt::format("ranks on several hosts reach one another's GPUs through NCCL, which "
+                          "rank {} cannot use: {}",
+                          lacks - cards.begin(), WhyNoNccl()),
+              "install NCCL 2.28 or newer (libnccl.so.2) on every host and give each rank a GPU");
 }
 
 }  // namespace
@@ -78,14 +84,29 @@ std::unique_ptr<Collectives> MakeCollectives(RankComm& comm, PeerMemory& memory,
                                              std::vector<int> group, const std::string& name,
                                              cudaStream_t stream,
                                              const CollectiveOptions& options) {
-  auto peer = std::make_unique<PeerCollectives>(memory, group, stream);
-  // It takes memory of the GPU, even where nothing comes to it.
   const bool wants_nccl =
       !options.custom_all_reduce || options.max_custom_bytes < std::numeric_limits<size_t>::max();
-  auto nccl = wants_nccl ? MakeNccl(comm, memory, group, name, stream) : nullptr;
+  const std::vector<GroupCard> cards = TellCards(comm, memory, group, wants_nccl);
+  const bool one_host = std::ranges::all_of(cards, &GroupCard::one_host);
+  const bool has_nccl = std::ranges::all_of(cards, &GroupCard::nccl);
+  if (!one_host && !has_nccl) ThrowNeedsNccl(cards);
+  if (wants_nccl && !has_nccl && memory.rank() == 0 && name == "tp")
+    LOG_INFO("sums and gathers of all sizes go over peer memory: {}", WhyNoNccl());
+
+  std::unique_ptr<Collectives> peer, nccl;
+  // Of one member too: it has nothing to do.
+  if (one_host || group.size() == 1)
+    peer = std::make_unique<PeerCollectives>(memory, group, stream);
+  if ((!one_host || (wants_nccl && has_nccl)) && group.size() > 1) {
+    const auto own = std::ranges::find(group, memory.rank());
+    nccl = std::make_unique<NcclGroup>(
+        NcclLibrary::Get(), cards[static_cast<size_t>(group.front())].id,
+        static_cast<int>(own - group.begin()), static_cast<int>(group.size()), name, stream,
+        options.watch ? options.watch : std::make_shared<NcclWatch>(comm, memory.timeout()));
+  }
   comm.tp->Barrier("start of collectives");
   if (nccl == nullptr) return peer;
-  if (!options.custom_all_reduce) return nccl;
+  if (peer == nullptr || !options.custom_all_reduce) return nccl;
   return std::make_unique<MixedCollectives>(std::move(peer), std::move(nccl),
                                             options.max_custom_bytes);
 }

@@ -11,26 +11,35 @@
 #include "core/log.h"
 
 namespace switchyard::cuda {
+namespace {
+
+bool Going(int result) { return result == kNcclSuccess || result == kNcclInProgress; }
+
+}  // namespace
 
 NcclGroup::NcclGroup(const NcclLibrary& nccl, const NcclUniqueId& id, int rank, int size,
-                     std::string name, cudaStream_t stream, std::chrono::milliseconds timeout)
+                     std::string name, cudaStream_t stream, std::shared_ptr<NcclWatch> watch)
     : nccl_(nccl),
       rank_(rank),
       size_(size),
       name_(std::move(name)),
       stream_(stream),
-      timeout_(timeout) {
+      watch_(std::move(watch)) {
+  watch_->groups_.push_back(this);
   NcclConfig config;
   try {
     Finish(nccl_.CommInitRankConfig(&handle_, size, id, rank, &config), "start");
     Connect();
   } catch (...) {
-    if (handle_ != nullptr) nccl_.CommAbort(handle_);
+    Abort();
+    std::erase(watch_->groups_, this);
     throw;
   }
 }
 
 NcclGroup::~NcclGroup() {
+  std::erase(watch_->groups_, this);
+  if (handle_ == nullptr) return;
   // A rank that ends by an error waits for nobody.
   try {
     if (std::uncaught_exceptions() == exceptions_) {
@@ -41,7 +50,33 @@ NcclGroup::~NcclGroup() {
   } catch (const std::exception& error) {
     LOG_DEBUG("{}", error.what());
   }
-  nccl_.CommAbort(handle_);
+  Abort();
+}
+
+NcclGroup& NcclGroup::From(Collectives* group) {
+  auto* nccl = dynamic_cast<NcclGroup*>(group);
+  CHECK(nccl != nullptr);
+  return *nccl;
+}
+
+void NcclGroup::Abort() {
+  if (handle_ != nullptr) nccl_.CommAbort(std::exchange(handle_, nullptr));
+}
+
+std::string NcclGroup::AsyncError() const {
+  int state = kNcclSuccess;
+  if (handle_ == nullptr) return {};
+  const int asked = nccl_.CommGetAsyncError(handle_, &state);
+  if (asked != kNcclSuccess) state = asked;
+  if (Going(state)) return {};
+  return fmt::format("{} rank {} of {}: NCCL has lost its peers: {} {}", name_, rank_, size_,
+                     nccl_.GetErrorString(state), nccl_.GetLastError(handle_));
+}
+
+void NcclGroup::CheckAlive() const {
+  if (handle_ == nullptr)
+    throw Error(ErrorKind::kPeer, fmt::format("{} rank {} of {}: NCCL was ended by an error before",
+                                              name_, rank_, size_));
 }
 
 // Until the operation is enqueued, which a thread of NCCL does; it may have to agree with others.
@@ -51,17 +86,25 @@ void NcclGroup::Finish(int result, const char* what) {
     const int asked = nccl_.CommGetAsyncError(handle_, &result);
     if (asked != kNcclSuccess) result = asked;
     if (result != kNcclInProgress) break;
-    if (std::chrono::steady_clock::now() - start > timeout_) {
-      throw Error(ErrorKind::kTimeout,
-                  fmt::format("{} rank {} of {} waited {:g} s for the others in NCCL's {}", name_,
-                              rank_, size_, std::chrono::duration<double>(timeout_).count(), what));
+    if (watch_->PeersEnded()) {
+      watch_->AbortAll();
+      watch_->Meet();  // throws the reason
+    }
+    if (std::chrono::steady_clock::now() - start > watch_->timeout()) {
+      watch_->AbortAll();  // before anyone frees memory, which waits for kernels
+      throw Error(
+          ErrorKind::kTimeout,
+          fmt::format("{} rank {} of {} waited {:g} s for the others in NCCL's {}", name_, rank_,
+                      size_, std::chrono::duration<double>(watch_->timeout()).count(), what));
     }
     std::this_thread::yield();
   }
   if (result != kNcclSuccess) {
-    throw Error(ErrorKind::kPeer,
-                fmt::format("{} rank {} of {}: NCCL's {} failed: {} {}", name_, rank_, size_, what,
-                            nccl_.GetErrorString(result), nccl_.GetLastError(handle_)));
+    const std::string error =
+        fmt::format("{} rank {} of {}: NCCL's {} failed: {} {}", name_, rank_, size_, what,
+                    nccl_.GetErrorString(result), nccl_.GetLastError(handle_));
+    watch_->AbortAll();
+    throw Error(ErrorKind::kPeer, error);
   }
 }
 
@@ -77,11 +120,50 @@ void NcclGroup::Connect() {
     AllGatherV(in, out, std::vector<size_t>(static_cast<size_t>(size_), part * sizeof(float)));
     ReduceScatterV(in, out, std::vector<size_t>(static_cast<size_t>(size_), part));
   }
-  Check(cudaStreamSynchronize(stream_), "first operations of NCCL");
+  WaitForStream();
+}
+
+// Few bytes and many: NCCL takes more channels for many.
+void NcclGroup::ConnectPairs() {
+  constexpr size_t kLarge = size_t{4} << 20;
+  const auto members = static_cast<size_t>(size_);
+  const DeviceMemory from(kLarge), to(members * kLarge);
+  for (const size_t bytes : {size_t{256}, kLarge}) {
+    std::vector<NcclMessage> sends, receives;
+    for (int r = 0; r < size_; ++r) {
+      sends.push_back({r, from.data(), bytes});
+      receives.push_back({r, to.data() + static_cast<size_t>(r) * kLarge, bytes});
+    }
+    Exchange(sends, receives, stream_);
+  }
+  WaitForStream();
+}
+
+void NcclGroup::WaitForStream() {
+  const Event end;
+  end.Record(stream_);
+  watch_->Wait(end.get());
+}
+
+void NcclGroup::Exchange(std::span<const NcclMessage> sends, std::span<const NcclMessage> receives,
+                         cudaStream_t stream) {
+  CheckAlive();
+  int result = nccl_.GroupStart();
+  for (const NcclMessage& m : sends) {
+    if (m.bytes > 0 && Going(result))
+      result = nccl_.Send(m.data, m.bytes, kNcclUint8, m.peer, handle_, stream);
+  }
+  for (const NcclMessage& m : receives) {
+    if (m.bytes > 0 && Going(result))
+      result = nccl_.Recv(m.data, m.bytes, kNcclUint8, m.peer, handle_, stream);
+  }
+  const int ended = nccl_.GroupEnd();
+  Finish(Going(result) ? ended : result, "exchange");
 }
 
 void NcclGroup::AllReduceSum(float* data, size_t count) {
   if (count == 0) return;
+  CheckAlive();
   Finish(nccl_.AllReduce(data, data, count, kNcclFloat32, kNcclSum, handle_, stream_),
          "all-reduce");
 }
@@ -90,32 +172,34 @@ void NcclGroup::AllGatherV(const void* in, void* out, std::span<const size_t> co
   CHECK_EQ(counts.size(), static_cast<size_t>(size_));
   if (std::ranges::all_of(counts, [](size_t n) { return n == 0; })) return;
   auto* place = static_cast<std::byte*>(out);
+  CheckAlive();
   int result = nccl_.GroupStart();
   for (int r = 0; r < size_; ++r) {
     const size_t bytes = counts[static_cast<size_t>(r)];
-    if (bytes > 0 && (result == kNcclSuccess || result == kNcclInProgress)) {
+    if (bytes > 0 && Going(result)) {
       result =
           nccl_.Broadcast(r == rank_ ? in : place, place, bytes, kNcclUint8, r, handle_, stream_);
     }
     place += bytes;
   }
   const int ended = nccl_.GroupEnd();
-  Finish(result == kNcclSuccess || result == kNcclInProgress ? ended : result, "all-gather");
+  Finish(Going(result) ? ended : result, "all-gather");
 }
 
 void NcclGroup::ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) {
   CHECK_EQ(counts.size(), static_cast<size_t>(size_));
   if (std::ranges::all_of(counts, [](size_t n) { return n == 0; })) return;
+  CheckAlive();
   int result = nccl_.GroupStart();
   for (int r = 0; r < size_; ++r) {
     const size_t count = counts[static_cast<size_t>(r)];
-    if (count > 0 && (result == kNcclSuccess || result == kNcclInProgress)) {
+    if (count > 0 && Going(result)) {
       result = nccl_.Reduce(in, out, count, kNcclFloat32, kNcclSum, r, handle_, stream_);
     }
     in += count;
   }
   const int ended = nccl_.GroupEnd();
-  Finish(result == kNcclSuccess || result == kNcclInProgress ? ended : result, "reduce-scatter");
+  Finish(Going(result) ? ended : result, "reduce-scatter");
 }
 
 }  // namespace switchyard::cuda

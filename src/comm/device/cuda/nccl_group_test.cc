@@ -1,11 +1,18 @@
+#include "comm/device/cuda/nccl_group.h"
+
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <latch>
 #include <numeric>
 
 #include "comm/device/cuda/collectives.h"
+#include "comm/device/cuda/peer_collectives.h"
 #include "comm/device/cuda/test_gpu_ranks.h"
 #include "comm/device/test_collectives.h"
+#include "core/testing.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -76,6 +83,102 @@ TEST(Nccl, CanBeRecorded) {
     }
     gpu.comm->tp->Barrier("replayed");
   });
+}
+
+// Where the ranks are on hosts of their own, everything goes through NCCL.
+TEST(Nccl, JoinsRanksOfSeveralHosts) {
+  const int gpus = std::min(DeviceCount(), 4);
+  if (gpus < 2) GTEST_SKIP() << "NCCL wants a GPU for each rank";
+  GpuRanks{.shape = {.tp = gpus}, .ranks_per_host = 1}.Run([](GpuRank& gpu) {
+    const auto group = MakeCollectives(*gpu.comm, gpu.memory, gpu.comm->mesh.TpGroup(), "tp",
+                                       gpu.stream.get(), {.max_custom_bytes = SIZE_MAX});
+    NcclGroup::From(group.get());
+    for (unsigned salt = 0; salt < 3; ++salt) EXPECT_TRUE(LargeIsRight(gpu, *group, salt));
+    EXPECT_EQ(gpu.memory.bytes_used(), 0u);
+    gpu.comm->tp->Barrier("end");
+  });
+}
+
+TEST(Nccl, LeavesGroupsOfOneHostToPeerMemory) {
+  if (DeviceCount() < 4) GTEST_SKIP() << "wants two GPUs on each of two hosts";
+  GpuRanks{.shape = {.tp = 4, .dp = 2}, .ranks_per_host = 2}.Run([](GpuRank& gpu) {
+    const auto make = [&](std::vector<int> group, const char* name) {
+      return MakeCollectives(*gpu.comm, gpu.memory, std::move(group), name, gpu.stream.get(),
+                             {.max_custom_bytes = SIZE_MAX});
+    };
+    const auto tp = make(gpu.comm->mesh.TpGroup(), "tp");
+    const auto attn_tp = make(gpu.comm->mesh.AttnTpGroup(), "attn-tp");
+    NcclGroup::From(tp.get());
+    EXPECT_NE(dynamic_cast<PeerCollectives*>(attn_tp.get()), nullptr);
+    for (unsigned salt = 0; salt < 3; ++salt) {
+      EXPECT_TRUE(LargeIsRight(gpu, *tp, salt));
+      EXPECT_TRUE(LargeIsRight(gpu, *attn_tp, salt));
+    }
+    gpu.comm->tp->Barrier("end");
+  });
+}
+
+// Each pair a size of its own, of which some are nothing; to the own rank too.
+TEST(Nccl, ExchangesMessages) {
+  const int gpus = std::min(DeviceCount(), 4);
+  if (gpus < 2) GTEST_SKIP() << "NCCL wants a GPU for each rank";
+  GpuRanks{.shape = {.tp = gpus}, .ranks_per_host = 1}.Run([](GpuRank& gpu) {
+    const auto made = MakeCollectives(*gpu.comm, gpu.memory, gpu.comm->mesh.TpGroup(), "tp",
+                                      gpu.stream.get(), {});
+    NcclGroup& group = NcclGroup::From(made.get());
+    group.ConnectPairs();
+    constexpr size_t kRoom = size_t{1} << 20;
+    const auto size_of = [](int from, int to, unsigned round) {
+      return (static_cast<size_t>(from) * 7 + static_cast<size_t>(to) * 3 + round) % 4 * 70'001;
+    };
+    const auto text_of = [&](int from, int to, unsigned round) {
+      const unsigned salt = static_cast<unsigned>(from * 10 + to) + round * 100;
+      const std::string text = Text(size_of(from, to, round), salt);
+      return std::vector<char>(text.begin(), text.end());
+    };
+    std::byte *from = gpu.scratch.data(), *to = from + 4 * kRoom;
+    for (unsigned round = 0; round < 4; ++round) {
+      std::vector<NcclMessage> sends, receives;
+      for (int r = 0; r < group.size(); ++r) {
+        gpu.Fill(from + r * kRoom, text_of(gpu.rank, r, round));
+        sends.push_back({r, from + r * kRoom, size_of(gpu.rank, r, round)});
+        receives.push_back({r, to + r * kRoom, size_of(r, gpu.rank, round)});
+      }
+      group.Exchange(sends, receives, gpu.stream.get());
+      for (int r = 0; r < group.size(); ++r)
+        EXPECT_EQ(gpu.Read<char>(to + r * kRoom, size_of(r, gpu.rank, round)),
+                  text_of(r, gpu.rank, round));
+    }
+    gpu.comm->tp->Barrier("end");
+  });
+}
+
+// NCCL's kernels wait for ever; the host does not, and ends them.
+TEST(Nccl, NamesWhoDoesNotCome) {
+  if (DeviceCount() < 2) GTEST_SKIP() << "NCCL wants a GPU for each rank";
+  std::latch told(1);
+  GpuRanks{.shape = {.tp = 2},
+           .timeout = std::chrono::milliseconds(1500),
+           .ranks_per_host = 1,
+           .host_timeout = std::chrono::milliseconds(1500)}
+      .Run([&](GpuRank& gpu) {
+        const auto made = MakeCollectives(*gpu.comm, gpu.memory, gpu.comm->mesh.TpGroup(), "tp",
+                                          gpu.stream.get(), {});
+        if (gpu.rank == 1) return told.wait();
+        NcclGroup& group = NcclGroup::From(made.get());
+        group.AllReduceSum(gpu.scratch.as<float>(), 3000);
+        const Event end;
+        end.Record(gpu.stream.get());
+        const std::string said =
+            ErrorOf([&] { group.watch().Wait(end.get()); }, ErrorKind::kTimeout);
+        EXPECT_THAT(said, testing::HasSubstr("rank 1"));
+        EXPECT_THAT(said, testing::HasSubstr("the wait for GPUs that NCCL joins"));
+        gpu.stream.Synchronize();  // nothing is left that waits
+        EXPECT_THAT(
+            ErrorOf([&] { group.AllReduceSum(gpu.scratch.as<float>(), 3000); }, ErrorKind::kPeer),
+            testing::HasSubstr("was ended by an error before"));
+        told.count_down();
+      });
 }
 
 }  // namespace

@@ -23,20 +23,21 @@ bool Find(void* library, const char* name, F*& function) {
 std::string Load(const std::string& path, NcclLibrary& nccl) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return fmt::format("{} does not load ({})", path, dlerror());
-  const bool complete = Find(library, "ncclGetVersion", nccl.GetVersion) &&
-                        Find(library, "ncclGetUniqueId", nccl.GetUniqueId) &&
-                        Find(library, "ncclCommInitRankConfig", nccl.CommInitRankConfig) &&
-                        Find(library, "ncclCommGetAsyncError", nccl.CommGetAsyncError) &&
-                        Find(library, "ncclCommFinalize", nccl.CommFinalize) &&
-                        Find(library, "ncclCommDestroy", nccl.CommDestroy) &&
-                        Find(library, "ncclCommAbort", nccl.CommAbort) &&
-                        Find(library, "ncclGetErrorString", nccl.GetErrorString) &&
-                        Find(library, "ncclGetLastError", nccl.GetLastError) &&
-                        Find(library, "ncclGroupStart", nccl.GroupStart) &&
-                        Find(library, "ncclGroupEnd", nccl.GroupEnd) &&
-                        Find(library, "ncclAllReduce", nccl.AllReduce) &&
-                        Find(library, "ncclBroadcast", nccl.Broadcast) &&
-                        Find(library, "ncclReduce", nccl.Reduce);
+  const bool complete =
+      Find(library, "ncclGetVersion", nccl.GetVersion) &&
+      Find(library, "ncclGetUniqueId", nccl.GetUniqueId) &&
+      Find(library, "ncclCommInitRankConfig", nccl.CommInitRankConfig) &&
+      Find(library, "ncclCommGetAsyncError", nccl.CommGetAsyncError) &&
+      Find(library, "ncclCommFinalize", nccl.CommFinalize) &&
+      Find(library, "ncclCommDestroy", nccl.CommDestroy) &&
+      Find(library, "ncclCommAbort", nccl.CommAbort) &&
+      Find(library, "ncclGetErrorString", nccl.GetErrorString) &&
+      Find(library, "ncclGetLastError", nccl.GetLastError) &&
+      Find(library, "ncclGroupStart", nccl.GroupStart) &&
+      Find(library, "ncclGroupEnd", nccl.GroupEnd) &&
+      Find(library, "ncclAllReduce", nccl.AllReduce) &&
+      Find(library, "ncclBroadcast", nccl.Broadcast) && Find(library, "ncclReduce", nccl.Reduce) &&
+      Find(library, "ncclSend", nccl.Send) && Find(library, "ncclRecv", nccl.Recv);
   std::string wrong;
   if (!complete) {
     wrong = fmt::format("{} lacks functions of NCCL", path);

@@ -59,6 +59,9 @@ struct NcclLibrary {
                    cudaStream_t) = nullptr;
   int (*Reduce)(const void* in, void* out, size_t count, int type, int op, int root, NcclHandle*,
                 cudaStream_t) = nullptr;
+  int (*Send)(const void* from, size_t count, int type, int peer, NcclHandle*,
+              cudaStream_t) = nullptr;
+  int (*Recv)(void* to, size_t count, int type, int peer, NcclHandle*, cudaStream_t) = nullptr;
 };
 
 }  // namespace switchyard::cuda

@@ -47,16 +47,19 @@ std::string Describe(const PeerCard& card, int rank) {
   return fmt::format("rank {} (GPU {}, {})", rank, card.device, card.bus_id.data());
 }
 
-void CheckCards(std::span<const PeerCard> cards) {
-  if (cards.size() > kMaxPeers)
-    throw Invalid("peer memory is for at most {} ranks, here are {}", kMaxPeers, cards.size());
+void CheckCards(std::span<const PeerCard> cards, int ranks_per_host) {
+  const size_t per_host = ranks_per_host > 0 ? ranks_per_host : cards.size();
+  if (std::min(per_host, cards.size()) > kMaxPeers)
+    throw Invalid("peer memory is for at most {} ranks, here are {}", kMaxPeers,
+                  std::min(per_host, cards.size()));
   for (size_t r = 1; r < cards.size(); ++r) {
-    if (std::strncmp(cards[0].host.data(), cards[r].host.data(), cards[0].host.size()) != 0) {
+    const size_t first = r / per_host * per_host;
+    if (std::strncmp(cards[first].host.data(), cards[r].host.data(), cards[0].host.size()) != 0) {
       throw Invalid(
-          "ranks 0 and {} are on different hosts: GPUs exchange rows and sums through one "
-          "another's "
-          "memory, which reaches over one host only (run all ranks on one host, or on CPUs)",
-          r);
+          "ranks {} and {} are on different hosts: GPUs of {} ranks that follow one another were "
+          "to reach one another's memory (give every host the same number of ranks, in order, "
+          "with --nnodes)",
+          first, r, per_host);
     }
     if (cards[0].bytes != cards[r].bytes) {
       throw Invalid("rank {} has {} bytes of peer memory and rank 0 {}: want the same", r,

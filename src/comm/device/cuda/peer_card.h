@@ -26,7 +26,8 @@ struct PeerCard {
 PeerCard MakeCard(std::byte* memory, size_t bytes);
 std::string Describe(const PeerCard& card, int rank);  // "rank 3 (GPU 2, 0000:19:00.0)"
 
-// Error kInvalid where there are too many ranks, they are not of one host, or sizes differ.
-void CheckCards(std::span<const PeerCard> cards);
+// Error kInvalid where a host has too many ranks, ranks that should share one (each
+// `ranks_per_host`; 0: all) do not, or sizes differ.
+void CheckCards(std::span<const PeerCard> cards, int ranks_per_host = 0);
 
 }  // namespace switchyard::cuda

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <exception>
 #include <new>
 #include <set>
@@ -51,10 +52,13 @@ const char* StageName(int32_t stage) {
 }  // namespace
 
 struct PeerMemory::Impl {
-  explicit Impl(RankComm& comm_in) : comm(comm_in), rank(comm_in.tp->rank()) {}
+  Impl(RankComm& comm_in, int ranks_per_host_in)
+      : comm(comm_in),
+        rank(comm_in.tp->rank()),
+        ranks_per_host(ranks_per_host_in > 0 ? ranks_per_host_in : comm_in.tp->size()) {}
 
   RankComm& comm;
-  int rank;
+  int rank, ranks_per_host;
   size_t bytes = 0, used = 0;
   std::chrono::milliseconds timeout{0};
   int exceptions = std::uncaught_exceptions();
@@ -62,9 +66,10 @@ struct PeerMemory::Impl {
   PinnedMemory report;
   WaitReport* report_on_device = nullptr;
   std::vector<PeerCard> cards;   // by rank
-  std::vector<std::byte*> base;  // by rank, as this process sees it
+  std::vector<std::byte*> base;  // by rank, as this process sees it; null: on another host
   std::vector<void*> imported;   // opened from other processes
 
+  bool OnOwnHost(int peer) const { return peer / ranks_per_host == rank / ranks_per_host; }
   void Map(int peer);
   void Close();
 };
@@ -105,8 +110,9 @@ void PeerMemory::Impl::Close() {
   comm.tp->Barrier("release of peer memory");
 }
 
-PeerMemory::PeerMemory(RankComm& comm, size_t bytes, std::chrono::milliseconds timeout)
-    : impl_(std::make_unique<Impl>(comm)) {
+PeerMemory::PeerMemory(RankComm& comm, size_t bytes, std::chrono::milliseconds timeout,
+                       int ranks_per_host)
+    : impl_(std::make_unique<Impl>(comm, ranks_per_host)) {
   Impl& my = *impl_;
   my.bytes = bytes;
   my.timeout = timeout;
@@ -123,12 +129,12 @@ PeerMemory::PeerMemory(RankComm& comm, size_t bytes, std::chrono::milliseconds t
   const auto size = static_cast<size_t>(comm.tp->size());
   my.cards.resize(size);
   comm.tp->AllGather(&card, my.cards.data(), sizeof card);
-  CheckCards(my.cards);
+  CheckCards(my.cards, my.ranks_per_host);
 
   my.base.resize(size);
   my.base[static_cast<size_t>(my.rank)] = my.memory.data();
   for (int peer = 0; peer < comm.tp->size(); ++peer) {
-    if (peer != my.rank) my.Map(peer);
+    if (peer != my.rank && my.OnOwnHost(peer)) my.Map(peer);
   }
   comm.tp->Barrier("exchange of peer memory");
 }
@@ -171,18 +177,28 @@ std::byte* PeerMemory::At(int rank, size_t offset) const {
   CHECK_GE(rank, 0);
   CHECK_LT(rank, world());
   CHECK_LE(offset, impl_->bytes);
+  CHECK(impl_->base[static_cast<size_t>(rank)] != nullptr);
   return impl_->base[static_cast<size_t>(rank)] + offset;
 }
 
 PeerPointers PeerMemory::Pointers(size_t offset) const {
+  CHECK_LE(world(), kMaxPeers);
   PeerPointers pointers;
   for (int r = 0; r < world(); ++r) pointers.at[r] = At(r, offset);
   return pointers;
 }
 
+bool PeerMemory::Reaches(std::span<const int> ranks) const {
+  return std::ranges::all_of(ranks, [this](int r) { return impl_->OnOwnHost(r); });
+}
+
 bool PeerMemory::OneGpuEach(std::span<const int> ranks) const {
   std::set<std::string> gpus;
-  for (const int r : ranks) gpus.insert(impl_->cards[static_cast<size_t>(r)].bus_id.data());
+  for (const int r : ranks) {
+    const PeerCard& card = impl_->cards[static_cast<size_t>(r)];
+    gpus.insert(std::string(card.host.data(), strnlen(card.host.data(), card.host.size())) + ' ' +
+                card.bus_id.data());
+  }
   return gpus.size() == ranks.size();
 }
 

@@ -35,10 +35,15 @@ struct PeerPointers {
 // current; all ranks of the world do so together (it is a collective over comm.tp). Error kResource
 // says which two GPUs cannot reach one another.
 //
+// Where the world spans hosts, a rank reaches those of its own host only; the others' GPUs are
+// reached through NCCL (collectives.h).
+//
 // Allocation is symmetric, as SymmetricMemory's. There is no free.
 class PeerMemory {
  public:
-  PeerMemory(RankComm& comm, size_t bytes, std::chrono::milliseconds timeout);
+  // Rank r is on host r / ranks_per_host; 0: all are on one.
+  PeerMemory(RankComm& comm, size_t bytes, std::chrono::milliseconds timeout,
+             int ranks_per_host = 0);
   ~PeerMemory();  // collective: peers may still read
 
   int rank() const;
@@ -47,9 +52,10 @@ class PeerMemory {
 
   // Offset of a new buffer; Error kResource names need and capacity.
   size_t Allocate(size_t bytes, size_t alignment = 256);
-  std::byte* At(int rank, size_t offset) const;
+  std::byte* At(int rank, size_t offset) const;  // of a rank that is reached
   std::byte* Local(size_t offset) const { return At(rank(), offset); }
-  PeerPointers Pointers(size_t offset) const;  // [world]
+  PeerPointers Pointers(size_t offset) const;      // [world], all of one host
+  bool Reaches(std::span<const int> ranks) const;  // whether all of them are on this rank's host
   // Whether each of `ranks` has a GPU for itself among them (in tests several share one).
   bool OneGpuEach(std::span<const int> ranks) const;
 

@@ -21,17 +21,17 @@ using testing::HasSubstr;
 
 constexpr int kNoGpu = 77;
 
-// A process for each rank; the greatest of their exit codes.
-int RunProcesses(const GpuRanks& ranks, const std::function<void(GpuRank&)>& body) {
+// A process for each rank; the greatest of their exit codes, kNoGpu with fewer than `gpus`.
+int RunProcesses(int gpus, const GpuRanks& ranks, const std::function<void(GpuRank&)>& body) {
   const auto arena = SharedArena::Create(ranks.shape.tp, RankComm::BytesPerRank(ranks.shape));
   std::vector<pid_t> pids;
   for (int rank = 0; rank < ranks.shape.tp; ++rank) {
     const pid_t pid = fork();
     if (pid == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
-      if (DeviceCount() == 0) _exit(kNoGpu);
+      if (DeviceCount() < gpus) _exit(kNoGpu);
       try {
-        GpuRank gpu(arena, ranks.shape, rank, ranks.peer_bytes, ranks.scratch_bytes, ranks.timeout);
+        GpuRank gpu(arena, ranks, rank);
         body(gpu);
       } catch (const std::exception& error) {
         arena->AbortHere(error.what());
@@ -51,19 +51,28 @@ int RunProcesses(const GpuRanks& ranks, const std::function<void(GpuRank&)>& bod
   return worst;
 }
 
+// Two ranks, whose sums have one order.
+void AddUp(GpuRank& gpu) {
+  const auto group = MakeCollectives(*gpu.comm, gpu.memory, gpu.comm->mesh.TpGroup(), "tp",
+                                     gpu.stream.get(), {.max_custom_bytes = size_t{1} << 30});
+  for (unsigned salt = 0; salt < 5; ++salt) {
+    const size_t count = (size_t{10} << 4 * salt) + 5;  // by every kernel
+    gpu.Fill(gpu.scratch.data(), Values(gpu.rank, count, salt));
+    group->AllReduceSum(gpu.scratch.as<float>(), count);
+    EXPECT_TRUE(SameBits(gpu.Read<float>(gpu.scratch.data(), count), SumOfAll(2, count, salt)));
+  }
+}
+
 // CUDA does not survive a fork, and googletest runs suites of this name first.
 TEST(PeerMemoryDeathTest, ProcessesReachOneAnother) {
-  const int worst = RunProcesses({{.tp = 2}}, [](GpuRank& gpu) {
-    const auto group = MakeCollectives(*gpu.comm, gpu.memory, gpu.comm->mesh.TpGroup(), "tp",
-                                       gpu.stream.get(), {.max_custom_bytes = size_t{1} << 30});
-    for (unsigned salt = 0; salt < 5; ++salt) {
-      const size_t count = (size_t{10} << 4 * salt) + 5;  // by every kernel
-      gpu.Fill(gpu.scratch.data(), Values(gpu.rank, count, salt));
-      group->AllReduceSum(gpu.scratch.as<float>(), count);
-      EXPECT_TRUE(SameBits(gpu.Read<float>(gpu.scratch.data(), count), SumOfAll(2, count, salt)));
-    }
-  });
+  const int worst = RunProcesses(1, {{.tp = 2}}, AddUp);
   if (worst == kNoGpu) GTEST_SKIP() << "no GPU";
+  EXPECT_EQ(worst, 0);
+}
+
+TEST(PeerMemoryDeathTest, NcclJoinsProcessesOfSeveralHosts) {
+  const int worst = RunProcesses(2, {.shape = {.tp = 2}, .ranks_per_host = 1}, AddUp);
+  if (worst == kNoGpu) GTEST_SKIP() << "NCCL wants a GPU for each rank";
   EXPECT_EQ(worst, 0);
 }
 
@@ -99,6 +108,36 @@ TEST(PeerMemory, RefusesWorldsThatCannotShareMemory) {
   cards[2].host[0] = 'x';
   EXPECT_THAT(ErrorOf([&] { CheckCards(cards); }),
               HasSubstr("ranks 0 and 2 are on different hosts: "));
+}
+
+TEST(PeerMemory, KnowsRanksOfSeveralHosts) {
+  std::vector<PeerCard> cards(34);  // two hosts, of which each has one rank too many
+  for (size_t r = 17; r < cards.size(); ++r) cards[r].host[0] = 'x';
+  EXPECT_EQ(ErrorOf([&] { CheckCards(cards, 17); }),
+            "peer memory is for at most 16 ranks, here are 17");
+  cards.resize(21);
+  cards.erase(cards.begin(), cards.begin() + 13);  // four of each
+  CheckCards(cards, 4);
+  CheckCards(cards, 2);
+  EXPECT_THAT(ErrorOf([&] { CheckCards(cards, 8); }),
+              HasSubstr("ranks 0 and 4 are on different hosts: "));
+  cards[5].host[0] = 'y';
+  EXPECT_THAT(ErrorOf([&] { CheckCards(cards, 4); }),
+              HasSubstr("ranks 4 and 5 are on different hosts: "));
+}
+
+TEST(PeerMemory, ReachesRanksOfTheOwnHost) {
+  if (DeviceCount() == 0) GTEST_SKIP() << "no GPU";
+  GpuRanks{.shape = {.tp = 4}, .ranks_per_host = 2}.Run([](GpuRank& gpu) {
+    const int neighbour = gpu.rank ^ 1;
+    EXPECT_TRUE(gpu.memory.Reaches(std::vector<int>{gpu.rank, neighbour}));
+    EXPECT_FALSE(gpu.memory.Reaches(std::vector<int>{gpu.rank, (gpu.rank + 2) % 4}));
+    const size_t offset = gpu.memory.Allocate(sizeof(int));
+    gpu.comm->tp->Barrier("start");
+    gpu.Fill(gpu.memory.At(neighbour, offset), std::vector<int>{10 + gpu.rank});
+    gpu.comm->tp->Barrier("written");
+    EXPECT_EQ(gpu.Read<int>(gpu.memory.Local(offset), 1), std::vector<int>{10 + neighbour});
+  });
 }
 
 }  // namespace

@@ -12,16 +12,27 @@
 
 namespace switchyard::cuda {
 
+struct GpuRank;
+
+struct GpuRanks {
+  MeshShape shape;
+  size_t peer_bytes = size_t{32} << 20, scratch_bytes = size_t{32} << 20;
+  std::chrono::milliseconds timeout{20'000};
+  int ranks_per_host = 0;                           // as if they were on several; 0: one
+  std::chrono::milliseconds host_timeout{300'000};  // of waits that are not a GPU's
+
+  void Run(const std::function<void(GpuRank&)>& body) const;
+};
+
 // Ranks that share a GPU must not allocate or free while a peer's kernel waits for theirs: such
 // calls wait for the whole GPU. So everything is allocated here, before any rank begins. Nor may a
 // copy be enqueued behind a kernel that waits: it would hold up the copies of all.
 struct GpuRank {
-  GpuRank(std::shared_ptr<SharedArena> arena, const MeshShape& shape, int rank_in,
-          size_t peer_bytes, size_t scratch_bytes, std::chrono::milliseconds timeout)
+  GpuRank(std::shared_ptr<SharedArena> arena, const GpuRanks& ranks, int rank_in)
       : rank((UseDevice(rank_in % DeviceCount()), rank_in)),
-        comm(RankComm::Create(std::move(arena), shape, rank_in)),
-        scratch(scratch_bytes),
-        memory(*comm, peer_bytes, timeout) {}
+        comm(RankComm::Create(std::move(arena), ranks.shape, rank_in, {ranks.host_timeout})),
+        scratch(ranks.scratch_bytes),
+        memory(*comm, ranks.peer_bytes, ranks.timeout, ranks.ranks_per_host) {}
 
   template <typename T>
   void Fill(void* to, const std::vector<T>& from) const {
@@ -74,19 +85,13 @@ class Recording {
   cudaGraphExec_t replay_ = nullptr;
 };
 
-struct GpuRanks {
-  MeshShape shape;
-  size_t peer_bytes = size_t{32} << 20, scratch_bytes = size_t{32} << 20;
-  std::chrono::milliseconds timeout{20'000};
-
-  void Run(const std::function<void(GpuRank&)>& body) const {
-    RunRankThreads(shape.tp, RankComm::BytesPerRank(shape),
-                   [&](int rank, std::shared_ptr<SharedArena> arena) {
-                     GpuRank gpu(std::move(arena), shape, rank, peer_bytes, scratch_bytes, timeout);
-                     body(gpu);
-                   });
-  }
-};
+inline void GpuRanks::Run(const std::function<void(GpuRank&)>& body) const {
+  RunRankThreads(shape.tp, RankComm::BytesPerRank(shape),
+                 [&](int rank, std::shared_ptr<SharedArena> arena) {
+                   GpuRank gpu(std::move(arena), *this, rank);
+                   body(gpu);
+                 });
+}
 
 inline std::vector<float> Slice(const std::vector<float>& v, size_t begin, size_t count) {
   return {v.begin() + static_cast<ptrdiff_t>(begin),
