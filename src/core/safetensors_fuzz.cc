@@ -4,7 +4,7 @@
 
 #include "core/check.h"
 #include "core/error.h"
-#include "model/weights/safetensors.h"
+#include "core/safetensors.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {

@@ -1,4 +1,4 @@
-#include "model/weights/safetensors.h"
+#include "core/safetensors.h"
 
 #include <fmt/ranges.h>
 
