@@ -7,6 +7,7 @@
 
 #include "server/args/args.h"
 #include "server/args/eplb_args.h"
+#include "server/args/tokenizer_args.h"
 
 namespace switchyard {
 
@@ -21,5 +22,6 @@ int RunBenchServe(const std::vector<std::string>& args);
 // bench kernels, moe-layer and exchange.
 int RunBench(const BenchArgs& args, const std::shared_ptr<const MoeBackends>& backends);
 int RunEplb(const EplbArgs& args);  // eplb plan and simulate
+int RunTrainTokenizer(const TrainTokenizerArgs& args);
 
 }  // namespace switchyard

@@ -25,6 +25,7 @@ constexpr const char* kHelp =
   switchyard bench serve [--port P] [flags]        drive a server, print latencies and throughput
   switchyard bench kernels|moe-layer|exchange      time the parts, beside what the machine allows
   switchyard eplb plan|simulate FILE --ranks R     where experts should sit, from recorded routing
+  switchyard train-tokenizer TEXT… --output DIR    learn a tokenizer from text
   switchyard backends [--model-path DIR] [flags]   what pairs with what, and what is chosen
 
 Each sub-command answers --help.
@@ -64,6 +65,10 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
     if (!args) return 0;
     start(args->engine);
     return RunBackends(*args);
+  }
+  if (command == "train-tokenizer") {
+    const auto args = ParseTrainTokenizer(rest);
+    return args ? RunTrainTokenizer(*args) : 0;
   }
   if (command == "eplb" || command == "bench") {
     const std::string which = rest.empty() ? "" : rest.front();

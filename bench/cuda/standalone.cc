@@ -52,18 +52,22 @@ Arguments Parse(int argc, char** argv) {
   return a;
 }
 
-void Run(void (*bench)(const Options&, Report&), const Options& options, Report& report) {
+// One of these, for the benchmark that this program is.
+[[maybe_unused]] void Run(void (*bench)(const Options&, Report&), const Options& options,
+                          Report& report) {
   bench(options, report);
 }
-void Run(void (*bench)(const Options&, const GpuMachine&, Report&), const Options& options,
-         Report& report) {
+[[maybe_unused]] void Run(void (*bench)(const Options&, const GpuMachine&, Report&),
+                          const Options& options, Report& report) {
   CudaRanks({}, 1);
   bench(options, MeasureGpuMachine(options.gpu, report), report);
 }
-void Run(double (*bench)(const Options&, Report&), const Options& options, Report& report) {
+[[maybe_unused]] void Run(double (*bench)(const Options&, Report&), const Options& options,
+                          Report& report) {
   bench(options, report);
 }
-void Run(void (*bench)(const Options&, double, Report&), const Options& options, Report& report) {
+[[maybe_unused]] void Run(void (*bench)(const Options&, double, Report&), const Options& options,
+                          Report& report) {
   bench(options, 0.0, report);
 }
 

@@ -9,6 +9,8 @@
 
 #include "comm/mesh.h"
 #include "core/dtype.h"
+#include "eplb/manager_options.h"
+#include "eplb/recorder_options.h"
 #include "model/model.h"
 
 namespace switchyard {
@@ -27,7 +29,8 @@ struct EngineConfig {
   int32_t cuda_graph_max_bs = 0;  // --cuda-graph-max-bs; 0: --max-running-requests, at most 256
   std::string dtype = "auto";     // auto | float32 | bfloat16 | float16 (--dtype)
   std::string kv_cache_dtype =
-      "auto";  // auto (float32; on GPUs --dtype) | float32 | bfloat16 | float16 (--kv-cache-dtype)
+      "auto";  // auto (float32; on GPUs bfloat16 unless --dtype is float32) | float32 | bfloat16 |
+               // float16 (--kv-cache-dtype)
   QuantizationFlags quantization;    // --quantization, --quantize-activations
   std::string load_format = "auto";  // --load-format
   // --tp-size, --ep-size, --dp-size with --enable-dp-attention, --moe-dense-tp-size
@@ -37,7 +40,9 @@ struct EngineConfig {
   // What the MoE flags choose from; null: those of this program. A program's own, so it does not
   // travel to rank processes: each of them is given it anew.
   std::shared_ptr<const MoeBackends> backends;
-  int64_t context_length = 0;  // --context-length; 0: the model's
+  EplbOptions eplb;                // --enable-eplb, …, --ep-dispatch-algorithm
+  ExpertRecorderOptions recorder;  // --expert-distribution-recorder-mode, …
+  int64_t context_length = 0;      // --context-length; 0: the model's
   // --max-total-tokens: cache capacity of each attention group; 0: from memory
   int64_t max_total_tokens = 0;
   double mem_fraction_static = 0.85;  // --mem-fraction-static: of this host's memory, for weights

@@ -22,13 +22,22 @@ template <typename Codec, OneOf<QuantizationFlags> T>
 void Fields(Codec& codec, T& q) {
   codec(q.method, q.activations);
 }
+template <typename Codec, OneOf<ExpertRecorderOptions> T>
+void Fields(Codec& codec, T& r) {
+  codec(r.mode, r.buffer_size, r.dir, r.metrics);
+}
+template <typename Codec, OneOf<EplbOptions> T>
+void Fields(Codec& codec, T& e) {
+  codec(e.enable, e.algorithm, e.num_iterations, e.layers_per_chunk, e.min_utilization, e.dispatch,
+        e.watchdog_seconds);
+}
 template <typename Codec, OneOf<EngineConfig> T>
 void Fields(Codec& codec, T& c) {
   codec(c.model_path, c.model_override_args, c.device, c.base_gpu_id, c.gpu_id_step,
         c.disable_custom_all_reduce, c.disable_cuda_graph, c.cuda_graph_max_bs, c.dtype,
         c.kv_cache_dtype, c.quantization, c.load_format, c.mesh, c.load_balance_method, c.moe,
-        c.context_length, c.max_total_tokens, c.mem_fraction_static, c.page_size,
-        c.max_running_requests, c.max_queued_requests, c.chunked_prefill_size,
+        c.eplb, c.recorder, c.context_length, c.max_total_tokens, c.mem_fraction_static,
+        c.page_size, c.max_running_requests, c.max_queued_requests, c.chunked_prefill_size,
         c.disable_radix_cache, c.threads_per_rank, c.cpu_isa, c.dist_timeout_seconds, c.random_seed,
         c.log_level, c.check_batches);
 }

@@ -7,9 +7,12 @@
 #include "core/log.h"
 #include "engine/config.h"
 #include "engine/dp_controller.h"
+#include "engine/expert_work.h"
 #include "engine/gpu_memory.h"
 #include "engine/host_memory.h"
 #include "engine/rank_engine.h"
+#include "eplb/manager.h"
+#include "eplb/types.h"
 
 namespace switchyard {
 
@@ -25,6 +28,8 @@ constexpr int64_t kMostBatchTokens = 1 << 20;
 void CheckFlags(const EngineConfig& c) {
   Mesh(c.mesh, 0);  // throws where sizes do not divide one another
   ParseLoadBalanceMethod(c.load_balance_method);
+  Validate(c.eplb);
+  Validate(c.recorder);
   if (c.page_size < 1 || c.page_size > kLargestPage)
     throw Invalid("--page-size {}: want 1 to {}", c.page_size, kLargestPage);
   if (c.chunked_prefill_size != -1 &&
@@ -45,6 +50,31 @@ void CheckFlags(const EngineConfig& c) {
                   c.threads_per_rank);
   if (!(c.dist_timeout_seconds > 0.0))
     throw Invalid("--dist-timeout {}: want more than 0 seconds", c.dist_timeout_seconds);
+}
+
+void CheckRecorder(const ExpertRecorderOptions& recorder, const EnginePlan& plan) {
+  if (!recorder.any()) return;
+  const char* flag = recorder.mode.empty() ? "--enable-expert-distribution-metrics"
+                                           : "--expert-distribution-recorder-mode";
+  if (!plan.model.has_moe()) throw Invalid("{}: this model has no experts", flag);
+  if (plan.cuda)
+    throw Invalid("{}: experts are counted on CPUs only so far; want --device cpu", flag);
+}
+
+void CheckEplb(const EngineConfig& config, const EnginePlan& plan) {
+  const EplbOptions& eplb = config.eplb;
+  if (!eplb.enable && eplb.dispatch == "static") return;
+  const char* flag = eplb.enable ? "--enable-eplb" : "--ep-dispatch-algorithm";
+  if (!plan.model.has_moe()) throw Invalid("{}: this model has no experts", flag);
+  if (plan.cuda) throw Invalid("{}: experts move on CPUs only so far; want --device cpu", flag);
+  if (!eplb.enable) return;
+  if (config.mesh.ep == 1)
+    throw Invalid("--enable-eplb: all experts are on one EP rank; want --ep-size 2 or more");
+  try {
+    EplbManager::Check(eplb, EplbShapeOf(config, plan), config.mesh.ep);
+  } catch (const Error& error) {
+    throw Invalid("--enable-eplb, --eplb-algorithm {}: {}", eplb.algorithm, error.what());
+  }
 }
 
 bool IsActivationType(DType d) { return d == DType::kF32 || d == DType::kBF16 || d == DType::kF16; }
@@ -88,8 +118,12 @@ double ActivationBytesPerRank(const EnginePlan& plan, const MeshShape& mesh) {
   const int64_t expert_rows = m.moe ? groups * (m.moe->router.top_k + 1) : 1;
   const int64_t middle = expert_rows * (m.hidden + (m.moe ? m.moe->intermediate : m.intermediate));
   const int64_t row = 4 * m.hidden + 3 * heads + std::max(middle, m.intermediate);
-  const double logit_rows = plan.max_running_requests + 1;
   const bool gathers = mesh.dp > 1 && mesh.dense_tp != 1;
+  double logit_rows = plan.max_running_requests + 1;
+  if (plan.cuda)  // prompt log-probabilities of one pass
+    logit_rows =
+        std::max(logit_rows,
+                 static_cast<double>(std::min(MaxLogitRows(m.vocab_size), plan.max_batch_tokens)));
   const double gathered = gathers ? static_cast<double>(mesh.dp) *
                                         static_cast<double>(2 * m.hidden + m.intermediate / mesh.tp)
                                   : 0;
@@ -170,9 +204,12 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan,
   const HostMemory& memory = where.memory;
   const Need& need = where.need;
   const int64_t bytes_per_page = where.bytes_per_page;
-  const auto budget = std::min(
-      memory.available,
-      static_cast<int64_t>(static_cast<double>(memory.total) * config.mem_fraction_static));
+  const auto total = static_cast<double>(memory.total);
+  const auto share = static_cast<int64_t>(total * config.mem_fraction_static);
+  // What the plan does not count (scratch of kernels, graphs, buffers of NCCL) needs its part of a
+  // GPU whatever others use of it; of a host's memory the rest is enough.
+  const int64_t budget =
+      plan.cuda ? memory.available - (memory.total - share) : std::min(memory.available, share);
   // Negative where nothing is left, by how much does not matter.
   const auto left =
       static_cast<int64_t>(std::max(static_cast<double>(budget) - need.fixed(), -1.0));
@@ -207,24 +244,39 @@ ModelConfig ReadModelConfig(const EngineConfig& config) {
   return LoadModelConfig(config.model_path, config.model_override_args, config.quantization);
 }
 
+namespace {
+
+// For a recorded distribution.
+std::string InitialPlanner(const EngineConfig& config, const EnginePlan& plan) {
+  if (!plan.model.has_moe()) return config.eplb.algorithm;
+  return PlannerFor(config.eplb,
+                    plan.model.moe->router.num_experts + config.moe.num_redundant_experts,
+                    config.mesh.ep);
+}
+
+}  // namespace
+
 ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan, int rank) {
   ModelOptions options{.dtype = plan.dtype,
                        .max_tokens = plan.max_batch_tokens,
                        .context_length = plan.context_length,
                        .moe = config.moe,
                        .backends = config.backends,
+                       .eplb_algorithm = InitialPlanner(config, plan),
                        .page_size = config.page_size};
   if (plan.cuda)
     options.gpu = GpuOptions{
         .index = config.base_gpu_id + rank % plan.ranks_of_host * config.gpu_id_step,
         .custom_all_reduce = !config.disable_custom_all_reduce,
         .graphs = !config.disable_cuda_graph,
-        .graph_max_tokens = config.cuda_graph_max_bs > 0
-                                ? config.cuda_graph_max_bs
-                                : std::min<int64_t>(256, plan.max_running_requests),
+        // A batch is filled up to a recorded size, and never beyond max_sequences.
+        .graph_max_tokens =
+            std::min<int64_t>(config.cuda_graph_max_bs > 0 ? config.cuda_graph_max_bs : 256,
+                              plan.max_running_requests),
         .max_sequences = plan.max_running_requests + 1,
         .timeout =
-            std::chrono::milliseconds(static_cast<int64_t>(config.dist_timeout_seconds * 1000))};
+            std::chrono::milliseconds(static_cast<int64_t>(config.dist_timeout_seconds * 1000)),
+        .ranks_per_host = plan.ranks_of_host};
   options.load.load_format = config.load_format;
   options.load.dummy_seed = config.random_seed;
   return options;
@@ -236,10 +288,12 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   plan.ranks_of_host = ranks_of_host > 0 ? ranks_of_host : config.mesh.tp;
   plan.cuda = ChooseGpus(config, plan.ranks_of_host);
   plan.model = ReadModelConfig(config);
+  CheckRecorder(config.recorder, plan);
+  CheckEplb(config, plan);
   plan.dtype = ChooseDType("--dtype", config.dtype,
                            IsActivationType(plan.model.dtype) ? plan.model.dtype : DType::kBF16);
-  plan.kv_dtype =
-      ChooseDType("--kv-cache-dtype", config.kv_cache_dtype, plan.cuda ? plan.dtype : DType::kF32);
+  plan.kv_dtype = ChooseDType("--kv-cache-dtype", config.kv_cache_dtype,
+                              plan.cuda && plan.dtype != DType::kF32 ? DType::kBF16 : DType::kF32);
   plan.context_length = ChooseContext(config, plan.model);
   plan.max_running_requests =
       PerGroup(config.max_running_requests ? config.max_running_requests : kDefaultRunningRequests,
@@ -255,6 +309,7 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   const ModelOptions options = MakeModelOptions(config, plan);
   plan.weight_bytes_per_rank = WeightBytesPerRank(plan.model, options, mesh);
   plan.symmetric_bytes_per_rank = SymmetricBytesPerRank(plan.model, options, config.mesh);
+  if (config.eplb.enable) plan.symmetric_bytes_per_rank += EplbManager::BytesPerRank(config.mesh);
   const auto page_bytes_per_rank = static_cast<int64_t>(
       KvStorage::BytesPerToken(plan.model, mesh, plan.kv_dtype) * config.page_size);
   plan.num_pages = ChoosePages(config, plan, page_bytes_per_rank);

@@ -103,6 +103,43 @@ TEST(Plan, FlagsThatDoNotFitAreNamed) {
               HasSubstr("--load-balance-method best"));
   EXPECT_THAT(with([](auto& c) { c.max_total_tokens = int64_t{1} << 60; }),
               HasSubstr("--max-total-tokens"));
+  EXPECT_THAT(with([](auto& c) { c.recorder.mode = "all"; }),
+              HasSubstr("--expert-distribution-recorder-mode all"));
+  EXPECT_THAT(with([](auto& c) { c.recorder.buffer_size = 0; }),
+              HasSubstr("--expert-distribution-recorder-buffer-size 0"));
+}
+
+TEST(Plan, ADenseModelHasNoExpertsToRecord) {
+  EngineConfig config = Fixture();
+  config.model_path = fs::path(SWITCHYARD_TEST_DATA) / "fixtures/llama";
+  EXPECT_EQ(ErrorOf(config), "");
+  config.recorder.metrics = true;
+  EXPECT_THAT(ErrorOf(config), HasSubstr("--enable-expert-distribution-metrics"));
+  config.recorder.mode = "stat";
+  EXPECT_THAT(ErrorOf(config), HasSubstr("--expert-distribution-recorder-mode: this model has no"));
+}
+
+TEST(Plan, ExpertsMoveWhereThereAreSomeAndSomewhereToGo) {
+  EngineConfig config = Fixture();
+  config.eplb.enable = true;
+  config.mesh = {.tp = 2, .ep = 2};
+  EXPECT_EQ(ErrorOf(config), "");
+  EngineConfig other = config;
+  other.mesh = {.tp = 2, .ep = 1};
+  EXPECT_THAT(ErrorOf(other), HasSubstr("want --ep-size 2 or more"));
+  other = config;
+  other.eplb.min_utilization = 2;
+  EXPECT_THAT(ErrorOf(other), HasSubstr("--eplb-min-rebalancing-utilization-threshold 2"));
+  other = config;
+  other.moe.num_redundant_experts = 1000;  // a rank would hold one twice
+  EXPECT_THAT(ErrorOf(other), HasSubstr("it would hold one twice"));
+  other = config;
+  other.model_path = fs::path(SWITCHYARD_TEST_DATA) / "fixtures/llama";
+  EXPECT_NE(ErrorOf(other), "");
+  other.mesh = {};
+  other.eplb.enable = false;
+  other.eplb.dispatch = "balanced";
+  EXPECT_THAT(ErrorOf(other), HasSubstr("--ep-dispatch-algorithm: this model has no experts"));
 }
 
 TEST(Plan, TooLittleMemoryIsSaidBeforeLoading) {

@@ -188,17 +188,20 @@ StepCounts RankEngine::Impl::Plan() {
   BuildBatch(plan, options.page_size, batch);
   return {.tokens = batch.num_tokens(),
           .decode_tokens = batch.decode_tokens,
-          .logit_rows = std::ssize(batch.logit_rows)};
+          .logit_rows = std::ssize(batch.logit_rows),
+          .routed_experts = batch.routed_experts ? 1 : 0};
 }
 
 void RankEngine::Impl::SetGroups(std::span<const StepCounts> groups) {
   batch.group_tokens.clear();
   batch.group_decode_tokens.clear();
   batch.group_logit_rows.clear();
+  batch.groups_want_routed_experts = false;
   for (const StepCounts& group : groups) {
     batch.group_tokens.push_back(group.tokens);
     batch.group_decode_tokens.push_back(group.decode_tokens);
     batch.group_logit_rows.push_back(group.logit_rows);
+    batch.groups_want_routed_experts |= group.routed_experts != 0;
   }
 }
 
@@ -375,7 +378,7 @@ std::vector<EngineMessage> RankEngine::Apply(const std::vector<ControlMessage>& 
       answers.emplace_back(FlushResult{.ticket = flush->ticket, .done = idle});
     } else if (const auto* get = std::get_if<GetStats>(&message)) {
       answers.emplace_back(StatsReport{.ticket = get->ticket, .groups = {Stats()}});
-    }  // Shutdown is the loop's
+    }  // Shutdown and what is for the recorder are the loop's
   }
   return answers;
 }

@@ -30,6 +30,7 @@ class ForwardFunction {
 // What the other attention groups have to know of a group's batch.
 struct StepCounts {
   int64_t tokens = 0, decode_tokens = 0, logit_rows = 0;
+  int64_t routed_experts = 0;  // 1 where they are wanted
 };
 
 // The most rows of one pass whose logits are wanted where prompt logprobs are asked: 256 MiB of

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "core/error.h"
 #include "core/log.h"
+#include "engine/expert_work.h"
 #include "engine/group_exchange.h"
 #include "engine/scheduler/batch.h"
 #include "kernels/ops.h"
@@ -19,9 +21,15 @@ constexpr std::chrono::milliseconds kIdleWait{1000};
 
 class ModelForward : public ForwardFunction {
  public:
-  ModelForward(Model& model, KvStorage& kv) : model_(model), kv_(kv) {}
+  ModelForward(Model& model, KvStorage& kv, ExpertRecorder* recorder, EplbManager* eplb)
+      : model_(model), kv_(kv), recorder_(recorder), eplb_(eplb) {}
   std::span<const float> Forward(const ForwardBatch& batch) override {
-    return model_.Forward(batch, kv_);
+    if (eplb_) eplb_->BeginPass();
+    if (recorder_) recorder_->BeginPass(batch.num_tokens());
+    const std::span<const float> logits = model_.Forward(batch, kv_);
+    if (recorder_) EndPass(batch);
+    if (eplb_) eplb_->EndPass();
+    return logits;
   }
   int64_t vocab_size() const override { return model_.config().vocab_size; }
   bool draws() const override { return model_.draws(); }
@@ -33,8 +41,17 @@ class ModelForward : public ForwardFunction {
   }
 
  private:
+  void EndPass(const ForwardBatch& batch) {
+    sequence_rows_.clear();
+    for (const auto& sequence : batch.sequences) sequence_rows_.push_back(sequence.rows);
+    recorder_->EndPass({batch.positions, sequence_rows_, batch.request_ids});
+  }
+
   Model& model_;
   KvStorage& kv_;
+  ExpertRecorder* const recorder_;      // or null
+  EplbManager* const eplb_;             // or null
+  std::vector<int32_t> sequence_rows_;  // [sequences]
 };
 
 // Reports each percent once; loaders call it for every tensor.
@@ -68,9 +85,12 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
   ThreadPool pool(plan.threads_per_rank);
   ModelOptions options = MakeModelOptions(config, plan, rank);
   if (rank == 0) options.load.progress = ThrottledProgress(io);
+  ExpertWork experts(config, plan, *comm);
+  experts.AddTo(&options);
   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
   KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
-  ModelForward forward(model, kv);
+  const ExpertWork::Attached attached(experts, model);
+  ModelForward forward(model, kv, experts.recorder.get(), experts.manager.get());
   CheckedForward checked(forward, *comm->attn_tp, config.page_size);
   ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;
   RankEngine engine(EngineOptions(config, plan, comm->mesh), chosen);
@@ -80,13 +100,38 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
                       .page_size = config.page_size,
                       .max_running_requests = plan.max_running_requests,
                       .context_length = plan.context_length});
-  ServeRequests(engine, *comm, io);
+  ServeRequests(engine, *comm, io, experts.recorder.get(), experts.manager.get());
+}
+
+constexpr char kNoRecorder[] =
+    "experts are not counted: start with --expert-distribution-recorder-mode or "
+    "--enable-expert-distribution-metrics";
+
+// An Error kInvalid is the same on every rank.
+RecordResult Record(const RecordExperts& asked, ExpertRecorder* recorder) {
+  RecordResult result{.ticket = asked.ticket};
+  try {
+    if (!recorder) throw Invalid("{}", kNoRecorder);
+    if (asked.action == RecordAction::kStart) result.changed = recorder->Start();
+    if (asked.action == RecordAction::kStop) result.changed = recorder->Stop();
+    if (asked.action == RecordAction::kDump) result.dump = recorder->Dump();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kInvalid) throw;
+    result.dump.error = error.what();
+  }
+  return result;
 }
 
 bool HasShutdown(const std::vector<ControlMessage>& messages) {
   return std::any_of(messages.begin(), messages.end(), [](const ControlMessage& message) {
     return std::holds_alternative<Shutdown>(message);
   });
+}
+
+// Experts move while nothing is to be computed, too. The leader's nap is everybody's.
+void MoveWithoutPass(EplbManager& eplb, bool is_leader) {
+  if (is_leader) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  eplb.BeginPass();
 }
 
 // The next messages for all members; while there is nothing to do, the leader waits for some.
@@ -104,15 +149,43 @@ std::vector<ControlMessage> NextMessages(bool busy, Communicator& group, const R
 
 }  // namespace
 
-void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io) {
+std::vector<EngineMessage> ApplyToRecorder(const std::vector<ControlMessage>& messages,
+                                           ExpertRecorder* recorder, bool is_leader) {
+  std::vector<EngineMessage> answers;
+  for (const ControlMessage& message : messages) {
+    if (const auto* record = std::get_if<RecordExperts>(&message)) {
+      RecordResult result = Record(*record, recorder);
+      if (is_leader) answers.emplace_back(std::move(result));
+    } else if (const auto* get = std::get_if<GetExpertLoad>(&message)) {
+      ExpertLoadReport report{.ticket = get->ticket};
+      if (recorder) {
+        report.load = recorder->Load();
+      } else {
+        report.error = kNoRecorder;
+      }
+      if (is_leader) answers.emplace_back(std::move(report));
+    }
+  }
+  return answers;
+}
+
+void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
+                   ExpertRecorder* recorder, EplbManager* eplb) {
   GroupExchange groups(comm, io);
   for (bool open = true; open;) {
-    const std::vector<ControlMessage> messages = NextMessages(groups.any_work(), *comm.tp, io);
+    const bool busy = groups.any_work() || (eplb && eplb->busy());
+    const std::vector<ControlMessage> messages = NextMessages(busy, *comm.tp, io);
     open = !HasShutdown(messages);
     groups.Post(engine.Apply(messages));
+    groups.Post(ApplyToRecorder(messages, recorder, comm.mesh.rank() == 0));
+    groups.Post(ApplyToEplb(messages, eplb, comm.mesh.rank() == 0));
     const StepCounts mine = engine.Plan();
     groups.Run(mine, engine.HasWork());
-    if (groups.any_work()) groups.Post({engine.Run(groups.counts())});
+    if (groups.any_work()) {
+      groups.Post({engine.Run(groups.counts())});
+    } else if (eplb && eplb->busy()) {
+      MoveWithoutPass(*eplb, comm.mesh.rank() == 0);
+    }
   }
   groups.Run({}, false);  // the last step's outputs
 }

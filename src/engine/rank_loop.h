@@ -3,13 +3,23 @@
 
 #include "comm/device/communicator.h"
 #include "engine/rank_engine.h"
+#include "eplb/manager.h"
+#include "eplb/recorder.h"
 
 namespace switchyard {
 
 // Runs `engine` until Shutdown: rank 0 receives messages and sends answers, all ranks get the
 // messages by broadcast and step together, those of an attention group alike. While no group has
 // anything to do, the leader blocks in `receive` and the others wait for it.
-void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io);
+// `recorder`: who answers RecordExperts and GetExpertLoad, `eplb`: RebalanceExperts and GetEplb;
+// null: they are refused.
+void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
+                   ExpertRecorder* recorder = nullptr, EplbManager* eplb = nullptr);
+
+// What `recorder` answers to those of `messages` that are for it, on rank 0; others answer nothing.
+// Collective.
+std::vector<EngineMessage> ApplyToRecorder(const std::vector<ControlMessage>& messages,
+                                           ExpertRecorder* recorder, bool is_leader);
 
 // Passes batches on to `model` after comparing their fingerprints over the attention group. Ranks
 // whose batches differ have different schedulers, which is a bug in what they were told or in how

@@ -3,7 +3,9 @@
 
 #include <gmock/gmock.h>
 
+#include <filesystem>
 #include <map>
+#include <optional>
 
 #include "engine/fake_forward.h"
 
@@ -39,12 +41,21 @@ struct Heard {
   std::map<uint64_t, RequestOutput> outputs;  // merged
   std::map<uint64_t, bool> flushed;
   std::map<uint64_t, std::vector<EngineStats>> stats;
+  std::map<uint64_t, RecordResult> records;
+  std::map<uint64_t, ExpertLoadReport> loads;
+  std::map<uint64_t, EplbReport> eplb;
 
   void Take(const EngineMessage& message) {
     if (const auto* flush = std::get_if<FlushResult>(&message)) {
       EXPECT_TRUE(flushed.emplace(flush->ticket, flush->done).second);
     } else if (const auto* report = std::get_if<StatsReport>(&message)) {
       EXPECT_TRUE(stats.emplace(report->ticket, report->groups).second);
+    } else if (const auto* record = std::get_if<RecordResult>(&message)) {
+      EXPECT_TRUE(records.emplace(record->ticket, *record).second);
+    } else if (const auto* load = std::get_if<ExpertLoadReport>(&message)) {
+      EXPECT_TRUE(loads.emplace(load->ticket, *load).second);
+    } else if (const auto* moving = std::get_if<EplbReport>(&message)) {
+      EXPECT_TRUE(eplb.emplace(moving->ticket, *moving).second);
     } else if (const auto* step = std::get_if<StepOutputs>(&message)) {
       for (const RequestOutput& news : step->outputs) {
         RequestOutput& all = outputs[news.id];
@@ -63,7 +74,7 @@ struct Heard {
 using Script = std::function<std::vector<ControlMessage>(const Heard&)>;
 
 // Four ranks, two groups.
-Heard RunScript(Script script) {
+Heard RunScript(Script script, const ExpertRecorderOptions& recorded = {}) {
   Heard heard;
   const RankLoopIo leader{.receive = [&](std::chrono::milliseconds) { return script(heard); },
                           .send = [&](const EngineMessage& message) { heard.Take(message); }};
@@ -73,7 +84,11 @@ Heard RunScript(Script script) {
     FakeForward model({.num_pages = 24, .page_size = 4});
     CheckedForward checked(model, *comm->attn_tp, 4);
     RankEngine engine(Options(comm->mesh.dp_rank()), checked);
-    ServeRequests(engine, *comm, rank == 0 ? leader : RankLoopIo{});
+    std::optional<ExpertRecorder> recorder;
+    if (recorded.any())
+      recorder.emplace(recorded, ExpertRecorderShape{.layers = 2, .experts = 4, .top_k = 1}, *comm);
+    ServeRequests(engine, *comm, rank == 0 ? leader : RankLoopIo{},
+                  recorder ? &*recorder : nullptr);
     EXPECT_TRUE(engine.PoolIsWhole());
   });
   return heard;
@@ -119,6 +134,44 @@ TEST(RankLoop, QuestionsAreAnsweredOnceForAllGroups) {
   EXPECT_EQ(heard.stats.at(8)[1].waiting, 1);
   for (const EngineStats& group : heard.stats.at(10)) EXPECT_EQ(group.free_pages, 24);
   EXPECT_EQ(Total(heard.stats.at(10)).total_pages, 48);
+}
+
+// By rank 0 once, whatever number of groups there are, while they work and in between.
+TEST(RankLoop, TheRecorderAnswersOnce) {
+  int calls = 0;
+  const Script script = [&](const Heard& so_far) -> std::vector<ControlMessage> {
+    if (++calls == 1)
+      return {Request(1, 1, 20, 6), RecordExperts{6, RecordAction::kStop}, GetExpertLoad{7}};
+    if (calls == 2) return {RecordExperts{8, RecordAction::kStart}};
+    if (!so_far.Ended(1)) return {};
+    return {RecordExperts{9, RecordAction::kDump}, GetExpertLoad{10}, Shutdown{}};
+  };
+  const auto dir = std::filesystem::temp_directory_path() / "rank_loop_test_recorder";
+  std::filesystem::create_directories(dir);
+  const Heard heard = RunScript(script, {.mode = "stat", .dir = dir});
+  EXPECT_FALSE(heard.records.at(6).changed);
+  EXPECT_TRUE(heard.records.at(8).changed);
+  EXPECT_EQ(heard.records.at(9).dump.error, "");
+  EXPECT_TRUE(std::filesystem::exists(heard.records.at(9).dump.file));
+  EXPECT_FALSE(heard.loads.at(7).load.recording);
+  EXPECT_TRUE(heard.loads.at(10).load.recording);
+  EXPECT_EQ(heard.loads.at(10).load.layers, 2);
+  std::filesystem::remove_all(dir);
+
+  calls = 0;
+  const Heard refused = RunScript(script);
+  for (const uint64_t ticket : {6, 8, 9})
+    EXPECT_THAT(refused.records.at(ticket).dump.error,
+                ::testing::HasSubstr("--expert-distribution-recorder-mode"));
+  EXPECT_THAT(refused.loads.at(10).error, ::testing::HasSubstr("not counted"));
+}
+
+TEST(RankLoop, NothingMovesWithoutAManager) {
+  const Heard heard = RunScript([&](const Heard&) -> std::vector<ControlMessage> {
+    return {RebalanceExperts{6}, GetEplb{7}, Shutdown{}};
+  });
+  for (const uint64_t ticket : {6, 7})
+    EXPECT_THAT(heard.eplb.at(ticket).refused, ::testing::HasSubstr("--enable-eplb"));
 }
 
 TEST(RankLoop, TheLastNewsOfEveryGroupLeaveBeforeTheLoopEnds) {

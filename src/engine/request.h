@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "core/wire.h"
+#include "eplb/manager_options.h"
+#include "eplb/recorder_options.h"
 
 namespace switchyard {
 
@@ -69,8 +71,24 @@ struct FlushCache {
 struct GetStats {
   uint64_t ticket = 0;
 };
+enum class RecordAction : uint8_t { kStart, kStop, kDump };
+struct RecordExperts {  // ExpertRecorder (eplb/recorder.h)
+  uint64_t ticket = 0;
+  RecordAction action = RecordAction::kStart;
+};
+struct GetExpertLoad {
+  uint64_t ticket = 0;
+};
+struct RebalanceExperts {  // EplbManager::Rebalance (eplb/manager.h)
+  uint64_t ticket = 0;
+};
+struct GetEplb {
+  uint64_t ticket = 0;
+};
 struct Shutdown {};  // the loop ends after this step
-using ControlMessage = std::variant<EngineRequest, AbortRequest, FlushCache, GetStats, Shutdown>;
+using ControlMessage =
+    std::variant<EngineRequest, AbortRequest, FlushCache, GetStats, RecordExperts, GetExpertLoad,
+                 RebalanceExperts, GetEplb, Shutdown>;
 
 struct TokenLogprob {
   int32_t token = 0;
@@ -127,6 +145,22 @@ struct FlushResult {
   // Whether all groups have dropped their prefixes; one that has open requests keeps its own.
   bool done = false;
 };
+struct RecordResult {
+  uint64_t ticket = 0;
+  // Of kStart and kStop: whether it was not recording, or not stopped, already.
+  bool changed = false;
+  ExpertDump dump;  // of kDump; its `error` is that of any action
+};
+struct ExpertLoadReport {
+  uint64_t ticket = 0;
+  ExpertLoad load;    // of all ranks
+  std::string error;  // where nothing is counted
+};
+struct EplbReport {  // to RebalanceExperts and GetEplb
+  uint64_t ticket = 0;
+  EplbStatus status;
+  std::string refused;  // why there is no rebalance, or no status
+};
 struct StepOutputs {
   std::vector<RequestOutput> outputs;
 };
@@ -143,8 +177,8 @@ struct EngineFailure {
   std::string what;
 };
 // Everything that the leader tells the front.
-using EngineMessage =
-    std::variant<LoadProgress, RankReady, StepOutputs, StatsReport, FlushResult, EngineFailure>;
+using EngineMessage = std::variant<LoadProgress, RankReady, StepOutputs, StatsReport, FlushResult,
+                                   EngineFailure, RecordResult, ExpertLoadReport, EplbReport>;
 
 // The sums over groups; pages have one size.
 EngineStats Total(const std::vector<EngineStats>& groups);

@@ -42,7 +42,16 @@ std::vector<ControlMessage> SomeControl() {
   request.logprob = {.enabled = true, .start = 4, .top = 5, .token_ids = {8}};
   request.routed_experts = {.enabled = true, .start = 2};
   request.group = 3;
-  return {request, AbortRequest{4}, FlushCache{5}, GetStats{6}, Shutdown{}, EngineRequest{.id = 1}};
+  return {request,
+          AbortRequest{4},
+          FlushCache{5},
+          GetStats{6},
+          Shutdown{},
+          EngineRequest{.id = 1},
+          RecordExperts{.ticket = 7, .action = RecordAction::kDump},
+          GetExpertLoad{8},
+          RebalanceExperts{9},
+          GetEplb{10}};
 }
 
 std::vector<EngineMessage> SomeMessages() {
@@ -65,13 +74,43 @@ std::vector<EngineMessage> SomeMessages() {
           StepOutputs{.outputs = {output, {}}},
           StatsReport{.ticket = 7, .groups = {{.running = 1, .free_pages = 5, .retractions = 2}}},
           FlushResult{.ticket = 8, .done = true},
-          EngineFailure{"broken"}};
+          EngineFailure{"broken"},
+          RecordResult{.ticket = 9,
+                       .changed = true,
+                       .dump = {.file = "/tmp/x",
+                                .error = "why",
+                                .steps = 2,
+                                .layers = 1,
+                                .experts = 2,
+                                .logical_count = {3, 4}}},
+          ExpertLoadReport{.ticket = 10,
+                           .load = {.layers = 1,
+                                    .experts = 2,
+                                    .ranks = 1,
+                                    .passes = 5,
+                                    .recording = true,
+                                    .balancedness = {0.5, 0.25, 0.75, 1.0},
+                                    .rank_count = {7},
+                                    .logical_count = {3, 4}},
+                           .error = "none"},
+          EplbReport{.ticket = 11,
+                     .status = {.state = EplbState::kMoving,
+                                .passes = 4,
+                                .balancedness = 0.5,
+                                .trigger = "shape",
+                                .layer = 3,
+                                .layers_done = 2,
+                                .layers_to_move = 7,
+                                .fills = {1, 2, 3},
+                                .longest_switch_seconds = 0.25,
+                                .last_failure = "why"},
+                     .refused = "no"}};
 }
 
 TEST(RequestWire, ControlSurvivesTheTrip) {
   const std::string bytes = EncodeControl(SomeControl());
   const std::vector<ControlMessage> back = DecodeControl(bytes);
-  ASSERT_EQ(back.size(), 6u);
+  ASSERT_EQ(back.size(), 10u);
   const auto& request = std::get<EngineRequest>(back[0]);
   EXPECT_EQ(request.input_ids, (std::vector<int32_t>{1, 2, 3}));
   EXPECT_EQ(request.sampling.seed, 123456789012345u);
@@ -84,6 +123,11 @@ TEST(RequestWire, ControlSurvivesTheTrip) {
   EXPECT_EQ(request.group, 3);
   EXPECT_EQ(std::get<GetStats>(back[3]).ticket, 6u);
   EXPECT_FALSE(std::get<EngineRequest>(back[5]).sampling.seed.has_value());
+  EXPECT_EQ(std::get<RecordExperts>(back[6]).action, RecordAction::kDump);
+  EXPECT_EQ(std::get<RecordExperts>(back[6]).ticket, 7u);
+  EXPECT_EQ(std::get<GetExpertLoad>(back[7]).ticket, 8u);
+  EXPECT_EQ(std::get<RebalanceExperts>(back[8]).ticket, 9u);
+  EXPECT_EQ(std::get<GetEplb>(back[9]).ticket, 10u);
   EXPECT_EQ(EncodeControl(back), bytes);
   EXPECT_TRUE(DecodeControl(EncodeControl({})).empty());
 }
@@ -102,6 +146,33 @@ TEST(RequestWire, MessagesSurviveTheTrip) {
   EXPECT_EQ(output.output_logprobs.at(0).top.at(1).token, 2);
   EXPECT_EQ(output.routed_experts, (std::vector<int32_t>{1, -1}));
   EXPECT_EQ(output.error, "why");
+}
+
+TEST(RequestWire, WhatRecordersSaySurvivesTheTrip) {
+  const EngineMessage record = DecodeMessage(EncodeMessage(SomeMessages()[6]));
+  const auto& result = std::get<RecordResult>(record);
+  EXPECT_TRUE(result.changed);
+  EXPECT_EQ(result.dump.file, "/tmp/x");
+  EXPECT_EQ(result.dump.logical_count, (std::vector<int64_t>{3, 4}));
+  const EngineMessage report = DecodeMessage(EncodeMessage(SomeMessages()[7]));
+  const ExpertLoad& load = std::get<ExpertLoadReport>(report).load;
+  EXPECT_EQ(load.balancedness.last_100, 0.75);
+  EXPECT_EQ(load.rank_count, std::vector<int64_t>{7});
+  EXPECT_EQ(load.passes, 5);
+}
+
+TEST(RequestWire, WhatRebalancingSaysSurvivesTheTrip) {
+  const EngineMessage message = DecodeMessage(EncodeMessage(SomeMessages()[8]));
+  const auto& report = std::get<EplbReport>(message);
+  EXPECT_EQ(report.ticket, 11u);
+  EXPECT_EQ(report.refused, "no");
+  EXPECT_EQ(report.status.state, EplbState::kMoving);
+  EXPECT_EQ(report.status.layer, 3);
+  EXPECT_EQ(report.status.layers_to_move, 7);
+  EXPECT_EQ(report.status.fills, (std::vector<int64_t>{1, 2, 3}));
+  EXPECT_EQ(report.status.trigger, "shape");
+  EXPECT_EQ(report.status.longest_switch_seconds, 0.25);
+  EXPECT_EQ(report.status.last_failure, "why");
 }
 
 TEST(RequestWire, BytesThatEndEarlyOrLateAreRefused) {
@@ -129,7 +200,7 @@ TEST(RequestWire, ChangedBytesNeverDoMoreThanThrow) {
       bytes[i] = old;
     }
   }
-  EXPECT_THAT(ErrorOf([] { DecodeMessage("\x06"); }), HasSubstr("6"));  // no such alternative
+  EXPECT_THAT(ErrorOf([] { DecodeMessage("\x09"); }), HasSubstr("9"));  // no such alternative
 }
 
 TEST(ConfigWire, EveryFieldSurvivesTheTrip) {

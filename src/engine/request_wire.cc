@@ -5,6 +5,8 @@
 namespace switchyard {
 
 constexpr FinishReason LastOf(FinishReason) { return FinishReason::kError; }
+constexpr RecordAction LastOf(RecordAction) { return RecordAction::kDump; }
+constexpr EplbState LastOf(EplbState) { return EplbState::kDone; }
 
 template <typename Codec, OneOf<SamplingParams> T>
 void Fields(Codec& codec, T& p) {
@@ -36,6 +38,22 @@ template <typename Codec, OneOf<GetStats> T>
 void Fields(Codec& codec, T& m) {
   codec(m.ticket);
 }
+template <typename Codec, OneOf<RecordExperts> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.ticket, m.action);
+}
+template <typename Codec, OneOf<GetExpertLoad> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.ticket);
+}
+template <typename Codec, OneOf<RebalanceExperts> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.ticket);
+}
+template <typename Codec, OneOf<GetEplb> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.ticket);
+}
 template <typename Codec, OneOf<Shutdown> T>
 void Fields(Codec&, T&) {}
 
@@ -64,6 +82,38 @@ void Fields(Codec& codec, T& m) {
 template <typename Codec, OneOf<FlushResult> T>
 void Fields(Codec& codec, T& m) {
   codec(m.ticket, m.done);
+}
+template <typename Codec, OneOf<ExpertDump> T>
+void Fields(Codec& codec, T& d) {
+  codec(d.file, d.error, d.steps, d.layers, d.experts, d.logical_count);
+}
+template <typename Codec, OneOf<Balancedness> T>
+void Fields(Codec& codec, T& b) {
+  codec(b.current, b.last_10, b.last_100, b.last_1000);
+}
+template <typename Codec, OneOf<ExpertLoad> T>
+void Fields(Codec& codec, T& l) {
+  codec(l.layers, l.experts, l.ranks, l.passes, l.recording, l.balancedness, l.rank_count,
+        l.logical_count);
+}
+template <typename Codec, OneOf<RecordResult> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.ticket, m.changed, m.dump);
+}
+template <typename Codec, OneOf<ExpertLoadReport> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.ticket, m.load, m.error);
+}
+template <typename Codec, OneOf<EplbStatus> T>
+void Fields(Codec& codec, T& s) {
+  codec(s.state, s.passes, s.balancedness, s.trigger, s.planned_at, s.layer, s.layers_done,
+        s.layers_to_move, s.fills, s.transfer_batches, s.plan_seconds, s.longest_switch_seconds,
+        s.move_seconds, s.move_passes, s.plans, s.rebalances, s.layers_moved, s.experts_loaded,
+        s.experts_received, s.failures, s.watchdog_resets, s.last_result, s.last_failure);
+}
+template <typename Codec, OneOf<EplbReport> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.ticket, m.status, m.refused);
 }
 template <typename Codec, OneOf<StepOutputs> T>
 void Fields(Codec& codec, T& m) {

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "eplb/init_location.h"
 #include "model/drawing.h"
 #include "model/families/family.h"
 #include "model/layers/context.h"
@@ -12,6 +13,7 @@
 #include "model/layers/embedding_and_head.h"
 #include "model/layers/grouped_attention.h"
 #include "model/layers/latent_attention.h"
+#include "model/movable_layers.h"
 #include "model/padded_batch.h"
 #include "model/pass_arrays.h"
 #include "model/rank_device.h"
@@ -19,6 +21,7 @@
 #include "model/weights/placing.h"
 #include "moe/device_layer.h"
 #include "moe/exchange_memory.h"
+#include "moe/runtime.h"
 
 namespace switchyard {
 namespace {
@@ -67,8 +70,12 @@ ModelOptions Complete(const ModelConfig& config, ModelOptions options, const Mes
   if (!config.has_moe()) return options;
   options.moe.fp8_group_activations = TakesFp8Groups(config);
   options.load.placements =
-      LoadPlacements(options.moe.init_expert_location, config.num_layers(),
-                     config.moe->router.num_experts, options.moe.num_redundant_experts);
+      LoadPlacements({.location = options.moe.init_expert_location,
+                      .num_layers = config.num_layers(),
+                      .num_logical = config.moe->router.num_experts,
+                      .redundant = options.moe.num_redundant_experts,
+                      .algorithm = options.eplb_algorithm,
+                      .topology = {.ranks = mesh.ep, .groups = config.moe->router.num_groups}});
   return options;
 }
 
@@ -81,6 +88,7 @@ class CpuMoeBlock : public MoeBlock {
     layer_.Forward(hidden, tokens, out);
   }
   void CopyRoutedExperts(int64_t, int32_t*) override {}  // written where MoeTokens said
+  MoeLayer& layer() { return layer_; }
   const kernels::RowHook* RowsToCome(const MoeTokens& tokens) override {
     placing_.place = layer_.InputRows(tokens);
     return placing_.place.rows ? &placing_ : nullptr;
@@ -120,6 +128,7 @@ struct Model::Impl {
   std::optional<DenseFeedForward> dense;       // of the layers that are dense
   std::unique_ptr<DeviceMoe> device_moe;       // what layers of experts share on a GPU
   std::vector<std::unique_ptr<MoeBlock>> moe;  // one for each layer; null for dense ones
+  std::unique_ptr<MovableLayers> movable;      // or null
   Activations residual, normed, branch;        // [T, H] each
   Activations selected;                        // [logit rows, H]
   PassArrays arrays;
@@ -134,6 +143,7 @@ struct Model::Impl {
   std::set<int64_t> seen_sizes;  // of decode batches, since memory moved
   // [dp] of that batch: what it says, or its own.
   std::vector<int64_t> group_tokens, group_decode_tokens, group_logit_rows;
+  std::vector<int64_t> reserved_rows;  // [dp] of logits that there is memory for
 
   Impl(const std::filesystem::path& dir, ModelConfig model_config, ModelOptions model_options,
        RankComm& rank_comm, ThreadPool& threads)
@@ -156,10 +166,10 @@ struct Model::Impl {
         branch(device, residual.size()),
         arrays(device, options.max_tokens) {
     PlaceWeights(device, weights);
-    if (config.has_moe()) MakeMoeLayers();
+    if (config.has_moe()) MakeMoeLayers(dir);
   }
 
-  void MakeMoeLayers() {
+  void MakeMoeLayers(const std::filesystem::path& dir) {
     const MoeShape shape = MoeShapeOf(config, options.max_tokens);
     const auto make = MoeBlocks(shape);
     MoeLayerConfig layer_config{.hidden = config.hidden,
@@ -170,23 +180,40 @@ struct Model::Impl {
     for (size_t i = 0; i < moe.size(); ++i) {
       if (!config.layers[i].moe) continue;
       layer_config.placement = options.load.placements[i];
+      layer_config.layer = static_cast<int>(i);
       moe[i] = make(layer_config, weights.layers[i].moe);
       weights.layers[i].moe = {};
       if (!device.is_cpu()) weights.layers[i].owned.clear();  // the layer has copies
     }
+    if (options.movable_experts) MakeMovable(dir);
+  }
+
+  void MakeMovable(const std::filesystem::path& dir) {
+    std::map<int, MoeLayer*> layers;
+    for (size_t i = 0; i < moe.size(); ++i)
+      if (moe[i]) layers[static_cast<int>(i)] = &static_cast<CpuMoeBlock&>(*moe[i]).layer();
+    movable = std::make_unique<MovableLayers>(
+        std::move(layers), std::make_unique<ExpertLoader>(dir, config, comm.mesh, options.load),
+        comm.mesh);
   }
 
   using MakeBlock =
       std::function<std::unique_ptr<MoeBlock>(const MoeLayerConfig&, const MoeLayerWeights&)>;
   MakeBlock MoeBlocks(const MoeShape& shape) {
     if (!device.is_cpu()) {
+      if (options.observer)
+        throw Invalid("experts are recorded on CPUs only so far: want --device cpu");
+      if (options.chooser || options.movable_experts)
+        throw Invalid("experts move on CPUs only so far: want --device cpu");
       device_moe = rank_device->MakeMoe(options.moe, shape);
       return [this](const MoeLayerConfig& layer, const MoeLayerWeights& parts) {
         return device_moe->MakeLayer(layer, parts);
       };
     }
-    return [runtime = MakeMoeRuntime(options.moe, shape, comm, pool, options.backends)](
-               const MoeLayerConfig& layer, const MoeLayerWeights& parts) {
+    const auto runtime = MakeMoeRuntime(options.moe, shape, comm, pool, options.backends);
+    runtime->Observe(options.observer);
+    runtime->ChooseReplicasBy(options.chooser);
+    return [runtime](const MoeLayerConfig& layer, const MoeLayerWeights& parts) {
       return std::make_unique<CpuMoeBlock>(MoeLayer(layer, parts, runtime), layer.hidden);
     };
   }
@@ -292,9 +319,8 @@ struct Model::Impl {
 
   // A decode batch in one of the sizes that are recorded, any other as it is.
   std::span<const float> Forward(const ForwardBatch& new_batch, KvStorage& kv) {
-    const bool record =
-        options.gpu && options.gpu->graphs &&
-        IsPlainDecode(new_batch, std::min(options.gpu->graph_max_tokens, options.max_tokens));
+    const int64_t recorded = RecordedTokens();
+    const bool record = recorded > 0 && IsPlainDecode(new_batch, recorded);
     Begin(record ? padded.Pad(new_batch, kv.num_pages(), kv.page_size()) : new_batch);
     const PassRows rows = arrays.Set(device, *batch);
     const TokenSpread spread(comm.mesh, group_tokens);
@@ -314,10 +340,20 @@ struct Model::Impl {
     return ToHost(logits, wanted * config.vocab_size);
   }
 
+  // The most rows of a pass that is recorded; 0: none is.
+  int64_t RecordedTokens() const {
+    if (!options.gpu || !options.gpu->graphs) return 0;
+    return std::min(options.gpu->graph_max_tokens, options.max_tokens);
+  }
+
   // What was recorded before memory moved is not to be replayed.
   void ReserveLogits() {
-    const bool moved = selected.Reserve(device, std::ssize(batch->logit_rows) * config.hidden) |
-                       vocabulary.Reserve(comm.mesh, group_logit_rows, device);
+    // By the largest group's rows, so that groups that record do so in the same pass, as NCCL
+    // demands; and at once what recorded passes may want, so that none is recorded in vain.
+    reserved_rows = group_logit_rows;
+    for (int64_t& rows : reserved_rows) rows = std::max(rows, RecordedTokens());
+    const bool moved = selected.Reserve(device, std::ranges::max(reserved_rows) * config.hidden) |
+                       vocabulary.Reserve(comm.mesh, reserved_rows, device);
     if (!moved) return;
     ++memory_generation;
     seen_sizes.clear();
@@ -354,6 +390,7 @@ std::span<const float> Model::Forward(const ForwardBatch& batch, KvStorage& kv) 
 std::span<const int32_t> Model::routed_experts() const { return impl_->routed; }
 bool Model::draws() const { return impl_->rank_device->draws(); }
 std::span<const int32_t> Model::drawn() const { return impl_->drawn; }
+MovableExperts* Model::movable_experts() { return impl_->movable.get(); }
 const ModelConfig& Model::config() const { return impl_->config; }
 
 size_t SymmetricBytesPerRank(const ModelConfig& config, const ModelOptions& options,
@@ -380,7 +417,9 @@ std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions
 
 size_t WeightBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                           const Mesh& mesh) {
-  return WeightBytesPerRank(config, mesh, Complete(config, options, mesh.shape()).load);
+  LoadOptions load = Complete(config, options, mesh.shape()).load;
+  if (options.gpu) load.placed_as = options.dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
+  return WeightBytesPerRank(config, mesh, load);
 }
 
 }  // namespace switchyard

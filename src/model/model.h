@@ -19,6 +19,9 @@
 
 namespace switchyard {
 
+class MovableExperts;
+class ReplicaChooser;
+class RoutingObserver;
 namespace kernels {
 class Device;
 }
@@ -57,14 +60,16 @@ struct ForwardBatch {
   std::vector<int32_t> positions;  // [T]
   std::vector<int32_t> slots;      // [T] cache slot of each row's key and value
   std::vector<kernels::SequenceSpan> sequences;
-  std::vector<int32_t> logit_rows;  // rows whose logits are wanted, ascending
-  int64_t decode_tokens = 0;        // the first rows: the one new row of each sequence that decodes
-  bool routed_experts = false;      // whether Model::routed_experts is asked for
+  std::vector<int32_t> logit_rows;    // rows whose logits are wanted, ascending
+  std::vector<uint64_t> request_ids;  // [sequences] EngineRequest::id; Forward does not read them
+  int64_t decode_tokens = 0;    // the first rows: the one new row of each sequence that decodes
+  bool routed_experts = false;  // whether Model::routed_experts is asked for
   // [logit_rows] where the model is to draw the tokens itself (Model::draws); else empty.
   std::vector<kernels::RowDraw> draws;
   // [dp] tokens.size(), decode_tokens and logit_rows.size() of each attention group, this one
   // included. May be left empty where there is only one.
   std::vector<int64_t> group_tokens, group_decode_tokens, group_logit_rows;
+  bool groups_want_routed_experts = false;  // whether any group's batch has `routed_experts`
 
   int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
 };
@@ -77,6 +82,7 @@ struct GpuOptions {
   int64_t graph_max_tokens = 0;                // --cuda-graph-max-bs: decode tokens of a group
   int64_t max_sequences = 0;                   // of one pass
   std::chrono::milliseconds timeout{300'000};  // of kernels that wait for a peer
+  int ranks_per_host = 0;                      // 0: all are on one
 };
 
 struct ModelOptions {
@@ -87,6 +93,10 @@ struct ModelOptions {
   MoeOptions moe;
   std::shared_ptr<const MoeBackends> backends;  // null: those of this program
   std::optional<GpuOptions> gpu;                // nothing: the CPU
+  RoutingObserver* observer = nullptr;          // of the MoE layers, outlives the model; CPU only
+  ReplicaChooser* chooser = nullptr;            // of the MoE layers, likewise
+  bool movable_experts = false;                 // Model::movable_experts is asked for; CPU only
+  std::string eplb_algorithm = "auto";          // plans for a recorded --init-expert-location
   int32_t page_size = 16;                       // of the cache that Forward will be given
   LoadOptions load;
 };
@@ -112,6 +122,9 @@ class Model {
   // [T, layers, top_k] the logical experts that each row of the last batch was sent to, −1 for none
   // (dense layers have none at all). Empty where the batch did not ask.
   std::span<const int32_t> routed_experts() const;
+
+  // What re-balancing moves; null where ModelOptions did not ask.
+  MovableExperts* movable_experts();
 
   const ModelConfig& config() const;
 

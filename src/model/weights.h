@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -70,6 +71,9 @@ struct LoadOptions {
   bool whole_shared_expert = false;  // a2a backends: the shared expert is not split; Model sets it
   std::vector<ExpertPlacement> placements;  // one for each layer; empty: trivial. Model sets it
   uint64_t dummy_seed = 0;
+  // Of a GPU's rank: what formats that its kernels do not multiply become when they are placed
+  // there (PlaceWeights). Read by WeightBytesPerRank alone.
+  std::optional<DType> placed_as;
   // Called as bytes become resident, from the loading thread: done and total of this rank.
   std::function<void(size_t done, size_t total)> progress;
   bool check_nan_scales = true;  // and weights of float8 that are NaN

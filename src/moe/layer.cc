@@ -31,9 +31,7 @@ MoeLayer::MoeLayer(MoeLayerConfig config, MoeLayerWeights weights,
   if (config_.placement.num_logical() == 0)
     config_.placement = ExpertPlacement::Trivial(shape.num_experts, options.num_redundant_experts);
   CHECK_EQ(config_.placement.num_physical(), shape.num_experts + options.num_redundant_experts);
-  if (!config_.placement.is_identity())
-    replicas_ = runtime_->scatters() ? config_.placement.ReplicasFor(mesh.ep(), mesh.ep_rank())
-                                     : config_.placement.CommonReplicas();
+  expert_owners_.resize(weights_.experts.size());
   if (runtime_->shared_dispatched()) {
     CHECK(weights_.has_shared);
     if (weights_.shared.gate.n != shape.intermediate)
@@ -46,11 +44,40 @@ MoeLayer::MoeLayer(MoeLayerConfig config, MoeLayerWeights weights,
   }
   CHECK_EQ(static_cast<int>(weights_.experts.size()),
            runtime_->experts().LocalExperts(mesh.ep_rank()));
-  for (const kernels::ExpertWeights& expert : weights_.experts)
-    for (const WeightView* w : {&expert.gate, &expert.up, &expert.down})
-      if (!runtime_->Takes(w->format))
-        throw Invalid("--moe-runner-backend {} does not compute with {} experts",
-                      options.runner_backend, Name(w->format));
+  for (const kernels::ExpertWeights& expert : weights_.experts) CheckFormats(expert);
+  TakePlacement();
+}
+
+void MoeLayer::CheckFormats(const kernels::ExpertWeights& expert) const {
+  for (const WeightView* w : {&expert.gate, &expert.up, &expert.down})
+    if (!runtime_->Takes(w->format))
+      throw Invalid("--moe-runner-backend {} does not compute with {} experts",
+                    runtime_->options().runner_backend, Name(w->format));
+}
+
+void MoeLayer::TakePlacement() {
+  const Mesh& mesh = runtime_->comm().mesh;
+  replicas_.clear();
+  if (!config_.placement.is_identity())
+    replicas_ = runtime_->scatters() ? config_.placement.ReplicasFor(mesh.ep(), mesh.ep_rank())
+                                     : config_.placement.CommonReplicas();
+  if (runtime_->observer()) runtime_->observer()->OnPlacement(config_.layer, config_.placement);
+  if (runtime_->chooser()) runtime_->chooser()->OnPlacement(config_.layer, config_.placement);
+}
+
+std::vector<OwnedExpert> MoeLayer::SwitchPlacement(ExpertPlacement placement,
+                                                   std::vector<OwnedExpert> experts) {
+  CHECK_EQ(placement.num_logical(), config_.placement.num_logical());
+  CHECK_EQ(placement.num_physical(), config_.placement.num_physical());
+  CHECK_EQ(experts.size(), expert_owners_.size());
+  config_.placement = std::move(placement);
+  // A shared expert that is dispatched stays, behind them.
+  for (size_t i = 0; i < experts.size(); ++i) {
+    std::swap(weights_.experts[i], experts[i].weights);
+    std::swap(expert_owners_[i], experts[i].owner);
+  }
+  TakePlacement();
+  return experts;
 }
 
 void MoeLayer::Forward(const float* hidden, const MoeTokens& tokens, float* out,
@@ -67,6 +94,7 @@ void MoeLayer::Forward(const float* hidden, const MoeTokens& tokens, float* out,
                          out + first * config_.hidden, &batch);
     batch.routed_experts =
         tokens.routed_experts ? tokens.routed_experts + first * config_.router.top_k : nullptr;
+    batch.first_row = first;
     RunBatch(batch, hooks);
   };
 
@@ -204,6 +232,7 @@ void MoeLayer::Route(MoeBatch& batch) const {
                 runtime_->pool());
   KeepRoutedExperts(batch);
   ChooseExperts(batch);
+  if (runtime_->observer()) TellObserver(batch);
 }
 
 // Each rank writes the tokens that it answers for; Scatter gives them to the others of the group.
@@ -224,11 +253,38 @@ void MoeLayer::KeepRoutedExperts(MoeBatch& batch) const {
                 batch.routed_experts + (begin + first - own.begin) * k);
 }
 
+// Where all ranks route all tokens, each answers for an even share of them.
+void MoeLayer::TellObserver(const MoeBatch& batch) const {
+  const Mesh& mesh = runtime_->comm().mesh;
+  Share own = EvenShare(batch.lane_tokens, mesh.world(), mesh.rank());  // among the lane's tokens
+  int64_t begin = own.begin;                                            // among the group's
+  if (batch.spread) {
+    const Share share = batch.spread->own(mesh.rank());
+    own = {batch.spread->own_in_lane(), batch.spread->own_in_lane() + share.size()};
+    begin = share.begin;
+  }
+  const int64_t first = std::max(own.begin, batch.round.begin);
+  const int64_t count = std::max<int64_t>(0, std::min(own.end, batch.round.end) - first);
+  const auto rows = [&](const TopK& topk) {
+    return count == 0
+               ? std::span<const int32_t>()
+               : std::span(topk.ids).subspan((first - batch.round.begin) * topk.k, count * topk.k);
+  };
+  runtime_->observer()->OnRoute(
+      config_.layer, {.first_row = count == 0 ? 0 : batch.first_row + begin + first - own.begin,
+                      .tokens = count,
+                      .logical = rows(batch.logical),
+                      .physical = rows(*batch.topk)});
+}
+
 void MoeLayer::ChooseExperts(MoeBatch& batch) const {
   batch.topk = &batch.logical;
-  if (replicas_.empty() && !runtime_->shared_dispatched()) return;
+  ReplicaChooser* chooser = runtime_->chooser();
+  if (replicas_.empty() && !chooser && !runtime_->shared_dispatched()) return;
   batch.topk = &batch.physical;
-  if (replicas_.empty()) {
+  if (chooser) {
+    chooser->Choose(config_.layer, batch.logical, &batch.physical);
+  } else if (replicas_.empty()) {
     batch.physical = batch.logical;
   } else {
     ToPhysical(replicas_, batch.logical, &batch.physical);
@@ -254,6 +310,8 @@ void MoeLayer::EndDispatch(MoeBatch& batch) const {
 void MoeLayer::PrePermute(MoeBatch& batch) const {
   runtime_->permute(batch.dispatched.layout)
       .pre(runtime_->permute_context(), batch.dispatched, &batch.grouped);
+  if (RoutingObserver* observer = runtime_->observer(); observer && observer->wants_dispatch())
+    observer->OnDispatch(config_.layer, batch.grouped);
 }
 
 void MoeLayer::RunExperts(MoeBatch& batch) const {

@@ -27,6 +27,7 @@ struct MoeLayerConfig {
   kernels::Activation activation = kernels::Activation::kSwiGlu;
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;
   ExpertPlacement placement;  // default: trivial
+  int layer = 0;              // its number in the model, for who observes
 };
 
 // Views of the checkpoint; this rank's share.
@@ -41,6 +42,12 @@ struct MoeLayerWeights {
   WeightView shared_gate;  // [1, H], sigmoid; undefined: no gate
 };
 
+// An expert's share and what its biases lie in, where they are no part of a view's owner.
+struct OwnedExpert {
+  kernels::ExpertWeights weights;
+  std::shared_ptr<const void> owner;
+};
+
 // The rows of one pass, as every rank knows them.
 struct MoeTokens {
   // [dp] rows of each attention group, and how many of them, the first ones, are the one new row of
@@ -52,7 +59,7 @@ struct MoeTokens {
   int32_t* routed_experts = nullptr;
 };
 
-// Stateless between calls but for its weights; the rank's thread calls it.
+// Stateless between calls but for its weights and where they sit; the rank's thread calls it.
 class MoeLayer {
  public:
   MoeLayer(MoeLayerConfig config, MoeLayerWeights weights, std::shared_ptr<MoeRuntime> runtime);
@@ -62,6 +69,17 @@ class MoeLayer {
   // too.
   void Forward(const float* hidden, const MoeTokens& tokens, float* out,
                const MoeHooks& hooks = {}) const;
+
+  // From the next pass on experts sit as `placement` says, which has as many places; `experts` are
+  // this rank's. Between two passes, before the same one on every rank. With an all-to-all no bit of
+  // an output changes. Returns the experts that it had.
+  std::vector<OwnedExpert> SwitchPlacement(ExpertPlacement placement,
+                                           std::vector<OwnedExpert> experts);
+  const ExpertPlacement& placement() const { return config_.placement; }
+  // Error kInvalid names --moe-runner-backend where it does not compute with such experts.
+  void CheckFormats(const kernels::ExpertWeights& expert) const;
+  // The `local`-th of this rank's routed experts. Other threads may ask too, while nothing switches.
+  OwnedExpert Expert(int local) const { return {weights_.experts[local], expert_owners_[local]}; }
 
   // Where a caller that makes `hidden` may leave the same rows as they travel, so that nobody has
   // to convert and copy them: at most once before each Forward, with the same tokens, on every rank
@@ -92,14 +110,17 @@ class MoeLayer {
   void RunRound(MoeBatch& batch, const MoeHooks& hooks) const;
   void RunRoundFused(MoeBatch& batch, const MoeHooks& hooks) const;
   ExpertBlock Block() const;
+  void TakePlacement();
   void PlaceRows(MoeBatch& batch) const;
   void ChooseExperts(MoeBatch& batch) const;
   void ComputeShared(MoeBatch& batch) const;
   void KeepRoutedExperts(MoeBatch& batch) const;
+  void TellObserver(const MoeBatch& batch) const;
 
   MoeLayerConfig config_;
   MoeLayerWeights weights_;
   std::shared_ptr<MoeRuntime> runtime_;
+  std::vector<std::shared_ptr<const void>> expert_owners_;  // [routed experts of this rank]
   std::vector<int32_t> replicas_;  // [num_logical] physical experts that this rank sends to
 };
 

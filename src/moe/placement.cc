@@ -1,9 +1,6 @@
 #include "moe/placement.h"
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/check.h"
@@ -62,63 +59,6 @@ std::vector<int32_t> ExpertPlacement::ReplicasFor(int ep, int ep_rank) const {
     chosen[logical] = here != all.end() ? *here : all[ep_rank % all.size()];
   }
   return chosen;
-}
-
-namespace {
-
-using nlohmann::json;
-
-json ReadMap(const std::string& location) {
-  std::ifstream file(location);
-  if (!file)
-    throw NotFound("--init-expert-location {}: no such file, and not \"trivial\"", location);
-  const json map = json::parse(file, nullptr, /*allow_exceptions=*/false);
-  const auto rows = map.is_object() ? map.find("physical_to_logical_map") : map.end();
-  if (map.is_discarded() || !map.is_object() || rows == map.end() || !rows->is_array() ||
-      rows->empty())
-    throw Invalid("--init-expert-location {}: want {{\"physical_to_logical_map\": [[...], ...]}}",
-                  location);
-  return *rows;
-}
-
-// Error kInvalid says what is wrong with the row.
-ExpertPlacement PlacementOf(const json& row, int num_logical, int redundant) {
-  const auto is_id = [&](const json& id) {
-    return id.is_number_integer() && id >= 0 && id < num_logical;
-  };
-  if (row.is_null()) return ExpertPlacement::Trivial(num_logical, redundant);
-  if (!row.is_array()) throw Invalid("no list of expert ids");
-  const auto other = std::ranges::find_if_not(row, is_id);
-  if (other != row.end())
-    throw Invalid("{} is no expert id; the model has 0 to {}", other->dump(), num_logical - 1);
-  const size_t want = static_cast<size_t>(num_logical) + redundant;
-  if (row.size() != want)
-    throw Invalid("{} experts are placed; the model and --ep-num-redundant-experts make {}",
-                  row.size(), want);
-  return ExpertPlacement(num_logical, row.get<std::vector<int32_t>>());
-}
-
-}  // namespace
-
-std::vector<ExpertPlacement> LoadPlacements(const std::string& location, int64_t num_layers,
-                                            int num_logical, int redundant) {
-  if (redundant < 0) throw Invalid("--ep-num-redundant-experts {}: want at least 0", redundant);
-  if (location == "trivial")
-    return {static_cast<size_t>(num_layers), ExpertPlacement::Trivial(num_logical, redundant)};
-  const json rows = ReadMap(location);
-  const auto count = static_cast<int64_t>(rows.size());
-  if (count != 1 && count != num_layers)
-    throw Invalid("--init-expert-location {}: it has {} layers, the model {}", location, count,
-                  num_layers);
-  std::vector<ExpertPlacement> placements;
-  for (int64_t layer = 0; layer < num_layers; ++layer) {
-    try {
-      placements.push_back(PlacementOf(rows[count == 1 ? 0 : layer], num_logical, redundant));
-    } catch (const Error& error) {
-      throw Invalid("--init-expert-location {}: layer {}: {}", location, layer, error.what());
-    }
-  }
-  return placements;
 }
 
 ExpertMap::ExpertMap(int num_physical, int ep, bool shared_dispatched) : places_(num_physical) {

@@ -47,13 +47,6 @@ class ExpertPlacement {
   bool identity_ = true;
 };
 
-// What `--init-expert-location` names, one placement for each of `num_layers` layers: "trivial", or
-// a JSON file {"physical_to_logical_map": [[…] …]} with a row for each layer of the model, dense
-// ones included, or one for all; null is the trivial placement. Error kInvalid names flag, file and
-// layer, kNotFound flag and file.
-std::vector<ExpertPlacement> LoadPlacements(const std::string& location, int64_t num_layers,
-                                            int num_logical, int redundant);
-
 // Physical expert → EP rank that holds it, and its index among that rank's. Where the shared expert
 // is dispatched as well, rank r's copy of it is the physical expert num_physical + r.
 class ExpertMap {

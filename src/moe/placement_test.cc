@@ -1,9 +1,6 @@
 // Where experts sit, and what is said of files that put them nowhere.
 #include "moe/placement.h"
 
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <set>
 
@@ -16,7 +13,6 @@
 namespace switchyard {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -119,71 +115,6 @@ TEST(ExpertMapTest, SharedCopiesComeAfterTheOthersOneOnEachRank) {
   EXPECT_EQ(map.LocalIdOn(1, 6), 2);
   EXPECT_EQ(map.LocalIdOn(0, 6), -1);
   EXPECT_EQ(map.LocalIdOn(0, -1), -1);
-}
-
-class LoadPlacementsTest : public testing::Test {
- protected:
-  ~LoadPlacementsTest() override { std::filesystem::remove(path_); }
-  std::string Write(const std::string& text) {
-    std::ofstream(path_) << text;
-    return path_;
-  }
-  // Three layers of four experts with one redundant.
-  std::string ErrorOfFile(const std::string& text) {
-    const std::string location = Write(text);
-    const std::string error = ErrorOf([&] { LoadPlacements(location, 3, 4, 1); });
-    EXPECT_THAT(error, HasSubstr("--init-expert-location " + location));
-    return error;
-  }
-
-  const std::string path_ = testing::TempDir() + "placement_" +
-                            testing::UnitTest::GetInstance()->current_test_info()->name() + ".json";
-};
-
-TEST_F(LoadPlacementsTest, TrivialIsTheSameForAllLayers) {
-  const auto all = LoadPlacements("trivial", 3, 4, 1);
-  ASSERT_EQ(all.size(), 3u);
-  for (const ExpertPlacement& placement : all)
-    EXPECT_THAT(MapOf(placement), ElementsAre(0, 1, 2, 3, 0));
-}
-
-TEST_F(LoadPlacementsTest, AFileHasARowForEachLayerOrOneForAll) {
-  const auto each = LoadPlacements(
-      Write(R"({"physical_to_logical_map": [[3,2,1,0,0], null, [0,1,2,3,3]], "other": 1})"), 3, 4,
-      1);
-  ASSERT_EQ(each.size(), 3u);
-  EXPECT_THAT(MapOf(each[0]), ElementsAre(3, 2, 1, 0, 0));
-  EXPECT_THAT(MapOf(each[1]), ElementsAre(0, 1, 2, 3, 0));
-  EXPECT_THAT(MapOf(each[2]), ElementsAre(0, 1, 2, 3, 3));
-  const auto one = LoadPlacements(Write(R"({"physical_to_logical_map": [[3,2,1,0]]})"), 3, 4, 0);
-  ASSERT_EQ(one.size(), 3u);
-  EXPECT_THAT(MapOf(one[2]), ElementsAre(3, 2, 1, 0));
-}
-
-TEST_F(LoadPlacementsTest, ErrorsNameFlagFileAndLayer) {
-  EXPECT_THAT(ErrorOf([] { LoadPlacements("/no/such/file", 1, 4, 0); }, ErrorKind::kNotFound),
-              AllOf(HasSubstr("--init-expert-location /no/such/file"), HasSubstr("trivial")));
-  EXPECT_THAT(ErrorOf([] { LoadPlacements("trivial", 1, 4, -1); }),
-              HasSubstr("--ep-num-redundant-experts -1"));
-  for (const char* no_map : {"", "[]", "{}", R"({"physical_to_logical_map": 1})",
-                             R"({"physical_to_logical_map": []})", "{\"physical_to_logical_map\":"})
-    EXPECT_THAT(ErrorOfFile(no_map), HasSubstr("physical_to_logical_map")) << no_map;
-  EXPECT_THAT(ErrorOfFile(R"({"physical_to_logical_map": [[0,1,2,3,0],[0,1,2,3,0]]})"),
-              HasSubstr("it has 2 layers, the model 3"));
-
-  const auto with_row = [&](const std::string& row) {
-    return ErrorOfFile(R"({"physical_to_logical_map": [null, )" + row + ", null]}");
-  };
-  EXPECT_THAT(with_row("7"), HasSubstr("layer 1: no list of expert ids"));
-  EXPECT_THAT(with_row("[0,1,2,3]"),
-              HasSubstr("layer 1: 4 experts are placed; the model and --ep-num-redundant-experts "
-                        "make 5"));
-  EXPECT_THAT(with_row("[0,1,2,2,2]"),
-              HasSubstr("layer 1: no physical expert is logical expert 3"));
-  for (const char* id : {"4", "-1", "1.5", "\"1\"", "null", "4294967296", "18446744073709551616"})
-    EXPECT_THAT(with_row(fmt::format("[0,1,2,3,{}]", id)),
-                HasSubstr("is no expert id; the model has 0 to 3"))
-        << id;
 }
 
 }  // namespace

@@ -164,6 +164,15 @@ bool MoeRuntime::Takes(WeightFormat format) const {
   return fused_ ? fused_->Takes(format) : runner_->Takes(format);
 }
 
+void MoeRuntime::Observe(RoutingObserver* observer) {
+  if (observer && observer->wants_dispatch() && fused_)
+    throw Invalid(
+        "--expert-distribution-recorder-mode stat_approx counts dispatched rows, which "
+        "--moe-a2a-backend {} keeps to itself: want stat",
+        options_.a2a_backend);
+  observer_ = observer;
+}
+
 int64_t MoeRuntime::MaxTokens(bool decode) const {
   return fused_ ? fused_->MaxTokens(decode) : dispatcher_->MaxTokens(decode);
 }
@@ -176,6 +185,7 @@ void MoeRuntime::StartBatch(const float* hidden, std::span<const int64_t> group_
   batch->tokens = group_tokens[comm_.mesh.dp_rank()];
   batch->decode = decode;
   batch->routed_experts = nullptr;
+  batch->first_row = 0;
   batch->lane_tokens = batch->tokens;
   int64_t longest = batch->tokens;
   if (scatters()) {

@@ -9,6 +9,8 @@
 #include "moe/backends.h"
 #include "moe/batch.h"
 #include "moe/layer.h"
+#include "moe/replica_chooser.h"
+#include "moe/routing_observer.h"
 
 namespace switchyard {
 
@@ -41,6 +43,14 @@ class MoeRuntime {
   std::span<const uint8_t> active_ranks() const {
     return dispatcher_ ? dispatcher_->active_ranks() : std::span<const uint8_t>();
   }
+  // Layers built from now on tell `observer` (null: nobody), which outlives them. Error kInvalid
+  // where it wants what the backend does not show.
+  void Observe(RoutingObserver* observer);
+  RoutingObserver* observer() const { return observer_; }
+  // Layers built from now on ask `chooser` (null: each rank sends to one replica of each expert),
+  // which outlives them.
+  void ChooseReplicasBy(ReplicaChooser* chooser) { chooser_ = chooser; }
+  ReplicaChooser* chooser() const { return chooser_; }
   bool shared_dispatched() const { return options_.waterfill && shape_.has_shared; }
 
   // A batch of tokens [first, first + group_tokens[own group]) of the rows `hidden`, before its
@@ -63,6 +73,8 @@ class MoeRuntime {
   std::unique_ptr<FusedExperts> fused_;
   std::map<DispatchLayout, PermutePair> permutes_;
   MoeBatch batch_;
+  RoutingObserver* observer_ = nullptr;
+  ReplicaChooser* chooser_ = nullptr;
 };
 
 }  // namespace switchyard

@@ -135,7 +135,7 @@ int RunServe(const ServerArgs& args) {
     CheckCheckpoint(args.engine.model_path, ReadModelConfig(args.engine));
   }
   const EnginePlan plan = MakePlan(args.engine, launch.ranks_of_host);
-  if (plan.model.has_moe())
+  if (plan.model.has_moe() && !plan.cuda)
     LOG_INFO("{}", DescribeExchangeMemory(plan.model, MakeModelOptions(args.engine, plan),
                                           args.engine.mesh));
   const ServedModel model = LoadServedModel(args, plan.model);

@@ -24,6 +24,7 @@ void AddRows(const ScheduledRows& part, int32_t page_size, ForwardBatch& batch) 
                              .rows = static_cast<int32_t>(part.rows),
                              .kv_len = static_cast<int32_t>(end),
                              .pages = pages.data()});
+  batch.request_ids.push_back(sequence.request.id);
   const Sequence::RowRange wanted = sequence.LogitRows(part.rows);
   for (int64_t position = wanted.first; position < wanted.end; ++position)
     batch.logit_rows.push_back(row_begin + static_cast<int32_t>(position - sequence.computed));
@@ -52,6 +53,7 @@ void BuildBatch(std::span<const ScheduledRows> plan, int32_t page_size, ForwardB
   batch.positions.clear();
   batch.slots.clear();
   batch.sequences.clear();
+  batch.request_ids.clear();
   batch.logit_rows.clear();
   batch.decode_tokens = 0;
   batch.routed_experts = false;

@@ -152,7 +152,7 @@ void CheckpointReader::Finish(const LoadJobs::Progress& progress) {
                    missing_.size() > named.size() ? ", ..." : "");
   }
   if (!options_.read_data) return;
-  if (expanded_ != 0) {
+  if (expanded_ != 0 && options_.log) {
     LOG_INFO("{}: {} matrices are held as {}: {}", checkpoint_.dir().string(), expanded_,
              Name(config_.dtype), why_expanded_);
   }

@@ -47,7 +47,10 @@ class CheckpointReader {
  public:
   CheckpointReader(const Checkpoint& checkpoint, const ModelConfig& config,
                    const CheckpointSourceOptions& options)
-      : checkpoint_(checkpoint), config_(config), options_(options) {}
+      : checkpoint_(checkpoint),
+        config_(config),
+        options_(options),
+        slabs_(options.slab_bytes > 0 ? options.slab_bytes : Slabs::kSlabBytes) {}
 
   const ModelConfig& config() const { return config_; }
   bool read_data() const { return options_.read_data; }

@@ -10,13 +10,15 @@ namespace {
 
 class CountingSource : public WeightSource {
  public:
-  explicit CountingSource(const ModelConfig& config) : config_(config) {}
+  CountingSource(const ModelConfig& config, std::optional<DType> placed_as)
+      : config_(config), placed_as_(placed_as) {}
 
   bool Has(const std::string& name) const override {
     return config_.quantization.mxfp4_blocks() && name.ends_with("_blocks");
   }
   WeightView Matrix(const MatrixRequest& r) override {
-    WeightView view{.format = ImpliedFormat(config_, r), .n = r.rows.size(), .k = r.cols.size()};
+    WeightView view{
+        .format = Placed(ImpliedFormat(config_, r)), .n = r.rows.size(), .k = r.cols.size()};
     if (view.format == WeightFormat::kInt4Group) view.group_size = GroupSizeOf(r.scheme, r.cols);
     return view;
   }
@@ -24,7 +26,16 @@ class CountingSource : public WeightSource {
   void Finish(const Progress&) override {}
 
  private:
+  // As Device::Place and the experts of a Hopper card have it; generous where dtype is float32.
+  WeightFormat Placed(WeightFormat stored) const {
+    const bool plain = stored == WeightFormat::kF32 || stored == WeightFormat::kBF16;
+    if (!placed_as_ || plain) return stored;
+    if (*placed_as_ != DType::kF32 && stored == WeightFormat::kFp8Block) return stored;
+    return PlainFormat(*placed_as_);
+  }
+
   const ModelConfig& config_;
+  const std::optional<DType> placed_as_;
 };
 
 }  // namespace
@@ -68,8 +79,9 @@ int64_t ColumnUnit(const LinearScheme& scheme) {
   }
 }
 
-std::unique_ptr<WeightSource> MakeCountingSource(const ModelConfig& config) {
-  return std::make_unique<CountingSource>(config);
+std::unique_ptr<WeightSource> MakeCountingSource(const ModelConfig& config,
+                                                 std::optional<DType> placed_as) {
+  return std::make_unique<CountingSource>(config, placed_as);
 }
 
 }  // namespace switchyard

@@ -135,8 +135,11 @@ CodeLayout LayoutOf(WeightFormat format, int64_t group_size) {
 
 class DummySource : public WeightSource {
  public:
-  DummySource(const ModelConfig& config, uint64_t seed, int threads)
-      : config_(config), seed_(seed), threads_(threads) {}
+  DummySource(const ModelConfig& config, uint64_t seed, int threads, size_t slab_bytes)
+      : config_(config),
+        seed_(seed),
+        threads_(threads),
+        slabs_(slab_bytes > 0 ? slab_bytes : Slabs::kSlabBytes) {}
 
   bool Has(const std::string& name) const override {
     return config_.quantization.mxfp4_blocks() && name.ends_with("_blocks");
@@ -259,9 +262,9 @@ class DummySource : public WeightSource {
 
 }  // namespace
 
-std::unique_ptr<WeightSource> MakeDummySource(const ModelConfig& config, uint64_t seed,
-                                              int threads) {
-  return std::make_unique<DummySource>(config, seed, threads);
+std::unique_ptr<WeightSource> MakeDummySource(const ModelConfig& config, uint64_t seed, int threads,
+                                              size_t slab_bytes) {
+  return std::make_unique<DummySource>(config, seed, threads, slab_bytes);
 }
 
 }  // namespace switchyard

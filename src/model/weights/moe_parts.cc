@@ -107,16 +107,13 @@ void AddExpertBiases(Parts& parts, const std::string& prefix, std::span<const in
   }
 }
 
-// This rank's physical experts, each the MoE-TP part of its intermediate elements.
-std::vector<kernels::ExpertWeights> BuildExperts(Parts& parts, const std::string& prefix,
-                                                 const ExpertPlacement& placement,
-                                                 std::vector<Tensor>* owned) {
+// `prefix`: of the block's experts.
+std::vector<kernels::ExpertWeights> ExpertsOfBlock(Parts& parts, const std::string& prefix,
+                                                   std::span<const int32_t> mine,
+                                                   std::vector<Tensor>* owned) {
   const MoeModelConfig& moe = *parts.config().moe;
   const TensorNames& names = parts.names();
   const Mesh& mesh = parts.mesh();
-  const ExpertRange places = ExpertsOfRank(placement.num_physical(), mesh.ep(), mesh.ep_rank());
-  const std::span<const int32_t> mine =
-      placement.physical_to_logical().subspan(places.begin, places.end - places.begin);
   const bool fused = names.interleaved_experts || parts.Has(prefix + "gate_up_proj");
   const std::string down = fused ? prefix + "down_proj" : prefix + "0." + names.expert_down;
   const int64_t unit =
@@ -145,6 +142,12 @@ std::string BlockPrefix(const Parts& parts, const std::string& layer_prefix) {
 
 }  // namespace
 
+std::vector<kernels::ExpertWeights> BuildExperts(Parts& parts, const std::string& prefix,
+                                                 std::span<const int32_t> experts,
+                                                 std::vector<Tensor>* owned) {
+  return ExpertsOfBlock(parts, BlockPrefix(parts, prefix) + "experts.", experts, owned);
+}
+
 MoeLayerWeights BuildMoe(Parts& parts, const std::string& prefix, const ExpertPlacement& placement,
                          std::vector<Tensor>* owned) {
   const MoeModelConfig& moe = *parts.config().moe;
@@ -153,7 +156,10 @@ MoeLayerWeights BuildMoe(Parts& parts, const std::string& prefix, const ExpertPl
   const std::string block = BlockPrefix(parts, prefix);
   MoeLayerWeights w;
   w.router = BuildRouter(parts, block + names.router, owned);
-  w.experts = BuildExperts(parts, block + "experts.", placement, owned);
+  const ExpertRange places = ExpertsOfRank(placement.num_physical(), mesh.ep(), mesh.ep_rank());
+  w.experts = ExpertsOfBlock(
+      parts, block + "experts.",
+      placement.physical_to_logical().subspan(places.begin, places.end - places.begin), owned);
   const int64_t shared = moe.shared_intermediate;
   if (shared != 0) {
     w.has_shared = true;

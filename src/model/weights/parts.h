@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "model/families/family.h"
 #include "model/weights/source.h"
@@ -74,7 +75,12 @@ class Parts {
 // `prefix` is the layer's: "model.layers.3.".
 GroupedAttentionWeights BuildGroupedAttention(Parts& parts, const std::string& prefix);
 LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& prefix);
-// Biases that the result points into are appended to *owned.
+// Biases that the results point into are appended to *owned.
+//
+// These logical experts of a layer, each the MoE-TP part of its intermediate elements.
+std::vector<kernels::ExpertWeights> BuildExperts(Parts& parts, const std::string& prefix,
+                                                 std::span<const int32_t> experts,
+                                                 std::vector<Tensor>* owned);
 MoeLayerWeights BuildMoe(Parts& parts, const std::string& prefix, const ExpertPlacement& placement,
                          std::vector<Tensor>* owned);
 

@@ -4,14 +4,10 @@
 
 namespace switchyard {
 
-namespace {
-constexpr size_t kSlabBytes = size_t{64} << 20;
-}
-
 Slabs::Piece Slabs::Allocate(size_t bytes) {
   bytes = Align(bytes);
   if (bytes > left_ || !slab_) {
-    const size_t size = std::max(bytes, kSlabBytes);
+    const size_t size = std::max(bytes, slab_bytes_);
     auto slab = std::make_shared<Tensor>(Tensor::Empty(DType::kU8, {static_cast<int64_t>(size)}));
     next_ = static_cast<uint8_t*>(slab->mutable_raw());
     left_ = size;

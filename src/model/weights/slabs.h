@@ -13,6 +13,11 @@ namespace switchyard {
 // Used by one thread. Pieces outlive the object.
 class Slabs {
  public:
+  static constexpr size_t kSlabBytes = size_t{64} << 20;
+
+  // Pieces that are larger get a slab of their own.
+  explicit Slabs(size_t slab_bytes = kSlabBytes) : slab_bytes_(slab_bytes) {}
+
   struct Piece {
     uint8_t* data = nullptr;  // zeroed, aligned to 64 bytes
     std::shared_ptr<const void> owner;
@@ -23,6 +28,7 @@ class Slabs {
   static size_t Align(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
  private:
+  const size_t slab_bytes_;
   std::shared_ptr<const Tensor> slab_;
   uint8_t* next_ = nullptr;
   size_t left_ = 0;

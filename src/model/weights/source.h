@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -69,6 +70,8 @@ struct CheckpointSourceOptions {
   bool read_data = true;         // false: headers alone are checked
   bool check_nan_scales = true;  // of the parts requested, and codes that are NaN
   int threads = 1;               // that convert what is not used as it is stored
+  bool log = true;               // says which matrices are held in another format
+  size_t slab_bytes = 0;         // of the memory that they convert into (Slabs); 0: the default
   // Gets the names of all tensors that were there when they were asked for.
   std::set<std::string, std::less<>>* found = nullptr;
 };
@@ -79,12 +82,14 @@ std::unique_ptr<WeightSource> MakeCheckpointSource(const Checkpoint& checkpoint,
 
 // Numbers that are a function of tensor name, stored row and column, and seed alone, whatever part
 // a rank asks for, in the format config.json implies, of standard deviation near 1 / sqrt(k).
-// Filled by `threads` threads in Finish.
-std::unique_ptr<WeightSource> MakeDummySource(const ModelConfig& config, uint64_t seed,
-                                              int threads);
+// Filled by `threads` threads in Finish. `slab_bytes` as above.
+std::unique_ptr<WeightSource> MakeDummySource(const ModelConfig& config, uint64_t seed, int threads,
+                                              size_t slab_bytes = 0);
 
-// Gives views without data.
-std::unique_ptr<WeightSource> MakeCountingSource(const ModelConfig& config);
+// Gives views without data; of a GPU's rank in the format that weights have there
+// (LoadOptions::placed_as).
+std::unique_ptr<WeightSource> MakeCountingSource(const ModelConfig& config,
+                                                 std::optional<DType> placed_as = std::nullopt);
 
 // Format of a matrix that config.json implies where no checkpoint says.
 WeightFormat ImpliedFormat(const ModelConfig& config, const MatrixRequest& request);

@@ -80,7 +80,8 @@ size_t CheckCheckpoint(const std::filesystem::path& dir, const ModelConfig& conf
 }
 
 size_t WeightBytesPerRank(const ModelConfig& config, const Mesh& mesh, const LoadOptions& options) {
-  return BuildWeights(config, mesh, options, *MakeCountingSource(config)).bytes_mapped;
+  return BuildWeights(config, mesh, options, *MakeCountingSource(config, options.placed_as))
+      .bytes_mapped;
 }
 
 }  // namespace switchyard

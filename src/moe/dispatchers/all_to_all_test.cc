@@ -30,22 +30,22 @@ TestLayer SmallLayer() {
       {.hidden = kHidden, .intermediate = 96, .num_experts = kExperts, .top_k = kTopK});
 }
 
-RoutedTokens SameExperts(int64_t tokens, std::array<int32_t, kTopK> ids) {
+SomeTokens SameExperts(int64_t tokens, std::array<int32_t, kTopK> ids) {
   std::vector<int32_t> all;
   for (int64_t t = 0; t < tokens; ++t) all.insert(all.end(), ids.begin(), ids.end());
   return {std::move(all), kTopK, kHidden, 3};
 }
 
 // One after the other on the same buffers: what one leaves there must not matter to the next.
-std::vector<RoutedTokens> RoutingPatterns() {
+std::vector<SomeTokens> RoutingPatterns() {
   return {
-      RoutedTokens::Random(37, kExperts, kTopK, kHidden, 1),
+      SomeTokens::Random(37, kExperts, kTopK, kHidden, 1),
       SameExperts(16, {7, -1, -1}),                          // one hot expert
       SameExperts(9, {-1, -1, -1}),                          // nothing to do
-      RoutedTokens::Random(3, kExperts, kTopK, kHidden, 2),  // empty ranks, idle experts
+      SomeTokens::Random(3, kExperts, kTopK, kHidden, 2),  // empty ranks, idle experts
       SameExperts(0, {0, 0, 0}),                             // no tokens at all
       SameExperts(12, {4, 0, 9}),                            // many outputs of few rows
-      RoutedTokens::Random(24, kExperts, kTopK, kHidden, 5),
+      SomeTokens::Random(24, kExperts, kTopK, kHidden, 5),
   };
 }
 
@@ -111,7 +111,7 @@ TEST_P(AllToAllTest, MoeTpGroupsExchangeBesideOneAnother) {
 
 TEST_P(AllToAllTest, MoreRanksThanExperts) {
   const TestLayer layer({.hidden = 32, .intermediate = 32, .num_experts = 3, .top_k = 2});
-  const std::vector batches = {RoutedTokens::Random(20, 3, 2, 32, 1)};
+  const std::vector batches = {SomeTokens::Random(20, 3, 2, 32, 1)};
   ExpectSame(RunExchange(GetParam().Options(), layer, {8, 8}, batches),
              RunExchange(kReference.Options(), layer, {1, 1}, batches));
 }
@@ -127,7 +127,7 @@ TEST_P(StrictAllToAllTest, RanksOfSeveralHosts) {
 // What a layer's gradients go by: other rows, the routing of the batch before.
 TEST_P(AllToAllDispatcherTest, ASecondDispatchByTheSameRouting) {
   const TestLayer layer = SmallLayer();
-  RoutedTokens first = RoutedTokens::Random(18, kExperts, kTopK, kHidden, 1), second = first;
+  SomeTokens first = SomeTokens::Random(18, kExperts, kTopK, kHidden, 1), second = first;
   second.x = layer.Hidden(18, 5);
   const auto want = RunExchange(kReference.Options(), layer, {1, 1}, {second});
   RunExchangeRanks(GetParam().Options(), layer, {4, 4}, 18, [&](const ExchangeRank& rank) {
@@ -146,8 +146,8 @@ TEST_P(AllToAllDispatcherTest, ASecondDispatchByTheSameRouting) {
 
 TEST_P(AllToAllTest, TwoBatchesInFlightEndInEitherOrder) {
   const TestLayer layer = SmallLayer();
-  const std::vector batches = {RoutedTokens::Random(18, kExperts, kTopK, kHidden, 1),
-                               RoutedTokens::Random(7, kExperts, kTopK, kHidden, 2)};
+  const std::vector batches = {SomeTokens::Random(18, kExperts, kTopK, kHidden, 1),
+                               SomeTokens::Random(7, kExperts, kTopK, kHidden, 2)};
   const auto want = RunExchange(kReference.Options(), layer, {1, 1}, batches);
   for (const bool first_first : {true, false}) {
     RunExchangeRanks(GetParam().Options(), layer, {4, 4}, 18, [&](const ExchangeRank& rank) {
@@ -220,7 +220,7 @@ TEST_P(AllToAllTest, MoreTokensThanItsBuffersHoldAreRefused) {
 
 TEST_P(AllToAllTest, MoreBatchesInFlightThanBuffersAreRefused) {
   const TestLayer layer = SmallLayer();
-  const RoutedTokens tokens = SameExperts(2, {0, 1, 2});
+  const SomeTokens tokens = SameExperts(2, {0, 1, 2});
   RunExchangeRanks(GetParam().Options(), layer, {1, 1}, 2, [&](const ExchangeRank& rank) {
     ExchangeBatch a = rank.ShareOf(tokens), b = rank.ShareOf(tokens), c = rank.ShareOf(tokens);
     a.Begin(rank.moe);
@@ -233,7 +233,7 @@ TEST_P(AllToAllTest, MoreBatchesInFlightThanBuffersAreRefused) {
 // Rank 2 of 4 does `steps` of the three steps of a batch and then nothing more.
 std::string TimeoutOf(const ExchangeKind& kind, int steps) {
   const TestLayer layer = SmallLayer();
-  const RoutedTokens tokens = RoutedTokens::Random(16, kExperts, kTopK, kHidden, 1);
+  const SomeTokens tokens = SomeTokens::Random(16, kExperts, kTopK, kHidden, 1);
   return ErrorOf(
       [&] {
         RunExchangeRanks(kind.Options(), layer, {4, 4}, 16,
@@ -263,7 +263,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, NormalLayoutTest,
 
 TEST_P(NormalLayoutTest, WorkedExample) {
   const TestLayer layer({.hidden = 1, .intermediate = 1, .num_experts = 4, .top_k = 2});
-  RoutedTokens tokens({0, 3, 2, 3, 1, -1, 3, 0}, 2, 1, 1);
+  SomeTokens tokens({0, 3, 2, 3, 1, -1, 3, 0}, 2, 1, 1);
   tokens.x = {0, 1, 2, 3};
   tokens.topk.weights.assign(8, 1.0f);
   RunExchangeRanks(GetParam().Options(), layer, {2, 2}, 4, [&](const ExchangeRank& rank) {
@@ -299,7 +299,7 @@ TEST(FusedTilesTest, ScratchIsOneTileWhateverTheBatch) {
   const int64_t tokens = 3 * FusedTiles::kTileRows + 17;
   std::vector<int32_t> ids;  // expert 1 is hot, the others get one row in five
   for (int32_t t = 0; t < tokens; ++t) ids.insert(ids.end(), {1, t % 5 == 0 ? 2 + t % 4 : -1});
-  const RoutedTokens batch(std::move(ids), 2, 32, 1);
+  const SomeTokens batch(std::move(ids), 2, 32, 1);
   const auto want = RunExchange(kReference.Options(), layer, {1, 1}, {batch});
   for (const int ranks : {1, 2}) {
     RunExchangeRanks(ExchangeKind{"fused"}.Options(), layer, {ranks, ranks}, tokens,

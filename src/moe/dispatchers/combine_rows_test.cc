@@ -38,12 +38,12 @@ MoeOptions ByRank(const ExchangeKind& kind, RowFormat format) {
   return options;
 }
 
-std::vector<RoutedTokens> Batches() {
-  return {RoutedTokens::Random(37, kExperts, kTopK, kHidden, 1),
-          RoutedTokens::Random(3, kExperts, kTopK, kHidden, 2),  // empty ranks, idle experts
-          RoutedTokens(std::vector<int32_t>(27, -1), kTopK, kHidden, 3),
-          RoutedTokens({}, kTopK, kHidden, 3),
-          RoutedTokens::Random(24, kExperts, kTopK, kHidden, 5)};
+std::vector<SomeTokens> Batches() {
+  return {SomeTokens::Random(37, kExperts, kTopK, kHidden, 1),
+          SomeTokens::Random(3, kExperts, kTopK, kHidden, 2),  // empty ranks, idle experts
+          SomeTokens(std::vector<int32_t>(27, -1), kTopK, kHidden, 3),
+          SomeTokens({}, kTopK, kHidden, 3),
+          SomeTokens::Random(24, kExperts, kTopK, kHidden, 5)};
 }
 
 // What a difference of sums in another order, or rounded once more, may be of the largest value.
@@ -76,7 +76,7 @@ TEST_P(CombineByRankOverHostsTest, RanksOfSeveralHostsAreAsThoseOfOne) {
 // Weights go with the first dispatch, by which the second one is combined.
 TEST_P(CombineByRankTest, ASecondDispatchByTheSameRouting) {
   const TestLayer layer = SmallLayer();
-  const RoutedTokens tokens = RoutedTokens::Random(18, kExperts, kTopK, kHidden, 1);
+  const SomeTokens tokens = SomeTokens::Random(18, kExperts, kTopK, kHidden, 1);
   RunExchangeRanks(ByRank(GetParam(), {}), layer, {4, 4}, 18, [&](const ExchangeRank& rank) {
     ExchangeBatch batch = rank.ShareOf(tokens), other = rank.ShareOf(tokens);
     batch.RunAll(rank.moe, rank.block);

@@ -31,12 +31,12 @@ inline const std::vector<ExchangeKind> kAllToAllKinds = {
     {"mooncake", "normal"}, {"mooncake", "low_latency"}, {"mooncake", "auto"}, {"fused"}};
 
 // Tokens of all ranks, and where they go.
-struct RoutedTokens {
+struct SomeTokens {
   TopK topk;
   std::vector<float> x;  // [tokens, H]
 
   // ids [tokens, k]
-  RoutedTokens(std::vector<int32_t> ids, int k, int64_t hidden, unsigned seed) {
+  SomeTokens(std::vector<int32_t> ids, int k, int64_t hidden, unsigned seed) {
     kernels::Random random(seed);
     topk.tokens = static_cast<int64_t>(ids.size()) / k;
     topk.k = k;
@@ -46,7 +46,7 @@ struct RoutedTokens {
   }
 
   // Distinct experts for each token, some slots without one.
-  static RoutedTokens Random(int64_t tokens, int experts, int k, int64_t hidden, unsigned seed) {
+  static SomeTokens Random(int64_t tokens, int experts, int k, int64_t hidden, unsigned seed) {
     kernels::Random random(seed + 1000);
     std::vector<int32_t> ids;
     for (int64_t t = 0; t < tokens; ++t) {
@@ -65,7 +65,7 @@ struct ExchangeBatch {
   Dispatched dispatched;
   GroupedRows grouped;
 
-  ExchangeBatch(const RoutedTokens& all, Share share) {
+  ExchangeBatch(const SomeTokens& all, Share share) {
     const int k = all.topk.k;
     const int64_t hidden = all.topk.tokens > 0 ? all.x.size() / all.topk.tokens : 0;
     const auto cut = [&](const auto& values, int64_t width) {
@@ -111,7 +111,7 @@ struct ExchangeRank {
   const ExpertBlock& block;
   int ep, ep_rank, moe_tp_rank;
 
-  ExchangeBatch ShareOf(const RoutedTokens& all) const {
+  ExchangeBatch ShareOf(const SomeTokens& all) const {
     return {all, EvenShare(all.topk.tokens, ep, ep_rank)};
   }
 };
@@ -140,11 +140,11 @@ inline void RunExchangeRanks(const MoeOptions& options, const TestLayer& layer,
 // Outputs [batch][MoE-TP rank][tokens, H] of batches that go one after the other.
 using ExchangeOutputs = std::vector<std::vector<std::vector<float>>>;
 inline ExchangeOutputs RunExchange(const MoeOptions& options, const TestLayer& layer,
-                                   const MeshShape& mesh, const std::vector<RoutedTokens>& batches,
+                                   const MeshShape& mesh, const std::vector<SomeTokens>& batches,
                                    int ranks_per_host = 0) {
   int64_t most = 1;
   ExchangeOutputs all;
-  for (const RoutedTokens& batch : batches) {
+  for (const SomeTokens& batch : batches) {
     most = std::max(most, batch.topk.tokens);
     all.emplace_back(mesh.tp / mesh.ep, std::vector<float>(batch.x.size(), NAN));
   }

@@ -63,7 +63,9 @@ void AddModelFlags(CLI::App& app, ServerArgs& a) {
        "Of activations in flight: auto (the checkpoint's), float32, bfloat16, float16")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16", "half", "float"}));
   Flag(app, "--kv-cache-dtype", e.kv_cache_dtype, kModel,
-       "Of the KV cache: auto (float32, as exact as the arithmetic), float32, bfloat16, float16")
+       "Of the KV cache: auto (float32, as exact as the arithmetic; on GPUs bfloat16 unless "
+       "--dtype is "
+       "float32), float32, bfloat16, float16")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}));
   Flag(app, "--context-length", e.context_length, kModel,
        "Longest prompt plus output; 0: the model's")
@@ -148,8 +150,47 @@ void AddMoeFlags(CLI::App& app, EngineConfig& e) {
        "Physical experts beyond the model's, for replicas")
       ->check(CLI::NonNegativeNumber);
   Flag(app, "--init-expert-location", e.moe.init_expert_location, kMoe,
-       "Which expert sits where: trivial, or a JSON file {\"physical_to_logical_map\": [[...] "
-       "...]}");
+       "Which expert sits where: trivial, or a JSON or safetensors file with "
+       "physical_to_logical_map [layers, places] (`switchyard eplb plan --output`), or with "
+       "logical_count, a recorded distribution for which --eplb-algorithm plans");
+  EplbOptions& eplb = e.eplb;
+  Flag(app, "--ep-dispatch-algorithm", eplb.dispatch, kMoe,
+       "Which replica of an expert a token goes to: static (one for each rank), dynamic (any, at "
+       "random), balanced (so that a batch loads the ranks evenly), lp (the same, exactly), fake "
+       "(any expert: for benchmarks, outputs mean nothing)")
+      ->check(CLI::IsMember({"static", "dynamic", "fake", "balanced", "lp"}));
+  Switch(app, "--enable-eplb", eplb.enable, kMoe,
+         "Move experts between ranks while they serve, so that ranks are loaded evenly");
+  Flag(app, "--eplb-algorithm", eplb.algorithm, kMoe,
+       "How experts are placed: auto is yard where --ep-dispatch-algorithm is balanced or lp, else "
+       "deepseek")
+      ->check(
+          CLI::IsMember({"auto", "deepseek", "deepseek_hierarchical", "elasticity_aware", "yard"}));
+  Flag(app, "--eplb-rebalance-num-iterations", eplb.num_iterations, kMoe,
+       "Passes between two plans")
+      ->check(CLI::PositiveNumber);
+  Flag(app, "--eplb-rebalance-layers-per-chunk", eplb.layers_per_chunk, kMoe,
+       "Layers that change at the same step, whose moving experts are held twice until then; -1: "
+       "all that a plan changes");
+  Flag(app, "--eplb-min-rebalancing-utilization-threshold", eplb.min_utilization, kMoe,
+       "Nothing moves while the mean load of ranks is over this part of the fullest one's")
+      ->check(CLI::Range(0.0, 1.0));
+  Flag(app, "--eplb-watchdog-timeout", eplb.watchdog_seconds, kMoe,
+       "Seconds without progress after which a plan or a move of experts is given up")
+      ->check(CLI::PositiveNumber);
+  ExpertRecorderOptions& recorder = e.recorder;
+  Flag(
+      app, "--expert-distribution-recorder-mode", recorder.mode, kMoe,
+      "What POST /start_expert_distribution_record records: stat (tokens of each expert, by pass), "
+      "stat_approx (by dispatched rows), per_pass (and by rank), per_token; empty: nothing")
+      ->check(CLI::IsMember({"stat", "stat_approx", "per_pass", "per_token"}));
+  Flag(app, "--expert-distribution-recorder-buffer-size", recorder.buffer_size, kMoe,
+       "Passes that are kept, the last ones; -1: all");
+  Flag(app, "--expert-distribution-recorder-dir", recorder.dir, kMoe,
+       "Where POST /dump_expert_distribution_record leaves its file");
+  Switch(app, "--enable-expert-distribution-metrics", recorder.metrics, kMoe,
+         "Log how evenly each pass loads the ranks; counts at GET /expert_distribution and "
+         "GET /metrics");
   Flag(app, "--elastic-ep-timeout", e.moe.elastic_timeout_seconds, kMoe,
        "Seconds that a rank may stay silent in one stage before --moe-a2a-backend mooncake goes on "
        "without it")
@@ -285,6 +326,7 @@ constexpr const char* kBenchHelp =
     R"(switchyard bench: what the program, or a part of it, takes on this machine
 
   switchyard bench one-batch --model-path DIR   prefill and decode of a model
+  switchyard bench serve                        a load on a running server: latencies, throughput
   switchyard bench kernels                      products, experts, attention, small ops
   switchyard bench moe-layer                    one MoE layer: router, exchange, experts
   switchyard bench exchange                     collectives, dispatch and combine of rows
@@ -315,8 +357,11 @@ void AddBenchFlags(CLI::App& app, BenchArgs& a) {
              "CPUs 2")
       ->check(CLI::Range(0, 64));
   app.add_option("--tokens", a.tokens,
-                 "Tokens of each rank, several make several cases; default: from a few, as in "
-                 "decoding, to thousands, as in prompts")
+                 a.which == "exchange"
+                     ? "Tokens of each rank, several make several cases; default: 1 32 512 4096 "
+                       "on CPUs, 8 128 1024 4096 on GPUs"
+                     : "Tokens of each rank, several make several cases; default: 1 8 128 1024 on "
+                       "CPUs, 8 128 1024 8192 on GPUs")
       ->group(kBench)
       ->check(CLI::Range(1, 1 << 20));
   if (a.which == "exchange") return;
@@ -415,7 +460,7 @@ std::optional<BenchArgs> ParseBench(const std::string& which,
       {"exchange", "Time collectives, and dispatch and combine of rows between ranks"}};
   const auto summary = summaries.find(which);
   if (summary == summaries.end())
-    throw Invalid("bench {}: want one-batch, kernels, moe-layer or exchange", which);
+    throw Invalid("bench {}: want one-batch, serve, kernels, moe-layer or exchange", which);
   CLI::App app(summary->second, "switchyard bench " + which);
   AddBenchFlags(app, a);
   if (!ParseWords(app, args)) return std::nullopt;

@@ -80,7 +80,27 @@ TEST(ArgsTest, MixtureOfExperts) {
                              "--speculative-moe-runner-backend",
                              "grouped_mlp",
                              "--quantization",
-                             "fp8"});
+                             "fp8",
+                             "--expert-distribution-recorder-mode",
+                             "per_token",
+                             "--expert-distribution-recorder-buffer-size",
+                             "-1",
+                             "--expert-distribution-recorder-dir",
+                             "/d",
+                             "--enable-expert-distribution-metrics",
+                             "--enable-eplb",
+                             "--eplb-algorithm",
+                             "deepseek",
+                             "--eplb-rebalance-num-iterations",
+                             "77",
+                             "--eplb-rebalance-layers-per-chunk",
+                             "-1",
+                             "--eplb-min-rebalancing-utilization-threshold",
+                             "0.75",
+                             "--eplb-watchdog-timeout",
+                             "2.5",
+                             "--ep-dispatch-algorithm",
+                             "balanced"});
   ASSERT_TRUE(a);
   const MoeOptions& moe = a->engine.moe;
   EXPECT_TRUE(moe.waterfill);
@@ -102,6 +122,17 @@ TEST(ArgsTest, MixtureOfExperts) {
   EXPECT_EQ(back.moe.long_seq_per_round_tokens, 64);
   EXPECT_EQ(back.moe.init_expert_location, "/p.json");
   EXPECT_EQ(back.quantization.method, "fp8");
+  EXPECT_EQ(back.recorder.mode, "per_token");
+  EXPECT_EQ(back.recorder.buffer_size, -1);
+  EXPECT_EQ(back.recorder.dir, "/d");
+  EXPECT_TRUE(back.recorder.metrics);
+  EXPECT_TRUE(back.eplb.enable);
+  EXPECT_EQ(back.eplb.algorithm, "deepseek");
+  EXPECT_EQ(back.eplb.num_iterations, 77);
+  EXPECT_EQ(back.eplb.layers_per_chunk, -1);
+  EXPECT_EQ(back.eplb.min_utilization, 0.75);
+  EXPECT_EQ(back.eplb.watchdog_seconds, 2.5);
+  EXPECT_EQ(back.eplb.dispatch, "balanced");
 }
 
 TEST(ArgsTest, FlagsOverrideSglangsEnvironment) {

@@ -197,26 +197,41 @@ void Front::AbortWhere(const std::function<bool(const Open&)>& chosen) {
   if (!aborts.empty()) link_.Send(aborts);
 }
 
+template <typename T>
+uint64_t Front::Ask(std::map<uint64_t, std::function<void(const T&)>>& asked,
+                    std::function<void(const T&)> callback) {
+  std::lock_guard lock(mutex_);
+  if (lost_) throw Error(ErrorKind::kUnavailable, lost_reason_);
+  asked[next_id_] = std::move(callback);
+  return next_id_++;
+}
+
 void Front::FlushCache(std::function<void(bool)> callback) {
-  uint64_t ticket = 0;
-  {
-    std::lock_guard lock(mutex_);
-    if (lost_) throw Error(ErrorKind::kUnavailable, lost_reason_);
-    ticket = next_id_++;
-    flushes_[ticket] = [callback = std::move(callback)](const FlushResult& r) { callback(r.done); };
-  }
+  const uint64_t ticket = Ask<FlushResult>(
+      flushes_, [callback = std::move(callback)](const FlushResult& r) { callback(r.done); });
   link_.Send({switchyard::FlushCache{ticket}});
 }
 
 void Front::Stats(std::function<void(const std::vector<EngineStats>&)> callback) {
-  uint64_t ticket = 0;
-  {
-    std::lock_guard lock(mutex_);
-    if (lost_) throw Error(ErrorKind::kUnavailable, lost_reason_);
-    ticket = next_id_++;
-    stats_[ticket] = [callback = std::move(callback)](const StatsReport& r) { callback(r.groups); };
-  }
+  const uint64_t ticket = Ask<StatsReport>(
+      stats_, [callback = std::move(callback)](const StatsReport& r) { callback(r.groups); });
   link_.Send({GetStats{ticket}});
+}
+
+void Front::RecordExperts(RecordAction action, std::function<void(const RecordResult&)> callback) {
+  link_.Send({switchyard::RecordExperts{Ask(records_, std::move(callback)), action}});
+}
+
+void Front::GetExpertLoad(std::function<void(const ExpertLoadReport&)> callback) {
+  link_.Send({switchyard::GetExpertLoad{Ask(loads_, std::move(callback))}});
+}
+
+void Front::RebalanceExperts(std::function<void(const EplbReport&)> callback) {
+  link_.Send({switchyard::RebalanceExperts{Ask(eplb_, std::move(callback))}});
+}
+
+void Front::GetEplb(std::function<void(const EplbReport&)> callback) {
+  link_.Send({switchyard::GetEplb{Ask(eplb_, std::move(callback))}});
 }
 
 void Front::OnMessage(const EngineMessage& message) {
@@ -226,6 +241,12 @@ void Front::OnMessage(const EngineMessage& message) {
     if (const auto answer = TakeQuestion(flushes_, flush->ticket)) answer(*flush);
   } else if (const auto* stats = std::get_if<StatsReport>(&message)) {
     if (const auto answer = TakeQuestion(stats_, stats->ticket)) answer(*stats);
+  } else if (const auto* record = std::get_if<RecordResult>(&message)) {
+    if (const auto answer = TakeQuestion(records_, record->ticket)) answer(*record);
+  } else if (const auto* load = std::get_if<ExpertLoadReport>(&message)) {
+    if (const auto answer = TakeQuestion(loads_, load->ticket)) answer(*load);
+  } else if (const auto* eplb = std::get_if<EplbReport>(&message)) {
+    if (const auto answer = TakeQuestion(eplb_, eplb->ticket)) answer(*eplb);
   } else if (const auto* failure = std::get_if<EngineFailure>(&message)) {
     LOG_ERROR("a rank failed: {}", failure->what);
   }
@@ -268,6 +289,9 @@ void Front::OnRanksLost(const std::string& why) {
   std::map<uint64_t, std::shared_ptr<Open>> open;
   std::map<uint64_t, std::function<void(const FlushResult&)>> flushes;
   std::map<uint64_t, std::function<void(const StatsReport&)>> stats;
+  std::map<uint64_t, std::function<void(const RecordResult&)>> records;
+  std::map<uint64_t, std::function<void(const ExpertLoadReport&)>> loads;
+  std::map<uint64_t, std::function<void(const EplbReport&)>> eplb;
   {
     std::lock_guard lock(mutex_);
     if (lost_.exchange(true)) return;
@@ -275,6 +299,9 @@ void Front::OnRanksLost(const std::string& why) {
     open.swap(open_);
     flushes.swap(flushes_);
     stats.swap(stats_);
+    records.swap(records_);
+    loads.swap(loads_);
+    eplb.swap(eplb_);
   }
   for (auto& [id, request] : open) {
     request->next.finish = FinishReason::kError;
@@ -283,6 +310,9 @@ void Front::OnRanksLost(const std::string& why) {
   }
   for (auto& [ticket, answer] : flushes) answer({.ticket = ticket, .done = false});
   for (auto& [ticket, answer] : stats) answer({.ticket = ticket});
+  for (auto& [ticket, answer] : records) answer({.ticket = ticket, .dump = {.error = why}});
+  for (auto& [ticket, answer] : loads) answer({.ticket = ticket, .error = why});
+  for (auto& [ticket, answer] : eplb) answer({.ticket = ticket, .refused = why});
   idle_.notify_all();
 }
 

@@ -57,6 +57,15 @@ class Front {
   // Gets the groups' statistics; none where the ranks are lost.
   void Stats(std::function<void(const std::vector<EngineStats>&)> callback);
 
+  // Recording of experts; kDump's file is on rank 0's host. The result has an error where the ranks
+  // are lost.
+  void RecordExperts(RecordAction action, std::function<void(const RecordResult&)> callback);
+  void GetExpertLoad(std::function<void(const ExpertLoadReport&)> callback);
+  // Re-balancing of experts: asks for it now, or how it is. The report says where it is refused or
+  // the ranks are lost.
+  void RebalanceExperts(std::function<void(const EplbReport&)> callback);
+  void GetEplb(std::function<void(const EplbReport&)> callback);
+
   void OnMessage(const EngineMessage& message);
   // Every open generation ends with kError and `why`; new ones are refused.
   void OnRanksLost(const std::string& why);
@@ -72,6 +81,10 @@ class Front {
   struct Open;
   void AbortWhere(const std::function<bool(const Open&)>& chosen);
   void Deliver(const RequestOutput& output);
+  // Keeps the callback under a new ticket; Error kUnavailable where the ranks are lost.
+  template <typename T>
+  uint64_t Ask(std::map<uint64_t, std::function<void(const T&)>>& asked,
+               std::function<void(const T&)> callback);
   template <typename T>
   std::function<void(const T&)> TakeQuestion(
       std::map<uint64_t, std::function<void(const T&)>>& asked, uint64_t ticket);
@@ -92,6 +105,9 @@ class Front {
   std::map<uint64_t, std::shared_ptr<Open>> open_;
   std::map<uint64_t, std::function<void(const FlushResult&)>> flushes_;
   std::map<uint64_t, std::function<void(const StatsReport&)>> stats_;
+  std::map<uint64_t, std::function<void(const RecordResult&)>> records_;
+  std::map<uint64_t, std::function<void(const ExpertLoadReport&)>> loads_;
+  std::map<uint64_t, std::function<void(const EplbReport&)>> eplb_;
   std::string lost_reason_;
 };
 

@@ -8,6 +8,7 @@
 namespace switchyard {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::SizeIs;
 
@@ -201,6 +202,40 @@ TEST_F(FrontTest, LostRanksAndDrainingRefuseNewRequestsAndEndOpenOnes) {
   EXPECT_EQ(events[0].finish, FinishReason::kError);
   EXPECT_THAT(events[0].error, HasSubstr("rank 1"));
   EXPECT_TRUE(front.WaitUntilIdle(std::chrono::milliseconds(0)));
+}
+
+TEST_F(FrontTest, QuestionsAboutExpertsAreAnsweredOnce) {
+  std::vector<std::string> dumps, loads;
+  const auto dump = [&] {
+    front.RecordExperts(RecordAction::kDump, [&](const RecordResult& r) {
+      dumps.push_back(r.dump.error.empty() ? r.dump.file : r.dump.error);
+    });
+  };
+  const auto load = [&] {
+    front.GetExpertLoad([&](const ExpertLoadReport& r) {
+      loads.push_back(r.error.empty() ? std::to_string(r.load.passes) : r.error);
+    });
+  };
+  dump();
+  dump();
+  load();
+  ASSERT_THAT(link.sent, SizeIs(3));
+  const auto second = std::get<RecordExperts>(link.sent[1]);
+  EXPECT_EQ(second.action, RecordAction::kDump);
+  const uint64_t third = std::get<GetExpertLoad>(link.sent[2]).ticket;
+  for (int time = 0; time < 2; ++time) {  // nobody waits for the second ones
+    front.OnMessage(RecordResult{.ticket = second.ticket, .dump = {.file = "b"}});
+    front.OnMessage(ExpertLoadReport{.ticket = third, .load = {.passes = 7}});
+  }
+  EXPECT_THAT(dumps, ElementsAre("b"));
+  EXPECT_THAT(loads, ElementsAre("7"));
+
+  load();
+  front.OnRanksLost("rank 1 died");
+  EXPECT_THAT(dumps, ElementsAre("b", "rank 1 died"));
+  EXPECT_THAT(loads, ElementsAre("7", "rank 1 died"));
+  EXPECT_THROW(dump(), Error);
+  EXPECT_THROW(load(), Error);
 }
 
 }  // namespace

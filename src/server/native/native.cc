@@ -4,20 +4,14 @@
 #include "server/api/chat_prompt.h"
 #include "server/api/json_body.h"
 #include "server/http/error_body.h"
+#include "server/native/eplb.h"
+#include "server/native/experts.h"
 #include "server/native/generate.h"
 
 namespace switchyard::native {
 namespace {
 
 using RequestPtr = std::shared_ptr<const http::Request>;
-
-void RequireReady(const Service& service) {
-  if (service.front.ranks_lost())
-    throw Error(ErrorKind::kUnavailable, "the server has lost its ranks");
-  if (service.front.draining()) throw Error(ErrorKind::kUnavailable, "the server is shutting down");
-  if (!service.ready)
-    throw Error(ErrorKind::kUnavailable, "the server is still loading", "try again later");
-}
 
 // A prompt, or the messages of a chat, as ids.
 void HandleTokenize(const Service& service, const http::Request& request,
@@ -166,7 +160,18 @@ void HandleAbort(Service& service, const http::Request& request, const http::Res
 
 }  // namespace
 
+void RequireReady(const Service& service) {
+  if (service.front.ranks_lost())
+    throw Error(ErrorKind::kUnavailable, "the server has lost its ranks");
+  if (service.front.draining()) throw Error(ErrorKind::kUnavailable, "the server is shutting down");
+  if (!service.ready)
+    throw Error(ErrorKind::kUnavailable, "the server is still loading", "try again later");
+}
+
 void Register(http::Server& server, Service& service) {
+  RegisterExperts(server, service);
+  RegisterEplb(server, service);
+  RegisterMetrics(server, service);
   server.Route("POST", "/generate", [&](const RequestPtr& r, const http::Responder& out) {
     HandleGenerate(service, *r, out);
   });

@@ -1,0 +1,205 @@
+// What planners make of recorded routing, and how long they take. For each trace of a file and each
+// size: the mean over steps and layers of mean / max rank load, with plans on 50 steps judged on
+// what follows, and what they have to move. Then the time of a plan at DeepSeek-V3's size, on one
+// core. Usage: eplb_bench TRACES.safetensors [--lp|--times]
+//   --lp     also what the exact division of each batch would make of yard's plans; minutes
+//   --times  the times alone
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "eplb/array_file.h"
+#include "eplb/forecast.h"
+#include "eplb/layer_plan.h"
+#include "eplb/replica_choice.h"
+#include "eplb/simulate.h"
+
+namespace switchyard::bench {
+namespace {
+
+// One expert of DeepSeek-V3 in FP8: 3 matrices of 7168 x 2048.
+constexpr double kExpertGiB = 3.0 * 7168 * 2048 / (1 << 30);
+constexpr int kWindow = 50;
+
+struct Size {
+  int physical, ranks, nodes, groups;
+};
+constexpr Size kSizes[] = {{256, 8, 1, 1}, {272, 8, 1, 1}, {288, 32, 4, 8}, {320, 64, 8, 8}};
+
+SimulateOptions OptionsOf(const Size& size, EplbAlgorithm algorithm, EpDispatchAlgorithm dispatch,
+                          int every) {
+  return {.algorithm = algorithm,
+          .dispatch = dispatch,
+          .topology = {.ranks = size.ranks, .nodes = size.nodes, .groups = size.groups},
+          .physical = size.physical,
+          .window = kWindow,
+          .every = every};
+}
+
+std::string Figures(const SimulateResult& result) {
+  return fmt::format("{:.3f} {:>6.0f}", result.mean_after(),
+                     static_cast<double>(result.moves().total()) * kExpertGiB);
+}
+
+void PrintRows(const ArrayFile& traces, bool exact) {
+  fmt::print(
+      "trace   places ranks | trivial | deepseek, GiB |    yard every 50, GiB |  every 10, GiB | "
+      "  every 5, GiB{}\n",
+      exact ? " | every 5, exact division" : "");
+  for (const char* name : {"steady", "drift", "shift"}) {
+    if (!traces.Has(name)) continue;
+    const LoadHistory trace = ReadLoads(traces, name);
+    for (const Size& size : kSizes) {
+      const SimulateResult theirs =
+          Simulate(trace, OptionsOf(size, EplbAlgorithm::kDeepSeekHierarchical,
+                                    EpDispatchAlgorithm::kDynamic, kWindow));
+      fmt::print("{:<7} {:>6} {:>5} | {:>7.3f} |  {} ", name, size.physical, size.ranks,
+                 theirs.mean_before(), Figures(theirs));
+      for (const int every : {kWindow, 10, 5})
+        fmt::print(" | {:>{}}",
+                   Figures(Simulate(trace, OptionsOf(size, EplbAlgorithm::kYard,
+                                                     EpDispatchAlgorithm::kBalanced, every))),
+                   every == kWindow ? 21 : 14);
+      if (exact)
+        fmt::print(" | {:.3f}", Simulate(trace, OptionsOf(size, EplbAlgorithm::kYard,
+                                                          EpDispatchAlgorithm::kLp, 5))
+                                    .mean_after());
+      fmt::print("\n");
+      std::fflush(stdout);
+    }
+  }
+}
+
+// Layers of `trace` as 58: the i-th has its experts' loads turned by i.
+LoadHistory AtDeepSeekV3sSize(const LoadHistory& trace, int begin) {
+  LoadHistory loads{kWindow, 58, trace.experts, {}};
+  for (int step = begin; step < begin + kWindow; ++step)
+    for (int layer = 0; layer < loads.layers; ++layer) {
+      const auto counts = trace.At(step, layer % trace.layers);
+      for (int e = 0; e < loads.experts; ++e)
+        loads.counts.push_back(counts[(e + layer) % loads.experts]);
+    }
+  return loads;
+}
+
+// Of this thread's processor, whoever else wants it.
+double ProcessorMs() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) * 1e-6;
+}
+
+double MedianMs(const std::function<void()>& work) {
+  std::vector<double> ms;
+  for (int i = 0; i < 21; ++i) {
+    const double start = ProcessorMs();
+    work();
+    ms.push_back(ProcessorMs() - start);
+  }
+  std::ranges::nth_element(ms, ms.begin() + 10);
+  return ms[10];
+}
+
+// The mean and the largest of fullest / mean rank by the forecast, with even shares. No placement
+// has less than 1.
+std::string OverTheBound(const LoadHistory& loads, const Placement& placement,
+                         const RankTopology& topology) {
+  const LoadForecast forecast = Forecast(loads);
+  const std::vector<RankSlots> bins = LivingSlots(topology, placement.physical);
+  double sum = 0, most = 0;
+  for (int layer = 0; layer < loads.layers; ++layer) {
+    const auto row = forecast.Layer(layer);
+    LayerPlan plan(bins, placement.physical, std::vector<double>(row.begin(), row.end()));
+    plan.Assign(placement.Layer(layer));
+    const double over = plan.bin_load(plan.Heaviest()) / plan.mean();
+    sum += over / loads.layers;
+    most = std::max(most, over);
+  }
+  return fmt::format("{:.4f} {:.4f}", sum, most);
+}
+
+void PrintTimes(const ArrayFile& traces) {
+  fmt::print(
+      "\n58 layers, 256 experts, 320 places, 64 ranks on 8 nodes, 50 steps; medians of 21, of one "
+      "core's time\n"
+      "trace   | deepseek ms | yard ms: first, from trivial, again | fullest / mean: mean, "
+      "worst\n");
+  const RankTopology topology{.ranks = 64, .nodes = 8, .groups = 8};
+  for (const char* name : {"steady", "drift", "shift"}) {
+    if (!traces.Has(name)) continue;
+    const LoadHistory trace = ReadLoads(traces, name);
+    const LoadHistory loads = AtDeepSeekV3sSize(trace, 0), later = AtDeepSeekV3sSize(trace, 55);
+    const auto plan = [&](EplbAlgorithm algorithm, const LoadHistory& seen,
+                          const Placement* previous) {
+      return PlanPlacement(
+          algorithm,
+          {.history = &seen, .topology = topology, .physical = 320, .previous = previous});
+    };
+    const Placement trivial = Placement::Trivial(58, 320, 256);
+    const Placement first = plan(EplbAlgorithm::kYard, loads, nullptr);
+    fmt::print("{:<7} | {:>11.1f} | {:>14.1f} {:>13.1f} {:>6.1f} | {}\n", name,
+               MedianMs([&] { plan(EplbAlgorithm::kDeepSeekHierarchical, loads, nullptr); }),
+               MedianMs([&] { plan(EplbAlgorithm::kYard, loads, nullptr); }),
+               MedianMs([&] { plan(EplbAlgorithm::kYard, loads, &trivial); }),
+               MedianMs([&] { plan(EplbAlgorithm::kYard, later, &first); }),
+               OverTheBound(loads, first, topology));
+  }
+}
+
+// Dividing one layer's tokens of a batch over 320 places: 2048 tokens, 8 experts each.
+void PrintDivisions(const ArrayFile& traces) {
+  fmt::print("\none batch of one layer over 320 places of 64 ranks, us\n");
+  const RankTopology topology{.ranks = 64, .nodes = 8, .groups = 8};
+  for (const char* name : {"steady", "drift", "shift"}) {
+    if (!traces.Has(name)) continue;
+    const LoadHistory trace = ReadLoads(traces, name);
+    const LoadHistory seen = trace.Steps(0, kWindow);
+    const ExpertLocation location(PlanPlacement(
+        EplbAlgorithm::kYard, {.history = &seen, .topology = topology, .physical = 320}));
+    fmt::print("{:<7}", name);
+    for (const char* dispatch : {"static", "dynamic", "balanced", "lp"}) {
+      BatchDivider divider;
+      divider.Reset(ParseEpDispatchAlgorithm(dispatch), location, 0, topology);
+      std::vector<int32_t> shares(320);
+      fmt::print(" | {} {:.1f}", dispatch,
+                 MedianMs([&] {
+                   for (int step = kWindow; step < 2 * kWindow; ++step)
+                     divider.Divide(trace.At(step, 0), shares);
+                 }) * 1e3 /
+                     kWindow);
+    }
+    fmt::print("\n");
+  }
+}
+
+int Run(int argc, char** argv) {
+  const bool exact = argc == 3 && std::strcmp(argv[2], "--lp") == 0;
+  const bool only_times = argc == 3 && std::strcmp(argv[2], "--times") == 0;
+  if (argc < 2 || argc > 3 || (argc == 3 && !exact && !only_times)) {
+    fmt::print(stderr, "usage: eplb_bench TRACES.safetensors [--lp|--times]\n");
+    return 2;
+  }
+  const ArrayFile traces(argv[1]);
+  if (!only_times) PrintRows(traces, exact);
+  PrintTimes(traces);
+  PrintDivisions(traces);
+  return 0;
+}
+
+}  // namespace
+}  // namespace switchyard::bench
+
+int main(int argc, char** argv) {
+  try {
+    return switchyard::bench::Run(argc, argv);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "eplb_bench: {}\n", error.what());
+    return 2;
+  }
+}

@@ -1,0 +1,76 @@
+#include "eplb/forecast.h"
+
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <span>
+
+namespace switchyard {
+namespace {
+
+constexpr std::array<float, 4> kHalfLives{1, 3, 10, 40};
+constexpr float kErrorHalfLife = 10;
+
+// All half-lives over one layer, side by side. Loops over experts only, so that they vectorise.
+class Averages {
+ public:
+  explicit Averages(int experts) : experts_(experts), of_(kHalfLives.size()) {
+    for (size_t i = 0; i < of_.size(); ++i) {
+      of_[i].mean.assign(experts, 0.0f);
+      of_[i].error.assign(experts, 0.0f);
+      of_[i].keep = std::exp2(-1.0f / kHalfLives[i]);
+    }
+  }
+
+  void Step(std::span<const int32_t> counts) {
+    const float forget = std::exp2(-1.0f / kErrorHalfLife);
+    for (One& one : of_) {
+      const float held = one.total > 0 ? 1.0f : 0.0f;  // against the first step there is nothing
+      one.total = one.total * one.keep + 1;
+      const float weight = 1 / one.total;
+      float* const mean = one.mean.data();
+      float* const error = one.error.data();
+      for (int i = 0; i < experts_; ++i) {
+        const float off = static_cast<float>(counts[i]) - mean[i];
+        error[i] = error[i] * forget + held * std::abs(off);
+        mean[i] += weight * off;
+      }
+    }
+  }
+
+  // Of equals (one step tells nothing) the longest.
+  size_t Best() const {
+    size_t best = of_.size() - 1;
+    for (size_t i = best; i-- > 0;)
+      if (of_[i].Error() < of_[best].Error()) best = i;
+    return best;
+  }
+  const std::vector<float>& mean(size_t i) const { return of_[i].mean; }
+
+ private:
+  struct One {
+    std::vector<float> mean, error;  // [experts]
+    float keep = 0;
+    float total = 0;  // weight of what the mean is of: its first steps count fully
+    float Error() const { return std::accumulate(error.begin(), error.end(), 0.0f); }
+  };
+  const int experts_;
+  std::vector<One> of_;  // [half-lives]
+};
+
+}  // namespace
+
+LoadForecast Forecast(const LoadHistory& history) {
+  LoadForecast forecast{history.layers, history.experts, {}, {}};
+  for (int layer = 0; layer < history.layers; ++layer) {
+    Averages averages(history.experts);
+    for (int step = 0; step < history.steps; ++step) averages.Step(history.At(step, layer));
+    const size_t best = averages.Best();
+    const std::vector<float>& mean = averages.mean(best);
+    forecast.load.insert(forecast.load.end(), mean.begin(), mean.end());
+    forecast.half_life.push_back(kHalfLives[best]);
+  }
+  return forecast;
+}
+
+}  // namespace switchyard

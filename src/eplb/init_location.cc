@@ -1,0 +1,117 @@
+#include "eplb/init_location.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "core/error.h"
+#include "eplb/array_file.h"
+#include "eplb/planner.h"
+
+namespace switchyard {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kMap = "physical_to_logical_map";
+constexpr const char* kCounts = "logical_count";
+constexpr const char* kWanted =
+    "want JSON or safetensors with physical_to_logical_map or logical_count";
+
+// The rows of the map as JSON has them, of a tensor too.
+json ReadMap(const ArrayFile& file) {
+  if (file.json() != nullptr) {
+    const json& rows = file.json()->at(kMap);
+    if (!rows.is_array() || rows.empty())
+      throw Invalid("{}: {} is no list of rows", file.name(), kMap);
+    return rows;
+  }
+  const IntArray map = file.Get(kMap);
+  if (map.shape.size() != 2 || map.values.empty())
+    throw Invalid("{}: {} has {} dimensions; want [layers, places]", file.name(), kMap,
+                  map.shape.size());
+  json rows = json::array();
+  for (auto at = map.values.begin(); at != map.values.end(); at += map.shape[1]) {
+    const std::vector<int32_t> row(at, at + map.shape[1]);
+    const bool none = std::ranges::all_of(row, [](int32_t id) { return id == -1; });
+    rows.push_back(none ? json(nullptr) : json(row));
+  }
+  return rows;
+}
+
+// Error kInvalid says what is wrong with the row.
+ExpertPlacement PlacementOf(const json& row, int num_logical, int redundant) {
+  const auto is_id = [&](const json& id) {
+    return id.is_number_integer() && id >= 0 && id < num_logical;
+  };
+  if (row.is_null()) return ExpertPlacement::Trivial(num_logical, redundant);
+  if (!row.is_array()) throw Invalid("no list of expert ids");
+  const auto other = std::ranges::find_if_not(row, is_id);
+  if (other != row.end())
+    throw Invalid("{} is no expert id; the model has 0 to {}", other->dump(), num_logical - 1);
+  const size_t want = static_cast<size_t>(num_logical) + redundant;
+  if (row.size() != want)
+    throw Invalid("{} experts are placed; the model and --ep-num-redundant-experts make {}",
+                  row.size(), want);
+  return ExpertPlacement(num_logical, row.get<std::vector<int32_t>>());
+}
+
+std::vector<ExpertPlacement> FromMap(const ArrayFile& file, const InitLocation& init) {
+  const json rows = ReadMap(file);
+  const auto count = std::ssize(rows);
+  if (count != 1 && count != init.num_layers)
+    throw Invalid("{}: it has {} layers, the model {}", file.name(), count, init.num_layers);
+  std::vector<ExpertPlacement> placements;
+  for (int64_t layer = 0; layer < init.num_layers; ++layer) {
+    try {
+      placements.push_back(
+          PlacementOf(rows[count == 1 ? 0 : layer], init.num_logical, init.redundant));
+    } catch (const Error& error) {
+      throw Invalid("{}: layer {}: {}", file.name(), layer, error.what());
+    }
+  }
+  return placements;
+}
+
+std::vector<ExpertPlacement> FromCounts(const ArrayFile& file, const InitLocation& init) {
+  const LoadHistory loads = ReadLoads(file, kCounts);
+  if (loads.layers != init.num_layers || loads.experts != init.num_logical)
+    throw Invalid("{}: it counts {} layers of {} experts, the model has {} of {}", file.name(),
+                  loads.layers, loads.experts, init.num_layers, init.num_logical);
+  const Placement plan = PlanPlacement(ParseEplbAlgorithm(init.algorithm),
+                                       {.history = &loads,
+                                        .topology = init.topology,
+                                        .physical = init.num_logical + init.redundant});
+  std::vector<ExpertPlacement> placements;
+  for (int layer = 0; layer < plan.layers; ++layer)
+    placements.push_back(plan.ToExpertPlacement(layer));
+  return placements;
+}
+
+}  // namespace
+
+std::vector<ExpertPlacement> LoadPlacements(const InitLocation& init) {
+  if (init.redundant < 0)
+    throw Invalid("--ep-num-redundant-experts {}: want at least 0", init.redundant);
+  if (init.location == "trivial")
+    return {static_cast<size_t>(init.num_layers),
+            ExpertPlacement::Trivial(init.num_logical, init.redundant)};
+  std::optional<ArrayFile> file;
+  try {
+    file.emplace(init.location);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kNotFound)
+      throw NotFound("--init-expert-location {}, and not \"trivial\"", error.what());
+    throw Invalid("--init-expert-location {}; {}", error.what(), kWanted);
+  }
+  try {
+    if (file->Has(kMap)) return FromMap(*file, init);
+    if (file->Has(kCounts)) return FromCounts(*file, init);
+  } catch (const Error& error) {
+    throw Invalid("--init-expert-location {}", error.what());
+  }
+  throw Invalid("--init-expert-location {}: it has neither; {}", init.location, kWanted);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,32 @@
+// Where experts sit when a server starts: --init-expert-location.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "eplb/types.h"
+#include "moe/placement.h"
+
+namespace switchyard {
+
+struct InitLocation {
+  std::string location = "trivial";  // --init-expert-location
+  int64_t num_layers = 0;            // of the model, those without experts too
+  int num_logical = 0;
+  int redundant = 0;               // --ep-num-redundant-experts
+  std::string algorithm = "auto";  // --eplb-algorithm, for a recorded distribution
+  RankTopology topology;           // likewise
+};
+
+// One placement for each layer. `location` is "trivial", or a JSON or safetensors file with
+//   physical_to_logical_map  a row of expert ids, one for each place, for each layer of the model,
+//                            dense ones included, or one row for all; null (in tensors: −1 all
+//                            along) is the trivial placement
+//   logical_count            else: a recorded distribution (ReadLoads) of as many layers, for which
+//                            `algorithm` plans
+// Equal on all ranks that read equal files. Error kInvalid names flag, file and layer, kNotFound
+// flag and file.
+std::vector<ExpertPlacement> LoadPlacements(const InitLocation& init);
+
+}  // namespace switchyard

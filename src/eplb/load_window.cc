@@ -1,0 +1,117 @@
+#include "eplb/load_window.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numbers>
+#include <numeric>
+
+#include "eplb/balancedness.h"
+
+namespace switchyard {
+namespace {
+
+// Total variation distance of two counted distributions over experts, less its expectation where
+// both are samples of one: half the mean absolute difference of two near-normal shares.
+double Distance(std::span<const int64_t> a, std::span<const int64_t> b) {
+  const auto sum = [](std::span<const int64_t> counts) {
+    return static_cast<double>(std::accumulate(counts.begin(), counts.end(), int64_t{0}));
+  };
+  const double all_a = sum(a), all_b = sum(b);
+  if (all_a == 0 || all_b == 0) return 0;
+  double distance = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double p = static_cast<double>(a[i]) / all_a, q = static_cast<double>(b[i]) / all_b;
+    const double either = static_cast<double>(a[i] + b[i]) / (all_a + all_b);
+    const double variance = either * (1 - either) * (1 / all_a + 1 / all_b);
+    distance += (std::abs(p - q) - std::sqrt(2 / std::numbers::pi * variance)) / 2;
+  }
+  return std::max(0.0, distance);
+}
+
+}  // namespace
+
+LoadWindow::LoadWindow(int layers, int experts, int ranks, const ExpertMap& map, int64_t passes,
+                       Communicator& world)
+    : layers_(layers),
+      experts_(experts),
+      ranks_(ranks),
+      map_(map),
+      passes_per_step_((passes + kSteps - 1) / kSteps),
+      world_(world),
+      now_(static_cast<size_t>(layers) * (experts + ranks)) {}
+
+void LoadWindow::Add(int layer, std::span<const int32_t> logical,
+                     std::span<const int32_t> physical) {
+  float* experts = now_.data() + static_cast<size_t>(layer) * experts_;
+  float* ranks =
+      now_.data() + static_cast<size_t>(layers_) * experts_ + static_cast<size_t>(layer) * ranks_;
+  for (const int32_t id : logical)
+    if (id >= 0) experts[id] += 1;
+  for (const int32_t id : physical)
+    if (id >= 0) ranks[map_.Owner(id)] += 1;
+}
+
+// An expert's rows in one step are fewer than 2^24: float32 sums are exact.
+bool LoadWindow::EndPass() {
+  if (++passes_ < passes_per_step_) return false;
+  passes_ = 0;
+  world_.AllReduceSum(now_.data(), now_.size());
+  const auto ranks = now_.begin() + static_cast<int64_t>(layers_) * experts_;
+  const std::vector<int64_t> rank_count(ranks, now_.end());
+  const bool any = std::ranges::any_of(rank_count, [](int64_t rows) { return rows > 0; });
+  if (any) {  // a step without rows says nothing
+    if (steps_.size() == kSteps) {
+      steps_.pop_front();
+      balanced_since_ -= balanced_since_ > 0 ? 1 : 0;
+    }
+    steps_.push_back({{now_.begin(), ranks}, BalancednessOf(rank_count, ranks_)});
+    ++steps_since_plan_;
+    if (mixed_) balanced_since_ = steps_.size();
+  }
+  mixed_ = false;
+  std::ranges::fill(now_, 0.0f);
+  return any;
+}
+
+LoadHistory LoadWindow::History(int most) const {
+  const size_t first = steps_.size() - std::min<size_t>(most, steps_.size());
+  LoadHistory history{
+      .steps = static_cast<int>(steps_.size() - first), .layers = layers_, .experts = experts_};
+  for (size_t i = first; i < steps_.size(); ++i)
+    history.counts.insert(history.counts.end(), steps_[i].counts.begin(), steps_[i].counts.end());
+  return history;
+}
+
+double LoadWindow::MeanBalancedness() const {
+  double sum = 0;
+  for (size_t i = balanced_since_; i < steps_.size(); ++i) sum += steps_[i].balancedness;
+  const size_t steps = steps_.size() - balanced_since_;
+  return steps > 0 ? sum / static_cast<double>(steps) : 1.0;
+}
+
+std::vector<int64_t> LoadWindow::Sums(int most) const {
+  std::vector<int64_t> sums(static_cast<size_t>(layers_) * experts_, 0);
+  for (size_t i = steps_.size() - std::min<size_t>(most, steps_.size()); i < steps_.size(); ++i)
+    std::ranges::transform(steps_[i].counts, sums, sums.begin(), std::plus<int64_t>());
+  return sums;
+}
+
+void LoadWindow::OnPlanned(int most) {
+  planned_for_ = Sums(most);
+  steps_since_plan_ = 0;
+}
+
+double LoadWindow::ShapeChange() const {
+  if (planned_for_.empty() || steps_since_plan_ < kRecent) return 0;
+  const std::vector<int64_t> recent = Sums(kRecent);
+  double sum = 0;
+  for (int layer = 0; layer < layers_; ++layer) {
+    const size_t first = static_cast<size_t>(layer) * experts_;
+    sum += Distance(std::span(planned_for_).subspan(first, experts_),
+                    std::span(recent).subspan(first, experts_));
+  }
+  return layers_ > 0 ? sum / layers_ : 0;
+}
+
+}  // namespace switchyard

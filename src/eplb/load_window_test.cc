@@ -1,0 +1,105 @@
+// Sums of counts over passes and ranks, and what they say of the load.
+#include "eplb/load_window.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+namespace switchyard {
+namespace {
+
+constexpr int kLayers = 2, kExperts = 8, kRanks = 2;
+
+void OnRanks(const std::function<void(RankComm&)>& body) {
+  const MeshShape mesh{.tp = kRanks, .ep = kRanks};
+  RunRankThreads(kRanks, RankComm::BytesPerRank(mesh),
+                 [&](int rank, std::shared_ptr<SharedArena> arena) {
+                   body(*RankComm::Create(std::move(arena), mesh, rank));
+                 });
+}
+
+LoadWindow Window(RankComm& comm, int64_t passes) {
+  return {kLayers, kExperts, kRanks, ExpertMap(kExperts, kRanks, false), passes, *comm.tp};
+}
+
+// The same choices in all layers; places are the experts' numbers.
+bool Pass(LoadWindow& window, const std::vector<int32_t>& ids) {
+  for (int layer = 0; layer < kLayers; ++layer) window.Add(layer, ids, ids);
+  return window.EndPass();
+}
+
+TEST(LoadWindow, SumsOverRanksAndThePassesOfAStep) {
+  OnRanks([](RankComm& comm) {
+    LoadWindow window = Window(comm, 150);  // three passes a step
+    const int rank = comm.mesh.rank();
+    EXPECT_FALSE(Pass(window, {0, -1, 5}));
+    EXPECT_FALSE(Pass(window, {rank}));
+    EXPECT_EQ(window.History().steps, 0);
+    EXPECT_EQ(window.MeanBalancedness(), 1);
+    EXPECT_TRUE(Pass(window, {}));
+    const LoadHistory history = window.History();
+    ASSERT_EQ(history.steps, 1);
+    for (int layer = 0; layer < kLayers; ++layer)
+      EXPECT_TRUE(
+          std::ranges::equal(history.At(0, layer), std::vector<int32_t>{3, 1, 0, 0, 0, 2, 0, 0}));
+    EXPECT_DOUBLE_EQ(window.MeanBalancedness(), 3.0 / 4);        // 4 and 2 rows
+    for (int i = 0; i < 3; ++i) EXPECT_FALSE(Pass(window, {}));  // says nothing
+    EXPECT_EQ(window.History().steps, 1);
+  });
+}
+
+TEST(LoadWindow, ForgetsTheOldestStep) {
+  OnRanks([](RankComm& comm) {
+    LoadWindow window = Window(comm, LoadWindow::kSteps);
+    for (int i = 0; i < LoadWindow::kSteps + 3; ++i) Pass(window, {i < 3 ? 7 : 1});
+    EXPECT_EQ(window.History().steps, LoadWindow::kSteps);
+    EXPECT_EQ(window.History().At(0, 0)[7], 0);
+    EXPECT_EQ(window.History(5).steps, 5);
+  });
+}
+
+TEST(LoadWindow, BalancednessIsThatSinceExpertsMoved) {
+  OnRanks([](RankComm& comm) {
+    LoadWindow window = Window(comm, 2 * LoadWindow::kSteps);
+    for (int i = 0; i < 6; ++i) Pass(window, {0});
+    EXPECT_DOUBLE_EQ(window.MeanBalancedness(), 0.5);
+    Pass(window, {0});
+    window.OnMoved();  // in the middle of a step, which counts for neither
+    Pass(window, {0, 4});
+    EXPECT_DOUBLE_EQ(window.MeanBalancedness(), 1);
+    for (int i = 0; i < 2; ++i) Pass(window, {0, 0, 0, 4});
+    EXPECT_DOUBLE_EQ(window.MeanBalancedness(), 4.0 / 6);
+  });
+}
+
+TEST(LoadWindow, TellsAnotherShapeFromChance) {
+  OnRanks([](RankComm& comm) {
+    LoadWindow window = Window(comm, LoadWindow::kSteps);
+    std::mt19937 random(static_cast<uint32_t>(comm.mesh.rank()));
+    const auto passes = [&](int count, int32_t first) {
+      for (int i = 0; i < count; ++i) {
+        std::vector<int32_t> ids(6);
+        for (int32_t& id : ids) id = first + static_cast<int32_t>(random() % 4);
+        Pass(window, ids);
+      }
+    };
+    passes(LoadWindow::kSteps, 0);
+    EXPECT_EQ(window.ShapeChange(), 0);  // from what?
+    window.OnPlanned();
+    passes(LoadWindow::kRecent - 1, 0);
+    EXPECT_EQ(window.ShapeChange(), 0);  // too early to tell
+    passes(30, 0);
+    EXPECT_LT(window.ShapeChange(), 0.1);
+    passes(LoadWindow::kRecent / 2, 2);
+    EXPECT_NEAR(window.ShapeChange(), 0.25, 0.1);  // half of the rows, of which half are elsewhere
+    passes(LoadWindow::kRecent, 4);
+    EXPECT_GT(window.ShapeChange(), 0.85);
+    window.OnPlanned(LoadWindow::kRecent);
+    passes(LoadWindow::kRecent, 4);
+    EXPECT_LT(window.ShapeChange(), 0.1);
+  });
+}
+
+}  // namespace
+}  // namespace switchyard

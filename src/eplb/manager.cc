@@ -1,0 +1,259 @@
+#include "eplb/manager.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+#include "core/log.h"
+#include "eplb/transfers.h"
+
+namespace switchyard {
+namespace {
+
+// What rank 0 tells of its plan: physical_to_logical of all layers, how many places are filled in
+// which way, and how many batches of transfers the longest layer takes.
+std::vector<int32_t> Encode(const Placement& previous, const Placement& plan,
+                            const RankTopology& topology) {
+  std::vector<int32_t> words = plan.physical_to_logical;
+  for (const int64_t count : CountFills(previous, plan, topology))
+    words.push_back(static_cast<int32_t>(count));
+  size_t batches = 0;
+  for (int i = 0; i < plan.layers; ++i)
+    batches =
+        std::max(batches, PlanTransfers(previous.Layer(i), plan.Layer(i), topology).batches.size());
+  words.push_back(static_cast<int32_t>(batches));
+  return words;
+}
+
+RankTopology TopologyOf(const EplbShape& shape, int ranks) {
+  return {.ranks = ranks,
+          .nodes = ranks % shape.nodes == 0 ? shape.nodes : 1,
+          .groups = std::max(1, shape.groups)};
+}
+
+double Seconds(std::chrono::steady_clock::time_point since) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count();
+}
+
+}  // namespace
+
+EplbManager::EplbManager(const EplbOptions& options, const EplbShape& shape, RankComm& comm)
+    : options_((Validate(options), options)),
+      shape_(shape),
+      comm_(comm),
+      algorithm_(
+          ParseEplbAlgorithm(PlannerFor(options, shape.experts + shape.redundant, comm.mesh.ep()))),
+      topology_(TopologyOf(shape, comm.mesh.ep())),
+      leads_(comm.mesh.rank() == 0),
+      plan_(*comm.tp),
+      courier_(comm) {
+  Check(options, shape, comm.mesh.ep());
+}
+
+// One layer of an even load shows whether the planner can do it at all.
+void EplbManager::Check(const EplbOptions& options, const EplbShape& shape, int ranks) {
+  const int places = shape.experts + shape.redundant;
+  const LoadHistory even{1, 1, shape.experts, std::vector<int32_t>(shape.experts, 1)};
+  PlanPlacement(ParseEplbAlgorithm(PlannerFor(options, places, ranks)),
+                {.history = &even, .topology = TopologyOf(shape, ranks), .physical = places});
+}
+
+void EplbManager::Attach(MovableExperts* experts) {
+  experts_ = experts;
+  layers_ = experts->layers();
+  const uint8_t mine = experts->sends() ? 1 : 0;
+  std::vector<uint8_t> all(comm_.tp->size());
+  comm_.tp->AllGather(&mine, all.data(), sizeof mine);
+  sends_ = std::ranges::all_of(all, [](uint8_t sends) { return sends != 0; });
+  index_of_.assign(shape_.layers, -1);
+  for (size_t i = 0; i < layers_.size(); ++i) index_of_[layers_[i]] = static_cast<int>(i);
+  window_.emplace(
+      static_cast<int>(layers_.size()), shape_.experts, comm_.mesh.ep(),
+      ExpertMap(shape_.experts + shape_.redundant, comm_.mesh.ep(), shape_.shared_dispatched),
+      options_.num_iterations, *comm_.tp);
+}
+
+void EplbManager::OnRoute(int layer, const RoutedTokens& tokens) {
+  if (window_) window_->Add(index_of_[layer], tokens.logical, tokens.physical);
+}
+
+bool EplbManager::busy() const {
+  return status_.state != EplbState::kIdle && status_.state != EplbState::kDone;
+}
+
+void EplbManager::BeginPass() {
+  if (status_.state == EplbState::kPlanning) {
+    TakePlan();
+  } else if (busy()) {
+    StepMoving();
+  }
+}
+
+void EplbManager::EndPass() {
+  ++status_.passes;
+  const bool whole = window_->EndPass();
+  if (busy()) return;
+  if (++passes_ >= options_.num_iterations) {
+    ConsiderPlanning("iterations");
+  } else if (whole && window_->ShapeChange() > kShapeChange) {
+    ConsiderPlanning("shape");
+  }
+}
+
+std::string EplbManager::Rebalance() {
+  if (busy()) return fmt::format("a rebalance is under way already ({})", Name(status_.state));
+  if (window_->History(1).steps == 0)
+    return fmt::format("no load has been counted yet: it is, every {} passes",
+                       (options_.num_iterations + LoadWindow::kSteps - 1) / LoadWindow::kSteps);
+  StartPlanning("request");
+  return {};
+}
+
+// Every rank has the same sums, and decides alike.
+void EplbManager::ConsiderPlanning(const char* trigger) {
+  passes_ = 0;
+  const double balancedness = window_->MeanBalancedness();
+  if (window_->History(1).steps > 0 && balancedness <= options_.min_utilization)
+    return StartPlanning(trigger);
+  status_.last_result = fmt::format("nothing to do: balancedness {:.3f}, planned for up to {:.3f}",
+                                    balancedness, options_.min_utilization);
+  window_->OnPlanned();
+  if (leads_) LOG_INFO("[EPLB] {}", status_.last_result);
+}
+
+void EplbManager::StartPlanning(const char* trigger) {
+  // What came before a change of shape says nothing of what comes now.
+  const int steps =
+      window_->ShapeChange() > kShapeChange ? LoadWindow::kRecent : LoadWindow::kSteps;
+  status_.state = EplbState::kPlanning;
+  status_.trigger = trigger;
+  status_.planned_at = window_->MeanBalancedness();
+  began_ = std::chrono::steady_clock::now();
+  window_->OnPlanned(steps);
+  if (!leads_) return plan_.Start({});
+  plan_.Start([algorithm = algorithm_, topology = topology_, previous = Current(),
+               history = window_->History(steps)] {
+    const Placement plan = PlanPlacement(algorithm, {.history = &history,
+                                                     .topology = topology,
+                                                     .physical = previous.physical,
+                                                     .previous = &previous});
+    ValidatePlacement(plan, topology);
+    return Encode(previous, plan, topology);
+  });
+}
+
+Placement EplbManager::Current() const {
+  Placement placement(static_cast<int>(layers_.size()), shape_.experts + shape_.redundant,
+                      shape_.experts);
+  for (size_t i = 0; i < layers_.size(); ++i)
+    std::ranges::copy(experts_->PlacementOf(layers_[i]).physical_to_logical(),
+                      placement.Layer(static_cast<int>(i)).begin());
+  return placement;
+}
+
+void EplbManager::TakePlan() {
+  std::optional<PlanJob::Outcome> outcome =
+      plan_.Poll(std::chrono::duration<double>(options_.watchdog_seconds));
+  if (!outcome) return;
+  ++status_.plans;
+  status_.plan_seconds = Seconds(began_);
+  if (!outcome->error.empty()) return Fail(outcome->error, outcome->timed_out);
+  Placement plan = Current();
+  std::vector<int32_t>& words = outcome->plan;
+  const auto places = static_cast<std::ptrdiff_t>(plan.physical_to_logical.size());
+  CHECK_EQ(std::ssize(words), places + kNumFillFrom + 1);
+  status_.fills = {words.begin() + places, words.end() - 1};
+  status_.transfer_batches = words.back();
+  words.resize(places);
+  plan.physical_to_logical = std::move(words);
+  StartMoving(plan);
+}
+
+void EplbManager::StartMoving(const Placement& plan) {
+  const Placement now = Current();
+  std::vector<LayerMove> moves;
+  for (int i = 0; i < plan.layers; ++i)
+    if (!std::ranges::equal(plan.Layer(i), now.Layer(i)))
+      moves.push_back({layers_[i], plan.ToExpertPlacement(i)});
+  status_.layers_done = 0;
+  status_.layers_to_move = static_cast<int32_t>(moves.size());
+  status_.move_passes = 0;
+  const auto fills = [this](FillFrom from) { return status_.fills[static_cast<size_t>(from)]; };
+  if (leads_)
+    LOG_INFO(
+        "[EPLB] plan {} ({}, {}) in {:.1f} ms at balancedness {:.3f}: {} of {} layers change, {} "
+        "experts arrive ({} held by other nodes only), {} move within their rank",
+        status_.plans, options_.algorithm, status_.trigger, status_.plan_seconds * 1e3,
+        status_.planned_at, moves.size(), plan.layers,
+        fills(FillFrom::kSameNode) + fills(FillFrom::kOtherNode), fills(FillFrom::kOtherNode),
+        fills(FillFrom::kSameRank) + fills(FillFrom::kFreeRider));
+  began_ = std::chrono::steady_clock::now();
+  if (moves.empty()) return Finish();
+  status_.state = EplbState::kAgreed;
+  moving_ = std::make_unique<Migration>(
+      std::move(moves),
+      MigrationOptions{.layers_per_chunk = options_.layers_per_chunk,
+                       .patience = std::chrono::duration<double>(options_.watchdog_seconds),
+                       .topology = topology_},
+      *experts_, *comm_.tp, sends_ ? &courier_ : nullptr);
+}
+
+void EplbManager::StepMoving() {
+  ++status_.move_passes;
+  const bool more = moving_->Step();
+  if (!moving_->error().empty() && status_.state != EplbState::kStopping)
+    LOG_WARNING("[EPLB] rank {}: gives up: {}", comm_.mesh.rank(), moving_->error());
+  status_.state = moving_->error().empty() ? EplbState::kMoving : EplbState::kStopping;
+  status_.layer = moving_->layer();
+  if (moving_->layers_moved() > status_.layers_done) window_->OnMoved();
+  status_.layers_done = moving_->layers_moved();
+  if (!more) Finish();
+}
+
+// Nothing to move, or no thread moves anything any more.
+void EplbManager::Finish() {
+  status_.state = EplbState::kDone;
+  status_.layer = -1;
+  status_.move_seconds = Seconds(began_);
+  passes_ = 0;
+  if (!moving_) {
+    status_.last_result = "nothing to move: the plan is the placement that there is";
+    return;
+  }
+  const std::unique_ptr<Migration> ended = std::move(moving_);
+  status_.layers_moved += ended->layers_moved();
+  status_.experts_loaded += ended->experts_loaded();
+  status_.experts_received += ended->experts_received();
+  status_.longest_switch_seconds = ended->longest_switch_seconds();
+  if (!ended->error().empty())
+    return Fail(fmt::format("{} (after {} of {} layers)", ended->error(), status_.layers_done,
+                            status_.layers_to_move),
+                ended->timed_out());
+  ++status_.rebalances;
+  status_.last_result = fmt::format(
+      "{} layers moved, rank 0 loaded {} experts and was sent {}, in {} passes and "
+      "{:.1f} ms",
+      status_.layers_done, ended->experts_loaded(), ended->experts_received(), status_.move_passes,
+      status_.move_seconds * 1e3);
+  if (leads_) LOG_INFO("[EPLB] rebalance {} done: {}", status_.rebalances, status_.last_result);
+}
+
+void EplbManager::Fail(const std::string& why, bool timed_out) {
+  status_.state = EplbState::kIdle;
+  status_.layer = -1;
+  status_.last_failure = why;
+  status_.last_result = "failed: " + why;
+  ++status_.failures;
+  status_.watchdog_resets += timed_out ? 1 : 0;
+  passes_ = 0;
+  LOG_ERROR("[EPLB] rank {}: rebalance given up, layers stay where they are now: {}",
+            comm_.mesh.rank(), why);
+}
+
+EplbStatus EplbManager::Status() const {
+  EplbStatus status = status_;
+  if (window_) status.balancedness = window_->MeanBalancedness();
+  return status;
+}
+
+}  // namespace switchyard

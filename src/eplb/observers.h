@@ -1,0 +1,36 @@
+// Several observers of the same layers.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "moe/routing_observer.h"
+
+namespace switchyard {
+
+// Tells each; they outlive it.
+class Observers : public RoutingObserver {
+ public:
+  explicit Observers(std::vector<RoutingObserver*> all) : all_(std::move(all)) {}
+
+  void OnPlacement(int layer, const ExpertPlacement& placement) override {
+    for (RoutingObserver* one : all_) one->OnPlacement(layer, placement);
+  }
+  void OnRoute(int layer, const RoutedTokens& tokens) override {
+    for (RoutingObserver* one : all_) one->OnRoute(layer, tokens);
+  }
+  bool wants_dispatch() const override {
+    for (const RoutingObserver* one : all_)
+      if (one->wants_dispatch()) return true;
+    return false;
+  }
+  void OnDispatch(int layer, const GroupedRows& rows) override {
+    for (RoutingObserver* one : all_)
+      if (one->wants_dispatch()) one->OnDispatch(layer, rows);
+  }
+
+ private:
+  const std::vector<RoutingObserver*> all_;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,71 @@
+#include "eplb/plan_job.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <utility>
+
+#include "eplb/background.h"
+
+namespace switchyard {
+namespace {
+
+// The first byte of what rank 0 says of its plan; nothing: it is not ready.
+constexpr char kPlanned = 'P', kFailed = 'F', kTimedOut = 'T';
+
+bool IsReady(const std::future<std::string>& plan) {
+  return plan.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+std::string Say(char what, const void* data, size_t bytes) {
+  std::string words(1, what);
+  words.append(static_cast<const char*>(data), bytes);
+  return words;
+}
+std::string Say(char what, const std::string& why) { return Say(what, why.data(), why.size()); }
+
+std::string Words(const PlanJob::Planner& planner) {
+  try {
+    const std::vector<int32_t> plan = planner();
+    return Say(kPlanned, plan.data(), plan.size() * sizeof(int32_t));
+  } catch (const std::exception& error) {
+    return Say(kFailed, error.what());
+  }
+}
+
+}  // namespace
+
+void PlanJob::Start(Planner planner) {
+  began_ = std::chrono::steady_clock::now();
+  if (world_.rank() != 0 || (left_.valid() && !IsReady(left_))) return;
+  left_ = {};
+  plan_ = std::async(std::launch::async, [planner = std::move(planner)] {
+    WorkInTheBackground();
+    return Words(planner);
+  });
+}
+
+std::string PlanJob::News(std::chrono::duration<double> patience) {
+  if (!plan_.valid()) return Say(kFailed, "the planner that was given up has not ended yet");
+  if (IsReady(plan_)) return plan_.get();
+  if (std::chrono::steady_clock::now() - began_ < patience) return {};
+  left_ = std::move(plan_);
+  return Say(kTimedOut, fmt::format("no plan was made in {} s", patience.count()));
+}
+
+std::optional<PlanJob::Outcome> PlanJob::Poll(std::chrono::duration<double> patience) {
+  const std::string words = world_.Broadcast(world_.rank() == 0 ? News(patience) : std::string());
+  if (words.empty()) return std::nullopt;
+  Outcome outcome;
+  const size_t size = words.size() - 1;
+  if (words[0] == kPlanned) {
+    outcome.plan.resize(size / sizeof(int32_t));
+    std::memcpy(outcome.plan.data(), words.data() + 1, outcome.plan.size() * sizeof(int32_t));
+  } else {
+    outcome.error = words.substr(1);
+    outcome.timed_out = words[0] == kTimedOut;
+  }
+  return outcome;
+}
+
+}  // namespace switchyard

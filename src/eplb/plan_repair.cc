@@ -1,0 +1,155 @@
+// RepairPlan.
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <tuple>
+
+#include "core/check.h"
+#include "eplb/layer_plan.h"
+
+namespace switchyard {
+namespace {
+
+// The expert with the most load per replica that a further one would help; −1: none.
+int32_t Hottest(const LayerPlan& plan) {
+  int32_t best = -1;
+  double most = -1;
+  const auto per_replica = plan.per_replica();
+  for (int32_t e = 0; e < plan.experts(); ++e)
+    if (per_replica[e] > most && plan.count(e) < plan.bins()) {
+      best = e;
+      most = per_replica[e];
+    }
+  return best;
+}
+
+// The replicated expert with the least load per replica once it has one less; −1: none.
+int32_t Coldest(const LayerPlan& plan, int32_t but) {
+  int32_t best = -1;
+  double least = std::numeric_limits<double>::infinity();
+  const auto after = plan.with_one_less();
+  for (int32_t e = 0; e < plan.experts(); ++e)
+    if (after[e] < least && e != but) {
+      best = e;
+      least = after[e];
+    }
+  return best;
+}
+
+// Bins that share an expert, over others even.
+class Components {
+ public:
+  explicit Components(const LayerPlan& plan) : of_(plan.bins()), first_(plan.experts()) {}
+
+  // [bins] Bins of one component have one number. Found anew at each kStale-th call: an expert that
+  // has come since is accounted for (OnPut), one that has gone is not.
+  const std::vector<int>& Of(const LayerPlan& plan) {
+    if (calls_++ % kStale == 0) Find(plan);
+    return of_;
+  }
+  // A bin of component `a` and one of `b` share an expert now.
+  void OnPut(int a, int b) {
+    if (a != b) std::ranges::replace(of_, a, b);
+  }
+
+ private:
+  static constexpr int kStale = 8;  // finding them takes longer than all else of a move
+
+  void Find(const LayerPlan& plan) {
+    std::iota(of_.begin(), of_.end(), 0);
+    std::ranges::fill(first_, -1);
+    const auto root = [&](int bin) {
+      while (of_[bin] != bin) bin = of_[bin] = of_[of_[bin]];
+      return bin;
+    };
+    for (size_t p = 0; p < plan.map().size(); ++p) {
+      const int32_t expert = plan.map()[p];
+      if (expert < 0 || plan.count(expert) < 2) continue;
+      const int bin = plan.bin_of(static_cast<int>(p));
+      if (first_[expert] < 0) first_[expert] = bin;
+      of_[root(bin)] = root(first_[expert]);
+    }
+    for (int bin = 0; bin < plan.bins(); ++bin) of_[bin] = root(bin);
+  }
+
+  std::vector<int> of_;     // [bins]
+  std::vector<int> first_;  // [experts] a bin that holds it
+  int calls_ = 0;
+};
+
+// Puts `expert` at one of the places of `old` (−1: empty ones) on bins without it: one that joins
+// bins which share no expert yet with those that hold it, on the lightest bin. False: there is
+// none.
+bool Replace(int32_t old, int32_t expert, Components* components, LayerPlan* plan) {
+  const std::vector<int>& component = components->Of(*plan);
+  std::vector<uint8_t> reached(plan->bins(), 0), holds(plan->bins(), 0);
+  int holder = -1;
+  for (int p = plan->first_place(expert); p >= 0; p = plan->next_place(p)) {
+    holder = plan->bin_of(p);
+    reached[component[holder]] = holds[holder] = 1;
+  }
+  int best = -1, place = -1;
+  const auto key = [&](int bin, int p) {
+    return std::tuple(reached[component[bin]], plan->bin_load(bin), p);
+  };
+  const auto consider = [&](int p) {
+    const int bin = plan->bin_of(p);
+    if (bin < 0 || holds[bin] || (best >= 0 && key(bin, p) >= key(best, place))) return;
+    best = bin;
+    place = p;
+  };
+  if (old >= 0) {
+    for (int p = plan->first_place(old); p >= 0; p = plan->next_place(p)) consider(p);
+  } else {
+    for (int p = 0; p < static_cast<int>(plan->map().size()); ++p)
+      if (plan->map()[p] < 0) consider(p);
+  }
+  if (best < 0) return false;
+  plan->Put(best, place, expert);
+  if (holder >= 0) components->OnPut(component[best], component[holder]);
+  return true;
+}
+
+// Experts that lost their last place, heaviest first, to empty places, else to replicas of others.
+void GiveHomes(Components* components, LayerPlan* plan) {
+  while (true) {
+    int32_t homeless = -1;
+    for (int32_t e = 0; e < plan->experts(); ++e)
+      if (plan->count(e) == 0 && (homeless < 0 || plan->load(e) > plan->load(homeless)))
+        homeless = e;
+    if (homeless < 0) return;
+    const bool placed = Replace(-1, homeless, components, plan) ||
+                        Replace(Coldest(*plan, homeless), homeless, components, plan);
+    CHECK(placed);  // ValidateTopology: there are places for all
+  }
+}
+
+// Each empty place gets the hottest expert that its bin does not hold yet.
+void FillEmptyPlaces(LayerPlan* plan) {
+  for (int bin = 0; bin < plan->bins(); ++bin)
+    for (int p = plan->slots(bin).begin; p < plan->slots(bin).end; ++p) {
+      if (plan->map()[p] >= 0) continue;
+      int32_t best = -1;
+      for (int32_t e = 0; e < plan->experts(); ++e)
+        if (!plan->Holds(bin, e) && (best < 0 || plan->PerReplica(e) > plan->PerReplica(best)))
+          best = e;
+      plan->Put(bin, p, best);
+    }
+}
+
+}  // namespace
+
+void RepairPlan(double slack, int budget, LayerPlan* plan) {
+  Components components(*plan);
+  GiveHomes(&components, plan);
+  FillEmptyPlaces(plan);
+  for (; budget > 0; --budget) {
+    const int32_t hot = Hottest(*plan);
+    const int32_t cold = hot < 0 ? -1 : Coldest(*plan, hot);
+    if (cold < 0) return;
+    if (plan->PerReplica(hot) <= (1 + slack) * plan->with_one_less()[cold]) return;
+    if (!Replace(cold, hot, &components, plan)) return;
+  }
+}
+
+}  // namespace switchyard

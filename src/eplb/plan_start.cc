@@ -1,0 +1,147 @@
+// StartFromNothing.
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <queue>
+#include <tuple>
+#include <utility>
+
+#include "core/check.h"
+#include "eplb/layer_plan.h"
+
+namespace switchyard {
+namespace {
+
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
+
+// [experts] replicas of each, at most one for each bin.
+std::vector<int> ReplicateHottest(const LayerPlan& plan, int places) {
+  std::vector<int> counts(plan.experts(), 1);
+  using Entry = std::pair<double, int32_t>;  // load per replica, −expert: of equals the lower one
+  std::vector<Entry> entries;
+  for (int32_t e = 0; e < plan.experts(); ++e) entries.emplace_back(plan.load(e), -e);
+  std::priority_queue<Entry> hottest(entries.begin(), entries.end());
+  for (int left = places - plan.experts(); left > 0;) {
+    CHECK(!hottest.empty());
+    const int32_t expert = -hottest.top().second;
+    hottest.pop();
+    if (counts[expert] == plan.bins()) continue;
+    hottest.emplace(plan.load(expert) / ++counts[expert], -expert);
+    --left;
+  }
+  return counts;
+}
+
+// Fills bins place by place. Bins that share an expert are one component.
+class Filler {
+ public:
+  explicit Filler(LayerPlan* plan)
+      : map_(plan->map().begin(), plan->map().end()),
+        plan_(plan),
+        next_(plan->bins()),
+        load_(plan->bins(), 0.0),
+        unit_(plan->mean() * plan->bins() + 1),
+        component_(plan->bins()),
+        node_(plan->bins()),
+        free_(plan->bins()),
+        reached_(plan->bins()),
+        on_node_(plan->slots(plan->bins() - 1).node + 1),
+        key_(plan->bins()) {
+    for (int bin = 0; bin < plan->bins(); ++bin) {
+      next_[bin] = plan->slots(bin).begin;
+      node_[bin] = plan->slots(bin).node;
+      free_[bin] = plan->slots(bin).size();
+    }
+    std::iota(component_.begin(), component_.end(), 0);
+  }
+
+  // Of the bins with most places free (that also always leaves enough bins for the next expert)
+  // one of a component that the expert does not reach yet, of a node that it is not on yet, with
+  // the least load. One number orders bins by all of that: what goes before the load counts in
+  // units that no load reaches.
+  void PutReplicas(int32_t expert, int count) {
+    const double share = plan_->load(expert) / count;
+    for (size_t bin = 0; bin < key_.size(); ++bin)
+      key_[bin] = free_[bin] > 0 ? load_[bin] - 4 * unit_ * free_[bin] : kInfinite;
+    std::ranges::fill(reached_, 0);
+    std::ranges::fill(on_node_, 0);
+    int joined = -1;
+    for (int i = 0; i < count; ++i) {
+      const auto least = std::ranges::min_element(key_);
+      CHECK(*least < kInfinite);
+      const int best = static_cast<int>(least - key_.begin());
+      Put(best, expert, share);
+      *least = kInfinite;  // none gets a second one
+      const int component = component_[best], node = node_[best];
+      if (!reached_[component]) Penalize(component_, component, 2 * unit_);
+      if (!on_node_[node]) Penalize(node_, node, unit_);
+      reached_[component] = on_node_[node] = 1;
+      joined = joined < 0 ? component : joined;
+    }
+    for (int& component : component_)
+      if (reached_[component]) component = joined;
+  }
+
+  // `experts`, heaviest first, each to the lightest bin with a place free.
+  void PutSingles(std::span<const int32_t> experts) {
+    using Bin = std::pair<double, int>;
+    std::priority_queue<Bin, std::vector<Bin>, std::greater<>> lightest;
+    for (int bin = 0; bin < plan_->bins(); ++bin)
+      if (free_[bin] > 0) lightest.emplace(load_[bin], bin);
+    for (const int32_t expert : experts) {
+      CHECK(!lightest.empty());
+      const int bin = lightest.top().second;
+      lightest.pop();
+      Put(bin, expert, plan_->load(expert));
+      if (free_[bin] > 0) lightest.emplace(load_[bin], bin);
+    }
+  }
+
+  const std::vector<int32_t>& map() const { return map_; }
+
+ private:
+  // `of` [bins]: of those with this `number`.
+  void Penalize(const std::vector<int>& of, int number, double penalty) {
+    for (size_t bin = 0; bin < key_.size(); ++bin)
+      if (of[bin] == number) key_[bin] += penalty;
+  }
+  void Put(int bin, int32_t expert, double load) {
+    map_[next_[bin]++] = expert;
+    --free_[bin];
+    load_[bin] += load;
+  }
+
+  std::vector<int32_t> map_;
+  const LayerPlan* plan_;
+  std::vector<int> next_;     // [bins] first free place
+  std::vector<double> load_;  // [bins]
+  double unit_;
+  std::vector<int> component_, node_, free_;  // [bins] free_: places
+  // Of the expert that is being put.
+  std::vector<uint8_t> reached_, on_node_;  // [components], [nodes]
+  std::vector<double> key_;                 // [bins] the least is the best
+};
+
+}  // namespace
+
+void StartFromNothing(LayerPlan* plan) {
+  int places = 0;
+  for (int bin = 0; bin < plan->bins(); ++bin) places += plan->slots(bin).size();
+  const std::vector<int> counts = ReplicateHottest(*plan, places);
+  // Replicated ones first, then by load per replica, the most first, then by number.
+  using Key = std::tuple<bool, double, int32_t>;
+  std::vector<Key> keys;
+  for (int32_t e = 0; e < plan->experts(); ++e)
+    keys.emplace_back(counts[e] == 1, -plan->load(e) / counts[e], e);
+  std::ranges::sort(keys);
+  std::vector<int32_t> order;
+  for (const Key& key : keys) order.push_back(std::get<2>(key));
+  const auto single = std::ranges::find(order, 1, [&](int32_t e) { return counts[e]; });
+  Filler filler(plan);
+  for (const int32_t expert : std::span(order.begin(), single))
+    filler.PutReplicas(expert, counts[expert]);
+  filler.PutSingles(std::span(single, order.end()));
+  plan->Assign(filler.map());
+}
+
+}  // namespace switchyard

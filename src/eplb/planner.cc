@@ -1,0 +1,56 @@
+#include "eplb/planner.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "core/error.h"
+#include "eplb/deepseek.h"
+#include "eplb/elastic.h"
+
+namespace switchyard {
+
+EplbAlgorithm ParseEplbAlgorithm(const std::string& name) {
+  if (name == "auto") return EplbAlgorithm::kAuto;
+  if (name == "deepseek") return EplbAlgorithm::kDeepSeek;
+  if (name == "deepseek_hierarchical") return EplbAlgorithm::kDeepSeekHierarchical;
+  if (name == "elasticity_aware") return EplbAlgorithm::kElasticityAware;
+  if (name == "yard") return EplbAlgorithm::kYard;
+  throw Invalid(
+      "--eplb-algorithm {}: want auto, deepseek, deepseek_hierarchical, elasticity_aware or yard",
+      name);
+}
+
+Placement PlanPlacement(EplbAlgorithm algorithm, const PlanRequest& request) {
+  CHECK(request.history != nullptr);
+  const LoadHistory& history = *request.history;
+  const RankTopology& topology = request.topology;
+  const size_t want = static_cast<size_t>(std::max(history.steps, 0)) *
+                      std::max(history.layers, 0) * std::max(history.experts, 0);
+  if (want == 0 || history.counts.size() != want)
+    throw Invalid("{} counts are no load of {} steps, {} layers and {} experts",
+                  history.counts.size(), history.steps, history.layers, history.experts);
+  int32_t signs = 0;  // without a branch, of some 10^6 counts
+  for (const int32_t count : history.counts) signs |= count;
+  if (signs < 0) throw Invalid("a count of tokens is negative");
+  ValidateTopology(topology, request.physical, history.experts);
+  switch (algorithm) {
+    case EplbAlgorithm::kDeepSeek:
+    case EplbAlgorithm::kDeepSeekHierarchical:
+      if (topology.NumAlive() < topology.ranks)
+        throw Invalid(
+            "deepseek plans for all ranks, of which {} of {} are alive; elasticity_aware "
+            "and yard plan without the others",
+            topology.NumAlive(), topology.ranks);
+      return PlanDeepSeek(history, topology, request.physical,
+                          algorithm == EplbAlgorithm::kDeepSeekHierarchical)
+          .placement;
+    case EplbAlgorithm::kElasticityAware:
+      return PlanElastic(history, topology, request.physical);
+    case EplbAlgorithm::kAuto:
+    case EplbAlgorithm::kYard:
+      break;
+  }
+  return PlanYard(history, topology, request.physical, request.previous, request.yard);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,196 @@
+#include "eplb/recorder.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "core/check.h"
+#include "core/error.h"
+#include "core/log.h"
+
+namespace switchyard {
+namespace {
+
+std::vector<int32_t> LocalToPhysical(const ExpertMap& map, int ep_rank) {
+  std::vector<int32_t> physical(map.LocalExperts(ep_rank));
+  for (int32_t p = 0; p < map.size(); ++p)
+    if (map.Owner(p) == ep_rank) physical[map.LocalId(p)] = p;
+  return physical;
+}
+
+std::vector<int32_t> Owners(const ExpertMap& map) {
+  std::vector<int32_t> owners(map.size());
+  for (int32_t p = 0; p < map.size(); ++p) owners[p] = map.Owner(p);
+  return owners;
+}
+
+}  // namespace
+
+void Validate(const ExpertRecorderOptions& options) {
+  const std::string& m = options.mode;
+  if (!m.empty() && m != "stat" && m != "stat_approx" && m != "per_pass" && m != "per_token")
+    throw Invalid(
+        "--expert-distribution-recorder-mode {}: want stat, stat_approx, per_pass or per_token", m);
+  if (options.buffer_size < -1 || options.buffer_size == 0)
+    throw Invalid(
+        "--expert-distribution-recorder-buffer-size {}: want at least 1, or -1 for no limit",
+        options.buffer_size);
+}
+
+ExpertRecorder::ExpertRecorder(const ExpertRecorderOptions& options,
+                               const ExpertRecorderShape& shape, RankComm& comm)
+    : options_((Validate(options), options)),
+      shape_(shape),
+      comm_(comm),
+      map_(shape.experts + shape.redundant, comm.mesh.ep(), shape.shared_dispatched),
+      physical_(map_.size()),
+      by_dispatch_(options.mode == "stat_approx"),
+      by_token_(options.mode == "per_token"),
+      owner_(Owners(map_)),
+      local_to_physical_(LocalToPhysical(map_, comm.mesh.ep_rank())),
+      physical_to_logical_(static_cast<size_t>(shape.layers) * physical_, -1),
+      count_(physical_to_logical_.size()),
+      logical_(static_cast<size_t>(shape.layers) * shape.experts),
+      by_rank_(static_cast<size_t>(shape.layers) * comm.mesh.ep()),
+      reduced_(by_rank_.size()),
+      total_(logical_.size() + by_rank_.size()),
+      steps_(options.buffer_size) {}
+
+void ExpertRecorder::OnPlacement(int layer, const ExpertPlacement& placement) {
+  CHECK_LT(layer, shape_.layers);
+  CHECK_EQ(placement.num_physical(), shape_.experts + shape_.redundant);
+  std::ranges::copy(placement.physical_to_logical(),
+                    physical_to_logical_.begin() + static_cast<int64_t>(layer) * physical_);
+}
+
+void ExpertRecorder::OnRoute(int layer, const RoutedTokens& tokens) {
+  if (!in_pass_) return;
+  if (!by_dispatch_) {
+    int32_t* count = count_.data() + static_cast<int64_t>(layer) * physical_;
+    for (const int32_t id : tokens.physical)
+      if (id >= 0) ++count[id];
+  }
+  if (!by_token_ || !recording_) return;
+  const int k = shape_.top_k;
+  CHECK_LE(tokens.first_row + tokens.tokens, std::ssize(is_own_));
+  for (int64_t t = 0; t < tokens.tokens; ++t) {
+    const int64_t row = tokens.first_row + t;
+    is_own_[row] = 1;
+    std::copy_n(tokens.logical.data() + t * k, k,
+                token_ids_.data() + (row * shape_.layers + layer) * k);
+  }
+}
+
+// Ranks of a MoE-TP group get the same rows: the first of them counts.
+void ExpertRecorder::OnDispatch(int layer, const GroupedRows& rows) {
+  if (!in_pass_ || comm_.mesh.moe_tp_rank() != 0) return;
+  int32_t* count = count_.data() + static_cast<int64_t>(layer) * physical_;
+  for (size_t local = 0; local < local_to_physical_.size(); ++local)
+    count[local_to_physical_[local]] +=
+        rows.offsets.empty() ? rows.counts[local] : rows.offsets[local + 1] - rows.offsets[local];
+}
+
+void ExpertRecorder::BeginPass(int64_t tokens) {
+  in_pass_ = active();
+  if (!in_pass_) return;
+  std::ranges::fill(count_, 0);
+  if (!by_token_ || !recording_) return;
+  token_ids_.assign(tokens * shape_.layers * shape_.top_k, -1);
+  is_own_.assign(tokens, 0);
+}
+
+void ExpertRecorder::EndPass(const PassTokens& tokens) {
+  if (in_pass_) {
+    CountPass();
+    if (recording_) Record(tokens);
+    if (options_.metrics) UpdateBalancedness();
+  }
+  in_pass_ = false;
+  ++passes_;
+}
+
+// Here and not when somebody asks, because experts may move between two passes.
+void ExpertRecorder::CountPass() {
+  std::ranges::fill(logical_, 0);
+  std::ranges::fill(by_rank_, 0);
+  const int ranks = comm_.mesh.ep();
+  for (int layer = 0; layer < shape_.layers; ++layer) {
+    const int64_t first = static_cast<int64_t>(layer) * physical_;
+    int32_t* logical = logical_.data() + static_cast<int64_t>(layer) * shape_.experts;
+    int32_t* by_rank = by_rank_.data() + static_cast<int64_t>(layer) * ranks;
+    for (int p = 0; p < physical_; ++p) {
+      const int32_t count = count_[first + p];
+      if (count == 0) continue;
+      by_rank[owner_[p]] += count;
+      if (const int32_t id = physical_to_logical_[first + p]; id >= 0) logical[id] += count;
+    }
+  }
+  for (size_t i = 0; i < logical_.size(); ++i) total_[i] += logical_[i];
+  for (size_t i = 0; i < by_rank_.size(); ++i) total_[logical_.size() + i] += by_rank_[i];
+  ++counted_passes_;
+}
+
+void ExpertRecorder::Record(const PassTokens& tokens) {
+  RecordedStep& step = steps_.Append();
+  step.pass = passes_;
+  step.logical = logical_;
+  if (by_token_) RecordTokens(tokens, &step);
+}
+
+void ExpertRecorder::RecordTokens(const PassTokens& tokens, RecordedStep* step) const {
+  const int64_t width = int64_t{shape_.layers} * shape_.top_k;
+  int32_t row = 0;
+  for (size_t s = 0; s < tokens.rows.size(); ++s) {
+    for (const int32_t end = row + tokens.rows[s]; row < end; ++row) {
+      if (!is_own_[row]) continue;
+      step->rows.push_back(row);
+      step->positions.push_back(tokens.positions[row]);
+      step->request_ids.push_back(static_cast<int64_t>(tokens.request_ids[s]));
+      step->topk_ids.insert(step->topk_ids.end(), token_ids_.begin() + row * width,
+                            token_ids_.begin() + (row + 1) * width);
+    }
+  }
+}
+
+// A rank's rows of one layer and pass are far fewer than 2^24: float32 sums are exact.
+void ExpertRecorder::UpdateBalancedness() {
+  std::ranges::copy(by_rank_, reduced_.begin());
+  comm_.tp->AllReduceSum(reduced_.data(), reduced_.size());
+  if (comm_.mesh.rank() != 0) return;
+  const std::vector<int64_t> loads(reduced_.begin(), reduced_.end());
+  windows_.Add(BalancednessOf(loads, comm_.mesh.ep()));
+  LOG_INFO("{}", BalancednessLine(passes_, windows_.Get(),
+                                  std::accumulate(loads.begin(), loads.end(), int64_t{0})));
+}
+
+bool ExpertRecorder::Start() {
+  if (options_.mode.empty())
+    throw Invalid("no experts are recorded without --expert-distribution-recorder-mode");
+  steps_.Clear();
+  return !std::exchange(recording_, true);
+}
+
+bool ExpertRecorder::Stop() {
+  if (options_.mode.empty())
+    throw Invalid("no experts are recorded without --expert-distribution-recorder-mode");
+  return std::exchange(recording_, false);
+}
+
+ExpertLoad ExpertRecorder::Load() {
+  std::vector<int64_t> all(total_.size() * comm_.tp->size());
+  comm_.tp->AllGather(total_.data(), all.data(), total_.size() * sizeof total_[0]);
+  if (comm_.mesh.rank() != 0) return {};
+  std::vector<int64_t> sum(total_.size());
+  for (size_t i = 0; i < all.size(); ++i) sum[i % sum.size()] += all[i];
+  const auto end_of_logical = sum.begin() + std::ssize(logical_);
+  return {.layers = shape_.layers,
+          .experts = shape_.experts,
+          .ranks = comm_.mesh.ep(),
+          .passes = counted_passes_,
+          .recording = recording_,
+          .balancedness = windows_.Get(),
+          .rank_count = {end_of_logical, sum.end()},
+          .logical_count = {sum.begin(), end_of_logical}};
+}
+
+}  // namespace switchyard

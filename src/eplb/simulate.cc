@@ -1,0 +1,140 @@
+#include "eplb/simulate.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+#include "core/check.h"
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+double Mean(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+// Of an empty step 1.
+double Balancedness(const std::vector<double>& rank_load) {
+  const double most = *std::ranges::max_element(rank_load);
+  return most > 0 ? Mean(rank_load) / most : 1;
+}
+
+// A placement in use.
+class Judge {
+ public:
+  Judge(EpDispatchAlgorithm dispatch, const RankTopology& topology, int layers)
+      : dispatch_(dispatch), topology_(topology), dividers_(layers) {}
+
+  void Use(const Placement& placement) {
+    location_ = ExpertLocation(placement);
+    shares_.resize(placement.physical);
+    for (int layer = 0; layer < placement.layers; ++layer)
+      dividers_[layer].Reset(dispatch_, location_, layer, topology_);
+    living_ = LivingSlots(topology_, placement.physical);
+  }
+
+  // [living ranks] loads of one layer.
+  std::vector<double> Loads(std::span<const int32_t> counts, int layer) {
+    dividers_[layer].Divide(counts, shares_);
+    std::vector<double> loads(living_.size(), 0.0);
+    for (size_t b = 0; b < living_.size(); ++b)
+      for (int p = living_[b].begin; p < living_[b].end; ++p) loads[b] += shares_[p];
+    return loads;
+  }
+
+  // Appends a step.
+  void Step(const LoadHistory& trace, int step, std::vector<double>* balancedness,
+            std::vector<float>* loads) {
+    double sum = 0;
+    std::vector<double> relative(topology_.ranks, 0.0);
+    for (int layer = 0; layer < trace.layers; ++layer) {
+      const std::vector<double> rank_load = Loads(trace.At(step, layer), layer);
+      const double mean = Mean(rank_load);
+      sum += Balancedness(rank_load);
+      for (size_t b = 0; b < living_.size(); ++b)
+        relative[living_[b].rank] += mean > 0 ? rank_load[b] / mean : 1;
+    }
+    balancedness->push_back(sum / trace.layers);
+    for (const double load : relative) loads->push_back(static_cast<float>(load / trace.layers));
+  }
+
+ private:
+  EpDispatchAlgorithm dispatch_;
+  const RankTopology& topology_;
+  ExpertLocation location_;
+  std::vector<BatchDivider> dividers_;  // [layers]
+  std::vector<RankSlots> living_;
+  std::vector<int32_t> shares_;
+};
+
+}  // namespace
+
+double SimulateResult::mean_before() const { return Mean(before); }
+double SimulateResult::mean_after() const { return Mean(after); }
+
+Moves SimulateResult::moves() const {
+  Moves sum;
+  for (const Plan& plan : plans) {
+    sum.same_node += plan.moves.same_node;
+    sum.other_node += plan.moves.other_node;
+  }
+  return sum;
+}
+
+double SimulateResult::plan_ms() const {
+  double sum = 0;
+  for (const Plan& plan : plans) sum += plan.ms;
+  return sum / static_cast<double>(plans.size());
+}
+
+SimulateResult Simulate(const LoadHistory& trace, const SimulateOptions& options) {
+  using Clock = std::chrono::steady_clock;
+  const RankTopology& topology = options.topology;
+  if (options.window < 1 || options.every < 1)
+    throw Invalid("a window of {} steps, a plan every {}: want at least 1", options.window,
+                  options.every);
+  if (trace.steps <= options.window)
+    throw Invalid("{} steps are recorded; a plan on {} leaves none to judge", trace.steps,
+                  options.window);
+  ValidateTopology(topology, options.physical, trace.experts);
+  Placement placement = Placement::Trivial(trace.layers, options.physical, trace.experts);
+  if (topology.NumAlive() < topology.ranks)
+    throw Invalid("a simulation starts with all ranks alive; {} of {} are", topology.NumAlive(),
+                  topology.ranks);
+
+  SimulateResult result{.first_step = options.window};
+  Judge before(EpDispatchAlgorithm::kDynamic, topology, trace.layers);
+  Judge after(options.dispatch, topology, trace.layers);
+  before.Use(placement);
+  for (int step = options.window; step < trace.steps; ++step) {
+    if (options.progress) options.progress(step);
+    if ((step - options.window) % options.every == 0) {
+      const LoadHistory seen = trace.Steps(step - options.window, step);
+      const auto start = Clock::now();
+      Placement next = PlanPlacement(options.algorithm,
+                                     {&seen, topology, options.physical, &placement, options.yard});
+      const double ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+      result.plans.push_back({step, CountMoves(placement, next, topology), ms});
+      placement = std::move(next);
+      after.Use(placement);
+    }
+    before.Step(trace, step, &result.before, &result.load_before);
+    after.Step(trace, step, &result.after, &result.load_after);
+  }
+  return result;
+}
+
+std::vector<double> LayerBalancedness(const LoadHistory& history, const Placement& placement,
+                                      EpDispatchAlgorithm dispatch, const RankTopology& topology) {
+  CHECK(history.layers == placement.layers && history.experts == placement.logical);
+  Judge judge(dispatch, topology, history.layers);
+  judge.Use(placement);
+  std::vector<double> means(history.layers, 0.0);
+  for (int layer = 0; layer < history.layers; ++layer)
+    for (int step = 0; step < history.steps; ++step)
+      means[layer] += Balancedness(judge.Loads(history.At(step, layer), layer)) / history.steps;
+  return means;
+}
+
+}  // namespace switchyard

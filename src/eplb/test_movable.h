@@ -1,0 +1,135 @@
+// Layers whose experts move, for tests of who moves them.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "moe/movable_experts.h"
+#include "moe/test_layer.h"
+
+namespace switchyard {
+
+// One rank's part of some layers without weights: an expert's number is the width of an
+// empty matrix, which travels as well. `alive` counts those that were made here.
+class FakeExperts : public MovableExperts {
+ public:
+  FakeExperts(int layers, const ExpertPlacement& placement, const Mesh& mesh) : mesh_(mesh) {
+    for (int layer = 0; layer < layers; ++layer) {
+      Layer& state = layers_[layer * 2];  // dense layers in between
+      state.placement = placement;
+      for (const int32_t expert : Own(placement)) state.experts.push_back(Make(expert));
+    }
+  }
+  ~FakeExperts() override { layers_.clear(); }
+
+  std::vector<int> layers() const override {
+    std::vector<int> numbers;
+    for (const auto& [number, layer] : layers_) numbers.push_back(number);
+    return numbers;
+  }
+  const ExpertPlacement& PlacementOf(int layer) const override {
+    return layers_.at(layer).placement;
+  }
+  bool sends() const override { return sends_; }
+  OwnedExpert Held(int layer, int local) const override { return layers_.at(layer).experts[local]; }
+  PreparedLayer Prepare(int layer, const ExpertPlacement& placement, const Arrived& arrived,
+                        const Pace& pace) override {
+    if (on_prepare) on_prepare(layer);
+    const Layer& now = layers_.at(layer);
+    std::map<int32_t, OwnedExpert> have;
+    const std::span<const int32_t> before = Own(now.placement);
+    for (size_t i = 0; i < before.size(); ++i) have.try_emplace(before[i], now.experts[i]);
+    PreparedLayer prepared{.layer = layer, .placement = placement};
+    for (const int32_t expert : Own(placement)) {
+      if (arrived.contains(expert) && !have.contains(expert)) {
+        have[expert] = arrived.at(expert);
+        ++prepared.received;
+      }
+      if (!have.contains(expert)) {
+        pace(kBytes);
+        if (on_load) on_load(layer, expert);
+        have[expert] = Make(expert);
+        ++prepared.loaded;
+      }
+      prepared.experts.push_back(have[expert]);
+    }
+    return prepared;
+  }
+  std::vector<OwnedExpert> Switch(PreparedLayer prepared) override {
+    Layer& layer = layers_.at(prepared.layer);
+    layer.placement = std::move(prepared.placement);
+    return std::exchange(layer.experts, std::move(prepared.experts));
+  }
+
+  // The experts that the layer has.
+  std::vector<int32_t> Held(int layer) const {
+    std::vector<int32_t> held;
+    for (const OwnedExpert& expert : layers_.at(layer).experts)
+      held.push_back(static_cast<int32_t>(expert.weights.gate.k));
+    return held;
+  }
+  std::vector<int32_t> Wanted(int layer) const {
+    const std::span<const int32_t> own = Own(layers_.at(layer).placement);
+    return {own.begin(), own.end()};
+  }
+  int alive() const { return *alive_; }
+
+  static constexpr size_t kBytes = 100;
+  void SetSends(bool sends) { sends_ = sends; }
+  // Called by the loading thread before it has an expert; may wait or throw.
+  std::function<void(int layer, int32_t expert)> on_load;
+  std::function<void(int layer)> on_prepare;  // likewise, before a layer
+
+ private:
+  struct Layer {
+    ExpertPlacement placement;
+    std::vector<OwnedExpert> experts;
+  };
+
+  std::span<const int32_t> Own(const ExpertPlacement& placement) const {
+    const ExpertRange own = ExpertsOfRank(placement.num_physical(), mesh_.ep(), mesh_.ep_rank());
+    return placement.physical_to_logical().subspan(own.begin, own.end - own.begin);
+  }
+  OwnedExpert Make(int32_t expert) {
+    ++*alive_;
+    OwnedExpert made{.owner =
+                         std::shared_ptr<const void>(new char, [alive = alive_](const char* p) {
+                           --*alive;
+                           delete p;
+                         })};
+    made.weights.gate.k = expert;  // a matrix without rows
+    return made;
+  }
+
+  bool sends_ = false;
+  const Mesh mesh_;
+  std::shared_ptr<std::atomic<int>> alive_ = std::make_shared<std::atomic<int>>(0);
+  std::map<int, Layer> layers_;
+};
+
+// Every expert once and some more often, none twice on a rank; the same for every rank.
+inline ExpertPlacement RandomEvenPlacement(int experts, int redundant, int ranks, uint32_t seed) {
+  kernels::Random random(seed);
+  for (;;) {
+    std::vector<int32_t> map = random.Shuffled(experts);
+    for (int i = 0; i < redundant; ++i)
+      map.insert(map.begin() + random.Below(std::ssize(map)),
+                 static_cast<int32_t>(random.Below(experts)));
+    bool twice = false;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const ExpertRange own = ExpertsOfRank(static_cast<int>(map.size()), ranks, rank);
+      std::vector<int32_t> held(map.begin() + own.begin, map.begin() + own.end);
+      std::ranges::sort(held);
+      twice |= std::ranges::adjacent_find(held) != held.end();
+    }
+    if (!twice) return {experts, map};
+  }
+}
+
+}  // namespace switchyard

@@ -1,0 +1,143 @@
+#include "eplb/water_filling.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+
+namespace switchyard {
+
+void WaterFilling::Reset(int num_bins, int num_experts, std::span<const int32_t> bin_of,
+                         std::span<const int32_t> expert_of) {
+  CHECK(bin_of.size() == expert_of.size());
+  begin_.assign(num_experts + 1, 0);
+  // A bin's second replica of an expert divides nothing: its place is as good as unused.
+  const auto new_bin = [&](size_t p) {
+    if (bin_of[p] < 0 || expert_of[p] < 0 || last_bin_[expert_of[p]] == bin_of[p]) return false;
+    last_bin_[expert_of[p]] = bin_of[p];
+    return true;
+  };
+  last_bin_.assign(num_experts, -1);
+  for (size_t p = 0; p < bin_of.size(); ++p)
+    if (new_bin(p)) ++begin_[expert_of[p] + 1];
+  replicated_.clear();
+  int32_t total = 0;
+  for (int e = 0; e < num_experts; ++e) {
+    const int32_t count = begin_[e + 1];
+    begin_[e + 1] = 0;
+    if (count > 1) replicated_.push_back({e, total, total + count});
+    begin_[e] = count > 1 ? total : -1;
+    if (count > 1) total += count;
+  }
+  replicas_.resize(total);
+  poured_.resize(total);
+  order_.resize(total);
+  single_.assign(num_experts, {-1, -1});
+  last_bin_.assign(num_experts, -1);
+  for (size_t p = 0; p < bin_of.size(); ++p) {
+    if (!new_bin(p)) continue;
+    const int32_t expert = expert_of[p];
+    const Replica replica{bin_of[p], static_cast<int32_t>(p)};
+    if (begin_[expert] < 0)
+      single_[expert] = replica;
+    else
+      replicas_[begin_[expert]++] = replica;
+  }
+  bins_.resize(num_bins);
+  load_.resize(num_experts);
+}
+
+void WaterFilling::Pour(const Replicated& group, double load) {
+  const int32_t begin = group.begin, count = group.end - group.begin;
+  if (count == 2) {
+    double& a = bins_[replicas_[begin].bin];
+    double& b = bins_[replicas_[begin + 1].bin];
+    const double other_a = a - poured_[begin], other_b = b - poured_[begin + 1];
+    const double share = std::clamp((load + other_b - other_a) / 2, 0.0, load);
+    poured_[begin] = share;
+    poured_[begin + 1] = load - share;
+    a = other_a + share;
+    b = other_b + (load - share);
+    return;
+  }
+  const auto order = std::span(order_).subspan(begin, count);
+  for (int32_t i = 0; i < count; ++i) {
+    bins_[replicas_[begin + i].bin] -= poured_[begin + i];
+    order[i] = begin + i;
+  }
+  // By the level that they have without this expert; few, so by insertion.
+  const auto other = [&](int32_t i) { return bins_[replicas_[i].bin]; };
+  for (int32_t i = 1; i < count; ++i) {
+    const int32_t moved = order[i];
+    const double level = other(moved);
+    int32_t at = i;
+    for (; at > 0 && other(order[at - 1]) > level; --at) order[at] = order[at - 1];
+    order[at] = moved;
+  }
+  double level = 0, sum = load;
+  for (int32_t i = 0; i < count; ++i) {
+    sum += other(order[i]);
+    level = sum / (i + 1);
+    if (i + 1 == count || level <= other(order[i + 1])) break;
+  }
+  for (int32_t i = begin; i < group.end; ++i) {
+    poured_[i] = std::max(0.0, level - other(i));
+    bins_[replicas_[i].bin] += poured_[i];
+  }
+}
+
+double WaterFilling::Fill(std::span<const double> load, int sweeps, double tolerance) {
+  std::ranges::fill(bins_, 0.0);
+  double total = 0;
+  for (size_t e = 0; e < single_.size(); ++e) {
+    load_[e] = load[e];
+    if (single_[e].bin < 0) continue;
+    bins_[single_[e].bin] += load[e];
+    total += load[e];
+  }
+  for (const Replicated& group : replicated_) {
+    const double share = load[group.expert] / (group.end - group.begin);
+    total += load[group.expert];
+    for (int32_t i = group.begin; i < group.end; ++i) {
+      poured_[i] = share;
+      bins_[replicas_[i].bin] += share;
+    }
+  }
+  mean_ = total / static_cast<double>(bins_.size());
+  double fullest = *std::ranges::max_element(bins_);
+  for (int sweep = 0; sweep < sweeps && fullest > mean_ * (1 + tolerance); ++sweep) {
+    if (sweep % 2 == 0)
+      for (const Replicated& group : replicated_) Pour(group, load[group.expert]);
+    else
+      for (size_t i = replicated_.size(); i-- > 0;)
+        Pour(replicated_[i], load[replicated_[i].expert]);
+    fullest = *std::ranges::max_element(bins_);
+  }
+  return fullest;
+}
+
+void WaterFilling::Shares(std::span<int32_t> shares) {
+  std::ranges::fill(shares, 0);
+  for (size_t e = 0; e < single_.size(); ++e)
+    if (single_[e].bin >= 0) shares[single_[e].place] = static_cast<int32_t>(load_[e]);
+  for (const Replicated& group : replicated_) {
+    auto left = static_cast<int32_t>(load_[group.expert]);
+    for (int32_t i = group.begin; i < group.end; ++i) {
+      const double whole = std::min(std::floor(poured_[i] + 1e-6), static_cast<double>(left));
+      bins_[replicas_[i].bin] += whole - poured_[i];
+      poured_[i] = whole;
+      left -= static_cast<int32_t>(whole);
+    }
+    for (; left > 0; --left) {
+      int32_t emptiest = group.begin;
+      for (int32_t i = group.begin; i < group.end; ++i)
+        if (bins_[replicas_[i].bin] < bins_[replicas_[emptiest].bin]) emptiest = i;
+      bins_[replicas_[emptiest].bin] += 1;
+      poured_[emptiest] += 1;
+    }
+    for (int32_t i = group.begin; i < group.end; ++i)
+      shares[replicas_[i].place] = static_cast<int32_t>(poured_[i]);
+  }
+}
+
+}  // namespace switchyard

@@ -1,0 +1,126 @@
+#include "eplb/water_filling.h"
+
+#include <numeric>
+#include <random>
+
+#include "eplb/exact_balance.h"
+#include "eplb/test_loads.h"
+
+namespace switchyard {
+namespace {
+
+// Divisions of `load` tokens over the places of each expert, all of them.
+int64_t LeastMaximumByTrial(int bins, std::span<const int32_t> bin_of,
+                            std::span<const int32_t> expert_of, std::vector<int32_t> left,
+                            std::vector<int64_t> filled, size_t place) {
+  if (place == bin_of.size()) {
+    const bool all = std::ranges::all_of(left, [](int32_t tokens) { return tokens == 0; });
+    return all ? *std::ranges::max_element(filled) : std::numeric_limits<int64_t>::max();
+  }
+  int64_t least = std::numeric_limits<int64_t>::max();
+  int32_t& tokens = left[expert_of[place]];
+  for (const int32_t all = tokens; tokens >= 0; --tokens) {
+    filled[bin_of[place]] += all - tokens;
+    least = std::min(least, LeastMaximumByTrial(bins, bin_of, expert_of, left, filled, place + 1));
+    filled[bin_of[place]] -= all - tokens;
+  }
+  return least;
+}
+
+struct RandomLayer {
+  int bins, experts;
+  std::vector<int32_t> bin_of, expert_of, load;
+};
+
+RandomLayer MakeLayer(int bins, int experts, int per_bin, int most, uint32_t seed) {
+  std::mt19937 random(seed);
+  RandomLayer layer{bins, experts, {}, {}, {}};
+  for (int p = 0; p < bins * per_bin; ++p) {
+    layer.bin_of.push_back(p / per_bin);
+    layer.expert_of.push_back(p < experts ? p : static_cast<int32_t>(random() % experts));
+  }
+  for (int e = 0; e < experts; ++e) layer.load.push_back(static_cast<int32_t>(random() % most));
+  return layer;
+}
+
+std::vector<int64_t> BinLoads(const RandomLayer& layer, std::span<const int32_t> shares) {
+  std::vector<int64_t> loads(layer.bins, 0);
+  std::vector<int32_t> sums(layer.experts, 0);
+  for (size_t p = 0; p < shares.size(); ++p) {
+    EXPECT_GE(shares[p], 0);
+    loads[layer.bin_of[p]] += shares[p];
+    sums[layer.expert_of[p]] += shares[p];
+  }
+  EXPECT_EQ(sums, layer.load);
+  return loads;
+}
+
+TEST(ExactBalanceTest, IsTheLeastMaximumThereIs) {
+  for (uint32_t seed = 0; seed < 60; ++seed) {
+    const RandomLayer layer = MakeLayer(3, 4, 2, 7, seed);
+    std::vector<int32_t> shares(layer.bin_of.size());
+    const int64_t least =
+        ExactBalance(layer.bins, layer.bin_of, layer.expert_of, layer.load, shares);
+    EXPECT_EQ(least, LeastMaximumByTrial(3, layer.bin_of, layer.expert_of, layer.load,
+                                         std::vector<int64_t>(3, 0), 0))
+        << seed;
+    EXPECT_EQ(std::ranges::max(BinLoads(layer, shares)), least);
+  }
+}
+
+TEST(WaterFillingTest, DividesEveryTokenAndComesNearTheOptimum) {
+  for (uint32_t seed = 0; seed < 40; ++seed) {
+    const RandomLayer layer = MakeLayer(16, 64, 6, 200, seed);
+    const std::vector<double> load(layer.load.begin(), layer.load.end());
+    std::vector<int32_t> shares(layer.bin_of.size());
+    WaterFilling filling;
+    filling.Reset(layer.bins, layer.experts, layer.bin_of, layer.expert_of);
+    filling.Fill(load, 16);
+    filling.Shares(shares);
+    const int64_t fullest = std::ranges::max(BinLoads(layer, shares));
+    const int64_t least =
+        ExactBalance(layer.bins, layer.bin_of, layer.expert_of, layer.load, shares);
+    EXPECT_GE(fullest, least);
+    EXPECT_LE(fullest, 1.01 * least + 1) << seed;
+  }
+}
+
+TEST(WaterFillingTest, PassesLoadOnOverAChainOfSharedExperts) {
+  // Rank i shares expert i with rank i + 1; all that single experts bring sits on rank 0.
+  const std::vector<int32_t> bin_of{0, 0, 1, 1, 2, 2, 3}, expert_of{3, 0, 0, 1, 1, 2, 2};
+  const std::vector<double> load{100, 100, 100, 100};
+  WaterFilling filling;
+  filling.Reset(4, 4, bin_of, expert_of);
+  EXPECT_NEAR(filling.Fill(load, 50), 100, 0.1);
+  EXPECT_EQ(filling.mean(), 100);
+  std::vector<int32_t> shares(7);
+  filling.Shares(shares);
+  EXPECT_EQ(shares, (std::vector<int32_t>{100, 0, 100, 0, 100, 0, 100}));
+}
+
+TEST(WaterFillingTest, TwoReplicasOnOneBinAreOne) {
+  // Expert 0 is on bin 0 twice and on bins 1 and 2; expert 1 fills bin 1.
+  const std::vector<int32_t> bin_of{0, 0, 1, 1, 2}, expert_of{0, 0, 0, 1, 0};
+  WaterFilling filling;
+  filling.Reset(3, 2, bin_of, expert_of);
+  const std::vector<double> load{120, 40};
+  EXPECT_NEAR(filling.Fill(load, 8), 160.0 / 3, 1e-6);
+  std::vector<int32_t> shares(5);
+  filling.Shares(shares);
+  EXPECT_EQ(shares[0] + shares[1] + shares[2] + shares[4], 120);
+  EXPECT_LE(shares[0] + shares[1], 54);
+}
+
+TEST(WaterFillingTest, AnEmptyBatchIsEmptyEverywhere) {
+  const std::vector<int32_t> bin_of{0, 1, -1}, expert_of{0, 0, 0};
+  WaterFilling filling;
+  filling.Reset(2, 1, bin_of, expert_of);
+  const std::vector<double> load{0};
+  EXPECT_EQ(filling.Fill(load, 4), 0);
+  std::vector<int32_t> shares{9, 9, 9};
+  filling.Shares(shares);
+  EXPECT_EQ(shares, (std::vector<int32_t>{0, 0, 0}));
+}
+
+}  // namespace
+}  // namespace switchyard

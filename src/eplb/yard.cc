@@ -1,0 +1,168 @@
+#include "eplb/yard.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/check.h"
+#include "core/error.h"
+#include "eplb/forecast.h"
+#include "eplb/layer_plan.h"
+#include "eplb/match_ranks.h"
+#include "eplb/water_filling.h"
+
+namespace switchyard {
+namespace {
+
+constexpr int kSweeps = 4;       // of a scenario; the optimum is not needed to compare
+constexpr double kEven = 0.005;  // bins this near to the mean are as good as even
+
+// How much a repair puts up with: replicas move to experts with so much more load, swaps go on
+// until the fullest bin is so near to the mean.
+struct Repair {
+  double slack, even;
+};
+constexpr Repair kRepairs[] = {{0.25, 0.05}, {0.1, 0.01}};
+
+// The last steps, as they would be with the forecast's means: [scenarios, experts].
+std::vector<std::vector<double>> Scenarios(const LoadHistory& history, int layer,
+                                           std::span<const double> load, int most) {
+  const int count = std::min(most, history.steps);
+  if (count < 2) return {{load.begin(), load.end()}};
+  std::vector<double> sum(load.size(), 0.0);
+  for (int step = history.steps - count; step < history.steps; ++step)
+    for (size_t e = 0; e < load.size(); ++e) sum[e] += history.At(step, layer)[e];
+  std::vector<std::vector<double>> scenarios;
+  for (int step = history.steps - count; step < history.steps; ++step) {
+    std::vector<double>& scenario = scenarios.emplace_back(load.begin(), load.end());
+    for (size_t e = 0; e < load.size(); ++e)
+      if (sum[e] > 0) scenario[e] *= history.At(step, layer)[e] * count / sum[e];
+  }
+  return scenarios;
+}
+
+class LayerChoice {
+ public:
+  LayerChoice(const LoadHistory& history, const RankTopology& topology,
+              const std::vector<RankSlots>& bins, int physical, const YardOptions& options)
+      : history_(history),
+        topology_(topology),
+        bins_(bins),
+        options_(options),
+        bin_of_(physical, -1) {
+    for (size_t b = 0; b < bins.size(); ++b)
+      std::fill(bin_of_.begin() + bins[b].begin, bin_of_.begin() + bins[b].end, b);
+  }
+
+  // `previous` may be empty.
+  void Plan(int layer, std::span<const float> forecast, std::span<const int32_t> previous,
+            std::span<int32_t> next) {
+    const std::vector<double> load(forecast.begin(), forecast.end());
+    LayerPlan plan(bins_, static_cast<int>(next.size()), load);
+    if (previous.empty()) {
+      FromNothing(&plan);
+      std::ranges::copy(plan.map(), next.begin());
+      return;
+    }
+    scenarios_ = Scenarios(history_, layer, load, options_.scenarios);
+    previous_ = previous;
+    least_ = std::numeric_limits<double>::infinity();
+    plan.Assign(previous);
+    const bool valid = IsWhole(plan);
+    if (valid) Consider(plan.map(), Time(plan.map()), next);
+    // No plan takes less than the mean, and every other moves an expert at least.
+    if (least_ <= Cost(1, 1)) return;
+    LayerPlan anew(bins_, static_cast<int>(next.size()), load);
+    FromNothing(&anew);
+    const double time_anew = Time(anew.map());
+    // What is repaired is seldom more even than what is made anew.
+    if (least_ <= Cost(time_anew, 1)) return;
+    for (const Repair& repair : kRepairs) {
+      RepairPlan(repair.slack, options_.budget, &plan);
+      plan.ImproveBySwaps(repair.even, options_.budget);
+      Consider(plan.map(), Time(plan.map()), next);
+    }
+    // A plan made anew moves more than half of the experts, unless it is nearly what there is.
+    if (least_ <= Cost(time_anew, static_cast<double>(next.size()) / 2)) return;
+    std::vector<int32_t> matched(anew.map().begin(), anew.map().end());
+    MatchRanks(previous, bins_, topology_.nodes, history_.experts, options_.node_price, matched);
+    Consider(matched, time_anew, next);
+  }
+
+ private:
+  void FromNothing(LayerPlan* plan) const {
+    StartFromNothing(plan);
+    plan->ImproveBySwaps(kEven, options_.budget);
+  }
+
+  bool IsWhole(const LayerPlan& plan) const {
+    for (const RankSlots& slots : bins_)
+      for (int p = slots.begin; p < slots.end; ++p)
+        if (plan.map()[p] < 0) return false;
+    for (int32_t e = 0; e < plan.experts(); ++e)
+      if (plan.count(e) == 0) return false;
+    return true;
+  }
+
+  // Of a step, where even ranks take 1.
+  double Time(std::span<const int32_t> map) {
+    filling_.Reset(static_cast<int>(bins_.size()), history_.experts, bin_of_, map);
+    double time = 0;
+    for (const std::vector<double>& scenario : scenarios_) {
+      const double fullest = filling_.Fill(scenario, kSweeps);
+      time += filling_.mean() > 0 ? fullest / filling_.mean() : 1;
+    }
+    return time / static_cast<double>(scenarios_.size());
+  }
+
+  // `moved`: experts from the same node, others by their price.
+  double Cost(double time, double moved) const {
+    return options_.horizon * (time + (moved > 0 ? options_.least_gain : 0)) +
+           options_.move_price * moved / static_cast<double>(bins_.size());
+  }
+
+  // Takes `map`, whose time is `time`, where it is the best so far.
+  void Consider(std::span<const int32_t> map, double time, std::span<int32_t> next) {
+    const Moves moves = CountMoves(previous_, map, topology_, history_.experts);
+    const double cost = Cost(time, static_cast<double>(moves.same_node) +
+                                       options_.node_price * static_cast<double>(moves.other_node));
+    if (cost >= least_) return;
+    least_ = cost;
+    std::ranges::copy(map, next.begin());
+  }
+
+  const LoadHistory& history_;
+  const RankTopology& topology_;
+  const std::vector<RankSlots>& bins_;
+  const YardOptions& options_;
+  std::vector<int32_t> bin_of_;  // [physical]
+  std::vector<std::vector<double>> scenarios_;
+  std::span<const int32_t> previous_;
+  WaterFilling filling_;
+  double least_ = 0;
+};
+
+}  // namespace
+
+Placement PlanYard(const LoadHistory& history, const RankTopology& topology, int physical,
+                   const Placement* previous, const YardOptions& options) {
+  ValidateTopology(topology, physical, history.experts);
+  if (previous != nullptr &&
+      (previous->layers != history.layers || previous->physical != physical ||
+       previous->logical != history.experts))
+    throw Invalid(
+        "yard: the previous placement has {} layers, {} places and {} experts; want {}, "
+        "{} and {}",
+        previous->layers, previous->physical, previous->logical, history.layers, physical,
+        history.experts);
+  const LoadForecast forecast = Forecast(history);
+  const std::vector<RankSlots> bins = LivingSlots(topology, physical);
+  LayerChoice choice(history, topology, bins, physical, options);
+  Placement placement(history.layers, physical, history.experts);
+  for (int layer = 0; layer < history.layers; ++layer)
+    choice.Plan(layer, forecast.Layer(layer),
+                previous != nullptr ? previous->Layer(layer) : std::span<const int32_t>(),
+                placement.Layer(layer));
+  return placement;
+}
+
+}  // namespace switchyard

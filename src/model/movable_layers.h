@@ -1,0 +1,35 @@
+// The MoE layers of a model on CPUs, whose experts can move while it runs.
+#pragma once
+
+#include <map>
+#include <memory>
+
+#include "model/weights/expert_loader.h"
+#include "moe/movable_experts.h"
+
+namespace switchyard {
+
+// Borrows layers, which stay where they are. Threads: MovableExperts'.
+class MovableLayers : public MovableExperts {
+ public:
+  MovableLayers(std::map<int, MoeLayer*> layers, std::unique_ptr<const ExpertLoader> loader,
+                const Mesh& mesh)
+      : layers_(std::move(layers)), loader_(std::move(loader)), mesh_(mesh) {}
+
+  std::vector<int> layers() const override;
+  const ExpertPlacement& PlacementOf(int layer) const override {
+    return layers_.at(layer)->placement();
+  }
+  bool sends() const override { return loader_->Converts(); }
+  OwnedExpert Held(int layer, int local) const override { return layers_.at(layer)->Expert(local); }
+  PreparedLayer Prepare(int layer, const ExpertPlacement& placement, const Arrived& arrived,
+                        const Pace& pace) override;
+  std::vector<OwnedExpert> Switch(PreparedLayer prepared) override;
+
+ private:
+  const std::map<int, MoeLayer*> layers_;
+  const std::unique_ptr<const ExpertLoader> loader_;
+  const Mesh mesh_;
+};
+
+}  // namespace switchyard

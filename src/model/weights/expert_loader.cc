@@ -1,0 +1,93 @@
+#include "model/weights/expert_loader.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/check.h"
+#include "model/families/family.h"
+#include "model/weights/parts.h"
+
+namespace switchyard {
+
+struct ExpertLoader::Impl {
+  Impl(const std::filesystem::path& dir, const ModelConfig& model, const Mesh& ranks,
+       const LoadOptions& load)
+      : config(model),
+        mesh(ranks),
+        names(FindFamily(model.architecture)->names(config)),
+        dummy(load.load_format == "dummy"),
+        seed(load.dummy_seed),
+        check_nan_scales(load.check_nan_scales) {
+    if (!dummy) checkpoint.emplace(dir);
+  }
+
+  // Memory that it makes is in one piece that fits `bytes`.
+  std::unique_ptr<WeightSource> Source(size_t bytes) const {
+    constexpr size_t kRounding = size_t{16} << 10;  // of pieces to whole lines, and small scales
+    if (dummy) return MakeDummySource(config, seed, 1, bytes + kRounding);
+    return MakeCheckpointSource(
+        *checkpoint, config,
+        {.check_nan_scales = check_nan_scales, .log = false, .slab_bytes = bytes + kRounding});
+  }
+
+  // The expert, what its biases lie in, and its bytes.
+  struct Built {
+    kernels::ExpertWeights weights;
+    std::vector<Tensor> owned;
+    size_t bytes = 0;
+  };
+  Built Build(WeightSource& source, int64_t layer, int32_t expert) const {
+    Parts parts({config, mesh, names}, source);
+    Built built;
+    const std::string prefix = fmt::format("{}{}.", names.layers, layer);
+    built.weights = BuildExperts(parts, prefix, {&expert, 1}, &built.owned).front();
+    built.bytes = static_cast<size_t>(std::llround(parts.bytes()));
+    return built;
+  }
+
+  const ModelConfig config;
+  const Mesh mesh;
+  const TensorNames names;
+  const bool dummy;
+  const uint64_t seed;
+  const bool check_nan_scales;
+  std::optional<Checkpoint> checkpoint;
+};
+
+ExpertLoader::ExpertLoader(const std::filesystem::path& dir, const ModelConfig& config,
+                           const Mesh& mesh, const LoadOptions& options)
+    : impl_(std::make_unique<Impl>(dir, config, mesh, options)) {}
+ExpertLoader::~ExpertLoader() = default;
+
+// A source of its own for each: its memory is then its own too, and not a part of a slab that other
+// experts keep alive.
+OwnedExpert ExpertLoader::Load(int64_t layer, int32_t expert) const {
+  const std::unique_ptr<WeightSource> source = impl_->Source(BytesPerExpert(layer));
+  Impl::Built built = impl_->Build(*source, layer, expert);
+  source->Finish({});
+  std::shared_ptr<const void> owner;
+  if (!built.owned.empty())
+    owner = std::make_shared<const std::vector<Tensor>>(std::move(built.owned));
+  return {std::move(built.weights), std::move(owner)};
+}
+
+bool ExpertLoader::Converts() const {
+  if (impl_->dummy) return true;
+  const auto& layers = impl_->config.layers;
+  const auto first = std::ranges::find_if(layers, [](const auto& layer) { return layer.moe; });
+  CHECK(first != layers.end());
+  const OwnedExpert expert = Load(first - layers.begin(), 0);
+  const auto* data = static_cast<const uint8_t*>(expert.weights.gate.data);
+  return std::ranges::none_of(impl_->checkpoint->tensors(), [&](const auto& tensor) {
+    return data >= tensor.second.data && data < tensor.second.data + tensor.second.num_bytes;
+  });
+}
+
+size_t ExpertLoader::BytesPerExpert(int64_t layer) const {
+  return impl_->Build(*MakeCountingSource(impl_->config), layer, 0).bytes;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,31 @@
+// The command line of `switchyard train-tokenizer`.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace switchyard {
+
+struct TrainTokenizerArgs {
+  std::vector<std::string> inputs;  // FILE or DIR, several
+  std::string output;               // --output DIR
+  int vocab_size = 8192;            // --vocab-size
+  int64_t min_frequency = 2;        // --min-frequency
+  int max_token_bytes = 32;         // --max-token-bytes
+  // --special-tokens: these get the first ids, in this order
+  std::vector<std::string> special_tokens{"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
+  std::string bos;                    // --bos
+  std::string eos = "<|im_end|>";     // --eos
+  std::string pad = "<|endoftext|>";  // --pad
+  std::string chat_template;          // --chat-template FILE; empty: ChatML
+  std::string pattern;                // --pattern; empty: the default
+  int64_t max_length = 0;             // --model-max-length
+};
+
+// Prints help and returns nothing where that was asked for; throws Error kInvalid, naming the flag,
+// on anything wrong.
+std::optional<TrainTokenizerArgs> ParseTrainTokenizer(const std::vector<std::string>& args);
+
+}  // namespace switchyard

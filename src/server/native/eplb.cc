@@ -1,0 +1,94 @@
+#include "server/native/eplb.h"
+
+#include "core/error.h"
+#include "eplb/transfers.h"
+#include "server/api/json_body.h"
+#include "server/http/error_body.h"
+#include "server/native/experts.h"
+
+namespace switchyard::native {
+namespace {
+
+using RequestPtr = std::shared_ptr<const http::Request>;
+
+void RequireEplb(const Service& service) {
+  RequireReady(service);
+  if (!service.args.engine.eplb.enable)
+    throw Invalid("experts do not move: start with --enable-eplb");
+}
+
+// Places by where they are filled from; empty before the first plan.
+Json FillsJson(const std::vector<int64_t>& fills) {
+  Json json = Json::object();
+  for (size_t i = 0; i < fills.size() && i < kNumFillFrom; ++i)
+    json[Name(static_cast<FillFrom>(i))] = fills[i];
+  return json;
+}
+
+Json StatusJson(const EplbStatus& s) {
+  return {{"state", Name(s.state)},
+          {"forward_passes", s.passes},
+          {"balancedness", s.balancedness},
+          {"rebalance",
+           {{"trigger", s.trigger},
+            {"planned_at_balancedness", s.planned_at},
+            {"moving_layer", s.layer < 0 ? Json() : Json(s.layer)},
+            {"layers_done", s.layers_done},
+            {"layers_to_move", s.layers_to_move},
+            {"places", FillsJson(s.fills)},
+            {"transfer_batches", s.transfer_batches},
+            {"plan_seconds", s.plan_seconds},
+            {"move_seconds", s.move_seconds},
+            {"longest_switch_seconds", s.longest_switch_seconds},
+            {"move_passes", s.move_passes}}},
+          {"plans", s.plans},
+          {"rebalances", s.rebalances},
+          {"layers_moved", s.layers_moved},
+          {"experts_loaded", s.experts_loaded},
+          {"experts_received", s.experts_received},
+          {"failures", s.failures},
+          {"watchdog_resets", s.watchdog_resets},
+          {"last_result", s.last_result},
+          {"last_failure", s.last_failure}};
+}
+
+Json OptionsJson(const EplbOptions& o) {
+  return {{"algorithm", o.algorithm},
+          {"dispatch_algorithm", o.dispatch},
+          {"rebalance_num_iterations", o.num_iterations},
+          {"rebalance_layers_per_chunk", o.layers_per_chunk},
+          {"min_rebalancing_utilization_threshold", o.min_utilization},
+          {"watchdog_timeout", o.watchdog_seconds}};
+}
+
+void HandleStatus(Service& service, const http::Responder& responder) {
+  RequireEplb(service);
+  service.front.GetEplb([&service, responder](const EplbReport& report) {
+    if (!report.refused.empty()) return responder.SendError(503, report.refused);
+    Json json = StatusJson(report.status);
+    json["options"] = OptionsJson(service.args.engine.eplb);
+    responder.Send(200, http::kJson, Dump(json));
+  });
+}
+
+void HandleRebalance(Service& service, const http::Responder& responder) {
+  RequireEplb(service);
+  service.front.RebalanceExperts([&service, responder](const EplbReport& report) {
+    if (service.front.ranks_lost()) return responder.SendError(503, report.refused);
+    if (!report.refused.empty()) return responder.SendError(409, report.refused);
+    responder.Send(200, http::kJson, Dump({{"accepted", true}, {"plans", report.status.plans}}));
+  });
+}
+
+}  // namespace
+
+void RegisterEplb(http::Server& server, Service& service) {
+  server.Route("GET", "/eplb", [&service](const RequestPtr&, const http::Responder& out) {
+    HandleStatus(service, out);
+  });
+  server.Route(
+      "POST", "/eplb/rebalance",
+      [&service](const RequestPtr&, const http::Responder& out) { HandleRebalance(service, out); });
+}
+
+}  // namespace switchyard::native
