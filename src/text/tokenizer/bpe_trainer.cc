@@ -1,0 +1,240 @@
+#include "text/tokenizer/bpe_trainer.h"
+
+#include <algorithm>
+#include <map>
+#include <queue>
+#include <unordered_set>
+
+#include "core/error.h"
+#include "text/tokenizer/byte_level.h"
+#include "text/tokenizer/unicode.h"
+#include "text/tokenizer/vocabulary.h"
+#include "text/tokenizer/vocabulary.h"
+
+namespace switchyard {
+namespace {
+
+constexpr int kBytes = 256;
+
+using Pair = std::pair<int32_t, int32_t>;
+
+uint64_t Key(Pair pair) {
+  return uint64_t{static_cast<uint32_t>(pair.first)} << 32 | static_cast<uint32_t>(pair.second);
+}
+
+// A pair and how often it stood when it was put into the queue. Counts fall between two looks, but
+// for pairs with the newest token, which get a new entry; so an entry that is out of date is put
+// back with its count, and the queue's first is the most frequent.
+struct Candidate {
+  int64_t count;
+  Pair pair;
+  bool operator<(const Candidate& other) const {  // the largest is merged first
+    return count != other.count ? count < other.count : pair > other.pair;
+  }
+};
+
+struct Word {
+  std::vector<int32_t> ids;
+  int64_t count;
+};
+
+struct PairPlaces {
+  int64_t count = 0;
+  std::vector<int32_t> words;  // where it was seen, some more than once, some no longer
+};
+
+// The state of one Learn.
+class Merger {
+ public:
+  Merger(const BpeTrainingOptions& options, LearnedBpe* out) : options_(options), out_(*out) {}
+
+  void AddBytes() {
+    for (const std::string& token : options_.special_tokens) out_.tokens.push_back(token);
+    std::vector<std::string> letters(kBytes);
+    for (int b = 0; b < kBytes; ++b) {
+      const char byte = static_cast<char>(b);
+      AppendByteLevel({&byte, 1}, &letters[static_cast<size_t>(b)]);
+    }
+    std::sort(letters.begin(), letters.end());  // as their characters stand in Unicode
+    for (std::string& letter : letters) {
+      id_of_[letter] = static_cast<int32_t>(out_.tokens.size());
+      length_.emplace(static_cast<int32_t>(out_.tokens.size()), 1);
+      out_.tokens.push_back(std::move(letter));
+    }
+    for (const std::string& token : options_.special_tokens) specials_.insert(token);
+  }
+
+  void AddWord(std::string_view spelled, int64_t count) {
+    Word word{{}, count};
+    for (size_t i = 0; i < spelled.size();) {
+      const size_t begin = i;
+      NextCharacter(spelled, &i);
+      word.ids.push_back(id_of_.at(std::string(spelled.substr(begin, i - begin))));
+    }
+    const auto index = static_cast<int32_t>(words_.size());
+    for (size_t i = 1; i < word.ids.size(); ++i) {
+      Count({word.ids[i - 1], word.ids[i]}, count, index);
+    }
+    words_.push_back(std::move(word));
+  }
+
+  void Run() {
+    for (const auto& [key, places] : pairs_) {
+      Push({static_cast<int32_t>(key >> 32), static_cast<int32_t>(key & 0xffffffff)}, places.count);
+    }
+    while (static_cast<int>(out_.tokens.size()) < options_.vocab_size && !queue_.empty()) {
+      const Candidate best = queue_.top();
+      queue_.pop();
+      const auto places = pairs_.find(Key(best.pair));
+      if (places == pairs_.end()) continue;  // a second entry of a pair that was merged
+      const int64_t count = places->second.count;
+      if (count != best.count) {
+        Push(best.pair, count);
+      } else {
+        Merge(best.pair);
+      }
+    }
+  }
+
+ private:
+  void Push(Pair pair, int64_t count) {
+    if (count >= std::max<int64_t>(options_.min_frequency, 1) && Allowed(pair)) {
+      queue_.push({count, pair});
+    }
+  }
+
+  bool Allowed(Pair pair) const {
+    return length_.at(pair.first) + length_.at(pair.second) <= options_.max_token_bytes &&
+           !specials_.contains(Spelling(pair));
+  }
+
+  std::string Spelling(Pair pair) const {
+    return out_.tokens[static_cast<size_t>(pair.first)] +
+           out_.tokens[static_cast<size_t>(pair.second)];
+  }
+
+  void Count(Pair pair, int64_t change, int32_t word) {
+    PairPlaces& places = pairs_[Key(pair)];
+    places.count += change;
+    if (change > 0 && (places.words.empty() || places.words.back() != word)) {
+      places.words.push_back(word);
+    }
+  }
+
+  // Two pairs may spell the same token: it has one id, and both merges make it.
+  int32_t TokenOf(Pair pair) {
+    std::string spelling = Spelling(pair);
+    const auto [it, added] =
+        id_of_.emplace(std::move(spelling), static_cast<int32_t>(out_.tokens.size()));
+    if (added) {
+      length_[it->second] = length_.at(pair.first) + length_.at(pair.second);
+      out_.tokens.push_back(it->first);
+    }
+    return it->second;
+  }
+
+  void Merge(Pair pair) {
+    const int32_t token = TokenOf(pair);
+    // A pair may come back, through a token that another merge makes too; its rule stands already.
+    if (merged_.insert(Key(pair)).second) out_.merges.push_back(pair);
+    // Taken out: the map may grow while words change.
+    const std::vector<int32_t> places = std::move(pairs_.at(Key(pair)).words);
+    std::map<Pair, int64_t> grown;  // pairs that hold the new token
+    for (const int32_t place : places) MergeInWord(pair, token, place, &grown);
+    pairs_.erase(Key(pair));
+    for (const auto& entry : grown) {
+      const auto it = pairs_.find(Key(entry.first));
+      if (it != pairs_.end()) Push(entry.first, it->second.count);
+    }
+  }
+
+  void MergeInWord(Pair pair, int32_t token, int32_t place, std::map<Pair, int64_t>* grown) {
+    Word& word = words_[static_cast<size_t>(place)];
+    std::vector<int32_t>& ids = word.ids;
+    const auto starts = [&](size_t i) {
+      return i + 1 < ids.size() && ids[i] == pair.first && ids[i + 1] == pair.second;
+    };
+    size_t first = 0;
+    while (first < ids.size() && !starts(first)) ++first;
+    if (first == ids.size()) return;  // merged by an earlier visit
+    for (size_t i = 1; i < ids.size(); ++i) Count({ids[i - 1], ids[i]}, -word.count, place);
+    size_t to = first;
+    for (size_t from = first; from < ids.size(); ++to) {
+      const bool here = starts(from);
+      const int32_t id = here ? token : ids[from];
+      from += here ? 2 : 1;
+      ids[to] = id;
+    }
+    ids.resize(to);
+    for (size_t i = 1; i < ids.size(); ++i) {
+      const Pair neighbours{ids[i - 1], ids[i]};
+      Count(neighbours, word.count, place);
+      if (neighbours.first == token || neighbours.second == token) (*grown)[neighbours] = 0;
+    }
+  }
+
+  const BpeTrainingOptions& options_;
+  LearnedBpe& out_;
+  std::unordered_map<std::string, int32_t> id_of_;  // of tokens that are not special
+  std::unordered_map<int32_t, int> length_;         // bytes
+  std::unordered_set<std::string> specials_;
+  std::vector<Word> words_;
+  std::unordered_map<uint64_t, PairPlaces> pairs_;
+  std::unordered_set<uint64_t> merged_;
+  std::priority_queue<Candidate> queue_;
+};
+
+void Check(const BpeTrainingOptions& options) {
+  std::unordered_set<std::string_view> seen;
+  for (const std::string& token : options.special_tokens) {
+    if (token.empty() || !IsValidUtf8(token)) {
+      throw Invalid("a special token is empty or not UTF-8");
+    }
+    if (!seen.insert(token).second) throw Invalid("special token {} stands twice", token);
+    size_t first = 0;
+    NextCharacter(token, &first);
+    if (first == token.size()) {
+      throw Invalid("special token {} is a single character; it may be one that stands for a byte",
+                    token);
+    }
+  }
+  const auto least = kBytes + static_cast<int>(options.special_tokens.size());
+  if (options.vocab_size < least) {
+    throw Invalid("a vocabulary of {} tokens has no room for {} special tokens and {} bytes",
+                  options.vocab_size, options.special_tokens.size(), kBytes);
+  }
+  if (options.vocab_size > kMaxTokenId) {
+    throw Invalid("a vocabulary of {} tokens is over {}", options.vocab_size, kMaxTokenId);
+  }
+}
+
+}  // namespace
+
+BpeTrainer::BpeTrainer(const nlohmann::json& pre_tokenizer)
+    : pre_tokenizer_(MakePreTokenizer(JsonNode(pre_tokenizer, "pre_tokenizer"))) {
+  if (pre_tokenizer_ == nullptr) throw Invalid("pre_tokenizer: a byte-level one is wanted");
+}
+
+void BpeTrainer::Add(std::string_view text) {
+  Utf8Repair repair;
+  std::string valid = IsValidUtf8(text) ? std::string(text) : repair.Push(text) + repair.Finish();
+  const size_t size = valid.size();
+  if (size == 0) return;
+  Words words{std::move(valid), {{0, size}}, true};
+  pre_tokenizer_->Apply(&words);
+  for (const TextRange& piece : words.pieces) {
+    ++words_[words.text.substr(piece.begin, piece.size())];
+  }
+}
+
+LearnedBpe BpeTrainer::Learn(const BpeTrainingOptions& options) const {
+  Check(options);
+  LearnedBpe out;
+  Merger merger(options, &out);
+  merger.AddBytes();
+  for (const auto& [word, count] : words_) merger.AddWord(word, count);
+  merger.Run();
+  return out;
+}
+
+}  // namespace switchyard

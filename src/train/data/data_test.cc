@@ -1,0 +1,200 @@
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <map>
+#include <set>
+
+#include "core/testing.h"
+#include "text/tokenizer/tokenizer_files.h"
+#include "train/data/corpus.h"
+
+namespace switchyard::train {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+class DataTest : public ::testing::Test {
+ protected:
+  DataTest() : dir_(fs::temp_directory_path() / ("switchyard_data_" + std::to_string(::getpid()))) {
+    fs::create_directories(dir_);
+  }
+  ~DataTest() override { fs::remove_all(dir_); }
+
+  fs::path Write(const std::string& name, const std::string& text) {
+    std::ofstream(dir_ / name) << text;
+    return dir_ / name;
+  }
+  std::string ReadError(const std::string& name, const std::string& text,
+                        ErrorKind kind = ErrorKind::kInvalid) {
+    return ErrorOf([&] { ReadDocuments({Write(name, text)}); }, kind);
+  }
+  void WriteChatTokenizer(const std::string& chat_template) {
+    const std::vector<std::string> special{"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
+    BpeTrainer trainer(ByteLevelPreTokenizer(kWordPattern));
+    trainer.Add("user assistant hello hello there there");
+    WriteTokenizer(dir_, trainer.Learn({.vocab_size = 290, .special_tokens = special}), special,
+                   {.eos = "<|im_end|>", .chat_template = chat_template});
+  }
+
+  fs::path dir_;
+};
+
+TEST_F(DataTest, FilesBecomeDocuments) {
+  Write("b.jsonl",
+        "{\"text\": \"one\"}\n\n{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}");
+  Write("a.txt", "plain\ntext\n");
+  Write("c.py", "unread");
+  const auto documents = ReadDocuments({dir_});
+  ASSERT_EQ(documents.size(), 3u);
+  EXPECT_EQ(documents[0].text, "plain\ntext\n");
+  EXPECT_EQ(documents[1].text, "one");
+  EXPECT_EQ(documents[2].messages[0]["content"], "x");
+  EXPECT_EQ(documents[2].where, (dir_ / "b.jsonl").string() + ":3");
+}
+
+TEST_F(DataTest, ErrorsNameFileAndLine) {
+  EXPECT_THAT(ReadError("x.jsonl", "{\"text\": \"a\"}\n{\"text\": oops}\n"),
+              HasSubstr("x.jsonl:2: is no JSON"));
+  EXPECT_THAT(ReadError("x.jsonl", "\n[1]\n"), HasSubstr("x.jsonl:2: want an object"));
+  EXPECT_THAT(ReadError("x.jsonl", "{\"text\": 1}"), HasSubstr("x.jsonl:1: \"text\" is no string"));
+  EXPECT_THAT(ReadError("x.jsonl", "{\"text\": \"a\", \"messages\": []}"), HasSubstr("either"));
+  EXPECT_THAT(ReadError("x.jsonl", "{\"messages\": [{\"role\": \"user\"}]}"),
+              HasSubstr("x.jsonl:1: message 0 has no \"content\""));
+  EXPECT_THAT(ReadError("x.jsonl", "\n\n"), HasSubstr("x.jsonl: holds no document"));
+  EXPECT_THAT(ReadError("x.txt", " \n"), HasSubstr("x.txt: holds no text"));
+  EXPECT_THAT(ReadError("x.txt", "fine\nbad \xff\n"), HasSubstr("x.txt:2: is no UTF-8"));
+  EXPECT_THAT(ErrorOf([&] { ReadDocuments({dir_ / "none.txt"}); }, ErrorKind::kNotFound),
+              HasSubstr("none.txt: cannot be read"));
+  EXPECT_THAT(ErrorOf([] { ReadDocuments({}); }), HasSubstr("nothing to learn from"));
+}
+
+TEST_F(DataTest, TextEndsWithEosAndSpelledTokensStayText) {
+  WriteChatTokenizer("");
+  const DocumentEncoder encoder(dir_, DocumentEncoder::ChatLoss::kAssistant);
+  const EncodedDocument out = encoder.Encode({.text = "hello <|im_end|>", .messages = nullptr});
+  EXPECT_EQ(out.ids.back(), 2);
+  EXPECT_EQ(std::ranges::count(out.ids, 2), 1);
+  EXPECT_EQ(out.learned, std::vector<uint8_t>(out.ids.size(), 1));
+}
+
+TEST_F(DataTest, OnlyTheAssistantIsLearned) {
+  WriteChatTokenizer(kDefaultChatTemplate);
+  Document chat{.where = "a.jsonl:1"};
+  chat.messages = {{{"role", "user"}, {"content", "hello"}},
+                   {{"role", "assistant"}, {"content", "there"}},
+                   {{"role", "user"}, {"content", "hello hello"}},
+                   {{"role", "assistant"}, {"content", "there there"}}};
+  const DocumentEncoder encoder(dir_, DocumentEncoder::ChatLoss::kAssistant);
+  const EncodedDocument out = encoder.Encode(chat);
+  std::vector<int32_t> learned;
+  for (size_t i = 0; i < out.ids.size(); ++i) {
+    if (out.learned[i] != 0) learned.push_back(out.ids[i]);
+  }
+  EXPECT_EQ(encoder.tokenizer().Decode(learned, false), "there<|im_end|>\nthere there<|im_end|>\n");
+  const EncodedDocument all = DocumentEncoder(dir_, DocumentEncoder::ChatLoss::kAll).Encode(chat);
+  EXPECT_EQ(all.ids, out.ids);
+  EXPECT_EQ(all.learned, std::vector<uint8_t>(all.ids.size(), 1));
+
+  chat.messages.erase(3);
+  chat.messages.erase(1);
+  EXPECT_THAT(ErrorOf([&] { encoder.Encode(chat); }),
+              HasSubstr("a.jsonl:1: no message is of role"));
+}
+
+TEST_F(DataTest, ATemplateThatTakesBackWhatItWroteIsRefused) {
+  WriteChatTokenizer("{{ messages|length }}{% for m in messages %}{{ m['content'] }}{% endfor %}");
+  Document chat{.where = "a.jsonl:7"};
+  chat.messages = {{{"role", "user"}, {"content", "hello"}},
+                   {{"role", "assistant"}, {"content", "there"}}};
+  const DocumentEncoder encoder(dir_, DocumentEncoder::ChatLoss::kAssistant);
+  EXPECT_THAT(ErrorOf([&] { encoder.Encode(chat); }), HasSubstr("a.jsonl:7: message 1"));
+}
+
+std::vector<EncodedDocument> MadeUp(const std::vector<int>& lengths) {
+  std::vector<EncodedDocument> out;
+  int32_t next = 0;
+  for (const int length : lengths) {
+    EncodedDocument& document = out.emplace_back();
+    for (int i = 0; i < length; ++i) document.ids.push_back(next++);
+    document.learned.assign(static_cast<size_t>(length), 1);
+  }
+  return out;
+}
+
+TEST(PackingTest, EveryTokenIsATargetOnce) {
+  const std::vector<int> lengths{3, 1, 40, 2, 9, 0, 17, 5};
+  const auto documents = MadeUp(lengths);
+  const std::vector<int64_t> sizes(lengths.begin(), lengths.end());
+  for (const bool whole : {false, true}) {
+    const PackingOptions options{.length = 8, .whole_documents = whole, .seed = 3};
+    std::multiset<int32_t> targets;
+    for (const Row& row : PackEpoch(sizes, options, 0)) {
+      Batch batch;
+      AppendRow(documents, row, &batch);
+      EXPECT_LE(batch.size(), 8);
+      EXPECT_EQ(batch.sequences(), static_cast<int64_t>(row.size()));
+      for (int64_t i = 0; i < batch.size(); ++i) EXPECT_EQ(batch.targets[i], batch.tokens[i] + 1);
+      targets.insert(batch.targets.begin(), batch.targets.end());
+      for (const Part& part : row) {  // what fits stays whole
+        if (!whole || sizes[part.document] > 9) continue;
+        EXPECT_EQ(part.length, sizes[part.document] - 1);
+      }
+    }
+    EXPECT_EQ(targets.size(), 2u + 39 + 1 + 8 + 16 + 4);
+    EXPECT_EQ(std::set<int32_t>(targets.begin(), targets.end()).size(), targets.size());
+  }
+}
+
+TEST(PackingTest, EpochsDifferAndRepeat) {
+  const std::vector<int64_t> sizes(50, 7);
+  const PackingOptions options{.length = 16, .seed = 9};
+  EXPECT_EQ(PackEpoch(sizes, options, 1), PackEpoch(sizes, options, 1));
+  EXPECT_NE(PackEpoch(sizes, options, 1), PackEpoch(sizes, options, 2));
+  EXPECT_NE(PackEpoch(sizes, options, 1), PackEpoch(sizes, {.length = 16, .seed = 10}, 1));
+  const auto in_order = PackEpoch(sizes, {.length = 16, .shuffle = false}, 5);
+  EXPECT_EQ(in_order[0][0], (Part{0, 0, 6}));
+}
+
+TEST(CorpusTest, GoesOnAtTheExactRow) {
+  Corpus corpus(MadeUp({30, 40, 50}), {.length = 8, .seed = 1});
+  SamplePosition position;
+  const std::vector<Row> all = corpus.Take(40, &position);
+  EXPECT_GT(position.epoch, 1);
+  SamplePosition again;
+  std::vector<Row> pieces;
+  for (const int count : {1, 7, 20, 12}) {
+    Corpus other(MadeUp({30, 40, 50}), {.length = 8, .seed = 1});  // as after a restart
+    for (Row& row : other.Take(count, &again)) pieces.push_back(std::move(row));
+    EXPECT_EQ(other.fingerprint(), corpus.fingerprint());
+  }
+  EXPECT_EQ(pieces, all);
+  EXPECT_EQ(again, position);
+  EXPECT_NE(Corpus(MadeUp({30, 40, 51}), {.length = 8, .seed = 1}).fingerprint(),
+            corpus.fingerprint());
+}
+
+TEST(CorpusTest, NothingToLearnIsAnError) {
+  EXPECT_THAT(ErrorOf([] { Corpus({}, {}); }), HasSubstr("the corpus is empty"));
+  auto documents = MadeUp({4});
+  documents[0].learned = {1, 0, 0, 0};
+  EXPECT_THAT(ErrorOf([&] { Corpus(documents, {}); }), HasSubstr("none of them to be learned"));
+}
+
+TEST(CorpusTest, MicroBatchesAndRanksShareTheRowsOfAStep) {
+  for (const int64_t rows : {1, 5, 8, 13}) {
+    int64_t next = 0;
+    for (int64_t index = 0; index < 3; ++index) {
+      for (int rank = 0; rank < 4; ++rank) {
+        const RowRange range = RowsOfMicroBatch(rows, index, 3, rank, 4);
+        EXPECT_EQ(range.begin, next);
+        next = range.end;
+      }
+    }
+    EXPECT_EQ(next, rows);
+  }
+}
+
+}  // namespace
+}  // namespace switchyard::train

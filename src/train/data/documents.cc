@@ -1,0 +1,130 @@
+#include "train/data/documents.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string_view>
+
+#include "core/error.h"
+#include "text/tokenizer/unicode.h"
+
+namespace switchyard::train {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+std::string ReadFile(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in || fs::is_directory(path)) throw NotFound("{}: cannot be read", path.string());
+  std::string text{std::istreambuf_iterator<char>(in), {}};
+  if (in.bad()) throw NotFound("{}: reading fails", path.string());
+  return text;
+}
+
+bool IsBlank(std::string_view text) {
+  return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
+}
+
+void CheckMessages(const Json& messages, const std::string& where) {
+  if (!messages.is_array() || messages.empty()) {
+    throw Invalid("{}: \"messages\" is no list of messages", where);
+  }
+  for (size_t i = 0; i < messages.size(); ++i) {
+    for (const char* key : {"role", "content"}) {
+      if (!messages[i].is_object() || !messages[i].contains(key) ||
+          !messages[i].at(key).is_string()) {
+        throw Invalid("{}: message {} has no \"{}\" that is a string", where, i, key);
+      }
+    }
+  }
+}
+
+Document ReadLine(std::string_view line, std::string where) {
+  Json json;
+  try {
+    json = Json::parse(line);
+  } catch (const Json::exception& error) {
+    throw Invalid("{}: is no JSON: {}", where, error.what());
+  }
+  const bool has_text = json.is_object() && json.contains("text");
+  const bool has_messages = json.is_object() && json.contains("messages");
+  if (has_text == has_messages) {
+    throw Invalid("{}: want an object with either \"text\" or \"messages\"", where);
+  }
+  Document document;
+  if (has_text) {
+    if (!json["text"].is_string()) throw Invalid("{}: \"text\" is no string", where);
+    document.text = json["text"].get<std::string>();
+  } else {
+    CheckMessages(json["messages"], where);
+    document.messages = std::move(json["messages"]);
+  }
+  document.where = std::move(where);
+  return document;
+}
+
+void ReadJsonLines(const fs::path& path, std::vector<Document>* out) {
+  const std::string text = ReadFile(path);
+  const size_t before = out->size();
+  size_t number = 0;
+  for (size_t begin = 0; begin < text.size(); ++number) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = std::string_view(text).substr(begin, end - begin);
+    begin = end + 1;
+    if (IsBlank(line)) continue;
+    out->push_back(ReadLine(line, fmt::format("{}:{}", path.string(), number + 1)));
+  }
+  if (out->size() == before) throw Invalid("{}: holds no document", path.string());
+}
+
+void ReadText(const fs::path& path, std::vector<Document>* out) {
+  std::string text = ReadFile(path);
+  if (IsBlank(text)) throw Invalid("{}: holds no text", path.string());
+  for (size_t i = 0; i < text.size();) {
+    const Utf8Sequence sequence = ScanUtf8(text, i);
+    if (sequence.kind != Utf8Sequence::kValid) {
+      const auto line = std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(i), '\n');
+      throw Invalid("{}:{}: is no UTF-8 at byte {} of the file", path.string(), line + 1, i);
+    }
+    i += sequence.length;
+  }
+  out->push_back({.text = std::move(text), .messages = nullptr, .where = path.string()});
+}
+
+std::vector<fs::path> FilesBelow(const fs::path& directory) {
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::recursive_directory_iterator(directory)) {
+    const fs::path ending = entry.path().extension();
+    if (entry.is_regular_file() && (ending == ".jsonl" || ending == ".txt" || ending == ".md")) {
+      files.push_back(entry.path());
+    }
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+}  // namespace
+
+std::vector<Document> ReadDocuments(const std::vector<fs::path>& paths) {
+  std::vector<Document> out;
+  for (const fs::path& path : paths) {
+    const std::vector<fs::path> files =
+        fs::is_directory(path) ? FilesBelow(path) : std::vector<fs::path>{path};
+    if (files.empty()) {
+      throw Invalid("{}: no .jsonl, .txt or .md file lies below it", path.string());
+    }
+    for (const fs::path& file : files) {
+      if (file.extension() == ".jsonl") {
+        ReadJsonLines(file, &out);
+      } else {
+        ReadText(file, &out);
+      }
+    }
+  }
+  if (out.empty()) throw Invalid("there is nothing to learn from: no file was named");
+  return out;
+}
+
+}  // namespace switchyard::train

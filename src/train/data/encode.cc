@@ -1,0 +1,118 @@
+#include "train/data/encode.h"
+
+#include <algorithm>
+#include <fstream>
+#include <utility>
+
+#include "core/error.h"
+#include "text/chat/encode_rendered.h"
+
+namespace switchyard::train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// The id of tokenizer_config.json's eos_token, which may be a string or an object.
+std::optional<int32_t> ReadEos(const std::filesystem::path& dir, const Tokenizer& tokenizer) {
+  const std::filesystem::path path = dir / "tokenizer_config.json";
+  std::ifstream in(path);
+  if (!in) return std::nullopt;
+  const Json config = Json::parse(in, nullptr, false);
+  if (!config.is_object()) throw Invalid("{}: is no JSON object", path.string());
+  Json token = config.contains("eos_token") ? config["eos_token"] : Json();
+  if (token.is_object() && token.contains("content")) token = Json(token["content"]);
+  if (!token.is_string()) return std::nullopt;
+  const auto id = tokenizer.TokenToId(token.get<std::string>());
+  if (!id) {
+    throw Invalid("{}: eos_token {} is no token", path.string(), token.get<std::string>());
+  }
+  return id;
+}
+
+// The ids of bytes [begin, end) of a rendered chat, what its users wrote staying text.
+std::vector<int32_t> EncodeStretch(const Tokenizer& tokenizer, const jinja::Rendered& rendered,
+                                   size_t begin, size_t end) {
+  std::vector<Tokenizer::Piece> pieces;
+  for (const jinja::Run& run : rendered.runs) {
+    const size_t from = std::max(run.begin, begin), to = std::min(run.end, end);
+    if (from >= to) continue;
+    pieces.push_back({std::string_view(rendered.text).substr(from, to - from), run.trusted});
+  }
+  return tokenizer.EncodePieces(pieces, /*add_special_tokens=*/false);
+}
+
+void Append(const std::vector<int32_t>& ids, bool learned, EncodedDocument* out) {
+  out->ids.insert(out->ids.end(), ids.begin(), ids.end());
+  out->learned.resize(out->ids.size(), learned ? 1 : 0);
+}
+
+}  // namespace
+
+DocumentEncoder::DocumentEncoder(const std::filesystem::path& dir, ChatLoss chat_loss)
+    : tokenizer_(Tokenizer::FromFile(dir / "tokenizer.json")),
+      chat_template_(ChatTemplate::FromDirectory(dir)),
+      chat_loss_(chat_loss),
+      eos_(ReadEos(dir, *tokenizer_)) {}
+
+EncodedDocument DocumentEncoder::Encode(const Document& document) const {
+  if (document.messages.is_null()) return EncodeText(document.text);
+  try {
+    return EncodeChat(document);
+  } catch (const Error& error) {
+    const std::string what = error.what();
+    if (what.starts_with(document.where)) throw;
+    throw Invalid("{}: {}", document.where, what);
+  }
+}
+
+EncodedDocument DocumentEncoder::EncodeText(const std::string& text) const {
+  EncodedDocument out;
+  const Tokenizer::Piece piece{text, false};
+  Append(tokenizer_->EncodePieces({&piece, 1}, /*add_special_tokens=*/true), true, &out);
+  if (eos_ && (out.ids.empty() || out.ids.back() != *eos_)) Append({*eos_}, true, &out);
+  return out;
+}
+
+EncodedDocument DocumentEncoder::EncodeChat(const Document& document) const {
+  const auto render = [&](size_t messages, bool open) {
+    ChatInput input;
+    input.messages = Json(document.messages.begin(),
+                          document.messages.begin() + static_cast<ptrdiff_t>(messages));
+    input.add_generation_prompt = open;
+    return chat_template_.Apply(input);
+  };
+  const size_t count = document.messages.size();
+  const jinja::Rendered whole = render(count, false);
+  EncodedDocument out;
+  if (chat_loss_ == ChatLoss::kAll) {
+    Append(EncodeRendered(*tokenizer_, whole), true, &out);
+    return out;
+  }
+  size_t done = 0;  // bytes of `whole`
+  bool answered = false;
+  for (size_t i = 0; i < count; ++i) {
+    if (document.messages[i].at("role") != "assistant") continue;
+    // A template may refuse to render no message at all, but an assistant that begins has no
+    // prompt.
+    const std::string opening = i == 0 ? std::string() : render(i, true).text;
+    const std::string turn = i + 1 == count ? whole.text : render(i + 1, false).text;
+    if (opening.size() < done || turn.size() < opening.size() || !turn.starts_with(opening) ||
+        !whole.text.starts_with(turn)) {
+      throw Invalid(
+          "{}: message {}: the chat template does not leave what it wrote as the chat goes on, so "
+          "the assistant's turns cannot be told from the rest; learn from all of it",
+          document.where, i);
+    }
+    Append(EncodeStretch(*tokenizer_, whole, done, opening.size()), false, &out);
+    Append(EncodeStretch(*tokenizer_, whole, opening.size(), turn.size()), true, &out);
+    done = turn.size();
+    answered = true;
+  }
+  if (!answered) {
+    throw Invalid("{}: no message is of role assistant, there is nothing to learn", document.where);
+  }
+  // What follows the last answer is never learned, and needs not be computed.
+  return out;
+}
+
+}  // namespace switchyard::train

@@ -1,0 +1,41 @@
+// Causal attention over packed sequences, forward and backward.
+#pragma once
+
+#include <cstdint>
+
+#include "core/parallel.h"
+#include "train/layers/rows.h"
+
+namespace switchyard::train {
+
+// [rows, heads, n]: element (t, h, i) at data[t · row + h · head + i].
+template <typename T>
+struct HeadRows {
+  T* data = nullptr;
+  int64_t row = 0, head = 0;
+};
+
+template <typename T>
+struct AttentionShape {
+  int64_t heads = 0, kv_heads = 0;  // query head h reads key head h / (heads / kv_heads)
+  int64_t qk_dim = 0, v_dim = 0;    // elements of a head of q and k; of v and the output
+  T scale = 1;                      // of the scores
+  int32_t window = 0;               // key j is seen from position p when p - j < window; 0: all
+};
+
+// out = softmax(scale · q kᵀ) v within each sequence. log_sums [heads, rows]: the logarithm of each
+// row's softmax denominator, which the backward pass needs. The scores are made in blocks of rows
+// and not kept (Dao et al., FlashAttention-2, arXiv:2307.08691, has the gradients so).
+template <typename T>
+void Attention(const AttentionShape<T>& shape, const RowLayout& rows, HeadRows<const T> q,
+               HeadRows<const T> k, HeadRows<const T> v, HeadRows<T> out, T* log_sums,
+               ThreadPool& pool);
+
+// dq, dk and dv are written. out and log_sums are what Attention gave.
+template <typename T>
+void AttentionGradient(const AttentionShape<T>& shape, const RowLayout& rows, HeadRows<const T> q,
+                       HeadRows<const T> k, HeadRows<const T> v, HeadRows<const T> out,
+                       const T* log_sums, HeadRows<const T> dout, HeadRows<T> dq, HeadRows<T> dk,
+                       HeadRows<T> dv, ThreadPool& pool);
+
+}  // namespace switchyard::train

@@ -1,0 +1,141 @@
+#include "train/layers/decoder_layer.h"
+
+#include "train/layers/pointwise.h"
+
+namespace switchyard::train {
+
+template <typename T>
+DecoderLayer<T>::DecoderLayer(const AttentionParts<T>& parts, bool moe, const LayerRanks& ranks)
+    : hidden_(parts.config.hidden),
+      norm_{.n = hidden_, .ldx = hidden_, .eps = static_cast<T>(parts.config.norm_eps)},
+      ranks_(ranks) {
+  const std::string& prefix = parts.prefix;
+  const auto norm = [&](const std::string& name) {
+    return parts.parameters.Add(prefix + name + ".weight", {hidden_});
+  };
+  input_norm_ = norm(parts.names.input_norm);
+  attention_ = MakeAttention(parts);
+  post_norm_ = norm(parts.names.post_attention_norm);
+  if (moe) {
+    moe_.emplace(parts.config, parts.names, prefix, *ranks.exchange, parts.parameters);
+  } else {
+    const std::string mlp = prefix + parts.names.mlp + ".";
+    dense_.push_back(FeedForward<T>::Make(parts.parameters, mlp + "gate_proj", mlp + "up_proj",
+                                          mlp + "down_proj", hidden_, parts.config.intermediate));
+  }
+}
+
+template <typename T>
+void DecoderLayer<T>::Attend(const LossOptions& options, double step_tokens, LayerPass<T> p,
+                             Losses* losses) {
+  LayerState<T>& s = p.state;
+  const int64_t m = p.rows.rows();
+  s.x = p.stream;
+  for (auto* v : {&s.normed, &s.after, &s.after_normed}) v->resize(m * hidden_);
+  NormShape<T> norm = norm_;
+  norm.m = m;
+  RmsNorm(norm, s.x.data(), input_norm_->value.data(), s.normed.data(), p.pool);
+  attention_->Forward(p.rows, s.normed.data(), &s.attention, s.after.data(), p.pool);
+  Add(s.after.data(), s.x.data(), m * hidden_, p.pool);
+  RmsNorm(norm, s.after.data(), post_norm_->value.data(), s.after_normed.data(), p.pool);
+  p.stream = s.after;
+  if (!moe_) return;
+  moe_->Route(s.after_normed.data(), m, &s.moe, p.pool);
+  if (!options.balance.any()) return;
+  losses->balance +=
+      moe_->router().AddBalance(options.balance, p.rows, step_tokens, ranks_.sum, &s.moe.router);
+}
+
+template <typename T>
+void DecoderLayer<T>::Forward(Phase phase, const LossOptions& options, double step_tokens,
+                              LayerPass<T> p, Losses* losses) {
+  LayerState<T>& s = p.state;
+  const int64_t m = p.rows.rows();
+  if (phase == Phase::kAttention) return Attend(options, step_tokens, p, losses);
+  if (!moe_) {
+    if (phase != Phase::kExperts) return;
+    s.dense_output.resize(m * hidden_);
+    const int32_t offsets[] = {0, static_cast<int32_t>(m)};
+    train::Forward<T>(dense_, offsets, s.after_normed.data(), &s.dense, s.dense_output.data(),
+                      p.pool);
+    Add(p.stream.data(), s.dense_output.data(), m * hidden_, p.pool);
+    return;
+  }
+  switch (phase) {
+    case Phase::kAttention:
+      break;
+    case Phase::kDispatch:
+      moe_->BeginDispatch(s.after_normed.data(), &s.moe, p.pool);
+      break;
+    case Phase::kShared:
+      moe_->ShareForward(s.after_normed.data(), m, &s.moe, p.pool);
+      break;
+    case Phase::kExperts:
+      moe_->EndDispatch(&s.moe, p.pool);
+      moe_->RunExperts(&s.moe, p.pool);
+      break;
+    case Phase::kCombine:
+      moe_->BeginCombine(&s.moe, p.pool);
+      break;
+    case Phase::kFinish:
+      moe_->EndCombine(m, &s.moe, p.stream.data(), p.pool);
+      break;
+  }
+}
+
+template <typename T>
+void DecoderLayer<T>::Backward(Phase phase, LayerPass<T> p) {
+  LayerState<T>& s = p.state;
+  const int64_t m = p.rows.rows();
+  if (phase == Phase::kAttention) return AttendBackward(p);
+  if (!moe_) {
+    if (phase != Phase::kExperts) return;
+    s.dense_output.resize(m * hidden_);
+    const int32_t offsets[] = {0, static_cast<int32_t>(m)};
+    train::Backward<T>(dense_, offsets, s.after_normed.data(), &s.dense, p.stream.data(),
+                       s.dense_output.data(), false, p.pool);
+    return;
+  }
+  switch (phase) {
+    case Phase::kAttention:
+    case Phase::kFinish:
+      break;
+    case Phase::kCombine:
+      moe_->BeginCombineGradient(p.stream.data(), m, &s.moe, p.pool);
+      break;
+    case Phase::kShared:
+      moe_->ShareBackward(s.after_normed.data(), p.stream.data(), m, &s.moe, p.pool);
+      break;
+    case Phase::kExperts:
+      moe_->EndCombineGradient(&s.moe, p.pool);
+      moe_->RunExpertsGradient(&s.moe, p.pool);
+      break;
+    case Phase::kDispatch:
+      moe_->BeginDispatchGradient(&s.moe, p.pool);
+      break;
+  }
+}
+
+template <typename T>
+void DecoderLayer<T>::AttendBackward(LayerPass<T> p) {
+  LayerState<T>& s = p.state;
+  const int64_t m = p.rows.rows();
+  if (moe_) {
+    s.dense_output.resize(m * hidden_);
+    moe_->EndDispatchGradient(s.after_normed.data(), m, &s.moe, s.dense_output.data(), p.pool);
+  }
+  NormShape<T> norm = norm_;
+  norm.m = m;
+  T* d = p.stream.data();
+  RmsNormGradient(norm, s.after.data(), post_norm_->value.data(), s.dense_output.data(), d, true,
+                  post_norm_->gradient.data(), p.pool);
+  // after_normed is not needed any more: the gradient of `normed` takes its place.
+  attention_->Backward(p.rows, s.normed.data(), s.attention, d, s.after_normed.data(), p.pool);
+  RmsNormGradient(norm, s.x.data(), input_norm_->value.data(), s.after_normed.data(), d, true,
+                  input_norm_->gradient.data(), p.pool);
+}
+
+template class DecoderLayer<float>;
+template class DecoderLayer<double>;
+
+}  // namespace switchyard::train

@@ -1,0 +1,77 @@
+// A layer of the decoder, in the phases that a schedule may interleave with those of another
+// micro-batch.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "train/layers/attention_layers.h"
+#include "train/layers/moe.h"
+#include "train/losses.h"
+
+namespace switchyard::train {
+
+// In the order of a forward pass. The backward pass goes kFinish, kCombine, kExperts, kDispatch,
+// kAttention; kShared may come anywhere between kDispatch and kFinish, and between kFinish and
+// kAttention. kDispatch, kCombine begin an exchange in either direction; the phase that needs the
+// rows ends it (forward: kExperts, kFinish; backward: kExperts, kAttention), so what a schedule
+// puts in between runs while rows travel. Layers without experts do their feed-forward in kExperts.
+enum class Phase : uint8_t { kAttention, kDispatch, kShared, kExperts, kCombine, kFinish };
+
+// One micro-batch in one layer.
+template <typename T>
+struct LayerState {
+  // [m, H]: input, its norm, the sum after attention, its norm.
+  std::vector<T> x, normed, after, after_normed;
+  AttentionState<T> attention;
+  FeedForwardState<T> dense;
+  std::vector<T> dense_output;  // [m, H]; backward: the gradient of after_normed
+  MoeState<T> moe;
+};
+
+// What the phases work on.
+template <typename T>
+struct LayerPass {
+  const RowLayout& rows;
+  LayerState<T>& state;
+  std::vector<T>& stream;  // forward: hidden [m, H], in and out; backward: its gradient
+  ThreadPool& pool;
+};
+
+// How a MoE layer meets the other ranks.
+struct LayerRanks {
+  RowExchange* exchange = nullptr;
+  SumOverRanks sum;  // over all ranks that share a micro-batch; empty on one
+};
+
+// Owned by the model; used by the rank's thread.
+template <typename T>
+class DecoderLayer {
+ public:
+  // `moe`: whether its feed-forward has experts.
+  DecoderLayer(const AttentionParts<T>& parts, bool moe, const LayerRanks& ranks);
+
+  // Adds to losses->balance in kAttention.
+  void Forward(Phase phase, const LossOptions& options, double step_tokens, LayerPass<T> pass,
+               Losses* losses);
+  void Backward(Phase phase, LayerPass<T> pass);
+
+  MoeLayer<T>* moe() { return moe_ ? &*moe_ : nullptr; }
+
+ private:
+  void Attend(const LossOptions& options, double step_tokens, LayerPass<T> pass, Losses* losses);
+  void AttendBackward(LayerPass<T> pass);
+
+  const int64_t hidden_;
+  const NormShape<T> norm_;
+  const LayerRanks ranks_;
+  Parameter<T>*input_norm_, *post_norm_;
+  std::unique_ptr<AttentionLayer<T>> attention_;
+  std::vector<FeedForward<T>> dense_;  // none or one
+  std::optional<MoeLayer<T>> moe_;
+};
+
+}  // namespace switchyard::train

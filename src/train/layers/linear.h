@@ -1,0 +1,87 @@
+// Linear layers over parameters, and the set that the parameters of a model live in.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/parallel.h"
+#include "train/math/product.h"
+#include "train/parameter.h"
+
+namespace switchyard::train {
+
+// Owns parameters; pointers to them stay valid. They are in the order of the model.
+template <typename T>
+class ParameterSet {
+ public:
+  // Value and gradient are zero. A vector does not decay.
+  Parameter<T>* Add(std::string name, std::vector<int64_t> shape, bool expert = false) {
+    int64_t count = 1;
+    for (const int64_t n : shape) count *= n;
+    Parameter<T>& p = all_.emplace_back();
+    p.name = std::move(name);
+    p.decay = shape.size() > 1;
+    p.shape = std::move(shape);
+    p.value.resize(count);
+    p.gradient.resize(count);
+    p.expert = expert;
+    return &p;
+  }
+  std::deque<Parameter<T>>& all() { return all_; }
+
+ private:
+  std::deque<Parameter<T>> all_;
+};
+
+// y = x · Wᵀ
+template <typename T>
+struct Linear {
+  Parameter<T>* weight = nullptr;  // [n, k]
+  int64_t n = 0, k = 0;
+
+  static Linear Make(ParameterSet<T>& set, const std::string& name, int64_t n, int64_t k,
+                     bool expert = false) {
+    return {set.Add(name + ".weight", {n, k}, expert), n, k};
+  }
+  Projection<T> Forward(const T* x, int64_t m, T* y) const {
+    return {.x = x, .w = weight->value.data(), .y = y, .m = m, .n = n, .k = k};
+  }
+  Product<T> ForInput(const T* dy, int64_t m, T* dx, bool accumulate) const {
+    return InputGradient(dy, weight->value.data(), dx, m, n, k, accumulate);
+  }
+  Product<T> ForWeight(const T* dy, const T* x, int64_t m) const {
+    return WeightGradient(dy, x, weight->gradient.data(), m, n, k);
+  }
+};
+
+// Linears that read the same x. Backward adds their gradients of x in their order.
+template <typename T>
+struct LinearUse {
+  const Linear<T>* linear;
+  T* y;  // backward: dy
+};
+template <typename T>
+void ForwardAll(std::span<const LinearUse<T>> uses, const T* x, int64_t m, ThreadPool& pool) {
+  std::vector<Projection<T>> parts;
+  for (const auto& [linear, y] : uses) parts.push_back(linear->Forward(x, m, y));
+  Project<T>(parts, pool);
+}
+// dx (+)= …
+template <typename T>
+void BackwardAll(std::span<const LinearUse<T>> uses, const T* x, int64_t m, T* dx, bool accumulate,
+                 ThreadPool& pool) {
+  std::vector<Product<T>> products;
+  for (const auto& [linear, dy] : uses) products.push_back(linear->ForWeight(dy, x, m));
+  Multiply<T>(products, pool);
+  for (const auto& [linear, dy] : uses) {
+    const Product<T> product = linear->ForInput(dy, m, dx, accumulate);
+    Multiply<T>({&product, 1}, pool);
+    accumulate = true;
+  }
+}
+
+}  // namespace switchyard::train

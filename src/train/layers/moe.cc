@@ -1,0 +1,179 @@
+#include "train/layers/moe.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace switchyard::train {
+namespace {
+
+constexpr int64_t kRowGrain = 32;
+
+std::string BlockName(const TensorNames& names, const std::string& prefix) {
+  return prefix + names.moe + ".";
+}
+
+}  // namespace
+
+template <typename T>
+MoeLayer<T>::MoeLayer(const ModelConfig& config, const TensorNames& names,
+                      const std::string& prefix, RowExchange& exchange, ParameterSet<T>& set)
+    : hidden_(config.hidden),
+      num_experts_(config.moe->router.num_experts),
+      k_(config.moe->router.top_k),
+      exchange_(exchange),
+      mine_(EvenShare(num_experts_, exchange.size(), exchange.rank())),
+      router_(config.moe->router, config.hidden, BlockName(names, prefix) + names.router,
+              names.correction_bias, set) {
+  const std::string block = BlockName(names, prefix);
+  const auto network = [&](const std::string& at, const std::string& gate, const std::string& up,
+                           const std::string& down, int64_t width, bool expert) {
+    return FeedForward<T>::Make(set, at + gate, at + up, at + down, hidden_, width, expert);
+  };
+  for (int64_t e = mine_.begin; e < mine_.end; ++e) {
+    experts_.push_back(network(fmt::format("{}experts.{}.", block, e), names.expert_gate,
+                               names.expert_up, names.expert_down, config.moe->intermediate, true));
+  }
+  if (const int64_t width = config.moe->shared_intermediate; width > 0) {
+    shared_.push_back(
+        network(block + names.shared + ".", "gate_proj", "up_proj", "down_proj", width, false));
+  }
+}
+
+template <typename T>
+void MoeLayer<T>::Route(const T* x, int64_t m, MoeState<T>* s, ThreadPool& pool) {
+  router_.Forward(x, m, &s->router, pool);
+  const std::vector<int32_t>& ids = s->router.topk.ids;
+  s->sent.assign(num_experts_, 0);
+  for (const int32_t e : ids)
+    if (e >= 0) ++s->sent[e];
+  std::vector<int32_t> next(num_experts_);
+  std::exclusive_scan(s->sent.begin(), s->sent.end(), next.begin(), 0);
+  s->slots.resize(std::accumulate(s->sent.begin(), s->sent.end(), int64_t{0}));
+  s->place.assign(ids.size(), -1);
+  for (size_t slot = 0; slot < ids.size(); ++slot) {
+    if (ids[slot] < 0) continue;
+    s->place[slot] = next[ids[slot]]++;
+    s->slots[s->place[slot]] = static_cast<int32_t>(slot);
+  }
+}
+
+template <typename T>
+void MoeLayer<T>::BeginDispatch(const T* x, MoeState<T>* s, ThreadPool& pool) {
+  SendToExperts(x, false, true, &s->rows, s, pool);
+}
+
+template <typename T>
+void MoeLayer<T>::EndDispatch(MoeState<T>* s, ThreadPool& pool) {
+  TakeRows(true, &s->rows, s, pool);
+}
+
+template <typename T>
+void MoeLayer<T>::RunExperts(MoeState<T>* s, ThreadPool& pool) {
+  s->results.resize(s->rows.size());
+  Forward<T>(experts_, s->offsets, s->rows.data(), &s->experts, s->results.data(), pool);
+}
+
+template <typename T>
+void MoeLayer<T>::BeginCombine(MoeState<T>* s, ThreadPool& pool) {
+  SendBack(s->results, s, pool);
+}
+
+template <typename T>
+void MoeLayer<T>::EndCombine(int64_t m, MoeState<T>* s, T* y, ThreadPool& pool) {
+  TakeBack(&s->results, &s->outputs, s);
+  pool.RunRanges(m, kRowGrain, [&](int64_t begin, int64_t end) {
+    Temporary<T> room(hidden_);
+    T* sum = room.data();
+    for (int64_t t = begin; t < end; ++t) {
+      std::fill_n(sum, hidden_, T{0});
+      for (int64_t slot = t * k_; slot < (t + 1) * k_; ++slot) {
+        if (s->place[slot] < 0) continue;
+        const T* output = s->outputs.data() + s->place[slot] * hidden_;
+        const T weight = s->router.weights[slot];
+        for (int64_t c = 0; c < hidden_; ++c) sum[c] += weight * output[c];
+      }
+      if (!shared_.empty()) {
+        const T* shared = s->shared_output.data() + t * hidden_;
+        for (int64_t c = 0; c < hidden_; ++c) sum[c] += shared[c];
+      }
+      for (int64_t c = 0; c < hidden_; ++c) y[t * hidden_ + c] += sum[c];
+    }
+  });
+}
+
+template <typename T>
+void MoeLayer<T>::ShareForward(const T* x, int64_t m, MoeState<T>* s, ThreadPool& pool) {
+  if (shared_.empty()) return;
+  s->shared_output.resize(m * hidden_);
+  const int32_t offsets[] = {0, static_cast<int32_t>(m)};
+  Forward<T>(shared_, offsets, x, &s->shared, s->shared_output.data(), pool);
+}
+
+template <typename T>
+void MoeLayer<T>::BeginCombineGradient(const T* dy, int64_t m, MoeState<T>* s, ThreadPool& pool) {
+  s->dweights.assign(m * k_, T{0});
+  pool.RunRanges(m, kRowGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t slot = begin * k_; slot < end * k_; ++slot) {
+      if (s->place[slot] < 0) continue;
+      const T* output = s->outputs.data() + s->place[slot] * hidden_;
+      const T* d = dy + slot / k_ * hidden_;
+      T sum = 0;
+      for (int64_t c = 0; c < hidden_; ++c) sum += d[c] * output[c];
+      s->dweights[slot] = sum;
+    }
+  });
+  SendToExperts(dy, true, false, &s->results, s, pool);
+}
+
+template <typename T>
+void MoeLayer<T>::EndCombineGradient(MoeState<T>* s, ThreadPool& pool) {
+  TakeRows(false, &s->results, s, pool);
+}
+
+template <typename T>
+void MoeLayer<T>::RunExpertsGradient(MoeState<T>* s, ThreadPool& pool) {
+  s->drows.resize(s->rows.size());
+  Backward<T>(experts_, s->offsets, s->rows.data(), &s->experts, s->results.data(), s->drows.data(),
+              false, pool);
+}
+
+template <typename T>
+void MoeLayer<T>::BeginDispatchGradient(MoeState<T>* s, ThreadPool& pool) {
+  SendBack(s->drows, s, pool);
+}
+
+template <typename T>
+void MoeLayer<T>::ShareBackward(const T* x, const T* dy, int64_t m, MoeState<T>* s,
+                                ThreadPool& pool) {
+  if (shared_.empty()) return;
+  s->dshared.resize(m * hidden_);
+  const int32_t offsets[] = {0, static_cast<int32_t>(m)};
+  Backward<T>(shared_, offsets, x, &s->shared, dy, s->dshared.data(), false, pool);
+}
+
+template <typename T>
+void MoeLayer<T>::EndDispatchGradient(const T* x, int64_t m, MoeState<T>* s, T* dx,
+                                      ThreadPool& pool) {
+  router_.Backward(x, m, s->router, s->dweights.data(), dx, pool);
+  TakeBack(&s->drows, &s->outputs, s);
+  pool.RunRanges(m, kRowGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      T* to = dx + t * hidden_;
+      for (int64_t slot = t * k_; slot < (t + 1) * k_; ++slot) {
+        if (s->place[slot] < 0) continue;
+        const T* d = s->outputs.data() + s->place[slot] * hidden_;
+        for (int64_t c = 0; c < hidden_; ++c) to[c] += d[c];
+      }
+      if (shared_.empty()) continue;
+      const T* shared = s->dshared.data() + t * hidden_;
+      for (int64_t c = 0; c < hidden_; ++c) to[c] += shared[c];
+    }
+  });
+}
+
+template class MoeLayer<float>;
+template class MoeLayer<double>;
+
+}  // namespace switchyard::train

@@ -1,0 +1,182 @@
+#include "train/layers/pointwise.h"
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+#include <vector>
+
+#include "train/math/leaves.h"
+
+namespace switchyard::train {
+namespace {
+
+// Pieces of fewer elements stay whole.
+constexpr int64_t kGrain = 16384;
+
+int64_t RowGrain(int64_t n) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(n, 1)); }
+
+template <typename T>
+T Dot(const T* a, const T* b, int64_t n) {
+  T sum[16] = {};  // lanes, so that the compiler may use vectors
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16)
+    for (int l = 0; l < 16; ++l) sum[l] += a[i + l] * b[i + l];
+  for (int l = 0; i < n; ++i, ++l) sum[l] += a[i] * b[i];
+  T total = 0;
+  for (const T s : sum) total += s;
+  return total;
+}
+
+template <typename T>
+T InverseRoot(const T* x, int64_t n, T eps) {
+  return T{1} / std::sqrt(Dot(x, x, n) / static_cast<T>(n) + eps);
+}
+
+}  // namespace
+
+template <typename T>
+void RmsNorm(const NormShape<T>& s, const T* x, const T* weight, T* y, ThreadPool& pool) {
+  pool.RunRanges(s.m, RowGrain(s.n), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const T* in = x + t * s.ldx;
+      T* out = y + t * s.n;
+      const T r = InverseRoot(in, s.n, s.eps);
+      for (int64_t i = 0; i < s.n; ++i) out[i] = in[i] * r * weight[i];
+    }
+  });
+}
+
+template <typename T>
+void RmsNormGradient(const NormShape<T>& s, const T* x, const T* weight, const T* dy, T* dx,
+                     bool accumulate, T* dweight, ThreadPool& pool) {
+  std::vector<T> roots(s.m);
+  pool.RunRanges(s.m, RowGrain(s.n), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const T* in = x + t * s.ldx;
+      const T* d = dy + t * s.n;
+      T* out = dx + t * s.ldx;
+      const T r = roots[t] = InverseRoot(in, s.n, s.eps);
+      T along = 0;  // Σ dy · weight · x
+      for (int64_t i = 0; i < s.n; ++i) along += d[i] * weight[i] * in[i];
+      const T back = along * r * r * r / static_cast<T>(s.n);
+      for (int64_t i = 0; i < s.n; ++i) {
+        const T value = d[i] * weight[i] * r - in[i] * back;
+        out[i] = accumulate ? out[i] + value : value;
+      }
+    }
+  });
+  // By columns, each down all rows.
+  pool.RunRanges(s.n, RowGrain(s.m), [&](int64_t begin, int64_t end) {
+    for (int64_t t = 0; t < s.m; ++t) {
+      const T* in = x + t * s.ldx;
+      const T* d = dy + t * s.n;
+      for (int64_t i = begin; i < end; ++i) dweight[i] += d[i] * in[i] * roots[t];
+    }
+  });
+}
+
+template <typename T>
+void Rope(const RopeShape<T>& s, T* x, bool backward, ThreadPool& pool) {
+  const int64_t half = s.rotary_dim / 2;
+  const int64_t step = s.interleaved ? 2 : 1, other = s.interleaved ? 1 : half;
+  pool.RunRanges(s.m, RowGrain(s.heads * s.rotary_dim), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const float* cosines = s.cos_sin + s.positions[t] * s.rotary_dim;
+      const float* sines = cosines + half;
+      for (int64_t h = 0; h < s.heads; ++h) {
+        T* p = x + t * s.row + h * s.head + s.offset;
+        for (int64_t i = 0; i < half; ++i, p += step) {
+          const T c = cosines[i], sine = backward ? -sines[i] : sines[i];
+          const T a = p[0], b = p[other];
+          p[0] = a * c - b * sine;
+          p[other] = b * c + a * sine;
+        }
+      }
+    }
+  });
+}
+
+template <typename T>
+void SwiGlu(const T* gate, const T* up, T* out, int64_t count, ThreadPool& pool) {
+  pool.RunRanges(count, kGrain, [&](int64_t begin, int64_t end) {
+    if constexpr (std::is_same_v<T, float>) {
+      if (const Leaves* leaves = ActiveLeaves())
+        return leaves->swiglu(gate + begin, up + begin, out + begin, end - begin);
+    }
+    for (int64_t i = begin; i < end; ++i) out[i] = gate[i] / (T{1} + std::exp(-gate[i])) * up[i];
+  });
+}
+
+template <typename T>
+void SwiGluGradient(const T* gate, const T* up, const T* dout, T* dgate, T* dup, int64_t count,
+                    ThreadPool& pool) {
+  pool.RunRanges(count, kGrain, [&](int64_t begin, int64_t end) {
+    if constexpr (std::is_same_v<T, float>) {
+      if (const Leaves* leaves = ActiveLeaves()) {
+        return leaves->swiglu_gradient(gate + begin, up + begin, dout + begin, dgate + begin,
+                                       dup + begin, end - begin);
+      }
+    }
+    for (int64_t i = begin; i < end; ++i) {
+      const T g = gate[i], u = up[i], d = dout[i];
+      const T s = T{1} / (T{1} + std::exp(-g));
+      dgate[i] = d * u * s * (T{1} + g * (T{1} - s));
+      dup[i] = d * g * s;
+    }
+  });
+}
+
+template <typename T>
+void Add(T* y, const T* x, int64_t count, ThreadPool& pool) {
+  pool.RunRanges(count, kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) y[i] += x[i];
+  });
+}
+
+template <typename T>
+T ExpSum(T* x, int64_t n, T shift) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (const Leaves* leaves = ActiveLeaves()) return leaves->exp_sum(x, n, shift);
+  }
+  T sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += x[i] = std::exp(x[i] - shift);
+  return sum;
+}
+
+template <typename T>
+void Embed(std::span<const int32_t> ids, const T* table, int64_t width, T* out, ThreadPool& pool) {
+  const auto m = static_cast<int64_t>(ids.size());
+  pool.RunRanges(m, RowGrain(width), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t)
+      std::copy_n(table + ids[t] * width, width, out + t * width);
+  });
+}
+
+template <typename T>
+void EmbedGradient(std::span<const int32_t> ids, const T* dout, int64_t width, T* dtable,
+                   ThreadPool& pool) {
+  const auto m = static_cast<int64_t>(ids.size());
+  // By columns: a token may come more than once.
+  pool.RunRanges(width, std::max<int64_t>(64, RowGrain(m)), [&](int64_t begin, int64_t end) {
+    for (int64_t t = 0; t < m; ++t) {
+      T* row = dtable + ids[t] * width;
+      for (int64_t i = begin; i < end; ++i) row[i] += dout[t * width + i];
+    }
+  });
+}
+
+#define SWITCHYARD_POINTWISE(T)                                                                  \
+  template void RmsNorm(const NormShape<T>&, const T*, const T*, T*, ThreadPool&);               \
+  template void RmsNormGradient(const NormShape<T>&, const T*, const T*, const T*, T*, bool, T*, \
+                                ThreadPool&);                                                    \
+  template void Rope(const RopeShape<T>&, T*, bool, ThreadPool&);                                \
+  template void SwiGlu(const T*, const T*, T*, int64_t, ThreadPool&);                            \
+  template void SwiGluGradient(const T*, const T*, const T*, T*, T*, int64_t, ThreadPool&);      \
+  template void Add(T*, const T*, int64_t, ThreadPool&);                                         \
+  template T ExpSum(T*, int64_t, T);                                                             \
+  template void Embed(std::span<const int32_t>, const T*, int64_t, T*, ThreadPool&);             \
+  template void EmbedGradient(std::span<const int32_t>, const T*, int64_t, T*, ThreadPool&);
+SWITCHYARD_POINTWISE(float)
+SWITCHYARD_POINTWISE(double)
+
+}  // namespace switchyard::train

@@ -1,0 +1,65 @@
+// Operations on rows, forward and backward. Templates for float and double; all of them give the
+// same bits whatever the number of threads.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/parallel.h"
+#include "core/tensor.h"
+
+namespace switchyard::train {
+
+// Rows of n elements, `ld` apart.
+template <typename T>
+struct NormShape {
+  int64_t m = 0, n = 0;
+  int64_t ldx = 0;  // of x and dx; y and dy are dense
+  T eps = 0;
+};
+// y[t] = x[t] / sqrt(mean(x[t]²) + eps) · weight
+template <typename T>
+void RmsNorm(const NormShape<T>& shape, const T* x, const T* weight, T* y, ThreadPool& pool);
+// dx (+)= the gradient of x, dweight += that of the weight.
+template <typename T>
+void RmsNormGradient(const NormShape<T>& shape, const T* x, const T* weight, const T* dy, T* dx,
+                     bool accumulate, T* dweight, ThreadPool& pool);
+
+// Rotary position embedding in place on the elements [offset, offset + rotary_dim) of each head.
+template <typename T>
+struct RopeShape {
+  int64_t m = 0, heads = 0;
+  int64_t row = 0, head = 0;  // strides
+  int64_t rotary_dim = 0, offset = 0;
+  bool interleaved = false;  // pairs (2i, 2i + 1) instead of (i, i + rotary_dim / 2)
+  const int32_t* positions = nullptr;
+  const float* cos_sin = nullptr;  // BuildCosSin (model/rope.h)
+};
+// `backward`: what turns gradients of rotated elements into those of the elements, the transpose.
+template <typename T>
+void Rope(const RopeShape<T>& shape, T* x, bool backward, ThreadPool& pool);
+
+// out = silu(gate) · up, elementwise.
+template <typename T>
+void SwiGlu(const T* gate, const T* up, T* out, int64_t count, ThreadPool& pool);
+// dgate and dup may be gate and up.
+template <typename T>
+void SwiGluGradient(const T* gate, const T* up, const T* dout, T* dgate, T* dup, int64_t count,
+                    ThreadPool& pool);
+
+// y += x
+template <typename T>
+void Add(T* y, const T* x, int64_t count, ThreadPool& pool);
+
+// x[i] = e^(x[i] - shift); returns the sum.
+template <typename T>
+T ExpSum(T* x, int64_t n, T shift);
+
+// Rows ids of the table; and its gradient, rows added in order of t.
+template <typename T>
+void Embed(std::span<const int32_t> ids, const T* table, int64_t width, T* out, ThreadPool& pool);
+template <typename T>
+void EmbedGradient(std::span<const int32_t> ids, const T* dout, int64_t width, T* dtable,
+                   ThreadPool& pool);
+
+}  // namespace switchyard::train

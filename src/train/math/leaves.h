@@ -1,0 +1,45 @@
+// What every instruction set implements for training, beside src/kernels: one task without threads
+// or allocation. The same rules hold for these files as for kernels/cpu/leaves.h.
+#pragma once
+
+#include <cstdint>
+
+namespace switchyard::train {
+
+// C[m, n] (+)= A · B with B's rows contiguous; see Product.
+struct ProductTask {
+  const float* a;
+  int64_t a_row, a_col;
+  const float* b;
+  int64_t b_row;
+  float* c;
+  int64_t ldc;
+  int64_t m, n, k;
+  bool accumulate;
+};
+
+struct Leaves {
+  void (*multiply)(const ProductTask&);
+  // out[j · ldo + i] = in[i · ldi + j] for i in [0, rows), j in [0, columns)
+  void (*transpose)(const float* in, int64_t ldi, int64_t rows, int64_t columns, float* out,
+                    int64_t ldo);
+  // x[i] = e^(x[i] - shift); returns the sum, which is added up in lanes.
+  float (*exp_sum)(float* x, int64_t n, float shift);
+  // out = silu(gate) · up
+  void (*swiglu)(const float* gate, const float* up, float* out, int64_t n);
+  // Of the same, with dout the gradient of out; dgate and dup may be gate and up.
+  void (*swiglu_gradient)(const float* gate, const float* up, const float* dout, float* dgate,
+                          float* dup, int64_t n);
+};
+
+namespace avx2 {
+extern const Leaves kLeaves;
+}
+namespace avx512 {
+extern const Leaves kLeaves;
+}
+
+// Of kernels::ActiveIsa(); null where that is the reference.
+const Leaves* ActiveLeaves();
+
+}  // namespace switchyard::train

@@ -1,0 +1,171 @@
+// The leaves written once for all instruction sets, over the vectors of src/kernels (V).
+#pragma once
+
+#include <immintrin.h>
+
+#include "kernels/cpu/simd/math.h"
+#include "train/math/leaves.h"
+
+namespace switchyard::train::simd {
+
+constexpr int64_t kDepth = 256;  // inner steps of one pass: a strip of B stays in L1 or L2
+
+// Rows [i, i + M) times N vectors of columns from j on, of which the last has `last` lanes.
+template <class V, int M, int N, bool kTail>
+[[gnu::always_inline]] inline void Tile(const ProductTask& t, int64_t i, int64_t j, int64_t p0,
+                                        int64_t p1, bool add, int64_t last) {
+  typename V::F acc[M][N];
+  const auto load = [&](const float* p, int v) __attribute__((always_inline)) {
+    return kTail && v == N - 1 ? V::LoadN(p, last) : V::Load(p);
+  };
+  for (int r = 0; r < M; ++r) {
+    const float* c = t.c + (i + r) * t.ldc + j;
+    for (int v = 0; v < N; ++v) acc[r][v] = add ? load(c + v * V::kLanes, v) : V::Zero();
+  }
+  const float* a[M];
+  for (int r = 0; r < M; ++r) a[r] = t.a + (i + r) * t.a_row;
+  for (int64_t p = p0; p < p1; ++p) {
+    typename V::F b[N];
+    const float* row = t.b + p * t.b_row + j;
+    for (int v = 0; v < N; ++v) b[v] = load(row + v * V::kLanes, v);
+    for (int r = 0; r < M; ++r) {
+      const auto x = V::Set1(a[r][p * t.a_col]);
+      for (int v = 0; v < N; ++v) acc[r][v] = V::Fma(x, b[v], acc[r][v]);
+    }
+  }
+  for (int r = 0; r < M; ++r) {
+    float* c = t.c + (i + r) * t.ldc + j;
+    for (int v = 0; v < N; ++v) {
+      if (kTail && v == N - 1) {
+        V::StoreN(c + v * V::kLanes, acc[r][v], last);
+      } else {
+        V::Store(c + v * V::kLanes, acc[r][v]);
+      }
+    }
+  }
+}
+
+template <class V, int N, bool kTail, int M>
+void Rows(const ProductTask& t, int64_t i, int64_t m, int64_t j, int64_t p0, int64_t p1, bool add,
+          int64_t last) {
+  for (; m >= M; m -= M, i += M) Tile<V, M, N, kTail>(t, i, j, p0, p1, add, last);
+  if constexpr (M > 1) {
+    if (m > 0) Rows<V, N, kTail, (M + 1) / 2>(t, i, m, j, p0, p1, add, last);
+  }
+}
+
+// Columns [j, j + n) with at most N vectors.
+template <class V, int N, int M>
+void Strip(const ProductTask& t, int64_t j, int64_t n, int64_t p0, int64_t p1, bool add) {
+  const int64_t vectors = (n + V::kLanes - 1) / V::kLanes;
+  if constexpr (N > 1) {
+    if (vectors < N) return Strip<V, N - 1, M>(t, j, n, p0, p1, add);
+  }
+  const int64_t last = n - (N - 1) * V::kLanes;
+  if (last == V::kLanes) {
+    Rows<V, N, false, M>(t, 0, t.m, j, p0, p1, add, last);
+  } else {
+    Rows<V, N, true, M>(t, 0, t.m, j, p0, p1, add, last);
+  }
+}
+
+// M rows and N vectors fill the registers.
+template <class V, int M, int N>
+void Multiply(const ProductTask& t) {
+  constexpr int64_t kColumns = N * V::kLanes;
+  for (int64_t p = 0; p == 0 || p < t.k; p += kDepth) {
+    const int64_t end = p + kDepth < t.k ? p + kDepth : t.k;
+    for (int64_t j = 0; j < t.n; j += kColumns) {
+      Strip<V, N, M>(t, j, t.n - j < kColumns ? t.n - j : kColumns, p, end, t.accumulate || p > 0);
+    }
+  }
+}
+
+// Eight rows of eight: pairs, quarters, halves. The same 256-bit instructions for both sets.
+template <class V>
+[[gnu::always_inline]] inline void Transpose8(const float* in, int64_t ldi, float* out,
+                                              int64_t ldo) {
+  __m256 r[8], t[8];
+  for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(in + i * ldi);
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+    r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    _mm256_storeu_ps(out + i * ldo, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+    _mm256_storeu_ps(out + (i + 4) * ldo, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+  }
+}
+
+template <class V>
+void Transpose(const float* in, int64_t ldi, int64_t rows, int64_t columns, float* out,
+               int64_t ldo) {
+  const int64_t whole_rows = rows / 8 * 8, whole_columns = columns / 8 * 8;
+  for (int64_t i = 0; i < whole_rows; i += 8)
+    for (int64_t j = 0; j < whole_columns; j += 8)
+      Transpose8<V>(in + i * ldi + j, ldi, out + j * ldo + i, ldo);
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = i < whole_rows ? whole_columns : 0; j < columns; ++j)
+      out[j * ldo + i] = in[i * ldi + j];
+}
+
+template <class V>
+float ExpSum(float* x, int64_t n, float shift) {
+  const auto s = V::Set1(shift);
+  auto sum = V::Zero();
+  int64_t i = 0;
+  for (; i + V::kLanes <= n; i += V::kLanes) {
+    const auto e = kernels::cpu::simd::Exp<V>(V::Sub(V::Load(x + i), s));
+    V::Store(x + i, e);
+    sum = V::Add(sum, e);
+  }
+  if (i < n) {
+    const auto e = V::KeepFirst(kernels::cpu::simd::Exp<V>(V::Sub(V::LoadN(x + i, n - i), s)),
+                                n - i, V::Zero());
+    V::StoreN(x + i, e, n - i);
+    sum = V::Add(sum, e);
+  }
+  return V::ReduceAdd(sum);
+}
+
+template <class V>
+void SwiGlu(const float* gate, const float* up, float* out, int64_t n) {
+  for (int64_t i = 0; i < n; i += V::kLanes) {
+    const int64_t count = n - i < V::kLanes ? n - i : V::kLanes;
+    const auto g = V::LoadN(gate + i, count);
+    const auto h = V::Mul(V::Mul(g, kernels::cpu::simd::Sigmoid<V>(g)), V::LoadN(up + i, count));
+    V::StoreN(out + i, h, count);
+  }
+}
+
+template <class V>
+void SwiGluGradient(const float* gate, const float* up, const float* dout, float* dgate, float* dup,
+                    int64_t n) {
+  const auto one = V::Set1(1.0f);
+  for (int64_t i = 0; i < n; i += V::kLanes) {
+    const int64_t count = n - i < V::kLanes ? n - i : V::kLanes;
+    const auto g = V::LoadN(gate + i, count), u = V::LoadN(up + i, count);
+    const auto d = V::LoadN(dout + i, count);
+    const auto s = kernels::cpu::simd::Sigmoid<V>(g);
+    const auto slope = V::Mul(s, V::Fma(g, V::Sub(one, s), one));  // of silu
+    V::StoreN(dgate + i, V::Mul(V::Mul(d, u), slope), count);
+    V::StoreN(dup + i, V::Mul(d, V::Mul(g, s)), count);
+  }
+}
+
+template <class V, int M, int N>
+constexpr Leaves LeavesOf() {
+  return {.multiply = Multiply<V, M, N>,
+          .transpose = Transpose<V>,
+          .exp_sum = ExpSum<V>,
+          .swiglu = SwiGlu<V>,
+          .swiglu_gradient = SwiGluGradient<V>};
+}
+
+}  // namespace switchyard::train::simd

@@ -1,0 +1,85 @@
+// Matrix products in float32 and float64, in the three forms that a linear layer needs: forward
+// x · Wᵀ, gradient of its input dy · W, gradient of its weight dyᵀ · x.
+//
+// Every element is one chain of multiply-adds along the inner dimension, in ascending order,
+// starting from what is accumulated to: the result depends neither on the number of threads nor on
+// how many rows are computed beside it.
+//
+// The products of src/kernels serve: they read weights of any format in place, once, and add across
+// vector lanes at the end of a row. Here weights are float32, there are many rows, and inner
+// dimensions may be short (the experts of small models): B is turned over once for all rows, and
+// nothing is added across lanes, which is twice as fast at the shapes of bench/train.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/parallel.h"
+
+namespace switchyard::train {
+
+// C[m, n] (+)= A[m, k] · B[k, n], any of A and B stored transposed. C overlaps neither.
+template <typename T>
+struct Product {
+  const T* a = nullptr;  // A(i, p) at a[i · a_row + p · a_col]
+  int64_t a_row = 0, a_col = 1;
+  const T* b = nullptr;  // B(p, j) at b[p · b_row + j · b_col]; b_row or b_col is 1
+  int64_t b_row = 0, b_col = 1;
+  T* c = nullptr;  // C(i, j) at c[i · ldc + j]
+  int64_t ldc = 0;
+  int64_t m = 0, n = 0, k = 0;
+  bool accumulate = false;
+  T scale = 1;  // of A · B. Other than 1 only where nothing is accumulated.
+};
+
+// All products at once, their tiles shared out among the threads: experts with few rows each keep
+// all of them busy. No product may write what another reads or writes.
+template <typename T>
+void Multiply(std::span<const Product<T>> products, ThreadPool& pool);
+// On the calling thread alone: for work that is cut into tasks already.
+template <typename T>
+void MultiplyHere(const Product<T>& product);
+
+// y[m, n] = x[m, k] · W[n, k]ᵀ, all dense.
+template <typename T>
+struct Projection {
+  const T* x = nullptr;
+  const T* w = nullptr;
+  T* y = nullptr;
+  int64_t m = 0, n = 0, k = 0;
+};
+template <typename T>
+void Project(std::span<const Projection<T>> parts, ThreadPool& pool);
+
+// dx[m, k] (+)= dy[m, n] · W[n, k]
+template <typename T>
+Product<T> InputGradient(const T* dy, const T* w, T* dx, int64_t m, int64_t n, int64_t k,
+                         bool accumulate) {
+  return {.a = dy,
+          .a_row = n,
+          .b = w,
+          .b_row = k,
+          .c = dx,
+          .ldc = k,
+          .m = m,
+          .n = k,
+          .k = n,
+          .accumulate = accumulate};
+}
+// dW[n, k] += dy[m, n]ᵀ · x[m, k]
+template <typename T>
+Product<T> WeightGradient(const T* dy, const T* x, T* dw, int64_t m, int64_t n, int64_t k) {
+  return {.a = dy,
+          .a_row = 1,
+          .a_col = n,
+          .b = x,
+          .b_row = k,
+          .c = dw,
+          .ldc = k,
+          .m = n,
+          .n = k,
+          .k = m,
+          .accumulate = true};
+}
+
+}  // namespace switchyard::train

@@ -1,0 +1,224 @@
+#include "train/model.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "core/error.h"
+#include "model/rope.h"
+
+namespace switchyard::train {
+namespace {
+
+const Family& FamilyOf(const ModelConfig& config) {
+  const Family* family = FindFamily(config.architecture);
+  if (family == nullptr) throw Invalid("{} is not known", config.architecture);
+  return *family;
+}
+
+void CheckTrainable(const ModelConfig& c, const TensorNames& names, const LossOptions& options) {
+  const auto refuse = [&](bool is, std::string_view what) {
+    if (is) throw Invalid("{}: {} cannot be trained", c.architecture, what);
+  };
+  refuse(c.attention.qkv_bias || c.attention.output_bias, "an attention with biases");
+  refuse(c.attention.sinks, "an attention with sinks");
+  refuse(c.activation != kernels::Activation::kSwiGlu, "an activation other than SwiGLU");
+  refuse(c.moe && c.moe->shared_gate, "a shared expert with a gate");
+  refuse(names.router_bias, "a router with a bias on its logits");
+  refuse(names.interleaved_experts, "a checkpoint with stacked experts");
+  refuse(!c.quantization.method.empty(), "a quantized checkpoint");
+  refuse(options.mtp_layers < 0, "a negative number of MTP modules");
+}
+
+}  // namespace
+
+template <typename T>
+Model<T>::Model(const ModelConfig& config, const LossOptions& options, const LayerRanks& ranks,
+                ThreadPool& pool)
+    : config_(config),
+      options_(options),
+      main_layers_(config.num_layers()),
+      hidden_(config.hidden),
+      pool_(pool) {
+  const TensorNames names = FamilyOf(config_).names(config_);
+  CheckTrainable(config_, names, options_);
+  CHECK(ranks.exchange != nullptr || !config_.has_moe());
+  const Tensor table = BuildCosSin(config_.rope, config_.max_position);
+  cos_sin_.assign(table.span<float>().begin(), table.span<float>().end());
+
+  embedding_ = set_.Add(names.embedding, {config_.vocab_size, hidden_});
+  for (int64_t i = 0; i < main_layers_ + options_.mtp_layers; ++i) {
+    const std::string prefix = fmt::format("{}{}.", names.layers, i);
+    const bool mtp = i >= main_layers_;
+    const auto norm = [&](const std::string& name) {
+      return set_.Add(prefix + name + ".weight", {hidden_});
+    };
+    if (mtp) {
+      auto* const embedding_norm = norm("enorm");
+      auto* const hidden_norm = norm("hnorm");
+      mtp_.push_back({.embedding_norm = embedding_norm,
+                      .hidden_norm = hidden_norm,
+                      .projection = Linear<T>::Make(set_, prefix + "eh_proj", hidden_, 2 * hidden_),
+                      .final_norm = nullptr});
+    }
+    const bool moe = mtp ? config_.has_moe() : config_.layers[i].moe;
+    layers_.push_back(std::make_unique<DecoderLayer<T>>(
+        AttentionParts<T>{.config = config_,
+                          .names = names,
+                          .prefix = prefix,
+                          .window = mtp ? 0 : config_.layers[i].window,
+                          .cos_sin = cos_sin_.data(),
+                          .parameters = set_},
+        moe, ranks));
+    if (mtp) mtp_.back().final_norm = norm("shared_head.norm");
+    moe_index_.push_back(moe ? static_cast<int64_t>(loads_.size()) : -1);
+    if (moe) loads_.emplace_back(config_.moe->router.num_experts);
+  }
+  final_norm_ = set_.Add(names.final_norm, {hidden_});
+  head_.head = config_.tie_embeddings
+                   ? Linear<T>{embedding_, config_.vocab_size, hidden_}
+                   : Linear<T>{set_.Add(names.head, {config_.vocab_size, hidden_}),
+                               config_.vocab_size, hidden_};
+}
+
+template <typename T>
+std::vector<Parameter<T>*> Model<T>::parameters() {
+  std::vector<Parameter<T>*> all;
+  for (Parameter<T>& p : set_.all()) all.push_back(&p);
+  return all;
+}
+
+template <typename T>
+std::vector<std::pair<std::string, const Parameter<T>*>> Model<T>::aliases() const {
+  const TensorNames names = FamilyOf(config_).names(config_);
+  std::vector<std::pair<std::string, const Parameter<T>*>> all;
+  for (int64_t i = main_layers_; i < layers(); ++i) {
+    const std::string prefix = fmt::format("{}{}.", names.layers, i);
+    all.emplace_back(prefix + "embed_tokens.weight", embedding_);
+    all.emplace_back(prefix + "shared_head.head.weight", head_.head.weight);
+  }
+  return all;
+}
+
+template <typename T>
+int64_t Model<T>::DepthOf(int64_t layer) const {
+  return layer < main_layers_ ? 0 : layer - main_layers_ + 1;
+}
+
+template <typename T>
+NormShape<T> Model<T>::Norm(int64_t rows) const {
+  return {.m = rows, .n = hidden_, .ldx = hidden_, .eps = static_cast<T>(config_.norm_eps)};
+}
+
+template <typename T>
+void Model<T>::Forward(int64_t layer, Phase phase, Pass<T>* pass) {
+  const int64_t depth = DepthOf(layer);
+  DepthState<T>& d = pass->depths[depth];
+  const int64_t m = d.rows.rows();
+  if (phase == Phase::kAttention && FirstOfDepth(layer)) {
+    d.stream.resize(m * hidden_);
+    if (depth == 0) {
+      Embed<T>(d.tokens, embedding_->value.data(), hidden_, d.stream.data(), pool_);
+    } else {
+      Join(depth, pass);
+    }
+  }
+  layers_[layer]->Forward(phase, options_, pass->step.tokens,
+                          {d.rows, pass->layers[layer], d.stream, pool_}, &pass->losses);
+  if (phase == Phase::kAttention && moe_index_[layer] >= 0) {
+    const std::vector<float>& loads = pass->layers[layer].moe.router.loads;
+    std::vector<float>& sums = loads_[moe_index_[layer]];
+    for (size_t e = 0; e < loads.size(); ++e) sums[e] += loads[e];
+  }
+  if (phase == Phase::kFinish && LastOfDepth(layer)) {
+    d.last = d.stream;
+    d.final.resize(m * hidden_);
+    RmsNorm(Norm(m), d.last.data(), FinalNorm(depth)->value.data(), d.final.data(), pool_);
+  }
+}
+
+template <typename T>
+void Model<T>::Heads(bool backward, Pass<T>* pass) {
+  for (size_t depth = 0; depth < pass->depths.size(); ++depth) {
+    DepthState<T>& d = pass->depths[depth];
+    double scale = 1.0 / pass->step.targets;
+    if (depth > 0) scale *= options_.mtp_weight / static_cast<double>(options_.mtp_layers);
+    if (backward) d.dfinal.resize(d.final.size());
+    const double loss = head_.Run(d.final.data(), d.targets, static_cast<T>(scale),
+                                  backward ? d.dfinal.data() : nullptr, pool_);
+    (depth == 0 ? pass->losses.main : pass->losses.mtp) += loss * scale;
+  }
+}
+
+template <typename T>
+void Model<T>::Backward(int64_t layer, Phase phase, Pass<T>* pass) {
+  const int64_t depth = DepthOf(layer);
+  DepthState<T>& d = pass->depths[depth];
+  const int64_t m = d.rows.rows();
+  if (phase == Phase::kFinish && LastOfDepth(layer)) {
+    d.stream.resize(m * hidden_);
+    Parameter<T>* norm = FinalNorm(depth);
+    RmsNormGradient(Norm(m), d.last.data(), norm->value.data(), d.dfinal.data(), d.stream.data(),
+                    false, norm->gradient.data(), pool_);
+  }
+  layers_[layer]->Backward(phase, {d.rows, pass->layers[layer], d.stream, pool_});
+  if (phase != Phase::kAttention || !FirstOfDepth(layer)) return;
+  if (depth == 0) {
+    EmbedGradient<T>(d.tokens, d.stream.data(), hidden_, embedding_->gradient.data(), pool_);
+  } else {
+    JoinBackward(depth, pass);
+  }
+}
+
+template <typename T>
+void Model<T>::Forward(Pass<T>* pass) {
+  for (int64_t layer = 0; layer < layers(); ++layer) {
+    for (const Phase phase : {Phase::kAttention, Phase::kDispatch, Phase::kShared, Phase::kExperts,
+                              Phase::kCombine, Phase::kFinish}) {
+      Forward(layer, phase, pass);
+    }
+  }
+}
+
+template <typename T>
+void Model<T>::Backward(Pass<T>* pass) {
+  for (int64_t layer = layers() - 1; layer >= 0; --layer) {
+    for (const Phase phase : {Phase::kFinish, Phase::kCombine, Phase::kShared, Phase::kExperts,
+                              Phase::kDispatch, Phase::kAttention}) {
+      Backward(layer, phase, pass);
+    }
+  }
+}
+
+template <typename T>
+Losses Model<T>::Run(const Batch& batch, const StepSize& step, bool backward, Pass<T>* pass) {
+  Begin(batch, step, pass);
+  Forward(pass);
+  Heads(backward, pass);
+  if (backward) Backward(pass);
+  return pass->losses;
+}
+
+template <typename T>
+void Model<T>::ClearGradients() {
+  for (Parameter<T>& p : set_.all()) std::fill(p.gradient.begin(), p.gradient.end(), T{0});
+}
+
+template <typename T>
+void Model<T>::ClearLoads() {
+  for (std::vector<float>& loads : loads_) std::fill(loads.begin(), loads.end(), 0.0f);
+}
+
+template <typename T>
+void Model<T>::MoveBiases(std::span<const std::vector<float>> loads, double gamma) {
+  CHECK_EQ(loads.size(), loads_.size());
+  for (int64_t i = 0; i < layers(); ++i) {
+    if (moe_index_[i] < 0) continue;
+    Parameter<T>* bias = layers_[i]->moe()->router().bias();
+    if (bias != nullptr) MoveBias<T>(loads[moe_index_[i]], gamma, bias->value);
+  }
+}
+
+template class Model<float>;
+template class Model<double>;
+
+}  // namespace switchyard::train

@@ -1,0 +1,121 @@
+// A language model as it is trained: parameters, losses and their gradients.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/parallel.h"
+#include "model/config.h"
+#include "train/batch.h"
+#include "train/layers/decoder_layer.h"
+#include "train/layers/head.h"
+#include "train/losses.h"
+#include "train/parameter.h"
+
+namespace switchyard::train {
+
+// The rows of one prediction depth: 0 is the model, d the d-th MTP module, whose sequences are
+// shorter by d. Its row i of a sequence joins the hidden state that predicts token i + d with token
+// i + d itself.
+template <typename T>
+struct DepthState {
+  RowLayout rows;
+  std::vector<int32_t> tokens, targets;  // [m]
+  std::vector<int32_t> source;           // [m] the row of the depth before; empty for depth 0
+  std::vector<T> stream;                 // [m, H] hidden between layers; backward: its gradient
+  std::vector<T> last, final, dfinal;    // [m, H] the last layer's output, its norm; the gradient
+  std::vector<T> embedded, previous;     // [m, H] MTP: before their norms
+  std::vector<T> joined;                 // [m, 2 H] MTP: after them
+};
+
+// One micro-batch between Begin and the end of its backward pass. Any number may be under way.
+// Reusing one for the next micro-batch reuses its memory.
+template <typename T>
+struct Pass {
+  StepSize step;
+  std::vector<DepthState<T>> depths;  // [1 + MTP modules]
+  std::vector<LayerState<T>> layers;  // those of the model, then of the MTP modules
+  Losses losses;
+};
+
+// Owned by a rank and used by its thread. Every rank of the exchange makes the same calls in the
+// same order, with batches of its own, empty ones too.
+//
+// Experts are spread over the ranks of the exchange; everything else is whole on each. After the
+// last micro-batch of a step SumGradients (train/gradients.h) adds up what is whole.
+template <typename T>
+class Model {
+ public:
+  // Error kInvalid where config asks for what cannot be trained: biases, sinks, a gate of the
+  // shared expert, other activations, quantized weights. exchange and pool are borrowed.
+  Model(const ModelConfig& config, const LossOptions& options, const LayerRanks& ranks,
+        ThreadPool& pool);
+
+  std::vector<Parameter<T>*> parameters();
+  // Names under which a checkpoint repeats a parameter (the MTP modules' embedding and head).
+  std::vector<std::pair<std::string, const Parameter<T>*>> aliases() const;
+  // From a checkpoint in Hugging Face layout; of the experts this rank's. Errors: LoadWeights'.
+  void Load(const std::filesystem::path& dir);
+  // Normal numbers of this deviation that depend on seed, name and place alone; norms 1, biases 0.
+  void Initialise(uint64_t seed, double deviation);
+
+  int64_t layers() const { return static_cast<int64_t>(layers_.size()); }  // MTP modules included
+  // A micro-batch, phase by phase: Begin; Forward of every phase of every layer in ascending order;
+  // Heads; and where that was told to go backward, Backward in descending order, after which the
+  // gradients have been added. Sizes and tokens of the batch are checked by Begin (kInvalid).
+  void Begin(const Batch& batch, const StepSize& step, Pass<T>* pass);
+  void Forward(int64_t layer, Phase phase, Pass<T>* pass);
+  void Heads(bool backward, Pass<T>* pass);
+  void Backward(int64_t layer, Phase phase, Pass<T>* pass);
+  void Forward(Pass<T>* pass);   // of all layers
+  void Backward(Pass<T>* pass);  // of all layers
+  // All of that in one call. Returns pass->losses.
+  Losses Run(const Batch& batch, const StepSize& step, bool backward, Pass<T>* pass);
+
+  void ClearGradients();
+  // Of each MoE layer: how many tokens of this rank took each expert since ClearLoads.
+  const std::vector<std::vector<float>>& loads() const { return loads_; }
+  void ClearLoads();
+  // Auxiliary-loss-free balancing: moves the selection biases by gamma, by `loads` over all ranks.
+  // Layers without a selection bias are left alone.
+  void MoveBiases(std::span<const std::vector<float>> loads, double gamma);
+
+  const ModelConfig& config() const { return config_; }
+  const LossOptions& options() const { return options_; }
+
+ private:
+  struct MtpModule {
+    Parameter<T>*embedding_norm, *hidden_norm;
+    Linear<T> projection;  // [H, 2 H]
+    Parameter<T>* final_norm;
+  };
+  int64_t DepthOf(int64_t layer) const;
+  bool FirstOfDepth(int64_t layer) const { return layer == 0 || layer >= main_layers_; }
+  bool LastOfDepth(int64_t layer) const { return layer >= main_layers_ - 1; }
+  NormShape<T> Norm(int64_t rows) const;
+  Parameter<T>* FinalNorm(int64_t depth) {
+    return depth == 0 ? final_norm_ : mtp_[depth - 1].final_norm;
+  }
+  void Join(int64_t depth, Pass<T>* pass);
+  void JoinBackward(int64_t depth, Pass<T>* pass);
+
+  const ModelConfig config_;
+  const LossOptions options_;
+  const int64_t main_layers_, hidden_;
+  ThreadPool& pool_;
+  std::vector<float> cos_sin_;
+  ParameterSet<T> set_;
+  Parameter<T>*embedding_, *final_norm_;
+  HeadLoss<T> head_;
+  std::vector<std::unique_ptr<DecoderLayer<T>>> layers_;
+  std::vector<MtpModule> mtp_;
+  std::vector<int64_t> moe_index_;  // [layers] of loads_, or -1
+  std::vector<std::vector<float>> loads_;
+};
+
+}  // namespace switchyard::train

@@ -1,0 +1,132 @@
+// The rows of a micro-batch, and how MTP modules join hidden states and tokens.
+#include <algorithm>
+
+#include "core/check.h"
+#include "core/error.h"
+#include "train/math/workspace.h"
+#include "train/model.h"
+
+namespace switchyard::train {
+namespace {
+
+void CheckTokens(std::span<const int32_t> ids, int32_t lowest, int64_t vocab,
+                 std::string_view what) {
+  for (size_t t = 0; t < ids.size(); ++t) {
+    if (ids[t] < lowest || ids[t] >= vocab) {
+      throw Invalid("{} {} of a batch is {}, want less than the vocabulary's {}", what, t, ids[t],
+                    vocab);
+    }
+  }
+}
+
+void CheckBatch(const Batch& batch, const ModelConfig& config) {
+  if (batch.targets.size() != batch.tokens.size()) {
+    throw Invalid("a batch has {} tokens and {} targets", batch.tokens.size(),
+                  batch.targets.size());
+  }
+  const std::vector<int32_t>& begins = batch.begins;
+  const bool ends =
+      begins.empty() ? batch.size() == 0 : begins.front() == 0 && begins.back() == batch.size();
+  if (!ends) throw Invalid("a batch's sequences do not cover its {} tokens", batch.size());
+  for (int64_t s = 0; s < batch.sequences(); ++s) {
+    const int64_t length = begins[s + 1] - begins[s];
+    if (length < 1 || length > config.max_position) {
+      throw Invalid("sequence {} of a batch has {} tokens, want 1 to max_position_embeddings {}", s,
+                    length, config.max_position);
+    }
+  }
+  CheckTokens(batch.tokens, 0, config.vocab_size, "token");
+  CheckTokens(batch.targets, Batch::kIgnored, config.vocab_size, "target");
+}
+
+// Of each sequence of `before` all rows but the last: they are followed by a token.
+template <typename T>
+void Shorten(const DepthState<T>& before, DepthState<T>* d) {
+  d->source.clear();
+  d->tokens.clear();
+  d->targets.clear();
+  std::vector<int32_t> begins = {0};
+  for (int64_t s = 0; s < before.rows.sequences(); ++s) {
+    for (int32_t t = before.rows.begins[s]; t + 1 < before.rows.begins[s + 1]; ++t) {
+      d->source.push_back(t);
+      d->tokens.push_back(before.tokens[t + 1]);
+      d->targets.push_back(before.targets[t + 1]);
+    }
+    if (static_cast<int32_t>(d->source.size()) > begins.back())
+      begins.push_back(static_cast<int32_t>(d->source.size()));
+  }
+  d->rows = RowLayout::Of(std::move(begins));
+}
+
+}  // namespace
+
+template <typename T>
+void Model<T>::Begin(const Batch& batch, const StepSize& step, Pass<T>* pass) {
+  CheckBatch(batch, config_);
+  pass->step = step;
+  pass->losses = {};
+  pass->depths.resize(1 + mtp_.size());
+  pass->layers.resize(layers_.size());
+  DepthState<T>& main = pass->depths[0];
+  main.tokens = batch.tokens;
+  main.targets = batch.targets;
+  main.rows = RowLayout::Of(batch.begins);
+  for (size_t d = 1; d < pass->depths.size(); ++d) Shorten(pass->depths[d - 1], &pass->depths[d]);
+}
+
+// joined = [norm(embedding of the token), norm(the final hidden state of the depth before)]: the
+// order of DeepSeek's checkpoints (the paper writes them the other way round). The hidden state is
+// the one after the final norm, as the inference code of vLLM and Megatron's training have it.
+template <typename T>
+void Model<T>::Join(int64_t depth, Pass<T>* pass) {
+  const DepthState<T>& before = pass->depths[depth - 1];
+  DepthState<T>& d = pass->depths[depth];
+  const MtpModule& module = mtp_[depth - 1];
+  const int64_t m = d.rows.rows();
+  for (auto* v : {&d.embedded, &d.previous}) v->resize(m * hidden_);
+  d.joined.resize(2 * m * hidden_);
+  Embed<T>(d.tokens, embedding_->value.data(), hidden_, d.embedded.data(), pool_);
+  Embed<T>(d.source, before.final.data(), hidden_, d.previous.data(), pool_);
+  Temporary<T> normed(m * hidden_);
+  const auto put = [&](const std::vector<T>& x, const Parameter<T>* norm, int64_t column) {
+    RmsNorm(Norm(m), x.data(), norm->value.data(), normed.data(), pool_);
+    for (int64_t t = 0; t < m; ++t) {
+      std::copy_n(normed.data() + t * hidden_, hidden_, d.joined.data() + t * 2 * hidden_ + column);
+    }
+  };
+  put(d.embedded, module.embedding_norm, 0);
+  put(d.previous, module.hidden_norm, hidden_);
+  const Projection<T> projection = module.projection.Forward(d.joined.data(), m, d.stream.data());
+  Project<T>({&projection, 1}, pool_);
+}
+
+template <typename T>
+void Model<T>::JoinBackward(int64_t depth, Pass<T>* pass) {
+  DepthState<T>& before = pass->depths[depth - 1];
+  DepthState<T>& d = pass->depths[depth];
+  const MtpModule& module = mtp_[depth - 1];
+  const int64_t m = d.rows.rows();
+  Temporary<T> djoined(2 * m * hidden_), dnormed(m * hidden_), dx(m * hidden_);
+  const LinearUse<T> uses[] = {{&module.projection, d.stream.data()}};
+  BackwardAll<T>(uses, d.joined.data(), m, djoined.data(), false, pool_);
+  const auto take = [&](const std::vector<T>& x, Parameter<T>* norm, int64_t column) {
+    for (int64_t t = 0; t < m; ++t) {
+      std::copy_n(djoined.data() + t * 2 * hidden_ + column, hidden_, dnormed.data() + t * hidden_);
+    }
+    RmsNormGradient(Norm(m), x.data(), norm->value.data(), dnormed.data(), dx.data(), false,
+                    norm->gradient.data(), pool_);
+  };
+  take(d.embedded, module.embedding_norm, 0);
+  EmbedGradient<T>(d.tokens, dx.data(), hidden_, embedding_->gradient.data(), pool_);
+  take(d.previous, module.hidden_norm, hidden_);
+  EmbedGradient<T>(d.source, dx.data(), hidden_, before.dfinal.data(), pool_);
+}
+
+#define SWITCHYARD_DEPTHS(T)                                              \
+  template void Model<T>::Begin(const Batch&, const StepSize&, Pass<T>*); \
+  template void Model<T>::Join(int64_t, Pass<T>*);                        \
+  template void Model<T>::JoinBackward(int64_t, Pass<T>*);
+SWITCHYARD_DEPTHS(float)
+SWITCHYARD_DEPTHS(double)
+
+}  // namespace switchyard::train

@@ -1,0 +1,97 @@
+// Where a model's parameters come from: a checkpoint, or made-up numbers.
+#include <cmath>
+#include <numbers>
+
+#include "core/error.h"
+#include "model/weights/source.h"
+#include "train/model.h"
+
+namespace switchyard::train {
+namespace {
+
+// Steele, Lea and Flood's SplitMix64: a good 64-bit hash of a counter.
+uint64_t Mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+// FNV-1a.
+uint64_t Hash(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
+  return hash;
+}
+
+// The i-th of a stream of normal numbers (Box and Muller).
+double Normal(uint64_t stream, uint64_t i) {
+  const auto uniform = [&](uint64_t at) {
+    return (static_cast<double>(Mix(stream ^ Mix(at)) >> 11) + 0.5) * 0x1p-53;
+  };
+  return std::sqrt(-2.0 * std::log(uniform(2 * i))) *
+         std::cos(2.0 * std::numbers::pi * uniform(2 * i + 1));
+}
+
+bool IsSelectionBias(std::string_view name) { return name.ends_with("e_score_correction_bias"); }
+
+}  // namespace
+
+template <typename T>
+void Model<T>::Initialise(uint64_t seed, double deviation) {
+  for (Parameter<T>& p : set_.all()) {
+    const uint64_t stream = Mix(seed ^ Hash(p.name));
+    const bool matrix = p.shape.size() > 1;
+    for (size_t i = 0; i < p.value.size(); ++i) {
+      p.value[i] = static_cast<T>(matrix                    ? deviation * Normal(stream, i)
+                                  : IsSelectionBias(p.name) ? 0.0
+                                                            : 1.0);
+    }
+  }
+}
+
+template <typename T>
+void Model<T>::Load(const std::filesystem::path& dir) {
+  constexpr std::string_view kKeys = "its sizes";
+  const Checkpoint checkpoint(dir);
+  const std::unique_ptr<WeightSource> source =
+      MakeCheckpointSource(checkpoint, config_, {.threads = pool_.num_threads()});
+  std::vector<WeightView> matrices;
+  std::vector<std::vector<float>> vectors;
+  for (const Parameter<T>& p : set_.all()) {
+    matrices.emplace_back();
+    vectors.emplace_back();
+    const int64_t n = p.shape[0];
+    if (p.shape.size() == 1) {
+      vectors.back().resize(n);
+      source->Vector({.name = p.name, .n = n, .range = {0, n}, .norm = true, .keys = kKeys},
+                     vectors.back());
+    } else {
+      const int64_t k = p.shape[1];
+      matrices.back() = source->Matrix(
+          {.name = p.name, .n = n, .k = k, .rows = {0, n}, .cols = {0, k}, .keys = kKeys});
+    }
+  }
+  source->Finish({});
+  std::vector<float> row;
+  size_t i = 0;
+  for (Parameter<T>& p : set_.all()) {
+    if (p.shape.size() == 1) {
+      std::copy(vectors[i].begin(), vectors[i].end(), p.value.begin());
+    } else {
+      row.resize(p.shape[1]);
+      for (int64_t r = 0; r < p.shape[0]; ++r) {
+        DequantizeRow(matrices[i], r, 0, p.shape[1], row.data());
+        std::copy(row.begin(), row.end(), p.value.begin() + r * p.shape[1]);
+      }
+    }
+    ++i;
+  }
+}
+
+template void Model<float>::Initialise(uint64_t, double);
+template void Model<double>::Initialise(uint64_t, double);
+template void Model<float>::Load(const std::filesystem::path&);
+template void Model<double>::Load(const std::filesystem::path&);
+
+}  // namespace switchyard::train

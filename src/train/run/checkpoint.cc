@@ -1,0 +1,246 @@
+#include "train/run/checkpoint.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <deque>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <system_error>
+
+#include "core/error.h"
+#include "core/safetensors_writer.h"
+
+namespace switchyard::train {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kPrefix = "checkpoint-";
+
+// Ranks that write a file of their own, and which of them this is (-1: none).
+struct Writers {
+  int count = 0, index = -1;
+  std::vector<int> index_of_rank;
+};
+
+Writers WritersOf(const Catalog& catalog) {
+  std::set<int> ranks;
+  for (const auto& [name, owner] : catalog.owners()) ranks.insert(owner);
+  Writers out;
+  out.index_of_rank.assign(static_cast<size_t>(catalog.size()), -1);
+  for (const int rank : ranks) out.index_of_rank[static_cast<size_t>(rank)] = out.count++;
+  out.index = out.index_of_rank[static_cast<size_t>(catalog.rank())];
+  return out;
+}
+
+std::string FileName(const char* stem, int index, int count) {
+  return count == 1 ? fmt::format("{}.safetensors", stem)
+                    : fmt::format("{}-{:05}-of-{:05}.safetensors", stem, index + 1, count);
+}
+
+DType StoredAs(const Parameter<float>& p, DType dtype) {
+  return p.gradient.empty() ? DType::kF32 : dtype;
+}
+
+// Runs `work` and tells all ranks of an error there, so that they go on or give up together.
+void Together(Collectives* all, const std::function<void()>& work) {
+  std::string mine;
+  try {
+    work();
+  } catch (const Error& error) {
+    mine = error.what();
+  } catch (const std::exception& error) {
+    mine = fmt::format("the checkpoint cannot be written: {}", error.what());
+  }
+  for (const std::string& error : GatherStrings(all, mine)) {
+    if (!error.empty()) throw Error(ErrorKind::kResource, error);
+  }
+}
+
+void WriteWeights(const fs::path& dir, const Catalog& catalog, const CheckpointFiles& files,
+                  const Writers& writers) {
+  SafetensorsWriter writer;
+  std::deque<std::vector<BF16>> halves;
+  const auto add = [&](const std::string& name, const Parameter<float>& p) {
+    if (StoredAs(p, files.dtype) == DType::kF32) {
+      writer.AddView(name, DType::kF32, p.shape, p.value.data());
+      return;
+    }
+    std::vector<BF16>& half = halves.emplace_back(p.value.size());
+    std::transform(p.value.begin(), p.value.end(), half.begin(), ToBF16);
+    writer.AddView(name, DType::kBF16, p.shape, half.data());
+  };
+  for (const Parameter<float>* p : catalog.owned()) add(p->name, *p);
+  for (const auto& [name, p] : files.aliases) {
+    if (catalog.owners().at(p->name) == catalog.rank()) add(name, *p);
+  }
+  writer.SetMetadata("format", "pt");
+  writer.Write(dir / FileName("model", writers.index, writers.count));
+}
+
+void WriteOptimizer(const fs::path& dir, const Catalog& catalog, AdamW& optimizer,
+                    const Writers& writers) {
+  SafetensorsWriter writer;
+  for (size_t i = 0; i < optimizer.parameters().size(); ++i) {
+    const Parameter<float>& p = *optimizer.parameters()[i];
+    if (catalog.owners().at(p.name) != catalog.rank()) continue;
+    writer.AddView("master." + p.name, DType::kF32, p.shape, p.value.data());
+    if (p.gradient.empty()) continue;
+    const AdamW::Moments& moments = optimizer.moments()[i];
+    writer.AddView("first." + p.name, DType::kF32, p.shape, moments.first.data());
+    writer.AddView("second." + p.name, DType::kF32, p.shape, moments.second.data());
+  }
+  writer.Write(dir / FileName("optimizer", writers.index, writers.count));
+}
+
+void WriteJson(const fs::path& path, const Json& json) {
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out << json.dump(2) << '\n';
+  out.close();
+  if (!out) throw Resource("{}: cannot be written", path.string());
+}
+
+// Where each weight lies, for whoever loads the checkpoint. `bytes`: of all weights.
+void WriteIndex(const fs::path& dir, const Catalog& catalog, const CheckpointFiles& files,
+                const Writers& writers, double bytes) {
+  if (writers.count == 1) return;
+  Json map = Json::object();
+  const auto file_of = [&](const std::string& name) {
+    const int rank = catalog.owners().at(name);
+    return FileName("model", writers.index_of_rank[static_cast<size_t>(rank)], writers.count);
+  };
+  for (const auto& [name, owner] : catalog.owners()) map[name] = file_of(name);
+  for (const auto& [name, p] : files.aliases) map[name] = file_of(p->name);
+  WriteJson(dir / "model.safetensors.index.json",
+            {{"metadata", {{"total_size", static_cast<int64_t>(bytes)}}}, {"weight_map", map}});
+}
+
+Json ToJson(const TrainerState& state, int64_t optimizer_steps) {
+  return {{"format", 1},
+          {"step", state.step},
+          {"epoch", state.position.epoch},
+          {"row", state.position.row},
+          {"corpus", state.corpus},
+          {"tokens", state.tokens},
+          {"seconds", state.seconds},
+          {"optimizer_steps", optimizer_steps}};
+}
+
+double BytesOfWeights(const Catalog& catalog, const CheckpointFiles& files) {
+  std::vector<double> mine;
+  for (const Parameter<float>* p : catalog.owned()) {
+    mine.push_back(static_cast<double>(p->value.size() * SizeOf(StoredAs(*p, files.dtype))));
+  }
+  double bytes = 0;
+  for (const double each : catalog.Gather(mine)) bytes += each;
+  for (const auto& [name, p] : files.aliases) {
+    bytes += static_cast<double>(p->value.size() * SizeOf(StoredAs(*p, files.dtype)));
+  }
+  return bytes;
+}
+
+// What a power cut must not undo: the names of the files in a folder.
+void SyncFolder(const fs::path& dir) {
+  const int folder = ::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return;
+  ::fsync(folder);
+  ::close(folder);
+}
+
+void Publish(const fs::path& part, const fs::path& dir) {
+  SyncFolder(part);
+  const fs::path old = part.string() + ".old";
+  const bool replaces = fs::exists(dir);
+  if (replaces) fs::rename(dir, old);
+  try {
+    fs::rename(part, dir);
+  } catch (const fs::filesystem_error&) {
+    if (replaces) fs::rename(old, dir);
+    throw;
+  }
+  SyncFolder(dir.parent_path());
+  fs::remove_all(old);
+}
+
+}  // namespace
+
+void SaveCheckpoint(const fs::path& dir, const Catalog& catalog, AdamW* optimizer,
+                    const TrainerState& state, const CheckpointFiles& files) {
+  const Writers writers = WritersOf(catalog);
+  const bool first = catalog.rank() == 0;
+  const fs::path part = dir.parent_path() / ("." + dir.filename().string() + ".part");
+  const double bytes = BytesOfWeights(catalog, files);
+  try {
+    Together(catalog.all(), [&] {
+      if (!first) return;
+      fs::remove_all(part);
+      fs::create_directories(part);
+    });
+    Together(catalog.all(), [&] {
+      if (writers.index < 0) return;
+      WriteWeights(part, catalog, files, writers);
+      if (optimizer != nullptr) WriteOptimizer(part, catalog, *optimizer, writers);
+    });
+    Together(catalog.all(), [&] {
+      if (!first) return;
+      WriteIndex(part, catalog, files, writers, bytes);
+      for (const fs::path& file : files.copied) {
+        fs::copy_file(file, part / file.filename(), fs::copy_options::overwrite_existing);
+      }
+      if (optimizer != nullptr) WriteJson(part / "trainer.json", ToJson(state, optimizer->steps()));
+      Publish(part, dir);
+    });
+  } catch (const Error&) {
+    std::error_code ignored;
+    if (first) fs::remove_all(part, ignored);
+    throw;
+  }
+}
+
+fs::path CheckpointPath(const fs::path& output, int64_t step) {
+  return output / fmt::format("{}{:06}", kPrefix, step);
+}
+
+namespace {
+
+// Step and path, ascending.
+std::vector<std::pair<int64_t, fs::path>> Checkpoints(const fs::path& output) {
+  std::vector<std::pair<int64_t, fs::path>> out;
+  std::error_code missing;
+  for (const auto& entry : fs::directory_iterator(output, missing)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(kPrefix) || !fs::exists(entry.path() / "trainer.json")) continue;
+    int64_t step = 0;
+    const char* end = name.data() + name.size();
+    const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
+    if (error == std::errc() && stop == end) out.emplace_back(step, entry.path());
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+}  // namespace
+
+std::optional<fs::path> LatestCheckpoint(const fs::path& output) {
+  const auto all = Checkpoints(output);
+  if (all.empty()) return std::nullopt;
+  return all.back().second;
+}
+
+void RemoveOldCheckpoints(const fs::path& output, int keep) {
+  if (keep < 1) return;
+  const auto all = Checkpoints(output);
+  std::error_code ignored;
+  for (size_t i = 0; i + static_cast<size_t>(keep) < all.size(); ++i) {
+    fs::remove_all(all[i].second, ignored);
+  }
+}
+
+}  // namespace switchyard::train

@@ -1,0 +1,133 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/safetensors.h"
+#include "core/tensor.h"
+#include "train/run/checkpoint.h"
+
+namespace switchyard::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The optimizer*.safetensors of a checkpoint as one list of tensors.
+class OptimizerFiles {
+ public:
+  explicit OptimizerFiles(const fs::path& dir) : dir_(dir) {
+    for (const auto& entry : fs::directory_iterator(dir)) {
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with("optimizer") && name.ends_with(".safetensors")) Open(entry.path());
+    }
+    if (tensors_.empty()) {
+      throw NotFound("{}: holds no optimizer.safetensors; a run cannot go on from it",
+                     dir.string());
+    }
+  }
+
+  struct Place {
+    fs::path file;
+    TensorEntry entry;
+  };
+  const std::map<std::string, Place>& tensors() const { return tensors_; }
+
+  void Read(const std::string& name, const std::vector<int64_t>& shape,
+            std::vector<float>* out) const {
+    const auto it = tensors_.find(name);
+    if (it == tensors_.end()) {
+      throw Invalid("{}: has no tensor {}; it was written for another config", dir_.string(), name);
+    }
+    const auto& [file, entry] = it->second;
+    if (entry.dtype != DType::kF32 || entry.shape != shape) {
+      throw Invalid("{}: tensor {} is {} {}, want float32 {}; it was written for another config",
+                    file.string(), name, Name(entry.dtype), ShapeString(entry.shape),
+                    ShapeString(shape));
+    }
+    std::ifstream in(file, std::ios::binary);
+    in.seekg(static_cast<std::streamoff>(entry.begin));
+    in.read(reinterpret_cast<char*>(out->data()),
+            static_cast<std::streamsize>(entry.end - entry.begin));
+    if (!in) throw Invalid("{}: tensor {} cannot be read", file.string(), name);
+  }
+
+ private:
+  void Open(const fs::path& file) {
+    const uint64_t size = fs::file_size(file);
+    std::ifstream in(file, std::ios::binary);
+    uint64_t length = 0;
+    in.read(reinterpret_cast<char*>(&length), sizeof length);
+    std::vector<uint8_t> head(size < sizeof length ? size
+                                                   : sizeof length + std::min(length, size - 8));
+    in.clear();
+    in.seekg(0);
+    in.read(reinterpret_cast<char*>(head.data()), static_cast<std::streamsize>(head.size()));
+    for (auto& [name, entry] : ParseSafetensorsHeader(head, size, file.string())) {
+      if (!tensors_.emplace(name, Place{file, entry}).second) {
+        throw Invalid("{}: tensor {} stands in two files", file.string(), name);
+      }
+    }
+  }
+
+  fs::path dir_;
+  std::map<std::string, Place> tensors_;
+};
+
+// Tensors of the checkpoint that no rank of the model has.
+void RefuseOthers(const OptimizerFiles& files, const Catalog& catalog, const fs::path& dir) {
+  size_t others = 0;
+  std::string some;
+  for (const auto& [name, place] : files.tensors()) {
+    if (!name.starts_with("master.") || catalog.owners().contains(name.substr(7))) continue;
+    if (++others <= 3) some += (others == 1 ? "" : ", ") + name.substr(7);
+  }
+  if (others > 0) {
+    throw Invalid(
+        "{}: has {} tensors that the model lacks ({}{}); it was written for another config",
+        dir.string(), others, some, others > 3 ? ", …" : "");
+  }
+}
+
+TrainerState ReadState(const fs::path& path, int64_t* optimizer_steps) {
+  std::ifstream in(path);
+  if (!in) throw NotFound("{}: cannot be read; a run cannot go on from there", path.string());
+  try {
+    const auto json = nlohmann::json::parse(in);
+    if (json.at("format") != 1) throw Invalid("{}: is of another version", path.string());
+    *optimizer_steps = json.at("optimizer_steps").get<int64_t>();
+    TrainerState state{.step = json.at("step"),
+                       .position = {json.at("epoch").get<int64_t>(), json.at("row").get<int64_t>()},
+                       .corpus = json.at("corpus"),
+                       .tokens = json.at("tokens"),
+                       .seconds = json.at("seconds")};
+    if (state.step < 0 || state.position.epoch < 0 || state.position.row < 0) {
+      throw Invalid("{}: has a negative step or position", path.string());
+    }
+    return state;
+  } catch (const nlohmann::json::exception& error) {
+    throw Invalid("{}: {}", path.string(), error.what());
+  }
+}
+
+}  // namespace
+
+TrainerState LoadCheckpoint(const fs::path& dir, const Catalog& catalog, AdamW* optimizer) {
+  int64_t steps = 0;
+  const TrainerState state = ReadState(dir / "trainer.json", &steps);
+  const OptimizerFiles files(dir);
+  RefuseOthers(files, catalog, dir);
+  for (size_t i = 0; i < optimizer->parameters().size(); ++i) {
+    Parameter<float>& p = *optimizer->parameters()[i];
+    files.Read("master." + p.name, p.shape, &p.value);
+    if (p.gradient.empty()) continue;
+    files.Read("first." + p.name, p.shape, &optimizer->moments()[i].first);
+    files.Read("second." + p.name, p.shape, &optimizer->moments()[i].second);
+  }
+  optimizer->set_steps(steps);
+  return state;
+}
+
+}  // namespace switchyard::train

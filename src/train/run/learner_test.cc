@@ -1,0 +1,90 @@
+// A real model in the training loop.
+#include "train/run/learner.h"
+
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+
+#include "comm/device/communicator.h"
+#include "train/run/trainer.h"
+#include "train/test_bigram.h"
+#include "train/test_training.h"
+
+namespace switchyard::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+class LearnerTest : public ::testing::Test {
+ protected:
+  LearnerTest()
+      : dir_(fs::temp_directory_path() / ("switchyard_learner_" + std::to_string(::getpid()))) {
+    fs::create_directories(dir_);
+    std::ofstream(dir_ / "config.json") << testing::SmallConfig("deepseek_v3");
+  }
+  ~LearnerTest() override { fs::remove_all(dir_); }
+
+  fs::path dir_;
+};
+
+TEST_F(LearnerTest, AModelLearnsOverRanksAndLoadsFromItsCheckpoint) {
+  constexpr int kRanks = 2, kSteps = 30;
+  const ModelConfig config = LoadModelConfig(dir_);
+  const LossOptions losses{.balance = {.sequence = 0.01}, .mtp_layers = 1};
+  const MeshShape shape{.tp = kRanks, .ep = kRanks};
+  const RowExchangeOptions exchange_options{.message_bytes =
+                                                MoeMessageBytes(config, kRanks, 64, sizeof(float))};
+  TrainerOptions options{.rows_per_step = 8, .rows_per_pass = 2, .output = dir_ / "out"};
+  options.schedule = {.rate = 0.02, .warmup_steps = 3, .steps = kSteps};
+  options.files = {.dtype = DType::kF32, .copied = {dir_ / "config.json"}};
+
+  std::vector<StepReport> reports;
+  std::map<std::string, std::vector<float>> values;
+  std::mutex mutex;
+  RunRankThreads(
+      kRanks,
+      RankComm::BytesPerRank(shape) + RowExchangeBytes(kRanks, exchange_options) + (1 << 20),
+      [&](int rank, const std::shared_ptr<SharedArena>& arena) {
+        const auto comm = RankComm::Create(arena, shape, rank);
+        const auto exchange =
+            MakeRowExchange(*comm->memory, comm->mesh.EpGroup(), exchange_options);
+        ThreadPool pool(1);
+        Model<float> model(config, losses, {.exchange = exchange.get()}, pool);
+        model.Initialise(1, 0.1);
+        Learner learner(model, {.bias_step = 0.01, .overlap = true}, comm->tp.get());
+        Corpus corpus(CountingDocuments(8, 60), {.length = 8, .seed = 5});
+        TrainerOptions own = options;
+        own.files.aliases = learner.Aliases();
+        Trainer trainer(learner, corpus, own, comm->tp.get(), pool);
+        trainer.Run(
+            [&](const StepReport& report) {
+              if (rank == 0) reports.push_back(report);
+            },
+            [] { return false; }, {});
+        const std::lock_guard lock(mutex);
+        for (const Parameter<float>* p : learner.Parameters()) values[p->name] = p->value;
+      });
+  ASSERT_EQ(reports.size(), static_cast<size_t>(kSteps));
+  EXPECT_LT(reports.back().losses.main, 0.5 * reports.front().losses.main);
+  EXPECT_GT(reports.back().figures.at("balancedness"), 0.0);
+
+  ThreadPool pool(1);
+  const auto local = MakeLocalExchange();
+  Model<float> model(LoadModelConfig(*LatestCheckpoint(options.output)), losses,
+                     {.exchange = local.get()}, pool);
+  model.Load(*LatestCheckpoint(options.output));
+  EXPECT_EQ(model.parameters().size(), values.size());
+  float moved = 0.0f;
+  for (const Parameter<float>* p : model.parameters()) {
+    EXPECT_EQ(p->value, values.at(p->name)) << p->name;
+    if (!p->name.ends_with("e_score_correction_bias")) continue;
+    for (const float v : p->value) moved += std::abs(v);
+  }
+  EXPECT_GT(moved, 0.0f) << "no selection bias was moved";
+}
+
+}  // namespace
+}  // namespace switchyard::train

@@ -1,0 +1,155 @@
+#include "train/run/trainer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <vector>
+
+#include "core/error.h"
+#include "train/optimizer/gradient_norm.h"
+
+namespace switchyard::train {
+namespace {
+
+void Check(const TrainerOptions& options) {
+  CheckSchedule(options.schedule);
+  if (options.rows_per_step < 1 || options.rows_per_pass < 1) {
+    throw Invalid("a step of {} rows in passes of {}: want at least 1", options.rows_per_step,
+                  options.rows_per_pass);
+  }
+  if (!(options.clip >= 0)) throw Invalid("--clip-grad-norm {}: want 0 or more", options.clip);
+}
+
+}  // namespace
+
+Trainer::Trainer(TrainedModel& model, Corpus& corpus, const TrainerOptions& options,
+                 Collectives* all, ThreadPool& pool)
+    : model_(model),
+      corpus_(corpus),
+      options_(options),
+      all_(all),
+      pool_(pool),
+      catalog_(model.Parameters(), all),
+      adam_(model.Parameters(), options.adam) {
+  Check(options_);
+  options_.files.aliases = model.Aliases();
+  state_.corpus = corpus.fingerprint();
+}
+
+void Trainer::Resume(const std::filesystem::path& checkpoint) {
+  TrainerState state = LoadCheckpoint(checkpoint, catalog_, &adam_);
+  if (state.corpus != corpus_.fingerprint()) {
+    throw Error(ErrorKind::kInvalid,
+                fmt::format("{}: was learning from another corpus, or from this one packed or "
+                            "shuffled in another way ({}, now {})",
+                            checkpoint.string(), state.corpus, corpus_.fingerprint()),
+                "start a new run from its weights instead");
+  }
+  if (state.step > options_.schedule.steps) {
+    throw Invalid("{}: has taken {} steps, the run has {}", checkpoint.string(), state.step,
+                  options_.schedule.steps);
+  }
+  state_ = std::move(state);
+  saved_step_ = state_.step;
+}
+
+Losses Trainer::SumOverRanks(const Losses& mine) {
+  if (all_ == nullptr) return mine;
+  std::vector<Losses> each(static_cast<size_t>(all_->size()));
+  all_->AllGatherV(&mine, each.data(), std::vector<size_t>(each.size(), sizeof mine));
+  Losses sum;
+  for (const Losses& losses : each) sum += losses;
+  return sum;
+}
+
+bool Trainer::AnyRank(bool mine) {
+  if (all_ == nullptr) return mine;
+  const uint8_t flag = mine ? 1 : 0;
+  std::vector<uint8_t> flags(static_cast<size_t>(all_->size()));
+  all_->AllGatherV(&flag, flags.data(), std::vector<size_t>(flags.size(), 1));
+  return std::ranges::count(flags, 1) > 0;
+}
+
+StepReport Trainer::Step() {
+  const auto begin = std::chrono::steady_clock::now();
+  SamplePosition position = state_.position;
+  const std::vector<Row> rows = corpus_.Take(options_.rows_per_step, &position);
+  StepReport report{.step = state_.step + 1};
+  // Every rank knows every rank's rows, and so the step's sums without asking.
+  StepSize size{.targets = 0, .tokens = 0};
+  for (const Row& row : rows) {
+    Batch batch;
+    AppendRow(corpus_.documents(), row, &batch);
+    report.tokens += batch.size();
+    size.targets +=
+        static_cast<double>(batch.size() - std::ranges::count(batch.targets, Batch::kIgnored));
+  }
+  size.tokens = static_cast<double>(report.tokens);
+  size.targets = std::max(size.targets, 1.0);  // a step may have none
+
+  const auto total = static_cast<int64_t>(rows.size());
+  const int64_t per_pass = options_.rows_per_pass * catalog_.size();
+  std::vector<Batch> batches(static_cast<size_t>((total + per_pass - 1) / per_pass));
+  for (size_t i = 0; i < batches.size(); ++i) {
+    const RowRange range =
+        RowsOfMicroBatch(total, static_cast<int64_t>(i), static_cast<int64_t>(batches.size()),
+                         catalog_.rank(), catalog_.size());
+    for (int64_t r = range.begin; r < range.end; ++r) {
+      AppendRow(corpus_.documents(), rows[static_cast<size_t>(r)], &batches[i]);
+    }
+  }
+  report.losses = SumOverRanks(model_.Learn(batches, size));
+  model_.SumGradients();
+  const GradientNorm gradient = NormOfGradients(catalog_, pool_);
+  if (!std::isfinite(report.losses.total()) || !gradient.not_finite.empty()) {
+    throw Error(ErrorKind::kInvalid,
+                fmt::format("step {}: the loss is {}{}", report.step, report.losses.total(),
+                            gradient.not_finite.empty()
+                                ? std::string()
+                                : ", the gradient of " + gradient.not_finite + " is not finite"),
+                saved_step_ ? "the last good checkpoint is " +
+                                  CheckpointPath(options_.output, *saved_step_).string()
+                            : "there is no checkpoint yet");
+  }
+  report.gradient_norm = gradient.norm;
+  report.rate = LearningRate(options_.schedule, state_.step);
+  adam_.Step(report.rate, ClipScale(gradient.norm, options_.clip), pool_);
+  report.figures = model_.AfterStep();
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  state_.position = position;
+  state_.step = report.step;
+  state_.tokens += report.tokens;
+  state_.seconds += report.seconds;
+  return report;
+}
+
+void Trainer::Save() {
+  SaveCheckpoint(CheckpointPath(options_.output, state_.step), catalog_, &adam_, state_,
+                 options_.files);
+  saved_step_ = state_.step;
+  if (catalog_.rank() == 0) RemoveOldCheckpoints(options_.output, options_.keep);
+}
+
+void Trainer::Run(const std::function<void(const StepReport&)>& report,
+                  const std::function<bool()>& stop,
+                  const std::function<void(const std::string&)>& warn) {
+  while (state_.step < options_.schedule.steps && !AnyRank(stop && stop())) {
+    const StepReport step = Step();
+    if (report) report(step);
+    if (options_.save_every == 0 || state_.step % options_.save_every != 0 ||
+        state_.step == options_.schedule.steps) {
+      continue;
+    }
+    try {
+      Save();
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kResource) throw;
+      if (warn) warn(error.what());
+    }
+  }
+  if (saved_step_ != state_.step) Save();
+}
+
+}  // namespace switchyard::train

@@ -1,0 +1,176 @@
+#include "train/run/trainer.h"
+
+#include <gmock/gmock.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <csignal>
+#include <fstream>
+#include <mutex>
+
+#include "comm/device/communicator.h"
+#include "core/testing.h"
+#include "train/test_bigram.h"
+
+namespace switchyard::train {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+class TrainerTest : public ::testing::Test {
+ protected:
+  TrainerTest()
+      : dir_(fs::temp_directory_path() / ("switchyard_trainer_" + std::to_string(::getpid()))) {
+    fs::create_directories(dir_);
+    std::ofstream(dir_ / "config.json") << "{}";
+  }
+  ~TrainerTest() override { fs::remove_all(dir_); }
+
+  TrainerOptions Options(int64_t steps) const {
+    TrainerOptions options{.rows_per_step = 6, .rows_per_pass = 2, .output = dir_ / "out"};
+    options.schedule = {.rate = 0.05, .warmup_steps = 3, .steps = steps};
+    options.files = {.dtype = DType::kF32, .copied = {dir_ / "config.json"}};
+    return options;
+  }
+
+  fs::path dir_;
+};
+
+struct Ran {
+  std::vector<double> losses;
+  std::map<std::string, std::vector<float>> values;  // of all ranks
+};
+
+// Trains on `ranks` threads until `stop_after` steps are taken, going on from the last checkpoint.
+Ran TrainOn(int ranks, const TrainerOptions& options, int64_t stop_after) {
+  Ran out;
+  std::mutex mutex;
+  const MeshShape shape{.tp = ranks, .ep = ranks};
+  RunRankThreads(ranks, RankComm::BytesPerRank(shape) + (1 << 20),
+                 [&](int rank, std::shared_ptr<SharedArena> arena) {
+                   const auto comm = RankComm::Create(arena, shape, rank);
+                   BigramModel model(8, rank, ranks, comm->tp.get());
+                   Corpus corpus(CountingDocuments(8, 60), {.length = 8, .seed = 5});
+                   ThreadPool pool(1);
+                   Trainer trainer(model, corpus, options, comm->tp.get(), pool);
+                   if (const auto last = LatestCheckpoint(options.output)) trainer.Resume(*last);
+                   trainer.Run(
+                       [&](const StepReport& report) {
+                         if (rank == 0) out.losses.push_back(report.losses.total());
+                       },
+                       [&] { return trainer.state().step >= stop_after; }, {});
+                   const std::lock_guard lock(mutex);
+                   for (const Parameter<float>* p : model.Parameters())
+                     out.values[p->name] = p->value;
+                 });
+  return out;
+}
+
+TEST_F(TrainerTest, ResumedRunsAreTheSameToTheBit) {
+  TrainerOptions options = Options(20);
+  const Ran straight = TrainOn(1, options, 20);
+  EXPECT_LT(straight.losses.back(), 0.8 * straight.losses.front());
+  options.output = dir_ / "halves";
+  const Ran first = TrainOn(1, options, 10), second = TrainOn(1, options, 20);
+  ASSERT_EQ(first.losses.size(), 10u);
+  for (size_t i = 0; i < 20; ++i) {
+    EXPECT_EQ(straight.losses[i], i < 10 ? first.losses[i] : second.losses[i - 10]) << i;
+  }
+  EXPECT_EQ(second.values, straight.values);
+}
+
+TEST_F(TrainerTest, AnyNumberOfRanksGoesOn) {
+  TrainerOptions options = Options(20);
+  options.adam.epsilon = 1e-4;  // gradients that are nearly zero differ by their rounding
+  const Ran straight = TrainOn(1, options, 20);
+  options.output = dir_ / "ranks";
+  TrainOn(2, options, 6);
+  EXPECT_TRUE(fs::exists(options.output / "checkpoint-000006/model-00002-of-00002.safetensors"));
+  EXPECT_TRUE(fs::exists(options.output / "checkpoint-000006/model.safetensors.index.json"));
+  EXPECT_TRUE(fs::exists(options.output / "checkpoint-000006/config.json"));
+  TrainOn(4, options, 13);
+  const Ran last = TrainOn(1, options, 20);
+  ASSERT_EQ(last.values.size(), straight.values.size());
+  for (const auto& [name, values] : straight.values) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      EXPECT_NEAR(last.values.at(name)[i], values[i], 1e-5) << name;
+    }
+  }
+}
+
+TEST_F(TrainerTest, ALossThatIsNotFiniteStopsTheRun) {
+  const TrainerOptions options = Options(20);
+  TrainOn(1, options, 4);
+  BigramModel model(8, 0, 1, nullptr);
+  Corpus corpus(CountingDocuments(8, 60), {.length = 8, .seed = 5});
+  ThreadPool pool(1);
+  Trainer trainer(model, corpus, options, nullptr, pool);
+  trainer.Resume(*LatestCheckpoint(options.output));
+  model.break_at = 2;
+  const std::string error = ErrorOf([&] { trainer.Run({}, {}, {}); });
+  EXPECT_THAT(error, HasSubstr("step 6: the loss is nan, the gradient of row.3 is not finite"));
+  EXPECT_THAT(error, HasSubstr("the last good checkpoint is"));
+  EXPECT_THAT(error, HasSubstr("checkpoint-000004"));
+  EXPECT_EQ(trainer.state().step, 5);
+  EXPECT_EQ(LatestCheckpoint(options.output)->filename(), "checkpoint-000004");
+}
+
+TEST_F(TrainerTest, AFullDiskKeepsTheLastGoodCheckpoint) {
+  TrainerOptions options = Options(6);
+  TrainOn(1, options, 2);
+  options.save_every = 2;
+  BigramModel model(8, 0, 1, nullptr);
+  Corpus corpus(CountingDocuments(8, 60), {.length = 8, .seed = 5});
+  ThreadPool pool(1);
+  Trainer trainer(model, corpus, options, nullptr, pool);
+  trainer.Resume(*LatestCheckpoint(options.output));
+  std::vector<std::string> warnings;
+  // A limit on the size of files stands for a disk that is full.
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit low = before;
+  low.rlim_cur = 100;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &low), 0);
+  const std::string error =
+      ErrorOf([&] { trainer.Run({}, {}, [&](const std::string& w) { warnings.push_back(w); }); },
+              ErrorKind::kResource);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handler);
+  ASSERT_EQ(warnings.size(), 1u);  // at step 4; that of the end is thrown
+  EXPECT_THAT(warnings[0], HasSubstr("model.safetensors: cannot be written: File too large"));
+  EXPECT_THAT(error, HasSubstr("cannot be written"));
+  EXPECT_EQ(LatestCheckpoint(options.output)->filename(), "checkpoint-000002");
+  EXPECT_EQ(std::distance(fs::directory_iterator(options.output), fs::directory_iterator()), 1);
+}
+
+TEST_F(TrainerTest, CheckpointsOfOtherRunsAreRefused) {
+  const TrainerOptions options = Options(4);
+  TrainOn(1, options, 4);
+  const fs::path last = *LatestCheckpoint(options.output);
+  const auto resume = [&](int vocab, int documents) {
+    BigramModel model(vocab, 0, 1, nullptr);
+    Corpus corpus(CountingDocuments(vocab, documents), {.length = 8, .seed = 5});
+    ThreadPool pool(1);
+    Trainer(model, corpus, options, nullptr, pool).Resume(last);
+  };
+  EXPECT_THAT(ErrorOf([&] { resume(8, 61); }), HasSubstr("another corpus"));
+  EXPECT_THAT(ErrorOf([&] { resume(7, 60); }), HasSubstr("model lacks (row.7)"));
+  EXPECT_THAT(ErrorOf([&] { resume(9, 60); }), HasSubstr("another config"));
+  fs::resize_file(last / "optimizer.safetensors", 500);
+  EXPECT_THAT(ErrorOf([&] { resume(8, 60); }), HasSubstr("optimizer.safetensors"));
+}
+
+TEST_F(TrainerTest, OldCheckpointsGo) {
+  TrainerOptions options = Options(6);
+  options.save_every = 1;
+  options.keep = 2;
+  TrainOn(1, options, 6);
+  EXPECT_EQ(std::distance(fs::directory_iterator(options.output), fs::directory_iterator()), 2);
+  EXPECT_EQ(LatestCheckpoint(options.output)->filename(), "checkpoint-000006");
+}
+
+}  // namespace
+}  // namespace switchyard::train
