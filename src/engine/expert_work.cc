@@ -34,14 +34,19 @@ std::unique_ptr<BatchReplicas> MakeReplicas(const EngineConfig& config, const Me
 
 }  // namespace
 
+int NodesOfExperts(const EngineConfig& config, const EnginePlan& plan) {
+  if (config.mesh.tp % plan.ranks_of_host != 0) return 1;
+  const int hosts = config.mesh.tp / plan.ranks_of_host;
+  return config.mesh.ep % hosts == 0 ? hosts : 1;
+}
+
 EplbShape EplbShapeOf(const EngineConfig& config, const EnginePlan& plan) {
   const MoeModelConfig& moe = *plan.model.moe;
-  const bool whole_hosts = config.mesh.tp % plan.ranks_of_host == 0;
   return {.layers = static_cast<int>(plan.model.num_layers()),
           .experts = moe.router.num_experts,
           .redundant = config.moe.num_redundant_experts,
           .groups = moe.router.num_groups,
-          .nodes = whole_hosts ? config.mesh.tp / plan.ranks_of_host : 1,
+          .nodes = NodesOfExperts(config, plan),
           .shared_dispatched = DispatchesShared(config, moe)};
 }
 

@@ -13,6 +13,9 @@
 
 namespace switchyard {
 
+// Hosts that hold as many consecutive EP ranks each; 1 where they hold unequal parts.
+int NodesOfExperts(const EngineConfig& config, const EnginePlan& plan);
+
 // What a manager of such experts is made with.
 EplbShape EplbShapeOf(const EngineConfig& config, const EnginePlan& plan);
 

@@ -124,9 +124,10 @@ double ActivationBytesPerRank(const EnginePlan& plan, const MeshShape& mesh) {
     logit_rows =
         std::max(logit_rows,
                  static_cast<double>(std::min(MaxLogitRows(m.vocab_size), plan.max_batch_tokens)));
-  const double gathered = gathers ? static_cast<double>(mesh.dp) *
-                                        static_cast<double>(2 * m.hidden + m.intermediate / mesh.tp)
-                                  : 0;
+  const double gathered =
+      gathers ? static_cast<double>(mesh.dp) *
+                    static_cast<double>(2 * m.hidden + CeilDiv(m.intermediate, mesh.tp))
+              : 0;
   return (static_cast<double>(plan.max_batch_tokens) * (static_cast<double>(row) + gathered) +
           3 * logit_rows * static_cast<double>(m.vocab_size) +
           static_cast<double>(plan.context_length) * static_cast<double>(m.rope.rotary_dim)) *
@@ -264,6 +265,7 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
                        .backends = config.backends,
                        .eplb_algorithm = InitialPlanner(config, plan),
                        .page_size = config.page_size};
+  options.moe.nodes = NodesOfExperts(config, plan);
   if (plan.cuda)
     options.gpu = GpuOptions{
         .index = config.base_gpu_id + rank % plan.ranks_of_host * config.gpu_id_step,

@@ -169,8 +169,10 @@ std::vector<EngineMessage> ApplyToRecorder(const std::vector<ControlMessage>& me
   return answers;
 }
 
-void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
-                   ExpertRecorder* recorder, EplbManager* eplb) {
+namespace {
+
+void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecorder* recorder,
+           EplbManager* eplb) {
   GroupExchange groups(comm, io);
   for (bool open = true; open;) {
     const bool busy = groups.any_work() || (eplb && eplb->busy());
@@ -188,6 +190,18 @@ void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
     }
   }
   groups.Run({}, false);  // the last step's outputs
+}
+
+}  // namespace
+
+void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
+                   ExpertRecorder* recorder, EplbManager* eplb) {
+  try {
+    Serve(engine, comm, io, recorder, eplb);
+  } catch (const std::exception& error) {
+    comm.memory->Abort(fmt::format("rank {} failed: {}", comm.mesh.rank(), error.what()));
+    throw;
+  }
 }
 
 std::span<const float> CheckedForward::Forward(const ForwardBatch& batch) {

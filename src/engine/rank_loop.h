@@ -13,6 +13,8 @@ namespace switchyard {
 // anything to do, the leader blocks in `receive` and the others wait for it.
 // `recorder`: who answers RecordExperts and GetExpertLoad, `eplb`: RebalanceExperts and GetEplb;
 // null: they are refused.
+// An error aborts the arena before it is rethrown: what is then taken apart may have to wait for
+// threads that load or plan, and nobody is to wait for that.
 void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
                    ExpertRecorder* recorder = nullptr, EplbManager* eplb = nullptr);
 

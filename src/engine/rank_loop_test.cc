@@ -3,9 +3,11 @@
 
 #include <gmock/gmock.h>
 
+#include <atomic>
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <thread>
 
 #include "engine/fake_forward.h"
 
@@ -101,6 +103,34 @@ std::vector<int32_t> Alone(const EngineRequest& request) {
   Heard heard;
   while (engine.HasWork()) heard.Take(engine.Step());
   return heard.outputs[request.id].new_tokens;
+}
+
+// A rank that fails may have to wait for a thread that loads before it is gone; nobody waits for
+// it.
+TEST(RankLoop, AFailureIsToldBeforeAnythingIsTakenApart) {
+  std::atomic<int> ended = 0;
+  const RankLoopIo leader{.receive = [](std::chrono::milliseconds) -> std::vector<ControlMessage> {
+                            throw Error(ErrorKind::kResource, "the line is cut");
+                          },
+                          .send = [](const EngineMessage&) {}};
+  const auto run = [&](int rank, std::shared_ptr<SharedArena> arena) {
+    const auto comm =
+        RankComm::Create(std::move(arena), {.tp = 4, .ep = 1, .dp = 2}, rank, {.timeout = 20s});
+    FakeForward model({.num_pages = 24, .page_size = 4});
+    RankEngine engine(Options(comm->mesh.dp_rank()), model);
+    try {
+      ServeRequests(engine, *comm, rank == 0 ? leader : RankLoopIo{});
+    } catch (const Error& error) {
+      if (rank == 0) {
+        for (int i = 0; i < 1000 && ended < 3; ++i) std::this_thread::sleep_for(10ms);
+        EXPECT_EQ(ended, 3);
+        throw;
+      }
+      EXPECT_STREQ(error.what(), "rank 0 failed: the line is cut");
+      ++ended;
+    }
+  };
+  EXPECT_THROW(RunRankThreads(4, kArenaBytes, run), Error);
 }
 
 TEST(RankLoop, EachGroupServesItsOwnRequests) {

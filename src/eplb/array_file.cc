@@ -42,9 +42,7 @@ int32_t Int32Of(const json& value, const std::string& where) {
       value.is_number_integer() &&
       (!value.is_number_unsigned() || value.get<uint64_t>() <= static_cast<uint64_t>(kMost)) &&
       value.get<int64_t>() <= kMost && value.get<int64_t>() >= -kMost - 1;
-  if (!fits)
-    throw Invalid("{}: {} is no whole number of 32 bits", where,
-                  value.dump(-1, ' ', true, json::error_handler_t::replace).substr(0, 40));
+  if (!fits) throw Invalid("{}: {} is no whole number of 32 bits", where, DescribeValue(value));
   return value.get<int32_t>();
 }
 
@@ -67,6 +65,13 @@ std::vector<int32_t> Converted(const std::string& bytes, const std::string& wher
 }
 
 }  // namespace
+
+// dump() of lists is recursive, and so would end the program where they are nested deeply enough.
+std::string DescribeValue(const json& value) {
+  if (value.is_array()) return "a list";
+  if (value.is_object()) return "an object";
+  return value.dump(-1, ' ', true, json::error_handler_t::replace).substr(0, 40);
+}
 
 ArrayFile::ArrayFile(const std::filesystem::path& path) : name_(path.string()) {
   std::error_code failed;

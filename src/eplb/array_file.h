@@ -41,6 +41,9 @@ class ArrayFile {
   std::variant<nlohmann::json, TensorEntries> content_;
 };
 
+// A value for messages: a list or object is only said to be one.
+std::string DescribeValue(const nlohmann::json& value);
+
 // Tokens of each expert: `array` (the recorder's is logical_count) is [steps, layers, experts] or
 // [layers, experts]. Error kInvalid names file and array: ArrayFile's, another shape, none at all,
 // a negative count.

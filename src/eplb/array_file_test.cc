@@ -59,7 +59,8 @@ TEST_F(ArrayFileTest, SaysWhatIsWrong) {
     const char* says;
   } cases[] = {
       {"7", "a: no list"},
-      {"[1, [2]]", "a: [2] is no whole number"},
+      {"[1, [2]]", "a: a list is no whole number"},
+      {"[1, {}]", "a: an object is no whole number"},
       {"[[1], 2]", "unequal length or depth"},
       {"[[1, 2], [3]]", "unequal length or depth"},
       {"[1.5]", "1.5 is no whole number"},
@@ -73,6 +74,14 @@ TEST_F(ArrayFileTest, SaysWhatIsWrong) {
     const ArrayFile file = Text(fmt::format(R"({{"a": {}}})", c.array));
     EXPECT_THAT(ErrorOf([&] { file.Get("a"); }), HasSubstr(c.says)) << c.array;
   }
+}
+
+TEST_F(ArrayFileTest, ListsAreNestedAsDeeplyAsTheyLike) {
+  const size_t depth = 1'000'000;
+  const std::string deep = std::string(depth, '[') + std::string(depth, ']');
+  EXPECT_THAT(ErrorOf([&] { Text(R"({"a": )" + deep + "}").Get("a"); }), HasSubstr("4 deep"));
+  EXPECT_THAT(ErrorOf([&] { Text(R"({"a": [1, )" + deep + "]}").Get("a"); }),
+              HasSubstr("a: a list is no whole number"));
 }
 
 // Every one-byte change and every cut of a file is either read or refused.

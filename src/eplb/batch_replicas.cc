@@ -18,7 +18,7 @@ void BatchReplicas::OnPlacement(int layer, const ExpertPlacement& placement) {
   Placement one(1, placement.num_physical(), placement.num_logical());
   std::ranges::copy(placement.physical_to_logical(), one.physical_to_logical.begin());
   state.location = ExpertLocation(one);
-  state.divider.Reset(algorithm_, state.location, 0, topology_);
+  state.divider.Reset(algorithm_, state.location, 0, topology_, static_cast<int>(seed_));
 }
 
 void BatchReplicas::Choose(int layer, const TopK& logical, TopK* physical) {

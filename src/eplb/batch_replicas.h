@@ -12,7 +12,8 @@
 namespace switchyard {
 
 // One per rank; its thread. `balanced` and `lp` divide the tokens that this rank routes in a round;
-// ranks that route the same tokens choose alike, since nothing else decides.
+// ranks that route the same tokens choose alike, since nothing else decides; those that route
+// tokens of their own begin at different replicas.
 class BatchReplicas : public ReplicaChooser {
  public:
   // `scatters`: ranks route tokens of their own (ScattersTokens). Not for kStatic, which layers do

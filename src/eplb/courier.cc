@@ -124,12 +124,12 @@ void ExpertCourier::Receive() {
   receiving_.reset();
 }
 
-void ExpertCourier::Cancel() {
+std::map<int, std::map<int32_t, OwnedExpert>> ExpertCourier::Cancel() {
   batches_.clear();
   batch_ = 0;
   sending_.reset();
   receiving_.reset();
-  arrived_.clear();
+  return std::exchange(arrived_, {});
 }
 
 std::map<int, std::map<int32_t, OwnedExpert>> ExpertCourier::Take() {

@@ -44,7 +44,8 @@ class ExpertCourier {
   int64_t pieces() const { return pieces_; }  // received, since it was made
   // Sends and receives one piece at most. `all_done`: the least batches_done of all ranks.
   void Step(int64_t all_done);
-  void Cancel();
+  // Drops what is on its way. Returns what has arrived: letting go of it may take time.
+  std::map<int, std::map<int32_t, OwnedExpert>> Cancel();
 
   // What has arrived since Begin, by layer and logical expert; once, when it is no longer active.
   std::map<int, std::map<int32_t, OwnedExpert>> Take();

@@ -73,7 +73,7 @@ void Move(RankComm& comm, ExpertCourier& courier, uint32_t seed, int stop_after 
   for (int step = 0; courier.active(); ++step) {
     const int64_t mine = courier.batches_done();
     comm.tp->AllGather(&mine, all.data(), sizeof mine);
-    if (step == stop_after) return courier.Cancel();
+    if (step == stop_after) return void(courier.Cancel());
     courier.Step(std::ranges::min(all));
   }
   auto arrived = courier.Take();

@@ -81,7 +81,7 @@ class FlowNetwork {
 
 int64_t ExactBalance(int num_bins, std::span<const int32_t> bin_of,
                      std::span<const int32_t> expert_of, std::span<const int32_t> load,
-                     std::span<int32_t> shares) {
+                     std::span<int32_t> shares, int offset) {
   const int experts = static_cast<int>(load.size());
   FlowNetwork network(2 + experts + num_bins);
   int64_t total = 0;
@@ -90,9 +90,15 @@ int64_t ExactBalance(int num_bins, std::span<const int32_t> bin_of,
     total += load[e];
   }
   std::vector<int> place_edge(bin_of.size(), -1), bin_edge(num_bins);
+  std::vector<std::vector<size_t>> places(experts);
   for (size_t p = 0; p < bin_of.size(); ++p)
-    if (bin_of[p] >= 0 && expert_of[p] >= 0)
-      place_edge[p] = network.AddEdge(2 + expert_of[p], 2 + experts + bin_of[p], kUnbounded);
+    if (bin_of[p] >= 0 && expert_of[p] >= 0) places[expert_of[p]].push_back(p);
+  // Flow takes the first edge that it can.
+  for (int e = 0; e < experts; ++e)
+    for (size_t i = 0; i < places[e].size(); ++i) {
+      const size_t p = places[e][(i + offset + e) % places[e].size()];
+      place_edge[p] = network.AddEdge(2 + e, 2 + experts + bin_of[p], kUnbounded);
+    }
   for (int b = 0; b < num_bins; ++b) bin_edge[b] = network.AddEdge(2 + experts + b, 1, 0);
 
   const auto fits = [&](int64_t level) {

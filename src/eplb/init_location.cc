@@ -1,6 +1,7 @@
 #include "eplb/init_location.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -19,14 +20,8 @@ constexpr const char* kCounts = "logical_count";
 constexpr const char* kWanted =
     "want JSON or safetensors with physical_to_logical_map or logical_count";
 
-// The rows of the map as JSON has them, of a tensor too.
-json ReadMap(const ArrayFile& file) {
-  if (file.json() != nullptr) {
-    const json& rows = file.json()->at(kMap);
-    if (!rows.is_array() || rows.empty())
-      throw Invalid("{}: {} is no list of rows", file.name(), kMap);
-    return rows;
-  }
+// The rows of a tensor as JSON has them.
+json RowsOfTensor(const ArrayFile& file) {
   const IntArray map = file.Get(kMap);
   if (map.shape.size() != 2 || map.values.empty())
     throw Invalid("{}: {} has {} dimensions; want [layers, places]", file.name(), kMap,
@@ -40,6 +35,16 @@ json ReadMap(const ArrayFile& file) {
   return rows;
 }
 
+// The rows of the map: those of the file, or of a tensor in `converted`. Those of the file are not
+// copied, which is recursive and so would end the program where lists are nested deeply enough.
+const json& ReadMap(const ArrayFile& file, json* converted) {
+  if (file.json() == nullptr) return *converted = RowsOfTensor(file);
+  const json& rows = file.json()->at(kMap);
+  if (!rows.is_array() || rows.empty())
+    throw Invalid("{}: {} is no list of rows", file.name(), kMap);
+  return rows;
+}
+
 // Error kInvalid says what is wrong with the row.
 ExpertPlacement PlacementOf(const json& row, int num_logical, int redundant) {
   const auto is_id = [&](const json& id) {
@@ -49,7 +54,8 @@ ExpertPlacement PlacementOf(const json& row, int num_logical, int redundant) {
   if (!row.is_array()) throw Invalid("no list of expert ids");
   const auto other = std::ranges::find_if_not(row, is_id);
   if (other != row.end())
-    throw Invalid("{} is no expert id; the model has 0 to {}", other->dump(), num_logical - 1);
+    throw Invalid("{} is no expert id; the model has 0 to {}", DescribeValue(*other),
+                  num_logical - 1);
   const size_t want = static_cast<size_t>(num_logical) + redundant;
   if (row.size() != want)
     throw Invalid("{} experts are placed; the model and --ep-num-redundant-experts make {}",
@@ -58,7 +64,8 @@ ExpertPlacement PlacementOf(const json& row, int num_logical, int redundant) {
 }
 
 std::vector<ExpertPlacement> FromMap(const ArrayFile& file, const InitLocation& init) {
-  const json rows = ReadMap(file);
+  json converted;
+  const json& rows = ReadMap(file, &converted);
   const auto count = std::ssize(rows);
   if (count != 1 && count != init.num_layers)
     throw Invalid("{}: it has {} layers, the model {}", file.name(), count, init.num_layers);
@@ -112,6 +119,26 @@ std::vector<ExpertPlacement> LoadPlacements(const InitLocation& init) {
     throw Invalid("--init-expert-location {}", error.what());
   }
   throw Invalid("--init-expert-location {}: it has neither; {}", init.location, kWanted);
+}
+
+void CheckSamePlacements(const std::vector<ExpertPlacement>& placements,
+                         const std::string& location, Communicator& world) {
+  uint64_t mine = 0xcbf29ce484222325;  // FNV-1a, of whole numbers
+  const auto add = [&](int64_t number) {
+    mine = (mine ^ static_cast<uint64_t>(number)) * 0x100000001b3;
+  };
+  for (const ExpertPlacement& placement : placements) {
+    add(placement.num_physical());
+    for (const int32_t expert : placement.physical_to_logical()) add(expert);
+  }
+  std::vector<uint64_t> all(world.size());
+  world.AllGather(&mine, all.data(), sizeof mine);
+  const auto other = std::ranges::find_if(all, [&](uint64_t hash) { return hash != all[0]; });
+  if (other != all.end())
+    throw Invalid(
+        "--init-expert-location {}: rank {} places experts otherwise than rank 0; want the same "
+        "file on every host",
+        location, other - all.begin());
 }
 
 }  // namespace switchyard

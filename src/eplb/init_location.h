@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/device/communicator.h"
 #include "eplb/types.h"
 #include "moe/placement.h"
 
@@ -28,5 +29,10 @@ struct InitLocation {
 // Equal on all ranks that read equal files. Error kInvalid names flag, file and layer, kNotFound
 // flag and file.
 std::vector<ExpertPlacement> LoadPlacements(const InitLocation& init);
+
+// Collective. Error kInvalid on every rank, naming the flag with its value `location`, where ranks
+// have other placements than rank 0: each reads the file of its own host.
+void CheckSamePlacements(const std::vector<ExpertPlacement>& placements,
+                         const std::string& location, Communicator& world);
 
 }  // namespace switchyard

@@ -140,6 +140,29 @@ TEST_F(LoadPlacementsTest, ARecordedDistributionIsPlannedFor) {
   EXPECT_EQ(replicas, 2);
 }
 
+TEST_F(LoadPlacementsTest, ListsAreNestedAsDeeplyAsTheyLike) {
+  const size_t depth = 1'000'000;
+  const std::string deep = std::string(depth, '[') + std::string(depth, ']');
+  EXPECT_THAT(ErrorOfFile(R"({"physical_to_logical_map": )" + deep + "}"),
+              HasSubstr("layer 0: a list is no expert id"));
+  EXPECT_THAT(ErrorOfFile(R"({"physical_to_logical_map": [[0, 1, 2, 3, )" + deep + "]]}"),
+              HasSubstr("layer 0: a list is no expert id"));
+}
+
+TEST(CheckSamePlacementsTest, EachRankLearnsThatFilesDiffer) {
+  const MeshShape mesh{.tp = 3, .ep = 3};
+  RunRankThreads(
+      3, RankComm::BytesPerRank(mesh), [&](int rank, std::shared_ptr<SharedArena> arena) {
+        const auto comm = RankComm::Create(std::move(arena), mesh, rank);
+        const std::vector<ExpertPlacement> same(2, ExpertPlacement::Trivial(4, 1));
+        CheckSamePlacements(same, "trivial", *comm->tp);
+        std::vector<ExpertPlacement> mine = same;
+        if (rank == 1) mine[1] = ExpertPlacement(4, {0, 1, 2, 3, 1});
+        EXPECT_THAT(ErrorOf([&] { CheckSamePlacements(mine, "FILE", *comm->tp); }),
+                    HasSubstr("--init-expert-location FILE: rank 1 places experts otherwise"));
+      });
+}
+
 TEST_F(LoadPlacementsTest, RefusesACorruptFileWithItsReason) {
   SafetensorsWriter writer;
   writer.Add("logical_count", {2, 3, 4}, std::vector<int32_t>(24, 7));

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -20,7 +21,8 @@ class LoadWindow {
   static constexpr int kSteps = 50;
   static constexpr int kRecent = 10;  // steps that show the shape of the load now
 
-  // `layers` with experts. `passes`: what the window holds.
+  // `layers` with experts. `passes`: what the window holds, at least 1; rounded up to steps of
+  // equally many.
   LoadWindow(int layers, int experts, int ranks, const ExpertMap& map, int64_t passes,
              Communicator& world);
 
@@ -39,9 +41,9 @@ class LoadWindow {
 
   // The last `most` steps.
   LoadHistory History(int most = kSteps) const;
-  // Mean over steps since OnMoved and over layers of mean / max rank load; 1 where nothing was
-  // counted.
-  double MeanBalancedness() const;
+  // Mean over steps since OnMoved and over layers of mean / max rank load; nothing where nothing
+  // was counted.
+  std::optional<double> MeanBalancedness() const;
   // How much of the load goes to other experts than when OnPlanned was called, 0 to 1, by the last
   // kRecent steps: the mean over layers of the total variation distance, less what chance alone
   // makes of so few rows. 0 before there are as many steps.
@@ -55,8 +57,9 @@ class LoadWindow {
   const ExpertMap map_;
   const int64_t passes_per_step_;
   Communicator& world_;
-  int64_t passes_ = 0;      // of the step under way
-  std::vector<float> now_;  // its sums: [layers, experts], then [layers, EP ranks]
+  int64_t passes_ = 0;        // of the step under way
+  std::vector<int64_t> now_;  // its counts here: [layers, experts], then [layers, EP ranks]
+  std::vector<float> sums_;   // over ranks, likewise: scratch
   struct Step {
     std::vector<int32_t> counts;  // [layers, experts]
     double balancedness = 1;

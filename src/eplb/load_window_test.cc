@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
+#include <optional>
 #include <random>
 
 namespace switchyard {
@@ -36,16 +38,34 @@ TEST(LoadWindow, SumsOverRanksAndThePassesOfAStep) {
     EXPECT_FALSE(Pass(window, {0, -1, 5}));
     EXPECT_FALSE(Pass(window, {rank}));
     EXPECT_EQ(window.History().steps, 0);
-    EXPECT_EQ(window.MeanBalancedness(), 1);
+    EXPECT_EQ(window.MeanBalancedness(), std::nullopt);
     EXPECT_TRUE(Pass(window, {}));
     const LoadHistory history = window.History();
     ASSERT_EQ(history.steps, 1);
     for (int layer = 0; layer < kLayers; ++layer)
       EXPECT_TRUE(
           std::ranges::equal(history.At(0, layer), std::vector<int32_t>{3, 1, 0, 0, 0, 2, 0, 0}));
-    EXPECT_DOUBLE_EQ(window.MeanBalancedness(), 3.0 / 4);        // 4 and 2 rows
-    for (int i = 0; i < 3; ++i) EXPECT_FALSE(Pass(window, {}));  // says nothing
+    EXPECT_DOUBLE_EQ(window.MeanBalancedness().value(), 3.0 / 4);  // 4 and 2 rows
+    for (int i = 0; i < 3; ++i) EXPECT_FALSE(Pass(window, {}));    // says nothing
     EXPECT_EQ(window.History().steps, 1);
+  });
+}
+
+TEST(LoadWindow, CountsMoreThanFloatsCanOneByOne) {
+  OnRanks([](RankComm& comm) {
+    LoadWindow window = Window(comm, LoadWindow::kSteps);
+    const std::vector<int32_t> ids(1 << 20, 3);
+    for (int i = 0; i < 17; ++i) window.Add(0, ids, ids);  // over 2^24
+    EXPECT_TRUE(window.EndPass());
+    EXPECT_EQ(window.History().At(0, 0)[3], kRanks * 17 << 20);
+  });
+}
+
+TEST(LoadWindow, StepsOfAbsurdlyManyPassesAreNeverWhole) {
+  OnRanks([](RankComm& comm) {
+    LoadWindow window = Window(comm, std::numeric_limits<int64_t>::max());
+    EXPECT_FALSE(Pass(window, {1}));
+    EXPECT_FALSE(Pass(window, {1}));
   });
 }
 
@@ -63,13 +83,13 @@ TEST(LoadWindow, BalancednessIsThatSinceExpertsMoved) {
   OnRanks([](RankComm& comm) {
     LoadWindow window = Window(comm, 2 * LoadWindow::kSteps);
     for (int i = 0; i < 6; ++i) Pass(window, {0});
-    EXPECT_DOUBLE_EQ(window.MeanBalancedness(), 0.5);
+    EXPECT_DOUBLE_EQ(window.MeanBalancedness().value(), 0.5);
     Pass(window, {0});
     window.OnMoved();  // in the middle of a step, which counts for neither
     Pass(window, {0, 4});
-    EXPECT_DOUBLE_EQ(window.MeanBalancedness(), 1);
+    EXPECT_EQ(window.MeanBalancedness(), std::nullopt);
     for (int i = 0; i < 2; ++i) Pass(window, {0, 0, 0, 4});
-    EXPECT_DOUBLE_EQ(window.MeanBalancedness(), 4.0 / 6);
+    EXPECT_DOUBLE_EQ(window.MeanBalancedness().value(), 4.0 / 6);
   });
 }
 

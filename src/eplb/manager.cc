@@ -31,6 +31,10 @@ RankTopology TopologyOf(const EplbShape& shape, int ranks) {
           .groups = std::max(1, shape.groups)};
 }
 
+std::string InWords(std::optional<double> balancedness) {
+  return balancedness ? fmt::format("{:.3f}", *balancedness) : "unknown";
+}
+
 double Seconds(std::chrono::steady_clock::time_point since) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count();
 }
@@ -104,7 +108,7 @@ std::string EplbManager::Rebalance() {
   if (busy()) return fmt::format("a rebalance is under way already ({})", Name(status_.state));
   if (window_->History(1).steps == 0)
     return fmt::format("no load has been counted yet: it is, every {} passes",
-                       (options_.num_iterations + LoadWindow::kSteps - 1) / LoadWindow::kSteps);
+                       1 + (options_.num_iterations - 1) / LoadWindow::kSteps);
   StartPlanning("request");
   return {};
 }
@@ -112,11 +116,10 @@ std::string EplbManager::Rebalance() {
 // Every rank has the same sums, and decides alike.
 void EplbManager::ConsiderPlanning(const char* trigger) {
   passes_ = 0;
-  const double balancedness = window_->MeanBalancedness();
-  if (window_->History(1).steps > 0 && balancedness <= options_.min_utilization)
-    return StartPlanning(trigger);
-  status_.last_result = fmt::format("nothing to do: balancedness {:.3f}, planned for up to {:.3f}",
-                                    balancedness, options_.min_utilization);
+  const std::optional<double> balancedness = window_->MeanBalancedness();
+  if (balancedness && *balancedness <= options_.min_utilization) return StartPlanning(trigger);
+  status_.last_result = fmt::format("nothing to do: balancedness {}, planned for up to {:.3f}",
+                                    InWords(balancedness), options_.min_utilization);
   window_->OnPlanned();
   if (leads_) LOG_INFO("[EPLB] {}", status_.last_result);
 }
@@ -181,10 +184,10 @@ void EplbManager::StartMoving(const Placement& plan) {
   const auto fills = [this](FillFrom from) { return status_.fills[static_cast<size_t>(from)]; };
   if (leads_)
     LOG_INFO(
-        "[EPLB] plan {} ({}, {}) in {:.1f} ms at balancedness {:.3f}: {} of {} layers change, {} "
+        "[EPLB] plan {} ({}, {}) in {:.1f} ms at balancedness {}: {} of {} layers change, {} "
         "experts arrive ({} held by other nodes only), {} move within their rank",
         status_.plans, options_.algorithm, status_.trigger, status_.plan_seconds * 1e3,
-        status_.planned_at, moves.size(), plan.layers,
+        InWords(status_.planned_at), moves.size(), plan.layers,
         fills(FillFrom::kSameNode) + fills(FillFrom::kOtherNode), fills(FillFrom::kOtherNode),
         fills(FillFrom::kSameRank) + fills(FillFrom::kFreeRider));
   began_ = std::chrono::steady_clock::now();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,12 +40,13 @@ const char* Name(EplbState state);
 
 struct EplbStatus {
   EplbState state = EplbState::kIdle;
-  int64_t passes = 0;       // since the server started
-  double balancedness = 1;  // mean of mean / max rank load since experts last moved
+  int64_t passes = 0;  // since the server started
+  // Mean of mean / max rank load since experts last moved; nothing where nothing was counted since.
+  std::optional<double> balancedness;
   // Of the rebalance under way, or of the last one.
-  std::string trigger;    // iterations, shape (of the load has changed) or request
-  double planned_at = 1;  // balancedness that it was planned at
-  int32_t layer = -1;     // whose experts are on their way; −1: none
+  std::string trigger;               // iterations, shape (of the load has changed) or request
+  std::optional<double> planned_at;  // balancedness that it was planned at
+  int32_t layer = -1;                // whose experts are on their way; −1: none
   int32_t layers_done = 0, layers_to_move = 0;
   std::vector<int64_t> fills;  // [kNumFillFrom] places by where they are filled from (transfers.h)
   int32_t transfer_batches = 0;  // the longest layer's, of pairs of ranks

@@ -3,16 +3,29 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 #include <utility>
 
 #include "core/check.h"
+#include "core/log.h"
 #include "eplb/background.h"
 
 namespace switchyard {
 namespace {
 
 struct Stopped {};  // ends the thread in the middle of a layer
+
+// The first of `text`'s bytes that fit, whole characters of UTF-8, and a 0.
+template <size_t kSize>
+std::array<char, kSize> Beginning(const std::string& text) {
+  std::array<char, kSize> out{};
+  size_t size = std::min(text.size(), kSize - 1);
+  if (size < text.size())
+    while (size > 0 && (static_cast<unsigned char>(text[size]) & 0xc0) == 0x80) --size;
+  std::memcpy(out.data(), text.data(), size);
+  return out;
+}
 
 }  // namespace
 
@@ -31,11 +44,16 @@ Migration::Migration(std::vector<LayerMove> moves, const MigrationOptions& optio
 
 Migration::~Migration() {
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     stop_ = true;
+    news_.notify_all();
+    constexpr std::chrono::seconds kSoon{3};
+    const auto ended = [this] { return state_ == State::kFailed || state_ == State::kEnded; };
+    if (!news_.wait_for(lock, kSoon, ended))
+      LOG_WARNING("[EPLB] rank {}: an expert is still being loaded, which this rank waits for",
+                  world_.rank());
   }
-  news_.notify_all();
-  thread_.join();
+  thread_.join();  // it uses the model, so it cannot be left behind
 }
 
 size_t Migration::ChunkEnd(size_t begin) const {
@@ -45,18 +63,34 @@ size_t Migration::ChunkEnd(size_t begin) const {
 
 void Migration::Run() {
   WorkInTheBackground();
+  bool failed = false;
   std::string failure;
   try {
     for (size_t begin = 0; begin < moves_.size(); begin = ChunkEnd(begin))
       PrepareChunk(begin, ChunkEnd(begin));
   } catch (const Stopped&) {
   } catch (const std::exception& error) {
+    failed = true;
     failure = error.what();
   }
+  LetGo();
+  {
+    const std::lock_guard lock(mutex_);
+    failure_ = std::move(failure);
+    state_ = failed ? State::kFailed : State::kEnded;
+  }
+  news_.notify_all();
+}
+
+// Of what no pass will use. Freeing it may take time, so nobody waits for the mutex meanwhile.
+void Migration::LetGo() {
+  std::map<int, MovableExperts::Arrived> arrived;
+  std::vector<PreparedLayer> prepared;
+  std::vector<OwnedExpert> retired;
   const std::lock_guard lock(mutex_);
-  prepared_.clear();
-  failure_ = std::move(failure);
-  state_ = failure_.empty() ? State::kEnded : State::kFailed;
+  arrived.swap(arrived_);
+  prepared.swap(prepared_);
+  retired.swap(retired_);
 }
 
 // Returns when the chunk has been taken, and what it replaced is gone.
@@ -97,6 +131,7 @@ bool Migration::Step() {
   {
     const std::lock_guard lock(mutex_);
     mine.state = state_;
+    mine.why = Beginning<sizeof mine.why>(failure_);
     mine.loaded = started_ + (courier_ ? courier_->pieces() : 0);
     budget_ = std::min(options_.bytes_per_step, budget_ + options_.bytes_per_step);
   }
@@ -146,9 +181,9 @@ void Migration::Decide(const std::vector<Line>& all) {
   const auto failed = std::ranges::find(all, State::kFailed, &Line::state);
   if (failed != all.end()) {
     const std::lock_guard lock(mutex_);
-    return GiveUp(!failure_.empty()
-                      ? failure_
-                      : fmt::format("rank {} could not load an expert", failed - all.begin()));
+    const auto rank = failed - all.begin();
+    return GiveUp(fmt::format("rank {} could not load an expert: {}", rank,
+                              rank == world_.rank() ? failure_.c_str() : failed->why.data()));
   }
   if (all.front().timed_out) {
     timed_out_ = true;
@@ -164,16 +199,19 @@ bool Migration::Overdue(const std::vector<Line>& all) {
   auto progress = static_cast<int64_t>(moved_);
   for (const Line& line : all) progress += line.loaded;
   const auto now = std::chrono::steady_clock::now();
-  if (std::exchange(last_progress_, progress) != progress) progress_at_ = now;
-  return now - progress_at_ > options_.patience;
+  ++steps_without_progress_;
+  if (std::exchange(last_progress_, progress) != progress) {
+    progress_at_ = now;
+    steps_without_progress_ = 0;
+  }
+  return steps_without_progress_ >= kPatientSteps && now - progress_at_ > options_.patience;
 }
 
-// With the mutex.
+// With the mutex. The thread lets go of what has been prepared.
 void Migration::GiveUp(std::string why) {
   error_ = std::move(why);
-  if (courier_) courier_->Cancel();
+  if (courier_ && carrying_) arrived_ = courier_->Cancel();
   stop_ = true;
-  prepared_.clear();
   news_.notify_all();
 }
 

@@ -1,6 +1,7 @@
 // Experts of layers on their way to new places, while passes run.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -19,8 +20,10 @@ namespace switchyard {
 struct MigrationOptions {
   int layers_per_chunk = 1;                    // that switch at the same step; −1: all
   int64_t bytes_per_step = int64_t{32} << 20;  // most that a rank begins to load in one step
-  std::chrono::duration<double> patience{60};  // without progress anywhere, before it is given up
-  RankTopology topology;                       // where ranks send one another experts
+  // Without progress anywhere, and through as many passes as Migration::kPatientSteps, before it is
+  // given up: a pass may take long.
+  std::chrono::duration<double> patience{60};
+  RankTopology topology;  // where ranks send one another experts
 };
 
 struct LayerMove {
@@ -38,11 +41,14 @@ struct LayerMove {
 // After EPLB in SGLang, which moves chunks of layers too, but stops the engine for each.
 class Migration {
  public:
+  static constexpr int kPatientSteps = 10;
+
   // `moves` equal on every rank, not empty; borrows the others. `courier`: brings the experts that
   // other ranks hold; null: all are loaded.
   Migration(std::vector<LayerMove> moves, const MigrationOptions& options, MovableExperts& experts,
             Communicator& world, ExpertCourier* courier = nullptr);
-  // Stops the thread, which may have to end the expert that it loads.
+  // Stops the thread, which may have to end the expert that it loads; says so where that takes
+  // long.
   ~Migration();
 
   // Between two passes, before the same one on every rank: collective, one small all-gather. False
@@ -57,7 +63,8 @@ class Migration {
   double longest_switch_seconds() const { return longest_switch_; }
   // The first layer that has not switched; −1: all have.
   int layer() const { return moved_ < moves_.size() ? moves_[moved_].layer : -1; }
-  // Why it gave up, on the ranks that know; "another rank" on others. Empty: it did not.
+  // Why it gave up; on other ranks than the one that failed, the beginning of that. Empty: it did
+  // not.
   const std::string& error() const { return error_; }
   bool timed_out() const { return timed_out_; }  // it gave up since nothing moved
 
@@ -65,12 +72,14 @@ class Migration {
   enum class State : uint8_t { kLoading, kReady, kFailed, kEnded };
   struct Line {  // what ranks tell one another before each pass
     State state = State::kLoading;
-    bool timed_out = false;  // rank 0's watchdog
-    int64_t loaded = 0;      // experts and pieces so far
-    int64_t batches = 0;     // ExpertCourier::batches_done
+    bool timed_out = false;       // rank 0's watchdog
+    int64_t loaded = 0;           // experts and pieces so far
+    int64_t batches = 0;          // ExpertCourier::batches_done
+    std::array<char, 100> why{};  // kFailed: the beginning of the reason, ends with a 0
   };
 
   void Run();
+  void LetGo();
   void PrepareChunk(size_t begin, size_t end);
   void Pace(int64_t bytes);
   void Decide(const std::vector<Line>& all);
@@ -93,6 +102,7 @@ class Migration {
   std::string error_;
   bool timed_out_ = false, overdue_ = false;
   int64_t last_progress_ = -1;  // rank 0: experts loaded and layers moved, of all ranks
+  int steps_without_progress_ = 0;
   std::chrono::steady_clock::time_point progress_at_;
 
   std::mutex mutex_;  // guards what follows

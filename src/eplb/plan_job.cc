@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <thread>
 #include <utility>
 
+#include "core/log.h"
 #include "eplb/background.h"
 
 namespace switchyard {
@@ -39,10 +41,20 @@ void PlanJob::Start(Planner planner) {
   began_ = std::chrono::steady_clock::now();
   if (world_.rank() != 0 || (left_.valid() && !IsReady(left_))) return;
   left_ = {};
-  plan_ = std::async(std::launch::async, [planner = std::move(planner)] {
+  // Not std::async, whose futures wait for the thread.
+  std::packaged_task<std::string()> task([planner = std::move(planner)] {
     WorkInTheBackground();
     return Words(planner);
   });
+  plan_ = task.get_future();
+  std::thread(std::move(task)).detach();
+}
+
+PlanJob::~PlanJob() {
+  constexpr std::chrono::seconds kSoon{3};
+  for (const auto* plan : {&plan_, &left_})
+    if (plan->valid() && plan->wait_for(kSoon) != std::future_status::ready)
+      LOG_WARNING("[EPLB] a planner has not ended and is left behind");
 }
 
 std::string PlanJob::News(std::chrono::duration<double> patience) {

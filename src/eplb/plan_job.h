@@ -12,7 +12,8 @@
 
 namespace switchyard {
 
-// One per rank; the rank's thread. Borrows `world`. The end of rank 0's waits for its planner.
+// One per rank; the rank's thread. Borrows `world`. The end of rank 0's waits a few seconds for its
+// planner, then leaves it behind.
 class PlanJob {
  public:
   // What all ranks are to know.
@@ -24,9 +25,10 @@ class PlanJob {
   };
 
   explicit PlanJob(Communicator& world) : world_(world) {}
+  ~PlanJob();
 
-  // All ranks at the same pass; only rank 0's `planner` is called, once, by another thread. What it
-  // throws becomes the error of all ranks.
+  // All ranks at the same pass; only rank 0's `planner` is called, once, by another thread. It has
+  // to own what it uses, which it may outlive. What it throws becomes the error of all ranks.
   void Start(Planner planner);
   // Collective, a broadcast. Nothing while it is being made, unless for longer than `patience`: a
   // planner that does not end is left to itself, and no other one is started before it has ended.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <numeric>
 #include <tuple>
 
@@ -40,39 +41,51 @@ std::vector<T> Permuted(const std::vector<T>& values, const std::vector<size_t>&
   return out;
 }
 
-// Collective: the tokens of all ranks, by step, attention group and row.
-void AddTokens(const RecordedSteps& steps, const ExpertRecorderShape& shape, RankComm& comm,
-               SafetensorsWriter* writer) {
-  std::vector<int32_t> step, rows, positions, topk_ids;
+struct Tokens {  // of all ranks, by step, attention group and row
+  std::vector<int32_t> step, positions, topk_ids;
   std::vector<int64_t> request_ids;
-  for (size_t s = 0; s < steps.steps().size(); ++s) {
-    const RecordedStep& recorded = steps.steps()[s];
-    step.insert(step.end(), recorded.rows.size(), static_cast<int32_t>(s));
-    Append(&rows, recorded.rows);
-    Append(&positions, recorded.positions);
-    Append(&request_ids, recorded.request_ids);
-    Append(&topk_ids, recorded.topk_ids);
-  }
-  std::vector<size_t> ignored, tokens;
-  topk_ids = Gather(*comm.tp, topk_ids, &ignored);
-  positions = Gather(*comm.tp, positions, &ignored);
-  request_ids = Gather(*comm.tp, request_ids, &ignored);
-  step = Gather(*comm.tp, step, &ignored);
-  rows = Gather(*comm.tp, rows, &tokens);
-  if (comm.mesh.rank() != 0) return;
+};
 
-  std::vector<int> group;
-  for (int rank = 0; rank < comm.mesh.world(); ++rank)
-    group.insert(group.end(), tokens[rank], rank / comm.mesh.attn_tp());
-  std::vector<size_t> order(rows.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::ranges::sort(order, {}, [&](size_t i) { return std::tuple(step[i], group[i], rows[i]); });
-  const auto n = std::ssize(rows);
-  writer->Add("token_step", {n}, Permuted(step, order));
-  writer->Add("positions", {n}, Permuted(positions, order));
-  writer->Add("request_ids", {n}, Permuted(request_ids, order));
-  writer->Add("topk_ids", {n, shape.layers, shape.top_k},
-              Permuted(topk_ids, order, size_t(shape.layers) * shape.top_k));
+// What rank 0 keeps. Where it has no room, the collectives go on for the others' sake: nothing is
+// kept then, and `error` says why.
+struct Kept {
+  std::vector<int64_t> passes;
+  std::vector<int32_t> count, rank_count;
+  Tokens tokens;
+  std::string error;
+
+  void Try(const std::function<void()>& body) {
+    if (!error.empty()) return;
+    try {
+      body();
+    } catch (const std::exception& what) {
+      *this = {.error = fmt::format("no room to bring it together: {}", what.what())};
+    }
+  }
+};
+
+// Collective, one step: its number is `index`. No rank but the first keeps the others' tokens.
+void GatherTokens(const RecordedStep& recorded, int32_t index, size_t width, RankComm& comm,
+                  Kept* kept) {
+  std::vector<size_t> ignored, of_rank;
+  const auto topk_ids = Gather(*comm.tp, recorded.topk_ids, &ignored);
+  const auto positions = Gather(*comm.tp, recorded.positions, &ignored);
+  const auto request_ids = Gather(*comm.tp, recorded.request_ids, &ignored);
+  const auto rows = Gather(*comm.tp, recorded.rows, &of_rank);
+  if (comm.mesh.rank() != 0) return;
+  kept->Try([&] {
+    std::vector<int> group;
+    for (int rank = 0; rank < comm.mesh.world(); ++rank)
+      group.insert(group.end(), of_rank[rank], rank / comm.mesh.attn_tp());
+    std::vector<size_t> order(rows.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::ranges::sort(order, {}, [&](size_t i) { return std::tuple(group[i], rows[i]); });
+    Tokens& all = kept->tokens;
+    all.step.insert(all.step.end(), rows.size(), index);
+    Append(&all.positions, Permuted(positions, order));
+    Append(&all.request_ids, Permuted(request_ids, order));
+    Append(&all.topk_ids, Permuted(topk_ids, order, width));
+  });
 }
 
 std::filesystem::path NewFile(const std::filesystem::path& dir) {
@@ -88,7 +101,9 @@ ExpertDump ExpertRecorder::Dump() {
     throw Invalid("no experts are recorded without --expert-distribution-recorder-mode");
   ExpertDump dump = WriteDump();
   const bool is_leader = comm_.mesh.rank() == 0;
-  const std::string failed = comm_.tp->Broadcast(is_leader && !dump.error.empty() ? "failed" : "");
+  // Without a deadline: a slow disk is no reason to end the server.
+  const std::string failed =
+      comm_.tp->Broadcast(is_leader && !dump.error.empty() ? "failed" : "", /*idle=*/true);
   if (failed.empty()) steps_.Clear();
   return dump;
 }
@@ -99,33 +114,56 @@ ExpertDump ExpertRecorder::WriteDump() {
   const bool is_leader = comm_.mesh.rank() == 0, by_rank = options_.mode == "per_pass";
   ExpertDump dump{.steps = num_steps, .layers = shape_.layers, .experts = shape_.experts};
   dump.logical_count.resize(width);
-  std::vector<int32_t> gathered(width * world), count, rank_count;
-  std::vector<int64_t> passes;
-  for (const RecordedStep& step : steps_.steps()) {
+  std::vector<int32_t> gathered(width * world);
+  Kept kept;
+  for (int64_t i = 0; i < num_steps; ++i) {
+    const RecordedStep& step = steps_.steps()[i];
     comm_.tp->AllGather(step.logical.data(), gathered.data(), width * sizeof(int32_t));
-    if (!is_leader) continue;
-    passes.push_back(step.pass);
-    count.resize(count.size() + width);
-    for (int64_t i = 0; i < width * world; ++i) {
-      count[count.size() - width + i % width] += gathered[i];
-      dump.logical_count[i % width] += gathered[i];
+    if (is_leader) {
+      kept.Try([&] {
+        kept.passes.push_back(step.pass);
+        kept.count.resize(kept.count.size() + width);
+        for (int64_t j = 0; j < width * world; ++j) {
+          kept.count[kept.count.size() - width + j % width] += gathered[j];
+          dump.logical_count[j % width] += gathered[j];
+        }
+        if (by_rank) Append(&kept.rank_count, gathered);
+      });
     }
-    if (by_rank) Append(&rank_count, gathered);
+    if (by_token_)
+      GatherTokens(step, static_cast<int32_t>(i), size_t(shape_.layers) * shape_.top_k, comm_,
+                   &kept);
   }
-  SafetensorsWriter writer;
-  if (by_token_) AddTokens(steps_, shape_, comm_, &writer);
   if (!is_leader) return {};
+  if (!kept.error.empty()) {
+    dump.error = kept.error;
+    return dump;
+  }
 
   const int64_t placed = shape_.experts + shape_.redundant;
+  SafetensorsWriter writer;
   std::vector<int32_t> map;
   for (int64_t layer = 0; layer < shape_.layers; ++layer)
     map.insert(map.end(), physical_to_logical_.begin() + layer * physical_,
                physical_to_logical_.begin() + layer * physical_ + placed);
-  writer.Add("logical_count", {num_steps, shape_.layers, shape_.experts}, count);
-  writer.Add("forward_pass_id", {num_steps}, passes);
+  const auto view = [&](const char* name, DType dtype, std::vector<int64_t> shape,
+                        const auto& values) {
+    writer.AddView(name, dtype, std::move(shape), values.data());
+  };
+  view("logical_count", DType::kI32, {num_steps, shape_.layers, shape_.experts}, kept.count);
+  view("forward_pass_id", DType::kI64, {num_steps}, kept.passes);
   writer.Add("physical_to_logical", {shape_.layers, placed}, map);
   if (by_rank)
-    writer.Add("rank_logical_count", {num_steps, world, shape_.layers, shape_.experts}, rank_count);
+    view("rank_logical_count", DType::kI32, {num_steps, world, shape_.layers, shape_.experts},
+         kept.rank_count);
+  if (by_token_) {
+    const Tokens& tokens = kept.tokens;
+    const auto n = std::ssize(tokens.step);
+    view("token_step", DType::kI32, {n}, tokens.step);
+    view("positions", DType::kI32, {n}, tokens.positions);
+    view("request_ids", DType::kI64, {n}, tokens.request_ids);
+    view("topk_ids", DType::kI32, {n, shape_.layers, shape_.top_k}, tokens.topk_ids);
+  }
   const auto set = [&](const char* key, int64_t value) {
     writer.SetMetadata(key, std::to_string(value));
   };

@@ -48,18 +48,9 @@ std::vector<int32_t> StaticReplicas(const ExpertLocation& location, int layer,
   for (const RankSlots& slots : LivingSlots(topology, physical))
     std::fill(rank_of.begin() + slots.begin, rank_of.begin() + slots.end, slots.rank);
   std::vector<int32_t> chosen(location.num_logical());
-  std::vector<int32_t> here, near;
-  for (int32_t expert = 0; expert < location.num_logical(); ++expert) {
-    const auto all = location.Replicas(layer, expert);
-    here.clear();
-    near.clear();
-    for (const int32_t place : all) {
-      if (rank_of[place] == rank) here.push_back(place);
-      if (topology.NodeOf(rank_of[place]) == topology.NodeOf(rank)) near.push_back(place);
-    }
-    const std::span<const int32_t> best = !here.empty() ? here : !near.empty() ? near : all;
-    chosen[expert] = best[(rank + expert) % best.size()];
-  }
+  for (int32_t expert = 0; expert < location.num_logical(); ++expert)
+    chosen[expert] = NearReplica(location.Replicas(layer, expert), expert, rank, rank_of,
+                                 topology.ranks / topology.nodes);
   return chosen;
 }
 
@@ -78,8 +69,9 @@ int32_t FakeExpert(int32_t physical, const ChoiceKey& key) {
 }
 
 void BatchDivider::Reset(EpDispatchAlgorithm algorithm, const ExpertLocation& location, int layer,
-                         const RankTopology& topology) {
+                         const RankTopology& topology, int offset) {
   algorithm_ = algorithm;
+  offset_ = offset;
   location_ = &location;
   layer_ = layer;
   const std::vector<RankSlots> living = LivingSlots(topology, location.num_physical());
@@ -88,7 +80,8 @@ void BatchDivider::Reset(EpDispatchAlgorithm algorithm, const ExpertLocation& lo
   for (int bin = 0; bin < bins_; ++bin)
     std::fill(bin_of_.begin() + living[bin].begin, bin_of_.begin() + living[bin].end, bin);
   if (algorithm == EpDispatchAlgorithm::kBalanced)
-    filling_.Reset(bins_, location.num_logical(), bin_of_, location.placement().Layer(layer));
+    filling_.Reset(bins_, location.num_logical(), bin_of_, location.placement().Layer(layer),
+                   offset);
   if (algorithm != EpDispatchAlgorithm::kStatic) return;
   static_.resize(static_cast<size_t>(location.num_logical()) * bins_);
   for (int bin = 0; bin < bins_; ++bin) {
@@ -112,7 +105,7 @@ void BatchDivider::Divide(std::span<const int32_t> counts, std::span<int32_t> sh
       filling_.Fill(load_, kSweeps);
       return filling_.Shares(shares);
     case EpDispatchAlgorithm::kLp:
-      ExactBalance(bins_, bin_of_, location_->placement().Layer(layer_), counts, shares);
+      ExactBalance(bins_, bin_of_, location_->placement().Layer(layer_), counts, shares, offset_);
       return;
   }
 }

@@ -22,8 +22,8 @@ enum class EpDispatchAlgorithm {
 // Error kInvalid lists the names: static, dynamic, fake, balanced, lp.
 EpDispatchAlgorithm ParseEpDispatchAlgorithm(const std::string& name);
 
-// [logical] the place that tokens of `rank` go to (SGLang's logical_to_rank_dispatch_physical): on
-// the rank itself, else on its node, else anywhere; of several, ranks and experts take turns.
+// [logical] the place that tokens of `rank` go to (NearReplica): what layers do themselves, by
+// ExpertPlacement::ReplicasFor, where all ranks are alive.
 std::vector<int32_t> StaticReplicas(const ExpertLocation& location, int layer,
                                     const RankTopology& topology, int rank);
 
@@ -43,9 +43,10 @@ int32_t FakeExpert(int32_t physical, const ChoiceKey& key);
 class BatchDivider {
  public:
   // `location` and `topology` outlive the divider or the next Reset. Ranks of a batch are taken to
-  // bring equal parts of it (static).
+  // bring equal parts of it (static). `offset`: the number of a divider among those that each
+  // divide a batch of their own (balanced, lp: WaterFilling::Reset).
   void Reset(EpDispatchAlgorithm algorithm, const ExpertLocation& location, int layer,
-             const RankTopology& topology);
+             const RankTopology& topology, int offset = 0);
   // `counts` [logical] tokens of each expert, over all ranks; `shares` [physical] those of each
   // place, which add up to the counts (fake: to their sum). dynamic and fake: what is to be
   // expected.
@@ -58,7 +59,7 @@ class BatchDivider {
 
   EpDispatchAlgorithm algorithm_ = EpDispatchAlgorithm::kStatic;
   const ExpertLocation* location_ = nullptr;
-  int layer_ = 0, bins_ = 0;
+  int layer_ = 0, bins_ = 0, offset_ = 0;
   std::vector<int32_t> bin_of_;  // [physical]
   // [logical, living ranks] kStatic: the place that each rank sends to.
   std::vector<int32_t> static_;

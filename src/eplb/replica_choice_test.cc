@@ -56,6 +56,34 @@ TEST(FakeExpertTest, IsUniformAndTakesEachPlaceOnceForAToken) {
   for (const auto& [place, count] : hits) EXPECT_NEAR(count, 1600, 150) << place;
 }
 
+TEST(StaticReplicasTest, IsWhatLayersDoThemselves) {
+  const LoadHistory loads = RandomLoads(4, 1, 40, 1.2, 3);
+  const RankTopology topology{.ranks = 16, .nodes = 4};
+  const Placement placement = PlanYard(loads, topology, 64, nullptr);
+  const ExpertLocation location(placement);
+  for (int rank = 0; rank < topology.ranks; ++rank)
+    EXPECT_EQ(StaticReplicas(location, 0, topology, rank),
+              placement.ToExpertPlacement(0).ReplicasFor(topology.ranks, rank, topology.nodes));
+}
+
+TEST(BatchDividerTest, RanksWithOneTokenEachUseAllReplicas) {
+  Placement placement(1, 8, 5);  // 4 ranks with 2 places; expert 0 is on all of them
+  placement.physical_to_logical = {0, 1, 2, 0, 0, 3, 4, 0};
+  const ExpertLocation location(placement);
+  const RankTopology topology{.ranks = 4};
+  for (const auto algorithm : {EpDispatchAlgorithm::kBalanced, EpDispatchAlgorithm::kLp}) {
+    std::vector<int32_t> sums(8, 0);
+    for (int rank = 0; rank < 32; ++rank) {
+      BatchDivider divider;
+      divider.Reset(algorithm, location, 0, topology, rank);
+      std::vector<int32_t> shares(8);
+      divider.Divide(std::vector<int32_t>{1, 0, 0, 0, 0}, shares);
+      std::ranges::transform(shares, sums, sums.begin(), std::plus<int32_t>());
+    }
+    EXPECT_EQ(sums, (std::vector<int32_t>{8, 0, 0, 8, 8, 0, 0, 8}));
+  }
+}
+
 TEST(BatchDividerTest, EveryAlgorithmSendsEveryTokenToAReplica) {
   const LoadHistory loads = RandomLoads(4, 1, 40, 1.2, 3);
   RankTopology topology{.ranks = 8, .nodes = 2};

@@ -8,8 +8,9 @@
 namespace switchyard {
 
 void WaterFilling::Reset(int num_bins, int num_experts, std::span<const int32_t> bin_of,
-                         std::span<const int32_t> expert_of) {
+                         std::span<const int32_t> expert_of, int offset) {
   CHECK(bin_of.size() == expert_of.size());
+  offset_ = offset;
   begin_.assign(num_experts + 1, 0);
   // A bin's second replica of an expert divides nothing: its place is as good as unused.
   const auto new_bin = [&](size_t p) {
@@ -128,10 +129,14 @@ void WaterFilling::Shares(std::span<int32_t> shares) {
       poured_[i] = whole;
       left -= static_cast<int32_t>(whole);
     }
+    const int32_t count = group.end - group.begin;
     for (; left > 0; --left) {
-      int32_t emptiest = group.begin;
-      for (int32_t i = group.begin; i < group.end; ++i)
-        if (bins_[replicas_[i].bin] < bins_[replicas_[emptiest].bin]) emptiest = i;
+      const int32_t first = (offset_ + group.expert) % count;
+      int32_t emptiest = group.begin + first;
+      for (int32_t i = 1; i < count; ++i) {
+        const int32_t other = group.begin + (first + i) % count;
+        if (bins_[replicas_[other].bin] < bins_[replicas_[emptiest].bin]) emptiest = other;
+      }
       bins_[replicas_[emptiest].bin] += 1;
       poured_[emptiest] += 1;
     }

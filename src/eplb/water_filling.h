@@ -25,9 +25,10 @@ class WaterFilling {
   };
 
   // `bin_of` [places]: −1 where the place is not used; the places of a bin are neighbours.
-  // `expert_of` [places].
+  // `expert_of` [places]. `offset`, not negative: where those who each divide a batch of their own
+  // begin to look among an expert's replicas that are equally good; else all would take the first.
   void Reset(int num_bins, int num_experts, std::span<const int32_t> bin_of,
-             std::span<const int32_t> expert_of);
+             std::span<const int32_t> expert_of, int offset = 0);
 
   // Loads of the fullest bin. `load` [experts], not negative. Stops before `sweeps` where no bin is
   // over the mean by more than `tolerance` of it.
@@ -53,6 +54,7 @@ class WaterFilling {
   std::vector<int32_t> order_, begin_, last_bin_;  // scratch
   std::vector<double> load_;                       // [experts] of the last Fill
   double mean_ = 0;
+  int offset_ = 0;
 };
 
 }  // namespace switchyard

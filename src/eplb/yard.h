@@ -28,8 +28,8 @@ struct YardOptions {
 // the one with the least
 //     horizon · fullest / mean  +  move_price · (experts moved, from other nodes · node_price) /
 //     ranks
-// and so what there is, where nothing gains more than it costs. Where the plan from nothing, were it
-// for free, would gain too little, the others are not tried.
+// and so what there is, where nothing gains more than it costs. Where the plan from nothing, were
+// it for free, would gain too little, the others are not tried.
 //
 // Ranks that are dead get nothing; what they held finds another home. No rank holds an expert
 // twice. `previous` is null or a placement with as many layers, places and experts; layers of it

@@ -69,13 +69,20 @@ ModelOptions Complete(const ModelConfig& config, ModelOptions options, const Mes
   if (options.context_length == 0) options.context_length = config.max_position;
   if (!config.has_moe()) return options;
   options.moe.fp8_group_activations = TakesFp8Groups(config);
-  options.load.placements =
-      LoadPlacements({.location = options.moe.init_expert_location,
-                      .num_layers = config.num_layers(),
-                      .num_logical = config.moe->router.num_experts,
-                      .redundant = options.moe.num_redundant_experts,
-                      .algorithm = options.eplb_algorithm,
-                      .topology = {.ranks = mesh.ep, .groups = config.moe->router.num_groups}});
+  options.load.placements = LoadPlacements(
+      {.location = options.moe.init_expert_location,
+       .num_layers = config.num_layers(),
+       .num_logical = config.moe->router.num_experts,
+       .redundant = options.moe.num_redundant_experts,
+       .algorithm = options.eplb_algorithm,
+       .topology = {
+           .ranks = mesh.ep, .nodes = options.moe.nodes, .groups = config.moe->router.num_groups}});
+  return options;
+}
+
+// Before weights are loaded by placements that differ.
+ModelOptions Agreed(ModelOptions options, RankComm& comm) {
+  CheckSamePlacements(options.load.placements, options.moe.init_expert_location, *comm.tp);
   return options;
 }
 
@@ -148,7 +155,8 @@ struct Model::Impl {
   Impl(const std::filesystem::path& dir, ModelConfig model_config, ModelOptions model_options,
        RankComm& rank_comm, ThreadPool& threads)
       : config(std::move(model_config)),
-        options(Complete(config, std::move(model_options), rank_comm.mesh.shape())),
+        options(
+            Agreed(Complete(config, std::move(model_options), rank_comm.mesh.shape()), rank_comm)),
         comm(rank_comm),
         pool(threads),
         rank_device(MakeRankDevice(config, options, comm, pool)),

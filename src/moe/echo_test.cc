@@ -107,7 +107,7 @@ TEST(EchoTest, ExpertsGetWhatTheRouterChoseAndTokensComeBack) {
                                        .max_dispatch_tokens_per_rank = 4},
                                       layout, mesh);
         EXPECT_EQ(seen.computed, seen.chosen);
-        EXPECT_EQ(std::accumulate(seen.chosen.begin(), seen.chosen.end(), 0), 23 * 3);
+        EXPECT_EQ(std::accumulate(seen.chosen.begin(), seen.chosen.end(), int64_t{0}), 23 * 3);
         EXPECT_LT(seen.error, 1e-6);
         const int moe_tp = mesh.tp / mesh.ep;
         for (int rank = 0; rank < mesh.tp; ++rank)  // slices of an expert get the same rows

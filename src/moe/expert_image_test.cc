@@ -89,9 +89,11 @@ TEST(ExpertImage, MemoryGoesWithTheLastView) {
   const TestLayer layer({.format = WeightFormat::kInt8Channel, .num_experts = 1});
   OwnedExpert got = Travel(ExpertImage({.weights = layer.whole.experts[0]}), 4096);
   const std::weak_ptr<const void> owner = got.weights.gate.owner;
-  const WeightView down = got.weights.down;
+  WeightView down = got.weights.down;
   got = {};
   EXPECT_FALSE(owner.expired());
+  down = {};
+  EXPECT_TRUE(owner.expired());
 }
 
 }  // namespace

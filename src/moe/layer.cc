@@ -59,7 +59,8 @@ void MoeLayer::TakePlacement() {
   const Mesh& mesh = runtime_->comm().mesh;
   replicas_.clear();
   if (!config_.placement.is_identity())
-    replicas_ = runtime_->scatters() ? config_.placement.ReplicasFor(mesh.ep(), mesh.ep_rank())
+    replicas_ = runtime_->scatters() ? config_.placement.ReplicasFor(mesh.ep(), mesh.ep_rank(),
+                                                                     runtime_->options().nodes)
                                      : config_.placement.CommonReplicas();
   if (runtime_->observer()) runtime_->observer()->OnPlacement(config_.layer, config_.placement);
   if (runtime_->chooser()) runtime_->chooser()->OnPlacement(config_.layer, config_.placement);

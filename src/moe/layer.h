@@ -71,14 +71,15 @@ class MoeLayer {
                const MoeHooks& hooks = {}) const;
 
   // From the next pass on experts sit as `placement` says, which has as many places; `experts` are
-  // this rank's. Between two passes, before the same one on every rank. With an all-to-all no bit of
-  // an output changes. Returns the experts that it had.
+  // this rank's. Between two passes, before the same one on every rank. With an all-to-all no bit
+  // of an output changes. Returns the experts that it had.
   std::vector<OwnedExpert> SwitchPlacement(ExpertPlacement placement,
                                            std::vector<OwnedExpert> experts);
   const ExpertPlacement& placement() const { return config_.placement; }
   // Error kInvalid names --moe-runner-backend where it does not compute with such experts.
   void CheckFormats(const kernels::ExpertWeights& expert) const;
-  // The `local`-th of this rank's routed experts. Other threads may ask too, while nothing switches.
+  // The `local`-th of this rank's routed experts. Other threads may ask too, while nothing
+  // switches.
   OwnedExpert Expert(int local) const { return {weights_.experts[local], expert_owners_[local]}; }
 
   // Where a caller that makes `hidden` may leave the same rows as they travel, so that nobody has

@@ -49,6 +49,9 @@ struct MoeOptions {
   int num_redundant_experts = 0;                 // --ep-num-redundant-experts
   std::string init_expert_location = "trivial";  // --init-expert-location
 
+  // Hosts that hold as many consecutive EP ranks each; 1 too where they hold unequal parts. Follows
+  // from how ranks were started.
+  int nodes = 1;
   DType row_dtype = DType::kF32;  // of token rows in flight: the model's dtype
   // Whether experts quantize their input rows to FP8 in groups of 128; decides `auto` above.
   bool fp8_group_activations = false;

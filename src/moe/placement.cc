@@ -13,6 +13,25 @@ ExpertRange ExpertsOfRank(int num_physical, int ep, int ep_rank) {
   return {static_cast<int>(share.begin), static_cast<int>(share.end)};
 }
 
+int32_t NearReplica(std::span<const int32_t> replicas, int32_t expert, int rank,
+                    std::span<const int> rank_of, int ranks_per_node) {
+  const auto here = [&](int32_t place) { return rank_of[place] == rank; };
+  const auto near = [&](int32_t place) {
+    return rank_of[place] / ranks_per_node == rank / ranks_per_node;
+  };
+  const auto in_turn = [&](const auto& fits) -> int32_t {
+    const auto count = std::ranges::count_if(replicas, fits);
+    if (count == 0) return -1;
+    auto skip = (rank + expert) % count;
+    for (const int32_t place : replicas)
+      if (fits(place) && skip-- == 0) return place;
+    return -1;
+  };
+  if (const int32_t place = in_turn(here); place >= 0) return place;
+  if (const int32_t place = in_turn(near); place >= 0) return place;
+  return replicas[(rank + expert) % replicas.size()];
+}
+
 ExpertPlacement ExpertPlacement::Trivial(int num_logical, int redundant) {
   std::vector<int32_t> map(num_logical + redundant);
   for (size_t i = 0; i < map.size(); ++i) map[i] = static_cast<int32_t>(i % num_logical);
@@ -48,16 +67,17 @@ std::vector<int32_t> ExpertPlacement::CommonReplicas() const {
   return chosen;
 }
 
-std::vector<int32_t> ExpertPlacement::ReplicasFor(int ep, int ep_rank) const {
-  const ExpertRange own = ExpertsOfRank(num_physical(), ep, ep_rank);
-  const std::vector<std::vector<int32_t>> replicas = AllReplicas();
-  std::vector<int32_t> chosen(num_logical_);
-  for (int logical = 0; logical < num_logical_; ++logical) {
-    const auto& all = replicas[logical];
-    const auto here =
-        std::ranges::find_if(all, [&](int32_t p) { return p >= own.begin && p < own.end; });
-    chosen[logical] = here != all.end() ? *here : all[ep_rank % all.size()];
+std::vector<int32_t> ExpertPlacement::ReplicasFor(int ep, int ep_rank, int nodes) const {
+  CHECK(nodes >= 1 && ep % nodes == 0);
+  std::vector<int> rank_of(num_physical());
+  for (int rank = 0; rank < ep; ++rank) {
+    const ExpertRange range = ExpertsOfRank(num_physical(), ep, rank);
+    std::fill(rank_of.begin() + range.begin, rank_of.begin() + range.end, rank);
   }
+  std::vector<int32_t> chosen;
+  for (const std::vector<int32_t>& all : AllReplicas())
+    chosen.push_back(
+        NearReplica(all, static_cast<int32_t>(chosen.size()), ep_rank, rank_of, ep / nodes));
   return chosen;
 }
 

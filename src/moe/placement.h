@@ -17,6 +17,13 @@ struct ExpertRange {
 };
 ExpertRange ExpertsOfRank(int num_physical, int ep, int ep_rank);
 
+// The one of an expert's `replicas` (places, at least one) that tokens of EP rank `rank` go to
+// (SGLang's logical_to_rank_dispatch_physical): on the rank itself, else on its node, else
+// anywhere; of several, ranks and experts take turns. `rank_of` [places]; nodes hold
+// `ranks_per_node` consecutive ranks each.
+int32_t NearReplica(std::span<const int32_t> replicas, int32_t expert, int rank,
+                    std::span<const int> rank_of, int ranks_per_node);
+
 // One layer's map. A value; every rank has the same one.
 class ExpertPlacement {
  public:
@@ -32,9 +39,9 @@ class ExpertPlacement {
   std::span<const int32_t> physical_to_logical() const { return physical_to_logical_; }
   bool is_identity() const { return identity_; }
 
-  // [num_logical] the replica that tokens of EP rank `ep_rank` go to: one of its own where it has
-  // one, else replicas take turns over the ranks.
-  std::vector<int32_t> ReplicasFor(int ep, int ep_rank) const;
+  // [num_logical] the replica that tokens of EP rank `ep_rank` go to (NearReplica). `nodes` divides
+  // `ep`.
+  std::vector<int32_t> ReplicasFor(int ep, int ep_rank, int nodes = 1) const;
   // [num_logical] a replica of each that is the same for all ranks, for tokens that all of them
   // have: replicas take turns over the experts.
   std::vector<int32_t> CommonReplicas() const;

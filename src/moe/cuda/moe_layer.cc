@@ -30,9 +30,9 @@ std::vector<int32_t> PlacesOf(const ExpertPlacement& placement, const CudaMoeRun
   const Mesh& mesh = runtime.mesh();
   const bool stays = !runtime.scatters();
   if (placement.is_identity() && (!stays || mesh.ep() == 1)) return {};
-  std::vector<int32_t> places = runtime.scatters()
-                                    ? placement.ReplicasFor(mesh.ep(), mesh.ep_rank())
-                                    : placement.CommonReplicas();
+  std::vector<int32_t> places =
+      runtime.scatters() ? placement.ReplicasFor(mesh.ep(), mesh.ep_rank(), runtime.options().nodes)
+                         : placement.CommonReplicas();
   if (stays)
     for (int32_t& place : places) place = runtime.experts().LocalIdOn(mesh.ep_rank(), place);
   return places;

@@ -40,11 +40,11 @@ SomeTokens SameExperts(int64_t tokens, std::array<int32_t, kTopK> ids) {
 std::vector<SomeTokens> RoutingPatterns() {
   return {
       SomeTokens::Random(37, kExperts, kTopK, kHidden, 1),
-      SameExperts(16, {7, -1, -1}),                          // one hot expert
-      SameExperts(9, {-1, -1, -1}),                          // nothing to do
+      SameExperts(16, {7, -1, -1}),                        // one hot expert
+      SameExperts(9, {-1, -1, -1}),                        // nothing to do
       SomeTokens::Random(3, kExperts, kTopK, kHidden, 2),  // empty ranks, idle experts
-      SameExperts(0, {0, 0, 0}),                             // no tokens at all
-      SameExperts(12, {4, 0, 9}),                            // many outputs of few rows
+      SameExperts(0, {0, 0, 0}),                           // no tokens at all
+      SameExperts(12, {4, 0, 9}),                          // many outputs of few rows
       SomeTokens::Random(24, kExperts, kTopK, kHidden, 5),
   };
 }

@@ -42,8 +42,7 @@ std::vector<SomeTokens> Batches() {
   return {SomeTokens::Random(37, kExperts, kTopK, kHidden, 1),
           SomeTokens::Random(3, kExperts, kTopK, kHidden, 2),  // empty ranks, idle experts
           SomeTokens(std::vector<int32_t>(27, -1), kTopK, kHidden, 3),
-          SomeTokens({}, kTopK, kHidden, 3),
-          SomeTokens::Random(24, kExperts, kTopK, kHidden, 5)};
+          SomeTokens({}, kTopK, kHidden, 3), SomeTokens::Random(24, kExperts, kTopK, kHidden, 5)};
 }
 
 // What a difference of sums in another order, or rounded once more, may be of the largest value.

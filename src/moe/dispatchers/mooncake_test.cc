@@ -51,9 +51,7 @@ MoeOptions Options(const std::string& mode, const std::string& combine_rows = "s
   return options;
 }
 
-SomeTokens Batch(int i) {
-  return SomeTokens::Random(kTokens, kExperts, kTopK, kHidden, 10 + i);
-}
+SomeTokens Batch(int i) { return SomeTokens::Random(kTokens, kExperts, kTopK, kHidden, 10 + i); }
 
 // Whether the experts of a rank that leaves so miss in a batch.
 bool Misses(const Leave& leave, int batch) {

@@ -167,7 +167,7 @@ class ConnectionImpl final : public Connection,
 void ConnectionImpl::Spawn(std::function<void(Connection*)> on_end) {
   asio::co_spawn(
       socket_.get_executor(), Run(),
-      [self = shared_from_this(), on_end = std::move(on_end)](std::exception_ptr failure) {
+      [self = shared_from_this(), on_end = std::move(on_end)](const std::exception_ptr& failure) {
         try {
           if (failure) std::rethrow_exception(failure);
         } catch (const std::exception& e) {

@@ -38,7 +38,8 @@ TEST(RouterTest, PrefersExactPathsAndLongPrefixes) {
   exchange->Send(200, "", "", {});  // or it would complain that nobody answers
   std::string called;
   const auto handler = [&](const char* name) {
-    return [&called, name](std::shared_ptr<const Request>, const Responder&) { called = name; };
+    return
+        [&called, name](const std::shared_ptr<const Request>&, const Responder&) { called = name; };
   };
   router.Add("GET", "/a/{x}", handler("a"));
   router.Add("GET", "/a/b/{y}", handler("ab"));

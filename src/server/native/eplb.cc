@@ -1,5 +1,7 @@
 #include "server/native/eplb.h"
 
+#include <optional>
+
 #include "core/error.h"
 #include "eplb/transfers.h"
 #include "server/api/json_body.h"
@@ -17,6 +19,8 @@ void RequireEplb(const Service& service) {
     throw Invalid("experts do not move: start with --enable-eplb");
 }
 
+Json OrNull(std::optional<double> value) { return value ? Json(*value) : Json(); }
+
 // Places by where they are filled from; empty before the first plan.
 Json FillsJson(const std::vector<int64_t>& fills) {
   Json json = Json::object();
@@ -28,10 +32,10 @@ Json FillsJson(const std::vector<int64_t>& fills) {
 Json StatusJson(const EplbStatus& s) {
   return {{"state", Name(s.state)},
           {"forward_passes", s.passes},
-          {"balancedness", s.balancedness},
+          {"balancedness", OrNull(s.balancedness)},
           {"rebalance",
            {{"trigger", s.trigger},
-            {"planned_at_balancedness", s.planned_at},
+            {"planned_at_balancedness", OrNull(s.planned_at)},
             {"moving_layer", s.layer < 0 ? Json() : Json(s.layer)},
             {"layers_done", s.layers_done},
             {"layers_to_move", s.layers_to_move},

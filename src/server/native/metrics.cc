@@ -78,9 +78,10 @@ void AddEplb(Page& page, const EplbStatus& s) {
     page.Gauge("switchyard_eplb_state", "1 for what re-balancing is doing",
                {{"state", Name(state)}}, state == s.state ? 1 : 0);
   }
-  page.Gauge("switchyard_eplb_window_balancedness",
-             "Mean over layers of mean / max rank load since experts last moved", {},
-             s.balancedness);
+  if (s.balancedness)  // nothing was counted: no figure would be true
+    page.Gauge("switchyard_eplb_window_balancedness",
+               "Mean over layers of mean / max rank load since experts last moved", {},
+               *s.balancedness);
   page.Gauge("switchyard_eplb_rebalance_layers", "Layers of the last rebalance",
              {{"layers", "to_move"}}, s.layers_to_move);
   page.Gauge("switchyard_eplb_rebalance_layers", "Layers of the last rebalance",

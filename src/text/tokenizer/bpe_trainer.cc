@@ -9,7 +9,6 @@
 #include "text/tokenizer/byte_level.h"
 #include "text/tokenizer/unicode.h"
 #include "text/tokenizer/vocabulary.h"
-#include "text/tokenizer/vocabulary.h"
 
 namespace switchyard {
 namespace {

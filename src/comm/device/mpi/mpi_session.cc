@@ -79,7 +79,7 @@ std::string MpiSession::Agree(const std::string& statement, const Decide& decide
   for (int rank = 1; rank < impl_->world; ++rank) {
     statements.push_back(WaitForText(rank, mpi::kStatement, limit, 0, timeout));
   }
-  const std::string decision = decide(statements);
+  std::string decision = decide(statements);
   std::vector<MPI_Request> requests(static_cast<size_t>(impl_->world - 1));
   for (int rank = 1; rank < impl_->world; ++rank) {
     MPI_Isend(decision.data(), static_cast<int>(decision.size()), MPI_BYTE, rank, mpi::kDecision,
