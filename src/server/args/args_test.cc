@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <fstream>
 
@@ -22,7 +23,9 @@ std::string ErrorOf(const std::vector<std::string>& args) {
 }
 
 std::string WriteYaml(const std::string& text) {
-  const std::string path = testing::TempDir() + "/switchyard_args_test.yaml";
+  // Tests run beside one another, each in a process of its own.
+  const std::string path =
+      fmt::format("{}/{}.switchyard_args_test.yaml", testing::TempDir(), getpid());
   std::ofstream(path) << text;
   return path;
 }
