@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -11,13 +10,14 @@
 #include "apps/commands.h"
 #include "bench/serve/client.h"
 #include "core/error.h"
+#include "server/args/parse_words.h"
 
 namespace switchyard {
 namespace {
 
 using bench::ServeOptions;
 
-std::optional<ServeOptions> Parse(std::vector<std::string> words) {
+std::optional<ServeOptions> Parse(const std::vector<std::string>& words) {
   ServeOptions o;
   double rate = o.request_rate;
   CLI::App app("Drive a running server with requests and print latencies and throughput",
@@ -52,15 +52,7 @@ std::optional<ServeOptions> Parse(std::vector<std::string> words) {
   app.add_flag("--flush-cache,!--no-flush-cache", o.flush_cache,
                "Empty the server's prefix cache after the warm-up (default: yes)");
   flag("--json,--output-file", o.json, "Also write the figures to this file");
-  std::reverse(words.begin(), words.end());  // CLI11 takes a stack
-  try {
-    app.parse(words);
-  } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", app.help());
-    return std::nullopt;
-  } catch (const CLI::ParseError& e) {
-    throw Invalid("{}; see {} --help", e.what(), app.get_name());
-  }
+  if (!ParseWords(app, words)) return std::nullopt;
   o.request_rate = rate;
   if (o.dataset == "jsonl" && o.dataset_path.empty())
     throw Invalid("--dataset-name jsonl: want --dataset-path FILE");

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "moe/environment.h"
+#include "server/args/parse_words.h"
 #include "server/args/yaml_config.h"
 
 namespace switchyard {
@@ -294,21 +295,7 @@ void SetAttentionGroups(ServerArgs& a) {
   a.engine.mesh.dp = a.dp_size;
 }
 
-// Parses, or prints help and returns false.
-bool ParseWords(CLI::App& app, std::vector<std::string> words) {
-  std::reverse(words.begin(), words.end());  // CLI11 takes a stack
-  try {
-    app.parse(words);
-  } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", app.help());
-    return false;
-  } catch (const CLI::ParseError& e) {
-    throw Invalid("{}; see {} --help", e.what(), app.get_name());
-  }
-  return true;
-}
-
-// The same of the engine's flags.
+// ParseWords with the engine's flags, for which a YAML file may stand too.
 bool Parse(CLI::App& app, const std::vector<std::string>& args, ServerArgs& server) {
   std::vector<std::string> ignored;
   AddIgnoredFlags(app, ignored);

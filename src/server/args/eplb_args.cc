@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "server/args/parse_words.h"
 
 namespace switchyard {
 namespace {
@@ -91,15 +92,7 @@ std::optional<EplbArgs> ParseEplb(const std::string& which, const std::vector<st
                "switchyard eplb " + which);
   AddCommon(app, a);
   which == "plan" ? AddPlan(app, a) : AddSimulate(app, a);
-  std::vector<std::string> words(args.rbegin(), args.rend());  // CLI11 takes a stack
-  try {
-    app.parse(words);
-  } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", app.help());
-    return std::nullopt;
-  } catch (const CLI::ParseError& e) {
-    throw Invalid("{}; see {} --help", e.what(), app.get_name());
-  }
+  if (!ParseWords(app, args)) return std::nullopt;
   return a;
 }
 

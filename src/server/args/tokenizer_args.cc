@@ -1,10 +1,8 @@
 #include "server/args/tokenizer_args.h"
 
-#include <fmt/core.h>
-
 #include <CLI/CLI.hpp>
 
-#include "core/error.h"
+#include "server/args/parse_words.h"
 
 namespace switchyard {
 
@@ -46,15 +44,7 @@ std::optional<TrainTokenizerArgs> ParseTrainTokenizer(const std::vector<std::str
   app.add_option("--model-max-length", a.max_length, "Stated in tokenizer_config.json; 0: not")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
-  std::vector<std::string> words(args.rbegin(), args.rend());  // CLI11 takes a stack
-  try {
-    app.parse(words);
-  } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", app.help());
-    return std::nullopt;
-  } catch (const CLI::ParseError& e) {
-    throw Invalid("{}; see {} --help", e.what(), app.get_name());
-  }
+  if (!ParseWords(app, args)) return std::nullopt;
   return a;
 }
 

@@ -1,0 +1,25 @@
+#include "server/args/parse_words.h"
+
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace switchyard {
+
+bool ParseWords(CLI::App& app, std::vector<std::string> words) {
+  std::reverse(words.begin(), words.end());  // CLI11 takes a stack
+  try {
+    app.parse(words);
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", app.help());
+    return false;
+  } catch (const CLI::ParseError& e) {
+    throw Invalid("{}; see {} --help", e.what(), app.get_name());
+  }
+  return true;
+}
+
+}  // namespace switchyard
