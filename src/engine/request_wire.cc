@@ -30,29 +30,13 @@ template <typename Codec, OneOf<AbortRequest> T>
 void Fields(Codec& codec, T& m) {
   codec(m.id);
 }
-template <typename Codec, OneOf<FlushCache> T>
-void Fields(Codec& codec, T& m) {
-  codec(m.ticket);
-}
-template <typename Codec, OneOf<GetStats> T>
+template <typename Codec, OneOf<FlushCache, GetStats, GetExpertLoad, RebalanceExperts, GetEplb> T>
 void Fields(Codec& codec, T& m) {
   codec(m.ticket);
 }
 template <typename Codec, OneOf<RecordExperts> T>
 void Fields(Codec& codec, T& m) {
   codec(m.ticket, m.action);
-}
-template <typename Codec, OneOf<GetExpertLoad> T>
-void Fields(Codec& codec, T& m) {
-  codec(m.ticket);
-}
-template <typename Codec, OneOf<RebalanceExperts> T>
-void Fields(Codec& codec, T& m) {
-  codec(m.ticket);
-}
-template <typename Codec, OneOf<GetEplb> T>
-void Fields(Codec& codec, T& m) {
-  codec(m.ticket);
 }
 template <typename Codec, OneOf<Shutdown> T>
 void Fields(Codec&, T&) {}

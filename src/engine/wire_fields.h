@@ -22,9 +22,9 @@
 
 namespace switchyard {
 
-// T is S or const S: one function serves writing and reading.
-template <typename T, typename S>
-concept OneOf = std::same_as<std::remove_const_t<T>, S>;
+// T is one of S, or const: one function serves writing and reading.
+template <typename T, typename... S>
+concept OneOf = (std::same_as<std::remove_const_t<T>, S> || ...);
 
 class FieldWriter {
  public:
