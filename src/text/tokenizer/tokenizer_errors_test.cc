@@ -140,7 +140,7 @@ TEST(TokenizerErrorsTest, UnknownComponentTypesAreNamed) {
 TEST(TokenizerErrorsTest, ComponentsThatNestForever) {
   std::string nested = R"({"type": "NFC"})";
   for (int i = 0; i < 1000; ++i)
-    nested = R"({"type": "Sequence", "normalizers": [)" + nested + "]}";
+    nested.insert(0, R"({"type": "Sequence", "normalizers": [)").append("]}");
   EXPECT_THAT(ErrorWith("normalizer", nested), HasSubstr("nest too deeply"));
 }
 
