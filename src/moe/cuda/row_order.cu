@@ -45,7 +45,7 @@ __device__ void CountTile(const RowOrderParams& p, int64_t slots, int64_t tile, 
 // and the padded offsets.
 __device__ void ScanTiles(const RowOrderParams& p, int64_t tiles, int32_t* of_tiles) {
   __shared__ int32_t begins[kMaxLocalExperts + 1];
-  __shared__ int32_t warp_sums[kWarps];
+  alignas(16) __shared__ int32_t warp_sums[kWarps];
   const int e = threadIdx.x, lane = e % 32, warp = e / 32;
   int32_t count = 0;
   if (e < p.experts) {
