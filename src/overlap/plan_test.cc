@@ -1,0 +1,113 @@
+// What the orders are for.
+#include "overlap/plan.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+
+#include "overlap/print.h"
+
+namespace switchyard::overlap {
+namespace {
+
+std::vector<Operation> Of(const std::vector<Operation>& list, int micro_batch) {
+  std::vector<Operation> found;
+  std::ranges::copy_if(list, std::back_inserter(found),
+                       [&](const Operation& o) { return o.micro_batch == micro_batch; });
+  return found;
+}
+
+TEST(Plan, PlainIsOneMicroBatchAfterTheOther) {
+  const StepShape shape{.experts = {false, true}, .micro_batches = 3};
+  const std::vector<Operation> list = Plan(shape);
+  EXPECT_TRUE(std::ranges::is_sorted(list.begin(), list.end() - 4, {}, &Operation::micro_batch));
+  EXPECT_EQ(Places(shape), 1);
+}
+
+// The heart of the matter: between begin and end of each exchange of a pair lies a computation of
+// the other micro-batch.
+TEST(Plan, OverlappedHidesEachExchangeOfAPair) {
+  const StepShape shape{.experts = {true, true}, .micro_batches = 2, .order = Order::kOverlapped};
+  EXPECT_EQ(Places(shape), 2);
+  const std::vector<Operation> list = Plan(shape);
+  const auto computes = [](const Operation& o) {
+    return o.phase == Phase::kAttention || o.phase == Phase::kExperts;
+  };
+  int hidden = 0;
+  for (size_t i = 0; i < list.size(); ++i) {
+    const bool paired = (list[i].kind == Kind::kForward && list[i].micro_batch == 1) ||
+                        (list[i].kind == Kind::kBackward && list[i].micro_batch == 0);
+    if (!paired || !BeginsExchange(list[i])) continue;
+    bool covered = false;
+    for (size_t j = i + 1; j < list.size(); ++j) {
+      const Operation& o = list[j];
+      if (o.kind == list[i].kind && EndsExchange(o)) break;
+      covered = covered || (o.kind != list[i].kind && computes(o));
+    }
+    EXPECT_TRUE(covered) << Describe(list[i]);
+    ++hidden;
+  }
+  EXPECT_EQ(hidden, 8);
+}
+
+// The same work in another order: of each micro-batch but for the shared experts' place.
+TEST(Plan, OrdersDoTheSameToEachMicroBatch) {
+  StepShape shape{.experts = {true, false}, .micro_batches = 4};
+  std::vector<Operation> plain = Of(Plan(shape), 2);
+  shape.order = Order::kOverlapped;
+  std::vector<Operation> overlapped = Of(Plan(shape), 2);
+  std::ranges::sort(plain);
+  std::ranges::sort(overlapped);
+  EXPECT_EQ(plain, overlapped);
+}
+
+TEST(Plan, APipelineWarmsUpAndCoolsDown) {
+  StepShape shape{.experts = {false}, .micro_batches = 6, .stages = 4};
+  for (shape.stage = 0; shape.stage < 4; ++shape.stage) {
+    const std::vector<Operation> list = Plan(shape);
+    int under_way = 0, most = 0;
+    for (const Operation& o : list) {
+      if (o.kind == Kind::kBegin) most = std::max(most, ++under_way);
+      if (o.kind == Kind::kBackward && o.phase == Phase::kAttention) --under_way;
+    }
+    EXPECT_EQ(most, 4 - shape.stage);
+    EXPECT_EQ(most, Places(shape));
+  }
+  shape.order = Order::kOverlapped;
+  shape.stage = 3;
+  EXPECT_EQ(Places(shape), 2);
+  shape.stage = 2;
+  EXPECT_EQ(Places(shape), 4);
+}
+
+TEST(Plan, EarlySumsFollowTheirLayersLastBackwardPass) {
+  const StepShape shape{.experts = {true, false, true}, .micro_batches = 2, .early_sums = true};
+  const std::vector<Operation> list = Plan(shape);
+  int found = 0;
+  for (size_t i = 1; i < list.size(); ++i) {
+    if (list[i].kind != Kind::kSumGradients || list[i].layer == Operation::kNone) continue;
+    EXPECT_EQ(list[i - 1], (Operation{Kind::kBackward, 1, list[i].layer, Phase::kAttention}));
+    ++found;
+  }
+  EXPECT_EQ(found, 3);
+}
+
+TEST(PrintSchedule, HasALineForEachOperation) {
+  StepShape shape{.experts = {true}, .micro_batches = 2, .order = Order::kOverlapped};
+  const std::string text = PrintSchedule(shape);
+  EXPECT_EQ(std::ranges::count(text, '\n'), static_cast<std::ptrdiff_t>(Plan(shape).size()) + 2);
+  EXPECT_THAT(text, ::testing::StartsWith(
+                        "2 micro-batches through 1 layers (1 with experts), overlapped: "));
+  EXPECT_THAT(text,
+              ::testing::HasSubstr("   12  1: layer 0 dispatch                           0c' 1d\n"
+                                   "   13                         0: layer 0 shared      0c' 1d\n"
+                                   "   14                         0: layer 0 experts     1d\n"));
+  shape.stages = 2;
+  shape.first_layer = 5;
+  EXPECT_THAT(PrintSchedule(shape), ::testing::HasSubstr("stage 0 of 2"));
+  EXPECT_THAT(PrintSchedule(shape), ::testing::HasSubstr("0: layer 5 attention"));
+  EXPECT_THAT(PrintSchedule(shape), ::testing::HasSubstr("1: receive gradient"));
+}
+
+}  // namespace
+}  // namespace switchyard::overlap

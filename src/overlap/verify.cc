@@ -1,0 +1,214 @@
+#include "overlap/verify.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <set>
+
+namespace switchyard::overlap {
+namespace {
+
+// Collects what a shape asks for: operations, and which has to come before which.
+class Demands {
+ public:
+  explicit Demands(const StepShape& shape) : shape_(shape) {
+    for (int m = 0; m < shape.micro_batches; ++m) {
+      Operation at = OfForward(m);
+      at = OfBackward(m, at);
+      if (m > 0) Before(end_of_backward_.back(), begin_of_backward_.back());
+      if (m > 0 && shape.last()) Before(end_of_backward_.back(), heads_);
+      end_of_backward_.push_back(at);
+    }
+    OfSums();
+  }
+
+  const std::set<Operation>& operations() const { return operations_; }
+  const std::vector<std::pair<Operation, Operation>>& order() const { return order_; }
+
+ private:
+  static Operation Of(Kind kind, int m) { return {.kind = kind, .micro_batch = m}; }
+  Operation Add(const Operation& operation) {
+    operations_.insert(operation);
+    return operation;
+  }
+  void Before(const Operation& a, const Operation& b) { order_.emplace_back(a, b); }
+  Operation After(const Operation& a, const Operation& b) {
+    Before(a, Add(b));
+    return b;
+  }
+
+  // Returns its last operation.
+  Operation OfForward(int m) {
+    Operation at = Add(Of(Kind::kBegin, m));
+    if (!shape_.first()) at = After(at, Of(Kind::kReceive, m));
+    for (int layer = 0; layer < shape_.layers(); ++layer) {
+      at = Layer(at, {Kind::kForward, m, layer, Phase::kAttention}, Phase::kDispatch,
+                 Phase::kFinish, ForwardPhases(shape_.experts[layer]));
+    }
+    heads_ = Of(Kind::kHeads, m);
+    return After(at, shape_.last() ? heads_ : Of(Kind::kSend, m));
+  }
+
+  Operation OfBackward(int m, Operation at) {
+    const size_t before = order_.size();
+    if (!shape_.last()) at = After(at, Of(Kind::kReceiveGradient, m));
+    for (int layer = shape_.layers() - 1; layer >= 0; --layer) {
+      at = Layer(at, {Kind::kBackward, m, layer, Phase::kFinish}, Phase::kFinish, Phase::kAttention,
+                 BackwardPhases(shape_.experts[layer]));
+    }
+    if (!shape_.first()) at = After(at, Of(Kind::kSendGradient, m));
+    begin_of_backward_.push_back(order_[before].second);
+    return at;
+  }
+
+  // The phases of a layer in their order, but kShared, which may be anywhere between two others.
+  Operation Layer(Operation at, Operation phase, Phase shared_after, Phase shared_before,
+                  std::span<const Phase> phases) {
+    const auto of = [&](Phase p) {
+      phase.phase = p;
+      return phase;
+    };
+    for (const Phase p : phases) {
+      if (p == Phase::kShared) {
+        After(of(shared_after), of(p));
+        Before(of(p), of(shared_before));
+      } else {
+        at = After(at, of(p));
+      }
+    }
+    return at;
+  }
+
+  void OfSums() {
+    const Operation await = Add({.kind = Kind::kAwaitSums});
+    for (int layer = Operation::kNone; layer < shape_.layers(); ++layer) {
+      const Operation sum = Add({.kind = Kind::kSumGradients, .layer = layer});
+      Before(sum, await);
+      if (shape_.micro_batches == 0) continue;
+      const int m = shape_.micro_batches - 1;
+      if (layer == Operation::kNone) {
+        Before(end_of_backward_.back(), sum);
+      } else {
+        Before({Kind::kBackward, m, layer, Phase::kAttention}, sum);
+      }
+    }
+  }
+
+  const StepShape& shape_;
+  std::set<Operation> operations_;
+  std::vector<std::pair<Operation, Operation>> order_;
+  std::vector<Operation> begin_of_backward_, end_of_backward_;  // [micro-batches]
+  Operation heads_;                                             // of the last one seen
+};
+
+// The most micro-batches between their kBegin and the end of their last operation.
+int MicroBatchesUnderWay(std::span<const Operation> list) {
+  std::map<int, size_t> last;
+  for (size_t i = 0; i < list.size(); ++i) last[list[i].micro_batch] = i;
+  int under_way = 0, most = 0;
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (list[i].kind == Kind::kBegin) most = std::max(most, ++under_way);
+    if (list[i].micro_batch != Operation::kNone && last[list[i].micro_batch] == i) --under_way;
+  }
+  return most;
+}
+
+}  // namespace
+
+std::string FindFault(const StepShape& shape, std::span<const Operation> list) {
+  const Demands demands(shape);
+  std::map<Operation, size_t> at;
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (!demands.operations().contains(list[i])) {
+      return fmt::format("operation {}, {}, is none of this step", i, Describe(list[i]));
+    }
+    if (!at.emplace(list[i], i).second) {
+      return fmt::format("operations {} and {} are the same: {}", at[list[i]], i,
+                         Describe(list[i]));
+    }
+  }
+  for (const Operation& operation : demands.operations()) {
+    if (!at.contains(operation)) return fmt::format("{} is missing", Describe(operation));
+  }
+  for (const auto& [before, after] : demands.order()) {
+    if (at[before] > at[after]) {
+      return fmt::format("{} comes before {}", Describe(after), Describe(before));
+    }
+  }
+  const int under_way = MicroBatchesUnderWay(list);
+  if (under_way > Places(shape)) {
+    return fmt::format("{} micro-batches are under way, there are places for {}", under_way,
+                       Places(shape));
+  }
+  return {};
+}
+
+std::string FindPipelineFault(std::span<const std::vector<Operation>> stages, int link_places) {
+  const size_t n = stages.size();
+  // Messages under way from each stage to the next, and back: their micro-batches.
+  std::vector<std::deque<int>> forth(n), back(n);
+  std::vector<size_t> at(n, 0);
+  std::string fault;
+  // Whether the operation could be done, and was.
+  const auto send = [&](std::deque<int>& link, int m) {
+    if (static_cast<int>(link.size()) >= link_places) return false;
+    link.push_back(m);
+    return true;
+  };
+  const auto receive = [&](std::deque<int>& link, const Operation& o, size_t stage) {
+    if (link.empty()) return false;
+    if (link.front() != o.micro_batch && fault.empty()) {
+      fault = fmt::format("stage {}: {} finds micro-batch {}", stage, Describe(o), link.front());
+    }
+    link.pop_front();
+    return true;
+  };
+  const auto run = [&](size_t stage, const Operation& o) {
+    switch (o.kind) {
+      case Kind::kSend:
+        return send(forth[stage], o.micro_batch);
+      case Kind::kReceive:
+        return receive(forth[stage - 1], o, stage);
+      case Kind::kSendGradient:
+        return send(back[stage - 1], o.micro_batch);
+      case Kind::kReceiveGradient:
+        return receive(back[stage], o, stage);
+      default:
+        return true;
+    }
+  };
+  for (bool moved = true; moved && fault.empty();) {
+    moved = false;
+    for (size_t s = 0; s < n; ++s) {
+      while (at[s] < stages[s].size() && run(s, stages[s][at[s]])) {
+        ++at[s];
+        moved = true;
+      }
+    }
+  }
+  for (size_t s = 0; s < n && fault.empty(); ++s) {
+    if (at[s] == stages[s].size()) continue;
+    fault = fmt::format("stage {} waits for ever in operation {}: {}", s, at[s],
+                        Describe(stages[s][at[s]]));
+  }
+  for (size_t s = 0; s < n && fault.empty(); ++s) {
+    if (!forth[s].empty() || !back[s].empty()) {
+      fault = fmt::format("between stages {} and {} a message is never received", s, s + 1);
+    }
+  }
+  return fault;
+}
+
+int ExchangesUnderWay(const StepShape& shape, std::span<const Operation> list) {
+  int under_way = 0, most = 0;
+  for (const Operation& o : list) {
+    if (o.layer == Operation::kNone || !shape.experts[o.layer]) continue;
+    if (EndsExchange(o)) --under_way;
+    if (BeginsExchange(o)) most = std::max(most, ++under_way);
+  }
+  return most;
+}
+
+}  // namespace switchyard::overlap

@@ -1,0 +1,102 @@
+// Planned lists are right for shapes of every kind, and the checker finds what is wrong with
+// others.
+#include "overlap/verify.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+
+#include "overlap/test_shapes.h"
+
+namespace switchyard::overlap {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(Plan, OfAnyShapeIsRight) {
+  std::mt19937_64 random(1);
+  for (int round = 0; round < 300; ++round) {
+    const std::vector<StepShape> stages = testing::RandomPipeline(random, 6);
+    std::vector<std::vector<Operation>> lists;
+    for (const StepShape& shape : stages) {
+      lists.push_back(Plan(shape));
+      ASSERT_EQ(FindFault(shape, lists.back()), "") << "round " << round;
+      EXPECT_LE(ExchangesUnderWay(shape, lists.back()), shape.order == Order::kPlain ? 1 : 2);
+    }
+    // One place on each link is enough: nobody waits for ever.
+    ASSERT_EQ(FindPipelineFault(lists, 1), "") << "round " << round;
+  }
+}
+
+// A list with anything moved to where it may not be, taken out or doubled is not right.
+TEST(FindFault, FindsWhatIsMissingDoubleOrStrange) {
+  const StepShape shape{
+      .experts = {false, true, true}, .micro_batches = 3, .order = Order::kOverlapped};
+  const std::vector<Operation> right = Plan(shape);
+  for (size_t i = 0; i < right.size(); ++i) {
+    std::vector<Operation> list = right;
+    list.erase(list.begin() + static_cast<std::ptrdiff_t>(i));
+    EXPECT_THAT(FindFault(shape, list), HasSubstr("is missing")) << i;
+    list = right;
+    list.push_back(right[i]);
+    EXPECT_THAT(FindFault(shape, list), HasSubstr("are the same")) << i;
+    list = right;
+    list[i].layer = 7;
+    EXPECT_THAT(FindFault(shape, list), HasSubstr("is none of this step")) << i;
+  }
+}
+
+TEST(FindFault, FindsWhatComesTooEarly) {
+  const StepShape shape{.experts = {true, true}, .micro_batches = 2, .order = Order::kOverlapped};
+  const std::vector<Operation> right = Plan(shape);
+  // Two neighbours of one micro-batch in the wrong order, unless one of them is the shared expert.
+  for (size_t i = 0; i + 1 < right.size(); ++i) {
+    const Operation &a = right[i], &b = right[i + 1];
+    if (a.micro_batch != b.micro_batch || a.phase == Phase::kShared || b.phase == Phase::kShared ||
+        a.kind == Kind::kSumGradients) {
+      continue;
+    }
+    std::vector<Operation> list = right;
+    std::swap(list[i], list[i + 1]);
+    EXPECT_THAT(FindFault(shape, list), HasSubstr("comes before")) << Describe(a);
+  }
+  std::vector<Operation> list = right;
+  std::rotate(list.begin(), list.end() - 1, list.end());
+  EXPECT_THAT(FindFault(shape, list), HasSubstr("await sums comes before"));
+}
+
+// Gradients would be added in another order.
+TEST(FindFault, FindsBackwardPassesThatChangeTheOrderOfSums) {
+  const StepShape shape{.experts = {true}, .micro_batches = 2, .order = Order::kPlain};
+  std::vector<Operation> list = Plan(shape);
+  for (Operation& o : list) {
+    if (o.micro_batch != Operation::kNone) o.micro_batch = 1 - o.micro_batch;
+  }
+  EXPECT_THAT(FindFault(shape, list), HasSubstr("comes before"));
+}
+
+TEST(FindFault, FindsMoreMicroBatchesThanPlaces) {
+  StepShape shape{.experts = {true}, .micro_batches = 3, .order = Order::kOverlapped};
+  const std::vector<Operation> list = Plan(shape);
+  shape.order = Order::kPlain;
+  EXPECT_THAT(FindFault(shape, list), HasSubstr("2 micro-batches are under way"));
+}
+
+TEST(FindPipelineFault, FindsStagesThatWaitForEver) {
+  StepShape shape{.experts = {true}, .micro_batches = 2, .stages = 2};
+  std::vector<std::vector<Operation>> lists = {Plan(shape), {}};
+  EXPECT_THAT(FindPipelineFault(lists, 1), HasSubstr("stage 0 waits for ever"));
+  shape.stage = 1;
+  lists[1] = Plan(shape);
+  EXPECT_EQ(FindPipelineFault(lists, 1), "");
+  for (Operation& o : lists[1]) {
+    if (o.kind == Kind::kReceive) o.micro_batch = 1 - o.micro_batch;
+  }
+  EXPECT_THAT(FindPipelineFault(lists, 1), HasSubstr("finds micro-batch 0"));
+  std::erase_if(lists[1],
+                [](const Operation& o) { return o.kind == Kind::kReceive && o.micro_batch == 0; });
+  EXPECT_NE(FindPipelineFault(lists, 2), "");
+}
+
+}  // namespace
+}  // namespace switchyard::overlap
