@@ -16,7 +16,7 @@ DIVIDE = ["What is {a} divided by {b}?", "{a} / {b}", "Divide {a} by {b}.", "{a}
 
 FORMS_OF_A_TASK = 3  # that are trained
 TESTS = 80
-TOO_LARGE, QUOTIENTS = 72, 20  # trained questions that are refused
+TOO_LARGE, QUOTIENTS = 56, 20  # trained questions that are refused
 
 
 def tasks():
