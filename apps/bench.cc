@@ -1,5 +1,5 @@
-// `switchyard bench kernels`, `moe-layer` and `exchange`: the benchmarks of bench/ for the device
-// that was asked for.
+// `switchyard bench kernels`, `moe-layer`, `exchange` and `roofline`: the benchmarks of bench/ for
+// the device that was asked for.
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -18,6 +18,7 @@ using Benchmark = void (*)(const bench::Options&, bench::Report&);
 Benchmark Find(const std::string& which, bool cuda) {
   if (which == "kernels") return cuda ? bench::CudaKernels : bench::CpuKernels;
   if (which == "moe-layer") return cuda ? bench::CudaMoeLayer : bench::CpuMoeLayer;
+  if (which == "roofline") return cuda ? bench::CudaRoofline : bench::CpuRoofline;
   return cuda ? bench::CudaExchange : bench::CpuExchange;
 }
 

@@ -70,8 +70,13 @@ bool Report::Wants(const std::string& name, const std::string& shape) const {
 }
 
 void Report::Machine(const std::string& what, double value, const std::string& unit) {
-  machine_.push_back({what, value, unit});
+  machine_.push_back({what, value, unit, {}});
   Note(fmt::format("{}: {:.1f} {}", what, value, unit));
+}
+
+void Report::Machine(const std::string& what, const std::string& text) {
+  machine_.push_back({what, 0.0, {}, text});
+  Note(fmt::format("{}: {}", what, text));
 }
 
 void Report::Note(const std::string& text) {
@@ -100,8 +105,13 @@ void Report::WriteJson(const std::string& bench, const std::string& device,
                        const std::string& file) const {
   nlohmann::ordered_json all = {{"bench", bench}, {"device", device}};
   all["machine"] = nlohmann::ordered_json::array();
-  for (const Measured& m : machine_)
-    all["machine"].push_back({{"what", m.what}, {"value", m.value}, {"unit", m.unit}});
+  for (const Measured& m : machine_) {
+    if (!m.text.empty()) {
+      all["machine"].push_back({{"what", m.what}, {"text", m.text}});
+    } else {
+      all["machine"].push_back({{"what", m.what}, {"value", m.value}, {"unit", m.unit}});
+    }
+  }
   all["cases"] = nlohmann::ordered_json::array();
   for (const Result& r : results_) {
     nlohmann::ordered_json row = {{"name", r.name},

@@ -46,6 +46,8 @@ class Report {
   bool Wants(const std::string& name, const std::string& shape) const;
   // Something measured of the machine, printed as a line of its own: "reads", 45.2, "GB/s".
   void Machine(const std::string& what, double value, const std::string& unit);
+  // And what is no figure: "cpu", "AMD EPYC 9654".
+  void Machine(const std::string& what, const std::string& text);
   void Note(const std::string& text);  // a line that is no case
   // Says that a case is about to run.
   void Start(const std::string& name, const std::string& shape);
@@ -53,9 +55,9 @@ class Report {
   void Add(Result result);
 
   const std::vector<Result>& results() const { return results_; }
-  // {"bench": …, "machine": [{"what", "value", "unit"}], "cases": [{"name", "shape", "seconds",
-  // "gflop_per_second", "gb_per_second", "roofline_fraction" and "bound" where it is known,
-  // "more"}]}. Error kResource where the file cannot be written.
+  // {"bench": …, "machine": [{"what", "value", "unit"}, or {"what", "text"}], "cases": [{"name",
+  // "shape", "seconds", "gflop_per_second", "gb_per_second", "roofline_fraction" and "bound" where
+  // it is known, "more"}]}. Error kResource where the file cannot be written.
   void WriteJson(const std::string& bench, const std::string& device,
                  const std::string& file) const;
 
@@ -64,6 +66,7 @@ class Report {
     std::string what;
     double value;
     std::string unit;
+    std::string text;  // in place of value and unit, unless empty
   };
   void ClearProgress();
 

@@ -8,7 +8,7 @@ import pytest
 
 import server
 
-BENCHES = ["kernels", "moe-layer", "exchange"]
+BENCHES = ["kernels", "moe-layer", "exchange", "roofline"]
 LINE = re.compile(r"(?P<name>\S+) +(?P<shape>\S.*?) +(?P<us>[\d.]+) us +(?:-|[\d.]+) GFLOP/s +(?:-|[\d.]+) GB/s +"
                   r"(?:- of roofline|[\d]+ % of (?:memory|compute|link) roofline)(?: \| (?P<more>.*))?")
 
@@ -23,6 +23,7 @@ CASES = {
                  {"place", "dispatch", "combine", "pass"}),
     "processes": (["--ranks", "2", "--tokens", "8", "--filter", "combine deepep normal by rank, ranks 2 processes"],
                   {"combine"}),
+    "roofline": (["--cpu-threads", "1", "--filter", "float32 avx2"], {"multiply"}),
 }
 WHICH = {"experts": "kernels", "collectives": "exchange", "processes": "exchange"}
 
@@ -50,7 +51,9 @@ def test_lines_and_json(case, tmp_path):
     for found, case_figures in zip(matches, figures["cases"], strict=True):
         assert wanted in f"{found['name']} {found['shape']}"
         assert float(found["us"]) == pytest.approx(case_figures["seconds"] * 1e6, abs=0.06)
-    if which != "exchange":  # which is held against copies, case by case
+    if which == "roofline":
+        assert {m["what"] for m in figures["machine"]} >= {"cpu", "instructions"}
+    elif which != "exchange":  # which is held against copies, case by case
         assert {m["what"] for m in figures["machine"]} >= {"reads from memory", "float32"}
         assert all(c["roofline_fraction"] > 0 for c in figures["cases"])
 
@@ -81,7 +84,7 @@ def test_help_names_all_of_them():
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["speed"], "bench speed: want one-batch, serve, kernels, moe-layer or exchange"),
+    (["speed"], "bench speed: want one-batch, serve, kernels, moe-layer, exchange or roofline"),
     (["kernels", "--device", "cpu", "--filter", "no such case"], "--filter no such case: no case of bench kernels has it"),
     (["kernels", "--tokens", "1"], "see switchyard bench kernels --help"),
     (["exchange", "--device", "cpu", "--ranks", "1"], "--ranks 1: an exchange takes two ranks at least"),

@@ -317,6 +317,7 @@ constexpr const char* kBenchHelp =
   switchyard bench kernels                      products, experts, attention, small ops
   switchyard bench moe-layer                    one MoE layer: router, exchange, experts
   switchyard bench exchange                     collectives, dispatch and combine of rows
+  switchyard bench roofline                     the machine's ceilings: memory, caches, arithmetic
 
 Each answers --help. A line has the median time of one call, operations and bytes a second, and the part of
 the roofline that this is, with the machine's ceilings measured in the same run.
@@ -330,8 +331,9 @@ void AddBenchFlags(CLI::App& app, BenchArgs& a) {
   Flag(app, "--filter", a.filter, kBench,
        "Only cases whose line begins with a name and shape that have this in them");
   Flag(app, "--json", a.json, kBench, "Also write the figures to this file");
-  Flag(app, "--cpu-isa", a.cpu_isa, kBench, "CPUs: auto, reference, avx2 or avx512");
-  if (a.which == "kernels") {
+  if (a.which != "roofline")
+    Flag(app, "--cpu-isa", a.cpu_isa, kBench, "CPUs: auto, reference, avx2 or avx512");
+  if (a.which == "kernels" || a.which == "roofline") {
     Flag(app, "--cpu-threads", a.threads, kBench, "CPUs: 0: all cores")
         ->check(CLI::NonNegativeNumber);
     Flag(app, "--base-gpu-id", a.base_gpu_id, kBench, "Which GPU")->check(CLI::NonNegativeNumber);
@@ -444,10 +446,12 @@ std::optional<BenchArgs> ParseBench(const std::string& which,
   const std::map<std::string, const char*> summaries = {
       {"kernels", "Time products, experts and, on GPUs, attention and the small ops"},
       {"moe-layer", "Time one MoE layer with made-up weights: router, exchange, experts"},
-      {"exchange", "Time collectives, and dispatch and combine of rows between ranks"}};
+      {"exchange", "Time collectives, and dispatch and combine of rows between ranks"},
+      {"roofline", "Measure what memory, caches and instructions of this machine give at best"}};
   const auto summary = summaries.find(which);
   if (summary == summaries.end())
-    throw Invalid("bench {}: want one-batch, serve, kernels, moe-layer or exchange", which);
+    throw Invalid("bench {}: want one-batch, serve, kernels, moe-layer, exchange or roofline",
+                  which);
   CLI::App app(summary->second, "switchyard bench " + which);
   AddBenchFlags(app, a);
   if (!ParseWords(app, args)) return std::nullopt;

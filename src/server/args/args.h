@@ -55,13 +55,13 @@ struct OneBatchArgs {
   std::string json;  // --json FILE
 };
 
-// What `bench kernels`, `bench moe-layer` and `bench exchange` take; each has its own of these.
+// What `bench kernels`, `moe-layer`, `exchange` and `roofline` take; each has its own of these.
 struct BenchArgs {
-  std::string which;             // kernels, moe-layer or exchange
+  std::string which;             // kernels, moe-layer, exchange or roofline
   std::string device = "auto";   // --device: cuda where a GPU is found
   std::string filter, json;      // --filter SUBSTRING, --json FILE
   int threads = 0;               // --cpu-threads, --cpu-threads-per-rank
-  int base_gpu_id = 0;           // --base-gpu-id of kernels
+  int base_gpu_id = 0;           // --base-gpu-id of kernels and roofline
   int ranks = 0;                 // --ranks, --tp
   int experts_per_rank = 0;      // --experts-per-rank
   std::vector<int64_t> tokens;   // --tokens, of each rank

@@ -1,0 +1,36 @@
+// Reads and writes of memory by all threads of a pool at once: what memory and caches give.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/parallel.h"
+#include "core/tensor.h"
+
+namespace switchyard::bench {
+
+// One buffer for each thread of the pool, touched by it. Borrows the pool.
+class MemoryLoops {
+ public:
+  // Error kResource where there is not so much memory. `bytes`: a multiple of 4096.
+  MemoryLoops(ThreadPool& pool, int64_t bytes);
+
+  // Each returns bytes per second of all threads together, the best of several times.
+  // Of every line of the buffers, asking for lines `ahead` bytes before they are read; 0: not.
+  double Read(int64_t ahead);
+  // Reads whole vectors of the first `bytes` of each buffer over and over.
+  double ReadAgain(int64_t bytes);
+  // From one half of each buffer to the other by memcpy; what is read and what is written count.
+  double Copy();
+  double Fill();  // by memset
+
+ private:
+  template <typename Body>
+  double Best(double bytes, const Body& body);
+
+  ThreadPool& pool_;
+  int64_t bytes_;
+  std::vector<Tensor> buffers_;
+};
+
+}  // namespace switchyard::bench
