@@ -22,28 +22,36 @@ void SumOne(std::vector<Parameter<float>*>& bucket, std::vector<float>& joined, 
   bucket.clear();
 }
 
-void Sum(std::span<Parameter<float>* const> parameters, bool experts, Collectives& all) {
-  if (all.size() == 1) return;
+template <typename Which>
+void Sum(std::span<Parameter<float>* const> parameters, Collectives* group, Which which) {
+  if (group == nullptr || group->size() == 1) return;
   std::vector<Parameter<float>*> bucket;
   std::vector<float> joined;
   size_t held = 0;
   for (Parameter<float>* p : parameters) {
-    if (p->expert != experts) continue;
+    if (!which(*p)) continue;
     bucket.push_back(p);
     held += p->gradient.size();
     if (held < kBucket) continue;
-    SumOne(bucket, joined, all);
+    SumOne(bucket, joined, *group);
     held = 0;
   }
-  if (!bucket.empty()) SumOne(bucket, joined, all);
+  if (!bucket.empty()) SumOne(bucket, joined, *group);
 }
 
 }  // namespace
 
+void SumGradients(std::span<Parameter<float>* const> parameters, const GradientGroups& groups) {
+  using P = Parameter<float>;
+  Sum(parameters, groups.stage, [](const P& p) { return !p.expert && !p.slice.partial(); });
+  Sum(parameters, groups.copies, [](const P& p) { return !p.expert && p.slice.partial(); });
+  Sum(parameters, groups.expert_copies, [](const P& p) { return p.expert; });
+  Sum(parameters, groups.embedding, [](const P& p) { return p.two_stages; });
+}
+
 void SumGradients(std::span<Parameter<float>* const> parameters, Collectives& all,
                   Collectives* expert_copies) {
-  Sum(parameters, false, all);
-  if (expert_copies != nullptr) Sum(parameters, true, *expert_copies);
+  SumGradients(parameters, {.stage = &all, .copies = &all, .expert_copies = expert_copies});
 }
 
 }  // namespace switchyard::train

@@ -29,15 +29,24 @@ void CheckTrainable(const ModelConfig& c, const TensorNames& names, const LossOp
   refuse(options.mtp_layers < 0, "a negative number of MTP modules");
 }
 
+StageRange Bounded(StageRange stage, const ModelConfig& config) {
+  if (stage.last_layer < 0) stage.last_layer = config.num_layers();
+  CHECK(stage.first_layer >= 0 && stage.first_layer < stage.last_layer);
+  CHECK(stage.last_layer <= config.num_layers());
+  return stage;
+}
+
 }  // namespace
 
 template <typename T>
 Model<T>::Model(const ModelConfig& config, const LossOptions& options, const LayerRanks& ranks,
-                ThreadPool& pool)
+                ThreadPool& pool, const StageRange& stage)
     : config_(config),
       options_(options),
-      main_layers_(config.num_layers()),
+      stage_(Bounded(stage, config)),
+      main_layers_(stage_.last_layer - stage_.first_layer),
       hidden_(config.hidden),
+      tp_(ranks.tp),
       pool_(pool) {
   const TensorNames names = FamilyOf(config_).names(config_);
   CheckTrainable(config_, names, options_);
@@ -45,39 +54,52 @@ Model<T>::Model(const ModelConfig& config, const LossOptions& options, const Lay
   const Tensor table = BuildCosSin(config_.rope, config_.max_position);
   cos_sin_.assign(table.span<float>().begin(), table.span<float>().end());
 
-  embedding_ = set_.Add(names.embedding, {config_.vocab_size, hidden_});
-  for (int64_t i = 0; i < main_layers_ + options_.mtp_layers; ++i) {
-    const std::string prefix = fmt::format("{}{}.", names.layers, i);
-    const bool mtp = i >= main_layers_;
-    const auto norm = [&](const std::string& name) {
-      return set_.Add(prefix + name + ".weight", {hidden_});
-    };
-    if (mtp) {
-      auto* const embedding_norm = norm("enorm");
-      auto* const hidden_norm = norm("hnorm");
-      mtp_.push_back({.embedding_norm = embedding_norm,
-                      .hidden_norm = hidden_norm,
-                      .projection = Linear<T>::Make(set_, prefix + "eh_proj", hidden_, 2 * hidden_),
-                      .final_norm = nullptr});
-    }
-    const bool moe = mtp ? config_.has_moe() : config_.layers[i].moe;
-    layers_.push_back(std::make_unique<DecoderLayer<T>>(
-        AttentionParts<T>{.config = config_,
-                          .names = names,
-                          .prefix = prefix,
-                          .window = mtp ? 0 : config_.layers[i].window,
-                          .cos_sin = cos_sin_.data(),
-                          .parameters = set_},
-        moe, ranks));
-    if (mtp) mtp_.back().final_norm = norm("shared_head.norm");
-    moe_index_.push_back(moe ? static_cast<int64_t>(loads_.size()) : -1);
-    if (moe) loads_.emplace_back(config_.moe->router.num_experts);
+  const std::vector<int64_t> table_shape = {config_.vocab_size, hidden_};
+  const Cut vocabulary = Cut::Outputs(tp_, config_.vocab_size);
+  const bool at_end = config_.tie_embeddings || options_.mtp_layers > 0;  // needed there too
+  if (stage_.first || (stage_.last && at_end)) {
+    embedding_ = set_.Add(names.embedding, table_shape, false, vocabulary);
+    embedding_->two_stages = at_end && !(stage_.first && stage_.last);
   }
+  for (int64_t i = stage_.first_layer; i < stage_.last_layer; ++i) AddLayer(i, names, ranks);
+  if (!stage_.last) return;
+  for (int64_t d = 0; d < options_.mtp_layers; ++d)
+    AddLayer(config_.num_layers() + d, names, ranks);
   final_norm_ = set_.Add(names.final_norm, {hidden_});
-  head_.head = config_.tie_embeddings
-                   ? Linear<T>{embedding_, config_.vocab_size, hidden_}
-                   : Linear<T>{set_.Add(names.head, {config_.vocab_size, hidden_}),
-                               config_.vocab_size, hidden_};
+  head_.tp = tp_;
+  head_.head = Linear<T>::Of(
+      config_.tie_embeddings ? embedding_ : set_.Add(names.head, table_shape, false, vocabulary));
+}
+
+// index: in the model, MTP modules counted after its layers.
+template <typename T>
+void Model<T>::AddLayer(int64_t index, const TensorNames& names, const LayerRanks& ranks) {
+  const std::string prefix = fmt::format("{}{}.", names.layers, index);
+  const bool mtp = index >= config_.num_layers();
+  const auto norm = [&](const std::string& name) {
+    return set_.Add(prefix + name + ".weight", {hidden_});
+  };
+  if (mtp) {
+    auto* const embedding_norm = norm("enorm");
+    auto* const hidden_norm = norm("hnorm");
+    mtp_.push_back({.embedding_norm = embedding_norm,
+                    .hidden_norm = hidden_norm,
+                    .projection = Linear<T>::Make(set_, prefix + "eh_proj", hidden_, 2 * hidden_),
+                    .final_norm = nullptr});
+  }
+  const bool moe = mtp ? config_.has_moe() : config_.layers[index].moe;
+  layers_.push_back(std::make_unique<DecoderLayer<T>>(
+      AttentionParts<T>{.config = config_,
+                        .names = names,
+                        .prefix = prefix,
+                        .window = mtp ? 0 : config_.layers[index].window,
+                        .cos_sin = cos_sin_.data(),
+                        .parameters = set_,
+                        .tp = tp_},
+      moe, ranks));
+  if (mtp) mtp_.back().final_norm = norm("shared_head.norm");
+  moe_index_.push_back(moe ? static_cast<int64_t>(loads_.size()) : -1);
+  if (moe) loads_.emplace_back(config_.moe->router.num_experts);
 }
 
 template <typename T>
@@ -91,8 +113,8 @@ template <typename T>
 std::vector<std::pair<std::string, const Parameter<T>*>> Model<T>::aliases() const {
   const TensorNames names = FamilyOf(config_).names(config_);
   std::vector<std::pair<std::string, const Parameter<T>*>> all;
-  for (int64_t i = main_layers_; i < layers(); ++i) {
-    const std::string prefix = fmt::format("{}{}.", names.layers, i);
+  for (size_t d = 0; d < mtp_.size(); ++d) {
+    const std::string prefix = fmt::format("{}{}.", names.layers, config_.num_layers() + d);
     all.emplace_back(prefix + "embed_tokens.weight", embedding_);
     all.emplace_back(prefix + "shared_head.head.weight", head_.head.weight);
   }
@@ -113,11 +135,11 @@ template <typename T>
 void Model<T>::Forward(int64_t layer, Phase phase, Pass<T>* pass) {
   const int64_t depth = DepthOf(layer);
   DepthState<T>& d = pass->depths[depth];
-  const int64_t m = d.rows.rows();
+  const int64_t m = MyRows(d);
   if (phase == Phase::kAttention && FirstOfDepth(layer)) {
     d.stream.resize(m * hidden_);
     if (depth == 0) {
-      Embed<T>(d.tokens, embedding_->value.data(), hidden_, d.stream.data(), pool_);
+      EmbedRows(d, d.stream.data());
     } else {
       Join(depth, pass);
     }
@@ -138,13 +160,18 @@ void Model<T>::Forward(int64_t layer, Phase phase, Pass<T>* pass) {
 
 template <typename T>
 void Model<T>::Heads(bool backward, Pass<T>* pass) {
+  if (!stage_.last) return;
   for (size_t depth = 0; depth < pass->depths.size(); ++depth) {
     DepthState<T>& d = pass->depths[depth];
+    const int64_t n = d.rows.rows();
     double scale = 1.0 / pass->step.targets;
     if (depth > 0) scale *= options_.mtp_weight / static_cast<double>(options_.mtp_layers);
     if (backward) d.dfinal.resize(d.final.size());
-    const double loss = head_.Run(d.final.data(), d.targets, static_cast<T>(scale),
-                                  backward ? d.dfinal.data() : nullptr, pool_);
+    const GatheredRows<T> final(tp_, d.final.data(), n, hidden_);
+    PartialRows<T> dfinal(tp_, d.dfinal.data(), n, hidden_);
+    const double loss = head_.Run(final.data(), d.targets, static_cast<T>(scale),
+                                  backward ? dfinal.data() : nullptr, pool_);
+    if (backward) dfinal.Scatter();
     (depth == 0 ? pass->losses.main : pass->losses.mtp) += loss * scale;
   }
 }
@@ -153,7 +180,7 @@ template <typename T>
 void Model<T>::Backward(int64_t layer, Phase phase, Pass<T>* pass) {
   const int64_t depth = DepthOf(layer);
   DepthState<T>& d = pass->depths[depth];
-  const int64_t m = d.rows.rows();
+  const int64_t m = MyRows(d);
   if (phase == Phase::kFinish && LastOfDepth(layer)) {
     d.stream.resize(m * hidden_);
     Parameter<T>* norm = FinalNorm(depth);
@@ -163,7 +190,7 @@ void Model<T>::Backward(int64_t layer, Phase phase, Pass<T>* pass) {
   layers_[layer]->Backward(phase, {d.rows, pass->layers[layer], d.stream, pool_});
   if (phase != Phase::kAttention || !FirstOfDepth(layer)) return;
   if (depth == 0) {
-    EmbedGradient<T>(d.tokens, d.stream.data(), hidden_, embedding_->gradient.data(), pool_);
+    EmbedRowsBackward(d, d.stream.data());
   } else {
     JoinBackward(depth, pass);
   }

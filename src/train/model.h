@@ -16,21 +16,25 @@
 #include "train/layers/head.h"
 #include "train/losses.h"
 #include "train/parameter.h"
+#include "train/stage.h"
 
 namespace switchyard::train {
 
 // The rows of one prediction depth: 0 is the model, d the d-th MTP module, whose sequences are
 // shorter by d. Its row i of a sequence joins the hidden state that predicts token i + d with token
-// i + d itself.
+// i + d itself. Of n rows m are this rank's (TensorGroup::Mine).
 template <typename T>
 struct DepthState {
   RowLayout rows;
-  std::vector<int32_t> tokens, targets;  // [m]
-  std::vector<int32_t> source;           // [m] the row of the depth before; empty for depth 0
-  std::vector<T> stream;                 // [m, H] hidden between layers; backward: its gradient
-  std::vector<T> last, final, dfinal;    // [m, H] the last layer's output, its norm; the gradient
-  std::vector<T> embedded, previous;     // [m, H] MTP: before their norms
-  std::vector<T> joined;                 // [m, 2 H] MTP: after them
+  std::vector<int32_t> tokens, targets;  // [n]
+  std::vector<int32_t> source;           // [n] the row of the depth before; empty for depth 0
+  // [m, H] hidden between layers; backward: its gradient. Depth 0's is what goes between pipeline
+  // stages: before Forward of a stage's first layer what the stage before has after its last one,
+  // before Backward of its last layer what the next has after its first one.
+  std::vector<T> stream;
+  std::vector<T> last, final, dfinal;  // [m, H] the last layer's output, its norm; the gradient
+  std::vector<T> embedded, previous;   // [m, H] MTP: before their norms
+  std::vector<T> joined;               // [m, 2 H] MTP: after them
 };
 
 // One micro-batch between Begin and the end of its backward pass. Any number may be under way.
@@ -46,15 +50,18 @@ struct Pass {
 // Owned by a rank and used by its thread. Every rank of the exchange makes the same calls in the
 // same order, with batches of its own, empty ones too.
 //
-// Experts are spread over the ranks of the exchange; everything else is whole on each. After the
-// last micro-batch of a step SumGradients (train/gradients.h) adds up what is whole.
+// Experts are spread over the ranks of the exchange. Attention heads, widths of dense layers and
+// shared experts and the vocabulary are cut over the ranks of a tensor-parallel group, which all
+// have the same batch; everything else is whole on each. A pipeline stage has a range of the layers
+// and calls of its own; every stage has the same batches. After the last micro-batch of a step
+// SumGradients (train/gradients.h) adds up what several ranks have parts of.
 template <typename T>
 class Model {
  public:
   // Error kInvalid where config asks for what cannot be trained: biases, sinks, a gate of the
-  // shared expert, other activations, quantized weights. exchange and pool are borrowed.
+  // shared expert, other activations, quantized weights. What `ranks` names and pool are borrowed.
   Model(const ModelConfig& config, const LossOptions& options, const LayerRanks& ranks,
-        ThreadPool& pool);
+        ThreadPool& pool, const StageRange& stage = {});
 
   std::vector<Parameter<T>*> parameters();
   // Names under which a checkpoint repeats a parameter (the MTP modules' embedding and head).
@@ -64,10 +71,14 @@ class Model {
   // Normal numbers of this deviation that depend on seed, name and place alone; norms 1, biases 0.
   void Initialise(uint64_t seed, double deviation);
 
-  int64_t layers() const { return static_cast<int64_t>(layers_.size()); }  // MTP modules included
+  // Of this stage, counted from 0; MTP modules included.
+  int64_t layers() const { return static_cast<int64_t>(layers_.size()); }
+  const StageRange& stage() const { return stage_; }
   // A micro-batch, phase by phase: Begin; Forward of every phase of every layer in ascending order;
   // Heads; and where that was told to go backward, Backward in descending order, after which the
-  // gradients have been added. Sizes and tokens of the batch are checked by Begin (kInvalid).
+  // gradients have been added. Sizes and tokens of the batch are checked by Begin (kInvalid). Of a
+  // stage that is not the first Begin leaves room for the stream that is to come in; Heads does
+  // something on the last one alone.
   void Begin(const Batch& batch, const StepSize& step, Pass<T>* pass);
   void Forward(int64_t layer, Phase phase, Pass<T>* pass);
   void Heads(bool backward, Pass<T>* pass);
@@ -95,8 +106,22 @@ class Model {
     Parameter<T>* final_norm;
   };
   int64_t DepthOf(int64_t layer) const;
-  bool FirstOfDepth(int64_t layer) const { return layer == 0 || layer >= main_layers_; }
-  bool LastOfDepth(int64_t layer) const { return layer >= main_layers_ - 1; }
+  // Whether a layer begins with tokens, and whether a head follows it.
+  bool FirstOfDepth(int64_t layer) const {
+    return (layer == 0 && stage_.first) || layer >= main_layers_;
+  }
+  bool LastOfDepth(int64_t layer) const {
+    return (layer == main_layers_ - 1 && stage_.last) || layer >= main_layers_;
+  }
+  void AddLayer(int64_t index, const TensorNames& names, const LayerRanks& ranks);
+  int64_t MyRows(const DepthState<T>& depth) const { return tp_.Mine(depth.rows.rows()).size(); }
+  // Of the rows of an MTP module that are this rank's.
+  std::span<const int32_t> MySources(const DepthState<T>& depth) const {
+    const Share mine = tp_.Mine(depth.rows.rows());
+    return std::span(depth.source).subspan(mine.begin, mine.size());
+  }
+  void EmbedRows(const DepthState<T>& depth, T* out);
+  void EmbedRowsBackward(const DepthState<T>& depth, const T* dout);
   NormShape<T> Norm(int64_t rows) const;
   Parameter<T>* FinalNorm(int64_t depth) {
     return depth == 0 ? final_norm_ : mtp_[depth - 1].final_norm;
@@ -106,11 +131,13 @@ class Model {
 
   const ModelConfig config_;
   const LossOptions options_;
-  const int64_t main_layers_, hidden_;
+  const StageRange stage_;
+  const int64_t main_layers_, hidden_;  // of this stage, without MTP modules
+  const TensorGroup tp_;
   ThreadPool& pool_;
   std::vector<float> cos_sin_;
   ParameterSet<T> set_;
-  Parameter<T>*embedding_, *final_norm_;
+  Parameter<T>*embedding_ = nullptr, *final_norm_ = nullptr;  // null: of another stage
   HeadLoss<T> head_;
   std::vector<std::unique_ptr<DecoderLayer<T>>> layers_;
   std::vector<MtpModule> mtp_;

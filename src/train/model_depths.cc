@@ -71,7 +71,40 @@ void Model<T>::Begin(const Batch& batch, const StepSize& step, Pass<T>* pass) {
   main.tokens = batch.tokens;
   main.targets = batch.targets;
   main.rows = RowLayout::Of(batch.begins);
+  if (!stage_.first) main.stream.resize(MyRows(main) * hidden_);
   for (size_t d = 1; d < pass->depths.size(); ++d) Shorten(pass->depths[d - 1], &pass->depths[d]);
+}
+
+// The rows' embeddings, each from the rank that has its part of the vocabulary.
+template <typename T>
+void Model<T>::EmbedRows(const DepthState<T>& d, T* out) {
+  if (tp_.alone()) return Embed<T>(d.tokens, embedding_->value.data(), hidden_, out, pool_);
+  const int64_t n = d.rows.rows(), first = embedding_->slice.begin, count = embedding_->shape[0];
+  PartialRows<T> partial(tp_, out, n, hidden_);
+  for (int64_t t = 0; t < n; ++t) {
+    const int64_t id = d.tokens[t] - first;
+    T* row = partial.data() + t * hidden_;
+    if (id < 0 || id >= count) {
+      std::fill_n(row, hidden_, T{0});
+    } else {
+      std::copy_n(embedding_->value.data() + id * hidden_, hidden_, row);
+    }
+  }
+  partial.Scatter();
+}
+
+template <typename T>
+void Model<T>::EmbedRowsBackward(const DepthState<T>& d, const T* dout) {
+  const GatheredRows<T> all(tp_, dout, d.rows.rows(), hidden_);
+  if (tp_.alone())
+    return EmbedGradient<T>(d.tokens, dout, hidden_, embedding_->gradient.data(), pool_);
+  const int64_t n = d.rows.rows(), first = embedding_->slice.begin, count = embedding_->shape[0];
+  for (int64_t t = 0; t < n; ++t) {
+    const int64_t id = d.tokens[t] - first;
+    if (id < 0 || id >= count) continue;
+    T* row = embedding_->gradient.data() + id * hidden_;
+    for (int64_t c = 0; c < hidden_; ++c) row[c] += all.data()[t * hidden_ + c];
+  }
 }
 
 // joined = [norm(embedding of the token), norm(the final hidden state of the depth before)]: the
@@ -82,11 +115,12 @@ void Model<T>::Join(int64_t depth, Pass<T>* pass) {
   const DepthState<T>& before = pass->depths[depth - 1];
   DepthState<T>& d = pass->depths[depth];
   const MtpModule& module = mtp_[depth - 1];
-  const int64_t m = d.rows.rows();
+  const int64_t m = MyRows(d);
   for (auto* v : {&d.embedded, &d.previous}) v->resize(m * hidden_);
   d.joined.resize(2 * m * hidden_);
-  Embed<T>(d.tokens, embedding_->value.data(), hidden_, d.embedded.data(), pool_);
-  Embed<T>(d.source, before.final.data(), hidden_, d.previous.data(), pool_);
+  EmbedRows(d, d.embedded.data());
+  const GatheredRows<T> final(tp_, before.final.data(), before.rows.rows(), hidden_);
+  Embed<T>(MySources(d), final.data(), hidden_, d.previous.data(), pool_);
   Temporary<T> normed(m * hidden_);
   const auto put = [&](const std::vector<T>& x, const Parameter<T>* norm, int64_t column) {
     RmsNorm(Norm(m), x.data(), norm->value.data(), normed.data(), pool_);
@@ -105,7 +139,7 @@ void Model<T>::JoinBackward(int64_t depth, Pass<T>* pass) {
   DepthState<T>& before = pass->depths[depth - 1];
   DepthState<T>& d = pass->depths[depth];
   const MtpModule& module = mtp_[depth - 1];
-  const int64_t m = d.rows.rows();
+  const int64_t m = MyRows(d);
   Temporary<T> djoined(2 * m * hidden_), dnormed(m * hidden_), dx(m * hidden_);
   const LinearUse<T> uses[] = {{&module.projection, d.stream.data()}};
   BackwardAll<T>(uses, d.joined.data(), m, djoined.data(), false, pool_);
@@ -117,14 +151,25 @@ void Model<T>::JoinBackward(int64_t depth, Pass<T>* pass) {
                     norm->gradient.data(), pool_);
   };
   take(d.embedded, module.embedding_norm, 0);
-  EmbedGradient<T>(d.tokens, dx.data(), hidden_, embedding_->gradient.data(), pool_);
+  EmbedRowsBackward(d, dx.data());
   take(d.previous, module.hidden_norm, hidden_);
-  EmbedGradient<T>(d.source, dx.data(), hidden_, before.dfinal.data(), pool_);
+  if (tp_.alone())
+    return EmbedGradient<T>(d.source, dx.data(), hidden_, before.dfinal.data(), pool_);
+  // Rows of the depth before may be another rank's.
+  const int64_t n = before.rows.rows();
+  Temporary<T> sums(MyRows(before) * hidden_);
+  PartialRows<T> partial(tp_, sums.data(), n, hidden_);
+  std::fill_n(partial.data(), n * hidden_, T{0});
+  EmbedGradient<T>(MySources(d), dx.data(), hidden_, partial.data(), pool_);
+  partial.Scatter();
+  Add(before.dfinal.data(), sums.data(), MyRows(before) * hidden_, pool_);
 }
 
-#define SWITCHYARD_DEPTHS(T)                                              \
-  template void Model<T>::Begin(const Batch&, const StepSize&, Pass<T>*); \
-  template void Model<T>::Join(int64_t, Pass<T>*);                        \
+#define SWITCHYARD_DEPTHS(T)                                                 \
+  template void Model<T>::Begin(const Batch&, const StepSize&, Pass<T>*);    \
+  template void Model<T>::EmbedRows(const DepthState<T>&, T*);               \
+  template void Model<T>::EmbedRowsBackward(const DepthState<T>&, const T*); \
+  template void Model<T>::Join(int64_t, Pass<T>*);                           \
   template void Model<T>::JoinBackward(int64_t, Pass<T>*);
 SWITCHYARD_DEPTHS(float)
 SWITCHYARD_DEPTHS(double)

@@ -43,7 +43,8 @@ void Model<T>::Initialise(uint64_t seed, double deviation) {
     const uint64_t stream = Mix(seed ^ Hash(p.name));
     const bool matrix = p.shape.size() > 1;
     for (size_t i = 0; i < p.value.size(); ++i) {
-      p.value[i] = static_cast<T>(matrix                    ? deviation * Normal(stream, i)
+      const int64_t place = p.slice.IndexInWhole(p.shape, static_cast<int64_t>(i));
+      p.value[i] = static_cast<T>(matrix                    ? deviation * Normal(stream, place)
                                   : IsSelectionBias(p.name) ? 0.0
                                                             : 1.0);
     }
@@ -61,15 +62,20 @@ void Model<T>::Load(const std::filesystem::path& dir) {
   for (const Parameter<T>& p : set_.all()) {
     matrices.emplace_back();
     vectors.emplace_back();
-    const int64_t n = p.shape[0];
-    if (p.shape.size() == 1) {
+    const int64_t n = p.whole_shape()[0];
+    if (p.shape.size() == 1) {  // never cut
       vectors.back().resize(n);
       source->Vector({.name = p.name, .n = n, .range = {0, n}, .norm = true, .keys = kKeys},
                      vectors.back());
     } else {
-      const int64_t k = p.shape[1];
-      matrices.back() = source->Matrix(
-          {.name = p.name, .n = n, .k = k, .rows = {0, n}, .cols = {0, k}, .keys = kKeys});
+      const int64_t k = p.whole_shape()[1];
+      const int64_t row = p.slice.dimension == 0 ? p.slice.begin : 0, column = p.slice.begin - row;
+      matrices.back() = source->Matrix({.name = p.name,
+                                        .n = n,
+                                        .k = k,
+                                        .rows = {row, row + p.shape[0]},
+                                        .cols = {column, column + p.shape[1]},
+                                        .keys = kKeys});
     }
   }
   source->Finish({});

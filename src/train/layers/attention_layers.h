@@ -28,7 +28,8 @@ struct AttentionState {
   std::vector<T> log_sums;               // [heads, m]
 };
 
-// Borrowed by a layer; used by the rank's thread. Neither call communicates.
+// Borrowed by a layer; used by the rank's thread. Neither call communicates: of a rank that has
+// some of the heads, out and dx are partial sums, of all rows.
 template <typename T>
 class AttentionLayer {
  public:
@@ -50,6 +51,7 @@ struct AttentionParts {
   int32_t window = 0;
   const float* cos_sin = nullptr;
   ParameterSet<T>& parameters;
+  TensorGroup tp = TensorGroup();  // shares the heads
 };
 
 // Grouped-query attention, by config's kind: latent attention in DeepSeek-V2 and -V3's form

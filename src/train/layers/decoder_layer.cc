@@ -8,7 +8,8 @@ template <typename T>
 DecoderLayer<T>::DecoderLayer(const AttentionParts<T>& parts, bool moe, const LayerRanks& ranks)
     : hidden_(parts.config.hidden),
       norm_{.n = hidden_, .ldx = hidden_, .eps = static_cast<T>(parts.config.norm_eps)},
-      ranks_(ranks) {
+      ranks_(ranks),
+      tp_(ranks.tp) {
   const std::string& prefix = parts.prefix;
   const auto norm = [&](const std::string& name) {
     return parts.parameters.Add(prefix + name + ".weight", {hidden_});
@@ -17,11 +18,12 @@ DecoderLayer<T>::DecoderLayer(const AttentionParts<T>& parts, bool moe, const La
   attention_ = MakeAttention(parts);
   post_norm_ = norm(parts.names.post_attention_norm);
   if (moe) {
-    moe_.emplace(parts.config, parts.names, prefix, *ranks.exchange, parts.parameters);
+    moe_.emplace(parts.config, parts.names, prefix, *ranks.exchange, tp_, parts.parameters);
   } else {
     const std::string mlp = prefix + parts.names.mlp + ".";
     dense_.push_back(FeedForward<T>::Make(parts.parameters, mlp + "gate_proj", mlp + "up_proj",
-                                          mlp + "down_proj", hidden_, parts.config.intermediate));
+                                          mlp + "down_proj", hidden_, parts.config.intermediate,
+                                          false, tp_));
   }
 }
 
@@ -29,35 +31,40 @@ template <typename T>
 void DecoderLayer<T>::Attend(const LossOptions& options, double step_tokens, LayerPass<T> p,
                              Losses* losses) {
   LayerState<T>& s = p.state;
-  const int64_t m = p.rows.rows();
+  const int64_t all = p.rows.rows(), m = tp_.Mine(all).size();
   s.x = p.stream;
   for (auto* v : {&s.normed, &s.after, &s.after_normed}) v->resize(m * hidden_);
   NormShape<T> norm = norm_;
   norm.m = m;
   RmsNorm(norm, s.x.data(), input_norm_->value.data(), s.normed.data(), p.pool);
-  attention_->Forward(p.rows, s.normed.data(), &s.attention, s.after.data(), p.pool);
+  const T* normed = tp_.Gather(s.normed.data(), all, hidden_, &s.all_normed);
+  PartialRows<T> after(tp_, s.after.data(), all, hidden_);
+  attention_->Forward(p.rows, normed, &s.attention, after.data(), p.pool);
+  after.Scatter();
   Add(s.after.data(), s.x.data(), m * hidden_, p.pool);
   RmsNorm(norm, s.after.data(), post_norm_->value.data(), s.after_normed.data(), p.pool);
   p.stream = s.after;
   if (!moe_) return;
   moe_->Route(s.after_normed.data(), m, &s.moe, p.pool);
   if (!options.balance.any()) return;
-  losses->balance +=
-      moe_->router().AddBalance(options.balance, p.rows, step_tokens, ranks_.sum, &s.moe.router);
+  losses->balance += moe_->router().AddBalance(options.balance, p.rows, step_tokens, ranks_.sum,
+                                               tp_, &s.moe.router);
 }
 
 template <typename T>
 void DecoderLayer<T>::Forward(Phase phase, const LossOptions& options, double step_tokens,
                               LayerPass<T> p, Losses* losses) {
   LayerState<T>& s = p.state;
-  const int64_t m = p.rows.rows();
+  const int64_t all = p.rows.rows(), m = tp_.Mine(all).size();
   if (phase == Phase::kAttention) return Attend(options, step_tokens, p, losses);
   if (!moe_) {
     if (phase != Phase::kExperts) return;
     s.dense_output.resize(m * hidden_);
-    const int32_t offsets[] = {0, static_cast<int32_t>(m)};
-    train::Forward<T>(dense_, offsets, s.after_normed.data(), &s.dense, s.dense_output.data(),
-                      p.pool);
+    const int32_t offsets[] = {0, static_cast<int32_t>(all)};
+    const T* x = tp_.Gather(s.after_normed.data(), all, hidden_, &s.all_after_normed);
+    PartialRows<T> out(tp_, s.dense_output.data(), all, hidden_);
+    train::Forward<T>(dense_, offsets, x, &s.dense, out.data(), p.pool);
+    out.Scatter();
     Add(p.stream.data(), s.dense_output.data(), m * hidden_, p.pool);
     return;
   }
@@ -68,7 +75,7 @@ void DecoderLayer<T>::Forward(Phase phase, const LossOptions& options, double st
       moe_->BeginDispatch(s.after_normed.data(), &s.moe, p.pool);
       break;
     case Phase::kShared:
-      moe_->ShareForward(s.after_normed.data(), m, &s.moe, p.pool);
+      moe_->ShareForward(s.after_normed.data(), all, &s.moe, p.pool);
       break;
     case Phase::kExperts:
       moe_->EndDispatch(&s.moe, p.pool);
@@ -86,14 +93,17 @@ void DecoderLayer<T>::Forward(Phase phase, const LossOptions& options, double st
 template <typename T>
 void DecoderLayer<T>::Backward(Phase phase, LayerPass<T> p) {
   LayerState<T>& s = p.state;
-  const int64_t m = p.rows.rows();
+  const int64_t all = p.rows.rows(), m = tp_.Mine(all).size();
   if (phase == Phase::kAttention) return AttendBackward(p);
   if (!moe_) {
     if (phase != Phase::kExperts) return;
     s.dense_output.resize(m * hidden_);
-    const int32_t offsets[] = {0, static_cast<int32_t>(m)};
-    train::Backward<T>(dense_, offsets, s.after_normed.data(), &s.dense, p.stream.data(),
-                       s.dense_output.data(), false, p.pool);
+    const int32_t offsets[] = {0, static_cast<int32_t>(all)};
+    const T* x = tp_.alone() ? s.after_normed.data() : s.all_after_normed.data();
+    const GatheredRows<T> dout(tp_, p.stream.data(), all, hidden_);
+    PartialRows<T> dx(tp_, s.dense_output.data(), all, hidden_);
+    train::Backward<T>(dense_, offsets, x, &s.dense, dout.data(), dx.data(), false, p.pool);
+    dx.Scatter();
     return;
   }
   switch (phase) {
@@ -104,7 +114,7 @@ void DecoderLayer<T>::Backward(Phase phase, LayerPass<T> p) {
       moe_->BeginCombineGradient(p.stream.data(), m, &s.moe, p.pool);
       break;
     case Phase::kShared:
-      moe_->ShareBackward(s.after_normed.data(), p.stream.data(), m, &s.moe, p.pool);
+      moe_->ShareBackward(s.after_normed.data(), p.stream.data(), all, &s.moe, p.pool);
       break;
     case Phase::kExperts:
       moe_->EndCombineGradient(&s.moe, p.pool);
@@ -119,7 +129,7 @@ void DecoderLayer<T>::Backward(Phase phase, LayerPass<T> p) {
 template <typename T>
 void DecoderLayer<T>::AttendBackward(LayerPass<T> p) {
   LayerState<T>& s = p.state;
-  const int64_t m = p.rows.rows();
+  const int64_t all = p.rows.rows(), m = tp_.Mine(all).size();
   if (moe_) {
     s.dense_output.resize(m * hidden_);
     moe_->EndDispatchGradient(s.after_normed.data(), m, &s.moe, s.dense_output.data(), p.pool);
@@ -130,7 +140,11 @@ void DecoderLayer<T>::AttendBackward(LayerPass<T> p) {
   RmsNormGradient(norm, s.after.data(), post_norm_->value.data(), s.dense_output.data(), d, true,
                   post_norm_->gradient.data(), p.pool);
   // after_normed is not needed any more: the gradient of `normed` takes its place.
-  attention_->Backward(p.rows, s.normed.data(), s.attention, d, s.after_normed.data(), p.pool);
+  const T* x = tp_.alone() ? s.normed.data() : s.all_normed.data();
+  const GatheredRows<T> dout(tp_, d, all, hidden_);
+  PartialRows<T> dx(tp_, s.after_normed.data(), all, hidden_);
+  attention_->Backward(p.rows, x, s.attention, dout.data(), dx.data(), p.pool);
+  dx.Scatter();
   RmsNormGradient(norm, s.x.data(), input_norm_->value.data(), s.after_normed.data(), d, true,
                   input_norm_->gradient.data(), p.pool);
 }

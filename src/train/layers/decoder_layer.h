@@ -21,7 +21,7 @@ namespace switchyard::train {
 // puts in between runs while rows travel. Layers without experts do their feed-forward in kExperts.
 enum class Phase : uint8_t { kAttention, kDispatch, kShared, kExperts, kCombine, kFinish };
 
-// One micro-batch in one layer.
+// One micro-batch in one layer; m: the rows that are this rank's.
 template <typename T>
 struct LayerState {
   // [m, H]: input, its norm, the sum after attention, its norm.
@@ -30,21 +30,24 @@ struct LayerState {
   FeedForwardState<T> dense;
   std::vector<T> dense_output;  // [m, H]; backward: the gradient of after_normed
   MoeState<T> moe;
+  // Of a tensor-parallel rank: normed and after_normed of all rows.
+  std::vector<T> all_normed, all_after_normed;
 };
 
 // What the phases work on.
 template <typename T>
 struct LayerPass {
-  const RowLayout& rows;
+  const RowLayout& rows;  // all of them
   LayerState<T>& state;
   std::vector<T>& stream;  // forward: hidden [m, H], in and out; backward: its gradient
   ThreadPool& pool;
 };
 
-// How a MoE layer meets the other ranks.
+// How layers meet the other ranks.
 struct LayerRanks {
-  RowExchange* exchange = nullptr;
-  SumOverRanks sum;  // over all ranks that share a micro-batch; empty on one
+  RowExchange* exchange = nullptr;  // of the experts
+  SumOverRanks sum;  // over all ranks that share a micro-batch (of the stage); empty on one
+  Collectives* tp = nullptr;  // that share its rows' work; null: none do
 };
 
 // Owned by the model; used by the rank's thread.
@@ -68,6 +71,7 @@ class DecoderLayer {
   const int64_t hidden_;
   const NormShape<T> norm_;
   const LayerRanks ranks_;
+  const TensorGroup tp_;
   Parameter<T>*input_norm_, *post_norm_;
   std::unique_ptr<AttentionLayer<T>> attention_;
   std::vector<FeedForward<T>> dense_;  // none or one

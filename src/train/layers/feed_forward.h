@@ -16,12 +16,15 @@ template <typename T>
 struct FeedForward {
   Linear<T> gate, up, down;
 
+  // Cut by its intermediate width over `ranks`, each of which then makes partial sums.
   static FeedForward Make(ParameterSet<T>& set, const std::string& gate, const std::string& up,
                           const std::string& down, int64_t hidden, int64_t intermediate,
-                          bool expert = false) {
-    return {Linear<T>::Make(set, gate, intermediate, hidden, expert),
-            Linear<T>::Make(set, up, intermediate, hidden, expert),
-            Linear<T>::Make(set, down, hidden, intermediate, expert)};
+                          bool expert = false, const TensorGroup& ranks = TensorGroup()) {
+    const Cut rows = Cut::Outputs(ranks, intermediate);
+    const Cut columns = Cut::Inputs(ranks, intermediate);
+    return {Linear<T>::Make(set, gate, intermediate, hidden, expert, rows),
+            Linear<T>::Make(set, up, intermediate, hidden, expert, rows),
+            Linear<T>::Make(set, down, hidden, intermediate, expert, columns)};
   }
 };
 

@@ -15,25 +15,30 @@ class GroupedAttention : public AttentionLayer<T> {
  public:
   explicit GroupedAttention(const AttentionParts<T>& parts)
       : config_(parts.config.attention),
+        heads_(parts.tp.Mine(config_.heads).size()),
+        kv_heads_(parts.tp.Mine(config_.kv_heads).size()),
         rope_(parts.config.rope),
         eps_(parts.config.norm_eps),
         cos_sin_(parts.cos_sin),
-        q_width_(config_.heads * config_.head_dim),
-        kv_width_(config_.kv_heads * config_.head_dim),
-        shape_{.heads = config_.heads,
-               .kv_heads = config_.kv_heads,
+        q_width_(heads_ * config_.head_dim),
+        kv_width_(kv_heads_ * config_.head_dim),
+        shape_{.heads = heads_,
+               .kv_heads = kv_heads_,
                .qk_dim = config_.head_dim,
                .v_dim = config_.head_dim,
                .scale = static_cast<T>(config_.scale),
                .window = parts.window} {
-    const auto linear = [&](const std::string& name, int64_t n, int64_t k) {
-      return Linear<T>::Make(parts.parameters, parts.prefix + name, n, k);
+    const auto linear = [&](const std::string& name, int64_t n, int64_t k, const Cut& part) {
+      return Linear<T>::Make(parts.parameters, parts.prefix + name, n, k, false, part);
     };
-    const int64_t hidden = parts.config.hidden;
-    q_ = linear(parts.names.q, q_width_, hidden);
-    k_ = linear(parts.names.k, kv_width_, hidden);
-    v_ = linear(parts.names.v, kv_width_, hidden);
-    o_ = linear(parts.names.o, hidden, q_width_);
+    const int64_t hidden = parts.config.hidden, dim = config_.head_dim;
+    const Cut q = Cut::Outputs(parts.tp, config_.heads, dim);
+    const Cut kv = Cut::Outputs(parts.tp, config_.kv_heads, dim);
+    q_ = linear(parts.names.q, config_.heads * dim, hidden, q);
+    k_ = linear(parts.names.k, config_.kv_heads * dim, hidden, kv);
+    v_ = linear(parts.names.v, config_.kv_heads * dim, hidden, kv);
+    o_ = linear(parts.names.o, hidden, config_.heads * dim,
+                Cut::Inputs(parts.tp, config_.heads, dim));
     if (config_.qk_norm == QkNorm::kNone) return;
     const bool whole = config_.qk_norm == QkNorm::kWhole;
     const auto norm = [&](const std::string& name, int64_t width) {
@@ -49,7 +54,7 @@ class GroupedAttention : public AttentionLayer<T> {
     const int64_t m = rows.rows();
     for (auto* v : {&s->q, &s->attended}) v->resize(m * q_width_);
     for (auto* v : {&s->k, &s->v}) v->resize(m * kv_width_);
-    s->log_sums.resize(m * config_.heads);
+    s->log_sums.resize(m * heads_);
     const bool norm = q_norm_ != nullptr;
     if (norm) {
       s->q_raw.resize(m * q_width_);
@@ -65,8 +70,8 @@ class GroupedAttention : public AttentionLayer<T> {
       RmsNorm(NormOf(k_norm_, m * kv_width_), s->k_raw.data(), k_norm_->value.data(), s->k.data(),
               pool);
     }
-    Rope(RopeOf(rows, config_.heads), s->q.data(), false, pool);
-    Rope(RopeOf(rows, config_.kv_heads), s->k.data(), false, pool);
+    Rope(RopeOf(rows, heads_), s->q.data(), false, pool);
+    Rope(RopeOf(rows, kv_heads_), s->k.data(), false, pool);
     Attention<T>(shape_, rows, Heads<const T>(s->q, q_width_), Heads<const T>(s->k, kv_width_),
                  Heads<const T>(s->v, kv_width_), Heads<T>(s->attended, q_width_),
                  s->log_sums.data(), pool);
@@ -86,8 +91,8 @@ class GroupedAttention : public AttentionLayer<T> {
                          Heads<const T>(s.attended, q_width_), s.log_sums.data(),
                          Heads<const T>(dattended, q_width_), Heads<T>(dq, q_width_),
                          Heads<T>(dk, kv_width_), Heads<T>(dv, kv_width_), pool);
-    Rope(RopeOf(rows, config_.heads), dq.data(), true, pool);
-    Rope(RopeOf(rows, config_.kv_heads), dk.data(), true, pool);
+    Rope(RopeOf(rows, heads_), dq.data(), true, pool);
+    Rope(RopeOf(rows, kv_heads_), dk.data(), true, pool);
     if (q_norm_ != nullptr) {
       NormBackward(q_norm_, s.q_raw, dq, pool);
       NormBackward(k_norm_, s.k_raw, dk, pool);
@@ -126,6 +131,7 @@ class GroupedAttention : public AttentionLayer<T> {
   }
 
   const AttentionConfig config_;
+  const int64_t heads_, kv_heads_;  // of this rank
   const RopeConfig rope_;
   const float eps_;
   const float* cos_sin_;

@@ -13,12 +13,35 @@ namespace {
 
 constexpr int64_t kBlock = 256;  // rows whose logits are held
 
+// What a row's softmax over the whole vocabulary needs of a part of it.
+template <typename T>
+struct RowSum {
+  T largest = 0, sum = 0;  // logit; of e^(logit - largest)
+  T wanted = 0;            // the target's logit, on the rank that has it
+};
+
+// Of row i over the ranks whose parts are in `every` [ranks, m], in rank order.
+template <typename T>
+RowSum<T> Join(const std::vector<RowSum<T>>& every, int64_t ranks, int64_t m, int64_t i) {
+  RowSum<T> all = every[i];
+  if (ranks == 1) return all;
+  for (int64_t r = 1; r < ranks; ++r) all.largest = std::max(all.largest, every[r * m + i].largest);
+  all.sum = all.wanted = 0;
+  for (int64_t r = 0; r < ranks; ++r) {
+    const RowSum<T>& part = every[r * m + i];
+    all.sum += part.sum * std::exp(part.largest - all.largest);
+    all.wanted += part.wanted;
+  }
+  return all;
+}
+
 }  // namespace
 
 template <typename T>
 double HeadLoss<T>::Run(const T* x, std::span<const int32_t> targets, T scale, T* dx,
                         ThreadPool& pool) const {
-  const int64_t vocab = head.n, hidden = head.k;
+  const int64_t vocab = head.n, hidden = head.k, first_id = head.weight->slice.begin;
+  const Share mine = tp.Mine(std::ssize(targets));
   // Rows without a target are left out of the products.
   std::vector<int32_t> rows;
   for (size_t t = 0; t < targets.size(); ++t)
@@ -28,24 +51,44 @@ double HeadLoss<T>::Run(const T* x, std::span<const int32_t> targets, T scale, T
   const int64_t most = std::min(kBlock, count);
   Temporary<T> in(most * hidden), logits(most * vocab), din(most * hidden);
   std::vector<double> losses(count);
+  std::vector<RowSum<T>> parts, every;
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t m = std::min(kBlock, count - begin);
     for (int64_t i = 0; i < m; ++i)
       std::copy_n(x + rows[begin + i] * hidden, hidden, in.data() + i * hidden);
     const Projection<T> projection = head.Forward(in.data(), m, logits.data());
     Project<T>({&projection, 1}, pool);
+    parts.assign(m, {});
+    every.resize(tp.size() * m);
+    // Of this rank's part of the vocabulary, or -1.
+    const auto target_of = [&](int64_t i) {
+      const int64_t id = targets[rows[begin + i]] - first_id;
+      return id >= 0 && id < vocab ? id : -1;
+    };
     pool.RunRanges(m, 4, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {
         T* row = logits.data() + i * vocab;
-        const int32_t target = targets[rows[begin + i]];
-        const T wanted = row[target], largest = *std::max_element(row, row + vocab);
-        const T sum = ExpSum(row, vocab, largest);
-        losses[begin + i] = static_cast<double>(largest) + std::log(static_cast<double>(sum)) -
-                            static_cast<double>(wanted);
+        const int64_t target = target_of(i);
+        parts[i].largest = *std::max_element(row, row + vocab);
+        parts[i].wanted = target < 0 ? T{0} : row[target];
+        parts[i].sum = ExpSum(row, vocab, parts[i].largest);
+      }
+    });
+    tp.GatherEqual(&parts.data()->largest, 3 * m, &every.data()->largest);
+    pool.RunRanges(m, 4, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        const RowSum<T> all = Join(every, tp.size(), m, i);
+        const int32_t at = rows[begin + i];
+        if (at >= mine.begin && at < mine.end) {
+          losses[begin + i] = static_cast<double>(all.largest) +
+                              std::log(static_cast<double>(all.sum)) -
+                              static_cast<double>(all.wanted);
+        }
         if (dx == nullptr) continue;
-        const T factor = scale / sum;
+        T* row = logits.data() + i * vocab;
+        const T factor = scale / all.sum * std::exp(parts[i].largest - all.largest);
         for (int64_t v = 0; v < vocab; ++v) row[v] *= factor;
-        row[target] -= scale;
+        if (const int64_t target = target_of(i); target >= 0) row[target] -= scale;
       }
     });
     if (dx == nullptr) continue;

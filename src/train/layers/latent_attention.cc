@@ -23,31 +23,35 @@ class LatentAttention : public AttentionLayer<T> {
         qk_(nope_ + rope_),
         value_(config_.v_head_dim),
         lora_(config_.kv_lora_rank),
-        heads_(config_.heads),
+        heads_(parts.tp.Mine(config_.heads).size()),
         shape_{.heads = heads_,
                .kv_heads = heads_,
                .qk_dim = qk_,
                .v_dim = value_,
                .scale = static_cast<T>(config_.scale),
                .window = parts.window} {
-    const auto linear = [&](const std::string& name, int64_t n, int64_t k) {
-      return Linear<T>::Make(parts.parameters, parts.prefix + name, n, k);
+    const auto linear = [&](const std::string& name, int64_t n, int64_t k, const Cut& part = {}) {
+      return Linear<T>::Make(parts.parameters, parts.prefix + name, n, k, false, part);
     };
     const auto norm = [&](const std::string& name, int64_t n) {
       return parts.parameters.Add(parts.prefix + name + ".weight", {n});
     };
+    // What makes the latents is whole on every rank, which works it out for its heads' gradients.
     const int64_t hidden = parts.config.hidden, q_lora = config_.q_lora_rank;
+    const int64_t all = config_.heads;
+    const Cut q = Cut::Outputs(parts.tp, all, qk_);
     if (q_lora == 0) {
-      q_ = linear(parts.names.q, heads_ * qk_, hidden);
+      q_ = linear(parts.names.q, all * qk_, hidden, q);
     } else {
       q_a_ = linear(parts.names.q_a, q_lora, hidden);
       q_a_norm_ = norm(parts.names.q_a_norm, q_lora);
-      q_ = linear(parts.names.q_b, heads_ * qk_, q_lora);
+      q_ = linear(parts.names.q_b, all * qk_, q_lora, q);
     }
     kv_a_ = linear(parts.names.kv_a, lora_ + rope_, hidden);
     kv_a_norm_ = norm(parts.names.kv_a_norm, lora_);
-    kv_b_ = linear(parts.names.kv_b, heads_ * (nope_ + value_), lora_);
-    o_ = linear(parts.names.o, hidden, heads_ * value_);
+    kv_b_ = linear(parts.names.kv_b, all * (nope_ + value_), lora_,
+                   Cut::Outputs(parts.tp, all, nope_ + value_));
+    o_ = linear(parts.names.o, hidden, all * value_, Cut::Inputs(parts.tp, all, value_));
   }
 
   void Forward(const RowLayout& rows, const T* x, AttentionState<T>* s, T* out,
@@ -182,7 +186,7 @@ class LatentAttention : public AttentionLayer<T> {
   const AttentionConfig config_;
   const bool interleaved_;
   const float* cos_sin_;
-  const int64_t nope_, rope_, qk_, value_, lora_, heads_;
+  const int64_t nope_, rope_, qk_, value_, lora_, heads_;  // heads_: of this rank
   const AttentionShape<T> shape_;
   Linear<T> q_a_, q_, kv_a_, kv_b_, o_;  // q_: q_b_proj where there is a q_a
   Parameter<T>*q_a_norm_ = nullptr, *kv_a_norm_ = nullptr;

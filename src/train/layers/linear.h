@@ -9,22 +9,48 @@
 #include <vector>
 
 #include "core/parallel.h"
+#include "moe/types.h"
+#include "train/layers/tensor_group.h"
 #include "train/math/product.h"
 #include "train/parameter.h"
 
 namespace switchyard::train {
 
+// Which part of a tensor a rank holds: rows (0) or columns (1), or all of it (-1).
+struct Cut {
+  int dimension = -1;
+  Share range;
+
+  // Of `n` blocks of `unit` outputs, or of inputs, those of this rank.
+  static Cut Outputs(const TensorGroup& ranks, int64_t n, int64_t unit = 1) {
+    return {0, Blocks(ranks, n, unit)};
+  }
+  static Cut Inputs(const TensorGroup& ranks, int64_t n, int64_t unit = 1) {
+    return {1, Blocks(ranks, n, unit)};
+  }
+
+  static Share Blocks(const TensorGroup& ranks, int64_t n, int64_t unit) {
+    const Share mine = ranks.Mine(n);
+    return {mine.begin * unit, mine.end * unit};
+  }
+};
+
 // Owns parameters; pointers to them stay valid. They are in the order of the model.
 template <typename T>
 class ParameterSet {
  public:
-  // Value and gradient are zero. A vector does not decay.
-  Parameter<T>* Add(std::string name, std::vector<int64_t> shape, bool expert = false) {
-    int64_t count = 1;
-    for (const int64_t n : shape) count *= n;
+  // Value and gradient are zero. A vector does not decay. Of `shape` this rank's `part` alone.
+  Parameter<T>* Add(std::string name, std::vector<int64_t> shape, bool expert = false,
+                    const Cut& part = {}) {
     Parameter<T>& p = all_.emplace_back();
     p.name = std::move(name);
     p.decay = shape.size() > 1;
+    if (part.dimension >= 0 && part.range.size() < shape[part.dimension]) {
+      p.slice = {.whole = shape, .dimension = part.dimension, .begin = part.range.begin};
+      shape[part.dimension] = part.range.size();
+    }
+    int64_t count = 1;
+    for (const int64_t n : shape) count *= n;
     p.shape = std::move(shape);
     p.value.resize(count);
     p.gradient.resize(count);
@@ -37,16 +63,18 @@ class ParameterSet {
   std::deque<Parameter<T>> all_;
 };
 
-// y = x · Wᵀ
+// y = x · Wᵀ. n and k are those of the part that this rank holds.
 template <typename T>
 struct Linear {
   Parameter<T>* weight = nullptr;  // [n, k]
   int64_t n = 0, k = 0;
 
+  // n, k: of the whole.
   static Linear Make(ParameterSet<T>& set, const std::string& name, int64_t n, int64_t k,
-                     bool expert = false) {
-    return {set.Add(name + ".weight", {n, k}, expert), n, k};
+                     bool expert = false, const Cut& part = {}) {
+    return Of(set.Add(name + ".weight", {n, k}, expert, part));
   }
+  static Linear Of(Parameter<T>* weight) { return {weight, weight->shape[0], weight->shape[1]}; }
   Projection<T> Forward(const T* x, int64_t m, T* y) const {
     return {.x = x, .w = weight->value.data(), .y = y, .m = m, .n = n, .k = k};
   }

@@ -18,26 +18,30 @@ std::string BlockName(const TensorNames& names, const std::string& prefix) {
 
 template <typename T>
 MoeLayer<T>::MoeLayer(const ModelConfig& config, const TensorNames& names,
-                      const std::string& prefix, RowExchange& exchange, ParameterSet<T>& set)
+                      const std::string& prefix, RowExchange& exchange, const TensorGroup& tp,
+                      ParameterSet<T>& set)
     : hidden_(config.hidden),
       num_experts_(config.moe->router.num_experts),
       k_(config.moe->router.top_k),
       exchange_(exchange),
+      tp_(tp),
       mine_(EvenShare(num_experts_, exchange.size(), exchange.rank())),
       router_(config.moe->router, config.hidden, BlockName(names, prefix) + names.router,
               names.correction_bias, set) {
   const std::string block = BlockName(names, prefix);
   const auto network = [&](const std::string& at, const std::string& gate, const std::string& up,
-                           const std::string& down, int64_t width, bool expert) {
-    return FeedForward<T>::Make(set, at + gate, at + up, at + down, hidden_, width, expert);
+                           const std::string& down, int64_t width, bool expert,
+                           const TensorGroup& ranks) {
+    return FeedForward<T>::Make(set, at + gate, at + up, at + down, hidden_, width, expert, ranks);
   };
   for (int64_t e = mine_.begin; e < mine_.end; ++e) {
     experts_.push_back(network(fmt::format("{}experts.{}.", block, e), names.expert_gate,
-                               names.expert_up, names.expert_down, config.moe->intermediate, true));
+                               names.expert_up, names.expert_down, config.moe->intermediate, true,
+                               TensorGroup()));
   }
   if (const int64_t width = config.moe->shared_intermediate; width > 0) {
-    shared_.push_back(
-        network(block + names.shared + ".", "gate_proj", "up_proj", "down_proj", width, false));
+    shared_.push_back(network(block + names.shared + ".", "gate_proj", "up_proj", "down_proj",
+                              width, false, tp_));
   }
 }
 
@@ -104,11 +108,14 @@ void MoeLayer<T>::EndCombine(int64_t m, MoeState<T>* s, T* y, ThreadPool& pool) 
 }
 
 template <typename T>
-void MoeLayer<T>::ShareForward(const T* x, int64_t m, MoeState<T>* s, ThreadPool& pool) {
+void MoeLayer<T>::ShareForward(const T* x, int64_t all, MoeState<T>* s, ThreadPool& pool) {
   if (shared_.empty()) return;
-  s->shared_output.resize(m * hidden_);
-  const int32_t offsets[] = {0, static_cast<int32_t>(m)};
-  Forward<T>(shared_, offsets, x, &s->shared, s->shared_output.data(), pool);
+  s->shared_output.resize(tp_.Mine(all).size() * hidden_);
+  const int32_t offsets[] = {0, static_cast<int32_t>(all)};
+  const T* rows = tp_.Gather(x, all, hidden_, &s->all_x);
+  PartialRows<T> out(tp_, s->shared_output.data(), all, hidden_);
+  Forward<T>(shared_, offsets, rows, &s->shared, out.data(), pool);
+  out.Scatter();
 }
 
 template <typename T>
@@ -145,12 +152,16 @@ void MoeLayer<T>::BeginDispatchGradient(MoeState<T>* s, ThreadPool& pool) {
 }
 
 template <typename T>
-void MoeLayer<T>::ShareBackward(const T* x, const T* dy, int64_t m, MoeState<T>* s,
+void MoeLayer<T>::ShareBackward(const T* x, const T* dy, int64_t all, MoeState<T>* s,
                                 ThreadPool& pool) {
   if (shared_.empty()) return;
-  s->dshared.resize(m * hidden_);
-  const int32_t offsets[] = {0, static_cast<int32_t>(m)};
-  Backward<T>(shared_, offsets, x, &s->shared, dy, s->dshared.data(), false, pool);
+  s->dshared.resize(tp_.Mine(all).size() * hidden_);
+  const int32_t offsets[] = {0, static_cast<int32_t>(all)};
+  const GatheredRows<T> dout(tp_, dy, all, hidden_);
+  PartialRows<T> dx(tp_, s->dshared.data(), all, hidden_);
+  Backward<T>(shared_, offsets, tp_.alone() ? x : s->all_x.data(), &s->shared, dout.data(),
+              dx.data(), false, pool);
+  dx.Scatter();
 }
 
 template <typename T>

@@ -38,6 +38,7 @@ struct MoeState {
   FeedForwardState<T> experts;
 
   FeedForwardState<T> shared;
+  std::vector<T> all_x;                   // of a tensor-parallel rank: x of all rows
   std::vector<T> shared_output, dshared;  // [m, H]
   ExchangeHandle exchange;
 };
@@ -51,9 +52,10 @@ template <typename T>
 class MoeLayer {
  public:
   // Parameters of the experts of this rank alone: EvenShare of all of them. `prefix`:
-  // "model.layers.3.". The exchange is borrowed.
+  // "model.layers.3.". The exchange is borrowed. `tp` shares the rows of a micro-batch, each of its
+  // ranks routing its share, and the shared experts' width.
   MoeLayer(const ModelConfig& config, const TensorNames& names, const std::string& prefix,
-           RowExchange& exchange, ParameterSet<T>& set);
+           RowExchange& exchange, const TensorGroup& tp, ParameterSet<T>& set);
 
   void Route(const T* x, int64_t m, MoeState<T>* state, ThreadPool& pool);
   void BeginDispatch(const T* x, MoeState<T>* state, ThreadPool& pool);
@@ -62,13 +64,14 @@ class MoeLayer {
   void BeginCombine(MoeState<T>* state, ThreadPool& pool);
   // y[t] += Σ_j weight[t, j] · output[t, j], then the shared experts.
   void EndCombine(int64_t m, MoeState<T>* state, T* y, ThreadPool& pool);
-  void ShareForward(const T* x, int64_t m, MoeState<T>* state, ThreadPool& pool);
+  // all: the rows of all ranks of `tp`; x [m, H].
+  void ShareForward(const T* x, int64_t all, MoeState<T>* state, ThreadPool& pool);
 
   void BeginCombineGradient(const T* dy, int64_t m, MoeState<T>* state, ThreadPool& pool);
   void EndCombineGradient(MoeState<T>* state, ThreadPool& pool);
   void RunExpertsGradient(MoeState<T>* state, ThreadPool& pool);
   void BeginDispatchGradient(MoeState<T>* state, ThreadPool& pool);
-  void ShareBackward(const T* x, const T* dy, int64_t m, MoeState<T>* state, ThreadPool& pool);
+  void ShareBackward(const T* x, const T* dy, int64_t all, MoeState<T>* state, ThreadPool& pool);
   // dx [m, H] written: through experts, router and shared experts.
   void EndDispatchGradient(const T* x, int64_t m, MoeState<T>* state, T* dx, ThreadPool& pool);
 
@@ -88,6 +91,7 @@ class MoeLayer {
 
   const int64_t hidden_, num_experts_, k_;
   RowExchange& exchange_;
+  const TensorGroup tp_;
   const Share mine_;
   Router<T> router_;
   std::vector<FeedForward<T>> experts_;  // of this rank

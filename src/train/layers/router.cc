@@ -161,10 +161,29 @@ void Router<T>::Forward(const T* x, int64_t m, RouterState<T>* s, ThreadPool& po
   s->dz.clear();
 }
 
+// [sequences, E] how many tokens of each sequence take each expert; its tokens may lie on several
+// ranks.
+template <typename T>
+std::vector<float> Router<T>::SequenceLoads(const RowLayout& rows, const TensorGroup& tp,
+                                            const RouterState<T>& s) const {
+  const Share mine = tp.Mine(rows.rows());
+  const int64_t experts = config_.num_experts, k = config_.top_k;
+  std::vector<float> counts(rows.sequences() * experts);
+  for (int64_t i = 0; i < rows.sequences(); ++i) {
+    const int64_t begin = std::max<int64_t>(rows.begins[i], mine.begin);
+    const int64_t end = std::min<int64_t>(rows.begins[i + 1], mine.end);
+    for (int64_t slot = (begin - mine.begin) * k; slot < (end - mine.begin) * k; ++slot)
+      if (s.topk.ids[slot] >= 0) counts[i * experts + s.topk.ids[slot]] += 1.0f;
+  }
+  tp.Sum(counts.data(), std::ssize(counts));
+  return counts;
+}
+
 template <typename T>
 double Router<T>::AddBalance(const BalanceLosses& losses, const RowLayout& rows, double step_tokens,
-                             const SumOverRanks& sum, RouterState<T>* s) {
-  const int64_t m = rows.rows(), experts = config_.num_experts, k = config_.top_k;
+                             const SumOverRanks& sum, const TensorGroup& tp, RouterState<T>* s) {
+  const Share mine = tp.Mine(rows.rows());
+  const int64_t m = mine.size(), experts = config_.num_experts, k = config_.top_k;
   const double per_token = 1.0 / step_tokens;
   double loss = 0.0;
   s->dprobabilities.assign(m * experts, T{0});
@@ -196,13 +215,15 @@ double Router<T>::AddBalance(const BalanceLosses& losses, const RowLayout& rows,
     }
     add(0, m, f, losses.batch);
   }
-  for (int64_t i = 0; losses.sequence != 0.0 && i < rows.sequences(); ++i) {
-    const int64_t begin = rows.begins[i], end = rows.begins[i + 1];
-    std::fill(f.begin(), f.end(), 0.0);
-    const double one = static_cast<double>(experts) / static_cast<double>(k * (end - begin));
-    for (int64_t slot = begin * k; slot < end * k; ++slot)
-      if (s->topk.ids[slot] >= 0) f[s->topk.ids[slot]] += one;
-    add(begin, end, f, losses.sequence);
+  if (losses.sequence != 0.0) {
+    const std::vector<float> counts = SequenceLoads(rows, tp, *s);
+    for (int64_t i = 0; i < rows.sequences(); ++i) {
+      const int64_t begin = rows.begins[i], end = rows.begins[i + 1];
+      const double one = static_cast<double>(experts) / static_cast<double>(k * (end - begin));
+      for (int64_t e = 0; e < experts; ++e) f[e] = one * counts[i * experts + e];
+      add(std::max(begin, mine.begin) - mine.begin, std::min(end, mine.end) - mine.begin, f,
+          losses.sequence);
+    }
   }
   for (int64_t t = 0; losses.z != 0.0 && t < m; ++t) {
     const double log_sum = LogSum(s->logits.data() + t * experts, experts);

@@ -11,6 +11,7 @@
 #include "moe/router.h"
 #include "train/layers/linear.h"
 #include "train/layers/rows.h"
+#include "train/layers/tensor_group.h"
 
 namespace switchyard::train {
 
@@ -59,9 +60,10 @@ class Router {
   // (SelectExperts).
   void Forward(const T* x, int64_t m, RouterState<T>* state, ThreadPool& pool);
   // After Forward, where losses.any(): their sum over the rank's tokens divided by step_tokens (so
-  // that sums over ranks and micro-batches are the step's), and the state's gradients.
+  // that sums over ranks and micro-batches are the step's), and the state's gradients. The rank's
+  // tokens are its share, in `tp`, of `rows`.
   double AddBalance(const BalanceLosses& losses, const RowLayout& rows, double step_tokens,
-                    const SumOverRanks& sum, RouterState<T>* state);
+                    const SumOverRanks& sum, const TensorGroup& tp, RouterState<T>* state);
   // dweights [m, k] → dx [m, H], written; the linear's gradient is added.
   void Backward(const T* x, int64_t m, RouterState<T>& state, const T* dweights, T* dx,
                 ThreadPool& pool);
@@ -70,6 +72,9 @@ class Router {
   Parameter<T>* bias() { return bias_; }  // null: none
 
  private:
+  std::vector<float> SequenceLoads(const RowLayout& rows, const TensorGroup& tp,
+                                   const RouterState<T>& state) const;
+
   const RouterConfig config_;
   Linear<T> linear_;
   Parameter<T>* bias_ = nullptr;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "core/check.h"
@@ -9,6 +10,16 @@
 #include "core/tensor.h"
 
 namespace switchyard::train {
+namespace {
+
+using Piece = CatalogTensor::Piece;
+
+nlohmann::json Describe(const Parameter<float>& p) {
+  const int along = p.slice.partial() ? p.slice.dimension : 0;
+  return {p.name, p.whole_shape(), !p.gradient.empty(), along, p.slice.begin, p.shape.at(along)};
+}
+
+}  // namespace
 
 std::vector<std::string> GatherStrings(Collectives* all, const std::string& mine) {
   if (all == nullptr) return {mine};
@@ -28,40 +39,83 @@ std::vector<std::string> GatherStrings(Collectives* all, const std::string& mine
   return out;
 }
 
-Catalog::Catalog(std::vector<Parameter<float>*> parameters, Collectives* all)
-    : parameters_(std::move(parameters)), all_(all) {
+Catalog::Catalog(std::vector<Parameter<float>*> parameters, Collectives* all, Collectives* tp)
+    : parameters_(std::move(parameters)), all_(all), tp_(tp) {
   nlohmann::json mine = nlohmann::json::array();
-  for (const Parameter<float>* p : parameters_) mine.push_back({p->name, p->shape});
-  std::map<std::string, std::vector<int64_t>> shapes;
+  for (const Parameter<float>* p : parameters_) mine.push_back(Describe(*p));
   const std::vector<std::string> lists = GatherStrings(all, mine.dump());
-  for (int rank = 0; rank < size(); ++rank) {
-    for (const auto& entry : nlohmann::json::parse(lists[static_cast<size_t>(rank)])) {
-      const auto name = entry[0].get<std::string>();
-      const auto shape = entry[1].get<std::vector<int64_t>>();
-      const auto [owner, added] = owners_.emplace(name, rank);
-      if (!added && owner->second == rank) {
-        throw Invalid("the model has two tensors {} on rank {}", name, rank);
-      }
-      const auto known = shapes.emplace(name, shape).first;
-      if (known->second != shape) {
-        throw Invalid("tensor {} is {} on rank {} and {} on rank {}", name,
-                      ShapeString(known->second), owner->second, ShapeString(shape), rank);
-      }
-    }
+  for (int rank = 0; rank < size(); ++rank) Add(rank, lists[static_cast<size_t>(rank)]);
+  CheckPieces();
+  size_t turn = 0;
+  for (auto& [name, tensor] : tensors_) {
+    const size_t piece = tensor.cut() ? turn++ % tensor.pieces.size() : 0;
+    tensor.writer = tensor.pieces[piece].owner;
   }
   for (Parameter<float>* p : parameters_) {
-    if (owners_.at(p->name) == this->rank()) owned_.push_back(p);
+    for (const Piece& piece : tensors_.at(p->name).pieces)
+      if (piece.begin == p->slice.begin && piece.owner == this->rank()) owned_.push_back(p);
   }
   std::ranges::sort(owned_, {}, [](const Parameter<float>* p) { return p->name; });
+  tp_members_ = {rank()};
+  if (tp_ != nullptr) {
+    const int self = rank();
+    tp_members_.resize(tp_->size());
+    tp_->AllGatherV(&self, tp_members_.data(), std::vector<size_t>(tp_->size(), sizeof self));
+  }
+}
+
+// A rank's list, in the order of ranks.
+void Catalog::Add(int rank, const std::string& entries) {
+  std::set<std::string> names;
+  for (const auto& entry : nlohmann::json::parse(entries)) {
+    const auto name = entry[0].get<std::string>();
+    const auto shape = entry[1].get<std::vector<int64_t>>();
+    if (!names.insert(name).second) {
+      throw Invalid("the model has two tensors {} on rank {}", name, rank);
+    }
+    const Piece piece{entry[4].get<int64_t>(), entry[5].get<int64_t>(), rank};
+    const auto [at, added] = tensors_.emplace(
+        name, CatalogTensor{.shape = shape, .learned = entry[2], .dimension = entry[3]});
+    CatalogTensor& known = at->second;
+    if (known.shape != shape) {
+      throw Invalid("tensor {} is {} on rank {} and {} on rank {}", name, ShapeString(known.shape),
+                    known.pieces[0].owner, ShapeString(shape), rank);
+    }
+    const auto same = std::ranges::find(known.pieces, piece.begin, &Piece::begin);
+    if (same == known.pieces.end()) {
+      known.pieces.push_back(piece);
+    } else if (same->size != piece.size) {
+      throw Invalid("tensor {}: ranks {} and {} have parts of different lengths", name, same->owner,
+                    rank);
+    }
+  }
+}
+
+void Catalog::CheckPieces() const {
+  for (const auto& [name, tensor] : tensors_) {
+    int64_t next = 0;  // ranks hold pieces in their order
+    for (const Piece& piece : tensor.pieces) {
+      if (piece.begin != next) break;
+      next += piece.size;
+    }
+    if (next == tensor.shape[tensor.dimension]) continue;
+    throw Invalid("tensor {}: the ranks' parts of it do not make a whole of {}", name,
+                  ShapeString(tensor.shape));
+  }
 }
 
 std::vector<double> Catalog::Gather(const std::vector<double>& mine) const {
   CHECK_EQ(mine.size(), owned_.size());
   std::vector<size_t> bytes(static_cast<size_t>(size()));
-  for (const auto& [name, owner] : owners_) bytes[static_cast<size_t>(owner)] += sizeof(double);
+  size_t pieces = 0;
+  for (const auto& [name, tensor] : tensors_) {
+    pieces += tensor.pieces.size();
+    for (const Piece& piece : tensor.pieces)
+      bytes[static_cast<size_t>(piece.owner)] += sizeof(double);
+  }
   std::vector<double> by_rank = mine;
   if (all_ != nullptr) {
-    by_rank.resize(owners_.size());
+    by_rank.resize(pieces);
     all_->AllGatherV(mine.data(), by_rank.data(), bytes);
   }
   std::vector<size_t> next(bytes.size());
@@ -69,10 +123,38 @@ std::vector<double> Catalog::Gather(const std::vector<double>& mine) const {
     next[rank] = next[rank - 1] + bytes[rank - 1] / sizeof(double);
   }
   std::vector<double> out;
-  for (const auto& [name, owner] : owners_) {
-    out.push_back(by_rank[next[static_cast<size_t>(owner)]++]);
+  for (const auto& [name, tensor] : tensors_) {
+    for (const Piece& piece : tensor.pieces)
+      out.push_back(by_rank[next[static_cast<size_t>(piece.owner)]++]);
   }
   return out;
+}
+
+bool Catalog::GroupWrites(const std::string& name) const {
+  return std::ranges::find(tp_members_, tensors_.at(name).writer) != tp_members_.end();
+}
+
+std::vector<float> Catalog::Assemble(const Parameter<float>& p,
+                                     const std::vector<float>& part) const {
+  const CatalogTensor& tensor = tensors_.at(p.name);
+  CHECK(tp_ != nullptr && tensor.pieces.size() == tp_members_.size());
+  int64_t unit = 1;  // elements of a row or a column
+  for (size_t d = 0; d < tensor.shape.size(); ++d)
+    if (static_cast<int>(d) != tensor.dimension) unit *= tensor.shape[d];
+  std::vector<size_t> bytes;
+  for (const Piece& piece : tensor.pieces)
+    bytes.push_back(static_cast<size_t>(piece.size * unit) * sizeof(float));
+  std::vector<float> joined(tensor.shape[tensor.dimension] * unit);
+  tp_->AllGatherV(part.data(), joined.data(), bytes);
+  if (tensor.writer != rank()) return {};
+  if (tensor.dimension == 0) return joined;
+  std::vector<float> whole(joined.size());
+  const float* from = joined.data();
+  for (const Piece& piece : tensor.pieces) {
+    for (int64_t row = 0; row < unit; ++row, from += piece.size)
+      std::copy_n(from, piece.size, whole.data() + row * tensor.shape[1] + piece.begin);
+  }
+  return whole;
 }
 
 }  // namespace switchyard::train

@@ -41,12 +41,14 @@ GradientNorm NormOfGradients(const Catalog& catalog, ThreadPool& pool) {
   for (const Parameter<float>* p : catalog.owned()) mine.push_back(SumOfSquares(p->gradient, pool));
   const std::vector<double> sums = catalog.Gather(mine);
   GradientNorm out;
-  auto owner = catalog.owners().begin();
-  for (const double sum : sums) {
-    // Squares of finite float32 numbers do not overflow in double.
-    if (!std::isfinite(sum) && out.not_finite.empty()) out.not_finite = owner->first;
-    out.norm += sum;
-    ++owner;
+  auto next = sums.begin();
+  for (const auto& [name, tensor] : catalog.tensors()) {
+    for (size_t piece = 0; piece < tensor.pieces.size(); ++piece) {
+      const double sum = *next++;
+      // Squares of finite float32 numbers do not overflow in double.
+      if (!std::isfinite(sum) && out.not_finite.empty()) out.not_finite = name;
+      out.norm += sum;
+    }
   }
   out.norm = std::sqrt(out.norm);
   return out;

@@ -15,9 +15,10 @@ struct GradientNorm {
   std::string not_finite;
 };
 
-// Every tensor counts once, whichever ranks hold it: gradients of tensors that several ranks hold
-// have to be equal there already. Sums are taken in double, within a tensor in blocks and then in
-// order of names, so that every number of ranks and threads gives the same bits. Collective.
+// Every element counts once, whichever ranks hold it: gradients of what several ranks hold have to
+// be equal there already. Sums are taken in double, within a tensor (or a rank's piece of it) in
+// blocks and then in order of names, so that every number of ranks and threads that cuts no tensor
+// gives the same bits. Collective.
 GradientNorm NormOfGradients(const Catalog& catalog, ThreadPool& pool);
 
 // What gradients are multiplied by so that their norm is at most `limit` (0: no limit), as

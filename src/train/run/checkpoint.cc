@@ -9,6 +9,7 @@
 #include <deque>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <system_error>
@@ -32,7 +33,7 @@ struct Writers {
 
 Writers WritersOf(const Catalog& catalog) {
   std::set<int> ranks;
-  for (const auto& [name, owner] : catalog.owners()) ranks.insert(owner);
+  for (const auto& [name, tensor] : catalog.tensors()) ranks.insert(tensor.writer);
   Writers out;
   out.index_of_rank.assign(static_cast<size_t>(catalog.size()), -1);
   for (const int rank : ranks) out.index_of_rank[static_cast<size_t>(rank)] = out.count++;
@@ -45,8 +46,63 @@ std::string FileName(const char* stem, int index, int count) {
                     : fmt::format("{}-{:05}-of-{:05}.safetensors", stem, index + 1, count);
 }
 
-DType StoredAs(const Parameter<float>& p, DType dtype) {
-  return p.gradient.empty() ? DType::kF32 : dtype;
+DType StoredAs(bool learned, DType dtype) { return learned ? dtype : DType::kF32; }
+
+// A tensor that this rank writes: whole.
+struct Whole {
+  std::string name;
+  const CatalogTensor* tensor;
+  const float *value, *first = nullptr, *second = nullptr;  // null: without an optimizer's moments
+};
+struct Wholes {
+  std::vector<Whole> tensors;
+  std::deque<std::vector<float>> room;  // of those that are cut over ranks
+};
+
+// Collective over each TP group that writes something cut.
+Wholes Collect(const Catalog& catalog, AdamW* optimizer) {
+  std::map<std::string, const AdamW::Moments*> moments;
+  for (size_t i = 0; optimizer != nullptr && i < optimizer->parameters().size(); ++i) {
+    const Parameter<float>& p = *optimizer->parameters()[i];
+    if (!p.gradient.empty()) moments[p.name] = &optimizer->moments()[i];
+  }
+  Wholes out;
+  for (const Parameter<float>* p : catalog.parameters()) {
+    const CatalogTensor& tensor = catalog.tensors().at(p->name);
+    const bool mine = tensor.writer == catalog.rank();
+    if (tensor.cut() ? !catalog.GroupWrites(p->name) : !mine) continue;
+    const auto whole = [&](const std::vector<float>& part) -> const float* {
+      if (!tensor.cut()) return part.data();
+      out.room.push_back(catalog.Assemble(*p, part));
+      return out.room.back().data();
+    };
+    Whole each{p->name, &tensor, whole(p->value)};
+    if (const auto at = moments.find(p->name); at != moments.end()) {
+      each.first = whole(at->second->first);
+      each.second = whole(at->second->second);
+    }
+    if (mine) out.tensors.push_back(each);
+  }
+  return out;
+}
+
+// Alias → name, of all ranks.
+std::map<std::string, std::string> GatherAliases(const Catalog& catalog,
+                                                 const CheckpointFiles& files) {
+  Json mine = Json::object();
+  for (const auto& [alias, p] : files.aliases) mine[alias] = p->name;
+  std::map<std::string, std::string> all;
+  for (const std::string& list : GatherStrings(catalog.all(), mine.dump())) {
+    const auto theirs = Json::parse(list).get<std::map<std::string, std::string>>();
+    all.insert(theirs.begin(), theirs.end());
+  }
+  return all;
+}
+
+size_t Elements(const std::vector<int64_t>& shape) {
+  size_t count = 1;
+  for (const int64_t n : shape) count *= static_cast<size_t>(n);
+  return count;
 }
 
 // Runs `work` and tells all ranks of an error there, so that they go on or give up together.
@@ -64,38 +120,37 @@ void Together(Collectives* all, const std::function<void()>& work) {
   }
 }
 
-void WriteWeights(const fs::path& dir, const Catalog& catalog, const CheckpointFiles& files,
-                  const Writers& writers) {
+void WriteWeights(const fs::path& dir, const Wholes& wholes, const CheckpointFiles& files,
+                  const std::map<std::string, std::string>& aliases, const Writers& writers) {
   SafetensorsWriter writer;
   std::deque<std::vector<BF16>> halves;
-  const auto add = [&](const std::string& name, const Parameter<float>& p) {
-    if (StoredAs(p, files.dtype) == DType::kF32) {
-      writer.AddView(name, DType::kF32, p.shape, p.value.data());
+  const auto add = [&](const std::string& name, const Whole& w) {
+    const std::vector<int64_t>& shape = w.tensor->shape;
+    if (StoredAs(w.tensor->learned, files.dtype) == DType::kF32) {
+      writer.AddView(name, DType::kF32, shape, w.value);
       return;
     }
-    std::vector<BF16>& half = halves.emplace_back(p.value.size());
-    std::transform(p.value.begin(), p.value.end(), half.begin(), ToBF16);
-    writer.AddView(name, DType::kBF16, p.shape, half.data());
+    std::vector<BF16>& half = halves.emplace_back(Elements(shape));
+    std::transform(w.value, w.value + half.size(), half.begin(), ToBF16);
+    writer.AddView(name, DType::kBF16, shape, half.data());
   };
-  for (const Parameter<float>* p : catalog.owned()) add(p->name, *p);
-  for (const auto& [name, p] : files.aliases) {
-    if (catalog.owners().at(p->name) == catalog.rank()) add(name, *p);
+  for (const Whole& w : wholes.tensors) {
+    add(w.name, w);
+    for (const auto& [alias, name] : aliases)
+      if (name == w.name) add(alias, w);
   }
   writer.SetMetadata("format", "pt");
   writer.Write(dir / FileName("model", writers.index, writers.count));
 }
 
-void WriteOptimizer(const fs::path& dir, const Catalog& catalog, AdamW& optimizer,
-                    const Writers& writers) {
+void WriteOptimizer(const fs::path& dir, const Wholes& wholes, const Writers& writers) {
   SafetensorsWriter writer;
-  for (size_t i = 0; i < optimizer.parameters().size(); ++i) {
-    const Parameter<float>& p = *optimizer.parameters()[i];
-    if (catalog.owners().at(p.name) != catalog.rank()) continue;
-    writer.AddView("master." + p.name, DType::kF32, p.shape, p.value.data());
-    if (p.gradient.empty()) continue;
-    const AdamW::Moments& moments = optimizer.moments()[i];
-    writer.AddView("first." + p.name, DType::kF32, p.shape, moments.first.data());
-    writer.AddView("second." + p.name, DType::kF32, p.shape, moments.second.data());
+  for (const Whole& w : wholes.tensors) {
+    const std::vector<int64_t>& shape = w.tensor->shape;
+    writer.AddView("master." + w.name, DType::kF32, shape, w.value);
+    if (w.first == nullptr) continue;
+    writer.AddView("first." + w.name, DType::kF32, shape, w.first);
+    writer.AddView("second." + w.name, DType::kF32, shape, w.second);
   }
   writer.Write(dir / FileName("optimizer", writers.index, writers.count));
 }
@@ -107,19 +162,21 @@ void WriteJson(const fs::path& path, const Json& json) {
   if (!out) throw Resource("{}: cannot be written", path.string());
 }
 
-// Where each weight lies, for whoever loads the checkpoint. `bytes`: of all weights.
+// Where each weight lies, for whoever loads the checkpoint.
 void WriteIndex(const fs::path& dir, const Catalog& catalog, const CheckpointFiles& files,
-                const Writers& writers, double bytes) {
+                const std::map<std::string, std::string>& aliases, const Writers& writers) {
   if (writers.count == 1) return;
   Json map = Json::object();
-  const auto file_of = [&](const std::string& name) {
-    const int rank = catalog.owners().at(name);
-    return FileName("model", writers.index_of_rank[static_cast<size_t>(rank)], writers.count);
+  size_t bytes = 0;
+  const auto add = [&](const std::string& name, const CatalogTensor& tensor) {
+    map[name] =
+        FileName("model", writers.index_of_rank[static_cast<size_t>(tensor.writer)], writers.count);
+    bytes += Elements(tensor.shape) * SizeOf(StoredAs(tensor.learned, files.dtype));
   };
-  for (const auto& [name, owner] : catalog.owners()) map[name] = file_of(name);
-  for (const auto& [name, p] : files.aliases) map[name] = file_of(p->name);
+  for (const auto& [name, tensor] : catalog.tensors()) add(name, tensor);
+  for (const auto& [alias, name] : aliases) add(alias, catalog.tensors().at(name));
   WriteJson(dir / "model.safetensors.index.json",
-            {{"metadata", {{"total_size", static_cast<int64_t>(bytes)}}}, {"weight_map", map}});
+            {{"metadata", {{"total_size", bytes}}}, {"weight_map", map}});
 }
 
 Json ToJson(const TrainerState& state, int64_t optimizer_steps) {
@@ -131,19 +188,6 @@ Json ToJson(const TrainerState& state, int64_t optimizer_steps) {
           {"tokens", state.tokens},
           {"seconds", state.seconds},
           {"optimizer_steps", optimizer_steps}};
-}
-
-double BytesOfWeights(const Catalog& catalog, const CheckpointFiles& files) {
-  std::vector<double> mine;
-  for (const Parameter<float>* p : catalog.owned()) {
-    mine.push_back(static_cast<double>(p->value.size() * SizeOf(StoredAs(*p, files.dtype))));
-  }
-  double bytes = 0;
-  for (const double each : catalog.Gather(mine)) bytes += each;
-  for (const auto& [name, p] : files.aliases) {
-    bytes += static_cast<double>(p->value.size() * SizeOf(StoredAs(*p, files.dtype)));
-  }
-  return bytes;
 }
 
 // What a power cut must not undo: the names of the files in a folder.
@@ -176,7 +220,8 @@ void SaveCheckpoint(const fs::path& dir, const Catalog& catalog, AdamW* optimize
   const Writers writers = WritersOf(catalog);
   const bool first = catalog.rank() == 0;
   const fs::path part = dir.parent_path() / ("." + dir.filename().string() + ".part");
-  const double bytes = BytesOfWeights(catalog, files);
+  const std::map<std::string, std::string> aliases = GatherAliases(catalog, files);
+  const Wholes wholes = Collect(catalog, optimizer);
   try {
     Together(catalog.all(), [&] {
       if (!first) return;
@@ -185,12 +230,12 @@ void SaveCheckpoint(const fs::path& dir, const Catalog& catalog, AdamW* optimize
     });
     Together(catalog.all(), [&] {
       if (writers.index < 0) return;
-      WriteWeights(part, catalog, files, writers);
-      if (optimizer != nullptr) WriteOptimizer(part, catalog, *optimizer, writers);
+      WriteWeights(part, wholes, files, aliases, writers);
+      if (optimizer != nullptr) WriteOptimizer(part, wholes, writers);
     });
     Together(catalog.all(), [&] {
       if (!first) return;
-      WriteIndex(part, catalog, files, writers, bytes);
+      WriteIndex(part, catalog, files, aliases, writers);
       for (const fs::path& file : files.copied) {
         fs::copy_file(file, part / file.filename(), fs::copy_options::overwrite_existing);
       }

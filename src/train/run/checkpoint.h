@@ -33,7 +33,7 @@ struct CheckpointFiles {
   std::vector<std::pair<std::string, const Parameter<float>*>> aliases;  // further names of weights
 };
 
-// Writes `dir`, collectively: each tensor by the rank that owns it, as
+// Writes `dir`, collectively: each tensor whole, by the rank that the catalog names, as
 //   model[-i-of-n].safetensors, model.safetensors.index.json   weights in `dtype`; what has no
 //                                                              gradient in float32
 //   optimizer[-i-of-n].safetensors   master.NAME, first.NAME, second.NAME in float32: the weights
@@ -45,8 +45,8 @@ struct CheckpointFiles {
 void SaveCheckpoint(const std::filesystem::path& dir, const Catalog& catalog, AdamW* optimizer,
                     const TrainerState& state, const CheckpointFiles& files);
 
-// Fills parameters and moments of this rank by name: however many ranks wrote them, and of
-// whichever experts. Throws Error that names the file and tensor: a file that is missing or broken,
+// Fills parameters and moments of this rank by name: however many ranks wrote them, in whichever
+// layout. Throws Error that names the file and tensor: a file that is missing or broken,
 // tensors that the model lacks, that the checkpoint lacks, or of another shape (a checkpoint of
 // another config).
 TrainerState LoadCheckpoint(const std::filesystem::path& dir, const Catalog& catalog,

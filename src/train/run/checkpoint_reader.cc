@@ -35,8 +35,9 @@ class OptimizerFiles {
   };
   const std::map<std::string, Place>& tensors() const { return tensors_; }
 
-  void Read(const std::string& name, const std::vector<int64_t>& shape,
-            std::vector<float>* out) const {
+  // The part of a tensor that p is.
+  void Read(const std::string& name, const Parameter<float>& p, std::vector<float>* out) const {
+    const std::vector<int64_t>& shape = p.whole_shape();
     const auto it = tensors_.find(name);
     if (it == tensors_.end()) {
       throw Invalid("{}: has no tensor {}; it was written for another config", dir_.string(), name);
@@ -47,11 +48,18 @@ class OptimizerFiles {
                     file.string(), name, Name(entry.dtype), ShapeString(entry.shape),
                     ShapeString(shape));
     }
+    std::vector<float> whole((entry.end - entry.begin) / sizeof(float));
     std::ifstream in(file, std::ios::binary);
     in.seekg(static_cast<std::streamoff>(entry.begin));
-    in.read(reinterpret_cast<char*>(out->data()),
-            static_cast<std::streamsize>(entry.end - entry.begin));
+    in.read(reinterpret_cast<char*>(whole.data()),
+            static_cast<std::streamsize>(whole.size() * sizeof(float)));
     if (!in) throw Invalid("{}: tensor {} cannot be read", file.string(), name);
+    if (!p.slice.partial()) {
+      out->swap(whole);
+      return;
+    }
+    for (size_t i = 0; i < out->size(); ++i)
+      (*out)[i] = whole[p.slice.IndexInWhole(p.shape, static_cast<int64_t>(i))];
   }
 
  private:
@@ -81,7 +89,7 @@ void RefuseOthers(const OptimizerFiles& files, const Catalog& catalog, const fs:
   size_t others = 0;
   std::string some;
   for (const auto& [name, place] : files.tensors()) {
-    if (!name.starts_with("master.") || catalog.owners().contains(name.substr(7))) continue;
+    if (!name.starts_with("master.") || catalog.tensors().contains(name.substr(7))) continue;
     if (++others <= 3) some += (others == 1 ? "" : ", ") + name.substr(7);
   }
   if (others > 0) {
@@ -121,10 +129,10 @@ TrainerState LoadCheckpoint(const fs::path& dir, const Catalog& catalog, AdamW* 
   RefuseOthers(files, catalog, dir);
   for (size_t i = 0; i < optimizer->parameters().size(); ++i) {
     Parameter<float>& p = *optimizer->parameters()[i];
-    files.Read("master." + p.name, p.shape, &p.value);
+    files.Read("master." + p.name, p, &p.value);
     if (p.gradient.empty()) continue;
-    files.Read("first." + p.name, p.shape, &optimizer->moments()[i].first);
-    files.Read("second." + p.name, p.shape, &optimizer->moments()[i].second);
+    files.Read("first." + p.name, p, &optimizer->moments()[i].first);
+    files.Read("second." + p.name, p, &optimizer->moments()[i].second);
   }
   optimizer->set_steps(steps);
   return state;

@@ -8,9 +8,24 @@
 
 namespace switchyard::train {
 
+namespace {
+
+// Of the MoE layers of a stage.
+struct Evenness {
+  double sum = 0.0, worst = 1.0, dead = 0.0, layers = 0.0;
+};
+
+}  // namespace
+
+Learner::Learner(Model<float>& model, const LearnerOptions& options, const LearnerRanks& ranks)
+    : model_(model), options_(options), ranks_(ranks) {}
+
 Learner::Learner(Model<float>& model, const LearnerOptions& options, Collectives* all,
                  Collectives* expert_copies)
-    : model_(model), options_(options), all_(all), expert_copies_(expert_copies) {}
+    : Learner(model, options,
+              {.world = all,
+               .stage = all,
+               .gradients = {.stage = all, .copies = all, .expert_copies = expert_copies}}) {}
 
 Losses Learner::Learn(std::span<const Batch> batches, const StepSize& step) {
   Losses losses;
@@ -30,30 +45,44 @@ Losses Learner::Learn(std::span<const Batch> batches, const StepSize& step) {
 }
 
 void Learner::SumGradients() {
-  if (all_ == nullptr) return;
   const std::vector<Parameter<float>*> parameters = model_.parameters();
-  train::SumGradients(parameters, *all_, expert_copies_);
+  train::SumGradients(parameters, ranks_.gradients);
 }
 
 std::map<std::string, double> Learner::AfterStep() {
   std::vector<std::vector<float>> loads = model_.loads();
   model_.ClearLoads();
-  if (loads.empty()) return {};
-  double sum = 0.0, worst = 1.0, dead = 0.0;
+  if (!model_.config().has_moe()) return {};
+  Evenness mine{.layers = static_cast<double>(loads.size())};
   for (std::vector<float>& layer : loads) {
-    if (all_ != nullptr) all_->AllReduceSum(layer.data(), layer.size());
+    if (ranks_.stage != nullptr) ranks_.stage->AllReduceSum(layer.data(), layer.size());
     const double most = *std::ranges::max_element(layer);
     const double mean =
         std::accumulate(layer.begin(), layer.end(), 0.0) / static_cast<double>(layer.size());
     const double even = most > 0.0 ? mean / most : 1.0;
-    sum += even;
-    worst = std::min(worst, even);
-    dead += static_cast<double>(std::ranges::count(layer, 0.0f));
+    mine.sum += even;
+    mine.worst = std::min(mine.worst, even);
+    mine.dead += static_cast<double>(std::ranges::count(layer, 0.0f));
   }
   if (options_.bias_step > 0.0) model_.MoveBiases(loads, options_.bias_step);
-  return {{"balancedness", sum / static_cast<double>(loads.size())},
-          {"balancedness_worst", worst},
-          {"dead_experts", dead}};
+  std::vector<Evenness> each = {mine};
+  size_t step = 1;  // from the first rank of a stage to that of the next
+  if (ranks_.world != nullptr) {
+    each.resize(ranks_.world->size());
+    ranks_.world->AllGatherV(&mine, each.data(), std::vector<size_t>(each.size(), sizeof mine));
+    step = ranks_.stage == nullptr ? 1 : ranks_.stage->size();
+  }
+  Evenness all;
+  for (size_t rank = 0; rank < each.size(); rank += step) {
+    all.sum += each[rank].sum;
+    all.worst = std::min(all.worst, each[rank].worst);
+    all.dead += each[rank].dead;
+    all.layers += each[rank].layers;
+  }
+  if (all.layers == 0.0) return {};
+  return {{"balancedness", all.sum / all.layers},
+          {"balancedness_worst", all.worst},
+          {"dead_experts", all.dead}};
 }
 
 }  // namespace switchyard::train

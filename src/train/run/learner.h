@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/device/collectives.h"
+#include "train/gradients.h"
 #include "train/model.h"
 #include "train/run/trained_model.h"
 
@@ -20,11 +21,19 @@ struct LearnerOptions {
   bool overlap = false;
 };
 
+// The ranks of a run as a learner sees them (run/layout.h); null: this one is alone.
+struct LearnerRanks {
+  Collectives* world = nullptr;
+  Collectives* stage = nullptr;  // that have the same layers
+  GradientGroups gradients;
+};
+
 // Joins a model to the collectives of its ranks. Everything is borrowed. Used by the rank's thread.
 class Learner : public TrainedModel {
  public:
-  // `all`: every rank (null: one alone); `expert_copies`: those that hold the same experts (null:
-  // only this one does).
+  Learner(Model<float>& model, const LearnerOptions& options, const LearnerRanks& ranks);
+  // Of one stage without slices. `all`: every rank (null: one alone); `expert_copies`: those that
+  // hold the same experts (null: only this one does).
   Learner(Model<float>& model, const LearnerOptions& options, Collectives* all,
           Collectives* expert_copies = nullptr);
 
@@ -42,7 +51,7 @@ class Learner : public TrainedModel {
  private:
   Model<float>& model_;
   const LearnerOptions options_;
-  Collectives *all_, *expert_copies_;
+  const LearnerRanks ranks_;
   Pass<float> passes_[2];
 };
 

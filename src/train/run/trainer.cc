@@ -26,12 +26,20 @@ void Check(const TrainerOptions& options) {
 
 Trainer::Trainer(TrainedModel& model, Corpus& corpus, const TrainerOptions& options,
                  Collectives* all, ThreadPool& pool)
+    : Trainer(model, corpus, options,
+              {.all = all,
+               .part = all == nullptr ? 0 : all->rank(),
+               .parts = all == nullptr ? 1 : all->size()},
+              pool) {}
+
+Trainer::Trainer(TrainedModel& model, Corpus& corpus, const TrainerOptions& options,
+                 const TrainerRanks& ranks, ThreadPool& pool)
     : model_(model),
       corpus_(corpus),
       options_(options),
-      all_(all),
+      ranks_(ranks),
       pool_(pool),
-      catalog_(model.Parameters(), all),
+      catalog_(model.Parameters(), ranks.all, ranks.tp),
       adam_(model.Parameters(), options.adam) {
   Check(options_);
   options_.files.aliases = model.Aliases();
@@ -56,19 +64,19 @@ void Trainer::Resume(const std::filesystem::path& checkpoint) {
 }
 
 Losses Trainer::SumOverRanks(const Losses& mine) {
-  if (all_ == nullptr) return mine;
-  std::vector<Losses> each(static_cast<size_t>(all_->size()));
-  all_->AllGatherV(&mine, each.data(), std::vector<size_t>(each.size(), sizeof mine));
+  if (ranks_.all == nullptr) return mine;
+  std::vector<Losses> each(static_cast<size_t>(ranks_.all->size()));
+  ranks_.all->AllGatherV(&mine, each.data(), std::vector<size_t>(each.size(), sizeof mine));
   Losses sum;
   for (const Losses& losses : each) sum += losses;
   return sum;
 }
 
 bool Trainer::AnyRank(bool mine) {
-  if (all_ == nullptr) return mine;
+  if (ranks_.all == nullptr) return mine;
   const uint8_t flag = mine ? 1 : 0;
-  std::vector<uint8_t> flags(static_cast<size_t>(all_->size()));
-  all_->AllGatherV(&flag, flags.data(), std::vector<size_t>(flags.size(), 1));
+  std::vector<uint8_t> flags(static_cast<size_t>(ranks_.all->size()));
+  ranks_.all->AllGatherV(&flag, flags.data(), std::vector<size_t>(flags.size(), 1));
   return std::ranges::count(flags, 1) > 0;
 }
 
@@ -90,12 +98,12 @@ StepReport Trainer::Step() {
   size.targets = std::max(size.targets, 1.0);  // a step may have none
 
   const auto total = static_cast<int64_t>(rows.size());
-  const int64_t per_pass = options_.rows_per_pass * catalog_.size();
+  const int64_t per_pass = options_.rows_per_pass * ranks_.parts;
   std::vector<Batch> batches(static_cast<size_t>((total + per_pass - 1) / per_pass));
   for (size_t i = 0; i < batches.size(); ++i) {
     const RowRange range =
         RowsOfMicroBatch(total, static_cast<int64_t>(i), static_cast<int64_t>(batches.size()),
-                         catalog_.rank(), catalog_.size());
+                         ranks_.part, ranks_.parts);
     for (int64_t r = range.begin; r < range.end; ++r) {
       AppendRow(corpus_.documents(), rows[static_cast<size_t>(r)], &batches[i]);
     }

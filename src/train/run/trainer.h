@@ -17,7 +17,7 @@ namespace switchyard::train {
 
 struct TrainerOptions {
   int64_t rows_per_step = 32;  // over all ranks
-  int64_t rows_per_pass = 8;   // of one rank: the size of a micro-batch
+  int64_t rows_per_pass = 8;   // of one part of the ranks: the size of a micro-batch
   ScheduleOptions schedule;    // its `steps` are those of the run
   AdamWOptions adam;
   double clip = 1.0;             // of the gradient's norm; 0: none
@@ -37,11 +37,22 @@ struct StepReport {
   std::map<std::string, double> figures;  // TrainedModel::AfterStep
 };
 
-// Trains a model over the ranks of `all` (null: one rank alone), each with an equal share of every
-// step's rows. Everything is borrowed. Used by the rank's thread.
+// The ranks of a run as the loop sees them (run/layout.h).
+struct TrainerRanks {
+  Collectives* all = nullptr;  // null: one rank alone
+  Collectives* tp = nullptr;   // that hold pieces of the same tensors; null: nothing is cut
+  // Of every step's rows this rank learns from part `part` of `parts` equal ones; ranks of the same
+  // part (of a tensor-parallel group, of a pipeline) from the same.
+  int part = 0, parts = 1;
+};
+
+// Trains a model over ranks. Everything is borrowed. Used by the rank's thread.
 class Trainer {
  public:
   // Collective. Throws Error kInvalid for options that are out of range.
+  Trainer(TrainedModel& model, Corpus& corpus, const TrainerOptions& options,
+          const TrainerRanks& ranks, ThreadPool& pool);
+  // Each rank of `all` (null: one alone) has rows of its own.
   Trainer(TrainedModel& model, Corpus& corpus, const TrainerOptions& options, Collectives* all,
           ThreadPool& pool);
 
@@ -69,7 +80,7 @@ class Trainer {
   TrainedModel& model_;
   Corpus& corpus_;
   TrainerOptions options_;
-  Collectives* all_;
+  const TrainerRanks ranks_;
   ThreadPool& pool_;
   Catalog catalog_;
   AdamW adam_;

@@ -1,0 +1,82 @@
+// A run goes on in another layout from where it stopped.
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include "core/testing.h"
+#include "train/run/test_layouts.h"
+
+namespace switchyard::train {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::LayoutResult;
+using testing::LayoutRun;
+using testing::RunLayout;
+
+class LayoutCheckpoints : public ::testing::Test {
+ protected:
+  LayoutCheckpoints()
+      : dir_(fs::temp_directory_path() / ("switchyard_layouts_" + std::to_string(::getpid()))) {
+    fs::create_directories(dir_);
+  }
+  ~LayoutCheckpoints() override { fs::remove_all(dir_); }
+
+  fs::path dir_;
+  const ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
+  const Batch batch = testing::RandomBatch({9, 4, 1, 7, 12, 3, 5, 8}, config.vocab_size, 6);
+};
+
+TEST_F(LayoutCheckpoints, AnyLayoutGoesOnFromAnyOther) {
+  const LossOptions losses{.balance = {.sequence = 0.01}, .mtp_layers = 1};
+  const LayoutResult straight = RunLayout(config, batch, {.losses = losses, .steps = 15});
+  fs::path last;
+  int64_t steps = 0;
+  std::vector<double> curve;
+  LayoutResult found;
+  for (const Layout& layout :
+       {Layout{.tp = 2, .ep = 2}, Layout{.ep = 2, .dp = 2, .pp = 2},
+        Layout{.tp = 2, .ep = 4, .dp = 2}, Layout{.tp = 4, .pp = 2}, Layout{}}) {
+    const fs::path next = dir_ / layout.ToString();
+    found =
+        RunLayout(config, batch,
+                  {.layout = layout, .losses = losses, .steps = 3, .resume = last, .save = next});
+    curve.insert(curve.end(), found.curve.begin(), found.curve.end());
+    last = next;
+    steps += 3;
+    // The checkpoint is a model that one rank loads, to the bit.
+    testing::OneRank<float> rank(config, losses);
+    rank.model.Load(next);
+    for (const Parameter<float>* p : rank.model.parameters())
+      EXPECT_EQ(p->value, found.values.at(p->name)) << p->name << " of " << layout.ToString();
+  }
+  EXPECT_EQ(steps, 15);
+  for (size_t step = 0; step < curve.size(); ++step)
+    EXPECT_NEAR(curve[step], straight.curve[step], 1e-5 * straight.curve[step]) << step;
+  for (const auto& [name, value] : straight.values)
+    EXPECT_LT(testing::RelativeError(found.values.at(name), value), 1e-4) << name;
+}
+
+TEST_F(LayoutCheckpoints, RanksLoadTheirPartsOfACheckpoint) {
+  const LayoutResult one = RunLayout(config, batch, {.save = dir_ / "whole"});
+  const Layout layout{.tp = 2, .ep = 2, .pp = 2};
+  RunRankThreads(layout.ranks(), LayoutRanks::BytesPerRank(layout) + (1 << 20),
+                 [&](int rank, const std::shared_ptr<SharedArena>& arena) {
+                   const auto ranks = LayoutRanks::Create(arena, layout, rank);
+                   const auto exchange = MakeRowExchange(*ranks->memory, ranks->place.EpGroup(),
+                                                         {.message_bytes = 64});
+                   ThreadPool pool(1);
+                   Model<float> model(config, {}, ranks->layer_ranks(*exchange), pool,
+                                      ranks->place.Stage(config));
+                   model.Load(dir_ / "whole");
+                   for (const Parameter<float>* p : model.parameters()) {
+                     const std::vector<float>& whole = one.values.at(p->name);
+                     for (size_t i = 0; i < p->value.size(); ++i) {
+                       const int64_t at = p->slice.IndexInWhole(p->shape, static_cast<int64_t>(i));
+                       ASSERT_EQ(p->value[i], whole[at]) << p->name;
+                     }
+                   }
+                 });
+}
+
+}  // namespace
+}  // namespace switchyard::train
