@@ -74,6 +74,7 @@ class Model {
   // Of this stage, counted from 0; MTP modules included.
   int64_t layers() const { return static_cast<int64_t>(layers_.size()); }
   const StageRange& stage() const { return stage_; }
+  bool has_experts(int64_t layer) const { return moe_index_[layer] >= 0; }
   // A micro-batch, phase by phase: Begin; Forward of every phase of every layer in ascending order;
   // Heads; and where that was told to go backward, Backward in descending order, after which the
   // gradients have been added. Sizes and tokens of the batch are checked by Begin (kInvalid). Of a

@@ -8,8 +8,6 @@
 #include "comm/device/rank_threads.h"
 #include "core/testing.h"
 #include "train/exchange/delayed_exchange.h"
-#include "train/gradients.h"
-#include "train/interleave.h"
 #include "train/run/learner.h"
 #include "train/test_training.h"
 
@@ -52,28 +50,11 @@ struct Form {
   int ranks = 1;
   int copies = 1;  // of the experts: data parallelism over ranks / copies expert-parallel ranks
   bool synchronous = false;
-  bool two = false;         // micro-batches
-  bool overlapped = false;  // their phases are interleaved
+  bool two = false;  // micro-batches
+  overlap::Order schedule = overlap::Order::kPlain;
   bool tcp = false;
   std::vector<int64_t> borders;  // of each rank's sequences
 };
-
-// The forward of one micro-batch beside the backward of another, or one after the other.
-void RunTwo(Model<float>& model, bool overlapped, const Batch& first, const Batch& second,
-            const StepSize& size, Pass<float>* a, Pass<float>* b) {
-  if (!overlapped) {
-    model.Run(first, size, true, a);
-    model.Run(second, size, true, b);
-    return;
-  }
-  model.Begin(first, size, a);
-  model.Forward(a);
-  model.Heads(true, a);
-  model.Begin(second, size, b);
-  RunInterleaved(model, a, b);
-  model.Heads(true, b);
-  model.Backward(b);
-}
 
 Step RanksStep(const ModelConfig& config, const Batch& batch, const Form& form) {
   const StepSize size = testing::SizeOf(batch);
@@ -101,19 +82,16 @@ Step RanksStep(const ModelConfig& config, const Batch& batch, const Form& form) 
     for (Parameter<float>* p : model.parameters()) p->value = all.at(p->name)->value;
 
     const int64_t first = form.borders[r], last = form.borders[r + 1];
-    Pass<float> a, b;
+    Learner learner(model, {.schedule = form.schedule}, comm->tp.get(), comm->moe_tp.get());
+    std::vector<Batch> batches = {Part(batch, first, last)};
     if (form.two) {
       const int64_t middle = (first + last) / 2;
-      RunTwo(model, form.overlapped, Part(batch, first, middle), Part(batch, middle, last), size,
-             &a, &b);
-    } else {
-      model.Run(Part(batch, first, last), size, true, &a);
+      batches = {Part(batch, first, middle), Part(batch, middle, last)};
     }
+    const Losses losses = learner.Learn(batches, size);
     const std::vector<Parameter<float>*> parameters = model.parameters();
-    SumGradients(parameters, *comm->tp, comm->moe_tp.get());
     const std::lock_guard lock(mutex);
-    step.losses += a.losses;
-    step.losses += b.losses;
+    step.losses += losses;
     step.loads.resize(model.loads().size());
     for (size_t l = 0; l < step.loads.size(); ++l) {
       step.loads[l].resize(model.loads()[l].size());
@@ -172,7 +150,7 @@ TEST_P(Ranks, FormsOfTheExchangeAndOverlapChangeNoBit) {
   EXPECT_EQ(RanksStep(config, batch, form).gradients, asynchronous.gradients);
   form = {.ranks = 2, .two = true, .borders = {0, 4, 8}};
   const Step in_turn = RanksStep(config, batch, form);
-  form.overlapped = true;
+  form.schedule = overlap::Order::kOverlapped;
   EXPECT_EQ(RanksStep(config, batch, form).gradients, in_turn.gradients);
   form.synchronous = true;
   EXPECT_EQ(RanksStep(config, batch, form).gradients, in_turn.gradients);
@@ -180,8 +158,8 @@ TEST_P(Ranks, FormsOfTheExchangeAndOverlapChangeNoBit) {
 
 // Plain gradient descent with moving biases, each rank's sequences in two micro-batches: losses of
 // each step over all ranks.
-std::vector<double> Curve(const ModelConfig& config, const Batch& batch, int ranks, bool overlap,
-                          int steps) {
+std::vector<double> Curve(const ModelConfig& config, const Batch& batch, int ranks,
+                          overlap::Order schedule, int steps) {
   const StepSize size = testing::SizeOf(batch);
   const MeshShape shape{.tp = ranks, .ep = ranks};
   const RowExchangeOptions options{.message_bytes =
@@ -202,13 +180,12 @@ std::vector<double> Curve(const ModelConfig& config, const Batch& batch, int ran
         losses.balance.batch = 0.0;  // its f[e] are of a micro-batch, whatever that is
         Model<float> model(config, losses, {.exchange = exchange.get(), .sum = sum}, pool);
         model.Initialise(9, 0.1);
-        Learner learner(model, {.bias_step = 0.001, .overlap = overlap}, comm->tp.get());
+        Learner learner(model, {.bias_step = 0.001, .schedule = schedule}, comm->tp.get());
         const Share mine = EvenShare(batch.sequences(), ranks, r);
         const int64_t middle = (mine.begin + mine.end) / 2;
         const Batch parts[] = {Part(batch, mine.begin, middle), Part(batch, middle, mine.end)};
         for (int step = 0; step < steps; ++step) {
           const Losses found = learner.Learn(parts, size);
-          learner.SumGradients();
           for (Parameter<float>* p : learner.Parameters()) {
             for (size_t i = 0; i < p->gradient.size(); ++i) p->value[i] -= 0.1f * p->gradient[i];
           }
@@ -234,11 +211,12 @@ TEST(Training, LowersTheLossAlikeOnAnyNumberOfRanks) {
   const ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   const Batch batch = testing::RandomBatch({9, 4, 1, 7, 12, 3, 5, 8}, config.vocab_size, 6);
   constexpr int kSteps = 60;
-  const std::vector<double> one = Curve(config, batch, 1, false, kSteps);
+  const std::vector<double> one = Curve(config, batch, 1, overlap::Order::kPlain, kSteps);
   EXPECT_LT(one.back(), 0.8 * one.front());
   for (const int ranks : {2, 4}) {
-    const std::vector<double> many = Curve(config, batch, ranks, false, kSteps);
-    EXPECT_EQ(Curve(config, batch, ranks, true, kSteps), many) << "overlap changes bits";
+    const std::vector<double> many = Curve(config, batch, ranks, overlap::Order::kPlain, kSteps);
+    EXPECT_EQ(Curve(config, batch, ranks, overlap::Order::kOverlapped, kSteps), many)
+        << "overlap changes bits";
     for (int step = 0; step < kSteps; ++step)
       EXPECT_NEAR(many[step], one[step], 1e-4 * one[step]) << ranks << " ranks, step " << step;
   }
@@ -279,15 +257,15 @@ TEST(RowExchange, RefusesWhatItWasNotPlannedFor) {
 }
 
 TEST(RowExchange, OfASlowNetworkArrivesAfterItsDelay) {
-  constexpr auto kDelay = std::chrono::milliseconds(20);
-  const auto exchange = MakeDelayedExchange(MakeLocalExchange(), kDelay);
+  const ExchangeDelay slow{.delay = std::chrono::milliseconds(20)};
+  const auto exchange = MakeDelayedExchange(MakeLocalExchange(), slow);
   ExchangeHandle handle;
   const size_t bytes[] = {8};
   exchange->Open(bytes, &handle);
   const auto begin = std::chrono::steady_clock::now();
   exchange->Post(&handle);
   exchange->Wait(&handle);
-  EXPECT_GE(std::chrono::steady_clock::now() - begin, kDelay);
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, slow.delay);
   EXPECT_TRUE(exchange->Arrived(&handle));
   EXPECT_EQ(handle.from[0].size(), 8u);
   exchange->Release(&handle);

@@ -8,18 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "overlap/operation.h"
 #include "train/layers/attention_layers.h"
 #include "train/layers/moe.h"
 #include "train/losses.h"
 
 namespace switchyard::train {
 
-// In the order of a forward pass. The backward pass goes kFinish, kCombine, kExperts, kDispatch,
-// kAttention; kShared may come anywhere between kDispatch and kFinish, and between kFinish and
-// kAttention. kDispatch, kCombine begin an exchange in either direction; the phase that needs the
-// rows ends it (forward: kExperts, kFinish; backward: kExperts, kAttention), so what a schedule
-// puts in between runs while rows travel. Layers without experts do their feed-forward in kExperts.
-enum class Phase : uint8_t { kAttention, kDispatch, kShared, kExperts, kCombine, kFinish };
+using overlap::Phase;  // which says in what order they come
 
 // One micro-batch in one layer; m: the rows that are this rank's.
 template <typename T>

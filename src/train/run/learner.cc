@@ -1,24 +1,58 @@
 #include "train/run/learner.h"
 
 #include <algorithm>
-#include <numeric>
+#include <charconv>
+#include <exception>
 
+#include "core/check.h"
+#include "model/families/family.h"
+#include "overlap/verify.h"
 #include "train/gradients.h"
-#include "train/interleave.h"
+#include "train/run/balance.h"
 
 namespace switchyard::train {
-
 namespace {
 
-// Of the MoE layers of a stage.
-struct Evenness {
-  double sum = 0.0, worst = 1.0, dead = 0.0, layers = 0.0;
-};
+using overlap::Kind;
+using overlap::Operation;
+
+// The number in "model.layers.7.…"; -1 where there is none.
+int LayerNumber(const std::string& name, const std::string& prefix) {
+  int number = -1;
+  if (name.starts_with(prefix)) {
+    std::from_chars(name.data() + prefix.size(), name.data() + name.size(), number);
+  }
+  return number;
+}
+
+std::string LayerPrefix(const ModelConfig& config) {
+  return FindFamily(config.architecture)->names(config).layers;
+}
 
 }  // namespace
 
 Learner::Learner(Model<float>& model, const LearnerOptions& options, const LearnerRanks& ranks)
-    : model_(model), options_(options), ranks_(ranks) {}
+    : model_(model), options_(options), ranks_(ranks) {
+  CHECK(ranks.stages == 1 || (ranks.link != nullptr && ranks.world != nullptr));
+  const std::vector<Parameter<float>*> parameters = model.parameters();
+  const std::string prefix = LayerPrefix(model.config());
+  shape_ = {.order = options.schedule,
+            .stages = ranks.stages,
+            .stage = ranks.stage_index,
+            .early_sums = ranks.early_sums != nullptr,
+            .first_layer = static_cast<int>(model.stage().first_layer)};
+  const auto layers = static_cast<size_t>(model.layers());
+  for (size_t layer = 0; layer < layers; ++layer) {
+    shape_.experts.push_back(model.has_experts(static_cast<int64_t>(layer)));
+  }
+  parameters_.resize(layers + 1);
+  for (Parameter<float>* p : parameters) {
+    const int number = LayerNumber(p->name, prefix);
+    const size_t at = number < 0 ? layers : static_cast<size_t>(number - shape_.first_layer);
+    CHECK_LE(at, layers);
+    parameters_[at].push_back(p);
+  }
+}
 
 Learner::Learner(Model<float>& model, const LearnerOptions& options, Collectives* all,
                  Collectives* expert_copies)
@@ -27,62 +61,82 @@ Learner::Learner(Model<float>& model, const LearnerOptions& options, Collectives
                .stage = all,
                .gradients = {.stage = all, .copies = all, .expert_copies = expert_copies}}) {}
 
+void Learner::PlanStep(int micro_batches) {
+  if (!list_.empty() && shape_.micro_batches == micro_batches) return;
+  shape_.micro_batches = micro_batches;
+  list_ = overlap::Plan(shape_);
+  CHECK_EQ(overlap::FindFault(shape_, list_), "");
+  passes_.resize(std::max(passes_.size(), static_cast<size_t>(overlap::Places(shape_))));
+}
+
 Losses Learner::Learn(std::span<const Batch> batches, const StepSize& step) {
+  PlanStep(static_cast<int>(batches.size()));
   Losses losses;
-  for (size_t i = 0; i < batches.size(); ++i) {
-    Pass<float>* pass = &passes_[i % 2];
-    model_.Begin(batches[i], step, pass);
-    if (options_.overlap && i > 0) {
-      RunInterleaved(model_, &passes_[(i - 1) % 2], pass);
-    } else {
-      model_.Forward(pass);
-    }
-    model_.Heads(true, pass);
-    losses += pass->losses;
-    if (!options_.overlap || i + 1 == batches.size()) model_.Backward(pass);
+  try {
+    for (const Operation& operation : list_) Do(operation, batches, step, &losses);
+  } catch (const std::exception& error) {
+    if (ranks_.early_sums != nullptr) ranks_.early_sums->Abort(error.what());
+    throw;
   }
   return losses;
 }
 
-void Learner::SumGradients() {
-  const std::vector<Parameter<float>*> parameters = model_.parameters();
-  train::SumGradients(parameters, ranks_.gradients);
+void Learner::Do(const Operation& o, std::span<const Batch> batches, const StepSize& step,
+                 Losses* losses) {
+  Pass<float>* pass = nullptr;
+  if (o.micro_batch != Operation::kNone) {
+    pass = &passes_[static_cast<size_t>(o.micro_batch) % passes_.size()];
+  }
+  switch (o.kind) {
+    case Kind::kBegin:
+      return model_.Begin(batches[static_cast<size_t>(o.micro_batch)], step, pass);
+    case Kind::kReceive:
+      return ranks_.link->Receive(pass->depths[0].stream);
+    case Kind::kForward:
+      return model_.Forward(o.layer, o.phase, pass);
+    case Kind::kSend:
+      ranks_.link->Send(pass->depths[0].stream);
+      *losses += pass->losses;
+      return;
+    case Kind::kHeads:
+      model_.Heads(true, pass);
+      *losses += pass->losses;
+      return;
+    case Kind::kReceiveGradient:
+      return ranks_.link->ReceiveGradient(pass->depths[0].stream);
+    case Kind::kBackward:
+      return model_.Backward(o.layer, o.phase, pass);
+    case Kind::kSendGradient:
+      return ranks_.link->SendGradient(pass->depths[0].stream);
+    case Kind::kSumGradients:
+      return SumGradients(o.layer);
+    case Kind::kAwaitSums:
+      if (ranks_.early_sums != nullptr) ranks_.early_sums->Await();
+      return;
+  }
+}
+
+void Learner::SumGradients(int layer) {
+  const auto& parameters =
+      layer == Operation::kNone ? parameters_.back() : parameters_[static_cast<size_t>(layer)];
+  if (ranks_.early_sums != nullptr) {
+    ranks_.early_sums->Start(parameters);
+  } else {
+    train::SumGradients(parameters, ranks_.gradients);
+  }
 }
 
 std::map<std::string, double> Learner::AfterStep() {
   std::vector<std::vector<float>> loads = model_.loads();
   model_.ClearLoads();
-  if (!model_.config().has_moe()) return {};
-  Evenness mine{.layers = static_cast<double>(loads.size())};
+  Balance balance;
   for (std::vector<float>& layer : loads) {
     if (ranks_.stage != nullptr) ranks_.stage->AllReduceSum(layer.data(), layer.size());
-    const double most = *std::ranges::max_element(layer);
-    const double mean =
-        std::accumulate(layer.begin(), layer.end(), 0.0) / static_cast<double>(layer.size());
-    const double even = most > 0.0 ? mean / most : 1.0;
-    mine.sum += even;
-    mine.worst = std::min(mine.worst, even);
-    mine.dead += static_cast<double>(std::ranges::count(layer, 0.0f));
+    balance.Add(layer);
   }
+  if (ranks_.stages > 1) balance = balance.OfAllStages(*ranks_.world, ranks_.stages);
   if (options_.bias_step > 0.0) model_.MoveBiases(loads, options_.bias_step);
-  std::vector<Evenness> each = {mine};
-  size_t step = 1;  // from the first rank of a stage to that of the next
-  if (ranks_.world != nullptr) {
-    each.resize(ranks_.world->size());
-    ranks_.world->AllGatherV(&mine, each.data(), std::vector<size_t>(each.size(), sizeof mine));
-    step = ranks_.stage == nullptr ? 1 : ranks_.stage->size();
-  }
-  Evenness all;
-  for (size_t rank = 0; rank < each.size(); rank += step) {
-    all.sum += each[rank].sum;
-    all.worst = std::min(all.worst, each[rank].worst);
-    all.dead += each[rank].dead;
-    all.layers += each[rank].layers;
-  }
-  if (all.layers == 0.0) return {};
-  return {{"balancedness", all.sum / all.layers},
-          {"balancedness_worst", all.worst},
-          {"dead_experts", all.dead}};
+  return balance.Figures();
 }
 
 }  // namespace switchyard::train

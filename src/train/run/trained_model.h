@@ -27,7 +27,7 @@ class TrainedModel {
   // Adds the gradients of the step's micro-batches (this rank's, as many on every rank, some of
   // them maybe empty) and returns this rank's shares of the losses.
   virtual Losses Learn(std::span<const Batch> batches, const StepSize& step) = 0;
-  // After the step's last micro-batch: adds up what several ranks hold over them.
+  // After the step's last micro-batch: adds up what several ranks hold over them, unless Learn has.
   virtual void SumGradients() {}
   // After the parameters have changed: what a model keeps of its own (biases moved by load, copies
   // in other formats). Returns figures for the log, the same on every rank: "balancedness", …

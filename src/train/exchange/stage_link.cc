@@ -1,0 +1,90 @@
+#include "train/exchange/stage_link.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/check.h"
+#include "core/error.h"
+
+namespace switchyard::train {
+namespace {
+
+constexpr size_t kLine = 64;
+
+// A message is its length in a line of its own, then its floats.
+size_t Stride(const StageLinkOptions& options) {
+  return kLine + (options.floats * sizeof(float) + kLine - 1) / kLine * kLine;
+}
+
+}  // namespace
+
+StageLink::StageLink(SymmetricMemory& memory, int previous, int next,
+                     const StageLinkOptions& options)
+    : memory_(memory),
+      options_(options),
+      stride_(Stride(options)),
+      forth_(MakeLane(previous, next, "pipeline: room for rows at the next stage",
+                      "pipeline: rows of the stage before")),
+      back_(MakeLane(next, previous, "pipeline: room for a gradient at the stage before",
+                     "pipeline: gradient of the next stage")) {
+  CHECK_GE(options.places, 1);
+}
+
+size_t StageLink::BytesPerRank(const StageLinkOptions& options) {
+  return 2 * (Stride(options) * static_cast<size_t>(options.places) + 2 * kLine);
+}
+
+StageLink::Lane StageLink::MakeLane(int from, int to, const char* room, const char* rows) {
+  Lane lane{.to = to, .from = from, .room = room, .rows = rows};
+  lane.messages = memory_.Allocate(stride_ * static_cast<size_t>(options_.places));
+  lane.arrived = memory_.Allocate(kLine);
+  lane.read = memory_.Allocate(kLine);
+  return lane;
+}
+
+void StageLink::Send(std::span<const float> rows) { Send(forth_, rows); }
+void StageLink::SendGradient(std::span<const float> gradient) { Send(back_, gradient); }
+void StageLink::Receive(std::span<float> rows) { Receive(forth_, rows); }
+void StageLink::ReceiveGradient(std::span<float> gradient) { Receive(back_, gradient); }
+
+void StageLink::Send(Lane& lane, std::span<const float> message) {
+  CHECK_GE(lane.to, 0);
+  if (message.size() > options_.floats) {
+    throw Resource(
+        "rank {}: {} floats for the pipeline stage of rank {}, the link was planned for {}",
+        memory_.rank(), message.size(), lane.to, options_.floats);
+  }
+  const auto places = static_cast<uint32_t>(options_.places);
+  const size_t at = lane.messages + lane.sent % places * stride_;
+  ++lane.sent;
+  if (lane.sent > places) memory_.Wait(lane.read, lane.sent - places, lane.to, lane.room);
+  std::byte* out = memory_.At(lane.to, at);
+  const uint64_t count = message.size();
+  std::memcpy(out, &count, sizeof count);
+  if (count > 0) std::memcpy(out + kLine, message.data(), message.size_bytes());
+  memory_.Wrote(lane.to, at, kLine + message.size_bytes());
+  memory_.Raise(lane.to, lane.arrived, lane.sent);
+}
+
+void StageLink::Receive(Lane& lane, std::span<float> message) {
+  CHECK_GE(lane.from, 0);
+  const auto places = static_cast<uint32_t>(options_.places);
+  const size_t at = lane.messages + lane.received % places * stride_;
+  ++lane.received;
+  memory_.Wait(lane.arrived, lane.received, lane.from, lane.rows);
+  const std::byte* in = memory_.Local(at);
+  uint64_t count = 0;
+  std::memcpy(&count, in, sizeof count);
+  if (count != message.size()) {
+    throw Error(ErrorKind::kPeer,
+                fmt::format("rank {}: {} from rank {} are {} floats, want {}", memory_.rank(),
+                            lane.rows, lane.from, count, message.size()),
+                "all stages of a pipeline have to be given the same rows");
+  }
+  if (count > 0) std::memcpy(message.data(), in + kLine, message.size_bytes());
+  memory_.Raise(lane.from, lane.read, lane.received);
+}
+
+}  // namespace switchyard::train
