@@ -1,0 +1,173 @@
+// No bit of a run depends on the order of work, the form of the exchange, or on when gradients are
+// summed; and the stages of a pipeline learn what one rank learns.
+#include <gmock/gmock.h>
+
+#include <mutex>
+
+#include "train/run/learner_links.h"
+#include "train/run/test_layouts.h"
+
+namespace switchyard::train {
+namespace {
+
+constexpr int kSteps = 12, kMicroBatches = 4;
+
+struct Way {
+  Layout layout;
+  overlap::Order schedule = overlap::Order::kPlain;
+  bool synchronous = false, early_sums = false;
+};
+
+struct Learned {
+  std::vector<double> curve;  // losses of each step
+  testing::Tensors values;    // after the last
+  std::map<std::string, double> figures;
+};
+
+LossOptions Options() {
+  return {.balance = {.batch = 0.5, .sequence = 0.4, .z = 0.1}, .mtp_layers = 1};
+}
+
+// Four layers of a kind.
+ModelConfig Config(const std::string& kind) {
+  ModelConfig config = ParseModelConfig(testing::SmallConfig(kind));
+  config.layers.resize(4, config.layers.back());
+  return config;
+}
+
+// Plain gradient descent: micro-batches of two sequences, over the parts of the rows.
+class Runner {
+ public:
+  Runner(const ModelConfig& config, const Way& run)
+      : config_(config),
+        run_(run),
+        batch_(testing::RandomBatch({9, 4, 1, 7, 12, 3, 5, 8}, config.vocab_size, 6)) {}
+
+  Learned Learn() {
+    const Layout& layout = run_.layout;
+    learned_.curve.resize(kSteps);
+    const size_t bytes = LayoutRanks::BytesPerRank(layout) + 4096;
+    std::shared_ptr<SharedArena> sums;
+    if (run_.early_sums) sums = SharedArena::Create(layout.ranks(), bytes);
+    RunRankThreads(layout.ranks(),
+                   bytes + RowExchangeBytes(layout.ep, exchange_) +
+                       LearnerLinks::BytesPerRank(layout, Floats()),
+                   [&](int rank, auto arena) { Rank(rank, arena, sums); });
+    return std::move(learned_);
+  }
+
+ private:
+  size_t Floats() const { return static_cast<size_t>(batch_.size() * config_.hidden); }
+
+  std::vector<Batch> BatchesOf(int part) const {
+    std::vector<Batch> batches;
+    for (int i = 0; i < kMicroBatches; ++i) {
+      const Share mine = EvenShare(2, run_.layout.dp, part);
+      batches.push_back(testing::Sequences(batch_, 2 * i + mine.begin, 2 * i + mine.end));
+    }
+    return batches;
+  }
+
+  void Rank(int rank, const std::shared_ptr<SharedArena>& arena,
+            const std::shared_ptr<SharedArena>& sums) {
+    const SymmetricMemory::Options options{.timeout = std::chrono::seconds(60)};
+    const auto ranks = LayoutRanks::Create(arena, run_.layout, rank, options);
+    const auto exchange = MakeRowExchange(*ranks->memory, ranks->place.EpGroup(), exchange_);
+    const LearnerLinks links(*ranks, Floats(), options, sums);
+    ThreadPool pool(1);
+    Model<float> model(config_, Options(), ranks->layer_ranks(*exchange), pool,
+                       ranks->place.Stage(config_));
+    model.Initialise(9, 0.1);
+    Learner learner(model, {.bias_step = 0.001, .schedule = run_.schedule}, links.ranks());
+    const std::vector<Batch> batches = BatchesOf(ranks->place.dp);
+    const StepSize size = testing::SizeOf(batch_);
+    for (int step = 0; step < kSteps; ++step) {
+      const Losses losses = learner.Learn(batches, size);
+      for (Parameter<float>* p : learner.Parameters()) {
+        for (size_t i = 0; i < p->gradient.size(); ++i) p->value[i] -= 0.1f * p->gradient[i];
+      }
+      model.ClearGradients();
+      const std::map<std::string, double> figures = learner.AfterStep();
+      const std::vector<Losses> each = Gather(losses, *ranks->world);
+      const std::lock_guard lock(mutex_);
+      if (rank == 0) {
+        for (const Losses& one : each) learned_.curve[step] += one.total();
+        learned_.figures = figures;
+      }
+    }
+    const std::lock_guard lock(mutex_);
+    for (const Parameter<float>* p : learner.Parameters()) {
+      testing::Put(*p, p->value, &learned_.values, &known_);
+    }
+  }
+
+  static std::vector<Losses> Gather(const Losses& mine, Collectives& world) {
+    std::vector<Losses> each(static_cast<size_t>(world.size()));
+    world.AllGatherV(&mine, each.data(), std::vector<size_t>(each.size(), sizeof mine));
+    return each;
+  }
+
+  const ModelConfig config_;
+  const Way run_;
+  const Batch batch_;
+  const RowExchangeOptions exchange_{
+      .message_bytes = MoeMessageBytes(config_, run_.layout.ep, batch_.size(), sizeof(float)),
+      .synchronous = run_.synchronous};
+  std::mutex mutex_;
+  Learned learned_;
+  std::map<std::string, std::vector<bool>> known_;
+};
+
+Learned Learn(const ModelConfig& config, const Way& run) { return Runner(config, run).Learn(); }
+
+// A dense first layer, latent attention and selection biases; a tied head, and grouped attention.
+class Schedules : public ::testing::TestWithParam<std::string> {
+ public:
+  const ModelConfig config = Config(GetParam());
+};
+
+TEST_P(Schedules, ChangeNoBit) {
+  constexpr auto kOverlapped = overlap::Order::kOverlapped;
+  for (const Layout& layout : {Layout{.ep = 2, .dp = 2}, Layout{.pp = 2}, Layout{.tp = 2, .pp = 2},
+                               Layout{.ep = 2, .dp = 2, .pp = 2}}) {
+    SCOPED_TRACE(layout.ToString());
+    const Learned plain = Learn(config, {.layout = layout});
+    EXPECT_LT(plain.curve.back(), plain.curve.front());
+    for (const Way& run : {Way{.layout = layout, .synchronous = true},
+                           Way{.layout = layout, .schedule = kOverlapped},
+                           Way{.layout = layout, .schedule = kOverlapped, .synchronous = true},
+                           Way{.layout = layout, .early_sums = true},
+                           Way{.layout = layout, .schedule = kOverlapped, .early_sums = true}}) {
+      SCOPED_TRACE(fmt::format("overlapped {}, synchronous {}, early sums {}",
+                               run.schedule == kOverlapped, run.synchronous, run.early_sums));
+      const Learned found = Learn(config, run);
+      EXPECT_EQ(found.curve, plain.curve);
+      EXPECT_EQ(found.values, plain.values);
+      EXPECT_EQ(found.figures, plain.figures);
+    }
+  }
+}
+
+TEST_P(Schedules, OfAPipelineLearnWhatOneRankLearns) {
+  const Learned one = Learn(config, {});
+  for (const auto schedule : {overlap::Order::kPlain, overlap::Order::kOverlapped}) {
+    for (const Layout& layout :
+         {Layout{.pp = 2}, Layout{.pp = 4}, Layout{.ep = 2, .dp = 2, .pp = 2},
+          Layout{.tp = 2, .ep = 2, .pp = 2}}) {
+      SCOPED_TRACE(layout.ToString());
+      const Learned found = Learn(config, {.layout = layout, .schedule = schedule});
+      for (int step = 0; step < kSteps; ++step) {
+        EXPECT_NEAR(found.curve[step], one.curve[step], 1e-5 * one.curve[step]) << step;
+      }
+      for (const auto& [name, value] : one.figures) {
+        EXPECT_NEAR(found.figures.at(name), value, 1e-9) << name;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, Schedules, ::testing::Values("qwen3_moe", "deepseek_v3"),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace switchyard::train
