@@ -1,6 +1,7 @@
 // How much of a slow exchange a training step hides: whole steps of several micro-batches, plain
 // and overlapped, over the asynchronous and the pairwise exchange, on two ranks of one thread each,
-// with an added delay for every exchange.
+// with an added delay for every exchange; and overlapped with sums of gradients under the backward
+// pass.
 //
 //   overlap_bench CONFIG.json [MICRO-BATCHES [SEQUENCES [LENGTH [ROUNDS]]]]
 //
@@ -11,16 +12,18 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "comm/device/communicator.h"
 #include "core/error.h"
 #include "train/exchange/delayed_exchange.h"
-#include "train/run/learner.h"
+#include "train/run/learner_links.h"
 
 namespace {
 
@@ -29,14 +32,23 @@ using namespace switchyard::train;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kRanks = 2;
-constexpr overlap::Order kOrders[] = {overlap::Order::kPlain, overlap::Order::kOverlapped};
+const Layout kLayout{.ep = kRanks, .dp = kRanks};
 constexpr int kDelays[] = {0, 2, 4, 8};  // milliseconds
+
+struct Way {
+  const char* name;
+  overlap::Order order;
+  bool early_sums;
+};
+constexpr Way kWays[] = {{"plain", overlap::Order::kPlain, false},
+                         {"overlapped", overlap::Order::kOverlapped, false},
+                         {"early sums", overlap::Order::kOverlapped, true}};
 
 struct Shape {
   int micro_batches, sequences, length, rounds;
 };
 
-// [orders][delays] milliseconds of each round.
+// [ways][delays] milliseconds of each round.
 using Times = std::vector<std::vector<std::vector<double>>>;
 
 Batch MakeBatch(const Shape& shape, int64_t vocab, int rank) {
@@ -53,43 +65,47 @@ Batch MakeBatch(const Shape& shape, int64_t vocab, int rank) {
 }
 
 Times Measure(const ModelConfig& config, const Shape& shape, bool synchronous) {
-  const MeshShape mesh{.tp = kRanks, .ep = kRanks};
   const int64_t tokens = int64_t{shape.sequences} * shape.length;
   const RowExchangeOptions options{
       .message_bytes = MoeMessageBytes(config, kRanks, tokens, sizeof(float)),
       .synchronous = synchronous};
-  Times times(std::size(kOrders), std::vector<std::vector<double>>(std::size(kDelays)));
-  RunRankThreads(kRanks, RankComm::BytesPerRank(mesh) + RowExchangeBytes(kRanks, options) + 4096,
-                 [&](int rank, const std::shared_ptr<SharedArena>& arena) {
-                   const auto comm = RankComm::Create(arena, mesh, rank);
-                   ExchangeDelay delay{.synchronous = synchronous};
-                   const auto exchange = MakeDelayedExchange(
-                       MakeRowExchange(*comm->memory, comm->mesh.EpGroup(), options), delay);
-                   ThreadPool pool(1);
-                   Model<float> model(config, {}, {.exchange = exchange.get()}, pool);
-                   model.Initialise(1, 0.02);
-                   const std::vector<Batch> batches(static_cast<size_t>(shape.micro_batches),
-                                                    MakeBatch(shape, config.vocab_size, rank));
-                   const double all = static_cast<double>(kRanks * tokens) * shape.micro_batches;
-                   Learner plain(model, {.schedule = kOrders[0]}, comm->tp.get());
-                   Learner overlapped(model, {.schedule = kOrders[1]}, comm->tp.get());
-                   Learner* const learners[] = {&plain, &overlapped};
-                   for (int round = -1; round < shape.rounds; ++round) {  // the first warms up
-                     for (size_t o = 0; o < std::size(kOrders); ++o) {
-                       for (size_t d = 0; d < std::size(kDelays); ++d) {
-                         delay.delay = std::chrono::milliseconds(kDelays[d]);
-                         model.ClearGradients();
-                         comm->tp->Barrier("step");
-                         const Clock::time_point begin = Clock::now();
-                         learners[o]->Learn(batches, {.targets = all, .tokens = all});
-                         comm->tp->Barrier("step");
-                         const std::chrono::duration<double, std::milli> time =
-                             Clock::now() - begin;
-                         if (rank == 0 && round >= 0) times[o][d].push_back(time.count());
-                       }
-                     }
-                   }
-                 });
+  Times times(std::size(kWays), std::vector<std::vector<double>>(std::size(kDelays)));
+  const size_t bytes = LayoutRanks::BytesPerRank(kLayout) + 4096;
+  const auto sums = SharedArena::Create(kRanks, bytes);
+  RunRankThreads(
+      kRanks, bytes + RowExchangeBytes(kRanks, options),
+      [&](int rank, const std::shared_ptr<SharedArena>& arena) {
+        const auto ranks = LayoutRanks::Create(arena, kLayout, rank);
+        ExchangeDelay delay{.synchronous = synchronous};
+        const auto exchange = MakeDelayedExchange(
+            MakeRowExchange(*ranks->memory, ranks->place.EpGroup(), options), delay);
+        const LearnerLinks late(*ranks, 0), early(*ranks, 0, {}, sums);
+        ThreadPool pool(1);
+        Model<float> model(config, {}, ranks->layer_ranks(*exchange), pool);
+        model.Initialise(1, 0.02);
+        std::vector<std::unique_ptr<Learner>> learners;
+        for (const Way& way : kWays) {
+          learners.push_back(std::make_unique<Learner>(model, LearnerOptions{.schedule = way.order},
+                                                       (way.early_sums ? early : late).ranks()));
+        }
+        const std::vector<Batch> batches(static_cast<size_t>(shape.micro_batches),
+                                         MakeBatch(shape, config.vocab_size, rank));
+        const double all = static_cast<double>(kRanks * tokens) * shape.micro_batches;
+        for (int round = -1; round < shape.rounds; ++round) {  // the first warms up
+          for (size_t w = 0; w < std::size(kWays); ++w) {
+            for (size_t d = 0; d < std::size(kDelays); ++d) {
+              delay.delay = std::chrono::milliseconds(kDelays[d]);
+              model.ClearGradients();
+              ranks->world->Barrier("step");
+              const Clock::time_point begin = Clock::now();
+              learners[w]->Learn(batches, {.targets = all, .tokens = all});
+              ranks->world->Barrier("step");
+              const std::chrono::duration<double, std::milli> time = Clock::now() - begin;
+              if (rank == 0 && round >= 0) times[w][d].push_back(time.count());
+            }
+          }
+        }
+      });
   return times;
 }
 
@@ -110,21 +126,22 @@ void Run(int argc, char** argv) {
   const auto exchanges = 4 * moe * shape.micro_batches;
   fmt::print("{} micro-batches of {} x {} tokens on each of {} ranks, {} exchanges a step\n",
              shape.micro_batches, shape.sequences, shape.length, kRanks, exchanges);
-  fmt::print("{:<14} {:<11} {:>8} {:>12} {:>10} {:>8}\n", "exchange", "order", "delay", "step",
+  fmt::print("{:<14} {:<11} {:>8} {:>12} {:>10} {:>8}\n", "exchange", "way", "delay", "step",
              "added", "hidden");
   for (const bool synchronous : {false, true}) {
     const Times times = Measure(config, shape, synchronous);
-    for (size_t o = 0; o < std::size(kOrders); ++o) {
-      const double base = Median(times[o][0]);
+    for (size_t w = 0; w < std::size(kWays); ++w) {
+      const double base = Median(times[w][0]);
       for (size_t d = 0; d < std::size(kDelays); ++d) {
-        const double step = Median(times[o][d]);
+        const double step = Median(times[w][d]);
         const double all = static_cast<double>(exchanges) * kDelays[d];
         fmt::print("{:<14} {:<11} {:>5} ms {:>9.0f} ms {:>7.0f} ms {:>8}\n",
-                   synchronous ? "pairwise" : "asynchronous", o == 0 ? "plain" : "overlapped",
-                   kDelays[d], step, step - base,
+                   synchronous ? "pairwise" : "asynchronous", kWays[w].name, kDelays[d], step,
+                   step - base,
                    d == 0 ? "" : fmt::format("{:.0f} %", 100.0 * (1.0 - (step - base) / all)));
       }
     }
+    std::fflush(stdout);
   }
 }
 
