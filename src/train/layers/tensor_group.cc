@@ -9,9 +9,9 @@ namespace {
 
 // Elements of each rank's share of m rows, times `unit`.
 std::vector<size_t> Counts(int size, int64_t m, int64_t unit) {
-  std::vector<size_t> counts;
+  std::vector<size_t> counts(size);
   for (int r = 0; r < size; ++r)
-    counts.push_back(static_cast<size_t>(EvenShare(m, size, r).size() * unit));
+    counts[r] = static_cast<size_t>(EvenShare(m, size, r).size() * unit);
   return counts;
 }
 
@@ -59,12 +59,15 @@ void TensorGroup::GatherEqual(const T* values, int64_t count, T* every) const {
   ranks_->AllGatherV(values, every, std::vector<size_t>(size(), count * sizeof(T)));
 }
 
-#define SWITCHYARD_TENSOR_GROUP(T)                                                          \
-  template const T* TensorGroup::Gather(const T*, int64_t, int64_t, std::vector<T>*) const; \
-  template void TensorGroup::GatherInto(const T*, int64_t, int64_t, T*) const;              \
-  template void TensorGroup::Scatter(const T*, int64_t, int64_t, T*) const;                 \
-  template void TensorGroup::GatherEqual(const T*, int64_t, T*) const;
-SWITCHYARD_TENSOR_GROUP(float)
-SWITCHYARD_TENSOR_GROUP(double)
+template const float* TensorGroup::Gather(const float*, int64_t, int64_t,
+                                          std::vector<float>*) const;
+template const double* TensorGroup::Gather(const double*, int64_t, int64_t,
+                                           std::vector<double>*) const;
+template void TensorGroup::GatherInto(const float*, int64_t, int64_t, float*) const;
+template void TensorGroup::GatherInto(const double*, int64_t, int64_t, double*) const;
+template void TensorGroup::Scatter(const float*, int64_t, int64_t, float*) const;
+template void TensorGroup::Scatter(const double*, int64_t, int64_t, double*) const;
+template void TensorGroup::GatherEqual(const float*, int64_t, float*) const;
+template void TensorGroup::GatherEqual(const double*, int64_t, double*) const;
 
 }  // namespace switchyard::train

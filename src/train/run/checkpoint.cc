@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <deque>
 #include <fstream>
 #include <functional>
@@ -22,8 +21,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-
-constexpr std::string_view kPrefix = "checkpoint-";
 
 // Ranks that write a file of their own, and which of them this is (-1: none).
 struct Writers {
@@ -246,45 +243,6 @@ void SaveCheckpoint(const fs::path& dir, const Catalog& catalog, AdamW* optimize
     std::error_code ignored;
     if (first) fs::remove_all(part, ignored);
     throw;
-  }
-}
-
-fs::path CheckpointPath(const fs::path& output, int64_t step) {
-  return output / fmt::format("{}{:06}", kPrefix, step);
-}
-
-namespace {
-
-// Step and path, ascending.
-std::vector<std::pair<int64_t, fs::path>> Checkpoints(const fs::path& output) {
-  std::vector<std::pair<int64_t, fs::path>> out;
-  std::error_code missing;
-  for (const auto& entry : fs::directory_iterator(output, missing)) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with(kPrefix) || !fs::exists(entry.path() / "trainer.json")) continue;
-    int64_t step = 0;
-    const char* end = name.data() + name.size();
-    const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
-    if (error == std::errc() && stop == end) out.emplace_back(step, entry.path());
-  }
-  std::sort(out.begin(), out.end());
-  return out;
-}
-
-}  // namespace
-
-std::optional<fs::path> LatestCheckpoint(const fs::path& output) {
-  const auto all = Checkpoints(output);
-  if (all.empty()) return std::nullopt;
-  return all.back().second;
-}
-
-void RemoveOldCheckpoints(const fs::path& output, int keep) {
-  if (keep < 1) return;
-  const auto all = Checkpoints(output);
-  std::error_code ignored;
-  for (size_t i = 0; i + static_cast<size_t>(keep) < all.size(); ++i) {
-    fs::remove_all(all[i].second, ignored);
   }
 }
 

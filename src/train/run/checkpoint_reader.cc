@@ -124,7 +124,7 @@ TrainerState ReadState(const fs::path& path, int64_t* optimizer_steps) {
 
 TrainerState LoadCheckpoint(const fs::path& dir, const Catalog& catalog, AdamW* optimizer) {
   int64_t steps = 0;
-  const TrainerState state = ReadState(dir / "trainer.json", &steps);
+  TrainerState state = ReadState(dir / "trainer.json", &steps);
   const OptimizerFiles files(dir);
   RefuseOthers(files, catalog, dir);
   for (size_t i = 0; i < optimizer->parameters().size(); ++i) {

@@ -15,8 +15,8 @@ namespace {
 
 // count ranks from `first`, `step` apart.
 std::vector<int> Run(int first, int count, int step) {
-  std::vector<int> ranks;
-  for (int i = 0; i < count; ++i) ranks.push_back(first + i * step);
+  std::vector<int> ranks(count);
+  for (int i = 0; i < count; ++i) ranks[i] = first + i * step;
   return ranks;
 }
 

@@ -10,7 +10,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::LayoutResult;
-using testing::LayoutRun;
 using testing::RunLayout;
 
 class LayoutCheckpoints : public ::testing::Test {

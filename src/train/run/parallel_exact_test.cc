@@ -1,0 +1,70 @@
+// In float64 nothing of the difference between layouts is rounding: what is left would be an error.
+#include <gmock/gmock.h>
+
+#include <mutex>
+
+#include "train/run/test_layouts.h"
+
+namespace switchyard::train {
+namespace {
+
+using Gradients = std::map<std::string, std::vector<double>>;
+
+LossOptions Options() {
+  return {.balance = {.batch = 0.5, .sequence = 0.4, .z = 0.1}, .mtp_layers = 2};
+}
+
+// One stage, its gradients added up here: of what is cut and of experts each rank has a piece, of
+// the rest a part of the sum.
+Gradients Of(const ModelConfig& config, const Batch& batch, const Layout& layout) {
+  const RowExchangeOptions options{
+      .message_bytes = MoeMessageBytes(config, layout.ep, batch.size(), sizeof(double))};
+  Gradients sums;
+  std::mutex mutex;
+  RunRankThreads(
+      layout.ranks(),
+      LayoutRanks::BytesPerRank(layout) + RowExchangeBytes(layout.ep, options) + 4096,
+      [&](int rank, const std::shared_ptr<SharedArena>& arena) {
+        const auto ranks = LayoutRanks::Create(arena, layout, rank);
+        const auto exchange = MakeRowExchange(*ranks->memory, ranks->place.EpGroup(), options);
+        ThreadPool pool(1);
+        Model<double> model(config, Options(), ranks->layer_ranks(*exchange), pool);
+        model.Initialise(7, 0.4);
+        const Share mine = EvenShare(batch.sequences(), layout.dp, ranks->place.dp);
+        Pass<double> pass;
+        model.Run(testing::Sequences(batch, mine.begin, mine.end), testing::SizeOf(batch), true,
+                  &pass);
+        const std::lock_guard lock(mutex);
+        for (const Parameter<double>* p : model.parameters()) {
+          if (p->gradient.empty()) continue;
+          std::vector<double>& sum = sums[p->name];
+          size_t count = 1;
+          for (const int64_t n : p->whole_shape()) count *= static_cast<size_t>(n);
+          sum.resize(count);
+          for (size_t i = 0; i < p->gradient.size(); ++i) {
+            sum[p->slice.IndexInWhole(p->shape, static_cast<int64_t>(i))] += p->gradient[i];
+          }
+        }
+      });
+  return sums;
+}
+
+TEST(ExactGradients, DoNotDependOnTheLayout) {
+  for (const char* kind : {"qwen3_moe", "deepseek_v2", "deepseek_v3"}) {
+    const ModelConfig config = ParseModelConfig(testing::SmallConfig(kind));
+    const Batch batch = testing::RandomBatch({9, 4, 1, 7, 2}, config.vocab_size, 6);
+    const Gradients one = Of(config, batch, {});
+    for (const Layout& layout : {Layout{.tp = 2}, Layout{.tp = 2, .ep = 2}, Layout{.dp = 2},
+                                 Layout{.tp = 2, .ep = 4, .dp = 2}}) {
+      const Gradients found = Of(config, batch, layout);
+      ASSERT_EQ(found.size(), one.size());
+      for (const auto& [name, gradient] : one) {
+        EXPECT_LT(testing::RelativeError(found.at(name), gradient), 1e-11)
+            << name << " of " << kind << ", " << layout.ToString();
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace switchyard::train
