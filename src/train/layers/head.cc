@@ -6,6 +6,7 @@
 
 #include "train/batch.h"
 #include "train/layers/pointwise.h"
+#include "train/layers/row_math.h"
 #include "train/math/workspace.h"
 
 namespace switchyard::train {
@@ -69,7 +70,7 @@ double HeadLoss<T>::Run(const T* x, std::span<const int32_t> targets, T scale, T
       for (int64_t i = first; i < last; ++i) {
         T* row = logits.data() + i * vocab;
         const int64_t target = target_of(i);
-        parts[i].largest = *std::max_element(row, row + vocab);
+        parts[i].largest = Largest(row, vocab);
         parts[i].wanted = target < 0 ? T{0} : row[target];
         parts[i].sum = ExpSum(row, vocab, parts[i].largest);
       }
@@ -86,8 +87,7 @@ double HeadLoss<T>::Run(const T* x, std::span<const int32_t> targets, T scale, T
         }
         if (dx == nullptr) continue;
         T* row = logits.data() + i * vocab;
-        const T factor = scale / all.sum * std::exp(parts[i].largest - all.largest);
-        for (int64_t v = 0; v < vocab; ++v) row[v] *= factor;
+        Scale(row, vocab, scale / all.sum * std::exp(parts[i].largest - all.largest));
         if (const int64_t target = target_of(i); target >= 0) row[target] -= scale;
       }
     });

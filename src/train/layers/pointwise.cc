@@ -136,7 +136,7 @@ void Add(T* y, const T* x, int64_t count, ThreadPool& pool) {
 template <typename T>
 T ExpSum(T* x, int64_t n, T shift) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const Leaves* leaves = ActiveLeaves()) return leaves->exp_sum(x, n, shift);
+    if (const Leaves* leaves = ActiveLeaves()) return leaves->exp_sum(x, n, 1.0f, shift);
   }
   T sum = 0;
   for (int64_t i = 0; i < n; ++i) sum += x[i] = std::exp(x[i] - shift);

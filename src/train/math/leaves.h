@@ -18,13 +18,26 @@ struct ProductTask {
   bool accumulate;
 };
 
+constexpr int64_t kPanel = 64;  // columns of B that are packed together
+
 struct Leaves {
   void (*multiply)(const ProductTask&);
+  // out[i · kPanel + j] = in[i · ldi + j] for i in [0, rows), j in [0, columns), then zeros.
+  void (*pack)(const float* in, int64_t ldi, int64_t rows, int64_t columns, float* out);
   // out[j · ldo + i] = in[i · ldi + j] for i in [0, rows), j in [0, columns)
   void (*transpose)(const float* in, int64_t ldi, int64_t rows, int64_t columns, float* out,
                     int64_t ldo);
-  // x[i] = e^(x[i] - shift); returns the sum, which is added up in lanes.
-  float (*exp_sum)(float* x, int64_t n, float shift);
+  float (*largest)(const float* x, int64_t n);
+  float (*dot)(const float* a, const float* b, int64_t n);
+  // out[i · ldo + j] = in[i · ldi + j]
+  void (*copy_rows)(const float* in, int64_t ldi, int64_t rows, int64_t columns, float* out,
+                    int64_t ldo);
+  // x[i] *= factor
+  void (*scale)(float* x, int64_t n, float factor);
+  // s[i] = e^(scale · s[i] - shift), d[i] = s[i] · (d[i] - along) · scale
+  void (*softmax_gradient)(float* s, float* d, int64_t n, float scale, float shift, float along);
+  // x[i] = e^(scale · x[i] - shift); returns the sum, which is added up in lanes.
+  float (*exp_sum)(float* x, int64_t n, float scale, float shift);
   // out = silu(gate) · up
   void (*swiglu)(const float* gate, const float* up, float* out, int64_t n);
   // Of the same, with dout the gradient of out; dgate and dup may be gate and up.

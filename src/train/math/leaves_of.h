@@ -115,19 +115,105 @@ void Transpose(const float* in, int64_t ldi, int64_t rows, int64_t columns, floa
       out[j * ldo + i] = in[i * ldi + j];
 }
 
+// Sixteen or eight elements, or the last few: masked loads and stores are the slower ones.
 template <class V>
-float ExpSum(float* x, int64_t n, float shift) {
-  const auto s = V::Set1(shift);
+struct Whole {
+  typename V::F Load(const float* p) const { return V::Load(p); }
+  void Store(float* p, typename V::F x) const { V::Store(p, x); }
+};
+template <class V>
+struct First {
+  int64_t n;
+  typename V::F Load(const float* p) const { return V::LoadN(p, n); }
+  void Store(float* p, typename V::F x) const { V::StoreN(p, x, n); }
+};
+// body(i, part) for each vector of n elements
+template <class V, class Body>
+[[gnu::always_inline]] inline void ForVectors(int64_t n, const Body& body) {
+  int64_t i = 0;
+  for (; i + V::kLanes <= n; i += V::kLanes) body(i, Whole<V>{});
+  if (i < n) body(i, First<V>{n - i});
+}
+
+// Rows of at most kPanel columns, filled up with zeros.
+template <class V>
+void Pack(const float* in, int64_t ldi, int64_t rows, int64_t columns, float* out) {
+  constexpr int kVectors = kPanel / V::kLanes;
+  for (int64_t i = 0; i < rows; ++i, in += ldi, out += kPanel) {
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t left = columns - v * V::kLanes;
+      const auto x = left >= V::kLanes ? V::Load(in + v * V::kLanes)
+                     : left > 0        ? V::LoadN(in + v * V::kLanes, left)
+                                       : V::Zero();
+      V::Store(out + v * V::kLanes, x);
+    }
+  }
+}
+
+template <class V>
+float Largest(const float* x, int64_t n) {
+  const auto lowest = V::Set1(-3.402823466e38f);
+  auto largest = lowest;
+  int64_t i = 0;
+  for (; i + V::kLanes <= n; i += V::kLanes) largest = V::Max(V::Load(x + i), largest);
+  if (i < n) largest = V::Max(V::KeepFirst(V::LoadN(x + i, n - i), n - i, lowest), largest);
+  return V::ReduceMax(largest);
+}
+
+template <class V>
+float Dot(const float* a, const float* b, int64_t n) {
+  auto sum = V::Zero();
+  int64_t i = 0;
+  for (; i + V::kLanes <= n; i += V::kLanes) sum = V::Fma(V::Load(a + i), V::Load(b + i), sum);
+  if (i < n) sum = V::Fma(V::LoadN(a + i, n - i), V::LoadN(b + i, n - i), sum);
+  return V::ReduceAdd(sum);
+}
+
+// Rows of a head lie apart: a prefetcher of the processor does not foresee them.
+template <class V>
+void CopyRows(const float* in, int64_t ldi, int64_t rows, int64_t columns, float* out,
+              int64_t ldo) {
+  constexpr int64_t kAhead = 8, kLine = 16;
+  for (int64_t r = 0; r < rows; ++r, in += ldi, out += ldo) {
+    for (int64_t i = 0; i < columns; i += kLine) __builtin_prefetch(in + kAhead * ldi + i);
+    ForVectors<V>(
+        columns, [&](int64_t i, auto part)
+                     __attribute__((always_inline)) { part.Store(out + i, part.Load(in + i)); });
+  }
+}
+
+template <class V>
+void Scale(float* x, int64_t n, float factor) {
+  const auto f = V::Set1(factor);
+  ForVectors<V>(
+      n, [&](int64_t i, auto part)
+             __attribute__((always_inline)) { part.Store(x + i, V::Mul(part.Load(x + i), f)); });
+}
+
+template <class V>
+void SoftmaxGradient(float* s, float* d, int64_t n, float scale, float shift, float along) {
+  const auto c = V::Set1(scale), by = V::Set1(shift), a = V::Set1(along);
+  ForVectors<V>(
+      n, [&](int64_t i, auto part) __attribute__((always_inline)) {
+        const auto p = kernels::cpu::simd::Exp<V>(V::Sub(V::Mul(part.Load(s + i), c), by));
+        part.Store(s + i, p);
+        part.Store(d + i, V::Mul(V::Mul(p, V::Sub(part.Load(d + i), a)), c));
+      });
+}
+
+template <class V>
+float ExpSum(float* x, int64_t n, float scale, float shift) {
+  const auto c = V::Set1(scale), s = V::Set1(shift);
   auto sum = V::Zero();
   int64_t i = 0;
   for (; i + V::kLanes <= n; i += V::kLanes) {
-    const auto e = kernels::cpu::simd::Exp<V>(V::Sub(V::Load(x + i), s));
+    const auto e = kernels::cpu::simd::Exp<V>(V::Sub(V::Mul(V::Load(x + i), c), s));
     V::Store(x + i, e);
     sum = V::Add(sum, e);
   }
   if (i < n) {
-    const auto e = V::KeepFirst(kernels::cpu::simd::Exp<V>(V::Sub(V::LoadN(x + i, n - i), s)),
-                                n - i, V::Zero());
+    const auto e = V::KeepFirst(
+        kernels::cpu::simd::Exp<V>(V::Sub(V::Mul(V::LoadN(x + i, n - i), c), s)), n - i, V::Zero());
     V::StoreN(x + i, e, n - i);
     sum = V::Add(sum, e);
   }
@@ -136,33 +222,38 @@ float ExpSum(float* x, int64_t n, float shift) {
 
 template <class V>
 void SwiGlu(const float* gate, const float* up, float* out, int64_t n) {
-  for (int64_t i = 0; i < n; i += V::kLanes) {
-    const int64_t count = n - i < V::kLanes ? n - i : V::kLanes;
-    const auto g = V::LoadN(gate + i, count);
-    const auto h = V::Mul(V::Mul(g, kernels::cpu::simd::Sigmoid<V>(g)), V::LoadN(up + i, count));
-    V::StoreN(out + i, h, count);
-  }
+  ForVectors<V>(
+      n, [&](int64_t i, auto part) __attribute__((always_inline)) {
+        const auto g = part.Load(gate + i);
+        part.Store(out + i,
+                   V::Mul(V::Mul(g, kernels::cpu::simd::Sigmoid<V>(g)), part.Load(up + i)));
+      });
 }
 
 template <class V>
 void SwiGluGradient(const float* gate, const float* up, const float* dout, float* dgate, float* dup,
                     int64_t n) {
   const auto one = V::Set1(1.0f);
-  for (int64_t i = 0; i < n; i += V::kLanes) {
-    const int64_t count = n - i < V::kLanes ? n - i : V::kLanes;
-    const auto g = V::LoadN(gate + i, count), u = V::LoadN(up + i, count);
-    const auto d = V::LoadN(dout + i, count);
-    const auto s = kernels::cpu::simd::Sigmoid<V>(g);
-    const auto slope = V::Mul(s, V::Fma(g, V::Sub(one, s), one));  // of silu
-    V::StoreN(dgate + i, V::Mul(V::Mul(d, u), slope), count);
-    V::StoreN(dup + i, V::Mul(d, V::Mul(g, s)), count);
-  }
+  ForVectors<V>(
+      n, [&](int64_t i, auto part) __attribute__((always_inline)) {
+        const auto g = part.Load(gate + i), u = part.Load(up + i), d = part.Load(dout + i);
+        const auto s = kernels::cpu::simd::Sigmoid<V>(g);
+        const auto slope = V::Mul(s, V::Fma(g, V::Sub(one, s), one));  // of silu
+        part.Store(dgate + i, V::Mul(V::Mul(d, u), slope));
+        part.Store(dup + i, V::Mul(d, V::Mul(g, s)));
+      });
 }
 
 template <class V, int M, int N>
 constexpr Leaves LeavesOf() {
   return {.multiply = Multiply<V, M, N>,
+          .pack = Pack<V>,
           .transpose = Transpose<V>,
+          .largest = Largest<V>,
+          .dot = Dot<V>,
+          .copy_rows = CopyRows<V>,
+          .scale = Scale<V>,
+          .softmax_gradient = SoftmaxGradient<V>,
           .exp_sum = ExpSum<V>,
           .swiglu = SwiGlu<V>,
           .swiglu_gradient = SwiGluGradient<V>};

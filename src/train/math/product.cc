@@ -18,6 +18,18 @@ namespace {
 constexpr int64_t kTileRows = 96, kTileColumns = 256;
 // Below so many multiply-adds waking another thread costs more than it brings.
 constexpr int64_t kFewOperations = 1 << 17;
+constexpr int64_t kBadStride = 128;
+constexpr int64_t kLine = 16;  // floats of a cache line
+
+float* AlignedToLine(float* p) {
+  const auto at = reinterpret_cast<uintptr_t>(p) / sizeof(float);
+  return p + (kLine - at % kLine) % kLine;
+}
+
+struct TileAt {
+  size_t product;
+  int64_t i, j;
+};
 
 // Memory of a thread that grows and is kept.
 template <typename T>
@@ -44,22 +56,25 @@ void MultiplyPlain(const Product<T>& p) {
   }
 }
 
-// B stored by columns, turned over: [k, n]. Columns [j0, j1).
-void TurnOver(const Product<float>& p, int64_t j0, int64_t j1, const Leaves& leaves, float* out) {
-  CHECK_EQ(p.b_row, 1);
-  leaves.transpose(p.b + j0 * p.b_col, p.b_col, j1 - j0, p.k, out + j0, p.n);
-}
-
 // B with its rows contiguous: as it is stored, or turned over in scratch.
 const float* RowsOfB(const Product<float>& p, const Leaves& leaves, int64_t* row) {
   if (p.b_col == 1) {
     *row = p.b_row;
     return p.b;
   }
+  CHECK_EQ(p.b_row, 1);
   float* out = Scratch<float>(p.n * p.k);
-  TurnOver(p, 0, p.n, leaves, out);
+  leaves.transpose(p.b, p.b_col, p.n, p.k, out, p.n);
   *row = p.n;
   return out;
+}
+
+template <typename T>
+void ScaleResult(const Product<T>& p) {
+  if (p.scale == T{1}) return;
+  CHECK(!p.accumulate);
+  for (int64_t i = 0; i < p.m; ++i)
+    for (int64_t j = 0; j < p.n; ++j) p.c[i * p.ldc + j] *= p.scale;
 }
 
 template <typename T>
@@ -83,10 +98,7 @@ void MultiplyPart(const Product<T>& p) {
     task.b = RowsOfB(p, *leaves, &task.b_row);
     leaves->multiply(task);
   }
-  if (p.scale == T{1}) return;
-  CHECK(!p.accumulate);
-  for (int64_t i = 0; i < p.m; ++i)
-    for (int64_t j = 0; j < p.n; ++j) p.c[i * p.ldc + j] *= p.scale;
+  ScaleResult(p);
 }
 
 template <typename T>
@@ -99,50 +111,133 @@ Product<T> Part(Product<T> p, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
   return p;
 }
 
-// Turns over the B of all products that are stored by columns, shared out among the threads, and
-// makes them products by rows. `room` gets the memory.
-std::vector<Product<float>> TurnOverAll(std::span<const Product<float>> products,
-                                        std::optional<Temporary<float>>* room, ThreadPool& pool) {
-  std::vector<Product<float>> turned(products.begin(), products.end());
-  const Leaves* leaves = ActiveLeaves();
-  if (leaves == nullptr) return turned;
+// B in panels of kPanel columns, one after the other: [panels][k][kPanel], the last filled up with
+// zeros: a tile of C then reads one run of memory, whatever the strides of B. Where C has fewer
+// rows than B, and B's rows are contiguous, copying it would cost more than it brings.
+struct Operand {
+  float* panels = nullptr;  // null: as it is
+
+  const float* At(const Product<float>& p, int64_t j) const {
+    return panels == nullptr ? p.b + j : panels + j * p.k;
+  }
+  int64_t Row(const Product<float>& p) const { return panels == nullptr ? p.b_row : kPanel; }
+};
+
+bool WantsPanels(const Product<float>& p) {
+  return p.m > 0 && p.n > 0 && (p.b_col != 1 || p.m >= p.k);
+}
+
+// Columns [j, j + kPanel) of B to their place.
+void PackPanel(const Product<float>& p, int64_t j, const Leaves& leaves, float* out) {
+  const int64_t n = std::min(kPanel, p.n - j);
+  if (p.b_col == 1) {
+    leaves.pack(p.b + j, p.b_row, p.k, n, out);
+  } else {
+    CHECK_EQ(p.b_row, 1);
+    if (n < kPanel) std::fill_n(out, p.k * kPanel, 0.0f);
+    leaves.transpose(p.b + j * p.b_col, p.b_col, n, p.k, out, kPanel);
+  }
+}
+
+// The operands of all products, packed once for all rows; `room` gets the memory.
+template <typename Run>
+std::vector<Operand> PackAll(std::span<const Product<float>> products, const Leaves& leaves,
+                             std::optional<Temporary<float>>* room, const Run& run) {
+  const auto size = [](const Product<float>& p) {
+    return (p.n + kPanel - 1) / kPanel * kPanel * p.k;
+  };
+  int64_t count = 0;
+  for (const Product<float>& p : products)
+    if (WantsPanels(p)) count += size(p);
+  std::vector<Operand> operands(products.size());
+  if (count == 0) return operands;
+  room->emplace(count + kLine);
+  float* next = AlignedToLine((*room)->data());
   struct Piece {
     const Product<float>* product;
     float* out;
-    int64_t begin, end;
+    int64_t j;
   };
   std::vector<Piece> pieces;
-  int64_t count = 0;
-  for (const Product<float>& p : products)
-    if (p.b_col != 1 && p.m > 0) count += p.n * p.k;
-  if (count == 0) return turned;
-  room->emplace(count);
-  float* next = (*room)->data();
   for (size_t q = 0; q < products.size(); ++q) {
     const Product<float>& p = products[q];
-    if (p.b_col == 1 || p.m == 0) continue;
-    for (int64_t j = 0; j < p.n; j += kTileColumns)
-      pieces.push_back({&p, next, j, std::min(p.n, j + kTileColumns)});
-    turned[q].b = next;
-    turned[q].b_row = p.n;
-    turned[q].b_col = 1;
-    next += p.n * p.k;
+    if (!WantsPanels(p)) continue;
+    operands[q].panels = next;
+    for (int64_t j = 0; j < p.n; j += kPanel) pieces.push_back({&p, next + j * p.k, j});
+    next += size(p);
   }
-  const auto run = [&](int64_t i) {
-    TurnOver(*pieces[i].product, pieces[i].begin, pieces[i].end, *leaves, pieces[i].out);
+  run(static_cast<int64_t>(pieces.size()),
+      [&](int64_t i) { PackPanel(*pieces[i].product, pieces[i].j, leaves, pieces[i].out); });
+  return operands;
+}
+
+// Of an A that is stored transposed rows are read together at one stride. Where all of it falls
+// into few sets of a cache, the rows of a tile are packed.
+bool PacksRows(const Product<float>& p) { return p.a_row == 1 && p.a_col % kBadStride == 0; }
+
+// A tile of C: rows [i, i + m), columns [j, j + n), j a multiple of kPanel.
+void MultiplyTile(const Product<float>& p, const Operand& b, int64_t i, int64_t m, int64_t j,
+                  int64_t n, const Leaves& leaves) {
+  ProductTask task{.a = p.a + i * p.a_row,
+                   .a_row = p.a_row,
+                   .a_col = p.a_col,
+                   .b = nullptr,
+                   .b_row = b.Row(p),
+                   .c = nullptr,
+                   .ldc = p.ldc,
+                   .m = m,
+                   .n = 0,
+                   .k = p.k,
+                   .accumulate = p.accumulate};
+  if (PacksRows(p)) {
+    float* packed = AlignedToLine(Scratch<float>(p.k * kPanel + kLine));
+    leaves.pack(task.a, p.a_col, p.k, m, packed);
+    task.a = packed;
+    task.a_col = kPanel;
+  }
+  for (int64_t column = j; column < j + n; column += kPanel) {
+    task.b = b.At(p, column);
+    task.c = p.c + i * p.ldc + column;
+    task.n = std::min(kPanel, j + n - column);
+    leaves.multiply(task);
+  }
+  ScaleResult(Part(p, i, i + m, j, j + n));
+}
+
+// Rows of a tile of C: those that are packed fit in a panel, and `few` tiles are cut smaller.
+int64_t TileRows(const Product<float>& p, bool few) {
+  return few || PacksRows(p) ? kTileRows / 2 : kTileRows;
+}
+
+void MultiplyFloat(std::span<const Product<float>> products, const Leaves& leaves, int threads,
+                   ThreadPool& pool) {
+  const auto run = [&](int64_t n, const std::function<void(int64_t)>& body) {
+    if (threads > 1) return pool.Run(n, body);
+    for (int64_t i = 0; i < n; ++i) body(i);
   };
-  pool.Run(static_cast<int64_t>(pieces.size()), std::cref(run));
-  return turned;
+  std::optional<Temporary<float>> room;
+  const std::vector<Operand> operands = PackAll(products, leaves, &room, run);
+  int64_t area = 0;
+  for (const Product<float>& p : products) area += p.m * p.n;
+  const bool few = area < 8 * threads * kTileRows * kTileColumns;
+  std::vector<TileAt> tiles;
+  for (size_t q = 0; q < products.size(); ++q) {
+    const int64_t rows = TileRows(products[q], few);
+    for (int64_t i = 0; i < products[q].m; i += rows)
+      for (int64_t j = 0; j < products[q].n; j += kTileColumns) tiles.push_back({q, i, j});
+  }
+  run(static_cast<int64_t>(tiles.size()), [&](int64_t t) {
+    const auto [q, i, j] = tiles[t];
+    const Product<float>& p = products[q];
+    const int64_t m = std::min(TileRows(p, few), p.m - i);
+    MultiplyTile(p, operands[q], i, m, j, std::min(kTileColumns, p.n - j), leaves);
+  });
 }
 
 // C in tiles, as many tasks.
 template <typename T>
 void MultiplyTiles(std::span<const Product<T>> products, ThreadPool& pool) {
-  struct Tile {
-    size_t product;
-    int64_t i, j;
-  };
-  std::vector<Tile> tiles;
+  std::vector<TileAt> tiles;
   for (size_t q = 0; q < products.size(); ++q) {
     for (int64_t i = 0; i < products[q].m; i += kTileRows)
       for (int64_t j = 0; j < products[q].n; j += kTileColumns) tiles.push_back({q, i, j});
@@ -178,11 +273,13 @@ template <typename T>
 void Multiply(std::span<const Product<T>> products, ThreadPool& pool) {
   int64_t operations = 0;
   for (const Product<T>& p : products) operations += p.m * p.n * p.k;
-  if (operations < kFewOperations || pool.num_threads() == 1) {
+  const int threads = operations < kFewOperations ? 1 : pool.num_threads();
+  if constexpr (std::is_same_v<T, float>) {
+    if (const Leaves* leaves = ActiveLeaves())
+      return MultiplyFloat(products, *leaves, threads, pool);
+  }
+  if (threads == 1) {
     for (const Product<T>& p : products) MultiplyPart(p);
-  } else if constexpr (std::is_same_v<T, float>) {
-    std::optional<Temporary<float>> room;
-    MultiplyTiles<float>(TurnOverAll(products, &room, pool), pool);
   } else {
     MultiplyTiles<T>(products, pool);
   }

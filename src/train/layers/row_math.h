@@ -1,0 +1,87 @@
+// What attention and the head do with single rows: in float32 with the vectors of the machine, in
+// float64 plainly.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "train/math/leaves.h"
+
+namespace switchyard::train {
+
+// Of n columns: room for all of them in whole cache lines, an odd number of them, so that the
+// elements of one column spread over all sets of a cache.
+inline int64_t TurnedStride(int64_t n) { return (n + 15) / 16 / 2 * 32 + 16; }
+
+template <typename T>
+void CopyRows(const T* in, int64_t row, int64_t n, int64_t d, T* out, int64_t out_row) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (const Leaves* leaves = ActiveLeaves())
+      return leaves->copy_rows(in, row, n, d, out, out_row);
+  }
+  for (int64_t i = 0; i < n; ++i) std::copy_n(in + i * row, d, out + i * out_row);
+}
+
+// out [d, stride] = inᵀ
+template <typename T>
+void Turn(const T* in, int64_t row, int64_t n, int64_t d, T* out, int64_t stride) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (const Leaves* leaves = ActiveLeaves()) return leaves->transpose(in, row, n, d, out, stride);
+  }
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t j = 0; j < d; ++j) out[j * stride + i] = in[i * row + j];
+}
+
+template <typename T>
+T Largest(const T* x, int64_t n) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (const Leaves* leaves = ActiveLeaves()) return leaves->largest(x, n);
+  }
+  return *std::max_element(x, x + n);
+}
+
+// x[i] = e^(scale · x[i] - shift); returns the sum.
+template <typename T>
+T ScaledExpSum(T* x, int64_t n, T scale, T shift) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (const Leaves* leaves = ActiveLeaves()) return leaves->exp_sum(x, n, scale, shift);
+  }
+  T sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += x[i] = std::exp(x[i] * scale - shift);
+  return sum;
+}
+
+template <typename T>
+T Dot(const T* a, const T* b, int64_t n) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (const Leaves* leaves = ActiveLeaves()) return leaves->dot(a, b, n);
+  }
+  T sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+template <typename T>
+void Scale(T* x, int64_t n, T factor) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (const Leaves* leaves = ActiveLeaves()) return leaves->scale(x, n, factor);
+  }
+  for (int64_t i = 0; i < n; ++i) x[i] *= factor;
+}
+
+// s[i] = e^(scale · s[i] - shift), d[i] = s[i] · (d[i] - along) · scale
+template <typename T>
+void SoftmaxGradient(T* s, T* d, int64_t n, T scale, T shift, T along) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (const Leaves* leaves = ActiveLeaves())
+      return leaves->softmax_gradient(s, d, n, scale, shift, along);
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    s[i] = std::exp(s[i] * scale - shift);
+    d[i] = s[i] * (d[i] - along) * scale;
+  }
+}
+
+}  // namespace switchyard::train
