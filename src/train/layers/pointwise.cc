@@ -15,6 +15,12 @@ constexpr int64_t kGrain = 16384;
 
 int64_t RowGrain(int64_t n) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(n, 1)); }
 
+// Null for float64 and where there are no vectors.
+template <typename T>
+const Leaves* LeavesOf() {
+  return std::is_same_v<T, float> ? ActiveLeaves() : nullptr;
+}
+
 template <typename T>
 T Dot(const T* a, const T* b, int64_t n) {
   T sum[16] = {};  // lanes, so that the compiler may use vectors
@@ -32,15 +38,36 @@ T InverseRoot(const T* x, int64_t n, T eps) {
   return T{1} / std::sqrt(Dot(x, x, n) / static_cast<T>(n) + eps);
 }
 
+// Σ a · b · c
+template <typename T>
+T DotOfThree(const T* a, const T* b, const T* c, int64_t n) {
+  constexpr int kLanes = 16;  // so that the compiler may use vectors
+  T sum[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int l = 0; l < kLanes; ++l) sum[l] += a[i + l] * b[i + l] * c[i + l];
+  for (int l = 0; i < n; ++i, ++l) sum[l] += a[i] * b[i] * c[i];
+  T total = 0;
+  for (const T x : sum) total += x;
+  return total;
+}
+
 }  // namespace
 
 template <typename T>
 void RmsNorm(const NormShape<T>& s, const T* x, const T* weight, T* y, ThreadPool& pool) {
+  [[maybe_unused]] const Leaves* leaves = LeavesOf<T>();
   pool.RunRanges(s.m, RowGrain(s.n), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const T* in = x + t * s.ldx;
       T* out = y + t * s.n;
       const T r = InverseRoot(in, s.n, s.eps);
+      if constexpr (std::is_same_v<T, float>) {
+        if (leaves != nullptr) {
+          leaves->norm(in, r, weight, out, s.n);
+          continue;
+        }
+      }
       for (int64_t i = 0; i < s.n; ++i) out[i] = in[i] * r * weight[i];
     }
   });
@@ -49,6 +76,7 @@ void RmsNorm(const NormShape<T>& s, const T* x, const T* weight, T* y, ThreadPoo
 template <typename T>
 void RmsNormGradient(const NormShape<T>& s, const T* x, const T* weight, const T* dy, T* dx,
                      bool accumulate, T* dweight, ThreadPool& pool) {
+  [[maybe_unused]] const Leaves* leaves = LeavesOf<T>();
   std::vector<T> roots(s.m);
   pool.RunRanges(s.m, RowGrain(s.n), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
@@ -56,9 +84,14 @@ void RmsNormGradient(const NormShape<T>& s, const T* x, const T* weight, const T
       const T* d = dy + t * s.n;
       T* out = dx + t * s.ldx;
       const T r = roots[t] = InverseRoot(in, s.n, s.eps);
-      T along = 0;  // Σ dy · weight · x
-      for (int64_t i = 0; i < s.n; ++i) along += d[i] * weight[i] * in[i];
+      const T along = DotOfThree(d, weight, in, s.n);
       const T back = along * r * r * r / static_cast<T>(s.n);
+      if constexpr (std::is_same_v<T, float>) {
+        if (leaves != nullptr) {
+          leaves->norm_gradient(in, r, weight, d, back, accumulate, out, s.n);
+          continue;
+        }
+      }
       for (int64_t i = 0; i < s.n; ++i) {
         const T value = d[i] * weight[i] * r - in[i] * back;
         out[i] = accumulate ? out[i] + value : value;
@@ -70,13 +103,52 @@ void RmsNormGradient(const NormShape<T>& s, const T* x, const T* weight, const T
     for (int64_t t = 0; t < s.m; ++t) {
       const T* in = x + t * s.ldx;
       const T* d = dy + t * s.n;
+      if constexpr (std::is_same_v<T, float>) {
+        if (leaves != nullptr) {
+          leaves->add_products(d + begin, in + begin, roots[t], dweight + begin, end - begin);
+          continue;
+        }
+      }
       for (int64_t i = begin; i < end; ++i) dweight[i] += d[i] * in[i] * roots[t];
     }
   });
 }
 
+namespace {
+
+constexpr int64_t kMostRotary = 256;
+
+// Pairs that lie side by side. A row's cosines and sines are spread over its pairs once for all
+// heads.
+void RopeOfPairs(const RopeShape<float>& s, float* x, bool backward, const Leaves& leaves,
+                 ThreadPool& pool) {
+  const int64_t half = s.rotary_dim / 2;
+  pool.RunRanges(s.m, RowGrain(s.heads * s.rotary_dim), [&](int64_t begin, int64_t end) {
+    float cosines[kMostRotary], sines[kMostRotary];
+    for (int64_t t = begin; t < end; ++t) {
+      const float* from = s.cos_sin + s.positions[t] * s.rotary_dim;
+      for (int64_t i = 0; i < half; ++i) {
+        const float sine = backward ? -from[half + i] : from[half + i];
+        cosines[2 * i] = cosines[2 * i + 1] = from[i];
+        sines[2 * i] = -sine;
+        sines[2 * i + 1] = sine;
+      }
+      for (int64_t h = 0; h < s.heads; ++h)
+        leaves.turn_pairs(x + t * s.row + h * s.head + s.offset, cosines, sines, s.rotary_dim);
+    }
+  });
+}
+
+}  // namespace
+
 template <typename T>
 void Rope(const RopeShape<T>& s, T* x, bool backward, ThreadPool& pool) {
+  if constexpr (std::is_same_v<T, float>) {
+    const Leaves* leaves = ActiveLeaves();
+    const bool whole = s.rotary_dim % 8 == 0 && s.rotary_dim <= kMostRotary;
+    if (leaves != nullptr && s.interleaved && whole)
+      return RopeOfPairs(s, x, backward, *leaves, pool);
+  }
   const int64_t half = s.rotary_dim / 2;
   const int64_t step = s.interleaved ? 2 : 1, other = s.interleaved ? 1 : half;
   pool.RunRanges(s.m, RowGrain(s.heads * s.rotary_dim), [&](int64_t begin, int64_t end) {

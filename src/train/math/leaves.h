@@ -38,6 +38,16 @@ struct Leaves {
   void (*softmax_gradient)(float* s, float* d, int64_t n, float scale, float shift, float along);
   // x[i] = e^(scale · x[i] - shift); returns the sum, which is added up in lanes.
   float (*exp_sum)(float* x, int64_t n, float scale, float shift);
+  // y = x · root · weight; see RmsNorm
+  void (*norm)(const float* x, float root, const float* weight, float* y, int64_t n);
+  // dx (+)= dy · weight · root - x · back
+  void (*norm_gradient)(const float* x, float root, const float* weight, const float* dy,
+                        float back, bool accumulate, float* dx, int64_t n);
+  // sum[i] += a[i] · b[i] · factor
+  void (*add_products)(const float* a, const float* b, float factor, float* sum, int64_t n);
+  // Pairs (x[i], x[i + 1]) turned in place: x · cosines + (x of the pair's other) · sines, with n a
+  // multiple of 8.
+  void (*turn_pairs)(float* x, const float* cosines, const float* sines, int64_t n);
   // out = silu(gate) · up
   void (*swiglu)(const float* gate, const float* up, float* out, int64_t n);
   // Of the same, with dout the gradient of out; dgate and dup may be gate and up.

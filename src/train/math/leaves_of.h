@@ -221,6 +221,47 @@ float ExpSum(float* x, int64_t n, float scale, float shift) {
 }
 
 template <class V>
+void Norm(const float* x, float root, const float* weight, float* y, int64_t n) {
+  const auto r = V::Set1(root);
+  ForVectors<V>(
+      n, [&](int64_t i, auto part) __attribute__((always_inline)) {
+        part.Store(y + i, V::Mul(V::Mul(part.Load(x + i), r), part.Load(weight + i)));
+      });
+}
+
+template <class V>
+void NormGradient(const float* x, float root, const float* weight, const float* dy, float back,
+                  bool accumulate, float* dx, int64_t n) {
+  const auto r = V::Set1(root), b = V::Set1(back);
+  ForVectors<V>(
+      n, [&](int64_t i, auto part) __attribute__((always_inline)) {
+        const auto along = V::Mul(V::Mul(part.Load(dy + i), part.Load(weight + i)), r);
+        const auto value = V::Sub(along, V::Mul(part.Load(x + i), b));
+        part.Store(dx + i, accumulate ? V::Add(part.Load(dx + i), value) : value);
+      });
+}
+
+template <class V>
+void AddProducts(const float* a, const float* b, float factor, float* sum, int64_t n) {
+  const auto f = V::Set1(factor);
+  ForVectors<V>(
+      n, [&](int64_t i, auto part) __attribute__((always_inline)) {
+        const auto x = V::Mul(V::Mul(part.Load(a + i), part.Load(b + i)), f);
+        part.Store(sum + i, V::Add(part.Load(sum + i), x));
+      });
+}
+
+// The same 256-bit instructions for both sets.
+template <class V>
+void TurnPairs(float* x, const float* cosines, const float* sines, int64_t n) {
+  for (int64_t i = 0; i < n; i += 8) {
+    const __m256 v = _mm256_loadu_ps(x + i), other = _mm256_permute_ps(v, 0xb1);
+    const __m256 own = _mm256_mul_ps(v, _mm256_loadu_ps(cosines + i));
+    _mm256_storeu_ps(x + i, _mm256_add_ps(own, _mm256_mul_ps(other, _mm256_loadu_ps(sines + i))));
+  }
+}
+
+template <class V>
 void SwiGlu(const float* gate, const float* up, float* out, int64_t n) {
   ForVectors<V>(
       n, [&](int64_t i, auto part) __attribute__((always_inline)) {
@@ -255,6 +296,10 @@ constexpr Leaves LeavesOf() {
           .scale = Scale<V>,
           .softmax_gradient = SoftmaxGradient<V>,
           .exp_sum = ExpSum<V>,
+          .norm = Norm<V>,
+          .norm_gradient = NormGradient<V>,
+          .add_products = AddProducts<V>,
+          .turn_pairs = TurnPairs<V>,
           .swiglu = SwiGlu<V>,
           .swiglu_gradient = SwiGluGradient<V>};
 }
