@@ -25,6 +25,9 @@ constexpr const char* kHelp =
   switchyard bench serve [--port P] [flags]        drive a server, print latencies and throughput
   switchyard bench kernels|moe-layer|exchange      time the parts, beside what the machine allows
   switchyard eplb plan|simulate FILE --ranks R     where experts should sit, from recorded routing
+  switchyard train --config train.yaml [flags]     train a model with expert parallelism
+  switchyard train-score --model DIR --data FILE   loss, accuracy and balance on held-out text
+  switchyard train-picture LOG… --output X.svg     curves of training logs
   switchyard train-tokenizer TEXT… --output DIR    learn a tokenizer from text
   switchyard backends [--model-path DIR] [flags]   what pairs with what, and what is chosen
 
@@ -65,6 +68,18 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
     if (!args) return 0;
     start(args->engine);
     return RunBackends(*args);
+  }
+  if (command == "train") {
+    const auto args = ParseTrain(rest);
+    return args ? RunTrain(*args) : 0;
+  }
+  if (command == "train-score") {
+    const auto args = ParseTrainScore(rest);
+    return args ? RunTrainScore(*args) : 0;
+  }
+  if (command == "train-picture") {
+    const auto args = ParseTrainPicture(rest);
+    return args ? RunTrainPicture(*args) : 0;
   }
   if (command == "train-tokenizer") {
     const auto args = ParseTrainTokenizer(rest);

@@ -9,14 +9,6 @@
 namespace switchyard {
 namespace {
 
-std::string ConfigPath(const std::vector<std::string>& args) {
-  for (size_t i = 0; i < args.size(); ++i) {
-    if (args[i].starts_with("--config=")) return args[i].substr(9);
-    if (args[i] == "--config" && i + 1 < args.size()) return args[i + 1];
-  }
-  return {};
-}
-
 // YAML's own spellings of a switch; a quoted "true" is text and stays a value.
 bool IsSwitch(const YAML::Node& value, bool* on) {
   return value.IsScalar() && value.Tag() != "!" && YAML::convert<bool>::decode(value, *on) &&
@@ -24,6 +16,14 @@ bool IsSwitch(const YAML::Node& value, bool* on) {
 }
 
 }  // namespace
+
+std::string ConfigPath(const std::vector<std::string>& args) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (args[i].starts_with("--config=")) return args[i].substr(9);
+    if (args[i] == "--config" && i + 1 < args.size()) return args[i + 1];
+  }
+  return {};
+}
 
 std::vector<std::string> ExpandYamlConfig(const std::vector<std::string>& args) {
   const std::string path = ConfigPath(args);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <thread>
 #include <vector>
 
 #include "core/error.h"
@@ -12,6 +13,8 @@
 
 namespace switchyard::train {
 namespace {
+
+constexpr std::chrono::seconds kPause{5};  // between two tries to write the last checkpoint
 
 void Check(const TrainerOptions& options) {
   CheckSchedule(options.schedule);
@@ -140,6 +143,24 @@ void Trainer::Save() {
   if (catalog_.rank() == 0) RemoveOldCheckpoints(options_.output, options_.keep);
 }
 
+// Every rank tries as often: an error of one is an error of all.
+void Trainer::SaveLast(const std::function<void(const std::string&)>& warn) {
+  const std::chrono::seconds pause = std::min(kPause, options_.full_disk_wait);
+  for (std::chrono::seconds left = options_.full_disk_wait;; left -= pause) {
+    try {
+      Save();
+      return;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kResource || left <= std::chrono::seconds{0}) throw;
+      if (warn) {
+        warn(fmt::format("{}; trying again for {} s, make room or the last {} steps are lost",
+                         error.what(), left.count(), state_.step - saved_step_.value_or(0)));
+      }
+      std::this_thread::sleep_for(pause);
+    }
+  }
+}
+
 void Trainer::Run(const std::function<void(const StepReport&)>& report,
                   const std::function<bool()>& stop,
                   const std::function<void(const std::string&)>& warn) {
@@ -157,7 +178,7 @@ void Trainer::Run(const std::function<void(const StepReport&)>& report,
       if (warn) warn(error.what());
     }
   }
-  if (saved_step_ != state_.step) Save();
+  if (saved_step_ != state_.step) SaveLast(warn);
 }
 
 }  // namespace switchyard::train

@@ -1,6 +1,7 @@
 // The loop of a training run.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -20,10 +21,11 @@ struct TrainerOptions {
   int64_t rows_per_pass = 8;   // of one part of the ranks: the size of a micro-batch
   ScheduleOptions schedule;    // its `steps` are those of the run
   AdamWOptions adam;
-  double clip = 1.0;             // of the gradient's norm; 0: none
-  int64_t save_every = 0;        // steps; 0: at the end alone
-  int keep = 2;                  // checkpoints; 0: all
-  std::filesystem::path output;  // folder of the checkpoints
+  double clip = 1.0;                       // of the gradient's norm; 0: none
+  int64_t save_every = 0;                  // steps; 0: at the end alone
+  int keep = 2;                            // checkpoints; 0: all
+  std::chrono::seconds full_disk_wait{0};  // for room for the last checkpoint
+  std::filesystem::path output;            // folder of the checkpoints
   CheckpointFiles files;
 };
 
@@ -62,7 +64,8 @@ class Trainer {
 
   // Steps until the schedule's last, or until `stop` says so on some rank; then saves. Reports
   // every step. A checkpoint on the way that cannot be written is passed to `warn` and tried again
-  // at the next time; the last one throws. Throws Error kInvalid, on every rank, where loss or
+  // at the next time; so is the last one, which is tried again for options.full_disk_wait and then
+  // throws. Throws Error kInvalid, on every rank, where loss or
   // gradient is not finite, naming step, tensor and the last good checkpoint; the parameters are
   // then still those of the step before.
   void Run(const std::function<void(const StepReport&)>& report, const std::function<bool()>& stop,
@@ -74,6 +77,7 @@ class Trainer {
  private:
   StepReport Step();
   void Save();
+  void SaveLast(const std::function<void(const std::string&)>& warn);
   Losses SumOverRanks(const Losses& mine);
   bool AnyRank(bool mine);
 

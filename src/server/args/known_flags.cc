@@ -1,0 +1,70 @@
+#include "server/args/known_flags.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <numeric>
+#include <string_view>
+
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+// Levenshtein's: letters put in, left out or changed between a and b.
+size_t Distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t before = row[0]++;
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t changed = before + (a[i] == b[j] ? 0 : 1);
+      before = row[j + 1];
+      row[j + 1] = std::min({changed, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+// The unknown flag that a word spells, without dashes; empty: it is none.
+std::string Unknown(const CLI::App& app, const std::string& word) {
+  if (!word.starts_with("--") || word.size() == 2) return {};
+  const std::string flag = word.substr(0, word.find('='));
+  return app.get_option_no_throw(flag) == nullptr ? flag.substr(2) : std::string();
+}
+
+std::string Nearest(const CLI::App& app, const std::string& name) {
+  std::string best;
+  size_t least = std::string::npos;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& known : option->get_lnames()) {
+      const size_t distance = Distance(name, known);
+      if (distance >= least) continue;
+      least = distance;
+      best = known;
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+void RefuseUnknownFlags(const CLI::App& app, const std::string& file,
+                        const std::vector<std::string>& from_file,
+                        const std::vector<std::string>& words) {
+  for (const std::string& word : from_file) {
+    if (const std::string name = Unknown(app, word); !name.empty()) {
+      throw Invalid("--config {}: there is no key {}; the nearest is {}", file, name,
+                    Nearest(app, name));
+    }
+  }
+  for (const std::string& word : words) {
+    if (const std::string name = Unknown(app, word); !name.empty()) {
+      throw Invalid("there is no flag --{}; the nearest is --{}; see {} --help", name,
+                    Nearest(app, name), app.get_name());
+    }
+  }
+}
+
+}  // namespace switchyard

@@ -1,0 +1,67 @@
+// The command line of `switchyard train`.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace switchyard {
+
+// Every flag is a key of --config too. Defaults are what a user gets who says nothing.
+struct TrainArgs {
+  // Model
+  std::string model;             // --model: config.json or the directory of one
+  std::string tokenizer_path;    // --tokenizer-path; empty: the model's directory
+  std::string init_from;         // --init-from: directory of a checkpoint's weights
+  double init_deviation = 0.02;  // --init-deviation
+  uint64_t seed = 0;             // --seed: of the weights and of the data's order
+  int64_t mtp_layers = -1;       // --mtp-layers; -1: config.json's num_nextn_predict_layers
+  double mtp_weight = 0.3;       // --mtp-weight
+  // Data
+  std::vector<std::string> data;        // --data
+  int64_t length = 512;                 // --length: tokens of a row
+  bool whole_documents = false;         // --whole-documents
+  bool in_order = false;                // --in-order
+  std::string chat_loss = "assistant";  // --chat-loss: assistant, all
+  // Steps
+  int64_t steps = 0;                   // --steps
+  int64_t rows_per_step = 32;          // --rows-per-step, over all ranks
+  int64_t rows_per_pass = 8;           // --rows-per-pass, of a rank
+  double learning_rate = 1e-3;         // --learning-rate
+  std::string lr_schedule = "cosine";  // --lr-schedule: cosine, wsd, constant
+  double final_lr_part = 0.1;          // --final-lr-part, of the learning rate
+  int64_t warmup_steps = 0;            // --warmup-steps
+  int64_t decay_steps = 0;             // --decay-steps, of wsd
+  double adam_beta1 = 0.9, adam_beta2 = 0.95, adam_epsilon = 1e-8;
+  double weight_decay = 0.1;    // --weight-decay
+  double clip_grad_norm = 1.0;  // --clip-grad-norm; 0: none
+  // Balance of experts
+  double balance_loss = 0.0;           // --balance-loss, over the batch
+  double sequence_balance_loss = 0.0;  // --sequence-balance-loss
+  double z_loss = 0.0;                 // --z-loss
+  double bias_step = 0.0;              // --bias-step
+  // Ranks
+  int tp = 1, ep = 1, pp = 1;
+  int dp = 0;                      // --dp; 0: as many as --ep needs
+  int threads = 1;                 // --threads, of a rank
+  std::string exchange = "async";  // --exchange: sync, async
+  std::string schedule = "plain";  // --schedule: plain, overlapped
+  bool early_sums = false;         // --early-sums
+  bool print_schedule = false;     // --print-schedule
+  double timeout_seconds = 300;    // --dist-timeout
+  // Output
+  std::string output;                    // --output
+  int64_t save_every = 0;                // --save-every steps; 0: at the end alone
+  int keep = 2;                          // --keep checkpoints; 0: all
+  std::string dtype = "bf16";            // --dtype of saved weights: bf16, float32
+  std::string resume = "auto";           // --resume: auto, never, or a checkpoint's directory
+  int64_t full_disk_wait_seconds = 600;  // --full-disk-wait, before the last checkpoint is given up
+  bool export_only = false;              // --export-only
+};
+
+// Prints help and returns nothing where that was asked for; throws Error kInvalid, naming the flag
+// (and for one that does not exist the nearest that does), on anything wrong.
+std::optional<TrainArgs> ParseTrain(const std::vector<std::string>& args);
+
+}  // namespace switchyard

@@ -1,0 +1,95 @@
+#include "server/args/train_args.h"
+
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "core/testing.h"
+
+namespace switchyard {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class TrainArgsTest : public ::testing::Test {
+ protected:
+  TrainArgsTest()
+      : file_(std::filesystem::temp_directory_path() /
+              ("switchyard_train_args_" + std::to_string(::getpid()) + ".yaml")) {}
+  ~TrainArgsTest() override { std::filesystem::remove(file_); }
+
+  std::vector<std::string> WithYaml(const std::string& yaml, std::vector<std::string> more = {}) {
+    std::ofstream(file_) << yaml;
+    more.insert(more.begin(), {"--config", file_.string()});
+    return more;
+  }
+
+  std::filesystem::path file_;
+};
+
+const std::vector<std::string> kLeast = {"--model", "m", "--data",   "a", "b",
+                                         "--steps", "7", "--output", "o"};
+
+TEST_F(TrainArgsTest, TheLeastThatIsNeeded) {
+  const auto args = ParseTrain(kLeast);
+  ASSERT_TRUE(args);
+  EXPECT_EQ(args->model, "m");
+  EXPECT_THAT(args->data, ElementsAre("a", "b"));
+  EXPECT_EQ(args->steps, 7);
+  EXPECT_EQ(args->dp, 0);
+  EXPECT_EQ(args->resume, "auto");
+}
+
+TEST_F(TrainArgsTest, WhatIsMissingIsNamed) {
+  for (const char* flag : {"--model", "--data", "--steps", "--output"}) {
+    std::vector<std::string> args;
+    bool skipping = false;
+    for (const std::string& word : kLeast) {
+      if (word.starts_with("--")) skipping = word == flag;
+      if (!skipping) args.push_back(word);
+    }
+    EXPECT_THAT(ErrorOf([&] { ParseTrain(args); }), HasSubstr(std::string(flag) + " is missing"));
+  }
+  EXPECT_TRUE(ParseTrain({"--export-only", "--output", "o"}));
+}
+
+TEST_F(TrainArgsTest, TheCommandLineOverridesTheFile) {
+  const auto args = ParseTrain(WithYaml(
+      "model: m\ndata: [a, b]\nsteps: 10\nlearning_rate: 3e-3\noutput: o\nwhole-documents: true\n",
+      {"--data", "c", "--steps", "20"}));
+  ASSERT_TRUE(args);
+  EXPECT_THAT(args->data, ElementsAre("c"));
+  EXPECT_EQ(args->steps, 20);
+  EXPECT_EQ(args->learning_rate, 3e-3);
+  EXPECT_TRUE(args->whole_documents);
+}
+
+TEST_F(TrainArgsTest, UnknownNamesAreRefusedWithTheNearest) {
+  const std::string of_file = ErrorOf([&] { ParseTrain(WithYaml("lenght: 5\n")); });
+  EXPECT_THAT(of_file, HasSubstr(file_.string()));
+  EXPECT_THAT(of_file, HasSubstr("there is no key lenght; the nearest is length"));
+  EXPECT_THAT(ErrorOf([&] { ParseTrain({"--warmup-step=5"}); }),
+              HasSubstr("there is no flag --warmup-step; the nearest is --warmup-steps"));
+}
+
+TEST_F(TrainArgsTest, ValuesOutOfRangeNameTheFlag) {
+  for (const auto& [flag, value] :
+       std::vector<std::pair<std::string, std::string>>{{"--length", "0"},
+                                                        {"--chat-loss", "user"},
+                                                        {"--lr-schedule", "linear"},
+                                                        {"--final-lr-part", "2"},
+                                                        {"--tp", "0"},
+                                                        {"--exchange", "fast"},
+                                                        {"--dtype", "int8"},
+                                                        {"--steps", "many"}}) {
+    std::vector<std::string> args = kLeast;
+    args.insert(args.end(), {flag, value});
+    EXPECT_THAT(ErrorOf([&] { ParseTrain(args); }), HasSubstr(flag)) << value;
+  }
+}
+
+}  // namespace
+}  // namespace switchyard

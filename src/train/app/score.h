@@ -1,0 +1,38 @@
+// How good a model is on text that it has not learned from.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "train/data/encode.h"
+
+namespace switchyard::train {
+
+struct ScoreOptions {
+  std::filesystem::path model;      // directory of a checkpoint, or of an exported model
+  std::filesystem::path tokenizer;  // empty: the model's
+  std::vector<std::filesystem::path> data;
+  DocumentEncoder::ChatLoss chat_loss = DocumentEncoder::ChatLoss::kAssistant;
+  int64_t length = 512;        // tokens of a row; documents that fit stay whole
+  int64_t rows_per_pass = 16;  // rows computed at once
+  int threads = 1;
+};
+
+// Runs the model once over all of the data, on one rank. Returns an object of
+//   documents, tokens, positions       in the data; positions: with a token that is to be learned
+//   loss, accuracy                     of the next token there: mean cross-entropy, and how often
+//                                      the most likely token is the right one
+//   mtp_positions, mtp_agreement       of those with a first draft of the MTP module: how often the
+//                                      draft is the model's own choice (the module sees the data's
+//                                      tokens); only where the model has one
+//   mtp_agreement_anywhere             the same over all tokens, those not to be learned included
+//   balancedness, balancedness_worst   mean over MoE layers of mean load over largest load, and the
+//                                      least of them; MTP modules not included
+//   dead_experts                       how many no token went to
+//   layers                             of each MoE layer: layer, balancedness, dead_experts, loads
+// Throws Error: those of reading model, tokenizer and data.
+nlohmann::ordered_json ScoreModel(const ScoreOptions& options);
+
+}  // namespace switchyard::train

@@ -1,0 +1,98 @@
+#include "train/app/step_log.h"
+
+#include <system_error>
+#include <utility>
+
+#include "core/error.h"
+
+namespace switchyard::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Lines of steps up to `last`.
+std::string LinesUpTo(const fs::path& path, int64_t last) {
+  std::ifstream in(path);
+  std::string kept;
+  for (std::string line; last > 0 && std::getline(in, line);) {
+    const auto json = nlohmann::json::parse(line, nullptr, false);
+    if (json.is_object() && json.value("step", last + 1) <= last) kept += line + "\n";
+  }
+  return kept;
+}
+
+}  // namespace
+
+nlohmann::ordered_json ToJson(const StepReport& report) {
+  nlohmann::ordered_json json = {
+      {"step", report.step},
+      {"loss", report.losses.total()},
+      {"main", report.losses.main},
+      {"mtp", report.losses.mtp},
+      {"balance", report.losses.balance},
+      {"learning_rate", report.rate},
+      {"gradient_norm", report.gradient_norm},
+      {"tokens", report.tokens},
+      {"seconds", report.seconds},
+      {"tokens_per_second", static_cast<double>(report.tokens) / std::max(report.seconds, 1e-9)}};
+  for (const auto& [name, value] : report.figures) json[name] = value;
+  return json;
+}
+
+StepLog::StepLog(const fs::path& path, int64_t last_step,
+                 std::function<void(const std::string&)> warn)
+    : path_(path), warn_(std::move(warn)) {
+  std::error_code failed;
+  if (fs::exists(path, failed)) {
+    // Aside first: a crash must not lose the lines that stay.
+    const fs::path part = path.string() + ".part";
+    std::ofstream kept(part, std::ios::binary | std::ios::trunc);
+    kept << LinesUpTo(path, last_step);
+    kept.close();
+    if (kept) fs::rename(part, path, failed);
+    if (!kept || failed) {
+      fs::remove(part, failed);
+      Warn("it cannot be cut to where this run begins; steps will stand in it twice");
+    }
+  }
+  out_.open(path, std::ios::binary | std::ios::app);
+  if (!out_) Warn("it cannot be written; the run goes on without it");
+}
+
+void StepLog::Warn(const std::string& what) {
+  if (!warned_ && warn_) warn_(path_.string() + ": " + what);
+  warned_ = true;
+}
+
+void StepLog::Write(const StepReport& report) {
+  out_ << ToJson(report).dump() << '\n' << std::flush;
+  if (out_) return;
+  out_.clear();  // room may come
+  Warn("steps are missing from it: it cannot be written");
+}
+
+std::vector<nlohmann::json> ReadStepLog(const fs::path& path) {
+  std::ifstream in(path);
+  if (!in) throw NotFound("{}: cannot be read", path.string());
+  std::vector<nlohmann::json> lines;
+  int number = 0;
+  int broken = 0;  // the line's number
+  for (std::string line; std::getline(in, line);) {
+    ++number;
+    if (broken > 0) break;
+    nlohmann::json json = nlohmann::json::parse(line, nullptr, false);
+    if (json.is_object() && json.contains("step") && json["step"].is_number()) {
+      lines.push_back(std::move(json));
+    } else {
+      broken = number;
+    }
+  }
+  if (broken > 0 && broken < number) {
+    throw Invalid("{}:{}: is no line of a training log: want an object with a step", path.string(),
+                  broken);
+  }
+  if (lines.empty()) throw Invalid("{}: holds no step", path.string());
+  return lines;
+}
+
+}  // namespace switchyard::train

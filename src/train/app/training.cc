@@ -1,0 +1,173 @@
+#include "train/app/training.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "comm/device/communicator.h"
+#include "core/error.h"
+#include "train/app/model_files.h"
+#include "train/app/step_log.h"
+#include "train/exchange/row_exchange.h"
+#include "train/model.h"
+#include "train/run/learner_links.h"
+
+namespace switchyard::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+// All that is known before ranks start.
+struct Setup {
+  TrainingOptions options;
+  ModelFiles files;
+  std::vector<EncodedDocument> documents;
+  std::optional<fs::path> resumed;
+  RowExchangeOptions exchange;
+  size_t link_floats = 0;             // of the longest message between pipeline stages
+  std::shared_ptr<SharedArena> sums;  // of early sums of gradients; null: at the end of a step
+};
+
+std::vector<EncodedDocument> ReadCorpus(const TrainingOptions& options, const ModelFiles& files) {
+  const std::vector<Document> documents = ReadDocuments(options.data);
+  // The run's own copy of the tokenizer: what checkpoints will have.
+  const DocumentEncoder encoder(files.files.front().parent_path(), options.chat_loss);
+  std::vector<EncodedDocument> encoded;
+  encoded.reserve(documents.size());
+  for (const Document& document : documents) encoded.push_back(encoder.Encode(document));
+  return encoded;
+}
+
+// Where the run goes on; nothing: at its beginning.
+std::optional<fs::path> CheckpointToResume(const TrainingOptions& options) {
+  const fs::path& output = options.trainer.output;
+  const std::optional<fs::path> last = LatestCheckpoint(output);
+  if (options.resume == "auto") return last;
+  if (options.resume == "never") {
+    if (!last) return std::nullopt;
+    throw Error(ErrorKind::kInvalid,
+                fmt::format("--resume never: {} holds {}", output.string(), last->string()),
+                "remove it, or name another --output");
+  }
+  const fs::path named = options.resume;
+  if (!fs::exists(named / "trainer.json")) {
+    throw NotFound(
+        "--resume {}: is no checkpoint of a run (it has no trainer.json); want auto, never or a "
+        "checkpoint's directory",
+        options.resume);
+  }
+  // Later ones would be taken for those of this run.
+  if (last && !fs::equivalent(*last, named)) {
+    throw Error(ErrorKind::kInvalid,
+                fmt::format("--resume {}: --output holds another checkpoint, {}", options.resume,
+                            last->string()),
+                "remove it, or name another --output");
+  }
+  return named;
+}
+
+Setup Prepare(const TrainingOptions& options, Progress& progress) {
+  Setup setup{.options = options};
+  CheckSchedule(options.trainer.schedule);
+  setup.files = PrepareModelFiles(options);
+  setup.options.layout = LayoutOf(options, setup.files.config);
+  setup.resumed = CheckpointToResume(options);
+  if (setup.resumed) CheckSameConfig(*setup.resumed, setup.files.files.front());
+  setup.documents = ReadCorpus(options, setup.files);
+  setup.options.losses.mtp_layers = setup.files.mtp_layers;
+  setup.options.trainer.files.copied = setup.files.files;
+  const int64_t pass_tokens = options.trainer.rows_per_pass * options.packing.length;
+  setup.link_floats = static_cast<size_t>(pass_tokens * setup.files.config.hidden);
+  if (setup.files.config.moe) {
+    setup.exchange = {.message_bytes = MoeMessageBytes(setup.files.config, setup.options.layout.ep,
+                                                       pass_tokens, sizeof(float)),
+                      .synchronous = options.synchronous};
+  }
+  const Corpus corpus(setup.documents, options.packing);  // says what is wrong with it
+  progress.Say(fmt::format("{} documents of {} tokens, {} of them learned, in an epoch",
+                           setup.documents.size(), corpus.tokens(), corpus.targets()));
+  return setup;
+}
+
+constexpr size_t kSlack = 4096;  // of alignment
+
+size_t BytesPerRank(const Setup& setup) {
+  const Layout& layout = setup.options.layout;
+  size_t bytes = LayoutRanks::BytesPerRank(layout) + kSlack +
+                 LearnerLinks::BytesPerRank(layout, setup.link_floats);
+  if (layout.ep > 1) bytes += RowExchangeBytes(layout.ep, setup.exchange);
+  return bytes;
+}
+
+// What one rank does. Rank 0 reports.
+void RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedArena>& arena,
+             const std::function<bool()>& stop, Progress& progress, TrainingEnd* end) {
+  const TrainingOptions& options = setup.options;
+  const auto ranks = LayoutRanks::Create(arena, options.layout, rank, {.timeout = options.timeout});
+  const auto exchange =
+      options.layout.ep == 1
+          ? MakeLocalExchange()
+          : MakeRowExchange(*ranks->memory, ranks->place.EpGroup(), setup.exchange);
+  const LearnerLinks links(*ranks, setup.link_floats, {.timeout = options.timeout}, setup.sums);
+  ThreadPool pool(options.threads);
+  Model<float> model(setup.files.config, options.losses, ranks->layer_ranks(*exchange), pool,
+                     ranks->place.Stage(setup.files.config));
+  if (!setup.resumed && !options.init_from.empty()) {
+    model.Load(options.init_from);
+  } else if (!setup.resumed) {
+    model.Initialise(options.seed, options.init_deviation);
+  }
+  Learner learner(model, options.learner, links.ranks());
+  Corpus corpus(setup.documents, options.packing);
+  Trainer trainer(learner, corpus, options.trainer, ranks->trainer_ranks(), pool);
+  if (setup.resumed) trainer.Resume(*setup.resumed);
+
+  const bool first = rank == 0;
+  std::optional<StepLog> log;
+  if (first) {
+    const auto say = [&](const std::string& text) { progress.Say(text); };
+    log.emplace(options.trainer.output / "log.jsonl", trainer.state().step, say);
+    if (setup.resumed) {
+      say(fmt::format("going on from {}, after step {}", setup.resumed->string(),
+                      trainer.state().step));
+    }
+    progress.Begin(options.trainer.schedule.steps, trainer.state().step);
+  }
+  trainer.Run(
+      [&](const StepReport& report) {
+        if (!first) return;
+        log->Write(report);
+        progress.Step(report);
+      },
+      stop,
+      [&](const std::string& warning) {
+        if (first) progress.Say(warning);
+      });
+  if (!first) return;
+  end->step = trainer.state().step;
+  end->stopped = end->step < options.trainer.schedule.steps;
+  end->checkpoint = CheckpointPath(options.trainer.output, end->step);
+}
+
+}  // namespace
+
+TrainingEnd RunTraining(const TrainingOptions& options, const std::function<bool()>& stop,
+                        Progress& progress) {
+  Setup setup = Prepare(options, progress);
+  const Layout& layout = setup.options.layout;
+  if (options.early_sums && layout.ranks() > 1) {
+    setup.sums = SharedArena::Create(layout.ranks(), LayoutRanks::BytesPerRank(layout) + kSlack);
+  }
+  TrainingEnd end;
+  RunRankThreads(layout.ranks(), BytesPerRank(setup),
+                 [&](int rank, const std::shared_ptr<SharedArena>& arena) {
+                   RunRank(setup, rank, arena, stop, progress, &end);
+                 });
+  progress.Finish();
+  return end;
+}
+
+}  // namespace switchyard::train

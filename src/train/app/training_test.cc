@@ -1,0 +1,157 @@
+#include "train/app/training.h"
+
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <nlohmann/json.hpp>
+
+#include "core/testing.h"
+#include "train/app/step_log.h"
+#include "train/app/test_run.h"
+
+namespace switchyard::train {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using TrainingTest = testing::RunTest;
+
+std::string Bytes(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::vector<double> Losses(const fs::path& output) {
+  std::vector<double> losses;
+  for (const auto& line : ReadStepLog(output / "log.jsonl")) losses.push_back(line["loss"]);
+  return losses;
+}
+
+TEST_F(TrainingTest, ARunInTwoPartsIsTheSameToTheBit) {
+  TrainingOptions options = Options(10);
+  const TrainingEnd whole = Train(options);
+  EXPECT_EQ(whole.step, 10);
+  EXPECT_FALSE(whole.stopped);
+  EXPECT_THAT(said_, HasSubstr("40 documents"));
+  EXPECT_THAT(said_, HasSubstr("step 10/10"));
+
+  options.trainer.output = dir_ / "halves";
+  std::atomic<int> asked{0};
+  const TrainingEnd half = Train(options, [&] { return asked++ >= 4; });
+  EXPECT_TRUE(half.stopped);
+  EXPECT_EQ(half.step, 4);
+  const TrainingEnd rest = Train(options);
+  EXPECT_THAT(said_, HasSubstr("going on from " + half.checkpoint.string() + ", after step 4"));
+  EXPECT_EQ(rest.step, 10);
+  EXPECT_EQ(Losses(options.trainer.output), Losses(dir_ / "out"));
+  for (const char* file : {"model.safetensors", "optimizer.safetensors", "config.json"}) {
+    EXPECT_EQ(Bytes(rest.checkpoint / file), Bytes(whole.checkpoint / file)) << file;
+  }
+}
+
+TEST_F(TrainingTest, RanksLearnTheSame) {
+  TrainingOptions options = Options(6);
+  Train(options);
+  const std::vector<double> one = Losses(dir_ / "out");
+  for (const Layout& layout : {Layout{.ep = 2, .dp = 2}, Layout{.ep = 2, .dp = 4},
+                               Layout{.tp = 2, .ep = 2}, Layout{.dp = 2}, Layout{.pp = 2}}) {
+    options.trainer.output = dir_ / layout.ToString();
+    options.layout = layout;
+    Train(options);
+    const std::vector<double> many = Losses(options.trainer.output);
+    ASSERT_EQ(many.size(), one.size());
+    for (size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(many[i], one[i], 1e-3) << layout.ToString();
+  }
+}
+
+TEST_F(TrainingTest, TheOrderOfWorkChangesNoBit) {
+  TrainingOptions options = Options(4);
+  options.trainer.rows_per_step = 8;
+  options.layout = {.ep = 2, .dp = 2};
+  Train(options);
+  const std::vector<double> plain = Losses(dir_ / "out");
+  options.learner.schedule = overlap::Order::kOverlapped;
+  options.early_sums = true;
+  options.synchronous = true;
+  options.trainer.output = dir_ / "overlapped";
+  Train(options);
+  EXPECT_EQ(Losses(options.trainer.output), plain);
+}
+
+TEST_F(TrainingTest, CheckpointsCompleteTheConfig) {
+  const TrainingEnd end = Train(Options(1));
+  const auto config = nlohmann::json::parse(Bytes(end.checkpoint / "config.json"));
+  EXPECT_EQ(config["model_type"], "deepseek_v3");
+  EXPECT_EQ(config["torch_dtype"], "bfloat16");
+  EXPECT_EQ(config["eos_token_id"], 2);
+  const auto generation = nlohmann::json::parse(Bytes(end.checkpoint / "generation_config.json"));
+  EXPECT_EQ(generation["eos_token_id"], 2);
+  EXPECT_TRUE(fs::exists(end.checkpoint / "tokenizer.json"));
+  EXPECT_THAT(Bytes(end.checkpoint / "model.safetensors"), HasSubstr("model.layers.2.eh_proj"));
+}
+
+TEST_F(TrainingTest, ARunBeginsWithOtherWeights) {
+  const TrainingEnd first = Train(Options(8));
+  TrainingOptions options = Options(1);
+  options.trainer.output = dir_ / "second";
+  Train(options);
+  const double cold = Losses(options.trainer.output).front();
+  options.init_from = first.checkpoint;
+  options.trainer.output = dir_ / "third";
+  Train(options);
+  EXPECT_LT(Losses(options.trainer.output).front(), cold - 0.1);
+}
+
+TEST_F(TrainingTest, ResumptionIsAsAskedFor) {
+  TrainingOptions options = Options(2);
+  const TrainingEnd end = Train(options);
+  options.trainer.schedule.steps = 3;
+  options.resume = "never";
+  EXPECT_THAT(ErrorOf([&] { Train(options); }), HasSubstr("--resume never"));
+  options.resume = (dir_ / "nowhere").string();
+  EXPECT_THAT(ErrorOf([&] { Train(options); }, ErrorKind::kNotFound), HasSubstr("no trainer.json"));
+  options.resume = end.checkpoint.string();
+  options.trainer.output = dir_ / "elsewhere";
+  EXPECT_EQ(Train(options).step, 3);
+  EXPECT_EQ(Losses(options.trainer.output).size(), 1u);
+  // A later one of --output would be taken for this run's.
+  EXPECT_THAT(ErrorOf([&] { Train(options); }), HasSubstr("holds another checkpoint"));
+}
+
+TEST_F(TrainingTest, CheckpointsOfAnotherConfigAreRefused) {
+  Train(Options(1));
+  std::string config = Bytes(dir_ / "config.json");
+  const std::string key = "\"routed_scaling_factor\": 2.5";
+  config.replace(config.find(key), key.size(), "\"routed_scaling_factor\": 1.5");
+  std::ofstream(dir_ / "config.json") << config;
+  EXPECT_THAT(ErrorOf([&] { Train(Options(2)); }),
+              HasSubstr("they differ in routed_scaling_factor"));
+}
+
+TEST_F(TrainingTest, WhatCannotBeTrainedIsRefusedBeforeItBegins) {
+  const auto error = [&](const std::function<void(TrainingOptions*)>& change,
+                         ErrorKind kind = ErrorKind::kInvalid) {
+    TrainingOptions options = Options(2);
+    change(&options);
+    return ErrorOf([&] { Train(options); }, kind);
+  };
+  EXPECT_THAT(error([&](auto* o) { o->data = {dir_ / "none.jsonl"}; }, ErrorKind::kNotFound),
+              HasSubstr("none.jsonl"));
+  std::ofstream(dir_ / "empty.jsonl") << "\n";
+  EXPECT_THAT(error([&](auto* o) { o->data = {dir_ / "empty.jsonl"}; }),
+              HasSubstr("empty.jsonl: holds no document"));
+  EXPECT_THAT(error([&](auto* o) { o->model = dir_ / "none"; }, ErrorKind::kNotFound),
+              HasSubstr("--model"));
+  EXPECT_THAT(error([&](auto* o) { o->tokenizer = dir_; }, ErrorKind::kNotFound),
+              HasSubstr("--tokenizer-path"));
+  EXPECT_THAT(error([](auto* o) { o->packing.length = 33; }),
+              HasSubstr("max_position_embeddings 32"));
+  EXPECT_THAT(error([](auto* o) { o->layout = {.ep = 2, .dp = 3}; }), HasSubstr("--ep 2"));
+  EXPECT_THAT(error([](auto* o) { o->layout.ep = 16; }), HasSubstr("--ep 16"));
+  EXPECT_THAT(error([](auto* o) { o->trainer.schedule.warmup_steps = 5; }),
+              HasSubstr("--warmup-steps"));
+  EXPECT_FALSE(LatestCheckpoint(dir_ / "out").has_value());
+}
+
+}  // namespace
+}  // namespace switchyard::train
