@@ -109,14 +109,14 @@ void Learner::Do(const Operation& o, std::span<const Batch> batches, const StepS
     case Kind::kSendGradient:
       return ranks_.link->SendGradient(pass->depths[0].stream);
     case Kind::kSumGradients:
-      return SumGradients(o.layer);
+      return SumLayer(o.layer);
     case Kind::kAwaitSums:
       if (ranks_.early_sums != nullptr) ranks_.early_sums->Await();
       return;
   }
 }
 
-void Learner::SumGradients(int layer) {
+void Learner::SumLayer(int layer) {
   const auto& parameters =
       layer == Operation::kNone ? parameters_.back() : parameters_[static_cast<size_t>(layer)];
   if (ranks_.early_sums != nullptr) {

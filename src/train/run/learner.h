@@ -66,7 +66,7 @@ class Learner : public TrainedModel {
   void PlanStep(int micro_batches);
   void Do(const overlap::Operation& operation, std::span<const Batch> batches, const StepSize& step,
           Losses* losses);
-  void SumGradients(int layer);
+  void SumLayer(int layer);
 
   Model<float>& model_;
   const LearnerOptions options_;
