@@ -4,6 +4,7 @@
 
 #include <mutex>
 
+#include "core/testing.h"
 #include "train/run/learner_links.h"
 #include "train/run/test_layouts.h"
 
@@ -16,6 +17,7 @@ struct Way {
   Layout layout;
   overlap::Order schedule = overlap::Order::kPlain;
   bool synchronous = false, early_sums = false;
+  int broken_rank = -1;  // which has a token that is none, in its last micro-batch
 };
 
 struct Learned {
@@ -79,7 +81,8 @@ class Runner {
                        ranks->place.Stage(config_));
     model.Initialise(9, 0.1);
     Learner learner(model, {.bias_step = 0.001, .schedule = run_.schedule}, links.ranks());
-    const std::vector<Batch> batches = BatchesOf(ranks->place.dp);
+    std::vector<Batch> batches = BatchesOf(ranks->place.dp);
+    if (rank == run_.broken_rank) batches.back().tokens[0] = 9999;
     const StepSize size = testing::SizeOf(batch_);
     for (int step = 0; step < kSteps; ++step) {
       const Losses losses = learner.Learn(batches, size);
@@ -162,6 +165,20 @@ TEST_P(Schedules, OfAPipelineLearnWhatOneRankLearns) {
       for (const auto& [name, value] : one.figures) {
         EXPECT_NEAR(found.figures.at(name), value, 1e-9) << name;
       }
+    }
+  }
+}
+
+// Nobody waits for ever, and the cause is what is said.
+TEST_P(Schedules, EndWithTheRankThatFails) {
+  for (const Layout& layout : {Layout{.ep = 2, .dp = 2}, Layout{.pp = 2}}) {
+    for (const bool early_sums : {false, true}) {
+      const Way way{.layout = layout,
+                    .schedule = overlap::Order::kOverlapped,
+                    .early_sums = early_sums,
+                    .broken_rank = 1};
+      EXPECT_THAT(ErrorOf([&] { Learn(config, way); }),
+                  ::testing::HasSubstr("token 0 of a batch is 9999"));
     }
   }
 }
