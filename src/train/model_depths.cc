@@ -165,13 +165,15 @@ void Model<T>::JoinBackward(int64_t depth, Pass<T>* pass) {
   Add(before.dfinal.data(), sums.data(), MyRows(before) * hidden_, pool_);
 }
 
-#define SWITCHYARD_DEPTHS(T)                                                 \
-  template void Model<T>::Begin(const Batch&, const StepSize&, Pass<T>*);    \
-  template void Model<T>::EmbedRows(const DepthState<T>&, T*);               \
-  template void Model<T>::EmbedRowsBackward(const DepthState<T>&, const T*); \
-  template void Model<T>::Join(int64_t, Pass<T>*);                           \
-  template void Model<T>::JoinBackward(int64_t, Pass<T>*);
-SWITCHYARD_DEPTHS(float)
-SWITCHYARD_DEPTHS(double)
+template void Model<float>::Begin(const Batch&, const StepSize&, Pass<float>*);
+template void Model<float>::EmbedRows(const DepthState<float>&, float*);
+template void Model<float>::EmbedRowsBackward(const DepthState<float>&, const float*);
+template void Model<float>::Join(int64_t, Pass<float>*);
+template void Model<float>::JoinBackward(int64_t, Pass<float>*);
+template void Model<double>::Begin(const Batch&, const StepSize&, Pass<double>*);
+template void Model<double>::EmbedRows(const DepthState<double>&, double*);
+template void Model<double>::EmbedRowsBackward(const DepthState<double>&, const double*);
+template void Model<double>::Join(int64_t, Pass<double>*);
+template void Model<double>::JoinBackward(int64_t, Pass<double>*);
 
 }  // namespace switchyard::train
