@@ -2,6 +2,8 @@
 // unsigned ones, w + 128.
 #include <immintrin.h>
 
+#include "kernels/cpu/avx512/int8_panels.h"
+#include "kernels/cpu/heuristics.h"
 #include "kernels/cpu/leaves.h"
 #include "kernels/cpu/simd/int8.h"
 
@@ -21,7 +23,11 @@ struct Int8Dot {
     return _mm512_maskz_loadu_epi8((__mmask64{1} << n) - 1, p);
   }
   static Codes Weights(Codes w) { return _mm512_xor_si512(w, _mm512_set1_epi8(-128)); }
-  static Sum Add(Sum sum, Codes w, Codes x) { return _mm512_dpbusd_epi32(sum, w, x); }
+  // In place: from the intrinsic GCC 12 makes copies of the sums and spills them.
+  static Sum Add(Sum sum, Codes w, Codes x) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
+    return sum;
+  }
   static void Reduce4(const Sum (&acc)[4], int32_t* sums) {
     for (int c = 0; c < 4; ++c) sums[c] = _mm512_reduce_add_epi32(acc[c]);
   }
@@ -29,6 +35,9 @@ struct Int8Dot {
 
 }  // namespace
 
-void LinearInt8(const LinearTask& t) { simd::LinearInt8<Int8Dot>(t); }
+void LinearInt8(const LinearTask& t) {
+  if (t.m >= kInt8PanelFewestRows) return LinearInt8Panels(t);
+  simd::LinearInt8<Int8Dot>(t);
+}
 
 }  // namespace switchyard::kernels::cpu::avx512
