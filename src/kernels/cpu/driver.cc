@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "core/check.h"
+#include "kernels/cpu/heuristics.h"
 #include "kernels/ops.h"
 
 namespace switchyard::kernels::cpu {

@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "kernels/cpu/driver.h"
+#include "kernels/cpu/heuristics.h"
 #include "kernels/cpu/rounded_rows.h"
 #include "kernels/ops.h"
 #include "kernels/reference.h"
@@ -13,7 +14,7 @@
 namespace switchyard::kernels {
 namespace {
 
-constexpr int64_t kTaskColumns = 128;
+using cpu::kExpertTaskColumns;
 
 // What a set of weights wants its inputs rounded to.
 struct Forms {
@@ -121,15 +122,15 @@ struct Run {
   cpu::RoundedRows middle;
 
   void Middle(int64_t task) const {
-    const int64_t blocks = CeilDiv(width, kTaskColumns);
+    const int64_t blocks = CeilDiv(width, kExpertTaskColumns);
     const int32_t e = experts[task / blocks];
     const ExpertWeights& w = p.experts[e];
     const int64_t first = p.offsets[e], m = p.offsets[e + 1] - first;
-    const int64_t begin = task % blocks * kTaskColumns;
-    const int64_t end = std::min(width, begin + kTaskColumns);
+    const int64_t begin = task % blocks * kExpertTaskColumns;
+    const int64_t end = std::min(width, begin + kExpertTaskColumns);
 
-    // `up` needs only this task's columns: its rows are kTaskColumns apart.
-    float* scratch = cpu::ThreadScratch(cpu::LinearScratch(hidden) + m * kTaskColumns);
+    // `up` needs only this task's columns: its rows are kExpertTaskColumns apart.
+    float* scratch = cpu::ThreadScratch(cpu::LinearScratch(hidden) + m * kExpertTaskColumns);
     float* up = scratch + cpu::LinearScratch(hidden);
     cpu::LinearTask t = {
         .w = cpu::MakeRef(w.gate),
@@ -150,10 +151,10 @@ struct Run {
     t.w = cpu::MakeRef(w.up);
     t.bias = w.up_bias;
     t.y = up - begin;
-    t.ldy = kTaskColumns;
+    t.ldy = kExpertTaskColumns;
     cpu::RunLinear(leaves, w.up, inputs.rows, 0, ids, t);
     for (int64_t i = 0; i < m; ++i) {
-      Activate(p.scratch + (first + i) * width + begin, up + i * kTaskColumns, end - begin);
+      Activate(p.scratch + (first + i) * width + begin, up + i * kExpertTaskColumns, end - begin);
     }
   }
 
@@ -167,18 +168,18 @@ struct Run {
   }
 
   void Down(int64_t task) const {
-    const int64_t blocks = CeilDiv(hidden, kTaskColumns);
+    const int64_t blocks = CeilDiv(hidden, kExpertTaskColumns);
     const int32_t e = experts[task / blocks];
     const ExpertWeights& w = p.experts[e];
     const int64_t first = p.offsets[e];
-    const int64_t begin = task % blocks * kTaskColumns;
+    const int64_t begin = task % blocks * kExpertTaskColumns;
     const cpu::LinearTask t = {
         .w = cpu::MakeRef(w.down),
         .x = {p.scratch + first * width, width, nullptr},
         .codes = {},
         .m = p.offsets[e + 1] - first,
         .begin = begin,
-        .end = std::min(hidden, begin + kTaskColumns),
+        .end = std::min(hidden, begin + kExpertTaskColumns),
         .bias = w.down_bias,
         .y = p.out + first * p.ldo,
         .ldy = p.ldo,
@@ -206,10 +207,10 @@ void GroupedMlp(const GroupedMlpParams& p, ThreadPool& pool) {
   Run run = {p, *leaves, busy, w.gate.n, w.down.n, {}, {}};
   const auto count = static_cast<int64_t>(busy.size());
   run.inputs = RoundInputs(p, busy, run.hidden, pool);
-  cpu::RunTasks(pool, count * CeilDiv(run.width, kTaskColumns),
+  cpu::RunTasks(pool, count * CeilDiv(run.width, kExpertTaskColumns),
                 [&](int64_t task) { run.Middle(task); });
   run.middle = RoundMiddle(p, busy, run.width, pool);
-  cpu::RunTasks(pool, count * CeilDiv(run.hidden, kTaskColumns),
+  cpu::RunTasks(pool, count * CeilDiv(run.hidden, kExpertTaskColumns),
                 [&](int64_t task) { run.Down(task); });
 }
 

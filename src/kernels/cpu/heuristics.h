@@ -1,11 +1,24 @@
 // How products on CPUs are cut: rows and columns that belong together, which path takes how many
-// rows, how far ahead memory is asked for. Constants alone, with their reasons; none of them
-// changes a bit of a result.
+// rows, how far ahead memory is asked for, with the reasons; nothing of it changes a bit of a
+// result.
 #pragma once
 
 #include <cstdint>
 
 namespace switchyard::kernels::cpu {
+
+// Products in float32 (simd/linear.h): weight rows converted at a time, and columns that a register
+// tile runs over before it moves on: a part of the panel of 32 rows by 1024 stays in L1.
+constexpr int64_t kPanelRows = 32;
+constexpr int64_t kPanelDepth = 1024;
+// Rows of x that share a converted panel from L2 before the next 1024 columns.
+constexpr int64_t kPanelBatch = 96;
+// Register tiles of rows up to which weights are converted as they are multiplied: repeating a
+// cheap conversion for each costs less than a panel's way through L2.
+constexpr int64_t kDirectTiles16Bits = 6, kDirectTiles8Bits = 2;
+// Bytes ahead of a weight stream that memory is asked for: more than a core reads while one access
+// is under way.
+constexpr int64_t kPrefetchBytes = 1024;
 
 // Int8 panels of AVX-512 (avx512/int8_panels.h): outputs of a panel. With K 2048 it is 128 KiB, an
 // eighth to a half of an L2 cache, beside as much of the next panel that is on its way from memory.
@@ -14,5 +27,12 @@ constexpr int64_t kInt8PanelCols = 64;
 // five rows' products with them, and saves a fifth of every product's time (sums are not added
 // across lanes).
 constexpr int64_t kInt8PanelFewestRows = 24;
+// Bytes of a weight row that packing asks for before it is there: sixteen rows side by side are
+// more streams than hardware follows.
+constexpr int64_t kInt8PackAhead = 512;
+
+// Columns of an expert's products that are one task: few, so that a single token's few experts
+// occupy every thread. Twice as many gave nothing where experts have many rows.
+constexpr int64_t kExpertTaskColumns = 128;
 
 }  // namespace switchyard::kernels::cpu

@@ -95,15 +95,12 @@ struct AttentionTask {
 };
 
 constexpr int64_t kMaxLanes = 16;
-constexpr int64_t kInt4Block = 32;     // columns; groups that are no multiple take the scalar path
-constexpr int64_t kPanelRows = 32;     // weight rows converted to float32 at a time
-constexpr int64_t kPanelDepth = 1024;  // columns that a register tile runs over before it moves on
-constexpr int64_t kPanelBatch = 96;    // activation rows that share a converted panel from L2
-constexpr int64_t kColumnBlock = 64;   // columns of a ColumnsTask
-constexpr int64_t kColumnDepth = 64;   // rows of W that it converts at a time
-constexpr int64_t kColumnBatch = 32;   // rows of x that share them
-constexpr int64_t kKeyBlock = 64;      // keys of one softmax step, at absolute multiples of it
-constexpr int64_t kQueryBlock = 64;    // query vectors of an AttentionTask
+constexpr int64_t kInt4Block = 32;    // columns; groups that are no multiple take the scalar path
+constexpr int64_t kColumnBlock = 64;  // columns of a ColumnsTask
+constexpr int64_t kColumnDepth = 64;  // rows of W that it converts at a time
+constexpr int64_t kColumnBatch = 32;  // rows of x that share them
+constexpr int64_t kKeyBlock = 64;     // keys of one softmax step, at absolute multiples of it
+constexpr int64_t kQueryBlock = 64;   // query vectors of an AttentionTask
 constexpr int64_t kInt8MaxDepth = 1 << 17;  // columns whose int8 products add up in an int32
 
 struct Leaves {

@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "kernels/cpu/driver.h"
+#include "kernels/cpu/heuristics.h"
 #include "kernels/cpu/rounded_rows.h"
 #include "kernels/ops.h"
 #include "kernels/reference.h"

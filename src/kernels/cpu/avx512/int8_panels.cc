@@ -74,6 +74,7 @@ void Pack(const WeightRef& w, int64_t n, int64_t count, int vectors, char* out) 
       // Beyond the last column x has zeros, whatever the weights are.
       const __mmask64 mask = w.k - k < kLine ? (__mmask64{1} << (w.k - k)) - 1 : ~__mmask64{0};
       __m512i codes[kLanes];
+      for (const char* row : rows) __builtin_prefetch(row + k + kInt8PackAhead);
       for (int i = 0; i < kLanes; ++i) codes[i] = _mm512_maskz_loadu_epi8(mask, rows[i] + k);
       Transpose(codes);
       for (int s = 0; s < kSteps; ++s, to += vectors * kLine) {

@@ -6,12 +6,12 @@
 // kOffset, and kOffset · Σ x is taken away in the end.
 #pragma once
 
+#include "kernels/cpu/heuristics.h"
 #include "kernels/cpu/leaves.h"
 
 namespace switchyard::kernels::cpu::simd {
 
 constexpr int kInt8Cols = 4;  // weight rows of a register tile
-constexpr int64_t kInt8PrefetchBytes = 1024;
 
 template <class D>
 const int8_t* Int8WeightRow(const WeightRef& w, int64_t n) {
@@ -66,8 +66,7 @@ void Int8Tile(const LinearTask& t, int64_t i, int64_t n, int64_t count) {
   int64_t j = 0;
   for (; j + D::kBytes <= t.w.k; j += D::kBytes) {
     if constexpr (kPrefetch) {
-      const int64_t ahead =
-          j + kInt8PrefetchBytes < t.w.k ? kInt8PrefetchBytes : kInt8PrefetchBytes + next;
+      const int64_t ahead = j + kPrefetchBytes < t.w.k ? kPrefetchBytes : kPrefetchBytes + next;
       for (int c = 0; c < kInt8Cols; ++c) __builtin_prefetch(w[c] + j + ahead, 0, 2);
     }
     step(

@@ -8,13 +8,13 @@
 // stopped.
 #pragma once
 
+#include "kernels/cpu/heuristics.h"
 #include "kernels/cpu/leaves.h"
 #include "kernels/cpu/simd/rows.h"
 
 namespace switchyard::kernels::cpu::simd {
 
 constexpr int kTileCols = 4;  // weight rows of a register tile
-constexpr int64_t kPrefetchBytes = 1024;
 
 template <class V>
 const float* XRow(const RowSource& x, int64_t i) {
@@ -229,8 +229,8 @@ template <class V>
 void Linear(const LinearTask& t) {
   if (!HasVectorRows<V>(t.w)) return LinearPanels<V>(t);
   ForFormat<V>(t.w.format, [&]<class Row>() {
-    // Repeating a cheap conversion for each tile of rows costs less than a panel's way through L2.
-    constexpr int64_t kDirectTiles = Row::kBitsPerWeight >= 16 ? 6 : 2;
+    constexpr int64_t kDirectTiles =
+        Row::kBitsPerWeight >= 16 ? kDirectTiles16Bits : kDirectTiles8Bits;
     if (t.m <= kDirectTiles * V::kTileRows) return LinearDirect<V, Row>(t);
     LinearPanels<V>(t);
   });

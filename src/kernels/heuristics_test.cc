@@ -1,0 +1,27 @@
+#include "kernels/cpu/heuristics.h"
+
+#include <gtest/gtest.h>
+
+namespace switchyard::kernels::cpu {
+namespace {
+
+TEST(HeuristicsTest, PanelsAreWholePartsOfATask) {
+  // A task that ended inside a panel would leave part of its registers idle.
+  EXPECT_EQ(kExpertTaskColumns % kInt8PanelCols, 0);
+  EXPECT_EQ(kExpertTaskColumns % kPanelRows, 0);
+}
+
+TEST(HeuristicsTest, PanelsOfUsualDepthsFitTheCaches) {
+  constexpr int64_t kL2 = 1 << 20, kDeep = 4096;
+  // A panel in use and the next one on its way, with room for rows of x.
+  EXPECT_LE(2 * kInt8PanelCols * kDeep, kL2 / 2);
+  EXPECT_LE(kPanelRows * kDeep * static_cast<int64_t>(sizeof(float)), kL2 / 2);
+}
+
+TEST(HeuristicsTest, RowsThatArePackedForPayForIt) {
+  constexpr int64_t kRowsThatPackingCosts = 5;
+  EXPECT_GE(kInt8PanelFewestRows, 4 * kRowsThatPackingCosts);
+}
+
+}  // namespace
+}  // namespace switchyard::kernels::cpu
