@@ -30,7 +30,7 @@ struct EngineConfig {
   std::string dtype = "auto";     // auto | float32 | bfloat16 | float16 (--dtype)
   std::string kv_cache_dtype =
       "auto";  // auto (float32; on GPUs bfloat16 unless --dtype is float32) | float32 | bfloat16 |
-               // float16 (--kv-cache-dtype)
+               // float16 | fp8_e4m3 | int8 (CPUs) (--kv-cache-dtype)
   QuantizationFlags quantization;    // --quantization, --quantize-activations
   std::string load_format = "auto";  // --load-format
   // --tp-size, --ep-size, --dp-size with --enable-dp-attention, --moe-dense-tp-size

@@ -13,6 +13,7 @@
 #include "engine/rank_engine.h"
 #include "eplb/manager.h"
 #include "eplb/types.h"
+#include "kernels/cache_rows.h"
 
 namespace switchyard {
 
@@ -79,12 +80,24 @@ void CheckEplb(const EngineConfig& config, const EnginePlan& plan) {
 
 bool IsActivationType(DType d) { return d == DType::kF32 || d == DType::kBF16 || d == DType::kF16; }
 
-DType ChooseDType(const char* flag, const std::string& value, DType automatic) {
+DType ChooseDType(const std::string& value, DType automatic) {
   if (value == "auto") return automatic;
   const auto dtype = ParseDType(value);
   if (!dtype || !IsActivationType(*dtype)) {
-    throw Invalid("{} {}: want auto, float32, bfloat16 or float16", flag, value);
+    throw Invalid("--dtype {}: want auto, float32, bfloat16 or float16", value);
   }
+  return *dtype;
+}
+
+DType ChooseCacheDType(const EngineConfig& config, bool cuda, DType automatic) {
+  const std::string& value = config.kv_cache_dtype;
+  if (value == "auto") return automatic;
+  const auto dtype = ParseDType(value);
+  if (!dtype || !kernels::IsCacheType(*dtype))
+    throw Invalid("--kv-cache-dtype {}: want auto, float32, bfloat16, float16, fp8_e4m3 or int8",
+                  value);
+  if (cuda && SizeOf(*dtype) == 1)
+    throw Invalid("--kv-cache-dtype {}: on CPUs only so far; want auto or bfloat16 on GPUs", value);
   return *dtype;
 }
 
@@ -292,10 +305,10 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   plan.model = ReadModelConfig(config);
   CheckRecorder(config.recorder, plan);
   CheckEplb(config, plan);
-  plan.dtype = ChooseDType("--dtype", config.dtype,
+  plan.dtype = ChooseDType(config.dtype,
                            IsActivationType(plan.model.dtype) ? plan.model.dtype : DType::kBF16);
-  plan.kv_dtype = ChooseDType("--kv-cache-dtype", config.kv_cache_dtype,
-                              plan.cuda && plan.dtype != DType::kF32 ? DType::kBF16 : DType::kF32);
+  plan.kv_dtype = ChooseCacheDType(
+      config, plan.cuda, plan.cuda && plan.dtype != DType::kF32 ? DType::kBF16 : DType::kF32);
   plan.context_length = ChooseContext(config, plan.model);
   plan.max_running_requests =
       PerGroup(config.max_running_requests ? config.max_running_requests : kDefaultRunningRequests,

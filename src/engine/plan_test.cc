@@ -44,6 +44,25 @@ TEST(Plan, FillsInWhatFollows) {
   EXPECT_GT(plan.weight_bytes_per_rank, 0u);
 }
 
+TEST(Plan, CodesTakeAQuarterOfTheCacheAndAScaleForEachHead) {
+  EngineConfig config = Fixture();
+  const EnginePlan whole = MakePlan(config);
+  const Mesh mesh(config.mesh, 0);
+  const size_t all = KvStorage::BytesPerToken(whole.model, mesh, DType::kF32);
+  config.kv_cache_dtype = "fp8_e4m3";
+  EXPECT_EQ(KvStorage::BytesPerToken(whole.model, mesh, MakePlan(config).kv_dtype), all / 4);
+  config.kv_cache_dtype = "int8";
+  const AttentionConfig& a = whole.model.attention;
+  EXPECT_EQ(KvStorage::BytesPerToken(whole.model, mesh, MakePlan(config).kv_dtype),
+            all / 4 + whole.model.num_layers() * 2 * a.kv_heads * sizeof(float));
+}
+
+TEST(Plan, CachesOfOtherTypesAreNamed) {
+  EngineConfig config = Fixture();
+  config.kv_cache_dtype = "fp8_e5m2";
+  EXPECT_THAT(ErrorOf(config), HasSubstr("--kv-cache-dtype fp8_e5m2: want auto, float32"));
+}
+
 TEST(Plan, ADefaultCacheIsNoLargerThanItsUse) {
   EngineConfig config = Fixture();
   config.max_total_tokens = 0;

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernels/cache_rows.h"
 #include "kernels/reference.h"
 #include "kernels/testing.h"
 
@@ -8,16 +9,16 @@ namespace {
 
 class AttentionTest : public IsaTest {};
 
-// A cache of `slots` rows of `width` elements of some type, filled from float32.
+// A cache of `slots` slots of `heads` rows of `width` elements of some type, filled from float32.
 struct Cache {
   std::vector<char> bytes;
-  Cache(DType dtype, const std::vector<float>& values, int64_t slots, int64_t width)
-      : bytes(values.size() * SizeOf(dtype)) {
-    std::vector<int32_t> ids(slots);
-    for (int64_t i = 0; i < slots; ++i) ids[i] = static_cast<int32_t>(i);
+  Cache(DType dtype, const std::vector<float>& values, int64_t slots, int64_t heads, int64_t width)
+      : bytes(slots * heads * CacheRowBytes(dtype, width)) {
+    std::vector<int32_t> ids(slots * heads);
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
     reference::StoreKv({.x = values.data(),
                         .ldx = width,
-                        .m = slots,
+                        .m = slots * heads,
                         .n = width,
                         .slots = ids.data(),
                         .cache = bytes.data(),
@@ -37,6 +38,8 @@ const Shape kShapes[] = {
     {4, 4, 16, 1, DType::kF32, 0, false},     {4, 2, 64, 16, DType::kBF16, 0, false},
     {8, 1, 40, 4, DType::kF16, 0, true},      {6, 2, 8, 1, DType::kF32, 20, true},
     {2, 2, 128, 32, DType::kBF16, 70, false}, {5, 1, 20, 8, DType::kF32, 1, false},
+    {4, 2, 64, 16, DType::kF8E4M3, 0, false}, {8, 1, 40, 4, DType::kI8, 0, true},
+    {3, 3, 20, 8, DType::kF8E4M3, 50, true},  {6, 2, 128, 1, DType::kI8, 70, false},
 };
 
 // Two sequences in one batch: a whole prefill of 150 and the last 3 rows of 200 keys.
@@ -57,8 +60,8 @@ struct Batch {
     v_values = random.Normal(slots * width);
     sinks = random.Normal(s.heads);
     out.resize(q.size());
-    k = Cache(s.dtype, k_values, slots, width).bytes;
-    v = Cache(s.dtype, v_values, slots, width).bytes;
+    k = Cache(s.dtype, k_values, slots, s.kv_heads, s.head_dim).bytes;
+    v = Cache(s.dtype, v_values, slots, s.kv_heads, s.head_dim).bytes;
     sequences = {{.row_begin = 0, .rows = 150, .kv_len = 150, .pages = pages.data()},
                  {.row_begin = 150, .rows = 3, .kv_len = 200, .pages = pages.data() + pages_each}};
   }
@@ -138,8 +141,8 @@ TEST_P(AttentionTest, PlacesOfPagesDoNotMatter) {
     Attention(p, pool);
     const std::vector<float> before = batch.out;
     // Lay the pages out in order.
-    const int64_t page_bytes = shape.page_size * shape.kv_heads * shape.head_dim *
-                               static_cast<int64_t>(SizeOf(shape.dtype));
+    const int64_t page_bytes =
+        shape.page_size * shape.kv_heads * CacheRowBytes(shape.dtype, shape.head_dim);
     for (std::vector<char>* cache : {&batch.k, &batch.v}) {
       std::vector<char> ordered(cache->size());
       for (size_t i = 0; i < batch.pages.size(); ++i) {
@@ -197,11 +200,12 @@ TEST_P(AttentionTest, LatentMatchesReferenceInAnyChunks) {
   };
   for (const auto& [heads, lora, rope, dtype] :
        {Latent{3, 32, 8, DType::kF32}, Latent{70, 40, 16, DType::kBF16},
-        Latent{16, 128, 64, DType::kF16}}) {
+        Latent{16, 128, 64, DType::kF16}, Latent{5, 72, 16, DType::kF8E4M3},
+        Latent{20, 100, 12, DType::kI8}}) {
     constexpr int32_t kKeys = 130;
     const int64_t width = lora + rope;
     const std::vector<int32_t> pages = random.Shuffled(kKeys);
-    const Cache cache(dtype, random.Normal(kKeys * width), kKeys, width);
+    const Cache cache(dtype, random.Normal(kKeys * width), kKeys, /*heads=*/1, width);
     const std::vector<float> q = random.Normal(kKeys * heads * width);
     std::vector<float> out(kKeys * heads * lora), expected(out.size()), again(out.size());
     SequenceSpan span = {.rows = kKeys, .kv_len = kKeys, .pages = pages.data()};

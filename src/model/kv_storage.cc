@@ -1,3 +1,4 @@
+#include "kernels/cache_rows.h"
 #include "kernels/device.h"
 #include "model/model.h"
 #include "model/weights/shard.h"
@@ -5,12 +6,13 @@
 namespace switchyard {
 namespace {
 
-// Elements of one token's rows in one layer on one rank: (k, v).
-std::pair<int64_t, int64_t> RowWidths(const ModelConfig& config, const Mesh& mesh) {
+// Bytes of one token's rows in one layer on one rank: (k, v).
+std::pair<int64_t, int64_t> RowBytes(const ModelConfig& config, const Mesh& mesh, DType dtype) {
   const AttentionConfig& a = config.attention;
-  if (a.kind == AttentionConfig::Kind::kLatent) return {a.kv_lora_rank + a.qk_rope_head_dim, 0};
-  const int64_t width = KvHeads(a, mesh).size() * a.head_dim;
-  return {width, width};
+  if (a.kind == AttentionConfig::Kind::kLatent)
+    return {kernels::CacheRowBytes(dtype, a.kv_lora_rank + a.qk_rope_head_dim), 0};
+  const int64_t bytes = KvHeads(a, mesh).size() * kernels::CacheRowBytes(dtype, a.head_dim);
+  return {bytes, bytes};
 }
 
 }  // namespace
@@ -18,10 +20,12 @@ std::pair<int64_t, int64_t> RowWidths(const ModelConfig& config, const Mesh& mes
 KvStorage::KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages,
                      int32_t page_size, DType dtype)
     : num_pages_(num_pages), page_size_(page_size), dtype_(dtype) {
-  const auto [k_width, v_width] = RowWidths(config, mesh);
+  const auto size = static_cast<int64_t>(SizeOf(dtype));
+  const auto [k_bytes, v_bytes] = RowBytes(config, mesh, dtype);
   for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-    k_.push_back(Tensor::Empty(dtype, {num_pages * page_size, k_width}));
-    v_.push_back(v_width ? Tensor::Empty(dtype, {num_pages * page_size, v_width}) : Tensor());
+    k_.push_back(Tensor::Empty(dtype, {num_pages * page_size, k_bytes / size}));
+    v_.push_back(v_bytes ? Tensor::Empty(dtype, {num_pages * page_size, v_bytes / size})
+                         : Tensor());
   }
 }
 
@@ -29,21 +33,22 @@ KvStorage::KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pa
                      int32_t page_size, DType dtype, kernels::Device& device)
     : num_pages_(num_pages), page_size_(page_size), dtype_(dtype) {
   const int64_t slots = (num_pages + 1) * page_size;
-  const auto allocate = [&](int64_t width) {
-    std::shared_ptr<void> memory = device.Allocate(slots * width * SizeOf(dtype));
+  const auto allocate = [&](int64_t bytes) {
+    std::shared_ptr<void> memory = device.Allocate(slots * bytes);
     const void* data = memory.get();
+    const int64_t width = bytes / static_cast<int64_t>(SizeOf(dtype));
     return Tensor::View(data, dtype, {slots, width}, std::move(memory));
   };
-  const auto [k_width, v_width] = RowWidths(config, mesh);
+  const auto [k_bytes, v_bytes] = RowBytes(config, mesh, dtype);
   for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-    k_.push_back(allocate(k_width));
-    v_.push_back(v_width ? allocate(v_width) : Tensor());
+    k_.push_back(allocate(k_bytes));
+    v_.push_back(v_bytes ? allocate(v_bytes) : Tensor());
   }
 }
 
 size_t KvStorage::BytesPerToken(const ModelConfig& config, const Mesh& mesh, DType dtype) {
-  const auto [k_width, v_width] = RowWidths(config, mesh);
-  return static_cast<size_t>(config.num_layers() * (k_width + v_width)) * SizeOf(dtype);
+  const auto [k_bytes, v_bytes] = RowBytes(config, mesh, dtype);
+  return static_cast<size_t>(config.num_layers() * (k_bytes + v_bytes));
 }
 
 }  // namespace switchyard

@@ -262,6 +262,11 @@ std::vector<Case> Cases() {
   for (const char* name : {"qwen3", "deepseek_v3_fp8"}) {
     cases.push_back({name, 2, 2, "none", "auto", DType::kF32, DType::kBF16});
   }
+  for (const DType kv_dtype : {DType::kF8E4M3, DType::kI8}) {
+    for (const char* name : {"qwen3", "deepseek_v3_fp8"}) {
+      cases.push_back({name, 2, 2, "none", "auto", DType::kF32, kv_dtype});
+    }
+  }
   return cases;
 }
 
@@ -271,11 +276,14 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, ModelTest, testing::ValuesIn(Cases()));
 // on.
 TEST(ModelTest, LogitsDoNotDependOnChunks) {
   for (const char* name : {"qwen3_moe", "deepseek_v3", "gpt_oss"}) {
-    std::vector<int32_t> tokens(40);
-    std::iota(tokens.begin(), tokens.end(), 7);
-    const std::vector<float> whole = Logits({name}, tokens, 64);
-    EXPECT_EQ(whole, Logits({name}, tokens, 1)) << name;
-    EXPECT_EQ(whole, Logits({name}, tokens, 7)) << name;
+    for (const DType kv_dtype : {DType::kF32, DType::kF8E4M3, DType::kI8}) {
+      std::vector<int32_t> tokens(40);
+      std::iota(tokens.begin(), tokens.end(), 7);
+      const Case c = {.fixture = name, .kv_dtype = kv_dtype};
+      const std::vector<float> whole = Logits(c, tokens, 64);
+      EXPECT_EQ(whole, Logits(c, tokens, 1)) << c;
+      EXPECT_EQ(whole, Logits(c, tokens, 7)) << c;
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "kernels/cache_rows.h"
 #include "kernels/cpu/driver.h"
 #include "kernels/ops.h"
 #include "kernels/reference.h"
@@ -56,20 +57,16 @@ void Place(const RowBlock& block, int32_t page_size, cpu::AttentionTask& t) {
   t.scratch = cpu::ThreadScratch(cpu::AttentionScratch(t.k_width, t.v_width));
 }
 
-void CheckDType(DType dtype) {
-  CHECK(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16);
-}
-
 }  // namespace
 
 void Attention(const AttentionParams& p, ThreadPool& pool) {
   const cpu::Leaves* leaves = cpu::ActiveLeaves();
   if (leaves == nullptr) return reference::Attention(p);
-  CheckDType(p.kv_dtype);
+  CHECK(IsCacheType(p.kv_dtype));
   const int64_t group = p.heads / p.kv_heads;
   const Cut cut = CutSequences(p.sequences, p.kv_heads, group, pool.num_threads());
   const int64_t tasks_per_block = p.kv_heads * cut.parts;
-  const auto size = static_cast<int64_t>(SizeOf(p.kv_dtype));
+  const int64_t row_bytes = CacheRowBytes(p.kv_dtype, p.head_dim);
   const auto tasks = static_cast<int64_t>(cut.blocks.size()) * tasks_per_block;
   cpu::RunTasks(pool, tasks, [&](int64_t task) {
     const int64_t kv_head = task % tasks_per_block / cut.parts;
@@ -80,9 +77,11 @@ void Attention(const AttentionParams& p, ThreadPool& pool) {
         .ldq = p.ldq,
         .group = std::min(cut.heads, group - first),
         .window = p.window,
-        .k = static_cast<const char*>(p.k_cache) + kv_head * p.head_dim * size,
-        .v = static_cast<const char*>(p.v_cache) + kv_head * p.head_dim * size,
-        .key_stride = p.kv_heads * p.head_dim,
+        .k = static_cast<const char*>(p.k_cache) + kv_head * row_bytes,
+        .v = static_cast<const char*>(p.v_cache) + kv_head * row_bytes,
+        .key_stride = p.kv_heads * row_bytes,
+        .k_bytes = row_bytes,
+        .v_bytes = row_bytes,
         .k_width = p.head_dim,
         .v_width = p.head_dim,
         .v_in_k = false,
@@ -100,8 +99,9 @@ void Attention(const AttentionParams& p, ThreadPool& pool) {
 void LatentAttention(const LatentAttentionParams& p, ThreadPool& pool) {
   const cpu::Leaves* leaves = cpu::ActiveLeaves();
   if (leaves == nullptr) return reference::LatentAttention(p);
-  CheckDType(p.kv_dtype);
+  CHECK(IsCacheType(p.kv_dtype));
   const int64_t width = p.lora + p.rope;
+  const int64_t row_bytes = CacheRowBytes(p.kv_dtype, width);
   const Cut cut = CutSequences(p.sequences, 1, p.heads, pool.num_threads());
   const auto tasks = static_cast<int64_t>(cut.blocks.size()) * cut.parts;
   cpu::RunTasks(pool, tasks, [&](int64_t task) {
@@ -113,7 +113,9 @@ void LatentAttention(const LatentAttentionParams& p, ThreadPool& pool) {
         .window = 0,
         .k = p.cache,
         .v = p.cache,
-        .key_stride = width,
+        .key_stride = row_bytes,
+        .k_bytes = row_bytes,
+        .v_bytes = row_bytes,
         .k_width = width,
         .v_width = p.lora,
         .v_in_k = true,

@@ -79,9 +79,10 @@ struct AttentionTask {
   int64_t rows, group;     // rows · group at most kQueryBlock
   int64_t first_position;  // of row 0; a row sees keys up to its own position
   int64_t window;          // 0: all
-  const void* k;           // key j at k + slot(j) · key_stride elements; v likewise
+  const void* k;           // key j at k + slot(j) · key_stride bytes; v likewise
   const void* v;
   int64_t key_stride;
+  int64_t k_bytes, v_bytes;  // of a row (kernels/cache_rows.h)
   int64_t k_width, v_width;
   bool v_in_k;  // latent cache: a value is the first v_width elements of its key
   DType dtype;

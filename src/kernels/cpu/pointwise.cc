@@ -1,5 +1,6 @@
 // Ops on rows or elements that do not meet each other: cut into ranges of rows.
 #include "core/check.h"
+#include "kernels/cache_rows.h"
 #include "kernels/cpu/driver.h"
 #include "kernels/ops.h"
 #include "kernels/reference.h"
@@ -61,12 +62,14 @@ void Rope(const RopeParams& p, ThreadPool& pool) {
 void StoreKv(const StoreKvParams& p, ThreadPool& pool) {
   const cpu::Leaves* leaves = cpu::ActiveLeaves();
   if (leaves == nullptr) return reference::StoreKv(p);
-  CHECK(p.dtype == DType::kF32 || p.dtype == DType::kBF16 || p.dtype == DType::kF16);
-  const auto row_bytes = p.n * static_cast<int64_t>(SizeOf(p.dtype));
+  CHECK(IsCacheType(p.dtype));
+  const bool narrow = SizeOf(p.dtype) >= 2;  // codes of 8 bits are the same on every CPU
+  const int64_t row_bytes = CacheRowBytes(p.dtype, p.n);
   cpu::RunRows(pool, p.m, p.n, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      leaves->narrow(p.dtype, p.x + t * p.ldx, static_cast<char*>(p.cache) + p.slots[t] * row_bytes,
-                     p.n);
+      const float* x = p.x + t * p.ldx;
+      char* row = static_cast<char*>(p.cache) + p.slots[t] * row_bytes;
+      narrow ? leaves->narrow(p.dtype, x, row, p.n) : WriteCacheRow(p.dtype, x, p.n, row);
     }
   });
 }

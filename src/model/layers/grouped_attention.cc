@@ -1,5 +1,7 @@
 #include "model/layers/grouped_attention.h"
 
+#include "core/check.h"
+#include "kernels/cache_rows.h"
 #include "model/weights/shard.h"
 
 namespace switchyard {
@@ -42,12 +44,16 @@ void GroupedAttention::Forward(const LayerContext& c, const GroupedAttentionWeig
   }
   Tensor& k_cache = c.kv.k(layer);
   Tensor& v_cache = c.kv.v(layer);
+  // A head is a row of its own where it has its own scale.
+  const bool by_head = kernels::HasRowScales(c.kv.dtype());
+  if (by_head) FillHeadSlots(c);
+  const int64_t rows_each = by_head ? kv_heads_ : 1;
   for (auto [rows, cache] : {std::pair{k_.data(), &k_cache}, std::pair{v_.data(), &v_cache}}) {
     c.device.StoreKv({.x = rows,
-                      .ldx = kv_width,
-                      .m = tokens,
-                      .n = kv_width,
-                      .slots = c.rows.slots,
+                      .ldx = kv_width / rows_each,
+                      .m = tokens * rows_each,
+                      .n = kv_width / rows_each,
+                      .slots = by_head ? head_slots_.data() : c.rows.slots,
                       .cache = cache->mutable_raw(),
                       .dtype = c.kv.dtype()});
   }
@@ -71,6 +77,16 @@ void GroupedAttention::Forward(const LayerContext& c, const GroupedAttentionWeig
                    .y = out,
                    .ldy = hidden,
                    .m = tokens});
+}
+
+void GroupedAttention::FillHeadSlots(const LayerContext& c) {
+  CHECK(c.device.is_cpu());  // a plan gives GPUs no such cache
+  head_slots_.resize(c.rows.tokens * kv_heads_);
+  for (int64_t t = 0; t < c.rows.tokens; ++t) {
+    for (int64_t h = 0; h < kv_heads_; ++h) {
+      head_slots_[t * kv_heads_ + h] = static_cast<int32_t>(c.rows.slots[t] * kv_heads_ + h);
+    }
+  }
 }
 
 void GroupedAttention::NormQueriesAndKeys(const LayerContext& c, const GroupedAttentionWeights& w,

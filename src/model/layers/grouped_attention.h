@@ -1,6 +1,9 @@
 // Grouped-query attention of one layer on one rank of an attention group.
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include "model/layers/context.h"
 #include "model/weights.h"
 
@@ -19,10 +22,12 @@ class GroupedAttention {
 
  private:
   void NormQueriesAndKeys(const LayerContext& c, const GroupedAttentionWeights& w, int64_t tokens);
+  void FillHeadSlots(const LayerContext& c);
 
   int64_t heads_, kv_heads_, head_dim_;  // of this rank
   Activations q_, k_, v_, attended_;  // [T, heads · D], [T, kv_heads · D] twice, [T, heads · D]
   Activations squares_;               // [2, T], for a norm over all heads of all ranks
+  std::vector<int32_t> head_slots_;   // [T, kv_heads], of a cache whose heads have scales
 };
 
 }  // namespace switchyard

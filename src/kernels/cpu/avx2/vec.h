@@ -77,6 +77,25 @@ struct Vec {
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
   }
 
+  // 8 × 8 floats, in place.
+  static void Transpose(F (&x)[kLanes]) {
+    F t[kLanes];
+    for (int i = 0; i < kLanes; i += 4) {
+      const F ab = _mm256_unpacklo_ps(x[i], x[i + 1]), cd = _mm256_unpacklo_ps(x[i + 2], x[i + 3]);
+      const F ab_high = _mm256_unpackhi_ps(x[i], x[i + 1]);
+      const F cd_high = _mm256_unpackhi_ps(x[i + 2], x[i + 3]);
+      t[i] = _mm256_shuffle_ps(ab, cd, 0x44);
+      t[i + 1] = _mm256_shuffle_ps(ab, cd, 0xee);
+      t[i + 2] = _mm256_shuffle_ps(ab_high, cd_high, 0x44);
+      t[i + 3] = _mm256_shuffle_ps(ab_high, cd_high, 0xee);
+    }
+    // Now half q of t[4 · g + c] holds column 4 · q + c of rows 4 · g to 4 · g + 3.
+    for (int c = 0; c < 4; ++c) {
+      x[c] = _mm256_permute2f128_ps(t[c], t[4 + c], 0x20);
+      x[4 + c] = _mm256_permute2f128_ps(t[c], t[4 + c], 0x31);
+    }
+  }
+
   static F BF16(const void* p) { return Widen(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
   static F BF16N(const void* p, int64_t n) { return Widen(Partial(p, n * 2)); }
   static F F16(const void* p) {

@@ -67,6 +67,32 @@ struct Vec {
   }
   static float ReduceMax(F x) { return _mm512_reduce_max_ps(x); }
 
+  // 16 × 16 floats, in place.
+  static void Transpose(F (&x)[kLanes]) {
+    __m512d t[kLanes];
+    for (int i = 0; i < kLanes; i += 4) {
+      const __m512d ab = _mm512_castps_pd(_mm512_unpacklo_ps(x[i], x[i + 1]));
+      const __m512d cd = _mm512_castps_pd(_mm512_unpacklo_ps(x[i + 2], x[i + 3]));
+      const __m512d ab_high = _mm512_castps_pd(_mm512_unpackhi_ps(x[i], x[i + 1]));
+      const __m512d cd_high = _mm512_castps_pd(_mm512_unpackhi_ps(x[i + 2], x[i + 3]));
+      t[i] = _mm512_unpacklo_pd(ab, cd);
+      t[i + 1] = _mm512_unpackhi_pd(ab, cd);
+      t[i + 2] = _mm512_unpacklo_pd(ab_high, cd_high);
+      t[i + 3] = _mm512_unpackhi_pd(ab_high, cd_high);
+    }
+    // Now 128 bits at q of t[4 · g + c] hold column 4 · q + c of rows 4 · g to 4 · g + 3.
+    for (int c = 0; c < 4; ++c) {
+      const F low = _mm512_castpd_ps(_mm512_shuffle_f64x2(t[c], t[4 + c], 0x88));
+      const F high = _mm512_castpd_ps(_mm512_shuffle_f64x2(t[c], t[4 + c], 0xdd));
+      const F low2 = _mm512_castpd_ps(_mm512_shuffle_f64x2(t[8 + c], t[12 + c], 0x88));
+      const F high2 = _mm512_castpd_ps(_mm512_shuffle_f64x2(t[8 + c], t[12 + c], 0xdd));
+      x[c] = _mm512_shuffle_f32x4(low, low2, 0x88);
+      x[4 + c] = _mm512_shuffle_f32x4(high, high2, 0x88);
+      x[8 + c] = _mm512_shuffle_f32x4(low, low2, 0xdd);
+      x[12 + c] = _mm512_shuffle_f32x4(high, high2, 0xdd);
+    }
+  }
+
   static F BF16(const void* p) { return Widen(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
   static F BF16N(const void* p, int64_t n) { return Widen(_mm256_maskz_loadu_epi16(First(n), p)); }
   static F F16(const void* p) {

@@ -3,23 +3,18 @@
 #include <limits>
 #include <vector>
 
-#include "core/check.h"
+#include "kernels/cache_rows.h"
 #include "kernels/reference.h"
 
 namespace switchyard::kernels::reference {
 namespace {
 
-float CacheAt(const void* cache, DType dtype, int64_t index) {
-  switch (dtype) {
-    case DType::kF32:
-      return static_cast<const float*>(cache)[index];
-    case DType::kBF16:
-      return ToFloat(static_cast<const BF16*>(cache)[index]);
-    case DType::kF16:
-      return ToFloat(static_cast<const F16*>(cache)[index]);
-    default:
-      CheckFailed(__FILE__, __LINE__, "a KV cache is float32, bfloat16 or float16");
-  }
+// Row `index` of a cache whose rows have n elements.
+std::vector<float> CacheRow(const void* cache, DType dtype, int64_t index, int64_t n) {
+  std::vector<float> row(n);
+  ReadCacheRow(dtype, static_cast<const char*>(cache) + index * CacheRowBytes(dtype, n), n,
+               row.data());
+  return row;
 }
 
 int64_t Slot(const SequenceSpan& s, int32_t page_size, int64_t key) {
@@ -46,26 +41,25 @@ void Attention(const AttentionParams& p) {
           p.window > 0 ? std::max<int64_t>(0, position - p.window + 1) : int64_t{0};
       for (int64_t h = 0; h < p.heads; ++h) {
         const float* q = p.q + (s.row_begin + r) * p.ldq + h * p.head_dim;
-        const auto offset = [&](int64_t key) {
-          return (Slot(s, p.page_size, key) * p.kv_heads + h / group) * p.head_dim;
+        const auto row = [&](const void* cache, int64_t key) {
+          return CacheRow(cache, p.kv_dtype, Slot(s, p.page_size, key) * p.kv_heads + h / group,
+                          p.head_dim);
         };
         std::vector<double> scores(position + 1 - first);
         for (int64_t j = first; j <= position; ++j) {
+          const std::vector<float> key = row(p.k_cache, j);
           double sum = 0;
-          for (int64_t d = 0; d < p.head_dim; ++d) {
-            sum += double{q[d]} * CacheAt(p.k_cache, p.kv_dtype, offset(j) + d);
-          }
+          for (int64_t d = 0; d < p.head_dim; ++d) sum += double{q[d]} * key[d];
           scores[j - first] = sum * p.scale;
         }
         Softmax(scores, p.sinks != nullptr ? p.sinks + h : nullptr);
         float* out = p.out + (s.row_begin + r) * p.ldo + h * p.head_dim;
-        for (int64_t d = 0; d < p.head_dim; ++d) {
-          double sum = 0;
-          for (int64_t j = first; j <= position; ++j) {
-            sum += scores[j - first] * CacheAt(p.v_cache, p.kv_dtype, offset(j) + d);
-          }
-          out[d] = static_cast<float>(sum);
+        std::vector<double> sums(p.head_dim);
+        for (int64_t j = first; j <= position; ++j) {
+          const std::vector<float> value = row(p.v_cache, j);
+          for (int64_t d = 0; d < p.head_dim; ++d) sums[d] += scores[j - first] * value[d];
         }
+        for (int64_t d = 0; d < p.head_dim; ++d) out[d] = static_cast<float>(sums[d]);
       }
     }
   }
@@ -74,27 +68,28 @@ void Attention(const AttentionParams& p) {
 void LatentAttention(const LatentAttentionParams& p) {
   const int64_t width = p.lora + p.rope;
   for (const SequenceSpan& s : p.sequences) {
+    const auto row = [&](int64_t key) {
+      return CacheRow(p.cache, p.kv_dtype, Slot(s, p.page_size, key), width);
+    };
     for (int64_t r = 0; r < s.rows; ++r) {
       const int64_t position = s.kv_len - s.rows + r;
       for (int64_t h = 0; h < p.heads; ++h) {
         const float* q = p.q + (s.row_begin + r) * p.ldq + h * width;
         std::vector<double> scores(position + 1);
         for (int64_t j = 0; j <= position; ++j) {
+          const std::vector<float> key = row(j);
           double sum = 0;
-          for (int64_t d = 0; d < width; ++d) {
-            sum += double{q[d]} * CacheAt(p.cache, p.kv_dtype, Slot(s, p.page_size, j) * width + d);
-          }
+          for (int64_t d = 0; d < width; ++d) sum += double{q[d]} * key[d];
           scores[j] = sum * p.scale;
         }
         Softmax(scores, nullptr);
         float* out = p.out + (s.row_begin + r) * p.ldo + h * p.lora;
-        for (int64_t d = 0; d < p.lora; ++d) {
-          double sum = 0;
-          for (int64_t j = 0; j <= position; ++j) {
-            sum += scores[j] * CacheAt(p.cache, p.kv_dtype, Slot(s, p.page_size, j) * width + d);
-          }
-          out[d] = static_cast<float>(sum);
+        std::vector<double> sums(p.lora);
+        for (int64_t j = 0; j <= position; ++j) {
+          const std::vector<float> value = row(j);
+          for (int64_t d = 0; d < p.lora; ++d) sums[d] += scores[j] * value[d];
         }
+        for (int64_t d = 0; d < p.lora; ++d) out[d] = static_cast<float>(sums[d]);
       }
     }
   }

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "core/check.h"
+#include "kernels/cache_rows.h"
 #include "kernels/reference.h"
 
 namespace switchyard::kernels::reference {
@@ -49,23 +50,10 @@ void Rope(const RopeParams& p) {
 }
 
 void StoreKv(const StoreKvParams& p) {
-  const size_t size = SizeOf(p.dtype);
+  const int64_t row_bytes = CacheRowBytes(p.dtype, p.n);
   for (int64_t t = 0; t < p.m; ++t) {
-    const float* x = p.x + t * p.ldx;
-    char* out = static_cast<char*>(p.cache) + p.slots[t] * p.n * size;
-    switch (p.dtype) {
-      case DType::kF32:
-        std::memcpy(out, x, p.n * size);
-        break;
-      case DType::kBF16:
-        for (int64_t i = 0; i < p.n; ++i) reinterpret_cast<BF16*>(out)[i] = ToBF16(x[i]);
-        break;
-      case DType::kF16:
-        for (int64_t i = 0; i < p.n; ++i) reinterpret_cast<F16*>(out)[i] = ToF16(x[i]);
-        break;
-      default:
-        CheckFailed(__FILE__, __LINE__, "a KV cache is float32, bfloat16 or float16");
-    }
+    WriteCacheRow(p.dtype, p.x + t * p.ldx, p.n,
+                  static_cast<char*>(p.cache) + p.slots[t] * row_bytes);
   }
 }
 

@@ -6,21 +6,12 @@
 #pragma once
 
 #include "kernels/cpu/leaves.h"
+#include "kernels/cpu/simd/cached_keys.h"
 #include "kernels/cpu/simd/linear.h"
 #include "kernels/cpu/simd/math.h"
 #include "kernels/cpu/simd/weighted_rows.h"
 
 namespace switchyard::kernels::cpu::simd {
-
-template <class V>
-int64_t Padded(int64_t n) {
-  return (n + V::kLanes - 1) / V::kLanes * V::kLanes;
-}
-
-// The keys [begin, end) that a query sees in a block, counted from the block's start.
-struct KeyRange {
-  int64_t begin, end;
-};
 
 // The buffers of a task, cut from its scratch, and what it reads of the current block.
 template <class V>
@@ -29,9 +20,8 @@ struct AttentionState {
   int64_t queries, acc_stride;
   float* acc;      // [queries, acc_stride] outputs before division by sum
   float* weights;  // [queries, kKeyBlock] scores, then their exponentials
-  float* keys;     // [kKeyBlock, Padded(k_width)] converted to float32
-  float* values;   // [kKeyBlock, Padded(v_width)], or inside keys
-  const float* key_rows[kKeyBlock];
+  float* keys;     // [k_width, kKeyBlock] as float32
+  float* values;   // [kKeyBlock, Padded(v_width)] as float32
   const float* value_rows[kKeyBlock];
   float top[kQueryBlock], sum[kQueryBlock];
 
@@ -61,70 +51,79 @@ struct AttentionState {
   }
 };
 
-// A cached row as float32, zeros up to a whole vector: in place where it is that already, else
-// converted to `buffer`.
+// Brings the keys [begin, end) of a block in, and asks for those that follow it.
 template <class V>
-const float* CachedRow(DType dtype, const void* cache, int64_t offset, int64_t width,
-                       float* buffer) {
-  const char* bytes = static_cast<const char*>(cache);
-  if (dtype == DType::kF32) {
-    const auto* row = reinterpret_cast<const float*>(bytes) + offset;
-    if (width % V::kLanes == 0) return row;
-    ConvertRow<V>(F32Row<V>{reinterpret_cast<const char*>(row)}, width, 0, buffer);
-  } else if (dtype == DType::kBF16) {
-    ConvertRow<V>(BF16Row<V>{bytes + 2 * offset}, width, 0, buffer);
-  } else {
-    ConvertRow<V>(F16Row<V>{bytes + 2 * offset}, width, 0, buffer);
-  }
-  return buffer;
-}
-
-// Finds and converts the keys [begin, end) of a block.
-template <class V>
-void LoadKeys(AttentionState<V>& s, int64_t block, KeyRange range) {
+void LoadKeys(AttentionState<V>& s, int64_t block, KeyRange range, int64_t keys) {
   const AttentionTask& t = s.t;
-  for (int64_t j = range.begin; j < range.end; ++j) {
-    const int64_t key = block * kKeyBlock + j;
-    const int64_t slot = int64_t{t.pages[key / t.page_size]} * t.page_size + key % t.page_size;
-    const int64_t offset = slot * t.key_stride;
-    s.key_rows[j] =
-        CachedRow<V>(t.dtype, t.k, offset, t.k_width, s.keys + j * Padded<V>(t.k_width));
-    // A latent row is wider than its value: lanes beyond v_width of a padded value hold the rest of
-    // the row, and only reach lanes of acc that are never stored.
-    s.value_rows[j] = t.v_in_k ? s.key_rows[j]
-                               : CachedRow<V>(t.dtype, t.v, offset, t.v_width,
-                                              s.values + j * Padded<V>(t.v_width));
-  }
-}
-
-// Scores of every query with the loaded keys.
-template <class V>
-void ScoreKeys(AttentionState<V>& s, KeyRange range) {
-  const AttentionTask& t = s.t;
-  LinearTask product = {};
-  for (int64_t i = 0; i < s.queries; i += V::kTileRows) {
-    const int64_t rows = s.queries - i < V::kTileRows ? s.queries - i : V::kTileRows;
-    product.y = s.weights + i * kKeyBlock;
-    product.ldy = kKeyBlock;
-    for (int64_t j = range.begin; j < range.end; j += kTileCols) {
-      const int64_t count = range.end - j < kTileCols ? range.end - j : kTileCols;
-      F32Row<V> w[kTileCols];
-      for (int c = 0; c < kTileCols; ++c) {
-        w[c].p = reinterpret_cast<const char*>(s.key_rows[j + (c < count ? c : count - 1)]);
+  KeyPlaces next = {};
+  const int64_t left = keys - (block + 1) * kKeyBlock;
+  if (left > 0) FindKeys<V>(t, block + 1, {0, left < kKeyBlock ? left : kKeyBlock}, next);
+  KeyPlaces places;
+  FindKeys<V>(t, block, range, places);
+  ForCacheType<V>(t.dtype, [&]<class Row>() {
+    TransposeKeys<V, Row>(places, t.k_width, s.keys);
+    const bool in_place = t.dtype == DType::kF32 && t.v_width % V::kLanes == 0;
+    for (int64_t j = range.begin; j < range.end; ++j) {
+      if (j < left) {
+        Prefetch<V>(next.k[j], t.k_bytes);
+        if (!t.v_in_k) Prefetch<V>(next.v[j], t.v_bytes);
       }
-      ForRows<V>(rows, [&]<int M>() {
-        const float* q[M];
-        for (int r = 0; r < M; ++r) {
-          q[r] = t.q + (i + r) / t.group * t.ldq + (i + r) % t.group * t.k_width;
-        }
-        typename V::F acc[M][kTileCols];
-        for (int r = 0; r < M; ++r) {
-          for (int c = 0; c < kTileCols; ++c) acc[r][c] = V::Zero();
-        }
-        RunTile<V, F32Row<V>, M, false>(q, w, t.k_width, 0, acc);
-        FinishTile<V, M>(product, 0, j, count, acc);
-      });
+      // In a latent row the value comes first, and an int8 row has one scale behind all.
+      const char* value = t.v_in_k ? places.k[j] : places.v[j];
+      if (in_place) {
+        s.value_rows[j] = reinterpret_cast<const float*>(value);
+        continue;
+      }
+      float* to = s.values + j * s.acc_stride;
+      Row row;
+      MakeCacheRow(value, t.v_in_k ? t.k_width : t.v_width, &row);
+      ConvertRow<V>(row, t.v_width, 0, to);
+      s.value_rows[j] = to;
     }
+  });
+}
+
+constexpr int kScoreVectors = 4;  // keys of a tile of scores, in vectors
+
+// Scores of M queries with the keys from j on: for each one chain of multiply-adds along the
+// elements, in ascending order.
+template <class V, int M>
+void ScoreTile(const AttentionState<V>& s, int64_t query, int64_t j) {
+  const AttentionTask& t = s.t;
+  const float* q[M];
+  for (int r = 0; r < M; ++r) {
+    q[r] = t.q + (query + r) / t.group * t.ldq + (query + r) % t.group * t.k_width;
+  }
+  typename V::F acc[M][kScoreVectors];
+  for (int r = 0; r < M; ++r) {
+    for (int v = 0; v < kScoreVectors; ++v) acc[r][v] = V::Zero();
+  }
+  const float* keys = s.keys + j;
+  for (int64_t d = 0; d < t.k_width; ++d, keys += kKeyBlock) {
+    typename V::F column[kScoreVectors];
+    for (int v = 0; v < kScoreVectors; ++v) column[v] = V::Load(keys + v * V::kLanes);
+    for (int r = 0; r < M; ++r) {
+      const auto element = V::Set1(q[r][d]);
+      for (int v = 0; v < kScoreVectors; ++v) acc[r][v] = V::Fma(element, column[v], acc[r][v]);
+    }
+  }
+  for (int r = 0; r < M; ++r) {
+    float* out = s.weights + (query + r) * kKeyBlock + j;
+    for (int v = 0; v < kScoreVectors; ++v) V::Store(out + v * V::kLanes, acc[r][v]);
+  }
+}
+
+// Scores of every query with the keys of the block.
+template <class V>
+void ScoreKeys(AttentionState<V>& s) {
+  const int64_t tiles = (s.queries + V::kTileRows - 1) / V::kTileRows;
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const int64_t query = s.queries * tile / tiles;
+    ForRows<V>(s.queries * (tile + 1) / tiles - query, [&]<int M>() {
+      for (int64_t j = 0; j < kKeyBlock; j += kScoreVectors * V::kLanes) {
+        ScoreTile<V, M>(s, query, j);
+      }
+    });
   }
 }
 
@@ -204,8 +203,8 @@ void Attention(const AttentionTask& t) {
   for (int64_t block = s.FirstKey(0) / kKeyBlock; block <= s.Position(last) / kKeyBlock; ++block) {
     // The first query sees the earliest keys, the last one the latest.
     const KeyRange loaded = {s.Range(0, block).begin, s.Range(last, block).end};
-    LoadKeys(s, block, loaded);
-    ScoreKeys(s, loaded);
+    LoadKeys(s, block, loaded, s.Position(last) + 1);
+    ScoreKeys(s);
     for (int64_t i = 0; i < s.queries; ++i) {
       const KeyRange range = s.Range(i, block);
       if (range.begin < range.end) Exponentiate(s, i, range);
