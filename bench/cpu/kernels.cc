@@ -1,4 +1,4 @@
-// Products and expert layers of OLMoE-1B-7B's shape on CPUs.
+// Products and expert layers of OLMoE-1B-7B's shape on CPUs, and attention (bench/cpu/attention.h).
 //
 // Weights come from a pool far larger than the L3 cache, at another place in every repetition, so
 // that they are read from memory as in a real step.
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bench/benches.h"
+#include "bench/cpu/attention.h"
 #include "bench/cpu/ceilings.h"
 #include "bench/cpu/cores.h"
 #include "bench/timing.h"
@@ -220,6 +221,7 @@ void CpuKernels(const Options& options, Report& report) {
       BenchExperts(m, f, bench);
     }
   }
+  BenchAttention(ceilings, pool, report);
 }
 
 }  // namespace switchyard::bench

@@ -16,6 +16,7 @@ LINE = re.compile(r"(?P<name>\S+) +(?P<shape>\S.*?) +(?P<us>[\d.]+) us +(?:-|[\d
 CASES = {
     "kernels": (["--filter", "bfloat16 1 x 2048 x 2048", "--cpu-threads", "1"], {"linear"}),
     "experts": (["--filter", "experts int4-group 8 tokens", "--cpu-threads", "2"], {"experts"}),
+    "attention": (["--filter", "attention int8 8 x 1 rows on 2048 keys, qwen3", "--cpu-threads", "2"], {"attention"}),
     "moe-layer": (["--model", "olmoe-1b-7b", "--experts-per-rank", "4", "--tokens", "3", "--cpu-threads-per-rank", "1"],
                   {"moe-layer"}),
     "collectives": (["--ranks", "2", "--filter", "ranks 2 8192 float32"], {"all-reduce"}),
@@ -25,7 +26,7 @@ CASES = {
                   {"combine"}),
     "roofline": (["--cpu-threads", "1", "--filter", "float32 avx2"], {"multiply"}),
 }
-WHICH = {"experts": "kernels", "collectives": "exchange", "processes": "exchange"}
+WHICH = {"experts": "kernels", "attention": "kernels", "collectives": "exchange", "processes": "exchange"}
 
 
 def bench(*arguments):

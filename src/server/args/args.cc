@@ -445,7 +445,7 @@ std::optional<BenchArgs> ParseBench(const std::string& which,
   BenchArgs a;
   a.which = which;
   const std::map<std::string, const char*> summaries = {
-      {"kernels", "Time products, experts and, on GPUs, attention and the small ops"},
+      {"kernels", "Time products, experts and attention; on GPUs the small ops too"},
       {"moe-layer", "Time one MoE layer with made-up weights: router, exchange, experts"},
       {"exchange", "Time collectives, and dispatch and combine of rows between ranks"},
       {"roofline", "Measure what memory, caches and instructions of this machine give at best"}};
