@@ -295,6 +295,7 @@ void AttentionGradient(const AttentionShape<T>& shape, const RowLayout& rows, He
   });
 }
 
+// NOLINTBEGIN(bugprone-macro-parentheses): T is a type
 #define SWITCHYARD_ATTENTION(T)                                                                  \
   template void Attention(const AttentionShape<T>&, const RowLayout&, HeadRows<const T>,         \
                           HeadRows<const T>, HeadRows<const T>, HeadRows<T>, T*, ThreadPool&);   \
@@ -304,5 +305,6 @@ void AttentionGradient(const AttentionShape<T>& shape, const RowLayout& rows, He
                                   HeadRows<T>, ThreadPool&);
 SWITCHYARD_ATTENTION(float)
 SWITCHYARD_ATTENTION(double)
+// NOLINTEND(bugprone-macro-parentheses)
 
 }  // namespace switchyard::train

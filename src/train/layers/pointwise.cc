@@ -237,6 +237,7 @@ void EmbedGradient(std::span<const int32_t> ids, const T* dout, int64_t width, T
   });
 }
 
+// NOLINTBEGIN(bugprone-macro-parentheses): T is a type
 #define SWITCHYARD_POINTWISE(T)                                                                  \
   template void RmsNorm(const NormShape<T>&, const T*, const T*, T*, ThreadPool&);               \
   template void RmsNormGradient(const NormShape<T>&, const T*, const T*, const T*, T*, bool, T*, \
@@ -250,5 +251,6 @@ void EmbedGradient(std::span<const int32_t> ids, const T* dout, int64_t width, T
   template void EmbedGradient(std::span<const int32_t>, const T*, int64_t, T*, ThreadPool&);
 SWITCHYARD_POINTWISE(float)
 SWITCHYARD_POINTWISE(double)
+// NOLINTEND(bugprone-macro-parentheses)
 
 }  // namespace switchyard::train

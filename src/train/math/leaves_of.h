@@ -24,6 +24,10 @@ template <class V, int M, int N, bool kTail>
   }
   const float* a[M];
   for (int r = 0; r < M; ++r) a[r] = t.a + (i + r) * t.a_row;
+  if (!add) {  // fetched while the products run, so that storing does not wait
+    for (int r = 0; r < M; ++r)
+      for (int v = 0; v < N; ++v) __builtin_prefetch(t.c + (i + r) * t.ldc + j + v * V::kLanes, 1);
+  }
   for (int64_t p = p0; p < p1; ++p) {
     typename V::F b[N];
     const float* row = t.b + p * t.b_row + j;

@@ -18,8 +18,8 @@ namespace {
 constexpr int64_t kTileRows = 96, kTileColumns = 256;
 // Below so many multiply-adds waking another thread costs more than it brings.
 constexpr int64_t kFewOperations = 1 << 17;
-constexpr int64_t kBadStride = 128;
-constexpr int64_t kLine = 16;  // floats of a cache line
+constexpr int64_t kBadStride = 128;  // floats; multiples of it fall into few sets of a cache
+constexpr int64_t kLine = 16;        // floats of a cache line
 
 float* AlignedToLine(float* p) {
   const auto at = reinterpret_cast<uintptr_t>(p) / sizeof(float);

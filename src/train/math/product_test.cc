@@ -41,6 +41,7 @@ TEST_P(Products, AreThoseOfTheTextbookAndIndependentOfThreads) {
                                 {6, 64, 300},
                                 {13, 65, 0},
                                 {7, 100, 513},
+                                {256, 130, 40},
                                 {200, 301, 70}}) {
     for (const Form& form : {Form{false, false, false}, Form{true, false, true},
                              Form{false, true, false}, Form{true, true, true}}) {
