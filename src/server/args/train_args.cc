@@ -68,7 +68,8 @@ void AddDataFlags(CLI::App& app, TrainArgs& a) {
 
 void AddStepFlags(CLI::App& app, TrainArgs& a) {
   constexpr const char* kGroup = "Steps and optimizer";
-  Flag(app, "--steps", a.steps, kGroup, "In all, those before a resumption included")
+  Flag(app, "--steps", a.steps, kGroup,
+       "Needed: how many in all, those before a resumption included")
       ->check(CLI::PositiveNumber);
   Flag(app, "--rows-per-step", a.rows_per_step, kGroup, "Over all ranks")
       ->check(CLI::PositiveNumber);

@@ -149,7 +149,7 @@ std::vector<double> Ticks(double low, double high, int count) {
   }
   std::vector<double> ticks;
   for (double i = std::ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; ++i) {
-    ticks.push_back(i * step);
+    ticks.push_back(i * step + 0.0);  // no -0
   }
   return ticks;
 }

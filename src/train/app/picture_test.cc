@@ -63,6 +63,7 @@ TEST(PictureTest, ManyPointsAreThinnedAndTextIsEscaped) {
   EXPECT_EQ(Polyline(svg, 0).size(), 600u);
   EXPECT_THAT(svg, HasSubstr("a &amp; &lt;b&gt;"));
   EXPECT_EQ(svg.find("<script>"), std::string::npos);
+  EXPECT_EQ(svg.find(">-0<"), std::string::npos);
 }
 
 TEST(PictureTest, WhatIsNotFiniteIsLeftOut) {

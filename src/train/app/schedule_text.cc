@@ -1,7 +1,5 @@
 #include "train/app/schedule_text.h"
 
-#include <fmt/format.h>
-
 #include "overlap/print.h"
 #include "train/app/model_files.h"
 
@@ -14,7 +12,8 @@ std::string ScheduleText(const TrainingOptions& options) {
   overlap::StepShape shape{
       .micro_batches = static_cast<int>((options.trainer.rows_per_step + per_pass - 1) / per_pass),
       .order = options.learner.schedule,
-      .stages = layout.pp};
+      .stages = layout.pp,
+      .early_sums = options.early_sums && layout.ranks() > 1};
   std::string text;
   for (shape.stage = 0; shape.stage < layout.pp; ++shape.stage) {
     const StageRange range =
@@ -26,9 +25,7 @@ std::string ScheduleText(const TrainingOptions& options) {
     }
     if (shape.last())
       shape.experts.resize(shape.experts.size() + model.mtp_layers, model.config.has_moe());
-    if (layout.pp > 1)
-      text +=
-          fmt::format("{}stage {} of {}:\n", shape.stage > 0 ? "\n" : "", shape.stage, layout.pp);
+    if (shape.stage > 0) text += "\n";
     text += overlap::PrintSchedule(shape);
   }
   return text;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -57,7 +58,8 @@ class RunTest : public ::testing::Test {
     options.packing = {.length = 32, .whole_documents = true, .seed = 3};
     options.learner.bias_step = 0.01;
     options.trainer = {.rows_per_step = 4, .rows_per_pass = 2, .output = dir_ / "out"};
-    options.trainer.schedule = {.rate = 0.02, .warmup_steps = 2, .steps = steps};
+    options.trainer.schedule = {
+        .rate = 0.02, .warmup_steps = std::min<int64_t>(2, steps), .steps = steps};
     return options;
   }
 
