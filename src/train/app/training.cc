@@ -44,7 +44,7 @@ std::vector<EncodedDocument> ReadCorpus(const TrainingOptions& options, const Mo
 // Where the run goes on; nothing: at its beginning.
 std::optional<fs::path> CheckpointToResume(const TrainingOptions& options) {
   const fs::path& output = options.trainer.output;
-  const std::optional<fs::path> last = LatestCheckpoint(output);
+  std::optional<fs::path> last = LatestCheckpoint(output);
   if (options.resume == "auto") return last;
   if (options.resume == "never") {
     if (!last) return std::nullopt;
