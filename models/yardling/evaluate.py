@@ -140,6 +140,8 @@ def main():
         results.append(result)
         print("tp x ep {layout}: {trained:.2%} of {of_trained} trained questions word for word, {paraphrases:.1%} of {of_paraphrases} "
               "paraphrases, balancedness {balancedness:.3f}, {dead_experts} dead experts; {seconds} s".format(**result), flush=True)
+        if missed(result):
+            break  # a model that never stops talking would take the time of all layouts
     agreement = drafts(args.model)
     print(f"the MTP module's draft is the model's own choice in {agreement:.1%} of positions of the test split's answers")
     if args.json:
