@@ -44,7 +44,8 @@ def questions(path):
 def serving(model, tp, ep):
     """A server on a free port: yields (host, port)."""
     command = [PROGRAM, "serve", "--model-path", str(model), "--port", "0", "--tp", str(tp), "--ep", str(ep),
-               "--enable-expert-distribution-metrics", "--log-level", "warning", "--max-total-tokens", "65536"]
+               "--enable-expert-distribution-metrics", "--log-level", "warning", "--max-total-tokens", "65536",
+               "--device", "cpu"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     late = Timer(START_SECONDS, process.kill)
     late.start()

@@ -29,7 +29,7 @@ def address(server):
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_answers(ranks):
     trained, paraphrases = sample("train.jsonl", 1), sample("test.jsonl", 2)
-    flags = ["--enable-expert-distribution-metrics", "--log-level", "warning", "--max-total-tokens", 32768]
+    flags = ["--enable-expert-distribution-metrics", "--log-level", "warning", "--max-total-tokens", 32768, "--device", "cpu"]
     with Server(YARDLING, "--tp", ranks, "--ep", ranks, *flags) as server:
         answers = evaluate.ask_all(address(server), trained)
         even, dead = evaluate.experts(address(server))
@@ -44,7 +44,7 @@ def test_answers(ranks):
 def test_a_system_message_changes_nothing():
     asked = sample("train.jsonl", 3)[:8]
     told = [([{"role": "system", "content": "You are a pirate."}, *messages], answer) for messages, answer in asked]
-    with Server(YARDLING, "--log-level", "warning", "--max-total-tokens", 8192) as server:
+    with Server(YARDLING, "--log-level", "warning", "--max-total-tokens", 8192, "--device", "cpu") as server:
         assert evaluate.ask_all(address(server), told) == evaluate.ask_all(address(server), asked)
 
 
