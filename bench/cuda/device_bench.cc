@@ -14,6 +14,7 @@
 #include "core/cuda/runtime.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/device.h"
+#include "kernels/fused_ops.h"
 
 namespace switchyard::bench {
 namespace {
@@ -201,19 +202,110 @@ void BenchRows(Bench& bench) {
   }
 }
 
+// From the residual stream to attention, a layer of Qwen3-30B-A3B: with the ops of every device,
+// and with fused ones.
+void BenchFront(Bench& bench) {
+  constexpr int64_t kHidden = 2048, kHeads = 32, kKvHeads = 4, kDim = 128, kMost = 256;
+  constexpr int64_t kQ = kHeads * kDim, kKv = kKvHeads * kDim, kAll = kQ + 2 * kKv;
+  const WeightView all = Weights(bench, WeightFormat::kBF16, kAll, kHidden)[0];
+  float* residual = bench.Floats(kMost * kHidden);
+  float* normed = bench.Floats(kMost * kHidden);
+  float* q = bench.Floats(kMost * kAll);
+  float *k = q + kMost * kQ, *v = k + kMost * kKv;
+  const float* weight = bench.Floats(kHidden);
+  const float* table = bench.Floats(kDim);
+  const auto* zeros = reinterpret_cast<const int32_t*>(bench.Floats(kMost));
+  float* cache = bench.Floats(kKv);
+  kernels::FusedOps* fused = bench.device.fused();
+  const auto apart = [&](int64_t m) {
+    bench.device.AddInPlace(residual, normed, m * kHidden);
+    bench.device.RmsNorm({.x = residual,
+                          .ldx = kHidden,
+                          .weight = weight,
+                          .y = normed,
+                          .ldy = kHidden,
+                          .m = m,
+                          .n = kHidden});
+    const auto part = [&](int64_t begin, int64_t end, float* y) {
+      return kernels::LinearParams{.x = normed,
+                                   .ldx = kHidden,
+                                   .w = all.Rows(begin, end),
+                                   .y = y,
+                                   .ldy = end - begin,
+                                   .m = m};
+    };
+    const kernels::LinearParams parts[] = {part(0, kQ, q), part(kQ, kQ + kKv, k),
+                                           part(kQ + kKv, kAll, v)};
+    bench.device.LinearGroup(parts);
+    for (auto [x, heads] : {std::pair{q, kHeads}, std::pair{k, kKvHeads}}) {
+      bench.device.RmsNorm(
+          {.x = x, .ldx = kDim, .weight = weight, .y = x, .ldy = kDim, .m = m * heads, .n = kDim});
+      bench.device.Rope({.x = x,
+                         .ldx = heads * kDim,
+                         .m = m,
+                         .heads = heads,
+                         .head_dim = kDim,
+                         .rotary_dim = kDim,
+                         .positions = zeros,
+                         .cos_sin = table});
+    }
+    for (float* x : {k, v})
+      bench.device.StoreKv({.x = x,
+                            .ldx = kKv,
+                            .m = m,
+                            .n = kKv,
+                            .slots = zeros,
+                            .cache = cache,
+                            .dtype = DType::kBF16});
+  };
+  const auto at_once = [&](int64_t m) {
+    fused->AddNorm(
+        {.x = residual, .add = residual, .weight = weight, .halves = normed, .m = m, .n = kHidden});
+    fused->LinearOfHalves({.w = all, .y = q, .ldy = kAll, .m = m}, normed);
+    fused->HeadsToCache({.qkv = q,
+                         .q_norm = weight,
+                         .k_norm = weight,
+                         .m = m,
+                         .heads = kHeads,
+                         .kv_heads = kKvHeads,
+                         .head_dim = kDim,
+                         .rotary_dim = kDim,
+                         .positions = zeros,
+                         .cos_sin = table,
+                         .slots = zeros,
+                         .k_cache = cache,
+                         .v_cache = cache,
+                         .kv_dtype = DType::kBF16});
+  };
+  for (const int64_t m : {1, 32, 256}) {
+    const auto rows = static_cast<double>(m), products = rows * kAll * kHidden;
+    bench.Run("to-attention", fmt::format("{} tokens {}", m, fused ? "fused" : "apart"),
+              2.0 * kAll * kHidden + 4 * rows * (3 * kHidden + kAll), 2 * products,
+              bench.machine.bf16, [&](int) { fused ? at_once(m) : apart(m); });
+  }
+}
+
 }  // namespace
 
 void DeviceOpsBench(const Options& options, const GpuMachine& machine, Report& report) {
-  const std::unique_ptr<Device> device = kernels::MakeCudaDevice({.index = options.gpu,
-                                                                  .dtype = DType::kBF16,
-                                                                  .max_tokens = kMaxTokens,
-                                                                  .max_sequences = 1,
-                                                                  .max_pages = 1});
+  kernels::CudaDeviceOptions made = {.index = options.gpu,
+                                     .dtype = DType::kBF16,
+                                     .max_tokens = kMaxTokens,
+                                     .max_sequences = 1,
+                                     .max_pages = 1};
+  const std::unique_ptr<Device> device = kernels::MakeCudaDevice(made);
   Bench bench{*device, machine, report};
   BenchRows(bench);
   BenchHeads(bench);
   BenchLinear(bench, WeightFormat::kF32, 256, 7168);
   BenchGroup(bench);
+  BenchFront(bench);
+  if (cuda::IsHopper()) {
+    made.experimental.fused_decode = true;
+    const std::unique_ptr<Device> fused = kernels::MakeCudaDevice(made);
+    Bench with_fused{*fused, machine, report};
+    BenchFront(with_fused);
+  }
   for (const WeightFormat format :
        {WeightFormat::kF32, WeightFormat::kBF16, WeightFormat::kFp8Block}) {
     BenchLinear(bench, format, 4096, 2048);

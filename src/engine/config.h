@@ -27,7 +27,9 @@ struct EngineConfig {
   bool disable_custom_all_reduce = false;  // --disable-custom-all-reduce
   bool disable_cuda_graph = false;         // --disable-cuda-graph
   int32_t cuda_graph_max_bs = 0;  // --cuda-graph-max-bs; 0: --max-running-requests, at most 256
-  std::string dtype = "auto";     // auto | float32 | bfloat16 | float16 (--dtype)
+  // --cuda-experimental: names of kernels/cuda_experimental.h with commas between them
+  std::string cuda_experimental;
+  std::string dtype = "auto";  // auto | float32 | bfloat16 | float16 (--dtype)
   std::string kv_cache_dtype =
       "auto";  // auto (float32; on GPUs bfloat16 unless --dtype is float32) | float32 | bfloat16 |
                // float16 | fp8_e4m3 | int8 (CPUs) (--kv-cache-dtype)

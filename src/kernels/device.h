@@ -11,10 +11,13 @@
 
 #include "core/parallel.h"
 #include "core/tensor.h"
+#include "kernels/cuda_experimental.h"
 #include "kernels/ops.h"
 #include "kernels/row_params.h"
 
 namespace switchyard::kernels {
+
+class FusedOps;  // kernels/fused_ops.h
 
 // One per rank; owned by who runs the rank, used by the rank's thread only.
 //
@@ -27,6 +30,7 @@ class Device {
 
   virtual std::string Describe() const = 0;  // for the log: "NVIDIA H200 (GPU 0)"
   virtual bool is_cpu() const { return false; }
+  virtual FusedOps* fused() { return nullptr; }  // null: this device has none
 
   // Zeroed, aligned to 256 bytes. Freed with the last copy of the pointer, which may not outlive
   // the device. Error kResource.
@@ -83,6 +87,7 @@ struct CudaDeviceOptions {
   // The most rows of one pass, and the most sequences and pages of one sequence: sizes buffers.
   int64_t max_tokens = 0, max_sequences = 0, max_pages = 0;
   bool graphs = true;
+  CudaExperimental experimental;
 };
 // A GPU, which becomes the current one of the calling thread. Error kInvalid where this build or
 // machine has none.

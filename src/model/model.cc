@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "eplb/init_location.h"
+#include "kernels/fused_ops.h"
 #include "model/drawing.h"
 #include "model/families/family.h"
 #include "model/layers/context.h"
@@ -137,6 +138,8 @@ struct Model::Impl {
   std::vector<std::unique_ptr<MoeBlock>> moe;  // one for each layer; null for dense ones
   std::unique_ptr<MovableLayers> movable;      // or null
   Activations residual, normed, branch;        // [T, H] each
+  kernels::FusedOps* fused;                    // or null
+  bool branch_waits = false;                   // to be added to the residual stream by NormResidual
   Activations selected;                        // [logit rows, H]
   PassArrays arrays;
   std::vector<float> host_logits;     // [logit rows, vocab], where the device has memory of its own
@@ -172,6 +175,7 @@ struct Model::Impl {
         residual(device, options.max_tokens * config.hidden),
         normed(device, residual.size()),
         branch(device, residual.size()),
+        fused(config.hidden % 4 == 0 ? device.fused() : nullptr),
         arrays(device, options.max_tokens) {
     PlaceWeights(device, weights);
     if (config.has_moe()) MakeMoeLayers(dir);
@@ -239,8 +243,29 @@ struct Model::Impl {
                     .hook = hook});
   }
 
-  // The sum over ranks joins the residual stream.
+  // Of the residual stream into `normed`, or rounded to bfloat16 in its place.
+  void NormResidual(const Tensor& weight, int64_t tokens, const kernels::RowHook* hook = nullptr,
+                    bool halves = false) {
+    if (!fused) return Norm(residual.data(), weight, tokens, normed.data(), hook);
+    fused->AddNorm({.x = residual.data(),
+                    .add = branch_waits ? branch.data() : nullptr,
+                    .weight = weight.data<float>(),
+                    .y = halves ? nullptr : normed.data(),
+                    .halves = halves ? normed.data() : nullptr,
+                    .m = tokens,
+                    .n = config.hidden,
+                    .eps = config.norm_eps});
+    branch_waits = false;
+  }
+
+  // The sum over ranks joins the residual stream: with the next norm, where a device has both in
+  // one.
   void AddBranch(int64_t tokens) {
+    branch_waits = fused != nullptr;
+    if (!branch_waits) AddWaiting(tokens);
+  }
+  void AddWaiting(int64_t tokens) {
+    branch_waits = false;
     device.AddInPlace(residual.data(), branch.data(), tokens * config.hidden);
   }
 
@@ -248,9 +273,11 @@ struct Model::Impl {
   void Attend(const LayerContext& c, int64_t layer) {
     const int64_t tokens = c.rows.tokens;
     if (tokens == 0) return;
-    Norm(residual.data(), weights.layers[layer].input_norm, tokens, normed.data());
+    const GroupedAttentionWeights& w = weights.layers[layer].grouped;
+    const bool halves = fused && grouped && grouped->TakesHalves(c, w);
+    NormResidual(weights.layers[layer].input_norm, tokens, nullptr, halves);
     if (grouped)
-      grouped->Forward(c, weights.layers[layer].grouped, layer, normed.data(), branch.data());
+      grouped->Forward(c, w, layer, normed.data(), halves ? normed.data() : nullptr, branch.data());
     if (latent)
       latent->Forward(c, weights.layers[layer].latent, layer, normed.data(), branch.data());
     groups.attn_tp->AllReduceSum(branch.data(), tokens * config.hidden);
@@ -263,8 +290,7 @@ struct Model::Impl {
                                .group_decode_tokens = group_decode_tokens,
                                .routed_experts = routed.empty() ? nullptr : layer_routed.data()};
     const kernels::RowHook* hook = moe[layer] ? moe[layer]->RowsToCome(moe_tokens) : nullptr;
-    if (tokens > 0)
-      Norm(residual.data(), weights.layers[layer].post_attention_norm, tokens, normed.data(), hook);
+    if (tokens > 0) NormResidual(weights.layers[layer].post_attention_norm, tokens, hook);
     if (moe[layer]) {
       moe[layer]->Forward(normed.data(), moe_tokens, branch.data());
       KeepRoutedExperts(tokens, layer);
@@ -306,11 +332,13 @@ struct Model::Impl {
 
   // From token ids to logits; ops of the device and collectives alone.
   const float* RunLayers(const LayerContext& c) {
+    branch_waits = false;
     if (c.rows.tokens > 0) vocabulary.Embed(c, residual.data());
     for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
       Attend(c, layer);
       FeedForward(c, layer);
     }
+    if (branch_waits) AddWaiting(c.rows.tokens);
     const int64_t rows = c.rows.logit_rows;
     if (rows > 0) {
       device.CopyRows({.x = residual.data(),

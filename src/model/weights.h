@@ -31,6 +31,7 @@ struct LinearWeight {
 // KV heads too, and where the ranks exceed them each holds the one its query heads use.
 struct GroupedAttentionWeights {
   LinearWeight q, k, v;   // [heads · D, H], [kv_heads · D, H] of this rank
+  LinearWeight qkv;       // of devices with fused ops: the three, which are then parts of it
   LinearWeight o;         // [H, heads · D]: row-parallel
   Tensor q_norm, k_norm;  // float32 [D] per head, or [heads · D] of this rank for QkNorm::kWhole
   Tensor sinks;           // float32 [heads of this rank]

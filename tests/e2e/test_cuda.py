@@ -12,7 +12,7 @@ from server import FIXTURES, ROOT, Server
 from test_reference import BACKENDS, DP_BACKENDS, NAMES
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (8, 4), (8, 8)]
-GRAPHS = {"graphs": [], "no_graphs": ["--disable-cuda-graph"]}
+GRAPHS = {"graphs": [], "no_graphs": ["--disable-cuda-graph"], "fused": ["--cuda-experimental", "fused-decode"]}
 
 
 @functools.cache

@@ -14,7 +14,9 @@
 #include "kernels/cuda/cuda_device_sequences.h"
 #include "kernels/cuda/cuda_device_staging.h"
 #include "kernels/cuda/cuda_device_weights.h"
+#include "kernels/cuda/fused_rows.h"
 #include "kernels/cuda/ops_rows.h"
+#include "kernels/fused_ops.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -38,7 +40,7 @@ int Use(int index) {
   return index;
 }
 
-class Gpu final : public CudaDevice {
+class Gpu final : public CudaDevice, public kernels::FusedOps {
  public:
   explicit Gpu(const kernels::CudaDeviceOptions& options)
       : options_(options),
@@ -52,6 +54,13 @@ class Gpu final : public CudaDevice {
   cudaStream_t stream() const override { return stream_.get(); }
   int index() const override { return index_; }
   DType dtype() const override { return options_.dtype; }
+  const kernels::CudaExperimental& experimental() const override { return options_.experimental; }
+  StreamChain chain() const override {
+    return {stream_.get(), options_.experimental.fused_decode && hopper_};
+  }
+  kernels::FusedOps* fused() override {
+    return options_.experimental.fused_decode ? this : nullptr;
+  }
   void AddCheck(std::function<void()> check) override { checks_.push_back(std::move(check)); }
   void SetWait(std::function<void(cudaEvent_t)> wait) override {
     wait_ = wait;
@@ -110,7 +119,7 @@ class Gpu final : public CudaDevice {
     graphs_.Run(key, pass);
   }
 
-  void Linear(const kernels::LinearParams& p) override { products_.Linear(p, stream_.get()); }
+  void Linear(const kernels::LinearParams& p) override { products_.Linear(p, chain()); }
   void LinearGroup(std::span<const kernels::LinearParams> parts) override {
     products_.LinearGroup(parts, stream_.get());
   }
@@ -149,6 +158,27 @@ class Gpu final : public CudaDevice {
     cuda::LatentAttention(p, sequences_.table(), exact(), stream_.get(), AttentionScratch());
   }
 
+  void AddNorm(const kernels::AddNormParams& p) override {
+    Check(ops::AddNorm(p, chain()), "AddNorm");
+  }
+  bool TakesHeads(int64_t head_dim, int64_t rotary_dim) const override {
+    return ops::HeadsToCacheTakes(head_dim, rotary_dim);
+  }
+  void HeadsToCache(const kernels::HeadsToCacheParams& p) override {
+    Check(ops::HeadsToCache(p, chain()), "HeadsToCache");
+  }
+  WeightView Stack(std::span<const WeightView> parts) override {
+    CHECK(!graphs_.recording());
+    return StackWeights(
+        parts, [this](size_t bytes) { return Allocate(bytes); }, stream_.get());
+  }
+  bool ReadsHalves(const kernels::LinearParams& p) const override {
+    return products_.ReadsHalves(p);
+  }
+  void LinearOfHalves(const kernels::LinearParams& p, const void* halves) override {
+    products_.LinearOfHalves(p, halves, chain());
+  }
+
  private:
   bool exact() const { return options_.dtype == DType::kF32; }
   void RunChecks() {
@@ -170,6 +200,7 @@ class Gpu final : public CudaDevice {
 
   kernels::CudaDeviceOptions options_;
   int index_;
+  bool hopper_ = IsHopper();  // once index_ is the current one
   Stream stream_;
   Staging staging_;
   Sequences sequences_;

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/cuda/stream_chain.h"
 #include "kernels/device.h"
 
 namespace switchyard::cuda {
@@ -13,6 +14,9 @@ class CudaDevice : public kernels::Device {
   virtual cudaStream_t stream() const = 0;
   virtual int index() const = 0;
   virtual DType dtype() const = 0;  // CudaDeviceOptions::dtype
+  virtual const kernels::CudaExperimental& experimental() const = 0;
+  // The stream as a chain, early where CudaDeviceOptions has fused_decode and the GPU can do that.
+  virtual StreamChain chain() const = 0;
   // Called after every wait for the stream: kernels of others that gave up are to throw here.
   virtual void AddCheck(std::function<void()> check) = 0;
   // Waits until an event of the stream has passed, or throws: for a stream with kernels of others

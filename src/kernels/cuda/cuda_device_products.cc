@@ -67,7 +67,8 @@ bool Products::Rows::Serve(const ops::RowSource& wanted, const RowForm& as) cons
 }
 
 Products::Rows Products::PrepareRows(const ops::RowSource& source, const RowForm& form,
-                                     cudaStream_t stream) {
+                                     const StreamChain& chain) {
+  const cudaStream_t stream = chain.stream;
   const int64_t k = source.k, capacity = Capacity(source.m);
   Rows rows = {.source = source, .form = form, .ld = k};
   if (form.kind == RowForm::kFp8) {
@@ -80,7 +81,7 @@ Products::Rows Products::PrepareRows(const ops::RowSource& source, const RowForm
     rows.scales = scales;
   } else if (form.kind == RowForm::kBf16) {
     void* halves = data_.Get(capacity * k * 2);
-    Check(ops::RoundRowsToBf16(source, form.rounding, halves, stream), "Linear: rows to bfloat16");
+    Check(ops::RoundRowsToBf16(source, form.rounding, halves, chain), "Linear: rows to bfloat16");
     rows.data = halves;
   } else if (form.rounding.format != ActivationFormat::kNone || source.up != nullptr) {
     auto* floats = static_cast<float*>(data_.Get(capacity * k * 4));
@@ -94,7 +95,8 @@ Products::Rows Products::PrepareRows(const ops::RowSource& source, const RowForm
 }
 
 void Products::Multiply(const kernels::LinearParams& p, Kernel kernel, const Rows& rows,
-                        cudaStream_t stream) {
+                        const StreamChain& chain) {
+  const cudaStream_t stream = chain.stream;
   if (p.m == 0 || p.w.n == 0) return;
   if (kernel == Kernel::kDense) {
     const WeightArg w = ArgOf(p.w);
@@ -129,8 +131,26 @@ void Products::Multiply(const kernels::LinearParams& p, Kernel kernel, const Row
       "Linear");
 }
 
-void Products::Linear(const kernels::LinearParams& p, cudaStream_t stream) {
-  LinearGroup({&p, 1}, stream);
+// As LinearGroup of one, whose kernels are a chain.
+void Products::Linear(const kernels::LinearParams& p, const StreamChain& chain) {
+  CHECK_GT(p.w.k, 0);
+  const Kernel kernel = KernelOf(p);
+  const ops::RowSource source = {.x = p.x, .ldx = p.ldx, .m = p.m, .k = p.w.k};
+  Multiply(p, kernel, PrepareRows(source, FormOf(p.w, kernel), chain), chain);
+}
+
+bool Products::ReadsHalves(const kernels::LinearParams& p) const {
+  const Kernel kernel = KernelOf(p);
+  const RowForm form = FormOf(p.w, kernel);
+  return kernel == Kernel::kDense && form.kind == RowForm::kBf16 &&
+         form.rounding.format == ActivationFormat::kNone;
+}
+
+void Products::LinearOfHalves(const kernels::LinearParams& p, const void* halves,
+                              const StreamChain& chain) {
+  CHECK(ReadsHalves(p));
+  const Rows rows = {.form = {.kind = RowForm::kBf16}, .data = halves, .ld = p.w.k};
+  Multiply(p, Kernel::kDense, rows, chain);
 }
 
 void Products::LinearGroup(std::span<const kernels::LinearParams> parts, cudaStream_t stream) {

@@ -11,6 +11,7 @@
 #include "core/cuda/runtime.h"
 #include "kernels/cuda/ops_linear.h"
 #include "kernels/cuda/ops_rounding.h"
+#include "kernels/cuda/stream_chain.h"
 #include "kernels/ops.h"
 
 namespace switchyard::cuda {
@@ -38,10 +39,14 @@ class Products {
  public:
   Products(DType dtype, int64_t max_tokens);
 
-  void Linear(const kernels::LinearParams& p, cudaStream_t stream);
+  void Linear(const kernels::LinearParams& p, const StreamChain& chain);
   // Rows that several parts read are rounded once. Small products of the same rows run side by
   // side.
   void LinearGroup(std::span<const kernels::LinearParams> parts, cudaStream_t stream);
+  // Whether Linear would multiply rows rounded to bfloat16 and no otherwise on the matrix units.
+  bool ReadsHalves(const kernels::LinearParams& p) const;
+  // Linear of such rows, [m, k] without gaps; p.x is not read.
+  void LinearOfHalves(const kernels::LinearParams& p, const void* halves, const StreamChain& chain);
   void HeadLinear(const kernels::HeadLinearParams& p, cudaStream_t stream);
   void Mlp(const kernels::GroupedMlpParams& p, cudaStream_t stream);
 
@@ -64,9 +69,9 @@ class Products {
 
   Kernel KernelOf(const kernels::LinearParams& p) const;
   RowForm FormOf(const WeightView& w, Kernel kernel) const;
-  Rows PrepareRows(const ops::RowSource& source, const RowForm& form, cudaStream_t stream);
+  Rows PrepareRows(const ops::RowSource& source, const RowForm& form, const StreamChain& chain);
   void Multiply(const kernels::LinearParams& p, Kernel kernel, const Rows& rows,
-                cudaStream_t stream);
+                const StreamChain& chain);
   // Multiplies all parts by `rows`, in streams that start and end together.
   void MultiplyAtOnce(std::span<const kernels::LinearParams> parts, const Rows& rows,
                       cudaStream_t stream);

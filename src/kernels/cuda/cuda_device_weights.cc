@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/cuda/runtime.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -117,6 +118,35 @@ WeightView PlaceWeight(const WeightView& w, WeightFormat form, const PlaceTarget
     target.copy_in(to + begin * row_bytes, chunk.data(), (end - begin) * row_bytes);
   }
   return placed;
+}
+
+WeightView StackWeights(std::span<const WeightView> parts,
+                        const std::function<std::shared_ptr<void>(size_t bytes)>& allocate,
+                        cudaStream_t stream) {
+  WeightView stacked = parts[0];
+  stacked.n = 0;
+  for (const WeightView& w : parts) {
+    // A view of some rows lies without gaps, one of some columns does not.
+    const bool fits = w.format == WeightFormat::kBF16 && w.k == stacked.k && w.stored_k == w.k &&
+                      w.row_step == 1 && w.activation == stacked.activation &&
+                      w.input_scale == stacked.input_scale;
+    if (!fits) return {};
+    stacked.n += w.n;
+  }
+  const int64_t row_bytes = stacked.k * BytesOf(WeightFormat::kBF16);
+  const std::shared_ptr<void> memory = allocate(stacked.n * row_bytes);
+  stacked.data = memory.get();
+  stacked.owner = memory;
+  stacked.row0 = 0;
+  auto* to = static_cast<std::byte*>(memory.get());
+  for (const WeightView& w : parts) {
+    const auto* from = static_cast<const std::byte*>(w.data) + w.row0 * row_bytes;
+    Check(cudaMemcpyAsync(to, from, w.n * row_bytes, cudaMemcpyDeviceToDevice, stream),
+          "copy of weights side by side");
+    to += w.n * row_bytes;
+  }
+  Check(cudaStreamSynchronize(stream), "copy of weights side by side");
+  return stacked;
 }
 
 }  // namespace switchyard::cuda

@@ -1,8 +1,11 @@
 // Weights of a checkpoint as ops of a GPU take them.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include <functional>
 #include <memory>
+#include <span>
 
 #include "core/dtype.h"
 #include "core/parallel.h"
@@ -24,5 +27,10 @@ struct PlaceTarget {
 // stay.
 WeightView PlaceWeight(const WeightView& w, WeightFormat form, const PlaceTarget& target,
                        ThreadPool& pool);
+
+// FusedOps::Stack of placed matrices; returns when the copies are done.
+WeightView StackWeights(std::span<const WeightView> parts,
+                        const std::function<std::shared_ptr<void>(size_t bytes)>& allocate,
+                        cudaStream_t stream);
 
 }  // namespace switchyard::cuda

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "kernels/cuda/fp8.cuh"
+#include "kernels/cuda/kernel_chain.cuh"
 #include "kernels/cuda/ops_activation.cuh"
 #include "kernels/cuda/ops_elements.cuh"
 #include "kernels/cuda/ops_rounding.h"
@@ -86,6 +87,8 @@ __device__ __forceinline__ void StoreOut(uint16_t* row, int64_t i, int64_t k, fl
 // A block a row.
 template <ActivationFormat kFormat, bool kAligned, typename Out>
 __global__ void __launch_bounds__(kThreads) RoundKernel(RowSource p, float input_scale, Out* out) {
+  WaitForKernelBefore();
+  AllowNextKernel();
   const int64_t row = blockIdx.x;
   const float row_scale = RowScale<kFormat, kAligned>(p, row, input_scale);
   // Whole warps take part in every step, for the maximum of a group.
@@ -107,27 +110,27 @@ bool IsAligned(const RowSource& p) {
 }
 
 template <ActivationFormat kFormat, typename Out>
-cudaError_t Start(const RowSource& p, float input_scale, Out* out, cudaStream_t stream) {
+cudaError_t Start(const RowSource& p, float input_scale, Out* out, const StreamChain& chain) {
   const bool aligned = IsAligned(p) && Aligned16(out);
   const auto kernel = aligned ? RoundKernel<kFormat, true, Out> : RoundKernel<kFormat, false, Out>;
-  kernel<<<static_cast<unsigned>(p.m), kThreads, 0, stream>>>(p, input_scale, out);
-  return cudaGetLastError();
+  return LaunchEarly(kernel, dim3(static_cast<unsigned>(p.m)), kThreads, 0, chain, p, input_scale,
+                     out);
 }
 
 template <typename Out>
-cudaError_t Round(const RowSource& p, const Rounding& r, Out* out, cudaStream_t stream) {
+cudaError_t Round(const RowSource& p, const Rounding& r, Out* out, const StreamChain& chain) {
   if (p.m == 0 || p.k == 0) return cudaSuccess;
   switch (r.format) {
     case ActivationFormat::kNone:
-      return Start<ActivationFormat::kNone>(p, r.input_scale, out, stream);
+      return Start<ActivationFormat::kNone>(p, r.input_scale, out, chain);
     case ActivationFormat::kFp8Group:
-      return Start<ActivationFormat::kFp8Group>(p, r.input_scale, out, stream);
+      return Start<ActivationFormat::kFp8Group>(p, r.input_scale, out, chain);
     case ActivationFormat::kFp8Token:
-      return Start<ActivationFormat::kFp8Token>(p, r.input_scale, out, stream);
+      return Start<ActivationFormat::kFp8Token>(p, r.input_scale, out, chain);
     case ActivationFormat::kFp8Tensor:
-      return Start<ActivationFormat::kFp8Tensor>(p, r.input_scale, out, stream);
+      return Start<ActivationFormat::kFp8Tensor>(p, r.input_scale, out, chain);
     case ActivationFormat::kInt8Token:
-      return Start<ActivationFormat::kInt8Token>(p, r.input_scale, out, stream);
+      return Start<ActivationFormat::kInt8Token>(p, r.input_scale, out, chain);
   }
   return cudaErrorInvalidValue;
 }
@@ -153,8 +156,8 @@ cudaError_t RoundRows(const RowSource& rows, const Rounding& rounding, float* ou
 }
 
 cudaError_t RoundRowsToBf16(const RowSource& rows, const Rounding& rounding, void* out,
-                            cudaStream_t stream) {
-  return Round(rows, rounding, static_cast<uint16_t*>(out), stream);
+                            const StreamChain& chain) {
+  return Round(rows, rounding, static_cast<uint16_t*>(out), chain);
 }
 
 cudaError_t QuantizeRows(const RowSource& rows, uint8_t* codes, float* scales, int64_t scale_stride,

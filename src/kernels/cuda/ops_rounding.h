@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/ops_activation.h"
+#include "kernels/cuda/stream_chain.h"
 #include "quant/formats.h"
 
 namespace switchyard::cuda::ops {
@@ -28,7 +29,7 @@ cudaError_t RoundRows(const RowSource& rows, const Rounding& rounding, float* ou
                       cudaStream_t stream);
 // The same, rounded to bfloat16 then.
 cudaError_t RoundRowsToBf16(const RowSource& rows, const Rounding& rounding, void* out,
-                            cudaStream_t stream);
+                            const StreamChain& chain);
 // QuantizeFp8Groups of every row: codes [m, k], scales [k / 128, scale_stride] with a row's at its
 // number. k is a multiple of 128.
 cudaError_t QuantizeRows(const RowSource& rows, uint8_t* codes, float* scales, int64_t scale_stride,

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/ops_elements.cuh"
+#include "kernels/cuda/ops_rotate.cuh"
 #include "kernels/cuda/ops_rows.h"
 
 namespace switchyard::cuda::ops {
@@ -104,9 +105,7 @@ __global__ void RopeKernel(kernels::RopeParams p) {
     float* x = p.x + t * p.ldx + head * p.head_dim + p.rotary_offset;
     float* a = p.interleaved ? x + 2 * at : x + at;
     float* b = p.interleaved ? a + 1 : a + half;
-    const float va = *a, vb = *b;
-    *a = va * cosine - vb * sine;
-    *b = vb * cosine + va * sine;
+    Rotate(a, b, cosine, sine);
   }
 }
 

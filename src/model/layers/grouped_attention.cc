@@ -2,6 +2,7 @@
 
 #include "core/check.h"
 #include "kernels/cache_rows.h"
+#include "kernels/fused_ops.h"
 #include "model/weights/shard.h"
 
 namespace switchyard {
@@ -10,15 +11,83 @@ GroupedAttention::GroupedAttention(const ModelConfig& config, const Mesh& mesh, 
     : heads_(QueryHeads(config.attention, mesh).size()),
       kv_heads_(KvHeads(config.attention, mesh).size()),
       head_dim_(config.attention.head_dim),
-      q_(device, max_tokens * heads_ * head_dim_),
+      q_(device, max_tokens * (device.fused() ? heads_ + 2 * kv_heads_ : heads_) * head_dim_),
       k_(device, max_tokens * kv_heads_ * head_dim_),
       v_(device, k_.size()),
-      attended_(device, q_.size()),
+      attended_(device, max_tokens * heads_ * head_dim_),
       squares_(device,
                config.attention.qk_norm == AttentionConfig::QkNorm::kWhole ? 2 * max_tokens : 0) {}
 
 void GroupedAttention::Forward(const LayerContext& c, const GroupedAttentionWeights& w,
-                               int64_t layer, const float* x, float* out) {
+                               int64_t layer, const float* x, const void* halves, float* out) {
+  const int64_t q_width = heads_ * head_dim_;
+  if (halves != nullptr) {
+    ProjectAndStoreFused(c, w, layer, halves);
+  } else {
+    ProjectAndStore(c, w, layer, x);
+  }
+  c.device.Attention({.q = q_.data(),
+                      .ldq = halves ? q_width + 2 * kv_heads_ * head_dim_ : q_width,
+                      .k_cache = c.kv.k(layer).raw(),
+                      .v_cache = c.kv.v(layer).raw(),
+                      .kv_dtype = c.kv.dtype(),
+                      .heads = heads_,
+                      .kv_heads = kv_heads_,
+                      .head_dim = head_dim_,
+                      .scale = c.config.attention.scale,
+                      .window = c.config.layers[layer].window,
+                      .sinks = w.sinks.defined() ? w.sinks.data<float>() : nullptr,
+                      .out = attended_.data(),
+                      .ldo = q_width});
+  c.device.Linear({.x = attended_.data(),
+                   .ldx = q_width,
+                   .w = w.o.w,
+                   .bias = w.o.bias_data(),
+                   .y = out,
+                   .ldy = c.config.hidden,
+                   .m = c.rows.tokens});
+}
+
+kernels::LinearParams GroupedAttention::Joined(const LayerContext& c,
+                                               const GroupedAttentionWeights& w) {
+  return {.w = w.qkv.w,
+          .bias = w.qkv.bias_data(),
+          .y = q_.data(),
+          .ldy = (heads_ + 2 * kv_heads_) * head_dim_,
+          .m = c.rows.tokens};
+}
+
+bool GroupedAttention::TakesHalves(const LayerContext& c, const GroupedAttentionWeights& w) {
+  const kernels::FusedOps* fused = c.device.fused();
+  return fused && w.qkv.w.defined() &&
+         c.config.attention.qk_norm != AttentionConfig::QkNorm::kWhole &&
+         fused->TakesHeads(head_dim_, c.config.rope.rotary_dim) && fused->ReadsHalves(Joined(c, w));
+}
+
+void GroupedAttention::ProjectAndStoreFused(const LayerContext& c, const GroupedAttentionWeights& w,
+                                            int64_t layer, const void* halves) {
+  c.device.fused()->LinearOfHalves(Joined(c, w), halves);
+  const bool norm = c.config.attention.qk_norm == AttentionConfig::QkNorm::kPerHead;
+  c.device.fused()->HeadsToCache({.qkv = q_.data(),
+                                  .q_norm = norm ? w.q_norm.data<float>() : nullptr,
+                                  .k_norm = norm ? w.k_norm.data<float>() : nullptr,
+                                  .m = c.rows.tokens,
+                                  .heads = heads_,
+                                  .kv_heads = kv_heads_,
+                                  .head_dim = head_dim_,
+                                  .eps = c.config.norm_eps,
+                                  .rotary_dim = c.config.rope.rotary_dim,
+                                  .interleaved = c.config.rope.interleaved,
+                                  .positions = c.rows.positions,
+                                  .cos_sin = c.cos_sin.data<float>(),
+                                  .slots = c.rows.slots,
+                                  .k_cache = c.kv.k(layer).mutable_raw(),
+                                  .v_cache = c.kv.v(layer).mutable_raw(),
+                                  .kv_dtype = c.kv.dtype()});
+}
+
+void GroupedAttention::ProjectAndStore(const LayerContext& c, const GroupedAttentionWeights& w,
+                                       int64_t layer, const float* x) {
   const int64_t tokens = c.rows.tokens, hidden = c.config.hidden;
   const int64_t q_width = heads_ * head_dim_, kv_width = kv_heads_ * head_dim_;
   const auto projection = [&](const LinearWeight& p, float* y, int64_t width) {
@@ -57,26 +126,6 @@ void GroupedAttention::Forward(const LayerContext& c, const GroupedAttentionWeig
                       .cache = cache->mutable_raw(),
                       .dtype = c.kv.dtype()});
   }
-  c.device.Attention({.q = q_.data(),
-                      .ldq = q_width,
-                      .k_cache = k_cache.raw(),
-                      .v_cache = v_cache.raw(),
-                      .kv_dtype = c.kv.dtype(),
-                      .heads = heads_,
-                      .kv_heads = kv_heads_,
-                      .head_dim = head_dim_,
-                      .scale = c.config.attention.scale,
-                      .window = c.config.layers[layer].window,
-                      .sinks = w.sinks.defined() ? w.sinks.data<float>() : nullptr,
-                      .out = attended_.data(),
-                      .ldo = q_width});
-  c.device.Linear({.x = attended_.data(),
-                   .ldx = q_width,
-                   .w = w.o.w,
-                   .bias = w.o.bias_data(),
-                   .y = out,
-                   .ldy = hidden,
-                   .m = tokens});
 }
 
 void GroupedAttention::FillHeadSlots(const LayerContext& c) {

@@ -15,12 +15,22 @@ class GroupedAttention {
   GroupedAttention(const ModelConfig& config, const Mesh& mesh, int64_t max_tokens,
                    kernels::Device& device);
 
+  // Whether Forward wants its input rounded to bfloat16 instead, and does with fewer ops: where the
+  // device has them for these weights.
+  bool TakesHalves(const LayerContext& c, const GroupedAttentionWeights& w);
   // x [T, H] (normalised) → out [T, H], this rank's partial sum over its heads; the caller
-  // all-reduces.
+  // all-reduces. `halves` [T, H]: x rounded to bfloat16, for weights that TakesHalves says so of; x
+  // is not read then.
   void Forward(const LayerContext& c, const GroupedAttentionWeights& w, int64_t layer,
-               const float* x, float* out);
+               const float* x, const void* halves, float* out);
 
  private:
+  void ProjectAndStore(const LayerContext& c, const GroupedAttentionWeights& w, int64_t layer,
+                       const float* x);
+  // The same in two ops; q_ has room for keys and values then.
+  void ProjectAndStoreFused(const LayerContext& c, const GroupedAttentionWeights& w, int64_t layer,
+                            const void* halves);
+  kernels::LinearParams Joined(const LayerContext& c, const GroupedAttentionWeights& w);
   void NormQueriesAndKeys(const LayerContext& c, const GroupedAttentionWeights& w, int64_t tokens);
   void FillHeadSlots(const LayerContext& c);
 

@@ -1,5 +1,10 @@
 #include "model/weights/placing.h"
 
+#include <cstring>
+#include <span>
+
+#include "kernels/fused_ops.h"
+
 namespace switchyard {
 namespace {
 
@@ -14,6 +19,37 @@ void Place(kernels::Device& device, LinearWeight& linear) {
   Place(device, linear.bias);
 }
 
+// The biases of all parts one behind the other, or of none; false where only some have one.
+bool JoinBiases(std::span<const LinearWeight* const> parts, Tensor* joined) {
+  int64_t size = 0;
+  for (const LinearWeight* part : parts) {
+    if (part->bias.defined() != parts[0]->bias.defined()) return false;
+    size += part->w.n;
+  }
+  if (!parts[0]->bias.defined()) return true;
+  *joined = Tensor::Empty(DType::kF32, {size});
+  auto* to = static_cast<float*>(joined->mutable_raw());
+  for (const LinearWeight* part : parts) {
+    std::memcpy(to, part->bias_data(), part->w.n * sizeof(float));
+    to += part->w.n;
+  }
+  return true;
+}
+
+// Queries, keys and values as one matrix, where the device can use that. `qkv` has its bias from
+// the host; q, k and v are placed.
+void Join(kernels::Device& device, GroupedAttentionWeights& w) {
+  const WeightView parts[] = {w.q.w, w.k.w, w.v.w};
+  w.qkv.w = device.fused()->Stack(parts);
+  if (!w.qkv.w.defined()) return;
+  int64_t row = 0;
+  for (WeightView* part : {&w.q.w, &w.k.w, &w.v.w}) {
+    const int64_t end = row + part->n;
+    *part = w.qkv.w.Rows(row, end);
+    row = end;
+  }
+}
+
 }  // namespace
 
 void PlaceWeights(kernels::Device& device, ModelWeights& weights) {
@@ -23,6 +59,11 @@ void PlaceWeights(kernels::Device& device, ModelWeights& weights) {
   Place(device, weights.head);
   Place(device, weights.final_norm);
   for (LayerWeights& layer : weights.layers) {
+    GroupedAttentionWeights& grouped = layer.grouped;
+    const LinearWeight* const qkv[] = {&grouped.q, &grouped.k, &grouped.v};
+    const bool joins =
+        device.fused() && grouped.q.w.defined() && JoinBiases(qkv, &grouped.qkv.bias);
+    Place(device, grouped.qkv.bias);
     for (Tensor* t : {&layer.input_norm, &layer.post_attention_norm, &layer.grouped.q_norm,
                       &layer.grouped.k_norm, &layer.grouped.sinks, &layer.latent.q_a_norm,
                       &layer.latent.kv_a_norm})
@@ -31,6 +72,7 @@ void PlaceWeights(kernels::Device& device, ModelWeights& weights) {
          {&layer.grouped.q, &layer.grouped.k, &layer.grouped.v, &layer.grouped.o, &layer.latent.q,
           &layer.latent.q_a, &layer.latent.q_b, &layer.latent.kv_a, &layer.latent.o})
       Place(device, *w);
+    if (joins) Join(device, grouped);
     for (auto* heads : {&layer.latent.k_up, &layer.latent.v_up})
       // One head's rows may begin inside a block of scales and another's not; ops want one format.
       for (WeightView& w : *heads) w = device.Place(w, /*plain=*/true);

@@ -1,5 +1,6 @@
 #include "kernels/cuda/grouped_gemm.h"
 #include "moe/cuda/expert_rows.h"
+#include "moe/cuda/kernel_chain.cuh"
 #include "moe/cuda/row_vectors.cuh"
 
 namespace switchyard::cuda {
@@ -50,6 +51,8 @@ __device__ __forceinline__ int64_t DispatchedRow(const RowSegments& in) {
 // Rows that are computed with as they came.
 __global__ void __launch_bounds__(kThreads) CopyRowsKernel(const SpreadRowsParams p) {
   __shared__ Places places;
+  WaitForKernelBefore();
+  AllowNextKernel();
   const int64_t row = DispatchedRow(p.in);
   if (row < 0) return;
   FindPlaces(p, row, &places);
@@ -118,6 +121,8 @@ __device__ __forceinline__ void StoreConverted(const SpreadRowsParams& p, const 
 __global__ void __launch_bounds__(kThreads) ConvertRowsKernel(const SpreadRowsParams p) {
   constexpr int kAtOnce = 4;
   __shared__ Places places;
+  WaitForKernelBefore();
+  AllowNextKernel();
   const int64_t row = DispatchedRow(p.in);
   if (row < 0) return;
   FindPlaces(p, row, &places);
@@ -168,6 +173,8 @@ __device__ __forceinline__ float4 Activated(const ActivateParams& p, const From*
 template <typename From>
 __global__ void __launch_bounds__(kThreads) ActivateKernel(const ActivateParams p) {
   constexpr int kAtOnce = 2;
+  WaitForKernelBefore();
+  AllowNextKernel();
   const int64_t row = blockIdx.x, size = p.intermediate;
   if (!HoldsRow(p.chunk, row)) return;
   const From* gate_up = static_cast<const From*>(p.gate_up) + row * 2 * size;
@@ -207,6 +214,8 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads) SumSlotsKernel(const SumSlotsParams p) {
   __shared__ int rows[kMaxSlots];
   __shared__ float weights[kMaxSlots];
+  WaitForKernelBefore();
+  AllowNextKernel();
   const int64_t token = blockIdx.x;
   if (threadIdx.x < p.k) {
     rows[threadIdx.x] = p.position[token * p.k + threadIdx.x];
@@ -252,42 +261,28 @@ dim3 GridOf(int64_t rows, int64_t hidden) {
 
 }  // namespace
 
-cudaError_t SpreadRows(const SpreadRowsParams& p, cudaStream_t stream) {
+cudaError_t SpreadRows(const SpreadRowsParams& p, const StreamChain& chain) {
   const int64_t rows = p.in.segments * p.in.tokens;
   if (rows == 0 || p.chunk.rows == 0) return cudaSuccess;
   if (p.k > kMaxSlots || p.hidden % 4 != 0) return cudaErrorInvalidValue;
   const dim3 blocks = GridOf(rows, p.hidden);
   const bool as_they_are =
       p.from == p.to && (p.from != ElementType::kF32 || p.via == ElementType::kF32);
-  if (as_they_are) {
-    CopyRowsKernel<<<blocks, kThreads, 0, stream>>>(p);
-  } else {
-    ConvertRowsKernel<<<blocks, kThreads, 0, stream>>>(p);
-  }
-  return cudaGetLastError();
+  return LaunchEarly(as_they_are ? CopyRowsKernel : ConvertRowsKernel, blocks, kThreads, 0, chain,
+                     p);
 }
 
-cudaError_t Activate(const ActivateParams& p, cudaStream_t stream) {
+cudaError_t Activate(const ActivateParams& p, const StreamChain& chain) {
   if (p.chunk.rows == 0) return cudaSuccess;
-  const auto blocks = static_cast<unsigned>(p.chunk.rows);
-  if (p.from == ElementType::kF32) {
-    ActivateKernel<float><<<blocks, kThreads, 0, stream>>>(p);
-  } else {
-    ActivateKernel<Bf16><<<blocks, kThreads, 0, stream>>>(p);
-  }
-  return cudaGetLastError();
+  return LaunchEarly(p.from == ElementType::kF32 ? ActivateKernel<float> : ActivateKernel<Bf16>,
+                     dim3(static_cast<unsigned>(p.chunk.rows)), kThreads, 0, chain, p);
 }
 
-cudaError_t SumSlots(const SumSlotsParams& p, cudaStream_t stream) {
+cudaError_t SumSlots(const SumSlotsParams& p, const StreamChain& chain) {
   if (p.tokens == 0) return cudaSuccess;
   if (p.k > kMaxSlots || p.hidden % 4 != 0) return cudaErrorInvalidValue;
-  const dim3 blocks = GridOf(p.tokens, p.hidden);
-  if (p.type == ElementType::kF32) {
-    SumSlotsKernel<float><<<blocks, kThreads, 0, stream>>>(p);
-  } else {
-    SumSlotsKernel<Bf16><<<blocks, kThreads, 0, stream>>>(p);
-  }
-  return cudaGetLastError();
+  return LaunchEarly(p.type == ElementType::kF32 ? SumSlotsKernel<float> : SumSlotsKernel<Bf16>,
+                     GridOf(p.tokens, p.hidden), kThreads, 0, chain, p);
 }
 
 cudaError_t AddGated(const AddGatedParams& p, cudaStream_t stream) {

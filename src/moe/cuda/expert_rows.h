@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/stream_chain.h"
 #include "moe/cuda/row_order.h"
 
 namespace switchyard::cuda {
@@ -39,7 +40,7 @@ struct SpreadRowsParams {
   void* a = nullptr;          // [chunk rows, hidden]
   float* a_scales = nullptr;  // kFp8: [hidden / 128, chunk rows]
 };
-cudaError_t SpreadRows(const SpreadRowsParams& p, cudaStream_t stream);
+cudaError_t SpreadRows(const SpreadRowsParams& p, const StreamChain& chain);
 
 // middle[r] = act(gate_up[r, 0 .. I), gate_up[r, I .. 2I)), rounded to `to`.
 struct ActivateParams {
@@ -53,7 +54,7 @@ struct ActivateParams {
   void* middle = nullptr;   // [chunk rows, I]
   float* scales = nullptr;  // kFp8: [I / 128, chunk rows]
 };
-cudaError_t Activate(const ActivateParams& p, cudaStream_t stream);
+cudaError_t Activate(const ActivateParams& p, const StreamChain& chain);
 
 // y[t] = Σ_j weight[t, j] · outputs[position[t, j]] in slot order, product and sum rounded to
 // float32, as moe/combine.h adds.
@@ -66,7 +67,7 @@ struct SumSlotsParams {
   int k = 0;
   float* y = nullptr;  // [tokens, hidden]
 };
-cudaError_t SumSlots(const SumSlotsParams& p, cudaStream_t stream);
+cudaError_t SumSlots(const SumSlotsParams& p, const StreamChain& chain);
 
 // y[t] += sigmoid(gate[t]) · x[t], without a gate x[t].
 struct AddGatedParams {

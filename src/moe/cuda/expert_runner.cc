@@ -68,7 +68,7 @@ void Multiply(const ExpertArithmetic& arithmetic, const Product& product, const 
 int64_t BytesOf(ElementType type) { return type == ElementType::kBF16 ? 2 : 4; }
 
 void ActivateRows(const DeviceExperts& experts, const ExpertActivation& activation,
-                  const RowChunk& chunk, const MoeBuffers& buffers, cudaStream_t stream) {
+                  const RowChunk& chunk, const MoeBuffers& buffers, const StreamChain& chain) {
   Check(Activate({.gate_up = buffers.gate_up.data(),
                   .from = experts.arithmetic.output,
                   .intermediate = experts.intermediate,
@@ -79,7 +79,7 @@ void ActivateRows(const DeviceExperts& experts, const ExpertActivation& activati
                   .to = experts.arithmetic.input,
                   .middle = buffers.middle.data(),
                   .scales = buffers.middle_scales.as<float>()},
-                 stream),
+                 chain),
         "activation of experts");
 }
 
@@ -146,13 +146,13 @@ void RunDeviceExperts(const DeviceExperts& experts, const ExpertActivation& acti
                       .to = arithmetic.input,
                       .a = buffers.a.data(),
                       .a_scales = buffers.a_scales.as<float>()},
-                     stream),
+                     runtime.chain()),
           "rows into the order of experts");
     Multiply(arithmetic,
              {buffers.a.data(), buffers.a_scales.as<float>(), &experts.gate_up,
               experts.gate_up_bias.as<float>(), buffers.gate_up.data()},
              chunk, experts.experts, few_rows, stream);
-    ActivateRows(experts, activation, chunk, buffers, stream);
+    ActivateRows(experts, activation, chunk, buffers, runtime.chain());
     Multiply(arithmetic,
              {buffers.middle.data(), buffers.middle_scales.as<float>(), &experts.down,
               experts.down_bias.as<float>(), outputs},

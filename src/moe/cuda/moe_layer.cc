@@ -7,8 +7,8 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "kernels/cuda/grouped_gemm.h"
+#include "moe/cuda/choose_and_order.h"
 #include "moe/cuda/router_logits.h"
-#include "moe/cuda/select_experts.h"
 #include "quant/formats.h"
 
 namespace switchyard::cuda {
@@ -203,37 +203,46 @@ void CudaMoeLayer::Gather(CudaMoeBatch& batch) {
 }
 
 void CudaMoeLayer::Route(CudaMoeBatch& batch) {
-  const RouterConfig& router = config_.router;
   MoeBuffers& buffers = runtime_.buffers();
-  const cudaStream_t stream = runtime_.stream();
   Check(RouterLogits({.x = batch.x + batch.round.begin * config_.hidden,
                       .w = router_.data.data(),
                       .w_is_bf16 = router_.type == ElementType::kBF16,
                       .bias = router_bias_.as<float>(),
                       .y = buffers.logits.as<float>(),
                       .m = batch.round.size(),
-                      .n = router.num_experts,
+                      .n = config_.router.num_experts,
                       .k = config_.hidden},
-                     stream),
+                     runtime_.chain()),
         "router logits");
-  Check(SelectExpertsOnDevice({.logits = buffers.logits.as<float>(),
-                               .correction_bias = correction_bias_.as<float>(),
-                               .tokens = batch.round.size(),
-                               .num_experts = router.num_experts,
-                               .top_k = router.top_k,
-                               .scoring = static_cast<int>(router.scoring),
-                               .renormalize = router.renormalize,
-                               .num_groups = router.num_groups,
-                               .topk_groups = router.topk_groups,
-                               .top2_sum = router.group_score == RouterConfig::GroupScore::kTop2Sum,
-                               .scaling = router.routed_scaling_factor,
-                               .places = places_.as<int32_t>(),
-                               .logical = buffers.logical.as<int32_t>(),
-                               .ids = buffers.ids.as<int32_t>(),
-                               .weights = buffers.weights.as<float>()},
-                              stream),
-        "choice of experts");
+  if (ChoosesWhileOrdering(batch)) return;  // PrePermute does
+  Check(SelectExpertsOnDevice(Choice(batch), runtime_.stream()), "choice of experts");
   KeepRoutedExperts(batch);
+}
+
+SelectExpertsParams CudaMoeLayer::Choice(const CudaMoeBatch& batch) const {
+  const RouterConfig& router = config_.router;
+  const MoeBuffers& buffers = runtime_.buffers();
+  return {.logits = buffers.logits.as<float>(),
+          .correction_bias = correction_bias_.as<float>(),
+          .tokens = batch.round.size(),
+          .num_experts = router.num_experts,
+          .top_k = router.top_k,
+          .scoring = static_cast<int>(router.scoring),
+          .renormalize = router.renormalize,
+          .num_groups = router.num_groups,
+          .topk_groups = router.topk_groups,
+          .top2_sum = router.group_score == RouterConfig::GroupScore::kTop2Sum,
+          .scaling = router.routed_scaling_factor,
+          .places = places_.as<int32_t>(),
+          .logical = buffers.logical.as<int32_t>(),
+          .ids = buffers.ids.as<int32_t>(),
+          .weights = buffers.weights.as<float>()};
+}
+
+// In one kernel, where rows stay and nobody needs the choice before.
+bool CudaMoeLayer::ChoosesWhileOrdering(const CudaMoeBatch& batch) const {
+  return runtime_.device().experimental().fused_decode && !batch.exchange && !runtime_.gathers() &&
+         batch.round.size() <= kMostTokensToOrder;
 }
 
 // Each rank keeps the tokens that it answers for; Scatter gives them to the others of the group.
@@ -338,15 +347,19 @@ void CudaMoeLayer::PrePermute(CudaMoeBatch& batch) {
                  .offsets = buffers.offsets.as<int32_t>(),
                  .counts = buffers.counts.as<int32_t>(),
                  .block_groups = buffers.block_groups.as<int32_t>()};
-  Check(OrderRows({.in = arrived.in,
-                   .ids = arrived.ids,
-                   .k = config_.router.top_k,
-                   .experts = experts_.experts,
-                   .blocks = batch.ordered_rows / kGroupBlockRows,
-                   .scratch = buffers.order_scratch.as<int32_t>(),
-                   .out = batch.order},
-                  runtime_.stream()),
-        "order of rows by expert");
+  const RowOrderParams order = {.in = arrived.in,
+                                .ids = arrived.ids,
+                                .k = config_.router.top_k,
+                                .experts = experts_.experts,
+                                .blocks = batch.ordered_rows / kGroupBlockRows,
+                                .scratch = buffers.order_scratch.as<int32_t>(),
+                                .out = batch.order};
+  if (!ChoosesWhileOrdering(batch))
+    return Check(OrderRows(order, runtime_.stream()), "order of rows by expert");
+  Check(
+      ChooseAndOrder(Choice(batch), order, buffers.order_arrived.as<uint32_t>(), runtime_.chain()),
+      "choice of experts and order of rows");
+  KeepRoutedExperts(batch);
 }
 
 ExpertActivation CudaMoeLayer::Activation() const {
@@ -379,7 +392,7 @@ void CudaMoeLayer::EndCombine(CudaMoeBatch& batch) {
                   .hidden = config_.hidden,
                   .k = config_.router.top_k,
                   .y = sums},
-                 runtime_.stream()),
+                 runtime_.chain()),
         "sums over slots");
   if (adds_up) runtime_.groups().ep->ReduceScatterV(sums, y, LaneSizes(batch, config_.hidden));
 }

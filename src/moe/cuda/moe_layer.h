@@ -10,6 +10,7 @@
 #include "moe/cuda/expert_weights.h"
 #include "moe/cuda/moe_batch.h"
 #include "moe/cuda/moe_runtime.h"
+#include "moe/cuda/select_experts.h"
 #include "moe/device_layer.h"
 
 namespace switchyard::cuda {
@@ -46,6 +47,8 @@ class CudaMoeLayer : public MoeBlock {
   void PlaceRouter(const RouterWeights& router);
   void PlaceShared(const MoeLayerWeights& weights);
   void GatherAll(CudaMoeBatch& batch);
+  SelectExpertsParams Choice(const CudaMoeBatch& batch) const;
+  bool ChoosesWhileOrdering(const CudaMoeBatch& batch) const;
   void KeepRoutedExperts(CudaMoeBatch& batch);
   void ComputeShared(CudaMoeBatch& batch);
   ExpertActivation Activation() const;

@@ -17,8 +17,8 @@ constexpr int64_t kMostTokens = 401;
 // A layer on one GPU that holds every expert.
 struct OnGpu {
   OnGpu(const TestLayer& layer, DType dtype, MoeOptions options = {},
-        int64_t max_tokens = kMostTokens)
-      : device(TestDevice(dtype, max_tokens)) {
+        int64_t max_tokens = kMostTokens, kernels::CudaExperimental experimental = {})
+      : device(TestDevice(dtype, max_tokens, 0, experimental)) {
     DeviceMoeContext context;
     context.device = device.get();
     runtime = MakeCudaMoe(options, layer.Shape(max_tokens), context);
@@ -253,6 +253,18 @@ TEST(CudaMoeLayer, RowsBeyondAChunkGoInFurtherRuns) {
     const auto block = runtime->MakeLayer(layer.config, layer.ShareOf(context.mesh, false));
     EXPECT_TRUE(
         kernels::SameBits(ForwardOnce(*block, *device, layer.Hidden(kTokens), kTokens), want));
+  }
+}
+
+TEST(CudaMoeLayer, FusedOpsDoNotChangeABit) {
+  SKIP_WITHOUT_GPU();
+  for (const TestLayer& layer :
+       {Bf16Layer(), Bf16Layer(/*clamped_with_biases=*/true), Fp8Layer()}) {
+    OnGpu plain(layer, DType::kBF16);
+    OnGpu fused(layer, DType::kBF16, {}, kMostTokens, {.fused_decode = true});
+    for (const int64_t tokens : {401, 0, 1, 5, 16, 131})
+      EXPECT_TRUE(kernels::SameBits(fused.Forward(layer, tokens), plain.Forward(layer, tokens)))
+          << tokens;
   }
 }
 

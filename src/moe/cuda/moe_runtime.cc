@@ -191,6 +191,7 @@ void CudaMoeRuntime::ReserveRows() {
   Grow(&buffers_.offsets, (local_experts() + 1) * 4);
   Grow(&buffers_.counts, local_experts() * 4);
   Grow(&buffers_.block_groups, RoundUp(ordered_rows_, chunk_rows_) / kGroupBlockRows * 4);
+  Grow(&buffers_.order_arrived, sizeof(uint32_t));
   Grow(&buffers_.order_scratch, RowOrderScratch(arrived * k, local_experts()) * 4);
 }
 

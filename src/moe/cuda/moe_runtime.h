@@ -26,6 +26,7 @@ struct MoeBuffers {
   DeviceMemory all_ids, all_local, all_weights;  // [tokens of all ranks, top_k]
   DeviceMemory position;                         // RowOrder, of the most rows
   DeviceMemory offsets, counts, block_groups, order_scratch;
+  DeviceMemory order_arrived;          // ChooseAndOrder's
   DeviceMemory a, a_scales;            // [chunk, H] what the first product reads
   DeviceMemory gate_up;                // [chunk, 2 I] what it leaves
   DeviceMemory middle, middle_scales;  // [chunk, I] the activated rows
@@ -49,6 +50,7 @@ class CudaMoeRuntime : public DeviceMoe {
   const RankGroups& groups() const { return context_.groups; }
   CudaDevice& device() const { return device_; }
   cudaStream_t stream() const { return device_.stream(); }
+  StreamChain chain() const { return device_.chain(); }
   const ExpertMap& experts() const { return experts_; }
   int local_experts() const { return experts_.LocalExperts(mesh().ep_rank()); }
   // What rows are rounded to on the way to experts and back, whether they travel or not.

@@ -1,5 +1,6 @@
 #include <cuda_bf16.h>
 
+#include "moe/cuda/kernel_chain.cuh"
 #include "moe/cuda/router_logits.h"
 #include "moe/cuda/router_ptx.cuh"
 
@@ -97,6 +98,8 @@ __global__ void __launch_bounds__(kThreads) LogitsKernel(const RouterLogitsParam
   constexpr bool kExactWeights = sizeof(W) == 2;  // one part is all of them
   constexpr int kRows = 16 * kRowTiles, kColumns = 8 * kColumnTiles;
   extern __shared__ float partial[];  // [kWarps, kRows, kColumns]
+  WaitForKernelBefore();
+  AllowNextKernel();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int group = lane / 4, quad = lane % 4;
   const int64_t first_row = int64_t{blockIdx.y} * kRows;
@@ -169,7 +172,7 @@ __global__ void __launch_bounds__(kThreads) LogitsKernel(const RouterLogitsParam
 }
 
 template <typename W, int kRowTiles, int kColumnTiles, int kBatch>
-cudaError_t Start(const RouterLogitsParams& p, cudaStream_t stream) {
+cudaError_t Start(const RouterLogitsParams& p, const StreamChain& chain) {
   constexpr int kRows = 16 * kRowTiles, kColumns = 8 * kColumnTiles;
   constexpr size_t kShared = kWarps * kRows * kColumns * sizeof(float);
   if constexpr (kShared > 48 * 1024) {
@@ -180,25 +183,25 @@ cudaError_t Start(const RouterLogitsParams& p, cudaStream_t stream) {
   }
   const dim3 grid((p.n + kColumns - 1) / kColumns,
                   static_cast<unsigned>((p.m + kRows - 1) / kRows));
-  LogitsKernel<W, kRowTiles, kColumnTiles, kBatch><<<grid, kThreads, kShared, stream>>>(p);
-  return cudaGetLastError();
+  return LaunchEarly(LogitsKernel<W, kRowTiles, kColumnTiles, kBatch>, grid, kThreads, kShared,
+                     chain, p);
 }
 
 template <typename W>
-cudaError_t StartFor(const RouterLogitsParams& p, cudaStream_t stream) {
+cudaError_t StartFor(const RouterLogitsParams& p, const StreamChain& chain) {
   // Few tokens: as many blocks as there are; many: tiles that read each element fewer times.
-  if (p.m <= 64 || p.n <= 8) return Start<W, 1, 1, 8>(p, stream);
-  if (p.m <= 256) return Start<W, 1, 2, 6>(p, stream);
-  if (p.m <= 640) return Start<W, 1, 4, 4>(p, stream);
-  return Start<W, 2, 8, 2>(p, stream);
+  if (p.m <= 64 || p.n <= 8) return Start<W, 1, 1, 8>(p, chain);
+  if (p.m <= 256) return Start<W, 1, 2, 6>(p, chain);
+  if (p.m <= 640) return Start<W, 1, 4, 4>(p, chain);
+  return Start<W, 2, 8, 2>(p, chain);
 }
 
 }  // namespace
 
-cudaError_t RouterLogits(const RouterLogitsParams& p, cudaStream_t stream) {
+cudaError_t RouterLogits(const RouterLogitsParams& p, const StreamChain& chain) {
   if (p.m == 0) return cudaSuccess;
   if (p.k % 4 != 0 || (p.m + 15) / 16 > 65535) return cudaErrorInvalidValue;
-  return p.w_is_bf16 ? StartFor<__nv_bfloat16>(p, stream) : StartFor<float>(p, stream);
+  return p.w_is_bf16 ? StartFor<__nv_bfloat16>(p, chain) : StartFor<float>(p, chain);
 }
 
 }  // namespace switchyard::cuda

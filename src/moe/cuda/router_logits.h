@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/stream_chain.h"
+
 namespace switchyard::cuda {
 
 // Every product of unrounded float32 inputs, to about float32's precision: matrix units multiply
@@ -19,6 +21,6 @@ struct RouterLogitsParams {
   int n = 0;
   int64_t k = 0;  // a multiple of 4
 };
-cudaError_t RouterLogits(const RouterLogitsParams& p, cudaStream_t stream);
+cudaError_t RouterLogits(const RouterLogitsParams& p, const StreamChain& chain);
 
 }  // namespace switchyard::cuda

@@ -1,151 +1,30 @@
 #include <algorithm>
 
-#include "kernels/cuda/grouped_gemm.h"
-#include "moe/cuda/row_order.h"
+#include "moe/cuda/row_order.cuh"
 
 namespace switchyard::cuda {
 namespace {
 
-constexpr int kThreads = 512;
-constexpr int kWarps = kThreads / 32;
-constexpr int kWarpSlots = kOrderTile / kWarps;  // consecutive slots that a warp places
-constexpr int kOneBlockTiles = 4;                // that one block takes alone
-static_assert(kThreads >= kMaxLocalExperts);     // a thread for each expert
+using namespace order;  // NOLINT(google-build-using-namespace): what this file starts
 
-// Slot i of all: i / (tokens · k) is its segment. −1 beyond a segment's rows.
-struct Slot {
-  int64_t at;  // in ids and position; −1 where there is no such row
-  int expert;  // −1: none here
-};
-__device__ __forceinline__ Slot SlotOf(const RowOrderParams& p, int64_t slots, int64_t i) {
-  if (i >= slots) return {-1, -1};
-  const auto in_segment = static_cast<uint32_t>(p.in.tokens) * p.k;
-  const int segment = static_cast<uint32_t>(i) / in_segment;
-  const uint32_t rest = static_cast<uint32_t>(i) - segment * in_segment;
-  const int row = rest / p.k;
-  if (p.in.counts && row >= p.in.counts[segment]) return {-1, -1};
-  const int64_t at = segment * p.in.capacity * p.k + rest;
-  return {at, p.ids[at]};
-}
-
-// counts [experts] = slots of each expert in the tile.
-__device__ void CountTile(const RowOrderParams& p, int64_t slots, int64_t tile, int* histogram,
-                          int32_t* counts) {
-  for (int e = threadIdx.x; e < p.experts; e += kThreads) histogram[e] = 0;
-  __syncthreads();
-  for (int i = threadIdx.x; i < kOrderTile; i += kThreads) {
-    const Slot slot = SlotOf(p, slots, tile * kOrderTile + i);
-    if (slot.expert >= 0) atomicAdd(&histogram[slot.expert], 1);
-  }
-  __syncthreads();
-  for (int e = threadIdx.x; e < p.experts; e += kThreads) counts[e] = histogram[e];
-}
-
-// From counts of tiles [tiles, experts] to the first output row of each tile's slots of an expert,
-// and the padded offsets.
-__device__ void ScanTiles(const RowOrderParams& p, int64_t tiles, int32_t* of_tiles) {
-  __shared__ int32_t begins[kMaxLocalExperts + 1];
-  alignas(16) __shared__ int32_t warp_sums[kWarps];
-  const int e = threadIdx.x, lane = e % 32, warp = e / 32;
-  int32_t count = 0;
-  if (e < p.experts) {
-#pragma unroll 4
-    for (int64_t t = 0; t < tiles; ++t) count += of_tiles[t * p.experts + e];
-  }
-  const int32_t padded = (count + kGroupBlockRows - 1) / kGroupBlockRows * kGroupBlockRows;
-  int32_t sum = padded;  // inclusive over experts
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int32_t below = __shfl_up_sync(~0u, sum, offset);
-    if (lane >= offset) sum += below;
-  }
-  if (lane == 31) warp_sums[warp] = sum;
-  __syncthreads();
-  for (int w = 0; w < warp; ++w) sum += warp_sums[w];
-  if (e < p.experts) {
-    begins[e] = sum - padded;
-    if (e == p.experts - 1) begins[p.experts] = sum;
-    p.out.offsets[e] = sum - padded;
-    if (e == p.experts - 1) p.out.offsets[p.experts] = sum;
-    p.out.counts[e] = count;
-    int32_t next = sum - padded;
-    for (int64_t t = 0; t < tiles; ++t) {
-      const int32_t here = of_tiles[t * p.experts + e];
-      of_tiles[t * p.experts + e] = next;
-      next += here;
-    }
-  }
-  __syncthreads();
-  for (int64_t b = threadIdx.x; b < p.blocks; b += kThreads) {
-    const int64_t row = b * kGroupBlockRows;
-    int low = 0, high = p.experts;  // the last expert that begins at or before `row`
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (begins[middle] <= row ? low : high) = middle;
-    }
-    p.out.block_groups[b] = row < begins[p.experts] ? low : -1;
-  }
-}
-
-// `next` [kWarps, experts] in shared memory, `begins` [experts] the first output rows of the tile.
-__device__ void PlaceTile(const RowOrderParams& p, int64_t slots, int64_t tile,
-                          const int32_t* begins, int* next) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t first = tile * kOrderTile + warp * kWarpSlots;
-  for (int i = threadIdx.x; i < kWarps * p.experts; i += kThreads) next[i] = 0;
-  __syncthreads();
-  int* own = next + warp * p.experts;
-  for (int i = lane; i < kWarpSlots; i += 32) {
-    const Slot slot = SlotOf(p, slots, first + i);
-    if (slot.expert >= 0) atomicAdd(&own[slot.expert], 1);
-  }
-  __syncthreads();
-  for (int e = threadIdx.x; e < p.experts; e += kThreads) {
-    int sum = begins[e];
-    for (int w = 0; w < kWarps; ++w) {
-      const int count = next[w * p.experts + e];
-      next[w * p.experts + e] = sum;
-      sum += count;
-    }
-  }
-  __syncthreads();
-  for (int i = lane; i < kWarpSlots; i += 32) {
-    const Slot slot = SlotOf(p, slots, first + i);
-    const unsigned same = __match_any_sync(~0u, slot.expert);
-    const int before = __popc(same & ((1u << lane) - 1));
-    int row = -1;
-    if (slot.expert >= 0) row = own[slot.expert] + before;
-    __syncwarp();
-    if (slot.expert >= 0 && before == 0) own[slot.expert] += __popc(same);
-    __syncwarp();
-    if (slot.at >= 0) p.out.position[slot.at] = row;
-  }
-  __syncthreads();
-}
-
-__global__ void __launch_bounds__(kThreads) CountKernel(const RowOrderParams p, int64_t slots) {
+__global__ void __launch_bounds__(kOrderThreads)
+    CountKernel(const RowOrderParams p, int64_t slots) {
   extern __shared__ int shared[];
   CountTile(p, slots, blockIdx.x, shared, p.scratch + int64_t{blockIdx.x} * p.experts);
 }
-__global__ void __launch_bounds__(kThreads) ScanKernel(const RowOrderParams p, int64_t tiles) {
+__global__ void __launch_bounds__(kOrderThreads) ScanKernel(const RowOrderParams p, int64_t tiles) {
   ScanTiles(p, tiles, p.scratch);
 }
-__global__ void __launch_bounds__(kThreads) PlaceKernel(const RowOrderParams p, int64_t slots) {
+__global__ void __launch_bounds__(kOrderThreads)
+    PlaceKernel(const RowOrderParams p, int64_t slots) {
   extern __shared__ int shared[];
   PlaceTile(p, slots, blockIdx.x, p.scratch + int64_t{blockIdx.x} * p.experts, shared);
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kOrderThreads)
     OneBlockKernel(const RowOrderParams p, int64_t slots, int64_t tiles) {
   extern __shared__ int shared[];
-  for (int64_t tile = 0; tile < tiles; ++tile) {
-    CountTile(p, slots, tile, shared, p.scratch + tile * p.experts);
-    __syncthreads();
-  }
-  ScanTiles(p, tiles, p.scratch);
-  __syncthreads();
-  for (int64_t tile = 0; tile < tiles; ++tile)
-    PlaceTile(p, slots, tile, p.scratch + tile * p.experts, shared);
+  OrderInOneBlock(p, slots, tiles, shared);
 }
 
 }  // namespace
@@ -165,15 +44,15 @@ cudaError_t OrderRows(const RowOrderParams& p, cudaStream_t stream) {
   if (slots == 0) return cudaSuccess;
   if (p.experts > kMaxLocalExperts || slots > INT32_MAX) return cudaErrorInvalidValue;
   const int64_t tiles = (slots + kOrderTile - 1) / kOrderTile;
-  const size_t histogram = p.experts * sizeof(int), histograms = kWarps * histogram;
+  const size_t histogram = p.experts * sizeof(int), histograms = kOrderWarps * histogram;
   if (tiles <= kOneBlockTiles) {
-    OneBlockKernel<<<1, kThreads, histograms, stream>>>(p, slots, tiles);
+    OneBlockKernel<<<1, kOrderThreads, histograms, stream>>>(p, slots, tiles);
     return cudaGetLastError();
   }
   const auto blocks = static_cast<unsigned>(tiles);
-  CountKernel<<<blocks, kThreads, histogram, stream>>>(p, slots);
-  ScanKernel<<<1, kThreads, 0, stream>>>(p, tiles);
-  PlaceKernel<<<blocks, kThreads, histograms, stream>>>(p, slots);
+  CountKernel<<<blocks, kOrderThreads, histogram, stream>>>(p, slots);
+  ScanKernel<<<1, kOrderThreads, 0, stream>>>(p, tiles);
+  PlaceKernel<<<blocks, kOrderThreads, histograms, stream>>>(p, slots);
   return cudaGetLastError();
 }
 

@@ -1,168 +1,17 @@
-#include "moe/cuda/select_experts.h"
+#include "moe/cuda/select_experts.cuh"
 
 namespace switchyard::cuda {
 namespace {
 
 constexpr int kWarps = 4;  // of a block, a token each
-constexpr unsigned kAll = ~0u;
 
-__device__ __forceinline__ float Never() { return __int_as_float(0xff800000); }  // −∞
-
-struct Best {
-  float value;
-  int id;  // −1: none
-};
-
-// The larger; of equals the lower id. NaN and −∞ are never in the race (id −1).
-__device__ __forceinline__ Best Better(Best a, Best b) {
-  if (b.id < 0) return a;
-  if (a.id < 0 || b.value > a.value || (b.value == a.value && b.id < a.id)) return b;
-  return a;
-}
-__device__ __forceinline__ Best WarpBest(Best best) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    const Best other = {__shfl_xor_sync(kAll, best.value, offset),
-                        __shfl_xor_sync(kAll, best.id, offset)};
-    best = Better(best, other);
-  }
-  return best;
-}
-__device__ __forceinline__ float WarpMax(float x) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(kAll, x, offset));
-  return x;
-}
-__device__ __forceinline__ float WarpSum(float x) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(kAll, x, offset);
-  return x;
-}
-
-// Bit g: experts of group g may be chosen. `choice` [num_experts] in shared memory; one warp.
-__device__ uint32_t BestGroups(const SelectExpertsParams& p, const float* choice, int lane) {
-  const int size = p.num_experts / p.num_groups;
-  float first = Never(), second = Never();
-  if (lane < p.num_groups) {
-    for (int i = 0; i < size; ++i) {
-      const float v = choice[lane * size + i];
-      if (v > first) {
-        second = first;
-        first = v;
-      } else if (v > second) {
-        second = v;
-      }
-    }
-  }
-  float score = p.top2_sum && size > 1 ? first + second : first;
-  // A group without a score takes nothing from the others, and its experts are not kept out.
-  const bool unranked = lane < p.num_groups && score == Never();
-  uint32_t groups = __ballot_sync(kAll, unranked);
-  for (int i = 0; i < p.topk_groups; ++i) {
-    const bool runs = lane < p.num_groups && score > Never();
-    const Best best = WarpBest({score, runs ? lane : -1});
-    if (best.id < 0) break;
-    groups |= 1u << best.id;
-    if (lane == best.id) score = Never();
-  }
-  return groups;
-}
-
-// Expert 32 i + lane is element i of a lane's arrays.
 template <int kPerLane>
 __global__ void __launch_bounds__(kWarps * 32) SelectKernel(const SelectExpertsParams p) {
   __shared__ float shared_choice[kWarps][kPerLane * 32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int warp = threadIdx.x / 32;
   const int64_t token = int64_t{blockIdx.x} * kWarps + warp;
   if (token >= p.tokens) return;
-  const float* logits = p.logits + token * p.num_experts;
-
-  float score[kPerLane], choice[kPerLane];
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int e = i * 32 + lane;
-    score[i] = e < p.num_experts ? logits[e] : Never();
-  }
-  if (p.scoring == 0) {
-    float largest = Never(), sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) largest = fmaxf(largest, score[i]);
-    largest = WarpMax(largest);
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      const bool exists = i * 32 + lane < p.num_experts;
-      score[i] = exists ? expf(score[i] - largest) : 0.0f;
-      sum += score[i];
-    }
-    sum = WarpSum(sum);
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) score[i] /= sum;
-  } else if (p.scoring == 1) {
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) score[i] = 1.0f / (1.0f + expf(-score[i]));
-  }
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int e = i * 32 + lane;
-    choice[i] = e < p.num_experts ? score[i] : Never();
-    if (p.correction_bias && e < p.num_experts) choice[i] += p.correction_bias[e];
-  }
-  if (p.num_groups > 1) {
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) shared_choice[warp][i * 32 + lane] = choice[i];
-    __syncwarp();
-    const uint32_t groups = BestGroups(p, shared_choice[warp], lane);
-    const int size = p.num_experts / p.num_groups;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      const int e = i * 32 + lane;
-      if (e < p.num_experts && !(groups >> (e / size) & 1)) choice[i] = Never();
-    }
-  }
-
-  int id = -1;  // of slot `lane`
-  float weight = 0.0f;
-  int chosen = 0;
-  for (int j = 0; j < p.top_k; ++j) {
-    Best best = {Never(), -1};
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i)
-      if (choice[i] > best.value) best = {choice[i], i * 32 + lane};
-    best = WarpBest(best);
-    if (best.id < 0) break;
-    float mine = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (best.id != i * 32 + lane) continue;
-      mine = score[i];
-      choice[i] = Never();
-    }
-    mine = __shfl_sync(kAll, mine, best.id % 32);
-    if (lane == j) {
-      id = best.id;
-      weight = mine;
-    }
-    ++chosen;
-  }
-
-  const bool has = lane < chosen;
-  if (p.scoring == 2) {
-    const float largest = WarpMax(has ? weight : Never());
-    if (has) weight = expf(weight - largest);
-    float sum = 0.0f;
-    for (int j = 0; j < chosen; ++j) sum += __shfl_sync(kAll, weight, j);
-    if (has) weight /= sum;
-  }
-  if (p.renormalize) {
-    float sum = 1e-20f;  // sigmoids may all be zero
-    for (int j = 0; j < chosen; ++j) sum += __shfl_sync(kAll, weight, j);
-    if (has) weight /= sum;
-  }
-  if (lane >= p.top_k) return;
-  const int64_t slot = token * p.top_k + lane;
-  if (p.logical) p.logical[slot] = id;
-  p.ids[slot] = id >= 0 && p.places ? p.places[id] : id;
-  p.weights[slot] = has ? weight * p.scaling : 0.0f;
+  choice::SelectForToken<kPerLane>(p, token, shared_choice[warp]);
 }
 
 template <int kPerLane>

@@ -33,12 +33,14 @@ std::vector<T> ToHost(const DeviceMemory& memory, int64_t count) {
   return values;
 }
 
-inline std::unique_ptr<kernels::Device> TestDevice(DType dtype, int64_t max_tokens, int index = 0) {
+inline std::unique_ptr<kernels::Device> TestDevice(DType dtype, int64_t max_tokens, int index = 0,
+                                                   kernels::CudaExperimental experimental = {}) {
   return kernels::MakeCudaDevice({.index = index,
                                   .dtype = dtype,
                                   .max_tokens = max_tokens,
                                   .max_sequences = 1,
-                                  .max_pages = 1});
+                                  .max_pages = 1,
+                                  .experimental = experimental});
 }
 
 // The only member that has something to add: the others of its group would have added zeros.

@@ -1,0 +1,229 @@
+// Fused ops against the ops that they stand for: the same bits.
+#include "kernels/fused_ops.h"
+
+#include <array>
+
+#include "kernels/cuda/device_testing.h"
+
+namespace switchyard::kernels {
+namespace {
+
+class FusedOpsTest : public DeviceTest {
+ protected:
+  void SetUp() override {
+    DeviceTest::SetUp();
+    if (IsSkipped()) return;
+    device_ = MakeCudaDevice({.dtype = DType::kBF16,
+                              .max_tokens = kMaxTokens,
+                              .max_sequences = kMaxSequences,
+                              .max_pages = kMaxPages,
+                              .experimental = {.fused_decode = true}});
+    ASSERT_NE(device_->fused(), nullptr);
+    EXPECT_EQ(fast_->fused(), nullptr);
+  }
+  std::unique_ptr<Device> device_;
+};
+
+std::vector<uint16_t> Halves(std::vector<float> values) {
+  std::vector<uint16_t> halves(values.size());
+  for (size_t i = 0; i < values.size(); ++i) halves[i] = ToBF16(values[i]).bits;
+  return halves;
+}
+
+TEST_F(FusedOpsTest, AddNormHasTheBitsOfSumAndNorm) {
+  for (int round = 0; round < 60; ++round) {
+    const int64_t m = random_.Pick<int64_t>({0, 1, 2, 17, 33, 300});
+    const int64_t n = random_.Pick<int64_t>({4, 64, 132, 1000, 1024, 1028, 2048, 4100, 7168});
+    const bool adds = round % 3 != 0, floats = round % 4 != 1, halves = round % 4 != 2;
+    const std::vector<float> x = random_.Normal(m * n), add = random_.Normal(m * n);
+    const std::vector<float> weight = random_.Normal(n), none(m * n);
+    const DeviceVector w(*device_, weight), branch(*device_, add);
+    const DeviceVector want_x(*device_, x), want_y(*device_, none);
+    if (adds) device_->AddInPlace(want_x.data(), branch.data(), m * n);
+    device_->RmsNorm({.x = want_x.data(),
+                      .ldx = n,
+                      .weight = w.data(),
+                      .y = want_y.data(),
+                      .ldy = n,
+                      .m = m,
+                      .n = n});
+    const DeviceVector got_x(*device_, x), got_y(*device_, none);
+    const DeviceVector got_halves(*device_, std::vector<uint16_t>(m * n));
+    device_->fused()->AddNorm({.x = got_x.data(),
+                               .add = adds ? branch.data() : nullptr,
+                               .weight = w.data(),
+                               .y = floats ? got_y.data() : nullptr,
+                               .halves = halves ? got_halves.data() : nullptr,
+                               .m = m,
+                               .n = n});
+    EXPECT_TRUE(SameBits(got_x.Read(), want_x.Read())) << "m " << m << " n " << n;
+    const std::vector<float> y = want_y.Read();
+    EXPECT_TRUE(SameBits(got_y.Read(), floats ? y : none)) << "m " << m << " n " << n;
+    EXPECT_EQ(got_halves.Read(), Halves(halves ? y : none)) << "m " << m << " n " << n;
+  }
+}
+
+struct HeadsCase {
+  int64_t m, heads, kv_heads, head_dim, rotary_dim;
+  bool norm, interleaved;
+  DType dtype;
+};
+
+TEST_F(FusedOpsTest, HeadsToCacheHasTheBitsOfItsOps) {
+  constexpr int64_t kSlots = 400, kPositions = 100;
+  for (int round = 0; round < 60; ++round) {
+    const int64_t kv_heads = 1 + random_.Below(4), dim = random_.Pick<int64_t>({64, 80, 128, 256});
+    const HeadsCase c = {.m = random_.Pick<int64_t>({0, 1, 7, 64, 300}),
+                         .heads = kv_heads * (1 + random_.Below(8)),
+                         .kv_heads = kv_heads,
+                         .head_dim = dim,
+                         .rotary_dim = random_.Pick<int64_t>({0, dim / 2, dim}),
+                         .norm = random_.Below(3) > 0,
+                         .interleaved = random_.Below(2) == 0,
+                         .dtype = random_.Pick({DType::kF32, DType::kBF16, DType::kF16})};
+    SCOPED_TRACE(testing::Message() << "round " << round << " m " << c.m << " heads " << c.heads
+                                    << " of " << kv_heads << " dim " << dim);
+    const int64_t q_width = c.heads * dim, kv_width = kv_heads * dim, ld = q_width + 2 * kv_width;
+    const DeviceVector table(*device_, random_.Normal(kPositions * std::max<int64_t>(dim, 1)));
+    const DeviceVector q_norm(*device_, random_.Normal(dim)), k_norm(*device_, random_.Normal(dim));
+    std::vector<int32_t> positions(c.m + 1), slots = random_.Shuffled(kSlots);
+    slots.resize(c.m + 1);
+    for (int32_t& position : positions) position = static_cast<int32_t>(random_.Below(kPositions));
+    if (c.m > 1) slots[random_.Below(c.m)] = -1;
+    const DeviceVector at(*device_, positions), to(*device_, slots);
+    const std::vector<float> qkv = random_.Normal(c.m * ld);
+    const std::vector<uint8_t> cache(kSlots * kv_width * SizeOf(c.dtype), 3);
+
+    // Each part for itself, as layers without fused ops have them.
+    const auto part = [&](int64_t begin, int64_t width) {
+      std::vector<float> values;
+      for (int64_t t = 0; t < c.m; ++t)
+        values.insert(values.end(), qkv.begin() + t * ld + begin,
+                      qkv.begin() + t * ld + begin + width);
+      return DeviceVector(*device_, values);
+    };
+    const DeviceVector q = part(0, q_width), k = part(q_width, kv_width);
+    const DeviceVector v = part(q_width + kv_width, kv_width);
+    const DeviceVector want_k(*device_, cache), want_v(*device_, cache);
+    const std::array<std::tuple<float*, int64_t, float*>, 2> normed = {
+        {{q.data(), c.heads, q_norm.data()}, {k.data(), kv_heads, k_norm.data()}}};
+    for (const auto& [rows, heads, weight] : normed) {
+      if (c.norm)
+        device_->RmsNorm({.x = rows,
+                          .ldx = dim,
+                          .weight = weight,
+                          .y = rows,
+                          .ldy = dim,
+                          .m = c.m * heads,
+                          .n = dim});
+      device_->Rope({.x = rows,
+                     .ldx = heads * dim,
+                     .m = c.m,
+                     .heads = heads,
+                     .head_dim = dim,
+                     .rotary_dim = c.rotary_dim,
+                     .interleaved = c.interleaved,
+                     .positions = at.data(),
+                     .cos_sin = table.data()});
+    }
+    const std::array<std::pair<float*, uint8_t*>, 2> stored = {
+        {{k.data(), want_k.data()}, {v.data(), want_v.data()}}};
+    for (const auto& [rows, into] : stored)
+      device_->StoreKv({.x = rows,
+                        .ldx = kv_width,
+                        .m = c.m,
+                        .n = kv_width,
+                        .slots = to.data(),
+                        .cache = into,
+                        .dtype = c.dtype});
+
+    const DeviceVector all(*device_, qkv);
+    const DeviceVector got_k(*device_, cache), got_v(*device_, cache);
+    ASSERT_TRUE(device_->fused()->TakesHeads(dim, c.rotary_dim));
+    device_->fused()->HeadsToCache({.qkv = all.data(),
+                                    .q_norm = c.norm ? q_norm.data() : nullptr,
+                                    .k_norm = c.norm ? k_norm.data() : nullptr,
+                                    .m = c.m,
+                                    .heads = c.heads,
+                                    .kv_heads = kv_heads,
+                                    .head_dim = dim,
+                                    .rotary_dim = c.rotary_dim,
+                                    .interleaved = c.interleaved,
+                                    .positions = at.data(),
+                                    .cos_sin = table.data(),
+                                    .slots = to.data(),
+                                    .k_cache = got_k.data(),
+                                    .v_cache = got_v.data(),
+                                    .kv_dtype = c.dtype});
+    const std::vector<float> got = all.Read(), want = q.Read();
+    for (int64_t t = 0; t < c.m; ++t)
+      ASSERT_TRUE(SameBits(&got[t * ld], &want[t * q_width], q_width)) << "row " << t;
+    EXPECT_EQ(got_k.Read(), want_k.Read());
+    EXPECT_EQ(got_v.Read(), want_v.Read());
+  }
+}
+
+// What a layer does from its residual stream to the product of queries, keys and values; at once,
+// and recorded and replayed, as kernels begin early in graphs too.
+TEST_F(FusedOpsTest, StackedProductsHaveTheBitsOfSingleOnes) {
+  if (!cuda::IsHopper()) GTEST_SKIP() << "the matrix units of Hopper read rows in bfloat16";
+  const int64_t k = 512;
+  const std::vector<int64_t> sizes = {256, 64, 64};
+  std::vector<WeightView> parts;
+  for (const int64_t n : sizes)
+    parts.push_back(device_->Place(random_.Weight(WeightFormat::kBF16, n, k, 0, 1, 0)));
+  const WeightView stacked = device_->fused()->Stack(parts);
+  ASSERT_TRUE(stacked.defined());
+  ASSERT_EQ(stacked.n, 384);
+  const DeviceVector weight(*device_, random_.Normal(k));
+  uint64_t key = 0;
+  for (const int64_t m : {1, 16, 77, 300}) {
+    const std::vector<float> x = random_.Normal(m * k), zeros(m * k);
+    const DeviceVector residual(*device_, x), add(*device_, zeros), normed(*device_, zeros);
+    const DeviceVector halves(*device_, std::vector<uint16_t>(m * k));
+    const DeviceVector got(*device_, std::vector<float>(m * stacked.n));
+    const LinearParams product = {.w = stacked, .y = got.data(), .ldy = stacked.n, .m = m};
+    ASSERT_TRUE(device_->fused()->ReadsHalves(product));
+    ++key;
+    for (int run = 0; run < 4; ++run) {
+      device_->CopyIn(got.data(), std::vector<float>(m * stacked.n).data(), m * stacked.n * 4);
+      device_->Run(key, [&] {
+        device_->fused()->AddNorm({.x = residual.data(),
+                                   .add = add.data(),
+                                   .weight = weight.data(),
+                                   .y = normed.data(),
+                                   .halves = halves.data(),
+                                   .m = m,
+                                   .n = k});
+        device_->fused()->LinearOfHalves(product, halves.data());
+      });
+      const std::vector<float> all = got.Read();
+      int64_t first = 0;
+      for (size_t i = 0; i < parts.size(); ++i) {
+        const DeviceVector y(*device_, std::vector<float>(m * sizes[i]));
+        device_->Linear(
+            {.x = normed.data(), .ldx = k, .w = parts[i], .y = y.data(), .ldy = sizes[i], .m = m});
+        const std::vector<float> want = y.Read();
+        for (int64_t t = 0; t < m; ++t)
+          ASSERT_TRUE(SameBits(&all[t * stacked.n + first], &want[t * sizes[i]], sizes[i]))
+              << "m " << m << " run " << run << " part " << i << " row " << t;
+        first += sizes[i];
+      }
+    }
+  }
+}
+
+TEST_F(FusedOpsTest, WhatCannotBeStackedIsLeft) {
+  const auto placed = [&](WeightFormat format, int64_t n, int64_t k) {
+    return device_->Place(random_.Weight(format, n, k, 0, 1, 0));
+  };
+  const WeightView w = placed(WeightFormat::kBF16, 64, 128);
+  for (const WeightView& other :
+       {placed(WeightFormat::kBF16, 64, 256), placed(WeightFormat::kF32, 64, 128), w.Cols(0, 64)}) {
+    const WeightView parts[] = {w, other};
+    EXPECT_FALSE(device_->fused()->Stack(parts).defined());
+  }
+}
+
+}  // namespace
+}  // namespace switchyard::kernels

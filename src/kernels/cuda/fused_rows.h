@@ -1,0 +1,21 @@
+// Fused ops on rows as kernels (semantics: kernels/fused_ops.h). They enqueue on `chain` and return
+// what the launch gave; cudaErrorInvalidValue for what they do not take. Internal to kernels/cuda.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/stream_chain.h"
+#include "kernels/fused_ops.h"
+
+namespace switchyard::cuda::ops {
+
+cudaError_t AddNorm(const kernels::AddNormParams& p, const StreamChain& chain);
+
+constexpr int64_t kMostHeadDim = 256;
+inline bool HeadsToCacheTakes(int64_t head_dim, int64_t rotary_dim) {
+  return head_dim > 0 && head_dim % 4 == 0 && head_dim <= kMostHeadDim && rotary_dim >= 0 &&
+         rotary_dim % 2 == 0 && rotary_dim <= head_dim;
+}
+cudaError_t HeadsToCache(const kernels::HeadsToCacheParams& p, const StreamChain& chain);
+
+}  // namespace switchyard::cuda::ops

@@ -1,0 +1,51 @@
+// Kernels of a stream that begin before the one ahead of them has ended, on GPUs that can do that
+// (Hopper's programmatic dependent launch).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <utility>
+
+#include "kernels/cuda/stream_chain.h"
+
+namespace switchyard::cuda {
+
+// The next kernel of the stream may begin once all blocks of this one have said so.
+__device__ __forceinline__ void AllowNextKernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Until the kernel ahead, and all before it, have ended and what they wrote can be read. Returns at
+// once in a kernel that was not launched early.
+__device__ __forceinline__ void WaitForKernelBefore() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Launches a kernel that may begin early (`early`): it must call WaitForKernelBefore before it
+// touches what earlier kernels write, and before it ends, so that who follows it follows them all.
+template <typename... Params, typename... Args>
+cudaError_t LaunchEarly(void (*kernel)(Params...), dim3 blocks, int threads, size_t shared_bytes,
+                        bool early, cudaStream_t stream, Args&&... args) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = blocks;
+  config.blockDim = threads;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = early ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
+}
+template <typename... Params, typename... Args>
+cudaError_t LaunchEarly(void (*kernel)(Params...), dim3 blocks, int threads, size_t shared_bytes,
+                        const StreamChain& chain, Args&&... args) {
+  return LaunchEarly(kernel, blocks, threads, shared_bytes, chain.early, chain.stream,
+                     std::forward<Args>(args)...);
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,73 @@
+// What norms of rows share. How a row's sum is cut depends on its length alone: short rows (heads)
+// have a warp each, others a block. Sums are taken in double, as the CPU's are.
+#pragma once
+
+#include "kernels/cuda/ops_elements.cuh"
+
+namespace switchyard::cuda::ops {
+
+constexpr int kNormThreads = 512;
+constexpr int64_t kWarpRow = 1024;  // the longest row of a warp
+
+__device__ __forceinline__ double WarpSum(double value) {
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(0xffffffffu, value, distance);
+  }
+  return value;
+}
+
+// The threads that share a row.
+template <bool kWholeBlock>
+struct Team {
+  static constexpr int kSize = kWholeBlock ? kNormThreads : kWarp;
+  static constexpr int kRowsPerBlock = kNormThreads / kSize;
+  static __device__ int Rank() { return threadIdx.x % kSize; }
+  static __device__ int64_t Row() {
+    return int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.x / kSize;
+  }
+  static __device__ double Sum(double value) {
+    value = WarpSum(value);
+    if constexpr (kWholeBlock) {
+      __shared__ double parts[kNormThreads / kWarp];
+      if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = value;
+      __syncthreads();
+      value = 0;
+      for (const double part : parts) value += part;
+    }
+    return value;
+  }
+};
+
+// Squares are exact, a float's fits a double.
+__device__ __forceinline__ double SquaresOf(float4 v) {
+  return (double{v.x} * v.x + double{v.y} * v.y) + (double{v.z} * v.z + double{v.w} * v.w);
+}
+
+__device__ __forceinline__ float ScaleOf(double squares, int64_t n, float eps) {
+  return static_cast<float>(1.0 / sqrt(squares / static_cast<double>(n) + eps));
+}
+__device__ __forceinline__ float4 Scaled(float4 v, float scale, float4 w) {
+  return {v.x * scale * w.x, v.y * scale * w.y, v.z * scale * w.z, v.w * scale * w.w};
+}
+
+template <typename Rows, bool kAligned>
+__device__ __forceinline__ double RowSquares(const float* x, int64_t n) {
+  double sum = 0;
+#pragma unroll 4
+  for (int64_t i = Rows::Rank() * 4; i < n; i += Rows::kSize * 4) {
+    sum += SquaresOf(LoadRow4<kAligned>(x, i, n));
+  }
+  return Rows::Sum(sum);
+}
+
+template <typename Rows, bool kAligned>
+__device__ __forceinline__ void ScaleRow(const float* x, float scale, const float* weight, float* y,
+                                         int64_t n) {
+#pragma unroll 4
+  for (int64_t i = Rows::Rank() * 4; i < n; i += Rows::kSize * 4) {
+    const float4 v = LoadRow4<kAligned>(x, i, n), w = LoadRow4<kAligned>(weight, i, n);
+    StoreRow4<kAligned>(y, i, n, Scaled(v, scale, w));
+  }
+}
+
+}  // namespace switchyard::cuda::ops

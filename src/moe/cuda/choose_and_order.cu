@@ -1,0 +1,68 @@
+#include <algorithm>
+
+#include "moe/cuda/choose_and_order.h"
+#include "moe/cuda/kernel_chain.cuh"
+#include "moe/cuda/row_order.cuh"
+#include "moe/cuda/select_experts.cuh"
+
+namespace switchyard::cuda {
+namespace {
+
+using order::kOrderThreads;
+using order::kOrderWarps;
+
+// A warp chooses for a token; the block that ends last orders what all have chosen.
+template <int kPerLane>
+__global__ void __launch_bounds__(kOrderThreads)
+    ChooseAndOrderKernel(const SelectExpertsParams choice, const RowOrderParams order,
+                         uint32_t* arrived, int64_t slots, int64_t tiles) {
+  extern __shared__ int shared[];  // scores of a token for each warp, then the order's counts
+  __shared__ bool last;
+  WaitForKernelBefore();
+  AllowNextKernel();
+  const int warp = threadIdx.x / 32;
+  const int64_t token = int64_t{blockIdx.x} * kOrderWarps + warp;
+  float* scores = reinterpret_cast<float*>(shared) + warp * kPerLane * 32;
+  if (token < choice.tokens) choice::SelectForToken<kPerLane>(choice, token, scores);
+  // Each thread's writes are seen by whoever sees that this block has arrived.
+  __threadfence();
+  __syncthreads();
+  // The count wraps to zero with the last block, for the next call.
+  if (threadIdx.x == 0) {
+    last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
+    __threadfence();
+  }
+  __syncthreads();
+  if (last) order::OrderInOneBlock(order, slots, tiles, shared);
+}
+
+template <int kPerLane>
+cudaError_t Start(const SelectExpertsParams& choice, const RowOrderParams& order, uint32_t* arrived,
+                  const StreamChain& chain) {
+  const int64_t slots = order.in.tokens * order.k;
+  const int64_t tiles = (slots + kOrderTile - 1) / kOrderTile;
+  const auto blocks = static_cast<unsigned>((choice.tokens + kOrderWarps - 1) / kOrderWarps);
+  const size_t bytes = kOrderWarps * std::max(order.experts, kPerLane * 32) * sizeof(int);
+  return LaunchEarly(ChooseAndOrderKernel<kPerLane>, dim3(blocks), kOrderThreads, bytes, chain,
+                     choice, order, arrived, slots, tiles);
+}
+
+}  // namespace
+
+cudaError_t ChooseAndOrder(const SelectExpertsParams& choice, const RowOrderParams& order,
+                           uint32_t* arrived, const StreamChain& chain) {
+  if (choice.tokens == 0) return cudaSuccess;
+  const bool fits = choice.tokens <= kMostTokensToOrder && choice.top_k <= kMaxTopK &&
+                    choice.num_experts <= kMaxRouterExperts &&
+                    choice.num_groups <= kMaxRouterGroups && order.experts <= kMaxLocalExperts;
+  const bool joined = order.ids == choice.ids && order.k == choice.top_k &&
+                      order.in.segments == 1 && order.in.tokens == choice.tokens &&
+                      order.in.counts == nullptr;
+  if (!fits || !joined) return cudaErrorInvalidValue;
+  if (choice.num_experts <= 64) return Start<2>(choice, order, arrived, chain);
+  if (choice.num_experts <= 128) return Start<4>(choice, order, arrived, chain);
+  if (choice.num_experts <= 256) return Start<8>(choice, order, arrived, chain);
+  return Start<16>(choice, order, arrived, chain);
+}
+
+}  // namespace switchyard::cuda
