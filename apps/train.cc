@@ -62,6 +62,8 @@ train::TrainingOptions OptionsOf(const TrainArgs& args) {
   o.layout = {.tp = args.tp, .ep = args.ep, .dp = args.dp, .pp = args.pp};
   o.early_sums = args.early_sums;
   o.threads = args.threads;
+  o.products = args.compute_dtype == "bfloat16" ? train::ProductDtype::kBFloat16
+                                                : train::ProductDtype::kFloat32;
   o.synchronous = args.exchange == "sync";
   o.timeout = std::chrono::milliseconds(static_cast<int64_t>(args.timeout_seconds * 1e3));
   o.resume = args.resume;

@@ -2,7 +2,7 @@
 // of packed sequences, and where the time goes. bench/train/train_torch.py measures the same shapes
 // with PyTorch.
 //
-//   train_bench CONFIG.json [THREADS [SEQUENCES [LENGTH [MTP MODULES]]]]
+//   train_bench CONFIG.json [THREADS [SEQUENCES [LENGTH [MTP MODULES [float32|bfloat16]]]]]
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include <iterator>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/error.h"
@@ -91,7 +92,9 @@ void Run(int argc, char** argv) {
   const ModelConfig config = ParseModelConfig(json);
   ThreadPool pool(number(2, 2));
   const auto exchange = MakeLocalExchange();
-  Model<float> model(config, {.mtp_layers = number(5, 0)}, {.exchange = exchange.get()}, pool);
+  const bool bf16 = argc > 6 && std::string_view(argv[6]) == "bfloat16";
+  Model<float> model(config, {.mtp_layers = number(5, 0)}, {.exchange = exchange.get()}, pool, {},
+                     bf16 ? ProductDtype::kBFloat16 : ProductDtype::kFloat32);
   model.Initialise(1, 0.02);
   size_t count = 0;
   for (const Parameter<float>* p : model.parameters()) count += p->value.size();
@@ -123,7 +126,7 @@ void Run(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     if (argc < 2)
-      throw Invalid("train_bench: want CONFIG.json [THREADS [SEQUENCES [LENGTH [MTP]]]]");
+      throw Invalid("train_bench: want CONFIG.json [THREADS [SEQUENCES [LENGTH [MTP [DTYPE]]]]]");
     Run(argc, argv);
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}\n", error.what());

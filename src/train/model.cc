@@ -40,14 +40,15 @@ StageRange Bounded(StageRange stage, const ModelConfig& config) {
 
 template <typename T>
 Model<T>::Model(const ModelConfig& config, const LossOptions& options, const LayerRanks& ranks,
-                ThreadPool& pool, const StageRange& stage)
+                ThreadPool& pool, const StageRange& stage, ProductDtype products)
     : config_(config),
       options_(options),
       stage_(Bounded(stage, config)),
       main_layers_(stage_.last_layer - stage_.first_layer),
       hidden_(config.hidden),
       tp_(ranks.tp),
-      pool_(pool) {
+      pool_(pool),
+      set_(products) {
   const TensorNames names = FamilyOf(config_).names(config_);
   CheckTrainable(config_, names, options_);
   CHECK(ranks.exchange != nullptr || !config_.has_moe());
@@ -68,7 +69,8 @@ Model<T>::Model(const ModelConfig& config, const LossOptions& options, const Lay
   final_norm_ = set_.Add(names.final_norm, {hidden_});
   head_.tp = tp_;
   head_.head = Linear<T>::Of(
-      config_.tie_embeddings ? embedding_ : set_.Add(names.head, table_shape, false, vocabulary));
+      config_.tie_embeddings ? embedding_ : set_.Add(names.head, table_shape, false, vocabulary),
+      products);
 }
 
 // index: in the model, MTP modules counted after its layers.

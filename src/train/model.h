@@ -60,8 +60,11 @@ class Model {
  public:
   // Error kInvalid where config asks for what cannot be trained: biases, sinks, a gate of the
   // shared expert, other activations, quantized weights. What `ranks` names and pool are borrowed.
+  // `products`: of all linear layers and the head; routers and attention's scores and sums of
+  // values stay float32.
   Model(const ModelConfig& config, const LossOptions& options, const LayerRanks& ranks,
-        ThreadPool& pool, const StageRange& stage = {});
+        ThreadPool& pool, const StageRange& stage = {},
+        ProductDtype products = ProductDtype::kFloat32);
 
   std::vector<Parameter<T>*> parameters();
   // Names under which a checkpoint repeats a parameter (the MTP modules' embedding and head).

@@ -34,8 +34,9 @@ struct TrainArgs {
   int64_t warmup_steps = 0;            // --warmup-steps
   int64_t decay_steps = 0;             // --decay-steps, of wsd
   double adam_beta1 = 0.9, adam_beta2 = 0.95, adam_epsilon = 1e-8;
-  double weight_decay = 0.1;    // --weight-decay
-  double clip_grad_norm = 1.0;  // --clip-grad-norm; 0: none
+  double weight_decay = 0.1;              // --weight-decay
+  double clip_grad_norm = 1.0;            // --clip-grad-norm; 0: none
+  std::string compute_dtype = "float32";  // --compute-dtype of products: float32, bfloat16
   // Balance of experts
   double balance_loss = 0.0;           // --balance-loss, over the batch
   double sequence_balance_loss = 0.0;  // --sequence-balance-loss

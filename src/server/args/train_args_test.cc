@@ -58,13 +58,16 @@ TEST_F(TrainArgsTest, WhatIsMissingIsNamed) {
 
 TEST_F(TrainArgsTest, TheCommandLineOverridesTheFile) {
   const auto args = ParseTrain(WithYaml(
-      "model: m\ndata: [a, b]\nsteps: 10\nlearning_rate: 3e-3\noutput: o\nwhole-documents: true\n",
+      "model: m\ndata: [a, b]\nsteps: 10\nlearning_rate: 3e-3\noutput: o\nwhole-documents: true\n"
+      "compute-dtype: bfloat16\n",
       {"--data", "c", "--steps", "20"}));
   ASSERT_TRUE(args);
   EXPECT_THAT(args->data, ElementsAre("c"));
   EXPECT_EQ(args->steps, 20);
   EXPECT_EQ(args->learning_rate, 3e-3);
   EXPECT_TRUE(args->whole_documents);
+  EXPECT_EQ(args->compute_dtype, "bfloat16");
+  EXPECT_EQ(ParseTrain(kLeast)->compute_dtype, "float32");
 }
 
 TEST_F(TrainArgsTest, UnknownNamesAreRefusedWithTheNearest) {
@@ -84,6 +87,7 @@ TEST_F(TrainArgsTest, ValuesOutOfRangeNameTheFlag) {
                                                         {"--tp", "0"},
                                                         {"--exchange", "fast"},
                                                         {"--dtype", "int8"},
+                                                        {"--compute-dtype", "float16"},
                                                         {"--steps", "many"}}) {
     std::vector<std::string> args = kLeast;
     args.insert(args.end(), {flag, value});

@@ -10,6 +10,7 @@
 #include "train/data/encode.h"
 #include "train/data/packing.h"
 #include "train/losses.h"
+#include "train/math/product_dtype.h"
 #include "train/run/layout.h"
 #include "train/run/learner.h"
 #include "train/run/trainer.h"
@@ -29,13 +30,14 @@ struct TrainingOptions {
   PackingOptions packing;
   LossOptions losses;  // its mtp_layers are not read
   LearnerOptions learner;
-  TrainerOptions trainer;                      // output included; its files.copied are not read
-  Layout layout;                               // dp 0: as few as ep allows
-  bool early_sums = false;                     // of gradients, under the backward pass
-  int threads = 1;                             // of each rank
-  bool synchronous = false;                    // exchange of rows pair by pair
-  std::chrono::milliseconds timeout{300'000};  // for another rank
-  std::string resume = "auto";                 // auto, never, or the directory of a checkpoint
+  TrainerOptions trainer;                          // output included; its files.copied are not read
+  Layout layout;                                   // dp 0: as few as ep allows
+  bool early_sums = false;                         // of gradients, under the backward pass
+  int threads = 1;                                 // of each rank
+  ProductDtype products = ProductDtype::kFloat32;  // --compute-dtype
+  bool synchronous = false;                        // exchange of rows pair by pair
+  std::chrono::milliseconds timeout{300'000};      // for another rank
+  std::string resume = "auto";                     // auto, never, or the directory of a checkpoint
 };
 
 // The layout with dp filled in. Throws CheckLayout's errors.

@@ -114,7 +114,7 @@ void RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedArena>& a
   const LearnerLinks links(*ranks, setup.link_floats, {.timeout = options.timeout}, setup.sums);
   ThreadPool pool(options.threads);
   Model<float> model(setup.files.config, options.losses, ranks->layer_ranks(*exchange), pool,
-                     ranks->place.Stage(setup.files.config));
+                     ranks->place.Stage(setup.files.config), options.products);
   if (!setup.resumed && !options.init_from.empty()) {
     model.Load(options.init_from);
   } else if (!setup.resumed) {

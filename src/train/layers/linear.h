@@ -39,6 +39,7 @@ struct Cut {
 template <typename T>
 class ParameterSet {
  public:
+  explicit ParameterSet(ProductDtype products = ProductDtype::kFloat32) : products_(products) {}
   // Value and gradient are zero. A vector does not decay. Of `shape` this rank's `part` alone.
   Parameter<T>* Add(std::string name, std::vector<int64_t> shape, bool expert = false,
                     const Cut& part = {}) {
@@ -58,8 +59,10 @@ class ParameterSet {
     return &p;
   }
   std::deque<Parameter<T>>& all() { return all_; }
+  ProductDtype products() const { return products_; }  // of the linear layers made in it
 
  private:
+  const ProductDtype products_;
   std::deque<Parameter<T>> all_;
 };
 
@@ -68,21 +71,28 @@ template <typename T>
 struct Linear {
   Parameter<T>* weight = nullptr;  // [n, k]
   int64_t n = 0, k = 0;
+  ProductDtype dtype = ProductDtype::kFloat32;  // of all three products
 
   // n, k: of the whole.
   static Linear Make(ParameterSet<T>& set, const std::string& name, int64_t n, int64_t k,
                      bool expert = false, const Cut& part = {}) {
-    return Of(set.Add(name + ".weight", {n, k}, expert, part));
+    return Of(set.Add(name + ".weight", {n, k}, expert, part), set.products());
   }
-  static Linear Of(Parameter<T>* weight) { return {weight, weight->shape[0], weight->shape[1]}; }
+  static Linear Of(Parameter<T>* weight, ProductDtype dtype) {
+    return {weight, weight->shape[0], weight->shape[1], dtype};
+  }
   Projection<T> Forward(const T* x, int64_t m, T* y) const {
-    return {.x = x, .w = weight->value.data(), .y = y, .m = m, .n = n, .k = k};
+    return {.x = x, .w = weight->value.data(), .y = y, .m = m, .n = n, .k = k, .dtype = dtype};
   }
   Product<T> ForInput(const T* dy, int64_t m, T* dx, bool accumulate) const {
-    return InputGradient(dy, weight->value.data(), dx, m, n, k, accumulate);
+    return Typed(InputGradient(dy, weight->value.data(), dx, m, n, k, accumulate));
   }
   Product<T> ForWeight(const T* dy, const T* x, int64_t m) const {
-    return WeightGradient(dy, x, weight->gradient.data(), m, n, k);
+    return Typed(WeightGradient(dy, x, weight->gradient.data(), m, n, k));
+  }
+  Product<T> Typed(Product<T> product) const {
+    product.dtype = dtype;
+    return product;
   }
 };
 

@@ -127,6 +127,7 @@ template <typename T>
 Router<T>::Router(const RouterConfig& config, int64_t hidden, const std::string& name,
                   bool selection_bias, ParameterSet<T>& set)
     : config_(config), linear_(Linear<T>::Make(set, name, config.num_experts, hidden)) {
+  linear_.dtype = ProductDtype::kFloat32;  // rounded logits would choose other experts
   if (!selection_bias) return;
   bias_ = set.Add(name + ".e_score_correction_bias", {config.num_experts});
   bias_->gradient.clear();

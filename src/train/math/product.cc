@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "kernels/ops.h"
+#include "train/math/bf16_product.h"
 #include "train/math/leaves.h"
 #include "train/math/workspace.h"
 
@@ -77,10 +78,17 @@ void ScaleResult(const Product<T>& p) {
     for (int64_t j = 0; j < p.n; ++j) p.c[i * p.ldc + j] *= p.scale;
 }
 
+// Of operands that were rounded to bfloat16: without the instruction the same bits.
+template <typename T>
+bool FlushesSmall(const Product<T>& p) {
+  return std::is_same_v<T, float> && p.dtype == ProductDtype::kBFloat16;
+}
+
 template <typename T>
 void MultiplyPart(const Product<T>& p) {
   if (p.m == 0 || p.n == 0) return;
   const Leaves* leaves = ActiveLeaves();
+  const FlushSmall flush(FlushesSmall(p));
   if (std::is_same_v<T, double> || leaves == nullptr) {
     MultiplyPlain(p);
   } else if constexpr (std::is_same_v<T, float>) {
@@ -195,6 +203,7 @@ void MultiplyTile(const Product<float>& p, const Operand& b, int64_t i, int64_t 
     task.a = packed;
     task.a_col = kPanel;
   }
+  const FlushSmall flush(FlushesSmall(p));
   for (int64_t column = j; column < j + n; column += kPanel) {
     task.b = b.At(p, column);
     task.c = p.c + i * p.ldc + column;
@@ -266,6 +275,7 @@ const Leaves* ActiveLeaves() {
 
 template <typename T>
 void MultiplyHere(const Product<T>& product) {
+  CHECK(product.dtype == ProductDtype::kFloat32);
   MultiplyPart(product);
 }
 
@@ -274,6 +284,14 @@ void Multiply(std::span<const Product<T>> products, ThreadPool& pool) {
   int64_t operations = 0;
   for (const Product<T>& p : products) operations += p.m * p.n * p.k;
   const int threads = operations < kFewOperations ? 1 : pool.num_threads();
+  std::optional<RoundedOperands> rounded;
+  if constexpr (std::is_same_v<T, float>) {
+    if (!products.empty() && products[0].dtype == ProductDtype::kBFloat16) {
+      if (const PairLeaves* leaves = ActivePairLeaves())
+        return MultiplyPairs(products, *leaves, threads, pool);
+      products = rounded.emplace(products).products();
+    }
+  }
   if constexpr (std::is_same_v<T, float>) {
     if (const Leaves* leaves = ActiveLeaves())
       return MultiplyFloat(products, *leaves, threads, pool);
@@ -298,7 +316,8 @@ void Project(std::span<const Projection<T>> parts, ThreadPool& pool) {
                         .ldc = p.n,
                         .m = p.m,
                         .n = p.n,
-                        .k = p.k});
+                        .k = p.k,
+                        .dtype = p.dtype});
   }
   Multiply<T>(products, pool);
 }

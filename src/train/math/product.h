@@ -15,6 +15,7 @@
 #include <span>
 
 #include "core/parallel.h"
+#include "train/math/product_dtype.h"
 
 namespace switchyard::train {
 
@@ -30,13 +31,14 @@ struct Product {
   int64_t m = 0, n = 0, k = 0;
   bool accumulate = false;
   T scale = 1;  // of A · B. Other than 1 only where nothing is accumulated.
+  ProductDtype dtype = ProductDtype::kFloat32;
 };
 
-// All products at once, their tiles shared out among the threads: experts with few rows each keep
-// all of them busy. No product may write what another reads or writes.
+// All products at once, of one dtype, their tiles shared out among the threads: experts with few
+// rows each keep all of them busy. No product may write what another reads or writes.
 template <typename T>
 void Multiply(std::span<const Product<T>> products, ThreadPool& pool);
-// On the calling thread alone: for work that is cut into tasks already.
+// On the calling thread alone, in float32 or float64: for work that is cut into tasks already.
 template <typename T>
 void MultiplyHere(const Product<T>& product);
 
@@ -47,6 +49,7 @@ struct Projection {
   const T* w = nullptr;
   T* y = nullptr;
   int64_t m = 0, n = 0, k = 0;
+  ProductDtype dtype = ProductDtype::kFloat32;  // the same of all parts of a call
 };
 template <typename T>
 void Project(std::span<const Projection<T>> parts, ThreadPool& pool);
