@@ -6,8 +6,11 @@
 # Files named x_test.cc become the program NAME_test; files named x_fuzz.cc become one fuzzer each.
 # Library and headers are installed, but for the tests' helpers (test*.h, fake_*.h).
 # HEAVY headers are precompiled for library and tests, beside the ones that everybody includes.
+# The target unit_tests builds all of these programs but the cuda ones: what the sanitizers run.
 # What lies in a folder `cuda` is compiled where there is a compiler for it, and its tests are the program NAME_cuda_test;
 # where there is none, what lies in a folder `no_cuda` takes its place.
+add_custom_target(unit_tests)
+
 function(switchyard_module NAME)
   cmake_parse_arguments(ARG "" "" "DEPS;LIBS;HEAVY" ${ARGN})
   set(dir ${CMAKE_SOURCE_DIR}/src/${NAME})
@@ -53,6 +56,7 @@ function(switchyard_module NAME)
     target_precompile_headers(${NAME}_test PRIVATE ${heavy} <gmock/gmock.h> <gtest/gtest.h>)
     target_compile_definitions(${NAME}_test PRIVATE SWITCHYARD_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data")
     gtest_discover_tests(${NAME}_test DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 300)
+    add_dependencies(unit_tests ${NAME}_test)
   endif()
   if(SWITCHYARD_TESTS AND SWITCHYARD_CUDA AND device_tests)
     add_executable(${NAME}_cuda_test ${device_tests})
