@@ -14,6 +14,7 @@
 #include "train/batch.h"
 #include "train/layers/decoder_layer.h"
 #include "train/layers/head.h"
+#include "train/layers/pointwise.h"
 #include "train/losses.h"
 #include "train/parameter.h"
 #include "train/stage.h"
@@ -60,8 +61,7 @@ class Model {
  public:
   // Error kInvalid where config asks for what cannot be trained: biases, sinks, a gate of the
   // shared expert, other activations, quantized weights. What `ranks` names and pool are borrowed.
-  // `products`: of all linear layers and the head; routers and attention's scores and sums of
-  // values stay float32.
+  // `products`: of all linear layers, attention and the head; routers stay float32.
   Model(const ModelConfig& config, const LossOptions& options, const LayerRanks& ranks,
         ThreadPool& pool, const StageRange& stage = {},
         ProductDtype products = ProductDtype::kFloat32);

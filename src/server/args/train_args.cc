@@ -99,8 +99,7 @@ void AddStepFlags(CLI::App& app, TrainArgs& a) {
       ->check(CLI::NonNegativeNumber);
   Flag(app, "--compute-dtype", a.compute_dtype, kGroup,
        "What matrix products take their operands in: float32, or bfloat16 (sums, weights, norms, "
-       "routers and attention scores stay float32); faster on CPUs with AVX512_BF16, slower on "
-       "others")
+       "softmax and routers stay float32); faster on CPUs with AVX512_BF16, slower on others")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
 }
 

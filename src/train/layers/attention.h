@@ -5,6 +5,7 @@
 
 #include "core/parallel.h"
 #include "train/layers/rows.h"
+#include "train/math/product_dtype.h"
 
 namespace switchyard::train {
 
@@ -21,6 +22,9 @@ struct AttentionShape {
   int64_t qk_dim = 0, v_dim = 0;    // elements of a head of q and k; of v and the output
   T scale = 1;                      // of the scores
   int32_t window = 0;               // key j is seen from position p when p - j < window; 0: all
+  // Of all products: in bfloat16 queries, keys, values, probabilities and their gradients are
+  // rounded; softmax and sums are float32. Of float64 always kFloat32.
+  ProductDtype products = ProductDtype::kFloat32;
 };
 
 // out = softmax(scale · q kᵀ) v within each sequence. log_sums [heads, rows]: the logarithm of each

@@ -38,7 +38,8 @@ struct Tensors {
 };
 
 template <typename T>
-Tensors<T> Make(std::vector<int32_t> begins, int32_t window) {
+Tensors<T> Make(std::vector<int32_t> begins, int32_t window,
+                ProductDtype products = ProductDtype::kFloat32) {
   Tensors<T> t;
   t.rows = RowLayout::Of(std::move(begins));
   t.shape = {.heads = kHeads,
@@ -46,7 +47,8 @@ Tensors<T> Make(std::vector<int32_t> begins, int32_t window) {
              .qk_dim = kQk,
              .v_dim = kV,
              .scale = T(0.5),
-             .window = window};
+             .window = window,
+             .products = products};
   std::mt19937 random(7);
   std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
   const int64_t m = t.rows.rows();
@@ -129,10 +131,12 @@ class AttentionOn : public ::testing::TestWithParam<const char*> {
   void TearDown() override { kernels::SelectIsa("auto"); }
 
   template <typename T>
-  void Compare(const std::vector<int32_t>& begins, int32_t window, double bound) {
+  void Compare(const std::vector<int32_t>& begins, int32_t window, double bound,
+               ProductDtype products = ProductDtype::kFloat32) {
     Tensors<double> wanted = Make<double>(begins, window);
     Textbook(&wanted);
-    Tensors<T> one = Make<T>(begins, window), three = Make<T>(begins, window);
+    Tensors<T> one = Make<T>(begins, window, products);
+    Tensors<T> three = Make<T>(begins, window, products);
     ThreadPool single(1), several(3);
     one.Run(single);
     ExpectNear(one.out, wanted.out, bound, "out ");
@@ -154,6 +158,12 @@ TEST_P(AttentionOn, IsThatOfTheTextbook) {
     Compare<float>({0, 1, 37, 337}, window, 2e-5);
     Compare<double>({0, 1, 37, 337}, window, 1e-12);
   }
+}
+
+// Each operand is off by at most 1 in 256, and sums of some hundred elements by less.
+TEST_P(AttentionOn, IsNearTheTextbookInBfloat16) {
+  for (const int32_t window : {0, 1, 100, 131})
+    Compare<float>({0, 1, 38, 337}, window, 0.04, ProductDtype::kBFloat16);
 }
 
 INSTANTIATE_TEST_SUITE_P(Isa, AttentionOn, ::testing::Values("reference", "avx2", "avx512"),

@@ -11,6 +11,7 @@
 #include "overlap/operation.h"
 #include "train/layers/attention_layers.h"
 #include "train/layers/moe.h"
+#include "train/layers/pointwise.h"
 #include "train/losses.h"
 
 namespace switchyard::train {

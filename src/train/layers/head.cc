@@ -6,7 +6,7 @@
 
 #include "train/batch.h"
 #include "train/layers/pointwise.h"
-#include "train/layers/row_math.h"
+#include "train/math/row_math.h"
 #include "train/math/workspace.h"
 
 namespace switchyard::train {

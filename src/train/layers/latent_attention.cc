@@ -29,7 +29,8 @@ class LatentAttention : public AttentionLayer<T> {
                .qk_dim = qk_,
                .v_dim = value_,
                .scale = static_cast<T>(config_.scale),
-               .window = parts.window} {
+               .window = parts.window,
+               .products = parts.parameters.products()} {
     const auto linear = [&](const std::string& name, int64_t n, int64_t k, const Cut& part = {}) {
       return Linear<T>::Make(parts.parameters, parts.prefix + name, n, k, false, part);
     };

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "train/math/row_math.h"
+
 namespace switchyard::train {
 namespace {
 
@@ -95,14 +97,12 @@ void MoeLayer<T>::EndCombine(int64_t m, MoeState<T>* s, T* y, ThreadPool& pool) 
       for (int64_t slot = t * k_; slot < (t + 1) * k_; ++slot) {
         if (s->place[slot] < 0) continue;
         const T* output = s->outputs.data() + s->place[slot] * hidden_;
-        const T weight = s->router.weights[slot];
-        for (int64_t c = 0; c < hidden_; ++c) sum[c] += weight * output[c];
+        AddScaled(output, s->router.weights[slot], sum, hidden_);
       }
       if (!shared_.empty()) {
-        const T* shared = s->shared_output.data() + t * hidden_;
-        for (int64_t c = 0; c < hidden_; ++c) sum[c] += shared[c];
+        AddScaled(s->shared_output.data() + t * hidden_, T{1}, sum, hidden_);
       }
-      for (int64_t c = 0; c < hidden_; ++c) y[t * hidden_ + c] += sum[c];
+      AddScaled(sum, T{1}, y + t * hidden_, hidden_);
     }
   });
 }
@@ -125,10 +125,7 @@ void MoeLayer<T>::BeginCombineGradient(const T* dy, int64_t m, MoeState<T>* s, T
     for (int64_t slot = begin * k_; slot < end * k_; ++slot) {
       if (s->place[slot] < 0) continue;
       const T* output = s->outputs.data() + s->place[slot] * hidden_;
-      const T* d = dy + slot / k_ * hidden_;
-      T sum = 0;
-      for (int64_t c = 0; c < hidden_; ++c) sum += d[c] * output[c];
-      s->dweights[slot] = sum;
+      s->dweights[slot] = Dot(dy + slot / k_ * hidden_, output, hidden_);
     }
   });
   SendToExperts(dy, true, false, &s->results, s, pool);
@@ -174,12 +171,9 @@ void MoeLayer<T>::EndDispatchGradient(const T* x, int64_t m, MoeState<T>* s, T* 
       T* to = dx + t * hidden_;
       for (int64_t slot = t * k_; slot < (t + 1) * k_; ++slot) {
         if (s->place[slot] < 0) continue;
-        const T* d = s->outputs.data() + s->place[slot] * hidden_;
-        for (int64_t c = 0; c < hidden_; ++c) to[c] += d[c];
+        AddScaled(s->outputs.data() + s->place[slot] * hidden_, T{1}, to, hidden_);
       }
-      if (shared_.empty()) continue;
-      const T* shared = s->dshared.data() + t * hidden_;
-      for (int64_t c = 0; c < hidden_; ++c) to[c] += shared[c];
+      if (!shared_.empty()) AddScaled(s->dshared.data() + t * hidden_, T{1}, to, hidden_);
     }
   });
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "train/math/leaves.h"
+#include "train/math/row_math.h"
 
 namespace switchyard::train {
 namespace {
@@ -21,9 +22,10 @@ const Leaves* LeavesOf() {
   return std::is_same_v<T, float> ? ActiveLeaves() : nullptr;
 }
 
+// In lanes, so that the compiler may use vectors, which are the same for all instruction sets.
 template <typename T>
-T Dot(const T* a, const T* b, int64_t n) {
-  T sum[16] = {};  // lanes, so that the compiler may use vectors
+T DotInLanes(const T* a, const T* b, int64_t n) {
+  T sum[16] = {};
   int64_t i = 0;
   for (; i + 16 <= n; i += 16)
     for (int l = 0; l < 16; ++l) sum[l] += a[i + l] * b[i + l];
@@ -35,7 +37,7 @@ T Dot(const T* a, const T* b, int64_t n) {
 
 template <typename T>
 T InverseRoot(const T* x, int64_t n, T eps) {
-  return T{1} / std::sqrt(Dot(x, x, n) / static_cast<T>(n) + eps);
+  return T{1} / std::sqrt(DotInLanes(x, x, n) / static_cast<T>(n) + eps);
 }
 
 // Σ a · b · c
@@ -99,19 +101,23 @@ void RmsNormGradient(const NormShape<T>& s, const T* x, const T* weight, const T
     }
   });
   // By columns, each down all rows.
-  pool.RunRanges(s.n, RowGrain(s.m), [&](int64_t begin, int64_t end) {
-    for (int64_t t = 0; t < s.m; ++t) {
-      const T* in = x + t * s.ldx;
-      const T* d = dy + t * s.n;
-      if constexpr (std::is_same_v<T, float>) {
-        if (leaves != nullptr) {
-          leaves->add_products(d + begin, in + begin, roots[t], dweight + begin, end - begin);
-          continue;
+  const int64_t pieces = (s.n + kFewColumns - 1) / kFewColumns;
+  pool.RunRanges(
+      pieces, std::max<int64_t>(1, RowGrain(s.m) / kFewColumns), [&](int64_t from, int64_t to) {
+        for (int64_t piece = from; piece < to; ++piece) {
+          const int64_t begin = piece * kFewColumns, end = std::min(s.n, begin + kFewColumns);
+          if constexpr (std::is_same_v<T, float>) {
+            if (leaves != nullptr) {
+              leaves->add_columns(dy + begin, s.n, x + begin, s.ldx, roots.data(), s.m, end - begin,
+                                  dweight + begin);
+              continue;
+            }
+          }
+          for (int64_t t = 0; t < s.m; ++t)
+            for (int64_t i = begin; i < end; ++i)
+              dweight[i] += dy[t * s.n + i] * x[t * s.ldx + i] * roots[t];
         }
-      }
-      for (int64_t i = begin; i < end; ++i) dweight[i] += d[i] * in[i] * roots[t];
-    }
-  });
+      });
 }
 
 namespace {
@@ -171,11 +177,7 @@ void Rope(const RopeShape<T>& s, T* x, bool backward, ThreadPool& pool) {
 template <typename T>
 void SwiGlu(const T* gate, const T* up, T* out, int64_t count, ThreadPool& pool) {
   pool.RunRanges(count, kGrain, [&](int64_t begin, int64_t end) {
-    if constexpr (std::is_same_v<T, float>) {
-      if (const Leaves* leaves = ActiveLeaves())
-        return leaves->swiglu(gate + begin, up + begin, out + begin, end - begin);
-    }
-    for (int64_t i = begin; i < end; ++i) out[i] = gate[i] / (T{1} + std::exp(-gate[i])) * up[i];
+    SwiGluHere(gate + begin, up + begin, out + begin, end - begin);
   });
 }
 
@@ -183,18 +185,8 @@ template <typename T>
 void SwiGluGradient(const T* gate, const T* up, const T* dout, T* dgate, T* dup, int64_t count,
                     ThreadPool& pool) {
   pool.RunRanges(count, kGrain, [&](int64_t begin, int64_t end) {
-    if constexpr (std::is_same_v<T, float>) {
-      if (const Leaves* leaves = ActiveLeaves()) {
-        return leaves->swiglu_gradient(gate + begin, up + begin, dout + begin, dgate + begin,
-                                       dup + begin, end - begin);
-      }
-    }
-    for (int64_t i = begin; i < end; ++i) {
-      const T g = gate[i], u = up[i], d = dout[i];
-      const T s = T{1} / (T{1} + std::exp(-g));
-      dgate[i] = d * u * s * (T{1} + g * (T{1} - s));
-      dup[i] = d * g * s;
-    }
+    SwiGluGradientHere(gate + begin, up + begin, dout + begin, dgate + begin, dup + begin,
+                       end - begin);
   });
 }
 

@@ -127,10 +127,6 @@ void MultiplyTile(const Product<float>& p, const Packed& a, const Packed& b, int
   }
 }
 
-float Rounded(float x) {
-  return std::fabs(x) < FLT_MIN ? std::copysign(0.0f, x) : ToFloat(ToBF16(x));
-}
-
 int64_t Elements(std::span<const Product<float>> products) {
   int64_t count = 0;
   for (const Product<float>& p : products) count += (p.m + p.n) * p.k;
@@ -145,12 +141,16 @@ float* RoundedCopy(const float* in, int64_t rows, int64_t columns, int64_t* row,
   const int64_t stride = turned ? *column : *row;
   CHECK_EQ(turned ? *row : *column, 1);
   for (int64_t i = 0; i < outer; ++i)
-    for (int64_t j = 0; j < inner; ++j) out[i * inner + j] = Rounded(in[i * stride + j]);
+    for (int64_t j = 0; j < inner; ++j) out[i * inner + j] = RoundedToBFloat16(in[i * stride + j]);
   (turned ? *column : *row) = inner;
   return out;
 }
 
 }  // namespace
+
+float RoundedToBFloat16(float x) {
+  return std::fabs(x) < FLT_MIN ? std::copysign(0.0f, x) : ToFloat(ToBF16(x));
+}
 
 const PairLeaves* ActivePairLeaves() {
   static const bool has = [] {

@@ -20,6 +20,9 @@
 
 namespace switchyard::train {
 
+// x as these products take it.
+float RoundedToBFloat16(float x);
+
 struct PairLeaves;
 // Null where the CPU has no AVX512_BF16, or kernels::ActiveIsa() is another than AVX-512.
 const PairLeaves* ActivePairLeaves();

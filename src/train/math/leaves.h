@@ -18,7 +18,8 @@ struct ProductTask {
   bool accumulate;
 };
 
-constexpr int64_t kPanel = 64;  // columns of B that are packed together
+constexpr int64_t kPanel = 64;       // columns of B that are packed together
+constexpr int64_t kFewColumns = 32;  // whole cache lines, so that threads write to different ones
 
 struct Leaves {
   void (*multiply)(const ProductTask&);
@@ -43,8 +44,12 @@ struct Leaves {
   // dx (+)= dy · weight · root - x · back
   void (*norm_gradient)(const float* x, float root, const float* weight, const float* dy,
                         float back, bool accumulate, float* dx, int64_t n);
-  // sum[i] += a[i] · b[i] · factor
-  void (*add_products)(const float* a, const float* b, float factor, float* sum, int64_t n);
+  // sum[j] += a[i · lda + j] · b[i · ldb + j] · factors[i] for i in [0, rows), in their order, and
+  // j in [0, n), n at most kFewColumns: the sums stay in registers.
+  void (*add_columns)(const float* a, int64_t lda, const float* b, int64_t ldb,
+                      const float* factors, int64_t rows, int64_t n, float* sum);
+  // y += x · factor
+  void (*add_scaled)(const float* x, float factor, float* y, int64_t n);
   // Pairs (x[i], x[i + 1]) turned in place: x · cosines + (x of the pair's other) · sines, with n a
   // multiple of 8.
   void (*turn_pairs)(float* x, const float* cosines, const float* sines, int64_t n);

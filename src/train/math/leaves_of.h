@@ -246,12 +246,39 @@ void NormGradient(const float* x, float root, const float* weight, const float* 
 }
 
 template <class V>
-void AddProducts(const float* a, const float* b, float factor, float* sum, int64_t n) {
+void AddColumns(const float* a, int64_t lda, const float* b, int64_t ldb, const float* factors,
+                int64_t rows, int64_t n, float* sum) {
+  constexpr int kVectors = kFewColumns / V::kLanes;
+  const bool whole = n == kFewColumns;
+  const auto load = [&](const float* p, int v) __attribute__((always_inline)) {
+    const int64_t left = n - v * V::kLanes;
+    return whole || left >= V::kLanes ? V::Load(p + v * V::kLanes)
+           : left > 0                 ? V::LoadN(p + v * V::kLanes, left)
+                                      : V::Zero();
+  };
+  typename V::F sums[kVectors];
+  for (int v = 0; v < kVectors; ++v) sums[v] = load(sum, v);
+  for (int64_t i = 0; i < rows; ++i, a += lda, b += ldb) {
+    const auto f = V::Set1(factors[i]);
+    for (int v = 0; v < kVectors; ++v)
+      sums[v] = V::Add(sums[v], V::Mul(V::Mul(load(a, v), load(b, v)), f));
+  }
+  for (int v = 0; v < kVectors; ++v) {
+    const int64_t left = n - v * V::kLanes;
+    if (left >= V::kLanes) {
+      V::Store(sum + v * V::kLanes, sums[v]);
+    } else if (left > 0) {
+      V::StoreN(sum + v * V::kLanes, sums[v], left);
+    }
+  }
+}
+
+template <class V>
+void AddScaled(const float* x, float factor, float* y, int64_t n) {
   const auto f = V::Set1(factor);
   ForVectors<V>(
       n, [&](int64_t i, auto part) __attribute__((always_inline)) {
-        const auto x = V::Mul(V::Mul(part.Load(a + i), part.Load(b + i)), f);
-        part.Store(sum + i, V::Add(part.Load(sum + i), x));
+        part.Store(y + i, V::Add(part.Load(y + i), V::Mul(part.Load(x + i), f)));
       });
 }
 
@@ -302,7 +329,8 @@ constexpr Leaves LeavesOf() {
           .exp_sum = ExpSum<V>,
           .norm = Norm<V>,
           .norm_gradient = NormGradient<V>,
-          .add_products = AddProducts<V>,
+          .add_columns = AddColumns<V>,
+          .add_scaled = AddScaled<V>,
           .turn_pairs = TurnPairs<V>,
           .swiglu = SwiGlu<V>,
           .swiglu_gradient = SwiGluGradient<V>};

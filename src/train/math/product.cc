@@ -20,13 +20,6 @@ constexpr int64_t kTileRows = 96, kTileColumns = 256;
 // Below so many multiply-adds waking another thread costs more than it brings.
 constexpr int64_t kFewOperations = 1 << 17;
 constexpr int64_t kBadStride = 128;  // floats; multiples of it fall into few sets of a cache
-constexpr int64_t kLine = 16;        // floats of a cache line
-
-float* AlignedToLine(float* p) {
-  const auto at = reinterpret_cast<uintptr_t>(p) / sizeof(float);
-  return p + (kLine - at % kLine) % kLine;
-}
-
 struct TileAt {
   size_t product;
   int64_t i, j;
@@ -159,7 +152,7 @@ std::vector<Operand> PackAll(std::span<const Product<float>> products, const Lea
     if (WantsPanels(p)) count += size(p);
   std::vector<Operand> operands(products.size());
   if (count == 0) return operands;
-  room->emplace(count + kLine);
+  room->emplace(count + kLineFloats);
   float* next = AlignedToLine((*room)->data());
   struct Piece {
     const Product<float>* product;
@@ -198,7 +191,7 @@ void MultiplyTile(const Product<float>& p, const Operand& b, int64_t i, int64_t 
                    .k = p.k,
                    .accumulate = p.accumulate};
   if (PacksRows(p)) {
-    float* packed = AlignedToLine(Scratch<float>(p.k * kPanel + kLine));
+    float* packed = AlignedToLine(Scratch<float>(p.k * kPanel + kLineFloats));
     leaves.pack(task.a, p.a_col, p.k, m, packed);
     task.a = packed;
     task.a_col = kPanel;

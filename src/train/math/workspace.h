@@ -51,4 +51,13 @@ class Temporary {
   std::vector<T> memory_;
 };
 
+constexpr int64_t kLineFloats = 16;  // of a cache line
+
+// The first element at a cache line's begin; memory wants kLineFloats more than is used.
+inline float* AlignedToLine(float* p) {
+  const auto at = reinterpret_cast<uintptr_t>(p) / sizeof(float);
+  return p + (kLineFloats - at % kLineFloats) % kLineFloats;
+}
+inline double* AlignedToLine(double* p) { return p; }  // for checks: no matter
+
 }  // namespace switchyard::train

@@ -1,4 +1,4 @@
-// What attention and the head do with single rows: in float32 with the vectors of the machine, in
+// What layers do with single rows: in float32 with the vectors of the machine, in
 // float64 plainly.
 #pragma once
 
@@ -71,6 +71,15 @@ void Scale(T* x, int64_t n, T factor) {
   for (int64_t i = 0; i < n; ++i) x[i] *= factor;
 }
 
+// y += x · factor
+template <typename T>
+void AddScaled(const T* x, T factor, T* y, int64_t n) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (const Leaves* leaves = ActiveLeaves()) return leaves->add_scaled(x, factor, y, n);
+  }
+  for (int64_t i = 0; i < n; ++i) y[i] += x[i] * factor;
+}
+
 // s[i] = e^(scale · s[i] - shift), d[i] = s[i] · (d[i] - along) · scale
 template <typename T>
 void SoftmaxGradient(T* s, T* d, int64_t n, T scale, T shift, T along) {
@@ -81,6 +90,29 @@ void SoftmaxGradient(T* s, T* d, int64_t n, T scale, T shift, T along) {
   for (int64_t i = 0; i < n; ++i) {
     s[i] = std::exp(s[i] * scale - shift);
     d[i] = s[i] * (d[i] - along) * scale;
+  }
+}
+
+// As in pointwise.h, on the calling thread.
+template <typename T>
+void SwiGluHere(const T* gate, const T* up, T* out, int64_t n) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (const Leaves* leaves = ActiveLeaves()) return leaves->swiglu(gate, up, out, n);
+  }
+  for (int64_t i = 0; i < n; ++i) out[i] = gate[i] / (T{1} + std::exp(-gate[i])) * up[i];
+}
+
+template <typename T>
+void SwiGluGradientHere(const T* gate, const T* up, const T* dout, T* dgate, T* dup, int64_t n) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (const Leaves* leaves = ActiveLeaves())
+      return leaves->swiglu_gradient(gate, up, dout, dgate, dup, n);
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    const T g = gate[i], u = up[i], d = dout[i];
+    const T s = T{1} / (T{1} + std::exp(-g));
+    dgate[i] = d * u * s * (T{1} + g * (T{1} - s));
+    dup[i] = d * g * s;
   }
 }
 

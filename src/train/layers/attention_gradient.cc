@@ -1,0 +1,244 @@
+// The backward pass of attention, in blocks of rows by keys.
+#include <algorithm>
+
+#include "train/layers/attention.h"
+#include "train/layers/attention_memory.h"
+#include "train/math/operands.h"
+#include "train/math/row_math.h"
+
+namespace switchyard::train {
+namespace {
+
+constexpr int64_t kBlock = 128;                // rows and keys
+constexpr int64_t kBlockStride = kBlock + 16;  // an odd number of cache lines
+
+// One query head of a sequence, packed. What ends in _on is for products along the rows.
+template <typename T>
+struct BackwardHead {
+  const AttentionShape<T>& shape;
+  OperandForm form;
+  int64_t n, stride;  // rows; of keys and values that are turned over
+  const T *queries, *douts, *keys_turned, *values_turned;
+  const T *keys_on, *queries_on, *douts_on;
+  const T *log_sums, *along;
+  // [kBlock, kBlockStride]: probabilities and gradients of scores as they are made, and as the
+  // products take them, which is the same where nothing is rounded.
+  T *p, *ds, *p_on, *ds_on, *ds_rows;
+  T *dkeys, *dvalues;
+  Rows<T> dq;
+};
+
+// Rows [i, i + m) of a block as the products take them.
+template <typename T>
+void TakeBlockRows(const BackwardHead<T>& h, int64_t i, int64_t m, int64_t keys) {
+  if (h.form == OperandForm::kPlain) return;
+  const int64_t at = i * kBlockStride, on = Inner(h.form, i) * kBlockStride;
+  TakeAlong(h.form, h.p + at, kBlockStride, m, keys, h.p_on + on, kBlockStride);
+  TakeAlong(h.form, h.ds + at, kBlockStride, m, keys, h.ds_on + on, kBlockStride);
+  for (int64_t r = 0; r < m; ++r) {
+    T* to = h.ds_rows + at + r * kBlockStride;
+    TakeRows(h.form, h.ds + at + r * kBlockStride, kBlockStride, 1, keys, to);
+  }
+}
+
+// Probabilities and gradients of q · k, before the scale: rows from `row` on by keys from
+// `key` on. Where no row sees a key both are zero.
+template <typename T>
+void MakeBlock(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t key, int64_t keys) {
+  for (int64_t i = 0; i < rows; i += kQueries) {
+    const int64_t m = std::min(kQueries, rows - i);
+    const int64_t n = std::min(keys, row + i + m - key);
+    T* p = h.p + i * kBlockStride;
+    T* ds = h.ds + i * kBlockStride;
+    const auto scores = [&](const T* a, int64_t d, const T* b, T* c) {
+      const int64_t inner = Inner(h.form, d);
+      MultiplyPrepared<T>(h.form, {.a = a + (row + i) * inner,
+                                   .a_row = inner,
+                                   .b = b + key,
+                                   .b_row = h.stride,
+                                   .c = c,
+                                   .ldc = kBlockStride,
+                                   .m = m,
+                                   .n = n,
+                                   .k = inner});
+    };
+    scores(h.queries, h.shape.qk_dim, h.keys_turned, p);
+    scores(h.douts, h.shape.v_dim, h.values_turned, ds);
+    for (int64_t r = 0; r < m; ++r) {
+      const auto seen = Seen(h.shape, row + i + r);
+      const int64_t first = std::clamp<int64_t>(seen.first - key, 0, keys);
+      const int64_t last = std::clamp<int64_t>(seen.second - key, first, keys);
+      T* prow = p + r * kBlockStride;
+      T* dsrow = ds + r * kBlockStride;
+      SoftmaxGradient(prow + first, dsrow + first, last - first, h.shape.scale,
+                      h.log_sums[row + i + r], h.along[row + i + r]);
+      for (T* x : {prow, dsrow}) {
+        std::fill(x, x + first, T{0});
+        std::fill(x + last, x + keys, T{0});
+      }
+    }
+    TakeBlockRows(h, i, m, keys);
+  }
+}
+
+// dq of the rows += dS · K; on the diagonal rows see the keys up to their own.
+template <typename T>
+void AddToQueries(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t key, int64_t keys,
+                  bool accumulate) {
+  const int64_t strip = row == key ? kStrip : rows, qk = h.shape.qk_dim;
+  const int64_t across = AcrossStride(h.form, qk);
+  for (int64_t i = 0; i < rows; i += strip) {
+    const int64_t m = std::min(strip, rows - i);
+    MultiplyPrepared<T>(h.form, {.a = h.ds_rows + i * kBlockStride,
+                                 .a_row = kBlockStride,
+                                 .b = h.keys_on + Inner(h.form, key) * across,
+                                 .b_row = across,
+                                 .c = h.dq.data + (row + i) * h.dq.row,
+                                 .ldc = h.dq.row,
+                                 .m = m,
+                                 .n = qk,
+                                 .k = Inner(h.form, std::min(keys, row + i + m - key)),
+                                 .accumulate = accumulate});
+  }
+}
+
+// dk += dSᵀ · Q and dv += Pᵀ · dout; on the diagonal keys are seen by the rows from their own on.
+template <typename T>
+void AddToKeys(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t key, int64_t keys) {
+  const int64_t strip = row == key ? kStrip : keys;
+  for (int64_t j = 0; j < keys; j += strip) {
+    const int64_t from = row == key ? j : 0;
+    const auto add = [&](const T* a, const T* b, int64_t n, T* c) {
+      const int64_t across = AcrossStride(h.form, n);
+      MultiplyPrepared<T>(h.form, {.a = a + Inner(h.form, from) * kBlockStride + j,
+                                   .a_row = 1,
+                                   .a_col = kBlockStride,
+                                   .b = b + Inner(h.form, row + from) * across,
+                                   .b_row = across,
+                                   .c = c + (key + j) * n,
+                                   .ldc = n,
+                                   .m = std::min(strip, keys - j),
+                                   .n = n,
+                                   .k = Inner(h.form, rows - from),
+                                   .accumulate = true});
+    };
+    add(h.ds_on, h.queries_on, h.shape.qk_dim, h.dkeys);
+    add(h.p_on, h.douts_on, h.shape.v_dim, h.dvalues);
+  }
+}
+
+template <typename T>
+void Backward(const BackwardHead<T>& h) {
+  for (int64_t row = 0; row < h.n; row += kBlock) {
+    const int64_t rows = std::min(kBlock, h.n - row);
+    const int64_t begin = Seen(h.shape, row).first / kBlock * kBlock;
+    for (int64_t key = begin; key <= row; key += kBlock) {
+      const int64_t keys = std::min(kBlock, h.n - key);
+      MakeBlock(h, row, rows, key, keys);
+      AddToQueries(h, row, rows, key, keys, key > begin);
+      AddToKeys(h, row, rows, key, keys);
+    }
+  }
+}
+
+template <typename T>
+struct HeadTensors {
+  HeadRows<const T> q, k, v, out, dout;
+  HeadRows<T> dq, dk, dv;
+};
+
+// For products along the rows: what is packed for the others serves where nothing is rounded.
+template <typename T>
+const T* TakenAlong(OperandForm form, Rows<const T> in, int64_t n, int64_t d, const T* plain,
+                    std::vector<T>& memory) {
+  if (form == OperandForm::kPlain && plain != nullptr) return plain;
+  const int64_t across = AcrossStride(form, d);
+  T* out = Room(memory, Inner(form, n) * across);
+  TakeAlong(form, in.data, in.row, n, d, out, across);
+  return out;
+}
+
+// A key head of a sequence: its query heads add to its gradients one after the other.
+template <typename T>
+void BackwardGroup(const AttentionShape<T>& shape, const HeadTensors<T>& t, int64_t g,
+                   int64_t begin, int64_t n, const T* log_sums, int64_t all_rows) {
+  HeadMemory<T>& memory = ThreadMemory<T>();
+  const OperandForm form = FormOf(shape.products);
+  const bool plain = form == OperandForm::kPlain;
+  const int64_t qk = shape.qk_dim, dim = shape.v_dim, stride = TurnedStride(n);
+  const int64_t group = shape.heads / shape.kv_heads, block = kBlock * kBlockStride;
+  const Rows<const T> k = Of(t.k, g, begin), v = Of(t.v, g, begin);
+  T* keys_turned = Room(memory.keys_turned, Inner(form, qk) * stride);
+  T* values_turned = Room(memory.values_turned, Inner(form, dim) * stride);
+  T* queries = Room(memory.queries, n * Inner(form, qk));
+  T* douts = Room(memory.douts, n * Inner(form, dim));
+  T* dkeys = Room(memory.dkeys, n * qk);
+  T* dvalues = Room(memory.dvalues, n * dim);
+  T* along = Room(memory.along, n);
+  T *p = Room(memory.scores, block), *ds = Room(memory.dscores, block);
+  TakeColumns(form, k.data, k.row, n, qk, keys_turned, stride);
+  TakeColumns(form, v.data, v.row, n, dim, values_turned, stride);
+  const T* keys_on = TakenAlong<T>(form, k, n, qk, nullptr, memory.keys);
+  std::fill_n(dkeys, n * qk, T{0});
+  std::fill_n(dvalues, n * dim, T{0});
+  for (int64_t h = g * group; h < (g + 1) * group; ++h) {
+    const Rows<const T> q = Of(t.q, h, begin), out = Of(t.out, h, begin);
+    const Rows<const T> dout = Of(t.dout, h, begin);
+    TakeRows(form, q.data, q.row, n, qk, queries);
+    TakeRows(form, dout.data, dout.row, n, dim, douts);
+    for (int64_t r = 0; r < n; ++r)  // Σ_j p_j · dp_j
+      along[r] = Dot(out.data + r * out.row, dout.data + r * dout.row, dim);
+    Backward(
+        BackwardHead<T>{.shape = shape,
+                        .form = form,
+                        .n = n,
+                        .stride = stride,
+                        .queries = queries,
+                        .douts = douts,
+                        .keys_turned = keys_turned,
+                        .values_turned = values_turned,
+                        .keys_on = keys_on,
+                        .queries_on = TakenAlong<T>(form, q, n, qk, queries, memory.queries_on),
+                        .douts_on = TakenAlong<T>(form, dout, n, dim, douts, memory.douts_on),
+                        .log_sums = log_sums + h * all_rows + begin,
+                        .along = along,
+                        .p = p,
+                        .ds = ds,
+                        .p_on = plain ? p : Room(memory.scores_on, block),
+                        .ds_on = plain ? ds : Room(memory.dscores_on, block),
+                        .ds_rows = plain ? ds : Room(memory.dscores_rows, block),
+                        .dkeys = dkeys,
+                        .dvalues = dvalues,
+                        .dq = Of(t.dq, h, begin)});
+  }
+  const Rows<T> dk = Of(t.dk, g, begin), dv = Of(t.dv, g, begin);
+  CopyRows(dkeys, qk, n, qk, dk.data, dk.row);
+  CopyRows(dvalues, dim, n, dim, dv.data, dv.row);
+}
+
+}  // namespace
+
+template <typename T>
+void AttentionGradient(const AttentionShape<T>& shape, const RowLayout& rows, HeadRows<const T> q,
+                       HeadRows<const T> k, HeadRows<const T> v, HeadRows<const T> out,
+                       const T* log_sums, HeadRows<const T> dout, HeadRows<T> dq, HeadRows<T> dk,
+                       HeadRows<T> dv, ThreadPool& pool) {
+  const HeadTensors<T> tensors{q, k, v, out, dout, dq, dk, dv};
+  pool.Run(rows.sequences() * shape.kv_heads, [&](int64_t task) {
+    const int64_t s = task / shape.kv_heads, g = task % shape.kv_heads;
+    const int64_t begin = rows.begins[s], n = rows.begins[s + 1] - begin;
+    BackwardGroup(shape, tensors, g, begin, n, log_sums, rows.rows());
+  });
+}
+
+// NOLINTBEGIN(bugprone-macro-parentheses): T is a type
+#define SWITCHYARD_ATTENTION_GRADIENT(T)                                                         \
+  template void AttentionGradient(const AttentionShape<T>&, const RowLayout&, HeadRows<const T>, \
+                                  HeadRows<const T>, HeadRows<const T>, HeadRows<const T>,       \
+                                  const T*, HeadRows<const T>, HeadRows<T>, HeadRows<T>,         \
+                                  HeadRows<T>, ThreadPool&);
+SWITCHYARD_ATTENTION_GRADIENT(float)
+SWITCHYARD_ATTENTION_GRADIENT(double)
+// NOLINTEND(bugprone-macro-parentheses)
+
+}  // namespace switchyard::train

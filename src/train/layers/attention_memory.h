@@ -1,0 +1,53 @@
+// What the two passes of attention share: the keys that a row sees, and the memory of a task.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "train/layers/attention.h"
+
+namespace switchyard::train {
+
+constexpr int64_t kQueries = 24;  // rows whose scores are made at once; even
+constexpr int64_t kStrip = 6;     // rows of a product that stops at the last key they see; even
+
+// First and one past the last key that row r of a sequence sees.
+template <typename T>
+std::pair<int64_t, int64_t> Seen(const AttentionShape<T>& shape, int64_t r) {
+  return {shape.window > 0 ? std::max<int64_t>(0, r + 1 - shape.window) : 0, r + 1};
+}
+
+// What a task copies of its head, packed as its products want it (math/operands.h).
+template <typename T>
+struct HeadMemory {
+  std::vector<T> keys_turned, values_turned;          // [d, stride]
+  std::vector<T> queries, douts;                      // [n, d]
+  std::vector<T> keys, values, queries_on, douts_on;  // [n, d] for products along the rows
+  std::vector<T> dkeys, dvalues;                      // [n, d]
+  std::vector<T> scores, dscores, scores_on, dscores_on, dscores_rows, along;
+};
+template <typename T>
+HeadMemory<T>& ThreadMemory() {
+  static thread_local HeadMemory<T> memory;
+  return memory;
+}
+template <typename T>
+T* Room(std::vector<T>& v, int64_t count) {
+  if (static_cast<int64_t>(v.size()) < count) v.resize(count);
+  return v.data();
+}
+
+// Rows [begin, end) of one head.
+template <typename T>
+struct Rows {
+  T* data;
+  int64_t row;  // stride
+};
+template <typename T>
+Rows<T> Of(const HeadRows<T>& t, int64_t head, int64_t begin) {
+  return {t.data + head * t.head + begin * t.row, t.row};
+}
+
+}  // namespace switchyard::train

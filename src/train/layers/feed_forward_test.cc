@@ -1,0 +1,99 @@
+#include "train/layers/feed_forward.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "train/layers/feed_forward_tiles.h"
+
+namespace switchyard::train {
+namespace {
+
+struct Shape {
+  int64_t hidden, width;
+  std::vector<int32_t> offsets;  // of five networks
+};
+// Several tiles of 96 rows, odd numbers of rows, networks without any; widths off every tile.
+const Shape kShapes[] = {{64, 32, {0, 96, 96, 97, 300, 301}},
+                         {50, 27, {0, 0, 0, 40, 40, 40}},
+                         {192, 64, {0, 1, 3, 3, 195, 200}}};
+
+std::vector<float> Random(int64_t count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
+  std::vector<float> values(count);
+  for (float& v : values) v = uniform(random);
+  return values;
+}
+
+struct Results {
+  std::vector<float> out, dx;
+  std::vector<std::vector<float>> gradients;
+  bool operator==(const Results&) const = default;
+};
+
+// Forward and backward of five networks: in tiles, or with more threads than networks, by products.
+Results RunAll(const Shape& shape, ProductDtype dtype, int threads, bool tiles, bool accumulate) {
+  ParameterSet<float> set(dtype);
+  std::vector<FeedForward<float>> networks;
+  for (int e = 0; e < 5; ++e) {
+    const std::string name = "e" + std::to_string(e) + ".";
+    networks.push_back(FeedForward<float>::Make(set, name + "gate", name + "up", name + "down",
+                                                shape.hidden, shape.width));
+  }
+  uint32_t seed = 10;
+  for (Parameter<float>& p : set.all()) {
+    p.value = Random(std::ssize(p.value), ++seed);
+    p.gradient = Random(std::ssize(p.gradient), ++seed);  // what stands there is added to
+  }
+  ThreadPool pool(threads);
+  const std::span<const FeedForward<float>> all(networks);
+  const int64_t rows = shape.offsets.back();
+  const std::vector<float> x = Random(rows * shape.hidden, 1),
+                           dout = Random(rows * shape.hidden, 2);
+  Results r{.out = std::vector<float>(rows * shape.hidden, 9.0f),
+            .dx = Random(rows * shape.hidden, 3)};
+  FeedForwardState<float> state;
+  if (tiles) {
+    ForwardTiles(all, shape.offsets, x.data(), &state, r.out.data(), pool);
+    BackwardTiles(all, shape.offsets, x.data(), &state, dout.data(), r.dx.data(), accumulate, pool);
+  } else {
+    EXPECT_FALSE(RunsInTiles(all, pool));
+    Forward(all, shape.offsets, x.data(), &state, r.out.data(), pool);
+    Backward(all, shape.offsets, x.data(), &state, dout.data(), r.dx.data(), accumulate, pool);
+  }
+  for (const Parameter<float>& p : set.all()) r.gradients.push_back(p.gradient);
+  return r;
+}
+
+TEST(FeedForwardTest, TilesHaveTheBitsOfProducts) {
+  for (const Shape& shape : kShapes) {
+    for (const ProductDtype dtype : {ProductDtype::kFloat32, ProductDtype::kBFloat16}) {
+      for (const bool accumulate : {false, true}) {
+        const Results products = RunAll(shape, dtype, 6, false, accumulate);
+        EXPECT_EQ(RunAll(shape, dtype, 1, true, accumulate), products);
+        EXPECT_EQ(RunAll(shape, dtype, 3, true, accumulate), products);
+      }
+    }
+  }
+}
+
+TEST(FeedForwardTest, LargeNetworksAndFewOfThemRunByProducts) {
+  ParameterSet<float> set;
+  const auto network = [&](const std::string& name, int64_t width) {
+    return FeedForward<float>::Make(set, name + "g", name + "u", name + "d", 64, width);
+  };
+  const std::vector<FeedForward<float>> large{network("a", 4096), network("b", 4096)};
+  const std::vector<FeedForward<float>> small{network("c", 32), network("d", 32)};
+  ThreadPool one(1), two(2);
+  EXPECT_FALSE(RunsInTiles<float>(large, one));
+  EXPECT_TRUE(RunsInTiles<float>(small, one));
+  EXPECT_FALSE(RunsInTiles<float>(small, two));
+}
+
+}  // namespace
+}  // namespace switchyard::train

@@ -1,0 +1,190 @@
+#include "train/layers/feed_forward_tiles.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "train/math/operands.h"
+#include "train/math/row_math.h"
+#include "train/math/workspace.h"
+
+namespace switchyard::train {
+namespace {
+
+constexpr int64_t kRows = 96;                // of a tile: a multiple of a register tile's six, even
+constexpr int64_t kMostWeights = 96 * 1024;  // of a network: 384 KB of their gradients
+constexpr int64_t kNetworksForEachThread = 2;  // they have different numbers of rows
+
+// Memory of a task, cut into arrays.
+template <typename T>
+class Arrays {
+ public:
+  explicit Arrays(int64_t count) : room_(count + kLineFloats), next_(AlignedToLine(room_.data())) {}
+  T* Take(int64_t count) {
+    T* taken = next_;
+    next_ += count;
+    return taken;
+  }
+
+ private:
+  Temporary<T> room_;
+  T* next_;
+};
+
+// The shape that all networks have, and where their packed weights lie.
+template <typename T>
+struct Networks {
+  OperandForm form;
+  int64_t hidden, width;
+  int64_t panels;  // elements of one packed matrix; three for each network
+  T* packed;
+
+  const T* Matrix(size_t e, int i) const { return packed + (3 * e + i) * panels; }
+  // Of a tile as the products take it: by rows and along them, the larger.
+  int64_t Operand(int64_t d) const {
+    const int64_t rows = kRows * Inner(form, d), along = Inner(form, kRows) * AcrossStride(form, d);
+    return std::max(rows, along);
+  }
+};
+
+// Matrices of all networks in panels: forward as W · x wants them, backward as dy · W.
+template <typename T>
+Networks<T> Pack(std::span<const FeedForward<T>> all, bool forward, Temporary<T>* room,
+                 ThreadPool& pool) {
+  Networks<T> n{.form = FormOf(all[0].gate.dtype), .hidden = all[0].gate.k, .width = all[0].gate.n};
+  n.packed = AlignedToLine(room->data());
+  n.panels = std::max(PanelsSize(Inner(n.form, n.hidden), n.width),
+                      PanelsSize(Inner(n.form, n.width), n.hidden));
+  pool.Run(3 * std::ssize(all), [&](int64_t i) {
+    const FeedForward<T>& network = all[i / 3];
+    const Linear<T>& linear = i % 3 == 0 ? network.gate : i % 3 == 1 ? network.up : network.down;
+    T* out = n.packed + i * n.panels;
+    const auto pack = forward ? PackColumns<T> : PackAlong<T>;
+    pack(n.form, linear.weight->value.data(), linear.n, linear.k, out);
+  });
+  return n;
+}
+
+template <typename T>
+int64_t PackedSize(std::span<const FeedForward<T>> all) {  // in any form
+  const int64_t hidden = all[0].gate.k, width = all[0].gate.n;
+  return 3 * std::ssize(all) * std::max(PanelsSize(hidden, width), PanelsSize(width, hidden)) +
+         kLineFloats;
+}
+
+// A tile on its way back, and the memory it is worked in.
+template <typename T>
+struct Tile {
+  const T *x, *dout, *gate, *up;  // [m, H], [m, H], [m, I], [m, I]
+  T* dx;                          // [m, H]
+  int64_t m;
+};
+template <typename T>
+struct Scratch {
+  T *middle, *dmiddle, *dgate, *dup;        // [kRows, I]
+  T *hidden, *width, *along, *along_width;  // operands
+};
+
+template <typename T>
+void BackwardTile(const Networks<T>& n, const FeedForward<T>& network, size_t e, const Tile<T>& t,
+                  bool accumulate, const Scratch<T>& s) {
+  const auto [form, h, w, panels, packed] = n;
+  const int64_t m = t.m;
+  MultiplyPanels(form, RowsOf(form, t.dout, m, h, s.hidden), n.Matrix(e, 2), s.dmiddle, m, w, h,
+                 false);
+  SwiGluHere(t.gate, t.up, s.middle, m * w);
+  AddAlong(form, AlongOf(form, t.dout, m, h, s.along), AlongOf(form, s.middle, m, w, s.along_width),
+           network.down.weight->gradient.data(), m, h, w);
+  SwiGluGradientHere(t.gate, t.up, s.dmiddle, s.dgate, s.dup, m * w);
+  MultiplyPanels(form, RowsOf(form, s.dgate, m, w, s.width), n.Matrix(e, 0), t.dx, m, h, w,
+                 accumulate);
+  MultiplyPanels(form, RowsOf(form, s.dup, m, w, s.width), n.Matrix(e, 1), t.dx, m, h, w, true);
+  const T* x = AlongOf(form, t.x, m, h, s.along);
+  AddAlong(form, AlongOf(form, s.dgate, m, w, s.along_width), x,
+           network.gate.weight->gradient.data(), m, w, h);
+  AddAlong(form, AlongOf(form, s.dup, m, w, s.along_width), x, network.up.weight->gradient.data(),
+           m, w, h);
+}
+
+}  // namespace
+
+template <typename T>
+bool RunsInTiles(std::span<const FeedForward<T>> networks, const ThreadPool& pool) {
+  const int64_t weights = 3 * networks[0].gate.n * networks[0].gate.k;
+  const int threads = pool.num_threads();
+  return weights <= kMostWeights &&
+         (threads == 1 || std::ssize(networks) >= kNetworksForEachThread * threads);
+}
+
+template <typename T>
+void ForwardTiles(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
+                  const T* x, FeedForwardState<T>* state, T* out, ThreadPool& pool) {
+  Temporary<T> room(PackedSize(networks));
+  const Networks<T> n = Pack(networks, true, &room, pool);
+  const int64_t h = n.hidden, w = n.width;
+  for (auto* v : {&state->gate, &state->up}) v->resize(offsets.back() * w);
+  struct Place {
+    size_t e;
+    int64_t row, m;
+  };
+  std::vector<Place> tiles;
+  for (size_t e = 0; e < networks.size(); ++e) {
+    for (int64_t row = offsets[e]; row < offsets[e + 1]; row += kRows)
+      tiles.push_back({e, row, std::min<int64_t>(kRows, offsets[e + 1] - row)});
+  }
+  pool.Run(std::ssize(tiles), [&](int64_t i) {
+    const auto [e, row, m] = tiles[i];
+    Arrays<T> arrays(n.Operand(h) + kRows * w + n.Operand(w));
+    T* middle = arrays.Take(kRows * w);
+    T *gate = state->gate.data() + row * w, *up = state->up.data() + row * w;
+    const T* in = RowsOf(n.form, x + row * h, m, h, arrays.Take(n.Operand(h)));
+    MultiplyPanels(n.form, in, n.Matrix(e, 0), gate, m, w, h, false);
+    MultiplyPanels(n.form, in, n.Matrix(e, 1), up, m, w, h, false);
+    SwiGluHere(gate, up, middle, m * w);
+    const T* rows = RowsOf(n.form, middle, m, w, arrays.Take(n.Operand(w)));
+    MultiplyPanels(n.form, rows, n.Matrix(e, 2), out + row * h, m, h, w, false);
+  });
+}
+
+template <typename T>
+void BackwardTiles(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
+                   const T* x, FeedForwardState<T>* state, const T* dout, T* dx, bool accumulate,
+                   ThreadPool& pool) {
+  Temporary<T> room(PackedSize(networks));
+  const Networks<T> n = Pack(networks, false, &room, pool);
+  const int64_t h = n.hidden, w = n.width;
+  // A network is one task: gradients of its weights are added tile after tile.
+  pool.Run(std::ssize(networks), [&](int64_t e) {
+    if (offsets[e] == offsets[e + 1]) return;
+    Arrays<T> arrays(4 * kRows * w + 2 * (n.Operand(h) + n.Operand(w)));
+    const Scratch<T> scratch{.middle = arrays.Take(kRows * w),
+                             .dmiddle = arrays.Take(kRows * w),
+                             .dgate = arrays.Take(kRows * w),
+                             .dup = arrays.Take(kRows * w),
+                             .hidden = arrays.Take(n.Operand(h)),
+                             .width = arrays.Take(n.Operand(w)),
+                             .along = arrays.Take(n.Operand(h)),
+                             .along_width = arrays.Take(n.Operand(w))};
+    for (int64_t row = offsets[e]; row < offsets[e + 1]; row += kRows) {
+      const Tile<T> tile{.x = x + row * h,
+                         .dout = dout + row * h,
+                         .gate = state->gate.data() + row * w,
+                         .up = state->up.data() + row * w,
+                         .dx = dx + row * h,
+                         .m = std::min<int64_t>(kRows, offsets[e + 1] - row)};
+      BackwardTile(n, networks[e], static_cast<size_t>(e), tile, accumulate, scratch);
+    }
+  });
+}
+
+// NOLINTBEGIN(bugprone-macro-parentheses): T is a type
+#define SWITCHYARD_FEED_FORWARD_TILES(T)                                                           \
+  template bool RunsInTiles(std::span<const FeedForward<T>>, const ThreadPool&);                   \
+  template void ForwardTiles(std::span<const FeedForward<T>>, std::span<const int32_t>, const T*,  \
+                             FeedForwardState<T>*, T*, ThreadPool&);                               \
+  template void BackwardTiles(std::span<const FeedForward<T>>, std::span<const int32_t>, const T*, \
+                              FeedForwardState<T>*, const T*, T*, bool, ThreadPool&);
+SWITCHYARD_FEED_FORWARD_TILES(float)
+SWITCHYARD_FEED_FORWARD_TILES(double)
+// NOLINTEND(bugprone-macro-parentheses)
+
+}  // namespace switchyard::train
