@@ -3,17 +3,16 @@
 // with an added delay for every exchange; and overlapped with sums of gradients under the backward
 // pass.
 //
-//   overlap_bench CONFIG.json [MICRO-BATCHES [SEQUENCES [LENGTH [ROUNDS]]]]
-//
 // Every round runs a step of each kind, so that other work on the machine disturbs all alike; what
 // is printed are medians over the rounds. "hidden": the part of all exchanges' delays, one after
 // the other, by which the step did not become longer.
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <memory>
@@ -21,7 +20,6 @@
 #include <vector>
 
 #include "comm/device/communicator.h"
-#include "core/error.h"
 #include "train/exchange/delayed_exchange.h"
 #include "train/run/learner_links.h"
 
@@ -45,7 +43,8 @@ constexpr Way kWays[] = {{"plain", overlap::Order::kPlain, false},
                          {"early sums", overlap::Order::kOverlapped, true}};
 
 struct Shape {
-  int micro_batches, sequences, length, rounds;
+  std::string config;
+  int micro_batches = 8, sequences = 2, length = 256, rounds = 9;
 };
 
 // [ways][delays] milliseconds of each round.
@@ -62,6 +61,13 @@ Batch MakeBatch(const Shape& shape, int64_t vocab, int rank) {
     batch.begins.push_back(static_cast<int32_t>(batch.size()));
   }
   return batch;
+}
+
+// To stderr, where somebody looks.
+void Progress(bool synchronous, int round, int rounds) {
+  if (isatty(STDERR_FILENO) == 0) return;
+  fmt::print(stderr, "\r{}: round {} of {} ", synchronous ? "pairwise" : "asynchronous",
+             std::max(round + 1, 0), rounds);
 }
 
 Times Measure(const ModelConfig& config, const Shape& shape, bool synchronous) {
@@ -92,6 +98,7 @@ Times Measure(const ModelConfig& config, const Shape& shape, bool synchronous) {
                                          MakeBatch(shape, config.vocab_size, rank));
         const double all = static_cast<double>(kRanks * tokens) * shape.micro_batches;
         for (int round = -1; round < shape.rounds; ++round) {  // the first warms up
+          if (rank == 0) Progress(synchronous, round, shape.rounds);
           for (size_t w = 0; w < std::size(kWays); ++w) {
             for (size_t d = 0; d < std::size(kDelays); ++d) {
               delay.delay = std::chrono::milliseconds(kDelays[d]);
@@ -114,14 +121,10 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-void Run(int argc, char** argv) {
-  const auto number = [&](int i, int otherwise) {
-    return argc > i ? std::max(1, std::atoi(argv[i])) : otherwise;
-  };
-  std::ifstream file(argv[1]);
+void Run(const Shape& shape) {
+  std::ifstream file(shape.config);
   const ModelConfig config =
       ParseModelConfig(std::string((std::istreambuf_iterator<char>(file)), {}));
-  const Shape shape{number(2, 8), number(3, 2), number(4, 256), number(5, 9)};
   const auto moe = std::ranges::count(config.layers, true, &LayerConfig::moe);
   const auto exchanges = 4 * moe * shape.micro_batches;
   fmt::print("{} micro-batches of {} x {} tokens on each of {} ranks, {} exchanges a step\n",
@@ -148,12 +151,21 @@ void Run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  CLI::App app("How much of a slow exchange training steps hide: two ranks, delays of 2, 4, 8 ms.");
+  Shape shape;
+  app.add_option("config", shape.config, "config.json of the model")
+      ->required()
+      ->check(CLI::ExistingFile);
+  const auto number = [&](const char* name, int& value, const char* what) {
+    app.add_option(name, value, what)->capture_default_str()->check(CLI::PositiveNumber);
+  };
+  number("--micro-batches", shape.micro_batches, "of a step");
+  number("--sequences", shape.sequences, "of a micro-batch on each rank");
+  number("--length", shape.length, "tokens of a sequence");
+  number("--rounds", shape.rounds, "of which medians are taken; 24 steps each");
+  CLI11_PARSE(app, argc, argv);
   try {
-    if (argc < 2) {
-      throw Invalid(
-          "overlap_bench: want CONFIG.json [MICRO-BATCHES [SEQUENCES [LENGTH [ROUNDS]]]]");
-    }
-    Run(argc, argv);
+    Run(shape);
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}\n", error.what());
     return 2;
