@@ -31,7 +31,7 @@ template <typename T>
 void ForwardHead(const AttentionShape<T>& shape, int64_t n, Rows<const T> q, Rows<const T> k,
                  Rows<const T> v, Rows<T> out, T* log_sums) {
   HeadMemory<T>& memory = ThreadMemory<T>();
-  const OperandForm form = FormOf(shape.products);
+  const OperandForm form = FormOf<T>(shape.products);
   const int64_t dim = shape.v_dim, stride = TurnedStride(n), inner = Inner(form, shape.qk_dim);
   const int64_t across = AcrossStride(form, dim);
   T* keys = Room(memory.keys_turned, inner * stride);

@@ -163,7 +163,7 @@ template <typename T>
 void BackwardGroup(const AttentionShape<T>& shape, const HeadTensors<T>& t, int64_t g,
                    int64_t begin, int64_t n, const T* log_sums, int64_t all_rows) {
   HeadMemory<T>& memory = ThreadMemory<T>();
-  const OperandForm form = FormOf(shape.products);
+  const OperandForm form = FormOf<T>(shape.products);
   const bool plain = form == OperandForm::kPlain;
   const int64_t qk = shape.qk_dim, dim = shape.v_dim, stride = TurnedStride(n);
   const int64_t group = shape.heads / shape.kv_heads, block = kBlock * kBlockStride;

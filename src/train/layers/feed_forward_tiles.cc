@@ -50,7 +50,8 @@ struct Networks {
 template <typename T>
 Networks<T> Pack(std::span<const FeedForward<T>> all, bool forward, Temporary<T>* room,
                  ThreadPool& pool) {
-  Networks<T> n{.form = FormOf(all[0].gate.dtype), .hidden = all[0].gate.k, .width = all[0].gate.n};
+  Networks<T> n{
+      .form = FormOf<T>(all[0].gate.dtype), .hidden = all[0].gate.k, .width = all[0].gate.n};
   n.packed = AlignedToLine(room->data());
   n.panels = std::max(PanelsSize(Inner(n.form, n.hidden), n.width),
                       PanelsSize(Inner(n.form, n.width), n.hidden));

@@ -26,7 +26,7 @@ float* Scratch(int64_t count) {
 
 }  // namespace
 
-OperandForm FormOf(ProductDtype dtype) {
+OperandForm FormOfFloats(ProductDtype dtype) {
   if (dtype == ProductDtype::kFloat32) return OperandForm::kPlain;
   return ActivePairLeaves() != nullptr ? OperandForm::kPairs : OperandForm::kRounded;
 }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "train/math/product.h"
 
@@ -18,8 +19,12 @@ enum class OperandForm {
   kPairs,    // two elements, neighbours along the inner dimension, in the bits of one float
 };
 
-// Of products of this dtype on this machine. bfloat16 is for float32 tensors alone.
-OperandForm FormOf(ProductDtype dtype);
+// Of products of this dtype on this machine. What is held in float64 stays as it is.
+OperandForm FormOfFloats(ProductDtype dtype);
+template <typename T>
+OperandForm FormOf(ProductDtype dtype) {
+  return std::is_same_v<T, float> ? FormOfFloats(dtype) : OperandForm::kPlain;
+}
 
 // Floats that hold k elements along the inner dimension. In pairs the last of an odd number has
 // zero for a neighbour, so parts of an operand begin at even elements.

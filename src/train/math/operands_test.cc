@@ -102,7 +102,8 @@ TEST(OperandsTest, ProductsAreThoseOfTheElementsTaken) {
 }
 
 TEST(OperandsTest, PairsHaveTheBitsOfRoundedElements) {
-  if (FormOf(ProductDtype::kBFloat16) != OperandForm::kPairs) GTEST_SKIP() << "no AVX512_BF16";
+  if (FormOfFloats(ProductDtype::kBFloat16) != OperandForm::kPairs)
+    GTEST_SKIP() << "no AVX512_BF16";
   for (const Shape& shape : kShapes) {
     const Results pairs = Of(OperandForm::kPairs, shape);
     const Results rounded = Of(OperandForm::kRounded, shape);
@@ -118,7 +119,7 @@ TEST(OperandsTest, ARowIsRoundedWhereItLies) {
     std::vector<float> rounded = row;
     RoundInPlace(OperandForm::kRounded, rounded.data(), n);
     for (int64_t i = 0; i < n; ++i) EXPECT_EQ(rounded[i], RoundedToBFloat16(row[i]));
-    if (FormOf(ProductDtype::kBFloat16) != OperandForm::kPairs) continue;
+    if (FormOfFloats(ProductDtype::kBFloat16) != OperandForm::kPairs) continue;
     std::vector<float> pairs = row, wanted(Inner(OperandForm::kPairs, n));
     RoundInPlace(OperandForm::kPairs, pairs.data(), n);
     TakeRows(OperandForm::kPairs, row.data(), n, 1, n, wanted.data());
