@@ -229,8 +229,9 @@ int RunOneBatch(const OneBatchArgs& args) {
   std::vector<Result> results(cases.size());
   RunRankThreads(config.mesh.tp, plan.symmetric_bytes_per_rank,
                  [&](int rank, std::shared_ptr<SharedArena> arena) {
-                   ThreadPool pool(plan.threads_per_rank);
                    const auto comm = RankComm::Create(std::move(arena), config.mesh, rank);
+                   const CpuBinding binding = BindRank(config, plan, *comm->tp);
+                   ThreadPool pool(binding.threads, binding.cpus);
                    Model model(config.model_path, plan.model, MakeModelOptions(config, plan, rank),
                                *comm, pool);
                    KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);

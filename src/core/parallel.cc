@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/cpus.h"
+#include "core/log.h"
 
 namespace switchyard {
 namespace {
@@ -77,10 +79,22 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int num_threads) : state_(std::make_unique<State>()) {
+ThreadPool::ThreadPool(int num_threads) : ThreadPool(num_threads, {}) {}
+
+ThreadPool::ThreadPool(int num_threads, std::span<const int> cpus)
+    : state_(std::make_unique<State>()) {
   CHECK_GE(num_threads, 1);
+  CHECK(cpus.empty() || std::ssize(cpus) == num_threads);
+  if (!cpus.empty() && !RunOn(cpus)) {
+    LOG_WARNING("the system does not let threads be pinned to CPUs {}",
+                FormatCpuList({cpus.begin(), cpus.end()}));
+    cpus = {};
+  }
   for (int i = 1; i < num_threads; ++i) {
-    state_->workers.emplace_back([s = state_.get()] { s->Work(); });
+    state_->workers.emplace_back([s = state_.get(), cpu = cpus.empty() ? -1 : cpus[i]] {
+      if (cpu >= 0) RunOn({&cpu, 1});
+      s->Work();
+    });
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 
 namespace switchyard {
 
@@ -13,6 +14,10 @@ namespace switchyard {
 class ThreadPool {
  public:
   explicit ThreadPool(int num_threads);  // 1: everything runs on the caller
+  // Pinned: worker i runs on cpus[i] alone, one for each thread. The caller, which is thread 0, and
+  // what it starts from now on are held to all of them: threads that load weights or move experts
+  // are not to crowd on one.
+  ThreadPool(int num_threads, std::span<const int> cpus);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;

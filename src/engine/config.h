@@ -57,7 +57,8 @@ struct EngineConfig {
   // chunking
   int32_t chunked_prefill_size = 2048;
   bool disable_radix_cache = false;   // --disable-radix-cache
-  int32_t threads_per_rank = 0;       // --cpu-threads-per-rank; 0: cores / ranks
+  int32_t threads_per_rank = 0;       // --cpu-threads-per-rank; 0: this host's CPUs / ranks
+  std::string cpu_bind = "auto";      // --cpu-bind: auto | none | CPUs of each rank of this host
   std::string cpu_isa = "auto";       // --cpu-isa
   double dist_timeout_seconds = 300;  // --dist-timeout
   uint64_t random_seed = 0;  // --random-seed: of requests without a seed, and of dummy weights
@@ -86,7 +87,7 @@ struct EnginePlan {
   int32_t max_running_requests = 0;
   int32_t chunked_prefill_size = 0;  // −1: no chunking
   int64_t max_batch_tokens = 0;      // most rows of one pass
-  int32_t threads_per_rank = 1;
+  int32_t threads_per_rank = 1;      // where CPUs are not shared out by themselves (BindRank)
   size_t weight_bytes_per_rank = 0, kv_bytes_per_rank = 0, symmetric_bytes_per_rank = 0;
 };
 //

@@ -1,11 +1,12 @@
 // MakePlan: from flags, config.json and this machine to sizes.
 #include <algorithm>
 #include <limits>
-#include <thread>
 
+#include "core/cpus.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/config.h"
+#include "engine/cpu_binding.h"
 #include "engine/dp_controller.h"
 #include "engine/expert_work.h"
 #include "engine/gpu_memory.h"
@@ -319,9 +320,10 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   plan.chunked_prefill_size =
       config.chunked_prefill_size < 0 ? -1 : PerGroup(config.chunked_prefill_size, config.mesh.dp);
   plan.max_batch_tokens = MaxBatchTokens(plan);
-  const auto cores = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
-  plan.threads_per_rank =
-      config.threads_per_rank ? config.threads_per_rank : std::max(1, cores / plan.ranks_of_host);
+  ParseCpuBind(config.cpu_bind, config.threads_per_rank, plan.ranks_of_host);
+  plan.threads_per_rank = config.threads_per_rank
+                              ? config.threads_per_rank
+                              : std::max(1, AllowedCpuCount() / plan.ranks_of_host);
 
   const Mesh mesh(config.mesh, 0);  // rank 0 holds the most where shares are uneven
   const ModelOptions options = MakeModelOptions(config, plan);

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "engine/cpu_binding.h"
 #include "engine/expert_work.h"
 #include "engine/group_exchange.h"
 #include "engine/scheduler/batch.h"
@@ -82,7 +83,8 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
   const auto timeout =
       std::chrono::milliseconds(static_cast<int64_t>(config.dist_timeout_seconds * 1000));
   const auto comm = RankComm::Create(std::move(arena), config.mesh, rank, {.timeout = timeout});
-  ThreadPool pool(plan.threads_per_rank);
+  const CpuBinding binding = BindRank(config, plan, *comm->tp);
+  ThreadPool pool(binding.threads, binding.cpus);
   ModelOptions options = MakeModelOptions(config, plan, rank);
   if (rank == 0) options.load.progress = ThrottledProgress(io);
   ExpertWork experts(config, plan, *comm);

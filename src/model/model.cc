@@ -81,9 +81,11 @@ ModelOptions Complete(const ModelConfig& config, ModelOptions options, const Mes
   return options;
 }
 
-// Before weights are loaded by placements that differ.
-ModelOptions Agreed(ModelOptions options, RankComm& comm) {
+// Before weights are loaded by placements that differ. They load with as many threads as compute.
+ModelOptions Agreed(ModelOptions options, RankComm& comm, const ThreadPool& pool) {
+  constexpr int kMostThatFill = 16;  // more do not read faster
   CheckSamePlacements(options.load.placements, options.moe.init_expert_location, *comm.tp);
+  options.load.threads = std::min(pool.num_threads(), kMostThatFill);
   return options;
 }
 
@@ -158,8 +160,8 @@ struct Model::Impl {
   Impl(const std::filesystem::path& dir, ModelConfig model_config, ModelOptions model_options,
        RankComm& rank_comm, ThreadPool& threads)
       : config(std::move(model_config)),
-        options(
-            Agreed(Complete(config, std::move(model_options), rank_comm.mesh.shape()), rank_comm)),
+        options(Agreed(Complete(config, std::move(model_options), rank_comm.mesh.shape()),
+                       rank_comm, threads)),
         comm(rank_comm),
         pool(threads),
         rank_device(MakeRankDevice(config, options, comm, pool)),

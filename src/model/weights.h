@@ -78,6 +78,7 @@ struct LoadOptions {
   // Called as bytes become resident, from the loading thread: done and total of this rank.
   std::function<void(size_t done, size_t total)> progress;
   bool check_nan_scales = true;  // and weights of float8 that are NaN
+  int threads = 1;               // that fill memory; Model sets it
 };
 
 // Loads this rank's share. Error names the file and tensor: missing or truncated files, headers

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <set>
-#include <thread>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -40,12 +39,6 @@ void LogUnused(const Checkpoint& checkpoint, const ModelConfig& config,
   }
 }
 
-// Ranks share the host; each fills its own memory.
-int FillThreads(const Mesh& mesh) {
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  return std::clamp(cores / mesh.tp(), 1, 16);
-}
-
 }  // namespace
 
 ModelWeights LoadWeights(const std::filesystem::path& dir, const ModelConfig& config,
@@ -56,7 +49,7 @@ ModelWeights LoadWeights(const std::filesystem::path& dir, const ModelConfig& co
     return weights;
   };
   if (options.load_format == "dummy") {
-    return load(*MakeDummySource(config, options.dummy_seed, FillThreads(mesh)));
+    return load(*MakeDummySource(config, options.dummy_seed, options.threads));
   }
   if (options.load_format != "auto" && options.load_format != "safetensors") {
     throw Invalid("--load-format {} is unknown; want auto, safetensors or dummy",
@@ -65,7 +58,7 @@ ModelWeights LoadWeights(const std::filesystem::path& dir, const ModelConfig& co
   const Checkpoint checkpoint(dir);
   return load(*MakeCheckpointSource(
       checkpoint, config,
-      {.check_nan_scales = options.check_nan_scales, .threads = FillThreads(mesh)}));
+      {.check_nan_scales = options.check_nan_scales, .threads = options.threads}));
 }
 
 size_t CheckCheckpoint(const std::filesystem::path& dir, const ModelConfig& config) {

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "engine/cpu_binding.h"
 #include "moe/environment.h"
 #include "server/args/parse_words.h"
 #include "server/args/yaml_config.h"
@@ -115,8 +116,12 @@ void AddParallelFlags(CLI::App& app, ServerArgs& a) {
        "GPUs: parts that have not been shown to work on one yet, with commas between them: "
        "fused-decode (fewer kernels in a layer)");
   Flag(app, "--cpu-threads-per-rank", e.threads_per_rank, kParallel,
-       "0: this machine's cores over the ranks")
+       "0: the CPUs that this process may run on, over the ranks")
       ->check(CLI::NonNegativeNumber);
+  Flag(app, "--cpu-bind", e.cpu_bind, kParallel,
+       "Which CPUs threads are pinned to: auto (each rank its part of those that this process may "
+       "run on, and not of other servers; on GPUs none), none, or a list for each rank of this "
+       "host, like 0-3|4-7 (SGLANG_CPU_OMP_THREADS_BIND)");
   Flag(app, "--cpu-isa", e.cpu_isa, kParallel, "auto, reference, avx2 or avx512");
   Flag(app, "--dist-timeout", e.dist_timeout_seconds, kParallel,
        "Seconds a rank waits for another before it gives up")
@@ -234,6 +239,7 @@ void AddMemoryFlags(CLI::App& app, EngineConfig& e) {
 void AddEngineFlags(CLI::App& app, ServerArgs& a) {
   EngineConfig& e = a.engine;
   ApplyMoeEnvironment(&e.moe);  // flags come after it
+  e.cpu_bind = CpuBindOfEnvironment();
   AddModelFlags(app, a);
   AddParallelFlags(app, a);
   AddMoeFlags(app, e);

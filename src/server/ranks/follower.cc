@@ -72,6 +72,7 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
   job.config.backends = args.engine.backends;
   job.config.base_gpu_id = args.engine.base_gpu_id;  // each host has its own
   job.config.gpu_id_step = args.engine.gpu_id_step;
+  job.config.cpu_bind = args.engine.cpu_bind;
   if (launch.launched) InitLog(job.config.log_level, Mesh(job.config.mesh, launch.node).Title());
   if (membership->mpi) {  // whose launcher ends all ranks when one is lost
     RunRankLoop(job.config, job.plan, launch.node, ArenaOfLaunchedRank(launch, *membership, job),
