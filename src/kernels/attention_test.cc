@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "kernels/cache_rows.h"
+#include "kernels/cpu/leaves.h"
 #include "kernels/reference.h"
 #include "kernels/testing.h"
 
@@ -132,6 +133,74 @@ TEST_P(AttentionTest, ChunksDecodeStepsAndThreadsGiveTheSameBits) {
   }
 }
 
+// Parts of the keys (kKeyPart) that several threads share, of a chunk that ends after a part, and
+// of single rows before, at and after its end.
+TEST_P(AttentionTest, SharedKeysGiveTheSameBits) {
+  Random random(6);
+  ThreadPool one(1), two(2), nine(9);
+  const Shape shapes[] = {
+      {4, 2, 16, 16, DType::kBF16, 0, false},  {6, 1, 40, 1, DType::kF32, 0, true},
+      {3, 1, 8, 4, DType::kF32, 3000, true},   {2, 1, 24, 8, DType::kF16, 1500, false},
+      {66, 1, 8, 16, DType::kF32, 0, true},    {4, 4, 16, 32, DType::kF8E4M3, 0, false},
+      {8, 1, 20, 16, DType::kI8, 4000, false},
+  };
+  constexpr int32_t kKeys = 5000, kRows = 6, kEnd = 2 * cpu::kKeyPart + kRows / 2;
+  for (const Shape& s : shapes) {
+    const int64_t width = s.heads * s.head_dim;
+    const std::vector<int32_t> pages = random.Shuffled(CeilDiv(kKeys, s.page_size));
+    const int64_t slots = std::ssize(pages) * s.page_size;
+    const Cache k(s.dtype, random.Normal(slots * s.kv_heads * s.head_dim), slots, s.kv_heads,
+                  s.head_dim);
+    const Cache v(s.dtype, random.Normal(slots * s.kv_heads * s.head_dim), slots, s.kv_heads,
+                  s.head_dim);
+    // Sinks that some parts' scores are over and some are under.
+    const std::vector<float> q = random.Normal((kRows + 1) * width),
+                             sinks = random.Normal(s.heads, 3.0f);
+    std::vector<float> out((kRows + 1) * width), expected(out.size()), again(out.size());
+    const SequenceSpan both[] = {
+        {.rows = kRows, .kv_len = kEnd, .pages = pages.data()},
+        {.row_begin = kRows, .rows = 1, .kv_len = kKeys, .pages = pages.data()}};
+    AttentionParams p = {.q = q.data(),
+                         .ldq = width,
+                         .k_cache = k.bytes.data(),
+                         .v_cache = v.bytes.data(),
+                         .kv_dtype = s.dtype,
+                         .heads = s.heads,
+                         .kv_heads = s.kv_heads,
+                         .head_dim = s.head_dim,
+                         .page_size = s.page_size,
+                         .scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim)),
+                         .window = s.window,
+                         .sinks = s.sinks ? sinks.data() : nullptr,
+                         .sequences = both,
+                         .out = out.data(),
+                         .ldo = width};
+    Attention(p, one);
+    p.out = expected.data();
+    reference::Attention(p);
+    for (size_t i = 0; i < out.size(); ++i) {
+      ASSERT_NEAR(out[i], expected[i], 100 * kEpsilon) << s.head_dim << " " << i;
+    }
+    p.out = again.data();
+    for (ThreadPool* pool : {&two, &nine}) {
+      std::fill(again.begin(), again.end(), 0.0f);
+      Attention(p, *pool);
+      EXPECT_TRUE(SameBits(out, again)) << s.head_dim << " threads " << pool->num_threads();
+      std::fill(again.begin(), again.end(), 0.0f);
+      for (int32_t row = 0; row <= kRows; ++row) {
+        const SequenceSpan single = {.row_begin = row,
+                                     .rows = 1,
+                                     .kv_len = row < kRows ? kEnd - kRows + row + 1 : kKeys,
+                                     .pages = pages.data()};
+        p.sequences = {&single, 1};
+        Attention(p, *pool);
+      }
+      p.sequences = both;
+      EXPECT_TRUE(SameBits(out, again)) << s.head_dim << " rows alone";
+    }
+  }
+}
+
 TEST_P(AttentionTest, PlacesOfPagesDoNotMatter) {
   Random random(3);
   ThreadPool pool(2);
@@ -230,6 +299,45 @@ TEST_P(AttentionTest, LatentMatchesReferenceInAnyChunks) {
       LatentAttention(p, three);
     }
     EXPECT_TRUE(SameBits(out, again)) << heads;
+  }
+}
+
+TEST_P(AttentionTest, SharedLatentsGiveTheSameBits) {
+  Random random(7);
+  ThreadPool one(1), five(5);
+  constexpr int32_t kKeys = cpu::kKeyPart + 100, kRows = 3;
+  constexpr int64_t kLora = 24, kRope = 8, kWidth = kLora + kRope;
+  for (const int64_t heads : {2, 70}) {
+    const std::vector<int32_t> pages = random.Shuffled(kKeys);
+    const Cache cache(DType::kBF16, random.Normal(kKeys * kWidth), kKeys, /*heads=*/1, kWidth);
+    const std::vector<float> q = random.Normal(kRows * heads * kWidth);
+    std::vector<float> out(kRows * heads * kLora), expected(out.size()), again(out.size());
+    SequenceSpan span = {.rows = kRows, .kv_len = kKeys, .pages = pages.data()};
+    LatentAttentionParams p = {.q = q.data(),
+                               .ldq = heads * kWidth,
+                               .cache = cache.bytes.data(),
+                               .kv_dtype = DType::kBF16,
+                               .heads = heads,
+                               .lora = kLora,
+                               .rope = kRope,
+                               .scale = 0.2f,
+                               .sequences = {&span, 1},
+                               .out = out.data(),
+                               .ldo = heads * kLora};
+    LatentAttention(p, one);
+    p.out = expected.data();
+    reference::LatentAttention(p);
+    for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], expected[i], 100 * kEpsilon) << i;
+    p.out = again.data();
+    LatentAttention(p, five);
+    EXPECT_TRUE(SameBits(out, again)) << heads;
+    std::fill(again.begin(), again.end(), 0.0f);
+    for (int32_t row = 0; row < kRows; ++row) {
+      span = {
+          .row_begin = row, .rows = 1, .kv_len = kKeys - kRows + row + 1, .pages = pages.data()};
+      LatentAttention(p, five);
+    }
+    EXPECT_TRUE(SameBits(out, again)) << heads << " rows alone";
   }
 }
 

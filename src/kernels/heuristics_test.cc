@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/cpu/leaves.h"
+
 namespace switchyard::kernels::cpu {
 namespace {
 
@@ -21,6 +23,11 @@ TEST(HeuristicsTest, PanelsOfUsualDepthsFitTheCaches) {
 TEST(HeuristicsTest, RowsThatArePackedForPayForIt) {
   constexpr int64_t kRowsThatPackingCosts = 5;
   EXPECT_GE(kInt8PanelFewestRows, 4 * kRowsThatPackingCosts);
+}
+
+TEST(HeuristicsTest, PartsOfKeysAreWholeBlocks) {
+  // Else which keys are in a block together would depend on where a task begins.
+  EXPECT_EQ(kKeyPart % kKeyBlock, 0);
 }
 
 }  // namespace

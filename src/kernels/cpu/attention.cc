@@ -1,10 +1,8 @@
-// Attention and LatentAttention: tasks are (sequence, block of query rows, KV head, part of its
-// query heads).
-#include <algorithm>
-#include <vector>
-
+// Attention and LatentAttention: tasks are (block of query rows, part of its keys or all, KV head,
+// part of its query heads), as attention_cut.h cuts them.
 #include "core/check.h"
 #include "kernels/cache_rows.h"
+#include "kernels/cpu/attention_cut.h"
 #include "kernels/cpu/driver.h"
 #include "kernels/ops.h"
 #include "kernels/reference.h"
@@ -12,49 +10,61 @@
 namespace switchyard::kernels {
 namespace {
 
-// Some query rows of one sequence.
-struct RowBlock {
-  const SequenceSpan* sequence;
-  int32_t begin, end;
-};
+using cpu::AttentionCut;
+using cpu::AttentionTask;
+using cpu::RowBlock;
 
-// How a call is cut: `parts` parts of at most `heads` query heads for each KV head.
-struct Cut {
-  const std::vector<RowBlock>& blocks;
-  int64_t heads, parts;
-};
-
-Cut CutSequences(std::span<const SequenceSpan> sequences, int64_t kv_heads, int64_t group,
-                 int threads) {
-  static thread_local std::vector<RowBlock> blocks;
-  blocks.clear();
-  int64_t heads = std::min(group, cpu::kQueryBlock);
-  int64_t rows = 0;
-  for (const SequenceSpan& s : sequences) rows += s.rows;
-  // With less work than threads, heads that share keys part; else they share what they load.
-  if (rows * kv_heads < threads) {
-    heads = std::min(heads, CeilDiv(group * rows * kv_heads, threads));
-  }
-  heads = std::max<int64_t>(heads, 1);
-  const auto block_rows = static_cast<int32_t>(cpu::kQueryBlock / heads);
-  for (const SequenceSpan& s : sequences) {
-    for (int32_t r = 0; r < s.rows; r += block_rows) {
-      blocks.push_back({&s, r, std::min(s.rows, r + block_rows)});
-    }
-  }
-  return {blocks, heads, CeilDiv(group, heads)};
-}
-
-// Fills in a task's place in the batch.
-void Place(const RowBlock& block, int32_t page_size, cpu::AttentionTask& t) {
+// Fills in a task's rows.
+void Place(const RowBlock& block, int32_t page_size, AttentionTask& t) {
   const SequenceSpan& s = *block.sequence;
   t.rows = block.end - block.begin;
-  t.first_position = s.kv_len - s.rows + block.begin;
+  t.first_position = block.first_position();
   t.pages = s.pages;
   t.page_size = page_size;
   t.q += (s.row_begin + block.begin) * t.ldq;
   t.out += (s.row_begin + block.begin) * t.ldo;
   t.scratch = cpu::ThreadScratch(cpu::AttentionScratch(t.k_width, t.v_width));
+  t.part_begin = block.part_begin;
+  t.part_end = block.part_end;
+  t.partials = nullptr;
+}
+
+// `make(kv_head, first)`: the task of a KV head and some of its query heads, of which the first is
+// given, counted within the group; without rows.
+template <typename MakeTask>
+void RunAttention(const cpu::AttentionWork& work, const cpu::Leaves& leaves, int32_t page_size,
+                  ThreadPool& pool, const MakeTask& make) {
+  static thread_local AttentionCut kept;
+  AttentionCut& cut = kept;  // the caller's, for the tasks of all threads
+  cpu::CutAttention(work, pool.num_threads(), cut);
+  const auto partials = reinterpret_cast<float*>(
+      cpu::CallScratch(cut.partial_floats * static_cast<int64_t>(sizeof(float))));
+  const auto task_of = [&](const RowBlock& block, int64_t head_task) {
+    const int64_t first = head_task % cut.head_parts * cut.heads;
+    AttentionTask t = make(head_task / cut.head_parts, first);
+    t.group = std::min(cut.heads, work.group - first);
+    Place(block, page_size, t);
+    if (block.partials >= 0) {
+      const int64_t parts = t.part_end - t.part_begin;
+      t.partials = partials + block.partials + head_task * parts * cut.partial_stride;
+      t.partial_stride = cut.partial_stride;
+    }
+    return t;
+  };
+  const int64_t each = cut.tasks_per_block;
+  cpu::RunTasks(pool, std::ssize(cut.tasks) * each, [&](int64_t task) {
+    const cpu::BlockPart& place = cut.tasks[task / each];
+    AttentionTask t = task_of(cut.blocks[place.block], task % each);
+    if (t.partials != nullptr) {
+      t.part_begin += place.part;
+      t.part_end = t.part_begin + 1;
+      t.partials += place.part * t.partial_stride;
+    }
+    leaves.attention(t);
+  });
+  cpu::RunTasks(pool, std::ssize(cut.merges) * each, [&](int64_t task) {
+    leaves.merge_attention(task_of(cut.blocks[cut.merges[task / each]], task % each));
+  });
 }
 
 }  // namespace
@@ -64,18 +74,17 @@ void Attention(const AttentionParams& p, ThreadPool& pool) {
   if (leaves == nullptr) return reference::Attention(p);
   CHECK(IsCacheType(p.kv_dtype));
   const int64_t group = p.heads / p.kv_heads;
-  const Cut cut = CutSequences(p.sequences, p.kv_heads, group, pool.num_threads());
-  const int64_t tasks_per_block = p.kv_heads * cut.parts;
   const int64_t row_bytes = CacheRowBytes(p.kv_dtype, p.head_dim);
-  const auto tasks = static_cast<int64_t>(cut.blocks.size()) * tasks_per_block;
-  cpu::RunTasks(pool, tasks, [&](int64_t task) {
-    const int64_t kv_head = task % tasks_per_block / cut.parts;
-    const int64_t first = task % cut.parts * cut.heads;  // within the group
+  const cpu::AttentionWork work = {.sequences = p.sequences,
+                                   .kv_heads = p.kv_heads,
+                                   .group = group,
+                                   .window = p.window,
+                                   .v_width = p.head_dim};
+  RunAttention(work, *leaves, p.page_size, pool, [&](int64_t kv_head, int64_t first) {
     const int64_t head = kv_head * group + first;
-    cpu::AttentionTask t = {
+    return AttentionTask{
         .q = p.q + head * p.head_dim,
         .ldq = p.ldq,
-        .group = std::min(cut.heads, group - first),
         .window = p.window,
         .k = static_cast<const char*>(p.k_cache) + kv_head * row_bytes,
         .v = static_cast<const char*>(p.v_cache) + kv_head * row_bytes,
@@ -91,8 +100,6 @@ void Attention(const AttentionParams& p, ThreadPool& pool) {
         .out = p.out + head * p.head_dim,
         .ldo = p.ldo,
     };
-    Place(cut.blocks[task / tasks_per_block], p.page_size, t);
-    leaves->attention(t);
   });
 }
 
@@ -102,14 +109,12 @@ void LatentAttention(const LatentAttentionParams& p, ThreadPool& pool) {
   CHECK(IsCacheType(p.kv_dtype));
   const int64_t width = p.lora + p.rope;
   const int64_t row_bytes = CacheRowBytes(p.kv_dtype, width);
-  const Cut cut = CutSequences(p.sequences, 1, p.heads, pool.num_threads());
-  const auto tasks = static_cast<int64_t>(cut.blocks.size()) * cut.parts;
-  cpu::RunTasks(pool, tasks, [&](int64_t task) {
-    const int64_t head = task % cut.parts * cut.heads;
-    cpu::AttentionTask t = {
+  const cpu::AttentionWork work = {
+      .sequences = p.sequences, .kv_heads = 1, .group = p.heads, .v_width = p.lora};
+  RunAttention(work, *leaves, p.page_size, pool, [&](int64_t, int64_t head) {
+    return AttentionTask{
         .q = p.q + head * width,
         .ldq = p.ldq,
-        .group = std::min(cut.heads, p.heads - head),
         .window = 0,
         .k = p.cache,
         .v = p.cache,
@@ -125,8 +130,6 @@ void LatentAttention(const LatentAttentionParams& p, ThreadPool& pool) {
         .out = p.out + head * p.lora,
         .ldo = p.ldo,
     };
-    Place(cut.blocks[task / cut.parts], p.page_size, t);
-    leaves->attention(t);
   });
 }
 

@@ -99,7 +99,11 @@ int64_t ColumnsScratch() {
 
 int64_t AttentionScratch(int64_t k_width, int64_t v_width) {
   const int64_t k = RoundUp(k_width, kMaxLanes), v = RoundUp(v_width, kMaxLanes);
-  return kQueryBlock * (v + kKeyBlock) + kKeyBlock * (k + v);
+  return 2 * PartialFloats(kQueryBlock, v_width) + kQueryBlock * kKeyBlock + kKeyBlock * (k + v);
+}
+
+int64_t PartialFloats(int64_t queries, int64_t v_width) {
+  return RoundUp(queries * (RoundUp(v_width, kMaxLanes) + 2), kMaxLanes);
 }
 
 }  // namespace switchyard::kernels::cpu

@@ -30,6 +30,8 @@ WeightRef MakeRef(const WeightView& w);
 int64_t LinearScratch(int64_t k);
 int64_t ColumnsScratch();
 int64_t AttentionScratch(int64_t k_width, int64_t v_width);
+// Floats of what `queries` queries have summed over a part of their keys.
+int64_t PartialFloats(int64_t queries, int64_t v_width);
 
 // pool.Run and pool.RunRanges without a copy of `body` on the heap.
 template <typename Body>

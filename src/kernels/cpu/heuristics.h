@@ -35,4 +35,11 @@ constexpr int64_t kInt8PackAhead = 512;
 // occupy every thread. Twice as many gave nothing where experts have many rows.
 constexpr int64_t kExpertTaskColumns = 128;
 
+// Attention: keys of a sequence are split over threads where a task of its query rows would be more
+// than the threads' even share over this: few enough tasks that the last one ends soon after the
+// others.
+constexpr int64_t kKeyPartTasks = 2;
+// Floats of the parts' sums, 64 MiB, beyond which keys are not split: there are tasks enough then.
+constexpr int64_t kMostPartialFloats = int64_t{16} << 20;
+
 }  // namespace switchyard::kernels::cpu

@@ -72,7 +72,10 @@ struct ColumnsTask {
   float* scratch;  // ColumnsScratch() floats
 };
 
-// Consecutive query rows of one sequence with the heads that share one KV head.
+// Consecutive query rows of one sequence with the heads that share one KV head, and the keys of the
+// parts [part_begin, part_end), of kKeyPart keys each. Without `partials` these are all that the
+// rows see, and the outputs are written. With them it is one part, whose sums are left in them for
+// `merge_attention`: a task of all parts, with `partials` of the first one.
 struct AttentionTask {
   const float* q;  // row r, head g at q + r · ldq + g · k_width
   int64_t ldq;
@@ -93,6 +96,9 @@ struct AttentionTask {
   float* out;          // row r, head g at out + r · ldo + g · v_width
   int64_t ldo;
   float* scratch;  // AttentionScratch(k_width, v_width) floats
+  int64_t part_begin, part_end;
+  float* partials;
+  int64_t partial_stride;  // from one part's to the next: PartialFloats(rows · group, v_width)
 };
 
 constexpr int64_t kMaxLanes = 16;
@@ -101,6 +107,7 @@ constexpr int64_t kColumnBlock = 64;  // columns of a ColumnsTask
 constexpr int64_t kColumnDepth = 64;  // rows of W that it converts at a time
 constexpr int64_t kColumnBatch = 32;  // rows of x that share them
 constexpr int64_t kKeyBlock = 64;     // keys of one softmax step, at absolute multiples of it
+constexpr int64_t kKeyPart = 2048;    // keys that are summed by themselves, at multiples of it
 constexpr int64_t kQueryBlock = 64;   // query vectors of an AttentionTask
 constexpr int64_t kInt8MaxDepth = 1 << 17;  // columns whose int8 products add up in an int32
 
@@ -109,6 +116,7 @@ struct Leaves {
   void (*linear_int8)(const LinearTask&);
   void (*columns)(const ColumnsTask&);
   void (*attention)(const AttentionTask&);
+  void (*merge_attention)(const AttentionTask&);
   void (*rms_norm)(const float* x, const float* weight, float* y, int64_t n, float eps);
   void (*swiglu)(float* gate, const float* up, int64_t n);  // gate becomes the product
   void (*swiglu_clamped)(float* gate, const float* up, int64_t n, float alpha, float limit);

@@ -12,6 +12,7 @@ constexpr Leaves kLeaves = {
     .linear_int8 = LinearInt8,
     .columns = simd::Columns<Vec>,
     .attention = simd::Attention<Vec>,
+    .merge_attention = simd::MergeAttention<Vec>,
     .rms_norm = simd::RmsNorm<Vec>,
     .swiglu = simd::SwiGlu<Vec>,
     .swiglu_clamped = simd::SwiGluClamped<Vec>,

@@ -2,11 +2,12 @@
 // FlashAttention). Blocks start at absolute multiples of kKeyBlock, each query visits only the keys
 // it sees, in ascending order, and its running maximum, sum and output change once per block. So a
 // query's result depends on its own keys alone: chunks, batches, pages and prefix reuse leave the
-// bits as they are.
+// bits as they are. Longer sequences are summed part by part (key_parts.h).
 #pragma once
 
 #include "kernels/cpu/leaves.h"
 #include "kernels/cpu/simd/cached_keys.h"
+#include "kernels/cpu/simd/key_parts.h"
 #include "kernels/cpu/simd/linear.h"
 #include "kernels/cpu/simd/math.h"
 #include "kernels/cpu/simd/weighted_rows.h"
@@ -15,43 +16,35 @@ namespace switchyard::kernels::cpu::simd {
 
 // The buffers of a task, cut from its scratch, and what it reads of the current block.
 template <class V>
-struct AttentionState {
-  const AttentionTask& t;
-  int64_t queries, acc_stride;
-  float* acc;      // [queries, acc_stride] outputs before division by sum
-  float* weights;  // [queries, kKeyBlock] scores, then their exponentials
-  float* keys;     // [k_width, kKeyBlock] as float32
-  float* values;   // [kKeyBlock, Padded(v_width)] as float32
+struct AttentionState : QueryKeys<V> {
+  KeySums<V> part;   // of the current part: where other threads' parts join it, in the partials
+  KeySums<V> total;  // of the parts before it
+  float* weights;    // [queries, kKeyBlock] scores, then their exponentials
+  float* keys;       // [k_width, kKeyBlock] as float32
+  float* values;     // [kKeyBlock, Padded(v_width)] as float32
   const float* value_rows[kKeyBlock];
-  float top[kQueryBlock], sum[kQueryBlock];
 
   explicit AttentionState(const AttentionTask& task)
-      : t(task), queries(t.rows * t.group), acc_stride(Padded<V>(t.v_width)) {
-    acc = t.scratch;
-    weights = acc + kQueryBlock * acc_stride;
+      : QueryKeys<V>(task),
+        part(task.partials != nullptr ? task.partials : task.scratch, this->queries,
+             this->acc_stride),
+        total(task.scratch + SumsFloats(), this->queries, this->acc_stride) {
+    weights = task.scratch + 2 * SumsFloats();
     keys = weights + kQueryBlock * kKeyBlock;
-    values = keys + kKeyBlock * Padded<V>(t.k_width);
-    for (int64_t i = 0; i < queries; ++i) {
-      // A sink is a first score that carries no value: its exponential relative to itself is 1.
-      top[i] = t.sinks != nullptr ? t.sinks[i % t.group] : -__builtin_inff();
-      sum[i] = t.sinks != nullptr ? 1.0f : 0.0f;
-    }
-    for (int64_t c = 0; c < queries * acc_stride; c += V::kLanes) V::Store(acc + c, V::Zero());
+    values = keys + kKeyBlock * Padded<V>(task.k_width);
   }
+  // At most PartialFloats, and a multiple of the lanes.
+  int64_t SumsFloats() const { return kQueryBlock * (this->acc_stride + 2); }
 
-  int64_t Position(int64_t query) const { return t.first_position + query / t.group; }
-  int64_t FirstKey(int64_t query) const {
-    const int64_t first = Position(query) - t.window + 1;
-    return t.window > 0 && first > 0 ? first : 0;
-  }
   KeyRange Range(int64_t query, int64_t block) const {
     const int64_t start = block * kKeyBlock;
-    const int64_t begin = FirstKey(query) - start, end = Position(query) + 1 - start;
+    const int64_t begin = this->FirstKey(query) - start;
+    const int64_t end = this->Position(query) + 1 - start;
     return {begin > 0 ? begin : 0, end < kKeyBlock ? end : kKeyBlock};
   }
 };
 
-// Brings the keys [begin, end) of a block in, and asks for those that follow it.
+// Brings the keys [begin, end) of a block in, and asks for those that follow it, up to `keys`.
 template <class V>
 void LoadKeys(AttentionState<V>& s, int64_t block, KeyRange range, int64_t keys) {
   const AttentionTask& t = s.t;
@@ -146,19 +139,19 @@ void Exponentiate(AttentionState<V>& s, int64_t query, KeyRange range) {
     highest = V::Max(highest, score);
   }
   const float block_top = V::ReduceMax(highest);
-  const float top = block_top > s.top[query] ? block_top : s.top[query];
+  const float top = block_top > s.part.top[query] ? block_top : s.part.top[query];
   auto sum = V::Zero();
   for (int64_t j = 0; j < kKeyBlock; j += V::kLanes) {
     const auto e = Exp<V>(V::Sub(V::Load(w + j), V::Set1(top)));
     V::Store(w + j, e);
     sum = V::Add(sum, e);
   }
-  const auto keep = Exp<V>(V::Set1(s.top[query] - top));
+  const auto keep = Exp<V>(V::Set1(s.part.top[query] - top));
   float kept[V::kLanes];
   V::Store(kept, keep);
-  s.sum[query] = s.sum[query] * kept[0] + V::ReduceAdd(sum);
-  s.top[query] = top;
-  float* acc = s.acc + query * s.acc_stride;
+  s.part.sum[query] = s.part.sum[query] * kept[0] + V::ReduceAdd(sum);
+  s.part.top[query] = top;
+  float* acc = s.part.acc + query * s.acc_stride;
   for (int64_t c = 0; c < s.acc_stride; c += V::kLanes) {
     V::Store(acc + c, V::Mul(V::Load(acc + c), keep));
   }
@@ -175,35 +168,26 @@ void AddValues(AttentionState<V>& s, int64_t block) {
     }
     if (range.begin < range.end) {
       AddWeightedRows<V>(s.weights + i * kKeyBlock, kKeyBlock, s.value_rows, range.begin, range.end,
-                         s.acc_stride, end - i, s.acc + i * s.acc_stride, s.acc_stride);
+                         s.acc_stride, end - i, s.part.acc + i * s.acc_stride, s.acc_stride);
     }
     i = end;
   }
 }
 
+// The keys of one part.
 template <class V>
-void WriteOutputs(const AttentionState<V>& s) {
-  const AttentionTask& t = s.t;
-  for (int64_t i = 0; i < s.queries; ++i) {
-    float* out = t.out + i / t.group * t.ldo + i % t.group * t.v_width;
-    const float* acc = s.acc + i * s.acc_stride;
-    const auto inverse = V::Set1(1.0f / s.sum[i]);
-    int64_t c = 0;
-    for (; c + V::kLanes <= t.v_width; c += V::kLanes) {
-      V::Store(out + c, V::Mul(V::Load(acc + c), inverse));
-    }
-    if (c < t.v_width) V::StoreN(out + c, V::Mul(V::Load(acc + c), inverse), t.v_width - c);
-  }
-}
-
-template <class V>
-void Attention(const AttentionTask& t) {
-  AttentionState<V> s(t);
+void VisitPart(AttentionState<V>& s, int64_t part) {
+  constexpr int64_t kBlocks = kKeyPart / kKeyBlock;
   const int64_t last = s.queries - 1;
-  for (int64_t block = s.FirstKey(0) / kKeyBlock; block <= s.Position(last) / kKeyBlock; ++block) {
+  const int64_t seen = s.Position(last) + 1, part_end = (part + 1) * kKeyPart;
+  const int64_t keys = s.t.partials != nullptr && part_end < seen ? part_end : seen;
+  int64_t block = part * kBlocks, end = (part + 1) * kBlocks;
+  if (block < s.FirstKey(0) / kKeyBlock) block = s.FirstKey(0) / kKeyBlock;
+  if (end > s.Position(last) / kKeyBlock + 1) end = s.Position(last) / kKeyBlock + 1;
+  for (; block < end; ++block) {
     // The first query sees the earliest keys, the last one the latest.
     const KeyRange loaded = {s.Range(0, block).begin, s.Range(last, block).end};
-    LoadKeys(s, block, loaded, s.Position(last) + 1);
+    LoadKeys(s, block, loaded, keys);
     ScoreKeys(s);
     for (int64_t i = 0; i < s.queries; ++i) {
       const KeyRange range = s.Range(i, block);
@@ -211,7 +195,18 @@ void Attention(const AttentionTask& t) {
     }
     AddValues(s, block);
   }
-  WriteOutputs(s);
+}
+
+template <class V>
+void Attention(const AttentionTask& t) {
+  AttentionState<V> s(t);
+  const bool several = t.part_end - t.part_begin > 1;
+  for (int64_t part = t.part_begin; part < t.part_end; ++part) {
+    BeginPart<V>(s, part, s.part);
+    VisitPart(s, part);
+    if (several) FoldPart<V>(s, part, s.part, s.total);
+  }
+  if (t.partials == nullptr) WriteOutputs<V>(s, several ? s.total : s.part);
 }
 
 }  // namespace switchyard::kernels::cpu::simd
