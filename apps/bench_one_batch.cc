@@ -16,6 +16,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/config.h"
+#include "engine/cpu_binding.h"
 #include "kernels/roofline.h"
 #include "model/model.h"
 

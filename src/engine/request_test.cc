@@ -218,6 +218,7 @@ TEST(ConfigWire, EveryFieldSurvivesTheTrip) {
                             .chunked_prefill_size = -1,
                             .disable_radix_cache = true,
                             .threads_per_rank = 3,
+                            .cpu_bind = "0-2|3-5",
                             .cpu_isa = "avx2",
                             .dist_timeout_seconds = 1.5,
                             .random_seed = 99,
@@ -230,6 +231,7 @@ TEST(ConfigWire, EveryFieldSurvivesTheTrip) {
   EXPECT_EQ(back.mesh.ep, 2);
   EXPECT_EQ(back.moe.row_dtype, DType::kF16);
   EXPECT_EQ(back.chunked_prefill_size, -1);
+  EXPECT_EQ(back.cpu_bind, "0-2|3-5");
   EXPECT_EQ(back.log_level, "debug");
   EXPECT_TRUE(back.check_batches);
   for (size_t n = 0; n < bytes.size(); ++n)
