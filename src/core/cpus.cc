@@ -67,6 +67,7 @@ std::vector<CpuList> CoresOf(const CpuList& cpus, const fs::path& root) {
         .push_back(cpu);
   }
   std::vector<CpuList> list;
+  list.reserve(cores.size());
   for (auto& [place, core] : cores) list.push_back(std::move(core));
   return list;
 }

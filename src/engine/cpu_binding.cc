@@ -37,7 +37,8 @@ CpuBinding BindToList(CpuList cpus, const CpuList& allowed, int32_t threads_per_
                     FormatCpuList(allowed));
   }
   if (threads_per_rank > 0) cpus.resize(threads_per_rank);
-  CpuBinding binding{.threads = static_cast<int>(cpus.size()), .cpus = std::move(cpus)};
+  CpuBinding binding{.threads = static_cast<int>(cpus.size())};
+  binding.cpus = std::move(cpus);
   binding.taken = TakenCpus::Take(binding.threads, binding.cpus);
   if (!binding.taken)
     LOG_WARNING("{}: another server has pinned threads to some of CPUs {} too", kFlag,
