@@ -38,3 +38,25 @@ def test_equals_transformers(case):
                                 "--tolerance", "2e-4"], capture_output=True, text=True)
         assert check.returncode == 0, check.stdout + check.stderr + server.text()
         assert server.stop() == 0
+
+
+def test_packed_experts_change_no_log_probability():
+    """MXFP4 experts that stay packed on the GPU, decode steps and prompts, one sequence and many."""
+    if gpus() < 1:
+        pytest.skip("a GPU is needed")
+    answers = []
+    for flags in [], ["--cuda-experimental", "w4a16"]:
+        with Server(FIXTURES / "gpt_oss", "--device", "cuda", "--dtype", "bfloat16", "--max-total-tokens", 8192, "--log-level",
+                    "warning", *flags) as server:
+            got = []
+            for count in 1, 20:
+                prompts = [[(7 * i + j * j) % 500 for j in range(3 + 11 * i)] for i in range(count)]
+                status, answer = server.request("/generate", {
+                    "input_ids": prompts, "return_logprob": True, "logprob_start_len": 0,
+                    "sampling_params": {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}})
+                assert status == 200, answer
+                got += [(a["output_ids"], a["meta_info"]["input_token_logprobs"], a["meta_info"]["output_token_logprobs"])
+                        for a in answer]
+            answers.append(got)
+            assert server.stop() == 0
+    assert answers[0] == answers[1]

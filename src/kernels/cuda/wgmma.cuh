@@ -108,6 +108,28 @@ SWITCHYARD_MULTIPLY_COLUMNS(256, 128, "%128, %129, %130, %131", "%132", "%133")
 #undef SWITCHYARD_NAMES_4
 #undef SWITCHYARD_MULTIPLY_COLUMNS
 
+// d [64, 2 · count] (+)= a [64, 16] · b [2 · count, 16]ᵀ in bf16; a in registers as mma.sync has
+// it.
+#define SWITCHYARD_MULTIPLY_REGISTERS(n, count, a_names, b_name, add_name)                  \
+  __device__ __forceinline__ void MultiplyBf16(float(&d)[count], const uint32_t(&a)[4],     \
+                                               uint64_t b, bool add) {                      \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " add_name                           \
+                 ", 0;\n\twgmma.mma_async.sync.aligned.m64n" #n                             \
+                 "k16.f32.bf16.bf16 {" SWITCHYARD_NAMES_##count "}, {" a_names "}, " b_name \
+                                                                ", p, 1, 1, 0;\n\t}"        \
+                 : SWITCHYARD_SUMS_##count(d, 0)                                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                      \
+                   "r"(static_cast<int>(add)));                                             \
+  }
+SWITCHYARD_MULTIPLY_REGISTERS(16, 8, "%8, %9, %10, %11", "%12", "%13")
+SWITCHYARD_MULTIPLY_REGISTERS(32, 16, "%16, %17, %18, %19", "%20", "%21")
+SWITCHYARD_MULTIPLY_REGISTERS(64, 32, "%32, %33, %34, %35", "%36", "%37")
+SWITCHYARD_MULTIPLY_REGISTERS(96, 48, "%48, %49, %50, %51", "%52", "%53")
+SWITCHYARD_MULTIPLY_REGISTERS(128, 64, "%64, %65, %66, %67", "%68", "%69")
+SWITCHYARD_MULTIPLY_REGISTERS(160, 80, "%80, %81, %82, %83", "%84", "%85")
+SWITCHYARD_MULTIPLY_REGISTERS(192, 96, "%96, %97, %98, %99", "%100", "%101")
+#undef SWITCHYARD_MULTIPLY_REGISTERS
+
 #undef SWITCHYARD_MULTIPLY_BF16
 #undef SWITCHYARD_MULTIPLY_FP8
 #undef SWITCHYARD_MULTIPLY

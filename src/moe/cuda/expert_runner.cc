@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/dense_gemm.h"
 #include "kernels/cuda/grouped_gemm.h"
+#include "kernels/cuda/w4a16_gemm.h"
 #include "moe/cuda/plain_gemm.h"
 
 namespace switchyard::cuda {
@@ -28,6 +29,26 @@ struct Product {
   void* d;
 };
 
+// Packed weights have one kernel, for chunks of any size.
+void MultiplyPacked(const Product& product, const RowChunk& chunk, int experts,
+                    cudaStream_t stream) {
+  const DeviceMatrix& b = *product.b;
+  GroupedGemmW4A16({.a = product.a,
+                    .format = *b.packed,
+                    .records = b.data.data(),
+                    .globals = b.scales.as<float>(),
+                    .d = product.d,
+                    .rows = chunk.rows,
+                    .n = b.n,
+                    .k = b.k,
+                    .groups = experts,
+                    .group_begins = chunk.order.offsets,
+                    .group_rows = chunk.order.counts,
+                    .first_row = chunk.first,
+                    .bias = product.bias},
+                   stream);
+}
+
 void Multiply(const ExpertArithmetic& arithmetic, const Product& product, const RowChunk& chunk,
               int experts, bool few_rows, cudaStream_t stream) {
   const DeviceMatrix& b = *product.b;
@@ -46,6 +67,7 @@ void Multiply(const ExpertArithmetic& arithmetic, const Product& product, const 
           "plain grouped GEMM");
     return;
   }
+  if (b.packed) return MultiplyPacked(product, chunk, experts, stream);
   GroupedGemmParams p = {.a = product.a,
                          .a_scales = product.a_scales,
                          .b = b.data.data(),

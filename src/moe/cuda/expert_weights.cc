@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "core/parallel.h"
+#include "kernels/cuda/w4a16_pack.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -104,6 +105,45 @@ DeviceMatrix UploadStacked(std::span<const WeightView* const> parts, int64_t par
   return stacked;
 }
 
+// The same, packed.
+DeviceMatrix UploadPacked(std::span<const WeightView* const> parts, int64_t parts_of_matrix,
+                          W4A16Format format, ThreadPool& pool) {
+  DeviceMatrix packed{.type = ElementType::kBF16,
+                      .n = parts_of_matrix * parts[0]->n,
+                      .k = parts[0]->k,
+                      .packed = format};
+  const int64_t matrices = std::ssize(parts) / parts_of_matrix;
+  const int64_t bytes = W4A16Bytes(format, packed.n, packed.k), tiles = W4A16RowTiles(packed.n);
+  packed.data = DeviceMemory(matrices * bytes);
+  std::vector<std::byte> records(bytes);
+  std::vector<float> globals(matrices * tiles);
+  for (int64_t i = 0; i < matrices; ++i) {
+    PackW4A16(format, parts.subspan(i * parts_of_matrix, parts_of_matrix), records.data(),
+              globals.data() + i * tiles, pool);
+    Copy(packed.data.data() + i * bytes, records.data(), bytes);
+  }
+  if (format.kind == W4A16Kind::kNvfp4) packed.scales = UploadFloats(globals);
+  return packed;
+}
+
+// The views of all experts' products, each gate before its up.
+struct ExpertViews {
+  explicit ExpertViews(std::span<const kernels::ExpertWeights> experts) {
+    for (const kernels::ExpertWeights& e : experts) {
+      gates_and_ups.insert(gates_and_ups.end(), {&e.gate, &e.up});
+      downs.push_back(&e.down);
+    }
+  }
+  std::vector<const WeightView*> gates_and_ups, downs;
+};
+
+std::optional<PackedExperts> FindPacked(std::span<const kernels::ExpertWeights> experts) {
+  const ExpertViews views(experts);
+  const auto gate_up = W4A16FormatOf(views.gates_and_ups, 2), down = W4A16FormatOf(views.downs);
+  if (!gate_up || !down) return std::nullopt;
+  return PackedExperts{*gate_up, *down};
+}
+
 // What an expert without a bias adds: nothing.
 void AppendBias(const float* bias, int64_t n, std::vector<float>* all) {
   if (bias) {
@@ -125,7 +165,7 @@ bool HasFp8Blocks(const kernels::ExpertWeights& e) {
 }  // namespace
 
 ExpertArithmetic ChooseArithmetic(std::span<const kernels::ExpertWeights> experts, DType dtype,
-                                  bool hopper) {
+                                  bool hopper, bool packs) {
   const auto all_stored = [&](WeightFormat format) {
     return std::ranges::all_of(experts, [&](const kernels::ExpertWeights& e) {
       return e.gate.format == format && e.up.format == format && e.down.format == format;
@@ -137,7 +177,10 @@ ExpertArithmetic ChooseArithmetic(std::span<const kernels::ExpertWeights> expert
     return {ElementType::kFp8, ElementType::kBF16, true, ElementType::kFp8};
   const int64_t hidden = experts[0].gate.k, intermediate = experts[0].gate.n;
   const bool fits = hidden % kGemmStep == 0 && intermediate % kGemmStep == 0;
-  return {ElementType::kBF16, ElementType::kBF16, hopper && fits, ElementType::kBF16};
+  ExpertArithmetic arithmetic = {ElementType::kBF16, ElementType::kBF16, hopper && fits,
+                                 ElementType::kBF16};
+  if (packs && arithmetic.tensor_cores) arithmetic.packed = FindPacked(experts);
+  return arithmetic;
 }
 
 DeviceExperts::DeviceExperts(std::span<const kernels::ExpertWeights> from,
@@ -152,20 +195,23 @@ DeviceExperts::DeviceExperts(std::span<const kernels::ExpertWeights> from,
         "of 4",
         hidden, intermediate);
   ThreadPool pool(std::clamp<int>(std::thread::hardware_concurrency(), 1, 8));
-  std::vector<const WeightView*> gates_and_ups, downs;
+  const ExpertViews views(from);
   std::vector<float> upper_bias, lower_bias;
   bool has_upper_bias = false, has_lower_bias = false;
   for (const kernels::ExpertWeights& e : from) {
-    gates_and_ups.insert(gates_and_ups.end(), {&e.gate, &e.up});
-    downs.push_back(&e.down);
     has_upper_bias |= e.gate_bias || e.up_bias;
     has_lower_bias |= e.down_bias != nullptr;
     AppendBias(e.gate_bias, intermediate, &upper_bias);
     AppendBias(e.up_bias, intermediate, &upper_bias);
     AppendBias(e.down_bias, hidden, &lower_bias);
   }
-  gate_up = UploadStacked(gates_and_ups, 2, arithmetic.weights, pool);
-  down = UploadStacked(downs, 1, arithmetic.weights, pool);
+  if (arithmetic.packed) {
+    gate_up = UploadPacked(views.gates_and_ups, 2, arithmetic.packed->gate_up, pool);
+    down = UploadPacked(views.downs, 1, arithmetic.packed->down, pool);
+  } else {
+    gate_up = UploadStacked(views.gates_and_ups, 2, arithmetic.weights, pool);
+    down = UploadStacked(views.downs, 1, arithmetic.weights, pool);
+  }
   if (has_upper_bias) gate_up_bias = UploadFloats(upper_bias);
   if (has_lower_bias) down_bias = UploadFloats(lower_bias);
 }

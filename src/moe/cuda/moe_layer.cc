@@ -21,7 +21,8 @@ std::span<const float> Floats(const float* data, int64_t count) {
 DeviceExperts PlaceExperts(const MoeLayerWeights& weights, CudaMoeRuntime& runtime) {
   CHECK_EQ(static_cast<int>(weights.experts.size()), runtime.local_experts());
   return DeviceExperts(weights.experts,
-                       ChooseArithmetic(weights.experts, runtime.device().dtype(), IsHopper()));
+                       ChooseArithmetic(weights.experts, runtime.device().dtype(), IsHopper(),
+                                        runtime.device().experimental().w4a16));
 }
 
 // [num_logical] the place of each expert as its rows find it: where they travel, the physical

@@ -234,9 +234,15 @@ TEST(CudaMoeLayer, CanBeRecordedAndReplayed) {
 TEST(CudaMoeLayer, RowsBeyondAChunkGoInFurtherRuns) {
   SKIP_WITHOUT_GPU();
   constexpr int64_t kTokens = 6000;
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    TestLayer layer(
-        {.format = WeightFormat::kBF16, .hidden = 128, .intermediate = 128, .num_experts = 16});
+  struct Case {
+    DType dtype;
+    WeightFormat format;
+    bool packed;
+  };
+  for (const auto& [dtype, format, packed] : {Case{DType::kF32, WeightFormat::kBF16, false},
+                                              Case{DType::kBF16, WeightFormat::kBF16, false},
+                                              Case{DType::kBF16, WeightFormat::kMxfp4, true}}) {
+    TestLayer layer({.format = format, .hidden = 128, .intermediate = 128, .num_experts = 16});
     std::vector<float> bias(16, NAN);
     std::fill_n(bias.begin(), 4, 0.0f);
     layer.whole.router.bias = bias.data();
@@ -244,7 +250,7 @@ TEST(CudaMoeLayer, RowsBeyondAChunkGoInFurtherRuns) {
     const auto want = whole.Forward(layer, kTokens);
 
     LoneMember members;
-    const auto device = TestDevice(dtype, kTokens);
+    const auto device = TestDevice(dtype, kTokens, 0, {.w4a16 = packed});
     DeviceMoeContext context;
     context.mesh = Mesh({.tp = 4, .ep = 4}, 0);
     context.groups = {&members, &members, &members, &members};
@@ -266,6 +272,47 @@ TEST(CudaMoeLayer, FusedOpsDoNotChangeABit) {
       EXPECT_TRUE(kernels::SameBits(fused.Forward(layer, tokens), plain.Forward(layer, tokens)))
           << tokens;
   }
+}
+
+constexpr WeightFormat kPackedFormats[] = {WeightFormat::kMxfp4, WeightFormat::kNvfp4,
+                                           WeightFormat::kInt4Group};
+TestLayer PackedLayer(WeightFormat format, bool clamped_with_biases = false) {
+  return TestLayer({.format = format,
+                    .hidden = 256,
+                    .intermediate = 384,
+                    .clamped_with_biases = clamped_with_biases,
+                    .shared = true});
+}
+
+TEST(CudaMoeLayer, FourBitExpertsArePackedWhereThatIsAskedForAndSizesFit) {
+  for (const WeightFormat format : kPackedFormats) {
+    TestLayer layer = PackedLayer(format);
+    std::vector<kernels::ExpertWeights>& experts = layer.whole.experts;
+    EXPECT_TRUE(ChooseArithmetic(experts, DType::kBF16, true, true).packed);
+    EXPECT_FALSE(ChooseArithmetic(experts, DType::kBF16, true, false).packed);
+    EXPECT_FALSE(ChooseArithmetic(experts, DType::kBF16, false, true).packed);
+    EXPECT_FALSE(ChooseArithmetic(experts, DType::kF32, true, true).packed);
+    for (kernels::ExpertWeights& e : experts) e = TestLayer::Slice(e, 2, 1);
+    EXPECT_TRUE(ChooseArithmetic(experts, DType::kBF16, true, true).packed);
+    experts[3].up = Bf16Layer().whole.experts[0].up.Rows(0, 192);
+    EXPECT_FALSE(ChooseArithmetic(experts, DType::kBF16, true, true).packed);
+  }
+  const TestLayer odd({.format = WeightFormat::kMxfp4, .hidden = 96, .intermediate = 160});
+  EXPECT_FALSE(ChooseArithmetic(odd.whole.experts, DType::kBF16, true, true).packed);
+}
+
+TEST(CudaMoeLayer, PackedExpertsDoNotChangeABit) {
+  SKIP_WITHOUT_GPU();
+  for (const WeightFormat format : kPackedFormats)
+    for (const bool clamped_with_biases : {false, true}) {
+      const TestLayer layer = PackedLayer(format, clamped_with_biases);
+      OnGpu plain(layer, DType::kBF16, {}, 3000);
+      OnGpu packed(layer, DType::kBF16, {}, 3000, {.w4a16 = true});
+      // Few rows of each expert, and what is computed in blocks where weights are expanded.
+      for (const int64_t tokens : {401, 0, 1, 5, 16, 131, 3000})
+        EXPECT_TRUE(kernels::SameBits(packed.Forward(layer, tokens), plain.Forward(layer, tokens)))
+            << Name(format) << ", " << tokens << " tokens";
+    }
 }
 
 TEST(CudaMoeLayer, RefusesWhatGpusDoNotDo) {

@@ -114,7 +114,7 @@ void AddParallelFlags(CLI::App& app, ServerArgs& a) {
       ->check(CLI::NonNegativeNumber);
   Flag(app, "--cuda-experimental", e.cuda_experimental, kParallel,
        "GPUs: parts that have not been shown to work on one yet, with commas between them: "
-       "fused-decode (fewer kernels in a layer)");
+       "fused-decode (fewer kernels in a layer), w4a16 (4-bit experts stay packed in memory)");
   Flag(app, "--cpu-threads-per-rank", e.threads_per_rank, kParallel,
        "0: the CPUs that this process may run on, over the ranks")
       ->check(CLI::NonNegativeNumber);

@@ -1,0 +1,346 @@
+// The GEMM of few rows (gemm_few_rows.cu) with 4-bit weights: the copy engine brings records of
+// codes and scales, and the warpgroups unpack them into the registers that wgmma takes its 64 rows
+// from. Tiles, their order, the ring of stages and what is written are those of that kernel.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/cuda/gemm_few_rows_multiply.cuh"
+#include "kernels/cuda/gemm_few_rows_produce.cuh"
+#include "kernels/cuda/gemm_few_rows_store.cuh"
+#include "kernels/cuda/kernel_setup.h"
+#include "kernels/cuda/w4a16_launch.h"
+#include "kernels/cuda/w4a16_unpack.cuh"
+
+namespace switchyard::cuda::w4a16 {
+
+using few_rows::BeginFill;
+using few_rows::Header;
+using few_rows::kMaxStages;
+using few_rows::kMaxTokens;
+using few_rows::kSharedBytes;
+using few_rows::Release;
+using few_rows::Stages;
+using few_rows::StoreBfloats;
+using few_rows::StoreFloats;
+using few_rows::Tile;
+using few_rows::TokensOfTile;
+using few_rows::Walk;
+
+constexpr int kMapCount = 3;
+struct Maps {
+  CUtensorMap of[kMapCount];  // boxes of 64, 32 and 16 rows of A
+};
+
+// What the kernel is given beside maps. A step along K, of which `few.k_blocks` counts the stages,
+// is kW4A16Steps tiles of 64 columns.
+struct Kernel {
+  few_rows::Kernel few;
+  const uint8_t* records;
+  const float* globals;
+  int row_tiles;        // of a group
+  int64_t tile_bytes;   // of the records of 64 rows
+  int64_t group_bytes;  // of a matrix
+  int first_row;
+};
+
+// The first 64 rows of weights of a block's tile, and how many times 64 there are.
+struct RowTiles {
+  int first, count;
+};
+__device__ __forceinline__ RowTiles RowTilesOf(const Kernel& p, const Tile& tile, int block,
+                                               int cluster) {
+  const int of_block = p.few.weight_rows / kW4A16Tile;
+  const int first = (tile.column * cluster + block) * of_block;
+  return {first, min(of_block, p.row_tiles - first)};
+}
+
+template <int kRecord>
+__device__ __forceinline__ void ProduceWeights(const Kernel& p, const Stages& stages, Walk walk,
+                                               int block, int cluster) {
+  constexpr int kBytes = kW4A16Steps * kRecord;
+  Ring ring;
+  Tile tile;
+  for (int index = blockIdx.x / cluster; walk.Find(index, tile); index += gridDim.x / cluster) {
+    const RowTiles rows = RowTilesOf(p, tile, block, cluster);
+    const uint8_t* from = p.records + tile.group * p.group_bytes + rows.first * p.tile_bytes;
+    for (int kb = 0; kb < p.few.k_blocks; ++kb, ring.Next(stages.count), from += kBytes) {
+      uint8_t* to = BeginFill(stages, ring, rows.count * kBytes);
+      for (int i = 0; i < rows.count; ++i)
+        ptx::LoadBytes(to + i * kBytes, from + i * p.tile_bytes, kBytes, &stages.full[ring.stage]);
+    }
+  }
+}
+
+// Tiles of all tokens by 64 columns, one behind the other. Blocks of the cluster take turns in
+// fetching boxes for both.
+__device__ __forceinline__ void ProduceTokens(const Kernel& p, const Maps& maps,
+                                              const Stages& stages, Walk walk, int block,
+                                              int cluster) {
+  Ring ring;
+  Tile tile;
+  for (int index = blockIdx.x / cluster; walk.Find(index, tile); index += gridDim.x / cluster) {
+    const int tokens = TokensOfTile(tile.tokens), bytes = tokens * kGemmRowBytes;
+    const int large = tokens / 64, boxes = large + (tokens % 64 > 0);
+    const CUtensorMap* last = &maps.of[tokens % 64 == 16 ? 2 : 1];
+    for (int kb = 0; kb < p.few.k_blocks; ++kb, ring.Next(stages.count)) {
+      uint8_t* to = BeginFill(stages, ring, kW4A16Steps * bytes) + stages.weight_bytes;
+      uint64_t* full = &stages.full[ring.stage];
+      for (int step = 0; step < kW4A16Steps; ++step)
+        for (int i = 0; i < boxes; ++i) {
+          const CUtensorMap* map = i < large ? &maps.of[0] : last;
+          const int column = (kb * kW4A16Steps + step) * kW4A16Tile, row = tile.row + i * 64;
+          uint8_t* box = to + step * bytes + i * 64 * kGemmRowBytes;
+          if (cluster == 1) {
+            ptx::LoadBox(box, map, column, row, full);
+          } else if ((step * boxes + i) % 2 == block) {
+            ptx::LoadBoxToBlocks(box, map, column, row, full, 3);
+          }
+        }
+    }
+  }
+}
+
+// Starts the products of a tile of 64 columns; they end some time after a MultiplyWait, and until
+// then nobody may write to `a`.
+template <int kCount>
+__device__ __forceinline__ void StartUnpacked(const uint32_t (&a)[4][4], const uint8_t* tokens,
+                                              float (&sums)[kCount]) {
+  const uint64_t b = ptx::MatrixDescriptor(tokens);
+  ptx::PinRegisters(sums);
+  ptx::MultiplyFence();
+#pragma unroll
+  for (int run = 0; run < 4; ++run) ptx::MultiplyBf16(sums, a[run], b + 2 * run, true);
+  ptx::MultiplyCommit();
+  ptx::PinRegisters(sums);
+}
+
+// A tile's products, as the thread's part of 64 × kTokens sums (few_rows::Multiplier). While the
+// matrix units have 64 columns, the next are unpacked into other registers. Registers that products
+// still read do not cross the loop's end: the compiler would take them for in use all the way round
+// the loop over tiles, a set for each kTokens, and spill.
+template <W4A16Kind kKind, int kScales, int kTokens>
+struct Multiplier {
+  static constexpr int kRecord = W4A16RecordBytes(kKind, kScales);
+  const Kernel& p;
+  const Stages& stages;
+  float global;
+  int warpgroup, thread, cluster;
+
+  __device__ __forceinline__ void Unpack(int stage, int step, uint32_t (&a)[4][4]) const {
+    W4A16Tile<kKind, kScales> tile;
+    tile.Load(stages.memory + stage * stages.bytes + (warpgroup * kW4A16Steps + step) * kRecord,
+              thread, global);
+#pragma unroll
+    for (int run = 0; run < 4; ++run) tile.Unpack(run, a[run]);
+  }
+  __device__ __forceinline__ const uint8_t* Tokens(int stage, int step) const {
+    return stages.memory + stage * stages.bytes + stages.weight_bytes +
+           step * kTokens * kGemmRowBytes;
+  }
+
+  __device__ __forceinline__ void Run(Ring& ring, float (&sums)[kTokens / 2]) const {
+    static_assert(kW4A16Steps == 2);
+    uint32_t first[4][4], second[4][4];
+#pragma unroll
+    for (float& sum : sums) sum = 0.0f;
+    ptx::BarrierWait(&stages.full[ring.stage], ring.parity);
+    Unpack(ring.stage, 0, first);
+    for (int kb = 1;; ++kb) {
+      const int stage = ring.stage;
+      StartUnpacked(first, Tokens(stage, 0), sums);
+      Unpack(stage, 1, second);
+      ptx::MultiplyWait<0>();
+      StartUnpacked(second, Tokens(stage, 1), sums);
+      ring.Next(stages.count);
+      if (kb == p.few.k_blocks) break;
+      ptx::BarrierWait(&stages.full[ring.stage], ring.parity);
+      Unpack(ring.stage, 0, first);
+      ptx::MultiplyWait<0>();
+      Release(stages, stage, thread, cluster);
+    }
+    ptx::MultiplyWait<0>();
+    ptx::PinRegisters(sums);
+    Release(stages, (ring.stage == 0 ? stages.count : ring.stage) - 1, thread, cluster);
+  }
+};
+
+template <W4A16Kind kKind, int kScales, int kTokens>
+__device__ __forceinline__ void ComputeTile(const Kernel& p, const Stages& stages, Ring& ring,
+                                            const Tile& tile, int block, int cluster,
+                                            uint8_t* staged) {
+  const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
+  const RowTiles rows = RowTilesOf(p, tile, block, cluster);
+  // A warpgroup without weights unpacks whatever its place in the stage holds, for nobody.
+  float global = 0.0f;
+  if (kKind == W4A16Kind::kNvfp4 && warpgroup < rows.count)
+    global = p.globals[int64_t{tile.group} * p.row_tiles + rows.first + warpgroup];
+  float sums[kTokens / 2];
+  Multiplier<kKind, kScales, kTokens>{p, stages, global, warpgroup, thread, cluster}.Run(ring, sums);
+
+  const int column = (rows.first + warpgroup) * kW4A16Tile + thread / 32 * 16;
+  if (warpgroup >= rows.count || column >= p.few.n) return;
+  if (p.few.bias) {
+    const float* bias = p.few.bias + int64_t{tile.group} * p.few.n;
+    const int c = column + lane / 4;
+    const float low = c < p.few.n ? bias[c] : 0.0f, high = c + 8 < p.few.n ? bias[c + 8] : 0.0f;
+#pragma unroll
+    for (int j = 0; j < kTokens / 2; ++j) sums[j] = __fadd_rn(sums[j], j % 4 < 2 ? low : high);
+  }
+  if (p.few.float_output) {
+    StoreFloats<kTokens>(p.few, tile, column, lane, sums);
+  } else {
+    StoreBfloats<kTokens>(p.few, tile, column, lane, staged, sums);
+  }
+}
+
+template <W4A16Kind kKind, int kScales>
+__device__ __forceinline__ void Consume(const Kernel& p, const Stages& stages, Walk walk, int block,
+                                        int cluster, uint8_t* staged) {
+  Ring ring;
+  Tile tile;
+  for (int index = blockIdx.x / cluster; walk.Find(index, tile); index += gridDim.x / cluster) {
+    switch (TokensOfTile(tile.tokens)) {
+#define SWITCHYARD_TOKENS(tokens)                                                       \
+  case tokens:                                                                          \
+    ComputeTile<kKind, kScales, tokens>(p, stages, ring, tile, block, cluster, staged); \
+    break
+      SWITCHYARD_TOKENS(16);
+      SWITCHYARD_TOKENS(32);
+      SWITCHYARD_TOKENS(64);
+      SWITCHYARD_TOKENS(96);
+      SWITCHYARD_TOKENS(128);
+      SWITCHYARD_TOKENS(160);
+      SWITCHYARD_TOKENS(192);
+#undef SWITCHYARD_TOKENS
+    }
+  }
+}
+
+// Copies what groups have of A's rows into shared memory and finds the longest tile.
+__device__ __forceinline__ void ReadGroups(const Kernel& p, Header& header, int32_t* rows,
+                                           int32_t* begins) {
+  int longest = 0;
+  for (int g = threadIdx.x; g < p.few.groups; g += blockDim.x) {
+    const int begin = p.few.group_begins[g] - p.first_row, end = begin + p.few.group_rows[g];
+    begins[g] = max(begin, 0);
+    rows[g] = max(min(end, p.few.rows) - begins[g], 0);
+    longest = max(longest, min(rows[g], kMaxTokens));
+  }
+  longest = __reduce_max_sync(~0u, longest);
+  if (threadIdx.x % 32 == 0) atomicMax(&header.longest, longest);
+}
+
+// kConsumers warpgroups multiply 64 rows of weights each.
+template <W4A16Kind kKind, int kScales, int kConsumers>
+__global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
+    FewRowsKernel(const __grid_constant__ Kernel p, const __grid_constant__ Maps maps) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  constexpr int kRecord = W4A16RecordBytes(kKind, kScales);
+  const int ring_bytes = (kSharedBytes - sizeof(Header) - p.few.groups * 8) / 1024 * 1024;
+  auto& header = *reinterpret_cast<Header*>(memory + ring_bytes);
+  auto* rows = reinterpret_cast<int32_t*>(&header + 1);
+  int32_t* begins = rows + p.few.groups;
+  const int block = ptx::BlockOfCluster(), cluster = ptx::BlocksOfCluster();
+  const int warpgroup = threadIdx.x / 128;
+
+  if (threadIdx.x == 0) {
+    header.longest = 0;
+    for (int s = 0; s < kMaxStages; ++s) {
+      ptx::BarrierInit(&header.full[s], 2);
+      ptx::BarrierInit(&header.empty[s], kConsumers * 4 * cluster);
+    }
+    ptx::FenceBarrierInit();
+    for (const CUtensorMap& map : maps.of) ptx::PrefetchTensorMap(&map);
+  }
+  __syncthreads();
+  ReadGroups(p, header, rows, begins);
+  __syncthreads();
+  ptx::ClusterSync();
+
+  // Tiles of tokens begin on 1024 bytes.
+  constexpr int kWeightBytes = (kConsumers * kW4A16Steps * kRecord + 1023) / 1024 * 1024;
+  Stages stages = {
+      .memory = memory, .weight_bytes = kWeightBytes, .full = header.full, .empty = header.empty};
+  stages.bytes = kWeightBytes + TokensOfTile(header.longest) * kGemmRowBytes * kW4A16Steps;
+  stages.count = min(ring_bytes / stages.bytes, kMaxStages);
+  const Walk walk(p.few, rows, begins);
+  if (warpgroup == kConsumers) {
+    if constexpr (kConsumers > 1) ptx::GiveRegisters<40>();
+    if (threadIdx.x % 32 == 0) {
+      switch (threadIdx.x % 128 / 32) {
+        case few_rows::kWeights:
+          ProduceWeights<kRecord>(p, stages, walk, block, cluster);
+          break;
+        case few_rows::kTokens:
+          ProduceTokens(p, maps, stages, walk, block, cluster);
+          break;
+      }
+    }
+    __syncwarp();
+  } else {
+    if constexpr (kConsumers > 1) ptx::TakeRegisters<232>();
+    Consume<kKind, kScales>(p, stages, walk, block, cluster, header.staged[threadIdx.x / 32]);
+  }
+  // A block whose barriers its partner may still arrive at has to stay.
+  ptx::ClusterSync();
+}
+
+template <W4A16Kind kKind, int kScales, int kConsumers>
+cudaError_t StartWith(const W4A16Launch& launch, cudaStream_t stream) {
+  static KernelSetup setup;
+  const cudaError_t error =
+      setup.On(launch.gpu.index, FewRowsKernel<kKind, kScales, kConsumers>, kSharedBytes);
+  if (error != cudaSuccess) return error;
+  const W4A16GemmParams& p = launch.params;
+  const int cluster = launch.plan.cluster, step = launch.plan.weight_rows * cluster;
+  const int64_t column_tiles = W4A16ColumnTiles(p.k), row_tiles = W4A16RowTiles(p.n);
+  const int64_t tile_bytes = column_tiles * W4A16RecordBytes(kKind, kScales);
+  const Kernel kernel = {.few = {.b_scales = nullptr,
+                                 .bias = p.bias,
+                                 .d = p.d,
+                                 .ldd = p.n,
+                                 .group_begins = p.group_begins,
+                                 .group_rows = p.group_rows,
+                                 .rows = static_cast<int>(p.rows),
+                                 .n = static_cast<int>(p.n),
+                                 .groups = p.groups,
+                                 .k_blocks = static_cast<int>(column_tiles / kW4A16Steps),
+                                 .weight_rows = launch.plan.weight_rows,
+                                 .column_tiles = static_cast<int>((p.n + step - 1) / step),
+                                 .float_output = p.float_output,
+                                 .accumulate = false},
+                         .records = static_cast<const uint8_t*>(p.records),
+                         .globals = p.globals,
+                         .row_tiles = static_cast<int>(row_tiles),
+                         .tile_bytes = tile_bytes,
+                         .group_bytes = row_tiles * tile_bytes,
+                         .first_row = static_cast<int>(p.first_row)};
+  Maps maps;
+  for (int i = 0; i < kMapCount; ++i) maps.of[i] = launch.a_maps[i];
+  // The most tiles there can be: a group of no rows has none.
+  const int64_t most_parts = (p.rows + kMaxTokens - 1) / kMaxTokens + p.groups;
+  const int64_t clusters =
+      std::min<int64_t>(launch.gpu.processors / cluster, most_parts * kernel.few.column_tiles);
+
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = cluster;
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(clusters * cluster));
+  config.blockDim = dim3(128 * (kConsumers + 1));
+  config.dynamicSmemBytes = kSharedBytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, FewRowsKernel<kKind, kScales, kConsumers>, kernel, maps);
+}
+
+template <W4A16Kind kKind, int kScales>
+cudaError_t Start(const W4A16Launch& launch, cudaStream_t stream) {
+  return launch.plan.weight_rows > kW4A16Tile ? StartWith<kKind, kScales, 2>(launch, stream)
+                                              : StartWith<kKind, kScales, 1>(launch, stream);
+}
+
+}  // namespace switchyard::cuda::w4a16

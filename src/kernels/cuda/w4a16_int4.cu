@@ -1,0 +1,18 @@
+#include "kernels/cuda/w4a16_few_rows.cuh"
+
+namespace switchyard::cuda {
+
+cudaError_t StartW4A16Int4(const W4A16Launch& launch, cudaStream_t stream) {
+  switch (launch.params.format.scales) {
+    case 1:
+      return w4a16::Start<W4A16Kind::kInt4, 1>(launch, stream);
+    case 2:
+      return w4a16::Start<W4A16Kind::kInt4, 2>(launch, stream);
+    case 4:
+      return w4a16::Start<W4A16Kind::kInt4, 4>(launch, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace switchyard::cuda

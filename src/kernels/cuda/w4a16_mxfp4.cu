@@ -1,0 +1,9 @@
+#include "kernels/cuda/w4a16_few_rows.cuh"
+
+namespace switchyard::cuda {
+
+cudaError_t StartW4A16Mxfp4(const W4A16Launch& launch, cudaStream_t stream) {
+  return w4a16::Start<W4A16Kind::kMxfp4, 2>(launch, stream);
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,137 @@
+// A thread's part of a tile of 4-bit weights as the registers of wgmma's first operand: the numbers
+// that the weights have when they are expanded to bfloat16, bit for bit.
+//
+// Expanding rounds code · scale to float32, then to bfloat16. kMxfp4's product is exact, so one
+// rounding to bfloat16 is the same; the others do as expanding does. Codes and scales of e2m1 are
+// taken for 2^-126 and 2^126 of what they are, which changes no product.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp8.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/gemm_tiles.cuh"
+#include "kernels/cuda/w4a16_layout.h"
+
+namespace switchyard::cuda {
+
+namespace ptx {
+
+// Both halves, rounded to nearest even; subnormal numbers count.
+__device__ __forceinline__ uint32_t MultiplyHalves(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+__device__ __forceinline__ uint32_t SubtractHalves(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+}  // namespace ptx
+
+__device__ __forceinline__ float LowerHalf(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float UpperHalf(uint32_t pair) {
+  return __uint_as_float(pair & 0xffff0000u);
+}
+// Both halves times `scale`, as float32, rounded.
+__device__ __forceinline__ uint32_t ScaleHalves(uint32_t pair, float scale) {
+  return Pack(__fmul_rn(LowerHalf(pair), scale), __fmul_rn(UpperHalf(pair), scale));
+}
+
+// The codes of a run of columns; `run` is known to the compiler.
+__device__ __forceinline__ uint32_t WordOf(const uint4& codes, int run) {
+  return run == 0 ? codes.x : run == 1 ? codes.y : run == 2 ? codes.z : codes.w;
+}
+
+// A record's codes and scales of one thread, as they are read from shared (or global) memory:
+// Load, then Unpack once for each run of 16 columns into the four registers of a wgmma.
+template <W4A16Kind kKind, int kScales>
+class W4A16Tile;
+
+template <int kScales>
+class W4A16Tile<W4A16Kind::kMxfp4, kScales> {
+ public:
+  static_assert(kScales == 2);
+  __device__ __forceinline__ void Load(const uint8_t* record, int thread, float /*global*/) {
+    codes_ = reinterpret_cast<const uint4*>(record)[thread];
+    const auto* scales = reinterpret_cast<const uint32_t*>(record + kW4A16CodeBytes);
+    const uint32_t bytes = scales[W4A16RowPair(thread)];  // [2 of a row][2 rows]
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scales_[i] = W4A16ExponentPair(bytes >> (8 * i) & 0xff);
+  }
+  __device__ __forceinline__ void Unpack(int run, uint32_t (&a)[4]) const {
+    const uint32_t word = WordOf(codes_, run);
+#pragma unroll
+    for (int slot = 0; slot < 4; ++slot)
+      a[slot] = ptx::MultiplyHalves(W4A16E2M1Pair(word, slot), scales_[run / 2 * 2 + slot % 2]);
+  }
+
+ private:
+  uint4 codes_;
+  uint32_t scales_[4];
+};
+
+template <int kScales>
+class W4A16Tile<W4A16Kind::kNvfp4, kScales> {
+ public:
+  static_assert(kScales == 4);
+  __device__ __forceinline__ void Load(const uint8_t* record, int thread, float global) {
+    codes_ = reinterpret_cast<const uint4*>(record)[thread];
+    const auto* scales = reinterpret_cast<const uint2*>(record + kW4A16CodeBytes);
+    scales_ = scales[W4A16RowPair(thread)];  // bytes [4 of a row][2 rows]
+    global_ = global;
+  }
+  __device__ __forceinline__ void Unpack(int run, uint32_t (&a)[4]) const {
+    const uint32_t word = WordOf(codes_, run), four = run < 2 ? scales_.x : scales_.y;
+    const auto both = static_cast<__nv_fp8x2_storage_t>(four >> (run % 2 * 16));
+    const float2 rows = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(both, __NV_E4M3)));
+    const float scales[2] = {__fmul_rn(rows.x, global_), __fmul_rn(rows.y, global_)};
+#pragma unroll
+    for (int slot = 0; slot < 4; ++slot)
+      a[slot] = ScaleHalves(W4A16E2M1Pair(word, slot), scales[slot % 2]);
+  }
+
+ private:
+  uint4 codes_;
+  uint2 scales_;
+  float global_;
+};
+
+template <int kScales>
+class W4A16Tile<W4A16Kind::kInt4, kScales> {
+ public:
+  __device__ __forceinline__ void Load(const uint8_t* record, int thread, float /*global*/) {
+    codes_ = reinterpret_cast<const uint4*>(record)[thread];
+    const auto* scales =
+        reinterpret_cast<const float2*>(record + kW4A16CodeBytes) + W4A16RowPair(thread) * kScales;
+    const auto* zeros = reinterpret_cast<const uint16_t*>(record + kW4A16CodeBytes +
+                                                          kW4A16Tile * kScales * sizeof(float)) +
+                        W4A16RowPair(thread) * kScales;
+#pragma unroll
+    for (int i = 0; i < kScales; ++i) {
+      const uint32_t both = zeros[i];
+      scales_[i] = scales[i];
+      zeros_[i][0] = W4A16ZeroPair(both & 0xff);
+      zeros_[i][1] = W4A16ZeroPair(both >> 8);
+    }
+  }
+  __device__ __forceinline__ void Unpack(int run, uint32_t (&a)[4]) const {
+    const uint32_t word = WordOf(codes_, run);
+    const int i = run * kScales / 4;
+#pragma unroll
+    for (int slot = 0; slot < 4; ++slot) {
+      const uint32_t whole = ptx::SubtractHalves(W4A16Int4Pair(word, slot), zeros_[i][slot % 2]);
+      a[slot] = ScaleHalves(whole, slot % 2 == 0 ? scales_[i].x : scales_[i].y);
+    }
+  }
+
+ private:
+  uint4 codes_;
+  float2 scales_[kScales];
+  uint32_t zeros_[kScales][2];
+};
+
+}  // namespace switchyard::cuda
