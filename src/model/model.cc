@@ -456,7 +456,10 @@ std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions
 size_t WeightBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                           const Mesh& mesh) {
   LoadOptions load = Complete(config, options, mesh.shape()).load;
-  if (options.gpu) load.placed_as = options.dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
+  if (options.gpu) {
+    load.placed_as = options.dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
+    load.packs_experts = options.gpu->experimental.w4a16 && options.dtype != DType::kF32;
+  }
   return WeightBytesPerRank(config, mesh, load);
 }
 

@@ -75,6 +75,8 @@ struct LoadOptions {
   // Of a GPU's rank: what formats that its kernels do not multiply become when they are placed
   // there (PlaceWeights). Read by WeightBytesPerRank alone.
   std::optional<DType> placed_as;
+  // And there: routed experts of 4 bits stay as they are. Read by WeightBytesPerRank alone.
+  bool packs_experts = false;
   // Called as bytes become resident, from the loading thread: done and total of this rank.
   std::function<void(size_t done, size_t total)> progress;
   bool check_nan_scales = true;  // and weights of float8 that are NaN

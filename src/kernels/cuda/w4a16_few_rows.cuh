@@ -106,11 +106,15 @@ __device__ __forceinline__ void ProduceTokens(const Kernel& p, const Maps& maps,
 template <int kCount>
 __device__ __forceinline__ void StartUnpacked(const uint32_t (&a)[4][4], const uint8_t* tokens,
                                               float (&sums)[kCount]) {
+  // Runs of columns change the address alone, which is in the lower half.
   const uint64_t b = ptx::MatrixDescriptor(tokens);
+  const uint64_t upper = b >> 32 << 32;
+  const auto lower = static_cast<uint32_t>(b);
   ptx::PinRegisters(sums);
   ptx::MultiplyFence();
 #pragma unroll
-  for (int run = 0; run < 4; ++run) ptx::MultiplyBf16(sums, a[run], b + 2 * run, true);
+  for (int run = 0; run < 4; ++run)
+    ptx::MultiplyBf16(sums, a[run], upper | (lower + 2 * run), true);
   ptx::MultiplyCommit();
   ptx::PinRegisters(sums);
 }
@@ -176,7 +180,8 @@ __device__ __forceinline__ void ComputeTile(const Kernel& p, const Stages& stage
   if (kKind == W4A16Kind::kNvfp4 && warpgroup < rows.count)
     global = p.globals[int64_t{tile.group} * p.row_tiles + rows.first + warpgroup];
   float sums[kTokens / 2];
-  Multiplier<kKind, kScales, kTokens>{p, stages, global, warpgroup, thread, cluster}.Run(ring, sums);
+  Multiplier<kKind, kScales, kTokens>{p, stages, global, warpgroup, thread, cluster}.Run(ring,
+                                                                                         sums);
 
   const int column = (rows.first + warpgroup) * kW4A16Tile + thread / 32 * 16;
   if (warpgroup >= rows.count || column >= p.few.n) return;

@@ -10,16 +10,20 @@ namespace {
 
 class CountingSource : public WeightSource {
  public:
-  CountingSource(const ModelConfig& config, std::optional<DType> placed_as)
-      : config_(config), placed_as_(placed_as) {}
+  CountingSource(const ModelConfig& config, std::optional<DType> placed_as, bool packs_experts)
+      : config_(config), placed_as_(placed_as), packs_experts_(packs_experts) {}
 
   bool Has(const std::string& name) const override {
     return config_.quantization.mxfp4_blocks() && name.ends_with("_blocks");
   }
   WeightView Matrix(const MatrixRequest& r) override {
     WeightView view{
-        .format = Placed(ImpliedFormat(config_, r)), .n = r.rows.size(), .k = r.cols.size()};
-    if (view.format == WeightFormat::kInt4Group) view.group_size = GroupSizeOf(r.scheme, r.cols);
+        .format = Placed(ImpliedFormat(config_, r), r), .n = r.rows.size(), .k = r.cols.size()};
+    if (view.format == WeightFormat::kInt4Group) {
+      view.group_size = GroupSizeOf(r.scheme, r.cols);
+      // Packed, every 64 columns have scales of their own.
+      if (placed_as_) view.group_size = std::min(view.group_size, 64);
+    }
     return view;
   }
   void Vector(const VectorRequest&, std::span<float>) override {}
@@ -27,15 +31,25 @@ class CountingSource : public WeightSource {
 
  private:
   // As Device::Place and the experts of a Hopper card have it; generous where dtype is float32.
-  WeightFormat Placed(WeightFormat stored) const {
+  WeightFormat Placed(WeightFormat stored, const MatrixRequest& r) const {
     const bool plain = stored == WeightFormat::kF32 || stored == WeightFormat::kBF16;
-    if (!placed_as_ || plain) return stored;
+    if (!placed_as_ || plain || StaysPacked(stored, r)) return stored;
     if (*placed_as_ != DType::kF32 && stored == WeightFormat::kFp8Block) return stored;
     return PlainFormat(*placed_as_);
   }
 
+  // Of routed experts, whose sizes matrix units take; that scales are such as can be packed is
+  // taken for granted.
+  bool StaysPacked(WeightFormat stored, const MatrixRequest& r) const {
+    const bool four_bits = stored == WeightFormat::kMxfp4 || stored == WeightFormat::kNvfp4 ||
+                           stored == WeightFormat::kInt4Group;
+    return packs_experts_ && four_bits && r.name.find(".experts.") != std::string::npos &&
+           r.rows.size() % 64 == 0 && r.cols.size() % 64 == 0;
+  }
+
   const ModelConfig& config_;
   const std::optional<DType> placed_as_;
+  const bool packs_experts_;
 };
 
 }  // namespace
@@ -80,8 +94,9 @@ int64_t ColumnUnit(const LinearScheme& scheme) {
 }
 
 std::unique_ptr<WeightSource> MakeCountingSource(const ModelConfig& config,
-                                                 std::optional<DType> placed_as) {
-  return std::make_unique<CountingSource>(config, placed_as);
+                                                 std::optional<DType> placed_as,
+                                                 bool packs_experts) {
+  return std::make_unique<CountingSource>(config, placed_as, packs_experts);
 }
 
 }  // namespace switchyard

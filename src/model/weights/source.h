@@ -87,9 +87,10 @@ std::unique_ptr<WeightSource> MakeDummySource(const ModelConfig& config, uint64_
                                               size_t slab_bytes = 0);
 
 // Gives views without data; of a GPU's rank in the format that weights have there
-// (LoadOptions::placed_as).
+// (LoadOptions::placed_as and packs_experts).
 std::unique_ptr<WeightSource> MakeCountingSource(const ModelConfig& config,
-                                                 std::optional<DType> placed_as = std::nullopt);
+                                                 std::optional<DType> placed_as = std::nullopt,
+                                                 bool packs_experts = false);
 
 // Format of a matrix that config.json implies where no checkpoint says.
 WeightFormat ImpliedFormat(const ModelConfig& config, const MatrixRequest& request);

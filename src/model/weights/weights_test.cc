@@ -174,6 +174,25 @@ TEST(LoadWeights, BytesOfARankAreThoseOfThePlan) {
   }
 }
 
+TEST(LoadWeights, PackedExpertsAreCountedAsTheyAreStored) {
+  const auto config =
+      ParseModelConfig(ReadBytes(FixtureDir("gpt_oss") / "config.json"));  // MXFP4, 64 × 64
+  const auto bytes = [&](MeshShape shape, std::optional<DType> placed_as, bool packs_experts) {
+    LoadOptions options;
+    options.placed_as = placed_as;
+    options.packs_experts = packs_experts;
+    return WeightBytesPerRank(config, Mesh(shape, 0), options);
+  };
+  for (const MeshShape& shape : {MeshShape{.tp = 1}, MeshShape{.tp = 2, .ep = 2}}) {
+    const size_t stored = bytes(shape, std::nullopt, false);
+    EXPECT_GT(bytes(shape, DType::kBF16, false), stored);
+    EXPECT_EQ(bytes(shape, DType::kBF16, true), stored);
+  }
+  // A slice of 32 columns is not what the GPU can pack.
+  const MeshShape slices = {.tp = 2, .ep = 1};
+  EXPECT_EQ(bytes(slices, DType::kBF16, true), bytes(slices, DType::kBF16, false));
+}
+
 TEST(LoadWeights, FlagsThatDoNotSplitTheModel) {
   const auto message = [](const std::string& fixture, MeshShape shape, const char* patch = "{}") {
     const auto dir = FixtureDir(fixture);
