@@ -390,9 +390,10 @@ struct Model::Impl {
     // demands; and at once what recorded passes may want, so that none is recorded in vain.
     reserved_rows = group_logit_rows;
     for (int64_t& rows : reserved_rows) rows = std::max(rows, RecordedTokens());
-    const bool moved = selected.Reserve(device, std::ranges::max(reserved_rows) * config.hidden) |
-                       vocabulary.Reserve(comm.mesh, reserved_rows, device);
-    if (!moved) return;
+    const bool rows_moved =
+        selected.Reserve(device, std::ranges::max(reserved_rows) * config.hidden);
+    const bool logits_moved = vocabulary.Reserve(comm.mesh, reserved_rows, device);
+    if (!rows_moved && !logits_moved) return;
     ++memory_generation;
     seen_sizes.clear();
   }
