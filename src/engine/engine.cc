@@ -13,9 +13,8 @@ struct Engine::Impl {
       : plan(MakePlan(config)),
         ranks(
             config.mesh.tp, plan.symmetric_bytes_per_rank,
-            [this, config](int rank, std::shared_ptr<SharedArena> arena, const RankLoopIo& io) {
-              RunRankLoop(config, plan, rank, std::move(arena), io);
-            },
+            [this, config](int rank, const std::shared_ptr<SharedArena>& arena,
+                           const RankLoopIo& io) { RunRankLoop(config, plan, rank, arena, io); },
             std::move(progress),
             DpController(config.mesh.dp, ParseLoadBalanceMethod(config.load_balance_method))) {}
 

@@ -91,6 +91,6 @@ struct RankLoopIo {
   std::function<void(const EngineMessage&)> send;                                 // leader only
 };
 void RunRankLoop(const EngineConfig& config, const EnginePlan& plan, int rank,
-                 std::shared_ptr<SharedArena> arena, const RankLoopIo& io);
+                 const std::shared_ptr<SharedArena>& arena, const RankLoopIo& io);
 
 }  // namespace switchyard

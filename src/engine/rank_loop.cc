@@ -219,7 +219,7 @@ std::span<const float> CheckedForward::Forward(const ForwardBatch& batch) {
 }
 
 void RunRankLoop(const EngineConfig& config, const EnginePlan& plan, int rank,
-                 std::shared_ptr<SharedArena> arena, const RankLoopIo& io) {
+                 const std::shared_ptr<SharedArena>& arena, const RankLoopIo& io) {
   try {
     LoadAndServe(config, plan, rank, arena, io);
   } catch (const std::exception& error) {

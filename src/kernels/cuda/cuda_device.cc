@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <optional>
-#include <thread>
 #include <vector>
 
 #include "core/check.h"
+#include "core/cpus.h"
 #include "core/cuda/runtime.h"
 #include "core/error.h"
 #include "kernels/cuda/attention.h"
@@ -192,8 +192,7 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   // Threads that bring weights into another form while they are loaded; ranks share the machine.
   ThreadPool& pool() {
     if (!pool_) {
-      const int cores = static_cast<int>(std::thread::hardware_concurrency());
-      pool_.emplace(std::clamp(cores / std::max(1, DeviceCount()), 1, 16));
+      pool_.emplace(std::clamp(AllowedCpuCount() / std::max(1, DeviceCount()), 1, 16));
     }
     return *pool_;
   }

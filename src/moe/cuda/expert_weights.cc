@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <thread>
 
 #include "core/check.h"
+#include "core/cpus.h"
 #include "core/error.h"
 #include "core/parallel.h"
 #include "kernels/cuda/w4a16_pack.h"
@@ -194,7 +194,7 @@ DeviceExperts::DeviceExperts(std::span<const kernels::ExpertWeights> from,
         "experts with {} hidden and {} intermediate elements on this rank: a GPU wants multiples "
         "of 4",
         hidden, intermediate);
-  ThreadPool pool(std::clamp<int>(std::thread::hardware_concurrency(), 1, 8));
+  ThreadPool pool(std::clamp(AllowedCpuCount(), 1, 8));
   const ExpertViews views(from);
   std::vector<float> upper_bias, lower_bias;
   bool has_upper_bias = false, has_lower_bias = false;
