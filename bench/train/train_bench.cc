@@ -97,6 +97,7 @@ Times Step(Model<float>& model, const Batch& batch, Pass<float>* pass, Optimizer
 void Print(const Options& options, double parameters, const Batch& batch,
            std::vector<Times> steps) {
   std::vector<double> cpu;
+  cpu.reserve(steps.size());
   for (const Times& t : steps) cpu.push_back(t.cpu);
   std::sort(cpu.begin(), cpu.end());
   std::sort(steps.begin(), steps.end(),
