@@ -292,7 +292,8 @@ void DeviceOpsBench(const Options& options, const GpuMachine& machine, Report& r
                                      .dtype = DType::kBF16,
                                      .max_tokens = kMaxTokens,
                                      .max_sequences = 1,
-                                     .max_pages = 1};
+                                     .max_pages = 1,
+                                     .fused = false};
   const std::unique_ptr<Device> device = kernels::MakeCudaDevice(made);
   Bench bench{*device, machine, report};
   BenchRows(bench);
@@ -301,7 +302,7 @@ void DeviceOpsBench(const Options& options, const GpuMachine& machine, Report& r
   BenchGroup(bench);
   BenchFront(bench);
   if (cuda::IsHopper()) {
-    made.experimental.fused_decode = true;
+    made.fused = true;
     const std::unique_ptr<Device> fused = kernels::MakeCudaDevice(made);
     Bench with_fused{*fused, machine, report};
     BenchFront(with_fused);

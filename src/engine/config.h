@@ -27,9 +27,7 @@ struct EngineConfig {
   bool disable_custom_all_reduce = false;  // --disable-custom-all-reduce
   bool disable_cuda_graph = false;         // --disable-cuda-graph
   int32_t cuda_graph_max_bs = 0;  // --cuda-graph-max-bs; 0: --max-running-requests, at most 256
-  // --cuda-experimental: names of kernels/cuda_experimental.h with commas between them
-  std::string cuda_experimental;
-  std::string dtype = "auto";  // auto | float32 | bfloat16 | float16 (--dtype)
+  std::string dtype = "auto";     // auto | float32 | bfloat16 | float16 (--dtype)
   std::string kv_cache_dtype =
       "auto";  // auto (float32; on GPUs bfloat16 unless --dtype is float32) | float32 | bfloat16 |
                // float16 | fp8_e4m3 | int8 (CPUs) (--kv-cache-dtype)
@@ -79,6 +77,7 @@ ModelConfig ReadModelConfig(const EngineConfig& config);
 struct EnginePlan {
   ModelConfig model;
   bool cuda = false;             // ranks compute on GPUs
+  bool packs_experts = false;    // which leave 4-bit experts packed
   int32_t ranks_of_host = 1;     // that share this host's memory, cores and GPUs
   DType dtype = DType::kBF16;    // of token rows in flight
   DType kv_dtype = DType::kF32;  // of the cache

@@ -34,9 +34,9 @@ void Fields(Codec& codec, T& e) {
 template <typename Codec, OneOf<EngineConfig> T>
 void Fields(Codec& codec, T& c) {
   codec(c.model_path, c.model_override_args, c.device, c.base_gpu_id, c.gpu_id_step,
-        c.disable_custom_all_reduce, c.disable_cuda_graph, c.cuda_graph_max_bs, c.cuda_experimental,
-        c.dtype, c.kv_cache_dtype, c.quantization, c.load_format, c.mesh, c.load_balance_method,
-        c.moe, c.eplb, c.recorder, c.context_length, c.max_total_tokens, c.mem_fraction_static,
+        c.disable_custom_all_reduce, c.disable_cuda_graph, c.cuda_graph_max_bs, c.dtype,
+        c.kv_cache_dtype, c.quantization, c.load_format, c.mesh, c.load_balance_method, c.moe,
+        c.eplb, c.recorder, c.context_length, c.max_total_tokens, c.mem_fraction_static,
         c.page_size, c.max_running_requests, c.max_queued_requests, c.chunked_prefill_size,
         c.disable_radix_cache, c.threads_per_rank, c.cpu_bind, c.cpu_isa, c.dist_timeout_seconds,
         c.random_seed, c.log_level, c.check_batches);

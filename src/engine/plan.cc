@@ -15,7 +15,6 @@
 #include "eplb/manager.h"
 #include "eplb/types.h"
 #include "kernels/cache_rows.h"
-#include "kernels/cuda_experimental.h"
 
 namespace switchyard {
 
@@ -31,7 +30,6 @@ constexpr int64_t kMostBatchTokens = 1 << 20;
 void CheckFlags(const EngineConfig& c) {
   Mesh(c.mesh, 0);  // throws where sizes do not divide one another
   ParseLoadBalanceMethod(c.load_balance_method);
-  kernels::ParseCudaExperimental(c.cuda_experimental);
   Validate(c.eplb);
   Validate(c.recorder);
   if (c.page_size < 1 || c.page_size > kLargestPage)
@@ -287,7 +285,7 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
         .index = config.base_gpu_id + rank % plan.ranks_of_host * config.gpu_id_step,
         .custom_all_reduce = !config.disable_custom_all_reduce,
         .graphs = !config.disable_cuda_graph,
-        .experimental = kernels::ParseCudaExperimental(config.cuda_experimental),
+        .packs_experts = plan.packs_experts,
         // A batch is filled up to a recorded size, and never beyond max_sequences.
         .graph_max_tokens =
             std::min<int64_t>(config.cuda_graph_max_bs > 0 ? config.cuda_graph_max_bs : 256,
@@ -324,6 +322,8 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   plan.threads_per_rank = config.threads_per_rank
                               ? config.threads_per_rank
                               : std::max(1, AllowedCpuCount() / plan.ranks_of_host);
+
+  plan.packs_experts = plan.cuda && SmallestGpu(config, plan.ranks_of_host).hopper;
 
   const Mesh mesh(config.mesh, 0);  // rank 0 holds the most where shares are uneven
   const ModelOptions options = MakeModelOptions(config, plan);

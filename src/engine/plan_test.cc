@@ -120,8 +120,6 @@ TEST(Plan, FlagsThatDoNotFitAreNamed) {
   EXPECT_THAT(with([](auto& c) { c.mesh = {.tp = 4, .ep = 4, .dp = 3}; }), HasSubstr("--dp-size"));
   EXPECT_THAT(with([](auto& c) { c.load_balance_method = "best"; }),
               HasSubstr("--load-balance-method best"));
-  EXPECT_THAT(with([](auto& c) { c.cuda_experimental = "fused"; }),
-              HasSubstr("--cuda-experimental: 'fused'"));
   EXPECT_THAT(with([](auto& c) { c.max_total_tokens = int64_t{1} << 60; }),
               HasSubstr("--max-total-tokens"));
   EXPECT_THAT(with([](auto& c) { c.recorder.mode = "all"; }),

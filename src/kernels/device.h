@@ -11,7 +11,6 @@
 
 #include "core/parallel.h"
 #include "core/tensor.h"
-#include "kernels/cuda_experimental.h"
 #include "kernels/ops.h"
 #include "kernels/row_params.h"
 
@@ -87,7 +86,9 @@ struct CudaDeviceOptions {
   // The most rows of one pass, and the most sequences and pages of one sequence: sizes buffers.
   int64_t max_tokens = 0, max_sequences = 0, max_pages = 0;
   bool graphs = true;
-  CudaExperimental experimental;
+  // Tests and benchmarks hold these against the ways without them, which give the same bits.
+  bool fused = true;          // FusedOps; kernels begin early where the GPU can do that
+  bool packs_experts = true;  // 4-bit experts stay packed where their sizes allow it
 };
 // A GPU, which becomes the current one of the calling thread. Error kInvalid where this build or
 // machine has none.

@@ -10,6 +10,7 @@ namespace switchyard {
 struct GpuInfo {
   std::string name;
   int64_t total_bytes = 0, free_bytes = 0;
+  bool hopper = false;  // its matrix units are those that cuda/wgmma.cuh asks for
 };
 
 // Asked once, by a child process: a process that has touched CUDA keeps memory of every GPU and may

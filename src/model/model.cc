@@ -459,7 +459,7 @@ size_t WeightBytesPerRank(const ModelConfig& config, const ModelOptions& options
   LoadOptions load = Complete(config, options, mesh.shape()).load;
   if (options.gpu) {
     load.placed_as = options.dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
-    load.packs_experts = options.gpu->experimental.w4a16 && options.dtype != DType::kF32;
+    load.packs_experts = options.gpu->packs_experts && options.dtype != DType::kF32;
   }
   return WeightBytesPerRank(config, mesh, load);
 }

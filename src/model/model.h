@@ -13,7 +13,6 @@
 #include "comm/device/communicator.h"
 #include "core/parallel.h"
 #include "core/tensor.h"
-#include "kernels/cuda_experimental.h"
 #include "kernels/draw_params.h"
 #include "model/config.h"
 #include "model/weights.h"
@@ -80,7 +79,7 @@ struct GpuOptions {
   int index = 0;                               // of this host
   bool custom_all_reduce = true;               // --disable-custom-all-reduce
   bool graphs = true;                          // --disable-cuda-graph
-  kernels::CudaExperimental experimental;      // --cuda-experimental
+  bool packs_experts = true;                   // the GPU has what 4-bit experts stay packed for
   int64_t graph_max_tokens = 0;                // --cuda-graph-max-bs: decode tokens of a group
   int64_t max_sequences = 0;                   // of one pass
   std::chrono::milliseconds timeout{300'000};  // of kernels that wait for a peer

@@ -12,7 +12,7 @@ from server import FIXTURES, ROOT, Server
 from test_reference import BACKENDS, DP_BACKENDS, NAMES
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (8, 4), (8, 8)]
-GRAPHS = {"graphs": [], "no_graphs": ["--disable-cuda-graph"], "fused": ["--cuda-experimental", "fused-decode"]}
+GRAPHS = {"graphs": [], "no_graphs": ["--disable-cuda-graph"]}
 
 
 @functools.cache
@@ -24,6 +24,11 @@ def gpus():
 
 CASES = [(name, layout, backend, graphs) for name in NAMES for layout in LAYOUTS for backend in BACKENDS for graphs in GRAPHS]
 CASES += [(name, (4, 2), backend, "graphs") for name in NAMES for backend in DP_BACKENDS]
+TWO_GROUPS = {
+    "none-two-groups": ["--enable-dp-attention", "--dp-size", 2],
+    "deepep-two-groups": ["--enable-dp-attention", "--dp-size", 2, "--moe-dense-tp-size", 1, "--moe-a2a-backend", "deepep"],
+}
+CASES += [(name, (2, 2), backend, "graphs") for name in NAMES for backend in TWO_GROUPS]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-tp{c[1][0]}ep{c[1][1]}-{c[2]}-{c[3]}")
@@ -32,7 +37,7 @@ def test_equals_transformers(case):
     if gpus() < tp:
         pytest.skip(f"{tp} GPUs are needed, {gpus()} were found")
     flags = ["--device", "cuda", "--dtype", "float32", "--tp", tp, "--ep", ep, "--max-total-tokens", 4096, "--log-level",
-             "warning", *{**BACKENDS, **DP_BACKENDS}[backend], *GRAPHS[graphs]]
+             "warning", *{**BACKENDS, **DP_BACKENDS, **TWO_GROUPS}[backend], *GRAPHS[graphs]]
     with Server(FIXTURES / name, *flags) as server:
         check = subprocess.run([sys.executable, ROOT / "tests/e2e/check_reference.py", "--url", server.url, FIXTURES / name,
                                 "--tolerance", "2e-4"], capture_output=True, text=True)
@@ -40,23 +45,22 @@ def test_equals_transformers(case):
         assert server.stop() == 0
 
 
-def test_packed_experts_change_no_log_probability():
-    """MXFP4 experts that stay packed on the GPU, decode steps and prompts, one sequence and many."""
+def test_packed_experts_give_the_same_alone_and_together():
+    """MXFP4 experts stay packed on a Hopper GPU: prompts one at a time, and many at once in experts of many rows."""
     if gpus() < 1:
         pytest.skip("a GPU is needed")
-    answers = []
-    for flags in [], ["--cuda-experimental", "w4a16"]:
-        with Server(FIXTURES / "gpt_oss", "--device", "cuda", "--dtype", "bfloat16", "--max-total-tokens", 8192, "--log-level",
-                    "warning", *flags) as server:
-            got = []
-            for count in 1, 20:
-                prompts = [[(7 * i + j * j) % 500 for j in range(3 + 11 * i)] for i in range(count)]
-                status, answer = server.request("/generate", {
-                    "input_ids": prompts, "return_logprob": True, "logprob_start_len": 0,
-                    "sampling_params": {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}})
-                assert status == 200, answer
-                got += [(a["output_ids"], a["meta_info"]["input_token_logprobs"], a["meta_info"]["output_token_logprobs"])
-                        for a in answer]
-            answers.append(got)
-            assert server.stop() == 0
-    assert answers[0] == answers[1]
+    prompts = [[(7 * i + j * j) % 500 for j in range(3 + 11 * i)] for i in range(20)]
+    with Server(FIXTURES / "gpt_oss", "--device", "cuda", "--dtype", "bfloat16", "--max-total-tokens", 8192, "--log-level",
+                "warning") as server:
+        def answers(some):
+            status, answer = server.request("/generate", {
+                "input_ids": some, "return_logprob": True, "logprob_start_len": 0,
+                "sampling_params": {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}})
+            assert status == 200, answer
+            return [(a["output_ids"], a["meta_info"]["input_token_logprobs"], a["meta_info"]["output_token_logprobs"])
+                    for a in answer]
+
+        together = answers(prompts)
+        for i in 0, 7, 19:
+            assert answers([prompts[i]]) == [together[i]]
+        assert server.stop() == 0

@@ -10,7 +10,7 @@ namespace {
 bool IsAligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 void Start(AttentionLaunch& launch, bool exact, bool latent, std::span<std::byte> scratch,
-           cudaStream_t stream) {
+           const StreamChain& chain) {
   if (launch.table.num_sequences == 0 || launch.table.num_rows == 0) return;
   CHECK_GT(launch.kv_heads, 0);
   CHECK_EQ(launch.heads % launch.kv_heads, 0);
@@ -18,7 +18,7 @@ void Start(AttentionLaunch& launch, bool exact, bool latent, std::span<std::byte
   CHECK(launch.kv_dtype == DType::kF32 || launch.kv_dtype == DType::kBF16 ||
         launch.kv_dtype == DType::kF16);
   if (exact || launch.kv_dtype != DType::kBF16) {
-    Check(StartPlainAttention(launch, stream), "attention");
+    Check(StartPlainAttention(launch, chain.stream), "attention");
     return;
   }
   CHECK(IsAligned(launch.q) && IsAligned(launch.out) && IsAligned(launch.k) && IsAligned(launch.v));
@@ -29,15 +29,15 @@ void Start(AttentionLaunch& launch, bool exact, bool latent, std::span<std::byte
   launch.scratch = reinterpret_cast<float*>(scratch.data());
   launch.scratch_floats = static_cast<int64_t>(scratch.size() / sizeof(float));
   cudaError_t error =
-      latent ? StartTiledLatentAttention(launch, stream) : StartTiledAttention(launch, stream);
-  if (error == cudaErrorNotSupported) error = StartPlainAttention(launch, stream);
+      latent ? StartTiledLatentAttention(launch, chain) : StartTiledAttention(launch, chain);
+  if (error == cudaErrorNotSupported) error = StartPlainAttention(launch, chain.stream);
   Check(error, "attention");
 }
 
 }  // namespace
 
 void Attention(const kernels::AttentionParams& p, const SequenceTable& table, bool exact,
-               cudaStream_t stream, std::span<std::byte> scratch) {
+               const StreamChain& chain, std::span<std::byte> scratch) {
   AttentionLaunch launch = {.q = p.q,
                             .ldq = p.ldq,
                             .k = p.k_cache,
@@ -53,11 +53,11 @@ void Attention(const kernels::AttentionParams& p, const SequenceTable& table, bo
                             .out = p.out,
                             .ldo = p.ldo,
                             .table = table};
-  Start(launch, exact, false, scratch, stream);
+  Start(launch, exact, false, scratch, chain);
 }
 
 void LatentAttention(const kernels::LatentAttentionParams& p, const SequenceTable& table,
-                     bool exact, cudaStream_t stream, std::span<std::byte> scratch) {
+                     bool exact, const StreamChain& chain, std::span<std::byte> scratch) {
   AttentionLaunch launch = {.q = p.q,
                             .ldq = p.ldq,
                             .k = p.cache,
@@ -71,7 +71,7 @@ void LatentAttention(const kernels::LatentAttentionParams& p, const SequenceTabl
                             .out = p.out,
                             .ldo = p.ldo,
                             .table = table};
-  Start(launch, exact, true, scratch, stream);
+  Start(launch, exact, true, scratch, chain);
 }
 
 }  // namespace switchyard::cuda

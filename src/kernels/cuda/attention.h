@@ -1,12 +1,11 @@
 // Attention over a paged cache on a GPU. Semantics: kernels/ops.h.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstddef>
 #include <span>
 
 #include "kernels/cuda/sequence_table.h"
+#include "kernels/cuda/stream_chain.h"
 #include "kernels/ops.h"
 
 namespace switchyard::cuda {
@@ -14,7 +13,7 @@ namespace switchyard::cuda {
 // What a device should set aside for `scratch` below; one for each stream.
 constexpr size_t kAttentionScratchBytes = size_t{256} << 20;
 
-// Enqueue on `stream`. `sequences` and `page_size` of the params are not looked at: the table has
+// Enqueue. `sequences` and `page_size` of the params are not looked at: the table has
 // them. Rows of no sequence are left alone.
 //
 // `exact`: float32 products of unrounded inputs; else matrix units are used, on q and
@@ -28,8 +27,8 @@ constexpr size_t kAttentionScratchBytes = size_t{256} << 20;
 // are cut at fixed positions into splits, those into blocks of 64, and results of splits are folded
 // in order, by whoever computes them. Scales are positive.
 void Attention(const kernels::AttentionParams& p, const SequenceTable& table, bool exact,
-               cudaStream_t stream, std::span<std::byte> scratch = {});
+               const StreamChain& chain, std::span<std::byte> scratch = {});
 void LatentAttention(const kernels::LatentAttentionParams& p, const SequenceTable& table,
-                     bool exact, cudaStream_t stream, std::span<std::byte> scratch = {});
+                     bool exact, const StreamChain& chain, std::span<std::byte> scratch = {});
 
 }  // namespace switchyard::cuda

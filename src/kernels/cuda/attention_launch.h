@@ -8,6 +8,7 @@
 
 #include "core/dtype.h"
 #include "kernels/cuda/sequence_table.h"
+#include "kernels/cuda/stream_chain.h"
 
 namespace switchyard::cuda {
 
@@ -39,12 +40,13 @@ struct AttentionLaunch {
 cudaError_t StartPlainAttention(const AttentionLaunch& launch, cudaStream_t stream);
 // Matrix units on a bfloat16 cache: head sizes 64 and 128, and latent 512 + 64.
 // cudaErrorNotSupported, and nothing is started, for others and where shared memory is too small.
-cudaError_t StartTiledAttention(const AttentionLaunch& launch, cudaStream_t stream);
-cudaError_t StartTiledLatentAttention(const AttentionLaunch& launch, cudaStream_t stream);
+cudaError_t StartTiledAttention(const AttentionLaunch& launch, const StreamChain& chain);
+cudaError_t StartTiledLatentAttention(const AttentionLaunch& launch, const StreamChain& chain);
 // The part of both that wgmma does: sequences of at least min_rows rows (times heads of a key-value
 // head).
-cudaError_t StartHopperAttention(const AttentionLaunch& launch, int min_rows, cudaStream_t stream);
+cudaError_t StartHopperAttention(const AttentionLaunch& launch, int min_rows,
+                                 const StreamChain& chain);
 cudaError_t StartHopperLatentAttention(const AttentionLaunch& launch, int min_rows,
-                                       cudaStream_t stream);
+                                       const StreamChain& chain);
 
 }  // namespace switchyard::cuda

@@ -1,5 +1,6 @@
 #include "kernels/cuda/attention_fold.cuh"
 #include "kernels/cuda/attention_merge.cuh"
+#include "kernels/cuda/kernel_chain.cuh"
 
 namespace switchyard::cuda {
 namespace {
@@ -8,6 +9,8 @@ constexpr int kThreads = 128;  // each with four columns
 constexpr int kAtOnce = 8;     // loads in flight
 
 __global__ void __launch_bounds__(kThreads) MergeParts(const __grid_constant__ TiledAttention p) {
+  WaitForKernelBefore();
+  AllowNextKernel();
   const AttentionLaunch& launch = p.launch;
   const AttentionSchedule& schedule = p.schedule;
   const SequenceTable& table = launch.table;
@@ -63,11 +66,10 @@ __global__ void __launch_bounds__(kThreads) MergeParts(const __grid_constant__ T
 
 }  // namespace
 
-cudaError_t StartMergeOfParts(const TiledAttention& p, cudaStream_t stream) {
+cudaError_t StartMergeOfParts(const TiledAttention& p, const StreamChain& chain) {
   const int heads_at_once = kThreads * 4 / p.launch.v_dim;
   const dim3 grid(p.launch.table.num_rows, (p.launch.heads + heads_at_once - 1) / heads_at_once);
-  MergeParts<<<grid, kThreads, 0, stream>>>(p);
-  return cudaGetLastError();
+  return LaunchEarly(MergeParts, grid, kThreads, 0, chain, p);
 }
 
 }  // namespace switchyard::cuda

@@ -15,6 +15,6 @@ struct TiledAttention {
 };
 
 // Writes the rows whose keys were split among units of `p`; v_dim is a power of two, 64 to 512.
-cudaError_t StartMergeOfParts(const TiledAttention& p, cudaStream_t stream);
+cudaError_t StartMergeOfParts(const TiledAttention& p, const StreamChain& chain);
 
 }  // namespace switchyard::cuda

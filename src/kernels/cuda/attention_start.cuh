@@ -35,7 +35,7 @@ cudaError_t ResidentBlocks(int* blocks) {
 // where there are fewer tiles than `waves` times the blocks that run at once.
 template <typename Shape>
 cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows, int waves,
-                       cudaStream_t stream) {
+                       const StreamChain& chain) {
   const SequenceTable& table = launch.table;
   const int group = launch.heads / launch.kv_heads;
   // At most: every sequence has one tile that is not full.
@@ -66,24 +66,25 @@ cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows
       .parts = launch.scratch};
   const int64_t blocks =
       slots > 0 ? std::min<int64_t>(resident, tiles * most_splits) : std::max<int64_t>(tiles, 1);
-  TiledAttentionKernel<Shape>
-      <<<static_cast<unsigned>(blocks), Shape::kThreads, Shape::kBytes, stream>>>(p);
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-  return slots > 0 ? StartMergeOfParts(p, stream) : cudaSuccess;
+  const cudaError_t error =
+      LaunchEarly(TiledAttentionKernel<Shape>, dim3(static_cast<unsigned>(blocks)), Shape::kThreads,
+                  Shape::kBytes, chain, p);
+  if (error != cudaSuccess) return error;
+  return slots > 0 ? StartMergeOfParts(p, chain) : cudaSuccess;
 }
 
 // Small tiles for sequences that fill no more than one, large ones for the others, which
 // start_large(min_rows) starts. Where every sequence has one row there is only one launch; should
 // that not be so, it is right but slow.
 template <typename Small>
-cudaError_t StartTilesOfBothShapes(const AttentionLaunch& launch, cudaStream_t stream,
+cudaError_t StartTilesOfBothShapes(const AttentionLaunch& launch, const StreamChain& chain,
                                    const auto& start_large) {
   constexpr int kSmallWaves = 8;
   const bool small = launch.heads / launch.kv_heads <= Small::kRows;
   const bool large = !small || launch.table.num_rows > launch.table.num_sequences;
   if (small) {
     const cudaError_t error =
-        StartTiles<Small>(launch, 1, large ? Small::kRows : INT_MAX, kSmallWaves, stream);
+        StartTiles<Small>(launch, 1, large ? Small::kRows : INT_MAX, kSmallWaves, chain);
     if (error != cudaSuccess) return error;
   }
   return large ? start_large(small ? Small::kRows + 1 : 1) : cudaSuccess;

@@ -4,24 +4,24 @@ namespace switchyard::cuda {
 namespace {
 
 template <int kHeadDim>
-cudaError_t Start(const AttentionLaunch& launch, cudaStream_t stream) {
+cudaError_t Start(const AttentionLaunch& launch, const StreamChain& chain) {
   using Small = TileShape<kHeadDim, kHeadDim, false, kSplitKeys, 1, 4, 2>;
   using Large = TileShape<kHeadDim, kHeadDim, false, kSplitKeys, 4, 1, 2>;
   if (!FitsSharedMemory(std::max(Small::kBytes, Large::kBytes))) return cudaErrorNotSupported;
-  return StartTilesOfBothShapes<Small>(launch, stream, [&](int min_rows) {
-    return launch.hopper ? StartHopperAttention(launch, min_rows, stream)
-                         : StartTiles<Large>(launch, min_rows, INT_MAX, 1, stream);
+  return StartTilesOfBothShapes<Small>(launch, chain, [&](int min_rows) {
+    return launch.hopper ? StartHopperAttention(launch, min_rows, chain)
+                         : StartTiles<Large>(launch, min_rows, INT_MAX, 1, chain);
   });
 }
 
 }  // namespace
 
-cudaError_t StartTiledAttention(const AttentionLaunch& launch, cudaStream_t stream) {
+cudaError_t StartTiledAttention(const AttentionLaunch& launch, const StreamChain& chain) {
   switch (launch.qk_dim) {
     case 64:
-      return Start<64>(launch, stream);
+      return Start<64>(launch, chain);
     case 128:
-      return Start<128>(launch, stream);
+      return Start<128>(launch, chain);
     default:
       return cudaErrorNotSupported;
   }

@@ -13,6 +13,7 @@
 #include "kernels/cuda/attention_tile_products.cuh"
 #include "kernels/cuda/attention_tile_results.cuh"
 #include "kernels/cuda/attention_tile_softmax.cuh"
+#include "kernels/cuda/kernel_chain.cuh"
 
 namespace switchyard::cuda {
 
@@ -163,6 +164,8 @@ __global__ void __launch_bounds__(Shape::kThreads)
     for (int i = threadIdx.x; i < Shape::kOnesBytes / 4; i += Shape::kThreads)
       reinterpret_cast<uint32_t*>(shared + Shape::kOnesAt)[i] = kBf16Ones;
   }
+  WaitForKernelBefore();
+  AllowNextKernel();
   if (threadIdx.x < 32) {
     const AttentionUnit first = FindUnit(p.schedule, blockIdx.x);
     if (threadIdx.x == 0) found = first;

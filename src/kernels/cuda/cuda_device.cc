@@ -53,14 +53,9 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
 
   cudaStream_t stream() const override { return stream_.get(); }
   int index() const override { return index_; }
-  DType dtype() const override { return options_.dtype; }
-  const kernels::CudaExperimental& experimental() const override { return options_.experimental; }
-  StreamChain chain() const override {
-    return {stream_.get(), options_.experimental.fused_decode && hopper_};
-  }
-  kernels::FusedOps* fused() override {
-    return options_.experimental.fused_decode ? this : nullptr;
-  }
+  const kernels::CudaDeviceOptions& options() const override { return options_; }
+  StreamChain chain() const override { return {stream_.get(), options_.fused && hopper_}; }
+  kernels::FusedOps* fused() override { return options_.fused ? this : nullptr; }
   void AddCheck(std::function<void()> check) override { checks_.push_back(std::move(check)); }
   void SetWait(std::function<void(cudaEvent_t)> wait) override {
     wait_ = wait;
@@ -152,10 +147,10 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   }
 
   void Attention(const kernels::AttentionParams& p) override {
-    cuda::Attention(p, sequences_.table(), exact(), stream_.get(), AttentionScratch());
+    cuda::Attention(p, sequences_.table(), exact(), chain(), AttentionScratch());
   }
   void LatentAttention(const kernels::LatentAttentionParams& p) override {
-    cuda::LatentAttention(p, sequences_.table(), exact(), stream_.get(), AttentionScratch());
+    cuda::LatentAttention(p, sequences_.table(), exact(), chain(), AttentionScratch());
   }
 
   void AddNorm(const kernels::AddNormParams& p) override {

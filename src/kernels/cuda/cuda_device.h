@@ -13,9 +13,8 @@ class CudaDevice : public kernels::Device {
  public:
   virtual cudaStream_t stream() const = 0;
   virtual int index() const = 0;
-  virtual DType dtype() const = 0;  // CudaDeviceOptions::dtype
-  virtual const kernels::CudaExperimental& experimental() const = 0;
-  // The stream as a chain, early where CudaDeviceOptions has fused_decode and the GPU can do that.
+  virtual const kernels::CudaDeviceOptions& options() const = 0;
+  // The stream as a chain, early where CudaDeviceOptions has `fused` and the GPU can do that.
   virtual StreamChain chain() const = 0;
   // Called after every wait for the stream: kernels of others that gave up are to throw here.
   virtual void AddCheck(std::function<void()> check) = 0;

@@ -114,7 +114,7 @@ void Products::Multiply(const kernels::LinearParams& p, Kernel kernel, const Row
                .m = p.m,
                .n = p.w.n,
                .k = p.w.k},
-              stream);
+              chain);
     return;
   }
   ops::LinearLaunch launch = {.x = static_cast<const float*>(rows.data),

@@ -24,7 +24,7 @@ bool DenseGemmTakes(const DenseGemmParams& p) {
   return inputs && scales && output;
 }
 
-void DenseGemm(const DenseGemmParams& p, cudaStream_t stream) {
+void DenseGemm(const DenseGemmParams& p, const StreamChain& chain) {
   if (!DenseGemmTakes(p))
     throw Invalid(
         "dense GEMM of m {}, n {}, k {} with strides {} and {}: dense_gemm.h says what it takes",
@@ -46,7 +46,7 @@ void DenseGemm(const DenseGemmParams& p, cudaStream_t stream) {
                                .n = p.n,
                                .k = p.k};
   const CurrentGpu gpu = FindCurrentGpu();
-  RunGemm(problem, PlanDenseGemm(fp8, p.m, p.n, p.k, gpu.processors), gpu, stream);
+  RunGemm(problem, PlanDenseGemm(fp8, p.m, p.n, p.k, gpu.processors), gpu, chain);
 }
 
 }  // namespace switchyard::cuda

@@ -1,9 +1,9 @@
 // The product of one matrix of activations and one weight on Hopper's matrix units.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
+
+#include "kernels/cuda/stream_chain.h"
 
 namespace switchyard::cuda {
 
@@ -33,7 +33,8 @@ struct DenseGemmParams {
 
 // Whether DenseGemm takes these sizes and addresses (on any Hopper GPU).
 bool DenseGemmTakes(const DenseGemmParams& p);
-// Enqueues on `stream`. Error kInvalid names what does not fit.
-void DenseGemm(const DenseGemmParams& p, cudaStream_t stream);
+// Enqueues. Error kInvalid names what does not fit. In a chain that begins early, W is read before
+// the kernel ahead has ended, which must not write it.
+void DenseGemm(const DenseGemmParams& p, const StreamChain& chain);
 
 }  // namespace switchyard::cuda

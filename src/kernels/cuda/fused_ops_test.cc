@@ -13,15 +13,17 @@ class FusedOpsTest : public DeviceTest {
   void SetUp() override {
     DeviceTest::SetUp();
     if (IsSkipped()) return;
-    device_ = MakeCudaDevice({.dtype = DType::kBF16,
-                              .max_tokens = kMaxTokens,
-                              .max_sequences = kMaxSequences,
-                              .max_pages = kMaxPages,
-                              .experimental = {.fused_decode = true}});
+    device_ = fast_.get();
+    plain_ = MakeCudaDevice({.dtype = DType::kBF16,
+                             .max_tokens = kMaxTokens,
+                             .max_sequences = kMaxSequences,
+                             .max_pages = kMaxPages,
+                             .fused = false});
     ASSERT_NE(device_->fused(), nullptr);
-    EXPECT_EQ(fast_->fused(), nullptr);
+    EXPECT_EQ(plain_->fused(), nullptr);
   }
-  std::unique_ptr<Device> device_;
+  Device* device_ = nullptr;
+  std::unique_ptr<Device> plain_;  // kernels begin when the one ahead has ended
 };
 
 std::vector<uint16_t> Halves(std::vector<float> values) {
@@ -200,8 +202,8 @@ TEST_F(FusedOpsTest, StackedProductsHaveTheBitsOfSingleOnes) {
       const std::vector<float> all = got.Read();
       int64_t first = 0;
       for (size_t i = 0; i < parts.size(); ++i) {
-        const DeviceVector y(*device_, std::vector<float>(m * sizes[i]));
-        device_->Linear(
+        const DeviceVector y(*plain_, std::vector<float>(m * sizes[i]));
+        plain_->Linear(
             {.x = normed.data(), .ldx = k, .w = parts[i], .y = y.data(), .ldy = sizes[i], .m = m});
         const std::vector<float> want = y.Read();
         for (int64_t t = 0; t < m; ++t)
@@ -209,6 +211,56 @@ TEST_F(FusedOpsTest, StackedProductsHaveTheBitsOfSingleOnes) {
               << "m " << m << " run " << run << " part " << i << " row " << t;
         first += sizes[i];
       }
+    }
+  }
+}
+
+// Products that read what the one ahead writes and write what that one reads, in buffers that all
+// share: one that begins early and does not wait where it has to gives other bits.
+TEST_F(FusedOpsTest, ProductsThatBeginEarlyHaveTheBitsOfThoseThatDoNot) {
+  constexpr int kProducts = 24;
+  uint64_t key = 100;
+  for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kFp8Block}) {
+    std::vector<WeightView> weights;
+    for (int i = 0; i < 4; ++i) {
+      const int64_t n = i % 2 == 0 ? 2048 : 768;
+      weights.push_back(device_->Place(random_.Weight(format, n, 2816 - n, 0, 1, 0)));
+    }
+    for (const int64_t m : {1, 5, 32, 130, 320}) {
+      const std::vector<float> x = random_.Normal(m * 768), empty(m * 2048);
+      const DeviceVector ones(*device_, std::vector<float>(768, 1.0f));
+      const auto run = [&](Device& device, int passes) {
+        const DeviceVector narrow(device, x), wide(device, empty);
+        ++key;
+        for (int pass = 0; pass < passes; ++pass) {
+          device.CopyIn(narrow.data(), x.data(), x.size() * sizeof(float));
+          device.Run(key, [&] {
+            for (int i = 0; i < kProducts; ++i) {
+              const bool up = i % 2 == 0;
+              device.Linear({.x = up ? narrow.data() : wide.data(),
+                             .ldx = up ? 768 : 2048,
+                             .w = weights[i % 4],
+                             .y = up ? wide.data() : narrow.data(),
+                             .ldy = up ? 2048 : 768,
+                             .m = m});
+              // Values neither vanish nor grow without bounds.
+              if (!up)
+                device.RmsNorm({.x = narrow.data(),
+                                .ldx = 768,
+                                .weight = ones.data(),
+                                .y = narrow.data(),
+                                .ldy = 768,
+                                .m = m,
+                                .n = 768});
+            }
+          });
+        }
+        return narrow.Read();
+      };
+      const std::vector<float> want = run(*plain_, 1);
+      for (const int passes : {1, 2, 4})
+        EXPECT_TRUE(SameBits(run(*device_, passes), want))
+            << Name(format) << " m " << m << " passes " << passes;
     }
   }
 }

@@ -6,6 +6,7 @@
 #include "kernels/cuda/gemm_few_rows_multiply.cuh"
 #include "kernels/cuda/gemm_few_rows_produce.cuh"
 #include "kernels/cuda/gemm_few_rows_store.cuh"
+#include "kernels/cuda/kernel_chain.cuh"
 #include "kernels/cuda/kernel_setup.h"
 
 namespace switchyard::cuda {
@@ -111,9 +112,17 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     if (kFp8) ptx::PrefetchTensorMap(&scales_map);
   }
   __syncthreads();
+  // One group has all rows, and its weights are no kernel's output: they may be on their way before
+  // the kernel ahead has ended.
+  const bool fetches_weights = warpgroup == kConsumers && threadIdx.x % 128 / 32 == kWeights;
+  if (p.group_rows) WaitForKernelBefore();
   ReadGroups(p, header, rows, begins);
   __syncthreads();
   ptx::ClusterSync();
+  if (!fetches_weights) {
+    if (!p.group_rows) WaitForKernelBefore();
+    AllowNextKernel();
+  }
 
   Stages stages = {.memory = memory,
                    .weight_bytes = p.weight_rows * kGemmRowBytes * kSteps,
@@ -144,6 +153,7 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
       }
     }
     __syncwarp();
+    if (fetches_weights) WaitForKernelBefore();
   } else {
     if constexpr (kConsumers > 1) ptx::TakeRegisters<232>();
     Consume<kFp8, kSteps>(p, stages, walk, block, cluster, header.staged[threadIdx.x / 32]);
@@ -153,7 +163,7 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
 }
 
 template <bool kFp8, int kConsumers, int kSteps>
-cudaError_t Start(const GemmLaunch& launch, cudaStream_t stream) {
+cudaError_t Start(const GemmLaunch& launch, const StreamChain& chain) {
   static KernelSetup setup;
   const cudaError_t error =
       setup.On(launch.gpu.index, FewRowsKernel<kFp8, kConsumers, kSteps>, kSharedBytes);
@@ -181,32 +191,22 @@ cudaError_t Start(const GemmLaunch& launch, cudaStream_t stream) {
   const int64_t clusters =
       std::min<int64_t>(launch.gpu.processors / cluster, most_parts * kernel.column_tiles);
 
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = cluster;
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(clusters * cluster));
-  config.blockDim = dim3(128 * (kConsumers + 1));
-  config.dynamicSmemBytes = kSharedBytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, FewRowsKernel<kFp8, kConsumers, kSteps>, kernel, launch.a_map,
-                            launch.a_small_map, launch.b_map, launch.scales_map);
+  return LaunchClusters(FewRowsKernel<kFp8, kConsumers, kSteps>, static_cast<int>(clusters),
+                        cluster, 128 * (kConsumers + 1), kSharedBytes, chain, kernel, launch.a_map,
+                        launch.a_small_map, launch.b_map, launch.scales_map);
 }
 
 }  // namespace
 }  // namespace few_rows
 
-cudaError_t StartFewRowsGemm(const GemmLaunch& launch, cudaStream_t stream) {
+cudaError_t StartFewRowsGemm(const GemmLaunch& launch, const StreamChain& chain) {
   using few_rows::Start;
   const bool fp8 = launch.problem.fp8;
   if (launch.plan.weight_rows > 64)
-    return fp8 ? Start<true, 2, 1>(launch, stream) : Start<false, 2, 1>(launch, stream);
+    return fp8 ? Start<true, 2, 1>(launch, chain) : Start<false, 2, 1>(launch, chain);
   if (launch.plan.steps == 1)
-    return fp8 ? Start<true, 1, 1>(launch, stream) : Start<false, 1, 1>(launch, stream);
-  return fp8 ? Start<true, 1, 4>(launch, stream) : Start<false, 1, 4>(launch, stream);
+    return fp8 ? Start<true, 1, 1>(launch, chain) : Start<false, 1, 1>(launch, chain);
+  return fp8 ? Start<true, 1, 4>(launch, chain) : Start<false, 1, 4>(launch, chain);
 }
 
 }  // namespace switchyard::cuda

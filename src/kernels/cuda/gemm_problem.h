@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/gemm_heuristics.h"
+#include "kernels/cuda/stream_chain.h"
 
 namespace switchyard::cuda {
 
@@ -56,9 +57,10 @@ struct GemmLaunch {
 
 // `problem` fits `plan`. Error kResource where the launch fails.
 void RunGemm(const GemmProblem& problem, const GemmPlan& plan, const CurrentGpu& gpu,
-             cudaStream_t stream);
+             const StreamChain& chain);
 
 cudaError_t StartManyRowsGemm(const GemmLaunch& launch, cudaStream_t stream);
-cudaError_t StartFewRowsGemm(const GemmLaunch& launch, cudaStream_t stream);
+// Begins early: where there is one group, weights are fetched before the kernel ahead has ended.
+cudaError_t StartFewRowsGemm(const GemmLaunch& launch, const StreamChain& chain);
 
 }  // namespace switchyard::cuda

@@ -14,7 +14,7 @@ CurrentGpu FindCurrentGpu() {
 }
 
 void RunGemm(const GemmProblem& p, const GemmPlan& plan, const CurrentGpu& gpu,
-             cudaStream_t stream) {
+             const StreamChain& chain) {
   if (p.rows == 0 || p.n == 0 || p.groups == 0) return;
   const int bytes = p.fp8 ? 1 : 2, step = kGemmRowBytes / bytes;
   GemmLaunch launch = {.problem = p, .plan = plan, .gpu = gpu};
@@ -30,7 +30,7 @@ void RunGemm(const GemmProblem& p, const GemmPlan& plan, const CurrentGpu& gpu,
                                       plan.few_rows ? 64 : kManyRowsTokens, p.ld_a_scales);
   if (!plan.few_rows && !p.float_output)
     launch.d_map = MakeTensorMap(p.d, p.rows, p.n, 2, 64, 64, p.ldd);
-  Check(plan.few_rows ? StartFewRowsGemm(launch, stream) : StartManyRowsGemm(launch, stream),
+  Check(plan.few_rows ? StartFewRowsGemm(launch, chain) : StartManyRowsGemm(launch, chain.stream),
         "start of a GEMM");
 }
 

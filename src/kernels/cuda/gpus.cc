@@ -14,6 +14,7 @@ namespace {
 struct Record {
   char name[64];
   int64_t total, free;
+  bool hopper;
 };
 
 // In the child: writes one record a GPU. Nothing here may throw or allocate much.
@@ -28,6 +29,7 @@ void TellGpus(int fd) {
         cudaMemGetInfo(&free, &total) != cudaSuccess)
       return;
     std::snprintf(record.name, sizeof record.name, "%.63s", properties.name);
+    record.hopper = properties.major == 9 && properties.minor == 0;
     record.total = static_cast<int64_t>(total);
     record.free = static_cast<int64_t>(free);
     if (write(fd, &record, sizeof record) != sizeof record) return;
@@ -47,7 +49,7 @@ std::vector<GpuInfo> Ask() {
   std::vector<GpuInfo> gpus;
   Record record;
   while (child > 0 && read(ends[0], &record, sizeof record) == sizeof record)
-    gpus.push_back({record.name, record.total, record.free});
+    gpus.push_back({record.name, record.total, record.free, record.hopper});
   close(ends[0]);
   int status = 0;
   if (child > 0) waitpid(child, &status, 0);

@@ -6,7 +6,7 @@
 namespace switchyard::cuda {
 namespace {
 
-void Run(const GroupedGemmParams& p, bool fp8, cudaStream_t stream) {
+void Run(const GroupedGemmParams& p, bool fp8, const StreamChain& chain) {
   const bool few_rows = p.group_rows != nullptr;
   const int row_step = few_rows ? 4 : kGroupBlockRows, k_step = fp8 ? 128 : 64;
   if (p.rows % row_step != 0 || p.n % 64 != 0 || p.k % k_step != 0)
@@ -34,12 +34,12 @@ void Run(const GroupedGemmParams& p, bool fp8, cudaStream_t stream) {
                                .groups = p.groups};
   const CurrentGpu gpu = FindCurrentGpu();
   RunGemm(problem, few_rows ? PlanFewRows(p.groups, p.n, gpu.processors) : PlanManyRows(fp8), gpu,
-          stream);
+          chain);
 }
 
 }  // namespace
 
-void GroupedGemmFp8(const GroupedGemmParams& p, cudaStream_t stream) { Run(p, true, stream); }
-void GroupedGemmBf16(const GroupedGemmParams& p, cudaStream_t stream) { Run(p, false, stream); }
+void GroupedGemmFp8(const GroupedGemmParams& p, const StreamChain& chain) { Run(p, true, chain); }
+void GroupedGemmBf16(const GroupedGemmParams& p, const StreamChain& chain) { Run(p, false, chain); }
 
 }  // namespace switchyard::cuda

@@ -1,9 +1,9 @@
 // Grouped matrix multiplication on Hopper's matrix units.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
+
+#include "kernels/cuda/stream_chain.h"
 
 namespace switchyard::cuda {
 
@@ -51,8 +51,8 @@ struct GroupedGemmParams {
   bool float_output = false;
 };
 
-// Enqueue on `stream`. Error kInvalid names a size that does not fit.
-void GroupedGemmFp8(const GroupedGemmParams& p, cudaStream_t stream);
-void GroupedGemmBf16(const GroupedGemmParams& p, cudaStream_t stream);
+// Enqueue. Error kInvalid names a size that does not fit.
+void GroupedGemmFp8(const GroupedGemmParams& p, const StreamChain& chain);
+void GroupedGemmBf16(const GroupedGemmParams& p, const StreamChain& chain);
 
 }  // namespace switchyard::cuda

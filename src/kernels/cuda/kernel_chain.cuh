@@ -47,5 +47,24 @@ cudaError_t LaunchEarly(void (*kernel)(Params...), dim3 blocks, int threads, siz
   return LaunchEarly(kernel, blocks, threads, shared_bytes, chain.early, chain.stream,
                      std::forward<Args>(args)...);
 }
+// Likewise, in clusters of `cluster` blocks.
+template <typename... Params, typename... Args>
+cudaError_t LaunchClusters(void (*kernel)(Params...), int clusters, int cluster, int threads,
+                           size_t shared_bytes, const StreamChain& chain, Args&&... args) {
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = cluster;
+  attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(clusters * cluster));
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = chain.stream;
+  config.attrs = attributes;
+  config.numAttrs = chain.early ? 2 : 1;
+  return cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
+}
 
 }  // namespace switchyard::cuda

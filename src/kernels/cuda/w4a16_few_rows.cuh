@@ -8,6 +8,7 @@
 #include "kernels/cuda/gemm_few_rows_multiply.cuh"
 #include "kernels/cuda/gemm_few_rows_produce.cuh"
 #include "kernels/cuda/gemm_few_rows_store.cuh"
+#include "kernels/cuda/kernel_chain.cuh"
 #include "kernels/cuda/kernel_setup.h"
 #include "kernels/cuda/w4a16_launch.h"
 #include "kernels/cuda/w4a16_unpack.cuh"
@@ -259,6 +260,8 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     for (const CUtensorMap& map : maps.of) ptx::PrefetchTensorMap(&map);
   }
   __syncthreads();
+  WaitForKernelBefore();
+  AllowNextKernel();
   ReadGroups(p, header, rows, begins);
   __syncthreads();
   ptx::ClusterSync();
@@ -292,7 +295,7 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
 }
 
 template <W4A16Kind kKind, int kScales, int kConsumers>
-cudaError_t StartWith(const W4A16Launch& launch, cudaStream_t stream) {
+cudaError_t StartWith(const W4A16Launch& launch, const StreamChain& chain) {
   static KernelSetup setup;
   const cudaError_t error =
       setup.On(launch.gpu.index, FewRowsKernel<kKind, kScales, kConsumers>, kSharedBytes);
@@ -328,24 +331,14 @@ cudaError_t StartWith(const W4A16Launch& launch, cudaStream_t stream) {
   const int64_t clusters =
       std::min<int64_t>(launch.gpu.processors / cluster, most_parts * kernel.few.column_tiles);
 
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = cluster;
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(clusters * cluster));
-  config.blockDim = dim3(128 * (kConsumers + 1));
-  config.dynamicSmemBytes = kSharedBytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, FewRowsKernel<kKind, kScales, kConsumers>, kernel, maps);
+  return LaunchClusters(FewRowsKernel<kKind, kScales, kConsumers>, static_cast<int>(clusters),
+                        cluster, 128 * (kConsumers + 1), kSharedBytes, chain, kernel, maps);
 }
 
 template <W4A16Kind kKind, int kScales>
-cudaError_t Start(const W4A16Launch& launch, cudaStream_t stream) {
-  return launch.plan.weight_rows > kW4A16Tile ? StartWith<kKind, kScales, 2>(launch, stream)
-                                              : StartWith<kKind, kScales, 1>(launch, stream);
+cudaError_t Start(const W4A16Launch& launch, const StreamChain& chain) {
+  return launch.plan.weight_rows > kW4A16Tile ? StartWith<kKind, kScales, 2>(launch, chain)
+                                              : StartWith<kKind, kScales, 1>(launch, chain);
 }
 
 }  // namespace switchyard::cuda::w4a16

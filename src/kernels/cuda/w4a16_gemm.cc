@@ -8,7 +8,7 @@
 
 namespace switchyard::cuda {
 
-void GroupedGemmW4A16(const W4A16GemmParams& p, cudaStream_t stream) {
+void GroupedGemmW4A16(const W4A16GemmParams& p, const StreamChain& chain) {
   constexpr int64_t kStep = 8;  // elements in 16 bytes
   if (p.n % kStep != 0 || p.k % kStep != 0 || p.k == 0)
     throw Invalid("product with 4-bit weights, n {}, k {}: want multiples of {}", p.n, p.k, kStep);
@@ -27,7 +27,7 @@ void GroupedGemmW4A16(const W4A16GemmParams& p, cudaStream_t stream) {
   const auto start = p.format.kind == W4A16Kind::kMxfp4   ? StartW4A16Mxfp4
                      : p.format.kind == W4A16Kind::kNvfp4 ? StartW4A16Nvfp4
                                                           : StartW4A16Int4;
-  Check(start(launch, stream), "start of a product with 4-bit weights");
+  Check(start(launch, chain), "start of a product with 4-bit weights");
 }
 
 }  // namespace switchyard::cuda

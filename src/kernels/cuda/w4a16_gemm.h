@@ -1,11 +1,10 @@
 // Grouped products of bfloat16 rows with 4-bit weights on Hopper's matrix units.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/stream_chain.h"
 #include "kernels/cuda/w4a16_layout.h"
 
 namespace switchyard::cuda {
@@ -36,8 +35,8 @@ struct W4A16GemmParams {
   const float* bias = nullptr;  // [groups, n] or null
   bool float_output = false;
 };
-// Enqueues on `stream`. Error kInvalid names a size that does not fit.
-void GroupedGemmW4A16(const W4A16GemmParams& p, cudaStream_t stream);
+// Enqueues. Error kInvalid names a size that does not fit.
+void GroupedGemmW4A16(const W4A16GemmParams& p, const StreamChain& chain);
 
 // The weights expanded, by the same device code: to [groups, n, k] bfloat16. For tests.
 struct W4A16ExpandParams {

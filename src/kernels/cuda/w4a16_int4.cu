@@ -2,14 +2,14 @@
 
 namespace switchyard::cuda {
 
-cudaError_t StartW4A16Int4(const W4A16Launch& launch, cudaStream_t stream) {
+cudaError_t StartW4A16Int4(const W4A16Launch& launch, const StreamChain& chain) {
   switch (launch.params.format.scales) {
     case 1:
-      return w4a16::Start<W4A16Kind::kInt4, 1>(launch, stream);
+      return w4a16::Start<W4A16Kind::kInt4, 1>(launch, chain);
     case 2:
-      return w4a16::Start<W4A16Kind::kInt4, 2>(launch, stream);
+      return w4a16::Start<W4A16Kind::kInt4, 2>(launch, chain);
     case 4:
-      return w4a16::Start<W4A16Kind::kInt4, 4>(launch, stream);
+      return w4a16::Start<W4A16Kind::kInt4, 4>(launch, chain);
     default:
       return cudaErrorInvalidValue;
   }

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cuda.h>
-#include <cuda_runtime_api.h>
 
 #include "kernels/cuda/gemm_problem.h"
 #include "kernels/cuda/w4a16_gemm.h"
@@ -19,8 +18,8 @@ struct W4A16Launch {
 };
 
 // For the scales that W4A16Format has for each kind.
-cudaError_t StartW4A16Mxfp4(const W4A16Launch& launch, cudaStream_t stream);
-cudaError_t StartW4A16Nvfp4(const W4A16Launch& launch, cudaStream_t stream);
-cudaError_t StartW4A16Int4(const W4A16Launch& launch, cudaStream_t stream);
+cudaError_t StartW4A16Mxfp4(const W4A16Launch& launch, const StreamChain& chain);
+cudaError_t StartW4A16Nvfp4(const W4A16Launch& launch, const StreamChain& chain);
+cudaError_t StartW4A16Int4(const W4A16Launch& launch, const StreamChain& chain);
 
 }  // namespace switchyard::cuda

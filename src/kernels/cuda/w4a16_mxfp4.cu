@@ -2,8 +2,8 @@
 
 namespace switchyard::cuda {
 
-cudaError_t StartW4A16Mxfp4(const W4A16Launch& launch, cudaStream_t stream) {
-  return w4a16::Start<W4A16Kind::kMxfp4, 2>(launch, stream);
+cudaError_t StartW4A16Mxfp4(const W4A16Launch& launch, const StreamChain& chain) {
+  return w4a16::Start<W4A16Kind::kMxfp4, 2>(launch, chain);
 }
 
 }  // namespace switchyard::cuda

@@ -23,8 +23,7 @@ kernels::CudaDeviceOptions DeviceOptions(const ModelOptions& options) {
           .max_tokens = options.max_tokens,
           .max_sequences = std::min(options.gpu->max_sequences, options.max_tokens),
           .max_pages = CeilDiv(options.context_length, options.page_size) + 1,
-          .graphs = options.gpu->graphs,
-          .experimental = options.gpu->experimental};
+          .graphs = options.gpu->graphs};
 }
 
 cuda::CollectiveOptions CollectivesOf(const ModelOptions& options) {

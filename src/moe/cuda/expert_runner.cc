@@ -31,7 +31,7 @@ struct Product {
 
 // Packed weights have one kernel, for chunks of any size.
 void MultiplyPacked(const Product& product, const RowChunk& chunk, int experts,
-                    cudaStream_t stream) {
+                    const StreamChain& chain) {
   const DeviceMatrix& b = *product.b;
   GroupedGemmW4A16({.a = product.a,
                     .format = *b.packed,
@@ -46,11 +46,11 @@ void MultiplyPacked(const Product& product, const RowChunk& chunk, int experts,
                     .group_rows = chunk.order.counts,
                     .first_row = chunk.first,
                     .bias = product.bias},
-                   stream);
+                   chain);
 }
 
 void Multiply(const ExpertArithmetic& arithmetic, const Product& product, const RowChunk& chunk,
-              int experts, bool few_rows, cudaStream_t stream) {
+              int experts, bool few_rows, const StreamChain& chain) {
   const DeviceMatrix& b = *product.b;
   if (!arithmetic.tensor_cores) {
     Check(PlainGroupedGemm({.a = product.a,
@@ -63,11 +63,11 @@ void Multiply(const ExpertArithmetic& arithmetic, const Product& product, const 
                             .n = b.n,
                             .k = b.k,
                             .chunk = chunk},
-                           stream),
+                           chain.stream),
           "plain grouped GEMM");
     return;
   }
-  if (b.packed) return MultiplyPacked(product, chunk, experts, stream);
+  if (b.packed) return MultiplyPacked(product, chunk, experts, chain);
   GroupedGemmParams p = {.a = product.a,
                          .a_scales = product.a_scales,
                          .b = b.data.data(),
@@ -84,7 +84,7 @@ void Multiply(const ExpertArithmetic& arithmetic, const Product& product, const 
   } else {
     p.block_groups = chunk.order.block_groups + chunk.first / kGroupBlockRows;
   }
-  arithmetic.input == ElementType::kFp8 ? GroupedGemmFp8(p, stream) : GroupedGemmBf16(p, stream);
+  arithmetic.input == ElementType::kFp8 ? GroupedGemmFp8(p, chain) : GroupedGemmBf16(p, chain);
 }
 
 int64_t BytesOf(ElementType type) { return type == ElementType::kBF16 ? 2 : 4; }
@@ -144,7 +144,7 @@ void MultiplyDense(const ExpertArithmetic& arithmetic, const Product& product, c
 void RunDeviceExperts(const DeviceExperts& experts, const ExpertActivation& activation,
                       const CudaMoeBatch& batch, int top_k, CudaMoeRuntime& runtime) {
   MoeBuffers& buffers = runtime.buffers();
-  const cudaStream_t stream = runtime.stream();
+  const StreamChain chain = runtime.chain();
   const ExpertArithmetic& arithmetic = experts.arithmetic;
   const CudaMoeBatch::Arrived& arrived = batch.arrived;
   const ElementType row_type = TypeOf(runtime.row_format());
@@ -168,17 +168,17 @@ void RunDeviceExperts(const DeviceExperts& experts, const ExpertActivation& acti
                       .to = arithmetic.input,
                       .a = buffers.a.data(),
                       .a_scales = buffers.a_scales.as<float>()},
-                     runtime.chain()),
+                     chain),
           "rows into the order of experts");
     Multiply(arithmetic,
              {buffers.a.data(), buffers.a_scales.as<float>(), &experts.gate_up,
               experts.gate_up_bias.as<float>(), buffers.gate_up.data()},
-             chunk, experts.experts, few_rows, stream);
-    ActivateRows(experts, activation, chunk, buffers, runtime.chain());
+             chunk, experts.experts, few_rows, chain);
+    ActivateRows(experts, activation, chunk, buffers, chain);
     Multiply(arithmetic,
              {buffers.middle.data(), buffers.middle_scales.as<float>(), &experts.down,
               experts.down_bias.as<float>(), outputs},
-             chunk, experts.experts, few_rows, stream);
+             chunk, experts.experts, few_rows, chain);
   }
 }
 

@@ -21,8 +21,8 @@ std::span<const float> Floats(const float* data, int64_t count) {
 DeviceExperts PlaceExperts(const MoeLayerWeights& weights, CudaMoeRuntime& runtime) {
   CHECK_EQ(static_cast<int>(weights.experts.size()), runtime.local_experts());
   return DeviceExperts(weights.experts,
-                       ChooseArithmetic(weights.experts, runtime.device().dtype(), IsHopper(),
-                                        runtime.device().experimental().w4a16));
+                       ChooseArithmetic(weights.experts, runtime.device().options().dtype,
+                                        IsHopper(), runtime.device().options().packs_experts));
 }
 
 // [num_logical] the place of each expert as its rows find it: where they travel, the physical
@@ -85,7 +85,7 @@ void CudaMoeLayer::PlaceRouter(const RouterWeights& router) {
 void CudaMoeLayer::PlaceShared(const MoeLayerWeights& weights) {
   if (!weights.has_shared) return;
   const std::span one(&weights.shared, 1);
-  shared_.emplace(one, ChooseArithmetic(one, runtime_.device().dtype(), IsHopper()));
+  shared_.emplace(one, ChooseArithmetic(one, runtime_.device().options().dtype, IsHopper()));
   runtime_.ReserveShared(*shared_);
   if (weights.shared_gate.defined()) shared_gate_ = UploadPlain(weights.shared_gate);
 }
@@ -242,7 +242,7 @@ SelectExpertsParams CudaMoeLayer::Choice(const CudaMoeBatch& batch) const {
 
 // In one kernel, where rows stay and nobody needs the choice before.
 bool CudaMoeLayer::ChoosesWhileOrdering(const CudaMoeBatch& batch) const {
-  return runtime_.device().experimental().fused_decode && !batch.exchange && !runtime_.gathers() &&
+  return runtime_.device().options().fused && !batch.exchange && !runtime_.gathers() &&
          batch.round.size() <= kMostTokensToOrder;
 }
 

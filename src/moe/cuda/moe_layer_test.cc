@@ -17,8 +17,8 @@ constexpr int64_t kMostTokens = 401;
 // A layer on one GPU that holds every expert.
 struct OnGpu {
   OnGpu(const TestLayer& layer, DType dtype, MoeOptions options = {},
-        int64_t max_tokens = kMostTokens, kernels::CudaExperimental experimental = {})
-      : device(TestDevice(dtype, max_tokens, 0, experimental)) {
+        int64_t max_tokens = kMostTokens, Without without = {})
+      : device(TestDevice(dtype, max_tokens, 0, without)) {
     DeviceMoeContext context;
     context.device = device.get();
     runtime = MakeCudaMoe(options, layer.Shape(max_tokens), context);
@@ -250,7 +250,7 @@ TEST(CudaMoeLayer, RowsBeyondAChunkGoInFurtherRuns) {
     const auto want = whole.Forward(layer, kTokens);
 
     LoneMember members;
-    const auto device = TestDevice(dtype, kTokens, 0, {.w4a16 = packed});
+    const auto device = TestDevice(dtype, kTokens, 0, {.packs_experts = !packed});
     DeviceMoeContext context;
     context.mesh = Mesh({.tp = 4, .ep = 4}, 0);
     context.groups = {&members, &members, &members, &members};
@@ -266,8 +266,8 @@ TEST(CudaMoeLayer, FusedOpsDoNotChangeABit) {
   SKIP_WITHOUT_GPU();
   for (const TestLayer& layer :
        {Bf16Layer(), Bf16Layer(/*clamped_with_biases=*/true), Fp8Layer()}) {
-    OnGpu plain(layer, DType::kBF16);
-    OnGpu fused(layer, DType::kBF16, {}, kMostTokens, {.fused_decode = true});
+    OnGpu plain(layer, DType::kBF16, {}, kMostTokens, {.fused = true});
+    OnGpu fused(layer, DType::kBF16);
     for (const int64_t tokens : {401, 0, 1, 5, 16, 131})
       EXPECT_TRUE(kernels::SameBits(fused.Forward(layer, tokens), plain.Forward(layer, tokens)))
           << tokens;
@@ -306,8 +306,8 @@ TEST(CudaMoeLayer, PackedExpertsDoNotChangeABit) {
   for (const WeightFormat format : kPackedFormats)
     for (const bool clamped_with_biases : {false, true}) {
       const TestLayer layer = PackedLayer(format, clamped_with_biases);
-      OnGpu plain(layer, DType::kBF16, {}, 3000);
-      OnGpu packed(layer, DType::kBF16, {}, 3000, {.w4a16 = true});
+      OnGpu plain(layer, DType::kBF16, {}, 3000, {.packs_experts = true});
+      OnGpu packed(layer, DType::kBF16, {}, 3000);
       // Few rows of each expert, and what is computed in blocks where weights are expanded.
       for (const int64_t tokens : {401, 0, 1, 5, 16, 131, 3000})
         EXPECT_TRUE(kernels::SameBits(packed.Forward(layer, tokens), plain.Forward(layer, tokens)))

@@ -119,7 +119,7 @@ CudaMoeRuntime::CudaMoeRuntime(const MoeOptions& options, const MoeShape& shape,
                                const DeviceMoeContext& context)
     : context_(context),
       device_(CudaDevice::From(*context.device)),
-      options_(ForDevice(options, device_.dtype())),
+      options_(ForDevice(options, device_.options().dtype)),
       shape_(shape),
       exchange_shape_(ExchangeShapeOf(options_, shape, context.mesh.shape())),
       experts_(shape.num_experts + options.num_redundant_experts, context.mesh.ep(),

@@ -33,14 +33,19 @@ std::vector<T> ToHost(const DeviceMemory& memory, int64_t count) {
   return values;
 }
 
+// What a test's device does without.
+struct Without {
+  bool fused = false, packs_experts = false;
+};
 inline std::unique_ptr<kernels::Device> TestDevice(DType dtype, int64_t max_tokens, int index = 0,
-                                                   kernels::CudaExperimental experimental = {}) {
+                                                   Without without = {}) {
   return kernels::MakeCudaDevice({.index = index,
                                   .dtype = dtype,
                                   .max_tokens = max_tokens,
                                   .max_sequences = 1,
                                   .max_pages = 1,
-                                  .experimental = experimental});
+                                  .fused = !without.fused,
+                                  .packs_experts = !without.packs_experts});
 }
 
 // The only member that has something to add: the others of its group would have added zeros.

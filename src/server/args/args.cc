@@ -112,9 +112,6 @@ void AddParallelFlags(CLI::App& app, ServerArgs& a) {
        "GPUs: most sequences of a decode step that is replayed as one graph; 0: "
        "--max-running-requests, at most 256")
       ->check(CLI::NonNegativeNumber);
-  Flag(app, "--cuda-experimental", e.cuda_experimental, kParallel,
-       "GPUs: parts that have not been shown to work on one yet, with commas between them: "
-       "fused-decode (fewer kernels in a layer), w4a16 (4-bit experts stay packed in memory)");
   Flag(app, "--cpu-threads-per-rank", e.threads_per_rank, kParallel,
        "0: the CPUs that this process may run on, over the ranks")
       ->check(CLI::NonNegativeNumber);

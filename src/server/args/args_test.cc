@@ -45,13 +45,6 @@ TEST(ArgsTest, SglangsSpellings) {
   EXPECT_EQ(a->port, 1234);
 }
 
-TEST(ArgsTest, UnprovenPartsAreOffUnlessNamed) {
-  EXPECT_EQ(ParseServe({"--model-path", "/m"})->engine.cuda_experimental, "");
-  EXPECT_EQ(ParseServe({"--model-path", "/m", "--cuda-experimental", "fused-decode"})
-                ->engine.cuda_experimental,
-            "fused-decode");
-}
-
 TEST(ArgsTest, AttentionGroups) {
   const auto a = ParseServe({"--model-path", "/m", "--tp", "8", "--data-parallel-size", "4",
                              "--enable-dp-attention", "--moe-dense-tp-size", "1",
