@@ -71,17 +71,18 @@ __device__ __forceinline__ void Consume(const Kernel& p, const Stages& stages, W
 }
 
 // Copies what groups have into shared memory and finds the longest tile.
-__device__ __forceinline__ void ReadGroups(const Kernel& p, Header& header, int32_t* rows,
-                                           int32_t* begins) {
+__device__ __forceinline__ void ReadGroups(const Kernel& p, Header& header, const GroupList& list) {
   int longest = 0;
   for (int g = threadIdx.x; g < p.groups; g += blockDim.x) {
     const int count = p.group_rows ? p.group_rows[g] : p.rows;
-    rows[g] = count;
-    begins[g] = p.group_rows ? p.group_begins[g] : 0;
+    list.rows[g] = count;
+    list.begins[g] = p.group_rows ? p.group_begins[g] : 0;
     longest = max(longest, min(count, kMaxTokens));
   }
   longest = __reduce_max_sync(~0u, longest);
   if (threadIdx.x % 32 == 0) atomicMax(&header.longest, longest);
+  __syncthreads();
+  if (threadIdx.x < 32) KeepGroupsWithRows(header, list, p.groups);
 }
 
 // kConsumers warpgroups multiply 64 rows of weights each, those of weight_rows that there are.
@@ -92,10 +93,10 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
                   const __grid_constant__ CUtensorMap b_map,
                   const __grid_constant__ CUtensorMap scales_map) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  const int ring_bytes = (kSharedBytes - sizeof(Header) - p.groups * 8) / 1024 * 1024;
+  const int ring_bytes = (kSharedBytes - sizeof(Header) - p.groups * kGroupListBytes) / 1024 * 1024;
   auto& header = *reinterpret_cast<Header*>(memory + ring_bytes);
-  auto* rows = reinterpret_cast<int32_t*>(&header + 1);
-  int32_t* begins = rows + p.groups;
+  auto* words = reinterpret_cast<int32_t*>(&header + 1);
+  const GroupList list = {words, words + p.groups, words + 2 * p.groups};
   const int block = ptx::BlockOfCluster(), cluster = ptx::BlocksOfCluster();
   const int warpgroup = threadIdx.x / 128;
 
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
   // the kernel ahead has ended.
   const bool fetches_weights = warpgroup == kConsumers && threadIdx.x % 128 / 32 == kWeights;
   if (p.group_rows) WaitForKernelBefore();
-  ReadGroups(p, header, rows, begins);
+  ReadGroups(p, header, list);
   __syncthreads();
   ptx::ClusterSync();
   if (!fetches_weights) {
@@ -131,7 +132,7 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
   stages.bytes = stages.weight_bytes + TokensOfTile(header.longest) * kGemmRowBytes * kSteps +
                  (kFp8 ? kScaleBytes : 0);
   stages.count = min(ring_bytes / stages.bytes, kMaxStages);
-  const Walk walk(p, rows, begins);
+  const Walk walk(p, header, list);
   if (warpgroup == kConsumers) {
     if constexpr (kConsumers > 1) ptx::GiveRegisters<40>();
     constexpr int kStep = kGemmRowBytes / (kFp8 ? 1 : 2);  // elements

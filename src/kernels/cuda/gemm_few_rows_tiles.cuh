@@ -27,12 +27,42 @@ struct Kernel {
   bool float_output, accumulate;
 };
 
-// Shared memory behind the ring of stages, then rows and begins of groups.
+// Shared memory behind the ring of stages, then what GroupList points to.
 struct Header {
   uint8_t staged[8][16 * kStagedRowBytes];  // of each warp that multiplies
   uint64_t full[kMaxStages], empty[kMaxStages];
   int longest;  // the most tokens of a tile
+  int groups;   // that have rows
 };
+
+// Those groups, in ascending order. Decoding leaves most experts without rows, and looking at each
+// of them for every tile takes microseconds.
+struct GroupList {
+  int32_t *rows, *begins, *numbers;  // [count]
+};
+constexpr int kGroupListBytes = 3 * sizeof(int32_t);  // of a group
+
+// Leaves groups without rows out of a list of all `groups`, whose numbers are not there yet. Called
+// by the first warp; other threads may read once the block has met.
+__device__ __forceinline__ void KeepGroupsWithRows(Header& header, const GroupList& list,
+                                                   int groups) {
+  const int lane = threadIdx.x;
+  int count = 0;
+  for (int first = 0; first < groups; first += 32) {
+    const int g = first + lane;
+    const int rows = g < groups ? list.rows[g] : 0, begin = g < groups ? list.begins[g] : 0;
+    const unsigned there = __ballot_sync(~0u, rows > 0);
+    __syncwarp();  // all have read what is written now
+    if (rows > 0) {
+      const int to = count + __popc(there & ((1u << lane) - 1));
+      list.rows[to] = rows;
+      list.begins[to] = begin;
+      list.numbers[to] = g;
+    }
+    count += __popc(there);
+  }
+  if (lane == 0) header.groups = count;
+}
 
 // What stages hold: tiles of weights, then of tokens, then scales of tokens. Where weights are
 // fewer than the 64 rows that wgmma reads, what follows them is read too, for sums that nobody
@@ -59,17 +89,17 @@ struct Tile {
 // read the same weights at about the same time.
 class Walk {
  public:
-  __device__ Walk(const Kernel& p, const int32_t* rows, const int32_t* begins)
-      : p_(p), rows_(rows), begins_(begins) {}
+  __device__ Walk(const Kernel& p, const Header& header, const GroupList& list)
+      : column_tiles_(p.column_tiles), count_(header.groups), list_(list) {}
 
   __device__ __forceinline__ bool Find(int index, Tile& tile) {
-    for (; group_ < p_.groups; ++group_) {
-      const int rows = rows_[group_], parts = (rows + kMaxTokens - 1) / kMaxTokens;
-      const int tiles = parts * p_.column_tiles, in_group = index - first_;
+    for (; next_ < count_; ++next_) {
+      const int rows = list_.rows[next_], parts = (rows + kMaxTokens - 1) / kMaxTokens;
+      const int tiles = parts * column_tiles_, in_group = index - first_;
       if (in_group < tiles) {
         const int part = in_group % parts;
-        tile = {.group = group_,
-                .row = begins_[group_] + part * kMaxTokens,
+        tile = {.group = list_.numbers[next_],
+                .row = list_.begins[next_] + part * kMaxTokens,
                 .tokens = min(rows - part * kMaxTokens, kMaxTokens),
                 .column = in_group / parts};
         return true;
@@ -80,9 +110,9 @@ class Walk {
   }
 
  private:
-  const Kernel& p_;
-  const int32_t *rows_, *begins_;
-  int group_ = 0, first_ = 0;
+  const int column_tiles_, count_;
+  const GroupList list_;
+  int next_ = 0, first_ = 0;
 };
 
 }  // namespace switchyard::cuda::few_rows

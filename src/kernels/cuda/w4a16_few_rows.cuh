@@ -16,7 +16,10 @@
 namespace switchyard::cuda::w4a16 {
 
 using few_rows::BeginFill;
+using few_rows::GroupList;
 using few_rows::Header;
+using few_rows::KeepGroupsWithRows;
+using few_rows::kGroupListBytes;
 using few_rows::kMaxStages;
 using few_rows::kMaxTokens;
 using few_rows::kSharedBytes;
@@ -224,17 +227,19 @@ __device__ __forceinline__ void Consume(const Kernel& p, const Stages& stages, W
 }
 
 // Copies what groups have of A's rows into shared memory and finds the longest tile.
-__device__ __forceinline__ void ReadGroups(const Kernel& p, Header& header, int32_t* rows,
-                                           int32_t* begins) {
+__device__ __forceinline__ void ReadGroups(const Kernel& p, Header& header, const GroupList& list) {
   int longest = 0;
   for (int g = threadIdx.x; g < p.few.groups; g += blockDim.x) {
     const int begin = p.few.group_begins[g] - p.first_row, end = begin + p.few.group_rows[g];
-    begins[g] = max(begin, 0);
-    rows[g] = max(min(end, p.few.rows) - begins[g], 0);
-    longest = max(longest, min(rows[g], kMaxTokens));
+    const int first = max(begin, 0), count = max(min(end, p.few.rows) - first, 0);
+    list.begins[g] = first;
+    list.rows[g] = count;
+    longest = max(longest, min(count, kMaxTokens));
   }
   longest = __reduce_max_sync(~0u, longest);
   if (threadIdx.x % 32 == 0) atomicMax(&header.longest, longest);
+  __syncthreads();
+  if (threadIdx.x < 32) KeepGroupsWithRows(header, list, p.few.groups);
 }
 
 // kConsumers warpgroups multiply 64 rows of weights each.
@@ -243,10 +248,11 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     FewRowsKernel(const __grid_constant__ Kernel p, const __grid_constant__ Maps maps) {
   extern __shared__ __align__(1024) uint8_t memory[];
   constexpr int kRecord = W4A16RecordBytes(kKind, kScales);
-  const int ring_bytes = (kSharedBytes - sizeof(Header) - p.few.groups * 8) / 1024 * 1024;
+  const int ring_bytes =
+      (kSharedBytes - sizeof(Header) - p.few.groups * kGroupListBytes) / 1024 * 1024;
   auto& header = *reinterpret_cast<Header*>(memory + ring_bytes);
-  auto* rows = reinterpret_cast<int32_t*>(&header + 1);
-  int32_t* begins = rows + p.few.groups;
+  auto* words = reinterpret_cast<int32_t*>(&header + 1);
+  const GroupList list = {words, words + p.few.groups, words + 2 * p.few.groups};
   const int block = ptx::BlockOfCluster(), cluster = ptx::BlocksOfCluster();
   const int warpgroup = threadIdx.x / 128;
 
@@ -262,7 +268,7 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
   __syncthreads();
   WaitForKernelBefore();
   AllowNextKernel();
-  ReadGroups(p, header, rows, begins);
+  ReadGroups(p, header, list);
   __syncthreads();
   ptx::ClusterSync();
 
@@ -272,7 +278,7 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
       .memory = memory, .weight_bytes = kWeightBytes, .full = header.full, .empty = header.empty};
   stages.bytes = kWeightBytes + TokensOfTile(header.longest) * kGemmRowBytes * kW4A16Steps;
   stages.count = min(ring_bytes / stages.bytes, kMaxStages);
-  const Walk walk(p.few, rows, begins);
+  const Walk walk(p.few, header, list);
   if (warpgroup == kConsumers) {
     if constexpr (kConsumers > 1) ptx::GiveRegisters<40>();
     if (threadIdx.x % 32 == 0) {
