@@ -1,13 +1,11 @@
 // AMX: products of tiles, in four accumulators of two tiles of each side, as kernels hold them.
-#include <cpuid.h>
 #include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <vector>
 
 #include "bench/cpu/peaks.h"
+#include "kernels/ops.h"
 
 namespace switchyard::bench {
 namespace {
@@ -63,26 +61,14 @@ __attribute__((target("amx-tile,amx-int8"))) void Int8Tiles(int64_t steps) {
   _tile_release();
 }
 
-// Linux gives a process the tiles' state when it asks for it.
-bool MayUseTiles() {
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // asm/prctl.h, XCR0's bit
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
-
 }  // namespace
 
 void AddAmxPeakLoops(std::vector<PeakLoop>& loops) {
-  constexpr uint32_t kBF16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
-  uint32_t a = 0, b = 0, c = 0, d = 0;
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kTile) == 0 || !MayUseTiles()) return;
+  if (!kernels::HasAmx()) return;
   // Each of the 16 × 16 sums takes a multiply-add for each element of a tile's row.
   constexpr double kSums = 2.0 * kProducts * kTileRows * 16;
-  if ((d & kBF16) != 0) {
-    loops.push_back({"bfloat16 amx", "tdpbf16ps, tiles", kSums * kTileBytes / 2, BF16Tiles});
-  }
-  if ((d & kInt8) != 0) {
-    loops.push_back({"int8 amx", "tdpbssd, tiles", kSums * kTileBytes, Int8Tiles});
-  }
+  loops.push_back({"bfloat16 amx", "tdpbf16ps, tiles", kSums * kTileBytes / 2, BF16Tiles});
+  loops.push_back({"int8 amx", "tdpbssd, tiles", kSums * kTileBytes, Int8Tiles});
 }
 
 }  // namespace switchyard::bench

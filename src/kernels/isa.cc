@@ -3,9 +3,11 @@
 #include <cpuid.h>
 
 #include <atomic>
+#include <string>
 #include <string_view>
 
 #include "core/error.h"
+#include "kernels/cpu/amx/permission.h"
 #include "kernels/cpu/driver.h"
 #include "kernels/ops.h"
 
@@ -18,7 +20,7 @@ uint64_t ReadXcr0() {
   return uint64_t{high} << 32 | low;
 }
 
-Isa Detect() {
+Isa DetectVectors() {
   uint32_t a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d)) return Isa::kReference;
   constexpr uint32_t kFeatures1 = bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C;
@@ -32,9 +34,32 @@ Isa Detect() {
   return Isa::kAvx512;
 }
 
+// Asks Linux for the tiles where the rest is there.
+cpu::amx::Facts DetectAmx() {
+  constexpr uint32_t kBF16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
+  constexpr uint32_t kFeatures = kBF16 | kTile | kInt8;
+  constexpr uint64_t kTileConfig = 1u << 17, kTileData = 1u << 18;
+  constexpr uint64_t kTileState = kTileConfig | kTileData;
+  uint32_t a, b, c, d;
+  cpu::amx::Facts facts;
+  // Everything else is AVX-512's.
+  facts.cpu = DetectVectors() == Isa::kAvx512 && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
+              (c & bit_AVX512VNNI) != 0 && (d & kFeatures) == kFeatures;
+  facts.saved = facts.cpu && (ReadXcr0() & kTileState) == kTileState;
+  if (facts.saved) facts.refusal = cpu::amx::RequestTiles();
+  return facts;
+}
+
+const cpu::amx::Facts& AmxFacts() {
+  static const cpu::amx::Facts facts = DetectAmx();
+  return facts;
+}
+
+Isa Detect() { return HasAmx() ? Isa::kAmx : DetectVectors(); }
+
 bool DetectAvx512Vnni() {
   uint32_t a, b, c, d;
-  return Detect() == Isa::kAvx512 && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
+  return DetectVectors() == Isa::kAvx512 && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
          (c & bit_AVX512VNNI) != 0;
 }
 
@@ -44,6 +69,8 @@ std::atomic<Isa>& Chosen() {
 }
 
 }  // namespace
+
+bool HasAmx() { return cpu::amx::WhyNot(AmxFacts()).empty(); }
 
 Isa ActiveIsa() { return Chosen().load(std::memory_order_relaxed); }
 
@@ -58,13 +85,19 @@ void SelectIsa(std::string_view name) {
     Chosen().store(best);
     return;
   }
-  for (Isa isa : {Isa::kReference, Isa::kAvx2, Isa::kAvx512}) {
+  using enum Isa;
+  for (Isa isa : {kReference, kAvx2, kAvx512, kAmx, kAmxEmulated}) {
     if (name != Name(isa)) continue;
-    if (isa > best) throw Invalid("--cpu-isa {}: this CPU has only {}", name, Name(best));
+    const Isa least = isa == kAmxEmulated ? kAvx512 : isa;
+    if (isa == kAmx && best != isa) {
+      throw Invalid("--cpu-isa amx: {}; this process can use {}", cpu::amx::WhyNot(AmxFacts()),
+                    Name(best));
+    }
+    if (least > best) throw Invalid("--cpu-isa {}: this CPU has only {}", name, Name(best));
     Chosen().store(isa);
     return;
   }
-  throw Invalid("--cpu-isa {}: want auto, reference, avx2 or avx512", name);
+  throw Invalid("--cpu-isa {}: want auto, reference, avx2, avx512, amx or amx-emulated", name);
 }
 
 std::string_view Name(Isa isa) {
@@ -75,6 +108,10 @@ std::string_view Name(Isa isa) {
       return "avx2";
     case Isa::kAvx512:
       return "avx512";
+    case Isa::kAmx:
+      return "amx";
+    case Isa::kAmxEmulated:
+      return "amx-emulated";
   }
   return "unknown";
 }

@@ -78,10 +78,14 @@ class IsaTest : public ::testing::TestWithParam<Isa> {
 };
 
 inline std::string IsaName(const ::testing::TestParamInfo<Isa>& info) {
-  return std::string(Name(info.param));
+  std::string name(Name(info.param));
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
 }
 
-inline auto EveryIsa() { return ::testing::Values(Isa::kReference, Isa::kAvx2, Isa::kAvx512); }
+inline auto EveryIsa() {
+  return ::testing::Values(Isa::kReference, Isa::kAvx2, Isa::kAvx512, Isa::kAmx, Isa::kAmxEmulated);
+}
 
 // Equality of representations: NaN equals NaN, 0 differs from -0.
 inline bool SameBits(const float* a, const float* b, int64_t count) {

@@ -1,5 +1,6 @@
 #include "kernels/cpu/driver.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 
@@ -36,9 +37,30 @@ class Buffer {
   int64_t size_ = 0;
 };
 
-Leaves WithVnni(Leaves leaves) {
-  leaves.linear_int8 = avx512::LinearInt8;
+Leaves Avx512Leaves() {
+  Leaves leaves = avx512::kLeaves;
+  if (HasAvx512Vnni()) leaves.linear_int8 = avx512::LinearInt8;
   return leaves;
+}
+
+Leaves AmxLeaves() {
+  Leaves leaves = Avx512Leaves();
+  leaves.linear_int8 = amx::LinearInt8;
+  return leaves;
+}
+
+Leaves EmulatedAmxLeaves() {
+  Leaves leaves = Avx512Leaves();
+  leaves.linear_int8 = amx::EmulatedLinearInt8;
+  return leaves;
+}
+
+// Rows of x side by side and a panel.
+int64_t TileScratchBytes(int64_t row_bytes) {
+  constexpr int64_t kBlockRows = 32, kLine = 64;
+  const int64_t columns =
+      row_bytes * kMostPanelCols > kTilePanelBytes ? kMostPanelCols / 2 : kMostPanelCols;
+  return (kBlockRows + columns) * RoundUp(row_bytes, kLine);
 }
 
 }  // namespace
@@ -50,8 +72,15 @@ const Leaves* ActiveLeaves() {
     case Isa::kAvx2:
       return &avx2::kLeaves;
     case Isa::kAvx512: {
-      static const Leaves leaves =
-          HasAvx512Vnni() ? WithVnni(avx512::kLeaves) : Leaves(avx512::kLeaves);
+      static const Leaves leaves = Avx512Leaves();
+      return &leaves;
+    }
+    case Isa::kAmx: {
+      static const Leaves leaves = AmxLeaves();
+      return &leaves;
+    }
+    case Isa::kAmxEmulated: {
+      static const Leaves leaves = EmulatedAmxLeaves();
       return &leaves;
     }
   }
@@ -90,7 +119,9 @@ int64_t LinearScratch(int64_t k) {
   constexpr int64_t kSlack = 8;  // rows and columns of tiles are rounded up
   const int64_t stride = RoundUp(k, kMaxLanes) + kMaxLanes;
   const int64_t parked = (kPanelBatch + kSlack) * (kPanelRows + kSlack) * kMaxLanes;
-  return kSlack * ScaleFloats(k) + kPanelRows * stride + parked;
+  const int64_t floats = kSlack * ScaleFloats(k) + kPanelRows * stride + parked;
+  constexpr int64_t kWidest = 2;  // bytes of a weight that tiles take
+  return std::max(floats, TileScratchBytes(kWidest * k) / static_cast<int64_t>(sizeof(float)));
 }
 
 int64_t ColumnsScratch() {

@@ -23,13 +23,22 @@ constexpr int64_t kPrefetchBytes = 1024;
 // Int8 panels of AVX-512 (avx512/int8_panels.h): outputs of a panel. With K 2048 it is 128 KiB, an
 // eighth to a half of an L2 cache, beside as much of the next panel that is on its way from memory.
 constexpr int64_t kInt8PanelCols = 64;
+constexpr int64_t kMostPanelCols = 64;  // of any panel
 // Fewer rows of x multiply weights where they lie: packing 1 KiB of weights takes as long as about
 // five rows' products with them, and saves a fifth of every product's time (sums are not added
 // across lanes).
 constexpr int64_t kInt8PanelFewestRows = 24;
 // Bytes of a weight row that packing asks for before it is there: sixteen rows side by side are
 // more streams than hardware follows.
-constexpr int64_t kInt8PackAhead = 512;
+constexpr int64_t kPackAhead = 512;
+
+// Int8 products in AMX's tiles (amx/tile_panels.h): fewer rows of x take AVX-512. A tile's product
+// is 16 cycles for 16 rows with 1 KiB of weights, packing that about 64 (shuffles, one a cycle),
+// where VNNI takes about 10 for each row. By Intel's figures of throughput: not measured yet.
+constexpr int64_t kInt8TilesFewestRows = 8;
+// Bytes of a panel of 64 outputs beyond which it has 32: a quarter of an L2 cache of 2 MiB, beside
+// the next panel on its way from memory and rows of x. Not measured either.
+constexpr int64_t kTilePanelBytes = int64_t{512} << 10;
 
 // Columns of an expert's products that are one task: few, so that a single token's few experts
 // occupy every thread. Twice as many gave nothing where experts have many rows.

@@ -137,5 +137,9 @@ void Linear(const LinearTask& t);
 void LinearInt8(const LinearTask& t);  // wants VNNI
 extern const Leaves kLeaves;           // its linear_int8 does not
 }  // namespace avx512
+namespace amx {
+void LinearInt8(const LinearTask& t);
+void EmulatedLinearInt8(const LinearTask& t);  // on tiles in plain C++, with AVX-512 around
+}  // namespace amx
 
 }  // namespace switchyard::kernels::cpu

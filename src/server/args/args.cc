@@ -119,7 +119,7 @@ void AddParallelFlags(CLI::App& app, ServerArgs& a) {
        "Which CPUs threads are pinned to: auto (each rank its part of those that this process may "
        "run on, and not of other servers; on GPUs none), none, or a list for each rank of this "
        "host, like 0-3|4-7 (SGLANG_CPU_OMP_THREADS_BIND)");
-  Flag(app, "--cpu-isa", e.cpu_isa, kParallel, "auto, reference, avx2 or avx512");
+  Flag(app, "--cpu-isa", e.cpu_isa, kParallel, "auto, reference, avx2, avx512 or amx");
   Flag(app, "--dist-timeout", e.dist_timeout_seconds, kParallel,
        "Seconds a rank waits for another before it gives up")
       ->check(CLI::Range(0.1, 1e6));
@@ -339,7 +339,7 @@ void AddBenchFlags(CLI::App& app, BenchArgs& a) {
        "Only cases whose line begins with a name and shape that have this in them");
   Flag(app, "--json", a.json, kBench, "Also write the figures to this file");
   if (a.which != "roofline")
-    Flag(app, "--cpu-isa", a.cpu_isa, kBench, "CPUs: auto, reference, avx2 or avx512");
+    Flag(app, "--cpu-isa", a.cpu_isa, kBench, "CPUs: auto, reference, avx2, avx512 or amx");
   if (a.which == "kernels" || a.which == "roofline") {
     Flag(app, "--cpu-threads", a.threads, kBench, "CPUs: 0: all cores")
         ->check(CLI::NonNegativeNumber);

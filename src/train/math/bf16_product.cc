@@ -157,7 +157,7 @@ const PairLeaves* ActivePairLeaves() {
     uint32_t a, b, c, d;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & bit_AVX512BF16) != 0;
   }();
-  return has && kernels::ActiveIsa() == kernels::Isa::kAvx512 ? &avx512::kPairLeaves : nullptr;
+  return has && kernels::ActiveIsa() >= kernels::Isa::kAvx512 ? &avx512::kPairLeaves : nullptr;
 }
 
 void MultiplyPairs(std::span<const Product<float>> products, const PairLeaves& leaves, int threads,

@@ -24,7 +24,7 @@ namespace switchyard::train {
 float RoundedToBFloat16(float x);
 
 struct PairLeaves;
-// Null where the CPU has no AVX512_BF16, or kernels::ActiveIsa() is another than AVX-512.
+// Null where the CPU has no AVX512_BF16, or kernels::ActiveIsa() is weaker than AVX-512.
 const PairLeaves* ActivePairLeaves();
 
 // With the instruction. `threads` 1: on the calling thread alone.

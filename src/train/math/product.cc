@@ -261,6 +261,8 @@ const Leaves* ActiveLeaves() {
     case kernels::Isa::kAvx2:
       return &avx2::kLeaves;
     case kernels::Isa::kAvx512:
+    case kernels::Isa::kAmx:
+    case kernels::Isa::kAmxEmulated:
       return &avx512::kLeaves;
   }
   return nullptr;

@@ -1,11 +1,7 @@
-// Int8 products for many rows: kInt8PanelCols weight rows at a time are brought into the order in
-// which a tile multiplies them, and stay in L2 while all rows of x meet them.
-//
-// A panel is [k / 4][vectors][16 outputs][4 codes of K]: one vector of weights times four codes of
-// a row of x, broadcast, adds to 16 outputs at once, so that sums need no adding across lanes and
-// leave as vectors. Sums are exact in int32, so the order does not matter: the bits are those of
-// simd/int8.h. Packing 1 KiB takes about 100 instructions, which some rows of x win back (see
-// cpu/heuristics.h); weights themselves stay as they are stored, mapped and shared.
+// Int8 products for many rows: kInt8PanelCols weight rows at a time are brought into panel order
+// (panels.h) and stay in L2 while all rows of x meet them: one vector of weights times four codes
+// of a row of x, broadcast. Sums are exact in int32, so the order does not matter: the bits are
+// those of simd/int8.h. Some rows of x win the packing back (cpu/heuristics.h).
 #pragma once
 
 #include "kernels/cpu/leaves.h"

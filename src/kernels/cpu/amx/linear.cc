@@ -1,0 +1,13 @@
+// The products of AMX.
+#include "kernels/cpu/amx/tile_panels.h"
+#include "kernels/cpu/heuristics.h"
+#include "kernels/cpu/leaves.h"
+
+namespace switchyard::kernels::cpu::amx {
+
+void LinearInt8(const LinearTask& t) {
+  if (t.m < kInt8TilesFewestRows) return avx512::LinearInt8(t);
+  MultiplyPanels<Tiles, Int8Product<Tiles>>(t);
+}
+
+}  // namespace switchyard::kernels::cpu::amx

@@ -1,0 +1,45 @@
+#include "kernels/cpu/amx/permission.h"
+
+#include <gmock/gmock.h>
+
+#include <cerrno>
+
+#include "core/error.h"
+#include "kernels/ops.h"
+
+namespace switchyard::kernels {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(AmxPermission, WhatIsMissingIsNamed) {
+  using cpu::amx::WhyNot;
+  EXPECT_THAT(WhyNot({}), HasSubstr("this CPU has no AMX"));
+  EXPECT_THAT(WhyNot({.cpu = true}), HasSubstr("does not save"));
+  EXPECT_THAT(WhyNot({.cpu = true, .saved = true, .refusal = EPERM}),
+              HasSubstr("Operation not permitted"));
+  EXPECT_THAT(WhyNot({.cpu = true, .saved = true}), IsEmpty());
+}
+
+TEST(AmxPermission, AutoTakesTilesWhereTheyAreAndForcingThemElsewhereSaysWhyNot) {
+  const Isa best = ActiveIsa();
+  EXPECT_EQ(best == Isa::kAmx, HasAmx());
+  if (HasAmx()) {
+    SelectIsa("amx");
+    EXPECT_EQ(ActiveIsa(), Isa::kAmx);
+  } else {
+    try {
+      SelectIsa("amx");
+      ADD_FAILURE() << "amx was taken";
+    } catch (const Error& e) {
+      EXPECT_THAT(e.what(), HasSubstr("--cpu-isa amx: "));
+      EXPECT_THAT(e.what(), HasSubstr(std::string(Name(best))));
+    }
+    EXPECT_EQ(ActiveIsa(), best);
+  }
+  SelectIsa("auto");
+}
+
+}  // namespace
+}  // namespace switchyard::kernels

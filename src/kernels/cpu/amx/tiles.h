@@ -1,0 +1,64 @@
+// AMX's tiles: eight registers of up to 16 rows of 64 bytes, and products of two of them added to a
+// third (Intel, Software Developer's Manual, volume 1, "Programming with Intel AMX"; volume 2,
+// LDTILECFG, TILELOADD, TDPBSSD, TDPBF16PS).
+//
+// Kernels are templates over a class with the methods of Tiles: this one, or EmulatedTiles.
+#pragma once
+
+#include <cstdint>
+
+namespace switchyard::kernels::cpu::amx {
+
+constexpr int kTiles = 8, kTileRows = 16, kTileBytes = 64;
+
+// What LDTILECFG reads: rows of each tile and bytes of a row; 0 and 0 where it is not used.
+struct alignas(64) TileConfig {
+  uint8_t palette;  // 1
+  uint8_t start_row;
+  uint8_t reserved[14];
+  uint16_t bytes[16];
+  uint8_t rows[16];
+};
+static_assert(sizeof(TileConfig) == 64);
+
+// The calling thread's tiles, which are given back in the end: a thread that uses none is switched
+// faster. Written in assembly because GCC 12's intrinsics want tile numbers as literal text, take
+// only 8 bytes of a configuration for read, and do not say that loads read memory.
+class Tiles {
+ public:
+  Tiles() = default;
+  ~Tiles() { asm volatile("tilerelease"); }
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+
+  // Before anything else, and again for other shapes. All tiles become zero.
+  [[gnu::always_inline]] void Configure(const TileConfig& config) {
+    asm volatile("ldtilecfg %0" : : "m"(config));
+  }
+  template <int kTile>
+  [[gnu::always_inline]] void Zero() {
+    asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
+  }
+  // Rows `stride` bytes apart.
+  template <int kTile>
+  [[gnu::always_inline]] void Load(const void* from, int64_t stride) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");
+  }
+  template <int kTile>
+  [[gnu::always_inline]] void Store(void* to, int64_t stride) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(kTile) : "memory");
+  }
+  // C[m][n] += Σ A[m][4k + i] · B[k][4n + i] of signed bytes, in int32.
+  template <int kC, int kA, int kB>
+  [[gnu::always_inline]] void MultiplyInt8() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kC), "i"(kA), "i"(kB));
+  }
+  // C[m][n] += Σ A[m][2k + i] · B[k][2n + i] of bfloat16, in float32: a sum over k for i = 0 and
+  // one for i = 1, which are added together and then to C.
+  template <int kC, int kA, int kB>
+  [[gnu::always_inline]] void MultiplyBFloat16() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kC), "i"(kA), "i"(kB));
+  }
+};
+
+}  // namespace switchyard::kernels::cpu::amx
