@@ -11,9 +11,9 @@ namespace {
 
 class ActivationFormatTest : public IsaTest {};
 
-constexpr ActivationFormat kRounding[] = {ActivationFormat::kFp8Group, ActivationFormat::kFp8Token,
-                                          ActivationFormat::kFp8Tensor,
-                                          ActivationFormat::kInt8Token};
+constexpr ActivationFormat kRounding[] = {
+    ActivationFormat::kFp8Group, ActivationFormat::kFp8Token, ActivationFormat::kFp8Tensor,
+    ActivationFormat::kInt8Token, ActivationFormat::kBFloat16};
 
 WeightView WithActivation(WeightView w, ActivationFormat format, float input_scale = 0.01f) {
   w.activation = format;
@@ -84,6 +84,56 @@ TEST_P(ActivationFormatTest, Int8ProductsHaveTheReferencesBits) {
     Linear(p, pool);
     p.y = want.data();
     reference::Linear(p);
+    ASSERT_TRUE(SameBits(y, want)) << "m " << m << " n " << n << " k " << k;
+  }
+}
+
+// What tiles have: over steps of 32 columns of K, each summed by itself, even and odd columns apart
+// (Intel's manual, TDPBF16PS).
+float InTileOrder(const float* x, const float* w, int64_t k) {
+  float sum = 0;
+  for (int64_t begin = 0; begin < k; begin += 32) {
+    float parts[2] = {};
+    for (int64_t j = begin; j < std::min(k, begin + 32); ++j) {
+      parts[j % 2] = std::fma(x[j], w[j], parts[j % 2]);
+    }
+    sum += parts[0] + parts[1];
+  }
+  return sum;
+}
+
+TEST_P(ActivationFormatTest, BFloat16ProductsInTilesAddInTheManualsOrder) {
+  if (GetParam() < Isa::kAmx) GTEST_SKIP() << "other instruction sets have other orders";
+  Random random(8);
+  ThreadPool pool(2);
+  for (int round = 0; round < 60; ++round) {
+    const int64_t m = random.Pick<int64_t>({0, 1, 2, 15, 16, 17, 31, 32, 33, 50, 64, 70});
+    const int64_t k = random.Pick<int64_t>({1, 5, 31, 32, 33, 64, 127, 300, 1024});
+    const int64_t n = random.Pick<int64_t>({1, 3, 15, 16, 17, 33, 48, 64, 70});
+    const int64_t col0 = random.Pick<int64_t>({0, 0, 3, 64}), ldx = k + random.Below(3);
+    const WeightView w = WithActivation(
+        random.Weight(WeightFormat::kBF16, n, k, random.Below(9), 1 + random.Below(2), col0),
+        ActivationFormat::kBFloat16);
+    const std::vector<float> x = random.Normal(m * ldx + 1), bias = random.Normal(n);
+    std::vector<float> y = random.Normal(m * n), want = y, row(k), weights(k);
+    const bool accumulate = round % 3 == 0;
+    for (int64_t i = 0; i < m; ++i) {
+      RoundActivations(ActivationFormat::kBFloat16, 1, &x[i * ldx], k, row.data());
+      for (int64_t j = 0; j < n; ++j) {
+        DequantizeRow(w, j, 0, k, weights.data());
+        const float value = InTileOrder(row.data(), weights.data(), k) + bias[j];
+        want[i * n + j] = accumulate ? want[i * n + j] + value : value;
+      }
+    }
+    Linear({.x = x.data(),
+            .ldx = ldx,
+            .w = w,
+            .bias = bias.data(),
+            .y = y.data(),
+            .ldy = n,
+            .m = m,
+            .accumulate = accumulate},
+           pool);
     ASSERT_TRUE(SameBits(y, want)) << "m " << m << " n " << n << " k " << k;
   }
 }
@@ -195,11 +245,15 @@ std::vector<MixedExperts> ExpertSets(Random& random, int64_t hidden, int64_t wid
       set.Add(random, WeightFormat::kInt8Channel, hidden, width, activation, activation, 0.02f);
     }
   }
+  MixedExperts& halves = sets.emplace_back();
+  for (int e = 0; e < 4; ++e) {
+    halves.Add(random, WeightFormat::kBF16, hidden, width, A::kBFloat16, A::kBFloat16, 1);
+  }
   MixedExperts& mixed = sets.emplace_back();
   mixed.Add(random, WeightFormat::kFp8Channel, hidden, width, A::kFp8Tensor, A::kNone, 0.01f);
   mixed.Add(random, WeightFormat::kFp8Channel, hidden, width, A::kFp8Tensor, A::kFp8Group, 0.013f);
   mixed.Add(random, WeightFormat::kInt8Channel, hidden, width, A::kInt8Token, A::kInt8Token, 1);
-  mixed.Add(random, WeightFormat::kBF16, hidden, width, A::kNone, A::kNone, 1);
+  mixed.Add(random, WeightFormat::kBF16, hidden, width, A::kNone, A::kBFloat16, 1);
   return sets;
 }
 
@@ -246,6 +300,52 @@ TEST_P(ActivationFormatTest, GroupedMlpRoundsInputAndMiddle) {
                    pool);
         EXPECT_TRUE(SameBits(alone.data(), &out[r * kHidden], kHidden)) << e << " " << r;
       }
+    }
+  }
+}
+
+// Experts with more rows than a block of tiles has, from places that are side by side, apart and
+// repeated.
+TEST_P(ActivationFormatTest, GatheredRowsHaveTheBitsOfRowsAlone) {
+  using A = ActivationFormat;
+  Random random(9);
+  ThreadPool pool(2);
+  constexpr int64_t kHidden = 150, kWidth = 70, kTokens = 90, kRows = 140;
+  const std::vector<int32_t> offsets = {0, 75, 75, kRows};
+  const std::pair<WeightFormat, A> kinds[] = {{WeightFormat::kInt8Channel, A::kInt8Token},
+                                              {WeightFormat::kBF16, A::kBFloat16}};
+  for (const auto& [format, activation] : kinds) {
+    MixedExperts set;
+    for (int e = 0; e < 3; ++e) {
+      set.Add(random, format, kHidden, kWidth, activation, activation, 1);
+    }
+    const std::vector<float> x = random.Normal(kTokens * kHidden);
+    std::vector<int32_t> row_ids(kRows);
+    for (int32_t r = 0; r < kRows; ++r) {
+      row_ids[r] = r < 40 ? r : static_cast<int32_t>(random.Below(kTokens));
+    }
+    std::vector<float> middle(kRows * kWidth), out(kRows * kHidden);
+    GroupedMlp({.x = x.data(),
+                .ldx = kHidden,
+                .row_ids = row_ids.data(),
+                .experts = set.weights,
+                .offsets = offsets,
+                .scratch = middle.data(),
+                .out = out.data(),
+                .ldo = kHidden},
+               pool);
+    for (int64_t r = 0; r < kRows; ++r) {
+      const std::vector<int32_t> one = {0, 1};
+      std::vector<float> alone(kHidden);
+      GroupedMlp({.x = &x[row_ids[r] * kHidden],
+                  .ldx = kHidden,
+                  .experts = {&set.weights[r < 75 ? 0 : 2], 1},
+                  .offsets = one,
+                  .scratch = middle.data(),
+                  .out = alone.data(),
+                  .ldo = kHidden},
+                 pool);
+      ASSERT_TRUE(SameBits(alone.data(), &out[r * kHidden], kHidden)) << Name(format) << " " << r;
     }
   }
 }

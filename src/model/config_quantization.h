@@ -67,6 +67,8 @@ struct QuantizationConfig {
   std::vector<std::string> names;  // of `--quantization` that mean what the checkpoint is
   std::vector<SchemeRule> rules;   // the first that fits counts; none fits: plain
   std::vector<ModulePattern> ignored;
+  // Rows that meet linears stored in bfloat16 are rounded to it.
+  bool bfloat16_rows = false;
 
   // gpt-oss: stacks of experts are stored as MXFP4 `_blocks` and `_scales`, which need no rule.
   bool mxfp4_blocks() const { return method == "mxfp4"; }
@@ -78,7 +80,8 @@ struct QuantizationConfig {
 struct QuantizationFlags {
   std::string method;  // empty: as the checkpoint is
   // auto: int8 where the checkpoint was made for it (that is its arithmetic), else float32, with
-  // which CPUs lose nothing; always: what the checkpoint was made for; never: float32.
+  // which CPUs lose nothing; always: what GPUs have for the weights, bfloat16 rows for
+  // linears in bfloat16 included (not for routers, embedding and head); never: float32.
   std::string activations = "auto";
 };
 

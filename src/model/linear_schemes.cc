@@ -9,8 +9,6 @@
 namespace switchyard {
 namespace {
 
-constexpr LinearScheme kPlain;
-
 // Whether `part` is a run of whole parts of `name`: "mlp.gate" of "model.layers.0.mlp.gate".
 bool HasParts(std::string_view name, std::string_view part) {
   if (part.empty()) return false;
@@ -73,6 +71,7 @@ class Matcher {
 }  // namespace
 
 struct LinearSchemes::Table {
+  LinearScheme plain;
   struct Rule {
     LinearScheme scheme;
     bool every = false;
@@ -83,7 +82,8 @@ struct LinearSchemes::Table {
 };
 
 LinearSchemes::LinearSchemes(const QuantizationConfig& config) {
-  auto table = std::make_unique<Table>(Table{Matcher(config.ignored), {}});
+  auto table = std::make_unique<Table>(Table{{}, Matcher(config.ignored), {}});
+  if (config.bfloat16_rows) table->plain.activation = ActivationFormat::kBFloat16;
   for (const SchemeRule& rule : config.rules) {
     table->rules.push_back({rule.scheme, rule.targets.empty(), Matcher(rule.targets)});
   }
@@ -93,10 +93,10 @@ LinearSchemes::LinearSchemes(const QuantizationConfig& config) {
 LinearSchemes::~LinearSchemes() = default;
 
 const LinearScheme& LinearSchemes::Of(std::string_view module) const {
-  if (table_->ignored.AnyFits(module)) return kPlain;
+  if (table_->ignored.AnyFits(module)) return table_->plain;
   const auto rule = std::ranges::find_if(
       table_->rules, [&](const Table::Rule& r) { return r.every || r.targets.AnyFits(module); });
-  return rule == table_->rules.end() ? kPlain : rule->scheme;
+  return rule == table_->rules.end() ? table_->plain : rule->scheme;
 }
 
 }  // namespace switchyard

@@ -1,5 +1,6 @@
 #include "quant/activations.h"
 
+#include <bit>
 #include <cstring>
 
 #include "core/check.h"
@@ -40,6 +41,22 @@ struct RoundInt8 {
   }
 };
 
+struct RoundBFloat16 {
+  [[gnu::always_inline]] static inline void Run(const float* x, int64_t n, float* out) {
+    for (int64_t i = 0; i < n; ++i)
+      out[i] = std::bit_cast<float>(rounding::RoundBitsBFloat16(x[i]));
+  }
+};
+
+struct NarrowBFloat16 {
+  [[gnu::always_inline]] static inline void Run(const float* x, int64_t n,
+                                                uint16_t* __restrict out) {
+    for (int64_t i = 0; i < n; ++i) {
+      out[i] = static_cast<uint16_t>(rounding::RoundBitsBFloat16(x[i]) >> 16);
+    }
+  }
+};
+
 struct RoundFp8 {
   [[gnu::always_inline]] static inline void Run(const float* x, int64_t n, float scale,
                                                 float* out) {
@@ -68,8 +85,14 @@ void RoundActivations(ActivationFormat format, float input_scale, const float* x
       return Widest<RoundFp8>(x, n, input_scale, out);
     case ActivationFormat::kInt8Token:
       return Widest<RoundInt8>(x, n, out);
+    case ActivationFormat::kBFloat16:
+      return Widest<RoundBFloat16>(x, n, out);
   }
   CheckFailed(__FILE__, __LINE__, "unknown activation format");
+}
+
+void NarrowToBFloat16(const float* x, int64_t n, uint16_t* out) {
+  Widest<NarrowBFloat16>(x, n, out);
 }
 
 Int8Row QuantizeInt8Row(const float* x, int64_t n, int8_t* codes) {

@@ -13,6 +13,9 @@ namespace switchyard {
 void RoundActivations(ActivationFormat format, float input_scale, const float* x, int64_t n,
                       float* out);
 
+// x [n] rounded to kBFloat16.
+void NarrowToBFloat16(const float* x, int64_t n, uint16_t* out);
+
 // x [n] as int8 codes -127..127 of kInt8Token: x[i] ≈ codes[i] · scale.
 struct Int8Row {
   float scale = 0;  // amax / 127, at least 2^-64

@@ -45,6 +45,7 @@ enum class ActivationFormat : uint8_t {
   kFp8Token,   // e4m3, one scale for each row: amax / 448
   kFp8Tensor,  // e4m3, the checkpoint's input_scale for all
   kInt8Token,  // int8, symmetric, one scale for each row: amax / 127
+  kBFloat16,   // nearest, ties to even: the rows that GPUs and AMX have for weights in bfloat16
 };
 
 constexpr int64_t kFp8BlockSize = 128;   // rows and columns that share a scale

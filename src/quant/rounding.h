@@ -44,6 +44,16 @@ constexpr float kSmallestScale = 0x1p-64f;  // far above where scales or product
   return WithSignOf(RoundMagnitudeE4M3(Magnitude(x)), x);
 }
 
+// The upper half of the nearest bfloat16, ties to even: rounded where a carry leaves the lower
+// half.
+[[gnu::always_inline]] inline uint32_t RoundBitsBFloat16(float x) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  // A NaN stays one.
+  const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  return (nan ? bits | 0x400000u : rounded) & 0xffff0000u;
+}
+
 // All ones where a < b, for numbers that do not overflow.
 [[gnu::always_inline]] inline uint32_t MaskBelow(int32_t a, int32_t b) {
   return static_cast<uint32_t>((a - b) >> 31);

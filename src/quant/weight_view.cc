@@ -45,6 +45,8 @@ std::string_view Name(ActivationFormat format) {
       return "fp8-tensor";
     case ActivationFormat::kInt8Token:
       return "int8-token";
+    case ActivationFormat::kBFloat16:
+      return "bfloat16";
   }
   CheckFailed(__FILE__, __LINE__, "unknown activation format");
 }

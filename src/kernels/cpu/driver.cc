@@ -46,12 +46,14 @@ Leaves Avx512Leaves() {
 Leaves AmxLeaves() {
   Leaves leaves = Avx512Leaves();
   leaves.linear_int8 = amx::LinearInt8;
+  leaves.linear_bf16 = amx::LinearBF16;
   return leaves;
 }
 
 Leaves EmulatedAmxLeaves() {
   Leaves leaves = Avx512Leaves();
   leaves.linear_int8 = amx::EmulatedLinearInt8;
+  leaves.linear_bf16 = amx::EmulatedLinearBF16;
   return leaves;
 }
 

@@ -18,8 +18,8 @@ using cpu::kExpertTaskColumns;
 
 // What a set of weights wants its inputs rounded to.
 struct Forms {
-  bool floats = false, codes = false, alike = true;
-  bool any() const { return floats || codes; }
+  cpu::RowForms forms;
+  bool alike = true;
 };
 
 template <typename WeightOf>
@@ -27,9 +27,7 @@ Forms FormsOf(const std::vector<int32_t>& experts, const WeightOf& weight_of) {
   Forms forms;
   for (const int32_t e : experts) {
     const WeightView& w = weight_of(e);
-    const bool int8 = cpu::MultipliesInt8(w);
-    forms.codes = forms.codes || int8;
-    forms.floats = forms.floats || (!int8 && w.activation != ActivationFormat::kNone);
+    forms.forms.Add(cpu::RowFormOf(w));
     forms.alike = forms.alike && cpu::SameInput(w, weight_of(experts[0]));
   }
   return forms;
@@ -72,14 +70,14 @@ void ListSources(const GroupedMlpParams& p, const std::vector<int32_t>& experts,
 Inputs RoundInputs(const GroupedMlpParams& p, const std::vector<int32_t>& experts, int64_t hidden,
                    ThreadPool& pool) {
   const auto gate = [&](int32_t e) -> const WeightView& { return p.experts[e].gate; };
-  const Forms forms = FormsOf(experts, gate);
+  const auto [forms, alike] = FormsOf(experts, gate);
   if (!forms.any()) return {};
   static thread_local std::vector<Source> sources;
   static thread_local std::vector<int32_t> places;
-  ListSources(p, experts, forms.alike, sources, places);
+  ListSources(p, experts, alike, sources, places);
   const auto count = static_cast<int64_t>(sources.size());
-  char* memory = cpu::CallScratch(cpu::RoundedBytes(count, hidden, forms.floats, forms.codes));
-  const cpu::RoundedRows rows = cpu::PlaceRounded(count, hidden, forms.floats, forms.codes, memory);
+  char* memory = cpu::CallScratch(cpu::RoundedBytes(count, hidden, forms));
+  const cpu::RoundedRows rows = cpu::PlaceRounded(count, hidden, forms, memory);
   const Source* source = sources.data();  // workers would find their own vector
   cpu::RunRows(pool, count, hidden, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -94,11 +92,12 @@ Inputs RoundInputs(const GroupedMlpParams& p, const std::vector<int32_t>& expert
 cpu::RoundedRows RoundMiddle(const GroupedMlpParams& p, const std::vector<int32_t>& experts,
                              int64_t width, ThreadPool& pool) {
   const auto down = [&](int32_t e) -> const WeightView& { return p.experts[e].down; };
-  const Forms forms = FormsOf(experts, down);
+  cpu::RowForms forms = FormsOf(experts, down).forms;
   if (!forms.any()) return {};
+  forms.floats = false;
   const int64_t count = p.offsets.back();
-  char* memory = cpu::CallScratch(cpu::RoundedBytes(count, width, false, forms.codes));
-  cpu::RoundedRows rows = cpu::PlaceRounded(count, width, false, forms.codes, memory);
+  char* memory = cpu::CallScratch(cpu::RoundedBytes(count, width, forms));
+  cpu::RoundedRows rows = cpu::PlaceRounded(count, width, forms, memory);
   rows.x = p.scratch;
   rows.ldx = width;
   cpu::RunRows(pool, count, width, [&](int64_t begin, int64_t end) {

@@ -46,11 +46,20 @@ struct Int8Source {
   const Int8Row* rows = nullptr;
 };
 
+// Row i of an input in bfloat16 is row (ids ? ids[i] : i) of base, `ld` apart, a multiple of 32,
+// with zeros after the last column.
+struct BFloat16Source {
+  const uint16_t* base = nullptr;
+  int64_t ld = 0;
+  const int32_t* ids = nullptr;
+};
+
 // y[i, n] for all rows i in [0, m) and the weight rows n in [begin, end).
 struct LinearTask {
   WeightRef w;
-  RowSource x;       // of `linear`
-  Int8Source codes;  // of `linear_int8`, whose weights are kInt8Channel
+  RowSource x;            // of `linear`
+  Int8Source codes;       // of `linear_int8`, whose weights are kInt8Channel
+  BFloat16Source halves;  // of `linear_bf16`, whose weights are kBF16
   int64_t m;
   int64_t begin, end;
   const float* bias;
@@ -114,6 +123,7 @@ constexpr int64_t kInt8MaxDepth = 1 << 17;  // columns whose int8 products add u
 struct Leaves {
   void (*linear)(const LinearTask&);
   void (*linear_int8)(const LinearTask&);
+  void (*linear_bf16)(const LinearTask&);  // null where the instruction set has none
   void (*columns)(const ColumnsTask&);
   void (*attention)(const AttentionTask&);
   void (*merge_attention)(const AttentionTask&);
@@ -139,7 +149,10 @@ extern const Leaves kLeaves;           // its linear_int8 does not
 }  // namespace avx512
 namespace amx {
 void LinearInt8(const LinearTask& t);
-void EmulatedLinearInt8(const LinearTask& t);  // on tiles in plain C++, with AVX-512 around
+void LinearBF16(const LinearTask& t);
+// On tiles in plain C++, with AVX-512 around.
+void EmulatedLinearInt8(const LinearTask& t);
+void EmulatedLinearBF16(const LinearTask& t);
 }  // namespace amx
 
 }  // namespace switchyard::kernels::cpu

@@ -42,9 +42,14 @@ bool SharesInput(const LinearParams& a, const LinearParams& b) {
   return a.x == b.x && a.ldx == b.ldx && a.m == b.m && a.w.k == b.w.k && cpu::SameInput(a.w, b.w);
 }
 
+cpu::RowForms FormsOf(const WeightView& w) {
+  cpu::RowForms forms;
+  forms.Add(cpu::RowFormOf(w));
+  return forms;
+}
+
 cpu::RoundedRows RoundInput(const LinearParams& p, char* memory, ThreadPool& pool) {
-  const bool codes = cpu::MultipliesInt8(p.w);
-  const cpu::RoundedRows rows = cpu::PlaceRounded(p.m, p.w.k, !codes, codes, memory);
+  const cpu::RoundedRows rows = cpu::PlaceRounded(p.m, p.w.k, FormsOf(p.w), memory);
   cpu::RunRows(pool, p.m, p.w.k, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) rows.Put(p.w, i, p.x + i * p.ldx);
   });
@@ -65,8 +70,7 @@ std::span<const cpu::RoundedRows> RoundInputs(std::span<const LinearParams> part
   const auto bytes_of = [&](size_t i) {
     const LinearParams& p = parts[i];
     if (p.w.activation == ActivationFormat::kNone || first_like(i) != i) return int64_t{0};
-    const bool codes = cpu::MultipliesInt8(p.w);
-    return cpu::RoundedBytes(p.m, p.w.k, !codes, codes);
+    return cpu::RoundedBytes(p.m, p.w.k, FormsOf(p.w));
   };
   int64_t bytes = 0;
   for (size_t i = 0; i < parts.size(); ++i) bytes += bytes_of(i);

@@ -80,7 +80,9 @@ WeightView PlaceWeight(const WeightView& w, WeightFormat form, const PlaceTarget
                        ThreadPool& pool) {
   WeightView placed;
   placed.format = form;
-  placed.activation = w.activation;
+  // Whether rows are in bfloat16 is the device's dtype, here.
+  placed.activation =
+      w.activation == ActivationFormat::kBFloat16 ? ActivationFormat::kNone : w.activation;
   placed.input_scale = w.input_scale;
   placed.stored_k = placed.k = w.k;
   placed.n = w.n;

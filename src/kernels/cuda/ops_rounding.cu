@@ -131,6 +131,8 @@ cudaError_t Round(const RowSource& p, const Rounding& r, Out* out, const StreamC
       return Start<ActivationFormat::kFp8Tensor>(p, r.input_scale, out, chain);
     case ActivationFormat::kInt8Token:
       return Start<ActivationFormat::kInt8Token>(p, r.input_scale, out, chain);
+    case ActivationFormat::kBFloat16:
+      break;  // PlaceWeight leaves it out
   }
   return cudaErrorInvalidValue;
 }

@@ -49,7 +49,10 @@ WeightView ReadPlain(CheckpointReader& in, const MatrixRequest& r) {
   const StoredTensor* t = FindPlain(in, r);
   if (!t) return {};
   MatrixRequest plain = r;
-  plain.scheme.activation = ActivationFormat::kNone;
+  // Rows are in bfloat16 for such weights alone.
+  const bool halves =
+      t->dtype == DType::kBF16 && r.scheme.activation == ActivationFormat::kBFloat16;
+  plain.scheme.activation = halves ? ActivationFormat::kBFloat16 : ActivationFormat::kNone;
   if (r.transposed) return Turn(in, plain, *t);
   const auto size = static_cast<int64_t>(SizeOf(t->dtype));
   const uint8_t* data = t->data + r.expert * r.n * r.k * size;

@@ -59,7 +59,9 @@ void AddModelFlags(CLI::App& app, ServerArgs& a) {
        "int4, "
        "w4afp8, mxfp4, nvfp4); of one that is quantized, the name it must have");
   Flag(app, "--quantize-activations", e.quantization.activations, kModel,
-       "auto: int8 where the checkpoint was made for it, else float32; always; never")
+       "Rounds the rows that linears multiply. auto: int8 where the checkpoint was made for it, "
+       "else float32; always: as GPUs compute with the weights (FP8, int8, on CPUs also bfloat16 "
+       "for weights in bfloat16, which AMX and AVX512_BF16 multiply faster); never")
       ->check(CLI::IsMember({"auto", "always", "never"}));
   Flag(app, "--dtype", e.dtype, kModel,
        "Of activations in flight: auto (the checkpoint's), float32, bfloat16, float16")

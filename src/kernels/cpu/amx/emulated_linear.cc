@@ -9,4 +9,8 @@ void EmulatedLinearInt8(const LinearTask& t) {
   MultiplyPanels<EmulatedTiles, Int8Product<EmulatedTiles>>(t);
 }
 
+void EmulatedLinearBF16(const LinearTask& t) {
+  MultiplyPanels<EmulatedTiles, BF16Product<EmulatedTiles>>(t);
+}
+
 }  // namespace switchyard::kernels::cpu::amx

@@ -10,4 +10,7 @@ void LinearInt8(const LinearTask& t) {
   MultiplyPanels<Tiles, Int8Product<Tiles>>(t);
 }
 
+// For any number of rows: another kernel would add in another order.
+void LinearBF16(const LinearTask& t) { MultiplyPanels<Tiles, BF16Product<Tiles>>(t); }
+
 }  // namespace switchyard::kernels::cpu::amx

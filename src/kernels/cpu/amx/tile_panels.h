@@ -175,4 +175,24 @@ struct Int8Product {
   }
 };
 
+// Pairs of bfloat16. An output is a chain over steps of 32 columns of K, each the sum of its even
+// columns plus that of its odd ones: one order, whatever the number of rows.
+template <class T>
+struct BF16Product {
+  static constexpr int kWeightBytes = 2;
+  static constexpr bool kScaled = false;
+
+  static __m512i Encode(__m512i weights) { return weights; }
+  static TileRows RowsOf(const LinearTask& t) {
+    return {reinterpret_cast<const char*>(t.halves.base), t.halves.ld * kWeightBytes, t.halves.ids};
+  }
+  template <int kC, int kA, int kB>
+  [[gnu::always_inline]] static void Multiply(T& tiles) {
+    tiles.template MultiplyBFloat16<kC, kA, kB>();
+  }
+  static __m512 Outputs(const LinearTask&, const Panel&, int64_t, int, const void* sums) {
+    return _mm512_load_ps(sums);
+  }
+};
+
 }  // namespace switchyard::kernels::cpu::amx
