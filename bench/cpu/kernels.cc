@@ -34,6 +34,7 @@ struct Formats {
   ActivationFormat rows = ActivationFormat::kNone;
 
   bool Int8() const { return rows == ActivationFormat::kInt8Token; }
+  bool BF16() const { return rows == ActivationFormat::kBFloat16; }
   std::string Label() const {
     return rows == ActivationFormat::kNone ? std::string(Name(weights))
                                            : fmt::format("{}, {}", Name(weights), Name(rows));
@@ -122,7 +123,9 @@ struct Bench {
   void Add(const char* name, const std::string& shape, const Formats& formats, double seconds,
            double count, double flops) const {
     const double bytes = count * BytesPerWeight(formats.weights);
-    const double peak = formats.Int8() ? ceilings.int8_peak : ceilings.peak;
+    const double peak = formats.Int8()   ? ceilings.int8_peak
+                        : formats.BF16() ? ceilings.bf16_peak
+                                         : ceilings.peak;
     report.Add({.name = name,
                 .shape = shape,
                 .seconds = seconds,
@@ -209,11 +212,17 @@ void CpuKernels(const Options& options, Report& report) {
   ThreadPool pool(options.threads > 0 ? options.threads : CoreCount());
   const CpuCeilings ceilings = MeasureCpu(pool.num_threads(), report);
   Bench bench{report, pool, ceilings};
-  const Formats formats[] = {
-      {W::kBF16},       {W::kFp8Block},    {W::kFp8Block, ActivationFormat::kFp8Group},
-      {W::kFp8Channel}, {W::kInt8Channel}, {W::kInt8Channel, ActivationFormat::kInt8Token},
-      {W::kInt4Group},  {W::kMxfp4},       {W::kNvfp4},
-      {W::kF32}};
+  const Formats formats[] = {{W::kBF16},
+                             {W::kBF16, ActivationFormat::kBFloat16},
+                             {W::kFp8Block},
+                             {W::kFp8Block, ActivationFormat::kFp8Group},
+                             {W::kFp8Channel},
+                             {W::kInt8Channel},
+                             {W::kInt8Channel, ActivationFormat::kInt8Token},
+                             {W::kInt4Group},
+                             {W::kMxfp4},
+                             {W::kNvfp4},
+                             {W::kF32}};
   for (const Formats& f : formats) {
     for (const int64_t m : {1, 8, 32, 512}) {
       BenchLinear(m, kHidden, kHidden, f, bench);

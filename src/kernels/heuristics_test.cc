@@ -9,14 +9,14 @@ namespace {
 
 TEST(HeuristicsTest, PanelsAreWholePartsOfATask) {
   // A task that ended inside a panel would leave part of its registers idle.
-  EXPECT_EQ(kExpertTaskColumns % kInt8PanelCols, 0);
+  EXPECT_EQ(kExpertTaskColumns % kMostPanelCols, 0);
   EXPECT_EQ(kExpertTaskColumns % kPanelRows, 0);
 }
 
 TEST(HeuristicsTest, PanelsOfUsualDepthsFitTheCaches) {
   constexpr int64_t kL2 = 1 << 20, kDeep = 4096;
   // A panel in use and the next one on its way, with room for rows of x.
-  EXPECT_LE(2 * kInt8PanelCols * kDeep, kL2 / 2);
+  EXPECT_LE(2 * kMostPanelCols * kDeep, kL2 / 2);
   EXPECT_LE(kPanelRows * kDeep * static_cast<int64_t>(sizeof(float)), kL2 / 2);
 }
 

@@ -63,6 +63,12 @@ bool DetectAvx512Vnni() {
          (c & bit_AVX512VNNI) != 0;
 }
 
+bool DetectAvx512BF16() {
+  uint32_t a, b, c, d;
+  return DetectVectors() == Isa::kAvx512 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 &&
+         (a & bit_AVX512BF16) != 0;
+}
+
 std::atomic<Isa>& Chosen() {
   static std::atomic<Isa> isa = Detect();
   return isa;
@@ -76,6 +82,11 @@ Isa ActiveIsa() { return Chosen().load(std::memory_order_relaxed); }
 
 bool cpu::HasAvx512Vnni() {
   static const bool has = DetectAvx512Vnni();
+  return has;
+}
+
+bool cpu::HasAvx512BF16() {
+  static const bool has = DetectAvx512BF16();
   return has;
 }
 

@@ -8,7 +8,8 @@
 // Where a weight has an ActivationFormat, Linear, LinearGroup and GroupedMlp round the rows that it
 // is multiplied with to it, each row by itself (quant/activations.h). kInt8Channel weights with
 // kInt8Token rows are multiplied as int8 with exact sums, to the same bits on every instruction
-// set.
+// set. kBF16 weights with kBFloat16 rows are multiplied as such pairs where the instruction set has
+// products of them, else as rounded float32.
 //
 // Order of additions: an output element is the same, bit for bit, whatever the number of rows in
 // the call, the tile sizes or the number of threads. Every kernel sums along K in one order that

@@ -7,6 +7,8 @@
 #include <fstream>
 #include <iterator>
 
+#include "core/error.h"
+#include "kernels/ops.h"
 #include "model/model.h"
 #include "model/weights/safetensors.h"
 
@@ -144,6 +146,28 @@ TEST(QuantizedModelErrors, QuantizedActivationsStayClose) {
     EXPECT_GT(error, 1e-3) << c.checkpoint;
     EXPECT_LT(error, c.error) << c.checkpoint;
   }
+}
+
+// Weights in bfloat16 by rows in bfloat16, with float32 products, those of AVX-512 and of AMX.
+TEST(QuantizedModelErrors, RowsInBFloat16StayClose) {
+  const auto dir = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures" / "qwen3_moe";
+  const std::vector<int32_t> tokens{3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 89, 79};
+  const std::vector<float> plain = Logits(dir, QuantizationFlags{}, {1, 1}, tokens);
+  for (const char* isa : {"avx2", "avx512", "amx", "amx-emulated"}) {
+    try {
+      kernels::SelectIsa(isa);
+    } catch (const Error&) {
+      continue;
+    }
+    for (const MeshShape shape : {MeshShape{1, 1}, {2, 2}}) {
+      const auto logits = Logits(dir, {.activations = "always"}, shape, tokens);
+      const double error = RelativeError(logits, plain);
+      std::printf("%s: error of the logits by rows in bfloat16 %.4f\n", isa, error);
+      EXPECT_GT(error, 1e-4) << isa;
+      EXPECT_LT(error, 0.02) << isa;
+    }
+  }
+  kernels::SelectIsa("auto");
 }
 
 // `--quantization`: how far each format takes the logits of a plain model, relative to their root

@@ -40,6 +40,7 @@ class Buffer {
 Leaves Avx512Leaves() {
   Leaves leaves = avx512::kLeaves;
   if (HasAvx512Vnni()) leaves.linear_int8 = avx512::LinearInt8;
+  if (HasAvx512BF16()) leaves.linear_bf16 = avx512::LinearBF16;
   return leaves;
 }
 
@@ -61,7 +62,7 @@ Leaves EmulatedAmxLeaves() {
 int64_t TileScratchBytes(int64_t row_bytes) {
   constexpr int64_t kBlockRows = 32, kLine = 64;
   const int64_t columns =
-      row_bytes * kMostPanelCols > kTilePanelBytes ? kMostPanelCols / 2 : kMostPanelCols;
+      row_bytes * kMostPanelCols > kMostPanelBytes ? kMostPanelCols / 2 : kMostPanelCols;
   return (kBlockRows + columns) * RoundUp(row_bytes, kLine);
 }
 

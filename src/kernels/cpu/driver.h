@@ -13,6 +13,9 @@ namespace switchyard::kernels::cpu {
 // Whether the CPU multiplies int8 in AVX-512 registers; a part of Isa::kAvx512 that some lack.
 bool HasAvx512Vnni();
 
+// Likewise, pairs in bfloat16 (AVX512_BF16).
+bool HasAvx512BF16();
+
 // The leaves of ActiveIsa(); null when that is kReference.
 const Leaves* ActiveLeaves();
 

@@ -20,10 +20,11 @@ constexpr int64_t kDirectTiles16Bits = 6, kDirectTiles8Bits = 2;
 // is under way.
 constexpr int64_t kPrefetchBytes = 1024;
 
-// Int8 panels of AVX-512 (avx512/int8_panels.h): outputs of a panel. With K 2048 it is 128 KiB, an
-// eighth to a half of an L2 cache, beside as much of the next panel that is on its way from memory.
-constexpr int64_t kInt8PanelCols = 64;
-constexpr int64_t kMostPanelCols = 64;  // of any panel
+// Panels of weights (avx512/panels.h): outputs of a panel, half of them where it would have more
+// bytes than that. With K 2048 in int8 it is 128 KiB, an eighth to a half of an L2 cache, beside as
+// much of the next panel that is on its way from memory. Halving was not measured.
+constexpr int64_t kMostPanelCols = 64;
+constexpr int64_t kMostPanelBytes = int64_t{512} << 10;
 // Fewer rows of x multiply weights where they lie: packing 1 KiB of weights takes as long as about
 // five rows' products with them, and saves a fifth of every product's time (sums are not added
 // across lanes).
@@ -36,9 +37,6 @@ constexpr int64_t kPackAhead = 512;
 // is 16 cycles for 16 rows with 1 KiB of weights, packing that about 64 (shuffles, one a cycle),
 // where VNNI takes about 10 for each row. By Intel's figures of throughput: not measured yet.
 constexpr int64_t kInt8TilesFewestRows = 8;
-// Bytes of a panel of 64 outputs beyond which it has 32: a quarter of an L2 cache of 2 MiB, beside
-// the next panel on its way from memory and rows of x. Not measured either.
-constexpr int64_t kTilePanelBytes = int64_t{512} << 10;
 
 // Columns of an expert's products that are one task: few, so that a single token's few experts
 // occupy every thread. Twice as many gave nothing where experts have many rows.

@@ -145,7 +145,8 @@ extern const Leaves kLeaves;
 namespace avx512 {
 void Linear(const LinearTask& t);
 void LinearInt8(const LinearTask& t);  // wants VNNI
-extern const Leaves kLeaves;           // its linear_int8 does not
+void LinearBF16(const LinearTask& t);  // wants AVX512_BF16
+extern const Leaves kLeaves;           // its linear_int8 does not, and it has no linear_bf16
 }  // namespace avx512
 namespace amx {
 void LinearInt8(const LinearTask& t);

@@ -146,8 +146,9 @@ class DummySource : public WeightSource {
   }
 
   WeightView Matrix(const MatrixRequest& r) override {
-    WeightView view{.format = ImpliedFormat(config_, r),
-                    .activation = Activation(r.scheme),
+    const WeightFormat format = ImpliedFormat(config_, r);
+    WeightView view{.format = format,
+                    .activation = Activation(r.scheme, format),
                     .n = r.rows.size(),
                     .k = r.cols.size()};
     Range cols = r.cols;
@@ -200,7 +201,10 @@ class DummySource : public WeightSource {
 
  private:
   // There is no checkpoint to say how large inputs are.
-  static ActivationFormat Activation(const LinearScheme& scheme) {
+  static ActivationFormat Activation(const LinearScheme& scheme, WeightFormat format) {
+    if (scheme.activation == ActivationFormat::kBFloat16 && format != WeightFormat::kBF16) {
+      return ActivationFormat::kNone;
+    }
     return scheme.activation == ActivationFormat::kFp8Tensor ? ActivationFormat::kFp8Token
                                                              : scheme.activation;
   }

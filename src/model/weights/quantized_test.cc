@@ -132,6 +132,20 @@ TEST(QuantizedCheckpoints, ActivationsAreThoseOfTheFlag) {
   EXPECT_EQ(activation("ct_fp8_channel", "always"), A::kFp8Token);
 }
 
+TEST(PlainCheckpoints, RowsInBFloat16AreAskedForAndMeetWeightsInItAlone) {
+  const auto weights = [](const char* name, const char* flag) {
+    const auto dir = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures" / name;
+    const ModelConfig config = LoadModelConfig(dir, {}, {.activations = flag});
+    return LoadWeights(dir, config, Mesh(), {});
+  };
+  EXPECT_EQ(weights("qwen3_moe", "auto").layers[1].moe.experts[0].down.activation, A::kNone);
+  const auto always = weights("qwen3_moe", "always");
+  EXPECT_EQ(always.layers[1].moe.experts[0].down.activation, A::kBFloat16);
+  EXPECT_EQ(always.layers[1].moe.router.w.activation, A::kNone);
+  EXPECT_EQ(weights("mixtral", "always").layers[1].moe.experts[0].down.activation, A::kNone)
+      << "stored in float32";
+}
+
 TEST(QuantizedCheckpoints, GateAndUpShareTheLargerInputScale) {
   const struct {
     const char *name, *gate, *up;

@@ -132,7 +132,7 @@ void MultiplyVectors(T& tiles, const LinearTask& t, const Panel& p, const TileRo
 template <class T, class P>
 void MultiplyPanels(const LinearTask& t) {
   const TileRows rows = P::RowsOf(t);
-  const bool deep = t.w.k * P::kWeightBytes * kMostPanelCols > kTilePanelBytes;
+  const bool deep = t.w.k * P::kWeightBytes * kMostPanelCols > kMostPanelBytes;
   const int64_t columns = deep ? kMostPanelCols / 2 : kMostPanelCols;
   char* gathered = reinterpret_cast<char*>(t.scratch);
   char* memory = gathered + kBlockRows * rows.ld;

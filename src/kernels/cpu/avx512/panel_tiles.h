@@ -1,0 +1,104 @@
+// Products in panel order (panels.h) in register tiles of six rows of x by four vectors of outputs:
+// one vector of weights times four bytes of a row of x, broadcast. Each output is one chain along K
+// in one lane, whatever the number of rows.
+//
+// P is a kind of product, as panels.h wants it, and
+//   using Sum = …;                                         a vector of sums
+//   static Sum Zero();
+//   static void Add(Sum& sum, __m512i weights, __m512i x);
+//   static int64_t Row(const LinearTask& t, int64_t i);    of x, by number
+//   static const char* Data(const LinearTask& t, int64_t row);
+//   static __m512 Outputs(const LinearTask& t, const Panel& p, int64_t row, int v, Sum sums);
+#pragma once
+
+#include <immintrin.h>
+
+#include "kernels/cpu/avx512/panels.h"
+#include "kernels/cpu/leaves.h"
+
+namespace switchyard::kernels::cpu::avx512 {
+
+// With four vectors 24 sums, 4 weights and a row fill 29 of 32 registers, and 10 loads hide behind
+// 24 products.
+constexpr int kPanelTileRows = 6;
+static_assert(kMostPanelCols == 4 * kPanelLanes);
+
+// Rows [i, i + M) of x with a panel of N vectors of outputs from n on.
+template <class P, int M, int N>
+[[gnu::noinline]] void PanelTile(const LinearTask& t, const Panel& p, int64_t i, int64_t n) {
+  int64_t rows[M];
+  const char* x[M];
+  for (int r = 0; r < M; ++r) {
+    rows[r] = P::Row(t, i + r);
+    x[r] = P::Data(t, rows[r]);
+  }
+  typename P::Sum acc[M][N];
+#pragma GCC unroll 6
+  for (int r = 0; r < M; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < N; ++v) acc[r][v] = P::Zero();
+  }
+  const char* w = p.codes;
+  const int64_t bytes = t.w.k * P::kWeightBytes;
+  for (int64_t k = 0; k < bytes; k += kPanelGroup, w += N * kPanelLine) {
+    __m512i weights[N];
+#pragma GCC unroll 4
+    for (int v = 0; v < N; ++v) weights[v] = _mm512_load_si512(w + v * kPanelLine);
+#pragma GCC unroll 6
+    for (int r = 0; r < M; ++r) {
+      int32_t group;
+      __builtin_memcpy(&group, x[r] + k, sizeof(group));
+      const __m512i four = _mm512_set1_epi32(group);
+#pragma GCC unroll 4
+      for (int v = 0; v < N; ++v) P::Add(acc[r][v], weights[v], four);
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < M; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < N; ++v) {
+      StoreOutputs<P>(t, p, i + r, n, v, P::Outputs(t, p, rows[r], v, acc[r][v]));
+    }
+  }
+}
+
+template <class P, int N, int M = kPanelTileRows>
+void RunPanelTile(const LinearTask& t, const Panel& p, int64_t i, int64_t m, int64_t n) {
+  if constexpr (M > 1) {
+    if (m < M) return RunPanelTile<P, N, M - 1>(t, p, i, m, n);
+  }
+  PanelTile<P, M, N>(t, p, i, n);
+}
+
+template <class P, int N>
+void MultiplyPanel(const LinearTask& t, const Panel& p, int64_t n, NextPanel<P>& next) {
+  const int64_t tiles = (t.m + kPanelTileRows - 1) / kPanelTileRows;
+  const int64_t lines = (next.Lines() + tiles - 1) / tiles;
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const int64_t i = t.m * tile / tiles;
+    next.Touch(lines);
+    RunPanelTile<P, N>(t, p, i, t.m * (tile + 1) / tiles - i, n);
+  }
+}
+
+// All of a task; t.scratch: LinearScratch(k).
+template <class P>
+void MultiplyPanels(const LinearTask& t) {
+  char* memory = reinterpret_cast<char*>(t.scratch);
+  const bool deep = t.w.k * P::kWeightBytes * kMostPanelCols > kMostPanelBytes;
+  const int64_t columns = deep ? kMostPanelCols / 2 : kMostPanelCols;
+  ForPanels<P>(t, columns, memory, [&](const Panel& p, int64_t n, NextPanel<P>& next) {
+    switch (p.vectors) {
+      case 1:
+        return MultiplyPanel<P, 1>(t, p, n, next);
+      case 2:
+        return MultiplyPanel<P, 2>(t, p, n, next);
+      case 3:
+        return MultiplyPanel<P, 3>(t, p, n, next);
+      default:
+        return MultiplyPanel<P, 4>(t, p, n, next);
+    }
+  });
+}
+
+}  // namespace switchyard::kernels::cpu::avx512
