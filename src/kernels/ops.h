@@ -210,7 +210,7 @@ void Embed(const EmbedParams& p, ThreadPool& pool);
 // kAmxEmulated has AMX's arithmetic in plain C++ and the rest of AVX-512, for tests where there is
 // no AMX: never chosen by itself, and very slow.
 enum class Isa : uint8_t { kReference, kAvx2, kAvx512, kAmx, kAmxEmulated };
-// The strongest one this CPU has, or what SelectIsa chose.
+// What SelectIsa chose, else the strongest one this CPU has, AMX left out.
 Isa ActiveIsa();
 // Whether this process may use AMX's tiles: the CPU has them for int8 and bfloat16, the operating
 // system saves them, and Linux granted them to the process, which is asked for once.

