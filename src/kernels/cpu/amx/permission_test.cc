@@ -22,7 +22,7 @@ TEST(AmxPermission, WhatIsMissingIsNamed) {
   EXPECT_THAT(WhyNot({.cpu = true, .saved = true}), IsEmpty());
 }
 
-TEST(AmxPermission, AutoTakesTilesWhereTheyAreAndForcingThemElsewhereSaysWhyNot) {
+TEST(AmxPermission, AutoLeavesTilesOutAndForcingThemWhereTheyAreNotSaysWhyNot) {
   const Isa best = ActiveIsa();
   EXPECT_LE(best, Isa::kAvx512);  // AMX is taken by name alone
   if (HasAmx()) {
