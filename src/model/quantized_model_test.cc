@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <fstream>
 #include <iterator>
+#include <memory>
+#include <utility>
 
 #include "core/error.h"
 #include "kernels/ops.h"
@@ -59,7 +61,7 @@ std::vector<float> Logits(const std::filesystem::path& dir, const ModelConfig& c
   RunRankThreads(shape.tp, SymmetricBytesPerRank(config, options, shape),
                  [&](int rank, std::shared_ptr<SharedArena> arena) {
                    ThreadPool pool(1);
-                   const auto comm = RankComm::Create(arena, shape, rank);
+                   const auto comm = RankComm::Create(std::move(arena), shape, rank);
                    Model model(dir, config, options, *comm, pool);
                    KvStorage kv(config, comm->mesh, static_cast<int64_t>(pages.size()), kPageSize,
                                 DType::kF32);

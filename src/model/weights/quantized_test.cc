@@ -1,6 +1,7 @@
 // Checkpoints as the packages that publish their formats write them (tests/data/quantized).
 #include <cmath>
 #include <cstring>
+#include <string_view>
 
 #include "model/weights/assembled.h"
 #include "model/weights/source.h"
@@ -10,7 +11,6 @@ namespace {
 
 using testing::Assemble;
 using testing::ChangedCheckpoint;
-using testing::Dequantize;
 using testing::ExpectSame;
 using ::testing::HasSubstr;
 using testing::QuantizedDir;
@@ -259,7 +259,9 @@ TEST_F(QuantizedErrors, AbsentTensorsAreNamed) {
 
 TEST_F(QuantizedErrors, TypesAndShapesAreHeldAgainstTheConfig) {
   const auto dtype = [](const char* to) { return [to](RawTensor& t) { t.dtype = to; }; };
-  const auto shape = [](std::vector<int64_t> to) { return [to](RawTensor& t) { t.shape = to; }; };
+  const auto shape = [](const std::vector<int64_t>& to) {
+    return [to](RawTensor& t) { t.shape = to; };
+  };
   EXPECT_THAT(Message("ct_int8", kExpert + "weight", dtype("U8")), HasSubstr("uint8"));
   EXPECT_THAT(Message("fp8_tensor", kExpert + "weight", dtype("I8")), HasSubstr("int8"));
   EXPECT_THAT(Message("ct_int8", kExpert + "weight_scale", shape({32, 2})), HasSubstr("[32, 2]"));
@@ -275,30 +277,31 @@ TEST_F(QuantizedErrors, TypesAndShapesAreHeldAgainstTheConfig) {
 }
 
 TEST_F(QuantizedErrors, NumbersThatAreNone) {
-  const auto set = [](size_t at, const char* bytes, size_t count) {
-    return [=](RawTensor& t) { std::memcpy(t.bytes.data() + at, bytes, count); };
+  using namespace std::string_view_literals;
+  const auto set = [](size_t at, std::string_view bytes) {
+    return [=](RawTensor& t) { std::memcpy(t.bytes.data() + at, bytes.data(), bytes.size()); };
   };
-  const char* nan32 = "\x00\x00\xc0\x7f";
-  EXPECT_THAT(Message("ct_fp8_channel", kExpert + "weight", set(77, "\xff", 1)),
+  const std::string_view nan32 = "\x00\x00\xc0\x7f"sv;
+  EXPECT_THAT(Message("ct_fp8_channel", kExpert + "weight", set(77, "\xff"sv)),
               HasSubstr("up_proj.weight\" has a weight that is NaN in row 1"));
-  EXPECT_THAT(Message("ct_fp8_channel", kExpert + "weight_scale", set(8, nan32, 4)),
+  EXPECT_THAT(Message("ct_fp8_channel", kExpert + "weight_scale", set(8, nan32)),
               HasSubstr("row 2"));
-  EXPECT_THAT(Message("modelopt_fp8", kExpert + "weight_scale", set(0, nan32, 4)),
+  EXPECT_THAT(Message("modelopt_fp8", kExpert + "weight_scale", set(0, nan32)),
               HasSubstr("weight_scale"));
-  EXPECT_THAT(Message("ct_nvfp4", kExpert + "weight_scale", set(5, "\x7f", 1)),
+  EXPECT_THAT(Message("ct_nvfp4", kExpert + "weight_scale", set(5, "\x7f"sv)),
               HasSubstr("weight_scale"));
-  EXPECT_THAT(Message("ct_nvfp4", kExpert + "weight_global_scale", set(0, "\0\0\0\0", 4)),
+  EXPECT_THAT(Message("ct_nvfp4", kExpert + "weight_global_scale", set(0, "\0\0\0\0"sv)),
               HasSubstr("weight_global_scale"));
-  EXPECT_THAT(Message("ct_mxfp4", kExpert + "weight_scale", set(3, "\xff", 1)),
+  EXPECT_THAT(Message("ct_mxfp4", kExpert + "weight_scale", set(3, "\xff"sv)),
               HasSubstr("weight_scale"));
-  EXPECT_THAT(Message("gptq", kExpert + "scales", set(2, "\x00\x7e", 2)), HasSubstr("group 0"));
-  EXPECT_THAT(Message("gptq_act_order", kExpert + "scales", set(2, "\x00\x7e", 2)),
+  EXPECT_THAT(Message("gptq", kExpert + "scales", set(2, "\x00\x7e"sv)), HasSubstr("group 0"));
+  EXPECT_THAT(Message("gptq_act_order", kExpert + "scales", set(2, "\x00\x7e"sv)),
               HasSubstr("group 0"));
-  EXPECT_THAT(Message("modelopt_w4a8", kFolded + "weight_scale", set(4, nan32, 4)),
+  EXPECT_THAT(Message("modelopt_w4a8", kFolded + "weight_scale", set(4, nan32)),
               HasSubstr("group 1"));
-  EXPECT_THAT(Message("modelopt_w4a8", kFolded + "pre_quant_scale", set(12, nan32, 4)),
+  EXPECT_THAT(Message("modelopt_w4a8", kFolded + "pre_quant_scale", set(12, nan32)),
               HasSubstr("pre_quant_scale\" has a scale that is nan at column 3"));
-  EXPECT_THAT(Message("gptq_act_order", kExpert + "g_idx", set(0, "\x02\0\0\0", 4)),
+  EXPECT_THAT(Message("gptq_act_order", kExpert + "g_idx", set(0, "\x02\0\0\0"sv)),
               HasSubstr("puts column 0 into group 2 of 2"));
 }
 

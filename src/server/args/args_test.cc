@@ -24,8 +24,7 @@ std::string ErrorOf(const std::vector<std::string>& args) {
 
 std::string WriteYaml(const std::string& text) {
   // Tests run beside one another, each in a process of its own.
-  const std::string path =
-      fmt::format("{}/{}.switchyard_args_test.yaml", testing::TempDir(), getpid());
+  std::string path = fmt::format("{}/{}.switchyard_args_test.yaml", testing::TempDir(), getpid());
   std::ofstream(path) << text;
   return path;
 }
@@ -150,7 +149,7 @@ TEST(ArgsTest, FlagsOverrideSglangsEnvironment) {
 }
 
 TEST(ArgsTest, CommandLineOverridesTheFile) {
-  const std::string path =
+  std::string path =
       WriteYaml("model-path: /from/file\ntp_size: 2\ndisable-radix-cache: true\nport: 7\n");
   const auto a = ParseServe({"--config", path, "--port", "8"});
   ASSERT_TRUE(a);
