@@ -33,6 +33,17 @@ TileConfig ConfigOf(const Shape& s) {
   return config;
 }
 
+// C += A · B of matrices without gaps; `multiply` is the instruction.
+void AddProduct(const Shape& s, const void* a, const void* b, void* c, const auto& multiply) {
+  EmulatedTiles tiles;
+  tiles.Configure(ConfigOf(s));
+  tiles.Load<0>(c, 4 * s.n);
+  tiles.Load<1>(a, 4 * s.k);
+  tiles.Load<2>(b, 4 * s.n);
+  multiply(tiles);
+  tiles.Store<0>(c, 4 * s.n);
+}
+
 std::vector<uint8_t> RandomBytes(std::mt19937& random, int count) {
   std::vector<uint8_t> bytes(count);
   for (uint8_t& b : bytes) b = static_cast<uint8_t>(random());
@@ -54,13 +65,8 @@ TEST(EmulatedTiles, Int8ProductsAreSumsOfProducts) {
         }
       }
     }
-    EmulatedTiles tiles;
-    tiles.Configure(ConfigOf(s));
-    tiles.Load<0>(c.data(), 4 * s.n);
-    tiles.Load<1>(a.data(), 4 * s.k);
-    tiles.Load<2>(b.data(), 4 * s.n);
-    tiles.MultiplyInt8<0, 1, 2>();
-    tiles.Store<0>(c.data(), 4 * s.n);
+    AddProduct(s, a.data(), b.data(), c.data(),
+               [](EmulatedTiles& tiles) { tiles.MultiplyInt8<0, 1, 2>(); });
     EXPECT_EQ(c, want) << s.m << " " << s.n << " " << s.k;
   }
 }
@@ -95,27 +101,17 @@ TEST(EmulatedTiles, BFloat16ProductsSumEvenAndOddApart) {
         want[m * s.n + n] += sums[0] + sums[1];
       }
     }
-    EmulatedTiles tiles;
-    tiles.Configure(ConfigOf(s));
-    tiles.Load<0>(c.data(), 4 * s.n);
-    tiles.Load<1>(a.data(), 4 * s.k);
-    tiles.Load<2>(b.data(), 4 * s.n);
-    tiles.MultiplyBFloat16<0, 1, 2>();
-    tiles.Store<0>(c.data(), 4 * s.n);
+    AddProduct(s, a.data(), b.data(), c.data(),
+               [](EmulatedTiles& tiles) { tiles.MultiplyBFloat16<0, 1, 2>(); });
     EXPECT_EQ(c, want) << s.m << " " << s.n << " " << s.k;
   }
 }
 
 // One number times another, added to a third.
 float OneProduct(float x, float y, float c) {
-  EmulatedTiles tiles;
-  tiles.Configure(ConfigOf({1, 1, 1}));
   const uint32_t a = std::bit_cast<uint16_t>(ToBF16(x)), b = std::bit_cast<uint16_t>(ToBF16(y));
-  tiles.Load<0>(&c, 4);
-  tiles.Load<1>(&a, 4);
-  tiles.Load<2>(&b, 4);
-  tiles.MultiplyBFloat16<0, 1, 2>();
-  tiles.Store<0>(&c, 4);
+  AddProduct({1, 1, 1}, &a, &b, &c,
+             [](EmulatedTiles& tiles) { tiles.MultiplyBFloat16<0, 1, 2>(); });
   return c;
 }
 
