@@ -77,13 +77,14 @@ def folder(work, way):
     return work / way.replace(" ", "-")
 
 
-def train(work, way, flags, steps, threads):
+def train(work, way, flags, args):
     """-> what `switchyard train-score` says of the held-out text."""
     output = folder(work, way)
     run("train", "--model", work / "config.json", "--tokenizer-path", work / "tokenizer", "--data", work / "train.jsonl",
-        "--output", output, "--resume", "never", "--steps", steps, "--length", 256, "--whole-documents", "--rows-per-step", 16,
-        "--rows-per-pass", 16, "--learning-rate", 4e-3, "--final-lr-part", 0.02, "--warmup-steps", steps // 20, "--init-deviation", 0.05,
-        "--dtype", "float32", "--threads", threads, "--keep", 1, *(word for name, value in flags.items() for word in (f"--{name}", value)))
+        "--output", output, "--resume", "never", "--steps", args.steps, "--length", 256, "--whole-documents", "--rows-per-step", 16,
+        "--rows-per-pass", 16, "--learning-rate", 4e-3, "--final-lr-part", 0.02, "--warmup-steps", args.steps // 20, "--init-deviation", 0.05,
+        "--dtype", "float32", "--threads", args.threads, "--keep", 1, "--seed", args.seed,
+        *(word for name, value in flags.items() for word in (f"--{name}", value)))
     return json.loads(run("train-score", "--model", output / "final", "--data", work / "held_out.jsonl"))
 
 
@@ -93,11 +94,12 @@ def main():
     parser.add_argument("--pictures", type=Path, help="folder for two SVGs over the steps: balancedness and loss")
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0, help="of the first weights and of the order of the text")
     args = parser.parse_args()
     prepare(args.output)
     print(f"{'':<14}{'balancedness':>13}{'worst layer':>13}{'loss':>9}")
     for way, flags in WAYS.items():
-        score = train(args.output, way, flags, args.steps, args.threads)
+        score = train(args.output, way, flags, args)
         print(f"{way:<14}{score['balancedness']:>13.3f}{score['balancedness_worst']:>13.3f}{score['loss']:>9.4f}", flush=True)
     if args.pictures:
         args.pictures.mkdir(parents=True, exist_ok=True)
