@@ -34,7 +34,7 @@ CONFIG = {
     "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 32, "max_position_embeddings": 256,
     "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False, "hidden_act": "silu", "torch_dtype": "float32",
     "eos_token_id": 0}
-WAYS = {"none": {}, "biases": {"bias-step": 0.001}, "batch loss": {"balance-loss": 0.05}, "sequence loss": {"sequence-balance-loss": 0.05}}
+WAYS = {"none": {}, "biases": {"bias-step": 0.004}, "batch loss": {"balance-loss": 0.05}, "sequence loss": {"sequence-balance-loss": 0.05}}
 
 
 def words():

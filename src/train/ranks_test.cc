@@ -190,7 +190,7 @@ std::vector<double> Curve(const ModelConfig& config, const Batch& batch, int ran
             for (size_t i = 0; i < p->gradient.size(); ++i) p->value[i] -= 0.1f * p->gradient[i];
           }
           model.ClearGradients();
-          const std::map<std::string, double> after = learner.AfterStep();
+          const std::map<std::string, double> after = learner.AfterStep(1.0);
           curves[r][step] = found.total();
           if (step + 1 < steps) continue;
           const std::lock_guard lock(mutex);

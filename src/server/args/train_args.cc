@@ -108,6 +108,9 @@ void AddBalanceFlags(CLI::App& app, TrainArgs& a) {
   Flag(app, "--bias-step", a.bias_step, kGroup,
        "Auxiliary-loss-free: how far an expert's selection bias moves after a step; 0: not")
       ->check(CLI::NonNegativeNumber);
+  Flag(app, "--bias-step-schedule", a.bias_step_schedule, kGroup,
+       "That step over the run: rate (falls as the learning rate falls), or constant")
+      ->check(CLI::IsMember({"rate", "constant"}));
   Flag(app, "--balance-loss", a.balance_loss, kGroup,
        "Weight of the balance loss over a micro-batch of all ranks")
       ->check(CLI::NonNegativeNumber);

@@ -38,10 +38,11 @@ struct TrainArgs {
   double clip_grad_norm = 1.0;            // --clip-grad-norm; 0: none
   std::string compute_dtype = "float32";  // --compute-dtype of products: float32, bfloat16
   // Balance of experts
-  double balance_loss = 0.0;           // --balance-loss, over the batch
-  double sequence_balance_loss = 0.0;  // --sequence-balance-loss
-  double z_loss = 0.0;                 // --z-loss
-  double bias_step = 0.0;              // --bias-step
+  double balance_loss = 0.0;                // --balance-loss, over the batch
+  double sequence_balance_loss = 0.0;       // --sequence-balance-loss
+  double z_loss = 0.0;                      // --z-loss
+  double bias_step = 0.0;                   // --bias-step
+  std::string bias_step_schedule = "rate";  // --bias-step-schedule
   // Ranks
   int tp = 1, ep = 1, pp = 1;
   int dp = 0;                      // --dp; 0: as many as --ep needs

@@ -94,6 +94,23 @@ TEST(ScheduleTest, RisesStaysAndFalls) {
   EXPECT_DOUBLE_EQ(LearningRate(options, 99), 1.0);
 }
 
+TEST(ScheduleTest, ThePartOfTheRateDoesNotCountTheWarmUp) {
+  ScheduleOptions options{.kind = "wsd",
+                          .rate = 4.0,
+                          .final_part = 0.1,
+                          .warmup_steps = 10,
+                          .decay_steps = 20,
+                          .steps = 100};
+  EXPECT_DOUBLE_EQ(RatePart(options, 0), 1.0);
+  EXPECT_DOUBLE_EQ(RatePart(options, 79), 1.0);
+  EXPECT_DOUBLE_EQ(RatePart(options, 89), 0.55);
+  EXPECT_DOUBLE_EQ(RatePart(options, 99), 0.1);
+  options.final_part = 0.0;
+  EXPECT_DOUBLE_EQ(RatePart(options, 99), 0.0);
+  options.kind = "constant";
+  EXPECT_DOUBLE_EQ(RatePart(options, 99), 1.0);
+}
+
 TEST(ScheduleTest, ErrorsNameTheFlag) {
   const auto error = [](const ScheduleOptions& options) {
     return ErrorOf([&] { CheckSchedule(options); });

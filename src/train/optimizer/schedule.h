@@ -25,4 +25,8 @@ void CheckSchedule(const ScheduleOptions& options);
 // Of step 0, 1, … steps - 1. After the last it stays as low as there.
 double LearningRate(const ScheduleOptions& options, int64_t step);
 
+// How far the rate has fallen, as a part of the largest: 1 through warm-up and plateau, final_part
+// at the last step. For what should settle together with the weights.
+double RatePart(const ScheduleOptions& options, int64_t step);
+
 }  // namespace switchyard::train

@@ -126,7 +126,7 @@ void Learner::SumLayer(int layer) {
   }
 }
 
-std::map<std::string, double> Learner::AfterStep() {
+std::map<std::string, double> Learner::AfterStep(double rate_part) {
   std::vector<std::vector<float>> loads = model_.loads();
   model_.ClearLoads();
   Balance balance;
@@ -135,7 +135,8 @@ std::map<std::string, double> Learner::AfterStep() {
     balance.Add(layer);
   }
   if (ranks_.stages > 1) balance = balance.OfAllStages(*ranks_.world, ranks_.stages);
-  if (options_.bias_step > 0.0) model_.MoveBiases(loads, options_.bias_step);
+  const double step = options_.bias_step * (options_.bias_step_falls ? rate_part : 1.0);
+  if (step > 0.0) model_.MoveBiases(loads, step);
   return balance.Figures();
 }
 

@@ -20,6 +20,10 @@ namespace switchyard::train {
 struct LearnerOptions {
   // Auxiliary-loss-free balancing: how far an expert's selection bias moves after a step; 0: not.
   double bias_step = 0.0;
+  // That step falls with the learning rate, so that choices settle as weights do: with a constant
+  // one, loads swing by it to the end. DeepSeek-V3 sets it to zero for its last tokens
+  // (arXiv:2412.19437, 4.2).
+  bool bias_step_falls = true;
   // The order of work; no bit of a step depends on it.
   overlap::Order schedule = overlap::Order::kPlain;
 };
@@ -56,7 +60,7 @@ class Learner : public TrainedModel {
   // Figures of all stages, where the model has experts: "balancedness", the mean over MoE layers of
   // mean load over largest load in the step; "balancedness_worst", the least of them;
   // "dead_experts", how many had no token.
-  std::map<std::string, double> AfterStep() override;
+  std::map<std::string, double> AfterStep(double rate_part) override;
 
   // How Learn went about the last step.
   const overlap::StepShape& shape() const { return shape_; }

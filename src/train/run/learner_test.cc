@@ -87,5 +87,29 @@ TEST_F(LearnerTest, AModelLearnsOverRanksAndLoadsFromItsCheckpoint) {
   EXPECT_GT(moved, 0.0f) << "no selection bias was moved";
 }
 
+// The largest move of a selection bias by one step of 0.5 at half of the rate.
+float LargestMove(bool falls) {
+  const ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
+  ThreadPool pool(1);
+  const auto exchange = MakeLocalExchange();
+  Model<float> model(config, {}, {.exchange = exchange.get()}, pool);
+  model.Initialise(1, 0.1);
+  Learner learner(model, {.bias_step = 0.5, .bias_step_falls = falls}, nullptr);
+  const Batch batch = testing::RandomBatch({7, 5}, config.vocab_size, 3);
+  learner.Learn(std::span(&batch, 1), {.targets = 12, .tokens = 12});
+  learner.AfterStep(0.5);
+  float largest = 0.0f;
+  for (const Parameter<float>* p : learner.Parameters()) {
+    if (!p->name.ends_with("e_score_correction_bias")) continue;
+    for (const float v : p->value) largest = std::max(largest, std::abs(v));
+  }
+  return largest;
+}
+
+TEST(BiasStep, FallsWithTheRateUnlessItIsConstant) {
+  EXPECT_FLOAT_EQ(LargestMove(true), 0.25f);
+  EXPECT_FLOAT_EQ(LargestMove(false), 0.5f);
+}
+
 }  // namespace
 }  // namespace switchyard::train

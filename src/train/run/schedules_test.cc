@@ -90,7 +90,7 @@ class Runner {
         for (size_t i = 0; i < p->gradient.size(); ++i) p->value[i] -= 0.1f * p->gradient[i];
       }
       model.ClearGradients();
-      const std::map<std::string, double> figures = learner.AfterStep();
+      const std::map<std::string, double> figures = learner.AfterStep(1.0);
       const std::vector<Losses> each = Gather(losses, *ranks->world);
       const std::lock_guard lock(mutex_);
       if (rank == 0) {

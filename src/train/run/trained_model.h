@@ -30,8 +30,9 @@ class TrainedModel {
   // After the step's last micro-batch: adds up what several ranks hold over them, unless Learn has.
   virtual void SumGradients() {}
   // After the parameters have changed: what a model keeps of its own (biases moved by load, copies
-  // in other formats). Returns figures for the log, the same on every rank: "balancedness", …
-  virtual std::map<std::string, double> AfterStep() { return {}; }
+  // in other formats). `rate_part`: RatePart of the step. Returns figures for the log, the same on
+  // every rank: "balancedness", …
+  virtual std::map<std::string, double> AfterStep(double /*rate_part*/) { return {}; }
 };
 
 }  // namespace switchyard::train
