@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     header.longest = 0;
     for (int s = 0; s < kMaxStages; ++s) {
       ptx::BarrierInit(&header.full[s], kFp8 ? 3 : 2);
-      ptx::BarrierInit(&header.empty[s], kConsumers * 4 * cluster);
+      ptx::BarrierInit(&header.empty[s], kConsumers * 4 * cluster * ptx::kWarpArrivals);
     }
     ptx::FenceBarrierInit();
     ptx::PrefetchTensorMap(&a_map);

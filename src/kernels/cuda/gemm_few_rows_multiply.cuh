@@ -7,9 +7,8 @@ namespace switchyard::cuda::few_rows {
 
 // Says to the producers of all blocks that this warp has read a stage. Each warp for itself: a wait
 // for wgmma says nothing of what other warps have read of the scales.
-__device__ __forceinline__ void Release(const Stages& stages, int stage, int thread, int cluster) {
-  __syncwarp();
-  if (thread % 32 < cluster) ptx::BarrierArriveAt(&stages.empty[stage], thread % 32);
+__device__ __forceinline__ void Release(const Stages& stages, int stage, int cluster) {
+  ptx::BarrierArriveWarpAt(&stages.empty[stage], cluster);
 }
 
 // A tile's products, as the thread's part of 64 × kTokens sums: element 4j + i is weight row
@@ -40,12 +39,12 @@ struct Multiplier {
       for (int i = 0; i < kSteps; ++i)
         StartMultiply<false>(Weights(ring.stage, i), Tokens(ring.stage, i), true, sums);
       ptx::MultiplyWait<kSteps>();  // the stage before this one is done
-      if (previous >= 0) Release(stages, previous, thread, cluster);
+      if (previous >= 0) Release(stages, previous, cluster);
       previous = ring.stage;
     }
     ptx::MultiplyWait<0>();
     ptx::PinRegisters(sums);
-    Release(stages, previous, thread, cluster);
+    Release(stages, previous, cluster);
   }
 
   // FP8 sums are scaled and added to float32 every 128 elements, by the operations of
@@ -77,7 +76,7 @@ struct Multiplier {
         ptx::PinRegisters(part[i % 2]);
         Promote(s, i, __shfl_sync(~0u, scales, (kb + i) % 32), part[i % 2], sums);
       }
-      Release(stages, s, thread, cluster);
+      Release(stages, s, cluster);
     }
   }
 

@@ -55,7 +55,7 @@ __device__ __forceinline__ void Consume(const Kernel& p, const CUtensorMap& d_ma
     if constexpr (Format::kScaled) {
       MultiplyScaled<Format>(p, shared, ring, group, column, warpgroup, thread, sums);
     } else {
-      MultiplyPlain<Format>(p, shared, ring, warpgroup, thread, sums);
+      MultiplyPlain<Format>(p, shared, ring, warpgroup, sums);
     }
     if (p.bias) AddBias(p, group, column, thread % 32, sums);
     if (p.float_output) {
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
   if (threadIdx.x == 0) {
     for (int s = 0; s < Format::kStages; ++s) {
       ptx::BarrierInit(&shared.full[s], 1);
-      ptx::BarrierInit(&shared.empty[s], kConsumers * 4 * kCluster);
+      ptx::BarrierInit(&shared.empty[s], kConsumers * 4 * kCluster * ptx::kWarpArrivals);
     }
     ptx::FenceBarrierInit();
     ptx::PrefetchTensorMap(&a_map);

@@ -8,9 +8,8 @@ namespace switchyard::cuda::many_rows {
 // Says to the producers of both blocks that this warp has read a stage. Each warp for itself: a
 // wait for wgmma says nothing of what other warps have read of the scales.
 template <typename Format>
-__device__ __forceinline__ void Release(Shared<Format>& shared, int stage, int thread) {
-  __syncwarp();
-  if (thread % 32 < kCluster) ptx::BarrierArriveAt(&shared.empty[stage], thread % 32);
+__device__ __forceinline__ void Release(Shared<Format>& shared, int stage) {
+  ptx::BarrierArriveWarpAt(&shared.empty[stage], kCluster);
 }
 
 // Scales of a tile of 192 columns, which begins at a multiple of 64: its first and its last 64
@@ -62,7 +61,7 @@ __device__ __forceinline__ void MultiplyScaled(const Kernel& p, Shared<Format>& 
     ptx::MultiplyWait<0>();
     if (kb == 0 && warpgroup == 0) ptx::NamedArrive(1 + kConsumers, 2 * 128);
     ptx::PinRegisters(part);
-    Release(shared, s, thread);
+    Release(shared, s);
 #pragma unroll
     for (int j = 0; j < Format::kBlockN / 2; ++j)
       sums[j] = __fmaf_rn(scales[j / 32][j / 2 % 2], part[j], sums[j]);
@@ -72,8 +71,7 @@ __device__ __forceinline__ void MultiplyScaled(const Kernel& p, Shared<Format>& 
 // bfloat16: the matrix unit's own sums, over all of K.
 template <typename Format>
 __device__ __forceinline__ void MultiplyPlain(const Kernel& p, Shared<Format>& shared, Ring& ring,
-                                              int warpgroup, int thread,
-                                              float (&sums)[Format::kBlockN / 2]) {
+                                              int warpgroup, float (&sums)[Format::kBlockN / 2]) {
   int previous = -1;
 #pragma unroll
   for (float& sum : sums) sum = 0.0f;
@@ -82,12 +80,12 @@ __device__ __forceinline__ void MultiplyPlain(const Kernel& p, Shared<Format>& s
     ptx::BarrierWait(&shared.full[s], ring.parity);
     StartMultiply<false>(shared.a[s] + warpgroup * 64 * kGemmRowBytes, shared.b[s], true, sums);
     ptx::MultiplyWait<1>();  // the block before this one is done
-    if (previous >= 0) Release(shared, previous, thread);
+    if (previous >= 0) Release(shared, previous);
     previous = s;
   }
   ptx::MultiplyWait<0>();
   ptx::PinRegisters(sums);
-  Release(shared, previous, thread);
+  Release(shared, previous);
 }
 
 }  // namespace switchyard::cuda::many_rows

@@ -12,7 +12,7 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// --- mbarrier: arrivals and bytes in shared memory ---
+// --- mbarrier: arrivals and bytes in shared memory. Init, Arrive and Done are of sm_80 on. ---
 
 __device__ __forceinline__ void BarrierInit(uint64_t* barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)),
@@ -36,6 +36,46 @@ __device__ __forceinline__ void BarrierArriveAt(uint64_t* barrier, uint32_t bloc
       "mbarrier.arrive.shared::cluster.b64 _, [remote];\n\t}" ::"r"(SharedAddress(barrier)),
       "r"(block_of_cluster)
       : "memory");
+}
+__device__ __forceinline__ void BarrierArrive(uint64_t* barrier) {
+  asm volatile(
+      "{\n\t.reg .b64 state;\n\t"
+      "mbarrier.arrive.shared::cta.b64 state, [%0];\n\t}" ::"r"(SharedAddress(barrier))
+      : "memory");
+}
+// How often a warp arrives that is done with what a barrier guards: one lane does, after
+// __syncwarp. racecheck does not see that this orders what the other lanes did, so in a build for
+// it (cmake -DSWITCHYARD_RACECHECK=ON) each of them arrives.
+#ifdef SWITCHYARD_RACECHECK
+constexpr uint32_t kWarpArrivals = 32;
+#else
+constexpr uint32_t kWarpArrivals = 1;
+#endif
+__device__ __forceinline__ void BarrierArriveWarp(uint64_t* barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 < kWarpArrivals) BarrierArrive(barrier);
+}
+// At the barrier of that offset in each of the `blocks` blocks of the cluster, 32 at most.
+__device__ __forceinline__ void BarrierArriveWarpAt(uint64_t* barrier, uint32_t blocks) {
+  const uint32_t lane = threadIdx.x % 32;
+  __syncwarp();
+  if constexpr (kWarpArrivals == 1) {
+    if (lane < blocks) BarrierArriveAt(barrier, lane);
+  } else {
+    for (uint32_t block = 0; block < blocks; ++block) BarrierArriveAt(barrier, block);
+  }
+}
+// Whether the phase of that parity is over; does not wait.
+__device__ __forceinline__ bool BarrierDone(uint64_t* barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n\t.reg .pred done;\n\t"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n\t"
+      "selp.u32 %0, 1, 0, done;\n\t}"
+      : "=r"(done)
+      : "r"(SharedAddress(barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
 }
 __device__ __forceinline__ void BarrierWait(uint64_t* barrier, uint32_t parity) {
   asm volatile(

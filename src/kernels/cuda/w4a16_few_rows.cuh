@@ -165,11 +165,11 @@ struct Multiplier {
       ptx::BarrierWait(&stages.full[ring.stage], ring.parity);
       Unpack(ring.stage, 0, first);
       ptx::MultiplyWait<0>();
-      Release(stages, stage, thread, cluster);
+      Release(stages, stage, cluster);
     }
     ptx::MultiplyWait<0>();
     ptx::PinRegisters(sums);
-    Release(stages, (ring.stage == 0 ? stages.count : ring.stage) - 1, thread, cluster);
+    Release(stages, (ring.stage == 0 ? stages.count : ring.stage) - 1, cluster);
   }
 };
 
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     header.longest = 0;
     for (int s = 0; s < kMaxStages; ++s) {
       ptx::BarrierInit(&header.full[s], 2);
-      ptx::BarrierInit(&header.empty[s], kConsumers * 4 * cluster);
+      ptx::BarrierInit(&header.empty[s], kConsumers * 4 * cluster * ptx::kWarpArrivals);
     }
     ptx::FenceBarrierInit();
     for (const CUtensorMap& map : maps.of) ptx::PrefetchTensorMap(&map);

@@ -1,7 +1,7 @@
 #include <algorithm>
 
+#include "kernels/cuda/kernel_chain.cuh"
 #include "moe/cuda/choose_and_order.h"
-#include "moe/cuda/kernel_chain.cuh"
 #include "moe/cuda/row_order.cuh"
 #include "moe/cuda/select_experts.cuh"
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "comm/device/cuda/wait.cuh"
+#include "kernels/cuda/kernel_chain.cuh"
 #include "moe/cuda/exchange_launch.h"
 #include "moe/cuda/exchange_places.cuh"
-#include "moe/cuda/kernel_chain.cuh"
 #include "moe/cuda/row_codec.cuh"
 
 namespace switchyard::cuda {

@@ -1,8 +1,9 @@
 // The way back: outputs, or their sums by rank, are stored at the tokens' ranks.
 #include "comm/device/cuda/wait.cuh"
+#include "kernels/cuda/kernel_chain.cuh"
+#include "kernels/cuda/ptx.cuh"
 #include "moe/cuda/exchange_launch.h"
 #include "moe/cuda/exchange_rows.cuh"
-#include "moe/cuda/kernel_chain.cuh"
 
 namespace switchyard::cuda {
 namespace {
@@ -77,12 +78,16 @@ __device__ __forceinline__ void ReturnRow(const ExchangeBatch& b, int source, in
   }
 }
 
-// Between the warps of a block of Return: the chunks it takes, in turns, and how many of them each
-// mover is done with. Movers do not wait for one another.
+// Between the warps of a block of Return: the chunks it takes, in turns; turn t is in place
+// t % kAhead. Movers do not wait for one another.
 struct ChunkQueue {
   static constexpr uint32_t kAhead = 2;  // chunks that are taken before the slowest is done
+  uint64_t taken[kAhead];                // barriers: of the flag warp, that a chunk is there,
+  uint64_t moved[kAhead];                // and of the movers, that all are done with it
   int chunk[kAhead];
-  uint32_t taken, done[kMovers];
+
+  static __device__ uint32_t Place(uint32_t turn) { return turn % kAhead; }
+  static __device__ uint32_t Parity(uint32_t turn) { return turn / kAhead & 1u; }
 };
 
 // Moves a warp's share of the chunks that the flag warp takes, until there are no more.
@@ -93,15 +98,15 @@ __device__ __forceinline__ void MoveChunks(const ExchangeBatch& b, ChunkQueue& q
   constexpr int kParts = kMovers / kChunkRows;
   const int row = Warp() / kParts, part = Warp() % kParts;
   for (uint32_t turn = 0;; ++turn) {
-    while (AcquireInBlock(&queue.taken) == turn) {
+    const uint32_t place = ChunkQueue::Place(turn);
+    while (!ptx::BarrierDone(&queue.taken[place], ChunkQueue::Parity(turn))) {
     }
-    const int index = queue.chunk[turn % ChunkQueue::kAhead];
+    const int index = queue.chunk[place];
     if (index >= chunks) return;
     const RowChunk chunk = ChunkOf(b, index, count);
     if (chunk.source >= 0 && row < chunk.count)
       ReturnRow<kRow, kByRank>(b, chunk.source, chunk.first + row, kParts, part, outputs, position);
-    __syncwarp();
-    if (Lane() == 0) ReleaseInBlock(&queue.done[Warp()], turn + 1);
+    ptx::BarrierArriveWarp(&queue.moved[place]);
   }
 }
 
@@ -114,15 +119,13 @@ __device__ __forceinline__ void TakeChunks(const ExchangeBatch& b, ChunkQueue& q
   int taken_chunk[ChunkQueue::kAhead];
   bool more = true;
   while (more || raised < taken) {
-    const uint32_t done =
-        __reduce_min_sync(~0u, lane < kMovers ? AcquireInBlock(&queue.done[lane]) : ~0u);
-    __syncwarp();
-    if (raised < done) __threadfence_system();
-    for (; raised < done; ++raised) {
+    if (raised < taken && __all_sync(~0u, ptx::BarrierDone(&queue.moved[ChunkQueue::Place(raised)],
+                                                           ChunkQueue::Parity(raised)))) {
       const RowChunk chunk = ChunkOf(b, taken_chunk[0], count);
       taken_chunk[0] = taken_chunk[1];
+      ++raised;
       if (chunk.source >= 0 && lane == 0)
-        RaiseFencedFlag(
+        RaiseFlag(
             FlagsOf(b, chunk.source, b.layout.arrived) + b.rank * b.layout.chunks + chunk.number,
             round);
     }
@@ -132,10 +135,11 @@ __device__ __forceinline__ void TakeChunks(const ExchangeBatch& b, ChunkQueue& q
       if (lane == 0) index = static_cast<int>(gridDim.x + atomicAdd(&b.state->next_chunk, 1u));
       index = __shfl_sync(~0u, index, 0);
     }
-    if (lane == 0) queue.chunk[taken % ChunkQueue::kAhead] = index;
+    const uint32_t place = ChunkQueue::Place(taken);
+    if (lane == 0) queue.chunk[place] = index;
     more = index < chunks;
     taken_chunk[taken - raised] = index;
-    if (lane == 0) ReleaseInBlock(&queue.taken, taken + 1);
+    if (lane == 0) ptx::BarrierArrive(&queue.taken[place]);
     if (more) ++taken;
   }
 }
@@ -152,8 +156,10 @@ __global__ void __launch_bounds__(kReturnThreads, 2)
   // That this rank has read the counts of this batch, and will not those of the next.
   if (blockIdx.x == 0 && Warp() == 0 && (active >> lane & 1u))
     RaiseFlag(FlagsOf(b, lane, b.layout.acks) + b.rank, round);
-  if (threadIdx.x < kMovers) queue.done[threadIdx.x] = 0;
-  if (threadIdx.x == 0) queue.taken = 0;
+  if (threadIdx.x < ChunkQueue::kAhead) {
+    ptx::BarrierInit(&queue.taken[threadIdx.x], 1);
+    ptx::BarrierInit(&queue.moved[threadIdx.x], kMovers * ptx::kWarpArrivals);
+  }
   __syncthreads();
   if (Warp() < kMovers) {
     MoveChunks<kRow, kByRank>(b, queue, chunks, count, outputs, position);

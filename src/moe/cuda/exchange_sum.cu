@@ -1,8 +1,8 @@
 // The last step of the way back: outputs that have come, added up for each token.
 #include "comm/device/cuda/wait.cuh"
+#include "kernels/cuda/kernel_chain.cuh"
 #include "moe/cuda/exchange_launch.h"
 #include "moe/cuda/exchange_rows.cuh"
-#include "moe/cuda/kernel_chain.cuh"
 
 namespace switchyard::cuda {
 namespace {

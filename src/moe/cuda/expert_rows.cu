@@ -1,6 +1,6 @@
 #include "kernels/cuda/grouped_gemm.h"
+#include "kernels/cuda/kernel_chain.cuh"
 #include "moe/cuda/expert_rows.h"
-#include "moe/cuda/kernel_chain.cuh"
 #include "moe/cuda/row_vectors.cuh"
 
 namespace switchyard::cuda {

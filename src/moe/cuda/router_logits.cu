@@ -1,6 +1,6 @@
 #include <cuda_bf16.h>
 
-#include "moe/cuda/kernel_chain.cuh"
+#include "kernels/cuda/kernel_chain.cuh"
 #include "moe/cuda/router_logits.h"
 #include "moe/cuda/router_ptx.cuh"
 
