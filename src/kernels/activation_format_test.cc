@@ -121,8 +121,9 @@ TEST_P(ActivationFormatTest, BFloat16ProductsAddInTheManualsOrder) {
   const auto sum = tiles ? InTileOrder : InPairOrder;
   Random random(8);
   ThreadPool pool(2);
-  for (int round = 0; round < 60; ++round) {
-    const int64_t m = random.Pick<int64_t>({0, 1, 2, 15, 16, 17, 31, 32, 33, 50, 64, 70});
+  for (int round = 0; round < 120; ++round) {
+    const int64_t m =
+        random.Pick<int64_t>({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 50, 64, 70});
     const int64_t k = random.Pick<int64_t>({1, 5, 31, 32, 33, 64, 127, 300, 1024});
     const int64_t n = random.Pick<int64_t>({1, 3, 15, 16, 17, 33, 48, 64, 70});
     const int64_t col0 = random.Pick<int64_t>({0, 0, 3, 64}), ldx = k + random.Below(3);
@@ -150,6 +151,35 @@ TEST_P(ActivationFormatTest, BFloat16ProductsAddInTheManualsOrder) {
             .accumulate = accumulate},
            pool);
     ASSERT_TRUE(SameBits(y, want)) << "m " << m << " n " << n << " k " << k;
+  }
+}
+
+// A sum of -0 would become 0 where zeros are added to fill a line of weights.
+TEST_P(ActivationFormatTest, ASumBelowTheSmallestKeepsItsSignInEveryBatch) {
+  ThreadPool pool(1);
+  constexpr int64_t kRows = 40, kColumns = 20;
+  for (const int64_t k : {1, 2, 33, 40}) {
+    const std::vector<uint16_t> weights(kColumns * k, 0x9e00);  // -6.8e-21
+    const std::vector<float> x(kRows * k, 1e-30f);
+    std::vector<float> all(kRows * kColumns), alone;
+    LinearParams p = {.x = x.data(),
+                      .ldx = k,
+                      .w = {.format = WeightFormat::kBF16,
+                            .data = weights.data(),
+                            .activation = ActivationFormat::kBFloat16,
+                            .stored_k = k,
+                            .n = kColumns,
+                            .k = k},
+                      .y = all.data(),
+                      .ldy = kColumns,
+                      .m = kRows};
+    Linear(p, pool);
+    for (p.m = 1; p.m <= 10; ++p.m) {
+      alone.resize(p.m * kColumns);
+      p.y = alone.data();
+      Linear(p, pool);
+      EXPECT_TRUE(SameBits(alone.data(), all.data(), p.m * kColumns)) << p.m << " rows, k " << k;
+    }
   }
 }
 

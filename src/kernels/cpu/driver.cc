@@ -63,7 +63,8 @@ int64_t TileScratchBytes(int64_t row_bytes) {
   constexpr int64_t kBlockRows = 32, kLine = 64;
   const int64_t columns =
       row_bytes * kMostPanelCols > kMostPanelBytes ? kMostPanelCols / 2 : kMostPanelCols;
-  return (kBlockRows + columns) * RoundUp(row_bytes, kLine);
+  // Rows of x are an odd number of lines apart (RoundedRows).
+  return columns * RoundUp(row_bytes, kLine) + kBlockRows * (RoundUp(row_bytes, kLine) + kLine);
 }
 
 }  // namespace

@@ -17,8 +17,9 @@ constexpr int64_t kPanelBatch = 96;
 // cheap conversion for each costs less than a panel's way through L2.
 constexpr int64_t kDirectTiles16Bits = 6, kDirectTiles8Bits = 2;
 // Bytes ahead of a weight stream that memory is asked for: more than a core reads while one access
-// is under way.
-constexpr int64_t kPrefetchBytes = 1024;
+// is under way. With 1024 one thread on Zen 4 had a tenth to a quarter less of memory's bandwidth;
+// 4096 gave no more.
+constexpr int64_t kPrefetchBytes = 2048;
 
 // Panels of weights (avx512/panels.h): outputs of a panel, half of them where it would have more
 // bytes than that. With K 2048 in int8 it is 128 KiB, an eighth to a half of an L2 cache, beside as
@@ -27,11 +28,15 @@ constexpr int64_t kMostPanelCols = 64;
 constexpr int64_t kMostPanelBytes = int64_t{512} << 10;
 // Fewer rows of x multiply weights where they lie: packing 1 KiB of weights takes as long as about
 // five rows' products with them, and saves a fifth of every product's time (sums are not added
-// across lanes).
-constexpr int64_t kInt8PanelFewestRows = 24;
-// Bytes of a weight row that packing asks for before it is there: sixteen rows side by side are
-// more streams than hardware follows.
+// across lanes). Measured: 16 rows are as fast either way, 20 a tenth faster in panels.
+constexpr int64_t kInt8PanelFewestRows = 20;
+// Bytes of a weight row that packing asks for before it is there, at a row's end in the rows that
+// it packs next: sixteen rows side by side are more streams than hardware follows.
 constexpr int64_t kPackAhead = 512;
+// Rows of x up to which pairs in bfloat16 are multiplied as they are transposed
+// (avx512/few_rows.h): what sixteen lines of weights leave registers for. With 9 to 16 rows, in two
+// passes, it was as fast as panels.
+constexpr int64_t kFewRows = 8;
 
 // Int8 products in AMX's tiles (amx/tile_panels.h): fewer rows of x take AVX-512. A tile's product
 // is 16 cycles for 16 rows with 1 KiB of weights, packing that about 64 (shuffles, one a cycle),

@@ -15,6 +15,12 @@ constexpr int64_t kFloat = sizeof(float), kHalf = sizeof(uint16_t);
 
 int64_t RoundUp(int64_t n) { return CeilDiv(n, kLine) * kLine; }
 
+// From one row of codes or halves to the next: an odd number of lines, so that rows that are
+// multiplied together do not fall into one set of the L1 cache.
+int64_t RowStride(int64_t bytes) {
+  return CeilDiv(bytes, kLine) % 2 == 0 ? RoundUp(bytes) + kLine : RoundUp(bytes);
+}
+
 }  // namespace
 
 bool MultipliesInt8(const WeightView& w) {
@@ -84,9 +90,9 @@ int64_t RoundedBytes(int64_t rows, int64_t k, const RowForms& forms) {
   int64_t bytes = 0;
   if (forms.floats) bytes += rows * RoundUp(k * kFloat);
   if (forms.codes) {
-    bytes += rows * RoundUp(k) + RoundUp(rows * static_cast<int64_t>(sizeof(Int8Row)));
+    bytes += rows * RowStride(k) + RoundUp(rows * static_cast<int64_t>(sizeof(Int8Row)));
   }
-  if (forms.halves) bytes += rows * RoundUp(k * kHalf);
+  if (forms.halves) bytes += rows * RowStride(k * kHalf);
   return bytes;
 }
 
@@ -100,13 +106,13 @@ RoundedRows PlaceRounded(int64_t rows, int64_t k, const RowForms& forms, char* m
   if (forms.codes) {
     CHECK_LE(k, kInt8MaxDepth);
     out.codes = reinterpret_cast<int8_t*>(memory);
-    out.ldc = RoundUp(k);
+    out.ldc = RowStride(k);
     out.int8_rows = reinterpret_cast<Int8Row*>(memory + rows * out.ldc);
     memory += RoundedBytes(rows, k, {.codes = true});
   }
   if (forms.halves) {
     out.halves = reinterpret_cast<uint16_t*>(memory);
-    out.ldh = RoundUp(k * kHalf) / kHalf;
+    out.ldh = RowStride(k * kHalf) / kHalf;
   }
   return out;
 }

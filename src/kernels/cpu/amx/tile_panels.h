@@ -53,16 +53,21 @@ void ConfigureBlock(T& tiles, int rows) {
   tiles.Configure(config);
 }
 
-// M tiles of rows of x by N of weights, both for `lines` · 64 bytes of K. sums [4][16][16].
+// M tiles of rows of x by N of weights, both for `lines` · 64 bytes of K. sums [4][16][16]. Asks
+// for `ask` lines of the next panel with each, but no more than there are products of 16 cycles:
+// about what memory delivers meanwhile.
 template <class T, class P, int M, int N>
 [[gnu::noinline]] void MultiplyBlock(T& tiles, const char* x, int64_t ldx, const char* w,
-                                     int64_t ldw, int64_t lines, char* sums) {
+                                     int64_t ldw, int64_t lines, NextPanel<P>& next, int64_t ask,
+                                     char* sums) {
+  if (ask > M * N) ask = M * N;
   tiles.template Zero<0>();
   if constexpr (N > 1) tiles.template Zero<1>();
   if constexpr (M > 1) tiles.template Zero<2>();
   if constexpr (M > 1 && N > 1) tiles.template Zero<3>();
   const char* second = x + kTileRows * ldx;
   for (int64_t line = 0; line < lines; ++line) {
+    next.Touch(ask);
     tiles.template Load<4>(x, ldx);
     tiles.template Load<6>(w, ldw);
     P::template Multiply<0, 4, 6>(tiles);
@@ -106,18 +111,18 @@ TileRows Together(const TileRows& rows, int64_t i, int64_t count, char* memory) 
 // Two vectors of outputs, or the one that is left, from vector v of the panel on.
 template <class T, class P>
 void MultiplyVectors(T& tiles, const LinearTask& t, const Panel& p, const TileRows& x, int64_t i,
-                     int64_t count, int64_t n, int v) {
+                     int64_t count, int64_t n, int v, NextPanel<P>& next, int64_t ask) {
   const bool tall = count > kTileRows, wide = p.vectors - v > 1;
   const int64_t ldw = p.vectors * kPanelLine;
   const int64_t lines = (t.w.k * P::kWeightBytes + kPanelLine - 1) / kPanelLine;
   const char* w = p.codes + v * kPanelLine;
   alignas(64) char sums[4 * kTileSize];
   if (tall) {
-    wide ? MultiplyBlock<T, P, 2, 2>(tiles, x.base, x.ld, w, ldw, lines, sums)
-         : MultiplyBlock<T, P, 2, 1>(tiles, x.base, x.ld, w, ldw, lines, sums);
+    wide ? MultiplyBlock<T, P, 2, 2>(tiles, x.base, x.ld, w, ldw, lines, next, ask, sums)
+         : MultiplyBlock<T, P, 2, 1>(tiles, x.base, x.ld, w, ldw, lines, next, ask, sums);
   } else {
-    wide ? MultiplyBlock<T, P, 1, 2>(tiles, x.base, x.ld, w, ldw, lines, sums)
-         : MultiplyBlock<T, P, 1, 1>(tiles, x.base, x.ld, w, ldw, lines, sums);
+    wide ? MultiplyBlock<T, P, 1, 2>(tiles, x.base, x.ld, w, ldw, lines, next, ask, sums)
+         : MultiplyBlock<T, P, 1, 1>(tiles, x.base, x.ld, w, ldw, lines, next, ask, sums);
   }
   for (int64_t r = 0; r < count; ++r) {
     const char* of_row = sums + r / kTileRows * 2 * kTileSize + r % kTileRows * kTileBytes;
@@ -141,15 +146,15 @@ void MultiplyPanels(const LinearTask& t) {
   avx512::ForPanels<P>(t, columns, memory, [&](const Panel& p, int64_t n, NextPanel<P>& next) {
     const int64_t pairs = (p.vectors + 1) / kBlockVectors;
     const int64_t blocks = (t.m + kBlockRows - 1) / kBlockRows * pairs;
-    const int64_t lines = (next.Lines() + blocks - 1) / blocks;
+    const int64_t steps = blocks * ((t.w.k * P::kWeightBytes + kPanelLine - 1) / kPanelLine);
+    const int64_t ask = (next.Lines() + steps - 1) / steps;
     for (int64_t i = 0; i < t.m; i += kBlockRows) {
       const int64_t count = t.m - i < kBlockRows ? t.m - i : kBlockRows;
       if (count != configured) ConfigureBlock(tiles, static_cast<int>(count));
       configured = count;
       const TileRows x = Together<P>(rows, i, count, gathered);
       for (int v = 0; v < p.vectors; v += kBlockVectors) {
-        next.Touch(lines);
-        MultiplyVectors<T, P>(tiles, t, p, x, i, count, n, v);
+        MultiplyVectors<T, P>(tiles, t, p, x, i, count, n, v, next, ask);
       }
     }
   });

@@ -1,9 +1,12 @@
-// Products of pairs in bfloat16 by vdpbf16ps, for any number of rows of x: another kernel would add
-// in another order. A lane adds the product of a pair's second columns, rounds, adds that of the
-// first ones, rounds, and takes numbers too small to be normal for zero (Intel's manual).
+// Products of pairs in bfloat16 by vdpbf16ps, for any number of rows of x: a kernel that adds
+// along K in vectors would add in another order. A lane adds the product of a pair's second
+// columns, rounds, adds that of the first ones, rounds, and takes numbers too small to be normal
+// for zero (Intel's manual).
 #include <immintrin.h>
 
+#include "kernels/cpu/avx512/few_rows.h"
 #include "kernels/cpu/avx512/panel_tiles.h"
+#include "kernels/cpu/heuristics.h"
 #include "kernels/cpu/leaves.h"
 
 namespace switchyard::kernels::cpu::avx512 {
@@ -31,6 +34,9 @@ struct Pairs {
 
 }  // namespace
 
-void LinearBF16(const LinearTask& t) { MultiplyPanels<Pairs>(t); }
+void LinearBF16(const LinearTask& t) {
+  if (t.m <= kFewRows) return MultiplyFewRows<Pairs>(t);
+  MultiplyPanels<Pairs>(t);
+}
 
 }  // namespace switchyard::kernels::cpu::avx512

@@ -23,9 +23,12 @@ namespace switchyard::kernels::cpu::avx512 {
 constexpr int kPanelTileRows = 6;
 static_assert(kMostPanelCols == 4 * kPanelLanes);
 
-// Rows [i, i + M) of x with a panel of N vectors of outputs from n on.
+// Rows [i, i + M) of x with a panel of N vectors of outputs from n on. Asks for `lines` of the next
+// panel with each 64 bytes of K, but no more than there are rows times vectors: a core takes in
+// about one line in 16 products' time, and what it has not asked for here, packing asks for.
 template <class P, int M, int N>
-[[gnu::noinline]] void PanelTile(const LinearTask& t, const Panel& p, int64_t i, int64_t n) {
+[[gnu::noinline]] void PanelTile(const LinearTask& t, const Panel& p, int64_t i, int64_t n,
+                                 NextPanel<P>& next, int64_t lines) {
   int64_t rows[M];
   const char* x[M];
   for (int r = 0; r < M; ++r) {
@@ -40,17 +43,22 @@ template <class P, int M, int N>
   }
   const char* w = p.codes;
   const int64_t bytes = t.w.k * P::kWeightBytes;
-  for (int64_t k = 0; k < bytes; k += kPanelGroup, w += N * kPanelLine) {
-    __m512i weights[N];
+  if (lines > M * N) lines = M * N;
+  for (int64_t k = 0; k < bytes;) {
+    next.Touch(lines);
+    const int64_t line_end = k + kPanelLine < bytes ? k + kPanelLine : bytes;
+    for (; k < line_end; k += kPanelGroup, w += N * kPanelLine) {
+      __m512i weights[N];
 #pragma GCC unroll 4
-    for (int v = 0; v < N; ++v) weights[v] = _mm512_load_si512(w + v * kPanelLine);
+      for (int v = 0; v < N; ++v) weights[v] = _mm512_load_si512(w + v * kPanelLine);
 #pragma GCC unroll 6
-    for (int r = 0; r < M; ++r) {
-      int32_t group;
-      __builtin_memcpy(&group, x[r] + k, sizeof(group));
-      const __m512i four = _mm512_set1_epi32(group);
+      for (int r = 0; r < M; ++r) {
+        int32_t group;
+        __builtin_memcpy(&group, x[r] + k, sizeof(group));
+        const __m512i four = _mm512_set1_epi32(group);
 #pragma GCC unroll 4
-      for (int v = 0; v < N; ++v) P::Add(acc[r][v], weights[v], four);
+        for (int v = 0; v < N; ++v) P::Add(acc[r][v], weights[v], four);
+      }
     }
   }
 #pragma GCC unroll 6
@@ -63,21 +71,22 @@ template <class P, int M, int N>
 }
 
 template <class P, int N, int M = kPanelTileRows>
-void RunPanelTile(const LinearTask& t, const Panel& p, int64_t i, int64_t m, int64_t n) {
+void RunPanelTile(const LinearTask& t, const Panel& p, int64_t i, int64_t m, int64_t n,
+                  NextPanel<P>& next, int64_t lines) {
   if constexpr (M > 1) {
-    if (m < M) return RunPanelTile<P, N, M - 1>(t, p, i, m, n);
+    if (m < M) return RunPanelTile<P, N, M - 1>(t, p, i, m, n, next, lines);
   }
-  PanelTile<P, M, N>(t, p, i, n);
+  PanelTile<P, M, N>(t, p, i, n, next, lines);
 }
 
 template <class P, int N>
 void MultiplyPanel(const LinearTask& t, const Panel& p, int64_t n, NextPanel<P>& next) {
   const int64_t tiles = (t.m + kPanelTileRows - 1) / kPanelTileRows;
-  const int64_t lines = (next.Lines() + tiles - 1) / tiles;
+  const int64_t steps = tiles * ((t.w.k * P::kWeightBytes + kPanelLine - 1) / kPanelLine);
+  const int64_t lines = (next.Lines() + steps - 1) / steps;
   for (int64_t tile = 0; tile < tiles; ++tile) {
     const int64_t i = t.m * tile / tiles;
-    next.Touch(lines);
-    RunPanelTile<P, N>(t, p, i, t.m * (tile + 1) / tiles - i, n);
+    RunPanelTile<P, N>(t, p, i, t.m * (tile + 1) / tiles - i, n, next, lines);
   }
 }
 

@@ -20,6 +20,8 @@ namespace switchyard::kernels::cpu::avx512 {
 constexpr int kPanelLanes = 16;  // outputs of a vector
 constexpr int kPanelLine = 64;   // bytes of K packed at a time; rows of x are padded to it
 constexpr int kPanelGroup = 4;   // bytes of K that meet in one lane
+constexpr int kHalfLine = kPanelLine / 2;
+constexpr int kPanelGroups = kHalfLine / kPanelGroup;  // of half a line
 
 // A task's part of the weights in panel order, with what its outputs are scaled by.
 struct Panel {
@@ -36,56 +38,121 @@ const char* PanelWeightRow(const WeightRef& w, int64_t n) {
   return static_cast<const char*>(w.data) + first * P::kWeightBytes;
 }
 
-// 16 × 16 numbers of 32 bits, in place.
+// 64 bytes of sixteen weight rows: pair i of a half has 32 bytes of row i / 4 · 8 + i % 4 and of
+// the row four after it.
+struct PanelLines {
+  __m512i halves[2][kPanelGroups];
+};
+
+// Eight groups of K, each of all rows.
 template <class P>
-void Transpose(__m512i (&r)[kPanelLanes]) {
-  __m512i t[kPanelLanes];
-  for (int i = 0; i < kPanelLanes; i += 4) {
-    const __m512i ab = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    const __m512i cd = _mm512_unpacklo_epi32(r[i + 2], r[i + 3]);
-    const __m512i ab_high = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    const __m512i cd_high = _mm512_unpackhi_epi32(r[i + 2], r[i + 3]);
-    t[i] = _mm512_unpacklo_epi64(ab, cd);
-    t[i + 1] = _mm512_unpackhi_epi64(ab, cd);
-    t[i + 2] = _mm512_unpacklo_epi64(ab_high, cd_high);
-    t[i + 3] = _mm512_unpackhi_epi64(ab_high, cd_high);
+[[gnu::always_inline]] inline void Transpose(const __m512i (&pairs)[kPanelGroups],
+                                             __m512i (&groups)[kPanelGroups]) {
+  __m512i t[2][4];  // 128 bits of t[g][c]: columns c and 4 + c of rows 8 · g on, those of 8 · g + 4
+#pragma GCC unroll 2
+  for (int g = 0; g < 2; ++g) {
+    const __m512i* r = pairs + 4 * g;
+    const __m512i ab = _mm512_unpacklo_epi32(r[0], r[1]);
+    const __m512i cd = _mm512_unpacklo_epi32(r[2], r[3]);
+    const __m512i ab_high = _mm512_unpackhi_epi32(r[0], r[1]);
+    const __m512i cd_high = _mm512_unpackhi_epi32(r[2], r[3]);
+    t[g][0] = _mm512_unpacklo_epi64(ab, cd);
+    t[g][1] = _mm512_unpackhi_epi64(ab, cd);
+    t[g][2] = _mm512_unpacklo_epi64(ab_high, cd_high);
+    t[g][3] = _mm512_unpackhi_epi64(ab_high, cd_high);
   }
-  // Now the 128 bits `q` of t[4 · g + c] hold column 4 · q + c of rows 4 · g to 4 · g + 3.
+#pragma GCC unroll 4
   for (int c = 0; c < 4; ++c) {
-    const __m512i low = _mm512_shuffle_i32x4(t[c], t[4 + c], 0x88);
-    const __m512i high = _mm512_shuffle_i32x4(t[c], t[4 + c], 0xdd);
-    const __m512i low2 = _mm512_shuffle_i32x4(t[8 + c], t[12 + c], 0x88);
-    const __m512i high2 = _mm512_shuffle_i32x4(t[8 + c], t[12 + c], 0xdd);
-    r[c] = _mm512_shuffle_i32x4(low, low2, 0x88);
-    r[4 + c] = _mm512_shuffle_i32x4(high, high2, 0x88);
-    r[8 + c] = _mm512_shuffle_i32x4(low, low2, 0xdd);
-    r[12 + c] = _mm512_shuffle_i32x4(high, high2, 0xdd);
+    groups[c] = _mm512_shuffle_i32x4(t[0][c], t[1][c], 0x88);
+    groups[4 + c] = _mm512_shuffle_i32x4(t[0][c], t[1][c], 0xdd);
   }
 }
 
+// Sixteen weight rows side by side, [n, n + 16), of which `count` are there: missing ones repeat
+// the last. `end`: behind the task's last row.
+template <class P>
+struct SixteenRows {
+  const char* rows[kPanelLanes];
+  int64_t bytes;      // of a row
+  int64_t next_rows;  // bytes to the sixteen rows after these; 0 if they are not all there
+
+  SixteenRows(const WeightRef& w, int64_t n, int64_t count, int64_t end) {
+    for (int i = 0; i < kPanelLanes; ++i) {
+      rows[i] = PanelWeightRow<P>(w, n + (i < count ? i : count - 1));
+    }
+    bytes = w.k * P::kWeightBytes;
+    const bool more = n + 2 * kPanelLanes <= end;
+    next_rows = more ? kPanelLanes * w.row_step * w.stored_k * P::kWeightBytes : 0;
+  }
+  // Asks memory for what comes kPackAhead bytes after byte k, here or in the next sixteen rows.
+  [[gnu::always_inline]] void Ask(int64_t k) const {
+    int64_t at = k + kPackAhead;
+    if (at >= bytes) at += next_rows - bytes;
+    for (const char* row : rows) __builtin_prefetch(row + at, 0, 2);
+  }
+  // 64 bytes of every row from byte k on, all of a line at once: rows a power of two apart drive
+  // one another out of the L1 cache.
+  [[gnu::always_inline]] void Load(int64_t k, PanelLines& lines) const {
+    const auto load = [k](const char* row, int64_t at) __attribute__((always_inline)) {
+      return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + k + at));
+    };
+    LoadPairs(load, lines);
+  }
+  // What is left of them, and zeros, as x has them there.
+  [[gnu::always_inline]] void LoadLast(int64_t k, PanelLines& lines) const {
+    const uint64_t mask = (uint64_t{1} << (bytes - k)) - 1;
+    const auto load = [ k, mask ](const char* row, int64_t at) __attribute__((always_inline)) {
+      return _mm256_maskz_loadu_epi8(static_cast<__mmask32>(mask >> at), row + k + at);
+    };
+    LoadPairs(load, lines);
+  }
+
+ private:
+  template <class Load>
+  [[gnu::always_inline]] void LoadPairs(const Load& load, PanelLines& lines) const {
+#pragma GCC unroll 8
+    for (int i = 0; i < kPanelGroups; ++i) {
+      const char* const* row = rows + i / 4 * 8 + i % 4;
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        __m512i& pair = lines.halves[half][i];
+        const int64_t at = half * kHalfLine;
+        pair = _mm512_inserti64x4(_mm512_castsi256_si512(load(row[0], at)), load(row[4], at), 1);
+        asm("" : "+v"(pair));  // here, not where it is used
+      }
+    }
+  }
+};
+
 // Weight rows [n, n + count) into `out`; rows that are missing in the last vector repeat the last.
 template <class P>
-void Pack(const WeightRef& w, int64_t n, int64_t count, int vectors, char* out) {
-  const int64_t bytes = w.k * P::kWeightBytes;
+void Pack(const WeightRef& w, int64_t n, int64_t count, int64_t end, int vectors, char* out) {
   for (int v = 0; v < vectors; ++v) {
-    const char* rows[kPanelLanes];
-    for (int i = 0; i < kPanelLanes; ++i) {
-      const int64_t row = v * kPanelLanes + i < count ? v * kPanelLanes + i : count - 1;
-      rows[i] = PanelWeightRow<P>(w, n + row);
-    }
+    const int64_t first = v * kPanelLanes;
+    const SixteenRows<P> rows(w, n + first, count - first, end);
     char* to = out + v * kPanelLine;
-    for (int64_t k = 0; k < bytes; k += kPanelLine) {
-      // Zeros beyond the last column, where x has zeros too.
-      const int64_t left = bytes - k;
-      const __mmask64 mask = left < kPanelLine ? (__mmask64{1} << left) - 1 : ~__mmask64{0};
-      __m512i lines[kPanelLanes];
-      for (const char* row : rows) __builtin_prefetch(row + k + kPackAhead);
-      for (int i = 0; i < kPanelLanes; ++i) lines[i] = _mm512_maskz_loadu_epi8(mask, rows[i] + k);
-      Transpose<P>(lines);
-      for (const __m512i& line : lines) {
-        _mm512_store_si512(to, P::Encode(line));
-        to += vectors * kPanelLine;
+    const auto store = [&](const PanelLines& lines) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+      for (const auto& half : lines.halves) {
+        __m512i groups[kPanelGroups];
+        Transpose<P>(half, groups);
+#pragma GCC unroll 8
+        for (const __m512i& group : groups) {
+          _mm512_store_si512(to, P::Encode(group));
+          to += vectors * kPanelLine;
+        }
       }
+    };
+    PanelLines lines;
+    int64_t k = 0;
+    for (; k + kPanelLine <= rows.bytes; k += kPanelLine) {
+      rows.Ask(k);
+      rows.Load(k, lines);
+      store(lines);
+    }
+    if (k < rows.bytes) {
+      rows.LoadLast(k, lines);
+      store(lines);
     }
   }
 }
@@ -132,15 +199,13 @@ template <class P>
   _mm512_mask_storeu_ps(y, mask, value);
 }
 
-// multiply(panel, n, next) for each panel of at most `columns` outputs, a multiple of 16 up to
-// kMostPanelCols, packed into `memory`, which is aligned to 64 bytes.
-template <class P, class Multiply>
-void ForPanels(const LinearTask& t, int64_t columns, char* memory, const Multiply& multiply) {
+// run(panel, n) for `columns` outputs at a time, a multiple of 16 up to kMostPanelCols; the panel
+// has no codes yet.
+template <class P, class Run>
+void ForOutputs(const LinearTask& t, int64_t columns, const Run& run) {
   alignas(64) float scales[kMostPanelCols] = {}, bias[kMostPanelCols] = {};
   for (int64_t n = t.begin; n < t.end; n += columns) {
     const int64_t count = t.end - n < columns ? t.end - n : columns;
-    const auto vectors = static_cast<int>((count + kPanelLanes - 1) / kPanelLanes);
-    Pack<P>(t.w, n, count, vectors, memory);
     for (int64_t c = 0; c < count; ++c) {
       // Scales of a mapped file lie at any address.
       if constexpr (P::kScaled) {
@@ -151,11 +216,22 @@ void ForPanels(const LinearTask& t, int64_t columns, char* memory, const Multipl
       }
       if (t.bias != nullptr) bias[c] = t.bias[n + c];
     }
-    const Panel panel = {memory, scales, t.bias != nullptr ? bias : nullptr, count, vectors};
-    const int64_t after = t.end - n - count;
-    NextPanel<P> next = {t.w, n + count, n + count + (after < columns ? after : columns)};
-    multiply(panel, n, next);
+    const auto vectors = static_cast<int>((count + kPanelLanes - 1) / kPanelLanes);
+    run(Panel{nullptr, scales, t.bias != nullptr ? bias : nullptr, count, vectors}, n);
   }
+}
+
+// multiply(panel, n, next) for each panel of at most `columns` outputs, packed into `memory`, which
+// is aligned to 64 bytes.
+template <class P, class Multiply>
+void ForPanels(const LinearTask& t, int64_t columns, char* memory, const Multiply& multiply) {
+  ForOutputs<P>(t, columns, [&](Panel panel, int64_t n) {
+    Pack<P>(t.w, n, panel.count, t.end, panel.vectors, memory);
+    panel.codes = memory;
+    const int64_t next_row = n + panel.count, after = t.end - next_row;
+    NextPanel<P> next = {t.w, next_row, next_row + (after < columns ? after : columns)};
+    multiply(panel, n, next);
+  });
 }
 
 }  // namespace switchyard::kernels::cpu::avx512
