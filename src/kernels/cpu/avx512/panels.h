@@ -84,11 +84,18 @@ struct SixteenRows {
     const bool more = n + 2 * kPanelLanes <= end;
     next_rows = more ? kPanelLanes * w.row_step * w.stored_k * P::kWeightBytes : 0;
   }
-  // Asks memory for what comes kPackAhead bytes after byte k, here or in the next sixteen rows.
+  // Asks memory for what comes kPackAhead bytes after byte k, here or in the next sixteen rows: for
+  // kAskBytes of two rows with every line, which memory gives sooner than a line of each.
   [[gnu::always_inline]] void Ask(int64_t k) const {
-    int64_t at = k + kPackAhead;
+    constexpr int64_t kRowsAtOnce = kPanelLanes * kPanelLine / kAskBytes;
+    const int64_t first = k % kAskBytes / kPanelLine * kRowsAtOnce;
+    int64_t at = k - k % kAskBytes + kPackAhead;
     if (at >= bytes) at += next_rows - bytes;
-    for (const char* row : rows) __builtin_prefetch(row + at, 0, 2);
+    for (int64_t r = first; r < first + kRowsAtOnce; ++r) {
+      for (int64_t line = 0; line < kAskBytes; line += kPanelLine) {
+        __builtin_prefetch(rows[r] + at + line, 0, 2);
+      }
+    }
   }
   // 64 bytes of every row from byte k on, all of a line at once: rows a power of two apart drive
   // one another out of the L1 cache.
