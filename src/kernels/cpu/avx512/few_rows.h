@@ -41,28 +41,19 @@ template <class P, int M>
 #pragma GCC unroll 8
   for (int r = 0; r < M; ++r) acc[r] = P::Zero();
   const SixteenRows<P> w(t.w, n, p.count, t.end);
-  PanelLines lines;
-  __m512i groups[kPanelGroups];
-  int64_t k = 0;
-  for (; k + kPanelLine <= w.bytes; k += kPanelLine) {
-    w.Ask(k);
-    w.Load(k, lines);
+  // No group beyond the last column: adding zeros would take a sum's sign if it is -0.
+  const auto multiply = [&](const PanelLines& lines, int64_t k, int64_t left)
+      __attribute__((always_inline)) {
 #pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      Transpose<P>(lines.halves[half], groups);
-      MultiplyGroups<P, M>(groups, kPanelGroups, x, k + half * kHalfLine, acc);
-    }
-  }
-  if (k < w.bytes) {
-    // No group beyond the last column: adding zeros would take a sum's sign if it is -0.
-    w.LoadLast(k, lines);
     for (const auto& half : lines.halves) {
-      const int64_t left = (w.bytes - k + kPanelGroup - 1) / kPanelGroup;
+      __m512i groups[kPanelGroups];
       Transpose<P>(half, groups);
       MultiplyGroups<P, M>(groups, left < kPanelGroups ? left : kPanelGroups, x, k, acc);
       k += kHalfLine;
+      left -= kPanelGroups;
     }
-  }
+  };
+  SixteenRows<P>(t.w, n, p.count, t.end).ForLines(multiply);
 #pragma GCC unroll 8
   for (int r = 0; r < M; ++r) {
     StoreOutputs<P>(t, p, r, n, 0, P::Outputs(t, p, rows[r], 0, acc[r]));

@@ -74,6 +74,7 @@ template <class P>
 struct SixteenRows {
   const char* rows[kPanelLanes];
   int64_t bytes;      // of a row
+  int64_t head;       // of them before a line of memory begins; whole groups
   int64_t next_rows;  // bytes to the sixteen rows after these; 0 if they are not all there
 
   SixteenRows(const WeightRef& w, int64_t n, int64_t count, int64_t end) {
@@ -81,9 +82,34 @@ struct SixteenRows {
       rows[i] = PanelWeightRow<P>(w, n + (i < count ? i : count - 1));
     }
     bytes = w.k * P::kWeightBytes;
+    const auto line = static_cast<int64_t>(reinterpret_cast<uintptr_t>(rows[0]) % kPanelLine);
+    head = (kPanelLine - line) % kPanelLine / kPanelGroup * kPanelGroup;
+    if (head >= bytes) head = 0;
     const bool more = n + 2 * kPanelLanes <= end;
     next_rows = more ? kPanelLanes * w.row_step * w.stored_k * P::kWeightBytes : 0;
   }
+  // take(lines, k, groups) for all of K in order: so many groups from byte k on, zeros behind them.
+  // Lines are those of memory, read once, as rows that are a power of two apart drive one another
+  // out of the L1 cache; where rows are not whole lines apart, those of the first row.
+  template <class Take>
+  [[gnu::always_inline]] void ForLines(const Take& take) const {
+    PanelLines lines;
+    int64_t k = 0;
+    for (int64_t part = head; k < bytes; part = bytes - k) {
+      if (part > 0) {
+        LoadPart(k, part, lines);
+        take(lines, k, (part + kPanelGroup - 1) / kPanelGroup);
+        k += part;
+      }
+      for (; k + kPanelLine <= bytes; k += kPanelLine) {
+        Ask(k);
+        Load(k, lines);
+        take(lines, k, kPanelLine / kPanelGroup);
+      }
+    }
+  }
+
+ private:
   // Asks memory for what comes kPackAhead bytes after byte k, here or in the next sixteen rows: for
   // kAskBytes of two rows with every line, which memory gives sooner than a line of each.
   [[gnu::always_inline]] void Ask(int64_t k) const {
@@ -97,24 +123,20 @@ struct SixteenRows {
       }
     }
   }
-  // 64 bytes of every row from byte k on, all of a line at once: rows a power of two apart drive
-  // one another out of the L1 cache.
   [[gnu::always_inline]] void Load(int64_t k, PanelLines& lines) const {
     const auto load = [k](const char* row, int64_t at) __attribute__((always_inline)) {
       return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + k + at));
     };
     LoadPairs(load, lines);
   }
-  // What is left of them, and zeros, as x has them there.
-  [[gnu::always_inline]] void LoadLast(int64_t k, PanelLines& lines) const {
-    const uint64_t mask = (uint64_t{1} << (bytes - k)) - 1;
+  // `count` bytes, fewer than a line, and zeros.
+  [[gnu::always_inline]] void LoadPart(int64_t k, int64_t count, PanelLines& lines) const {
+    const uint64_t mask = (uint64_t{1} << count) - 1;
     const auto load = [ k, mask ](const char* row, int64_t at) __attribute__((always_inline)) {
       return _mm256_maskz_loadu_epi8(static_cast<__mmask32>(mask >> at), row + k + at);
     };
     LoadPairs(load, lines);
   }
-
- private:
   template <class Load>
   [[gnu::always_inline]] void LoadPairs(const Load& load, PanelLines& lines) const {
 #pragma GCC unroll 8
@@ -137,30 +159,28 @@ void Pack(const WeightRef& w, int64_t n, int64_t count, int64_t end, int vectors
   for (int v = 0; v < vectors; ++v) {
     const int64_t first = v * kPanelLanes;
     const SixteenRows<P> rows(w, n + first, count - first, end);
+    const int64_t step = vectors * kPanelLine;  // from one group to the next
     char* to = out + v * kPanelLine;
-    const auto store = [&](const PanelLines& lines) __attribute__((always_inline)) {
+    const auto store = [&](const PanelLines& lines, int64_t, int64_t left)
+        __attribute__((always_inline)) {
 #pragma GCC unroll 2
       for (const auto& half : lines.halves) {
         __m512i groups[kPanelGroups];
         Transpose<P>(half, groups);
 #pragma GCC unroll 8
-        for (const __m512i& group : groups) {
-          _mm512_store_si512(to, P::Encode(group));
-          to += vectors * kPanelLine;
+        for (int c = 0; c < kPanelGroups; ++c) {
+          if (c >= left) break;
+          _mm512_store_si512(to, P::Encode(groups[c]));
+          to += step;
         }
+        left -= kPanelGroups;
       }
     };
-    PanelLines lines;
-    int64_t k = 0;
-    for (; k + kPanelLine <= rows.bytes; k += kPanelLine) {
-      rows.Ask(k);
-      rows.Load(k, lines);
-      store(lines);
-    }
-    if (k < rows.bytes) {
-      rows.LoadLast(k, lines);
-      store(lines);
-    }
+    rows.ForLines(store);
+    // Zeros up to a whole line, where x has zeros too.
+    const int64_t padded = (rows.bytes + kPanelLine - 1) / kPanelLine * kPanelLine;
+    const char* last = out + padded / kPanelGroup * step;
+    for (; to < last; to += step) _mm512_store_si512(to, P::Encode(_mm512_setzero_si512()));
   }
 }
 
