@@ -61,7 +61,7 @@ void AddModelFlags(CLI::App& app, ServerArgs& a) {
   Flag(app, "--quantize-activations", e.quantization.activations, kModel,
        "Rounds the rows that linears multiply. auto: int8 where the checkpoint was made for it, "
        "else float32; always: as GPUs compute with the weights (FP8, int8, on CPUs also bfloat16 "
-       "for weights in bfloat16: AVX512_BF16 is faster for prompts, slower in decoding); never")
+       "for weights in bfloat16: AVX512_BF16 is faster for prompts, not in decoding); never")
       ->check(CLI::IsMember({"auto", "always", "never"}));
   Flag(app, "--dtype", e.dtype, kModel,
        "Of activations in flight: auto (the checkpoint's), float32, bfloat16, float16")
