@@ -21,6 +21,10 @@ namespace {
 
 // Of C: rows a multiple of a register tile's six, so that few are left over.
 constexpr int64_t kTileRows = 48, kTileColumns = 4 * kPanel;
+constexpr int64_t kTasks = 8;  // of a thread, where there are enough: they level out
+
+// Inner steps that are packed by one task, and side by side before the next; even.
+constexpr int64_t kSteps = 128, kFewSteps = 8;
 
 int64_t Pieces(int64_t n, int64_t of) { return (n + of - 1) / of; }
 
@@ -29,19 +33,18 @@ struct Side {
   const float* data;
   int64_t along, across;  // strides in elements, one of them 1
   int64_t count, k;
-  int64_t piece;  // rows or columns that are packed together
-  bool rows;      // packed as [count][pairs] instead of [pieces][pairs][kPanel]
+  int64_t piece = 1;  // rows or columns that are packed together
 
   bool operator==(const Side&) const = default;
   int64_t pairs() const { return (k + 1) / 2; }
-  int64_t packed() const { return (rows ? count : Pieces(count, piece) * kPanel) * pairs(); }
+  int64_t packed() const { return Pieces(count, piece) * kPanel * pairs(); }
 };
+Side SideA(const Product<float>& p) { return {p.a, p.a_col, p.a_row, p.m, p.k, kTileRows}; }
+Side SideB(const Product<float>& p) { return {p.b, p.b_row, p.b_col, p.n, p.k, kPanel}; }
 
-// A whose rows are contiguous stays so: their elements are read one at a time anyway.
-Side SideA(const Product<float>& p) {
-  return {p.a, p.a_col, p.a_row, p.m, p.k, kTileRows, p.a_col == 1};
-}
-Side SideB(const Product<float>& p) { return {p.b, p.b_row, p.b_col, p.n, p.k, kPanel, false}; }
+// An A whose rows are contiguous stays so: their elements are read one at a time anyway. A task
+// rounds the few rows that it reads, which stay in its caches.
+bool ReadsRows(const Product<float>& p) { return p.a_col == 1; }
 
 // Memory of a thread that grows and is kept.
 float* Scratch(int64_t count) {
@@ -50,22 +53,27 @@ float* Scratch(int64_t count) {
   return memory.data();
 }
 
-// Rows or columns [first, first + piece).
-void PackPiece(const Side& s, int64_t first, const PairLeaves& leaves, float* out) {
+// Inner steps [first, first + kSteps) of all columns. They lie side by side: each few steps are
+// read from one end to the other, as a prefetcher of the processor likes it.
+void PackSteps(const Side& s, int64_t first, const PairLeaves& leaves, float* out) {
+  const int64_t end = std::min(s.k, first + kSteps), pairs = s.pairs();
+  for (int64_t step = first; step < end; step += kFewSteps) {
+    const float* in = s.data + step * s.along;
+    for (int64_t i = 0; i < s.count; i += s.piece)
+      leaves.pair_rows(in + i, s.along, std::min(kFewSteps, end - step),
+                       std::min(s.piece, s.count - i),
+                       out + (i / s.piece * pairs + step / 2) * kPanel, kPanel);
+  }
+}
+
+// Columns [first, first + piece), of which each lies by itself.
+void PackColumns(const Side& s, int64_t first, const PairLeaves& leaves, float* out) {
   const int64_t n = std::min(s.piece, s.count - first), pairs = s.pairs();
   const float* in = s.data + first * s.across;
-  if (s.rows) {
-    for (int64_t i = 0; i < n; ++i) leaves.round_row(in + i * s.across, s.k, out + i * pairs);
-    return;
-  }
-  if (s.across == 1) {
-    for (int64_t q = 0; q < pairs; ++q, in += 2 * s.along)
-      leaves.pair_rows(in, 2 * q + 1 < s.k ? in + s.along : nullptr, n, out + q * kPanel);
-    return;
-  }
+  out += first / s.piece * kPanel * pairs;
   CHECK_EQ(s.along, 1);
   float* rounded = Scratch(n * pairs);
-  for (int64_t i = 0; i < n; ++i) leaves.round_row(in + i * s.across, s.k, rounded + i * pairs);
+  leaves.round_rows(in, s.across, n, s.k, rounded, pairs);
   if (n < kPanel) std::fill_n(out, pairs * kPanel, 0.0f);
   ActiveLeaves()->transpose(rounded, pairs, n, pairs, out, kPanel);
 }
@@ -76,54 +84,108 @@ struct Packed {
   float* out;
 };
 
-// One side of all products. Products that stand together often share one: gate and up their input.
-std::vector<Packed> Place(std::span<const Product<float>> products,
-                          Side (*side_of)(const Product<float>&), int64_t* count) {
-  std::vector<Packed> all;
-  for (const Product<float>& p : products) {
-    const Side side = side_of(p);
-    const bool shared = !all.empty() && all.back().side == side;
-    all.push_back({side, nullptr});
-    if (!shared) *count += side.packed();
-  }
-  return all;
-}
-
-struct Task {
+struct Piece {
   const Packed* packed;
   int64_t first;
 };
 
-void AddPieces(std::vector<Packed>* all, float** next, std::vector<Task>* tasks) {
-  const Packed* before = nullptr;
-  for (Packed& p : *all) {
-    if (before != nullptr && before->side == p.side) {
-      p.out = before->out;
-    } else {
-      p.out = *next;
-      *next += p.side.packed();
-      for (int64_t i = 0; i < p.side.count; i += p.side.piece) tasks->push_back({&p, i});
+// The sides that are packed for all tasks, products that stand together often sharing one: gate and
+// up their input. Made before the tasks, read by all of them.
+class PackedSides {
+ public:
+  explicit PackedSides(std::span<const Product<float>> products) {
+    for (const Product<float>& p : products) {
+      Add(ReadsRows(p) ? Side{} : SideA(p), &a_);
+      Add(SideB(p), &b_);
     }
-    before = &p;
   }
+  int64_t count() const { return count_; }  // floats
+  void Place(float* memory) {
+    for (std::vector<Packed>* all : {&a_, &b_}) {
+      for (size_t i = 0; i < all->size(); ++i) {
+        Packed& p = (*all)[i];
+        if (i > 0 && (*all)[i - 1].side == p.side) {
+          p.out = (*all)[i - 1].out;
+          continue;
+        }
+        p.out = memory;
+        memory += p.side.packed();
+        const bool steps = p.side.across == 1;
+        const int64_t end = steps ? p.side.k : p.side.count;
+        if (p.side.count == 0) continue;
+        for (int64_t first = 0; first < end; first += steps ? kSteps : p.side.piece)
+          pieces_.push_back({&p, first});
+      }
+    }
+  }
+  const std::vector<Piece>& pieces() const { return pieces_; }
+  const Packed& a(size_t product) const { return a_[product]; }
+  const Packed& b(size_t product) const { return b_[product]; }
+
+ private:
+  void Add(const Side& side, std::vector<Packed>* all) {
+    if (all->empty() || !(all->back().side == side)) count_ += side.packed();
+    all->push_back({side, nullptr});
+  }
+  std::vector<Packed> a_, b_;
+  std::vector<Piece> pieces_;
+  int64_t count_ = 0;
+};
+
+// Rows [i, i + kTileRows) and columns [j, j + n) of products that share the A that they read by
+// rows, or of one product.
+struct Task {
+  size_t first, last;
+  int64_t i, j, n;
+};
+
+std::vector<Task> Tasks(std::span<const Product<float>> products, int threads) {
+  std::vector<Task> tasks;
+  int64_t pieces = 0;
+  for (const Product<float>& p : products) pieces += Pieces(p.m, kTileRows);
+  const bool few = pieces < kTasks * threads;
+  for (size_t first = 0, last; first < products.size(); first = last) {
+    const Product<float>& p = products[first];
+    int64_t n = p.n;
+    for (last = first + 1; last < products.size() && ReadsRows(p) && ReadsRows(products[last]) &&
+                           SideA(products[last]) == SideA(p);
+         ++last)
+      n = std::max(n, products[last].n);
+    const int64_t columns = few || !ReadsRows(p) ? kTileColumns : n;
+    for (int64_t i = 0; i < p.m; i += kTileRows)
+      for (int64_t j = 0; j < n; j += columns) tasks.push_back({first, last, i, j, columns});
+  }
+  return tasks;
 }
 
-void MultiplyTile(const Product<float>& p, const Packed& a, const Packed& b, int64_t i, int64_t j,
-                  const PairLeaves& leaves) {
-  const int64_t pairs = a.side.pairs();
-  const bool rows = a.side.rows;
-  for (int64_t column = j; column < std::min(p.n, j + kTileColumns); column += kPanel) {
-    leaves.multiply({.a = a.out + (rows ? i : i / kTileRows * kPanel) * pairs,
-                     .a_row = rows ? pairs : 1,
-                     .a_col = rows ? 1 : kPanel,
-                     .b = b.out + column * pairs,
-                     .b_row = kPanel,
-                     .c = p.c + i * p.ldc + column,
-                     .ldc = p.ldc,
-                     .m = std::min(kTileRows, p.m - i),
-                     .n = std::min(kPanel, p.n - column),
-                     .k = pairs,
-                     .accumulate = p.accumulate});
+void Do(const Task& t, std::span<const Product<float>> products, const PackedSides& sides,
+        const PairLeaves& leaves) {
+  const Product<float>& shared = products[t.first];
+  const bool rows = ReadsRows(shared);
+  const int64_t m = std::min(kTileRows, shared.m - t.i), pairs = (shared.k + 1) / 2;
+  const float* a = nullptr;
+  if (rows) {
+    float* rounded = Scratch(m * pairs);
+    leaves.round_rows(shared.a + t.i * shared.a_row, shared.a_row, m, shared.k, rounded, pairs);
+    a = rounded;
+  } else {
+    a = sides.a(t.first).out + t.i / kTileRows * kPanel * pairs;
+  }
+  for (size_t q = t.first; q < t.last; ++q) {
+    const Product<float>& p = products[q];
+    for (int64_t column = t.j; column < std::min(p.n, t.j + t.n); column += kPanel) {
+      leaves.multiply({.a = a,
+                       .a_row = rows ? pairs : 1,
+                       .a_col = rows ? 1 : kPanel,
+                       .b = sides.b(q).out + column * pairs,
+                       .b_row = kPanel,
+                       .c = p.c + t.i * p.ldc + column,
+                       .ldc = p.ldc,
+                       .m = m,
+                       .n = std::min(kPanel, p.n - column),
+                       .k = pairs,
+                       .accumulate = p.accumulate});
+    }
   }
 }
 
@@ -166,33 +228,17 @@ void MultiplyPairs(std::span<const Product<float>> products, const PairLeaves& l
     if (threads > 1) return pool.Run(static_cast<int64_t>(n), body);
     for (size_t i = 0; i < n; ++i) body(static_cast<int64_t>(i));
   };
-  int64_t count = 0;
-  std::vector<Packed> a = Place(products, SideA, &count), b = Place(products, SideB, &count);
-  Temporary<float> room(count);
-  float* next = room.data();
-  std::vector<Task> pieces;
-  AddPieces(&a, &next, &pieces);
-  AddPieces(&b, &next, &pieces);
-  run(pieces.size(), [&](int64_t t) {
-    const auto& [packed, first] = pieces[t];
+  for (const Product<float>& p : products) CHECK_EQ(p.scale, 1.0f);
+  PackedSides sides(products);
+  Temporary<float> room(sides.count());
+  sides.Place(room.data());
+  run(sides.pieces().size(), [&](int64_t t) {
+    const auto& [packed, first] = sides.pieces()[t];
     const Side& s = packed->side;
-    const int64_t at = s.rows ? first : first / s.piece * kPanel;
-    PackPiece(s, first, leaves, packed->out + at * s.pairs());
+    (s.across == 1 ? PackSteps : PackColumns)(s, first, leaves, packed->out);
   });
-  struct Tile {
-    size_t product;
-    int64_t i, j;
-  };
-  std::vector<Tile> tiles;
-  for (size_t q = 0; q < products.size(); ++q) {
-    CHECK_EQ(products[q].scale, 1.0f);
-    for (int64_t i = 0; i < products[q].m; i += kTileRows)
-      for (int64_t j = 0; j < products[q].n; j += kTileColumns) tiles.push_back({q, i, j});
-  }
-  run(tiles.size(), [&](int64_t t) {
-    const auto [q, i, j] = tiles[t];
-    MultiplyTile(products[q], a[q], b[q], i, j, leaves);
-  });
+  const std::vector<Task> tasks = Tasks(products, threads);
+  run(tasks.size(), [&](int64_t t) { Do(tasks[t], products, sides, leaves); });
 }
 
 RoundedOperands::RoundedOperands(std::span<const Product<float>> products)

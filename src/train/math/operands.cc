@@ -34,11 +34,8 @@ OperandForm FormOfFloats(ProductDtype dtype) {
 template <typename T>
 void TakeRows(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out) {
   if constexpr (std::is_same_v<T, float>) {
-    if (form == OperandForm::kPairs) {
-      const PairLeaves& leaves = *ActivePairLeaves();
-      for (int64_t i = 0; i < n; ++i) leaves.round_row(in + i * row, d, out + i * Inner(form, d));
-      return;
-    }
+    if (form == OperandForm::kPairs)
+      return ActivePairLeaves()->round_rows(in, row, n, d, out, Inner(form, d));
   }
   CopyRows(in, row, n, d, out, d);
   if constexpr (std::is_same_v<T, float>) {
@@ -69,16 +66,8 @@ template <typename T>
 void TakeAlong(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out,
                int64_t stride) {
   if constexpr (std::is_same_v<T, float>) {
-    if (form == OperandForm::kPairs) {
-      const PairLeaves& leaves = *ActivePairLeaves();
-      for (int64_t i = 0; i < n; i += 2, in += 2 * row, out += stride) {
-        const float* second = i + 1 < n ? in + row : nullptr;
-        for (int64_t j = 0; j < d; j += kPanel)
-          leaves.pair_rows(in + j, second == nullptr ? second : second + j, std::min(kPanel, d - j),
-                           out + j);
-      }
-      return;
-    }
+    if (form == OperandForm::kPairs)
+      return ActivePairLeaves()->pair_rows(in, row, n, d, out, stride);
   }
   CopyRows(in, row, n, d, out, stride);
   if constexpr (std::is_same_v<T, float>) {
@@ -90,8 +79,7 @@ void TakeAlong(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d,
 template <typename T>
 void RoundInPlace(OperandForm form, T* row, int64_t n) {
   if constexpr (std::is_same_v<T, float>) {
-    // What round_row writes it has read before.
-    if (form == OperandForm::kPairs) ActivePairLeaves()->round_row(row, n, row);
+    if (form == OperandForm::kPairs) ActivePairLeaves()->round_rows(row, 0, 1, n, row, 0);
     if (form == OperandForm::kRounded) RoundAll(row, n);
   }
 }

@@ -12,11 +12,14 @@ namespace switchyard::train {
 struct PairLeaves {
   // As of Leaves, with A [m, k] and B [k, n] of pairs.
   void (*multiply)(const ProductTask&);
-  // out[q] = (in[2 q], in[2 q + 1]), q in [0, (n + 1) / 2); a last one without a neighbour has
-  // zero.
-  void (*round_row)(const float* in, int64_t n, float* out);
-  // out[j] = (first[j], second[j]) for j in [0, n), then zeros up to kPanel. second null: zeros.
-  void (*pair_rows)(const float* first, const float* second, int64_t n, float* out);
+  // Each of n rows of d, `row` apart: out[q] = (in[2 q], in[2 q + 1]), q in [0, (d + 1) / 2); a
+  // last one without a neighbour has zero. A row may be rounded in place.
+  void (*round_rows)(const float* in, int64_t row, int64_t n, int64_t d, float* out,
+                     int64_t out_row);
+  // Each two of n rows of d: out[j] = (first[j], second[j]) for j in [0, d), then zeros up to a
+  // multiple of kPanel. A last row without a neighbour has zeros.
+  void (*pair_rows)(const float* in, int64_t row, int64_t n, int64_t d, float* out,
+                    int64_t out_row);
 };
 
 namespace avx512 {
