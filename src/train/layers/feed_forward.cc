@@ -77,7 +77,7 @@ void Forward(std::span<const FeedForward<T>> networks, std::span<const int32_t> 
              FeedForwardState<T>* state, T* out, ThreadPool& pool) {
   if (networks.empty()) return;
   if (RunsInTiles(networks, pool)) {
-    ForwardTiles(networks, offsets, x, state, out, pool);
+    ForwardTiles<T>(networks, offsets, {.dense = x}, state, out, pool);
   } else {
     ForwardProducts(networks, offsets, x, state, out, pool);
   }
@@ -89,7 +89,7 @@ void Backward(std::span<const FeedForward<T>> networks, std::span<const int32_t>
               ThreadPool& pool) {
   if (networks.empty()) return;
   if (RunsInTiles(networks, pool)) {
-    BackwardTiles(networks, offsets, x, state, dout, dx, accumulate, pool);
+    BackwardTiles<T>(networks, offsets, {.dense = x}, state, {.dense = dout}, dx, accumulate, pool);
   } else {
     BackwardProducts(networks, offsets, x, state, dout, dx, accumulate, pool);
   }

@@ -72,15 +72,25 @@ int64_t PackedSize(std::span<const FeedForward<T>> all) {  // in any form
          kLineFloats;
 }
 
+// Rows [row, row + m): where they lie, or in `room`.
+template <typename T>
+const T* RowsAt(const TileRows<T>& rows, int64_t row, int64_t m, int64_t width, T* room) {
+  if (rows.dense != nullptr) return rows.dense + row * width;
+  rows.put(row, m, room);
+  return room;
+}
+
 // A tile on its way back, and the memory it is worked in.
 template <typename T>
 struct Tile {
-  const T *x, *dout, *gate, *up;  // [m, H], [m, H], [m, I], [m, I]
-  T* dx;                          // [m, H]
-  int64_t m;
+  const TileRows<T>&x, &dout;  // [., H]
+  const T *gate, *up;          // [m, I]
+  T* dx;                       // [m, H]
+  int64_t row, m;
 };
 template <typename T>
 struct Scratch {
+  T* rows;                                  // [kRows, H]
   T *middle, *dmiddle, *dgate, *dup;        // [kRows, I]
   T *hidden, *width, *along, *along_width;  // operands
 };
@@ -90,16 +100,16 @@ void BackwardTile(const Networks<T>& n, const FeedForward<T>& network, size_t e,
                   bool accumulate, const Scratch<T>& s) {
   const auto [form, h, w, panels, packed] = n;
   const int64_t m = t.m;
-  MultiplyPanels(form, RowsOf(form, t.dout, m, h, s.hidden), n.Matrix(e, 2), s.dmiddle, m, w, h,
+  const T* dout = RowsAt(t.dout, t.row, m, h, s.rows);
+  MultiplyPanels(form, RowsOf(form, dout, m, h, s.hidden), n.Matrix(e, 2), s.dmiddle, m, w, h,
                  false);
-  SwiGluHere(t.gate, t.up, s.middle, m * w);
-  AddAlong(form, AlongOf(form, t.dout, m, h, s.along), AlongOf(form, s.middle, m, w, s.along_width),
+  SwiGluGradientHere(t.gate, t.up, s.dmiddle, s.dgate, s.dup, s.middle, m * w);
+  AddAlong(form, AlongOf(form, dout, m, h, s.along), AlongOf(form, s.middle, m, w, s.along_width),
            network.down.weight->gradient.data(), m, h, w);
-  SwiGluGradientHere(t.gate, t.up, s.dmiddle, s.dgate, s.dup, m * w);
+  const T* x = AlongOf(form, RowsAt(t.x, t.row, m, h, s.rows), m, h, s.along);
   MultiplyPanels(form, RowsOf(form, s.dgate, m, w, s.width), n.Matrix(e, 0), t.dx, m, h, w,
                  accumulate);
   MultiplyPanels(form, RowsOf(form, s.dup, m, w, s.width), n.Matrix(e, 1), t.dx, m, h, w, true);
-  const T* x = AlongOf(form, t.x, m, h, s.along);
   AddAlong(form, AlongOf(form, s.dgate, m, w, s.along_width), x,
            network.gate.weight->gradient.data(), m, w, h);
   AddAlong(form, AlongOf(form, s.dup, m, w, s.along_width), x, network.up.weight->gradient.data(),
@@ -118,7 +128,7 @@ bool RunsInTiles(std::span<const FeedForward<T>> networks, const ThreadPool& poo
 
 template <typename T>
 void ForwardTiles(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
-                  const T* x, FeedForwardState<T>* state, T* out, ThreadPool& pool) {
+                  const TileRows<T>& x, FeedForwardState<T>* state, T* out, ThreadPool& pool) {
   Temporary<T> room(PackedSize(networks));
   const Networks<T> n = Pack(networks, true, &room, pool);
   const int64_t h = n.hidden, w = n.width;
@@ -134,30 +144,32 @@ void ForwardTiles(std::span<const FeedForward<T>> networks, std::span<const int3
   }
   pool.Run(std::ssize(tiles), [&](int64_t i) {
     const auto [e, row, m] = tiles[i];
-    Arrays<T> arrays(n.Operand(h) + kRows * w + n.Operand(w));
+    Arrays<T> arrays(kRows * h + n.Operand(h) + kRows * w + n.Operand(w));
+    const T* rows = RowsAt(x, row, m, h, arrays.Take(kRows * h));
     T* middle = arrays.Take(kRows * w);
     T *gate = state->gate.data() + row * w, *up = state->up.data() + row * w;
-    const T* in = RowsOf(n.form, x + row * h, m, h, arrays.Take(n.Operand(h)));
+    const T* in = RowsOf(n.form, rows, m, h, arrays.Take(n.Operand(h)));
     MultiplyPanels(n.form, in, n.Matrix(e, 0), gate, m, w, h, false);
     MultiplyPanels(n.form, in, n.Matrix(e, 1), up, m, w, h, false);
     SwiGluHere(gate, up, middle, m * w);
-    const T* rows = RowsOf(n.form, middle, m, w, arrays.Take(n.Operand(w)));
-    MultiplyPanels(n.form, rows, n.Matrix(e, 2), out + row * h, m, h, w, false);
+    const T* middles = RowsOf(n.form, middle, m, w, arrays.Take(n.Operand(w)));
+    MultiplyPanels(n.form, middles, n.Matrix(e, 2), out + row * h, m, h, w, false);
   });
 }
 
 template <typename T>
 void BackwardTiles(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
-                   const T* x, FeedForwardState<T>* state, const T* dout, T* dx, bool accumulate,
-                   ThreadPool& pool) {
+                   const TileRows<T>& x, FeedForwardState<T>* state, const TileRows<T>& dout, T* dx,
+                   bool accumulate, ThreadPool& pool) {
   Temporary<T> room(PackedSize(networks));
   const Networks<T> n = Pack(networks, false, &room, pool);
   const int64_t h = n.hidden, w = n.width;
   // A network is one task: gradients of its weights are added tile after tile.
   pool.Run(std::ssize(networks), [&](int64_t e) {
     if (offsets[e] == offsets[e + 1]) return;
-    Arrays<T> arrays(4 * kRows * w + 2 * (n.Operand(h) + n.Operand(w)));
-    const Scratch<T> scratch{.middle = arrays.Take(kRows * w),
+    Arrays<T> arrays(kRows * h + 4 * kRows * w + 2 * (n.Operand(h) + n.Operand(w)));
+    const Scratch<T> scratch{.rows = arrays.Take(kRows * h),
+                             .middle = arrays.Take(kRows * w),
                              .dmiddle = arrays.Take(kRows * w),
                              .dgate = arrays.Take(kRows * w),
                              .dup = arrays.Take(kRows * w),
@@ -166,11 +178,12 @@ void BackwardTiles(std::span<const FeedForward<T>> networks, std::span<const int
                              .along = arrays.Take(n.Operand(h)),
                              .along_width = arrays.Take(n.Operand(w))};
     for (int64_t row = offsets[e]; row < offsets[e + 1]; row += kRows) {
-      const Tile<T> tile{.x = x + row * h,
-                         .dout = dout + row * h,
+      const Tile<T> tile{.x = x,
+                         .dout = dout,
                          .gate = state->gate.data() + row * w,
                          .up = state->up.data() + row * w,
                          .dx = dx + row * h,
+                         .row = row,
                          .m = std::min<int64_t>(kRows, offsets[e + 1] - row)};
       BackwardTile(n, networks[e], static_cast<size_t>(e), tile, accumulate, scratch);
     }
@@ -178,12 +191,13 @@ void BackwardTiles(std::span<const FeedForward<T>> networks, std::span<const int
 }
 
 // NOLINTBEGIN(bugprone-macro-parentheses): T is a type
-#define SWITCHYARD_FEED_FORWARD_TILES(T)                                                           \
-  template bool RunsInTiles(std::span<const FeedForward<T>>, const ThreadPool&);                   \
-  template void ForwardTiles(std::span<const FeedForward<T>>, std::span<const int32_t>, const T*,  \
-                             FeedForwardState<T>*, T*, ThreadPool&);                               \
-  template void BackwardTiles(std::span<const FeedForward<T>>, std::span<const int32_t>, const T*, \
-                              FeedForwardState<T>*, const T*, T*, bool, ThreadPool&);
+#define SWITCHYARD_FEED_FORWARD_TILES(T)                                                        \
+  template bool RunsInTiles(std::span<const FeedForward<T>>, const ThreadPool&);                \
+  template void ForwardTiles(std::span<const FeedForward<T>>, std::span<const int32_t>,         \
+                             const TileRows<T>&, FeedForwardState<T>*, T*, ThreadPool&);        \
+  template void BackwardTiles(std::span<const FeedForward<T>>, std::span<const int32_t>,        \
+                              const TileRows<T>&, FeedForwardState<T>*, const TileRows<T>&, T*, \
+                              bool, ThreadPool&);
 SWITCHYARD_FEED_FORWARD_TILES(float)
 SWITCHYARD_FEED_FORWARD_TILES(double)
 // NOLINTEND(bugprone-macro-parentheses)

@@ -66,7 +66,14 @@ void MoeLayer<T>::Route(const T* x, int64_t m, MoeState<T>* s, ThreadPool& pool)
 }
 
 template <typename T>
+bool MoeLayer<T>::Gathers(const ThreadPool& pool) const {
+  return Alone() && RunsInTiles<T>(experts_, pool);
+}
+
+template <typename T>
 void MoeLayer<T>::BeginDispatch(const T* x, MoeState<T>* s, ThreadPool& pool) {
+  s->x = x;
+  if (Gathers(pool)) return;
   SendToExperts(x, false, true, &s->rows, s, pool);
 }
 
@@ -77,6 +84,11 @@ void MoeLayer<T>::EndDispatch(MoeState<T>* s, ThreadPool& pool) {
 
 template <typename T>
 void MoeLayer<T>::RunExperts(MoeState<T>* s, ThreadPool& pool) {
+  if (Gathers(pool)) {
+    s->outputs.resize(s->slots.size() * hidden_);
+    return ForwardTiles<T>(experts_, s->offsets, TokenRows(*s), &s->experts, s->outputs.data(),
+                           pool);
+  }
   s->results.resize(s->rows.size());
   Forward<T>(experts_, s->offsets, s->rows.data(), &s->experts, s->results.data(), pool);
 }
@@ -88,7 +100,7 @@ void MoeLayer<T>::BeginCombine(MoeState<T>* s, ThreadPool& pool) {
 
 template <typename T>
 void MoeLayer<T>::EndCombine(int64_t m, MoeState<T>* s, T* y, ThreadPool& pool) {
-  TakeBack(&s->results, &s->outputs, s);
+  if (!Gathers(pool)) TakeBack(&s->results, &s->outputs, s);
   pool.RunRanges(m, kRowGrain, [&](int64_t begin, int64_t end) {
     Temporary<T> room(hidden_);
     T* sum = room.data();
@@ -121,6 +133,8 @@ void MoeLayer<T>::ShareForward(const T* x, int64_t all, MoeState<T>* s, ThreadPo
 template <typename T>
 void MoeLayer<T>::BeginCombineGradient(const T* dy, int64_t m, MoeState<T>* s, ThreadPool& pool) {
   s->dweights.assign(m * k_, T{0});
+  s->dy = dy;
+  if (Gathers(pool)) return;
   pool.RunRanges(m, kRowGrain, [&](int64_t begin, int64_t end) {
     for (int64_t slot = begin * k_; slot < end * k_; ++slot) {
       if (s->place[slot] < 0) continue;
@@ -138,6 +152,11 @@ void MoeLayer<T>::EndCombineGradient(MoeState<T>* s, ThreadPool& pool) {
 
 template <typename T>
 void MoeLayer<T>::RunExpertsGradient(MoeState<T>* s, ThreadPool& pool) {
+  if (Gathers(pool)) {
+    // Outputs are read by their weights' gradients, tile by tile, before dx takes their place.
+    return BackwardTiles<T>(experts_, s->offsets, TokenRows(*s), &s->experts, OutputGradients(s),
+                            s->outputs.data(), false, pool);
+  }
   s->drows.resize(s->rows.size());
   Backward<T>(experts_, s->offsets, s->rows.data(), &s->experts, s->results.data(), s->drows.data(),
               false, pool);
@@ -165,7 +184,7 @@ template <typename T>
 void MoeLayer<T>::EndDispatchGradient(const T* x, int64_t m, MoeState<T>* s, T* dx,
                                       ThreadPool& pool) {
   router_.Backward(x, m, s->router, s->dweights.data(), dx, pool);
-  TakeBack(&s->drows, &s->outputs, s);
+  if (!Gathers(pool)) TakeBack(&s->drows, &s->outputs, s);
   pool.RunRanges(m, kRowGrain, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       T* to = dx + t * hidden_;

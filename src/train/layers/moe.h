@@ -11,7 +11,7 @@
 #include "model/families/family.h"
 #include "moe/types.h"
 #include "train/exchange/row_exchange.h"
-#include "train/layers/feed_forward.h"
+#include "train/layers/feed_forward_tiles.h"
 #include "train/layers/router.h"
 
 namespace switchyard::train {
@@ -27,8 +27,10 @@ struct MoeState {
   std::vector<int32_t> slots;  // [n] sorted; slots without an expert are left out
   std::vector<int32_t> place;  // [m · k] where a slot is in `slots`, or -1
   std::vector<int32_t> sent;   // [E] rows for each expert
-  std::vector<T> outputs;      // [n, H] of the experts, as they came back
-  std::vector<T> dweights;     // [m, k]
+  std::vector<T> outputs;      // [n, H] of the experts, as they came back; backward: gradients of
+                               // their inputs, as they came back
+  const T *x = nullptr, *dy = nullptr;  // [m, H] of the tokens, for experts that gather
+  std::vector<T> dweights;              // [m, k]
 
   // As the owner of experts.
   std::vector<int32_t> received;  // [ranks, E_local] rows
@@ -80,8 +82,14 @@ class MoeLayer {
 
  private:
   bool Alone() const { return exchange_.size() == 1; }
+  // Whether experts put their rows together by themselves, from those of the tokens, so that no row
+  // travels. The same in all phases.
+  bool Gathers(const ThreadPool& pool) const;
   void Pack(const T* rows, bool weighted, int64_t begin, int64_t count, const MoeState<T>& state,
             T* out, ThreadPool& pool);
+  // What experts gather: the tokens' rows; weight · dy, with the weight's gradient on the way.
+  TileRows<T> TokenRows(const MoeState<T>& state) const;
+  TileRows<T> OutputGradients(MoeState<T>* state) const;
   void SendToExperts(const T* rows, bool weighted, bool counts, std::vector<T>* own,
                      MoeState<T>* state, ThreadPool& pool);
   void TakeRows(bool counts, std::vector<T>* rows, MoeState<T>* state, ThreadPool& pool);

@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "train/layers/moe.h"
+#include "train/math/row_math.h"
 
 namespace switchyard::train {
 namespace {
@@ -38,6 +39,27 @@ void MoeLayer<T>::Pack(const T* rows, bool weighted, int64_t begin, int64_t coun
       for (int64_t c = 0; c < hidden_; ++c) to[c] = weight * row[c];
     }
   });
+}
+
+template <typename T>
+TileRows<T> MoeLayer<T>::TokenRows(const MoeState<T>& s) const {
+  return {.put = [this, &s](int64_t begin, int64_t count, T* out) {
+    for (int64_t i = 0; i < count; ++i)
+      std::copy_n(s.x + s.slots[begin + i] / k_ * hidden_, hidden_, out + i * hidden_);
+  }};
+}
+
+template <typename T>
+TileRows<T> MoeLayer<T>::OutputGradients(MoeState<T>* s) const {
+  return {.put = [this, s](int64_t begin, int64_t count, T* out) {
+    for (int64_t i = 0; i < count; ++i, out += hidden_) {
+      const int32_t slot = s->slots[begin + i];
+      const T* dy = s->dy + slot / k_ * hidden_;
+      s->dweights[slot] = Dot(dy, s->outputs.data() + (begin + i) * hidden_, hidden_);
+      const T weight = s->router.weights[slot];
+      for (int64_t c = 0; c < hidden_; ++c) out[c] = weight * dy[c];
+    }
+  }};
 }
 
 // One row for each slot to the owner of its expert. A rank alone has them in `own` at once: its
@@ -176,6 +198,8 @@ size_t MoeMessageBytes(const ModelConfig& config, int ep, int64_t tokens, size_t
 }
 
 #define SWITCHYARD_MOE_ROWS(T)                                                                  \
+  template TileRows<T> MoeLayer<T>::TokenRows(const MoeState<T>&) const;                        \
+  template TileRows<T> MoeLayer<T>::OutputGradients(MoeState<T>*) const;                        \
   template void MoeLayer<T>::SendToExperts(const T*, bool, bool, std::vector<T>*, MoeState<T>*, \
                                            ThreadPool&);                                        \
   template void MoeLayer<T>::TakeRows(bool, std::vector<T>*, MoeState<T>*, ThreadPool&);        \

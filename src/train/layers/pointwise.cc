@@ -185,8 +185,8 @@ template <typename T>
 void SwiGluGradient(const T* gate, const T* up, const T* dout, T* dgate, T* dup, int64_t count,
                     ThreadPool& pool) {
   pool.RunRanges(count, kGrain, [&](int64_t begin, int64_t end) {
-    SwiGluGradientHere(gate + begin, up + begin, dout + begin, dgate + begin, dup + begin,
-                       end - begin);
+    SwiGluGradientHere<T>(gate + begin, up + begin, dout + begin, dgate + begin, dup + begin,
+                          nullptr, end - begin);
   });
 }
 

@@ -55,9 +55,10 @@ struct Leaves {
   void (*turn_pairs)(float* x, const float* cosines, const float* sines, int64_t n);
   // out = silu(gate) · up
   void (*swiglu)(const float* gate, const float* up, float* out, int64_t n);
-  // Of the same, with dout the gradient of out; dgate and dup may be gate and up.
+  // Of the same, with dout the gradient of out; dgate and dup may be gate and up. `out` is made
+  // again on the way unless it is null.
   void (*swiglu_gradient)(const float* gate, const float* up, const float* dout, float* dgate,
-                          float* dup, int64_t n);
+                          float* dup, float* out, int64_t n);
 };
 
 namespace avx2 {

@@ -304,7 +304,7 @@ void SwiGlu(const float* gate, const float* up, float* out, int64_t n) {
 
 template <class V>
 void SwiGluGradient(const float* gate, const float* up, const float* dout, float* dgate, float* dup,
-                    int64_t n) {
+                    float* out, int64_t n) {
   const auto one = V::Set1(1.0f);
   ForVectors<V>(
       n, [&](int64_t i, auto part) __attribute__((always_inline)) {
@@ -313,6 +313,7 @@ void SwiGluGradient(const float* gate, const float* up, const float* dout, float
         const auto slope = V::Mul(s, V::Fma(g, V::Sub(one, s), one));  // of silu
         part.Store(dgate + i, V::Mul(V::Mul(d, u), slope));
         part.Store(dup + i, V::Mul(d, V::Mul(g, s)));
+        if (out != nullptr) part.Store(out + i, V::Mul(V::Mul(g, s), u));
       });
 }
 

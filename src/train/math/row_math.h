@@ -93,7 +93,7 @@ void SoftmaxGradient(T* s, T* d, int64_t n, T scale, T shift, T along) {
   }
 }
 
-// As in pointwise.h, on the calling thread.
+// As in pointwise.h, on the calling thread. The gradient makes `out` again unless it is null.
 template <typename T>
 void SwiGluHere(const T* gate, const T* up, T* out, int64_t n) {
   if constexpr (std::is_same_v<T, float>) {
@@ -103,16 +103,18 @@ void SwiGluHere(const T* gate, const T* up, T* out, int64_t n) {
 }
 
 template <typename T>
-void SwiGluGradientHere(const T* gate, const T* up, const T* dout, T* dgate, T* dup, int64_t n) {
+void SwiGluGradientHere(const T* gate, const T* up, const T* dout, T* dgate, T* dup, T* out,
+                        int64_t n) {
   if constexpr (std::is_same_v<T, float>) {
     if (const Leaves* leaves = ActiveLeaves())
-      return leaves->swiglu_gradient(gate, up, dout, dgate, dup, n);
+      return leaves->swiglu_gradient(gate, up, dout, dgate, dup, out, n);
   }
   for (int64_t i = 0; i < n; ++i) {
     const T g = gate[i], u = up[i], d = dout[i];
     const T s = T{1} / (T{1} + std::exp(-g));
     dgate[i] = d * u * s * (T{1} + g * (T{1} - s));
     dup[i] = d * g * s;
+    if (out != nullptr) out[i] = g / (T{1} + std::exp(-g)) * u;
   }
 }
 
