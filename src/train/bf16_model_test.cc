@@ -67,7 +67,7 @@ double LossOfARun(ProductDtype products) {
   const auto exchange = MakeLocalExchange();
   Model<float> model(config, losses, {.exchange = exchange.get()}, pool, {}, products);
   model.Initialise(1, 0.1);
-  Learner learner(model, {.bias_step = 0.01}, nullptr);
+  Learner learner(model, {.bias_step = 0.01, .bias_step_falls = false}, nullptr);
   Corpus corpus(CountingDocuments(8, 60), {.length = 8, .seed = 5});
   Trainer trainer(learner, corpus, options, nullptr, pool);
   double sum = 0.0;
