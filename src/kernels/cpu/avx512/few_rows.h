@@ -53,7 +53,7 @@ template <class P, int M>
       left -= kPanelGroups;
     }
   };
-  SixteenRows<P>(t.w, n, p.count, t.end).ForLines(multiply);
+  w.ForLines(multiply);
 #pragma GCC unroll 8
   for (int r = 0; r < M; ++r) {
     StoreOutputs<P>(t, p, r, n, 0, P::Outputs(t, p, rows[r], 0, acc[r]));
