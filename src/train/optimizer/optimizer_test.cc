@@ -145,7 +145,7 @@ TEST(GradientNormTest, CountsEveryTensorOnceOverAnyRanks) {
   const auto norm_on = [](int ranks) {
     std::vector<double> norms(static_cast<size_t>(ranks));
     RunRankThreads(ranks, RankComm::BytesPerRank({.tp = ranks, .ep = ranks}) + (1 << 20),
-                   [&](int rank, std::shared_ptr<SharedArena> arena) {
+                   [&](int rank, const std::shared_ptr<SharedArena>& arena) {
                      const auto comm = RankComm::Create(arena, {.tp = ranks, .ep = ranks}, rank);
                      Parameter<float> whole = Random("norm", 100, 9);
                      std::vector<Parameter<float>> experts;
