@@ -71,7 +71,7 @@ def test_soak(request):
             t.start()
         for t in threads:
             t.join()
-        assert not wrong, wrong[:3]
+        assert not wrong, f"{wrong[:3]}\n{server.text()[-4000:]}"
         assert done[0] > CLIENTS and left[0] > 10
         state = server.wait_idle()
         assert state["free_pages"] + state["cached_pages"] == state["total_pages"]
