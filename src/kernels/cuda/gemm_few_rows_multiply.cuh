@@ -21,12 +21,14 @@ struct Multiplier {
   int warpgroup, thread, cluster;
 
   // The operands of step i of a stage.
-  __device__ __forceinline__ const uint8_t* Weights(int stage, int i) const {
-    return stages.memory + stage * stages.bytes + i * p.weight_rows * kGemmRowBytes +
-           warpgroup * 64 * kGemmRowBytes;
+  __device__ __forceinline__ uint64_t Weights(int stage, int i) const {
+    return ptx::MatrixDescriptor(stages.memory + stage * stages.bytes +
+                                 i * p.weight_rows * kGemmRowBytes +
+                                 warpgroup * 64 * kGemmRowBytes);
   }
-  __device__ __forceinline__ const uint8_t* Tokens(int stage, int i) const {
-    return stages.memory + stage * stages.bytes + stages.weight_bytes + i * kTokens * kGemmRowBytes;
+  __device__ __forceinline__ uint64_t Tokens(int stage, int i) const {
+    return ptx::MatrixDescriptor(stages.memory + stage * stages.bytes + stages.weight_bytes +
+                                 i * kTokens * kGemmRowBytes);
   }
 
   __device__ __forceinline__ void Plain(Ring& ring, float (&sums)[kTokens / 2]) const {

@@ -5,12 +5,32 @@
 
 namespace switchyard::cuda::many_rows {
 
-// Says to the producers of both blocks that this warp has read a stage. Each warp for itself: a
-// wait for wgmma says nothing of what other warps have read of the scales.
+// What a warpgroup that multiplies keeps of the ring of stages.
 template <typename Format>
-__device__ __forceinline__ void Release(Shared<Format>& shared, int stage) {
-  ptx::BarrierArriveWarpAt(&shared.empty[stage], kCluster);
-}
+struct Reader {
+  Operand a, b;
+  ptx::Place full, empty;
+
+  __device__ __forceinline__ Reader(Shared<Format>& shared, int warpgroup)
+      : a(shared.a[0] + warpgroup * 64 * kGemmRowBytes),
+        b(shared.b[0]),
+        full(ptx::Held(shared.full)),
+        empty(ptx::Held(shared.empty)) {}
+
+  __device__ __forceinline__ ptx::Place Full(const Ring& ring) const {
+    return full.After(ring.stage * sizeof(uint64_t));
+  }
+  template <bool kFp8, int kCount>
+  __device__ __forceinline__ void Start(int stage, bool add, float (&d)[kCount]) const {
+    StartMultiply<kFp8>(a.After(stage * kBlockM * kGemmRowBytes),
+                        b.After(stage * Format::kBlockN * kGemmRowBytes), add, d);
+  }
+  // Says to the producers of both blocks that this warp has read a stage. Each warp for itself: a
+  // wait for wgmma says nothing of what other warps have read of the scales.
+  __device__ __forceinline__ void Release(int stage) const {
+    ptx::BarrierArriveWarpAt(empty.After(stage * sizeof(uint64_t)), kCluster);
+  }
+};
 
 // Scales of a tile of 192 columns, which begins at a multiple of 64: its first and its last 64
 // columns may be of different blocks of 128, and those between are of one of the two.
@@ -31,40 +51,46 @@ struct WeightScales {
 // (i / 2) of the warp's 16, column 8j + 2 (lane % 4) + i % 2.
 //
 // FP8: the matrix unit adds with fewer bits than float32 has, so its sums are taken over every 128
-// elements only, scaled, and added to sums in registers. While one warpgroup adds, the matrix unit
-// works for the other: the second one starts when the first has its first step, so that they do not
-// wait for the same stage and then add at the same time.
+// elements only, scaled, and added to sums in registers. Meanwhile the matrix unit works for the
+// other warpgroup, if that one is not adding too: what is left between two steps of one is kept as
+// short as it can be. Turns by barriers cost more than they bring (docs/performance.md).
 template <typename Format>
 __device__ __forceinline__ void MultiplyScaled(const Kernel& p, Shared<Format>& shared, Ring& ring,
                                                int group, int column, int warpgroup, int thread,
                                                float (&sums)[Format::kBlockN / 2]) {
   const int lane = thread % 32, row = warpgroup * 64 + thread / 32 * 16 + lane / 4;
   const WeightScales weights(p, group, column);
-  float first_of_lane = 0.0f, last_of_lane = 0.0f;  // of the steps kb / 32 · 32 + lane
+  const Reader<Format> reader(shared, warpgroup);
+  const ptx::Place a_scales = ptx::Held(&shared.a_scales[0][row]);
   float part[Format::kBlockN / 2];
 #pragma unroll
   for (float& sum : sums) sum = 0.0f;
-  for (int kb = 0; kb < p.k_blocks; ++kb, ring.Next(Format::kStages)) {
-    const int s = ring.stage;
-    if (kb % 32 == 0 && kb + lane < p.k_blocks) {
-      first_of_lane = weights.first[kb + lane];
-      last_of_lane = weights.last[kb + lane];
-    }
-    ptx::BarrierWait(&shared.full[s], ring.parity);
-    if (kb == 0 && warpgroup == 1) ptx::NamedBarrier(1 + kConsumers, 2 * 128);
-    StartMultiply<true>(shared.a[s] + warpgroup * 64 * kGemmRowBytes, shared.b[s], false, part);
-    const float b0 = __shfl_sync(~0u, first_of_lane, kb % 32);
-    const float b2 = __shfl_sync(~0u, last_of_lane, kb % 32);
-    const float b1 = weights.middle_is_first ? b0 : b2;
-    const float a0 = shared.a_scales[s][row], a1 = shared.a_scales[s][row + 8];
-    const float scales[3][2] = {{a0 * b0, a1 * b0}, {a0 * b1, a1 * b1}, {a0 * b2, a1 * b2}};
-    ptx::MultiplyWait<0>();
-    if (kb == 0 && warpgroup == 0) ptx::NamedArrive(1 + kConsumers, 2 * 128);
-    ptx::PinRegisters(part);
-    Release(shared, s);
+  bool ready = false;  // whether the next stage is known to be there
+  for (int first = 0; first < p.k_blocks; first += 32) {
+    const int steps = min(p.k_blocks - first, 32);
+    const bool there = lane < steps;  // weights' scales of the step first + lane
+    const float first_of_lane = there ? weights.first[first + lane] : 0.0f;
+    const float last_of_lane = there ? weights.last[first + lane] : 0.0f;
+#pragma unroll 4
+    for (int i = 0; i < steps; ++i) {
+      const int s = ring.stage;
+      const float b0 = __shfl_sync(~0u, first_of_lane, i);
+      const float b2 = __shfl_sync(~0u, last_of_lane, i);
+      const float b1 = weights.middle_is_first ? b0 : b2;
+      if (!ready) ptx::BarrierWait(reader.Full(ring), ring.parity);
+      const float a0 = ptx::LoadFloat(a_scales.After(s * sizeof(shared.a_scales[0])));
+      const float a1 = ptx::LoadFloat(a_scales.After(s * sizeof(shared.a_scales[0]) + 32));
+      reader.template Start<true>(s, false, part);
+      ring.Next(Format::kStages);
+      ptx::MultiplyWait<0>();
+      reader.Release(s);
+      ready = ptx::BarrierDone(reader.Full(ring), ring.parity);
+      ptx::PinRegisters(part);
+      const float scales[3][2] = {{a0 * b0, a1 * b0}, {a0 * b1, a1 * b1}, {a0 * b2, a1 * b2}};
 #pragma unroll
-    for (int j = 0; j < Format::kBlockN / 2; ++j)
-      sums[j] = __fmaf_rn(scales[j / 32][j / 2 % 2], part[j], sums[j]);
+      for (int j = 0; j < Format::kBlockN / 2; ++j)
+        sums[j] = __fmaf_rn(scales[j / 32][j / 2 % 2], part[j], sums[j]);
+    }
   }
 }
 
@@ -72,20 +98,21 @@ __device__ __forceinline__ void MultiplyScaled(const Kernel& p, Shared<Format>& 
 template <typename Format>
 __device__ __forceinline__ void MultiplyPlain(const Kernel& p, Shared<Format>& shared, Ring& ring,
                                               int warpgroup, float (&sums)[Format::kBlockN / 2]) {
+  const Reader<Format> reader(shared, warpgroup);
   int previous = -1;
 #pragma unroll
   for (float& sum : sums) sum = 0.0f;
   for (int kb = 0; kb < p.k_blocks; ++kb, ring.Next(Format::kStages)) {
     const int s = ring.stage;
-    ptx::BarrierWait(&shared.full[s], ring.parity);
-    StartMultiply<false>(shared.a[s] + warpgroup * 64 * kGemmRowBytes, shared.b[s], true, sums);
+    ptx::BarrierWait(reader.Full(ring), ring.parity);
+    reader.template Start<false>(s, true, sums);
     ptx::MultiplyWait<1>();  // the block before this one is done
-    if (previous >= 0) Release(shared, previous);
+    if (previous >= 0) reader.Release(previous);
     previous = s;
   }
   ptx::MultiplyWait<0>();
   ptx::PinRegisters(sums);
-  Release(shared, previous);
+  reader.Release(previous);
 }
 
 }  // namespace switchyard::cuda::many_rows

@@ -13,7 +13,7 @@ constexpr int kWaveBlocks = 16;  // row blocks that a wave of tiles goes over, f
 
 struct Fp8 {
   static constexpr bool kScaled = true;
-  static constexpr int kBlockN = kManyRowsWeightsFp8, kStages = 5, kElementBytes = 1, kSlabs = 1;
+  static constexpr int kBlockN = kManyRowsWeightsFp8, kStages = 4, kElementBytes = 1, kSlabs = 3;
 };
 struct Bf16 {
   static constexpr bool kScaled = false;

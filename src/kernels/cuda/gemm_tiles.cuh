@@ -32,11 +32,28 @@ __device__ __forceinline__ void Multiply(float (&d)[kCount], uint64_t a, uint64_
   }
 }
 
+// One side of a product in a ring of stages: descriptors of its tiles, of which only the low word
+// is worked out for each. What a warpgroup does between two products is what the matrix unit may
+// have to wait for.
+class Operand {
+ public:
+  // `tile`: of stage 0. All threads of a warp have the same.
+  __device__ __forceinline__ explicit Operand(ptx::Place tile)
+      : low_(__shfl_sync(~0u, static_cast<uint32_t>(ptx::MatrixDescriptor(ptx::Held(tile))), 0)) {}
+  // Of the tile that many bytes further on, a multiple of 1024.
+  __device__ __forceinline__ uint64_t After(uint32_t bytes) const {
+    return ptx::MatrixDescriptorOf(low_ + bytes / 16);
+  }
+
+ private:
+  uint32_t low_;
+};
+
 // One step along K, 128 bytes of it: starts products, which end some time after a MultiplyWait.
+// Operands are descriptors.
 template <bool kFp8, int kCount>
-__device__ __forceinline__ void StartMultiply(const uint8_t* a_tile, const uint8_t* b_tile,
-                                              bool add, float (&d)[kCount]) {
-  const uint64_t a = ptx::MatrixDescriptor(a_tile), b = ptx::MatrixDescriptor(b_tile);
+__device__ __forceinline__ void StartMultiply(uint64_t a, uint64_t b, bool add,
+                                              float (&d)[kCount]) {
   ptx::PinRegisters(d);
   ptx::MultiplyFence();
 #pragma unroll

@@ -12,35 +12,56 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
+// A place in shared memory as instructions take it, from a pointer by itself.
+struct Place {
+  uint32_t address;
+  __device__ __forceinline__ Place(const void* p) : address(SharedAddress(p)) {}  // NOLINT
+  __device__ __forceinline__ Place After(uint32_t bytes) const {
+    Place place = *this;
+    place.address += bytes;
+    return place;
+  }
+};
+// The same place, kept in a register. Otherwise the compiler finds the block's window of shared
+// memory out again wherever a place is used (S2UR, some 30 clocks); in a loop of products that
+// stands between one product and the next.
+__device__ __forceinline__ Place Held(Place place) {
+  asm volatile("mov.u32 %0, %0;" : "+r"(place.address));
+  return place;
+}
+__device__ __forceinline__ float LoadFloat(Place from) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from.address) : "memory");
+  return x;
+}
+
 // --- mbarrier: arrivals and bytes in shared memory. Init, Arrive and Done are of sm_80 on. ---
 
-__device__ __forceinline__ void BarrierInit(uint64_t* barrier, uint32_t arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)),
-               "r"(arrivals));
+__device__ __forceinline__ void BarrierInit(Place barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier.address), "r"(arrivals));
 }
 // Makes initialised barriers visible to the copy engine and to the other blocks of the cluster.
 __device__ __forceinline__ void FenceBarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-__device__ __forceinline__ void BarrierExpect(uint64_t* barrier, uint32_t bytes) {
-  asm volatile(
-      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)),
-      "r"(bytes)
-      : "memory");
+__device__ __forceinline__ void BarrierExpect(Place barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier.address),
+               "r"(bytes)
+               : "memory");
 }
 // Arrives at the barrier of the same offset in another block of the cluster.
-__device__ __forceinline__ void BarrierArriveAt(uint64_t* barrier, uint32_t block_of_cluster) {
+__device__ __forceinline__ void BarrierArriveAt(Place barrier, uint32_t block_of_cluster) {
   asm volatile(
       "{\n\t.reg .b32 remote;\n\t"
       "mapa.shared::cluster.u32 remote, %0, %1;\n\t"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n\t}" ::"r"(SharedAddress(barrier)),
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n\t}" ::"r"(barrier.address),
       "r"(block_of_cluster)
       : "memory");
 }
-__device__ __forceinline__ void BarrierArrive(uint64_t* barrier) {
+__device__ __forceinline__ void BarrierArrive(Place barrier) {
   asm volatile(
       "{\n\t.reg .b64 state;\n\t"
-      "mbarrier.arrive.shared::cta.b64 state, [%0];\n\t}" ::"r"(SharedAddress(barrier))
+      "mbarrier.arrive.shared::cta.b64 state, [%0];\n\t}" ::"r"(barrier.address)
       : "memory");
 }
 // How often a warp arrives that is done with what a barrier guards: one lane does, after
@@ -51,12 +72,12 @@ constexpr uint32_t kWarpArrivals = 32;
 #else
 constexpr uint32_t kWarpArrivals = 1;
 #endif
-__device__ __forceinline__ void BarrierArriveWarp(uint64_t* barrier) {
+__device__ __forceinline__ void BarrierArriveWarp(Place barrier) {
   __syncwarp();
   if (threadIdx.x % 32 < kWarpArrivals) BarrierArrive(barrier);
 }
 // At the barrier of that offset in each of the `blocks` blocks of the cluster, 32 at most.
-__device__ __forceinline__ void BarrierArriveWarpAt(uint64_t* barrier, uint32_t blocks) {
+__device__ __forceinline__ void BarrierArriveWarpAt(Place barrier, uint32_t blocks) {
   const uint32_t lane = threadIdx.x % 32;
   __syncwarp();
   if constexpr (kWarpArrivals == 1) {
@@ -66,25 +87,25 @@ __device__ __forceinline__ void BarrierArriveWarpAt(uint64_t* barrier, uint32_t 
   }
 }
 // Whether the phase of that parity is over; does not wait.
-__device__ __forceinline__ bool BarrierDone(uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ bool BarrierDone(Place barrier, uint32_t parity) {
   uint32_t done;
   asm volatile(
       "{\n\t.reg .pred done;\n\t"
       "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n\t"
       "selp.u32 %0, 1, 0, done;\n\t}"
       : "=r"(done)
-      : "r"(SharedAddress(barrier)), "r"(parity)
+      : "r"(barrier.address), "r"(parity)
       : "memory");
   return done != 0;
 }
-__device__ __forceinline__ void BarrierWait(uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ void BarrierWait(Place barrier, uint32_t parity) {
   asm volatile(
       "{\n\t.reg .pred done;\n\t"
       "again:\n\t"
       "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
       "@done bra finished;\n\t"
       "bra again;\n\t"
-      "finished:\n\t}" ::"r"(SharedAddress(barrier)),
+      "finished:\n\t}" ::"r"(barrier.address),
       "r"(parity)
       : "memory");
 }
@@ -183,10 +204,6 @@ __device__ __forceinline__ void GiveRegisters() {
 __device__ __forceinline__ void NamedBarrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-// Counts for NamedBarrier without waiting.
-__device__ __forceinline__ void NamedArrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
 // Four 8×8 matrices of 16-bit elements from registers to shared memory.
 __device__ __forceinline__ void StoreMatrices(void* to, uint32_t a, uint32_t b, uint32_t c,
                                               uint32_t d) {
@@ -208,10 +225,14 @@ __device__ __forceinline__ void StoreMatricesTransposed(void* to, uint32_t a, ui
 
 // A tile of rows of 128 bytes along K in shared memory, as the copy engine leaves it with its
 // 128-byte swizzle; eight rows (1024 bytes) make a core block. `tile` is aligned to 1024 bytes.
-__device__ __forceinline__ uint64_t MatrixDescriptor(const void* tile) {
-  const uint64_t address = SharedAddress(tile) >> 4 & 0x3fff;
-  constexpr uint64_t kLeading = 1, kStride = 1024 >> 4, kSwizzle128 = 1;
-  return address | kLeading << 16 | kStride << 32 | kSwizzle128 << 62;
+// The low word holds the address: 1 more is 16 bytes further on.
+__device__ __forceinline__ uint64_t MatrixDescriptorOf(uint32_t low) {
+  constexpr uint32_t kStride = 1024 >> 4, kSwizzle128 = 1;
+  return uint64_t{kStride | kSwizzle128 << 30} << 32 | low;
+}
+__device__ __forceinline__ uint64_t MatrixDescriptor(Place tile) {
+  constexpr uint32_t kLeading = 1;
+  return MatrixDescriptorOf((tile.address >> 4 & 0x3fff) | kLeading << 16);
 }
 __device__ __forceinline__ void MultiplyFence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
