@@ -1,5 +1,7 @@
 #include "core/cuda/runtime.h"
 
+#include <cstdlib>
+
 #include "core/error.h"
 
 namespace switchyard::cuda {
@@ -11,6 +13,11 @@ void Check(cudaError_t error, const char* what) {
 }
 
 int DeviceCount() {
+  // Before CUDA starts: streams of ranks that share a GPU need hardware queues of their own, of
+  // which there are 8 otherwise. In one queue a kernel that waits for another rank's would have
+  // that one behind it.
+  static const int queues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+  (void)queues;
   int count = 0;
   if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
   cudaGetLastError();

@@ -14,7 +14,8 @@ namespace switchyard::cuda {
 // attempted ("copy of logits to the host"). Errors of kernels that ran before may show up here.
 void Check(cudaError_t error, const char* what);
 
-// GPUs of this machine; 0 where there is no driver. Never throws.
+// GPUs of this machine; 0 where there is no driver. Never throws. The first call comes before any
+// other use of CUDA: it asks for as many hardware queues as there can be.
 int DeviceCount();
 // Makes `device` the one of the calling thread. Error kInvalid where there is none of that number.
 void UseDevice(int device);

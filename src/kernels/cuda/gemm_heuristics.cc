@@ -13,7 +13,7 @@ constexpr double kIngestBytes = 48;  // that the copy engine brings to one multi
 constexpr double kMemoryBytes = 2400;  // that memory gives in a clock, all together (4.2 TB/s)
 // Beside the steps of a tile: filling the ring of stages, writing the result.
 constexpr double kFewRowsTile = 1500, kManyRowsTile = 3000;
-constexpr double kManyRowsStep = 1190;  // both formats, 128 × 256 bfloat16 and 128 × 192 e4m3
+constexpr double kManyRowsStep = 1190, kManyRowsStepFp8 = 950;  // 128 × 256 and 128 × 192
 
 // A step waits for the copy engine's answer, then for wgmmas one after the other, then, FP8, adds
 // scaled products; two warpgroups (128 rows of weights) take turns in the latter.
@@ -40,7 +40,7 @@ double ManyRowsClocks(bool fp8, int64_t m, int64_t n, int64_t steps, int process
   const int side = fp8 ? kManyRowsWeightsFp8 : kManyRowsWeightsBf16;
   const int64_t tiles = CeilDiv(m, kManyRowsTokens) * CeilDiv(n, 2 * side) * 2;
   return static_cast<double>(CeilDiv(tiles, processors)) *
-         (static_cast<double>(steps) * kManyRowsStep + kManyRowsTile);
+         (static_cast<double>(steps) * (fp8 ? kManyRowsStepFp8 : kManyRowsStep) + kManyRowsTile);
 }
 
 // Sharing rows of A halves what the L2 cache is read for; a tile without a partner would be wasted.

@@ -118,6 +118,7 @@ void Exchange::BeginDispatch(int slot, const Tokens& tokens, cudaStream_t stream
   batch.x_is_bf16 = tokens.dtype == DType::kBF16;
   batch.ids = tokens.ids;
   batch.weights = tokens.weights;
+  batch.addend = tokens.addend;
   batch.tokens = static_cast<int>(tokens.tokens);
   Check(StartDispatch(batch, impl_->grids.dispatch, stream), "dispatch");
 }

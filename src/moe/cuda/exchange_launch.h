@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "comm/device/cuda/wait.h"
+#include "moe/cuda/token_addend.h"
 
 namespace switchyard::cuda {
 
@@ -76,6 +77,7 @@ struct ExchangeBatch {
   bool x_is_bf16;
   const int32_t* ids;    // [tokens, top_k]
   const float* weights;  // [tokens, top_k]
+  TokenAddend addend;
   int tokens;
 };
 

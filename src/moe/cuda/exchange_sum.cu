@@ -89,6 +89,7 @@ __global__ void __launch_bounds__(kSumThreads, 4)
       here = WaitForOutputs(b, begin, min(begin + shares.group, b.tokens), round, active);
     if (!__syncthreads_and(here)) break;
     if (token >= b.tokens) continue;
+    const float last = WeightOf(b.addend, token);
     const int64_t row_of_token = static_cast<int64_t>(token) * (kByRank ? b.ranks : b.top_k);
     SumRun<kElements, kSumVectors>(
         PartOf(vectors, parts, part),
@@ -101,11 +102,19 @@ __global__ void __launch_bounds__(kSumThreads, 4)
           }
         },
         [&](int i, const float(&sums)[kElements]) {
-          auto* to = reinterpret_cast<float4*>(y + static_cast<int64_t>(token) * b.hidden +
-                                               static_cast<int64_t>(i) * kElements);
+          const int64_t at =
+              static_cast<int64_t>(token) * b.hidden + static_cast<int64_t>(i) * kElements;
 #pragma unroll
-          for (int e = 0; e < kElements; e += 4)
-            to[e / 4] = {sums[e], sums[e + 1], sums[e + 2], sums[e + 3]};
+          for (int e = 0; e < kElements; e += 4) {
+            float4 sum = {sums[e], sums[e + 1], sums[e + 2], sums[e + 3]};
+            if (b.addend.x) {
+              const float4 x = __ldcg(reinterpret_cast<const float4*>(b.addend.x + at + e));
+              sum = {__fadd_rn(sum.x, __fmul_rn(last, x.x)), __fadd_rn(sum.y, __fmul_rn(last, x.y)),
+                     __fadd_rn(sum.z, __fmul_rn(last, x.z)),
+                     __fadd_rn(sum.w, __fmul_rn(last, x.w))};
+            }
+            *reinterpret_cast<float4*>(y + at + e) = sum;
+          }
         });
   }
   // A rank that had no row of this one must have read its counts before the next dispatch.

@@ -222,6 +222,7 @@ __global__ void __launch_bounds__(kThreads) SumSlotsKernel(const SumSlotsParams 
     weights[threadIdx.x] = p.weights[token * p.k + threadIdx.x];
   }
   __syncthreads();
+  const float last = WeightOf(p.addend, token);
   const T* outputs = static_cast<const T*>(p.outputs);
   const int64_t thread = blockIdx.y * kThreads + threadIdx.x;
   for (int64_t i = thread * 4; i < p.hidden; i += gridDim.y * kThreads * 4) {
@@ -229,19 +230,20 @@ __global__ void __launch_bounds__(kThreads) SumSlotsKernel(const SumSlotsParams 
 #pragma unroll 4
     for (int j = 0; j < p.k; ++j)
       if (rows[j] >= 0) AddWeighted(&sum, weights[j], LoadFour(outputs + rows[j] * p.hidden + i));
+    if (p.addend.x) AddWeighted(&sum, last, LoadFour(p.addend.x + token * p.hidden + i));
     StoreFour(p.y + token * p.hidden + i, sum);
   }
 }
 
-__global__ void __launch_bounds__(kThreads) AddGatedKernel(const AddGatedParams p) {
+__global__ void __launch_bounds__(kThreads) AddToTokensKernel(const AddToTokensParams p) {
   const int64_t token = blockIdx.x;
-  const float open = p.gate ? 1.0f / (1.0f + expf(-p.gate[token])) : 1.0f;
-  const float* x = p.x + token * p.hidden;
+  const float weight = WeightOf(p.addend, token);
+  const float* x = p.addend.x + token * p.hidden;
   float* y = p.y + token * p.hidden;
   const int64_t thread = blockIdx.y * kThreads + threadIdx.x;
   for (int64_t i = thread * 4; i < p.hidden; i += gridDim.y * kThreads * 4) {
     float4 sum = LoadFour(y + i);
-    AddWeighted(&sum, open, LoadFour(x + i));
+    AddWeighted(&sum, weight, LoadFour(x + i));
     StoreFour(y + i, sum);
   }
 }
@@ -285,9 +287,9 @@ cudaError_t SumSlots(const SumSlotsParams& p, const StreamChain& chain) {
                      GridOf(p.tokens, p.hidden), kThreads, 0, chain, p);
 }
 
-cudaError_t AddGated(const AddGatedParams& p, cudaStream_t stream) {
+cudaError_t AddToTokens(const AddToTokensParams& p, cudaStream_t stream) {
   if (p.tokens == 0) return cudaSuccess;
-  AddGatedKernel<<<GridOf(p.tokens, p.hidden), kThreads, 0, stream>>>(p);
+  AddToTokensKernel<<<GridOf(p.tokens, p.hidden), kThreads, 0, stream>>>(p);
   return cudaGetLastError();
 }
 

@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/stream_chain.h"
 #include "moe/cuda/row_order.h"
+#include "moe/cuda/token_addend.h"
 
 namespace switchyard::cuda {
 
@@ -56,8 +57,8 @@ struct ActivateParams {
 };
 cudaError_t Activate(const ActivateParams& p, const StreamChain& chain);
 
-// y[t] = Σ_j weight[t, j] · outputs[position[t, j]] in slot order, product and sum rounded to
-// float32, as moe/combine.h adds.
+// y[t] = Σ_j weight[t, j] · outputs[position[t, j]] in slot order, then the addend; product and sum
+// rounded to float32, as moe/combine.h adds.
 struct SumSlotsParams {
   const void* outputs = nullptr;  // [*, hidden]
   ElementType type = ElementType::kF32;
@@ -65,18 +66,18 @@ struct SumSlotsParams {
   const float* weights = nullptr;     // [tokens, k]
   int64_t tokens = 0, hidden = 0;     // hidden: a multiple of 4
   int k = 0;
+  TokenAddend addend = {};
   float* y = nullptr;  // [tokens, hidden]
 };
 cudaError_t SumSlots(const SumSlotsParams& p, const StreamChain& chain);
 
-// y[t] += sigmoid(gate[t]) · x[t], without a gate x[t].
-struct AddGatedParams {
-  const float* x = nullptr;     // [tokens, hidden]
-  const float* gate = nullptr;  // [tokens] or null
+// y[t] += addend[t], where that could not be a part of the sums.
+struct AddToTokensParams {
+  TokenAddend addend;
   int64_t tokens = 0, hidden = 0;
   float* y = nullptr;
 };
-cudaError_t AddGated(const AddGatedParams& p, cudaStream_t stream);
+cudaError_t AddToTokens(const AddToTokensParams& p, cudaStream_t stream);
 
 // to[i] = table[from[i]], −1 for −1.
 cudaError_t MapIds(const int32_t* from, const int32_t* table, int64_t count, int32_t* to,

@@ -107,7 +107,7 @@ void ActivateRows(const DeviceExperts& experts, const ExpertActivation& activati
 
 // Multiply for one expert that has all rows; float32 where `float_output`.
 void MultiplyDense(const ExpertArithmetic& arithmetic, const Product& product, const RowChunk& rows,
-                   int64_t tokens, bool float_output, cudaStream_t stream) {
+                   int64_t tokens, bool float_output, const StreamChain& chain) {
   const DeviceMatrix& b = *product.b;
   if (!arithmetic.tensor_cores) {
     Check(PlainGroupedGemm({.a = product.a,
@@ -120,7 +120,7 @@ void MultiplyDense(const ExpertArithmetic& arithmetic, const Product& product, c
                             .n = b.n,
                             .k = b.k,
                             .chunk = {.rows = tokens}},
-                           stream),
+                           chain.stream),
           "plain GEMM of the shared expert");
     return;
   }
@@ -136,7 +136,7 @@ void MultiplyDense(const ExpertArithmetic& arithmetic, const Product& product, c
              .m = tokens,
              .n = b.n,
              .k = b.k},
-            stream);
+            chain);
 }
 
 }  // namespace
@@ -186,7 +186,7 @@ void RunSharedExpert(const DeviceExperts& shared, const ExpertActivation& activa
                      const float* x, int64_t tokens, float* y, CudaMoeRuntime& runtime) {
   if (tokens == 0) return;
   MoeBuffers& buffers = runtime.buffers();
-  const cudaStream_t stream = runtime.stream();
+  const StreamChain chain = runtime.chain();
   const RowChunk all = {.rows = CeilDiv(tokens, kScaleRows) * kScaleRows};
   Check(SpreadRows({.in = {.segments = 1, .capacity = tokens, .tokens = tokens},
                     .rows = reinterpret_cast<const std::byte*>(x),
@@ -197,17 +197,17 @@ void RunSharedExpert(const DeviceExperts& shared, const ExpertActivation& activa
                     .to = shared.arithmetic.input,
                     .a = buffers.a.data(),
                     .a_scales = buffers.a_scales.as<float>()},
-                   stream),
+                   chain),
         "rows of the shared expert");
   MultiplyDense(shared.arithmetic,
                 {buffers.a.data(), buffers.a_scales.as<float>(), &shared.gate_up,
                  shared.gate_up_bias.as<float>(), buffers.gate_up.data()},
-                all, tokens, shared.arithmetic.output == ElementType::kF32, stream);
-  ActivateRows(shared, activation, all, buffers, stream);
+                all, tokens, shared.arithmetic.output == ElementType::kF32, chain);
+  ActivateRows(shared, activation, all, buffers, chain);
   MultiplyDense(shared.arithmetic,
                 {buffers.middle.data(), buffers.middle_scales.as<float>(), &shared.down,
                  shared.down_bias.as<float>(), y},
-                all, tokens, /*float_output=*/true, stream);
+                all, tokens, /*float_output=*/true, chain);
 }
 
 }  // namespace switchyard::cuda

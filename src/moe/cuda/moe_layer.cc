@@ -271,7 +271,8 @@ void CudaMoeLayer::BeginDispatch(CudaMoeBatch& batch) {
                                    .ids = buffers.ids.as<int32_t>(),
                                    .weights = buffers.weights.as<float>(),
                                    .tokens = batch.round.size(),
-                                   .longest = batch.LongestInRound()},
+                                   .longest = batch.LongestInRound(),
+                                   .addend = SharedInSums(batch)},
                                   runtime_.stream());
   } else if (runtime_.gathers()) {
     GatherAll(batch);
@@ -383,7 +384,7 @@ void CudaMoeLayer::EndCombine(CudaMoeBatch& batch) {
   const MoeBuffers& buffers = runtime_.buffers();
   float* y = batch.y + batch.round.begin * config_.hidden;
   if (batch.exchange) return batch.exchange->EndCombine(0, y, runtime_.stream());
-  const bool adds_up = runtime_.gathers() && runtime_.mesh().ep() > 1;
+  const bool adds_up = AddsUpAfterSums();
   float* sums = adds_up ? buffers.all_sums.as<float>() : y;
   Check(SumSlots({.outputs = buffers.outputs.data(),
                   .type = experts_.arithmetic.output,
@@ -392,10 +393,31 @@ void CudaMoeLayer::EndCombine(CudaMoeBatch& batch) {
                   .tokens = batch.arrived.in.tokens,
                   .hidden = config_.hidden,
                   .k = config_.router.top_k,
+                  .addend = SharedInSums(batch),
                   .y = sums},
                  runtime_.chain()),
         "sums over slots");
   if (adds_up) runtime_.groups().ep->ReduceScatterV(sums, y, LaneSizes(batch, config_.hidden));
+}
+
+// `none` with DP attention: a rank has sums of its own experts, of everybody's tokens.
+bool CudaMoeLayer::AddsUpAfterSums() const {
+  return runtime_.gathers() && runtime_.mesh().ep() > 1;
+}
+
+// The shared expert's part of a round's sums. Where sums are added up over ranks afterwards it
+// would count more than once: Scatter adds it then.
+TokenAddend CudaMoeLayer::SharedInSums(const CudaMoeBatch& batch) const {
+  if (!shared_ || AddsUpAfterSums() || (batch.spreads && runtime_.mesh().moe_tp() > 1)) return {};
+  return SharedOutput(batch.round.begin);
+}
+
+// From a token on.
+TokenAddend CudaMoeLayer::SharedOutput(int64_t token) const {
+  const MoeBuffers& buffers = runtime_.buffers();
+  const bool gated = shared_gate_.n > 0;
+  return {.x = buffers.shared_y.as<float>() + token * config_.hidden,
+          .gate = gated ? buffers.shared_gate.as<float>() + token : nullptr};
 }
 
 // Of the own tokens, or of all of them where each rank has a slice of the expert.
@@ -420,20 +442,17 @@ void CudaMoeLayer::ComputeShared(CudaMoeBatch& batch) {
 void CudaMoeLayer::Scatter(CudaMoeBatch& batch) {
   const Mesh& mesh = runtime_.mesh();
   const RankGroups& groups = runtime_.groups();
-  const MoeBuffers& buffers = runtime_.buffers();
   const int64_t hidden = config_.hidden;
   float* own_out = batch.out + batch.own.begin * hidden;
   if (batch.spreads && mesh.moe_tp() > 1)
     groups.moe_tp->ReduceScatterV(
         batch.y, own_out, PartSizes(batch, mesh.ep_rank() * mesh.moe_tp(), mesh.moe_tp(), hidden));
-  if (shared_)
-    Check(AddGated({.x = buffers.shared_y.as<float>(),
-                    .gate = shared_gate_.n > 0 ? buffers.shared_gate.as<float>() : nullptr,
-                    .tokens = batch.own.size(),
-                    .hidden = hidden,
-                    .y = own_out},
-                   runtime_.stream()),
-          "sum with the shared expert");
+  if (shared_ && !SharedInSums(batch).x)
+    Check(
+        AddToTokens(
+            {.addend = SharedOutput(0), .tokens = batch.own.size(), .hidden = hidden, .y = own_out},
+            runtime_.stream()),
+        "sum with the shared expert");
   if (!batch.spreads) {
     // Each rank has the part of its experts and of its slices, of the shared expert too.
     if (mesh.tp() > 1) groups.tp->AllReduceSum(own_out, batch.own.size() * hidden);

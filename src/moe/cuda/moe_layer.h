@@ -51,6 +51,9 @@ class CudaMoeLayer : public MoeBlock {
   bool ChoosesWhileOrdering(const CudaMoeBatch& batch) const;
   void KeepRoutedExperts(CudaMoeBatch& batch);
   void ComputeShared(CudaMoeBatch& batch);
+  bool AddsUpAfterSums() const;
+  TokenAddend SharedInSums(const CudaMoeBatch& batch) const;
+  TokenAddend SharedOutput(int64_t token) const;
   ExpertActivation Activation() const;
   // Bytes or floats (`size` a token) of each member of a group of consecutive ranks.
   std::span<const size_t> PartSizes(CudaMoeBatch& batch, int first, int ranks, size_t size) const;

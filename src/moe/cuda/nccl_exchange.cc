@@ -290,6 +290,7 @@ void NcclExchange::EndCombine(int slot_number, float* y, cudaStream_t stream) {
                   .tokens = slot.batch.tokens,
                   .hidden = config.hidden,
                   .k = static_cast<int>(ReturnsOfToken(config)),
+                  .addend = slot.batch.addend,
                   .y = y},
                  stream),
         "end of the combine");

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "moe/cuda/token_addend.h"
 #include "moe/rows.h"
 
 namespace switchyard::cuda {
@@ -51,8 +52,8 @@ struct DispatchedRows {
 // whose four calls go to one stream, or to streams that events put in their order.
 //
 // Results: slots of rows are a function of routing alone (no atomics decide an order), and
-// EndCombine adds over slots in slot order in float32, exactly as moe/combine.h: the same bits for
-// every number of ranks, every tuning, and whatever rows travel over.
+// EndCombine adds over slots in slot order in float32, then the addend, exactly as moe/combine.h:
+// the same bits for every number of ranks, every tuning, and whatever rows travel over.
 class RowExchange {
  public:
   virtual ~RowExchange() = default;
@@ -68,6 +69,8 @@ class RowExchange {
     // The most that any rank of the group has in this batch, the same on all of them: messages of a
     // fixed size are so long. 0: nobody knows, so max_tokens.
     int64_t longest = 0;
+    // Written by kernels before BeginCombine.
+    TokenAddend addend = {};
   };
   virtual void BeginDispatch(int slot, const Tokens& tokens, cudaStream_t stream) = 0;
   virtual DispatchedRows EndDispatch(int slot, cudaStream_t stream) = 0;
