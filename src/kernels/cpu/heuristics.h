@@ -16,10 +16,17 @@ constexpr int64_t kPanelBatch = 96;
 // Register tiles of rows up to which weights are converted as they are multiplied: repeating a
 // cheap conversion for each costs less than a panel's way through L2.
 constexpr int64_t kDirectTiles16Bits = 6, kDirectTiles8Bits = 2;
-// Bytes ahead of a weight stream that memory is asked for: more than a core reads while one access
-// is under way. With 1024 one thread on Zen 4 had a tenth to a quarter less of memory's bandwidth;
-// 4096 gave no more.
-constexpr int64_t kPrefetchBytes = 2048;
+// Bytes ahead of a tile's weights that memory is asked for, all of its rows together: more than a
+// core reads while one access is under way. With half of it one thread on Zen 4 had a tenth to a
+// quarter less of memory's bandwidth; twice as much gave no more.
+constexpr int64_t kAheadBytes = 8192;
+
+// Few rows of x in int8 by weights as they lie (avx512/int8_vnni.cc). Weight rows of a tile: up to
+// kInt8LoneStreamRows rows of x it is one, which hardware brings in soonest (measured 1.3 to 1.6
+// times as fast as four side by side with 1 or 2 rows, 1.3 times with 3 or 4). With more the loads
+// of x, repeated for each weight row, leave a core no room to read ahead. Up to kInt8UnaskedRows
+// asking by software takes more time than it saves.
+constexpr int kInt8LoneStreamRows = 5, kInt8UnaskedRows = 2;
 
 // Panels of weights (avx512/panels.h): outputs of a panel, half of them where it would have more
 // bytes than that. With K 2048 in int8 it is 128 KiB, an eighth to a half of an L2 cache, beside as

@@ -4,6 +4,7 @@
 
 #include <immintrin.h>
 
+#include "kernels/cpu/heuristics.h"
 #include "kernels/cpu/leaves.h"
 
 namespace switchyard::kernels::cpu::avx2 {
@@ -17,6 +18,9 @@ struct Int8Dot {
   };
   static constexpr int64_t kBytes = 32;
   static constexpr int kTileRows = 2;
+  static constexpr int Cols(int) { return 4; }
+  static constexpr int64_t Ahead(int) { return kAheadBytes; }
+  static constexpr int CachedCols(int) { return 4; }
   static constexpr uint32_t kOffset = 0;
 
   static Sum Zero() { return _mm256_setzero_si256(); }

@@ -10,8 +10,9 @@ namespace switchyard::kernels::cpu::avx2 {
 struct Vec {
   using F = __m256;
   static constexpr int kLanes = 8;
-  static constexpr int kTileRows = 3;   // activation rows of a register tile (with 4 weight rows)
-  static constexpr int kQueryRows = 2;  // query rows of a tile of the weighted sum of values
+  static constexpr int kTileRows = 3;     // activation rows of a register tile (with 4 weight rows)
+  static constexpr int kLoneRowCols = 4;  // as avx512/vec.h; one would wait for its own sums
+  static constexpr int kQueryRows = 2;    // query rows of a tile of the weighted sum of values
 
   static __m256i First(int64_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)),

@@ -14,7 +14,11 @@ struct Int8Dot {
   using Codes = __m512i;
   using Sum = __m512i;
   static constexpr int64_t kBytes = 64;
-  static constexpr int kTileRows = 6;
+  static constexpr int kTileRows = 8;
+  // As many sums as registers hold beside x.
+  static constexpr int CachedCols(int rows) { return rows <= 6 ? 4 : 2; }
+  static constexpr int Cols(int rows) { return rows <= kInt8LoneStreamRows ? 1 : CachedCols(rows); }
+  static constexpr int64_t Ahead(int rows) { return rows <= kInt8UnaskedRows ? 0 : kAheadBytes; }
   static constexpr uint32_t kOffset = 128;
 
   static Sum Zero() { return _mm512_setzero_si512(); }
@@ -29,7 +33,16 @@ struct Int8Dot {
     return sum;
   }
   static void Reduce4(const Sum (&acc)[4], int32_t* sums) {
-    for (int c = 0; c < 4; ++c) sums[c] = _mm512_reduce_add_epi32(acc[c]);
+    const auto add = [](Sum a, Sum b) __attribute__((always_inline)) {
+      return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    };
+    const Sum ab = add(acc[0], acc[1]), cd = add(acc[2], acc[3]);
+    // Each 128 bits: sums of the four vectors' parts.
+    const Sum abcd = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    const __m256i two =
+        _mm256_add_epi32(_mm512_castsi512_si256(abcd), _mm512_extracti64x4_epi64(abcd, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(sums),
+                     _mm_add_epi32(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1)));
   }
 };
 

@@ -2,16 +2,19 @@
 // the same bits; then sum · scale of the row · scale of the weight row.
 //
 // D, one for each instruction set, has vectors of kBytes codes and products of such vectors that
-// add up in int32 lanes. Where it multiplies unsigned by signed codes, weights enter as w +
-// kOffset, and kOffset · Σ x is taken away in the end.
+// add up in int32 lanes, and says how many weight rows a tile has for its rows of x (Cols, or
+// CachedCols where weights lie in a cache) and how far ahead it asks memory (Ahead). Where it
+// multiplies unsigned by signed codes, weights enter as w + kOffset, and kOffset · Σ x is taken
+// away in the end.
 #pragma once
 
 #include "kernels/cpu/heuristics.h"
 #include "kernels/cpu/leaves.h"
+#include "kernels/cpu/simd/ahead.h"
 
 namespace switchyard::kernels::cpu::simd {
 
-constexpr int kInt8Cols = 4;  // weight rows of a register tile
+constexpr int64_t kInt8Rows = 8;  // weight rows that meet all rows of x before the next ones
 
 template <class D>
 const int8_t* Int8WeightRow(const WeightRef& w, int64_t n) {
@@ -37,9 +40,9 @@ void StoreInt8Sums(const LinearTask& t, int64_t x_row, int64_t i, int64_t n, int
   }
 }
 
-// Rows [i, i + M) of x with the `count` (1 to 4) weight rows from n on; missing ones repeat the
-// last.
-template <class D, int M, bool kPrefetch>
+// Rows [i, i + M) of x with the `count` (1 to N) weight rows from n on; missing ones repeat the
+// last. Asks memory for what comes kAhead bytes later, unless that is 0.
+template <class D, int M, int N, int64_t kAhead>
 void Int8Tile(const LinearTask& t, int64_t i, int64_t n, int64_t count) {
   int64_t rows[M];
   const int8_t* x[M];
@@ -47,27 +50,29 @@ void Int8Tile(const LinearTask& t, int64_t i, int64_t n, int64_t count) {
     rows[r] = t.codes.ids != nullptr ? t.codes.ids[i + r] : i + r;
     x[r] = t.codes.base + rows[r] * t.codes.ld;
   }
-  const int8_t* w[kInt8Cols];
-  for (int c = 0; c < kInt8Cols; ++c) w[c] = Int8WeightRow<D>(t.w, n + (c < count ? c : count - 1));
-  typename D::Sum acc[M][kInt8Cols];
-  for (int r = 0; r < M; ++r) {
-    for (int c = 0; c < kInt8Cols; ++c) acc[r][c] = D::Zero();
-  }
+  const int8_t* w[N];
+  for (int c = 0; c < N; ++c) w[c] = Int8WeightRow<D>(t.w, n + (c < count ? c : count - 1));
+  constexpr int kSums = (M * N + 3) / 4 * 4;
+  typename D::Sum acc[kSums];  // r · N + c
+#pragma GCC unroll 32
+  for (int s = 0; s < kSums; ++s) acc[s] = D::Zero();
   const auto step = [&](int64_t j, const auto& load) __attribute__((always_inline)) {
     typename D::Codes xv[M];
+#pragma GCC unroll 8
     for (int r = 0; r < M; ++r) xv[r] = D::Load(x[r] + j);
-    for (int c = 0; c < kInt8Cols; ++c) {
+#pragma GCC unroll 4
+    for (int c = 0; c < N; ++c) {
       const auto wv = D::Weights(load(w[c] + j));
-      for (int r = 0; r < M; ++r) acc[r][c] = D::Add(acc[r][c], wv, xv[r]);
+#pragma GCC unroll 8
+      for (int r = 0; r < M; ++r) acc[r * N + c] = D::Add(acc[r * N + c], wv, xv[r]);
     }
   };
-  // The next use of these streams is kInt8Cols rows on.
-  const int64_t next = kInt8Cols * t.w.row_step * t.w.stored_k - t.w.k;
+  const Ahead<D, N, kAhead> ahead(t.w.k, t.w.row_step * t.w.stored_k, t.end - n);
   int64_t j = 0;
   for (; j + D::kBytes <= t.w.k; j += D::kBytes) {
-    if constexpr (kPrefetch) {
-      const int64_t ahead = j + kPrefetchBytes < t.w.k ? kPrefetchBytes : kPrefetchBytes + next;
-      for (int c = 0; c < kInt8Cols; ++c) __builtin_prefetch(w[c] + j + ahead, 0, 2);
+    if constexpr (kAhead > 0) {
+      const int64_t at = j + ahead.Of(j);
+      for (int c = 0; c < N; ++c) __builtin_prefetch(w[c] + at, 0, 2);
     }
     step(
         j, [](const int8_t* p) __attribute__((always_inline)) { return D::Load(p); });
@@ -77,11 +82,13 @@ void Int8Tile(const LinearTask& t, int64_t i, int64_t n, int64_t count) {
     step(
         j, [left](const int8_t* p) __attribute__((always_inline)) { return D::LoadN(p, left); });
   }
-  for (int r = 0; r < M; ++r) {
-    int32_t sums[kInt8Cols];
-    D::Reduce4(acc[r], sums);
-    StoreInt8Sums<D>(t, rows[r], i + r, n, count, sums);
+  int32_t sums[kSums];
+#pragma GCC unroll 8
+  for (int s = 0; s < kSums; s += 4) {
+    const typename D::Sum four[4] = {acc[s], acc[s + 1], acc[s + 2], acc[s + 3]};
+    D::Reduce4(four, sums + s);
   }
+  for (int r = 0; r < M; ++r) StoreInt8Sums<D>(t, rows[r], i + r, n, count, sums + r * N);
 }
 
 // Calls f.template operator()<M>() for M = m, 1 to kTileRows.
@@ -93,19 +100,24 @@ void ForInt8Rows(int64_t m, const Function& f) {
   f.template operator()<M>();
 }
 
-// A tile of x rows stays in L1 while it meets kPanelRows weight rows, which stay in L2.
+// Weight rows [n, end) with the rows [i, i + M) of x.
+template <class D, int M, int N, int64_t kAhead>
+void RunInt8Tiles(const LinearTask& t, int64_t i, int64_t n, int64_t end) {
+  for (; n < end; n += N) Int8Tile<D, M, N, kAhead>(t, i, n, end - n < N ? end - n : N);
+}
+
+// A few weight rows at a time meet all rows of x: the first tile of these brings them in from
+// memory, which goes on for what was asked for while others take them from L1.
 template <class D>
 void LinearInt8(const LinearTask& t) {
   const int64_t tiles = (t.m + D::kTileRows - 1) / D::kTileRows;
-  for (int64_t panel = t.begin; panel < t.end; panel += kPanelRows) {
-    const int64_t end = panel + kPanelRows < t.end ? panel + kPanelRows : t.end;
+  for (int64_t n = t.begin; n < t.end; n += kInt8Rows) {
+    const int64_t end = n + kInt8Rows < t.end ? n + kInt8Rows : t.end;
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t i = t.m * tile / tiles;
       ForInt8Rows<D>(t.m * (tile + 1) / tiles - i, [&]<int M>() {
-        for (int64_t n = panel; n < end; n += kInt8Cols) {
-          const int64_t count = end - n < kInt8Cols ? end - n : kInt8Cols;
-          tile == 0 ? Int8Tile<D, M, true>(t, i, n, count) : Int8Tile<D, M, false>(t, i, n, count);
-        }
+        tile == 0 ? RunInt8Tiles<D, M, D::Cols(M), D::Ahead(M)>(t, i, n, end)
+                  : RunInt8Tiles<D, M, D::CachedCols(M), 0>(t, i, n, end);
       });
     }
   }

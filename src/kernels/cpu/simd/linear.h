@@ -2,59 +2,77 @@
 // K, then one horizontal sum: never another order, whatever the number of rows or the path taken.
 //
 // Few rows of x: weights go from memory through registers into the products, four streams at a
-// time, prefetched ahead. Many rows: a panel of weight rows is converted to float32 once and stays
-// in L2, while tiles of 6 × 4 accumulators (AVX-512) run over kPanelDepth columns, which stay in
-// L1; between depths a tile's accumulators are parked as vectors, so the chain goes on where it
-// stopped.
+// time, prefetched ahead, or one where x is a single row. Many rows: a panel of weight rows is
+// converted to float32 once and stays in L2, while tiles of 6 × 4 accumulators (AVX-512) run over
+// kPanelDepth columns, which stay in L1; between depths a tile's accumulators are parked as
+// vectors, so the chain goes on where it stopped.
 #pragma once
 
 #include "kernels/cpu/heuristics.h"
 #include "kernels/cpu/leaves.h"
+#include "kernels/cpu/simd/ahead.h"
 #include "kernels/cpu/simd/rows.h"
 
 namespace switchyard::kernels::cpu::simd {
 
 constexpr int kTileCols = 4;  // weight rows of a register tile
 
+// A tile that brings weights in from memory.
+struct DirectShape {
+  int cols;       // weight rows
+  int64_t ahead;  // bytes that it asks for before they are wanted
+};
+// One row of x is so little work that a core reads far ahead by itself, and one weight row after
+// another is the order that hardware brings in soonest.
+template <class V>
+constexpr DirectShape ShapeOf(int rows, int bits) {
+  if (rows == 1 && bits >= 16) return {V::kLoneRowCols, V::kLoneRowCols == 1 ? 0 : kAheadBytes};
+  return {kTileCols, kAheadBytes};
+}
+
 template <class V>
 const float* XRow(const RowSource& x, int64_t i) {
   return x.base + (x.ids != nullptr ? x.ids[i] : i) * x.ld;
 }
 
-// Products of M rows with four weight rows over columns [0, k), from and to vector accumulators.
-// The next use of these weight streams is `next` bytes further than this one.
-template <class V, class Row, int M, bool kPrefetch>
-[[gnu::always_inline]] inline void RunTile(const float* const (&x)[M], const Row (&w)[kTileCols],
-                                           int64_t k, int64_t next,
-                                           typename V::F (&acc)[M][kTileCols]) {
+// Products of M rows with N weight rows over columns [0, k), from and to vector accumulators.
+// Asks memory for what weights come kAhead bytes later, unless that is 0.
+template <class V, class Row, int64_t kAhead, int M, int N>
+[[gnu::always_inline]] inline void RunTile(const float* const (&x)[M], const Row (&w)[N], int64_t k,
+                                           const Ahead<V, N, kAhead>& ahead,
+                                           typename V::F (&acc)[M][N]) {
   const auto step = [&](int64_t j) __attribute__((always_inline)) {
     typename V::F xv[M];
+#pragma GCC unroll 8
     for (int i = 0; i < M; ++i) {
       xv[i] = V::Load(x[i] + j);
       V::Hold(xv[i]);
     }
-    for (int c = 0; c < kTileCols; ++c) {
+#pragma GCC unroll 8
+    for (int c = 0; c < N; ++c) {
       typename V::F wv = w[c].At(j);
       V::Hold(wv);
+#pragma GCC unroll 8
       for (int i = 0; i < M; ++i) acc[i][c] = V::Fma(xv[i], wv, acc[i][c]);
     }
   };
   int64_t j = 0;
-  if constexpr (kPrefetch) {
+  if constexpr (kAhead > 0) {
     constexpr int kLine = 64 * 8 / Row::kBitsPerWeight;  // columns of one cache line
-    const int64_t bytes = k * Row::kBitsPerWeight / 8;
     for (; j + kLine <= k; j += kLine) {
       const int64_t at = j * Row::kBitsPerWeight / 8;
-      const int64_t ahead = at + kPrefetchBytes < bytes ? kPrefetchBytes : next;
-      for (int c = 0; c < kTileCols; ++c) __builtin_prefetch(w[c].p + at + ahead, 0, 2);
+#pragma GCC unroll 8
+      for (int c = 0; c < N; ++c) __builtin_prefetch(w[c].p + at + ahead.Of(at), 0, 2);
 #pragma GCC unroll 16
       for (int s = 0; s < kLine; s += V::kLanes) step(j + s);
     }
   }
   for (; j + V::kLanes <= k; j += V::kLanes) step(j);
   if (j < k) {
-    for (int c = 0; c < kTileCols; ++c) {
+#pragma GCC unroll 8
+    for (int c = 0; c < N; ++c) {
       const typename V::F wv = w[c].AtN(j, k - j);
+#pragma GCC unroll 8
       for (int i = 0; i < M; ++i) {
         acc[i][c] = V::Fma(V::LoadN(x[i] + j, k - j), wv, acc[i][c]);
       }
@@ -72,35 +90,42 @@ void StoreSums(const LinearTask& t, int64_t i, int64_t n, int64_t count, const f
   }
 }
 
-template <class V, int M>
+template <class V, int M, int N>
 void FinishTile(const LinearTask& t, int64_t i, int64_t n, int64_t count,
-                const typename V::F (&acc)[M][kTileCols]) {
+                const typename V::F (&acc)[M][N]) {
+#pragma GCC unroll 8
   for (int r = 0; r < M; ++r) {
     float sums[kTileCols];
-    V::ReduceAdd4(acc[r][0], acc[r][1], acc[r][2], acc[r][3], sums);
+    if constexpr (N == 1) {
+      sums[0] = V::ReduceAdd(acc[r][0]);
+    } else {
+      static_assert(N == kTileCols);
+      V::ReduceAdd4(acc[r][0], acc[r][1], acc[r][2], acc[r][3], sums);
+    }
     StoreSums<V>(t, i + r, n, count, sums);
   }
 }
 
-// Rows [i, i + M) of x with the `count` (1 to 4) weight rows from n on; missing ones repeat the
+// Rows [i, i + M) of x with the `count` (1 to N) weight rows from n on; missing ones repeat the
 // last.
-template <class V, class Row, int M>
+template <class V, class Row, int M, int N, int64_t kAhead>
 void DirectTile(const LinearTask& t, int64_t i, int64_t n, int64_t count) {
   const float* x[M];
   for (int r = 0; r < M; ++r) x[r] = XRow<V>(t.x, i + r);
-  Row w[kTileCols];
-  for (int c = 0; c < kTileCols; ++c) {
+  Row w[N];
+  for (int c = 0; c < N; ++c) {
     MakeRow(t.w, n + (c < count ? c : count - 1), t.scratch + c * ScaleFloats<V>(t.w.k), &w[c]);
   }
-  typename V::F acc[M][kTileCols];
+  typename V::F acc[M][N];
+#pragma GCC unroll 8
   for (int r = 0; r < M; ++r) {
-    for (int c = 0; c < kTileCols; ++c) acc[r][c] = V::Zero();
+#pragma GCC unroll 8
+    for (int c = 0; c < N; ++c) acc[r][c] = V::Zero();
   }
-  const int64_t stride = RowStride<V>(t.w, Row::kBitsPerWeight);
-  const int64_t row_bytes = t.w.k * Row::kBitsPerWeight / 8;
-  const int64_t skipped = row_bytes > kPrefetchBytes ? row_bytes - kPrefetchBytes : 0;
-  RunTile<V, Row, M, true>(x, w, t.w.k, kTileCols * stride - skipped, acc);
-  FinishTile<V, M>(t, i, n, count, acc);
+  const Ahead<V, N, kAhead> ahead(t.w.k * Row::kBitsPerWeight / 8,
+                                  RowStride<V>(t.w, Row::kBitsPerWeight), t.end - n);
+  RunTile<V, Row, kAhead>(x, w, t.w.k, ahead, acc);
+  FinishTile<V>(t, i, n, count, acc);
 }
 
 // Calls f.template operator()<M>() for M = m, 1 to kTileRows.
@@ -112,6 +137,14 @@ void ForRows(int64_t m, const Function& f) {
   f.template operator()<M>();
 }
 
+// Weight rows [n, n + count) with the rows [i, i + M) of x.
+template <class V, class Row, int M, int N, int64_t kAhead>
+void RunDirectTiles(const LinearTask& t, int64_t i, int64_t n, int64_t count) {
+  for (int64_t c = 0; c < count; c += N) {
+    DirectTile<V, Row, M, N, kAhead>(t, i, n + c, count - c < N ? count - c : N);
+  }
+}
+
 template <class V, class Row>
 void LinearDirect(const LinearTask& t) {
   const int64_t tiles = (t.m + V::kTileRows - 1) / V::kTileRows;
@@ -119,8 +152,11 @@ void LinearDirect(const LinearTask& t) {
     const int64_t count = t.end - n < kTileCols ? t.end - n : kTileCols;
     for (int64_t tile = 0; tile < tiles; ++tile) {  // after the first, weights come from L1
       const int64_t i = t.m * tile / tiles;
-      ForRows<V>(t.m * (tile + 1) / tiles - i,
-                 [&]<int M>() { DirectTile<V, Row, M>(t, i, n, count); });
+      ForRows<V>(t.m * (tile + 1) / tiles - i, [&]<int M>() {
+        if (tile > 0) return RunDirectTiles<V, Row, M, kTileCols, 0>(t, i, n, count);
+        constexpr DirectShape kShape = ShapeOf<V>(M, Row::kBitsPerWeight);
+        RunDirectTiles<V, Row, M, kShape.cols, kShape.ahead>(t, i, n, count);
+      });
     }
   }
 }
@@ -161,8 +197,8 @@ void PanelTile(const LinearTask& t, int64_t i, int64_t n, int64_t count, const f
       acc[r][c] = k0 == 0 ? V::Zero() : V::Load(parked + (r * kTileCols + c) * V::kLanes);
     }
   }
-  RunTile<V, F32Row<V>, M, false>(x, w, depth, 0, acc);
-  if (k0 + depth == t.w.k) return FinishTile<V, M>(t, i, n, count, acc);
+  RunTile<V, F32Row<V>, 0>(x, w, depth, Ahead<V, kTileCols, 0>(1, 0, 0), acc);
+  if (k0 + depth == t.w.k) return FinishTile<V>(t, i, n, count, acc);
   for (int r = 0; r < M; ++r) {
     for (int c = 0; c < kTileCols; ++c) {
       V::Store(parked + (r * kTileCols + c) * V::kLanes, acc[r][c]);
