@@ -14,7 +14,7 @@
 
 namespace switchyard::kernels::cpu::simd {
 
-constexpr int64_t kInt8Rows = 8;  // weight rows that meet all rows of x before the next ones
+constexpr int64_t kInt8Rows = 16;  // weight rows that meet all rows of x before the next ones
 
 template <class D>
 const int8_t* Int8WeightRow(const WeightRef& w, int64_t n) {
