@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/cpu/leaves.h"
+#include "kernels/cpu/simd/ahead.h"
 
 namespace switchyard::kernels::cpu {
 namespace {
@@ -23,6 +24,37 @@ TEST(HeuristicsTest, PanelsOfUsualDepthsFitTheCaches) {
 TEST(HeuristicsTest, RowsThatArePackedForPayForIt) {
   constexpr int64_t kRowsThatPackingCosts = 5;
   EXPECT_GE(kInt8PanelFewestRows, 4 * kRowsThatPackingCosts);
+}
+
+TEST(HeuristicsTest, NothingBeyondATasksRowsIsAskedFor) {
+  constexpr int kRows = 4;
+  constexpr int64_t kBytes = 8192;
+  for (const int64_t row_bytes : {0, 1, 40, 1024, 2000, 2048, 2049, 7168}) {
+    for (const int64_t gap : {0, 8}) {
+      for (int64_t left = 1; left < 300; left += 7) {
+        const int64_t stride = row_bytes + gap;
+        const simd::Ahead<int, kRows, kBytes> ahead(row_bytes, stride, left);
+        for (int64_t at = 0; at < row_bytes; at += 3) {
+          const int64_t place = at + ahead.Of(at);
+          ASSERT_GE(place, at);
+          ASSERT_LT(place, left * stride) << row_bytes << " " << left << " " << at;
+          // In a row, not between two.
+          ASSERT_LT(place % stride, row_bytes);
+        }
+      }
+    }
+  }
+}
+
+TEST(HeuristicsTest, WeightsAreAskedForAsFarAheadAsSaid) {
+  constexpr int64_t kRow = 2048, kMany = 1000;
+  // One stream: four rows on. Four streams: the next four rows.
+  EXPECT_EQ((simd::Ahead<int, 1, 4 * kRow>(kRow, kRow, kMany).Of(0)), 4 * kRow);
+  EXPECT_EQ((simd::Ahead<int, 4, 4 * kRow>(kRow, kRow, kMany).Of(64)), 4 * kRow);
+  // Within a long row, and from its last part to the start of the next one.
+  const simd::Ahead<int, 1, kRow> deep(2 * kRow, 3 * kRow, kMany);
+  EXPECT_EQ(deep.Of(0), kRow);
+  EXPECT_EQ(kRow + deep.Of(kRow), 3 * kRow);
 }
 
 TEST(HeuristicsTest, PartsOfKeysAreWholeBlocks) {

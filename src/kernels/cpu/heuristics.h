@@ -22,10 +22,10 @@ constexpr int64_t kDirectTiles16Bits = 6, kDirectTiles8Bits = 2;
 constexpr int64_t kAheadBytes = 8192;
 
 // Few rows of x in int8 by weights as they lie (avx512/int8_vnni.cc). Weight rows of a tile: up to
-// kInt8LoneStreamRows rows of x it is one, which hardware brings in soonest (measured 1.3 to 1.6
-// times as fast as four side by side with 1 or 2 rows, 1.3 times with 3 or 4). With more the loads
-// of x, repeated for each weight row, leave a core no room to read ahead. Up to kInt8UnaskedRows
-// asking by software takes more time than it saves.
+// kInt8LoneStreamRows rows of x it is one, which hardware brings in soonest (measured 1.2 to 1.3
+// times as fast as four side by side with 1 and 2 rows, 1.1 to 1.2 times with 3 and 4). With more
+// the loads of x, repeated for each weight row, leave a core no room to read ahead. Up to
+// kInt8UnaskedRows asking by software takes more time than it saves.
 constexpr int kInt8LoneStreamRows = 5, kInt8UnaskedRows = 2;
 
 // Panels of weights (avx512/panels.h): outputs of a panel, half of them where it would have more

@@ -6,8 +6,8 @@
 
 namespace switchyard::kernels::cpu::simd {
 
-// kBytes of all streams together. Nothing beyond a task's last row is asked for, which another
-// thread may be reading. V: the vector type of an instruction set (kernels/cpu/leaves.h).
+// kBytes of all streams together. No round that begins beyond a task's last row is asked for, which
+// another thread may be reading. V: the vector type of an instruction set (kernels/cpu/leaves.h).
 template <class V, int N, int64_t kBytes>
 struct Ahead {
   int64_t turn;         // byte of a row from which the place is one round of rows further
