@@ -28,7 +28,7 @@ constexpr const char *kDispatch = "dispatch", *kCombine = "combine";
 template <typename T>
 DeviceMemory Upload(const std::vector<T>& from) {
   DeviceMemory to(from.size() * sizeof(T));
-  Check(cudaMemcpy(to.data(), from.data(), to.bytes(), cudaMemcpyHostToDevice), "upload");
+  CopyToDevice(to.data(), from.data(), to.bytes(), "upload");
   return to;
 }
 

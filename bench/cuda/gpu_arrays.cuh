@@ -20,8 +20,7 @@ struct DeviceArray {
     cuda::Check(cudaMalloc(&data, n * sizeof(T)), "memory of a benchmark");
   }
   explicit DeviceArray(const std::vector<T>& from) : DeviceArray(from.size()) {
-    cuda::Check(cudaMemcpy(data, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice),
-                "upload of a benchmark");
+    cuda::CopyToDevice(data, from.data(), from.size() * sizeof(T), "upload of a benchmark");
   }
   ~DeviceArray() { cudaFree(data); }
   DeviceArray(const DeviceArray&) = delete;

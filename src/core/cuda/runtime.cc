@@ -63,6 +63,12 @@ DeviceMemory::~DeviceMemory() {
   if (data_) cudaFree(data_);
 }
 
+void CopyToDevice(void* to, const void* from, size_t bytes, const char* what) {
+  if (bytes == 0) return;
+  Check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), what);
+  Check(cudaStreamSynchronize(cudaStreamLegacy), what);
+}
+
 PinnedMemory::PinnedMemory(size_t bytes) : bytes_(bytes) {
   if (bytes > 0) Check(cudaMallocHost(&data_, bytes), "page-locked host memory");
 }

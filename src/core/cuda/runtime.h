@@ -75,6 +75,11 @@ class PinnedMemory {
   size_t bytes_ = 0;
 };
 
+// Copies from any host memory. The bytes are there for kernels of all streams when it returns, as
+// they need not be after cudaMemcpy: that returns once it has read pageable memory, and streams
+// that do not block do not wait for what is still under way. `what` as for Check.
+void CopyToDevice(void* to, const void* from, size_t bytes, const char* what);
+
 // An order of work on the current device.
 class Stream {
  public:

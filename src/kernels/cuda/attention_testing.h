@@ -228,8 +228,7 @@ class AttentionSequences {
   template <typename T>
   static DeviceMemory Upload(const std::vector<T>& from) {
     DeviceMemory memory(from.size() * sizeof(T) + 16);
-    Check(cudaMemcpy(memory.data(), from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice),
-          "copy to the GPU");
+    CopyToDevice(memory.data(), from.data(), from.size() * sizeof(T), "copy to the GPU");
     return memory;
   }
 

@@ -59,10 +59,8 @@ std::vector<int32_t> OnDevice(const std::vector<std::vector<float>>& rows,
   DeviceMemory logits(count * vocab * sizeof(float)), weights(count * vocab * sizeof(float));
   DeviceMemory asked(count * sizeof(RowDraw)), tokens(count * sizeof(int32_t));
   for (int64_t r = 0; r < count; ++r)
-    Check(cudaMemcpy(logits.as<float>() + r * vocab, rows[r].data(), vocab * sizeof(float),
-                     cudaMemcpyHostToDevice),
-          "logits");
-  Check(cudaMemcpy(asked.data(), draws.data(), asked.bytes(), cudaMemcpyHostToDevice), "draws");
+    CopyToDevice(logits.as<float>() + r * vocab, rows[r].data(), vocab * sizeof(float), "logits");
+  CopyToDevice(asked.data(), draws.data(), asked.bytes(), "draws");
   Check(Draw({.logits = logits.as<float>(),
               .draws = asked.as<RowDraw>(),
               .rows = count,

@@ -17,8 +17,7 @@ namespace switchyard::cuda {
 template <typename T>
 DeviceMemory Upload(const std::vector<T>& values) {
   DeviceMemory memory(std::max<size_t>(values.size(), 1) * sizeof(T));
-  Check(cudaMemcpy(memory.data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
-        "upload");
+  CopyToDevice(memory.data(), values.data(), values.size() * sizeof(T), "upload");
   return memory;
 }
 template <typename T>

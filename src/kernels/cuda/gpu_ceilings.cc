@@ -36,10 +36,9 @@ cuda::DeviceMemory RandomMatrix(int64_t elements) {
   for (BF16& x : row) x = ToBF16(normal(random));
   cuda::DeviceMemory memory(elements * sizeof(BF16));
   for (int64_t at = 0; at < elements; at += std::ssize(row))
-    cuda::Check(cudaMemcpy(memory.as<BF16>() + at, row.data(),
-                           std::min<int64_t>(elements - at, std::ssize(row)) * sizeof(BF16),
-                           cudaMemcpyHostToDevice),
-                "a matrix to multiply");
+    cuda::CopyToDevice(memory.as<BF16>() + at, row.data(),
+                       std::min<int64_t>(elements - at, std::ssize(row)) * sizeof(BF16),
+                       "a matrix to multiply");
   return memory;
 }
 

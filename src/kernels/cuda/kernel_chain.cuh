@@ -24,14 +24,6 @@ __device__ __forceinline__ void WaitForKernelBefore() {
 #endif
 }
 
-// compute-sanitizer's racecheck ends with an error of its own where kernels overlap, so a build for
-// it (cmake -DSWITCHYARD_RACECHECK=ON) has none that begin early.
-#ifdef SWITCHYARD_RACECHECK
-constexpr bool kKernelsBeginEarly = false;
-#else
-constexpr bool kKernelsBeginEarly = true;
-#endif
-
 // Launches a kernel that may begin early (`early`): it must call WaitForKernelBefore before it
 // touches what earlier kernels write, and before it ends, so that who follows it follows them all.
 template <typename... Params, typename... Args>
@@ -46,7 +38,7 @@ cudaError_t LaunchEarly(void (*kernel)(Params...), dim3 blocks, int threads, siz
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = early && kKernelsBeginEarly ? 1 : 0;
+  config.numAttrs = early ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
 }
 template <typename... Params, typename... Args>
@@ -71,7 +63,7 @@ cudaError_t LaunchClusters(void (*kernel)(Params...), int clusters, int cluster,
   config.dynamicSmemBytes = shared_bytes;
   config.stream = chain.stream;
   config.attrs = attributes;
-  config.numAttrs = chain.early && kKernelsBeginEarly ? 2 : 1;
+  config.numAttrs = chain.early ? 2 : 1;
   return cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
 }
 

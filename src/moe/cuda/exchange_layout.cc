@@ -80,8 +80,7 @@ DeviceMemory PlacesOf(const ExpertMap& experts, int ranks) {
     places[e] = experts.Owner(e) << kRankShift | experts.LocalId(e);
   }
   DeviceMemory memory(places.size() * sizeof(int32_t));
-  Check(cudaMemcpy(memory.data(), places.data(), memory.bytes(), cudaMemcpyHostToDevice),
-        "places of the experts");
+  CopyToDevice(memory.data(), places.data(), memory.bytes(), "places of the experts");
   return memory;
 }
 

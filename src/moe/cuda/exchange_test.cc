@@ -282,7 +282,7 @@ TEST_F(CudaExchange, RunsOverPeerMemory) {
     const TestTraffic::Rank& in = traffic.ranks[r];
     const auto upload = [](const auto& from) {
       DeviceMemory to(from.size() * sizeof(from[0]));
-      Check(cudaMemcpy(to.data(), from.data(), to.bytes(), cudaMemcpyHostToDevice), "upload");
+      CopyToDevice(to.data(), from.data(), to.bytes(), "upload");
       return to;
     };
     const DeviceMemory x = upload(in.x), ids = upload(in.ids), weights = upload(in.weights),

@@ -20,9 +20,7 @@ int64_t BytesOf(ElementType type) {
 }
 
 void Copy(std::byte* to, const void* from, int64_t bytes) {
-  Check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "copy of weights to the GPU");
-  // A small copy may return before it has arrived, and streams that do not block would not wait.
-  Check(cudaStreamSynchronize(cudaStreamLegacy), "copy of weights to the GPU");
+  CopyToDevice(to, from, static_cast<size_t>(bytes), "copy of weights to the GPU");
 }
 
 bool Stores(const WeightView& w, ElementType type) {

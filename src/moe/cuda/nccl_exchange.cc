@@ -54,7 +54,7 @@ struct NcclExchange::Impl {
     if (c.sum_by_rank) {
       const std::vector<float> all(c.max_tokens * c.ranks, 1.0f);
       ones = DeviceMemory(all.size() * sizeof(float));
-      Check(cudaMemcpy(ones.data(), all.data(), ones.bytes(), cudaMemcpyHostToDevice), "weights");
+      CopyToDevice(ones.data(), all.data(), ones.bytes(), "weights");
     }
     const size_t offset = memory.Allocate(PeerBytes(c));
     const int64_t words = CeilDiv(c.max_tokens, 32) * c.ranks;

@@ -100,8 +100,7 @@ class Batch {
  private:
   template <typename T>
   static void Copy(const DeviceMemory& to, const std::vector<T>& from) {
-    Check(cudaMemcpy(to.data(), from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice),
-          "upload");
+    CopyToDevice(to.data(), from.data(), from.size() * sizeof(T), "upload");
   }
 
   DeviceMemory x_, ids_, weights_, outputs_, position_, y_;

@@ -184,8 +184,7 @@ class TestExchangeRanks {
   template <typename T>
   static void Copy(const DeviceMemory& to, const std::vector<T>& from) {
     ASSERT_LE(from.size() * sizeof(T), to.bytes());
-    Check(cudaMemcpy(to.data(), from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice),
-          "upload");
+    CopyToDevice(to.data(), from.data(), from.size() * sizeof(T), "upload");
   }
   ExchangeConfig config_;
   ExchangePeers peers_;

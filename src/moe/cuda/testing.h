@@ -21,8 +21,7 @@ namespace switchyard::cuda {
 template <typename T>
 DeviceMemory ToDevice(const std::vector<T>& values) {
   DeviceMemory memory(values.size() * sizeof(T));
-  Check(cudaMemcpy(memory.data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
-        "copy to the GPU");
+  CopyToDevice(memory.data(), values.data(), values.size() * sizeof(T), "copy to the GPU");
   return memory;
 }
 template <typename T>
