@@ -66,7 +66,7 @@ struct LinearTask {
   float* y;
   int64_t ldy;
   bool accumulate;
-  float* scratch;  // of `linear`: LinearScratch(k) floats, see cpu/driver.h
+  float* scratch;  // LinearScratch(k) floats, see cpu/driver.h
 };
 
 // y[i, c] = Σ_r x[i, r] · W[r, c] for the columns c in [begin, end), at most kColumnBlock of them.

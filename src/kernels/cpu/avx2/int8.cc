@@ -1,5 +1,6 @@
-// Int8 products of AVX2: |w| · (x with the sign of w), unsigned by signed. As |w| is at most 128
-// and |x| at most 127, the pairs that vpmaddubsw adds up never saturate.
+// Int8 products of AVX2, in 16 bits: x is widened once for all weight rows of a task, weights as
+// they are loaded, by units that do not multiply. Bytes by bytes (vpsignb, vpmaddubsw, vpmaddwd)
+// are three instructions of the two units that multiply for 32 products, this is two.
 #include "kernels/cpu/simd/int8.h"
 
 #include <immintrin.h>
@@ -10,36 +11,60 @@
 namespace switchyard::kernels::cpu::avx2 {
 namespace {
 
+// Columns of a widened row, and of the way to the next one: no power of two, so that rows do not
+// fall into one set of the L1 cache.
+int64_t WideColumns(int64_t k) { return (k + kMaxLanes - 1) / kMaxLanes * kMaxLanes + kMaxLanes; }
+
 struct Int8Dot {
-  using Codes = __m256i;
+  using Codes = __m256i;  // 16 codes in 16 bits each
   using Sum = __m256i;
-  struct Signed {
-    __m256i w, magnitude;
-  };
-  static constexpr int64_t kBytes = 32;
-  static constexpr int kTileRows = 2;
-  static constexpr int Cols(int) { return 4; }
-  static constexpr int64_t Ahead(int) { return kAheadBytes; }
-  static constexpr int CachedCols(int) { return 4; }
+  using X = int16_t;
+  static constexpr int64_t kBytes = 16;
+  static constexpr int64_t kMostRows = 2 * kPanelRows;  // LinearScratch has so many floats
+  static constexpr int kTileRows = 6;
+  static constexpr int CachedCols(int) { return 2; }
+  static constexpr int Cols(int rows) { return rows < kTileRows ? 1 : 2; }
+  static constexpr int64_t Ahead(int rows) { return rows == 1 ? 0 : kAheadBytes; }
   static constexpr uint32_t kOffset = 0;
 
+  // Widens rows once for all of a task's weights.
+  static simd::Int8Input<Int8Dot> Rows(const LinearTask& t, int64_t first, int64_t count) {
+    const int64_t ld = WideColumns(t.w.k);
+    auto* wide = reinterpret_cast<int16_t*>(t.scratch);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t row = t.codes.ids != nullptr ? t.codes.ids[first + i] : first + i;
+      const int8_t* from = t.codes.base + row * t.codes.ld;
+      for (int64_t j = 0; j < t.w.k; j += kBytes) {
+        _mm256_store_si256(reinterpret_cast<__m256i*>(wide + i * ld + j), Weights(from + j));
+      }
+    }
+    return {wide, ld, nullptr, first};
+  }
+
   static Sum Zero() { return _mm256_setzero_si256(); }
-  static Codes Load(const int8_t* p) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  static Codes Load(const int16_t* p) {
+    return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
   }
-  static Codes LoadN(const int8_t* p, int64_t n) {
-    alignas(32) int8_t buffer[kBytes] = {};
+  static Codes Weights(const int8_t* p) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static Codes WeightsN(const int8_t* p, int64_t n) {
+    alignas(16) int8_t buffer[kBytes] = {};
     __builtin_memcpy(buffer, p, n);
-    return Load(buffer);
+    return Weights(buffer);
   }
-  static Signed Weights(Codes w) { return {w, _mm256_abs_epi8(w)}; }
-  static Sum Add(Sum sum, const Signed& w, Codes x) {
-    const __m256i pairs = _mm256_maddubs_epi16(w.magnitude, _mm256_sign_epi8(x, w.w));
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  static Sum Add(Sum sum, Codes w, Codes x) {
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(w, x));
+    asm("" : "+x"(sum));  // else GCC 12 adds up products of a line first and spills them
+    return sum;
   }
   static void Reduce4(const Sum (&acc)[4], int32_t* sums) {
-    const __m256i ab = _mm256_hadd_epi32(acc[0], acc[1]), cd = _mm256_hadd_epi32(acc[2], acc[3]);
-    const __m256i all = _mm256_hadd_epi32(ab, cd);
+    const auto add = [](Sum a, Sum b) __attribute__((always_inline)) {
+      return _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+    };
+    const Sum ab = add(acc[0], acc[1]), cd = add(acc[2], acc[3]);
+    // Each 128 bits: sums of the four vectors' parts.
+    const Sum all = _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(sums),
                      _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
   }

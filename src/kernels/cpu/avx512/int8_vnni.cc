@@ -13,7 +13,9 @@ namespace {
 struct Int8Dot {
   using Codes = __m512i;
   using Sum = __m512i;
+  using X = int8_t;
   static constexpr int64_t kBytes = 64;
+  static constexpr int64_t kMostRows = int64_t{1} << 32;  // any number
   static constexpr int kTileRows = 8;
   // As many sums as registers hold beside x.
   static constexpr int CachedCols(int rows) { return rows <= 6 ? 4 : 2; }
@@ -21,12 +23,16 @@ struct Int8Dot {
   static constexpr int64_t Ahead(int rows) { return rows <= kInt8UnaskedRows ? 0 : kAheadBytes; }
   static constexpr uint32_t kOffset = 128;
 
+  static simd::Int8Input<Int8Dot> Rows(const LinearTask& t, int64_t, int64_t) {
+    return {t.codes.base, t.codes.ld, t.codes.ids, 0};
+  }
+
   static Sum Zero() { return _mm512_setzero_si512(); }
   static Codes Load(const int8_t* p) { return _mm512_loadu_si512(p); }
-  static Codes LoadN(const int8_t* p, int64_t n) {
-    return _mm512_maskz_loadu_epi8((__mmask64{1} << n) - 1, p);
+  static Codes Weights(const int8_t* p) { return Unsigned(_mm512_loadu_si512(p)); }
+  static Codes WeightsN(const int8_t* p, int64_t n) {
+    return Unsigned(_mm512_maskz_loadu_epi8((__mmask64{1} << n) - 1, p));
   }
-  static Codes Weights(Codes w) { return _mm512_xor_si512(w, _mm512_set1_epi8(-128)); }
   // In place: from the intrinsic GCC 12 makes copies of the sums and spills them.
   static Sum Add(Sum sum, Codes w, Codes x) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
@@ -44,6 +50,9 @@ struct Int8Dot {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(sums),
                      _mm_add_epi32(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1)));
   }
+
+ private:
+  static Codes Unsigned(__m512i w) { return _mm512_xor_si512(w, _mm512_set1_epi8(-128)); }
 };
 
 }  // namespace

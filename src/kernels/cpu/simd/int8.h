@@ -3,9 +3,10 @@
 //
 // D, one for each instruction set, has vectors of kBytes codes and products of such vectors that
 // add up in int32 lanes, and says how many weight rows a tile has for its rows of x (Cols, or
-// CachedCols where weights lie in a cache) and how far ahead it asks memory (Ahead). Where it
-// multiplies unsigned by signed codes, weights enter as w + kOffset, and kOffset · Σ x is taken
-// away in the end.
+// CachedCols where weights lie in a cache) and how far ahead it asks memory (Ahead). Rows of x are
+// multiplied as D::X, kMostRows of them at a time, which it makes ready (Rows). Where it multiplies
+// unsigned by signed codes, weights enter as w + kOffset, and kOffset · Σ x is taken away in the
+// end.
 #pragma once
 
 #include "kernels/cpu/heuristics.h"
@@ -16,40 +17,73 @@ namespace switchyard::kernels::cpu::simd {
 
 constexpr int64_t kInt8Rows = 16;  // weight rows that meet all rows of x before the next ones
 
+// Row i of a task's input is base + (ids ? ids[i] : i - first) · ld.
+template <class D>
+struct Int8Input {
+  const typename D::X* base;
+  int64_t ld;
+  const int32_t* ids;
+  int64_t first;
+
+  const typename D::X* Row(int64_t i) const {
+    return base + (ids != nullptr ? ids[i] : i - first) * ld;
+  }
+};
+
 template <class D>
 const int8_t* Int8WeightRow(const WeightRef& w, int64_t n) {
   return static_cast<const int8_t*>(w.data) + (w.row0 + n * w.row_step) * w.stored_k + w.col0;
 }
 
+// What kInt8Rows weight rows from `n` on (`count` of them there) have for all rows of x.
+struct Int8Outputs {
+  int64_t n, count;
+  float scales[kInt8Rows];  // of the weight rows
+};
+
 template <class D>
-void StoreInt8Sums(const LinearTask& t, int64_t x_row, int64_t i, int64_t n, int64_t count,
-                   const int32_t* sums) {
-  const Int8Row& row = t.codes.rows[x_row];
-  for (int64_t c = 0; c < count; ++c) {
-    float scale;  // scales of a mapped file lie at any address
-    __builtin_memcpy(&scale,
-                     static_cast<const char*>(t.w.scales) + (t.w.row0 + (n + c) * t.w.row_step) * 4,
-                     sizeof(scale));
+Int8Outputs OutputsAt(const LinearTask& t, int64_t n) {
+  Int8Outputs o = {n, t.end - n < kInt8Rows ? t.end - n : kInt8Rows, {}};
+  for (int64_t c = 0; c < o.count; ++c) {  // scales of a mapped file lie at any address
+    const char* scale =
+        static_cast<const char*>(t.w.scales) + (t.w.row0 + (n + c) * t.w.row_step) * 4;
+    __builtin_memcpy(&o.scales[c], scale, 4);
+  }
+  return o;
+}
+
+// Row i of x with the weight rows of o. Loops over all of kInt8Rows become vectors.
+template <class D>
+void StoreInt8Sums(const LinearTask& t, const Int8Outputs& o, int64_t i,
+                   const int32_t (&sums)[kInt8Rows]) {
+  const Int8Row& row = t.codes.rows[t.codes.ids != nullptr ? t.codes.ids[i] : i];
+  const uint32_t offset = D::kOffset * static_cast<uint32_t>(row.sum);
+  float values[kInt8Rows];
+  for (int64_t c = 0; c < kInt8Rows; ++c) {
     // Modulo 2^32, as the lanes' sums: only the result is sure to fit.
-    const auto sum = static_cast<int32_t>(static_cast<uint32_t>(sums[c]) -
-                                          D::kOffset * static_cast<uint32_t>(row.sum));
-    float value = static_cast<float>(sum) * row.scale * scale;
-    if (t.bias != nullptr) value += t.bias[n + c];
-    float& y = t.y[i * t.ldy + n + c];
-    y = t.accumulate ? y + value : value;
+    const auto sum = static_cast<int32_t>(static_cast<uint32_t>(sums[c]) - offset);
+    values[c] = static_cast<float>(sum) * row.scale * o.scales[c];
+  }
+  float* y = t.y + i * t.ldy + o.n;
+  if (t.bias == nullptr && !t.accumulate && o.count == kInt8Rows) {
+    __builtin_memcpy(y, values, sizeof(values));
+    return;
+  }
+  for (int64_t c = 0; c < o.count; ++c) {
+    if (t.bias != nullptr) values[c] += t.bias[o.n + c];
+    y[c] = t.accumulate ? y[c] + values[c] : values[c];
   }
 }
 
 // Rows [i, i + M) of x with the `count` (1 to N) weight rows from n on; missing ones repeat the
-// last. Asks memory for what comes kAhead bytes later, unless that is 0.
+// last. Asks memory for what comes kAhead bytes later, unless that is 0. The sums of row i + r go
+// to sums[r], from `at` on.
 template <class D, int M, int N, int64_t kAhead>
-void Int8Tile(const LinearTask& t, int64_t i, int64_t n, int64_t count) {
-  int64_t rows[M];
-  const int8_t* x[M];
-  for (int r = 0; r < M; ++r) {
-    rows[r] = t.codes.ids != nullptr ? t.codes.ids[i + r] : i + r;
-    x[r] = t.codes.base + rows[r] * t.codes.ld;
-  }
+[[gnu::always_inline]] inline void Int8Tile(const LinearTask& t, const Int8Input<D>& input,
+                                            int64_t i, int64_t n, int64_t count, int64_t at,
+                                            int32_t (&sums)[M][kInt8Rows]) {
+  const typename D::X* x[M];
+  for (int r = 0; r < M; ++r) x[r] = input.Row(i + r);
   const int8_t* w[N];
   for (int c = 0; c < N; ++c) w[c] = Int8WeightRow<D>(t.w, n + (c < count ? c : count - 1));
   constexpr int kSums = (M * N + 3) / 4 * 4;
@@ -57,38 +91,44 @@ void Int8Tile(const LinearTask& t, int64_t i, int64_t n, int64_t count) {
 #pragma GCC unroll 32
   for (int s = 0; s < kSums; ++s) acc[s] = D::Zero();
   const auto step = [&](int64_t j, const auto& load) __attribute__((always_inline)) {
-    typename D::Codes xv[M];
+    typename D::Codes wv[N];
 #pragma GCC unroll 8
-    for (int r = 0; r < M; ++r) xv[r] = D::Load(x[r] + j);
-#pragma GCC unroll 4
-    for (int c = 0; c < N; ++c) {
-      const auto wv = D::Weights(load(w[c] + j));
+    for (int c = 0; c < N; ++c) wv[c] = load(w[c] + j);
 #pragma GCC unroll 8
-      for (int r = 0; r < M; ++r) acc[r * N + c] = D::Add(acc[r * N + c], wv, xv[r]);
+    for (int r = 0; r < M; ++r) {
+      typename D::Codes xv = D::Load(x[r] + j);
+      if (N > 1) asm("" : "+v"(xv));  // else the compiler loads it for each product
+#pragma GCC unroll 8
+      for (int c = 0; c < N; ++c) acc[r * N + c] = D::Add(acc[r * N + c], wv[c], xv);
     }
   };
   const Ahead<D, N, kAhead> ahead(t.w.k, t.w.row_step * t.w.stored_k, t.end - n);
+  const auto whole = [](const int8_t* p) __attribute__((always_inline)) { return D::Weights(p); };
   int64_t j = 0;
-  for (; j + D::kBytes <= t.w.k; j += D::kBytes) {
+  constexpr int64_t kLine = 64;  // codes of one cache line
+  for (; j + kLine <= t.w.k; j += kLine) {
     if constexpr (kAhead > 0) {
-      const int64_t at = j + ahead.Of(j);
-      for (int c = 0; c < N; ++c) __builtin_prefetch(w[c] + at, 0, 2);
+      const int64_t place = j + ahead.Of(j);
+#pragma GCC unroll 4
+      for (int c = 0; c < N; ++c) __builtin_prefetch(w[c] + place, 0, 2);
     }
-    step(
-        j, [](const int8_t* p) __attribute__((always_inline)) { return D::Load(p); });
+#pragma GCC unroll 4
+    for (int64_t s = 0; s < kLine; s += D::kBytes) step(j + s, whole);
   }
+  for (; j + D::kBytes <= t.w.k; j += D::kBytes) step(j, whole);
   if (j < t.w.k) {  // rows of x are padded with zeros, rows of weights with one another
     const int64_t left = t.w.k - j;
     step(
-        j, [left](const int8_t* p) __attribute__((always_inline)) { return D::LoadN(p, left); });
+        j, [left](const int8_t* p) __attribute__((always_inline)) { return D::WeightsN(p, left); });
   }
-  int32_t sums[kSums];
+  int32_t all[kSums];
 #pragma GCC unroll 8
   for (int s = 0; s < kSums; s += 4) {
     const typename D::Sum four[4] = {acc[s], acc[s + 1], acc[s + 2], acc[s + 3]};
-    D::Reduce4(four, sums + s);
+    D::Reduce4(four, all + s);
   }
-  for (int r = 0; r < M; ++r) StoreInt8Sums<D>(t, rows[r], i + r, n, count, sums + r * N);
+#pragma GCC unroll 8
+  for (int r = 0; r < M; ++r) __builtin_memcpy(sums[r] + at, all + r * N, N * sizeof(int32_t));
 }
 
 // Calls f.template operator()<M>() for M = m, 1 to kTileRows.
@@ -100,26 +140,42 @@ void ForInt8Rows(int64_t m, const Function& f) {
   f.template operator()<M>();
 }
 
-// Weight rows [n, end) with the rows [i, i + M) of x.
+// The weight rows of o with the rows [i, i + M) of x.
 template <class D, int M, int N, int64_t kAhead>
-void RunInt8Tiles(const LinearTask& t, int64_t i, int64_t n, int64_t end) {
-  for (; n < end; n += N) Int8Tile<D, M, N, kAhead>(t, i, n, end - n < N ? end - n : N);
+[[gnu::noinline]] void RunInt8Tiles(const LinearTask& t, const Int8Input<D>& x, int64_t i,
+                                    const Int8Outputs& o) {
+  static_assert(kInt8Rows % N == 0);
+  int32_t sums[M][kInt8Rows] = {};
+  for (int64_t c = 0; c < o.count; c += N) {
+    Int8Tile<D, M, N, kAhead>(t, x, i, o.n + c, o.count - c < N ? o.count - c : N, c, sums);
+  }
+  for (int r = 0; r < M; ++r) StoreInt8Sums<D>(t, o, i + r, sums[r]);
 }
 
-// A few weight rows at a time meet all rows of x: the first tile of these brings them in from
-// memory, which goes on for what was asked for while others take them from L1.
+// Rows [first, first + count) of x. A few weight rows at a time meet all of them: the first tile of
+// these brings them in from memory, which goes on for what was asked for while others take them
+// from L1.
 template <class D>
-void LinearInt8(const LinearTask& t) {
-  const int64_t tiles = (t.m + D::kTileRows - 1) / D::kTileRows;
+void MultiplyInt8(const LinearTask& t, const Int8Input<D>& x, int64_t first, int64_t count) {
+  const int64_t tiles = (count + D::kTileRows - 1) / D::kTileRows;
   for (int64_t n = t.begin; n < t.end; n += kInt8Rows) {
-    const int64_t end = n + kInt8Rows < t.end ? n + kInt8Rows : t.end;
+    const Int8Outputs outputs = OutputsAt<D>(t, n);
     for (int64_t tile = 0; tile < tiles; ++tile) {
-      const int64_t i = t.m * tile / tiles;
-      ForInt8Rows<D>(t.m * (tile + 1) / tiles - i, [&]<int M>() {
-        tile == 0 ? RunInt8Tiles<D, M, D::Cols(M), D::Ahead(M)>(t, i, n, end)
-                  : RunInt8Tiles<D, M, D::CachedCols(M), 0>(t, i, n, end);
+      const int64_t i = count * tile / tiles;
+      ForInt8Rows<D>(count * (tile + 1) / tiles - i, [&]<int M>() {
+        tile == 0 ? RunInt8Tiles<D, M, D::Cols(M), D::Ahead(M)>(t, x, first + i, outputs)
+                  : RunInt8Tiles<D, M, D::CachedCols(M), 0>(t, x, first + i, outputs);
       });
     }
+  }
+}
+
+template <class D>
+void LinearInt8(const LinearTask& t) {
+  const int64_t batches = (t.m + D::kMostRows - 1) / D::kMostRows;
+  for (int64_t b = 0; b < batches; ++b) {
+    const int64_t first = t.m * b / batches, count = t.m * (b + 1) / batches - first;
+    MultiplyInt8<D>(t, D::Rows(t, first, count), first, count);
   }
 }
 
