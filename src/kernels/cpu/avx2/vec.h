@@ -11,6 +11,8 @@ struct Vec {
   using F = __m256;
   static constexpr int kLanes = 8;
   static constexpr int kTileRows = 3;     // activation rows of a register tile (with 4 weight rows)
+  static constexpr int kDirectRows = 5;   // of a tile of weights as they lie
+  static constexpr int kWideRows = 2;     // of such a tile with 4 weight rows; with more it has 2
   static constexpr int kLoneRowCols = 4;  // as avx512/vec.h; one would wait for its own sums
   static constexpr int kQueryRows = 2;    // query rows of a tile of the weighted sum of values
 

@@ -11,6 +11,8 @@ struct Vec {
   using F = __m512;
   static constexpr int kLanes = 16;
   static constexpr int kTileRows = 6;     // activation rows of a register tile (with 4 weight rows)
+  static constexpr int kDirectRows = 6;   // of a tile of weights as they lie
+  static constexpr int kWideRows = 6;     // of such a tile with 4 weight rows; with more it has 2
   static constexpr int kLoneRowCols = 1;  // weight rows of a tile with one row of x
   static constexpr int kQueryRows = 4;    // query rows of a tile of the weighted sum of values
 

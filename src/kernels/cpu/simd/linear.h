@@ -17,6 +17,18 @@ namespace switchyard::kernels::cpu::simd {
 
 constexpr int kTileCols = 4;  // weight rows of a register tile
 
+// Rows of x of a tile that takes weights as they lie. Where unpacking is cheap many rows meet two
+// weight rows: converted once, and with 3 x 4 sums of AVX2 GCC 12 spills.
+template <class V>
+constexpr int DirectRows(int bits) {
+  return bits >= 16 ? V::kDirectRows : V::kTileRows;
+}
+// Weight rows of such a tile that come from a cache.
+template <class V>
+constexpr int CachedCols(int rows, int bits) {
+  return bits >= 16 && rows > V::kWideRows ? kTileCols / 2 : kTileCols;
+}
+
 // A tile that brings weights in from memory.
 struct DirectShape {
   int cols;       // weight rows
@@ -27,7 +39,7 @@ struct DirectShape {
 template <class V>
 constexpr DirectShape ShapeOf(int rows, int bits) {
   if (rows == 1 && bits >= 16) return {V::kLoneRowCols, V::kLoneRowCols == 1 ? 0 : kAheadBytes};
-  return {kTileCols, kAheadBytes};
+  return {CachedCols<V>(rows, bits), kAheadBytes};
 }
 
 template <class V>
@@ -93,11 +105,16 @@ void StoreSums(const LinearTask& t, int64_t i, int64_t n, int64_t count, const f
 template <class V, int M, int N>
 void FinishTile(const LinearTask& t, int64_t i, int64_t n, int64_t count,
                 const typename V::F (&acc)[M][N]) {
+  float sums[kTileCols];
+  constexpr int kRows = N == kTileCols / 2 ? 2 : 1;  // whose sums are added up together
 #pragma GCC unroll 8
-  for (int r = 0; r < M; ++r) {
-    float sums[kTileCols];
+  for (int r = 0; r < M; r += kRows) {
     if constexpr (N == 1) {
       sums[0] = V::ReduceAdd(acc[r][0]);
+    } else if constexpr (kRows == 2) {
+      const auto& other = acc[r + 1 < M ? r + 1 : r];
+      V::ReduceAdd4(acc[r][0], acc[r][1], other[0], other[1], sums);
+      if (r + 1 < M) StoreSums<V>(t, i + r + 1, n, count, sums + N);
     } else {
       static_assert(N == kTileCols);
       V::ReduceAdd4(acc[r][0], acc[r][1], acc[r][2], acc[r][3], sums);
@@ -128,7 +145,8 @@ void DirectTile(const LinearTask& t, int64_t i, int64_t n, int64_t count) {
   FinishTile<V>(t, i, n, count, acc);
 }
 
-// Calls f.template operator()<M>() for M = m, 1 to kTileRows.
+// Calls f.template operator()<M>() for M = m, 1 to the given one, which
+// is kTileRows where none is given.
 template <class V, int M = V::kTileRows, class Function>
 void ForRows(int64_t m, const Function& f) {
   if constexpr (M > 1) {
@@ -147,14 +165,16 @@ void RunDirectTiles(const LinearTask& t, int64_t i, int64_t n, int64_t count) {
 
 template <class V, class Row>
 void LinearDirect(const LinearTask& t) {
-  const int64_t tiles = (t.m + V::kTileRows - 1) / V::kTileRows;
+  constexpr int kRows = DirectRows<V>(Row::kBitsPerWeight);
+  const int64_t tiles = (t.m + kRows - 1) / kRows;
   for (int64_t n = t.begin; n < t.end; n += kTileCols) {
     const int64_t count = t.end - n < kTileCols ? t.end - n : kTileCols;
     for (int64_t tile = 0; tile < tiles; ++tile) {  // after the first, weights come from L1
       const int64_t i = t.m * tile / tiles;
-      ForRows<V>(t.m * (tile + 1) / tiles - i, [&]<int M>() {
-        if (tile > 0) return RunDirectTiles<V, Row, M, kTileCols, 0>(t, i, n, count);
-        constexpr DirectShape kShape = ShapeOf<V>(M, Row::kBitsPerWeight);
+      ForRows<V, kRows>(t.m * (tile + 1) / tiles - i, [&]<int M>() {
+        constexpr int kBits = Row::kBitsPerWeight;
+        if (tile > 0) return RunDirectTiles<V, Row, M, CachedCols<V>(M, kBits), 0>(t, i, n, count);
+        constexpr DirectShape kShape = ShapeOf<V>(M, kBits);
         RunDirectTiles<V, Row, M, kShape.cols, kShape.ahead>(t, i, n, count);
       });
     }
