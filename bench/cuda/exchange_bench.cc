@@ -28,7 +28,7 @@ constexpr const char *kDispatch = "dispatch", *kCombine = "combine";
 template <typename T>
 DeviceMemory Upload(const std::vector<T>& from) {
   DeviceMemory to(from.size() * sizeof(T));
-  CopyToDevice(to.data(), from.data(), to.bytes(), "upload");
+  cuda::CopyToDevice(to.data(), from.data(), to.bytes(), "upload");
   return to;
 }
 
