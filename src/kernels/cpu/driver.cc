@@ -121,9 +121,8 @@ WeightRef MakeRef(const WeightView& w) {
 
 int64_t LinearScratch(int64_t k) {
   constexpr int64_t kSlack = 8;  // rows and columns of tiles are rounded up
-  const int64_t stride = RoundUp(k, kMaxLanes) + kMaxLanes;
   const int64_t parked = (kPanelBatch + kSlack) * (kPanelRows + kSlack) * kMaxLanes;
-  const int64_t floats = kSlack * ScaleFloats(k) + kPanelRows * stride + parked;
+  const int64_t floats = kSlack * ScaleFloats(k) + kPanelRows * ScratchStride(k) + parked;
   constexpr int64_t kWidest = 2;  // bytes of a weight that tiles take
   return std::max(floats, TileScratchBytes(kWidest * k) / static_cast<int64_t>(sizeof(float)));
 }

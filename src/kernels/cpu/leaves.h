@@ -111,6 +111,12 @@ struct AttentionTask {
 };
 
 constexpr int64_t kMaxLanes = 16;
+// Elements from one row of k that a task keeps in its scratch to the next: rows end in whole
+// vectors, and no power of two lies between them, which would bring all into one set of L1. Always
+// inline: a copy of its own could be that of another instruction set.
+[[gnu::always_inline]] constexpr int64_t ScratchStride(int64_t k) {
+  return (k + kMaxLanes - 1) / kMaxLanes * kMaxLanes + kMaxLanes;
+}
 constexpr int64_t kInt4Block = 32;    // columns; groups that are no multiple take the scalar path
 constexpr int64_t kColumnBlock = 64;  // columns of a ColumnsTask
 constexpr int64_t kColumnDepth = 64;  // rows of W that it converts at a time

@@ -405,11 +405,13 @@ bool CudaMoeLayer::AddsUpAfterSums() const {
   return runtime_.gathers() && runtime_.mesh().ep() > 1;
 }
 
-// The shared expert's part of a round's sums. Where sums are added up over ranks afterwards it
-// would count more than once: Scatter adds it then.
+// Whether the shared expert's output is a term of the sums. Where they are added up over ranks
+// afterwards it would count more than once: Scatter adds it then.
+bool CudaMoeLayer::SumsHaveShared(const CudaMoeBatch& batch) const {
+  return shared_ && !AddsUpAfterSums() && !(batch.spreads && runtime_.mesh().moe_tp() > 1);
+}
 TokenAddend CudaMoeLayer::SharedInSums(const CudaMoeBatch& batch) const {
-  if (!shared_ || AddsUpAfterSums() || (batch.spreads && runtime_.mesh().moe_tp() > 1)) return {};
-  return SharedOutput(batch.round.begin);
+  return SumsHaveShared(batch) ? SharedOutput(batch.round.begin) : TokenAddend{};
 }
 
 // From a token on.
@@ -447,7 +449,7 @@ void CudaMoeLayer::Scatter(CudaMoeBatch& batch) {
   if (batch.spreads && mesh.moe_tp() > 1)
     groups.moe_tp->ReduceScatterV(
         batch.y, own_out, PartSizes(batch, mesh.ep_rank() * mesh.moe_tp(), mesh.moe_tp(), hidden));
-  if (shared_ && !SharedInSums(batch).x)
+  if (shared_ && !SumsHaveShared(batch))
     Check(
         AddToTokens(
             {.addend = SharedOutput(0), .tokens = batch.own.size(), .hidden = hidden, .y = own_out},

@@ -52,6 +52,7 @@ class CudaMoeLayer : public MoeBlock {
   void KeepRoutedExperts(CudaMoeBatch& batch);
   void ComputeShared(CudaMoeBatch& batch);
   bool AddsUpAfterSums() const;
+  bool SumsHaveShared(const CudaMoeBatch& batch) const;
   TokenAddend SharedInSums(const CudaMoeBatch& batch) const;
   TokenAddend SharedOutput(int64_t token) const;
   ExpertActivation Activation() const;

@@ -11,10 +11,6 @@
 namespace switchyard::kernels::cpu::avx2 {
 namespace {
 
-// Columns of a widened row, and of the way to the next one: no power of two, so that rows do not
-// fall into one set of the L1 cache.
-int64_t WideColumns(int64_t k) { return (k + kMaxLanes - 1) / kMaxLanes * kMaxLanes + kMaxLanes; }
-
 struct Int8Dot {
   using Codes = __m256i;  // 16 codes in 16 bits each
   using Sum = __m256i;
@@ -29,7 +25,7 @@ struct Int8Dot {
 
   // Widens rows once for all of a task's weights.
   static simd::Int8Input<Int8Dot> Rows(const LinearTask& t, int64_t first, int64_t count) {
-    const int64_t ld = WideColumns(t.w.k);
+    const int64_t ld = ScratchStride(t.w.k);
     auto* wide = reinterpret_cast<int16_t*>(t.scratch);
     for (int64_t i = 0; i < count; ++i) {
       const int64_t row = t.codes.ids != nullptr ? t.codes.ids[first + i] : first + i;

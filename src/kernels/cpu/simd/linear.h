@@ -145,8 +145,8 @@ void DirectTile(const LinearTask& t, int64_t i, int64_t n, int64_t count) {
   FinishTile<V>(t, i, n, count, acc);
 }
 
-// Calls f.template operator()<M>() for M = m, 1 to the given one, which
-// is kTileRows where none is given.
+// Calls f.template operator()<M>() for M = m, 1 to the given one, which is kTileRows where none is
+// given.
 template <class V, int M = V::kTileRows, class Function>
 void ForRows(int64_t m, const Function& f) {
   if constexpr (M > 1) {
@@ -266,7 +266,7 @@ int BitsPerWeight(WeightFormat format) {
 template <class V>
 void LinearPanels(const LinearTask& t) {
   // A stride off the powers of two, so that rows do not fall into one set of the L1 cache.
-  const int64_t stride = (t.w.k + kMaxLanes - 1) / kMaxLanes * kMaxLanes + kMaxLanes;
+  const int64_t stride = ScratchStride(t.w.k);
   float* scales = t.scratch;
   float* panel = scales + ScaleFloats<V>(t.w.k);
   float* parked = panel + kPanelRows * stride;
