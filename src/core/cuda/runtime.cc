@@ -1,6 +1,7 @@
 #include "core/cuda/runtime.h"
 
 #include <cstdlib>
+#include <mutex>
 
 #include "core/error.h"
 
@@ -13,11 +14,13 @@ void Check(cudaError_t error, const char* what) {
 }
 
 int DeviceCount() {
-  // Before CUDA starts: streams of ranks that share a GPU need hardware queues of their own, of
-  // which there are 8 otherwise. In one queue a kernel that waits for another rank's would have
-  // that one behind it.
-  static const int queues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
-  (void)queues;
+  // Before CUDA starts. Streams of ranks that share a GPU need hardware queues of their own, of
+  // which there are 8 otherwise: in one queue a kernel that waits for another rank's would have
+  // that one behind it. And kernels are loaded at once: loading one at its first use waits for all
+  // that run, one of which may wait for the kernel that is being loaded.
+  static const int settings = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0) +
+                              setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
+  (void)settings;
   int count = 0;
   if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
   cudaGetLastError();
@@ -77,7 +80,21 @@ PinnedMemory::~PinnedMemory() {
 }
 
 Stream::Stream() {
+  // A stream gets its hardware queue with its first work, and two threads whose streams begin at
+  // the same time can be given one queue (one pair in five to eight, driver of CUDA 13.0): ranks
+  // that share a GPU then wait for each other for good. So the first work is here, one stream at a
+  // time.
+  static std::mutex first_work;
+  const std::lock_guard lock(first_work);
+  const DeviceMemory word(sizeof(int));
   Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a new stream");
+  try {
+    Check(cudaMemsetAsync(word.data(), 0, word.bytes(), stream_), "a new stream");
+    Synchronize();
+  } catch (...) {
+    cudaStreamDestroy(stream_);
+    throw;
+  }
 }
 Stream::~Stream() {
   if (stream_) cudaStreamDestroy(stream_);

@@ -15,7 +15,8 @@ namespace switchyard::cuda {
 void Check(cudaError_t error, const char* what);
 
 // GPUs of this machine; 0 where there is no driver. Never throws. The first call comes before any
-// other use of CUDA: it asks for as many hardware queues as there can be.
+// other use of CUDA: it asks for as many hardware queues as there can be, and for all kernels to be
+// loaded when CUDA starts.
 int DeviceCount();
 // Makes `device` the one of the calling thread. Error kInvalid where there is none of that number.
 void UseDevice(int device);
@@ -83,6 +84,7 @@ void CopyToDevice(void* to, const void* from, size_t bytes, const char* what);
 // An order of work on the current device.
 class Stream {
  public:
+  // Waits for all work of the device.
   Stream();
   ~Stream();
   Stream(Stream&& other) noexcept : stream_(std::exchange(other.stream_, nullptr)) {}

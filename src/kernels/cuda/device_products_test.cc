@@ -6,43 +6,52 @@
 namespace switchyard::kernels {
 namespace {
 
+class ProductGroups : public ProductsTest,
+                      public testing::WithParamInterface<std::tuple<bool, int64_t>> {};
+
 // What a group gives is what its parts give alone, recorded or not.
-TEST_F(ProductsTest, AGroupIsItsParts) {
-  for (Device* device : {exact_.get(), fast_.get()}) {
-    for (const int64_t m : {1, 32, 200}) {
-      const int64_t k = 256;
-      const DeviceVector x(*device, random_.Normal(m * k));
-      std::vector<LinearParams> parts;
-      std::vector<DeviceVector<float>> alone, grouped;
-      for (const WeightFormat format :
-           {WeightFormat::kBF16, WeightFormat::kBF16, WeightFormat::kBF16, WeightFormat::kBF16,
-            WeightFormat::kFp8Block, WeightFormat::kF32, WeightFormat::kFp8Block,
-            WeightFormat::kBF16}) {
-        const int64_t n = 64 * (1 + random_.Below(8));
-        parts.push_back({.x = x.data(),
-                         .ldx = k,
-                         .w = device->Place(random_.Weight(format, n, k)),
-                         .ldy = n,
-                         .m = m});
-        alone.emplace_back(*device, std::vector<float>(m * n));
-        grouped.emplace_back(*device, std::vector<float>(m * n));
-      }
-      for (size_t i = 0; i < parts.size(); ++i) {
-        parts[i].y = alone[i].data();
-        device->Linear(parts[i]);
-        parts[i].y = grouped[i].data();
-      }
-      for (int round = 0; round < 3; ++round) {
-        device->Run(static_cast<uint64_t>(m), [&] { device->LinearGroup(parts); });
-        for (size_t i = 0; i < parts.size(); ++i) {
-          EXPECT_TRUE(SameBits(alone[i].Read(), grouped[i].Read())) << i << " of m " << m;
-          std::vector<float> zeros(m * parts[i].w.n);
-          device->CopyIn(grouped[i].data(), zeros.data(), zeros.size() * sizeof(float));
-        }
-      }
+TEST_P(ProductGroups, AreTheirParts) {
+  const auto [exact, m] = GetParam();
+  Device* const device = exact ? exact_.get() : fast_.get();
+  const int64_t k = 256;
+  const DeviceVector x(*device, random_.Normal(m * k));
+  std::vector<LinearParams> parts;
+  std::vector<DeviceVector<float>> alone, grouped;
+  for (const WeightFormat format :
+       {WeightFormat::kBF16, WeightFormat::kBF16, WeightFormat::kBF16, WeightFormat::kBF16,
+        WeightFormat::kFp8Block, WeightFormat::kF32, WeightFormat::kFp8Block,
+        WeightFormat::kBF16}) {
+    const int64_t n = 64 * (1 + random_.Below(8));
+    parts.push_back({.x = x.data(),
+                     .ldx = k,
+                     .w = device->Place(random_.Weight(format, n, k)),
+                     .ldy = n,
+                     .m = m});
+    alone.emplace_back(*device, std::vector<float>(m * n));
+    grouped.emplace_back(*device, std::vector<float>(m * n));
+  }
+  for (size_t i = 0; i < parts.size(); ++i) {
+    parts[i].y = alone[i].data();
+    device->Linear(parts[i]);
+    parts[i].y = grouped[i].data();
+  }
+  for (int round = 0; round < 3; ++round) {
+    device->Run(static_cast<uint64_t>(m), [&] { device->LinearGroup(parts); });
+    for (size_t i = 0; i < parts.size(); ++i) {
+      EXPECT_TRUE(SameBits(alone[i].Read(), grouped[i].Read())) << i << " of m " << m;
+      std::vector<float> zeros(m * parts[i].w.n);
+      device->CopyIn(grouped[i].data(), zeros.data(), zeros.size() * sizeof(float));
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Shapes, ProductGroups,
+                         testing::Combine(testing::Bool(), testing::Values<int64_t>(1, 32, 200)),
+                         [](const auto& info) {
+                           return fmt::format("{}Rows{}",
+                                              std::get<0>(info.param) ? "Exact" : "Fast",
+                                              std::get<1>(info.param));
+                         });
 
 TEST_F(ProductsTest, HeadsMatchTheCpuWithTheSameBitsInEveryBatch) {
   for (int round = 0; round < 24; ++round) {

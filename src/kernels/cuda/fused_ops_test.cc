@@ -217,53 +217,63 @@ TEST_F(FusedOpsTest, StackedProductsHaveTheBitsOfSingleOnes) {
 
 // Products that read what the one ahead writes and write what that one reads, in buffers that all
 // share: one that begins early and does not wait where it has to gives other bits.
-TEST_F(FusedOpsTest, ProductsThatBeginEarlyHaveTheBitsOfThoseThatDoNot) {
+// By format and rows: one at a time is what racecheck gets through in minutes.
+class EarlyProductsTest : public FusedOpsTest,
+                          public testing::WithParamInterface<std::tuple<WeightFormat, int64_t>> {};
+
+TEST_P(EarlyProductsTest, HaveTheBitsOfThoseThatBeginWhenTheOneAheadHasEnded) {
   constexpr int kProducts = 24;
-  uint64_t key = 100;
-  for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kFp8Block}) {
-    std::vector<WeightView> weights;
-    for (int i = 0; i < 4; ++i) {
-      const int64_t n = i % 2 == 0 ? 2048 : 768;
-      weights.push_back(device_->Place(random_.Weight(format, n, 2816 - n, 0, 1, 0)));
-    }
-    for (const int64_t m : {1, 5, 32, 130, 320}) {
-      const std::vector<float> x = random_.Normal(m * 768), empty(m * 2048);
-      const DeviceVector ones(*device_, std::vector<float>(768, 1.0f));
-      const auto run = [&](Device& device, int passes) {
-        const DeviceVector narrow(device, x), wide(device, empty);
-        ++key;
-        for (int pass = 0; pass < passes; ++pass) {
-          device.CopyIn(narrow.data(), x.data(), x.size() * sizeof(float));
-          device.Run(key, [&] {
-            for (int i = 0; i < kProducts; ++i) {
-              const bool up = i % 2 == 0;
-              device.Linear({.x = up ? narrow.data() : wide.data(),
-                             .ldx = up ? 768 : 2048,
-                             .w = weights[i % 4],
-                             .y = up ? wide.data() : narrow.data(),
-                             .ldy = up ? 2048 : 768,
-                             .m = m});
-              // Values neither vanish nor grow without bounds.
-              if (!up)
-                device.RmsNorm({.x = narrow.data(),
-                                .ldx = 768,
-                                .weight = ones.data(),
-                                .y = narrow.data(),
-                                .ldy = 768,
-                                .m = m,
-                                .n = 768});
-            }
-          });
-        }
-        return narrow.Read();
-      };
-      const std::vector<float> want = run(*plain_, 1);
-      for (const int passes : {1, 2, 4})
-        EXPECT_TRUE(SameBits(run(*device_, passes), want))
-            << Name(format) << " m " << m << " passes " << passes;
-    }
+  const auto [format, m] = GetParam();
+  std::vector<WeightView> weights;
+  for (int i = 0; i < 4; ++i) {
+    const int64_t n = i % 2 == 0 ? 2048 : 768;
+    weights.push_back(device_->Place(random_.Weight(format, n, 2816 - n, 0, 1, 0)));
   }
+  const std::vector<float> x = random_.Normal(m * 768), empty(m * 2048);
+  const DeviceVector ones(*device_, std::vector<float>(768, 1.0f));
+  const auto run = [&, rows = m](Device& device, uint64_t key, int passes) {
+    const DeviceVector narrow(device, x), wide(device, empty);
+    for (int pass = 0; pass < passes; ++pass) {
+      device.CopyIn(narrow.data(), x.data(), x.size() * sizeof(float));
+      device.Run(key, [&] {
+        for (int i = 0; i < kProducts; ++i) {
+          const bool up = i % 2 == 0;
+          device.Linear({.x = up ? narrow.data() : wide.data(),
+                         .ldx = up ? 768 : 2048,
+                         .w = weights[i % 4],
+                         .y = up ? wide.data() : narrow.data(),
+                         .ldy = up ? 2048 : 768,
+                         .m = rows});
+          // Values neither vanish nor grow without bounds.
+          if (!up)
+            device.RmsNorm({.x = narrow.data(),
+                            .ldx = 768,
+                            .weight = ones.data(),
+                            .y = narrow.data(),
+                            .ldy = 768,
+                            .m = rows,
+                            .n = 768});
+        }
+      });
+    }
+    return narrow.Read();
+  };
+  const std::vector<float> want = run(*plain_, 0, 1);
+  for (const int passes : {1, 2, 4})
+    EXPECT_TRUE(SameBits(run(*device_, static_cast<uint64_t>(passes), passes), want))
+        << "passes " << passes;
 }
+
+INSTANTIATE_TEST_SUITE_P(Shapes, EarlyProductsTest,
+                         testing::Combine(testing::Values(WeightFormat::kBF16,
+                                                          WeightFormat::kFp8Block),
+                                          testing::Values<int64_t>(1, 5, 32, 130, 320)),
+                         [](const auto& info) {
+                           return fmt::format(
+                               "{}Rows{}",
+                               std::get<0>(info.param) == WeightFormat::kBF16 ? "Bf16" : "Fp8",
+                               std::get<1>(info.param));
+                         });
 
 TEST_F(FusedOpsTest, WhatCannotBeStackedIsLeft) {
   const auto placed = [&](WeightFormat format, int64_t n, int64_t k) {

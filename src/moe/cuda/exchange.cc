@@ -111,15 +111,8 @@ void Exchange::BeginDispatch(int slot, const Tokens& tokens, cudaStream_t stream
   if (tokens.tokens < 0 || tokens.tokens > config.max_tokens)
     throw Resource("exchange: {} tokens on one rank, its buffers hold {}", tokens.tokens,
                    config.max_tokens);
-  if (tokens.dtype != DType::kF32 && tokens.dtype != DType::kBF16)
-    throw Invalid("exchange on GPUs: tokens of {}, want float32 or bfloat16", Name(tokens.dtype));
   ExchangeBatch& batch = impl_->BatchOf(slot);
-  batch.x = tokens.x;
-  batch.x_is_bf16 = tokens.dtype == DType::kBF16;
-  batch.ids = tokens.ids;
-  batch.weights = tokens.weights;
-  batch.addend = tokens.addend;
-  batch.tokens = static_cast<int>(tokens.tokens);
+  SetTokens(batch, tokens);
   Check(StartDispatch(batch, impl_->grids.dispatch, stream), "dispatch");
 }
 

@@ -72,6 +72,17 @@ ExchangeLayout LayoutOf(const ExchangeConfig& c) {
   return layout;
 }
 
+void SetTokens(ExchangeBatch& batch, const RowExchange::Tokens& tokens) {
+  if (tokens.dtype != DType::kF32 && tokens.dtype != DType::kBF16)
+    throw Invalid("exchange on GPUs: tokens of {}, want float32 or bfloat16", Name(tokens.dtype));
+  batch.x = tokens.x;
+  batch.x_is_bf16 = tokens.dtype == DType::kBF16;
+  batch.ids = tokens.ids;
+  batch.weights = tokens.weights;
+  batch.addend = tokens.addend;
+  batch.tokens = static_cast<int>(tokens.tokens);
+}
+
 DeviceMemory PlacesOf(const ExpertMap& experts, int ranks) {
   std::vector<int32_t> places(experts.size());
   for (int e = 0; e < experts.size(); ++e) {

@@ -12,6 +12,9 @@ RowKind RowKindOf(RowFormat format);
 // Of one slot; its `bytes` are a multiple of 256. Error kInvalid says what a configuration may not
 // have.
 ExchangeLayout LayoutOf(const ExchangeConfig& config);
+// Gives the batch all that it needs of its tokens, whatever rows travel over. Error kInvalid where
+// their type is none that can be sent.
+void SetTokens(ExchangeBatch& batch, const RowExchange::Tokens& tokens);
 // [experts] rank << kRankShift | local id, on the device.
 DeviceMemory PlacesOf(const ExpertMap& experts, int ranks);
 

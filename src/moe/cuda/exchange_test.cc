@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "moe/cuda/exchange_layout.h"
 #include "moe/cuda/test_exchange_ranks.h"
 
 namespace switchyard::cuda {
@@ -44,6 +45,28 @@ std::string Describe(const ExchangeConfig& c) {
                      c.dispatched.fp8 ? " fp8" : "", Name(c.combined),
                      c.sum_by_rank ? "rank" : "slot", c.low_latency ? "low latency" : "normal",
                      c.blocks);
+}
+
+// Every way that rows travel takes them from here.
+TEST(ExchangeTokens, AreGivenToTheBatchWhole) {
+  float x, weights, addend, gate;
+  int32_t ids;
+  const RowExchange::Tokens tokens = {.x = &x,
+                                      .dtype = DType::kBF16,
+                                      .ids = &ids,
+                                      .weights = &weights,
+                                      .tokens = 7,
+                                      .addend = {.x = &addend, .gate = &gate}};
+  ExchangeBatch batch = {};
+  SetTokens(batch, tokens);
+  EXPECT_EQ(batch.x, &x);
+  EXPECT_TRUE(batch.x_is_bf16);
+  EXPECT_EQ(batch.ids, &ids);
+  EXPECT_EQ(batch.weights, &weights);
+  EXPECT_EQ(batch.tokens, 7);
+  EXPECT_EQ(batch.addend.x, &addend);
+  EXPECT_EQ(batch.addend.gate, &gate);
+  EXPECT_THROW(SetTokens(batch, {.dtype = DType::kF16}), Error);
 }
 
 // A few batches one after the other through every kind of exchange.

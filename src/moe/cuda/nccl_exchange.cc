@@ -181,8 +181,6 @@ void NcclExchange::BeginDispatch(int slot_number, const Tokens& tokens, cudaStre
   if (tokens.tokens < 0 || tokens.tokens > longest || longest > config.max_tokens)
     throw Resource("exchange: {} tokens on one rank and {} on the longest, its buffers hold {}",
                    tokens.tokens, longest, config.max_tokens);
-  if (tokens.dtype != DType::kF32 && tokens.dtype != DType::kBF16)
-    throw Invalid("exchange on GPUs: tokens of {}, want float32 or bfloat16", Name(tokens.dtype));
   Impl::Slot& slot = impl_->SlotOf(slot_number);
   slot.longest = longest;
   slot.fixed = longest <= impl_->plan.fixed_tokens;
@@ -190,11 +188,7 @@ void NcclExchange::BeginDispatch(int slot_number, const Tokens& tokens, cudaStre
   ExchangeBatch& batch = slot.batch;
   batch.layout = slot.lone;
   batch.max_tokens = static_cast<int>(longest);
-  batch.x = tokens.x;
-  batch.x_is_bf16 = tokens.dtype == DType::kBF16;
-  batch.ids = tokens.ids;
-  batch.weights = tokens.weights;
-  batch.tokens = static_cast<int>(tokens.tokens);
+  SetTokens(batch, tokens);
 
   impl_->Pack(slot, stream);
   impl_->SendTags(slot, stream);
