@@ -46,6 +46,13 @@ void WaterFilling::Reset(int num_bins, int num_experts, std::span<const int32_t>
   }
   bins_.resize(num_bins);
   load_.resize(num_experts);
+  std::vector<int32_t> bins(total), groups(total);
+  for (size_t g = 0; g < replicated_.size(); ++g)
+    for (int32_t i = replicated_[g].begin; i < replicated_[g].end; ++i) {
+      bins[i] = replicas_[i].bin;
+      groups[i] = static_cast<int32_t>(g);
+    }
+  forest_.Reset(num_bins, static_cast<int>(replicated_.size()), bins, groups);
 }
 
 void WaterFilling::Pour(const Replicated& group, double load) {
@@ -118,6 +125,7 @@ double WaterFilling::Fill(std::span<const double> load, int sweeps, double toler
 }
 
 void WaterFilling::Shares(std::span<int32_t> shares) {
+  forest_.Prune(poured_);
   std::ranges::fill(shares, 0);
   for (size_t e = 0; e < single_.size(); ++e)
     if (single_[e].bin >= 0) shares[single_[e].place] = static_cast<int32_t>(load_[e]);

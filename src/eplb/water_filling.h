@@ -6,6 +6,8 @@
 #include <span>
 #include <vector>
 
+#include "eplb/division_forest.h"
+
 namespace switchyard {
 
 // One layer's placement, prepared: which bins (ranks) each expert has replicas on. Load divides
@@ -36,8 +38,9 @@ class WaterFilling {
 
   std::span<const double> bin_loads() const { return bins_; }  // [bins] after Fill
   double mean() const { return mean_; }                        // of the bins
-  // Of the last Fill, in whole tokens where the loads were whole: [places], 0 for unused ones. What
-  // is left of rounding down goes to the emptier bins.
+  // Of the last Fill, in whole tokens where the loads were whole: [places], 0 for unused ones. Of
+  // all divisions that leave the bins so full it is one that divides few experts
+  // (division_forest.h). What is left of rounding down goes to the emptier bins.
   void Shares(std::span<int32_t> shares);
 
  private:
@@ -53,6 +56,7 @@ class WaterFilling {
   std::vector<double> bins_;                       // [bins]
   std::vector<int32_t> order_, begin_, last_bin_;  // scratch
   std::vector<double> load_;                       // [experts] of the last Fill
+  DivisionForest forest_;
   double mean_ = 0;
   int offset_ = 0;
 };
