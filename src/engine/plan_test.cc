@@ -128,6 +128,24 @@ TEST(Plan, FlagsThatDoNotFitAreNamed) {
               HasSubstr("--expert-distribution-recorder-buffer-size 0"));
 }
 
+TEST(Plan, TilesMakeBFloat16RowsTheDefault) {
+  EngineConfig config = Fixture();
+  config.dtype = "auto";
+  config.cpu_isa = "avx2";
+  EXPECT_FALSE(ReadModelConfig(config).quantization.bfloat16_rows);
+  config.cpu_isa = "amx-emulated";
+  try {
+    EXPECT_TRUE(ReadModelConfig(config).quantization.bfloat16_rows);
+  } catch (const Error& e) {
+    GTEST_SKIP() << e.what();
+  }
+  config.quantization.activations = "never";
+  EXPECT_FALSE(ReadModelConfig(config).quantization.bfloat16_rows);
+  config.quantization.activations = "auto";
+  config.dtype = "float32";
+  EXPECT_FALSE(ReadModelConfig(config).quantization.bfloat16_rows);
+}
+
 TEST(Plan, ADenseModelHasNoExpertsToRecord) {
   EngineConfig config = Fixture();
   config.model_path = fs::path(SWITCHYARD_TEST_DATA) / "fixtures/llama";

@@ -2,13 +2,13 @@
 // system saves.
 #include <cpuid.h>
 
-#include <algorithm>
 #include <atomic>
 #include <string>
 #include <string_view>
 
 #include "core/error.h"
 #include "kernels/cpu/amx/permission.h"
+#include "kernels/cpu/amx/tile_traps.h"
 #include "kernels/cpu/driver.h"
 #include "kernels/ops.h"
 
@@ -58,9 +58,6 @@ const cpu::amx::Facts& AmxFacts() {
 
 Isa Detect() { return HasAmx() ? Isa::kAmx : DetectVectors(); }
 
-// AMX only where it is asked for: it has not run on a CPU that has it yet (docs/notes/cpu.md).
-Isa DetectShown() { return std::min(Detect(), Isa::kAvx512); }
-
 bool DetectAvx512Vnni() {
   uint32_t a, b, c, d;
   return DetectVectors() == Isa::kAvx512 && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
@@ -74,7 +71,7 @@ bool DetectAvx512BF16() {
 }
 
 std::atomic<Isa>& Chosen() {
-  static std::atomic<Isa> isa = DetectShown();
+  static std::atomic<Isa> isa = Detect();
   return isa;
 }
 
@@ -94,12 +91,9 @@ bool cpu::HasAvx512BF16() {
   return has;
 }
 
-void SelectIsa(std::string_view name) {
+Isa IsaOf(std::string_view name) {
   const Isa best = Detect();
-  if (name == "auto") {
-    Chosen().store(DetectShown());
-    return;
-  }
+  if (name == "auto") return best;
   using enum Isa;
   for (Isa isa : {kReference, kAvx2, kAvx512, kAmx, kAmxEmulated}) {
     if (name != Name(isa)) continue;
@@ -109,10 +103,15 @@ void SelectIsa(std::string_view name) {
                     Name(best));
     }
     if (least > best) throw Invalid("--cpu-isa {}: this CPU has only {}", name, Name(best));
-    Chosen().store(isa);
-    return;
+    return isa;
   }
   throw Invalid("--cpu-isa {}: want auto, reference, avx2, avx512, amx or amx-emulated", name);
+}
+
+void SelectIsa(std::string_view name) {
+  const Isa isa = IsaOf(name);
+  if (isa == Isa::kAmxEmulated) cpu::amx::EmulateMissingTiles();
+  Chosen().store(isa);
 }
 
 std::string_view Name(Isa isa) {

@@ -207,16 +207,18 @@ struct EmbedParams {
 void Embed(const EmbedParams& p, ThreadPool& pool);
 
 // Instruction sets a kernel may be written in, weakest first; each has all of those before it.
-// kAmxEmulated has AMX's arithmetic in plain C++ and the rest of AVX-512, for tests where there is
-// no AMX: never chosen by itself, and very slow.
+// kAmxEmulated runs AMX's code where there are only AVX-512's instructions and has the others done
+// by a handler of SIGILL (cpu/amx/tile_traps.h), for tests: never chosen by itself, and very slow.
 enum class Isa : uint8_t { kReference, kAvx2, kAvx512, kAmx, kAmxEmulated };
-// What SelectIsa chose, else the strongest one this CPU has, AMX left out.
+// What SelectIsa chose, else the strongest one that this process can use.
 Isa ActiveIsa();
 // Whether this process may use AMX's tiles: the CPU has them for int8 and bfloat16, the operating
 // system saves them, and Linux granted them to the process, which is asked for once.
 bool HasAmx();
-// Forces one (`--cpu-isa`); Error kInvalid when this process cannot use it or the name is unknown.
-// "auto" undoes it. Not thread-safe; call before ranks start.
+// The one of this name (`--cpu-isa`), "auto" for the strongest; Error kInvalid when this process
+// cannot use it or the name is unknown.
+Isa IsaOf(std::string_view name);
+// Forces IsaOf(name). Not thread-safe; call before ranks start.
 void SelectIsa(std::string_view name);
 std::string_view Name(Isa isa);
 

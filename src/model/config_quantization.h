@@ -80,9 +80,12 @@ struct QuantizationConfig {
 struct QuantizationFlags {
   std::string method;  // empty: as the checkpoint is
   // auto: int8 where the checkpoint was made for it (that is its arithmetic), else float32, with
-  // which CPUs lose nothing; always: what GPUs have for the weights, bfloat16 rows for
+  // which most CPUs lose nothing; always: what GPUs have for the weights, bfloat16 rows for
   // linears in bfloat16 included (not for routers, embedding and head); never: float32.
   std::string activations = "auto";
+  // `auto` has those bfloat16 rows too. No flag: ReadModelConfig (engine/config.h) says it of this
+  // machine's instructions.
+  bool bfloat16_pays = false;
 };
 
 // Reads `quantization_config`. Error kInvalid names key and value of what is not supported.

@@ -51,13 +51,6 @@ Leaves AmxLeaves() {
   return leaves;
 }
 
-Leaves EmulatedAmxLeaves() {
-  Leaves leaves = Avx512Leaves();
-  leaves.linear_int8 = amx::EmulatedLinearInt8;
-  leaves.linear_bf16 = amx::EmulatedLinearBF16;
-  return leaves;
-}
-
 // Rows of x side by side and a panel.
 int64_t TileScratchBytes(int64_t row_bytes) {
   constexpr int64_t kBlockRows = 32, kLine = 64;
@@ -79,12 +72,9 @@ const Leaves* ActiveLeaves() {
       static const Leaves leaves = Avx512Leaves();
       return &leaves;
     }
-    case Isa::kAmx: {
-      static const Leaves leaves = AmxLeaves();
-      return &leaves;
-    }
+    case Isa::kAmx:
     case Isa::kAmxEmulated: {
-      static const Leaves leaves = EmulatedAmxLeaves();
+      static const Leaves leaves = AmxLeaves();
       return &leaves;
     }
   }

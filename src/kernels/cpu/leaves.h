@@ -157,9 +157,6 @@ extern const Leaves kLeaves;           // its linear_int8 does not, and it has n
 namespace amx {
 void LinearInt8(const LinearTask& t);
 void LinearBF16(const LinearTask& t);
-// On tiles in plain C++, with AVX-512 around.
-void EmulatedLinearInt8(const LinearTask& t);
-void EmulatedLinearBF16(const LinearTask& t);
 }  // namespace amx
 
 }  // namespace switchyard::kernels::cpu

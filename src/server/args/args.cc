@@ -59,9 +59,10 @@ void AddModelFlags(CLI::App& app, ServerArgs& a) {
        "int4, "
        "w4afp8, mxfp4, nvfp4); of one that is quantized, the name it must have");
   Flag(app, "--quantize-activations", e.quantization.activations, kModel,
-       "Rounds the rows that linears multiply. auto: int8 where the checkpoint was made for it, "
-       "else float32; always: as GPUs compute with the weights (FP8, int8, on CPUs also bfloat16 "
-       "for weights in bfloat16: AVX512_BF16 is faster for prompts, not in decoding); never")
+       "Rounds the rows that linears multiply. auto: to int8 where the checkpoint was made for it, "
+       "with AMX to bfloat16 for weights in bfloat16 unless --dtype is float32; always: as GPUs "
+       "compute with the weights (FP8, int8, on CPUs also bfloat16 for weights in bfloat16: "
+       "AVX512_BF16 is faster for prompts, not in decoding); never")
       ->check(CLI::IsMember({"auto", "always", "never"}));
   Flag(app, "--dtype", e.dtype, kModel,
        "Of activations in flight: auto (the checkpoint's), float32, bfloat16, float16")
@@ -122,8 +123,7 @@ void AddParallelFlags(CLI::App& app, ServerArgs& a) {
        "run on, and not of other servers; on GPUs none), none, or a list for each rank of this "
        "host, like 0-3|4-7 (SGLANG_CPU_OMP_THREADS_BIND)");
   Flag(app, "--cpu-isa", e.cpu_isa, kParallel,
-       "auto (the best of the next three), reference, avx2, avx512, or amx, which has not been run "
-       "on a CPU that has it yet");
+       "auto (the best that there is), reference, avx2, avx512, amx; amx-emulated for tests");
   Flag(app, "--dist-timeout", e.dist_timeout_seconds, kParallel,
        "Seconds a rank waits for another before it gives up")
       ->check(CLI::Range(0.1, 1e6));

@@ -59,8 +59,6 @@ uint32_t FourProducts(uint32_t a, uint32_t b) {
 
 }  // namespace
 
-EmulatedTiles::EmulatedTiles() : configured_(false), tiles_() {}
-
 void EmulatedTiles::Configure(const TileConfig& config) {
   CHECK_EQ(config.palette, 1);
   CHECK_EQ(config.start_row, 0);

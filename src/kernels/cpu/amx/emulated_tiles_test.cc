@@ -37,11 +37,11 @@ TileConfig ConfigOf(const Shape& s) {
 void AddProduct(const Shape& s, const void* a, const void* b, void* c, const auto& multiply) {
   EmulatedTiles tiles;
   tiles.Configure(ConfigOf(s));
-  tiles.Load<0>(c, 4 * s.n);
-  tiles.Load<1>(a, 4 * s.k);
-  tiles.Load<2>(b, 4 * s.n);
+  tiles.Load(0, c, 4 * s.n);
+  tiles.Load(1, a, 4 * s.k);
+  tiles.Load(2, b, 4 * s.n);
   multiply(tiles);
-  tiles.Store<0>(c, 4 * s.n);
+  tiles.Store(0, c, 4 * s.n);
 }
 
 std::vector<uint8_t> RandomBytes(std::mt19937& random, int count) {
@@ -66,7 +66,7 @@ TEST(EmulatedTiles, Int8ProductsAreSumsOfProducts) {
       }
     }
     AddProduct(s, a.data(), b.data(), c.data(),
-               [](EmulatedTiles& tiles) { tiles.MultiplyInt8<0, 1, 2>(); });
+               [](EmulatedTiles& tiles) { tiles.MultiplyInt8(0, 1, 2); });
     EXPECT_EQ(c, want) << s.m << " " << s.n << " " << s.k;
   }
 }
@@ -102,7 +102,7 @@ TEST(EmulatedTiles, BFloat16ProductsSumEvenAndOddApart) {
       }
     }
     AddProduct(s, a.data(), b.data(), c.data(),
-               [](EmulatedTiles& tiles) { tiles.MultiplyBFloat16<0, 1, 2>(); });
+               [](EmulatedTiles& tiles) { tiles.MultiplyBFloat16(0, 1, 2); });
     EXPECT_EQ(c, want) << s.m << " " << s.n << " " << s.k;
   }
 }
@@ -110,8 +110,7 @@ TEST(EmulatedTiles, BFloat16ProductsSumEvenAndOddApart) {
 // One number times another, added to a third.
 float OneProduct(float x, float y, float c) {
   const uint32_t a = std::bit_cast<uint16_t>(ToBF16(x)), b = std::bit_cast<uint16_t>(ToBF16(y));
-  AddProduct({1, 1, 1}, &a, &b, &c,
-             [](EmulatedTiles& tiles) { tiles.MultiplyBFloat16<0, 1, 2>(); });
+  AddProduct({1, 1, 1}, &a, &b, &c, [](EmulatedTiles& tiles) { tiles.MultiplyBFloat16(0, 1, 2); });
   return c;
 }
 
@@ -133,13 +132,13 @@ void Configure(const TileConfig& config) {
 void Multiply(const TileConfig& config) {
   EmulatedTiles tiles;
   tiles.Configure(config);
-  tiles.MultiplyInt8<0, 1, 2>();
+  tiles.MultiplyInt8(0, 1, 2);
 }
 
 void LoadWithoutConfiguration() {
   const int32_t word = 0;
   EmulatedTiles tiles;
-  tiles.Load<1>(&word, 4);
+  tiles.Load(1, &word, 4);
 }
 
 TEST(EmulatedTilesDeathTest, WhatFaultsIsRefused) {

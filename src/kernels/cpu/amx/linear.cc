@@ -7,10 +7,10 @@ namespace switchyard::kernels::cpu::amx {
 
 void LinearInt8(const LinearTask& t) {
   if (t.m < kInt8TilesFewestRows) return avx512::LinearInt8(t);
-  MultiplyPanels<Tiles, Int8Product<Tiles>>(t);
+  MultiplyPanels<Int8Product>(t);
 }
 
 // For any number of rows: another kernel would add in another order.
-void LinearBF16(const LinearTask& t) { MultiplyPanels<Tiles, BF16Product<Tiles>>(t); }
+void LinearBF16(const LinearTask& t) { MultiplyPanels<BF16Product>(t); }
 
 }  // namespace switchyard::kernels::cpu::amx

@@ -1,8 +1,6 @@
 // AMX's tiles: eight registers of up to 16 rows of 64 bytes, and products of two of them added to a
 // third (Intel, Software Developer's Manual, volume 1, "Programming with Intel AMX"; volume 2,
 // LDTILECFG, TILELOADD, TDPBSSD, TDPBF16PS).
-//
-// Kernels are templates over a class with the methods of Tiles: this one, or EmulatedTiles.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,76 @@
+#include "kernels/cpu/amx/tile_traps.h"
+
+#include <ucontext.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <mutex>
+
+#include "core/check.h"
+#include "kernels/cpu/amx/emulated_tiles.h"
+#include "kernels/cpu/amx/tile_instruction.h"
+
+namespace switchyard::kernels::cpu::amx {
+namespace {
+
+thread_local constinit EmulatedTiles tiles;
+struct sigaction before;  // the handler
+
+std::array<uint64_t, 16> RegistersOf(const ucontext_t& context) {
+  constexpr int kByNumber[16] = {REG_RAX, REG_RCX, REG_RDX, REG_RBX, REG_RSP, REG_RBP,
+                                 REG_RSI, REG_RDI, REG_R8,  REG_R9,  REG_R10, REG_R11,
+                                 REG_R12, REG_R13, REG_R14, REG_R15};
+  std::array<uint64_t, 16> registers;
+  for (int i = 0; i < 16; ++i) registers[i] = context.uc_mcontext.gregs[kByNumber[i]];
+  return registers;
+}
+
+void Run(const TileInstruction& i) {
+  const auto memory = reinterpret_cast<void*>(i.address);
+  switch (i.operation) {
+    case TileOperation::kConfigure:
+      return tiles.Configure(*static_cast<const TileConfig*>(memory));
+    case TileOperation::kRelease:
+      return tiles.Release();
+    case TileOperation::kZero:
+      return tiles.Zero(i.tile);
+    case TileOperation::kLoad:
+      return tiles.Load(i.tile, memory, i.stride);
+    case TileOperation::kStore:
+      return tiles.Store(i.tile, memory, i.stride);
+    case TileOperation::kMultiplyInt8:
+      return tiles.MultiplyInt8(i.tile, i.a, i.b);
+    case TileOperation::kMultiplyBFloat16:
+      return tiles.MultiplyBFloat16(i.tile, i.a, i.b);
+  }
+}
+
+// On the thread that met the instruction, between two of its own: whatever it may do there, the
+// handler may.
+void OnRefused(int, siginfo_t*, void* context) {
+  auto& thread = *static_cast<ucontext_t*>(context);
+  auto& next = thread.uc_mcontext.gregs[REG_RIP];
+  const std::array<uint64_t, 16> registers = RegistersOf(thread);
+  const auto instruction = DecodeTileInstruction(reinterpret_cast<const uint8_t*>(next), registers);
+  if (!instruction) {
+    sigaction(SIGILL, &before, nullptr);  // the instruction is refused again, by that one
+    return;
+  }
+  Run(*instruction);
+  next += instruction->length;
+}
+
+}  // namespace
+
+void EmulateMissingTiles() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    struct sigaction action = {};
+    action.sa_sigaction = OnRefused;
+    action.sa_flags = SA_SIGINFO;
+    CHECK_EQ(sigaction(SIGILL, &action, &before), 0);
+  });
+}
+
+}  // namespace switchyard::kernels::cpu::amx
