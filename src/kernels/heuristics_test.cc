@@ -26,6 +26,14 @@ TEST(HeuristicsTest, RowsThatArePackedForPayForIt) {
   EXPECT_GE(kInt8PanelFewestRows, 4 * kRowsThatPackingCosts);
 }
 
+TEST(HeuristicsTest, FewRowsOfXAreWholeTiles) {
+  constexpr int64_t kTileRows = 16;
+  EXPECT_EQ(kTilesFewRows % kTileRows, 0);
+  // Beside a task's weights packing x stays the smaller part of what packing weights would be.
+  EXPECT_LE(kTilesFewRows, kExpertTaskColumns);
+  EXPECT_LT(kInt8TilesFewestRows, kTilesFewRows);
+}
+
 TEST(HeuristicsTest, NothingBeyondATasksRowsIsAskedFor) {
   constexpr int kRows = 4;
   constexpr int64_t kBytes = 8192;

@@ -46,9 +46,13 @@ constexpr int64_t kPackAhead = 1024, kAskBytes = 512;
 // passes, it was as fast as panels.
 constexpr int64_t kFewRows = 8;
 
-// Int8 products in AMX's tiles (amx/tile_panels.h): fewer rows of x take AVX-512. A tile's product
-// is 16 cycles for 16 rows with 1 KiB of weights, packing that about 64 (shuffles, one a cycle),
-// where VNNI takes about 10 for each row. By Intel's figures of throughput: not measured yet.
+// AMX's tiles, by Intel's figures of throughput: not measured yet. A product of 16 rows of x with 1
+// KiB of weights is 16 cycles, packing the one or the other about 64 (shuffles, one a cycle). Up to
+// kTilesFewRows, x is packed, once for the 128 or more weight rows of a task: 8 cycles for each
+// KiB of weights and 16 rows of x, where packing weights (amx/tile_panels.h) takes 64 for each KiB
+// and any number of rows.
+constexpr int64_t kTilesFewRows = 64;
+// In int8 fewer rows take AVX-512: VNNI has about 10 cycles for each row, and adds nothing else.
 constexpr int64_t kInt8TilesFewestRows = 8;
 
 // Columns of an expert's products that are one task: few, so that a single token's few experts

@@ -1,16 +1,65 @@
 // The products of AMX.
+#include "kernels/cpu/amx/tile_block.h"
 #include "kernels/cpu/amx/tile_panels.h"
+#include "kernels/cpu/amx/tile_rows.h"
 #include "kernels/cpu/heuristics.h"
 #include "kernels/cpu/leaves.h"
 
 namespace switchyard::kernels::cpu::amx {
+namespace {
+
+// Codes by codes; weights enter as they are.
+struct Int8Product {
+  static constexpr int kWeightBytes = 1;
+  static constexpr bool kScaled = true;
+
+  static __m512i Encode(__m512i weights) { return weights; }
+  static TileRows RowsOf(const LinearTask& t) {
+    return {reinterpret_cast<const char*>(t.codes.base), t.codes.ld, t.codes.ids};
+  }
+  template <int kC, int kA, int kB>
+  [[gnu::always_inline]] static void Multiply(Tiles& tiles) {
+    tiles.MultiplyInt8<kC, kA, kB>();
+  }
+  static __m512 Outputs(const LinearTask& t, const Panel& p, int64_t i, int v, const void* sums) {
+    const Int8Row& row = t.codes.rows[t.codes.ids != nullptr ? t.codes.ids[i] : i];
+    return avx512::ScaledSums<Int8Product>(_mm512_load_si512(sums), row.scale, p, v);
+  }
+};
+
+// Pairs of bfloat16. An output is a chain over steps of 32 columns of K, each the sum of its even
+// columns plus that of its odd ones: one order, whatever the number of rows.
+struct BF16Product {
+  static constexpr int kWeightBytes = 2;
+  static constexpr bool kScaled = false;
+
+  static __m512i Encode(__m512i weights) { return weights; }
+  static TileRows RowsOf(const LinearTask& t) {
+    return {reinterpret_cast<const char*>(t.halves.base), t.halves.ld * kWeightBytes, t.halves.ids};
+  }
+  template <int kC, int kA, int kB>
+  [[gnu::always_inline]] static void Multiply(Tiles& tiles) {
+    tiles.MultiplyBFloat16<kC, kA, kB>();
+  }
+  static __m512 Outputs(const LinearTask&, const Panel&, int64_t, int, const void* sums) {
+    return _mm512_load_ps(sums);
+  }
+};
+
+template <class P>
+void MultiplyInTiles(const LinearTask& t) {
+  if (t.m == 0) return;
+  t.m <= kTilesFewRows ? MultiplyFewRows<P>(t) : MultiplyPanels<P>(t);
+}
+
+}  // namespace
 
 void LinearInt8(const LinearTask& t) {
   if (t.m < kInt8TilesFewestRows) return avx512::LinearInt8(t);
-  MultiplyPanels<Int8Product>(t);
+  MultiplyInTiles<Int8Product>(t);
 }
 
 // For any number of rows: another kernel would add in another order.
-void LinearBF16(const LinearTask& t) { MultiplyPanels<BF16Product>(t); }
+void LinearBF16(const LinearTask& t) { MultiplyInTiles<BF16Product>(t); }
 
 }  // namespace switchyard::kernels::cpu::amx

@@ -68,6 +68,34 @@ template <class P>
   }
 }
 
+// load(row, at) gives 32 bytes from byte `at` of a line of memory rows[…].
+template <class P, class LoadHalf>
+[[gnu::always_inline]] inline void LoadPairs(const char* const (&rows)[kPanelLanes],
+                                             const LoadHalf& load, PanelLines& lines) {
+#pragma GCC unroll 8
+  for (int i = 0; i < kPanelGroups; ++i) {
+    const int row = i / 4 * 8 + i % 4;
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      __m512i& pair = lines.halves[half][i];
+      const int64_t at = half * kHalfLine;
+      pair = _mm512_inserti64x4(_mm512_castsi256_si512(load(rows[row], at)),
+                                load(rows[row + 4], at), 1);
+      asm("" : "+v"(pair));  // here, not where it is used
+    }
+  }
+}
+
+// 64 bytes of each row, from byte k on.
+template <class P>
+[[gnu::always_inline]] inline void LoadLines(const char* const (&rows)[kPanelLanes], int64_t k,
+                                             PanelLines& lines) {
+  const auto load = [k](const char* row, int64_t at) __attribute__((always_inline)) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + k + at));
+  };
+  LoadPairs<P>(rows, load, lines);
+}
+
 // Sixteen weight rows side by side, [n, n + 16), of which `count` are there: missing ones repeat
 // the last. `end`: behind the task's last row.
 template <class P>
@@ -103,7 +131,7 @@ struct SixteenRows {
       }
       for (; k + kPanelLine <= bytes; k += kPanelLine) {
         Ask(k);
-        Load(k, lines);
+        LoadLines<P>(rows, k, lines);
         take(lines, k, kPanelLine / kPanelGroup);
       }
     }
@@ -123,33 +151,13 @@ struct SixteenRows {
       }
     }
   }
-  [[gnu::always_inline]] void Load(int64_t k, PanelLines& lines) const {
-    const auto load = [k](const char* row, int64_t at) __attribute__((always_inline)) {
-      return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + k + at));
-    };
-    LoadPairs(load, lines);
-  }
   // `count` bytes, fewer than a line, and zeros.
   [[gnu::always_inline]] void LoadPart(int64_t k, int64_t count, PanelLines& lines) const {
     const uint64_t mask = (uint64_t{1} << count) - 1;
     const auto load = [ k, mask ](const char* row, int64_t at) __attribute__((always_inline)) {
       return _mm256_maskz_loadu_epi8(static_cast<__mmask32>(mask >> at), row + k + at);
     };
-    LoadPairs(load, lines);
-  }
-  template <class Load>
-  [[gnu::always_inline]] void LoadPairs(const Load& load, PanelLines& lines) const {
-#pragma GCC unroll 8
-    for (int i = 0; i < kPanelGroups; ++i) {
-      const char* const* row = rows + i / 4 * 8 + i % 4;
-#pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        __m512i& pair = lines.halves[half][i];
-        const int64_t at = half * kHalfLine;
-        pair = _mm512_inserti64x4(_mm512_castsi256_si512(load(row[0], at)), load(row[4], at), 1);
-        asm("" : "+v"(pair));  // here, not where it is used
-      }
-    }
+    LoadPairs<P>(rows, load, lines);
   }
 };
 
