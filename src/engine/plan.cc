@@ -258,8 +258,8 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan,
 
 ModelConfig ReadModelConfig(const EngineConfig& config) {
   QuantizationFlags quantization = config.quantization;
-  // AMX's tiles multiply bfloat16 16 times as fast as AVX-512 float32. Who names float32 means it.
-  quantization.bfloat16_pays = kernels::IsaOf(config.cpu_isa) >= kernels::Isa::kAmx &&
+  // Who names float32 means it.
+  quantization.bfloat16_pays = kernels::MultipliesBFloat16(kernels::IsaOf(config.cpu_isa)) &&
                                config.dtype != "float32" && config.dtype != "float";
   return LoadModelConfig(config.model_path, config.model_override_args, quantization);
 }

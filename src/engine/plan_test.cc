@@ -128,7 +128,7 @@ TEST(Plan, FlagsThatDoNotFitAreNamed) {
               HasSubstr("--expert-distribution-recorder-buffer-size 0"));
 }
 
-TEST(Plan, TilesMakeBFloat16RowsTheDefault) {
+TEST(Plan, ProductsOfBFloat16MakeRowsInItTheDefault) {
   EngineConfig config = Fixture();
   config.dtype = "auto";
   config.cpu_isa = "avx2";

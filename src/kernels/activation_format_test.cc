@@ -103,14 +103,20 @@ float InTileOrder(const float* x, const float* w, int64_t k) {
   return sum;
 }
 
-// What vdpbf16ps has: the second column of each pair before the first.
+// What vdpbf16ps has: in each of 16 lanes the second column of each pair before the first; then
+// lanes are added up, half of them to the other half.
 float InPairOrder(const float* x, const float* w, int64_t k) {
-  float sum = 0;
+  constexpr int kLanes = 16;
+  float sums[kLanes] = {};
   for (int64_t j = 0; j < k; j += 2) {
+    float& sum = sums[j / 2 % kLanes];
     if (j + 1 < k) sum = std::fma(x[j + 1], w[j + 1], sum);
     sum = std::fma(x[j], w[j], sum);
   }
-  return sum;
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+  }
+  return sums[0];
 }
 
 TEST_P(ActivationFormatTest, BFloat16ProductsAddInTheManualsOrder) {

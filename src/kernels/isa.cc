@@ -91,6 +91,10 @@ bool cpu::HasAvx512BF16() {
   return has;
 }
 
+bool MultipliesBFloat16(Isa isa) {
+  return isa >= Isa::kAmx || (isa == Isa::kAvx512 && cpu::HasAvx512BF16());
+}
+
 Isa IsaOf(std::string_view name) {
   const Isa best = Detect();
   if (name == "auto") return best;

@@ -215,6 +215,9 @@ Isa ActiveIsa();
 // Whether this process may use AMX's tiles: the CPU has them for int8 and bfloat16, the operating
 // system saves them, and Linux granted them to the process, which is asked for once.
 bool HasAmx();
+// Whether it multiplies weights in bfloat16 by rows in bfloat16, faster than by float32 ones:
+// tiles, and AVX-512 where the CPU has AVX512_BF16.
+bool MultipliesBFloat16(Isa isa);
 // The one of this name (`--cpu-isa`), "auto" for the strongest; Error kInvalid when this process
 // cannot use it or the name is unknown.
 Isa IsaOf(std::string_view name);

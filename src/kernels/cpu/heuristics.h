@@ -11,7 +11,8 @@ namespace switchyard::kernels::cpu {
 // tile runs over before it moves on: a part of the panel of 32 rows by 1024 stays in L1.
 constexpr int64_t kPanelRows = 32;
 constexpr int64_t kPanelDepth = 1024;
-// Rows of x that share a converted panel from L2 before the next 1024 columns.
+// Rows of x that share a converted panel from L2 before the next 1024 columns; in bfloat16
+// (avx512/bf16_rows.cc) those that stay in L2 while a task's weights pass.
 constexpr int64_t kPanelBatch = 96;
 // Register tiles of rows up to which weights are converted as they are multiplied: repeating a
 // cheap conversion for each costs less than a panel's way through L2.
@@ -41,10 +42,6 @@ constexpr int64_t kInt8PanelFewestRows = 20;
 // it packs next, and how many at once: sixteen rows side by side are more streams than hardware
 // follows. Runs of 512 bytes came a tenth faster than single lines.
 constexpr int64_t kPackAhead = 1024, kAskBytes = 512;
-// Rows of x up to which pairs in bfloat16 are multiplied as they are transposed
-// (avx512/few_rows.h): what sixteen lines of weights leave registers for. With 9 to 16 rows, in two
-// passes, it was as fast as panels.
-constexpr int64_t kFewRows = 8;
 
 // AMX's tiles, by Intel's figures of throughput: not measured yet. A product of 16 rows of x with 1
 // KiB of weights is 16 cycles, packing the one or the other about 64 (shuffles, one a cycle). Up to

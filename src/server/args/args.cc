@@ -60,9 +60,9 @@ void AddModelFlags(CLI::App& app, ServerArgs& a) {
        "w4afp8, mxfp4, nvfp4); of one that is quantized, the name it must have");
   Flag(app, "--quantize-activations", e.quantization.activations, kModel,
        "Rounds the rows that linears multiply. auto: to int8 where the checkpoint was made for it, "
-       "with AMX to bfloat16 for weights in bfloat16 unless --dtype is float32; always: as GPUs "
-       "compute with the weights (FP8, int8, on CPUs also bfloat16 for weights in bfloat16: "
-       "AVX512_BF16 is faster for prompts, not in decoding); never")
+       "to bfloat16 for weights in bfloat16 where the CPU multiplies such pairs (AVX512_BF16, AMX) "
+       "unless --dtype is float32; always: as GPUs compute with the weights (FP8, int8, on CPUs "
+       "also bfloat16); never: float32")
       ->check(CLI::IsMember({"auto", "always", "never"}));
   Flag(app, "--dtype", e.dtype, kModel,
        "Of activations in flight: auto (the checkpoint's), float32, bfloat16, float16")

@@ -1,0 +1,119 @@
+// Products of pairs in bfloat16 by vdpbf16ps, weights and rows of x as they lie: vectors along K,
+// whose lanes are added up in the end, as in float32 (simd/linear.h). A lane adds the product of a
+// pair's second columns, rounds, adds that of the first ones, rounds, and takes numbers too small
+// to be normal for zero (Intel's manual).
+#include <immintrin.h>
+
+#include "kernels/cpu/avx512/vec.h"
+#include "kernels/cpu/heuristics.h"
+#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/simd/ahead.h"
+#include "kernels/cpu/simd/linear.h"
+
+namespace switchyard::kernels::cpu::avx512 {
+namespace {
+
+using simd::kTileCols;
+
+constexpr int kHalf = sizeof(uint16_t);
+constexpr int64_t kLine = 64;  // bytes: a vector of pairs, a cache line
+// 24 sums, 4 vectors of weights and one of x fill 29 of 32 registers.
+constexpr int kPairRows = 6;
+
+const uint16_t* InputRow(const LinearTask& t, int64_t i) {
+  return t.halves.base + (t.halves.ids != nullptr ? t.halves.ids[i] : i) * t.halves.ld;
+}
+
+const uint16_t* WeightRow(const LinearTask& t, int64_t n) {
+  const int64_t first = (t.w.row0 + n * t.w.row_step) * t.w.stored_k + t.w.col0;
+  return static_cast<const uint16_t*>(t.w.data) + first;
+}
+
+// In place: from the intrinsic GCC 12 makes copies of the sums and spills them.
+[[gnu::always_inline]] inline void AddPairs(__m512& sum, __m512i w, __m512i x) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
+}
+
+// Rows [i, i + M) of x with the `count` (1 to N) weight rows from n on; missing ones repeat the
+// last. Asks memory for what comes kAhead bytes later, unless that is 0.
+template <int M, int N, int64_t kAhead>
+[[gnu::always_inline]] inline void PairTile(const LinearTask& t, int64_t i, int64_t n,
+                                            int64_t count) {
+  const uint16_t* x[M];
+  for (int r = 0; r < M; ++r) x[r] = InputRow(t, i + r);
+  const uint16_t* w[N];
+  for (int c = 0; c < N; ++c) w[c] = WeightRow(t, n + (c < count ? c : count - 1));
+  __m512 acc[M][N];
+#pragma GCC unroll 8
+  for (int r = 0; r < M; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < N; ++c) acc[r][c] = _mm512_setzero_ps();
+  }
+  const auto step = [&](int64_t j, const auto& load) __attribute__((always_inline)) {
+    __m512i wv[N];
+#pragma GCC unroll 4
+    for (int c = 0; c < N; ++c) wv[c] = load(w[c] + j);
+#pragma GCC unroll 8
+    for (int r = 0; r < M; ++r) {
+      __m512i xv = _mm512_loadu_si512(x[r] + j);
+      if (N > 1) asm("" : "+v"(xv));  // else the compiler loads it for each product
+#pragma GCC unroll 4
+      for (int c = 0; c < N; ++c) AddPairs(acc[r][c], wv[c], xv);
+    }
+  };
+  const simd::Ahead<Vec, N, kAhead> ahead(t.w.k * kHalf, t.w.row_step * t.w.stored_k * kHalf,
+                                          t.end - n);
+  constexpr int64_t kColumns = kLine / kHalf;
+  int64_t j = 0;
+  for (; j + kColumns <= t.w.k; j += kColumns) {
+    if constexpr (kAhead > 0) {
+      const int64_t place = j * kHalf + ahead.Of(j * kHalf);
+#pragma GCC unroll 4
+      for (int c = 0; c < N; ++c) __builtin_prefetch(w[c] + place / kHalf, 0, 2);
+    }
+    step(
+        j, [](const uint16_t* p) __attribute__((always_inline)) { return _mm512_loadu_si512(p); });
+  }
+  if (j < t.w.k) {  // rows of x are padded with zeros, rows of weights with one another
+    const auto mask = static_cast<__mmask32>((uint32_t{1} << (t.w.k - j)) - 1);
+    step(
+        j, [mask](const uint16_t* p)
+               __attribute__((always_inline)) { return _mm512_maskz_loadu_epi16(mask, p); });
+  }
+  simd::FinishTile<Vec, M, N>(t, i, n, count, acc);
+}
+
+template <int M, int N, int64_t kAhead>
+[[gnu::noinline]] void RunPairTiles(const LinearTask& t, int64_t i, int64_t n, int64_t count) {
+  for (int64_t c = 0; c < count; c += N) {
+    PairTile<M, N, kAhead>(t, i, n + c, count - c < N ? count - c : N);
+  }
+}
+
+// Rows [first, first + rows) of x. Four weight rows at a time meet all of them: the first tile
+// brings these in from memory, others take them from L1.
+void MultiplyPairs(const LinearTask& t, int64_t first, int64_t rows) {
+  const int64_t tiles = (rows + kPairRows - 1) / kPairRows;
+  for (int64_t n = t.begin; n < t.end; n += kTileCols) {
+    const int64_t count = t.end - n < kTileCols ? t.end - n : kTileCols;
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      const int64_t i = first + rows * tile / tiles;
+      simd::ForRows<Vec, kPairRows>(first + rows * (tile + 1) / tiles - i, [&]<int M>() {
+        if (tile > 0) return RunPairTiles<M, kTileCols, 0>(t, i, n, count);
+        // A row alone takes one weight row after another, as in float32.
+        constexpr int kCols = M == 1 ? 1 : kTileCols;
+        RunPairTiles<M, kCols, M == 1 ? 0 : kAheadBytes>(t, i, n, count);
+      });
+    }
+  }
+}
+
+}  // namespace
+
+void LinearBF16(const LinearTask& t) {
+  for (int64_t first = 0; first < t.m; first += kPanelBatch) {
+    MultiplyPairs(t, first, t.m - first < kPanelBatch ? t.m - first : kPanelBatch);
+  }
+}
+
+}  // namespace switchyard::kernels::cpu::avx512
