@@ -98,7 +98,11 @@ bool Scheduler::TryAdmit(Sequence& sequence, PrefillBudget& budget) {
     cached_prompt_tokens_ += sequence.computed;
   }
   Spend(sequence, rows, budget);
-  plan_.push_back({&sequence, rows});
+  // A retracted request all of whose tokens but the last are in the cache decodes at once.
+  const auto place = sequence.decoding() ? std::ranges::find_if_not(plan_, &Sequence::decoding,
+                                                                    &ScheduledRows::sequence)
+                                         : plan_.end();
+  plan_.insert(place, {&sequence, rows});
   return true;
 }
 
