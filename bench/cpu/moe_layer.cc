@@ -20,6 +20,7 @@
 #include "bench/timing.h"
 #include "core/error.h"
 #include "core/tensor.h"
+#include "kernels/ops.h"
 #include "moe/runtime.h"
 #include "quant/quantize.h"
 
@@ -37,8 +38,30 @@ constexpr double kSecondsPerCase = 1.0;
 // which caches then hold.
 constexpr int64_t kDifferentTokens = 512;
 
+// What experts are stored as and multiply.
+struct Formats {
+  const char* name;
+  WeightFormat weights;
+  ActivationFormat rows;
+  int bytes;    // of a weight, scales left out
+  double peak;  // of such products
+};
+
+// The formats that a model's experts come in, with the rows that an engine gives them
+// (--quantize-activations auto).
+std::vector<Formats> FormatsOf(const ModelShape& model, const CpuCeilings& ceilings) {
+  using A = ActivationFormat;
+  using W = WeightFormat;
+  if (model.fp8) return {{"fp8 blocks", W::kFp8Block, A::kNone, 1, ceilings.peak}};
+  const bool pairs = kernels::MultipliesBFloat16(kernels::ActiveIsa());
+  return {{"bfloat16", W::kBF16, pairs ? A::kBFloat16 : A::kNone, 2,
+           pairs ? ceilings.bf16_peak : ceilings.peak},
+          {"int8", W::kInt8Channel, A::kInt8Token, 1, ceilings.int8_peak}};
+}
+
 struct Setup {
   const ModelShape& model;
+  Formats formats;
   int ranks, threads;  // of each rank
   int experts;         // of all ranks
   std::vector<int64_t> tokens;
@@ -47,7 +70,8 @@ struct Setup {
   std::shared_ptr<const MoeBackends> backends;
 
   std::string Describe(int64_t batch) const {
-    return fmt::format("{} ranks {} experts {} tokens {}", model.name, ranks, experts, batch);
+    return fmt::format("{} {} ranks {} experts {} tokens {}", model.name, formats.name, ranks,
+                       experts, batch);
   }
   MoeShape Shape() const {
     return {.hidden = model.hidden,
@@ -76,8 +100,9 @@ class Weights {
     std::normal_distribution<float> normal(0.0f, 0.02f);
     std::vector<float> values(m.intermediate * m.hidden);
     for (float& v : values) v = normal(random);
-    up_ = Quantize(Format(), values, m.intermediate, m.hidden);
-    down_ = Quantize(Format(), values, m.hidden, m.intermediate);
+    up_ = Quantize(setup.formats.weights, values, m.intermediate, m.hidden);
+    down_ = Quantize(setup.formats.weights, values, m.hidden, m.intermediate);
+    up_.activation = down_.activation = setup.formats.rows;
     router_.resize(setup.experts * m.hidden);
     for (float& v : router_) v = normal(random);
     layer_.router.w = Quantize(WeightFormat::kF32, router_, setup.experts, m.hidden);
@@ -88,12 +113,8 @@ class Weights {
   const MoeLayerWeights& layer() const { return layer_; }
 
  private:
-  WeightFormat Format() const {
-    return setup_.model.fp8 ? WeightFormat::kFp8Block : WeightFormat::kBF16;
-  }
   WeightView Copy(WeightView w) {
-    const auto bytes =
-        static_cast<int64_t>(static_cast<double>(w.n * w.k) * (setup_.model.fp8 ? 1 : 2));
+    const int64_t bytes = w.n * w.k * setup_.formats.bytes;
     Tensor memory = Tensor::Empty(DType::kU8, {bytes});
     std::memcpy(memory.mutable_raw(), w.data, bytes);
     w.data = memory.raw();
@@ -204,7 +225,7 @@ class Rank {
     // rank.
     const double hit = setup_.experts * (1 - std::pow(1 - k / setup_.experts, all_tokens)) +
                        (m.shared ? setup_.ranks : 0);
-    const double bytes = hit * m.BytesOfExpert();
+    const double bytes = hit * m.WeightsOfExpert() * setup_.formats.bytes;
     const double flops = 2 * all_tokens * (k + (m.shared ? 1 : 0)) * m.WeightsOfExpert();
     Result result = {
         .name = kName,
@@ -212,7 +233,7 @@ class Rank {
         .seconds = seconds,
         .flops = flops,
         .bytes = bytes,
-        .limit = Roofline(bytes, setup_.ceilings.bandwidth, flops, setup_.ceilings.peak)};
+        .limit = Roofline(bytes, setup_.ceilings.bandwidth, flops, setup_.formats.peak)};
     for (int s = 0; s < kStageCount; ++s)
       result.more.push_back({kStages[s], Median(std::move(stages[s])) * 1e6});
     setup_.report.Add(std::move(result));
@@ -261,14 +282,17 @@ void CpuMoeLayer(const Options& options, Report& report) {
     if (options.model.empty() ? model.fp8 : options.model != model.name) continue;
     const int experts = options.experts_per_rank > 0 ? options.experts_per_rank * ranks
                                                      : model.num_experts / ranks * ranks;
-    RunModel({.model = model,
-              .ranks = ranks,
-              .threads = threads,
-              .experts = experts,
-              .tokens = options.tokens.empty() ? default_tokens : options.tokens,
-              .ceilings = ceilings,
-              .report = report,
-              .backends = options.backends});
+    for (const Formats& formats : FormatsOf(model, ceilings)) {
+      RunModel({.model = model,
+                .formats = formats,
+                .ranks = ranks,
+                .threads = threads,
+                .experts = experts,
+                .tokens = options.tokens.empty() ? default_tokens : options.tokens,
+                .ceilings = ceilings,
+                .report = report,
+                .backends = options.backends});
+    }
   }
 }
 
