@@ -23,7 +23,8 @@ void PrintCheckpoint(const EngineConfig& config, const MoeBackends& backends) {
   fmt::print("  {}",
              ExplainChoice(config.moe, {formats.formats.begin(), formats.formats.end()}, backends));
   for (const ActivationFormat activation : formats.activations)
-    if (activation != ActivationFormat::kNone)
+    if (activation != ActivationFormat::kNone &&
+        activation != ActivationFormat::kBFloat16)  // CPUs' own business
       fmt::print("  experts round their inputs to {} (--quantize-activations {})\n",
                  Name(activation), config.quantization.activations);
 }

@@ -258,9 +258,10 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan,
 
 ModelConfig ReadModelConfig(const EngineConfig& config) {
   QuantizationFlags quantization = config.quantization;
-  // Who names float32 means it.
-  quantization.bfloat16_pays = kernels::MultipliesBFloat16(kernels::IsaOf(config.cpu_isa)) &&
-                               config.dtype != "float32" && config.dtype != "float";
+  // Who names a type that is more exact means it.
+  const bool may_round = config.dtype == "auto" || config.dtype == "bfloat16";
+  quantization.bfloat16_pays =
+      may_round && kernels::MultipliesBFloat16(kernels::IsaOf(config.cpu_isa));
   return LoadModelConfig(config.model_path, config.model_override_args, quantization);
 }
 

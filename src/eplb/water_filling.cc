@@ -6,6 +6,11 @@
 #include "core/check.h"
 
 namespace switchyard {
+namespace {
+
+constexpr double kNothing = 1e-6;  // tokens: what is left of rounding
+
+}  // namespace
 
 void WaterFilling::Reset(int num_bins, int num_experts, std::span<const int32_t> bin_of,
                          std::span<const int32_t> expert_of, int offset) {
@@ -46,13 +51,19 @@ void WaterFilling::Reset(int num_bins, int num_experts, std::span<const int32_t>
   }
   bins_.resize(num_bins);
   load_.resize(num_experts);
-  std::vector<int32_t> bins(total), groups(total);
+  forest_is_ready_ = false;
+}
+
+void WaterFilling::PrepareForest() {
+  if (forest_is_ready_) return;
+  std::vector<int32_t> bins(replicas_.size()), groups(replicas_.size());
   for (size_t g = 0; g < replicated_.size(); ++g)
     for (int32_t i = replicated_[g].begin; i < replicated_[g].end; ++i) {
       bins[i] = replicas_[i].bin;
       groups[i] = static_cast<int32_t>(g);
     }
-  forest_.Reset(num_bins, static_cast<int>(replicated_.size()), bins, groups);
+  forest_.Reset(static_cast<int>(bins_.size()), static_cast<int>(replicated_.size()), bins, groups);
+  forest_is_ready_ = true;
 }
 
 void WaterFilling::Pour(const Replicated& group, double load) {
@@ -125,24 +136,27 @@ double WaterFilling::Fill(std::span<const double> load, int sweeps, double toler
 }
 
 void WaterFilling::Shares(std::span<int32_t> shares) {
+  PrepareForest();
   forest_.Prune(poured_);
   std::ranges::fill(shares, 0);
   for (size_t e = 0; e < single_.size(); ++e)
     if (single_[e].bin >= 0) shares[single_[e].place] = static_cast<int32_t>(load_[e]);
   for (const Replicated& group : replicated_) {
     auto left = static_cast<int32_t>(load_[group.expert]);
+    taking_.clear();
     for (int32_t i = group.begin; i < group.end; ++i) {
-      const double whole = std::min(std::floor(poured_[i] + 1e-6), static_cast<double>(left));
+      if (poured_[i] > kNothing) taking_.push_back(i);
+      const double whole = std::min(std::floor(poured_[i] + kNothing), static_cast<double>(left));
       bins_[replicas_[i].bin] += whole - poured_[i];
       poured_[i] = whole;
       left -= static_cast<int32_t>(whole);
     }
-    const int32_t count = group.end - group.begin;
-    for (; left > 0; --left) {
+    const auto count = static_cast<int32_t>(taking_.size());
+    for (; left > 0 && count > 0; --left) {
       const int32_t first = (offset_ + group.expert) % count;
-      int32_t emptiest = group.begin + first;
+      int32_t emptiest = taking_[first];
       for (int32_t i = 1; i < count; ++i) {
-        const int32_t other = group.begin + (first + i) % count;
+        const int32_t other = taking_[(first + i) % count];
         if (bins_[replicas_[other].bin] < bins_[replicas_[emptiest].bin]) emptiest = other;
       }
       bins_[replicas_[emptiest].bin] += 1;

@@ -40,7 +40,8 @@ class WaterFilling {
   double mean() const { return mean_; }                        // of the bins
   // Of the last Fill, in whole tokens where the loads were whole: [places], 0 for unused ones. Of
   // all divisions that leave the bins so full it is one that divides few experts
-  // (division_forest.h). What is left of rounding down goes to the emptier bins.
+  // (division_forest.h). What is left of rounding down goes to the emptier bins of those that
+  // have a share.
   void Shares(std::span<int32_t> shares);
 
  private:
@@ -48,6 +49,7 @@ class WaterFilling {
     int32_t expert, begin, end;  // of replicas_
   };
   void Pour(const Replicated& group, double load);
+  void PrepareForest();
 
   std::vector<Replica> replicas_;  // of replicated experts, grouped
   std::vector<Replicated> replicated_;
@@ -56,7 +58,9 @@ class WaterFilling {
   std::vector<double> bins_;                       // [bins]
   std::vector<int32_t> order_, begin_, last_bin_;  // scratch
   std::vector<double> load_;                       // [experts] of the last Fill
-  DivisionForest forest_;
+  std::vector<int32_t> taking_;                    // scratch: replicas with a share
+  DivisionForest forest_;                          // made by the first Shares after Reset
+  bool forest_is_ready_ = false;
   double mean_ = 0;
   int offset_ = 0;
 };

@@ -78,6 +78,9 @@ TEST(WaterFillingTest, DividesEveryTokenAndComesNearTheOptimum) {
     filling.Fill(load, 16);
     filling.Shares(shares);
     const int64_t fullest = std::ranges::max(BinLoads(layer, shares));
+    // Each share beyond an expert's first is a division.
+    EXPECT_LE(std::ranges::count_if(shares, [](int32_t share) { return share > 0; }),
+              layer.experts + layer.bins - 1);
     const int64_t least =
         ExactBalance(layer.bins, layer.bin_of, layer.expert_of, layer.load, shares);
     EXPECT_GE(fullest, least);

@@ -65,7 +65,7 @@ TEST_P(ActivationFormatTest, Int8ProductsHaveTheReferencesBits) {
   Random random(2);
   ThreadPool pool(2);
   for (int round = 0; round < 200; ++round) {
-    const int64_t m = random.Pick<int64_t>({0, 1, 2, 3, 6, 7, 13, 50});
+    const int64_t m = random.Pick<int64_t>({0, 1, 2, 3, 6, 7, 13, 50, 65, 100});
     const int64_t k = random.Pick<int64_t>({1, 5, 31, 64, 65, 127, 300, 1024, 2069});
     const int64_t n = random.Pick<int64_t>({1, 3, 4, 5, 31, 33, 70});
     const WeightView w = Int8Weight(random, n, k, random.Below(9), 1 + random.Below(2),
@@ -215,7 +215,7 @@ TEST_P(ActivationFormatTest, Int8SumsReachTheEdgeOfInt32) {
 TEST_P(ActivationFormatTest, ARowDoesNotDependOnItsBatch) {
   Random random(3);
   ThreadPool one(1), three(3);
-  constexpr int64_t kRows = 40, kDepth = 200, kColumns = 70;
+  constexpr int64_t kRows = 70, kDepth = 200, kColumns = 70;
   for (const WeightFormat format : kAllFormats) {
     for (const ActivationFormat activation : kRounding) {
       const WeightView w = WithActivation(random.Weight(format, kColumns, kDepth), activation);
@@ -228,12 +228,36 @@ TEST_P(ActivationFormatTest, ARowDoesNotDependOnItsBatch) {
       p.y = again.data();
       Linear(p, three);
       EXPECT_TRUE(SameBits(all, again)) << What(w);
-      for (const int64_t row : {0, 6, 7, 39}) {
+      for (const int64_t row : {0, 6, 7, 39, 69}) {
         p.x = &x[row * kDepth];
         p.m = 1;
         Linear(p, three);
         EXPECT_TRUE(SameBits(again.data(), &all[row * kColumns], kColumns)) << What(w) << row;
       }
+    }
+  }
+}
+
+// Panels of deep weights are narrower, and what few rows are packed into takes as much memory.
+TEST_P(ActivationFormatTest, DeepRowsDoNotDependOnTheirBatchEither) {
+  Random random(9);
+  ThreadPool pool(1);
+  constexpr int64_t kRows = 65, kDepth = 8200, kColumns = 68;
+  const std::vector<float> x = random.Normal(kRows * kDepth);
+  for (const auto& [format, activation] :
+       {std::pair(WeightFormat::kInt8Channel, ActivationFormat::kInt8Token),
+        std::pair(WeightFormat::kBF16, ActivationFormat::kBFloat16)}) {
+    const WeightView w = WithActivation(random.Weight(format, kColumns, kDepth), activation);
+    std::vector<float> all(kRows * kColumns), some;
+    LinearParams p = {
+        .x = x.data(), .ldx = kDepth, .w = w, .y = all.data(), .ldy = kColumns, .m = kRows};
+    Linear(p, pool);
+    for (const int64_t m : {1, 9, 36, 64}) {
+      some.assign(m * kColumns, 0);
+      p.y = some.data();
+      p.m = m;
+      Linear(p, pool);
+      EXPECT_TRUE(SameBits(some.data(), all.data(), m * kColumns)) << What(w) << m;
     }
   }
 }

@@ -107,6 +107,9 @@ Isa IsaOf(std::string_view name) {
                     Name(best));
     }
     if (least > best) throw Invalid("--cpu-isa {}: this CPU has only {}", name, Name(best));
+    if (isa == kAmxEmulated && !cpu::HasAvx512Vnni()) {
+      throw Invalid("--cpu-isa {}: this CPU has no AVX512_VNNI, which few rows take", name);
+    }
     return isa;
   }
   throw Invalid("--cpu-isa {}: want auto, reference, avx2, avx512, amx or amx-emulated", name);

@@ -51,12 +51,13 @@ struct Case {
   int dp = 1, dense_tp = 0;
   int redundant = 0;  // experts
   std::string location = "trivial";
+  std::string activations = "auto";  // --quantize-activations
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << c.fixture << " tp" << c.tp << " dp" << c.dp << " ep" << c.ep << " dense"
              << c.dense_tp << " " << c.backend << " " << c.mode << " " << Name(c.dtype) << " kv "
-             << Name(c.kv_dtype) << " redundant " << c.redundant;
+             << Name(c.kv_dtype) << " redundant " << c.redundant << " rows " << c.activations;
 }
 
 // A sequence and how it goes through the model: from pass `start` on in chunks of `chunk` rows up
@@ -156,7 +157,8 @@ class Sequences {
 // Runs all groups' texts through a model and returns, by group and text, what came out of its first
 // rank; checks that its other ranks have the same.
 std::vector<std::vector<Outcome>> Run(const Case& c, const std::vector<Group>& groups) {
-  const ModelConfig config = LoadModelConfig(Fixture(c.fixture));
+  const ModelConfig config =
+      LoadModelConfig(Fixture(c.fixture), {}, {.activations = c.activations});
   ModelOptions options{.dtype = c.dtype, .max_tokens = 64};
   options.moe.a2a_backend = c.backend;
   options.moe.deepep_mode = c.mode;
@@ -317,10 +319,13 @@ std::vector<Group> Groups(int dp) {
 }
 
 // What one rank makes of a text when it is alone.
-const Outcome& Alone(const std::string& fixture, const Text& text) {
-  static std::map<std::pair<std::string, std::vector<int32_t>>, Outcome> known;
-  Outcome& outcome = known[{fixture, text.tokens}];
-  if (outcome.logits.empty()) outcome = Run({fixture}, {{{.tokens = text.tokens}}})[0][0];
+const Outcome& Alone(const Case& c, const Text& text) {
+  static std::map<std::tuple<std::string, std::string, std::vector<int32_t>>, Outcome> known;
+  Outcome& outcome = known[{c.fixture, c.activations, text.tokens}];
+  if (outcome.logits.empty()) {
+    outcome = Run({.fixture = c.fixture, .activations = c.activations},
+                  {{{.tokens = text.tokens}}})[0][0];
+  }
   return outcome;
 }
 
@@ -330,7 +335,7 @@ void ExpectSameBits(const Case& c) {
   const auto outcomes = Run(c, groups);
   for (size_t g = 0; g < groups.size(); ++g)
     for (size_t i = 0; i < groups[g].size(); ++i)
-      EXPECT_EQ(outcomes[g][i], Alone(c.fixture, groups[g][i])) << "group " << g << " text " << i;
+      EXPECT_EQ(outcomes[g][i], Alone(c, groups[g][i])) << "group " << g << " text " << i;
 }
 
 // Backends that move rows, by name and mode.
@@ -399,13 +404,33 @@ TEST(DpAttention, LogitsHaveTheSameBitsWhereverExpertsSit) {
   }
 }
 
+// Weights in bfloat16 by rows rounded to it.
+TEST(DpAttention, RowsInBFloat16HaveTheSameBitsOnAnyRanksWhereverExpertsSit) {
+  for (const int ranks : {1, 2, 4}) {
+    ExpectSameBits({.fixture = "qwen3_moe",
+                    .tp = ranks,
+                    .ep = ranks,
+                    .backend = "deepep",
+                    .dp = ranks,
+                    .activations = "always"});
+  }
+  ExpectSameBits({.fixture = "qwen3_moe",
+                  .tp = 4,
+                  .ep = 4,
+                  .backend = "deepep",
+                  .dp = 4,
+                  .redundant = 4,
+                  .location = PermutedPlacement("qwen3_moe", 4),
+                  .activations = "always"});
+}
+
 void ExpectClose(const Case& c) {
   SCOPED_TRACE(testing::Message() << c);
   const std::vector<Group> groups = Groups(c.dp);
   const auto outcomes = Run(c, groups);
   for (size_t g = 0; g < groups.size(); ++g) {
     for (size_t i = 0; i < groups[g].size(); ++i) {
-      const Outcome &got = outcomes[g][i], &want = Alone(c.fixture, groups[g][i]);
+      const Outcome &got = outcomes[g][i], &want = Alone(c, groups[g][i]);
       ASSERT_EQ(got.logits.size(), want.logits.size());
       for (size_t n = 0; n < want.logits.size(); ++n)
         ASSERT_NEAR(got.logits[n], want.logits[n], 5e-4) << "group " << g << " text " << i;
@@ -433,7 +458,7 @@ TEST(DpAttention, GroupsOfSeveralRanksComputeWhatOneRankDoes) {
 }
 
 TEST(DpAttention, RoutedExpertsNameThoseOfTheModel) {
-  const Outcome& outcome = Alone("deepseek_v3", {.tokens = Ids(12, 5)});
+  const Outcome& outcome = Alone({"deepseek_v3"}, {.tokens = Ids(12, 5)});
   const ModelConfig config = LoadModelConfig(Fixture("deepseek_v3"));
   const size_t k = config.moe->router.top_k, layers = config.layers.size();
   ASSERT_EQ(outcome.routed_experts.size(), 12 * layers * k);

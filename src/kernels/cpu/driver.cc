@@ -51,14 +51,15 @@ Leaves AmxLeaves() {
   return leaves;
 }
 
-// Rows of x side by side and a panel; or a panel of few rows.
+// Rows of x side by side and a panel; or a panel of few rows, which takes no more.
 int64_t TileScratchBytes(int64_t row_bytes) {
   constexpr int64_t kBlockRows = 32, kLine = 64;
   const int64_t columns =
       row_bytes * kMostPanelCols > kMostPanelBytes ? kMostPanelCols / 2 : kMostPanelCols;
   const int64_t lines = RoundUp(row_bytes, kLine);
+  static_assert(kTilesFewRows <= kMostPanelCols / 2 + kBlockRows);
   // Rows of x are an odd number of lines apart (RoundedRows).
-  return std::max(columns * lines + kBlockRows * (lines + kLine), kTilesFewRows * lines);
+  return columns * lines + kBlockRows * (lines + kLine);
 }
 
 }  // namespace

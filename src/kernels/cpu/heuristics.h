@@ -45,9 +45,9 @@ constexpr int64_t kPackAhead = 1024, kAskBytes = 512;
 
 // AMX's tiles, by Intel's figures of throughput: not measured yet. A product of 16 rows of x with 1
 // KiB of weights is 16 cycles, packing the one or the other about 64 (shuffles, one a cycle). Up to
-// kTilesFewRows, x is packed, once for the 128 or more weight rows of a task: 8 cycles for each
-// KiB of weights and 16 rows of x, where packing weights (amx/tile_panels.h) takes 64 for each KiB
-// and any number of rows.
+// kTilesFewRows, and to a task's weight rows, x is packed, once for the task: for 128 weight rows
+// 8 cycles for each KiB of weights and 16 rows of x, where packing weights (amx/tile_panels.h)
+// takes 64 for each KiB and any number of rows.
 constexpr int64_t kTilesFewRows = 64;
 // In int8 fewer rows take AVX-512: VNNI has about 10 cycles for each row, and adds nothing else.
 constexpr int64_t kInt8TilesFewestRows = 8;

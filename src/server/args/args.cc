@@ -61,7 +61,8 @@ void AddModelFlags(CLI::App& app, ServerArgs& a) {
   Flag(app, "--quantize-activations", e.quantization.activations, kModel,
        "Rounds the rows that linears multiply. auto: to int8 where the checkpoint was made for it, "
        "to bfloat16 for weights in bfloat16 where the CPU multiplies such pairs (AVX512_BF16, AMX) "
-       "unless --dtype is float32; always: as GPUs compute with the weights (FP8, int8, on CPUs "
+       "unless --dtype is float32 or float16; always: as GPUs compute with the weights (FP8, int8, "
+       "on CPUs "
        "also bfloat16); never: float32")
       ->check(CLI::IsMember({"auto", "always", "never"}));
   Flag(app, "--dtype", e.dtype, kModel,
@@ -343,7 +344,8 @@ void AddBenchFlags(CLI::App& app, BenchArgs& a) {
        "Only cases whose line begins with a name and shape that have this in them");
   Flag(app, "--json", a.json, kBench, "Also write the figures to this file");
   if (a.which != "roofline")
-    Flag(app, "--cpu-isa", a.cpu_isa, kBench, "CPUs: auto, reference, avx2, avx512 or amx");
+    Flag(app, "--cpu-isa", a.cpu_isa, kBench,
+         "CPUs: auto, reference, avx2, avx512, amx; amx-emulated for tests");
   if (a.which == "kernels" || a.which == "roofline") {
     Flag(app, "--cpu-threads", a.threads, kBench, "CPUs: 0: all cores")
         ->check(CLI::NonNegativeNumber);

@@ -34,6 +34,7 @@ std::string EncodeRankSpec(const EngineConfig& config, const EnginePlan& plan) {
   w.Put(plan.weight_bytes_per_rank);
   w.Put(plan.kv_bytes_per_rank);
   w.Put(plan.symmetric_bytes_per_rank);
+  w.Put(plan.model.quantization.bfloat16_rows);
   return w.Take();
 }
 
@@ -54,8 +55,11 @@ RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& mode
   job.plan.weight_bytes_per_rank = r.Get<size_t>();
   job.plan.kv_bytes_per_rank = r.Get<size_t>();
   job.plan.symmetric_bytes_per_rank = r.Get<size_t>();
+  const bool bfloat16_rows = r.Get<bool>();
   if (!model_path.empty()) job.config.model_path = model_path;
   job.plan.model = ReadModelConfig(job.config);
+  // As the leader's CPU has it: another one's rank would give other sums.
+  job.plan.model.quantization.bfloat16_rows = bfloat16_rows;
   return job;
 }
 

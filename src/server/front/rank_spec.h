@@ -11,7 +11,8 @@
 namespace switchyard {
 
 // The plan travels, because it follows from the memory that was free when the parent looked; the
-// model's configuration does not, because every rank reads the same config.json.
+// model's configuration does not, because every rank reads the same config.json, but for what
+// follows from the leader's CPU.
 std::string EncodeRankSpec(const EngineConfig& config, const EnginePlan& plan);
 struct RankJob {
   EngineConfig config;

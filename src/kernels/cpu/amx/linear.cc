@@ -49,7 +49,8 @@ struct BF16Product {
 template <class P>
 void MultiplyInTiles(const LinearTask& t) {
   if (t.m == 0) return;
-  t.m <= kTilesFewRows ? MultiplyFewRows<P>(t) : MultiplyPanels<P>(t);
+  const bool few = t.m <= kTilesFewRows && t.m <= t.end - t.begin;
+  few ? MultiplyFewRows<P>(t) : MultiplyPanels<P>(t);
 }
 
 }  // namespace

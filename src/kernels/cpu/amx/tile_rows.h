@@ -62,7 +62,8 @@ void StoreTile(const LinearTask& t, const Panel& p, int64_t i, int64_t count, in
   avx512::Transpose<P>(lines.halves[0], columns[0]);
   avx512::Transpose<P>(lines.halves[1], columns[1]);
   for (int64_t r = 0; r < count; ++r) {
-    const __m512 value = P::Outputs(t, p, i + r, v, &columns[0][0] + r);
+    const __m512 value =
+        P::Outputs(t, p, i + r, v, &columns[r / avx512::kPanelGroups][r % avx512::kPanelGroups]);
     avx512::StoreOutputs<P>(t, p, i + r, n, v, value);
   }
 }

@@ -3,7 +3,6 @@
 #include <ucontext.h>
 
 #include <array>
-#include <cerrno>
 #include <csignal>
 #include <mutex>
 
@@ -48,7 +47,12 @@ void Run(const TileInstruction& i) {
 
 // On the thread that met the instruction, between two of its own: whatever it may do there, the
 // handler may.
-void OnRefused(int, siginfo_t*, void* context) {
+void OnRefused(int, siginfo_t* info, void* context) {
+  if (info->si_code <= 0) {  // sent by somebody, not refused by the CPU
+    sigaction(SIGILL, &before, nullptr);
+    raise(SIGILL);
+    return;
+  }
   auto& thread = *static_cast<ucontext_t*>(context);
   auto& next = thread.uc_mcontext.gregs[REG_RIP];
   const std::array<uint64_t, 16> registers = RegistersOf(thread);
