@@ -3,6 +3,7 @@
 #include <ucontext.h>
 
 #include <array>
+#include <bit>
 #include <csignal>
 #include <mutex>
 
@@ -26,7 +27,7 @@ std::array<uint64_t, 16> RegistersOf(const ucontext_t& context) {
 }
 
 void Run(const TileInstruction& i) {
-  const auto memory = reinterpret_cast<void*>(i.address);
+  const auto memory = std::bit_cast<void*>(i.address);
   switch (i.operation) {
     case TileOperation::kConfigure:
       return tiles.Configure(*static_cast<const TileConfig*>(memory));
@@ -56,7 +57,7 @@ void OnRefused(int, siginfo_t* info, void* context) {
   auto& thread = *static_cast<ucontext_t*>(context);
   auto& next = thread.uc_mcontext.gregs[REG_RIP];
   const std::array<uint64_t, 16> registers = RegistersOf(thread);
-  const auto instruction = DecodeTileInstruction(reinterpret_cast<const uint8_t*>(next), registers);
+  const auto instruction = DecodeTileInstruction(std::bit_cast<const uint8_t*>(next), registers);
   if (!instruction) {
     sigaction(SIGILL, &before, nullptr);  // the instruction is refused again, by that one
     return;
