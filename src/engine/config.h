@@ -67,7 +67,8 @@ struct EngineConfig {
 std::string EncodeConfig(const EngineConfig& config);
 EngineConfig DecodeConfig(std::string_view bytes);
 
-// config.json as the flags have it.
+// config.json as the flags have it; `--quantize-activations auto` with rows in bfloat16 where this
+// CPU multiplies such pairs.
 ModelConfig ReadModelConfig(const EngineConfig& config);
 
 // Fills in what follows from config.json and the machine: dtype, context length, page count,

@@ -257,12 +257,14 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan,
 }  // namespace
 
 ModelConfig ReadModelConfig(const EngineConfig& config) {
-  QuantizationFlags quantization = config.quantization;
+  ModelConfig model =
+      LoadModelConfig(config.model_path, config.model_override_args, config.quantization);
   // Who names a type that is more exact means it.
-  const bool may_round = config.dtype == "auto" || config.dtype == "bfloat16";
-  quantization.bfloat16_pays =
-      may_round && kernels::MultipliesBFloat16(kernels::IsaOf(config.cpu_isa));
-  return LoadModelConfig(config.model_path, config.model_override_args, quantization);
+  const bool may_round = config.quantization.activations == "auto" &&
+                         (config.dtype == "auto" || config.dtype == "bfloat16");
+  if (may_round && kernels::MultipliesBFloat16(kernels::IsaOf(config.cpu_isa)))
+    model.quantization.bfloat16_rows = true;
+  return model;
 }
 
 namespace {

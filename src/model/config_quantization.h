@@ -79,14 +79,10 @@ struct QuantizationConfig {
 // `--quantization` and `--quantize-activations`.
 struct QuantizationFlags {
   std::string method;  // empty: as the checkpoint is
-  // auto: int8 where the checkpoint was made for it (that is its arithmetic), bfloat16 for linears
-  // in bfloat16 where that is faster, else float32; always: what GPUs have for the weights,
-  // bfloat16 rows for linears in bfloat16 included (not for routers, embedding and head); never:
-  // float32.
+  // auto: int8 where the checkpoint was made for it (that is its arithmetic), else float32, but for
+  // what ReadModelConfig adds (engine/config.h); always: what GPUs have for the weights, bfloat16
+  // rows for linears in bfloat16 included (not for routers, embedding and head); never: float32.
   std::string activations = "auto";
-  // `auto` has those bfloat16 rows too. No flag: ReadModelConfig (engine/config.h) says it of this
-  // machine's instructions.
-  bool bfloat16_pays = false;
 };
 
 // Reads `quantization_config`. Error kInvalid names key and value of what is not supported.

@@ -67,7 +67,7 @@ void ApplyFlags(const QuantizationFlags& flags, QuantizationConfig* config) {
   if (choice != "auto" && choice != "always" && choice != "never") {
     throw Invalid("--quantize-activations {}: want auto, always or never", choice);
   }
-  config->bfloat16_rows = choice == "always" || (choice == "auto" && flags.bfloat16_pays);
+  config->bfloat16_rows = choice == "always";
   if (!flags.method.empty()) ApplyMethod(flags.method, config);
   for (SchemeRule& rule : config->rules) {
     if (!Computed(rule.scheme.activation, choice)) {

@@ -15,18 +15,14 @@ namespace {
 
 using simd::kTileCols;
 
-constexpr int kHalf = sizeof(uint16_t);
-constexpr int64_t kLine = 64;  // bytes: a vector of pairs, a cache line
+constexpr int kBits = 16;
+constexpr int64_t kHalf = sizeof(uint16_t), kLine = 64;  // bytes; a vector is a cache line
 // 24 sums, 4 vectors of weights and one of x fill 29 of 32 registers.
 constexpr int kPairRows = 6;
 
-const uint16_t* InputRow(const LinearTask& t, int64_t i) {
-  return t.halves.base + (t.halves.ids != nullptr ? t.halves.ids[i] : i) * t.halves.ld;
-}
-
-const uint16_t* WeightRow(const LinearTask& t, int64_t n) {
-  const int64_t first = (t.w.row0 + n * t.w.row_step) * t.w.stored_k + t.w.col0;
-  return static_cast<const uint16_t*>(t.w.data) + first;
+const char* InputRow(const LinearTask& t, int64_t i) {
+  const int64_t row = t.halves.ids != nullptr ? t.halves.ids[i] : i;
+  return reinterpret_cast<const char*>(t.halves.base + row * t.halves.ld);
 }
 
 // In place: from the intrinsic GCC 12 makes copies of the sums and spills them.
@@ -39,10 +35,11 @@ const uint16_t* WeightRow(const LinearTask& t, int64_t n) {
 template <int M, int N, int64_t kAhead>
 [[gnu::always_inline]] inline void PairTile(const LinearTask& t, int64_t i, int64_t n,
                                             int64_t count) {
-  const uint16_t* x[M];
+  const char* x[M];
   for (int r = 0; r < M; ++r) x[r] = InputRow(t, i + r);
-  const uint16_t* w[N];
-  for (int c = 0; c < N; ++c) w[c] = WeightRow(t, n + (c < count ? c : count - 1));
+  const char* w[N];
+  for (int c = 0; c < N; ++c)
+    w[c] = simd::RowBytes<Vec>(t.w, n + (c < count ? c : count - 1), kBits);
   __m512 acc[M][N];
 #pragma GCC unroll 8
   for (int r = 0; r < M; ++r) {
@@ -61,23 +58,22 @@ template <int M, int N, int64_t kAhead>
       for (int c = 0; c < N; ++c) AddPairs(acc[r][c], wv[c], xv);
     }
   };
-  const simd::Ahead<Vec, N, kAhead> ahead(t.w.k * kHalf, t.w.row_step * t.w.stored_k * kHalf,
-                                          t.end - n);
-  constexpr int64_t kColumns = kLine / kHalf;
+  const int64_t bytes = t.w.k * kHalf;
+  const simd::Ahead<Vec, N, kAhead> ahead(bytes, simd::RowStride<Vec>(t.w, kBits), t.end - n);
   int64_t j = 0;
-  for (; j + kColumns <= t.w.k; j += kColumns) {
+  for (; j + kLine <= bytes; j += kLine) {
     if constexpr (kAhead > 0) {
-      const int64_t place = j * kHalf + ahead.Of(j * kHalf);
+      const int64_t place = j + ahead.Of(j);
 #pragma GCC unroll 4
-      for (int c = 0; c < N; ++c) __builtin_prefetch(w[c] + place / kHalf, 0, 2);
+      for (int c = 0; c < N; ++c) __builtin_prefetch(w[c] + place, 0, 2);
     }
     step(
-        j, [](const uint16_t* p) __attribute__((always_inline)) { return _mm512_loadu_si512(p); });
+        j, [](const char* p) __attribute__((always_inline)) { return _mm512_loadu_si512(p); });
   }
-  if (j < t.w.k) {  // rows of x are padded with zeros, rows of weights with one another
-    const auto mask = static_cast<__mmask32>((uint32_t{1} << (t.w.k - j)) - 1);
+  if (j < bytes) {  // rows of x are padded with zeros, rows of weights with one another
+    const auto mask = static_cast<__mmask32>((uint32_t{1} << ((bytes - j) / kHalf)) - 1);
     step(
-        j, [mask](const uint16_t* p)
+        j, [mask](const char* p)
                __attribute__((always_inline)) { return _mm512_maskz_loadu_epi16(mask, p); });
   }
   simd::FinishTile<Vec, M, N>(t, i, n, count, acc);

@@ -1,6 +1,6 @@
 // Products in panel order (panels.h) in register tiles of six rows of x by four vectors of outputs:
-// one vector of weights times four bytes of a row of x, broadcast. Each output is one chain along K
-// in one lane, whatever the number of rows.
+// one vector of weights times four bytes of a row of x, broadcast. An output is the sum of
+// one lane.
 //
 // P is a kind of product, as panels.h wants it, and
 //   using Sum = …;                                         a vector of sums

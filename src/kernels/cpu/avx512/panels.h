@@ -116,7 +116,7 @@ struct SixteenRows {
     const bool more = n + 2 * kPanelLanes <= end;
     next_rows = more ? kPanelLanes * w.row_step * w.stored_k * P::kWeightBytes : 0;
   }
-  // take(lines, k, groups) for all of K in order: so many groups from byte k on, zeros behind them.
+  // take(lines, groups) for all of K in order: so many groups, zeros behind them.
   // Lines are those of memory, read once, as rows that are a power of two apart drive one another
   // out of the L1 cache; where rows are not whole lines apart, those of the first row.
   template <class Take>
@@ -126,13 +126,13 @@ struct SixteenRows {
     for (int64_t part = head; k < bytes; part = bytes - k) {
       if (part > 0) {
         LoadPart(k, part, lines);
-        take(lines, k, (part + kPanelGroup - 1) / kPanelGroup);
+        take(lines, (part + kPanelGroup - 1) / kPanelGroup);
         k += part;
       }
       for (; k + kPanelLine <= bytes; k += kPanelLine) {
         Ask(k);
         LoadLines<P>(rows, k, lines);
-        take(lines, k, kPanelLine / kPanelGroup);
+        take(lines, kPanelLine / kPanelGroup);
       }
     }
   }
@@ -169,8 +169,7 @@ void Pack(const WeightRef& w, int64_t n, int64_t count, int64_t end, int vectors
     const SixteenRows<P> rows(w, n + first, count - first, end);
     const int64_t step = vectors * kPanelLine;  // from one group to the next
     char* to = out + v * kPanelLine;
-    const auto store = [&](const PanelLines& lines, int64_t, int64_t left)
-        __attribute__((always_inline)) {
+    const auto store = [&](const PanelLines& lines, int64_t left) __attribute__((always_inline)) {
 #pragma GCC unroll 2
       for (const auto& half : lines.halves) {
         __m512i groups[kPanelGroups];
