@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -109,6 +110,40 @@ class Server:
             self.process.kill()
             self.process.wait()
         self.log.close()
+
+
+class OtherNode:
+    """`switchyard serve` as node 1 of 2, which node 0 at `address` (host:port) joins. `prefix` as for Server."""
+
+    def __init__(self, model, address, *flags, env=None, prefix=()):
+        self.log = tempfile.NamedTemporaryFile("w+", prefix="switchyard-", suffix=".log")
+        command = [*prefix, PROGRAM, "serve", "--model-path", str(model), *map(str, flags), "--nnodes", "2", "--node-rank", "1",
+                   "--dist-init-addr", address]
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, env={**os.environ, **(env or {})})
+
+    def text(self):
+        return pathlib.Path(self.log.name).read_text()
+
+    def ranks(self):
+        out = subprocess.run(["ps", "--ppid", str(self.process.pid), "-o", "pid="], capture_output=True, text=True)
+        return [int(pid) for pid in out.stdout.split()]
+
+    def wait(self):
+        return self.process.wait(60)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+def free_port(address="127.0.0.1"):
+    with socket.socket() as s:
+        s.bind((address, 0))
+        return s.getsockname()[1]
 
 
 def fails_to_start(*flags, timeout=60):

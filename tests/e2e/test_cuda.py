@@ -1,17 +1,20 @@
 """The reference checkpoints served by GPUs: tokens and log-probabilities of transformers, to 2e-4 in float32, on as many
-GPUs as this machine has. Skipped where it has none.
+GPUs as this machine has. Skipped where it has none. With SWITCHYARD_TEST_SHARED_GPU=1 the ranks that are more than
+those share the first one, which wants NCCL 2.30 (libnccl.so.2 on the loader's path) for those that it joins.
 """
 import functools
+import os
 import shutil
 import subprocess
 import sys
 
 import pytest
 
-from server import FIXTURES, ROOT, Server
+from server import FIXTURES, ROOT, OtherNode, Server, free_port
 from test_reference import BACKENDS, DP_BACKENDS, NAMES
 
-LAYOUTS = [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (8, 4), (8, 8)]
+LAYOUTS = [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)]
+EIGHT = [(8, 4), (8, 8)]  # in two attention groups, as the checkpoints have four heads
 GRAPHS = {"graphs": [], "no_graphs": ["--disable-cuda-graph"]}
 
 
@@ -22,8 +25,25 @@ def gpus():
     return subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.count("GPU ")
 
 
+def where(ranks):
+    """Flags and environment of so many ranks."""
+    if gpus() >= ranks:
+        return ["--device", "cuda"], {}
+    if gpus() and os.environ.get("SWITCHYARD_TEST_SHARED_GPU") == "1":
+        return ["--device", "cuda", "--gpu-id-step", 0], {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    pytest.skip(f"{ranks} GPUs are needed, {gpus()} were found")
+
+
+def check_reference(server, name, *others):
+    check = subprocess.run([sys.executable, ROOT / "tests/e2e/check_reference.py", "--url", server.url, FIXTURES / name,
+                            "--tolerance", "2e-4"], capture_output=True, text=True)
+    assert check.returncode == 0, check.stdout + check.stderr + server.text() + "".join(o.text() for o in others)
+    assert server.stop() == 0
+
+
 CASES = [(name, layout, backend, graphs) for name in NAMES for layout in LAYOUTS for backend in BACKENDS for graphs in GRAPHS]
 CASES += [(name, (4, 2), backend, "graphs") for name in NAMES for backend in DP_BACKENDS]
+CASES += [(name, layout, backend, "graphs") for name in NAMES for layout in EIGHT for backend in DP_BACKENDS]
 TWO_GROUPS = {
     "none-two-groups": ["--enable-dp-attention", "--dp-size", 2],
     "deepep-two-groups": ["--enable-dp-attention", "--dp-size", 2, "--moe-dense-tp-size", 1, "--moe-a2a-backend", "deepep"],
@@ -34,15 +54,33 @@ CASES += [(name, (2, 2), backend, "graphs") for name in NAMES for backend in TWO
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-tp{c[1][0]}ep{c[1][1]}-{c[2]}-{c[3]}")
 def test_equals_transformers(case):
     name, (tp, ep), backend, graphs = case
-    if gpus() < tp:
-        pytest.skip(f"{tp} GPUs are needed, {gpus()} were found")
-    flags = ["--device", "cuda", "--dtype", "float32", "--tp", tp, "--ep", ep, "--max-total-tokens", 4096, "--log-level",
-             "warning", *{**BACKENDS, **DP_BACKENDS, **TWO_GROUPS}[backend], *GRAPHS[graphs]]
-    with Server(FIXTURES / name, *flags) as server:
-        check = subprocess.run([sys.executable, ROOT / "tests/e2e/check_reference.py", "--url", server.url, FIXTURES / name,
-                                "--tolerance", "2e-4"], capture_output=True, text=True)
-        assert check.returncode == 0, check.stdout + check.stderr + server.text()
-        assert server.stop() == 0
+    device, env = where(tp)
+    flags = [*device, "--dtype", "float32", "--tp", tp, "--ep", ep, "--max-total-tokens", 4096, "--log-level", "warning",
+             *{**BACKENDS, **DP_BACKENDS, **TWO_GROUPS}[backend], *GRAPHS[graphs]]
+    with Server(FIXTURES / name, *flags, env=env) as server:
+        check_reference(server, name)
+
+
+HOSTS = [(name, 2, mode, graphs) for name in ("olmoe", "deepseek_v3") for mode in ("none", "normal", "low_latency")
+         for graphs in GRAPHS]
+HOSTS += [("qwen3_moe", 4, mode, "graphs") for mode in ("none", "normal", "low_latency")]
+
+
+@pytest.mark.parametrize("case", HOSTS, ids=lambda c: f"{c[0]}-tp{c[1]}ep{c[1]}-{c[2]}-{c[3]}")
+def test_two_hosts_equal_transformers(case):
+    """Half of the ranks as node 1, which NCCL_HOSTID makes another host: NCCL joins them through sockets."""
+    name, ranks, mode, graphs = case
+    device, env = where(ranks)
+    second = ["--base-gpu-id", ranks // 2] if gpus() >= ranks else []
+    backend = [] if mode == "none" else ["--moe-a2a-backend", "deepep", "--deepep-mode", mode]
+    flags = [*device, "--dtype", "float32", "--tp", ranks, "--ep", ranks, "--max-total-tokens", 4096, "--log-level",
+             "warning", "--dist-timeout", 60, *backend, *GRAPHS[graphs]]
+    address = f"127.0.0.1:{free_port()}"
+    with OtherNode(FIXTURES / name, address, *flags, *second, env={**env, "NCCL_HOSTID": "second"}) as node1:
+        with Server(FIXTURES / name, *flags, "--nnodes", 2, "--node-rank", 0, "--dist-init-addr", address,
+                    env={**env, "NCCL_HOSTID": "first"}) as node0:
+            check_reference(node0, name, node1)
+            assert node1.wait() == 0
 
 
 def test_packed_experts_give_the_same_alone_and_together():

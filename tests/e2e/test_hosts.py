@@ -4,14 +4,12 @@ import os
 import pathlib
 import shutil
 import signal
-import socket
 import subprocess
-import tempfile
 import time
 
 import pytest
 
-from server import FIXTURES, PROGRAM, Server, fails_to_start
+from server import FIXTURES, PROGRAM, OtherNode, Server, fails_to_start, free_port
 
 MODEL = FIXTURES / "olmoe"
 FLAGS = ["--tp", 4, "--ep", 4, "--moe-a2a-backend", "deepep", "--mem-fraction-static", 0.2, "--dist-timeout", 60]
@@ -50,6 +48,7 @@ class OtherHost:
     def __init__(self):
         tag = f"{os.getpid() % 100000}"
         self.name, self.here, self.there = f"yard{tag}", f"ya{tag}", f"yb{tag}"
+        self.inside = ["ip", "netns", "exec", self.name]  # in front of a command
         net = f"10.231.{os.getpid() % 250}"
         self.address, self.peer = f"{net}.1", f"{net}.2"
         sh(f"ip netns add {self.name}")
@@ -78,44 +77,10 @@ def host():
     other.remove()
 
 
-class OtherNode:
-    """`switchyard serve` as node 1, on the other host."""
-
-    def __init__(self, host, address, *flags):
-        self.log = tempfile.NamedTemporaryFile("w+", prefix="switchyard-", suffix=".log")
-        command = [PROGRAM, "serve", "--model-path", str(MODEL), *map(str, flags), "--nnodes", "2", "--node-rank", "1",
-                   "--dist-init-addr", address]
-        self.process = subprocess.Popen(["ip", "netns", "exec", host.name, *command], stdout=self.log, stderr=self.log)
-
-    def text(self):
-        return pathlib.Path(self.log.name).read_text()
-
-    def ranks(self):
-        out = subprocess.run(["ps", "--ppid", str(self.process.pid), "-o", "pid="], capture_output=True, text=True)
-        return [int(pid) for pid in out.stdout.split()]
-
-    def wait(self):
-        return self.process.wait(60)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-
-
-def free_port(address="127.0.0.1"):
-    with socket.socket() as s:
-        s.bind((address, 0))
-        return s.getsockname()[1]
-
-
 @contextlib.contextmanager
 def two_hosts(host, *more):
     address = f"{host.address}:{free_port(host.address)}"
-    with OtherNode(host, address, *FLAGS, *more) as node1:  # comes first, and waits
+    with OtherNode(MODEL, address, *FLAGS, *more, prefix=host.inside) as node1:  # comes first, and waits
         with Server(MODEL, *FLAGS, *more, "--nnodes", 2, "--node-rank", 0, "--dist-init-addr", address) as node0:
             assert len(node0.ranks()) == len(node1.ranks()) == 2
             yield node0, node1
@@ -171,7 +136,7 @@ def test_the_death_of_node_0_ends_the_others(host):
 
 def test_different_flags_are_refused_by_name(host):
     address = f"{host.address}:{free_port(host.address)}"
-    with OtherNode(host, address, *FLAGS, "--ep", 2) as node1:
+    with OtherNode(MODEL, address, *FLAGS, "--ep", 2, prefix=host.inside) as node1:
         code, text = fails_to_start("--model-path", MODEL, *FLAGS, "--port", 0, "--nnodes", 2, "--dist-init-addr", address)
         assert code == 2 and f"--ep-size is 4 on node 0, but 2 on node 1 ({host.peer})" in text
         assert node1.wait() == 2

@@ -54,7 +54,7 @@ std::vector<GroupCard> TellCards(RankComm& comm, const PeerMemory& memory,
   // NCCL takes memory of the GPU: it is not even loaded where nothing would go through it.
   if (wants_nccl || !mine.one_host) {
     const NcclLibrary& nccl = NcclLibrary::Get();
-    mine.nccl = nccl.missing.empty() && memory.OneGpuEach(group);
+    mine.nccl = nccl.missing.empty() && (nccl.shares_gpus || memory.OneGpuEach(group));
     if (mine.nccl && group.size() > 1 && group.front() == memory.rank())
       mine.nccl = nccl.GetUniqueId(&mine.id) == kNcclSuccess;
   }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <string_view>
 #include <vector>
 
 namespace switchyard::cuda {
@@ -47,6 +48,9 @@ std::string Load(const std::string& path, NcclLibrary& nccl) {
     wrong = fmt::format("{} is NCCL {}, want {} or newer", path, VersionText(nccl.version),
                         VersionText(NcclLibrary::kOldest));
   }
+  const char* sharing = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  nccl.shares_gpus = nccl.version >= NcclLibrary::kSharesGpus && sharing != nullptr &&
+                     std::string_view(sharing) == "1";
   if (!wrong.empty()) dlclose(library);
   return wrong;
 }

@@ -32,7 +32,8 @@ constexpr int kNcclSum = 0;                           // of ncclRedOp_t
 
 // The functions of libnccl.so.2. Calls return ncclResult_t.
 struct NcclLibrary {
-  static constexpr int kOldest = 22800;  // 2.28
+  static constexpr int kOldest = 22800;      // 2.28
+  static constexpr int kSharesGpus = 23000;  // 2.30
 
   // Looks along the loader's path and then in the directory that SWITCHYARD_NCCL_LIBRARY names,
   // once in a process; switches NVLink multicast off in its environment first. Null functions where
@@ -41,6 +42,10 @@ struct NcclLibrary {
 
   std::string missing;
   int version = 0;
+  // Whether ranks may share a GPU, which NCCL refuses otherwise: from 2.30 on, where the
+  // environment has NCCL_MULTI_RANK_GPU_ENABLE=1. For tests of more rank processes than GPUs; as
+  // threads of one process such ranks wait for one another for good.
+  bool shares_gpus = false;
 
   int (*GetVersion)(int*) = nullptr;
   int (*GetUniqueId)(NcclUniqueId*) = nullptr;
