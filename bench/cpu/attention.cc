@@ -36,16 +36,25 @@ constexpr Heads kHeads[] = {
     {"qwen3-30b-a3b", 32, 4, 128, 0, 0},
     {"deepseek-v3 tp 8", 16, 1, 0, 512, 64},
 };
+// A cache's type, and whether queries and exponentials are rounded to bfloat16.
+struct Numbers {
+  DType dtype;
+  bool pairs = false;
+};
+constexpr Numbers kNumbers[] = {
+    {DType::kF32}, {DType::kBF16}, {DType::kBF16, true}, {DType::kF8E4M3}, {DType::kI8}};
+
 constexpr Load kLoads[] = {{1, 1, 16384}, {8, 1, 2048}, {1, 512, 512}, {1, 512, 16384}};
 
 class Case {
  public:
-  Case(const Heads& heads, const Load& load, DType dtype) : h_(heads), load_(load), dtype_(dtype) {
+  Case(const Heads& heads, const Load& load, const Numbers& numbers)
+      : h_(heads), load_(load), dtype_(numbers.dtype), pairs_(numbers.pairs) {
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
     const int64_t slots = int64_t{load.sequences} * Pages() * kPageSize;
     const int64_t rows = slots * h_.kv_heads, width = h_.KeyWidth();
-    const int64_t bytes = kernels::CacheRowBytes(dtype, width);
+    const int64_t bytes = kernels::CacheRowBytes(dtype_, width);
     std::vector<float> row(width);
     for (Tensor* cache : {&k_, &v_}) {
       *cache = Tensor::Empty(DType::kU8, {rows * bytes});
@@ -53,7 +62,7 @@ class Case {
         if (i < kDifferentRows) {
           for (float& v : row) v = normal(random);
         }
-        kernels::WriteCacheRow(dtype, row.data(), width,
+        kernels::WriteCacheRow(dtype_, row.data(), width,
                                static_cast<char*>(cache->mutable_raw()) + i * bytes);
       }
       if (h_.latent()) break;
@@ -85,6 +94,7 @@ class Case {
                                        .rope = h_.rope,
                                        .page_size = kPageSize,
                                        .scale = 0.1f,
+                                       .bfloat16_rows = pairs_,
                                        .sequences = spans_,
                                        .out = out_.data(),
                                        .ldo = ldo},
@@ -100,6 +110,7 @@ class Case {
                         .head_dim = h_.head_dim,
                         .page_size = kPageSize,
                         .scale = 0.1f,
+                        .bfloat16_rows = pairs_,
                         .sequences = spans_,
                         .out = out_.data(),
                         .ldo = ldo},
@@ -125,6 +136,7 @@ class Case {
   const Heads h_;
   const Load load_;
   const DType dtype_;
+  const bool pairs_;
   Tensor k_, v_;
   std::vector<float> q_, out_;
   std::vector<int32_t> pages_;
@@ -136,21 +148,23 @@ class Case {
 void BenchAttention(const CpuCeilings& ceilings, ThreadPool& pool, Report& report) {
   constexpr const char* kName = "attention";
   for (const Heads& heads : kHeads) {
-    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF8E4M3, DType::kI8}) {
+    for (const Numbers& numbers : kNumbers) {
+      if (numbers.pairs && !kernels::MultipliesBFloat16(kernels::ActiveIsa())) continue;
+      const double peak = numbers.pairs ? ceilings.bf16_peak : ceilings.peak;
       for (const Load& load : kLoads) {
-        const std::string shape = fmt::format("{} {} x {} rows on {} keys, {}", Name(dtype),
+        const std::string shape = fmt::format("{}{} {} x {} rows on {} keys, {}",
+                                              Name(numbers.dtype), numbers.pairs ? " pairs" : "",
                                               load.sequences, load.rows, load.keys, heads.model);
         if (!report.Wants(kName, shape)) continue;
         report.Start(kName, shape);
-        Case c(heads, load, dtype);
+        Case c(heads, load, numbers);
         const double seconds = MedianSeconds([&] { c.Run(pool); });
-        report.Add(
-            {.name = kName,
-             .shape = shape,
-             .seconds = seconds,
-             .flops = c.Operations(),
-             .bytes = c.Bytes(),
-             .limit = Roofline(c.Bytes(), ceilings.bandwidth, c.Operations(), ceilings.peak)});
+        report.Add({.name = kName,
+                    .shape = shape,
+                    .seconds = seconds,
+                    .flops = c.Operations(),
+                    .bytes = c.Bytes(),
+                    .limit = Roofline(c.Bytes(), ceilings.bandwidth, c.Operations(), peak)});
       }
     }
   }

@@ -33,14 +33,37 @@ struct Shape {
   DType dtype;
   int32_t window;
   bool sinks;
+  bool rounded = false;  // bfloat16_rows
+
+  // Of outputs, means of values of about 1: weights have 8 bits where they are rounded.
+  float Tolerance() const { return rounded ? 0.01f : 100 * kEpsilon; }
 };
 
+// Queries that rounding to bfloat16 leaves as they are.
+std::vector<float> Rounded(std::vector<float> q, bool rounded = true) {
+  if (rounded) {
+    for (float& x : q) x = ToFloat(ToBF16(x));
+  }
+  return q;
+}
+
 const Shape kShapes[] = {
-    {4, 4, 16, 1, DType::kF32, 0, false},     {4, 2, 64, 16, DType::kBF16, 0, false},
-    {8, 1, 40, 4, DType::kF16, 0, true},      {6, 2, 8, 1, DType::kF32, 20, true},
-    {2, 2, 128, 32, DType::kBF16, 70, false}, {5, 1, 20, 8, DType::kF32, 1, false},
-    {4, 2, 64, 16, DType::kF8E4M3, 0, false}, {8, 1, 40, 4, DType::kI8, 0, true},
-    {3, 3, 20, 8, DType::kF8E4M3, 50, true},  {6, 2, 128, 1, DType::kI8, 70, false},
+    {4, 4, 16, 1, DType::kF32, 0, false},
+    {4, 2, 64, 16, DType::kBF16, 0, false},
+    {8, 1, 40, 4, DType::kF16, 0, true},
+    {6, 2, 8, 1, DType::kF32, 20, true},
+    {2, 2, 128, 32, DType::kBF16, 70, false},
+    {5, 1, 20, 8, DType::kF32, 1, false},
+    {4, 2, 64, 16, DType::kF8E4M3, 0, false},
+    {8, 1, 40, 4, DType::kI8, 0, true},
+    {3, 3, 20, 8, DType::kF8E4M3, 50, true},
+    {6, 2, 128, 1, DType::kI8, 70, false},
+    {4, 2, 64, 16, DType::kBF16, 0, false, true},
+    {8, 1, 40, 4, DType::kBF16, 33, true, true},
+    {2, 2, 128, 32, DType::kBF16, 70, false, true},
+    {6, 2, 18, 1, DType::kBF16, 0, true, true},
+    {9, 1, 96, 8, DType::kBF16, 1, false, true},
+    {3, 1, 15, 8, DType::kBF16, 0, false, true},
 };
 
 // Two sequences in one batch: a whole prefill of 150 and the last 3 rows of 200 keys.
@@ -56,7 +79,7 @@ struct Batch {
     const int32_t pages_each = 256 / s.page_size;
     const int64_t slots = 512, width = s.kv_heads * s.head_dim;
     pages = random.Shuffled(2 * pages_each);
-    q = random.Normal(kRows * s.heads * s.head_dim);
+    q = Rounded(random.Normal(kRows * s.heads * s.head_dim), s.rounded);
     k_values = random.Normal(slots * width);
     v_values = random.Normal(slots * width);
     sinks = random.Normal(s.heads);
@@ -80,6 +103,7 @@ struct Batch {
             .scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim)),
             .window = shape.window,
             .sinks = shape.sinks ? sinks.data() : nullptr,
+            .bfloat16_rows = shape.rounded,
             .sequences = sequences,
             .out = out.data(),
             .ldo = width()};
@@ -97,7 +121,7 @@ TEST_P(AttentionTest, MatchesReference) {
     p.out = expected.data();
     reference::Attention(p);
     for (size_t i = 0; i < expected.size(); ++i) {
-      ASSERT_NEAR(batch.out[i], expected[i], 100 * kEpsilon) << shape.head_dim << " " << i;
+      ASSERT_NEAR(batch.out[i], expected[i], shape.Tolerance()) << shape.head_dim << " " << i;
     }
   }
 }
@@ -139,10 +163,11 @@ TEST_P(AttentionTest, SharedKeysGiveTheSameBits) {
   Random random(6);
   ThreadPool one(1), two(2), nine(9);
   const Shape shapes[] = {
-      {4, 2, 16, 16, DType::kBF16, 0, false},  {6, 1, 40, 1, DType::kF32, 0, true},
-      {3, 1, 8, 4, DType::kF32, 3000, true},   {2, 1, 24, 8, DType::kF16, 1500, false},
-      {66, 1, 8, 16, DType::kF32, 0, true},    {4, 4, 16, 32, DType::kF8E4M3, 0, false},
-      {8, 1, 20, 16, DType::kI8, 4000, false},
+      {4, 2, 16, 16, DType::kBF16, 0, false},       {6, 1, 40, 1, DType::kF32, 0, true},
+      {3, 1, 8, 4, DType::kF32, 3000, true},        {2, 1, 24, 8, DType::kF16, 1500, false},
+      {66, 1, 8, 16, DType::kF32, 0, true},         {4, 4, 16, 32, DType::kF8E4M3, 0, false},
+      {8, 1, 20, 16, DType::kI8, 4000, false},      {4, 2, 16, 16, DType::kBF16, 0, true, true},
+      {3, 1, 8, 4, DType::kBF16, 3001, true, true}, {66, 1, 40, 16, DType::kBF16, 0, false, true},
   };
   constexpr int32_t kKeys = 5000, kRows = 6, kEnd = 2 * cpu::kKeyPart + kRows / 2;
   for (const Shape& s : shapes) {
@@ -154,7 +179,7 @@ TEST_P(AttentionTest, SharedKeysGiveTheSameBits) {
     const Cache v(s.dtype, random.Normal(slots * s.kv_heads * s.head_dim), slots, s.kv_heads,
                   s.head_dim);
     // Sinks that some parts' scores are over and some are under.
-    const std::vector<float> q = random.Normal((kRows + 1) * width),
+    const std::vector<float> q = Rounded(random.Normal((kRows + 1) * width), s.rounded),
                              sinks = random.Normal(s.heads, 3.0f);
     std::vector<float> out((kRows + 1) * width), expected(out.size()), again(out.size());
     const SequenceSpan both[] = {
@@ -172,6 +197,7 @@ TEST_P(AttentionTest, SharedKeysGiveTheSameBits) {
                          .scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim)),
                          .window = s.window,
                          .sinks = s.sinks ? sinks.data() : nullptr,
+                         .bfloat16_rows = s.rounded,
                          .sequences = both,
                          .out = out.data(),
                          .ldo = width};
@@ -179,7 +205,7 @@ TEST_P(AttentionTest, SharedKeysGiveTheSameBits) {
     p.out = expected.data();
     reference::Attention(p);
     for (size_t i = 0; i < out.size(); ++i) {
-      ASSERT_NEAR(out[i], expected[i], 100 * kEpsilon) << s.head_dim << " " << i;
+      ASSERT_NEAR(out[i], expected[i], s.Tolerance()) << s.head_dim << " " << i;
     }
     p.out = again.data();
     for (ThreadPool* pool : {&two, &nine}) {
@@ -230,26 +256,31 @@ TEST_P(AttentionTest, PlacesOfPagesDoNotMatter) {
 TEST_P(AttentionTest, LaterAndExpiredKeysAreNeverRead) {
   Random random(4);
   ThreadPool pool(1);
-  const Shape shape = {2, 1, 16, 1, DType::kF32, 20, false};
-  Batch batch(random, shape);
-  AttentionParams p = batch.Params();
-  Attention(p, pool);
-  // Rows 100 to 109 see keys 81 to 109. Values elsewhere may be anything, even NaN.
-  std::vector<float> v(batch.v_values.size(), std::nanf("")), k = v;
-  for (int32_t j = 81; j < 110; ++j) {
-    std::copy_n(batch.v_values.begin() + batch.pages[j] * 16, 16, v.begin() + batch.pages[j] * 16);
-    std::copy_n(batch.k_values.begin() + batch.pages[j] * 16, 16, k.begin() + batch.pages[j] * 16);
+  for (const Shape& shape : {Shape{2, 1, 16, 1, DType::kF32, 20, false},
+                             Shape{2, 1, 16, 1, DType::kBF16, 20, false, true}}) {
+    Batch batch(random, shape);
+    AttentionParams p = batch.Params();
+    Attention(p, pool);
+    // Rows 100 to 109 see keys 81 to 109. Values elsewhere may be anything, even NaN.
+    std::vector<float> v(batch.v_values.size(), std::nanf("")), k = v;
+    for (int32_t j = 81; j < 110; ++j) {
+      const int32_t at = batch.pages[j] * 16;
+      std::copy_n(batch.v_values.begin() + at, 16, v.begin() + at);
+      std::copy_n(batch.k_values.begin() + at, 16, k.begin() + at);
+    }
+    const auto slots = static_cast<int64_t>(v.size()) / 16;
+    const Cache keys(shape.dtype, k, slots, 1, 16), values(shape.dtype, v, slots, 1, 16);
+    std::vector<float> again(batch.out.size());
+    const SequenceSpan chunk = {
+        .row_begin = 100, .rows = 10, .kv_len = 110, .pages = batch.pages.data()};
+    p.k_cache = keys.bytes.data();
+    p.v_cache = values.bytes.data();
+    p.sequences = {&chunk, 1};
+    p.out = again.data();
+    Attention(p, pool);
+    EXPECT_TRUE(SameBits(again.data() + 100 * batch.width(), batch.out.data() + 100 * batch.width(),
+                         10 * batch.width()));
   }
-  std::vector<float> again(batch.out.size());
-  const SequenceSpan chunk = {
-      .row_begin = 100, .rows = 10, .kv_len = 110, .pages = batch.pages.data()};
-  p.k_cache = k.data();
-  p.v_cache = v.data();
-  p.sequences = {&chunk, 1};
-  p.out = again.data();
-  Attention(p, pool);
-  EXPECT_TRUE(SameBits(again.data() + 100 * batch.width(), batch.out.data() + 100 * batch.width(),
-                       10 * batch.width()));
 }
 
 TEST_P(AttentionTest, NoSequencesAndNoRowsDoNothing) {
@@ -266,16 +297,18 @@ TEST_P(AttentionTest, LatentMatchesReferenceInAnyChunks) {
   struct Latent {
     int64_t heads, lora, rope;
     DType dtype;
+    bool rounded = false;
   };
-  for (const auto& [heads, lora, rope, dtype] :
+  for (const auto& [heads, lora, rope, dtype, rounded] :
        {Latent{3, 32, 8, DType::kF32}, Latent{70, 40, 16, DType::kBF16},
         Latent{16, 128, 64, DType::kF16}, Latent{5, 72, 16, DType::kF8E4M3},
-        Latent{20, 100, 12, DType::kI8}}) {
+        Latent{20, 100, 12, DType::kI8}, Latent{70, 40, 16, DType::kBF16, true},
+        Latent{5, 36, 6, DType::kBF16, true}}) {
     constexpr int32_t kKeys = 130;
     const int64_t width = lora + rope;
     const std::vector<int32_t> pages = random.Shuffled(kKeys);
     const Cache cache(dtype, random.Normal(kKeys * width), kKeys, /*heads=*/1, width);
-    const std::vector<float> q = random.Normal(kKeys * heads * width);
+    const std::vector<float> q = Rounded(random.Normal(kKeys * heads * width), rounded);
     std::vector<float> out(kKeys * heads * lora), expected(out.size()), again(out.size());
     SequenceSpan span = {.rows = kKeys, .kv_len = kKeys, .pages = pages.data()};
     LatentAttentionParams p = {.q = q.data(),
@@ -286,13 +319,15 @@ TEST_P(AttentionTest, LatentMatchesReferenceInAnyChunks) {
                                .lora = lora,
                                .rope = rope,
                                .scale = 0.1f,
+                               .bfloat16_rows = rounded,
                                .sequences = {&span, 1},
                                .out = out.data(),
                                .ldo = heads * lora};
     LatentAttention(p, one);
     p.out = expected.data();
     reference::LatentAttention(p);
-    for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], expected[i], 100 * kEpsilon) << i;
+    const float tolerance = rounded ? 0.01f : 100 * kEpsilon;
+    for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], expected[i], tolerance) << i;
     for (const auto& [begin, end] : {std::pair{0, 65}, std::pair{65, 129}, std::pair{129, 130}}) {
       span = {.row_begin = begin, .rows = end - begin, .kv_len = end, .pages = pages.data()};
       p.out = again.data();
@@ -307,10 +342,13 @@ TEST_P(AttentionTest, SharedLatentsGiveTheSameBits) {
   ThreadPool one(1), five(5);
   constexpr int32_t kKeys = cpu::kKeyPart + 100, kRows = 3;
   constexpr int64_t kLora = 24, kRope = 8, kWidth = kLora + kRope;
-  for (const int64_t heads : {2, 70}) {
+  for (const auto& [heads, rounded] : {std::pair{int64_t{2}, false},
+                                       {int64_t{70}, false},
+                                       {int64_t{2}, true},
+                                       {int64_t{70}, true}}) {
     const std::vector<int32_t> pages = random.Shuffled(kKeys);
     const Cache cache(DType::kBF16, random.Normal(kKeys * kWidth), kKeys, /*heads=*/1, kWidth);
-    const std::vector<float> q = random.Normal(kRows * heads * kWidth);
+    const std::vector<float> q = Rounded(random.Normal(kRows * heads * kWidth), rounded);
     std::vector<float> out(kRows * heads * kLora), expected(out.size()), again(out.size());
     SequenceSpan span = {.rows = kRows, .kv_len = kKeys, .pages = pages.data()};
     LatentAttentionParams p = {.q = q.data(),
@@ -321,13 +359,15 @@ TEST_P(AttentionTest, SharedLatentsGiveTheSameBits) {
                                .lora = kLora,
                                .rope = kRope,
                                .scale = 0.2f,
+                               .bfloat16_rows = rounded,
                                .sequences = {&span, 1},
                                .out = out.data(),
                                .ldo = heads * kLora};
     LatentAttention(p, one);
     p.out = expected.data();
     reference::LatentAttention(p);
-    for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], expected[i], 100 * kEpsilon) << i;
+    const float tolerance = rounded ? 0.01f : 100 * kEpsilon;
+    for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], expected[i], tolerance) << i;
     p.out = again.data();
     LatentAttention(p, five);
     EXPECT_TRUE(SameBits(out, again)) << heads;

@@ -144,6 +144,10 @@ struct AttentionParams {
   int32_t window = 0;  // sliding window: key j is seen from position p when p - j < window; 0: all
   // [heads] logits that join the softmax's sum but carry no value; or null.
   const float* sinks = nullptr;
+  // On CPUs q and the exponentials may be rounded to bfloat16, and are where kv_dtype is kBF16 and
+  // the CPU multiplies pairs (MultipliesBFloat16). Of one call all rows, so no bit of a row depends
+  // on the others.
+  bool bfloat16_rows = false;
   std::span<const SequenceSpan> sequences;
   float* out = nullptr;  // [m, heads, head_dim], row stride ldo
   int64_t ldo = 0;
@@ -162,6 +166,7 @@ struct LatentAttentionParams {
   int64_t heads = 0, lora = 0, rope = 0;
   int32_t page_size = 1;
   float scale = 1.0f;
+  bool bfloat16_rows = false;  // as AttentionParams'
   std::span<const SequenceSpan> sequences;
   float* out = nullptr;  // [m, heads, lora], row stride ldo
   int64_t ldo = 0;

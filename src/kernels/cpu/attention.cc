@@ -29,11 +29,19 @@ void Place(const RowBlock& block, int32_t page_size, AttentionTask& t) {
   t.partials = nullptr;
 }
 
+// Whether queries meet keys of this type in pairs of bfloat16. By what all rows of a model have in
+// common, as results differ.
+bool InPairs(const cpu::Leaves& leaves, bool bfloat16_rows, DType cache, int64_t k_width) {
+  return bfloat16_rows && leaves.attention_bf16 != nullptr && cache == DType::kBF16 &&
+         k_width % 2 == 0;
+}
+
 // `make(kv_head, first)`: the task of a KV head and some of its query heads, of which the first is
 // given, counted within the group; without rows.
 template <typename MakeTask>
-void RunAttention(const cpu::AttentionWork& work, const cpu::Leaves& leaves, int32_t page_size,
-                  ThreadPool& pool, const MakeTask& make) {
+void RunAttention(const cpu::AttentionWork& work, const cpu::Leaves& leaves, bool in_pairs,
+                  int32_t page_size, ThreadPool& pool, const MakeTask& make) {
+  const auto attend = in_pairs ? leaves.attention_bf16 : leaves.attention;
   static thread_local AttentionCut kept;
   AttentionCut& cut = kept;  // the caller's, for the tasks of all threads
   cpu::CutAttention(work, pool.num_threads(), cut);
@@ -60,7 +68,7 @@ void RunAttention(const cpu::AttentionWork& work, const cpu::Leaves& leaves, int
       t.part_end = t.part_begin + 1;
       t.partials += place.part * t.partial_stride;
     }
-    leaves.attention(t);
+    attend(t);
   });
   cpu::RunTasks(pool, std::ssize(cut.merges) * each, [&](int64_t task) {
     leaves.merge_attention(task_of(cut.blocks[cut.merges[task / each]], task % each));
@@ -80,7 +88,8 @@ void Attention(const AttentionParams& p, ThreadPool& pool) {
                                    .group = group,
                                    .window = p.window,
                                    .v_width = p.head_dim};
-  RunAttention(work, *leaves, p.page_size, pool, [&](int64_t kv_head, int64_t first) {
+  const bool in_pairs = InPairs(*leaves, p.bfloat16_rows, p.kv_dtype, p.head_dim);
+  RunAttention(work, *leaves, in_pairs, p.page_size, pool, [&](int64_t kv_head, int64_t first) {
     const int64_t head = kv_head * group + first;
     return AttentionTask{
         .q = p.q + head * p.head_dim,
@@ -111,7 +120,8 @@ void LatentAttention(const LatentAttentionParams& p, ThreadPool& pool) {
   const int64_t row_bytes = CacheRowBytes(p.kv_dtype, width);
   const cpu::AttentionWork work = {
       .sequences = p.sequences, .kv_heads = 1, .group = p.heads, .v_width = p.lora};
-  RunAttention(work, *leaves, p.page_size, pool, [&](int64_t, int64_t head) {
+  const bool in_pairs = InPairs(*leaves, p.bfloat16_rows, p.kv_dtype, width);
+  RunAttention(work, *leaves, in_pairs, p.page_size, pool, [&](int64_t, int64_t head) {
     return AttentionTask{
         .q = p.q + head * width,
         .ldq = p.ldq,

@@ -40,7 +40,10 @@ class Buffer {
 Leaves Avx512Leaves() {
   Leaves leaves = avx512::kLeaves;
   if (HasAvx512Vnni()) leaves.linear_int8 = avx512::LinearInt8;
-  if (HasAvx512BF16()) leaves.linear_bf16 = avx512::LinearBF16;
+  if (HasAvx512BF16()) {
+    leaves.linear_bf16 = avx512::LinearBF16;
+    leaves.attention_bf16 = avx512::AttentionBF16;
+  }
   return leaves;
 }
 

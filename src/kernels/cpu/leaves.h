@@ -132,6 +132,8 @@ struct Leaves {
   void (*linear_bf16)(const LinearTask&);  // null where the instruction set has none
   void (*columns)(const ColumnsTask&);
   void (*attention)(const AttentionTask&);
+  // Products of pairs in bfloat16: dtype kBF16, k_width even. Null where the CPU has none.
+  void (*attention_bf16)(const AttentionTask&);
   void (*merge_attention)(const AttentionTask&);
   void (*rms_norm)(const float* x, const float* weight, float* y, int64_t n, float eps);
   void (*swiglu)(float* gate, const float* up, int64_t n);  // gate becomes the product
@@ -150,9 +152,10 @@ extern const Leaves kLeaves;
 }  // namespace avx2
 namespace avx512 {
 void Linear(const LinearTask& t);
-void LinearInt8(const LinearTask& t);  // wants VNNI
-void LinearBF16(const LinearTask& t);  // wants AVX512_BF16
-extern const Leaves kLeaves;           // its linear_int8 does not, and it has no linear_bf16
+void LinearInt8(const LinearTask& t);        // wants VNNI
+void LinearBF16(const LinearTask& t);        // wants AVX512_BF16
+void AttentionBF16(const AttentionTask& t);  // likewise
+extern const Leaves kLeaves;                 // its linear_int8 does not, and it has no linear_bf16
 }  // namespace avx512
 namespace amx {
 void LinearInt8(const LinearTask& t);

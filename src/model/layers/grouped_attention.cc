@@ -37,6 +37,7 @@ void GroupedAttention::Forward(const LayerContext& c, const GroupedAttentionWeig
                       .scale = c.config.attention.scale,
                       .window = c.config.layers[layer].window,
                       .sinks = w.sinks.defined() ? w.sinks.data<float>() : nullptr,
+                      .bfloat16_rows = c.config.quantization.bfloat16_rows,
                       .out = attended_.data(),
                       .ldo = q_width});
   c.device.Linear({.x = attended_.data(),

@@ -55,6 +55,7 @@ void LatentAttention::Forward(const LayerContext& c, const LatentAttentionWeight
                             .lora = lora_,
                             .rope = rope_,
                             .scale = c.config.attention.scale,
+                            .bfloat16_rows = c.config.quantization.bfloat16_rows,
                             .out = attended_.data(),
                             .ldo = heads_ * lora_});
   c.device.HeadLinear({.x = attended_.data(),

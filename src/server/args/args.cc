@@ -70,8 +70,8 @@ void AddModelFlags(CLI::App& app, ServerArgs& a) {
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16", "half", "float"}));
   Flag(app, "--kv-cache-dtype", e.kv_cache_dtype, kModel,
        "Of the KV cache: auto (float32, as exact as the arithmetic; on GPUs bfloat16 unless "
-       "--dtype is float32), float32, bfloat16, float16; on CPUs fp8_e4m3 (scale 1) and int8 (a "
-       "scale for each token and head)")
+       "--dtype is float32), float32, bfloat16 (on CPUs that round rows to it attention multiplies "
+       "in it too), float16; on CPUs fp8_e4m3 (scale 1) and int8 (a scale for each token and head)")
       ->check(
           CLI::IsMember({"auto", "float32", "bfloat16", "bf16", "float16", "fp8_e4m3", "int8"}));
   Flag(app, "--context-length", e.context_length, kModel,

@@ -4,6 +4,7 @@
 // to be normal for zero (Intel's manual).
 #include <immintrin.h>
 
+#include "kernels/cpu/avx512/bf16_pairs.h"
 #include "kernels/cpu/avx512/vec.h"
 #include "kernels/cpu/heuristics.h"
 #include "kernels/cpu/leaves.h"
@@ -23,11 +24,6 @@ constexpr int kPairRows = 6;
 const char* InputRow(const LinearTask& t, int64_t i) {
   const int64_t row = t.halves.ids != nullptr ? t.halves.ids[i] : i;
   return reinterpret_cast<const char*>(t.halves.base + row * t.halves.ld);
-}
-
-// In place: from the intrinsic GCC 12 makes copies of the sums and spills them.
-[[gnu::always_inline]] inline void AddPairs(__m512& sum, __m512i w, __m512i x) {
-  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
 }
 
 // Rows [i, i + M) of x with the `count` (1 to N) weight rows from n on; missing ones repeat the

@@ -17,6 +17,7 @@ namespace switchyard::kernels::cpu::simd {
 // The buffers of a task, cut from its scratch, and what it reads of the current block.
 template <class V>
 struct AttentionState : QueryKeys<V> {
+  using Vectors = V;
   KeySums<V> part;   // of the current part: where other threads' parts join it, in the partials
   KeySums<V> total;  // of the parts before it
   float* weights;    // [queries, kKeyBlock] scores, then their exponentials
@@ -174,9 +175,9 @@ void AddValues(AttentionState<V>& s, int64_t block) {
   }
 }
 
-// The keys of one part.
-template <class V>
-void VisitPart(AttentionState<V>& s, int64_t part) {
+// The keys of one part. LoadKeys, ScoreKeys and AddValues are those of the state's type.
+template <class State>
+void VisitPart(State& s, int64_t part) {
   constexpr int64_t kBlocks = kKeyPart / kKeyBlock;
   const int64_t last = s.queries - 1;
   const int64_t seen = s.Position(last) + 1, part_end = (part + 1) * kKeyPart;
@@ -191,15 +192,16 @@ void VisitPart(AttentionState<V>& s, int64_t part) {
     ScoreKeys(s);
     for (int64_t i = 0; i < s.queries; ++i) {
       const KeyRange range = s.Range(i, block);
-      if (range.begin < range.end) Exponentiate(s, i, range);
+      if (range.begin < range.end) Exponentiate<typename State::Vectors>(s, i, range);
     }
     AddValues(s, block);
   }
 }
 
-template <class V>
-void Attention(const AttentionTask& t) {
-  AttentionState<V> s(t);
+template <class State>
+void Attend(const AttentionTask& t) {
+  using V = typename State::Vectors;
+  State s(t);
   const bool several = t.part_end - t.part_begin > 1;
   for (int64_t part = t.part_begin; part < t.part_end; ++part) {
     BeginPart<V>(s, part, s.part);
@@ -207,6 +209,11 @@ void Attention(const AttentionTask& t) {
     if (several) FoldPart<V>(s, part, s.part, s.total);
   }
   if (t.partials == nullptr) WriteOutputs<V>(s, several ? s.total : s.part);
+}
+
+template <class V>
+void Attention(const AttentionTask& t) {
+  Attend<AttentionState<V>>(t);
 }
 
 }  // namespace switchyard::kernels::cpu::simd

@@ -89,10 +89,12 @@ void WriteOutputs(const QueryKeys<V>& q, const KeySums<V>& sums) {
     const float* acc = sums.acc + i * q.acc_stride;
     const auto inverse = V::Set1(1.0f / sums.sum[i]);
     int64_t c = 0;
-    for (; c + V::kLanes <= t.v_width; c += V::kLanes) {
-      V::Store(out + c, V::Mul(V::Load(acc + c), inverse));
-    }
-    if (c < t.v_width) V::StoreN(out + c, V::Mul(V::Load(acc + c), inverse), t.v_width - c);
+    // Plus zero: pairs of bfloat16 leave the sign of a zero to keys that weigh nothing.
+    const auto output = [&](int64_t at) {
+      return V::Add(V::Mul(V::Load(acc + at), inverse), V::Zero());
+    };
+    for (; c + V::kLanes <= t.v_width; c += V::kLanes) V::Store(out + c, output(c));
+    if (c < t.v_width) V::StoreN(out + c, output(c), t.v_width - c);
   }
 }
 
