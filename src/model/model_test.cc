@@ -172,7 +172,7 @@ std::vector<std::vector<Outcome>> Run(const Case& c, const std::vector<Group>& g
   RunRankThreads(c.tp, SymmetricBytesPerRank(config, options, shape),
                  [&](int rank, std::shared_ptr<SharedArena> arena) {
                    ThreadPool pool(1);
-                   const auto comm = RankComm::Create(arena, shape, rank);
+                   const auto comm = RankComm::Create(std::move(arena), shape, rank);
                    Model model(Fixture(c.fixture), config, options, *comm, pool);
                    std::vector<Sequences> all(groups.begin(), groups.end());
                    Sequences& mine = all[comm->mesh.dp_rank()];
@@ -383,7 +383,7 @@ std::string PermutedPlacement(const std::string& fixture, int redundant) {
     }
     rows += (rows.empty() ? "[" : ", [") + row + "]";
   }
-  const std::string path = testing::TempDir() + "/switchyard_placement.json";
+  std::string path = testing::TempDir() + "/switchyard_placement.json";
   std::ofstream(path) << "{\"physical_to_logical_map\": [" << rows << "]}";
   return path;
 }

@@ -116,6 +116,7 @@ TEST(TileTraps, EachThreadHasItsTiles) {
   constexpr int kThreads = 4;
   std::vector<std::vector<int32_t>> got(kThreads), want(kThreads);
   std::vector<std::thread> threads;
+  threads.reserve(kThreads);
   for (int seed = 0; seed < kThreads; ++seed) {
     threads.emplace_back([&, seed] {
       std::vector<int8_t> a(kTileRows * kTileBytes), b(a.size());

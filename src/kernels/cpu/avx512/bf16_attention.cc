@@ -109,9 +109,10 @@ void LoadKeys(PairState& s, int64_t block, KeyRange range, int64_t keys) {
   return x;
 }
 
-// Scores of M queries with all keys of the block.
+// Scores of M queries with all keys of the block. A function of its own, as PairValues below:
+// inlined into the walk over blocks its sums lie on the stack, which takes half of the time.
 template <int M>
-void PairScores(const PairState& s, int64_t query) {
+[[gnu::noinline]] void PairScores(const PairState& s, int64_t query) {
   __m512 acc[M][kKeyVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < M; ++r) {
@@ -132,8 +133,10 @@ void PairScores(const PairState& s, int64_t query) {
       for (int v = 0; v < kKeyVectors; ++v) AddPairs(acc[r][v], keys[v], element);
     }
   }
+#pragma GCC unroll 8
   for (int r = 0; r < M; ++r) {
     float* out = s.weights + (query + r) * kKeyBlock;
+#pragma GCC unroll 4
     for (int v = 0; v < kKeyVectors; ++v) Vec::Store(out + v * kLanes, acc[r][v]);
   }
 }
@@ -163,7 +166,8 @@ void RoundWeights(float* row) {
 
 // The pairs [begin, end) of values, N vectors from column c on, for M queries.
 template <int M, int N>
-void PairValues(const PairState& s, int64_t query, int64_t begin, int64_t end, int64_t c) {
+[[gnu::noinline]] void PairValues(const PairState& s, int64_t query, int64_t begin, int64_t end,
+                                  int64_t c) {
   __m512 sum[M][N];
   float* acc = s.part.acc + query * s.acc_stride + c;
 #pragma GCC unroll 8
