@@ -115,4 +115,13 @@ double Event::MillisecondsSince(const Event& start) const {
   return ms;
 }
 
+void Branch::Fork(cudaStream_t from) const {
+  forked_.Record(from);
+  Check(cudaStreamWaitEvent(stream_.get(), forked_.get()), "beginning of a branch");
+}
+void Branch::Join(cudaStream_t into) const {
+  joined_.Record(stream_.get());
+  Check(cudaStreamWaitEvent(into, joined_.get()), "end of a branch");
+}
+
 }  // namespace switchyard::cuda

@@ -114,4 +114,21 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
+// Work that leaves a stream and comes back: what is enqueued on stream() after Fork runs beside
+// what follows on the stream it left. Belongs to the thread of that stream.
+class Branch {
+ public:
+  cudaStream_t stream() const { return stream_.get(); }
+  // What stream() gets from here on follows what `from` has now. Where `from` is being recorded it
+  // is recorded too, and must be joined before that ends.
+  void Fork(cudaStream_t from) const;
+  // What `into` gets from here on follows what stream() has now, too. The first kernel there should
+  // not be one that begins early (kernels/cuda/kernel_chain.cuh).
+  void Join(cudaStream_t into) const;
+
+ private:
+  Stream stream_;
+  Event forked_, joined_;
+};
+
 }  // namespace switchyard::cuda

@@ -74,9 +74,10 @@ __device__ __forceinline__ void Consume(const Kernel& p, const Stages& stages, W
 __device__ __forceinline__ void ReadGroups(const Kernel& p, Header& header, const GroupList& list) {
   int longest = 0;
   for (int g = threadIdx.x; g < p.groups; g += blockDim.x) {
-    const int count = p.group_rows ? p.group_rows[g] : p.rows;
+    // Past the first cache, which may hold what was there when an earlier kernel read it.
+    const int count = p.group_rows ? __ldcg(p.group_rows + g) : p.rows;
     list.rows[g] = count;
-    list.begins[g] = p.group_rows ? p.group_begins[g] : 0;
+    list.begins[g] = p.group_rows ? __ldcg(p.group_begins + g) : 0;
     longest = max(longest, min(count, kMaxTokens));
   }
   longest = __reduce_max_sync(~0u, longest);
@@ -113,15 +114,15 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     if (kFp8) ptx::PrefetchTensorMap(&scales_map);
   }
   __syncthreads();
-  // One group has all rows, and its weights are no kernel's output: they may be on their way before
-  // the kernel ahead has ended.
+  // Weights are no kernel's output: where it is known which of them are needed they may be on their
+  // way before the kernel ahead has ended.
   const bool fetches_weights = warpgroup == kConsumers && threadIdx.x % 128 / 32 == kWeights;
-  if (p.group_rows) WaitForKernelBefore();
+  if (!p.groups_known) WaitForKernelBefore();
   ReadGroups(p, header, list);
   __syncthreads();
   ptx::ClusterSync();
   if (!fetches_weights) {
-    if (!p.group_rows) WaitForKernelBefore();
+    if (p.groups_known) WaitForKernelBefore();
     AllowNextKernel();
   }
 
@@ -179,6 +180,7 @@ cudaError_t Start(const GemmLaunch& launch, const StreamChain& chain) {
       .ldd = p.ldd,
       .group_begins = p.group_begins,
       .group_rows = p.group_rows,
+      .groups_known = p.groups_known || p.group_rows == nullptr,
       .rows = static_cast<int>(p.rows),
       .n = static_cast<int>(p.n),
       .groups = p.groups,

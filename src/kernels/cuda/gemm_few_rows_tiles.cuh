@@ -20,6 +20,7 @@ struct Kernel {
   int64_t ldd;
   const int32_t* group_begins;
   const int32_t* group_rows;  // null: one group of `rows`
+  bool groups_known;          // before the kernel ahead has ended
   int rows, n, groups;
   int k_blocks;      // steps of 128 bytes
   int weight_rows;   // of a block's tile

@@ -31,6 +31,7 @@ struct GemmProblem {
   const int32_t* block_groups = nullptr;
   const int32_t* group_begins = nullptr;
   const int32_t* group_rows = nullptr;
+  bool groups_known = false;
   int64_t rows = 0, n = 0, k = 0;
   int groups = 1;
 };
@@ -60,7 +61,8 @@ void RunGemm(const GemmProblem& problem, const GemmPlan& plan, const CurrentGpu&
              const StreamChain& chain);
 
 cudaError_t StartManyRowsGemm(const GemmLaunch& launch, cudaStream_t stream);
-// Begins early: where there is one group, weights are fetched before the kernel ahead has ended.
+// Begins early: where it is known what groups have, weights are fetched before the kernel ahead has
+// ended.
 cudaError_t StartFewRowsGemm(const GemmLaunch& launch, const StreamChain& chain);
 
 }  // namespace switchyard::cuda

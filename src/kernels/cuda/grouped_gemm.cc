@@ -28,6 +28,7 @@ void Run(const GroupedGemmParams& p, bool fp8, const StreamChain& chain) {
                                .block_groups = p.block_groups,
                                .group_begins = p.group_begins,
                                .group_rows = p.group_rows,
+                               .groups_known = p.groups_known,
                                .rows = p.rows,
                                .n = p.n,
                                .k = p.k,

@@ -47,6 +47,9 @@ struct GroupedGemmParams {
   // group_rows[g]); e4m3: begins are multiples of 4. Both or none; block_groups is not read then.
   const int32_t* group_begins = nullptr;
   const int32_t* group_rows = nullptr;
+  // Whether those were written before the kernel ahead began, not by it: weights are then fetched
+  // before that has ended, where kernels begin early.
+  bool groups_known = false;
   const float* bias = nullptr;  // [groups, n] or null
   bool float_output = false;
 };

@@ -230,7 +230,9 @@ __device__ __forceinline__ void Consume(const Kernel& p, const Stages& stages, W
 __device__ __forceinline__ void ReadGroups(const Kernel& p, Header& header, const GroupList& list) {
   int longest = 0;
   for (int g = threadIdx.x; g < p.few.groups; g += blockDim.x) {
-    const int begin = p.few.group_begins[g] - p.first_row, end = begin + p.few.group_rows[g];
+    // Past the first cache, which may hold what was there when an earlier kernel read it.
+    const int begin = __ldcg(p.few.group_begins + g) - p.first_row;
+    const int end = begin + __ldcg(p.few.group_rows + g);
     const int first = max(begin, 0), count = max(min(end, p.few.rows) - first, 0);
     list.begins[g] = first;
     list.rows[g] = count;
@@ -266,11 +268,17 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     for (const CUtensorMap& map : maps.of) ptx::PrefetchTensorMap(&map);
   }
   __syncthreads();
-  WaitForKernelBefore();
-  AllowNextKernel();
+  // As in gemm_few_rows.cu.
+  const bool fetches_weights =
+      warpgroup == kConsumers && threadIdx.x % 128 / 32 == few_rows::kWeights;
+  if (!p.few.groups_known) WaitForKernelBefore();
   ReadGroups(p, header, list);
   __syncthreads();
   ptx::ClusterSync();
+  if (!fetches_weights) {
+    if (p.few.groups_known) WaitForKernelBefore();
+    AllowNextKernel();
+  }
 
   // Tiles of tokens begin on 1024 bytes.
   constexpr int kWeightBytes = (kConsumers * kW4A16Steps * kRecord + 1023) / 1024 * 1024;
@@ -292,6 +300,7 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
       }
     }
     __syncwarp();
+    if (fetches_weights) WaitForKernelBefore();
   } else {
     if constexpr (kConsumers > 1) ptx::TakeRegisters<232>();
     Consume<kKind, kScales>(p, stages, walk, block, cluster, header.staged[threadIdx.x / 32]);
@@ -316,6 +325,7 @@ cudaError_t StartWith(const W4A16Launch& launch, const StreamChain& chain) {
                                  .ldd = p.n,
                                  .group_begins = p.group_begins,
                                  .group_rows = p.group_rows,
+                                 .groups_known = p.groups_known,
                                  .rows = static_cast<int>(p.rows),
                                  .n = static_cast<int>(p.n),
                                  .groups = p.groups,

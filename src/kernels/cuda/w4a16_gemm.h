@@ -31,6 +31,7 @@ struct W4A16GemmParams {
   // not have are another call's.
   const int32_t* group_begins = nullptr;
   const int32_t* group_rows = nullptr;
+  bool groups_known = false;  // as GroupedGemmParams'
   int64_t first_row = 0;
   const float* bias = nullptr;  // [groups, n] or null
   bool float_output = false;

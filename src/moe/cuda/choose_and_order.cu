@@ -24,16 +24,18 @@ __global__ void __launch_bounds__(kOrderThreads)
   const int64_t token = int64_t{blockIdx.x} * kOrderWarps + warp;
   float* scores = reinterpret_cast<float*>(shared) + warp * kPerLane * 32;
   if (token < choice.tokens) choice::SelectForToken<kPerLane>(choice, token, scores);
-  // Each thread's writes are seen by whoever sees that this block has arrived.
-  __threadfence();
-  __syncthreads();
-  // The count wraps to zero with the last block, for the next call.
-  if (threadIdx.x == 0) {
-    last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
+  if (gridDim.x > 1) {
+    // Each thread's writes are seen by whoever sees that this block has arrived.
     __threadfence();
+    __syncthreads();
+    // The count wraps to zero with the last block, for the next call.
+    if (threadIdx.x == 0) {
+      last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
+      __threadfence();
+    }
   }
   __syncthreads();
-  if (last) order::OrderInOneBlock(order, slots, tiles, shared);
+  if (gridDim.x == 1 || last) order::OrderInOneBlock(order, slots, tiles, shared);
 }
 
 template <int kPerLane>

@@ -29,6 +29,9 @@ struct Product {
   void* d;
 };
 
+// In front of each product there is a kernel that waits for the one that orders rows, so what
+// groups have is known.
+
 // Packed weights have one kernel, for chunks of any size.
 void MultiplyPacked(const Product& product, const RowChunk& chunk, int experts,
                     const StreamChain& chain) {
@@ -44,6 +47,7 @@ void MultiplyPacked(const Product& product, const RowChunk& chunk, int experts,
                     .groups = experts,
                     .group_begins = chunk.order.offsets,
                     .group_rows = chunk.order.counts,
+                    .groups_known = true,
                     .first_row = chunk.first,
                     .bias = product.bias},
                    chain);
@@ -81,6 +85,7 @@ void Multiply(const ExpertArithmetic& arithmetic, const Product& product, const 
   if (few_rows) {
     p.group_begins = chunk.order.offsets;
     p.group_rows = chunk.order.counts;
+    p.groups_known = true;
   } else {
     p.block_groups = chunk.order.block_groups + chunk.first / kGroupBlockRows;
   }
@@ -90,7 +95,7 @@ void Multiply(const ExpertArithmetic& arithmetic, const Product& product, const 
 int64_t BytesOf(ElementType type) { return type == ElementType::kBF16 ? 2 : 4; }
 
 void ActivateRows(const DeviceExperts& experts, const ExpertActivation& activation,
-                  const RowChunk& chunk, const MoeBuffers& buffers, const StreamChain& chain) {
+                  const RowChunk& chunk, const ProductBuffers& buffers, const StreamChain& chain) {
   Check(Activate({.gate_up = buffers.gate_up.data(),
                   .from = experts.arithmetic.output,
                   .intermediate = experts.intermediate,
@@ -143,7 +148,7 @@ void MultiplyDense(const ExpertArithmetic& arithmetic, const Product& product, c
 
 void RunDeviceExperts(const DeviceExperts& experts, const ExpertActivation& activation,
                       const CudaMoeBatch& batch, int top_k, CudaMoeRuntime& runtime) {
-  MoeBuffers& buffers = runtime.buffers();
+  const ProductBuffers& buffers = runtime.buffers().products;
   const StreamChain chain = runtime.chain();
   const ExpertArithmetic& arithmetic = experts.arithmetic;
   const CudaMoeBatch::Arrived& arrived = batch.arrived;
@@ -155,7 +160,7 @@ void RunDeviceExperts(const DeviceExperts& experts, const ExpertActivation& acti
                             .first = first,
                             .rows = std::min(runtime.chunk_rows(), batch.ordered_rows - first)};
     std::byte* outputs =
-        buffers.outputs.data() + first * experts.hidden * BytesOf(arithmetic.output);
+        runtime.buffers().outputs.data() + first * experts.hidden * BytesOf(arithmetic.output);
     Check(SpreadRows({.in = arrived.in,
                       .rows = arrived.rows,
                       .row_stride = arrived.row_stride,
@@ -183,10 +188,9 @@ void RunDeviceExperts(const DeviceExperts& experts, const ExpertActivation& acti
 }
 
 void RunSharedExpert(const DeviceExperts& shared, const ExpertActivation& activation,
-                     const float* x, int64_t tokens, float* y, CudaMoeRuntime& runtime) {
+                     const float* x, int64_t tokens, float* y, ProductBuffers& buffers,
+                     const StreamChain& chain) {
   if (tokens == 0) return;
-  MoeBuffers& buffers = runtime.buffers();
-  const StreamChain chain = runtime.chain();
   const RowChunk all = {.rows = CeilDiv(tokens, kScaleRows) * kScaleRows};
   Check(SpreadRows({.in = {.segments = 1, .capacity = tokens, .tokens = tokens},
                     .rows = reinterpret_cast<const std::byte*>(x),

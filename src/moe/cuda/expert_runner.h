@@ -17,8 +17,9 @@ struct ExpertActivation {
 void RunDeviceExperts(const DeviceExperts& experts, const ExpertActivation& activation,
                       const CudaMoeBatch& batch, int top_k, CudaMoeRuntime& runtime);
 
-// y [tokens, H] float32 = the only expert of `shared` (x [tokens, H]). Works in the same buffers.
+// y [tokens, H] float32 = the only expert of `shared` (x [tokens, H]).
 void RunSharedExpert(const DeviceExperts& shared, const ExpertActivation& activation,
-                     const float* x, int64_t tokens, float* y, CudaMoeRuntime& runtime);
+                     const float* x, int64_t tokens, float* y, ProductBuffers& buffers,
+                     const StreamChain& chain);
 
 }  // namespace switchyard::cuda

@@ -182,6 +182,7 @@ std::span<const size_t> CudaMoeLayer::LaneSizes(CudaMoeBatch& batch, size_t size
 }
 
 void CudaMoeLayer::Gather(CudaMoeBatch& batch) {
+  if (const Branch* branch = SharedBranch(batch)) branch->Fork(runtime_.stream());
   const int64_t hidden = config_.hidden;
   const Mesh& mesh = runtime_.mesh();
   if (!batch.spreads) {
@@ -301,7 +302,8 @@ void CudaMoeLayer::GatherAll(CudaMoeBatch& batch) {
         "local experts of all tokens");
 }
 
-// The shared expert needs no row but the own ones: it computes while the others travel.
+// The shared expert needs no row but the own ones: it computes while the others travel, or beside
+// everything from Gather to BeginCombine.
 void CudaMoeLayer::EndDispatch(CudaMoeBatch& batch) {
   if (batch.rounds_done == 1) ComputeShared(batch);
   MoeBuffers& buffers = runtime_.buffers();
@@ -375,6 +377,7 @@ void CudaMoeLayer::RunExperts(CudaMoeBatch& batch) {
 }
 
 void CudaMoeLayer::BeginCombine(CudaMoeBatch& batch) {
+  if (const Branch* branch = SharedBranch(batch)) branch->Join(runtime_.stream());
   if (batch.exchange)
     batch.exchange->BeginCombine(0, runtime_.buffers().outputs.data(), batch.order.position,
                                  runtime_.stream());
@@ -395,7 +398,7 @@ void CudaMoeLayer::EndCombine(CudaMoeBatch& batch) {
                   .k = config_.router.top_k,
                   .addend = SharedInSums(batch),
                   .y = sums},
-                 runtime_.chain()),
+                 SharedBranch(batch) ? StreamChain(runtime_.stream()) : runtime_.chain()),
         "sums over slots");
   if (adds_up) runtime_.groups().ep->ReduceScatterV(sums, y, LaneSizes(batch, config_.hidden));
 }
@@ -422,13 +425,23 @@ TokenAddend CudaMoeLayer::SharedOutput(int64_t token) const {
           .gate = gated ? buffers.shared_gate.as<float>() + token : nullptr};
 }
 
+// Where this batch's shared expert computes beside the other stages; null: it does not. It leaves
+// and comes back in the first round.
+const Branch* CudaMoeLayer::SharedBranch(const CudaMoeBatch& batch) const {
+  const bool first = batch.rounds > 0 && batch.rounds_done <= 1;
+  return shared_ && batch.own.size() > 0 && first ? runtime_.BranchFor(batch.own.size()) : nullptr;
+}
+
 // Of the own tokens, or of all of them where each rank has a slice of the expert.
 void CudaMoeLayer::ComputeShared(CudaMoeBatch& batch) {
   if (!shared_ || batch.own.size() == 0) return;
   MoeBuffers& buffers = runtime_.buffers();
+  const Branch* branch = SharedBranch(batch);
+  const StreamChain chain =
+      branch ? StreamChain(branch->stream(), runtime_.chain().early) : runtime_.chain();
   const float* x = batch.hidden + batch.own.begin * config_.hidden;
   RunSharedExpert(*shared_, Activation(), x, batch.own.size(), buffers.shared_y.as<float>(),
-                  runtime_);
+                  branch ? buffers.beside : buffers.products, chain);
   if (shared_gate_.n == 0) return;
   Check(RouterLogits({.x = x,
                       .w = shared_gate_.data.data(),
@@ -437,7 +450,7 @@ void CudaMoeLayer::ComputeShared(CudaMoeBatch& batch) {
                       .m = batch.own.size(),
                       .n = 1,
                       .k = config_.hidden},
-                     runtime_.stream()),
+                     chain.stream),
         "gate of the shared expert");
 }
 

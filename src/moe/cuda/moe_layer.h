@@ -50,6 +50,7 @@ class CudaMoeLayer : public MoeBlock {
   SelectExpertsParams Choice(const CudaMoeBatch& batch) const;
   bool ChoosesWhileOrdering(const CudaMoeBatch& batch) const;
   void KeepRoutedExperts(CudaMoeBatch& batch);
+  const Branch* SharedBranch(const CudaMoeBatch& batch) const;
   void ComputeShared(CudaMoeBatch& batch);
   bool AddsUpAfterSums() const;
   bool SumsHaveShared(const CudaMoeBatch& batch) const;

@@ -274,6 +274,47 @@ TEST(CudaMoeLayer, FusedOpsDoNotChangeABit) {
   }
 }
 
+// Layer after layer in one recorded pass: the shared expert's buffers are used again while the
+// layer ahead may still be under way.
+TEST(CudaMoeLayer, SharedExpertsBesideTheOthersChangeNoBit) {
+  SKIP_WITHOUT_GPU();
+  struct Case {
+    TestLayer layer;
+    MoeOptions options;
+  };
+  const Case cases[] = {{Bf16Layer(), {}}, {Fp8Layer(), Fp8Options()}};
+  for (const auto& [layer, options] : cases)
+    for (const int64_t tokens : {1, 20, 300}) {
+      const std::vector<int64_t> counts = {tokens};
+      const auto hidden = layer.Hidden(tokens);
+      const size_t bytes = hidden.size() * sizeof(float);
+      std::vector<float> want(hidden.size()), got(hidden.size());
+      for (const bool beside : {false, true}) {
+        OnGpu gpu(layer, DType::kBF16, options, kMostTokens, {.fused = !beside});
+        const auto x = gpu.device->Allocate(bytes), y = gpu.device->Allocate(bytes);
+        const auto z = gpu.device->Allocate(bytes);
+        const auto forward = [&](const std::shared_ptr<void>& from,
+                                 const std::shared_ptr<void>& to) {
+          gpu.block->Forward(static_cast<float*>(from.get()), {counts, counts},
+                             static_cast<float*>(to.get()));
+        };
+        gpu.device->CopyIn(x.get(), hidden.data(), bytes);
+        for (int run = 0; run < 6; ++run) {
+          gpu.device->Run(/*key=*/1, [&] {
+            forward(x, y);
+            forward(y, z);
+            forward(z, y);
+            forward(y, z);
+          });
+          gpu.device->CopyOut(got.data(), z.get(), bytes);
+          if (!beside) continue;
+          EXPECT_TRUE(kernels::SameBits(got, want)) << tokens << " tokens, run " << run;
+        }
+        want = got;
+      }
+    }
+}
+
 constexpr WeightFormat kPackedFormats[] = {WeightFormat::kMxfp4, WeightFormat::kNvfp4,
                                            WeightFormat::kInt4Group};
 TestLayer PackedLayer(WeightFormat format, bool clamped_with_biases = false) {

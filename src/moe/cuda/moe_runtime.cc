@@ -19,6 +19,10 @@ namespace {
 // Rows that go through the GEMMs at a time at least, where there may be as many.
 constexpr int64_t kLeastChunkRows = 16384;
 
+// Most tokens of a rank whose shared expert computes on a stream of its own. Router, choice and
+// order of experts leave most of the GPU idle for that long; of more tokens they do not.
+constexpr int64_t kMostTokensBeside = 2048;
+
 // Of the exchange's kernels where ranks share a GPU, as in tests: they wait for one another.
 constexpr int kBlocksOfSharedGpu = 8;
 
@@ -196,27 +200,35 @@ void CudaMoeRuntime::ReserveRows() {
 }
 
 void CudaMoeRuntime::ReserveExperts(const DeviceExperts& experts) {
-  ReserveProducts(experts, chunk_rows_);
+  ReserveProducts(experts, chunk_rows_, &buffers_.products);
   Grow(&buffers_.outputs,
        RoundUp(ordered_rows_, chunk_rows_) * shape_.hidden * BytesOf(experts.arithmetic.output));
 }
 
 void CudaMoeRuntime::ReserveShared(const DeviceExperts& shared) {
   const int64_t own = CeilDiv(shape_.max_tokens, scatters_ ? mesh().attn_tp() : 1);
-  ReserveProducts(shared, RoundUp(own, kGroupBlockRows));
+  ReserveProducts(shared, RoundUp(own, kGroupBlockRows), &buffers_.products);
+  if (device_.options().fused)
+    ReserveProducts(shared, RoundUp(std::min(own, kMostTokensBeside), kGroupBlockRows),
+                    &buffers_.beside);
   Grow(&buffers_.shared_y, own * shape_.hidden * 4);
   Grow(&buffers_.shared_gate, own * 4);
 }
 
-void CudaMoeRuntime::ReserveProducts(const DeviceExperts& experts, int64_t rows) {
+const Branch* CudaMoeRuntime::BranchFor(int64_t own_tokens) const {
+  return device_.options().fused && own_tokens <= kMostTokensBeside ? &beside_ : nullptr;
+}
+
+void CudaMoeRuntime::ReserveProducts(const DeviceExperts& experts, int64_t rows,
+                                     ProductBuffers* buffers) const {
   const int64_t hidden = shape_.hidden, intermediate = experts.intermediate;
   const int64_t input = BytesOf(experts.arithmetic.input);
-  Grow(&buffers_.a, rows * hidden * input);
-  Grow(&buffers_.gate_up, rows * 2 * intermediate * BytesOf(experts.arithmetic.output));
-  Grow(&buffers_.middle, rows * intermediate * input);
+  Grow(&buffers->a, rows * hidden * input);
+  Grow(&buffers->gate_up, rows * 2 * intermediate * BytesOf(experts.arithmetic.output));
+  Grow(&buffers->middle, rows * intermediate * input);
   if (experts.arithmetic.input != ElementType::kFp8) return;
-  Grow(&buffers_.a_scales, rows * CeilDiv(hidden, kFp8BlockSize) * 4);
-  Grow(&buffers_.middle_scales, rows * CeilDiv(intermediate, kFp8BlockSize) * 4);
+  Grow(&buffers->a_scales, rows * CeilDiv(hidden, kFp8BlockSize) * 4);
+  Grow(&buffers->middle_scales, rows * CeilDiv(intermediate, kFp8BlockSize) * 4);
 }
 
 std::unique_ptr<MoeBlock> CudaMoeRuntime::MakeLayer(MoeLayerConfig config,

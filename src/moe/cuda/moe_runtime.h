@@ -14,6 +14,13 @@
 
 namespace switchyard::cuda {
 
+// What the products of experts work on, of so many rows at a time.
+struct ProductBuffers {
+  DeviceMemory a, a_scales;            // [rows, H] what the first product reads
+  DeviceMemory gate_up;                // [rows, 2 I] what it leaves
+  DeviceMemory middle, middle_scales;  // [rows, I] the activated rows
+};
+
 // Working memory of the batch under way, device memory sized for the largest one when layers are
 // made: a pass allocates nothing.
 struct MoeBuffers {
@@ -27,9 +34,8 @@ struct MoeBuffers {
   DeviceMemory position;                         // RowOrder, of the most rows
   DeviceMemory offsets, counts, block_groups, order_scratch;
   DeviceMemory order_arrived;          // ChooseAndOrder's
-  DeviceMemory a, a_scales;            // [chunk, H] what the first product reads
-  DeviceMemory gate_up;                // [chunk, 2 I] what it leaves
-  DeviceMemory middle, middle_scales;  // [chunk, I] the activated rows
+  ProductBuffers products;             // of a chunk of rows; of the shared expert too
+  ProductBuffers beside;               // of a shared expert on a stream of its own
   DeviceMemory outputs;                // [ordered rows, H]
   DeviceMemory shared_y, shared_gate;  // of the shared expert, own tokens
 };
@@ -73,10 +79,14 @@ class CudaMoeRuntime : public DeviceMoe {
   void ReserveShared(const DeviceExperts& shared);
   MoeBuffers& buffers() { return buffers_; }
 
+  // Where the shared expert of so few of a rank's tokens computes beside the stages of the others;
+  // null: between them.
+  const Branch* BranchFor(int64_t own_tokens) const;
+
  private:
   std::unique_ptr<RowExchange> MakeExchange(bool low_latency, int64_t tokens) const;
   void ReserveRows();
-  void ReserveProducts(const DeviceExperts& experts, int64_t rows);
+  void ReserveProducts(const DeviceExperts& experts, int64_t rows, ProductBuffers* buffers) const;
 
   const DeviceMoeContext context_;
   CudaDevice& device_;
@@ -90,6 +100,7 @@ class CudaMoeRuntime : public DeviceMoe {
   std::unique_ptr<RowExchange> normal_, low_latency_;
   int64_t ordered_rows_ = 0, chunk_rows_ = 0;  // the most
   MoeBuffers buffers_;
+  Branch beside_;
 };
 
 }  // namespace switchyard::cuda

@@ -42,17 +42,16 @@ static __device__ void CountTile(const RowOrderParams& p, int64_t slots, int64_t
   for (int e = threadIdx.x; e < p.experts; e += kOrderThreads) counts[e] = histogram[e];
 }
 
-// From counts of tiles [tiles, experts] to the first output row of each tile's slots of an expert,
-// and the padded offsets.
-static __device__ void ScanTiles(const RowOrderParams& p, int64_t tiles, int32_t* of_tiles) {
-  __shared__ int32_t begins[kMaxLocalExperts + 1];
-  alignas(16) __shared__ int32_t warp_sums[kOrderWarps];
+// First output rows of experts, in a block's shared memory.
+struct Begins {
+  int32_t of[kMaxLocalExperts + 1];
+  alignas(16) int32_t warp_sums[kOrderWarps];
+};
+
+// From the rows of each expert, which its thread has, to the padded offsets: writes them and the
+// counts, and returns the thread's own. The block has met before it returns.
+static __device__ int32_t ScanCounts(const RowOrderParams& p, int32_t count, Begins& begins) {
   const int e = threadIdx.x, lane = e % 32, warp = e / 32;
-  int32_t count = 0;
-  if (e < p.experts) {
-#pragma unroll 4
-    for (int64_t t = 0; t < tiles; ++t) count += of_tiles[t * p.experts + e];
-  }
   const int32_t padded = (count + kGroupBlockRows - 1) / kGroupBlockRows * kGroupBlockRows;
   int32_t sum = padded;  // inclusive over experts
 #pragma unroll
@@ -60,32 +59,63 @@ static __device__ void ScanTiles(const RowOrderParams& p, int64_t tiles, int32_t
     const int32_t below = __shfl_up_sync(~0u, sum, offset);
     if (lane >= offset) sum += below;
   }
-  if (lane == 31) warp_sums[warp] = sum;
+  if (lane == 31) begins.warp_sums[warp] = sum;
   __syncthreads();
-  for (int w = 0; w < warp; ++w) sum += warp_sums[w];
+  for (int w = 0; w < warp; ++w) sum += begins.warp_sums[w];
   if (e < p.experts) {
-    begins[e] = sum - padded;
-    if (e == p.experts - 1) begins[p.experts] = sum;
-    p.out.offsets[e] = sum - padded;
-    if (e == p.experts - 1) p.out.offsets[p.experts] = sum;
+    begins.of[e] = p.out.offsets[e] = sum - padded;
+    if (e == p.experts - 1) begins.of[p.experts] = p.out.offsets[p.experts] = sum;
     p.out.counts[e] = count;
-    int32_t next = sum - padded;
+  }
+  __syncthreads();
+  return sum - padded;
+}
+
+// The expert of each block of output rows.
+static __device__ void WriteBlockGroups(const RowOrderParams& p, const Begins& begins) {
+  for (int64_t b = threadIdx.x; b < p.blocks; b += kOrderThreads) {
+    const int64_t row = b * kGroupBlockRows;
+    int low = 0, high = p.experts;  // the last expert that begins at or before `row`
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (begins.of[middle] <= row ? low : high) = middle;
+    }
+    p.out.block_groups[b] = row < begins.of[p.experts] ? low : -1;
+  }
+}
+
+// From counts of tiles [tiles, experts] to the first output row of each tile's slots of an expert.
+static __device__ void ScanTiles(const RowOrderParams& p, int64_t tiles, int32_t* of_tiles) {
+  __shared__ Begins begins;
+  const int e = threadIdx.x;
+  int32_t count = 0;
+  if (e < p.experts) {
+#pragma unroll 4
+    for (int64_t t = 0; t < tiles; ++t) count += of_tiles[t * p.experts + e];
+  }
+  int32_t next = ScanCounts(p, count, begins);
+  if (e < p.experts) {
     for (int64_t t = 0; t < tiles; ++t) {
       const int32_t here = of_tiles[t * p.experts + e];
       of_tiles[t * p.experts + e] = next;
       next += here;
     }
   }
-  __syncthreads();
-  for (int64_t b = threadIdx.x; b < p.blocks; b += kOrderThreads) {
-    const int64_t row = b * kGroupBlockRows;
-    int low = 0, high = p.experts;  // the last expert that begins at or before `row`
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (begins[middle] <= row ? low : high) = middle;
-    }
-    p.out.block_groups[b] = row < begins[p.experts] ? low : -1;
-  }
+  WriteBlockGroups(p, begins);
+}
+
+// Places a warp's slot behind the rows that its expert has already: `taken` of the warp's own, and
+// those of lanes below.
+__device__ __forceinline__ void PlaceSlot(const RowOrderParams& p, const Slot& slot, int first,
+                                          int* taken) {
+  const unsigned same = __match_any_sync(~0u, slot.expert);
+  const int before = __popc(same & ((1u << threadIdx.x % 32) - 1));
+  int row = -1;
+  if (slot.expert >= 0) row = first + taken[slot.expert] + before;
+  __syncwarp();
+  if (slot.expert >= 0 && before == 0) taken[slot.expert] += __popc(same);
+  __syncwarp();
+  if (slot.at >= 0) p.out.position[slot.at] = row;
 }
 
 // `next` [kOrderWarps, experts] in shared memory, `begins` [experts] the first output rows of the
@@ -111,23 +141,54 @@ static __device__ void PlaceTile(const RowOrderParams& p, int64_t slots, int64_t
     }
   }
   __syncthreads();
-  for (int i = lane; i < kWarpSlots; i += 32) {
-    const Slot slot = SlotOf(p, slots, first + i);
-    const unsigned same = __match_any_sync(~0u, slot.expert);
-    const int before = __popc(same & ((1u << lane) - 1));
-    int row = -1;
-    if (slot.expert >= 0) row = own[slot.expert] + before;
-    __syncwarp();
-    if (slot.expert >= 0 && before == 0) own[slot.expert] += __popc(same);
-    __syncwarp();
-    if (slot.at >= 0) p.out.position[slot.at] = row;
-  }
+  for (int i = lane; i < kWarpSlots; i += 32) PlaceSlot(p, SlotOf(p, slots, first + i), 0, own);
   __syncthreads();
+}
+
+// All slots of one tile by one block, without a way through memory; `taken` [kOrderWarps, experts]
+// in shared memory. Warps share the slots evenly.
+static __device__ void OrderOneTile(const RowOrderParams& p, int64_t slots, int* taken) {
+  constexpr int kPerLane = kWarpSlots / 32;
+  __shared__ Begins begins;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int per_lane = static_cast<int>((slots + kOrderThreads - 1) / kOrderThreads);
+  const int warps = static_cast<int>((slots + per_lane * 32 - 1) / (per_lane * 32));
+  int* own = taken + warp * p.experts;
+  Slot slot[kPerLane];
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int64_t at = int64_t{warp} * per_lane * 32 + i * 32 + lane;
+    slot[i] = i < per_lane ? SlotOf(p, slots, at) : Slot{-1, -1};
+  }
+  for (int i = threadIdx.x; i < warps * p.experts; i += kOrderThreads) taken[i] = 0;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i)
+    if (slot[i].expert >= 0) atomicAdd(&own[slot[i].expert], 1);
+  __syncthreads();
+  int32_t count = 0;
+  if (threadIdx.x < p.experts) {
+    for (int w = 0; w < warps; ++w) {
+      int& of_warp = taken[w * p.experts + threadIdx.x];
+      const int here = of_warp;
+      of_warp = count;
+      count += here;
+    }
+  }
+  ScanCounts(p, count, begins);
+  WriteBlockGroups(p, begins);
+  if (warp >= warps) return;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    if (i == per_lane) break;
+    PlaceSlot(p, slot[i], slot[i].expert >= 0 ? begins.of[slot[i].expert] : 0, own);
+  }
 }
 
 // All of an order by one block; `shared` [kOrderWarps, experts].
 __device__ __forceinline__ void OrderInOneBlock(const RowOrderParams& p, int64_t slots,
                                                 int64_t tiles, int* shared) {
+  if (tiles == 1) return OrderOneTile(p, slots, shared);
   for (int64_t tile = 0; tile < tiles; ++tile) {
     CountTile(p, slots, tile, shared, p.scratch + tile * p.experts);
     __syncthreads();

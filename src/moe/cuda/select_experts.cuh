@@ -14,20 +14,18 @@ struct Best {
   int id;  // −1: none
 };
 
-// The larger; of equals the lower id. NaN and −∞ are never in the race (id −1).
-__device__ __forceinline__ Best Better(Best a, Best b) {
-  if (b.id < 0) return a;
-  if (a.id < 0 || b.value > a.value || (b.value == a.value && b.id < a.id)) return b;
-  return a;
+// The order of floats as that of whole numbers, none of which is 0; ±0 are one.
+__device__ __forceinline__ uint32_t Rank(float x) {
+  const uint32_t bits = __float_as_uint(x + 0.0f);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
-__device__ __forceinline__ Best WarpBest(Best best) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    const Best other = {__shfl_xor_sync(kAll, best.value, offset),
-                        __shfl_xor_sync(kAll, best.id, offset)};
-    best = Better(best, other);
-  }
-  return best;
+// The largest value of all lanes; of equals the lower id. Lanes with id −1 are not in the race, nor
+// may NaN be.
+__device__ __forceinline__ int WarpBest(Best best) {
+  const uint32_t rank = best.id < 0 ? 0 : Rank(best.value);
+  const uint32_t highest = __reduce_max_sync(kAll, rank);
+  const auto id = static_cast<uint32_t>(best.id);  // of −1 the largest there is
+  return static_cast<int>(__reduce_min_sync(kAll, rank == highest ? id : ~0u));
 }
 __device__ __forceinline__ float WarpMax(float x) {
 #pragma unroll
@@ -61,10 +59,10 @@ static __device__ uint32_t BestGroups(const SelectExpertsParams& p, const float*
   uint32_t groups = __ballot_sync(kAll, unranked);
   for (int i = 0; i < p.topk_groups; ++i) {
     const bool runs = lane < p.num_groups && score > Never();
-    const Best best = WarpBest({score, runs ? lane : -1});
-    if (best.id < 0) break;
-    groups |= 1u << best.id;
-    if (lane == best.id) score = Never();
+    const int best = WarpBest({score, runs ? lane : -1});
+    if (best < 0) break;
+    groups |= 1u << best;
+    if (lane == best) score = Never();
   }
   return groups;
 }
@@ -124,22 +122,22 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
   float weight = 0.0f;
   int chosen = 0;
   for (int j = 0; j < p.top_k; ++j) {
-    Best best = {Never(), -1};
+    Best own = {Never(), -1};
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i)
-      if (choice[i] > best.value) best = {choice[i], i * 32 + lane};
-    best = WarpBest(best);
-    if (best.id < 0) break;
+      if (choice[i] > own.value) own = {choice[i], i * 32 + lane};
+    const int best = WarpBest(own);
+    if (best < 0) break;
     float mine = 0.0f;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      if (best.id != i * 32 + lane) continue;
+      if (best != i * 32 + lane) continue;
       mine = score[i];
       choice[i] = Never();
     }
-    mine = __shfl_sync(kAll, mine, best.id % 32);
+    mine = __shfl_sync(kAll, mine, best % 32);
     if (lane == j) {
-      id = best.id;
+      id = best;
       weight = mine;
     }
     ++chosen;
