@@ -26,12 +26,46 @@ static_assert(kKeyVectors == 4);  // columns of a tile of scores
 
 const __m256i* Halves(const char* p) { return reinterpret_cast<const __m256i*>(p); }
 
+// Rows of the next block, asked for line by line between the products of this one: a core takes no
+// more requests at a time than it has places for, and drops the rest.
+struct RowRequests {
+  const char* const* row = nullptr;
+  int64_t rows = 0, bytes = 0, at = 0;
+  int64_t each = 0;  // lines for each step of the products
+
+  // All rows in `steps` steps.
+  void Begin(const char* const* first, int64_t count, int64_t row_bytes, int64_t steps) {
+    row = first;
+    rows = count;
+    bytes = row_bytes;
+    at = 0;
+    each = steps > 0 ? ((row_bytes + 63) / 64 * count + steps - 1) / steps : 0;
+  }
+  [[gnu::always_inline]] void Step() {
+    for (int64_t i = 0; i < each && rows > 0; ++i) {
+      __builtin_prefetch(*row + at, 0, simd::kToSecondCache);
+      at += 64;
+      if (at < bytes) continue;
+      at = 0;
+      ++row;
+      --rows;
+    }
+  }
+};
+
 // The buffers for float32 operands hold those in bfloat16, of half the size, and the queries.
 struct PairState : simd::AttentionState<Vec> {
   uint32_t* key_pairs;    // [k_width / 2, kKeyBlock] elements 2 d and 2 d + 1 of a key
   uint16_t* rounded;      // [queries, q_stride] the queries
   uint32_t* value_pairs;  // [kKeyBlock / 2, acc_stride] an element of keys 2 j and 2 j + 1
   int64_t q_stride;
+  simd::KeyPlaces next;  // of the block behind this one
+  int64_t next_keys = 0;
+
+  // As bfloat16, in the first half of the row: what lay there has been read.
+  static void StoreWeights(float* w, int64_t j, __m512 e) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(w + j / 2), RoundToBF16(e));
+  }
 
   explicit PairState(const AttentionTask& task)
       : AttentionState(task), q_stride(simd::Padded<Vec>(task.k_width)) {
@@ -80,17 +114,14 @@ __m512i ValueElements(const char* p, int64_t c, int64_t width) {
 
 void LoadKeys(PairState& s, int64_t block, KeyRange range, int64_t keys) {
   const AttentionTask& t = s.t;
-  KeyPlaces next = {}, places;
+  KeyPlaces places;
   const int64_t left = keys - (block + 1) * kKeyBlock;
-  if (left > 0) FindKeys<Vec>(t, block + 1, {0, left < kKeyBlock ? left : kKeyBlock}, next);
+  s.next_keys = left <= 0 ? 0 : left < kKeyBlock ? left : kKeyBlock;
+  if (s.next_keys > 0) FindKeys<Vec>(t, block + 1, {0, s.next_keys}, s.next);
   FindKeys<Vec>(t, block, range, places);
   TransposePairs(places, t.k_width, s.key_pairs);
   const char* const* from = t.v_in_k ? places.k : places.v;
   for (int64_t j = range.begin & ~int64_t{1}; j < range.end; j += 2) {
-    for (int64_t of = j; of < j + 2 && of < left; ++of) {
-      simd::Prefetch<Vec>(next.k[of], t.k_bytes);
-      if (!t.v_in_k) simd::Prefetch<Vec>(next.v[of], t.v_bytes);
-    }
     uint32_t* to = s.value_pairs + j / 2 * s.acc_stride;
     for (int64_t c = 0; c < t.v_width; c += kLanes) {
       const __m512i low = ValueElements(from[j], c, t.v_width);
@@ -112,7 +143,8 @@ void LoadKeys(PairState& s, int64_t block, KeyRange range, int64_t keys) {
 // Scores of M queries with all keys of the block. A function of its own, as PairValues below:
 // inlined into the walk over blocks its sums lie on the stack, which takes half of the time.
 template <int M>
-[[gnu::noinline]] void PairScores(const PairState& s, int64_t query) {
+[[gnu::noinline]] void PairScores(const PairState& s, int64_t query, RowRequests& requests) {
+  RowRequests next = requests;
   __m512 acc[M][kKeyVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < M; ++r) {
@@ -126,6 +158,7 @@ template <int M>
     __m512i keys[kKeyVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kKeyVectors; ++v) keys[v] = _mm512_loadu_si512(column + v * kLanes);
+    next.Step();
 #pragma GCC unroll 8
     for (int r = 0; r < M; ++r) {
       const __m512i element = Broadcast(q + r * s.q_stride, d);
@@ -139,6 +172,7 @@ template <int M>
 #pragma GCC unroll 4
     for (int v = 0; v < kKeyVectors; ++v) Vec::Store(out + v * kLanes, acc[r][v]);
   }
+  requests = next;
 }
 
 // f.template operator()<M>(query) for tiles of the queries [begin, end).
@@ -153,21 +187,17 @@ void ForTiles(int64_t begin, int64_t end, const Function& f) {
 }
 
 void ScoreKeys(PairState& s) {
-  ForTiles(0, s.queries, [&]<int M>(int64_t query) { PairScores<M>(s, query); });
-}
-
-// A query's exponentials as bfloat16, where its floats were.
-void RoundWeights(float* row) {
-  const auto to = reinterpret_cast<__m256i*>(row);
-  for (int v = 0; v < kKeyVectors; ++v) {
-    _mm256_storeu_si256(to + v, RoundToBF16(Vec::Load(row + v * kLanes)));
-  }
+  const int64_t tiles = (s.queries + Vec::kTileRows - 1) / Vec::kTileRows;
+  RowRequests requests;
+  requests.Begin(s.next.k, s.next_keys, s.t.k_bytes, tiles * s.t.k_width / 2);
+  ForTiles(0, s.queries, [&]<int M>(int64_t query) { PairScores<M>(s, query, requests); });
 }
 
 // The pairs [begin, end) of values, N vectors from column c on, for M queries.
 template <int M, int N>
 [[gnu::noinline]] void PairValues(const PairState& s, int64_t query, int64_t begin, int64_t end,
-                                  int64_t c) {
+                                  int64_t c, RowRequests& requests) {
+  RowRequests next = requests;
   __m512 sum[M][N];
   float* acc = s.part.acc + query * s.acc_stride + c;
 #pragma GCC unroll 8
@@ -181,6 +211,7 @@ template <int M, int N>
     __m512i values[N];
 #pragma GCC unroll 4
     for (int v = 0; v < N; ++v) values[v] = _mm512_loadu_si512(row + v * kLanes);
+    next.Step();
 #pragma GCC unroll 8
     for (int r = 0; r < M; ++r) {
       const __m512i weight = Broadcast(weights + r * 2 * kKeyBlock, j);
@@ -193,26 +224,32 @@ template <int M, int N>
 #pragma GCC unroll 4
     for (int v = 0; v < N; ++v) Vec::Store(acc + r * s.acc_stride + v * kLanes, sum[r][v]);
   }
+  requests = next;
 }
 
 // Of the queries that see a key of the block, which follow one another.
-void AddValues(PairState& s, int64_t block) {
+void AddValues(PairState& s, int64_t block, bool whole) {
   const auto sees = [&](int64_t i) {
     const KeyRange range = s.Range(i, block);
     return range.begin < range.end;
   };
   int64_t first = 0, last = s.queries;
-  while (!sees(first)) ++first;
-  while (!sees(last - 1)) --last;
-  for (int64_t i = first; i < last; ++i) RoundWeights(s.weights + i * kKeyBlock);
+  while (!whole && !sees(first)) ++first;
+  while (!whole && !sees(last - 1)) --last;
   const int64_t begin = s.Range(first, block).begin / 2;
   const int64_t end = (s.Range(last - 1, block).end + 1) / 2;
+  const int64_t tiles = (last - first + Vec::kTileRows - 1) / Vec::kTileRows;
+  RowRequests requests;
+  if (!s.t.v_in_k) {
+    requests.Begin(s.next.v, s.next_keys, s.t.v_bytes,
+                   tiles * (end - begin) * (s.acc_stride / (4 * kLanes)));
+  }
   ForTiles(first, last, [&]<int M>(int64_t query) {
     int64_t c = 0;
     for (; c + 4 * kLanes <= s.acc_stride; c += 4 * kLanes) {
-      PairValues<M, 4>(s, query, begin, end, c);
+      PairValues<M, 4>(s, query, begin, end, c, requests);
     }
-    for (; c < s.acc_stride; c += kLanes) PairValues<M, 1>(s, query, begin, end, c);
+    for (; c < s.acc_stride; c += kLanes) PairValues<M, 1>(s, query, begin, end, c, requests);
   });
 }
 

@@ -68,6 +68,7 @@ struct Vec {
     const __m512i heads = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
     _mm_storeu_ps(sums, _mm512_castps512_ps128(_mm512_permutexvar_ps(heads, total)));
   }
+  static float FirstLane(F x) { return _mm512_cvtss_f32(x); }
   static float ReduceMax(F x) { return _mm512_reduce_max_ps(x); }
 
   // 16 × 16 floats, in place.

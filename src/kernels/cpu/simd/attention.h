@@ -37,6 +37,9 @@ struct AttentionState : QueryKeys<V> {
   // At most PartialFloats, and a multiple of the lanes.
   int64_t SumsFloats() const { return kQueryBlock * (this->acc_stride + 2); }
 
+  // The exponentials of keys j and on of a query whose row is `w`.
+  static void StoreWeights(float* w, int64_t j, typename V::F e) { V::Store(w + j, e); }
+
   KeyRange Range(int64_t query, int64_t block) const {
     const int64_t start = block * kKeyBlock;
     const int64_t begin = this->FirstKey(query) - start;
@@ -121,48 +124,81 @@ void ScoreKeys(AttentionState<V>& s) {
   }
 }
 
-// Turns a query's scores into exponentials relative to the new maximum, and rescales what the query
-// has summed so far. Lanes outside the range count as minus infinity.
-template <class V>
-void Exponentiate(AttentionState<V>& s, int64_t query, KeyRange range) {
+constexpr int kTogether = 4;  // queries whose sums are added across lanes at once
+
+// Turns the scores of M queries, which see the same keys of a block, into exponentials relative to
+// the new maximum, and rescales what the queries have summed so far. Lanes outside the range count
+// as minus infinity.
+template <class State, int M>
+void Exponentiate(State& s, int64_t query, KeyRange range) {
+  using V = typename State::Vectors;
   const auto none = V::Set1(-__builtin_inff());
-  float* w = s.weights + query * kKeyBlock;
   const auto scale = V::Set1(s.t.scale);
-  auto highest = none;
-  for (int64_t j = 0; j < kKeyBlock; j += V::kLanes) {
-    auto score = none;
-    if (j < range.end && j + V::kLanes > range.begin) {
-      score = V::Mul(V::Load(w + j), scale);
-      if (j < range.begin) score = V::KeepFrom(score, range.begin - j, none);
-      if (j + V::kLanes > range.end) score = V::KeepFirst(score, range.end - j, none);
+  typename V::F highest[M];
+  for (int r = 0; r < M; ++r) {
+    float* w = s.weights + (query + r) * kKeyBlock;
+    highest[r] = none;
+    for (int64_t j = 0; j < kKeyBlock; j += V::kLanes) {
+      auto score = none;
+      if (j < range.end && j + V::kLanes > range.begin) {
+        score = V::Mul(V::Load(w + j), scale);
+        if (j < range.begin) score = V::KeepFrom(score, range.begin - j, none);
+        if (j + V::kLanes > range.end) score = V::KeepFirst(score, range.end - j, none);
+      }
+      V::Store(w + j, score);
+      highest[r] = V::Max(highest[r], score);
     }
-    V::Store(w + j, score);
-    highest = V::Max(highest, score);
   }
-  const float block_top = V::ReduceMax(highest);
-  const float top = block_top > s.part.top[query] ? block_top : s.part.top[query];
-  auto sum = V::Zero();
-  for (int64_t j = 0; j < kKeyBlock; j += V::kLanes) {
-    const auto e = Exp<V>(V::Sub(V::Load(w + j), V::Set1(top)));
-    V::Store(w + j, e);
-    sum = V::Add(sum, e);
+  typename V::F sum[kTogether];
+  for (auto& of_query : sum) of_query = V::Zero();
+  float kept[M];
+  for (int r = 0; r < M; ++r) {
+    float* w = s.weights + (query + r) * kKeyBlock;
+    const float block_top = V::ReduceMax(highest[r]), old_top = s.part.top[query + r];
+    const float top = block_top > old_top ? block_top : old_top;
+    for (int64_t j = 0; j < kKeyBlock; j += V::kLanes) {
+      const auto e = Exp<V>(V::Sub(V::Load(w + j), V::Set1(top)));
+      s.StoreWeights(w, j, e);
+      sum[r] = V::Add(sum[r], e);
+    }
+    kept[r] = 1.0f;
+    if (top == old_top) continue;  // what has been summed stays, to the bit
+    s.part.top[query + r] = top;
+    const auto keep = Exp<V>(V::Set1(old_top - top));
+    kept[r] = V::FirstLane(keep);
+    float* acc = s.part.acc + (query + r) * s.acc_stride;
+    for (int64_t c = 0; c < s.acc_stride; c += V::kLanes) {
+      V::Store(acc + c, V::Mul(V::Load(acc + c), keep));
+    }
   }
-  const auto keep = Exp<V>(V::Set1(s.part.top[query] - top));
-  float kept[V::kLanes];
-  V::Store(kept, keep);
-  s.part.sum[query] = s.part.sum[query] * kept[0] + V::ReduceAdd(sum);
-  s.part.top[query] = top;
-  float* acc = s.part.acc + query * s.acc_stride;
-  for (int64_t c = 0; c < s.acc_stride; c += V::kLanes) {
-    V::Store(acc + c, V::Mul(V::Load(acc + c), keep));
+  float sums[kTogether];
+  V::ReduceAdd4(sum[0], sum[1], sum[2], sum[3], sums);
+  for (int r = 0; r < M; ++r) {
+    s.part.sum[query + r] = s.part.sum[query + r] * kept[r] + sums[r];
+  }
+}
+
+// Of all queries that see a key of the block. `whole`: all of them see all of it.
+template <class State>
+void ExponentiateBlock(State& s, int64_t block, bool whole) {
+  int64_t i = 0;
+  if (whole) {
+    for (; i + kTogether <= s.queries; i += kTogether) {
+      Exponentiate<State, kTogether>(s, i, {0, kKeyBlock});
+    }
+  }
+  for (; i < s.queries; ++i) {
+    const KeyRange range = s.Range(i, block);
+    if (range.begin < range.end) Exponentiate<State, 1>(s, i, range);
   }
 }
 
 template <class V>
-void AddValues(AttentionState<V>& s, int64_t block) {
+void AddValues(AttentionState<V>& s, int64_t block, bool whole) {
   for (int64_t i = 0; i < s.queries;) {
     const KeyRange range = s.Range(i, block);
-    int64_t end = i + 1;  // queries that see the same keys share the values they load
+    // Queries that see the same keys share the values they load.
+    int64_t end = whole ? s.queries : i + 1;
     for (; end < s.queries; ++end) {
       const KeyRange other = s.Range(end, block);
       if (other.begin != range.begin || other.end != range.end) break;
@@ -190,11 +226,10 @@ void VisitPart(State& s, int64_t part) {
     const KeyRange loaded = {s.Range(0, block).begin, s.Range(last, block).end};
     LoadKeys(s, block, loaded, keys);
     ScoreKeys(s);
-    for (int64_t i = 0; i < s.queries; ++i) {
-      const KeyRange range = s.Range(i, block);
-      if (range.begin < range.end) Exponentiate<typename State::Vectors>(s, i, range);
-    }
-    AddValues(s, block);
+    // The last query's keys begin last, and the first one's end first.
+    const bool whole = s.Range(last, block).begin == 0 && s.Range(0, block).end == kKeyBlock;
+    ExponentiateBlock(s, block, whole);
+    AddValues(s, block, whole);
   }
 }
 

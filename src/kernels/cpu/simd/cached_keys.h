@@ -92,9 +92,13 @@ void FindKeys(const AttentionTask& t, int64_t block, KeyRange range, KeyPlaces& 
   }
 }
 
+// How near __builtin_prefetch brings what will be read: into the second cache. The first one is
+// full of the block at work, and what came there early would be gone before its turn.
+constexpr int kToSecondCache = 2;
+
 template <class V>
 void Prefetch(const char* p, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at);
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, kToSecondCache);
 }
 
 // Keys as columns: out[d · kKeyBlock + j] is element d of key j; zeros where there is no key.
