@@ -84,18 +84,22 @@ class Sequences {
   std::vector<std::vector<int32_t>> pages_;
 };
 
-// Prefill goes sequence by sequence in chunks that fit a pass; decode steps take all sequences at
-// once.
+// Prompts go together as far as a pass holds them, longer ones in chunks, as the scheduler would
+// send them; decode steps take all sequences at once.
 void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, Model& model,
               RankComm& comm, KvStorage& kv, Result& result) {
   Sequences sequences(c, args.output_length, kv.page_size(), plan.model.vocab_size);
   const auto chunk = static_cast<int32_t>(std::min<int64_t>(plan.max_batch_tokens, c.input));
+  const auto together = static_cast<int32_t>(std::min<int64_t>(
+      {c.batch, plan.max_batch_tokens / c.input + (c.input > plan.max_batch_tokens),
+       plan.max_running_requests}));
   comm.tp->Barrier("bench start");
   auto start = Clock::now();
-  for (int32_t s = 0; s < c.batch; ++s) {
+  for (int32_t s = 0; s < c.batch; s += together) {
+    const int32_t last = std::min(c.batch, s + together);
     for (int32_t begin = 0; begin < c.input; begin += chunk) {
       const int32_t rows = std::min(chunk, c.input - begin);
-      model.Forward(sequences.Rows(s, s + 1, begin, rows, begin + rows == c.input, model.draws()),
+      model.Forward(sequences.Rows(s, last, begin, rows, begin + rows == c.input, model.draws()),
                     kv);
     }
   }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -29,7 +30,7 @@ struct EngineConfig {
   int32_t cuda_graph_max_bs = 0;  // --cuda-graph-max-bs; 0: --max-running-requests, at most 256
   std::string dtype = "auto";     // auto | float32 | bfloat16 | float16 (--dtype)
   std::string kv_cache_dtype =
-      "auto";  // auto (float32; on GPUs bfloat16 unless --dtype is float32) | float32 | bfloat16 |
+      "auto";  // auto (bfloat16 where rows are rounded to it, else float32) | float32 | bfloat16 |
                // float16 | fp8_e4m3 | int8 (CPUs) (--kv-cache-dtype)
   QuantizationFlags quantization;    // --quantization, --quantize-activations
   std::string load_format = "auto";  // --load-format
@@ -52,8 +53,8 @@ struct EngineConfig {
   int32_t max_running_requests = 0;
   int32_t max_queued_requests = 0;  // --max-queued-requests; 0: no limit (checked by the front)
   // --chunked-prefill-size: most prompt tokens of one step, of all attention groups; −1: no
-  // chunking
-  int32_t chunked_prefill_size = 2048;
+  // chunking; 0: 2048, on GPUs as DefaultGpuChunk says
+  int32_t chunked_prefill_size = 0;
   bool disable_radix_cache = false;   // --disable-radix-cache
   int32_t threads_per_rank = 0;       // --cpu-threads-per-rank; 0: this host's CPUs / ranks
   std::string cpu_bind = "auto";      // --cpu-bind: auto | none | CPUs of each rank of this host
@@ -93,6 +94,13 @@ struct EnginePlan {
 //
 // `ranks_of_host`: how many of the ranks share this host's memory and cores; 0: all.
 EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host = 0);
+
+// Most prompt tokens of one step of all attention groups, where nobody says: more of them make use
+// of weights that are read, take memory from the cache, and let sequences that decode wait longer.
+// Of 8192 and 4096 the largest whose `bytes_of` (activations and exchange of a rank) are a sixth at
+// most of the GPU memory beside weights, else 2048.
+int32_t DefaultGpuChunk(double bytes_beside_weights,
+                        const std::function<double(int32_t)>& bytes_of);
 
 // What Model is built with; the same where memory is planned.
 ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan, int rank = 0);

@@ -25,6 +25,7 @@ constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 // What a host's cache takes when nobody says --max-total-tokens: more only delays the start.
 constexpr int64_t kDefaultKvBytes = int64_t{8} << 30;
 constexpr int32_t kDefaultRunningRequests = 256;  // of all attention groups
+constexpr int32_t kDefaultChunk = 2048;           // likewise
 constexpr int32_t kLargestPage = 1024;
 constexpr int64_t kMostBatchTokens = 1 << 20;
 
@@ -35,9 +36,8 @@ void CheckFlags(const EngineConfig& c) {
   Validate(c.recorder);
   if (c.page_size < 1 || c.page_size > kLargestPage)
     throw Invalid("--page-size {}: want 1 to {}", c.page_size, kLargestPage);
-  if (c.chunked_prefill_size != -1 &&
-      (c.chunked_prefill_size < 1 || c.chunked_prefill_size > kMostBatchTokens))
-    throw Invalid("--chunked-prefill-size {}: want 1 to {}, or -1 for no chunking",
+  if (c.chunked_prefill_size < -1 || c.chunked_prefill_size > kMostBatchTokens)
+    throw Invalid("--chunked-prefill-size {}: want 1 to {}, -1 for no chunking, or 0 for a default",
                   c.chunked_prefill_size, kMostBatchTokens);
   if (c.max_running_requests < 0 || c.max_running_requests > kMostBatchTokens)
     throw Invalid("--max-running-requests {}: want 1 to {}, or 0 for a default",
@@ -149,6 +149,34 @@ double ActivationBytesPerRank(const EnginePlan& plan, const MeshShape& mesh) {
          sizeof(float);
 }
 
+// Those that share a GPU (--gpu-id-step 0) share its memory.
+int64_t RanksOfGpu(const EngineConfig& config, const EnginePlan& plan) {
+  return config.gpu_id_step == 0 ? plan.ranks_of_host : 1;
+}
+
+// Says how much of a prompt goes into a step, and so how large a pass is.
+void SetChunk(int32_t chunk, const EngineConfig& config, EnginePlan& plan) {
+  plan.chunked_prefill_size = chunk < 0 ? -1 : PerGroup(chunk, config.mesh.dp);
+  plan.max_batch_tokens = MaxBatchTokens(plan);
+}
+
+void ChooseChunk(const EngineConfig& config, EnginePlan& plan) {
+  SetChunk(config.chunked_prefill_size == 0 ? kDefaultChunk : config.chunked_prefill_size, config,
+           plan);
+  if (config.chunked_prefill_size != 0 || !plan.cuda) return;
+  const auto bytes_of = [&](int32_t chunk) {
+    SetChunk(chunk, config, plan);
+    return ActivationBytesPerRank(plan, config.mesh) +
+           static_cast<double>(
+               GpuBytesPerRank(plan.model, MakeModelOptions(config, plan), config.mesh));
+  };
+  const auto memory = static_cast<double>(SmallestGpu(config, plan.ranks_of_host).total_bytes) /
+                      RanksOfGpu(config, plan) * config.mem_fraction_static;
+  const auto weights = static_cast<double>(
+      WeightBytesPerRank(plan.model, MakeModelOptions(config, plan), Mesh(config.mesh, 0)));
+  SetChunk(DefaultGpuChunk(memory - weights, bytes_of), config, plan);
+}
+
 // Bytes of the whole host.
 struct Need {
   double weights = 0, activations = 0, symmetric = 0;
@@ -202,8 +230,7 @@ PageMemory OfHost(const EngineConfig& config, const EnginePlan& plan, int64_t pa
 
 PageMemory OfGpu(const EngineConfig& config, const EnginePlan& plan, int64_t page_bytes) {
   const GpuInfo gpu = SmallestGpu(config, plan.ranks_of_host);
-  // Ranks that share a GPU (--gpu-id-step 0) share its memory.
-  const int64_t sharing = config.gpu_id_step == 0 ? plan.ranks_of_host : 1;
+  const int64_t sharing = RanksOfGpu(config, plan);
   return {.memory = {.total = gpu.total_bytes / sharing, .available = gpu.free_bytes / sharing},
           .need = {.weights = static_cast<double>(plan.weight_bytes_per_rank),
                    .activations = ActivationBytesPerRank(plan, config.mesh),
@@ -307,6 +334,14 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
   return options;
 }
 
+int32_t DefaultGpuChunk(double bytes_beside_weights,
+                        const std::function<double(int32_t)>& bytes_of) {
+  for (const int32_t chunk : {8192, 4096}) {
+    if (bytes_of(chunk) <= bytes_beside_weights / 6) return chunk;
+  }
+  return kDefaultChunk;
+}
+
 EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   CheckFlags(config);
   EnginePlan plan;
@@ -317,21 +352,19 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   CheckEplb(config, plan);
   plan.dtype = ChooseDType(config.dtype,
                            IsActivationType(plan.model.dtype) ? plan.model.dtype : DType::kBF16);
-  plan.kv_dtype = ChooseCacheDType(
-      config, plan.cuda, plan.cuda && plan.dtype != DType::kF32 ? DType::kBF16 : DType::kF32);
+  // As exact as the products that read it, half as large, and on CPUs faster to attend to.
+  const bool rounds = plan.cuda ? plan.dtype != DType::kF32 : plan.model.quantization.bfloat16_rows;
+  plan.kv_dtype = ChooseCacheDType(config, plan.cuda, rounds ? DType::kBF16 : DType::kF32);
   plan.context_length = ChooseContext(config, plan.model);
   plan.max_running_requests =
       PerGroup(config.max_running_requests ? config.max_running_requests : kDefaultRunningRequests,
                config.mesh.dp);
-  plan.chunked_prefill_size =
-      config.chunked_prefill_size < 0 ? -1 : PerGroup(config.chunked_prefill_size, config.mesh.dp);
-  plan.max_batch_tokens = MaxBatchTokens(plan);
+  plan.packs_experts = plan.cuda && SmallestGpu(config, plan.ranks_of_host).hopper;
+  ChooseChunk(config, plan);
   ParseCpuBind(config.cpu_bind, config.threads_per_rank, plan.ranks_of_host);
   plan.threads_per_rank = config.threads_per_rank
                               ? config.threads_per_rank
                               : std::max(1, AllowedCpuCount() / plan.ranks_of_host);
-
-  plan.packs_experts = plan.cuda && SmallestGpu(config, plan.ranks_of_host).hopper;
 
   const Mesh mesh(config.mesh, 0);  // rank 0 holds the most where shares are uneven
   const ModelOptions options = MakeModelOptions(config, plan);

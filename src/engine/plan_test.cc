@@ -37,7 +37,8 @@ TEST(Plan, FillsInWhatFollows) {
   EXPECT_EQ(plan.dtype, plan.model.dtype);
   EXPECT_EQ(plan.num_pages, 63);  // 1000 tokens, rounded up to pages of 16
   EXPECT_EQ(plan.max_running_requests, 63);
-  EXPECT_GE(plan.max_batch_tokens, config.chunked_prefill_size + plan.max_running_requests);
+  EXPECT_EQ(plan.chunked_prefill_size, 2048);
+  EXPECT_GE(plan.max_batch_tokens, plan.chunked_prefill_size + plan.max_running_requests);
   EXPECT_GE(plan.threads_per_rank, 1);
   EXPECT_EQ(plan.kv_bytes_per_rank,
             KvStorage::BytesPerToken(plan.model, Mesh(config.mesh, 0), plan.kv_dtype) * 63 * 16);
@@ -94,6 +95,14 @@ TEST(Plan, AttentionGroupsShareRequestsAndChunksAndHaveCachesOfTheirOwn) {
   EXPECT_GT(two.weight_bytes_per_rank, one.weight_bytes_per_rank);
 }
 
+TEST(Plan, AGpusStepTakesAsManyPromptTokensAsItsMemoryIsLargeFor) {
+  const auto bytes_of = [](int32_t chunk) { return chunk * 1000.0; };
+  EXPECT_EQ(DefaultGpuChunk(6 * 8'192'000, bytes_of), 8192);
+  EXPECT_EQ(DefaultGpuChunk(6 * 8'192'000 - 6, bytes_of), 4096);
+  EXPECT_EQ(DefaultGpuChunk(6 * 4'096'000 - 6, bytes_of), 2048);
+  EXPECT_EQ(DefaultGpuChunk(-1, bytes_of), 2048);  // weights alone are more than there is
+}
+
 TEST(Plan, RedundantExpertsAreCounted) {
   EngineConfig config = Fixture();
   const size_t plain = MakePlan(config).weight_bytes_per_rank;
@@ -109,8 +118,8 @@ TEST(Plan, FlagsThatDoNotFitAreNamed) {
   };
   EXPECT_THAT(with([](auto& c) { c.dtype = "int8"; }), HasSubstr("--dtype int8"));
   EXPECT_THAT(with([](auto& c) { c.page_size = 0; }), HasSubstr("--page-size 0"));
-  EXPECT_THAT(with([](auto& c) { c.chunked_prefill_size = 0; }),
-              HasSubstr("--chunked-prefill-size 0"));
+  EXPECT_THAT(with([](auto& c) { c.chunked_prefill_size = -2; }),
+              HasSubstr("--chunked-prefill-size -2"));
   EXPECT_THAT(with([](auto& c) { c.context_length = 1 << 30; }), HasSubstr("--context-length"));
   EXPECT_THAT(with([](auto& c) { c.mem_fraction_static = 1.5; }),
               HasSubstr("--mem-fraction-static"));
@@ -128,22 +137,29 @@ TEST(Plan, FlagsThatDoNotFitAreNamed) {
               HasSubstr("--expert-distribution-recorder-buffer-size 0"));
 }
 
-TEST(Plan, ProductsOfBFloat16MakeRowsInItTheDefault) {
+TEST(Plan, ProductsOfBFloat16MakeRowsAndCacheInItTheDefault) {
   EngineConfig config = Fixture();
   config.dtype = "auto";
+  config.device = "cpu";
   config.cpu_isa = "avx2";
   EXPECT_FALSE(ReadModelConfig(config).quantization.bfloat16_rows);
+  EXPECT_EQ(MakePlan(config).kv_dtype, DType::kF32);
   config.cpu_isa = "amx-emulated";
   try {
     EXPECT_TRUE(ReadModelConfig(config).quantization.bfloat16_rows);
   } catch (const Error& e) {
     GTEST_SKIP() << e.what();
   }
+  EXPECT_EQ(MakePlan(config).kv_dtype, DType::kBF16);
+  config.kv_cache_dtype = "float32";
+  EXPECT_EQ(MakePlan(config).kv_dtype, DType::kF32);
+  config.kv_cache_dtype = "auto";
   config.quantization.activations = "never";
   EXPECT_FALSE(ReadModelConfig(config).quantization.bfloat16_rows);
   config.quantization.activations = "auto";
   config.dtype = "float32";
   EXPECT_FALSE(ReadModelConfig(config).quantization.bfloat16_rows);
+  EXPECT_EQ(MakePlan(config).kv_dtype, DType::kF32);
 }
 
 TEST(Plan, ADenseModelHasNoExpertsToRecord) {

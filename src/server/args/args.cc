@@ -69,9 +69,9 @@ void AddModelFlags(CLI::App& app, ServerArgs& a) {
        "Of activations in flight: auto (the checkpoint's), float32, bfloat16, float16")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16", "half", "float"}));
   Flag(app, "--kv-cache-dtype", e.kv_cache_dtype, kModel,
-       "Of the KV cache: auto (float32, as exact as the arithmetic; on GPUs bfloat16 unless "
-       "--dtype is float32), float32, bfloat16 (on CPUs that round rows to it attention multiplies "
-       "in it too), float16; on CPUs fp8_e4m3 (scale 1) and int8 (a scale for each token and head)")
+       "Of the KV cache: auto (as exact as the arithmetic: bfloat16 where rows are rounded to it, "
+       "see --quantize-activations, on GPUs unless --dtype is float32; else float32), float32, "
+       "bfloat16, float16; on CPUs fp8_e4m3 (scale 1) and int8 (a scale for each token and head)")
       ->check(
           CLI::IsMember({"auto", "float32", "bfloat16", "bf16", "float16", "fp8_e4m3", "int8"}));
   Flag(app, "--context-length", e.context_length, kModel,
@@ -232,7 +232,8 @@ void AddMemoryFlags(CLI::App& app, EngineConfig& e) {
        "Open requests beyond the running ones before new ones get 429; 0: no limit")
       ->check(CLI::NonNegativeNumber);
   Flag(app, "--chunked-prefill-size", e.chunked_prefill_size, kMemory,
-       "Most prompt tokens of one step, of all attention groups; -1: prompts are not cut")
+       "Most prompt tokens of one step, of all attention groups; -1: prompts are not cut; 0: 2048, "
+       "on GPUs up to 8192 where their memory is large beside what so many take")
       ->check(CLI::Range(-1, 1 << 20));
   Switch(app, "--disable-radix-cache", e.disable_radix_cache, kMemory,
          "Do not reuse the prefixes of earlier requests");

@@ -125,7 +125,8 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
                {"page_size", e.page_size},
                {"max_total_num_tokens", plan.num_pages * e.page_size},
                {"max_running_requests", plan.max_running_requests * e.mesh.dp},
-               {"chunked_prefill_size", e.chunked_prefill_size},
+               {"chunked_prefill_size",
+                plan.chunked_prefill_size < 0 ? -1 : plan.chunked_prefill_size * e.mesh.dp},
                {"disable_radix_cache", e.disable_radix_cache},
                {"version", SWITCHYARD_VERSION}};
   service.front.Stats([info = std::move(info), open = service.front.open_by_group(),
