@@ -12,6 +12,7 @@
 #include "kernels/cpu/avx512/vec.h"
 #include "kernels/cpu/leaves.h"
 #include "kernels/cpu/simd/attention.h"
+#include "kernels/cpu/simd/row_requests.h"
 
 namespace switchyard::kernels::cpu::avx512 {
 namespace {
@@ -19,6 +20,7 @@ namespace {
 using simd::FindKeys;
 using simd::KeyPlaces;
 using simd::KeyRange;
+using simd::RowRequests;
 
 constexpr int kLanes = Vec::kLanes;
 constexpr int kKeyVectors = kKeyBlock / kLanes;
@@ -26,41 +28,12 @@ static_assert(kKeyVectors == 4);  // columns of a tile of scores
 
 const __m256i* Halves(const char* p) { return reinterpret_cast<const __m256i*>(p); }
 
-// Rows of the next block, asked for line by line between the products of this one: a core takes no
-// more requests at a time than it has places for, and drops the rest.
-struct RowRequests {
-  const char* const* row = nullptr;
-  int64_t rows = 0, bytes = 0, at = 0;
-  int64_t each = 0;  // lines for each step of the products
-
-  // All rows in `steps` steps.
-  void Begin(const char* const* first, int64_t count, int64_t row_bytes, int64_t steps) {
-    row = first;
-    rows = count;
-    bytes = row_bytes;
-    at = 0;
-    each = steps > 0 ? ((row_bytes + 63) / 64 * count + steps - 1) / steps : 0;
-  }
-  [[gnu::always_inline]] void Step() {
-    for (int64_t i = 0; i < each && rows > 0; ++i) {
-      __builtin_prefetch(*row + at, 0, simd::kToSecondCache);
-      at += 64;
-      if (at < bytes) continue;
-      at = 0;
-      ++row;
-      --rows;
-    }
-  }
-};
-
 // The buffers for float32 operands hold those in bfloat16, of half the size, and the queries.
 struct PairState : simd::AttentionState<Vec> {
   uint32_t* key_pairs;    // [k_width / 2, kKeyBlock] elements 2 d and 2 d + 1 of a key
   uint16_t* rounded;      // [queries, q_stride] the queries
   uint32_t* value_pairs;  // [kKeyBlock / 2, acc_stride] an element of keys 2 j and 2 j + 1
   int64_t q_stride;
-  simd::KeyPlaces next;  // of the block behind this one
-  int64_t next_keys = 0;
 
   // As bfloat16, in the first half of the row: what lay there has been read.
   static void StoreWeights(float* w, int64_t j, __m512 e) {
@@ -112,12 +85,9 @@ __m512i ValueElements(const char* p, int64_t c, int64_t width) {
                                               : _mm256_maskz_loadu_epi16(Vec::First(left), at));
 }
 
-void LoadKeys(PairState& s, int64_t block, KeyRange range, int64_t keys) {
+void LoadKeys(PairState& s, int64_t block, KeyRange range) {
   const AttentionTask& t = s.t;
   KeyPlaces places;
-  const int64_t left = keys - (block + 1) * kKeyBlock;
-  s.next_keys = left <= 0 ? 0 : left < kKeyBlock ? left : kKeyBlock;
-  if (s.next_keys > 0) FindKeys<Vec>(t, block + 1, {0, s.next_keys}, s.next);
   FindKeys<Vec>(t, block, range, places);
   TransposePairs(places, t.k_width, s.key_pairs);
   const char* const* from = t.v_in_k ? places.k : places.v;
@@ -188,8 +158,7 @@ void ForTiles(int64_t begin, int64_t end, const Function& f) {
 
 void ScoreKeys(PairState& s) {
   const int64_t tiles = (s.queries + Vec::kTileRows - 1) / Vec::kTileRows;
-  RowRequests requests;
-  requests.Begin(s.next.k, s.next_keys, s.t.k_bytes, tiles * s.t.k_width / 2);
+  RowRequests requests = s.KeyRequests(tiles * s.t.k_width / 2);
   ForTiles(0, s.queries, [&]<int M>(int64_t query) { PairScores<M>(s, query, requests); });
 }
 
@@ -239,11 +208,7 @@ void AddValues(PairState& s, int64_t block, bool whole) {
   const int64_t begin = s.Range(first, block).begin / 2;
   const int64_t end = (s.Range(last - 1, block).end + 1) / 2;
   const int64_t tiles = (last - first + Vec::kTileRows - 1) / Vec::kTileRows;
-  RowRequests requests;
-  if (!s.t.v_in_k) {
-    requests.Begin(s.next.v, s.next_keys, s.t.v_bytes,
-                   tiles * (end - begin) * (s.acc_stride / (4 * kLanes)));
-  }
+  RowRequests requests = s.ValueRequests(tiles * (end - begin) * (s.acc_stride / (4 * kLanes)));
   ForTiles(first, last, [&]<int M>(int64_t query) {
     int64_t c = 0;
     for (; c + 4 * kLanes <= s.acc_stride; c += 4 * kLanes) {

@@ -10,6 +10,7 @@
 #include "kernels/cpu/simd/key_parts.h"
 #include "kernels/cpu/simd/linear.h"
 #include "kernels/cpu/simd/math.h"
+#include "kernels/cpu/simd/row_requests.h"
 #include "kernels/cpu/simd/weighted_rows.h"
 
 namespace switchyard::kernels::cpu::simd {
@@ -24,6 +25,8 @@ struct AttentionState : QueryKeys<V> {
   float* keys;       // [k_width, kKeyBlock] as float32
   float* values;     // [kKeyBlock, Padded(v_width)] as float32
   const float* value_rows[kKeyBlock];
+  KeyPlaces next;  // of the block behind this one
+  int64_t next_keys = 0;
 
   explicit AttentionState(const AttentionTask& task)
       : QueryKeys<V>(task),
@@ -37,6 +40,20 @@ struct AttentionState : QueryKeys<V> {
   // At most PartialFloats, and a multiple of the lanes.
   int64_t SumsFloats() const { return kQueryBlock * (this->acc_stride + 2); }
 
+  // Finds the keys behind `block`, up to `keys`.
+  void FindNext(int64_t block, int64_t keys) {
+    const int64_t left = keys - (block + 1) * kKeyBlock;
+    next_keys = left <= 0 ? 0 : left < kKeyBlock ? left : kKeyBlock;
+    if (next_keys > 0) FindKeys<V>(this->t, block + 1, {0, next_keys}, next);
+  }
+  // For them while this block is computed, in `steps` steps.
+  RowRequests KeyRequests(int64_t steps) const {
+    return {next.k, next_keys, this->t.k_bytes, steps};
+  }
+  RowRequests ValueRequests(int64_t steps) const {
+    return {next.v, this->t.v_in_k ? 0 : next_keys, this->t.v_bytes, steps};
+  }
+
   // The exponentials of keys j and on of a query whose row is `w`.
   static void StoreWeights(float* w, int64_t j, typename V::F e) { V::Store(w + j, e); }
 
@@ -48,23 +65,16 @@ struct AttentionState : QueryKeys<V> {
   }
 };
 
-// Brings the keys [begin, end) of a block in, and asks for those that follow it, up to `keys`.
+// Brings the keys [begin, end) of a block in.
 template <class V>
-void LoadKeys(AttentionState<V>& s, int64_t block, KeyRange range, int64_t keys) {
+void LoadKeys(AttentionState<V>& s, int64_t block, KeyRange range) {
   const AttentionTask& t = s.t;
-  KeyPlaces next = {};
-  const int64_t left = keys - (block + 1) * kKeyBlock;
-  if (left > 0) FindKeys<V>(t, block + 1, {0, left < kKeyBlock ? left : kKeyBlock}, next);
   KeyPlaces places;
   FindKeys<V>(t, block, range, places);
   ForCacheType<V>(t.dtype, [&]<class Row>() {
     TransposeKeys<V, Row>(places, t.k_width, s.keys);
     const bool in_place = t.dtype == DType::kF32 && t.v_width % V::kLanes == 0;
     for (int64_t j = range.begin; j < range.end; ++j) {
-      if (j < left) {
-        Prefetch<V>(next.k[j], t.k_bytes);
-        if (!t.v_in_k) Prefetch<V>(next.v[j], t.v_bytes);
-      }
       // In a latent row the value comes first, and an int8 row has one scale behind all.
       const char* value = t.v_in_k ? places.k[j] : places.v[j];
       if (in_place) {
@@ -85,7 +95,8 @@ constexpr int kScoreVectors = 4;  // keys of a tile of scores, in vectors
 // Scores of M queries with the keys from j on: for each one chain of multiply-adds along the
 // elements, in ascending order.
 template <class V, int M>
-void ScoreTile(const AttentionState<V>& s, int64_t query, int64_t j) {
+void ScoreTile(const AttentionState<V>& s, int64_t query, int64_t j, RowRequests& requests) {
+  RowRequests left = requests;
   const AttentionTask& t = s.t;
   const float* q[M];
   for (int r = 0; r < M; ++r) {
@@ -97,6 +108,7 @@ void ScoreTile(const AttentionState<V>& s, int64_t query, int64_t j) {
   }
   const float* keys = s.keys + j;
   for (int64_t d = 0; d < t.k_width; ++d, keys += kKeyBlock) {
+    if (d % RowRequests::kSparse == 0) left.Step();
     typename V::F column[kScoreVectors];
     for (int v = 0; v < kScoreVectors; ++v) column[v] = V::Load(keys + v * V::kLanes);
     for (int r = 0; r < M; ++r) {
@@ -108,18 +120,20 @@ void ScoreTile(const AttentionState<V>& s, int64_t query, int64_t j) {
     float* out = s.weights + (query + r) * kKeyBlock + j;
     for (int v = 0; v < kScoreVectors; ++v) V::Store(out + v * V::kLanes, acc[r][v]);
   }
+  requests = left;
 }
 
 // Scores of every query with the keys of the block.
 template <class V>
 void ScoreKeys(AttentionState<V>& s) {
+  constexpr int64_t kKeys = kScoreVectors * V::kLanes;
   const int64_t tiles = (s.queries + V::kTileRows - 1) / V::kTileRows;
+  const int64_t steps = s.t.k_width / RowRequests::kSparse;
+  RowRequests requests = s.KeyRequests(tiles * (kKeyBlock / kKeys) * steps);
   for (int64_t tile = 0; tile < tiles; ++tile) {
     const int64_t query = s.queries * tile / tiles;
     ForRows<V>(s.queries * (tile + 1) / tiles - query, [&]<int M>() {
-      for (int64_t j = 0; j < kKeyBlock; j += kScoreVectors * V::kLanes) {
-        ScoreTile<V, M>(s, query, j);
-      }
+      for (int64_t j = 0; j < kKeyBlock; j += kKeys) ScoreTile<V, M>(s, query, j, requests);
     });
   }
 }
@@ -195,6 +209,8 @@ void ExponentiateBlock(State& s, int64_t block, bool whole) {
 
 template <class V>
 void AddValues(AttentionState<V>& s, int64_t block, bool whole) {
+  RowRequests requests =
+      s.ValueRequests(StepsOfWeightedRows<V>(0, kKeyBlock, s.acc_stride, s.queries));
   for (int64_t i = 0; i < s.queries;) {
     const KeyRange range = s.Range(i, block);
     // Queries that see the same keys share the values they load.
@@ -205,7 +221,8 @@ void AddValues(AttentionState<V>& s, int64_t block, bool whole) {
     }
     if (range.begin < range.end) {
       AddWeightedRows<V>(s.weights + i * kKeyBlock, kKeyBlock, s.value_rows, range.begin, range.end,
-                         s.acc_stride, end - i, s.part.acc + i * s.acc_stride, s.acc_stride);
+                         s.acc_stride, end - i, s.part.acc + i * s.acc_stride, s.acc_stride,
+                         requests);
     }
     i = end;
   }
@@ -224,7 +241,8 @@ void VisitPart(State& s, int64_t part) {
   for (; block < end; ++block) {
     // The first query sees the earliest keys, the last one the latest.
     const KeyRange loaded = {s.Range(0, block).begin, s.Range(last, block).end};
-    LoadKeys(s, block, loaded, keys);
+    s.FindNext(block, keys);
+    LoadKeys(s, block, loaded);
     ScoreKeys(s);
     // The last query's keys begin last, and the first one's end first.
     const bool whole = s.Range(last, block).begin == 0 && s.Range(0, block).end == kKeyBlock;

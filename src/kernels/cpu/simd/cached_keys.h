@@ -1,6 +1,6 @@
 // A block of cached keys and values on its way into attention: keys as float32 in columns, so that
 // scores of as many keys as a vector has lanes come from one chain along the elements; values as
-// float32 in rows. Rows of the next block are asked for meanwhile, as pages lie anywhere.
+// float32 in rows.
 #pragma once
 
 #include "kernels/cpu/leaves.h"
@@ -90,15 +90,6 @@ void FindKeys(const AttentionTask& t, int64_t block, KeyRange range, KeyPlaces& 
       ++page;
     }
   }
-}
-
-// How near __builtin_prefetch brings what will be read: into the second cache. The first one is
-// full of the block at work, and what came there early would be gone before its turn.
-constexpr int kToSecondCache = 2;
-
-template <class V>
-void Prefetch(const char* p, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, kToSecondCache);
 }
 
 // Keys as columns: out[d · kKeyBlock + j] is element d of key j; zeros where there is no key.

@@ -27,7 +27,9 @@ void Columns(const ColumnsTask& t) {
     for (int64_t r = 0; r < t.w.n; r += kColumnDepth) {
       const int64_t depth = t.w.n - r < kColumnDepth ? t.w.n - r : kColumnDepth;
       ConvertRows<V>(part, r, depth, scales, kColumnBlock, panel);
-      AddWeightedRows<V>(t.x + i * t.ldx + r, t.ldx, rows, 0, depth, padded, m, acc, kColumnBlock);
+      RowRequests none;
+      AddWeightedRows<V>(t.x + i * t.ldx + r, t.ldx, rows, 0, depth, padded, m, acc, kColumnBlock,
+                         none);
     }
     for (int64_t row = 0; row < m; ++row) {
       for (int64_t c = 0; c < width; ++c) {

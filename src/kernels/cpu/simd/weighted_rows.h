@@ -3,18 +3,22 @@
 #pragma once
 
 #include "kernels/cpu/leaves.h"
+#include "kernels/cpu/simd/row_requests.h"
 
 namespace switchyard::kernels::cpu::simd {
 
 // A tile of M accumulator rows (acc_stride apart) by N vectors from column c.
 template <class V, int M, int N>
 void WeightedTile(const float* weights, int64_t weight_stride, const float* const* rows,
-                  int64_t begin, int64_t end, int64_t c, float* acc, int64_t acc_stride) {
+                  int64_t begin, int64_t end, int64_t c, float* acc, int64_t acc_stride,
+                  RowRequests& requests) {
+  RowRequests left = requests;
   typename V::F sum[M][N];
   for (int i = 0; i < M; ++i) {
     for (int v = 0; v < N; ++v) sum[i][v] = V::Load(acc + i * acc_stride + c + v * V::kLanes);
   }
   for (int64_t j = begin; j < end; ++j) {
+    if (j % RowRequests::kSparse == 0) left.Step();
     typename V::F value[N];
     for (int v = 0; v < N; ++v) value[v] = V::Load(rows[j] + c + v * V::kLanes);
     for (int i = 0; i < M; ++i) {
@@ -25,34 +29,46 @@ void WeightedTile(const float* weights, int64_t weight_stride, const float* cons
   for (int i = 0; i < M; ++i) {
     for (int v = 0; v < N; ++v) V::Store(acc + i * acc_stride + c + v * V::kLanes, sum[i][v]);
   }
+  requests = left;
 }
 
 template <class V, int M>
 void WeightedStrip(const float* weights, int64_t weight_stride, const float* const* rows,
-                   int64_t begin, int64_t end, int64_t width, float* acc, int64_t acc_stride) {
+                   int64_t begin, int64_t end, int64_t width, float* acc, int64_t acc_stride,
+                   RowRequests& requests) {
   constexpr int kWide = 4;
   int64_t c = 0;
   for (; c + kWide * V::kLanes <= width; c += kWide * V::kLanes) {
-    WeightedTile<V, M, kWide>(weights, weight_stride, rows, begin, end, c, acc, acc_stride);
+    WeightedTile<V, M, kWide>(weights, weight_stride, rows, begin, end, c, acc, acc_stride,
+                              requests);
   }
   for (; c < width; c += V::kLanes) {
-    WeightedTile<V, M, 1>(weights, weight_stride, rows, begin, end, c, acc, acc_stride);
+    WeightedTile<V, M, 1>(weights, weight_stride, rows, begin, end, c, acc, acc_stride, requests);
   }
 }
 
-// For m accumulator rows; `width`, a multiple of the lanes, must be readable in every row.
+// Steps of `requests` that AddWeightedRows does.
+template <class V>
+int64_t StepsOfWeightedRows(int64_t begin, int64_t end, int64_t width, int64_t m) {
+  const int64_t strips = m / V::kQueryRows + m % V::kQueryRows;
+  const int64_t tiles = width / (4 * V::kLanes) + width / V::kLanes % 4;
+  return strips * tiles * (end - begin) / RowRequests::kSparse;
+}
+
+// For m accumulator rows; `width`, a multiple of the lanes, must be readable in every row. What
+// `requests` has is asked for meanwhile.
 template <class V>
 void AddWeightedRows(const float* weights, int64_t weight_stride, const float* const* rows,
                      int64_t begin, int64_t end, int64_t width, int64_t m, float* acc,
-                     int64_t acc_stride) {
+                     int64_t acc_stride, RowRequests& requests) {
   int64_t i = 0;
   for (; i + V::kQueryRows <= m; i += V::kQueryRows) {
     WeightedStrip<V, V::kQueryRows>(weights + i * weight_stride, weight_stride, rows, begin, end,
-                                    width, acc + i * acc_stride, acc_stride);
+                                    width, acc + i * acc_stride, acc_stride, requests);
   }
   for (; i < m; ++i) {
     WeightedStrip<V, 1>(weights + i * weight_stride, weight_stride, rows, begin, end, width,
-                        acc + i * acc_stride, acc_stride);
+                        acc + i * acc_stride, acc_stride, requests);
   }
 }
 
