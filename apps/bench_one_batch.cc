@@ -84,15 +84,15 @@ class Sequences {
   std::vector<std::vector<int32_t>> pages_;
 };
 
-// Prompts go together as far as a pass holds them, longer ones in chunks, as the scheduler would
-// send them; decode steps take all sequences at once.
+// Prompts go together as far as a step takes them, longer ones in chunks; decode steps take all
+// sequences at once.
 void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, Model& model,
               RankComm& comm, KvStorage& kv, Result& result) {
   Sequences sequences(c, args.output_length, kv.page_size(), plan.model.vocab_size);
-  const auto chunk = static_cast<int32_t>(std::min<int64_t>(plan.max_batch_tokens, c.input));
-  const auto together = static_cast<int32_t>(std::min<int64_t>(
-      {c.batch, plan.max_batch_tokens / c.input + (c.input > plan.max_batch_tokens),
-       plan.max_running_requests}));
+  // Of prompts, as the scheduler has it.
+  const int32_t step = plan.chunked_prefill_size < 0 ? c.input : plan.chunked_prefill_size;
+  const int32_t chunk = std::min(step, c.input);
+  const int32_t together = std::min(c.batch, std::max(1, step / c.input));
   comm.tp->Barrier("bench start");
   auto start = Clock::now();
   for (int32_t s = 0; s < c.batch; s += together) {
@@ -119,9 +119,9 @@ void CheckCases(const OneBatchArgs& args, const EnginePlan& plan, const std::vec
     throw Invalid("--dp-size {}: one batch is one attention group's; leave the flag out",
                   args.server.engine.mesh.dp);
   for (const Case& c : cases) {
-    if (c.batch > plan.max_batch_tokens)
-      throw Invalid("--batch-size {}: a pass holds {} rows; raise --max-running-requests", c.batch,
-                    plan.max_batch_tokens);
+    if (c.batch > plan.max_running_requests)
+      throw Invalid("--batch-size {}: a step decodes {} sequences; raise --max-running-requests",
+                    c.batch, plan.max_running_requests);
     if (int64_t{c.input} + args.output_length > plan.context_length)
       throw Invalid("--input-len {} and --output-len {}: the context holds {} tokens", c.input,
                     args.output_length, plan.context_length);

@@ -97,10 +97,9 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host = 0);
 
 // Most prompt tokens of one step of all attention groups, where nobody says: more of them make use
 // of weights that are read, take memory from the cache, and let sequences that decode wait longer.
-// Of 8192 and 4096 the largest whose `bytes_of` (activations and exchange of a rank) are a sixth at
-// most of the GPU memory beside weights, else 2048.
-int32_t DefaultGpuChunk(double bytes_beside_weights,
-                        const std::function<double(int32_t)>& bytes_of);
+// Of 8192 and 4096 the largest whose `bytes_of` (activations and exchange of a rank) are
+// `most_bytes` at most (a sixth of the GPU memory that weights leave free), else 2048.
+int32_t DefaultGpuChunk(double most_bytes, const std::function<double(int32_t)>& bytes_of);
 
 // What Model is built with; the same where memory is planned.
 ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan, int rank = 0);

@@ -1,5 +1,6 @@
 // MakePlan: from flags, config.json and this machine to sizes.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "core/cpus.h"
@@ -160,21 +161,47 @@ void SetChunk(int32_t chunk, const EngineConfig& config, EnginePlan& plan) {
   plan.max_batch_tokens = MaxBatchTokens(plan);
 }
 
-void ChooseChunk(const EngineConfig& config, EnginePlan& plan) {
+// A rank's part of its GPU.
+HostMemory GpuMemory(const EngineConfig& config, const EnginePlan& plan) {
+  const GpuInfo gpu = SmallestGpu(config, plan.ranks_of_host);
+  const int64_t sharing = RanksOfGpu(config, plan);
+  return {.total = gpu.total_bytes / sharing, .available = gpu.free_bytes / sharing};
+}
+
+// What the plan may spend of it, negative where that is nothing. What it does not count (scratch of
+// kernels, graphs, buffers of NCCL) needs its part of a GPU whatever others use of it; of a host's
+// memory the rest is enough.
+int64_t Budget(const HostMemory& memory, const EngineConfig& config, bool cuda) {
+  const auto share =
+      static_cast<int64_t>(static_cast<double>(memory.total) * config.mem_fraction_static);
+  return cuda ? memory.available - (memory.total - share) : std::min(memory.available, share);
+}
+
+// Bytes that activations and exchange of a rank on a GPU may take by default: a sixth of what
+// weights leave, and what a cache that somebody asked for leaves.
+double MostPassBytes(const EngineConfig& config, const EnginePlan& plan, int64_t page_bytes) {
+  const auto weights = static_cast<double>(
+      WeightBytesPerRank(plan.model, MakeModelOptions(config, plan), Mesh(config.mesh, 0)));
+  const double room = static_cast<double>(Budget(GpuMemory(config, plan), config, true)) - weights;
+  const double pages = std::ceil(static_cast<double>(config.max_total_tokens) / config.page_size);
+  return std::min(room / 6, room - pages * static_cast<double>(page_bytes));
+}
+
+void ChooseChunk(const EngineConfig& config, int64_t page_bytes, EnginePlan& plan) {
   SetChunk(config.chunked_prefill_size == 0 ? kDefaultChunk : config.chunked_prefill_size, config,
            plan);
   if (config.chunked_prefill_size != 0 || !plan.cuda) return;
   const auto bytes_of = [&](int32_t chunk) {
     SetChunk(chunk, config, plan);
-    return ActivationBytesPerRank(plan, config.mesh) +
-           static_cast<double>(
-               GpuBytesPerRank(plan.model, MakeModelOptions(config, plan), config.mesh));
+    try {
+      return ActivationBytesPerRank(plan, config.mesh) +
+             static_cast<double>(
+                 GpuBytesPerRank(plan.model, MakeModelOptions(config, plan), config.mesh));
+    } catch (const Error&) {  // more rounds than the exchange is allowed: too many rows
+      return std::numeric_limits<double>::infinity();
+    }
   };
-  const auto memory = static_cast<double>(SmallestGpu(config, plan.ranks_of_host).total_bytes) /
-                      RanksOfGpu(config, plan) * config.mem_fraction_static;
-  const auto weights = static_cast<double>(
-      WeightBytesPerRank(plan.model, MakeModelOptions(config, plan), Mesh(config.mesh, 0)));
-  SetChunk(DefaultGpuChunk(memory - weights, bytes_of), config, plan);
+  SetChunk(DefaultGpuChunk(MostPassBytes(config, plan, page_bytes), bytes_of), config, plan);
 }
 
 // Bytes of the whole host.
@@ -229,15 +256,13 @@ PageMemory OfHost(const EngineConfig& config, const EnginePlan& plan, int64_t pa
 }
 
 PageMemory OfGpu(const EngineConfig& config, const EnginePlan& plan, int64_t page_bytes) {
-  const GpuInfo gpu = SmallestGpu(config, plan.ranks_of_host);
-  const int64_t sharing = RanksOfGpu(config, plan);
-  return {.memory = {.total = gpu.total_bytes / sharing, .available = gpu.free_bytes / sharing},
+  return {.memory = GpuMemory(config, plan),
           .need = {.weights = static_cast<double>(plan.weight_bytes_per_rank),
                    .activations = ActivationBytesPerRank(plan, config.mesh),
                    .symmetric = static_cast<double>(
                        GpuBytesPerRank(plan.model, MakeModelOptions(config, plan), config.mesh))},
           .bytes_per_page = page_bytes,
-          .default_bytes = gpu.total_bytes};
+          .default_bytes = SmallestGpu(config, plan.ranks_of_host).total_bytes};
 }
 
 int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan,
@@ -247,12 +272,7 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan,
   const HostMemory& memory = where.memory;
   const Need& need = where.need;
   const int64_t bytes_per_page = where.bytes_per_page;
-  const auto total = static_cast<double>(memory.total);
-  const auto share = static_cast<int64_t>(total * config.mem_fraction_static);
-  // What the plan does not count (scratch of kernels, graphs, buffers of NCCL) needs its part of a
-  // GPU whatever others use of it; of a host's memory the rest is enough.
-  const int64_t budget =
-      plan.cuda ? memory.available - (memory.total - share) : std::min(memory.available, share);
+  const int64_t budget = Budget(memory, config, plan.cuda);
   // Negative where nothing is left, by how much does not matter.
   const auto left =
       static_cast<int64_t>(std::max(static_cast<double>(budget) - need.fixed(), -1.0));
@@ -334,10 +354,9 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
   return options;
 }
 
-int32_t DefaultGpuChunk(double bytes_beside_weights,
-                        const std::function<double(int32_t)>& bytes_of) {
+int32_t DefaultGpuChunk(double most_bytes, const std::function<double(int32_t)>& bytes_of) {
   for (const int32_t chunk : {8192, 4096}) {
-    if (bytes_of(chunk) <= bytes_beside_weights / 6) return chunk;
+    if (bytes_of(chunk) <= most_bytes) return chunk;
   }
   return kDefaultChunk;
 }
@@ -352,27 +371,30 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   CheckEplb(config, plan);
   plan.dtype = ChooseDType(config.dtype,
                            IsActivationType(plan.model.dtype) ? plan.model.dtype : DType::kBF16);
-  // As exact as the products that read it, half as large, and on CPUs faster to attend to.
-  const bool rounds = plan.cuda ? plan.dtype != DType::kF32 : plan.model.quantization.bfloat16_rows;
+  // As exact as the products that it meets, and half as large. On CPUs rows of quantized weights
+  // are float32.
+  const QuantizationConfig& quantization = plan.model.quantization;
+  const bool rounds = plan.dtype != DType::kF32 &&
+                      (plan.cuda || (quantization.bfloat16_rows && quantization.none()));
   plan.kv_dtype = ChooseCacheDType(config, plan.cuda, rounds ? DType::kBF16 : DType::kF32);
   plan.context_length = ChooseContext(config, plan.model);
   plan.max_running_requests =
       PerGroup(config.max_running_requests ? config.max_running_requests : kDefaultRunningRequests,
                config.mesh.dp);
   plan.packs_experts = plan.cuda && SmallestGpu(config, plan.ranks_of_host).hopper;
-  ChooseChunk(config, plan);
+  const Mesh mesh(config.mesh, 0);  // rank 0 holds the most where shares are uneven
+  const auto page_bytes_per_rank = static_cast<int64_t>(
+      KvStorage::BytesPerToken(plan.model, mesh, plan.kv_dtype) * config.page_size);
+  ChooseChunk(config, page_bytes_per_rank, plan);
   ParseCpuBind(config.cpu_bind, config.threads_per_rank, plan.ranks_of_host);
   plan.threads_per_rank = config.threads_per_rank
                               ? config.threads_per_rank
                               : std::max(1, AllowedCpuCount() / plan.ranks_of_host);
 
-  const Mesh mesh(config.mesh, 0);  // rank 0 holds the most where shares are uneven
   const ModelOptions options = MakeModelOptions(config, plan);
   plan.weight_bytes_per_rank = WeightBytesPerRank(plan.model, options, mesh);
   plan.symmetric_bytes_per_rank = SymmetricBytesPerRank(plan.model, options, config.mesh);
   if (config.eplb.enable) plan.symmetric_bytes_per_rank += EplbManager::BytesPerRank(config.mesh);
-  const auto page_bytes_per_rank = static_cast<int64_t>(
-      KvStorage::BytesPerToken(plan.model, mesh, plan.kv_dtype) * config.page_size);
   plan.num_pages = ChoosePages(config, plan, page_bytes_per_rank);
   plan.kv_bytes_per_rank = static_cast<size_t>(plan.num_pages * page_bytes_per_rank);
   if (config.max_running_requests == 0)  // each holds a page at least

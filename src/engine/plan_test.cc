@@ -16,6 +16,7 @@ EngineConfig Fixture() {
   EngineConfig config;
   config.model_path = fs::path(SWITCHYARD_TEST_DATA) / "fixtures/qwen3_moe";
   config.max_total_tokens = 1000;
+  config.device = "cpu";
   return config;
 }
 
@@ -97,9 +98,9 @@ TEST(Plan, AttentionGroupsShareRequestsAndChunksAndHaveCachesOfTheirOwn) {
 
 TEST(Plan, AGpusStepTakesAsManyPromptTokensAsItsMemoryIsLargeFor) {
   const auto bytes_of = [](int32_t chunk) { return chunk * 1000.0; };
-  EXPECT_EQ(DefaultGpuChunk(6 * 8'192'000, bytes_of), 8192);
-  EXPECT_EQ(DefaultGpuChunk(6 * 8'192'000 - 6, bytes_of), 4096);
-  EXPECT_EQ(DefaultGpuChunk(6 * 4'096'000 - 6, bytes_of), 2048);
+  EXPECT_EQ(DefaultGpuChunk(8'192'000, bytes_of), 8192);
+  EXPECT_EQ(DefaultGpuChunk(8'192'000 - 1, bytes_of), 4096);
+  EXPECT_EQ(DefaultGpuChunk(4'096'000 - 1, bytes_of), 2048);
   EXPECT_EQ(DefaultGpuChunk(-1, bytes_of), 2048);  // weights alone are more than there is
 }
 
@@ -139,8 +140,7 @@ TEST(Plan, FlagsThatDoNotFitAreNamed) {
 
 TEST(Plan, ProductsOfBFloat16MakeRowsAndCacheInItTheDefault) {
   EngineConfig config = Fixture();
-  config.dtype = "auto";
-  config.device = "cpu";
+  config.dtype = "bfloat16";
   config.cpu_isa = "avx2";
   EXPECT_FALSE(ReadModelConfig(config).quantization.bfloat16_rows);
   EXPECT_EQ(MakePlan(config).kv_dtype, DType::kF32);
@@ -151,6 +151,9 @@ TEST(Plan, ProductsOfBFloat16MakeRowsAndCacheInItTheDefault) {
     GTEST_SKIP() << e.what();
   }
   EXPECT_EQ(MakePlan(config).kv_dtype, DType::kBF16);
+  config.quantization.method = "fp8";  // whose rows are float32
+  EXPECT_EQ(MakePlan(config).kv_dtype, DType::kF32);
+  config.quantization.method = "";
   config.kv_cache_dtype = "float32";
   EXPECT_EQ(MakePlan(config).kv_dtype, DType::kF32);
   config.kv_cache_dtype = "auto";

@@ -70,6 +70,7 @@ struct QuantizationConfig {
   // Rows that meet linears stored in bfloat16 are rounded to it.
   bool bfloat16_rows = false;
 
+  bool none() const { return method.empty() && rules.empty(); }  // every linear is plain
   // gpt-oss: stacks of experts are stored as MXFP4 `_blocks` and `_scales`, which need no rule.
   bool mxfp4_blocks() const { return method == "mxfp4"; }
 

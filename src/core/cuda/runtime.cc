@@ -101,7 +101,7 @@ Stream::~Stream() {
 }
 void Stream::Synchronize() const { Check(cudaStreamSynchronize(stream_), "work of the GPU"); }
 
-Event::Event() { Check(cudaEventCreate(&event_), "a new event"); }
+Event::Event(unsigned flags) { Check(cudaEventCreateWithFlags(&event_, flags), "a new event"); }
 Event::~Event() {
   if (event_) cudaEventDestroy(event_);
 }

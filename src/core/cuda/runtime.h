@@ -100,7 +100,7 @@ class Stream {
 // A point in a stream, with its time.
 class Event {
  public:
-  Event();
+  explicit Event(unsigned flags = cudaEventDefault);
   ~Event();
   Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
   Event& operator=(Event&&) = delete;
@@ -128,7 +128,7 @@ class Branch {
 
  private:
   Stream stream_;
-  Event forked_, joined_;
+  Event forked_{cudaEventDisableTiming}, joined_{cudaEventDisableTiming};
 };
 
 }  // namespace switchyard::cuda

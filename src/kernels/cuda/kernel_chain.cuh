@@ -26,6 +26,7 @@ __device__ __forceinline__ void WaitForKernelBefore() {
 
 // Launches a kernel that may begin early (`early`): it must call WaitForKernelBefore before it
 // touches what earlier kernels write, and before it ends, so that who follows it follows them all.
+// What the kernel ahead itself could read as it began may be read before (past the first cache).
 template <typename... Params, typename... Args>
 cudaError_t LaunchEarly(void (*kernel)(Params...), dim3 blocks, int threads, size_t shared_bytes,
                         bool early, cudaStream_t stream, Args&&... args) {

@@ -15,8 +15,9 @@
 
 namespace switchyard::cuda {
 
-// Owns its weights on the device. Everything is enqueued on the device's stream, nothing waits for
-// the host and nothing is allocated after construction. The rank's thread calls it.
+// Owns its weights on the device. Everything is enqueued on the device's stream, or on a branch
+// that comes back to it; nothing waits for the host and nothing is allocated after construction.
+// The rank's thread calls it.
 class CudaMoeLayer : public MoeBlock {
  public:
   // Copies the weights to the device. Error kInvalid names what a GPU does not take.

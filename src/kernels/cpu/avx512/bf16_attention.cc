@@ -208,7 +208,8 @@ void AddValues(PairState& s, int64_t block, bool whole) {
   const int64_t begin = s.Range(first, block).begin / 2;
   const int64_t end = (s.Range(last - 1, block).end + 1) / 2;
   const int64_t tiles = (last - first + Vec::kTileRows - 1) / Vec::kTileRows;
-  RowRequests requests = s.ValueRequests(tiles * (end - begin) * (s.acc_stride / (4 * kLanes)));
+  const int64_t vectors = s.acc_stride / kLanes, column_tiles = vectors / 4 + vectors % 4;
+  RowRequests requests = s.ValueRequests(tiles * (end - begin) * column_tiles);
   ForTiles(first, last, [&]<int M>(int64_t query) {
     int64_t c = 0;
     for (; c + 4 * kLanes <= s.acc_stride; c += 4 * kLanes) {

@@ -19,12 +19,14 @@ struct RowRequests {
   int64_t rows = 0, bytes = 0, at = 0;
   int64_t due = 0, each = 0;  // lines that are due, and that become so with each step
 
-  RowRequests() = default;
+  // Always inline: a copy of its own could be that of another instruction set (leaves.h).
+  [[gnu::always_inline]] RowRequests() {}
   // In loops whose rounds are short only every kSparse-th one is a step.
   static constexpr int64_t kSparse = 4;
 
   // `count` rows of `row_bytes` in `steps` steps.
-  RowRequests(const char* const* first, int64_t count, int64_t row_bytes, int64_t steps)
+  [[gnu::always_inline]] RowRequests(const char* const* first, int64_t count, int64_t row_bytes,
+                                     int64_t steps)
       : row(first), rows(count), bytes(row_bytes) {
     const int64_t lines = (row_bytes + kLineBytes - 1) / kLineBytes * count;
     each = steps > 0 ? lines * kWhole / steps + 1 : 0;
