@@ -145,10 +145,12 @@ template <int M>
   requests = next;
 }
 
+int64_t TilesOf(int64_t queries) { return (queries + Vec::kTileRows - 1) / Vec::kTileRows; }
+
 // f.template operator()<M>(query) for tiles of the queries [begin, end).
 template <class Function>
 void ForTiles(int64_t begin, int64_t end, const Function& f) {
-  const int64_t count = end - begin, tiles = (count + Vec::kTileRows - 1) / Vec::kTileRows;
+  const int64_t count = end - begin, tiles = TilesOf(count);
   for (int64_t tile = 0; tile < tiles; ++tile) {
     const int64_t query = begin + count * tile / tiles;
     simd::ForRows<Vec>(begin + count * (tile + 1) / tiles - query,
@@ -157,8 +159,7 @@ void ForTiles(int64_t begin, int64_t end, const Function& f) {
 }
 
 void ScoreKeys(PairState& s) {
-  const int64_t tiles = (s.queries + Vec::kTileRows - 1) / Vec::kTileRows;
-  RowRequests requests = s.KeyRequests(tiles * s.t.k_width / 2);
+  RowRequests requests = s.KeyRequests(TilesOf(s.queries) * s.t.k_width / 2);
   ForTiles(0, s.queries, [&]<int M>(int64_t query) { PairScores<M>(s, query, requests); });
 }
 
@@ -207,9 +208,8 @@ void AddValues(PairState& s, int64_t block, bool whole) {
   while (!whole && !sees(last - 1)) --last;
   const int64_t begin = s.Range(first, block).begin / 2;
   const int64_t end = (s.Range(last - 1, block).end + 1) / 2;
-  const int64_t tiles = (last - first + Vec::kTileRows - 1) / Vec::kTileRows;
   const int64_t vectors = s.acc_stride / kLanes, column_tiles = vectors / 4 + vectors % 4;
-  RowRequests requests = s.ValueRequests(tiles * (end - begin) * column_tiles);
+  RowRequests requests = s.ValueRequests(TilesOf(last - first) * (end - begin) * column_tiles);
   ForTiles(first, last, [&]<int M>(int64_t query) {
     int64_t c = 0;
     for (; c + 4 * kLanes <= s.acc_stride; c += 4 * kLanes) {

@@ -14,16 +14,15 @@ constexpr int64_t kLineBytes = 64;
 // more requests under way than it has places for, and drops the rest.
 struct RowRequests {
   static constexpr int64_t kWhole = 1 << 16;  // a line, of `due` and `each`
+  // In loops whose rounds are short only every kSparse-th one is a step.
+  static constexpr int64_t kSparse = 4;
 
   const char* const* row = nullptr;
   int64_t rows = 0, bytes = 0, at = 0;
   int64_t due = 0, each = 0;  // lines that are due, and that become so with each step
 
-  // Always inline: a copy of its own could be that of another instruction set (leaves.h).
+  // All are always inline: a copy of its own could be that of another instruction set (leaves.h).
   [[gnu::always_inline]] RowRequests() {}
-  // In loops whose rounds are short only every kSparse-th one is a step.
-  static constexpr int64_t kSparse = 4;
-
   // `count` rows of `row_bytes` in `steps` steps.
   [[gnu::always_inline]] RowRequests(const char* const* first, int64_t count, int64_t row_bytes,
                                      int64_t steps)
