@@ -5,6 +5,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
 
 #include "comm/device/remote_ranks.h"
 #include "comm/device/symmetric_memory.h"
@@ -60,6 +63,7 @@ struct SharedArena::Impl {
     return header().abort_state.load(std::memory_order_seq_cst) != ArenaHeader::kRunning;
   }
   void Abort(std::string_view reason) const;  // the ranks of this host
+  std::string AbortReason() const;  // once aborted()
   [[noreturn]] void ThrowAborted() const;
 };
 

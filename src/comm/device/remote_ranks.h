@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "comm/device/symmetric_memory.h"
@@ -25,7 +26,8 @@ struct ByteRange {
 class RemoteRanks {
  public:
   // Says goodbye where nothing was aborted, and waits a little for the peers to say it, since they
-  // may still have to send what nobody will read.
+  // may still have to send what nobody will read. Where a rank of this host aborted, its reason is
+  // passed on: peers may hear that this rank is gone before they hear from that one.
   virtual ~RemoteRanks() = default;
 
   virtual bool IsRemote(int rank) const = 0;
@@ -50,6 +52,7 @@ class ArenaDoor {
   std::span<std::byte> Bytes(ByteRange range) const;  // Error kInvalid where it is no part of it
   void Raise(uint64_t flag_offset, uint32_t value) const;
   bool aborted() const;
+  std::string AbortReason() const;  // once aborted()
   [[noreturn]] void ThrowAborted() const;
   void Abort(std::string_view reason) const;  // the ranks of this host; peers tell theirs
 

@@ -89,19 +89,20 @@ void SharedArena::Impl::Abort(std::string_view reason) const {
   }
 }
 
-void SharedArena::Impl::ThrowAborted() const {
+std::string SharedArena::Impl::AbortReason() const {
   // Whoever aborts may be killed while it writes the reason: nobody waits for it for long.
   const auto give_up = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
   while (header().abort_state.load() != ArenaHeader::kAborted) {
     if (std::chrono::steady_clock::now() > give_up) {
-      throw Error(ErrorKind::kPeer, "the ranks were stopped by one that ended meanwhile");
+      return "the ranks were stopped by one that ended meanwhile";
     }
     std::this_thread::yield();
   }
-  throw Error(ErrorKind::kPeer,
-              std::string(header().abort_reason.data(),
-                          strnlen(header().abort_reason.data(), header().abort_reason.size())));
+  const auto& reason = header().abort_reason;
+  return {reason.data(), strnlen(reason.data(), reason.size())};
 }
+
+void SharedArena::Impl::ThrowAborted() const { throw Error(ErrorKind::kPeer, AbortReason()); }
 
 SharedArena::SharedArena(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 SharedArena::~SharedArena() = default;
@@ -192,6 +193,7 @@ void ArenaDoor::Raise(uint64_t flag_offset, uint32_t value) const {
 }
 
 bool ArenaDoor::aborted() const { return arena_.aborted(); }
+std::string ArenaDoor::AbortReason() const { return arena_.AbortReason(); }
 void ArenaDoor::ThrowAborted() const { arena_.ThrowAborted(); }
 void ArenaDoor::Abort(std::string_view reason) const { arena_.Abort(reason); }
 

@@ -336,7 +336,7 @@ void TcpRanks::SayBye() {
 }
 
 TcpRanks::~TcpRanks() {
-  if (!door_.aborted()) SayBye();
+  door_.aborted() ? Abort(door_.AbortReason()) : SayBye();
   leaving_ = true;
   for (const auto& peer : peers_) {
     if (peer == nullptr || !peer->server.joinable()) continue;
