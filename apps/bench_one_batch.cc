@@ -1,6 +1,6 @@
 // `switchyard bench one-batch`: prefill and decode of one batch of equal requests, straight on the
-// model: no scheduler, no HTTP. Each figure stands beside the machine's read bandwidth, measured in
-// the same run.
+// model and what the flags say of its experts: no scheduler, no HTTP. Each figure stands beside the
+// machine's read bandwidth, measured in the same run.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -17,6 +17,8 @@
 #include "core/log.h"
 #include "engine/config.h"
 #include "engine/cpu_binding.h"
+#include "engine/expert_work.h"
+#include "engine/model_forward.h"
 #include "kernels/roofline.h"
 #include "model/model.h"
 
@@ -69,6 +71,7 @@ class Sequences {
         b.positions.push_back(i);
         b.slots.push_back(pages_[s][i / page_size_] * page_size_ + i % page_size_);
       }
+      b.request_ids.push_back(static_cast<uint64_t>(s));
       if (logits) b.logit_rows.push_back(static_cast<int32_t>(b.tokens.size()) - 1);
     }
     b.decode_tokens = rows == 1 ? b.num_tokens() : 0;
@@ -86,9 +89,9 @@ class Sequences {
 
 // Prompts go together as far as a step takes them, longer ones in chunks; decode steps take all
 // sequences at once.
-void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, Model& model,
-              RankComm& comm, KvStorage& kv, Result& result) {
-  Sequences sequences(c, args.output_length, kv.page_size(), plan.model.vocab_size);
+void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, ForwardFunction& model,
+              RankComm& comm, Result& result) {
+  Sequences sequences(c, args.output_length, args.server.engine.page_size, plan.model.vocab_size);
   // Of prompts, as the scheduler has it.
   const int32_t step = plan.chunked_prefill_size < 0 ? c.input : plan.chunked_prefill_size;
   const int32_t chunk = std::min(step, c.input);
@@ -99,8 +102,7 @@ void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, Model& m
     const int32_t last = std::min(c.batch, s + together);
     for (int32_t begin = 0; begin < c.input; begin += chunk) {
       const int32_t rows = std::min(chunk, c.input - begin);
-      model.Forward(sequences.Rows(s, last, begin, rows, begin + rows == c.input, model.draws()),
-                    kv);
+      model.Forward(sequences.Rows(s, last, begin, rows, begin + rows == c.input, model.draws()));
     }
   }
   result.prefill.push_back(Seconds(start));
@@ -108,7 +110,7 @@ void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, Model& m
   for (int32_t i = 1; i < args.output_length; ++i) {
     const ForwardBatch batch = sequences.Rows(0, c.batch, c.input + i - 1, 1, true, model.draws());
     start = Clock::now();
-    model.Forward(batch, kv);
+    model.Forward(batch);
     steps.push_back(Seconds(start));
   }
   result.decode.push_back(Median(steps));
@@ -237,13 +239,17 @@ int RunOneBatch(const OneBatchArgs& args) {
                    const auto comm = RankComm::Create(std::move(arena), config.mesh, rank);
                    const CpuBinding binding = BindRank(config, plan, *comm->tp);
                    ThreadPool pool(binding.threads, binding.cpus);
-                   Model model(config.model_path, plan.model, MakeModelOptions(config, plan, rank),
-                               *comm, pool);
+                   ModelOptions options = MakeModelOptions(config, plan, rank);
+                   const ExpertWork experts(config, plan, *comm);
+                   experts.AddTo(&options);
+                   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
                    KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
+                   const ExpertWork::Attached attached(experts, model);
+                   ModelForward forward(model, kv, experts);
                    for (size_t i = 0; i < cases.size(); ++i) {
                      for (int32_t r = -1; r < args.repeat; ++r) {  // the first run warms up
                        Result result;
-                       TimeCase(args, plan, cases[i], model, *comm, kv, result);
+                       TimeCase(args, plan, cases[i], forward, *comm, result);
                        if (rank != 0 || r < 0) continue;
                        results[i].prefill.push_back(result.prefill[0]);
                        results[i].decode.push_back(result.decode[0]);

@@ -21,8 +21,9 @@ inline double Median(std::vector<double> values) {
 
 // Seconds of one call of f: the median, after one to warm up, of as many as fit into half a second,
 // but 3 to 1000. What f reads has to be elsewhere in memory each time where caches must not help.
-template <typename F>
-double MedianSeconds(const F& f) {
+// After each call of f comes one of `between`, which is not timed.
+template <typename F, typename Between>
+double MedianSeconds(const F& f, const Between& between) {
   f();
   std::vector<double> times;
   const auto start = Clock::now();
@@ -30,8 +31,14 @@ double MedianSeconds(const F& f) {
     const auto begin = Clock::now();
     f();
     times.push_back(SecondsSince(begin));
+    between();
   }
   return Median(std::move(times));
+}
+
+template <typename F>
+double MedianSeconds(const F& f) {
+  return MedianSeconds(f, [] {});
 }
 
 }  // namespace switchyard::bench

@@ -51,6 +51,19 @@ void Use(uint64_t value) { asm volatile("" ::"r"(value)); }
 
 }  // namespace
 
+void ReadLines(const void* begin, int64_t bytes, int64_t ahead) {
+  Use(SumLines(static_cast<const char*>(begin), bytes, ahead));
+}
+
+double ReadOnce(ThreadPool& pool, const void* begin, int64_t bytes) {
+  const int64_t part = bytes / pool.num_threads() / kLine * kLine;
+  const auto start = Clock::now();
+  pool.Run(pool.num_threads(), [&](int64_t i) {
+    ReadLines(static_cast<const char*>(begin) + i * part, part, kReadAhead);
+  });
+  return static_cast<double>(part * pool.num_threads()) / SecondsSince(start);
+}
+
 MemoryLoops::MemoryLoops(ThreadPool& pool, int64_t bytes) : pool_(pool), bytes_(bytes) {
   for (int i = 0; i < pool.num_threads(); ++i) {
     buffers_.push_back(Tensor::Empty(DType::kU8, {bytes}));
@@ -73,7 +86,7 @@ double MemoryLoops::Best(double bytes, const Body& body) {
 
 double MemoryLoops::Read(int64_t ahead) {
   return Best(static_cast<double>(bytes_),
-              [&](const char* buffer) { Use(SumLines(buffer, bytes_, ahead)); });
+              [&](const char* buffer) { ReadLines(buffer, bytes_, ahead); });
 }
 
 double MemoryLoops::ReadAgain(int64_t bytes) {

@@ -1,7 +1,8 @@
 // One MoE layer on the CPUs of this host, a rank a thread with threads of its own, tokens of its
 // own and its share of made-up experts. Experts' weights are all there, as in a model, so that they
 // are read from memory. A line for each case: the median of passes from the first rank's begin to
-// the last one's end, and the median time of each stage on rank 0.
+// the last one's end, the median time of each stage on rank 0, and what plain reads of a part of
+// the same weights give after each pass: memory is fast or slow by what others do.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include "bench/benches.h"
 #include "bench/cpu/ceilings.h"
 #include "bench/cpu/cores.h"
+#include "bench/cpu/memory_loops.h"
 #include "bench/model_shapes.h"
 #include "bench/timing.h"
 #include "core/error.h"
@@ -37,6 +39,8 @@ constexpr double kSecondsPerCase = 1.0;
 // Each pass takes other tokens out of at least so many: a few would keep choosing the same experts,
 // which caches then hold.
 constexpr int64_t kDifferentTokens = 512;
+// Matrices, 2 to 14 MiB each, that a thread reads plainly after each pass.
+constexpr int64_t kReadsPerThread = 8;
 
 // What experts are stored as and multiply.
 struct Formats {
@@ -65,7 +69,6 @@ struct Setup {
   int ranks, threads;  // of each rank
   int experts;         // of all ranks
   std::vector<int64_t> tokens;
-  const CpuCeilings& ceilings;
   Report& report;
   std::shared_ptr<const MoeBackends> backends;
 
@@ -111,6 +114,7 @@ class Weights {
     if (m.shared) layer_.shared = Expert();
   }
   const MoeLayerWeights& layer() const { return layer_; }
+  const std::vector<Tensor>& matrices() const { return copies_; }
 
  private:
   WeightView Copy(WeightView w) {
@@ -142,6 +146,7 @@ class Rank {
   Rank(const Setup& setup, RankComm& comm, ThreadPool& pool)
       : setup_(setup),
         comm_(comm),
+        pool_(pool),
         runtime_(MakeMoeRuntime(Setup::Options(), setup.Shape(), comm, pool, setup.backends)),
         weights_(setup, runtime_->experts().LocalExperts(comm.mesh.ep_rank())),
         layer_(Config(setup), weights_.layer(), runtime_) {
@@ -155,7 +160,7 @@ class Rank {
 
   void Run(int64_t tokens) {
     const std::vector<int64_t> counts(setup_.ranks, tokens);
-    std::vector<double> passes;
+    std::vector<double> passes, reads;
     std::array<std::vector<double>, kStageCount> stages;
     const auto start = Clock::now();
     for (int run = -1; run < kMostRuns; ++run) {
@@ -165,11 +170,13 @@ class Rank {
       Pass(counts, times);
       const double seconds = GroupTime(begin);
       if (run >= 0) passes.push_back(seconds);
+      reads.push_back(PlainReads());
       for (int s = 0; run >= 0 && s < kStageCount; ++s) stages[s].push_back(times[s]);
       const bool enough = run + 1 >= kFewestRuns && SecondsSince(start) > kSecondsPerCase;
       if (comm_.tp->Broadcast(enough ? "enough" : "more") == "enough") break;
     }
-    if (comm_.mesh.rank() == 0) Add(tokens, Median(std::move(passes)), stages);
+    if (comm_.mesh.rank() == 0)
+      Add(tokens, Median(std::move(passes)), Median(std::move(reads)), stages);
   }
 
  private:
@@ -204,6 +211,27 @@ class Rank {
     stage(9, [&] { layer_.Scatter(batch); });
   }
 
+  // Bytes per second that all ranks together read of their weights, each time of other ones.
+  double PlainReads() {
+    const std::vector<Tensor>& matrices = weights_.matrices();
+    const int64_t begin = next_read_, count = kReadsPerThread * pool_.num_threads();
+    next_read_ += count;
+    const auto matrix = [&](int64_t i) -> const Tensor& {
+      return matrices[(begin + i) % std::ssize(matrices)];
+    };
+    double bytes = 0;
+    for (int64_t i = 0; i < count; ++i) bytes += static_cast<double>(matrix(i).num_bytes());
+    comm_.tp->Barrier("bench");
+    const auto start = Clock::now();
+    pool_.Run(pool_.num_threads(), [&](int64_t thread) {
+      for (int64_t i = 0; i < kReadsPerThread; ++i) {
+        const Tensor& m = matrix(thread * kReadsPerThread + i);
+        ReadLines(m.raw(), static_cast<int64_t>(m.num_bytes()), kReadAhead);
+      }
+    });
+    return bytes * setup_.ranks / GroupTime(start);
+  }
+
   // From where the first rank began to where the last one ended, now.
   double GroupTime(Clock::time_point begin) const {
     using Times = std::array<Clock::rep, 2>;
@@ -216,7 +244,7 @@ class Rank {
     return std::chrono::duration<double>(Clock::duration(span[1] - span[0])).count();
   }
 
-  void Add(int64_t tokens, double seconds,
+  void Add(int64_t tokens, double seconds, double bandwidth,
            std::array<std::vector<double>, kStageCount>& stages) const {
     const ModelShape& m = setup_.model;
     const auto all_tokens = static_cast<double>(tokens * setup_.ranks);
@@ -227,13 +255,13 @@ class Rank {
                        (m.shared ? setup_.ranks : 0);
     const double bytes = hit * m.WeightsOfExpert() * setup_.formats.bytes;
     const double flops = 2 * all_tokens * (k + (m.shared ? 1 : 0)) * m.WeightsOfExpert();
-    Result result = {
-        .name = kName,
-        .shape = setup_.Describe(tokens),
-        .seconds = seconds,
-        .flops = flops,
-        .bytes = bytes,
-        .limit = Roofline(bytes, setup_.ceilings.bandwidth, flops, setup_.formats.peak)};
+    Result result = {.name = kName,
+                     .shape = setup_.Describe(tokens),
+                     .seconds = seconds,
+                     .flops = flops,
+                     .bytes = bytes,
+                     .limit = Roofline(bytes, bandwidth, flops, setup_.formats.peak),
+                     .more = {{"plain reads GB/s", bandwidth * 1e-9}}};
     for (int s = 0; s < kStageCount; ++s)
       result.more.push_back({kStages[s], Median(std::move(stages[s])) * 1e6});
     setup_.report.Add(std::move(result));
@@ -241,12 +269,14 @@ class Rank {
 
   const Setup& setup_;
   RankComm& comm_;
+  ThreadPool& pool_;
   std::shared_ptr<MoeRuntime> runtime_;
   Weights weights_;
   MoeLayer layer_;
   std::vector<float> hidden_;  // [most tokens + kDifferentTokens, H]
   std::vector<float> out_;     // [most tokens, H]
   int64_t first_token_ = 0;
+  int64_t next_read_ = 0;  // matrix
 };
 
 void RunModel(const Setup& setup) {
@@ -289,7 +319,6 @@ void CpuMoeLayer(const Options& options, Report& report) {
                 .threads = threads,
                 .experts = experts,
                 .tokens = options.tokens.empty() ? default_tokens : options.tokens,
-                .ceilings = ceilings,
                 .report = report,
                 .backends = options.backends});
     }

@@ -33,7 +33,7 @@ struct ExpertWork {
   // While it lives, the manager moves the model's experts.
   class Attached {
    public:
-    Attached(ExpertWork& work, Model& model) : manager_(work.manager.get()) {
+    Attached(const ExpertWork& work, Model& model) : manager_(work.manager.get()) {
       if (manager_) manager_->Attach(model.movable_experts());
     }
     ~Attached() {

@@ -10,6 +10,7 @@
 #include "engine/cpu_binding.h"
 #include "engine/expert_work.h"
 #include "engine/group_exchange.h"
+#include "engine/model_forward.h"
 #include "engine/scheduler/batch.h"
 #include "kernels/ops.h"
 
@@ -19,41 +20,6 @@ namespace {
 
 // How long an idle leader sleeps before it looks around again.
 constexpr std::chrono::milliseconds kIdleWait{1000};
-
-class ModelForward : public ForwardFunction {
- public:
-  ModelForward(Model& model, KvStorage& kv, ExpertRecorder* recorder, EplbManager* eplb)
-      : model_(model), kv_(kv), recorder_(recorder), eplb_(eplb) {}
-  std::span<const float> Forward(const ForwardBatch& batch) override {
-    if (eplb_) eplb_->BeginPass();
-    if (recorder_) recorder_->BeginPass(batch.num_tokens());
-    const std::span<const float> logits = model_.Forward(batch, kv_);
-    if (recorder_) EndPass(batch);
-    if (eplb_) eplb_->EndPass();
-    return logits;
-  }
-  int64_t vocab_size() const override { return model_.config().vocab_size; }
-  bool draws() const override { return model_.draws(); }
-  std::span<const int32_t> drawn() const override { return model_.drawn(); }
-  std::span<const int32_t> routed_experts() const override { return model_.routed_experts(); }
-  int64_t routed_width() const override {
-    const ModelConfig& config = model_.config();
-    return config.has_moe() ? config.num_layers() * config.moe->router.top_k : 0;
-  }
-
- private:
-  void EndPass(const ForwardBatch& batch) {
-    sequence_rows_.clear();
-    for (const auto& sequence : batch.sequences) sequence_rows_.push_back(sequence.rows);
-    recorder_->EndPass({batch.positions, sequence_rows_, batch.request_ids});
-  }
-
-  Model& model_;
-  KvStorage& kv_;
-  ExpertRecorder* const recorder_;      // or null
-  EplbManager* const eplb_;             // or null
-  std::vector<int32_t> sequence_rows_;  // [sequences]
-};
 
 // Reports each percent once; loaders call it for every tensor.
 std::function<void(size_t, size_t)> ThrottledProgress(const RankLoopIo& io) {
@@ -92,7 +58,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
   KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
   const ExpertWork::Attached attached(experts, model);
-  ModelForward forward(model, kv, experts.recorder.get(), experts.manager.get());
+  ModelForward forward(model, kv, experts);
   CheckedForward checked(forward, *comm->attn_tp, config.page_size);
   ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;
   RankEngine engine(EngineOptions(config, plan, comm->mesh), chosen);

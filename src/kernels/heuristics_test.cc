@@ -65,6 +65,23 @@ TEST(HeuristicsTest, WeightsAreAskedForAsFarAheadAsSaid) {
   EXPECT_EQ(kRow + deep.Of(kRow), 3 * kRow);
 }
 
+// Rounds of a task go on with those of the next one, as if its rows followed.
+TEST(HeuristicsTest, TheNextTasksRowsAreAskedForAfterTheLastOnes) {
+  constexpr int kRows = 4;
+  constexpr int64_t kRow = 512, kBytes = 8 * kRow, kNextTask = 1000 * kRow;
+  static char weights[kNextTask];
+  const auto place = [&](int64_t left) {
+    const char* first = weights + (16 - left) * kRow;
+    return simd::Ahead<int, kRows, kBytes>(kRow, kRow, left, first, weights + kNextTask).Of(0) +
+           (16 - left) * kRow;
+  };
+  EXPECT_EQ(place(16), 8 * kRow);
+  EXPECT_EQ(place(12), 12 * kRow);
+  EXPECT_EQ(place(8), kNextTask);
+  EXPECT_EQ(place(4), kNextTask + 4 * kRow);
+  EXPECT_EQ(place(3), kNextTask + 4 * kRow) << "the last round has a row less";
+}
+
 TEST(HeuristicsTest, PartsOfKeysAreWholeBlocks) {
   // Else which keys are in a block together would depend on where a task begins.
   EXPECT_EQ(kKeyPart % kKeyBlock, 0);

@@ -67,6 +67,18 @@ def test_moe_layer_has_the_time_of_every_stage():
         assert re.search(rf"\b{stage} \d", more), more
 
 
+# As a server has it: a replica of each expert on both ranks, and batches divided over them.
+@pytest.mark.parametrize("dispatch, even", [("static", False), ("balanced", True)])
+def test_one_batch_does_what_the_flags_say_of_experts(dispatch, even):
+    done = bench("one-batch", "--device", "cpu", "--model", server.FIXTURES / "qwen3_moe", "--tp", 2, "--ep", 2, "--input-len", 24,
+                 "--output-len", 4, "--repeat", 1, "--ep-num-redundant-experts", 16, "--ep-dispatch-algorithm", dispatch,
+                 "--enable-expert-distribution-metrics")
+    assert done.returncode == 0, done.stderr
+    passes = re.findall(r"current_pass_balancedness=([\d.]+)", done.stdout + done.stderr)
+    assert len(passes) == 8  # twice, to warm up and to time: a prompt and three steps
+    assert (set(passes) == {"1.000"}) == even
+
+
 @pytest.mark.parametrize("which", ["one-batch", *BENCHES])
 def test_help_of_each(which):
     done = bench(which, "--help")

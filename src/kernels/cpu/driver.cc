@@ -15,6 +15,25 @@ int64_t RoundUp(int64_t n, int64_t step) { return CeilDiv(n, step) * step; }
 
 int64_t ScaleFloats(int64_t k) { return RoundUp(2 * (k / kInt4Block + 2) + kMaxLanes, kMaxLanes); }
 
+int64_t StoredBits(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kF32:
+      return 32;
+    case WeightFormat::kBF16:
+    case WeightFormat::kF16:
+      return 16;
+    case WeightFormat::kFp8Block:
+    case WeightFormat::kFp8Channel:
+    case WeightFormat::kInt8Channel:
+      return 8;
+    case WeightFormat::kInt4Group:
+    case WeightFormat::kMxfp4:
+    case WeightFormat::kNvfp4:
+      return 4;
+  }
+  return 0;
+}
+
 void Convert(const void* view, int64_t row, int64_t begin, int64_t end, float* out) {
   DequantizeRow(*static_cast<const WeightView*>(view), row, begin, end, out);
 }
@@ -112,6 +131,11 @@ WeightRef MakeRef(const WeightView& w) {
           .convert = Convert,
           .view = &w,
           .skip = 0};
+}
+
+const void* RowAddress(const WeightView& w, int64_t row) {
+  const int64_t first = (w.row0 + row * w.row_step) * w.stored_k + w.col0;
+  return static_cast<const char*>(w.data) + first * StoredBits(w.format) / 8;
 }
 
 int64_t LinearScratch(int64_t k) {

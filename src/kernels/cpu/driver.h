@@ -1,6 +1,8 @@
 // What the drivers of cpu/*.cc share: the leaves in use, a thread's scratch, how loops are cut.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 
@@ -29,6 +31,9 @@ char* CallScratch(int64_t bytes);
 
 WeightRef MakeRef(const WeightView& w);
 
+// Where a row of the view begins in memory.
+const void* RowAddress(const WeightView& w, int64_t row);
+
 // Floats of scratch that leaves need.
 int64_t LinearScratch(int64_t k);
 int64_t ColumnsScratch();
@@ -40,6 +45,26 @@ int64_t PartialFloats(int64_t queries, int64_t v_width);
 template <typename Body>
 void RunTasks(ThreadPool& pool, int64_t n, const Body& body) {
   pool.Run(n, std::cref(body));
+}
+
+// Runs body(task, next) for all tasks in [0, n), which are sorted from those that compute most to
+// those that read most for what they compute. Half of the threads begin at either end, so that
+// both kinds run side by side, and meet in the middle. `next`: the task that the thread probably
+// runs after this one, or -1.
+template <typename Body>
+void RunFromBothEnds(ThreadPool& pool, int64_t n, const Body& body) {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  std::atomic<int64_t> taken{0}, first{0}, last{n};
+  const int64_t threads = pool.num_threads();
+  const auto drain = [&](int64_t thread) {
+    while (taken.fetch_add(1, kRelaxed) < n) {
+      const bool ascends = thread % 2 == 0;
+      const int64_t task = ascends ? first.fetch_add(1, kRelaxed) : last.fetch_sub(1, kRelaxed) - 1;
+      const int64_t next = ascends ? task + (threads + 1) / 2 : task - threads / 2;
+      body(task, next < n ? std::max<int64_t>(next, -1) : -1);
+    }
+  };
+  RunTasks(pool, std::min(threads, n), drain);
 }
 
 // Cuts m rows of n elements each; pieces of fewer than about 16 Ki elements stay whole, because

@@ -1,7 +1,9 @@
 // GroupedMlp in two loops: gate, up and activation into the scratch; then down. Tasks are blocks of
-// one expert's columns, so that a single token's few experts still occupy every thread. Before each
-// loop its input rows are rounded, if the experts want that.
+// one expert's columns, so that a single token's few experts still occupy every thread. Experts of
+// many rows, whose products take longest, and those of few, which memory keeps waiting, run side by
+// side. Before each loop its input rows are rounded, if the experts want that.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
@@ -120,7 +122,8 @@ struct Run {
   Inputs inputs;
   cpu::RoundedRows middle;
 
-  void Middle(int64_t task) const {
+  // `next`: the task that the thread probably runs after this one, or -1.
+  void Middle(int64_t task, int64_t next) const {
     const int64_t blocks = CeilDiv(width, kExpertTaskColumns);
     const int32_t e = experts[task / blocks];
     const ExpertWeights& w = p.experts[e];
@@ -144,11 +147,15 @@ struct Run {
         .ldy = width,
         .accumulate = false,
         .scratch = scratch,
+        .next = cpu::RowAddress(w.up, begin),
     };
     const int32_t* ids = inputs.places != nullptr ? inputs.places + first : nullptr;
     cpu::RunLinear(leaves, w.gate, inputs.rows, 0, ids, t);
     t.w = cpu::MakeRef(w.up);
     t.bias = w.up_bias;
+    t.next = next < 0 ? nullptr
+                      : cpu::RowAddress(p.experts[experts[next / blocks]].gate,
+                                        next % blocks * kExpertTaskColumns);
     t.y = up - begin;
     t.ldy = kExpertTaskColumns;
     cpu::RunLinear(leaves, w.up, inputs.rows, 0, ids, t);
@@ -166,7 +173,7 @@ struct Run {
     }
   }
 
-  void Down(int64_t task) const {
+  void Down(int64_t task, int64_t next) const {
     const int64_t blocks = CeilDiv(hidden, kExpertTaskColumns);
     const int32_t e = experts[task / blocks];
     const ExpertWeights& w = p.experts[e];
@@ -184,6 +191,9 @@ struct Run {
         .ldy = p.ldo,
         .accumulate = false,
         .scratch = cpu::ThreadScratch(cpu::LinearScratch(width)),
+        .next = next < 0 ? nullptr
+                         : cpu::RowAddress(p.experts[experts[next / blocks]].down,
+                                           next % blocks * kExpertTaskColumns),
     };
     cpu::RunLinear(leaves, w.down, middle, first, nullptr, t);
   }
@@ -201,16 +211,18 @@ void GroupedMlp(const GroupedMlpParams& p, ThreadPool& pool) {
     if (p.offsets[e] < p.offsets[e + 1]) busy.push_back(static_cast<int32_t>(e));
   }
   if (busy.empty()) return;
+  const auto order = [&](int32_t e) { return std::pair(p.offsets[e] - p.offsets[e + 1], e); };
+  std::ranges::sort(busy, {}, order);  // most rows first
   for (const int32_t e : busy) CHECK(cpu::SameInput(p.experts[e].gate, p.experts[e].up));
   const ExpertWeights& w = p.experts[busy[0]];
   Run run = {p, *leaves, busy, w.gate.n, w.down.n, {}, {}};
   const auto count = static_cast<int64_t>(busy.size());
   run.inputs = RoundInputs(p, busy, run.hidden, pool);
-  cpu::RunTasks(pool, count * CeilDiv(run.width, kExpertTaskColumns),
-                [&](int64_t task) { run.Middle(task); });
+  cpu::RunFromBothEnds(pool, count * CeilDiv(run.width, kExpertTaskColumns),
+                       [&](int64_t task, int64_t next) { run.Middle(task, next); });
   run.middle = RoundMiddle(p, busy, run.width, pool);
-  cpu::RunTasks(pool, count * CeilDiv(run.hidden, kExpertTaskColumns),
-                [&](int64_t task) { run.Down(task); });
+  cpu::RunFromBothEnds(pool, count * CeilDiv(run.hidden, kExpertTaskColumns),
+                       [&](int64_t task, int64_t next) { run.Down(task, next); });
 }
 
 }  // namespace switchyard::kernels

@@ -67,6 +67,9 @@ struct LinearTask {
   int64_t ldy;
   bool accumulate;
   float* scratch;  // LinearScratch(k) floats, see cpu/driver.h
+  // The first weight row of what the thread probably multiplies next, rows that lie like these ones
+  // in memory; null where that is not known. Never read, only asked for.
+  const void* next = nullptr;
 };
 
 // y[i, c] = Σ_r x[i, r] · W[r, c] for the columns c in [begin, end), at most kColumnBlock of them.

@@ -55,7 +55,8 @@ template <int M, int N, int64_t kAhead>
     }
   };
   const int64_t bytes = t.w.k * kHalf;
-  const simd::Ahead<Vec, N, kAhead> ahead(bytes, simd::RowStride<Vec>(t.w, kBits), t.end - n);
+  const simd::Ahead<Vec, N, kAhead> ahead(bytes, simd::RowStride<Vec>(t.w, kBits), t.end - n, w[0],
+                                          t.next);
   int64_t j = 0;
   for (; j + kLine <= bytes; j += kLine) {
     if constexpr (kAhead > 0) {

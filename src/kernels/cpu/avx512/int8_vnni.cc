@@ -15,6 +15,7 @@ struct Int8Dot {
   using Sum = __m512i;
   using X = int8_t;
   static constexpr int64_t kBytes = 64;
+  static constexpr int kParts = 1;
   static constexpr int64_t kMostRows = int64_t{1} << 32;  // any number
   static constexpr int kTileRows = 8;
   // As many sums as registers hold beside x.
@@ -29,11 +30,12 @@ struct Int8Dot {
 
   static Sum Zero() { return _mm512_setzero_si512(); }
   static Codes Load(const int8_t* p) { return _mm512_loadu_si512(p); }
-  static Codes Weights(const int8_t* p) { return Unsigned(_mm512_loadu_si512(p)); }
-  static Codes WeightsN(const int8_t* p, int64_t n) {
+  static Codes Bytes(const int8_t* p) { return Unsigned(_mm512_loadu_si512(p)); }
+  static Codes BytesN(const int8_t* p, int64_t n) {
     return Unsigned(_mm512_maskz_loadu_epi8((__mmask64{1} << n) - 1, p));
   }
   // In place: from the intrinsic GCC 12 makes copies of the sums and spills them.
+  static Codes Part(Codes bytes, int) { return bytes; }
   static Sum Add(Sum sum, Codes w, Codes x) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
     return sum;

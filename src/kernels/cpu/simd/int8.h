@@ -90,20 +90,24 @@ template <class D, int M, int N, int64_t kAhead>
   typename D::Sum acc[kSums];  // r · N + c
 #pragma GCC unroll 32
   for (int s = 0; s < kSums; ++s) acc[s] = D::Zero();
+  // Both parts of a vector one after the other: a part's codes of all rows are in registers.
   const auto step = [&](int64_t j, const auto& load) __attribute__((always_inline)) {
-    typename D::Codes wv[N];
+#pragma GCC unroll 2
+    for (int part = 0; part < D::kParts; ++part) {
+      typename D::Codes wv[N];
 #pragma GCC unroll 8
-    for (int c = 0; c < N; ++c) wv[c] = load(w[c] + j);
+      for (int c = 0; c < N; ++c) wv[c] = D::Part(load(w[c] + j), part);
 #pragma GCC unroll 8
-    for (int r = 0; r < M; ++r) {
-      typename D::Codes xv = D::Load(x[r] + j);
-      if (N > 1) asm("" : "+v"(xv));  // else the compiler loads it for each product
+      for (int r = 0; r < M; ++r) {
+        typename D::Codes xv = D::Load(x[r] + j + part * (D::kBytes / D::kParts));
+        if (N > 1) asm("" : "+v"(xv));  // else the compiler loads it for each product
 #pragma GCC unroll 8
-      for (int c = 0; c < N; ++c) acc[r * N + c] = D::Add(acc[r * N + c], wv[c], xv);
+        for (int c = 0; c < N; ++c) acc[r * N + c] = D::Add(acc[r * N + c], wv[c], xv);
+      }
     }
   };
-  const Ahead<D, N, kAhead> ahead(t.w.k, t.w.row_step * t.w.stored_k, t.end - n);
-  const auto whole = [](const int8_t* p) __attribute__((always_inline)) { return D::Weights(p); };
+  const Ahead<D, N, kAhead> ahead(t.w.k, t.w.row_step * t.w.stored_k, t.end - n, w[0], t.next);
+  const auto whole = [](const int8_t* p) __attribute__((always_inline)) { return D::Bytes(p); };
   int64_t j = 0;
   constexpr int64_t kLine = 64;  // codes of one cache line
   for (; j + kLine <= t.w.k; j += kLine) {
@@ -119,7 +123,7 @@ template <class D, int M, int N, int64_t kAhead>
   if (j < t.w.k) {  // rows of x are padded with zeros, rows of weights with one another
     const int64_t left = t.w.k - j;
     step(
-        j, [left](const int8_t* p) __attribute__((always_inline)) { return D::WeightsN(p, left); });
+        j, [left](const int8_t* p) __attribute__((always_inline)) { return D::BytesN(p, left); });
   }
   int32_t all[kSums];
 #pragma GCC unroll 8

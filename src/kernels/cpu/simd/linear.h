@@ -140,7 +140,8 @@ void DirectTile(const LinearTask& t, int64_t i, int64_t n, int64_t count) {
     for (int c = 0; c < N; ++c) acc[r][c] = V::Zero();
   }
   const Ahead<V, N, kAhead> ahead(t.w.k * Row::kBitsPerWeight / 8,
-                                  RowStride<V>(t.w, Row::kBitsPerWeight), t.end - n);
+                                  RowStride<V>(t.w, Row::kBitsPerWeight), t.end - n, w[0].p,
+                                  t.next);
   RunTile<V, Row, kAhead>(x, w, t.w.k, ahead, acc);
   FinishTile<V>(t, i, n, count, acc);
 }

@@ -1,0 +1,38 @@
+// A rank's model and those who watch, move and record its experts, pass by pass.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/expert_work.h"
+#include "engine/rank_engine.h"
+#include "model/model.h"
+
+namespace switchyard {
+
+// One per rank, on its thread; borrows all. Ranks that have an EplbManager or a recorder make the
+// same passes in the same order.
+class ModelForward : public ForwardFunction {
+ public:
+  ModelForward(Model& model, KvStorage& kv, const ExpertWork& experts)
+      : model_(model), kv_(kv), recorder_(experts.recorder.get()), eplb_(experts.manager.get()) {}
+
+  std::span<const float> Forward(const ForwardBatch& batch) override;
+  int64_t vocab_size() const override { return model_.config().vocab_size; }
+  bool draws() const override { return model_.draws(); }
+  std::span<const int32_t> drawn() const override { return model_.drawn(); }
+  std::span<const int32_t> routed_experts() const override { return model_.routed_experts(); }
+  int64_t routed_width() const override;
+
+ private:
+  void EndPass(const ForwardBatch& batch);
+
+  Model& model_;
+  KvStorage& kv_;
+  ExpertRecorder* const recorder_;      // or null
+  EplbManager* const eplb_;             // or null
+  std::vector<int32_t> sequence_rows_;  // [sequences]
+};
+
+}  // namespace switchyard

@@ -1,0 +1,58 @@
+#include "kernels/cpu/driver.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <utility>
+#include <vector>
+
+namespace switchyard::kernels::cpu {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::Pair;
+
+TEST(RunFromBothEndsTest, EveryTaskRunsOnce) {
+  for (const int threads : {1, 2, 3, 5}) {
+    ThreadPool pool(threads);
+    for (const int64_t n : {0, 1, 2, 3, 64, 1000}) {
+      std::vector<std::atomic<int>> runs(n);
+      RunFromBothEnds(pool, n, [&](int64_t task, int64_t next) {
+        ++runs[task];
+        EXPECT_GE(next, -1);
+        EXPECT_LT(next, n);
+        EXPECT_NE(next, task);
+      });
+      for (const std::atomic<int>& times : runs) EXPECT_EQ(times, 1) << threads << " threads";
+    }
+  }
+}
+
+TEST(RunFromBothEndsTest, AThreadAloneKnowsWhatComesNext) {
+  ThreadPool pool(1);
+  std::vector<std::pair<int64_t, int64_t>> calls;
+  RunFromBothEnds(pool, 3, [&](int64_t task, int64_t next) { calls.emplace_back(task, next); });
+  EXPECT_THAT(calls, ElementsAre(Pair(0, 1), Pair(1, 2), Pair(2, -1)));
+}
+
+// The second task to begin is the last one, whichever thread runs it: the first waits for it.
+TEST(RunFromBothEndsTest, ThreadsBeginAtBothEnds) {
+  ThreadPool pool(2);
+  std::atomic<bool> last_began = false;
+  RunFromBothEnds(pool, 100, [&](int64_t task, int64_t next) {
+    if (task == 99) {
+      EXPECT_EQ(next, 98);
+      last_began = true;
+      last_began.notify_all();
+    }
+    if (task == 0) {
+      EXPECT_EQ(next, 1);
+      last_began.wait(false);
+    }
+  });
+  EXPECT_TRUE(last_began);
+}
+
+}  // namespace
+}  // namespace switchyard::kernels::cpu
