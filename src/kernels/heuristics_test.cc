@@ -10,8 +10,8 @@ namespace {
 
 TEST(HeuristicsTest, PanelsAreWholePartsOfATask) {
   // A task that ended inside a panel would leave part of its registers idle.
-  EXPECT_EQ(kExpertTaskColumns % kMostPanelCols, 0);
-  EXPECT_EQ(kExpertTaskColumns % kPanelRows, 0);
+  EXPECT_EQ(kFewestExpertColumns % kMostPanelCols, 0);
+  EXPECT_EQ(kFewestExpertColumns % kPanelRows, 0);
 }
 
 TEST(HeuristicsTest, PanelsOfUsualDepthsFitTheCaches) {
@@ -30,7 +30,7 @@ TEST(HeuristicsTest, FewRowsOfXAreWholeTiles) {
   constexpr int64_t kTileRows = 16;
   EXPECT_EQ(kTilesFewRows % kTileRows, 0);
   // Beside a task's weights packing x stays the smaller part of what packing weights would be.
-  EXPECT_LE(kTilesFewRows, kExpertTaskColumns);
+  EXPECT_LE(kTilesFewRows, kFewestExpertColumns);
   EXPECT_LT(kInt8TilesFewestRows, kTilesFewRows);
 }
 
@@ -63,6 +63,22 @@ TEST(HeuristicsTest, WeightsAreAskedForAsFarAheadAsSaid) {
   const simd::Ahead<int, 1, kRow> deep(2 * kRow, 3 * kRow, kMany);
   EXPECT_EQ(deep.Of(0), kRow);
   EXPECT_EQ(kRow + deep.Of(kRow), 3 * kRow);
+}
+
+TEST(HeuristicsTest, ExpertsAreCutSoThatEveryThreadHasTasks) {
+  constexpr int64_t kWidth = 1024;
+  // Experts alike: 512 columns while there are tasks enough.
+  EXPECT_EQ(ExpertTaskColumns(256, 4, kWidth, 2), 512);
+  EXPECT_EQ(ExpertTaskColumns(8, 1, kWidth, 2), 512) << "a token's eight experts: 16 tasks";
+  EXPECT_EQ(ExpertTaskColumns(8, 1, kWidth, 4), 256);
+  EXPECT_EQ(ExpertTaskColumns(8, 1, kWidth, 64), 128);
+  // An expert that has half of all rows is cut finer than that.
+  EXPECT_EQ(ExpertTaskColumns(256, 128, kWidth, 2), 128);
+  EXPECT_EQ(ExpertTaskColumns(256, 256, kWidth, 1), 128);
+  // Blocks of one expert are alike.
+  EXPECT_EQ(ExpertTaskColumns(256, 4, 768, 2), 384);
+  EXPECT_EQ(ExpertTaskColumns(256, 4, 1408, 2), 512);
+  EXPECT_EQ(ExpertTaskColumns(256, 4, 64, 2), 128);
 }
 
 // Rounds of a task go on with those of the next one, as if its rows followed.

@@ -63,7 +63,7 @@ struct SharedArena::Impl {
     return header().abort_state.load(std::memory_order_seq_cst) != ArenaHeader::kRunning;
   }
   void Abort(std::string_view reason) const;  // the ranks of this host
-  std::string AbortReason() const;  // once aborted()
+  std::string AbortReason() const;            // once aborted()
   [[noreturn]] void ThrowAborted() const;
 };
 

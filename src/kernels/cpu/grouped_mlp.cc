@@ -16,8 +16,6 @@
 namespace switchyard::kernels {
 namespace {
 
-using cpu::kExpertTaskColumns;
-
 // What a set of weights wants its inputs rounded to.
 struct Forms {
   cpu::RowForms forms;
@@ -117,22 +115,23 @@ cpu::RoundedRows RoundMiddle(const GroupedMlpParams& p, const std::vector<int32_
 struct Run {
   const GroupedMlpParams& p;
   const cpu::Leaves& leaves;
-  const std::vector<int32_t>& experts;
-  int64_t width, hidden;  // I, H
+  const std::vector<int32_t>& experts;   // most rows first
+  int64_t width, hidden;                 // I, H
+  int64_t middle_columns, down_columns;  // of a task
   Inputs inputs;
   cpu::RoundedRows middle;
 
   // `next`: the task that the thread probably runs after this one, or -1.
   void Middle(int64_t task, int64_t next) const {
-    const int64_t blocks = CeilDiv(width, kExpertTaskColumns);
+    const int64_t blocks = CeilDiv(width, middle_columns);
     const int32_t e = experts[task / blocks];
     const ExpertWeights& w = p.experts[e];
     const int64_t first = p.offsets[e], m = p.offsets[e + 1] - first;
-    const int64_t begin = task % blocks * kExpertTaskColumns;
-    const int64_t end = std::min(width, begin + kExpertTaskColumns);
+    const int64_t begin = task % blocks * middle_columns;
+    const int64_t end = std::min(width, begin + middle_columns);
 
-    // `up` needs only this task's columns: its rows are kExpertTaskColumns apart.
-    float* scratch = cpu::ThreadScratch(cpu::LinearScratch(hidden) + m * kExpertTaskColumns);
+    // `up` needs only this task's columns: its rows are middle_columns apart.
+    float* scratch = cpu::ThreadScratch(cpu::LinearScratch(hidden) + m * middle_columns);
     float* up = scratch + cpu::LinearScratch(hidden);
     cpu::LinearTask t = {
         .w = cpu::MakeRef(w.gate),
@@ -155,12 +154,12 @@ struct Run {
     t.bias = w.up_bias;
     t.next = next < 0 ? nullptr
                       : cpu::RowAddress(p.experts[experts[next / blocks]].gate,
-                                        next % blocks * kExpertTaskColumns);
+                                        next % blocks * middle_columns);
     t.y = up - begin;
-    t.ldy = kExpertTaskColumns;
+    t.ldy = middle_columns;
     cpu::RunLinear(leaves, w.up, inputs.rows, 0, ids, t);
     for (int64_t i = 0; i < m; ++i) {
-      Activate(p.scratch + (first + i) * width + begin, up + i * kExpertTaskColumns, end - begin);
+      Activate(p.scratch + (first + i) * width + begin, up + i * middle_columns, end - begin);
     }
   }
 
@@ -174,18 +173,18 @@ struct Run {
   }
 
   void Down(int64_t task, int64_t next) const {
-    const int64_t blocks = CeilDiv(hidden, kExpertTaskColumns);
+    const int64_t blocks = CeilDiv(hidden, down_columns);
     const int32_t e = experts[task / blocks];
     const ExpertWeights& w = p.experts[e];
     const int64_t first = p.offsets[e];
-    const int64_t begin = task % blocks * kExpertTaskColumns;
+    const int64_t begin = task % blocks * down_columns;
     const cpu::LinearTask t = {
         .w = cpu::MakeRef(w.down),
         .x = {p.scratch + first * width, width, nullptr},
         .codes = {},
         .m = p.offsets[e + 1] - first,
         .begin = begin,
-        .end = std::min(hidden, begin + kExpertTaskColumns),
+        .end = std::min(hidden, begin + down_columns),
         .bias = w.down_bias,
         .y = p.out + first * p.ldo,
         .ldy = p.ldo,
@@ -193,7 +192,7 @@ struct Run {
         .scratch = cpu::ThreadScratch(cpu::LinearScratch(width)),
         .next = next < 0 ? nullptr
                          : cpu::RowAddress(p.experts[experts[next / blocks]].down,
-                                           next % blocks * kExpertTaskColumns),
+                                           next % blocks * down_columns),
     };
     cpu::RunLinear(leaves, w.down, middle, first, nullptr, t);
   }
@@ -215,13 +214,22 @@ void GroupedMlp(const GroupedMlpParams& p, ThreadPool& pool) {
   std::ranges::sort(busy, {}, order);  // most rows first
   for (const int32_t e : busy) CHECK(cpu::SameInput(p.experts[e].gate, p.experts[e].up));
   const ExpertWeights& w = p.experts[busy[0]];
-  Run run = {p, *leaves, busy, w.gate.n, w.down.n, {}, {}};
+  const auto columns = [&](int64_t n) {
+    return cpu::ExpertTaskColumns(p.offsets.back(), -order(busy[0]).first, n, pool.num_threads());
+  };
+  Run run = {.p = p,
+             .leaves = *leaves,
+             .experts = busy,
+             .width = w.gate.n,
+             .hidden = w.down.n,
+             .middle_columns = columns(w.gate.n),
+             .down_columns = columns(w.down.n)};
   const auto count = static_cast<int64_t>(busy.size());
   run.inputs = RoundInputs(p, busy, run.hidden, pool);
-  cpu::RunFromBothEnds(pool, count * CeilDiv(run.width, kExpertTaskColumns),
+  cpu::RunFromBothEnds(pool, count * CeilDiv(run.width, run.middle_columns),
                        [&](int64_t task, int64_t next) { run.Middle(task, next); });
   run.middle = RoundMiddle(p, busy, run.width, pool);
-  cpu::RunFromBothEnds(pool, count * CeilDiv(run.hidden, kExpertTaskColumns),
+  cpu::RunFromBothEnds(pool, count * CeilDiv(run.hidden, run.down_columns),
                        [&](int64_t task, int64_t next) { run.Down(task, next); });
 }
 

@@ -52,9 +52,23 @@ constexpr int64_t kTilesFewRows = 64;
 // In int8 fewer rows take AVX-512: VNNI has about 10 cycles for each row, and adds nothing else.
 constexpr int64_t kInt8TilesFewestRows = 8;
 
-// Columns of an expert's products that are one task: few, so that a single token's few experts
-// occupy every thread. Twice as many gave nothing where experts have many rows.
-constexpr int64_t kExpertTaskColumns = 128;
+// Columns of an expert's products that are one task: many, so that streams of weights are long and
+// rows of x are made ready seldom (512 against 128: 2 to 7 % of an int8 layer's time at 32 to 512
+// tokens), but no task more than this part of a thread's even share, so that one token's few
+// experts, and one that all tokens chose, occupy every thread.
+constexpr int64_t kFewestExpertColumns = 128, kMostExpertColumns = 512;
+constexpr int64_t kExpertTasksPerThread = 8;
+// `rows` of all experts and of the fullest one, 1 at least; blocks of one expert are alike. Always
+// inline: see leaves.h.
+[[gnu::always_inline]] constexpr int64_t ExpertTaskColumns(int64_t rows, int64_t fullest,
+                                                           int64_t width, int threads) {
+  int64_t most = rows * width / (kExpertTasksPerThread * threads * fullest);
+  if (most < kFewestExpertColumns) most = kFewestExpertColumns;
+  if (most > kMostExpertColumns) most = kMostExpertColumns;
+  const int64_t blocks = (width + most - 1) / most;
+  const int64_t each = (width + blocks - 1) / blocks;
+  return (each + kFewestExpertColumns - 1) / kFewestExpertColumns * kFewestExpertColumns;
+}
 
 // Attention: keys of a sequence are split over threads where a task of its query rows would be more
 // than the threads' even share over this: few enough tasks that the last one ends soon after the
