@@ -1,6 +1,9 @@
 #include "kernels/cpu/heuristics.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <array>
 
 #include "kernels/cpu/leaves.h"
 #include "kernels/cpu/simd/ahead.h"
@@ -96,6 +99,36 @@ TEST(HeuristicsTest, TheNextTasksRowsAreAskedForAfterTheLastOnes) {
   EXPECT_EQ(place(8), kNextTask);
   EXPECT_EQ(place(4), kNextTask + 4 * kRow);
   EXPECT_EQ(place(3), kNextTask + 4 * kRow) << "the last round has a row less";
+}
+
+TEST(HeuristicsTest, TilesThatTakeTurnsAskForEveryLineOnce) {
+  constexpr int kLines = 32;
+  for (const int64_t tiles : {2, 3, 5, 11}) {
+    std::array<int, kLines> asked{};
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      const simd::Turns turns{.ahead = 64, .own = tile, .tiles = tiles};
+      simd::Lines<simd::kInTurns> lines(turns);
+      for (int& times : asked) times += lines.Next(turns) ? 1 : 0;
+    }
+    EXPECT_THAT(asked, ::testing::Each(1)) << tiles << " tiles";
+  }
+}
+
+TEST(HeuristicsTest, BlocksAreAskedForWholeBlocksAhead) {
+  constexpr int64_t kRows = 4, kRow = 2048, kBytes = 16384, kNextTask = 1000 * kRow;
+  static char weights[kNextTask];
+  const auto ahead = [&](int64_t row_bytes, int64_t left, const void* next) {
+    return simd::BlocksAhead<int, kBytes>(kRows, row_bytes, row_bytes, left, weights, next);
+  };
+  EXPECT_EQ(ahead(2 * kRow, 100, nullptr), kRows * 2 * kRow) << "a block is as much";
+  EXPECT_EQ(ahead(kRow, 100, nullptr), 2 * kRows * kRow);
+  EXPECT_EQ(ahead(7168, 100, nullptr), kRows * 7168) << "a block is more";
+  EXPECT_EQ(ahead(kRow, 8, nullptr), 0) << "the task ends before";
+  EXPECT_EQ(ahead(kRow, 9, nullptr), 8 * kRow);
+  // The last blocks ask for the first ones of the next task.
+  EXPECT_EQ(ahead(kRow, 8, weights + kNextTask), kNextTask);
+  EXPECT_EQ(ahead(kRow, 4, weights + kNextTask), kNextTask + 4 * kRow);
+  EXPECT_EQ(ahead(kRow, 3, weights + kNextTask), kNextTask + 4 * kRow);
 }
 
 TEST(HeuristicsTest, PartsOfKeysAreWholeBlocks) {

@@ -21,6 +21,9 @@ constexpr int64_t kDirectTiles16Bits = 6, kDirectTiles8Bits = 2;
 // core reads while one access is under way. With half of it one thread on Zen 4 had a tenth to a
 // quarter less of memory's bandwidth; twice as much gave no more.
 constexpr int64_t kAheadBytes = 8192;
+// The same where several tiles take turns (simd/ahead.h): at least so much, in whole blocks of
+// weight rows.
+constexpr int64_t kBlocksAheadBytes = 16384;
 
 // Few rows of x in int8 by weights as they lie (avx512/int8_vnni.cc). Weight rows of a tile: up to
 // kInt8LoneStreamRows rows of x it is one, which hardware brings in soonest (measured 1.2 to 1.3

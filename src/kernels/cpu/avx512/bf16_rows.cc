@@ -27,10 +27,10 @@ const char* InputRow(const LinearTask& t, int64_t i) {
 }
 
 // Rows [i, i + M) of x with the `count` (1 to N) weight rows from n on; missing ones repeat the
-// last. Asks memory for what comes kAhead bytes later, unless that is 0.
+// last. Asks memory for what comes kAhead bytes later, unless that is 0, or in turns.
 template <int M, int N, int64_t kAhead>
 [[gnu::always_inline]] inline void PairTile(const LinearTask& t, int64_t i, int64_t n,
-                                            int64_t count) {
+                                            int64_t count, const simd::Turns& turns) {
   const char* x[M];
   for (int r = 0; r < M; ++r) x[r] = InputRow(t, i + r);
   const char* w[N];
@@ -57,10 +57,11 @@ template <int M, int N, int64_t kAhead>
   const int64_t bytes = t.w.k * kHalf;
   const simd::Ahead<Vec, N, kAhead> ahead(bytes, simd::RowStride<Vec>(t.w, kBits), t.end - n, w[0],
                                           t.next);
+  simd::Lines<kAhead> lines(turns);
   int64_t j = 0;
   for (; j + kLine <= bytes; j += kLine) {
-    if constexpr (kAhead > 0) {
-      const int64_t place = j + ahead.Of(j);
+    if (lines.Next(turns)) {
+      const int64_t place = j + (kAhead > 0 ? ahead.Of(j) : turns.ahead);
 #pragma GCC unroll 4
       for (int c = 0; c < N; ++c) __builtin_prefetch(w[c] + place, 0, 2);
     }
@@ -77,25 +78,29 @@ template <int M, int N, int64_t kAhead>
 }
 
 template <int M, int N, int64_t kAhead>
-[[gnu::noinline]] void RunPairTiles(const LinearTask& t, int64_t i, int64_t n, int64_t count) {
+[[gnu::noinline]] void RunPairTiles(const LinearTask& t, int64_t i, int64_t n, int64_t count,
+                                    const simd::Turns& turns = {}) {
   for (int64_t c = 0; c < count; c += N) {
-    PairTile<M, N, kAhead>(t, i, n + c, count - c < N ? count - c : N);
+    PairTile<M, N, kAhead>(t, i, n + c, count - c < N ? count - c : N, turns);
   }
 }
 
 // Rows [first, first + rows) of x. Four weight rows at a time meet all of them: the first tile
-// brings these in from memory, others take them from L1.
+// brings these in from L2 or memory, others take them from L1.
 void MultiplyPairs(const LinearTask& t, int64_t first, int64_t rows) {
   const int64_t tiles = (rows + kPairRows - 1) / kPairRows;
   for (int64_t n = t.begin; n < t.end; n += kTileCols) {
     const int64_t count = t.end - n < kTileCols ? t.end - n : kTileCols;
+    const int64_t ahead = simd::BlocksAhead<Vec, kBlocksAheadBytes>(
+        kTileCols, t.w.k * kHalf, simd::RowStride<Vec>(t.w, kBits), t.end - n,
+        simd::RowBytes<Vec>(t.w, n, kBits), t.next);
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t i = first + rows * tile / tiles;
       simd::ForRows<Vec, kPairRows>(first + rows * (tile + 1) / tiles - i, [&]<int M>() {
-        if (tile > 0) return RunPairTiles<M, kTileCols, 0>(t, i, n, count);
         // A row alone takes one weight row after another, as in float32.
-        constexpr int kCols = M == 1 ? 1 : kTileCols;
-        RunPairTiles<M, kCols, M == 1 ? 0 : kAheadBytes>(t, i, n, count);
+        if constexpr (M == 1) return RunPairTiles<M, 1, 0>(t, i, n, count);
+        if (tiles == 1) return RunPairTiles<M, kTileCols, kAheadBytes>(t, i, n, count);
+        RunPairTiles<M, kTileCols, simd::kInTurns>(t, i, n, count, {ahead, tile, tiles});
       });
     }
   }

@@ -35,4 +35,42 @@ struct Ahead {
   int64_t Of(int64_t at) const { return at < turn ? here : there; }
 };
 
+// Several tiles of x meet the same block of weight rows, and take turns in asking for a later
+// block: while memory answers, all of them multiply. A first tile that asked alone would wait for
+// memory, and then memory for the others. (7 to 12 rows in bfloat16: 5 to 15 % faster, 128 tokens 6
+// %.)
+struct Turns {
+  int64_t ahead = 0;  // bytes from a weight to the same column of that block; 0: there is none
+  int64_t own = 0;    // the tile asks for every `tiles`-th line of a row, from this one on
+  int64_t tiles = 1;
+};
+constexpr int64_t kInTurns = -1;  // where a tile is told how many bytes ahead it asks
+
+// Turns::ahead for blocks of `rows` rows; other arguments as above, of the block. Whole blocks, of
+// kBytes together at least.
+template <class V, int64_t kBytes>
+int64_t BlocksAhead(int64_t rows, int64_t row_bytes, int64_t stride, int64_t left,
+                    const void* first, const void* next) {
+  const int64_t block = row_bytes > 0 ? rows * row_bytes : 1;
+  const int64_t further = (kBytes + block - 1) / block * rows;
+  if (further < left) return further * stride;
+  if (next == nullptr) return 0;
+  const auto far = reinterpret_cast<intptr_t>(next) - reinterpret_cast<intptr_t>(first);
+  return far + (further - (left + rows - 1) / rows * rows) * stride;
+}
+
+// Which lines of a row a tile asks for.
+template <int64_t kAhead>
+struct Lines {
+  int64_t wait;
+  [[gnu::always_inline]] explicit Lines(const Turns& turns) : wait(turns.own) {}
+  // Of one line after the other.
+  [[gnu::always_inline]] bool Next(const Turns& turns) {
+    if (kAhead >= 0) return kAhead > 0;
+    if (--wait >= 0) return false;
+    wait = turns.tiles - 1;
+    return true;
+  }
+};
+
 }  // namespace switchyard::kernels::cpu::simd

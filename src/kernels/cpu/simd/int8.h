@@ -76,12 +76,12 @@ void StoreInt8Sums(const LinearTask& t, const Int8Outputs& o, int64_t i,
 }
 
 // Rows [i, i + M) of x with the `count` (1 to N) weight rows from n on; missing ones repeat the
-// last. Asks memory for what comes kAhead bytes later, unless that is 0. The sums of row i + r go
-// to sums[r], from `at` on.
+// last. Asks memory for what comes kAhead bytes later, unless that is 0, or in turns. The sums of
+// row i + r go to sums[r], from `at` on.
 template <class D, int M, int N, int64_t kAhead>
 [[gnu::always_inline]] inline void Int8Tile(const LinearTask& t, const Int8Input<D>& input,
                                             int64_t i, int64_t n, int64_t count, int64_t at,
-                                            int32_t (&sums)[M][kInt8Rows]) {
+                                            const Turns& turns, int32_t (&sums)[M][kInt8Rows]) {
   const typename D::X* x[M];
   for (int r = 0; r < M; ++r) x[r] = input.Row(i + r);
   const int8_t* w[N];
@@ -107,12 +107,13 @@ template <class D, int M, int N, int64_t kAhead>
     }
   };
   const Ahead<D, N, kAhead> ahead(t.w.k, t.w.row_step * t.w.stored_k, t.end - n, w[0], t.next);
+  Lines<kAhead> lines(turns);
   const auto whole = [](const int8_t* p) __attribute__((always_inline)) { return D::Bytes(p); };
   int64_t j = 0;
   constexpr int64_t kLine = 64;  // codes of one cache line
   for (; j + kLine <= t.w.k; j += kLine) {
-    if constexpr (kAhead > 0) {
-      const int64_t place = j + ahead.Of(j);
+    if (lines.Next(turns)) {
+      const int64_t place = j + (kAhead > 0 ? ahead.Of(j) : turns.ahead);
 #pragma GCC unroll 4
       for (int c = 0; c < N; ++c) __builtin_prefetch(w[c] + place, 0, 2);
     }
@@ -147,28 +148,31 @@ void ForInt8Rows(int64_t m, const Function& f) {
 // The weight rows of o with the rows [i, i + M) of x.
 template <class D, int M, int N, int64_t kAhead>
 [[gnu::noinline]] void RunInt8Tiles(const LinearTask& t, const Int8Input<D>& x, int64_t i,
-                                    const Int8Outputs& o) {
+                                    const Int8Outputs& o, const Turns& turns = {}) {
   static_assert(kInt8Rows % N == 0);
   int32_t sums[M][kInt8Rows] = {};
   for (int64_t c = 0; c < o.count; c += N) {
-    Int8Tile<D, M, N, kAhead>(t, x, i, o.n + c, o.count - c < N ? o.count - c : N, c, sums);
+    Int8Tile<D, M, N, kAhead>(t, x, i, o.n + c, o.count - c < N ? o.count - c : N, c, turns, sums);
   }
   for (int r = 0; r < M; ++r) StoreInt8Sums<D>(t, o, i + r, sums[r]);
 }
 
 // Rows [first, first + count) of x. A few weight rows at a time meet all of them: the first tile of
-// these brings them in from memory, which goes on for what was asked for while others take them
-// from L1.
+// these brings them in from L2 or memory, others take them from L1.
 template <class D>
 void MultiplyInt8(const LinearTask& t, const Int8Input<D>& x, int64_t first, int64_t count) {
   const int64_t tiles = (count + D::kTileRows - 1) / D::kTileRows;
   for (int64_t n = t.begin; n < t.end; n += kInt8Rows) {
     const Int8Outputs outputs = OutputsAt<D>(t, n);
+    const int64_t ahead = BlocksAhead<D, kBlocksAheadBytes>(
+        kInt8Rows, t.w.k, t.w.row_step * t.w.stored_k, t.end - n, Int8WeightRow<D>(t.w, n), t.next);
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t i = count * tile / tiles;
       ForInt8Rows<D>(count * (tile + 1) / tiles - i, [&]<int M>() {
-        tile == 0 ? RunInt8Tiles<D, M, D::Cols(M), D::Ahead(M)>(t, x, first + i, outputs)
-                  : RunInt8Tiles<D, M, D::CachedCols(M), 0>(t, x, first + i, outputs);
+        if (tiles == 1)
+          return RunInt8Tiles<D, M, D::Cols(M), D::Ahead(M)>(t, x, first + i, outputs);
+        RunInt8Tiles<D, M, D::CachedCols(M), kInTurns>(t, x, first + i, outputs,
+                                                       {ahead, tile, tiles});
       });
     }
   }

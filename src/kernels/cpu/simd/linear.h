@@ -102,9 +102,10 @@ void StoreSums(const LinearTask& t, int64_t i, int64_t n, int64_t count, const f
   }
 }
 
+// Always inline: sums whose address a function is given stay in memory, not in registers.
 template <class V, int M, int N>
-void FinishTile(const LinearTask& t, int64_t i, int64_t n, int64_t count,
-                const typename V::F (&acc)[M][N]) {
+[[gnu::always_inline]] inline void FinishTile(const LinearTask& t, int64_t i, int64_t n,
+                                              int64_t count, const typename V::F (&acc)[M][N]) {
   float sums[kTileCols];
   constexpr int kRows = N == kTileCols / 2 ? 2 : 1;  // whose sums are added up together
 #pragma GCC unroll 8
