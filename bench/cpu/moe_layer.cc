@@ -11,6 +11,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -39,7 +40,7 @@ constexpr double kSecondsPerCase = 1.0;
 // Each pass takes other tokens out of at least so many: a few would keep choosing the same experts,
 // which caches then hold.
 constexpr int64_t kDifferentTokens = 512;
-// Matrices, 2 to 14 MiB each, that a thread reads plainly after each pass.
+// Matrices, 2 to 14 MiB each, for each thread that are read plainly after each pass.
 constexpr int64_t kReadsPerThread = 8;
 
 // What experts are stored as and multiply.
@@ -170,7 +171,8 @@ class Rank {
       Pass(counts, times);
       const double seconds = GroupTime(begin);
       if (run >= 0) passes.push_back(seconds);
-      reads.push_back(PlainReads());
+      const double rate = PlainReads();
+      if (run >= 0) reads.push_back(rate);
       for (int s = 0; run >= 0 && s < kStageCount; ++s) stages[s].push_back(times[s]);
       const bool enough = run + 1 >= kFewestRuns && SecondsSince(start) > kSecondsPerCase;
       if (comm_.tp->Broadcast(enough ? "enough" : "more") == "enough") break;
@@ -211,22 +213,27 @@ class Rank {
     stage(9, [&] { layer_.Scatter(batch); });
   }
 
-  // Bytes per second that all ranks together read of their weights, each time of other ones.
+  // Bytes per second that all ranks together read of their weights, in turns of all of these, each
+  // matrix by all threads of its rank.
   double PlainReads() {
     const std::vector<Tensor>& matrices = weights_.matrices();
-    const int64_t begin = next_read_, count = kReadsPerThread * pool_.num_threads();
-    next_read_ += count;
-    const auto matrix = [&](int64_t i) -> const Tensor& {
-      return matrices[(begin + i) % std::ssize(matrices)];
-    };
+    const int64_t count =
+        std::min<int64_t>(std::ssize(matrices), kReadsPerThread * pool_.num_threads());
+    std::vector<std::span<const std::byte>> parts;
     double bytes = 0;
-    for (int64_t i = 0; i < count; ++i) bytes += static_cast<double>(matrix(i).num_bytes());
+    for (int64_t i = 0; i < count; ++i) {
+      const Tensor& m = matrices[next_read_++ % std::ssize(matrices)];
+      parts.emplace_back(static_cast<const std::byte*>(m.raw()), m.num_bytes());
+      bytes += static_cast<double>(m.num_bytes());
+    }
     comm_.tp->Barrier("bench");
     const auto start = Clock::now();
-    pool_.Run(pool_.num_threads(), [&](int64_t thread) {
-      for (int64_t i = 0; i < kReadsPerThread; ++i) {
-        const Tensor& m = matrix(thread * kReadsPerThread + i);
-        ReadLines(m.raw(), static_cast<int64_t>(m.num_bytes()), kReadAhead);
+    const int64_t threads = pool_.num_threads();
+    pool_.Run(threads, [&](int64_t thread) {
+      for (const auto& part : parts) {
+        const auto all = std::ssize(part);
+        const int64_t begin = all * thread / threads, end = all * (thread + 1) / threads;
+        ReadLines(part.data() + begin, end - begin, kReadAhead);
       }
     });
     return bytes * setup_.ranks / GroupTime(start);

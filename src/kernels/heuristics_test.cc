@@ -78,6 +78,9 @@ TEST(HeuristicsTest, ExpertsAreCutSoThatEveryThreadHasTasks) {
   // An expert that has half of all rows is cut finer than that.
   EXPECT_EQ(ExpertTaskColumns(256, 128, kWidth, 2), 128);
   EXPECT_EQ(ExpertTaskColumns(256, 256, kWidth, 1), 128);
+  // No task is more than its part of a share, though blocks are multiples of 128 columns.
+  EXPECT_EQ(ExpertTaskColumns(255, 81, kWidth, 2), 128) << "201 columns are allowed";
+  EXPECT_EQ(ExpertTaskColumns(8, 1, 0, 2), 128) << "an empty shard";
   // Blocks of one expert are alike.
   EXPECT_EQ(ExpertTaskColumns(256, 4, 768, 2), 384);
   EXPECT_EQ(ExpertTaskColumns(256, 4, 1408, 2), 512);

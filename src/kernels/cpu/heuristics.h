@@ -61,14 +61,16 @@ constexpr int64_t kInt8TilesFewestRows = 8;
 // experts, and one that all tokens chose, occupy every thread.
 constexpr int64_t kFewestExpertColumns = 128, kMostExpertColumns = 512;
 constexpr int64_t kExpertTasksPerThread = 8;
-// `rows` of all experts and of the fullest one, 1 at least; blocks of one expert are alike. Always
-// inline: see leaves.h.
+// `rows` of all experts and of the fullest one, 1 at least; blocks of one expert are alike, but for
+// the last. Always inline: see leaves.h.
 [[gnu::always_inline]] constexpr int64_t ExpertTaskColumns(int64_t rows, int64_t fullest,
                                                            int64_t width, int threads) {
   int64_t most = rows * width / (kExpertTasksPerThread * threads * fullest);
   if (most < kFewestExpertColumns) most = kFewestExpertColumns;
   if (most > kMostExpertColumns) most = kMostExpertColumns;
+  most -= most % kFewestExpertColumns;
   const int64_t blocks = (width + most - 1) / most;
+  if (blocks < 1) return kFewestExpertColumns;
   const int64_t each = (width + blocks - 1) / blocks;
   return (each + kFewestExpertColumns - 1) / kFewestExpertColumns * kFewestExpertColumns;
 }

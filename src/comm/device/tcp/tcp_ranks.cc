@@ -336,7 +336,11 @@ void TcpRanks::SayBye() {
 }
 
 TcpRanks::~TcpRanks() {
-  door_.aborted() ? Abort(door_.AbortReason()) : SayBye();
+  if (door_.aborted()) {
+    Abort(door_.AbortReason());
+  } else {
+    SayBye();
+  }
   leaving_ = true;
   for (const auto& peer : peers_) {
     if (peer == nullptr || !peer->server.joinable()) continue;

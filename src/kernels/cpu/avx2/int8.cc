@@ -1,6 +1,6 @@
 // Int8 products of AVX2, in 16 bits: x is widened once for all weight rows of a task, weights as
 // they are loaded, by units that do not multiply: shifts, even columns apart from odd ones, take
-// less of them than vpmovsxbw (176 to 168 GOP/s in L1). Bytes by bytes (vpsignb, vpmaddubsw,
+// less of them than vpmovsxbw (176 against 168 GOP/s in L1). Bytes by bytes (vpsignb, vpmaddubsw,
 // vpmaddwd) are three instructions of the two units that multiply for 32 products, this is two.
 #include "kernels/cpu/simd/int8.h"
 

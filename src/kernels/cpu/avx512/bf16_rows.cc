@@ -110,7 +110,9 @@ void MultiplyPairs(const LinearTask& t, int64_t first, int64_t rows) {
 
 void LinearBF16(const LinearTask& t) {
   for (int64_t first = 0; first < t.m; first += kPanelBatch) {
-    MultiplyPairs(t, first, t.m - first < kPanelBatch ? t.m - first : kPanelBatch);
+    LinearTask batch = t;
+    if (t.m - first > kPanelBatch) batch.next = simd::RowBytes<Vec>(t.w, t.begin, kBits);
+    MultiplyPairs(batch, first, t.m - first < kPanelBatch ? t.m - first : kPanelBatch);
   }
 }
 

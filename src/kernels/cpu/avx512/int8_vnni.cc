@@ -34,8 +34,8 @@ struct Int8Dot {
   static Codes BytesN(const int8_t* p, int64_t n) {
     return Unsigned(_mm512_maskz_loadu_epi8((__mmask64{1} << n) - 1, p));
   }
-  // In place: from the intrinsic GCC 12 makes copies of the sums and spills them.
   static Codes Part(Codes bytes, int) { return bytes; }
+  // In place: from the intrinsic GCC 12 makes copies of the sums and spills them.
   static Sum Add(Sum sum, Codes w, Codes x) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
     return sum;

@@ -4,9 +4,10 @@
 // D, one for each instruction set, has vectors of kBytes codes and products of such vectors that
 // add up in int32 lanes, and says how many weight rows a tile has for its rows of x (Cols, or
 // CachedCols where weights lie in a cache) and how far ahead it asks memory (Ahead). Rows of x are
-// multiplied as D::X, kMostRows of them at a time, which it makes ready (Rows). Where it multiplies
-// unsigned by signed codes, weights enter as w + kOffset, and kOffset · Σ x is taken away in the
-// end.
+// multiplied as D::X, kMostRows of them at a time, which it makes ready (Rows). A vector of weights
+// (Bytes; BytesN: the first n) is multiplied in kParts (Part), and each kBytes codes of x lie in
+// the same parts, one after the other. Where it multiplies unsigned by signed codes, weights enter
+// as w + kOffset, and kOffset · Σ x is taken away in the end.
 #pragma once
 
 #include "kernels/cpu/heuristics.h"
@@ -183,7 +184,9 @@ void LinearInt8(const LinearTask& t) {
   const int64_t batches = (t.m + D::kMostRows - 1) / D::kMostRows;
   for (int64_t b = 0; b < batches; ++b) {
     const int64_t first = t.m * b / batches, count = t.m * (b + 1) / batches - first;
-    MultiplyInt8<D>(t, D::Rows(t, first, count), first, count);
+    LinearTask batch = t;
+    if (b + 1 < batches) batch.next = Int8WeightRow<D>(t.w, t.begin);
+    MultiplyInt8<D>(batch, D::Rows(t, first, count), first, count);
   }
 }
 
