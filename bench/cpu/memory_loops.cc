@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "bench/timing.h"
+#include "kernels/roofline.h"
 
 namespace switchyard::bench {
 namespace {
@@ -59,7 +60,7 @@ double ReadOnce(ThreadPool& pool, const void* begin, int64_t bytes) {
   const int64_t part = bytes / pool.num_threads() / kLine * kLine;
   const auto start = Clock::now();
   pool.Run(pool.num_threads(), [&](int64_t i) {
-    ReadLines(static_cast<const char*>(begin) + i * part, part, kReadAhead);
+    ReadLines(static_cast<const char*>(begin) + i * part, part, kernels::kReadAhead);
   });
   return static_cast<double>(part * pool.num_threads()) / SecondsSince(start);
 }

@@ -11,7 +11,6 @@ namespace switchyard::bench {
 
 // Reads a word of every line, asking for lines `ahead` bytes before they are read; 0: not.
 void ReadLines(const void* begin, int64_t bytes, int64_t ahead);
-constexpr int64_t kReadAhead = 1536;  // the best of 0.5 to 4 KiB on machines we measured
 
 // Bytes per second that the pool's threads read of `bytes` from `begin` on, each a part of its own:
 // in turns with what reads them for a purpose, since memory is fast or slow by what others do.

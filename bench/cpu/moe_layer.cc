@@ -24,6 +24,7 @@
 #include "core/error.h"
 #include "core/tensor.h"
 #include "kernels/ops.h"
+#include "kernels/roofline.h"
 #include "moe/runtime.h"
 #include "quant/quantize.h"
 
@@ -233,7 +234,7 @@ class Rank {
       for (const auto& part : parts) {
         const auto all = std::ssize(part);
         const int64_t begin = all * thread / threads, end = all * (thread + 1) / threads;
-        ReadLines(part.data() + begin, end - begin, kReadAhead);
+        ReadLines(part.data() + begin, end - begin, kernels::kReadAhead);
       }
     });
     return bytes * setup_.ranks / GroupTime(start);

@@ -15,14 +15,13 @@ namespace {
 constexpr int64_t kBytesPerThread = int64_t{512}
                                     << 20;  // a shared L3 of some hundred MB holds little of it
 constexpr int64_t kLine = 64;
-constexpr int64_t kPrefetchAhead = 1536;  // the best of 0.5 to 4 KiB on machines we measured
 constexpr int kPasses = 4;
 
 // One word of each line is enough to bring the line in, and keeps arithmetic out of the way.
 uint64_t SumLines(const char* begin, int64_t bytes) {
   uint64_t sum = 0;
   for (int64_t at = 0; at < bytes; at += kLine) {
-    __builtin_prefetch(begin + at + kPrefetchAhead, 0, 2);
+    __builtin_prefetch(begin + at + kReadAhead, 0, 2);
     uint64_t word = 0;
     std::memcpy(&word, begin + at, sizeof word);
     sum += word;

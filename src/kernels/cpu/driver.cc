@@ -15,23 +15,9 @@ int64_t RoundUp(int64_t n, int64_t step) { return CeilDiv(n, step) * step; }
 
 int64_t ScaleFloats(int64_t k) { return RoundUp(2 * (k / kInt4Block + 2) + kMaxLanes, kMaxLanes); }
 
+// Without scales, which are less than half a byte for each weight.
 int64_t StoredBits(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kF32:
-      return 32;
-    case WeightFormat::kBF16:
-    case WeightFormat::kF16:
-      return 16;
-    case WeightFormat::kFp8Block:
-    case WeightFormat::kFp8Channel:
-    case WeightFormat::kInt8Channel:
-      return 8;
-    case WeightFormat::kInt4Group:
-    case WeightFormat::kMxfp4:
-    case WeightFormat::kNvfp4:
-      return 4;
-  }
-  return 0;
+  return 4 * static_cast<int64_t>(2 * BytesPerWeight(format));
 }
 
 void Convert(const void* view, int64_t row, int64_t begin, int64_t end, float* out) {
