@@ -33,6 +33,7 @@ uint64_t SumLines(const char* begin, int64_t bytes) {
 
 double MeasureReadBandwidth(int threads) {
   std::vector<Tensor> buffers;
+  buffers.reserve(threads);
   for (int i = 0; i < threads; ++i) buffers.push_back(Tensor::Empty(DType::kU8, {kBytesPerThread}));
   ThreadPool pool(threads);
   pool.Run(threads, [&](int64_t i) { std::memset(buffers[i].mutable_raw(), 1, kBytesPerThread); });
