@@ -3,6 +3,7 @@
 #include <array>
 #include <charconv>
 #include <limits>
+#include <utility>
 
 namespace switchyard {
 namespace {
@@ -20,12 +21,50 @@ constexpr int kMostKeys = 4096;
   throw Invalid("{} is {}, want {}", name, shown, want);
 }
 
+// What a parsed value takes at most. Lists double when they grow, and the old one is freed only
+// then; the smallest block of the heap is 32 bytes.
+constexpr size_t kValueBytes = 3 * sizeof(Json), kContainerBytes = 64, kKeyBytes = 3 * 32;
+// Of each byte of text: the copy that becomes a prompt, its normalised form, its words, its ids.
+constexpr size_t kTextFactor = 12;
+
+// Counts while a body is parsed, in pieces that cost little.
+class ParsedSize {
+ public:
+  explicit ParsedSize(http::MemoryCharge* memory) : memory_(memory) {}
+
+  void Count(Json::parse_event_t event, const Json& value) {
+    if (!memory_) return;
+    if (event == Json::parse_event_t::key) {
+      bytes_ += kKeyBytes + value.get_ref<const std::string&>().size();
+    } else if (event == Json::parse_event_t::value) {
+      bytes_ += kValueBytes;
+      if (value.is_string())
+        bytes_ += kContainerBytes + kTextFactor * value.get_ref<const std::string&>().size();
+    } else if (event == Json::parse_event_t::object_start ||
+               event == Json::parse_event_t::array_start) {
+      bytes_ += kValueBytes + kContainerBytes;
+    }
+    if (bytes_ >= kStep) memory_->Require(std::exchange(bytes_, 0));
+  }
+
+ private:
+  static constexpr size_t kStep = 64 << 10;
+  http::MemoryCharge* memory_;
+  size_t bytes_ = 0;
+};
+
 }  // namespace
 
-Json ParseBody(std::string_view body) {
+Json ParseBody(const http::Request& request) {
+  return ParseBody(request.body, request.memory.get());
+}
+
+Json ParseBody(std::string_view body, http::MemoryCharge* memory) {
   try {
+    ParsedSize size(memory);
     std::array<int, kDeepest + 2> keys{};  // of the object that is open at each depth
-    Json json = Json::parse(body, [&](int depth, Json::parse_event_t event, Json&) {
+    Json json = Json::parse(body, [&](int depth, Json::parse_event_t event, Json& value) {
+      size.Count(event, value);
       if (depth > kDeepest) throw Invalid("the body nests deeper than {} levels", kDeepest);
       if (event == Json::parse_event_t::object_start) keys[depth + 1] = 0;
       if (event == Json::parse_event_t::key && ++keys[depth] > kMostKeys) {

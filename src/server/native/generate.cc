@@ -81,8 +81,7 @@ Json GenerateAnswer(const Tokenizer& tokenizer, const GenerationSpec& spec, cons
 
 void HandleGenerate(Service& service, const http::Request& request,
                     const http::Responder& responder) {
-  auto body =
-      std::make_shared<const GenerateBody>(ParseGenerateBody(service, ParseBody(request.body)));
+  auto body = std::make_shared<const GenerateBody>(ParseGenerateBody(service, ParseBody(request)));
   const auto start = std::chrono::steady_clock::now();
   const auto answer = [&service, body, start](size_t i, const Accumulated& a) {
     const double seconds =
@@ -96,7 +95,7 @@ void HandleGenerate(Service& service, const http::Request& request,
     events.on_news = [body, answer, responder](size_t i, const GenerationEvent& e,
                                                const Accumulated& a) {
       if (e.finish == FinishReason::kError) {
-        responder.Write(http::SseEvent(http::ErrorBody(500, e.error)));
+        responder.Write(http::SseEvent(http::ErrorBody(http::StatusOf(e.error_kind), e.error)));
         return;
       }
       Json json = answer(i, a);
@@ -110,7 +109,8 @@ void HandleGenerate(Service& service, const http::Request& request,
   } else {
     events.on_end = [body, answer, responder](const std::vector<Accumulated>& all) {
       for (const Accumulated& a : all) {
-        if (a.last.finish == FinishReason::kError) return responder.SendError(500, a.last.error);
+        if (a.last.finish == FinishReason::kError)
+          return responder.SendError(http::StatusOf(a.last.error_kind), a.last.error);
       }
       Json list = Json::array();
       for (size_t i = 0; i < all.size(); ++i) list.push_back(answer(i, all[i]));

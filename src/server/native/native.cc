@@ -16,7 +16,7 @@ using RequestPtr = std::shared_ptr<const http::Request>;
 // A prompt, or the messages of a chat, as ids.
 void HandleTokenize(const Service& service, const http::Request& request,
                     const http::Responder& responder) {
-  const Json body = ParseBody(request.body);
+  const Json body = ParseBody(request);
   const Fields f(body);
   const Tokenizer& tokenizer = *service.model.tokenizer;
   Json tokens;
@@ -40,7 +40,7 @@ void HandleTokenize(const Service& service, const http::Request& request,
 
 void HandleDetokenize(const Service& service, const http::Request& request,
                       const http::Responder& responder) {
-  const Json body = ParseBody(request.body);
+  const Json body = ParseBody(request);
   const Fields f(body);
   const Json* tokens = f.Find("tokens");
   if (!tokens) throw Invalid("tokens is missing");
@@ -147,7 +147,7 @@ void HandleFlushCache(Service& service, const http::Responder& responder) {
 }
 
 void HandleAbort(Service& service, const http::Request& request, const http::Responder& responder) {
-  const Json body = ParseBody(request.body);
+  const Json body = ParseBody(request);
   const Fields f(body);
   if (f.Bool("abort_all", false)) {
     service.front.AbortAll();
@@ -203,14 +203,14 @@ void Register(http::Server& server, Service& service) {
       HandleServerInfo(service, out);
     });
   }
-  for (const char* method : {"GET", "POST"}) {
-    server.Route(method, "/flush_cache", [&](const RequestPtr&, const http::Responder& out) {
-      HandleFlushCache(service, out);
-    });
-  }
-  server.Route("POST", "/abort_request", [&](const RequestPtr& r, const http::Responder& out) {
-    HandleAbort(service, *r, out);
-  });
+  server.Route(
+      "POST", "/flush_cache",
+      [&](const RequestPtr&, const http::Responder& out) { HandleFlushCache(service, out); },
+      http::Access::kControl);
+  server.Route(
+      "POST", "/abort_request",
+      [&](const RequestPtr& r, const http::Responder& out) { HandleAbort(service, *r, out); },
+      http::Access::kControl);
 }
 
 }  // namespace switchyard::native

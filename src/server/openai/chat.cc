@@ -62,7 +62,7 @@ Flight::Events StreamEvents(const std::shared_ptr<const ChatJob>& job,
   events.on_news = [job, responder, &tokenizer](size_t i, const GenerationEvent& e,
                                                 const Accumulated& a) {
     if (e.finish == FinishReason::kError) {
-      responder.Write(http::SseEvent(http::ErrorBody(500, e.error)));
+      responder.Write(http::SseEvent(http::ErrorBody(http::StatusOf(e.error_kind), e.error)));
       return;
     }
     if (a.tokens.size() == e.tokens.size()) {  // the first news open the message
@@ -95,7 +95,8 @@ Flight::Events WholeEvents(const std::shared_ptr<const ChatJob>& job,
     Json choices = Json::array();
     for (size_t i = 0; i < all.size(); ++i) {
       const Accumulated& a = all[i];
-      if (a.last.finish == FinishReason::kError) return responder.SendError(500, a.last.error);
+      if (a.last.finish == FinishReason::kError)
+        return responder.SendError(http::StatusOf(a.last.error_kind), a.last.error);
       Json choice = {{"index", i},
                      {"message", {{"role", "assistant"}, {"content", a.text}}},
                      {"logprobs", Logprobs(*job, tokenizer, a.output_logprobs)}};
@@ -131,7 +132,7 @@ std::shared_ptr<const ChatJob> ParseChat(const Service& service, const Json& bod
 }
 
 void HandleChat(Service& service, const http::Request& request, const http::Responder& responder) {
-  const auto job = ParseChat(service, ParseBody(request.body));
+  const auto job = ParseChat(service, ParseBody(request));
   const Tokenizer& tokenizer = *service.model.tokenizer;
   const bool stream = job->delivery.stream;
   Flight::Start(

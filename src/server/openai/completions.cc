@@ -150,14 +150,14 @@ std::shared_ptr<const CompletionJob> ParseCompletion(const Service& service, con
 
 void HandleCompletions(Service& service, const http::Request& request,
                        const http::Responder& responder) {
-  const auto job = ParseCompletion(service, ParseBody(request.body));
+  const auto job = ParseCompletion(service, ParseBody(request));
   const Tokenizer& tokenizer = *service.model.tokenizer;
   Flight::Events events;
   if (job->delivery.stream) {
     events.on_news = [job, responder, &tokenizer](size_t i, const GenerationEvent& e,
                                                   const Accumulated& a) {
       if (e.finish == FinishReason::kError) {
-        responder.Write(http::SseEvent(http::ErrorBody(500, e.error)));
+        responder.Write(http::SseEvent(http::ErrorBody(http::StatusOf(e.error_kind), e.error)));
         return;
       }
       Json chunk = Envelope(*job, Json::array({ChunkChoice(*job, tokenizer, i, e, a)}));
@@ -178,7 +178,7 @@ void HandleCompletions(Service& service, const http::Request& request,
       Json choices = Json::array();
       for (size_t i = 0; i < all.size(); ++i) {
         if (all[i].last.finish == FinishReason::kError)
-          return responder.SendError(500, all[i].last.error);
+          return responder.SendError(http::StatusOf(all[i].last.error_kind), all[i].last.error);
         choices.push_back(WholeChoice(*job, tokenizer, i, all[i]));
       }
       Json answer = Envelope(*job, std::move(choices));
