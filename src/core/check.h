@@ -1,5 +1,4 @@
-// CHECKs for bugs: they print the operands and abort. What users can get wrong is an Error
-// (core/error.h).
+// CHECKs for bugs: they print the operands and abort. User errors throw Error (core/error.h).
 #pragma once
 
 #include <fmt/format.h>

@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kMostCpus = 8192;  // the most that Linux is built for
+constexpr int kMostCpus = 8192;  // maximum NR_CPUS of Linux
 
 struct CpuMask {
   cpu_set_t* bits = CPU_ALLOC(kMostCpus);
@@ -43,7 +43,7 @@ int ReadNumber(const fs::path& path, int missing) {
   return in >> value ? value : missing;
 }
 
-// The memory node, of which a CPU's directory has a link "node1".
+// NUMA node of a CPU, from the link "node<N>" in its sysfs directory; 0 if there is none.
 int NodeOf(const fs::path& directory) {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(directory, error)) {
@@ -57,7 +57,8 @@ int NodeOf(const fs::path& directory) {
   return 0;
 }
 
-// CPUs of one core, and cores in an order in which neighbours share most: node, package, core.
+// Groups CPUs by physical core. Cores are sorted by NUMA node, package and core id, so that
+// adjacent cores share the most.
 std::vector<CpuList> CoresOf(const CpuList& cpus, const fs::path& root) {
   std::map<std::tuple<int, int, int>, CpuList> cores;
   for (const int cpu : cpus) {
@@ -111,7 +112,7 @@ CpuList ParseCpuList(std::string_view where, std::string_view text) {
     int value = -1;
     const auto parsed = std::from_chars(next, end, value);
     if (parsed.ec != std::errc() || value < 0 || value >= kMostCpus)
-      throw Invalid("{}: '{}' is no list of CPUs; want one like 0-3,8", where, text);
+      throw Invalid("{}: '{}' is not a list of CPUs; want one like 0-3,8", where, text);
     next = parsed.ptr;
     return value;
   };
@@ -122,16 +123,17 @@ CpuList ParseCpuList(std::string_view where, std::string_view text) {
       ++next;
       last = number();
     }
-    if (last < first) throw Invalid("{}: {}-{} in '{}' goes down", where, first, last, text);
+    if (last < first)
+      throw Invalid("{}: range {}-{} in '{}' is descending", where, first, last, text);
     for (int cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
     more = next != end && *next == ',';
     if (!more && next != end)
-      throw Invalid("{}: '{}' is no list of CPUs; want one like 0-3,8", where, text);
+      throw Invalid("{}: '{}' is not a list of CPUs; want one like 0-3,8", where, text);
     ++next;
   }
   std::sort(cpus.begin(), cpus.end());
   if (const auto twice = std::adjacent_find(cpus.begin(), cpus.end()); twice != cpus.end())
-    throw Invalid("{}: CPU {} is in '{}' twice", where, *twice, text);
+    throw Invalid("{}: CPU {} appears twice in '{}'", where, *twice, text);
   return cpus;
 }
 
@@ -151,7 +153,7 @@ std::string FormatCpuList(CpuList cpus) {
 CpuList ShareOfCpus(const CpuList& cpus, int index, int count, const fs::path& root) {
   if (static_cast<size_t>(count) > cpus.size()) return {};
   std::vector<CpuList> cores = CoresOf(cpus, root);
-  if (cores.size() < static_cast<size_t>(count)) {  // hardware threads of a core part
+  if (cores.size() < static_cast<size_t>(count)) {  // split by hardware threads
     const std::vector<CpuList> whole = std::exchange(cores, {});
     for (const CpuList& core : whole) {
       for (const int cpu : core) cores.push_back({cpu});

@@ -9,25 +9,24 @@
 
 namespace switchyard {
 
-// What is at fault; a server maps it to an HTTP status, `main` to exit code 2.
+// Error category. The server maps it to an HTTP status, `main` to exit code 2.
 enum class ErrorKind {
   kInvalid,       // malformed or contradictory input: flags, files, request bodies        -> 400
-  kNotFound,      // a file, tensor, model or endpoint that is not there                   -> 404
+  kNotFound,      // a file, tensor, model or endpoint does not exist                         -> 404
   kUnauthorized,  // a key is missing or wrong                                             -> 401
-  kTooLarge,      // over a stated limit                                                   -> 413
+  kTooLarge,      // exceeds a stated limit                                                   -> 413
   kBusy,          // the queue is full: try again later                                    -> 429
   kUnavailable,   // the server is loading, draining or has lost its ranks              -> 503
-  kTimeout,       // a peer did not answer in time; the message says who waited for whom   -> 500
+  kTimeout,       // no answer from a peer before the deadline; the message names both sides  -> 500
   kPeer,          // a rank or the front died                                              -> 500
   kResource,      // not enough memory, port in use, no file handles                       -> 500
 };
 
-// Carries what is wrong, where (file, key, flag, rank) and what to do about it. Thrown, never
-// aborted on: bugs are CHECKs (core/check.h). Value type; safe to throw across threads through
-// std::exception_ptr.
+// Says what is wrong, where (file, key, flag, rank) and how to fix it. Never used for bugs: those
+// are CHECKs (core/check.h). A value type; safe to pass between threads through std::exception_ptr.
 class Error : public std::runtime_error {
  public:
-  // `what`: one sentence that names the file, key or flag. `hint`: what to do, may be empty.
+  // `what`: one sentence that names the file, key or flag. `hint`: how to fix it, may be empty.
   Error(ErrorKind kind, const std::string& what, std::string hint = {})
       : std::runtime_error(hint.empty() ? what : what + " (" + hint + ")"), kind_(kind) {}
 

@@ -1,4 +1,4 @@
-// The logger: the only global of the program. Lines go to stderr as "[time] [level] [who] text".
+// The process logger, the program's only global. Lines go to stderr as "[time] [level] [who] text".
 #pragma once
 
 #include <spdlog/spdlog.h>
@@ -7,9 +7,9 @@
 
 namespace switchyard {
 
-// Sets up the process's logger. `who` stands in every line (e.g. "TP1 EP1"; empty for the front).
-// `level` is one of debug, info, warning, error; anything else is an Error. Call once, from main or
-// a rank's entry.
+// Sets up the process logger. `who` is part of every line (e.g. "TP1 EP1"; empty for the front).
+// `level`: debug, info, warning or error; anything else throws an Error. Call once, from main or
+// the entry point of a rank.
 void InitLog(const std::string& level, const std::string& who = {});
 
 }  // namespace switchyard

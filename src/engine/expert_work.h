@@ -1,4 +1,4 @@
-// Who watches, moves and divides over replicas the experts of a rank's model.
+// Recording, rebalancing and replica selection of the experts of a rank's model.
 #pragma once
 
 #include <memory>
@@ -13,16 +13,17 @@
 
 namespace switchyard {
 
-// Hosts that hold as many consecutive EP ranks each; 1 where they hold unequal parts.
+// The number of hosts if each holds the same number of consecutive EP ranks, else 1.
 int NodesOfExperts(const EngineConfig& config, const EnginePlan& plan);
 
-// What a manager of such experts is made with.
+// The shape that EplbManager is created with.
 EplbShape EplbShapeOf(const EngineConfig& config, const EnginePlan& plan);
 
-// What the flags ask for; null where they do not. One per rank, outlives its model; borrows `comm`.
+// The components that the flags enable; the others are null. One per rank, outlives its model;
+// borrows `comm`.
 struct ExpertWork {
   ExpertWork(const EngineConfig& config, const EnginePlan& plan, RankComm& comm);
-  // What a model is built with.
+  // Adds the components to the model's options.
   void AddTo(ModelOptions* options) const;
 
   std::unique_ptr<ExpertRecorder> recorder;
@@ -46,8 +47,8 @@ struct ExpertWork {
   };
 };
 
-// What `eplb` answers to those of `messages` that are for it, on rank 0; others answer nothing, but
-// do as they are told. Null: it refuses.
+// Applies those of `messages` that address `eplb`, on every rank. Returns the answers on rank 0 and
+// nothing on other ranks. With a null `eplb` the answers are refusals.
 std::vector<EngineMessage> ApplyToEplb(const std::vector<ControlMessage>& messages,
                                        EplbManager* eplb, bool is_leader);
 

@@ -9,7 +9,7 @@ namespace switchyard {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-// A GPU with less free memory than this part of the fullest one's is somebody else's as well.
+// A GPU whose free memory is below this fraction of the largest is assumed to be in use elsewhere.
 constexpr double kLeastFreePart = 0.9;
 
 std::set<int> Taken(const EngineConfig& config, int ranks) {
@@ -28,7 +28,7 @@ void CheckEvenMemory(const std::set<int>& taken, const std::vector<GpuInfo>& gpu
                           "of the model must fit the smallest",
                           least, gpus[least].name, gpus[least].free_bytes / kGiB, most,
                           gpus[most].free_bytes / kGiB),
-              "end what uses it, or choose others with --base-gpu-id and --gpu-id-step");
+              "stop its other processes, or choose GPUs with --base-gpu-id and --gpu-id-step");
 }
 
 }  // namespace
@@ -42,7 +42,7 @@ bool ChooseGpus(const EngineConfig& config, int ranks_of_host, const std::vector
   if (config.device == "cpu" || (config.device == "auto" && gpus.empty())) return false;
   if (gpus.empty())
     throw Invalid("--device cuda: {}",
-                  "no GPU was found, or this build of switchyard has no CUDA (it is built in where "
+                  "no GPU was found, or this build of switchyard has no CUDA (it is included if "
                   "nvcc is found)");
   const std::set<int> taken = Taken(config, ranks_of_host);
   if (*taken.rbegin() >= static_cast<int>(gpus.size()))

@@ -1,4 +1,4 @@
-// A rank's model and those who watch, move and record its experts, pass by pass.
+// Runs forward passes of a rank's model, with EPLB and expert recording around them.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace switchyard {
 
-// One per rank, on its thread; borrows all. Ranks that have an EplbManager or a recorder make the
+// One per rank, on its thread; borrows all. Ranks with an EplbManager or a recorder run the
 // same passes in the same order.
 class ModelForward : public ForwardFunction {
  public:

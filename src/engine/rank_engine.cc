@@ -35,26 +35,26 @@ struct RankEngine::Impl {
   bool HasWork() const { return !table.empty() || !answers.empty(); }
   EngineStats Stats() const;
 
-  // Error kInvalid where the request can never run.
+  // Throws Error kInvalid if the request can never run.
   void CheckRequest(const EngineRequest& request) const;
-  // Rows of a pass that were asked for: their logits, or the tokens that the model drew from them.
+  // Logit rows of a pass: their logits, or the tokens that the model drew from them.
   struct Rows {
     std::span<const float> logits;   // [rows, vocab]
     std::span<const int32_t> drawn;  // [rows], −1: a logit is not finite
     bool finite() const;
   };
-  // Lets the model draw where it can and no row of the batch needs its logits here.
+  // Enables drawing in the model if it supports it and no row of the batch needs its logits here.
   void AskForDraws();
-  // Takes in the batch's pass.
+  // Processes the results of the batch's pass.
   void TakePass(Rows all);
-  // Takes in one sequence's part of a pass: its rows, one after the other.
+  // Processes one sequence's part of a pass, row by row.
   void Finish(const ScheduledRows& part, const Rows& own);
-  // `first_row`: where the part begins in the batch.
+  // `first_row`: the part's first row in the batch.
   void TakeRoutedExperts(const ScheduledRows& part, int64_t first_row);
   void TakeInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
                          std::span<const float> logits);
   void TakeToken(Sequence& sequence, const Rows& own);
-  // Nothing where penalties and biases forbid every token.
+  // nullopt if penalties and biases forbid every token.
   std::optional<int32_t> Draw(const Sequence& sequence, const Rows& own);
   void CheckFinished(const Sequence& sequence, int32_t token, RequestOutput& output) const;
   RequestOutput NewOutput(Sequence& sequence) const;
@@ -67,18 +67,18 @@ struct RankEngine::Impl {
   KvCache cache;
   Scheduler scheduler;
   Sampler sampler;
-  // No sequence grows past this: the last token's key and value need a place too.
+  // Maximum length of a sequence: the last token's key and value need a slot too.
   const int64_t max_length;
-  std::map<uint64_t, Sequence> table;   // open requests; nodes stay where they are
-  std::vector<RequestOutput> answers;   // for the next step's end
-  std::span<const ScheduledRows> plan;  // the scheduler's, between Plan and Run
-  ForwardBatch batch;                   // kept between steps for its memory
+  std::map<uint64_t, Sequence> table;   // open requests; nodes have stable addresses
+  std::vector<RequestOutput> answers;   // returned at the end of the next step
+  std::span<const ScheduledRows> plan;  // the scheduler's, valid between Plan and Run
+  ForwardBatch batch;                   // reused between steps to keep its allocations
   EngineStats counters;
 };
 
 namespace {
 
-// How a token of this sequence is drawn where its logits are not needed; nothing where they are.
+// The draw parameters if this sequence's next token needs no logits here, else nullopt.
 std::optional<kernels::RowDraw> PlainDraw(const Sequence& sequence) {
   const EngineRequest& request = sequence.request;
   const SamplingParams& params = request.sampling;
@@ -146,7 +146,7 @@ void RankEngine::Impl::Enqueue(const EngineRequest& request) {
     return;
   }
   const auto [entry, added] = table.try_emplace(request.id, request);
-  CHECK(added);  // ids are unique while they live
+  CHECK(added);  // ids of open requests are unique
   Sequence& sequence = entry->second;
   if (!sequence.request.sampling.seed)
     sequence.request.sampling.seed = DeriveSeed(options.random_seed, request.id);
@@ -155,7 +155,7 @@ void RankEngine::Impl::Enqueue(const EngineRequest& request) {
 
 void RankEngine::Impl::Abort(uint64_t id) {
   const auto entry = table.find(id);
-  if (entry == table.end()) return;  // it has just finished
+  if (entry == table.end()) return;  // already finished
   RequestOutput output = NewOutput(entry->second);
   output.finish = FinishReason::kAbort;
   answers.push_back(std::move(output));
@@ -180,7 +180,7 @@ void RankEngine::Impl::Fail(Sequence& sequence, const std::string& error) {
   output.finish = FinishReason::kError;
   output.error = error;
   answers.push_back(std::move(output));
-  Close(sequence, /*discard=*/true);  // what it computed is not to be trusted
+  Close(sequence, /*discard=*/true);  // its results are not trusted
 }
 
 StepCounts RankEngine::Impl::Plan() {
@@ -257,7 +257,7 @@ void RankEngine::Impl::TakePass(Rows all) {
     } else {
       own.drawn = all.drawn.subspan(begin, count);
     }
-    Finish(part, own);  // may be the sequence's end
+    Finish(part, own);  // may end the sequence
     begin += count;
     first_row += rows;
   }
@@ -268,7 +268,7 @@ void RankEngine::Impl::TakeRoutedExperts(const ScheduledRows& part, int64_t firs
   const int64_t end = sequence.computed + part.rows;
   if (!sequence.routed_experts_owed() || end <= sequence.next_routed) return;
   const int64_t width = model.routed_width(), first = sequence.next_routed - sequence.computed;
-  CHECK_GE(first, 0);  // most_reusable sees to it
+  CHECK_GE(first, 0);  // guaranteed by most_reusable
   const auto rows =
       model.routed_experts().subspan((first_row + first) * width, (part.rows - first) * width);
   sequence.routed_experts.insert(sequence.routed_experts.end(), rows.begin(), rows.end());
@@ -281,7 +281,7 @@ void RankEngine::Impl::Finish(const ScheduledRows& part, const Rows& own) {
   const Sequence::RowRange rows = sequence.LogitRows(part.rows);
   if (!decoding) counters.prefill_tokens += part.rows;
   if (!own.finite()) {
-    Fail(sequence, "the model gave logits that are not finite (NaN or infinity)");
+    Fail(sequence, "the model returned logits that are not finite (NaN or infinity)");
     return;
   }
   TakeInputLogprobs(sequence, rows, own.logits);
@@ -313,12 +313,12 @@ void RankEngine::Impl::TakeToken(Sequence& sequence, const Rows& own) {
   const SamplingParams& params = sequence.request.sampling;
   RequestOutput output = NewOutput(sequence);
   output.input_logprobs = std::exchange(sequence.input_logprobs, {});
-  if (params.max_new_tokens == 0) {  // only the prompt was asked about
+  if (params.max_new_tokens == 0) {  // prompt logprobs only
     output.finish = FinishReason::kLength;
   } else {
     const std::optional<int32_t> token = Draw(sequence, own);
     if (!token) {
-      Fail(sequence, "logit_bias and min_new_tokens leave no token that may be drawn");
+      Fail(sequence, "logit_bias and min_new_tokens forbid every token");
       return;
     }
     if (sequence.request.logprob.enabled)
@@ -378,7 +378,7 @@ std::vector<EngineMessage> RankEngine::Apply(const std::vector<ControlMessage>& 
       answers.emplace_back(FlushResult{.ticket = flush->ticket, .done = idle});
     } else if (const auto* get = std::get_if<GetStats>(&message)) {
       answers.emplace_back(StatsReport{.ticket = get->ticket, .groups = {Stats()}});
-    }  // Shutdown and what is for the recorder are the loop's
+    }  // the loop handles Shutdown and messages for the recorder
   }
   return answers;
 }

@@ -21,7 +21,7 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using Ids = std::vector<int32_t>;
 
-// A rank with its fake model, and what it has said about each request.
+// A rank with its fake model, and the merged outputs of each request.
 class Rig {
  public:
   explicit Rig(RankEngine::Options options, int64_t vocab = 61)
@@ -54,7 +54,7 @@ class Rig {
     const auto [entry, first] = seen.try_emplace(news.id, news);
     if (first) return;
     RequestOutput& all = entry->second;
-    EXPECT_EQ(all.finish, FinishReason::kNone) << "news after the end of request " << news.id;
+    EXPECT_EQ(all.finish, FinishReason::kNone) << "output after the end of request " << news.id;
     EXPECT_THAT(news.input_logprobs, IsEmpty());
     EXPECT_EQ(news.cached_tokens, all.cached_tokens);
     all.new_tokens.insert(all.new_tokens.end(), news.new_tokens.begin(), news.new_tokens.end());
@@ -285,11 +285,11 @@ TEST(RankEngine, LogitsThatAreNotFiniteEndTheirRequestOnly) {
   EXPECT_EQ(rig.seen[2].finish, FinishReason::kError);
   EXPECT_THAT(rig.seen[2].error, HasSubstr("not finite"));
   EXPECT_NE(rig.seen[1].finish, FinishReason::kNone);
-  // What it computed is not offered to others.
+  // Its pages are not shared with others.
   EXPECT_EQ(rig.Run(Greedy(3, Ids{1, 60, 2, 3, 4, 5}, 1)).cached_tokens, 0);
 }
 
-// What FakeForward routes tokens[start, end) to.
+// The expert ids that FakeForward returns for tokens[start, end).
 Ids Routed(const Ids& tokens, int32_t start) {
   Ids ids;
   for (int32_t i = start; i < std::ssize(tokens); ++i) ids.insert(ids.end(), {tokens[i], i});
@@ -308,7 +308,7 @@ TEST(RankEngine, RoutedExpertsCoverAllButTheLastToken) {
     Ids tokens = Count(30);
     tokens.insert(tokens.end(), out.new_tokens.begin(), out.new_tokens.end() - 1);
     EXPECT_EQ(out.routed_experts, Routed(tokens, start)) << start;
-    EXPECT_EQ(out.cached_tokens, std::min(start, 29) / 4 * 4);  // what is asked for is computed
+    EXPECT_EQ(out.cached_tokens, std::min(start, 29) / 4 * 4);  // requested positions are computed
   }
   EXPECT_THAT(rig.Run(Greedy(2, Count(30), 3)).routed_experts, IsEmpty());
 }
@@ -374,7 +374,7 @@ TEST(RankEngine, AbortsFreeEverythingAtOnce) {
   EXPECT_EQ(rig.engine.Stats().waiting, 1);
   rig.Tell({AbortRequest{1}, AbortRequest{2}, AbortRequest{3}, AbortRequest{99}});
   EXPECT_EQ(rig.engine.Stats().free_pages, 256);
-  EXPECT_TRUE(rig.engine.HasWork());  // the news of it
+  EXPECT_TRUE(rig.engine.HasWork());  // the output with kAbort
   rig.Step();
   EXPECT_FALSE(rig.engine.HasWork());
   for (const uint64_t id : {1, 2, 3}) EXPECT_EQ(rig.seen[id].finish, FinishReason::kAbort);
@@ -417,8 +417,8 @@ TEST(RankEngine, PromptLogprobsGoInChunksThatBoundTheirMemory) {
   EXPECT_EQ(rig.model.passes, 2);  // rows 0 to 8, of which 2 need no logits, then 9 to 11
 }
 
-// Random workloads: whatever the pool, the chunks, the neighbours and the aborts, a request gets
-// the tokens that it gets alone.
+// Random workloads: whatever the pool size, chunk size, concurrent requests and aborts, a request
+// gets the same tokens as when it runs alone.
 struct Workload {
   int32_t page_size;
   int64_t num_pages;
@@ -435,7 +435,7 @@ class RandomWorkload : public ::testing::TestWithParam<Workload> {
   }
   EngineRequest RandomRequest(uint64_t id, int64_t longest) {
     EngineRequest request{.id = id};
-    // Few first tokens and runs of counting, so that prefixes meet.
+    // Few first tokens and runs of counting, so that prefixes coincide.
     const auto length = static_cast<int32_t>(1 + Below(longest));
     request.input_ids = Count(length, static_cast<int32_t>(Below(3)) * 20);
     if (Below(2)) request.input_ids[Below(length)] = static_cast<int32_t>(Below(61));
@@ -500,7 +500,7 @@ TEST_P(RandomWorkload, GivesWhatEachRequestGetsAlone) {
     twin.Tell(messages);
     crowd.Step();
     twin.Step();
-    ASSERT_EQ(crowd.model.fingerprint, twin.model.fingerprint) << "equal ranks came apart";
+    ASSERT_EQ(crowd.model.fingerprint, twin.model.fingerprint) << "equal ranks diverged";
     ASSERT_FALSE(HasFailure());
     ASSERT_LE(crowd.engine.Stats().running, w.max_running);
     ASSERT_LE(crowd.model.most_rows, w.chunk + w.max_running);

@@ -18,7 +18,7 @@ namespace switchyard {
 
 namespace {
 
-// How long an idle leader sleeps before it looks around again.
+// Poll interval of an idle leader.
 constexpr std::chrono::milliseconds kIdleWait{1000};
 
 // Reports each percent once; loaders call it for every tensor.
@@ -96,13 +96,13 @@ bool HasShutdown(const std::vector<ControlMessage>& messages) {
   });
 }
 
-// Experts move while nothing is to be computed, too. The leader's nap is everybody's.
+// Experts move while there is no batch, too. The leader's sleep paces all ranks.
 void MoveWithoutPass(EplbManager& eplb, bool is_leader) {
   if (is_leader) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   eplb.BeginPass();
 }
 
-// The next messages for all members; while there is nothing to do, the leader waits for some.
+// The next messages for all members. While there is no work, the leader waits for messages.
 std::vector<ControlMessage> NextMessages(bool busy, Communicator& group, const RankLoopIo& io) {
   std::vector<ControlMessage> messages;
   if (group.rank() == 0) {

@@ -1,4 +1,4 @@
-// Byte forms of the messages in engine/request.h: the fields of each, listed once.
+// Serialization of the messages in engine/request.h: the fields of each, listed once.
 #include "engine/request.h"
 #include "engine/wire_fields.h"
 

@@ -1,4 +1,4 @@
-// What a request may ask: Validate.
+// Validate: checks the parameters of a request.
 #include <cmath>
 
 #include "core/error.h"

@@ -25,7 +25,7 @@ struct ThreadEngine::Impl {
   struct Open {
     Engine::Callback callback;
     int group = 0;
-    int64_t tokens = 0;  // that the controller counts for it
+    int64_t tokens = 0;  // as counted by the controller
   };
   DpController controller;
   std::map<uint64_t, Open> open;
@@ -41,7 +41,7 @@ struct ThreadEngine::Impl {
     return std::exchange(inbox, {});
   }
 
-  void Tell(ControlMessage message) {  // with the mutex held
+  void Tell(ControlMessage message) {  // requires the mutex
     inbox.push_back(std::move(message));
     news.notify_all();
   }
@@ -59,7 +59,7 @@ struct ThreadEngine::Impl {
       const std::lock_guard lock(mutex);
       ready = true;
       news.notify_all();
-    }  // a failure comes as the exception that the ranks end with
+    }  // failures arrive as the exception of RunRankThreads
   }
 
   template <typename T>
@@ -68,7 +68,7 @@ struct ThreadEngine::Impl {
     if (const auto entry = asked.extract(ticket)) entry.mapped().set_value(value);
   }
 
-  // Asks the ranks and waits.
+  // Sends a query to the ranks and waits for the answer.
   template <typename Question, typename T>
   T Ask(std::map<uint64_t, std::promise<T>>& asked) {
     std::future<T> answer;
@@ -83,12 +83,12 @@ struct ThreadEngine::Impl {
   }
 
   template <typename T>
-  void EndQuestions(std::map<uint64_t, std::promise<T>>& asked) {  // with the mutex held
+  void EndQuestions(std::map<uint64_t, std::promise<T>>& asked) {  // requires the mutex
     for (auto& [ticket, promise] : asked) promise.set_exception(std::make_exception_ptr(Ended()));
     asked.clear();
   }
 
-  // Only this thread erases entries, so the callback stays where it is while it runs unlocked.
+  // Only this thread erases entries, so the callback's address is stable while it runs unlocked.
   void Deliver(const RequestOutput& output) {
     const auto count = std::ssize(output.new_tokens);
     Open* request = nullptr;
@@ -107,7 +107,7 @@ struct ThreadEngine::Impl {
     open.erase(output.id);
   }
 
-  // After the last rank: whoever still waits hears why.
+  // Runs after the last rank ends: fails all waiting callers with the reason.
   void End(std::exception_ptr why) {
     std::map<uint64_t, Open> left;
     {

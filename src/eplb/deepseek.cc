@@ -10,12 +10,13 @@ namespace switchyard {
 namespace {
 
 struct Packing {
-  std::vector<int> pack, place;  // [items] which pack, and the place in it
+  std::vector<int> pack, place;  // [items] the pack, and the index within it
 };
 
-// Heaviest item first into the lightest pack that is not full; of packs that are equal the lower
-// number, of items whatever libstdc++'s sort leaves first, which is also what orders them in the
-// reference (torch.sort on CPUs): the numbers of an expert's replicas depend on it, no load does.
+// Packs in order of decreasing weight into the lightest pack that is not full. Ties between packs
+// go to the lower index. Ties between items keep the order of libstdc++'s std::sort, which the
+// reference has too (torch.sort on CPUs). Only the numbering of an expert's replicas depends on
+// that order, not the load.
 Packing PackEvenly(std::span<const float> weights, int packs) {
   const int items = static_cast<int>(weights.size()), capacity = items / packs;
   Packing packing{std::vector<int>(items), std::vector<int>(items)};
@@ -64,7 +65,7 @@ struct Sizes {
   int physical, groups, nodes, ranks;
 };
 
-// Experts in the order of nodes: [experts] the expert at each position.
+// Experts grouped by node: [experts] the expert at each position.
 std::vector<int> ExpertsByNode(std::span<const float> load, const Sizes& sizes) {
   const int experts = static_cast<int>(load.size()), group_size = experts / sizes.groups;
   std::vector<float> group_load(sizes.groups, 0.0f);
@@ -109,14 +110,14 @@ DeepSeekPlan PlanDeepSeek(const LoadHistory& history, const RankTopology& topolo
   const Sizes sizes{physical, hierarchical ? topology.groups : 1, hierarchical ? topology.nodes : 1,
                     topology.ranks};
   if (physical % sizes.ranks != 0)
-    throw Invalid("deepseek: {} places do not divide over {} ranks", physical, sizes.ranks);
+    throw Invalid("deepseek: {} slots are not divisible by {} ranks", physical, sizes.ranks);
   if (physical < history.experts)
-    throw Invalid("deepseek: {} places for {} experts", physical, history.experts);
+    throw Invalid("deepseek: {} slots for {} experts", physical, history.experts);
   if (sizes.groups % sizes.nodes != 0 || history.experts % sizes.groups != 0)
-    throw Invalid("deepseek_hierarchical: {} experts in {} groups do not divide over {} nodes",
+    throw Invalid("deepseek_hierarchical: {} experts in {} groups are not divisible by {} nodes",
                   history.experts, sizes.groups, sizes.nodes);
   if (sizes.ranks % sizes.nodes != 0)
-    throw Invalid("deepseek_hierarchical: {} ranks do not divide over {} nodes", sizes.ranks,
+    throw Invalid("deepseek_hierarchical: {} ranks are not divisible by {} nodes", sizes.ranks,
                   sizes.nodes);
   DeepSeekPlan plan{Placement(history.layers, physical, history.experts), {}};
   plan.replica.resize(plan.placement.physical_to_logical.size());

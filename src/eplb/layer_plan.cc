@@ -36,7 +36,7 @@ void LayerPlan::Assign(std::span<const int32_t> map) {
   std::ranges::fill(bin_load_, 0.0);
   for (int bin = 0; bin < bins(); ++bin)
     for (int p = slots(bin).begin; p < slots(bin).end; ++p)
-      // A second replica on one rank gives no freedom: its place is free for a better one.
+      // A second replica on one rank gives no freedom, so its slot is freed for a better one.
       if (map[p] >= 0 && map[p] < experts() && !Holds(bin, map[p])) {
         map_[p] = map[p];
         ++count_[map[p]];
@@ -99,7 +99,7 @@ bool LayerPlan::SwapFromHeaviest(int heavy) {
   int from = -1, to = -1, to_bin = -1;
   const auto try_bin = [&](int bin) {
     const double gap = bin_load_[heavy] - bin_load_[bin];
-    // The most that a swap can gain halves the gap.
+    // The maximum gain is a swap that halves the gap.
     if (bin == heavy || gap * gap / 2 <= best) return;
     for (int i = slots(heavy).begin; i < slots(heavy).end; ++i) {
       if (solo_[i] == kInfinite) continue;
@@ -112,12 +112,12 @@ bool LayerPlan::SwapFromHeaviest(int heavy) {
       }
     }
   };
-  // First the bin that can gain most, which rules out most others.
+  // Tries the bin with the largest possible gain first, which prunes most others.
   try_bin(static_cast<int>(std::ranges::min_element(bin_load_) - bin_load_.begin()));
   for (int bin = 0; bin < bins(); ++bin) try_bin(bin);
   if (to_bin < 0) return false;
   const double change = solo_[from] - solo_[to];
-  first_place_[map_[from]] = to;  // their only one
+  first_place_[map_[from]] = to;  // their only slot
   first_place_[map_[to]] = from;
   std::swap(map_[from], map_[to]);
   std::swap(solo_[from], solo_[to]);

@@ -10,8 +10,8 @@
 namespace switchyard {
 namespace {
 
-// What rank 0 tells of its plan: physical_to_logical of all layers, how many places are filled in
-// which way, and how many batches of transfers the longest layer takes.
+// Rank 0's plan for the broadcast: physical_to_logical of all layers, the number of slots by
+// source, and the maximum number of transfer batches of a layer.
 std::vector<int32_t> Encode(const Placement& previous, const Placement& plan,
                             const RankTopology& topology) {
   std::vector<int32_t> words = plan.physical_to_logical;
@@ -54,7 +54,7 @@ EplbManager::EplbManager(const EplbOptions& options, const EplbShape& shape, Ran
   Check(options, shape, comm.mesh.ep());
 }
 
-// One layer of an even load shows whether the planner can do it at all.
+// Plans one layer with an even load, to detect unsupported configurations.
 void EplbManager::Check(const EplbOptions& options, const EplbShape& shape, int ranks) {
   const int places = shape.experts + shape.redundant;
   const LoadHistory even{1, 1, shape.experts, std::vector<int32_t>(shape.experts, 1)};
@@ -105,27 +105,27 @@ void EplbManager::EndPass() {
 }
 
 std::string EplbManager::Rebalance() {
-  if (busy()) return fmt::format("a rebalance is under way already ({})", Name(status_.state));
+  if (busy()) return fmt::format("a rebalance is already in progress ({})", Name(status_.state));
   if (window_->History(1).steps == 0)
-    return fmt::format("no load has been counted yet: it is, every {} passes",
+    return fmt::format("no load has been counted yet; counts arrive every {} passes",
                        1 + (options_.num_iterations - 1) / LoadWindow::kSteps);
   StartPlanning("request");
   return {};
 }
 
-// Every rank has the same sums, and decides alike.
+// All ranks have equal sums, so they make the same decision.
 void EplbManager::ConsiderPlanning(const char* trigger) {
   passes_ = 0;
   const std::optional<double> balancedness = window_->MeanBalancedness();
   if (balancedness && *balancedness <= options_.min_utilization) return StartPlanning(trigger);
-  status_.last_result = fmt::format("nothing to do: balancedness {}, planned for up to {:.3f}",
+  status_.last_result = fmt::format("nothing to do: balancedness {}, threshold {:.3f}",
                                     InWords(balancedness), options_.min_utilization);
   window_->OnPlanned();
   if (leads_) LOG_INFO("[EPLB] {}", status_.last_result);
 }
 
 void EplbManager::StartPlanning(const char* trigger) {
-  // What came before a change of shape says nothing of what comes now.
+  // After a change of the distribution, older steps are irrelevant.
   const int steps =
       window_->ShapeChange() > kShapeChange ? LoadWindow::kRecent : LoadWindow::kSteps;
   status_.state = EplbState::kPlanning;
@@ -205,7 +205,7 @@ void EplbManager::StepMoving() {
   ++status_.move_passes;
   const bool more = moving_->Step();
   if (!moving_->error().empty() && status_.state != EplbState::kStopping)
-    LOG_WARNING("[EPLB] rank {}: gives up: {}", comm_.mesh.rank(), moving_->error());
+    LOG_WARNING("[EPLB] rank {}: migration aborted: {}", comm_.mesh.rank(), moving_->error());
   status_.state = moving_->error().empty() ? EplbState::kMoving : EplbState::kStopping;
   status_.layer = moving_->layer();
   if (moving_->layers_moved() > status_.layers_done) window_->OnMoved();
@@ -213,14 +213,14 @@ void EplbManager::StepMoving() {
   if (!more) Finish();
 }
 
-// Nothing to move, or no thread moves anything any more.
+// Nothing to move, or no thread is moving anything anymore.
 void EplbManager::Finish() {
   status_.state = EplbState::kDone;
   status_.layer = -1;
   status_.move_seconds = Seconds(began_);
   passes_ = 0;
   if (!moving_) {
-    status_.last_result = "nothing to move: the plan is the placement that there is";
+    status_.last_result = "nothing to move: the plan equals the current placement";
     return;
   }
   const std::unique_ptr<Migration> ended = std::move(moving_);
@@ -234,7 +234,7 @@ void EplbManager::Finish() {
                 ended->timed_out());
   ++status_.rebalances;
   status_.last_result = fmt::format(
-      "{} layers moved, rank 0 loaded {} experts and was sent {}, in {} passes and "
+      "{} layers moved, rank 0 loaded {} experts and received {}, in {} passes and "
       "{:.1f} ms",
       status_.layers_done, ended->experts_loaded(), ended->experts_received(), status_.move_passes,
       status_.move_seconds * 1e3);
@@ -249,7 +249,7 @@ void EplbManager::Fail(const std::string& why, bool timed_out) {
   ++status_.failures;
   status_.watchdog_resets += timed_out ? 1 : 0;
   passes_ = 0;
-  LOG_ERROR("[EPLB] rank {}: rebalance given up, layers stay where they are now: {}",
+  LOG_ERROR("[EPLB] rank {}: rebalance failed, layers keep their current placement: {}",
             comm_.mesh.rank(), why);
 }
 

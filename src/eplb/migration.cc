@@ -14,9 +14,9 @@
 namespace switchyard {
 namespace {
 
-struct Stopped {};  // ends the thread in the middle of a layer
+struct Stopped {};  // thrown to end the thread within a layer
 
-// The first of `text`'s bytes that fit, whole characters of UTF-8, and a 0.
+// A prefix of `text` of whole UTF-8 characters that fits, null-terminated.
 template <size_t kSize>
 std::array<char, kSize> Beginning(const std::string& text) {
   std::array<char, kSize> out{};
@@ -50,10 +50,10 @@ Migration::~Migration() {
     constexpr std::chrono::seconds kSoon{3};
     const auto ended = [this] { return state_ == State::kFailed || state_ == State::kEnded; };
     if (!news_.wait_for(lock, kSoon, ended))
-      LOG_WARNING("[EPLB] rank {}: an expert is still being loaded, which this rank waits for",
+      LOG_WARNING("[EPLB] rank {}: waiting for an expert that is still being loaded",
                   world_.rank());
   }
-  thread_.join();  // it uses the model, so it cannot be left behind
+  thread_.join();  // the thread uses the model, so it cannot be detached
 }
 
 size_t Migration::ChunkEnd(size_t begin) const {
@@ -82,7 +82,7 @@ void Migration::Run() {
   news_.notify_all();
 }
 
-// Of what no pass will use. Freeing it may take time, so nobody waits for the mutex meanwhile.
+// Frees experts that no pass will use. Freeing may take time, so it happens outside the mutex.
 void Migration::LetGo() {
   std::map<int, MovableExperts::Arrived> arrived;
   std::vector<PreparedLayer> prepared;
@@ -93,7 +93,7 @@ void Migration::LetGo() {
   retired.swap(retired_);
 }
 
-// Returns when the chunk has been taken, and what it replaced is gone.
+// Returns when the chunk has been switched and the replaced experts have been freed.
 void Migration::PrepareChunk(size_t begin, size_t end) {
   std::map<int, MovableExperts::Arrived> arrived;
   {
@@ -117,7 +117,7 @@ void Migration::PrepareChunk(size_t begin, size_t end) {
   }
 }
 
-// A step's budget lets one expert begin at least, however large it is.
+// A step's budget allows at least one expert load, however large the expert is.
 void Migration::Pace(int64_t bytes) {
   std::unique_lock lock(mutex_);
   news_.wait(lock, [this] { return stop_ || budget_ > 0; });
@@ -138,15 +138,15 @@ bool Migration::Step() {
   news_.notify_all();
   std::vector<Line> all(world_.size());
   world_.AllGather(&mine, all.data(), sizeof mine);
-  const bool carrying = carrying_;  // lines say nothing of a chunk that Decide begins
+  const bool carrying = carrying_;  // status lines do not cover a chunk that Decide starts
   if (error_.empty()) Decide(all);
   if (error_.empty() && carrying) Carry(all);
-  // A thread ends by itself when the last chunk has been taken.
+  // A thread ends by itself after the last chunk has been switched.
   return std::ranges::any_of(
       all, [](const Line& l) { return l.state == State::kLoading || l.state == State::kReady; });
 }
 
-// The rank's thread, which has the first chunk before there is another thread.
+// Called on the rank's thread; for the first chunk before the loading thread exists.
 void Migration::BeginChunk() {
   carrying_ = courier_ != nullptr;
   if (carrying_) {
@@ -176,7 +176,7 @@ void Migration::Carry(const std::vector<Line>& all) {
   news_.notify_all();
 }
 
-// Lines are the same on every rank, so all do the same.
+// The status lines are equal on every rank, so all ranks make the same decision.
 void Migration::Decide(const std::vector<Line>& all) {
   const auto failed = std::ranges::find(all, State::kFailed, &Line::state);
   if (failed != all.end()) {
@@ -207,7 +207,7 @@ bool Migration::Overdue(const std::vector<Line>& all) {
   return steps_without_progress_ >= kPatientSteps && now - progress_at_ > options_.patience;
 }
 
-// With the mutex. The thread lets go of what has been prepared.
+// Requires the mutex. The thread frees what has been prepared.
 void Migration::GiveUp(std::string why) {
   error_ = std::move(why);
   if (courier_ && carrying_) arrived_ = courier_->Cancel();

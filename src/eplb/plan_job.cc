@@ -12,7 +12,7 @@
 namespace switchyard {
 namespace {
 
-// The first byte of what rank 0 says of its plan; nothing: it is not ready.
+// First byte of the broadcast of rank 0's plan; an empty broadcast means that it is not ready.
 constexpr char kPlanned = 'P', kFailed = 'F', kTimedOut = 'T';
 
 bool IsReady(const std::future<std::string>& plan) {
@@ -41,7 +41,7 @@ void PlanJob::Start(Planner planner) {
   began_ = std::chrono::steady_clock::now();
   if (world_.rank() != 0 || (left_.valid() && !IsReady(left_))) return;
   left_ = {};
-  // Not std::async, whose futures wait for the thread.
+  // Not std::async, whose futures block in the destructor.
   std::packaged_task<std::string()> task([planner = std::move(planner)] {
     WorkInTheBackground();
     return Words(planner);
@@ -54,15 +54,15 @@ PlanJob::~PlanJob() {
   constexpr std::chrono::seconds kSoon{3};
   for (const auto* plan : {&plan_, &left_})
     if (plan->valid() && plan->wait_for(kSoon) != std::future_status::ready)
-      LOG_WARNING("[EPLB] a planner has not ended and is left behind");
+      LOG_WARNING("[EPLB] a planner is still running and was detached");
 }
 
 std::string PlanJob::News(std::chrono::duration<double> patience) {
-  if (!plan_.valid()) return Say(kFailed, "the planner that was given up has not ended yet");
+  if (!plan_.valid()) return Say(kFailed, "the planner that timed out is still running");
   if (IsReady(plan_)) return plan_.get();
   if (std::chrono::steady_clock::now() - began_ < patience) return {};
   left_ = std::move(plan_);
-  return Say(kTimedOut, fmt::format("no plan was made in {} s", patience.count()));
+  return Say(kTimedOut, fmt::format("the planner timed out after {} s", patience.count()));
 }
 
 std::optional<PlanJob::Outcome> PlanJob::Poll(std::chrono::duration<double> patience) {

@@ -14,13 +14,13 @@ double Mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-// Of an empty step 1.
+// 1 for an empty step.
 double Balancedness(const std::vector<double>& rank_load) {
   const double most = *std::ranges::max_element(rank_load);
   return most > 0 ? Mean(rank_load) / most : 1;
 }
 
-// A placement in use.
+// Evaluates a placement in use.
 class Judge {
  public:
   Judge(EpDispatchAlgorithm dispatch, const RankTopology& topology, int layers)
@@ -92,15 +92,15 @@ SimulateResult Simulate(const LoadHistory& trace, const SimulateOptions& options
   using Clock = std::chrono::steady_clock;
   const RankTopology& topology = options.topology;
   if (options.window < 1 || options.every < 1)
-    throw Invalid("a window of {} steps, a plan every {}: want at least 1", options.window,
+    throw Invalid("a window of {} steps and a plan every {} steps: want at least 1", options.window,
                   options.every);
   if (trace.steps <= options.window)
-    throw Invalid("{} steps are recorded; a plan on {} leaves none to judge", trace.steps,
+    throw Invalid("{} recorded steps; a window of {} leaves none to evaluate", trace.steps,
                   options.window);
   ValidateTopology(topology, options.physical, trace.experts);
   Placement placement = Placement::Trivial(trace.layers, options.physical, trace.experts);
   if (topology.NumAlive() < topology.ranks)
-    throw Invalid("a simulation starts with all ranks alive; {} of {} are", topology.NumAlive(),
+    throw Invalid("a simulation requires all ranks alive; {} of {} are", topology.NumAlive(),
                   topology.ranks);
 
   SimulateResult result{.first_step = options.window};

@@ -8,7 +8,7 @@
 namespace switchyard {
 namespace {
 
-constexpr double kNothing = 1e-6;  // tokens: what is left of rounding
+constexpr double kNothing = 1e-6;  // tokens: rounding tolerance
 
 }  // namespace
 
@@ -17,7 +17,7 @@ void WaterFilling::Reset(int num_bins, int num_experts, std::span<const int32_t>
   CHECK(bin_of.size() == expert_of.size());
   offset_ = offset;
   begin_.assign(num_experts + 1, 0);
-  // A bin's second replica of an expert divides nothing: its place is as good as unused.
+  // A bin's second replica of an expert divides nothing, so its slot is treated as unused.
   const auto new_bin = [&](size_t p) {
     if (bin_of[p] < 0 || expert_of[p] < 0 || last_bin_[expert_of[p]] == bin_of[p]) return false;
     last_bin_[expert_of[p]] = bin_of[p];
@@ -84,7 +84,7 @@ void WaterFilling::Pour(const Replicated& group, double load) {
     bins_[replicas_[begin + i].bin] -= poured_[begin + i];
     order[i] = begin + i;
   }
-  // By the level that they have without this expert; few, so by insertion.
+  // Insertion sort by the bin level without this expert; there are few replicas.
   const auto other = [&](int32_t i) { return bins_[replicas_[i].bin]; };
   for (int32_t i = 1; i < count; ++i) {
     const int32_t moved = order[i];

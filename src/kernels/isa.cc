@@ -1,5 +1,5 @@
-// Which instruction set the kernels use: CPUID says what the CPU has, XCR0 what the operating
-// system saves.
+// Instruction set dispatch: CPUID reports the CPU's features, XCR0 the register state that the
+// operating system saves.
 #include <cpuid.h>
 
 #include <atomic>
@@ -35,7 +35,7 @@ Isa DetectVectors() {
   return Isa::kAvx512;
 }
 
-// Asks Linux for the tiles where the rest is there.
+// Requests tile permission from Linux if the CPU and XCR0 support AMX.
 cpu::amx::Facts DetectAmx() {
   constexpr uint32_t kBF16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
   constexpr uint32_t kFeatures = kBF16 | kTile | kInt8;
@@ -43,7 +43,7 @@ cpu::amx::Facts DetectAmx() {
   constexpr uint64_t kTileState = kTileConfig | kTileData;
   uint32_t a, b, c, d;
   cpu::amx::Facts facts;
-  // Everything else is AVX-512's.
+  // The other kernels of this instruction set are AVX-512.
   facts.cpu = DetectVectors() == Isa::kAvx512 && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
               (c & bit_AVX512VNNI) != 0 && (d & kFeatures) == kFeatures;
   facts.saved = facts.cpu && (ReadXcr0() & kTileState) == kTileState;
@@ -106,9 +106,9 @@ Isa IsaOf(std::string_view name) {
       throw Invalid("--cpu-isa amx: {}; this process can use {}", cpu::amx::WhyNot(AmxFacts()),
                     Name(best));
     }
-    if (least > best) throw Invalid("--cpu-isa {}: this CPU has only {}", name, Name(best));
+    if (least > best) throw Invalid("--cpu-isa {}: this CPU supports only {}", name, Name(best));
     if (isa == kAmxEmulated && !cpu::HasAvx512Vnni()) {
-      throw Invalid("--cpu-isa {}: this CPU has no AVX512_VNNI, which few rows take", name);
+      throw Invalid("--cpu-isa {}: this CPU has no AVX512_VNNI, needed for few rows", name);
     }
     return isa;
   }

@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kShownValue = 60;  // longest part of a value that a message repeats
+constexpr size_t kShownValue = 60;  // most characters of a value that a message quotes
 
 std::string Show(const json& value) {
   std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);

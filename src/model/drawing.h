@@ -1,4 +1,4 @@
-// Tokens drawn where the logits are.
+// Draws tokens on the device that holds the logits.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@
 
 namespace switchyard {
 
-// Owns the memory for it, which grows with the rows asked for.
+// Owns the buffers, which grow with the number of rows.
 class Drawing {
  public:
-  // logits [draws.size(), vocab] on the device → a token each, −1 where one is not finite.
+  // logits [draws.size(), vocab] on the device → one token per row, −1 if a logit is not finite.
   std::vector<int32_t> Draw(RankDevice& rank, const float* logits,
                             std::span<const kernels::RowDraw> draws, int64_t vocab) {
     kernels::Device& device = rank.device();

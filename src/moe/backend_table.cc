@@ -32,14 +32,14 @@ std::vector<WeightFormat> FormatsOf(const Part& part) {
   return formats;
 }
 
-// What only the built parts can say.
+// Facts that only constructed backends provide.
 struct Facts {
   std::map<std::string, std::vector<DispatchLayout>> delivers;   // by dispatcher
   std::map<std::string, std::vector<WeightFormat>> fused_takes;  // by fused operator
   std::map<std::string, RunnerFacts> runners;
 };
 
-// visit(context) on one rank of the smallest sizes, with buffers for the backend `a2a`.
+// Calls visit(context) on one rank with minimal sizes and buffers for the backend `a2a`.
 template <typename Visit>
 void WithContext(MoeOptions options, const std::string& a2a, const MoeBackends& backends,
                  const Visit& visit) {
@@ -86,7 +86,7 @@ std::string Listed(const std::vector<Value>& values) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-// "normal → contiguous, low-latency → contiguous"; empty where a layout cannot be joined.
+// "normal → contiguous, low-latency → contiguous"; empty where a layout has no permute.
 std::string Way(const std::vector<DispatchLayout>& from, RunnerLayout to,
                 const PermuteTable& permutes) {
   std::vector<std::string> steps;
@@ -121,11 +121,11 @@ void PrintRunners(const Facts& facts, const MoeBackends& backends, Lines out) {
 }
 
 void PrintPairs(const Facts& facts, const MoeBackends& backends, Lines out) {
-  fmt::format_to(out, "\nPairs, by way of\n");
+  fmt::format_to(out, "\nPairs and their permutes\n");
   for (const auto& [a2a, layouts] : facts.delivers) {
     for (const auto& [name, runner] : facts.runners) {
       const std::string way = Way(layouts, runner.layout, backends.permutes);
-      fmt::format_to(out, "  {:<30} {}\n", a2a + " + " + name, way.empty() ? "not joined" : way);
+      fmt::format_to(out, "  {:<30} {}\n", a2a + " + " + name, way.empty() ? "no permute" : way);
     }
   }
   for (const auto& entry : facts.fused_takes)
@@ -137,7 +137,7 @@ void PrintForeign(std::string_view flag, std::span<const ForeignName> names, Lin
   for (const ForeignName& foreign : names)
     if (foreign.needs.empty()) served[foreign.nearest].push_back(foreign.name);
   for (const auto& [nearest, all] : served)
-    fmt::format_to(out, "  {} {}: {} does that work\n", flag, fmt::join(all, ", "), nearest);
+    fmt::format_to(out, "  {} {}: mapped to {}\n", flag, fmt::join(all, ", "), nearest);
   for (const ForeignName& foreign : names)
     if (!foreign.needs.empty())
       fmt::format_to(out, "  {} {}: needs {}; the nearest is {}\n", flag, foreign.name,
@@ -163,7 +163,7 @@ std::string BackendTable(const MoeOptions& options, const MoeBackends& backends)
   PrintA2a(facts, backends, out);
   PrintRunners(facts, backends, out);
   PrintPairs(facts, backends, out);
-  fmt::format_to(out, "\nNames of SGLang\n");
+  fmt::format_to(out, "\nSGLang names\n");
   PrintForeign("--moe-runner-backend", ForeignRunnerNames(), out);
   PrintForeign("--moe-a2a-backend", ForeignA2aNames(), out);
   return text;
@@ -179,7 +179,7 @@ std::string ExplainChoice(const MoeOptions& options, const std::vector<WeightFor
     const auto untaken = Untaken(formats, fused->second);
     return untaken.empty()
                ? fmt::format("--moe-a2a-backend {} computes {} itself\n", fused->first, experts)
-               : fmt::format("--moe-a2a-backend {} does not compute with {}\n", fused->first,
+               : fmt::format("--moe-a2a-backend {} does not support {}\n", fused->first,
                              fmt::join(untaken, ", "));
   }
   const std::string name = ResolveRunner(options.runner_backend, backends);
@@ -188,13 +188,14 @@ std::string ExplainChoice(const MoeOptions& options, const std::vector<WeightFor
   const std::string who =
       name == options.runner_backend ? flag : fmt::format("{} is {}", flag, name);
   if (const auto untaken = Untaken(formats, runner.takes); !untaken.empty())
-    return fmt::format("{}: it does not compute with {}\n", who, fmt::join(untaken, ", "));
+    return fmt::format("{}: does not support {}\n", who, fmt::join(untaken, ", "));
   const std::string way =
       Way(facts.delivers.at(options.a2a_backend), runner.layout, backends.permutes);
   if (way.empty())
-    return fmt::format("{}: nothing joins it to --moe-a2a-backend {}\n", who, options.a2a_backend);
+    return fmt::format("{}: no permute pairs it with --moe-a2a-backend {}\n", who,
+                       options.a2a_backend);
   return fmt::format(
-      "{}: it takes {} as they are stored, and is joined to --moe-a2a-backend {} by {}\n", who,
+      "{}: reads {} in their stored format; paired with --moe-a2a-backend {} by {}\n", who,
       experts, options.a2a_backend, way);
 }
 

@@ -1,4 +1,4 @@
-// Few combinations in which every two choices meet: for tests over many parameters.
+// Pairwise test design: few combinations that cover every pair of parameter choices.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,8 @@
 
 namespace switchyard {
 
-// Rows [rows][factors] of choices below sizes[factor], such that for any two factors every pair of
-// their choices is in some row. Greedy, and the same for the same sizes.
+// Rows [rows][factors] of choices below sizes[factor], such that every pair of choices of any two
+// factors occurs in some row. Greedy and deterministic for given sizes.
 class CoveringDesign {
  public:
   using Row = std::vector<int>;
@@ -34,7 +34,7 @@ class CoveringDesign {
     return met_[(first_[f] + a) * choices_ + first_[g] + b];
   }
 
-  // A row with the first pair that has not met, and −1 elsewhere.
+  // A row with the first uncovered pair, and −1 elsewhere.
   bool NextPair(Row* row) const {
     for (size_t f = 0; f < sizes_.size(); ++f)
       for (size_t g = f + 1; g < sizes_.size(); ++g)
@@ -49,7 +49,7 @@ class CoveringDesign {
     return false;
   }
 
-  // The choice that meets most others of the row for the first time; of equals another in each row.
+  // The choice that covers the most new pairs of the row. Ties rotate with the row index.
   int BestChoice(const Row& row, size_t f) const {
     int best = 0, most = -1;
     for (int i = 0; i < sizes_[f]; ++i) {

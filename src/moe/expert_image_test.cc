@@ -1,4 +1,4 @@
-// Experts that travel as bytes, in pieces of any size, keep every number, in every format.
+// Serialized experts, copied in pieces of any size, keep every number in every format.
 #include "moe/expert_image.h"
 
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ TEST(ExpertImage, KeepsEveryNumberInEveryFormat) {
                              .intermediate = 320,
                              .num_experts = 2,
                              .clamped_with_biases = biases});
-      // Whole, and a MoE-TP slice, which begins inside a block of scales.
+      // Unsliced, and an MoE-TP slice that begins inside a block of scales.
       for (const int parts : {1, 2}) {
         SCOPED_TRACE(fmt::format("{} biases {} parts {}", Name(format), biases, parts));
         const auto want = TestLayer::Slice(layer.whole.experts[1], parts, parts - 1);

@@ -36,9 +36,8 @@ MoeLayer::MoeLayer(MoeLayerConfig config, MoeLayerWeights weights,
     CHECK(weights_.has_shared);
     if (weights_.shared.gate.n != shape.intermediate)
       throw Invalid(
-          "--enable-deepep-waterfill sends rows to the shared expert as to a routed one, but it "
-          "has "
-          "{} intermediate elements and they have {}",
+          "--enable-deepep-waterfill dispatches rows to the shared expert like to a routed one, "
+          "but it has {} intermediate elements and routed experts have {}",
           weights_.shared.gate.n, shape.intermediate);
     weights_.experts.push_back(weights_.shared);
   }
@@ -51,7 +50,7 @@ MoeLayer::MoeLayer(MoeLayerConfig config, MoeLayerWeights weights,
 void MoeLayer::CheckFormats(const kernels::ExpertWeights& expert) const {
   for (const WeightView* w : {&expert.gate, &expert.up, &expert.down})
     if (!runtime_->Takes(w->format))
-      throw Invalid("--moe-runner-backend {} does not compute with {} experts",
+      throw Invalid("--moe-runner-backend {} does not support {} experts",
                     runtime_->options().runner_backend, Name(w->format));
 }
 
@@ -72,7 +71,7 @@ std::vector<OwnedExpert> MoeLayer::SwitchPlacement(ExpertPlacement placement,
   CHECK_EQ(placement.num_physical(), config_.placement.num_physical());
   CHECK_EQ(experts.size(), expert_owners_.size());
   config_.placement = std::move(placement);
-  // A shared expert that is dispatched stays, behind them.
+  // A dispatched shared expert stays in its place after the routed ones.
   for (size_t i = 0; i < experts.size(); ++i) {
     std::swap(weights_.experts[i], experts[i].weights);
     std::swap(expert_owners_[i], experts[i].owner);
@@ -153,7 +152,7 @@ void MoeLayer::RunRound(MoeBatch& batch, const MoeHooks& hooks) const {
   Call(hooks.after_combine);
 }
 
-// The hooks in the middle have no place of their own in one operator; they run when it has begun.
+// A fused operator has no separate stages: the hooks of later stages run once it has begun.
 void MoeLayer::RunRoundFused(MoeBatch& batch, const MoeHooks& hooks) const {
   Route(batch);
   Call(hooks.before_dispatch);
@@ -200,7 +199,7 @@ void MoeLayer::Gather(MoeBatch& batch) const {
   batch.x = gathered;
 }
 
-// Before the router reads them: they are then read from memory once.
+// Runs before the router reads the rows, so that memory is read once.
 void MoeLayer::PlaceRows(MoeBatch& batch) const {
   if (runtime_->fused() || std::exchange(batch.rows_placed, false)) return;
   const int64_t tokens = batch.round.size(), hidden = config_.hidden;
@@ -236,11 +235,11 @@ void MoeLayer::Route(MoeBatch& batch) const {
   if (runtime_->observer()) TellObserver(batch);
 }
 
-// Each rank writes the tokens that it answers for; Scatter gives them to the others of the group.
+// Each rank writes its own tokens; Scatter all-gathers them over the attention group.
 void MoeLayer::KeepRoutedExperts(MoeBatch& batch) const {
   if (!batch.routed_experts) return;
   const int k = config_.router.top_k;
-  Share own{0, batch.lane_tokens};  // among the lane's tokens, and where they lie in the group's
+  Share own{0, batch.lane_tokens};  // range in the lane; `begin`: its offset in the group
   int64_t begin = 0;
   if (batch.spread) {
     const Share share = batch.spread->own(runtime_->comm().mesh.rank());
@@ -254,11 +253,11 @@ void MoeLayer::KeepRoutedExperts(MoeBatch& batch) const {
                 batch.routed_experts + (begin + first - own.begin) * k);
 }
 
-// Where all ranks route all tokens, each answers for an even share of them.
+// If all ranks route all tokens, each reports an even share of them.
 void MoeLayer::TellObserver(const MoeBatch& batch) const {
   const Mesh& mesh = runtime_->comm().mesh;
-  Share own = EvenShare(batch.lane_tokens, mesh.world(), mesh.rank());  // among the lane's tokens
-  int64_t begin = own.begin;                                            // among the group's
+  Share own = EvenShare(batch.lane_tokens, mesh.world(), mesh.rank());  // range in the lane
+  int64_t begin = own.begin;                                            // offset in the group
   if (batch.spread) {
     const Share share = batch.spread->own(mesh.rank());
     own = {batch.spread->own_in_lane(), batch.spread->own_in_lane() + share.size()};
@@ -302,7 +301,7 @@ void MoeLayer::BeginDispatch(MoeBatch& batch) const {
   runtime_->dispatcher().BeginDispatch(batch.round_x(), *batch.topk, batch.decode, &batch.handle);
 }
 
-// The shared expert needs no row but the own ones: it computes while the others travel.
+// The shared expert needs the own rows only: it computes while dispatch is in flight.
 void MoeLayer::EndDispatch(MoeBatch& batch) const {
   if (batch.rounds_done == 1) ComputeShared(batch);
   batch.dispatched = runtime_->dispatcher().EndDispatch(&batch.handle);
@@ -341,7 +340,7 @@ void MoeLayer::EndCombine(MoeBatch& batch) const {
   runtime_->dispatcher().EndCombine(&batch.handle, batch.round_y());
 }
 
-// Of the own tokens, or of all of them where each rank has a slice of the expert.
+// Computes the own tokens, or all tokens if each rank has a TP slice of the expert.
 void MoeLayer::ComputeShared(MoeBatch& batch) const {
   if (!weights_.has_shared || runtime_->shared_dispatched()) return;
   const Share own =
@@ -370,7 +369,7 @@ void MoeLayer::Scatter(MoeBatch& batch) const {
   if (add_shared)
     kernels::AddInPlace(own_out, batch.shared.y.data(), own.size() * hidden, runtime_->pool());
   if (!batch.spread) {
-    // Each rank has the part of its experts and of its slices, of the shared expert too.
+    // Each rank has the partial sum of its experts and of its slices, the shared expert's included.
     comm.tp->AllReduceSum(own_out, own.size() * hidden);
     return;
   }

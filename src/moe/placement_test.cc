@@ -1,4 +1,4 @@
-// Where experts sit, and what is said of files that put them nowhere.
+// Expert placement, and the errors for invalid placements.
 #include "moe/placement.h"
 
 #include <functional>
@@ -54,11 +54,11 @@ TEST(ExpertPlacementTest, RefusesForeignAndMissingExperts) {
   EXPECT_THAT(ErrorOf([] {
                 ExpertPlacement(2, {0, 2});
               }),
-              HasSubstr("physical expert 1 is to be logical expert 2; the model has 2"));
+              HasSubstr("physical expert 1 maps to logical expert 2; the model has 2"));
   EXPECT_THAT(ErrorOf([] {
                 ExpertPlacement(3, {0, 2, 0});
               }),
-              HasSubstr("no physical expert is logical expert 1"));
+              HasSubstr("logical expert 1 has no physical expert"));
 }
 
 TEST(ExpertPlacementTest, TokensGoToAReplicaAtHomeElseInTurn) {

@@ -52,7 +52,7 @@ Row Rounded(RowFormat format, std::span<const float> x) {
   return y;
 }
 
-// What comes back from an expert that a row was sent to.
+// The output that an expert returns for a dispatched row.
 Row Visited(const MoeLayerConfig& config, const kernels::ExpertWeights& w, RowFormat format,
             std::span<const float> x) {
   return Rounded({format.dtype, false}, Expert(config, w, Rounded(format, x)));

@@ -8,8 +8,8 @@
 namespace switchyard {
 namespace {
 
-// Those without needs differ in which GPU kernels they call for which number formats; grouped_mlp
-// computes all those formats. cutedsl computes fixed places with counts, as masked_mlp does.
+// Names without `needs` differ in the GPU kernels they call for each number format; grouped_mlp
+// supports all those formats. cutedsl uses the masked layout with counts, as masked_mlp does.
 constexpr std::array kRunners = {
     ForeignName{"triton", "grouped_mlp", ""},
     ForeignName{"triton_kernel", "grouped_mlp", ""},
@@ -42,7 +42,7 @@ const ForeignName* FindForeign(std::span<const ForeignName> names, std::string_v
 }
 
 Error Refusal(std::string_view flag, const ForeignName& foreign) {
-  return Invalid("{} {} needs {}, which this build does not run on; the nearest here is {}", flag,
+  return Invalid("{} {} needs {}, which this build does not support; the nearest here is {}", flag,
                  foreign.name, foreign.needs, foreign.nearest);
 }
 

@@ -1,4 +1,4 @@
-// Every name that SGLang has is understood or refused with a sentence.
+// Every SGLang backend name is mapped, or rejected with an explanation.
 #include "moe/runner_names.h"
 
 #include <functional>

@@ -1,4 +1,4 @@
-// Putting a path together: memory, names, pairs.
+// Construction of the MoE runtime: memory, names, pairings.
 #include "moe/runtime.h"
 
 #include "gmock/gmock.h"
@@ -63,7 +63,7 @@ TEST(MoeRuntimeTest, WrongOptionsAreRefusedByTheirFlags) {
   EXPECT_THAT(ErrorOf({.row_dtype = DType::kI8}, backends), HasSubstr("--dtype int8"));
 }
 
-// The size of the arena is asked for before any rank starts: that is when names are refused.
+// The arena is sized before ranks start; names are checked at that point.
 TEST(MoeRuntimeTest, NamesAreRefusedWhereMemoryIsPlanned) {
   EXPECT_THROW(MoeSymmetricBytes({.a2a_backend = "train"}, kShape, {}), Error);
   EXPECT_THROW(MoeSymmetricBytes({.runner_backend = "train"}, kShape, {}), Error);

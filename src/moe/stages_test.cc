@@ -1,4 +1,4 @@
-// What MoeLayer offers to those who slip other work into a layer: hooks, and its stages one by one.
+// MoeLayer's interfaces for overlapping other work: hooks, and the individual stages.
 #include <array>
 #include <string>
 
@@ -16,7 +16,7 @@ using ::testing::ElementsAre;
 
 using Diary = std::vector<std::string>;
 
-// Writes down what the layer calls.
+// Logs the layer's calls.
 class DiaryDispatcher : public Dispatcher {
  public:
   DiaryDispatcher(std::unique_ptr<Dispatcher> inner, Diary* diary)
@@ -69,7 +69,7 @@ MoeHooks HooksThatWrite(Diary* diary) {
           write("before_combine"),  write("during_combine"),  write("after_combine")};
 }
 
-// The diary of one pass of 3 tokens in rounds of 2, with the hooks or without.
+// The call log of one pass of 3 tokens in rounds of 2, with or without hooks.
 Diary DiaryOfPass(const std::string& a2a, bool hooks) {
   Diary diary;
   const auto backends = std::make_shared<MoeBackends>(BuiltinMoeBackends());
@@ -119,7 +119,7 @@ TEST(MoeHooksTest, RunWithinTheFusedOperator) {
                    "before_combine", "during_combine", "end", "after_combine"}));
 }
 
-// What a hook does over another group's communicator, or with the threads, disturbs nothing.
+// A hook's use of another group's communicator, or of the threads, does not affect the layer.
 TEST(MoeHooksTest, MayComputeAndCommunicate) {
   const TestLayer layer({.hidden = 96, .intermediate = 64});
   const TestPass pass{{5, 3}, {0, 0}};

@@ -1,5 +1,5 @@
-// A rank process that stops in the middle of an exchange: the others say who they wait for, and
-// where, and give up in the configured time.
+// A rank process that stops during an exchange: the other ranks report the peer and the stage, and
+// fail within the timeout.
 #include <csignal>
 #include <string>
 
@@ -18,8 +18,8 @@ using ::testing::StartsWith;
 constexpr int kWorld = 3, kStopped = 1;
 constexpr std::chrono::milliseconds kTimeout(1000);
 
-// Passes with decode and without, until an error ends them. The stopped rank leaves the first
-// pass of `decode` at the hook.
+// Runs passes with and without decode until an error ends them. The stopped rank stops at the hook
+// in the first pass of `decode`.
 std::string RunUntilTold(const TestLayer& layer, const MoeOptions& options, bool decode,
                          std::function<void()> MoeHooks::*hook, int rank,
                          std::shared_ptr<SharedArena> arena) {
@@ -36,7 +36,7 @@ std::string RunUntilTold(const TestLayer& layer, const MoeOptions& options, bool
   if (rank == kStopped) hooks.*hook = [] { raise(SIGSTOP); };
   comm->tp->Barrier("test start");
   moe.Forward(hidden.data(), {{&tokens, 1}, {&decoding, 1}}, out.data(), hooks);
-  return "not told";
+  return "no error";
 }
 
 struct Stage {
@@ -48,9 +48,9 @@ const Stage kStages[] = {{"before dispatch", &MoeHooks::before_dispatch},
                          {"before combine", &MoeHooks::before_combine},
                          {"during combine", &MoeHooks::during_combine}};
 
-// Where the others notice: a rank that has sent its rows is missed in combine, one that has sent
-// its outputs when tokens are gathered. Collectives notice where they meet, and the fused operator,
-// whose hooks all come before its End, in the exchange of outputs.
+// The stage in which the others time out. A rank that has sent its rows is missing in combine, one
+// that has sent its outputs in the token all-gather. Collectives fail at the next collective. The
+// fused operator, whose hooks all precede its End, fails in the exchange of outputs.
 std::string WaitsIn(const A2aChoice& choice, size_t stage) {
   if (choice.a2a == "none") return "tp all-reduce";
   if (stage == 0) return choice.a2a + " dispatch";
@@ -66,7 +66,7 @@ TEST_P(StoppedRankTest, OthersSayWhoTheyWaitForAndWhereAndGiveUp) {
   const MeshShape mesh{.tp = kWorld, .ep = kWorld};
   const size_t bytes =
       RankComm::BytesPerRank(mesh) + MoeSymmetricBytes(options, layer.Shape(8), mesh);
-  // Only mode auto looks at what is decoded.
+  // Only mode auto depends on decode.
   for (const bool decode : {false, true}) {
     if (decode && choice.Describe() != "deepep") continue;
     std::vector<std::unique_ptr<TestProcesses>> worlds;  // all stages at once
@@ -88,7 +88,7 @@ TEST_P(StoppedRankTest, OthersSayWhoTheyWaitForAndWhereAndGiveUp) {
 
 std::vector<A2aChoice> ChoicesThatGiveUp() {
   std::vector<A2aChoice> choices = AllA2aChoices();
-  std::erase_if(choices, [](const A2aChoice& c) { return c.a2a == "mooncake"; });  // goes on
+  std::erase_if(choices, [](const A2aChoice& c) { return c.a2a == "mooncake"; });  // continues
   return choices;
 }
 INSTANTIATE_TEST_SUITE_P(Backends, StoppedRankTest, testing::ValuesIn(ChoicesThatGiveUp()),

@@ -1,5 +1,4 @@
-// Who answers for which tokens: the worked example, groups that do not nest, and what must hold for
-// any mesh.
+// The token partition: the worked example, groups that do not nest, and invariants on every mesh.
 #include "moe/token_spread.h"
 
 #include <algorithm>
@@ -72,8 +71,8 @@ std::vector<int> Divisors(int n) {
   return all;
 }
 
-// Each token has one owner, a lane is what its ranks own, ranks agree on the longest one, and no
-// lane is longer than buffers are made for.
+// Each token has one owner, a lane is the union of its ranks' own tokens, ranks agree on the
+// longest lane, and no lane exceeds the buffer size.
 TEST(TokenSpreadTest, HoldsTogetherOnEveryMesh) {
   for (int tp = 1; tp <= 15; ++tp) {
     for (const int ep : Divisors(tp)) {

@@ -12,7 +12,7 @@ bool HasPhase(bool experts, Phase phase) {
          phase == Phase::kFinish;
 }
 
-// Writes the list from the passes that it is made of.
+// Builds the list pass by pass.
 class Planner {
  public:
   explicit Planner(const StepShape& shape) : shape_(shape) {}
@@ -32,7 +32,7 @@ class Planner {
     }
   }
 
-  // Layers from the first on beside layers from the last on.
+  // Pairs layer i of the forward pass with layer (layers − 1 − i) of the backward pass.
   void Pair(int forth, int back) {
     BeginBackward(back);
     for (int i = 0; i < shape_.layers(); ++i) {

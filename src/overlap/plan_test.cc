@@ -1,4 +1,4 @@
-// What the orders are for.
+// Properties of the schedules: overlap of each all-to-all, equal work, 1F1B structure.
 #include "overlap/plan.h"
 
 #include <gmock/gmock.h>
@@ -24,8 +24,8 @@ TEST(Plan, PlainIsOneMicroBatchAfterTheOther) {
   EXPECT_EQ(Places(shape), 1);
 }
 
-// The heart of the matter: between begin and end of each exchange of a pair lies a computation of
-// the other micro-batch.
+// Computation of the other micro-batch separates the start and the completion of each all-to-all of
+// a pair.
 TEST(Plan, OverlappedHidesEachExchangeOfAPair) {
   const StepShape shape{.experts = {true, true}, .micro_batches = 2, .order = Order::kOverlapped};
   EXPECT_EQ(Places(shape), 2);
@@ -50,7 +50,7 @@ TEST(Plan, OverlappedHidesEachExchangeOfAPair) {
   EXPECT_EQ(hidden, 8);
 }
 
-// The same work in another order: of each micro-batch but for the shared experts' place.
+// Both orders run the same operations for each micro-batch, except for the position of kShared.
 TEST(Plan, OrdersDoTheSameToEachMicroBatch) {
   StepShape shape{.experts = {true, false}, .micro_batches = 4};
   std::vector<Operation> plain = Of(Plan(shape), 2);

@@ -36,8 +36,7 @@ struct LargestMagnitude {
 
 float Largest(const float* x, int64_t n) { return Widest<LargestMagnitude>(x, n); }
 
-// The scale that maps `largest` to `limit`; 1 where there is nothing but zeros, or what might as
-// well be.
+// Scale that maps `largest` to `limit`; 1 if all values are zero or negligible.
 float ScaleTo(float limit, float largest) {
   const float scale = largest / limit;
   return scale > rounding::kSmallestScale ? scale : 1.0f;
@@ -81,7 +80,7 @@ void PackInt8Channel(const float* w, int64_t n, int64_t k, Packed& out) {
   }
 }
 
-// Codes of x [n] / scale, n even: two to a byte, low nibble first.
+// Quantizes x [n] / scale to 4-bit codes, n even: two per byte, low nibble first.
 struct PackSteps {
   [[gnu::always_inline]] static inline uint32_t Code(float steps, int zero) {
     const int code = rounding::RoundToInt(steps) + zero;
@@ -97,7 +96,7 @@ struct PackSteps {
   }
 };
 
-// The same of codes e2m1, for values already divided by their scales.
+// Same for e2m1 codes, of values already divided by their scales.
 struct PackE2M1 {
   [[gnu::always_inline]] static inline void Run(const float* x, int64_t n,
                                                 uint8_t* __restrict codes) {
@@ -134,8 +133,8 @@ void PackInt4(const float* w, int64_t n, int64_t k, const Int4Packing& packing, 
   }
 }
 
-// Rows of blocks of e2m1 codes. `put_scale` appends a block's scale for its largest magnitude and
-// returns its value; 0: the block is too small for any, and becomes zeros.
+// Packs rows of e2m1 blocks. `put_scale(amax)` appends the scale of a block and returns its value;
+// 0 means that the block underflows and becomes zeros.
 template <typename PutScale>
 void PackE2M1Blocks(const float* w, int64_t n, int64_t k, int64_t block, Packed& out,
                     const PutScale& put_scale) {
@@ -161,7 +160,7 @@ void PackMxfp4(const float* w, int64_t n, int64_t k, Packed& out) {
   });
 }
 
-// Returns the tensor's scale.
+// Returns the per-tensor scale.
 float PackNvfp4(const float* w, int64_t n, int64_t k, Packed& out) {
   const float global = Nvfp4GlobalScale(Largest(w, n * k));
   PackE2M1Blocks(w, n, k, kNvfp4BlockSize, out, [&](float largest) {
@@ -171,7 +170,7 @@ float PackNvfp4(const float* w, int64_t n, int64_t k, Packed& out) {
   return global;
 }
 
-// Packs into `view.format` and fills in the view's fields of that format but for its data.
+// Packs into `view.format` and sets the view's fields of that format except `data`.
 void PackCodes(const float* w, const Int4Packing& int4, Packed& out, WeightView& view) {
   switch (view.format) {
     case WeightFormat::kF32:

@@ -6,7 +6,7 @@
 namespace switchyard::train {
 namespace {
 
-// Small tensors share a message: what a collective costs by itself is paid once.
+// Small tensors are bucketed into one message, to amortize the latency of a collective.
 constexpr size_t kBucket = size_t{1} << 18;  // floats
 
 void SumOne(std::vector<Parameter<float>*>& bucket, std::vector<float>& joined, Collectives& all) {

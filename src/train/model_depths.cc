@@ -1,4 +1,4 @@
-// The rows of a micro-batch, and how MTP modules join hidden states and tokens.
+// Rows of a micro-batch at each prediction depth, and the input projection of MTP modules.
 #include <algorithm>
 
 #include "core/check.h"
@@ -39,7 +39,7 @@ void CheckBatch(const Batch& batch, const ModelConfig& config) {
   CheckTokens(batch.targets, Batch::kIgnored, config.vocab_size, "target");
 }
 
-// Of each sequence of `before` all rows but the last: they are followed by a token.
+// All rows of each sequence of `before` except the last: only these have a next token.
 template <typename T>
 void Shorten(const DepthState<T>& before, DepthState<T>* d) {
   d->source.clear();
@@ -75,7 +75,7 @@ void Model<T>::Begin(const Batch& batch, const StepSize& step, Pass<T>* pass) {
   for (size_t d = 1; d < pass->depths.size(); ++d) Shorten(pass->depths[d - 1], &pass->depths[d]);
 }
 
-// The rows' embeddings, each from the rank that has its part of the vocabulary.
+// Embeddings of the rows, each from the rank that holds its part of the vocabulary.
 template <typename T>
 void Model<T>::EmbedRows(const DepthState<T>& d, T* out) {
   if (tp_.alone()) return Embed<T>(d.tokens, embedding_->value.data(), hidden_, out, pool_);
@@ -107,9 +107,9 @@ void Model<T>::EmbedRowsBackward(const DepthState<T>& d, const T* dout) {
   }
 }
 
-// joined = [norm(embedding of the token), norm(the final hidden state of the depth before)]: the
-// order of DeepSeek's checkpoints (the paper writes them the other way round). The hidden state is
-// the one after the final norm, as the inference code of vLLM and Megatron's training have it.
+// joined = [norm(embedding of the token), norm(final hidden state of the previous depth)]: the
+// order of DeepSeek's checkpoints (the paper has the reverse order). The hidden state is taken
+// after the final norm, as in the inference code of vLLM and the training code of Megatron.
 template <typename T>
 void Model<T>::Join(int64_t depth, Pass<T>* pass) {
   const DepthState<T>& before = pass->depths[depth - 1];
@@ -155,7 +155,7 @@ void Model<T>::JoinBackward(int64_t depth, Pass<T>* pass) {
   take(d.previous, module.hidden_norm, hidden_);
   if (tp_.alone())
     return EmbedGradient<T>(d.source, dx.data(), hidden_, before.dfinal.data(), pool_);
-  // Rows of the depth before may be another rank's.
+  // Rows of the previous depth may be on another rank.
   const int64_t n = before.rows.rows();
   Temporary<T> sums(MyRows(before) * hidden_);
   PartialRows<T> partial(tp_, sums.data(), n, hidden_);

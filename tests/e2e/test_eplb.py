@@ -258,7 +258,7 @@ def test_without_the_flag_nothing_moves(checkpoint):
     (["--enable-eplb", "--tp", 2, "--ep", 2, "--eplb-rebalance-num-iterations", 0], "num-iterations"),
     (["--enable-eplb", "--tp", 2, "--ep", 2, "--ep-dispatch-algorithm", "best"], "best"),
     (["--enable-eplb", "--tp", 2, "--ep", 2, "--eplb-algorithm", "deepseek", "--ep-num-redundant-experts", 1],
-     "17 places do not divide over 2 ranks"),
+     "17 slots are not divisible by 2 ranks"),
 ])
 def test_what_cannot_be_is_refused(flags, says):
     code, said = fails_to_start("--model-path", MODEL, "--port", 0, *flags)

@@ -13,7 +13,7 @@ struct RadixCache::Node {
   std::vector<std::unique_ptr<Node>> children;  // ascending by their first page's tokens
   int64_t locks = 0;                            // of this node and of all below it
   uint64_t last_use = 0;
-  uint64_t queued = 0;  // last_use under which it stands in evictable_; 0: it does not
+  uint64_t queued = 0;  // its key (last_use) in evictable_; 0: not in it
 };
 
 RadixCache::RadixCache(PageAllocator& allocator, int32_t page_size)
@@ -131,7 +131,7 @@ int64_t RadixCache::Evict(int64_t pages) {
   int64_t freed = 0;
   while (freed < pages && !evictable_.empty()) {
     Node* leaf = evictable_.begin()->second;
-    // From the leaf's end, so that the prefix that is left is still one.
+    // Trims the leaf from its end, so that the remaining pages are still a prefix.
     while (freed < pages && !leaf->pages.empty()) {
       allocator_.Free(leaf->pages.back());
       leaf->pages.pop_back();

@@ -15,7 +15,7 @@ using Tokens = std::vector<int32_t>;
 
 class RadixCacheTest : public ::testing::Test {
  protected:
-  // Inserts `tokens` with pages of their own; what the tree had already is freed.
+  // Inserts `tokens` with new pages; frees pages of a prefix that the tree already has.
   Tokens Add(const Tokens& tokens) {
     Tokens pages;
     for (size_t i = 0; i < tokens.size() / 2; ++i) pages.push_back(allocator_.Allocate());

@@ -10,7 +10,7 @@ namespace switchyard {
 
 namespace {
 
-// The `count` largest of `values`, best first. One pass with a heap whose front is the worst kept.
+// The `count` largest of `values`, best first. One pass with a heap whose front is the worst entry.
 std::vector<TokenLogprob> Largest(std::span<const float> values, size_t count) {
   const auto better = [](const TokenLogprob& a, const TokenLogprob& b) {
     return a.logprob != b.logprob ? a.logprob > b.logprob : a.token < b.token;
@@ -22,7 +22,7 @@ std::vector<TokenLogprob> Largest(std::span<const float> values, size_t count) {
     if (heap.size() < count) {
       heap.push_back(candidate);
       std::push_heap(heap.begin(), heap.end(), better);
-    } else if (candidate.logprob > heap.front().logprob) {  // ids rise, so equals come too late
+    } else if (candidate.logprob > heap.front().logprob) {  // ids ascend, so equals lose the tie
       std::pop_heap(heap.begin(), heap.end(), better);
       heap.back() = candidate;
       std::push_heap(heap.begin(), heap.end(), better);

@@ -1,4 +1,4 @@
-// What changes logits before a draw: penalties, biases, and tokens that may not come yet.
+// Logit adjustments before a draw: penalties, biases, and forbidden tokens.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,13 @@
 
 namespace switchyard {
 
-// A pure function of the request and its tokens so far: nothing per request is kept, so retraction
-// and batches cannot change it. The scratch of one rank's sampler, sized by the vocabulary.
+// A pure function of the request and its tokens so far. Keeps no state per request, so retraction
+// and batching cannot change the result. Scratch of one rank's sampler, sized by the vocabulary.
 class Penalties {
  public:
   Penalties(int64_t vocab_size, std::vector<int32_t> eos_token_ids);
 
-  // Whether Apply would change anything at this point of the output.
+  // Whether Apply has any effect at this point of the output.
   static bool Needed(const SamplingParams& params, int64_t output_length);
 
   // In SGLang's order: frequency and presence are subtracted, then repetition scales, then biases

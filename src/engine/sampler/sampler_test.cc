@@ -33,7 +33,7 @@ std::vector<double> Softmax(const std::vector<float>& logits, double temperature
   return p;
 }
 
-// The filters as their definition reads, on a full sort.
+// The filters by their definition, on a full sort.
 std::vector<double> Filtered(std::vector<double> p, int top_k, double top_p, double min_p) {
   Ids order(p.size());
   std::iota(order.begin(), order.end(), 0);
@@ -60,7 +60,7 @@ std::vector<int> CountDraws(const std::vector<float>& logits, const SamplingPara
   return counts;
 }
 
-// Pearson's statistic per degree of freedom is about 1; tokens of no probability never come.
+// Pearson's statistic per degree of freedom is about 1; tokens of zero probability never occur.
 void ExpectDistribution(const std::vector<int>& counts, const std::vector<double>& p, int draws) {
   double statistic = 0;
   int cells = 0;
@@ -117,7 +117,7 @@ TEST(Sampler, SameSeedAndLengthDrawTheSame) {
   Ids drawn;
   for (uint64_t seed = 0; seed < 50; ++seed) {
     drawn.push_back(*one.Draw(logits, {}, {}, output, seed));
-    other.Draw(Noise(500, seed), {}, {}, {}, seed);  // whatever came between
+    other.Draw(Noise(500, seed), {}, {}, {}, seed);  // an unrelated draw in between
     EXPECT_EQ(other.Draw(logits, {}, {}, output, seed), drawn.back());
   }
   std::sort(drawn.begin(), drawn.end());
@@ -180,7 +180,7 @@ TEST(NucleusFilter, CutsWhereAFullSortCuts) {
     for (int rank = 0; rank < kVocab; ++rank) {
       const int32_t token = order[rank];
       const bool keep = (top_k <= 0 || rank < top_k) && before <= top_p * total;
-      // Where the mass lies on the border to within rounding, either answer is right.
+      // If the mass is at the cutoff to within rounding, either result is right.
       if (std::abs(before - top_p * total) > 1e-6 * total) {
         ASSERT_EQ(cutoff.Keeps(weights[token], token), keep) << "seed " << seed << " rank " << rank;
       }

@@ -14,7 +14,7 @@ Sequence::Sequence(EngineRequest from) : request(std::move(from)) {
   const LogprobParams& wanted = request.logprob;
   if (wanted.enabled && wanted.start >= 0 && wanted.start < prompt_length) {
     next_logprob = wanted.start;
-    if (next_logprob == 0) {  // no row comes before the first token
+    if (next_logprob == 0) {  // the first token has no preceding row
       input_logprobs.push_back(
           {.logprob = std::numeric_limits<float>::quiet_NaN(), .token = tokens[0]});
       next_logprob = 1;
@@ -30,8 +30,8 @@ int64_t Sequence::most_reusable() const {
 Sequence::RowRange Sequence::LogitRows(int64_t rows) const {
   const int64_t end = computed + rows;
   const bool gives_token = end == length();
-  // While logprobs are owed there is no output yet, so the rows that give them and the row that
-  // gives the next token are one run.
+  // While logprobs are pending there is no output yet, so the rows that give them and the row that
+  // gives the next token are contiguous.
   if (logprobs_owed()) return {std::min(end, std::max(computed, next_logprob - 1)), end};
   return {gives_token ? end - 1 : end, end};
 }

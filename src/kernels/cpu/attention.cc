@@ -1,5 +1,5 @@
-// Attention and LatentAttention: tasks are (block of query rows, part of its keys or all, KV head,
-// part of its query heads), as attention_cut.h cuts them.
+// Drivers of Attention and LatentAttention. A task is a block of query rows, all or part of its
+// keys, one KV head and some of its query heads; attention_cut.h partitions the work.
 #include "core/check.h"
 #include "kernels/cache_rows.h"
 #include "kernels/cpu/attention_cut.h"
@@ -14,7 +14,7 @@ using cpu::AttentionCut;
 using cpu::AttentionTask;
 using cpu::RowBlock;
 
-// Fills in a task's rows.
+// Sets the row fields of a task.
 void Place(const RowBlock& block, int32_t page_size, AttentionTask& t) {
   const SequenceSpan& s = *block.sequence;
   t.rows = block.end - block.begin;
@@ -29,21 +29,21 @@ void Place(const RowBlock& block, int32_t page_size, AttentionTask& t) {
   t.partials = nullptr;
 }
 
-// Whether queries meet keys of this type in pairs of bfloat16. By what all rows of a model have in
-// common, as results differ.
+// Whether to use bfloat16 products of queries and keys. Depends only on properties that all rows of
+// a model share, because the results differ from float32.
 bool InPairs(const cpu::Leaves& leaves, bool bfloat16_rows, DType cache, int64_t k_width) {
   return bfloat16_rows && leaves.attention_bf16 != nullptr && cache == DType::kBF16 &&
          k_width % 2 == 0;
 }
 
-// `make(kv_head, first)`: the task of a KV head and some of its query heads, of which the first is
-// given, counted within the group; without rows.
+// `make(kv_head, first)` returns a task without rows for some query heads of a KV head; `first` is
+// the first of them, relative to the group.
 template <typename MakeTask>
 void RunAttention(const cpu::AttentionWork& work, const cpu::Leaves& leaves, bool in_pairs,
                   int32_t page_size, ThreadPool& pool, const MakeTask& make) {
   const auto attend = in_pairs ? leaves.attention_bf16 : leaves.attention;
   static thread_local AttentionCut kept;
-  AttentionCut& cut = kept;  // the caller's, for the tasks of all threads
+  AttentionCut& cut = kept;  // the calling thread's object, read by the tasks of all threads
   cpu::CutAttention(work, pool.num_threads(), cut);
   const auto partials = reinterpret_cast<float*>(
       cpu::CallScratch(cut.partial_floats * static_cast<int64_t>(sizeof(float))));

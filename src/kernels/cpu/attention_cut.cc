@@ -8,7 +8,7 @@
 namespace switchyard::kernels::cpu {
 namespace {
 
-// Keys that the rows of a block see, first and last one.
+// First and last key that the rows of a block attend to.
 struct Keys {
   int64_t first, last;
   int64_t parts() const { return last / kKeyPart - first / kKeyPart + 1; }
@@ -20,7 +20,7 @@ Keys KeysOf(const SequenceSpan& s, int64_t begin, int64_t end, int64_t window) {
           int64_t{s.kv_len} - s.rows + end - 1};
 }
 
-// Of one query head and the last `rows` rows, in products of a query with a key.
+// Query-key products of the last `rows` rows of one query head.
 int64_t WorkOf(const SequenceSpan& s, int64_t rows, int64_t window) {
   const Keys keys = KeysOf(s, s.rows - rows, s.rows, window);
   return rows * (keys.last - keys.first + 1);
@@ -57,7 +57,8 @@ void CutAttention(const AttentionWork& work, int threads, AttentionCut& cut) {
       tasks += split ? keys.parts() : 1;
     }
   }
-  // With still less work than threads, heads that share keys part; else they share what they load.
+  // With fewer tasks than threads, split the heads of a group over tasks; otherwise they share
+  // loads.
   if (tasks > 0 && tasks * work.kv_heads < threads) {
     cut.heads = std::min(cut.heads, CeilDiv(work.group * tasks * work.kv_heads, threads));
   }

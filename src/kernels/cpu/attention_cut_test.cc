@@ -32,7 +32,7 @@ TEST(AttentionCutTest, ALongSequenceIsSharedByThreads) {
   EXPECT_THAT(cut.blocks, SizeIs(1));
   EXPECT_THAT(cut.tasks, SizeIs(4));
   EXPECT_THAT(cut.merges, SizeIs(1));
-  EXPECT_EQ(cut.head_parts, 1) << "heads that share keys stay together";
+  EXPECT_EQ(cut.head_parts, 1) << "heads that share keys are not split";
   EXPECT_EQ(cut.partial_floats, 4 * cut.partial_stride);
 }
 
@@ -73,7 +73,7 @@ TEST(AttentionCutTest, AWindowLeavesPartsOut) {
 }
 
 TEST(AttentionCutTest, BlocksOfRowsSeeTheirOwnParts) {
-  // The first block of 8 rows ends before the second part, the second one in it.
+  // The first block of 8 rows ends before the second part; the second block reaches into it.
   const AttentionCut cut = Cut({{.rows = 16, .kv_len = kPart + 8}}, 1);
   ASSERT_THAT(cut.blocks, SizeIs(2));
   EXPECT_EQ(cut.blocks[0].part_end, 1);

@@ -22,7 +22,8 @@ void Read(const void* row, int64_t n, float* x) {
 }
 
 [[noreturn]] void NoCacheType() {
-  CheckFailed(__FILE__, __LINE__, "a KV cache is float32, bfloat16, float16, float8_e4m3 or int8");
+  CheckFailed(__FILE__, __LINE__,
+              "KV cache dtype must be float32, bfloat16, float16, float8_e4m3 or int8");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Linear, LinearGroup and HeadLinear: cut into tasks over weight rows, and over rows of x where
-// there are few weight rows.
+// Drivers of Linear, LinearGroup and HeadLinear. Tasks partition the weight rows, and also the rows
+// of x if there are few weight rows.
 #include <algorithm>
 #include <span>
 #include <vector>
@@ -16,14 +16,13 @@ namespace {
 
 using cpu::kPanelRows;
 
-// Pieces of one linear: `columns` times `batches` tasks.
+// Partition of one linear into `columns` times `batches` tasks.
 struct Cut {
   int64_t columns = 0, batches = 1;
   int64_t tasks() const { return columns * batches; }
 };
 
-// Several pieces for each thread even out what other processes take, long ones keep memory
-// streaming.
+// Several tasks per thread balance load from other processes; long tasks keep memory streaming.
 Cut CutLinear(int64_t m, int64_t n, int64_t total_n, int threads) {
   if (m == 0 || n == 0) return {};
   const int64_t wanted = threads == 1 ? 1 : int64_t{8} * threads;
@@ -56,8 +55,8 @@ cpu::RoundedRows RoundInput(const LinearParams& p, char* memory, ThreadPool& poo
   return rows;
 }
 
-// One for each part, empty where its weight takes float32 as it is. Parts that want the same rows
-// in the same format share them. In the calling thread's memory, like CallScratch.
+// One entry per part, empty if its weight takes unrounded float32. Parts that need the same rows in
+// the same format share them. In the calling thread's memory, like CallScratch.
 std::span<const cpu::RoundedRows> RoundInputs(std::span<const LinearParams> parts,
                                               ThreadPool& pool) {
   static thread_local std::vector<cpu::RoundedRows> inputs;
@@ -88,7 +87,7 @@ void RunTask(const cpu::Leaves& leaves, const LinearParams& p, const cpu::Rounde
              const Cut& cut, int64_t task) {
   const int64_t column = task % cut.columns, batch = task / cut.columns;
   const int64_t first = p.m * batch / cut.batches, last = p.m * (batch + 1) / cut.batches;
-  // Whole panels, so that no task but the last ends in a part of one.
+  // Whole panels, so that only the last task ends in a partial one.
   const int64_t panels = CeilDiv(p.w.n, kPanelRows);
   cpu::LinearTask t = {
       .w = cpu::MakeRef(p.w),

@@ -1,4 +1,4 @@
-// Ops on rows or elements that do not meet each other: cut into ranges of rows.
+// Pointwise and row-wise ops, partitioned over rows.
 #include "core/check.h"
 #include "kernels/cache_rows.h"
 #include "kernels/cpu/driver.h"
@@ -63,7 +63,7 @@ void StoreKv(const StoreKvParams& p, ThreadPool& pool) {
   const cpu::Leaves* leaves = cpu::ActiveLeaves();
   if (leaves == nullptr) return reference::StoreKv(p);
   CHECK(IsCacheType(p.dtype));
-  const bool narrow = SizeOf(p.dtype) >= 2;  // codes of 8 bits are the same on every CPU
+  const bool narrow = SizeOf(p.dtype) >= 2;  // 8-bit codes are the same on every CPU
   const int64_t row_bytes = CacheRowBytes(p.dtype, p.n);
   cpu::RunRows(pool, p.m, p.n, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {

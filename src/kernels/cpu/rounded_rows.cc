@@ -15,8 +15,8 @@ constexpr int64_t kFloat = sizeof(float), kHalf = sizeof(uint16_t);
 
 int64_t RoundUp(int64_t n) { return CeilDiv(n, kLine) * kLine; }
 
-// From one row of codes or halves to the next: an odd number of lines, so that rows that are
-// multiplied together do not fall into one set of the L1 cache.
+// Row stride of int8 and bfloat16 rows: an odd number of cache lines, so that rows multiplied
+// together map to different L1 sets.
 int64_t RowStride(int64_t bytes) {
   return CeilDiv(bytes, kLine) % 2 == 0 ? RoundUp(bytes) + kLine : RoundUp(bytes);
 }

@@ -1,5 +1,5 @@
-// How results of successive splits of the keys become one: always in the order of the splits and
-// with these roundings, in registers or by the kernel that merges.
+// Merge of partial softmax results of successive key splits (online softmax). Always in the order
+// of the splits and with these roundings, whether in registers or in the merge kernel.
 #pragma once
 
 #include <cmath>
@@ -10,18 +10,18 @@ namespace switchyard::cuda {
 
 constexpr float kLog2E = 1.4426950408889634f;
 
-// Of a softmax over some keys: largest score (times log2 e) and the sum of 2^(score − max). Starts
-// as that of no keys.
+// State of a softmax over some keys: the largest score (times log2 e) and the sum of 2^(score −
+// max). The initial value is the state of no keys.
 struct SoftmaxState {
   float max = -INFINITY, sum = 0.0f;
 };
 
-// What the results before and the new ones are multiplied with.
+// Rescaling factors of the accumulated result and of the new part.
 struct FoldFactors {
   float before, part;
 };
 
-// Adding a part that saw no key changes no bit.
+// Merging a part without visible keys changes no bit.
 __device__ __forceinline__ FoldFactors Fold(SoftmaxState& state, const SoftmaxState& part) {
   const float max = fmaxf(state.max, part.max), base = max == -INFINITY ? 0.0f : max;
   const FoldFactors f = {ptx::Exp2(state.max - base), ptx::Exp2(part.max - base)};
@@ -33,7 +33,7 @@ __device__ __forceinline__ float Fold(const FoldFactors& f, float before, float 
   return fmaf(part, f.part, __fmul_rn(before, f.before));
 }
 
-// What the sum of values is multiplied with at last. `sink`: a further logit of the softmax, or
+// The final factor of the weighted sum of values. `sink`: an additional logit of the softmax, or
 // null.
 __device__ __forceinline__ float FinalFactor(SoftmaxState state, const float* sink) {
   FoldFactors f = {1.0f, 0.0f};

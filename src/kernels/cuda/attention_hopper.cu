@@ -1,4 +1,7 @@
-// Attention with large tiles by wgmma: the same bits as mma.sync's, only faster.
+// Prefill attention with wgmma on Hopper: the kernel of attention_tile.cuh with large tiles and the
+// same bits as mma.sync, but faster. Tiles of 64 keys by 64 query rows (head size 64), 128 rows
+// (head size 128), or 64 rows with two warpgroups (latent: each has half of the 512 value columns).
+// Grid: attention_start.cuh.
 #include "kernels/cuda/attention_start.cuh"
 
 namespace switchyard::cuda {

@@ -1,3 +1,6 @@
+// Merges the partial results of key splits into the attention output (the combine kernel of
+// split-KV FlashDecoding). Grid (query row, group of heads), 128 threads per block; a thread merges
+// four columns of one head over all splits, in order.
 #include "kernels/cuda/attention_fold.cuh"
 #include "kernels/cuda/attention_merge.cuh"
 #include "kernels/cuda/kernel_chain.cuh"
@@ -5,7 +8,7 @@
 namespace switchyard::cuda {
 namespace {
 
-constexpr int kThreads = 128;  // each with four columns
+constexpr int kThreads = 128;  // four columns per thread
 constexpr int kAtOnce = 8;     // loads in flight
 
 __global__ void __launch_bounds__(kThreads) MergeParts(const __grid_constant__ TiledAttention p) {

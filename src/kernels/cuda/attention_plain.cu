@@ -1,5 +1,6 @@
-// Attention in float32 products: any head size and type of the cache. A block takes one query row
-// and up to eight heads that share keys.
+// Attention with float32 products: any head size and cache dtype. A block of 256 threads computes
+// one query row and up to eight heads that share keys, with an online softmax over blocks of 64
+// keys. Grid: (query rows, key-value heads × groups of eight query heads).
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -11,10 +12,10 @@
 namespace switchyard::cuda {
 namespace {
 
-constexpr int kHeads = 8;       // of a block, one warp each in the softmax
-constexpr int kThreads = 256;   // a warp for each of kHeads
-constexpr int kBlockKeys = 64;  // between two updates of the softmax
-constexpr int kMaxColumns = 2;  // of the values, a thread
+constexpr int kHeads = 8;       // per block; one warp per head in the softmax
+constexpr int kThreads = 256;   // one warp per head
+constexpr int kBlockKeys = 64;  // keys per softmax update
+constexpr int kMaxColumns = 2;  // value columns per thread
 
 __device__ float ToFloat(float x) { return x; }
 __device__ float ToFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
@@ -36,8 +37,7 @@ struct Shared {
   int64_t slots[kBlockKeys];
 };
 
-// The scores of keys [begin, end), at most kBlockKeys of them; those in front of and behind them in
-// the block get −∞.
+// Scores of keys [begin, end), at most kBlockKeys; keys of the block outside of that range get −∞.
 template <typename T>
 __device__ void Score(const AttentionLaunch& p, const T* k, const float* q, int block_begin,
                       int begin, int end, Shared& shared) {

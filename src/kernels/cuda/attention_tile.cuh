@@ -1,12 +1,12 @@
-// Attention with matrix units: flash attention over tiles of query rows. The heads that share a
-// key-value head are rows of one tile, so that decoding loads each key once. Shapes of tiles for
-// decoding and for prompts share every row's arithmetic:
+// Tensor core attention: FlashAttention over tiles of query rows, with optional splits of the keys
+// (split-KV). The query heads of a key-value head are rows of one tile, so that decode loads each
+// key once. The tile shapes for decode and prefill share every row's arithmetic:
 //   for each split of the keys, for each of its blocks of kKeys at fixed positions:
 //     s = q · kᵀ (along the head, 16 at a time), new maximum, p = 2^(s − max) in bfloat16
 //     sums = sums · 2^(old max − max) + p · v, weights likewise with ones for v (16 keys at a time)
-//   splits are folded in order (attention_fold.cuh)
-// A row's result in mma.sync does not depend on the other rows, nor does a key that the row does
-// not see change it: its p is 0.
+//   splits are merged in order (attention_fold.cuh)
+// A row's mma.sync result does not depend on the other rows. Masked keys do not change it either:
+// their p is 0.
 #pragma once
 
 #include "kernels/cuda/attention_tile_copies.cuh"
@@ -17,7 +17,7 @@
 
 namespace switchyard::cuda {
 
-// One block's work on one unit.
+// One block's computation of one work item.
 template <typename Shape>
 class TileWorker {
  public:
@@ -30,7 +30,7 @@ class TileWorker {
         shared_(ptx::SharedAddress(shared)),
         shared_bytes_(shared) {}
 
-  // Finds unit `next` for `found` meanwhile.
+  // Computes the work item; meanwhile looks up work item `next` for `found`.
   __device__ void Run(int next, AttentionUnit& found) {
     const bool partial = unit_.split >= 0 && keys_.splits > 1;
     const int split = keys_.first_split + max(unit_.split, 0);
@@ -60,7 +60,7 @@ class TileWorker {
     for (int block = first; block <= last; ++block) {
       ptx::WaitCopies<Shape::kStages - 2>();
       if constexpr (Shape::kHopper) ptx::FenceForEngine();
-      __syncthreads();  // what all threads copied is there, and the stage before is free
+      __syncthreads();  // copies of all threads are visible, and the previous stage is free
       int slot = 0;
       if (threadIdx.x < Shape::kKeys) slot = copies_.SlotOf(block + Shape::kStages, last);
       VisitKeys(block, stage);
@@ -75,7 +75,7 @@ class TileWorker {
         part_.Clear();
       }
     }
-    __syncthreads();  // shared memory is free for the next unit
+    __syncthreads();  // shared memory is free for the next work item
   }
 
  private:
@@ -102,7 +102,8 @@ class TileWorker {
     }
   }
 
-  // The block in stage `number`; copies of a later one start meanwhile, to the stage before.
+  // Processes the key block in stage `number` and meanwhile starts the copies of a later block into
+  // the previous stage.
   __device__ void VisitKeys(int block, int number) {
     const uint32_t stage = shared_ + Shape::kQBytes + number * Shape::kStageBytes;
     const int next = number == 0 ? Shape::kStages - 1 : number - 1;
@@ -115,7 +116,7 @@ class TileWorker {
       Score(thread_, shared_, stage, scores);
     }
     const int first_key = block * Shape::kKeys;
-    // A key that some row of the tile does not see.
+    // Some key is masked for some row of the tile.
     if (first_key + Shape::kKeys > keys_.first_position + 1 ||
         (p_.schedule.window > 0 && first_key < keys_.end - p_.schedule.window))
       Mask(thread_, rows_, first_key + thread_.FirstKey(), scores);

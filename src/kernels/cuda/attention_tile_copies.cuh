@@ -1,4 +1,4 @@
-// What attention with matrix units brings to shared memory.
+// Copies of queries, keys and values to shared memory for tensor core attention.
 #pragma once
 
 #include "kernels/cuda/attention_merge.cuh"
@@ -8,7 +8,7 @@
 
 namespace switchyard::cuda {
 
-// Of one unit; all threads of the block call these together.
+// For one work item; all threads of the block call these together.
 template <typename Shape>
 class TileCopies {
  public:
@@ -20,8 +20,8 @@ class TileCopies {
         shared_(ptx::SharedAddress(shared)),
         shared_bytes_(shared) {}
 
-  // Where this thread's key of a block lies in the cache; −1: the tile does not see it, or the
-  // block is behind the last one.
+  // The cache slot of this thread's key of a block; −1 if the tile does not see the key, or the
+  // block is beyond the last one.
   __device__ int SlotOf(int block, int last) const {
     const SequenceTable& table = p_.launch.table;
     const int key = block * Shape::kKeys + threadIdx.x;
@@ -30,13 +30,14 @@ class TileCopies {
     return table.pages[int64_t{unit_.sequence} * table.max_pages + page] * table.page_size +
            (key - page * table.page_size);
   }
-  // Of the block in a stage.
+  // Slots of the block in a stage.
   __device__ int* Slots(int stage) const {
     return reinterpret_cast<int*>(shared_bytes_ + Shape::kSlotsAt) + stage * Shape::kKeys;
   }
 
-  // Enqueues the copies of the keys and values of a stage's block, zeros where there is no slot.
-  // Without branches, which wgmma in flight does not bear. Eight threads copy a row of a panel.
+  // Issues the copies of the keys and values of a stage's block, zero-filled where there is no
+  // slot. Branch-free, because wgmma in flight does not allow branches. Eight threads copy one row
+  // of a panel.
   __device__ void LoadKeys(int stage) {
     constexpr int kRowsAtOnce = Shape::kThreads / 8;
     const int64_t stride = int64_t{p_.launch.kv_heads} * Shape::kQkDim;
@@ -61,7 +62,7 @@ class TileCopies {
     ptx::CommitCopies();
   }
 
-  // The tile's queries as bfloat16; zeros behind the last row.
+  // Loads the tile's queries as bfloat16; zeros beyond the last row.
   __device__ void LoadQueries() {
     constexpr int kPieces = Shape::kQkDim / 8;
     const int group = p_.schedule.group;

@@ -1,4 +1,4 @@
-// The matrix products of attention's tiles, by mma.sync and by wgmma.
+// Matrix products of the attention tiles, with mma.sync and with wgmma.
 #pragma once
 
 #include "kernels/cuda/attention_ptx.cuh"
@@ -10,11 +10,12 @@ namespace switchyard::cuda {
 
 constexpr uint32_t kBf16Ones = 0x3f803f80;
 
-// A thread's part of 16 rows and kWarpKeys keys: in eights of keys, as mma.sync has its sums.
+// A thread's fragment of 16 rows × kWarpKeys keys, in groups of eight keys with mma.sync's
+// accumulator layout.
 template <typename Shape>
 using TileScores = float[Shape::kWarpKeys / 2];
 
-// scores = q · kᵀ of this warp's rows and keys.
+// scores = q · kᵀ for this warp's rows and keys.
 template <typename Shape>
 __device__ __forceinline__ void Score(const TileThread<Shape>& thread, uint32_t shared,
                                       uint32_t stage, TileScores<Shape>& scores) {
@@ -47,7 +48,7 @@ __device__ __forceinline__ void Score(const TileThread<Shape>& thread, uint32_t 
   }
 }
 
-// sums += p · v and weights += p · 1 for the 16 keys 16k… of the block.
+// sums += p · v and weights += p · 1 for the 16 keys from 16k on.
 template <typename Shape>
 __device__ __forceinline__ void AddValues(const TileThread<Shape>& thread, uint32_t stage, int k,
                                           const uint32_t (&p)[4],
@@ -66,23 +67,24 @@ __device__ __forceinline__ void AddValues(const TileThread<Shape>& thread, uint3
   }
 }
 
-// Of wgmma's operands. A panel, rows of which are summed over.
+// wgmma descriptors. A K-major panel: the reduction runs along its rows.
 __device__ __forceinline__ uint64_t PanelDescriptor(uint32_t panel) {
   return uint64_t{panel >> 4 & 0x3fff} | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 |
          uint64_t{1} << 62;
 }
-// Panels of kPanelBytes of which columns are summed over.
+// MN-major panels of kPanelBytes: the reduction runs down their columns.
 template <int kPanelBytes>
 __device__ __forceinline__ uint64_t ColumnsDescriptor(uint32_t panel) {
   return uint64_t{panel >> 4 & 0x3fff} | uint64_t{kPanelBytes >> 4} << 16 |
          uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
 }
-// Blocks of 8 × 8 elements one after the other, in any order, as all are the same.
+// Consecutive 8 × 8 blocks of ones; their order does not matter.
 __device__ __forceinline__ uint64_t OnesDescriptor(uint32_t blocks) {
   return uint64_t{blocks >> 4 & 0x3fff} | uint64_t{128 >> 4} << 16 | uint64_t{128 >> 4} << 32;
 }
 
-// The same by warpgroup, all keys of its rows; meanwhile() runs beside it and may not branch.
+// The same with wgmma, for all keys of the warpgroup's rows. meanwhile() runs concurrently and must
+// not branch.
 template <typename Shape>
 __device__ __forceinline__ void ScoreByWarpgroup(const TileThread<Shape>& thread, uint32_t shared,
                                                  uint32_t stage, const auto& meanwhile,
@@ -104,7 +106,7 @@ __device__ __forceinline__ void ScoreByWarpgroup(const TileThread<Shape>& thread
 #endif
 }
 
-// All keys of the block by warpgroup.
+// The same with wgmma, for all keys of the block.
 template <typename Shape>
 __device__ __forceinline__ void AddValuesByWarpgroup(const TileThread<Shape>& thread,
                                                      uint32_t shared, uint32_t stage,

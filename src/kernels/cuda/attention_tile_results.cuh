@@ -1,4 +1,5 @@
-// What becomes of the results of splits: parts for the kernel that merges, or a fold in place.
+// Epilogue of tensor core attention: stores partial results for the merge kernel, or merges splits
+// in place.
 #pragma once
 
 #include "kernels/cuda/attention_fold.cuh"
@@ -7,7 +8,7 @@
 
 namespace switchyard::cuda {
 
-// A thread's results of one unit.
+// A thread's results of one work item.
 template <typename Shape>
 class TileResults {
  public:
@@ -17,7 +18,7 @@ class TileResults {
                          const TileThread<Shape>& thread, const TileRows& rows)
       : p_(p), unit_(unit), keys_(keys), thread_(thread), rows_(rows) {}
 
-  // Leaves the unit's only split in its slot.
+  // Stores the work item's split in its scratch slot.
   __device__ void Store(const Part& part) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -34,7 +35,8 @@ class TileResults {
     }
   }
 
-  // Adds the next split of all that the tile sees; the last one completes `out`.
+  // Merges the next split when one block processes all splits of the tile; the last one completes
+  // `out`.
   __device__ void Add(const Part& part, bool first, bool last) {
     if constexpr (kTotals > 0) {
       FoldIntoRegisters(part, first, last);
@@ -44,13 +46,14 @@ class TileResults {
   }
 
  private:
-  // Sums of the splits so far where registers suffice.
+  // Running sums over the splits, kept in registers if they fit.
   static constexpr int kTotals =
       Shape::kHopper && Shape::kWarpColumns <= 128 ? Shape::kWarpColumns / 2 : 0;
 
   __device__ bool IsRow(int i) const { return keys_.begin_row + thread_.RowOf(i) < keys_.end_row; }
 
-  // How this lane's row i goes on: what multiplies sums before and the part, and all in the end.
+  // Updates the softmax state of this lane's row i. Returns the factors of the previous sums and of
+  // the part, and in `factor` the final factor.
   __device__ FoldFactors FoldState(const Part& part, int i, bool last, float* factor) {
     const FoldFactors f = Fold(total_[i], {.max = part.max[i], .sum = part.weights[2 * i]});
     const float* sinks = p_.launch.sinks;
@@ -58,7 +61,7 @@ class TileResults {
     return f;
   }
 
-  // `out` holds the fold of the splits so far.
+  // `out` holds the merged result of the splits so far.
   __device__ void FoldIntoOut(const Part& part, bool first, bool last) {
     constexpr int kCount = Shape::kWarpColumns / 8, kAtOnce = kCount < 16 ? kCount : 16;
 #pragma unroll

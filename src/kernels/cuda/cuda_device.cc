@@ -21,7 +21,7 @@
 namespace switchyard::cuda {
 namespace {
 
-// Memory of one GPU, freed as that GPU's whatever thread lets go of it last.
+// Memory of one GPU. The deleter switches to that GPU, so any thread may drop the last reference.
 std::shared_ptr<void> AllocateOn(int index, size_t bytes) {
   auto* memory = new DeviceMemory(std::max<size_t>(bytes, 1));
   const auto free = [index, memory](void*) {
@@ -34,7 +34,7 @@ std::shared_ptr<void> AllocateOn(int index, size_t bytes) {
   return {static_cast<void*>(memory->data()), free};
 }
 
-// Makes the GPU current before members that belong to it are made.
+// Makes the GPU current before GPU-bound members are constructed.
 int Use(int index) {
   UseDevice(index);
   return index;
@@ -65,7 +65,7 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
 
   std::string Describe() const override {
     cudaDeviceProp properties;
-    Check(cudaGetDeviceProperties(&properties, index_), "properties of the GPU");
+    Check(cudaGetDeviceProperties(&properties, index_), "reading GPU properties");
     return fmt::format("{} (GPU {})", properties.name, index_);
   }
 
@@ -179,12 +179,12 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   void RunChecks() {
     for (const auto& check : checks_) check();
   }
-  // Made by the first pass that wants it, which is never a recorded one.
+  // Allocated by the first batch that needs it, which is never a captured one.
   std::span<std::byte> AttentionScratch() {
     if (attention_scratch_.bytes() == 0) attention_scratch_ = DeviceMemory(kAttentionScratchBytes);
     return {attention_scratch_.data(), attention_scratch_.bytes()};
   }
-  // Threads that bring weights into another form while they are loaded; ranks share the machine.
+  // Threads that convert weights at load time; ranks of the machine share its CPUs.
   ThreadPool& pool() {
     if (!pool_) {
       pool_.emplace(std::clamp(AllowedCpuCount() / std::max(1, DeviceCount()), 1, 16));
@@ -194,7 +194,7 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
 
   kernels::CudaDeviceOptions options_;
   int index_;
-  bool hopper_ = IsHopper();  // once index_ is the current one
+  bool hopper_ = IsHopper();  // after index_, which sets the current GPU
   Stream stream_;
   Staging staging_;
   Sequences sequences_;
@@ -204,7 +204,7 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   std::optional<ThreadPool> pool_;
   std::vector<std::function<void()>> checks_;
   std::function<void(cudaEvent_t)> wait_;  // may be empty
-  Event synchronized_;                     // what it waits for
+  Event synchronized_;                     // the event that wait_ waits for
 };
 
 }  // namespace
@@ -221,7 +221,7 @@ namespace switchyard::kernels {
 
 std::unique_ptr<Device> MakeCudaDevice(const CudaDeviceOptions& options) {
   if (options.dtype != DType::kF32 && options.dtype != DType::kBF16)
-    throw Invalid("a GPU computes in float32 or bfloat16, not in {}", Name(options.dtype));
+    throw Invalid("GPU compute dtype must be float32 or bfloat16, not {}", Name(options.dtype));
   return std::make_unique<cuda::Gpu>(options);
 }
 

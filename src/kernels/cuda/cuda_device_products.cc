@@ -9,7 +9,7 @@ namespace switchyard::cuda {
 
 void* Scratch::Get(size_t bytes) {
   if (bytes > memory_.bytes()) {
-    // Doubled, so that all that was outgrown is less than what is used.
+    // Doubling keeps the total of outgrown buffers below the current one.
     const size_t grown = std::max(bytes, 2 * memory_.bytes());
     if (memory_.bytes() > 0) outgrown_.push_back(std::move(memory_));
     memory_ = DeviceMemory(grown);
@@ -30,12 +30,12 @@ Products::Kernel Products::KernelOf(const kernels::LinearParams& p) const {
     return Kernel::kExact;
   const bool fp8 = w.format == WeightFormat::kFp8Block;
   const Kernel other = fp8 ? Kernel::kExact : Kernel::kMma;
-  // Parts of a placed matrix, where they are no matrix of their own.
+  // Views of an uploaded matrix that are not a contiguous matrix of their own.
   if (!hopper_ || w.row_step != 1 || w.col0 != 0 || w.k != w.stored_k) return other;
   if (fp8 && w.row0 % kFp8BlockSize != 0) return other;
-  if (p.ldy % 2 != 0) return other;  // rows of y are aligned alike, or the row would matter
+  if (p.ldy % 2 != 0) return other;  // else alignment, and the kernel, would depend on the row
   const WeightArg arg = ArgOf(w);
-  // Addresses of rows are the scratch's, aligned; m = 1 stands for any.
+  // Input rows are in the scratch buffer, which is aligned; m = 1 stands for any m.
   const DenseGemmParams gemm = {.ld_x_scales = 4,
                                 .w = arg.base,
                                 .bias = p.bias,
@@ -76,12 +76,14 @@ Products::Rows Products::PrepareRows(const ops::RowSource& source, const RowForm
     auto* codes = static_cast<uint8_t*>(data_.Get(capacity * k));
     auto* scales = static_cast<float*>(
         scales_.Get(k / kFp8BlockSize * rows.scale_ld * static_cast<int64_t>(sizeof(float))));
-    Check(ops::QuantizeRows(source, codes, scales, rows.scale_ld, stream), "Linear: rows to FP8");
+    Check(ops::QuantizeRows(source, codes, scales, rows.scale_ld, stream),
+          "Linear: quantization of rows to FP8");
     rows.data = codes;
     rows.scales = scales;
   } else if (form.kind == RowForm::kBf16) {
     void* halves = data_.Get(capacity * k * 2);
-    Check(ops::RoundRowsToBf16(source, form.rounding, halves, chain), "Linear: rows to bfloat16");
+    Check(ops::RoundRowsToBf16(source, form.rounding, halves, chain),
+          "Linear: rounding of rows to bfloat16");
     rows.data = halves;
   } else if (form.rounding.format != ActivationFormat::kNone || source.up != nullptr) {
     auto* floats = static_cast<float*>(data_.Get(capacity * k * 4));
@@ -131,7 +133,7 @@ void Products::Multiply(const kernels::LinearParams& p, Kernel kernel, const Row
       "Linear");
 }
 
-// As LinearGroup of one, whose kernels are a chain.
+// LinearGroup with one part, except that it launches on the chain.
 void Products::Linear(const kernels::LinearParams& p, const StreamChain& chain) {
   CHECK_GT(p.w.k, 0);
   const Kernel kernel = KernelOf(p);
@@ -154,10 +156,10 @@ void Products::LinearOfHalves(const kernels::LinearParams& p, const void* halves
 }
 
 void Products::LinearGroup(std::span<const kernels::LinearParams> parts, cudaStream_t stream) {
-  // With more rows each product fills the GPU by itself.
+  // With more rows each GEMM fills the GPU by itself.
   constexpr int64_t kSmall = 128;
   Rows rows;
-  size_t first = 0;  // parts [first, i) wait to be multiplied by `rows`
+  size_t first = 0;  // parts [first, i) are pending with `rows`
   for (size_t i = 0; i < parts.size(); ++i) {
     const kernels::LinearParams& p = parts[i];
     CHECK_GT(p.w.k, 0);
@@ -230,7 +232,8 @@ void Products::Mlp(const kernels::GroupedMlpParams& p, cudaStream_t stream) {
   const kernels::LinearParams first[] = {product(w.gate, w.gate_bias, p.scratch),
                                          product(w.up, w.up_bias, up)};
   LinearGroup(first, stream);
-  // The activated middle is made in the form that `down` takes, without a stop in p.scratch.
+  // The activation writes directly in the input form of `down`, without a round trip through
+  // p.scratch.
   const kernels::LinearParams down = {.x = p.scratch,
                                       .ldx = middle,
                                       .w = w.down,

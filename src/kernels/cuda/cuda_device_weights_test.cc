@@ -1,4 +1,4 @@
-// Placement with host memory in the device's place.
+// Weight upload, tested with host memory instead of device memory.
 #include "kernels/cuda/cuda_device_weights.h"
 
 #include <cstring>

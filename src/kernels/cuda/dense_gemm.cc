@@ -27,7 +27,7 @@ bool DenseGemmTakes(const DenseGemmParams& p) {
 void DenseGemm(const DenseGemmParams& p, const StreamChain& chain) {
   if (!DenseGemmTakes(p))
     throw Invalid(
-        "dense GEMM of m {}, n {}, k {} with strides {} and {}: dense_gemm.h says what it takes",
+        "dense GEMM m={} n={} k={} ldx={} ldy={}: unsupported shape or alignment (dense_gemm.h)",
         p.m, p.n, p.k, p.ldx, p.ldy);
   const bool fp8 = p.x_scales != nullptr;
   const GemmProblem problem = {.fp8 = fp8,

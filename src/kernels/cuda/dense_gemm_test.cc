@@ -98,9 +98,9 @@ TEST_P(DenseGemmTest, RowsMayBeApart) {
   const DeviceMemory all(m * n * 4), apart(m * 104 * 2);
   DenseGemm(Params(c, m, all.as<float>()), nullptr);
   DenseGemmParams p = Params(c, m / 2, nullptr);
-  p.ldx = 2 * k;  // every other row
+  p.ldx = 2 * k;  // every second row
   std::vector<float> want = Download<float>(all, m * n);
-  if (fp8()) {  // scales are not apart: those of the first rows
+  if (fp8()) {  // scales are contiguous, so only the first row matches
     p.m = 1;
   }
   p.y = apart.data();

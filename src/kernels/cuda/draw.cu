@@ -1,3 +1,7 @@
+// Samples one token per row of logits [rows, vocab]: greedy, or temperature with top-k, top-p and
+// min-p. One block of 1024 threads per row. Sums are taken in a fixed order of ids, in double. The
+// thresholds of top-k and top-p are found by bisection over the bits of the weights, without a
+// sort.
 #include <cfloat>
 #include <cstdint>
 
@@ -8,12 +12,12 @@ namespace {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
 
-// The sum over the block's threads, warp by warp, the same on all of them.
+// Block-wide sum, in warp order; the same on all threads.
 template <typename T>
 __device__ T BlockSum(T x, T* shared) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-  __syncthreads();  // readers of the sum before
+  __syncthreads();  // readers of the previous sum are done
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
   __syncthreads();
   T sum = 0;
@@ -21,7 +25,7 @@ __device__ T BlockSum(T x, T* shared) {
   return sum;
 }
 
-// What the threads before this one have together.
+// Exclusive prefix sum over the block's threads.
 template <typename T>
 __device__ T SumBefore(T x, T* shared) {
   T inclusive = x;
@@ -71,7 +75,7 @@ __device__ Best Largest(const float* logits, int64_t vocab, Shared& shared, bool
   return best;
 }
 
-// A thread's part of the row: a run of ids, so that sums go in the order of ids.
+// A thread's range of the row: contiguous ids, so that sums are in id order.
 struct Run {
   int64_t begin, end;
 };
@@ -81,15 +85,16 @@ __device__ Run RunOf(int64_t vocab) {
   return {begin, min(vocab, begin + length)};
 }
 
-// What the filters keep: weights above `weight`, and the first `ties` of those equal to it.
+// The filters keep weights above `weight`, and the first `ties` of those equal to it.
 struct Kept {
   float weight;
   int64_t ties;
 };
 
-// Tokens in the order of falling weight and, among equals, rising id are kept while fewer than
-// top_k are before them and their mass is at most top_p of all. The largest bound under which that
-// ends is found bit by bit: the bits of positive floats grow with them.
+// Tokens in the order of descending weight, then ascending id, are kept while fewer than top_k
+// tokens precede them and the preceding mass is at most top_p of the total. The weight threshold is
+// found by bisection over float bits: the bit patterns of positive floats are ordered as their
+// values.
 __device__ Kept Filter(const float* weights, int64_t vocab, double total,
                        const kernels::RowDraw& draw, Shared& shared) {
   const float least = fmaxf(FLT_MIN, fminf(draw.min_p, 1.0f));
@@ -110,7 +115,7 @@ __device__ Kept Filter(const float* weights, int64_t vocab, double total,
     *count = BlockSum(n, shared.counts);
     return BlockSum(sum, shared.sums);
   };
-  // The smallest bound with still some room for what is equal to it.
+  // The smallest bound that leaves room for tokens equal to it.
   uint32_t low = 0, high = __float_as_uint(1.0f);
   while (low < high) {
     const uint32_t middle = low + (high - low) / 2;
@@ -131,7 +136,7 @@ __device__ Kept Filter(const float* weights, int64_t vocab, double total,
   return {weight, ties};
 }
 
-// The first kept token, in the order of ids, with which the sum of those kept passes the target.
+// The first kept token, in id order, at which the running sum of kept weights exceeds the target.
 __device__ int32_t Pick(const float* weights, int64_t vocab, Kept kept, double uniform,
                         Shared& shared) {
   const Run run = RunOf(vocab);
@@ -156,7 +161,7 @@ __device__ int32_t Pick(const float* weights, int64_t vocab, Kept kept, double u
   const double before = SumBefore(mine, shared.sums);
   if (threadIdx.x == 0) shared.token = -1;
   __syncthreads();
-  // Where rounding puts the target at the very end, the last token that is kept.
+  // Fallback if rounding puts the target at the end: the last kept token.
   atomicMax(&shared.token, static_cast<int32_t>(last));
   __syncthreads();
   const int32_t very_last = shared.token;

@@ -6,8 +6,8 @@
 
 namespace switchyard::cuda {
 
-// A block a row. Sums are taken in one order, whatever the rows: ranks that hold the same logits
-// draw the same token.
+// Samples a token for each row (semantics: kernels/draw_params.h); enqueues on `stream`. The
+// reduction order does not depend on the batch: ranks with the same logits sample the same token.
 cudaError_t Draw(const kernels::DrawParams& p, cudaStream_t stream);
 
 }  // namespace switchyard::cuda

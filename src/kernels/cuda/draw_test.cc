@@ -17,7 +17,7 @@ namespace {
 
 using kernels::RowDraw;
 
-// As engine/sampler has it: all filters look at the whole row's probabilities.
+// As engine/sampler: all filters apply to the whole row's probabilities.
 int32_t Reference(const std::vector<float>& logits, const RowDraw& draw) {
   for (const float x : logits)
     if (!std::isfinite(x)) return -1;
@@ -103,7 +103,7 @@ TEST_F(DrawTest, DrawsAsTheSamplerDoes) {
       draws.push_back(draw);
     }
     const std::vector<int32_t> tokens = OnDevice(rows, draws);
-    int differ = 0;  // sums of other roundings may tip a draw over a border
+    int differ = 0;  // different rounding of sums may change a sample at a boundary
     for (size_t i = 0; i < rows.size(); ++i) differ += tokens[i] != Reference(rows[i], draws[i]);
     EXPECT_LE(differ, vocab > 10000 ? 1 : 0) << vocab;
   }

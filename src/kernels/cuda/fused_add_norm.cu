@@ -1,3 +1,6 @@
+// Fused residual add and RMS norm: x += add, then y = norm(x) · weight in float32, bfloat16 or both
+// (semantics: kernels/fused_ops.h). A block of 512 threads takes 16 rows of up to 1024 elements,
+// one per warp, or one longer row. Sums are in double, as in ops_norm.cu.
 #include "kernels/cuda/fused_rows.h"
 #include "kernels/cuda/kernel_chain.cuh"
 #include "kernels/cuda/ops_norm.cuh"
@@ -5,7 +8,7 @@
 namespace switchyard::cuda::ops {
 namespace {
 
-// A thread adds, squares and scales the same elements, so that it reads what itself has written.
+// A thread adds, squares and scales the same elements, so it only rereads its own writes.
 template <bool kWholeBlock>
 __global__ void __launch_bounds__(kNormThreads) AddNormKernel(kernels::AddNormParams p) {
   using Rows = Team<kWholeBlock>;

@@ -1,3 +1,5 @@
+// Fused per-head RMS norm, rotary embedding and KV cache store of the QKV projection's output
+// (semantics: kernels/fused_ops.h). One warp per head of a row, 16 heads per block of 512 threads.
 #include "kernels/cuda/fused_rows.h"
 #include "kernels/cuda/kernel_chain.cuh"
 #include "kernels/cuda/ops_norm.cuh"
@@ -6,9 +8,9 @@
 namespace switchyard::cuda::ops {
 namespace {
 
-using Warp = Team<false>;  // a head
+using Warp = Team<false>;  // one head
 
-// A head's row as the cache stores it, StoreKv's rounding.
+// Stores a head's row in the cache dtype, with StoreKv's rounding.
 template <DType kDType>
 __device__ __forceinline__ void StoreHead(const float* head, int64_t slot, int64_t n, void* cache) {
   if (slot < 0) return;
@@ -23,7 +25,7 @@ __device__ __forceinline__ void StoreHead(const float* head, int64_t slot, int64
   }
 }
 
-// A warp takes a head of a row through shared memory, where pairs of a rotation meet.
+// A warp stages a head in shared memory, where the two elements of a rotation pair are exchanged.
 template <DType kDType>
 __global__ void __launch_bounds__(kNormThreads) HeadsToCacheKernel(kernels::HeadsToCacheParams p) {
   __shared__ __align__(16) float staged[Warp::kRowsPerBlock][kMostHeadDim];

@@ -1,4 +1,4 @@
-// Fused ops against the ops that they stand for: the same bits.
+// Fused ops have the same bits as the ops that they replace.
 #include "kernels/fused_ops.h"
 
 #include <array>
@@ -23,7 +23,7 @@ class FusedOpsTest : public DeviceTest {
     EXPECT_EQ(plain_->fused(), nullptr);
   }
   Device* device_ = nullptr;
-  std::unique_ptr<Device> plain_;  // kernels begin when the one ahead has ended
+  std::unique_ptr<Device> plain_;  // without early launch
 };
 
 std::vector<uint16_t> Halves(std::vector<float> values) {
@@ -96,7 +96,7 @@ TEST_F(FusedOpsTest, HeadsToCacheHasTheBitsOfItsOps) {
     const std::vector<float> qkv = random_.Normal(c.m * ld);
     const std::vector<uint8_t> cache(kSlots * kv_width * SizeOf(c.dtype), 3);
 
-    // Each part for itself, as layers without fused ops have them.
+    // The separate ops, as layers without fused ops run them.
     const auto part = [&](int64_t begin, int64_t width) {
       std::vector<float> values;
       for (int64_t t = 0; t < c.m; ++t)
@@ -165,10 +165,10 @@ TEST_F(FusedOpsTest, HeadsToCacheHasTheBitsOfItsOps) {
   }
 }
 
-// What a layer does from its residual stream to the product of queries, keys and values; at once,
-// and recorded and replayed, as kernels begin early in graphs too.
+// A layer's ops from the residual stream to the QKV projection; run directly, captured and
+// replayed, because early launch applies in graphs too.
 TEST_F(FusedOpsTest, StackedProductsHaveTheBitsOfSingleOnes) {
-  if (!cuda::IsHopper()) GTEST_SKIP() << "the matrix units of Hopper read rows in bfloat16";
+  if (!cuda::IsHopper()) GTEST_SKIP() << "needs a Hopper GPU: only DenseGemm takes bfloat16 rows";
   const int64_t k = 512;
   const std::vector<int64_t> sizes = {256, 64, 64};
   std::vector<WeightView> parts;
@@ -215,9 +215,9 @@ TEST_F(FusedOpsTest, StackedProductsHaveTheBitsOfSingleOnes) {
   }
 }
 
-// Products that read what the one ahead writes and write what that one reads, in buffers that all
-// share: one that begins early and does not wait where it has to gives other bits.
-// By format and rows: one at a time is what racecheck gets through in minutes.
+// GEMMs that read the previous one's output and overwrite its input, in shared buffers. An early
+// launch that skips a needed wait gives other bits. Parameterized by format and rows:
+// compute-sanitizer's racecheck needs minutes for one case.
 class EarlyProductsTest : public FusedOpsTest,
                           public testing::WithParamInterface<std::tuple<WeightFormat, int64_t>> {};
 
@@ -244,7 +244,7 @@ TEST_P(EarlyProductsTest, HaveTheBitsOfThoseThatBeginWhenTheOneAheadHasEnded) {
                          .y = up ? wide.data() : narrow.data(),
                          .ldy = up ? 2048 : 768,
                          .m = rows});
-          // Values neither vanish nor grow without bounds.
+          // The norm keeps values in a stable range.
           if (!up)
             device.RmsNorm({.x = narrow.data(),
                             .ldx = 768,

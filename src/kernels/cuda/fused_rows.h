@@ -1,5 +1,6 @@
-// Fused ops on rows as kernels (semantics: kernels/fused_ops.h). They enqueue on `chain` and return
-// what the launch gave; cudaErrorInvalidValue for what they do not take. Internal to kernels/cuda.
+// Launch functions of the fused row ops (semantics: kernels/fused_ops.h). They enqueue on `chain`
+// and return the launch status; cudaErrorInvalidValue for unsupported arguments. Internal to
+// kernels/cuda.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,6 +1,12 @@
-// Groups of few rows: weights stand on wgmma's side of 64 rows, tokens on the side that may be as
-// short as 16, so that the copy engine streams weights and no work is done for rows that are not
-// there. What a group has is read on the device: the grid is fixed.
+// Grouped and dense GEMM D = A · Bᵀ for few rows per group (decode), with swapped operands: weights
+// are wgmma's 64-row operand (M), tokens its N side, which can be as short as 16. So weights stream
+// through TMA, and padding of token rows costs no computation.
+//
+// Tile of a block: weight_rows (16 to 128) weights × up to 192 tokens; a step along K is 128 bytes,
+// one or four steps per pipeline stage. Persistent grid of at most one block per SM, in clusters of
+// one or two blocks that share token tiles by multicast. A block has a producer warpgroup, with one
+// warp per TMA source, and one or two consumer warpgroups of 64 weight rows. Group sizes are read
+// on the device, so the grid is fixed. Scheme: see grouped_gemm.h.
 #include <algorithm>
 
 #include "kernels/cuda/gemm_few_rows_multiply.cuh"
@@ -18,7 +24,7 @@ __device__ __forceinline__ void ComputeTile(const Kernel& p, const Stages& stage
                                             const Tile& tile, int block, int cluster,
                                             uint8_t* staged) {
   const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
-  const int first = (tile.column * cluster + block) * p.weight_rows;  // column of the block
+  const int first = (tile.column * cluster + block) * p.weight_rows;  // first column of D
   float sums[kTokens / 2];
   if constexpr (kFp8) {
     const int scale_rows = (p.n + 127) / 128;
@@ -70,11 +76,11 @@ __device__ __forceinline__ void Consume(const Kernel& p, const Stages& stages, W
   }
 }
 
-// Copies what groups have into shared memory and finds the longest tile.
+// Copies row counts and starts of the groups to shared memory and finds the longest tile.
 __device__ __forceinline__ void ReadGroups(const Kernel& p, Header& header, const GroupList& list) {
   int longest = 0;
   for (int g = threadIdx.x; g < p.groups; g += blockDim.x) {
-    // Past the first cache, which may hold what was there when an earlier kernel read it.
+    // Bypasses L1, which may hold stale values read by an earlier kernel.
     const int count = p.group_rows ? __ldcg(p.group_rows + g) : p.rows;
     list.rows[g] = count;
     list.begins[g] = p.group_rows ? __ldcg(p.group_begins + g) : 0;
@@ -86,7 +92,8 @@ __device__ __forceinline__ void ReadGroups(const Kernel& p, Header& header, cons
   if (threadIdx.x < 32) KeepGroupsWithRows(header, list, p.groups);
 }
 
-// kConsumers warpgroups multiply 64 rows of weights each, those of weight_rows that there are.
+// kConsumers warpgroups multiply 64 weight rows each; with weight_rows < 64 only those rows are
+// valid.
 template <bool kFp8, int kConsumers, int kSteps>
 __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     FewRowsKernel(const __grid_constant__ Kernel p, const __grid_constant__ CUtensorMap a_map,
@@ -114,8 +121,8 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     if (kFp8) ptx::PrefetchTensorMap(&scales_map);
   }
   __syncthreads();
-  // Weights are no kernel's output: where it is known which of them are needed they may be on their
-  // way before the kernel ahead has ended.
+  // Weights are not the output of a kernel. If the group sizes are known, the needed weights can be
+  // fetched before the previous kernel has ended.
   const bool fetches_weights = warpgroup == kConsumers && threadIdx.x % 128 / 32 == kWeights;
   if (!p.groups_known) WaitForKernelBefore();
   ReadGroups(p, header, list);
@@ -160,7 +167,7 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     if constexpr (kConsumers > 1) ptx::TakeRegisters<232>();
     Consume<kFp8, kSteps>(p, stages, walk, block, cluster, header.staged[threadIdx.x / 32]);
   }
-  // A block whose barriers its partner may still arrive at has to stay.
+  // A block must not exit while its partner may still arrive at its barriers.
   ptx::ClusterSync();
 }
 
@@ -189,7 +196,7 @@ cudaError_t Start(const GemmLaunch& launch, const StreamChain& chain) {
       .column_tiles = static_cast<int>((p.n + step - 1) / step),
       .float_output = p.float_output,
       .accumulate = p.accumulate};
-  // The most tiles there can be: a group of no rows has none.
+  // Upper bound of the tiles; empty groups have none.
   const int64_t most_parts = (p.rows + kMaxTokens - 1) / kMaxTokens + p.groups;
   const int64_t clusters =
       std::min<int64_t>(launch.gpu.processors / cluster, most_parts * kernel.column_tiles);

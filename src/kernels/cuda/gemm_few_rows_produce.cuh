@@ -1,19 +1,18 @@
-// The warps of the GEMM of few rows that start the copy engine.
+// Producer warps of the few-rows GEMM, which issue TMA loads.
 #pragma once
 
 #include "kernels/cuda/gemm_few_rows_tiles.cuh"
 
 namespace switchyard::cuda::few_rows {
 
-// Waits until a stage may be filled and says how many bytes this thread will bring of it.
+// Waits until a stage is free and registers the bytes that this thread will load into it.
 __device__ __forceinline__ uint8_t* BeginFill(const Stages& stages, const Ring& ring, int bytes) {
   ptx::BarrierWait(&stages.empty[ring.stage], ring.parity ^ 1);
   ptx::BarrierExpect(&stages.full[ring.stage], bytes);
   return stages.memory + ring.stage * stages.bytes;
 }
 
-// What is brought by the copy engine: a warp for each, as one thread would be too slow to start all
-// of it where stages are small.
+// TMA sources, one warp each: one thread is too slow to issue all loads of small stages.
 enum Source { kWeights, kTokens, kScales };
 
 template <int kSteps>
@@ -35,12 +34,12 @@ __device__ __forceinline__ void ProduceWeights(const Kernel& p, const CUtensorMa
   }
 }
 
-// Blocks of the cluster take turns in fetching boxes of tokens for both.
+// The blocks of a cluster alternate in multicasting token boxes to both.
 __device__ __forceinline__ void ProduceTokens(const Kernel& p, const CUtensorMap& map,
                                               const CUtensorMap& small_map, int step,
                                               const Stages& stages, Walk walk, int block,
                                               int cluster) {
-  constexpr int kMostBoxes = 4;  // of 160 tokens
+  constexpr int kMostBoxes = 4;  // for 160 tokens
   Ring ring;
   Tile tile;
   for (int index = blockIdx.x / cluster; walk.Find(index, tile); index += gridDim.x / cluster) {
@@ -65,7 +64,7 @@ __device__ __forceinline__ void ProduceTokens(const Kernel& p, const CUtensorMap
   }
 }
 
-// All rows there are in one box, several steps at a time.
+// Loads all token rows as one box, several steps at a time.
 template <int kSteps>
 __device__ __forceinline__ void ProduceRows(const Kernel& p, const CUtensorMap& map,
                                             const Stages& stages, Walk walk) {

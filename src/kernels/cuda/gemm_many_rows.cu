@@ -1,5 +1,9 @@
-// Groups of many rows: tokens stand on wgmma's side of 64 rows, tiles are as large as registers
-// allow, and the two blocks of a cluster share their rows of A.
+// Grouped and dense GEMM D = A · Bᵀ for many rows per group (prefill). Tokens are wgmma's 64-row
+// operand. Tile of a block: 128 tokens × 256 weights (bfloat16) or × 192 (FP8, as large as
+// registers allow), with 128-byte steps along K in a pipeline of four stages. Persistent grid of
+// two-block clusters that share their rows of A by multicast, at most one block per SM. A block has
+// 384 threads: two consumer warpgroups and a producer warpgroup, one thread of which issues TMA
+// loads. Scheme: see grouped_gemm.h.
 #include <algorithm>
 
 #include "kernels/cuda/gemm_many_rows_multiply.cuh"
@@ -27,7 +31,7 @@ __device__ __forceinline__ void Produce(const Kernel& p, const CUtensorMap& a_ma
       const int s = ring.stage;
       ptx::BarrierWait(&shared.empty[s], ring.parity ^ 1);
       ptx::BarrierExpect(&shared.full[s], Shared<Format>::kStageBytes);
-      // Each block of the cluster fetches a part of the rows for both.
+      // Each block of the cluster loads half of the rows and multicasts them to both.
       constexpr int kPart = kBlockM / kCluster;
       ptx::LoadBoxToBlocks(shared.a[s] + block_of_cluster * kPart * kGemmRowBytes, &a_map,
                            kb * kBlockK, row + block_of_cluster * kPart, &shared.full[s],
@@ -99,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
     ptx::TakeRegisters<232>();
     Consume<Format>(p, d_map, shared, block_of_cluster, warpgroup);
   }
-  // A block whose barriers its partner may still arrive at has to stay.
+  // A block must not exit while its partner may still arrive at its barriers.
   ptx::ClusterSync();
 }
 

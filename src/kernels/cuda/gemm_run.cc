@@ -7,9 +7,9 @@ namespace switchyard::cuda {
 
 CurrentGpu FindCurrentGpu() {
   CurrentGpu gpu;
-  Check(cudaGetDevice(&gpu.index), "the current GPU");
+  Check(cudaGetDevice(&gpu.index), "reading the current GPU");
   Check(cudaDeviceGetAttribute(&gpu.processors, cudaDevAttrMultiProcessorCount, gpu.index),
-        "the GPU's multiprocessors");
+        "reading the GPU's SM count");
   return gpu;
 }
 
@@ -31,7 +31,7 @@ void RunGemm(const GemmProblem& p, const GemmPlan& plan, const CurrentGpu& gpu,
   if (!plan.few_rows && !p.float_output)
     launch.d_map = MakeTensorMap(p.d, p.rows, p.n, 2, 64, 64, p.ldd);
   Check(plan.few_rows ? StartFewRowsGemm(launch, chain) : StartManyRowsGemm(launch, chain.stream),
-        "start of a GEMM");
+        "GEMM launch");
 }
 
 }  // namespace switchyard::cuda

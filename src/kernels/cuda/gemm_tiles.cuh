@@ -1,4 +1,4 @@
-// What the GEMM kernels share.
+// Pipeline state and wgmma helpers shared by the GEMM kernels.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,7 +11,7 @@
 
 namespace switchyard::cuda {
 
-// Where a thread stands in the ring of stages between the copy engine and the matrix units.
+// A thread's position in the ring of pipeline stages between TMA and wgmma.
 struct Ring {
   int stage = 0;
   uint32_t parity = 0;
@@ -32,15 +32,14 @@ __device__ __forceinline__ void Multiply(float (&d)[kCount], uint64_t a, uint64_
   }
 }
 
-// One side of a product in a ring of stages: descriptors of its tiles, of which only the low word
-// is worked out for each. What a warpgroup does between two products is what the matrix unit may
-// have to wait for.
+// Descriptors of one operand in the pipeline stages. Only the low word is computed per tile,
+// because the tensor core may idle while a warpgroup works between two wgmmas.
 class Operand {
  public:
-  // `tile`: of stage 0. All threads of a warp have the same.
+  // `tile`: the operand's tile of stage 0; the same for all threads of a warp.
   __device__ __forceinline__ explicit Operand(ptx::Place tile)
       : low_(__shfl_sync(~0u, static_cast<uint32_t>(ptx::MatrixDescriptor(ptx::Held(tile))), 0)) {}
-  // Of the tile that many bytes further on, a multiple of 1024.
+  // Descriptor of the tile `bytes` further on, a multiple of 1024.
   __device__ __forceinline__ uint64_t After(uint32_t bytes) const {
     return ptx::MatrixDescriptorOf(low_ + bytes / 16);
   }
@@ -49,7 +48,7 @@ class Operand {
   uint32_t low_;
 };
 
-// One step along K, 128 bytes of it: starts products, which end some time after a MultiplyWait.
+// Issues one step along K (128 bytes, four wgmmas), asynchronously; MultiplyWait waits for it.
 // Operands are descriptors.
 template <bool kFp8, int kCount>
 __device__ __forceinline__ void StartMultiply(uint64_t a, uint64_t b, bool add,

@@ -17,7 +17,7 @@ struct Record {
   bool hopper;
 };
 
-// In the child: writes one record a GPU. Nothing here may throw or allocate much.
+// Runs in the child process: writes one record per GPU. Must not throw or allocate much.
 void TellGpus(int fd) {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) return;
@@ -54,7 +54,7 @@ std::vector<GpuInfo> Ask() {
   int status = 0;
   if (child > 0) waitpid(child, &status, 0);
   if (child < 0 || status != 0)
-    LOG_WARNING("the GPUs of this machine could not be asked (status {})", status);
+    LOG_WARNING("cannot query the GPUs of this machine (child status {})", status);
   return gpus;
 }
 

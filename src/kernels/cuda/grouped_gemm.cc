@@ -10,10 +10,10 @@ void Run(const GroupedGemmParams& p, bool fp8, const StreamChain& chain) {
   const bool few_rows = p.group_rows != nullptr;
   const int row_step = few_rows ? 4 : kGroupBlockRows, k_step = fp8 ? 128 : 64;
   if (p.rows % row_step != 0 || p.n % 64 != 0 || p.k % k_step != 0)
-    throw Invalid("grouped GEMM of {} rows, n {}, k {}: want multiples of {}, {} and {}", p.rows,
-                  p.n, p.k, row_step, 64, k_step);
+    throw Invalid("grouped GEMM rows={} n={} k={}: must be multiples of {}, {} and {}", p.rows, p.n,
+                  p.k, row_step, 64, k_step);
   if (p.groups > kMaxGemmGroups)
-    throw Invalid("grouped GEMM of {} groups: want at most {}", p.groups, kMaxGemmGroups);
+    throw Invalid("grouped GEMM with {} groups: at most {} supported", p.groups, kMaxGemmGroups);
   const GemmProblem problem = {.fp8 = fp8,
                                .a = p.a,
                                .lda = p.k,

@@ -10,7 +10,7 @@ namespace {
 
 constexpr float kUntouched = -77.0f;
 
-// Groups of `counts` rows, one after the other, each padded to blocks of 128.
+// Contiguous groups of `counts` rows, each padded to blocks of 128.
 struct Layout {
   explicit Layout(std::vector<int32_t> row_counts) : counts(std::move(row_counts)) {
     for (int g = 0; g < static_cast<int>(counts.size()); ++g) {

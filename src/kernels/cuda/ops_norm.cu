@@ -1,4 +1,6 @@
-// Norms of rows.
+// RMS norm of rows, and its two halves for rows that are sharded over ranks (sums of squares,
+// scaling). A block of 512 threads takes 16 rows of up to 1024 elements, one per warp, or one
+// longer row. Grid: rows / rows per block.
 #include <algorithm>
 
 #include "kernels/cuda/ops_norm.cuh"
@@ -39,7 +41,7 @@ __global__ void __launch_bounds__(kNormThreads)
   ScaleRow<Rows, kAligned>(x, scale, p.weight, x, p.n);
 }
 
-// Starts the variant for rows of n elements.
+// Launches the variant for rows of n elements.
 #define SWITCHYARD_LAUNCH_ROWS(KERNEL, P, ALIGNED, STREAM)                                \
   do {                                                                                    \
     const bool whole = (P).n > kWarpRow;                                                  \

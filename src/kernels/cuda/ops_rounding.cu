@@ -1,3 +1,6 @@
+// Activation quantization of GEMM inputs [m, k], optionally after the MLP activation: rounding to
+// an ActivationFormat (output float32 or bfloat16), and e4m3 codes with one scale per 128 elements.
+// Grid: one block of 256 threads per row; a warp holds a group of 128 elements, four per lane.
 #include <cmath>
 
 #include "kernels/cuda/fp8.cuh"
@@ -10,7 +13,7 @@ namespace switchyard::cuda::ops {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kGroup = 128;  // kFp8GroupSize; a warp with four elements a lane
+constexpr int kGroup = 128;  // kFp8GroupSize; one warp, four elements per lane
 static_assert(kGroup == kWarp * 4);
 
 __device__ __forceinline__ int LargestOf(float4 v) {
@@ -18,7 +21,7 @@ __device__ __forceinline__ int LargestOf(float4 v) {
              max(MagnitudeBits(v.z), MagnitudeBits(v.w)));
 }
 
-// Over the block; every thread gets it.
+// Maximum over the block, returned to every thread.
 __device__ __forceinline__ int BlockMax(int bits) {
   __shared__ int parts[kThreads / kWarp];
   bits = WarpMax(bits);
@@ -55,7 +58,7 @@ __device__ __forceinline__ float4 Load4(const RowSource& rows, int64_t row, int6
   return Activated(rows.act, x, LoadRow4<kAligned>(rows.up + row * rows.ldx, i, rows.k));
 }
 
-// The scale of the whole row, for formats that have one.
+// The scale of a row, for formats with one scale per row.
 template <ActivationFormat kFormat, bool kAligned>
 __device__ __forceinline__ float RowScale(const RowSource& rows, int64_t row, float input_scale) {
   if constexpr (kFormat == ActivationFormat::kFp8Token || kFormat == ActivationFormat::kInt8Token) {
@@ -84,14 +87,14 @@ __device__ __forceinline__ void StoreOut(uint16_t* row, int64_t i, int64_t k, fl
   }
 }
 
-// A block a row.
+// One block per row.
 template <ActivationFormat kFormat, bool kAligned, typename Out>
 __global__ void __launch_bounds__(kThreads) RoundKernel(RowSource p, float input_scale, Out* out) {
   WaitForKernelBefore();
   AllowNextKernel();
   const int64_t row = blockIdx.x;
   const float row_scale = RowScale<kFormat, kAligned>(p, row, input_scale);
-  // Whole warps take part in every step, for the maximum of a group.
+  // Whole warps take part in every step, as the group maximum requires.
   for (int64_t i = threadIdx.x * 4; i / kGroup * kGroup < p.k; i += kThreads * 4) {
     float4 v = Load4<kAligned>(p, row, i);
     if constexpr (kFormat == ActivationFormat::kFp8Group) {
@@ -132,7 +135,7 @@ cudaError_t Round(const RowSource& p, const Rounding& r, Out* out, const StreamC
     case ActivationFormat::kInt8Token:
       return Start<ActivationFormat::kInt8Token>(p, r.input_scale, out, chain);
     case ActivationFormat::kBFloat16:
-      break;  // PlaceWeight leaves it out
+      break;  // PlaceWeight never produces it
   }
   return cudaErrorInvalidValue;
 }

@@ -1,6 +1,7 @@
-// The GEMM of few rows (gemm_few_rows.cu) with 4-bit weights: the copy engine brings records of
-// codes and scales, and the warpgroups unpack them into the registers that wgmma takes its 64 rows
-// from. Tiles, their order, the ring of stages and what is written are those of that kernel.
+// The few-rows GEMM (gemm_few_rows.cu) with 4-bit weights. TMA loads records of codes and scales.
+// The consumer warpgroups unpack them to registers, from which wgmma takes its 64-row operand. Tile
+// sizes, tile order, grid, pipeline and epilogue are those of that kernel; a pipeline stage is 128
+// columns of K.
 #pragma once
 
 #include <algorithm>
@@ -36,19 +37,19 @@ struct Maps {
   CUtensorMap of[kMapCount];  // boxes of 64, 32 and 16 rows of A
 };
 
-// What the kernel is given beside maps. A step along K, of which `few.k_blocks` counts the stages,
-// is kW4A16Steps tiles of 64 columns.
+// Kernel arguments besides the tensor maps. `few.k_blocks` counts the pipeline stages along K, of
+// kW4A16Steps tiles of 64 columns each.
 struct Kernel {
   few_rows::Kernel few;
   const uint8_t* records;
   const float* globals;
-  int row_tiles;        // of a group
-  int64_t tile_bytes;   // of the records of 64 rows
-  int64_t group_bytes;  // of a matrix
+  int row_tiles;        // per group
+  int64_t tile_bytes;   // records of 64 rows
+  int64_t group_bytes;  // records of a group's matrix
   int first_row;
 };
 
-// The first 64 rows of weights of a block's tile, and how many times 64 there are.
+// The first row tile (64 weight rows) of a block's tile, and their count.
 struct RowTiles {
   int first, count;
 };
@@ -76,8 +77,8 @@ __device__ __forceinline__ void ProduceWeights(const Kernel& p, const Stages& st
   }
 }
 
-// Tiles of all tokens by 64 columns, one behind the other. Blocks of the cluster take turns in
-// fetching boxes for both.
+// Loads tiles of all tokens × 64 columns, one after the other. The blocks of a cluster alternate in
+// multicasting boxes to both.
 __device__ __forceinline__ void ProduceTokens(const Kernel& p, const Maps& maps,
                                               const Stages& stages, Walk walk, int block,
                                               int cluster) {
@@ -105,12 +106,12 @@ __device__ __forceinline__ void ProduceTokens(const Kernel& p, const Maps& maps,
   }
 }
 
-// Starts the products of a tile of 64 columns; they end some time after a MultiplyWait, and until
-// then nobody may write to `a`.
+// Issues the wgmmas of a tile of 64 columns asynchronously. `a` must not be written until a
+// MultiplyWait has covered them.
 template <int kCount>
 __device__ __forceinline__ void StartUnpacked(const uint32_t (&a)[4][4], const uint8_t* tokens,
                                               float (&sums)[kCount]) {
-  // Runs of columns change the address alone, which is in the lower half.
+  // Runs of columns differ only in the address, in the lower half of the descriptor.
   const uint64_t b = ptx::MatrixDescriptor(tokens);
   const uint64_t upper = b >> 32 << 32;
   const auto lower = static_cast<uint32_t>(b);
@@ -123,10 +124,10 @@ __device__ __forceinline__ void StartUnpacked(const uint32_t (&a)[4][4], const u
   ptx::PinRegisters(sums);
 }
 
-// A tile's products, as the thread's part of 64 × kTokens sums (few_rows::Multiplier). While the
-// matrix units have 64 columns, the next are unpacked into other registers. Registers that products
-// still read do not cross the loop's end: the compiler would take them for in use all the way round
-// the loop over tiles, a set for each kTokens, and spill.
+// Main loop of a tile: the thread's fragment of 64 × kTokens sums (layout: few_rows::Multiplier).
+// While wgmma processes 64 columns, the next 64 are unpacked into other registers. Registers that
+// wgmma still reads must not live across the loop's end. The compiler would keep them live around
+// the loop over tiles, one set for each kTokens, and spill.
 template <W4A16Kind kKind, int kScales, int kTokens>
 struct Multiplier {
   static constexpr int kRecord = W4A16RecordBytes(kKind, kScales);
@@ -179,7 +180,7 @@ __device__ __forceinline__ void ComputeTile(const Kernel& p, const Stages& stage
                                             uint8_t* staged) {
   const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
   const RowTiles rows = RowTilesOf(p, tile, block, cluster);
-  // A warpgroup without weights unpacks whatever its place in the stage holds, for nobody.
+  // A warpgroup without valid weights unpacks arbitrary stage contents; its sums are not used.
   float global = 0.0f;
   if (kKind == W4A16Kind::kNvfp4 && warpgroup < rows.count)
     global = p.globals[int64_t{tile.group} * p.row_tiles + rows.first + warpgroup];
@@ -226,11 +227,11 @@ __device__ __forceinline__ void Consume(const Kernel& p, const Stages& stages, W
   }
 }
 
-// Copies what groups have of A's rows into shared memory and finds the longest tile.
+// Copies the groups' row counts and starts within A to shared memory and finds the longest tile.
 __device__ __forceinline__ void ReadGroups(const Kernel& p, Header& header, const GroupList& list) {
   int longest = 0;
   for (int g = threadIdx.x; g < p.few.groups; g += blockDim.x) {
-    // Past the first cache, which may hold what was there when an earlier kernel read it.
+    // Bypasses L1, which may hold stale values read by an earlier kernel.
     const int begin = __ldcg(p.few.group_begins + g) - p.first_row;
     const int end = begin + __ldcg(p.few.group_rows + g);
     const int first = max(begin, 0), count = max(min(end, p.few.rows) - first, 0);
@@ -244,7 +245,7 @@ __device__ __forceinline__ void ReadGroups(const Kernel& p, Header& header, cons
   if (threadIdx.x < 32) KeepGroupsWithRows(header, list, p.few.groups);
 }
 
-// kConsumers warpgroups multiply 64 rows of weights each.
+// kConsumers warpgroups multiply 64 weight rows each.
 template <W4A16Kind kKind, int kScales, int kConsumers>
 __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     FewRowsKernel(const __grid_constant__ Kernel p, const __grid_constant__ Maps maps) {
@@ -280,7 +281,7 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     AllowNextKernel();
   }
 
-  // Tiles of tokens begin on 1024 bytes.
+  // Token tiles are aligned to 1024 bytes.
   constexpr int kWeightBytes = (kConsumers * kW4A16Steps * kRecord + 1023) / 1024 * 1024;
   Stages stages = {
       .memory = memory, .weight_bytes = kWeightBytes, .full = header.full, .empty = header.empty};
@@ -305,7 +306,7 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     if constexpr (kConsumers > 1) ptx::TakeRegisters<232>();
     Consume<kKind, kScales>(p, stages, walk, block, cluster, header.staged[threadIdx.x / 32]);
   }
-  // A block whose barriers its partner may still arrive at has to stay.
+  // A block must not exit while its partner may still arrive at its barriers.
   ptx::ClusterSync();
 }
 
@@ -342,7 +343,7 @@ cudaError_t StartWith(const W4A16Launch& launch, const StreamChain& chain) {
                          .first_row = static_cast<int>(p.first_row)};
   Maps maps;
   for (int i = 0; i < kMapCount; ++i) maps.of[i] = launch.a_maps[i];
-  // The most tiles there can be: a group of no rows has none.
+  // Upper bound of the tiles; empty groups have none.
   const int64_t most_parts = (p.rows + kMaxTokens - 1) / kMaxTokens + p.groups;
   const int64_t clusters =
       std::min<int64_t>(launch.gpu.processors / cluster, most_parts * kernel.few.column_tiles);

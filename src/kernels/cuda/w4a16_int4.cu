@@ -1,3 +1,4 @@
+// W4A16 GEMM (w4a16_few_rows.cuh) for int4 weights with float32 scales and zero points.
 #include "kernels/cuda/w4a16_few_rows.cuh"
 
 namespace switchyard::cuda {

@@ -1,4 +1,4 @@
-// What each thread of a warpgroup makes of packed weights, without a GPU.
+// Per-thread unpacking of packed weights, emulated without a GPU.
 #include "kernels/cuda/w4a16_layout.h"
 
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 namespace switchyard::cuda {
 namespace {
 
-// A record in the hands of one thread, as W4A16Tile has it on the GPU: the same addresses, the same
-// integers, and float arithmetic where that has halves.
+// One thread's view of a record, like W4A16Tile on the GPU: the same addresses and integers, with
+// float arithmetic instead of packed bfloat16 arithmetic.
 struct ThreadOfTile {
   W4A16Format format;
   const std::byte* record;
@@ -24,7 +24,7 @@ struct ThreadOfTile {
     std::memcpy(&value, record + offset, sizeof(T));
     return value;
   }
-  // Of register `slot` in a run of 16 columns, whose row is the lower one where slot is odd.
+  // Scale index of register `slot` in a run of 16 columns; odd slots are the lower row.
   int ScaleIndex(int run, int slot) const {
     return (W4A16RowPair(thread) * format.scales + run * format.scales / 4) * 2 + slot % 2;
   }
@@ -57,8 +57,8 @@ struct ThreadOfTile {
   }
 };
 
-// [matrices · row tiles · 64, column tiles · 64] of what registers hold where wgmma takes them for
-// rows and columns.
+// Register contents, placed at the rows and columns that wgmma assigns to them: [matrices · row
+// tiles · 64, column tiles · 64].
 std::vector<uint16_t> UnpackAll(const PackedMatrices& m, int matrices) {
   const int64_t row_tiles = matrices * W4A16RowTiles(m.n), column_tiles = W4A16ColumnTiles(m.k);
   std::vector<uint16_t> bits(row_tiles * column_tiles * kW4A16Tile * kW4A16Tile, 0xffff);
@@ -115,7 +115,7 @@ TEST_P(W4A16Unpack, RegistersHoldTheBitsOfExpandedWeights) {
   kernels::Random random(3);
   for (int round = 0; round < 12; ++round) {
     constexpr int kMatrices = 2;
-    // NVFP4's parts fill tiles.
+    // NVFP4 parts must fill tiles.
     const int64_t part_rows = GetParam().format == WeightFormat::kNvfp4
                                   ? random.Pick<int64_t>({64, 128})
                                   : 1 + random.Below(150);
@@ -138,7 +138,7 @@ TEST_P(W4A16Unpack, RegistersHoldTheBitsOfExpandedWeights) {
 }
 
 TEST_P(W4A16Unpack, EveryCodeAndScaleGivesTheExpandedBits) {
-  // One row of every code with each scale that a byte can say (kInt4: of zero points).
+  // One row with every code for each scale that a byte can hold (kInt4: each zero point).
   const WeightFormat format = GetParam().format;
   const bool int4 = format == WeightFormat::kInt4Group;
   const int64_t columns = int4                             ? GetParam().group_size

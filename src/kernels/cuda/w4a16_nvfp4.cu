@@ -1,3 +1,4 @@
+// W4A16 GEMM (w4a16_few_rows.cuh) for NVFP4 weights.
 #include "kernels/cuda/w4a16_few_rows.cuh"
 
 namespace switchyard::cuda {

@@ -11,9 +11,9 @@
 namespace switchyard::cuda {
 namespace {
 
-constexpr float kLeastGlobal = 0x1p-100f;    // with e4m3's smallest still a normal float32
-constexpr float kTooLarge = 4.0f;            // lifted, a scale of this is infinite
-constexpr uint8_t kMostMxfp4Exponent = 128;  // which lifted is bfloat16's largest
+constexpr float kLeastGlobal = 0x1p-100f;    // times e4m3's smallest value, still a normal float32
+constexpr float kTooLarge = 4.0f;            // times 2^126, a scale of this is infinite
+constexpr uint8_t kMostMxfp4Exponent = 128;  // plus 126, bfloat16's largest exponent
 
 const uint8_t* Bytes(const void* p) { return static_cast<const uint8_t*>(p); }
 int64_t StoredRow(const WeightView& w, int64_t i) { return w.row0 + i * w.row_step; }
@@ -29,7 +29,7 @@ int64_t ColumnsOfScale(const WeightView& w) {
   }
 }
 
-// Whether all bytes of `scales` are, those of the view's columns.
+// Whether `fits` holds for all bytes of `scales` in the view's columns.
 bool All(const WeightView& w, const void* scales, const auto& fits) {
   const int64_t columns = ColumnsOfScale(w), stored = CeilDiv(w.stored_k, columns);
   const int64_t first = w.col0 / columns, last = CeilDiv(w.col0 + w.k, columns);
@@ -51,7 +51,7 @@ bool CanLiftNvfp4(const WeightView& w) {
              [&](uint8_t x) { return std::abs(ToFloat(F8E4M3{x})) * w.global_scale < kTooLarge; });
 }
 
-// Scales of a row in a tile; 0: none that would do.
+// Scales per row of a tile; 0: the view cannot be packed.
 int ScalesOf(const WeightView& w) {
   switch (w.format) {
     case WeightFormat::kMxfp4:
@@ -75,7 +75,7 @@ W4A16Kind KindOf(WeightFormat format) {
                                           : W4A16Kind::kInt4;
 }
 
-// Adds the codes of one row to the records of its tiles, which are zero where nobody added any.
+// ORs the codes of one row into the records of its tiles, which were zeroed.
 void AddCodes(const WeightView& w, int64_t row, int tile_row, int64_t record_bytes,
               std::byte* records) {
   const uint8_t* codes = Bytes(w.data) + (StoredRow(w, row) * w.stored_k + w.col0) / 2;
@@ -86,7 +86,7 @@ void AddCodes(const WeightView& w, int64_t row, int tile_row, int64_t record_byt
     uint32_t word;
     std::memcpy(&word, to, sizeof(word));
     word |= static_cast<uint32_t>(two & 0xf) << at.shift;
-    // The even column's place is 16 bits below that of the odd one beside it.
+    // The odd column's position is 16 bits above that of the even one.
     if (column + 1 < w.k) word |= static_cast<uint32_t>(two >> 4) << (at.shift + 16);
     std::memcpy(to, &word, sizeof(word));
   }
@@ -139,7 +139,7 @@ void PackW4A16(W4A16Format format, std::span<const WeightView* const> parts, std
                float* globals, ThreadPool& pool) {
   const int64_t part_rows = parts[0]->n, n = part_rows * std::ssize(parts), k = parts[0]->k;
   const int64_t record_bytes = W4A16RecordBytes(format);
-  const int64_t row_bytes = W4A16ColumnTiles(k) * record_bytes;  // of 64 rows
+  const int64_t row_bytes = W4A16ColumnTiles(k) * record_bytes;  // per 64 rows
   for (const WeightView* w : parts) CHECK(w->n == part_rows && w->k == k);
   CHECK(globals || format.kind != W4A16Kind::kNvfp4);
   pool.RunRanges(W4A16RowTiles(n), 1, [&](int64_t begin, int64_t end) {

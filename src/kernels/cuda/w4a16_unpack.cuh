@@ -1,9 +1,9 @@
-// A thread's part of a tile of 4-bit weights as the registers of wgmma's first operand: the numbers
-// that the weights have when they are expanded to bfloat16, bit for bit.
+// Unpacks a thread's part of a 4-bit weight tile to the registers of wgmma's first operand: the
+// values of the weights expanded to bfloat16, bit for bit.
 //
-// Expanding rounds code · scale to float32, then to bfloat16. kMxfp4's product is exact, so one
-// rounding to bfloat16 is the same; the others do as expanding does. Codes and scales of e2m1 are
-// taken for 2^-126 and 2^126 of what they are, which changes no product.
+// Expansion rounds code · scale to float32, then to bfloat16. kMxfp4's product is exact, so one
+// rounding to bfloat16 is equivalent; the other formats round twice as expansion does. e2m1 codes
+// are taken as 2^-126 and their scales as 2^126 times their value, which changes no product.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,7 +18,7 @@ namespace switchyard::cuda {
 
 namespace ptx {
 
-// Both halves, rounded to nearest even; subnormal numbers count.
+// Both halves, rounded to nearest even; subnormals are not flushed.
 __device__ __forceinline__ uint32_t MultiplyHalves(uint32_t a, uint32_t b) {
   uint32_t d;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
@@ -36,18 +36,18 @@ __device__ __forceinline__ float LowerHalf(uint32_t pair) { return __uint_as_flo
 __device__ __forceinline__ float UpperHalf(uint32_t pair) {
   return __uint_as_float(pair & 0xffff0000u);
 }
-// Both halves times `scale`, as float32, rounded.
+// Both halves times `scale`: the float32 products, rounded to bfloat16.
 __device__ __forceinline__ uint32_t ScaleHalves(uint32_t pair, float scale) {
   return Pack(__fmul_rn(LowerHalf(pair), scale), __fmul_rn(UpperHalf(pair), scale));
 }
 
-// The codes of a run of columns; `run` is known to the compiler.
+// The codes of a run of columns; `run` is a compile-time constant after unrolling.
 __device__ __forceinline__ uint32_t WordOf(const uint4& codes, int run) {
   return run == 0 ? codes.x : run == 1 ? codes.y : run == 2 ? codes.z : codes.w;
 }
 
-// A record's codes and scales of one thread, as they are read from shared (or global) memory:
-// Load, then Unpack once for each run of 16 columns into the four registers of a wgmma.
+// One thread's codes and scales of a record in shared or global memory. Call Load once, then Unpack
+// for each run of 16 columns, which fills the four registers of a wgmma.
 template <W4A16Kind kKind, int kScales>
 class W4A16Tile;
 
@@ -58,7 +58,7 @@ class W4A16Tile<W4A16Kind::kMxfp4, kScales> {
   __device__ __forceinline__ void Load(const uint8_t* record, int thread, float /*global*/) {
     codes_ = reinterpret_cast<const uint4*>(record)[thread];
     const auto* scales = reinterpret_cast<const uint32_t*>(record + kW4A16CodeBytes);
-    const uint32_t bytes = scales[W4A16RowPair(thread)];  // [2 of a row][2 rows]
+    const uint32_t bytes = scales[W4A16RowPair(thread)];  // [2 scales][2 rows]
 #pragma unroll
     for (int i = 0; i < 4; ++i) scales_[i] = W4A16ExponentPair(bytes >> (8 * i) & 0xff);
   }
@@ -81,7 +81,7 @@ class W4A16Tile<W4A16Kind::kNvfp4, kScales> {
   __device__ __forceinline__ void Load(const uint8_t* record, int thread, float global) {
     codes_ = reinterpret_cast<const uint4*>(record)[thread];
     const auto* scales = reinterpret_cast<const uint2*>(record + kW4A16CodeBytes);
-    scales_ = scales[W4A16RowPair(thread)];  // bytes [4 of a row][2 rows]
+    scales_ = scales[W4A16RowPair(thread)];  // bytes [4 scales][2 rows]
     global_ = global;
   }
   __device__ __forceinline__ void Unpack(int run, uint32_t (&a)[4]) const {

@@ -1,6 +1,6 @@
-// wgmma for the shapes that kernels use: all registers of the accumulator are operands, so each
-// shape is a function of its own; the array's size says which. A is 64 rows along M; a step along K
-// is 32 bytes, of which each operand has one row per row of its tile.
+// wgmma for the shapes in use. All accumulator registers are operands, so each shape is a separate
+// overload, selected by the array's size. M is 64; a step along K is 32 bytes of each row of both
+// operands.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +50,7 @@ namespace switchyard::cuda::ptx {
 #define SWITCHYARD_SUMS_96(d, i) SWITCHYARD_SUMS_64(d, i), SWITCHYARD_SUMS_32(d, i + 64)
 #define SWITCHYARD_SUMS_128(d, i) SWITCHYARD_SUMS_64(d, i), SWITCHYARD_SUMS_64(d, i + 64)
 
-// d [64, 2 · count] (+)= a [64, K] · b [2 · count, K]ᵀ, tiles in shared memory.
+// d [64, 2 · count] (+)= a [64, K] · b [2 · count, K]ᵀ; both operands in shared memory.
 #define SWITCHYARD_MULTIPLY(name, count, shape, a_name, b_name, add_name, last)              \
   __device__ __forceinline__ void name(float(&d)[count], uint64_t a, uint64_t b, bool add) { \
     asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " add_name                            \
@@ -85,8 +85,8 @@ SWITCHYARD_MULTIPLY_BF16(160, 80, "%80", "%81", "%82")
 SWITCHYARD_MULTIPLY_BF16(192, 96, "%96", "%97", "%98")
 SWITCHYARD_MULTIPLY_BF16(256, 128, "%128", "%129", "%130")
 
-// d [64, 2 · count] (+)= a [64, 16] · b [16, 2 · count] in bf16; a in registers as mma.sync has it,
-// the rows of b are summed over.
+// d [64, 2 · count] (+)= a [64, 16] · b [16, 2 · count] in bf16; a in registers with mma.sync's
+// layout. b is MN-major: the reduction runs over its rows.
 #define SWITCHYARD_MULTIPLY_COLUMNS(n, count, a_names, b_name, add_name)                       \
   __device__ __forceinline__ void MultiplyBf16Columns(float(&d)[count], const uint32_t(&a)[4], \
                                                       uint64_t b, bool add) {                  \
@@ -108,8 +108,8 @@ SWITCHYARD_MULTIPLY_COLUMNS(256, 128, "%128, %129, %130, %131", "%132", "%133")
 #undef SWITCHYARD_NAMES_4
 #undef SWITCHYARD_MULTIPLY_COLUMNS
 
-// d [64, 2 · count] (+)= a [64, 16] · b [2 · count, 16]ᵀ in bf16; a in registers as mma.sync has
-// it.
+// d [64, 2 · count] (+)= a [64, 16] · b [2 · count, 16]ᵀ in bf16; a in registers with mma.sync's
+// layout.
 #define SWITCHYARD_MULTIPLY_REGISTERS(n, count, a_names, b_name, add_name)                  \
   __device__ __forceinline__ void MultiplyBf16(float(&d)[count], const uint32_t(&a)[4],     \
                                                uint64_t b, bool add) {                      \

@@ -1,4 +1,4 @@
-// One rank's GPU: its device, memory that its peers reach, and collectives in it.
+// One rank's GPU: its device, symmetric memory for peer access, and collectives on it.
 #include <algorithm>
 #include <utility>
 
@@ -33,12 +33,12 @@ cuda::CollectiveOptions CollectivesOf(const ModelOptions& options) {
 DeviceMoeHosts HostsOf(const ModelOptions& options, const MeshShape& shape) {
   const GpuOptions& gpu = *options.gpu;
   const int64_t of_group = gpu.graphs ? gpu.graph_max_tokens : 0;
-  // A rank may dispatch those of several groups.
+  // A rank may dispatch the tokens of several groups.
   return {.ranks_per_host = gpu.ranks_per_host,
           .recorded_tokens = std::max(of_group, MaxLaneTokens(shape, of_group))};
 }
 
-// tp, ep, moe_tp, attn_tp of a rank, as RankComm has them.
+// tp, ep, moe_tp, attn_tp of a rank, as in RankComm.
 std::vector<std::pair<const char*, std::vector<int>>> GroupsOf(const Mesh& mesh) {
   return {{"tp", mesh.TpGroup()},
           {"ep", mesh.EpGroup()},
@@ -71,7 +71,7 @@ class CudaRankDevice : public RankDevice {
     LOG_INFO("computes on {}", device_->Describe());
   }
 
-  // NCCL's groups do not end before the graphs that they are in.
+  // NCCL communicators must outlive the graphs that use them.
   ~CudaRankDevice() override { cuda_.ForgetGraphs(); }
 
   kernels::Device& device() override { return *device_; }

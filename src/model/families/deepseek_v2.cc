@@ -1,5 +1,5 @@
 // DeepSeek-V2 and V2-Lite: latent attention; softmax router, over all experts or over the experts
-// of the best groups, a group being ranked by its best expert.
+// of the best groups, where a group's score is that of its best expert.
 #include "core/error.h"
 #include "model/families/common.h"
 #include "model/families/family.h"
@@ -17,7 +17,7 @@ void ReadRouter(const ConfigReader& reader, RouterConfig* router) {
     throw Invalid("{} is \"{}\"; want greedy or group_limited_greedy", reader.Where("topk_method"),
                   method);
   }
-  // DeepSeek's published code scales the weights only where it does not normalise them.
+  // DeepSeek's published code scales the weights only if it does not normalise them.
   router->renormalize = reader.BoolOr("norm_topk_prob", false) && router->top_k > 1;
   if (!router->renormalize) {
     router->routed_scaling_factor =

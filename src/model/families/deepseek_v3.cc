@@ -1,5 +1,5 @@
 // DeepSeek-V3 and R1, Kimi-K2, Moonlight: latent attention; sigmoid router with a correction bias
-// that counts in the choice alone, groups ranked by the sum of their two best experts.
+// that affects only the selection, and groups scored by the sum of their two best experts.
 #include "model/families/common.h"
 #include "model/families/family.h"
 

@@ -1,4 +1,4 @@
-// Llama 2 and 3, and Mistral, which differs by its sliding window: dense decoders.
+// Llama 2 and 3, and Mistral, which adds a sliding window: dense decoders.
 #include "model/families/common.h"
 #include "model/families/family.h"
 

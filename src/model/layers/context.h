@@ -1,4 +1,4 @@
-// What every layer of one forward pass is given.
+// Inputs common to all layers of one forward pass.
 #pragma once
 
 #include "comm/device/collectives.h"
@@ -12,7 +12,7 @@
 
 namespace switchyard {
 
-// The rows of this rank's attention group. Arrays are the device's memory.
+// The rows of this rank's attention group. Arrays are in device memory.
 struct PassRows {
   int64_t tokens = 0;
   const int32_t* ids = nullptr;        // [tokens]
@@ -22,12 +22,12 @@ struct PassRows {
   const int32_t* logit_row = nullptr;  // [logit_rows]
 };
 
-// Borrowed for the length of one call; lives on Model::Forward's stack.
+// Borrowed for the duration of one call; lives on Model::Forward's stack.
 struct LayerContext {
   const ModelConfig& config;
   const Mesh& mesh;
   const PassRows& rows;
-  const TokenSpread& spread;  // of the tokens of all groups
+  const TokenSpread& spread;  // partition of the tokens of all groups
   const Tensor& cos_sin;      // [context_length, rotary_dim]
   KvStorage& kv;
   const RankGroups& groups;

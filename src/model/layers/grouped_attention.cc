@@ -114,7 +114,7 @@ void GroupedAttention::ProjectAndStore(const LayerContext& c, const GroupedAtten
   }
   Tensor& k_cache = c.kv.k(layer);
   Tensor& v_cache = c.kv.v(layer);
-  // A head is a row of its own where it has its own scale.
+  // If each head has its own scale, each head is a row of the cache.
   const bool by_head = kernels::HasRowScales(c.kv.dtype());
   if (by_head) FillHeadSlots(c);
   const int64_t rows_each = by_head ? kv_heads_ : 1;
@@ -130,7 +130,7 @@ void GroupedAttention::ProjectAndStore(const LayerContext& c, const GroupedAtten
 }
 
 void GroupedAttention::FillHeadSlots(const LayerContext& c) {
-  CHECK(c.device.is_cpu());  // a plan gives GPUs no such cache
+  CHECK(c.device.is_cpu());  // MakePlan rejects such caches on GPUs
   head_slots_.resize(c.rows.tokens * kv_heads_);
   for (int64_t t = 0; t < c.rows.tokens; ++t) {
     for (int64_t h = 0; h < kv_heads_; ++h) {
@@ -161,8 +161,8 @@ void GroupedAttention::NormQueriesAndKeys(const LayerContext& c, const GroupedAt
   } else if (c.groups.attn_tp->size() == 1) {
     norm(q_, w.q_norm, tokens, q_width);
     norm(k_, w.k_norm, tokens, kv_width);
-  } else {  // the mean runs over heads that other ranks hold
-    // Copies of one key head count as often as they are held.
+  } else {  // the mean includes heads of other ranks
+    // Replicated key heads are weighted by the number of ranks that hold them.
     const auto scale = [&](Activations& x, int64_t n, float* squares, const Tensor& weight) {
       c.device.ScaleBySquares({.x = x.data(),
                                .m = tokens,

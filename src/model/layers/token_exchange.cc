@@ -5,7 +5,7 @@
 namespace switchyard {
 namespace {
 
-// Of the own rows of `ranks` ranks from `first` on, each of `unit`s: floats or bytes.
+// Element counts of the own rows of `ranks` ranks from `first` on, `unit` floats or bytes per row.
 std::vector<size_t> Counts(const TokenSpread& spread, int first, int ranks, size_t unit) {
   std::vector<size_t> counts(ranks);
   for (int i = 0; i < ranks; ++i) counts[i] = spread.own(first + i).size() * unit;

@@ -1,4 +1,4 @@
-// Rows of all attention groups between the ranks that have them and the ranks that work on all.
+// Exchange of token rows between attention groups for layers that process all groups' tokens.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,17 @@
 
 namespace switchyard {
 
-// `spread` says which rows each rank answers for; `group_rows` [rows of this rank's group, width]
-// and `all_rows` [rows of all groups, width], groups one after the other. Collectives of the world,
-// or of the attention group alone for GatherGroup; every rank of it calls, with no rows too.
+// `spread` partitions the rows over ranks. `group_rows` is [rows of this rank's group, width],
+// `all_rows` is [rows of all groups, width] in order of groups. Collective over the world,
+// GatherGroup over the attention group; every member calls them, even without rows.
 
-// all_rows from the ranks' own rows.
+// Gathers all_rows from the ranks' own rows.
 void GatherWorld(const Mesh& mesh, const RankGroups& groups, const TokenSpread& spread,
                  int64_t width, const float* group_rows, float* all_rows);
-// group_rows, whole on every rank of the group, from the ranks' own ones; in place.
+// Gathers group_rows on every rank of the group from the ranks' own rows; in place.
 void GatherGroup(const Mesh& mesh, const RankGroups& groups, const TokenSpread& spread,
                  int64_t width, float* group_rows);
-// group_rows from the sum over the world of all_rows.
+// Sums all_rows over the world and returns each group's rows in group_rows.
 void ReduceToGroups(const Mesh& mesh, const RankGroups& groups, const TokenSpread& spread,
                     int64_t width, const float* all_rows, float* group_rows);
 

@@ -119,8 +119,8 @@ std::optional<float> CheckpointReader::OptionalScalar(const std::string& name) {
   if (!options_.read_data) return 1.0f;
   const float value = Floats(*t, 0, 1).data<float>()[0];
   if (check_values() && !(std::isfinite(value) && value > 0)) {
-    throw Invalid("{}: tensor \"{}\" is {}; a scale is a positive number; the file is damaged",
-                  t->file, name, value);
+    throw Invalid("{}: tensor \"{}\" is {}; a scale must be positive; the file is damaged", t->file,
+                  name, value);
   }
   return value;
 }
@@ -178,7 +178,7 @@ void RefuseStack(const MatrixRequest& r, const StoredTensor* t) {
 
 namespace {
 
-// W4AFP8 checkpoints call an expert's linears by Mixtral's names here:
+// W4AFP8 checkpoints name the input scales of an expert's linears as Mixtral does:
 // "….experts.3.w1.input_scale".
 std::string OtherInputScale(std::string_view module) {
   constexpr std::pair<std::string_view, std::string_view> kNames[] = {
@@ -232,7 +232,7 @@ WeightView Expand(CheckpointReader& in, const MatrixRequest& r,
                   .k = r.cols.size()};
   const Slabs::Piece piece =
       in.read_data() ? in.slabs().Allocate(row_bytes * view.n) : Slabs::Piece{};
-  // A view that is only checked needs no memory, but has to be defined.
+  // A view that is only checked needs no memory, but must be defined.
   static constexpr uint8_t kNothing = 0;
   view.data = piece.data ? piece.data : &kNothing;
   view.owner = piece.owner;

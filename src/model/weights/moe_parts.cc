@@ -31,8 +31,8 @@ bool HasMxfp4Blocks(const Parts& parts, const std::string& prefix) {
   return parts.names().interleaved_experts && parts.Has(prefix + "gate_up_proj_blocks");
 }
 
-// One expert of gate_up_proj [E, 2 I, H] and down_proj [E, H, I]: gate rows before up rows, or
-// alternating, and then stored as MXFP4 blocks or transposed.
+// One expert of gate_up_proj [E, 2 I, H] and down_proj [E, H, I]. Gate rows precede up rows, or
+// they are interleaved, and then stored as MXFP4 blocks or transposed.
 kernels::ExpertWeights FusedExpert(Parts& parts, const std::string& prefix, int e, Range part) {
   const bool alternate = parts.names().interleaved_experts;
   const bool mxfp4 = HasMxfp4Blocks(parts, prefix);
@@ -64,7 +64,7 @@ kernels::ExpertWeights FusedExpert(Parts& parts, const std::string& prefix, int 
   return {.gate = parts.Matrix(gate), .up = parts.Matrix(up), .down = parts.Matrix(down)};
 }
 
-// gate_up_proj_bias [E, 2 I], alternating; down_proj_bias [E, H], which only the first rank of a
+// gate_up_proj_bias [E, 2 I], interleaved; down_proj_bias [E, H], which only the first rank of a
 // MoE-TP group adds.
 void AddExpertBiases(Parts& parts, const std::string& prefix, std::span<const int32_t> mine,
                      Range part, std::vector<kernels::ExpertWeights>* experts,

@@ -1,9 +1,10 @@
-// `weight` in float8_e4m3 or int8 with scales beside it:
+// Reads `weight` in float8_e4m3 or int8 with separate scales:
 //   weight_scale_inv (DeepSeek) or weight_scale, [ceil(n / 128), ceil(k / 128)]: FP8 blocks;
 //   weight_scale, [n] or [n, 1]: one for each row;
 //   weight_scale, [] or [1]: one for the tensor;
-//   input_scale: one for all inputs, where activations are static.
-// Of Hugging Face's fp8, compressed-tensors' float-quantized and int-quantized, and ModelOpt's FP8.
+//   input_scale: one for all inputs, if activations are static.
+// Used by Hugging Face's fp8, compressed-tensors' float-quantized and int-quantized, and ModelOpt's
+// FP8.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -17,7 +18,7 @@ namespace {
 
 constexpr int64_t kCheckedRows = 1024;  // of one job
 
-// Some checkpoints keep scales in bfloat16; kernels want float32.
+// Some checkpoints store scales in bfloat16; kernels need float32.
 Bytes FloatScales(const StoredTensor& s, const std::string& name, int64_t first, int64_t count) {
   if (s.dtype == DType::kF32) return {s.data + first * sizeof(float), s.owner};
   if (!IsPlain(s.dtype)) {
@@ -105,7 +106,7 @@ void AddRowScales(CheckpointReader& in, const MatrixRequest& r, WeightView* view
   }
 }
 
-// Kernels cannot tell NaN from 480.
+// Defers a check for NaN codes, since kernels decode the NaN code as 480.
 void CheckCodesLater(CheckpointReader& in, const WeightView& v, const StoredTensor& t,
                      const std::string& name) {
   for (int64_t first = 0; first < v.n; first += kCheckedRows) {

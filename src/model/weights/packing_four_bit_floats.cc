@@ -1,4 +1,4 @@
-// e2m1, two to a byte, low nibble first, with scales of blocks along k:
+// Reads e2m1 codes, two per byte, low nibble first, with scales of blocks along k:
 //   MXFP4 of gpt-oss: `name`_blocks uint8 [experts, n, k/32, 16], `name`_scales uint8 (e8m0)
 //     [experts, n, k/32];
 //   MXFP4 of compressed-tensors: weight_packed uint8 [n, k/2], weight_scale uint8 [n, k/32];
@@ -6,7 +6,7 @@
 //     weight_global_scale [1], by which scales are divided;
 //   NVFP4 of ModelOpt: weight uint8 [n, k/2], weight_scale, weight_scale_2 [], by which they are
 //     multiplied.
-// All are the in-memory formats and are used in place.
+// All of them match the in-memory formats and are used in place.
 #include <cstring>
 
 #include "core/error.h"

@@ -19,7 +19,7 @@ Parts OfRanks(const MeshShape& shape, const F& range) {
   return parts;
 }
 
-// Two groups of two ranks: each group has everything that attention needs.
+// Two groups of two ranks: each group holds all attention weights.
 TEST(Shard, AttentionIsSplitOverTheAttentionGroup) {
   const MeshShape shape{.tp = 4, .ep = 4, .dp = 2};
   AttentionConfig attention{.heads = 8, .kv_heads = 2};

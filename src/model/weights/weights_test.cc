@@ -112,7 +112,7 @@ TEST(LoadWeights, PartsOfAllRanksMakeTheWhole) {
   }
 }
 
-// With heads of half the size the same tensors split eight ways.
+// With heads of half the size the same tensors can be sharded eight ways.
 TEST(LoadWeights, EightRanks) {
   for (const std::string name : {"qwen2_moe", "olmoe"}) {
     const auto dir = FixtureDir(name);
@@ -154,7 +154,7 @@ TEST(LoadWeights, RanksMapOnlyTheirShare) {
   EXPECT_EQ(last, total);
   const ModelWeights part = LoadWeights(dir, config, Mesh({4, 4}, 0), {});
   EXPECT_LT(part.bytes_mapped, whole.bytes_mapped / 2);
-  // Views point into the mapping: a rank that has all rows copies no matrix.
+  // Views point into the mapping: a rank with all rows copies no matrix.
   EXPECT_EQ(whole.layers[0].moe.experts[0].gate.stored_k, 64);
   EXPECT_EQ(CheckCheckpoint(dir, config), whole.bytes_mapped);
 }
@@ -188,7 +188,7 @@ TEST(LoadWeights, PackedExpertsAreCountedAsTheyAreStored) {
     EXPECT_GT(bytes(shape, DType::kBF16, false), stored);
     EXPECT_EQ(bytes(shape, DType::kBF16, true), stored);
   }
-  // A slice of 32 columns is not what the GPU can pack.
+  // The GPU cannot pack a slice of 32 columns.
   const MeshShape slices = {.tp = 2, .ep = 1};
   EXPECT_EQ(bytes(slices, DType::kBF16, true), bytes(slices, DType::kBF16, false));
 }

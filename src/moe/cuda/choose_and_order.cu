@@ -1,3 +1,6 @@
+// Fused top-k selection and row ordering for few tokens. One warp selects the experts of one token,
+// kOrderWarps tokens per block. The last block to finish sorts the rows of all tokens by expert: a
+// counting sort in one block (row_order.cuh).
 #include <algorithm>
 
 #include "kernels/cuda/kernel_chain.cuh"
@@ -11,12 +14,12 @@ namespace {
 using order::kOrderThreads;
 using order::kOrderWarps;
 
-// A warp chooses for a token; the block that ends last orders what all have chosen.
+// A warp selects for one token; the last block to finish orders the rows of all tokens.
 template <int kPerLane>
 __global__ void __launch_bounds__(kOrderThreads)
     ChooseAndOrderKernel(const SelectExpertsParams choice, const RowOrderParams order,
                          uint32_t* arrived, int64_t slots, int64_t tiles) {
-  extern __shared__ int shared[];  // scores of a token for each warp, then the order's counts
+  extern __shared__ int shared[];  // scores of one token per warp, then the counts of the sort
   __shared__ bool last;
   WaitForKernelBefore();
   AllowNextKernel();
@@ -25,10 +28,10 @@ __global__ void __launch_bounds__(kOrderThreads)
   float* scores = reinterpret_cast<float*>(shared) + warp * kPerLane * 32;
   if (token < choice.tokens) choice::SelectForToken<kPerLane>(choice, token, scores);
   if (gridDim.x > 1) {
-    // Each thread's writes are seen by whoever sees that this block has arrived.
+    // Makes each thread's writes visible to a block that observes this block's arrival.
     __threadfence();
     __syncthreads();
-    // The count wraps to zero with the last block, for the next call.
+    // atomicInc wraps the counter to zero at the last block, ready for the next call.
     if (threadIdx.x == 0) {
       last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
       __threadfence();

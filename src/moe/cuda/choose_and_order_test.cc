@@ -1,4 +1,4 @@
-// Choice and order in one kernel against the two kernels that it stands for: the same bits.
+// The fused kernel is bit-identical to the two kernels that it replaces.
 #include "moe/cuda/choose_and_order.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 namespace switchyard::cuda {
 namespace {
 
-// What both ways write. Rows of an order that are nobody's stay as they were.
+// Outputs of both paths. Unassigned rows of an order are not written.
 struct Written {
   Written(int64_t slots, int experts, int64_t blocks)
       : logical(slots * 4),

@@ -1,3 +1,7 @@
+// Permute, activation and unpermute kernels of the experts; kThreads threads a block.
+//   CopyRowsKernel, ConvertRowsKernel  a block per dispatched row, or several (GridOf)
+//   ActivateKernel                     a block per row
+//   SumSlotsKernel, AddToTokensKernel  a block per token, or several (GridOf)
 #include "kernels/cuda/grouped_gemm.h"
 #include "kernels/cuda/kernel_chain.cuh"
 #include "moe/cuda/expert_rows.h"
@@ -12,7 +16,7 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxSlots = 16;
 
-// Whether a row of the chunk is no padding.
+// Whether a row of the chunk is valid, not padding.
 __device__ __forceinline__ bool HoldsRow(const RowChunk& chunk, int64_t row) {
   if (!chunk.order.block_groups) return true;
   const int64_t at = chunk.first + row;
@@ -20,7 +24,7 @@ __device__ __forceinline__ bool HoldsRow(const RowChunk& chunk, int64_t row) {
   return expert >= 0 && at - chunk.order.offsets[expert] < chunk.order.counts[expert];
 }
 
-// Rows of the chunk that a dispatched row goes to, for the whole block.
+// Destination rows in the chunk of one dispatched row, shared by the block.
 struct Places {
   int count;
   int rows[kMaxSlots];
@@ -40,7 +44,7 @@ __device__ __forceinline__ void FindPlaces(const SpreadRowsParams& p, int64_t ro
   __syncthreads();
 }
 
-// Row of the block's index among the rows that may exist, −1 where it does not.
+// The dispatched row of this block, −1 if it does not exist.
 __device__ __forceinline__ int64_t DispatchedRow(const RowSegments& in) {
   const auto tokens = static_cast<uint32_t>(in.tokens);
   const uint32_t segment = blockIdx.x / tokens, row = blockIdx.x % tokens;
@@ -48,7 +52,7 @@ __device__ __forceinline__ int64_t DispatchedRow(const RowSegments& in) {
   return segment * in.capacity + row;
 }
 
-// Rows that are computed with as they came.
+// Rows whose input type equals their dispatched type.
 __global__ void __launch_bounds__(kThreads) CopyRowsKernel(const SpreadRowsParams p) {
   __shared__ Places places;
   WaitForKernelBefore();
@@ -94,7 +98,7 @@ __device__ __forceinline__ float4 LoadElements(const SpreadRowsParams& p, const 
   }
 }
 
-// A warp's 128 elements into all places of their row.
+// Stores a warp's 128 elements to all destinations of their row.
 __device__ __forceinline__ void StoreConverted(const SpreadRowsParams& p, const Places& places,
                                                float4 x, int64_t group) {
   const int lane = threadIdx.x % 32;
@@ -117,7 +121,7 @@ __device__ __forceinline__ void StoreConverted(const SpreadRowsParams& p, const 
   }
 }
 
-// A warp converts 128 elements at a time, and loads some groups of them ahead.
+// A warp converts 128 elements at a time and prefetches several groups into registers.
 __global__ void __launch_bounds__(kThreads) ConvertRowsKernel(const SpreadRowsParams p) {
   constexpr int kAtOnce = 4;
   __shared__ Places places;
@@ -146,7 +150,7 @@ __global__ void __launch_bounds__(kThreads) ConvertRowsKernel(const SpreadRowsPa
   }
 }
 
-// x · sigmoid(slope · x). Of bfloat16 input by instructions that are right to a few last bits.
+// x · sigmoid(slope · x). bfloat16 input uses fast intrinsics, accurate to the last few bits.
 template <typename From>
 __device__ __forceinline__ float Swish(float x, float slope) {
   if constexpr (sizeof(From) == 2) return __fdividef(x, 1.0f + __expf(-slope * x));
@@ -169,7 +173,7 @@ __device__ __forceinline__ float4 Activated(const ActivateParams& p, const From*
           SwiGlu<From>(p, gate.z, up.z), SwiGlu<From>(p, gate.w, up.w)};
 }
 
-// A block a row, a warp for kAtOnce groups of 128 elements at a time.
+// One block per row; a warp processes kAtOnce groups of 128 elements at a time.
 template <typename From>
 __global__ void __launch_bounds__(kThreads) ActivateKernel(const ActivateParams p) {
   constexpr int kAtOnce = 2;
@@ -190,7 +194,7 @@ __global__ void __launch_bounds__(kThreads) ActivateKernel(const ActivateParams 
       const bool exists = i < size;
       if (p.to == ElementType::kFp8) {
         const Fp8Four quantized = QuantizeFour(y[j]);
-        if (!exists) continue;  // a group is there as a whole or not at all
+        if (!exists) continue;  // groups are complete or absent
         *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(p.middle) + at) = quantized.codes;
         if (lane == 0) p.scales[g * p.chunk.rows + row] = quantized.scale;
       } else if (exists && p.to == ElementType::kBF16) {
@@ -209,7 +213,7 @@ __device__ __forceinline__ void AddWeighted(float4* sum, float weight, float4 x)
   sum->w = __fadd_rn(sum->w, __fmul_rn(weight, x.w));
 }
 
-// A block a token, or several where there are few.
+// One block per token, or several if there are few tokens.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) SumSlotsKernel(const SumSlotsParams p) {
   __shared__ int rows[kMaxSlots];
@@ -254,7 +258,7 @@ __global__ void __launch_bounds__(kThreads)
   if (i < count) to[i] = from[i] >= 0 ? table[from[i]] : -1;
 }
 
-// A block for each of `rows`; of few rows several, which share each of them.
+// One block per row; with few rows, several blocks per row.
 dim3 GridOf(int64_t rows, int64_t hidden) {
   constexpr int64_t kFewRows = 1024;
   const int64_t parts = rows < kFewRows ? (hidden + kThreads * 4 - 1) / (kThreads * 4) : 1;

@@ -10,8 +10,8 @@
 namespace switchyard::cuda {
 namespace {
 
-// Where an expert gets fewer rows than this on average, the GEMM that reads only the rows there are
-// beats the one that computes whole blocks of 128.
+// Threshold of average rows per expert. Below it, the GEMM that reads only valid rows is faster
+// than the one that computes whole blocks of 128.
 constexpr int64_t kFewRows = 128;
 
 ElementType TypeOf(RowFormat format) {
@@ -19,7 +19,7 @@ ElementType TypeOf(RowFormat format) {
   return format.dtype == DType::kBF16 ? ElementType::kBF16 : ElementType::kF32;
 }
 
-constexpr int64_t kScaleRows = 4;  // what a run of scales is a multiple of
+constexpr int64_t kScaleRows = 4;  // alignment of a column of scales
 
 struct Product {
   const void* a;
@@ -29,10 +29,9 @@ struct Product {
   void* d;
 };
 
-// In front of each product there is a kernel that waits for the one that orders rows, so what
-// groups have is known.
+// Each GEMM follows a kernel that waits for the row-ordering kernel, so group sizes are known.
 
-// Packed weights have one kernel, for chunks of any size.
+// Packed weights have one kernel for chunks of any size.
 void MultiplyPacked(const Product& product, const RowChunk& chunk, int experts,
                     const StreamChain& chain) {
   const DeviceMatrix& b = *product.b;
@@ -110,7 +109,7 @@ void ActivateRows(const DeviceExperts& experts, const ExpertActivation& activati
         "activation of experts");
 }
 
-// Multiply for one expert that has all rows; float32 where `float_output`.
+// As Multiply, for one expert that has all rows; float32 output if `float_output`.
 void MultiplyDense(const ExpertArithmetic& arithmetic, const Product& product, const RowChunk& rows,
                    int64_t tokens, bool float_output, const StreamChain& chain) {
   const DeviceMatrix& b = *product.b;
@@ -174,7 +173,7 @@ void RunDeviceExperts(const DeviceExperts& experts, const ExpertActivation& acti
                       .a = buffers.a.data(),
                       .a_scales = buffers.a_scales.as<float>()},
                      chain),
-          "rows into the order of experts");
+          "permute of rows");
     Multiply(arithmetic,
              {buffers.a.data(), buffers.a_scales.as<float>(), &experts.gate_up,
               experts.gate_up_bias.as<float>(), buffers.gate_up.data()},

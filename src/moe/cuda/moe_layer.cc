@@ -25,8 +25,8 @@ DeviceExperts PlaceExperts(const MoeLayerWeights& weights, CudaMoeRuntime& runti
                                         IsHopper(), runtime.device().options().packs_experts));
 }
 
-// [num_logical] the place of each expert as its rows find it: where they travel, the physical
-// expert; where they do not, the local one of this rank. Empty: the logical expert's own number.
+// [num_logical] the id that each logical expert maps to: the physical expert if rows are exchanged,
+// otherwise the local id on this rank. Empty: the identity.
 std::vector<int32_t> PlacesOf(const ExpertPlacement& placement, const CudaMoeRuntime& runtime) {
   const Mesh& mesh = runtime.mesh();
   const bool stays = !runtime.scatters();
@@ -57,7 +57,7 @@ CudaMoeLayer::CudaMoeLayer(MoeLayerConfig config, const MoeLayerWeights& weights
   CHECK(config_.router.num_groups >= 1 &&
         config_.router.num_experts % config_.router.num_groups == 0);
   if (config_.router.num_groups > kMaxRouterGroups)
-    throw Invalid("{} groups of experts: a GPU takes at most {}", config_.router.num_groups,
+    throw Invalid("num_expert_groups={} exceeds the CUDA limit of {}", config_.router.num_groups,
                   kMaxRouterGroups);
   const int redundant = runtime.options().num_redundant_experts;
   if (config_.placement.num_logical() == 0)
@@ -216,7 +216,7 @@ void CudaMoeLayer::Route(CudaMoeBatch& batch) {
                       .k = config_.hidden},
                      runtime_.chain()),
         "router logits");
-  if (ChoosesWhileOrdering(batch)) return;  // PrePermute does
+  if (ChoosesWhileOrdering(batch)) return;  // PrePermute selects them
   Check(SelectExpertsOnDevice(Choice(batch), runtime_.stream()), "choice of experts");
   KeepRoutedExperts(batch);
 }
@@ -241,13 +241,13 @@ SelectExpertsParams CudaMoeLayer::Choice(const CudaMoeBatch& batch) const {
           .weights = buffers.weights.as<float>()};
 }
 
-// In one kernel, where rows stay and nobody needs the choice before.
+// Fuses selection and ordering if rows are not exchanged and no earlier stage reads the selection.
 bool CudaMoeLayer::ChoosesWhileOrdering(const CudaMoeBatch& batch) const {
   return runtime_.device().options().fused && !batch.exchange && !runtime_.gathers() &&
          batch.round.size() <= kMostTokensToOrder;
 }
 
-// Each rank keeps the tokens that it answers for; Scatter gives them to the others of the group.
+// Each rank stores its own tokens; Scatter all-gathers them over the attention group.
 void CudaMoeLayer::KeepRoutedExperts(CudaMoeBatch& batch) {
   if (!batch.routed_experts) return;
   const int k = config_.router.top_k;
@@ -280,7 +280,7 @@ void CudaMoeLayer::BeginDispatch(CudaMoeBatch& batch) {
   }
 }
 
-// `none` with DP attention: every rank sees the tokens of all.
+// `none` with DP attention: gathers the tokens of all ranks on every rank.
 void CudaMoeLayer::GatherAll(CudaMoeBatch& batch) {
   MoeBuffers& buffers = runtime_.buffers();
   const Mesh& mesh = runtime_.mesh();
@@ -302,8 +302,8 @@ void CudaMoeLayer::GatherAll(CudaMoeBatch& batch) {
         "local experts of all tokens");
 }
 
-// The shared expert needs no row but the own ones: it computes while the others travel, or beside
-// everything from Gather to BeginCombine.
+// The shared expert needs the own rows only. It computes while dispatch is in flight, or
+// concurrently with all stages from Gather to BeginCombine.
 void CudaMoeLayer::EndDispatch(CudaMoeBatch& batch) {
   if (batch.rounds_done == 1) ComputeShared(batch);
   MoeBuffers& buffers = runtime_.buffers();
@@ -403,13 +403,13 @@ void CudaMoeLayer::EndCombine(CudaMoeBatch& batch) {
   if (adds_up) runtime_.groups().ep->ReduceScatterV(sums, y, LaneSizes(batch, config_.hidden));
 }
 
-// `none` with DP attention: a rank has sums of its own experts, of everybody's tokens.
+// `none` with DP attention: a rank has partial sums of its own experts for the tokens of all ranks.
 bool CudaMoeLayer::AddsUpAfterSums() const {
   return runtime_.gathers() && runtime_.mesh().ep() > 1;
 }
 
-// Whether the shared expert's output is a term of the sums. Where they are added up over ranks
-// afterwards it would count more than once: Scatter adds it then.
+// Whether the combine sums include the shared expert's output. If a later reduction over ranks
+// would count it more than once, Scatter adds it instead.
 bool CudaMoeLayer::SumsHaveShared(const CudaMoeBatch& batch) const {
   return shared_ && !AddsUpAfterSums() && !(batch.spreads && runtime_.mesh().moe_tp() > 1);
 }
@@ -417,7 +417,7 @@ TokenAddend CudaMoeLayer::SharedInSums(const CudaMoeBatch& batch) const {
   return SumsHaveShared(batch) ? SharedOutput(batch.round.begin) : TokenAddend{};
 }
 
-// From a token on.
+// Begins at `token`.
 TokenAddend CudaMoeLayer::SharedOutput(int64_t token) const {
   const MoeBuffers& buffers = runtime_.buffers();
   const bool gated = shared_gate_.n > 0;
@@ -425,14 +425,14 @@ TokenAddend CudaMoeLayer::SharedOutput(int64_t token) const {
           .gate = gated ? buffers.shared_gate.as<float>() + token : nullptr};
 }
 
-// Where this batch's shared expert computes beside the other stages; null: it does not. It leaves
-// and comes back in the first round.
+// The branch on which this batch's shared expert overlaps the other stages; null: no overlap. The
+// branch forks and joins in the first round.
 const Branch* CudaMoeLayer::SharedBranch(const CudaMoeBatch& batch) const {
   const bool first = batch.rounds > 0 && batch.rounds_done <= 1;
   return shared_ && batch.own.size() > 0 && first ? runtime_.BranchFor(batch.own.size()) : nullptr;
 }
 
-// Of the own tokens, or of all of them where each rank has a slice of the expert.
+// Computes the own tokens, or all tokens if each rank has a TP slice of the expert.
 void CudaMoeLayer::ComputeShared(CudaMoeBatch& batch) {
   if (!shared_ || batch.own.size() == 0) return;
   MoeBuffers& buffers = runtime_.buffers();
@@ -469,7 +469,7 @@ void CudaMoeLayer::Scatter(CudaMoeBatch& batch) {
             runtime_.stream()),
         "sum with the shared expert");
   if (!batch.spreads) {
-    // Each rank has the part of its experts and of its slices, of the shared expert too.
+    // Each rank has the partial sum of its experts and of its slices, the shared expert's included.
     if (mesh.tp() > 1) groups.tp->AllReduceSum(own_out, batch.own.size() * hidden);
     return;
   }

@@ -11,7 +11,7 @@ namespace {
 
 int64_t RoundUp(int64_t bytes) { return CeilDiv(bytes, 256) * 256; }
 
-// In a batch of one token on each rank, what a rank sends in messages of fixed size.
+// Bytes that a rank sends in fixed-size messages, per token of the longest rank.
 int64_t FixedBytes(const ExchangeConfig& c, const ExchangeLayout& lone) {
   return c.ranks * (lone.row_stride + ReturnsFromRank(c) * lone.combined_bytes);
 }
@@ -27,7 +27,7 @@ ExchangeLayout LoneLayoutOf(const ExchangeConfig& config, int64_t longest) {
 }
 
 NcclSlotPlan NcclPlanOf(const ExchangeConfig& c) {
-  LayoutOf(c);  // for its errors
+  LayoutOf(c);  // validates
   const ExchangeLayout lone = LoneLayoutOf(c, c.max_tokens);
   NcclSlotPlan plan = {};
   plan.fixed_tokens =
@@ -39,7 +39,7 @@ NcclSlotPlan NcclPlanOf(const ExchangeConfig& c) {
   plan.tag_bytes = TagBytes(lone);
 
   const int64_t rows = c.ranks * c.max_tokens;
-  // All returns of the most tokens exactly, or those of few in parts of a fixed size.
+  // Exact returns of the maximum tokens, or fixed-size parts of smaller batches.
   const int64_t returns =
       std::max(c.max_tokens * ReturnsOfToken(c), c.ranks * plan.fixed_tokens * ReturnsFromRank(c));
   const auto add = [&](int64_t bytes) {

@@ -1,5 +1,5 @@
-// Ranks of an exchange in one process, driven by one thread, for tests: each on a GPU of its own,
-// or, where there are fewer GPUs, several on one, whose kernels run beside one another.
+// Ranks of an exchange in one process, driven by one thread, for tests. Each has its own GPU; with
+// fewer GPUs than ranks, several share one and their kernels run concurrently.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 
 namespace switchyard::cuda {
 
-// Lets the current GPU write to all others.
+// Enables peer access from the current GPU to all others.
 inline void ReachAllGpus() {
   int own = 0;
   Check(cudaGetDevice(&own), "current GPU");
@@ -79,7 +79,7 @@ class TestExchangeRanks {
     Check(cudaDeviceSynchronize(), "upload");
   }
 
-  // One rank's calls, enqueued.
+  // Enqueue the calls of one rank.
   void BeginDispatch(int r, int slot, const TestTraffic& traffic) {
     Use(r);
     const Buffers& in = ranks_[r]->slots[slot];
@@ -105,7 +105,7 @@ class TestExchangeRanks {
     exchange(r).EndCombine(slot, ranks_[r]->slots[slot].y.as<float>(), stream(r));
   }
 
-  // A whole batch on all ranks that are active: calls of one kind on all of them, then the next.
+  // Runs a whole batch on all active ranks: one kind of call on all of them, then the next.
   void Run(int slot, const TestTraffic& traffic) {
     const auto all = [&](const auto& call) {
       for (int r = 0; r < config_.ranks; ++r)
@@ -121,11 +121,11 @@ class TestExchangeRanks {
     for (size_t r = 0; r < ranks_.size(); ++r) {
       Use(static_cast<int>(r));
       ranks_[r]->stream.Synchronize();
-      EXPECT_EQ(report(static_cast<int>(r)).failed, 0u) << "rank " << r << " gave up";
+      EXPECT_EQ(report(static_cast<int>(r)).failed, 0u) << "rank " << r << " timed out";
     }
   }
 
-  // After Synchronize: all that has come, byte for byte.
+  // After Synchronize: compares all results bit for bit.
   void CheckAll(int slot, const TestTraffic& traffic) const {
     for (int r = 0; r < config_.ranks; ++r) {
       if (!traffic.Active(r)) continue;
@@ -136,7 +136,7 @@ class TestExchangeRanks {
     }
   }
 
-  // A dispatched row, as far as its format fills it.
+  // A dispatched row, without padding.
   std::vector<std::byte> Row(int r, int slot, int64_t row) const {
     const DispatchedRows& got = ranks_[r]->slots[slot].dispatched;
     Use(r);

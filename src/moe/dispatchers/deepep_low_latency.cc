@@ -31,7 +31,7 @@ DeepEpLowLatency::DeepEpLowLatency(const DispatcherContext& context)
 
 void DeepEpLowLatency::CheckTokens(int64_t tokens) const {
   if (tokens > buffers_.sent.capacity())
-    throw Resource("deepep low_latency: {} tokens on one rank, it takes {} at a time", tokens,
+    throw Resource("deepep low_latency: {} tokens on one rank exceed the capacity of {}", tokens,
                    buffers_.sent.capacity());
 }
 
@@ -71,13 +71,14 @@ void DeepEpLowLatency::ListPlaces(State* state) const {
     if (owner < 0) continue;
     const int64_t expert = owner * local_experts_ + sent.local_ids[output];
     const int32_t i = state->expert_counts[expert]++;
-    // A router names an expert once for a token, so no expert gets more rows than there are tokens.
+    // A router selects an expert at most once per token, so an expert has at most as many rows as
+    // there are tokens.
     CHECK_LT(i, capacity);
     state->places[expert * capacity + i] = {sent.order[output / k_ * ranks + owner], output};
   }
 }
 
-// Counts are written whole in every round, zeros too, so that none of an earlier round is left.
+// Writes all counts in every round, zeros included, so that no count of an earlier round remains.
 void DeepEpLowLatency::SendPlaces(const State& state) {
   const int me = slots_.rank();
   const auto write = [&](int dest, size_t offset, const auto* from, int64_t count) {
@@ -117,8 +118,7 @@ Dispatched DeepEpLowLatency::EndDispatch(DispatchHandle* handle) {
   return in;
 }
 
-// To memory of the batch, where they outlive the slot, and where nothing that a lost rank may still
-// write changes them.
+// Copies to memory of the batch. It outlives the slot, and a lost rank cannot overwrite it.
 void DeepEpLowLatency::ReceivePlaces(State* state) const {
   const int ranks = slots_.ranks();
   const auto* counts =

@@ -27,7 +27,7 @@ DeepEpNormal::DeepEpNormal(const DispatcherContext& context)
 
 void DeepEpNormal::CheckTokens(int64_t tokens) const {
   if (tokens > buffers_.sent.capacity())
-    throw Resource("deepep normal: {} tokens on one rank, its buffers hold {}", tokens,
+    throw Resource("deepep normal: {} tokens on one rank exceed the capacity of {}", tokens,
                    buffers_.sent.capacity());
 }
 
@@ -100,8 +100,7 @@ Dispatched DeepEpNormal::EndDispatch(DispatchHandle* handle) {
   return in;
 }
 
-// To memory of the batch, where they outlive the slot, and where nothing that a lost rank may still
-// write changes them.
+// Copies to memory of the batch. It outlives the slot, and a lost rank cannot overwrite it.
 void DeepEpNormal::ReceiveTags(State* state) const {
   const std::vector<int32_t>& begin = state->sent.begin;
   state->tags.resize(begin.back() * tag_size_);

@@ -1,4 +1,4 @@
-// Exact all-to-all for batches of any size: `--deepep-mode normal`.
+// Exact-size all-to-all for batches of any size: `--deepep-mode normal`.
 #pragma once
 
 #include <vector>
@@ -10,20 +10,20 @@
 
 namespace switchyard {
 
-// Each rank rounds every row once, in its own arena, and tells each rank that needs it the row's
-// token and local experts (tags), and how many there are (SentRows): one wave, nobody waits for
-// counts before rows. Ranks of the same host read the rows where they are.
+// Each rank rounds every row once, into its own arena. It sends every destination rank the row's
+// token index and local expert ids (metadata, "tags") and the number of rows (SentRows). Rows need
+// no prior exchange of counts: one round trip. Ranks of the same host read the rows in place.
 //
-// What returns is one row for each (token, slot), left by the expert's rank at [token, slot] of
-// the source's arena and added up there. Adding up at the expert's rank first would return
-// min(k, P) rows a token instead of k, but then the order of additions, and with it the last bits,
-// would depend on which experts share a rank: --moe-combine-rows rank. Rows a token, of P ranks,
-// with a share 1 / P of them staying where they are: min(k, P) out and k back, in the formats in
-// flight, which outputs are rounded to before they are weighted.
+// Combine returns one row per (token, slot). The expert's rank writes it to [token, slot] of the
+// source's arena, where the rows are summed. Summing on the expert's rank first would return min(k,
+// P) rows per token instead of k. But the reduction order, and with it the last bits, would then
+// depend on which experts share a rank: --moe-combine-rows rank. Rows per token with P ranks, of
+// which a share of 1 / P stays local: min(k, P) dispatched and k combined, in the formats in
+// flight. Outputs are rounded to these before weighting.
 class DeepEpNormal : public Dispatcher {
  public:
   explicit DeepEpNormal(const DispatcherContext& context);
-  // Error kInvalid where a pass would need more rounds than --deepep-normal-long-seq-round.
+  // Error kInvalid if a pass would need more rounds than --deepep-normal-long-seq-round.
   static ExchangeMemory Memory(const MoeOptions& options, const ExchangeShape& shape);
 
   bool scatters() const override { return true; }
@@ -48,7 +48,7 @@ class DeepEpNormal : public Dispatcher {
   // One batch.
   struct State {
     SentRows::Batch sent;
-    std::vector<int32_t> tags;  // [rows received, 1 + k] token at its source, local ids of slots
+    std::vector<int32_t> tags;  // [rows received, 1 + k] token index at its source, local ids
     ReturnedRows::Batch returned;
   };
 
@@ -65,7 +65,7 @@ class DeepEpNormal : public Dispatcher {
   void ReceiveTags(State* state) const;
   // Writes the tags of all tokens for `dest`.
   void WriteTags(const SentRows::Batch& sent, int dest, int32_t* tags) const;
-  // Of the segment of a source.
+  // Offset of the segment of a source.
   size_t TagOffset(int source) const {
     return buffers_.tags + buffers_.sent.SegmentBegin(source) * tag_size_ * sizeof(int32_t);
   }

@@ -12,8 +12,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long a wait sleeps on a flag before it looks at the cell, where it learns that others have
-// given the rank up, or that the rank died between commit and flag.
+// Interval at which a wait on a flag checks the cell, to detect that others have excluded the rank,
+// or that it died between commit and flag.
 constexpr milliseconds kLook(10);
 
 double Seconds(milliseconds time) { return std::chrono::duration<double>(time).count(); }
@@ -32,9 +32,8 @@ ElasticRanks::ElasticRanks(RankComm& comm, milliseconds timeout)
   for (const int peer : peers_)
     if (!memory_.Mapped(peer))
       throw Invalid(
-          "--moe-a2a-backend mooncake: rank {} is on another host, and only ranks that share "
-          "memory "
-          "can be outlived; want deepep",
+          "--moe-a2a-backend mooncake: rank {} is on another host; the backend supports ranks that "
+          "share memory only, want deepep",
           peer);
 }
 
@@ -62,10 +61,10 @@ ElasticRanks::Outcome ElasticRanks::Close(int ep_rank, uint64_t number) {
 void ElasticRanks::CheckOwn() const {
   if (std::atomic_ref(*CellOf(rank_)).load() & kClosed)
     throw Error(ErrorKind::kPeer,
-                fmt::format("rank {} was given up by the other ranks after {} stages of the MoE "
-                            "exchange: they did not hear of it for {:g} s (--elastic-ep-timeout)",
+                fmt::format("rank {} was excluded by the other ranks after {} stages of the MoE "
+                            "exchange: no progress for {:g} s (--elastic-ep-timeout)",
                             peers_[rank_], committed_, Seconds(timeout_)),
-                "start it again");
+                "restart it");
 }
 
 uint64_t ElasticRanks::Commit() {
@@ -93,8 +92,8 @@ void ElasticRanks::Mask(int ep_rank, const char* what) {
   mask_[ep_rank] = 0;
   all_active_ = false;
   LOG_WARNING(
-      "rank {} goes on without rank {} and its experts: it did not end {} in {:g} s; {} of {} EP "
-      "ranks are left",
+      "rank {} continues without rank {} and its experts: it did not end {} in {:g} s; {} of {} EP "
+      "ranks are active",
       peers_[rank_], peers_[ep_rank], what, Seconds(timeout_), std::ranges::count(mask_, 1),
       mask_.size());
 }

@@ -70,7 +70,7 @@ class Mooncake : public Dispatcher {
 
 DispatcherBackend MooncakeBackend() {
   DispatcherBackend backend =
-      BackendOf<Dispatcher, Mooncake>("deepep that goes on without ranks that are lost");
+      BackendOf<Dispatcher, Mooncake>("deepep that continues without lost ranks");
   backend.combines_by_rank = true;
   return backend;
 }

@@ -69,7 +69,7 @@ void ReturnedRows::Prepare(ExchangeSlots& slots, const SentRows& rows, const Sen
   batch->prepared = true;
 }
 
-// In float32, slots ascending; then rounded once more, to travel.
+// Sums in float32, slots ascending, then rounds once more to the format in flight.
 void ReturnedRows::AddUp(ExchangeSlots& slots, const SentRows& rows, const SentRows::Batch& sent,
                          Batch* batch, ThreadPool& pool) const {
   const auto add_up = [&](int64_t begin, int64_t end) {

@@ -1,5 +1,5 @@
-// The second half of the all-to-alls that push: outputs land at [token, slot] of the source's
-// buffer, or at [rank, token] what a rank's outputs add up to.
+// Combine of the push-based all-to-alls: outputs are written to [token, slot] of the source's
+// buffer, or partial sums to [rank, token].
 #pragma once
 
 #include <cstddef>
@@ -17,52 +17,53 @@
 
 namespace switchyard {
 
-// Place of slot j of token t among the outputs [tokens, k].
+// Index of slot j of token t in the outputs [tokens, k].
 inline int32_t OutputPlace(int64_t t, int j, int k) { return static_cast<int32_t>(t * k + j); }
 
-// Outputs of this rank's experts for its own tokens, where they are not moved.
+// Outputs of this rank's experts for its own tokens, if they are not moved.
 struct OwnOutputs {
-  const float* rows = nullptr;   // the runner's
-  std::vector<int32_t> row_for;  // [tokens, k] by output place, −1: none of this rank
+  const float* rows = nullptr;   // runner outputs
+  std::vector<int32_t> row_for;  // [tokens, k] row of each output, −1: none of this rank
 };
 
-// y[t] = Σ_j weight[t, j] · output [t, j] over the slots that have an expert on a rank that takes
-// part. `outputs` [tokens, k, H]: what ranks have written.
+// y[t] = Σ_j weight[t, j] · output [t, j] over the slots whose expert is on an active rank.
+// `outputs` [tokens, k, H]: written by the experts' ranks.
 void SumReturnedRows(const TopK& topk, const ExpertMap& experts, const ExchangeSlots& slots,
                      DType dtype, int64_t hidden, const std::byte* outputs, ThreadPool& pool,
                      float* y);
 
-// A part of a slot's payload, of both modes of deepep. The runner leaves its outputs where they are
-// to be: at their source (kSlot), or, to be added up here first, in memory of the batch (kRank).
+// A part of a slot's payload in both modes of deepep. The runner writes its outputs to their
+// destinations: at their source (kSlot), or in memory of the batch, to be summed here first
+// (kRank).
 class ReturnedRows {
  public:
-  // Which of the received rows, and which slot of its token, an output is for.
+  // The received row, and the slot of its token, that an output belongs to.
   struct Target {
-    int32_t row = -1;  // −1: none, it lies in a gap
+    int32_t row = -1;  // −1: none, a gap row
     int32_t slot = 0;
   };
   // One batch.
   struct Batch {
-    std::vector<Target> targets;          // of the runner's outputs, [num_rows]
-    std::vector<std::byte*> places;       // where they are left, [num_rows]
-    bool left = false, prepared = false;  // Places, Prepare were called
+    std::vector<Target> targets;          // of the runner outputs, [num_rows]
+    std::vector<std::byte*> places;       // their destinations, [num_rows]
+    bool left = false, prepared = false;  // Places and Prepare were called
     std::vector<std::byte*> arenas;       // kSlot: [P] outputs of each source
     // kRank
     Scratch<std::byte> outputs;      // [num_rows, H]
     std::vector<int32_t> output_of;  // [received rows, k] by slot, or −1
   };
 
-  // Takes its buffer, for at most `capacity` tokens of one rank, from the plan.
+  // Allocates its buffer, for at most `capacity` tokens of one rank, in the plan.
   ReturnedRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan);
 
-  // After the mode has filled batch->targets: where the runner is to leave its outputs.
+  // After the mode has filled batch->targets: the destinations of the runner's outputs.
   std::span<std::byte* const> Places(const ExchangeSlots& slots, const SentRows::Batch& sent,
                                      Batch* batch) const;
-  // After the runner: brings what it left as float32 to its place, adds up what is to be added up,
-  // and says what was written; a flag has to follow.
+  // After the runner: rounds float32 outputs to their destinations, computes partial sums if
+  // combined by rank, and registers the writes; a flag must follow.
   void Prepare(ExchangeSlots& slots, const SentRows& rows, const SentRows::Batch& sent,
                const ExpertRows& experts, Batch* batch, ThreadPool& pool) const;
-  // After that flag.
+  // After that flag: the weighted sums.
   void Sum(const ExchangeSlots& slots, const SentRows::Batch& sent, const TopK& topk,
            const ExpertMap& experts, Batch* batch, ThreadPool& pool, float* y) const;
 
@@ -71,7 +72,7 @@ class ReturnedRows {
              ThreadPool& pool) const;
   void SayWhatWasWritten(ExchangeSlots& slots, const SentRows::Batch& sent,
                          const Batch& batch) const;
-  // kSlot: of slot j of token t; kRank: of what `rank` adds up for it. At the token's rank.
+  // Offsets at the token's rank. kSlot: of slot j of token t; kRank: of the partial sum of `rank`.
   size_t OutputOffset(int64_t t, int j) const {
     return outputs_ + OutputPlace(t, j, k_) * row_bytes_;
   }

@@ -37,7 +37,7 @@ void WriteInto(const fs::path& part, const fs::path& from) {
 
 fs::path ExportFinal(const fs::path& output) {
   const std::optional<fs::path> last = LatestCheckpoint(output);
-  if (!last) throw NotFound("--output {}: holds no checkpoint to export", output.string());
+  if (!last) throw NotFound("--output {}: no checkpoint to export", output.string());
   const fs::path part = output / ".final.part";
   fs::path dir = output / "final";
   std::error_code ignored;

@@ -10,8 +10,8 @@
 namespace switchyard::train {
 namespace {
 
-// Rows of scores become probabilities of the keys that each row sees, from `key` on; its others
-// become zero.
+// Turns rows of scores into probabilities of the visible keys, starting at key `key`; entries of
+// other keys become zero.
 template <typename T>
 void MakeProbabilities(const AttentionShape<T>& shape, int64_t row, int64_t rows, int64_t key,
                        int64_t count, T* s, int64_t stride, T* log_sums) {
@@ -42,7 +42,8 @@ void ForwardHead(const AttentionShape<T>& shape, int64_t n, Rows<const T> q, Row
   TakeAlong(form, v.data, v.row, n, dim, values, across);
   for (int64_t row = 0; row < n; row += kQueries) {
     const int64_t rows = std::min(kQueries, n - row);
-    // Even, as parts of pairs begin: a row may find one key in it that it does not see.
+    // Rounded down to an even key, because pairs start there. A row may thus include one key that
+    // it does not see, with probability zero.
     const int64_t key = Seen(shape, row).first / 2 * 2, count = row + rows - key;
     TakeRows(form, q.data + row * q.row, q.row, rows, shape.qk_dim, queries);
     MultiplyPrepared<T>(form, {.a = queries,

@@ -1,4 +1,4 @@
-// The backward pass of attention, in blocks of rows by keys.
+// Backward pass of attention, in blocks of kBlock rows × kBlock keys.
 #include <algorithm>
 
 #include "train/layers/attention.h"
@@ -9,26 +9,26 @@
 namespace switchyard::train {
 namespace {
 
-constexpr int64_t kBlock = 128;                // rows and keys
+constexpr int64_t kBlock = 128;                // rows and keys of a block
 constexpr int64_t kBlockStride = kBlock + 16;  // an odd number of cache lines
 
-// One query head of a sequence, packed. What ends in _on is for products along the rows.
+// One query head of a sequence, packed. Operands with suffix _on are for products along the rows.
 template <typename T>
 struct BackwardHead {
   const AttentionShape<T>& shape;
   OperandForm form;
-  int64_t n, stride;  // rows; of keys and values that are turned over
+  int64_t n, stride;  // rows; row stride of the transposed keys and values
   const T *queries, *douts, *keys_turned, *values_turned;
   const T *keys_on, *queries_on, *douts_on;
   const T *log_sums, *along;
-  // [kBlock, kBlockStride]: probabilities and gradients of scores as they are made, and as the
-  // products take them, which is the same where nothing is rounded.
+  // [kBlock, kBlockStride]: probabilities and gradients of scores as computed, and as packed for
+  // the products; both are the same buffer if nothing is rounded.
   T *p, *ds, *p_on, *ds_on, *ds_rows;
   T *dkeys, *dvalues;
   Rows<T> dq;
 };
 
-// Rows [i, i + m) of a block as the products take them.
+// Packs rows [i, i + m) of a block for the products.
 template <typename T>
 void TakeBlockRows(const BackwardHead<T>& h, int64_t i, int64_t m, int64_t keys) {
   if (h.form == OperandForm::kPlain) return;
@@ -41,8 +41,8 @@ void TakeBlockRows(const BackwardHead<T>& h, int64_t i, int64_t m, int64_t keys)
   }
 }
 
-// Probabilities and gradients of q · k, before the scale: rows from `row` on by keys from
-// `key` on. Where no row sees a key both are zero.
+// Computes probabilities and gradients of q · k, before the scale, for rows from `row` and keys
+// from `key`. Both are zero for keys that a row does not see.
 template <typename T>
 void MakeBlock(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t key, int64_t keys) {
   for (int64_t i = 0; i < rows; i += kQueries) {
@@ -81,7 +81,7 @@ void MakeBlock(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t key,
   }
 }
 
-// dq of the rows += dS · K; on the diagonal rows see the keys up to their own.
+// dq of the rows += dS · K. In diagonal blocks each row sees only the keys up to itself.
 template <typename T>
 void AddToQueries(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t key, int64_t keys,
                   bool accumulate) {
@@ -102,7 +102,7 @@ void AddToQueries(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t k
   }
 }
 
-// dk += dSᵀ · Q and dv += Pᵀ · dout; on the diagonal keys are seen by the rows from their own on.
+// dk += dSᵀ · Q and dv += Pᵀ · dout. In diagonal blocks only the rows from a key on see it.
 template <typename T>
 void AddToKeys(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t key, int64_t keys) {
   const int64_t strip = row == key ? kStrip : keys;
@@ -147,7 +147,7 @@ struct HeadTensors {
   HeadRows<T> dq, dk, dv;
 };
 
-// For products along the rows: what is packed for the others serves where nothing is rounded.
+// Packs `in` for products along the rows. If nothing is rounded, reuses the packed `plain`.
 template <typename T>
 const T* TakenAlong(OperandForm form, Rows<const T> in, int64_t n, int64_t d, const T* plain,
                     std::vector<T>& memory) {
@@ -158,7 +158,7 @@ const T* TakenAlong(OperandForm form, Rows<const T> in, int64_t n, int64_t d, co
   return out;
 }
 
-// A key head of a sequence: its query heads add to its gradients one after the other.
+// One key head of a sequence: its query heads add to its gradients sequentially.
 template <typename T>
 void BackwardGroup(const AttentionShape<T>& shape, const HeadTensors<T>& t, int64_t g,
                    int64_t begin, int64_t n, const T* log_sums, int64_t all_rows) {

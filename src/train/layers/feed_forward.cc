@@ -7,7 +7,7 @@
 namespace switchyard::train {
 namespace {
 
-// Each product of all networks at once, shared out among the threads.
+// Each product runs for all networks at once, distributed over the threads.
 template <typename T>
 void ForwardProducts(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
                      const T* x, FeedForwardState<T>* state, T* out, ThreadPool& pool) {
@@ -34,7 +34,7 @@ void ForwardProducts(std::span<const FeedForward<T>> networks, std::span<const i
   Project<T>(parts, pool);
 }
 
-// The state's gate and up hold their gradients afterwards.
+// Afterwards the state's gate and up hold their gradients.
 template <typename T>
 void BackwardProducts(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
                       const T* x, FeedForwardState<T>* state, const T* dout, T* dx, bool accumulate,

@@ -10,11 +10,11 @@
 namespace switchyard::train {
 namespace {
 
-constexpr int64_t kRows = 96;                // of a tile: a multiple of a register tile's six, even
-constexpr int64_t kMostWeights = 96 * 1024;  // of a network: 384 KB of their gradients
-constexpr int64_t kNetworksForEachThread = 2;  // they have different numbers of rows
+constexpr int64_t kRows = 96;  // of a tile: even, and a multiple of the register tile's six rows
+constexpr int64_t kMostWeights = 96 * 1024;    // of a network: 384 KB of gradients
+constexpr int64_t kNetworksForEachThread = 2;  // load balance: networks have unequal row counts
 
-// Memory of a task, cut into arrays.
+// Bump allocator for the arrays of a task.
 template <typename T>
 class Arrays {
  public:
@@ -30,7 +30,7 @@ class Arrays {
   T* next_;
 };
 
-// The shape that all networks have, and where their packed weights lie.
+// The common shape of all networks, and their packed weights.
 template <typename T>
 struct Networks {
   OperandForm form;
@@ -39,14 +39,14 @@ struct Networks {
   T* packed;
 
   const T* Matrix(size_t e, int i) const { return packed + (3 * e + i) * panels; }
-  // Of a tile as the products take it: by rows and along them, the larger.
+  // Elements of a packed tile: the larger of the packings by rows and along the rows.
   int64_t Operand(int64_t d) const {
     const int64_t rows = kRows * Inner(form, d), along = Inner(form, kRows) * AcrossStride(form, d);
     return std::max(rows, along);
   }
 };
 
-// Matrices of all networks in panels: forward as W · x wants them, backward as dy · W.
+// Packs the matrices of all networks into panels: forward for W · x, backward for dy · W.
 template <typename T>
 Networks<T> Pack(std::span<const FeedForward<T>> all, bool forward, Temporary<T>* room,
                  ThreadPool& pool) {
@@ -72,7 +72,7 @@ int64_t PackedSize(std::span<const FeedForward<T>> all) {  // in any form
          kLineFloats;
 }
 
-// Rows [row, row + m): where they lie, or in `room`.
+// Rows [row, row + m): in place if dense, otherwise gathered into `room`.
 template <typename T>
 const T* RowsAt(const TileRows<T>& rows, int64_t row, int64_t m, int64_t width, T* room) {
   if (rows.dense != nullptr) return rows.dense + row * width;
@@ -80,7 +80,7 @@ const T* RowsAt(const TileRows<T>& rows, int64_t row, int64_t m, int64_t width, 
   return room;
 }
 
-// A tile on its way back, and the memory it is worked in.
+// Arguments of a tile in the backward pass, and its workspace.
 template <typename T>
 struct Tile {
   const TileRows<T>&x, &dout;  // [., H]
@@ -164,7 +164,7 @@ void BackwardTiles(std::span<const FeedForward<T>> networks, std::span<const int
   Temporary<T> room(PackedSize(networks));
   const Networks<T> n = Pack(networks, false, &room, pool);
   const int64_t h = n.hidden, w = n.width;
-  // A network is one task: gradients of its weights are added tile after tile.
+  // A network is one task, because its weight gradients are accumulated tile by tile.
   pool.Run(std::ssize(networks), [&](int64_t e) {
     if (offsets[e] == offsets[e + 1]) return;
     Arrays<T> arrays(kRows * h + 4 * kRows * w + 2 * (n.Operand(h) + n.Operand(w)));

@@ -12,16 +12,16 @@
 namespace switchyard::train {
 namespace {
 
-constexpr int64_t kBlock = 256;  // rows whose logits are held
+constexpr int64_t kBlock = 256;  // rows of a block of logits
 
-// What a row's softmax over the whole vocabulary needs of a part of it.
+// Partial softmax statistics of a row over one part of the vocabulary.
 template <typename T>
 struct RowSum {
-  T largest = 0, sum = 0;  // logit; of e^(logit - largest)
-  T wanted = 0;            // the target's logit, on the rank that has it
+  T largest = 0, sum = 0;  // maximum logit; sum of e^(logit - largest)
+  T wanted = 0;            // the target's logit, on the rank that holds it
 };
 
-// Of row i over the ranks whose parts are in `every` [ranks, m], in rank order.
+// Combines row i over the ranks, whose parts are in `every` [ranks, m], in rank order.
 template <typename T>
 RowSum<T> Join(const std::vector<RowSum<T>>& every, int64_t ranks, int64_t m, int64_t i) {
   RowSum<T> all = every[i];
@@ -43,7 +43,7 @@ double HeadLoss<T>::Run(const T* x, std::span<const int32_t> targets, T scale, T
                         ThreadPool& pool) const {
   const int64_t vocab = head.n, hidden = head.k, first_id = head.weight->slice.begin;
   const Share mine = tp.Mine(std::ssize(targets));
-  // Rows without a target are left out of the products.
+  // Rows without a target are omitted from the products.
   std::vector<int32_t> rows;
   for (size_t t = 0; t < targets.size(); ++t)
     if (targets[t] != Batch::kIgnored) rows.push_back(static_cast<int32_t>(t));
@@ -61,7 +61,7 @@ double HeadLoss<T>::Run(const T* x, std::span<const int32_t> targets, T scale, T
     Project<T>({&projection, 1}, pool);
     parts.assign(m, {});
     every.resize(tp.size() * m);
-    // Of this rank's part of the vocabulary, or -1.
+    // Index of the target in this rank's part of the vocabulary, or -1.
     const auto target_of = [&](int64_t i) {
       const int64_t id = targets[rows[begin + i]] - first_id;
       return id >= 0 && id < vocab ? id : -1;

@@ -8,7 +8,8 @@
 namespace switchyard::train {
 namespace {
 
-// Of the norms inside MLA, whatever rms_norm_eps says: as in model/layers/latent_attention.cc.
+// Epsilon of the norms inside MLA, independent of rms_norm_eps: as in
+// model/layers/latent_attention.cc.
 constexpr double kLatentNormEps = 1e-6;
 
 template <typename T>
@@ -37,7 +38,7 @@ class LatentAttention : public AttentionLayer<T> {
     const auto norm = [&](const std::string& name, int64_t n) {
       return parts.parameters.Add(parts.prefix + name + ".weight", {n});
     };
-    // What makes the latents is whole on every rank, which works it out for its heads' gradients.
+    // Every rank computes the whole latents; the gradient is that of the rank's heads only.
     const int64_t hidden = parts.config.hidden, q_lora = config_.q_lora_rank;
     const int64_t all = config_.heads;
     const Cut q = Cut::Outputs(parts.tp, all, qk_);
@@ -123,7 +124,7 @@ class LatentAttention : public AttentionLayer<T> {
   }
 
  private:
-  // k [m, heads, nope + rope]: each head's own part, then the one rotated part that all share.
+  // k [m, heads, nope + rope]: each head's own part, then the rotated part that all heads share.
   void MakeKeys(const RowLayout& rows, AttentionState<T>* s, ThreadPool& pool) {
     const int64_t m = rows.rows();
     s->k.resize(m * heads_ * qk_);
@@ -140,7 +141,7 @@ class LatentAttention : public AttentionLayer<T> {
     Rope(RopeOf(rows), s->k.data(), false, pool);
   }
 
-  // The reverse: dk's own parts into dkv, the sum over heads of the shared ones into dlatent.
+  // The reverse: dk's own parts go into dkv, the sum over heads of the shared parts into dlatent.
   void TakeKeys(const RowLayout& rows, Temporary<T>& dk, Temporary<T>* dkv, Temporary<T>* dlatent,
                 ThreadPool& pool) {
     Rope(RopeOf(rows), dk.data(), true, pool);
@@ -160,7 +161,7 @@ class LatentAttention : public AttentionLayer<T> {
   NormShape<T> NormOf(int64_t m, int64_t n, int64_t ld) const {
     return {.m = m, .n = n, .ldx = ld, .eps = static_cast<T>(kLatentNormEps)};
   }
-  RopeShape<T> RopeOf(const RowLayout& rows) const {  // of [m, heads, nope + rope]
+  RopeShape<T> RopeOf(const RowLayout& rows) const {  // for [m, heads, nope + rope]
     return {.m = rows.rows(),
             .heads = heads_,
             .row = heads_ * qk_,
@@ -189,7 +190,7 @@ class LatentAttention : public AttentionLayer<T> {
   const float* cos_sin_;
   const int64_t nope_, rope_, qk_, value_, lora_, heads_;  // heads_: of this rank
   const AttentionShape<T> shape_;
-  Linear<T> q_a_, q_, kv_a_, kv_b_, o_;  // q_: q_b_proj where there is a q_a
+  Linear<T> q_a_, q_, kv_a_, kv_b_, o_;  // q_: q_b_proj if there is a q_a
   Parameter<T>*q_a_norm_ = nullptr, *kv_a_norm_ = nullptr;
 };
 

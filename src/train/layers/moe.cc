@@ -153,7 +153,7 @@ void MoeLayer<T>::EndCombineGradient(MoeState<T>* s, ThreadPool& pool) {
 template <typename T>
 void MoeLayer<T>::RunExpertsGradient(MoeState<T>* s, ThreadPool& pool) {
   if (Gathers(pool)) {
-    // Outputs are read by their weights' gradients, tile by tile, before dx takes their place.
+    // The weights' gradients read the outputs, tile by tile, before dx overwrites them.
     return BackwardTiles<T>(experts_, s->offsets, TokenRows(*s), &s->experts, OutputGradients(s),
                             s->outputs.data(), false, pool);
   }

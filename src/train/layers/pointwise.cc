@@ -11,18 +11,18 @@
 namespace switchyard::train {
 namespace {
 
-// Pieces of fewer elements stay whole.
+// Ranges with fewer elements are not split.
 constexpr int64_t kGrain = 16384;
 
 int64_t RowGrain(int64_t n) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(n, 1)); }
 
-// Null for float64 and where there are no vectors.
+// Null for float64 and for the reference instruction set.
 template <typename T>
 const Leaves* LeavesOf() {
   return std::is_same_v<T, float> ? ActiveLeaves() : nullptr;
 }
 
-// In lanes, so that the compiler may use vectors, which are the same for all instruction sets.
+// Sixteen partial sums that the compiler can vectorize, the same for all instruction sets.
 template <typename T>
 T DotInLanes(const T* a, const T* b, int64_t n) {
   T sum[16] = {};
@@ -43,7 +43,7 @@ T InverseRoot(const T* x, int64_t n, T eps) {
 // Σ a · b · c
 template <typename T>
 T DotOfThree(const T* a, const T* b, const T* c, int64_t n) {
-  constexpr int kLanes = 16;  // so that the compiler may use vectors
+  constexpr int kLanes = 16;  // so that the compiler can vectorize
   T sum[kLanes] = {};
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes)
@@ -100,7 +100,7 @@ void RmsNormGradient(const NormShape<T>& s, const T* x, const T* weight, const T
       }
     }
   });
-  // By columns, each down all rows.
+  // Parallel over columns, each summed over all rows in order.
   const int64_t pieces = (s.n + kFewColumns - 1) / kFewColumns;
   pool.RunRanges(
       pieces, std::max<int64_t>(1, RowGrain(s.m) / kFewColumns), [&](int64_t from, int64_t to) {
@@ -124,8 +124,7 @@ namespace {
 
 constexpr int64_t kMostRotary = 256;
 
-// Pairs that lie side by side. A row's cosines and sines are spread over its pairs once for all
-// heads.
+// Interleaved pairs. A row's cosines and sines are expanded to pairs once for all heads.
 void RopeOfPairs(const RopeShape<float>& s, float* x, bool backward, const Leaves& leaves,
                  ThreadPool& pool) {
   const int64_t half = s.rotary_dim / 2;
@@ -220,7 +219,7 @@ template <typename T>
 void EmbedGradient(std::span<const int32_t> ids, const T* dout, int64_t width, T* dtable,
                    ThreadPool& pool) {
   const auto m = static_cast<int64_t>(ids.size());
-  // By columns: a token may come more than once.
+  // Parallel over columns, because a token may occur more than once.
   pool.RunRanges(width, std::max<int64_t>(64, RowGrain(m)), [&](int64_t begin, int64_t end) {
     for (int64_t t = 0; t < m; ++t) {
       T* row = dtable + ids[t] * width;

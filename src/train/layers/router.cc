@@ -11,7 +11,7 @@ namespace {
 
 using Scoring = RouterConfig::Scoring;
 
-constexpr double kTiny = 1e-20;  // sigmoids may all be zero: as in moe/router.cc
+constexpr double kTiny = 1e-20;  // all sigmoids may underflow to zero: as in moe/router.cc
 
 template <typename T>
 T LogSum(const T* x, int64_t n) {
@@ -39,7 +39,7 @@ void Scores(Scoring scoring, const T* logits, int64_t n, T* scores) {
   for (int64_t e = 0; e < n; ++e) scores[e] = std::exp(logits[e] - log_sum);
 }
 
-// Of one token; slots without an expert weigh nothing.
+// Weights of one token; slots without an expert get weight 0.
 template <typename T>
 void Weights(const RouterConfig& c, const T* logits, const T* scores, const int32_t* ids,
              T* weights) {
@@ -63,16 +63,16 @@ void Weights(const RouterConfig& c, const T* logits, const T* scores, const int3
   for (int j = 0; j < c.top_k; ++j) weights[j] *= static_cast<T>(c.routed_scaling_factor);
 }
 
-// One token on the way back.
+// Inputs of the backward pass for one token.
 template <typename T>
 struct Routed {
   const T *logits, *scores;  // [E]
   const int32_t* ids;        // [k]
   const T *weights, *dweights;
-  const T* dp;  // [E] of the balance losses over p; null: none
+  const T* dp;  // [E] gradient of the balance losses over p; null: none
 };
 
-// Σ dw · w: what every weight loses where they are divided by their sum.
+// Σ dw · w: the normalization term in the gradient of every weight.
 template <typename T>
 T Along(const RouterConfig& c, const Routed<T>& t) {
   T sum = 0;
@@ -80,7 +80,7 @@ T Along(const RouterConfig& c, const Routed<T>& t) {
   return sum;
 }
 
-// Of weights that are the softmax of the chosen logits.
+// Gradient for weights that are the softmax of the chosen logits.
 template <typename T>
 void AddTopKSoftmaxGradient(const RouterConfig& c, const Routed<T>& t, T* dlogits) {
   const T along = Along(c, t) / static_cast<T>(c.routed_scaling_factor);
@@ -88,7 +88,7 @@ void AddTopKSoftmaxGradient(const RouterConfig& c, const Routed<T>& t, T* dlogit
     if (t.ids[j] >= 0) dlogits[t.ids[j]] += t.weights[j] * (t.dweights[j] - along);
 }
 
-// dscores [E]: through the weights of the chosen, and through p.
+// dscores [E]: through the weights of the chosen experts, and through p.
 template <typename T>
 void ScoreGradient(const RouterConfig& c, const Routed<T>& t, T* dscores) {
   std::fill_n(dscores, c.num_experts, T{0});
@@ -127,7 +127,7 @@ template <typename T>
 Router<T>::Router(const RouterConfig& config, int64_t hidden, const std::string& name,
                   bool selection_bias, ParameterSet<T>& set)
     : config_(config), linear_(Linear<T>::Make(set, name, config.num_experts, hidden)) {
-  linear_.dtype = ProductDtype::kFloat32;  // rounded logits would choose other experts
+  linear_.dtype = ProductDtype::kFloat32;  // rounded logits would change the expert choice
   if (!selection_bias) return;
   bias_ = set.Add(name + ".e_score_correction_bias", {config.num_experts});
   bias_->gradient.clear();
@@ -162,8 +162,8 @@ void Router<T>::Forward(const T* x, int64_t m, RouterState<T>* s, ThreadPool& po
   s->dz.clear();
 }
 
-// [sequences, E] how many tokens of each sequence take each expert; its tokens may lie on several
-// ranks.
+// [sequences, E] number of tokens of each sequence that choose each expert. The tokens of a
+// sequence may be on several ranks.
 template <typename T>
 std::vector<float> Router<T>::SequenceLoads(const RowLayout& rows, const TensorGroup& tp,
                                             const RouterState<T>& s) const {

@@ -17,7 +17,7 @@ void RoundAll(float* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] = RoundedToBFloat16(x[i]);
 }
 
-// Pairs of neighbours of each row, before they are turned over; grows and is kept.
+// Thread-local buffer for the pairs of each row, before the transpose; grows and is reused.
 float* Scratch(int64_t count) {
   static thread_local std::vector<float> memory;
   if (static_cast<int64_t>(memory.size()) < count) memory.resize(count);

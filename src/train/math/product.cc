@@ -15,17 +15,17 @@
 namespace switchyard::train {
 namespace {
 
-// Tiles of C that are one task: big enough that reading A and B is paid back.
+// Tile of C of one task: large enough to amortize the reads of A and B.
 constexpr int64_t kTileRows = 96, kTileColumns = 256;
-// Below so many multiply-adds waking another thread costs more than it brings.
+// With fewer multiply-adds, waking another thread costs more than it saves.
 constexpr int64_t kFewOperations = 1 << 17;
-constexpr int64_t kBadStride = 128;  // floats; multiples of it fall into few sets of a cache
+constexpr int64_t kBadStride = 128;  // floats; multiples of it map to few cache sets
 struct TileAt {
   size_t product;
   int64_t i, j;
 };
 
-// Memory of a thread that grows and is kept.
+// Thread-local buffer that grows and is reused.
 template <typename T>
 T* Scratch(int64_t count) {
   static thread_local std::vector<T> memory;
@@ -50,7 +50,7 @@ void MultiplyPlain(const Product<T>& p) {
   }
 }
 
-// B with its rows contiguous: as it is stored, or turned over in scratch.
+// B with contiguous rows: in place, or transposed into the scratch buffer.
 const float* RowsOfB(const Product<float>& p, const Leaves& leaves, int64_t* row) {
   if (p.b_col == 1) {
     *row = p.b_row;
@@ -71,7 +71,7 @@ void ScaleResult(const Product<T>& p) {
     for (int64_t j = 0; j < p.n; ++j) p.c[i * p.ldc + j] *= p.scale;
 }
 
-// Of operands that were rounded to bfloat16: without the instruction the same bits.
+// Products of operands rounded to bfloat16 flush subnormals, to have the bits of the instruction.
 template <typename T>
 bool FlushesSmall(const Product<T>& p) {
   return std::is_same_v<T, float> && p.dtype == ProductDtype::kBFloat16;
@@ -112,11 +112,11 @@ Product<T> Part(Product<T> p, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
   return p;
 }
 
-// B in panels of kPanel columns, one after the other: [panels][k][kPanel], the last filled up with
-// zeros: a tile of C then reads one run of memory, whatever the strides of B. Where C has fewer
-// rows than B, and B's rows are contiguous, copying it would cost more than it brings.
+// B in consecutive panels of kPanel columns: [panels][k][kPanel], the last one zero-padded. A tile
+// of C then reads contiguous memory, whatever the strides of B. If C has fewer rows than B, and B's
+// rows are contiguous, the copy would cost more than it saves.
 struct Operand {
-  float* panels = nullptr;  // null: as it is
+  float* panels = nullptr;  // null: B is used in place
 
   const float* At(const Product<float>& p, int64_t j) const {
     return panels == nullptr ? p.b + j : panels + j * p.k;
@@ -128,7 +128,7 @@ bool WantsPanels(const Product<float>& p) {
   return p.m > 0 && p.n > 0 && (p.b_col != 1 || p.m >= p.k);
 }
 
-// Columns [j, j + kPanel) of B to their place.
+// Packs columns [j, j + kPanel) of B.
 void PackPanel(const Product<float>& p, int64_t j, const Leaves& leaves, float* out) {
   const int64_t n = std::min(kPanel, p.n - j);
   if (p.b_col == 1) {
@@ -140,7 +140,7 @@ void PackPanel(const Product<float>& p, int64_t j, const Leaves& leaves, float* 
   }
 }
 
-// The operands of all products, packed once for all rows; `room` gets the memory.
+// Packs the operands of all products, once for all rows; `room` owns the memory.
 template <typename Run>
 std::vector<Operand> PackAll(std::span<const Product<float>> products, const Leaves& leaves,
                              std::optional<Temporary<float>>* room, const Run& run) {
@@ -172,8 +172,8 @@ std::vector<Operand> PackAll(std::span<const Product<float>> products, const Lea
   return operands;
 }
 
-// Of an A that is stored transposed rows are read together at one stride. Where all of it falls
-// into few sets of a cache, the rows of a tile are packed.
+// The rows of a transposed A are read together with a stride. If that stride maps all of it to few
+// cache sets, the rows of a tile are packed.
 bool PacksRows(const Product<float>& p) { return p.a_row == 1 && p.a_col % kBadStride == 0; }
 
 // A tile of C: rows [i, i + m), columns [j, j + n), j a multiple of kPanel.
@@ -206,7 +206,7 @@ void MultiplyTile(const Product<float>& p, const Operand& b, int64_t i, int64_t 
   ScaleResult(Part(p, i, i + m, j, j + n));
 }
 
-// Rows of a tile of C: those that are packed fit in a panel, and `few` tiles are cut smaller.
+// Rows of a tile of C: packed rows fit in a panel, and tiles are halved if there are `few`.
 int64_t TileRows(const Product<float>& p, bool few) {
   return few || PacksRows(p) ? kTileRows / 2 : kTileRows;
 }
@@ -236,7 +236,7 @@ void MultiplyFloat(std::span<const Product<float>> products, const Leaves& leave
   });
 }
 
-// C in tiles, as many tasks.
+// Splits C into tiles, one task each.
 template <typename T>
 void MultiplyTiles(std::span<const Product<T>> products, ThreadPool& pool) {
   std::vector<TileAt> tiles;

@@ -1,5 +1,4 @@
-// What layers do with single rows: in float32 with the vectors of the machine, in
-// float64 plainly.
+// Operations on single rows: vectorized in float32, scalar in float64.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +10,8 @@
 
 namespace switchyard::train {
 
-// Of n columns: room for all of them in whole cache lines, an odd number of them, so that the
-// elements of one column spread over all sets of a cache.
+// Row stride for n columns: an odd number of whole cache lines, so that the elements of one column
+// spread over all cache sets.
 inline int64_t TurnedStride(int64_t n) { return (n + 15) / 16 / 2 * 32 + 16; }
 
 template <typename T>
@@ -93,7 +92,7 @@ void SoftmaxGradient(T* s, T* d, int64_t n, T scale, T shift, T along) {
   }
 }
 
-// As in pointwise.h, on the calling thread. The gradient makes `out` again unless it is null.
+// As in pointwise.h, on the calling thread. The gradient recomputes `out` unless it is null.
 template <typename T>
 void SwiGluHere(const T* gate, const T* up, T* out, int64_t n) {
   if constexpr (std::is_same_v<T, float>) {

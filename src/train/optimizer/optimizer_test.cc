@@ -26,7 +26,7 @@ Parameter<float> Random(const std::string& name, int64_t size, unsigned seed) {
   return p;
 }
 
-// The update as the paper writes it, in double.
+// The update formulas of the paper, in double.
 TEST(AdamWTest, FollowsThePaper) {
   ThreadPool pool(2);
   Parameter<float> matrix = Random("matrix", 40'000, 1), norm = Random("norm", 7, 2);
@@ -140,7 +140,7 @@ TEST(GradientNormTest, NamesWhatIsNotFinite) {
   EXPECT_EQ(ClipScale(1e9, 0), 1);
 }
 
-// Four experts and a norm: the same bits however many ranks share them.
+// Four experts and a norm: bitwise equal for any number of ranks.
 TEST(GradientNormTest, CountsEveryTensorOnceOverAnyRanks) {
   const auto norm_on = [](int ranks) {
     std::vector<double> norms(static_cast<size_t>(ranks));

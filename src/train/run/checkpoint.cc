@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-// Ranks that write a file of their own, and which of them this is (-1: none).
+// The ranks that write a file, and this rank's index among them (-1: it does not write).
 struct Writers {
   int count = 0, index = -1;
   std::vector<int> index_of_rank;
@@ -45,18 +45,18 @@ std::string FileName(const char* stem, int index, int count) {
 
 DType StoredAs(bool learned, DType dtype) { return learned ? dtype : DType::kF32; }
 
-// A tensor that this rank writes: whole.
+// A whole tensor that this rank writes.
 struct Whole {
   std::string name;
   const CatalogTensor* tensor;
-  const float *value, *first = nullptr, *second = nullptr;  // null: without an optimizer's moments
+  const float *value, *first = nullptr, *second = nullptr;  // null: no moments of an optimizer
 };
 struct Wholes {
   std::vector<Whole> tensors;
-  std::deque<std::vector<float>> room;  // of those that are cut over ranks
+  std::deque<std::vector<float>> room;  // owns the assembled partitioned tensors
 };
 
-// Collective over each TP group that writes something cut.
+// Collective over each TP group that writes a partitioned tensor.
 Wholes Collect(const Catalog& catalog, AdamW* optimizer) {
   std::map<std::string, const AdamW::Moments*> moments;
   for (size_t i = 0; optimizer != nullptr && i < optimizer->parameters().size(); ++i) {
@@ -83,7 +83,7 @@ Wholes Collect(const Catalog& catalog, AdamW* optimizer) {
   return out;
 }
 
-// Alias → name, of all ranks.
+// Alias → name, over all ranks.
 std::map<std::string, std::string> GatherAliases(const Catalog& catalog,
                                                  const CheckpointFiles& files) {
   Json mine = Json::object();
@@ -102,7 +102,7 @@ size_t Elements(const std::vector<int64_t>& shape) {
   return count;
 }
 
-// Runs `work` and tells all ranks of an error there, so that they go on or give up together.
+// Runs `work` and shares its error with all ranks, so that all continue or all throw.
 void Together(Collectives* all, const std::function<void()>& work) {
   std::string mine;
   try {
@@ -159,7 +159,7 @@ void WriteJson(const fs::path& path, const Json& json) {
   if (!out) throw Resource("{}: cannot be written", path.string());
 }
 
-// Where each weight lies, for whoever loads the checkpoint.
+// Writes the Hugging Face index that maps each weight to its file.
 void WriteIndex(const fs::path& dir, const Catalog& catalog, const CheckpointFiles& files,
                 const std::map<std::string, std::string>& aliases, const Writers& writers) {
   if (writers.count == 1) return;
@@ -187,7 +187,7 @@ Json ToJson(const TrainerState& state, int64_t optimizer_steps) {
           {"optimizer_steps", optimizer_steps}};
 }
 
-// What a power cut must not undo: the names of the files in a folder.
+// Makes the file names of a folder durable against power loss.
 void SyncFolder(const fs::path& dir) {
   const int folder = ::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return;

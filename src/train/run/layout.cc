@@ -13,7 +13,7 @@
 namespace switchyard::train {
 namespace {
 
-// count ranks from `first`, `step` apart.
+// `count` ranks starting at `first` with stride `step`.
 std::vector<int> Run(int first, int count, int step) {
   std::vector<int> ranks(count);
   for (int i = 0; i < count; ++i) ranks[i] = first + i * step;
@@ -38,14 +38,14 @@ void CheckTensorParallel(int tp, const ModelConfig& config) {
     if (n % tp != 0) throw Invalid("--tp {}: does not divide the model's {} {}", tp, n, what);
   };
   const auto suffices = [&](int64_t n, const char* what) {
-    if (n > 0 && n < tp) throw Invalid("--tp {}: is more than the model's {} {}", tp, what, n);
+    if (n > 0 && n < tp) throw Invalid("--tp {}: exceeds the model's {} {}", tp, what, n);
   };
   divides(attention.heads, "attention heads");
   if (attention.kind == AttentionConfig::Kind::kGrouped) {
     divides(attention.kv_heads, "key-value heads");
     if (attention.qk_norm == AttentionConfig::QkNorm::kWhole) {
       throw Invalid(
-          "--tp {}: {} normalises queries over all heads at once, which cannot be cut; "
+          "--tp {}: {} normalizes queries over all heads at once, which cannot be partitioned; "
           "use --dp",
           tp, config.architecture);
     }
@@ -65,14 +65,14 @@ void CheckLayout(const Layout& layout, const ModelConfig& config) {
   CheckSizes(layout);
   CheckTensorParallel(layout.tp, config);
   if (layout.ep > 1 && !config.moe) {
-    throw Invalid("--ep {}: {} of this config has no experts", layout.ep, config.architecture);
+    throw Invalid("--ep {}: {} with this config has no experts", layout.ep, config.architecture);
   }
   if (config.moe && layout.ep > config.moe->router.num_experts) {
-    throw Invalid("--ep {}: is more than the model's {} experts", layout.ep,
+    throw Invalid("--ep {}: exceeds the model's {} experts", layout.ep,
                   config.moe->router.num_experts);
   }
   if (layout.pp > config.num_layers()) {
-    throw Invalid("--pp {}: is more than the model's {} layers", layout.pp, config.num_layers());
+    throw Invalid("--pp {}: exceeds the model's {} layers", layout.pp, config.num_layers());
   }
 }
 

@@ -27,7 +27,7 @@ TEST(Layout, EveryRankHasItsPlaceInEveryGroup) {
         const std::vector<int> members = group(place);
         EXPECT_TRUE(std::ranges::is_sorted(members));
         EXPECT_THAT(members, ::testing::Contains(rank));
-        // The members agree on who they are.
+        // All members compute the same group.
         for (const int member : members) EXPECT_EQ(group(RankPlace(layout, member)), members);
       }
       EXPECT_THAT(place.EmbeddingGroup(), ::testing::Contains(rank));
@@ -77,13 +77,13 @@ TEST(Layout, RefusesWhatCannotBeCut) {
   EXPECT_THAT(error({.tp = 4}, "mixtral"),
               HasSubstr("--tp 4: does not divide the model's 2 key-value heads"));
   EXPECT_THAT(error({.tp = 2}, "olmoe"), HasSubstr("over all heads at once"));
-  EXPECT_THAT(error({.pp = 3}, "mixtral"), HasSubstr("--pp 3: is more than the model's 2 layers"));
+  EXPECT_THAT(error({.pp = 3}, "mixtral"), HasSubstr("--pp 3: exceeds the model's 2 layers"));
   EXPECT_THAT(error({.ep = 8, .dp = 8}, "mixtral"),
-              HasSubstr("--ep 8: is more than the model's 6 experts"));
+              HasSubstr("--ep 8: exceeds the model's 6 experts"));
   EXPECT_EQ(error({.tp = 4, .ep = 8, .dp = 2, .pp = 2}, "deepseek_v3"), "no error");
 }
 
-// Collectives of all groups at once, summed where every rank can tell what must come out.
+// Sums over all groups at once, with values whose result every rank can compute.
 TEST(Layout, RanksAddUpOverTheirGroups) {
   const Layout layout{.tp = 2, .ep = 2, .dp = 2, .pp = 2};
   RunRankThreads(layout.ranks(), LayoutRanks::BytesPerRank(layout) + 4096,

@@ -16,7 +16,7 @@ namespace {
 using overlap::Kind;
 using overlap::Operation;
 
-// The number in "model.layers.7.…"; -1 where there is none.
+// The number in "model.layers.7.…"; -1 if there is none.
 int LayerNumber(const std::string& name, const std::string& prefix) {
   int number = -1;
   if (name.starts_with(prefix)) {

@@ -40,7 +40,7 @@ NcclGroup::NcclGroup(const NcclLibrary& nccl, const NcclUniqueId& id, int rank, 
 NcclGroup::~NcclGroup() {
   std::erase(watch_->groups_, this);
   if (handle_ == nullptr) return;
-  // A rank that ends by an error waits for nobody.
+  // After an error a rank does not wait for its peers.
   try {
     if (std::uncaught_exceptions() == exceptions_) {
       Finish(nccl_.CommFinalize(handle_), "end");
@@ -69,17 +69,19 @@ std::string NcclGroup::AsyncError() const {
   const int asked = nccl_.CommGetAsyncError(handle_, &state);
   if (asked != kNcclSuccess) state = asked;
   if (Going(state)) return {};
-  return fmt::format("{} rank {} of {}: NCCL has lost its peers: {} {}", name_, rank_, size_,
+  return fmt::format("{} rank {} of {}: NCCL lost its peers: {} {}", name_, rank_, size_,
                      nccl_.GetErrorString(state), nccl_.GetLastError(handle_));
 }
 
 void NcclGroup::CheckAlive() const {
   if (handle_ == nullptr)
-    throw Error(ErrorKind::kPeer, fmt::format("{} rank {} of {}: NCCL was ended by an error before",
-                                              name_, rank_, size_));
+    throw Error(
+        ErrorKind::kPeer,
+        fmt::format("{} rank {} of {}: NCCL was aborted by an earlier error", name_, rank_, size_));
 }
 
-// Until the operation is enqueued, which a thread of NCCL does; it may have to agree with others.
+// Polls until NCCL has enqueued the operation. A thread of NCCL does that, and it may need its
+// peers.
 void NcclGroup::Finish(int result, const char* what) {
   const auto start = std::chrono::steady_clock::now();
   while (result == kNcclInProgress) {
@@ -91,25 +93,25 @@ void NcclGroup::Finish(int result, const char* what) {
       watch_->Meet();  // throws the reason
     }
     if (std::chrono::steady_clock::now() - start > watch_->timeout()) {
-      watch_->AbortAll();  // before anyone frees memory, which waits for kernels
+      watch_->AbortAll();  // before memory is freed: cudaFree waits for running kernels
       throw Error(
           ErrorKind::kTimeout,
-          fmt::format("{} rank {} of {} waited {:g} s for the others in NCCL's {}", name_, rank_,
+          fmt::format("{} rank {} of {} waited {:g} s for its peers in NCCL {}", name_, rank_,
                       size_, std::chrono::duration<double>(watch_->timeout()).count(), what));
     }
     std::this_thread::yield();
   }
   if (result != kNcclSuccess) {
     const std::string error =
-        fmt::format("{} rank {} of {}: NCCL's {} failed: {} {}", name_, rank_, size_, what,
+        fmt::format("{} rank {} of {}: NCCL {} failed: {} {}", name_, rank_, size_, what,
                     nccl_.GetErrorString(result), nccl_.GetLastError(handle_));
     watch_->AbortAll();
     throw Error(ErrorKind::kPeer, error);
   }
 }
 
-// NCCL opens connections when an operation first wants them, which does not go well with recording:
-// one of each, small and large.
+// NCCL opens connections lazily, which conflicts with graph capture. So each operation runs once
+// here, small and large.
 void NcclGroup::Connect() {
   constexpr size_t kLarge = size_t{2} << 20;
   const DeviceMemory scratch(2 * kLarge * sizeof(float));
@@ -123,7 +125,7 @@ void NcclGroup::Connect() {
   WaitForStream();
 }
 
-// Few bytes and many: NCCL takes more channels for many.
+// Small and large messages: NCCL uses more channels for large ones.
 void NcclGroup::ConnectPairs() {
   constexpr size_t kLarge = size_t{4} << 20;
   const auto members = static_cast<size_t>(size_);

@@ -1,16 +1,19 @@
-// All-reduces over peer memory. Staging is read and written in 16 bytes at a time, and so is the
-// caller's memory where it is aligned.
+// data [count] = sum over members, in group order: one-shot and two-shot all-reduce over peer
+// memory (the terms of TensorRT-LLM's custom all-reduce). The grid has up to kChannels = 64 blocks
+// of 512 threads, each with a contiguous chunk of `data`. A block moves its chunk through staging
+// regions of 64 KiB, one round per region. Staging accesses are 16 bytes wide, and so are accesses
+// to the caller's memory if it is aligned.
 #include "comm/device/cuda/region_copies.cuh"
 
 namespace switchyard::cuda {
 namespace {
 
-// Everybody adds up everything: one meeting.
+// One-shot: every member reduces the whole message. One barrier per round.
 template <int kMost>
 __global__ void __launch_bounds__(kChannelThreads, 2)
     OneShotAllReduce(const __grid_constant__ ChannelSet set, float* data, size_t count,
                      size_t chunk) {
-  constexpr size_t kStep = kQuads * 4;  // floats of a round
+  constexpr size_t kStep = kQuads * 4;  // floats per round
   const size_t begin = blockIdx.x * chunk, end = Min(begin + chunk, count);
   Channel channel(set, WaitStage::kAllReduce);
   for (size_t done = begin; done < end; done += kStep) {
@@ -25,14 +28,15 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
   channel.Close();
 }
 
-// Each adds up its part, and then all fetch all parts: two meetings. A region has a slot for each
-// member; the owner's, into which nothing needs to be copied, takes its sums.
+// Two-shot: every member reduces its part, then all members gather all parts. Two barriers per
+// round. A region has one slot per member; the owner's slot needs no input copy and receives its
+// sums.
 template <int kMost>
 __global__ void __launch_bounds__(kChannelThreads, 2)
     TwoShotAllReduce(const __grid_constant__ ChannelSet set, float* data, size_t count,
                      size_t chunk) {
   const uint32_t slot = kQuads / set.size;                       // quads
-  const size_t step = static_cast<size_t>(slot) * 4 * set.size;  // floats of a round
+  const size_t step = static_cast<size_t>(slot) * 4 * set.size;  // floats per round
   const int others = set.size - 1;
   const size_t begin = blockIdx.x * chunk, end = Min(begin + chunk, count);
   Channel channel(set, WaitStage::kAllReduce);

@@ -20,7 +20,7 @@ std::array<char, 40> HostId() {
   return id;
 }
 
-// Containers on one host count their processes each from 1.
+// Containers of one host have separate PID namespaces, so the id includes the namespace.
 std::array<char, 64> ProcessId() {
   std::array<char, 64> id = {};
   const int pid = getpid();
@@ -35,9 +35,9 @@ std::array<char, 64> ProcessId() {
 
 PeerCard MakeCard(std::byte* memory, size_t bytes) {
   PeerCard card = {.host = HostId(), .process = ProcessId(), .bytes = bytes, .memory = memory};
-  Check(cudaGetDevice(&card.device), "current GPU");
+  Check(cudaGetDevice(&card.device), "reading the current GPU");
   Check(cudaDeviceGetPCIBusId(card.bus_id.data(), card.bus_id.size(), card.device),
-        "bus address of the GPU");
+        "reading the GPU's PCI bus id");
   card.exportable = cudaIpcGetMemHandle(&card.handle, memory) == cudaSuccess;
   if (!card.exportable) cudaGetLastError();
   return card;
@@ -50,19 +50,19 @@ std::string Describe(const PeerCard& card, int rank) {
 void CheckCards(std::span<const PeerCard> cards, int ranks_per_host) {
   const size_t per_host = ranks_per_host > 0 ? ranks_per_host : cards.size();
   if (std::min(per_host, cards.size()) > kMaxPeers)
-    throw Invalid("peer memory is for at most {} ranks, here are {}", kMaxPeers,
+    throw Invalid("peer memory supports at most {} ranks, got {}", kMaxPeers,
                   std::min(per_host, cards.size()));
   for (size_t r = 1; r < cards.size(); ++r) {
     const size_t first = r / per_host * per_host;
     if (std::strncmp(cards[first].host.data(), cards[r].host.data(), cards[0].host.size()) != 0) {
       throw Invalid(
-          "ranks {} and {} are on different hosts: GPUs of {} ranks that follow one another were "
-          "to reach one another's memory (give every host the same number of ranks, in order, "
+          "ranks {} and {} are on different hosts: the GPUs of {} consecutive ranks need peer "
+          "access to one another (give every host the same number of ranks, in order, "
           "with --nnodes)",
           first, r, per_host);
     }
     if (cards[0].bytes != cards[r].bytes) {
-      throw Invalid("rank {} has {} bytes of peer memory and rank 0 {}: want the same", r,
+      throw Invalid("rank {} has {} bytes of peer memory and rank 0 {}: sizes must be equal", r,
                     cards[r].bytes, cards[0].bytes);
     }
   }

@@ -1,10 +1,13 @@
-// All-gather and reduce-scatter over peer memory, of parts of unequal lengths.
+// All-gather and reduce-scatter over peer memory, for parts of unequal lengths. The grid has up to
+// kChannels = 64 blocks of 512 threads; block c handles elements [c · chunk, (c + 1) · chunk) of
+// every part, through staging regions of 64 KiB, with one barrier per round. Sums are in group
+// order.
 #include "comm/device/cuda/region_copies.cuh"
 
 namespace switchyard::cuda {
 namespace {
 
-// Unit: uint4 where everything is aligned, else a byte. Lengths are in units.
+// Unit: uint4 if everything is aligned, else a byte. Lengths are in units.
 template <typename Unit>
 __global__ void __launch_bounds__(kChannelThreads, 2)
     AllGather(const __grid_constant__ ChannelSet set, const Unit* in, Unit* out,
@@ -44,7 +47,7 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
     ReduceScatter(const __grid_constant__ ChannelSet set, const float* in, float* out,
                   const __grid_constant__ PartStarts starts, size_t longest, size_t chunk) {
   const uint32_t slot = kQuads / set.size;            // quads
-  const size_t step = static_cast<size_t>(slot) * 4;  // floats of each part in a round
+  const size_t step = static_cast<size_t>(slot) * 4;  // floats of each part per round
   const size_t begin = blockIdx.x * chunk, end = Min(begin + chunk, longest);
   Channel channel(set, WaitStage::kReduceScatter);
   for (size_t done = begin; done < end; done += step) {

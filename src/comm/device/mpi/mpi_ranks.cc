@@ -25,14 +25,14 @@ using mpi::Limit;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// Up to here the bytes of a write travel in the message of its head; beyond, in one of their own,
-// which goes from place to place without a copy.
+// Writes up to this size travel in the same message as their header. A larger payload is sent in a
+// message of its own, from arena to arena without a copy.
 constexpr size_t kInlineBytes = 8192;
 constexpr uint64_t kMostBlock = uint64_t{1} << 30;  // counts of MPI are ints
-constexpr milliseconds kLastWordsTime = 1s;         // for all peers to be told of an abort
-constexpr milliseconds kByeTime = 5s;               // for all peers to say goodbye
+constexpr milliseconds kLastWordsTime = 1s;         // timeout for notifying all peers of an abort
+constexpr milliseconds kByeTime = 5s;               // timeout for the kBye of all peers
 
-// A datatype that stands for ranges of an arena.
+// An MPI datatype that describes ranges of an arena.
 class RangesType {
  public:
   explicit RangesType(std::span<const ByteRange> ranges) {
@@ -50,7 +50,7 @@ class RangesType {
   }
   RangesType(const RangesType&) = delete;
   RangesType& operator=(const RangesType&) = delete;
-  ~RangesType() { MPI_Type_free(&type_); }  // what uses it goes on
+  ~RangesType() { MPI_Type_free(&type_); }  // pending operations with it still complete
   MPI_Datatype get() const { return type_; }
 
  private:
@@ -86,8 +86,8 @@ class MpiRanks : public RemoteRanks {
 
  private:
   struct Peer {
-    std::vector<std::byte> head;  // MPI's while it is sent
-    bool usable = true;           // nothing that was begun is still on its way
+    std::vector<std::byte> head;  // owned by MPI during a send
+    bool usable = true;           // no earlier send is still pending
   };
 
   Limit UntilAborted() const {
@@ -108,12 +108,12 @@ class MpiRanks : public RemoteRanks {
   const ArenaDoor door_;
   const std::shared_ptr<MpiFarewell> farewell_;
   std::vector<Peer> peers_;  // by rank; the rank's thread
-  // What this rank did before it sent something, a peer's answer to that comes after: released by
-  // the rank's thread, acquired by the progress thread before it touches the arena.
+  // Orders this rank's arena accesses before a send with those that serve the peer's response:
+  // released by the rank's thread, acquired by the progress thread before it accesses the arena.
   std::atomic<uint64_t> sent_{0};
   std::atomic<int> byes_{0};
   std::atomic<bool> stop_{false};
-  std::thread progress_;  // last: uses what stands above
+  std::thread progress_;  // last: uses the members above
 };
 
 // ---- The rank's thread ----
@@ -169,7 +169,7 @@ void MpiRanks::PutSome(int rank, const std::byte* image, std::span<const ByteRan
     const RangesType type(ranges);
     MPI_Isend(image, 1, type.get(), rank, mpi::kPayload, MPI_COMM_WORLD, &requests[1]);
   }
-  Complete(requests, rank, "to take what is sent to it", timeout);
+  Complete(requests, rank, "to receive a message", timeout);
 }
 
 void MpiRanks::Fetch(int rank, std::byte* image, ByteRange range, const char* stage,
@@ -213,7 +213,7 @@ void MpiRanks::Progress() {
       Handle(*message);
     } catch (const Error& error) {
       door_.Abort(
-          fmt::format("rank {} sent what makes no sense: {}", message->source, error.what()));
+          fmt::format("rank {} sent an invalid message: {}", message->source, error.what()));
     }
   }
 }
@@ -249,7 +249,7 @@ void MpiRanks::TakeRanges(const mpi::Message& message, const Frame& frame) {
   const size_t table = frame.count * sizeof(ByteRange);
   if (table > 0) std::memcpy(ranges.data(), rest.data(), table);
   rest = rest.subspan(table);
-  for (const ByteRange& range : ranges) door_.Bytes(range);  // all are looked at first
+  for (const ByteRange& range : ranges) door_.Bytes(range);  // validates all before any write
   const uint64_t bytes = TotalBytes(ranges);
   if (bytes > kInlineBytes) {
     const RangesType type(ranges);

@@ -22,7 +22,7 @@ std::string WaitForText(int source, mpi::Tag tag, const Limit& limit, int rank,
     }
     if (limit.Over()) {
       throw Error(ErrorKind::kTimeout,
-                  fmt::format("rank {} waited {:g} s for rank {} at the start", rank,
+                  fmt::format("rank {} waited {:g} s for rank {} at startup", rank,
                               std::chrono::duration<double>(timeout).count(), source));
     }
   }
@@ -47,11 +47,11 @@ std::unique_ptr<MpiSession> MpiSession::Start(int world, const std::string& laun
     throw Error(
         ErrorKind::kInvalid,
         fmt::format("{} started {} processes, but MPI sees {}", launcher, world, impl->world),
-        "with Slurm: srun --mpi=pmix; or give --dist-init-addr HOST:PORT to do without "
+        "with Slurm: srun --mpi=pmix; or pass --dist-init-addr HOST:PORT to run without "
         "MPI");
   }
   if (provided < MPI_THREAD_MULTIPLE) {
-    throw Invalid("this MPI does not let several threads call it (MPI_THREAD_MULTIPLE)");
+    throw Invalid("this MPI library does not support MPI_THREAD_MULTIPLE");
   }
   return std::unique_ptr<MpiSession>(new MpiSession(std::move(impl)));
 }
@@ -72,7 +72,7 @@ std::string MpiSession::Agree(const std::string& statement, const Decide& decide
     MPI_Request request;
     MPI_Isend(statement.data(), size, MPI_BYTE, 0, mpi::kStatement, MPI_COMM_WORLD, &request);
     std::string decision = WaitForText(0, mpi::kDecision, limit, impl_->rank, timeout);
-    CHECK(mpi::Finish({&request, 1}, limit));  // rank 0 has answered it
+    CHECK(mpi::Finish({&request, 1}, limit));  // rank 0 has received it, since it decided
     return decision;
   }
   std::vector<std::string> statements{statement};
@@ -86,7 +86,7 @@ std::string MpiSession::Agree(const std::string& statement, const Decide& decide
               MPI_COMM_WORLD, &requests[rank - 1]);
   }
   if (!mpi::Finish(requests, limit)) {
-    throw Error(ErrorKind::kTimeout, "rank 0 could not tell the others how to start");
+    throw Error(ErrorKind::kTimeout, "rank 0 could not send its decision to the other ranks");
   }
   return decision;
 }

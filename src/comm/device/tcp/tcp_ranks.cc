@@ -27,11 +27,11 @@ using namespace std::chrono_literals;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kStrangerTime = 2s;   // for whoever connects to say who it is
-constexpr milliseconds kLastWordsTime = 1s;  // for all peers to be told of an abort
-constexpr milliseconds kByeTime = 5s;        // for all peers to say goodbye
-// A peer that gives up says why on the connection that it opened, which may be read a little later
-// than the other one is found closed.
+constexpr milliseconds kStrangerTime = 2s;   // timeout for a Hello after accept
+constexpr milliseconds kLastWordsTime = 1s;  // timeout for notifying all peers of an abort
+constexpr milliseconds kByeTime = 5s;        // timeout for the kBye of all peers
+// A failing peer sends the reason on the connection that it opened, which may be read slightly
+// after the other connection is found closed.
 constexpr milliseconds kReasonTime = 300ms;
 
 template <typename T>
@@ -56,13 +56,13 @@ class TcpRanks : public RemoteRanks {
 
  private:
   struct Peer {
-    TcpStream out;        // opened by this rank; its thread's alone
+    TcpStream out;        // opened by this rank; used by the rank's thread only
     bool usable = false;  // `out` is between two frames
-    TcpStream in;         // opened by the peer; the server's
+    TcpStream in;         // opened by the peer; used by the server thread
     bool connected = false;
     std::thread server;
   };
-  enum class Parting { kNone, kBye, kAbort };  // the peer's last word
+  enum class Parting { kNone, kBye, kAbort };  // the peer's last frame
 
   IoLimit Limit(milliseconds timeout) const {
     return IoLimit::After(timeout, [this] { return door_.aborted(); });
@@ -84,16 +84,16 @@ class TcpRanks : public RemoteRanks {
 
   const ArenaDoor door_;
   const TcpWorld world_;
-  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; none for those of this node
+  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null for ranks of this node
 
-  // What this rank did before it sent something, a peer's answer to that comes after: released by
-  // the rank's thread, acquired by the servers before they touch the arena.
+  // Orders this rank's arena accesses before a send with those that serve the peer's response:
+  // released by the rank's thread, acquired by the server threads before they access the arena.
   std::atomic<uint64_t> sent_{0};
   std::atomic<bool> leaving_{false};  // the destructor closes connections
 
   std::mutex mutex_;  // guards `serving_`
   std::condition_variable parted_;
-  int serving_ = 0;  // connections that have not ended
+  int serving_ = 0;  // open incoming connections
 };
 
 TcpRanks::TcpRanks(SharedArena& arena, int rank, const TcpWorld& world)
@@ -111,14 +111,14 @@ void TcpRanks::Connect(TcpListener& listener, milliseconds timeout) {
   AcceptAll(listener, limit, timeout);
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
     if (peers_[r] == nullptr) continue;
-    ++serving_;  // before there are threads
+    ++serving_;  // before any server thread starts
   }
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
     if (peers_[r] != nullptr) peers_[r]->server = std::thread([this, r] { Serve(r); });
   }
 }
 
-// Listeners were there before their addresses were told, so nobody has to be ready to accept.
+// Every address is published after its listener is bound, so connects need no accept on the peer.
 void TcpRanks::OpenAll(const IoLimit& limit) {
   const int size = static_cast<int>(peers_.size());
   for (int k = 1; k < size; ++k) {
@@ -155,7 +155,7 @@ void TcpRanks::AcceptAll(TcpListener& listener, const IoLimit& limit, millisecon
   }
 }
 
-// Whether the connection is that of a rank that is expected.
+// Whether the connection comes from an expected rank.
 bool TcpRanks::Introduces(TcpStream& stream, int* from) const {
   Hello hello;
   if (stream.Receive(&hello, sizeof hello, Limit(kStrangerTime)) != IoResult::kDone) return false;
@@ -178,7 +178,7 @@ std::string TcpRanks::Missing() const {
 
 // ---- The rank's thread ----
 
-// Ends with an error for everything but kDone; the connection is then in the middle of a frame.
+// Throws for every result but kDone; the connection is then in the middle of a frame.
 void TcpRanks::CheckDone(IoResult result, int rank, const std::string& what, milliseconds timeout) {
   if (result == IoResult::kDone) return;
   peers_[rank]->usable = false;
@@ -196,7 +196,7 @@ void TcpRanks::Request(int rank, std::span<iovec> parts, milliseconds timeout) {
   Peer& peer = *peers_[rank];
   sent_.fetch_add(1, std::memory_order_release);
   if (!peer.usable) CheckDone(IoResult::kClosed, rank, "", timeout);
-  CheckDone(peer.out.Send(parts, Limit(timeout)), rank, "to take what is sent to it", timeout);
+  CheckDone(peer.out.Send(parts, Limit(timeout)), rank, "to receive a message", timeout);
 }
 
 void TcpRanks::Put(int rank, const std::byte* image, std::span<const ByteRange> ranges,
@@ -243,7 +243,7 @@ void TcpRanks::Abort(std::string_view reason) noexcept {
   }
 }
 
-// ---- The threads that serve peers ----
+// ---- The server threads of peers ----
 
 void TcpRanks::Serve(int rank) {
   pthread_setname_np(pthread_self(), fmt::format("from rank {}", rank).c_str());
@@ -252,18 +252,19 @@ void TcpRanks::Serve(int rank) {
   try {
     parting = ServeFrames(peers_[rank]->in);
   } catch (const Error& error) {
-    why = fmt::format("it sent what makes no sense: {}", error.what());
+    why = fmt::format("it sent an invalid message: {}", error.what());
   }
   if (parting == Parting::kNone && !leaving_) {
     door_.Abort(fmt::format("{} is gone: {}", world_.Describe(rank), why));
   }
-  // Under the mutex to the end: then the destructor may go on.
+  // Holds the mutex to the end, since the destructor may continue after it is released.
   const std::lock_guard lock(mutex_);
   --serving_;
   parted_.notify_all();
 }
 
-// Until the connection ends; how it did. Waits without a limit: the destructor shuts it down.
+// Serves frames until the connection ends; returns how it ended. Has no timeout: the destructor
+// shuts the connection down.
 TcpRanks::Parting TcpRanks::ServeFrames(TcpStream& in) {
   Frame frame;
   while (in.Receive(&frame, sizeof frame) == IoResult::kDone) {
@@ -287,7 +288,7 @@ TcpRanks::Parting TcpRanks::ServeFrames(TcpStream& in) {
   return Parting::kNone;
 }
 
-// Bytes go straight to their places: they belong to the writer until the flag is up.
+// Receives directly into the arena: the ranges belong to the writer until the flag is raised.
 bool TcpRanks::TakeRanges(TcpStream& in, const Frame& frame) {
   if (frame.count > kMostFrameRanges) throw Invalid("{} ranges at once", frame.count);
   std::array<ByteRange, kMostFrameRanges> table;
@@ -316,10 +317,10 @@ bool TcpRanks::TakeReason(TcpStream& in, const Frame& frame) {
   return true;
 }
 
-// ---- The end ----
+// ---- Shutdown ----
 
-// Closing a socket that holds unread bytes resets the connection, which could cost the peer what it
-// has not read yet. So both say goodbye, and each reads to the other's.
+// To close a socket with unread bytes resets the connection, which could discard data that the peer
+// has not read yet. So both ends send kBye, and each reads up to the other's.
 void TcpRanks::SayBye() {
   const Frame frame{.kind = FrameKind::kBye};
   for (const auto& peer : peers_) {

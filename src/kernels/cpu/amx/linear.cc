@@ -1,4 +1,4 @@
-// The products of AMX.
+// AMX kernels of int8 and bfloat16 products.
 #include "kernels/cpu/amx/tile_block.h"
 #include "kernels/cpu/amx/tile_panels.h"
 #include "kernels/cpu/amx/tile_rows.h"
@@ -8,7 +8,7 @@
 namespace switchyard::kernels::cpu::amx {
 namespace {
 
-// Codes by codes; weights enter as they are.
+// Int8 codes by codes; weights are used unchanged.
 struct Int8Product {
   static constexpr int kWeightBytes = 1;
   static constexpr bool kScaled = true;
@@ -27,8 +27,8 @@ struct Int8Product {
   }
 };
 
-// Pairs of bfloat16. An output is a chain over steps of 32 columns of K, each the sum of its even
-// columns plus that of its odd ones: one order, whatever the number of rows.
+// Bfloat16 pairs. An output is a chain over steps of 32 columns of K; each step adds the sum of its
+// even columns plus the sum of its odd ones. The order is the same for any number of rows.
 struct BF16Product {
   static constexpr int kWeightBytes = 2;
   static constexpr bool kScaled = false;
@@ -60,7 +60,7 @@ void LinearInt8(const LinearTask& t) {
   MultiplyInTiles<Int8Product>(t);
 }
 
-// For any number of rows: another kernel would add in another order.
+// Used for any number of rows, because another kernel would have a different reduction order.
 void LinearBF16(const LinearTask& t) { MultiplyInTiles<BF16Product>(t); }
 
 }  // namespace switchyard::kernels::cpu::amx

@@ -31,7 +31,7 @@ TEST(AmxPermission, TilesAreTakenWhereTheyAreAndForcingThemElsewhereSaysWhyNot) 
   } else {
     try {
       SelectIsa("amx");
-      ADD_FAILURE() << "amx was taken";
+      ADD_FAILURE() << "amx was accepted";
     } catch (const Error& e) {
       EXPECT_THAT(e.what(), HasSubstr("--cpu-isa amx: "));
       EXPECT_THAT(e.what(), HasSubstr(std::string(Name(best))));

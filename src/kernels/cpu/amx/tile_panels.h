@@ -1,5 +1,5 @@
-// Products in tiles for many rows of x, which are taken as they lie, 32 at a time, by weights in
-// panels.
+// AMX products for many rows of x: weights are packed in panels, and x is read unpacked, 32 rows at
+// a time.
 #pragma once
 
 #include <immintrin.h>
@@ -11,7 +11,8 @@
 
 namespace switchyard::kernels::cpu::amx {
 
-// Rows [i, i + count) side by side: as they lie if they do, else copied to `memory`.
+// Makes rows [i, i + count) contiguous: returns them in place if they already are, else copies them
+// to `memory`.
 template <class P>
 TileRows Together(const TileRows& rows, int64_t i, int64_t count, char* memory) {
   if (rows.ids == nullptr) return {rows.base + i * rows.ld, rows.ld, nullptr};
@@ -29,8 +30,8 @@ TileRows Together(const TileRows& rows, int64_t i, int64_t count, char* memory) 
   return {memory, rows.ld, nullptr};
 }
 
-// `count` rows of x, from number i on, by two vectors of outputs, or the one that is left, from
-// vector v of the panel on.
+// Multiplies rows [i, i + count) of x with two vectors of outputs of the panel from vector v on, or
+// with one if only one remains.
 template <class P>
 void MultiplyVectors(ShapedTiles<P>& tiles, const LinearTask& t, const Panel& p, const TileRows& x,
                      int64_t i, int64_t count, int64_t n, int v, NextPanel<P>& next, int64_t ask) {
@@ -44,7 +45,7 @@ void MultiplyVectors(ShapedTiles<P>& tiles, const LinearTask& t, const Panel& p,
       .panel = p.codes + v * kPanelLine,
       .vectors = p.vectors,
   };
-  // A product takes 16 cycles, and memory delivers about one line meanwhile.
+  // A product takes 16 cycles, in which memory delivers about one line.
   const int64_t most = (shape.tall() ? 2 : 1) * vectors;
   alignas(64) char sums[4 * kTileSize];
   MultiplyBlock<P>(tiles, shape, block, next, ask < most ? ask : most, sums);
@@ -57,7 +58,7 @@ void MultiplyVectors(ShapedTiles<P>& tiles, const LinearTask& t, const Panel& p,
   }
 }
 
-// As Leaves::linear_int8 and linear_bf16; t.scratch: LinearScratch(k).
+// Implements Leaves::linear_int8 and linear_bf16; t.scratch: LinearScratch(k).
 template <class P>
 void MultiplyPanels(const LinearTask& t) {
   const TileRows rows = P::RowsOf(t);

@@ -1,11 +1,10 @@
-// Attention over a cache in bfloat16 with products of pairs (vdpbf16ps): twice the arithmetic of
-// float32, and keys and values become operands without being widened. Queries are rounded to
-// bfloat16 once for a task, exponentials after they were summed in float32. Blocks, parts, maxima
-// and sums are those of simd/attention.h.
+// Attention over a bfloat16 cache with bfloat16 products (vdpbf16ps): twice the float32 throughput,
+// and keys and values are operands without widening. Queries are rounded to bfloat16 once per task,
+// exponentials after their float32 sum. Blocks, parts, maxima and sums are as in simd/attention.h.
 //
-// A query's row of a block has zeros where it sees no key, so all queries of a tile visit the same
-// pairs. Zeros change no sum: a product leaves sums that are normal or zero, and the first key that
-// a query sees would have flushed what was smaller.
+// Within a block, a query's row of exponentials is zero for keys that it does not attend to, so all
+// queries of a tile visit the same pairs. Zeros change no sum: sums after a product are normal or
+// zero, and the first key that a query attends to would have flushed anything smaller.
 #include <immintrin.h>
 
 #include "kernels/cpu/avx512/bf16_pairs.h"
@@ -24,18 +23,18 @@ using simd::RowRequests;
 
 constexpr int kLanes = Vec::kLanes;
 constexpr int kKeyVectors = kKeyBlock / kLanes;
-static_assert(kKeyVectors == 4);  // columns of a tile of scores
+static_assert(kKeyVectors == 4);  // columns of a score tile
 
 const __m256i* Halves(const char* p) { return reinterpret_cast<const __m256i*>(p); }
 
-// The buffers for float32 operands hold those in bfloat16, of half the size, and the queries.
+// Reuses the buffers of float32 operands for bfloat16 ones, of half the size, and for the queries.
 struct PairState : simd::AttentionState<Vec> {
   uint32_t* key_pairs;    // [k_width / 2, kKeyBlock] elements 2 d and 2 d + 1 of a key
-  uint16_t* rounded;      // [queries, q_stride] the queries
+  uint16_t* rounded;      // [queries, q_stride] rounded queries
   uint32_t* value_pairs;  // [kKeyBlock / 2, acc_stride] an element of keys 2 j and 2 j + 1
   int64_t q_stride;
 
-  // As bfloat16, in the first half of the row: what lay there has been read.
+  // Stores bfloat16 to the first half of the row, whose scores have already been read.
   static void StoreWeights(float* w, int64_t j, __m512 e) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(w + j / 2), RoundToBF16(e));
   }
@@ -56,7 +55,7 @@ struct PairState : simd::AttentionState<Vec> {
   }
 };
 
-// Pairs of elements as columns; zeros where there is no key.
+// Transposes pairs of elements to columns; zeros where there is no key.
 void TransposePairs(const KeyPlaces& places, int64_t width, uint32_t* out) {
   const int64_t pairs = width / 2;
   for (int64_t first = 0; first < kKeyBlock; first += kLanes) {
@@ -76,7 +75,7 @@ void TransposePairs(const KeyPlaces& places, int64_t width, uint32_t* out) {
   }
 }
 
-// 16 elements of the value at p from element c on, or fewer; zeros where there is no key.
+// Up to 16 elements of the value at p from element c on; zeros where there is no key.
 __m512i ValueElements(const char* p, int64_t c, int64_t width) {
   if (p == nullptr) return _mm512_setzero_si512();
   const char* at = p + c * int64_t{sizeof(uint16_t)};
@@ -101,17 +100,17 @@ void LoadKeys(PairState& s, int64_t block, KeyRange range) {
   }
 }
 
-// A pair of row r from `pair` on in every lane.
+// Broadcasts pair `pair` of the row to every lane.
 [[gnu::always_inline]] inline __m512i Broadcast(const uint16_t* row, int64_t pair) {
   int32_t both;
   __builtin_memcpy(&both, row + 2 * pair, sizeof(both));
   __m512i x = _mm512_set1_epi32(both);
-  asm("" : "+v"(x));  // else the compiler loads it for each product
+  asm("" : "+v"(x));  // prevents a reload for each product
   return x;
 }
 
-// Scores of M queries with all keys of the block. A function of its own, as PairValues below:
-// inlined into the walk over blocks its sums lie on the stack, which takes half of the time.
+// Scores of M queries with all keys of the block. Not inlined, like PairValues below: inlined into
+// the loop over blocks, its accumulators spill to the stack, which costs half of the time.
 template <int M>
 [[gnu::noinline]] void PairScores(const PairState& s, int64_t query, RowRequests& requests) {
   RowRequests next = requests;
@@ -147,7 +146,7 @@ template <int M>
 
 int64_t TilesOf(int64_t queries) { return (queries + Vec::kTileRows - 1) / Vec::kTileRows; }
 
-// f.template operator()<M>(query) for tiles of the queries [begin, end).
+// Calls f.template operator()<M>(query) for tiles of the queries [begin, end).
 template <class Function>
 void ForTiles(int64_t begin, int64_t end, const Function& f) {
   const int64_t count = end - begin, tiles = TilesOf(count);
@@ -163,7 +162,7 @@ void ScoreKeys(PairState& s) {
   ForTiles(0, s.queries, [&]<int M>(int64_t query) { PairScores<M>(s, query, requests); });
 }
 
-// The pairs [begin, end) of values, N vectors from column c on, for M queries.
+// Accumulates value pairs [begin, end), N vectors from column c on, for M queries.
 template <int M, int N>
 [[gnu::noinline]] void PairValues(const PairState& s, int64_t query, int64_t begin, int64_t end,
                                   int64_t c, RowRequests& requests) {
@@ -197,7 +196,7 @@ template <int M, int N>
   requests = next;
 }
 
-// Of the queries that see a key of the block, which follow one another.
+// For the queries that attend to a key of the block; these are consecutive.
 void AddValues(PairState& s, int64_t block, bool whole) {
   const auto sees = [&](int64_t i) {
     const KeyRange range = s.Range(i, block);

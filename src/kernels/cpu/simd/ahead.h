@@ -1,16 +1,16 @@
-// Where a tile's weights will be read some bytes later: N streams, one for each weight row of the
-// tile, each going on N rows further when its row ends.
+// Prefetch addresses of a tile's weights. A tile has N streams, one per weight row; at the end of
+// its row each stream continues N rows further.
 #pragma once
 
 #include <cstdint>
 
 namespace switchyard::kernels::cpu::simd {
 
-// Bytes from a task's row at `first` to the one `row` rows further. Rows are multiplied `block` at
-// a time and lie `stride` bytes apart, `left` of them from `first` on; after the last block come
-// those of the task that is next, at `next`, so that it does not begin by waiting. 0 where that is
-// not known (null): another thread may be reading there. V: the vector type of an instruction set
-// (kernels/cpu/leaves.h).
+// Byte offset from a task's row at `first` to the row `row` rows further. Rows are processed in
+// blocks of `block`, `stride` bytes apart; `left` rows remain from `first` on. After the last block
+// the offset leads to the rows of the next task at `next`, so that the next task does not start
+// with a stall. Returns 0 if `next` is null: the rows beyond may belong to another thread. V: the
+// vector type of an instruction set (kernels/cpu/leaves.h).
 template <class V>
 [[gnu::always_inline]] inline int64_t RowAhead(int64_t row, int64_t block, int64_t stride,
                                                int64_t left, const void* first, const void* next) {
@@ -20,13 +20,13 @@ template <class V>
   return far + (row - (left + block - 1) / block * block) * stride;
 }
 
-// kBytes of all streams together; rows as above.
+// Prefetch distance of kBytes over all N streams together. Parameters as in RowAhead.
 template <class V, int N, int64_t kBytes>
 struct Ahead {
-  int64_t turn;         // byte of a row from which the place is one round of rows further
-  int64_t here, there;  // bytes to it before that and after; 0 where there is none
+  int64_t turn;         // byte of a row from which the target is one round of rows further
+  int64_t here, there;  // offset to the target before `turn` and after; 0: none
 
-  // `first`: the tile's first row, of `row_bytes`.
+  // `first`: the tile's first row, of `row_bytes` bytes.
   Ahead(int64_t row_bytes, int64_t stride, int64_t left, const void* first = nullptr,
         const void* next = nullptr) {
     constexpr int64_t kEach = kBytes / N;
@@ -43,20 +43,21 @@ struct Ahead {
   int64_t Of(int64_t at) const { return at < turn ? here : there; }
 };
 
-// Several tiles of x meet the same block of weight rows, and take turns in asking for a later
-// block: while memory answers, all of them multiply. A first tile that asked alone would wait for
-// memory, and then memory for the others: 7 to 12 rows in bfloat16 were 5 to 15 % slower.
+// Prefetch in turns: several tiles of x share a block of weight rows, and each prefetches part of a
+// later block. All of them then multiply while memory responds. If only the first tile prefetched,
+// it would stall on memory, and memory would idle during the others: 7 to 12 rows in bfloat16 were
+// 5 to 15 % slower.
 struct Turns {
-  // Bytes from a weight to the same column of that block. 0: there is none, and what is asked for
-  // is what is being read, which costs next to nothing.
+  // Byte offset from a weight to the same column of the later block. 0 if there is none: the
+  // prefetch then hits the line being read, which costs next to nothing.
   int64_t ahead = 0;
-  int64_t own = 0;  // the tile asks for every `tiles`-th line of a row, from this one on
+  int64_t own = 0;  // this tile prefetches every `tiles`-th line of a row, from this one on
   int64_t tiles = 1;
 };
-constexpr int64_t kInTurns = -1;  // where a tile is told how many bytes ahead it asks
+constexpr int64_t kInTurns = -1;  // kAhead of tiles that get the distance from Turns
 
-// Turns::ahead for a block of `rows` rows, the first at `first`: whole blocks, of kBytes together
-// at least.
+// Turns::ahead for a block of `rows` rows that starts at `first`: whole blocks, at least kBytes in
+// total.
 template <class V, int64_t kBytes>
 int64_t BlocksAhead(int64_t rows, int64_t row_bytes, int64_t stride, int64_t left,
                     const void* first, const void* next) {
@@ -65,12 +66,12 @@ int64_t BlocksAhead(int64_t rows, int64_t row_bytes, int64_t stride, int64_t lef
   return RowAhead<V>(further, rows, stride, left, first, next);
 }
 
-// Which lines of a row a tile asks for.
+// Selects the lines of a row that a tile prefetches.
 template <int64_t kAhead>
 struct Lines {
   int64_t wait;
   [[gnu::always_inline]] explicit Lines(const Turns& turns) : wait(turns.own) {}
-  // Of one line after the other.
+  // Whether to prefetch the next line. Called once per line, in order.
   [[gnu::always_inline]] bool Next(const Turns& turns) {
     if (kAhead >= 0) return kAhead > 0;
     if (--wait >= 0) return false;

@@ -1,5 +1,5 @@
-// x · W with W as stored, a block of columns at a time: the rows' parts are converted once, then
-// added up weighted by x.
+// x · W with W as stored, one block of columns at a time: converts the block's rows once, then
+// accumulates them weighted by x.
 #pragma once
 
 #include "kernels/cpu/leaves.h"

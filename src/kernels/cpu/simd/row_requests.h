@@ -1,29 +1,29 @@
-// Asking memory for rows that are read soon, a few lines at a time.
+// Software prefetch of upcoming rows, a few cache lines per iteration.
 #pragma once
 
 #include <cstdint>
 
 namespace switchyard::kernels::cpu::simd {
 
-// How near __builtin_prefetch brings what will be read: into the second cache. The first one is
-// full of what is being multiplied, and what came there early would be gone before its turn.
+// Locality hint of __builtin_prefetch: into L2. L1 holds the current operands, and lines prefetched
+// there would be evicted before use.
 constexpr int kToSecondCache = 2;
 constexpr int64_t kLineBytes = 64;
 
-// Rows that are asked for line by line between products, as evenly as products go: a core has no
-// more requests under way than it has places for, and drops the rest.
+// Prefetches rows line by line between products, at an even rate: a core drops prefetches beyond
+// its limit of outstanding requests.
 struct RowRequests {
-  static constexpr int64_t kWhole = 1 << 16;  // a line, of `due` and `each`
-  // In loops whose rounds are short only every kSparse-th one is a step.
+  static constexpr int64_t kWhole = 1 << 16;  // fixed-point unit of `due` and `each`: one line
+  // Short loops call Step only in every kSparse-th iteration.
   static constexpr int64_t kSparse = 4;
 
   const char* const* row = nullptr;
   int64_t rows = 0, bytes = 0, at = 0;
-  int64_t due = 0, each = 0;  // lines that are due, and that become so with each step
+  int64_t due = 0, each = 0;  // lines due now, and added per step
 
-  // All are always inline: a copy of its own could be that of another instruction set (leaves.h).
+  // Always inline: an out-of-line copy could be compiled for another instruction set (leaves.h).
   [[gnu::always_inline]] RowRequests() {}
-  // `count` rows of `row_bytes` in `steps` steps.
+  // `count` rows of `row_bytes` bytes, spread over `steps` steps.
   [[gnu::always_inline]] RowRequests(const char* const* first, int64_t count, int64_t row_bytes,
                                      int64_t steps)
       : row(first), rows(count), bytes(row_bytes) {

@@ -1,4 +1,4 @@
-// acc[i] += Σ_j weight[i][j] · row[j]: the values of attention, and products with W as stored. Each
+// acc[i] += Σ_j weight[i][j] · row[j]: values of attention, and products with W as stored. Each
 // element is one chain in ascending j.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace switchyard::kernels::cpu::simd {
 
-// A tile of M accumulator rows (acc_stride apart) by N vectors from column c.
+// A tile of M accumulator rows (stride acc_stride) by N vectors from column c on.
 template <class V, int M, int N>
 void WeightedTile(const float* weights, int64_t weight_stride, const float* const* rows,
                   int64_t begin, int64_t end, int64_t c, float* acc, int64_t acc_stride,
@@ -47,7 +47,7 @@ void WeightedStrip(const float* weights, int64_t weight_stride, const float* con
   }
 }
 
-// Steps of `requests` that AddWeightedRows does.
+// Number of RowRequests steps in AddWeightedRows.
 template <class V>
 int64_t StepsOfWeightedRows(int64_t begin, int64_t end, int64_t width, int64_t m) {
   const int64_t strips = m / V::kQueryRows + m % V::kQueryRows;
@@ -55,8 +55,8 @@ int64_t StepsOfWeightedRows(int64_t begin, int64_t end, int64_t width, int64_t m
   return strips * tiles * (end - begin) / RowRequests::kSparse;
 }
 
-// For m accumulator rows; `width`, a multiple of the lanes, must be readable in every row. What
-// `requests` has is asked for meanwhile.
+// For m accumulator rows. `width` is a multiple of the lanes and must be readable in every row.
+// Prefetches `requests` meanwhile.
 template <class V>
 void AddWeightedRows(const float* weights, int64_t weight_stride, const float* const* rows,
                      int64_t begin, int64_t end, int64_t width, int64_t m, float* acc,
