@@ -259,7 +259,7 @@ class Bench {
   }
   // As a runner that has just written them.
   void LeaveOutputs() {
-    const auto places = runtime_->dispatcher().OutputPlaces(expert_rows_, &handle_);
+    const auto places = runtime_->dispatcher().OutputDestinations(expert_rows_, &handle_);
     outputs_left_ = !places.empty();
     for (std::byte* place : places)
       if (place) std::fill_n(reinterpret_cast<uint16_t*>(place), kHidden, uint16_t{0x3f80});
@@ -281,7 +281,7 @@ class Bench {
     PlaceRows();
     BeginAndEndDispatch();
     Permute();
-    const auto places = runtime_->dispatcher().OutputPlaces(expert_rows_, &handle_);
+    const auto places = runtime_->dispatcher().OutputDestinations(expert_rows_, &handle_);
     if (places.empty()) {
       runtime_->runner().Run(block_, grouped_, kHidden, pool_, outputs_.data());
       expert_rows_ = runtime_->permute(dispatched_.layout).post(grouped_, outputs_.data());

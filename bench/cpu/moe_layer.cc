@@ -59,7 +59,7 @@ std::vector<Formats> FormatsOf(const ModelShape& model, const CpuCeilings& ceili
   using A = ActivationFormat;
   using W = WeightFormat;
   if (model.fp8) return {{"fp8 blocks", W::kFp8Block, A::kNone, 1, ceilings.peak}};
-  const bool pairs = kernels::MultipliesBFloat16(kernels::ActiveIsa());
+  const bool pairs = kernels::HasBFloat16Products(kernels::ActiveIsa());
   return {{"bfloat16", W::kBF16, pairs ? A::kBFloat16 : A::kNone, 2,
            pairs ? ceilings.bf16_peak : ceilings.peak},
           {"int8", W::kInt8Channel, A::kInt8Token, 1, ceilings.int8_peak}};
@@ -234,7 +234,7 @@ class Rank {
       for (const auto& part : parts) {
         const auto all = std::ssize(part);
         const int64_t begin = all * thread / threads, end = all * (thread + 1) / threads;
-        ReadLines(part.data() + begin, end - begin, kernels::kReadAhead);
+        ReadLines(part.data() + begin, end - begin, kernels::kReadPrefetchDistance);
       }
     });
     return bytes * setup_.ranks / GroupTime(start);

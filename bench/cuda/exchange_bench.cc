@@ -159,7 +159,7 @@ void Case(const Ranks& ranks, int64_t tokens, bool fp8, bool by_rank, const Opti
   for (int r = 0; r < n; ++r) {
     ranks[r]->Use();
     config.rank = r;
-    peers.limit = {ranks[r]->report.as<WaitReport>(), 5'000'000'000, r};
+    peers.limit = {ranks[r]->report.as<WaitTimeoutReport>(), 5'000'000'000, r};
     ranks[r]->exchange = std::make_unique<Exchange>(config, experts, peers);
   }
   const Traffic traffic = Fill(ranks, config, experts, tokens);

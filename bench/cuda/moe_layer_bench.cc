@@ -206,7 +206,7 @@ void RunRank(const Setup& setup, RankComm& comm) {
                                               .max_pages = 1});
   CudaDevice& device = CudaDevice::From(*owner);
   PeerMemory peers(comm, setup.PeerBytes(), std::chrono::seconds(20));
-  device.AddCheck([&] { peers.CheckWaits(); });
+  device.AddCheck([&] { peers.CheckTimeouts(); });
   DeviceMoeContext context;
   context.mesh = comm.mesh;
   context.peers = &peers;

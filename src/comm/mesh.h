@@ -49,7 +49,7 @@ class Mesh {
   int attn_tp() const { return shape_.tp / shape_.dp; }
   int attn_tp_rank() const { return rank_ % attn_tp(); }
   // Whether a dense feed-forward is replicated; each rank then processes its own tokens.
-  bool whole_dense() const { return shape_.dense_tp == 1; }
+  bool replicated_dense() const { return shape_.dense_tp == 1; }
   const MeshShape& shape() const { return shape_; }
 
   std::vector<int> TpGroup() const;

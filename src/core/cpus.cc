@@ -21,11 +21,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kMostCpus = 8192;  // maximum NR_CPUS of Linux
+constexpr int kMaxCpus = 8192;  // maximum NR_CPUS of Linux
 
 struct CpuMask {
-  cpu_set_t* bits = CPU_ALLOC(kMostCpus);
-  size_t bytes = CPU_ALLOC_SIZE(kMostCpus);
+  cpu_set_t* bits = CPU_ALLOC(kMaxCpus);
+  size_t bytes = CPU_ALLOC_SIZE(kMaxCpus);
 
   CpuMask() { CPU_ZERO_S(bytes, bits); }
   CpuMask(const CpuMask&) = delete;
@@ -93,7 +93,7 @@ CpuList AllowedCpus() {
   const CpuMask mask;
   CpuList cpus;
   if (sched_getaffinity(0, mask.bytes, mask.bits) != 0) return cpus;
-  for (int cpu = 0; cpu < kMostCpus; ++cpu) {
+  for (int cpu = 0; cpu < kMaxCpus; ++cpu) {
     if (CPU_ISSET_S(cpu, mask.bytes, mask.bits)) cpus.push_back(cpu);
   }
   return cpus;
@@ -111,7 +111,7 @@ CpuList ParseCpuList(std::string_view where, std::string_view text) {
   const auto number = [&] {
     int value = -1;
     const auto parsed = std::from_chars(next, end, value);
-    if (parsed.ec != std::errc() || value < 0 || value >= kMostCpus)
+    if (parsed.ec != std::errc() || value < 0 || value >= kMaxCpus)
       throw Invalid("{}: '{}' is not a list of CPUs; want one like 0-3,8", where, text);
     next = parsed.ptr;
     return value;
@@ -150,7 +150,7 @@ std::string FormatCpuList(CpuList cpus) {
   return text;
 }
 
-CpuList ShareOfCpus(const CpuList& cpus, int index, int count, const fs::path& root) {
+CpuList PartitionCpus(const CpuList& cpus, int index, int count, const fs::path& root) {
   if (static_cast<size_t>(count) > cpus.size()) return {};
   std::vector<CpuList> cores = CoresOf(cpus, root);
   if (cores.size() < static_cast<size_t>(count)) {  // split by hardware threads
@@ -163,14 +163,15 @@ CpuList ShareOfCpus(const CpuList& cpus, int index, int count, const fs::path& r
   return CoresFirst(std::span(cores).subspan(begin, end - begin));
 }
 
-bool RunOn(std::span<const int> cpus) {
+bool SetThreadAffinity(std::span<const int> cpus) {
   const CpuMask mask;
   for (const int cpu : cpus) CPU_SET_S(cpu, mask.bytes, mask.bits);
   return sched_setaffinity(0, mask.bytes, mask.bits) == 0;
 }
 
-std::optional<TakenCpus> TakenCpus::Take(int count, const CpuList& cpus, const fs::path& root) {
-  TakenCpus taken;
+std::optional<CpuReservation> CpuReservation::Take(int count, const CpuList& cpus,
+                                                   const fs::path& root) {
+  CpuReservation taken;
   for (const int cpu : cpus) {
     if (std::ssize(taken.cpus_) == count) break;
     const int fd = open(CpuDirectory(root, cpu).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -186,14 +187,14 @@ std::optional<TakenCpus> TakenCpus::Take(int count, const CpuList& cpus, const f
   return taken;
 }
 
-TakenCpus::~TakenCpus() {
+CpuReservation::~CpuReservation() {
   for (const int fd : fds_) close(fd);
 }
 
-TakenCpus::TakenCpus(TakenCpus&& other) noexcept
+CpuReservation::CpuReservation(CpuReservation&& other) noexcept
     : cpus_(std::move(other.cpus_)), fds_(std::exchange(other.fds_, {})) {}
 
-TakenCpus& TakenCpus::operator=(TakenCpus&& other) noexcept {
+CpuReservation& CpuReservation::operator=(CpuReservation&& other) noexcept {
   std::swap(cpus_, other.cpus_);
   std::swap(fds_, other.fds_);
   return *this;

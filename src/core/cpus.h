@@ -29,30 +29,30 @@ std::string FormatCpuList(CpuList cpus);
 // sizes allow. The order is the pinning order of threads: first hardware threads of all cores
 // before second ones. Empty if there are fewer CPUs than ranks. `root`: parent directory of /sys
 // (tests replace it). Without /sys, CPUs with consecutive numbers are neighbours.
-CpuList ShareOfCpus(const CpuList& cpus, int index, int count,
-                    const std::filesystem::path& root = "/");
+CpuList PartitionCpus(const CpuList& cpus, int index, int count,
+                      const std::filesystem::path& root = "/");
 
 // Sets the affinity mask of the calling thread, which new threads inherit. False if the system
 // refuses.
-bool RunOn(std::span<const int> cpus);
+bool SetThreadAffinity(std::span<const int> cpus);
 
 // Reserves CPUs, so that no other server on the host pins threads to them. A reservation is a set
 // of locks on directories of /sys: it leaves no files behind and ends with the process, however
 // that ends. Containers with their own network namespace have their own /sys and do not see each
 // other's locks.
-class TakenCpus {
+class CpuReservation {
  public:
   // The first `count` of `cpus` that are not reserved; nullopt if there are fewer.
-  static std::optional<TakenCpus> Take(int count, const CpuList& cpus,
-                                       const std::filesystem::path& root = "/");
-  ~TakenCpus();
-  TakenCpus(TakenCpus&& other) noexcept;
-  TakenCpus& operator=(TakenCpus&& other) noexcept;
+  static std::optional<CpuReservation> Take(int count, const CpuList& cpus,
+                                            const std::filesystem::path& root = "/");
+  ~CpuReservation();
+  CpuReservation(CpuReservation&& other) noexcept;
+  CpuReservation& operator=(CpuReservation&& other) noexcept;
 
   const CpuList& cpus() const { return cpus_; }  // in the order given
 
  private:
-  TakenCpus() = default;
+  CpuReservation() = default;
   CpuList cpus_;
   std::vector<int> fds_;
 };

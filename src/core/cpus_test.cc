@@ -67,7 +67,7 @@ TEST(CpusTest, BadListsAreSaid) {
 TEST(CpusTest, RanksGetWholeCoresOfOneNode) {
   const FakeMachine machine(/*nodes=*/2, /*cores=*/4);
   const auto share = [&](const CpuList& cpus, int index, int count) {
-    return ShareOfCpus(cpus, index, count, machine.root());
+    return PartitionCpus(cpus, index, count, machine.root());
   };
   EXPECT_THAT(share(UpTo(16), 0, 2), ElementsAre(0, 1, 2, 3, 8, 9, 10, 11));
   EXPECT_THAT(share(UpTo(16), 1, 2), ElementsAre(4, 5, 6, 7, 12, 13, 14, 15));
@@ -82,7 +82,7 @@ TEST(CpusTest, EachCpuIsOneRanks) {
   for (const int count : {1, 2, 3, 5, 8, 11, 16}) {
     CpuList all;
     for (int index = 0; index < count; ++index) {
-      const CpuList share = ShareOfCpus(UpTo(16), index, count, machine.root());
+      const CpuList share = PartitionCpus(UpTo(16), index, count, machine.root());
       EXPECT_FALSE(share.empty()) << count;
       all.insert(all.end(), share.begin(), share.end());
     }
@@ -91,24 +91,24 @@ TEST(CpusTest, EachCpuIsOneRanks) {
 }
 
 TEST(CpusTest, WithoutSysNumbersPart) {
-  EXPECT_THAT(ShareOfCpus(UpTo(4), 1, 2, "/nowhere"), ElementsAre(2, 3));
+  EXPECT_THAT(PartitionCpus(UpTo(4), 1, 2, "/nowhere"), ElementsAre(2, 3));
 }
 
 TEST(CpusTest, WhatOneTakesNobodyElseGets) {
   const FakeMachine machine(1, 2);
-  std::optional<TakenCpus> first = TakenCpus::Take(2, UpTo(4), machine.root());
+  std::optional<CpuReservation> first = CpuReservation::Take(2, UpTo(4), machine.root());
   ASSERT_TRUE(first);
   EXPECT_THAT(first->cpus(), ElementsAre(0, 1));
-  EXPECT_FALSE(TakenCpus::Take(3, UpTo(4), machine.root()));
-  const auto second = TakenCpus::Take(2, UpTo(4), machine.root());
+  EXPECT_FALSE(CpuReservation::Take(3, UpTo(4), machine.root()));
+  const auto second = CpuReservation::Take(2, UpTo(4), machine.root());
   ASSERT_TRUE(second);
   EXPECT_THAT(second->cpus(), ElementsAre(2, 3));
-  TakenCpus moved = std::move(*first);
+  CpuReservation moved = std::move(*first);
   first.reset();
-  EXPECT_FALSE(TakenCpus::Take(1, {0, 1}, machine.root()));
-  { const TakenCpus gone = std::move(moved); }
-  EXPECT_TRUE(TakenCpus::Take(2, {0, 1}, machine.root()));
-  EXPECT_FALSE(TakenCpus::Take(1, {77}, machine.root())) << "no such CPU";
+  EXPECT_FALSE(CpuReservation::Take(1, {0, 1}, machine.root()));
+  { const CpuReservation gone = std::move(moved); }
+  EXPECT_TRUE(CpuReservation::Take(2, {0, 1}, machine.root()));
+  EXPECT_FALSE(CpuReservation::Take(1, {77}, machine.root())) << "no such CPU";
 }
 
 TEST(CpusTest, ThreadsRunWhereTheyAreTold) {
@@ -117,7 +117,7 @@ TEST(CpusTest, ThreadsRunWhereTheyAreTold) {
   EXPECT_EQ(AllowedCpuCount(), std::ssize(all));
   std::thread([&] {
     const int last = all.back();
-    ASSERT_TRUE(RunOn({&last, 1}));
+    ASSERT_TRUE(SetThreadAffinity({&last, 1}));
     EXPECT_THAT(AllowedCpus(), ElementsAre(all.back()));
     EXPECT_EQ(AllowedCpuCount(), 1);
     std::thread([&] { EXPECT_THAT(AllowedCpus(), ElementsAre(all.back())); }).join();

@@ -85,14 +85,14 @@ ThreadPool::ThreadPool(int num_threads, std::span<const int> cpus)
     : state_(std::make_unique<State>()) {
   CHECK_GE(num_threads, 1);
   CHECK(cpus.empty() || std::ssize(cpus) == num_threads);
-  if (!cpus.empty() && !RunOn(cpus)) {
+  if (!cpus.empty() && !SetThreadAffinity(cpus)) {
     LOG_WARNING("cannot pin threads to CPUs {}: sched_setaffinity failed",
                 FormatCpuList({cpus.begin(), cpus.end()}));
     cpus = {};
   }
   for (int i = 1; i < num_threads; ++i) {
     state_->workers.emplace_back([s = state_.get(), cpu = cpus.empty() ? -1 : cpus[i]] {
-      if (cpu >= 0) RunOn({&cpu, 1});
+      if (cpu >= 0) SetThreadAffinity({&cpu, 1});
       s->Work();
     });
   }

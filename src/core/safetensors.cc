@@ -95,7 +95,7 @@ TensorEntry ParseEntry(const json& entry, uint64_t data_begin, uint64_t data_byt
   return {*dtype, {shape->begin(), shape->end()}, data_begin + begin, data_begin + end};
 }
 
-void RefuseOverlaps(const TensorEntries& entries, const std::string& file) {
+void CheckNoOverlaps(const TensorEntries& entries, const std::string& file) {
   std::vector<const TensorEntries::value_type*> by_begin;
   for (const auto& entry : entries) {
     if (entry.second.begin != entry.second.end) by_begin.push_back(&entry);
@@ -137,7 +137,7 @@ TensorEntries ParseSafetensorsHeader(std::span<const uint8_t> head, uint64_t fil
     entries.emplace(name, ParseEntry(entry, data_begin, file_size - data_begin,
                                      fmt::format("{}: tensor \"{}\"", file, name)));
   }
-  RefuseOverlaps(entries, file);
+  CheckNoOverlaps(entries, file);
   return entries;
 }
 

@@ -39,7 +39,7 @@ CpuBinding BindToList(CpuList cpus, const CpuList& allowed, int32_t threads_per_
   if (threads_per_rank > 0) cpus.resize(threads_per_rank);
   CpuBinding binding{.threads = static_cast<int>(cpus.size())};
   binding.cpus = std::move(cpus);
-  binding.taken = TakenCpus::Take(binding.threads, binding.cpus);
+  binding.taken = CpuReservation::Take(binding.threads, binding.cpus);
   if (!binding.taken)
     LOG_WARNING("{}: another server has pinned threads to some of CPUs {} too", kFlag,
                 FormatCpuList(binding.cpus));
@@ -83,11 +83,11 @@ std::string CpuBindOfEnvironment() {
 
 CpuBinding BindToShare(const CpuList& allowed, int index, int count, int32_t threads_per_rank,
                        const std::filesystem::path& root) {
-  const CpuList share = ShareOfCpus(allowed, index, count, root);
+  const CpuList share = PartitionCpus(allowed, index, count, root);
   CpuBinding binding{.threads = threads_per_rank > 0 ? threads_per_rank
                                                      : std::max(1, static_cast<int>(share.size()))};
   if (share.empty() || std::ssize(share) < binding.threads) return binding;
-  binding.taken = TakenCpus::Take(binding.threads, share, root);
+  binding.taken = CpuReservation::Take(binding.threads, share, root);
   if (binding.taken) {
     binding.cpus = binding.taken->cpus();
   } else {

@@ -15,8 +15,8 @@ namespace switchyard {
 // A rank's threads. Lives as long as its ThreadPool; its destruction releases the CPUs.
 struct CpuBinding {
   int threads = 1;
-  CpuList cpus;                    // [threads], thread i on cpus[i]; empty: Linux chooses
-  std::optional<TakenCpus> taken;  // reserves `cpus` against other servers
+  CpuList cpus;                         // [threads], thread i on cpus[i]; empty: Linux chooses
+  std::optional<CpuReservation> taken;  // reserves `cpus` against other servers
 };
 
 // Parses "0-3|4-7", the CPUs of each rank of this host. Error kInvalid for any other format or if a
@@ -29,7 +29,7 @@ std::string CpuBindOfEnvironment();
 
 // The binding of rank `index` of the `count` ranks of one engine that partition `allowed` among
 // them. Chooses CPUs that no other server has reserved; pins no threads if there are too
-// few. `root`: see ShareOfCpus.
+// few. `root`: see PartitionCpus.
 CpuBinding BindToShare(const CpuList& allowed, int index, int count, int32_t threads_per_rank,
                        const std::filesystem::path& root = "/");
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/expert_work.h"
+#include "engine/expert_services.h"
 #include "engine/rank_engine.h"
 #include "model/model.h"
 
@@ -15,7 +15,7 @@ namespace switchyard {
 // same passes in the same order.
 class ModelForward : public ForwardFunction {
  public:
-  ModelForward(Model& model, KvStorage& kv, const ExpertWork& experts)
+  ModelForward(Model& model, KvStorage& kv, const ExpertServices& experts)
       : model_(model), kv_(kv), recorder_(experts.recorder.get()), eplb_(experts.manager.get()) {}
 
   std::span<const float> Forward(const ForwardBatch& batch) override;

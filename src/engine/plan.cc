@@ -9,7 +9,7 @@
 #include "engine/config.h"
 #include "engine/cpu_binding.h"
 #include "engine/dp_controller.h"
-#include "engine/expert_work.h"
+#include "engine/expert_services.h"
 #include "engine/gpu_memory.h"
 #include "engine/host_memory.h"
 #include "engine/rank_engine.h"
@@ -28,7 +28,7 @@ constexpr int64_t kDefaultKvBytes = int64_t{8} << 30;
 constexpr int32_t kDefaultRunningRequests = 256;  // of all attention groups
 constexpr int32_t kDefaultChunk = 2048;           // of all attention groups
 constexpr int32_t kLargestPage = 1024;
-constexpr int64_t kMostBatchTokens = 1 << 20;
+constexpr int64_t kMaxBatchTokens = 1 << 20;
 
 void CheckFlags(const EngineConfig& c) {
   Mesh(c.mesh, 0);  // throws if the sizes do not divide one another
@@ -37,12 +37,12 @@ void CheckFlags(const EngineConfig& c) {
   Validate(c.recorder);
   if (c.page_size < 1 || c.page_size > kLargestPage)
     throw Invalid("--page-size {}: want 1 to {}", c.page_size, kLargestPage);
-  if (c.chunked_prefill_size < -1 || c.chunked_prefill_size > kMostBatchTokens)
+  if (c.chunked_prefill_size < -1 || c.chunked_prefill_size > kMaxBatchTokens)
     throw Invalid("--chunked-prefill-size {}: want 1 to {}, -1 for no chunking, or 0 for a default",
-                  c.chunked_prefill_size, kMostBatchTokens);
-  if (c.max_running_requests < 0 || c.max_running_requests > kMostBatchTokens)
+                  c.chunked_prefill_size, kMaxBatchTokens);
+  if (c.max_running_requests < 0 || c.max_running_requests > kMaxBatchTokens)
     throw Invalid("--max-running-requests {}: want 1 to {}, or 0 for a default",
-                  c.max_running_requests, kMostBatchTokens);
+                  c.max_running_requests, kMaxBatchTokens);
   if (c.max_total_tokens < 0)
     throw Invalid("--max-total-tokens {}: want at least 1, or 0 to fill memory",
                   c.max_total_tokens);
@@ -179,7 +179,7 @@ int64_t Budget(const HostMemory& memory, const EngineConfig& config, bool cuda) 
 
 // Bytes that activations and exchange of a rank on a GPU may take by default: a sixth of what
 // weights and an explicitly requested cache leave.
-double MostPassBytes(const EngineConfig& config, const EnginePlan& plan, int64_t page_bytes) {
+double MaxPassBytes(const EngineConfig& config, const EnginePlan& plan, int64_t page_bytes) {
   const auto weights = static_cast<double>(
       WeightBytesPerRank(plan.model, MakeModelOptions(config, plan), Mesh(config.mesh, 0)));
   const double room = static_cast<double>(Budget(GpuMemory(config, plan), config, true)) - weights;
@@ -201,7 +201,7 @@ void ChooseChunk(const EngineConfig& config, int64_t page_bytes, EnginePlan& pla
       return std::numeric_limits<double>::infinity();
     }
   };
-  SetChunk(DefaultGpuChunk(MostPassBytes(config, plan, page_bytes), bytes_of), config, plan);
+  SetChunk(DefaultGpuChunk(MaxPassBytes(config, plan, page_bytes), bytes_of), config, plan);
 }
 
 // Bytes, over the whole host.
@@ -309,7 +309,7 @@ ModelConfig ReadModelConfig(const EngineConfig& config) {
   // An explicit flag for a more exact type is respected.
   const bool may_round = config.quantization.activations == "auto" &&
                          (config.dtype == "auto" || config.dtype == "bfloat16");
-  if (may_round && kernels::MultipliesBFloat16(kernels::IsaOf(config.cpu_isa)))
+  if (may_round && kernels::HasBFloat16Products(kernels::IsaOf(config.cpu_isa)))
     model.quantization.bfloat16_rows = true;
   return model;
 }
@@ -334,7 +334,7 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
                        .backends = config.backends,
                        .eplb_algorithm = InitialPlanner(config, plan),
                        .page_size = config.page_size};
-  options.moe.nodes = NodesOfExperts(config, plan);
+  options.moe.nodes = NumExpertNodes(config, plan);
   if (plan.cuda)
     options.gpu = GpuOptions{
         .index = config.base_gpu_id + rank % plan.ranks_of_host * config.gpu_id_step,

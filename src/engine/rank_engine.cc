@@ -44,16 +44,16 @@ struct RankEngine::Impl {
     bool finite() const;
   };
   // Enables drawing in the model if it supports it and no row of the batch needs its logits here.
-  void AskForDraws();
+  void RequestDeviceSampling();
   // Processes the results of the batch's pass.
-  void TakePass(Rows all);
+  void ProcessPass(Rows all);
   // Processes one sequence's part of a pass, row by row.
   void Finish(const ScheduledRows& part, const Rows& own);
   // `first_row`: the part's first row in the batch.
-  void TakeRoutedExperts(const ScheduledRows& part, int64_t first_row);
-  void TakeInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
-                         std::span<const float> logits);
-  void TakeToken(Sequence& sequence, const Rows& own);
+  void AppendRoutedExperts(const ScheduledRows& part, int64_t first_row);
+  void AppendInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
+                           std::span<const float> logits);
+  void SampleToken(Sequence& sequence, const Rows& own);
   // nullopt if penalties and biases forbid every token.
   std::optional<int32_t> Draw(const Sequence& sequence, const Rows& own);
   void CheckFinished(const Sequence& sequence, int32_t token, RequestOutput& output) const;
@@ -79,14 +79,14 @@ struct RankEngine::Impl {
 namespace {
 
 // The draw parameters if this sequence's next token needs no logits here, else nullopt.
-std::optional<kernels::RowDraw> PlainDraw(const Sequence& sequence) {
+std::optional<kernels::RowSampling> DeviceDrawParams(const Sequence& sequence) {
   const EngineRequest& request = sequence.request;
   const SamplingParams& params = request.sampling;
   const auto drawn = static_cast<int64_t>(sequence.output().size());
-  if (params.max_new_tokens == 0 || request.logprob.enabled || sequence.logprobs_owed() ||
+  if (params.max_new_tokens == 0 || request.logprob.enabled || sequence.logprobs_pending() ||
       Penalties::Needed(params, drawn))
     return std::nullopt;
-  return kernels::RowDraw{
+  return kernels::RowSampling{
       .temperature = params.temperature < Sampler::kGreedyBelow ? 0.0f : params.temperature,
       .top_p = params.top_p,
       .min_p = params.min_p,
@@ -210,9 +210,9 @@ StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
   const bool others =
       std::ranges::any_of(groups, [](const StepCounts& group) { return group.tokens > 0; });
   if (others || !plan.empty()) {
-    AskForDraws();
+    RequestDeviceSampling();
     const std::span<const float> logits = model.Forward(batch);
-    TakePass({logits, model.drawn()});
+    ProcessPass({logits, model.drawn()});
   }
   plan = {};
   return {std::exchange(answers, {})};
@@ -222,13 +222,13 @@ bool RankEngine::Impl::Rows::finite() const {
   return AllFinite(logits) && std::ranges::all_of(drawn, [](int32_t id) { return id >= 0; });
 }
 
-void RankEngine::Impl::AskForDraws() {
+void RankEngine::Impl::RequestDeviceSampling() {
   batch.draws.clear();
   if (!model.draws() || batch.logit_rows.empty()) return;
   for (const ScheduledRows& part : plan) {
     const Sequence& sequence = *part.sequence;
     if (sequence.LogitRows(part.rows).size() == 0) continue;
-    const std::optional<kernels::RowDraw> draw = PlainDraw(sequence);
+    const std::optional<kernels::RowSampling> draw = DeviceDrawParams(sequence);
     if (!draw) {
       batch.draws.clear();
       return;
@@ -237,7 +237,7 @@ void RankEngine::Impl::AskForDraws() {
   }
 }
 
-void RankEngine::Impl::TakePass(Rows all) {
+void RankEngine::Impl::ProcessPass(Rows all) {
   if (batch.draws.empty()) {
     all.drawn = {};
     CHECK_EQ(std::ssize(all.logits), std::ssize(batch.logit_rows) * vocab);
@@ -250,7 +250,7 @@ void RankEngine::Impl::TakePass(Rows all) {
   for (const ScheduledRows& part : plan) {
     const size_t count = part.sequence->LogitRows(part.rows).size();
     const int64_t rows = part.rows;
-    TakeRoutedExperts(part, first_row);
+    AppendRoutedExperts(part, first_row);
     Rows own;
     if (batch.draws.empty()) {
       own.logits = all.logits.subspan(begin * vocab, count * vocab);
@@ -263,12 +263,12 @@ void RankEngine::Impl::TakePass(Rows all) {
   }
 }
 
-void RankEngine::Impl::TakeRoutedExperts(const ScheduledRows& part, int64_t first_row) {
+void RankEngine::Impl::AppendRoutedExperts(const ScheduledRows& part, int64_t first_row) {
   Sequence& sequence = *part.sequence;
   const int64_t end = sequence.computed + part.rows;
-  if (!sequence.routed_experts_owed() || end <= sequence.next_routed) return;
+  if (!sequence.routed_experts_pending() || end <= sequence.next_routed) return;
   const int64_t width = model.routed_width(), first = sequence.next_routed - sequence.computed;
-  CHECK_GE(first, 0);  // guaranteed by most_reusable
+  CHECK_GE(first, 0);  // guaranteed by max_reusable
   const auto rows =
       model.routed_experts().subspan((first_row + first) * width, (part.rows - first) * width);
   sequence.routed_experts.insert(sequence.routed_experts.end(), rows.begin(), rows.end());
@@ -284,16 +284,16 @@ void RankEngine::Impl::Finish(const ScheduledRows& part, const Rows& own) {
     Fail(sequence, "the model returned logits that are not finite (NaN or infinity)");
     return;
   }
-  TakeInputLogprobs(sequence, rows, own.logits);
+  AppendInputLogprobs(sequence, rows, own.logits);
   sequence.computed += part.rows;
   if (sequence.pending() > 0) return;
   if (!decoding) cache.Publish(sequence.computed_tokens(), sequence.cache);
-  TakeToken(sequence, own);
+  SampleToken(sequence, own);
 }
 
-void RankEngine::Impl::TakeInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
-                                         std::span<const float> logits) {
-  for (int64_t row = rows.first; row < rows.end && sequence.logprobs_owed(); ++row) {
+void RankEngine::Impl::AppendInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
+                                           std::span<const float> logits) {
+  for (int64_t row = rows.first; row < rows.end && sequence.logprobs_pending(); ++row) {
     const int64_t position = sequence.next_logprob++;
     CHECK_EQ(position, row + 1);
     sequence.input_logprobs.push_back(LogprobsAt(logits.subspan((row - rows.first) * vocab, vocab),
@@ -309,7 +309,7 @@ std::optional<int32_t> RankEngine::Impl::Draw(const Sequence& sequence, const Ro
                       *params.seed);
 }
 
-void RankEngine::Impl::TakeToken(Sequence& sequence, const Rows& own) {
+void RankEngine::Impl::SampleToken(Sequence& sequence, const Rows& own) {
   const SamplingParams& params = sequence.request.sampling;
   RequestOutput output = NewOutput(sequence);
   output.input_logprobs = std::exchange(sequence.input_logprobs, {});

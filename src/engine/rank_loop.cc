@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/cpu_binding.h"
-#include "engine/expert_work.h"
+#include "engine/expert_services.h"
 #include "engine/group_exchange.h"
 #include "engine/model_forward.h"
 #include "engine/scheduler/batch.h"
@@ -53,11 +53,11 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
   ThreadPool pool(binding.threads, binding.cpus);
   ModelOptions options = MakeModelOptions(config, plan, rank);
   if (rank == 0) options.load.progress = ThrottledProgress(io);
-  ExpertWork experts(config, plan, *comm);
+  ExpertServices experts(config, plan, *comm);
   experts.AddTo(&options);
   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
   KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
-  const ExpertWork::Attached attached(experts, model);
+  const ExpertServices::Attached attached(experts, model);
   ModelForward forward(model, kv, experts);
   CheckedForward checked(forward, *comm->attn_tp, config.page_size);
   ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;

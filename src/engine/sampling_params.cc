@@ -8,7 +8,7 @@ namespace switchyard {
 
 namespace {
 
-constexpr size_t kMostStopIds = 1024, kMostBiases = 4096, kMostAskedIds = 4096;
+constexpr size_t kMaxStopIds = 1024, kMostBiases = 4096, kMaxLogprobIds = 4096;
 
 void CheckRange(const char* name, float value, float low, float high) {
   if (!(value >= low && value <= high))  // NaN fails too
@@ -42,7 +42,7 @@ void Validate(const SamplingParams& p, int64_t vocab_size) {
   CheckRange("presence_penalty", p.presence_penalty, -2.0f, 2.0f);
   if (!(p.repetition_penalty > 0.0f && p.repetition_penalty <= 2.0f))
     throw Invalid("repetition_penalty is {}, want more than 0 and at most 2", p.repetition_penalty);
-  CheckCount("stop_token_ids", p.stop_token_ids.size(), kMostStopIds);
+  CheckCount("stop_token_ids", p.stop_token_ids.size(), kMaxStopIds);
   for (const int32_t id : p.stop_token_ids) CheckId("stop_token_ids", id, vocab_size);
   CheckCount("logit_bias", p.logit_bias.size(), kMostBiases);
   for (const auto& [id, bias] : p.logit_bias) {
@@ -55,7 +55,7 @@ void Validate(const LogprobParams& p, int64_t vocab_size) {
   if (p.start < -1) throw Invalid("logprob_start_len is {}, want -1 or more", p.start);
   if (p.top < 0 || p.top > vocab_size)
     throw Invalid("top_logprobs is {}, want 0 to {}", p.top, vocab_size);
-  CheckCount("token_ids_logprob", p.token_ids.size(), kMostAskedIds);
+  CheckCount("token_ids_logprob", p.token_ids.size(), kMaxLogprobIds);
   for (const int32_t id : p.token_ids) CheckId("token_ids_logprob", id, vocab_size);
 }
 

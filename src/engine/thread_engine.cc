@@ -29,8 +29,8 @@ struct ThreadEngine::Impl {
   };
   DpController controller;
   std::map<uint64_t, Open> open;
-  std::map<uint64_t, std::promise<std::vector<EngineStats>>> stats_asked;
-  std::map<uint64_t, std::promise<bool>> flushes_asked;
+  std::map<uint64_t, std::promise<std::vector<EngineStats>>> pending_stats;
+  std::map<uint64_t, std::promise<bool>> pending_flushes;
   uint64_t last_id = 0, last_ticket = 0;
   bool ready = false, ended = false;
   std::exception_ptr failure;
@@ -52,9 +52,9 @@ struct ThreadEngine::Impl {
     } else if (const auto* load = std::get_if<LoadProgress>(&message)) {
       if (progress) progress(load->done, load->total);
     } else if (const auto* stats = std::get_if<StatsReport>(&message)) {
-      Answer(stats_asked, stats->ticket, stats->groups);
+      Answer(pending_stats, stats->ticket, stats->groups);
     } else if (const auto* flush = std::get_if<FlushResult>(&message)) {
-      Answer(flushes_asked, flush->ticket, flush->done);
+      Answer(pending_flushes, flush->ticket, flush->done);
     } else if (std::holds_alternative<RankReady>(message)) {
       const std::lock_guard lock(mutex);
       ready = true;
@@ -83,7 +83,7 @@ struct ThreadEngine::Impl {
   }
 
   template <typename T>
-  void EndQuestions(std::map<uint64_t, std::promise<T>>& asked) {  // requires the mutex
+  void FailPendingQueries(std::map<uint64_t, std::promise<T>>& asked) {  // requires the mutex
     for (auto& [ticket, promise] : asked) promise.set_exception(std::make_exception_ptr(Ended()));
     asked.clear();
   }
@@ -115,8 +115,8 @@ struct ThreadEngine::Impl {
       ended = true;
       failure = why;
       left.swap(open);
-      EndQuestions(stats_asked);
-      EndQuestions(flushes_asked);
+      FailPendingQueries(pending_stats);
+      FailPendingQueries(pending_flushes);
       news.notify_all();
     }
     for (const auto& [id, request] : left)
@@ -189,7 +189,11 @@ void ThreadEngine::Abort(uint64_t id) {
   impl_->Tell(AbortRequest{id});
 }
 
-std::vector<EngineStats> ThreadEngine::Stats() { return impl_->Ask<GetStats>(impl_->stats_asked); }
-bool ThreadEngine::FlushCache() { return impl_->Ask<switchyard::FlushCache>(impl_->flushes_asked); }
+std::vector<EngineStats> ThreadEngine::Stats() {
+  return impl_->Ask<GetStats>(impl_->pending_stats);
+}
+bool ThreadEngine::FlushCache() {
+  return impl_->Ask<switchyard::FlushCache>(impl_->pending_flushes);
+}
 
 }  // namespace switchyard

@@ -9,7 +9,7 @@ namespace switchyard {
 // Lowers the priority of the calling thread permanently. On Linux each thread has its own nice
 // value. With this one it gets about a thirtieth of a core that a forward-pass thread also wants.
 // If setpriority fails, the thread keeps its current priority.
-inline void WorkInTheBackground() {
+inline void LowerThreadPriority() {
   constexpr int kNice = 15;
   setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);
 }

@@ -83,20 +83,20 @@ std::vector<int> ExpertsByNode(std::span<const float> load, const Sizes& sizes) 
 void PlanLayer(std::span<const float> load, const Sizes& sizes, std::span<int32_t> to_logical,
                std::span<int32_t> number) {
   const int per_node = static_cast<int>(load.size()) / sizes.nodes;
-  const int node_places = sizes.physical / sizes.nodes, node_ranks = sizes.ranks / sizes.nodes;
+  const int node_slots = sizes.physical / sizes.nodes, node_ranks = sizes.ranks / sizes.nodes;
   const std::vector<int> experts = ExpertsByNode(load, sizes);
   for (int node = 0; node < sizes.nodes; ++node) {
     std::vector<float> node_load(per_node);
     for (int i = 0; i < per_node; ++i) node_load[i] = load[experts[node * per_node + i]];
-    const Replicas replicas = Replicate(node_load, node_places);
-    std::vector<float> place_load(node_places);
-    for (int p = 0; p < node_places; ++p)
-      place_load[p] =
+    const Replicas replicas = Replicate(node_load, node_slots);
+    std::vector<float> slot_load(node_slots);
+    for (int p = 0; p < node_slots; ++p)
+      slot_load[p] =
           node_load[replicas.expert[p]] / static_cast<float>(replicas.count[replicas.expert[p]]);
-    const Packing packing = PackEvenly(place_load, node_ranks);
-    for (int p = 0; p < node_places; ++p) {
+    const Packing packing = PackEvenly(slot_load, node_ranks);
+    for (int p = 0; p < node_slots; ++p) {
       const int place =
-          node * node_places + packing.pack[p] * (node_places / node_ranks) + packing.place[p];
+          node * node_slots + packing.pack[p] * (node_slots / node_ranks) + packing.place[p];
       to_logical[place] = experts[node * per_node + replicas.expert[p]];
       number[place] = replicas.number[p];
     }

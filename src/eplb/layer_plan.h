@@ -37,9 +37,9 @@ class LayerPlan {
   // [experts] the same with one replica less; infinite for fewer than two replicas.
   std::span<const double> with_one_less() const { return with_one_less_; }
   int bin_of(int place) const { return bin_of_[place]; }  // −1: slot of a dead rank
-  // Linked list of the slots of an expert, in no order: first_place, then next_place until −1.
-  int first_place(int32_t expert) const { return first_place_[expert]; }
-  int next_place(int place) const { return next_place_[place]; }
+  // Linked list of the slots of an expert, in no order: first_slot, then next_slot until −1.
+  int first_slot(int32_t expert) const { return first_slot_[expert]; }
+  int next_slot(int place) const { return next_slot_[place]; }
   bool Holds(int bin, int32_t expert) const;
   int Heaviest() const;
 
@@ -57,7 +57,7 @@ class LayerPlan {
   const std::vector<RankSlots>* bins_;
   std::vector<double> load_;
   std::vector<int32_t> map_;
-  std::vector<int> first_place_, next_place_;        // [experts], [physical]
+  std::vector<int> first_slot_, next_slot_;          // [experts], [physical]
   std::vector<int32_t> count_;                       // [experts] replicas
   std::vector<double> per_replica_, with_one_less_;  // [experts]
   std::vector<double> solo_;      // [physical] load of experts without replicas; others infinite
@@ -72,7 +72,7 @@ class LayerPlan {
 //    connects all ranks, and each rank holds about as many replicated experts. Excess load of a
 //    batch on one rank can then flow to all others, over one expert after another.
 // 3. Experts with one replica go, heaviest first, to the least loaded rank with a free slot.
-void StartFromNothing(LayerPlan* plan);
+void PlanFromScratch(LayerPlan* plan);
 
 // Plans from the current placement with few changes: missing experts get a slot, empty slots are
 // filled, and slots are reassigned from cold to hot experts while the hot expert's load per replica

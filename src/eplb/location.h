@@ -20,7 +20,7 @@ class ExpertLocation {
   int layers() const { return placement_.layers; }
   int num_logical() const { return placement_.logical; }
   int num_physical() const { return placement_.physical; }
-  int most_replicas() const { return most_; }  // X
+  int max_replicas() const { return max_replicas_; }  // X
   const Placement& placement() const { return placement_; }
 
   // [layers, logical, X], padded with −1 for experts with fewer replicas.
@@ -30,12 +30,12 @@ class ExpertLocation {
   // The slots of one expert, at least one.
   std::span<const int32_t> Replicas(int layer, int32_t expert) const {
     const size_t row = static_cast<size_t>(layer) * placement_.logical + expert;
-    return std::span(to_physical_).subspan(row * most_, counts_[row]);
+    return std::span(to_physical_).subspan(row * max_replicas_, counts_[row]);
   }
 
  private:
   Placement placement_;
-  int most_ = 0;
+  int max_replicas_ = 0;
   std::vector<int32_t> to_physical_, counts_;
 };
 

@@ -57,7 +57,7 @@ class EplbManager : public RoutingObserver {
   // Before the first pass; collective.
   void Attach(MovableExperts* experts);
   // Before the experts are destroyed: stops a migration on this rank alone. No pass may follow.
-  void Detach() { moving_.reset(); }
+  void Detach() { migration_.reset(); }
 
   void OnPlacement(int /*layer*/, const ExpertPlacement& /*placement*/) override {}
   void OnRoute(int layer, const RoutedTokens& tokens) override;
@@ -77,9 +77,9 @@ class EplbManager : public RoutingObserver {
  private:
   void ConsiderPlanning(const char* trigger);
   void StartPlanning(const char* trigger);
-  void TakePlan();
-  void StartMoving(const Placement& plan);
-  void StepMoving();
+  void ReceivePlan();
+  void StartMigration(const Placement& plan);
+  void StepMigration();
   void Finish();
   void Fail(const std::string& why, bool timed_out);
   Placement Current() const;
@@ -89,7 +89,7 @@ class EplbManager : public RoutingObserver {
   RankComm& comm_;
   const EplbAlgorithm algorithm_;
   const RankTopology topology_;
-  const bool leads_;  // rank 0 of the world
+  const bool is_leader_;  // rank 0 of the world
   MovableExperts* experts_ = nullptr;
   std::vector<int> layers_;    // MoE layers
   std::vector<int> index_of_;  // [layers of the model] index into layers_; −1: dense
@@ -98,7 +98,7 @@ class EplbManager : public RoutingObserver {
   PlanJob plan_;
   ExpertCourier courier_;
   bool sends_ = false;  // experts are received from ranks that hold them
-  std::unique_ptr<Migration> moving_;
+  std::unique_ptr<Migration> migration_;
   std::chrono::steady_clock::time_point began_;
   EplbStatus status_;
 };

@@ -20,8 +20,8 @@ namespace switchyard {
 struct MigrationOptions {
   int layers_per_chunk = 1;                    // layers that switch at the same step; −1: all
   int64_t bytes_per_step = int64_t{32} << 20;  // limit of loads that a rank starts in one step
-  // Timeout without progress on any rank. At least Migration::kPatientSteps passes must also have
-  // run without progress, because a pass may take long.
+  // Timeout without progress on any rank. At least Migration::kMinStalledSteps passes must also
+  // have run without progress, because a pass may take long.
   std::chrono::duration<double> patience{60};
   RankTopology topology;  // of the ranks that exchange experts
 };
@@ -41,7 +41,7 @@ struct LayerMove {
 // Follows EPLB in SGLang, which also moves chunks of layers, but stops the engine for each chunk.
 class Migration {
  public:
-  static constexpr int kPatientSteps = 10;
+  static constexpr int kMinStalledSteps = 10;
 
   // `moves` must be equal on every rank and not empty; the other arguments are borrowed. `courier`
   // transfers the experts that other ranks hold; null: all are loaded.
@@ -70,7 +70,7 @@ class Migration {
 
  private:
   enum class State : uint8_t { kLoading, kReady, kFailed, kEnded };
-  struct Line {  // status that ranks exchange before each pass
+  struct RankStatus {  // status that ranks exchange before each pass
     State state = State::kLoading;
     bool timed_out = false;       // rank 0's watchdog
     int64_t loaded = 0;           // experts and pieces so far
@@ -79,14 +79,14 @@ class Migration {
   };
 
   void Run();
-  void LetGo();
+  void FreeUnused();
   void PrepareChunk(size_t begin, size_t end);
-  void Pace(int64_t bytes);
-  void Decide(const std::vector<Line>& all);
+  void Throttle(int64_t bytes);
+  void Decide(const std::vector<RankStatus>& all);
   void BeginChunk();
-  void Carry(const std::vector<Line>& all);
-  bool Overdue(const std::vector<Line>& all);
-  void GiveUp(std::string why);
+  void StepTransfers(const std::vector<RankStatus>& all);
+  bool Overdue(const std::vector<RankStatus>& all);
+  void AbortMigration(std::string why);
   void SwitchChunk();
   size_t ChunkEnd(size_t begin) const;
 
@@ -95,8 +95,8 @@ class Migration {
   MovableExperts& experts_;
   Communicator& world_;
   ExpertCourier* const courier_;
-  size_t moved_ = 0;       // used by the rank's thread
-  bool carrying_ = false;  // experts of the chunk are being received from other ranks
+  size_t moved_ = 0;           // used by the rank's thread
+  bool transferring_ = false;  // experts of the chunk are being received from other ranks
   int loaded_ = 0, received_ = 0;
   double longest_switch_ = 0;  // seconds
   std::string error_;
@@ -106,12 +106,12 @@ class Migration {
   std::chrono::steady_clock::time_point progress_at_;
 
   std::mutex mutex_;  // guards the following members
-  std::condition_variable news_;
+  std::condition_variable state_changed_;
   State state_ = State::kLoading;
   bool stop_ = false;
-  int64_t budget_ = 0;     // bytes; may become negative after a larger expert
-  int64_t started_ = 0;    // number of expert loads started
-  bool all_here_ = false;  // all experts of the chunk that the courier transfers have arrived
+  int64_t budget_ = 0;        // bytes; may become negative after a larger expert
+  int64_t started_ = 0;       // number of expert loads started
+  bool all_arrived_ = false;  // all experts of the chunk that the courier transfers have arrived
   std::map<int, MovableExperts::Arrived> arrived_;
   std::vector<PreparedLayer> prepared_;
   std::vector<OwnedExpert> retired_;  // to be freed by the thread

@@ -213,7 +213,7 @@ TEST(Migration, TheWatchdogWaitsForAFewPassesHoweverLong) {
       migration.Step();
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
-    EXPECT_GT(steps, Migration::kPatientSteps);
+    EXPECT_GT(steps, Migration::kMinStalledSteps);
     EXPECT_TRUE(migration.timed_out());
     released.count_down();
     RunToEnd(migration);

@@ -36,10 +36,11 @@ class PlanJob {
   std::optional<Outcome> Poll(std::chrono::duration<double> patience);
 
  private:
-  std::string News(std::chrono::duration<double> patience);
+  std::string PollPlanner(std::chrono::duration<double> patience);
 
   Communicator& world_;
-  std::future<std::string> plan_, left_;  // rank 0; `left_`: the one that timed out
+  std::future<std::string> plan_,
+      timed_out_plan_;  // rank 0; `timed_out_plan_`: the one that timed out
   std::chrono::steady_clock::time_point began_;
 };
 

@@ -11,7 +11,7 @@ namespace switchyard {
 namespace {
 
 // The expert with the highest load per replica that can have another replica; −1: none.
-int32_t Hottest(const LayerPlan& plan) {
+int32_t MostLoadedReplicable(const LayerPlan& plan) {
   int32_t best = -1;
   double most = -1;
   const auto per_replica = plan.per_replica();
@@ -24,7 +24,7 @@ int32_t Hottest(const LayerPlan& plan) {
 }
 
 // The replicated expert with the least load per replica after removing one; −1: none.
-int32_t Coldest(const LayerPlan& plan, int32_t but) {
+int32_t LeastLoadedReplicated(const LayerPlan& plan, int32_t but) {
   int32_t best = -1;
   double least = std::numeric_limits<double>::infinity();
   const auto after = plan.with_one_less();
@@ -84,7 +84,7 @@ bool Replace(int32_t old, int32_t expert, Components* components, LayerPlan* pla
   const std::vector<int>& component = components->Of(*plan);
   std::vector<uint8_t> reached(plan->bins(), 0), holds(plan->bins(), 0);
   int holder = -1;
-  for (int p = plan->first_place(expert); p >= 0; p = plan->next_place(p)) {
+  for (int p = plan->first_slot(expert); p >= 0; p = plan->next_slot(p)) {
     holder = plan->bin_of(p);
     reached[component[holder]] = holds[holder] = 1;
   }
@@ -99,7 +99,7 @@ bool Replace(int32_t old, int32_t expert, Components* components, LayerPlan* pla
     place = p;
   };
   if (old >= 0) {
-    for (int p = plan->first_place(old); p >= 0; p = plan->next_place(p)) consider(p);
+    for (int p = plan->first_slot(old); p >= 0; p = plan->next_slot(p)) consider(p);
   } else {
     for (int p = 0; p < static_cast<int>(plan->map().size()); ++p)
       if (plan->map()[p] < 0) consider(p);
@@ -112,21 +112,21 @@ bool Replace(int32_t old, int32_t expert, Components* components, LayerPlan* pla
 
 // Places experts that lost their last slot, heaviest first: into empty slots, else in place of
 // replicas.
-void GiveHomes(Components* components, LayerPlan* plan) {
+void PlaceMissingExperts(Components* components, LayerPlan* plan) {
   while (true) {
-    int32_t homeless = -1;
+    int32_t unplaced = -1;
     for (int32_t e = 0; e < plan->experts(); ++e)
-      if (plan->count(e) == 0 && (homeless < 0 || plan->load(e) > plan->load(homeless)))
-        homeless = e;
-    if (homeless < 0) return;
-    const bool placed = Replace(-1, homeless, components, plan) ||
-                        Replace(Coldest(*plan, homeless), homeless, components, plan);
+      if (plan->count(e) == 0 && (unplaced < 0 || plan->load(e) > plan->load(unplaced)))
+        unplaced = e;
+    if (unplaced < 0) return;
+    const bool placed = Replace(-1, unplaced, components, plan) ||
+                        Replace(LeastLoadedReplicated(*plan, unplaced), unplaced, components, plan);
     CHECK(placed);  // ValidateTopology: there are slots for all experts
   }
 }
 
 // Each empty slot gets the hottest expert that its bin does not hold yet.
-void FillEmptyPlaces(LayerPlan* plan) {
+void FillEmptySlots(LayerPlan* plan) {
   for (int bin = 0; bin < plan->bins(); ++bin)
     for (int p = plan->slots(bin).begin; p < plan->slots(bin).end; ++p) {
       if (plan->map()[p] >= 0) continue;
@@ -142,11 +142,11 @@ void FillEmptyPlaces(LayerPlan* plan) {
 
 void RepairPlan(double slack, int budget, LayerPlan* plan) {
   Components components(*plan);
-  GiveHomes(&components, plan);
-  FillEmptyPlaces(plan);
+  PlaceMissingExperts(&components, plan);
+  FillEmptySlots(plan);
   for (; budget > 0; --budget) {
-    const int32_t hot = Hottest(*plan);
-    const int32_t cold = hot < 0 ? -1 : Coldest(*plan, hot);
+    const int32_t hot = MostLoadedReplicable(*plan);
+    const int32_t cold = hot < 0 ? -1 : LeastLoadedReplicated(*plan, hot);
     if (cold < 0) return;
     if (plan->PerReplica(hot) <= (1 + slack) * plan->with_one_less()[cold]) return;
     if (!Replace(cold, hot, &components, plan)) return;

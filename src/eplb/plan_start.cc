@@ -1,4 +1,4 @@
-// Implements StartFromNothing.
+// Implements PlanFromScratch.
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -59,7 +59,7 @@ class Filler {
   // expert). Prefers a component that the expert has not reached, then a node that it is not on,
   // then the least load. One key combines all criteria: those before the load count in units larger
   // than any load.
-  void PutReplicas(int32_t expert, int count) {
+  void PlaceReplicas(int32_t expert, int count) {
     const double share = plan_->load(expert) / count;
     for (size_t bin = 0; bin < key_.size(); ++bin)
       key_[bin] = free_[bin] > 0 ? load_[bin] - 4 * unit_ * free_[bin] : kInfinite;
@@ -83,7 +83,7 @@ class Filler {
   }
 
   // `experts`, heaviest first, each to the lightest bin with a free slot.
-  void PutSingles(std::span<const int32_t> experts) {
+  void PlaceUnreplicated(std::span<const int32_t> experts) {
     using Bin = std::pair<double, int>;
     std::priority_queue<Bin, std::vector<Bin>, std::greater<>> lightest;
     for (int bin = 0; bin < plan_->bins(); ++bin)
@@ -124,7 +124,7 @@ class Filler {
 
 }  // namespace
 
-void StartFromNothing(LayerPlan* plan) {
+void PlanFromScratch(LayerPlan* plan) {
   int places = 0;
   for (int bin = 0; bin < plan->bins(); ++bin) places += plan->slots(bin).size();
   const std::vector<int> counts = ReplicateHottest(*plan, places);
@@ -139,8 +139,8 @@ void StartFromNothing(LayerPlan* plan) {
   const auto single = std::ranges::find(order, 1, [&](int32_t e) { return counts[e]; });
   Filler filler(plan);
   for (const int32_t expert : std::span(order.begin(), single))
-    filler.PutReplicas(expert, counts[expert]);
-  filler.PutSingles(std::span(single, order.end()));
+    filler.PlaceReplicas(expert, counts[expert]);
+  filler.PlaceUnreplicated(std::span(single, order.end()));
   plan->Assign(filler.map());
 }
 

@@ -111,7 +111,7 @@ TEST(ExpertLocationTest, ListsReplicasByPlace) {
   Placement placement(1, 5, 3);
   placement.physical_to_logical = {2, 0, -1, 2, 1};
   const ExpertLocation location(placement);
-  EXPECT_EQ(location.most_replicas(), 2);
+  EXPECT_EQ(location.max_replicas(), 2);
   const auto all = location.logical_to_all_physical();
   EXPECT_EQ(std::vector<int32_t>(all.begin(), all.end()),
             (std::vector<int32_t>{1, -1, 4, -1, 0, 3}));

@@ -26,7 +26,7 @@ class CountingRunner : public Runner {
   CountingRunner(std::unique_ptr<Runner> runner, RowCounts* rows)
       : runner_(std::move(runner)), rows_(rows) {}
   RunnerLayout layout() const override { return runner_->layout(); }
-  bool Takes(WeightFormat format) const override { return runner_->Takes(format); }
+  bool Supports(WeightFormat format) const override { return runner_->Supports(format); }
   void Run(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden, ThreadPool& pool,
            float* y) override {
     Count(block, rows);
@@ -55,7 +55,7 @@ class CountingFused : public FusedExperts {
  public:
   CountingFused(std::unique_ptr<FusedExperts> fused, std::map<int32_t, int64_t>* asked)
       : fused_(std::move(fused)), asked_(asked) {}
-  bool Takes(WeightFormat format) const override { return fused_->Takes(format); }
+  bool Supports(WeightFormat format) const override { return fused_->Supports(format); }
   int64_t MaxTokens(bool decode) const override { return fused_->MaxTokens(decode); }
   void Begin(const float* x, const TopK& topk, bool decode, DispatchHandle* handle) override {
     for (int64_t i = 0; i < topk.tokens * topk.k; ++i)

@@ -21,9 +21,9 @@ double Balancedness(const std::vector<double>& rank_load) {
 }
 
 // Evaluates a placement in use.
-class Judge {
+class Evaluator {
  public:
-  Judge(EpDispatchAlgorithm dispatch, const RankTopology& topology, int layers)
+  Evaluator(EpDispatchAlgorithm dispatch, const RankTopology& topology, int layers)
       : dispatch_(dispatch), topology_(topology), dividers_(layers) {}
 
   void Use(const Placement& placement) {
@@ -104,8 +104,8 @@ SimulateResult Simulate(const LoadHistory& trace, const SimulateOptions& options
                   topology.ranks);
 
   SimulateResult result{.first_step = options.window};
-  Judge before(EpDispatchAlgorithm::kDynamic, topology, trace.layers);
-  Judge after(options.dispatch, topology, trace.layers);
+  Evaluator before(EpDispatchAlgorithm::kDynamic, topology, trace.layers);
+  Evaluator after(options.dispatch, topology, trace.layers);
   before.Use(placement);
   for (int step = options.window; step < trace.steps; ++step) {
     if (options.progress) options.progress(step);
@@ -128,7 +128,7 @@ SimulateResult Simulate(const LoadHistory& trace, const SimulateOptions& options
 std::vector<double> LayerBalancedness(const LoadHistory& history, const Placement& placement,
                                       EpDispatchAlgorithm dispatch, const RankTopology& topology) {
   CHECK(history.layers == placement.layers && history.experts == placement.logical);
-  Judge judge(dispatch, topology, history.layers);
+  Evaluator judge(dispatch, topology, history.layers);
   judge.Use(placement);
   std::vector<double> means(history.layers, 0.0);
   for (int layer = 0; layer < history.layers; ++layer)

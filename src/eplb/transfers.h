@@ -11,12 +11,12 @@ namespace switchyard {
 
 // Cheapest first.
 enum class FillFrom : uint8_t {
-  kUnchanged,  // the slot already has the expert
-  kSameRank,   // another slot of the rank has it
-  kFreeRider,  // an earlier slot of the same rank receives it
-  kSameNode,   // a rank of the same node has it
-  kOtherNode,  // only ranks of other nodes have it
-  kStored,     // no living rank has it: load from the checkpoint
+  kUnchanged,   // the slot already has the expert
+  kSameRank,    // another slot of the rank has it
+  kFreeRider,   // an earlier slot of the same rank receives it
+  kSameNode,    // a rank of the same node has it
+  kOtherNode,   // only ranks of other nodes have it
+  kCheckpoint,  // no living rank has it: load from the checkpoint
 };
 constexpr int kNumFillFrom = 6;
 const char* Name(FillFrom from);
@@ -25,7 +25,7 @@ const char* Name(FillFrom from);
 struct Transfer {
   int32_t expert = 0;
   int from_rank = 0, to_rank = 0;
-  int32_t from_place = 0, to_place = 0;
+  int32_t from_slot = 0, to_slot = 0;
   bool operator==(const Transfer&) const = default;
 };
 

@@ -56,8 +56,8 @@ TEST(Transfers, WhatADeadRankHeldComesFromTheCheckpoint) {
   const RankTopology topology{.ranks = 3, .active = {1, 0, 1}};
   const std::vector<int32_t> previous = {0, 1, 2, 3, 1, 0}, next = {2, 3, -1, -1, 1, 0};
   const LayerTransfers plan = PlanTransfers(previous, next, topology);
-  EXPECT_THAT(plan.fills,
-              ElementsAre(kStored, kStored, kUnchanged, kUnchanged, kUnchanged, kUnchanged));
+  EXPECT_THAT(plan.fills, ElementsAre(kCheckpoint, kCheckpoint, kUnchanged, kUnchanged, kUnchanged,
+                                      kUnchanged));
   EXPECT_THAT(plan.batches, IsEmpty());
 }
 
@@ -87,13 +87,13 @@ TEST(Transfers, RandomPlacementsArriveWholeAndInPairs) {
       EXPECT_FALSE(batch.empty());
       for (const Transfer& t : batch) {
         EXPECT_NE(t.from_rank, t.to_rank);
-        EXPECT_EQ(owner[t.from_place], t.from_rank);
-        EXPECT_EQ(owner[t.to_place], t.to_rank);
-        EXPECT_EQ(previous[t.from_place], t.expert);
+        EXPECT_EQ(owner[t.from_slot], t.from_rank);
+        EXPECT_EQ(owner[t.to_slot], t.to_rank);
+        EXPECT_EQ(previous[t.from_slot], t.expert);
         EXPECT_EQ(peer.try_emplace(t.from_rank, t.to_rank).first->second, t.to_rank);
         EXPECT_EQ(peer.try_emplace(t.to_rank, t.from_rank).first->second, t.from_rank);
         EXPECT_EQ(++sends[t.from_rank], 1);
-        now[t.to_place] = t.expert;
+        now[t.to_slot] = t.expert;
       }
     }
     std::vector<int64_t> counts(kNumFillFrom, 0);

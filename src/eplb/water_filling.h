@@ -48,17 +48,17 @@ class WaterFilling {
   struct Replicated {
     int32_t expert, begin, end;  // of replicas_
   };
-  void Pour(const Replicated& group, double load);
+  void FillExpert(const Replicated& group, double load);
   void PrepareForest();
 
   std::vector<Replica> replicas_;  // of replicated experts, grouped
   std::vector<Replicated> replicated_;
   std::vector<Replica> single_;                    // [experts]; bin −1: replicated, or no slot
-  std::vector<double> poured_;                     // [replicas_]
+  std::vector<double> filled_;                     // [replicas_]
   std::vector<double> bins_;                       // [bins]
   std::vector<int32_t> order_, begin_, last_bin_;  // scratch
   std::vector<double> load_;                       // [experts] of the last Fill
-  std::vector<int32_t> taking_;                    // scratch: replicas with a share
+  std::vector<int32_t> receivers_;                 // scratch: replicas with a share
   DivisionForest forest_;                          // built by the first Shares after Reset
   bool forest_is_ready_ = false;
   double mean_ = 0;

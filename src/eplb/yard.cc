@@ -40,10 +40,10 @@ std::vector<std::vector<double>> Scenarios(const LoadHistory& history, int layer
   return scenarios;
 }
 
-class LayerChoice {
+class LayerPlanner {
  public:
-  LayerChoice(const LoadHistory& history, const RankTopology& topology,
-              const std::vector<RankSlots>& bins, int physical, const YardOptions& options)
+  LayerPlanner(const LoadHistory& history, const RankTopology& topology,
+               const std::vector<RankSlots>& bins, int physical, const YardOptions& options)
       : history_(history),
         topology_(topology),
         bins_(bins),
@@ -59,7 +59,7 @@ class LayerChoice {
     const std::vector<double> load(forecast.begin(), forecast.end());
     LayerPlan plan(bins_, static_cast<int>(next.size()), load);
     if (previous.empty()) {
-      FromNothing(&plan);
+      FromScratch(&plan);
       std::ranges::copy(plan.map(), next.begin());
       return;
     }
@@ -67,12 +67,12 @@ class LayerChoice {
     previous_ = previous;
     least_ = std::numeric_limits<double>::infinity();
     plan.Assign(previous);
-    const bool valid = IsWhole(plan);
+    const bool valid = IsComplete(plan);
     if (valid) Consider(plan.map(), Time(plan.map()), next);
     // No plan takes less time than the mean, and every other plan moves at least one expert.
     if (least_ <= Cost(1, 1)) return;
     LayerPlan anew(bins_, static_cast<int>(next.size()), load);
-    FromNothing(&anew);
+    FromScratch(&anew);
     const double time_anew = Time(anew.map());
     // A repaired plan is seldom more even than one from scratch.
     if (least_ <= Cost(time_anew, 1)) return;
@@ -90,12 +90,12 @@ class LayerChoice {
   }
 
  private:
-  void FromNothing(LayerPlan* plan) const {
-    StartFromNothing(plan);
+  void FromScratch(LayerPlan* plan) const {
+    PlanFromScratch(plan);
     plan->ImproveBySwaps(kEven, options_.budget);
   }
 
-  bool IsWhole(const LayerPlan& plan) const {
+  bool IsComplete(const LayerPlan& plan) const {
     for (const RankSlots& slots : bins_)
       for (int p = slots.begin; p < slots.end; ++p)
         if (plan.map()[p] < 0) return false;
@@ -157,7 +157,7 @@ Placement PlanYard(const LoadHistory& history, const RankTopology& topology, int
         history.experts);
   const LoadForecast forecast = Forecast(history);
   const std::vector<RankSlots> bins = LivingSlots(topology, physical);
-  LayerChoice choice(history, topology, bins, physical, options);
+  LayerPlanner choice(history, topology, bins, physical, options);
   Placement placement(history.layers, physical, history.experts);
   for (int layer = 0; layer < history.layers; ++layer)
     choice.Plan(layer, forecast.Layer(layer),

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "kernels/cache_rows.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 #include "kernels/reference.h"
 #include "kernels/testing.h"
 

@@ -16,7 +16,7 @@ namespace switchyard::kernels {
 bool IsCacheType(DType dtype);
 // Whether each row has its own scale. Heads are then stored separately: StoreKv is called with one
 // row per head.
-constexpr bool HasRowScales(DType dtype) { return dtype == DType::kI8; }
+constexpr bool HasPerRowScale(DType dtype) { return dtype == DType::kI8; }
 // Bytes of a row of n elements.
 int64_t CacheRowBytes(DType dtype, int64_t n);
 // Encode x [n] to a row and decode a row to float32, bit-identical on every CPU. ReadCacheRow

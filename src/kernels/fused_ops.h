@@ -10,14 +10,14 @@
 
 namespace switchyard::kernels {
 
-// x[t] += add[t]; the RMS norm of x[t] goes to y[t], to halves[t] rounded to bfloat16, or to both.
-// Fuses AddInPlace and RmsNorm.
+// x[t] += add[t]; the RMS norm of x[t] goes to y[t], to bf16_rows[t] rounded to bfloat16, or to
+// both. Fuses AddInPlace and RmsNorm.
 struct AddNormParams {
   float* x = nullptr;             // [m, n]
   const float* add = nullptr;     // [m, n] or null: no residual add
   const float* weight = nullptr;  // [n]
   float* y = nullptr;             // [m, n] or null
-  void* halves = nullptr;         // [m, n] bfloat16, or null
+  void* bf16_rows = nullptr;      // [m, n] bfloat16, or null
   int64_t m = 0, n = 0;           // n: a multiple of 4
   float eps = 1e-6f;
 };
@@ -25,7 +25,7 @@ struct AddNormParams {
 // Fuses the steps between the QKV projection and attention: RMS norm per head, rotary embedding,
 // and the store of keys and values to the cache. Queries are updated in place; keys and values in
 // `qkv` are not modified. Same results as RmsNorm per head, Rope and StoreKv.
-struct HeadsToCacheParams {
+struct NormRopeStoreKvParams {
   float* qkv = nullptr;           // [m, heads + 2 kv_heads, head_dim]: queries, keys, values
   const float* q_norm = nullptr;  // [head_dim], or null: no norm of queries and keys
   const float* k_norm = nullptr;
@@ -45,17 +45,17 @@ struct HeadsToCacheParams {
 class FusedOps {
  public:
   virtual void AddNorm(const AddNormParams& p) = 0;
-  // Whether HeadsToCache supports this head size.
-  virtual bool TakesHeads(int64_t head_dim, int64_t rotary_dim) const = 0;
-  virtual void HeadsToCache(const HeadsToCacheParams& p) = 0;
+  // Whether NormRopeStoreKv supports this head size.
+  virtual bool SupportsHeads(int64_t head_dim, int64_t rotary_dim) const = 0;
+  virtual void NormRopeStoreKv(const NormRopeStoreKvParams& p) = 0;
 
   // Concatenates the rows of placed matrices into one matrix for a single product. Needs bfloat16,
   // the same number of columns and the same activation format; returns an undefined view otherwise.
-  virtual WeightView Stack(std::span<const WeightView> parts) = 0;
+  virtual WeightView ConcatenateRows(std::span<const WeightView> parts) = 0;
   // Whether Linear would only round its input rows to bfloat16. The producer may then write
-  // bfloat16 rows directly and call LinearOfHalves, which does not read p.x.
-  virtual bool ReadsHalves(const LinearParams& p) const = 0;
-  virtual void LinearOfHalves(const LinearParams& p, const void* halves) = 0;  // [m, k]
+  // bfloat16 rows directly and call LinearOfBFloat16Rows, which does not read p.x.
+  virtual bool ReadsBFloat16Rows(const LinearParams& p) const = 0;
+  virtual void LinearOfBFloat16Rows(const LinearParams& p, const void* bf16_rows) = 0;  // [m, k]
 
  protected:
   ~FusedOps() = default;

@@ -5,36 +5,36 @@
 
 #include <array>
 
-#include "kernels/cpu/leaves.h"
-#include "kernels/cpu/simd/ahead.h"
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/simd/weight_prefetch.h"
 
 namespace switchyard::kernels::cpu {
 namespace {
 
 TEST(HeuristicsTest, PanelsAreWholePartsOfATask) {
   // A task that ends inside a panel would leave part of its registers idle.
-  EXPECT_EQ(kFewestExpertColumns % kMostPanelCols, 0);
-  EXPECT_EQ(kFewestExpertColumns % kPanelRows, 0);
+  EXPECT_EQ(kMinExpertColumns % kMaxPanelCols, 0);
+  EXPECT_EQ(kMinExpertColumns % kPanelRows, 0);
 }
 
 TEST(HeuristicsTest, PanelsOfUsualDepthsFitTheCaches) {
   constexpr int64_t kL2 = 1 << 20, kDeep = 4096;
   // The current panel and the prefetched next one, with room for rows of x.
-  EXPECT_LE(2 * kMostPanelCols * kDeep, kL2 / 2);
+  EXPECT_LE(2 * kMaxPanelCols * kDeep, kL2 / 2);
   EXPECT_LE(kPanelRows * kDeep * static_cast<int64_t>(sizeof(float)), kL2 / 2);
 }
 
 TEST(HeuristicsTest, RowsThatArePackedForPayForIt) {
   constexpr int64_t kRowsThatPackingCosts = 5;
-  EXPECT_GE(kInt8PanelFewestRows, 4 * kRowsThatPackingCosts);
+  EXPECT_GE(kInt8PanelMinRows, 4 * kRowsThatPackingCosts);
 }
 
 TEST(HeuristicsTest, FewRowsOfXAreWholeTiles) {
   constexpr int64_t kTileRows = 16;
-  EXPECT_EQ(kTilesFewRows % kTileRows, 0);
+  EXPECT_EQ(kTilesMaxPackedRows % kTileRows, 0);
   // Packing x must cost less than packing a task's weights would.
-  EXPECT_LE(kTilesFewRows, kFewestExpertColumns);
-  EXPECT_LT(kInt8TilesFewestRows, kTilesFewRows);
+  EXPECT_LE(kTilesMaxPackedRows, kMinExpertColumns);
+  EXPECT_LT(kInt8TilesMinRows, kTilesMaxPackedRows);
 }
 
 TEST(HeuristicsTest, NothingBeyondATasksRowsIsAskedFor) {
@@ -44,7 +44,7 @@ TEST(HeuristicsTest, NothingBeyondATasksRowsIsAskedFor) {
     for (const int64_t gap : {0, 8}) {
       for (int64_t left = 1; left < 300; left += 7) {
         const int64_t stride = row_bytes + gap;
-        const simd::Ahead<int, kRows, kBytes> ahead(row_bytes, stride, left);
+        const simd::WeightPrefetch<int, kRows, kBytes> ahead(row_bytes, stride, left);
         for (int64_t at = 0; at < row_bytes; at += 3) {
           const int64_t place = at + ahead.Of(at);
           ASSERT_GE(place, at);
@@ -60,10 +60,10 @@ TEST(HeuristicsTest, NothingBeyondATasksRowsIsAskedFor) {
 TEST(HeuristicsTest, WeightsAreAskedForAsFarAheadAsSaid) {
   constexpr int64_t kRow = 2048, kMany = 1000;
   // One stream: four rows ahead. Four streams: the next four rows.
-  EXPECT_EQ((simd::Ahead<int, 1, 4 * kRow>(kRow, kRow, kMany).Of(0)), 4 * kRow);
-  EXPECT_EQ((simd::Ahead<int, 4, 4 * kRow>(kRow, kRow, kMany).Of(64)), 4 * kRow);
+  EXPECT_EQ((simd::WeightPrefetch<int, 1, 4 * kRow>(kRow, kRow, kMany).Of(0)), 4 * kRow);
+  EXPECT_EQ((simd::WeightPrefetch<int, 4, 4 * kRow>(kRow, kRow, kMany).Of(64)), 4 * kRow);
   // Within a long row, and from its last part to the start of the next row.
-  const simd::Ahead<int, 1, kRow> deep(2 * kRow, 3 * kRow, kMany);
+  const simd::WeightPrefetch<int, 1, kRow> deep(2 * kRow, 3 * kRow, kMany);
   EXPECT_EQ(deep.Of(0), kRow);
   EXPECT_EQ(kRow + deep.Of(kRow), 3 * kRow);
 }
@@ -94,7 +94,8 @@ TEST(HeuristicsTest, TheNextTasksRowsAreAskedForAfterTheLastOnes) {
   static char weights[kNextTask];
   const auto place = [&](int64_t left) {
     const char* first = weights + (16 - left) * kRow;
-    return simd::Ahead<int, kRows, kBytes>(kRow, kRow, left, first, weights + kNextTask).Of(0) +
+    return simd::WeightPrefetch<int, kRows, kBytes>(kRow, kRow, left, first, weights + kNextTask)
+               .Of(0) +
            (16 - left) * kRow;
   };
   EXPECT_EQ(place(16), 8 * kRow);
@@ -109,8 +110,8 @@ TEST(HeuristicsTest, TilesThatTakeTurnsAskForEveryLineOnce) {
   for (const int64_t tiles : {2, 3, 5, 11}) {
     std::array<int, kLines> asked{};
     for (int64_t tile = 0; tile < tiles; ++tile) {
-      const simd::Turns turns{.ahead = 64, .own = tile, .tiles = tiles};
-      simd::Lines<simd::kInTurns> lines(turns);
+      const simd::PrefetchTurns turns{.ahead = 64, .own = tile, .tiles = tiles};
+      simd::PrefetchLines<simd::kPrefetchInTurns> lines(turns);
       for (int& times : asked) times += lines.Next(turns) ? 1 : 0;
     }
     EXPECT_THAT(asked, ::testing::Each(1)) << tiles << " tiles";
@@ -121,7 +122,7 @@ TEST(HeuristicsTest, BlocksAreAskedForWholeBlocksAhead) {
   constexpr int64_t kRows = 4, kRow = 2048, kBytes = 16384, kNextTask = 1000 * kRow;
   static char weights[kNextTask];
   const auto ahead = [&](int64_t row_bytes, int64_t left, const void* next) {
-    return simd::BlocksAhead<int, kBytes>(kRows, row_bytes, row_bytes, left, weights, next);
+    return simd::PrefetchBlockOffset<int, kBytes>(kRows, row_bytes, row_bytes, left, weights, next);
   };
   EXPECT_EQ(ahead(2 * kRow, 100, nullptr), kRows * 2 * kRow) << "one block is exactly kBytes";
   EXPECT_EQ(ahead(kRow, 100, nullptr), 2 * kRows * kRow);

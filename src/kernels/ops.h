@@ -79,7 +79,7 @@ void GroupedMlp(const GroupedMlpParams& p, ThreadPool& pool);
 // Per-row callback of an op, run while the output row is in cache. Called once per row from pool
 // threads. CPUs only.
 struct RowHook {
-  virtual void Written(int64_t row, const float* y) const = 0;
+  virtual void OnRowWritten(int64_t row, const float* y) const = 0;
 
  protected:
   ~RowHook() = default;
@@ -144,8 +144,8 @@ struct AttentionParams {
   // [heads] attention sinks: logits that join the softmax sum but carry no value; or null.
   const float* sinks = nullptr;
   // Allows CPUs to round q and the exponentials to bfloat16. They do so if kv_dtype is kBF16 and
-  // the CPU has bfloat16 products (MultipliesBFloat16). It applies to all rows of a call, so no row
-  // depends on the others.
+  // the CPU has bfloat16 products (HasBFloat16Products). It applies to all rows of a call, so no
+  // row depends on the others.
   bool bfloat16_rows = false;
   std::span<const SequenceSpan> sequences;
   float* out = nullptr;  // [m, heads, head_dim], row stride ldo
@@ -221,7 +221,7 @@ Isa ActiveIsa();
 bool HasAmx();
 // Whether `isa` has bfloat16 products that are faster than float32 ones: AMX tiles, or AVX-512 on
 // CPUs with AVX512_BF16.
-bool MultipliesBFloat16(Isa isa);
+bool HasBFloat16Products(Isa isa);
 // Parses the value of `--cpu-isa`; "auto" is the strongest one. Throws Error kInvalid if the name
 // is unknown or this process cannot use it.
 Isa IsaOf(std::string_view name);

@@ -20,7 +20,7 @@ constexpr int kPasses = 4;
 uint64_t SumLines(const char* begin, int64_t bytes) {
   uint64_t sum = 0;
   for (int64_t at = 0; at < bytes; at += kLine) {
-    __builtin_prefetch(begin + at + kReadAhead, 0, 2);
+    __builtin_prefetch(begin + at + kReadPrefetchDistance, 0, 2);
     uint64_t word = 0;
     std::memcpy(&word, begin + at, sizeof word);
     sum += word;

@@ -7,7 +7,7 @@
 namespace switchyard::kernels {
 
 // Prefetch distance of sequential reads in bytes: the best of 0.5 to 4 KiB on machines we measured.
-constexpr int64_t kReadAhead = 1536;
+constexpr int64_t kReadPrefetchDistance = 1536;
 
 // DRAM read bandwidth of `threads` threads in bytes per second. Each thread streams its own buffer,
 // larger than the caches per core, with software prefetch. Best of a few passes; takes about half a

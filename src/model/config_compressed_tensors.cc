@@ -26,15 +26,15 @@ std::vector<ModulePattern> Patterns(const std::vector<std::string>& names) {
 }
 
 // The quantization parameters of a group's weights or inputs.
-struct Numbers {
+struct QuantArgs {
   int64_t bits = 0;
   std::string type, strategy;
   int64_t group_size = 0;
   bool symmetric = true, dynamic = false;
 };
 
-Numbers ReadNumbers(const ConfigReader& reader) {
-  Numbers n;
+QuantArgs ReadQuantArgs(const ConfigReader& reader) {
+  QuantArgs n;
   n.bits = reader.IntOr({"num_bits"}, 8, 1, 64);
   n.type = reader.StringOr({"type"}, "int");
   n.group_size = std::max<int64_t>(0, reader.IntOr({"group_size"}, 0, -1, 1 << 20));
@@ -45,7 +45,7 @@ Numbers ReadNumbers(const ConfigReader& reader) {
   return n;
 }
 
-[[noreturn]] void Refuse(const ConfigReader& weights, const Numbers& n, std::string_view format) {
+[[noreturn]] void Refuse(const ConfigReader& weights, const QuantArgs& n, std::string_view format) {
   throw Invalid(
       "{}: {} of {} bits by {} in format \"{}\" is not supported; supported are float 8 by tensor, "
       "channel and block [128, 128], int 8 by tensor and channel (int-quantized), int 4 by group "
@@ -62,7 +62,7 @@ bool IsActOrder(const ConfigReader& weights) {
 }
 
 LinearScheme WeightScheme(const ConfigReader& weights, const std::string& format) {
-  const Numbers n = ReadNumbers(weights);
+  const QuantArgs n = ReadQuantArgs(weights);
   const bool whole_rows = n.strategy == "tensor" || n.strategy == "channel";
   if (n.type == "float" && n.bits == 8 && n.symmetric) {
     if (whole_rows) return {.packing = Packing::kFp8, .format = WeightFormat::kFp8Channel};
@@ -93,7 +93,7 @@ LinearScheme WeightScheme(const ConfigReader& weights, const std::string& format
 
 // Four-bit inputs are not used in computation: such rows stay float32. A static scale of int8
 // inputs is replaced by dynamic scales of each row, which are finer.
-ActivationFormat InputFormat(const Numbers& n) {
+ActivationFormat InputFormat(const QuantArgs& n) {
   if (n.bits != 8) return ActivationFormat::kNone;
   if (n.type == "int") return ActivationFormat::kInt8Token;
   if (n.strategy == "group") return ActivationFormat::kFp8Group;
@@ -132,7 +132,7 @@ QuantizationConfig ReadCompressedTensors(const ConfigReader& reader) {
     if (!weights) throw Invalid("{} has no weights", groups->Where(name));
     LinearScheme scheme = WeightScheme(*weights, group->StringOr({"format"}, format));
     if (const auto inputs = group->Object("input_activations")) {
-      scheme.activation = InputFormat(ReadNumbers(*inputs));
+      scheme.activation = InputFormat(ReadQuantArgs(*inputs));
     }
     std::vector<std::string> targets = group->Strings("targets");
     // A group without targets applies to every linear.

@@ -44,7 +44,7 @@ QuantizationConfig ReadFp8(const ConfigReader& reader) {
           .ignored = Names(reader, {"modules_to_not_convert", "ignored_layers"})};
 }
 
-void WantFourBits(const ConfigReader& reader, std::initializer_list<std::string_view> keys) {
+void RequireFourBits(const ConfigReader& reader, std::initializer_list<std::string_view> keys) {
   const int64_t bits = reader.Int(keys, 1, 64);
   if (bits != 4) {
     throw Invalid("{} is {}; this method supports only 4 bits", reader.Where(*keys.begin()), bits);
@@ -67,7 +67,7 @@ std::vector<ModulePattern> ReadDynamic(const ConfigReader& reader) {
 }
 
 QuantizationConfig ReadGptq(const ConfigReader& reader) {
-  WantFourBits(reader, {"bits"});
+  RequireFourBits(reader, {"bits"});
   if (reader.BoolOr("lm_head", false)) {
     throw Invalid("{} is true; a quantized head is not supported", reader.Where("lm_head"));
   }
@@ -89,7 +89,7 @@ QuantizationConfig ReadGptq(const ConfigReader& reader) {
 }
 
 QuantizationConfig ReadAwq(const ConfigReader& reader) {
-  WantFourBits(reader, {"bits", "w_bit"});
+  RequireFourBits(reader, {"bits", "w_bit"});
   const std::string version = reader.StringOr({"version"}, "gemm");
   if (version != "gemm" && version != "GEMM") {
     throw Invalid("{} is \"{}\"; AWQ supports only version gemm", reader.Where("version"), version);

@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "eplb/init_location.h"
 #include "kernels/fused_ops.h"
-#include "model/drawing.h"
+#include "model/device_sampler.h"
 #include "model/families/family.h"
 #include "model/layers/context.h"
 #include "model/layers/dense_feed_forward.h"
@@ -40,7 +40,7 @@ std::optional<LatentAttention> MakeLatent(const ModelConfig& config, const Mesh&
 }
 
 // Whether the routed experts quantize their input rows to FP8 in groups of 128.
-bool TakesFp8Groups(const ModelConfig& config) {
+bool UsesFp8GroupActivations(const ModelConfig& config) {
   const LinearSchemes schemes(config.quantization);
   const TensorNames names = FindFamily(config.architecture)->names(config);
   const auto layer = std::ranges::find_if(config.layers, &LayerConfig::moe);
@@ -64,12 +64,13 @@ std::optional<DenseFeedForward> MakeDense(const ModelWeights& weights, const Mod
 
 // Sets the options that follow from the model, the backend and the dtype, so that callers cannot
 // contradict them.
-ModelOptions Complete(const ModelConfig& config, ModelOptions options, const MeshShape& mesh) {
+ModelOptions CompleteOptions(const ModelConfig& config, ModelOptions options,
+                             const MeshShape& mesh) {
   options.moe.row_dtype = options.dtype;
-  options.load.whole_shared_expert = ScattersTokens(options.moe, mesh);
+  options.load.replicated_shared_expert = ScattersTokens(options.moe, mesh);
   if (options.context_length == 0) options.context_length = config.max_position;
   if (!config.has_moe()) return options;
-  options.moe.fp8_group_activations = TakesFp8Groups(config);
+  options.moe.fp8_group_activations = UsesFp8GroupActivations(config);
   options.load.placements = LoadPlacements(
       {.location = options.moe.init_expert_location,
        .num_layers = config.num_layers(),
@@ -82,43 +83,43 @@ ModelOptions Complete(const ModelConfig& config, ModelOptions options, const Mes
 }
 
 // Checks that all ranks have the same placements, before weights are loaded. Loading uses as many
-// threads as compute, up to kMostThatFill.
-ModelOptions Agreed(ModelOptions options, RankComm& comm, const ThreadPool& pool) {
-  constexpr int kMostThatFill = 16;  // more threads do not read faster
+// threads as compute, up to kMaxLoadThreads.
+ModelOptions CheckPlacements(ModelOptions options, RankComm& comm, const ThreadPool& pool) {
+  constexpr int kMaxLoadThreads = 16;  // more threads do not read faster
   CheckSamePlacements(options.load.placements, options.moe.init_expert_location, *comm.tp);
-  options.load.threads = std::min(pool.num_threads(), kMostThatFill);
+  options.load.threads = std::min(pool.num_threads(), kMaxLoadThreads);
   return options;
 }
 
 class CpuMoeBlock : public MoeBlock {
  public:
   CpuMoeBlock(MoeLayer layer, int64_t hidden) : layer_(std::move(layer)) {
-    placing_.hidden = hidden;
+    dispatch_hook_.hidden = hidden;
   }
   void Forward(const float* hidden, const MoeTokens& tokens, float* out) override {
     layer_.Forward(hidden, tokens, out);
   }
   void CopyRoutedExperts(int64_t, int32_t*) override {}  // written directly to MoeTokens' pointer
   MoeLayer& layer() { return layer_; }
-  const kernels::RowHook* RowsToCome(const MoeTokens& tokens) override {
-    placing_.place = layer_.InputRows(tokens);
-    return placing_.place.rows ? &placing_ : nullptr;
+  const kernels::RowHook* InputRowHook(const MoeTokens& tokens) override {
+    dispatch_hook_.place = layer_.InputRows(tokens);
+    return dispatch_hook_.place.rows ? &dispatch_hook_ : nullptr;
   }
 
  private:
   // Stores each row in its exchange format at its place in the exchange's input.
-  struct Placing final : kernels::RowHook {
-    void Written(int64_t row, const float* y) const override {
+  struct DispatchRowHook final : kernels::RowHook {
+    void OnRowWritten(int64_t row, const float* y) const override {
       if (row < place.tokens.begin || row >= place.tokens.end) return;
       StoreRow(place.format, y, hidden,
                place.rows + (row - place.tokens.begin) * place.format.Bytes(hidden));
     }
-    MoeLayer::InputPlace place;
+    MoeLayer::InputBuffer place;
     int64_t hidden = 0;
   };
 
   MoeLayer layer_;
-  Placing placing_;
+  DispatchRowHook dispatch_hook_;
 };
 
 }  // namespace
@@ -142,7 +143,7 @@ struct Model::Impl {
   std::unique_ptr<MovableLayers> movable;      // or null
   Activations residual, normed, branch;        // [T, H] each
   kernels::FusedOps* fused;                    // or null
-  bool branch_waits = false;                   // NormResidual must add `branch` to `residual`
+  bool branch_pending = false;                 // NormResidual must add `branch` to `residual`
   Activations selected;                        // [logit rows, H]
   PassArrays arrays;
   std::vector<float> host_logits;       // [logit rows, vocab], for a device with its own memory
@@ -150,7 +151,7 @@ struct Model::Impl {
   std::vector<int32_t> layer_routed;    // [T, top_k]
   const ForwardBatch* batch = nullptr;  // the current one
   PaddedBatch padded;
-  Drawing drawing;
+  DeviceSampler drawing;
   std::vector<int32_t> drawn;  // of the last batch
   uint32_t memory_generation = 0;
   std::set<int64_t> seen_sizes;  // of decode batches, since memory moved
@@ -161,8 +162,9 @@ struct Model::Impl {
   Impl(const std::filesystem::path& dir, ModelConfig model_config, ModelOptions model_options,
        RankComm& rank_comm, ThreadPool& threads)
       : config(std::move(model_config)),
-        options(Agreed(Complete(config, std::move(model_options), rank_comm.mesh.shape()),
-                       rank_comm, threads)),
+        options(CheckPlacements(
+            CompleteOptions(config, std::move(model_options), rank_comm.mesh.shape()), rank_comm,
+            threads)),
         comm(rank_comm),
         pool(threads),
         rank_device(MakeRankDevice(config, options, comm, pool)),
@@ -180,7 +182,7 @@ struct Model::Impl {
         branch(device, residual.size()),
         fused(config.hidden % 4 == 0 ? device.fused() : nullptr),
         arrays(device, options.max_tokens) {
-    PlaceWeights(device, weights);
+    UploadWeights(device, weights);
     if (config.has_moe()) MakeMoeLayers(dir);
   }
 
@@ -247,27 +249,27 @@ struct Model::Impl {
 
   // Normalises the residual stream into `normed`, or, rounded to bfloat16, into its memory.
   void NormResidual(const Tensor& weight, int64_t tokens, const kernels::RowHook* hook = nullptr,
-                    bool halves = false) {
+                    bool bf16_rows = false) {
     if (!fused) return Norm(residual.data(), weight, tokens, normed.data(), hook);
     fused->AddNorm({.x = residual.data(),
-                    .add = branch_waits ? branch.data() : nullptr,
+                    .add = branch_pending ? branch.data() : nullptr,
                     .weight = weight.data<float>(),
-                    .y = halves ? nullptr : normed.data(),
-                    .halves = halves ? normed.data() : nullptr,
+                    .y = bf16_rows ? nullptr : normed.data(),
+                    .bf16_rows = bf16_rows ? normed.data() : nullptr,
                     .m = tokens,
                     .n = config.hidden,
                     .eps = config.norm_eps});
-    branch_waits = false;
+    branch_pending = false;
   }
 
   // Adds the sum over ranks to the residual stream; fused into the next norm if the device has a
   // fused op.
   void AddBranch(int64_t tokens) {
-    branch_waits = fused != nullptr;
-    if (!branch_waits) AddWaiting(tokens);
+    branch_pending = fused != nullptr;
+    if (!branch_pending) AddPendingBranch(tokens);
   }
-  void AddWaiting(int64_t tokens) {
-    branch_waits = false;
+  void AddPendingBranch(int64_t tokens) {
+    branch_pending = false;
     device.AddInPlace(residual.data(), branch.data(), tokens * config.hidden);
   }
 
@@ -276,10 +278,11 @@ struct Model::Impl {
     const int64_t tokens = c.rows.tokens;
     if (tokens == 0) return;
     const GroupedAttentionWeights& w = weights.layers[layer].grouped;
-    const bool halves = fused && grouped && grouped->TakesHalves(c, w);
-    NormResidual(weights.layers[layer].input_norm, tokens, nullptr, halves);
+    const bool bf16_rows = fused && grouped && grouped->TakesBf16Input(c, w);
+    NormResidual(weights.layers[layer].input_norm, tokens, nullptr, bf16_rows);
     if (grouped)
-      grouped->Forward(c, w, layer, normed.data(), halves ? normed.data() : nullptr, branch.data());
+      grouped->Forward(c, w, layer, normed.data(), bf16_rows ? normed.data() : nullptr,
+                       branch.data());
     if (latent)
       latent->Forward(c, weights.layers[layer].latent, layer, normed.data(), branch.data());
     groups.attn_tp->AllReduceSum(branch.data(), tokens * config.hidden);
@@ -291,11 +294,11 @@ struct Model::Impl {
     const MoeTokens moe_tokens{.group_tokens = group_tokens,
                                .group_decode_tokens = group_decode_tokens,
                                .routed_experts = routed.empty() ? nullptr : layer_routed.data()};
-    const kernels::RowHook* hook = moe[layer] ? moe[layer]->RowsToCome(moe_tokens) : nullptr;
+    const kernels::RowHook* hook = moe[layer] ? moe[layer]->InputRowHook(moe_tokens) : nullptr;
     if (tokens > 0) NormResidual(weights.layers[layer].post_attention_norm, tokens, hook);
     if (moe[layer]) {
       moe[layer]->Forward(normed.data(), moe_tokens, branch.data());
-      KeepRoutedExperts(tokens, layer);
+      StoreRoutedExperts(tokens, layer);
     } else {
       dense->Forward(c, weights.layers[layer].dense, normed.data(), branch.data());
     }
@@ -303,7 +306,7 @@ struct Model::Impl {
   }
 
   // Copies one layer's [T, top_k] ids into `routed` [T, layers, top_k].
-  void KeepRoutedExperts(int64_t tokens, int64_t layer) {
+  void StoreRoutedExperts(int64_t tokens, int64_t layer) {
     if (routed.empty()) return;
     if (!device.is_cpu()) moe[layer]->CopyRoutedExperts(tokens, layer_routed.data());
     const int64_t k = config.moe->router.top_k, row = config.num_layers() * k;
@@ -334,13 +337,13 @@ struct Model::Impl {
 
   // From token ids to logits; uses only ops of the device and collectives.
   const float* RunLayers(const LayerContext& c) {
-    branch_waits = false;
+    branch_pending = false;
     if (c.rows.tokens > 0) vocabulary.Embed(c, residual.data());
     for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
       Attend(c, layer);
       FeedForward(c, layer);
     }
-    if (branch_waits) AddWaiting(c.rows.tokens);
+    if (branch_pending) AddPendingBranch(c.rows.tokens);
     const int64_t rows = c.rows.logit_rows;
     if (rows > 0) {
       device.CopyRows({.x = residual.data(),
@@ -361,7 +364,7 @@ struct Model::Impl {
     const bool record = recorded > 0 && IsPlainDecode(new_batch, recorded);
     Begin(record ? padded.Pad(new_batch, kv.num_pages(), kv.page_size()) : new_batch);
     const PassRows rows = arrays.Set(device, *batch);
-    const TokenSpread spread(comm.mesh, group_tokens);
+    const TokenPartition spread(comm.mesh, group_tokens);
     const LayerContext c{config, comm.mesh, rows, spread, cos_sin, kv, groups, device};
     device.SetSequences(batch->sequences, kv.page_size());
     ReserveLogits();
@@ -436,7 +439,7 @@ size_t SymmetricBytesPerRank(const ModelConfig& config, const ModelOptions& opti
                              const MeshShape& shape) {
   const size_t moe =
       config.has_moe() && !options.gpu
-          ? MoeSymmetricBytes(Complete(config, options, shape).moe,
+          ? MoeSymmetricBytes(CompleteOptions(config, options, shape).moe,
                               MoeShapeOf(config, options.max_tokens), shape, options.backends.get())
           : 0;
   return RankComm::BytesPerRank(shape) + moe;
@@ -444,21 +447,21 @@ size_t SymmetricBytesPerRank(const ModelConfig& config, const ModelOptions& opti
 
 size_t GpuBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                        const MeshShape& shape) {
-  return CudaPeerBytes(config, Complete(config, options, shape), shape);
+  return CudaPeerBytes(config, CompleteOptions(config, options, shape), shape);
 }
 
 std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions& options,
                                    const MeshShape& shape) {
-  return DescribeExchangeMemory(Complete(config, options, shape).moe,
+  return DescribeExchangeMemory(CompleteOptions(config, options, shape).moe,
                                 MoeShapeOf(config, options.max_tokens), shape,
                                 options.backends.get());
 }
 
 size_t WeightBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                           const Mesh& mesh) {
-  LoadOptions load = Complete(config, options, mesh.shape()).load;
+  LoadOptions load = CompleteOptions(config, options, mesh.shape()).load;
   if (options.gpu) {
-    load.placed_as = options.dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
+    load.gpu_plain_dtype = options.dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
     load.packs_experts = options.gpu->packs_experts && options.dtype != DType::kF32;
   }
   return WeightBytesPerRank(config, mesh, load);

@@ -65,7 +65,7 @@ struct ForwardBatch {
   int64_t decode_tokens = 0;          // leading rows: the one new row of each decoding sequence
   bool routed_experts = false;        // whether Model::routed_experts is needed
   // [logit_rows] if the model draws the tokens itself (Model::draws); else empty.
-  std::vector<kernels::RowDraw> draws;
+  std::vector<kernels::RowSampling> draws;
   // [dp] tokens.size(), decode_tokens and logit_rows.size() of each attention group, this one
   // included. May be empty if there is only one.
   std::vector<int64_t> group_tokens, group_decode_tokens, group_logit_rows;

@@ -19,7 +19,7 @@ class RankDevice {
   virtual const RankGroups& groups() = 0;
   // Draws tokens from logits, if the device supports it.
   virtual bool draws() const { return false; }
-  virtual void Draw(const kernels::DrawParams&) {}
+  virtual void Draw(const kernels::SampleParams&) {}
   // On a device other than a CPU: state shared by its MoE layers. Must not outlive this.
   virtual std::unique_ptr<DeviceMoe> MakeMoe(const MoeOptions&, const MoeShape&) { return nullptr; }
 };

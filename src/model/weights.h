@@ -68,13 +68,13 @@ struct ModelWeights {
 };
 
 struct LoadOptions {
-  std::string load_format = "auto";  // auto | safetensors | dummy
-  bool whole_shared_expert = false;  // a2a backends replicate the shared expert; Model sets it
+  std::string load_format = "auto";       // auto | safetensors | dummy
+  bool replicated_shared_expert = false;  // a2a backends replicate the shared expert; Model sets it
   std::vector<ExpertPlacement> placements;  // one for each layer; empty: trivial. Model sets it
   uint64_t dummy_seed = 0;
-  // For a rank on a GPU: the type to which PlaceWeights converts formats that the GPU's kernels
+  // For a rank on a GPU: the type to which UploadWeights converts formats that the GPU's kernels
   // cannot multiply. Read by WeightBytesPerRank only.
-  std::optional<DType> placed_as;
+  std::optional<DType> gpu_plain_dtype;
   // For a rank on a GPU: routed 4-bit experts stay packed. Read by WeightBytesPerRank only.
   bool packs_experts = false;
   // Called from the loading thread as bytes become resident: done and total bytes of this rank.

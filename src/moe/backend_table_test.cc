@@ -15,7 +15,7 @@ using ::testing::Not;
 class PickyRunner : public Runner {
  public:
   RunnerLayout layout() const override { return RunnerLayout::kMasked; }
-  bool Takes(WeightFormat format) const override {
+  bool Supports(WeightFormat format) const override {
     return format == WeightFormat::kMxfp4 || format == WeightFormat::kF16;
   }
   void Run(const ExpertBlock&, const GroupedRows&, int64_t, ThreadPool&, float*) override {}
@@ -33,7 +33,7 @@ MoeBackends SmallBackends() {
        {DispatchLayout::kStandard, DispatchLayout::kNormal, DispatchLayout::kLowLatency})
     b.permutes.Add(from, RunnerLayout::kContiguous,
                    *builtin.permutes.Find(from, RunnerLayout::kContiguous));
-  b.permutes.Add(DispatchLayout::kStandard, RunnerLayout::kMasked, DealRowsToExperts());
+  b.permutes.Add(DispatchLayout::kStandard, RunnerLayout::kMasked, GroupRowsMasked());
   return b;
 }
 
@@ -48,8 +48,7 @@ TEST(BackendTableTest, SaysWhatPairsWithWhat) {
   EXPECT_THAT(text, ContainsRegex("deepep \\+ picky +no permute"));
   EXPECT_THAT(text, ContainsRegex("none \\+ picky +standard → masked"));
   EXPECT_THAT(text, HasSubstr("(auto is grouped_mlp)"));
-  EXPECT_THAT(text,
-              HasSubstr("--moe-runner-backend flashinfer_cutedsl: mapped to masked_mlp"));
+  EXPECT_THAT(text, HasSubstr("--moe-runner-backend flashinfer_cutedsl: mapped to masked_mlp"));
   EXPECT_THAT(text, HasSubstr("--moe-a2a-backend mori: needs AMD GPUs; the nearest is deepep"));
 }
 

@@ -25,10 +25,10 @@ MoeBackends BuiltinMoeBackends() {
 
   b.permutes.Add(DispatchLayout::kStandard, RunnerLayout::kContiguous, SortRowsByExpert());
   b.permutes.Add(DispatchLayout::kNormal, RunnerLayout::kContiguous, SortRowsByExpert());
-  b.permutes.Add(DispatchLayout::kLowLatency, RunnerLayout::kContiguous, PackValidRows());
-  b.permutes.Add(DispatchLayout::kStandard, RunnerLayout::kMasked, DealRowsToExperts());
-  b.permutes.Add(DispatchLayout::kNormal, RunnerLayout::kMasked, DealRowsToExperts());
-  b.permutes.Add(DispatchLayout::kLowLatency, RunnerLayout::kMasked, DealValidRows());
+  b.permutes.Add(DispatchLayout::kLowLatency, RunnerLayout::kContiguous, CompactPlaces());
+  b.permutes.Add(DispatchLayout::kStandard, RunnerLayout::kMasked, GroupRowsMasked());
+  b.permutes.Add(DispatchLayout::kNormal, RunnerLayout::kMasked, GroupRowsMasked());
+  b.permutes.Add(DispatchLayout::kLowLatency, RunnerLayout::kMasked, CompactPlacesMasked());
   return b;
 }
 

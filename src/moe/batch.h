@@ -11,7 +11,7 @@
 #include "moe/runner.h"
 #include "moe/scratch.h"
 #include "moe/shared_expert.h"
-#include "moe/token_spread.h"
+#include "moe/token_partition.h"
 #include "moe/types.h"
 
 namespace switchyard {
@@ -29,7 +29,7 @@ struct MoeBatch {
   int64_t first_row = 0;              // index of the first token among the group's in the pass
 
   // Rows that this rank routes: its lane's tokens, or all tokens if there is no partition.
-  std::optional<TokenSpread> spread;
+  std::optional<TokenPartition> spread;
   Scratch<float> gathered, lane_sums;
   const float* x = nullptr;  // [lane tokens, H]
   float* y = nullptr;        // [lane tokens, H]
@@ -45,12 +45,12 @@ struct MoeBatch {
   TopK physical;          // [round, k] physical experts, where they differ
   const TopK* topk = nullptr;
   DispatchHandle handle;
-  bool rows_placed = false;  // the caller already wrote the rows to InputRows' buffer
+  bool rows_staged = false;  // the caller already wrote the rows to InputRows' buffer
   Dispatched dispatched;
   GroupedRows grouped;
-  // Runner outputs [grouped rows, H], unless the runner wrote them to OutputPlaces.
+  // Runner outputs [grouped rows, H], unless the runner wrote them to OutputDestinations.
   Scratch<float> outputs;
-  bool outputs_left = false;
+  bool outputs_written = false;
   ExpertRows expert_rows;
   SharedExpertScratch shared;
   std::vector<size_t> part_sizes;      // of an all-gather or reduce-scatter, by member

@@ -32,7 +32,7 @@ class MoeBlock {
   virtual void Forward(const float* hidden, const MoeTokens& tokens, float* out) = 0;
   // A hook to run on each row of `hidden` as it is written, so that the layer need not read the row
   // again; or null. Called on every rank before it computes the rows of the next Forward.
-  virtual const kernels::RowHook* RowsToCome(const MoeTokens&) { return nullptr; }
+  virtual const kernels::RowHook* InputRowHook(const MoeTokens&) { return nullptr; }
   // Copies the expert ids that the last pass kept for the group's first `tokens` tokens to host
   // memory, to [tokens, top_k]. Synchronizes with the stream.
   virtual void CopyRoutedExperts(int64_t tokens, int32_t* to) = 0;

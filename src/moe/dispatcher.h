@@ -20,8 +20,8 @@ namespace switchyard {
 //   dispatcher.EndCombine(&handle, y);                       y[t] = Σ_j weight[t, j] · output[t, j]
 //
 // Three optional calls avoid copies. InputRows returns a buffer that peers read, into which the
-// producer writes the rows directly. OutputPlaces returns the destinations of the runner's outputs.
-// PrepareCombine does the part of the combine that precedes its flags.
+// producer writes the rows directly. OutputDestinations returns the destinations of the runner's
+// outputs. PrepareCombine does the part of the combine that precedes its flags.
 //
 // Begin starts an operation and returns, End waits for it. Other work, including calls of another
 // batch, may run in between. Every rank of the group makes the same calls in the same order, ranks
@@ -62,8 +62,8 @@ class Dispatcher {
  public:
   virtual ~Dispatcher() = default;
 
-  // Whether each rank routes, dispatches and combines tokens of its own (token_spread.h). Otherwise
-  // every rank has all tokens and sums the part of its own experts.
+  // Whether each rank routes, dispatches and combines tokens of its own (token_partition.h).
+  // Otherwise every rank has all tokens and sums the part of its own experts.
   virtual bool scatters() const = 0;
   // Layouts that EndDispatch may return; the runtime looks up their permutes at startup.
   virtual std::vector<DispatchLayout> layouts() const = 0;
@@ -92,7 +92,8 @@ class Dispatcher {
   // Optional, between EndDispatch and PrepareCombine. The destination of each of the runner's
   // outputs [experts.num_rows], to be rounded to ExchangeShape::output_dtype; null for rows that no
   // rank reads. Empty: outputs stay float32, in experts.rows of the calls below.
-  virtual std::span<std::byte* const> OutputPlaces(const ExpertRows& /*experts*/, DispatchHandle*) {
+  virtual std::span<std::byte* const> OutputDestinations(const ExpertRows& /*experts*/,
+                                                         DispatchHandle*) {
     return {};
   }
   // Before BeginCombine, or as a part of it: moves outputs to their destinations, sets no flags

@@ -224,7 +224,7 @@ TEST(DispatcherTest, DispatchAgainExchangesNoCounts) {
       batch.RunAll(*moe);
       const std::vector<float> want = batch.y;
       comm.tp->Barrier("test");
-      // Counts come first in a slot (SentRows). Reading them again would fail.
+      // Counts come first in a slot (DispatchRows). Reading them again would fail.
       auto* counts = reinterpret_cast<int32_t*>(comm.memory->Local(begin));
       std::fill_n(counts, BufferPlan::kLine / sizeof(int32_t), -77);
       comm.tp->Barrier("test");

@@ -12,7 +12,7 @@ class EchoRunner : public Runner {
   // rows [E_local] receives the number of rows per expert.
   EchoRunner(RunnerLayout layout, std::vector<int64_t>* rows) : layout_(layout), rows_(rows) {}
   RunnerLayout layout() const override { return layout_; }
-  bool Takes(WeightFormat) const override { return true; }
+  bool Supports(WeightFormat) const override { return true; }
   void Run(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden, ThreadPool&,
            float* y) override {
     rows_->resize(block.experts.size());

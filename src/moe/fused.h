@@ -18,7 +18,7 @@ class FusedExperts {
  public:
   virtual ~FusedExperts() = default;
 
-  virtual bool Takes(WeightFormat format) const = 0;
+  virtual bool Supports(WeightFormat format) const = 0;
   // Maximum tokens of one rank in one exchange.
   virtual int64_t MaxTokens(bool decode) const = 0;
 

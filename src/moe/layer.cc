@@ -44,17 +44,17 @@ MoeLayer::MoeLayer(MoeLayerConfig config, MoeLayerWeights weights,
   CHECK_EQ(static_cast<int>(weights_.experts.size()),
            runtime_->experts().LocalExperts(mesh.ep_rank()));
   for (const kernels::ExpertWeights& expert : weights_.experts) CheckFormats(expert);
-  TakePlacement();
+  ApplyPlacement();
 }
 
 void MoeLayer::CheckFormats(const kernels::ExpertWeights& expert) const {
   for (const WeightView* w : {&expert.gate, &expert.up, &expert.down})
-    if (!runtime_->Takes(w->format))
+    if (!runtime_->Supports(w->format))
       throw Invalid("--moe-runner-backend {} does not support {} experts",
                     runtime_->options().runner_backend, Name(w->format));
 }
 
-void MoeLayer::TakePlacement() {
+void MoeLayer::ApplyPlacement() {
   const Mesh& mesh = runtime_->comm().mesh;
   replicas_.clear();
   if (!config_.placement.is_identity())
@@ -76,7 +76,7 @@ std::vector<OwnedExpert> MoeLayer::SwitchPlacement(ExpertPlacement placement,
     std::swap(weights_.experts[i], experts[i].weights);
     std::swap(expert_owners_[i], experts[i].owner);
   }
-  TakePlacement();
+  ApplyPlacement();
   return experts;
 }
 
@@ -107,7 +107,7 @@ void MoeLayer::Forward(const float* hidden, const MoeTokens& tokens, float* out,
   run(others, decoding[mesh.dp_rank()], /*decode=*/false);
 }
 
-MoeLayer::InputPlace MoeLayer::InputRows(const MoeTokens& tokens) const {
+MoeLayer::InputBuffer MoeLayer::InputRows(const MoeTokens& tokens) const {
   const auto groups = tokens.group_tokens, decoding = tokens.group_decode_tokens;
   const bool decode = std::ranges::equal(groups, decoding);
   if (runtime_->fused() || (!decode && runtime_->splits_mixed_batches() &&
@@ -119,7 +119,7 @@ MoeLayer::InputPlace MoeLayer::InputRows(const MoeTokens& tokens) const {
   if (batch.rounds != 1 || (batch.spread && !batch.spread->lane_is_local())) return {};
   const int64_t begin = batch.spread ? batch.spread->lane_begin() : 0;
   std::byte* rows = runtime_->dispatcher().InputRows(batch.lane_tokens, decode, &batch.handle);
-  batch.rows_placed = rows != nullptr;
+  batch.rows_staged = rows != nullptr;
   return {rows, runtime_->exchange().row_format, {begin, begin + batch.lane_tokens}};
 }
 
@@ -181,7 +181,7 @@ void MoeLayer::Gather(MoeBatch& batch) const {
     batch.y = batch.out;
     return;
   }
-  const TokenSpread& spread = *batch.spread;
+  const TokenPartition& spread = *batch.spread;
   const Share own = spread.own(mesh.rank());
   batch.y = mesh.moe_tp() == 1 ? batch.out + own.begin * hidden
                                : batch.lane_sums.Get(batch.lane_tokens * hidden);
@@ -200,8 +200,8 @@ void MoeLayer::Gather(MoeBatch& batch) const {
 }
 
 // Runs before the router reads the rows, so that memory is read once.
-void MoeLayer::PlaceRows(MoeBatch& batch) const {
-  if (runtime_->fused() || std::exchange(batch.rows_placed, false)) return;
+void MoeLayer::StageInputRows(MoeBatch& batch) const {
+  if (runtime_->fused() || std::exchange(batch.rows_staged, false)) return;
   const int64_t tokens = batch.round.size(), hidden = config_.hidden;
   const RowFormat format = runtime_->exchange().row_format;
   const int64_t row_bytes = format.Bytes(hidden);
@@ -215,7 +215,7 @@ void MoeLayer::PlaceRows(MoeBatch& batch) const {
 }
 
 void MoeLayer::Route(MoeBatch& batch) const {
-  PlaceRows(batch);
+  StageInputRows(batch);
   const int experts = config_.router.num_experts;
   const int64_t tokens = batch.round.size();
   float* logits = batch.logits.Get(tokens * experts);
@@ -230,13 +230,13 @@ void MoeLayer::Route(MoeBatch& batch) const {
                     runtime_->pool());
   SelectExperts(config_.router, logits, tokens, weights_.router.correction_bias, &batch.logical,
                 runtime_->pool());
-  KeepRoutedExperts(batch);
-  ChooseExperts(batch);
-  if (runtime_->observer()) TellObserver(batch);
+  StoreRoutedExperts(batch);
+  MapToPhysical(batch);
+  if (runtime_->observer()) ReportRouting(batch);
 }
 
 // Each rank writes its own tokens; Scatter all-gathers them over the attention group.
-void MoeLayer::KeepRoutedExperts(MoeBatch& batch) const {
+void MoeLayer::StoreRoutedExperts(MoeBatch& batch) const {
   if (!batch.routed_experts) return;
   const int k = config_.router.top_k;
   Share own{0, batch.lane_tokens};  // range in the lane; `begin`: its offset in the group
@@ -254,7 +254,7 @@ void MoeLayer::KeepRoutedExperts(MoeBatch& batch) const {
 }
 
 // If all ranks route all tokens, each reports an even share of them.
-void MoeLayer::TellObserver(const MoeBatch& batch) const {
+void MoeLayer::ReportRouting(const MoeBatch& batch) const {
   const Mesh& mesh = runtime_->comm().mesh;
   Share own = EvenShare(batch.lane_tokens, mesh.world(), mesh.rank());  // range in the lane
   int64_t begin = own.begin;                                            // offset in the group
@@ -277,7 +277,7 @@ void MoeLayer::TellObserver(const MoeBatch& batch) const {
                       .physical = rows(*batch.topk)});
 }
 
-void MoeLayer::ChooseExperts(MoeBatch& batch) const {
+void MoeLayer::MapToPhysical(MoeBatch& batch) const {
   batch.topk = &batch.logical;
   ReplicaChooser* chooser = runtime_->chooser();
   if (replicas_.empty() && !chooser && !runtime_->shared_dispatched()) return;
@@ -317,9 +317,9 @@ void MoeLayer::PrePermute(MoeBatch& batch) const {
 void MoeLayer::RunExperts(MoeBatch& batch) const {
   const ExpertRows none_yet =
       runtime_->permute(batch.dispatched.layout).post(batch.grouped, nullptr);
-  const auto places = runtime_->dispatcher().OutputPlaces(none_yet, &batch.handle);
-  batch.outputs_left = !places.empty();
-  if (batch.outputs_left)
+  const auto places = runtime_->dispatcher().OutputDestinations(none_yet, &batch.handle);
+  batch.outputs_written = !places.empty();
+  if (batch.outputs_written)
     return runtime_->runner().RunTo(Block(), batch.grouped, config_.hidden, runtime_->pool(),
                                     runtime_->exchange().output_dtype, places);
   float* y = batch.outputs.Get(batch.grouped.num_rows * config_.hidden);
@@ -327,8 +327,9 @@ void MoeLayer::RunExperts(MoeBatch& batch) const {
 }
 
 void MoeLayer::PostPermute(MoeBatch& batch) const {
-  batch.expert_rows = runtime_->permute(batch.dispatched.layout)
-                          .post(batch.grouped, batch.outputs_left ? nullptr : batch.outputs.data());
+  batch.expert_rows =
+      runtime_->permute(batch.dispatched.layout)
+          .post(batch.grouped, batch.outputs_written ? nullptr : batch.outputs.data());
   runtime_->dispatcher().PrepareCombine(batch.expert_rows, &batch.handle);
 }
 

@@ -84,12 +84,12 @@ class MoeLayer {
   // A buffer into which the producer of `hidden` may write the same rows in the dispatch format,
   // which saves a conversion and a copy. At most once before each Forward, with the same tokens, on
   // every rank of a group or on none.
-  struct InputPlace {
+  struct InputBuffer {
     std::byte* rows = nullptr;  // contiguous; null: the layer converts the rows itself
     RowFormat format;
     Share tokens;  // the tokens of this rank's attention group to write
   };
-  InputPlace InputRows(const MoeTokens& tokens) const;
+  InputBuffer InputRows(const MoeTokens& tokens) const;
 
   // The stages; each leaves its outputs in the batch. Public for callers that interleave several
   // batches. Forward runs them in this order for each round of the batch.
@@ -110,12 +110,12 @@ class MoeLayer {
   void RunRound(MoeBatch& batch, const MoeHooks& hooks) const;
   void RunRoundFused(MoeBatch& batch, const MoeHooks& hooks) const;
   ExpertBlock Block() const;
-  void TakePlacement();
-  void PlaceRows(MoeBatch& batch) const;
-  void ChooseExperts(MoeBatch& batch) const;
+  void ApplyPlacement();
+  void StageInputRows(MoeBatch& batch) const;
+  void MapToPhysical(MoeBatch& batch) const;
   void ComputeShared(MoeBatch& batch) const;
-  void KeepRoutedExperts(MoeBatch& batch) const;
-  void TellObserver(const MoeBatch& batch) const;
+  void StoreRoutedExperts(MoeBatch& batch) const;
+  void ReportRouting(const MoeBatch& batch) const;
 
   MoeLayerConfig config_;
   MoeLayerWeights weights_;

@@ -177,7 +177,7 @@ TEST(MoeLayerTest, RowsMayBeLeftWhereTheyAreRead) {
           const float* x = all.data() + pass.FirstOf(group) * h;
           std::vector<float> want(pass.tokens[group] * h), got(want.size());
           moe.Forward(x, tokens, want.data());
-          const MoeLayer::InputPlace place = moe.InputRows(tokens);
+          const MoeLayer::InputBuffer place = moe.InputRows(tokens);
           const bool arena = choice.a2a == "deepep" || choice.a2a == "mooncake";
           if (arena && pass.seed == 1 && choice.mode == "normal") {
             EXPECT_NE(place.rows, nullptr);

@@ -81,7 +81,7 @@ void SortByExpert(const PermuteContext& context, const Dispatched& in, GroupedRo
 }
 
 // As above in the masked layout. The capacity is the largest count of an expert.
-void DealByExpert(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
+void GroupByExpertMasked(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
   auto& s = out->storage;
   s.counts.assign(context.num_local_experts, 0);
   ForEachOutput(in, [&](int64_t, int, int32_t e) { ++s.counts[e]; });
@@ -105,7 +105,7 @@ void DealByExpert(const PermuteContext& context, const Dispatched& in, GroupedRo
 
 // Fills storage.places with the valid places, expert by expert, and storage.counts with their
 // number per expert.
-void ListPlaces(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
+void ListValidPlaces(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
   auto& s = out->storage;
   s.places.clear();
   s.counts.assign(context.num_local_experts, 0);
@@ -124,7 +124,7 @@ void ListPlaces(const PermuteContext& context, const Dispatched& in, GroupedRows
 
 // Assigns place i of the list the next row of its expert, whose rows begin at row_of(expert).
 template <typename RowOf>
-void DealRows(const Dispatched& in, int64_t num_rows, const RowOf& row_of, GroupedRows* out) {
+void AssignRows(const Dispatched& in, int64_t num_rows, const RowOf& row_of, GroupedRows* out) {
   auto& s = out->storage;
   s.row_ids.assign(num_rows, 0);
   s.place_rows.resize(s.places.size());
@@ -140,32 +140,32 @@ void DealRows(const Dispatched& in, int64_t num_rows, const RowOf& row_of, Group
   out->place_rows = s.place_rows.data();
 }
 
-void PackPlaces(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
-  ListPlaces(context, in, out);
+void GroupPlacesContiguous(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
+  ListValidPlaces(context, in, out);
   UseRows(context, in, out);
   auto& s = out->storage;
   AlignOffsets(context, s.counts, &s.offsets);
-  DealRows(
+  AssignRows(
       in, s.offsets.back(), [&](size_t e) { return s.offsets[e]; }, out);
   out->offsets = s.offsets;
 }
 
-void DealPlaces(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
-  ListPlaces(context, in, out);
+void GroupPlacesMasked(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
+  ListValidPlaces(context, in, out);
   UseRows(context, in, out);
   auto& s = out->storage;
   out->capacity = s.counts.empty() ? 0 : *std::ranges::max_element(s.counts);
-  DealRows(
+  AssignRows(
       in, out->capacity * context.num_local_experts,
       [&](size_t e) { return static_cast<int64_t>(e) * out->capacity; }, out);
   out->counts = s.counts;
 }
 
 // The runner's outputs stay in place; only their indices are returned.
-ExpertRows PointAtRows(const GroupedRows& rows, float* y) {
+ExpertRows OutputsByPosition(const GroupedRows& rows, float* y) {
   return {.rows = y, .num_rows = rows.num_rows, .position = rows.position};
 }
-ExpertRows PointAtPlaces(const GroupedRows& rows, float* y) {
+ExpertRows OutputsByPlace(const GroupedRows& rows, float* y) {
   return {.rows = y,
           .num_rows = rows.num_rows,
           .places = rows.places,
@@ -189,9 +189,9 @@ std::string PermuteTable::Pairs() const {
   return text;
 }
 
-PermutePair SortRowsByExpert() { return {SortByExpert, PointAtRows}; }
-PermutePair DealRowsToExperts() { return {DealByExpert, PointAtRows}; }
-PermutePair PackValidRows() { return {PackPlaces, PointAtPlaces}; }
-PermutePair DealValidRows() { return {DealPlaces, PointAtPlaces}; }
+PermutePair SortRowsByExpert() { return {SortByExpert, OutputsByPosition}; }
+PermutePair GroupRowsMasked() { return {GroupByExpertMasked, OutputsByPosition}; }
+PermutePair CompactPlaces() { return {GroupPlacesContiguous, OutputsByPlace}; }
+PermutePair CompactPlacesMasked() { return {GroupPlacesMasked, OutputsByPlace}; }
 
 }  // namespace switchyard

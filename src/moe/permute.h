@@ -41,10 +41,10 @@ class PermuteTable {
 // standard, normal → contiguous: a stable counting sort of (row, slot) by expert.
 PermutePair SortRowsByExpert();
 // standard, normal → masked: the same, with equal capacity for every expert.
-PermutePair DealRowsToExperts();
+PermutePair GroupRowsMasked();
 // low-latency → contiguous: compacts the valid places, expert by expert.
-PermutePair PackValidRows();
+PermutePair CompactPlaces();
 // low-latency → masked: the same, with equal capacity for every expert.
-PermutePair DealValidRows();
+PermutePair CompactPlacesMasked();
 
 }  // namespace switchyard

@@ -68,7 +68,7 @@ class ExpertMap {
     return expert >= 0 && Owner(expert) == rank ? LocalId(expert) : -1;
   }
   int LocalExperts(int rank) const { return local_experts_[rank]; }
-  int MostLocalExperts() const { return local_experts_[0]; }
+  int MaxLocalExperts() const { return local_experts_[0]; }
 
  private:
   struct Place {

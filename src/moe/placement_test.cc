@@ -115,7 +115,7 @@ TEST(ExpertMapTest, SharedCopiesComeAfterTheOthersOneOnEachRank) {
   EXPECT_EQ(map.size(), 7);
   EXPECT_EQ(map.LocalExperts(0), 4);
   EXPECT_EQ(map.LocalExperts(1), 3);
-  EXPECT_EQ(map.MostLocalExperts(), 4);
+  EXPECT_EQ(map.MaxLocalExperts(), 4);
   for (int e = 0; e < 5; ++e) EXPECT_EQ(map.Owner(e), plain.Owner(e));
   EXPECT_EQ(map.Owner(5), 0);
   EXPECT_EQ(map.LocalId(5), 3);

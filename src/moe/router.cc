@@ -10,12 +10,12 @@
 namespace switchyard {
 namespace {
 
-constexpr float kNever = -std::numeric_limits<float>::infinity();
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 // Index of the largest value above −∞, the lowest index on ties; −1 if there is none.
 int ArgMax(std::span<const float> values) {
   int best = -1;
-  float best_value = kNever;
+  float best_value = kMinusInfinity;
   for (size_t i = 0; i < values.size(); ++i) {
     if (values[i] > best_value) {
       best = static_cast<int>(i);
@@ -37,7 +37,7 @@ void Softmax(std::span<float> values) {
 }
 
 float GroupScore(RouterConfig::GroupScore by, std::span<const float> group) {
-  float first = kNever, second = kNever;
+  float first = kMinusInfinity, second = kMinusInfinity;
   for (const float v : group) {
     if (v > first) {
       second = first;
@@ -66,9 +66,9 @@ void LimitToBestGroups(const RouterConfig& config, RouterScratch* scratch) {
     scratch->groups[g] = GroupScore(config.group_score, group(g));
   // First marks the selected groups with −∞ in the group scores, then masks the unmarked groups.
   for (int i = 0; i < config.topk_groups; ++i)
-    if (const int best = ArgMax(scratch->groups); best >= 0) scratch->groups[best] = kNever;
+    if (const int best = ArgMax(scratch->groups); best >= 0) scratch->groups[best] = kMinusInfinity;
   for (int g = 0; g < config.num_groups; ++g)
-    if (scratch->groups[g] != kNever) std::ranges::fill(group(g), kNever);
+    if (scratch->groups[g] != kMinusInfinity) std::ranges::fill(group(g), kMinusInfinity);
 }
 
 // Selects the experts of one token. ids, weights [k].
@@ -92,7 +92,7 @@ void SelectForToken(const RouterConfig& config, std::span<const float> logits,
     const int best = ArgMax(choice);
     ids[j] = best;
     weights[j] = best < 0 ? 0.0f : scores[best];
-    if (best >= 0) choice[best] = kNever;
+    if (best >= 0) choice[best] = kMinusInfinity;
   }
 }
 

@@ -15,7 +15,7 @@
 namespace switchyard {
 namespace {
 
-using vector_width::Widest;
+using vector_width::RunWidest;
 using vector_width::Width;
 
 // The conversions of core/dtype.h without branches, so that loops over them vectorize.
@@ -217,21 +217,21 @@ void StoreRow(DType dtype, const float* x, int64_t n, std::byte* row) {
       StoreBFloat16Fast(x, n, reinterpret_cast<uint16_t*>(row)))
     return;
   WithType(dtype, [&]<typename Type>(Type) {
-    Widest<Store<Type>>(x, n, reinterpret_cast<typename Type::Stored*>(row));
+    RunWidest<Store<Type>>(x, n, reinterpret_cast<typename Type::Stored*>(row));
   });
 }
 
 void LoadRow(DType dtype, const std::byte* row, int64_t n, float* x) {
   WithType(dtype, [&]<typename Type>(Type) {
-    Widest<Load<Type>>(reinterpret_cast<const typename Type::Stored*>(row), n, x);
+    RunWidest<Load<Type>>(reinterpret_cast<const typename Type::Stored*>(row), n, x);
   });
 }
 
 void AddWeightedRow(DType dtype, const std::byte* row, float weight, int64_t n, float* sum,
                     NextRow next) {
   WithType(dtype, [&]<typename Type>(Type) {
-    Widest<AddWeighted<Type>>(reinterpret_cast<const typename Type::Stored*>(row), weight, n, sum,
-                              next);
+    RunWidest<AddWeighted<Type>>(reinterpret_cast<const typename Type::Stored*>(row), weight, n,
+                                 sum, next);
   });
 }
 
@@ -248,7 +248,8 @@ void SumWeightedRows(DType dtype, std::span<const std::byte* const> rows, const 
 
 void AddWeightedRounded(DType dtype, const float* x, float weight, int64_t n, float* sum,
                         NextRow next) {
-  WithType(dtype, [&]<typename Type>(Type) { Widest<AddRounded<Type>>(x, weight, n, sum, next); });
+  WithType(dtype,
+           [&]<typename Type>(Type) { RunWidest<AddRounded<Type>>(x, weight, n, sum, next); });
 }
 
 void StoreRow(RowFormat format, const float* x, int64_t n, std::byte* row) {
@@ -265,7 +266,7 @@ void LoadRow(RowFormat format, const std::byte* row, int64_t n, float* x) {
 
 void RoundRow(RowFormat format, const float* x, int64_t n, float* y) {
   if (!format.fp8) {
-    WithType(format.dtype, [&]<typename Type>(Type) { Widest<Round<Type>>(x, n, y); });
+    WithType(format.dtype, [&]<typename Type>(Type) { RunWidest<Round<Type>>(x, n, y); });
     return;
   }
   for (int64_t i = 0; i < n; i += kFp8GroupSize) {

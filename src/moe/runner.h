@@ -55,7 +55,7 @@ class Runner {
   // contiguous: the alignment of offsets, for tiled device kernels (DeepEP's expert_alignment).
   // Padding rows belong to the expert, may read any row, and their outputs are ignored.
   virtual int expert_alignment() const { return 1; }
-  virtual bool Takes(WeightFormat format) const = 0;
+  virtual bool Supports(WeightFormat format) const = 0;
 
   // y [rows.num_rows, hidden]: the expert's output for each row, unweighted; gap rows are not
   // written. A row's output must be bit-identical regardless of the other rows of the call.

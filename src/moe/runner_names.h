@@ -10,13 +10,13 @@
 namespace switchyard {
 
 // A value of SGLang's `--moe-runner-backend` or `--moe-a2a-backend` without a backend of that name.
-struct ForeignName {
+struct SglangBackendName {
   std::string_view name;
   std::string_view nearest;  // the equivalent backend here, or the closest one
   std::string_view needs;    // hardware or library it requires; empty: `nearest` is equivalent
 };
-std::span<const ForeignName> ForeignRunnerNames();
-std::span<const ForeignName> ForeignA2aNames();
+std::span<const SglangBackendName> ForeignRunnerNames();
+std::span<const SglangBackendName> ForeignA2aNames();
 
 // Resolves `--moe-runner-backend name` to a registered runner: auto to the registry's default, a
 // registered name to itself, SGLang's name to its equivalent. Error kInvalid otherwise, with the

@@ -94,9 +94,9 @@ void CheckNames(const MoeOptions& options, const MoeBackends& backends) {
 }
 
 std::unique_ptr<Runner> MakeRunner(const MoeOptions& options, const MoeBackends& backends,
-                                   bool says_so) {
+                                   bool logs_mapping) {
   const std::string name = ResolveRunner(options.runner_backend, backends);
-  if (says_so && name != options.runner_backend && options.runner_backend != "auto")
+  if (logs_mapping && name != options.runner_backend && options.runner_backend != "auto")
     LOG_INFO("--moe-runner-backend {}: mapped to {}", options.runner_backend, name);
   return backends.runners.Find(name).make();
 }
@@ -125,7 +125,7 @@ ExchangeShape ExchangeShapeOf(const MoeOptions& options, const MoeShape& shape,
   return {.hidden = shape.hidden,
           .k = shape.top_k + (shared ? 1 : 0),
           .num_experts = experts.size(),
-          .local_experts = experts.MostLocalExperts(),
+          .local_experts = experts.MaxLocalExperts(),
           .max_tokens = ScattersTokens(options, mesh) ? MaxLaneTokens(mesh, shape.max_tokens)
                                                       : shape.max_tokens,
           .row_format = {options.row_dtype, fp8},
@@ -150,7 +150,7 @@ MoeRuntime::MoeRuntime(const MoeOptions& options, const MoeShape& shape, RankCom
     fused_ = fused->make(context);
     return;
   }
-  runner_ = MakeRunner(options, *backends, /*says_so=*/comm.mesh.rank() == 0);
+  runner_ = MakeRunner(options, *backends, /*logs_mapping=*/comm.mesh.rank() == 0);
   dispatcher_ = backends->dispatchers.Find(options.a2a_backend).make(context);
   permutes_ = FindPermutes(options, *dispatcher_, *runner_, backends->permutes);
 }
@@ -160,8 +160,8 @@ PermuteContext MoeRuntime::permute_context() const {
           runner_->expert_alignment()};
 }
 
-bool MoeRuntime::Takes(WeightFormat format) const {
-  return fused_ ? fused_->Takes(format) : runner_->Takes(format);
+bool MoeRuntime::Supports(WeightFormat format) const {
+  return fused_ ? fused_->Supports(format) : runner_->Supports(format);
 }
 
 void MoeRuntime::Observe(RoutingObserver* observer) {
@@ -197,7 +197,7 @@ void MoeRuntime::StartBatch(const float* hidden, std::span<const int64_t> group_
   batch->max_round_tokens = MaxTokens(decode);
   batch->rounds = CeilDiv(longest, batch->max_round_tokens);
   batch->rounds_done = 0;
-  batch->outputs_left = false;
+  batch->outputs_written = false;
   batch->round = {};
 }
 

@@ -37,7 +37,7 @@ class MoeRuntime {
   const PermutePair& permute(DispatchLayout from) const { return permutes_.at(from); }
   PermuteContext permute_context() const;
 
-  bool Takes(WeightFormat format) const;
+  bool Supports(WeightFormat format) const;
   bool scatters() const { return fused_ || dispatcher_->scatters(); }
   bool splits_mixed_batches() const { return dispatcher_ && dispatcher_->splits_mixed_batches(); }
   std::span<const uint8_t> active_ranks() const {

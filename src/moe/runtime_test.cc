@@ -82,7 +82,7 @@ TEST(MoeRuntimeTest, SglangsRunnerNamesAreUnderstood) {
 
 class NothingFused : public FusedExperts {
  public:
-  bool Takes(WeightFormat) const override { return false; }
+  bool Supports(WeightFormat) const override { return false; }
   int64_t MaxTokens(bool) const override { return 1; }
   void Begin(const float*, const TopK&, bool, DispatchHandle*) override {}
   void End(const ExpertBlock&, DispatchHandle*, float*) override {}
@@ -115,7 +115,7 @@ TEST(MoeRuntimeTest, CombineByRankIsRefusedWhereNobodyAddsUp) {
 class MaskedRunner : public Runner {
  public:
   RunnerLayout layout() const override { return RunnerLayout::kMasked; }
-  bool Takes(WeightFormat) const override { return true; }
+  bool Supports(WeightFormat) const override { return true; }
   void Run(const ExpertBlock&, const GroupedRows&, int64_t, ThreadPool&, float*) override {}
 };
 
@@ -132,7 +132,7 @@ TEST(MoeRuntimeTest, PairsThatNothingJoinsAreRefusedWithThoseThatWork) {
 class Float32Runner : public MaskedRunner {
  public:
   RunnerLayout layout() const override { return RunnerLayout::kContiguous; }
-  bool Takes(WeightFormat format) const override { return format == WeightFormat::kF32; }
+  bool Supports(WeightFormat format) const override { return format == WeightFormat::kF32; }
 };
 
 TEST(MoeRuntimeTest, WeightsThatTheRunnerDoesNotTakeAreRefused) {

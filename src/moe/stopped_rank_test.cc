@@ -20,9 +20,9 @@ constexpr std::chrono::milliseconds kTimeout(1000);
 
 // Runs passes with and without decode until an error ends them. The stopped rank stops at the hook
 // in the first pass of `decode`.
-std::string RunUntilTold(const TestLayer& layer, const MoeOptions& options, bool decode,
-                         std::function<void()> MoeHooks::*hook, int rank,
-                         std::shared_ptr<SharedArena> arena) {
+std::string RunUntilError(const TestLayer& layer, const MoeOptions& options, bool decode,
+                          std::function<void()> MoeHooks::*hook, int rank,
+                          std::shared_ptr<SharedArena> arena) {
   const MeshShape mesh{.tp = kWorld, .ep = kWorld};
   const MoeShape shape = layer.Shape(8);
   const auto comm = RankComm::Create(std::move(arena), mesh, rank, {kTimeout});
@@ -73,7 +73,7 @@ TEST_P(StoppedRankTest, OthersSayWhoTheyWaitForAndWhereAndGiveUp) {
     for (const Stage& stage : kStages)
       worlds.push_back(std::make_unique<TestProcesses>(
           kWorld, bytes, [&](int rank, std::shared_ptr<SharedArena> arena) {
-            return RunUntilTold(layer, options, decode, stage.hook, rank, std::move(arena));
+            return RunUntilError(layer, options, decode, stage.hook, rank, std::move(arena));
           }));
     for (size_t i = 0; i < worlds.size(); ++i) {
       SCOPED_TRACE(fmt::format("{}, decode {}", kStages[i].name, decode));
@@ -86,12 +86,12 @@ TEST_P(StoppedRankTest, OthersSayWhoTheyWaitForAndWhereAndGiveUp) {
   }
 }
 
-std::vector<A2aChoice> ChoicesThatGiveUp() {
+std::vector<A2aChoice> ChoicesWithTimeout() {
   std::vector<A2aChoice> choices = AllA2aChoices();
   std::erase_if(choices, [](const A2aChoice& c) { return c.a2a == "mooncake"; });  // continues
   return choices;
 }
-INSTANTIATE_TEST_SUITE_P(Backends, StoppedRankTest, testing::ValuesIn(ChoicesThatGiveUp()),
+INSTANTIATE_TEST_SUITE_P(Backends, StoppedRankTest, testing::ValuesIn(ChoicesWithTimeout()),
                          [](const testing::TestParamInfo<A2aChoice>& info) {
                            std::string name = info.param.Describe();
                            std::ranges::replace(name, ' ', '_');

@@ -34,7 +34,7 @@ ExpertPlacement RandomPlacement(int experts, int redundant, uint32_t seed) {
 }
 
 // This rank's experts under `placement`.
-std::vector<OwnedExpert> ShareUnder(const TestLayer& layer, const Mesh& mesh,
+std::vector<OwnedExpert> ShardUnder(const TestLayer& layer, const Mesh& mesh,
                                     const ExpertPlacement& placement) {
   const ExpertRange range = ExpertsOfRank(placement.num_physical(), mesh.ep(), mesh.ep_rank());
   std::vector<OwnedExpert> experts;
@@ -46,7 +46,7 @@ std::vector<OwnedExpert> ShareUnder(const TestLayer& layer, const Mesh& mesh,
 }
 
 // Sends the t-th selection of an expert to its replicas in round-robin order.
-class InTurns : public ReplicaChooser {
+class RoundRobinChooser : public ReplicaChooser {
  public:
   void OnPlacement(int, const ExpertPlacement& placement) override {
     places_.assign(placement.num_logical(), {});
@@ -73,13 +73,13 @@ std::vector<float> OutputsOf(const TestLayer& layer, const MoeOptions& options,
   std::vector<std::vector<float>> outs(mesh.tp);
   RunMoeRanks(options, shape, mesh, [&](RankComm& comm, ThreadPool& pool) {
     const auto runtime = MakeMoeRuntime(options, shape, comm, pool);
-    InTurns chooser;
+    RoundRobinChooser chooser;
     if (in_turns) runtime->ChooseReplicasBy(&chooser);
     MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, ScattersTokens(options, mesh)), runtime);
     for (int pass = 0; pass < kPasses; ++pass) {
       if (moving) {
         const auto placement = RandomPlacement(layer.spec.num_experts, kRedundant, 100 + pass);
-        moe.SwitchPlacement(placement, ShareUnder(layer, comm.mesh, placement));
+        moe.SwitchPlacement(placement, ShardUnder(layer, comm.mesh, placement));
       }
       const int64_t tokens = 1 + pass % 9, decoding = pass % 2 == 0 ? tokens : tokens / 2;
       const std::vector<float> hidden = layer.Hidden(tokens, pass);
@@ -151,7 +151,7 @@ TEST(SwitchPlacementTest, ThousandSwitchesLeaveNothingBehind) {
     const auto memory = std::make_shared<int>(0);
     for (int i = 0; i < 1000; ++i) {
       const auto placement = RandomPlacement(layer.spec.num_experts, kRedundant, i);
-      std::vector<OwnedExpert> experts = ShareUnder(layer, comm.mesh, placement);
+      std::vector<OwnedExpert> experts = ShardUnder(layer, comm.mesh, placement);
       for (OwnedExpert& expert : experts)
         expert.owner = expert.weights.gate.owner = expert.weights.up.owner =
             expert.weights.down.owner = memory;
@@ -160,7 +160,7 @@ TEST(SwitchPlacementTest, ThousandSwitchesLeaveNothingBehind) {
       ASSERT_EQ(memory.use_count(), 1 + 4 * 16);
     }
     const auto old = moe.SwitchPlacement(layer.config.placement,
-                                         ShareUnder(layer, comm.mesh, layer.config.placement));
+                                         ShardUnder(layer, comm.mesh, layer.config.placement));
     EXPECT_EQ(old.size(), 16u);
     EXPECT_EQ(memory.use_count(), 1 + 4 * 16);  // `old` holds them
   });

@@ -41,7 +41,7 @@ Share EvenShare(int64_t total, int64_t parts, int64_t part);
 // Expert outputs for combine, and the dispatched row of each.
 struct ExpertRows {
   // [num_rows, H]; null if the runner wrote them to the dispatcher's destinations
-  // (Dispatcher::OutputPlaces), or before the runner has run.
+  // (Dispatcher::OutputDestinations), or before the runner has run.
   const float* rows = nullptr;
   int64_t num_rows = 0;  // includes the gaps of a masked layout
   // standard and normal: [dispatched rows, k] index of the output for slot j of row n, or −1.

@@ -40,8 +40,8 @@ struct StepShape {
 int WarmUp(const StepShape& shape);
 
 // Maximum number of micro-batches in flight, which is the number of activation buffers of a rank.
-// Micro-batch m may use buffer m % Places.
-int Places(const StepShape& shape);
+// Micro-batch m may use buffer m % MicroBatchSlots.
+int MicroBatchSlots(const StepShape& shape);
 
 // Returns the schedule of a stage with at least one layer. One stage, plain: forward and backward
 // of each micro-batch in turn. Otherwise 1F1B: warm-up, steady state, cool-down.

@@ -21,14 +21,14 @@ TEST(Plan, PlainIsOneMicroBatchAfterTheOther) {
   const StepShape shape{.experts = {false, true}, .micro_batches = 3};
   const std::vector<Operation> list = Plan(shape);
   EXPECT_TRUE(std::ranges::is_sorted(list.begin(), list.end() - 4, {}, &Operation::micro_batch));
-  EXPECT_EQ(Places(shape), 1);
+  EXPECT_EQ(MicroBatchSlots(shape), 1);
 }
 
 // Computation of the other micro-batch separates the start and the completion of each all-to-all of
 // a pair.
 TEST(Plan, OverlappedHidesEachExchangeOfAPair) {
   const StepShape shape{.experts = {true, true}, .micro_batches = 2, .order = Order::kOverlapped};
-  EXPECT_EQ(Places(shape), 2);
+  EXPECT_EQ(MicroBatchSlots(shape), 2);
   const std::vector<Operation> list = Plan(shape);
   const auto computes = [](const Operation& o) {
     return o.phase == Phase::kAttention || o.phase == Phase::kExperts;
@@ -71,13 +71,13 @@ TEST(Plan, APipelineWarmsUpAndCoolsDown) {
       if (o.kind == Kind::kBackward && o.phase == Phase::kAttention) --under_way;
     }
     EXPECT_EQ(most, 4 - shape.stage);
-    EXPECT_EQ(most, Places(shape));
+    EXPECT_EQ(most, MicroBatchSlots(shape));
   }
   shape.order = Order::kOverlapped;
   shape.stage = 3;
-  EXPECT_EQ(Places(shape), 2);
+  EXPECT_EQ(MicroBatchSlots(shape), 2);
   shape.stage = 2;
-  EXPECT_EQ(Places(shape), 4);
+  EXPECT_EQ(MicroBatchSlots(shape), 4);
 }
 
 TEST(Plan, EarlySumsFollowTheirLayersLastBackwardPass) {

@@ -11,9 +11,9 @@ namespace switchyard::overlap {
 namespace {
 
 // Collects the operations that a shape requires, and the order constraints between them.
-class Demands {
+class ScheduleConstraints {
  public:
-  explicit Demands(const StepShape& shape) : shape_(shape) {
+  explicit ScheduleConstraints(const StepShape& shape) : shape_(shape) {
     for (int m = 0; m < shape.micro_batches; ++m) {
       Operation at = OfForward(m);
       at = OfBackward(m, at);
@@ -104,7 +104,7 @@ class Demands {
 };
 
 // Maximum number of micro-batches between their kBegin and the end of their last operation.
-int MicroBatchesUnderWay(std::span<const Operation> list) {
+int MaxMicroBatchesInFlight(std::span<const Operation> list) {
   std::map<int, size_t> last;
   for (size_t i = 0; i < list.size(); ++i) last[list[i].micro_batch] = i;
   int under_way = 0, most = 0;
@@ -117,8 +117,8 @@ int MicroBatchesUnderWay(std::span<const Operation> list) {
 
 }  // namespace
 
-std::string FindFault(const StepShape& shape, std::span<const Operation> list) {
-  const Demands demands(shape);
+std::string FindScheduleError(const StepShape& shape, std::span<const Operation> list) {
+  const ScheduleConstraints demands(shape);
   std::map<Operation, size_t> at;
   for (size_t i = 0; i < list.size(); ++i) {
     if (!demands.operations().contains(list[i])) {
@@ -137,14 +137,15 @@ std::string FindFault(const StepShape& shape, std::span<const Operation> list) {
       return fmt::format("{} comes before {}", Describe(after), Describe(before));
     }
   }
-  const int under_way = MicroBatchesUnderWay(list);
-  if (under_way > Places(shape)) {
-    return fmt::format("{} micro-batches are in flight, the limit is {}", under_way, Places(shape));
+  const int under_way = MaxMicroBatchesInFlight(list);
+  if (under_way > MicroBatchSlots(shape)) {
+    return fmt::format("{} micro-batches are in flight, the limit is {}", under_way,
+                       MicroBatchSlots(shape));
   }
   return {};
 }
 
-std::string FindPipelineFault(std::span<const std::vector<Operation>> stages, int link_places) {
+std::string FindPipelineError(std::span<const std::vector<Operation>> stages, int link_places) {
   const size_t n = stages.size();
   // Micro-batches of the messages in flight from each stage to the next, and back.
   std::vector<std::deque<int>> forth(n), back(n);
@@ -200,7 +201,7 @@ std::string FindPipelineFault(std::span<const std::vector<Operation>> stages, in
   return fault;
 }
 
-int ExchangesUnderWay(const StepShape& shape, std::span<const Operation> list) {
+int MaxExchangesInFlight(const StepShape& shape, std::span<const Operation> list) {
   int under_way = 0, most = 0;
   for (const Operation& o : list) {
     if (o.layer == Operation::kNone || !shape.experts[o.layer]) continue;

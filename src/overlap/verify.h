@@ -17,16 +17,16 @@ namespace switchyard::overlap {
 // - gradients are accumulated in micro-batch order. A backward pass ends before the next one
 //   begins. The head of a micro-batch follows the backward pass of the previous one, because its
 //   matrix may be the embedding. So a step is bitwise independent of the schedule;
-// - at most Places micro-batches are in flight.
-std::string FindFault(const StepShape& shape, std::span<const Operation> list);
+// - at most MicroBatchSlots micro-batches are in flight.
+std::string FindScheduleError(const StepShape& shape, std::span<const Operation> list);
 
 // Returns the first fault in the lists of all stages together, or an empty string: sends and
 // receives that do not match, or a deadlock. A link holds at most `link_places` messages that are
 // not received yet; a send blocks while the link is full.
-std::string FindPipelineFault(std::span<const std::vector<Operation>> stages, int link_places);
+std::string FindPipelineError(std::span<const std::vector<Operation>> stages, int link_places);
 
 // Maximum number of expert all-to-alls in flight, which is the minimum of
 // RowExchangeOptions::places.
-int ExchangesUnderWay(const StepShape& shape, std::span<const Operation> list);
+int MaxExchangesInFlight(const StepShape& shape, std::span<const Operation> list);
 
 }  // namespace switchyard::overlap

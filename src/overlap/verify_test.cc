@@ -19,11 +19,11 @@ TEST(Plan, OfAnyShapeIsRight) {
     std::vector<std::vector<Operation>> lists;
     for (const StepShape& shape : stages) {
       lists.push_back(Plan(shape));
-      ASSERT_EQ(FindFault(shape, lists.back()), "") << "round " << round;
-      EXPECT_LE(ExchangesUnderWay(shape, lists.back()), shape.order == Order::kPlain ? 1 : 2);
+      ASSERT_EQ(FindScheduleError(shape, lists.back()), "") << "round " << round;
+      EXPECT_LE(MaxExchangesInFlight(shape, lists.back()), shape.order == Order::kPlain ? 1 : 2);
     }
     // One message slot on each link is enough to avoid deadlock.
-    ASSERT_EQ(FindPipelineFault(lists, 1), "") << "round " << round;
+    ASSERT_EQ(FindPipelineError(lists, 1), "") << "round " << round;
   }
 }
 
@@ -35,13 +35,13 @@ TEST(FindFault, FindsWhatIsMissingDoubleOrStrange) {
   for (size_t i = 0; i < right.size(); ++i) {
     std::vector<Operation> list = right;
     list.erase(list.begin() + static_cast<std::ptrdiff_t>(i));
-    EXPECT_THAT(FindFault(shape, list), HasSubstr("is missing")) << i;
+    EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("is missing")) << i;
     list = right;
     list.push_back(right[i]);
-    EXPECT_THAT(FindFault(shape, list), HasSubstr("are the same")) << i;
+    EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("are the same")) << i;
     list = right;
     list[i].layer = 7;
-    EXPECT_THAT(FindFault(shape, list), HasSubstr("is not part of this step")) << i;
+    EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("is not part of this step")) << i;
   }
 }
 
@@ -57,11 +57,11 @@ TEST(FindFault, FindsWhatComesTooEarly) {
     }
     std::vector<Operation> list = right;
     std::swap(list[i], list[i + 1]);
-    EXPECT_THAT(FindFault(shape, list), HasSubstr("comes before")) << Describe(a);
+    EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("comes before")) << Describe(a);
   }
   std::vector<Operation> list = right;
   std::rotate(list.begin(), list.end() - 1, list.end());
-  EXPECT_THAT(FindFault(shape, list), HasSubstr("await sums comes before"));
+  EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("await sums comes before"));
 }
 
 // Gradients would be accumulated in another order.
@@ -71,30 +71,30 @@ TEST(FindFault, FindsBackwardPassesThatChangeTheOrderOfSums) {
   for (Operation& o : list) {
     if (o.micro_batch != Operation::kNone) o.micro_batch = 1 - o.micro_batch;
   }
-  EXPECT_THAT(FindFault(shape, list), HasSubstr("comes before"));
+  EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("comes before"));
 }
 
 TEST(FindFault, FindsMoreMicroBatchesThanPlaces) {
   StepShape shape{.experts = {true}, .micro_batches = 3, .order = Order::kOverlapped};
   const std::vector<Operation> list = Plan(shape);
   shape.order = Order::kPlain;
-  EXPECT_THAT(FindFault(shape, list), HasSubstr("2 micro-batches are in flight"));
+  EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("2 micro-batches are in flight"));
 }
 
 TEST(FindPipelineFault, FindsStagesThatWaitForEver) {
   StepShape shape{.experts = {true}, .micro_batches = 2, .stages = 2};
   std::vector<std::vector<Operation>> lists = {Plan(shape), {}};
-  EXPECT_THAT(FindPipelineFault(lists, 1), HasSubstr("stage 0 deadlocks"));
+  EXPECT_THAT(FindPipelineError(lists, 1), HasSubstr("stage 0 deadlocks"));
   shape.stage = 1;
   lists[1] = Plan(shape);
-  EXPECT_EQ(FindPipelineFault(lists, 1), "");
+  EXPECT_EQ(FindPipelineError(lists, 1), "");
   for (Operation& o : lists[1]) {
     if (o.kind == Kind::kReceive) o.micro_batch = 1 - o.micro_batch;
   }
-  EXPECT_THAT(FindPipelineFault(lists, 1), HasSubstr("got micro-batch 0"));
+  EXPECT_THAT(FindPipelineError(lists, 1), HasSubstr("got micro-batch 0"));
   std::erase_if(lists[1],
                 [](const Operation& o) { return o.kind == Kind::kReceive && o.micro_batch == 0; });
-  EXPECT_NE(FindPipelineFault(lists, 2), "");
+  EXPECT_NE(FindPipelineError(lists, 2), "");
 }
 
 }  // namespace

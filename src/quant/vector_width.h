@@ -31,7 +31,7 @@ template <class Loop, class... Args>
 // Calls Loop::Run(args...). Loop must be local to its file. Run and everything it calls must be
 // [[gnu::always_inline]], so that each copy is compiled for its own instruction set.
 template <class Loop, class... Args>
-auto Widest(Args... args) {
+auto RunWidest(Args... args) {
   switch (WidthOfCpu()) {
     case Width::kAvx512:
       return RunAvx512<Loop>(args...);

@@ -46,7 +46,7 @@ void SumGradients(std::span<Parameter<float>* const> parameters, const GradientG
   Sum(parameters, groups.stage, [](const P& p) { return !p.expert && !p.slice.partial(); });
   Sum(parameters, groups.copies, [](const P& p) { return !p.expert && p.slice.partial(); });
   Sum(parameters, groups.expert_copies, [](const P& p) { return p.expert; });
-  Sum(parameters, groups.embedding, [](const P& p) { return p.two_stages; });
+  Sum(parameters, groups.embedding, [](const P& p) { return p.on_two_stages; });
 }
 
 void SumGradients(std::span<Parameter<float>* const> parameters, Collectives& all,

@@ -60,7 +60,7 @@ Model<T>::Model(const ModelConfig& config, const LossOptions& options, const Lay
   const bool at_end = config_.tie_embeddings || options_.mtp_layers > 0;  // last stage needs it
   if (stage_.first || (stage_.last && at_end)) {
     embedding_ = set_.Add(names.embedding, table_shape, false, vocabulary);
-    embedding_->two_stages = at_end && !(stage_.first && stage_.last);
+    embedding_->on_two_stages = at_end && !(stage_.first && stage_.last);
   }
   for (int64_t i = stage_.first_layer; i < stage_.last_layer; ++i) AddLayer(i, names, ranks);
   if (!stage_.last) return;

@@ -41,7 +41,7 @@ void CheckBatch(const Batch& batch, const ModelConfig& config) {
 
 // All rows of each sequence of `before` except the last: only these have a next token.
 template <typename T>
-void Shorten(const DepthState<T>& before, DepthState<T>* d) {
+void ShiftByOneToken(const DepthState<T>& before, DepthState<T>* d) {
   d->source.clear();
   d->tokens.clear();
   d->targets.clear();
@@ -72,7 +72,8 @@ void Model<T>::Begin(const Batch& batch, const StepSize& step, Pass<T>* pass) {
   main.targets = batch.targets;
   main.rows = RowLayout::Of(batch.begins);
   if (!stage_.first) main.stream.resize(MyRows(main) * hidden_);
-  for (size_t d = 1; d < pass->depths.size(); ++d) Shorten(pass->depths[d - 1], &pass->depths[d]);
+  for (size_t d = 1; d < pass->depths.size(); ++d)
+    ShiftByOneToken(pass->depths[d - 1], &pass->depths[d]);
 }
 
 // Embeddings of the rows, each from the rank that holds its part of the vocabulary.
@@ -121,7 +122,7 @@ void Model<T>::Join(int64_t depth, Pass<T>* pass) {
   EmbedRows(d, d.embedded.data());
   const GatheredRows<T> final(tp_, before.final.data(), before.rows.rows(), hidden_);
   Embed<T>(MySources(d), final.data(), hidden_, d.previous.data(), pool_);
-  Temporary<T> normed(m * hidden_);
+  ScratchBuffer<T> normed(m * hidden_);
   const auto put = [&](const std::vector<T>& x, const Parameter<T>* norm, int64_t column) {
     RmsNorm(Norm(m), x.data(), norm->value.data(), normed.data(), pool_);
     for (int64_t t = 0; t < m; ++t) {
@@ -140,7 +141,7 @@ void Model<T>::JoinBackward(int64_t depth, Pass<T>* pass) {
   DepthState<T>& d = pass->depths[depth];
   const MtpModule& module = mtp_[depth - 1];
   const int64_t m = MyRows(d);
-  Temporary<T> djoined(2 * m * hidden_), dnormed(m * hidden_), dx(m * hidden_);
+  ScratchBuffer<T> djoined(2 * m * hidden_), dnormed(m * hidden_), dx(m * hidden_);
   const LinearUse<T> uses[] = {{&module.projection, d.stream.data()}};
   BackwardAll<T>(uses, d.joined.data(), m, djoined.data(), false, pool_);
   const auto take = [&](const std::vector<T>& x, Parameter<T>* norm, int64_t column) {
@@ -157,7 +158,7 @@ void Model<T>::JoinBackward(int64_t depth, Pass<T>* pass) {
     return EmbedGradient<T>(d.source, dx.data(), hidden_, before.dfinal.data(), pool_);
   // Rows of the previous depth may be on another rank.
   const int64_t n = before.rows.rows();
-  Temporary<T> sums(MyRows(before) * hidden_);
+  ScratchBuffer<T> sums(MyRows(before) * hidden_);
   PartialRows<T> partial(tp_, sums.data(), n, hidden_);
   std::fill_n(partial.data(), n * hidden_, T{0});
   EmbedGradient<T>(MySources(d), dx.data(), hidden_, partial.data(), pool_);

@@ -39,7 +39,7 @@ struct Parameter {
   bool expert = false;
   bool decay = true;  // weight decay: matrices yes, norms and biases no
   Slice slice = {};
-  bool two_stages = false;  // held by the first and the last pipeline stage (embedding)
+  bool on_two_stages = false;  // held by the first and the last pipeline stage (embedding)
 
   const std::vector<int64_t>& whole_shape() const { return slice.partial() ? slice.whole : shape; }
 };

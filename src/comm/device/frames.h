@@ -24,7 +24,7 @@ struct Frame {
 };
 static_assert(sizeof(Frame) == 24);
 
-inline constexpr size_t kMostFrameRanges = 500;   // of one frame
-inline constexpr size_t kMostReasonBytes = 1000;  // bytes
+inline constexpr size_t kMaxFrameRanges = 500;   // of one frame
+inline constexpr size_t kMaxReasonBytes = 1000;  // bytes
 
 }  // namespace switchyard

@@ -19,7 +19,8 @@ struct ByteRange {
 
 // Transports the operations of SymmetricMemory to the arena of a rank whose memory is not mapped
 // here. At the other end a dedicated thread of that rank's process applies them through an
-// ArenaDoor. So a rank can be written to and read from at any time, whatever its own thread does.
+// RemoteArenaAccess. So a rank can be written to and read from at any time, whatever its own thread
+// does.
 //
 // Owned by the SharedArena of the rank's process, which thus serves one rank only. Used by the
 // rank's thread. Every operation fails with the reason of the abort when the arena is aborted.
@@ -44,9 +45,9 @@ class RemoteRanks {
 
 // One rank's arena as other hosts access it. Validates all arguments, because they come from the
 // network. Used by the threads of a RemoteRanks, one per peer or one for all.
-class ArenaDoor {
+class RemoteArenaAccess {
  public:
-  ArenaDoor(SharedArena& arena, int rank) : arena_(*arena.impl_), rank_(rank) {}
+  RemoteArenaAccess(SharedArena& arena, int rank) : arena_(*arena.impl_), rank_(rank) {}
 
   int rank() const { return rank_; }
   std::span<std::byte> Bytes(ByteRange range) const;  // Error kInvalid if outside the arena

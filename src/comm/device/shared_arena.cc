@@ -178,7 +178,7 @@ void SharedArena::Attach(std::unique_ptr<RemoteRanks> remote) {
   impl_->remote = std::move(remote);
 }
 
-std::span<std::byte> ArenaDoor::Bytes(ByteRange range) const {
+std::span<std::byte> RemoteArenaAccess::Bytes(ByteRange range) const {
   if (range.offset > arena_.bytes_per_rank || range.bytes > arena_.bytes_per_rank - range.offset) {
     throw Invalid("{} bytes at {} are outside of a rank's memory of {} bytes", range.bytes,
                   range.offset, arena_.bytes_per_rank);
@@ -186,15 +186,15 @@ std::span<std::byte> ArenaDoor::Bytes(ByteRange range) const {
   return {arena_.At(rank_, range.offset), range.bytes};
 }
 
-void ArenaDoor::Raise(uint64_t flag_offset, uint32_t value) const {
+void RemoteArenaAccess::Raise(uint64_t flag_offset, uint32_t value) const {
   if (flag_offset % alignof(uint32_t) != 0) throw Invalid("misaligned flag offset {}", flag_offset);
   Bytes({flag_offset, sizeof value});
   arena_.Raise(rank_, flag_offset, value);
 }
 
-bool ArenaDoor::aborted() const { return arena_.aborted(); }
-std::string ArenaDoor::AbortReason() const { return arena_.AbortReason(); }
-void ArenaDoor::ThrowAborted() const { arena_.ThrowAborted(); }
-void ArenaDoor::Abort(std::string_view reason) const { arena_.Abort(reason); }
+bool RemoteArenaAccess::aborted() const { return arena_.aborted(); }
+std::string RemoteArenaAccess::AbortReason() const { return arena_.AbortReason(); }
+void RemoteArenaAccess::ThrowAborted() const { arena_.ThrowAborted(); }
+void RemoteArenaAccess::Abort(std::string_view reason) const { arena_.Abort(reason); }
 
 }  // namespace switchyard

@@ -28,8 +28,8 @@ using std::chrono::steady_clock;
 constexpr int kSpins = 64;  // pauses, about 3 µs
 constexpr auto kYieldTime = std::chrono::microseconds(200);
 // The longest sleep between checks for an abort, whose wake-up may come just before the sleep.
-constexpr std::chrono::nanoseconds kNap = std::chrono::milliseconds(100);
-constexpr auto kForever = std::chrono::milliseconds::max();
+constexpr std::chrono::nanoseconds kMaxSleep = std::chrono::milliseconds(100);
+constexpr auto kNoTimeout = std::chrono::milliseconds::max();
 
 void Pause() {
 #if defined(__x86_64__)
@@ -132,7 +132,7 @@ struct SymmetricMemory::Impl {
       done = AtOrPast(seen, value) || shared.aborted();
       const auto left = until - steady_clock::now();
       if (done || left.count() <= 0) break;
-      FutexWait(word, seen, std::min<std::chrono::nanoseconds>(left, kNap));
+      FutexWait(word, seen, std::min<std::chrono::nanoseconds>(left, kMaxSleep));
     }
     sleeping_on.store(0, std::memory_order_relaxed);
     return done;
@@ -224,7 +224,7 @@ bool SymmetricMemory::WaitFor(size_t flag_offset, uint32_t value,
     sched_yield();
     if (Reached(flag_offset, value)) return true;
   }
-  const Deadline until = timeout == kForever ? Deadline::max() : start + timeout;
+  const Deadline until = timeout == kNoTimeout ? Deadline::max() : start + timeout;
   const bool done = my.SleepUntil(flag_offset, value, until);
   if (my.shared.aborted()) my.shared.ThrowAborted();
   return done;
@@ -233,7 +233,7 @@ bool SymmetricMemory::WaitFor(size_t flag_offset, uint32_t value,
 void SymmetricMemory::Wait(size_t flag_offset, uint32_t value, int peer, const char* stage,
                            bool idle) {
   const auto timeout = impl_->options.timeout;
-  if (WaitFor(flag_offset, value, idle ? kForever : timeout)) return;
+  if (WaitFor(flag_offset, value, idle ? kNoTimeout : timeout)) return;
   throw Error(ErrorKind::kTimeout,
               fmt::format("rank {} waited {:g} s for rank {} in {} (round {})", rank(),
                           std::chrono::duration<double>(timeout).count(), peer, stage, value));

@@ -50,7 +50,7 @@ class SharedArena {
 
  private:
   friend class SymmetricMemory;
-  friend class ArenaDoor;
+  friend class RemoteArenaAccess;
   struct Impl;
   std::unique_ptr<Impl> impl_;
   explicit SharedArena(std::unique_ptr<Impl> impl);

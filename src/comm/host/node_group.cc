@@ -21,8 +21,8 @@ using std::chrono::milliseconds;
 
 constexpr std::string_view kMagic = "switchyard-node-1";  // includes the protocol version
 constexpr uint64_t kMostBytes = uint64_t{64} << 20;       // of a message
-constexpr milliseconds kStrangerTime = 2s;                // timeout for an Introduction
-constexpr milliseconds kSayTime = 1s;
+constexpr milliseconds kHelloTimeout = 2s;                // timeout for a NodeHello
+constexpr milliseconds kSendTimeout = 1s;
 // Added to the timeout of other nodes, so that node 0 times out first and names the missing nodes.
 constexpr milliseconds kJoinSlack = 5s;
 
@@ -44,7 +44,7 @@ std::optional<std::string> ReceiveText(TcpStream& stream, const IoLimit& limit =
 }
 
 // The first message of a node.
-struct Introduction {
+struct NodeHello {
   int node = 0, nodes = 0;
   Statement statement;
   std::vector<std::string> listeners;
@@ -60,10 +60,10 @@ struct Introduction {
     return writer.Take();
   }
 
-  static Introduction Decode(std::string_view bytes) {
+  static NodeHello Decode(std::string_view bytes) {
     WireReader reader(bytes);
     if (reader.GetString() != kMagic) throw Invalid("not a node of this version");
-    Introduction hello;
+    NodeHello hello;
     hello.node = reader.Get<int>();
     hello.nodes = reader.Get<int>();
     hello.statement = DecodeStatement(reader.GetString());
@@ -159,11 +159,11 @@ bool NodeGroup::Gather(TcpListener& door, const Options& options) {
 
 // Reads the introduction of a new connection; ignores connections that are not nodes.
 void NodeGroup::Admit(TcpStream stream, const Options& options) {
-  const auto text = ReceiveText(stream, IoLimit::After(kStrangerTime, options.give_up));
+  const auto text = ReceiveText(stream, IoLimit::After(kHelloTimeout, options.give_up));
   if (!text) return;
-  Introduction hello;
+  NodeHello hello;
   try {
-    hello = Introduction::Decode(*text);
+    hello = NodeHello::Decode(*text);
   } catch (const Error&) {
     return;
   }
@@ -213,10 +213,10 @@ std::unique_ptr<NodeGroup> NodeGroup::Join(const Options& options) {
   group->host_ = stream->LocalHost();
   group->network_.node = options.node;
   group->network_.listeners = BindForRanks(group->host_, options.ranks_per_node);
-  const Introduction hello{options.node, options.nodes, options.statement,
-                           AddressesOf(group->network_.listeners)};
+  const NodeHello hello{options.node, options.nodes, options.statement,
+                        AddressesOf(group->network_.listeners)};
   std::optional<std::string> answer;
-  if (SendText(*stream, hello.Encode(), IoLimit::After(kStrangerTime))) {
+  if (SendText(*stream, hello.Encode(), IoLimit::After(kHelloTimeout))) {
     answer = ReceiveText(*stream, IoLimit::After(options.timeout + kJoinSlack, options.give_up));
   }
   if (!answer) {
@@ -270,7 +270,7 @@ void NodeGroup::Report(const std::string& why, bool cause) {
 
 void NodeGroup::TellAll(const std::string& message) {
   const std::lock_guard lock(mutex_);
-  for (Member& member : members_) SendText(member.stream, message, IoLimit::After(kSayTime));
+  for (Member& member : members_) SendText(member.stream, message, IoLimit::After(kSendTimeout));
 }
 
 void NodeGroup::SayEnd() {

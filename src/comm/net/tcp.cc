@@ -24,12 +24,12 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kLookAround(100);    // between two polls of the stop condition
-constexpr milliseconds kConnectAgain(100);  // between attempts, until the peer listens
+constexpr milliseconds kPollInterval(100);       // between two polls of the stop condition
+constexpr milliseconds kReconnectInterval(100);  // between attempts, until the peer listens
 constexpr int kBacklog = 512;
 // A dead peer host of an idle connection is detected after 10 + 3 · 3 seconds.
 constexpr int kProbeAfterSeconds = 10, kProbeEverySeconds = 3, kProbes = 3;
-constexpr size_t kMostParts = 1024;  // of one system call (IOV_MAX)
+constexpr size_t kMaxIovecs = 1024;  // of one system call (IOV_MAX)
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
@@ -77,7 +77,7 @@ IoResult Await(int fd, short event, const IoLimit& limit) {
   if (left.count() <= 0) return IoResult::kTimeout;
   if (limit.stop && limit.stop()) return IoResult::kStopped;
   pollfd item{fd, event, 0};
-  poll(&item, 1, static_cast<int>(std::min(left, kLookAround).count()));
+  poll(&item, 1, static_cast<int>(std::min(left, kPollInterval).count()));
   return IoResult::kDone;
 }
 
@@ -158,7 +158,7 @@ std::optional<TcpStream> TcpStream::Connect(const HostPort& peer, const IoLimit&
       if (resolved.error != 0) throw Invalid("{}: {}", peer.Text(), gai_strerror(resolved.error));
       return std::nullopt;
     }
-    std::this_thread::sleep_for(kConnectAgain);
+    std::this_thread::sleep_for(kReconnectInterval);
   }
 }
 
@@ -174,7 +174,7 @@ IoResult TcpStream::Move(std::span<iovec> parts, const IoLimit& limit, short eve
     }
     msghdr message{};
     message.msg_iov = parts.data();
-    message.msg_iovlen = std::min(parts.size(), kMostParts);
+    message.msg_iovlen = std::min(parts.size(), kMaxIovecs);
     ssize_t moved = step(socket_.get(), &message, flags | MSG_NOSIGNAL);
     if (moved < 0 && errno == EINTR) continue;
     if (moved < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {

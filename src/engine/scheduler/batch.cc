@@ -63,7 +63,7 @@ void BuildBatch(std::span<const ScheduledRows> plan, int32_t page_size, ForwardB
       CHECK_EQ(batch.decode_tokens, batch.num_tokens());  // decode rows come first
       ++batch.decode_tokens;
     }
-    batch.routed_experts |= sequence.routed_experts_owed();
+    batch.routed_experts |= sequence.routed_experts_pending();
     AddRows(part, page_size, batch);
   }
 }

@@ -17,8 +17,8 @@ class NewTokenEstimate {
     const int64_t left = sequence.request.sampling.max_new_tokens - sequence.output_length();
     return static_cast<int64_t>(static_cast<double>(std::clamp<int64_t>(left, 0, kMost)) * share_);
   }
-  void StepWentWell() { share_ = std::max(kLeastShare, share_ - kDecay); }
-  void Retracted() { share_ = kFirstShare; }
+  void DecayAfterStep() { share_ = std::max(kLeastShare, share_ - kDecay); }
+  void ResetAfterRetraction() { share_ = kFirstShare; }
 
  private:
   static constexpr int64_t kMost = 4096;  // a single large max_new_tokens cannot block the others

@@ -19,7 +19,7 @@ const std::vector<ScheduledRows>& Scheduler::Plan() {
   const PrefillBudget rest = PlanRunning();
   // Right after a retraction, a new request would be the next one to be retracted.
   if (all_stay) {
-    estimate_.StepWentWell();
+    estimate_.DecayAfterStep();
     Admit(rest);
   }
   return plan_;
@@ -45,7 +45,7 @@ void Scheduler::RetractYoungest() {
   youngest->computed = 0;
   waiting_.push_front(youngest);
   ++retractions_;
-  estimate_.Retracted();
+  estimate_.ResetAfterRetraction();
 }
 
 PrefillBudget Scheduler::PlanRunning() {
@@ -78,7 +78,7 @@ void Scheduler::Admit(PrefillBudget budget) {
 
 bool Scheduler::TryAdmit(Sequence& sequence, PrefillBudget& budget) {
   sequence.computed = cache_.Borrow(
-      std::span<const int32_t>(sequence.tokens).first(sequence.most_reusable()), sequence.cache);
+      std::span<const int32_t>(sequence.tokens).first(sequence.max_reusable()), sequence.cache);
   const int64_t rows = PromptChunk(sequence, budget);
   int64_t reserved = 0;  // a single request needs no reserve: it has no competitors
   if (!running_.empty()) {

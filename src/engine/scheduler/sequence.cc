@@ -22,9 +22,9 @@ Sequence::Sequence(EngineRequest from) : request(std::move(from)) {
   }
 }
 
-int64_t Sequence::most_reusable() const {
+int64_t Sequence::max_reusable() const {
   const int64_t reusable = std::min(length() - 1, next_routed);
-  return logprobs_owed() ? std::min(reusable, next_logprob - 1) : reusable;
+  return logprobs_pending() ? std::min(reusable, next_logprob - 1) : reusable;
 }
 
 Sequence::RowRange Sequence::LogitRows(int64_t rows) const {
@@ -32,7 +32,7 @@ Sequence::RowRange Sequence::LogitRows(int64_t rows) const {
   const bool gives_token = end == length();
   // While logprobs are pending there is no output yet, so the rows that give them and the row that
   // gives the next token are contiguous.
-  if (logprobs_owed()) return {std::min(end, std::max(computed, next_logprob - 1)), end};
+  if (logprobs_pending()) return {std::min(end, std::max(computed, next_logprob - 1)), end};
   return {gives_token ? end - 1 : end, end};
 }
 

@@ -45,8 +45,8 @@ struct Sequence {
   int64_t pending() const { return length() - computed; }
   int64_t output_length() const { return length() - prompt_length; }
   bool decoding() const { return pending() == 1 && output_length() > 0; }
-  bool logprobs_owed() const { return next_logprob < prompt_length; }
-  bool routed_experts_owed() const { return next_routed != kNone; }
+  bool logprobs_pending() const { return next_logprob < prompt_length; }
+  bool routed_experts_pending() const { return next_routed != kNone; }
   std::span<const int32_t> prompt() const { return std::span(tokens).first(prompt_length); }
   std::span<const int32_t> output() const { return std::span(tokens).subspan(prompt_length); }
   std::span<const int32_t> computed_tokens() const { return std::span(tokens).first(computed); }
@@ -54,7 +54,7 @@ struct Sequence {
   // How many leading tokens may come from the cache. At least one row is computed. Rows whose
   // logits give pending logprobs (position p's come from row p − 1) and rows whose routed experts
   // are pending are computed too.
-  int64_t most_reusable() const;
+  int64_t max_reusable() const;
   // Rows [first, end) of the `rows` that follow `computed` whose logits are needed.
   struct RowRange {
     int64_t first = 0, end = 0;

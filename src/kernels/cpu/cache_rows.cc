@@ -34,7 +34,7 @@ bool IsCacheType(DType dtype) {
 }
 
 int64_t CacheRowBytes(DType dtype, int64_t n) {
-  const auto scale = HasRowScales(dtype) ? static_cast<int64_t>(sizeof(float)) : 0;
+  const auto scale = HasPerRowScale(dtype) ? static_cast<int64_t>(sizeof(float)) : 0;
   return n * static_cast<int64_t>(SizeOf(dtype)) + scale;
 }
 

@@ -42,8 +42,8 @@ class Buffer {
   int64_t size_ = 0;
 };
 
-Leaves Avx512Leaves() {
-  Leaves leaves = avx512::kLeaves;
+KernelTable Avx512Kernels() {
+  KernelTable leaves = avx512::kKernels;
   if (HasAvx512Vnni()) leaves.linear_int8 = avx512::LinearInt8;
   if (HasAvx512BF16()) {
     leaves.linear_bf16 = avx512::LinearBF16;
@@ -52,8 +52,8 @@ Leaves Avx512Leaves() {
   return leaves;
 }
 
-Leaves AmxLeaves() {
-  Leaves leaves = Avx512Leaves();
+KernelTable AmxKernels() {
+  KernelTable leaves = Avx512Kernels();
   leaves.linear_int8 = amx::LinearInt8;
   leaves.linear_bf16 = amx::LinearBF16;
   return leaves;
@@ -64,28 +64,28 @@ Leaves AmxLeaves() {
 int64_t TileScratchBytes(int64_t row_bytes) {
   constexpr int64_t kBlockRows = 32, kLine = 64;
   const int64_t columns =
-      row_bytes * kMostPanelCols > kMostPanelBytes ? kMostPanelCols / 2 : kMostPanelCols;
+      row_bytes * kMaxPanelCols > kMaxPanelBytes ? kMaxPanelCols / 2 : kMaxPanelCols;
   const int64_t lines = RoundUp(row_bytes, kLine);
-  static_assert(kTilesFewRows <= kMostPanelCols / 2 + kBlockRows);
+  static_assert(kTilesMaxPackedRows <= kMaxPanelCols / 2 + kBlockRows);
   // Rows of x have a stride of an odd number of cache lines (RoundedRows).
   return columns * lines + kBlockRows * (lines + kLine);
 }
 
 }  // namespace
 
-const Leaves* ActiveLeaves() {
+const KernelTable* ActiveKernels() {
   switch (ActiveIsa()) {
     case Isa::kReference:
       return nullptr;
     case Isa::kAvx2:
-      return &avx2::kLeaves;
+      return &avx2::kKernels;
     case Isa::kAvx512: {
-      static const Leaves leaves = Avx512Leaves();
+      static const KernelTable leaves = Avx512Kernels();
       return &leaves;
     }
     case Isa::kAmx:
     case Isa::kAmxEmulated: {
-      static const Leaves leaves = AmxLeaves();
+      static const KernelTable leaves = AmxKernels();
       return &leaves;
     }
   }
@@ -97,7 +97,7 @@ float* ThreadScratch(int64_t count) {
   return static_cast<float*>(buffer.Get(count * static_cast<int64_t>(sizeof(float))));
 }
 
-char* CallScratch(int64_t bytes) {
+char* OpScratch(int64_t bytes) {
   static thread_local Buffer buffer;
   return static_cast<char*>(buffer.Get(bytes));
 }

@@ -7,7 +7,7 @@
 #include <functional>
 
 #include "core/parallel.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 #include "quant/weight_view.h"
 
 namespace switchyard::kernels::cpu {
@@ -19,7 +19,7 @@ bool HasAvx512Vnni();
 bool HasAvx512BF16();
 
 // Kernel table of ActiveIsa(); null for kReference.
-const Leaves* ActiveLeaves();
+const KernelTable* ActiveKernels();
 
 // Per-thread scratch of `count` floats, aligned to 64 bytes, valid until the thread's next call.
 // Grows to the largest request and is kept.
@@ -27,7 +27,7 @@ float* ThreadScratch(int64_t count);
 
 // Per-op scratch of the calling thread: `bytes` bytes, aligned to 64, valid until its next op.
 // Tasks of the op use ThreadScratch instead.
-char* CallScratch(int64_t bytes);
+char* OpScratch(int64_t bytes);
 
 WeightRef MakeRef(const WeightView& w);
 

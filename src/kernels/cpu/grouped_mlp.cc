@@ -18,7 +18,7 @@ namespace {
 
 // Input formats of a set of weights.
 struct Forms {
-  cpu::RowForms forms;
+  cpu::InputRowFormats forms;
   bool alike = true;
 };
 
@@ -27,7 +27,7 @@ Forms FormsOf(const std::vector<int32_t>& experts, const WeightOf& weight_of) {
   Forms forms;
   for (const int32_t e : experts) {
     const WeightView& w = weight_of(e);
-    forms.forms.Add(cpu::RowFormOf(w));
+    forms.forms.Add(cpu::InputRowFormatOf(w));
     forms.alike = forms.alike && cpu::SameInput(w, weight_of(experts[0]));
   }
   return forms;
@@ -77,8 +77,8 @@ Inputs RoundInputs(const GroupedMlpParams& p, const std::vector<int32_t>& expert
   static thread_local std::vector<int32_t> places;
   ListSources(p, experts, alike, sources, places);
   const auto count = static_cast<int64_t>(sources.size());
-  char* memory = cpu::CallScratch(cpu::RoundedBytes(count, hidden, forms));
-  const cpu::RoundedRows rows = cpu::PlaceRounded(count, hidden, forms, memory);
+  char* memory = cpu::OpScratch(cpu::RoundedBytes(count, hidden, forms));
+  const cpu::RoundedRows rows = cpu::AssignRoundedBuffers(count, hidden, forms, memory);
   const Source* source = sources.data();  // the vector is thread_local
   cpu::RunRows(pool, count, hidden, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -89,16 +89,16 @@ Inputs RoundInputs(const GroupedMlpParams& p, const std::vector<int32_t>& expert
   return {rows, places.data()};
 }
 
-// Rounds the intermediate rows for down: float32 in place, int8 and bfloat16 in CallScratch.
-cpu::RoundedRows RoundMiddle(const GroupedMlpParams& p, const std::vector<int32_t>& experts,
-                             int64_t width, ThreadPool& pool) {
+// Rounds the intermediate rows for down: float32 in place, int8 and bfloat16 in OpScratch.
+cpu::RoundedRows RoundIntermediate(const GroupedMlpParams& p, const std::vector<int32_t>& experts,
+                                   int64_t width, ThreadPool& pool) {
   const auto down = [&](int32_t e) -> const WeightView& { return p.experts[e].down; };
-  cpu::RowForms forms = FormsOf(experts, down).forms;
+  cpu::InputRowFormats forms = FormsOf(experts, down).forms;
   if (!forms.any()) return {};
   forms.floats = false;
   const int64_t count = p.offsets.back();
-  char* memory = cpu::CallScratch(cpu::RoundedBytes(count, width, forms));
-  cpu::RoundedRows rows = cpu::PlaceRounded(count, width, forms, memory);
+  char* memory = cpu::OpScratch(cpu::RoundedBytes(count, width, forms));
+  cpu::RoundedRows rows = cpu::AssignRoundedBuffers(count, width, forms, memory);
   rows.x = p.scratch;
   rows.ldx = width;
   cpu::RunRows(pool, count, width, [&](int64_t begin, int64_t end) {
@@ -115,7 +115,7 @@ cpu::RoundedRows RoundMiddle(const GroupedMlpParams& p, const std::vector<int32_
 // One call of GroupedMlp, restricted to experts that have rows.
 struct Run {
   const GroupedMlpParams& p;
-  const cpu::Leaves& leaves;
+  const cpu::KernelTable& leaves;
   const std::vector<int32_t>& experts;   // sorted by rows, descending
   int64_t width, hidden;                 // I, H
   int64_t middle_columns, down_columns;  // columns per task
@@ -202,7 +202,7 @@ struct Run {
 }  // namespace
 
 void GroupedMlp(const GroupedMlpParams& p, ThreadPool& pool) {
-  const cpu::Leaves* leaves = cpu::ActiveLeaves();
+  const cpu::KernelTable* leaves = cpu::ActiveKernels();
   if (leaves == nullptr) return reference::GroupedMlp(p);
   CHECK_EQ(p.offsets.size(), p.experts.size() + 1);
   static thread_local std::vector<int32_t> busy;
@@ -229,7 +229,7 @@ void GroupedMlp(const GroupedMlpParams& p, ThreadPool& pool) {
   run.inputs = RoundInputs(p, busy, run.hidden, pool);
   cpu::RunFromBothEnds(pool, count * CeilDiv(run.width, run.middle_columns),
                        [&](int64_t task, int64_t next) { run.Middle(task, next); });
-  run.middle = RoundMiddle(p, busy, run.width, pool);
+  run.middle = RoundIntermediate(p, busy, run.width, pool);
   cpu::RunFromBothEnds(pool, count * CeilDiv(run.hidden, run.down_columns),
                        [&](int64_t task, int64_t next) { run.Down(task, next); });
 }

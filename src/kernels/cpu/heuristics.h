@@ -19,60 +19,60 @@ constexpr int64_t kDirectTiles16Bits = 6, kDirectTiles8Bits = 2;
 // Prefetch distance of weights in bytes, over all rows of a tile together: more than a core reads
 // during one memory access. With half of it, one thread on Zen 4 lost a tenth to a quarter of
 // memory bandwidth; twice as much gave no gain.
-constexpr int64_t kAheadBytes = 8192;
-// Same if several tiles prefetch in turns (simd/ahead.h): a minimum, rounded up to whole blocks of
-// weight rows.
-constexpr int64_t kBlocksAheadBytes = 16384;
+constexpr int64_t kPrefetchBytes = 8192;
+// Same if several tiles prefetch in turns (simd/weight_prefetch.h): a minimum, rounded up to whole
+// blocks of weight rows.
+constexpr int64_t kBlockPrefetchBytes = 16384;
 
 // Int8 products of few rows of x with unpacked weights (avx512/int8_vnni.cc): weight rows per tile.
-// Up to kInt8LoneStreamRows rows of x it is one, which hardware prefetches fastest: measured 1.2 to
-// 1.3 times as fast as four weight rows with 1 and 2 rows of x, 1.1 to 1.2 times with 3 and 4. With
-// more rows of x, reloading x for each weight row leaves a core no room to read ahead. Up to
-// kInt8UnaskedRows rows, software prefetch takes more time than it saves.
-constexpr int kInt8LoneStreamRows = 5, kInt8UnaskedRows = 2;
+// Up to kInt8SingleStreamRows rows of x it is one, which hardware prefetches fastest: measured 1.2
+// to 1.3 times as fast as four weight rows with 1 and 2 rows of x, 1.1 to 1.2 times with 3 and 4.
+// With more rows of x, reloading x for each weight row leaves a core no room to read ahead. Up to
+// kInt8NoPrefetchRows rows, software prefetch takes more time than it saves.
+constexpr int kInt8SingleStreamRows = 5, kInt8NoPrefetchRows = 2;
 
 // Weight panels (avx512/panels.h): outputs per panel, halved if the panel would exceed
-// kMostPanelBytes. With K = 2048 in int8 a panel is 128 KiB, an eighth to a half of an L2 cache.
+// kMaxPanelBytes. With K = 2048 in int8 a panel is 128 KiB, an eighth to a half of an L2 cache.
 // The same amount of the next panel is prefetched meanwhile. Halving was not measured.
-constexpr int64_t kMostPanelCols = 64;
-constexpr int64_t kMostPanelBytes = int64_t{512} << 10;
+constexpr int64_t kMaxPanelCols = 64;
+constexpr int64_t kMaxPanelBytes = int64_t{512} << 10;
 // Below this number of rows of x, products use unpacked weights. Packing 1 KiB of weights costs
 // about five rows' products with them and saves a fifth of each product's time, because sums need
 // no reduction across lanes. Measured: 16 rows are equally fast either way, 20 rows a tenth faster
 // in panels.
-constexpr int64_t kInt8PanelFewestRows = 20;
+constexpr int64_t kInt8PanelMinRows = 20;
 // Prefetch of weight rows while packing: distance in bytes (past a row's end: into the rows packed
 // next), and bytes per burst. Sixteen parallel rows are more streams than the hardware prefetcher
 // tracks. Bursts of 512 bytes were a tenth faster than single lines.
-constexpr int64_t kPackAhead = 1024, kAskBytes = 512;
+constexpr int64_t kPackPrefetchDistance = 1024, kPackPrefetchBytes = 512;
 
 // AMX tiles, from Intel's throughput figures; not measured yet. A product of 16 rows of x with 1
 // KiB of weights takes 16 cycles; packing 1 KiB of either operand takes about 64 (shuffles, one per
-// cycle). x is packed, once per task, if it has at most kTilesFewRows rows and no more rows than
-// the task has weight rows. With 128 weight rows that costs 8 cycles per KiB of weights and 16 rows
-// of x. Packing weights (amx/tile_panels.h) costs 64 per KiB for any number of rows.
-constexpr int64_t kTilesFewRows = 64;
+// cycle). x is packed, once per task, if it has at most kTilesMaxPackedRows rows and no more rows
+// than the task has weight rows. With 128 weight rows that costs 8 cycles per KiB of weights and 16
+// rows of x. Packing weights (amx/tile_panels.h) costs 64 per KiB for any number of rows.
+constexpr int64_t kTilesMaxPackedRows = 64;
 // In int8, fewer rows use AVX-512: VNNI takes about 10 cycles per row and has no other cost.
-constexpr int64_t kInt8TilesFewestRows = 8;
+constexpr int64_t kInt8TilesMinRows = 8;
 
 // Columns per task of an expert's products. Many columns make long weight streams and amortise the
 // preparation of x rows: 512 against 128 saves 2 to 7 % of an int8 layer's time at 32 to 512
 // tokens. A task is at most 1 / kExpertTasksPerThread of a thread's even share. One token's few
 // experts, or one expert chosen by all tokens, then still occupy every thread.
-constexpr int64_t kFewestExpertColumns = 128, kMostExpertColumns = 512;
+constexpr int64_t kMinExpertColumns = 128, kMaxExpertColumns = 512;
 constexpr int64_t kExpertTasksPerThread = 8;
 // `rows`: of all experts. `fullest`: of the expert with the most rows, at least 1. All blocks of an
-// expert have equal size except the last. Always inline: see leaves.h.
+// expert have equal size except the last. Always inline: see kernel_table.h.
 [[gnu::always_inline]] constexpr int64_t ExpertTaskColumns(int64_t rows, int64_t fullest,
                                                            int64_t width, int threads) {
   int64_t most = rows * width / (kExpertTasksPerThread * threads * fullest);
-  if (most < kFewestExpertColumns) most = kFewestExpertColumns;
-  if (most > kMostExpertColumns) most = kMostExpertColumns;
-  most -= most % kFewestExpertColumns;
+  if (most < kMinExpertColumns) most = kMinExpertColumns;
+  if (most > kMaxExpertColumns) most = kMaxExpertColumns;
+  most -= most % kMinExpertColumns;
   const int64_t blocks = (width + most - 1) / most;
-  if (blocks < 1) return kFewestExpertColumns;
+  if (blocks < 1) return kMinExpertColumns;
   const int64_t each = (width + blocks - 1) / blocks;
-  return (each + kFewestExpertColumns - 1) / kFewestExpertColumns * kFewestExpertColumns;
+  return (each + kMinExpertColumns - 1) / kMinExpertColumns * kMinExpertColumns;
 }
 
 // Attention: the keys of a sequence are split over threads if a task of its query rows would exceed
@@ -81,6 +81,6 @@ constexpr int64_t kExpertTasksPerThread = 8;
 constexpr int64_t kKeyPartTasks = 2;
 // Limit of partial sums in floats (64 MiB). Calls over the limit do not split keys; they have
 // enough tasks without.
-constexpr int64_t kMostPartialFloats = int64_t{16} << 20;
+constexpr int64_t kMaxPartialFloats = int64_t{16} << 20;
 
 }  // namespace switchyard::kernels::cpu

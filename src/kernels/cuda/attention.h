@@ -27,8 +27,8 @@ constexpr size_t kAttentionScratchBytes = size_t{256} << 20;
 // are cut at fixed positions into splits, and splits into blocks of 64 keys. Results of splits are
 // merged in order, whichever block computes them. Scales are positive.
 void Attention(const kernels::AttentionParams& p, const SequenceTable& table, bool exact,
-               const StreamChain& chain, std::span<std::byte> scratch = {});
+               const PdlStream& chain, std::span<std::byte> scratch = {});
 void LatentAttention(const kernels::LatentAttentionParams& p, const SequenceTable& table,
-                     bool exact, const StreamChain& chain, std::span<std::byte> scratch = {});
+                     bool exact, const PdlStream& chain, std::span<std::byte> scratch = {});
 
 }  // namespace switchyard::cuda

@@ -8,7 +8,7 @@ namespace switchyard::cuda {
 namespace {
 
 template <int kHeadDim>
-cudaError_t Start(const AttentionLaunch& launch, int min_rows, const StreamChain& chain) {
+cudaError_t Start(const AttentionLaunch& launch, int min_rows, const PdlStream& chain) {
   using Shape =
       TileShape<kHeadDim, kHeadDim, false, kSplitKeys, kHeadDim == 64 ? 4 : 8, 1, 2, true>;
   return StartTiles<Shape>(launch, min_rows, INT_MAX, 1, chain);
@@ -17,13 +17,13 @@ cudaError_t Start(const AttentionLaunch& launch, int min_rows, const StreamChain
 }  // namespace
 
 cudaError_t StartHopperAttention(const AttentionLaunch& launch, int min_rows,
-                                 const StreamChain& chain) {
+                                 const PdlStream& chain) {
   return launch.qk_dim == 64 ? Start<64>(launch, min_rows, chain)
                              : Start<128>(launch, min_rows, chain);
 }
 
 cudaError_t StartHopperLatentAttention(const AttentionLaunch& launch, int min_rows,
-                                       const StreamChain& chain) {
+                                       const PdlStream& chain) {
   using Shape = TileShape<576, 512, true, kLatentSplitKeys, 4, 2, 2, true>;
   return StartTiles<Shape>(launch, min_rows, INT_MAX, 2, chain);
 }

@@ -37,16 +37,16 @@ struct AttentionLaunch {
 };
 
 // Float32 products, any head size and cache dtype.
-cudaError_t StartPlainAttention(const AttentionLaunch& launch, cudaStream_t stream);
+cudaError_t LaunchSimtAttention(const AttentionLaunch& launch, cudaStream_t stream);
 // Tensor cores on a bfloat16 cache: head sizes 64 and 128, and latent 512 + 64. Otherwise, or if
 // shared memory is too small, returns cudaErrorNotSupported without launching.
-cudaError_t StartTiledAttention(const AttentionLaunch& launch, const StreamChain& chain);
-cudaError_t StartTiledLatentAttention(const AttentionLaunch& launch, const StreamChain& chain);
+cudaError_t StartTiledAttention(const AttentionLaunch& launch, const PdlStream& chain);
+cudaError_t StartTiledLatentAttention(const AttentionLaunch& launch, const PdlStream& chain);
 // The wgmma path of both: sequences of at least min_rows rows (times query heads per key-value
 // head).
 cudaError_t StartHopperAttention(const AttentionLaunch& launch, int min_rows,
-                                 const StreamChain& chain);
+                                 const PdlStream& chain);
 cudaError_t StartHopperLatentAttention(const AttentionLaunch& launch, int min_rows,
-                                       const StreamChain& chain);
+                                       const PdlStream& chain);
 
 }  // namespace switchyard::cuda

@@ -16,6 +16,6 @@ struct TiledAttention {
 
 // Writes the output rows whose keys were split among work items of `p`; v_dim is a power of two, 64
 // to 512.
-cudaError_t StartMergeOfParts(const TiledAttention& p, const StreamChain& chain);
+cudaError_t StartMergeOfParts(const TiledAttention& p, const PdlStream& chain);
 
 }  // namespace switchyard::cuda

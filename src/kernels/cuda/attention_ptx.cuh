@@ -38,8 +38,8 @@ __device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&to)[4], uint32
 }
 
 // d [16, 8] += a [16, 16] · b [16, 8] in bf16.
-__device__ __forceinline__ void MultiplyBf16(float* d, const uint32_t (&a)[4], uint32_t b0,
-                                             uint32_t b1) {
+__device__ __forceinline__ void MmaBf16(float* d, const uint32_t (&a)[4], uint32_t b0,
+                                        uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"

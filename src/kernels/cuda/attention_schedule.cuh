@@ -21,7 +21,7 @@ struct AttentionSchedule {
   int slots = 0;  // scratch slots, assigned in sequence order; later sequences are not split
 };
 
-struct AttentionUnit {
+struct AttentionWorkItem {
   int sequence;  // −1: no work item
   int tile, kv_head;
   int split;  // relative to the tile's first visible split; −1: all keys
@@ -29,11 +29,11 @@ struct AttentionUnit {
 };
 
 // Number of tiles of a sequence, and of splits visible to any of them.
-struct AttentionPart {
+struct SequenceWork {
   int tiles = 0, splits = 0;
   __device__ int Units(const AttentionSchedule& s) const { return tiles * splits * s.kv_heads; }
 };
-__device__ __forceinline__ AttentionPart PartOf(const AttentionSchedule& s, int sequence) {
+__device__ __forceinline__ SequenceWork PartOf(const AttentionSchedule& s, int sequence) {
   const int rows = s.rows[sequence], flat = rows * s.group, keys = s.kv_len[sequence];
   if (rows <= 0 || flat < s.min_rows || flat > s.max_rows) return {};
   const int begin = s.window > 0 ? max(0, keys - rows - s.window + 1) : 0;
@@ -53,7 +53,7 @@ __device__ __forceinline__ int WarpSumBefore(int x, int lane) {
 
 // Returns work item `index` of the launch; called by a whole warp. Each lane scans a contiguous
 // range of sequences.
-__device__ inline AttentionUnit FindUnit(const AttentionSchedule& s, int index) {
+__device__ inline AttentionWorkItem FindWorkItem(const AttentionSchedule& s, int index) {
   const int lane = threadIdx.x % 32, run = (s.num_sequences + 31) / 32;
   const int begin = min(s.num_sequences, lane * run), end = min(s.num_sequences, begin + run);
   int split_units = 0;
@@ -61,18 +61,18 @@ __device__ inline AttentionUnit FindUnit(const AttentionSchedule& s, int index) 
   int slot = WarpSumBefore(split_units, lane), units = 0;
   const int first_slot = slot;
   for (int i = begin; i < end; ++i) {
-    const AttentionPart part = PartOf(s, i);
+    const SequenceWork part = PartOf(s, i);
     slot += part.Units(s);
     units += slot <= s.slots ? part.Units(s) : part.tiles * s.kv_heads;
   }
   const int before = WarpSumBefore(units, lane);
   const bool mine = index >= before && index < before + units;
-  AttentionUnit unit = {.sequence = -1};
+  AttentionWorkItem unit = {.sequence = -1};
   if (mine) {
     int offset = index - before;
     slot = first_slot;
     for (int i = begin; i < end; ++i) {
-      const AttentionPart part = PartOf(s, i);
+      const SequenceWork part = PartOf(s, i);
       const bool split = slot + part.Units(s) <= s.slots;
       const int here = split ? part.Units(s) : part.tiles * s.kv_heads;
       if (offset < here) {
@@ -116,7 +116,7 @@ struct TileKeys {
   int begin = 0, end = 0;          // keys
   int first_split = 0, splits = 0;
 };
-__device__ __forceinline__ TileKeys KeysOf(const AttentionSchedule& s, int sequence, int tile) {
+__device__ __forceinline__ TileKeys TileKeysOf(const AttentionSchedule& s, int sequence, int tile) {
   const int rows = s.rows[sequence], start = s.kv_len[sequence] - rows;
   TileKeys k;
   k.begin_row = tile * s.tile_rows;

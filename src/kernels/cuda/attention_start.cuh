@@ -36,7 +36,7 @@ cudaError_t ResidentBlocks(int* blocks) {
 // if there are fewer tiles than `waves` times the resident blocks.
 template <typename Shape>
 cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows, int waves,
-                       const StreamChain& chain) {
+                       const PdlStream& chain) {
   const SequenceTable& table = launch.table;
   const int group = launch.heads / launch.kv_heads;
   // Upper bound: every sequence has one partial tile.
@@ -68,8 +68,8 @@ cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows
   const int64_t blocks =
       slots > 0 ? std::min<int64_t>(resident, tiles * most_splits) : std::max<int64_t>(tiles, 1);
   const cudaError_t error =
-      LaunchEarly(TiledAttentionKernel<Shape>, dim3(static_cast<unsigned>(blocks)), Shape::kThreads,
-                  Shape::kBytes, chain, p);
+      LaunchWithPdl(TiledAttentionKernel<Shape>, dim3(static_cast<unsigned>(blocks)),
+                    Shape::kThreads, Shape::kBytes, chain, p);
   if (error != cudaSuccess) return error;
   return slots > 0 ? StartMergeOfParts(p, chain) : cudaSuccess;
 }
@@ -79,7 +79,7 @@ cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows
 // only the small tiles are launched. Should a sequence then have more rows, the results are correct
 // but slow.
 template <typename Small>
-cudaError_t StartTilesOfBothShapes(const AttentionLaunch& launch, const StreamChain& chain,
+cudaError_t StartTilesOfBothShapes(const AttentionLaunch& launch, const PdlStream& chain,
                                    const auto& start_large) {
   constexpr int kSmallWaves = 8;
   const bool small = launch.heads / launch.kv_heads <= Small::kRows;

@@ -8,7 +8,7 @@ namespace switchyard::cuda {
 namespace {
 
 template <int kHeadDim>
-cudaError_t Start(const AttentionLaunch& launch, const StreamChain& chain) {
+cudaError_t Start(const AttentionLaunch& launch, const PdlStream& chain) {
   using Small = TileShape<kHeadDim, kHeadDim, false, kSplitKeys, 1, 4, 2>;
   using Large = TileShape<kHeadDim, kHeadDim, false, kSplitKeys, 4, 1, 2>;
   if (!FitsSharedMemory(std::max(Small::kBytes, Large::kBytes))) return cudaErrorNotSupported;
@@ -20,7 +20,7 @@ cudaError_t Start(const AttentionLaunch& launch, const StreamChain& chain) {
 
 }  // namespace
 
-cudaError_t StartTiledAttention(const AttentionLaunch& launch, const StreamChain& chain) {
+cudaError_t StartTiledAttention(const AttentionLaunch& launch, const PdlStream& chain) {
   switch (launch.qk_dim) {
     case 64:
       return Start<64>(launch, chain);

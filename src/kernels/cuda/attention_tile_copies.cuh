@@ -10,10 +10,10 @@ namespace switchyard::cuda {
 
 // For one work item; all threads of the block call these together.
 template <typename Shape>
-class TileCopies {
+class TileLoader {
  public:
-  __device__ TileCopies(const TiledAttention& p, const AttentionUnit& unit, const TileKeys& keys,
-                        char* shared)
+  __device__ TileLoader(const TiledAttention& p, const AttentionWorkItem& unit,
+                        const TileKeys& keys, char* shared)
       : p_(p),
         unit_(unit),
         keys_(keys),
@@ -50,7 +50,7 @@ class TileCopies {
     for (int i = 0; i < Shape::kKeys / kRowsAtOnce; ++i) {
       const int row = threadIdx.x / 8 + i * kRowsAtOnce, slot = slots[row];
       const int64_t from = max(slot, 0) * stride;
-      const uint32_t row_to = to + PieceAt<Shape::kKeys>(row, threadIdx.x % 8);
+      const uint32_t row_to = to + SwizzledOffset<Shape::kKeys>(row, threadIdx.x % 8);
 #pragma unroll
       for (int panel = 0; panel < Shape::kQkDim / 64; ++panel) {
         const uint32_t panel_to = row_to + panel * (Shape::kKeys * 128);
@@ -68,13 +68,13 @@ class TileCopies {
     const int group = p_.schedule.group;
     const int row_begin = p_.launch.table.row_begin[unit_.sequence];
     constexpr int kCount = Shape::kRows * kPieces;
-    constexpr int kAtOnce = (kCount + Shape::kThreads - 1) / Shape::kThreads < 6
-                                ? (kCount + Shape::kThreads - 1) / Shape::kThreads
-                                : 6;  // loads in flight
-    for (int begin = threadIdx.x; begin < kCount; begin += kAtOnce * Shape::kThreads) {
-      float4 q[kAtOnce][2] = {};
+    constexpr int kInFlight = (kCount + Shape::kThreads - 1) / Shape::kThreads < 6
+                                  ? (kCount + Shape::kThreads - 1) / Shape::kThreads
+                                  : 6;  // loads in flight
+    for (int begin = threadIdx.x; begin < kCount; begin += kInFlight * Shape::kThreads) {
+      float4 q[kInFlight][2] = {};
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
+      for (int i = 0; i < kInFlight; ++i) {
         const int at = begin + i * Shape::kThreads, row = at / kPieces, piece = at - row * kPieces;
         const int flat = keys_.begin_row + row;
         if (row >= Shape::kRows || flat >= keys_.end_row) continue;
@@ -86,11 +86,11 @@ class TileCopies {
         q[i][1] = from[1];
       }
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
+      for (int i = 0; i < kInFlight; ++i) {
         const int at = begin + i * Shape::kThreads, row = at / kPieces, piece = at - row * kPieces;
         if (row >= Shape::kRows) break;
         const auto& [a, b] = q[i];
-        *reinterpret_cast<uint4*>(shared_bytes_ + PieceAt<Shape::kRows>(row, piece)) = {
+        *reinterpret_cast<uint4*>(shared_bytes_ + SwizzledOffset<Shape::kRows>(row, piece)) = {
             PackBf16(a.x, a.y), PackBf16(a.z, a.w), PackBf16(b.x, b.y), PackBf16(b.z, b.w)};
       }
     }
@@ -98,7 +98,7 @@ class TileCopies {
 
  private:
   const TiledAttention& p_;
-  const AttentionUnit& unit_;
+  const AttentionWorkItem& unit_;
   const TileKeys& keys_;
   const uint32_t shared_;
   char* const shared_bytes_;

@@ -27,43 +27,44 @@ __device__ __forceinline__ void Score(const TileThread<Shape>& thread, uint32_t 
     uint32_t q[2][4];
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      ptx::LoadMatrices(q[i], shared + PieceAt<Shape::kRows>(thread.row0 + thread.lane % 16,
-                                                             2 * (k + i) + thread.lane / 16));
-    constexpr int kAtOnce = Shape::kWarpKeys / 8 < 4 ? Shape::kWarpKeys / 8 : 4;
+      ptx::LoadMatrices(q[i],
+                        shared + SwizzledOffset<Shape::kRows>(thread.row0 + thread.lane % 16,
+                                                              2 * (k + i) + thread.lane / 16));
+    constexpr int kInFlight = Shape::kWarpKeys / 8 < 4 ? Shape::kWarpKeys / 8 : 4;
 #pragma unroll
-    for (int n = 0; n < Shape::kWarpKeys / 8; n += kAtOnce) {
-      uint32_t keys[kAtOnce][4];  // 8 keys × 32 columns
+    for (int n = 0; n < Shape::kWarpKeys / 8; n += kInFlight) {
+      uint32_t keys[kInFlight][4];  // 8 keys × 32 columns
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
+      for (int i = 0; i < kInFlight; ++i)
         ptx::LoadMatrices(keys[i],
-                          stage + PieceAt<Shape::kKeys>(key0 + 8 * (n + i) + thread.lane % 8,
-                                                        2 * k + thread.lane / 8));
+                          stage + SwizzledOffset<Shape::kKeys>(key0 + 8 * (n + i) + thread.lane % 8,
+                                                               2 * k + thread.lane / 8));
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        ptx::MultiplyBf16(scores + 4 * (n + i), q[0], keys[i][0], keys[i][1]);
+      for (int i = 0; i < kInFlight; ++i)
+        ptx::MmaBf16(scores + 4 * (n + i), q[0], keys[i][0], keys[i][1]);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        ptx::MultiplyBf16(scores + 4 * (n + i), q[1], keys[i][2], keys[i][3]);
+      for (int i = 0; i < kInFlight; ++i)
+        ptx::MmaBf16(scores + 4 * (n + i), q[1], keys[i][2], keys[i][3]);
     }
   }
 }
 
 // sums += p · v and weights += p · 1 for the 16 keys from 16k on.
 template <typename Shape>
-__device__ __forceinline__ void AddValues(const TileThread<Shape>& thread, uint32_t stage, int k,
-                                          const uint32_t (&p)[4],
-                                          float (&sums)[Shape::kWarpColumns / 2],
-                                          float (&weights)[4]) {
+__device__ __forceinline__ void AccumulateValues(const TileThread<Shape>& thread, uint32_t stage,
+                                                 int k, const uint32_t (&p)[4],
+                                                 float (&sums)[Shape::kWarpColumns / 2],
+                                                 float (&weights)[4]) {
   const uint32_t values = stage + (Shape::kLatent ? 0 : Shape::kKBytes);
   const int piece0 = thread.column_warp * (Shape::kWarpColumns / 8) + thread.lane / 16;
-  ptx::MultiplyBf16(weights, p, kBf16Ones, kBf16Ones);
+  ptx::MmaBf16(weights, p, kBf16Ones, kBf16Ones);
 #pragma unroll
   for (int n = 0; n < Shape::kWarpColumns / 8; n += 2) {
     uint32_t v[4];  // 16 keys × 16 columns
     ptx::LoadMatricesTransposed(
-        v, values + PieceAt<Shape::kKeys>(16 * k + thread.lane % 16, piece0 + n));
-    ptx::MultiplyBf16(sums + 4 * n, p, v[0], v[1]);
-    ptx::MultiplyBf16(sums + 4 * n + 4, p, v[2], v[3]);
+        v, values + SwizzledOffset<Shape::kKeys>(16 * k + thread.lane % 16, piece0 + n));
+    ptx::MmaBf16(sums + 4 * n, p, v[0], v[1]);
+    ptx::MmaBf16(sums + 4 * n + 4, p, v[2], v[3]);
   }
 }
 
@@ -92,16 +93,16 @@ __device__ __forceinline__ void ScoreByWarpgroup(const TileThread<Shape>& thread
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   const uint64_t q = PanelDescriptor(shared + thread.row0 / 64 * 64 * 128);
   const uint64_t k = PanelDescriptor(stage);
-  ptx::MultiplyFence();
+  ptx::WgmmaFence();
 #pragma unroll
   for (int i = 0; i < Shape::kQkDim / 16; ++i) {
     const int q_at = i / 4 * (Shape::kRows * 128) + i % 4 * 32;
     const int k_at = i / 4 * (Shape::kKeys * 128) + i % 4 * 32;
-    ptx::MultiplyBf16(scores, q + (q_at >> 4), k + (k_at >> 4), i > 0);
+    ptx::WgmmaBf16(scores, q + (q_at >> 4), k + (k_at >> 4), i > 0);
   }
-  ptx::MultiplyCommit();
+  ptx::WgmmaCommit();
   meanwhile();
-  ptx::MultiplyWait<0>();
+  ptx::WgmmaWait<0>();
   ptx::PinRegisters(scores);
 #endif
 }
@@ -120,14 +121,14 @@ __device__ __forceinline__ void AddValuesByWarpgroup(const TileThread<Shape>& th
   const uint64_t ones = OnesDescriptor(shared + Shape::kOnesAt);
   ptx::PinRegisters(sums);
   ptx::PinRegisters(weights);
-  ptx::MultiplyFence();
+  ptx::WgmmaFence();
 #pragma unroll
   for (int k = 0; k < Shape::kKeys / 16; ++k) {
-    ptx::MultiplyBf16Columns(sums, p[k], v + (k * 16 * 128 >> 4), true);
-    ptx::MultiplyBf16Columns(weights, p[k], ones, true);
+    ptx::WgmmaBf16MnMajor(sums, p[k], v + (k * 16 * 128 >> 4), true);
+    ptx::WgmmaBf16MnMajor(weights, p[k], ones, true);
   }
-  ptx::MultiplyCommit();
-  ptx::MultiplyWait<0>();
+  ptx::WgmmaCommit();
+  ptx::WgmmaWait<0>();
   ptx::PinRegisters(sums);
   ptx::PinRegisters(weights);
 #endif

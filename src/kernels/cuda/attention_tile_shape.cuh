@@ -29,7 +29,7 @@ struct TileShape {
   static constexpr int kWarpColumns = kVDim / kColumnWarps;
 
   // Shared memory, in bytes. Tiles are partitioned into panels with 128 bytes of every row
-  // (PieceAt).
+  // (SwizzledOffset).
   static constexpr int kQBytes = kRows * kQkDim * 2;
   static constexpr int kKBytes = kKeys * kQkDim * 2;
   static constexpr int kStageBytes = kKBytes + (kLatent ? 0 : kKeys * kVDim * 2);
@@ -51,7 +51,7 @@ struct TileShape {
 // Byte offset of 16-byte chunk `piece` of a row in a tile of kRows rows. Chunks of a panel are
 // permuted by row to avoid bank conflicts between eight rows of a matrix: TMA's 128-byte swizzle.
 template <int kRows>
-__device__ __forceinline__ uint32_t PieceAt(int row, int piece) {
+__device__ __forceinline__ uint32_t SwizzledOffset(int row, int piece) {
   return piece / 8 * (kRows * 128) + row * 128 + ((piece % 8 ^ (row & 7)) << 4);
 }
 

@@ -10,7 +10,7 @@ namespace switchyard::cuda {
 
 // A thread's fragment of the result of one split.
 template <typename Shape>
-struct TilePart {
+struct TileAccumulator {
   float sums[Shape::kWarpColumns / 2];
   float weights[4];  // the same in every column
   float max[2];      // per row, times scale · log2 e
@@ -50,7 +50,7 @@ __device__ __forceinline__ void Mask(const TileThread<Shape>& thread, const Tile
 template <typename Shape>
 __device__ __forceinline__ void ToProbabilities(const TileThread<Shape>& thread, float scale,
                                                 char* shared, TileScores<Shape>& scores,
-                                                TilePart<Shape>& part) {
+                                                TileAccumulator<Shape>& part) {
   float top[2] = {-INFINITY, -INFINITY};
 #pragma unroll
   for (int n = 0; n < Shape::kWarpKeys / 8; ++n)
@@ -105,9 +105,9 @@ __device__ __forceinline__ void ShareProbabilities(const TileThread<Shape>& thre
   for (int n = 0; n < Shape::kWarpKeys / 8; ++n) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint32_t at =
-          PieceAt<Shape::kRows>(thread.RowOf(i), thread.column_warp * (Shape::kWarpKeys / 8) + n) +
-          thread.lane % 4 * 4;
+      const uint32_t at = SwizzledOffset<Shape::kRows>(
+                              thread.RowOf(i), thread.column_warp * (Shape::kWarpKeys / 8) + n) +
+                          thread.lane % 4 * 4;
       *reinterpret_cast<uint32_t*>(shared + Shape::kPAt + at) =
           PackBf16(p[4 * n + 2 * i], p[4 * n + 2 * i + 1]);
     }

@@ -54,14 +54,14 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   cudaStream_t stream() const override { return stream_.get(); }
   int index() const override { return index_; }
   const kernels::CudaDeviceOptions& options() const override { return options_; }
-  StreamChain chain() const override { return {stream_.get(), options_.fused && hopper_}; }
+  PdlStream chain() const override { return {stream_.get(), options_.fused && hopper_}; }
   kernels::FusedOps* fused() override { return options_.fused ? this : nullptr; }
   void AddCheck(std::function<void()> check) override { checks_.push_back(std::move(check)); }
   void SetWait(std::function<void(cudaEvent_t)> wait) override {
     wait_ = wait;
     staging_.SetWait(std::move(wait));
   }
-  void ForgetGraphs() override { graphs_.Forget(); }
+  void ClearGraphs() override { graphs_.Forget(); }
 
   std::string Describe() const override {
     cudaDeviceProp properties;
@@ -93,10 +93,10 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   }
 
   WeightView Place(const WeightView& w, bool plain) override {
-    const PlaceTarget target = {
+    const UploadTarget target = {
         .allocate = [this](size_t bytes) { return Allocate(bytes); },
         .copy_in = [this](void* to, const void* from, size_t bytes) { CopyIn(to, from, bytes); }};
-    return PlaceWeight(w, PlacedFormat(w, options_.dtype, plain), target, pool());
+    return UploadWeight(w, DeviceFormat(w, options_.dtype, plain), target, pool());
   }
   Tensor Place(const Tensor& t) override {
     std::shared_ptr<void> memory = Allocate(t.num_bytes());
@@ -156,22 +156,22 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   void AddNorm(const kernels::AddNormParams& p) override {
     Check(ops::AddNorm(p, chain()), "AddNorm");
   }
-  bool TakesHeads(int64_t head_dim, int64_t rotary_dim) const override {
-    return ops::HeadsToCacheTakes(head_dim, rotary_dim);
+  bool SupportsHeads(int64_t head_dim, int64_t rotary_dim) const override {
+    return ops::NormRopeStoreKvSupports(head_dim, rotary_dim);
   }
-  void HeadsToCache(const kernels::HeadsToCacheParams& p) override {
-    Check(ops::HeadsToCache(p, chain()), "HeadsToCache");
+  void NormRopeStoreKv(const kernels::NormRopeStoreKvParams& p) override {
+    Check(ops::NormRopeStoreKv(p, chain()), "NormRopeStoreKv");
   }
-  WeightView Stack(std::span<const WeightView> parts) override {
+  WeightView ConcatenateRows(std::span<const WeightView> parts) override {
     CHECK(!graphs_.recording());
-    return StackWeights(
+    return ConcatWeightRows(
         parts, [this](size_t bytes) { return Allocate(bytes); }, stream_.get());
   }
-  bool ReadsHalves(const kernels::LinearParams& p) const override {
-    return products_.ReadsHalves(p);
+  bool ReadsBFloat16Rows(const kernels::LinearParams& p) const override {
+    return products_.ReadsBFloat16Rows(p);
   }
-  void LinearOfHalves(const kernels::LinearParams& p, const void* halves) override {
-    products_.LinearOfHalves(p, halves, chain());
+  void LinearOfBFloat16Rows(const kernels::LinearParams& p, const void* bf16_rows) override {
+    products_.LinearOfBFloat16Rows(p, bf16_rows, chain());
   }
 
  private:
@@ -198,7 +198,7 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   Stream stream_;
   Staging staging_;
   Sequences sequences_;
-  Products products_;
+  LinearOps products_;
   Graphs graphs_;
   DeviceMemory attention_scratch_;
   std::optional<ThreadPool> pool_;

@@ -16,7 +16,7 @@ class CudaDevice : public kernels::Device {
   virtual const kernels::CudaDeviceOptions& options() const = 0;
   // The stream as a chain, with programmatic dependent launch if CudaDeviceOptions has `fused` and
   // the GPU supports it.
-  virtual StreamChain chain() const = 0;
+  virtual PdlStream chain() const = 0;
   // `check` runs after every stream synchronization; it throws if a kernel of another component
   // timed out.
   virtual void AddCheck(std::function<void()> check) = 0;
@@ -25,7 +25,7 @@ class CudaDevice : public kernels::Device {
   virtual void SetWait(std::function<void(cudaEvent_t)> wait) = 0;
   // Destroys captured graphs; they are captured again on demand. Call it before freeing resources
   // that captured batches use.
-  virtual void ForgetGraphs() = 0;
+  virtual void ClearGraphs() = 0;
 
   static CudaDevice& From(kernels::Device& device);  // CHECKs that it is one
 };

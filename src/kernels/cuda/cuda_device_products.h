@@ -27,7 +27,7 @@ class Scratch {
   std::vector<DeviceMemory> outgrown_;
 };
 
-// Weights come from PlaceWeight or are views of such weights. The kernel and the form of the input
+// Weights come from UploadWeight or are views of such weights. The kernel and the form of the input
 // rows depend on the weight alone, never on the number of rows:
 //   kF32 device                           LinearExact on rows in the weight's ActivationFormat
 //   kBF16 device, kF32 or kF16 weight     the same: float32 routers are meant to stay exact
@@ -35,18 +35,19 @@ class Scratch {
 //   kBF16 device, kFp8Block weight        DenseGemm on Hopper, rows in FP8 groups of 128; else
 //                                         LinearExact on rows rounded the same way
 // Owned by a device; used by the device's thread.
-class Products {
+class LinearOps {
  public:
-  Products(DType dtype, int64_t max_tokens);
+  LinearOps(DType dtype, int64_t max_tokens);
 
-  void Linear(const kernels::LinearParams& p, const StreamChain& chain);
+  void Linear(const kernels::LinearParams& p, const PdlStream& chain);
   // Rounds rows that several parts read once. Small GEMMs with the same rows run concurrently on
   // side streams.
   void LinearGroup(std::span<const kernels::LinearParams> parts, cudaStream_t stream);
   // Whether Linear would use DenseGemm on rows that are only rounded to bfloat16.
-  bool ReadsHalves(const kernels::LinearParams& p) const;
+  bool ReadsBFloat16Rows(const kernels::LinearParams& p) const;
   // Linear on rows [m, k] that are already bfloat16, without padding; p.x is not read.
-  void LinearOfHalves(const kernels::LinearParams& p, const void* halves, const StreamChain& chain);
+  void LinearOfBFloat16Rows(const kernels::LinearParams& p, const void* bf16_rows,
+                            const PdlStream& chain);
   void HeadLinear(const kernels::HeadLinearParams& p, cudaStream_t stream);
   void Mlp(const kernels::GroupedMlpParams& p, cudaStream_t stream);
 
@@ -69,12 +70,12 @@ class Products {
 
   Kernel KernelOf(const kernels::LinearParams& p) const;
   RowForm FormOf(const WeightView& w, Kernel kernel) const;
-  Rows PrepareRows(const ops::RowSource& source, const RowForm& form, const StreamChain& chain);
+  Rows PrepareRows(const ops::RowSource& source, const RowForm& form, const PdlStream& chain);
   void Multiply(const kernels::LinearParams& p, Kernel kernel, const Rows& rows,
-                const StreamChain& chain);
+                const PdlStream& chain);
   // Multiplies all parts by `rows`, on side streams forked from and joined into `stream`.
-  void MultiplyAtOnce(std::span<const kernels::LinearParams> parts, const Rows& rows,
-                      cudaStream_t stream);
+  void MultiplyConcurrently(std::span<const kernels::LinearParams> parts, const Rows& rows,
+                            cudaStream_t stream);
   int64_t Capacity(int64_t rows) const;  // rows that scratch is sized for
 
   DType dtype_;

@@ -58,7 +58,7 @@ int64_t RoundUp(int64_t n, int64_t multiple) { return CeilDiv(n, multiple) * mul
 
 }  // namespace
 
-WeightFormat PlacedFormat(const WeightView& w, DType dtype, bool plain) {
+WeightFormat DeviceFormat(const WeightView& w, DType dtype, bool plain) {
   const bool exact = dtype == DType::kF32;
   switch (w.format) {
     case WeightFormat::kF32:
@@ -76,8 +76,8 @@ WeightFormat PlacedFormat(const WeightView& w, DType dtype, bool plain) {
   return exact ? WeightFormat::kF32 : WeightFormat::kBF16;
 }
 
-WeightView PlaceWeight(const WeightView& w, WeightFormat form, const PlaceTarget& target,
-                       ThreadPool& pool) {
+WeightView UploadWeight(const WeightView& w, WeightFormat form, const UploadTarget& target,
+                        ThreadPool& pool) {
   WeightView placed;
   placed.format = form;
   // On a GPU the device's dtype decides whether input rows are bfloat16.
@@ -122,9 +122,9 @@ WeightView PlaceWeight(const WeightView& w, WeightFormat form, const PlaceTarget
   return placed;
 }
 
-WeightView StackWeights(std::span<const WeightView> parts,
-                        const std::function<std::shared_ptr<void>(size_t bytes)>& allocate,
-                        cudaStream_t stream) {
+WeightView ConcatWeightRows(std::span<const WeightView> parts,
+                            const std::function<std::shared_ptr<void>(size_t bytes)>& allocate,
+                            cudaStream_t stream) {
   WeightView stacked = parts[0];
   stacked.n = 0;
   for (const WeightView& w : parts) {

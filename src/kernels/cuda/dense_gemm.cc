@@ -24,7 +24,7 @@ bool DenseGemmTakes(const DenseGemmParams& p) {
   return inputs && scales && output;
 }
 
-void DenseGemm(const DenseGemmParams& p, const StreamChain& chain) {
+void DenseGemm(const DenseGemmParams& p, const PdlStream& chain) {
   if (!DenseGemmTakes(p))
     throw Invalid(
         "dense GEMM m={} n={} k={} ldx={} ldy={}: unsupported shape or alignment (dense_gemm.h)",
@@ -46,7 +46,7 @@ void DenseGemm(const DenseGemmParams& p, const StreamChain& chain) {
                                .n = p.n,
                                .k = p.k};
   const CurrentGpu gpu = FindCurrentGpu();
-  RunGemm(problem, PlanDenseGemm(fp8, p.m, p.n, p.k, gpu.processors), gpu, chain);
+  LaunchGemm(problem, PlanDenseGemm(fp8, p.m, p.n, p.k, gpu.processors), gpu, chain);
 }
 
 }  // namespace switchyard::cuda

@@ -35,6 +35,6 @@ struct DenseGemmParams {
 bool DenseGemmTakes(const DenseGemmParams& p);
 // Enqueues. Error kInvalid on an unsupported shape or alignment. In a chain with early launch, W is
 // read before the previous kernel has ended, so that kernel must not write W.
-void DenseGemm(const DenseGemmParams& p, const StreamChain& chain);
+void DenseGemm(const DenseGemmParams& p, const PdlStream& chain);
 
 }  // namespace switchyard::cuda

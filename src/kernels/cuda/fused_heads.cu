@@ -8,7 +8,7 @@
 namespace switchyard::cuda::ops {
 namespace {
 
-using Warp = Team<false>;  // one head
+using Warp = RowThreads<false>;  // one head
 
 // Stores a head's row in the cache dtype, with StoreKv's rounding.
 template <DType kDType>
@@ -27,10 +27,11 @@ __device__ __forceinline__ void StoreHead(const float* head, int64_t slot, int64
 
 // A warp stages a head in shared memory, where the two elements of a rotation pair are exchanged.
 template <DType kDType>
-__global__ void __launch_bounds__(kNormThreads) HeadsToCacheKernel(kernels::HeadsToCacheParams p) {
-  __shared__ __align__(16) float staged[Warp::kRowsPerBlock][kMostHeadDim];
-  WaitForKernelBefore();
-  AllowNextKernel();
+__global__ void __launch_bounds__(kNormThreads)
+    NormRopeStoreKvKernel(kernels::NormRopeStoreKvParams p) {
+  __shared__ __align__(16) float staged[Warp::kRowsPerBlock][kMaxHeadDim];
+  WaitForPriorKernels();
+  LaunchDependents();
   const int64_t all = p.heads + 2 * p.kv_heads, at = Warp::Row(), n = p.head_dim;
   const int64_t t = at / all, head = at % all, key = head - p.heads;
   if (t >= p.m) return;
@@ -69,18 +70,18 @@ __global__ void __launch_bounds__(kNormThreads) HeadsToCacheKernel(kernels::Head
 }
 
 template <DType kDType>
-cudaError_t Start(const kernels::HeadsToCacheParams& p, const StreamChain& chain) {
+cudaError_t Start(const kernels::NormRopeStoreKvParams& p, const PdlStream& chain) {
   const int64_t rows = p.m * (p.heads + 2 * p.kv_heads);
-  return LaunchEarly(HeadsToCacheKernel<kDType>,
-                     dim3(static_cast<unsigned>(CeilDiv(rows, Warp::kRowsPerBlock))), kNormThreads,
-                     0, chain, p);
+  return LaunchWithPdl(NormRopeStoreKvKernel<kDType>,
+                       dim3(static_cast<unsigned>(CeilDiv(rows, Warp::kRowsPerBlock))),
+                       kNormThreads, 0, chain, p);
 }
 
 }  // namespace
 
-cudaError_t HeadsToCache(const kernels::HeadsToCacheParams& p, const StreamChain& chain) {
+cudaError_t NormRopeStoreKv(const kernels::NormRopeStoreKvParams& p, const PdlStream& chain) {
   if (p.m == 0) return cudaSuccess;
-  if (!HeadsToCacheTakes(p.head_dim, p.rotary_dim) ||
+  if (!NormRopeStoreKvSupports(p.head_dim, p.rotary_dim) ||
       (p.q_norm == nullptr) != (p.k_norm == nullptr))
     return cudaErrorInvalidValue;
   for (const void* at : {static_cast<const void*>(p.qkv), static_cast<const void*>(p.q_norm),

@@ -55,7 +55,7 @@ TEST_F(FusedOpsTest, AddNormHasTheBitsOfSumAndNorm) {
                                .add = adds ? branch.data() : nullptr,
                                .weight = w.data(),
                                .y = floats ? got_y.data() : nullptr,
-                               .halves = halves ? got_halves.data() : nullptr,
+                               .bf16_rows = halves ? got_halves.data() : nullptr,
                                .m = m,
                                .n = n});
     EXPECT_TRUE(SameBits(got_x.Read(), want_x.Read())) << "m " << m << " n " << n;
@@ -141,22 +141,22 @@ TEST_F(FusedOpsTest, HeadsToCacheHasTheBitsOfItsOps) {
 
     const DeviceVector all(*device_, qkv);
     const DeviceVector got_k(*device_, cache), got_v(*device_, cache);
-    ASSERT_TRUE(device_->fused()->TakesHeads(dim, c.rotary_dim));
-    device_->fused()->HeadsToCache({.qkv = all.data(),
-                                    .q_norm = c.norm ? q_norm.data() : nullptr,
-                                    .k_norm = c.norm ? k_norm.data() : nullptr,
-                                    .m = c.m,
-                                    .heads = c.heads,
-                                    .kv_heads = kv_heads,
-                                    .head_dim = dim,
-                                    .rotary_dim = c.rotary_dim,
-                                    .interleaved = c.interleaved,
-                                    .positions = at.data(),
-                                    .cos_sin = table.data(),
-                                    .slots = to.data(),
-                                    .k_cache = got_k.data(),
-                                    .v_cache = got_v.data(),
-                                    .kv_dtype = c.dtype});
+    ASSERT_TRUE(device_->fused()->SupportsHeads(dim, c.rotary_dim));
+    device_->fused()->NormRopeStoreKv({.qkv = all.data(),
+                                       .q_norm = c.norm ? q_norm.data() : nullptr,
+                                       .k_norm = c.norm ? k_norm.data() : nullptr,
+                                       .m = c.m,
+                                       .heads = c.heads,
+                                       .kv_heads = kv_heads,
+                                       .head_dim = dim,
+                                       .rotary_dim = c.rotary_dim,
+                                       .interleaved = c.interleaved,
+                                       .positions = at.data(),
+                                       .cos_sin = table.data(),
+                                       .slots = to.data(),
+                                       .k_cache = got_k.data(),
+                                       .v_cache = got_v.data(),
+                                       .kv_dtype = c.dtype});
     const std::vector<float> got = all.Read(), want = q.Read();
     for (int64_t t = 0; t < c.m; ++t)
       ASSERT_TRUE(SameBits(&got[t * ld], &want[t * q_width], q_width)) << "row " << t;
@@ -174,7 +174,7 @@ TEST_F(FusedOpsTest, StackedProductsHaveTheBitsOfSingleOnes) {
   std::vector<WeightView> parts;
   for (const int64_t n : sizes)
     parts.push_back(device_->Place(random_.Weight(WeightFormat::kBF16, n, k, 0, 1, 0)));
-  const WeightView stacked = device_->fused()->Stack(parts);
+  const WeightView stacked = device_->fused()->ConcatenateRows(parts);
   ASSERT_TRUE(stacked.defined());
   ASSERT_EQ(stacked.n, 384);
   const DeviceVector weight(*device_, random_.Normal(k));
@@ -185,7 +185,7 @@ TEST_F(FusedOpsTest, StackedProductsHaveTheBitsOfSingleOnes) {
     const DeviceVector halves(*device_, std::vector<uint16_t>(m * k));
     const DeviceVector got(*device_, std::vector<float>(m * stacked.n));
     const LinearParams product = {.w = stacked, .y = got.data(), .ldy = stacked.n, .m = m};
-    ASSERT_TRUE(device_->fused()->ReadsHalves(product));
+    ASSERT_TRUE(device_->fused()->ReadsBFloat16Rows(product));
     ++key;
     for (int run = 0; run < 4; ++run) {
       device_->CopyIn(got.data(), std::vector<float>(m * stacked.n).data(), m * stacked.n * 4);
@@ -194,10 +194,10 @@ TEST_F(FusedOpsTest, StackedProductsHaveTheBitsOfSingleOnes) {
                                    .add = add.data(),
                                    .weight = weight.data(),
                                    .y = normed.data(),
-                                   .halves = halves.data(),
+                                   .bf16_rows = halves.data(),
                                    .m = m,
                                    .n = k});
-        device_->fused()->LinearOfHalves(product, halves.data());
+        device_->fused()->LinearOfBFloat16Rows(product, halves.data());
       });
       const std::vector<float> all = got.Read();
       int64_t first = 0;
@@ -283,7 +283,7 @@ TEST_F(FusedOpsTest, WhatCannotBeStackedIsLeft) {
   for (const WeightView& other :
        {placed(WeightFormat::kBF16, 64, 256), placed(WeightFormat::kF32, 64, 128), w.Cols(0, 64)}) {
     const WeightView parts[] = {w, other};
-    EXPECT_FALSE(device_->fused()->Stack(parts).defined());
+    EXPECT_FALSE(device_->fused()->ConcatenateRows(parts).defined());
   }
 }
 

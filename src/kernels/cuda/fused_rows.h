@@ -10,13 +10,13 @@
 
 namespace switchyard::cuda::ops {
 
-cudaError_t AddNorm(const kernels::AddNormParams& p, const StreamChain& chain);
+cudaError_t AddNorm(const kernels::AddNormParams& p, const PdlStream& chain);
 
-constexpr int64_t kMostHeadDim = 256;
-inline bool HeadsToCacheTakes(int64_t head_dim, int64_t rotary_dim) {
-  return head_dim > 0 && head_dim % 4 == 0 && head_dim <= kMostHeadDim && rotary_dim >= 0 &&
+constexpr int64_t kMaxHeadDim = 256;
+inline bool NormRopeStoreKvSupports(int64_t head_dim, int64_t rotary_dim) {
+  return head_dim > 0 && head_dim % 4 == 0 && head_dim <= kMaxHeadDim && rotary_dim >= 0 &&
          rotary_dim % 2 == 0 && rotary_dim <= head_dim;
 }
-cudaError_t HeadsToCache(const kernels::HeadsToCacheParams& p, const StreamChain& chain);
+cudaError_t NormRopeStoreKv(const kernels::NormRopeStoreKvParams& p, const PdlStream& chain);
 
 }  // namespace switchyard::cuda::ops

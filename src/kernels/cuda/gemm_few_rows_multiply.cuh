@@ -31,7 +31,7 @@ struct Multiplier {
                                  i * kTokens * kGemmRowBytes);
   }
 
-  __device__ __forceinline__ void Plain(Ring& ring, float (&sums)[kTokens / 2]) const {
+  __device__ __forceinline__ void Plain(PipelineState& ring, float (&sums)[kTokens / 2]) const {
     int previous = -1;
 #pragma unroll
     for (float& sum : sums) sum = 0.0f;
@@ -39,19 +39,19 @@ struct Multiplier {
       ptx::BarrierWait(&stages.full[ring.stage], ring.parity);
 #pragma unroll
       for (int i = 0; i < kSteps; ++i)
-        StartMultiply<false>(Weights(ring.stage, i), Tokens(ring.stage, i), true, sums);
-      ptx::MultiplyWait<kSteps>();  // the previous stage is done
+        IssueWgmma<false>(Weights(ring.stage, i), Tokens(ring.stage, i), true, sums);
+      ptx::WgmmaWait<kSteps>();  // the previous stage is done
       if (previous >= 0) Release(stages, previous, cluster);
       previous = ring.stage;
     }
-    ptx::MultiplyWait<0>();
+    ptx::WgmmaWait<0>();
     ptx::PinRegisters(sums);
     Release(stages, previous, cluster);
   }
 
   // FP8 partial sums are scaled and accumulated in float32 every 128 elements, with the operations
   // of gemm_many_rows_multiply.cuh. Within a stage the next step's wgmma overlaps this promotion.
-  __device__ __forceinline__ void Scaled(Ring& ring, float (&sums)[kTokens / 2]) const {
+  __device__ __forceinline__ void Scaled(PipelineState& ring, float (&sums)[kTokens / 2]) const {
     const int lane = thread % 32;
     const auto scale_of = [&](int kb) { return kb < p.k_blocks ? b_scales[kb] : 0.0f; };
     float scales = 0.0f, next = scale_of(lane);  // weight scales of 32 steps, one per lane
@@ -66,14 +66,14 @@ struct Multiplier {
       }
       const int s = ring.stage;
       ptx::BarrierWait(&stages.full[s], ring.parity);
-      StartMultiply<true>(Weights(s, 0), Tokens(s, 0), false, part[0]);
+      IssueWgmma<true>(Weights(s, 0), Tokens(s, 0), false, part[0]);
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
         if (i + 1 < kSteps) {
-          StartMultiply<true>(Weights(s, i + 1), Tokens(s, i + 1), false, part[(i + 1) % 2]);
-          ptx::MultiplyWait<1>();
+          IssueWgmma<true>(Weights(s, i + 1), Tokens(s, i + 1), false, part[(i + 1) % 2]);
+          ptx::WgmmaWait<1>();
         } else {
-          ptx::MultiplyWait<0>();
+          ptx::WgmmaWait<0>();
         }
         ptx::PinRegisters(part[i % 2]);
         Promote(s, i, __shfl_sync(~0u, scales, (kb + i) % 32), part[i % 2], sums);

@@ -26,9 +26,8 @@ __device__ __forceinline__ void StoreFloats(const Kernel& p, const Tile& tile, i
 
 // Transposes through shared memory, 16 tokens × 16 columns at a time.
 template <int kTokens>
-__device__ __forceinline__ void StoreBfloats(const Kernel& p, const Tile& tile, int column,
-                                             int lane, uint8_t* staged,
-                                             const float (&sums)[kTokens / 2]) {
+__device__ __forceinline__ void StoreBf16(const Kernel& p, const Tile& tile, int column, int lane,
+                                          uint8_t* staged, const float (&sums)[kTokens / 2]) {
   const int c = column + lane % 2 * 8;
   uint8_t* matrix = staged + (lane / 16 * 8 + lane % 8) * kStagedRowBytes + lane / 8 % 2 * 16;
   auto* d = static_cast<__nv_bfloat16*>(p.d) + tile.row * p.ldd + c;

@@ -20,7 +20,7 @@ struct Kernel {
   int64_t ldd;
   const int32_t* group_begins;
   const int32_t* group_rows;  // null: one group of `rows`
-  bool groups_known;          // group arrays are final before the previous kernel ends
+  bool groups_ready;          // group arrays are final before the previous kernel ends
   int rows, n, groups;
   int k_blocks;      // 128-byte steps along K
   int weight_rows;   // per block tile
@@ -28,7 +28,7 @@ struct Kernel {
   bool float_output, accumulate;
 };
 
-// Shared memory after the pipeline stages; the arrays of GroupList follow.
+// Shared memory after the pipeline stages; the arrays of ActiveGroups follow.
 struct Header {
   uint8_t staged[8][16 * kStagedRowBytes];  // per consumer warp
   uint64_t full[kMaxStages], empty[kMaxStages];
@@ -38,15 +38,15 @@ struct Header {
 
 // The groups with rows, in ascending order. In decode most experts have no rows, and scanning all
 // of them for every tile takes microseconds.
-struct GroupList {
+struct ActiveGroups {
   int32_t *rows, *begins, *numbers;  // [count]
 };
 constexpr int kGroupListBytes = 3 * sizeof(int32_t);  // per group
 
 // Compacts a list of all `groups` to those with rows, and fills in their numbers. Called by the
 // first warp; other threads may read after a block barrier.
-__device__ __forceinline__ void KeepGroupsWithRows(Header& header, const GroupList& list,
-                                                   int groups) {
+__device__ __forceinline__ void CompactGroups(Header& header, const ActiveGroups& list,
+                                              int groups) {
   const int lane = threadIdx.x;
   int count = 0;
   for (int first = 0; first < groups; first += 32) {
@@ -87,9 +87,9 @@ struct Tile {
 
 // Iterates over tiles in ascending order: by group, then column, then token part. Token parts read
 // the same weights at about the same time.
-class Walk {
+class TileScheduler {
  public:
-  __device__ Walk(const Kernel& p, const Header& header, const GroupList& list)
+  __device__ TileScheduler(const Kernel& p, const Header& header, const ActiveGroups& list)
       : column_tiles_(p.column_tiles), count_(header.groups), list_(list) {}
 
   __device__ __forceinline__ bool Find(int index, Tile& tile) {
@@ -111,7 +111,7 @@ class Walk {
 
  private:
   const int column_tiles_, count_;
-  const GroupList list_;
+  const ActiveGroups list_;
   int next_ = 0, first_ = 0;
 };
 

@@ -19,7 +19,7 @@ __device__ __forceinline__ void Produce(const Kernel& p, const CUtensorMap& a_ma
                                         const CUtensorMap& b_map, const CUtensorMap& scales_map,
                                         Shared<Format>& shared, int block_of_cluster) {
   constexpr int kBlockK = kGemmRowBytes / Format::kElementBytes;
-  Ring ring;
+  PipelineState ring;
   const int tiles = p.row_blocks * p.column_pairs;
   for (int index = blockIdx.x / kCluster; index < tiles; index += gridDim.x / kCluster) {
     const Tile tile = TileOf(p, index, block_of_cluster);
@@ -33,9 +33,9 @@ __device__ __forceinline__ void Produce(const Kernel& p, const CUtensorMap& a_ma
       ptx::BarrierExpect(&shared.full[s], Shared<Format>::kStageBytes);
       // Each block of the cluster loads half of the rows and multicasts them to both.
       constexpr int kPart = kBlockM / kCluster;
-      ptx::LoadBoxToBlocks(shared.a[s] + block_of_cluster * kPart * kGemmRowBytes, &a_map,
-                           kb * kBlockK, row + block_of_cluster * kPart, &shared.full[s],
-                           (1 << kCluster) - 1);
+      ptx::LoadBoxMulticast(shared.a[s] + block_of_cluster * kPart * kGemmRowBytes, &a_map,
+                            kb * kBlockK, row + block_of_cluster * kPart, &shared.full[s],
+                            (1 << kCluster) - 1);
       ptx::LoadBox(shared.b[s], &b_map, kb * kBlockK, b_row, &shared.full[s]);
       if constexpr (Format::kScaled)
         ptx::LoadBox(shared.a_scales[s], &scales_map, row, kb, &shared.full[s]);
@@ -48,7 +48,7 @@ __device__ __forceinline__ void Consume(const Kernel& p, const CUtensorMap& d_ma
                                         Shared<Format>& shared, int block_of_cluster,
                                         int warpgroup) {
   const int thread = threadIdx.x % 128;
-  Ring ring;
+  PipelineState ring;
   float sums[Format::kBlockN / 2];
   const int tiles = p.row_blocks * p.column_pairs;
   for (int index = blockIdx.x / kCluster; index < tiles; index += gridDim.x / kCluster) {
@@ -96,11 +96,11 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
   ptx::ClusterSync();
 
   if (warpgroup == kConsumers) {
-    ptx::GiveRegisters<40>();
+    ptx::DeallocateRegisters<40>();
     if (threadIdx.x == kConsumers * 128)
       Produce<Format>(p, a_map, b_map, scales_map, shared, block_of_cluster);
   } else {
-    ptx::TakeRegisters<232>();
+    ptx::AllocateRegisters<232>();
     Consume<Format>(p, d_map, shared, block_of_cluster, warpgroup);
   }
   // A block must not exit while its partner may still arrive at its barriers.
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
 
 template <typename Format>
 cudaError_t Start(const GemmLaunch& launch, cudaStream_t stream) {
-  static KernelSetup setup;
+  static SharedMemoryOptIn setup;
   const cudaError_t error =
       setup.On(launch.gpu.index, ManyRowsKernel<Format>, sizeof(Shared<Format>));
   if (error != cudaSuccess) return error;

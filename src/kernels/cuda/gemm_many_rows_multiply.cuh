@@ -8,22 +8,22 @@ namespace switchyard::cuda::many_rows {
 // A consumer warpgroup's view of the pipeline stages.
 template <typename Format>
 struct Reader {
-  Operand a, b;
-  ptx::Place full, empty;
+  OperandDescriptors a, b;
+  ptx::SharedAddr full, empty;
 
   __device__ __forceinline__ Reader(Shared<Format>& shared, int warpgroup)
       : a(shared.a[0] + warpgroup * 64 * kGemmRowBytes),
         b(shared.b[0]),
-        full(ptx::Held(shared.full)),
-        empty(ptx::Held(shared.empty)) {}
+        full(ptx::Pinned(shared.full)),
+        empty(ptx::Pinned(shared.empty)) {}
 
-  __device__ __forceinline__ ptx::Place Full(const Ring& ring) const {
+  __device__ __forceinline__ ptx::SharedAddr Full(const PipelineState& ring) const {
     return full.After(ring.stage * sizeof(uint64_t));
   }
   template <bool kFp8, int kCount>
   __device__ __forceinline__ void Start(int stage, bool add, float (&d)[kCount]) const {
-    StartMultiply<kFp8>(a.After(stage * kBlockM * kGemmRowBytes),
-                        b.After(stage * Format::kBlockN * kGemmRowBytes), add, d);
+    IssueWgmma<kFp8>(a.After(stage * kBlockM * kGemmRowBytes),
+                     b.After(stage * Format::kBlockN * kGemmRowBytes), add, d);
   }
   // Releases a stage to the producers of both blocks. Each warp arrives separately: a wgmma wait
   // does not cover other warps' reads of the scales.
@@ -56,13 +56,14 @@ struct WeightScales {
 // as possible. Alternating the warpgroups by barriers costs more than it gains
 // (docs/notes/gpu.md).
 template <typename Format>
-__device__ __forceinline__ void MultiplyScaled(const Kernel& p, Shared<Format>& shared, Ring& ring,
-                                               int group, int column, int warpgroup, int thread,
+__device__ __forceinline__ void MultiplyScaled(const Kernel& p, Shared<Format>& shared,
+                                               PipelineState& ring, int group, int column,
+                                               int warpgroup, int thread,
                                                float (&sums)[Format::kBlockN / 2]) {
   const int lane = thread % 32, row = warpgroup * 64 + thread / 32 * 16 + lane / 4;
   const WeightScales weights(p, group, column);
   const Reader<Format> reader(shared, warpgroup);
-  const ptx::Place a_scales = ptx::Held(&shared.a_scales[0][row]);
+  const ptx::SharedAddr a_scales = ptx::Pinned(&shared.a_scales[0][row]);
   float part[Format::kBlockN / 2];
 #pragma unroll
   for (float& sum : sums) sum = 0.0f;
@@ -83,9 +84,9 @@ __device__ __forceinline__ void MultiplyScaled(const Kernel& p, Shared<Format>& 
       const float a1 = ptx::LoadFloat(a_scales.After(s * sizeof(shared.a_scales[0]) + 32));
       reader.template Start<true>(s, false, part);
       ring.Next(Format::kStages);
-      ptx::MultiplyWait<0>();
+      ptx::WgmmaWait<0>();
       reader.Release(s);
-      ready = ptx::BarrierDone(reader.Full(ring), ring.parity);
+      ready = ptx::BarrierTestWait(reader.Full(ring), ring.parity);
       ptx::PinRegisters(part);
       const float scales[3][2] = {{a0 * b0, a1 * b0}, {a0 * b1, a1 * b1}, {a0 * b2, a1 * b2}};
 #pragma unroll
@@ -97,8 +98,9 @@ __device__ __forceinline__ void MultiplyScaled(const Kernel& p, Shared<Format>& 
 
 // bfloat16: the tensor core accumulates over all of K.
 template <typename Format>
-__device__ __forceinline__ void MultiplyPlain(const Kernel& p, Shared<Format>& shared, Ring& ring,
-                                              int warpgroup, float (&sums)[Format::kBlockN / 2]) {
+__device__ __forceinline__ void MultiplyPlain(const Kernel& p, Shared<Format>& shared,
+                                              PipelineState& ring, int warpgroup,
+                                              float (&sums)[Format::kBlockN / 2]) {
   const Reader<Format> reader(shared, warpgroup);
   int previous = -1;
 #pragma unroll
@@ -107,11 +109,11 @@ __device__ __forceinline__ void MultiplyPlain(const Kernel& p, Shared<Format>& s
     const int s = ring.stage;
     ptx::BarrierWait(reader.Full(ring), ring.parity);
     reader.template Start<false>(s, true, sums);
-    ptx::MultiplyWait<1>();  // the previous stage is done
+    ptx::WgmmaWait<1>();  // the previous stage is done
     if (previous >= 0) reader.Release(previous);
     previous = s;
   }
-  ptx::MultiplyWait<0>();
+  ptx::WgmmaWait<0>();
   ptx::PinRegisters(sums);
   reader.Release(previous);
 }

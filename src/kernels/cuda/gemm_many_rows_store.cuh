@@ -70,7 +70,7 @@ __device__ __forceinline__ void StoreTile(const CUtensorMap& d_map, Shared<Forma
                            Pack(x[6], x[7]));
       }
     }
-    ptx::FenceForEngine();
+    ptx::FenceAsyncProxy();
     ptx::NamedBarrier(1 + warpgroup, 128);
     if (thread == 0) {
 #pragma unroll

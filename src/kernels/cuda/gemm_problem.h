@@ -31,7 +31,7 @@ struct GemmProblem {
   const int32_t* block_groups = nullptr;
   const int32_t* group_begins = nullptr;
   const int32_t* group_rows = nullptr;
-  bool groups_known = false;
+  bool groups_ready = false;
   int64_t rows = 0, n = 0, k = 0;
   int groups = 1;
 };
@@ -57,12 +57,12 @@ struct GemmLaunch {
 };
 
 // `plan` must support `problem`. Error kResource if the launch fails.
-void RunGemm(const GemmProblem& problem, const GemmPlan& plan, const CurrentGpu& gpu,
-             const StreamChain& chain);
+void LaunchGemm(const GemmProblem& problem, const GemmPlan& plan, const CurrentGpu& gpu,
+                const PdlStream& chain);
 
 cudaError_t StartManyRowsGemm(const GemmLaunch& launch, cudaStream_t stream);
 // Uses programmatic dependent launch: if the group sizes are known, weights are fetched before the
 // previous kernel has ended.
-cudaError_t StartFewRowsGemm(const GemmLaunch& launch, const StreamChain& chain);
+cudaError_t StartFewRowsGemm(const GemmLaunch& launch, const PdlStream& chain);
 
 }  // namespace switchyard::cuda

@@ -13,14 +13,14 @@ CurrentGpu FindCurrentGpu() {
   return gpu;
 }
 
-void RunGemm(const GemmProblem& p, const GemmPlan& plan, const CurrentGpu& gpu,
-             const StreamChain& chain) {
+void LaunchGemm(const GemmProblem& p, const GemmPlan& plan, const CurrentGpu& gpu,
+                const PdlStream& chain) {
   if (p.rows == 0 || p.n == 0 || p.groups == 0) return;
   const int bytes = p.fp8 ? 1 : 2, step = kGemmRowBytes / bytes;
   GemmLaunch launch = {.problem = p, .plan = plan, .gpu = gpu};
   const auto tile = [&](const void* data, int64_t rows, int64_t stride, int box_rows) {
     return plan.steps == 1 ? MakeTensorMap(data, rows, p.k, bytes, box_rows, step, stride)
-                           : MakePlanesMap(data, rows, p.k, bytes, box_rows, plan.steps, stride);
+                           : MakeTensorMap3d(data, rows, p.k, bytes, box_rows, plan.steps, stride);
   };
   launch.b_map = tile(p.b, p.groups * p.n, p.k, plan.weight_rows);
   launch.a_map = tile(p.a, p.rows, p.lda, plan.steps == 1 ? 64 : TileTokens(p.rows));

@@ -29,9 +29,9 @@ std::vector<T> Download(const DeviceMemory& memory, size_t count) {
 }
 
 // Matrices of normally distributed values in bfloat16, or in e4m3 with scales, on host and device.
-class GemmCase {
+class GemmProblemData {
  public:
-  GemmCase(bool fp8, int groups, int64_t rows, int64_t n, int64_t k, unsigned seed)
+  GemmProblemData(bool fp8, int groups, int64_t rows, int64_t n, int64_t k, unsigned seed)
       : fp8(fp8), groups(groups), rows(rows), n(n), k(k), random_(seed) {
     Fill(rows * k, a_, a);
     Fill(groups * n * k, b_, b);

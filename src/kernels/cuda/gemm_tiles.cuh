@@ -12,7 +12,7 @@
 namespace switchyard::cuda {
 
 // A thread's position in the ring of pipeline stages between TMA and wgmma.
-struct Ring {
+struct PipelineState {
   int stage = 0;
   uint32_t parity = 0;
   __device__ __forceinline__ void Next(int stages) {
@@ -26,19 +26,20 @@ struct Ring {
 template <bool kFp8, int kCount>
 __device__ __forceinline__ void Multiply(float (&d)[kCount], uint64_t a, uint64_t b, bool add) {
   if constexpr (kFp8) {
-    ptx::MultiplyFp8(d, a, b, add);
+    ptx::WgmmaFp8(d, a, b, add);
   } else {
-    ptx::MultiplyBf16(d, a, b, add);
+    ptx::WgmmaBf16(d, a, b, add);
   }
 }
 
 // Descriptors of one operand in the pipeline stages. Only the low word is computed per tile,
 // because the tensor core may idle while a warpgroup works between two wgmmas.
-class Operand {
+class OperandDescriptors {
  public:
   // `tile`: the operand's tile of stage 0; the same for all threads of a warp.
-  __device__ __forceinline__ explicit Operand(ptx::Place tile)
-      : low_(__shfl_sync(~0u, static_cast<uint32_t>(ptx::MatrixDescriptor(ptx::Held(tile))), 0)) {}
+  __device__ __forceinline__ explicit OperandDescriptors(ptx::SharedAddr tile)
+      : low_(__shfl_sync(~0u, static_cast<uint32_t>(ptx::MatrixDescriptor(ptx::Pinned(tile))), 0)) {
+  }
   // Descriptor of the tile `bytes` further on, a multiple of 1024.
   __device__ __forceinline__ uint64_t After(uint32_t bytes) const {
     return ptx::MatrixDescriptorOf(low_ + bytes / 16);
@@ -48,16 +49,15 @@ class Operand {
   uint32_t low_;
 };
 
-// Issues one step along K (128 bytes, four wgmmas), asynchronously; MultiplyWait waits for it.
+// Issues one step along K (128 bytes, four wgmmas), asynchronously; WgmmaWait waits for it.
 // Operands are descriptors.
 template <bool kFp8, int kCount>
-__device__ __forceinline__ void StartMultiply(uint64_t a, uint64_t b, bool add,
-                                              float (&d)[kCount]) {
+__device__ __forceinline__ void IssueWgmma(uint64_t a, uint64_t b, bool add, float (&d)[kCount]) {
   ptx::PinRegisters(d);
-  ptx::MultiplyFence();
+  ptx::WgmmaFence();
 #pragma unroll
   for (int i = 0; i < 4; ++i) Multiply<kFp8>(d, a + 2 * i, b + 2 * i, add || i > 0);
-  ptx::MultiplyCommit();
+  ptx::WgmmaCommit();
   ptx::PinRegisters(d);
 }
 

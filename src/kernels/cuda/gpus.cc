@@ -18,7 +18,7 @@ struct Record {
 };
 
 // Runs in the child process: writes one record per GPU. Must not throw or allocate much.
-void TellGpus(int fd) {
+void WriteGpuRecords(int fd) {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) return;
   for (int i = 0; i < count; ++i) {
@@ -36,13 +36,13 @@ void TellGpus(int fd) {
   }
 }
 
-std::vector<GpuInfo> Ask() {
+std::vector<GpuInfo> QueryGpus() {
   int ends[2];
   if (pipe(ends) != 0) return {};
   const pid_t child = fork();
   if (child == 0) {
     close(ends[0]);
-    TellGpus(ends[1]);
+    WriteGpuRecords(ends[1]);
     _exit(0);
   }
   close(ends[1]);
@@ -61,7 +61,7 @@ std::vector<GpuInfo> Ask() {
 }  // namespace
 
 const std::vector<GpuInfo>& FindGpus() {
-  static const std::vector<GpuInfo> kGpus = Ask();
+  static const std::vector<GpuInfo> kGpus = QueryGpus();
   return kGpus;
 }
 

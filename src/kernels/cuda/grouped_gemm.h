@@ -49,13 +49,13 @@ struct GroupedGemmParams {
   const int32_t* group_rows = nullptr;
   // Whether these arrays were written before the previous kernel began, not by it. With early
   // launch, weights are then fetched before the previous kernel has ended.
-  bool groups_known = false;
+  bool groups_ready = false;
   const float* bias = nullptr;  // [groups, n] or null
   bool float_output = false;
 };
 
 // Enqueue. Error kInvalid reports an unsupported size.
-void GroupedGemmFp8(const GroupedGemmParams& p, const StreamChain& chain);
-void GroupedGemmBf16(const GroupedGemmParams& p, const StreamChain& chain);
+void GroupedGemmFp8(const GroupedGemmParams& p, const PdlStream& chain);
+void GroupedGemmBf16(const GroupedGemmParams& p, const PdlStream& chain);
 
 }  // namespace switchyard::cuda

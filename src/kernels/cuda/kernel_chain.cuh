@@ -11,26 +11,26 @@
 namespace switchyard::cuda {
 
 // Lets the next kernel of the stream begin once all blocks of this one have called it.
-__device__ __forceinline__ void AllowNextKernel() {
+__device__ __forceinline__ void LaunchDependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 // Waits until all earlier kernels have ended and their writes are visible. Returns at once in a
 // kernel that was not launched early.
-__device__ __forceinline__ void WaitForKernelBefore() {
+__device__ __forceinline__ void WaitForPriorKernels() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Launches a kernel with PDL if `early`. The kernel must call WaitForKernelBefore before it
+// Launches a kernel with PDL if `early`. The kernel must call WaitForPriorKernels before it
 // accesses the output of earlier kernels. It must also call it before it ends, so that its
 // successor follows all earlier kernels. Data that was final when the previous kernel began may be
 // read before that (bypassing L1).
 template <typename... Params, typename... Args>
-cudaError_t LaunchEarly(void (*kernel)(Params...), dim3 blocks, int threads, size_t shared_bytes,
-                        bool early, cudaStream_t stream, Args&&... args) {
+cudaError_t LaunchWithPdl(void (*kernel)(Params...), dim3 blocks, int threads, size_t shared_bytes,
+                          bool early, cudaStream_t stream, Args&&... args) {
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -44,15 +44,15 @@ cudaError_t LaunchEarly(void (*kernel)(Params...), dim3 blocks, int threads, siz
   return cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
 }
 template <typename... Params, typename... Args>
-cudaError_t LaunchEarly(void (*kernel)(Params...), dim3 blocks, int threads, size_t shared_bytes,
-                        const StreamChain& chain, Args&&... args) {
-  return LaunchEarly(kernel, blocks, threads, shared_bytes, chain.early, chain.stream,
-                     std::forward<Args>(args)...);
+cudaError_t LaunchWithPdl(void (*kernel)(Params...), dim3 blocks, int threads, size_t shared_bytes,
+                          const PdlStream& chain, Args&&... args) {
+  return LaunchWithPdl(kernel, blocks, threads, shared_bytes, chain.early, chain.stream,
+                       std::forward<Args>(args)...);
 }
 // The same, with clusters of `cluster` blocks.
 template <typename... Params, typename... Args>
 cudaError_t LaunchClusters(void (*kernel)(Params...), int clusters, int cluster, int threads,
-                           size_t shared_bytes, const StreamChain& chain, Args&&... args) {
+                           size_t shared_bytes, const PdlStream& chain, Args&&... args) {
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim.x = cluster;

@@ -9,7 +9,7 @@
 namespace switchyard::cuda {
 
 // One static instance per kernel; the first call on a GPU sets the attribute there.
-class KernelSetup {
+class SharedMemoryOptIn {
  public:
   template <typename Function>
   cudaError_t On(int device, Function kernel, int shared_bytes) {

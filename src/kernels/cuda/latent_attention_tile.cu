@@ -6,7 +6,7 @@
 
 namespace switchyard::cuda {
 
-cudaError_t StartTiledLatentAttention(const AttentionLaunch& launch, const StreamChain& chain) {
+cudaError_t StartTiledLatentAttention(const AttentionLaunch& launch, const PdlStream& chain) {
   if (launch.qk_dim != 576 || launch.v_dim != 512) return cudaErrorNotSupported;
   using Small = TileShape<576, 512, true, kLatentSplitKeys, 1, 8, 2>;
   using Large = TileShape<576, 512, true, kLatentSplitKeys, 4, 2, 2>;

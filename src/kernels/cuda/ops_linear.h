@@ -28,10 +28,10 @@ struct LinearLaunch {
 };
 
 // Whether x and the weights allow vector loads of `run` elements, 4 or 8.
-inline bool LoadsAligned(const LinearLaunch& p, int64_t run) {
+inline bool CanVectorLoad(const LinearLaunch& p, int64_t run) {
   bool aligned = reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && p.ldx % 4 == 0 &&
                  p.head_stride_x % 4 == 0 && p.depth() % run == 0;
-  for (int h = 0; h < p.heads; ++h) aligned = aligned && LoadsAligned(p.weights[h], p.shape, run);
+  for (int h = 0; h < p.heads; ++h) aligned = aligned && CanVectorLoad(p.weights[h], p.shape, run);
   return aligned;
 }
 

@@ -107,8 +107,8 @@ struct Tile {
       }
 #pragma unroll
       for (int i = 0; i < kStepsM; ++i) {
-        ptx::MultiplyBf16(sums[i][j], a[i], b[0], b[1]);
-        ptx::MultiplyBf16(sums[i][j + 1], a[i], b[2], b[3]);
+        ptx::MmaBf16(sums[i][j], a[i], b[0], b[1]);
+        ptx::MmaBf16(sums[i][j + 1], a[i], b[2], b[3]);
       }
     }
   }
@@ -194,7 +194,7 @@ cudaError_t Start(const LinearLaunch& p, cudaStream_t stream) {
 
 template <WeightFormat kFormat>
 cudaError_t StartFormat(const LinearLaunch& p, cudaStream_t stream) {
-  if (LoadsAligned(p, 8)) {
+  if (CanVectorLoad(p, 8)) {
     return p.transposed ? Start<kFormat, true, true>(p, stream)
                         : Start<kFormat, false, true>(p, stream);
   }

@@ -33,7 +33,7 @@ cudaError_t Start(const LinearLaunch& p, cudaStream_t stream) {
 
 template <WeightFormat kFormat>
 cudaError_t StartFormat(const LinearLaunch& p, cudaStream_t stream) {
-  return LoadsAligned(p, 4) ? Start<kFormat, true>(p, stream) : Start<kFormat, false>(p, stream);
+  return CanVectorLoad(p, 4) ? Start<kFormat, true>(p, stream) : Start<kFormat, false>(p, stream);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ __device__ __forceinline__ double WarpSum(double value) {
 
 // The threads that share a row: a warp or a block.
 template <bool kWholeBlock>
-struct Team {
+struct RowThreads {
   static constexpr int kSize = kWholeBlock ? kNormThreads : kWarp;
   static constexpr int kRowsPerBlock = kNormThreads / kSize;
   static __device__ int Rank() { return threadIdx.x % kSize; }

@@ -35,12 +35,12 @@ __device__ __forceinline__ float4 Times(float4 v, float f) {
   return {v.x * f, v.y * f, v.z * f, v.w * f};
 }
 
-__device__ __forceinline__ float4 OnFp8Grid(float4 v, float scale) {
+__device__ __forceinline__ float4 RoundToFp8(float4 v, float scale) {
   const float4 s = Times(v, __fdiv_rn(1.0f, scale));
   return Times(E4m3x4(EncodeFp8(s.x, s.y, s.z, s.w)), scale);
 }
 
-__device__ __forceinline__ float4 OnInt8Grid(float4 v, float scale) {
+__device__ __forceinline__ float4 RoundToInt8(float4 v, float scale) {
   const float4 s = Times(v, __fdiv_rn(1.0f, scale));
   return Times({rintf(s.x), rintf(s.y), rintf(s.z), rintf(s.w)}, scale);
 }
@@ -90,19 +90,19 @@ __device__ __forceinline__ void StoreOut(uint16_t* row, int64_t i, int64_t k, fl
 // One block per row.
 template <ActivationFormat kFormat, bool kAligned, typename Out>
 __global__ void __launch_bounds__(kThreads) RoundKernel(RowSource p, float input_scale, Out* out) {
-  WaitForKernelBefore();
-  AllowNextKernel();
+  WaitForPriorKernels();
+  LaunchDependents();
   const int64_t row = blockIdx.x;
   const float row_scale = RowScale<kFormat, kAligned>(p, row, input_scale);
   // Whole warps take part in every step, as the group maximum requires.
   for (int64_t i = threadIdx.x * 4; i / kGroup * kGroup < p.k; i += kThreads * 4) {
     float4 v = Load4<kAligned>(p, row, i);
     if constexpr (kFormat == ActivationFormat::kFp8Group) {
-      v = OnFp8Grid(v, Fp8ScaleOf(WarpMax(LargestOf(v))));
+      v = RoundToFp8(v, Fp8ScaleOf(WarpMax(LargestOf(v))));
     } else if constexpr (kFormat == ActivationFormat::kInt8Token) {
-      v = OnInt8Grid(v, row_scale);
+      v = RoundToInt8(v, row_scale);
     } else if constexpr (kFormat != ActivationFormat::kNone) {
-      v = OnFp8Grid(v, row_scale);
+      v = RoundToFp8(v, row_scale);
     }
     StoreOut<kAligned>(out + row * p.k, i, p.k, v);
   }
@@ -113,15 +113,15 @@ bool IsAligned(const RowSource& p) {
 }
 
 template <ActivationFormat kFormat, typename Out>
-cudaError_t Start(const RowSource& p, float input_scale, Out* out, const StreamChain& chain) {
+cudaError_t Start(const RowSource& p, float input_scale, Out* out, const PdlStream& chain) {
   const bool aligned = IsAligned(p) && Aligned16(out);
   const auto kernel = aligned ? RoundKernel<kFormat, true, Out> : RoundKernel<kFormat, false, Out>;
-  return LaunchEarly(kernel, dim3(static_cast<unsigned>(p.m)), kThreads, 0, chain, p, input_scale,
-                     out);
+  return LaunchWithPdl(kernel, dim3(static_cast<unsigned>(p.m)), kThreads, 0, chain, p, input_scale,
+                       out);
 }
 
 template <typename Out>
-cudaError_t Round(const RowSource& p, const Rounding& r, Out* out, const StreamChain& chain) {
+cudaError_t Round(const RowSource& p, const Rounding& r, Out* out, const PdlStream& chain) {
   if (p.m == 0 || p.k == 0) return cudaSuccess;
   switch (r.format) {
     case ActivationFormat::kNone:
@@ -135,7 +135,7 @@ cudaError_t Round(const RowSource& p, const Rounding& r, Out* out, const StreamC
     case ActivationFormat::kInt8Token:
       return Start<ActivationFormat::kInt8Token>(p, r.input_scale, out, chain);
     case ActivationFormat::kBFloat16:
-      break;  // PlaceWeight never produces it
+      break;  // UploadWeight never produces it
   }
   return cudaErrorInvalidValue;
 }
@@ -161,7 +161,7 @@ cudaError_t RoundRows(const RowSource& rows, const Rounding& rounding, float* ou
 }
 
 cudaError_t RoundRowsToBf16(const RowSource& rows, const Rounding& rounding, void* out,
-                            const StreamChain& chain) {
+                            const PdlStream& chain) {
   return Round(rows, rounding, static_cast<uint16_t*>(out), chain);
 }
 

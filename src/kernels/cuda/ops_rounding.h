@@ -29,7 +29,7 @@ cudaError_t RoundRows(const RowSource& rows, const Rounding& rounding, float* ou
                       cudaStream_t stream);
 // The same, then rounded to bfloat16.
 cudaError_t RoundRowsToBf16(const RowSource& rows, const Rounding& rounding, void* out,
-                            const StreamChain& chain);
+                            const PdlStream& chain);
 // QuantizeFp8Groups on every row: codes [m, k], scales [k / 128, scale_stride] with row r's scales
 // in column r. k is a multiple of 128.
 cudaError_t QuantizeRows(const RowSource& rows, uint8_t* codes, float* scales, int64_t scale_stride,

@@ -39,9 +39,9 @@ __global__ void EmbedKernel(const int32_t* ids, int64_t m, WeightArg w, WeightSh
 
 template <WeightFormat kFormat>
 cudaError_t EmbedAs(const kernels::EmbedParams& p, cudaStream_t stream) {
-  const WeightArg w = ArgOf(p.w);
+  const WeightArg w = WeightArgOf(p.w);
   const WeightShape shape = ShapeOf(p.w);
-  const bool aligned = LoadsAligned(w, shape, 4) && RowsAligned(p.out, shape.k, shape.k);
+  const bool aligned = CanVectorLoad(w, shape, 4) && RowsAligned(p.out, shape.k, shape.k);
   const auto kernel = aligned ? EmbedKernel<kFormat, true> : EmbedKernel<kFormat, false>;
   kernel<<<Blocks(p.m * CeilDiv(shape.k, 4)), kThreads, 0, stream>>>(p.ids, p.m, w, shape, p.first,
                                                                      p.out);

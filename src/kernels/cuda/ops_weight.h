@@ -28,13 +28,13 @@ inline int64_t ElementBytes(WeightFormat format) {
 }
 
 // Whether `run` columns, starting at a multiple of `run`, are one aligned load with one scale.
-inline bool LoadsAligned(const WeightArg& w, const WeightShape& shape, int64_t run) {
+inline bool CanVectorLoad(const WeightArg& w, const WeightShape& shape, int64_t run) {
   return reinterpret_cast<uintptr_t>(w.base) % (run * ElementBytes(shape.format)) == 0 &&
          shape.row_stride % run == 0 && shape.k % run == 0 &&
          (shape.format != WeightFormat::kFp8Block || w.col0 % run == 0);
 }
 
-inline WeightArg ArgOf(const WeightView& w) {
+inline WeightArg WeightArgOf(const WeightView& w) {
   const int64_t offset = (w.row0 * w.stored_k + w.col0) * ElementBytes(w.format);
   return {.base = static_cast<const char*>(w.data) + offset,
           .scales = static_cast<const float*>(w.scales),

@@ -13,11 +13,11 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* p) {
 }
 
 // A 32-bit shared memory address, as instructions take it; converts implicitly from a pointer.
-struct Place {
+struct SharedAddr {
   uint32_t address;
-  __device__ __forceinline__ Place(const void* p) : address(SharedAddress(p)) {}  // NOLINT
-  __device__ __forceinline__ Place After(uint32_t bytes) const {
-    Place place = *this;
+  __device__ __forceinline__ SharedAddr(const void* p) : address(SharedAddress(p)) {}  // NOLINT
+  __device__ __forceinline__ SharedAddr After(uint32_t bytes) const {
+    SharedAddr place = *this;
     place.address += bytes;
     return place;
   }
@@ -25,11 +25,11 @@ struct Place {
 // The same address, pinned in a register. Otherwise the compiler recomputes the block's shared
 // memory window at every use (S2UR, some 30 clocks), which delays consecutive wgmmas in a main
 // loop.
-__device__ __forceinline__ Place Held(Place place) {
+__device__ __forceinline__ SharedAddr Pinned(SharedAddr place) {
   asm volatile("mov.u32 %0, %0;" : "+r"(place.address));
   return place;
 }
-__device__ __forceinline__ float LoadFloat(Place from) {
+__device__ __forceinline__ float LoadFloat(SharedAddr from) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from.address) : "memory");
   return x;
@@ -37,20 +37,20 @@ __device__ __forceinline__ float LoadFloat(Place from) {
 
 // --- mbarrier: arrivals and transaction bytes. Init, Arrive and Done need only sm_80. ---
 
-__device__ __forceinline__ void BarrierInit(Place barrier, uint32_t arrivals) {
+__device__ __forceinline__ void BarrierInit(SharedAddr barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier.address), "r"(arrivals));
 }
 // Makes initialized barriers visible to TMA and to the other blocks of the cluster.
 __device__ __forceinline__ void FenceBarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-__device__ __forceinline__ void BarrierExpect(Place barrier, uint32_t bytes) {
+__device__ __forceinline__ void BarrierExpect(SharedAddr barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier.address),
                "r"(bytes)
                : "memory");
 }
 // Arrives at the barrier at the same offset in another block of the cluster.
-__device__ __forceinline__ void BarrierArriveAt(Place barrier, uint32_t block_of_cluster) {
+__device__ __forceinline__ void BarrierArriveAt(SharedAddr barrier, uint32_t block_of_cluster) {
   asm volatile(
       "{\n\t.reg .b32 remote;\n\t"
       "mapa.shared::cluster.u32 remote, %0, %1;\n\t"
@@ -58,7 +58,7 @@ __device__ __forceinline__ void BarrierArriveAt(Place barrier, uint32_t block_of
       "r"(block_of_cluster)
       : "memory");
 }
-__device__ __forceinline__ void BarrierArrive(Place barrier) {
+__device__ __forceinline__ void BarrierArrive(SharedAddr barrier) {
   asm volatile(
       "{\n\t.reg .b64 state;\n\t"
       "mbarrier.arrive.shared::cta.b64 state, [%0];\n\t}" ::"r"(barrier.address)
@@ -72,12 +72,12 @@ constexpr uint32_t kWarpArrivals = 32;
 #else
 constexpr uint32_t kWarpArrivals = 1;
 #endif
-__device__ __forceinline__ void BarrierArriveWarp(Place barrier) {
+__device__ __forceinline__ void BarrierArriveWarp(SharedAddr barrier) {
   __syncwarp();
   if (threadIdx.x % 32 < kWarpArrivals) BarrierArrive(barrier);
 }
 // Arrives at the barrier at that offset in each of the cluster's `blocks` blocks, at most 32.
-__device__ __forceinline__ void BarrierArriveWarpAt(Place barrier, uint32_t blocks) {
+__device__ __forceinline__ void BarrierArriveWarpAt(SharedAddr barrier, uint32_t blocks) {
   const uint32_t lane = threadIdx.x % 32;
   __syncwarp();
   if constexpr (kWarpArrivals == 1) {
@@ -87,7 +87,7 @@ __device__ __forceinline__ void BarrierArriveWarpAt(Place barrier, uint32_t bloc
   }
 }
 // Whether the phase of that parity is complete; non-blocking.
-__device__ __forceinline__ bool BarrierDone(Place barrier, uint32_t parity) {
+__device__ __forceinline__ bool BarrierTestWait(SharedAddr barrier, uint32_t parity) {
   uint32_t done;
   asm volatile(
       "{\n\t.reg .pred done;\n\t"
@@ -98,7 +98,7 @@ __device__ __forceinline__ bool BarrierDone(Place barrier, uint32_t parity) {
       : "memory");
   return done != 0;
 }
-__device__ __forceinline__ void BarrierWait(Place barrier, uint32_t parity) {
+__device__ __forceinline__ void BarrierWait(SharedAddr barrier, uint32_t parity) {
   asm volatile(
       "{\n\t.reg .pred done;\n\t"
       "again:\n\t"
@@ -154,8 +154,8 @@ __device__ __forceinline__ void LoadBox(void* to, const CUtensorMap* map, int co
 }
 // LoadBox with multicast to every block of the cluster whose bit is set in `blocks`, at equal
 // offsets.
-__device__ __forceinline__ void LoadBoxToBlocks(void* to, const CUtensorMap* map, int column,
-                                                int row, uint64_t* barrier, uint16_t blocks) {
+__device__ __forceinline__ void LoadBoxMulticast(void* to, const CUtensorMap* map, int column,
+                                                 int row, uint64_t* barrier, uint16_t blocks) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
       ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(SharedAddress(to)),
@@ -188,18 +188,18 @@ __device__ __forceinline__ void WaitStoresRead() {
 }
 // Orders this thread's generic-proxy writes to shared memory before TMA or wgmma accesses after a
 // barrier.
-__device__ __forceinline__ void FenceForEngine() {
+__device__ __forceinline__ void FenceAsyncProxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // --- registers and warps ---
 
 template <uint32_t kRegisters>
-__device__ __forceinline__ void TakeRegisters() {
+__device__ __forceinline__ void AllocateRegisters() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <uint32_t kRegisters>
-__device__ __forceinline__ void GiveRegisters() {
+__device__ __forceinline__ void DeallocateRegisters() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 // Named barrier `id` for `threads` threads of the block.
@@ -232,18 +232,18 @@ __device__ __forceinline__ uint64_t MatrixDescriptorOf(uint32_t low) {
   constexpr uint32_t kStride = 1024 >> 4, kSwizzle128 = 1;
   return uint64_t{kStride | kSwizzle128 << 30} << 32 | low;
 }
-__device__ __forceinline__ uint64_t MatrixDescriptor(Place tile) {
+__device__ __forceinline__ uint64_t MatrixDescriptor(SharedAddr tile) {
   constexpr uint32_t kLeading = 1;
   return MatrixDescriptorOf((tile.address >> 4 & 0x3fff) | kLeading << 16);
 }
-__device__ __forceinline__ void MultiplyFence() {
+__device__ __forceinline__ void WgmmaFence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-__device__ __forceinline__ void MultiplyCommit() {
+__device__ __forceinline__ void WgmmaCommit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 template <int kPending>
-__device__ __forceinline__ void MultiplyWait() {
+__device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 // Keeps the compiler from moving accumulator registers across asynchronous wgmmas.

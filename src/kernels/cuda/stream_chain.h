@@ -5,11 +5,11 @@
 
 namespace switchyard::cuda {
 
-// Functions that take a StreamChain launch kernels with PDL (kernel_chain.cuh) if `early` is set.
+// Functions that take a PdlStream launch kernels with PDL (kernel_chain.cuh) if `early` is set.
 // Other work on the same stream is fully ordered, so both kinds may be mixed.
-struct StreamChain {
+struct PdlStream {
   // NOLINTNEXTLINE(google-explicit-constructor): a plain stream is a chain without PDL.
-  StreamChain(cudaStream_t on, bool begins_early = false) : stream(on), early(begins_early) {}
+  PdlStream(cudaStream_t on, bool begins_early = false) : stream(on), early(begins_early) {}
 
   cudaStream_t stream;
   bool early;

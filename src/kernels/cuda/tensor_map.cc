@@ -57,8 +57,8 @@ CUtensorMap MakeTensorMap(const void* data, int64_t rows, int64_t columns, int e
   return Encode<2>(data, element_bytes, sizes, strides, box);
 }
 
-CUtensorMap MakePlanesMap(const void* data, int64_t rows, int64_t columns, int element_bytes,
-                          int box_rows, int planes, int64_t stride) {
+CUtensorMap MakeTensorMap3d(const void* data, int64_t rows, int64_t columns, int element_bytes,
+                            int box_rows, int planes, int64_t stride) {
   constexpr int kPlaneBytes = 128;
   const int plane = kPlaneBytes / element_bytes;
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(plane), static_cast<cuuint64_t>(rows),

@@ -18,7 +18,7 @@ CUtensorMap MakeTensorMap(const void* data, int64_t rows, int64_t columns, int e
 // 128 bytes. Planes are adjacent along the row and are stored in shared memory as consecutive
 // tiles. Coordinates: 0, the row, the index of the plane. columns · element_bytes is a multiple of
 // 128.
-CUtensorMap MakePlanesMap(const void* data, int64_t rows, int64_t columns, int element_bytes,
-                          int box_rows, int planes, int64_t stride = 0);
+CUtensorMap MakeTensorMap3d(const void* data, int64_t rows, int64_t columns, int element_bytes,
+                            int box_rows, int planes, int64_t stride = 0);
 
 }  // namespace switchyard::cuda

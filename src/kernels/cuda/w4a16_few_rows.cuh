@@ -16,21 +16,21 @@
 
 namespace switchyard::cuda::w4a16 {
 
-using few_rows::BeginFill;
-using few_rows::GroupList;
+using few_rows::AcquireStage;
+using few_rows::ActiveGroups;
+using few_rows::CompactGroups;
 using few_rows::Header;
-using few_rows::KeepGroupsWithRows;
 using few_rows::kGroupListBytes;
 using few_rows::kMaxStages;
 using few_rows::kMaxTokens;
 using few_rows::kSharedBytes;
 using few_rows::Release;
 using few_rows::Stages;
-using few_rows::StoreBfloats;
+using few_rows::StoreBf16;
 using few_rows::StoreFloats;
 using few_rows::Tile;
+using few_rows::TileScheduler;
 using few_rows::TokensOfTile;
-using few_rows::Walk;
 
 constexpr int kMapCount = 3;
 struct Maps {
@@ -61,16 +61,16 @@ __device__ __forceinline__ RowTiles RowTilesOf(const Kernel& p, const Tile& tile
 }
 
 template <int kRecord>
-__device__ __forceinline__ void ProduceWeights(const Kernel& p, const Stages& stages, Walk walk,
-                                               int block, int cluster) {
+__device__ __forceinline__ void ProduceWeights(const Kernel& p, const Stages& stages,
+                                               TileScheduler walk, int block, int cluster) {
   constexpr int kBytes = kW4A16Steps * kRecord;
-  Ring ring;
+  PipelineState ring;
   Tile tile;
   for (int index = blockIdx.x / cluster; walk.Find(index, tile); index += gridDim.x / cluster) {
     const RowTiles rows = RowTilesOf(p, tile, block, cluster);
     const uint8_t* from = p.records + tile.group * p.group_bytes + rows.first * p.tile_bytes;
     for (int kb = 0; kb < p.few.k_blocks; ++kb, ring.Next(stages.count), from += kBytes) {
-      uint8_t* to = BeginFill(stages, ring, rows.count * kBytes);
+      uint8_t* to = AcquireStage(stages, ring, rows.count * kBytes);
       for (int i = 0; i < rows.count; ++i)
         ptx::LoadBytes(to + i * kBytes, from + i * p.tile_bytes, kBytes, &stages.full[ring.stage]);
     }
@@ -80,16 +80,16 @@ __device__ __forceinline__ void ProduceWeights(const Kernel& p, const Stages& st
 // Loads tiles of all tokens × 64 columns, one after the other. The blocks of a cluster alternate in
 // multicasting boxes to both.
 __device__ __forceinline__ void ProduceTokens(const Kernel& p, const Maps& maps,
-                                              const Stages& stages, Walk walk, int block,
+                                              const Stages& stages, TileScheduler walk, int block,
                                               int cluster) {
-  Ring ring;
+  PipelineState ring;
   Tile tile;
   for (int index = blockIdx.x / cluster; walk.Find(index, tile); index += gridDim.x / cluster) {
     const int tokens = TokensOfTile(tile.tokens), bytes = tokens * kGemmRowBytes;
     const int large = tokens / 64, boxes = large + (tokens % 64 > 0);
     const CUtensorMap* last = &maps.of[tokens % 64 == 16 ? 2 : 1];
     for (int kb = 0; kb < p.few.k_blocks; ++kb, ring.Next(stages.count)) {
-      uint8_t* to = BeginFill(stages, ring, kW4A16Steps * bytes) + stages.weight_bytes;
+      uint8_t* to = AcquireStage(stages, ring, kW4A16Steps * bytes) + stages.weight_bytes;
       uint64_t* full = &stages.full[ring.stage];
       for (int step = 0; step < kW4A16Steps; ++step)
         for (int i = 0; i < boxes; ++i) {
@@ -99,7 +99,7 @@ __device__ __forceinline__ void ProduceTokens(const Kernel& p, const Maps& maps,
           if (cluster == 1) {
             ptx::LoadBox(box, map, column, row, full);
           } else if ((step * boxes + i) % 2 == block) {
-            ptx::LoadBoxToBlocks(box, map, column, row, full, 3);
+            ptx::LoadBoxMulticast(box, map, column, row, full, 3);
           }
         }
     }
@@ -107,20 +107,19 @@ __device__ __forceinline__ void ProduceTokens(const Kernel& p, const Maps& maps,
 }
 
 // Issues the wgmmas of a tile of 64 columns asynchronously. `a` must not be written until a
-// MultiplyWait has covered them.
+// WgmmaWait has covered them.
 template <int kCount>
-__device__ __forceinline__ void StartUnpacked(const uint32_t (&a)[4][4], const uint8_t* tokens,
-                                              float (&sums)[kCount]) {
+__device__ __forceinline__ void IssueUnpackedWgmma(const uint32_t (&a)[4][4], const uint8_t* tokens,
+                                                   float (&sums)[kCount]) {
   // Runs of columns differ only in the address, in the lower half of the descriptor.
   const uint64_t b = ptx::MatrixDescriptor(tokens);
   const uint64_t upper = b >> 32 << 32;
   const auto lower = static_cast<uint32_t>(b);
   ptx::PinRegisters(sums);
-  ptx::MultiplyFence();
+  ptx::WgmmaFence();
 #pragma unroll
-  for (int run = 0; run < 4; ++run)
-    ptx::MultiplyBf16(sums, a[run], upper | (lower + 2 * run), true);
-  ptx::MultiplyCommit();
+  for (int run = 0; run < 4; ++run) ptx::WgmmaBf16(sums, a[run], upper | (lower + 2 * run), true);
+  ptx::WgmmaCommit();
   ptx::PinRegisters(sums);
 }
 
@@ -148,7 +147,7 @@ struct Multiplier {
            step * kTokens * kGemmRowBytes;
   }
 
-  __device__ __forceinline__ void Run(Ring& ring, float (&sums)[kTokens / 2]) const {
+  __device__ __forceinline__ void Run(PipelineState& ring, float (&sums)[kTokens / 2]) const {
     static_assert(kW4A16Steps == 2);
     uint32_t first[4][4], second[4][4];
 #pragma unroll
@@ -157,27 +156,27 @@ struct Multiplier {
     Unpack(ring.stage, 0, first);
     for (int kb = 1;; ++kb) {
       const int stage = ring.stage;
-      StartUnpacked(first, Tokens(stage, 0), sums);
+      IssueUnpackedWgmma(first, Tokens(stage, 0), sums);
       Unpack(stage, 1, second);
-      ptx::MultiplyWait<0>();
-      StartUnpacked(second, Tokens(stage, 1), sums);
+      ptx::WgmmaWait<0>();
+      IssueUnpackedWgmma(second, Tokens(stage, 1), sums);
       ring.Next(stages.count);
       if (kb == p.few.k_blocks) break;
       ptx::BarrierWait(&stages.full[ring.stage], ring.parity);
       Unpack(ring.stage, 0, first);
-      ptx::MultiplyWait<0>();
+      ptx::WgmmaWait<0>();
       Release(stages, stage, cluster);
     }
-    ptx::MultiplyWait<0>();
+    ptx::WgmmaWait<0>();
     ptx::PinRegisters(sums);
     Release(stages, (ring.stage == 0 ? stages.count : ring.stage) - 1, cluster);
   }
 };
 
 template <W4A16Kind kKind, int kScales, int kTokens>
-__device__ __forceinline__ void ComputeTile(const Kernel& p, const Stages& stages, Ring& ring,
-                                            const Tile& tile, int block, int cluster,
-                                            uint8_t* staged) {
+__device__ __forceinline__ void ComputeTile(const Kernel& p, const Stages& stages,
+                                            PipelineState& ring, const Tile& tile, int block,
+                                            int cluster, uint8_t* staged) {
   const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
   const RowTiles rows = RowTilesOf(p, tile, block, cluster);
   // A warpgroup without valid weights unpacks arbitrary stage contents; its sums are not used.
@@ -200,14 +199,14 @@ __device__ __forceinline__ void ComputeTile(const Kernel& p, const Stages& stage
   if (p.few.float_output) {
     StoreFloats<kTokens>(p.few, tile, column, lane, sums);
   } else {
-    StoreBfloats<kTokens>(p.few, tile, column, lane, staged, sums);
+    StoreBf16<kTokens>(p.few, tile, column, lane, staged, sums);
   }
 }
 
 template <W4A16Kind kKind, int kScales>
-__device__ __forceinline__ void Consume(const Kernel& p, const Stages& stages, Walk walk, int block,
-                                        int cluster, uint8_t* staged) {
-  Ring ring;
+__device__ __forceinline__ void Consume(const Kernel& p, const Stages& stages, TileScheduler walk,
+                                        int block, int cluster, uint8_t* staged) {
+  PipelineState ring;
   Tile tile;
   for (int index = blockIdx.x / cluster; walk.Find(index, tile); index += gridDim.x / cluster) {
     switch (TokensOfTile(tile.tokens)) {
@@ -228,7 +227,8 @@ __device__ __forceinline__ void Consume(const Kernel& p, const Stages& stages, W
 }
 
 // Copies the groups' row counts and starts within A to shared memory and finds the longest tile.
-__device__ __forceinline__ void ReadGroups(const Kernel& p, Header& header, const GroupList& list) {
+__device__ __forceinline__ void ReadGroups(const Kernel& p, Header& header,
+                                           const ActiveGroups& list) {
   int longest = 0;
   for (int g = threadIdx.x; g < p.few.groups; g += blockDim.x) {
     // Bypasses L1, which may hold stale values read by an earlier kernel.
@@ -242,7 +242,7 @@ __device__ __forceinline__ void ReadGroups(const Kernel& p, Header& header, cons
   longest = __reduce_max_sync(~0u, longest);
   if (threadIdx.x % 32 == 0) atomicMax(&header.longest, longest);
   __syncthreads();
-  if (threadIdx.x < 32) KeepGroupsWithRows(header, list, p.few.groups);
+  if (threadIdx.x < 32) CompactGroups(header, list, p.few.groups);
 }
 
 // kConsumers warpgroups multiply 64 weight rows each.
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
       (kSharedBytes - sizeof(Header) - p.few.groups * kGroupListBytes) / 1024 * 1024;
   auto& header = *reinterpret_cast<Header*>(memory + ring_bytes);
   auto* words = reinterpret_cast<int32_t*>(&header + 1);
-  const GroupList list = {words, words + p.few.groups, words + 2 * p.few.groups};
+  const ActiveGroups list = {words, words + p.few.groups, words + 2 * p.few.groups};
   const int block = ptx::BlockOfCluster(), cluster = ptx::BlocksOfCluster();
   const int warpgroup = threadIdx.x / 128;
 
@@ -270,15 +270,15 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
   }
   __syncthreads();
   // As in gemm_few_rows.cu.
-  const bool fetches_weights =
+  const bool is_weight_producer =
       warpgroup == kConsumers && threadIdx.x % 128 / 32 == few_rows::kWeights;
-  if (!p.few.groups_known) WaitForKernelBefore();
+  if (!p.few.groups_ready) WaitForPriorKernels();
   ReadGroups(p, header, list);
   __syncthreads();
   ptx::ClusterSync();
-  if (!fetches_weights) {
-    if (p.few.groups_known) WaitForKernelBefore();
-    AllowNextKernel();
+  if (!is_weight_producer) {
+    if (p.few.groups_ready) WaitForPriorKernels();
+    LaunchDependents();
   }
 
   // Token tiles are aligned to 1024 bytes.
@@ -287,9 +287,9 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
       .memory = memory, .weight_bytes = kWeightBytes, .full = header.full, .empty = header.empty};
   stages.bytes = kWeightBytes + TokensOfTile(header.longest) * kGemmRowBytes * kW4A16Steps;
   stages.count = min(ring_bytes / stages.bytes, kMaxStages);
-  const Walk walk(p.few, header, list);
+  const TileScheduler walk(p.few, header, list);
   if (warpgroup == kConsumers) {
-    if constexpr (kConsumers > 1) ptx::GiveRegisters<40>();
+    if constexpr (kConsumers > 1) ptx::DeallocateRegisters<40>();
     if (threadIdx.x % 32 == 0) {
       switch (threadIdx.x % 128 / 32) {
         case few_rows::kWeights:
@@ -301,9 +301,9 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
       }
     }
     __syncwarp();
-    if (fetches_weights) WaitForKernelBefore();
+    if (is_weight_producer) WaitForPriorKernels();
   } else {
-    if constexpr (kConsumers > 1) ptx::TakeRegisters<232>();
+    if constexpr (kConsumers > 1) ptx::AllocateRegisters<232>();
     Consume<kKind, kScales>(p, stages, walk, block, cluster, header.staged[threadIdx.x / 32]);
   }
   // A block must not exit while its partner may still arrive at its barriers.
@@ -311,8 +311,8 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
 }
 
 template <W4A16Kind kKind, int kScales, int kConsumers>
-cudaError_t StartWith(const W4A16Launch& launch, const StreamChain& chain) {
-  static KernelSetup setup;
+cudaError_t StartWith(const W4A16Launch& launch, const PdlStream& chain) {
+  static SharedMemoryOptIn setup;
   const cudaError_t error =
       setup.On(launch.gpu.index, FewRowsKernel<kKind, kScales, kConsumers>, kSharedBytes);
   if (error != cudaSuccess) return error;
@@ -326,7 +326,7 @@ cudaError_t StartWith(const W4A16Launch& launch, const StreamChain& chain) {
                                  .ldd = p.n,
                                  .group_begins = p.group_begins,
                                  .group_rows = p.group_rows,
-                                 .groups_known = p.groups_known,
+                                 .groups_ready = p.groups_ready,
                                  .rows = static_cast<int>(p.rows),
                                  .n = static_cast<int>(p.n),
                                  .groups = p.groups,
@@ -353,7 +353,7 @@ cudaError_t StartWith(const W4A16Launch& launch, const StreamChain& chain) {
 }
 
 template <W4A16Kind kKind, int kScales>
-cudaError_t Start(const W4A16Launch& launch, const StreamChain& chain) {
+cudaError_t Start(const W4A16Launch& launch, const PdlStream& chain) {
   return launch.plan.weight_rows > kW4A16Tile ? StartWith<kKind, kScales, 2>(launch, chain)
                                               : StartWith<kKind, kScales, 1>(launch, chain);
 }

@@ -8,7 +8,7 @@
 
 namespace switchyard::cuda {
 
-void GroupedGemmW4A16(const W4A16GemmParams& p, const StreamChain& chain) {
+void GroupedGemmW4A16(const W4A16GemmParams& p, const PdlStream& chain) {
   constexpr int64_t kStep = 8;  // elements in 16 bytes
   if (p.n % kStep != 0 || p.k % kStep != 0 || p.k == 0)
     throw Invalid("W4A16 GEMM n={} k={}: must be multiples of {}", p.n, p.k, kStep);

@@ -31,13 +31,13 @@ struct W4A16GemmParams {
   // outside of A belong to other calls.
   const int32_t* group_begins = nullptr;
   const int32_t* group_rows = nullptr;
-  bool groups_known = false;  // as in GroupedGemmParams
+  bool groups_ready = false;  // as in GroupedGemmParams
   int64_t first_row = 0;
   const float* bias = nullptr;  // [groups, n] or null
   bool float_output = false;
 };
 // Enqueues. Error kInvalid reports an unsupported size.
-void GroupedGemmW4A16(const W4A16GemmParams& p, const StreamChain& chain);
+void GroupedGemmW4A16(const W4A16GemmParams& p, const PdlStream& chain);
 
 // Expands the weights to [groups, n, k] bfloat16 with the same device code. For tests.
 struct W4A16ExpandParams {

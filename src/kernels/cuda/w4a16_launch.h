@@ -17,8 +17,8 @@ struct W4A16Launch {
 };
 
 // They support the `scales` values of W4A16Format for each kind.
-cudaError_t StartW4A16Mxfp4(const W4A16Launch& launch, const StreamChain& chain);
-cudaError_t StartW4A16Nvfp4(const W4A16Launch& launch, const StreamChain& chain);
-cudaError_t StartW4A16Int4(const W4A16Launch& launch, const StreamChain& chain);
+cudaError_t StartW4A16Mxfp4(const W4A16Launch& launch, const PdlStream& chain);
+cudaError_t StartW4A16Nvfp4(const W4A16Launch& launch, const PdlStream& chain);
+cudaError_t StartW4A16Int4(const W4A16Launch& launch, const PdlStream& chain);
 
 }  // namespace switchyard::cuda

@@ -46,7 +46,7 @@ constexpr int kW4A16Threads = 128;
 constexpr int kW4A16CodeBytes = kW4A16Tile * kW4A16Tile / 2;
 constexpr int kW4A16MaxZero = 127;
 // Scales of e2m1 formats are multiplied by 2^126, because W4A16E2M1Pair yields codes · 2^-126.
-constexpr int kW4A16Lift = 126;
+constexpr int kW4A16ScaleShift = 126;
 
 // Bytes of a tile's record; a multiple of 16, as TMA requires.
 __host__ __device__ constexpr int W4A16RecordBytes(W4A16Kind kind, int scales) {
@@ -65,10 +65,10 @@ __host__ __device__ constexpr int64_t W4A16ColumnTiles(int64_t k) {
 
 // Position of the code of a row and column of a tile: bits shift to shift + 3 of word 4 · thread +
 // run.
-struct W4A16Place {
+struct W4A16Position {
   int thread, run, shift;
 };
-__host__ __device__ constexpr W4A16Place W4A16PlaceOf(int row, int column) {
+__host__ __device__ constexpr W4A16Position W4A16CodePosition(int row, int column) {
   const int in_run = column % kW4A16Run, slot = row / 8 % 2 + in_run / 8 * 2;
   return {.thread = row / 16 * 32 + row % 8 * 4 + in_run % 8 / 2,
           .run = column / kW4A16Run,

@@ -12,7 +12,7 @@ namespace {
 
 // One thread's view of a record, like W4A16Tile on the GPU: the same addresses and integers, with
 // float arithmetic instead of packed bfloat16 arithmetic.
-struct ThreadOfTile {
+struct EmulatedThread {
   W4A16Format format;
   const std::byte* record;
   float global;
@@ -64,8 +64,8 @@ std::vector<uint16_t> UnpackAll(const PackedMatrices& m, int matrices) {
   std::vector<uint16_t> bits(row_tiles * column_tiles * kW4A16Tile * kW4A16Tile, 0xffff);
   for (int64_t tile = 0; tile < row_tiles * column_tiles; ++tile)
     for (int thread = 0; thread < kW4A16Threads; ++thread) {
-      const ThreadOfTile t = {m.format, m.records.data() + tile * W4A16RecordBytes(m.format),
-                              m.globals[tile / column_tiles], thread};
+      const EmulatedThread t = {m.format, m.records.data() + tile * W4A16RecordBytes(m.format),
+                                m.globals[tile / column_tiles], thread};
       for (int i = 0; i < 32; ++i) {
         // The PTX ISA's fragment of m64k16: lane / 4 and lane % 4, registers, halves.
         const int run = i / 8, slot = i / 2 % 4, half = i % 2, lane = thread % 32;
@@ -83,7 +83,7 @@ TEST(W4A16Layout, EveryCodeOfATileHasOnePlaceOnly) {
   std::vector<int> seen(kW4A16CodeBytes * 2, 0);
   for (int row = 0; row < kW4A16Tile; ++row)
     for (int column = 0; column < kW4A16Tile; ++column) {
-      const W4A16Place at = W4A16PlaceOf(row, column);
+      const W4A16Position at = W4A16CodePosition(row, column);
       ++seen[(at.thread * 4 + at.run) * 8 + at.shift / 4];
       const int slot = at.shift % 16 / 4;
       EXPECT_EQ(W4A16RowOf(at.thread, slot), row);
@@ -176,10 +176,10 @@ TEST_P(W4A16Unpack, EveryCodeAndScaleGivesTheExpandedBits) {
   std::vector<uint16_t> expanded;
   AppendExpanded(w, &expanded);
   for (int64_t j = 0; j < k; ++j) {
-    const W4A16Place at = W4A16PlaceOf(0, static_cast<int>(j % 64));
-    const ThreadOfTile t = {*format_found,
-                            records.data() + j / 64 * W4A16RecordBytes(*format_found), globals[0],
-                            at.thread};
+    const W4A16Position at = W4A16CodePosition(0, static_cast<int>(j % 64));
+    const EmulatedThread t = {*format_found,
+                              records.data() + j / 64 * W4A16RecordBytes(*format_found), globals[0],
+                              at.thread};
     ASSERT_EQ(t.Unpack(at.run, at.shift % 16 / 4, at.shift / 16), expanded[j])
         << "scale " << j / columns << ", code " << j % 16;
   }

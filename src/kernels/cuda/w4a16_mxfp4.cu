@@ -3,7 +3,7 @@
 
 namespace switchyard::cuda {
 
-cudaError_t StartW4A16Mxfp4(const W4A16Launch& launch, const StreamChain& chain) {
+cudaError_t StartW4A16Mxfp4(const W4A16Launch& launch, const PdlStream& chain) {
   return w4a16::Start<W4A16Kind::kMxfp4, 2>(launch, chain);
 }
 

@@ -3,7 +3,7 @@
 
 namespace switchyard::cuda {
 
-cudaError_t StartW4A16Nvfp4(const W4A16Launch& launch, const StreamChain& chain) {
+cudaError_t StartW4A16Nvfp4(const W4A16Launch& launch, const PdlStream& chain) {
   return w4a16::Start<W4A16Kind::kNvfp4, 4>(launch, chain);
 }
 

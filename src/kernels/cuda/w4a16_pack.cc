@@ -11,9 +11,9 @@
 namespace switchyard::cuda {
 namespace {
 
-constexpr float kLeastGlobal = 0x1p-100f;    // times e4m3's smallest value, still a normal float32
-constexpr float kTooLarge = 4.0f;            // times 2^126, a scale of this is infinite
-constexpr uint8_t kMostMxfp4Exponent = 128;  // plus 126, bfloat16's largest exponent
+constexpr float kLeastGlobal = 0x1p-100f;   // times e4m3's smallest value, still a normal float32
+constexpr float kTooLarge = 4.0f;           // times 2^126, a scale of this is infinite
+constexpr uint8_t kMaxMxfp4Exponent = 128;  // plus 126, bfloat16's largest exponent
 
 const uint8_t* Bytes(const void* p) { return static_cast<const uint8_t*>(p); }
 int64_t StoredRow(const WeightView& w, int64_t i) { return w.row0 + i * w.row_step; }
@@ -43,7 +43,7 @@ bool AtMost(const WeightView& w, const void* scales, uint8_t most) {
   return All(w, scales, [&](uint8_t x) { return x <= most; });
 }
 
-bool CanLiftNvfp4(const WeightView& w) {
+bool CanRescaleNvfp4(const WeightView& w) {
   constexpr float kLargestCode = 448.0f;
   if (!(w.global_scale >= kLeastGlobal && w.global_scale < kTooLarge)) return false;
   if (w.global_scale * kLargestCode < kTooLarge) return true;
@@ -55,9 +55,9 @@ bool CanLiftNvfp4(const WeightView& w) {
 int ScalesOf(const WeightView& w) {
   switch (w.format) {
     case WeightFormat::kMxfp4:
-      return w.col0 % kMxfp4BlockSize == 0 && AtMost(w, w.scales, kMostMxfp4Exponent) ? 2 : 0;
+      return w.col0 % kMxfp4BlockSize == 0 && AtMost(w, w.scales, kMaxMxfp4Exponent) ? 2 : 0;
     case WeightFormat::kNvfp4:
-      return w.col0 % kNvfp4BlockSize == 0 && CanLiftNvfp4(w) ? 4 : 0;
+      return w.col0 % kNvfp4BlockSize == 0 && CanRescaleNvfp4(w) ? 4 : 0;
     case WeightFormat::kInt4Group:
       if (w.zeros && !AtMost(w, w.zeros, kW4A16MaxZero)) return 0;
       for (const int scales : {1, 2, 4})
@@ -81,7 +81,7 @@ void AddCodes(const WeightView& w, int64_t row, int tile_row, int64_t record_byt
   const uint8_t* codes = Bytes(w.data) + (StoredRow(w, row) * w.stored_k + w.col0) / 2;
   for (int64_t column = 0; column < w.k; column += 2) {
     const uint8_t two = codes[column / 2];
-    const W4A16Place at = W4A16PlaceOf(tile_row, static_cast<int>(column % kW4A16Tile));
+    const W4A16Position at = W4A16CodePosition(tile_row, static_cast<int>(column % kW4A16Tile));
     std::byte* to = records + column / kW4A16Tile * record_bytes + (at.thread * 4 + at.run) * 4;
     uint32_t word;
     std::memcpy(&word, to, sizeof(word));
@@ -104,7 +104,7 @@ void WriteScales(W4A16Format format, const WeightView& w, int64_t row, int tile_
     const int at = W4A16ScaleAt(tile_row, static_cast<int>(i % format.scales), format.scales);
     switch (format.kind) {
       case W4A16Kind::kMxfp4:
-        scales[at] = std::byte(Bytes(w.scales)[from] + kW4A16Lift);
+        scales[at] = std::byte(Bytes(w.scales)[from] + kW4A16ScaleShift);
         break;
       case W4A16Kind::kNvfp4:
         scales[at] = std::byte(Bytes(w.scales)[from]);
@@ -154,7 +154,7 @@ void PackW4A16(W4A16Format format, std::span<const WeightView* const> parts, std
         WriteScales(format, w, row, static_cast<int>(i), record_bytes, to);
       }
       if (format.kind == W4A16Kind::kNvfp4)
-        globals[tile] = std::ldexp(parts[first / part_rows]->global_scale, kW4A16Lift);
+        globals[tile] = std::ldexp(parts[first / part_rows]->global_scale, kW4A16ScaleShift);
     }
   });
 }

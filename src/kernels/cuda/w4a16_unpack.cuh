@@ -19,12 +19,12 @@ namespace switchyard::cuda {
 namespace ptx {
 
 // Both halves, rounded to nearest even; subnormals are not flushed.
-__device__ __forceinline__ uint32_t MultiplyHalves(uint32_t a, uint32_t b) {
+__device__ __forceinline__ uint32_t MulBf16x2(uint32_t a, uint32_t b) {
   uint32_t d;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
 }
-__device__ __forceinline__ uint32_t SubtractHalves(uint32_t a, uint32_t b) {
+__device__ __forceinline__ uint32_t SubBf16x2(uint32_t a, uint32_t b) {
   uint32_t d;
   asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
@@ -32,13 +32,13 @@ __device__ __forceinline__ uint32_t SubtractHalves(uint32_t a, uint32_t b) {
 
 }  // namespace ptx
 
-__device__ __forceinline__ float LowerHalf(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float UpperHalf(uint32_t pair) {
+__device__ __forceinline__ float LowBf16(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float HighBf16(uint32_t pair) {
   return __uint_as_float(pair & 0xffff0000u);
 }
 // Both halves times `scale`: the float32 products, rounded to bfloat16.
-__device__ __forceinline__ uint32_t ScaleHalves(uint32_t pair, float scale) {
-  return Pack(__fmul_rn(LowerHalf(pair), scale), __fmul_rn(UpperHalf(pair), scale));
+__device__ __forceinline__ uint32_t ScaleBf16x2(uint32_t pair, float scale) {
+  return Pack(__fmul_rn(LowBf16(pair), scale), __fmul_rn(HighBf16(pair), scale));
 }
 
 // The codes of a run of columns; `run` is a compile-time constant after unrolling.
@@ -66,7 +66,7 @@ class W4A16Tile<W4A16Kind::kMxfp4, kScales> {
     const uint32_t word = WordOf(codes_, run);
 #pragma unroll
     for (int slot = 0; slot < 4; ++slot)
-      a[slot] = ptx::MultiplyHalves(W4A16E2M1Pair(word, slot), scales_[run / 2 * 2 + slot % 2]);
+      a[slot] = ptx::MulBf16x2(W4A16E2M1Pair(word, slot), scales_[run / 2 * 2 + slot % 2]);
   }
 
  private:
@@ -91,7 +91,7 @@ class W4A16Tile<W4A16Kind::kNvfp4, kScales> {
     const float scales[2] = {__fmul_rn(rows.x, global_), __fmul_rn(rows.y, global_)};
 #pragma unroll
     for (int slot = 0; slot < 4; ++slot)
-      a[slot] = ScaleHalves(W4A16E2M1Pair(word, slot), scales[slot % 2]);
+      a[slot] = ScaleBf16x2(W4A16E2M1Pair(word, slot), scales[slot % 2]);
   }
 
  private:
@@ -123,8 +123,8 @@ class W4A16Tile<W4A16Kind::kInt4, kScales> {
     const int i = run * kScales / 4;
 #pragma unroll
     for (int slot = 0; slot < 4; ++slot) {
-      const uint32_t whole = ptx::SubtractHalves(W4A16Int4Pair(word, slot), zeros_[i][slot % 2]);
-      a[slot] = ScaleHalves(whole, slot % 2 == 0 ? scales_[i].x : scales_[i].y);
+      const uint32_t whole = ptx::SubBf16x2(W4A16Int4Pair(word, slot), zeros_[i][slot % 2]);
+      a[slot] = ScaleBf16x2(whole, slot % 2 == 0 ? scales_[i].x : scales_[i].y);
     }
   }
 

@@ -59,12 +59,12 @@ namespace switchyard::cuda::ptx {
                  : SWITCHYARD_SUMS_##count(d, 0)                                             \
                  : "l"(a), "l"(b), "r"(static_cast<int>(add)));                              \
   }
-#define SWITCHYARD_MULTIPLY_FP8(n, count, a_name, b_name, add_name)                                \
-  SWITCHYARD_MULTIPLY(MultiplyFp8, count, "m64n" #n "k32.f32.e4m3.e4m3", a_name, b_name, add_name, \
+#define SWITCHYARD_MULTIPLY_FP8(n, count, a_name, b_name, add_name)                             \
+  SWITCHYARD_MULTIPLY(WgmmaFp8, count, "m64n" #n "k32.f32.e4m3.e4m3", a_name, b_name, add_name, \
                       "1, 1")
-#define SWITCHYARD_MULTIPLY_BF16(n, count, a_name, b_name, add_name)                      \
-  SWITCHYARD_MULTIPLY(MultiplyBf16, count, "m64n" #n "k16.f32.bf16.bf16", a_name, b_name, \
-                      add_name, "1, 1, 0, 0")
+#define SWITCHYARD_MULTIPLY_BF16(n, count, a_name, b_name, add_name)                             \
+  SWITCHYARD_MULTIPLY(WgmmaBf16, count, "m64n" #n "k16.f32.bf16.bf16", a_name, b_name, add_name, \
+                      "1, 1, 0, 0")
 
 SWITCHYARD_MULTIPLY_FP8(16, 8, "%8", "%9", "%10")
 SWITCHYARD_MULTIPLY_FP8(32, 16, "%16", "%17", "%18")
@@ -87,16 +87,16 @@ SWITCHYARD_MULTIPLY_BF16(256, 128, "%128", "%129", "%130")
 
 // d [64, 2 · count] (+)= a [64, 16] · b [16, 2 · count] in bf16; a in registers with mma.sync's
 // layout. b is MN-major: the reduction runs over its rows.
-#define SWITCHYARD_MULTIPLY_COLUMNS(n, count, a_names, b_name, add_name)                       \
-  __device__ __forceinline__ void MultiplyBf16Columns(float(&d)[count], const uint32_t(&a)[4], \
-                                                      uint64_t b, bool add) {                  \
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " add_name                              \
-                 ", 0;\n\twgmma.mma_async.sync.aligned.m64n" #n                                \
-                 "k16.f32.bf16.bf16 {" SWITCHYARD_NAMES_##count "}, {" a_names "}, " b_name    \
-                                                                ", p, 1, 1, 1;\n\t}"           \
-                 : SWITCHYARD_SUMS_##count(d, 0)                                               \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                         \
-                   "r"(static_cast<int>(add)));                                                \
+#define SWITCHYARD_MULTIPLY_COLUMNS(n, count, a_names, b_name, add_name)                    \
+  __device__ __forceinline__ void WgmmaBf16MnMajor(float(&d)[count], const uint32_t(&a)[4], \
+                                                   uint64_t b, bool add) {                  \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " add_name                           \
+                 ", 0;\n\twgmma.mma_async.sync.aligned.m64n" #n                             \
+                 "k16.f32.bf16.bf16 {" SWITCHYARD_NAMES_##count "}, {" a_names "}, " b_name \
+                                                                ", p, 1, 1, 1;\n\t}"        \
+                 : SWITCHYARD_SUMS_##count(d, 0)                                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                      \
+                   "r"(static_cast<int>(add)));                                             \
   }
 #define SWITCHYARD_NAMES_4 "%0, %1, %2, %3"
 #define SWITCHYARD_SUMS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
@@ -110,16 +110,16 @@ SWITCHYARD_MULTIPLY_COLUMNS(256, 128, "%128, %129, %130, %131", "%132", "%133")
 
 // d [64, 2 · count] (+)= a [64, 16] · b [2 · count, 16]ᵀ in bf16; a in registers with mma.sync's
 // layout.
-#define SWITCHYARD_MULTIPLY_REGISTERS(n, count, a_names, b_name, add_name)                  \
-  __device__ __forceinline__ void MultiplyBf16(float(&d)[count], const uint32_t(&a)[4],     \
-                                               uint64_t b, bool add) {                      \
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " add_name                           \
-                 ", 0;\n\twgmma.mma_async.sync.aligned.m64n" #n                             \
-                 "k16.f32.bf16.bf16 {" SWITCHYARD_NAMES_##count "}, {" a_names "}, " b_name \
-                                                                ", p, 1, 1, 0;\n\t}"        \
-                 : SWITCHYARD_SUMS_##count(d, 0)                                            \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                      \
-                   "r"(static_cast<int>(add)));                                             \
+#define SWITCHYARD_MULTIPLY_REGISTERS(n, count, a_names, b_name, add_name)                       \
+  __device__ __forceinline__ void WgmmaBf16(float(&d)[count], const uint32_t(&a)[4], uint64_t b, \
+                                            bool add) {                                          \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " add_name                                \
+                 ", 0;\n\twgmma.mma_async.sync.aligned.m64n" #n                                  \
+                 "k16.f32.bf16.bf16 {" SWITCHYARD_NAMES_##count "}, {" a_names "}, " b_name      \
+                                                                ", p, 1, 1, 0;\n\t}"             \
+                 : SWITCHYARD_SUMS_##count(d, 0)                                                 \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                           \
+                   "r"(static_cast<int>(add)));                                                  \
   }
 SWITCHYARD_MULTIPLY_REGISTERS(16, 8, "%8, %9, %10, %11", "%12", "%13")
 SWITCHYARD_MULTIPLY_REGISTERS(32, 16, "%16, %17, %18, %19", "%20", "%21")

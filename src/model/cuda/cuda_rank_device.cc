@@ -6,9 +6,9 @@
 #include "core/cuda/runtime.h"
 #include "core/log.h"
 #include "kernels/cuda/cuda_device.h"
-#include "kernels/cuda/draw.h"
+#include "kernels/cuda/sample.h"
 #include "model/rank_device.h"
-#include "moe/token_spread.h"
+#include "moe/token_partition.h"
 
 namespace switchyard {
 namespace {
@@ -65,20 +65,20 @@ class CudaRankDevice : public RankDevice {
                .ep = collectives_[1].get(),
                .moe_tp = collectives_[2].get(),
                .attn_tp = collectives_[3].get()};
-    cuda_.AddCheck([this] { peers_.CheckWaits(); });
+    cuda_.AddCheck([this] { peers_.CheckTimeouts(); });
     cuda_.SetWait([this](cudaEvent_t event) { watch_->Wait(event); });
-    watch_->BeforeAbort([this] { cuda_.ForgetGraphs(); });
+    watch_->BeforeAbort([this] { cuda_.ClearGraphs(); });
     LOG_INFO("computes on {}", device_->Describe());
   }
 
   // NCCL communicators must outlive the graphs that use them.
-  ~CudaRankDevice() override { cuda_.ForgetGraphs(); }
+  ~CudaRankDevice() override { cuda_.ClearGraphs(); }
 
   kernels::Device& device() override { return *device_; }
   const RankGroups& groups() override { return groups_; }
   bool draws() const override { return true; }
-  void Draw(const kernels::DrawParams& p) override {
-    cuda::Check(cuda::Draw(p, cuda_.stream()), "drawing of tokens");
+  void Draw(const kernels::SampleParams& p) override {
+    cuda::Check(cuda::SampleTokens(p, cuda_.stream()), "drawing of tokens");
   }
   std::unique_ptr<DeviceMoe> MakeMoe(const MoeOptions& options, const MoeShape& shape) override {
     return MakeCudaMoe(options, shape,

@@ -36,7 +36,7 @@ void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim
 
 // DeepSeek applies yarn's temperature to the scores: scale times YarnMscale(mscale_all_dim)², once
 // for queries and once for keys. Call after ReadRope.
-void StretchLatentScores(ModelConfig* config);
+void ScaleLatentScores(ModelConfig* config);
 
 // Experts and top-k of the router (softmax, no groups), intermediate size of one expert.
 MoeModelConfig ReadMoe(const ConfigReader& reader, ConfigReader::Keys intermediate_keys);
@@ -54,7 +54,7 @@ void MarkSparseLayers(const ConfigReader& reader, ModelConfig* config);
 bool ReadLayerTypes(const ConfigReader& reader, int64_t window, ModelConfig* config);
 
 // Rejects a setting that is not implemented: Error if `key` is present and not `wanted`.
-void WantString(const ConfigReader& reader, std::string_view key, std::string_view wanted);
-void WantFalse(const ConfigReader& reader, std::string_view key);
+void RequireString(const ConfigReader& reader, std::string_view key, std::string_view wanted);
+void RequireFalse(const ConfigReader& reader, std::string_view key);
 
 }  // namespace switchyard

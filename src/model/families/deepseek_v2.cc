@@ -8,7 +8,7 @@ namespace switchyard {
 namespace {
 
 void ReadRouter(const ConfigReader& reader, RouterConfig* router) {
-  WantString(reader, "scoring_func", "softmax");
+  RequireString(reader, "scoring_func", "softmax");
   const std::string method = reader.StringOr({"topk_method"}, "greedy");
   if (method == "group_limited_greedy") {
     router->group_score = RouterConfig::GroupScore::kMax;
@@ -29,10 +29,10 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   ReadCommon(reader, 1e-6, config);
   ReadDenseIntermediate(reader, config);
   ReadLatentAttention(reader, config);
-  WantFalse(reader, "mlp_bias");
+  RequireFalse(reader, "mlp_bias");
   ReadRope(reader, 10000.0, config->attention.qk_rope_head_dim, config);
   config->rope.interleaved = true;
-  StretchLatentScores(config);
+  ScaleLatentScores(config);
   if (!reader.Has("n_routed_experts")) return;  // a dense model
   MarkMoeLayersAfter(reader, 0, config);
   config->moe = ReadMoe(reader, {"moe_intermediate_size"});

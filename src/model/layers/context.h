@@ -8,7 +8,7 @@
 #include "model/config.h"
 #include "model/layers/activations.h"
 #include "model/model.h"
-#include "moe/token_spread.h"
+#include "moe/token_partition.h"
 
 namespace switchyard {
 
@@ -27,8 +27,8 @@ struct LayerContext {
   const ModelConfig& config;
   const Mesh& mesh;
   const PassRows& rows;
-  const TokenSpread& spread;  // partition of the tokens of all groups
-  const Tensor& cos_sin;      // [context_length, rotary_dim]
+  const TokenPartition& spread;  // partition of the tokens of all groups
+  const Tensor& cos_sin;         // [context_length, rotary_dim]
   KvStorage& kv;
   const RankGroups& groups;
   kernels::Device& device;

@@ -9,7 +9,7 @@ namespace switchyard {
 // sharded over the world, where every rank processes the tokens of all groups:
 //
 //              tokens of each rank            afterwards
-//   replicated its own (TokenSpread)          all-gather in the attention group
+//   replicated its own (TokenPartition)          all-gather in the attention group
 //   sharded    dp 1: all, already present     all-reduce
 //              dp > 1: all, gathered          reduce-scatter, all-gather in the attention group
 //

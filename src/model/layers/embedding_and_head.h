@@ -32,7 +32,7 @@ class EmbeddingAndHead {
   // Gathers complete rows from all members' shards. `own` [rows, vocabulary of this rank].
   void Join(Collectives& group, kernels::Device& device, const float* own, int64_t rows,
             bool wanted);
-  bool SplitOverWorld(const Mesh& mesh) const { return !mesh.whole_dense() && mesh.dp() > 1; }
+  bool SplitOverWorld(const Mesh& mesh) const { return !mesh.replicated_dense() && mesh.dp() > 1; }
 
   const ModelConfig& config_;
   const ModelWeights& weights_;

@@ -17,19 +17,19 @@ class GroupedAttention {
 
   // Whether Forward takes its input rounded to bfloat16, which needs fewer ops: if the device
   // supports it for these weights.
-  bool TakesHalves(const LayerContext& c, const GroupedAttentionWeights& w);
+  bool TakesBf16Input(const LayerContext& c, const GroupedAttentionWeights& w);
   // x [T, H] (normalised) → out [T, H], this rank's partial sum over its heads; the caller
-  // all-reduces. `halves` [T, H]: x rounded to bfloat16, for weights for which TakesHalves is true;
-  // x is not read then.
+  // all-reduces. `bf16_rows` [T, H]: x rounded to bfloat16, for weights for which TakesBf16Input is
+  // true; x is not read then.
   void Forward(const LayerContext& c, const GroupedAttentionWeights& w, int64_t layer,
-               const float* x, const void* halves, float* out);
+               const float* x, const void* bf16_rows, float* out);
 
  private:
   void ProjectAndStore(const LayerContext& c, const GroupedAttentionWeights& w, int64_t layer,
                        const float* x);
   // The same in two ops; q_ then also holds keys and values.
   void ProjectAndStoreFused(const LayerContext& c, const GroupedAttentionWeights& w, int64_t layer,
-                            const void* halves);
+                            const void* bf16_rows);
   kernels::LinearParams Joined(const LayerContext& c, const GroupedAttentionWeights& w);
   void NormQueriesAndKeys(const LayerContext& c, const GroupedAttentionWeights& w, int64_t tokens);
   void FillHeadSlots(const LayerContext& c);

@@ -5,7 +5,7 @@
 
 #include "comm/device/collectives.h"
 #include "comm/mesh.h"
-#include "moe/token_spread.h"
+#include "moe/token_partition.h"
 
 namespace switchyard {
 
@@ -14,13 +14,13 @@ namespace switchyard {
 // GatherGroup over the attention group; every member calls them, even without rows.
 
 // Gathers all_rows from the ranks' own rows.
-void GatherWorld(const Mesh& mesh, const RankGroups& groups, const TokenSpread& spread,
+void GatherWorld(const Mesh& mesh, const RankGroups& groups, const TokenPartition& spread,
                  int64_t width, const float* group_rows, float* all_rows);
 // Gathers group_rows on every rank of the group from the ranks' own rows; in place.
-void GatherGroup(const Mesh& mesh, const RankGroups& groups, const TokenSpread& spread,
+void GatherGroup(const Mesh& mesh, const RankGroups& groups, const TokenPartition& spread,
                  int64_t width, float* group_rows);
 // Sums all_rows over the world and returns each group's rows in group_rows.
-void ReduceToGroups(const Mesh& mesh, const RankGroups& groups, const TokenSpread& spread,
+void ReduceToGroups(const Mesh& mesh, const RankGroups& groups, const TokenPartition& spread,
                     int64_t width, const float* all_rows, float* group_rows);
 
 }  // namespace switchyard

@@ -79,7 +79,7 @@ const StoredTensor* CheckpointReader::Optional(std::string_view name) {
   return t;
 }
 
-void CheckpointReader::Miss(const std::string& name) {
+void CheckpointReader::RecordMissing(const std::string& name) {
   if (missing_names_.insert(name).second) missing_.push_back(name);
 }
 
@@ -88,7 +88,7 @@ const StoredTensor* CheckpointReader::Find(const std::string& name,
                                            std::string_view keys) {
   const StoredTensor* t = Optional(name);
   if (!t) {
-    Miss(name);
+    RecordMissing(name);
     return nullptr;
   }
   if (t->shape != shape) {
@@ -127,7 +127,7 @@ std::optional<float> CheckpointReader::OptionalScalar(const std::string& name) {
 
 float CheckpointReader::Scalar(const std::string& name) {
   const auto value = OptionalScalar(name);
-  if (!value) Miss(name);
+  if (!value) RecordMissing(name);
   return value.value_or(1.0f);
 }
 
@@ -138,9 +138,9 @@ void CheckpointReader::Use(const WeightView& v, const uint8_t* data, int64_t row
   Use(data + v.row0 * row_bytes + first_byte, data + last_row * row_bytes + end_byte);
 }
 
-void CheckpointReader::NoteExpanded(std::string_view why) {
+void CheckpointReader::RecordDequantized(std::string_view why) {
   ++expanded_;
-  why_expanded_ = why;
+  dequantize_reason_ = why;
 }
 
 void CheckpointReader::Finish(const LoadJobs::Progress& progress) {
@@ -154,7 +154,7 @@ void CheckpointReader::Finish(const LoadJobs::Progress& progress) {
   if (!options_.read_data) return;
   if (expanded_ != 0 && options_.log) {
     LOG_INFO("{}: {} matrices are held as {}: {}", checkpoint_.dir().string(), expanded_,
-             Name(config_.dtype), why_expanded_);
+             Name(config_.dtype), dequantize_reason_);
   }
   size_t mapped = 0;
   Prefault(std::move(used_), [&](size_t done, size_t total) {
@@ -170,7 +170,7 @@ ThreadPool& CheckpointReader::pool() {
   return *pool_;
 }
 
-void RefuseStack(const MatrixRequest& r, const StoredTensor* t) {
+void RejectStackedExperts(const MatrixRequest& r, const StoredTensor* t) {
   if (r.experts == 0 && !r.transposed) return;
   throw Invalid("{}: tensor \"{}\": experts stacked in one tensor are not supported in this format",
                 t ? t->file : "config.json", r.name);
@@ -210,7 +210,7 @@ std::optional<Tensor> InputFactors(CheckpointReader& in, const MatrixRequest& r)
     throw Invalid("{}: tensor \"{}\" is {}; want float32, bfloat16 or float16", t->file, name,
                   Name(t->dtype));
   }
-  in.NoteExpanded("their inputs have scales by column (pre_quant_scale)");
+  in.RecordDequantized("their inputs have scales by column (pre_quant_scale)");
   if (!in.read_data()) return Tensor();
   Tensor factors = Floats(*t, 0, r.k);
   const std::span<const float> values(factors.data<float>(), static_cast<size_t>(r.k));

@@ -70,7 +70,7 @@ class CheckpointReader {
     return !Has(first) && Has(second) ? second : first;
   }
   // Records a missing tensor.
-  void Miss(const std::string& name);
+  void RecordMissing(const std::string& name);
   // The value of a tensor with one element, of any shape; nullopt if absent.
   std::optional<float> OptionalScalar(const std::string& name);
   // As above; returns 1 if data is not read, or if absent, which is recorded.
@@ -88,7 +88,7 @@ class CheckpointReader {
   // Cache of converted scales of complete tensors, shared by the parts of one.
   Bytes& Converted(const std::string& key) { return converted_[key]; }
   // Records a matrix that no format supports and that is held in the model's dtype; logged once.
-  void NoteExpanded(std::string_view why);
+  void RecordDequantized(std::string_view why);
 
   // Error kNotFound if tensors were missing; else prefaults the bytes in use and runs the work.
   void Finish(const LoadJobs::Progress& progress);
@@ -105,11 +105,11 @@ class CheckpointReader {
   std::vector<MappedRange> used_;
   std::map<std::string, Bytes> converted_;
   int64_t expanded_ = 0;
-  std::string_view why_expanded_;
+  std::string_view dequantize_reason_;
 };
 
 // Error if the tensor is a stack of experts or transposed, which only plain checkpoints support.
-void RefuseStack(const MatrixRequest& r, const StoredTensor* t);
+void RejectStackedExperts(const MatrixRequest& r, const StoredTensor* t);
 
 // The tensor of a plain matrix. If absent, records it and returns nullptr. Error if not plain.
 const StoredTensor* FindPlain(CheckpointReader& in, const MatrixRequest& r);

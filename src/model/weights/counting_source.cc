@@ -10,8 +10,9 @@ namespace {
 
 class CountingSource : public WeightSource {
  public:
-  CountingSource(const ModelConfig& config, std::optional<DType> placed_as, bool packs_experts)
-      : config_(config), placed_as_(placed_as), packs_experts_(packs_experts) {}
+  CountingSource(const ModelConfig& config, std::optional<DType> gpu_plain_dtype,
+                 bool packs_experts)
+      : config_(config), placed_as_(gpu_plain_dtype), packs_experts_(packs_experts) {}
 
   bool Has(const std::string& name) const override {
     return config_.quantization.mxfp4_blocks() && name.ends_with("_blocks");
@@ -94,9 +95,9 @@ int64_t ColumnUnit(const LinearScheme& scheme) {
 }
 
 std::unique_ptr<WeightSource> MakeCountingSource(const ModelConfig& config,
-                                                 std::optional<DType> placed_as,
+                                                 std::optional<DType> gpu_plain_dtype,
                                                  bool packs_experts) {
-  return std::make_unique<CountingSource>(config, placed_as, packs_experts);
+  return std::make_unique<CountingSource>(config, gpu_plain_dtype, packs_experts);
 }
 
 }  // namespace switchyard

@@ -118,7 +118,7 @@ std::vector<kernels::ExpertWeights> ExpertsOfBlock(Parts& parts, const std::stri
   const std::string down = fused ? prefix + "down_proj" : prefix + "0." + names.expert_down;
   const int64_t unit =
       HasMxfp4Blocks(parts, prefix) ? kMxfp4BlockSize : ColumnUnit(parts.SchemeOf(down));
-  const Range part = EvenPart(moe.intermediate, mesh.moe_tp(), mesh.moe_tp_rank(), unit);
+  const Range part = EvenShard(moe.intermediate, mesh.moe_tp(), mesh.moe_tp_rank(), unit);
   std::vector<kernels::ExpertWeights> experts;
   for (const int e : mine) {
     const std::string one = fmt::format("{}{}.", prefix, e);
@@ -164,9 +164,10 @@ MoeLayerWeights BuildMoe(Parts& parts, const std::string& prefix, const ExpertPl
   if (shared != 0) {
     w.has_shared = true;
     const std::string name = block + names.shared;
-    const Range part = parts.whole_shared_expert() ? Range{0, shared}
-                                                   : parts.EvenColumns(name + ".down_proj", shared,
-                                                                       mesh.tp(), mesh.tp_rank());
+    const Range part =
+        parts.replicated_shared_expert()
+            ? Range{0, shared}
+            : parts.EvenColumns(name + ".down_proj", shared, mesh.tp(), mesh.tp_rank());
     w.shared =
         parts.FeedForward(name + ".gate_proj", name + ".up_proj", name + ".down_proj", shared, part,
                           "hidden_size, the shared experts' intermediate size");

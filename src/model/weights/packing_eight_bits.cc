@@ -93,7 +93,7 @@ Bytes RowScales(CheckpointReader& in, const StoredTensor& s, const std::string& 
 void AddRowScales(CheckpointReader& in, const MatrixRequest& r, WeightView* view) {
   const std::string name = in.EitherName(r.name + "_scale", r.name + "_scale_inv");
   const StoredTensor* s = in.Optional(name);
-  if (!s) return in.Miss(name);
+  if (!s) return in.RecordMissing(name);
   const Bytes scales = RowScales(in, *s, name, r.n);
   if (!in.read_data()) return;
   view->scales = scales.data;
@@ -107,8 +107,8 @@ void AddRowScales(CheckpointReader& in, const MatrixRequest& r, WeightView* view
 }
 
 // Defers a check for NaN codes, since kernels decode the NaN code as 480.
-void CheckCodesLater(CheckpointReader& in, const WeightView& v, const StoredTensor& t,
-                     const std::string& name) {
+void DeferCodeCheck(CheckpointReader& in, const WeightView& v, const StoredTensor& t,
+                    const std::string& name) {
   for (int64_t first = 0; first < v.n; first += kCheckedRows) {
     const int64_t end = std::min(v.n, first + kCheckedRows);
     in.Later(0, [v, first, end, &t, name] {
@@ -130,20 +130,20 @@ WeightView ReadFp8(CheckpointReader& in, const MatrixRequest& r) {
   const StoredTensor* t = in.Find(r.name, DType::kF8E4M3, MatrixShape(r), r.keys);
   if (!t) return {};
   const bool blocks = r.scheme.format == WeightFormat::kFp8Block;
-  if (!blocks || r.transposed) RefuseStack(r, t);
+  if (!blocks || r.transposed) RejectStackedExperts(r, t);
   const uint8_t* data = t->data + r.expert * r.n * r.k;
   WeightView view = StoredView(r, r.scheme.format, data, t->owner);
   in.Use(view, data, r.k, r.cols.begin, r.cols.end);
   blocks ? AddBlockScales(in, r, &view) : AddRowScales(in, r, &view);
   AddInputScale(in, r, &view);
-  if (in.check_values()) CheckCodesLater(in, view, *t, r.name);
+  if (in.check_values()) DeferCodeCheck(in, view, *t, r.name);
   return view;
 }
 
 WeightView ReadInt8(CheckpointReader& in, const MatrixRequest& r) {
   const StoredTensor* t = in.Find(r.name, DType::kI8, MatrixShape(r), r.keys);
   if (!t) return {};
-  RefuseStack(r, t);
+  RejectStackedExperts(r, t);
   WeightView view = StoredView(r, WeightFormat::kInt8Channel, t->data, t->owner);
   in.Use(view, t->data, r.k, r.cols.begin, r.cols.end);
   AddRowScales(in, r, &view);

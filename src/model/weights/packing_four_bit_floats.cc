@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint8_t kE8M0NaN = 255;
 
-void WantWholeBlocks(const MatrixRequest& r, int64_t block, std::string_view format) {
+void CheckBlockMultiple(const MatrixRequest& r, int64_t block, std::string_view format) {
   if (r.k % block == 0) return;
   throw Invalid("config.json: {} gives tensor \"{}\" {} columns; {} wants a multiple of {}", r.keys,
                 r.name, r.k, format, block);
@@ -96,7 +96,7 @@ WeightView FoldInputs(CheckpointReader& in, const MatrixRequest& r, const Tensor
 }  // namespace
 
 WeightView ReadMxfp4Blocks(CheckpointReader& in, const MatrixRequest& r) {
-  WantWholeBlocks(r, kMxfp4BlockSize, "MXFP4");
+  CheckBlockMultiple(r, kMxfp4BlockSize, "MXFP4");
   std::vector<int64_t> shape = {r.n, r.k / kMxfp4BlockSize};
   if (r.experts > 0) shape.insert(shape.begin(), r.experts);
   const std::string scale_name = r.name + "_scales";
@@ -108,8 +108,8 @@ WeightView ReadMxfp4Blocks(CheckpointReader& in, const MatrixRequest& r) {
 }
 
 WeightView ReadMxfp4(CheckpointReader& in, const MatrixRequest& r) {
-  RefuseStack(r, nullptr);
-  WantWholeBlocks(r, kMxfp4BlockSize, "MXFP4");
+  RejectStackedExperts(r, nullptr);
+  CheckBlockMultiple(r, kMxfp4BlockSize, "MXFP4");
   const std::string module(ModuleOf(r)), scale_name = module + ".weight_scale";
   const StoredTensor* b = in.Find(module + ".weight_packed", DType::kU8, {r.n, r.k / 2}, r.keys);
   const StoredTensor* s = in.Find(scale_name, DType::kU8, {r.n, r.k / kMxfp4BlockSize}, r.keys);
@@ -118,8 +118,8 @@ WeightView ReadMxfp4(CheckpointReader& in, const MatrixRequest& r) {
 }
 
 WeightView ReadNvfp4(CheckpointReader& in, const MatrixRequest& r) {
-  RefuseStack(r, nullptr);
-  WantWholeBlocks(r, kNvfp4BlockSize, "NVFP4");
+  RejectStackedExperts(r, nullptr);
+  CheckBlockMultiple(r, kNvfp4BlockSize, "NVFP4");
   const bool modelopt = r.scheme.packing == Packing::kModelOptNvfp4;
   const std::string module(ModuleOf(r)), scale_name = module + ".weight_scale";
   const StoredTensor* b = in.Find(module + (modelopt ? ".weight" : ".weight_packed"), DType::kU8,

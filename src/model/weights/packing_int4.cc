@@ -33,7 +33,7 @@ Int4Names NamesOf(const MatrixRequest& r) {
   }
 }
 
-void WantSizes(const MatrixRequest& r) {
+void CheckPackedSizes(const MatrixRequest& r) {
   if (r.k % kInt4Word != 0 || r.n % kInt4Word != 0 || r.scheme.group_size % kInt4Word != 0) {
     throw Invalid(
         "config.json: {} gives tensor \"{}\" [{}, {}] in groups of {}; 4-bit weights need "
@@ -220,7 +220,7 @@ WeightView Convert(CheckpointReader& in, const MatrixRequest& r, const Int4Matri
 }
 
 // compressed-tensors stores the matrix's shape next to its packed form.
-void CheckNotedShape(CheckpointReader& in, const MatrixRequest& r) {
+void CheckStoredShape(CheckpointReader& in, const MatrixRequest& r) {
   const std::string name = fmt::format("{}.weight_shape", ModuleOf(r));
   const StoredTensor* t = in.Optional(name);
   if (!t || !in.read_data()) return;
@@ -239,16 +239,16 @@ void CheckNotedShape(CheckpointReader& in, const MatrixRequest& r) {
 }  // namespace
 
 WeightView ReadInt4(CheckpointReader& in, const MatrixRequest& r) {
-  RefuseStack(r, nullptr);
-  WantSizes(r);
+  RejectStackedExperts(r, nullptr);
+  CheckPackedSizes(r);
   const Int4Names names = NamesOf(r);
   const Int4Matrix m = FindMatrix(in, r, names);
   if (!m.codes) return {};
-  if (m.packing == Packing::kPackedInt4) CheckNotedShape(in, r);
+  if (m.packing == Packing::kPackedInt4) CheckStoredShape(in, r);
   const ScaleCheck check{names.scales, in.check_values()};
   const std::vector<int32_t> order = ColumnGroups(in, r, m, names.order);
   if (!order.empty() || (r.scheme.act_order && !in.read_data())) {
-    in.NoteExpanded("the columns of their groups are not contiguous (desc_act, actorder)");
+    in.RecordDequantized("the columns of their groups are not contiguous (desc_act, actorder)");
     return ExpandInt4(in, r, m, check, order, {});
   }
   if (m.packing == Packing::kModelOptInt4) {

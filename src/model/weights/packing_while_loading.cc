@@ -165,7 +165,7 @@ float LargestMagnitude(CheckpointReader& in, const PlainRows& from, int64_t rows
   return *most;
 }
 
-void WantWholeUnits(const MatrixRequest& r) {
+void CheckColumnMultiple(const MatrixRequest& r) {
   const int64_t unit = r.scheme.format == WeightFormat::kInt4Group ? 2
                        : r.scheme.format == WeightFormat::kMxfp4   ? kMxfp4BlockSize
                        : r.scheme.format == WeightFormat::kNvfp4   ? kNvfp4BlockSize
@@ -180,7 +180,7 @@ void WantWholeUnits(const MatrixRequest& r) {
 WeightView ReadAndPack(CheckpointReader& in, const MatrixRequest& r) {
   const StoredTensor* t = FindPlain(in, r);
   if (!t) return {};
-  WantWholeUnits(r);
+  CheckColumnMultiple(r);
   Target to = TargetOf(r);
   WeightView view{.format = r.scheme.format,
                   .data = t->data,

@@ -16,7 +16,7 @@ struct BuildContext {
   const ModelConfig& config;
   const Mesh& mesh;
   const TensorNames& names;
-  bool whole_shared_expert = false;
+  bool replicated_shared_expert = false;
   std::span<const ExpertPlacement> placements;  // one for each layer; empty: trivial
 };
 
@@ -29,16 +29,16 @@ class Parts {
   const ModelConfig& config() const { return context_.config; }
   const Mesh& mesh() const { return context_.mesh; }
   const TensorNames& names() const { return context_.names; }
-  bool whole_shared_expert() const { return context_.whole_shared_expert; }
+  bool replicated_shared_expert() const { return context_.replicated_shared_expert; }
   ExpertPlacement PlacementOf(int64_t layer) const;
   double bytes() const { return bytes_; }
 
   bool Has(const std::string& name) const { return source_.Has(name); }
   const LinearScheme& SchemeOf(std::string_view module) const { return schemes_.Of(module); }
-  // EvenPart of the columns of linear `module`, which are the rows of the preceding linear, at
+  // EvenShard of the columns of linear `module`, which are the rows of the preceding linear, at
   // multiples of its format's unit.
   Range EvenColumns(std::string_view module, int64_t columns, int parts, int index) const {
-    return EvenPart(columns, parts, index, ColumnUnit(SchemeOf(module)));
+    return EvenShard(columns, parts, index, ColumnUnit(SchemeOf(module)));
   }
   WeightView Matrix(const MatrixRequest& request);
   void Vector(const VectorRequest& request, std::span<float> out);

@@ -40,7 +40,7 @@ bool JoinBiases(std::span<const LinearWeight* const> parts, Tensor* joined) {
 // host memory; q, k and v are placed already.
 void Join(kernels::Device& device, GroupedAttentionWeights& w) {
   const WeightView parts[] = {w.q.w, w.k.w, w.v.w};
-  w.qkv.w = device.fused()->Stack(parts);
+  w.qkv.w = device.fused()->ConcatenateRows(parts);
   if (!w.qkv.w.defined()) return;
   int64_t row = 0;
   for (WeightView* part : {&w.q.w, &w.k.w, &w.v.w}) {
@@ -52,7 +52,7 @@ void Join(kernels::Device& device, GroupedAttentionWeights& w) {
 
 }  // namespace
 
-void PlaceWeights(kernels::Device& device, ModelWeights& weights) {
+void UploadWeights(kernels::Device& device, ModelWeights& weights) {
   if (device.is_cpu()) return;
   // A tied head is rows of the embedding. Each is placed separately, as their shards may differ.
   Place(device, weights.embedding);

@@ -9,6 +9,6 @@ namespace switchyard {
 // Replaces every view and tensor by its copy on `device`, layer by layer, so that converted host
 // memory is freed on the way. Routed and shared experts are skipped: their layer places them
 // (moe/device_layer.h). Does nothing for a CPU.
-void PlaceWeights(kernels::Device& device, ModelWeights& weights);
+void UploadWeights(kernels::Device& device, ModelWeights& weights);
 
 }  // namespace switchyard

@@ -18,7 +18,7 @@ struct Range {
 // must divide the query heads. They must divide the KV heads or be a multiple of them. MoE-TP
 // must divide the experts' intermediate size, and every rank must get a part of each sharded dense
 // feed-forward.
-void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool whole_shared_expert);
+void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool replicated_shared_expert);
 
 Range QueryHeads(const AttentionConfig& attention, const Mesh& mesh);
 // If an attention group has more ranks than KV heads, runs of ranks replicate one head.
@@ -31,6 +31,6 @@ Range EmbeddingRows(int64_t vocab_size, const Mesh& mesh);
 Range HeadRows(int64_t vocab_size, const Mesh& mesh);
 // Part `index` of `parts` contiguous runs of [0, total) whose lengths differ by at most one `unit`.
 // They begin at multiples of `unit`; with fewer units than parts, anywhere.
-Range EvenPart(int64_t total, int parts, int index, int64_t unit = 1);
+Range EvenShard(int64_t total, int parts, int index, int64_t unit = 1);
 
 }  // namespace switchyard

@@ -51,7 +51,7 @@ TEST(Shard, SizesThatDoNotSplitAreRefusedByFlag) {
   config.layers.resize(1);  // a dense one
   const auto message = [&](const MeshShape& shape) {
     try {
-      CheckSplits(config, Mesh(shape, 0), /*whole_shared_expert=*/false);
+      CheckSplits(config, Mesh(shape, 0), /*replicated_shared_expert=*/false);
     } catch (const Error& error) {
       return std::string(error.what());
     }

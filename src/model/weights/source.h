@@ -87,10 +87,10 @@ std::unique_ptr<WeightSource> MakeDummySource(const ModelConfig& config, uint64_
                                               size_t slab_bytes = 0);
 
 // Returns views without data. For a rank on a GPU they have the format of weights on the GPU
-// (LoadOptions::placed_as and packs_experts).
-std::unique_ptr<WeightSource> MakeCountingSource(const ModelConfig& config,
-                                                 std::optional<DType> placed_as = std::nullopt,
-                                                 bool packs_experts = false);
+// (LoadOptions::gpu_plain_dtype and packs_experts).
+std::unique_ptr<WeightSource> MakeCountingSource(
+    const ModelConfig& config, std::optional<DType> gpu_plain_dtype = std::nullopt,
+    bool packs_experts = false);
 
 // The format of a matrix that config.json implies, without a checkpoint.
 WeightFormat ImpliedFormat(const ModelConfig& config, const MatrixRequest& request);

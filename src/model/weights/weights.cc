@@ -74,7 +74,7 @@ size_t CheckCheckpoint(const std::filesystem::path& dir, const ModelConfig& conf
 
 size_t WeightBytesPerRank(const ModelConfig& config, const Mesh& mesh, const LoadOptions& options) {
   return BuildWeights(config, mesh, options,
-                      *MakeCountingSource(config, options.placed_as, options.packs_experts))
+                      *MakeCountingSource(config, options.gpu_plain_dtype, options.packs_experts))
       .bytes_mapped;
 }
 

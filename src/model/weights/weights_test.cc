@@ -134,7 +134,7 @@ TEST(LoadWeights, WholeSharedExpertOnEveryRank) {
   const ModelWeights one = LoadWeights(dir, config, Mesh(), {});
   for (int r = 0; r < 2; ++r) {
     const ModelWeights two =
-        LoadWeights(dir, config, Mesh({2, 2}, r), {.whole_shared_expert = true});
+        LoadWeights(dir, config, Mesh({2, 2}, r), {.replicated_shared_expert = true});
     EXPECT_TRUE(Dequantize(two.layers[1].moe.shared.down) ==
                 Dequantize(one.layers[1].moe.shared.down));
   }
@@ -177,9 +177,10 @@ TEST(LoadWeights, BytesOfARankAreThoseOfThePlan) {
 TEST(LoadWeights, PackedExpertsAreCountedAsTheyAreStored) {
   const auto config =
       ParseModelConfig(ReadBytes(FixtureDir("gpt_oss") / "config.json"));  // MXFP4, 64 × 64
-  const auto bytes = [&](MeshShape shape, std::optional<DType> placed_as, bool packs_experts) {
+  const auto bytes = [&](MeshShape shape, std::optional<DType> gpu_plain_dtype,
+                         bool packs_experts) {
     LoadOptions options;
-    options.placed_as = placed_as;
+    options.gpu_plain_dtype = gpu_plain_dtype;
     options.packs_experts = packs_experts;
     return WeightBytesPerRank(config, Mesh(shape, 0), options);
   };

@@ -21,12 +21,12 @@ constexpr int kThreads = 256, kFewTokensThreads = 512;
 // Assigns destination rows to the tokens before Send. A separate kernel in normal mode, which has
 // many tokens.
 __global__ void Order(const __grid_constant__ ExchangeBatch b) {
-  AllowNextKernel();
+  LaunchDependents();
   const uint32_t active = ActiveRanks(b);
   const int chunks = (b.tokens + kChunk - 1) / kChunk;
   const int chunk = static_cast<int>(blockIdx.x) * Warps() + Warp();
-  if (chunk < chunks) MarkChunk(b, chunk, active, b.words);
-  if (IsLastBlock(&b.state->finished)) CountBefore(b, b.words, b.before, b.state->sent);
+  if (chunk < chunks) MarkDestinations(b, chunk, active, b.words);
+  if (IsLastBlock(&b.state->finished)) PrefixCounts(b, b.words, b.before, b.state->sent);
 }
 
 struct RowPlaces {
@@ -37,8 +37,8 @@ struct RowPlaces {
 
 // Writes a token's metadata next to its rows: token index, and local expert ids and weights by
 // slot.
-__device__ __forceinline__ void SendTags(const ExchangeBatch& b, int token, uint32_t ranks,
-                                         int row) {
+__device__ __forceinline__ void SendMetadata(const ExchangeBatch& b, int token, uint32_t ranks,
+                                             int row) {
   const int lane = Lane();
   ExpertPlace place = {-1, -1};
   float weight = 0.0f;
@@ -119,24 +119,25 @@ __device__ __forceinline__ void RaiseFlags(const ExchangeBatch& b, uint32_t roun
   b.state->round = round;
   b.state->active = active;
   b.state->next_chunk = 0;
-  b.state->gave_up = 0;
+  b.state->timed_out = 0;
 }
 
 // Warps process parts of rows. With few tokens, several warps share a row.
 template <typename In, RowKind kRow, bool kOrders>
 __global__ void Send(const __grid_constant__ ExchangeBatch b) {
   extern __shared__ uint32_t table[];
-  AllowNextKernel();
-  if (!kOrders) WaitForKernelBefore();
+  LaunchDependents();
+  if (!kOrders) WaitForPriorKernels();
   const uint32_t round = b.state->round + 1, active = ActiveRanks(b);
   const int chunks = (b.tokens + kChunk - 1) / kChunk;
   RowPlaces places = {b.words, b.before, b.state->sent};
   if constexpr (kOrders) {
     auto* before = reinterpret_cast<int32_t*>(table + chunks * b.ranks);
     int32_t* total = before + chunks * b.ranks;
-    for (int chunk = Warp(); chunk < chunks; chunk += Warps()) MarkChunk(b, chunk, active, table);
+    for (int chunk = Warp(); chunk < chunks; chunk += Warps())
+      MarkDestinations(b, chunk, active, table);
     __syncthreads();
-    CountBefore(b, table, before, total);
+    PrefixCounts(b, table, before, total);
     __syncthreads();
     places = {table, before, total};
     for (int i = static_cast<int>(threadIdx.x); blockIdx.x == 0 && i < chunks * b.ranks;
@@ -155,7 +156,7 @@ __global__ void Send(const __grid_constant__ ExchangeBatch b) {
     const int token = item / parts, begin = item % parts * part_steps;
     const int row = RowAt(b, token, places.words, places.before);
     const uint32_t ranks = __ballot_sync(~0u, row >= 0);
-    if (begin == 0) SendTags(b, token, ranks, row);
+    if (begin == 0) SendMetadata(b, token, ranks, row);
     SendRow<In, kRow>(b, token, begin, min(begin + part_steps, steps), ranks, row);
   }
   if (blockIdx.x == 0 && Warp() == 0) SendCounts(b, active, places.total);
@@ -176,7 +177,7 @@ __global__ void WaitForRows(const __grid_constant__ ExchangeBatch b) {
     b.state->received[r] = here ? reinterpret_cast<const int32_t*>(slot + b.layout.counts)[r] : 0;
   __syncwarp();
   if (r == 0) b.state->waited = round;
-  WaitForKernelBefore();
+  WaitForPriorKernels();
 }
 
 using Kernel = void (*)(ExchangeBatch);
@@ -230,11 +231,11 @@ cudaError_t StartDispatch(const ExchangeBatch& batch, int blocks, cudaStream_t s
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   const int enough = std::max(1, (batch.tokens + kThreads / 32 - 1) / (kThreads / 32));
-  return LaunchEarly(send, std::min(blocks, enough), kThreads, 0, batch.early, stream, batch);
+  return LaunchWithPdl(send, std::min(blocks, enough), kThreads, 0, batch.early, stream, batch);
 }
 
 cudaError_t StartDispatchWait(const ExchangeBatch& batch, cudaStream_t stream) {
-  return LaunchEarly(WaitForRows, 1, 32, 0, batch.early, stream, batch);
+  return LaunchWithPdl(WaitForRows, 1, 32, 0, batch.early, stream, batch);
 }
 
 }  // namespace switchyard::cuda

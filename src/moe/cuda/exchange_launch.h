@@ -12,11 +12,11 @@
 
 namespace switchyard::cuda {
 
-constexpr int kMostRanks = 16;      // of an EP group
-constexpr int kMostTopK = 16;       // slots of a token
-constexpr int kRankShift = 20;      // experts[e] = rank << kRankShift | local id
-constexpr int kChunkRows = 2;       // rows per combine flag
-constexpr int kRowAlignment = 128;  // rows are line-aligned: unaligned peer stores cost 25 %
+constexpr int kMaxExchangeRanks = 16;  // of an EP group
+constexpr int kMaxExchangeTopK = 16;   // slots of a token
+constexpr int kRankShift = 20;         // experts[e] = rank << kRankShift | local id
+constexpr int kChunkRows = 2;          // rows per combine flag
+constexpr int kRowAlignment = 128;     // rows are line-aligned: unaligned peer stores cost 25 %
 
 enum class RowKind : uint8_t { kF32, kBF16, kFp8 };
 
@@ -47,19 +47,19 @@ struct ExchangeLayout {
 
 // Device-side variables of one slot.
 struct ExchangeState {
-  uint32_t round;                // of the last dispatch sent
-  uint32_t waited;               // of the last dispatch received
-  uint32_t active;               // rank mask of the last dispatch sent
-  uint32_t finished;             // finished blocks of the running kernel; 0 between kernels
-  uint32_t next_chunk;           // work counter of combine
-  uint32_t gave_up;              // a kernel of this round timed out: stop waiting for peers
-  int32_t sent[kMostRanks];      // rows to each rank
-  int32_t received[kMostRanks];  // rows from each rank: DispatchedRows::counts
+  uint32_t round;                       // of the last dispatch sent
+  uint32_t waited;                      // of the last dispatch received
+  uint32_t active;                      // rank mask of the last dispatch sent
+  uint32_t finished;                    // finished blocks of the running kernel; 0 between kernels
+  uint32_t next_chunk;                  // work counter of combine
+  uint32_t timed_out;                   // a kernel of this round timed out: stop waiting for peers
+  int32_t sent[kMaxExchangeRanks];      // rows to each rank
+  int32_t received[kMaxExchangeRanks];  // rows from each rank: DispatchedRows::counts
 };
 
 // Arguments of the kernels of a batch.
 struct ExchangeBatch {
-  std::byte* slot[kMostRanks];  // the slot's buffers of each rank of the group
+  std::byte* slot[kMaxExchangeRanks];  // the slot's buffers of each rank of the group
   ExchangeLayout layout;
   ExchangeState* state;
   // Destinations by 32 tokens and rank: bit mask of tokens, and number of rows before them.
@@ -68,7 +68,7 @@ struct ExchangeBatch {
   const int32_t* experts;  // [num_experts]
   const uint8_t* active;   // [ranks] or null
   WaitLimit limit;
-  int world_ranks[kMostRanks];
+  int world_ranks[kMaxExchangeRanks];
   int ranks, rank, hidden, top_k, max_tokens, num_experts;
   RowKind dispatched, combined;
   bool sum_by_rank, low_latency;

@@ -30,8 +30,8 @@ __device__ __forceinline__ ExpertPlace PlaceOf(const ExchangeBatch& b, int32_t i
 }
 
 // One warp: per rank, the bit mask of a chunk's tokens with an expert there. words [chunks, ranks].
-__device__ __forceinline__ void MarkChunk(const ExchangeBatch& b, int chunk, uint32_t active,
-                                          uint32_t* words) {
+__device__ __forceinline__ void MarkDestinations(const ExchangeBatch& b, int chunk, uint32_t active,
+                                                 uint32_t* words) {
   const int token = chunk * kChunk + Lane();
   uint32_t ranks = 0;
   if (token < b.tokens) {
@@ -51,10 +51,10 @@ __device__ __forceinline__ void MarkChunk(const ExchangeBatch& b, int chunk, uin
   if (Lane() < b.ranks) words[chunk * b.ranks + Lane()] = of_lane;
 }
 
-// One block, after MarkChunk of all chunks: exclusive prefix sum of rows per chunk, and the total.
-// One warp per rank.
-__device__ __forceinline__ void CountBefore(const ExchangeBatch& b, const uint32_t* words,
-                                            int32_t* before, int32_t* total) {
+// One block, after MarkDestinations of all chunks: exclusive prefix sum of rows per chunk, and the
+// total. One warp per rank.
+__device__ __forceinline__ void PrefixCounts(const ExchangeBatch& b, const uint32_t* words,
+                                             int32_t* before, int32_t* total) {
   const int chunks = (b.tokens + kChunk - 1) / kChunk;
   for (int r = Warp(); r < b.ranks; r += Warps()) {
     int sum = 0;
@@ -75,7 +75,7 @@ __device__ __forceinline__ void CountBefore(const ExchangeBatch& b, const uint32
 }
 
 // Lane r: number of rows at rank r of tokens before `token`, which may equal the token count.
-__device__ __forceinline__ int RowsBefore(const ExchangeBatch& b, int token) {
+__device__ __forceinline__ int CountRowsBefore(const ExchangeBatch& b, int token) {
   const int chunks = (b.tokens + kChunk - 1) / kChunk;
   if (Lane() >= b.ranks || chunks == 0) return 0;
   // Past the last token of a full chunk there is no further word.

@@ -1,6 +1,6 @@
 // Combine kernel, sending side: writes expert outputs, or their weighted sums by rank, to the
 // receive buffers of the tokens' ranks. A persistent grid of `blocks` blocks takes chunks of
-// kChunkRows rows in token order. In each block kMovers warps copy and one warp schedules chunks
+// kChunkRows rows in token order. In each block kCopyWarps warps copy and one warp schedules chunks
 // and raises flags.
 #include "comm/device/cuda/wait.cuh"
 #include "kernels/cuda/kernel_chain.cuh"
@@ -13,7 +13,7 @@ namespace {
 
 // Warps that copy rows, half of them for each row of a chunk, plus one that raises flags. Sized so
 // that two blocks of Sum fit on the same multiprocessor.
-constexpr int kMovers = 14, kReturnThreads = 32 * (kMovers + 1);
+constexpr int kCopyWarps = 14, kReturnThreads = 32 * (kCopyWarps + 1);
 // 16-byte vectors in flight per lane.
 constexpr int kCopyVectors = 7, kPartSumVectors = 3;
 
@@ -95,14 +95,14 @@ struct ChunkQueue {
 
 // Copies a warp's part of the chunks that the flag warp publishes, until the list ends.
 template <RowKind kRow, bool kByRank>
-__device__ __forceinline__ void MoveChunks(const ExchangeBatch& b, ChunkQueue& queue, int chunks,
+__device__ __forceinline__ void CopyChunks(const ExchangeBatch& b, ChunkQueue& queue, int chunks,
                                            int count, const uint4* outputs,
                                            const int32_t* position) {
-  constexpr int kParts = kMovers / kChunkRows;
+  constexpr int kParts = kCopyWarps / kChunkRows;
   const int row = Warp() / kParts, part = Warp() % kParts;
   for (uint32_t turn = 0;; ++turn) {
     const uint32_t place = ChunkQueue::Place(turn);
-    while (!ptx::BarrierDone(&queue.taken[place], ChunkQueue::Parity(turn))) {
+    while (!ptx::BarrierTestWait(&queue.taken[place], ChunkQueue::Parity(turn))) {
     }
     const int index = queue.chunk[place];
     if (index >= chunks) return;
@@ -115,15 +115,16 @@ __device__ __forceinline__ void MoveChunks(const ExchangeBatch& b, ChunkQueue& q
 
 // One warp: publishes chunks in token order over all blocks, so that rows needed first arrive
 // first, and raises the flags of finished chunks.
-__device__ __forceinline__ void TakeChunks(const ExchangeBatch& b, ChunkQueue& queue, int chunks,
-                                           int count, uint32_t round) {
+__device__ __forceinline__ void PublishChunks(const ExchangeBatch& b, ChunkQueue& queue, int chunks,
+                                              int count, uint32_t round) {
   const int lane = Lane();
   uint32_t taken = 0, raised = 0;
   int taken_chunk[ChunkQueue::kAhead];
   bool more = true;
   while (more || raised < taken) {
-    if (raised < taken && __all_sync(~0u, ptx::BarrierDone(&queue.moved[ChunkQueue::Place(raised)],
-                                                           ChunkQueue::Parity(raised)))) {
+    if (raised < taken &&
+        __all_sync(~0u, ptx::BarrierTestWait(&queue.moved[ChunkQueue::Place(raised)],
+                                             ChunkQueue::Parity(raised)))) {
       const RowChunk chunk = ChunkOf(b, taken_chunk[0], count);
       taken_chunk[0] = taken_chunk[1];
       ++raised;
@@ -151,7 +152,7 @@ template <RowKind kRow, bool kByRank>
 __global__ void __launch_bounds__(kReturnThreads, 2)
     Return(const __grid_constant__ ExchangeBatch b, const uint4* outputs, const int32_t* position) {
   __shared__ ChunkQueue queue;
-  AllowNextKernel();
+  LaunchDependents();
   const uint32_t round = b.state->round, active = ActiveRanks(b) & b.state->active;
   const int lane = Lane(), count = active >> lane & 1u ? b.state->received[lane] : 0;
   const int most = __reduce_max_sync(~0u, count);
@@ -161,13 +162,13 @@ __global__ void __launch_bounds__(kReturnThreads, 2)
     RaiseFlag(FlagsOf(b, lane, b.layout.acks) + b.rank, round);
   if (threadIdx.x < ChunkQueue::kAhead) {
     ptx::BarrierInit(&queue.taken[threadIdx.x], 1);
-    ptx::BarrierInit(&queue.moved[threadIdx.x], kMovers * ptx::kWarpArrivals);
+    ptx::BarrierInit(&queue.moved[threadIdx.x], kCopyWarps * ptx::kWarpArrivals);
   }
   __syncthreads();
-  if (Warp() < kMovers) {
-    MoveChunks<kRow, kByRank>(b, queue, chunks, count, outputs, position);
+  if (Warp() < kCopyWarps) {
+    CopyChunks<kRow, kByRank>(b, queue, chunks, count, outputs, position);
   } else {
-    TakeChunks(b, queue, chunks, count, round);
+    PublishChunks(b, queue, chunks, count, round);
   }
 }
 

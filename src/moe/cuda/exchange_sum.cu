@@ -35,12 +35,12 @@ struct TokenShares {
 // serialized. One block reads it and publishes the result to the others.
 __device__ __forceinline__ bool WaitForOutputs(const ExchangeBatch& b, int begin, int end,
                                                uint32_t round, uint32_t active) {
-  const int lane = Lane(), first = RowsBefore(b, begin), last = RowsBefore(b, end) - 1;
+  const int lane = Lane(), first = CountRowsBefore(b, begin), last = CountRowsBefore(b, end) - 1;
   bool here = true;
   if (active >> lane & 1u) {
     const uint32_t* arrived = FlagsOf(b, b.rank, b.layout.arrived) + lane * b.layout.chunks;
     const bool reads_report = blockIdx.x == 0;
-    volatile uint32_t* gave_up = &b.state->gave_up;
+    volatile uint32_t* timed_out = &b.state->timed_out;
     uint64_t start = 0;
     for (int chunk = first / kChunkRows; here && chunk * kChunkRows <= last;) {
       if (static_cast<int32_t>(LoadFlag(arrived + chunk) - round) >= 0) {
@@ -54,9 +54,9 @@ __device__ __forceinline__ bool WaitForOutputs(const ExchangeBatch& b, int begin
         WaitLimit limit = b.limit;
         if (!reads_report) limit.nanoseconds = 0;
         here = WaitFlag(arrived + chunk, round, limit, WaitStage::kCombine, b.world_ranks[lane]);
-        if (!here) *gave_up = 1;
+        if (!here) *timed_out = 1;
       } else {
-        here = *gave_up == 0;
+        here = *timed_out == 0;
       }
     }
   }
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kSumThreads, 4)
   if (blockIdx.x == 0 && Warp() == 0 && (active >> lane & 1u))
     WaitFlag(FlagsOf(b, b.rank, b.layout.acks) + lane, round, b.limit, WaitStage::kCombine,
              b.world_ranks[lane]);
-  WaitForKernelBefore();
+  WaitForPriorKernels();
 }
 
 using Kernel = void (*)(ExchangeBatch, float*);
@@ -146,8 +146,8 @@ cudaError_t LoadSumKernels() {
 }
 
 cudaError_t StartCombineSum(const ExchangeBatch& batch, float* y, int blocks, cudaStream_t stream) {
-  return LaunchEarly(KernelFor(batch.combined, batch.sum_by_rank), kSumBlocks * blocks, kSumThreads,
-                     0, batch.early, stream, batch, y);
+  return LaunchWithPdl(KernelFor(batch.combined, batch.sum_by_rank), kSumBlocks * blocks,
+                       kSumThreads, 0, batch.early, stream, batch, y);
 }
 
 }  // namespace switchyard::cuda

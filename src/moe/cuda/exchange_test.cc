@@ -262,7 +262,7 @@ TEST_F(CudaExchange, GivesUpOnARankThatDoesNotCome) {
   ranks.BeginCombine(0, 0);
   ranks.EndCombine(0, 0);
   Check(cudaStreamSynchronize(ranks.stream(0)), "the stream drains");
-  const WaitReport& report = ranks.report(0);
+  const WaitTimeoutReport& report = ranks.report(0);
   EXPECT_EQ(report.failed, 1u);
   EXPECT_EQ(report.stage, static_cast<int32_t>(WaitStage::kDispatch));
   EXPECT_EQ(report.rank, 0);
@@ -327,7 +327,7 @@ TEST_F(CudaExchange, RunsOverPeerMemory) {
       exchange.EndCombine(slot, y.as<float>(), stream.get());
     }
     stream.Synchronize();
-    memory.CheckWaits();
+    memory.CheckTimeouts();
     Check(cudaMemcpy(got.data(), y.data(), y.bytes(), cudaMemcpyDeviceToHost), "download");
     EXPECT_EQ(std::memcmp(got.data(), want.data(), y.bytes()), 0) << "rank " << r;
     comm->tp->Barrier("all has been read");

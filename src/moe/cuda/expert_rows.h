@@ -27,7 +27,7 @@ struct RowChunk {
 };
 
 // Permute: copies each dispatched row to its positions in the chunk, converted: a[position] = row.
-struct SpreadRowsParams {
+struct PermuteRowsParams {
   RowSegments in;
   const std::byte* rows = nullptr;  // [segments · capacity], each row_stride bytes
   int64_t row_stride = 0, scale_offset = 0;
@@ -41,7 +41,7 @@ struct SpreadRowsParams {
   void* a = nullptr;          // [chunk rows, hidden]
   float* a_scales = nullptr;  // kFp8: [hidden / 128, chunk rows]
 };
-cudaError_t SpreadRows(const SpreadRowsParams& p, const StreamChain& chain);
+cudaError_t PermuteRows(const PermuteRowsParams& p, const PdlStream& chain);
 
 // middle[r] = act(gate_up[r, 0 .. I), gate_up[r, I .. 2I)), rounded to `to`.
 struct ActivateParams {
@@ -55,11 +55,11 @@ struct ActivateParams {
   void* middle = nullptr;   // [chunk rows, I]
   float* scales = nullptr;  // kFp8: [I / 128, chunk rows]
 };
-cudaError_t Activate(const ActivateParams& p, const StreamChain& chain);
+cudaError_t Activate(const ActivateParams& p, const PdlStream& chain);
 
 // Unpermute: y[t] = Σ_j weight[t, j] · outputs[position[t, j]] in slot order, then the addend.
 // Product and sum are rounded to float32, as in moe/combine.h.
-struct SumSlotsParams {
+struct UnpermuteRowsParams {
   const void* outputs = nullptr;  // [*, hidden]
   ElementType type = ElementType::kF32;
   const int32_t* position = nullptr;  // [tokens, k], −1: no contribution
@@ -69,7 +69,7 @@ struct SumSlotsParams {
   TokenAddend addend = {};
   float* y = nullptr;  // [tokens, hidden]
 };
-cudaError_t SumSlots(const SumSlotsParams& p, const StreamChain& chain);
+cudaError_t UnpermuteRows(const UnpermuteRowsParams& p, const PdlStream& chain);
 
 // y[t] += addend[t], if it is not part of the sums.
 struct AddToTokensParams {

@@ -20,6 +20,6 @@ void RunDeviceExperts(const DeviceExperts& experts, const ExpertActivation& acti
 // y [tokens, H] float32 = output of the only expert of `shared` for x [tokens, H].
 void RunSharedExpert(const DeviceExperts& shared, const ExpertActivation& activation,
                      const float* x, int64_t tokens, float* y, ProductBuffers& buffers,
-                     const StreamChain& chain);
+                     const PdlStream& chain);
 
 }  // namespace switchyard::cuda

@@ -13,7 +13,7 @@ namespace switchyard::cuda {
 namespace {
 
 constexpr int64_t kStagingBytes = int64_t{16} << 20;  // staging buffer of converted rows
-constexpr int64_t kGemmStep = 64;  // size alignment of GroupedGemmBf16
+constexpr int64_t kGemmStep = 64;                     // size alignment of GroupedGemmBf16
 
 int64_t BytesOf(ElementType type) {
   return type == ElementType::kFp8 ? 1 : type == ElementType::kBF16 ? 2 : 4;

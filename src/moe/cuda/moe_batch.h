@@ -8,7 +8,7 @@
 
 #include "moe/cuda/expert_rows.h"
 #include "moe/cuda/row_exchange.h"
-#include "moe/token_spread.h"
+#include "moe/token_partition.h"
 
 namespace switchyard::cuda {
 
@@ -23,7 +23,7 @@ struct CudaMoeBatch {
 
   // Rows that this rank routes: its lane's tokens, or all tokens if there is no partition.
   bool spreads = false;
-  TokenSpread spread;
+  TokenPartition spread;
   std::vector<int64_t> lanes;  // [ep] tokens of every rank's lane; without a partition [1] all
   const float* x = nullptr;    // [lane tokens, H]
   float* y = nullptr;          // [lane tokens, H]
@@ -45,7 +45,7 @@ struct CudaMoeBatch {
     const int32_t* ids = nullptr;    // [segments · capacity, k] local
     const float* weights = nullptr;  // the same shape; if rows were not exchanged
     int64_t slots = 0;               // maximum for this rank's experts
-    int64_t usual_slots = 0;         // expected under even load over ranks
+    int64_t expected_slots = 0;      // expected under even load over ranks
   } arrived;
   RowOrder order;
   int64_t ordered_rows = 0;           // maximum, padding included

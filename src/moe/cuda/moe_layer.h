@@ -49,12 +49,12 @@ class CudaMoeLayer : public MoeBlock {
   void PlaceShared(const MoeLayerWeights& weights);
   void GatherAll(CudaMoeBatch& batch);
   SelectExpertsParams Choice(const CudaMoeBatch& batch) const;
-  bool ChoosesWhileOrdering(const CudaMoeBatch& batch) const;
-  void KeepRoutedExperts(CudaMoeBatch& batch);
+  bool FusesSelectAndOrder(const CudaMoeBatch& batch) const;
+  void StoreRoutedExperts(CudaMoeBatch& batch);
   const Branch* SharedBranch(const CudaMoeBatch& batch) const;
   void ComputeShared(CudaMoeBatch& batch);
-  bool AddsUpAfterSums() const;
-  bool SumsHaveShared(const CudaMoeBatch& batch) const;
+  bool ReducesAfterSums() const;
+  bool SumsIncludeShared(const CudaMoeBatch& batch) const;
   TokenAddend SharedInSums(const CudaMoeBatch& batch) const;
   TokenAddend SharedOutput(int64_t token) const;
   ExpertActivation Activation() const;

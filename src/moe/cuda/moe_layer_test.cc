@@ -249,7 +249,7 @@ TEST(CudaMoeLayer, RowsBeyondAChunkGoInFurtherRuns) {
     OnGpu whole(layer, dtype, {}, kTokens);
     const auto want = whole.Forward(layer, kTokens);
 
-    LoneMember members;
+    SingleMember members;
     const auto device = TestDevice(dtype, kTokens, 0, {.packs_experts = !packed});
     DeviceMoeContext context;
     context.mesh = Mesh({.tp = 4, .ep = 4}, 0);

@@ -19,7 +19,7 @@ struct Rank {
               hosts.ranks_per_host) {
     CudaDevice& gpu = CudaDevice::From(*device);
     const auto watch = std::make_shared<NcclWatch>(comm, kTimeout);
-    gpu.AddCheck([this] { peers.CheckWaits(); });
+    gpu.AddCheck([this] { peers.CheckTimeouts(); });
     gpu.SetWait([watch](cudaEvent_t event) { watch->Wait(event); });
     const auto make = [&](std::vector<int> group, const char* name) {
       return collectives

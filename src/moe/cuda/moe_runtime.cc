@@ -11,18 +11,18 @@
 #include "moe/cuda/select_experts.h"
 #include "moe/dispatchers/rounds.h"
 #include "moe/runner_names.h"
-#include "moe/token_spread.h"
+#include "moe/token_partition.h"
 
 namespace switchyard::cuda {
 namespace {
 
 // Minimum chunk size in rows, if there are as many.
-constexpr int64_t kLeastChunkRows = 16384;
+constexpr int64_t kMinChunkRows = 16384;
 
 // Maximum tokens of a rank whose shared expert runs on its own stream. Router, selection and row
 // ordering leave most of the GPU idle for that long. 4096 and 8192 tokens gained nothing
 // (measured).
-constexpr int64_t kMostTokensBeside = 2048;
+constexpr int64_t kMaxTokensOnSideStream = 2048;
 
 // Grid size of exchange kernels if ranks share a GPU, as in tests: their kernels wait for one
 // another.
@@ -49,8 +49,7 @@ void CheckOptions(const MoeOptions& options, const MoeShape& shape, const MeshSh
     throw Invalid(
         "--moe-combine-rows rank: --moe-a2a-backend {} combines slot by slot; want deepep",
         options.a2a_backend);
-  if (options.waterfill)
-    throw Invalid("--enable-deepep-waterfill is not supported on GPUs");
+  if (options.waterfill) throw Invalid("--enable-deepep-waterfill is not supported on GPUs");
   if (shape.num_experts > kMaxRouterExperts || shape.top_k > kMaxTopK)
     throw Invalid(
         "num_experts={} top_k={} exceeds the CUDA limits (num_experts <= {}, top_k <= {})",
@@ -152,7 +151,7 @@ std::unique_ptr<RowExchange> CudaMoeRuntime::MakeExchange(bool low_latency, int6
   if (SpansHosts(mesh().shape(), context_.hosts))
     return std::make_unique<NcclExchange>(config, experts_, *context_.peers,
                                           NcclGroup::From(groups().ep));
-  if (!context_.peers->OneGpuEach(ep_group_)) config.blocks = kBlocksOfSharedGpu;
+  if (!context_.peers->HasDistinctGpus(ep_group_)) config.blocks = kBlocksOfSharedGpu;
   return std::make_unique<Exchange>(config, experts_, *context_.peers);
 }
 
@@ -175,12 +174,12 @@ void CudaMoeRuntime::ReserveRows() {
   const bool sees_all = gathers() || normal_ || low_latency_;
   const int64_t arrived = sees_all ? ep * round : round;
   const int64_t slots = arrived * std::min<int64_t>(k, local_experts());
-  ordered_rows_ = MostOrderedRows(slots, local_experts());
+  ordered_rows_ = MaxOrderedRows(slots, local_experts());
   // Under even load every rank receives k / ep of a row's slots. Chunks cover twice that; rows
   // beyond it need further GEMM runs, which are usually empty.
   const int64_t usual =
       2 * CeilDiv((scatters_ ? ep : 1) * round * k, ep) + local_experts() * kGroupBlockRows;
-  chunk_rows_ = std::min(ordered_rows_, RoundUp(std::max(usual, kLeastChunkRows), kGroupBlockRows));
+  chunk_rows_ = std::min(ordered_rows_, RoundUp(std::max(usual, kMinChunkRows), kGroupBlockRows));
 
   Grow(&buffers_.logits, round * shape_.num_experts * 4);
   for (DeviceMemory* ids : {&buffers_.logical, &buffers_.ids, &buffers_.weights})
@@ -213,14 +212,14 @@ void CudaMoeRuntime::ReserveShared(const DeviceExperts& shared) {
   const int64_t own = CeilDiv(shape_.max_tokens, scatters_ ? mesh().attn_tp() : 1);
   ReserveProducts(shared, RoundUp(own, kGroupBlockRows), &buffers_.products);
   if (device_.options().fused)
-    ReserveProducts(shared, RoundUp(std::min(own, kMostTokensBeside), kGroupBlockRows),
+    ReserveProducts(shared, RoundUp(std::min(own, kMaxTokensOnSideStream), kGroupBlockRows),
                     &buffers_.beside);
   Grow(&buffers_.shared_y, own * shape_.hidden * 4);
   Grow(&buffers_.shared_gate, own * 4);
 }
 
-const Branch* CudaMoeRuntime::BranchFor(int64_t own_tokens) const {
-  return device_.options().fused && own_tokens <= kMostTokensBeside ? &beside_ : nullptr;
+const Branch* CudaMoeRuntime::SideStreamFor(int64_t own_tokens) const {
+  return device_.options().fused && own_tokens <= kMaxTokensOnSideStream ? &beside_ : nullptr;
 }
 
 void CudaMoeRuntime::ReserveProducts(const DeviceExperts& experts, int64_t rows,

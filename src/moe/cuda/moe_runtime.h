@@ -33,7 +33,7 @@ struct MoeBuffers {
   DeviceMemory all_ids, all_local, all_weights;  // [tokens of all ranks, top_k]
   DeviceMemory position;                         // RowOrder, maximum rows
   DeviceMemory offsets, counts, block_groups, order_scratch;
-  DeviceMemory order_arrived;          // of ChooseAndOrder
+  DeviceMemory order_arrived;          // of SelectAndOrder
   ProductBuffers products;             // of a chunk of rows; shared expert included
   ProductBuffers beside;               // of a shared expert on its own stream
   DeviceMemory outputs;                // [ordered rows, H]
@@ -56,7 +56,7 @@ class CudaMoeRuntime : public DeviceMoe {
   const RankGroups& groups() const { return context_.groups; }
   CudaDevice& device() const { return device_; }
   cudaStream_t stream() const { return device_.stream(); }
-  StreamChain chain() const { return device_.chain(); }
+  PdlStream chain() const { return device_.chain(); }
   const ExpertMap& experts() const { return experts_; }
   int local_experts() const { return experts_.LocalExperts(mesh().ep_rank()); }
   // Format to which rows and outputs are rounded, exchanged or not.
@@ -80,9 +80,9 @@ class CudaMoeRuntime : public DeviceMoe {
   void ReserveShared(const DeviceExperts& shared);
   MoeBuffers& buffers() { return buffers_; }
 
-  // The branch on which the shared expert overlaps the other stages, for up to kMostTokensBeside
-  // tokens of a rank; null: no overlap.
-  const Branch* BranchFor(int64_t own_tokens) const;
+  // The branch on which the shared expert overlaps the other stages, for up to
+  // kMaxTokensOnSideStream tokens of a rank; null: no overlap.
+  const Branch* SideStreamFor(int64_t own_tokens) const;
 
  private:
   std::unique_ptr<RowExchange> MakeExchange(bool low_latency, int64_t tokens) const;

@@ -99,7 +99,7 @@ struct NcclExchange::Impl {
   }
 
   std::byte* Box(const Slot& slot, int rank) const {
-    return slot.memory + plan.boxes + rank * plan.box_bytes;
+    return slot.memory + plan.boxes + rank * plan.send_buffer_bytes;
   }
   std::byte* Tags(const Slot& slot, int rank) const {
     return slot.memory + plan.tags + rank * plan.tag_bytes;
@@ -124,7 +124,7 @@ struct NcclExchange::Impl {
   }
 
   void Pack(Slot& slot, cudaStream_t stream);
-  void SendTags(Slot& slot, cudaStream_t stream);
+  void SendMetadata(Slot& slot, cudaStream_t stream);
   void SendReturns(Slot& slot, const void* outputs, const int32_t* position, int64_t begin,
                    int64_t most, cudaStream_t stream);
 };
@@ -151,7 +151,7 @@ void NcclExchange::Impl::Pack(Slot& slot, cudaStream_t stream) {
         "places of returned rows");
 }
 
-void NcclExchange::Impl::SendTags(Slot& slot, cudaStream_t stream) {
+void NcclExchange::Impl::SendMetadata(Slot& slot, cudaStream_t stream) {
   const auto bytes = static_cast<size_t>(TagBytes(slot.lone));
   StartMessages();
   for (int r = 0; r < config.ranks; ++r) {
@@ -185,14 +185,14 @@ void NcclExchange::BeginDispatch(int slot_number, const Tokens& tokens, cudaStre
   Impl::Slot& slot = impl_->SlotOf(slot_number);
   slot.longest = longest;
   slot.fixed = longest <= impl_->plan.fixed_tokens;
-  slot.lone = LoneLayoutOf(config, longest);
+  slot.lone = SingleSourceLayoutOf(config, longest);
   ExchangeBatch& batch = slot.batch;
   batch.layout = slot.lone;
   batch.max_tokens = static_cast<int>(longest);
   SetTokens(batch, tokens);
 
   impl_->Pack(slot, stream);
-  impl_->SendTags(slot, stream);
+  impl_->SendMetadata(slot, stream);
   if (slot.fixed) return;
   Check(cudaMemcpyAsync(slot.counts.as<void>(), slot.memory + impl_->plan.counts,
                         sizeof(NcclCounts), cudaMemcpyDeviceToHost, stream),
@@ -268,7 +268,7 @@ void NcclExchange::BeginCombine(int slot_number, const void* outputs, const int3
   int64_t last = 0;
   for (int r = 0; r < config.ranks; ++r)
     last = std::max<int64_t>({last, counts.owed[r], counts.expected[r]});
-  const int64_t most = impl_->plan.box_bytes / slot.lone.combined_bytes;
+  const int64_t most = impl_->plan.send_buffer_bytes / slot.lone.combined_bytes;
   for (int64_t begin = 0; begin < last; begin += most)
     impl_->SendReturns(slot, outputs, position, begin, most, stream);
 }
@@ -278,16 +278,17 @@ void NcclExchange::EndCombine(int slot_number, float* y, cudaStream_t stream) {
   const ExchangeConfig& config = impl_->config;
   const NcclSlotPlan& plan = impl_->plan;
   // Same reduction order as Exchange: by rank, or by slot.
-  Check(SumSlots({.outputs = slot.memory + plan.returned,
-                  .type = config.combined == DType::kF32 ? ElementType::kF32 : ElementType::kBF16,
-                  .position = impl_->At<int32_t>(slot, plan.place),
-                  .weights = config.sum_by_rank ? impl_->ones.as<float>() : slot.batch.weights,
-                  .tokens = slot.batch.tokens,
-                  .hidden = config.hidden,
-                  .k = static_cast<int>(ReturnsOfToken(config)),
-                  .addend = slot.batch.addend,
-                  .y = y},
-                 stream),
+  Check(UnpermuteRows(
+            {.outputs = slot.memory + plan.returned,
+             .type = config.combined == DType::kF32 ? ElementType::kF32 : ElementType::kBF16,
+             .position = impl_->At<int32_t>(slot, plan.place),
+             .weights = config.sum_by_rank ? impl_->ones.as<float>() : slot.batch.weights,
+             .tokens = slot.batch.tokens,
+             .hidden = config.hidden,
+             .k = static_cast<int>(ReturnsOfToken(config)),
+             .addend = slot.batch.addend,
+             .y = y},
+            stream),
         "end of the combine");
 }
 

@@ -14,16 +14,16 @@ namespace switchyard::cuda {
 // Counts of one batch, by rank of the group. A return is the output of a (row, slot) pair, or a
 // row's partial sum if combined by rank.
 struct NcclCounts {
-  int32_t received[kMostRanks];  // rows from each rank: DispatchedRows::counts
-  int32_t owed[kMostRanks];      // returns to each rank
-  int32_t sent[kMostRanks];      // rows to each rank
-  int32_t expected[kMostRanks];  // returns from each rank
+  int32_t received[kMaxExchangeRanks];  // rows from each rank: DispatchedRows::counts
+  int32_t owed[kMaxExchangeRanks];      // returns to each rank
+  int32_t sent[kMaxExchangeRanks];      // rows to each rank
+  int32_t expected[kMaxExchangeRanks];  // returns from each rank
 };
 
 // Unpacks the received metadata of all source ranks into the layout of DispatchedRows.
 struct AcceptParams {
-  const std::byte* tags[kMostRanks];  // by source: from ExchangeLayout::counts to its rows
-  ExchangeLayout layout;              // of `tags`, for one source with `longest` tokens
+  const std::byte* tags[kMaxExchangeRanks];  // by source: from ExchangeLayout::counts to its rows
+  ExchangeLayout layout;                     // of `tags`, for one source with `longest` tokens
   int ranks, max_tokens, longest, top_k;
   bool sum_by_rank;
   int32_t* ids;    // [ranks, max_tokens, top_k]
@@ -47,7 +47,7 @@ cudaError_t StartPlaceReturns(const ExchangeBatch& batch, const PlaceReturnsPara
 
 // Packs returns [begin, begin + most) for each rank into that rank's send buffer.
 struct PackReturnsParams {
-  std::byte* box[kMostRanks];
+  std::byte* box[kMaxExchangeRanks];
   const void* outputs;      // [*, hidden]
   const int32_t* position;  // [ranks · max_tokens, top_k]
   const int32_t* first_return;

@@ -18,7 +18,7 @@ int64_t FixedBytes(const ExchangeConfig& c, const ExchangeLayout& lone) {
 
 }  // namespace
 
-ExchangeLayout LoneLayoutOf(const ExchangeConfig& config, int64_t longest) {
+ExchangeLayout SingleSourceLayoutOf(const ExchangeConfig& config, int64_t longest) {
   ExchangeConfig lone = config;
   lone.ranks = 1;
   lone.rank = 0;
@@ -28,13 +28,13 @@ ExchangeLayout LoneLayoutOf(const ExchangeConfig& config, int64_t longest) {
 
 NcclSlotPlan NcclPlanOf(const ExchangeConfig& c) {
   LayoutOf(c);  // validates
-  const ExchangeLayout lone = LoneLayoutOf(c, c.max_tokens);
+  const ExchangeLayout lone = SingleSourceLayoutOf(c, c.max_tokens);
   NcclSlotPlan plan = {};
   plan.fixed_tokens =
       c.low_latency ? c.max_tokens
                     : std::min(c.max_tokens,
                                std::max(c.recorded_tokens, kNcclSmallBytes / FixedBytes(c, lone)));
-  plan.box_bytes = RoundUp(
+  plan.send_buffer_bytes = RoundUp(
       std::max(lone.returned, plan.fixed_tokens * ReturnsFromRank(c) * lone.combined_bytes));
   plan.tag_bytes = TagBytes(lone);
 
@@ -47,7 +47,7 @@ NcclSlotPlan NcclPlanOf(const ExchangeConfig& c) {
     plan.bytes += RoundUp(bytes);
     return begin;
   };
-  plan.boxes = add(c.ranks * plan.box_bytes);
+  plan.boxes = add(c.ranks * plan.send_buffer_bytes);
   plan.tags = add(c.ranks * plan.tag_bytes);
   plan.rows = add(rows * lone.row_stride);
   plan.ids = add(rows * c.top_k * 4);

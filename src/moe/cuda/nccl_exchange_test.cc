@@ -71,7 +71,7 @@ class Batch {
     for (const auto& of_rank : traffic.ranks)
       tokens_.longest = std::max(tokens_.longest, of_rank.tokens(k));
   }
-  void ForgetLongest() { tokens_.longest = 0; }
+  void ClearLongest() { tokens_.longest = 0; }
 
   void BeginDispatch(RowExchange& exchange, int slot, const Stream& stream) const {
     exchange.BeginDispatch(slot, tokens_, stream.get());
@@ -190,7 +190,7 @@ TEST_P(CudaNcclExchange, GivesWhatPeerMemoryGives) {
       Batch batch(own);
       for (size_t i = 0; i < traffic.size(); ++i) {
         batch.Upload(traffic[i], rank.rank);
-        if (i == 3) batch.ForgetLongest();
+        if (i == 3) batch.ClearLongest();
         batch.Run(nccl, rank.stream);
         rank.stream.Synchronize();
         ExpectDispatched(own, rank.rank, batch.rows(), traffic[i]);
@@ -199,7 +199,7 @@ TEST_P(CudaNcclExchange, GivesWhatPeerMemoryGives) {
         rank.comm->tp->Barrier("before peer memory");
         batch.Run(peers, rank.stream);
         rank.stream.Synchronize();
-        rank.shared.CheckWaits();
+        rank.shared.CheckTimeouts();
         EXPECT_TRUE(kernels::SameBits(batch.Sums(traffic[i]), sums)) << "batch " << i;
         if (testing::Test::HasFatalFailure()) break;
       }
@@ -297,14 +297,14 @@ TEST(NcclExchangePlan, SendsFewTokensInMessagesOfFixedSize) {
                       .combined = DType::kBF16};
   EXPECT_EQ(NcclPlanOf(c).fixed_tokens, 2);
   const NcclSlotPlan plan = NcclPlanOf(c);
-  EXPECT_GE(plan.box_bytes, 4096 * 7296);  // the rows of one rank
+  EXPECT_GE(plan.send_buffer_bytes, 4096 * 7296);  // the rows of one rank
   EXPECT_LT(plan.bytes, int64_t{2} << 30);
   c.recorded_tokens = 256;
   EXPECT_EQ(NcclPlanOf(c).fixed_tokens, 256);
   c.low_latency = true;
   c.max_tokens = 128;
   EXPECT_EQ(NcclPlanOf(c).fixed_tokens, 128);
-  EXPECT_GE(NcclPlanOf(c).box_bytes, 128 * 8 * 7168 * 2);  // the returns of one rank
+  EXPECT_GE(NcclPlanOf(c).send_buffer_bytes, 128 * 8 * 7168 * 2);  // the returns of one rank
   c.ranks = 17;
   EXPECT_THROW(NcclPlanOf(c), Error);
 }

@@ -102,8 +102,8 @@ __global__ void __launch_bounds__(kThreads) LogitsKernel(const RouterLogitsParam
   constexpr bool kExactWeights = sizeof(W) == 2;  // bfloat16: one part is exact
   constexpr int kRows = 16 * kRowTiles, kColumns = 8 * kColumnTiles;
   extern __shared__ float partial[];  // [kWarps, kRows, kColumns]
-  WaitForKernelBefore();
-  AllowNextKernel();
+  WaitForPriorKernels();
+  LaunchDependents();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int group = lane / 4, quad = lane % 4;
   const int64_t first_row = int64_t{blockIdx.y} * kRows;
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kThreads) LogitsKernel(const RouterLogitsParam
 }
 
 template <typename W, int kRowTiles, int kColumnTiles, int kBatch>
-cudaError_t Start(const RouterLogitsParams& p, const StreamChain& chain) {
+cudaError_t Start(const RouterLogitsParams& p, const PdlStream& chain) {
   constexpr int kRows = 16 * kRowTiles, kColumns = 8 * kColumnTiles;
   constexpr size_t kShared = kWarps * kRows * kColumns * sizeof(float);
   if constexpr (kShared > 48 * 1024) {
@@ -187,12 +187,12 @@ cudaError_t Start(const RouterLogitsParams& p, const StreamChain& chain) {
   }
   const dim3 grid((p.n + kColumns - 1) / kColumns,
                   static_cast<unsigned>((p.m + kRows - 1) / kRows));
-  return LaunchEarly(LogitsKernel<W, kRowTiles, kColumnTiles, kBatch>, grid, kThreads, kShared,
-                     chain, p);
+  return LaunchWithPdl(LogitsKernel<W, kRowTiles, kColumnTiles, kBatch>, grid, kThreads, kShared,
+                       chain, p);
 }
 
 template <typename W>
-cudaError_t StartFor(const RouterLogitsParams& p, const StreamChain& chain) {
+cudaError_t StartFor(const RouterLogitsParams& p, const PdlStream& chain) {
   // Few tokens: small tiles for many blocks. Many tokens: large tiles, which reread elements less.
   if (p.m <= 64 || p.n <= 8) return Start<W, 1, 1, 8>(p, chain);
   if (p.m <= 256) return Start<W, 1, 2, 6>(p, chain);
@@ -202,7 +202,7 @@ cudaError_t StartFor(const RouterLogitsParams& p, const StreamChain& chain) {
 
 }  // namespace
 
-cudaError_t RouterLogits(const RouterLogitsParams& p, const StreamChain& chain) {
+cudaError_t RouterLogits(const RouterLogitsParams& p, const PdlStream& chain) {
   if (p.m == 0) return cudaSuccess;
   if (p.k % 4 != 0 || (p.m + 15) / 16 > 65535) return cudaErrorInvalidValue;
   return p.w_is_bf16 ? StartFor<__nv_bfloat16>(p, chain) : StartFor<float>(p, chain);

@@ -21,6 +21,6 @@ struct RouterLogitsParams {
   int n = 0;
   int64_t k = 0;  // a multiple of 4
 };
-cudaError_t RouterLogits(const RouterLogitsParams& p, const StreamChain& chain);
+cudaError_t RouterLogits(const RouterLogitsParams& p, const PdlStream& chain);
 
 }  // namespace switchyard::cuda

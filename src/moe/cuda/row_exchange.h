@@ -19,8 +19,8 @@ struct ExchangeConfig {
   int64_t hidden = 0;                // a multiple of 8, of 16 for FP8
   int top_k = 0;                     // at most 16
   int64_t max_tokens = 0;            // of one rank in one exchange
-  RowFormat dispatched;          // kF32, kBF16, or FP8 with a float32 scale per 128 elements
-  DType combined = DType::kF32;  // of combined rows: kF32 or kBF16
+  RowFormat dispatched;              // kF32, kBF16, or FP8 with a float32 scale per 128 elements
+  DType combined = DType::kF32;      // of combined rows: kF32 or kBF16
   // Combine returns one row per (token, rank), weighted and summed there, instead of one per
   // (token, slot). Fewer bytes, but the sums then depend on the placement (--moe-combine-rows
   // rank).

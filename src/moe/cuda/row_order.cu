@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kOrderThreads)
 
 }  // namespace
 
-int64_t MostOrderedRows(int64_t slots, int experts) {
+int64_t MaxOrderedRows(int64_t slots, int experts) {
   // At most min(slots, experts) experts have rows, and only those have padding.
   const int64_t most = slots + std::min<int64_t>(slots, experts) * (kGroupBlockRows - 1);
   return (most + kGroupBlockRows - 1) / kGroupBlockRows * kGroupBlockRows;

@@ -25,7 +25,7 @@ __device__ __forceinline__ Slot SlotOf(const RowOrderParams& p, int64_t slots, i
   const int row = rest / p.k;
   if (p.in.counts && row >= p.in.counts[segment]) return {-1, -1};
   const int64_t at = segment * p.in.capacity * p.k + rest;
-  // Bypasses L1: other blocks of this kernel may have written the ids (choose_and_order.cu).
+  // Bypasses L1: other blocks of this kernel may have written the ids (select_and_order.cu).
   return {at, __ldcg(p.ids + at)};
 }
 

@@ -36,7 +36,7 @@ struct RowOrderParams {
   RowOrder out;
 };
 // Maximum output rows, padding included, for `slots` slots: a multiple of kGroupBlockRows.
-int64_t MostOrderedRows(int64_t slots, int experts);
+int64_t MaxOrderedRows(int64_t slots, int experts);
 int64_t RowOrderScratch(int64_t slots, int experts);
 // Deterministic: the order depends on ids only. One kernel of one block for few slots, otherwise
 // three kernels.

@@ -19,7 +19,7 @@ struct Case {
   std::vector<int32_t> segment_rows;  // empty: `tokens` each
   std::vector<int32_t> ids;           // [segments · capacity, k]
   int64_t blocks() const {
-    return MostOrderedRows(segments * tokens * k, experts) / kGroupBlockRows;
+    return MaxOrderedRows(segments * tokens * k, experts) / kGroupBlockRows;
   }
 };
 

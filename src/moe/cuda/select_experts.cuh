@@ -7,7 +7,7 @@ namespace switchyard::cuda::choice {
 
 constexpr unsigned kAll = ~0u;
 
-__device__ __forceinline__ float Never() { return __int_as_float(0xff800000); }  // −∞
+__device__ __forceinline__ float MinusInfinity() { return __int_as_float(0xff800000); }  // −∞
 
 struct Best {
   float value;
@@ -41,7 +41,7 @@ __device__ __forceinline__ float WarpSum(float x) {
 // Bit g: experts of group g are eligible. `choice` [num_experts] in shared memory; one warp.
 static __device__ uint32_t BestGroups(const SelectExpertsParams& p, const float* choice, int lane) {
   const int size = p.num_experts / p.num_groups;
-  float first = Never(), second = Never();
+  float first = MinusInfinity(), second = MinusInfinity();
   if (lane < p.num_groups) {
     for (int i = 0; i < size; ++i) {
       const float v = choice[lane * size + i];
@@ -55,14 +55,14 @@ static __device__ uint32_t BestGroups(const SelectExpertsParams& p, const float*
   }
   float score = p.top2_sum && size > 1 ? first + second : first;
   // A group whose score is −∞ uses no slot of topk_groups, and its experts are not masked.
-  const bool unranked = lane < p.num_groups && score == Never();
+  const bool unranked = lane < p.num_groups && score == MinusInfinity();
   uint32_t groups = __ballot_sync(kAll, unranked);
   for (int i = 0; i < p.topk_groups; ++i) {
-    const bool runs = lane < p.num_groups && score > Never();
+    const bool runs = lane < p.num_groups && score > MinusInfinity();
     const int best = WarpBest({score, runs ? lane : -1});
     if (best < 0) break;
     groups |= 1u << best;
-    if (lane == best) score = Never();
+    if (lane == best) score = MinusInfinity();
   }
   return groups;
 }
@@ -79,10 +79,10 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int e = i * 32 + lane;
-    score[i] = e < p.num_experts ? logits[e] : Never();
+    score[i] = e < p.num_experts ? logits[e] : MinusInfinity();
   }
   if (p.scoring == 0) {
-    float largest = Never(), sum = 0.0f;
+    float largest = MinusInfinity(), sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) largest = fmaxf(largest, score[i]);
     largest = WarpMax(largest);
@@ -102,7 +102,7 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int e = i * 32 + lane;
-    choice[i] = e < p.num_experts ? score[i] : Never();
+    choice[i] = e < p.num_experts ? score[i] : MinusInfinity();
     if (p.correction_bias && e < p.num_experts) choice[i] += p.correction_bias[e];
   }
   if (p.num_groups > 1) {
@@ -114,7 +114,7 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       const int e = i * 32 + lane;
-      if (e < p.num_experts && !(groups >> (e / size) & 1)) choice[i] = Never();
+      if (e < p.num_experts && !(groups >> (e / size) & 1)) choice[i] = MinusInfinity();
     }
   }
 
@@ -122,7 +122,7 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
   float weight = 0.0f;
   int chosen = 0;
   for (int j = 0; j < p.top_k; ++j) {
-    Best own = {Never(), -1};
+    Best own = {MinusInfinity(), -1};
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i)
       if (choice[i] > own.value) own = {choice[i], i * 32 + lane};
@@ -133,7 +133,7 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
     for (int i = 0; i < kPerLane; ++i) {
       if (best != i * 32 + lane) continue;
       mine = score[i];
-      choice[i] = Never();
+      choice[i] = MinusInfinity();
     }
     mine = __shfl_sync(kAll, mine, best % 32);
     if (lane == j) {
@@ -145,7 +145,7 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
 
   const bool has = lane < chosen;
   if (p.scoring == 2) {
-    const float largest = WarpMax(has ? weight : Never());
+    const float largest = WarpMax(has ? weight : MinusInfinity());
     if (has) weight = expf(weight - largest);
     float sum = 0.0f;
     for (int j = 0; j < chosen; ++j) sum += __shfl_sync(kAll, weight, j);

@@ -16,7 +16,7 @@
 namespace switchyard::cuda {
 
 // Enables peer access from the current GPU to all others.
-inline void ReachAllGpus() {
+inline void EnablePeerAccess() {
   int own = 0;
   Check(cudaGetDevice(&own), "current GPU");
   for (int other = 0; other < DeviceCount(); ++other) {
@@ -26,27 +26,29 @@ inline void ReachAllGpus() {
 
 class TestExchangeRanks {
  public:
-  static constexpr uint64_t kPatience = 20'000'000'000;  // ns
+  static constexpr uint64_t kTimeoutNanoseconds = 20'000'000'000;  // ns
 
   TestExchangeRanks(const ExchangeConfig& config, const ExpertMap& experts,
-                    uint64_t nanoseconds = kPatience)
+                    uint64_t nanoseconds = kTimeoutNanoseconds)
       : config_(config) {
     for (int r = 0; r < config.ranks; ++r) {
       auto& rank = ranks_.emplace_back(std::make_unique<Rank>(r % DeviceCount(), config));
-      ReachAllGpus();
+      EnablePeerAccess();
       peers_.memory.at[r] = rank->memory.data();
     }
     for (int r = 0; r < config.ranks; ++r) {
       config_.rank = r;
       Use(r);
-      peers_.limit = {ranks_[r]->report.as<WaitReport>(), nanoseconds, r};
+      peers_.limit = {ranks_[r]->report.as<WaitTimeoutReport>(), nanoseconds, r};
       ranks_[r]->exchange = std::make_unique<Exchange>(config_, experts, peers_);
     }
   }
 
   Exchange& exchange(int rank) { return *ranks_[rank]->exchange; }
   cudaStream_t stream(int rank) const { return ranks_[rank]->stream.get(); }
-  const WaitReport& report(int rank) const { return *ranks_[rank]->report.as<WaitReport>(); }
+  const WaitTimeoutReport& report(int rank) const {
+    return *ranks_[rank]->report.as<WaitTimeoutReport>();
+  }
   void Use(int rank) const { UseDevice(ranks_[rank]->device); }
 
   void SetActive(const std::vector<bool>& active) {
@@ -159,9 +161,9 @@ class TestExchangeRanks {
         : device((UseDevice(device_in), device_in)),
           memory(Exchange::PeerBytes(c)),
           active(c.ranks),
-          report(sizeof(WaitReport)),
+          report(sizeof(WaitTimeoutReport)),
           slots(c.in_flight) {
-      *report.as<WaitReport>() = {};
+      *report.as<WaitTimeoutReport>() = {};
       const size_t tokens = c.max_tokens, rows = tokens * c.ranks, elements = tokens * c.hidden;
       for (Buffers& slot : slots) {
         slot.x = DeviceMemory(elements * 4);

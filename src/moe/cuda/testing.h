@@ -48,7 +48,7 @@ inline std::unique_ptr<kernels::Device> TestDevice(DType dtype, int64_t max_toke
 }
 
 // The only contributing member of a group: all others would contribute zeros.
-class LoneMember : public Collectives {
+class SingleMember : public Collectives {
  public:
   int rank() const override { return 0; }
   int size() const override { return 1; }

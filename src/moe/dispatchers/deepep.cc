@@ -43,9 +43,9 @@ class DeepEpAuto : public Dispatcher {
   Dispatched EndDispatch(DispatchHandle* handle) override {
     return ModeOf(*handle).EndDispatch(handle);
   }
-  std::span<std::byte* const> OutputPlaces(const ExpertRows& experts,
-                                           DispatchHandle* handle) override {
-    return ModeOf(*handle).OutputPlaces(experts, handle);
+  std::span<std::byte* const> OutputDestinations(const ExpertRows& experts,
+                                                 DispatchHandle* handle) override {
+    return ModeOf(*handle).OutputDestinations(experts, handle);
   }
   void PrepareCombine(const ExpertRows& experts, DispatchHandle* handle) override {
     ModeOf(*handle).PrepareCombine(experts, handle);

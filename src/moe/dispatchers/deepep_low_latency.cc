@@ -48,7 +48,7 @@ void DeepEpLowLatency::BeginDispatch(const float* x, const TopK& topk, bool,
   handle->layout = DispatchLayout::kLowLatency;
   handle->topk = &topk;
   buffers_.sent.Begin(slots_, experts_, x, topk, pool_, &state.sent);
-  ListPlaces(&state);
+  ListValidPlaces(&state);
   SendPlaces(state);
   buffers_.sent.Send(slots_, state.sent, pool_);
   slots_.RaiseAll(state.sent.use, kRows);
@@ -61,8 +61,8 @@ void DeepEpLowLatency::BeginDispatchAgain(const float* x, bool, DispatchHandle* 
   slots_.RaiseAll(state.sent.use, kRows);
 }
 
-void DeepEpLowLatency::ListPlaces(State* state) const {
-  const SentRows::Batch& sent = state->sent;
+void DeepEpLowLatency::ListValidPlaces(State* state) const {
+  const DispatchRows::Batch& sent = state->sent;
   const int64_t ranks = slots_.ranks(), capacity = buffers_.sent.capacity();
   state->expert_counts.assign(ranks * local_experts_, 0);
   state->places.resize(ranks * local_experts_ * capacity);
@@ -147,10 +147,10 @@ void DeepEpLowLatency::ReceivePlaces(State* state) const {
   }
 }
 
-std::span<std::byte* const> DeepEpLowLatency::OutputPlaces(const ExpertRows& experts,
-                                                           DispatchHandle* handle) {
+std::span<std::byte* const> DeepEpLowLatency::OutputDestinations(const ExpertRows& experts,
+                                                                 DispatchHandle* handle) {
   auto& state = handle->Get<State>();
-  std::vector<ReturnedRows::Target>& targets = state.returned.targets;
+  std::vector<CombinedRows::Target>& targets = state.returned.targets;
   targets.assign(experts.num_rows, {});
   for (int64_t i = 0; i < experts.num_places; ++i) {
     const int32_t place = experts.places[i];
@@ -161,7 +161,7 @@ std::span<std::byte* const> DeepEpLowLatency::OutputPlaces(const ExpertRows& exp
 
 void DeepEpLowLatency::PrepareCombine(const ExpertRows& experts, DispatchHandle* handle) {
   auto& state = handle->Get<State>();
-  if (!state.returned.left) OutputPlaces(experts, handle);
+  if (!state.returned.left) OutputDestinations(experts, handle);
   buffers_.returned.Prepare(slots_, buffers_.sent, state.sent, experts, &state.returned, pool_);
 }
 

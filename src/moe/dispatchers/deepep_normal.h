@@ -4,15 +4,15 @@
 #include <vector>
 
 #include "moe/backends.h"
+#include "moe/dispatchers/combined_rows.h"
+#include "moe/dispatchers/dispatch_rows.h"
 #include "moe/dispatchers/exchange_slots.h"
-#include "moe/dispatchers/return_rows.h"
-#include "moe/dispatchers/sent_rows.h"
 
 namespace switchyard {
 
 // Each rank rounds every row once, into its own arena. It sends every destination rank the row's
-// token index and local expert ids (metadata, "tags") and the number of rows (SentRows). Rows need
-// no prior exchange of counts: one round trip. Ranks of the same host read the rows in place.
+// token index and local expert ids (metadata, "tags") and the number of rows (DispatchRows). Rows
+// need no prior exchange of counts: one phase. Ranks of the same host read the rows in place.
 //
 // Combine returns one row per (token, slot). The expert's rank writes it to [token, slot] of the
 // source's arena, where the rows are summed. Summing on the expert's rank first would return min(k,
@@ -36,8 +36,8 @@ class DeepEpNormal : public Dispatcher {
   void BeginDispatchAgain(const float* x, bool decode, DispatchHandle* handle) override;
   bool Arrived(DispatchHandle* handle) override;
   Dispatched EndDispatch(DispatchHandle* handle) override;
-  std::span<std::byte* const> OutputPlaces(const ExpertRows& experts,
-                                           DispatchHandle* handle) override;
+  std::span<std::byte* const> OutputDestinations(const ExpertRows& experts,
+                                                 DispatchHandle* handle) override;
   void PrepareCombine(const ExpertRows& experts, DispatchHandle* handle) override;
   void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) override;
   void EndCombine(DispatchHandle* handle, float* y) override;
@@ -47,24 +47,24 @@ class DeepEpNormal : public Dispatcher {
 
   // One batch.
   struct State {
-    SentRows::Batch sent;
+    DispatchRows::Batch sent;
     std::vector<int32_t> tags;  // [rows received, 1 + k] token index at its source, local ids
-    ReturnedRows::Batch returned;
+    CombinedRows::Batch returned;
   };
 
   struct Buffers {
     Buffers(const MoeOptions& options, const ExchangeShape& shape);
     BufferPlan plan;
-    SentRows sent;
-    ReturnedRows returned;
+    DispatchRows sent;
+    CombinedRows returned;
     size_t tags;  // [P sources, capacity, 1 + k] i32
   };
 
   void CheckTokens(int64_t tokens) const;
-  void SendTags(const State& state);
+  void SendMetadata(const State& state);
   void ReceiveTags(State* state) const;
   // Writes the tags of all tokens for `dest`.
-  void WriteTags(const SentRows::Batch& sent, int dest, int32_t* tags) const;
+  void WriteTags(const DispatchRows::Batch& sent, int dest, int32_t* tags) const;
   // Offset of the segment of a source.
   size_t TagOffset(int source) const {
     return buffers_.tags + buffers_.sent.SegmentBegin(source) * tag_size_ * sizeof(int32_t);

@@ -14,7 +14,7 @@ using std::chrono::milliseconds;
 
 // Interval at which a wait on a flag checks the cell, to detect that others have excluded the rank,
 // or that it died between commit and flag.
-constexpr milliseconds kLook(10);
+constexpr milliseconds kPollInterval(10);
 
 double Seconds(milliseconds time) { return std::chrono::duration<double>(time).count(); }
 
@@ -46,11 +46,11 @@ ElasticRanks::Outcome ElasticRanks::OutcomeOf(uint64_t cell, uint64_t number) {
   return cell & kClosed ? Outcome::kLost : Outcome::kPending;
 }
 
-ElasticRanks::Outcome ElasticRanks::Look(int ep_rank, uint64_t number) const {
+ElasticRanks::Outcome ElasticRanks::ReadCell(int ep_rank, uint64_t number) const {
   return OutcomeOf(std::atomic_ref(*CellOf(ep_rank)).load(), number);
 }
 
-ElasticRanks::Outcome ElasticRanks::Close(int ep_rank, uint64_t number) {
+ElasticRanks::Outcome ElasticRanks::CloseCell(int ep_rank, uint64_t number) {
   const std::atomic_ref cell(*CellOf(ep_rank));
   uint64_t seen = cell.load();
   while (OutcomeOf(seen, number) == Outcome::kPending)
@@ -58,7 +58,7 @@ ElasticRanks::Outcome ElasticRanks::Close(int ep_rank, uint64_t number) {
   return OutcomeOf(seen, number);
 }
 
-void ElasticRanks::CheckOwn() const {
+void ElasticRanks::CheckNotExcluded() const {
   if (std::atomic_ref(*CellOf(rank_)).load() & kClosed)
     throw Error(ErrorKind::kPeer,
                 fmt::format("rank {} was excluded by the other ranks after {} stages of the MoE "
@@ -71,20 +71,20 @@ uint64_t ElasticRanks::Commit() {
   uint64_t expected = committed_;
   if (!std::atomic_ref(*CellOf(rank_)).compare_exchange_strong(expected, committed_ + 1)) {
     CHECK_EQ(expected, committed_ | kClosed);
-    CheckOwn();
+    CheckNotExcluded();
   }
   return ++committed_;
 }
 
 void ElasticRanks::Wait(int ep_rank, uint64_t number, size_t flag, uint32_t value, Deadline until,
                         const char* what) {
-  while (!memory_.WaitFor(flag, value, kLook)) {
-    Outcome outcome = Look(ep_rank, number);
+  while (!memory_.WaitFor(flag, value, kPollInterval)) {
+    Outcome outcome = ReadCell(ep_rank, number);
     if (outcome == Outcome::kPending && std::chrono::steady_clock::now() >= until)
-      outcome = Close(ep_rank, number);
+      outcome = CloseCell(ep_rank, number);
     if (outcome == Outcome::kCommitted) return;
     if (outcome == Outcome::kLost) return Mask(ep_rank, what);
-    CheckOwn();
+    CheckNotExcluded();
   }
 }
 

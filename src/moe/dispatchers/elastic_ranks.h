@@ -53,7 +53,7 @@ class ElasticRanks {
   // rank.
   uint64_t Commit();
   // Deadline for the stages of one wait.
-  Deadline StartWait() const { return std::chrono::steady_clock::now() + timeout_; }
+  Deadline WaitDeadline() const { return std::chrono::steady_clock::now() + timeout_; }
   // Waits until EP rank `ep_rank` has committed stage `number`, signalled by `flag` reaching
   // `value`. Masks the rank if the deadline `until` passes or others have closed its cell, and logs
   // a warning with the stage (`what`).
@@ -67,9 +67,9 @@ class ElasticRanks {
 
   uint64_t* CellOf(int ep_rank) const;
   static Outcome OutcomeOf(uint64_t cell, uint64_t number);
-  Outcome Look(int ep_rank, uint64_t number) const;
-  Outcome Close(int ep_rank, uint64_t number);
-  void CheckOwn() const;
+  Outcome ReadCell(int ep_rank, uint64_t number) const;
+  Outcome CloseCell(int ep_rank, uint64_t number);
+  void CheckNotExcluded() const;
   void Mask(int ep_rank, const char* what);
 
   SymmetricMemory& memory_;

@@ -67,7 +67,7 @@ TEST_F(ElasticRanksTest, AllSeeTheSameRankLostInTheSameStage) {
 TEST_F(ElasticRanksTest, ALostRankLearnsOfItWhenItCommitsOrWaits) {
   ranks_[1]->Commit();
   Wait(0, 1, 2, Now());
-  const auto expect_given_up = [](const auto& body) {
+  const auto expect_excluded = [](const auto& body) {
     try {
       body();
       ADD_FAILURE() << "no error";
@@ -76,8 +76,8 @@ TEST_F(ElasticRanksTest, ALostRankLearnsOfItWhenItCommitsOrWaits) {
       EXPECT_THAT(error.what(), HasSubstr("rank 1 was excluded by the other ranks after 1 stages"));
     }
   };
-  expect_given_up([&] { ranks_[1]->Commit(); });
-  expect_given_up([&] { Wait(1, 2, 1, Far()); });
+  expect_excluded([&] { ranks_[1]->Commit(); });
+  expect_excluded([&] { Wait(1, 2, 1, Far()); });
 }
 
 TEST_F(ElasticRanksTest, ARankDoesNotGiveUpThoseAheadOfIt) {

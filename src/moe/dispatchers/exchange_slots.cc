@@ -92,7 +92,7 @@ void ExchangeSlots::WaitAll(const SlotUse& use, int stage, const char* what) {
 
 void ExchangeSlots::WaitForActive(const SlotUse& use, int stage, const char* what) {
   const uint64_t commit = commits_[stage * kSlots + use.slot];
-  const Deadline until = elastic_->StartWait();
+  const Deadline until = elastic_->WaitDeadline();
   for (int source = 0; source < ranks(); ++source)
     if (Active(source))
       elastic_->Wait(source, commit, FlagOffset(use.slot, stage, source), use.round, until, what);

@@ -9,9 +9,9 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "moe/combine.h"
+#include "moe/dispatchers/combined_rows.h"
 #include "moe/dispatchers/exchange_slots.h"
 #include "moe/dispatchers/published_rows.h"
-#include "moe/dispatchers/return_rows.h"
 #include "moe/dispatchers/rounds.h"
 #include "moe/scratch.h"
 

@@ -5,7 +5,7 @@
 
 #include "core/check.h"
 #include "core/error.h"
-#include "moe/dispatchers/return_rows.h"
+#include "moe/dispatchers/combined_rows.h"
 #include "moe/dispatchers/rounds.h"
 #include "moe/rows.h"
 

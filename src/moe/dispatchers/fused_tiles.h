@@ -40,7 +40,7 @@ class FusedTiles : public FusedExperts {
   explicit FusedTiles(const DispatcherContext& context);
   static ExchangeMemory Memory(const MoeOptions& options, const ExchangeShape& shape);
 
-  bool Takes(WeightFormat format) const override { return runner_.Takes(format); }
+  bool Supports(WeightFormat format) const override { return runner_.Supports(format); }
   int64_t MaxTokens(bool) const override { return buffers_.published.capacity(); }
   void Begin(const float* x, const TopK& topk, bool decode, DispatchHandle* handle) override;
   void End(const ExpertBlock& block, DispatchHandle* handle, float* y) override;

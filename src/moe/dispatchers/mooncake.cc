@@ -49,9 +49,9 @@ class Mooncake : public Dispatcher {
   }
   bool Arrived(DispatchHandle* handle) override { return exchange_->Arrived(handle); }
   Dispatched EndDispatch(DispatchHandle* handle) override { return exchange_->EndDispatch(handle); }
-  std::span<std::byte* const> OutputPlaces(const ExpertRows& experts,
-                                           DispatchHandle* handle) override {
-    return exchange_->OutputPlaces(experts, handle);
+  std::span<std::byte* const> OutputDestinations(const ExpertRows& experts,
+                                                 DispatchHandle* handle) override {
+    return exchange_->OutputDestinations(experts, handle);
   }
   void PrepareCombine(const ExpertRows& experts, DispatchHandle* handle) override {
     exchange_->PrepareCombine(experts, handle);

@@ -212,7 +212,7 @@ TEST(MooncakeTest, ARankIsLostForAllBatchesInFlight) {
 }
 
 // A rank that stalls until the others have finished.
-void ExpectLateRankStops(const std::string& mode, Step step) {
+void ExpectLateRankFails(const std::string& mode, Step step) {
   SCOPED_TRACE(fmt::format("{} step {}", mode, static_cast<int>(step)));
   const Leaves leaves = {{1, {1, step}}};
   const auto expected = Expected(leaves);
@@ -235,8 +235,8 @@ void ExpectLateRankStops(const std::string& mode, Step step) {
 }
 
 TEST(MooncakeTest, ARankThatIsOnlyLateLearnsThatItIsLostAndStops) {
-  ExpectLateRankStops("normal", kBeforeDispatch);
-  ExpectLateRankStops("low_latency", kBeforeCombine);
+  ExpectLateRankFails("normal", kBeforeDispatch);
+  ExpectLateRankFails("low_latency", kBeforeCombine);
 }
 
 TEST(MooncakeTest, TimeoutsOutOfRangeAreRefused) {
@@ -266,7 +266,7 @@ TEST(MooncakeTest, RanksOfOtherHostsAreRefused) {
 
 // ---- Ranks as processes, killed or stopped by signals ----
 
-constexpr int kGood = 0, kWrong = 40, kGivenUp = 41;
+constexpr int kGood = 0, kWrong = 40, kExcluded = 41;
 
 int RankProcess(const std::shared_ptr<SharedArena>& arena, const MoeOptions& options,
                 const MeshShape& mesh, int rank, const Leaves& leaves,
@@ -282,7 +282,7 @@ int RankProcess(const std::shared_ptr<SharedArena>& arena, const MoeOptions& opt
     RunBatches({*moe, block, mesh.ep, rank, 0}, leaves, expected, [&] { raise(signal); });
     return ::testing::Test::HasFailure() ? kWrong : kGood;
   } catch (const Error& error) {
-    return error.kind() == ErrorKind::kPeer ? kGivenUp : kWrong;
+    return error.kind() == ErrorKind::kPeer ? kExcluded : kWrong;
   }
 }
 
@@ -314,7 +314,7 @@ void ExpectOtherProcessesFinish(const std::string& mode, Step step, int signal) 
   if (signal == SIGKILL) {
     EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
   } else {
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kGivenUp);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kExcluded);
   }
 }
 

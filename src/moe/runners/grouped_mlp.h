@@ -10,7 +10,7 @@ namespace switchyard {
 class GroupedMlpRunner : public Runner {
  public:
   RunnerLayout layout() const override { return RunnerLayout::kContiguous; }
-  bool Takes(WeightFormat format) const override;
+  bool Supports(WeightFormat format) const override;
   void Run(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden, ThreadPool& pool,
            float* y) override;
   void RunTo(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden, ThreadPool& pool,

@@ -11,7 +11,7 @@ namespace switchyard {
 class MaskedMlpRunner : public Runner {
  public:
   RunnerLayout layout() const override { return RunnerLayout::kMasked; }
-  bool Takes(WeightFormat format) const override { return GroupedMlpRunner().Takes(format); }
+  bool Supports(WeightFormat format) const override { return GroupedMlpRunner().Supports(format); }
   void Run(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden, ThreadPool& pool,
            float* y) override;
   void RunTo(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden, ThreadPool& pool,

@@ -14,12 +14,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool IsOfRun(const std::string& name) {
+bool IsCheckpointFile(const std::string& name) {
   return name == "trainer.json" || name.ends_with(".safetensors") ||
          name == "model.safetensors.index.json";
 }
 
-void WriteInto(const fs::path& part, const fs::path& from) {
+void WriteModel(const fs::path& part, const fs::path& from) {
   const Checkpoint checkpoint(from);
   SafetensorsWriter writer;
   for (const auto& [name, tensor] : checkpoint.tensors()) {
@@ -28,7 +28,7 @@ void WriteInto(const fs::path& part, const fs::path& from) {
   writer.SetMetadata("format", "pt");
   writer.Write(part / "model.safetensors");
   for (const auto& entry : fs::directory_iterator(from)) {
-    if (IsOfRun(entry.path().filename().string())) continue;
+    if (IsCheckpointFile(entry.path().filename().string())) continue;
     fs::copy_file(entry.path(), part / entry.path().filename());
   }
 }
@@ -44,7 +44,7 @@ fs::path ExportFinal(const fs::path& output) {
   try {
     fs::remove_all(part);
     fs::create_directories(part);
-    WriteInto(part, *last);
+    WriteModel(part, *last);
     fs::remove_all(dir);
     fs::rename(part, dir);
   } catch (const fs::filesystem_error& error) {

@@ -50,7 +50,7 @@ struct Range {
 };
 
 // Reduces the points to at most kMostPoints means of consecutive points.
-Points Thinned(const Points& points) {
+Points Decimated(const Points& points) {
   Points finite;
   for (const auto& p : points) {
     if (std::isfinite(p.first) && std::isfinite(p.second)) finite.push_back(p);
@@ -158,7 +158,7 @@ std::string DrawCurves(const std::vector<Curve>& curves, const PictureOptions& o
   Axes axes;
   std::vector<Points> thin, smooth;
   for (const Curve& curve : curves) {
-    thin.push_back(Thinned(curve.points));
+    thin.push_back(Decimated(curve.points));
     for (const auto& [x, y] : thin.back()) axes.x.Add(x);
   }
   if (axes.x.low > axes.x.high) throw Invalid("nothing to draw: no step has the metric");

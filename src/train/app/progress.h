@@ -38,7 +38,7 @@ class Progress {
   std::mutex mutex_;
   int64_t steps_ = 0, begun_at_ = 0;
   StepReport last_;
-  bool stands_ = false, shown_ = true;
+  bool line_open_ = false, shown_ = true;
   Clock::time_point begin_, next_;
   // Accumulated since the line was last shown: tokens and seconds of steps.
   int64_t tokens_ = 0;

@@ -30,8 +30,8 @@ std::optional<int32_t> ReadEos(const std::filesystem::path& dir, const Tokenizer
 }
 
 // The ids of bytes [begin, end) of a rendered chat. Special tokens in user content stay text.
-std::vector<int32_t> EncodeStretch(const Tokenizer& tokenizer, const jinja::Rendered& rendered,
-                                   size_t begin, size_t end) {
+std::vector<int32_t> EncodeRange(const Tokenizer& tokenizer, const jinja::Rendered& rendered,
+                                 size_t begin, size_t end) {
   std::vector<Tokenizer::Piece> pieces;
   for (const jinja::Run& run : rendered.runs) {
     const size_t from = std::max(run.begin, begin), to = std::min(run.end, end);
@@ -103,8 +103,8 @@ EncodedDocument DocumentEncoder::EncodeChat(const Document& document) const {
           "assistant's turns cannot be separated; use all tokens as targets",
           document.where, i);
     }
-    Append(EncodeStretch(*tokenizer_, whole, done, opening.size()), false, &out);
-    Append(EncodeStretch(*tokenizer_, whole, opening.size(), turn.size()), true, &out);
+    Append(EncodeRange(*tokenizer_, whole, done, opening.size()), false, &out);
+    Append(EncodeRange(*tokenizer_, whole, opening.size(), turn.size()), true, &out);
     done = turn.size();
     answered = true;
   }

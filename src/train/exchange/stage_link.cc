@@ -25,10 +25,10 @@ StageLink::StageLink(SymmetricMemory& memory, int previous, int next,
     : memory_(memory),
       options_(options),
       stride_(Stride(options)),
-      forth_(MakeLane(previous, next, "pipeline: receive buffer of the next stage",
-                      "pipeline: rows of the previous stage")),
-      back_(MakeLane(next, previous, "pipeline: gradient buffer of the previous stage",
-                     "pipeline: gradient of the next stage")) {
+      forward_(MakeLane(previous, next, "pipeline: receive buffer of the next stage",
+                        "pipeline: rows of the previous stage")),
+      backward_(MakeLane(next, previous, "pipeline: gradient buffer of the previous stage",
+                         "pipeline: gradient of the next stage")) {
   CHECK_GE(options.places, 1);
 }
 
@@ -44,10 +44,10 @@ StageLink::Lane StageLink::MakeLane(int from, int to, const char* room, const ch
   return lane;
 }
 
-void StageLink::Send(std::span<const float> rows) { Send(forth_, rows); }
-void StageLink::SendGradient(std::span<const float> gradient) { Send(back_, gradient); }
-void StageLink::Receive(std::span<float> rows) { Receive(forth_, rows); }
-void StageLink::ReceiveGradient(std::span<float> gradient) { Receive(back_, gradient); }
+void StageLink::Send(std::span<const float> rows) { Send(forward_, rows); }
+void StageLink::SendGradient(std::span<const float> gradient) { Send(backward_, gradient); }
+void StageLink::Receive(std::span<float> rows) { Receive(forward_, rows); }
+void StageLink::ReceiveGradient(std::span<float> gradient) { Receive(backward_, gradient); }
 
 void StageLink::Send(Lane& lane, std::span<const float> message) {
   CHECK_GE(lane.to, 0);

@@ -51,7 +51,7 @@ class StageLink {
   SymmetricMemory& memory_;
   const StageLinkOptions options_;
   const size_t stride_;
-  Lane forth_, back_;
+  Lane forward_, backward_;
 };
 
 }  // namespace switchyard::train

@@ -75,7 +75,7 @@ void DecoderLayer<T>::Forward(Phase phase, const LossOptions& options, double st
       moe_->BeginDispatch(s.after_normed.data(), &s.moe, p.pool);
       break;
     case Phase::kShared:
-      moe_->ShareForward(s.after_normed.data(), all, &s.moe, p.pool);
+      moe_->SharedForward(s.after_normed.data(), all, &s.moe, p.pool);
       break;
     case Phase::kExperts:
       moe_->EndDispatch(&s.moe, p.pool);
@@ -114,7 +114,7 @@ void DecoderLayer<T>::Backward(Phase phase, LayerPass<T> p) {
       moe_->BeginCombineGradient(p.stream.data(), m, &s.moe, p.pool);
       break;
     case Phase::kShared:
-      moe_->ShareBackward(s.after_normed.data(), p.stream.data(), all, &s.moe, p.pool);
+      moe_->SharedBackward(s.after_normed.data(), p.stream.data(), all, &s.moe, p.pool);
       break;
     case Phase::kExperts:
       moe_->EndCombineGradient(&s.moe, p.pool);

@@ -70,7 +70,7 @@ Results RunAll(const Shape& shape, ProductDtype dtype, int threads, bool tiles, 
     ForwardTiles(all, shape.offsets, from(x), &state, r.out.data(), pool);
     BackwardTiles(all, shape.offsets, from(x), &state, from(dout), r.dx.data(), accumulate, pool);
   } else {
-    EXPECT_FALSE(RunsInTiles(all, pool));
+    EXPECT_FALSE(UsesTiles(all, pool));
     Forward(all, shape.offsets, x.data(), &state, r.out.data(), pool);
     Backward(all, shape.offsets, x.data(), &state, dout.data(), r.dx.data(), accumulate, pool);
   }
@@ -98,9 +98,9 @@ TEST(FeedForwardTest, LargeNetworksAndFewOfThemRunByProducts) {
   const std::vector<FeedForward<float>> large{network("a", 4096), network("b", 4096)};
   const std::vector<FeedForward<float>> small{network("c", 32), network("d", 32)};
   ThreadPool one(1), two(2);
-  EXPECT_FALSE(RunsInTiles<float>(large, one));
-  EXPECT_TRUE(RunsInTiles<float>(small, one));
-  EXPECT_FALSE(RunsInTiles<float>(small, two));
+  EXPECT_FALSE(UsesTiles<float>(large, one));
+  EXPECT_TRUE(UsesTiles<float>(small, one));
+  EXPECT_FALSE(UsesTiles<float>(small, two));
 }
 
 }  // namespace

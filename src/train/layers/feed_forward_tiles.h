@@ -16,7 +16,7 @@ namespace switchyard::train {
 // Whether there are enough networks for all threads (in the backward pass a thread processes one
 // network), and the gradients of those networks fit in an L2 cache.
 template <typename T>
-bool RunsInTiles(std::span<const FeedForward<T>> networks, const ThreadPool& pool);
+bool UsesTiles(std::span<const FeedForward<T>> networks, const ThreadPool& pool);
 
 // Input rows [n, H] of the networks: dense, or gathered tile by tile, which avoids a round trip
 // through memory.

@@ -16,20 +16,21 @@ constexpr int64_t kBlock = 256;  // rows of a block of logits
 
 // Partial softmax statistics of a row over one part of the vocabulary.
 template <typename T>
-struct RowSum {
+struct PartialSoftmax {
   T largest = 0, sum = 0;  // maximum logit; sum of e^(logit - largest)
   T wanted = 0;            // the target's logit, on the rank that holds it
 };
 
 // Combines row i over the ranks, whose parts are in `every` [ranks, m], in rank order.
 template <typename T>
-RowSum<T> Join(const std::vector<RowSum<T>>& every, int64_t ranks, int64_t m, int64_t i) {
-  RowSum<T> all = every[i];
+PartialSoftmax<T> Join(const std::vector<PartialSoftmax<T>>& every, int64_t ranks, int64_t m,
+                       int64_t i) {
+  PartialSoftmax<T> all = every[i];
   if (ranks == 1) return all;
   for (int64_t r = 1; r < ranks; ++r) all.largest = std::max(all.largest, every[r * m + i].largest);
   all.sum = all.wanted = 0;
   for (int64_t r = 0; r < ranks; ++r) {
-    const RowSum<T>& part = every[r * m + i];
+    const PartialSoftmax<T>& part = every[r * m + i];
     all.sum += part.sum * std::exp(part.largest - all.largest);
     all.wanted += part.wanted;
   }
@@ -50,9 +51,9 @@ double HeadLoss<T>::Run(const T* x, std::span<const int32_t> targets, T scale, T
   if (dx != nullptr) std::fill_n(dx, static_cast<int64_t>(targets.size()) * hidden, T{0});
   const auto count = static_cast<int64_t>(rows.size());
   const int64_t most = std::min(kBlock, count);
-  Temporary<T> in(most * hidden), logits(most * vocab), din(most * hidden);
+  ScratchBuffer<T> in(most * hidden), logits(most * vocab), din(most * hidden);
   std::vector<double> losses(count);
-  std::vector<RowSum<T>> parts, every;
+  std::vector<PartialSoftmax<T>> parts, every;
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t m = std::min(kBlock, count - begin);
     for (int64_t i = 0; i < m; ++i)
@@ -78,7 +79,7 @@ double HeadLoss<T>::Run(const T* x, std::span<const int32_t> targets, T scale, T
     tp.GatherEqual(&parts.data()->largest, 3 * m, &every.data()->largest);
     pool.RunRanges(m, 4, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {
-        const RowSum<T> all = Join(every, tp.size(), m, i);
+        const PartialSoftmax<T> all = Join(every, tp.size(), m, i);
         const int32_t at = rows[begin + i];
         if (at >= mine.begin && at < mine.end) {
           losses[begin + i] = static_cast<double>(all.largest) +

@@ -94,8 +94,8 @@ class LatentAttention : public AttentionLayer<T> {
   void Backward(const RowLayout& rows, const T* x, AttentionState<T>& s, const T* dout, T* dx,
                 ThreadPool& pool) override {
     const int64_t m = rows.rows();
-    Temporary<T> dattended(m * heads_ * value_), dq(m * heads_ * qk_), dk(m * heads_ * qk_);
-    Temporary<T> dkv(m * kv_b_.n), dlatent(m * (lora_ + rope_)), dnormed(m * lora_);
+    ScratchBuffer<T> dattended(m * heads_ * value_), dq(m * heads_ * qk_), dk(m * heads_ * qk_);
+    ScratchBuffer<T> dkv(m * kv_b_.n), dlatent(m * (lora_ + rope_)), dnormed(m * lora_);
     const LinearUse<T> output[] = {{&o_, const_cast<T*>(dout)}};
     BackwardAll<T>(output, s.attended.data(), m, dattended.data(), false, pool);
     AttentionGradient<T>(shape_, rows, Queries<const T>(s.q), Queries<const T>(s.k),
@@ -114,7 +114,7 @@ class LatentAttention : public AttentionLayer<T> {
       BackwardAll<T>(uses, x, m, dx, false, pool);
       return;
     }
-    Temporary<T> dq_normed(m * q_a_.n), dq_a(m * q_a_.n);
+    ScratchBuffer<T> dq_normed(m * q_a_.n), dq_a(m * q_a_.n);
     const LinearUse<T> q_up[] = {{&q_, dq.data()}};
     BackwardAll<T>(q_up, s.q_a_normed.data(), m, dq_normed.data(), false, pool);
     RmsNormGradient(NormOf(m, q_a_.n, q_a_.n), s.q_a.data(), q_a_norm_->value.data(),
@@ -142,8 +142,8 @@ class LatentAttention : public AttentionLayer<T> {
   }
 
   // The reverse: dk's own parts go into dkv, the sum over heads of the shared parts into dlatent.
-  void TakeKeys(const RowLayout& rows, Temporary<T>& dk, Temporary<T>* dkv, Temporary<T>* dlatent,
-                ThreadPool& pool) {
+  void TakeKeys(const RowLayout& rows, ScratchBuffer<T>& dk, ScratchBuffer<T>* dkv,
+                ScratchBuffer<T>* dlatent, ThreadPool& pool) {
     Rope(RopeOf(rows), dk.data(), true, pool);
     pool.RunRanges(rows.rows(), 64, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {

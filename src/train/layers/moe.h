@@ -45,10 +45,10 @@ struct MoeState {
   ExchangeHandle exchange;
 };
 
-// Forward: Route, BeginDispatch, EndDispatch, RunExperts, BeginCombine, EndCombine; ShareForward
+// Forward: Route, BeginDispatch, EndDispatch, RunExperts, BeginCombine, EndCombine; SharedForward
 // anywhere before EndCombine. Backward: BeginCombineGradient, EndCombineGradient,
-// RunExpertsGradient, BeginDispatchGradient, EndDispatchGradient; ShareBackward anywhere before the
-// last. Calls with other states may come between a Begin and its End. Every rank makes the same
+// RunExpertsGradient, BeginDispatchGradient, EndDispatchGradient; SharedBackward anywhere before
+// the last. Calls with other states may come between a Begin and its End. Every rank makes the same
 // calls, with m = 0 if it has no tokens. Owned by its layer; the rank's thread only.
 template <typename T>
 class MoeLayer {
@@ -67,13 +67,13 @@ class MoeLayer {
   // y[t] += Σ_j weight[t, j] · output[t, j], then the shared experts.
   void EndCombine(int64_t m, MoeState<T>* state, T* y, ThreadPool& pool);
   // `all`: number of rows of all ranks of `tp`; x [m, H].
-  void ShareForward(const T* x, int64_t all, MoeState<T>* state, ThreadPool& pool);
+  void SharedForward(const T* x, int64_t all, MoeState<T>* state, ThreadPool& pool);
 
   void BeginCombineGradient(const T* dy, int64_t m, MoeState<T>* state, ThreadPool& pool);
   void EndCombineGradient(MoeState<T>* state, ThreadPool& pool);
   void RunExpertsGradient(MoeState<T>* state, ThreadPool& pool);
   void BeginDispatchGradient(MoeState<T>* state, ThreadPool& pool);
-  void ShareBackward(const T* x, const T* dy, int64_t all, MoeState<T>* state, ThreadPool& pool);
+  void SharedBackward(const T* x, const T* dy, int64_t all, MoeState<T>* state, ThreadPool& pool);
   // Writes dx [m, H]: through experts, router and shared experts.
   void EndDispatchGradient(const T* x, int64_t m, MoeState<T>* state, T* dx, ThreadPool& pool);
 
@@ -81,7 +81,7 @@ class MoeLayer {
   Share experts() const { return mine_; }  // of this rank
 
  private:
-  bool Alone() const { return exchange_.size() == 1; }
+  bool IsSingleRank() const { return exchange_.size() == 1; }
   // Whether experts gather their rows directly from the tokens' rows, so that no row is exchanged.
   // The same in all phases.
   bool Gathers(const ThreadPool& pool) const;
@@ -93,10 +93,10 @@ class MoeLayer {
   TileRows<T> OutputGradients(MoeState<T>* state) const;
   void SendToExperts(const T* rows, bool weighted, bool counts, std::vector<T>* own,
                      MoeState<T>* state, ThreadPool& pool);
-  void TakeRows(bool counts, std::vector<T>* rows, MoeState<T>* state, ThreadPool& pool);
-  void SendBack(const std::vector<T>& rows, MoeState<T>* state, ThreadPool& pool);
-  // A single rank takes `own`, the argument of SendBack.
-  void TakeBack(std::vector<T>* own, std::vector<T>* rows, MoeState<T>* state);
+  void ReceiveRows(bool counts, std::vector<T>* rows, MoeState<T>* state, ThreadPool& pool);
+  void ReturnRows(const std::vector<T>& rows, MoeState<T>* state, ThreadPool& pool);
+  // A single rank takes `own`, the argument of ReturnRows.
+  void ReceiveReturnedRows(std::vector<T>* own, std::vector<T>* rows, MoeState<T>* state);
 
   const int64_t hidden_, num_experts_, k_;
   RowExchange& exchange_;

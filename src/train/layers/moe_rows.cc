@@ -68,7 +68,7 @@ TileRows<T> MoeLayer<T>::OutputGradients(MoeState<T>* s) const {
 template <typename T>
 void MoeLayer<T>::SendToExperts(const T* rows, bool weighted, bool counts, std::vector<T>* own,
                                 MoeState<T>* s, ThreadPool& pool) {
-  if (Alone()) {
+  if (IsSingleRank()) {
     own->resize(s->slots.size() * hidden_);
     return Pack(rows, weighted, 0, std::ssize(s->slots), *s, own->data(), pool);
   }
@@ -99,10 +99,10 @@ void MoeLayer<T>::SendToExperts(const T* rows, bool weighted, bool counts, std::
 
 // Receives the rows of this rank's experts, ordered by expert, then by rank.
 template <typename T>
-void MoeLayer<T>::TakeRows(bool counts, std::vector<T>* rows, MoeState<T>* s, ThreadPool& pool) {
+void MoeLayer<T>::ReceiveRows(bool counts, std::vector<T>* rows, MoeState<T>* s, ThreadPool& pool) {
   const int ranks = exchange_.size();
   const int64_t experts = mine_.size();
-  if (Alone()) {
+  if (IsSingleRank()) {
     if (!counts) return;
     s->received = s->sent;
     s->offsets.assign(experts + 1, 0);
@@ -143,10 +143,10 @@ void MoeLayer<T>::TakeRows(bool counts, std::vector<T>* rows, MoeState<T>* s, Th
   exchange_.Release(&s->exchange);
 }
 
-// The reverse of TakeRows and SendToExperts.
+// The reverse of ReceiveRows and SendToExperts.
 template <typename T>
-void MoeLayer<T>::SendBack(const std::vector<T>& rows, MoeState<T>* s, ThreadPool& pool) {
-  if (Alone()) return;
+void MoeLayer<T>::ReturnRows(const std::vector<T>& rows, MoeState<T>* s, ThreadPool& pool) {
+  if (IsSingleRank()) return;
   const int ranks = exchange_.size();
   const int64_t experts = mine_.size();
   std::vector<size_t> bytes(ranks);
@@ -177,8 +177,8 @@ void MoeLayer<T>::SendBack(const std::vector<T>& rows, MoeState<T>* s, ThreadPoo
 }
 
 template <typename T>
-void MoeLayer<T>::TakeBack(std::vector<T>* own, std::vector<T>* rows, MoeState<T>* s) {
-  if (Alone()) return rows->swap(*own);
+void MoeLayer<T>::ReceiveReturnedRows(std::vector<T>* own, std::vector<T>* rows, MoeState<T>* s) {
+  if (IsSingleRank()) return rows->swap(*own);
   exchange_.Wait(&s->exchange);
   rows->resize(static_cast<int64_t>(s->slots.size()) * hidden_);
   T* to = rows->data();
@@ -203,9 +203,9 @@ size_t MoeMessageBytes(const ModelConfig& config, int ep, int64_t tokens, size_t
   template TileRows<T> MoeLayer<T>::OutputGradients(MoeState<T>*) const;                        \
   template void MoeLayer<T>::SendToExperts(const T*, bool, bool, std::vector<T>*, MoeState<T>*, \
                                            ThreadPool&);                                        \
-  template void MoeLayer<T>::TakeRows(bool, std::vector<T>*, MoeState<T>*, ThreadPool&);        \
-  template void MoeLayer<T>::SendBack(const std::vector<T>&, MoeState<T>*, ThreadPool&);        \
-  template void MoeLayer<T>::TakeBack(std::vector<T>*, std::vector<T>*, MoeState<T>*);
+  template void MoeLayer<T>::ReceiveRows(bool, std::vector<T>*, MoeState<T>*, ThreadPool&);     \
+  template void MoeLayer<T>::ReturnRows(const std::vector<T>&, MoeState<T>*, ThreadPool&);      \
+  template void MoeLayer<T>::ReceiveReturnedRows(std::vector<T>*, std::vector<T>*, MoeState<T>*);
 SWITCHYARD_MOE_ROWS(float)
 SWITCHYARD_MOE_ROWS(double)
 

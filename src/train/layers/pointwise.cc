@@ -5,7 +5,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "train/math/leaves.h"
+#include "train/math/kernel_table.h"
 #include "train/math/row_math.h"
 
 namespace switchyard::train {
@@ -18,8 +18,8 @@ int64_t RowGrain(int64_t n) { return std::max<int64_t>(1, kGrain / std::max<int6
 
 // Null for float64 and for the reference instruction set.
 template <typename T>
-const Leaves* LeavesOf() {
-  return std::is_same_v<T, float> ? ActiveLeaves() : nullptr;
+const KernelTable* LeavesOf() {
+  return std::is_same_v<T, float> ? ActiveKernels() : nullptr;
 }
 
 // Sixteen partial sums that the compiler can vectorize, the same for all instruction sets.
@@ -58,7 +58,7 @@ T DotOfThree(const T* a, const T* b, const T* c, int64_t n) {
 
 template <typename T>
 void RmsNorm(const NormShape<T>& s, const T* x, const T* weight, T* y, ThreadPool& pool) {
-  [[maybe_unused]] const Leaves* leaves = LeavesOf<T>();
+  [[maybe_unused]] const KernelTable* leaves = LeavesOf<T>();
   pool.RunRanges(s.m, RowGrain(s.n), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const T* in = x + t * s.ldx;
@@ -78,7 +78,7 @@ void RmsNorm(const NormShape<T>& s, const T* x, const T* weight, T* y, ThreadPoo
 template <typename T>
 void RmsNormGradient(const NormShape<T>& s, const T* x, const T* weight, const T* dy, T* dx,
                      bool accumulate, T* dweight, ThreadPool& pool) {
-  [[maybe_unused]] const Leaves* leaves = LeavesOf<T>();
+  [[maybe_unused]] const KernelTable* leaves = LeavesOf<T>();
   std::vector<T> roots(s.m);
   pool.RunRanges(s.m, RowGrain(s.n), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
@@ -125,7 +125,7 @@ namespace {
 constexpr int64_t kMostRotary = 256;
 
 // Interleaved pairs. A row's cosines and sines are expanded to pairs once for all heads.
-void RopeOfPairs(const RopeShape<float>& s, float* x, bool backward, const Leaves& leaves,
+void RopeOfPairs(const RopeShape<float>& s, float* x, bool backward, const KernelTable& leaves,
                  ThreadPool& pool) {
   const int64_t half = s.rotary_dim / 2;
   pool.RunRanges(s.m, RowGrain(s.heads * s.rotary_dim), [&](int64_t begin, int64_t end) {
@@ -139,7 +139,7 @@ void RopeOfPairs(const RopeShape<float>& s, float* x, bool backward, const Leave
         sines[2 * i + 1] = sine;
       }
       for (int64_t h = 0; h < s.heads; ++h)
-        leaves.turn_pairs(x + t * s.row + h * s.head + s.offset, cosines, sines, s.rotary_dim);
+        leaves.rotate_pairs(x + t * s.row + h * s.head + s.offset, cosines, sines, s.rotary_dim);
     }
   });
 }
@@ -149,7 +149,7 @@ void RopeOfPairs(const RopeShape<float>& s, float* x, bool backward, const Leave
 template <typename T>
 void Rope(const RopeShape<T>& s, T* x, bool backward, ThreadPool& pool) {
   if constexpr (std::is_same_v<T, float>) {
-    const Leaves* leaves = ActiveLeaves();
+    const KernelTable* leaves = ActiveKernels();
     const bool whole = s.rotary_dim % 8 == 0 && s.rotary_dim <= kMostRotary;
     if (leaves != nullptr && s.interleaved && whole)
       return RopeOfPairs(s, x, backward, *leaves, pool);
@@ -176,7 +176,7 @@ void Rope(const RopeShape<T>& s, T* x, bool backward, ThreadPool& pool) {
 template <typename T>
 void SwiGlu(const T* gate, const T* up, T* out, int64_t count, ThreadPool& pool) {
   pool.RunRanges(count, kGrain, [&](int64_t begin, int64_t end) {
-    SwiGluHere(gate + begin, up + begin, out + begin, end - begin);
+    SwiGluSerial(gate + begin, up + begin, out + begin, end - begin);
   });
 }
 
@@ -184,8 +184,8 @@ template <typename T>
 void SwiGluGradient(const T* gate, const T* up, const T* dout, T* dgate, T* dup, int64_t count,
                     ThreadPool& pool) {
   pool.RunRanges(count, kGrain, [&](int64_t begin, int64_t end) {
-    SwiGluGradientHere<T>(gate + begin, up + begin, dout + begin, dgate + begin, dup + begin,
-                          nullptr, end - begin);
+    SwiGluGradientSerial<T>(gate + begin, up + begin, dout + begin, dgate + begin, dup + begin,
+                            nullptr, end - begin);
   });
 }
 
@@ -199,7 +199,7 @@ void Add(T* y, const T* x, int64_t count, ThreadPool& pool) {
 template <typename T>
 T ExpSum(T* x, int64_t n, T shift) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const Leaves* leaves = ActiveLeaves()) return leaves->exp_sum(x, n, 1.0f, shift);
+    if (const KernelTable* leaves = ActiveKernels()) return leaves->exp_sum(x, n, 1.0f, shift);
   }
   T sum = 0;
   for (int64_t i = 0; i < n; ++i) sum += x[i] = std::exp(x[i] - shift);

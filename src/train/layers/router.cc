@@ -65,7 +65,7 @@ void Weights(const RouterConfig& c, const T* logits, const T* scores, const int3
 
 // Inputs of the backward pass for one token.
 template <typename T>
-struct Routed {
+struct RoutedToken {
   const T *logits, *scores;  // [E]
   const int32_t* ids;        // [k]
   const T *weights, *dweights;
@@ -74,7 +74,7 @@ struct Routed {
 
 // Σ dw · w: the normalization term in the gradient of every weight.
 template <typename T>
-T Along(const RouterConfig& c, const Routed<T>& t) {
+T WeightedGradientSum(const RouterConfig& c, const RoutedToken<T>& t) {
   T sum = 0;
   for (int j = 0; j < c.top_k; ++j) sum += t.dweights[j] * t.weights[j];
   return sum;
@@ -82,22 +82,22 @@ T Along(const RouterConfig& c, const Routed<T>& t) {
 
 // Gradient for weights that are the softmax of the chosen logits.
 template <typename T>
-void AddTopKSoftmaxGradient(const RouterConfig& c, const Routed<T>& t, T* dlogits) {
-  const T along = Along(c, t) / static_cast<T>(c.routed_scaling_factor);
+void AddTopKSoftmaxGradient(const RouterConfig& c, const RoutedToken<T>& t, T* dlogits) {
+  const T along = WeightedGradientSum(c, t) / static_cast<T>(c.routed_scaling_factor);
   for (int j = 0; j < c.top_k; ++j)
     if (t.ids[j] >= 0) dlogits[t.ids[j]] += t.weights[j] * (t.dweights[j] - along);
 }
 
 // dscores [E]: through the weights of the chosen experts, and through p.
 template <typename T>
-void ScoreGradient(const RouterConfig& c, const Routed<T>& t, T* dscores) {
+void ScoreGradient(const RouterConfig& c, const RoutedToken<T>& t, T* dscores) {
   std::fill_n(dscores, c.num_experts, T{0});
   if (c.scoring != Scoring::kTopKSoftmax) {
     T sum = 1, along = 0;
     if (c.renormalize) {
       sum = static_cast<T>(kTiny);
       for (int j = 0; j < c.top_k; ++j) sum += t.ids[j] < 0 ? T{0} : t.scores[t.ids[j]];
-      along = Along(c, t);
+      along = WeightedGradientSum(c, t);
     }
     const auto factor = static_cast<T>(c.routed_scaling_factor);
     for (int j = 0; j < c.top_k; ++j)
@@ -114,7 +114,8 @@ void ScoreGradient(const RouterConfig& c, const Routed<T>& t, T* dscores) {
 }
 
 template <typename T>
-void AddScoreGradient(const RouterConfig& c, const Routed<T>& t, const T* dscores, T* dlogits) {
+void AddScoreGradient(const RouterConfig& c, const RoutedToken<T>& t, const T* dscores,
+                      T* dlogits) {
   if (c.scoring != Scoring::kSigmoid)
     return AddSoftmaxGradient(t.scores, dscores, c.num_experts, dlogits);
   for (int e = 0; e < c.num_experts; ++e)
@@ -243,12 +244,12 @@ void Router<T>::Backward(const T* x, int64_t m, RouterState<T>& s, const T* dwei
   pool.RunRanges(m, 16, [&](int64_t begin, int64_t end) {
     std::vector<T> room(experts);
     for (int64_t t = begin; t < end; ++t) {
-      const Routed<T> token{.logits = s.logits.data() + t * experts,
-                            .scores = s.scores.data() + t * experts,
-                            .ids = s.topk.ids.data() + t * k,
-                            .weights = s.weights.data() + t * k,
-                            .dweights = dweights + t * k,
-                            .dp = balance ? s.dprobabilities.data() + t * experts : nullptr};
+      const RoutedToken<T> token{.logits = s.logits.data() + t * experts,
+                                 .scores = s.scores.data() + t * experts,
+                                 .ids = s.topk.ids.data() + t * k,
+                                 .weights = s.weights.data() + t * k,
+                                 .dweights = dweights + t * k,
+                                 .dp = balance ? s.dprobabilities.data() + t * experts : nullptr};
       T* dl = dlogits.data() + t * experts;
       if (config_.scoring == Scoring::kTopKSoftmax) AddTopKSoftmaxGradient(config_, token, dl);
       ScoreGradient(config_, token, room.data());

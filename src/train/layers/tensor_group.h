@@ -60,7 +60,7 @@ class GatheredRows {
   const T* data() const { return data_; }
 
  private:
-  Temporary<T> room_;
+  ScratchBuffer<T> room_;
   const T* data_;
 };
 
@@ -79,7 +79,7 @@ class PartialRows {
   const TensorGroup& group_;
   T* const mine_;  // [Mine(m), width]
   const int64_t m_, width_;
-  Temporary<T> room_;
+  ScratchBuffer<T> room_;
 };
 
 }  // namespace switchyard::train

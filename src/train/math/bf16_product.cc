@@ -13,7 +13,7 @@
 #include "core/check.h"
 #include "core/dtype.h"
 #include "kernels/ops.h"
-#include "train/math/leaves.h"
+#include "train/math/kernel_table.h"
 #include "train/math/pair_leaves.h"
 
 namespace switchyard::train {
@@ -76,7 +76,7 @@ void PackColumns(const Side& s, int64_t first, const PairLeaves& leaves, float* 
   float* rounded = Scratch(n * pairs);
   leaves.round_rows(in, s.across, n, s.k, rounded, pairs);
   if (n < kPanel) std::fill_n(out, pairs * kPanel, 0.0f);
-  ActiveLeaves()->transpose(rounded, pairs, n, pairs, out, kPanel);
+  ActiveKernels()->transpose(rounded, pairs, n, pairs, out, kPanel);
 }
 
 // An operand and its packed copy.
@@ -231,7 +231,7 @@ void MultiplyPairs(std::span<const Product<float>> products, const PairLeaves& l
   };
   for (const Product<float>& p : products) CHECK_EQ(p.scale, 1.0f);
   PackedSides sides(products);
-  Temporary<float> room(sides.count());
+  ScratchBuffer<float> room(sides.count());
   sides.Place(room.data());
   run(sides.pieces().size(), [&](int64_t t) {
     const auto& [packed, first] = sides.pieces()[t];
@@ -257,9 +257,9 @@ namespace {
 constexpr uint32_t kFlush = 0x8040;  // MXCSR: flush-to-zero, denormals-are-zero
 }
 
-FlushSmall::FlushSmall(bool on) : saved_(_mm_getcsr()) {
+FlushSubnormals::FlushSubnormals(bool on) : saved_(_mm_getcsr()) {
   if (on) _mm_setcsr(saved_ | kFlush);
 }
-FlushSmall::~FlushSmall() { _mm_setcsr(saved_); }
+FlushSubnormals::~FlushSubnormals() { _mm_setcsr(saved_); }
 
 }  // namespace switchyard::train

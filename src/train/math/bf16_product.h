@@ -38,18 +38,18 @@ class RoundedOperands {
   std::span<const Product<float>> products() const { return products_; }
 
  private:
-  Temporary<float> memory_;
+  ScratchBuffer<float> memory_;
   std::vector<Product<float>> products_;
 };
 
 // RAII: enables flush-to-zero and denormals-are-zero for float32 operations of this thread, as
 // vdpbf16ps behaves.
-class FlushSmall {
+class FlushSubnormals {
  public:
-  explicit FlushSmall(bool on);
-  ~FlushSmall();
-  FlushSmall(const FlushSmall&) = delete;
-  FlushSmall& operator=(const FlushSmall&) = delete;
+  explicit FlushSubnormals(bool on);
+  ~FlushSubnormals();
+  FlushSubnormals(const FlushSubnormals&) = delete;
+  FlushSubnormals& operator=(const FlushSubnormals&) = delete;
 
  private:
   const uint32_t saved_;

@@ -4,7 +4,7 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/simd/math.h"
-#include "train/math/leaves.h"
+#include "train/math/kernel_table.h"
 
 namespace switchyard::train::simd {
 
@@ -284,7 +284,7 @@ void AddScaled(const float* x, float factor, float* y, int64_t n) {
 
 // Both instruction sets use the same 256-bit code.
 template <class V>
-void TurnPairs(float* x, const float* cosines, const float* sines, int64_t n) {
+void RotatePairs(float* x, const float* cosines, const float* sines, int64_t n) {
   for (int64_t i = 0; i < n; i += 8) {
     const __m256 v = _mm256_loadu_ps(x + i), other = _mm256_permute_ps(v, 0xb1);
     const __m256 own = _mm256_mul_ps(v, _mm256_loadu_ps(cosines + i));
@@ -318,7 +318,7 @@ void SwiGluGradient(const float* gate, const float* up, const float* dout, float
 }
 
 template <class V, int M, int N>
-constexpr Leaves LeavesOf() {
+constexpr KernelTable LeavesOf() {
   return {.multiply = Multiply<V, M, N>,
           .pack = Pack<V>,
           .transpose = Transpose<V>,
@@ -332,7 +332,7 @@ constexpr Leaves LeavesOf() {
           .norm_gradient = NormGradient<V>,
           .add_columns = AddColumns<V>,
           .add_scaled = AddScaled<V>,
-          .turn_pairs = TurnPairs<V>,
+          .rotate_pairs = RotatePairs<V>,
           .swiglu = SwiGlu<V>,
           .swiglu_gradient = SwiGluGradient<V>};
 }

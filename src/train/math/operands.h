@@ -28,45 +28,45 @@ OperandForm FormOf(ProductDtype dtype) {
 
 // Number of floats that hold k elements along the inner dimension. In pairs, the last element of an
 // odd number is paired with zero, so parts of an operand must begin at even elements.
-inline int64_t Inner(OperandForm form, int64_t k) {
+inline int64_t InnerFloats(OperandForm form, int64_t k) {
   return form == OperandForm::kPairs ? (k + 1) / 2 : k;
 }
 // Stride in floats of rows whose columns are not the inner dimension. Pairs are written in
 // multiples of kPanel.
-inline int64_t AcrossStride(OperandForm form, int64_t n) {
+inline int64_t PairStride(OperandForm form, int64_t n) {
   return form == OperandForm::kPairs ? (n + 63) / 64 * 64 : n;
 }
 
 // `in` is [n, d] with row stride `row`.
 //
-// For products along d, as A: out [n, Inner(d)].
+// For products along d, as A: out [n, InnerFloats(d)].
 template <typename T>
-void TakeRows(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out);
-// For products along d, as B: out [Inner(d), n] with row stride `stride`.
+void PackOperandRows(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out);
+// For products along d, as B: out [InnerFloats(d), n] with row stride `stride`.
 template <typename T>
-void TakeColumns(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out,
-                 int64_t stride);
-// For products along n, as B, or as A stored transposed: out [Inner(n), d] with row stride
-// `stride`, at least AcrossStride(d).
+void PackTransposed(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out,
+                    int64_t stride);
+// For products along n, as B, or as A stored transposed: out [InnerFloats(n), d] with row stride
+// `stride`, at least PairStride(d).
 template <typename T>
-void TakeAlong(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out,
-               int64_t stride);
+void PackAlongRows(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out,
+                   int64_t stride);
 // A row of n elements for products along n, as A; in place.
 template <typename T>
 void RoundInPlace(OperandForm form, T* row, int64_t n);
 
 // The same without a copy if nothing is rounded. `in` is dense. The result has the format of
-// TakeRows and TakeAlong with AcrossStride; `room` is its buffer.
+// PackOperandRows and PackAlongRows with PairStride; `room` is its buffer.
 template <typename T>
-const T* RowsOf(OperandForm form, const T* in, int64_t n, int64_t d, T* room) {
+const T* PackedRows(OperandForm form, const T* in, int64_t n, int64_t d, T* room) {
   if (form == OperandForm::kPlain) return in;
-  TakeRows(form, in, d, n, d, room);
+  PackOperandRows(form, in, d, n, d, room);
   return room;
 }
 template <typename T>
-const T* AlongOf(OperandForm form, const T* in, int64_t n, int64_t d, T* room) {
+const T* PackedAlong(OperandForm form, const T* in, int64_t n, int64_t d, T* room) {
   if (form == OperandForm::kPlain) return in;
-  TakeAlong(form, in, d, n, d, room, AcrossStride(form, d));
+  PackAlongRows(form, in, d, n, d, room, PairStride(form, d));
   return room;
 }
 
@@ -77,15 +77,16 @@ template <typename T>
 void PackColumns(OperandForm form, const T* in, int64_t n, int64_t d, T* panels);
 template <typename T>
 void PackAlong(OperandForm form, const T* in, int64_t n, int64_t d, T* panels);
-// c[m, n] (+)= a[m, k] · B with a from RowsOf and c dense; k is the count before Inner.
+// c[m, n] (+)= a[m, k] · B with a from PackedRows and c dense; k is the count before InnerFloats.
 template <typename T>
 void MultiplyPanels(OperandForm form, const T* a, const T* panels, T* c, int64_t m, int64_t n,
                     int64_t k, bool accumulate);
-// c[n, k] += a[m, n]ᵀ · b[m, k], both from AlongOf, c dense.
+// c[n, k] += a[m, n]ᵀ · b[m, k], both from PackedAlong, c dense.
 template <typename T>
-void AddAlong(OperandForm form, const T* a, const T* b, T* c, int64_t m, int64_t n, int64_t k);
+void AccumulateAlongRows(OperandForm form, const T* a, const T* b, T* c, int64_t m, int64_t n,
+                         int64_t k);
 
-// The product of operands of this form on the calling thread; k is a result of Inner.
+// The product of operands of this form on the calling thread; k is a result of InnerFloats.
 template <typename T>
 void MultiplyPrepared(OperandForm form, const Product<T>& product);
 

@@ -44,13 +44,13 @@ Results Of(OperandForm form, const Shape& s) {
             .input = Random(m * k, 4),
             .weight = Random(n * k, 5)};
   PackColumns(form, w.data(), n, k, panels.data());
-  MultiplyPanels(form, RowsOf(form, a.data(), m, k, rows.data()), panels.data(), r.forward.data(),
-                 m, n, k, false);
+  MultiplyPanels(form, PackedRows(form, a.data(), m, k, rows.data()), panels.data(),
+                 r.forward.data(), m, n, k, false);
   PackAlong(form, w.data(), n, k, panels.data());
-  MultiplyPanels(form, RowsOf(form, dy.data(), m, n, rows.data()), panels.data(), r.input.data(), m,
-                 k, n, true);
-  AddAlong(form, AlongOf(form, dy.data(), m, n, along_dy.data()),
-           AlongOf(form, a.data(), m, k, along_a.data()), r.weight.data(), m, n, k);
+  MultiplyPanels(form, PackedRows(form, dy.data(), m, n, rows.data()), panels.data(),
+                 r.input.data(), m, k, n, true);
+  AccumulateAlongRows(form, PackedAlong(form, dy.data(), m, n, along_dy.data()),
+                      PackedAlong(form, a.data(), m, k, along_a.data()), r.weight.data(), m, n, k);
   return r;
 }
 
@@ -120,9 +120,9 @@ TEST(OperandsTest, ARowIsRoundedWhereItLies) {
     RoundInPlace(OperandForm::kRounded, rounded.data(), n);
     for (int64_t i = 0; i < n; ++i) EXPECT_EQ(rounded[i], RoundedToBFloat16(row[i]));
     if (FormOfFloats(ProductDtype::kBFloat16) != OperandForm::kPairs) continue;
-    std::vector<float> pairs = row, wanted(Inner(OperandForm::kPairs, n));
+    std::vector<float> pairs = row, wanted(InnerFloats(OperandForm::kPairs, n));
     RoundInPlace(OperandForm::kPairs, pairs.data(), n);
-    TakeRows(OperandForm::kPairs, row.data(), n, 1, n, wanted.data());
+    PackOperandRows(OperandForm::kPairs, row.data(), n, 1, n, wanted.data());
     EXPECT_EQ(std::memcmp(pairs.data(), wanted.data(), wanted.size() * sizeof(float)), 0) << n;
   }
 }

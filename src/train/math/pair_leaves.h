@@ -3,14 +3,14 @@
 
 #include <cstdint>
 
-#include "train/math/leaves.h"
+#include "train/math/kernel_table.h"
 
 namespace switchyard::train {
 
 // A pair is two bfloat16 in the bits of a float, the first in the upper half. No arithmetic treats
 // pairs as floats.
 struct PairLeaves {
-  // Like Leaves::multiply, with A [m, k] and B [k, n] of pairs.
+  // Like KernelTable::multiply, with A [m, k] and B [k, n] of pairs.
   void (*multiply)(const ProductTask&);
   // For each of n rows of d elements with stride `row`: out[q] = (in[2 q], in[2 q + 1]), q in
   // [0, (d + 1) / 2). An unpaired last element is paired with zero. A row may be rounded in place.

@@ -9,7 +9,7 @@
 #include "core/check.h"
 #include "kernels/ops.h"
 #include "train/math/bf16_product.h"
-#include "train/math/leaves.h"
+#include "train/math/kernel_table.h"
 #include "train/math/workspace.h"
 
 namespace switchyard::train {
@@ -18,8 +18,8 @@ namespace {
 // Tile of C of one task: large enough to amortize the reads of A and B.
 constexpr int64_t kTileRows = 96, kTileColumns = 256;
 // With fewer multiply-adds, waking another thread costs more than it saves.
-constexpr int64_t kFewOperations = 1 << 17;
-constexpr int64_t kBadStride = 128;  // floats; multiples of it map to few cache sets
+constexpr int64_t kMinParallelOperations = 1 << 17;
+constexpr int64_t kConflictStride = 128;  // floats; multiples of it map to few cache sets
 struct TileAt {
   size_t product;
   int64_t i, j;
@@ -51,7 +51,7 @@ void MultiplyPlain(const Product<T>& p) {
 }
 
 // B with contiguous rows: in place, or transposed into the scratch buffer.
-const float* RowsOfB(const Product<float>& p, const Leaves& leaves, int64_t* row) {
+const float* RowsOfB(const Product<float>& p, const KernelTable& leaves, int64_t* row) {
   if (p.b_col == 1) {
     *row = p.b_row;
     return p.b;
@@ -73,15 +73,15 @@ void ScaleResult(const Product<T>& p) {
 
 // Products of operands rounded to bfloat16 flush subnormals, to have the bits of the instruction.
 template <typename T>
-bool FlushesSmall(const Product<T>& p) {
+bool FlushesSubnormals(const Product<T>& p) {
   return std::is_same_v<T, float> && p.dtype == ProductDtype::kBFloat16;
 }
 
 template <typename T>
 void MultiplyPart(const Product<T>& p) {
   if (p.m == 0 || p.n == 0) return;
-  const Leaves* leaves = ActiveLeaves();
-  const FlushSmall flush(FlushesSmall(p));
+  const KernelTable* leaves = ActiveKernels();
+  const FlushSubnormals flush(FlushesSubnormals(p));
   if (std::is_same_v<T, double> || leaves == nullptr) {
     MultiplyPlain(p);
   } else if constexpr (std::is_same_v<T, float>) {
@@ -129,7 +129,7 @@ bool WantsPanels(const Product<float>& p) {
 }
 
 // Packs columns [j, j + kPanel) of B.
-void PackPanel(const Product<float>& p, int64_t j, const Leaves& leaves, float* out) {
+void PackPanel(const Product<float>& p, int64_t j, const KernelTable& leaves, float* out) {
   const int64_t n = std::min(kPanel, p.n - j);
   if (p.b_col == 1) {
     leaves.pack(p.b + j, p.b_row, p.k, n, out);
@@ -142,8 +142,8 @@ void PackPanel(const Product<float>& p, int64_t j, const Leaves& leaves, float* 
 
 // Packs the operands of all products, once for all rows; `room` owns the memory.
 template <typename Run>
-std::vector<Operand> PackAll(std::span<const Product<float>> products, const Leaves& leaves,
-                             std::optional<Temporary<float>>* room, const Run& run) {
+std::vector<Operand> PackAll(std::span<const Product<float>> products, const KernelTable& leaves,
+                             std::optional<ScratchBuffer<float>>* room, const Run& run) {
   const auto size = [](const Product<float>& p) {
     return (p.n + kPanel - 1) / kPanel * kPanel * p.k;
   };
@@ -174,11 +174,11 @@ std::vector<Operand> PackAll(std::span<const Product<float>> products, const Lea
 
 // The rows of a transposed A are read together with a stride. If that stride maps all of it to few
 // cache sets, the rows of a tile are packed.
-bool PacksRows(const Product<float>& p) { return p.a_row == 1 && p.a_col % kBadStride == 0; }
+bool PacksRows(const Product<float>& p) { return p.a_row == 1 && p.a_col % kConflictStride == 0; }
 
 // A tile of C: rows [i, i + m), columns [j, j + n), j a multiple of kPanel.
 void MultiplyTile(const Product<float>& p, const Operand& b, int64_t i, int64_t m, int64_t j,
-                  int64_t n, const Leaves& leaves) {
+                  int64_t n, const KernelTable& leaves) {
   ProductTask task{.a = p.a + i * p.a_row,
                    .a_row = p.a_row,
                    .a_col = p.a_col,
@@ -196,7 +196,7 @@ void MultiplyTile(const Product<float>& p, const Operand& b, int64_t i, int64_t 
     task.a = packed;
     task.a_col = kPanel;
   }
-  const FlushSmall flush(FlushesSmall(p));
+  const FlushSubnormals flush(FlushesSubnormals(p));
   for (int64_t column = j; column < j + n; column += kPanel) {
     task.b = b.At(p, column);
     task.c = p.c + i * p.ldc + column;
@@ -211,13 +211,13 @@ int64_t TileRows(const Product<float>& p, bool few) {
   return few || PacksRows(p) ? kTileRows / 2 : kTileRows;
 }
 
-void MultiplyFloat(std::span<const Product<float>> products, const Leaves& leaves, int threads,
+void MultiplyFloat(std::span<const Product<float>> products, const KernelTable& leaves, int threads,
                    ThreadPool& pool) {
   const auto run = [&](int64_t n, const std::function<void(int64_t)>& body) {
     if (threads > 1) return pool.Run(n, body);
     for (int64_t i = 0; i < n; ++i) body(i);
   };
-  std::optional<Temporary<float>> room;
+  std::optional<ScratchBuffer<float>> room;
   const std::vector<Operand> operands = PackAll(products, leaves, &room, run);
   int64_t area = 0;
   for (const Product<float>& p : products) area += p.m * p.n;
@@ -254,22 +254,22 @@ void MultiplyTiles(std::span<const Product<T>> products, ThreadPool& pool) {
 
 }  // namespace
 
-const Leaves* ActiveLeaves() {
+const KernelTable* ActiveKernels() {
   switch (kernels::ActiveIsa()) {
     case kernels::Isa::kReference:
       return nullptr;
     case kernels::Isa::kAvx2:
-      return &avx2::kLeaves;
+      return &avx2::kKernels;
     case kernels::Isa::kAvx512:
     case kernels::Isa::kAmx:
     case kernels::Isa::kAmxEmulated:
-      return &avx512::kLeaves;
+      return &avx512::kKernels;
   }
   return nullptr;
 }
 
 template <typename T>
-void MultiplyHere(const Product<T>& product) {
+void MultiplySerial(const Product<T>& product) {
   CHECK(product.dtype == ProductDtype::kFloat32);
   MultiplyPart(product);
 }
@@ -278,7 +278,7 @@ template <typename T>
 void Multiply(std::span<const Product<T>> products, ThreadPool& pool) {
   int64_t operations = 0;
   for (const Product<T>& p : products) operations += p.m * p.n * p.k;
-  const int threads = operations < kFewOperations ? 1 : pool.num_threads();
+  const int threads = operations < kMinParallelOperations ? 1 : pool.num_threads();
   std::optional<RoundedOperands> rounded;
   if constexpr (std::is_same_v<T, float>) {
     if (!products.empty() && products[0].dtype == ProductDtype::kBFloat16) {
@@ -288,7 +288,7 @@ void Multiply(std::span<const Product<T>> products, ThreadPool& pool) {
     }
   }
   if constexpr (std::is_same_v<T, float>) {
-    if (const Leaves* leaves = ActiveLeaves())
+    if (const KernelTable* leaves = ActiveKernels())
       return MultiplyFloat(products, *leaves, threads, pool);
   }
   if (threads == 1) {
@@ -317,8 +317,8 @@ void Project(std::span<const Projection<T>> parts, ThreadPool& pool) {
   Multiply<T>(products, pool);
 }
 
-template void MultiplyHere(const Product<float>&);
-template void MultiplyHere(const Product<double>&);
+template void MultiplySerial(const Product<float>&);
+template void MultiplySerial(const Product<double>&);
 template void Multiply(std::span<const Product<float>>, ThreadPool&);
 template void Multiply(std::span<const Product<double>>, ThreadPool&);
 template void Project(std::span<const Projection<float>>, ThreadPool&);

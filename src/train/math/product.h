@@ -42,7 +42,7 @@ template <typename T>
 void Multiply(std::span<const Product<T>> products, ThreadPool& pool);
 // On the calling thread alone, in float32 or float64: for code that is already split into tasks.
 template <typename T>
-void MultiplyHere(const Product<T>& product);
+void MultiplySerial(const Product<T>& product);
 
 // y[m, n] = x[m, k] · W[n, k]ᵀ, all dense.
 template <typename T>

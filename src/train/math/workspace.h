@@ -12,12 +12,12 @@ namespace switchyard::train {
 // faults cost more than much of the computation. So each thread caches the buffers that it has
 // released. Use it only on the thread that constructed it.
 template <typename T>
-class Temporary {
+class ScratchBuffer {
  public:
-  explicit Temporary(int64_t count) : memory_(Take(static_cast<size_t>(count))) {}
-  ~Temporary() { Kept().push_back(std::move(memory_)); }
-  Temporary(const Temporary&) = delete;
-  Temporary& operator=(const Temporary&) = delete;
+  explicit ScratchBuffer(int64_t count) : memory_(Take(static_cast<size_t>(count))) {}
+  ~ScratchBuffer() { Kept().push_back(std::move(memory_)); }
+  ScratchBuffer(const ScratchBuffer&) = delete;
+  ScratchBuffer& operator=(const ScratchBuffer&) = delete;
 
   T* data() { return memory_.data(); }
   const T* data() const { return memory_.data(); }

@@ -101,14 +101,14 @@ TEST(ScheduleTest, ThePartOfTheRateDoesNotCountTheWarmUp) {
                           .warmup_steps = 10,
                           .decay_steps = 20,
                           .steps = 100};
-  EXPECT_DOUBLE_EQ(RatePart(options, 0), 1.0);
-  EXPECT_DOUBLE_EQ(RatePart(options, 79), 1.0);
-  EXPECT_DOUBLE_EQ(RatePart(options, 89), 0.55);
-  EXPECT_DOUBLE_EQ(RatePart(options, 99), 0.1);
+  EXPECT_DOUBLE_EQ(RateFraction(options, 0), 1.0);
+  EXPECT_DOUBLE_EQ(RateFraction(options, 79), 1.0);
+  EXPECT_DOUBLE_EQ(RateFraction(options, 89), 0.55);
+  EXPECT_DOUBLE_EQ(RateFraction(options, 99), 0.1);
   options.final_part = 0.0;
-  EXPECT_DOUBLE_EQ(RatePart(options, 99), 0.0);
+  EXPECT_DOUBLE_EQ(RateFraction(options, 99), 0.0);
   options.kind = "constant";
-  EXPECT_DOUBLE_EQ(RatePart(options, 99), 1.0);
+  EXPECT_DOUBLE_EQ(RateFraction(options, 99), 1.0);
 }
 
 TEST(ScheduleTest, ErrorsNameTheFlag) {

@@ -48,7 +48,7 @@ double LearningRate(const ScheduleOptions& options, int64_t step) {
   return options.rate;
 }
 
-double RatePart(const ScheduleOptions& options, int64_t step) {
+double RateFraction(const ScheduleOptions& options, int64_t step) {
   if (step < options.warmup_steps) return 1.0;
   return LearningRate(options, step) / options.rate;
 }

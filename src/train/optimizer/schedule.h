@@ -27,6 +27,6 @@ double LearningRate(const ScheduleOptions& options, int64_t step);
 
 // The rate as a fraction of the maximum: 1 during warm-up and plateau, final_part at the last step.
 // For quantities that should settle together with the weights.
-double RatePart(const ScheduleOptions& options, int64_t step);
+double RateFraction(const ScheduleOptions& options, int64_t step);
 
 }  // namespace switchyard::train

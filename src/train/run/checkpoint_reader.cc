@@ -84,7 +84,8 @@ class OptimizerFiles {
 };
 
 // Throws if the checkpoint has tensors that no rank of the model has.
-void RefuseOthers(const OptimizerFiles& files, const Catalog& catalog, const fs::path& dir) {
+void CheckNoUnknownTensors(const OptimizerFiles& files, const Catalog& catalog,
+                           const fs::path& dir) {
   size_t others = 0;
   std::string some;
   for (const auto& [name, place] : files.tensors()) {
@@ -125,7 +126,7 @@ TrainerState LoadCheckpoint(const fs::path& dir, const Catalog& catalog, AdamW* 
   int64_t steps = 0;
   TrainerState state = ReadState(dir / "trainer.json", &steps);
   const OptimizerFiles files(dir);
-  RefuseOthers(files, catalog, dir);
+  CheckNoUnknownTensors(files, catalog, dir);
   for (size_t i = 0; i < optimizer->parameters().size(); ++i) {
     Parameter<float>& p = *optimizer->parameters()[i];
     files.Read("master." + p.name, p, &p.value);

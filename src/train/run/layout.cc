@@ -76,7 +76,8 @@ void CheckLayout(const Layout& layout, const ModelConfig& config) {
   }
 }
 
-RankPlace::RankPlace(const Layout& shape, int world_rank) : layout(shape), rank(world_rank) {
+RankCoordinates::RankCoordinates(const Layout& shape, int world_rank)
+    : layout(shape), rank(world_rank) {
   CheckSizes(layout);
   CHECK(rank >= 0 && rank < layout.ranks());
   pp = rank / layout.stage_ranks();
@@ -86,25 +87,25 @@ RankPlace::RankPlace(const Layout& shape, int world_rank) : layout(shape), rank(
   ep = in_stage % layout.ep;
 }
 
-std::vector<int> RankPlace::WorldGroup() const { return Run(0, layout.ranks(), 1); }
-std::vector<int> RankPlace::StageGroup() const {
+std::vector<int> RankCoordinates::WorldGroup() const { return Run(0, layout.ranks(), 1); }
+std::vector<int> RankCoordinates::StageGroup() const {
   return Run(RankOf(pp, 0), layout.stage_ranks(), 1);
 }
-std::vector<int> RankPlace::TpGroup() const { return Run(rank - tp, layout.tp, 1); }
-std::vector<int> RankPlace::CopiesGroup() const {
+std::vector<int> RankCoordinates::TpGroup() const { return Run(rank - tp, layout.tp, 1); }
+std::vector<int> RankCoordinates::CopiesGroup() const {
   return Run(RankOf(pp, tp), layout.dp, layout.tp);
 }
-std::vector<int> RankPlace::EpGroup() const { return Run(rank - ep, layout.ep, 1); }
-std::vector<int> RankPlace::ExpertCopiesGroup() const {
+std::vector<int> RankCoordinates::EpGroup() const { return Run(rank - ep, layout.ep, 1); }
+std::vector<int> RankCoordinates::ExpertCopiesGroup() const {
   return Run(RankOf(pp, ep), layout.stage_ranks() / layout.ep, layout.ep);
 }
-std::vector<int> RankPlace::EmbeddingGroup() const {
+std::vector<int> RankCoordinates::EmbeddingGroup() const {
   if (layout.pp == 1) return {rank};
   const int other = pp == 0 ? layout.pp - 1 : pp;
   return {RankOf(0, in_stage), RankOf(other, in_stage)};
 }
 
-StageRange RankPlace::Stage(const ModelConfig& config) const {
+StageRange RankCoordinates::Stage(const ModelConfig& config) const {
   const Share layers = EvenShare(config.num_layers(), layout.pp, pp);
   return {.first_layer = layers.begin,
           .last_layer = layers.end,
@@ -112,7 +113,9 @@ StageRange RankPlace::Stage(const ModelConfig& config) const {
           .last = pp + 1 == layout.pp};
 }
 
-std::string RankPlace::Title() const { return fmt::format("PP{} DP{} TP{} EP{}", pp, dp, tp, ep); }
+std::string RankCoordinates::Title() const {
+  return fmt::format("PP{} DP{} TP{} EP{}", pp, dp, tp, ep);
+}
 
 LayerRanks LayoutRanks::layer_ranks(RowExchange& exchange) const {
   Collectives* const all = stage.get();
@@ -122,7 +125,7 @@ LayerRanks LayoutRanks::layer_ranks(RowExchange& exchange) const {
 }
 
 size_t LayoutRanks::BytesPerRank(const Layout& layout) {
-  const RankPlace place(layout, 0);
+  const RankCoordinates place(layout, 0);
   size_t bytes = 0;
   for (const std::vector<int>& group :
        {place.WorldGroup(), place.StageGroup(), place.TpGroup(), place.StageGroup(),
@@ -138,8 +141,8 @@ std::unique_ptr<LayoutRanks> LayoutRanks::Create(std::shared_ptr<SharedArena> ar
                                                  const Layout& layout, int rank,
                                                  SymmetricMemory::Options options) {
   auto ranks = std::make_unique<LayoutRanks>();
-  ranks->place = RankPlace(layout, rank);
-  const RankPlace& place = ranks->place;
+  ranks->place = RankCoordinates(layout, rank);
+  const RankCoordinates& place = ranks->place;
   ranks->memory = std::make_unique<SymmetricMemory>(std::move(arena), rank, options);
   const auto group = [&](std::vector<int> members, const char* name) {
     return std::make_unique<Communicator>(*ranks->memory, std::move(members), name);

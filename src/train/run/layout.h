@@ -47,17 +47,17 @@ void CheckLayout(const Layout& layout, const ModelConfig& config);
 //                            ep         0 1 0 1 0 1 0 1     = in stage % ep
 //
 // Groups list world ranks in ascending order.
-struct RankPlace {
+struct RankCoordinates {
   Layout layout;
   int rank = 0;
   int tp = 0, dp = 0, pp = 0, ep = 0;
   int in_stage = 0;
 
-  RankPlace() = default;
-  RankPlace(const Layout& layout, int rank);
+  RankCoordinates() = default;
+  RankCoordinates(const Layout& layout, int rank);
 
-  int RankOf(int stage, int place_in_stage) const {
-    return stage * layout.stage_ranks() + place_in_stage;
+  int RankOf(int stage, int index_in_stage) const {
+    return stage * layout.stage_ranks() + index_in_stage;
   }
   // World ranks that hold the previous and next layers for the same rows; -1: none.
   int previous() const { return pp == 0 ? -1 : rank - layout.stage_ranks(); }
@@ -80,7 +80,7 @@ struct RankPlace {
 // only. The gradient collectives are separate objects, so that their order is independent of other
 // collectives.
 struct LayoutRanks {
-  RankPlace place;
+  RankCoordinates place;
   std::unique_ptr<SymmetricMemory> memory;
   std::unique_ptr<Communicator> world, stage, tp;
   // For gradients.

@@ -68,8 +68,8 @@ class Learner : public TrainedModel {
 
  private:
   void PlanStep(int micro_batches);
-  void Do(const overlap::Operation& operation, std::span<const Batch> batches, const StepSize& step,
-          Losses* losses);
+  void Execute(const overlap::Operation& operation, std::span<const Batch> batches,
+               const StepSize& step, Losses* losses);
   void SumLayer(int layer);
 
   Model<float>& model_;

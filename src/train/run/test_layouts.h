@@ -100,7 +100,7 @@ inline void ExpectWhole(const std::map<std::string, std::vector<bool>>& known) {
 }
 
 // Forward and backward of one micro-batch through this rank's stage.
-inline Losses RunStage(Model<float>& model, const RankPlace& place, ThreadLink& link,
+inline Losses RunStage(Model<float>& model, const RankCoordinates& place, ThreadLink& link,
                        const Batch& batch, const StepSize& size, Pass<float>* pass) {
   model.Begin(batch, size, pass);
   std::vector<float>& stream = pass->depths[0].stream;
@@ -137,7 +137,7 @@ inline LayoutResult RunLayout(const ModelConfig& config, const Batch& batch, con
   const auto body = [&](int rank, const std::shared_ptr<SharedArena>& arena) {
     const auto ranks =
         LayoutRanks::Create(arena, layout, rank, {.timeout = std::chrono::seconds(60)});
-    const RankPlace& place = ranks->place;
+    const RankCoordinates& place = ranks->place;
     const auto exchange = MakeRowExchange(*ranks->memory, place.EpGroup(), exchange_options);
     OneRank<float> whole(config, run.losses);  // for its weights
     ThreadPool pool(1);

@@ -30,8 +30,8 @@ class TrainedModel {
   // Called after the step's last micro-batch: sums partial gradients over ranks, unless Learn has.
   virtual void SumGradients() {}
   // Called after the parameters have changed: updates the model's other state (biases moved by
-  // load, copies in other formats). `rate_part`: RatePart of the step. Returns metrics for the log,
-  // the same on every rank: "balancedness", …
+  // load, copies in other formats). `rate_part`: RateFraction of the step. Returns metrics for the
+  // log, the same on every rank: "balancedness", …
   virtual std::map<std::string, double> AfterStep(double /*rate_part*/) { return {}; }
 };
 

@@ -127,7 +127,7 @@ StepReport Trainer::Step() {
   report.gradient_norm = gradient.norm;
   report.rate = LearningRate(options_.schedule, state_.step);
   adam_.Step(report.rate, ClipScale(gradient.norm, options_.clip), pool_);
-  report.figures = model_.AfterStep(RatePart(options_.schedule, state_.step));
+  report.figures = model_.AfterStep(RateFraction(options_.schedule, state_.step));
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   state_.position = position;
   state_.step = report.step;

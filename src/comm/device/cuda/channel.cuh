@@ -60,7 +60,7 @@ class Channel {
 
  private:
   __device__ uint32_t* Word(int member, size_t offset, int slot) const {
-    return reinterpret_cast<uint32_t*>(set_.buffers[member] + offset) + blockIdx.x * kMostMembers +
+    return reinterpret_cast<uint32_t*>(set_.buffers[member] + offset) + blockIdx.x * kMaxMembers +
            slot;
   }
 
@@ -71,7 +71,7 @@ class Channel {
 
 // Calls f with the smallest of 2, 4, 8 and 16 that is >= `size`, as a compile-time constant.
 template <typename F>
-cudaError_t WithMost(int size, const F& f) {
+cudaError_t DispatchGroupSize(int size, const F& f) {
   if (size <= 2) return f(std::integral_constant<int, 2>());
   if (size <= 4) return f(std::integral_constant<int, 4>());
   if (size <= 8) return f(std::integral_constant<int, 8>());
@@ -86,7 +86,7 @@ cudaError_t Load(Kernel* kernel) {
 template <typename F>
 cudaError_t LoadAll(const F& load) {
   for (const int size : {2, 4, 8, 16}) {
-    const cudaError_t error = WithMost(size, load);
+    const cudaError_t error = DispatchGroupSize(size, load);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -44,22 +44,22 @@ class MixedCollectives : public Collectives {
 };
 
 // Exchanged by all ranks at setup, so that all make the same choice.
-struct GroupCard {
+struct GroupSetup {
   bool one_host = false, nccl = false;  // the rank's group is on one host; NCCL is usable
   NcclUniqueId id;                      // for the group of which this is the first rank
 };
 
-std::vector<GroupCard> TellCards(RankComm& comm, const PeerMemory& memory,
-                                 const std::vector<int>& group, bool wants_nccl) {
-  GroupCard mine = {.one_host = memory.Reaches(group)};
+std::vector<GroupSetup> ExchangeGroupSetup(RankComm& comm, const PeerMemory& memory,
+                                           const std::vector<int>& group, bool wants_nccl) {
+  GroupSetup mine = {.one_host = memory.OnThisHost(group)};
   // NCCL allocates GPU memory, so it is not loaded where nothing would use it.
   if (wants_nccl || !mine.one_host) {
     const NcclLibrary& nccl = NcclLibrary::Get();
-    mine.nccl = nccl.missing.empty() && (nccl.shares_gpus || memory.OneGpuEach(group));
+    mine.nccl = nccl.missing.empty() && (nccl.shares_gpus || memory.HasDistinctGpus(group));
     if (mine.nccl && group.size() > 1 && group.front() == memory.rank())
       mine.nccl = nccl.GetUniqueId(&mine.id) == kNcclSuccess;
   }
-  std::vector<GroupCard> cards(static_cast<size_t>(memory.world()));
+  std::vector<GroupSetup> cards(static_cast<size_t>(memory.world()));
   comm.tp->AllGather(&mine, cards.data(), sizeof mine);
   return cards;
 }
@@ -70,8 +70,8 @@ std::string WhyNoNccl() {
   return missing.empty() ? "NCCL is not usable by all ranks, or ranks share a GPU" : missing;
 }
 
-[[noreturn]] void ThrowNeedsNccl(std::span<const GroupCard> cards) {
-  const auto lacks = std::ranges::find(cards, false, &GroupCard::nccl);
+[[noreturn]] void ThrowNeedsNccl(std::span<const GroupSetup> cards) {
+  const auto lacks = std::ranges::find(cards, false, &GroupSetup::nccl);
   throw Error(ErrorKind::kResource,
               fmt::format("ranks on several hosts need NCCL to communicate between GPUs, which "
                           "rank {} cannot use: {}",
@@ -87,9 +87,9 @@ std::unique_ptr<Collectives> MakeCollectives(RankComm& comm, PeerMemory& memory,
                                              const CollectiveOptions& options) {
   const bool wants_nccl =
       !options.custom_all_reduce || options.max_custom_bytes < std::numeric_limits<size_t>::max();
-  const std::vector<GroupCard> cards = TellCards(comm, memory, group, wants_nccl);
-  const bool one_host = std::ranges::all_of(cards, &GroupCard::one_host);
-  const bool has_nccl = std::ranges::all_of(cards, &GroupCard::nccl);
+  const std::vector<GroupSetup> cards = ExchangeGroupSetup(comm, memory, group, wants_nccl);
+  const bool one_host = std::ranges::all_of(cards, &GroupSetup::one_host);
+  const bool has_nccl = std::ranges::all_of(cards, &GroupSetup::nccl);
   if (!one_host && !has_nccl) ThrowNeedsNccl(cards);
   if (wants_nccl && !has_nccl && memory.rank() == 0 && name == "tp")
     LOG_INFO("collectives of all sizes use peer memory: {}", WhyNoNccl());

@@ -97,7 +97,7 @@ TEST_P(OverPeerMemory, AllReduceAddsInGroupOrder) {
     PeerCollectives group(gpu.memory, gpu.comm->mesh.TpGroup(), gpu.stream.get());
     gpu.comm->tp->Barrier("start");
     unsigned salt = 0;
-    for (const auto& [tagged, one_shot] : {std::pair<size_t, size_t>(kMostTaggedBytes, 1 << 18),
+    for (const auto& [tagged, one_shot] : {std::pair<size_t, size_t>(kMaxTaggedBytes, 1 << 18),
                                            {0, 1 << 30},
                                            {0, 0},
                                            {10'000, 100'000}}) {
@@ -166,7 +166,7 @@ TEST_P(OverPeerMemory, RoundNumbersMayWrap) {
       gpu.Fill(gpu.memory.Local(0), std::vector<uint32_t>(2 * kFlagBytes / 4, uint32_t(-6)));
     gpu.comm->tp->Barrier("start");
     for (unsigned salt = 0; salt < 8; ++salt) {
-      group.SetLimits(salt % 3 == 0 ? kMostTaggedBytes : 0, salt % 3 == 1 ? 0 : size_t{1} << 30);
+      group.SetLimits(salt % 3 == 0 ? kMaxTaggedBytes : 0, salt % 3 == 1 ? 0 : size_t{1} << 30);
       EXPECT_TRUE(AllReduceIsRight(gpu, group, 2000, 0, salt)) << salt;
     }
   });
@@ -180,7 +180,7 @@ TEST_P(OverPeerMemory, RecordedOperationsCanBeReplayed) {
     const auto size = static_cast<size_t>(group->size()), rank = static_cast<size_t>(group->rank());
     float *in = gpu.scratch.as<float>(), *data = in + kCount, *all = data + kCount;
     const std::vector<size_t> counts(size, kCount * sizeof(float));
-    const Recording recording(gpu, [&] {
+    const CapturedGraph recording(gpu, [&] {
       Check(cudaMemcpyAsync(data, in, kCount * sizeof(float), cudaMemcpyDeviceToDevice,
                             gpu.stream.get()),
             "copy");
@@ -226,7 +226,7 @@ TEST(CudaCollectives, AMissingRankEndsTheWaitOfOthers) {
       for (int i = 0; i < 100; ++i)  // all but the first return at once
         group.AllReduceSum(gpu.scratch.as<float>(), 3000);
       gpu.stream.Synchronize();
-      const std::string said = ErrorOf([&] { gpu.memory.CheckWaits(); }, ErrorKind::kTimeout);
+      const std::string said = ErrorOf([&] { gpu.memory.CheckTimeouts(); }, ErrorKind::kTimeout);
       EXPECT_THAT(said, testing::StartsWith("rank 0 (GPU 0, "));
       EXPECT_THAT(said, testing::HasSubstr(" waited 0.3 s for rank 1 (GPU "));
       EXPECT_THAT(said, testing::HasSubstr(" in all-reduce (round "));

@@ -13,7 +13,7 @@
 namespace switchyard::cuda {
 namespace {
 
-bool Going(int result) { return result == kNcclSuccess || result == kNcclInProgress; }
+bool NotFailed(int result) { return result == kNcclSuccess || result == kNcclInProgress; }
 
 }  // namespace
 
@@ -68,7 +68,7 @@ std::string NcclGroup::AsyncError() const {
   if (handle_ == nullptr) return {};
   const int asked = nccl_.CommGetAsyncError(handle_, &state);
   if (asked != kNcclSuccess) state = asked;
-  if (Going(state)) return {};
+  if (NotFailed(state)) return {};
   return fmt::format("{} rank {} of {}: NCCL lost its peers: {} {}", name_, rank_, size_,
                      nccl_.GetErrorString(state), nccl_.GetLastError(handle_));
 }
@@ -152,15 +152,15 @@ void NcclGroup::Exchange(std::span<const NcclMessage> sends, std::span<const Ncc
   CheckAlive();
   int result = nccl_.GroupStart();
   for (const NcclMessage& m : sends) {
-    if (m.bytes > 0 && Going(result))
+    if (m.bytes > 0 && NotFailed(result))
       result = nccl_.Send(m.data, m.bytes, kNcclUint8, m.peer, handle_, stream);
   }
   for (const NcclMessage& m : receives) {
-    if (m.bytes > 0 && Going(result))
+    if (m.bytes > 0 && NotFailed(result))
       result = nccl_.Recv(m.data, m.bytes, kNcclUint8, m.peer, handle_, stream);
   }
   const int ended = nccl_.GroupEnd();
-  Finish(Going(result) ? ended : result, "exchange");
+  Finish(NotFailed(result) ? ended : result, "exchange");
 }
 
 void NcclGroup::AllReduceSum(float* data, size_t count) {
@@ -178,14 +178,14 @@ void NcclGroup::AllGatherV(const void* in, void* out, std::span<const size_t> co
   int result = nccl_.GroupStart();
   for (int r = 0; r < size_; ++r) {
     const size_t bytes = counts[static_cast<size_t>(r)];
-    if (bytes > 0 && Going(result)) {
+    if (bytes > 0 && NotFailed(result)) {
       result =
           nccl_.Broadcast(r == rank_ ? in : place, place, bytes, kNcclUint8, r, handle_, stream_);
     }
     place += bytes;
   }
   const int ended = nccl_.GroupEnd();
-  Finish(Going(result) ? ended : result, "all-gather");
+  Finish(NotFailed(result) ? ended : result, "all-gather");
 }
 
 void NcclGroup::ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) {
@@ -195,13 +195,13 @@ void NcclGroup::ReduceScatterV(const float* in, float* out, std::span<const size
   int result = nccl_.GroupStart();
   for (int r = 0; r < size_; ++r) {
     const size_t count = counts[static_cast<size_t>(r)];
-    if (count > 0 && Going(result)) {
+    if (count > 0 && NotFailed(result)) {
       result = nccl_.Reduce(in, out, count, kNcclFloat32, kNcclSum, r, handle_, stream_);
     }
     in += count;
   }
   const int ended = nccl_.GroupEnd();
-  Finish(Going(result) ? ended : result, "reduce-scatter");
+  Finish(NotFailed(result) ? ended : result, "reduce-scatter");
 }
 
 }  // namespace switchyard::cuda

@@ -68,7 +68,7 @@ TEST(Nccl, CanBeRecorded) {
                                        gpu.stream.get(), {.custom_all_reduce = false});
     constexpr size_t kCount = 1'000'000;
     float *in = gpu.scratch.as<float>(), *data = in + kCount;
-    const Recording recording(gpu, [&] {
+    const CapturedGraph recording(gpu, [&] {
       Check(cudaMemcpyAsync(data, in, kCount * sizeof(float), cudaMemcpyDeviceToDevice,
                             gpu.stream.get()),
             "copy");

@@ -17,12 +17,12 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
   const size_t begin = blockIdx.x * chunk, end = Min(begin + chunk, count);
   Channel channel(set, WaitStage::kAllReduce);
   for (size_t done = begin; done < end; done += kStep) {
-    const Quads<float> piece = Piece(data, end, done, done + kStep);
+    const Quads<float> piece = QuadSlice(data, end, done, done + kStep);
     uint4* region = channel.Region(set.rank);
     for (uint32_t i = threadIdx.x; i < piece.size(); i += kChannelThreads) region[i] = piece.Get(i);
     if (!channel.Meet(2)) return;
     for (uint32_t i = threadIdx.x; i < piece.size(); i += kChannelThreads)
-      piece.Set(i, SumOfRegions<kMost>(set, channel, i, region[i]));
+      piece.Set(i, ReduceRegions<kMost>(set, channel, i, region[i]));
     channel.EndRound();
   }
   channel.Close();
@@ -44,22 +44,22 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
     const size_t stop = Min(done + step, end);
     const uint32_t part = ((stop - done + 3) / 4 + set.size - 1) / set.size;  // quads
     const auto PartOf = [&](int r) {
-      return Piece(data, stop, done + r * part * 4, done + (r + 1) * part * 4);
+      return QuadSlice(data, stop, done + r * part * 4, done + (r + 1) * part * 4);
     };
     uint4* region = channel.Region(set.rank);
-    ForQuads(
+    CopyQuads(
         others, part, [&](int k, uint32_t i) { return PartOf(Other(set, k)).Get(i); },
         [&](int k, uint32_t i, uint4 value) { region[Other(set, k) * slot + i] = value; });
     if (!channel.Meet(1)) return;
     const Quads<float> mine = PartOf(set.rank);
     for (uint32_t i = threadIdx.x; i < mine.size(); i += kChannelThreads) {
       const uint32_t quad = set.rank * slot + i;
-      const uint4 sum = SumOfRegions<kMost>(set, channel, quad, mine.Get(i));
+      const uint4 sum = ReduceRegions<kMost>(set, channel, quad, mine.Get(i));
       region[quad] = sum;
       mine.Set(i, sum);
     }
     if (!channel.Meet(2)) return;
-    ForQuads(
+    CopyQuads(
         others, part,
         [&](int k, uint32_t i) {
           const int r = Other(set, k);
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
 
 cudaError_t StartAllReduce(const ChannelSet& set, const ChannelSplit& split, bool one_shot,
                            float* data, size_t count, cudaStream_t stream) {
-  return WithMost(set.size, [&](auto most) {
+  return DispatchGroupSize(set.size, [&](auto most) {
     if (one_shot) {
       OneShotAllReduce<most>
           <<<split.blocks, kChannelThreads, 0, stream>>>(set, data, count, split.chunk);

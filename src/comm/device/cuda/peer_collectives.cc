@@ -9,7 +9,7 @@
 namespace switchyard::cuda {
 namespace {
 
-static_assert(kMostMembers == kMaxPeers);
+static_assert(kMaxMembers == kMaxPeers);
 
 // Partitions `length` elements of each of `parts` parts over blocks: one 16-byte quad per thread,
 // and more only once all kChannels blocks are in use.
@@ -22,8 +22,8 @@ ChannelSplit Split(size_t length, size_t element_bytes, size_t parts) {
   return {.blocks = static_cast<int>((quads + chunk - 1) / chunk), .chunk = chunk * per_quad};
 }
 
-PartStarts Starts(std::span<const size_t> counts) {
-  PartStarts starts;
+PartOffsets Starts(std::span<const size_t> counts) {
+  PartOffsets starts;
   for (size_t r = 0; r < counts.size(); ++r) starts.at[r + 1] = starts.at[r] + counts[r];
   return starts;
 }
@@ -32,7 +32,7 @@ PartStarts Starts(std::span<const size_t> counts) {
 // that, extrapolated by the bytes that each member sends: members - 1 times the message, twice that
 // with tags.
 size_t TaggedBytes(int members) {
-  return std::min(kMostTaggedBytes, (size_t{288} << 10) / static_cast<size_t>(members - 1));
+  return std::min(kMaxTaggedBytes, (size_t{288} << 10) / static_cast<size_t>(members - 1));
 }
 
 size_t OneShotBytes(int members) {
@@ -48,7 +48,7 @@ PeerCollectives::PeerCollectives(PeerMemory& memory, std::span<const int> group,
     : stream_(stream) {
   const auto own = std::ranges::find(group, memory.rank());
   CHECK(own != group.end());
-  CHECK_LE(group.size(), size_t{kMostMembers});
+  CHECK_LE(group.size(), size_t{kMaxMembers});
   set_.rank = static_cast<int>(own - group.begin());
   set_.size = static_cast<int>(group.size());
   if (set_.size == 1) return;
@@ -64,7 +64,7 @@ PeerCollectives::PeerCollectives(PeerMemory& memory, std::span<const int> group,
 }
 
 void PeerCollectives::SetLimits(size_t tagged_bytes, size_t one_shot_bytes) {
-  CHECK_LE(tagged_bytes, kMostTaggedBytes);
+  CHECK_LE(tagged_bytes, kMaxTaggedBytes);
   tagged_bytes_ = tagged_bytes;
   one_shot_bytes_ = one_shot_bytes;
 }
@@ -112,7 +112,7 @@ void PeerCollectives::AllGatherV(const void* in, void* out, std::span<const size
 
 void PeerCollectives::ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) {
   CHECK_EQ(counts.size(), static_cast<size_t>(set_.size));
-  const PartStarts starts = Starts(counts);
+  const PartOffsets starts = Starts(counts);
   const size_t longest = *std::ranges::max_element(counts);
   if (longest == 0) return;
   if (set_.size == 1) {

@@ -25,7 +25,7 @@ class PeerCollectives : public Collectives {
   void AllGatherV(const void* in, void* out, std::span<const size_t> counts) override;
   void ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) override;
 
-  // All-reduces of up to `tagged_bytes` (at most kMostTaggedBytes) use tagged data, those of up to
+  // All-reduces of up to `tagged_bytes` (at most kMaxTaggedBytes) use tagged data, those of up to
   // `one_shot_bytes` are one-shot (one barrier), larger ones two-shot (two barriers). The bits are
   // the same.
   void SetLimits(size_t tagged_bytes, size_t one_shot_bytes);

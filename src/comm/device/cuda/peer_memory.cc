@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/device/cuda/peer_card.h"
+#include "comm/device/cuda/peer_info.h"
 #include "core/check.h"
 #include "core/cuda/runtime.h"
 #include "core/error.h"
@@ -40,8 +40,8 @@ const char* StageName(int32_t stage) {
   return "unknown stage";
 }
 
-[[noreturn]] void ThrowUnreachable(const PeerCard& mine, int rank, const PeerCard& theirs, int peer,
-                                   const char* why) {
+[[noreturn]] void ThrowNoPeerAccess(const PeerInfo& mine, int rank, const PeerInfo& theirs,
+                                    int peer, const char* why) {
   throw Error(
       ErrorKind::kResource,
       fmt::format("{} cannot access the GPU memory of {}: {}", Describe(mine, rank),
@@ -65,8 +65,8 @@ struct PeerMemory::Impl {
   int exceptions = std::uncaught_exceptions();
   DeviceMemory memory;
   PinnedMemory report;
-  WaitReport* report_on_device = nullptr;
-  std::vector<PeerCard> cards;   // by rank
+  WaitTimeoutReport* report_on_device = nullptr;
+  std::vector<PeerInfo> cards;   // by rank
   std::vector<std::byte*> base;  // by rank, mapped in this process; null: on another host
   std::vector<void*> imported;   // opened from other processes
 
@@ -76,28 +76,28 @@ struct PeerMemory::Impl {
 };
 
 void PeerMemory::Impl::Map(int peer) {
-  const PeerCard &mine = cards[rank], &theirs = cards[peer];
+  const PeerInfo &mine = cards[rank], &theirs = cards[peer];
   if (mine.process == theirs.process) {
     base[peer] = theirs.memory;
     if (mine.device == theirs.device) return;
     int can = 0;
     Check(cudaDeviceCanAccessPeer(&can, mine.device, theirs.device), "peer access query");
-    if (!can) ThrowUnreachable(mine, rank, theirs, peer, "the GPUs have no peer access");
+    if (!can) ThrowNoPeerAccess(mine, rank, theirs, peer, "the GPUs have no peer access");
     const cudaError_t error = cudaDeviceEnablePeerAccess(theirs.device, 0);
     if (error == cudaSuccess) return;
     cudaGetLastError();
     if (error != cudaErrorPeerAccessAlreadyEnabled)
-      ThrowUnreachable(mine, rank, theirs, peer, cudaGetErrorString(error));
+      ThrowNoPeerAccess(mine, rank, theirs, peer, cudaGetErrorString(error));
     return;
   }
   if (!theirs.exportable)
-    ThrowUnreachable(mine, rank, theirs, peer, "its process cannot export it (CUDA IPC)");
+    ThrowNoPeerAccess(mine, rank, theirs, peer, "its process cannot export it (CUDA IPC)");
   void* mapped = nullptr;
   const cudaError_t error =
       cudaIpcOpenMemHandle(&mapped, theirs.handle, cudaIpcMemLazyEnablePeerAccess);
   if (error != cudaSuccess) {
     cudaGetLastError();
-    ThrowUnreachable(mine, rank, theirs, peer, cudaGetErrorString(error));
+    ThrowNoPeerAccess(mine, rank, theirs, peer, cudaGetErrorString(error));
   }
   imported.push_back(mapped);
   base[peer] = static_cast<std::byte*>(mapped);
@@ -119,17 +119,17 @@ PeerMemory::PeerMemory(RankComm& comm, size_t bytes, std::chrono::milliseconds t
   my.timeout = timeout;
   my.memory =
       DeviceMemory((std::max<size_t>(bytes, 1) + kBlockBytes - 1) / kBlockBytes * kBlockBytes);
-  my.report = PinnedMemory(sizeof(WaitReport));
-  new (my.report.as<void>()) WaitReport;
+  my.report = PinnedMemory(sizeof(WaitTimeoutReport));
+  new (my.report.as<void>()) WaitTimeoutReport;
   void* on_device = nullptr;
   Check(cudaHostGetDevicePointer(&on_device, my.report.as<void>(), 0), "mapping the wait report");
-  my.report_on_device = static_cast<WaitReport*>(on_device);
+  my.report_on_device = static_cast<WaitTimeoutReport*>(on_device);
 
-  const PeerCard card = MakeCard(my.memory.data(), bytes);
+  const PeerInfo card = MakePeerInfo(my.memory.data(), bytes);
   const auto size = static_cast<size_t>(comm.tp->size());
   my.cards.resize(size);
   comm.tp->AllGather(&card, my.cards.data(), sizeof card);
-  CheckCards(my.cards, my.ranks_per_host);
+  CheckPeerInfos(my.cards, my.ranks_per_host);
 
   my.base.resize(size);
   my.base[static_cast<size_t>(my.rank)] = my.memory.data();
@@ -188,14 +188,14 @@ PeerPointers PeerMemory::Pointers(size_t offset) const {
   return pointers;
 }
 
-bool PeerMemory::Reaches(std::span<const int> ranks) const {
+bool PeerMemory::OnThisHost(std::span<const int> ranks) const {
   return std::ranges::all_of(ranks, [this](int r) { return impl_->OnOwnHost(r); });
 }
 
-bool PeerMemory::OneGpuEach(std::span<const int> ranks) const {
+bool PeerMemory::HasDistinctGpus(std::span<const int> ranks) const {
   std::set<std::string> gpus;
   for (const int r : ranks) {
-    const PeerCard& card = impl_->cards[static_cast<size_t>(r)];
+    const PeerInfo& card = impl_->cards[static_cast<size_t>(r)];
     gpus.insert(std::string(card.host.data(), strnlen(card.host.data(), card.host.size())) + ' ' +
                 card.bus_id.data());
   }
@@ -209,8 +209,8 @@ WaitLimit PeerMemory::wait_limit() const {
           .rank = impl_->rank};
 }
 
-void PeerMemory::CheckWaits() const {
-  const volatile WaitReport& report = *impl_->report.as<WaitReport>();
+void PeerMemory::CheckTimeouts() const {
+  const volatile WaitTimeoutReport& report = *impl_->report.as<WaitTimeoutReport>();
   if (report.failed == 0) return;
   const int peer = report.peer;
   const std::string who =

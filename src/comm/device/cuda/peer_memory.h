@@ -53,17 +53,17 @@ class PeerMemory {
   size_t Allocate(size_t bytes, size_t alignment = 256);
   std::byte* At(int rank, size_t offset) const;  // `rank` is on this host
   std::byte* Local(size_t offset) const { return At(rank(), offset); }
-  PeerPointers Pointers(size_t offset) const;      // [world], all on one host
-  bool Reaches(std::span<const int> ranks) const;  // whether all of them are on this rank's host
+  PeerPointers Pointers(size_t offset) const;         // [world], all on one host
+  bool OnThisHost(std::span<const int> ranks) const;  // whether all of them are on this rank's host
   // Whether no two of `ranks` share a GPU (in tests several share one).
-  bool OneGpuEach(std::span<const int> ranks) const;
+  bool HasDistinctGpus(std::span<const int> ranks) const;
 
   std::chrono::milliseconds timeout() const;
   // Timeout argument of kernels that wait for peers (wait.cuh).
   WaitLimit wait_limit() const;
   // Call after stream synchronization. Error kTimeout "rank 1 waited 30 s for rank 3 in dispatch …"
   // if a kernel timed out.
-  void CheckWaits() const;
+  void CheckTimeouts() const;
 
  private:
   struct Impl;

@@ -9,7 +9,7 @@
 #include <csignal>
 
 #include "comm/device/cuda/collectives.h"
-#include "comm/device/cuda/peer_card.h"
+#include "comm/device/cuda/peer_info.h"
 #include "comm/device/cuda/test_gpu_ranks.h"
 #include "comm/device/test_collectives.h"
 #include "core/testing.h"
@@ -97,31 +97,32 @@ TEST(PeerMemory, RanksReadAndWriteOneAnothersMemory) {
 }
 
 TEST(PeerMemory, RefusesWorldsThatCannotShareMemory) {
-  std::vector<PeerCard> cards(17);
-  EXPECT_EQ(ErrorOf([&] { CheckCards(cards); }), "peer memory supports at most 16 ranks, got 17");
+  std::vector<PeerInfo> cards(17);
+  EXPECT_EQ(ErrorOf([&] { CheckPeerInfos(cards); }),
+            "peer memory supports at most 16 ranks, got 17");
   cards.resize(4);
-  CheckCards(cards);
+  CheckPeerInfos(cards);
   cards[3].bytes = 5;
-  EXPECT_EQ(ErrorOf([&] { CheckCards(cards); }),
+  EXPECT_EQ(ErrorOf([&] { CheckPeerInfos(cards); }),
             "rank 3 has 5 bytes of peer memory and rank 0 0: sizes must be equal");
   cards[2].host[0] = 'x';
-  EXPECT_THAT(ErrorOf([&] { CheckCards(cards); }),
+  EXPECT_THAT(ErrorOf([&] { CheckPeerInfos(cards); }),
               HasSubstr("ranks 0 and 2 are on different hosts: "));
 }
 
 TEST(PeerMemory, KnowsRanksOfSeveralHosts) {
-  std::vector<PeerCard> cards(34);  // two hosts, each with one rank too many
+  std::vector<PeerInfo> cards(34);  // two hosts, each with one rank too many
   for (size_t r = 17; r < cards.size(); ++r) cards[r].host[0] = 'x';
-  EXPECT_EQ(ErrorOf([&] { CheckCards(cards, 17); }),
+  EXPECT_EQ(ErrorOf([&] { CheckPeerInfos(cards, 17); }),
             "peer memory supports at most 16 ranks, got 17");
   cards.resize(21);
   cards.erase(cards.begin(), cards.begin() + 13);  // four ranks of each host
-  CheckCards(cards, 4);
-  CheckCards(cards, 2);
-  EXPECT_THAT(ErrorOf([&] { CheckCards(cards, 8); }),
+  CheckPeerInfos(cards, 4);
+  CheckPeerInfos(cards, 2);
+  EXPECT_THAT(ErrorOf([&] { CheckPeerInfos(cards, 8); }),
               HasSubstr("ranks 0 and 4 are on different hosts: "));
   cards[5].host[0] = 'y';
-  EXPECT_THAT(ErrorOf([&] { CheckCards(cards, 4); }),
+  EXPECT_THAT(ErrorOf([&] { CheckPeerInfos(cards, 4); }),
               HasSubstr("ranks 4 and 5 are on different hosts: "));
 }
 
@@ -129,8 +130,8 @@ TEST(PeerMemory, ReachesRanksOfTheOwnHost) {
   if (DeviceCount() == 0) GTEST_SKIP() << "no GPU";
   GpuRanks{.shape = {.tp = 4}, .ranks_per_host = 2}.Run([](GpuRank& gpu) {
     const int neighbour = gpu.rank ^ 1;
-    EXPECT_TRUE(gpu.memory.Reaches(std::vector<int>{gpu.rank, neighbour}));
-    EXPECT_FALSE(gpu.memory.Reaches(std::vector<int>{gpu.rank, (gpu.rank + 2) % 4}));
+    EXPECT_TRUE(gpu.memory.OnThisHost(std::vector<int>{gpu.rank, neighbour}));
+    EXPECT_FALSE(gpu.memory.OnThisHost(std::vector<int>{gpu.rank, (gpu.rank + 2) % 4}));
     const size_t offset = gpu.memory.Allocate(sizeof(int));
     gpu.comm->tp->Barrier("start");
     gpu.Fill(gpu.memory.At(neighbour, offset), std::vector<int>{10 + gpu.rank});

@@ -59,7 +59,7 @@ __device__ inline size_t Min(size_t a, size_t b) { return a < b ? a : b; }
 
 // Elements [begin, end) of an array of `count`, clamped to its length.
 template <typename Unit>
-__device__ Quads<Unit> Piece(Unit* whole, size_t count, size_t begin, size_t end) {
+__device__ Quads<Unit> QuadSlice(Unit* whole, size_t count, size_t begin, size_t end) {
   begin = Min(begin, count);
   return {whole + begin, Min(end, count) - begin};
 }

@@ -11,8 +11,8 @@ constexpr size_t kQuads = kRegionBytes / 16;  // in a region
 // store(k, i, load(k, i)) for all k < parts and i < quads, distributed over the block's threads.
 // Loads of several parts are in flight before the first store, to hide the latency of peer memory.
 template <typename Load, typename Store>
-__device__ __forceinline__ void ForQuads(int parts, uint32_t quads, const Load& load,
-                                         const Store& store) {
+__device__ __forceinline__ void CopyQuads(int parts, uint32_t quads, const Load& load,
+                                          const Store& store) {
   constexpr int kBatch = 4;
   for (uint32_t i = threadIdx.x; i < quads; i += kChannelThreads) {
     for (int begin = 0; begin < parts; begin += kBatch) {
@@ -32,8 +32,8 @@ __device__ __forceinline__ void ForQuads(int parts, uint32_t quads, const Load& 
 // Sum over members, in group order, of quad `quad` of their regions; this member's own value is
 // `mine`. kMost >= set.size.
 template <int kMost>
-__device__ uint4 SumOfRegions(const ChannelSet& set, const Channel& channel, uint32_t quad,
-                              uint4 mine) {
+__device__ uint4 ReduceRegions(const ChannelSet& set, const Channel& channel, uint32_t quad,
+                               uint4 mine) {
   uint4 values[kMost];
 #pragma unroll
   for (int r = 0; r < kMost; ++r) {

@@ -49,7 +49,7 @@ cudaError_t StartTaggedAllReduce(const ChannelSet& set, float* data, size_t coun
                                  cudaStream_t stream) {
   const size_t floats = kTaggedBlockBytes / sizeof(float);
   const int blocks = static_cast<int>((count + floats - 1) / floats);
-  return WithMost(set.size, [&](auto most) {
+  return DispatchGroupSize(set.size, [&](auto most) {
     TaggedAllReduce<most><<<blocks, kTaggedThreads, 0, stream>>>(set, data, count);
     return cudaGetLastError();
   });

@@ -47,7 +47,7 @@ struct GpuRank {
     Check(cudaMemcpyAsync(to.data(), from, count * sizeof(T), cudaMemcpyDeviceToHost, stream.get()),
           "copy from the GPU");
     stream.Synchronize();
-    memory.CheckWaits();
+    memory.CheckTimeouts();
     return to;
   }
 
@@ -60,9 +60,9 @@ struct GpuRank {
 
 // A CUDA graph of what `body` enqueues on the rank's stream. All members capture and destroy it
 // together, as with GpuRank.
-class Recording {
+class CapturedGraph {
  public:
-  Recording(GpuRank& gpu, const std::function<void()>& body) : gpu_(gpu) {
+  CapturedGraph(GpuRank& gpu, const std::function<void()>& body) : gpu_(gpu) {
     Check(cudaStreamBeginCapture(gpu.stream.get(), cudaStreamCaptureModeThreadLocal), "recording");
     body();
     Check(cudaStreamEndCapture(gpu.stream.get(), &graph_), "recording");
@@ -71,11 +71,11 @@ class Recording {
     gpu.stream.Synchronize();
     gpu.comm->tp->Barrier("recorded");
   }
-  ~Recording() {
+  ~CapturedGraph() {
     cudaGraphExecDestroy(replay_);
     cudaGraphDestroy(graph_);
   }
-  Recording(const Recording&) = delete;
+  CapturedGraph(const CapturedGraph&) = delete;
   void Launch() const { Check(cudaGraphLaunch(replay_, gpu_.stream.get()), "replay"); }
 
  private:

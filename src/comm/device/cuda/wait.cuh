@@ -41,7 +41,7 @@ __device__ __forceinline__ bool WaitUntil(const Come& come, uint32_t wanted, con
     for (int i = 0; i < 256; ++i) {
       if (come(seen)) return true;
     }
-    volatile WaitReport* report = limit.report;
+    volatile WaitTimeoutReport* report = limit.report;
     if (report->failed) return false;
     if (Nanoseconds() - start < limit.nanoseconds) continue;
     report->stage = static_cast<int32_t>(stage);

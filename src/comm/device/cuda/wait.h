@@ -8,8 +8,8 @@ namespace switchyard::cuda {
 // In page-locked memory mapped into the device. A kernel that times out writes the waiting rank and
 // the missing peer, and returns. From then on no kernel with this report waits, so the stream
 // drains. The host checks the report after stream synchronization and throws
-// (PeerMemory::CheckWaits).
-struct WaitReport {
+// (PeerMemory::CheckTimeouts).
+struct WaitTimeoutReport {
   uint32_t failed = 0;  // set last
   int32_t stage = 0;    // WaitStage
   int32_t rank = 0, peer = 0;
@@ -26,7 +26,7 @@ enum class WaitStage : int32_t {
 };
 
 struct WaitLimit {
-  WaitReport* report = nullptr;  // device address
+  WaitTimeoutReport* report = nullptr;  // device address
   uint64_t nanoseconds = 0;
   int32_t rank = 0;  // world rank of the waiting kernel
 };

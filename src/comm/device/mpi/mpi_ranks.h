@@ -9,11 +9,11 @@
 namespace switchyard {
 
 // Whether all ranks have exchanged kBye, so that all may call MPI_Finalize.
-struct MpiFarewell {
+struct MpiFinalizeState {
   std::atomic<bool> complete{false};
 };
 
 // Makes all ranks but `rank` remote ranks of the arena. Requires MPI_THREAD_MULTIPLE.
-void AttachMpiRanks(SharedArena& arena, int rank, std::shared_ptr<MpiFarewell> farewell);
+void AttachMpiRanks(SharedArena& arena, int rank, std::shared_ptr<MpiFinalizeState> finalize_state);
 
 }  // namespace switchyard

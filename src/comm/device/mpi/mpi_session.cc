@@ -16,7 +16,7 @@ using std::chrono::milliseconds;
 
 std::string WaitForText(int source, mpi::Tag tag, const Limit& limit, int rank,
                         milliseconds timeout) {
-  for (mpi::Patience patience;; patience.Wait()) {
+  for (mpi::PollBackoff patience;; patience.Wait()) {
     if (const auto message = mpi::Poll(source, tag)) {
       return {reinterpret_cast<const char*>(message->bytes.data()), message->bytes.size()};
     }
@@ -32,7 +32,7 @@ std::string WaitForText(int source, mpi::Tag tag, const Limit& limit, int rank,
 
 struct MpiSession::Impl {
   int rank = 0, world = 1;
-  std::shared_ptr<MpiFarewell> farewell = std::make_shared<MpiFarewell>();
+  std::shared_ptr<MpiFinalizeState> finalize_state = std::make_shared<MpiFinalizeState>();
 };
 
 bool MpiSession::Built() { return true; }
@@ -59,7 +59,7 @@ std::unique_ptr<MpiSession> MpiSession::Start(int world, const std::string& laun
 MpiSession::MpiSession(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 MpiSession::~MpiSession() {
-  if (impl_->farewell->complete) MPI_Finalize();
+  if (impl_->finalize_state->complete) MPI_Finalize();
 }
 
 int MpiSession::rank() const { return impl_->rank; }
@@ -93,7 +93,7 @@ std::string MpiSession::Agree(const std::string& statement, const Decide& decide
 
 void MpiSession::Attach(SharedArena& arena) {
   CHECK_EQ(arena.world(), impl_->world);
-  AttachMpiRanks(arena, impl_->rank, impl_->farewell);
+  AttachMpiRanks(arena, impl_->rank, impl_->finalize_state);
 }
 
 }  // namespace switchyard

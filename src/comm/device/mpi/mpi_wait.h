@@ -18,7 +18,7 @@ enum Tag : int { kHead = 1, kPayload, kAnswer, kStatement, kDecision };
 
 // Backoff between two polls: first yields the core, then sleeps, since ranks may outnumber cores
 // and MPI wakes no thread.
-class Patience {
+class PollBackoff {
  public:
   void Wait() {
     const auto waited = Clock::now() - start_;
@@ -49,7 +49,7 @@ struct Limit {
 
 // Whether all requests completed within the limit. MPI owns their buffers until they do.
 inline bool Finish(std::span<MPI_Request> requests, const Limit& limit) {
-  for (Patience patience;; patience.Wait()) {
+  for (PollBackoff patience;; patience.Wait()) {
     int done = 0;
     MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE);
     if (done != 0) return true;

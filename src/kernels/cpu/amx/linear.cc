@@ -3,7 +3,7 @@
 #include "kernels/cpu/amx/tile_panels.h"
 #include "kernels/cpu/amx/tile_rows.h"
 #include "kernels/cpu/heuristics.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 
 namespace switchyard::kernels::cpu::amx {
 namespace {
@@ -35,7 +35,8 @@ struct BF16Product {
 
   static __m512i Encode(__m512i weights) { return weights; }
   static TileRows RowsOf(const LinearTask& t) {
-    return {reinterpret_cast<const char*>(t.halves.base), t.halves.ld * kWeightBytes, t.halves.ids};
+    return {reinterpret_cast<const char*>(t.bf16_rows.base), t.bf16_rows.ld * kWeightBytes,
+            t.bf16_rows.ids};
   }
   template <int kC, int kA, int kB>
   [[gnu::always_inline]] static void Multiply(Tiles& tiles) {
@@ -49,14 +50,14 @@ struct BF16Product {
 template <class P>
 void MultiplyInTiles(const LinearTask& t) {
   if (t.m == 0) return;
-  const bool few = t.m <= kTilesFewRows && t.m <= t.end - t.begin;
+  const bool few = t.m <= kTilesMaxPackedRows && t.m <= t.end - t.begin;
   few ? MultiplyFewRows<P>(t) : MultiplyPanels<P>(t);
 }
 
 }  // namespace
 
 void LinearInt8(const LinearTask& t) {
-  if (t.m < kInt8TilesFewestRows) return avx512::LinearInt8(t);
+  if (t.m < kInt8TilesMinRows) return avx512::LinearInt8(t);
   MultiplyInTiles<Int8Product>(t);
 }
 

@@ -9,7 +9,7 @@
 
 namespace switchyard::kernels::cpu::amx {
 
-std::string WhyNot(const Facts& facts) {
+std::string AmxUnavailableReason(const AmxSupport& facts) {
   if (!facts.cpu) return "this CPU has no AMX (amx-tile, amx-int8, amx-bf16 with AVX-512)";
   if (!facts.saved) return "the operating system does not save AMX tile state (XCR0)";
   if (facts.refusal != 0) {
@@ -19,7 +19,7 @@ std::string WhyNot(const Facts& facts) {
   return {};
 }
 
-int RequestTiles() {
+int RequestTilePermission() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // asm/prctl.h; bit of XCR0
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0 ? 0 : errno;
 }

@@ -15,13 +15,13 @@
 
 #include "kernels/cpu/amx/tiles.h"
 #include "kernels/cpu/avx512/panels.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 
 namespace switchyard::kernels::cpu::amx {
 
 using avx512::kPanelLanes;
 using avx512::kPanelLine;
-using avx512::NextPanel;
+using avx512::NextPanelPrefetch;
 using avx512::Panel;
 
 // Row i is at base + (ids ? ids[i] : i) · ld bytes. ld is a multiple of 64; padding columns are
@@ -112,7 +112,7 @@ template <class P, int M, int N>
 // M row tiles by N panel tiles. sums: [4][16][16]. Prefetches `ask` lines of the next weights per
 // line processed.
 template <class P, int M, int N>
-[[gnu::noinline]] void MultiplyTiles(Tiles& tiles, const BlockTask& b, NextPanel<P>& next,
+[[gnu::noinline]] void MultiplyTiles(Tiles& tiles, const BlockTask& b, NextPanelPrefetch<P>& next,
                                      int64_t ask, char* sums) {
   tiles.Zero<0>();
   if constexpr (N > 1) tiles.Zero<1>();
@@ -135,7 +135,7 @@ template <class P, int M, int N>
 
 template <class P>
 void MultiplyBlock(ShapedTiles<P>& shaped, const BlockShape& shape, const BlockTask& b,
-                   NextPanel<P>& next, int64_t ask, char* sums) {
+                   NextPanelPrefetch<P>& next, int64_t ask, char* sums) {
   Tiles& tiles = shaped.Of(shape);
   if (shape.tall()) {
     shape.wide() ? MultiplyTiles<P, 2, 2>(tiles, b, next, ask, sums)

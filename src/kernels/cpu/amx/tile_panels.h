@@ -14,7 +14,7 @@ namespace switchyard::kernels::cpu::amx {
 // Makes rows [i, i + count) contiguous: returns them in place if they already are, else copies them
 // to `memory`.
 template <class P>
-TileRows Together(const TileRows& rows, int64_t i, int64_t count, char* memory) {
+TileRows GatherRows(const TileRows& rows, int64_t i, int64_t count, char* memory) {
   if (rows.ids == nullptr) return {rows.base + i * rows.ld, rows.ld, nullptr};
   const int32_t* ids = rows.ids + i;
   int64_t run = 1;
@@ -34,7 +34,8 @@ TileRows Together(const TileRows& rows, int64_t i, int64_t count, char* memory) 
 // with one if only one remains.
 template <class P>
 void MultiplyVectors(ShapedTiles<P>& tiles, const LinearTask& t, const Panel& p, const TileRows& x,
-                     int64_t i, int64_t count, int64_t n, int v, NextPanel<P>& next, int64_t ask) {
+                     int64_t i, int64_t count, int64_t n, int v, NextPanelPrefetch<P>& next,
+                     int64_t ask) {
   const int vectors = p.vectors - v > 1 ? kBlockVectors : 1;
   const BlockShape shape = {static_cast<int>(count), vectors * kPanelLanes};
   const BlockTask block = {
@@ -58,28 +59,29 @@ void MultiplyVectors(ShapedTiles<P>& tiles, const LinearTask& t, const Panel& p,
   }
 }
 
-// Implements Leaves::linear_int8 and linear_bf16; t.scratch: LinearScratch(k).
+// Implements KernelTable::linear_int8 and linear_bf16; t.scratch: LinearScratch(k).
 template <class P>
 void MultiplyPanels(const LinearTask& t) {
   const TileRows rows = P::RowsOf(t);
-  const bool deep = t.w.k * P::kWeightBytes * kMostPanelCols > kMostPanelBytes;
-  const int64_t columns = deep ? kMostPanelCols / 2 : kMostPanelCols;
+  const bool deep = t.w.k * P::kWeightBytes * kMaxPanelCols > kMaxPanelBytes;
+  const int64_t columns = deep ? kMaxPanelCols / 2 : kMaxPanelCols;
   char* gathered = reinterpret_cast<char*>(t.scratch);
   char* memory = gathered + kBlockRows * rows.ld;
   ShapedTiles<P> tiles;
-  avx512::ForPanels<P>(t, columns, memory, [&](const Panel& p, int64_t n, NextPanel<P>& next) {
-    const int64_t pairs = (p.vectors + 1) / kBlockVectors;
-    const int64_t blocks = (t.m + kBlockRows - 1) / kBlockRows * pairs;
-    const int64_t steps = blocks * ((t.w.k * P::kWeightBytes + kPanelLine - 1) / kPanelLine);
-    const int64_t ask = (next.Lines() + steps - 1) / steps;
-    for (int64_t i = 0; i < t.m; i += kBlockRows) {
-      const int64_t count = t.m - i < kBlockRows ? t.m - i : kBlockRows;
-      const TileRows x = Together<P>(rows, i, count, gathered);
-      for (int v = 0; v < p.vectors; v += kBlockVectors) {
-        MultiplyVectors<P>(tiles, t, p, x, i, count, n, v, next, ask);
-      }
-    }
-  });
+  avx512::ForPanels<P>(
+      t, columns, memory, [&](const Panel& p, int64_t n, NextPanelPrefetch<P>& next) {
+        const int64_t pairs = (p.vectors + 1) / kBlockVectors;
+        const int64_t blocks = (t.m + kBlockRows - 1) / kBlockRows * pairs;
+        const int64_t steps = blocks * ((t.w.k * P::kWeightBytes + kPanelLine - 1) / kPanelLine);
+        const int64_t ask = (next.Lines() + steps - 1) / steps;
+        for (int64_t i = 0; i < t.m; i += kBlockRows) {
+          const int64_t count = t.m - i < kBlockRows ? t.m - i : kBlockRows;
+          const TileRows x = GatherRows<P>(rows, i, count, gathered);
+          for (int v = 0; v < p.vectors; v += kBlockVectors) {
+            MultiplyVectors<P>(tiles, t, p, x, i, count, n, v, next, ask);
+          }
+        }
+      });
 }
 
 }  // namespace switchyard::kernels::cpu::amx

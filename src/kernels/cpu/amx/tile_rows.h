@@ -77,7 +77,7 @@ void MultiplyWeightRows(ShapedTiles<P>& tiles, const LinearTask& t, const Panel&
   alignas(64) char tail[kBlockRows * kPanelLine], sums[4 * kTileSize];
   if (lines * kPanelLine < bytes) CopyTails<P>(t.w, n, p.count, lines, tail);
   const int64_t next_row = n + p.count, after = t.end - next_row;
-  NextPanel<P> next = {t.w, next_row, next_row + (after < kBlockRows ? after : kBlockRows)};
+  NextPanelPrefetch<P> next = {t.w, next_row, next_row + (after < kBlockRows ? after : kBlockRows)};
   const int64_t steps = (vectors + 1) / kBlockVectors * (lines > 0 ? lines : 1);
   const int64_t ask = (next.Lines() + steps - 1) / steps;
   for (int64_t v = 0; v < vectors; v += kBlockVectors) {
@@ -103,7 +103,7 @@ void MultiplyWeightRows(ShapedTiles<P>& tiles, const LinearTask& t, const Panel&
   }
 }
 
-// Implements Leaves::linear_int8 and linear_bf16 for 1 to kTilesFewRows rows; t.scratch:
+// Implements KernelTable::linear_int8 and linear_bf16 for 1 to kTilesMaxPackedRows rows; t.scratch:
 // LinearScratch(k).
 template <class P>
 void MultiplyFewRows(const LinearTask& t) {
@@ -112,7 +112,8 @@ void MultiplyFewRows(const LinearTask& t) {
   char* x = reinterpret_cast<char*>(t.scratch);
   PackRows<P>(P::RowsOf(t), t.m, lines, vectors, x);
   // Prefetch of the first weight rows, which no earlier block has prefetched.
-  NextPanel<P> first = {t.w, t.begin, t.end - t.begin < kBlockRows ? t.end : t.begin + kBlockRows};
+  NextPanelPrefetch<P> first = {t.w, t.begin,
+                                t.end - t.begin < kBlockRows ? t.end : t.begin + kBlockRows};
   first.Touch(first.Lines());
   ShapedTiles<P> tiles;
   avx512::ForOutputs<P>(t, kBlockRows, [&](const Panel& p, int64_t n) {

@@ -48,7 +48,7 @@ void Run(const TileInstruction& i) {
 
 // Runs synchronously on the faulting thread, between two of its instructions. The handler may
 // therefore do anything that the thread may do at that point.
-void OnRefused(int, siginfo_t* info, void* context) {
+void OnIllegalInstruction(int, siginfo_t* info, void* context) {
   if (info->si_code <= 0) {  // sent by a process, not raised by the CPU
     sigaction(SIGILL, &before, nullptr);
     raise(SIGILL);
@@ -72,7 +72,7 @@ void EmulateMissingTiles() {
   static std::once_flag once;
   std::call_once(once, [] {
     struct sigaction action = {};
-    action.sa_sigaction = OnRefused;
+    action.sa_sigaction = OnIllegalInstruction;
     action.sa_flags = SA_SIGINFO;
     CHECK_EQ(sigaction(SIGILL, &action, &before), 0);
   });

@@ -8,7 +8,7 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/heuristics.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 
 namespace switchyard::kernels::cpu::avx2 {
 namespace {
@@ -20,11 +20,11 @@ struct Int8Dot {
   using X = int16_t;
   static constexpr int64_t kBytes = 32;
   static constexpr int kParts = 2;
-  static constexpr int64_t kMostRows = 2 * kPanelRows;  // fits LinearScratch
+  static constexpr int64_t kMaxRows = 2 * kPanelRows;  // fits LinearScratch
   static constexpr int kTileRows = 6;
   static constexpr int CachedCols(int) { return 2; }
   static constexpr int Cols(int) { return 1; }  // hardware prefetches a single stream fastest
-  static constexpr int64_t Ahead(int rows) { return rows == 1 ? 0 : kAheadBytes; }
+  static constexpr int64_t PrefetchDistance(int rows) { return rows == 1 ? 0 : kPrefetchBytes; }
   static constexpr uint32_t kOffset = 0;
 
   // Widens rows of x once for all weights of a task.

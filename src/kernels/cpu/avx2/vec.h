@@ -10,11 +10,11 @@ namespace switchyard::kernels::cpu::avx2 {
 struct Vec {
   using F = __m256;
   static constexpr int kLanes = 8;
-  static constexpr int kTileRows = 3;     // activation rows of a register tile (with 4 weight rows)
-  static constexpr int kDirectRows = 5;   // x rows per tile with unpacked weights
-  static constexpr int kWideRows = 2;     // most x rows of that tile with 4 weight rows, else 2
-  static constexpr int kLoneRowCols = 4;  // as avx512/vec.h; 1 is latency-bound
-  static constexpr int kQueryRows = 2;    // query rows per tile of the weighted sum of values
+  static constexpr int kTileRows = 3;    // activation rows of a register tile (with 4 weight rows)
+  static constexpr int kDirectRows = 5;  // x rows per tile with unpacked weights
+  static constexpr int kWideRows = 2;    // most x rows of that tile with 4 weight rows, else 2
+  static constexpr int kSingleRowCols = 4;  // as avx512/vec.h; 1 is latency-bound
+  static constexpr int kQueryRows = 2;      // query rows per tile of the weighted sum of values
 
   static __m256i First(int64_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)),

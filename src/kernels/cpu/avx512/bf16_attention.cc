@@ -9,17 +9,17 @@
 
 #include "kernels/cpu/avx512/bf16_pairs.h"
 #include "kernels/cpu/avx512/vec.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/simd/attention.h"
-#include "kernels/cpu/simd/row_requests.h"
+#include "kernels/cpu/simd/row_prefetch.h"
 
 namespace switchyard::kernels::cpu::avx512 {
 namespace {
 
-using simd::FindKeys;
-using simd::KeyPlaces;
+using simd::KeyAddresses;
 using simd::KeyRange;
-using simd::RowRequests;
+using simd::ResolveKeys;
+using simd::RowPrefetch;
 
 constexpr int kLanes = Vec::kLanes;
 constexpr int kKeyVectors = kKeyBlock / kLanes;
@@ -56,7 +56,7 @@ struct PairState : simd::AttentionState<Vec> {
 };
 
 // Transposes pairs of elements to columns; zeros where there is no key.
-void TransposePairs(const KeyPlaces& places, int64_t width, uint32_t* out) {
+void TransposePairs(const KeyAddresses& places, int64_t width, uint32_t* out) {
   const int64_t pairs = width / 2;
   for (int64_t first = 0; first < kKeyBlock; first += kLanes) {
     for (int64_t d = 0; d < pairs; d += kLanes) {
@@ -86,8 +86,8 @@ __m512i ValueElements(const char* p, int64_t c, int64_t width) {
 
 void LoadKeys(PairState& s, int64_t block, KeyRange range) {
   const AttentionTask& t = s.t;
-  KeyPlaces places;
-  FindKeys<Vec>(t, block, range, places);
+  KeyAddresses places;
+  ResolveKeys<Vec>(t, block, range, places);
   TransposePairs(places, t.k_width, s.key_pairs);
   const char* const* from = t.v_in_k ? places.k : places.v;
   for (int64_t j = range.begin & ~int64_t{1}; j < range.end; j += 2) {
@@ -112,8 +112,8 @@ void LoadKeys(PairState& s, int64_t block, KeyRange range) {
 // Scores of M queries with all keys of the block. Not inlined, like PairValues below: inlined into
 // the loop over blocks, its accumulators spill to the stack, which costs half of the time.
 template <int M>
-[[gnu::noinline]] void PairScores(const PairState& s, int64_t query, RowRequests& requests) {
-  RowRequests next = requests;
+[[gnu::noinline]] void PairScores(const PairState& s, int64_t query, RowPrefetch& requests) {
+  RowPrefetch next = requests;
   __m512 acc[M][kKeyVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < M; ++r) {
@@ -158,15 +158,15 @@ void ForTiles(int64_t begin, int64_t end, const Function& f) {
 }
 
 void ScoreKeys(PairState& s) {
-  RowRequests requests = s.KeyRequests(TilesOf(s.queries) * s.t.k_width / 2);
+  RowPrefetch requests = s.KeyPrefetch(TilesOf(s.queries) * s.t.k_width / 2);
   ForTiles(0, s.queries, [&]<int M>(int64_t query) { PairScores<M>(s, query, requests); });
 }
 
 // Accumulates value pairs [begin, end), N vectors from column c on, for M queries.
 template <int M, int N>
 [[gnu::noinline]] void PairValues(const PairState& s, int64_t query, int64_t begin, int64_t end,
-                                  int64_t c, RowRequests& requests) {
-  RowRequests next = requests;
+                                  int64_t c, RowPrefetch& requests) {
+  RowPrefetch next = requests;
   __m512 sum[M][N];
   float* acc = s.part.acc + query * s.acc_stride + c;
 #pragma GCC unroll 8
@@ -208,7 +208,7 @@ void AddValues(PairState& s, int64_t block, bool whole) {
   const int64_t begin = s.Range(first, block).begin / 2;
   const int64_t end = (s.Range(last - 1, block).end + 1) / 2;
   const int64_t vectors = s.acc_stride / kLanes, column_tiles = vectors / 4 + vectors % 4;
-  RowRequests requests = s.ValueRequests(TilesOf(last - first) * (end - begin) * column_tiles);
+  RowPrefetch requests = s.ValuePrefetch(TilesOf(last - first) * (end - begin) * column_tiles);
   ForTiles(first, last, [&]<int M>(int64_t query) {
     int64_t c = 0;
     for (; c + 4 * kLanes <= s.acc_stride; c += 4 * kLanes) {

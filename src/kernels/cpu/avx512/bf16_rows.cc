@@ -7,9 +7,9 @@
 #include "kernels/cpu/avx512/bf16_pairs.h"
 #include "kernels/cpu/avx512/vec.h"
 #include "kernels/cpu/heuristics.h"
-#include "kernels/cpu/leaves.h"
-#include "kernels/cpu/simd/ahead.h"
+#include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/simd/linear.h"
+#include "kernels/cpu/simd/weight_prefetch.h"
 
 namespace switchyard::kernels::cpu::avx512 {
 namespace {
@@ -22,15 +22,15 @@ constexpr int64_t kHalf = sizeof(uint16_t), kLine = 64;  // bytes; a vector is a
 constexpr int kPairRows = 6;
 
 const char* InputRow(const LinearTask& t, int64_t i) {
-  const int64_t row = t.halves.ids != nullptr ? t.halves.ids[i] : i;
-  return reinterpret_cast<const char*>(t.halves.base + row * t.halves.ld);
+  const int64_t row = t.bf16_rows.ids != nullptr ? t.bf16_rows.ids[i] : i;
+  return reinterpret_cast<const char*>(t.bf16_rows.base + row * t.bf16_rows.ld);
 }
 
 // Tile of rows [i, i + M) of x and `count` (1 to N) weight rows from n on; missing ones repeat the
 // last. Prefetches kAhead bytes ahead (0: no prefetch) or in turns.
 template <int M, int N, int64_t kAhead>
 [[gnu::always_inline]] inline void PairTile(const LinearTask& t, int64_t i, int64_t n,
-                                            int64_t count, const simd::Turns& turns) {
+                                            int64_t count, const simd::PrefetchTurns& turns) {
   const char* x[M];
   for (int r = 0; r < M; ++r) x[r] = InputRow(t, i + r);
   const char* w[N];
@@ -55,9 +55,9 @@ template <int M, int N, int64_t kAhead>
     }
   };
   const int64_t bytes = t.w.k * kHalf;
-  const simd::Ahead<Vec, N, kAhead> ahead(bytes, simd::RowStride<Vec>(t.w, kBits), t.end - n, w[0],
-                                          t.next);
-  simd::Lines<kAhead> lines(turns);
+  const simd::WeightPrefetch<Vec, N, kAhead> ahead(bytes, simd::RowStride<Vec>(t.w, kBits),
+                                                   t.end - n, w[0], t.next);
+  simd::PrefetchLines<kAhead> lines(turns);
   int64_t j = 0;
   for (; j + kLine <= bytes; j += kLine) {
     if (lines.Next(turns)) {
@@ -79,7 +79,7 @@ template <int M, int N, int64_t kAhead>
 
 template <int M, int N, int64_t kAhead>
 [[gnu::noinline]] void RunPairTiles(const LinearTask& t, int64_t i, int64_t n, int64_t count,
-                                    const simd::Turns& turns = {}) {
+                                    const simd::PrefetchTurns& turns = {}) {
   for (int64_t c = 0; c < count; c += N) {
     PairTile<M, N, kAhead>(t, i, n + c, count - c < N ? count - c : N, turns);
   }
@@ -91,7 +91,7 @@ void MultiplyPairs(const LinearTask& t, int64_t first, int64_t rows) {
   const int64_t tiles = (rows + kPairRows - 1) / kPairRows;
   for (int64_t n = t.begin; n < t.end; n += kTileCols) {
     const int64_t count = t.end - n < kTileCols ? t.end - n : kTileCols;
-    const int64_t ahead = simd::BlocksAhead<Vec, kBlocksAheadBytes>(
+    const int64_t ahead = simd::PrefetchBlockOffset<Vec, kBlockPrefetchBytes>(
         kTileCols, t.w.k * kHalf, simd::RowStride<Vec>(t.w, kBits), t.end - n,
         simd::RowBytes<Vec>(t.w, n, kBits), t.next);
     for (int64_t tile = 0; tile < tiles; ++tile) {
@@ -99,8 +99,8 @@ void MultiplyPairs(const LinearTask& t, int64_t first, int64_t rows) {
       simd::ForRows<Vec, kPairRows>(first + rows * (tile + 1) / tiles - i, [&]<int M>() {
         // A single row of x takes one weight row after another, as in float32.
         if constexpr (M == 1) return RunPairTiles<M, 1, 0>(t, i, n, count);
-        if (tiles == 1) return RunPairTiles<M, kTileCols, kAheadBytes>(t, i, n, count);
-        RunPairTiles<M, kTileCols, simd::kInTurns>(t, i, n, count, {ahead, tile, tiles});
+        if (tiles == 1) return RunPairTiles<M, kTileCols, kPrefetchBytes>(t, i, n, count);
+        RunPairTiles<M, kTileCols, simd::kPrefetchInTurns>(t, i, n, count, {ahead, tile, tiles});
       });
     }
   }

@@ -3,7 +3,7 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/avx512/panel_tiles.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 
 namespace switchyard::kernels::cpu::avx512 {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "kernels/cpu/avx512/int8_panels.h"
 #include "kernels/cpu/heuristics.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/simd/int8.h"
 
 namespace switchyard::kernels::cpu::avx512 {
@@ -16,12 +16,16 @@ struct Int8Dot {
   using X = int8_t;
   static constexpr int64_t kBytes = 64;
   static constexpr int kParts = 1;
-  static constexpr int64_t kMostRows = int64_t{1} << 32;  // any number
+  static constexpr int64_t kMaxRows = int64_t{1} << 32;  // any number
   static constexpr int kTileRows = 8;
   // As many accumulators as fit in registers beside x.
   static constexpr int CachedCols(int rows) { return rows <= 6 ? 4 : 2; }
-  static constexpr int Cols(int rows) { return rows <= kInt8LoneStreamRows ? 1 : CachedCols(rows); }
-  static constexpr int64_t Ahead(int rows) { return rows <= kInt8UnaskedRows ? 0 : kAheadBytes; }
+  static constexpr int Cols(int rows) {
+    return rows <= kInt8SingleStreamRows ? 1 : CachedCols(rows);
+  }
+  static constexpr int64_t PrefetchDistance(int rows) {
+    return rows <= kInt8NoPrefetchRows ? 0 : kPrefetchBytes;
+  }
   static constexpr uint32_t kOffset = 128;
 
   static simd::Int8Input<Int8Dot> Rows(const LinearTask& t, int64_t, int64_t) {
@@ -60,7 +64,7 @@ struct Int8Dot {
 }  // namespace
 
 void LinearInt8(const LinearTask& t) {
-  if (t.m >= kInt8PanelFewestRows) return LinearInt8Panels(t);
+  if (t.m >= kInt8PanelMinRows) return LinearInt8Panels(t);
   simd::LinearInt8<Int8Dot>(t);
 }
 

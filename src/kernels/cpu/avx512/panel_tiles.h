@@ -14,21 +14,21 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/avx512/panels.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 
 namespace switchyard::kernels::cpu::avx512 {
 
 // With four vectors, 24 accumulators, 4 weights and a row use 29 of 32 registers, and 24 products
 // hide 10 loads.
 constexpr int kPanelTileRows = 6;
-static_assert(kMostPanelCols == 4 * kPanelLanes);
+static_assert(kMaxPanelCols == 4 * kPanelLanes);
 
 // Tile of rows [i, i + M) of x and a panel of N vectors of outputs from n on. Prefetches `lines` of
 // the next panel per 64 bytes of K, but at most rows times vectors: a core receives about one line
 // in the time of 16 products. Packing prefetches the remaining lines.
 template <class P, int M, int N>
 [[gnu::noinline]] void PanelTile(const LinearTask& t, const Panel& p, int64_t i, int64_t n,
-                                 NextPanel<P>& next, int64_t lines) {
+                                 NextPanelPrefetch<P>& next, int64_t lines) {
   int64_t rows[M];
   const char* x[M];
   for (int r = 0; r < M; ++r) {
@@ -72,7 +72,7 @@ template <class P, int M, int N>
 
 template <class P, int N, int M = kPanelTileRows>
 void RunPanelTile(const LinearTask& t, const Panel& p, int64_t i, int64_t m, int64_t n,
-                  NextPanel<P>& next, int64_t lines) {
+                  NextPanelPrefetch<P>& next, int64_t lines) {
   if constexpr (M > 1) {
     if (m < M) return RunPanelTile<P, N, M - 1>(t, p, i, m, n, next, lines);
   }
@@ -80,7 +80,7 @@ void RunPanelTile(const LinearTask& t, const Panel& p, int64_t i, int64_t m, int
 }
 
 template <class P, int N>
-void MultiplyPanel(const LinearTask& t, const Panel& p, int64_t n, NextPanel<P>& next) {
+void MultiplyPanel(const LinearTask& t, const Panel& p, int64_t n, NextPanelPrefetch<P>& next) {
   const int64_t tiles = (t.m + kPanelTileRows - 1) / kPanelTileRows;
   const int64_t steps = tiles * ((t.w.k * P::kWeightBytes + kPanelLine - 1) / kPanelLine);
   const int64_t lines = (next.Lines() + steps - 1) / steps;
@@ -94,9 +94,9 @@ void MultiplyPanel(const LinearTask& t, const Panel& p, int64_t n, NextPanel<P>&
 template <class P>
 void MultiplyPanels(const LinearTask& t) {
   char* memory = reinterpret_cast<char*>(t.scratch);
-  const bool deep = t.w.k * P::kWeightBytes * kMostPanelCols > kMostPanelBytes;
-  const int64_t columns = deep ? kMostPanelCols / 2 : kMostPanelCols;
-  ForPanels<P>(t, columns, memory, [&](const Panel& p, int64_t n, NextPanel<P>& next) {
+  const bool deep = t.w.k * P::kWeightBytes * kMaxPanelCols > kMaxPanelBytes;
+  const int64_t columns = deep ? kMaxPanelCols / 2 : kMaxPanelCols;
+  ForPanels<P>(t, columns, memory, [&](const Panel& p, int64_t n, NextPanelPrefetch<P>& next) {
     switch (p.vectors) {
       case 1:
         return MultiplyPanel<P, 1>(t, p, n, next);

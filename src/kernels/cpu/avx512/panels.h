@@ -4,7 +4,7 @@
 // weights remain unchanged, mapped and shared.
 //
 // P, one per product kind and instruction set, defines what is packed, and separates functions that
-// the linker must not share (kernels/cpu/leaves.h):
+// the linker must not share (kernels/cpu/kernel_table.h):
 //   static constexpr int kWeightBytes;        bytes per weight
 //   static constexpr bool kScaled;            one scale per weight row
 //   static __m512i Encode(__m512i weights);   encodes weights as operands
@@ -13,7 +13,7 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/heuristics.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 
 namespace switchyard::kernels::cpu::avx512 {
 
@@ -130,7 +130,7 @@ struct SixteenRows {
         k += part;
       }
       for (; k + kPanelLine <= bytes; k += kPanelLine) {
-        Ask(k);
+        PrefetchAhead(k);
         LoadLines<P>(rows, k, lines);
         take(lines, kPanelLine / kPanelGroup);
       }
@@ -138,15 +138,15 @@ struct SixteenRows {
   }
 
  private:
-  // Prefetches data kPackAhead bytes after byte k, in these rows or in the next sixteen. Each call
-  // fetches kAskBytes of two rows, which is faster than one line of each row.
-  [[gnu::always_inline]] void Ask(int64_t k) const {
-    constexpr int64_t kRowsAtOnce = kPanelLanes * kPanelLine / kAskBytes;
-    const int64_t first = k % kAskBytes / kPanelLine * kRowsAtOnce;
-    int64_t at = k - k % kAskBytes + kPackAhead;
+  // Prefetches data kPackPrefetchDistance bytes after byte k, in these rows or in the next sixteen.
+  // Each call fetches kPackPrefetchBytes of two rows, which is faster than one line of each row.
+  [[gnu::always_inline]] void PrefetchAhead(int64_t k) const {
+    constexpr int64_t kRowsAtOnce = kPanelLanes * kPanelLine / kPackPrefetchBytes;
+    const int64_t first = k % kPackPrefetchBytes / kPanelLine * kRowsAtOnce;
+    int64_t at = k - k % kPackPrefetchBytes + kPackPrefetchDistance;
     if (at >= bytes) at += next_rows - bytes;
     for (int64_t r = first; r < first + kRowsAtOnce; ++r) {
-      for (int64_t line = 0; line < kAskBytes; line += kPanelLine) {
+      for (int64_t line = 0; line < kPackPrefetchBytes; line += kPanelLine) {
         __builtin_prefetch(rows[r] + at + line, 0, 2);
       }
     }
@@ -193,7 +193,7 @@ void Pack(const WeightRef& w, int64_t n, int64_t count, int64_t end, int vectors
 
 // Software prefetch of the next panel's weight rows, a few cache lines per call.
 template <class P>
-struct NextPanel {
+struct NextPanelPrefetch {
   const WeightRef& w;
   int64_t row, end;
   int64_t at = 0;
@@ -233,11 +233,11 @@ template <class P>
   _mm512_mask_storeu_ps(y, mask, value);
 }
 
-// Calls run(panel, n) for `columns` outputs at a time (a multiple of 16, at most kMostPanelCols).
+// Calls run(panel, n) for `columns` outputs at a time (a multiple of 16, at most kMaxPanelCols).
 // The panel is not packed yet.
 template <class P, class Run>
 void ForOutputs(const LinearTask& t, int64_t columns, const Run& run) {
-  alignas(64) float scales[kMostPanelCols] = {}, bias[kMostPanelCols] = {};
+  alignas(64) float scales[kMaxPanelCols] = {}, bias[kMaxPanelCols] = {};
   for (int64_t n = t.begin; n < t.end; n += columns) {
     const int64_t count = t.end - n < columns ? t.end - n : columns;
     for (int64_t c = 0; c < count; ++c) {
@@ -263,7 +263,7 @@ void ForPanels(const LinearTask& t, int64_t columns, char* memory, const Multipl
     Pack<P>(t.w, n, panel.count, t.end, panel.vectors, memory);
     panel.codes = memory;
     const int64_t next_row = n + panel.count, after = t.end - next_row;
-    NextPanel<P> next = {t.w, next_row, next_row + (after < columns ? after : columns)};
+    NextPanelPrefetch<P> next = {t.w, next_row, next_row + (after < columns ? after : columns)};
     multiply(panel, n, next);
   });
 }

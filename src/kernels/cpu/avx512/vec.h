@@ -10,11 +10,11 @@ namespace switchyard::kernels::cpu::avx512 {
 struct Vec {
   using F = __m512;
   static constexpr int kLanes = 16;
-  static constexpr int kTileRows = 6;     // activation rows of a register tile (with 4 weight rows)
-  static constexpr int kDirectRows = 6;   // x rows per tile with unpacked weights
-  static constexpr int kWideRows = 6;     // most x rows of that tile with 4 weight rows, else 2
-  static constexpr int kLoneRowCols = 1;  // weight rows of a tile with one row of x
-  static constexpr int kQueryRows = 4;    // query rows per tile of the weighted sum of values
+  static constexpr int kTileRows = 6;    // activation rows of a register tile (with 4 weight rows)
+  static constexpr int kDirectRows = 6;  // x rows per tile with unpacked weights
+  static constexpr int kWideRows = 6;    // most x rows of that tile with 4 weight rows, else 2
+  static constexpr int kSingleRowCols = 1;  // weight rows of a tile with one row of x
+  static constexpr int kQueryRows = 4;      // query rows per tile of the weighted sum of values
 
   static __mmask16 First(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
 

@@ -48,7 +48,7 @@ void LinearInt8(const LinearParams& p) {
 }  // namespace
 
 void Linear(const LinearParams& p) {
-  if (cpu::MultipliesInt8(p.w)) return LinearInt8(p);
+  if (cpu::UsesInt8Product(p.w)) return LinearInt8(p);
   std::vector<float> x(p.m * p.w.k), row(p.w.k);
   for (int64_t m = 0; m < p.m; ++m) {
     RoundActivations(p.w.activation, p.w.input_scale, p.x + m * p.ldx, p.w.k, &x[m * p.w.k]);

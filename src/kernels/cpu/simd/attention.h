@@ -6,12 +6,12 @@
 // (key_parts.h).
 #pragma once
 
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/simd/cached_keys.h"
 #include "kernels/cpu/simd/key_parts.h"
 #include "kernels/cpu/simd/linear.h"
 #include "kernels/cpu/simd/math.h"
-#include "kernels/cpu/simd/row_requests.h"
+#include "kernels/cpu/simd/row_prefetch.h"
 #include "kernels/cpu/simd/weighted_rows.h"
 
 namespace switchyard::kernels::cpu::simd {
@@ -26,7 +26,7 @@ struct AttentionState : QueryKeys<V> {
   float* keys;       // [k_width, kKeyBlock] as float32
   float* values;     // [kKeyBlock, Padded(v_width)] as float32
   const float* value_rows[kKeyBlock];
-  KeyPlaces next;  // of the next block
+  KeyAddresses next;  // of the next block
   int64_t next_keys = 0;
 
   explicit AttentionState(const AttentionTask& task)
@@ -45,13 +45,13 @@ struct AttentionState : QueryKeys<V> {
   void FindNext(int64_t block, int64_t keys) {
     const int64_t left = keys - (block + 1) * kKeyBlock;
     next_keys = left <= 0 ? 0 : left < kKeyBlock ? left : kKeyBlock;
-    if (next_keys > 0) FindKeys<V>(this->t, block + 1, {0, next_keys}, next);
+    if (next_keys > 0) ResolveKeys<V>(this->t, block + 1, {0, next_keys}, next);
   }
   // Prefetch of the next block's rows, spread over `steps` steps of the current block.
-  RowRequests KeyRequests(int64_t steps) const {
+  RowPrefetch KeyPrefetch(int64_t steps) const {
     return {next.k, next_keys, this->t.k_bytes, steps};
   }
-  RowRequests ValueRequests(int64_t steps) const {
+  RowPrefetch ValuePrefetch(int64_t steps) const {
     return {next.v, this->t.v_in_k ? 0 : next_keys, this->t.v_bytes, steps};
   }
 
@@ -70,8 +70,8 @@ struct AttentionState : QueryKeys<V> {
 template <class V>
 void LoadKeys(AttentionState<V>& s, int64_t block, KeyRange range) {
   const AttentionTask& t = s.t;
-  KeyPlaces places;
-  FindKeys<V>(t, block, range, places);
+  KeyAddresses places;
+  ResolveKeys<V>(t, block, range, places);
   ForCacheType<V>(t.dtype, [&]<class Row>() {
     TransposeKeys<V, Row>(places, t.k_width, s.keys);
     const bool in_place = t.dtype == DType::kF32 && t.v_width % V::kLanes == 0;
@@ -96,8 +96,8 @@ constexpr int kScoreVectors = 4;  // vectors of keys per score tile
 // Scores of M queries with keys from j on. Each score is one chain of FMAs along the elements, in
 // ascending order.
 template <class V, int M>
-void ScoreTile(const AttentionState<V>& s, int64_t query, int64_t j, RowRequests& requests) {
-  RowRequests left = requests;
+void ScoreTile(const AttentionState<V>& s, int64_t query, int64_t j, RowPrefetch& requests) {
+  RowPrefetch left = requests;
   const AttentionTask& t = s.t;
   const float* q[M];
   for (int r = 0; r < M; ++r) {
@@ -109,7 +109,7 @@ void ScoreTile(const AttentionState<V>& s, int64_t query, int64_t j, RowRequests
   }
   const float* keys = s.keys + j;
   for (int64_t d = 0; d < t.k_width; ++d, keys += kKeyBlock) {
-    if (d % RowRequests::kSparse == 0) left.Step();
+    if (d % RowPrefetch::kStepInterval == 0) left.Step();
     typename V::F column[kScoreVectors];
     for (int v = 0; v < kScoreVectors; ++v) column[v] = V::Load(keys + v * V::kLanes);
     for (int r = 0; r < M; ++r) {
@@ -129,8 +129,8 @@ template <class V>
 void ScoreKeys(AttentionState<V>& s) {
   constexpr int64_t kKeys = kScoreVectors * V::kLanes;
   const int64_t tiles = (s.queries + V::kTileRows - 1) / V::kTileRows;
-  const int64_t steps = s.t.k_width / RowRequests::kSparse;
-  RowRequests requests = s.KeyRequests(tiles * (kKeyBlock / kKeys) * steps);
+  const int64_t steps = s.t.k_width / RowPrefetch::kStepInterval;
+  RowPrefetch requests = s.KeyPrefetch(tiles * (kKeyBlock / kKeys) * steps);
   for (int64_t tile = 0; tile < tiles; ++tile) {
     const int64_t query = s.queries * tile / tiles;
     ForRows<V>(s.queries * (tile + 1) / tiles - query, [&]<int M>() {
@@ -139,7 +139,7 @@ void ScoreKeys(AttentionState<V>& s) {
   }
 }
 
-constexpr int kTogether = 4;  // queries per horizontal reduction
+constexpr int kReduceQueries = 4;  // queries per horizontal reduction
 
 // Online softmax step for M queries that attend to the same keys of a block: replaces scores with
 // exponentials relative to the new maximum and rescales the accumulated output. Lanes outside
@@ -164,7 +164,7 @@ void Exponentiate(State& s, int64_t query, KeyRange range) {
       highest[r] = V::Max(highest[r], score);
     }
   }
-  typename V::F sum[kTogether];
+  typename V::F sum[kReduceQueries];
   for (auto& of_query : sum) of_query = V::Zero();
   float kept[M];
   for (int r = 0; r < M; ++r) {
@@ -186,7 +186,7 @@ void Exponentiate(State& s, int64_t query, KeyRange range) {
       V::Store(acc + c, V::Mul(V::Load(acc + c), keep));
     }
   }
-  float sums[kTogether];
+  float sums[kReduceQueries];
   V::ReduceAdd4(sum[0], sum[1], sum[2], sum[3], sums);
   for (int r = 0; r < M; ++r) {
     s.part.sum[query + r] = s.part.sum[query + r] * kept[r] + sums[r];
@@ -198,8 +198,8 @@ template <class State>
 void ExponentiateBlock(State& s, int64_t block, bool whole) {
   int64_t i = 0;
   if (whole) {
-    for (; i + kTogether <= s.queries; i += kTogether) {
-      Exponentiate<State, kTogether>(s, i, {0, kKeyBlock});
+    for (; i + kReduceQueries <= s.queries; i += kReduceQueries) {
+      Exponentiate<State, kReduceQueries>(s, i, {0, kKeyBlock});
     }
   }
   for (; i < s.queries; ++i) {
@@ -210,8 +210,8 @@ void ExponentiateBlock(State& s, int64_t block, bool whole) {
 
 template <class V>
 void AddValues(AttentionState<V>& s, int64_t block, bool whole) {
-  RowRequests requests =
-      s.ValueRequests(StepsOfWeightedRows<V>(0, kKeyBlock, s.acc_stride, s.queries));
+  RowPrefetch requests =
+      s.ValuePrefetch(WeightedRowsSteps<V>(0, kKeyBlock, s.acc_stride, s.queries));
   for (int64_t i = 0; i < s.queries;) {
     const KeyRange range = s.Range(i, block);
     // Queries with the same key range share the loads of values.

@@ -2,7 +2,7 @@
 // chain along the elements computes the scores of a vector of keys. Values stay in rows.
 #pragma once
 
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/simd/rows.h"
 
 namespace switchyard::kernels::cpu::simd {
@@ -66,14 +66,14 @@ void ForCacheType(DType dtype, const Function& f) {
 }
 
 // Addresses of the rows of a block; null outside the range.
-struct KeyPlaces {
+struct KeyAddresses {
   const char* k[kKeyBlock];
   const char* v[kKeyBlock];
 };
 
 // Sets the addresses of keys [begin, end) of the block.
 template <class V>
-void FindKeys(const AttentionTask& t, int64_t block, KeyRange range, KeyPlaces& places) {
+void ResolveKeys(const AttentionTask& t, int64_t block, KeyRange range, KeyAddresses& places) {
   int64_t key = block * kKeyBlock + range.begin;
   int64_t page = key / t.page_size, at = key % t.page_size;
   for (int64_t j = 0; j < kKeyBlock; ++j) {
@@ -93,7 +93,7 @@ void FindKeys(const AttentionTask& t, int64_t block, KeyRange range, KeyPlaces& 
 
 // Transposes keys: out[d · kKeyBlock + j] is element d of key j; zero where there is no key.
 template <class V, class Row>
-void TransposeKeys(const KeyPlaces& places, int64_t width, float* out) {
+void TransposeKeys(const KeyAddresses& places, int64_t width, float* out) {
   for (int64_t first = 0; first < kKeyBlock; first += V::kLanes) {
     Row rows[V::kLanes] = {};
     bool present[V::kLanes];

@@ -4,8 +4,8 @@
 // D, one per instruction set, defines:
 //   kBytes             codes per vector; products accumulate in int32 lanes (Sum)
 //   Cols, CachedCols   weight rows of a tile, by rows of x; CachedCols: for weights in a cache
-//   Ahead              prefetch distance in bytes, by rows of x
-//   X, Rows            element type of prepared rows of x; Rows prepares up to kMostRows rows
+//   PrefetchDistance   prefetch distance in bytes, by rows of x
+//   X, Rows            element type of prepared rows of x; Rows prepares up to kMaxRows rows
 //   Bytes, BytesN      load a vector of weights, or its first n codes
 //   kParts, Part       a vector is multiplied in kParts parts; x is stored in the same parts
 //   kOffset            unsigned × signed products: weights are w + kOffset, and the epilogue
@@ -13,8 +13,8 @@
 #pragma once
 
 #include "kernels/cpu/heuristics.h"
-#include "kernels/cpu/leaves.h"
-#include "kernels/cpu/simd/ahead.h"
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/simd/weight_prefetch.h"
 
 namespace switchyard::kernels::cpu::simd {
 
@@ -84,7 +84,8 @@ void StoreInt8Sums(const LinearTask& t, const Int8Outputs& o, int64_t i,
 template <class D, int M, int N, int64_t kAhead>
 [[gnu::always_inline]] inline void Int8Tile(const LinearTask& t, const Int8Input<D>& input,
                                             int64_t i, int64_t n, int64_t count, int64_t at,
-                                            const Turns& turns, int32_t (&sums)[M][kInt8Rows]) {
+                                            const PrefetchTurns& turns,
+                                            int32_t (&sums)[M][kInt8Rows]) {
   const typename D::X* x[M];
   for (int r = 0; r < M; ++r) x[r] = input.Row(i + r);
   const int8_t* w[N];
@@ -109,8 +110,9 @@ template <class D, int M, int N, int64_t kAhead>
       }
     }
   };
-  const Ahead<D, N, kAhead> ahead(t.w.k, t.w.row_step * t.w.stored_k, t.end - n, w[0], t.next);
-  Lines<kAhead> lines(turns);
+  const WeightPrefetch<D, N, kAhead> ahead(t.w.k, t.w.row_step * t.w.stored_k, t.end - n, w[0],
+                                           t.next);
+  PrefetchLines<kAhead> lines(turns);
   const auto whole = [](const int8_t* p) __attribute__((always_inline)) { return D::Bytes(p); };
   int64_t j = 0;
   constexpr int64_t kLine = 64;  // codes per cache line
@@ -151,7 +153,7 @@ void ForInt8Rows(int64_t m, const Function& f) {
 // Multiplies the weight rows of o with the rows [i, i + M) of x.
 template <class D, int M, int N, int64_t kAhead>
 [[gnu::noinline]] void RunInt8Tiles(const LinearTask& t, const Int8Input<D>& x, int64_t i,
-                                    const Int8Outputs& o, const Turns& turns = {}) {
+                                    const Int8Outputs& o, const PrefetchTurns& turns = {}) {
   static_assert(kInt8Rows % N == 0);
   int32_t sums[M][kInt8Rows] = {};
   for (int64_t c = 0; c < o.count; c += N) {
@@ -167,15 +169,15 @@ void MultiplyInt8(const LinearTask& t, const Int8Input<D>& x, int64_t first, int
   const int64_t tiles = (count + D::kTileRows - 1) / D::kTileRows;
   for (int64_t n = t.begin; n < t.end; n += kInt8Rows) {
     const Int8Outputs outputs = OutputsAt<D>(t, n);
-    const int64_t ahead = BlocksAhead<D, kBlocksAheadBytes>(
+    const int64_t ahead = PrefetchBlockOffset<D, kBlockPrefetchBytes>(
         kInt8Rows, t.w.k, t.w.row_step * t.w.stored_k, t.end - n, Int8WeightRow<D>(t.w, n), t.next);
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t i = count * tile / tiles;
       ForInt8Rows<D>(count * (tile + 1) / tiles - i, [&]<int M>() {
         if (tiles == 1)
-          return RunInt8Tiles<D, M, D::Cols(M), D::Ahead(M)>(t, x, first + i, outputs);
-        RunInt8Tiles<D, M, D::CachedCols(M), kInTurns>(t, x, first + i, outputs,
-                                                       {ahead, tile, tiles});
+          return RunInt8Tiles<D, M, D::Cols(M), D::PrefetchDistance(M)>(t, x, first + i, outputs);
+        RunInt8Tiles<D, M, D::CachedCols(M), kPrefetchInTurns>(t, x, first + i, outputs,
+                                                               {ahead, tile, tiles});
       });
     }
   }
@@ -183,7 +185,7 @@ void MultiplyInt8(const LinearTask& t, const Int8Input<D>& x, int64_t first, int
 
 template <class D>
 void LinearInt8(const LinearTask& t) {
-  const int64_t batches = (t.m + D::kMostRows - 1) / D::kMostRows;
+  const int64_t batches = (t.m + D::kMaxRows - 1) / D::kMaxRows;
   for (int64_t b = 0; b < batches; ++b) {
     const int64_t first = t.m * b / batches, count = t.m * (b + 1) / batches - first;
     LinearTask batch = t;

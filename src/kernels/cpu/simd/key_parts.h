@@ -3,7 +3,7 @@
 // therefore share the keys of one sequence without changing a bit.
 #pragma once
 
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/simd/cached_keys.h"
 #include "kernels/cpu/simd/math.h"
 

@@ -10,9 +10,9 @@
 #pragma once
 
 #include "kernels/cpu/heuristics.h"
-#include "kernels/cpu/leaves.h"
-#include "kernels/cpu/simd/ahead.h"
+#include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/simd/rows.h"
+#include "kernels/cpu/simd/weight_prefetch.h"
 
 namespace switchyard::kernels::cpu::simd {
 
@@ -39,8 +39,9 @@ struct DirectShape {
 // prefetch is fastest with one weight row after another.
 template <class V>
 constexpr DirectShape ShapeOf(int rows, int bits) {
-  if (rows == 1 && bits >= 16) return {V::kLoneRowCols, V::kLoneRowCols == 1 ? 0 : kAheadBytes};
-  return {CachedCols<V>(rows, bits), kAheadBytes};
+  if (rows == 1 && bits >= 16)
+    return {V::kSingleRowCols, V::kSingleRowCols == 1 ? 0 : kPrefetchBytes};
+  return {CachedCols<V>(rows, bits), kPrefetchBytes};
 }
 
 template <class V>
@@ -52,7 +53,7 @@ const float* XRow(const RowSource& x, int64_t i) {
 // Prefetches weights kAhead bytes ahead; 0: no prefetch.
 template <class V, class Row, int64_t kAhead, int M, int N>
 [[gnu::always_inline]] inline void RunTile(const float* const (&x)[M], const Row (&w)[N], int64_t k,
-                                           const Ahead<V, N, kAhead>& ahead,
+                                           const WeightPrefetch<V, N, kAhead>& ahead,
                                            typename V::F (&acc)[M][N]) {
   const auto step = [&](int64_t j) __attribute__((always_inline)) {
     typename V::F xv[M];
@@ -141,9 +142,9 @@ void DirectTile(const LinearTask& t, int64_t i, int64_t n, int64_t count) {
 #pragma GCC unroll 8
     for (int c = 0; c < N; ++c) acc[r][c] = V::Zero();
   }
-  const Ahead<V, N, kAhead> ahead(t.w.k * Row::kBitsPerWeight / 8,
-                                  RowStride<V>(t.w, Row::kBitsPerWeight), t.end - n, w[0].p,
-                                  t.next);
+  const WeightPrefetch<V, N, kAhead> ahead(t.w.k * Row::kBitsPerWeight / 8,
+                                           RowStride<V>(t.w, Row::kBitsPerWeight), t.end - n,
+                                           w[0].p, t.next);
   RunTile<V, Row, kAhead>(x, w, t.w.k, ahead, acc);
   FinishTile<V>(t, i, n, count, acc);
 }
@@ -220,7 +221,7 @@ void PanelTile(const LinearTask& t, int64_t i, int64_t n, int64_t count, const f
       acc[r][c] = k0 == 0 ? V::Zero() : V::Load(parked + (r * kTileCols + c) * V::kLanes);
     }
   }
-  RunTile<V, F32Row<V>, 0>(x, w, depth, Ahead<V, kTileCols, 0>(1, 0, 0), acc);
+  RunTile<V, F32Row<V>, 0>(x, w, depth, WeightPrefetch<V, kTileCols, 0>(1, 0, 0), acc);
   if (k0 + depth == t.w.k) return FinishTile<V>(t, i, n, count, acc);
   for (int r = 0; r < M; ++r) {
     for (int c = 0; c < kTileCols; ++c) {

@@ -1,7 +1,7 @@
 // Element-wise kernels and RMSNorm for one vector type.
 #pragma once
 
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/simd/math.h"
 
 namespace switchyard::kernels::cpu::simd {

@@ -3,7 +3,7 @@
 // in advance feed the products with the same bits.
 #pragma once
 
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 
 namespace switchyard::kernels::cpu::simd {
 

@@ -1,11 +1,11 @@
-#include "kernels/cpu/attention_cut.h"
+#include "kernels/cpu/attention_partition.h"
 
 #include <gmock/gmock.h>
 
 #include <vector>
 
 #include "kernels/cpu/heuristics.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 
 namespace switchyard::kernels::cpu {
 namespace {
@@ -15,20 +15,21 @@ using ::testing::SizeIs;
 
 constexpr int32_t kPart = kKeyPart;
 
-AttentionCut Cut(const std::vector<SequenceSpan>& sequences, int threads, int64_t kv_heads = 1,
-                 int64_t group = 8, int64_t window = 0, int64_t v_width = 128) {
-  AttentionCut cut;
-  CutAttention({.sequences = sequences,
-                .kv_heads = kv_heads,
-                .group = group,
-                .window = window,
-                .v_width = v_width},
-               threads, cut);
+AttentionPartition Cut(const std::vector<SequenceSpan>& sequences, int threads,
+                       int64_t kv_heads = 1, int64_t group = 8, int64_t window = 0,
+                       int64_t v_width = 128) {
+  AttentionPartition cut;
+  PartitionAttention({.sequences = sequences,
+                      .kv_heads = kv_heads,
+                      .group = group,
+                      .window = window,
+                      .v_width = v_width},
+                     threads, cut);
   return cut;
 }
 
 TEST(AttentionCutTest, ALongSequenceIsSharedByThreads) {
-  const AttentionCut cut = Cut({{.rows = 1, .kv_len = 4 * kPart}}, 4);
+  const AttentionPartition cut = Cut({{.rows = 1, .kv_len = 4 * kPart}}, 4);
   EXPECT_THAT(cut.blocks, SizeIs(1));
   EXPECT_THAT(cut.tasks, SizeIs(4));
   EXPECT_THAT(cut.merges, SizeIs(1));
@@ -48,24 +49,25 @@ TEST(AttentionCutTest, WithEnoughTasksKeysStayTogether) {
 TEST(AttentionCutTest, OneLongSequenceAmongShortOnesIsShared) {
   std::vector<SequenceSpan> sequences(31, {.rows = 1, .kv_len = 100});
   sequences.push_back({.rows = 1, .kv_len = 4 * kPart});
-  const AttentionCut cut = Cut(sequences, 4);
+  const AttentionPartition cut = Cut(sequences, 4);
   EXPECT_THAT(cut.tasks, SizeIs(31 + 4));
   ASSERT_THAT(cut.merges, SizeIs(1));
   EXPECT_EQ(cut.blocks[cut.merges[0]].sequence, &sequences.back());
 }
 
 TEST(AttentionCutTest, HeadsPartWhereKeysAreTooFew) {
-  const AttentionCut few = Cut({{.rows = 1, .kv_len = 100}}, 4);
+  const AttentionPartition few = Cut({{.rows = 1, .kv_len = 100}}, 4);
   EXPECT_EQ(few.heads, 2);
   EXPECT_EQ(few.head_parts, 4);
-  const AttentionCut two = Cut({{.rows = 1, .kv_len = 2 * kPart}}, 4);
+  const AttentionPartition two = Cut({{.rows = 1, .kv_len = 2 * kPart}}, 4);
   EXPECT_THAT(two.tasks, SizeIs(2));
   EXPECT_EQ(two.head_parts, 2);
   EXPECT_EQ(two.partial_floats, 4 * two.partial_stride);
 }
 
 TEST(AttentionCutTest, AWindowLeavesPartsOut) {
-  const AttentionCut cut = Cut({{.rows = 1, .kv_len = 10 * kPart + 5}}, 4, 1, 8, /*window=*/kPart);
+  const AttentionPartition cut =
+      Cut({{.rows = 1, .kv_len = 10 * kPart + 5}}, 4, 1, 8, /*window=*/kPart);
   ASSERT_THAT(cut.blocks, SizeIs(1));
   EXPECT_EQ(cut.blocks[0].part_begin, 9);
   EXPECT_EQ(cut.blocks[0].part_end, 11);
@@ -74,7 +76,7 @@ TEST(AttentionCutTest, AWindowLeavesPartsOut) {
 
 TEST(AttentionCutTest, BlocksOfRowsSeeTheirOwnParts) {
   // The first block of 8 rows ends before the second part; the second block reaches into it.
-  const AttentionCut cut = Cut({{.rows = 16, .kv_len = kPart + 8}}, 1);
+  const AttentionPartition cut = Cut({{.rows = 16, .kv_len = kPart + 8}}, 1);
   ASSERT_THAT(cut.blocks, SizeIs(2));
   EXPECT_EQ(cut.blocks[0].part_end, 1);
   EXPECT_EQ(cut.blocks[1].part_end, 2);
@@ -82,8 +84,8 @@ TEST(AttentionCutTest, BlocksOfRowsSeeTheirOwnParts) {
 
 TEST(AttentionCutTest, SumsOfPartsAreBounded) {
   const std::vector<SequenceSpan> sequences(64, {.rows = 1, .kv_len = 64 * kPart});
-  const AttentionCut cut = Cut(sequences, 64, 1, /*group=*/64, 0, /*v_width=*/512);
-  EXPECT_LE(cut.partial_floats, kMostPartialFloats);
+  const AttentionPartition cut = Cut(sequences, 64, 1, /*group=*/64, 0, /*v_width=*/512);
+  EXPECT_LE(cut.partial_floats, kMaxPartialFloats);
   EXPECT_THAT(cut.merges, IsEmpty());
   EXPECT_THAT(cut.tasks, SizeIs(64));
 }

@@ -38,7 +38,7 @@ struct BlockPart {
 
 // Each KV head has `head_parts` groups of at most `heads` query heads. For each group, every entry
 // of `tasks` is one task, followed by one merge task per entry of `merges`.
-struct AttentionCut {
+struct AttentionPartition {
   std::vector<RowBlock> blocks;
   std::vector<BlockPart> tasks;
   std::vector<int32_t> merges;  // blocks whose parts are separate tasks
@@ -50,6 +50,6 @@ struct AttentionCut {
 };
 
 // Fills in `cut`, whose memory is reused across calls.
-void CutAttention(const AttentionWork& work, int threads, AttentionCut& cut);
+void PartitionAttention(const AttentionWork& work, int threads, AttentionPartition& cut);
 
 }  // namespace switchyard::kernels::cpu

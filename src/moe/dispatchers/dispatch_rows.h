@@ -15,12 +15,12 @@ namespace switchyard {
 // holds its tokens' rows, rounded once, preferably by their producer (InputRows). Ranks of the same
 // host read them in place, so that only routing and a flag are sent to them. For a rank of another
 // host, the rows that it needs are copied to this rank's segment of its arena, contiguously. A
-// sender derives the destination of a row locally, so rows and counts are sent together, in one
-// round trip. Destinations depend on the routing alone (tokens ascending), so no order depends on
+// sender derives the destination of a row locally, so rows and counts are sent together, in
+// one phase. Destinations depend on the routing alone (tokens ascending), so no order depends on
 // timing.
 //
 // If ranks combine partial sums (CombineRows::kRank), weights are stored and sent like rows.
-class SentRows {
+class DispatchRows {
  public:
   // State of one batch. Kept after its end, for a second dispatch with the same routing.
   struct Batch {
@@ -39,7 +39,7 @@ class SentRows {
   };
 
   // Allocates its buffers, for at most `capacity` tokens of one rank, in the plan.
-  SentRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan);
+  DispatchRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan);
 
   // Takes a slot; returns the buffer for the own rows [tokens, H], to be written before Begin.
   std::byte* InputRows(ExchangeSlots& slots, Batch* batch) const;
@@ -67,8 +67,8 @@ class SentRows {
   int64_t capacity() const { return capacity_; }
 
  private:
-  static void ChooseRanks(const TopK& topk, const ExpertMap& experts, const ExchangeSlots& slots,
-                          Batch* batch);
+  static void ComputeLayout(const TopK& topk, const ExpertMap& experts, const ExchangeSlots& slots,
+                            Batch* batch);
   void Place(ExchangeSlots& slots, const float* x, const TopK& topk, ThreadPool& pool,
              Batch* batch) const;
   void SendTo(ExchangeSlots& slots, const Batch& batch, int dest, ThreadPool& pool) const;

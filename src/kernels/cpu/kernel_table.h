@@ -58,9 +58,9 @@ struct BFloat16Source {
 // Computes y[i, n] for rows i in [0, m) and weight rows n in [begin, end).
 struct LinearTask {
   WeightRef w;
-  RowSource x;            // input of `linear`
-  Int8Source codes;       // input of `linear_int8`; weights are kInt8Channel
-  BFloat16Source halves;  // input of `linear_bf16`; weights are kBF16
+  RowSource x;               // input of `linear`
+  Int8Source codes;          // input of `linear_int8`; weights are kInt8Channel
+  BFloat16Source bf16_rows;  // input of `linear_bf16`; weights are kBF16
   int64_t m;
   int64_t begin, end;
   const float* bias;
@@ -131,7 +131,7 @@ constexpr int64_t kKeyPart = 2048;          // keys per partial sum, aligned to 
 constexpr int64_t kQueryBlock = 64;         // query vectors per AttentionTask
 constexpr int64_t kInt8MaxDepth = 1 << 17;  // columns whose int8 products fit an int32 sum
 
-struct Leaves {
+struct KernelTable {
   void (*linear)(const LinearTask&);
   void (*linear_int8)(const LinearTask&);
   void (*linear_bf16)(const LinearTask&);  // null if the instruction set has none
@@ -153,14 +153,14 @@ struct Leaves {
 namespace avx2 {
 void Linear(const LinearTask& t);
 void LinearInt8(const LinearTask& t);
-extern const Leaves kLeaves;
+extern const KernelTable kKernels;
 }  // namespace avx2
 namespace avx512 {
 void Linear(const LinearTask& t);
 void LinearInt8(const LinearTask& t);        // needs VNNI
 void LinearBF16(const LinearTask& t);        // needs AVX512_BF16
 void AttentionBF16(const AttentionTask& t);  // likewise
-extern const Leaves kLeaves;                 // linear_int8 needs no VNNI; no linear_bf16
+extern const KernelTable kKernels;           // linear_int8 needs no VNNI; no linear_bf16
 }  // namespace avx512
 namespace amx {
 void LinearInt8(const LinearTask& t);

@@ -10,32 +10,33 @@ namespace switchyard::kernels::cpu::simd {
 // blocks of `block`, `stride` bytes apart; `left` rows remain from `first` on. After the last block
 // the offset leads to the rows of the next task at `next`, so that the next task does not start
 // with a stall. Returns 0 if `next` is null: the rows beyond may belong to another thread. V: the
-// vector type of an instruction set (kernels/cpu/leaves.h).
+// vector type of an instruction set (kernels/cpu/kernel_table.h).
 template <class V>
-[[gnu::always_inline]] inline int64_t RowAhead(int64_t row, int64_t block, int64_t stride,
-                                               int64_t left, const void* first, const void* next) {
+[[gnu::always_inline]] inline int64_t PrefetchRowOffset(int64_t row, int64_t block, int64_t stride,
+                                                        int64_t left, const void* first,
+                                                        const void* next) {
   if (row < left) return row * stride;
   if (next == nullptr) return 0;
   const auto far = reinterpret_cast<intptr_t>(next) - reinterpret_cast<intptr_t>(first);
   return far + (row - (left + block - 1) / block * block) * stride;
 }
 
-// Prefetch distance of kBytes over all N streams together. Parameters as in RowAhead.
+// Prefetch distance of kBytes over all N streams together. Parameters as in PrefetchRowOffset.
 template <class V, int N, int64_t kBytes>
-struct Ahead {
+struct WeightPrefetch {
   int64_t turn;         // byte of a row from which the target is one round of rows further
   int64_t here, there;  // offset to the target before `turn` and after; 0: none
 
   // `first`: the tile's first row, of `row_bytes` bytes.
-  Ahead(int64_t row_bytes, int64_t stride, int64_t left, const void* first = nullptr,
-        const void* next = nullptr) {
+  WeightPrefetch(int64_t row_bytes, int64_t stride, int64_t left, const void* first = nullptr,
+                 const void* next = nullptr) {
     constexpr int64_t kEach = kBytes / N;
     if (row_bytes < 1) row_bytes = 1;  // a few columns of 4 bits
     const int64_t rows = kEach / row_bytes * N, column = kEach % row_bytes;
     turn = row_bytes - column;
     const auto at = [&](int64_t row, int64_t byte) __attribute__((always_inline))->int64_t {
       if (row >= left && next == nullptr) return 0;
-      return RowAhead<V>(row, N, stride, left, first, next) + byte;
+      return PrefetchRowOffset<V>(row, N, stride, left, first, next) + byte;
     };
     here = at(rows, column);
     there = at(rows + N, column - row_bytes);
@@ -47,32 +48,33 @@ struct Ahead {
 // later block. All of them then multiply while memory responds. If only the first tile prefetched,
 // it would stall on memory, and memory would idle during the others: 7 to 12 rows in bfloat16 were
 // 5 to 15 % slower.
-struct Turns {
+struct PrefetchTurns {
   // Byte offset from a weight to the same column of the later block. 0 if there is none: the
   // prefetch then hits the line being read, which costs next to nothing.
   int64_t ahead = 0;
   int64_t own = 0;  // this tile prefetches every `tiles`-th line of a row, from this one on
   int64_t tiles = 1;
 };
-constexpr int64_t kInTurns = -1;  // kAhead of tiles that get the distance from Turns
+constexpr int64_t kPrefetchInTurns =
+    -1;  // kAhead of tiles that get the distance from PrefetchTurns
 
-// Turns::ahead for a block of `rows` rows that starts at `first`: whole blocks, at least kBytes in
-// total.
+// PrefetchTurns::ahead for a block of `rows` rows that starts at `first`: whole blocks, at least
+// kBytes in total.
 template <class V, int64_t kBytes>
-int64_t BlocksAhead(int64_t rows, int64_t row_bytes, int64_t stride, int64_t left,
-                    const void* first, const void* next) {
+int64_t PrefetchBlockOffset(int64_t rows, int64_t row_bytes, int64_t stride, int64_t left,
+                            const void* first, const void* next) {
   const int64_t block = row_bytes > 0 ? rows * row_bytes : 1;
   const int64_t further = (kBytes + block - 1) / block * rows;
-  return RowAhead<V>(further, rows, stride, left, first, next);
+  return PrefetchRowOffset<V>(further, rows, stride, left, first, next);
 }
 
 // Selects the lines of a row that a tile prefetches.
 template <int64_t kAhead>
-struct Lines {
+struct PrefetchLines {
   int64_t wait;
-  [[gnu::always_inline]] explicit Lines(const Turns& turns) : wait(turns.own) {}
+  [[gnu::always_inline]] explicit PrefetchLines(const PrefetchTurns& turns) : wait(turns.own) {}
   // Whether to prefetch the next line. Called once per line, in order.
-  [[gnu::always_inline]] bool Next(const Turns& turns) {
+  [[gnu::always_inline]] bool Next(const PrefetchTurns& turns) {
     if (kAhead >= 0) return kAhead > 0;
     if (--wait >= 0) return false;
     wait = turns.tiles - 1;

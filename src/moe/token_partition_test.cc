@@ -1,5 +1,5 @@
 // The token partition: the worked example, groups that do not nest, and invariants on every mesh.
-#include "moe/token_spread.h"
+#include "moe/token_partition.h"
 
 #include <algorithm>
 #include <numeric>
@@ -14,12 +14,12 @@ namespace {
 using ::testing::ElementsAre;
 using Pairs = std::vector<std::pair<int64_t, int64_t>>;
 
-TokenSpread SpreadOf(const MeshShape& shape, int rank, const std::vector<int64_t>& tokens) {
-  return TokenSpread(Mesh(shape, rank), tokens);
+TokenPartition SpreadOf(const MeshShape& shape, int rank, const std::vector<int64_t>& tokens) {
+  return TokenPartition(Mesh(shape, rank), tokens);
 }
 
 Pairs OwnOfAll(const MeshShape& shape, const std::vector<int64_t>& tokens) {
-  const TokenSpread spread = SpreadOf(shape, 0, tokens);
+  const TokenPartition spread = SpreadOf(shape, 0, tokens);
   Pairs own;
   for (int rank = 0; rank < shape.tp; ++rank)
     own.emplace_back(spread.own(rank).begin, spread.own(rank).end);
@@ -30,7 +30,7 @@ TEST(TokenSpreadTest, WorkedExample) {
   const MeshShape shape{.tp = 4, .ep = 2, .dp = 2};
   EXPECT_EQ(OwnOfAll(shape, {5, 2}), Pairs({{0, 3}, {3, 5}, {0, 1}, {1, 2}}));
   for (int rank = 0; rank < 4; ++rank) {
-    const TokenSpread spread = SpreadOf(shape, rank, {5, 2});
+    const TokenPartition spread = SpreadOf(shape, rank, {5, 2});
     EXPECT_TRUE(spread.lane_is_local());
     EXPECT_EQ(spread.lane_begin(), 0);
     EXPECT_EQ(spread.lane_tokens(), rank < 2 ? 5 : 2);
@@ -47,7 +47,7 @@ TEST(TokenSpreadTest, LanesOverSeveralAttentionGroups) {
   const std::vector<int64_t> tokens = {3, 4, 0};
   EXPECT_EQ(OwnOfAll(shape, tokens), Pairs({{0, 2}, {2, 3}, {0, 2}, {2, 4}, {0, 0}, {0, 0}}));
   for (int rank = 0; rank < 6; ++rank) {
-    const TokenSpread spread = SpreadOf(shape, rank, tokens);
+    const TokenPartition spread = SpreadOf(shape, rank, tokens);
     EXPECT_FALSE(spread.lane_is_local());
     EXPECT_EQ(spread.lane_tokens(), rank < 3 ? 5 : 2);
     EXPECT_EQ(spread.own_in_lane(), std::vector<int64_t>({0, 2, 3, 0, 2, 2})[rank]);
@@ -58,7 +58,7 @@ TEST(TokenSpreadTest, LanesOverSeveralAttentionGroups) {
 TEST(TokenSpreadTest, OneAttentionGroupIsCutOverAllRanks) {
   const MeshShape shape{.tp = 4, .ep = 2};
   EXPECT_EQ(OwnOfAll(shape, {6}), Pairs({{0, 2}, {2, 4}, {4, 5}, {5, 6}}));
-  const TokenSpread second = SpreadOf(shape, 3, {6});
+  const TokenPartition second = SpreadOf(shape, 3, {6});
   EXPECT_TRUE(second.lane_is_local());
   EXPECT_EQ(second.lane_begin(), 4);
   EXPECT_EQ(second.lane_tokens(), 2);
@@ -84,7 +84,7 @@ TEST(TokenSpreadTest, HoldsTogetherOnEveryMesh) {
           tokens[static_cast<size_t>(most) % dp] = most;
           SCOPED_TRACE(testing::Message() << "tp " << tp << " ep " << ep << " dp " << dp);
 
-          const TokenSpread first = SpreadOf(shape, 0, tokens);
+          const TokenPartition first = SpreadOf(shape, 0, tokens);
           std::vector<int64_t> next(dp, 0);
           for (int rank = 0; rank < tp; ++rank) {
             int64_t& begin = next[rank / (tp / dp)];
@@ -95,7 +95,7 @@ TEST(TokenSpreadTest, HoldsTogetherOnEveryMesh) {
 
           int64_t longest = 0, lanes = 0;
           for (int rank = 0; rank < tp; ++rank) {
-            const TokenSpread spread = SpreadOf(shape, rank, tokens);
+            const TokenPartition spread = SpreadOf(shape, rank, tokens);
             const int moe_tp = tp / ep, lane_first = rank / moe_tp * moe_tp;
             int64_t lane = 0, before = 0;
             for (int r = lane_first; r < lane_first + moe_tp; ++r) {

@@ -21,11 +21,11 @@ namespace switchyard {
 //     lane    0..4 of group 0    0..1 of group 1
 //
 // Pure: every rank computes the same result from the token counts of all groups.
-class TokenSpread {
+class TokenPartition {
  public:
-  TokenSpread() = default;  // no tokens; for Reset
+  TokenPartition() = default;  // no tokens; for Reset
   // group_tokens [dp]: tokens of each attention group.
-  TokenSpread(const Mesh& mesh, std::span<const int64_t> group_tokens) {
+  TokenPartition(const Mesh& mesh, std::span<const int64_t> group_tokens) {
     Reset(mesh, group_tokens);
   }
   // Recomputes the partition and reuses the memory.

@@ -1,4 +1,4 @@
-#include "engine/expert_work.h"
+#include "engine/expert_services.h"
 
 #include <utility>
 
@@ -34,7 +34,7 @@ std::unique_ptr<BatchReplicas> MakeReplicas(const EngineConfig& config, const Me
 
 }  // namespace
 
-int NodesOfExperts(const EngineConfig& config, const EnginePlan& plan) {
+int NumExpertNodes(const EngineConfig& config, const EnginePlan& plan) {
   if (config.mesh.tp % plan.ranks_of_host != 0) return 1;
   const int hosts = config.mesh.tp / plan.ranks_of_host;
   return config.mesh.ep % hosts == 0 ? hosts : 1;
@@ -46,11 +46,11 @@ EplbShape EplbShapeOf(const EngineConfig& config, const EnginePlan& plan) {
           .experts = moe.router.num_experts,
           .redundant = config.moe.num_redundant_experts,
           .groups = moe.router.num_groups,
-          .nodes = NodesOfExperts(config, plan),
+          .nodes = NumExpertNodes(config, plan),
           .shared_dispatched = DispatchesShared(config, moe)};
 }
 
-ExpertWork::ExpertWork(const EngineConfig& config, const EnginePlan& plan, RankComm& comm)
+ExpertServices::ExpertServices(const EngineConfig& config, const EnginePlan& plan, RankComm& comm)
     : recorder(MakeRecorder(config, plan.model, comm)),
       manager(MakeManager(config, plan, comm)),
       replicas(MakeReplicas(config, comm.mesh)) {
@@ -60,7 +60,7 @@ ExpertWork::ExpertWork(const EngineConfig& config, const EnginePlan& plan, RankC
   if (!watching.empty()) observers = std::make_unique<Observers>(std::move(watching));
 }
 
-void ExpertWork::AddTo(ModelOptions* options) const {
+void ExpertServices::AddTo(ModelOptions* options) const {
   options->observer = observers.get();
   options->chooser = replicas.get();
   options->movable_experts = manager != nullptr;

@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "kernels/cuda/kernel_chain.cuh"
-#include "moe/cuda/choose_and_order.h"
 #include "moe/cuda/row_order.cuh"
+#include "moe/cuda/select_and_order.h"
 #include "moe/cuda/select_experts.cuh"
 
 namespace switchyard::cuda {
@@ -21,8 +21,8 @@ __global__ void __launch_bounds__(kOrderThreads)
                          uint32_t* arrived, int64_t slots, int64_t tiles) {
   extern __shared__ int shared[];  // scores of one token per warp, then the counts of the sort
   __shared__ bool last;
-  WaitForKernelBefore();
-  AllowNextKernel();
+  WaitForPriorKernels();
+  LaunchDependents();
   const int warp = threadIdx.x / 32;
   const int64_t token = int64_t{blockIdx.x} * kOrderWarps + warp;
   float* scores = reinterpret_cast<float*>(shared) + warp * kPerLane * 32;
@@ -43,21 +43,21 @@ __global__ void __launch_bounds__(kOrderThreads)
 
 template <int kPerLane>
 cudaError_t Start(const SelectExpertsParams& choice, const RowOrderParams& order, uint32_t* arrived,
-                  const StreamChain& chain) {
+                  const PdlStream& chain) {
   const int64_t slots = order.in.tokens * order.k;
   const int64_t tiles = (slots + kOrderTile - 1) / kOrderTile;
   const auto blocks = static_cast<unsigned>((choice.tokens + kOrderWarps - 1) / kOrderWarps);
   const size_t bytes = kOrderWarps * std::max(order.experts, kPerLane * 32) * sizeof(int);
-  return LaunchEarly(ChooseAndOrderKernel<kPerLane>, dim3(blocks), kOrderThreads, bytes, chain,
-                     choice, order, arrived, slots, tiles);
+  return LaunchWithPdl(ChooseAndOrderKernel<kPerLane>, dim3(blocks), kOrderThreads, bytes, chain,
+                       choice, order, arrived, slots, tiles);
 }
 
 }  // namespace
 
-cudaError_t ChooseAndOrder(const SelectExpertsParams& choice, const RowOrderParams& order,
-                           uint32_t* arrived, const StreamChain& chain) {
+cudaError_t SelectAndOrder(const SelectExpertsParams& choice, const RowOrderParams& order,
+                           uint32_t* arrived, const PdlStream& chain) {
   if (choice.tokens == 0) return cudaSuccess;
-  const bool fits = choice.tokens <= kMostTokensToOrder && choice.top_k <= kMaxTopK &&
+  const bool fits = choice.tokens <= kMaxTokensToOrder && choice.top_k <= kMaxTopK &&
                     choice.num_experts <= kMaxRouterExperts &&
                     choice.num_groups <= kMaxRouterGroups && order.experts <= kMaxLocalExperts;
   const bool joined = order.ids == choice.ids && order.k == choice.top_k &&

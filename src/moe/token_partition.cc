@@ -1,4 +1,4 @@
-#include "moe/token_spread.h"
+#include "moe/token_partition.h"
 
 #include <algorithm>
 #include <numeric>
@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-void TokenSpread::Reset(const Mesh& mesh, std::span<const int64_t> group_tokens) {
+void TokenPartition::Reset(const Mesh& mesh, std::span<const int64_t> group_tokens) {
   CHECK_EQ(static_cast<int>(group_tokens.size()), mesh.dp());
   const int attn_tp = mesh.attn_tp(), moe_tp = mesh.moe_tp();
   own_.resize(mesh.world());

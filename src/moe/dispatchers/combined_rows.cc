@@ -1,4 +1,4 @@
-#include "moe/dispatchers/return_rows.h"
+#include "moe/dispatchers/combined_rows.h"
 
 #include <functional>
 
@@ -23,7 +23,7 @@ void SumReturnedRows(const TopK& topk, const ExpertMap& experts, const ExchangeS
   SumRows(topk.tokens, dtype, hidden, list, pool, y);
 }
 
-ReturnedRows::ReturnedRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan)
+CombinedRows::CombinedRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan)
     : combine_rows_(shape.combine_rows),
       hidden_(shape.hidden),
       capacity_(capacity),
@@ -33,8 +33,9 @@ ReturnedRows::ReturnedRows(const ExchangeShape& shape, int64_t capacity, BufferP
       outputs_(plan->Add("outputs", static_cast<size_t>(row_bytes_) * capacity *
                                         (combine_rows_ == CombineRows::kSlot ? k_ : shape.ep))) {}
 
-std::span<std::byte* const> ReturnedRows::Places(const ExchangeSlots& slots,
-                                                 const SentRows::Batch& sent, Batch* batch) const {
+std::span<std::byte* const> CombinedRows::Places(const ExchangeSlots& slots,
+                                                 const DispatchRows::Batch& sent,
+                                                 Batch* batch) const {
   const std::vector<Target>& targets = batch->targets;
   batch->places.assign(targets.size(), nullptr);
   batch->left = true;
@@ -60,18 +61,20 @@ std::span<std::byte* const> ReturnedRows::Places(const ExchangeSlots& slots,
   return batch->places;
 }
 
-void ReturnedRows::Prepare(ExchangeSlots& slots, const SentRows& rows, const SentRows::Batch& sent,
-                           const ExpertRows& experts, Batch* batch, ThreadPool& pool) const {
+void CombinedRows::Prepare(ExchangeSlots& slots, const DispatchRows& rows,
+                           const DispatchRows::Batch& sent, const ExpertRows& experts, Batch* batch,
+                           ThreadPool& pool) const {
   CHECK_EQ(batch->places.size(), static_cast<size_t>(experts.num_rows));
   if (experts.rows) StoreRows(dtype_, experts.rows, hidden_, batch->places, pool);
-  if (combine_rows_ == CombineRows::kRank) AddUp(slots, rows, sent, batch, pool);
-  SayWhatWasWritten(slots, sent, *batch);
+  if (combine_rows_ == CombineRows::kRank) SumByRank(slots, rows, sent, batch, pool);
+  RegisterWrites(slots, sent, *batch);
   batch->prepared = true;
 }
 
 // Sums in float32, slots ascending, then rounds once more to the format in flight.
-void ReturnedRows::AddUp(ExchangeSlots& slots, const SentRows& rows, const SentRows::Batch& sent,
-                         Batch* batch, ThreadPool& pool) const {
+void CombinedRows::SumByRank(ExchangeSlots& slots, const DispatchRows& rows,
+                             const DispatchRows::Batch& sent, Batch* batch,
+                             ThreadPool& pool) const {
   const auto add_up = [&](int64_t begin, int64_t end) {
     std::vector<float> sum(hidden_), weights;
     std::vector<const std::byte*> outputs;
@@ -94,8 +97,8 @@ void ReturnedRows::AddUp(ExchangeSlots& slots, const SentRows& rows, const SentR
   pool.RunRanges(static_cast<int64_t>(sent.tokens.size()), kRowGrain, std::cref(add_up));
 }
 
-void ReturnedRows::SayWhatWasWritten(ExchangeSlots& slots, const SentRows::Batch& sent,
-                                     const Batch& batch) const {
+void CombinedRows::RegisterWrites(ExchangeSlots& slots, const DispatchRows::Batch& sent,
+                                  const Batch& batch) const {
   const auto wrote = [&](int64_t n, int slot) {
     if (const int source = sent.sources[n]; !slots.Mapped(source))
       slots.Wrote(sent.use, source,
@@ -112,8 +115,9 @@ void ReturnedRows::SayWhatWasWritten(ExchangeSlots& slots, const SentRows::Batch
   }
 }
 
-void ReturnedRows::Sum(const ExchangeSlots& slots, const SentRows::Batch& sent, const TopK& topk,
-                       const ExpertMap& experts, Batch* batch, ThreadPool& pool, float* y) const {
+void CombinedRows::Sum(const ExchangeSlots& slots, const DispatchRows::Batch& sent,
+                       const TopK& topk, const ExpertMap& experts, Batch* batch, ThreadPool& pool,
+                       float* y) const {
   batch->left = batch->prepared = false;
   const std::byte* outputs = slots.Local(sent.use, outputs_);
   if (combine_rows_ == CombineRows::kSlot)

@@ -14,15 +14,15 @@
 namespace switchyard {
 
 // The number of hosts if each holds the same number of consecutive EP ranks, else 1.
-int NodesOfExperts(const EngineConfig& config, const EnginePlan& plan);
+int NumExpertNodes(const EngineConfig& config, const EnginePlan& plan);
 
 // The shape that EplbManager is created with.
 EplbShape EplbShapeOf(const EngineConfig& config, const EnginePlan& plan);
 
 // The components that the flags enable; the others are null. One per rank, outlives its model;
 // borrows `comm`.
-struct ExpertWork {
-  ExpertWork(const EngineConfig& config, const EnginePlan& plan, RankComm& comm);
+struct ExpertServices {
+  ExpertServices(const EngineConfig& config, const EnginePlan& plan, RankComm& comm);
   // Adds the components to the model's options.
   void AddTo(ModelOptions* options) const;
 
@@ -34,7 +34,7 @@ struct ExpertWork {
   // While it lives, the manager moves the model's experts.
   class Attached {
    public:
-    Attached(const ExpertWork& work, Model& model) : manager_(work.manager.get()) {
+    Attached(const ExpertServices& work, Model& model) : manager_(work.manager.get()) {
       if (manager_) manager_->Attach(model.movable_experts());
     }
     ~Attached() {

@@ -13,12 +13,12 @@
 namespace switchyard::cuda {
 
 // Most tokens: the order is made by one block.
-constexpr int64_t kMostTokensToOrder = 512;
+constexpr int64_t kMaxTokensToOrder = 512;
 
 // SelectExpertsOnDevice and then OrderRows, to the same bits. `order` reads the ids that `choice`
 // writes: one segment, all of whose rows count. `arrived`: one integer on the device, zero before
 // the first call and left so by every one. cudaErrorInvalidValue for what it does not take.
-cudaError_t ChooseAndOrder(const SelectExpertsParams& choice, const RowOrderParams& order,
-                           uint32_t* arrived, const StreamChain& chain);
+cudaError_t SelectAndOrder(const SelectExpertsParams& choice, const RowOrderParams& order,
+                           uint32_t* arrived, const PdlStream& chain);
 
 }  // namespace switchyard::cuda

@@ -62,7 +62,7 @@ __device__ void Score(const AttentionLaunch& p, const T* k, const float* q, int 
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) PlainAttention(AttentionLaunch p) {
+__global__ void __launch_bounds__(kThreads) SimtAttention(AttentionLaunch p) {
   extern __shared__ float q[];  // [kHeads, qk_dim]
   __shared__ Shared shared;
   const SequenceTable& table = p.table;
@@ -149,19 +149,19 @@ __global__ void __launch_bounds__(kThreads) PlainAttention(AttentionLaunch p) {
 
 }  // namespace
 
-cudaError_t StartPlainAttention(const AttentionLaunch& launch, cudaStream_t stream) {
+cudaError_t LaunchSimtAttention(const AttentionLaunch& launch, cudaStream_t stream) {
   const int group = launch.heads / launch.kv_heads;
   const dim3 grid(launch.table.num_rows, launch.kv_heads * ((group + kHeads - 1) / kHeads));
   const size_t bytes = sizeof(float) * kHeads * launch.qk_dim;
   switch (launch.kv_dtype) {
     case DType::kBF16:
-      PlainAttention<__nv_bfloat16><<<grid, kThreads, bytes, stream>>>(launch);
+      SimtAttention<__nv_bfloat16><<<grid, kThreads, bytes, stream>>>(launch);
       break;
     case DType::kF16:
-      PlainAttention<__half><<<grid, kThreads, bytes, stream>>>(launch);
+      SimtAttention<__half><<<grid, kThreads, bytes, stream>>>(launch);
       break;
     default:
-      PlainAttention<float><<<grid, kThreads, bytes, stream>>>(launch);
+      SimtAttention<float><<<grid, kThreads, bytes, stream>>>(launch);
   }
   return cudaGetLastError();
 }

@@ -8,6 +8,6 @@ namespace switchyard::cuda {
 
 // Samples a token for each row (semantics: kernels/draw_params.h); enqueues on `stream`. The
 // reduction order does not depend on the batch: ranks with the same logits sample the same token.
-cudaError_t Draw(const kernels::DrawParams& p, cudaStream_t stream);
+cudaError_t SampleTokens(const kernels::SampleParams& p, cudaStream_t stream);
 
 }  // namespace switchyard::cuda

@@ -5,7 +5,7 @@
 #include <cfloat>
 #include <cstdint>
 
-#include "kernels/cuda/draw.h"
+#include "kernels/cuda/sample.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -27,7 +27,7 @@ __device__ T BlockSum(T x, T* shared) {
 
 // Exclusive prefix sum over the block's threads.
 template <typename T>
-__device__ T SumBefore(T x, T* shared) {
+__device__ T ExclusiveSum(T x, T* shared) {
   T inclusive = x;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
@@ -46,7 +46,7 @@ struct Best {
   float value;
   int32_t id;
 };
-__device__ Best Better(Best a, Best b) {
+__device__ Best MaxOf(Best a, Best b) {
   return b.value > a.value || (b.value == a.value && b.id < a.id) ? b : a;
 }
 
@@ -62,16 +62,16 @@ __device__ Best Largest(const float* logits, int64_t vocab, Shared& shared, bool
   int32_t bad = 0;
   for (int64_t i = threadIdx.x; i < vocab; i += kThreads) {
     bad += !isfinite(logits[i]);
-    best = Better(best, {logits[i], static_cast<int32_t>(i)});
+    best = MaxOf(best, {logits[i], static_cast<int32_t>(i)});
   }
   *finite = BlockSum(bad, shared.counts) == 0;
 #pragma unroll
   for (int step = 16; step > 0; step /= 2)
     best =
-        Better(best, {__shfl_xor_sync(~0u, best.value, step), __shfl_xor_sync(~0u, best.id, step)});
+        MaxOf(best, {__shfl_xor_sync(~0u, best.value, step), __shfl_xor_sync(~0u, best.id, step)});
   if (threadIdx.x % 32 == 0) shared.best[threadIdx.x / 32] = best;
   __syncthreads();
-  for (int w = 0; w < kWarps; ++w) best = Better(best, shared.best[w]);
+  for (int w = 0; w < kWarps; ++w) best = MaxOf(best, shared.best[w]);
   return best;
 }
 
@@ -86,7 +86,7 @@ __device__ Run RunOf(int64_t vocab) {
 }
 
 // The filters keep weights above `weight`, and the first `ties` of those equal to it.
-struct Kept {
+struct SamplingThreshold {
   float weight;
   int64_t ties;
 };
@@ -95,8 +95,8 @@ struct Kept {
 // tokens precede them and the preceding mass is at most top_p of the total. The weight threshold is
 // found by bisection over float bits: the bit patterns of positive floats are ordered as their
 // values.
-__device__ Kept Filter(const float* weights, int64_t vocab, double total,
-                       const kernels::RowDraw& draw, Shared& shared) {
+__device__ SamplingThreshold Filter(const float* weights, int64_t vocab, double total,
+                                    const kernels::RowSampling& draw, Shared& shared) {
   const float least = fmaxf(FLT_MIN, fminf(draw.min_p, 1.0f));
   const bool by_count = draw.top_k > 0 && draw.top_k < vocab, by_mass = draw.top_p < 1.0f;
   if (!by_count && !by_mass) return {least, vocab};
@@ -137,12 +137,12 @@ __device__ Kept Filter(const float* weights, int64_t vocab, double total,
 }
 
 // The first kept token, in id order, at which the running sum of kept weights exceeds the target.
-__device__ int32_t Pick(const float* weights, int64_t vocab, Kept kept, double uniform,
+__device__ int32_t Pick(const float* weights, int64_t vocab, SamplingThreshold kept, double uniform,
                         Shared& shared) {
   const Run run = RunOf(vocab);
   int32_t ties = 0;
   for (int64_t i = run.begin; i < run.end; ++i) ties += weights[i] == kept.weight;
-  const int64_t ties_before = SumBefore(ties, shared.counts);
+  const int64_t ties_before = ExclusiveSum(ties, shared.counts);
   const auto each = [&](const auto& body) {
     int64_t tie = ties_before;
     for (int64_t i = run.begin; i < run.end; ++i) {
@@ -158,7 +158,7 @@ __device__ int32_t Pick(const float* weights, int64_t vocab, Kept kept, double u
     last = i;
   });
   const double target = uniform * BlockSum(mine, shared.sums);
-  const double before = SumBefore(mine, shared.sums);
+  const double before = ExclusiveSum(mine, shared.sums);
   if (threadIdx.x == 0) shared.token = -1;
   __syncthreads();
   // Fallback if rounding puts the target at the end: the last kept token.
@@ -181,12 +181,12 @@ __device__ int32_t Pick(const float* weights, int64_t vocab, Kept kept, double u
   return shared.token == INT32_MAX ? very_last : shared.token;
 }
 
-__global__ void __launch_bounds__(kThreads) DrawKernel(kernels::DrawParams p) {
+__global__ void __launch_bounds__(kThreads) SampleKernel(kernels::SampleParams p) {
   __shared__ Shared shared;
   const int64_t row = blockIdx.x;
   const float* logits = p.logits + row * p.vocab;
   float* weights = p.weights + row * p.vocab;
-  const kernels::RowDraw draw = p.draws[row];
+  const kernels::RowSampling draw = p.draws[row];
   bool finite;
   const Best best = Largest(logits, p.vocab, shared, &finite);
   int32_t token = best.id;
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kThreads) DrawKernel(kernels::DrawParams p) {
       sum += weights[i];
     }
     const double total = BlockSum(sum, shared.sums);
-    const Kept kept = Filter(weights, p.vocab, total, draw, shared);
+    const SamplingThreshold kept = Filter(weights, p.vocab, total, draw, shared);
     token = Pick(weights, p.vocab, kept, draw.uniform, shared);
   }
   if (threadIdx.x == 0) p.tokens[row] = finite ? token : -1;
@@ -207,9 +207,9 @@ __global__ void __launch_bounds__(kThreads) DrawKernel(kernels::DrawParams p) {
 
 }  // namespace
 
-cudaError_t Draw(const kernels::DrawParams& p, cudaStream_t stream) {
+cudaError_t SampleTokens(const kernels::SampleParams& p, cudaStream_t stream) {
   if (p.rows == 0) return cudaSuccess;
-  DrawKernel<<<static_cast<unsigned>(p.rows), kThreads, 0, stream>>>(p);
+  SampleKernel<<<static_cast<unsigned>(p.rows), kThreads, 0, stream>>>(p);
   return cudaGetLastError();
 }
 

@@ -1,4 +1,4 @@
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 
 #include "kernels/cpu/avx2/vec.h"
 #include "kernels/cpu/simd/attention.h"
@@ -7,7 +7,7 @@
 
 namespace switchyard::kernels::cpu::avx2 {
 
-constexpr Leaves kLeaves = {
+constexpr KernelTable kKernels = {
     .linear = Linear,
     .linear_int8 = LinearInt8,
     .columns = simd::Columns<Vec>,

@@ -11,7 +11,7 @@
 
 namespace switchyard::cuda {
 
-struct PeerCard {
+struct PeerInfo {
   std::array<char, 40> host = {};    // boot id: unique per host and boot
   std::array<char, 32> bus_id = {};  // PCI bus id of the GPU, as text
   std::array<char, 64> process = {};
@@ -23,11 +23,11 @@ struct PeerCard {
 };
 
 // Describes memory on the current device.
-PeerCard MakeCard(std::byte* memory, size_t bytes);
-std::string Describe(const PeerCard& card, int rank);  // "rank 3 (GPU 2, 0000:19:00.0)"
+PeerInfo MakePeerInfo(std::byte* memory, size_t bytes);
+std::string Describe(const PeerInfo& card, int rank);  // "rank 3 (GPU 2, 0000:19:00.0)"
 
 // Error kInvalid if a host has too many ranks, if ranks of one group of `ranks_per_host` (0: all)
 // are on different hosts, or if sizes differ.
-void CheckCards(std::span<const PeerCard> cards, int ranks_per_host = 0);
+void CheckPeerInfos(std::span<const PeerInfo> cards, int ranks_per_host = 0);
 
 }  // namespace switchyard::cuda

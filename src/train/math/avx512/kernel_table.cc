@@ -3,6 +3,6 @@
 
 namespace switchyard::train::avx512 {
 
-const Leaves kLeaves = simd::LeavesOf<kernels::cpu::avx512::Vec, 6, 4>();
+const KernelTable kKernels = simd::LeavesOf<kernels::cpu::avx512::Vec, 6, 4>();
 
 }  // namespace switchyard::train::avx512

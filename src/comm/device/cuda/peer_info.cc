@@ -1,4 +1,4 @@
-#include "comm/device/cuda/peer_card.h"
+#include "comm/device/cuda/peer_info.h"
 
 #include <unistd.h>
 
@@ -33,8 +33,8 @@ std::array<char, 64> ProcessId() {
 
 }  // namespace
 
-PeerCard MakeCard(std::byte* memory, size_t bytes) {
-  PeerCard card = {.host = HostId(), .process = ProcessId(), .bytes = bytes, .memory = memory};
+PeerInfo MakePeerInfo(std::byte* memory, size_t bytes) {
+  PeerInfo card = {.host = HostId(), .process = ProcessId(), .bytes = bytes, .memory = memory};
   Check(cudaGetDevice(&card.device), "reading the current GPU");
   Check(cudaDeviceGetPCIBusId(card.bus_id.data(), card.bus_id.size(), card.device),
         "reading the GPU's PCI bus id");
@@ -43,11 +43,11 @@ PeerCard MakeCard(std::byte* memory, size_t bytes) {
   return card;
 }
 
-std::string Describe(const PeerCard& card, int rank) {
+std::string Describe(const PeerInfo& card, int rank) {
   return fmt::format("rank {} (GPU {}, {})", rank, card.device, card.bus_id.data());
 }
 
-void CheckCards(std::span<const PeerCard> cards, int ranks_per_host) {
+void CheckPeerInfos(std::span<const PeerInfo> cards, int ranks_per_host) {
   const size_t per_host = ranks_per_host > 0 ? ranks_per_host : cards.size();
   if (std::min(per_host, cards.size()) > kMaxPeers)
     throw Invalid("peer memory supports at most {} ranks, got {}", kMaxPeers,

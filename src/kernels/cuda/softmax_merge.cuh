@@ -17,27 +17,28 @@ struct SoftmaxState {
 };
 
 // Rescaling factors of the accumulated result and of the new part.
-struct FoldFactors {
+struct MergeFactors {
   float before, part;
 };
 
 // Merging a part without visible keys changes no bit.
-__device__ __forceinline__ FoldFactors Fold(SoftmaxState& state, const SoftmaxState& part) {
+__device__ __forceinline__ MergeFactors MergeSoftmax(SoftmaxState& state,
+                                                     const SoftmaxState& part) {
   const float max = fmaxf(state.max, part.max), base = max == -INFINITY ? 0.0f : max;
-  const FoldFactors f = {ptx::Exp2(state.max - base), ptx::Exp2(part.max - base)};
+  const MergeFactors f = {ptx::Exp2(state.max - base), ptx::Exp2(part.max - base)};
   state.max = max;
   state.sum = fmaf(part.sum, f.part, __fmul_rn(state.sum, f.before));
   return f;
 }
-__device__ __forceinline__ float Fold(const FoldFactors& f, float before, float part) {
+__device__ __forceinline__ float MergeSoftmax(const MergeFactors& f, float before, float part) {
   return fmaf(part, f.part, __fmul_rn(before, f.before));
 }
 
 // The final factor of the weighted sum of values. `sink`: an additional logit of the softmax, or
 // null.
 __device__ __forceinline__ float FinalFactor(SoftmaxState state, const float* sink) {
-  FoldFactors f = {1.0f, 0.0f};
-  if (sink) f = Fold(state, {.max = __fmul_rn(*sink, kLog2E), .sum = 1.0f});
+  MergeFactors f = {1.0f, 0.0f};
+  if (sink) f = MergeSoftmax(state, {.max = __fmul_rn(*sink, kLog2E), .sum = 1.0f});
   return __fdiv_rn(f.before, state.sum);
 }
 

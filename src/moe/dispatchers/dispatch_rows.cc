@@ -1,4 +1,4 @@
-#include "moe/dispatchers/sent_rows.h"
+#include "moe/dispatchers/dispatch_rows.h"
 
 #include <algorithm>
 #include <cstring>
@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-SentRows::SentRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan)
+DispatchRows::DispatchRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan)
     : hidden_(shape.hidden),
       capacity_(capacity),
       format_(shape.row_format),
@@ -22,14 +22,14 @@ SentRows::SentRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* pla
     weights_ = plan->Add("weights", static_cast<size_t>(weights_bytes_) * shape.ep * capacity);
 }
 
-std::byte* SentRows::InputRows(ExchangeSlots& slots, Batch* batch) const {
+std::byte* DispatchRows::InputRows(ExchangeSlots& slots, Batch* batch) const {
   slots.Take(&batch->use);
   batch->placed = true;
   return slots.Local(batch->use, RowOffset(slots.rank(), 0));
 }
 
-void SentRows::Place(ExchangeSlots& slots, const float* x, const TopK& topk, ThreadPool& pool,
-                     Batch* batch) const {
+void DispatchRows::Place(ExchangeSlots& slots, const float* x, const TopK& topk, ThreadPool& pool,
+                         Batch* batch) const {
   if (!batch->placed) {
     std::byte* rows = InputRows(slots, batch);
     const auto body = [&](int64_t begin, int64_t end) {
@@ -44,22 +44,22 @@ void SentRows::Place(ExchangeSlots& slots, const float* x, const TopK& topk, Thr
                 topk.tokens * weights_bytes_);
 }
 
-void SentRows::Begin(ExchangeSlots& slots, const ExpertMap& experts, const float* x,
-                     const TopK& topk, ThreadPool& pool, Batch* batch) const {
+void DispatchRows::Begin(ExchangeSlots& slots, const ExpertMap& experts, const float* x,
+                         const TopK& topk, ThreadPool& pool, Batch* batch) const {
   Place(slots, x, topk, pool, batch);
   batch->again = false;
-  ChooseRanks(topk, experts, slots, batch);
+  ComputeLayout(topk, experts, slots, batch);
 }
 
-void SentRows::BeginAgain(ExchangeSlots& slots, const float* x, const TopK& topk, ThreadPool& pool,
-                          Batch* batch) const {
+void DispatchRows::BeginAgain(ExchangeSlots& slots, const float* x, const TopK& topk,
+                              ThreadPool& pool, Batch* batch) const {
   CHECK_EQ(static_cast<int>(batch->counts.size()), slots.ranks());
   Place(slots, x, topk, pool, batch);
   batch->again = true;
 }
 
-void SentRows::ChooseRanks(const TopK& topk, const ExpertMap& experts, const ExchangeSlots& slots,
-                           Batch* batch) {
+void DispatchRows::ComputeLayout(const TopK& topk, const ExpertMap& experts,
+                                 const ExchangeSlots& slots, Batch* batch) {
   const int ranks = slots.ranks(), k = topk.k;
   const bool all_active = slots.AllActive();
   batch->owners.assign(topk.ids.size(), -1);
@@ -80,7 +80,8 @@ void SentRows::ChooseRanks(const TopK& topk, const ExpertMap& experts, const Exc
   }
 }
 
-void SentRows::SendTo(ExchangeSlots& slots, const Batch& batch, int dest, ThreadPool& pool) const {
+void DispatchRows::SendTo(ExchangeSlots& slots, const Batch& batch, int dest,
+                          ThreadPool& pool) const {
   const int ranks = slots.ranks(), me = slots.rank();
   const auto copy = [&](size_t to, size_t from, int64_t bytes) {
     std::memcpy(slots.At(batch.use, dest, to), slots.Local(batch.use, from), bytes);
@@ -98,7 +99,7 @@ void SentRows::SendTo(ExchangeSlots& slots, const Batch& batch, int dest, Thread
   slots.Wrote(batch.use, dest, WeightsOffset(me, 0), batch.counts[dest] * weights_bytes_);
 }
 
-void SentRows::Send(ExchangeSlots& slots, const Batch& batch, ThreadPool& pool) const {
+void DispatchRows::Send(ExchangeSlots& slots, const Batch& batch, ThreadPool& pool) const {
   for (int dest = 0; dest < slots.ranks(); ++dest) {
     if (!slots.Mapped(dest) && slots.Active(dest)) SendTo(slots, batch, dest, pool);
     if (batch.again) continue;
@@ -108,7 +109,7 @@ void SentRows::Send(ExchangeSlots& slots, const Batch& batch, ThreadPool& pool) 
   }
 }
 
-void SentRows::Receive(const ExchangeSlots& slots, Batch* batch) const {
+void DispatchRows::Receive(const ExchangeSlots& slots, Batch* batch) const {
   const int ranks = slots.ranks();
   const auto* counts = reinterpret_cast<const int32_t*>(slots.Local(batch->use, counts_));
   batch->begin.assign(ranks + 1, 0);
@@ -124,7 +125,7 @@ void SentRows::Receive(const ExchangeSlots& slots, Batch* batch) const {
               batch->sources.begin() + batch->begin[source + 1], source);
 }
 
-Dispatched SentRows::Locate(const ExchangeSlots& slots, Batch* batch) const {
+Dispatched DispatchRows::Locate(const ExchangeSlots& slots, Batch* batch) const {
   batch->row_places.resize(batch->begin.back());
   for (int source = 0; source < slots.ranks(); ++source) {
     const bool mapped = slots.Mapped(source);
@@ -138,8 +139,8 @@ Dispatched SentRows::Locate(const ExchangeSlots& slots, Batch* batch) const {
       .format = format_, .num_rows = batch->begin.back(), .row_places = batch->row_places.data()};
 }
 
-const float* SentRows::Weights(const ExchangeSlots& slots, const Batch& batch, int source,
-                               int64_t n) const {
+const float* DispatchRows::Weights(const ExchangeSlots& slots, const Batch& batch, int source,
+                                   int64_t n) const {
   const bool mapped = slots.Mapped(source);
   const int64_t at = mapped ? batch.tokens[n] : n - batch.begin[source];
   return reinterpret_cast<const float*>(

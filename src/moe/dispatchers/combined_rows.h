@@ -9,8 +9,8 @@
 
 #include "moe/backends.h"
 #include "moe/combine.h"
+#include "moe/dispatchers/dispatch_rows.h"
 #include "moe/dispatchers/exchange_slots.h"
-#include "moe/dispatchers/sent_rows.h"
 #include "moe/placement.h"
 #include "moe/scratch.h"
 #include "moe/types.h"
@@ -35,7 +35,7 @@ void SumReturnedRows(const TopK& topk, const ExpertMap& experts, const ExchangeS
 // A part of a slot's payload in both modes of deepep. The runner writes its outputs to their
 // destinations: at their source (kSlot), or in memory of the batch, to be summed here first
 // (kRank).
-class ReturnedRows {
+class CombinedRows {
  public:
   // The received row, and the slot of its token, that an output belongs to.
   struct Target {
@@ -54,24 +54,24 @@ class ReturnedRows {
   };
 
   // Allocates its buffer, for at most `capacity` tokens of one rank, in the plan.
-  ReturnedRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan);
+  CombinedRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan);
 
   // After the mode has filled batch->targets: the destinations of the runner's outputs.
-  std::span<std::byte* const> Places(const ExchangeSlots& slots, const SentRows::Batch& sent,
+  std::span<std::byte* const> Places(const ExchangeSlots& slots, const DispatchRows::Batch& sent,
                                      Batch* batch) const;
   // After the runner: rounds float32 outputs to their destinations, computes partial sums if
   // combined by rank, and registers the writes; a flag must follow.
-  void Prepare(ExchangeSlots& slots, const SentRows& rows, const SentRows::Batch& sent,
+  void Prepare(ExchangeSlots& slots, const DispatchRows& rows, const DispatchRows::Batch& sent,
                const ExpertRows& experts, Batch* batch, ThreadPool& pool) const;
   // After that flag: the weighted sums.
-  void Sum(const ExchangeSlots& slots, const SentRows::Batch& sent, const TopK& topk,
+  void Sum(const ExchangeSlots& slots, const DispatchRows::Batch& sent, const TopK& topk,
            const ExpertMap& experts, Batch* batch, ThreadPool& pool, float* y) const;
 
  private:
-  void AddUp(ExchangeSlots& slots, const SentRows& rows, const SentRows::Batch& sent, Batch* batch,
-             ThreadPool& pool) const;
-  void SayWhatWasWritten(ExchangeSlots& slots, const SentRows::Batch& sent,
-                         const Batch& batch) const;
+  void SumByRank(ExchangeSlots& slots, const DispatchRows& rows, const DispatchRows::Batch& sent,
+                 Batch* batch, ThreadPool& pool) const;
+  void RegisterWrites(ExchangeSlots& slots, const DispatchRows::Batch& sent,
+                      const Batch& batch) const;
   // Offsets at the token's rank. kSlot: of slot j of token t; kRank: of the partial sum of `rank`.
   size_t OutputOffset(int64_t t, int j) const {
     return outputs_ + OutputPlace(t, j, k_) * row_bytes_;

@@ -1,4 +1,4 @@
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 
 #include "kernels/cpu/avx512/vec.h"
 #include "kernels/cpu/simd/attention.h"
@@ -7,7 +7,7 @@
 
 namespace switchyard::kernels::cpu::avx512 {
 
-constexpr Leaves kLeaves = {
+constexpr KernelTable kKernels = {
     .linear = Linear,
     .linear_int8 = avx2::LinearInt8,
     .columns = simd::Columns<Vec>,

@@ -1,5 +1,5 @@
 // The fused kernel is bit-identical to the two kernels that it replaces.
-#include "moe/cuda/choose_and_order.h"
+#include "moe/cuda/select_and_order.h"
 
 #include <gtest/gtest.h>
 
@@ -44,7 +44,7 @@ TEST(ChooseAndOrder, HasTheBitsOfBoth) {
     for (int e = 0; e < experts; ++e) places[e] = e < local ? local - 1 - e : -1;
     const DeviceMemory logits = ToDevice(random.Normal(tokens * experts));
     const DeviceMemory bias = ToDevice(random.Normal(experts)), device_places = ToDevice(places);
-    const int64_t slots = tokens * k, blocks = MostOrderedRows(slots, local) / kGroupBlockRows;
+    const int64_t slots = tokens * k, blocks = MaxOrderedRows(slots, local) / kGroupBlockRows;
     const DeviceMemory scratch(RowOrderScratch(slots, local) * 4);
     const SelectExpertsParams choice = {.logits = logits.as<float>(),
                                         .correction_bias = round % 2 ? bias.as<float>() : nullptr,
@@ -72,8 +72,8 @@ TEST(ChooseAndOrder, HasTheBitsOfBoth) {
                                     .out = {out.position.as<int32_t>(), out.offsets.as<int32_t>(),
                                             out.counts.as<int32_t>(), out.groups.as<int32_t>()}};
       if (at_once) {
-        const StreamChain chain(stream.get(), IsHopper());
-        Check(ChooseAndOrder(c, order, arrived.as<uint32_t>(), chain), "choice and order");
+        const PdlStream chain(stream.get(), IsHopper());
+        Check(SelectAndOrder(c, order, arrived.as<uint32_t>(), chain), "choice and order");
       } else {
         Check(SelectExpertsOnDevice(c, stream.get()), "choice");
         Check(OrderRows(order, stream.get()), "order");
@@ -91,14 +91,14 @@ TEST(ChooseAndOrder, RefusesWhatDoesNotJoin) {
   const SelectExpertsParams choice = {.tokens = 3, .num_experts = 8, .top_k = 2};
   RowOrderParams order = {.in = {.segments = 1, .capacity = 3, .tokens = 3}, .k = 2, .experts = 8};
   order.in.segments = 2;
-  EXPECT_EQ(ChooseAndOrder(choice, order, nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(SelectAndOrder(choice, order, nullptr, nullptr), cudaErrorInvalidValue);
   order.in.segments = 1;
   order.k = 3;
-  EXPECT_EQ(ChooseAndOrder(choice, order, nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(SelectAndOrder(choice, order, nullptr, nullptr), cudaErrorInvalidValue);
   SelectExpertsParams many = choice;
-  many.tokens = order.in.tokens = kMostTokensToOrder + 1;
+  many.tokens = order.in.tokens = kMaxTokensToOrder + 1;
   order.k = 2;
-  EXPECT_EQ(ChooseAndOrder(many, order, nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(SelectAndOrder(many, order, nullptr, nullptr), cudaErrorInvalidValue);
 }
 
 }  // namespace

@@ -12,11 +12,11 @@
 namespace switchyard {
 
 // Owns the buffers, which grow with the number of rows.
-class Drawing {
+class DeviceSampler {
  public:
   // logits [draws.size(), vocab] on the device → one token per row, −1 if a logit is not finite.
   std::vector<int32_t> Draw(RankDevice& rank, const float* logits,
-                            std::span<const kernels::RowDraw> draws, int64_t vocab) {
+                            std::span<const kernels::RowSampling> draws, int64_t vocab) {
     kernels::Device& device = rank.device();
     const auto rows = static_cast<int64_t>(draws.size());
     if (rows == 0) return {};
@@ -28,7 +28,7 @@ class Drawing {
     weights_.Reserve(device, rows * vocab);
     device.CopyIn(draws_.get(), draws.data(), draws.size_bytes());
     rank.Draw({.logits = logits,
-               .draws = static_cast<const kernels::RowDraw*>(draws_.get()),
+               .draws = static_cast<const kernels::RowSampling*>(draws_.get()),
                .rows = rows,
                .vocab = vocab,
                .weights = weights_.data(),

@@ -1,6 +1,6 @@
 // Vectorized kernels of training that each instruction set implements, in addition to those of
-// src/kernels. Each is single-threaded and does not allocate. The rules of kernels/cpu/leaves.h
-// apply to these files too.
+// src/kernels. Each is single-threaded and does not allocate. The rules of
+// kernels/cpu/kernel_table.h apply to these files too.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct ProductTask {
 constexpr int64_t kPanel = 64;       // columns of B in a packed panel
 constexpr int64_t kFewColumns = 32;  // whole cache lines, so that threads write to different ones
 
-struct Leaves {
+struct KernelTable {
   void (*multiply)(const ProductTask&);
   // out[i · kPanel + j] = in[i · ldi + j] for i in [0, rows), j in [0, columns), then zero padding.
   void (*pack)(const float* in, int64_t ldi, int64_t rows, int64_t columns, float* out);
@@ -53,7 +53,7 @@ struct Leaves {
   void (*add_scaled)(const float* x, float factor, float* y, int64_t n);
   // Rotates pairs (x[i], x[i + 1]) in place: x · cosines + (the other element of the pair) · sines;
   // n is a multiple of 8.
-  void (*turn_pairs)(float* x, const float* cosines, const float* sines, int64_t n);
+  void (*rotate_pairs)(float* x, const float* cosines, const float* sines, int64_t n);
   // out = silu(gate) · up
   void (*swiglu)(const float* gate, const float* up, float* out, int64_t n);
   // Gradient of swiglu, with dout the gradient of out; dgate and dup may alias gate and up.
@@ -63,13 +63,13 @@ struct Leaves {
 };
 
 namespace avx2 {
-extern const Leaves kLeaves;
+extern const KernelTable kKernels;
 }
 namespace avx512 {
-extern const Leaves kLeaves;
+extern const KernelTable kKernels;
 }
 
 // For kernels::ActiveIsa(); null for the reference implementation.
-const Leaves* ActiveLeaves();
+const KernelTable* ActiveKernels();
 
 }  // namespace switchyard::train

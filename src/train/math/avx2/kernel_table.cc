@@ -3,6 +3,6 @@
 
 namespace switchyard::train::avx2 {
 
-const Leaves kLeaves = simd::LeavesOf<kernels::cpu::avx2::Vec, 4, 2>();
+const KernelTable kKernels = simd::LeavesOf<kernels::cpu::avx2::Vec, 4, 2>();
 
 }  // namespace switchyard::train::avx2

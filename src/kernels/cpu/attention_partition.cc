@@ -1,4 +1,4 @@
-#include "kernels/cpu/attention_cut.h"
+#include "kernels/cpu/attention_partition.h"
 
 #include <algorithm>
 
@@ -28,7 +28,7 @@ int64_t WorkOf(const SequenceSpan& s, int64_t rows, int64_t window) {
 
 }  // namespace
 
-void CutAttention(const AttentionWork& work, int threads, AttentionCut& cut) {
+void PartitionAttention(const AttentionWork& work, int threads, AttentionPartition& cut) {
   cut.blocks.clear();
   cut.tasks.clear();
   cut.merges.clear();
@@ -66,7 +66,7 @@ void CutAttention(const AttentionWork& work, int threads, AttentionCut& cut) {
   cut.tasks_per_block = work.kv_heads * cut.head_parts;
   cut.partial_stride = PartialFloats(block_rows * cut.heads, work.v_width);
   cut.partial_floats = partial_parts * cut.tasks_per_block * cut.partial_stride;
-  const bool too_large = cut.partial_floats > kMostPartialFloats;
+  const bool too_large = cut.partial_floats > kMaxPartialFloats;
   if (too_large) cut.partial_floats = 0;
   for (int32_t b = 0; b < std::ssize(cut.blocks); ++b) {
     RowBlock& block = cut.blocks[b];

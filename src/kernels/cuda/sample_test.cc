@@ -1,4 +1,4 @@
-#include "kernels/cuda/draw.h"
+#include "kernels/cuda/sample.h"
 
 #include <gtest/gtest.h>
 
@@ -15,10 +15,10 @@
 namespace switchyard::cuda {
 namespace {
 
-using kernels::RowDraw;
+using kernels::RowSampling;
 
 // As engine/sampler: all filters apply to the whole row's probabilities.
-int32_t Reference(const std::vector<float>& logits, const RowDraw& draw) {
+int32_t Reference(const std::vector<float>& logits, const RowSampling& draw) {
   for (const float x : logits)
     if (!std::isfinite(x)) return -1;
   const auto best = std::ranges::max_element(logits) - logits.begin();
@@ -53,21 +53,21 @@ int32_t Reference(const std::vector<float>& logits, const RowDraw& draw) {
 }
 
 std::vector<int32_t> OnDevice(const std::vector<std::vector<float>>& rows,
-                              const std::vector<RowDraw>& draws) {
+                              const std::vector<RowSampling>& draws) {
   const auto count = static_cast<int64_t>(rows.size());
   const auto vocab = static_cast<int64_t>(rows[0].size());
   DeviceMemory logits(count * vocab * sizeof(float)), weights(count * vocab * sizeof(float));
-  DeviceMemory asked(count * sizeof(RowDraw)), tokens(count * sizeof(int32_t));
+  DeviceMemory asked(count * sizeof(RowSampling)), tokens(count * sizeof(int32_t));
   for (int64_t r = 0; r < count; ++r)
     CopyToDevice(logits.as<float>() + r * vocab, rows[r].data(), vocab * sizeof(float), "logits");
   CopyToDevice(asked.data(), draws.data(), asked.bytes(), "draws");
-  Check(Draw({.logits = logits.as<float>(),
-              .draws = asked.as<RowDraw>(),
-              .rows = count,
-              .vocab = vocab,
-              .weights = weights.as<float>(),
-              .tokens = tokens.as<int32_t>()},
-             nullptr),
+  Check(SampleTokens({.logits = logits.as<float>(),
+                      .draws = asked.as<RowSampling>(),
+                      .rows = count,
+                      .vocab = vocab,
+                      .weights = weights.as<float>(),
+                      .tokens = tokens.as<int32_t>()},
+                     nullptr),
         "draw");
   std::vector<int32_t> result(count);
   Check(cudaMemcpy(result.data(), tokens.data(), tokens.bytes(), cudaMemcpyDeviceToHost), "tokens");
@@ -92,10 +92,10 @@ TEST_F(DrawTest, DrawsAsTheSamplerDoes) {
   std::uniform_real_distribution<double> uniform(0.0, 1.0);
   for (const int64_t vocab : {1, 2, 61, 1024, 5003, 151936}) {
     std::vector<std::vector<float>> rows;
-    std::vector<RowDraw> draws;
+    std::vector<RowSampling> draws;
     for (int i = 0; i < 24; ++i) {
       rows.push_back(Row(vocab, i % 3 == 0 ? 0.1f : 3.0f));
-      RowDraw draw{.temperature = i % 6 == 0 ? 0.0f : 0.7f, .uniform = uniform(random_)};
+      RowSampling draw{.temperature = i % 6 == 0 ? 0.0f : 0.7f, .uniform = uniform(random_)};
       if (i % 4 == 1) draw.top_k = 1 + i;
       if (i % 4 == 2) draw.top_p = 0.8f;
       if (i % 4 == 3) draw.min_p = 0.05f;
@@ -111,10 +111,10 @@ TEST_F(DrawTest, DrawsAsTheSamplerDoes) {
 
 TEST_F(DrawTest, EqualLogitsFallToTheLowestIds) {
   const std::vector<float> row(100, 1.0f);
-  const std::vector<RowDraw> draws = {{},
-                                      {.temperature = 1.0f, .top_k = 3, .uniform = 0.999},
-                                      {.temperature = 1.0f, .top_p = 0.049f, .uniform = 0.999},
-                                      {.temperature = 1.0f, .uniform = 0.0}};
+  const std::vector<RowSampling> draws = {{},
+                                          {.temperature = 1.0f, .top_k = 3, .uniform = 0.999},
+                                          {.temperature = 1.0f, .top_p = 0.049f, .uniform = 0.999},
+                                          {.temperature = 1.0f, .uniform = 0.0}};
   EXPECT_EQ(OnDevice({row, row, row, row}, draws), (std::vector<int32_t>{0, 2, 4, 0}));
 }
 
@@ -129,7 +129,7 @@ TEST_F(DrawTest, LogitsThatAreNotFiniteAreTold) {
 
 TEST_F(DrawTest, SameRowsSameTokensWhateverIsBesideThem) {
   const auto row = Row(32000, 2.0f);
-  const RowDraw draw{.temperature = 1.3f, .top_p = 0.9f, .uniform = 0.37};
+  const RowSampling draw{.temperature = 1.3f, .top_p = 0.9f, .uniform = 0.37};
   const std::vector<int32_t> alone = OnDevice({row}, {draw});
   EXPECT_EQ(OnDevice({row, row, row}, {draw, draw, draw}), std::vector<int32_t>(3, alone[0]));
 }
