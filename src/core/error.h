@@ -1,11 +1,11 @@
 // The one exception type for what users, files, requests and peers get wrong.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <stdexcept>
 #include <string>
 #include <utility>
+
+#include "core/format.h"
 
 namespace switchyard {
 
