@@ -1,11 +1,11 @@
-# switchyard_module(NAME DEPS module... LIBS target... HEAVY header...)
+# switchyard_module(NAME DEPS module... LIBS target... JSON)
 #
 # One library for the folder src/NAME, from every .cc below it that is not a test. A module's headers are found only
 # through a folder that holds a link to that module alone. That folder is visible to the modules that name it in
 # DEPS, so an include of any other module, upward ones above all, does not compile.
 # Files named x_test.cc become the program NAME_test; files named x_fuzz.cc become one fuzzer each.
 # Library and headers are installed, except the tests' helpers (test*.h, fake_*.h).
-# HEAVY selects the precompiled header with nlohmann/json.
+# JSON selects the precompiled header with nlohmann/json.
 # The target unit_tests builds all of these programs except the CUDA ones: the sanitizers run them.
 #
 # Device code is a library of its own, switchyard_NAME_device: the folders `cuda` where SWITCHYARD_CUDA is on, else the
@@ -31,7 +31,7 @@ function(switchyard_precompile TARGET MODULE IS_TEST HAS_JSON)
               ${CMAKE_SOURCE_DIR}/src/core/format.h)
   if(HAS_JSON)
     string(APPEND name _json)
-    list(APPEND headers <nlohmann/json.hpp>)
+    list(APPEND headers ${CMAKE_SOURCE_DIR}/src/core/json.h)
   endif()
   if(IS_TEST)
     string(APPEND name _test)
@@ -46,7 +46,9 @@ function(switchyard_precompile TARGET MODULE IS_TEST HAS_JSON)
     target_compile_features(${name} PUBLIC cxx_std_20)
     target_link_libraries(${name} PRIVATE fmt::fmt)
     if(IS_TEST)
-      target_compile_options(${name} PRIVATE -fPIE)  # as programs have it; libraries have -fPIC
+      # GoogleTest's definitions, and code as programs have it (libraries have -fPIC): else the header is not used.
+      target_link_libraries(${name} PRIVATE GTest::gmock)
+      target_compile_options(${name} PRIVATE -fPIE)
     endif()
     switchyard_sanitize(${name} ${MODULE})
     target_precompile_headers(${name} PRIVATE ${headers})
@@ -64,15 +66,11 @@ function(switchyard_test_program TARGET MODULE LIBRARY HAS_JSON)
 endfunction()
 
 function(switchyard_module NAME)
-  cmake_parse_arguments(ARG "" "" "DEPS;LIBS;HEAVY" ${ARGN})
+  cmake_parse_arguments(ARG "JSON" "" "DEPS;LIBS" ${ARGN})
   set(dir ${CMAKE_SOURCE_DIR}/src/${NAME})
   set(view ${CMAKE_BINARY_DIR}/include/${NAME})
   file(MAKE_DIRECTORY ${view})
   file(CREATE_LINK ${dir} ${view}/${NAME} SYMBOLIC)
-  set(has_json FALSE)
-  if(ARG_HEAVY)
-    set(has_json TRUE)
-  endif()
 
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${dir}/*.cc)
   file(GLOB_RECURSE device_sources CONFIGURE_DEPENDS ${dir}/*.cu)
@@ -106,7 +104,7 @@ function(switchyard_module NAME)
     PATTERN "test*.h" EXCLUDE PATTERN "fake_*.h" EXCLUDE)
   target_link_libraries(switchyard_${NAME} PUBLIC ${ARG_DEPS} ${ARG_LIBS})
   switchyard_sanitize(switchyard_${NAME} ${NAME})
-  switchyard_precompile(switchyard_${NAME} ${NAME} FALSE ${has_json})
+  switchyard_precompile(switchyard_${NAME} ${NAME} FALSE ${ARG_JSON})
 
   if(device_sources)
     add_library(switchyard_${NAME}_device STATIC ${device_sources})
@@ -123,11 +121,11 @@ function(switchyard_module NAME)
   endif()
 
   if(SWITCHYARD_TESTS AND tests)
-    switchyard_test_program(${NAME}_test ${NAME} switchyard_${NAME} ${has_json} ${tests})
+    switchyard_test_program(${NAME}_test ${NAME} switchyard_${NAME} ${ARG_JSON} ${tests})
     add_dependencies(unit_tests ${NAME}_test)
   endif()
   if(SWITCHYARD_TESTS AND SWITCHYARD_CUDA AND device_tests)
-    switchyard_test_program(${NAME}_cuda_test ${NAME} switchyard_${NAME}_device ${has_json} ${device_tests})
+    switchyard_test_program(${NAME}_cuda_test ${NAME} switchyard_${NAME}_device ${ARG_JSON} ${device_tests})
   endif()
   if(SWITCHYARD_FUZZERS)
     foreach(source ${fuzzers})

@@ -13,6 +13,7 @@ extern template class lexer<json, SwitchyardString>;
 extern template class parser<json, SwitchyardCharacters>;
 extern template class parser<json, SwitchyardString>;
 extern template class serializer<json>;
+extern template class serializer<ordered_json>;
 extern template class json_sax_dom_parser<json>;
 extern template class json_sax_dom_callback_parser<json>;
 }  // namespace nlohmann::detail

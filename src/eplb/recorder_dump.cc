@@ -1,5 +1,4 @@
 // ExpertRecorder::Dump: what ranks remember, brought together and written.
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
