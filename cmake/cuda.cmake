@@ -11,10 +11,6 @@ set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 if(CCACHE)
-  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${CCACHE})
 endif()
 find_package(CUDAToolkit 13 REQUIRED)
-
-# switchyard_hopper_sources(file…): compiled for Hopper alone.
-function(switchyard_hopper_sources)
-endfunction()

@@ -1,11 +1,11 @@
 // The one exception type for what users, files, requests and peers get wrong.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <stdexcept>
 #include <string>
 #include <utility>
+
+#include "core/format.h"
 
 namespace switchyard {
 
@@ -27,8 +27,7 @@ enum class ErrorKind {
 class Error : public std::runtime_error {
  public:
   // `what`: one sentence that names the file, key or flag. `hint`: how to fix it, may be empty.
-  Error(ErrorKind kind, const std::string& what, std::string hint = {})
-      : std::runtime_error(hint.empty() ? what : what + " (" + hint + ")"), kind_(kind) {}
+  Error(ErrorKind kind, const std::string& what, const std::string& hint = {});
 
   ErrorKind kind() const { return kind_; }
 
@@ -36,20 +35,23 @@ class Error : public std::runtime_error {
   ErrorKind kind_;
 };
 
+// Not a template: formats and constructs in error.cc, not in each object that throws.
+Error FormatError(ErrorKind kind, fmt::string_view format, fmt::format_args args);
+
 // throw Invalid("config.json: num_experts is {}, want 1 to {}", n, limit);
 template <typename... Args>
 Error Invalid(fmt::format_string<Args...> format, Args&&... args) {
-  return Error(ErrorKind::kInvalid, fmt::format(format, std::forward<Args>(args)...));
+  return FormatError(ErrorKind::kInvalid, format, fmt::make_format_args(args...));
 }
 
 template <typename... Args>
 Error NotFound(fmt::format_string<Args...> format, Args&&... args) {
-  return Error(ErrorKind::kNotFound, fmt::format(format, std::forward<Args>(args)...));
+  return FormatError(ErrorKind::kNotFound, format, fmt::make_format_args(args...));
 }
 
 template <typename... Args>
 Error Resource(fmt::format_string<Args...> format, Args&&... args) {
-  return Error(ErrorKind::kResource, fmt::format(format, std::forward<Args>(args)...));
+  return FormatError(ErrorKind::kResource, format, fmt::make_format_args(args...));
 }
 
 }  // namespace switchyard

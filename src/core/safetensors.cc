@@ -1,7 +1,5 @@
 #include "core/safetensors.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -90,7 +88,7 @@ TensorEntry ParseEntry(const json& entry, uint64_t data_begin, uint64_t data_byt
   const auto bytes = BytesOf(*dtype, *shape);
   if (bytes != end - begin) {
     throw Invalid("{}: {} of [{}] does not fill its {} bytes", where, Name(*dtype),
-                  fmt::join(*shape, ", "), end - begin);
+                  Joined(*shape, ", "), end - begin);
   }
   return {*dtype, {shape->begin(), shape->end()}, data_begin + begin, data_begin + end};
 }

@@ -1,6 +1,5 @@
 #include "core/tensor.h"
 
-#include <fmt/ranges.h>
 #include <sys/mman.h>
 
 #include <cerrno>
@@ -82,7 +81,7 @@ Tensor Tensor::ToFloat32() const {
 }
 
 std::string ShapeString(std::span<const int64_t> shape) {
-  return fmt::format("[{}]", fmt::join(shape, ", "));
+  return fmt::format("[{}]", Joined(shape, ", "));
 }
 
 }  // namespace switchyard

@@ -1,7 +1,5 @@
 #include "eplb/array_file.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cstring>
 #include <fstream>
@@ -51,7 +49,7 @@ void Flatten(const json& value, size_t depth, const std::string& where, IntArray
   if (depth == array->shape.size()) return array->values.push_back(Int32Of(value, where));
   if (!value.is_array() || std::ssize(value) != array->shape[depth])
     throw Invalid("{}: lists of unequal length or depth; expected shape [{}]", where,
-                  fmt::join(array->shape, ", "));
+                  Joined(array->shape, ", "));
   for (const json& part : value) Flatten(part, depth + 1, where, array);
 }
 
@@ -138,7 +136,7 @@ LoadHistory ReadLoads(const ArrayFile& file, const std::string& array) {
   const auto in_range = [](int64_t size) { return size > 0 && std::in_range<int>(size); };
   if (counts.shape.size() != 3 || !std::ranges::all_of(counts.shape, in_range))
     throw Invalid("{}: {} is [{}]; want counts [steps, layers, experts] or [layers, experts]",
-                  file.name(), array, fmt::join(counts.shape, ", "));
+                  file.name(), array, Joined(counts.shape, ", "));
   const auto negative =
       std::ranges::find_if(counts.values, [](int32_t count) { return count < 0; });
   if (negative != counts.values.end())

@@ -1,5 +1,4 @@
 // Implements ExpertRecorder::Dump: gathers the records of all ranks and writes them.
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>

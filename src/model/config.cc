@@ -1,7 +1,5 @@
 #include "model/config.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -37,14 +35,14 @@ const Family& FamilyOf(const ConfigReader& reader) {
   if (!architectures.empty()) {
     if (const Family* family = FindFamily(architectures.front())) return *family;
     throw Invalid("{}: unknown architecture \"{}\"; known: {}", reader.Where("architectures"),
-                  architectures.front(), fmt::join(KnownArchitectures(), ", "));
+                  architectures.front(), Joined(KnownArchitectures(), ", "));
   }
   const std::string type = reader.StringOr({"model_type"}, "");
   for (const Family& family : Families()) {
     if (family.model_type == type) return family;
   }
   throw Invalid("{}: no architecture is given and model_type \"{}\" is unknown; known: {}",
-                reader.Where("architectures"), type, fmt::join(KnownArchitectures(), ", "));
+                reader.Where("architectures"), type, Joined(KnownArchitectures(), ", "));
 }
 
 // Collects the ids that end a sequence, without duplicates, config.json's first.

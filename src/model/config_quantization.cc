@@ -1,7 +1,5 @@
 #include "model/config_quantization.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 
 #include "core/error.h"
@@ -37,7 +35,7 @@ QuantizationConfig ReadFp8(const ConfigReader& reader) {
     scheme.activation = ActivationFormat::kFp8Group;
   } else {
     throw Invalid("{} is [{}]; only FP8 with [128, 128] blocks is supported",
-                  reader.Where("weight_block_size"), fmt::join(block, ", "));
+                  reader.Where("weight_block_size"), Joined(block, ", "));
   }
   return {.names = {"fp8"},
           .rules = {{scheme, {}}},

@@ -1,7 +1,5 @@
 #include "moe/backend_table.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <iterator>
 #include <map>
@@ -83,7 +81,7 @@ template <typename Value>
 std::string Listed(const std::vector<Value>& values) {
   std::vector<std::string_view> names;
   for (const Value value : values) names.push_back(Name(value));
-  return fmt::format("{}", fmt::join(names, ", "));
+  return Joined(names, ", ");
 }
 
 // "normal → contiguous, low-latency → contiguous"; empty where a layout has no permute.
@@ -94,7 +92,7 @@ std::string PermutePath(const std::vector<DispatchLayout>& from, RunnerLayout to
     if (!permutes.Find(layout, to)) return "";
     steps.push_back(fmt::format("{} → {}", Name(layout), Name(to)));
   }
-  return fmt::format("{}", fmt::join(steps, ", "));
+  return Joined(steps, ", ");
 }
 
 using Lines = std::back_insert_iterator<std::string>;
@@ -137,7 +135,7 @@ void PrintForeign(std::string_view flag, std::span<const SglangBackendName> name
   for (const SglangBackendName& foreign : names)
     if (foreign.needs.empty()) served[foreign.nearest].push_back(foreign.name);
   for (const auto& [nearest, all] : served)
-    fmt::format_to(out, "  {} {}: mapped to {}\n", flag, fmt::join(all, ", "), nearest);
+    fmt::format_to(out, "  {} {}: mapped to {}\n", flag, Joined(all, ", "), nearest);
   for (const SglangBackendName& foreign : names)
     if (!foreign.needs.empty())
       fmt::format_to(out, "  {} {}: needs {}; the nearest is {}\n", flag, foreign.name,
@@ -180,7 +178,7 @@ std::string ExplainChoice(const MoeOptions& options, const std::vector<WeightFor
     return untaken.empty()
                ? fmt::format("--moe-a2a-backend {} computes {} itself\n", fused->first, experts)
                : fmt::format("--moe-a2a-backend {} does not support {}\n", fused->first,
-                             fmt::join(untaken, ", "));
+                             Joined(untaken, ", "));
   }
   const std::string name = ResolveRunner(options.runner_backend, backends);
   const RunnerFacts& runner = facts.runners.at(name);
@@ -188,7 +186,7 @@ std::string ExplainChoice(const MoeOptions& options, const std::vector<WeightFor
   const std::string who =
       name == options.runner_backend ? flag : fmt::format("{} is {}", flag, name);
   if (const auto untaken = Unsupported(formats, runner.takes); !untaken.empty())
-    return fmt::format("{}: does not support {}\n", who, fmt::join(untaken, ", "));
+    return fmt::format("{}: does not support {}\n", who, Joined(untaken, ", "));
   const std::string way =
       PermutePath(facts.delivers.at(options.a2a_backend), runner.layout, backends.permutes);
   if (way.empty())

@@ -33,7 +33,7 @@ class ProgressLine {
     const int percent = total ? static_cast<int>(100 * done / total) : 100;
     const bool terminal = isatty(STDERR_FILENO);
     if (!terminal && percent / 10 == shown_ / 10) return;
-    if (total < kWorthALine && percent < 100) return;
+    if (total < kWorthALine) return;
     shown_ = percent;
     fmt::print(stderr, "{}loading weights {:3}% ({:.1f} of {:.1f} GiB of rank 0){}",
                terminal ? "\r" : "", percent, static_cast<double>(done) / (1 << 30),

@@ -1,6 +1,5 @@
 #include "comm/host/node_group.h"
 
-#include <fmt/ranges.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -194,7 +193,7 @@ std::string NodeGroup::Missing(const Options& options) const {
   std::set<int> missing;
   for (int node = 1; node < options.nodes; ++node) missing.insert(node);
   for (const Member& member : members_) missing.erase(member.node);
-  return fmt::format("{}", fmt::join(missing, ", "));
+  return Joined(missing, ", ");
 }
 
 std::unique_ptr<NodeGroup> NodeGroup::Join(const Options& options) {

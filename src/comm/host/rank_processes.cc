@@ -1,7 +1,6 @@
 #include "comm/host/rank_processes.h"
 
 #include <fcntl.h>
-#include <fmt/ranges.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -225,7 +224,7 @@ void RankProcesses::WaitJoined() {
   throw Error(ErrorKind::kTimeout,
               fmt::format("after {:g} s not joined: rank {}",
                           std::chrono::duration<double>(impl_->options.join_timeout).count(),
-                          fmt::join(missing, ", ")),
+                          Joined(missing, ", ")),
               "--dist-timeout sets how long to wait");
 }
 

@@ -1,7 +1,6 @@
 #include "comm/host/rank_spec.h"
 
 #include <fcntl.h>
-#include <fmt/ranges.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -68,7 +67,7 @@ std::string ReadAll(int fd) {
 }  // namespace
 
 std::string RankFdsEntry(const std::vector<int>& fds) {
-  return fmt::format("{}={}", kRankFdsVariable, fmt::join(fds, ","));
+  return fmt::format("{}={}", kRankFdsVariable, Joined(fds, ","));
 }
 
 int WriteRankSpec(const RankSpec& spec, int parent_pid) {

@@ -1,7 +1,5 @@
 #include "model/weights/checkpoint_reader.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -148,7 +146,7 @@ void CheckpointReader::Finish(const LoadJobs::Progress& progress) {
     const std::span named(missing_.data(), std::min(missing_.size(), kNamedMissing));
     throw NotFound("{}: {} tensor{} that config.json implies {} missing: {}{}",
                    checkpoint_.dir().string(), missing_.size(), missing_.size() == 1 ? "" : "s",
-                   missing_.size() == 1 ? "is" : "are", fmt::join(named, ", "),
+                   missing_.size() == 1 ? "is" : "are", Joined(named, ", "),
                    missing_.size() > named.size() ? ", ..." : "");
   }
   if (!options_.read_data) return;

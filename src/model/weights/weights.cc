@@ -34,8 +34,8 @@ void LogUnused(const Checkpoint& checkpoint, const ModelConfig& config,
     }
   }
   if (extra != 0) {
-    LOG_INFO("{}: {} tensors of multi-token-prediction layers are not used",
-             checkpoint.dir().string(), extra);
+    LOG_DEBUG("{}: {} tensors belong to multi-token-prediction layers, which serving does not load",
+              checkpoint.dir().string(), extra);
   }
 }
 

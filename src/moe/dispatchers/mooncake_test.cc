@@ -2,8 +2,6 @@
 #include "moe/dispatchers/mooncake.h"
 
 #include <signal.h>
-#include <spdlog/sinks/ostream_sink.h>
-#include <spdlog/spdlog.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,6 +10,7 @@
 #include <map>
 #include <sstream>
 
+#include "core/log.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "moe/dispatchers/test_exchange.h"
@@ -180,11 +179,10 @@ TEST(MooncakeTest, RanksLostOneAfterTheOtherUntilOneIsLeft) {
 
 TEST(MooncakeTest, TheLogNamesTheLostRankAndTheStage) {
   std::ostringstream lines;
-  const auto before = spdlog::default_logger();
-  spdlog::set_default_logger(std::make_shared<spdlog::logger>(
-      "test", std::make_shared<spdlog::sinks::ostream_sink_mt>(lines)));
-  ExpectOthersFinish("normal", {{1, {2, kBeforeCombine}}});
-  spdlog::set_default_logger(before);
+  {
+    const LogCapture capture(lines);
+    ExpectOthersFinish("normal", {{1, {2, kBeforeCombine}}});
+  }
   for (const int rank : {0, 2, 3})
     EXPECT_THAT(lines.str(), HasSubstr(fmt::format("rank {} continues without rank 1", rank)));
   EXPECT_THAT(lines.str(),

@@ -1,7 +1,5 @@
 #include "train/app/model_files.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <array>
 #include <fstream>
@@ -180,7 +178,7 @@ void CheckSameConfig(const fs::path& dir, const fs::path& config_json) {
   if (keys.empty()) return;
   throw Error(ErrorKind::kInvalid,
               fmt::format("{}: its config.json is not that of --model (they differ in {})",
-                          dir.string(), fmt::join(keys, ", ")),
+                          dir.string(), Joined(keys, ", ")),
               "name another --output, or start from its weights with --init-from");
 }
 

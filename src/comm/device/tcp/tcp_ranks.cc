@@ -1,6 +1,5 @@
 #include "comm/device/tcp/tcp_ranks.h"
 
-#include <fmt/ranges.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -174,7 +173,7 @@ std::string TcpRanks::Missing() const {
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
     if (peers_[r] != nullptr && !peers_[r]->connected) missing.push_back(world_.Describe(r));
   }
-  return fmt::format("{}", fmt::join(missing, ", "));
+  return Joined(missing, ", ");
 }
 
 // ---- The rank's thread ----
