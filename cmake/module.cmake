@@ -116,7 +116,7 @@ function(switchyard_module NAME)
     target_link_libraries(switchyard_${NAME} PUBLIC $<LINK_ONLY:switchyard_${NAME}_device>)
     if(SWITCHYARD_CUDA)
       target_link_libraries(switchyard_${NAME}_device PUBLIC CUDA::cudart_static PRIVATE ${CMAKE_DL_LIBS})
-      target_precompile_headers(switchyard_${NAME}_device REUSE_FROM switchyard_pch)
+      switchyard_precompile(switchyard_${NAME}_device ${NAME} FALSE FALSE)
     endif()
   endif()
 
