@@ -22,6 +22,8 @@ Filter FindTextFilter(std::string_view name);      // strings to strings
 Filter FindSequenceFilter(std::string_view name);  // over the elements of an iterable
 Filter FindSelectFilter(
     std::string_view name);  // map, select, sort and others that look into elements
-Filter FindValueFilter(std::string_view name);  // numbers, defaults, JSON
+Filter FindValueFilter(std::string_view name);   // numbers, defaults, JSON
+Filter FindHtmlFilter(std::string_view name);    // for HTML and URLs
+Filter FindLayoutFilter(std::string_view name);  // for people to read
 
 }  // namespace switchyard::jinja
