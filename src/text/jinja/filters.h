@@ -26,4 +26,7 @@ Filter FindValueFilter(std::string_view name);   // numbers, defaults, JSON
 Filter FindHtmlFilter(std::string_view name);    // for HTML and URLs
 Filter FindLayoutFilter(std::string_view name);  // for people to read
 
+// The filter urlize: makes links of addresses.
+Value Urlize(Context& context, const Value& input, const Arguments& arguments);
+
 }  // namespace switchyard::jinja

@@ -173,8 +173,10 @@ Value Safe(Context& context, const Value& input, const Arguments& arguments) {
 
 Filter FindHtmlFilter(std::string_view name) {
   static const std::unordered_map<std::string_view, Filter> filters = {
-      {"escape", Escape},       {"e", Escape},        {"forceescape", ForceEscape}, {"safe", Safe},
-      {"urlencode", UrlEncode}, {"xmlattr", XmlAttr}, {"striptags", StripTags},
+      {"escape", Escape},           {"e", Escape},
+      {"forceescape", ForceEscape}, {"safe", Safe},
+      {"urlencode", UrlEncode},     {"xmlattr", XmlAttr},
+      {"striptags", StripTags},     {"urlize", Urlize},
   };
   auto found = filters.find(name);
   return found == filters.end() ? nullptr : found->second;

@@ -24,6 +24,8 @@ uint32_t LittleEndian(std::string_view bytes, size_t at) {
   return value;
 }
 
+bool IsContinuation(char byte) { return (byte & 0xC0) == 0x80; }
+
 // The trie of Darts-clone (Yata, github.com/s-yata/darts-clone): units of 32 bits.
 class DoubleArray {
  public:
@@ -100,7 +102,7 @@ class PrecompiledNormalizer final : public TextNormalizer {
   bool Rewrite(const MarkedText& text, TextRange range, MarkedText* out) const {
     const std::string_view part = std::string_view(text.text()).substr(range.begin, range.size());
     const std::optional<uint32_t> at = trie_.ShortestPrefix(part);
-    if (!at || *at >= texts_.size()) return false;
+    if (!at || *at >= texts_.size() || IsContinuation(texts_[*at])) return false;
     out->Append(texts_.c_str() + *at, text.Untrusted(range));
     return true;
   }
@@ -114,7 +116,8 @@ class PrecompiledNormalizer final : public TextNormalizer {
 std::unique_ptr<TextNormalizer> MakePrecompiledNormalizer(std::string charsmap,
                                                           const std::string& where) {
   const size_t size = charsmap.size() < 4 ? 0 : LittleEndian(charsmap, 0);
-  if (size == 0 || size % 4 != 0 || size > charsmap.size() - 4)
+  const bool fits = size > 0 && size % 4 == 0 && size <= charsmap.size() - 4;
+  if (!fits || !IsValidUtf8(std::string_view(charsmap).substr(4 + size)))
     throw Invalid("{} is no table of SentencePiece", where);
   std::vector<uint32_t> units(size / 4);
   for (size_t i = 0; i < units.size(); ++i) units[i] = LittleEndian(charsmap, 4 + 4 * i);

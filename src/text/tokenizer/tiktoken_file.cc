@@ -75,21 +75,24 @@ std::string Spelled(std::string_view bytes) {
   return text;
 }
 
-// All ways to make a token of two others: tiktoken merges whatever has the lowest rank.
-Json MergesOf(const std::vector<RankedToken>& tokens, const Ranks& ranks) {
-  Json merges = Json::array();
+// All ways to make a token of two others: tiktoken merges whatever has the lowest rank. `spelled`:
+// the tokens by rank.
+Json MergesOf(const std::vector<RankedToken>& tokens, const Ranks& ranks,
+              const std::vector<std::string>& spelled) {
+  Json::array_t merges;
+  std::vector<std::pair<int32_t, int32_t>> splits;
   for (const auto& [bytes, rank] : tokens) {
-    std::vector<std::pair<std::pair<int32_t, int32_t>, size_t>> splits;
+    splits.clear();
     for (size_t at = 1; at < bytes.size(); ++at) {
       const auto left = ranks.find(bytes.substr(0, at));
+      if (left == ranks.end()) continue;
       const auto right = ranks.find(bytes.substr(at));
-      if (left == ranks.end() || right == ranks.end()) continue;
-      splits.push_back({{left->second, right->second}, at});
+      if (right != ranks.end()) splits.emplace_back(left->second, right->second);
     }
     std::sort(splits.begin(), splits.end());
-    for (const auto& [pair, at] : splits) {
-      merges.push_back(Spelled(std::string_view(bytes).substr(0, at)) + " " +
-                       Spelled(std::string_view(bytes).substr(at)));
+    for (const auto& [left, right] : splits) {
+      merges.emplace_back(spelled[static_cast<size_t>(left)] + " " +
+                          spelled[static_cast<size_t>(right)]);
     }
   }
   return merges;
@@ -135,9 +138,11 @@ Json TokenizerOfTiktoken(std::string_view text, TiktokenPattern pattern,
   const std::vector<RankedToken> tokens = ReadTokens(text, file);
   Ranks ranks;
   Json vocab = Json::object();
+  std::vector<std::string> spelled(static_cast<size_t>(tokens.back().rank) + 1);
   for (const auto& [bytes, rank] : tokens) {
     if (!ranks.emplace(bytes, rank).second) throw Invalid("{} has a token twice", file);
-    vocab[Spelled(bytes)] = rank;
+    spelled[static_cast<size_t>(rank)] = Spelled(bytes);
+    vocab[spelled[static_cast<size_t>(rank)]] = rank;
   }
   const char* const words = pattern == TiktokenPattern::kKimi ? kKimiWords : kLlama3Words;
   return {{"added_tokens", SpecialTokens(tokens.back().rank + 1, added_tokens_decoder)},
@@ -153,7 +158,7 @@ Json TokenizerOfTiktoken(std::string_view text, TiktokenPattern pattern,
            {{"type", "BPE"},
             {"ignore_merges", true},
             {"vocab", std::move(vocab)},
-            {"merges", MergesOf(tokens, ranks)}}}};
+            {"merges", MergesOf(tokens, ranks, spelled)}}}};
 }
 
 }  // namespace switchyard

@@ -708,6 +708,12 @@ users|pprint
 nested|pprint
 (1, 'a' * 90)|pprint|length
 ['upper' is test, 'odd' is test, 'nope' is test]
+'see https://a.bc/d?e=f&g, (www.x.org). <b> & me@x.org! mailto:me@x.org @you x.com.'|urlize
+'http://127.0.0.1:80/x http://[::1:2]/ ftp://a.b/c (https://en.org/wiki/A_(b))'|urlize
+'https://example.com/a/long/path'|urlize(10, true, target='_blank', rel='me')
+'ftp://a.b/c tel:123 tel:'|urlize(extra_schemes=['ftp://', 'tel:'])
+'x'|urlize(extra_schemes=['?'])
+' https://ü.de/é\n\nwww.a.b '|urlize
 'foo bar baz qux'|truncate(9)
 'foo bar baz qux'|truncate(9, true)
 'foo bar baz qux'|truncate(11)

@@ -60,7 +60,7 @@ def digits(ids):
 
 
 def corpus():
-    words = (HERE / "make_directories.py").read_text().split()
+    words = (HERE.parents[2] / "LICENSE").read_text().split()
     return [f for f in FRAGMENTS if "<" not in f and f.strip()] * 20 + [" ".join(words[i:i + 12]) for i in range(0, len(words), 5)]
 
 
@@ -143,6 +143,14 @@ def main():
     path = directory("spm_unigram_bytes", {"tokenizer_class": "PreTrainedTokenizerFast"})
     sentencepiece_model(path / "tokenizer.model", "unigram", 600, byte_fallback=True, normalization_rule_name="identity",
                         remove_extra_whitespaces=False, add_dummy_prefix=False, user_defined_symbols=["<sep>"])
+    judge(path)
+
+    path = directory("spm_bpe_renamed", {
+        "legacy": False, "tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": True, "add_eos_token": True,
+        "added_tokens_decoder": {"300": {"content": "<|im_end|>", "special": True, "normalized": True},
+                                 "301": {"content": "[EOS]", "special": False, "normalized": True, "lstrip": True},
+                                 "800": {"content": "[BOS]", "special": True, "normalized": False}}})
+    shutil.copy(OUT / "spm_bpe" / "tokenizer.model", path)
     judge(path)
 
     (OUT / "expected.json").write_text(json.dumps({"fragments": FRAGMENTS, "ids": expected}, ensure_ascii=False, indent=0) + "\n")
