@@ -1,8 +1,9 @@
 #include "server/api/json_body.h"
 
-#include <array>
 #include <charconv>
 #include <limits>
+
+#include "text/jinja/exact_json.h"
 
 namespace switchyard {
 namespace {
@@ -14,6 +15,12 @@ constexpr int kDeepest = 128;
 // square.
 constexpr int kMostKeys = 4096;
 
+// What a chat template sees keeps integers beyond 64 bits as they are.
+bool ReachesTemplates(std::string_view field) {
+  return field == "messages" || field == "tools" || field == "functions" || field == "documents" ||
+         field == "chat_template_kwargs";
+}
+
 [[noreturn]] void Wrong(const std::string& name, const char* want, const Json& got) {
   std::string shown = got.dump(-1, ' ', false, Json::error_handler_t::replace);
   if (shown.size() > 80) shown = shown.substr(0, 77) + "...";
@@ -24,15 +31,7 @@ constexpr int kMostKeys = 4096;
 
 Json ParseBody(std::string_view body) {
   try {
-    std::array<int, kDeepest + 2> keys{};  // of the object that is open at each depth
-    Json json = Json::parse(body, [&](int depth, Json::parse_event_t event, Json&) {
-      if (depth > kDeepest) throw Invalid("the body nests deeper than {} levels", kDeepest);
-      if (event == Json::parse_event_t::object_start) keys[depth + 1] = 0;
-      if (event == Json::parse_event_t::key && ++keys[depth] > kMostKeys) {
-        throw Invalid("the body has an object of more than {} keys", kMostKeys);
-      }
-      return true;
-    });
+    Json json = jinja::ParseExactJson(body, "body", {kDeepest, kMostKeys}, ReachesTemplates);
     if (!json.is_object()) throw Invalid("the body is not a JSON object");
     return json;
   } catch (const Json::parse_error& e) {

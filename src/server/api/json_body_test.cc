@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "server/api/data_parallel_rank.h"
+#include "text/jinja/exact_json.h"
 
 namespace switchyard {
 namespace {
@@ -74,6 +75,15 @@ TEST(DataParallelRank, HasTwoNames) {
   EXPECT_EQ(parse(R"({"routed_dp_rank": 2, "data_parallel_rank": 2})"), 2);
   EXPECT_THROW(parse(R"({"routed_dp_rank": 2, "data_parallel_rank": 1})"), Error);
   EXPECT_THROW(parse(R"({"data_parallel_rank": "one"})"), Error);
+}
+
+TEST(JsonBodyTest, BigIntegersStayWholeWhereATemplateSeesThem) {
+  const Json body = ParseBody(R"({"seed": 18446744073709551616, "messages": [18446744073709551616],
+      "tools": {"n": -18446744073709551616}, "top_p": 1e2})");
+  EXPECT_EQ(jinja::BigIntegerOf(body["messages"][0]), "18446744073709551616");
+  EXPECT_EQ(jinja::BigIntegerOf(body["tools"]["n"]), "-18446744073709551616");
+  EXPECT_TRUE(body["seed"].is_number_float());
+  EXPECT_THAT(ErrorOf([&] { Fields(body).Seed("seed"); }), HasSubstr("seed"));
 }
 
 }  // namespace

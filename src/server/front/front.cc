@@ -13,18 +13,10 @@
 namespace switchyard {
 namespace {
 
-// Prompt ids that the detokenizer sees before the first new one: enough for a character begun in
-// the prompt.
-constexpr size_t kPromptTail = 8;
-
 // Every token is compared with every stop string, on the thread that serves all requests.
 constexpr size_t kMostStops = 64, kLongestStop = 1024;
 // Alternatives at all positions of a prompt: they come at once, and are held and written as JSON.
 constexpr int64_t kMostAlternatives = int64_t{1} << 21;
-
-std::span<const int32_t> Tail(const std::vector<int32_t>& ids) {
-  return std::span(ids).last(std::min(ids.size(), kPromptTail));
-}
 
 template <typename T>
 void Append(std::vector<T>& to, const std::vector<T>& from) {
@@ -67,7 +59,7 @@ struct Front::Open {
   Open(uint64_t id, const Tokenizer& tokenizer, GenerationSpec s, GenerationCallback c)
       : spec(std::move(s)),
         callback(std::move(c)),
-        detokenizer(tokenizer, spec.skip_special_tokens, Tail(spec.input_ids)),
+        detokenizer(tokenizer, spec.skip_special_tokens, spec.input_ids),
         stop(spec.stop, spec.keep_stop) {
     next.id = id;
     next.prompt_tokens = static_cast<int32_t>(spec.input_ids.size());

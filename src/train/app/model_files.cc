@@ -126,7 +126,7 @@ ModelFiles PrepareModelFiles(const TrainingOptions& options) {
     throw NotFound("--tokenizer-path {}: no tokenizer.json; switchyard train-tokenizer creates one",
                    tokenizer_dir.string());
   }
-  const auto tokenizer = Tokenizer::FromFile(tokenizer_dir / "tokenizer.json");
+  const auto tokenizer = Tokenizer::FromDirectory(tokenizer_dir);
   if (tokenizer->VocabSize() > model.config.vocab_size) {
     throw Invalid("{}: vocab_size is {}, but the tokenizer in {} has {} tokens",
                   model.path.string(), model.config.vocab_size, tokenizer_dir.string(),

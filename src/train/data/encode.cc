@@ -49,7 +49,7 @@ void Append(const std::vector<int32_t>& ids, bool learned, EncodedDocument* out)
 }  // namespace
 
 DocumentEncoder::DocumentEncoder(const std::filesystem::path& dir, ChatLoss chat_loss)
-    : tokenizer_(Tokenizer::FromFile(dir / "tokenizer.json")),
+    : tokenizer_(Tokenizer::FromDirectory(dir)),
       chat_template_(ChatTemplate::FromDirectory(dir)),
       chat_loss_(chat_loss),
       eos_(ReadEos(dir, *tokenizer_)) {}

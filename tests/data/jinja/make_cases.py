@@ -549,6 +549,171 @@ html|safe ~ '<i>'
 html|e|upper
 html|string|e
 'a b&c/d?é'|urlencode
+none|select|list
+none|reject|list
+none|select('odd')|list
+none|selectattr('x')|list
+none|rejectattr('x')|list
+none|selectattr('x', 'equalto', 1)|list|length
+none|map('upper')|list
+none|map(attribute='x')|list
+none|map|list
+none|select('notest')|list
+none|selectattr|list
+none|map('nofilter')|list|length
+false|select|list
+false|reject|list
+false|select('odd')|list
+false|selectattr('x')|list
+false|rejectattr('x')|list
+false|selectattr('x', 'equalto', 1)|list|length
+false|map('upper')|list
+false|map(attribute='x')|list
+false|map|list
+false|select('notest')|list
+false|selectattr|list
+false|map('nofilter')|list|length
+0|select|list
+0|reject|list
+0|select('odd')|list
+0|selectattr('x')|list
+0|rejectattr('x')|list
+0|selectattr('x', 'equalto', 1)|list|length
+0|map('upper')|list
+0|map(attribute='x')|list
+0|map|list
+0|select('notest')|list
+0|selectattr|list
+0|map('nofilter')|list|length
+0.0|select|list
+0.0|reject|list
+0.0|select('odd')|list
+0.0|selectattr('x')|list
+0.0|rejectattr('x')|list
+0.0|selectattr('x', 'equalto', 1)|list|length
+0.0|map('upper')|list
+0.0|map(attribute='x')|list
+0.0|map|list
+0.0|select('notest')|list
+0.0|selectattr|list
+0.0|map('nofilter')|list|length
+''|select|list
+''|reject|list
+''|select('odd')|list
+''|selectattr('x')|list
+''|rejectattr('x')|list
+''|selectattr('x', 'equalto', 1)|list|length
+''|map('upper')|list
+''|map(attribute='x')|list
+''|map|list
+''|select('notest')|list
+''|selectattr|list
+''|map('nofilter')|list|length
+[]|select|list
+[]|reject|list
+[]|select('odd')|list
+[]|selectattr('x')|list
+[]|rejectattr('x')|list
+[]|selectattr('x', 'equalto', 1)|list|length
+[]|map('upper')|list
+[]|map(attribute='x')|list
+[]|map|list
+[]|select('notest')|list
+[]|selectattr|list
+[]|map('nofilter')|list|length
+{}|select|list
+{}|reject|list
+{}|select('odd')|list
+{}|selectattr('x')|list
+{}|rejectattr('x')|list
+{}|selectattr('x', 'equalto', 1)|list|length
+{}|map('upper')|list
+{}|map(attribute='x')|list
+{}|map|list
+{}|select('notest')|list
+{}|selectattr|list
+{}|map('nofilter')|list|length
+()|select|list
+()|reject|list
+()|select('odd')|list
+()|selectattr('x')|list
+()|rejectattr('x')|list
+()|selectattr('x', 'equalto', 1)|list|length
+()|map('upper')|list
+()|map(attribute='x')|list
+()|map|list
+()|select('notest')|list
+()|selectattr|list
+()|map('nofilter')|list|length
+missing|select|list
+missing|reject|list
+missing|select('odd')|list
+missing|selectattr('x')|list
+missing|rejectattr('x')|list
+missing|selectattr('x', 'equalto', 1)|list|length
+missing|map('upper')|list
+missing|map(attribute='x')|list
+missing|map|list
+missing|select('notest')|list
+missing|selectattr|list
+missing|map('nofilter')|list|length
+'a b'|wordwrap(1)
+'The quick brown fox jumps over the lazy dog'|wordwrap(10)
+'The quick brown fox'|wordwrap(9, wrapstring='|')
+'well-known half-baked ideas--and others'|wordwrap(8)
+'well-known half-baked ideas'|wordwrap(6, break_on_hyphens=false)
+'abcdefghijklmnop qr'|wordwrap(5)
+'abcdefghijklmnop qr'|wordwrap(5, false)
+'abcdefghijklmnop qr'|wordwrap(5, break_long_words=false)
+'a-b-c-d-e-f-g-h'|wordwrap(4)
+'---abc---def---'|wordwrap(4)
+'  lead and  double   spaces  '|wordwrap(8)
+'one\n\ntwo three four\n'|wordwrap(6)
+u|wordwrap(5)
+''|wordwrap
+'tab\tand\x0bvertical'|wordwrap(4)
+''|wordwrap(0)
+0|filesizeformat
+1|filesizeformat
+'1'|filesizeformat
+999|filesizeformat
+1000|filesizeformat
+1000000|filesizeformat
+1024|filesizeformat(true)
+1234567890|filesizeformat
+1234567890|filesizeformat(binary=true)
+(10 ** 30)|filesizeformat
+2.5|filesizeformat
+'12345.6'|filesizeformat
+'<p>a <b>bold</b>\n  &amp; more</p> '|striptags
+'a <!-- no <b> --> b < c'|striptags
+'x &lt;b&gt; &#65;&#x42; &nope; &nbsp;y'|striptags
+{'class': 'a b', 'id': 3, 'no': none, 'q': '"<'}|xmlattr
+{'class': 'a'}|xmlattr(false)
+{}|xmlattr
+{'a b': 1}|xmlattr
+none|urlencode
+7|urlencode
+{'a b': 'c/d', 'é': 1}|urlencode
+[('a', 1), ('b', 'x y')]|urlencode
+'/a b'|urlencode
+[]|random is undefined
+[7]|random
+'x'|random
+mixed|pprint
+{'b': 1, 'a': [1, 2]}|pprint
+'text'|pprint
+none|pprint
+users|pprint
+nested|pprint
+(1, 'a' * 90)|pprint|length
+['upper' is test, 'odd' is test, 'nope' is test]
+'see https://a.bc/d?e=f&g, (www.x.org). <b> & me@x.org! mailto:me@x.org @you x.com.'|urlize
+'http://127.0.0.1:80/x http://[::1:2]/ ftp://a.b/c (https://en.org/wiki/A_(b))'|urlize
+'https://example.com/a/long/path'|urlize(10, true, target='_blank', rel='me')
+'ftp://a.b/c tel:123 tel:'|urlize(extra_schemes=['ftp://', 'tel:'])
+'x'|urlize(extra_schemes=['?'])
+' https://ü.de/é\n\nwww.a.b '|urlize
 'foo bar baz qux'|truncate(9)
 'foo bar baz qux'|truncate(9, true)
 'foo bar baz qux'|truncate(11)
