@@ -318,7 +318,7 @@ void RankEngine::Impl::TakeToken(Sequence& sequence, const Rows& own) {
   } else {
     const std::optional<int32_t> token = Draw(sequence, own);
     if (!token) {
-      Fail(sequence, "logit_bias and min_new_tokens leave no token that may be drawn");
+      Fail(sequence, "what the request forbids and the tokens that it demands leave none to draw");
       return;
     }
     if (sequence.request.logprob.enabled)

@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/error.h"
 #include "core/wire.h"
 #include "eplb/manager_options.h"
 #include "eplb/recorder_options.h"
@@ -32,6 +33,10 @@ struct SamplingParams {
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
   std::vector<std::pair<int32_t, float>> logit_bias;
+  std::vector<int32_t> allowed_token_ids;  // the only ids that may be drawn; empty: all
+  // Each a sequence of ids that the output may not contain: its last id is not drawn after the
+  // others.
+  std::vector<std::vector<int32_t>> bad_words;
 };
 
 struct LogprobParams {
@@ -39,6 +44,7 @@ struct LogprobParams {
   int32_t start = -1;  // first prompt position whose logprob is wanted; −1: output only
   int32_t top = 0;     // how many best alternatives at each position
   std::vector<int32_t> token_ids;  // and these tokens' at each position
+  bool rank = false;               // PositionLogprobs::rank is wanted
 };
 
 // Which experts the router chose for each token (return_routed_experts).
@@ -57,6 +63,7 @@ struct EngineRequest {
   // The attention group that serves it (`data_parallel_rank`). Empty: whoever passes the request on
   // to the ranks chooses (DpController); ranks take it for group 0.
   std::optional<int32_t> group;
+  std::string cache_salt;  // requests share cached prefixes only where this is equal
 };
 
 // Everything that ranks are told. One ordered stream; every rank applies the same messages before
@@ -98,6 +105,7 @@ struct PositionLogprobs {
   float logprob =
       0.0f;  // of the token at this position; NaN where there is none (the first of a prompt)
   int32_t token = 0;
+  int32_t rank = 0;                 // of the token among all, from 1; 0 where it was not asked for
   std::vector<TokenLogprob> top;    // best first
   std::vector<TokenLogprob> asked;  // LogprobParams::token_ids, in that order
 };
@@ -191,8 +199,19 @@ EngineMessage DecodeMessage(std::string_view bytes);
 std::string EncodeMessages(const std::vector<EngineMessage>& messages);
 std::vector<EngineMessage> DecodeMessages(std::string_view bytes);
 
-// Error kInvalid that names the parameter and the allowed range, in OpenAI's spelling. `vocab_size`
-// bounds ids.
+// A value that Validate refuses. Clients know some parameters by other names than this engine, so
+// the name stands apart: what() is "<parameter> <problem>".
+class ParameterError : public Error {
+ public:
+  ParameterError(std::string parameter, std::string problem)
+      : Error(ErrorKind::kInvalid, parameter + " " + problem),
+        parameter(std::move(parameter)),
+        problem(std::move(problem)) {}
+
+  std::string parameter, problem;
+};
+
+// Throw ParameterError with the allowed range. `vocab_size` bounds ids.
 void Validate(const SamplingParams& params, int64_t vocab_size);
 void Validate(const LogprobParams& params, int64_t vocab_size);
 void Validate(const RoutedExpertsParams& params, int64_t prompt_length, bool model_has_experts);

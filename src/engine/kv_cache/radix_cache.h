@@ -5,9 +5,11 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -30,13 +32,16 @@ class RadixCache {
     Node* node = nullptr;        // its last node; the root where nothing matched
   };
   // The longest known prefix of `tokens` in whole pages. The path ends at `node` exactly (a node
-  // is split where need be), so that locking it holds these pages and no more.
-  Match Find(std::span<const int32_t> tokens);
+  // is split where need be), so that locking it holds these pages and no more. Prefixes of one
+  // `salt` (cache_salt) are not seen with another. Lock the node before the next call: a salt's
+  // tree goes when it is empty and unlocked.
+  Match Find(std::span<const int32_t> tokens, const std::string& salt = {});
 
   // Adds `tokens` (whole pages) stored in `pages`. A leading part that the tree has already stays
   // as it is; the pages after it become the tree's. Returns how many pages were there before: of
   // those, the caller keeps what it owned.
-  int64_t Insert(std::span<const int32_t> tokens, std::span<const int32_t> pages);
+  int64_t Insert(std::span<const int32_t> tokens, std::span<const int32_t> pages,
+                 const std::string& salt = {});
 
   void Lock(Node* node);
   void Unlock(Node* node);
@@ -60,11 +65,13 @@ class RadixCache {
   void Touch(Node* node);
   void Requeue(Node* node);  // after its use, its locks or its children changed
   void Remove(Node* leaf);
+  Node* Root(const std::string& salt);
+  void DropIfUnused(Node* root);
 
   PageAllocator& allocator_;
   const int32_t page_size_;
-  std::unique_ptr<Node> root_;
-  std::set<std::pair<uint64_t, Node*>> evictable_;  // unlocked leaves by last use, never equal
+  std::map<std::string, std::unique_ptr<Node>> roots_;  // by salt
+  std::set<std::pair<uint64_t, Node*>> evictable_;      // unlocked leaves by last use, never equal
   uint64_t clock_ = 0;
   int64_t pages_ = 0, locked_pages_ = 0;
 };

@@ -1,11 +1,18 @@
 #include "server/api/flight.h"
 
+#include <string>
 #include <utility>
 
 #include "core/error.h"
 #include "server/http/sse.h"
 
 namespace switchyard {
+namespace {
+
+// Clients that guess the charset of text/* guess wrong for characters outside of ASCII.
+const std::string kStreamType = std::string(http::kEventStream) + "; charset=utf-8";
+
+}  // namespace
 
 Flight::Flight(Service& service, size_t count, Events events)
     : service_(service), events_(std::move(events)), so_far_(count), open_(count) {}
@@ -27,7 +34,7 @@ void Flight::Start(Service& service, const std::vector<GenerationSpec>& specs, b
       for (uint64_t id : flight->ids_) service.front.Abort(id);
       throw;
     }
-    if (stream) responder.BeginStream(200, http::kEventStream);
+    if (stream) responder.BeginStream(200, kStreamType);
   }
   responder.OnClose([weak = std::weak_ptr(flight)] {
     if (const auto alive = weak.lock()) alive->Abort();
