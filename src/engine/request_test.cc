@@ -266,6 +266,17 @@ TEST(Validate, NamesTheParameterAndItsRange) {
   EXPECT_THAT(error({.stop_token_ids = {100}}), HasSubstr("stop_token_ids has token id 100"));
   EXPECT_THAT(error({.logit_bias = {{-1, 0.0f}}}), HasSubstr("logit_bias has token id -1"));
   EXPECT_THAT(error({.logit_bias = {{1, 101.0f}}}), HasSubstr("logit_bias is 101"));
+  EXPECT_THAT(error({.allowed_token_ids = {1, 100}}), HasSubstr("allowed_token_ids has token id"));
+  EXPECT_THAT(error({.bad_words = {{}}}), HasSubstr("bad_words has a word without tokens"));
+  EXPECT_THAT(error({.bad_words = {{1}, {2, -1}}}), HasSubstr("bad_words has token id -1"));
+  EXPECT_THAT(error({.bad_words = {std::vector<int32_t>(257, 1)}}), HasSubstr("257 tokens"));
+  try {
+    Validate(SamplingParams{.top_k = -5}, 100);
+    FAIL();
+  } catch (const ParameterError& e) {
+    EXPECT_EQ(e.parameter, "top_k");
+    EXPECT_EQ(e.what(), e.parameter + " " + e.problem);
+  }
 }
 
 TEST(Validate, BoundsWhatLogprobsMayAsk) {

@@ -21,19 +21,23 @@ std::vector<TokenLogprob> Shown(const PositionLogprobs& p, int32_t top) {
   return shown;
 }
 
+// Partial characters are shown as U+FFFD, as SGLang and vLLM do: such text joins to the choice's.
+std::string TextOf(const TokenStyle& style, int32_t token) {
+  return style.as_ids ? IdLabel(token) : style.tokenizer.TokenText(token);
+}
+
 Json ChatToken(const TokenStyle& style, int32_t token, float logprob) {
   Json bytes = Json::array();
   for (const unsigned char c : TokenBytes(style.tokenizer, token)) bytes.push_back(c);
-  return {{"token", style.as_ids ? IdLabel(token) : TokenLabel(style.tokenizer, token)},
-          {"logprob", logprob},
-          {"bytes", std::move(bytes)}};
+  return {{"token", TextOf(style, token)}, {"logprob", logprob}, {"bytes", std::move(bytes)}};
 }
 
-// OpenAI's older endpoint writes "bytes:" before the bytes of a partial character.
-std::string CompletionLabel(const TokenStyle& style, int32_t token) {
-  if (style.as_ids) return IdLabel(token);
+// A key for a token whose text is another's key already: the bytes of a partial character as
+// OpenAI writes them, or the id.
+std::string OtherKey(const TokenStyle& style, int32_t token, const Json& taken) {
   const std::string bytes = TokenBytes(style.tokenizer, token);
-  return IsValidUtf8(bytes) ? bytes : "bytes:" + TokenLabel(style.tokenizer, token);
+  std::string key = "bytes:" + TokenLabel(style.tokenizer, token);
+  return IsValidUtf8(bytes) || taken.contains(key) ? IdLabel(token) : key;
 }
 
 }  // namespace
@@ -59,20 +63,21 @@ void CompletionLogprobs::Add(const std::vector<PositionLogprobs>& positions,
   for (size_t i = 0; i < positions.size(); ++i) {
     const PositionLogprobs& p = positions[i];
     const bool known = !std::isnan(p.logprob);
-    tokens_.push_back(CompletionLabel(style_, p.token));
+    tokens_.push_back(TextOf(style_, p.token));
     logprobs_.push_back(known ? Json(p.logprob) : Json(nullptr));
     offsets_.push_back(shift + offsets[i]);
     tops_.push_back(known ? Alternatives(p) : Json(nullptr));
   }
 }
 
-// The position's token has its own text as key. Others of the same text are told apart by id.
+// The position's token has its own text as key, the first of the others too.
 Json CompletionLogprobs::Alternatives(const PositionLogprobs& p) const {
-  const std::string own = CompletionLabel(style_, p.token);
+  const std::string own = TextOf(style_, p.token);
   Json alternatives = Json::object();
   for (const TokenLogprob& t : Shown(p, top_)) {
-    std::string key = t.token == p.token ? own : CompletionLabel(style_, t.token);
-    if (t.token != p.token && (key == own || alternatives.contains(key))) key = IdLabel(t.token);
+    std::string key = TextOf(style_, t.token);
+    if (t.token != p.token && (key == own || alternatives.contains(key)))
+      key = OtherKey(style_, t.token, alternatives);
     alternatives[key] = t.logprob;
   }
   return alternatives;
