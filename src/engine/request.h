@@ -60,13 +60,13 @@ struct EngineRequest {
   SamplingParams sampling;
   LogprobParams logprob;
   RoutedExpertsParams routed_experts;
-  // The attention group that serves it (`data_parallel_rank`). Empty: whoever passes the request on
+  // The attention group that serves it (`data_parallel_rank`). Empty: the sender of the request
   // to the ranks chooses (DpController); ranks take it for group 0.
   std::optional<int32_t> group;
   std::string cache_salt;  // requests share cached prefixes only where this is equal
 };
 
-// Everything that ranks are told. One ordered stream; every rank applies the same messages before
+// Every message to the ranks. One ordered stream; every rank applies the same messages before
 // the same step, which keeps the schedulers of an attention group equal without shipping batches. A
 // request is for the ranks of its group; the others are for all.
 struct AbortRequest {

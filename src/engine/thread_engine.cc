@@ -109,7 +109,7 @@ struct ThreadEngine::Impl {
     open.erase(output.id);
   }
 
-  // After the last rank: whoever still waits hears why.
+  // After the last rank: what still waits gets the reason.
   void End(std::exception_ptr why) {
     std::map<uint64_t, Open> left;
     {

@@ -274,6 +274,9 @@ def test_tokenize_lists_and_strings(server):
     assert answer["count"] == [len(t) for t in answer["tokens"]] == [len(t) for t in answer["token_strs"]]
     one = server.request("/tokenize", {"prompt": "Hello"})[1]
     assert one["count"] == len(one["tokens"])
+    for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})):
+        status, answer = server.request(path, {**body, "model": "gpt-4"})
+        assert status == 404 and answer["error"]["code"] == "model_not_found"
     status, answer = server.request("/tokenize", {})
     assert status == 400 and answer["error"]["param"] == "prompt"
 

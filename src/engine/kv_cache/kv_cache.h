@@ -24,7 +24,7 @@ struct SequencePages {
 };
 
 // Every page is in exactly one of three places: free, in the tree, or own to one sequence. Pages of
-// the tree that nobody holds count as available: Grow evicts them. The rank's thread only.
+// the tree that no sequence holds count as available: Grow evicts them. The rank's thread only.
 class KvCache {
  public:
   KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes);

@@ -81,7 +81,7 @@ bool Scheduler::TryAdmit(Sequence& sequence, PrefillBudget& budget) {
       cache_.Borrow(std::span<const int32_t>(sequence.tokens).first(sequence.most_reusable()),
                     sequence.cache, sequence.request.cache_salt);
   const int64_t rows = PromptChunk(sequence, budget);
-  int64_t reserved = 0;  // a request alone needs no reserve: nobody competes with it
+  int64_t reserved = 0;  // a request alone needs no reserve: no other competes with it
   if (!running_.empty()) {
     reserved = ReservedPages(sequence);
     for (const Sequence* other : running_) reserved += ReservedPages(*other);

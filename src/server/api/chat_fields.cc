@@ -26,8 +26,8 @@ void CheckRoles(const Json& messages) {
     if (!IsOneOf(kRoles, *role)) {
       throw InvalidField(
           fmt::format("messages[{}].role", i),
-          "messages[{}].role: unknown role {}, want system, developer, user, assistant or tool", i,
-          Dump(*role));
+          "messages[{}].role: unknown role: {}, want system, developer, user, assistant or tool", i,
+          role->get_ref<const std::string&>().substr(0, 80));
     }
   }
 }

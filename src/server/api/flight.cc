@@ -30,7 +30,7 @@ void Flight::Start(Service& service, const std::vector<GenerationSpec>& specs, b
             specs[i], [flight, i](const GenerationEvent& e) { flight->OnEvent(i, e); }));
       }
     } catch (...) {
-      flight->open_ = 0;  // the ones already accepted end unheard
+      flight->open_ = 0;  // no events of those already accepted
       for (uint64_t id : flight->ids_) service.front.Abort(id);
       throw;
     }
@@ -50,7 +50,7 @@ void Flight::OnEvent(size_t i, const GenerationEvent& event) {
 }
 
 void Flight::Abort() {
-  for (uint64_t id : ids_) service_.front.Abort(id);  // those that have ended do not mind
+  for (uint64_t id : ids_) service_.front.Abort(id);  // no effect on those that have ended
 }
 
 }  // namespace switchyard

@@ -141,7 +141,8 @@ constexpr KnownField kChat[] = {
     // They matter where a server parses reasoning, which this one does not.
     {"separate_reasoning", kHint},
     {"stream_reasoning", kHint},
-    {"include_reasoning", kRefused, "is not supported: reasoning is not told apart", "[true]"},
+    {"include_reasoning", kRefused, "is not supported: reasoning is a part of the content",
+     "[true]"},
     {"functions", kRefused, "is not supported: use tools"},
     {"function_call", kRefused, "is not supported: use tool_choice", R"(["auto", "none"])"},
     {"modalities", kRefused, kTextOnly, R"([["text"]])"},
@@ -348,14 +349,15 @@ std::span<const KnownField> KnownFields(RequestKind kind) {
   return {};
 }
 
-void UnknownFields::Log(const std::string& name) {
+bool UnknownFields::Log(const std::string& name) {
   constexpr size_t kMostNames = 256, kLongestName = 80;
   std::string shown = Dump(Json(name.substr(0, kLongestName)));  // without control characters
   {
     std::lock_guard lock(mutex_);
-    if (seen_.size() >= kMostNames || !seen_.insert(shown).second) return;
+    if (seen_.size() >= kMostNames || !seen_.insert(shown).second) return false;
   }
   LOG_WARNING("a request has the unknown field {}, which is ignored here and from now on", shown);
+  return true;
 }
 
 void CheckFields(const Fields& fields, RequestKind kind, UnknownFields& unknown) {

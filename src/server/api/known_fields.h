@@ -33,7 +33,8 @@ std::span<const KnownField> KnownFields(RequestKind kind);
 class UnknownFields {
  public:
   // Logs the field the first time that its name comes; after some hundreds of names, no more.
-  void Log(const std::string& name);
+  // Returns whether it did.
+  bool Log(const std::string& name);
 
  private:
   std::mutex mutex_;

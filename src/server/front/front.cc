@@ -181,7 +181,7 @@ void Front::CheckPrompt(const std::vector<int32_t>& ids) const {
                   longest(), ids.size()));
 }
 
-// Copies of one prompt share a name. The first of them speaks for all.
+// Copies of one prompt share a name. Only the first of them is checked.
 bool Front::IsNameTaken(const GenerationSpec& spec) const {
   return !spec.name.empty() && spec.copy == 0 && names_.contains(spec.name);
 }
@@ -327,7 +327,7 @@ void Front::Deliver(const RequestOutput& output) {
   if (open->next.finished()) {
     if (output.finish == FinishReason::kNone)
       Abort(output.id);            // the ranks do not know stop strings
-    ReleaseName(open->spec.name);  // who has the answer may use it again
+    ReleaseName(open->spec.name);  // free before its client has the answer
     open->Emit();
     std::lock_guard lock(mutex_);
     controller_.Close(open->group, open->tokens);

@@ -329,7 +329,7 @@ TEST_F(FrontTest, QuestionsAboutExpertsAreAnsweredOnce) {
   const auto second = std::get<RecordExperts>(link.sent[1]);
   EXPECT_EQ(second.action, RecordAction::kDump);
   const uint64_t third = std::get<GetExpertLoad>(link.sent[2]).ticket;
-  for (int time = 0; time < 2; ++time) {  // nobody waits for the second ones
+  for (int time = 0; time < 2; ++time) {  // the second ones have no receiver
     front.OnMessage(RecordResult{.ticket = second.ticket, .dump = {.file = "b"}});
     front.OnMessage(ExpertLoadReport{.ticket = third, .load = {.passes = 7}});
   }

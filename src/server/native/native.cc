@@ -4,6 +4,7 @@
 #include "server/api/chat_prompt.h"
 #include "server/api/guarded.h"
 #include "server/api/json_body.h"
+#include "server/api/model_name.h"
 #include "server/http/error_body.h"
 #include "server/native/eplb.h"
 #include "server/native/experts.h"
@@ -19,6 +20,7 @@ void HandleTokenize(const Service& service, const http::Request& request,
                     const http::Responder& responder) {
   const Json body = ParseBody(request.body);
   const Fields f(body);
+  CheckModel(service, f);
   CheckFields(f, RequestKind::kTokenize, service.unknown_fields);
   const Tokenizer& tokenizer = *service.model.tokenizer;
   const bool special = f.Bool("add_special_tokens", true);
@@ -52,6 +54,7 @@ void HandleDetokenize(const Service& service, const http::Request& request,
                       const http::Responder& responder) {
   const Json body = ParseBody(request.body);
   const Fields f(body);
+  CheckModel(service, f);
   CheckFields(f, RequestKind::kDetokenize, service.unknown_fields);
   const Json* tokens = f.Find("tokens");
   if (!tokens) throw InvalidField("tokens", "tokens is missing");

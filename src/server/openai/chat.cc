@@ -6,6 +6,7 @@
 #include "server/api/copies.h"
 #include "server/api/flight.h"
 #include "server/api/guarded.h"
+#include "server/api/model_name.h"
 #include "server/api/sampling_fields.h"
 #include "server/http/error_body.h"
 #include "server/http/sse.h"

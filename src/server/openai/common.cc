@@ -81,13 +81,6 @@ Json FinishReasonOf(const GenerationEvent& event) {
 
 }  // namespace
 
-void CheckModel(const Service& service, const Fields& f) {
-  const std::string name = f.String("model", service.model.name);
-  if (name == service.model.name || name == "default" || name.empty()) return;
-  throw RequestError(ErrorKind::kNotFound, "model",
-                     fmt::format("The model `{}` does not exist.", name), "model_not_found");
-}
-
 void ParseSampling(const Service& service, const Fields& f, int32_t max_new_tokens,
                    GenerationSpec* spec) {
   spec->sampling = service.model.sampling_defaults;

@@ -11,9 +11,6 @@
 
 namespace switchyard::openai {
 
-// RequestError, 404 model_not_found, where the body names a model that is not served here.
-void CheckModel(const Service& service, const Fields& f);
-
 // Sampling fields of both endpoints, OpenAI's and the extensions of SGLang's and vLLM's clients,
 // into `spec`, defaults from the model. `max_new_tokens` where the body has no max_tokens.
 void ParseSampling(const Service& service, const Fields& f, int32_t max_new_tokens,

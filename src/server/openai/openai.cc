@@ -1,6 +1,7 @@
 #include "server/openai/openai.h"
 
 #include "server/api/guarded.h"
+#include "server/api/model_name.h"
 #include "server/http/error_body.h"
 #include "server/openai/chat.h"
 #include "server/openai/common.h"
@@ -37,10 +38,7 @@ void Register(http::Server& server, Service& service) {
   route("GET", "/v1/models/{id}",
         [&service, created](const RequestPtr& r, const http::Responder& out) {
           const std::string& id = r->params.at("id");
-          if (id != service.model.name)
-            throw RequestError(ErrorKind::kNotFound, "model",
-                               fmt::format("The model `{}` does not exist.", id),
-                               "model_not_found");
+          CheckModelName(service, id);
           out.Send(200, http::kJson, Dump(ModelCard(service, created)));
         });
 }
