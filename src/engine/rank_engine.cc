@@ -318,7 +318,7 @@ void RankEngine::Impl::SampleToken(Sequence& sequence, const Rows& own) {
   } else {
     const std::optional<int32_t> token = Draw(sequence, own);
     if (!token) {
-      Fail(sequence, "logit_bias and min_new_tokens forbid every token");
+      Fail(sequence, "the request's bans and its required tokens leave no token to sample");
       return;
     }
     if (sequence.request.logprob.enabled)

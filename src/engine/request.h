@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/error.h"
 #include "core/wire.h"
 #include "eplb/manager_options.h"
 #include "eplb/recorder_options.h"
@@ -31,6 +32,10 @@ struct SamplingParams {
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
   std::vector<std::pair<int32_t, float>> logit_bias;
+  std::vector<int32_t> allowed_token_ids;  // the only ids that may be drawn; empty: all
+  // Each a sequence of ids that the output may not contain: its last id is not drawn after the
+  // others.
+  std::vector<std::vector<int32_t>> bad_words;
 };
 
 struct LogprobParams {
@@ -38,6 +43,7 @@ struct LogprobParams {
   int32_t start = -1;              // first prompt position with logprobs; −1: output only
   int32_t top = 0;                 // number of top alternatives at each position
   std::vector<int32_t> token_ids;  // additional tokens whose logprobs are returned at each position
+  bool rank = false;               // return PositionLogprobs::rank
 };
 
 // Return the experts that the router chose for each token (return_routed_experts).
@@ -56,6 +62,7 @@ struct EngineRequest {
   // The attention group that serves it (`data_parallel_rank`). Empty: the sender to the ranks
   // assigns one (DpController); ranks treat it as group 0.
   std::optional<int32_t> group;
+  std::string cache_salt;  // requests share cached prefixes only where this is equal
 };
 
 // Messages to the ranks, in one ordered stream. Every rank applies the same messages before the
@@ -97,6 +104,7 @@ struct PositionLogprobs {
   float logprob =
       0.0f;  // of the token at this position; NaN where there is none (the first of a prompt)
   int32_t token = 0;
+  int32_t rank = 0;                 // of the token among all, from 1; 0 where it was not asked for
   std::vector<TokenLogprob> top;    // best first
   std::vector<TokenLogprob> asked;  // LogprobParams::token_ids, in that order
 };
@@ -190,8 +198,19 @@ EngineMessage DecodeMessage(std::string_view bytes);
 std::string EncodeMessages(const std::vector<EngineMessage>& messages);
 std::vector<EngineMessage> DecodeMessages(std::string_view bytes);
 
-// Throws Error kInvalid with the parameter and its allowed range, in OpenAI's spelling.
-// `vocab_size` bounds ids.
+// A value that Validate refuses. Clients know some parameters by other names than this engine, so
+// the name is separate: what() is "<parameter> <problem>".
+class ParameterError : public Error {
+ public:
+  ParameterError(std::string parameter, std::string problem)
+      : Error(ErrorKind::kInvalid, parameter + " " + problem),
+        parameter(std::move(parameter)),
+        problem(std::move(problem)) {}
+
+  std::string parameter, problem;
+};
+
+// Throws ParameterError with the allowed range. `vocab_size` bounds ids.
 void Validate(const SamplingParams& params, int64_t vocab_size);
 void Validate(const LogprobParams& params, int64_t vocab_size);
 void Validate(const RoutedExpertsParams& params, int64_t prompt_length, bool model_has_experts);

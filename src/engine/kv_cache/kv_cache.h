@@ -20,6 +20,7 @@ struct SequencePages {
   std::vector<int32_t> pages;
   int64_t borrowed = 0;
   RadixCache::Node* lock = nullptr;
+  std::string salt;  // as Borrow was given it
 };
 
 // Every page is in exactly one of three places: free, in the tree, or in one sequence. Pages of
@@ -36,8 +37,10 @@ class KvCache {
   int64_t capacity() const { return total() * page_size_; }  // tokens
   int64_t PagesFor(int64_t tokens) const { return (tokens + page_size_ - 1) / page_size_; }
 
-  // Gives an empty sequence the longest cached prefix of `tokens`; returns its length in tokens.
-  int64_t Borrow(std::span<const int32_t> tokens, SequencePages& sequence);
+  // Gives an empty sequence the longest cached prefix of `tokens` among sequences of the same
+  // `salt`; returns its length in tokens.
+  int64_t Borrow(std::span<const int32_t> tokens, SequencePages& sequence,
+                 const std::string& salt = {});
   // Allocates pages for `tokens` positions in total. Returns false, without effect, if there are
   // too few.
   bool Grow(int64_t tokens, SequencePages& sequence);

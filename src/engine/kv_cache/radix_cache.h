@@ -5,9 +5,11 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -30,13 +32,16 @@ class RadixCache {
     Node* node = nullptr;        // its last node; the root where nothing matched
   };
   // The longest cached prefix of `tokens` in full pages. The path ends at `node` exactly (a node is
-  // split if necessary), so that a lock on it covers exactly these pages.
-  Match Find(std::span<const int32_t> tokens);
+  // split if necessary), so that a lock on it covers exactly these pages. Prefixes of one `salt`
+  // (cache_salt) are invisible to others. Lock the node before the next call: an empty, unlocked
+  // tree of a salt is deleted.
+  Match Find(std::span<const int32_t> tokens, const std::string& salt = {});
 
   // Adds `tokens` (full pages) stored in `pages`. A prefix that the tree already has is kept; the
   // tree takes ownership of the pages after it. Returns the number of pages that were present: the
   // caller still owns its copies of those.
-  int64_t Insert(std::span<const int32_t> tokens, std::span<const int32_t> pages);
+  int64_t Insert(std::span<const int32_t> tokens, std::span<const int32_t> pages,
+                 const std::string& salt = {});
 
   void Lock(Node* node);
   void Unlock(Node* node);
@@ -60,10 +65,12 @@ class RadixCache {
   void Touch(Node* node);
   void Requeue(Node* node);  // call after its use, its locks or its children changed
   void Remove(Node* leaf);
+  Node* Root(const std::string& salt);
+  void DropIfUnused(Node* root);
 
   PageAllocator& allocator_;
   const int32_t page_size_;
-  std::unique_ptr<Node> root_;
+  std::map<std::string, std::unique_ptr<Node>> roots_;  // by salt
   std::set<std::pair<uint64_t, Node*>> evictable_;  // unlocked leaves by last use, which is unique
   uint64_t clock_ = 0;
   int64_t pages_ = 0, locked_pages_ = 0;

@@ -41,6 +41,10 @@ PositionLogprobs LogprobsAt(std::span<const float> logits, int32_t token,
   const auto logprob = [&](float logit) { return static_cast<float>(logit - log_sum); };
 
   PositionLogprobs out{.logprob = logprob(logits[token]), .token = token};
+  if (params.rank) {
+    const auto better = [limit = logits[token]](float logit) { return logit > limit; };
+    out.rank = 1 + static_cast<int32_t>(std::count_if(logits.begin(), logits.end(), better));
+  }
   if (params.top > 0) {
     out.top = Largest(logits, std::min<size_t>(params.top, logits.size()));
     for (TokenLogprob& entry : out.top) entry.logprob = logprob(entry.logprob);

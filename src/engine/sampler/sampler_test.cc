@@ -158,6 +158,23 @@ TEST(Sampler, BiasAndMinNewTokensDecideWhatMayCome) {
   }
 }
 
+TEST(Sampler, AllowedIdsAndBadWordsForbid) {
+  Sampler sampler(6, {5});
+  const std::vector<float> logits = {0, 1, 2, 3, 4, 5};
+  SamplingParams params{.temperature = 0, .allowed_token_ids = {1, 3, 1}};
+  EXPECT_EQ(sampler.Draw(logits, params, {}, {}, 0), 3);
+  params.bad_words = {{3}};
+  EXPECT_EQ(sampler.Draw(logits, params, {}, {}, 0), 1);
+  params = {.temperature = 0, .bad_words = {{4, 5}, {5, 4, 5}}};
+  EXPECT_EQ(sampler.Draw(logits, params, {}, {}, 0), 5);
+  EXPECT_EQ(sampler.Draw(logits, params, {}, Ids{4}, 0), 4);
+  EXPECT_EQ(sampler.Draw(logits, params, Ids{4}, {}, 0), 5);  // the prompt does not count
+  params.bad_words.push_back({4});
+  EXPECT_EQ(sampler.Draw(logits, params, {}, Ids{5, 4}, 0), 3);
+  params.allowed_token_ids = {4};
+  EXPECT_EQ(sampler.Draw(logits, params, {}, {}, 0), std::nullopt);
+}
+
 TEST(NucleusFilter, CutsWhereAFullSortCuts) {
   constexpr int kVocab = 5000;
   NucleusFilter filter(kVocab);
@@ -233,6 +250,14 @@ TEST(Logprobs, AreTheLogSoftmaxOfRawLogits) {
     EXPECT_EQ(std::count_if(p.begin(), p.end(), [&](double x) { return x > p[got.top[i].token]; }),
               static_cast<int64_t>(i));
   }
+}
+
+TEST(Logprobs, RankCountsBetterTokens) {
+  const std::vector<float> logits = {1, 3, 3, 2, 4, 0};
+  EXPECT_EQ(LogprobsAt(logits, 4, {.rank = true}).rank, 1);
+  EXPECT_EQ(LogprobsAt(logits, 2, {.rank = true}).rank, 2);
+  EXPECT_EQ(LogprobsAt(logits, 3, {.rank = true}).rank, 4);
+  EXPECT_EQ(LogprobsAt(logits, 3, {}).rank, 0);
 }
 
 TEST(Logprobs, EqualAlternativesComeInOrderOfId) {

@@ -77,8 +77,9 @@ void Scheduler::Admit(PrefillBudget budget) {
 }
 
 bool Scheduler::TryAdmit(Sequence& sequence, PrefillBudget& budget) {
-  sequence.computed = cache_.Borrow(
-      std::span<const int32_t>(sequence.tokens).first(sequence.max_reusable()), sequence.cache);
+  sequence.computed =
+      cache_.Borrow(std::span<const int32_t>(sequence.tokens).first(sequence.max_reusable()),
+                    sequence.cache, sequence.request.cache_salt);
   const int64_t rows = PromptChunk(sequence, budget);
   int64_t reserved = 0;  // a single request needs no reserve: it has no competitors
   if (!running_.empty()) {

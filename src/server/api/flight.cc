@@ -1,11 +1,18 @@
 #include "server/api/flight.h"
 
+#include <string>
 #include <utility>
 
 #include "core/error.h"
 #include "server/http/sse.h"
 
 namespace switchyard {
+namespace {
+
+// Clients that guess the charset of text/* guess wrong for characters outside of ASCII.
+const std::string kStreamType = std::string(http::kEventStream) + "; charset=utf-8";
+
+}  // namespace
 
 Flight::Flight(Service& service, size_t count, Events events)
     : service_(service), events_(std::move(events)), so_far_(count), open_(count) {}
@@ -23,11 +30,11 @@ void Flight::Start(Service& service, const std::vector<GenerationSpec>& specs, b
             specs[i], [flight, i](const GenerationEvent& e) { flight->OnEvent(i, e); }));
       }
     } catch (...) {
-      flight->open_ = 0;  // the ones already accepted end unheard
+      flight->open_ = 0;  // no events of those already accepted
       for (uint64_t id : flight->ids_) service.front.Abort(id);
       throw;
     }
-    if (stream) responder.BeginStream(200, http::kEventStream);
+    if (stream) responder.BeginStream(200, kStreamType);
   }
   responder.OnClose([weak = std::weak_ptr(flight)] {
     if (const auto alive = weak.lock()) alive->Abort();
@@ -43,7 +50,7 @@ void Flight::OnEvent(size_t i, const GenerationEvent& event) {
 }
 
 void Flight::Abort() {
-  for (uint64_t id : ids_) service_.front.Abort(id);  // those that have ended do not mind
+  for (uint64_t id : ids_) service_.front.Abort(id);  // no effect on those that have ended
 }
 
 }  // namespace switchyard

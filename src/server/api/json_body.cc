@@ -1,6 +1,9 @@
 #include "server/api/json_body.h"
 
+#include <array>
+#include <cctype>
 #include <charconv>
+#include <cmath>
 #include <limits>
 
 #include "text/jinja/exact_json.h"
@@ -24,7 +27,43 @@ bool ReachesTemplates(std::string_view field) {
 [[noreturn]] void Wrong(const std::string& name, const char* want, const Json& got) {
   std::string shown = got.dump(-1, ' ', false, Json::error_handler_t::replace);
   if (shown.size() > 80) shown = shown.substr(0, 77) + "...";
-  throw Invalid("{} is {}, want {}", name, shown, want);
+  throw InvalidField(name, "{} is {}, want {}", name, shown, want);
+}
+
+// The words that pydantic's lax mode takes for booleans.
+std::optional<bool> BoolOf(const Json& v) {
+  if (v.is_boolean()) return v.get<bool>();
+  if (v == 0 || v == 1) return v == 1;
+  if (!v.is_string()) return std::nullopt;
+  std::string word = v.get<std::string>();
+  for (char& c : word) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  for (const char* yes : {"true", "1", "yes", "y", "on", "t"})
+    if (word == yes) return true;
+  for (const char* no : {"false", "0", "no", "n", "off", "f"})
+    if (word == no) return false;
+  return std::nullopt;
+}
+
+// A number, or a string that is one.
+std::optional<double> NumberOf(const Json& v) {
+  if (v.is_number()) return v.get<double>();
+  if (!v.is_string()) return std::nullopt;
+  const std::string text = v.get<std::string>();
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(number))
+    return std::nullopt;
+  return number;
+}
+
+std::optional<int64_t> IntegerOf(const Json& v) {
+  if (v.is_number_unsigned() && v.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX))
+    return std::nullopt;
+  if (v.is_number_integer()) return v.get<int64_t>();
+  constexpr double kExact = 9007199254740992.0;  // 2^53
+  const std::optional<double> number = NumberOf(v);
+  if (!number || *number != std::trunc(*number) || std::abs(*number) > kExact) return std::nullopt;
+  return static_cast<int64_t>(*number);
 }
 
 }  // namespace
@@ -53,19 +92,18 @@ const Json* Fields::Find(const char* key) const {
 bool Fields::Bool(const char* key, bool otherwise) const {
   const Json* v = Find(key);
   if (!v) return otherwise;
-  if (!v->is_boolean()) Wrong(Name(key), "true or false", *v);
-  return v->get<bool>();
+  const std::optional<bool> value = BoolOf(*v);
+  if (!value) Wrong(Name(key), "true or false", *v);
+  return *value;
 }
 
 int64_t Fields::Int(const char* key, int64_t otherwise, int64_t least, int64_t most) const {
   const Json* v = Find(key);
   if (!v) return otherwise;
-  const bool fits =
-      v->is_number_integer() &&
-      !(v->is_number_unsigned() && v->get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) &&
-      v->get<int64_t>() >= least && v->get<int64_t>() <= most;
-  if (!fits) Wrong(Name(key), fmt::format("an integer from {} to {}", least, most).c_str(), *v);
-  return v->get<int64_t>();
+  const std::optional<int64_t> value = IntegerOf(*v);
+  if (!value || *value < least || *value > most)
+    Wrong(Name(key), fmt::format("an integer from {} to {}", least, most).c_str(), *v);
+  return *value;
 }
 
 int32_t Fields::Int32(const char* key, int32_t otherwise) const {
@@ -76,8 +114,9 @@ int32_t Fields::Int32(const char* key, int32_t otherwise) const {
 double Fields::Number(const char* key, double otherwise) const {
   const Json* v = Find(key);
   if (!v) return otherwise;
-  if (!v->is_number()) Wrong(Name(key), "a number", *v);
-  return v->get<double>();
+  const std::optional<double> value = NumberOf(*v);
+  if (!value) Wrong(Name(key), "a number", *v);
+  return *value;
 }
 
 std::optional<uint64_t> Fields::Seed(const char* key) const {
@@ -121,16 +160,12 @@ std::vector<std::pair<int32_t, float>> Fields::LogitBias(const char* key) const 
     int32_t id = 0;
     const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), id);
     if (error != std::errc() || end != name.data() + name.size()) {
-      throw Invalid("{}: {} is not a token id", Name(key), name);
+      throw InvalidField(Name(key), "{}: {} is not a token id", Name(key), name);
     }
     if (!bias.is_number()) Wrong(Name(key) + "." + name, "a number", bias);
     biases.emplace_back(id, bias.get<float>());
   }
   return biases;
-}
-
-void Fields::Refuse(const char* key, const char* why) const {
-  if (Has(key)) throw Invalid("{} {}", Name(key), why);
 }
 
 std::vector<int32_t> ToIds(const Json& list, const std::string& name) {

@@ -65,6 +65,31 @@ TEST(JsonBodyTest, FieldsNameWhatIsWrong) {
   EXPECT_EQ(f.Seed("big"), UINT64_MAX);
 }
 
+// What pydantic's lax mode takes, which SGLang and vLLM read bodies with.
+TEST(JsonBodyTest, SpellingsOfBooleansAndNumbers) {
+  const Json json =
+      ParseBody(R"({"a": "true", "b": "False", "c": 1, "d": "off", "e": 2, "f": "maybe",
+                                  "i": 16.0, "j": "16", "k": "0.5", "l": "1e999", "m": 1e300,
+                                  "n": "", "o": true})");
+  const Fields f(json);
+  EXPECT_TRUE(f.Bool("a", false));
+  EXPECT_FALSE(f.Bool("b", true));
+  EXPECT_TRUE(f.Bool("c", false));
+  EXPECT_FALSE(f.Bool("d", true));
+  for (const char* key : {"e", "f", "n"}) EXPECT_THROW(f.Bool(key, false), RequestError) << key;
+  EXPECT_EQ(f.Int("i", 0, 0, 99), 16);
+  EXPECT_EQ(f.Int("j", 0, 0, 99), 16);
+  EXPECT_EQ(f.Number("k", 0), 0.5);
+  for (const char* key : {"k", "l", "m", "n", "o"})
+    EXPECT_THROW(f.Int(key, 0, INT64_MIN, INT64_MAX), RequestError) << key;
+  for (const char* key : {"l", "n", "o"}) EXPECT_THROW(f.Number(key, 0), RequestError) << key;
+  try {
+    f.Bool("e", false);
+  } catch (const RequestError& e) {
+    EXPECT_EQ(e.param(), "e");
+  }
+}
+
 TEST(DataParallelRank, HasTwoNames) {
   const auto parse = [](const char* text) {
     const Json body = Json::parse(text);
