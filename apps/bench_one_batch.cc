@@ -1,6 +1,6 @@
-// `switchyard bench one-batch`: prefill and decode of one batch of equal requests, straight on the
-// model and what the flags say of its experts: no scheduler, no HTTP. Each figure stands beside the
-// machine's read bandwidth, measured in the same run.
+// `switchyard bench one-batch`: prefill and decode of one batch of equal requests, directly
+// on the model with its expert flags: no scheduler, no HTTP. Each figure is printed with the read
+// bandwidth of the machine, measured in the same run.
 #include <fmt/core.h>
 
 #include <algorithm>

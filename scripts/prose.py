@@ -66,6 +66,9 @@ def comment_blocks(text, mark):
         if (not whole or drawing) and block:
             yield start, " ".join(block)
             block = []
+        if block and body.strip().startswith("- "):  # a list item is a block of its own
+            yield start, " ".join(block)
+            block = []
         if whole and not drawing:
             if not block:
                 start = number
@@ -76,7 +79,8 @@ def comment_blocks(text, mark):
 
 def docstrings(text):
     for found in re.finditer(r'"""(.*?)"""', text, re.S):
-        for paragraph in re.split(r"\n\s*\n", found.group(1)):
+        prose = re.sub(r"\n {2,}\S[^\n]*  [^\n]*", "", found.group(1))  # without tables
+        for paragraph in re.split(r"\n\s*\n", prose):
             yield text.count("\n", 0, found.start()) + 1, " ".join(paragraph.split())
 
 

@@ -1,8 +1,8 @@
-// One MoE layer on the CPUs of this host, a rank a thread with threads of its own, tokens of its
-// own and its share of made-up experts. Experts' weights are all there, as in a model, so that they
-// are read from memory. A line for each case: the median of passes from the first rank's begin to
-// the last one's end, the median time of each stage on rank 0, and what plain reads of a part of
-// the same weights give after each pass: memory is fast or slow by what others do.
+// One MoE layer on the CPUs of this host. Each rank is a thread with its own worker threads, its
+// own tokens and its share of generated experts. All experts' weights exist, as in a model, so that
+// they are read from memory. Each case prints a line: the median of passes, from the first rank's
+// begin to the last one's end, and the median time of each stage on rank 0. Plain reads of a part
+// of the same weights after each pass give the memory bandwidth of that moment.
 #include <fmt/format.h>
 
 #include <algorithm>

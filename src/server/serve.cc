@@ -173,7 +173,7 @@ int RunServe(const ServerArgs& args) {
        .on_lost =
            [&](const std::string& why) {
              lost_reason = why;
-             lost = true;  // first: whoever hears of it may send the signal at once
+             lost = true;  // first: a client that sees the loss may send the signal at once
              front.OnRanksLost(why);
            }});
   link.ranks = &ranks;

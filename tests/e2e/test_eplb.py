@@ -176,7 +176,7 @@ def test_it_moves_when_it_is_asked(checkpoint):
         before = answers(server, 1)
         assert eplb(server)["plans"] == 0
         assert server.request("/eplb/rebalance", method="POST")[0] == 200
-        now = settle(server)  # though nobody sends requests
+        now = settle(server)  # without any requests
         assert now["rebalances"] == 1 and now["rebalance"]["trigger"] == "request"
         assert now["options"]["algorithm"] == "deepseek"
         assert answers(server, 1) == before

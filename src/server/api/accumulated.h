@@ -5,8 +5,7 @@
 
 namespace switchyard {
 
-// Everything so far of one generation. The last event's totals and ending stand beside the sums of
-// all.
+// The state of one generation so far: sums over its events, totals and ending of the last one.
 struct Accumulated {
   std::string text;
   std::vector<int32_t> tokens;

@@ -22,7 +22,8 @@ struct Admission {
 
 // Fills in path, query and params of `request`, whose method and headers are set. In this order:
 // 400 malformed target, 204 for OPTIONS, 401 key missing or wrong, 404 unknown path, 405 wrong
-// method. The key goes before the path, so that nobody explores the routes without one.
+// method. The key is checked before the path, so that the routes
+// stay hidden without one.
 Admission Admit(const ServerOptions& options, const Router& router, std::string_view target,
                 Request& request);
 

@@ -403,8 +403,8 @@ void ConnectionImpl::OnNews() {
   news_.cancel();
 }
 
-// Cancels the socket's operations after `limit`. A timer that fires just as it is disarmed is told
-// by its count.
+// Cancels the socket's operations after `limit`. The count
+// identifies a timer that fires just as it is disarmed.
 void ConnectionImpl::Arm(milliseconds limit) {
   timed_out_ = false;
   deadline_.expires_after(limit);

@@ -29,7 +29,7 @@ bool HasBody(int status) { return status >= 200 && status != 204 && status != 30
 Exchange::Exchange(Options options, std::function<void()> wake)
     : options_(options), wake_(std::move(wake)), keep_alive_(options.keep_alive) {}
 
-// Puts the head into pending_. False if there is nobody to answer or an answer was begun already.
+// Puts the head into pending_. False if the client is gone or an answer was begun already.
 bool Exchange::Begin(int status, std::string content_type, Headers extra, const size_t* length) {
   if (gone_ || status_ != 0 || state_ != State::kOpen) return false;
   status_ = status;

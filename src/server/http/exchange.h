@@ -46,7 +46,7 @@ class Exchange {
   void EndStream();
   bool Closed() const;
   void OnClose(std::function<void()> callback);
-  // Nobody is left to answer: a 500 if nothing was sent, a cut if a stream was begun.
+  // No handler is left to answer: a 500 if nothing was sent, a cut if a stream was begun.
   void Abandon();
 
   // Connection's side. Take() returns what is to be written next, and says thereby that what it

@@ -11,9 +11,9 @@
 namespace switchyard {
 namespace {
 
-// Whether a decoder that begins with this token is, behind it, in the state of one that decoded
-// all that came before: the token shows a whole character that no decoder strips, and the decoder
-// does not hold its text back together with that of its neighbours.
+// Whether decoding may start at this token: behind it the decoder has the same state as after all
+// tokens before. The token must show a whole character that no decoder strips. The decoder must not
+// hold its text back together with that of its neighbours.
 bool StandsByItself(const Tokenizer& tokenizer, int32_t id, bool skip_special_tokens) {
   if (skip_special_tokens && tokenizer.IsSpecial(id)) return false;
   if (IsByteToken(tokenizer.IdToToken(id))) return false;
