@@ -1,6 +1,6 @@
-// `switchyard bench one-batch`: prefill and decode of one batch of equal requests, straight on the
-// model and what the flags say of its experts: no scheduler, no HTTP. Each figure stands beside the
-// machine's read bandwidth, measured in the same run.
+// `switchyard bench one-batch`: prefill and decode of one batch of equal requests, directly
+// on the model with its expert flags: no scheduler, no HTTP. Each figure is printed with the read
+// bandwidth of the machine, measured in the same run.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 #include "core/log.h"
 #include "engine/config.h"
 #include "engine/cpu_binding.h"
-#include "engine/expert_work.h"
+#include "engine/expert_services.h"
 #include "engine/model_forward.h"
 #include "kernels/roofline.h"
 #include "model/model.h"
@@ -240,11 +240,11 @@ int RunOneBatch(const OneBatchArgs& args) {
                    const CpuBinding binding = BindRank(config, plan, *comm->tp);
                    ThreadPool pool(binding.threads, binding.cpus);
                    ModelOptions options = MakeModelOptions(config, plan, rank);
-                   const ExpertWork experts(config, plan, *comm);
+                   const ExpertServices experts(config, plan, *comm);
                    experts.AddTo(&options);
                    Model model(config.model_path, plan.model, std::move(options), *comm, pool);
                    KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
-                   const ExpertWork::Attached attached(experts, model);
+                   const ExpertServices::Attached attached(experts, model);
                    ModelForward forward(model, kv, experts);
                    for (size_t i = 0; i < cases.size(); ++i) {
                      for (int32_t r = -1; r < args.repeat; ++r) {  // the first run warms up

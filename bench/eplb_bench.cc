@@ -88,7 +88,7 @@ LoadHistory AtDeepSeekV3sSize(const LoadHistory& trace, int begin) {
   return loads;
 }
 
-// Of this thread's processor, whoever else wants it.
+// CPU time of this thread.
 double ProcessorMs() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);

@@ -18,7 +18,7 @@ struct Limit {
   Bound bound = Bound::kUnknown;
 };
 // max(bytes / bandwidth, flops / peak): bytes, bytes per second, operations, operations per second.
-// A peak of 0 is one that nobody knows.
+// A peak of 0 is unknown.
 Limit Roofline(double bytes, double bandwidth, double flops, double peak);
 Limit LinkLimit(double bytes, double bandwidth);
 

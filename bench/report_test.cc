@@ -45,7 +45,7 @@ TEST(RooflineTest, IsTheSlowerOfBytesAndOperations) {
   const Limit compute = Roofline(200, 100, 30, 10);
   EXPECT_EQ(compute.seconds, 3.0);
   EXPECT_EQ(compute.bound, Bound::kCompute);
-  EXPECT_EQ(Roofline(200, 100, 30, /*peak=*/0).seconds, 2.0);  // nobody knows the peak
+  EXPECT_EQ(Roofline(200, 100, 30, /*peak=*/0).seconds, 2.0);  // unknown peak
 }
 
 TEST(LineTest, HasNameShapeTimeRatesAndPartOfTheRoofline) {

@@ -1,7 +1,7 @@
 # Device code: nvcc 13, machine code for Hopper, and for other GPUs an intermediate form that their driver compiles.
 if(NOT CMAKE_CUDA_ARCHITECTURES)
-  # 90a: with Hopper's own instructions (wgmma, TMA). What uses them has an intermediate form for Ampere too, which nobody
-  # compiles on; plain kernels run everywhere from Ampere on.
+  # 90a: Hopper's own instructions (wgmma, TMA). The intermediate form for Ampere serves plain kernels on all GPUs from
+  # Ampere on.
   set(CMAKE_CUDA_ARCHITECTURES 90a-real 80-virtual)
 endif()
 enable_language(CUDA)
@@ -11,10 +11,6 @@ set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 if(CCACHE)
-  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${CCACHE})
 endif()
 find_package(CUDAToolkit 13 REQUIRED)
-
-# switchyard_hopper_sources(file…): compiled for Hopper alone.
-function(switchyard_hopper_sources)
-endfunction()

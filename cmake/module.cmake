@@ -1,18 +1,72 @@
-# switchyard_module(NAME DEPS module… LIBS target… HEAVY header…)
+# switchyard_module(NAME DEPS module... LIBS target... JSON)
 #
-# One library for the folder src/NAME, from every .cc below it that is no test. A module's headers are found only
-# through a folder that holds a link to that module alone, and that folder reaches those that name the module in
-# DEPS: an include of a module that is not on the link line, upward ones above all, does not compile.
+# One library for the folder src/NAME, from every .cc below it that is not a test. A module's headers are found only
+# through a folder that holds a link to that module alone. That folder is visible to the modules that name it in
+# DEPS, so an include of any other module, upward ones above all, does not compile.
 # Files named x_test.cc become the program NAME_test; files named x_fuzz.cc become one fuzzer each.
-# Library and headers are installed, but for the tests' helpers (test*.h, fake_*.h).
-# HEAVY headers are precompiled for library and tests, beside the ones that everybody includes.
-# The target unit_tests builds all of these programs but the cuda ones: what the sanitizers run.
-# What lies in a folder `cuda` is compiled where there is a compiler for it, and its tests are the program NAME_cuda_test;
-# where there is none, what lies in a folder `no_cuda` takes its place.
+# Library and headers are installed, except the tests' helpers (test*.h, fake_*.h).
+# JSON selects the precompiled header with nlohmann/json.
+# The target unit_tests builds all of these programs except the CUDA ones: the sanitizers run them.
+#
+# Device code is a library of its own, switchyard_NAME_device: the folders `cuda` where SWITCHYARD_CUDA is on, else the
+# stubs of the folders `no_cuda`. All other objects are the same in both builds. Its tests are the program NAME_cuda_test.
 add_custom_target(unit_tests)
 
+# Tests open tests/data relative to the root of the sources, where ctest runs them: objects hold no absolute path, so the
+# compiler cache serves every checkout.
+set(SWITCHYARD_TEST_DATA_DEFINITION SWITCHYARD_TEST_DATA="tests/data")
+
+# Compiles the target's sources with the sanitizers, where the module is one of SWITCHYARD_SANITIZE_MODULES.
+function(switchyard_sanitize TARGET MODULE)
+  if(SWITCHYARD_SANITIZE AND (NOT SWITCHYARD_SANITIZE_MODULES OR MODULE IN_LIST SWITCHYARD_SANITIZE_MODULES))
+    target_compile_options(${TARGET} PRIVATE ${SWITCHYARD_SANITIZE})
+  endif()
+endfunction()
+
+# One precompiled header for each set of flags: with or without gtest, nlohmann/json, sanitizers.
+function(switchyard_precompile TARGET MODULE IS_TEST HAS_JSON)
+  set(name switchyard_pch)
+  set(headers <algorithm> <array> <atomic> <chrono> <cmath> <filesystem> <functional> <map> <memory> <mutex> <optional>
+              <random> <span> <string> <string_view> <thread> <unordered_map> <utility> <variant> <vector>
+              ${CMAKE_SOURCE_DIR}/src/core/format.h)
+  if(HAS_JSON)
+    string(APPEND name _json)
+    list(APPEND headers ${CMAKE_SOURCE_DIR}/src/core/json.h)
+  endif()
+  if(IS_TEST)
+    string(APPEND name _test)
+    list(APPEND headers <gmock/gmock.h> <gtest/gtest.h>)
+  endif()
+  if(SWITCHYARD_SANITIZE AND (NOT SWITCHYARD_SANITIZE_MODULES OR MODULE IN_LIST SWITCHYARD_SANITIZE_MODULES))
+    string(APPEND name _sanitized)
+  endif()
+  if(NOT TARGET ${name})
+    file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/pch/${name}.cc CONTENT "// Carries the precompiled header.\n")
+    add_library(${name} OBJECT ${CMAKE_BINARY_DIR}/pch/${name}.cc)
+    target_compile_features(${name} PUBLIC cxx_std_20)
+    target_link_libraries(${name} PRIVATE fmt::fmt)
+    if(IS_TEST)
+      # GoogleTest's definitions, and code as programs have it (libraries have -fPIC): else the header is not used.
+      target_link_libraries(${name} PRIVATE GTest::gmock)
+      target_compile_options(${name} PRIVATE -fPIE)
+    endif()
+    switchyard_sanitize(${name} ${MODULE})
+    target_precompile_headers(${name} PRIVATE ${headers})
+  endif()
+  target_precompile_headers(${TARGET} REUSE_FROM ${name})
+endfunction()
+
+function(switchyard_test_program TARGET MODULE LIBRARY HAS_JSON)
+  add_executable(${TARGET} ${ARGN})
+  target_link_libraries(${TARGET} PRIVATE ${LIBRARY} GTest::gmock GTest::gtest_main)
+  switchyard_sanitize(${TARGET} ${MODULE})
+  switchyard_precompile(${TARGET} ${MODULE} TRUE ${HAS_JSON})
+  target_compile_definitions(${TARGET} PRIVATE ${SWITCHYARD_TEST_DATA_DEFINITION})
+  gtest_discover_tests(${TARGET} DISCOVERY_MODE PRE_TEST WORKING_DIRECTORY ${CMAKE_SOURCE_DIR} PROPERTIES TIMEOUT 300)
+endfunction()
+
 function(switchyard_module NAME)
-  cmake_parse_arguments(ARG "" "" "DEPS;LIBS;HEAVY" ${ARGN})
+  cmake_parse_arguments(ARG "JSON" "" "DEPS;LIBS" ${ARGN})
   set(dir ${CMAKE_SOURCE_DIR}/src/${NAME})
   set(view ${CMAKE_BINARY_DIR}/include/${NAME})
   file(MAKE_DIRECTORY ${view})
@@ -22,11 +76,16 @@ function(switchyard_module NAME)
   file(GLOB_RECURSE device_sources CONFIGURE_DEPENDS ${dir}/*.cu)
   set(device_tests ${sources})
   list(FILTER device_tests INCLUDE REGEX "/cuda/.*_test\\.cc$")
+  set(device_hosts ${sources})
   if(SWITCHYARD_CUDA)
-    list(FILTER sources EXCLUDE REGEX "/no_cuda/|/cuda/.*_test\\.cc$")
+    list(FILTER device_hosts INCLUDE REGEX "/cuda/")
+    list(FILTER device_hosts EXCLUDE REGEX "_test\\.cc$")
   else()
-    list(FILTER sources EXCLUDE REGEX "/cuda/")
+    list(FILTER device_hosts INCLUDE REGEX "/no_cuda/")
+    set(device_sources)
   endif()
+  list(APPEND device_sources ${device_hosts})
+  list(FILTER sources EXCLUDE REGEX "/(no_)?cuda/")
   set(tests ${sources})
   set(fuzzers ${sources})
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")
@@ -44,25 +103,29 @@ function(switchyard_module NAME)
   install(DIRECTORY ${dir} DESTINATION ${SWITCHYARD_INCLUDE_DIR} FILES_MATCHING PATTERN "*.h"
     PATTERN "test*.h" EXCLUDE PATTERN "fake_*.h" EXCLUDE)
   target_link_libraries(switchyard_${NAME} PUBLIC ${ARG_DEPS} ${ARG_LIBS})
-  if(SWITCHYARD_CUDA AND device_sources)
-    target_sources(switchyard_${NAME} PRIVATE ${device_sources})
+  switchyard_sanitize(switchyard_${NAME} ${NAME})
+  switchyard_precompile(switchyard_${NAME} ${NAME} FALSE ${ARG_JSON})
+
+  if(device_sources)
+    add_library(switchyard_${NAME}_device STATIC ${device_sources})
+    set_target_properties(switchyard_${NAME}_device PROPERTIES EXPORT_NAME ${NAME}_device)
+    install(TARGETS switchyard_${NAME}_device EXPORT switchyard)
+    switchyard_sanitize(switchyard_${NAME}_device ${NAME})
+    # Each needs the other: host code makes a device, the device's code uses the module's host code.
+    target_link_libraries(switchyard_${NAME}_device PUBLIC switchyard_${NAME})
+    target_link_libraries(switchyard_${NAME} PUBLIC $<LINK_ONLY:switchyard_${NAME}_device>)
+    if(SWITCHYARD_CUDA)
+      target_link_libraries(switchyard_${NAME}_device PUBLIC CUDA::cudart_static PRIVATE ${CMAKE_DL_LIBS})
+      switchyard_precompile(switchyard_${NAME}_device ${NAME} FALSE FALSE)
+    endif()
   endif()
-  set(heavy <algorithm> <functional> <memory> <string> <vector> <fmt/format.h> ${ARG_HEAVY})
-  target_precompile_headers(switchyard_${NAME} PRIVATE ${heavy})
 
   if(SWITCHYARD_TESTS AND tests)
-    add_executable(${NAME}_test ${tests})
-    target_link_libraries(${NAME}_test PRIVATE switchyard_${NAME} GTest::gmock GTest::gtest_main)
-    target_precompile_headers(${NAME}_test PRIVATE ${heavy} <gmock/gmock.h> <gtest/gtest.h>)
-    target_compile_definitions(${NAME}_test PRIVATE SWITCHYARD_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data")
-    gtest_discover_tests(${NAME}_test DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 300)
+    switchyard_test_program(${NAME}_test ${NAME} switchyard_${NAME} ${ARG_JSON} ${tests})
     add_dependencies(unit_tests ${NAME}_test)
   endif()
   if(SWITCHYARD_TESTS AND SWITCHYARD_CUDA AND device_tests)
-    add_executable(${NAME}_cuda_test ${device_tests})
-    target_link_libraries(${NAME}_cuda_test PRIVATE switchyard_${NAME} GTest::gmock GTest::gtest_main)
-    target_precompile_headers(${NAME}_cuda_test PRIVATE ${heavy} <gmock/gmock.h> <gtest/gtest.h>)
-    gtest_discover_tests(${NAME}_cuda_test DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 300)
+    switchyard_test_program(${NAME}_cuda_test ${NAME} switchyard_${NAME}_device ${ARG_JSON} ${device_tests})
   endif()
   if(SWITCHYARD_FUZZERS)
     foreach(source ${fuzzers})
@@ -70,7 +133,7 @@ function(switchyard_module NAME)
       add_executable(${fuzzer} ${source})
       target_link_libraries(${fuzzer} PRIVATE switchyard_${NAME})
       target_link_options(${fuzzer} PRIVATE -fsanitize=fuzzer)
-      target_compile_definitions(${fuzzer} PRIVATE SWITCHYARD_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data")
+      target_compile_definitions(${fuzzer} PRIVATE ${SWITCHYARD_TEST_DATA_DEFINITION})
     endforeach()
   endif()
 endfunction()

@@ -149,7 +149,7 @@ void BenchAttention(const CpuCeilings& ceilings, ThreadPool& pool, Report& repor
   constexpr const char* kName = "attention";
   for (const Heads& heads : kHeads) {
     for (const Numbers& numbers : kNumbers) {
-      if (numbers.pairs && !kernels::MultipliesBFloat16(kernels::ActiveIsa())) continue;
+      if (numbers.pairs && !kernels::HasBFloat16Products(kernels::ActiveIsa())) continue;
       const double peak = numbers.pairs ? ceilings.bf16_peak : ceilings.peak;
       for (const Load& load : kLoads) {
         const std::string shape = fmt::format("{}{} {} x {} rows on {} keys, {}",

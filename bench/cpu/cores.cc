@@ -8,7 +8,7 @@ int CoreCount() { return AllowedCpuCount(); }
 
 void BindToCore(int rank) {
   const CpuList cpus = AllowedCpus();
-  if (!cpus.empty()) RunOn({&cpus[rank % cpus.size()], 1});
+  if (!cpus.empty()) SetThreadAffinity({&cpus[rank % cpus.size()], 1});
 }
 
 }  // namespace switchyard::bench

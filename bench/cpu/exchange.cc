@@ -7,8 +7,8 @@
 //     on as many bytes, in the same run;
 //   - bytes of rows that one rank takes from others, and the time of a bare copy of as many into a
 //     peer's arena, in the same run.
-// Stages: `place`, float32 rows to where others read them as they travel (nothing where whoever
-// makes the rows writes them there); `dispatch`; `prepare`, what is done with the runner's outputs
+// Stages: `place`, float32 rows to the send buffer (nothing where the producer of the rows writes
+// them there); `dispatch`; `prepare`, what is done with the runner's outputs
 // before the combine (--moe-combine-rows rank: they are added up); `combine`. Rows are permuted
 // between, but no experts computed: outputs are written to where a runner leaves them. `pass` is
 // everything from rows to sums with small experts, so that fused exchanges can be compared.
@@ -32,6 +32,7 @@
 #include <vector>
 
 #include "bench/cpu/cores.h"
+#include "bench/cpu/exchange_case.h"
 #include "bench/cpu/rank_benches.h"
 #include "bench/timing.h"
 #include "core/error.h"
@@ -41,44 +42,11 @@
 namespace switchyard::bench {
 namespace {
 
-constexpr int64_t kHidden = 2048;
-constexpr int64_t kIntermediate = 64;
-constexpr int kExperts = 64;
 constexpr auto kTimePerCase = std::chrono::milliseconds(300);
 constexpr int kSamples = 7;  // of one median
 constexpr int kFewestSamples = 3 * kSamples, kMostSamples = 2000;
 
-struct Case {
-  std::string a2a, mode;
-  int ranks = 2;
-  int64_t tokens = 128;  // of each rank
-  int top_k = 8;
-  bool fp8 = false;
-  bool processes = false;
-  bool pass = false;
-  std::string combine_rows = "slot";
-  std::shared_ptr<const MoeBackends> backends;
-
-  // "deepep normal by rank, ranks 2 threads bf16 top-8 tokens 128"
-  std::string Describe() const {
-    return fmt::format("{}{}{}, ranks {} {} {} top-{} tokens {}", a2a,
-                       mode.empty() ? "" : " " + mode, combine_rows == "slot" ? "" : " by rank",
-                       ranks, processes ? "processes" : "threads", fp8 ? "fp8" : "bf16", top_k,
-                       tokens);
-  }
-  MoeOptions Options() const {
-    return {.a2a_backend = a2a,
-            .deepep_mode = mode,
-            .max_dispatch_tokens_per_rank = static_cast<int>(tokens),
-            .dispatcher_output_dtype = fp8 ? "fp8" : "bf16",
-            .combine_rows = combine_rows,
-            .row_dtype = DType::kBF16};
-  }
-  MoeShape Shape() const { return {kHidden, kIntermediate, kExperts, top_k, tokens, false}; }
-  // Every rank has a batch of its own.
-  MeshShape Mesh() const { return {.tp = ranks, .ep = ranks, .dp = ranks}; }
-  size_t CopyBytes() const { return tokens * top_k * kHidden * sizeof(uint16_t); }
-};
+using Case = ExchangeCase;
 
 // Of one stage: the least of the medians of kSamples times in a row each.
 double LeastMedian(const std::vector<double>& times) {
@@ -232,7 +200,7 @@ class Bench {
     }
   }
 
-  // As the layer does it, or at best whoever makes the rows.
+  // As the layer does it, or at best the producer of the rows.
   void PlaceRows() {
     std::byte* rows = runtime_->dispatcher().InputRows(topk_.tokens, true, &handle_);
     rows_placed_ = rows != nullptr;
@@ -259,7 +227,7 @@ class Bench {
   }
   // As a runner that has just written them.
   void LeaveOutputs() {
-    const auto places = runtime_->dispatcher().OutputPlaces(expert_rows_, &handle_);
+    const auto places = runtime_->dispatcher().OutputDestinations(expert_rows_, &handle_);
     outputs_left_ = !places.empty();
     for (std::byte* place : places)
       if (place) std::fill_n(reinterpret_cast<uint16_t*>(place), kHidden, uint16_t{0x3f80});
@@ -281,7 +249,7 @@ class Bench {
     PlaceRows();
     BeginAndEndDispatch();
     Permute();
-    const auto places = runtime_->dispatcher().OutputPlaces(expert_rows_, &handle_);
+    const auto places = runtime_->dispatcher().OutputDestinations(expert_rows_, &handle_);
     if (places.empty()) {
       runtime_->runner().Run(block_, grouped_, kHidden, pool_, outputs_.data());
       expert_rows_ = runtime_->permute(dispatched_.layout).post(grouped_, outputs_.data());

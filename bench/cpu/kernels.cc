@@ -124,7 +124,7 @@ struct Bench {
     return seconds;
   }
 
-  // False where nobody wants the case; else its weights are there.
+  // False if the case is filtered out; else makes its weights.
   bool Begins(const char* name, const std::string& shape, const Formats& formats) {
     if (!report.Wants(name, shape)) return false;
     report.Start(name, shape);

@@ -60,7 +60,7 @@ double ReadOnce(ThreadPool& pool, const void* begin, int64_t bytes) {
   const int64_t part = bytes / pool.num_threads() / kLine * kLine;
   const auto start = Clock::now();
   pool.Run(pool.num_threads(), [&](int64_t i) {
-    ReadLines(static_cast<const char*>(begin) + i * part, part, kernels::kReadAhead);
+    ReadLines(static_cast<const char*>(begin) + i * part, part, kernels::kReadPrefetchDistance);
   });
   return static_cast<double>(part * pool.num_threads()) / SecondsSince(start);
 }

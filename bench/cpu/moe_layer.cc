@@ -1,8 +1,8 @@
-// One MoE layer on the CPUs of this host, a rank a thread with threads of its own, tokens of its
-// own and its share of made-up experts. Experts' weights are all there, as in a model, so that they
-// are read from memory. A line for each case: the median of passes from the first rank's begin to
-// the last one's end, the median time of each stage on rank 0, and what plain reads of a part of
-// the same weights give after each pass: memory is fast or slow by what others do.
+// One MoE layer on the CPUs of this host. Each rank is a thread with its own worker threads, its
+// own tokens and its share of generated experts. All experts' weights exist, as in a model, so that
+// they are read from memory. Each case prints a line: the median of passes, from the first rank's
+// begin to the last one's end, and the median time of each stage on rank 0. Plain reads of a part
+// of the same weights after each pass give the memory bandwidth of that moment.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -59,7 +59,7 @@ std::vector<Formats> FormatsOf(const ModelShape& model, const CpuCeilings& ceili
   using A = ActivationFormat;
   using W = WeightFormat;
   if (model.fp8) return {{"fp8 blocks", W::kFp8Block, A::kNone, 1, ceilings.peak}};
-  const bool pairs = kernels::MultipliesBFloat16(kernels::ActiveIsa());
+  const bool pairs = kernels::HasBFloat16Products(kernels::ActiveIsa());
   return {{"bfloat16", W::kBF16, pairs ? A::kBFloat16 : A::kNone, 2,
            pairs ? ceilings.bf16_peak : ceilings.peak},
           {"int8", W::kInt8Channel, A::kInt8Token, 1, ceilings.int8_peak}};
@@ -234,7 +234,7 @@ class Rank {
       for (const auto& part : parts) {
         const auto all = std::ssize(part);
         const int64_t begin = all * thread / threads, end = all * (thread + 1) / threads;
-        ReadLines(part.data() + begin, end - begin, kernels::kReadAhead);
+        ReadLines(part.data() + begin, end - begin, kernels::kReadPrefetchDistance);
       }
     });
     return bytes * setup_.ranks / GroupTime(start);

@@ -23,7 +23,7 @@ namespace {
 using cuda::Check;
 using cuda::DeviceMemory;
 using cuda::Event;
-using cuda::kMostTaggedBytes;
+using cuda::kMaxTaggedBytes;
 using cuda::PeerCollectives;
 using cuda::PeerMemory;
 using cuda::Stream;
@@ -91,7 +91,7 @@ class Bench {
       peer_.SetLimits(tagged_bytes, one_shot_bytes);
       Case("all-reduce", way, bytes, bus, [&] { peer_.AllReduceSum(rank_.data, count); });
     };
-    if (bytes <= kMostTaggedBytes) peer("tagged", kMostTaggedBytes, kMostBytes);
+    if (bytes <= kMaxTaggedBytes) peer("tagged", kMaxTaggedBytes, kMostBytes);
     peer("one shot", 0, kMostBytes);
     peer("two shots", 0, 0);
     Case("all-reduce", "NCCL", bytes, bus, [&] { nccl_->AllReduceSum(rank_.data, count); });
@@ -121,7 +121,7 @@ class Bench {
     const bool talks = rank_.comm.mesh.rank() == 0;
     if (talks) report_.Start(name, shape);
     const double seconds = Time(rank_, bytes <= (size_t{1} << 20) ? 40 : 8, operation);
-    memory_.CheckWaits();
+    memory_.CheckTimeouts();
     if (!talks) return;
     report_.Add({.name = name,
                  .shape = shape,

@@ -35,7 +35,7 @@ void PrintPlans(GemmProblem p, size_t weights, int calls) {
   for (const GemmPlan& plan : plans) {
     const double seconds = GraphSeconds(calls, [&](int i, cudaStream_t stream) {
       p.b = first + i % weights * p.n * p.k * (p.fp8 ? 1 : 2);
-      RunGemm(p, plan, gpu, stream);
+      LaunchGemm(p, plan, gpu, stream);
     });
     std::printf(" %s%d%s%s%s %.1f", plan.few_rows ? "" : "m", plan.weight_rows,
                 plan.cluster == 2 ? "c" : "", plan.steps == 4 ? "s" : "", plan == chosen ? "*" : "",

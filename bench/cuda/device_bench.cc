@@ -259,23 +259,27 @@ void BenchFront(Bench& bench) {
                             .dtype = DType::kBF16});
   };
   const auto at_once = [&](int64_t m) {
-    fused->AddNorm(
-        {.x = residual, .add = residual, .weight = weight, .halves = normed, .m = m, .n = kHidden});
-    fused->LinearOfHalves({.w = all, .y = q, .ldy = kAll, .m = m}, normed);
-    fused->HeadsToCache({.qkv = q,
-                         .q_norm = weight,
-                         .k_norm = weight,
-                         .m = m,
-                         .heads = kHeads,
-                         .kv_heads = kKvHeads,
-                         .head_dim = kDim,
-                         .rotary_dim = kDim,
-                         .positions = zeros,
-                         .cos_sin = table,
-                         .slots = zeros,
-                         .k_cache = cache,
-                         .v_cache = cache,
-                         .kv_dtype = DType::kBF16});
+    fused->AddNorm({.x = residual,
+                    .add = residual,
+                    .weight = weight,
+                    .bf16_rows = normed,
+                    .m = m,
+                    .n = kHidden});
+    fused->LinearOfBFloat16Rows({.w = all, .y = q, .ldy = kAll, .m = m}, normed);
+    fused->NormRopeStoreKv({.qkv = q,
+                            .q_norm = weight,
+                            .k_norm = weight,
+                            .m = m,
+                            .heads = kHeads,
+                            .kv_heads = kKvHeads,
+                            .head_dim = kDim,
+                            .rotary_dim = kDim,
+                            .positions = zeros,
+                            .cos_sin = table,
+                            .slots = zeros,
+                            .k_cache = cache,
+                            .v_cache = cache,
+                            .kv_dtype = DType::kBF16});
   };
   for (const int64_t m : {1, 32, 256}) {
     const auto rows = static_cast<double>(m), products = rows * kAll * kHidden;

@@ -1,6 +1,6 @@
 // Dispatch and combine of MoE rows over the GPUs of this host: hidden 7168, top-8 of 256 experts,
 // even routing. Times are those of the slowest rank, bytes those that leave a rank, the limit a
-// plain copy to a peer in the same run; NCCL's all-to-all stands beside. One GPU: ranks that share
+// plain copy to a peer in the same run; NCCL's all-to-all is printed too. One GPU: ranks that share
 // it, which shows no link at all. Up to 256 tokens take the low-latency exchange.
 #include <fmt/format.h>
 
@@ -159,7 +159,7 @@ void Case(const Ranks& ranks, int64_t tokens, bool fp8, bool by_rank, const Opti
   for (int r = 0; r < n; ++r) {
     ranks[r]->Use();
     config.rank = r;
-    peers.limit = {ranks[r]->report.as<WaitReport>(), 5'000'000'000, r};
+    peers.limit = {ranks[r]->report.as<WaitTimeoutReport>(), 5'000'000'000, r};
     ranks[r]->exchange = std::make_unique<Exchange>(config, experts, peers);
   }
   const Traffic traffic = Fill(ranks, config, experts, tokens);

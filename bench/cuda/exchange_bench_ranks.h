@@ -23,14 +23,14 @@ using cuda::Exchange;
 using cuda::PinnedMemory;
 using cuda::Stream;
 using cuda::UseDevice;
-using cuda::WaitReport;
+using cuda::WaitTimeoutReport;
 
 constexpr int kSamples = 5;
 
 struct Rank {
   explicit Rank(int device_in)
-      : device((UseDevice(device_in), device_in)), report(sizeof(WaitReport)) {
-    *report.as<WaitReport>() = {};
+      : device((UseDevice(device_in), device_in)), report(sizeof(WaitTimeoutReport)) {
+    *report.as<WaitTimeoutReport>() = {};
     for (int other = 0; other < DeviceCount(); ++other)
       if (other != device && cudaDeviceEnablePeerAccess(other, 0) != cudaSuccess)
         cudaGetLastError();
@@ -62,7 +62,7 @@ inline void Synchronize(const Ranks& ranks) {
   for (const auto& rank : ranks) {
     rank->Use();
     rank->stream.Synchronize();
-    if (const auto* report = rank->report.as<WaitReport>(); report->failed)
+    if (const auto* report = rank->report.as<WaitTimeoutReport>(); report->failed)
       throw Resource("rank {} waited for rank {} in vain, stage {}", report->rank, report->peer,
                      report->stage);
   }

@@ -126,7 +126,7 @@ void Case(Way way, int groups, int rows_of_group, int64_t n, int64_t k, const Gp
   const double seconds = GraphSeconds(calls, [&](int, cudaStream_t stream) {
     kFp8 ? cuda::GroupedGemmFp8(p, stream) : cuda::GroupedGemmBf16(p, stream);
   });
-  // Nobody needs the weights of a group without rows.
+  // The weights of a group without rows are not read.
   const int64_t busy = std::ranges::count_if(counts, [](int32_t count) { return count > 0; });
   const double bytes =
       static_cast<double>((busy * n + real_rows) * k * sizeof(T) + real_rows * n * 2);

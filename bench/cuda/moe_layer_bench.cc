@@ -2,9 +2,9 @@
 // Made-up weights in the shapes of DeepSeek-V3 (FP8 blocks) and Qwen3-30B-A3B (bfloat16); every
 // rank holds as many experts as one of EP 8 would.
 //
-// A line for each case: median of a replayed graph on rank 0, its stages, and the fraction of what
-// the machine allows: weights of the experts that got rows at the bandwidth of reads, or the
-// products at the matrix units' rate, whichever takes longer.
+// Each case prints a line: the median of a replayed graph on rank 0, its stages, and the fraction
+// of the roofline. The roofline is the larger of two times: reading the weights of the experts that
+// have rows, and computing their products at the matrix units' rate.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -206,7 +206,7 @@ void RunRank(const Setup& setup, RankComm& comm) {
                                               .max_pages = 1});
   CudaDevice& device = CudaDevice::From(*owner);
   PeerMemory peers(comm, setup.PeerBytes(), std::chrono::seconds(20));
-  device.AddCheck([&] { peers.CheckWaits(); });
+  device.AddCheck([&] { peers.CheckTimeouts(); });
   DeviceMoeContext context;
   context.mesh = comm.mesh;
   context.peers = &peers;

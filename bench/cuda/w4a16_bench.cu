@@ -29,7 +29,7 @@ __global__ void FillRecords(uint8_t* records, size_t bytes, W4A16Format format) 
     if (at < 0) {
       records[i] = static_cast<uint8_t>(any);
     } else if (format.kind == W4A16Kind::kMxfp4) {
-      records[i] = static_cast<uint8_t>(cuda::kW4A16Lift + 119 + any % 3);
+      records[i] = static_cast<uint8_t>(cuda::kW4A16ScaleShift + 119 + any % 3);
     } else if (format.kind == W4A16Kind::kNvfp4) {
       records[i] = static_cast<uint8_t>(0x60 + any % 24);  // 32 to 240
     } else if (at < cuda::kW4A16Tile * format.scales * static_cast<int>(sizeof(float))) {
@@ -72,8 +72,8 @@ void Case(const Kind& kind, int groups, int rows_of_group, int64_t n, int64_t k,
     if (in_blocks) blocks.pop_back();
   }
   DeviceArray<uint8_t> records(bytes);
-  const DeviceArray<float> globals(
-      std::vector<float>(groups * cuda::W4A16RowTiles(n), std::ldexp(1e-4f, cuda::kW4A16Lift)));
+  const DeviceArray<float> globals(std::vector<float>(groups * cuda::W4A16RowTiles(n),
+                                                      std::ldexp(1e-4f, cuda::kW4A16ScaleShift)));
   DeviceArray<__nv_bfloat16> a(rows * k), expanded(groups * n * k), d(rows * n), want(rows * n);
   const DeviceArray<int32_t> device_begins(begins), device_counts(counts), device_blocks(blocks);
   DeviceArray<int> differences(1);

@@ -95,7 +95,7 @@ class LoadRunner {
     const size_t limit =
         options_.max_concurrency > 0 ? static_cast<size_t>(options_.max_concurrency) : plan_.size();
     start_ = Clock::now();
-    // Each worker has one request in flight; whoever is free takes the next in line.
+    // Each worker has one request in flight; a free worker takes the next in line.
     for (size_t i = 0; i < std::min(limit, plan_.size()); ++i)
       asio::co_spawn(io_, Work(), [](const std::exception_ptr& error) {
         if (error) std::rethrow_exception(error);

@@ -1,6 +1,6 @@
-// How much of a slow exchange a training step hides: whole steps of several micro-batches, plain
-// and overlapped, over the asynchronous and the pairwise exchange, on two ranks of one thread each,
-// with an added delay for every exchange; and overlapped with sums of gradients under the backward
+// How much of a slow exchange a training step hides. Whole steps of several micro-batches run plain
+// and overlapped, over the asynchronous and the pairwise exchange, on two ranks of one thread each.
+// Every exchange has an added delay. A further case overlaps sums of gradients with the backward
 // pass.
 //
 // Every round runs a step of each kind, so that other work on the machine disturbs all alike; what

@@ -27,7 +27,7 @@ void Product(const WeightView& w, const float* bias, const float* input, float* 
 class PlainMlp : public Runner {
  public:
   RunnerLayout layout() const override { return RunnerLayout::kContiguous; }
-  bool Takes(WeightFormat) const override { return true; }
+  bool Supports(WeightFormat) const override { return true; }
 
   void Run(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden, ThreadPool& pool,
            float* y) override {

@@ -1,4 +1,4 @@
-// Which rank does what: a pure function from the parallel sizes to coordinates and groups.
+// Device mesh: maps the parallel sizes to each rank's coordinates and groups. Pure functions.
 #pragma once
 
 #include <string>
@@ -6,33 +6,33 @@
 
 namespace switchyard {
 
-// Sizes mean what they mean in SGLang: the world of one engine is `tp` ranks, of which `ep` places
-// hold different experts and tp / ep share each expert (MoE-TP).
+// Sizes as in SGLang: the world of one engine has `tp` ranks. They form `ep` partitions with
+// different experts; the tp / ep ranks of a partition shard each expert (MoE-TP).
 struct MeshShape {
   int tp = 1;
   int ep = 1;
-  // Attention groups with batches of their own (`--dp-size` with `--enable-dp-attention`).
+  // Attention groups, each with its own batches (`--dp-size` with `--enable-dp-attention`).
   int dp = 1;
-  // Ranks that share a dense feed-forward (`--moe-dense-tp-size`): 0 or tp, the whole world on
-  // gathered tokens; 1, each rank for tokens of its own.
+  // Ranks that shard a dense feed-forward (`--moe-dense-tp-size`). 0 or tp: the whole world, on
+  // gathered tokens. 1: each rank holds all of it and processes its own tokens.
   int dense_tp = 0;
 };
 
-// One rank's place. Value type, no communication. Groups list world ranks in ascending order; a
-// rank's index in a group is its rank there.
+// One rank's coordinates. Value type, no communication. Groups list world ranks in ascending order;
+// a rank's index in a group is its rank there.
 //
 //   tp 8, ep 4:   rank        0 1 2 3 4 5 6 7
 //                 ep rank     0 0 1 1 2 2 3 3      = rank / moe_tp
 //                 moe-tp rank 0 1 0 1 0 1 0 1      = rank % moe_tp
 //   EP groups {0,2,4,6} {1,3,5,7}; MoE-TP groups {0,1} {2,3} {4,5} {6,7}
 //
-// With DP attention the world is cut into dp runs of attn_tp = tp / dp ranks; each run attends for
-// requests of its own: tp 8, dp 2 gives attention groups {0,1,2,3} {4,5,6,7}. Without, dp is 1 and
-// the one attention group is the world.
+// With DP attention the world is divided into dp runs of attn_tp = tp / dp consecutive ranks. Each
+// run computes attention for its own requests: tp 8, dp 2 gives attention groups {0,1,2,3}
+// {4,5,6,7}. Without it, dp is 1 and the only attention group is the world.
 class Mesh {
  public:
-  Mesh() = default;  // one rank alone
-  // Error kInvalid naming the flags where a size is below 1, ep or dp does not divide tp, or
+  Mesh() = default;  // a single rank
+  // Error kInvalid names the flags if a size is below 1, ep or dp does not divide tp, or
   // dense_tp is none of 0, 1 and tp.
   Mesh(const MeshShape& shape, int rank);
 
@@ -48,12 +48,12 @@ class Mesh {
   int dp_rank() const { return rank_ / attn_tp(); }
   int attn_tp() const { return shape_.tp / shape_.dp; }
   int attn_tp_rank() const { return rank_ % attn_tp(); }
-  // Whether a dense feed-forward is whole on each rank, which then puts its own tokens through it.
-  bool whole_dense() const { return shape_.dense_tp == 1; }
+  // Whether a dense feed-forward is replicated; each rank then processes its own tokens.
+  bool replicated_dense() const { return shape_.dense_tp == 1; }
   const MeshShape& shape() const { return shape_; }
 
   std::vector<int> TpGroup() const;
-  std::vector<int> AttnTpGroup() const;  // ranks that attend for the same requests
+  std::vector<int> AttnTpGroup() const;  // ranks that shard attention for the same requests
   std::vector<int> EpGroup() const;  // ranks that hold different experts and the same slice of them
   std::vector<int> MoeTpGroup() const;  // ranks that hold different slices of the same experts
 

@@ -74,10 +74,10 @@ TEST(MeshTest, WithoutDpAttentionTheOneGroupIsTheWorld) {
 }
 
 TEST(MeshTest, DenseFeedForwardsAreSharedByAllOrWholeOnEach) {
-  EXPECT_FALSE(Mesh({.tp = 4}, 0).whole_dense());
-  EXPECT_FALSE(Mesh({.tp = 4, .dense_tp = 4}, 0).whole_dense());
-  EXPECT_TRUE(Mesh({.tp = 4, .dense_tp = 1}, 0).whole_dense());
-  EXPECT_TRUE(Mesh({.tp = 1, .dense_tp = 1}, 0).whole_dense());
+  EXPECT_FALSE(Mesh({.tp = 4}, 0).replicated_dense());
+  EXPECT_FALSE(Mesh({.tp = 4, .dense_tp = 4}, 0).replicated_dense());
+  EXPECT_TRUE(Mesh({.tp = 4, .dense_tp = 1}, 0).replicated_dense());
+  EXPECT_TRUE(Mesh({.tp = 1, .dense_tp = 1}, 0).replicated_dense());
 }
 
 TEST(MeshTest, OneRankAlone) {

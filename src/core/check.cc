@@ -11,4 +11,12 @@ void CheckFailed(const char* file, int line, const std::string& what) {
   std::abort();
 }
 
+namespace internal {
+
+void CompareFailed(const char* file, int line, const char* what, const std::string& a,
+                   const std::string& b) {
+  CheckFailed(file, line, fmt::format("{} (with {} and {})", what, a, b));
+}
+
+}  // namespace internal
 }  // namespace switchyard

@@ -1,10 +1,9 @@
-// CHECKs for bugs: they print the operands and abort. What users can get wrong is an Error
-// (core/error.h).
+// CHECKs for bugs: they print the operands and abort. User errors throw Error (core/error.h).
 #pragma once
 
-#include <fmt/format.h>
-
 #include <string>
+
+#include "core/format.h"
 
 namespace switchyard {
 
@@ -12,6 +11,10 @@ namespace switchyard {
 [[noreturn]] void CheckFailed(const char* file, int line, const std::string& what);
 
 namespace internal {
+// `what`: the comparison as it is written; then its operands' values.
+[[noreturn]] void CompareFailed(const char* file, int line, const char* what, const std::string& a,
+                                const std::string& b);
+
 template <typename T>
 std::string Show(const T& value) {
   if constexpr (fmt::is_formattable<T>::value) {
@@ -30,15 +33,14 @@ std::string Show(const T& value) {
       ::switchyard::CheckFailed(__FILE__, __LINE__, #condition); \
   } while (false)
 
-#define SWITCHYARD_CHECK_OP(a, op, b)                                                 \
-  do {                                                                                \
-    const auto& check_a = (a);                                                        \
-    const auto& check_b = (b);                                                        \
-    if (!(check_a op check_b)) [[unlikely]]                                           \
-      ::switchyard::CheckFailed(__FILE__, __LINE__,                                   \
-                                fmt::format("{} " #op " {} (with {} and {})", #a, #b, \
-                                            ::switchyard::internal::Show(check_a),    \
-                                            ::switchyard::internal::Show(check_b)));  \
+#define SWITCHYARD_CHECK_OP(a, op, b)                                               \
+  do {                                                                              \
+    const auto& check_a = (a);                                                      \
+    const auto& check_b = (b);                                                      \
+    if (!(check_a op check_b)) [[unlikely]]                                         \
+      ::switchyard::internal::CompareFailed(__FILE__, __LINE__, #a " " #op " " #b,  \
+                                            ::switchyard::internal::Show(check_a),  \
+                                            ::switchyard::internal::Show(check_b)); \
   } while (false)
 
 #define CHECK_EQ(a, b) SWITCHYARD_CHECK_OP(a, ==, b)

@@ -21,11 +21,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kMostCpus = 8192;  // the most that Linux is built for
+constexpr int kMaxCpus = 8192;  // maximum NR_CPUS of Linux
 
 struct CpuMask {
-  cpu_set_t* bits = CPU_ALLOC(kMostCpus);
-  size_t bytes = CPU_ALLOC_SIZE(kMostCpus);
+  cpu_set_t* bits = CPU_ALLOC(kMaxCpus);
+  size_t bytes = CPU_ALLOC_SIZE(kMaxCpus);
 
   CpuMask() { CPU_ZERO_S(bytes, bits); }
   CpuMask(const CpuMask&) = delete;
@@ -43,7 +43,7 @@ int ReadNumber(const fs::path& path, int missing) {
   return in >> value ? value : missing;
 }
 
-// The memory node, of which a CPU's directory has a link "node1".
+// NUMA node of a CPU, from the link "node<N>" in its sysfs directory; 0 if there is none.
 int NodeOf(const fs::path& directory) {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(directory, error)) {
@@ -57,7 +57,8 @@ int NodeOf(const fs::path& directory) {
   return 0;
 }
 
-// CPUs of one core, and cores in an order in which neighbours share most: node, package, core.
+// Groups CPUs by physical core. Cores are sorted by NUMA node, package and core id, so that
+// adjacent cores share the most.
 std::vector<CpuList> CoresOf(const CpuList& cpus, const fs::path& root) {
   std::map<std::tuple<int, int, int>, CpuList> cores;
   for (const int cpu : cpus) {
@@ -92,7 +93,7 @@ CpuList AllowedCpus() {
   const CpuMask mask;
   CpuList cpus;
   if (sched_getaffinity(0, mask.bytes, mask.bits) != 0) return cpus;
-  for (int cpu = 0; cpu < kMostCpus; ++cpu) {
+  for (int cpu = 0; cpu < kMaxCpus; ++cpu) {
     if (CPU_ISSET_S(cpu, mask.bytes, mask.bits)) cpus.push_back(cpu);
   }
   return cpus;
@@ -110,8 +111,8 @@ CpuList ParseCpuList(std::string_view where, std::string_view text) {
   const auto number = [&] {
     int value = -1;
     const auto parsed = std::from_chars(next, end, value);
-    if (parsed.ec != std::errc() || value < 0 || value >= kMostCpus)
-      throw Invalid("{}: '{}' is no list of CPUs; want one like 0-3,8", where, text);
+    if (parsed.ec != std::errc() || value < 0 || value >= kMaxCpus)
+      throw Invalid("{}: '{}' is not a list of CPUs; want one like 0-3,8", where, text);
     next = parsed.ptr;
     return value;
   };
@@ -122,16 +123,17 @@ CpuList ParseCpuList(std::string_view where, std::string_view text) {
       ++next;
       last = number();
     }
-    if (last < first) throw Invalid("{}: {}-{} in '{}' goes down", where, first, last, text);
+    if (last < first)
+      throw Invalid("{}: range {}-{} in '{}' is descending", where, first, last, text);
     for (int cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
     more = next != end && *next == ',';
     if (!more && next != end)
-      throw Invalid("{}: '{}' is no list of CPUs; want one like 0-3,8", where, text);
+      throw Invalid("{}: '{}' is not a list of CPUs; want one like 0-3,8", where, text);
     ++next;
   }
   std::sort(cpus.begin(), cpus.end());
   if (const auto twice = std::adjacent_find(cpus.begin(), cpus.end()); twice != cpus.end())
-    throw Invalid("{}: CPU {} is in '{}' twice", where, *twice, text);
+    throw Invalid("{}: CPU {} appears twice in '{}'", where, *twice, text);
   return cpus;
 }
 
@@ -148,10 +150,10 @@ std::string FormatCpuList(CpuList cpus) {
   return text;
 }
 
-CpuList ShareOfCpus(const CpuList& cpus, int index, int count, const fs::path& root) {
+CpuList PartitionCpus(const CpuList& cpus, int index, int count, const fs::path& root) {
   if (static_cast<size_t>(count) > cpus.size()) return {};
   std::vector<CpuList> cores = CoresOf(cpus, root);
-  if (cores.size() < static_cast<size_t>(count)) {  // hardware threads of a core part
+  if (cores.size() < static_cast<size_t>(count)) {  // split by hardware threads
     const std::vector<CpuList> whole = std::exchange(cores, {});
     for (const CpuList& core : whole) {
       for (const int cpu : core) cores.push_back({cpu});
@@ -161,14 +163,15 @@ CpuList ShareOfCpus(const CpuList& cpus, int index, int count, const fs::path& r
   return CoresFirst(std::span(cores).subspan(begin, end - begin));
 }
 
-bool RunOn(std::span<const int> cpus) {
+bool SetThreadAffinity(std::span<const int> cpus) {
   const CpuMask mask;
   for (const int cpu : cpus) CPU_SET_S(cpu, mask.bytes, mask.bits);
   return sched_setaffinity(0, mask.bytes, mask.bits) == 0;
 }
 
-std::optional<TakenCpus> TakenCpus::Take(int count, const CpuList& cpus, const fs::path& root) {
-  TakenCpus taken;
+std::optional<CpuReservation> CpuReservation::Take(int count, const CpuList& cpus,
+                                                   const fs::path& root) {
+  CpuReservation taken;
   for (const int cpu : cpus) {
     if (std::ssize(taken.cpus_) == count) break;
     const int fd = open(CpuDirectory(root, cpu).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -184,14 +187,14 @@ std::optional<TakenCpus> TakenCpus::Take(int count, const CpuList& cpus, const f
   return taken;
 }
 
-TakenCpus::~TakenCpus() {
+CpuReservation::~CpuReservation() {
   for (const int fd : fds_) close(fd);
 }
 
-TakenCpus::TakenCpus(TakenCpus&& other) noexcept
+CpuReservation::CpuReservation(CpuReservation&& other) noexcept
     : cpus_(std::move(other.cpus_)), fds_(std::exchange(other.fds_, {})) {}
 
-TakenCpus& TakenCpus::operator=(TakenCpus&& other) noexcept {
+CpuReservation& CpuReservation::operator=(CpuReservation&& other) noexcept {
   std::swap(cpus_, other.cpus_);
   std::swap(fds_, other.fds_);
   return *this;

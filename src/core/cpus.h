@@ -1,5 +1,5 @@
-// Which CPUs there are for this process, how they lie, and who has taken them. A CPU is what Linux
-// numbers so: a core, or one of its hardware threads.
+// CPU affinity: CPUs allowed to this process, their partition over ranks, and reservation across
+// processes of a host. A CPU is a Linux CPU number: a core, or one of its hardware threads.
 #pragma once
 
 #include <filesystem>
@@ -11,47 +11,48 @@
 
 namespace switchyard {
 
-// Numbers of CPUs. Ascending where nothing else is said.
+// CPU numbers, ascending unless stated otherwise.
 using CpuList = std::vector<int>;
 
-// Those that the calling thread may run on: the machine's, or fewer by a cpuset, taskset, or what
-// mpirun and srun bind a rank to.
+// Affinity mask of the calling thread: all CPUs of the machine, or fewer under a cpuset, taskset,
+// or the binding of mpirun or srun.
 CpuList AllowedCpus();
-// How many these are, at least 1. (std::thread::hardware_concurrency counts the machine's.)
+// Size of AllowedCpus(), at least 1. (std::thread::hardware_concurrency counts the machine's CPUs.)
 int AllowedCpuCount();
 
-// "0-3,8": Error kInvalid begins with `where` and says what is wrong.
+// Parses "0-3,8". The message of Error kInvalid starts with `where`.
 CpuList ParseCpuList(std::string_view where, std::string_view text);
 std::string FormatCpuList(CpuList cpus);
 
-// The part of rank `index` of `count` ranks that share `cpus`: neighbours, by whole cores where
-// there are as many, so that a part lies on one memory node wherever sizes allow it. In the order
-// in which threads take them: cores before second hardware threads of cores. Empty where ranks
-// outnumber CPUs. `root`: where to find /sys (a test gives another); without it neighbours are
-// neighbouring numbers.
-CpuList ShareOfCpus(const CpuList& cpus, int index, int count,
-                    const std::filesystem::path& root = "/");
+// CPUs of rank `index` out of `count` ranks that share `cpus`. Each share is a run of neighbouring
+// CPUs, in whole cores if there are at least `count` cores, so that it stays on one NUMA node where
+// sizes allow. The order is the pinning order of threads: first hardware threads of all cores
+// before second ones. Empty if there are fewer CPUs than ranks. `root`: parent directory of /sys
+// (tests replace it). Without /sys, CPUs with consecutive numbers are neighbours.
+CpuList PartitionCpus(const CpuList& cpus, int index, int count,
+                      const std::filesystem::path& root = "/");
 
-// Lets the calling thread, and what it starts from now on, run on these alone. False where the
-// system refuses.
-bool RunOn(std::span<const int> cpus);
+// Sets the affinity mask of the calling thread, which new threads inherit. False if the system
+// refuses.
+bool SetThreadAffinity(std::span<const int> cpus);
 
-// CPUs that this object has taken, so that no other server of the host pins threads there: locks on
-// directories of /sys, which leave no file behind and go with the process, however it ends.
-// Containers with a network of their own have a /sys of their own and do not see each other's.
-class TakenCpus {
+// Reserves CPUs, so that no other server on the host pins threads to them. A reservation is a set
+// of locks on directories of /sys: it leaves no files behind and ends with the process, however
+// that ends. Containers with their own network namespace have their own /sys and do not see each
+// other's locks.
+class CpuReservation {
  public:
-  // The first `count` of `cpus` that nobody has; nothing where there are fewer.
-  static std::optional<TakenCpus> Take(int count, const CpuList& cpus,
-                                       const std::filesystem::path& root = "/");
-  ~TakenCpus();
-  TakenCpus(TakenCpus&& other) noexcept;
-  TakenCpus& operator=(TakenCpus&& other) noexcept;
+  // The first `count` of `cpus` that are not reserved; nullopt if there are fewer.
+  static std::optional<CpuReservation> Take(int count, const CpuList& cpus,
+                                            const std::filesystem::path& root = "/");
+  ~CpuReservation();
+  CpuReservation(CpuReservation&& other) noexcept;
+  CpuReservation& operator=(CpuReservation&& other) noexcept;
 
   const CpuList& cpus() const { return cpus_; }  // in the order given
 
  private:
-  TakenCpus() = default;
+  CpuReservation() = default;
   CpuList cpus_;
   std::vector<int> fds_;
 };

@@ -18,8 +18,9 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 namespace fs = std::filesystem;
 
-// A /sys of `nodes` nodes with `cores` cores of two hardware threads each, numbered as Linux mostly
-// does: all first threads, node after node, then all second ones.
+// A fake /sys with `nodes` NUMA nodes of `cores` cores with two hardware threads each. CPU numbers
+// are as Linux usually assigns them: first threads of all cores, node by node, then the second
+// threads.
 class FakeMachine {
  public:
   FakeMachine(int nodes, int cores)
@@ -56,21 +57,22 @@ TEST(CpusTest, ListsAreReadAndWritten) {
 TEST(CpusTest, BadListsAreSaid) {
   for (const char* bad : {"", "a", "1,", "1-", "-1", "1;2", "0-99999", "1 2"}) {
     EXPECT_THAT(ErrorOf([&] { ParseCpuList("--cpu-bind", bad); }),
-                HasSubstr(fmt::format("--cpu-bind: '{}' is no list of CPUs", bad)));
+                HasSubstr(fmt::format("--cpu-bind: '{}' is not a list of CPUs", bad)));
   }
-  EXPECT_THAT(ErrorOf([] { ParseCpuList("x", "3-1"); }), HasSubstr("3-1 in '3-1' goes down"));
-  EXPECT_THAT(ErrorOf([] { ParseCpuList("x", "0-2,1"); }), HasSubstr("CPU 1 is in '0-2,1' twice"));
+  EXPECT_THAT(ErrorOf([] { ParseCpuList("x", "3-1"); }), HasSubstr("3-1 in '3-1' is descending"));
+  EXPECT_THAT(ErrorOf([] { ParseCpuList("x", "0-2,1"); }),
+              HasSubstr("CPU 1 appears twice in '0-2,1'"));
 }
 
 TEST(CpusTest, RanksGetWholeCoresOfOneNode) {
   const FakeMachine machine(/*nodes=*/2, /*cores=*/4);
   const auto share = [&](const CpuList& cpus, int index, int count) {
-    return ShareOfCpus(cpus, index, count, machine.root());
+    return PartitionCpus(cpus, index, count, machine.root());
   };
   EXPECT_THAT(share(UpTo(16), 0, 2), ElementsAre(0, 1, 2, 3, 8, 9, 10, 11));
   EXPECT_THAT(share(UpTo(16), 1, 2), ElementsAre(4, 5, 6, 7, 12, 13, 14, 15));
   EXPECT_THAT(share(UpTo(16), 3, 4), ElementsAre(6, 7, 14, 15));
-  EXPECT_THAT(share({2, 3, 4, 5}, 1, 2), ElementsAre(4, 5)) << "fewer are allowed";
+  EXPECT_THAT(share({2, 3, 4, 5}, 1, 2), ElementsAre(4, 5)) << "fewer CPUs are allowed";
   EXPECT_THAT(share({0, 8}, 1, 2), ElementsAre(8)) << "hardware threads of one core";
   EXPECT_THAT(share({0, 8}, 0, 3), IsEmpty());
 }
@@ -80,7 +82,7 @@ TEST(CpusTest, EachCpuIsOneRanks) {
   for (const int count : {1, 2, 3, 5, 8, 11, 16}) {
     CpuList all;
     for (int index = 0; index < count; ++index) {
-      const CpuList share = ShareOfCpus(UpTo(16), index, count, machine.root());
+      const CpuList share = PartitionCpus(UpTo(16), index, count, machine.root());
       EXPECT_FALSE(share.empty()) << count;
       all.insert(all.end(), share.begin(), share.end());
     }
@@ -89,24 +91,24 @@ TEST(CpusTest, EachCpuIsOneRanks) {
 }
 
 TEST(CpusTest, WithoutSysNumbersPart) {
-  EXPECT_THAT(ShareOfCpus(UpTo(4), 1, 2, "/nowhere"), ElementsAre(2, 3));
+  EXPECT_THAT(PartitionCpus(UpTo(4), 1, 2, "/nowhere"), ElementsAre(2, 3));
 }
 
 TEST(CpusTest, WhatOneTakesNobodyElseGets) {
   const FakeMachine machine(1, 2);
-  std::optional<TakenCpus> first = TakenCpus::Take(2, UpTo(4), machine.root());
+  std::optional<CpuReservation> first = CpuReservation::Take(2, UpTo(4), machine.root());
   ASSERT_TRUE(first);
   EXPECT_THAT(first->cpus(), ElementsAre(0, 1));
-  EXPECT_FALSE(TakenCpus::Take(3, UpTo(4), machine.root()));
-  const auto second = TakenCpus::Take(2, UpTo(4), machine.root());
+  EXPECT_FALSE(CpuReservation::Take(3, UpTo(4), machine.root()));
+  const auto second = CpuReservation::Take(2, UpTo(4), machine.root());
   ASSERT_TRUE(second);
   EXPECT_THAT(second->cpus(), ElementsAre(2, 3));
-  TakenCpus moved = std::move(*first);
+  CpuReservation moved = std::move(*first);
   first.reset();
-  EXPECT_FALSE(TakenCpus::Take(1, {0, 1}, machine.root()));
-  { const TakenCpus gone = std::move(moved); }
-  EXPECT_TRUE(TakenCpus::Take(2, {0, 1}, machine.root()));
-  EXPECT_FALSE(TakenCpus::Take(1, {77}, machine.root())) << "there is no such CPU";
+  EXPECT_FALSE(CpuReservation::Take(1, {0, 1}, machine.root()));
+  { const CpuReservation gone = std::move(moved); }
+  EXPECT_TRUE(CpuReservation::Take(2, {0, 1}, machine.root()));
+  EXPECT_FALSE(CpuReservation::Take(1, {77}, machine.root())) << "no such CPU";
 }
 
 TEST(CpusTest, ThreadsRunWhereTheyAreTold) {
@@ -115,7 +117,7 @@ TEST(CpusTest, ThreadsRunWhereTheyAreTold) {
   EXPECT_EQ(AllowedCpuCount(), std::ssize(all));
   std::thread([&] {
     const int last = all.back();
-    ASSERT_TRUE(RunOn({&last, 1}));
+    ASSERT_TRUE(SetThreadAffinity({&last, 1}));
     EXPECT_THAT(AllowedCpus(), ElementsAre(all.back()));
     EXPECT_EQ(AllowedCpuCount(), 1);
     std::thread([&] { EXPECT_THAT(AllowedCpus(), ElementsAre(all.back())); }).join();
@@ -127,11 +129,11 @@ TEST(CpusTest, WorkersOfAPoolHaveACpuEachAndItsCallerAll) {
   const CpuList cpus = AllowedCpus();
   const auto threads = static_cast<int>(cpus.size());
   std::vector<CpuList> masks(threads);
-  std::thread([&] {  // whose mask the pool changes
+  std::thread([&] {  // a separate thread, because the pool changes the caller's affinity mask
     ThreadPool pool(threads, cpus);
     std::barrier all(threads);
     pool.Run(threads, [&](int64_t i) {
-      all.arrive_and_wait();  // so that each thread has one
+      all.arrive_and_wait();  // so that each thread runs one index
       masks[i] = AllowedCpus();
     });
     EXPECT_EQ(AllowedCpus(), cpus);

@@ -30,7 +30,7 @@ TEST(DTypeTest, EveryFp8SurvivesTheRoundTrip) {
   }
 }
 
-// Between two neighbours the nearer one is taken, and the even one from the middle.
+// The nearer of two neighbours is chosen, and the even one halfway between them.
 TEST(DTypeTest, RoundsToNearestEven) {
   for (uint32_t bits = 0; bits + 1 < 0x7f; ++bits) {
     const float low = ToFloat(F8E4M3{static_cast<uint8_t>(bits)});
@@ -40,9 +40,9 @@ TEST(DTypeTest, RoundsToNearestEven) {
     EXPECT_EQ(ToF8E4M3(0.5f * (low + high)).bits, bits % 2 ? bits + 1 : bits);
   }
   EXPECT_EQ(ToBF16(1.00390625f).bits,
-            0x3f80);  // the middle of 1 and its successor goes to the even 1
-  EXPECT_EQ(ToBF16(1.01171875f).bits, 0x3f82);  // and the next middle goes up to the even one
-  EXPECT_EQ(ToF16(65520.0f).bits, 0x7c00);  // the middle of the largest half and 65536 overflows
+            0x3f80);  // halfway between 1 and its successor: rounds to the even 1
+  EXPECT_EQ(ToBF16(1.01171875f).bits, 0x3f82);  // the next midpoint rounds up to the even value
+  EXPECT_EQ(ToF16(65520.0f).bits, 0x7c00);      // midpoint of the largest float16 and 65536
   EXPECT_EQ(ToF16(65519.0f).bits, 0x7bff);
   EXPECT_EQ(ToF8E4M3(1e9f).bits, 0x7e);
 }

@@ -1,20 +1,46 @@
-// The logger: the only global of the program. Lines go to stderr as "[time] [level] [who] text".
+// The process logger, the program's only global. Lines go to stderr as "[time] [level] [who] text".
 #pragma once
 
-#include <spdlog/spdlog.h>
-
+#include <iosfwd>
+#include <memory>
 #include <string>
+
+#include "core/format.h"
 
 namespace switchyard {
 
-// Sets up the process's logger. `who` stands in every line (e.g. "TP1 EP1"; empty for the front).
-// `level` is one of debug, info, warning, error; anything else is an Error. Call once, from main or
-// a rank's entry.
+enum class LogLevel { kDebug, kInfo, kWarning, kError };
+
+// Sets up the process logger. `who` is part of every line (e.g. "TP1 EP1"; empty for the front).
+// `level`: debug, info, warning or error; anything else throws an Error. Call once, from main or
+// the entry point of a rank.
 void InitLog(const std::string& level, const std::string& who = {});
+
+// Whether lines of `level` are written. Any thread.
+bool Logs(LogLevel level);
+// Writes one line. Any thread; lines of several threads do not mix.
+void WriteLog(LogLevel level, fmt::string_view format, fmt::format_args args);
+
+// While it lives, lines go to `to` instead. For tests; one at a time.
+class LogCapture {
+ public:
+  explicit LogCapture(std::ostream& to);
+  ~LogCapture();
+  LogCapture(const LogCapture&) = delete;
+  LogCapture& operator=(const LogCapture&) = delete;
+
+ private:
+  std::shared_ptr<void> before_;  // the logger that comes back
+};
+
+template <typename... Args>
+void Log(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {
+  if (Logs(level)) WriteLog(level, format, fmt::make_format_args(args...));
+}
 
 }  // namespace switchyard
 
-#define LOG_DEBUG(...) ::spdlog::debug(__VA_ARGS__)
-#define LOG_INFO(...) ::spdlog::info(__VA_ARGS__)
-#define LOG_WARNING(...) ::spdlog::warn(__VA_ARGS__)
-#define LOG_ERROR(...) ::spdlog::error(__VA_ARGS__)
+#define LOG_DEBUG(...) ::switchyard::Log(::switchyard::LogLevel::kDebug, __VA_ARGS__)
+#define LOG_INFO(...) ::switchyard::Log(::switchyard::LogLevel::kInfo, __VA_ARGS__)
+#define LOG_WARNING(...) ::switchyard::Log(::switchyard::LogLevel::kWarning, __VA_ARGS__)
+#define LOG_ERROR(...) ::switchyard::Log(::switchyard::LogLevel::kError, __VA_ARGS__)

@@ -1,17 +1,19 @@
 #include "core/log_queue.h"
 
-#include <fmt/format.h>
 #include <spdlog/sinks/base_sink.h>
+#include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <condition_variable>
 #include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 
-#include "core/log.h"
+#include "core/format.h"
 
 namespace switchyard {
 namespace {

@@ -15,8 +15,8 @@
 namespace switchyard {
 namespace {
 
-// How often a waiting thread looks before it yields, and how often it yields before it sleeps:
-// together about 50 µs on an idle core, the gap between two loops of one step.
+// Polls before a waiting thread yields, and yields before it sleeps. Together about 50 µs on an
+// idle core, which covers the gap between two loops of one step.
 constexpr int kSpins = 2000;
 constexpr int kYields = 20;
 
@@ -39,9 +39,9 @@ struct ThreadPool::State {
   std::vector<std::thread> workers;
   std::mutex mutex;
   std::condition_variable wake;
-  std::atomic<uint64_t> epoch{0};  // raised for each loop; a worker runs each epoch once
-  std::atomic<bool> open{false};   // a loop is running and takes workers
-  std::atomic<int> inside{0};      // workers that have entered, and may be reading n and body
+  std::atomic<uint64_t> epoch{0};  // incremented for each loop; a worker runs each epoch once
+  std::atomic<bool> open{false};   // a loop is running and accepts workers
+  std::atomic<int> inside{0};      // workers that may be reading n and body
   std::atomic<int64_t> next{0};
   std::atomic<bool> stop{false};
   int64_t n = 0;
@@ -61,9 +61,9 @@ struct ThreadPool::State {
       }
       seen = epoch.load(std::memory_order_acquire);
       if (stop.load(std::memory_order_relaxed)) return;
-      // Enter first, look then: either Run, having closed, sees this worker inside and waits for
-      // it, or this worker sees that it comes too late. Both need the one order of all sequentially
-      // consistent operations.
+      // Increment `inside` before reading `open`. Either Run closes the loop first and this worker
+      // skips it, or Run sees this worker inside and waits. Both sides need sequentially consistent
+      // order.
       inside.fetch_add(1);
       if (open.load()) Drain();
       inside.fetch_sub(1, std::memory_order_release);
@@ -85,14 +85,14 @@ ThreadPool::ThreadPool(int num_threads, std::span<const int> cpus)
     : state_(std::make_unique<State>()) {
   CHECK_GE(num_threads, 1);
   CHECK(cpus.empty() || std::ssize(cpus) == num_threads);
-  if (!cpus.empty() && !RunOn(cpus)) {
-    LOG_WARNING("the system does not let threads be pinned to CPUs {}",
+  if (!cpus.empty() && !SetThreadAffinity(cpus)) {
+    LOG_WARNING("cannot pin threads to CPUs {}: sched_setaffinity failed",
                 FormatCpuList({cpus.begin(), cpus.end()}));
     cpus = {};
   }
   for (int i = 1; i < num_threads; ++i) {
     state_->workers.emplace_back([s = state_.get(), cpu = cpus.empty() ? -1 : cpus[i]] {
-      if (cpu >= 0) RunOn({&cpu, 1});
+      if (cpu >= 0) SetThreadAffinity({&cpu, 1});
       s->Work();
     });
   }
@@ -118,7 +118,7 @@ void ThreadPool::Run(int64_t n, const std::function<void(int64_t)>& body) {
   state_->open.store(true);
   state_->Raise();
   state_->Drain();
-  // Every task is taken. A worker that the system has not even woken yet is not waited for.
+  // All indices are taken. Workers that have not woken up yet are not waited for.
   state_->open.store(false);
   const auto left = [this] { return state_->inside.load() == 0; };
   while (!SpinUntil(left)) {
@@ -131,7 +131,7 @@ void ThreadPool::RunRanges(int64_t n, int64_t grain,
   const int64_t most = num_threads() == 1 ? 1 : int64_t{4} * num_threads();
   const int64_t pieces = std::clamp<int64_t>(n / std::max<int64_t>(grain, 1), 1, most);
   const auto piece = [&](int64_t p) { body(n * p / pieces, n * (p + 1) / pieces); };
-  Run(pieces, std::cref(piece));  // by reference: no copy of it on the heap
+  Run(pieces, std::cref(piece));  // std::cref: no heap copy
 }
 
 }  // namespace switchyard

@@ -30,7 +30,8 @@ TEST(ThreadPoolTest, RangesCoverEverythingWithoutOverlap) {
   }
 }
 
-// What a loop wrote is seen after Run, and loops that follow at once or after a sleep all start.
+// Writes of a loop are visible after Run. Loops start both at once after the last one and after a
+// sleep.
 TEST(ThreadPoolTest, ManyLoopsInARow) {
   ThreadPool pool(4);
   std::vector<int64_t> sums(64);

@@ -1,7 +1,5 @@
 #include "core/safetensors.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -17,25 +15,25 @@ namespace {
 
 using nlohmann::json;
 
-static_assert(std::endian::native == std::endian::little, "tensors are used where they lie");
+static_assert(std::endian::native == std::endian::little, "tensors are used in place");
 
 constexpr uint64_t kLengthBytes = 8;
-constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the format's own bound
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // limit of the format
 constexpr size_t kMaxRank = 16;
 
-// Parses, refusing a name that stands twice: a JSON library would keep one of them silently.
+// Parses the header and rejects duplicate names, of which the JSON library would silently keep one.
 json ParseObject(std::string_view text, const std::string& file) {
   std::set<std::string> names;
   const auto refuse_duplicates = [&](int depth, json::parse_event_t event, json& key) {
     if (depth == 1 && event == json::parse_event_t::key &&
         !names.insert(key.get<std::string>()).second) {
-      throw Invalid("{}: tensor \"{}\" stands twice in the header", file, key.get<std::string>());
+      throw Invalid("{}: tensor \"{}\" appears twice in the header", file, key.get<std::string>());
     }
     return true;
   };
   try {
     json header = json::parse(text, refuse_duplicates);
-    if (!header.is_object()) throw Invalid("{}: the header is no JSON object", file);
+    if (!header.is_object()) throw Invalid("{}: the header is not a JSON object", file);
     return header;
   } catch (const json::exception& e) {
     throw Invalid("{}: the header is not JSON: {}", file, e.what());
@@ -64,7 +62,7 @@ std::optional<uint64_t> BytesOf(DType dtype, const std::vector<uint64_t>& shape)
 
 TensorEntry ParseEntry(const json& entry, uint64_t data_begin, uint64_t data_bytes,
                        const std::string& where) {
-  if (!entry.is_object()) throw Invalid("{}: its entry is no JSON object", where);
+  if (!entry.is_object()) throw Invalid("{}: the entry is not a JSON object", where);
   const auto dtype_name = entry.find("dtype");
   if (dtype_name == entry.end() || !dtype_name->is_string()) {
     throw Invalid("{}: dtype is missing", where);
@@ -76,26 +74,26 @@ TensorEntry ParseEntry(const json& entry, uint64_t data_begin, uint64_t data_byt
   }
   const auto shape = UnsignedList(entry, "shape");
   if (!shape || shape->size() > kMaxRank) {
-    throw Invalid("{}: shape is missing or no list of sizes", where);
+    throw Invalid("{}: shape is missing or not a list of sizes", where);
   }
   const auto offsets = UnsignedList(entry, "data_offsets");
   if (!offsets || offsets->size() != 2 || (*offsets)[0] > (*offsets)[1]) {
-    throw Invalid("{}: data_offsets is missing or no ascending pair", where);
+    throw Invalid("{}: data_offsets is missing or not an ascending pair", where);
   }
   const uint64_t begin = (*offsets)[0], end = (*offsets)[1];
   if (end > data_bytes) {
-    throw Invalid("{}: ends at byte {} of the data, of which the file has {}; it is truncated",
+    throw Invalid("{}: ends at data byte {}, but the file has {} data bytes; it is truncated",
                   where, end, data_bytes);
   }
   const auto bytes = BytesOf(*dtype, *shape);
   if (bytes != end - begin) {
     throw Invalid("{}: {} of [{}] does not fill its {} bytes", where, Name(*dtype),
-                  fmt::join(*shape, ", "), end - begin);
+                  Joined(*shape, ", "), end - begin);
   }
   return {*dtype, {shape->begin(), shape->end()}, data_begin + begin, data_begin + end};
 }
 
-void RefuseOverlaps(const TensorEntries& entries, const std::string& file) {
+void CheckNoOverlaps(const TensorEntries& entries, const std::string& file) {
   std::vector<const TensorEntries::value_type*> by_begin;
   for (const auto& entry : entries) {
     if (entry.second.begin != entry.second.end) by_begin.push_back(&entry);
@@ -114,17 +112,18 @@ void RefuseOverlaps(const TensorEntries& entries, const std::string& file) {
 TensorEntries ParseSafetensorsHeader(std::span<const uint8_t> head, uint64_t file_size,
                                      const std::string& file) {
   if (file_size < kLengthBytes || head.size() < kLengthBytes) {
-    throw Invalid("{}: {} bytes are no safetensors file; it is truncated", file, file_size);
+    throw Invalid("{}: {} bytes are too few for a safetensors file; it is truncated", file,
+                  file_size);
   }
   uint64_t length = 0;
   std::memcpy(&length, head.data(), kLengthBytes);
   if (length > kMaxHeaderBytes) {
-    throw Invalid("{}: header length {} is over {}; this is no safetensors file", file, length,
+    throw Invalid("{}: header length {} is over {}; this is not a safetensors file", file, length,
                   kMaxHeaderBytes);
   }
   if (length > file_size - kLengthBytes || length > head.size() - kLengthBytes) {
-    throw Invalid("{}: header length {} reaches past the file's {} bytes; it is truncated", file,
-                  length, file_size);
+    throw Invalid("{}: header length {} exceeds the file's {} bytes; it is truncated", file, length,
+                  file_size);
   }
   const std::string_view text(reinterpret_cast<const char*>(head.data()) + kLengthBytes, length);
   const json header = ParseObject(text, file);
@@ -136,7 +135,7 @@ TensorEntries ParseSafetensorsHeader(std::span<const uint8_t> head, uint64_t fil
     entries.emplace(name, ParseEntry(entry, data_begin, file_size - data_begin,
                                      fmt::format("{}: tensor \"{}\"", file, name)));
   }
-  RefuseOverlaps(entries, file);
+  CheckNoOverlaps(entries, file);
   return entries;
 }
 

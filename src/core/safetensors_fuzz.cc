@@ -1,4 +1,4 @@
-// Headers from memory: any bytes either parse, with ranges inside the file, or give an Error.
+// Parses arbitrary bytes as a header: they parse to ranges inside the file or throw an Error.
 #include <cstddef>
 #include <cstdint>
 

@@ -58,7 +58,7 @@ TEST(SafetensorsHeader, RefusesWhatContradictsTheFile) {
       {R"("a":{"dtype":"F32","data_offsets":[0,8]})", "shape"},
       {R"("a":{"shape":[2],"data_offsets":[0,8]})", "dtype"},
       {R"("a":{"dtype":"F3","shape":[2],"data_offsets":[0,8]})", "unknown dtype"},
-      {R"("a":[1])", "no JSON object"},
+      {R"("a":[1])", "not a JSON object"},
       {R"("a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]})",
        "does not fill"},
       {R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
@@ -83,12 +83,12 @@ TEST(SafetensorsHeader, RefusesLengthsOutsideTheFile) {
   EXPECT_THAT(MessageOf(std::string(8, '\0')), HasSubstr("not JSON"));
   EXPECT_THAT(MessageOf(std::string("\x40\0\0\0\0\0\0\0{}", 10)), HasSubstr("truncated"));
   EXPECT_THAT(MessageOf(std::string(8, '\xff') + "{}"), HasSubstr("header length"));
-  EXPECT_THAT(MessageOf(File("[]")), HasSubstr("no JSON object"));
+  EXPECT_THAT(MessageOf(File("[]")), HasSubstr("not a JSON object"));
   EXPECT_THAT(MessageOf(File("{")), HasSubstr("not JSON"));
 }
 
-// Every one-byte change and every cut of a real header either parses to ranges inside the file or
-// is refused.
+// Every one-byte change and every truncation of a valid header either parses to ranges inside the
+// file or throws an Error.
 TEST(SafetensorsHeader, SurvivesMutations) {
   const std::string whole = File(R"({"b":{"dtype":"BF16","shape":[2,2],"data_offsets":[4,12]},)"
                                  R"("a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})");

@@ -18,7 +18,7 @@
 namespace switchyard {
 namespace {
 
-// As the format spells it.
+// Name of a dtype in the safetensors format.
 const char* FormatName(DType dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -56,11 +56,11 @@ size_t BytesOf(DType dtype, const std::vector<int64_t>& shape) {
 std::string Header(const std::map<std::string, std::string>& metadata, nlohmann::json tensors) {
   if (!metadata.empty()) tensors["__metadata__"] = metadata;
   std::string header = tensors.dump();
-  header.resize((header.size() + 7) / 8 * 8, ' ');  // tensors begin at a multiple of 8
+  header.resize((header.size() + 7) / 8 * 8, ' ');  // aligns the tensor data to 8 bytes
   return header;
 }
 
-// A file that disappears again unless Finish has renamed it. Errors are std::system_error.
+// A temporary file, deleted unless Finish renames it. Errors are std::system_error.
 class PartFile {
  public:
   explicit PartFile(std::filesystem::path path) : path_(std::move(path)) {
@@ -152,7 +152,7 @@ void SafetensorsWriter::Write(const std::filesystem::path& path) const {
   part += ".part";
   try {
     PartFile out(part);
-    out.Write(&length, sizeof length);  // little endian, as we are
+    out.Write(&length, sizeof length);  // little endian, like the host
     out.Write(header.data(), header.size());
     for (const Entry& entry : entries_) {
       out.Write(entry.view != nullptr ? entry.view : entry.bytes.data(), entry.size);

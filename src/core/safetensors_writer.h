@@ -11,21 +11,22 @@
 
 namespace switchyard {
 
-// Tensors are added and written in one go. A value.
+// Collects tensors and writes them in one call. A value type.
 class SafetensorsWriter {
  public:
-  // Copies the numbers.
+  // Copies the data.
   void Add(const std::string& name, std::vector<int64_t> shape, const std::vector<int32_t>& data);
   void Add(const std::string& name, std::vector<int64_t> shape, const std::vector<int64_t>& data);
-  // Borrows them: `data` holds the whole tensor, row-major, until Write has returned.
+  // Keeps a pointer: `data` must hold the whole tensor, row-major, until Write returns.
   void AddView(const std::string& name, DType dtype, std::vector<int64_t> shape, const void* data);
   void SetMetadata(const std::string& key, std::string value) { metadata_[key] = std::move(value); }
 
   bool empty() const { return entries_.empty(); }
   uint64_t data_bytes() const;  // of all tensors, without the header
 
-  // Under another name first, and on the disk before it gets its own, so that whoever sees `path`
-  // sees all of it. Error kResource names the file and the reason; nothing is left behind then.
+  // Writes to a temporary file, syncs it, and renames it to `path`, so that readers of `path`
+  // always see a complete file. Error kResource names the file and the reason; no partial file
+  // remains.
   void Write(const std::filesystem::path& path) const;
 
  private:
@@ -33,8 +34,8 @@ class SafetensorsWriter {
     std::string name;
     DType dtype;
     std::vector<int64_t> shape;
-    std::string bytes;           // where the numbers were copied
-    const void* view = nullptr;  // where they were not
+    std::string bytes;           // copied data
+    const void* view = nullptr;  // or data that is not copied
     size_t size = 0;             // bytes
   };
   void Copy(const std::string& name, DType dtype, std::vector<int64_t> shape, const void* data,

@@ -57,7 +57,7 @@ TEST(SafetensorsWriterTest, AFullDiskLeavesTheOldFile) {
   SafetensorsWriter writer;
   writer.AddView("zeros", DType::kF32, {1 << 16}, zeros.data());
 
-  // A limit on the size of files stands for a disk that is full.
+  // A file size limit stands in for a full disk.
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);

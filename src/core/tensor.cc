@@ -1,6 +1,5 @@
 #include "core/tensor.h"
 
-#include <fmt/ranges.h>
 #include <sys/mman.h>
 
 #include <cerrno>
@@ -14,8 +13,8 @@ namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 
-// Anonymous mappings come zeroed and page-aligned; large ones ask for huge pages, which spares TLB
-// misses where weights and KV pages are streamed.
+// Anonymous mappings are zeroed and page-aligned. Large ones use huge pages, which saves TLB misses
+// when weights and KV pages are streamed.
 std::shared_ptr<void> Allocate(size_t bytes) {
   if (bytes == 0) bytes = 1;
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
@@ -76,13 +75,13 @@ Tensor Tensor::ToFloat32() const {
       convert(static_cast<const F8E4M3*>(data_));
       break;
     default:
-      CheckFailed(__FILE__, __LINE__, fmt::format("no float32 of {}", Name(dtype_)));
+      CheckFailed(__FILE__, __LINE__, fmt::format("cannot convert {} to float32", Name(dtype_)));
   }
   return out;
 }
 
 std::string ShapeString(std::span<const int64_t> shape) {
-  return fmt::format("[{}]", fmt::join(shape, ", "));
+  return fmt::format("[{}]", Joined(shape, ", "));
 }
 
 }  // namespace switchyard

@@ -40,16 +40,16 @@ constexpr DType DTypeOf<uint8_t>() {
   return DType::kU8;
 }
 
-// Copies share the memory, which lives as long as one of them (an allocation, a mapped file, or,
-// for View, as long as its owner says). Not synchronised: who writes it sees to that.
+// Copies share memory, which lives until the last copy is gone (an allocation, a mapped file, or
+// the owner of a View). Not synchronised: writers need external synchronisation.
 class Tensor {
  public:
   Tensor() = default;
 
-  // Allocates zeroed memory, aligned to 64 bytes (huge pages where it is large and the kernel gives
-  // them). Throws Error kResource when there is none.
+  // Allocates zeroed memory, aligned to 64 bytes, with huge pages where it is large and the kernel
+  // provides them. Throws Error kResource when out of memory.
   static Tensor Empty(DType dtype, std::vector<int64_t> shape);
-  // `owner` keeps `data` alive; null when the caller guarantees it.
+  // `owner` keeps `data` alive; null if the caller guarantees its lifetime.
   static Tensor View(const void* data, DType dtype, std::vector<int64_t> shape,
                      std::shared_ptr<const void> owner = nullptr);
 

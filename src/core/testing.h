@@ -1,4 +1,4 @@
-// For the tests of every module.
+// Test helpers for every module.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,7 +10,8 @@
 
 namespace switchyard {
 
-// What the Error says that `body` throws, which has to be of `kind`; "no error" where none comes.
+// Returns the message of the Error that `body` throws and checks its kind; "no error" if it throws
+// none.
 inline std::string ErrorOf(const std::function<void()>& body,
                            ErrorKind kind = ErrorKind::kInvalid) {
   try {

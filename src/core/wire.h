@@ -1,5 +1,5 @@
-// Bytes of messages between processes: fixed-width little-endian numbers, length-prefixed strings
-// and arrays.
+// Serialization of messages between processes: fixed-width little-endian numbers, length-prefixed
+// strings and arrays.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace switchyard {
 template <typename T>
 concept WireScalar = std::is_arithmetic_v<T> || std::is_enum_v<T>;
 
-// Appends values to a growing buffer. Both ends are the same build, so there is no versioning.
+// Appends values to a growing buffer. No versioning: both ends are the same build.
 class WireWriter {
  public:
   template <WireScalar T>
@@ -48,8 +48,8 @@ class WireWriter {
   std::string bytes_;
 };
 
-// Reads what a WireWriter wrote, in the same order. Throws Error kInvalid where the bytes end too
-// early.
+// Reads the output of a WireWriter in the same order. Throws Error kInvalid if the message is
+// truncated.
 class WireReader {
  public:
   explicit WireReader(std::string_view bytes) : bytes_(bytes) {}
@@ -68,7 +68,7 @@ class WireReader {
   std::vector<T> GetVector() {
     const auto n = Get<uint64_t>();
     if (n > bytes_.size() / sizeof(T))
-      throw Invalid("message ends inside an array of {} elements", n);
+      throw Invalid("message is truncated inside an array of {} elements", n);
     std::vector<T> v(n);
     if (n) std::memcpy(v.data(), Next(n * sizeof(T)), n * sizeof(T));
     return v;
@@ -82,7 +82,7 @@ class WireReader {
 
  private:
   const char* Next(size_t n) {
-    if (n > bytes_.size()) throw Invalid("message of {} bytes ends early", bytes_.size());
+    if (n > bytes_.size()) throw Invalid("message is truncated: only {} bytes left", bytes_.size());
     const char* p = bytes_.data();
     bytes_.remove_prefix(n);
     return p;

@@ -1,5 +1,5 @@
-// What an engine is started with, after flags and checkpoint were read. Plain value; every rank
-// gets the same.
+// Configuration of an engine, after flags and checkpoint are read. A plain value, equal on every
+// rank.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace switchyard {
 
-// Defaults are what a user gets who says nothing. Names follow SGLang's flags.
+// Member initializers are the flags' defaults. Names follow SGLang's flags.
 struct EngineConfig {
   std::filesystem::path model_path;
   std::string model_override_args;  // --json-model-override-args: replaces keys of config.json
@@ -38,23 +38,23 @@ struct EngineConfig {
   MeshShape mesh;
   std::string load_balance_method = "auto";  // --load-balance-method: see DpController
   MoeOptions moe;  // --moe-a2a-backend, --deepep-mode, … (row_dtype is set from dtype)
-  // What the MoE flags choose from; null: those of this program. A program's own, so it does not
-  // travel to rank processes: each of them is given it anew.
+  // The backends that the MoE flags select from; null: those of this program. It is specific to the
+  // program and is not serialized: each rank process gets its own.
   std::shared_ptr<const MoeBackends> backends;
   EplbOptions eplb;                // --enable-eplb, …, --ep-dispatch-algorithm
   ExpertRecorderOptions recorder;  // --expert-distribution-recorder-mode, …
   int64_t context_length = 0;      // --context-length; 0: the model's
-  // --max-total-tokens: cache capacity of each attention group; 0: from memory
+  // --max-total-tokens: cache capacity of each attention group; 0: sized by memory
   int64_t max_total_tokens = 0;
-  double mem_fraction_static = 0.85;  // --mem-fraction-static: of this host's memory, for weights
-                                      // and cache of all ranks; on GPUs of each one's
+  double mem_fraction_static = 0.85;  // --mem-fraction-static: fraction of this host's memory for
+                                      // weights and cache of all ranks; of each GPU's with CUDA
   int32_t page_size = 16;             // --page-size
   // --max-running-requests of all attention groups; 0: 256, bounded by the cache
   int32_t max_running_requests = 0;
   // --max-queued-requests; 0: no limit; -1: 16 times those that may run (checked by the front)
   int32_t max_queued_requests = -1;
   // --chunked-prefill-size: most prompt tokens of one step, of all attention groups; −1: no
-  // chunking; 0: 2048, on GPUs as DefaultGpuChunk says
+  // chunking; 0: 2048, on GPUs the result of DefaultGpuChunk
   int32_t chunked_prefill_size = 0;
   bool disable_radix_cache = false;   // --disable-radix-cache
   int32_t threads_per_rank = 0;       // --cpu-threads-per-rank; 0: this host's CPUs / ranks
@@ -69,40 +69,40 @@ struct EngineConfig {
 std::string EncodeConfig(const EngineConfig& config);
 EngineConfig DecodeConfig(std::string_view bytes);
 
-// config.json as the flags have it; `--quantize-activations auto` with rows in bfloat16 where this
-// CPU multiplies such pairs.
+// Reads config.json and applies the flags. `--quantize-activations auto` selects bfloat16 rows if
+// this CPU has bfloat16 multiply instructions.
 ModelConfig ReadModelConfig(const EngineConfig& config);
 
-// Fills in what follows from config.json and the machine: dtype, context length, page count,
-// threads. Error kInvalid names the flags that do not fit; Error kResource says how much memory is
-// needed and available, before loading. Pages, requests and batches are those of one attention
+// The sizes that follow from config.json and the machine: dtype, context length, page count,
+// threads. Error kInvalid names the flags that do not fit. Error kResource reports needed and
+// available memory, before loading. Pages, requests and batches are those of one attention
 // group.
 struct EnginePlan {
   ModelConfig model;
   bool cuda = false;             // ranks compute on GPUs
-  bool packs_experts = false;    // which leave 4-bit experts packed
-  int32_t ranks_of_host = 1;     // that share this host's memory, cores and GPUs
-  DType dtype = DType::kBF16;    // of token rows in flight
+  bool packs_experts = false;    // GPUs keep 4-bit experts packed
+  int32_t ranks_of_host = 1;     // ranks that share this host's memory, cores and GPUs
+  DType dtype = DType::kBF16;    // of exchanged token rows
   DType kv_dtype = DType::kF32;  // of the cache
   int64_t context_length = 0;
   int64_t num_pages = 0;
   int32_t max_running_requests = 0;
   int32_t chunked_prefill_size = 0;  // −1: no chunking
   int64_t max_batch_tokens = 0;      // most rows of one pass
-  int32_t threads_per_rank = 1;      // where CPUs are not shared out by themselves (BindRank)
+  int32_t threads_per_rank = 1;      // where BindRank does not partition the CPUs itself
   size_t weight_bytes_per_rank = 0, kv_bytes_per_rank = 0, symmetric_bytes_per_rank = 0;
 };
 //
 // `ranks_of_host`: how many of the ranks share this host's memory and cores; 0: all.
 EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host = 0);
 
-// Most prompt tokens of one step of all attention groups, where nobody says: more of them make use
-// of weights that are read, take memory from the cache, and let sequences that decode wait longer.
-// Of 8192 and 4096 the largest whose `bytes_of` (activations and exchange of a rank) are
-// `most_bytes` at most (a sixth of the GPU memory that weights leave free), else 2048.
+// Default of --chunked-prefill-size on GPUs, over all attention groups. A larger chunk amortizes
+// weight reads, but takes memory from the cache and delays decoding sequences. Returns the largest
+// of 8192 and 4096 whose `bytes_of` (activations and exchange of a rank) is at most `most_bytes`
+// (a sixth of the GPU memory that weights leave free), else 2048.
 int32_t DefaultGpuChunk(double most_bytes, const std::function<double(int32_t)>& bytes_of);
 
-// What Model is built with; the same where memory is planned.
+// Options of Model; memory planning uses the same.
 ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan, int rank = 0);
 
 }  // namespace switchyard

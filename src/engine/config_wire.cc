@@ -1,4 +1,4 @@
-// Byte form of EngineConfig: its fields, listed once, but for `backends`.
+// Serialization of EngineConfig: its fields, listed once, without `backends`.
 #include "engine/config.h"
 #include "engine/wire_fields.h"
 

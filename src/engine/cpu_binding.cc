@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kFlag = "--cpu-bind";
 
-// The same for processes of one machine, containers among them, and for no others.
+// Equal for all processes of one machine, including those in containers; differs between machines.
 std::string MachineName() {
   std::string name;
   if (std::ifstream("/proc/sys/kernel/random/boot_id") >> name) return name;
@@ -33,13 +33,13 @@ uint64_t KeyOf(const CpuList& allowed) {
 CpuBinding BindToList(CpuList cpus, const CpuList& allowed, int32_t threads_per_rank) {
   for (const int cpu : cpus) {
     if (!std::binary_search(allowed.begin(), allowed.end(), cpu))
-      throw Invalid("{}: CPU {} is none of those that this process may run on, {}", kFlag, cpu,
+      throw Invalid("{}: CPU {} is outside this process's CPU affinity mask, {}", kFlag, cpu,
                     FormatCpuList(allowed));
   }
   if (threads_per_rank > 0) cpus.resize(threads_per_rank);
   CpuBinding binding{.threads = static_cast<int>(cpus.size())};
   binding.cpus = std::move(cpus);
-  binding.taken = TakenCpus::Take(binding.threads, binding.cpus);
+  binding.taken = CpuReservation::Take(binding.threads, binding.cpus);
   if (!binding.taken)
     LOG_WARNING("{}: another server has pinned threads to some of CPUs {} too", kFlag,
                 FormatCpuList(binding.cpus));
@@ -58,14 +58,14 @@ std::vector<CpuList> ParseCpuBind(const std::string& text, int32_t threads_per_r
     parts.push_back(ParseCpuList(kFlag, part));
     const auto size = static_cast<int32_t>(parts.back().size());
     if (size < threads_per_rank)
-      throw Invalid("{}: '{}' has {} CPUs for the {} threads of --cpu-threads-per-rank", kFlag,
-                    part, size, threads_per_rank);
+      throw Invalid("{}: '{}' has {} CPUs but --cpu-threads-per-rank needs {}", kFlag, part, size,
+                    threads_per_rank);
     begin = end + 1;
   }
   if (std::ssize(parts) != ranks_of_host)
     throw Invalid(
-        "{} {}: has CPUs of {} ranks, and this host has {}; want auto, none, or a list "
-        "for each with | between them, like 0-3|4-7",
+        "{} {}: has CPUs of {} ranks, and this host has {}; want auto, none, or one list "
+        "per rank, separated by |, like 0-3|4-7",
         kFlag, text, parts.size(), ranks_of_host);
   CpuList all;
   for (const CpuList& part : parts) all.insert(all.end(), part.begin(), part.end());
@@ -83,11 +83,11 @@ std::string CpuBindOfEnvironment() {
 
 CpuBinding BindToShare(const CpuList& allowed, int index, int count, int32_t threads_per_rank,
                        const std::filesystem::path& root) {
-  const CpuList share = ShareOfCpus(allowed, index, count, root);
+  const CpuList share = PartitionCpus(allowed, index, count, root);
   CpuBinding binding{.threads = threads_per_rank > 0 ? threads_per_rank
                                                      : std::max(1, static_cast<int>(share.size()))};
   if (share.empty() || std::ssize(share) < binding.threads) return binding;
-  binding.taken = TakenCpus::Take(binding.threads, share, root);
+  binding.taken = CpuReservation::Take(binding.threads, share, root);
   if (binding.taken) {
     binding.cpus = binding.taken->cpus();
   } else {

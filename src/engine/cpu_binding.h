@@ -1,4 +1,4 @@
-// How many threads a rank computes with, and on which CPUs (--cpu-threads-per-rank, --cpu-bind).
+// The number of compute threads of a rank and their CPUs (--cpu-threads-per-rank, --cpu-bind).
 #pragma once
 
 #include <optional>
@@ -12,35 +12,35 @@
 
 namespace switchyard {
 
-// A rank's threads. Lives as long as its ThreadPool: what is taken is given back with it.
+// A rank's threads. Lives as long as its ThreadPool; its destruction releases the CPUs.
 struct CpuBinding {
   int threads = 1;
-  CpuList cpus;                    // [threads], one for each in order; empty: Linux chooses
-  std::optional<TakenCpus> taken;  // `cpus`, so that other servers keep off them
+  CpuList cpus;                         // [threads], thread i on cpus[i]; empty: Linux chooses
+  std::optional<CpuReservation> taken;  // reserves `cpus` against other servers
 };
 
-// "0-3|4-7": the CPUs of each rank of this host. Error kInvalid where that is not so, or a rank has
-// fewer than `threads_per_rank` (0: as many as it has); nothing for "auto" and "none".
+// Parses "0-3|4-7", the CPUs of each rank of this host. Error kInvalid for any other format or if a
+// rank has fewer than `threads_per_rank` (0: as many as it has). Empty for "auto" and "none".
 std::vector<CpuList> ParseCpuBind(const std::string& text, int32_t threads_per_rank,
                                   int ranks_of_host);
 
-// The flag's default: SGLang's SGLANG_CPU_OMP_THREADS_BIND, where "all" is auto, if it is set.
+// The flag's default: SGLang's SGLANG_CPU_OMP_THREADS_BIND if set, where "all" means auto.
 std::string CpuBindOfEnvironment();
 
-// The binding of a rank that may run on `allowed` and shares them, as rank `index` of `count`, with
-// ranks of its own engine: CPUs that no other server has taken, or none of its own where there are
-// too few. `root`: as of ShareOfCpus.
+// The binding of rank `index` of the `count` ranks of one engine that partition `allowed` among
+// them. Chooses CPUs that no other server has reserved; pins no threads if there are too
+// few. `root`: see PartitionCpus.
 CpuBinding BindToShare(const CpuList& allowed, int index, int count, int32_t threads_per_rank,
                        const std::filesystem::path& root = "/");
 
-// The place of `self` among the entries of `keys` that equal its own, and how many these are.
+// The index of `self` among the entries of `keys` that equal keys[self], and the count of these.
 struct PlaceAmongEqual {
   int index = 0, count = 0;
 };
 PlaceAmongEqual FindPlace(std::span<const uint64_t> keys, int self);
 
-// What the calling rank is to compute with. Collective over `all` ranks: those of one host that may
-// run on the same CPUs share them out, wherever the ranks were started.
+// Chooses the calling rank's threads and CPUs. Collective over `all` ranks. Ranks of one host with
+// the same affinity mask partition its CPUs, wherever the ranks were started.
 CpuBinding BindRank(const EngineConfig& config, const EnginePlan& plan, Communicator& all);
 
 }  // namespace switchyard

@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 namespace fs = std::filesystem;
 
-// Directories of CPUs, which nobody else takes.
+// Creates directories of CPUs that no other process uses.
 class CpuBindingTest : public testing::Test {
  protected:
   CpuBindingTest()
@@ -50,7 +50,7 @@ TEST_F(CpuBindingTest, ServersBesideOneAnotherTakeDifferentCpus) {
   EXPECT_THAT(second.cpus, ElementsAre(6, 7));
   const CpuBinding third = Bind(1, 2, 1);
   EXPECT_EQ(third.threads, 1);
-  EXPECT_THAT(third.cpus, IsEmpty()) << "none is left, so it is not pinned";
+  EXPECT_THAT(third.cpus, IsEmpty()) << "no CPU is left, so it is not pinned";
 }
 
 TEST_F(CpuBindingTest, MoreThreadsOrRanksThanCpusAreNotPinned) {
@@ -76,9 +76,9 @@ TEST_F(CpuBindingTest, BadListsNameTheFlag) {
   EXPECT_THAT(error("0-3"), HasSubstr("--cpu-bind 0-3: has CPUs of 1 ranks, and this host has 2"));
   EXPECT_THAT(error("0|1|2"), HasSubstr("of 3 ranks"));
   EXPECT_THAT(error("0-3|3-4"), HasSubstr("two ranks have CPU 3"));
-  EXPECT_THAT(error("0-3|"), HasSubstr("--cpu-bind: '' is no list of CPUs"));
-  EXPECT_THAT(error("cores"), HasSubstr("'cores' is no list of CPUs"));
-  EXPECT_THAT(error("0-3|4", 2), HasSubstr("'4' has 1 CPUs for the 2 threads"));
+  EXPECT_THAT(error("0-3|"), HasSubstr("--cpu-bind: '' is not a list of CPUs"));
+  EXPECT_THAT(error("cores"), HasSubstr("'cores' is not a list of CPUs"));
+  EXPECT_THAT(error("0-3|4", 2), HasSubstr("'4' has 1 CPUs but --cpu-threads-per-rank needs 2"));
 }
 
 TEST_F(CpuBindingTest, SglangsVariableIsTheDefault) {
@@ -98,7 +98,7 @@ TEST_F(CpuBindingTest, PlacesAreAmongRanksThatHaveTheSameCpus) {
   EXPECT_EQ(FindPlace(keys, 1).index, 0);
 }
 
-// Ranks as threads of this process, on its real CPUs, which other programs may have taken.
+// Ranks as threads of this process, on its real CPUs, which other programs may have reserved.
 TEST_F(CpuBindingTest, NoTwoRanksOfAnEngineHaveACpuInCommon) {
   constexpr int kRanks = 2;
   EngineConfig config;
@@ -135,7 +135,7 @@ TEST_F(CpuBindingTest, AListOutsideTheProcesssOwnCpusIsRefused) {
                                  BindRank(config, {}, *comm->tp);
                                });
               }),
-              HasSubstr("--cpu-bind: CPU 8191 is none of those that this process may run on"));
+              HasSubstr("--cpu-bind: CPU 8191 is outside this process's CPU affinity mask"));
 }
 
 }  // namespace

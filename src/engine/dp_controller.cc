@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/error.h"
+#include "engine/request.h"
 
 namespace switchyard {
 
@@ -26,8 +27,8 @@ int DpController::Open(std::optional<int32_t> pinned, int64_t tokens) {
 
 void DpController::CheckGroup(std::optional<int32_t> pinned) const {
   if (pinned && (*pinned < 0 || *pinned >= std::ssize(loads_)))
-    throw Invalid("data_parallel_rank is {}, want 0 to {} (--dp-size less 1)", *pinned,
-                  loads_.size() - 1);
+    throw ParameterError("data_parallel_rank", fmt::format("is {}, want 0 to {} (--dp-size less 1)",
+                                                           *pinned, loads_.size() - 1));
 }
 
 void DpController::Close(int group, int64_t tokens) {

@@ -1,4 +1,4 @@
-// Which attention group serves a request.
+// Load balancing of requests over attention groups.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ enum class LoadBalanceMethod : uint8_t { kRoundRobin, kTotalRequests, kTotalToke
 // flag.
 LoadBalanceMethod ParseLoadBalanceMethod(std::string_view name);
 
-// Knows the open requests of each attention group, since all of them pass through whoever owns
-// this. Deterministic: ties go to the first group. Guarded by its owner.
+// Counts the open requests of each attention group; its owner routes all requests through it.
+// Deterministic: ties go to the first group. Not thread-safe: its owner synchronizes.
 class DpController {
  public:
   struct Load {
@@ -26,13 +26,13 @@ class DpController {
   DpController() : DpController(1, LoadBalanceMethod::kRoundRobin) {}
   DpController(int groups, LoadBalanceMethod method) : method_(method), loads_(groups) {}
 
-  // The group for a request: `pinned` if it names one (Error kInvalid where there is no such
-  // group), which does not count as a turn. The request is open from now on.
+  // Returns the group for a request and counts the request as open. `pinned` forces a group (Error
+  // kInvalid where there is no such group) and does not advance the round-robin counter.
   int Open(std::optional<int32_t> pinned, int64_t tokens);
   void CheckGroup(std::optional<int32_t> pinned) const;
-  // A request that is open has got so many tokens more.
+  // Adds `tokens` to an open request.
   void Grow(int group, int64_t tokens) { loads_[group].tokens += tokens; }
-  // A request has ended with so many tokens in all.
+  // Ends a request that has `tokens` tokens in total.
   void Close(int group, int64_t tokens);
 
   std::span<const Load> loads() const { return loads_; }

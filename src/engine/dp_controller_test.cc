@@ -20,7 +20,7 @@ std::vector<int> Open(DpController& controller, const std::vector<int64_t>& toke
 TEST(DpController, RoundRobinTakesTurnsWhateverTheLoad) {
   DpController controller(3, Method::kRoundRobin);
   EXPECT_THAT(Open(controller, {1000, 1, 1}), ElementsAre(0, 1, 2));
-  EXPECT_EQ(controller.Open(2, 5), 2);  // takes nobody's turn
+  EXPECT_EQ(controller.Open(2, 5), 2);  // does not advance the round-robin counter
   EXPECT_THAT(Open(controller, {1, 1}), ElementsAre(0, 1));
 }
 

@@ -1,4 +1,4 @@
-// The engine as a library: load a checkpoint, generate, on rank threads of this process.
+// The engine as a library: loads a checkpoint and generates, on rank threads of this process.
 #pragma once
 
 #include <functional>
@@ -21,16 +21,16 @@ class Engine {
   // Returns when the model is loaded. `progress` gets the leader's bytes done and total.
   explicit Engine(const EngineConfig& config,
                   std::function<void(uint64_t, uint64_t)> progress = {});
-  ~Engine();  // aborts what runs
+  ~Engine();  // aborts running requests
 
-  // Queues a request and returns its id; `on_output` is called with its news until one that is
-  // finished.
+  // Queues a request and returns its id. `on_output` is called with each output, up to and
+  // including the finished one.
   uint64_t Submit(EngineRequest request, Callback on_output);
   void Abort(uint64_t id);
-  // Submits, waits and returns all tokens; Error where the request ends in one.
+  // Submits, waits and returns all tokens; Error if the request fails.
   RequestOutput Generate(EngineRequest request);
   std::vector<EngineStats> Stats();  // of each attention group; Total adds them up
-  // Drops the reusable prefixes; false where some group has open requests and keeps its own.
+  // Drops the reusable prefixes. Returns false if a group has open requests; it keeps its prefixes.
   bool FlushCache();
 
   const EnginePlan& plan() const;

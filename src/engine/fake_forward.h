@@ -1,4 +1,4 @@
-// A model for tests: its logits depend on every token before them, read back through the pages.
+// A fake model for tests. Its logits depend on every preceding token, read back through the pages.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,9 +14,9 @@
 
 namespace switchyard {
 
-// Stores tokens in a paged store of its own where ForwardBatch::slots says and reads histories
-// through SequenceSpan::pages, so that a wrong slot, a page given away too early, a prefix shared
-// wrongly or a row left out changes what comes out.
+// Writes tokens to its own paged store at ForwardBatch::slots and reads histories through
+// SequenceSpan::pages. A wrong slot, a page freed too early, a wrongly shared prefix or a missing
+// row changes the output.
 class FakeForward : public ForwardFunction {
  public:
   struct Options {
@@ -72,7 +72,7 @@ class FakeForward : public ForwardFunction {
 
   int64_t most_rows = 0, passes = 0;
   uint64_t fingerprint = 0;  // of all batches so far
-  int32_t poison = -1;       // a history that holds this token gives NaN
+  int32_t poison = -1;       // a history that contains this token gives NaN
 
  private:
   struct Entry {
@@ -106,7 +106,7 @@ class FakeForward : public ForwardFunction {
       rows += sequence.rows;
     }
     EXPECT_EQ(rows, batch.num_tokens());
-    // A group without rows takes part where another one has some.
+    // A group without rows runs a pass only if another group has rows.
     EXPECT_GT(std::accumulate(batch.group_tokens.begin(), batch.group_tokens.end(), int64_t{rows}),
               0);
   }
@@ -117,7 +117,7 @@ class FakeForward : public ForwardFunction {
     for (int32_t i = 0; i < length; ++i) {
       const int32_t page = sequence.pages[i / options_.page_size];
       const Entry& entry = store_[page * options_.page_size + i % options_.page_size];
-      EXPECT_EQ(entry.position, i) << "the page table leads to another position's token";
+      EXPECT_EQ(entry.position, i) << "the page table points to another position's token";
       poisoned_ |= entry.token == poison;
       hash = Mix(hash, entry.token, i);
     }

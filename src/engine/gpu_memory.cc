@@ -9,8 +9,8 @@ namespace switchyard {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-// A GPU with less free memory than this part of the fullest one's is somebody else's as well.
-constexpr double kLeastFreePart = 0.9;
+// A GPU whose free memory is below this fraction of the largest is assumed to be in use elsewhere.
+constexpr double kMinFreeFraction = 0.9;
 
 std::set<int> Taken(const EngineConfig& config, int ranks) {
   std::set<int> taken;
@@ -18,17 +18,18 @@ std::set<int> Taken(const EngineConfig& config, int ranks) {
   return taken;
 }
 
-void CheckEvenMemory(const std::set<int>& taken, const std::vector<GpuInfo>& gpus) {
+void CheckBalancedMemory(const std::set<int>& taken, const std::vector<GpuInfo>& gpus) {
   const auto less = [&](int a, int b) { return gpus[a].free_bytes < gpus[b].free_bytes; };
   const int least = *std::ranges::min_element(taken, less);
   const int most = *std::ranges::max_element(taken, less);
-  if (gpus[least].free_bytes >= kLeastFreePart * static_cast<double>(gpus[most].free_bytes)) return;
+  if (gpus[least].free_bytes >= kMinFreeFraction * static_cast<double>(gpus[most].free_bytes))
+    return;
   throw Error(ErrorKind::kResource,
               fmt::format("GPU {} ({}) has {:.1f} GiB free, GPU {} has {:.1f}: each rank's share "
                           "of the model must fit the smallest",
                           least, gpus[least].name, gpus[least].free_bytes / kGiB, most,
                           gpus[most].free_bytes / kGiB),
-              "end what uses it, or choose others with --base-gpu-id and --gpu-id-step");
+              "stop its other processes, or choose GPUs with --base-gpu-id and --gpu-id-step");
 }
 
 }  // namespace
@@ -42,7 +43,7 @@ bool ChooseGpus(const EngineConfig& config, int ranks_of_host, const std::vector
   if (config.device == "cpu" || (config.device == "auto" && gpus.empty())) return false;
   if (gpus.empty())
     throw Invalid("--device cuda: {}",
-                  "no GPU was found, or this build of switchyard has no CUDA (it is built in where "
+                  "no GPU was found, or this build of switchyard has no CUDA (it is included if "
                   "nvcc is found)");
   const std::set<int> taken = Taken(config, ranks_of_host);
   if (*taken.rbegin() >= static_cast<int>(gpus.size()))
@@ -50,7 +51,7 @@ bool ChooseGpus(const EngineConfig& config, int ranks_of_host, const std::vector
                 fmt::format("{} ranks of this host take GPUs up to number {}, and there are {}",
                             ranks_of_host, *taken.rbegin(), gpus.size()),
                 "lower --tp-size, --base-gpu-id or --gpu-id-step, or say --device cpu");
-  CheckEvenMemory(taken, gpus);
+  CheckBalancedMemory(taken, gpus);
   return true;
 }
 

@@ -1,4 +1,4 @@
-// Which GPUs an engine takes, and how much memory they have.
+// Selects the GPUs of an engine, and reads how much memory they have.
 #pragma once
 
 #include "engine/config.h"
@@ -6,14 +6,14 @@
 
 namespace switchyard {
 
-// Whether the ranks of this host compute on GPUs (--device). Error kInvalid where they are to and
-// cannot: no GPU, fewer than ranks, or one whose free memory is under 90 % of the others', which is
-// named.
+// Whether the ranks of this host compute on GPUs (--device). Error kInvalid if the flag requires
+// GPUs and they are unusable: none found, fewer than ranks, or one (named in the error) with less
+// than 90 % of the free memory of the others.
 bool ChooseGpus(const EngineConfig& config, int ranks_of_host);
-// The one with the least free memory of those that ranks of this host take.
+// Of the GPUs that ranks of this host use, the one with the least free memory.
 GpuInfo SmallestGpu(const EngineConfig& config, int ranks_of_host);
 
-// The choice itself, for `gpus` as FindGpus gives them.
+// The same decision for given `gpus`, as FindGpus returns them.
 bool ChooseGpus(const EngineConfig& config, int ranks_of_host, const std::vector<GpuInfo>& gpus);
 
 }  // namespace switchyard

@@ -49,7 +49,7 @@ TEST(ChooseGpusTest, NamesTheCardThatSomebodyElseUses) {
   const auto gpus = Gpus({139, 139, 100, 139});
   EXPECT_THAT(ErrorOf([&] { ChooseGpus(config, 4, gpus); }, ErrorKind::kResource),
               HasSubstr("GPU 2 (H200) has 100.0 GiB free, GPU 0 has 139.0"));
-  EXPECT_TRUE(ChooseGpus(config, 2, gpus));  // it is not among those taken
+  EXPECT_TRUE(ChooseGpus(config, 2, gpus));  // GPU 2 is not used
 }
 
 }  // namespace

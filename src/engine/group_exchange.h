@@ -1,4 +1,4 @@
-// What attention groups tell one another between steps (DP attention).
+// Exchange between attention groups before each step (DP attention).
 #pragma once
 
 #include <cstdint>
@@ -9,23 +9,23 @@
 
 namespace switchyard {
 
-// One small all-gather over the world before each step: how large every group's batch is, so that
-// the model can lay out the exchange of tokens, and whether anybody has anything to do. Answers of
-// the groups travel with it to rank 0, which alone speaks to the front: that way only rank 0 needs
-// a line to it, on whatever hosts the others are. With one group nothing is exchanged. The rank's
-// thread only; borrows communicators and `io`.
+// One small all-gather over the world before each step. It carries the size of every group's batch,
+// so that the model can size the exchange of tokens, and whether any group has work. Answers of
+// the groups travel with it to rank 0, so only rank 0 needs a connection to the front, whatever
+// hosts the other ranks run on. With one group nothing is exchanged. Called by the rank's thread
+// only; borrows communicators and `io`.
 class GroupExchange {
  public:
   GroupExchange(RankComm& comm, const RankLoopIo& io) : comm_(comm), io_(io) {}
 
-  // Keeps this group's answers for the next exchange; those of all groups to one question become
-  // one answer then. Outputs of group 0, which need not wait, are sent at once.
+  // Holds this group's answers until the next exchange, which merges the answers of all groups to
+  // one query. Outputs of group 0 are sent at once.
   void Post(std::vector<EngineMessage> answers);
-  // Collective over the world. `counts` of this group's planned batch.
+  // Collective over the world. `counts`: of this group's planned batch.
   void Run(const StepCounts& counts, bool has_work);
 
   const std::vector<StepCounts>& counts() const { return counts_; }  // [dp] of the last exchange
-  bool any_work() const { return any_work_; }                        // of any group, likewise
+  bool any_work() const { return any_work_; }                        // of any group, same exchange
 
  private:
   void Send(std::vector<EngineMessage> answers) const;

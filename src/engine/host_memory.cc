@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The number of a file that holds nothing else; none for "max" or a missing file.
+// The number in a file that holds nothing else; nullopt for "max" or a missing file.
 std::optional<int64_t> ReadNumber(const fs::path& path) {
   std::ifstream in(path);
   int64_t value = 0;
@@ -40,8 +40,8 @@ constexpr GroupFiles kVersion2 = {"memory.max", "memory.current", "inactive_file
 constexpr GroupFiles kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes",
                                   "total_inactive_file"};
 
-// A group's limits hold for all below it, so every directory from the process's own up to the
-// mount counts. In a container the mount often shows the container's group as its root.
+// The limits of a cgroup apply to all groups below it, so every directory from the process's own up
+// to the mount is read. In a container the mount often shows the container's group as its root.
 void ApplyGroups(const fs::path& mount, const std::string& group, const GroupFiles& files,
                  HostMemory& memory) {
   fs::path relative = fs::path(group).relative_path();

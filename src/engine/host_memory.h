@@ -1,4 +1,4 @@
-// How much memory this process may use.
+// The memory that this process may use.
 #pragma once
 
 #include <cstdint>
@@ -6,15 +6,15 @@
 
 namespace switchyard {
 
-// Bytes. `total` is the host's, or the tightest limit of the control groups around this process;
-// `available` is what can be taken now, with caches of files counted as available.
+// Bytes. `total` is the host's memory, or the tightest limit of the cgroups of this process.
+// `available` is what can be allocated now; the page cache counts as available.
 struct HostMemory {
   int64_t total = 0;
   int64_t available = 0;
 };
 
-// Reads /proc/meminfo, and memory limits of cgroup v2 or v1, below `root` (a test gives another).
-// Files that are missing mean no limit.
+// Reads /proc/meminfo, and memory limits of cgroup v2 or v1, below `root` (tests pass another).
+// A missing file means no limit.
 HostMemory ReadHostMemory(const std::filesystem::path& root = "/");
 
 }  // namespace switchyard

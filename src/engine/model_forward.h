@@ -1,21 +1,21 @@
-// A rank's model and those who watch, move and record its experts, pass by pass.
+// Runs forward passes of a rank's model, with EPLB and expert recording around them.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "engine/expert_work.h"
+#include "engine/expert_services.h"
 #include "engine/rank_engine.h"
 #include "model/model.h"
 
 namespace switchyard {
 
-// One per rank, on its thread; borrows all. Ranks that have an EplbManager or a recorder make the
+// One per rank, on its thread; borrows all. Ranks with an EplbManager or a recorder run the
 // same passes in the same order.
 class ModelForward : public ForwardFunction {
  public:
-  ModelForward(Model& model, KvStorage& kv, const ExpertWork& experts)
+  ModelForward(Model& model, KvStorage& kv, const ExpertServices& experts)
       : model_(model), kv_(kv), recorder_(experts.recorder.get()), eplb_(experts.manager.get()) {}
 
   std::span<const float> Forward(const ForwardBatch& batch) override;

@@ -1,4 +1,4 @@
-// MakePlan: from flags, config.json and this machine to sizes.
+// MakePlan: derives sizes from flags, config.json and this machine.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -9,7 +9,7 @@
 #include "engine/config.h"
 #include "engine/cpu_binding.h"
 #include "engine/dp_controller.h"
-#include "engine/expert_work.h"
+#include "engine/expert_services.h"
 #include "engine/gpu_memory.h"
 #include "engine/host_memory.h"
 #include "engine/rank_engine.h"
@@ -23,26 +23,26 @@ namespace switchyard {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-// What a host's cache takes when nobody says --max-total-tokens: more only delays the start.
+// Default cache size of a host without --max-total-tokens: a larger cache only delays startup.
 constexpr int64_t kDefaultKvBytes = int64_t{8} << 30;
 constexpr int32_t kDefaultRunningRequests = 256;  // of all attention groups
-constexpr int32_t kDefaultChunk = 2048;           // likewise
+constexpr int32_t kDefaultChunk = 2048;           // of all attention groups
 constexpr int32_t kLargestPage = 1024;
-constexpr int64_t kMostBatchTokens = 1 << 20;
+constexpr int64_t kMaxBatchTokens = 1 << 20;
 
 void CheckFlags(const EngineConfig& c) {
-  Mesh(c.mesh, 0);  // throws where sizes do not divide one another
+  Mesh(c.mesh, 0);  // throws if the sizes do not divide one another
   ParseLoadBalanceMethod(c.load_balance_method);
   Validate(c.eplb);
   Validate(c.recorder);
   if (c.page_size < 1 || c.page_size > kLargestPage)
     throw Invalid("--page-size {}: want 1 to {}", c.page_size, kLargestPage);
-  if (c.chunked_prefill_size < -1 || c.chunked_prefill_size > kMostBatchTokens)
+  if (c.chunked_prefill_size < -1 || c.chunked_prefill_size > kMaxBatchTokens)
     throw Invalid("--chunked-prefill-size {}: want 1 to {}, -1 for no chunking, or 0 for a default",
-                  c.chunked_prefill_size, kMostBatchTokens);
-  if (c.max_running_requests < 0 || c.max_running_requests > kMostBatchTokens)
+                  c.chunked_prefill_size, kMaxBatchTokens);
+  if (c.max_running_requests < 0 || c.max_running_requests > kMaxBatchTokens)
     throw Invalid("--max-running-requests {}: want 1 to {}, or 0 for a default",
-                  c.max_running_requests, kMostBatchTokens);
+                  c.max_running_requests, kMaxBatchTokens);
   if (c.max_total_tokens < 0)
     throw Invalid("--max-total-tokens {}: want at least 1, or 0 to fill memory",
                   c.max_total_tokens);
@@ -62,7 +62,7 @@ void CheckRecorder(const ExpertRecorderOptions& recorder, const EnginePlan& plan
                                            : "--expert-distribution-recorder-mode";
   if (!plan.model.has_moe()) throw Invalid("{}: this model has no experts", flag);
   if (plan.cuda)
-    throw Invalid("{}: experts are counted on CPUs only so far; want --device cpu", flag);
+    throw Invalid("{}: expert counts are supported on CPUs only; want --device cpu", flag);
 }
 
 void CheckEplb(const EngineConfig& config, const EnginePlan& plan) {
@@ -70,7 +70,7 @@ void CheckEplb(const EngineConfig& config, const EnginePlan& plan) {
   if (!eplb.enable && eplb.dispatch == "static") return;
   const char* flag = eplb.enable ? "--enable-eplb" : "--ep-dispatch-algorithm";
   if (!plan.model.has_moe()) throw Invalid("{}: this model has no experts", flag);
-  if (plan.cuda) throw Invalid("{}: experts move on CPUs only so far; want --device cpu", flag);
+  if (plan.cuda) throw Invalid("{}: supported on CPUs only; want --device cpu", flag);
   if (!eplb.enable) return;
   if (config.mesh.ep == 1)
     throw Invalid("--enable-eplb: all experts are on one EP rank; want --ep-size 2 or more");
@@ -100,7 +100,7 @@ DType ChooseCacheDType(const EngineConfig& config, bool cuda, DType automatic) {
     throw Invalid("--kv-cache-dtype {}: want auto, float32, bfloat16, float16, fp8_e4m3 or int8",
                   value);
   if (cuda && SizeOf(*dtype) == 1)
-    throw Invalid("--kv-cache-dtype {}: on CPUs only so far; want auto or bfloat16 on GPUs", value);
+    throw Invalid("--kv-cache-dtype {}: CPUs only; want auto or bfloat16 on GPUs", value);
   return *dtype;
 }
 
@@ -112,7 +112,7 @@ int64_t ChooseContext(const EngineConfig& config, const ModelConfig& model) {
   return config.context_length;
 }
 
-// One attention group's part of what all of them have together.
+// One attention group's share of a total over all groups.
 int32_t PerGroup(int32_t total, int dp) { return std::max(1, total / dp); }
 
 int64_t MaxBatchTokens(const EnginePlan& plan) {
@@ -121,15 +121,15 @@ int64_t MaxBatchTokens(const EnginePlan& plan) {
   return prompt_rows + plan.max_running_requests;
 }
 
-// Float32 rows that a pass holds, generously: residual stream and branches, q, k, v and attention
-// output, the middle of feed-forwards, and logits; where dense layers and the head work on the
-// tokens of all attention groups, those too. With the rope table. A double, since products of
-// absurd sizes must be refused as too large and not wrap around.
+// Float32 rows of a pass, an upper bound: residual stream and branches; q, k, v and attention
+// output; intermediate activations of feed-forwards; and logits. Includes the tokens of all
+// attention groups where dense layers and the head process those, and the RoPE table. A double, so
+// that products of absurd sizes are refused as too large instead of overflowing.
 double ActivationBytesPerRank(const EnginePlan& plan, const MeshShape& mesh) {
   const ModelConfig& m = plan.model;
   const int64_t heads = m.attention.heads * (m.attention.head_dim + m.attention.kv_lora_rank);
-  // Of one group's tokens every row may go to one rank. Of all groups' no rank gets more than twice
-  // its even part, it is assumed.
+  // All rows of one group may go to one rank. Over all groups, a rank is assumed to get at most
+  // twice its even share.
   const int64_t groups = std::max(1, 2 * mesh.dp / mesh.ep);
   const int64_t expert_rows = m.moe ? groups * (m.moe->router.top_k + 1) : 1;
   const int64_t middle = expert_rows * (m.hidden + (m.moe ? m.moe->intermediate : m.intermediate));
@@ -150,27 +150,27 @@ double ActivationBytesPerRank(const EnginePlan& plan, const MeshShape& mesh) {
          sizeof(float);
 }
 
-// Those that share a GPU (--gpu-id-step 0) share its memory.
+// The number of ranks that share a GPU, and thus its memory (--gpu-id-step 0).
 int64_t RanksOfGpu(const EngineConfig& config, const EnginePlan& plan) {
   return config.gpu_id_step == 0 ? plan.ranks_of_host : 1;
 }
 
-// Says how much of a prompt goes into a step, and so how large a pass is.
+// Sets the prefill chunk, and from it the maximum rows of a pass.
 void SetChunk(int32_t chunk, const EngineConfig& config, EnginePlan& plan) {
   plan.chunked_prefill_size = chunk < 0 ? -1 : PerGroup(chunk, config.mesh.dp);
   plan.max_batch_tokens = MaxBatchTokens(plan);
 }
 
-// A rank's part of its GPU.
+// A rank's share of its GPU's memory.
 HostMemory GpuMemory(const EngineConfig& config, const EnginePlan& plan) {
   const GpuInfo gpu = SmallestGpu(config, plan.ranks_of_host);
   const int64_t sharing = RanksOfGpu(config, plan);
   return {.total = gpu.total_bytes / sharing, .available = gpu.free_bytes / sharing};
 }
 
-// What the plan may spend of it, negative where that is nothing. What it does not count (scratch of
-// kernels, graphs, buffers of NCCL) needs its part of a GPU whatever others use of it; of a host's
-// memory the rest is enough.
+// Bytes that the plan may spend, negative if none. On a GPU the unplanned remainder (scratch of
+// kernels, graphs, buffers of NCCL) is reserved in full, whatever other processes use. On a host
+// the remainder of the memory is enough.
 int64_t Budget(const HostMemory& memory, const EngineConfig& config, bool cuda) {
   const auto share =
       static_cast<int64_t>(static_cast<double>(memory.total) * config.mem_fraction_static);
@@ -178,8 +178,8 @@ int64_t Budget(const HostMemory& memory, const EngineConfig& config, bool cuda) 
 }
 
 // Bytes that activations and exchange of a rank on a GPU may take by default: a sixth of what
-// weights leave, and what a cache that somebody asked for leaves.
-double MostPassBytes(const EngineConfig& config, const EnginePlan& plan, int64_t page_bytes) {
+// weights and an explicitly requested cache leave.
+double MaxPassBytes(const EngineConfig& config, const EnginePlan& plan, int64_t page_bytes) {
   const auto weights = static_cast<double>(
       WeightBytesPerRank(plan.model, MakeModelOptions(config, plan), Mesh(config.mesh, 0)));
   const double room = static_cast<double>(Budget(GpuMemory(config, plan), config, true)) - weights;
@@ -197,14 +197,14 @@ void ChooseChunk(const EngineConfig& config, int64_t page_bytes, EnginePlan& pla
       return ActivationBytesPerRank(plan, config.mesh) +
              static_cast<double>(
                  GpuBytesPerRank(plan.model, MakeModelOptions(config, plan), config.mesh));
-    } catch (const Error&) {  // more rounds than the exchange is allowed: too many rows
+    } catch (const Error&) {  // the rows need more rounds than the exchange allows
       return std::numeric_limits<double>::infinity();
     }
   };
-  SetChunk(DefaultGpuChunk(MostPassBytes(config, plan, page_bytes), bytes_of), config, plan);
+  SetChunk(DefaultGpuChunk(MaxPassBytes(config, plan, page_bytes), bytes_of), config, plan);
 }
 
-// Bytes of the whole host.
+// Bytes, over the whole host.
 struct Need {
   double weights = 0, activations = 0, symmetric = 0;
   double fixed() const { return weights + activations + symmetric; }
@@ -214,8 +214,8 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan, int ranks) {
   Need need{.weights = static_cast<double>(plan.weight_bytes_per_rank) * ranks,
             .activations = ActivationBytesPerRank(plan, config.mesh) * ranks,
             .symmetric = static_cast<double>(plan.symmetric_bytes_per_rank) * ranks};
-  // Ranks map the same files: what several of them read is in memory once. What is made up or
-  // brought into another form is each rank's own.
+  // Ranks map the same files, so weights that several ranks read are in memory once. Dummy or
+  // converted weights are private to each rank.
   const std::string& method = plan.model.quantization.method;
   const bool converts = config.load_format == "dummy" || !config.quantization.method.empty() ||
                         method == "gptq" || method == "awq";
@@ -239,12 +239,12 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan, int ranks) {
       hint);
 }
 
-// What pages share with the rest: the host's memory for all its ranks, or a GPU's for one.
+// The memory that pages share with everything else: the host's for all its ranks, or one GPU's.
 struct PageMemory {
   HostMemory memory;
   Need need;
   int64_t bytes_per_page = 0;
-  int64_t default_bytes = 0;  // that the cache takes when nobody says how much
+  int64_t default_bytes = 0;  // of the cache, without --max-total-tokens
 };
 
 PageMemory OfHost(const EngineConfig& config, const EnginePlan& plan, int64_t page_bytes) {
@@ -273,11 +273,11 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan,
   const Need& need = where.need;
   const int64_t bytes_per_page = where.bytes_per_page;
   const int64_t budget = Budget(memory, config, plan.cuda);
-  // Negative where nothing is left, by how much does not matter.
+  // Any negative value means that nothing is left.
   const auto left =
       static_cast<int64_t>(std::max(static_cast<double>(budget) - need.fixed(), -1.0));
   if (config.max_total_tokens > 0) {
-    // Compared before multiplying: the flag may be absurd.
+    // Compares before it multiplies: the flag may be absurd.
     const int64_t pages = (config.max_total_tokens - 1) / config.page_size + 1;
     const int64_t most = std::numeric_limits<int32_t>::max() / config.page_size;
     if (pages > most)
@@ -288,7 +288,7 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan,
                            "lower --max-total-tokens or raise --mem-fraction-static");
     return pages;
   }
-  // Nobody can use more than every running request with a full context.
+  // More than a full context for every running request is never used.
   const int64_t useful =
       plan.max_running_requests * ((plan.context_length + config.page_size - 1) / config.page_size);
   const int64_t pages = std::min({left / bytes_per_page, useful,
@@ -306,17 +306,17 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan,
 ModelConfig ReadModelConfig(const EngineConfig& config) {
   ModelConfig model =
       LoadModelConfig(config.model_path, config.model_override_args, config.quantization);
-  // Who names a type that is more exact means it.
+  // An explicit flag for a more exact type is respected.
   const bool may_round = config.quantization.activations == "auto" &&
                          (config.dtype == "auto" || config.dtype == "bfloat16");
-  if (may_round && kernels::MultipliesBFloat16(kernels::IsaOf(config.cpu_isa)))
+  if (may_round && kernels::HasBFloat16Products(kernels::IsaOf(config.cpu_isa)))
     model.quantization.bfloat16_rows = true;
   return model;
 }
 
 namespace {
 
-// For a recorded distribution.
+// The planner for a recorded distribution.
 std::string InitialPlanner(const EngineConfig& config, const EnginePlan& plan) {
   if (!plan.model.has_moe()) return config.eplb.algorithm;
   return PlannerFor(config.eplb,
@@ -334,14 +334,14 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
                        .backends = config.backends,
                        .eplb_algorithm = InitialPlanner(config, plan),
                        .page_size = config.page_size};
-  options.moe.nodes = NodesOfExperts(config, plan);
+  options.moe.nodes = NumExpertNodes(config, plan);
   if (plan.cuda)
     options.gpu = GpuOptions{
         .index = config.base_gpu_id + rank % plan.ranks_of_host * config.gpu_id_step,
         .custom_all_reduce = !config.disable_custom_all_reduce,
         .graphs = !config.disable_cuda_graph,
         .packs_experts = plan.packs_experts,
-        // A batch is filled up to a recorded size, and never beyond max_sequences.
+        // A batch is padded to the next recorded size, never beyond max_sequences.
         .graph_max_tokens =
             std::min<int64_t>(config.cuda_graph_max_bs > 0 ? config.cuda_graph_max_bs : 256,
                               plan.max_running_requests),
@@ -371,8 +371,8 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   CheckEplb(config, plan);
   plan.dtype = ChooseDType(config.dtype,
                            IsActivationType(plan.model.dtype) ? plan.model.dtype : DType::kBF16);
-  // As exact as the products that it meets, and half as large. On CPUs rows of quantized weights
-  // are float32.
+  // bfloat16 matches the precision of the matrix products, at half the size. On CPUs the rows of
+  // quantized weights are float32.
   const QuantizationConfig& quantization = plan.model.quantization;
   const bool rounds = plan.dtype != DType::kF32 &&
                       (plan.cuda || (quantization.bfloat16_rows && quantization.none()));
@@ -382,7 +382,7 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
       PerGroup(config.max_running_requests ? config.max_running_requests : kDefaultRunningRequests,
                config.mesh.dp);
   plan.packs_experts = plan.cuda && SmallestGpu(config, plan.ranks_of_host).hopper;
-  const Mesh mesh(config.mesh, 0);  // rank 0 holds the most where shares are uneven
+  const Mesh mesh(config.mesh, 0);  // rank 0 has the largest share where shares are uneven
   const auto page_bytes_per_rank = static_cast<int64_t>(
       KvStorage::BytesPerToken(plan.model, mesh, plan.kv_dtype) * config.page_size);
   ChooseChunk(config, page_bytes_per_rank, plan);
@@ -397,7 +397,7 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   if (config.eplb.enable) plan.symmetric_bytes_per_rank += EplbManager::BytesPerRank(config.mesh);
   plan.num_pages = ChoosePages(config, plan, page_bytes_per_rank);
   plan.kv_bytes_per_rank = static_cast<size_t>(plan.num_pages * page_bytes_per_rank);
-  if (config.max_running_requests == 0)  // each holds a page at least
+  if (config.max_running_requests == 0)  // each request holds at least one page
     plan.max_running_requests =
         static_cast<int32_t>(std::min<int64_t>(plan.max_running_requests, plan.num_pages));
   if (plan.num_pages * config.page_size < plan.context_length)

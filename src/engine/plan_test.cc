@@ -101,7 +101,7 @@ TEST(Plan, AGpusStepTakesAsManyPromptTokensAsItsMemoryIsLargeFor) {
   EXPECT_EQ(DefaultGpuChunk(8'192'000, bytes_of), 8192);
   EXPECT_EQ(DefaultGpuChunk(8'192'000 - 1, bytes_of), 4096);
   EXPECT_EQ(DefaultGpuChunk(4'096'000 - 1, bytes_of), 2048);
-  EXPECT_EQ(DefaultGpuChunk(-1, bytes_of), 2048);  // weights alone are more than there is
+  EXPECT_EQ(DefaultGpuChunk(-1, bytes_of), 2048);  // weights alone exceed the memory
 }
 
 TEST(Plan, RedundantExpertsAreCounted) {
@@ -151,7 +151,7 @@ TEST(Plan, ProductsOfBFloat16MakeRowsAndCacheInItTheDefault) {
     GTEST_SKIP() << e.what();
   }
   EXPECT_EQ(MakePlan(config).kv_dtype, DType::kBF16);
-  config.quantization.method = "fp8";  // whose rows are float32
+  config.quantization.method = "fp8";  // its rows are float32
   EXPECT_EQ(MakePlan(config).kv_dtype, DType::kF32);
   config.quantization.method = "";
   config.kv_cache_dtype = "float32";

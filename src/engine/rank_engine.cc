@@ -35,26 +35,26 @@ struct RankEngine::Impl {
   bool HasWork() const { return !table.empty() || !answers.empty(); }
   EngineStats Stats() const;
 
-  // Error kInvalid where the request can never run.
+  // Throws Error kInvalid if the request can never run.
   void CheckRequest(const EngineRequest& request) const;
-  // Rows of a pass that were asked for: their logits, or the tokens that the model drew from them.
+  // Logit rows of a pass: their logits, or the tokens that the model drew from them.
   struct Rows {
     std::span<const float> logits;   // [rows, vocab]
     std::span<const int32_t> drawn;  // [rows], −1: a logit is not finite
     bool finite() const;
   };
-  // Lets the model draw where it can and no row of the batch needs its logits here.
-  void AskForDraws();
-  // Takes in the batch's pass.
-  void TakePass(Rows all);
-  // Takes in one sequence's part of a pass: its rows, one after the other.
+  // Enables drawing in the model if it supports it and no row of the batch needs its logits here.
+  void RequestDeviceSampling();
+  // Processes the results of the batch's pass.
+  void ProcessPass(Rows all);
+  // Processes one sequence's part of a pass, row by row.
   void Finish(const ScheduledRows& part, const Rows& own);
-  // `first_row`: where the part begins in the batch.
-  void TakeRoutedExperts(const ScheduledRows& part, int64_t first_row);
-  void TakeInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
-                         std::span<const float> logits);
-  void TakeToken(Sequence& sequence, const Rows& own);
-  // Nothing where penalties and biases forbid every token.
+  // `first_row`: the part's first row in the batch.
+  void AppendRoutedExperts(const ScheduledRows& part, int64_t first_row);
+  void AppendInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
+                           std::span<const float> logits);
+  void SampleToken(Sequence& sequence, const Rows& own);
+  // nullopt if penalties and biases forbid every token.
   std::optional<int32_t> Draw(const Sequence& sequence, const Rows& own);
   void CheckFinished(const Sequence& sequence, int32_t token, RequestOutput& output) const;
   RequestOutput NewOutput(Sequence& sequence) const;
@@ -67,26 +67,26 @@ struct RankEngine::Impl {
   KvCache cache;
   Scheduler scheduler;
   Sampler sampler;
-  // No sequence grows past this: the last token's key and value need a place too.
+  // Maximum length of a sequence: the last token's key and value need a slot too.
   const int64_t max_length;
-  std::map<uint64_t, Sequence> table;   // open requests; nodes stay where they are
-  std::vector<RequestOutput> answers;   // for the next step's end
-  std::span<const ScheduledRows> plan;  // the scheduler's, between Plan and Run
-  ForwardBatch batch;                   // kept between steps for its memory
+  std::map<uint64_t, Sequence> table;   // open requests; nodes have stable addresses
+  std::vector<RequestOutput> answers;   // returned at the end of the next step
+  std::span<const ScheduledRows> plan;  // the scheduler's, valid between Plan and Run
+  ForwardBatch batch;                   // reused between steps to keep its allocations
   EngineStats counters;
 };
 
 namespace {
 
-// How a token of this sequence is drawn where its logits are not needed; nothing where they are.
-std::optional<kernels::RowDraw> PlainDraw(const Sequence& sequence) {
+// The draw parameters if this sequence's next token needs no logits here, else nullopt.
+std::optional<kernels::RowSampling> DeviceDrawParams(const Sequence& sequence) {
   const EngineRequest& request = sequence.request;
   const SamplingParams& params = request.sampling;
   const auto drawn = static_cast<int64_t>(sequence.output().size());
-  if (params.max_new_tokens == 0 || request.logprob.enabled || sequence.logprobs_owed() ||
+  if (params.max_new_tokens == 0 || request.logprob.enabled || sequence.logprobs_pending() ||
       Penalties::Needed(params, drawn))
     return std::nullopt;
-  return kernels::RowDraw{
+  return kernels::RowSampling{
       .temperature = params.temperature < Sampler::kGreedyBelow ? 0.0f : params.temperature,
       .top_p = params.top_p,
       .min_p = params.min_p,
@@ -147,7 +147,7 @@ void RankEngine::Impl::Enqueue(const EngineRequest& request) {
     return;
   }
   const auto [entry, added] = table.try_emplace(request.id, request);
-  CHECK(added);  // ids are unique while they live
+  CHECK(added);  // ids of open requests are unique
   Sequence& sequence = entry->second;
   if (!sequence.request.sampling.seed)
     sequence.request.sampling.seed = DeriveSeed(options.random_seed, request.id);
@@ -156,7 +156,7 @@ void RankEngine::Impl::Enqueue(const EngineRequest& request) {
 
 void RankEngine::Impl::Abort(uint64_t id) {
   const auto entry = table.find(id);
-  if (entry == table.end()) return;  // it has just finished
+  if (entry == table.end()) return;  // already finished
   RequestOutput output = NewOutput(entry->second);
   output.finish = FinishReason::kAbort;
   answers.push_back(std::move(output));
@@ -181,7 +181,7 @@ void RankEngine::Impl::Fail(Sequence& sequence, const std::string& error) {
   output.finish = FinishReason::kError;
   output.error = error;
   answers.push_back(std::move(output));
-  Close(sequence, /*discard=*/true);  // what it computed is not to be trusted
+  Close(sequence, /*discard=*/true);  // its results are not trusted
 }
 
 StepCounts RankEngine::Impl::Plan() {
@@ -211,9 +211,9 @@ StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
   const bool others =
       std::ranges::any_of(groups, [](const StepCounts& group) { return group.tokens > 0; });
   if (others || !plan.empty()) {
-    AskForDraws();
+    RequestDeviceSampling();
     const std::span<const float> logits = model.Forward(batch);
-    TakePass({logits, model.drawn()});
+    ProcessPass({logits, model.drawn()});
   }
   plan = {};
   return {std::exchange(answers, {})};
@@ -223,13 +223,13 @@ bool RankEngine::Impl::Rows::finite() const {
   return AllFinite(logits) && std::ranges::all_of(drawn, [](int32_t id) { return id >= 0; });
 }
 
-void RankEngine::Impl::AskForDraws() {
+void RankEngine::Impl::RequestDeviceSampling() {
   batch.draws.clear();
   if (!model.draws() || batch.logit_rows.empty()) return;
   for (const ScheduledRows& part : plan) {
     const Sequence& sequence = *part.sequence;
     if (sequence.LogitRows(part.rows).size() == 0) continue;
-    const std::optional<kernels::RowDraw> draw = PlainDraw(sequence);
+    const std::optional<kernels::RowSampling> draw = DeviceDrawParams(sequence);
     if (!draw) {
       batch.draws.clear();
       return;
@@ -238,7 +238,7 @@ void RankEngine::Impl::AskForDraws() {
   }
 }
 
-void RankEngine::Impl::TakePass(Rows all) {
+void RankEngine::Impl::ProcessPass(Rows all) {
   if (batch.draws.empty()) {
     all.drawn = {};
     CHECK_EQ(std::ssize(all.logits), std::ssize(batch.logit_rows) * vocab);
@@ -251,25 +251,25 @@ void RankEngine::Impl::TakePass(Rows all) {
   for (const ScheduledRows& part : plan) {
     const size_t count = part.sequence->LogitRows(part.rows).size();
     const int64_t rows = part.rows;
-    TakeRoutedExperts(part, first_row);
+    AppendRoutedExperts(part, first_row);
     Rows own;
     if (batch.draws.empty()) {
       own.logits = all.logits.subspan(begin * vocab, count * vocab);
     } else {
       own.drawn = all.drawn.subspan(begin, count);
     }
-    Finish(part, own);  // may be the sequence's end
+    Finish(part, own);  // may end the sequence
     begin += count;
     first_row += rows;
   }
 }
 
-void RankEngine::Impl::TakeRoutedExperts(const ScheduledRows& part, int64_t first_row) {
+void RankEngine::Impl::AppendRoutedExperts(const ScheduledRows& part, int64_t first_row) {
   Sequence& sequence = *part.sequence;
   const int64_t end = sequence.computed + part.rows;
-  if (!sequence.routed_experts_owed() || end <= sequence.next_routed) return;
+  if (!sequence.routed_experts_pending() || end <= sequence.next_routed) return;
   const int64_t width = model.routed_width(), first = sequence.next_routed - sequence.computed;
-  CHECK_GE(first, 0);  // most_reusable sees to it
+  CHECK_GE(first, 0);  // guaranteed by max_reusable
   const auto rows =
       model.routed_experts().subspan((first_row + first) * width, (part.rows - first) * width);
   sequence.routed_experts.insert(sequence.routed_experts.end(), rows.begin(), rows.end());
@@ -282,19 +282,19 @@ void RankEngine::Impl::Finish(const ScheduledRows& part, const Rows& own) {
   const Sequence::RowRange rows = sequence.LogitRows(part.rows);
   if (!decoding) counters.prefill_tokens += part.rows;
   if (!own.finite()) {
-    Fail(sequence, "the model gave logits that are not finite (NaN or infinity)");
+    Fail(sequence, "the model returned logits that are not finite (NaN or infinity)");
     return;
   }
-  TakeInputLogprobs(sequence, rows, own.logits);
+  AppendInputLogprobs(sequence, rows, own.logits);
   sequence.computed += part.rows;
   if (sequence.pending() > 0) return;
   if (!decoding) cache.Publish(sequence.computed_tokens(), sequence.cache);
-  TakeToken(sequence, own);
+  SampleToken(sequence, own);
 }
 
-void RankEngine::Impl::TakeInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
-                                         std::span<const float> logits) {
-  for (int64_t row = rows.first; row < rows.end && sequence.logprobs_owed(); ++row) {
+void RankEngine::Impl::AppendInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
+                                           std::span<const float> logits) {
+  for (int64_t row = rows.first; row < rows.end && sequence.logprobs_pending(); ++row) {
     const int64_t position = sequence.next_logprob++;
     CHECK_EQ(position, row + 1);
     sequence.input_logprobs.push_back(LogprobsAt(logits.subspan((row - rows.first) * vocab, vocab),
@@ -310,16 +310,16 @@ std::optional<int32_t> RankEngine::Impl::Draw(const Sequence& sequence, const Ro
                       *params.seed);
 }
 
-void RankEngine::Impl::TakeToken(Sequence& sequence, const Rows& own) {
+void RankEngine::Impl::SampleToken(Sequence& sequence, const Rows& own) {
   const SamplingParams& params = sequence.request.sampling;
   RequestOutput output = NewOutput(sequence);
   output.input_logprobs = std::exchange(sequence.input_logprobs, {});
-  if (params.max_new_tokens == 0) {  // only the prompt was asked about
+  if (params.max_new_tokens == 0) {  // prompt logprobs only
     output.finish = FinishReason::kLength;
   } else {
     const std::optional<int32_t> token = Draw(sequence, own);
     if (!token) {
-      Fail(sequence, "logit_bias and min_new_tokens leave no token that may be drawn");
+      Fail(sequence, "the request's bans and its required tokens leave no token to sample");
       return;
     }
     if (sequence.request.logprob.enabled)
@@ -379,7 +379,7 @@ std::vector<EngineMessage> RankEngine::Apply(const std::vector<ControlMessage>& 
       answers.emplace_back(FlushResult{.ticket = flush->ticket, .done = idle});
     } else if (const auto* get = std::get_if<GetStats>(&message)) {
       answers.emplace_back(StatsReport{.ticket = get->ticket, .groups = {Stats()}});
-    }  // Shutdown and what is for the recorder are the loop's
+    }  // the loop handles Shutdown and messages for the recorder
   }
   return answers;
 }

@@ -1,4 +1,4 @@
-// One rank's engine: requests become batches, batches become tokens. No text, no sockets.
+// One rank's engine: turns requests into batches, and batches into tokens. No text, no sockets.
 #pragma once
 
 #include <chrono>
@@ -12,34 +12,34 @@
 
 namespace switchyard {
 
-// What the scheduler needs of a model; a test puts a function in its place.
+// The model interface of the scheduler; tests substitute a fake.
 class ForwardFunction {
  public:
   virtual ~ForwardFunction() = default;
   // Logits [batch.logit_rows, vocab]; valid until the next call.
   virtual std::span<const float> Forward(const ForwardBatch& batch) = 0;
   virtual int64_t vocab_size() const = 0;
-  // Whether it draws tokens itself where a batch has `draws` (Model::draws).
+  // Whether the model draws tokens itself for a batch with `draws` (Model::draws).
   virtual bool draws() const { return false; }
   virtual std::span<const int32_t> drawn() const { return {}; }
-  // [T, routed_width] of the last batch, where it asked (Model::routed_experts).
+  // [T, routed_width] of the last batch, if it requested them (Model::routed_experts).
   virtual std::span<const int32_t> routed_experts() const { return {}; }
   virtual int64_t routed_width() const { return 0; }  // layers · top_k; 0: no experts
 };
 
-// What the other attention groups have to know of a group's batch.
+// A group's batch counts that the other attention groups need.
 struct StepCounts {
   int64_t tokens = 0, decode_tokens = 0, logit_rows = 0;
-  int64_t routed_experts = 0;  // 1 where they are wanted
+  int64_t routed_experts = 0;  // 1 if requested
 };
 
-// The most rows of one pass whose logits are wanted where prompt logprobs are asked: 256 MiB of
-// float32. Decoding alone may need one row for each running request, if that is more.
+// The most logit rows of one pass with prompt logprobs: 256 MiB of float32. Decoding alone may need
+// one row for each running request, if that is more.
 int64_t MaxLogitRows(int64_t vocab_size);
 
 // Deterministic: equal messages before equal steps give equal batches and outputs on every rank of
-// the attention group (ids, not clocks, decide). Owns scheduler, page pool, radix cache and
-// sampler; borrows the model. The rank's thread only.
+// the attention group (decisions depend on ids, not clocks). Owns scheduler, page pool, radix cache
+// and sampler; borrows the model. The rank's thread only.
 class RankEngine {
  public:
   struct Options {
@@ -52,28 +52,27 @@ class RankEngine {
     std::vector<int32_t> eos_token_ids;
     uint64_t random_seed = 0;
     int64_t max_logit_rows = 0;  // 0: MaxLogitRows
-    int32_t group = 0;           // this rank's attention group: requests of others are not its own
+    int32_t group = 0;           // this rank's attention group; requests of others are ignored
   };
   RankEngine(Options options, ForwardFunction& model);
   ~RankEngine();
 
-  // Takes messages in order. Answers to FlushCache and GetStats are returned; a request that can
-  // never run (longer than the cache or the context) is answered by an output with kError in the
-  // next Step.
+  // Applies messages in order. Returns the answers to FlushCache and GetStats. A request that can
+  // never run (longer than the cache or the context) gets an output with kError in the next Step.
   std::vector<EngineMessage> Apply(const std::vector<ControlMessage>& messages);
   bool HasWork() const;
-  // Plans one batch; no tokens where no request is open.
+  // Plans one batch; it has no tokens if no request is open.
   StepCounts Plan();
-  // Runs what was planned, and returns the news of its requests. `groups` [dp], this one's counts
-  // included: the model runs where any group has tokens. Empty: there is no other group.
+  // Runs the planned batch and returns the outputs of its requests. `groups` [dp] are the counts of
+  // all groups, this one included: the model runs if any group has tokens. Empty: a single group.
   StepOutputs Run(std::span<const StepCounts> groups = {});
   StepOutputs Step() {
     Plan();
     return Run();
   }
   EngineStats Stats() const;
-  // Pages are all free or in the radix tree, nothing is locked: what must hold when no request is
-  // open.
+  // Whether all pages are free or in the radix tree and nothing is locked. Must hold when no
+  // request is open.
   bool PoolIsWhole() const;
 
  private:
@@ -81,11 +80,11 @@ class RankEngine {
   std::unique_ptr<Impl> impl_;
 };
 
-// The loop of one rank: leader receives messages through `receive` (blocking up to its argument's
-// milliseconds), all ranks get them by broadcast, the leader sends the answers of all attention
-// groups through `send`. Returns after Shutdown. Loads the model first (progress and RankReady are
-// sent by the leader), and runs on thread ranks and process ranks alike. An Error on any rank
-// aborts the arena and is rethrown.
+// The loop of one rank. The leader receives messages through `receive` (blocking up to its argument
+// in milliseconds), broadcasts them to all ranks, and sends the answers of all attention groups
+// through `send`. Loads the model first (the leader sends progress and RankReady). Runs on thread
+// ranks and process ranks alike. Returns after Shutdown. An Error on any rank aborts the arena and
+// is rethrown.
 struct RankLoopIo {
   std::function<std::vector<ControlMessage>(std::chrono::milliseconds)> receive;  // leader only
   std::function<void(const EngineMessage&)> send;                                 // leader only

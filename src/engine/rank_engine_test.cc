@@ -11,6 +11,7 @@
 #include "engine/sampler/random.h"
 #include "engine/sampler/softmax.h"
 #include "engine/scheduler/batch.h"
+#include "engine/test_rank_engine.h"
 
 namespace switchyard {
 namespace {
@@ -19,87 +20,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-using Ids = std::vector<int32_t>;
-
-// A rank with its fake model, and what it has said about each request.
-class Rig {
- public:
-  explicit Rig(RankEngine::Options options, int64_t vocab = 61)
-      : model({.vocab = vocab, .num_pages = options.num_pages, .page_size = options.page_size}),
-        engine(std::move(options), model) {}
-
-  std::vector<EngineMessage> Tell(std::vector<ControlMessage> messages) {
-    return engine.Apply(messages);
-  }
-  void Step() {
-    for (RequestOutput& news : engine.Step().outputs) Merge(std::move(news));
-  }
-  void RunOut(int most_steps = 100000) {
-    while (engine.HasWork() && most_steps-- > 0) Step();
-    EXPECT_FALSE(engine.HasWork());
-    EXPECT_TRUE(engine.PoolIsWhole());
-  }
-  RequestOutput Run(const EngineRequest& request) {
-    Tell({request});
-    RunOut();
-    return seen[request.id];
-  }
-
-  FakeForward model;
-  RankEngine engine;
-  std::map<uint64_t, RequestOutput> seen;
-
- private:
-  void Merge(RequestOutput news) {
-    const auto [entry, first] = seen.try_emplace(news.id, news);
-    if (first) return;
-    RequestOutput& all = entry->second;
-    EXPECT_EQ(all.finish, FinishReason::kNone) << "news after the end of request " << news.id;
-    EXPECT_THAT(news.input_logprobs, IsEmpty());
-    EXPECT_EQ(news.cached_tokens, all.cached_tokens);
-    all.new_tokens.insert(all.new_tokens.end(), news.new_tokens.begin(), news.new_tokens.end());
-    all.output_logprobs.insert(all.output_logprobs.end(), news.output_logprobs.begin(),
-                               news.output_logprobs.end());
-    all.routed_experts.insert(all.routed_experts.end(), news.routed_experts.begin(),
-                              news.routed_experts.end());
-    all.finish = news.finish;
-    all.matched = news.matched;
-    all.error = news.error;
-  }
-};
-
-RankEngine::Options Roomy() {
-  return {.page_size = 4, .num_pages = 256, .context_length = 512, .eos_token_ids = {7}};
-}
-
-EngineRequest Greedy(uint64_t id, Ids prompt, int32_t max_new = 8) {
-  EngineRequest request{.id = id, .input_ids = std::move(prompt)};
-  request.sampling.temperature = 0;
-  request.sampling.max_new_tokens = max_new;
-  request.sampling.ignore_eos = true;
-  return request;
-}
-
-Ids Count(int32_t n, int32_t first = 0) {
-  Ids ids(n);
-  for (int32_t i = 0; i < n; ++i) ids[i] = (first + i) % 61;
-  return ids;
-}
-
-bool SameLogprobs(const std::vector<PositionLogprobs>& a, const std::vector<PositionLogprobs>& b) {
-  const auto same = [](float x, float y) { return x == y || (std::isnan(x) && std::isnan(y)); };
-  const auto same_list = [](const std::vector<TokenLogprob>& x,
-                            const std::vector<TokenLogprob>& y) {
-    return std::equal(x.begin(), x.end(), y.begin(), y.end(),
-                      [](const TokenLogprob& l, const TokenLogprob& r) {
-                        return l.token == r.token && l.logprob == r.logprob;
-                      });
-  };
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](const auto& l, const auto& r) {
-    return l.token == r.token && same(l.logprob, r.logprob) && same_list(l.top, r.top) &&
-           same_list(l.asked, r.asked);
-  });
-}
 
 TEST(RankEngine, GreedyFollowsTheModel) {
   Rig rig(Roomy());
@@ -285,11 +205,11 @@ TEST(RankEngine, LogitsThatAreNotFiniteEndTheirRequestOnly) {
   EXPECT_EQ(rig.seen[2].finish, FinishReason::kError);
   EXPECT_THAT(rig.seen[2].error, HasSubstr("not finite"));
   EXPECT_NE(rig.seen[1].finish, FinishReason::kNone);
-  // What it computed is not offered to others.
+  // Its pages are not shared with others.
   EXPECT_EQ(rig.Run(Greedy(3, Ids{1, 60, 2, 3, 4, 5}, 1)).cached_tokens, 0);
 }
 
-// What FakeForward routes tokens[start, end) to.
+// The expert ids that FakeForward returns for tokens[start, end).
 Ids Routed(const Ids& tokens, int32_t start) {
   Ids ids;
   for (int32_t i = start; i < std::ssize(tokens); ++i) ids.insert(ids.end(), {tokens[i], i});
@@ -308,7 +228,7 @@ TEST(RankEngine, RoutedExpertsCoverAllButTheLastToken) {
     Ids tokens = Count(30);
     tokens.insert(tokens.end(), out.new_tokens.begin(), out.new_tokens.end() - 1);
     EXPECT_EQ(out.routed_experts, Routed(tokens, start)) << start;
-    EXPECT_EQ(out.cached_tokens, std::min(start, 29) / 4 * 4);  // what is asked for is computed
+    EXPECT_EQ(out.cached_tokens, std::min(start, 29) / 4 * 4);  // requested positions are computed
   }
   EXPECT_THAT(rig.Run(Greedy(2, Count(30), 3)).routed_experts, IsEmpty());
 }
@@ -374,7 +294,7 @@ TEST(RankEngine, AbortsFreeEverythingAtOnce) {
   EXPECT_EQ(rig.engine.Stats().waiting, 1);
   rig.Tell({AbortRequest{1}, AbortRequest{2}, AbortRequest{3}, AbortRequest{99}});
   EXPECT_EQ(rig.engine.Stats().free_pages, 256);
-  EXPECT_TRUE(rig.engine.HasWork());  // the news of it
+  EXPECT_TRUE(rig.engine.HasWork());  // the output with kAbort
   rig.Step();
   EXPECT_FALSE(rig.engine.HasWork());
   for (const uint64_t id : {1, 2, 3}) EXPECT_EQ(rig.seen[id].finish, FinishReason::kAbort);
@@ -416,125 +336,6 @@ TEST(RankEngine, PromptLogprobsGoInChunksThatBoundTheirMemory) {
   EXPECT_THAT(rig.Run(request).input_logprobs, SizeIs(9));
   EXPECT_EQ(rig.model.passes, 2);  // rows 0 to 8, of which 2 need no logits, then 9 to 11
 }
-
-// Random workloads: whatever the pool, the chunks, the neighbours and the aborts, a request gets
-// the tokens that it gets alone.
-struct Workload {
-  int32_t page_size;
-  int64_t num_pages;
-  int32_t chunk;
-  bool radix;
-  int32_t max_running;
-  int64_t logit_rows = 0;
-};
-
-class RandomWorkload : public ::testing::TestWithParam<Workload> {
- protected:
-  uint64_t Below(uint64_t n) {
-    return static_cast<uint64_t>(UniformDraw(1234, ++draws_) * static_cast<double>(n));
-  }
-  EngineRequest RandomRequest(uint64_t id, int64_t longest) {
-    EngineRequest request{.id = id};
-    // Few first tokens and runs of counting, so that prefixes meet.
-    const auto length = static_cast<int32_t>(1 + Below(longest));
-    request.input_ids = Count(length, static_cast<int32_t>(Below(3)) * 20);
-    if (Below(2)) request.input_ids[Below(length)] = static_cast<int32_t>(Below(61));
-    SamplingParams& p = request.sampling;
-    p.max_new_tokens = static_cast<int32_t>(Below(40));
-    p.temperature = Below(3) ? 0.9f : 0.0f;
-    if (Below(2)) p.seed = Below(5);
-    if (Below(4) == 0) p.top_p = 0.8f;
-    if (Below(4) == 0) p.top_k = 7;
-    if (Below(4) == 0) p.repetition_penalty = 1.2f;
-    if (Below(4) == 0) p.frequency_penalty = 0.3f;
-    if (Below(4) == 0) p.min_new_tokens = std::min(p.max_new_tokens, 5);
-    p.ignore_eos = Below(2);
-    if (Below(3) == 0)
-      request.logprob = {
-          .enabled = true, .start = static_cast<int32_t>(Below(longest)) - 1, .top = 2};
-    if (Below(3) == 0)
-      request.routed_experts = {.enabled = true, .start = static_cast<int32_t>(Below(length + 1))};
-    return request;
-  }
-
- private:
-  uint64_t draws_ = 0;
-};
-
-TEST_P(RandomWorkload, GivesWhatEachRequestGetsAlone) {
-  const Workload& w = GetParam();
-  RankEngine::Options options{.page_size = w.page_size,
-                              .num_pages = w.num_pages,
-                              .max_running_requests = w.max_running,
-                              .chunked_prefill_size = w.chunk,
-                              .enable_radix_cache = w.radix,
-                              .context_length = 160,
-                              .eos_token_ids = {7},
-                              .random_seed = 5,
-                              .max_logit_rows = w.logit_rows};
-  RankEngine::Options alone_options = options;
-  alone_options.enable_radix_cache = false;
-  alone_options.chunked_prefill_size = 1000;
-  alone_options.max_logit_rows = 0;
-  Rig crowd(options), twin(options), alone(alone_options);
-  const int64_t longest = std::min<int64_t>(100, w.page_size * w.num_pages);
-
-  uint64_t next_id = 1;
-  std::map<uint64_t, bool> aborted;
-  constexpr uint64_t kRequests = 300;
-  while (next_id <= kRequests || crowd.engine.HasWork()) {
-    std::vector<ControlMessage> messages;
-    for (uint64_t n = Below(4); n > 0 && next_id <= kRequests; --n) {
-      const EngineRequest request = RandomRequest(next_id++, longest);
-      alone.Run(request);
-      messages.push_back(request);
-    }
-    if (Below(6) == 0) {
-      const uint64_t id = 1 + Below(next_id);
-      const auto seen = crowd.seen.find(id);
-      if (id < next_id && (seen == crowd.seen.end() || seen->second.finish == FinishReason::kNone))
-        aborted[id] = true;
-      messages.push_back(AbortRequest{id});
-    }
-    crowd.Tell(messages);
-    twin.Tell(messages);
-    crowd.Step();
-    twin.Step();
-    ASSERT_EQ(crowd.model.fingerprint, twin.model.fingerprint) << "equal ranks came apart";
-    ASSERT_FALSE(HasFailure());
-    ASSERT_LE(crowd.engine.Stats().running, w.max_running);
-    ASSERT_LE(crowd.model.most_rows, w.chunk + w.max_running);
-  }
-  EXPECT_TRUE(crowd.engine.PoolIsWhole());
-  ASSERT_EQ(crowd.seen.size(), kRequests);
-  for (const auto& [id, want] : alone.seen) {
-    const RequestOutput& got = crowd.seen[id];
-    SCOPED_TRACE(fmt::format("request {}", id));
-    if (aborted.count(id)) {
-      EXPECT_EQ(got.finish, FinishReason::kAbort);
-      ASSERT_LE(got.new_tokens.size(), want.new_tokens.size());
-      EXPECT_TRUE(
-          std::equal(got.new_tokens.begin(), got.new_tokens.end(), want.new_tokens.begin()));
-      continue;
-    }
-    EXPECT_EQ(got.finish, want.finish) << got.error;
-    EXPECT_EQ(got.new_tokens, want.new_tokens);
-    EXPECT_EQ(got.matched, want.matched);
-    EXPECT_TRUE(SameLogprobs(got.input_logprobs, want.input_logprobs));
-    EXPECT_TRUE(SameLogprobs(got.output_logprobs, want.output_logprobs));
-    EXPECT_EQ(got.routed_experts, want.routed_experts);
-  }
-  EXPECT_TRUE(std::get<FlushResult>(crowd.Tell({FlushCache{}}).at(0)).done);
-  EXPECT_EQ(crowd.engine.Stats().free_pages, w.num_pages);
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    Pools, RandomWorkload,
-    ::testing::Values(Workload{1, 128, 1, true, 8}, Workload{1, 110, 16, true, 64},
-                      Workload{4, 30, 7, true, 16}, Workload{4, 30, 64, false, 16, 1},
-                      Workload{16, 8, 64, true, 8, 3}, Workload{16, 10, 5, true, 32},
-                      Workload{16, 200, 32, true, 64}, Workload{16, 200, 64, false, 256},
-                      Workload{4, 1000, 64, true, 1}, Workload{1, 160, 64, false, 5}));
 
 }  // namespace
 }  // namespace switchyard

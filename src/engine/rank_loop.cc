@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/cpu_binding.h"
-#include "engine/expert_work.h"
+#include "engine/expert_services.h"
 #include "engine/group_exchange.h"
 #include "engine/model_forward.h"
 #include "engine/scheduler/batch.h"
@@ -18,7 +18,7 @@ namespace switchyard {
 
 namespace {
 
-// How long an idle leader sleeps before it looks around again.
+// Poll interval of an idle leader.
 constexpr std::chrono::milliseconds kIdleWait{1000};
 
 // Reports each percent once; loaders call it for every tensor.
@@ -53,11 +53,11 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
   ThreadPool pool(binding.threads, binding.cpus);
   ModelOptions options = MakeModelOptions(config, plan, rank);
   if (rank == 0) options.load.progress = ThrottledProgress(io);
-  ExpertWork experts(config, plan, *comm);
+  ExpertServices experts(config, plan, *comm);
   experts.AddTo(&options);
   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
   KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
-  const ExpertWork::Attached attached(experts, model);
+  const ExpertServices::Attached attached(experts, model);
   ModelForward forward(model, kv, experts);
   CheckedForward checked(forward, *comm->attn_tp, config.page_size);
   ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;
@@ -96,13 +96,13 @@ bool HasShutdown(const std::vector<ControlMessage>& messages) {
   });
 }
 
-// Experts move while nothing is to be computed, too. The leader's nap is everybody's.
+// Experts move while there is no batch, too. The leader's sleep paces all ranks.
 void MoveWithoutPass(EplbManager& eplb, bool is_leader) {
   if (is_leader) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   eplb.BeginPass();
 }
 
-// The next messages for all members; while there is nothing to do, the leader waits for some.
+// The next messages for all members. While there is no work, the leader waits for messages.
 std::vector<ControlMessage> NextMessages(bool busy, Communicator& group, const RankLoopIo& io) {
   std::vector<ControlMessage> messages;
   if (group.rank() == 0) {

@@ -1,4 +1,4 @@
-// The part of a rank's loop that follows loading, apart from any model, for tests.
+// The serving loop of a rank after loading, independent of the model, for tests.
 #pragma once
 
 #include "comm/device/communicator.h"
@@ -8,24 +8,24 @@
 
 namespace switchyard {
 
-// Runs `engine` until Shutdown: rank 0 receives messages and sends answers, all ranks get the
-// messages by broadcast and step together, those of an attention group alike. While no group has
-// anything to do, the leader blocks in `receive` and the others wait for it.
-// `recorder`: who answers RecordExperts and GetExpertLoad, `eplb`: RebalanceExperts and GetEplb;
-// null: they are refused.
-// An error aborts the arena before it is rethrown: what is then taken apart may have to wait for
-// threads that load or plan, and nobody is to wait for that.
+// Runs `engine` until Shutdown. Rank 0 receives messages and sends answers; all ranks get the
+// messages by broadcast and step together. Ranks of an attention group run the same steps. While no
+// group has work, the leader blocks in `receive` and the other ranks wait for it.
+// `recorder` handles RecordExperts and GetExpertLoad, `eplb` handles RebalanceExperts and GetEplb;
+// where null, they are refused.
+// An error aborts the arena before it is rethrown: destructors may have to wait for loading or
+// planning threads, and the other ranks must not wait for that.
 void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
                    ExpertRecorder* recorder = nullptr, EplbManager* eplb = nullptr);
 
-// What `recorder` answers to those of `messages` that are for it, on rank 0; others answer nothing.
-// Collective.
+// Applies those of `messages` that address `recorder`. Returns the answers on rank 0 and nothing on
+// other ranks. Collective.
 std::vector<EngineMessage> ApplyToRecorder(const std::vector<ControlMessage>& messages,
                                            ExpertRecorder* recorder, bool is_leader);
 
-// Passes batches on to `model` after comparing their fingerprints over the attention group. Ranks
-// whose batches differ have different schedulers, which is a bug in what they were told or in how
-// they count; going on would deadlock or mix tokens. Borrows both.
+// Compares fingerprints of batches over the attention group, then passes them to `model`. Ranks
+// whose batches differ have diverged schedulers: a bug in their messages or in their counting. To
+// continue would deadlock or mix tokens. Borrows both.
 class CheckedForward : public ForwardFunction {
  public:
   CheckedForward(ForwardFunction& model, Communicator& group, int32_t page_size)

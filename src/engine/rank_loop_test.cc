@@ -1,4 +1,4 @@
-// The loop with attention groups, on scripted messages: what each step is told is exact.
+// The loop with attention groups, on scripted messages that fix the input of each step.
 #include "engine/rank_loop.h"
 
 #include <gmock/gmock.h>
@@ -38,7 +38,7 @@ EngineRequest Request(uint64_t id, int32_t group, int32_t length, int32_t max_ne
   return request;
 }
 
-// What the leader has heard.
+// The messages that the leader has received.
 struct Heard {
   std::map<uint64_t, RequestOutput> outputs;  // merged
   std::map<uint64_t, bool> flushed;
@@ -105,8 +105,8 @@ std::vector<int32_t> Alone(const EngineRequest& request) {
   return heard.outputs[request.id].new_tokens;
 }
 
-// A rank that fails may have to wait for a thread that loads before it is gone; nobody waits for
-// it.
+// The destructors of a failed rank may have to wait for a loading thread; other ranks must not wait
+// for that.
 TEST(RankLoop, AFailureIsToldBeforeAnythingIsTakenApart) {
   std::atomic<int> ended = 0;
   const RankLoopIo leader{.receive = [](std::chrono::milliseconds) -> std::vector<ControlMessage> {
@@ -166,7 +166,7 @@ TEST(RankLoop, QuestionsAreAnsweredOnceForAllGroups) {
   EXPECT_EQ(Total(heard.stats.at(10)).total_pages, 48);
 }
 
-// By rank 0 once, whatever number of groups there are, while they work and in between.
+// Rank 0 answers once, for any number of groups, while they work and while they are idle.
 TEST(RankLoop, TheRecorderAnswersOnce) {
   int calls = 0;
   const Script script = [&](const Heard& so_far) -> std::vector<ControlMessage> {

@@ -1,5 +1,4 @@
-// The engine's vocabulary: what a request asks, what a step answers. Plain values, shared by front
-// and ranks.
+// Message types between front and ranks: requests, control messages and outputs. Plain values.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +15,7 @@
 
 namespace switchyard {
 
-// How tokens are drawn. Validated by the front (Validate); ranks trust it.
+// Sampling parameters. Validated by the front (Validate); ranks trust them.
 struct SamplingParams {
   int32_t max_new_tokens = 128;
   int32_t min_new_tokens = 0;  // end-of-sequence and stop ids are not drawn before
@@ -33,36 +32,42 @@ struct SamplingParams {
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
   std::vector<std::pair<int32_t, float>> logit_bias;
+  std::vector<int32_t> allowed_token_ids;  // the only ids that may be drawn; empty: all
+  // Each a sequence of ids that the output may not contain: its last id is not drawn after the
+  // others.
+  std::vector<std::vector<int32_t>> bad_words;
 };
 
 struct LogprobParams {
   bool enabled = false;
-  int32_t start = -1;  // first prompt position whose logprob is wanted; −1: output only
-  int32_t top = 0;     // how many best alternatives at each position
-  std::vector<int32_t> token_ids;  // and these tokens' at each position
+  int32_t start = -1;              // first prompt position with logprobs; −1: output only
+  int32_t top = 0;                 // number of top alternatives at each position
+  std::vector<int32_t> token_ids;  // additional tokens whose logprobs are returned at each position
+  bool rank = false;               // return PositionLogprobs::rank
 };
 
-// Which experts the router chose for each token (return_routed_experts).
+// Return the experts that the router chose for each token (return_routed_experts).
 struct RoutedExpertsParams {
   bool enabled = false;
-  int32_t start = 0;  // first position wanted; at most the prompt's length
+  int32_t start = 0;  // first position to return; at most the prompt's length
 };
 
-// A request as ranks see it: ids in, ids out. Stop strings are the front's business.
+// A request as ranks see it: ids in, ids out. The front handles stop strings.
 struct EngineRequest {
-  uint64_t id = 0;  // given by the front, unique while it lives
+  uint64_t id = 0;  // assigned by the front, unique among open requests
   std::vector<int32_t> input_ids;
   SamplingParams sampling;
   LogprobParams logprob;
   RoutedExpertsParams routed_experts;
-  // The attention group that serves it (`data_parallel_rank`). Empty: whoever passes the request on
-  // to the ranks chooses (DpController); ranks take it for group 0.
+  // The attention group that serves it (`data_parallel_rank`). Empty: the sender to the ranks
+  // assigns one (DpController); ranks treat it as group 0.
   std::optional<int32_t> group;
+  std::string cache_salt;  // requests share cached prefixes only where this is equal
 };
 
-// Everything that ranks are told. One ordered stream; every rank applies the same messages before
-// the same step, which keeps the schedulers of an attention group equal without shipping batches. A
-// request is for the ranks of its group; the others are for all.
+// Messages to the ranks, in one ordered stream. Every rank applies the same messages before the
+// same step, which keeps the schedulers of an attention group equal without sending batches. A
+// request is for the ranks of its group; all other messages are for every rank.
 struct AbortRequest {
   uint64_t id = 0;
 };
@@ -99,19 +104,20 @@ struct PositionLogprobs {
   float logprob =
       0.0f;  // of the token at this position; NaN where there is none (the first of a prompt)
   int32_t token = 0;
+  int32_t rank = 0;                 // of the token among all, from 1; 0 where it was not asked for
   std::vector<TokenLogprob> top;    // best first
   std::vector<TokenLogprob> asked;  // LogprobParams::token_ids, in that order
 };
 
 enum class FinishReason : uint8_t {
-  kNone,    // goes on
+  kNone,    // not finished
   kStop,    // end of sequence or a stop token id; `matched` holds it
   kLength,  // max_new_tokens or the context's end
   kAbort,   // aborted by the front
-  kError,   // `error` says what
+  kError,   // described by `error`
 };
 
-// News of one request after a step.
+// New output of one request after a step.
 struct RequestOutput {
   uint64_t id = 0;
   std::vector<int32_t> new_tokens;  // the stop token included
@@ -123,7 +129,7 @@ struct RequestOutput {
       input_logprobs;  // with the first output, positions start .. prompt end
   std::vector<PositionLogprobs> output_logprobs;  // one for each new token
   // [positions, layers, top_k] logical experts of the positions that went through the model since
-  // the news before, from RoutedExpertsParams::start on; −1 where a layer or slot has none. The
+  // the previous output, from RoutedExpertsParams::start on; −1 where a layer or slot has none. The
   // last output token never goes through the model.
   std::vector<int32_t> routed_experts;
   std::string error;                            // of kError
@@ -144,24 +150,24 @@ struct StatsReport {
 };
 struct FlushResult {
   uint64_t ticket = 0;
-  // Whether all groups have dropped their prefixes; one that has open requests keeps its own.
+  // Whether all groups dropped their prefixes; a group with open requests keeps its own.
   bool done = false;
 };
 struct RecordResult {
   uint64_t ticket = 0;
-  // Of kStart and kStop: whether it was not recording, or not stopped, already.
+  // For kStart and kStop: whether the recording state changed.
   bool changed = false;
   ExpertDump dump;  // of kDump; its `error` is that of any action
 };
 struct ExpertLoadReport {
   uint64_t ticket = 0;
   ExpertLoad load;    // of all ranks
-  std::string error;  // where nothing is counted
+  std::string error;  // if counting is disabled
 };
-struct EplbReport {  // to RebalanceExperts and GetEplb
+struct EplbReport {  // the answer to RebalanceExperts and GetEplb
   uint64_t ticket = 0;
   EplbStatus status;
-  std::string refused;  // why there is no rebalance, or no status
+  std::string refused;  // the reason for a refused rebalance or a missing status
 };
 struct StepOutputs {
   std::vector<RequestOutput> outputs;
@@ -178,14 +184,14 @@ struct LoadProgress {
 struct EngineFailure {
   std::string what;
 };
-// Everything that the leader tells the front.
+// Messages of the leader to the front.
 using EngineMessage = std::variant<LoadProgress, RankReady, StepOutputs, StatsReport, FlushResult,
                                    EngineFailure, RecordResult, ExpertLoadReport, EplbReport>;
 
-// The sums over groups; pages have one size.
+// Sums over groups; pages of all groups have one size.
 EngineStats Total(const std::vector<EngineStats>& groups);
 
-// Byte forms (core/wire.h). Decode throws Error kInvalid on bytes that are no such message.
+// Serialization (core/wire.h). Decode throws Error kInvalid on malformed bytes.
 std::string EncodeControl(const std::vector<ControlMessage>& messages);
 std::vector<ControlMessage> DecodeControl(std::string_view bytes);
 std::string EncodeMessage(const EngineMessage& message);
@@ -193,8 +199,19 @@ EngineMessage DecodeMessage(std::string_view bytes);
 std::string EncodeMessages(const std::vector<EngineMessage>& messages);
 std::vector<EngineMessage> DecodeMessages(std::string_view bytes);
 
-// Error kInvalid that names the parameter and the allowed range, in OpenAI's spelling. `vocab_size`
-// bounds ids.
+// A value that Validate refuses. Clients know some parameters by other names than this engine, so
+// the name is separate: what() is "<parameter> <problem>".
+class ParameterError : public Error {
+ public:
+  ParameterError(std::string parameter, std::string problem)
+      : Error(ErrorKind::kInvalid, parameter + " " + problem),
+        parameter(std::move(parameter)),
+        problem(std::move(problem)) {}
+
+  std::string parameter, problem;
+};
+
+// Throws ParameterError with the allowed range. `vocab_size` bounds ids.
 void Validate(const SamplingParams& params, int64_t vocab_size);
 void Validate(const LogprobParams& params, int64_t vocab_size);
 void Validate(const RoutedExpertsParams& params, int64_t prompt_length, bool model_has_experts);

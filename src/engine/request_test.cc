@@ -38,10 +38,13 @@ std::vector<ControlMessage> SomeControl() {
                       .seed = 123456789012345u,
                       .stop_token_ids = {5, 6},
                       .ignore_eos = true,
-                      .logit_bias = {{3, 1.5f}, {4, -100.0f}}};
-  request.logprob = {.enabled = true, .start = 4, .top = 5, .token_ids = {8}};
+                      .logit_bias = {{3, 1.5f}, {4, -100.0f}},
+                      .allowed_token_ids = {1, 2},
+                      .bad_words = {{7}, {8, 9}}};
+  request.logprob = {.enabled = true, .start = 4, .top = 5, .token_ids = {8}, .rank = true};
   request.routed_experts = {.enabled = true, .start = 2};
   request.group = 3;
+  request.cache_salt = "salt";
   return {request,
           AbortRequest{4},
           FlushCache{5},
@@ -121,6 +124,8 @@ TEST(RequestWire, ControlSurvivesTheTrip) {
   EXPECT_TRUE(request.routed_experts.enabled);
   EXPECT_EQ(request.routed_experts.start, 2);
   EXPECT_EQ(request.group, 3);
+  EXPECT_EQ(request.cache_salt, "salt");
+  EXPECT_EQ(request.sampling.bad_words, (std::vector<std::vector<int32_t>>{{7}, {8, 9}}));
   EXPECT_EQ(std::get<GetStats>(back[3]).ticket, 6u);
   EXPECT_FALSE(std::get<EngineRequest>(back[5]).sampling.seed.has_value());
   EXPECT_EQ(std::get<RecordExperts>(back[6]).action, RecordAction::kDump);
@@ -261,6 +266,17 @@ TEST(Validate, NamesTheParameterAndItsRange) {
   EXPECT_THAT(error({.stop_token_ids = {100}}), HasSubstr("stop_token_ids has token id 100"));
   EXPECT_THAT(error({.logit_bias = {{-1, 0.0f}}}), HasSubstr("logit_bias has token id -1"));
   EXPECT_THAT(error({.logit_bias = {{1, 101.0f}}}), HasSubstr("logit_bias is 101"));
+  EXPECT_THAT(error({.allowed_token_ids = {1, 100}}), HasSubstr("allowed_token_ids has token id"));
+  EXPECT_THAT(error({.bad_words = {{}}}), HasSubstr("bad_words has a word without tokens"));
+  EXPECT_THAT(error({.bad_words = {{1}, {2, -1}}}), HasSubstr("bad_words has token id -1"));
+  EXPECT_THAT(error({.bad_words = {std::vector<int32_t>(257, 1)}}), HasSubstr("257 tokens"));
+  try {
+    Validate(SamplingParams{.top_k = -5}, 100);
+    FAIL();
+  } catch (const ParameterError& e) {
+    EXPECT_EQ(e.parameter, "top_k");
+    EXPECT_EQ(e.what(), e.parameter + " " + e.problem);
+  }
 }
 
 TEST(Validate, BoundsWhatLogprobsMayAsk) {

@@ -1,4 +1,4 @@
-// Byte forms of the messages in engine/request.h: the fields of each, listed once.
+// Serialization of the messages in engine/request.h: the fields of each, listed once.
 #include "engine/request.h"
 #include "engine/wire_fields.h"
 
@@ -13,11 +13,11 @@ template <typename Codec, OneOf<SamplingParams> T>
 void Fields(Codec& codec, T& p) {
   codec(p.max_new_tokens, p.min_new_tokens, p.temperature, p.top_p, p.top_k, p.min_p,
         p.frequency_penalty, p.presence_penalty, p.repetition_penalty, p.seed, p.stop_token_ids,
-        p.ignore_eos, p.logit_bias);
+        p.ignore_eos, p.logit_bias, p.allowed_token_ids, p.bad_words);
 }
 template <typename Codec, OneOf<LogprobParams> T>
 void Fields(Codec& codec, T& p) {
-  codec(p.enabled, p.start, p.top, p.token_ids);
+  codec(p.enabled, p.start, p.top, p.token_ids, p.rank);
 }
 template <typename Codec, OneOf<RoutedExpertsParams> T>
 void Fields(Codec& codec, T& p) {
@@ -25,7 +25,7 @@ void Fields(Codec& codec, T& p) {
 }
 template <typename Codec, OneOf<EngineRequest> T>
 void Fields(Codec& codec, T& r) {
-  codec(r.id, r.input_ids, r.sampling, r.logprob, r.routed_experts, r.group);
+  codec(r.id, r.input_ids, r.sampling, r.logprob, r.routed_experts, r.group, r.cache_salt);
 }
 template <typename Codec, OneOf<AbortRequest> T>
 void Fields(Codec& codec, T& m) {
@@ -48,7 +48,7 @@ void Fields(Codec& codec, T& l) {
 }
 template <typename Codec, OneOf<PositionLogprobs> T>
 void Fields(Codec& codec, T& l) {
-  codec(l.logprob, l.token, l.top, l.asked);
+  codec(l.logprob, l.token, l.rank, l.top, l.asked);
 }
 template <typename Codec, OneOf<RequestOutput> T>
 void Fields(Codec& codec, T& o) {

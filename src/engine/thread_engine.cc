@@ -25,12 +25,12 @@ struct ThreadEngine::Impl {
   struct Open {
     Engine::Callback callback;
     int group = 0;
-    int64_t tokens = 0;  // that the controller counts for it
+    int64_t tokens = 0;  // as counted by the controller
   };
   DpController controller;
   std::map<uint64_t, Open> open;
-  std::map<uint64_t, std::promise<std::vector<EngineStats>>> stats_asked;
-  std::map<uint64_t, std::promise<bool>> flushes_asked;
+  std::map<uint64_t, std::promise<std::vector<EngineStats>>> pending_stats;
+  std::map<uint64_t, std::promise<bool>> pending_flushes;
   uint64_t last_id = 0, last_ticket = 0;
   bool ready = false, ended = false;
   std::exception_ptr failure;
@@ -41,7 +41,9 @@ struct ThreadEngine::Impl {
     return std::exchange(inbox, {});
   }
 
-  void Tell(ControlMessage message) {  // with the mutex held
+  // Requires the mutex. Inlined into a caller with one alternative, GCC 12 reports the others as
+  // uninitialized.
+  [[gnu::noinline]] void Tell(ControlMessage message) {
     inbox.push_back(std::move(message));
     news.notify_all();
   }
@@ -52,14 +54,14 @@ struct ThreadEngine::Impl {
     } else if (const auto* load = std::get_if<LoadProgress>(&message)) {
       if (progress) progress(load->done, load->total);
     } else if (const auto* stats = std::get_if<StatsReport>(&message)) {
-      Answer(stats_asked, stats->ticket, stats->groups);
+      Answer(pending_stats, stats->ticket, stats->groups);
     } else if (const auto* flush = std::get_if<FlushResult>(&message)) {
-      Answer(flushes_asked, flush->ticket, flush->done);
+      Answer(pending_flushes, flush->ticket, flush->done);
     } else if (std::holds_alternative<RankReady>(message)) {
       const std::lock_guard lock(mutex);
       ready = true;
       news.notify_all();
-    }  // a failure comes as the exception that the ranks end with
+    }  // failures arrive as the exception of RunRankThreads
   }
 
   template <typename T>
@@ -68,7 +70,7 @@ struct ThreadEngine::Impl {
     if (const auto entry = asked.extract(ticket)) entry.mapped().set_value(value);
   }
 
-  // Asks the ranks and waits.
+  // Sends a query to the ranks and waits for the answer.
   template <typename Question, typename T>
   T Ask(std::map<uint64_t, std::promise<T>>& asked) {
     std::future<T> answer;
@@ -83,12 +85,12 @@ struct ThreadEngine::Impl {
   }
 
   template <typename T>
-  void EndQuestions(std::map<uint64_t, std::promise<T>>& asked) {  // with the mutex held
+  void FailPendingQueries(std::map<uint64_t, std::promise<T>>& asked) {  // requires the mutex
     for (auto& [ticket, promise] : asked) promise.set_exception(std::make_exception_ptr(Ended()));
     asked.clear();
   }
 
-  // Only this thread erases entries, so the callback stays where it is while it runs unlocked.
+  // Only this thread erases entries, so the callback's address is stable while it runs unlocked.
   void Deliver(const RequestOutput& output) {
     const auto count = std::ssize(output.new_tokens);
     Open* request = nullptr;
@@ -107,7 +109,7 @@ struct ThreadEngine::Impl {
     open.erase(output.id);
   }
 
-  // After the last rank: whoever still waits hears why.
+  // Runs after the last rank ends: fails all waiting callers with the reason.
   void End(std::exception_ptr why) {
     std::map<uint64_t, Open> left;
     {
@@ -115,8 +117,8 @@ struct ThreadEngine::Impl {
       ended = true;
       failure = why;
       left.swap(open);
-      EndQuestions(stats_asked);
-      EndQuestions(flushes_asked);
+      FailPendingQueries(pending_stats);
+      FailPendingQueries(pending_flushes);
       news.notify_all();
     }
     for (const auto& [id, request] : left)
@@ -167,7 +169,7 @@ ThreadEngine::ThreadEngine(int world, size_t bytes_per_rank, RankBody body,
 ThreadEngine::~ThreadEngine() {
   {
     const std::lock_guard lock(impl_->mutex);
-    for (const auto& [id, request] : impl_->open) impl_->inbox.push_back(AbortRequest{id});
+    for (const auto& [id, request] : impl_->open) impl_->Tell(AbortRequest{id});
     impl_->Tell(Shutdown{});
   }
   impl_->ranks.join();
@@ -189,7 +191,11 @@ void ThreadEngine::Abort(uint64_t id) {
   impl_->Tell(AbortRequest{id});
 }
 
-std::vector<EngineStats> ThreadEngine::Stats() { return impl_->Ask<GetStats>(impl_->stats_asked); }
-bool ThreadEngine::FlushCache() { return impl_->Ask<switchyard::FlushCache>(impl_->flushes_asked); }
+std::vector<EngineStats> ThreadEngine::Stats() {
+  return impl_->Ask<GetStats>(impl_->pending_stats);
+}
+bool ThreadEngine::FlushCache() {
+  return impl_->Ask<switchyard::FlushCache>(impl_->pending_flushes);
+}
 
 }  // namespace switchyard

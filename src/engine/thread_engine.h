@@ -1,4 +1,4 @@
-// Requests and answers around ranks that are threads of this process, apart from any model.
+// Submission and delivery for ranks that are threads of this process, independent of the model.
 #pragma once
 
 #include <functional>
@@ -11,19 +11,19 @@
 
 namespace switchyard {
 
-// Runs `body` on one thread for each rank, feeds the leader's RankLoopIo with what callers submit,
-// and hands outputs to their callbacks on the leader's thread. Thread-safe.
+// Runs `body` on one thread for each rank, passes submitted requests to the leader's RankLoopIo,
+// and passes outputs to their callbacks on the leader's thread. Thread-safe.
 class ThreadEngine {
  public:
   using RankBody = std::function<void(int rank, std::shared_ptr<SharedArena>, const RankLoopIo&)>;
 
-  // Returns after the leader's RankReady; rethrows what a rank threw before it. `controller`
+  // Returns after the leader's RankReady; rethrows an earlier exception of a rank. `controller`
   // chooses the attention group of each request.
   ThreadEngine(int world, size_t bytes_per_rank, RankBody body,
                std::function<void(uint64_t, uint64_t)> progress, DpController controller = {});
-  ~ThreadEngine();  // aborts open requests, whose callbacks hear of it, and joins the ranks
+  ~ThreadEngine();  // aborts open requests, notifies their callbacks, and joins the ranks
 
-  // Error kPeer where the ranks have failed, kInvalid where the request names a group that is not.
+  // Error kPeer if the ranks have failed, kInvalid if the request names a nonexistent group.
   uint64_t Submit(EngineRequest request, Engine::Callback on_output);
   void Abort(uint64_t id);
   std::vector<EngineStats> Stats();  // of each attention group

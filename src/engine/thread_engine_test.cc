@@ -28,7 +28,7 @@ RankEngine::Options SmallEngine() {
           .context_length = 90};
 }
 
-// Fake models on `world` ranks in `dp` attention groups, with their batches compared.
+// Fake models on `world` ranks in `dp` attention groups, with comparison of their batches.
 ThreadEngine::RankBody FakeRanks(int world, int dp = 1, std::atomic<int>* whole = nullptr,
                                  int32_t poison = -1, int poisoned_rank = -1) {
   return [=](int rank, std::shared_ptr<SharedArena> arena, const RankLoopIo& io) {
@@ -120,8 +120,8 @@ TEST(ThreadEngine, ManyClientsGetTheSameTokensOnEveryLayout) {
   }
 }
 
-// Clients come and go as they like, in groups of their own choice or not; whoever stays gets what
-// it gets alone.
+// Clients arrive and abort at random, with or without a pinned group; every request that completes
+// gets the same tokens as when it runs alone.
 TEST(ThreadEngine, ArrivalsAbortsAndFlushesChangeNobodysTokens) {
   constexpr int kRequests = 60;
   std::vector<std::vector<int32_t>> alone;
@@ -168,7 +168,7 @@ TEST(ThreadEngine, AbortAndDestructionReachTheirCallbacks) {
   {
     ThreadEngine engine(2, kArenaBytes, FakeRanks(2, 2), {},
                         DpController(2, LoadBalanceMethod::kRoundRobin));
-    // Never ends by itself within the context, unless the abort comes late.
+    // Does not end by itself within the context, unless the abort comes late.
     const uint64_t id = engine.Submit(Request(1, 5, 80), aborted.Callback());
     engine.Abort(id);
     engine.Abort(id + 100);
@@ -227,7 +227,7 @@ TEST(ThreadEngine, AFailureWhileLoadingIsThrownToTheCaller) {
 }
 
 TEST(RankLoop, RanksWhoseSchedulersDifferAreFound) {
-  // Rank 1 alone sees logits that are not finite and drops the request.
+  // Only rank 1 sees logits that are not finite and drops the request.
   ThreadEngine engine(2, kArenaBytes, FakeRanks(2, 1, nullptr, 3, 1), {});
   Collector poisoned, other;
   engine.Submit(Request(30, 5, 80), other.Callback());

@@ -1,7 +1,7 @@
-// Byte forms of structs from one list of their fields, which writer and reader share, so that they
-// cannot disagree.
+// Serialization of structs from one list of their fields, which writer and reader share, so that
+// they cannot disagree.
 //
-// For a struct S write, where both classes find it by name lookup,
+// For a struct S, define a function that both classes find by name lookup,
 //   template <typename Codec, OneOf<S> T> void Fields(Codec& codec, T& s) { codec(s.a, s.b); }
 // Fields may be numbers, enums, strings, paths, other such structs, and vectors, optionals, pairs
 // and variants of them. An enum needs `constexpr E LastOf(E)`, its largest value.
@@ -83,7 +83,7 @@ class FieldReader {
     (Get(values), ...);
   }
   void ExpectEnd() const {
-    if (!in_.AtEnd()) throw Invalid("message has bytes after its end");
+    if (!in_.AtEnd()) throw Invalid("message has trailing bytes");
   }
 
  private:
@@ -107,7 +107,7 @@ class FieldReader {
     if constexpr (WireScalar<T>) {
       values = in_.GetVector<T>();
     } else {
-      values.clear();  // grows as elements are read: the count is not trusted
+      values.clear();  // grows as elements are read: the count is untrusted
       for (auto n = in_.Get<uint64_t>(); n > 0; --n) Get(values.emplace_back());
     }
   }
@@ -132,7 +132,7 @@ class FieldReader {
   template <typename T>
   T Number(T largest) {
     const T value = in_.Get<T>();
-    if (value > largest) throw Invalid("message has {} where {} is the most", value, largest);
+    if (value > largest) throw Invalid("message has {}, the maximum is {}", value, largest);
     return value;
   }
 

@@ -1,7 +1,5 @@
 #include "eplb/array_file.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cstring>
 #include <fstream>
@@ -16,7 +14,8 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMostDimensions = 4;
-// As a safetensors file's length no text is that small: its last bytes would be zeros.
+// No text file starts with a smaller number as a safetensors header length: its high bytes would be
+// zeros.
 constexpr uint64_t kMostHeaderBytes = 100'000'000;
 
 std::string ReadAll(std::ifstream& in) {
@@ -24,12 +23,12 @@ std::string ReadAll(std::ifstream& in) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-// The lengths of the first list, its first list, and so on.
+// The length of the list, of its first element, and so on.
 std::vector<int64_t> ShapeOf(const json& lists, const std::string& where) {
   std::vector<int64_t> shape;
   for (const json* at = &lists; at->is_array(); at = &at->front()) {
     if (shape.size() == kMostDimensions)
-      throw Invalid("{}: its lists are more than {} deep", where, kMostDimensions);
+      throw Invalid("{}: lists are nested more than {} deep", where, kMostDimensions);
     shape.push_back(std::ssize(*at));
     if (at->empty()) break;
   }
@@ -42,15 +41,15 @@ int32_t Int32Of(const json& value, const std::string& where) {
       value.is_number_integer() &&
       (!value.is_number_unsigned() || value.get<uint64_t>() <= static_cast<uint64_t>(kMost)) &&
       value.get<int64_t>() <= kMost && value.get<int64_t>() >= -kMost - 1;
-  if (!fits) throw Invalid("{}: {} is no whole number of 32 bits", where, DescribeValue(value));
+  if (!fits) throw Invalid("{}: {} is not a 32-bit integer", where, DescribeValue(value));
   return value.get<int32_t>();
 }
 
 void Flatten(const json& value, size_t depth, const std::string& where, IntArray* array) {
   if (depth == array->shape.size()) return array->values.push_back(Int32Of(value, where));
   if (!value.is_array() || std::ssize(value) != array->shape[depth])
-    throw Invalid("{}: lists of unequal length or depth; the first are [{}]", where,
-                  fmt::join(array->shape, ", "));
+    throw Invalid("{}: lists of unequal length or depth; expected shape [{}]", where,
+                  Joined(array->shape, ", "));
   for (const json& part : value) Flatten(part, depth + 1, where, array);
 }
 
@@ -60,13 +59,13 @@ std::vector<int32_t> Converted(const std::string& bytes, const std::string& wher
   if (!stored.empty()) std::memcpy(stored.data(), bytes.data(), stored.size() * sizeof(T));
   for (const T value : stored)
     if (!std::in_range<int32_t>(value))
-      throw Invalid("{}: {} is no whole number of 32 bits", where, value);
+      throw Invalid("{}: {} is not a 32-bit integer", where, value);
   return {stored.begin(), stored.end()};
 }
 
 }  // namespace
 
-// dump() of lists is recursive, and so would end the program where they are nested deeply enough.
+// dump() of lists is recursive, so deeply nested lists would overflow the stack.
 std::string DescribeValue(const json& value) {
   if (value.is_array()) return "a list";
   if (value.is_object()) return "an object";
@@ -102,12 +101,12 @@ bool ArrayFile::Has(const std::string& array) const {
 }
 
 IntArray ArrayFile::Get(const std::string& array) const {
-  if (!Has(array)) throw Invalid("{}: it has no {}", name_, array);
+  if (!Has(array)) throw Invalid("{}: no array named {}", name_, array);
   if (const auto* tensors = std::get_if<TensorEntries>(&content_))
     return GetTensor(array, tensors->find(array)->second);
   const std::string where = name_ + ": " + array;
   const nlohmann::json& lists = json()->at(array);
-  if (!lists.is_array()) throw Invalid("{}: no list", where);
+  if (!lists.is_array()) throw Invalid("{}: not a list", where);
   IntArray result{ShapeOf(lists, where), {}};
   Flatten(lists, 0, where, &result);
   return result;
@@ -118,7 +117,7 @@ IntArray ArrayFile::GetTensor(const std::string& array, const TensorEntry& entry
   const bool whole =
       entry.dtype == DType::kI16 || entry.dtype == DType::kI32 || entry.dtype == DType::kI64;
   if (!whole)
-    throw Invalid("{}: it holds {}; want int16, int32 or int64", where, Name(entry.dtype));
+    throw Invalid("{}: dtype is {}; want int16, int32 or int64", where, Name(entry.dtype));
   std::string bytes(entry.end - entry.begin, '\0');
   std::ifstream in(name_, std::ios::binary);
   in.seekg(static_cast<std::streamoff>(entry.begin));
@@ -137,7 +136,7 @@ LoadHistory ReadLoads(const ArrayFile& file, const std::string& array) {
   const auto in_range = [](int64_t size) { return size > 0 && std::in_range<int>(size); };
   if (counts.shape.size() != 3 || !std::ranges::all_of(counts.shape, in_range))
     throw Invalid("{}: {} is [{}]; want counts [steps, layers, experts] or [layers, experts]",
-                  file.name(), array, fmt::join(counts.shape, ", "));
+                  file.name(), array, Joined(counts.shape, ", "));
   const auto negative =
       std::ranges::find_if(counts.values, [](int32_t count) { return count < 0; });
   if (negative != counts.values.end())

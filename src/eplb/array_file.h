@@ -1,4 +1,4 @@
-// Arrays of whole numbers by name, in a JSON or safetensors file: recorded loads, placements.
+// Named integer arrays in a JSON or safetensors file: recorded loads, placements.
 #pragma once
 
 #include <cstdint>
@@ -18,20 +18,20 @@ struct IntArray {
   std::vector<int32_t> values;  // [product of shape]
 };
 
-// What the file is its first bytes say, not its name. One thread; a safetensors file is read as far
-// as it is asked for.
+// The format is detected from the first bytes of the file, not from its name. Single-threaded. Of a
+// safetensors file only the header and the requested tensors are read.
 class ArrayFile {
  public:
-  // Error kNotFound where there is none, kInvalid where it is neither or is truncated; both begin
-  // with its name.
+  // Error kNotFound if the file does not exist, kInvalid if it has neither format or is truncated.
+  // Both messages start with the file name.
   explicit ArrayFile(const std::filesystem::path& path);
 
   const std::string& name() const { return name_; }
   bool Has(const std::string& array) const;
-  // Lists in lists of equal lengths, at most 4 deep, or a tensor of int16, int32 or int64. Error
-  // kInvalid names file and array: absent, of another kind, ragged, a value that is no int32.
+  // Accepts nested lists of equal lengths, at most 4 deep, or a tensor of int16, int32 or int64.
+  // Error kInvalid names file and array: missing, of another type, ragged, or outside int32.
   IntArray Get(const std::string& array) const;
-  // The file's JSON; null of a safetensors file.
+  // The parsed JSON; null for a safetensors file.
   const nlohmann::json* json() const { return std::get_if<nlohmann::json>(&content_); }
 
  private:
@@ -41,12 +41,12 @@ class ArrayFile {
   std::variant<nlohmann::json, TensorEntries> content_;
 };
 
-// A value for messages: a list or object is only said to be one.
+// Formats a value for messages. Of a list or object only the type is named.
 std::string DescribeValue(const nlohmann::json& value);
 
-// Tokens of each expert: `array` (the recorder's is logical_count) is [steps, layers, experts] or
-// [layers, experts]. Error kInvalid names file and array: ArrayFile's, another shape, none at all,
-// a negative count.
+// Token counts for each expert. `array` (logical_count in the recorder's files) has the shape
+// [steps, layers, experts] or [layers, experts]. Error kInvalid names file and array: errors of
+// ArrayFile, another shape, an empty array, a negative count.
 LoadHistory ReadLoads(const ArrayFile& file, const std::string& array = "logical_count");
 
 }  // namespace switchyard

@@ -44,8 +44,8 @@ TEST_F(ArrayFileTest, ReadsJsonAndTensors) {
   EXPECT_EQ(tensors.Get("a").values, (std::vector<int32_t>{1, -2, 3, 4}));
   EXPECT_EQ(tensors.Get("b").values, (std::vector<int32_t>{5, -6}));
   EXPECT_THAT(ErrorOf([&] { tensors.Get("large"); }),
-              HasSubstr("large: 2147483648 is no whole number of 32 bits"));
-  EXPECT_THAT(ErrorOf([&] { tensors.Get("c"); }), HasSubstr(path_ + ": it has no c"));
+              HasSubstr("large: 2147483648 is not a 32-bit integer"));
+  EXPECT_THAT(ErrorOf([&] { tensors.Get("c"); }), HasSubstr(path_ + ": no array named c"));
 }
 
 TEST_F(ArrayFileTest, SaysWhatIsWrong) {
@@ -53,21 +53,21 @@ TEST_F(ArrayFileTest, SaysWhatIsWrong) {
               HasSubstr("/no/such/file: no such file"));
   for (const char* neither : {"", "{", "1234567,", "no JSON at all"})
     EXPECT_THAT(ErrorOf([&] { Text(neither); }), HasSubstr("neither safetensors nor JSON"));
-  EXPECT_THAT(ErrorOf([&] { Text("1234567").Get("a"); }), HasSubstr("it has no a"));
+  EXPECT_THAT(ErrorOf([&] { Text("1234567").Get("a"); }), HasSubstr("no array named a"));
   const struct {
     const char* array;
     const char* says;
   } cases[] = {
-      {"7", "a: no list"},
-      {"[1, [2]]", "a: a list is no whole number"},
-      {"[1, {}]", "a: an object is no whole number"},
+      {"7", "a: not a list"},
+      {"[1, [2]]", "a: a list is not a 32-bit integer"},
+      {"[1, {}]", "a: an object is not a 32-bit integer"},
       {"[[1], 2]", "unequal length or depth"},
       {"[[1, 2], [3]]", "unequal length or depth"},
-      {"[1.5]", "1.5 is no whole number"},
-      {"[2147483648]", "2147483648 is no whole number"},
-      {"[18446744073709551615]", "18446744073709551615 is no whole number"},
-      {"[-2147483649]", "-2147483649 is no whole number"},
-      {"[\"1\"]", "is no whole number"},
+      {"[1.5]", "1.5 is not a 32-bit integer"},
+      {"[2147483648]", "2147483648 is not a 32-bit integer"},
+      {"[18446744073709551615]", "18446744073709551615 is not a 32-bit integer"},
+      {"[-2147483649]", "-2147483649 is not a 32-bit integer"},
+      {"[\"1\"]", "is not a 32-bit integer"},
       {"[[[[[1]]]]]", "more than 4 deep"},
   };
   for (const auto& c : cases) {
@@ -81,10 +81,10 @@ TEST_F(ArrayFileTest, ListsAreNestedAsDeeplyAsTheyLike) {
   const std::string deep = std::string(depth, '[') + std::string(depth, ']');
   EXPECT_THAT(ErrorOf([&] { Text(R"({"a": )" + deep + "}").Get("a"); }), HasSubstr("4 deep"));
   EXPECT_THAT(ErrorOf([&] { Text(R"({"a": [1, )" + deep + "]}").Get("a"); }),
-              HasSubstr("a: a list is no whole number"));
+              HasSubstr("a: a list is not a 32-bit integer"));
 }
 
-// Every one-byte change and every cut of a file is either read or refused.
+// Every one-byte change and every truncation of a file is either read or rejected.
 TEST_F(ArrayFileTest, SurvivesMutations) {
   SafetensorsWriter writer;
   writer.Add("logical_count", {2, 3}, std::vector<int32_t>{1, 2, 3, 4, 5, 6});

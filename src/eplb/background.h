@@ -1,4 +1,4 @@
-// Threads that give way to those of the passes.
+// Background threads with lower scheduling priority than the threads of forward passes.
 #pragma once
 
 #include <sys/resource.h>
@@ -6,10 +6,10 @@
 
 namespace switchyard {
 
-// Of the calling thread, for good: on Linux it has a priority of its own, and with this one it gets
-// about a thirtieth of a core that a thread of the pass wants too. Where that is refused it works
-// at the priority that it has.
-inline void WorkInTheBackground() {
+// Lowers the priority of the calling thread permanently. On Linux each thread has its own nice
+// value. With this one it gets about a thirtieth of a core that a forward-pass thread also wants.
+// If setpriority fails, the thread keeps its current priority.
+inline void LowerThreadPriority() {
   constexpr int kNice = 15;
   setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);
 }

@@ -1,4 +1,4 @@
-// How evenly ranks are loaded, pass by pass.
+// Balancedness of rank loads, pass by pass.
 #pragma once
 
 #include <array>
@@ -11,11 +11,11 @@
 
 namespace switchyard {
 
-// rank_count [layers, ranks] → mean over the layers of mean / max over ranks; 1 where all ranks
-// have the same. Layers without rows do not count; 1 where there are none at all.
+// rank_count [layers, ranks] → mean over layers of (mean / max over ranks); 1 if all ranks have
+// equal load. Layers without rows are skipped; returns 1 if no layer has rows.
 double BalancednessOf(std::span<const int64_t> rank_count, int ranks);
 
-// Means over the last passes. A value.
+// Moving averages over the last 10, 100 and 1000 passes. A value type.
 class BalancednessWindows {
  public:
   void Add(double balancedness);
@@ -29,7 +29,7 @@ class BalancednessWindows {
   int64_t passes_ = 0;
 };
 
-// SGLang's line, for whoever parses it.
+// The log line in SGLang's format, so that existing parsers work.
 std::string BalancednessLine(int64_t forward_pass_id, const Balancedness& balancedness,
                              int64_t physical_count_sum);
 

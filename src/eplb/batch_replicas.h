@@ -1,4 +1,4 @@
-// `--ep-dispatch-algorithm` of running layers.
+// Applies `--ep-dispatch-algorithm` in running layers.
 #pragma once
 
 #include <map>
@@ -11,13 +11,13 @@
 
 namespace switchyard {
 
-// One per rank; its thread. `balanced` and `lp` divide the tokens that this rank routes in a round;
-// ranks that route the same tokens choose alike, since nothing else decides; those that route
-// tokens of their own begin at different replicas.
+// One per rank; the rank's thread only. `balanced` and `lp` divide the tokens that this rank routes
+// in a round. Ranks that route the same tokens choose the same replicas, since the choice depends
+// on nothing else. Ranks that route their own tokens start at different replicas.
 class BatchReplicas : public ReplicaChooser {
  public:
-  // `scatters`: ranks route tokens of their own (ScattersTokens). Not for kStatic, which layers do
-  // themselves.
+  // `scatters`: each rank routes its own tokens (ScattersTokens). kStatic is not supported here,
+  // because layers implement it themselves.
   BatchReplicas(EpDispatchAlgorithm algorithm, const Mesh& mesh, bool scatters);
 
   void OnPlacement(int layer, const ExpertPlacement& placement) override;
@@ -27,7 +27,7 @@ class BatchReplicas : public ReplicaChooser {
   struct Layer {
     ExpertLocation location;
     BatchDivider divider;
-    int64_t tokens = 0;  // chosen for so far
+    int64_t tokens = 0;  // number of tokens routed so far
   };
   void ChooseAtRandom(int number, Layer& layer, const TopK& logical, TopK* physical) const;
   void Divide(Layer& layer, const TopK& logical, TopK* physical);

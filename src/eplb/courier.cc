@@ -10,7 +10,7 @@
 namespace switchyard {
 namespace {
 
-// The first piece begins with the size of the run.
+// The first piece starts with the size of the expert image in bytes.
 constexpr size_t kHead = sizeof(uint64_t);
 
 }  // namespace
@@ -51,19 +51,19 @@ void ExpertCourier::Begin(const std::vector<LayerBatches>& layers, int physical,
   if (active()) Open(step_ + 2);
 }
 
-// `first_piece`: the step in which one may be read.
+// `first_piece`: the first step in which a piece may be read.
 void ExpertCourier::Open(uint32_t first_piece) {
   const Batch& batch = batches_[batch_];
   sending_.reset();
   receiving_.reset();
   if (batch.send) {
     const ExpertRange own = ExpertsOfRank(physical_, comm_.mesh.ep(), comm_.mesh.ep_rank());
-    sending_.emplace(ExpertImage(held_(batch.layer, batch.send->from_place - own.begin)));
+    sending_.emplace(ExpertImage(held_(batch.layer, batch.send->from_slot - own.begin)));
   }
   if (batch.receive) receiving_.emplace(Receiving{.first_step = first_piece});
 }
 
-// What was sent in the last step is read before anything is sent in this one.
+// Reads the piece sent in the previous step before sending a piece in this one.
 void ExpertCourier::Step(int64_t all_done) {
   if (!active()) return;
   ++step_;
@@ -102,7 +102,7 @@ void ExpertCourier::Receive() {
   SymmetricMemory& memory = *comm_.memory;
   const Batch& batch = batches_[batch_];
   const int from = WorldRank(batch.receive->from_rank);
-  memory.Wait(flags_ + from * sizeof(uint32_t), step_ - 1, from, "transfer of an expert");
+  memory.Wait(flags_ + from * sizeof(uint32_t), step_ - 1, from, "expert transfer");
   const std::byte* in = memory.Local(BufferOf(step_ - 1));
   size_t space = piece_bytes_;
   if (!receiving_->run.defined()) {

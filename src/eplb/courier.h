@@ -1,4 +1,4 @@
-// Experts that ranks send one another between passes, piece by piece.
+// Chunked expert weight transfers between ranks, interleaved with forward passes.
 #pragma once
 
 #include <cstdint>
@@ -15,39 +15,40 @@
 
 namespace switchyard {
 
-// One per rank; its thread; borrows `comm`. Every rank calls Begin, Step and Cancel alike, with
-// something between two Steps that all ranks take part in (an all-gather), which is what keeps a
-// piece from being overwritten before it was read. Pieces go through two buffers in the symmetric
-// memory of who receives: what is written there in one step is read in the next, so that no rank
-// ever waits for another. The batches of PlanTransfers go one after the other; ranks of a MoE-TP
-// group each send their part to the rank of the same place in the other group.
+// One per rank; the rank's thread only; borrows `comm`. Every rank makes the same calls of Begin,
+// Step and Cancel. Between two Steps all ranks take part in a collective (an all-gather), so no
+// piece is overwritten before it has been read. Pieces go through a double buffer in the receiver's
+// symmetric memory. A piece written in one step is read in the next, so no rank ever waits for
+// another. The batches of PlanTransfers run one after the other. Each rank of a MoE-TP group sends
+// its shard to the rank with the same MoE-TP index in the other group.
 class ExpertCourier {
  public:
   static constexpr size_t kPieceBytes = size_t{1} << 20;
   static size_t BytesPerRank(int world);
 
-  // Allocates symmetrically. Smaller pieces are for tests.
+  // Allocates symmetric memory. Smaller pieces are for tests.
   explicit ExpertCourier(RankComm& comm, size_t piece_bytes = kPieceBytes);
 
   struct LayerBatches {
     int layer = 0;
     std::vector<std::vector<Transfer>> batches;
   };
-  // The expert at a place of this rank, by its index among the rank's.
+  // Returns an expert of this rank by its local index.
   using Held = std::function<OwnedExpert(int layer, int local)>;
-  // `physical`: places of a layer.
+  // `physical`: number of slots of a layer.
   void Begin(const std::vector<LayerBatches>& layers, int physical, Held held);
 
   bool active() const { return batch_ < batches_.size(); }
-  // Batches since Begin that this rank has ended; what it tells the others before the next Step.
+  // Number of batches that this rank has completed since Begin. It is shared with the other ranks
+  // before the next Step.
   int64_t batches_done() const { return static_cast<int64_t>(batch_) + (idle() ? 1 : 0); }
-  int64_t pieces() const { return pieces_; }  // received, since it was made
-  // Sends and receives one piece at most. `all_done`: the least batches_done of all ranks.
+  int64_t pieces() const { return pieces_; }  // received since construction
+  // Sends and receives at most one piece. `all_done`: the minimum of batches_done over all ranks.
   void Step(int64_t all_done);
-  // Drops what is on its way. Returns what has arrived: letting go of it may take time.
+  // Drops transfers in flight. Returns the experts received so far; freeing them may take time.
   std::map<int, std::map<int32_t, OwnedExpert>> Cancel();
 
-  // What has arrived since Begin, by layer and logical expert; once, when it is no longer active.
+  // The experts received since Begin, by layer and logical expert. Call once, when not active.
   std::map<int, std::map<int32_t, OwnedExpert>> Take();
 
  private:
@@ -64,7 +65,7 @@ class ExpertCourier {
 
   RankComm& comm_;
   const size_t piece_bytes_;
-  size_t buffers_ = 0, flags_ = 0;  // offsets: two pieces; [world] last step in which it sent
+  size_t buffers_ = 0, flags_ = 0;  // offsets: two pieces; [world] last step in which a rank sent
   uint32_t step_ = 0;
   int64_t pieces_ = 0;
 
@@ -78,8 +79,8 @@ class ExpertCourier {
   };
   std::optional<Sending> sending_;
   struct Receiving {
-    uint32_t first_step = 0;  // in which a piece may be read
-    Tensor run;               // undefined before the first piece
+    uint32_t first_step = 0;  // first step in which a piece may be read
+    Tensor run;               // undefined until the first piece arrives
     size_t received = 0;
   };
   std::optional<Receiving> receiving_;

@@ -1,4 +1,4 @@
-// Experts go from rank to rank whole, whatever their sizes and the order of batches.
+// Experts are transferred completely, for any sizes and order of batches.
 #include "eplb/courier.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ using kernels::SameBits;
 
 constexpr int kExperts = 10;
 
-// An expert of a size and with numbers of its own.
+// An expert with its own size and values.
 OwnedExpert Made(int layer, int32_t expert) {
   const int64_t n = 8 + 24 * (expert % 3), k = 32;
   const auto matrix = [&](uint32_t seed, int64_t rows, int64_t columns) {
@@ -49,7 +49,7 @@ std::vector<int32_t> RandomMap(int physical, uint32_t seed) {
   return map;
 }
 
-// Two layers from one random placement to another; `stop_after` steps: given up.
+// Two layers from one random placement to another; cancelled after `stop_after` steps.
 void Move(RankComm& comm, ExpertCourier& courier, uint32_t seed, int stop_after = -1) {
   constexpr int kPhysical = 13;
   const Mesh& mesh = comm.mesh;
@@ -88,7 +88,7 @@ void Move(RankComm& comm, ExpertCourier& courier, uint32_t seed, int stop_after 
       got.erase(expert);
       if (std::ranges::find(next[layer].begin() + p + 1, next[layer].begin() + own.end, expert) !=
           next[layer].begin() + own.end)
-        got[expert] = part(layer, expert);  // a free rider comes
+        got[expert] = part(layer, expert);  // a free rider follows
     }
     EXPECT_TRUE(got.empty());
   }

@@ -10,12 +10,13 @@ namespace switchyard {
 namespace {
 
 struct Packing {
-  std::vector<int> pack, place;  // [items] which pack, and the place in it
+  std::vector<int> pack, place;  // [items] the pack, and the index within it
 };
 
-// Heaviest item first into the lightest pack that is not full; of packs that are equal the lower
-// number, of items whatever libstdc++'s sort leaves first, which is also what orders them in the
-// reference (torch.sort on CPUs): the numbers of an expert's replicas depend on it, no load does.
+// Packs in order of decreasing weight into the lightest pack that is not full. Ties between packs
+// go to the lower index. Ties between items keep the order of libstdc++'s std::sort, which the
+// reference has too (torch.sort on CPUs). Only the numbering of an expert's replicas depends on
+// that order, not the load.
 Packing PackEvenly(std::span<const float> weights, int packs) {
   const int items = static_cast<int>(weights.size()), capacity = items / packs;
   Packing packing{std::vector<int>(items), std::vector<int>(items)};
@@ -64,7 +65,7 @@ struct Sizes {
   int physical, groups, nodes, ranks;
 };
 
-// Experts in the order of nodes: [experts] the expert at each position.
+// Experts grouped by node: [experts] the expert at each position.
 std::vector<int> ExpertsByNode(std::span<const float> load, const Sizes& sizes) {
   const int experts = static_cast<int>(load.size()), group_size = experts / sizes.groups;
   std::vector<float> group_load(sizes.groups, 0.0f);
@@ -82,20 +83,20 @@ std::vector<int> ExpertsByNode(std::span<const float> load, const Sizes& sizes) 
 void PlanLayer(std::span<const float> load, const Sizes& sizes, std::span<int32_t> to_logical,
                std::span<int32_t> number) {
   const int per_node = static_cast<int>(load.size()) / sizes.nodes;
-  const int node_places = sizes.physical / sizes.nodes, node_ranks = sizes.ranks / sizes.nodes;
+  const int node_slots = sizes.physical / sizes.nodes, node_ranks = sizes.ranks / sizes.nodes;
   const std::vector<int> experts = ExpertsByNode(load, sizes);
   for (int node = 0; node < sizes.nodes; ++node) {
     std::vector<float> node_load(per_node);
     for (int i = 0; i < per_node; ++i) node_load[i] = load[experts[node * per_node + i]];
-    const Replicas replicas = Replicate(node_load, node_places);
-    std::vector<float> place_load(node_places);
-    for (int p = 0; p < node_places; ++p)
-      place_load[p] =
+    const Replicas replicas = Replicate(node_load, node_slots);
+    std::vector<float> slot_load(node_slots);
+    for (int p = 0; p < node_slots; ++p)
+      slot_load[p] =
           node_load[replicas.expert[p]] / static_cast<float>(replicas.count[replicas.expert[p]]);
-    const Packing packing = PackEvenly(place_load, node_ranks);
-    for (int p = 0; p < node_places; ++p) {
+    const Packing packing = PackEvenly(slot_load, node_ranks);
+    for (int p = 0; p < node_slots; ++p) {
       const int place =
-          node * node_places + packing.pack[p] * (node_places / node_ranks) + packing.place[p];
+          node * node_slots + packing.pack[p] * (node_slots / node_ranks) + packing.place[p];
       to_logical[place] = experts[node * per_node + replicas.expert[p]];
       number[place] = replicas.number[p];
     }
@@ -109,14 +110,14 @@ DeepSeekPlan PlanDeepSeek(const LoadHistory& history, const RankTopology& topolo
   const Sizes sizes{physical, hierarchical ? topology.groups : 1, hierarchical ? topology.nodes : 1,
                     topology.ranks};
   if (physical % sizes.ranks != 0)
-    throw Invalid("deepseek: {} places do not divide over {} ranks", physical, sizes.ranks);
+    throw Invalid("deepseek: {} slots are not divisible by {} ranks", physical, sizes.ranks);
   if (physical < history.experts)
-    throw Invalid("deepseek: {} places for {} experts", physical, history.experts);
+    throw Invalid("deepseek: {} slots for {} experts", physical, history.experts);
   if (sizes.groups % sizes.nodes != 0 || history.experts % sizes.groups != 0)
-    throw Invalid("deepseek_hierarchical: {} experts in {} groups do not divide over {} nodes",
+    throw Invalid("deepseek_hierarchical: {} experts in {} groups are not divisible by {} nodes",
                   history.experts, sizes.groups, sizes.nodes);
   if (sizes.ranks % sizes.nodes != 0)
-    throw Invalid("deepseek_hierarchical: {} ranks do not divide over {} nodes", sizes.ranks,
+    throw Invalid("deepseek_hierarchical: {} ranks are not divisible by {} nodes", sizes.ranks,
                   sizes.nodes);
   DeepSeekPlan plan{Placement(history.layers, physical, history.experts), {}};
   plan.replica.resize(plan.placement.physical_to_logical.size());

@@ -1,4 +1,4 @@
-// DeepSeek's load balancer: replicate the hottest experts, then pack greedily.
+// DeepSeek's EPLB: replicates the most loaded experts, then packs them greedily.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,18 @@ namespace switchyard {
 
 struct DeepSeekPlan {
   Placement placement;
-  std::vector<int32_t> replica;  // [layers, physical] number among its expert's replicas
+  std::vector<int32_t> replica;  // [layers, physical] index among its expert's replicas
 };
 
-// The algorithm of github.com/deepseek-ai/EPLB (eplb.py), with its float32 sums and its order among
-// equals, so that results are equal to the reference's. On the sum of all steps, for all ranks,
-// dead or alive. Error kInvalid where ranks do not divide `physical`, and for `hierarchical` where
-// nodes do not divide groups and groups not experts.
+// Algorithm of github.com/deepseek-ai/EPLB (eplb.py), with its float32 sums and tie-breaking order,
+// so that plans equal those of the reference. Plans on the sum of all steps, for all ranks, alive
+// or dead. Error kInvalid if `physical` is not divisible by ranks, and for `hierarchical` if groups
+// are not divisible by nodes or experts not by groups.
 //
-// Global: replicas go one by one to the expert with the most load per replica; replicas, heaviest
-// first, go to the lightest rank that has a place free, two of one expert on one rank if so it
-// falls. Hierarchical: groups of experts are packed on nodes first, and all else happens inside a
-// node.
+// Global: each replica goes to the expert with the highest load per replica. Replicas are packed
+// in order of decreasing load onto the least loaded rank with a free slot. Two replicas of an
+// expert may land on one rank. Hierarchical: groups of experts are packed onto nodes first; the
+// other steps run within each node.
 DeepSeekPlan PlanDeepSeek(const LoadHistory& history, const RankTopology& topology, int physical,
                           bool hierarchical);
 

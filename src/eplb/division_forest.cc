@@ -23,9 +23,9 @@ int32_t DivisionForest::Above(int32_t node) const {
   return node < bins_ ? bins_ + group_of_[edge] : bin_of_[edge];
 }
 
-// Edges on the way to the root point the other way then.
+// Reverses the edges on the path to the root.
 void DivisionForest::MakeRoot(int32_t node) {
-  int32_t edge = -1;  // that led here
+  int32_t edge = -1;  // the edge to the previous node
   while (node >= 0) {
     const int32_t above = Above(node);
     edge = std::exchange(up_[node], edge);
@@ -53,7 +53,7 @@ void DivisionForest::Prune(std::span<double> shares) {
   for (int32_t edge = 0; edge < std::ssize(shares); ++edge) {
     if (shares[edge] <= 0) continue;
     if (FindCycle(edge)) {
-      // Every other share loses what the smallest of all has, the rest gains it.
+      // Alternate shares lose the amount of the smallest share; the others gain it.
       const auto least =
           std::ranges::min_element(cycle_, {}, [&](int32_t of) { return shares[of]; });
       const double moved = shares[*least];
@@ -65,7 +65,7 @@ void DivisionForest::Prune(std::span<double> shares) {
       }
       if (shares[edge] <= 0) continue;
     }
-    up_[bins_ + group_of_[edge]] = edge;  // a root: FindCycle made it one
+    up_[bins_ + group_of_[edge]] = edge;  // FindCycle made this node a root
   }
 }
 

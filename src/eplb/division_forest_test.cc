@@ -30,7 +30,7 @@ TEST(DivisionForestTest, LeavesLoadsAndBinsAndFewerSharesThanNodes) {
     DivisionForest forest;
     forest.Reset(bins, groups, bin_of, group_of);
     forest.Prune(shares);
-    EXPECT_EQ(SumsBy(group_of, shares, groups), of_groups);  // whole numbers: exactly
+    EXPECT_EQ(SumsBy(group_of, shares, groups), of_groups);  // exact, because loads are integers
     EXPECT_EQ(SumsBy(bin_of, shares, bins), of_bins);
     int used = 0, loaded = 0;
     for (const double share : shares) {

@@ -18,7 +18,7 @@ Placement PlanUneven(const LoadHistory& history, const std::vector<RankSlots>& l
     for (int step = 0; step < history.steps; ++step)
       for (int e = 0; e < history.experts; ++e) load[e] += history.At(step, layer)[e];
     LayerPlan plan(living, physical, load);
-    StartFromNothing(&plan);
+    PlanFromScratch(&plan);
     plan.ImproveBySwaps(/*tolerance=*/0, kMostSwaps);
     std::ranges::copy(plan.map(), placement.Layer(layer).begin());
   }

@@ -1,15 +1,15 @@
-// Placements for the ranks that are left.
+// Placements for the ranks that are still alive.
 #pragma once
 
 #include "eplb/types.h"
 
 namespace switchyard {
 
-// With all ranks alive DeepSeek's plan (deepseek.h), hierarchical where the groups of experts
-// divide over the nodes. Else, as SGLang's elasticity_aware does, DeepSeek's global plan for the
-// ranks that are alive, at their places. Where places do not divide over ranks, so that these have
-// unequal numbers, the start of `yard` (StartFromNothing). Every expert has a place on a living
-// rank; those of dead ones are −1. Error kInvalid: ValidateTopology's.
+// If all ranks are alive: DeepSeek's plan (deepseek.h), hierarchical if the groups of experts
+// divide evenly over the nodes. Otherwise, as in SGLang's elasticity_aware: DeepSeek's global plan
+// for the living ranks, placed in their slots. If slots do not divide evenly over ranks: the
+// initial plan of `yard` (PlanFromScratch). Every expert has a slot on a living rank; slots of
+// dead ranks are −1. Error kInvalid: errors of ValidateTopology.
 Placement PlanElastic(const LoadHistory& history, const RankTopology& topology, int physical);
 
 }  // namespace switchyard

@@ -10,12 +10,12 @@ namespace {
 
 constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max() / 4;
 
-// Maximum flow from node 0 to node 1 (Dinic: levels by breadth, then paths by depth along them).
+// Maximum flow from node 0 to node 1 (Dinic: level graph by BFS, augmenting paths by DFS).
 class FlowNetwork {
  public:
   explicit FlowNetwork(int nodes) : edges_of_(nodes), level_(nodes), next_(nodes) {}
 
-  // Returns the edge's number.
+  // Returns the edge's index.
   int AddEdge(int from, int to, int64_t capacity) {
     edges_of_[from].push_back(static_cast<int>(edges_.size()));
     edges_.push_back({to, capacity, 0});
@@ -71,7 +71,7 @@ class FlowNetwork {
     return 0;
   }
 
-  std::vector<Edge> edges_;  // an edge and its reverse, one behind the other
+  std::vector<Edge> edges_;  // each edge is followed by its reverse
   std::vector<std::vector<int>> edges_of_;
   std::vector<int> level_;
   std::vector<size_t> next_;
@@ -89,15 +89,15 @@ int64_t ExactBalance(int num_bins, std::span<const int32_t> bin_of,
     network.AddEdge(0, 2 + e, load[e]);
     total += load[e];
   }
-  std::vector<int> place_edge(bin_of.size(), -1), bin_edge(num_bins);
+  std::vector<int> slot_edge(bin_of.size(), -1), bin_edge(num_bins);
   std::vector<std::vector<size_t>> places(experts);
   for (size_t p = 0; p < bin_of.size(); ++p)
     if (bin_of[p] >= 0 && expert_of[p] >= 0) places[expert_of[p]].push_back(p);
-  // Flow takes the first edge that it can.
+  // The flow prefers the first edge with capacity.
   for (int e = 0; e < experts; ++e)
     for (size_t i = 0; i < places[e].size(); ++i) {
       const size_t p = places[e][(i + offset + e) % places[e].size()];
-      place_edge[p] = network.AddEdge(2 + e, 2 + experts + bin_of[p], kUnbounded);
+      slot_edge[p] = network.AddEdge(2 + e, 2 + experts + bin_of[p], kUnbounded);
     }
   for (int b = 0; b < num_bins; ++b) bin_edge[b] = network.AddEdge(2 + experts + b, 1, 0);
 
@@ -115,7 +115,7 @@ int64_t ExactBalance(int num_bins, std::span<const int32_t> bin_of,
   }
   CHECK(fits(low));
   for (size_t p = 0; p < bin_of.size(); ++p)
-    shares[p] = place_edge[p] < 0 ? 0 : static_cast<int32_t>(network.Flow(place_edge[p]));
+    shares[p] = slot_edge[p] < 0 ? 0 : static_cast<int32_t>(network.Flow(slot_edge[p]));
   return low;
 }
 

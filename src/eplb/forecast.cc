@@ -11,7 +11,7 @@ namespace {
 constexpr std::array<float, 4> kHalfLives{1, 3, 10, 40};
 constexpr float kErrorHalfLife = 10;
 
-// All half-lives over one layer, side by side. Loops over experts only, so that they vectorise.
+// All half-lives over one layer, in parallel. Loops run over experts only, so that they vectorize.
 class Averages {
  public:
   explicit Averages(int experts) : experts_(experts), of_(kHalfLives.size()) {
@@ -25,7 +25,7 @@ class Averages {
   void Step(std::span<const int32_t> counts) {
     const float forget = std::exp2(-1.0f / kErrorHalfLife);
     for (One& one : of_) {
-      const float held = one.total > 0 ? 1.0f : 0.0f;  // against the first step there is nothing
+      const float held = one.total > 0 ? 1.0f : 0.0f;  // the first step has no forecast
       one.total = one.total * one.keep + 1;
       const float weight = 1 / one.total;
       float* const mean = one.mean.data();
@@ -38,7 +38,7 @@ class Averages {
     }
   }
 
-  // Of equals (one step tells nothing) the longest.
+  // The longest half-life on ties (a single step has no errors).
   size_t Best() const {
     size_t best = of_.size() - 1;
     for (size_t i = best; i-- > 0;)
@@ -51,7 +51,7 @@ class Averages {
   struct One {
     std::vector<float> mean, error;  // [experts]
     float keep = 0;
-    float total = 0;  // weight of what the mean is of: its first steps count fully
+    float total = 0;  // sum of weights of the mean, for bias correction in the first steps
     float Error() const { return std::accumulate(error.begin(), error.end(), 0.0f); }
   };
   const int experts_;

@@ -1,4 +1,4 @@
-// What the next steps will look like, from the recorded ones.
+// Forecasts the expert load of the next steps from recorded steps.
 #pragma once
 
 #include <vector>
@@ -9,19 +9,19 @@ namespace switchyard {
 
 struct LoadForecast {
   int layers = 0, experts = 0;
-  std::vector<float> load;       // [layers, experts] tokens of a step
-  std::vector<float> half_life;  // [layers] steps after which a recorded count weighs half
+  std::vector<float> load;       // [layers, experts] tokens per step
+  std::vector<float> half_life;  // [layers] steps after which the weight of a count halves
 
   std::span<const float> Layer(int layer) const {
     return std::span(load).subspan(static_cast<size_t>(layer) * experts, experts);
   }
 };
 
-// For each layer an exponentially weighted mean of its steps. Several half-lives, 1 to 40 steps,
-// run side by side over the history; each step is held against what they foretold, and the one with
-// the least absolute error, old errors counting less (half after 10 steps), is taken. So a steady
-// load is averaged over all of the history, one that wanders follows the last steps, and after a
-// sudden change the old shape is soon forgotten. With no steps everything is 0.
+// An exponentially weighted moving average for each layer. Several half-lives, 1 to 40 steps, run
+// in parallel over the history. Each step is compared with their forecasts, and the half-life with
+// the least absolute error is selected; the weight of old errors halves after 10 steps. So a steady
+// load is averaged over the whole history, a drifting load follows the last steps, and after a
+// sudden shift the old distribution is soon forgotten. Without steps everything is 0.
 LoadForecast Forecast(const LoadHistory& history);
 
 }  // namespace switchyard

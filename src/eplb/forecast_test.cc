@@ -24,7 +24,7 @@ TEST(ForecastTest, FollowsALoadThatWanders) {
 }
 
 TEST(ForecastTest, ForgetsTheOldShapeSoonAfterASuddenChange) {
-  const LoadHistory trace = RecordedTrace("shift");  // at step 100
+  const LoadHistory trace = RecordedTrace("shift");  // changes at step 100
   const LoadForecast forecast = Forecast(trace.Steps(55, 105));
   double error = 0, total = 0;
   for (int e = 0; e < 256; ++e) {
@@ -33,7 +33,7 @@ TEST(ForecastTest, ForgetsTheOldShapeSoonAfterASuddenChange) {
     error += std::abs(forecast.Layer(0)[e] - mean);
     total += mean;
   }
-  EXPECT_LT(error, 0.2 * total);  // the sum of the window is off by more than half
+  EXPECT_LT(error, 0.2 * total);  // the error of the window's plain sum exceeds half
 }
 
 TEST(ForecastTest, OfOneStepIsThatStepAndOfNoneNothing) {

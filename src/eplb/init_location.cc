@@ -20,11 +20,11 @@ constexpr const char* kCounts = "logical_count";
 constexpr const char* kWanted =
     "want JSON or safetensors with physical_to_logical_map or logical_count";
 
-// The rows of a tensor as JSON has them.
+// The rows of a tensor in the JSON form of the map.
 json RowsOfTensor(const ArrayFile& file) {
   const IntArray map = file.Get(kMap);
   if (map.shape.size() != 2 || map.values.empty())
-    throw Invalid("{}: {} has {} dimensions; want [layers, places]", file.name(), kMap,
+    throw Invalid("{}: {} has {} dimensions; want [layers, slots]", file.name(), kMap,
                   map.shape.size());
   json rows = json::array();
   for (auto at = map.values.begin(); at != map.values.end(); at += map.shape[1]) {
@@ -35,30 +35,30 @@ json RowsOfTensor(const ArrayFile& file) {
   return rows;
 }
 
-// The rows of the map: those of the file, or of a tensor in `converted`. Those of the file are not
-// copied, which is recursive and so would end the program where lists are nested deeply enough.
+// The rows of the map: those of the file, or of a tensor, stored in `converted`. JSON rows are not
+// copied, because the copy is recursive and deeply nested lists would overflow the stack.
 const json& ReadMap(const ArrayFile& file, json* converted) {
   if (file.json() == nullptr) return *converted = RowsOfTensor(file);
   const json& rows = file.json()->at(kMap);
   if (!rows.is_array() || rows.empty())
-    throw Invalid("{}: {} is no list of rows", file.name(), kMap);
+    throw Invalid("{}: {} is not a list of rows", file.name(), kMap);
   return rows;
 }
 
-// Error kInvalid says what is wrong with the row.
+// Error kInvalid describes the fault of the row.
 ExpertPlacement PlacementOf(const json& row, int num_logical, int redundant) {
   const auto is_id = [&](const json& id) {
     return id.is_number_integer() && id >= 0 && id < num_logical;
   };
   if (row.is_null()) return ExpertPlacement::Trivial(num_logical, redundant);
-  if (!row.is_array()) throw Invalid("no list of expert ids");
+  if (!row.is_array()) throw Invalid("not a list of expert ids");
   const auto other = std::ranges::find_if_not(row, is_id);
   if (other != row.end())
-    throw Invalid("{} is no expert id; the model has 0 to {}", DescribeValue(*other),
+    throw Invalid("{} is not an expert id; the model has 0 to {}", DescribeValue(*other),
                   num_logical - 1);
   const size_t want = static_cast<size_t>(num_logical) + redundant;
   if (row.size() != want)
-    throw Invalid("{} experts are placed; the model and --ep-num-redundant-experts make {}",
+    throw Invalid("{} physical experts; the model and --ep-num-redundant-experts require {}",
                   row.size(), want);
   return ExpertPlacement(num_logical, row.get<std::vector<int32_t>>());
 }
@@ -68,7 +68,7 @@ std::vector<ExpertPlacement> FromMap(const ArrayFile& file, const InitLocation& 
   const json& rows = ReadMap(file, &converted);
   const auto count = std::ssize(rows);
   if (count != 1 && count != init.num_layers)
-    throw Invalid("{}: it has {} layers, the model {}", file.name(), count, init.num_layers);
+    throw Invalid("{}: {} layers, but the model has {}", file.name(), count, init.num_layers);
   std::vector<ExpertPlacement> placements;
   for (int64_t layer = 0; layer < init.num_layers; ++layer) {
     try {
@@ -84,7 +84,7 @@ std::vector<ExpertPlacement> FromMap(const ArrayFile& file, const InitLocation& 
 std::vector<ExpertPlacement> FromCounts(const ArrayFile& file, const InitLocation& init) {
   const LoadHistory loads = ReadLoads(file, kCounts);
   if (loads.layers != init.num_layers || loads.experts != init.num_logical)
-    throw Invalid("{}: it counts {} layers of {} experts, the model has {} of {}", file.name(),
+    throw Invalid("{}: counts of {} layers of {} experts, but the model has {} of {}", file.name(),
                   loads.layers, loads.experts, init.num_layers, init.num_logical);
   const Placement plan = PlanPlacement(ParseEplbAlgorithm(init.algorithm),
                                        {.history = &loads,
@@ -118,12 +118,12 @@ std::vector<ExpertPlacement> LoadPlacements(const InitLocation& init) {
   } catch (const Error& error) {
     throw Invalid("--init-expert-location {}", error.what());
   }
-  throw Invalid("--init-expert-location {}: it has neither; {}", init.location, kWanted);
+  throw Invalid("--init-expert-location {}: neither array found; {}", init.location, kWanted);
 }
 
 void CheckSamePlacements(const std::vector<ExpertPlacement>& placements,
                          const std::string& location, Communicator& world) {
-  uint64_t mine = 0xcbf29ce484222325;  // FNV-1a, of whole numbers
+  uint64_t mine = 0xcbf29ce484222325;  // FNV-1a over whole numbers
   const auto add = [&](int64_t number) {
     mine = (mine ^ static_cast<uint64_t>(number)) * 0x100000001b3;
   };
@@ -136,7 +136,7 @@ void CheckSamePlacements(const std::vector<ExpertPlacement>& placements,
   const auto other = std::ranges::find_if(all, [&](uint64_t hash) { return hash != all[0]; });
   if (other != all.end())
     throw Invalid(
-        "--init-expert-location {}: rank {} places experts otherwise than rank 0; want the same "
+        "--init-expert-location {}: rank {} has another placement than rank 0; want the same "
         "file on every host",
         location, other - all.begin());
 }

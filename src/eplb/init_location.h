@@ -1,4 +1,4 @@
-// Where experts sit when a server starts: --init-expert-location.
+// Initial expert placement when a server starts: --init-expert-location.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace switchyard {
 
 struct InitLocation {
   std::string location = "trivial";  // --init-expert-location
-  int64_t num_layers = 0;            // of the model, those without experts too
+  int64_t num_layers = 0;            // of the model, including dense layers
   int num_logical = 0;
   int redundant = 0;               // --ep-num-redundant-experts
   std::string algorithm = "auto";  // --eplb-algorithm, for a recorded distribution
@@ -21,17 +21,17 @@ struct InitLocation {
 };
 
 // One placement for each layer. `location` is "trivial", or a JSON or safetensors file with
-//   physical_to_logical_map  a row of expert ids, one for each place, for each layer of the model,
-//                            dense ones included, or one row for all; null (in tensors: −1 all
-//                            along) is the trivial placement
-//   logical_count            else: a recorded distribution (ReadLoads) of as many layers, for which
-//                            `algorithm` plans
-// Equal on all ranks that read equal files. Error kInvalid names flag, file and layer, kNotFound
-// flag and file.
+//   physical_to_logical_map  a row of expert ids, one for each slot, for each layer of the model,
+//                            including dense layers, or one row for all; null (in tensors: −1 in
+//                            the whole row) is the trivial placement
+//   logical_count            otherwise: a recorded distribution (ReadLoads) of as many layers, for
+//                            which `algorithm` plans
+// Equal on all ranks that read equal files. Error kInvalid names flag, file and layer; kNotFound
+// names flag and file.
 std::vector<ExpertPlacement> LoadPlacements(const InitLocation& init);
 
-// Collective. Error kInvalid on every rank, naming the flag with its value `location`, where ranks
-// have other placements than rank 0: each reads the file of its own host.
+// Collective. Error kInvalid on every rank, naming the flag with its value `location`, if any rank
+// has other placements than rank 0. Each rank reads the file of its own host.
 void CheckSamePlacements(const std::vector<ExpertPlacement>& placements,
                          const std::string& location, Communicator& world);
 

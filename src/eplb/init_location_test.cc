@@ -40,7 +40,7 @@ class LoadPlacementsTest : public testing::Test {
     std::ofstream(path_) << text;
     return path_;
   }
-  // Three layers of four experts with one redundant.
+  // Three layers of four experts with one redundant expert.
   std::string ErrorOfFile(const std::string& text) {
     const std::string location = Write(text);
     const std::string error = ErrorOf([&] { Load(location, 3, 4, 1); });
@@ -81,20 +81,20 @@ TEST_F(LoadPlacementsTest, ErrorsNameFlagFileAndLayer) {
                              R"({"physical_to_logical_map": []})", "{\"physical_to_logical_map\":"})
     EXPECT_THAT(ErrorOfFile(no_map), HasSubstr("physical_to_logical_map")) << no_map;
   EXPECT_THAT(ErrorOfFile(R"({"physical_to_logical_map": [[0,1,2,3,0],[0,1,2,3,0]]})"),
-              HasSubstr("it has 2 layers, the model 3"));
+              HasSubstr("2 layers, but the model has 3"));
 
   const auto with_row = [&](const std::string& row) {
     return ErrorOfFile(R"({"physical_to_logical_map": [null, )" + row + ", null]}");
   };
-  EXPECT_THAT(with_row("7"), HasSubstr("layer 1: no list of expert ids"));
+  EXPECT_THAT(with_row("7"), HasSubstr("layer 1: not a list of expert ids"));
   EXPECT_THAT(with_row("[0,1,2,3]"),
-              HasSubstr("layer 1: 4 experts are placed; the model and --ep-num-redundant-experts "
-                        "make 5"));
+              HasSubstr("layer 1: 4 physical experts; the model and --ep-num-redundant-experts "
+                        "require 5"));
   EXPECT_THAT(with_row("[0,1,2,2,2]"),
-              HasSubstr("layer 1: no physical expert is logical expert 3"));
+              HasSubstr("layer 1: logical expert 3 has no physical expert"));
   for (const char* id : {"4", "-1", "1.5", "\"1\"", "null", "4294967296", "18446744073709551616"})
     EXPECT_THAT(with_row(fmt::format("[0,1,2,3,{}]", id)),
-                HasSubstr("is no expert id; the model has 0 to 3"))
+                HasSubstr("is not an expert id; the model has 0 to 3"))
         << id;
 }
 
@@ -108,7 +108,7 @@ TEST_F(LoadPlacementsTest, ATensorIsAMapToo) {
   EXPECT_THAT(MapOf(each[0]), ElementsAre(3, 2, 1, 0, 0));
   EXPECT_THAT(MapOf(each[1]), ElementsAre(0, 1, 2, 3, 0));
   EXPECT_THAT(MapOf(each[2]), ElementsAre(0, 1, 2, 3, 3));
-  EXPECT_THAT(ErrorOf([&] { Load(path_, 2, 4, 1); }), HasSubstr("it has 3 layers, the model 2"));
+  EXPECT_THAT(ErrorOf([&] { Load(path_, 2, 4, 1); }), HasSubstr("3 layers, but the model has 2"));
 }
 
 TEST_F(LoadPlacementsTest, ARecordedDistributionIsPlannedFor) {
@@ -131,9 +131,9 @@ TEST_F(LoadPlacementsTest, ARecordedDistributionIsPlannedFor) {
       EXPECT_TRUE(std::ranges::equal(MapOf(placed[layer]), plan.Layer(layer))) << algorithm;
   }
   EXPECT_THAT(ErrorOf([&] { Load(path_, 2, 16, 4); }),
-              HasSubstr("it counts 3 layers of 16 experts, the model has 2 of 16"));
+              HasSubstr("counts of 3 layers of 16 experts, but the model has 2 of 16"));
 
-  // A step alone, as text.
+  // A single step, as JSON.
   const auto text = Load(Write(R"({"logical_count": [[9, 1, 1, 1], [0, 0, 0, 0]]})"), 2, 4, 2);
   int replicas = 0;
   for (const int32_t expert : MapOf(text[0])) replicas += expert == 0;
@@ -144,9 +144,9 @@ TEST_F(LoadPlacementsTest, ListsAreNestedAsDeeplyAsTheyLike) {
   const size_t depth = 1'000'000;
   const std::string deep = std::string(depth, '[') + std::string(depth, ']');
   EXPECT_THAT(ErrorOfFile(R"({"physical_to_logical_map": )" + deep + "}"),
-              HasSubstr("layer 0: a list is no expert id"));
+              HasSubstr("layer 0: a list is not an expert id"));
   EXPECT_THAT(ErrorOfFile(R"({"physical_to_logical_map": [[0, 1, 2, 3, )" + deep + "]]}"),
-              HasSubstr("layer 0: a list is no expert id"));
+              HasSubstr("layer 0: a list is not an expert id"));
 }
 
 TEST(CheckSamePlacementsTest, EachRankLearnsThatFilesDiffer) {
@@ -159,7 +159,7 @@ TEST(CheckSamePlacementsTest, EachRankLearnsThatFilesDiffer) {
         std::vector<ExpertPlacement> mine = same;
         if (rank == 1) mine[1] = ExpertPlacement(4, {0, 1, 2, 3, 1});
         EXPECT_THAT(ErrorOf([&] { CheckSamePlacements(mine, "FILE", *comm->tp); }),
-                    HasSubstr("--init-expert-location FILE: rank 1 places experts otherwise"));
+                    HasSubstr("--init-expert-location FILE: rank 1 has another placement"));
       });
 }
 

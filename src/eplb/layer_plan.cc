@@ -14,8 +14,8 @@ LayerPlan::LayerPlan(const std::vector<RankSlots>& bins, int physical, std::span
     : bins_(&bins),
       load_(load.begin(), load.end()),
       map_(physical, -1),
-      first_place_(load.size(), -1),
-      next_place_(physical, -1),
+      first_slot_(load.size(), -1),
+      next_slot_(physical, -1),
       count_(load.size(), 0),
       per_replica_(load_),
       with_one_less_(load.size(), kInfinite),
@@ -31,12 +31,12 @@ LayerPlan::LayerPlan(const std::vector<RankSlots>& bins, int physical, std::span
 
 void LayerPlan::Assign(std::span<const int32_t> map) {
   std::ranges::fill(map_, -1);
-  std::ranges::fill(first_place_, -1);
+  std::ranges::fill(first_slot_, -1);
   std::ranges::fill(count_, 0);
   std::ranges::fill(bin_load_, 0.0);
   for (int bin = 0; bin < bins(); ++bin)
     for (int p = slots(bin).begin; p < slots(bin).end; ++p)
-      // A second replica on one rank gives no freedom: its place is free for a better one.
+      // A second replica on one rank gives no freedom, so its slot is freed for a better one.
       if (map[p] >= 0 && map[p] < experts() && !Holds(bin, map[p])) {
         map_[p] = map[p];
         ++count_[map[p]];
@@ -54,14 +54,14 @@ void LayerPlan::Count(int32_t expert, int by) {
 }
 
 void LayerPlan::Link(int32_t expert, int place) {
-  next_place_[place] = first_place_[expert];
-  first_place_[expert] = place;
+  next_slot_[place] = first_slot_[expert];
+  first_slot_[expert] = place;
 }
 
 void LayerPlan::Unlink(int32_t expert, int place) {
-  int* at = &first_place_[expert];
-  while (*at != place) at = &next_place_[*at];
-  *at = next_place_[place];
+  int* at = &first_slot_[expert];
+  while (*at != place) at = &next_slot_[*at];
+  *at = next_slot_[place];
 }
 
 void LayerPlan::Put(int bin, int place, int32_t expert) {
@@ -69,7 +69,7 @@ void LayerPlan::Put(int bin, int place, int32_t expert) {
     const double before = PerReplica(changed);
     Count(changed, by);
     const double difference = PerReplica(changed) - before;
-    for (int p = first_place_[changed]; p >= 0; p = next_place_[p])
+    for (int p = first_slot_[changed]; p >= 0; p = next_slot_[p])
       bin_load_[bin_of_[p]] += difference;
   };
   const int32_t old = map_[place];
@@ -99,7 +99,7 @@ bool LayerPlan::SwapFromHeaviest(int heavy) {
   int from = -1, to = -1, to_bin = -1;
   const auto try_bin = [&](int bin) {
     const double gap = bin_load_[heavy] - bin_load_[bin];
-    // The most that a swap can gain halves the gap.
+    // The maximum gain is a swap that halves the gap.
     if (bin == heavy || gap * gap / 2 <= best) return;
     for (int i = slots(heavy).begin; i < slots(heavy).end; ++i) {
       if (solo_[i] == kInfinite) continue;
@@ -112,13 +112,13 @@ bool LayerPlan::SwapFromHeaviest(int heavy) {
       }
     }
   };
-  // First the bin that can gain most, which rules out most others.
+  // Tries the bin with the largest possible gain first, which prunes most others.
   try_bin(static_cast<int>(std::ranges::min_element(bin_load_) - bin_load_.begin()));
   for (int bin = 0; bin < bins(); ++bin) try_bin(bin);
   if (to_bin < 0) return false;
   const double change = solo_[from] - solo_[to];
-  first_place_[map_[from]] = to;  // their only one
-  first_place_[map_[to]] = from;
+  first_slot_[map_[from]] = to;  // their only slot
+  first_slot_[map_[to]] = from;
   std::swap(map_[from], map_[to]);
   std::swap(solo_[from], solo_[to]);
   bin_load_[heavy] -= change;

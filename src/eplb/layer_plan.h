@@ -1,5 +1,5 @@
-// One layer while `yard` plans it: the map, and each rank's load where experts divide evenly over
-// their replicas.
+// State of one layer in the `yard` planner: the expert map, and the load of each rank if experts
+// divide evenly over their replicas.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@
 
 namespace switchyard {
 
-// A value; one thread. Bins are the living ranks. Even shares stand in the middle of what dispatch
-// can choose from, so that a plan whose bins are even by them leaves a batch the same freedom in
-// both directions.
+// A value type; single-threaded. Bins are the living ranks. Even shares are in the middle of the
+// range that dispatch can choose from. So a plan whose bins are even under them leaves each batch
+// the same freedom in both directions.
 class LayerPlan {
  public:
-  // `bins` outlives the plan. `load` [experts] tokens of a step, not negative.
+  // `bins` must outlive the plan. `load` [experts] tokens per step, not negative.
   LayerPlan(const std::vector<RankSlots>& bins, int physical, std::span<const double> load);
 
-  // Starts anew from `map` [physical]; places of dead ranks and ids outside [0, experts) are empty.
+  // Resets to `map` [physical]. Slots of dead ranks and ids outside [0, experts) become empty.
   void Assign(std::span<const int32_t> map);
-  // Puts `expert` (−1: nothing) at a place of `bin`.
+  // Puts `expert` (−1: none) into slot `place` of `bin`.
   void Put(int bin, int place, int32_t expert);
 
   int bins() const { return static_cast<int>(bins_->size()); }
@@ -32,20 +32,20 @@ class LayerPlan {
   double bin_load(int bin) const { return bin_load_[bin]; }
   double mean() const { return mean_; }
   double PerReplica(int32_t expert) const { return per_replica_[expert]; }
-  // [experts] tokens of each replica; of experts without one all.
+  // [experts] tokens of each replica; the whole load for experts without a replica.
   std::span<const double> per_replica() const { return per_replica_; }
-  // [experts] the same, were there one replica less; infinite where there are fewer than two.
+  // [experts] the same with one replica less; infinite for fewer than two replicas.
   std::span<const double> with_one_less() const { return with_one_less_; }
-  int bin_of(int place) const { return bin_of_[place]; }  // −1: of a dead rank
-  // The places of an expert, in no order: first_place, then next_place until −1.
-  int first_place(int32_t expert) const { return first_place_[expert]; }
-  int next_place(int place) const { return next_place_[place]; }
+  int bin_of(int place) const { return bin_of_[place]; }  // −1: slot of a dead rank
+  // Linked list of the slots of an expert, in no order: first_slot, then next_slot until −1.
+  int first_slot(int32_t expert) const { return first_slot_[expert]; }
+  int next_slot(int place) const { return next_slot_[place]; }
   bool Holds(int bin, int32_t expert) const;
   int Heaviest() const;
 
-  // Exchanges experts that have no replicas between the fullest bin and others, each time the pair
-  // that lowers the sum of squared bin loads most, until no pair does, the fullest is within
-  // `tolerance` of the mean, or `budget` swaps are done. Returns how many were.
+  // Swaps experts without replicas between the fullest bin and others. Each swap is the one that
+  // lowers the sum of squared bin loads most. Stops when no swap lowers it, the fullest bin is
+  // within `tolerance` of the mean, or `budget` swaps are done. Returns the number of swaps.
   int ImproveBySwaps(double tolerance, int budget);
 
  private:
@@ -57,25 +57,26 @@ class LayerPlan {
   const std::vector<RankSlots>* bins_;
   std::vector<double> load_;
   std::vector<int32_t> map_;
-  std::vector<int> first_place_, next_place_;        // [experts], [physical]
+  std::vector<int> first_slot_, next_slot_;          // [experts], [physical]
   std::vector<int32_t> count_;                       // [experts] replicas
   std::vector<double> per_replica_, with_one_less_;  // [experts]
-  std::vector<double> solo_;      // [physical] load of experts without replicas; else infinite
+  std::vector<double> solo_;      // [physical] load of experts without replicas; others infinite
   std::vector<double> bin_load_;  // [bins]
-  std::vector<int> bin_of_;       // [physical] −1: of a dead rank
+  std::vector<int> bin_of_;       // [physical] −1: slot of a dead rank
   double mean_ = 0;
 };
 
-// A plan from nothing: replicas one by one to the expert with the most load per replica; the
-// replicas of one expert on different ranks, chosen so that ranks that share an expert are all
-// connected with each other and each takes part in about as many replicated experts (what a batch
-// brings too much to one rank can then flow off to all others, over one expert after another);
-// then single experts, heaviest first, to the lightest rank with a place free.
-void StartFromNothing(LayerPlan* plan);
+// Plans from scratch:
+// 1. Each replica goes to the expert with the highest load per replica.
+// 2. Replicas of one expert go to different ranks. Ranks are chosen so that sharing experts
+//    connects all ranks, and each rank holds about as many replicated experts. Excess load of a
+//    batch on one rank can then flow to all others, over one expert after another.
+// 3. Experts with one replica go, heaviest first, to the least loaded rank with a free slot.
+void PlanFromScratch(LayerPlan* plan);
 
-// A plan from the one there is, by few changes: experts without a place get one, empty places are
-// filled, and replicas move from cold experts to those whose load per replica is more than
-// 1 + `slack` times what the cold one's would be. Swaps are left to ImproveBySwaps.
+// Plans from the current placement with few changes: missing experts get a slot, empty slots are
+// filled, and slots are reassigned from cold to hot experts while the hot expert's load per replica
+// exceeds 1 + `slack` times what the cold one's would become. Swaps are left to ImproveBySwaps.
 void RepairPlan(double slack, int budget, LayerPlan* plan);
 
 }  // namespace switchyard

@@ -12,8 +12,8 @@
 namespace switchyard {
 namespace {
 
-// Total variation distance of two counted distributions over experts, less its expectation where
-// both are samples of one: half the mean absolute difference of two near-normal shares.
+// Total variation distance of two counted distributions over experts, minus its expectation if both
+// are samples of one distribution: half the mean absolute difference of two near-normal shares.
 double Distance(std::span<const int64_t> a, std::span<const int64_t> b) {
   const auto sum = [](std::span<const int64_t> counts) {
     return static_cast<double>(std::accumulate(counts.begin(), counts.end(), int64_t{0}));
@@ -58,8 +58,8 @@ void LoadWindow::Add(int layer, std::span<const int32_t> logical,
     if (id >= 0) ++ranks[map_.Owner(id)];
 }
 
-// Ranks' counts are added as float32: exact below 2^24, to one part in 10^7 above, and equal on all
-// ranks.
+// Ranks' counts are summed as float32: exact below 2^24, to one part in 10^7 above, and equal on
+// all ranks.
 bool LoadWindow::EndPass() {
   if (++passes_ < passes_per_step_) return false;
   passes_ = 0;
@@ -68,7 +68,7 @@ bool LoadWindow::EndPass() {
   const auto ranks = sums_.begin() + static_cast<int64_t>(layers_) * experts_;
   const std::vector<int64_t> rank_count(ranks, sums_.end());
   const bool any = std::ranges::any_of(rank_count, [](int64_t rows) { return rows > 0; });
-  if (any) {  // a step without rows says nothing
+  if (any) {  // steps without rows are dropped
     if (steps_.size() == kSteps) {
       steps_.pop_front();
       balanced_since_ -= balanced_since_ > 0 ? 1 : 0;

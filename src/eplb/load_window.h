@@ -1,4 +1,4 @@
-// How experts and ranks were loaded in the last passes, summed over ranks.
+// Sliding window of expert and rank loads of the last passes, summed over ranks.
 #pragma once
 
 #include <cstdint>
@@ -13,40 +13,40 @@
 
 namespace switchyard {
 
-// Counts of consecutive passes in `kSteps` sums at most, each of as many passes: what planners take
-// for steps. A sum is made known to all ranks when it is whole, so that no exchange is large. One
-// per rank, which is told what its own tokens chose; the rank's thread.
+// Keeps at most `kSteps` sums over consecutive passes, each over equally many passes. These sums
+// are the steps that planners see. A sum is all-reduced when it is complete, so every exchange is
+// small. One per rank, which adds the choices of its own tokens; the rank's thread only.
 class LoadWindow {
  public:
   static constexpr int kSteps = 50;
-  static constexpr int kRecent = 10;  // steps that show the shape of the load now
+  static constexpr int kRecent = 10;  // steps that define the current distribution of the load
 
-  // `layers` with experts. `passes`: what the window holds, at least 1; rounded up to steps of
-  // equally many.
+  // `layers`: number of MoE layers. `passes`: length of the window in passes, at least 1; rounded
+  // up to steps of equally many passes.
   LoadWindow(int layers, int experts, int ranks, const ExpertMap& map, int64_t passes,
              Communicator& world);
 
-  // The choices of one round, −1 for none: logical experts, and places.
+  // Adds the choices of one round, as logical expert ids and as slots; −1: none.
   void Add(int layer, std::span<const int32_t> logical, std::span<const int32_t> physical);
-  // Collective after every passes_per_step-th pass; sums are then equal on every rank. Whether a
-  // step has just become whole.
+  // Collective after every passes_per_step-th pass; the sums are then equal on every rank. Returns
+  // whether a step has just been completed.
   bool EndPass();
-  // Ranks' loads so far say nothing of the placement that there is now.
+  // Experts have moved: earlier rank loads do not apply to the new placement.
   void OnMoved() {
     balanced_since_ = steps_.size();
     mixed_ = passes_ > 0;
   }
-  // A plan is made for the last `most` steps: the shape that ShapeChange is measured from.
+  // A plan is based on the last `most` steps: the reference distribution of ShapeChange.
   void OnPlanned(int most = kSteps);
 
   // The last `most` steps.
   LoadHistory History(int most = kSteps) const;
-  // Mean over steps since OnMoved and over layers of mean / max rank load; nothing where nothing
-  // was counted.
+  // Mean over steps since OnMoved and over layers of (mean / max rank load); nullopt if nothing has
+  // been counted.
   std::optional<double> MeanBalancedness() const;
-  // How much of the load goes to other experts than when OnPlanned was called, 0 to 1, by the last
-  // kRecent steps: the mean over layers of the total variation distance, less what chance alone
-  // makes of so few rows. 0 before there are as many steps.
+  // Fraction of the load (0 to 1) that goes to other experts than at the last OnPlanned, by the
+  // last kRecent steps. It is the mean over layers of the total variation distance, minus its
+  // expectation from sampling noise alone. 0 until there are kRecent steps.
   double ShapeChange() const;
 
  private:
@@ -57,17 +57,17 @@ class LoadWindow {
   const ExpertMap map_;
   const int64_t passes_per_step_;
   Communicator& world_;
-  int64_t passes_ = 0;        // of the step under way
-  std::vector<int64_t> now_;  // its counts here: [layers, experts], then [layers, EP ranks]
-  std::vector<float> sums_;   // over ranks, likewise: scratch
+  int64_t passes_ = 0;        // in the current step
+  std::vector<int64_t> now_;  // its local counts: [layers, experts], then [layers, EP ranks]
+  std::vector<float> sums_;   // the same summed over ranks: scratch
   struct Step {
     std::vector<int32_t> counts;  // [layers, experts]
     double balancedness = 1;
   };
   std::deque<Step> steps_;  // oldest first
   size_t balanced_since_ = 0;
-  bool mixed_ = false;                // experts have moved in the step under way
-  std::vector<int64_t> planned_for_;  // [layers, experts]; empty: nothing was planned yet
+  bool mixed_ = false;                // experts moved during the current step
+  std::vector<int64_t> planned_for_;  // [layers, experts]; empty before the first plan
   int steps_since_plan_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// Sums of counts over passes and ranks, and what they say of the load.
+// Sums of counts over passes and ranks, and the statistics derived from them.
 #include "eplb/load_window.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ LoadWindow Window(RankComm& comm, int64_t passes) {
   return {kLayers, kExperts, kRanks, ExpertMap(kExperts, kRanks, false), passes, *comm.tp};
 }
 
-// The same choices in all layers; places are the experts' numbers.
+// The same choices in all layers; slots equal expert ids.
 bool Pass(LoadWindow& window, const std::vector<int32_t>& ids) {
   for (int layer = 0; layer < kLayers; ++layer) window.Add(layer, ids, ids);
   return window.EndPass();
@@ -33,7 +33,7 @@ bool Pass(LoadWindow& window, const std::vector<int32_t>& ids) {
 
 TEST(LoadWindow, SumsOverRanksAndThePassesOfAStep) {
   OnRanks([](RankComm& comm) {
-    LoadWindow window = Window(comm, 150);  // three passes a step
+    LoadWindow window = Window(comm, 150);  // three passes per step
     const int rank = comm.mesh.rank();
     EXPECT_FALSE(Pass(window, {0, -1, 5}));
     EXPECT_FALSE(Pass(window, {rank}));
@@ -46,7 +46,7 @@ TEST(LoadWindow, SumsOverRanksAndThePassesOfAStep) {
       EXPECT_TRUE(
           std::ranges::equal(history.At(0, layer), std::vector<int32_t>{3, 1, 0, 0, 0, 2, 0, 0}));
     EXPECT_DOUBLE_EQ(window.MeanBalancedness().value(), 3.0 / 4);  // 4 and 2 rows
-    for (int i = 0; i < 3; ++i) EXPECT_FALSE(Pass(window, {}));    // says nothing
+    for (int i = 0; i < 3; ++i) EXPECT_FALSE(Pass(window, {}));    // empty steps are dropped
     EXPECT_EQ(window.History().steps, 1);
   });
 }
@@ -85,7 +85,7 @@ TEST(LoadWindow, BalancednessIsThatSinceExpertsMoved) {
     for (int i = 0; i < 6; ++i) Pass(window, {0});
     EXPECT_DOUBLE_EQ(window.MeanBalancedness().value(), 0.5);
     Pass(window, {0});
-    window.OnMoved();  // in the middle of a step, which counts for neither
+    window.OnMoved();  // within a step, which is then excluded
     Pass(window, {0, 4});
     EXPECT_EQ(window.MeanBalancedness(), std::nullopt);
     for (int i = 0; i < 2; ++i) Pass(window, {0, 0, 0, 4});
@@ -105,14 +105,14 @@ TEST(LoadWindow, TellsAnotherShapeFromChance) {
       }
     };
     passes(LoadWindow::kSteps, 0);
-    EXPECT_EQ(window.ShapeChange(), 0);  // from what?
+    EXPECT_EQ(window.ShapeChange(), 0);  // no reference yet
     window.OnPlanned();
     passes(LoadWindow::kRecent - 1, 0);
-    EXPECT_EQ(window.ShapeChange(), 0);  // too early to tell
+    EXPECT_EQ(window.ShapeChange(), 0);  // too few steps
     passes(30, 0);
     EXPECT_LT(window.ShapeChange(), 0.1);
     passes(LoadWindow::kRecent / 2, 2);
-    EXPECT_NEAR(window.ShapeChange(), 0.25, 0.1);  // half of the rows, of which half are elsewhere
+    EXPECT_NEAR(window.ShapeChange(), 0.25, 0.1);  // half of the rows, half of which have moved
     passes(LoadWindow::kRecent, 4);
     EXPECT_GT(window.ShapeChange(), 0.85);
     window.OnPlanned(LoadWindow::kRecent);

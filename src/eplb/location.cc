@@ -13,8 +13,8 @@ ExpertLocation::ExpertLocation(const Placement& placement, std::span<const int32
   };
   for (int layer = 0; layer < placement.layers; ++layer)
     for (const int32_t expert : placement.Layer(layer))
-      if (expert >= 0) most_ = std::max(most_, ++count(layer, expert));
-  to_physical_.assign(counts_.size() * most_, -1);
+      if (expert >= 0) max_replicas_ = std::max(max_replicas_, ++count(layer, expert));
+  to_physical_.assign(counts_.size() * max_replicas_, -1);
   std::ranges::fill(counts_, 0);
   for (int layer = 0; layer < placement.layers; ++layer)
     for (int32_t p = 0; p < placement.physical; ++p) {
@@ -23,8 +23,9 @@ ExpertLocation::ExpertLocation(const Placement& placement, std::span<const int32
       int32_t& seen = count(layer, expert);
       const int32_t number =
           replica.empty() ? seen : replica[static_cast<size_t>(layer) * placement.physical + p];
-      CHECK(number >= 0 && number < most_);
-      to_physical_[(static_cast<size_t>(layer) * placement.logical + expert) * most_ + number] = p;
+      CHECK(number >= 0 && number < max_replicas_);
+      to_physical_[(static_cast<size_t>(layer) * placement.logical + expert) * max_replicas_ +
+                   number] = p;
       ++seen;
     }
 }

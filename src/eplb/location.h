@@ -1,4 +1,4 @@
-// A placement seen from the experts: which places each of them can be reached at.
+// Logical-to-physical expert maps of a placement: the slots of each expert.
 #pragma once
 
 #include <cstdint>
@@ -13,29 +13,29 @@ namespace switchyard {
 class ExpertLocation {
  public:
   ExpertLocation() = default;
-  // Replicas ascend by place. With `replica` [layers, physical], the number of each place among its
-  // expert's replicas, they stand in that order (DeepSeek's planner numbers them).
+  // Replicas are in ascending order of slots. If `replica` [layers, physical] is given, it is the
+  // index of each slot among its expert's replicas (as DeepSeek's planner numbers them).
   explicit ExpertLocation(const Placement& placement, std::span<const int32_t> replica = {});
 
   int layers() const { return placement_.layers; }
   int num_logical() const { return placement_.logical; }
   int num_physical() const { return placement_.physical; }
-  int most_replicas() const { return most_; }  // X
+  int max_replicas() const { return max_replicas_; }  // X
   const Placement& placement() const { return placement_; }
 
-  // [layers, logical, X], −1 where an expert has fewer replicas.
+  // [layers, logical, X], padded with −1 for experts with fewer replicas.
   std::span<const int32_t> logical_to_all_physical() const { return to_physical_; }
   std::span<const int32_t> valid_counts() const { return counts_; }  // [layers, logical]
 
-  // The places of one expert, at least one.
+  // The slots of one expert, at least one.
   std::span<const int32_t> Replicas(int layer, int32_t expert) const {
     const size_t row = static_cast<size_t>(layer) * placement_.logical + expert;
-    return std::span(to_physical_).subspan(row * most_, counts_[row]);
+    return std::span(to_physical_).subspan(row * max_replicas_, counts_[row]);
   }
 
  private:
   Placement placement_;
-  int most_ = 0;
+  int max_replicas_ = 0;
   std::vector<int32_t> to_physical_, counts_;
 };
 

@@ -10,8 +10,8 @@
 namespace switchyard {
 namespace {
 
-// What rank 0 tells of its plan: physical_to_logical of all layers, how many places are filled in
-// which way, and how many batches of transfers the longest layer takes.
+// Rank 0's plan for the broadcast: physical_to_logical of all layers, the number of slots by
+// source, and the maximum number of transfer batches of a layer.
 std::vector<int32_t> Encode(const Placement& previous, const Placement& plan,
                             const RankTopology& topology) {
   std::vector<int32_t> words = plan.physical_to_logical;
@@ -31,7 +31,7 @@ RankTopology TopologyOf(const EplbShape& shape, int ranks) {
           .groups = std::max(1, shape.groups)};
 }
 
-std::string InWords(std::optional<double> balancedness) {
+std::string FormatBalancedness(std::optional<double> balancedness) {
   return balancedness ? fmt::format("{:.3f}", *balancedness) : "unknown";
 }
 
@@ -48,13 +48,13 @@ EplbManager::EplbManager(const EplbOptions& options, const EplbShape& shape, Ran
       algorithm_(
           ParseEplbAlgorithm(PlannerFor(options, shape.experts + shape.redundant, comm.mesh.ep()))),
       topology_(TopologyOf(shape, comm.mesh.ep())),
-      leads_(comm.mesh.rank() == 0),
+      is_leader_(comm.mesh.rank() == 0),
       plan_(*comm.tp),
       courier_(comm) {
   Check(options, shape, comm.mesh.ep());
 }
 
-// One layer of an even load shows whether the planner can do it at all.
+// Plans one layer with an even load, to detect unsupported configurations.
 void EplbManager::Check(const EplbOptions& options, const EplbShape& shape, int ranks) {
   const int places = shape.experts + shape.redundant;
   const LoadHistory even{1, 1, shape.experts, std::vector<int32_t>(shape.experts, 1)};
@@ -87,9 +87,9 @@ bool EplbManager::busy() const {
 
 void EplbManager::BeginPass() {
   if (status_.state == EplbState::kPlanning) {
-    TakePlan();
+    ReceivePlan();
   } else if (busy()) {
-    StepMoving();
+    StepMigration();
   }
 }
 
@@ -105,27 +105,27 @@ void EplbManager::EndPass() {
 }
 
 std::string EplbManager::Rebalance() {
-  if (busy()) return fmt::format("a rebalance is under way already ({})", Name(status_.state));
+  if (busy()) return fmt::format("a rebalance is already in progress ({})", Name(status_.state));
   if (window_->History(1).steps == 0)
-    return fmt::format("no load has been counted yet: it is, every {} passes",
+    return fmt::format("no load has been counted yet; counts arrive every {} passes",
                        1 + (options_.num_iterations - 1) / LoadWindow::kSteps);
   StartPlanning("request");
   return {};
 }
 
-// Every rank has the same sums, and decides alike.
+// All ranks have equal sums, so they make the same decision.
 void EplbManager::ConsiderPlanning(const char* trigger) {
   passes_ = 0;
   const std::optional<double> balancedness = window_->MeanBalancedness();
   if (balancedness && *balancedness <= options_.min_utilization) return StartPlanning(trigger);
-  status_.last_result = fmt::format("nothing to do: balancedness {}, planned for up to {:.3f}",
-                                    InWords(balancedness), options_.min_utilization);
+  status_.last_result = fmt::format("nothing to do: balancedness {}, threshold {:.3f}",
+                                    FormatBalancedness(balancedness), options_.min_utilization);
   window_->OnPlanned();
-  if (leads_) LOG_INFO("[EPLB] {}", status_.last_result);
+  if (is_leader_) LOG_INFO("[EPLB] {}", status_.last_result);
 }
 
 void EplbManager::StartPlanning(const char* trigger) {
-  // What came before a change of shape says nothing of what comes now.
+  // After a change of the distribution, older steps are irrelevant.
   const int steps =
       window_->ShapeChange() > kShapeChange ? LoadWindow::kRecent : LoadWindow::kSteps;
   status_.state = EplbState::kPlanning;
@@ -133,7 +133,7 @@ void EplbManager::StartPlanning(const char* trigger) {
   status_.planned_at = window_->MeanBalancedness();
   began_ = std::chrono::steady_clock::now();
   window_->OnPlanned(steps);
-  if (!leads_) return plan_.Start({});
+  if (!is_leader_) return plan_.Start({});
   plan_.Start([algorithm = algorithm_, topology = topology_, previous = Current(),
                history = window_->History(steps)] {
     const Placement plan = PlanPlacement(algorithm, {.history = &history,
@@ -154,7 +154,7 @@ Placement EplbManager::Current() const {
   return placement;
 }
 
-void EplbManager::TakePlan() {
+void EplbManager::ReceivePlan() {
   std::optional<PlanJob::Outcome> outcome =
       plan_.Poll(std::chrono::duration<double>(options_.watchdog_seconds));
   if (!outcome) return;
@@ -169,10 +169,10 @@ void EplbManager::TakePlan() {
   status_.transfer_batches = words.back();
   words.resize(places);
   plan.physical_to_logical = std::move(words);
-  StartMoving(plan);
+  StartMigration(plan);
 }
 
-void EplbManager::StartMoving(const Placement& plan) {
+void EplbManager::StartMigration(const Placement& plan) {
   const Placement now = Current();
   std::vector<LayerMove> moves;
   for (int i = 0; i < plan.layers; ++i)
@@ -182,18 +182,18 @@ void EplbManager::StartMoving(const Placement& plan) {
   status_.layers_to_move = static_cast<int32_t>(moves.size());
   status_.move_passes = 0;
   const auto fills = [this](FillFrom from) { return status_.fills[static_cast<size_t>(from)]; };
-  if (leads_)
+  if (is_leader_)
     LOG_INFO(
         "[EPLB] plan {} ({}, {}) in {:.1f} ms at balancedness {}: {} of {} layers change, {} "
         "experts arrive ({} held by other nodes only), {} move within their rank",
         status_.plans, options_.algorithm, status_.trigger, status_.plan_seconds * 1e3,
-        InWords(status_.planned_at), moves.size(), plan.layers,
+        FormatBalancedness(status_.planned_at), moves.size(), plan.layers,
         fills(FillFrom::kSameNode) + fills(FillFrom::kOtherNode), fills(FillFrom::kOtherNode),
         fills(FillFrom::kSameRank) + fills(FillFrom::kFreeRider));
   began_ = std::chrono::steady_clock::now();
   if (moves.empty()) return Finish();
   status_.state = EplbState::kAgreed;
-  moving_ = std::make_unique<Migration>(
+  migration_ = std::make_unique<Migration>(
       std::move(moves),
       MigrationOptions{.layers_per_chunk = options_.layers_per_chunk,
                        .patience = std::chrono::duration<double>(options_.watchdog_seconds),
@@ -201,29 +201,29 @@ void EplbManager::StartMoving(const Placement& plan) {
       *experts_, *comm_.tp, sends_ ? &courier_ : nullptr);
 }
 
-void EplbManager::StepMoving() {
+void EplbManager::StepMigration() {
   ++status_.move_passes;
-  const bool more = moving_->Step();
-  if (!moving_->error().empty() && status_.state != EplbState::kStopping)
-    LOG_WARNING("[EPLB] rank {}: gives up: {}", comm_.mesh.rank(), moving_->error());
-  status_.state = moving_->error().empty() ? EplbState::kMoving : EplbState::kStopping;
-  status_.layer = moving_->layer();
-  if (moving_->layers_moved() > status_.layers_done) window_->OnMoved();
-  status_.layers_done = moving_->layers_moved();
+  const bool more = migration_->Step();
+  if (!migration_->error().empty() && status_.state != EplbState::kStopping)
+    LOG_WARNING("[EPLB] rank {}: migration aborted: {}", comm_.mesh.rank(), migration_->error());
+  status_.state = migration_->error().empty() ? EplbState::kMoving : EplbState::kStopping;
+  status_.layer = migration_->layer();
+  if (migration_->layers_moved() > status_.layers_done) window_->OnMoved();
+  status_.layers_done = migration_->layers_moved();
   if (!more) Finish();
 }
 
-// Nothing to move, or no thread moves anything any more.
+// Nothing to move, or no thread is moving anything anymore.
 void EplbManager::Finish() {
   status_.state = EplbState::kDone;
   status_.layer = -1;
   status_.move_seconds = Seconds(began_);
   passes_ = 0;
-  if (!moving_) {
-    status_.last_result = "nothing to move: the plan is the placement that there is";
+  if (!migration_) {
+    status_.last_result = "nothing to move: the plan equals the current placement";
     return;
   }
-  const std::unique_ptr<Migration> ended = std::move(moving_);
+  const std::unique_ptr<Migration> ended = std::move(migration_);
   status_.layers_moved += ended->layers_moved();
   status_.experts_loaded += ended->experts_loaded();
   status_.experts_received += ended->experts_received();
@@ -234,11 +234,11 @@ void EplbManager::Finish() {
                 ended->timed_out());
   ++status_.rebalances;
   status_.last_result = fmt::format(
-      "{} layers moved, rank 0 loaded {} experts and was sent {}, in {} passes and "
+      "{} layers moved, rank 0 loaded {} experts and received {}, in {} passes and "
       "{:.1f} ms",
       status_.layers_done, ended->experts_loaded(), ended->experts_received(), status_.move_passes,
       status_.move_seconds * 1e3);
-  if (leads_) LOG_INFO("[EPLB] rebalance {} done: {}", status_.rebalances, status_.last_result);
+  if (is_leader_) LOG_INFO("[EPLB] rebalance {} done: {}", status_.rebalances, status_.last_result);
 }
 
 void EplbManager::Fail(const std::string& why, bool timed_out) {
@@ -249,7 +249,7 @@ void EplbManager::Fail(const std::string& why, bool timed_out) {
   ++status_.failures;
   status_.watchdog_resets += timed_out ? 1 : 0;
   passes_ = 0;
-  LOG_ERROR("[EPLB] rank {}: rebalance given up, layers stay where they are now: {}",
+  LOG_ERROR("[EPLB] rank {}: rebalance failed, layers keep their current placement: {}",
             comm_.mesh.rank(), why);
 }
 

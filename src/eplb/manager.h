@@ -1,4 +1,4 @@
-// Keeps the load of ranks even while they serve (--enable-eplb): counts, plans, moves.
+// Online expert-parallel load balancing (--enable-eplb): counts loads, plans, migrates experts.
 #pragma once
 
 #include <chrono>
@@ -20,56 +20,56 @@
 namespace switchyard {
 
 struct EplbShape {
-  int layers = 0;     // of the model, those without experts too
+  int layers = 0;     // of the model, including dense layers
   int experts = 0;    // logical
   int redundant = 0;  // physical experts beyond the logical ones
-  int groups = 1;     // of experts, as the router limits its choice (n_group)
-  int nodes = 1;      // hosts; 1 too where they hold unequal parts of the EP ranks
+  int groups = 1;     // expert groups of group-limited routing (n_group)
+  int nodes = 1;      // hosts; also 1 if they hold unequal numbers of EP ranks
   bool shared_dispatched = false;
 };
 
-// One per rank, next to the model that it observes; borrows `comm`. The rank's thread; BeginPass,
-// EndPass and Rebalance are called on every rank around the same passes and exchange a little: a
-// sum of counts every fiftieth part of --eplb-rebalance-num-iterations, and a word before each pass
-// while a plan is made or layers are under way.
+// One per rank, next to the model that it observes; borrows `comm`. The rank's thread only.
+// BeginPass, EndPass and Rebalance are called on every rank around the same passes. Their traffic
+// is small: an all-reduce of counts every fiftieth part of --eplb-rebalance-num-iterations, and a
+// small message before each pass while a plan is computed or layers are migrating.
 //
-// Every num_iterations passes since the last rebalance, or when the load has another shape, where
-// the mean balancedness (mean / max rank load) is not over min_utilization, and whenever it is
-// asked for, rank 0 plans on a thread of its own and tells the others, and a Migration moves the
+// Triggers: every num_iterations passes since the last rebalance, or a changed load distribution,
+// if the mean balancedness (mean / max rank load) is not over min_utilization; and every explicit
+// request. Then rank 0 plans on a thread of its own and broadcasts the plan. A Migration moves the
 // layers that the plan changes.
 class EplbManager : public RoutingObserver {
  public:
-  // Part of the load that has to go to other experts than it was planned for, for a plan before its
-  // time.
+  // Fraction of the load that must have shifted to other experts since the last plan to trigger a
+  // plan early.
   static constexpr double kShapeChange = 0.25;
 
-  // Error kInvalid where the planner cannot place such experts on `ranks` EP ranks, as
-  // PlanPlacement says it.
+  // Error kInvalid of PlanPlacement if the planner cannot place these experts on `ranks` EP ranks.
   static void Check(const EplbOptions& options, const EplbShape& shape, int ranks);
 
-  // Allocates symmetrically. Error kInvalid as Validate and Check have it.
+  // Allocates symmetric memory. Error kInvalid: errors of Validate and Check.
   EplbManager(const EplbOptions& options, const EplbShape& shape, RankComm& comm);
 
-  // What the manager takes of a rank's arena.
+  // Bytes that the manager allocates in a rank's arena.
   static size_t BytesPerRank(const MeshShape& shape) {
     return ExpertCourier::BytesPerRank(shape.tp);
   }
 
   // Before the first pass; collective.
   void Attach(MovableExperts* experts);
-  // Before those experts are gone: ends what is under way on this rank alone. No pass comes after.
-  void Detach() { moving_.reset(); }
+  // Before the experts are destroyed: stops a migration on this rank alone. No pass may follow.
+  void Detach() { migration_.reset(); }
 
   void OnPlacement(int /*layer*/, const ExpertPlacement& /*placement*/) override {}
   void OnRoute(int layer, const RoutedTokens& tokens) override;
 
-  // BeginPass is called without a pass too while `busy` and there are no tokens.
+  // While `busy`, BeginPass is also called without a pass when there are no tokens.
   void BeginPass();
   void EndPass();
-  // Whether a plan is made or carried out; equal on every rank.
+  // Whether a plan is being computed or carried out; equal on every rank.
   bool busy() const;
 
-  // Plans now, however even the load is. Why not, in words, the same on every rank; empty: it does.
+  // Plans now, however even the load is. Returns the reason for refusal, the same on every rank;
+  // empty if accepted.
   std::string Rebalance();
 
   EplbStatus Status() const;
@@ -77,9 +77,9 @@ class EplbManager : public RoutingObserver {
  private:
   void ConsiderPlanning(const char* trigger);
   void StartPlanning(const char* trigger);
-  void TakePlan();
-  void StartMoving(const Placement& plan);
-  void StepMoving();
+  void ReceivePlan();
+  void StartMigration(const Placement& plan);
+  void StepMigration();
   void Finish();
   void Fail(const std::string& why, bool timed_out);
   Placement Current() const;
@@ -89,16 +89,16 @@ class EplbManager : public RoutingObserver {
   RankComm& comm_;
   const EplbAlgorithm algorithm_;
   const RankTopology topology_;
-  const bool leads_;  // rank 0 of the world
+  const bool is_leader_;  // rank 0 of the world
   MovableExperts* experts_ = nullptr;
-  std::vector<int> layers_;    // with experts
-  std::vector<int> index_of_;  // [layers of the model] among those; −1
+  std::vector<int> layers_;    // MoE layers
+  std::vector<int> index_of_;  // [layers of the model] index into layers_; −1: dense
   std::optional<LoadWindow> window_;
-  int64_t passes_ = 0;  // since the last plan, or the end of its moves
+  int64_t passes_ = 0;  // since the last plan or the end of its migration
   PlanJob plan_;
   ExpertCourier courier_;
-  bool sends_ = false;  // experts come from ranks that hold them
-  std::unique_ptr<Migration> moving_;
+  bool sends_ = false;  // experts are received from ranks that hold them
+  std::unique_ptr<Migration> migration_;
   std::chrono::steady_clock::time_point began_;
   EplbStatus status_;
 };

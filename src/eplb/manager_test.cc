@@ -1,4 +1,4 @@
-// Counts, plans and moves of ranks that agree: with threads for ranks and made-up routers.
+// Counting, planning and migration of the EPLB manager, with rank threads and synthetic routers.
 #include "eplb/manager.h"
 
 #include <gmock/gmock.h>
@@ -30,8 +30,8 @@ void OnRanks(const std::function<void(RankComm&)>& body) {
                  });
 }
 
-// A rank whose passes have 40 tokens of its own. Their first expert is one of `hot` ones from
-// `first_hot` on, which sit together under the trivial placement; the second is any.
+// A rank with 40 tokens of its own in each pass. The first expert of a token is one of `hot` ones
+// starting at `first_hot`, which share a rank in the trivial placement; the second is random.
 struct Rank {
   Rank(const EplbOptions& options, RankComm& comm, bool sends = false)
       : manager(options, kShape, comm),
@@ -61,7 +61,7 @@ struct Rank {
   void Passes(int n) {
     for (int i = 0; i < n; ++i) Pass();
   }
-  // Passes until nothing is under way.
+  // Runs passes until the manager is idle.
   void Settle() {
     while (manager.busy()) Pass();
   }
@@ -117,7 +117,7 @@ TEST(EplbManager, EvensOutASkewedLoad) {
 TEST(EplbManager, RanksSendWhatWouldBeConverted) {
   OnRanks([](RankComm& comm) {
     Rank rank(Every(50), comm, /*sends=*/true);
-    rank.experts.on_load = [](int, int32_t) { FAIL() << "nothing is loaded"; };
+    rank.experts.on_load = [](int, int32_t) { FAIL() << "an expert was loaded"; };
     rank.Passes(50);
     rank.Settle();
     EXPECT_EQ(rank.manager.Status().rebalances, 1);
@@ -145,17 +145,17 @@ TEST(EplbManager, LeavesAnEvenLoadAlone) {
 TEST(EplbManager, PlansWhenItIsAsked) {
   OnRanks([](RankComm& comm) {
     EplbOptions options = Every(1000);
-    options.min_utilization = 0;  // never by itself
+    options.min_utilization = 0;  // never triggers automatically
     Rank rank(options, comm);
     rank.Passes(3);
     EXPECT_THAT(rank.manager.Rebalance(), HasSubstr("no load has been counted yet"));
     rank.Passes(60);
     EXPECT_EQ(rank.manager.Rebalance(), "");
     EXPECT_TRUE(rank.manager.busy());
-    EXPECT_THAT(rank.manager.Rebalance(), HasSubstr("under way already (planning)"));
-    // Nobody sends requests: it moves all the same.
+    EXPECT_THAT(rank.manager.Rebalance(), HasSubstr("already in progress (planning)"));
+    // Without requests the migration still proceeds.
     while (rank.manager.busy()) rank.manager.BeginPass();
-    EXPECT_EQ(rank.manager.Status().balancedness, std::nullopt);  // nothing was counted since
+    EXPECT_EQ(rank.manager.Status().balancedness, std::nullopt);  // no counts since the move
     EXPECT_EQ(rank.manager.Status().trigger, "request");
     EXPECT_EQ(rank.manager.Status().rebalances, 1);
     rank.Passes(60);
@@ -170,11 +170,11 @@ TEST(EplbManager, PlansBeforeItsTimeWhenTheLoadHasAnotherShape) {
     rank.Settle();
     EXPECT_EQ(rank.manager.Status().plans, 1);
     rank.Passes(400);
-    EXPECT_EQ(rank.manager.Status().plans, 1);  // chance is no change
+    EXPECT_EQ(rank.manager.Status().plans, 1);  // sampling noise does not trigger
     rank.first_hot = 1;
     rank.Passes(300);
     rank.Settle();
-    // Once while the new load is half of what is looked at, and perhaps again when it is all.
+    // Once when the new load is half of the window, and perhaps again when it fills the window.
     EXPECT_GE(rank.manager.Status().plans, 2);
     EXPECT_LE(rank.manager.Status().plans, 3);
     EXPECT_EQ(rank.manager.Status().trigger, "shape");
@@ -223,7 +223,7 @@ TEST(EplbManager, TheWatchdogResetsAMoveThatHangs) {
     rank.Passes(50);
     while (rank.manager.Status().state != EplbState::kStopping) rank.Pass();
     EXPECT_EQ(rank.experts.Held(0), rank.experts.Wanted(0));
-    EXPECT_THAT(rank.manager.Rebalance(), HasSubstr("under way already (stopping)"));
+    EXPECT_THAT(rank.manager.Rebalance(), HasSubstr("already in progress (stopping)"));
     released.count_down();
     rank.Settle();
     EXPECT_EQ(rank.manager.Status().watchdog_resets, 1);
@@ -260,7 +260,7 @@ TEST(EplbManager, APlannerThatCannotDoItIsRefusedAtStart) {
   EXPECT_NO_THROW(EplbManager::Check(options, shape, kRanks));
   options.algorithm = "deepseek";
   EXPECT_THAT(ErrorOf([&] { EplbManager::Check(options, shape, kRanks); }),
-              HasSubstr("19 places do not divide over 4 ranks"));
+              HasSubstr("19 slots are not divisible by 4 ranks"));
 }
 
 TEST(PlanJob, TellsAllRanksWhatRankZeroPlanned) {
@@ -283,10 +283,10 @@ TEST(PlanJob, TellsAllRanksWhatRankZeroPlanned) {
     job.Start(hang);
     PlanJob::Outcome outcome = end(std::chrono::milliseconds(20));
     EXPECT_TRUE(outcome.timed_out);
-    EXPECT_THAT(outcome.error, HasSubstr("no plan was made in 0.02 s"));
+    EXPECT_THAT(outcome.error, HasSubstr("the planner timed out after 0.02 s"));
     job.Start(hang);
     outcome = end(std::chrono::seconds(9));
-    EXPECT_THAT(outcome.error, HasSubstr("has not ended yet"));
+    EXPECT_THAT(outcome.error, HasSubstr("is still running"));
     EXPECT_TRUE(outcome.plan.empty());
     comm.tp->Barrier("test");
     released.count_down();

@@ -6,20 +6,20 @@
 namespace switchyard {
 namespace {
 
-// [bins, bins] what rank b has to receive to hold what the plan has on rank a, less what it would
-// have if it held nothing, which is the same for all b.
+// [bins, bins] cost for rank b to receive the plan's contents of rank a, minus the cost if rank b
+// held nothing (which is the same for all b).
 class Costs {
  public:
   Costs(std::span<const int32_t> previous, const std::vector<RankSlots>& bins, int nodes,
         int num_logical, double node_price, std::span<const int32_t> next)
       : size_(bins.size()), cost_(size_ * size_) {
-    // Every expert costs the other node's price but where its holders' nodes and ranks are.
+    // The default cost of every expert is node_price; holders' nodes and ranks lower it.
     struct Holder {
       size_t bin;
-      int next;  // holder of the same expert; −1: none
+      int next;  // next holder of the same expert; −1: none
     };
     std::vector<Holder> holders;
-    std::vector<int> last(num_logical, -1);  // [experts] of holders
+    std::vector<int> last(num_logical, -1);  // [experts] index into holders
     for (size_t b = 0; b < size_; ++b)
       for (int p = bins[b].begin; p < bins[b].end; ++p) {
         const int32_t expert = previous[p];
@@ -56,7 +56,7 @@ std::vector<size_t> Match(const Costs& cost, const std::vector<RankSlots>& bins)
   const size_t n = bins.size();
   std::vector<size_t> rank_of(n);
   std::vector<bool> taken(n, false);
-  std::vector<double> now(n);  // [bins] of part a
+  std::vector<double> now(n);  // [bins] current cost of part a
   for (size_t a = 0; a < n; ++a) {
     size_t best = n;
     for (size_t b = 0; b < n; ++b)
@@ -83,7 +83,8 @@ std::vector<size_t> Match(const Costs& cost, const std::vector<RankSlots>& bins)
   return rank_of;
 }
 
-// What `held` has of `wanted` stays where it is; the rest goes to the other places in order.
+// Keeps the `wanted` experts that are in `held` in their slots; the others fill the remaining slots
+// in order.
 void Arrange(std::span<const int32_t> held, std::span<const int32_t> wanted,
              std::span<int32_t> places) {
   std::vector<uint8_t> stays(wanted.size(), 0);

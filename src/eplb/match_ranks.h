@@ -1,4 +1,4 @@
-// Which rank gets which part of a new plan, so that little has to move.
+// Assigns the parts of a new plan to ranks so that few experts move.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace switchyard {
 
-// Ranks are alike to a plan: exchanges the contents of living ranks of `next` [physical] so that
-// few experts have to travel from `previous` [physical], one from another node counting as
-// `node_price` from this one; and leaves what stays on a rank at its place. Greedy, then exchanges
-// of two until none helps.
+// Ranks are interchangeable to a plan. Permutes the contents of living ranks of `next` [physical]
+// to minimize transfers from `previous` [physical]. A transfer from another node costs `node_price`
+// times one within the node. Experts that stay on a rank keep their slots. Greedy assignment, then
+// pairwise exchanges until none improves the cost.
 void MatchRanks(std::span<const int32_t> previous, const std::vector<RankSlots>& bins, int nodes,
                 int num_logical, double node_price, std::span<int32_t> next);
 

@@ -14,11 +14,11 @@
 namespace switchyard {
 namespace {
 
-struct Stopped {};  // ends the thread in the middle of a layer
+struct Stopped {};  // thrown to end the thread within a layer
 
-// The first of `text`'s bytes that fit, whole characters of UTF-8, and a 0.
+// A prefix of `text` of whole UTF-8 characters that fits, null-terminated.
 template <size_t kSize>
-std::array<char, kSize> Beginning(const std::string& text) {
+std::array<char, kSize> Utf8Prefix(const std::string& text) {
   std::array<char, kSize> out{};
   size_t size = std::min(text.size(), kSize - 1);
   if (size < text.size())
@@ -46,14 +46,14 @@ Migration::~Migration() {
   {
     std::unique_lock lock(mutex_);
     stop_ = true;
-    news_.notify_all();
+    state_changed_.notify_all();
     constexpr std::chrono::seconds kSoon{3};
     const auto ended = [this] { return state_ == State::kFailed || state_ == State::kEnded; };
-    if (!news_.wait_for(lock, kSoon, ended))
-      LOG_WARNING("[EPLB] rank {}: an expert is still being loaded, which this rank waits for",
+    if (!state_changed_.wait_for(lock, kSoon, ended))
+      LOG_WARNING("[EPLB] rank {}: waiting for an expert that is still being loaded",
                   world_.rank());
   }
-  thread_.join();  // it uses the model, so it cannot be left behind
+  thread_.join();  // the thread uses the model, so it cannot be detached
 }
 
 size_t Migration::ChunkEnd(size_t begin) const {
@@ -62,7 +62,7 @@ size_t Migration::ChunkEnd(size_t begin) const {
 }
 
 void Migration::Run() {
-  WorkInTheBackground();
+  LowerThreadPriority();
   bool failed = false;
   std::string failure;
   try {
@@ -73,17 +73,17 @@ void Migration::Run() {
     failed = true;
     failure = error.what();
   }
-  LetGo();
+  FreeUnused();
   {
     const std::lock_guard lock(mutex_);
     failure_ = std::move(failure);
     state_ = failed ? State::kFailed : State::kEnded;
   }
-  news_.notify_all();
+  state_changed_.notify_all();
 }
 
-// Of what no pass will use. Freeing it may take time, so nobody waits for the mutex meanwhile.
-void Migration::LetGo() {
+// Frees experts that no pass will use. Freeing may take time, so it happens outside the mutex.
+void Migration::FreeUnused() {
   std::map<int, MovableExperts::Arrived> arrived;
   std::vector<PreparedLayer> prepared;
   std::vector<OwnedExpert> retired;
@@ -93,63 +93,65 @@ void Migration::LetGo() {
   retired.swap(retired_);
 }
 
-// Returns when the chunk has been taken, and what it replaced is gone.
+// Returns when the chunk has been switched and the replaced experts have been freed.
 void Migration::PrepareChunk(size_t begin, size_t end) {
   std::map<int, MovableExperts::Arrived> arrived;
   {
     std::unique_lock lock(mutex_);
-    news_.wait(lock, [this] { return stop_ || all_here_; });
+    state_changed_.wait(lock, [this] { return stop_ || all_arrived_; });
     if (stop_) throw Stopped();
     arrived = std::exchange(arrived_, {});
   }
   std::vector<PreparedLayer> chunk;
   for (size_t i = begin; i < end; ++i)
-    chunk.push_back(experts_.Prepare(moves_[i].layer, moves_[i].placement, arrived[moves_[i].layer],
-                                     [this](size_t bytes) { Pace(static_cast<int64_t>(bytes)); }));
+    chunk.push_back(
+        experts_.Prepare(moves_[i].layer, moves_[i].placement, arrived[moves_[i].layer],
+                         [this](size_t bytes) { Throttle(static_cast<int64_t>(bytes)); }));
   std::vector<OwnedExpert> retired;
   {
     std::unique_lock lock(mutex_);
     prepared_ = std::move(chunk);
     state_ = State::kReady;
-    news_.wait(lock, [this] { return stop_ || state_ == State::kLoading; });
+    state_changed_.wait(lock, [this] { return stop_ || state_ == State::kLoading; });
     if (stop_) throw Stopped();
     retired = std::exchange(retired_, {});
   }
 }
 
-// A step's budget lets one expert begin at least, however large it is.
-void Migration::Pace(int64_t bytes) {
+// A step's budget allows at least one expert load, however large the expert is.
+void Migration::Throttle(int64_t bytes) {
   std::unique_lock lock(mutex_);
-  news_.wait(lock, [this] { return stop_ || budget_ > 0; });
+  state_changed_.wait(lock, [this] { return stop_ || budget_ > 0; });
   if (stop_) throw Stopped();
   budget_ -= bytes;
   ++started_;
 }
 
 bool Migration::Step() {
-  Line mine{.timed_out = overdue_, .batches = courier_ ? courier_->batches_done() : 0};
+  RankStatus mine{.timed_out = overdue_, .batches = courier_ ? courier_->batches_done() : 0};
   {
     const std::lock_guard lock(mutex_);
     mine.state = state_;
-    mine.why = Beginning<sizeof mine.why>(failure_);
+    mine.why = Utf8Prefix<sizeof mine.why>(failure_);
     mine.loaded = started_ + (courier_ ? courier_->pieces() : 0);
     budget_ = std::min(options_.bytes_per_step, budget_ + options_.bytes_per_step);
   }
-  news_.notify_all();
-  std::vector<Line> all(world_.size());
+  state_changed_.notify_all();
+  std::vector<RankStatus> all(world_.size());
   world_.AllGather(&mine, all.data(), sizeof mine);
-  const bool carrying = carrying_;  // lines say nothing of a chunk that Decide begins
+  const bool carrying = transferring_;  // status lines do not cover a chunk that Decide starts
   if (error_.empty()) Decide(all);
-  if (error_.empty() && carrying) Carry(all);
-  // A thread ends by itself when the last chunk has been taken.
-  return std::ranges::any_of(
-      all, [](const Line& l) { return l.state == State::kLoading || l.state == State::kReady; });
+  if (error_.empty() && carrying) StepTransfers(all);
+  // A thread ends by itself after the last chunk has been switched.
+  return std::ranges::any_of(all, [](const RankStatus& l) {
+    return l.state == State::kLoading || l.state == State::kReady;
+  });
 }
 
-// The rank's thread, which has the first chunk before there is another thread.
+// Called on the rank's thread; for the first chunk before the loading thread exists.
 void Migration::BeginChunk() {
-  carrying_ = courier_ != nullptr;
-  if (carrying_) {
+  transferring_ = courier_ != nullptr;
+  if (transferring_) {
     std::vector<ExpertCourier::LayerBatches> layers;
     for (size_t i = moved_; i < ChunkEnd(moved_); ++i) {
       const auto& [layer, placement] = moves_[i];
@@ -161,58 +163,60 @@ void Migration::BeginChunk() {
                     [this](int layer, int local) { return experts_.Held(layer, local); });
   }
   const std::lock_guard lock(mutex_);
-  all_here_ = !carrying_;
+  all_arrived_ = !transferring_;
 }
 
-void Migration::Carry(const std::vector<Line>& all) {
-  courier_->Step(std::ranges::min(all, {}, &Line::batches).batches);
+void Migration::StepTransfers(const std::vector<RankStatus>& all) {
+  courier_->Step(std::ranges::min(all, {}, &RankStatus::batches).batches);
   if (courier_->active()) return;
-  carrying_ = false;
+  transferring_ = false;
   {
     const std::lock_guard lock(mutex_);
     arrived_ = courier_->Take();
-    all_here_ = true;
+    all_arrived_ = true;
   }
-  news_.notify_all();
+  state_changed_.notify_all();
 }
 
-// Lines are the same on every rank, so all do the same.
-void Migration::Decide(const std::vector<Line>& all) {
-  const auto failed = std::ranges::find(all, State::kFailed, &Line::state);
+// The status lines are equal on every rank, so all ranks make the same decision.
+void Migration::Decide(const std::vector<RankStatus>& all) {
+  const auto failed = std::ranges::find(all, State::kFailed, &RankStatus::state);
   if (failed != all.end()) {
     const std::lock_guard lock(mutex_);
     const auto rank = failed - all.begin();
-    return GiveUp(fmt::format("rank {} could not load an expert: {}", rank,
-                              rank == world_.rank() ? failure_.c_str() : failed->why.data()));
+    return AbortMigration(
+        fmt::format("rank {} could not load an expert: {}", rank,
+                    rank == world_.rank() ? failure_.c_str() : failed->why.data()));
   }
   if (all.front().timed_out) {
     timed_out_ = true;
     const std::lock_guard lock(mutex_);
-    return GiveUp(fmt::format("no rank has made progress for {} s", options_.patience.count()));
+    return AbortMigration(
+        fmt::format("no rank has made progress for {} s", options_.patience.count()));
   }
-  if (std::ranges::all_of(all, [](const Line& l) { return l.state == State::kReady; }))
+  if (std::ranges::all_of(all, [](const RankStatus& l) { return l.state == State::kReady; }))
     SwitchChunk();
   overdue_ = world_.rank() == 0 && moved_ < moves_.size() && Overdue(all);
 }
 
-bool Migration::Overdue(const std::vector<Line>& all) {
+bool Migration::Overdue(const std::vector<RankStatus>& all) {
   auto progress = static_cast<int64_t>(moved_);
-  for (const Line& line : all) progress += line.loaded;
+  for (const RankStatus& line : all) progress += line.loaded;
   const auto now = std::chrono::steady_clock::now();
   ++steps_without_progress_;
   if (std::exchange(last_progress_, progress) != progress) {
     progress_at_ = now;
     steps_without_progress_ = 0;
   }
-  return steps_without_progress_ >= kPatientSteps && now - progress_at_ > options_.patience;
+  return steps_without_progress_ >= kMinStalledSteps && now - progress_at_ > options_.patience;
 }
 
-// With the mutex. The thread lets go of what has been prepared.
-void Migration::GiveUp(std::string why) {
+// Requires the mutex. The thread frees what has been prepared.
+void Migration::AbortMigration(std::string why) {
   error_ = std::move(why);
-  if (courier_ && carrying_) arrived_ = courier_->Cancel();
+  if (courier_ && transferring_) arrived_ = courier_->Cancel();
   stop_ = true;
-  news_.notify_all();
+  state_changed_.notify_all();
 }
 
 void Migration::SwitchChunk() {
@@ -235,7 +239,7 @@ void Migration::SwitchChunk() {
     retired_ = std::move(old);
     state_ = State::kLoading;
   }
-  news_.notify_all();
+  state_changed_.notify_all();
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
   longest_switch_ = std::max(longest_switch_, took.count());
 }

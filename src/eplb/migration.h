@@ -1,4 +1,4 @@
-// Experts of layers on their way to new places, while passes run.
+// Migrates experts of layers to new slots while forward passes run.
 #pragma once
 
 #include <array>
@@ -18,12 +18,12 @@
 namespace switchyard {
 
 struct MigrationOptions {
-  int layers_per_chunk = 1;                    // that switch at the same step; −1: all
-  int64_t bytes_per_step = int64_t{32} << 20;  // most that a rank begins to load in one step
-  // Without progress anywhere, and through as many passes as Migration::kPatientSteps, before it is
-  // given up: a pass may take long.
+  int layers_per_chunk = 1;                    // layers that switch at the same step; −1: all
+  int64_t bytes_per_step = int64_t{32} << 20;  // limit of loads that a rank starts in one step
+  // Timeout without progress on any rank. At least Migration::kMinStalledSteps passes must also
+  // have run without progress, because a pass may take long.
   std::chrono::duration<double> patience{60};
-  RankTopology topology;  // where ranks send one another experts
+  RankTopology topology;  // of the ranks that exchange experts
 };
 
 struct LayerMove {
@@ -32,61 +32,61 @@ struct LayerMove {
 };
 
 // One rank's part of one migration. Its own thread prepares the layers of a chunk one after the
-// other; when those of a chunk are in memory on every rank, all ranks switch them before the same
-// pass, and the next chunk begins. So weights arrive beside the ones in use, a layer is on all
-// ranks the old or the new one, and no pass waits for a file. Where a rank cannot load an expert,
-// or none makes progress for long, all give up what has not been switched: layers are old or new as
-// before. Nothing is written anywhere, so a rank that dies leaves nothing half-done behind.
+// other. When the chunk is in memory on every rank, all ranks switch its layers before the same
+// pass, and the next chunk starts. So weights are loaded next to the ones in use, a layer is old or
+// new on all ranks, and no pass waits for a file. If a rank cannot load an expert, or no rank makes
+// progress for `patience`, all ranks abort the layers that have not switched; each layer remains
+// old or new. Nothing is persisted, so the death of a rank leaves no partial state.
 //
-// After EPLB in SGLang, which moves chunks of layers too, but stops the engine for each.
+// Follows EPLB in SGLang, which also moves chunks of layers, but stops the engine for each chunk.
 class Migration {
  public:
-  static constexpr int kPatientSteps = 10;
+  static constexpr int kMinStalledSteps = 10;
 
-  // `moves` equal on every rank, not empty; borrows the others. `courier`: brings the experts that
-  // other ranks hold; null: all are loaded.
+  // `moves` must be equal on every rank and not empty; the other arguments are borrowed. `courier`
+  // transfers the experts that other ranks hold; null: all are loaded.
   Migration(std::vector<LayerMove> moves, const MigrationOptions& options, MovableExperts& experts,
             Communicator& world, ExpertCourier* courier = nullptr);
-  // Stops the thread, which may have to end the expert that it loads; says so where that takes
-  // long.
+  // Stops the thread, which may first have to finish loading an expert. Logs a warning if that
+  // takes long.
   ~Migration();
 
-  // Between two passes, before the same one on every rank: collective, one small all-gather. False
-  // when nothing is left to do and no rank's thread is at work any more; it is not called again
-  // then.
+  // Called between two passes, before the same pass on every rank. Collective: one small
+  // all-gather. Returns false when nothing is left to do and no rank's thread is running; it must
+  // not be called again then.
   bool Step();
 
   int layers_moved() const { return static_cast<int>(moved_); }
-  int experts_loaded() const { return loaded_; }      // by this rank, into layers that moved
+  int experts_loaded() const { return loaded_; }      // by this rank, in layers that have switched
   int experts_received() const { return received_; }  // likewise
-  // The longest that a pass has waited for layers to switch, on this rank.
+  // Longest stall of a pass by layer switches on this rank.
   double longest_switch_seconds() const { return longest_switch_; }
   // The first layer that has not switched; −1: all have.
   int layer() const { return moved_ < moves_.size() ? moves_[moved_].layer : -1; }
-  // Why it gave up; on other ranks than the one that failed, the beginning of that. Empty: it did
-  // not.
+  // Reason of an abort, empty if there was none. Ranks other than the one that failed have only the
+  // start of the reason.
   const std::string& error() const { return error_; }
-  bool timed_out() const { return timed_out_; }  // it gave up since nothing moved
+  bool timed_out() const { return timed_out_; }  // aborted by the watchdog
 
  private:
   enum class State : uint8_t { kLoading, kReady, kFailed, kEnded };
-  struct Line {  // what ranks tell one another before each pass
+  struct RankStatus {  // status that ranks exchange before each pass
     State state = State::kLoading;
     bool timed_out = false;       // rank 0's watchdog
     int64_t loaded = 0;           // experts and pieces so far
     int64_t batches = 0;          // ExpertCourier::batches_done
-    std::array<char, 100> why{};  // kFailed: the beginning of the reason, ends with a 0
+    std::array<char, 100> why{};  // kFailed: start of the reason, null-terminated
   };
 
   void Run();
-  void LetGo();
+  void FreeUnused();
   void PrepareChunk(size_t begin, size_t end);
-  void Pace(int64_t bytes);
-  void Decide(const std::vector<Line>& all);
+  void Throttle(int64_t bytes);
+  void Decide(const std::vector<RankStatus>& all);
   void BeginChunk();
-  void Carry(const std::vector<Line>& all);
-  bool Overdue(const std::vector<Line>& all);
-  void GiveUp(std::string why);
+  void StepTransfers(const std::vector<RankStatus>& all);
+  bool Overdue(const std::vector<RankStatus>& all);
+  void AbortMigration(std::string why);
   void SwitchChunk();
   size_t ChunkEnd(size_t begin) const;
 
@@ -95,29 +95,29 @@ class Migration {
   MovableExperts& experts_;
   Communicator& world_;
   ExpertCourier* const courier_;
-  size_t moved_ = 0;       // the rank's thread
-  bool carrying_ = false;  // experts of the chunk are on their way from other ranks
+  size_t moved_ = 0;           // used by the rank's thread
+  bool transferring_ = false;  // experts of the chunk are being received from other ranks
   int loaded_ = 0, received_ = 0;
   double longest_switch_ = 0;  // seconds
   std::string error_;
   bool timed_out_ = false, overdue_ = false;
-  int64_t last_progress_ = -1;  // rank 0: experts loaded and layers moved, of all ranks
+  int64_t last_progress_ = -1;  // rank 0: experts loaded plus layers moved, over all ranks
   int steps_without_progress_ = 0;
   std::chrono::steady_clock::time_point progress_at_;
 
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable news_;
+  std::mutex mutex_;  // guards the following members
+  std::condition_variable state_changed_;
   State state_ = State::kLoading;
   bool stop_ = false;
-  int64_t budget_ = 0;     // bytes; may be negative after an expert that is larger
-  int64_t started_ = 0;    // experts that have begun to load
-  bool all_here_ = false;  // what the courier brings of the chunk
+  int64_t budget_ = 0;        // bytes; may become negative after a larger expert
+  int64_t started_ = 0;       // number of expert loads started
+  bool all_arrived_ = false;  // all experts of the chunk that the courier transfers have arrived
   std::map<int, MovableExperts::Arrived> arrived_;
   std::vector<PreparedLayer> prepared_;
-  std::vector<OwnedExpert> retired_;  // for the thread to let go of
+  std::vector<OwnedExpert> retired_;  // to be freed by the thread
   std::string failure_;
 
-  std::thread thread_;  // last: it uses all of the above
+  std::thread thread_;  // last member: it uses all of the above
 };
 
 }  // namespace switchyard

@@ -1,5 +1,5 @@
-// Layers switch on all ranks before the same pass, whole or not at all, and nothing is left of what
-// they had; with threads for ranks.
+// Layers switch on all ranks before the same pass, completely or not at all, and no old experts
+// remain allocated. Ranks are threads.
 #include "eplb/migration.h"
 
 #include <gmock/gmock.h>
@@ -39,10 +39,10 @@ std::vector<LayerMove> MovesOf(const FakeExperts& experts, uint32_t seed) {
   return moves;
 }
 
-// To the end; the steps that it took.
+// Runs to the end; returns the number of steps.
 int RunToEnd(Migration& migration) {
   int steps = 1;
-  // Loaders, which give way to everybody, may have to wait for a core.
+  // Loading threads have low priority and may have to wait for a core.
   for (; migration.Step(); ++steps) std::this_thread::sleep_for(std::chrono::microseconds(50));
   return steps;
 }
@@ -51,7 +51,7 @@ TEST(Migration, LayersSwitchOnAllRanksBeforeTheSamePass) {
   for (const int chunk : {-1, 1, 2, 3}) {
     SCOPED_TRACE(chunk);
     std::mutex mutex;
-    std::vector<std::vector<int>> done(kRanks);  // layers that had switched, by step
+    std::vector<std::vector<int>> done(kRanks);  // layers that have switched, by step
     OnRanks([&](RankComm& comm) {
       FakeExperts experts(5, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
       const auto moves = MovesOf(experts, 7);
@@ -67,7 +67,7 @@ TEST(Migration, LayersSwitchOnAllRanksBeforeTheSamePass) {
         for (const LayerMove& move : moves) {
           const auto now = experts.PlacementOf(move.layer).physical_to_logical();
           switched += std::ranges::equal(now, move.placement.physical_to_logical()) ? 1 : 0;
-          // Old or new, never between.
+          // Old or new, never a mix.
           EXPECT_EQ(experts.Held(move.layer), experts.Wanted(move.layer));
         }
         EXPECT_EQ(switched, migration.layers_moved());
@@ -92,7 +92,7 @@ TEST(Migration, AStepBeginsToLoadWhatItsBudgetAllows) {
     FakeExperts experts(4, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
     std::atomic<int> loads = 0;
     experts.on_load = [&](int, int32_t) { ++loads; };
-    // Less than one expert: still one each step, so that it ends.
+    // Less than one expert: still starts one each step, so that the migration ends.
     Migration migration(MovesOf(experts, 3), {.bytes_per_step = 60}, experts, *comm.tp);
     int steps = 1;
     for (; migration.Step(); ++steps) EXPECT_LE(loads, steps);
@@ -118,7 +118,7 @@ TEST(Migration, ThousandInARowLeaveNothingBehind) {
   });
 }
 
-// Those that came from other ranks too: what no place has any more is gone.
+// Also frees experts received from other ranks that no slot holds anymore.
 TEST(Migration, ThousandThatAreSentLeaveNothingBehind) {
   OnRanks([](RankComm& comm) {
     FakeExperts experts(2, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
@@ -171,7 +171,7 @@ TEST(Migration, WhereOneRankCannotLoadAllKeepWhatTheyHave) {
       EXPECT_EQ(experts.alive(), held);
       for (const int layer : experts.layers())
         EXPECT_EQ(experts.Held(layer), experts.Wanted(layer));
-      // And it can be tried again.
+      // And it can be retried.
       experts.on_load = {};
       Migration again(MovesOf(experts, 9), {}, experts, *comm.tp);
       RunToEnd(again);
@@ -193,14 +193,14 @@ TEST(Migration, AReasonMayBeMissingOrLong) {
       Migration migration(MovesOf(experts, 5), {.layers_per_chunk = -1}, experts, *comm.tp);
       RunToEnd(migration);
       EXPECT_EQ(migration.layers_moved(), 0);
-      // Others have whole characters of it.
+      // Other ranks have a prefix of whole characters.
       EXPECT_EQ(migration.error(),
                 "rank 2 could not load an expert: " + (broken ? why : why.substr(0, 98)));
     });
   }
 }
 
-// Progress is seen between passes only, so a few long ones say nothing.
+// Progress is only observed between passes, so a few long passes do not count as a stall.
 TEST(Migration, TheWatchdogWaitsForAFewPassesHoweverLong) {
   OnRanks([](RankComm& comm) {
     FakeExperts experts(3, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
@@ -213,7 +213,7 @@ TEST(Migration, TheWatchdogWaitsForAFewPassesHoweverLong) {
       migration.Step();
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
-    EXPECT_GT(steps, Migration::kPatientSteps);
+    EXPECT_GT(steps, Migration::kMinStalledSteps);
     EXPECT_TRUE(migration.timed_out());
     released.count_down();
     RunToEnd(migration);
@@ -229,7 +229,7 @@ TEST(Migration, TheWatchdogGivesUpWhatMakesNoProgress) {
     };
     Migration migration(MovesOf(experts, 5), {.patience = std::chrono::milliseconds(50)}, experts,
                         *comm.tp);
-    // Passes go on; the loader that hangs is waited for, but by no pass.
+    // Passes continue; only the destructor waits for the stuck loader.
     while (migration.error().empty()) ASSERT_TRUE(migration.Step());
     EXPECT_TRUE(migration.timed_out());
     EXPECT_THAT(migration.error(), HasSubstr("no rank has made progress for 0.05 s"));
@@ -263,7 +263,7 @@ TEST(Migration, ExpertsComeFromRanksThatHoldThem) {
   for (const int chunk : {1, 2, -1}) {
     OnRanks([&](RankComm& comm) {
       FakeExperts experts(4, ExpertPlacement::Trivial(kExperts, kRedundant), comm.mesh);
-      experts.on_load = [](int, int32_t) { FAIL() << "nothing is loaded"; };
+      experts.on_load = [](int, int32_t) { FAIL() << "an expert was loaded"; };
       ExpertCourier courier(comm);
       for (uint32_t round = 0; round < 10; ++round) {
         Migration migration(MovesOf(experts, 100 * round),
@@ -308,7 +308,7 @@ TEST(Migration, WhatWasOnItsWayIsDroppedWhereOneRankFails) {
   });
 }
 
-// Layers with weights, which run while they move.
+// Layers with weights that compute while experts move.
 class TestLayers : public MovableExperts {
  public:
   TestLayers(const TestLayer& source, MoeLayer& layer, const Mesh& mesh)
@@ -338,10 +338,10 @@ class TestLayers : public MovableExperts {
   const Mesh mesh_;
 };
 
-constexpr int kAllTokenCounts = 21;  // passes after which they come again, decoding or not
+constexpr int kAllTokenCounts = 21;  // period of the pass sizes, with and without decoding
 
-// The outputs of passes, between which experts are always on their way somewhere: until three moves
-// have ended, or, where `passes` says so, that many without any.
+// The outputs of passes while experts are always migrating: until three migrations have ended. With
+// `passes` given, that many passes without migration.
 std::vector<float> Outputs(const TestLayer& layer, const MoeOptions& options, int* passes) {
   const bool moving = *passes == 0;
   const auto last_call = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -359,7 +359,7 @@ std::vector<float> Outputs(const TestLayer& layer, const MoeOptions& options, in
       if (moving && moved >= 3 && pass >= kAllTokenCounts) break;
       const bool late = comm.mesh.rank() == 0 && std::chrono::steady_clock::now() > last_call;
       if (!comm.tp->Broadcast(late ? "late" : "").empty()) break;  // all ranks together
-      // Loaders may have to wait for a core.
+      // Loading threads may have to wait for a core.
       if (migration && ++steps % 5 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       if (moving && !migration)
         migration =
@@ -391,7 +391,7 @@ TEST(Migration, NoBitShowsWhereExpertsAreOrThatTheyMove) {
                    .shared = true});
   layer.config.placement = ExpertPlacement::Trivial(kExperts, kRedundant);
   for (const A2aChoice& choice : AllA2aChoices()) {
-    if (choice.a2a == "none") continue;  // adds by rank
+    if (choice.a2a == "none") continue;  // its summation order depends on the rank
     SCOPED_TRACE(choice.Describe());
     MoeOptions options{
         .a2a_backend = choice.a2a, .deepep_mode = choice.mode, .row_dtype = DType::kBF16};

@@ -1,4 +1,4 @@
-// Several observers of the same layers.
+// Composite of several observers of the same layers.
 #pragma once
 
 #include <utility>
@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-// Tells each; they outlive it.
+// Forwards each call to all observers, which must outlive it.
 class Observers : public RoutingObserver {
  public:
   explicit Observers(std::vector<RoutingObserver*> all) : all_(std::move(all)) {}

@@ -12,26 +12,28 @@
 namespace switchyard {
 namespace {
 
-// The first byte of what rank 0 says of its plan; nothing: it is not ready.
+// First byte of the broadcast of rank 0's plan; an empty broadcast means that it is not ready.
 constexpr char kPlanned = 'P', kFailed = 'F', kTimedOut = 'T';
 
 bool IsReady(const std::future<std::string>& plan) {
   return plan.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
 }
 
-std::string Say(char what, const void* data, size_t bytes) {
+std::string EncodeMessage(char what, const void* data, size_t bytes) {
   std::string words(1, what);
   words.append(static_cast<const char*>(data), bytes);
   return words;
 }
-std::string Say(char what, const std::string& why) { return Say(what, why.data(), why.size()); }
+std::string EncodeMessage(char what, const std::string& why) {
+  return EncodeMessage(what, why.data(), why.size());
+}
 
-std::string Words(const PlanJob::Planner& planner) {
+std::string RunPlanner(const PlanJob::Planner& planner) {
   try {
     const std::vector<int32_t> plan = planner();
-    return Say(kPlanned, plan.data(), plan.size() * sizeof(int32_t));
+    return EncodeMessage(kPlanned, plan.data(), plan.size() * sizeof(int32_t));
   } catch (const std::exception& error) {
-    return Say(kFailed, error.what());
+    return EncodeMessage(kFailed, error.what());
   }
 }
 
@@ -39,12 +41,12 @@ std::string Words(const PlanJob::Planner& planner) {
 
 void PlanJob::Start(Planner planner) {
   began_ = std::chrono::steady_clock::now();
-  if (world_.rank() != 0 || (left_.valid() && !IsReady(left_))) return;
-  left_ = {};
-  // Not std::async, whose futures wait for the thread.
+  if (world_.rank() != 0 || (timed_out_plan_.valid() && !IsReady(timed_out_plan_))) return;
+  timed_out_plan_ = {};
+  // Not std::async, whose futures block in the destructor.
   std::packaged_task<std::string()> task([planner = std::move(planner)] {
-    WorkInTheBackground();
-    return Words(planner);
+    LowerThreadPriority();
+    return RunPlanner(planner);
   });
   plan_ = task.get_future();
   std::thread(std::move(task)).detach();
@@ -52,21 +54,23 @@ void PlanJob::Start(Planner planner) {
 
 PlanJob::~PlanJob() {
   constexpr std::chrono::seconds kSoon{3};
-  for (const auto* plan : {&plan_, &left_})
+  for (const auto* plan : {&plan_, &timed_out_plan_})
     if (plan->valid() && plan->wait_for(kSoon) != std::future_status::ready)
-      LOG_WARNING("[EPLB] a planner has not ended and is left behind");
+      LOG_WARNING("[EPLB] a planner is still running and was detached");
 }
 
-std::string PlanJob::News(std::chrono::duration<double> patience) {
-  if (!plan_.valid()) return Say(kFailed, "the planner that was given up has not ended yet");
+std::string PlanJob::PollPlanner(std::chrono::duration<double> patience) {
+  if (!plan_.valid()) return EncodeMessage(kFailed, "the planner that timed out is still running");
   if (IsReady(plan_)) return plan_.get();
   if (std::chrono::steady_clock::now() - began_ < patience) return {};
-  left_ = std::move(plan_);
-  return Say(kTimedOut, fmt::format("no plan was made in {} s", patience.count()));
+  timed_out_plan_ = std::move(plan_);
+  return EncodeMessage(kTimedOut,
+                       fmt::format("the planner timed out after {} s", patience.count()));
 }
 
 std::optional<PlanJob::Outcome> PlanJob::Poll(std::chrono::duration<double> patience) {
-  const std::string words = world_.Broadcast(world_.rank() == 0 ? News(patience) : std::string());
+  const std::string words =
+      world_.Broadcast(world_.rank() == 0 ? PollPlanner(patience) : std::string());
   if (words.empty()) return std::nullopt;
   Outcome outcome;
   const size_t size = words.size() - 1;

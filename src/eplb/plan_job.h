@@ -1,4 +1,4 @@
-// A plan that rank 0 makes on a thread of its own, and how the other ranks get it.
+// Runs a planner on a background thread of rank 0 and broadcasts the plan.
 #pragma once
 
 #include <chrono>
@@ -12,33 +12,35 @@
 
 namespace switchyard {
 
-// One per rank; the rank's thread. Borrows `world`. The end of rank 0's waits a few seconds for its
-// planner, then leaves it behind.
+// One per rank; the rank's thread only. Borrows `world`. Rank 0's destructor waits a few seconds
+// for the planner, then detaches from it.
 class PlanJob {
  public:
-  // What all ranks are to know.
+  // The result shared with all ranks.
   using Planner = std::function<std::vector<int32_t>()>;
   struct Outcome {
-    std::vector<int32_t> plan;  // empty where there is none
-    std::string error;          // why
+    std::vector<int32_t> plan;  // empty on error
+    std::string error;          // message, empty on success
     bool timed_out = false;
   };
 
   explicit PlanJob(Communicator& world) : world_(world) {}
   ~PlanJob();
 
-  // All ranks at the same pass; only rank 0's `planner` is called, once, by another thread. It has
-  // to own what it uses, which it may outlive. What it throws becomes the error of all ranks.
+  // Called by all ranks at the same pass. Only rank 0's `planner` is called, once, by another
+  // thread. It must own its data, since it may outlive the job. An exception becomes the error of
+  // all ranks.
   void Start(Planner planner);
-  // Collective, a broadcast. Nothing while it is being made, unless for longer than `patience`: a
-  // planner that does not end is left to itself, and no other one is started before it has ended.
+  // Collective: a broadcast. Returns nullopt while the planner runs, until `patience` expires. A
+  // planner that times out is left running, and no other one starts before it has finished.
   std::optional<Outcome> Poll(std::chrono::duration<double> patience);
 
  private:
-  std::string News(std::chrono::duration<double> patience);
+  std::string PollPlanner(std::chrono::duration<double> patience);
 
   Communicator& world_;
-  std::future<std::string> plan_, left_;  // rank 0; `left_`: one that was given up
+  std::future<std::string> plan_,
+      timed_out_plan_;  // rank 0; `timed_out_plan_`: the one that timed out
   std::chrono::steady_clock::time_point began_;
 };
 

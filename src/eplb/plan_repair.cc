@@ -1,4 +1,4 @@
-// RepairPlan.
+// Implements RepairPlan.
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -10,8 +10,8 @@
 namespace switchyard {
 namespace {
 
-// The expert with the most load per replica that a further one would help; −1: none.
-int32_t Hottest(const LayerPlan& plan) {
+// The expert with the highest load per replica that can have another replica; −1: none.
+int32_t MostLoadedReplicable(const LayerPlan& plan) {
   int32_t best = -1;
   double most = -1;
   const auto per_replica = plan.per_replica();
@@ -23,8 +23,8 @@ int32_t Hottest(const LayerPlan& plan) {
   return best;
 }
 
-// The replicated expert with the least load per replica once it has one less; −1: none.
-int32_t Coldest(const LayerPlan& plan, int32_t but) {
+// The replicated expert with the least load per replica after removing one; −1: none.
+int32_t LeastLoadedReplicated(const LayerPlan& plan, int32_t but) {
   int32_t best = -1;
   double least = std::numeric_limits<double>::infinity();
   const auto after = plan.with_one_less();
@@ -36,24 +36,24 @@ int32_t Coldest(const LayerPlan& plan, int32_t but) {
   return best;
 }
 
-// Bins that share an expert, over others even.
+// Connected components of bins that share experts, directly or through other bins.
 class Components {
  public:
   explicit Components(const LayerPlan& plan) : of_(plan.bins()), first_(plan.experts()) {}
 
-  // [bins] Bins of one component have one number. Found anew at each kStale-th call: an expert that
-  // has come since is accounted for (OnPut), one that has gone is not.
+  // [bins] component ids. Recomputed at every kStale-th call. In between, added experts are
+  // accounted for (OnPut), removed ones are not.
   const std::vector<int>& Of(const LayerPlan& plan) {
     if (calls_++ % kStale == 0) Find(plan);
     return of_;
   }
-  // A bin of component `a` and one of `b` share an expert now.
+  // A bin of component `a` and one of `b` now share an expert.
   void OnPut(int a, int b) {
     if (a != b) std::ranges::replace(of_, a, b);
   }
 
  private:
-  static constexpr int kStale = 8;  // finding them takes longer than all else of a move
+  static constexpr int kStale = 8;  // the search takes longer than the rest of a move
 
   void Find(const LayerPlan& plan) {
     std::iota(of_.begin(), of_.end(), 0);
@@ -77,14 +77,14 @@ class Components {
   int calls_ = 0;
 };
 
-// Puts `expert` at one of the places of `old` (−1: empty ones) on bins without it: one that joins
-// bins which share no expert yet with those that hold it, on the lightest bin. False: there is
-// none.
+// Puts `expert` into one of the slots of `old` (−1: empty slots) on a bin without `expert`. Prefers
+// bins that share no expert yet with its holders, then the lightest bin. Returns false if there is
+// no such slot.
 bool Replace(int32_t old, int32_t expert, Components* components, LayerPlan* plan) {
   const std::vector<int>& component = components->Of(*plan);
   std::vector<uint8_t> reached(plan->bins(), 0), holds(plan->bins(), 0);
   int holder = -1;
-  for (int p = plan->first_place(expert); p >= 0; p = plan->next_place(p)) {
+  for (int p = plan->first_slot(expert); p >= 0; p = plan->next_slot(p)) {
     holder = plan->bin_of(p);
     reached[component[holder]] = holds[holder] = 1;
   }
@@ -99,7 +99,7 @@ bool Replace(int32_t old, int32_t expert, Components* components, LayerPlan* pla
     place = p;
   };
   if (old >= 0) {
-    for (int p = plan->first_place(old); p >= 0; p = plan->next_place(p)) consider(p);
+    for (int p = plan->first_slot(old); p >= 0; p = plan->next_slot(p)) consider(p);
   } else {
     for (int p = 0; p < static_cast<int>(plan->map().size()); ++p)
       if (plan->map()[p] < 0) consider(p);
@@ -110,22 +110,23 @@ bool Replace(int32_t old, int32_t expert, Components* components, LayerPlan* pla
   return true;
 }
 
-// Experts that lost their last place, heaviest first, to empty places, else to replicas of others.
-void GiveHomes(Components* components, LayerPlan* plan) {
+// Places experts that lost their last slot, heaviest first: into empty slots, else in place of
+// replicas.
+void PlaceMissingExperts(Components* components, LayerPlan* plan) {
   while (true) {
-    int32_t homeless = -1;
+    int32_t unplaced = -1;
     for (int32_t e = 0; e < plan->experts(); ++e)
-      if (plan->count(e) == 0 && (homeless < 0 || plan->load(e) > plan->load(homeless)))
-        homeless = e;
-    if (homeless < 0) return;
-    const bool placed = Replace(-1, homeless, components, plan) ||
-                        Replace(Coldest(*plan, homeless), homeless, components, plan);
-    CHECK(placed);  // ValidateTopology: there are places for all
+      if (plan->count(e) == 0 && (unplaced < 0 || plan->load(e) > plan->load(unplaced)))
+        unplaced = e;
+    if (unplaced < 0) return;
+    const bool placed = Replace(-1, unplaced, components, plan) ||
+                        Replace(LeastLoadedReplicated(*plan, unplaced), unplaced, components, plan);
+    CHECK(placed);  // ValidateTopology: there are slots for all experts
   }
 }
 
-// Each empty place gets the hottest expert that its bin does not hold yet.
-void FillEmptyPlaces(LayerPlan* plan) {
+// Each empty slot gets the hottest expert that its bin does not hold yet.
+void FillEmptySlots(LayerPlan* plan) {
   for (int bin = 0; bin < plan->bins(); ++bin)
     for (int p = plan->slots(bin).begin; p < plan->slots(bin).end; ++p) {
       if (plan->map()[p] >= 0) continue;
@@ -141,11 +142,11 @@ void FillEmptyPlaces(LayerPlan* plan) {
 
 void RepairPlan(double slack, int budget, LayerPlan* plan) {
   Components components(*plan);
-  GiveHomes(&components, plan);
-  FillEmptyPlaces(plan);
+  PlaceMissingExperts(&components, plan);
+  FillEmptySlots(plan);
   for (; budget > 0; --budget) {
-    const int32_t hot = Hottest(*plan);
-    const int32_t cold = hot < 0 ? -1 : Coldest(*plan, hot);
+    const int32_t hot = MostLoadedReplicable(*plan);
+    const int32_t cold = hot < 0 ? -1 : LeastLoadedReplicated(*plan, hot);
     if (cold < 0) return;
     if (plan->PerReplica(hot) <= (1 + slack) * plan->with_one_less()[cold]) return;
     if (!Replace(cold, hot, &components, plan)) return;

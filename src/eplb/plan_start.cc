@@ -1,4 +1,4 @@
-// StartFromNothing.
+// Implements PlanFromScratch.
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -14,10 +14,10 @@ namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
-// [experts] replicas of each, at most one for each bin.
+// [experts] number of replicas, at most one for each bin.
 std::vector<int> ReplicateHottest(const LayerPlan& plan, int places) {
   std::vector<int> counts(plan.experts(), 1);
-  using Entry = std::pair<double, int32_t>;  // load per replica, −expert: of equals the lower one
+  using Entry = std::pair<double, int32_t>;  // load per replica, −expert: ties go to the lower id
   std::vector<Entry> entries;
   for (int32_t e = 0; e < plan.experts(); ++e) entries.emplace_back(plan.load(e), -e);
   std::priority_queue<Entry> hottest(entries.begin(), entries.end());
@@ -32,7 +32,7 @@ std::vector<int> ReplicateHottest(const LayerPlan& plan, int places) {
   return counts;
 }
 
-// Fills bins place by place. Bins that share an expert are one component.
+// Fills bins slot by slot. Bins that share an expert form one component.
 class Filler {
  public:
   explicit Filler(LayerPlan* plan)
@@ -55,11 +55,11 @@ class Filler {
     std::iota(component_.begin(), component_.end(), 0);
   }
 
-  // Of the bins with most places free (that also always leaves enough bins for the next expert)
-  // one of a component that the expert does not reach yet, of a node that it is not on yet, with
-  // the least load. One number orders bins by all of that: what goes before the load counts in
-  // units that no load reaches.
-  void PutReplicas(int32_t expert, int count) {
+  // Chooses among the bins with the most free slots (which also leaves enough bins for the next
+  // expert). Prefers a component that the expert has not reached, then a node that it is not on,
+  // then the least load. One key combines all criteria: those before the load count in units larger
+  // than any load.
+  void PlaceReplicas(int32_t expert, int count) {
     const double share = plan_->load(expert) / count;
     for (size_t bin = 0; bin < key_.size(); ++bin)
       key_[bin] = free_[bin] > 0 ? load_[bin] - 4 * unit_ * free_[bin] : kInfinite;
@@ -71,7 +71,7 @@ class Filler {
       CHECK(*least < kInfinite);
       const int best = static_cast<int>(least - key_.begin());
       Put(best, expert, share);
-      *least = kInfinite;  // none gets a second one
+      *least = kInfinite;  // at most one replica on a bin
       const int component = component_[best], node = node_[best];
       if (!reached_[component]) Penalize(component_, component, 2 * unit_);
       if (!on_node_[node]) Penalize(node_, node, unit_);
@@ -82,8 +82,8 @@ class Filler {
       if (reached_[component]) component = joined;
   }
 
-  // `experts`, heaviest first, each to the lightest bin with a place free.
-  void PutSingles(std::span<const int32_t> experts) {
+  // `experts`, heaviest first, each to the lightest bin with a free slot.
+  void PlaceUnreplicated(std::span<const int32_t> experts) {
     using Bin = std::pair<double, int>;
     std::priority_queue<Bin, std::vector<Bin>, std::greater<>> lightest;
     for (int bin = 0; bin < plan_->bins(); ++bin)
@@ -100,7 +100,7 @@ class Filler {
   const std::vector<int32_t>& map() const { return map_; }
 
  private:
-  // `of` [bins]: of those with this `number`.
+  // Adds `penalty` to the bins whose entry in `of` [bins] is `number`.
   void Penalize(const std::vector<int>& of, int number, double penalty) {
     for (size_t bin = 0; bin < key_.size(); ++bin)
       if (of[bin] == number) key_[bin] += penalty;
@@ -113,22 +113,22 @@ class Filler {
 
   std::vector<int32_t> map_;
   const LayerPlan* plan_;
-  std::vector<int> next_;     // [bins] first free place
+  std::vector<int> next_;     // [bins] first free slot
   std::vector<double> load_;  // [bins]
   double unit_;
-  std::vector<int> component_, node_, free_;  // [bins] free_: places
-  // Of the expert that is being put.
+  std::vector<int> component_, node_, free_;  // [bins] free_: number of slots
+  // State of the current expert.
   std::vector<uint8_t> reached_, on_node_;  // [components], [nodes]
-  std::vector<double> key_;                 // [bins] the least is the best
+  std::vector<double> key_;                 // [bins] the minimum is the best
 };
 
 }  // namespace
 
-void StartFromNothing(LayerPlan* plan) {
+void PlanFromScratch(LayerPlan* plan) {
   int places = 0;
   for (int bin = 0; bin < plan->bins(); ++bin) places += plan->slots(bin).size();
   const std::vector<int> counts = ReplicateHottest(*plan, places);
-  // Replicated ones first, then by load per replica, the most first, then by number.
+  // Replicated experts first, then by decreasing load per replica, then by id.
   using Key = std::tuple<bool, double, int32_t>;
   std::vector<Key> keys;
   for (int32_t e = 0; e < plan->experts(); ++e)
@@ -139,8 +139,8 @@ void StartFromNothing(LayerPlan* plan) {
   const auto single = std::ranges::find(order, 1, [&](int32_t e) { return counts[e]; });
   Filler filler(plan);
   for (const int32_t expert : std::span(order.begin(), single))
-    filler.PutReplicas(expert, counts[expert]);
-  filler.PutSingles(std::span(single, order.end()));
+    filler.PlaceReplicas(expert, counts[expert]);
+  filler.PlaceUnreplicated(std::span(single, order.end()));
   plan->Assign(filler.map());
 }
 

@@ -27,18 +27,18 @@ Placement PlanPlacement(EplbAlgorithm algorithm, const PlanRequest& request) {
   const size_t want = static_cast<size_t>(std::max(history.steps, 0)) *
                       std::max(history.layers, 0) * std::max(history.experts, 0);
   if (want == 0 || history.counts.size() != want)
-    throw Invalid("{} counts are no load of {} steps, {} layers and {} experts",
+    throw Invalid("{} counts do not match {} steps, {} layers and {} experts",
                   history.counts.size(), history.steps, history.layers, history.experts);
-  int32_t signs = 0;  // without a branch, of some 10^6 counts
+  int32_t signs = 0;  // branch-free, because there are about 10^6 counts
   for (const int32_t count : history.counts) signs |= count;
-  if (signs < 0) throw Invalid("a count of tokens is negative");
+  if (signs < 0) throw Invalid("negative token count");
   ValidateTopology(topology, request.physical, history.experts);
   switch (algorithm) {
     case EplbAlgorithm::kDeepSeek:
     case EplbAlgorithm::kDeepSeekHierarchical:
       if (topology.NumAlive() < topology.ranks)
         throw Invalid(
-            "deepseek plans for all ranks, of which {} of {} are alive; elasticity_aware "
+            "deepseek plans for all ranks, but only {} of {} are alive; elasticity_aware "
             "and yard plan without the others",
             topology.NumAlive(), topology.ranks);
       return PlanDeepSeek(history, topology, request.physical,

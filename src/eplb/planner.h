@@ -1,4 +1,4 @@
-// Planners by name.
+// Selects placement planners by name.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,7 @@
 
 namespace switchyard {
 
-// `--eplb-algorithm`; names but `yard` are SGLang's.
+// `--eplb-algorithm`. All names except `yard` are SGLang's.
 enum class EplbAlgorithm {
   kAuto,                  // yard
   kDeepSeek,              // deepseek.h, experts over all ranks
@@ -23,15 +23,15 @@ EplbAlgorithm ParseEplbAlgorithm(const std::string& name);
 struct PlanRequest {
   const LoadHistory* history = nullptr;
   RankTopology topology;
-  int physical = 0;                     // places, on all ranks, dead or alive
+  int physical = 0;                     // slots on all ranks, alive or dead
   const Placement* previous = nullptr;  // null: nothing is loaded yet
   YardOptions yard;
 };
 
-// A pure function: equal requests give equal plans on every rank, and nothing is moved yet. The
-// plan is valid (ValidatePlacement) for the ranks that are alive. Error kInvalid: counts without
-// steps or of another size than they say, ValidateTopology's, those of the algorithm, and
-// `deepseek*` with dead ranks.
+// A pure function: equal requests give equal plans on every rank; no weights are moved. The plan is
+// valid (ValidatePlacement) for the living ranks. Error kInvalid: counts without steps or of
+// inconsistent size, errors of ValidateTopology and of the algorithm, and `deepseek*` with dead
+// ranks.
 Placement PlanPlacement(EplbAlgorithm algorithm, const PlanRequest& request);
 
 }  // namespace switchyard

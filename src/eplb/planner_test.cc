@@ -30,7 +30,7 @@ TEST(PlannerTest, EveryAlgorithmGivesEveryExpertAHome) {
 TEST(PlannerTest, PlansForTheRanksThatAreLeft) {
   const LoadHistory loads = RandomLoads(6, 3, 32, 1.2, 5);
   for (const char* name : {"elasticity_aware", "yard"})
-    for (const int physical : {48, 50}) {  // 50: some ranks have 7 places, others 6
+    for (const int physical : {48, 50}) {  // 50: some ranks have 7 slots, others 6
       SCOPED_TRACE(fmt::format("{} {}", name, physical));
       RankTopology topology{.ranks = 8, .nodes = 2};
       topology.active = {1, 0, 1, 1, 1, 1, 0, 1};
@@ -41,7 +41,7 @@ TEST(PlannerTest, PlansForTheRanksThatAreLeft) {
         const ExpertRange range = ExpertsOfRank(physical, 8, dead);
         for (int p = range.begin; p < range.end; ++p) EXPECT_EQ(plan.Layer(0)[p], -1);
       }
-      // The map for the MoE layer has an expert everywhere.
+      // The map for the MoE layer has an expert in every slot.
       EXPECT_EQ(plan.ToExpertPlacement(0).num_physical(), physical);
       EXPECT_EQ(ExpertLocation(plan).placement(), plan);
     }
@@ -63,26 +63,26 @@ TEST(PlannerTest, SaysWhatIsWrong) {
   EXPECT_EQ(error("best", {.ranks = 2}, 8),
             "--eplb-algorithm best: want auto, deepseek, deepseek_hierarchical, elasticity_aware "
             "or yard");
-  EXPECT_EQ(error("yard", {.ranks = 4, .nodes = 3}, 8), "4 ranks do not divide over 3 nodes");
+  EXPECT_EQ(error("yard", {.ranks = 4, .nodes = 3}, 8), "4 ranks are not divisible by 3 nodes");
   EXPECT_EQ(error("yard", {.ranks = 4}, 40),
-            "rank 0 has 10 places for 8 experts; it would hold one twice");
+            "rank 0 has 10 slots for 8 experts; it would hold one twice");
   RankTopology half{.ranks = 4};
   half.active = {1, 1, 0, 0};
   EXPECT_EQ(error("yard", half, 12),
-            "8 experts want a home; 2 of 4 ranks are alive and have 6 places");
+            "8 experts do not fit; 2 of 4 ranks are alive and have 6 slots");
   EXPECT_EQ(error("deepseek", half, 16),
-            "deepseek plans for all ranks, of which 2 of 4 are alive; elasticity_aware and yard "
+            "deepseek plans for all ranks, but only 2 of 4 are alive; elasticity_aware and yard "
             "plan without the others");
   half.active = {0, 0, 0, 0};
   EXPECT_EQ(error("yard", half, 12), "no rank is alive to hold experts");
   half.active = {1};
-  EXPECT_EQ(error("yard", half, 12), "1 ranks are marked as alive or dead; there are 4");
+  EXPECT_EQ(error("yard", half, 12), "`active` has 1 entries for 4 ranks");
   const LoadHistory broken{2, 1, 8, {1, 2, 3}};
   EXPECT_EQ(ErrorOf([&] { PlanPlacement(EplbAlgorithm::kYard, Request(broken, {}, 8)); }),
-            "3 counts are no load of 2 steps, 1 layers and 8 experts");
+            "3 counts do not match 2 steps, 1 layers and 8 experts");
   const LoadHistory negative{1, 1, 2, {1, -1}};
   EXPECT_EQ(ErrorOf([&] { PlanPlacement(EplbAlgorithm::kYard, Request(negative, {}, 2)); }),
-            "a count of tokens is negative");
+            "negative token count");
 }
 
 TEST(PlacementTest, ValidationNamesLayerAndPlace) {
@@ -91,16 +91,16 @@ TEST(PlacementTest, ValidationNamesLayerAndPlace) {
   ValidatePlacement(placement, topology);
   placement.Layer(1)[3] = 4;
   EXPECT_EQ(ErrorOf([&] { ValidatePlacement(placement, topology); }),
-            "layer 1: place 3 of rank 1 holds expert 4; the model has 4");
+            "layer 1: slot 3 of rank 1 holds expert 4; the model has 4");
   placement.Layer(1)[3] = 0;
   EXPECT_EQ(ErrorOf([&] { ValidatePlacement(placement, topology); }),
-            "layer 1: expert 3 has no place on a living rank");
+            "layer 1: expert 3 has no slot on a living rank");
 }
 
 TEST(CountMovesTest, CountsWhatARankDoesNotHave) {
   const RankTopology topology{.ranks = 4, .nodes = 2};
   const std::vector<int32_t> before{0, 1, 2, 3, 4, 5, 0, 1};
-  //                  places swapped | 0 from rank 0's node | 0 twice, once received | as it was
+  //                 slots swapped | 0 from rank 0's node | 0 twice, received once | unchanged
   const std::vector<int32_t> after{1, 0, 2, 0, 2, 2, 0, 1};
   const Moves moves = CountMoves(before, after, topology, 6);
   EXPECT_EQ(moves.same_node, 1);
@@ -111,7 +111,7 @@ TEST(ExpertLocationTest, ListsReplicasByPlace) {
   Placement placement(1, 5, 3);
   placement.physical_to_logical = {2, 0, -1, 2, 1};
   const ExpertLocation location(placement);
-  EXPECT_EQ(location.most_replicas(), 2);
+  EXPECT_EQ(location.max_replicas(), 2);
   const auto all = location.logical_to_all_physical();
   EXPECT_EQ(std::vector<int32_t>(all.begin(), all.end()),
             (std::vector<int32_t>{1, -1, 4, -1, 0, 3}));

@@ -1,4 +1,4 @@
-// The passes that a rank remembers: a ring of the last ones, or all.
+// Recorded passes of a rank: a ring buffer of the last ones, or all.
 #pragma once
 
 #include <cstdint>
@@ -7,23 +7,23 @@
 
 namespace switchyard {
 
-// What one rank counted in one pass: its own tokens, or the rows of its experts (stat_approx). The
-// sum over ranks is the whole pass.
+// Counts of one rank in one pass: of its own tokens, or of the rows of its experts (stat_approx).
+// The sum over ranks is the count of the whole pass.
 struct RecordedStep {
-  int64_t pass = 0;              // its number since the server started
+  int64_t pass = 0;              // index since the server started
   std::vector<int32_t> logical;  // [layers, experts]
-  // Of per_token: the own tokens, ascending by row of the attention group.
+  // per_token mode: this rank's own tokens, ascending by row of the attention group.
   std::vector<int32_t> rows, positions;  // [n]
   std::vector<int64_t> request_ids;      // [n] EngineRequest::id
   std::vector<int32_t> topk_ids;         // [n, layers, top_k], −1 for none
 };
 
-// Owned by the recorder. Steady recording into a full ring allocates nothing.
+// Owned by the recorder. Recording into a full ring buffer allocates nothing in steady state.
 class RecordedSteps {
  public:
   explicit RecordedSteps(int64_t capacity) : capacity_(capacity) {}  // −1: no limit
 
-  // An empty one, the oldest's memory where the ring is full.
+  // Appends an empty step, which reuses the oldest step's memory if the buffer is full.
   RecordedStep& Append() {
     if (capacity_ >= 0 && static_cast<int64_t>(steps_.size()) == capacity_) {
       RecordedStep oldest = std::move(steps_.front());

@@ -81,7 +81,7 @@ void ExpertRecorder::OnRoute(int layer, const RoutedTokens& tokens) {
   }
 }
 
-// Ranks of a MoE-TP group get the same rows: the first of them counts.
+// Ranks of a MoE-TP group receive the same rows; only the first rank counts.
 void ExpertRecorder::OnDispatch(int layer, const GroupedRows& rows) {
   if (!in_pass_ || comm_.mesh.moe_tp_rank() != 0) return;
   int32_t* count = count_.data() + static_cast<int64_t>(layer) * physical_;
@@ -109,7 +109,7 @@ void ExpertRecorder::EndPass(const PassTokens& tokens) {
   ++passes_;
 }
 
-// Here and not when somebody asks, because experts may move between two passes.
+// Resolves slots at the end of each pass, not on demand, because experts may move between passes.
 void ExpertRecorder::CountPass() {
   std::ranges::fill(logical_, 0);
   std::ranges::fill(by_rank_, 0);
@@ -152,7 +152,7 @@ void ExpertRecorder::RecordTokens(const PassTokens& tokens, RecordedStep* step) 
   }
 }
 
-// A rank's rows of one layer and pass are far fewer than 2^24: float32 sums are exact.
+// A rank's rows of one layer and pass are far fewer than 2^24, so float32 sums are exact.
 void ExpertRecorder::UpdateBalancedness() {
   std::ranges::copy(by_rank_, reduced_.begin());
   comm_.tp->AllReduceSum(reduced_.data(), reduced_.size());
@@ -165,14 +165,14 @@ void ExpertRecorder::UpdateBalancedness() {
 
 bool ExpertRecorder::Start() {
   if (options_.mode.empty())
-    throw Invalid("no experts are recorded without --expert-distribution-recorder-mode");
+    throw Invalid("recording experts requires --expert-distribution-recorder-mode");
   steps_.Clear();
   return !std::exchange(recording_, true);
 }
 
 bool ExpertRecorder::Stop() {
   if (options_.mode.empty())
-    throw Invalid("no experts are recorded without --expert-distribution-recorder-mode");
+    throw Invalid("recording experts requires --expert-distribution-recorder-mode");
   return std::exchange(recording_, false);
 }
 

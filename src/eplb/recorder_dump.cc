@@ -1,5 +1,4 @@
-// ExpertRecorder::Dump: what ranks remember, brought together and written.
-#include <fmt/ranges.h>
+// Implements ExpertRecorder::Dump: gathers the records of all ranks and writes them.
 
 #include <algorithm>
 #include <chrono>
@@ -14,7 +13,7 @@
 namespace switchyard {
 namespace {
 
-// The ranks' values, one after the other; `sizes` [ranks] gets how many each has.
+// Concatenates the ranks' values; `sizes` [ranks] receives the number of values of each rank.
 template <typename T>
 std::vector<T> Gather(Communicator& group, const std::vector<T>& mine, std::vector<size_t>* sizes) {
   sizes->resize(group.size());
@@ -41,13 +40,13 @@ std::vector<T> Permuted(const std::vector<T>& values, const std::vector<size_t>&
   return out;
 }
 
-struct Tokens {  // of all ranks, by step, attention group and row
+struct Tokens {  // of all ranks, ordered by step, attention group and row
   std::vector<int32_t> step, positions, topk_ids;
   std::vector<int64_t> request_ids;
 };
 
-// What rank 0 keeps. Where it has no room, the collectives go on for the others' sake: nothing is
-// kept then, and `error` says why.
+// Data gathered on rank 0. If rank 0 runs out of memory, the collectives continue for the other
+// ranks; the data is then dropped, and `error` has the reason.
 struct Kept {
   std::vector<int64_t> passes;
   std::vector<int32_t> count, rank_count;
@@ -59,12 +58,12 @@ struct Kept {
     try {
       body();
     } catch (const std::exception& what) {
-      *this = {.error = fmt::format("no room to bring it together: {}", what.what())};
+      *this = {.error = fmt::format("not enough memory to gather the records: {}", what.what())};
     }
   }
 };
 
-// Collective, one step: its number is `index`. No rank but the first keeps the others' tokens.
+// Collective, for one step with index `index`. Only rank 0 keeps the tokens.
 void GatherTokens(const RecordedStep& recorded, int32_t index, size_t width, RankComm& comm,
                   Kept* kept) {
   std::vector<size_t> ignored, of_rank;
@@ -98,10 +97,10 @@ std::filesystem::path NewFile(const std::filesystem::path& dir) {
 
 ExpertDump ExpertRecorder::Dump() {
   if (options_.mode.empty())
-    throw Invalid("no experts are recorded without --expert-distribution-recorder-mode");
+    throw Invalid("recording experts requires --expert-distribution-recorder-mode");
   ExpertDump dump = WriteDump();
   const bool is_leader = comm_.mesh.rank() == 0;
-  // Without a deadline: a slow disk is no reason to end the server.
+  // Without a timeout: a slow disk must not end the server.
   const std::string failed =
       comm_.tp->Broadcast(is_leader && !dump.error.empty() ? "failed" : "", /*idle=*/true);
   if (failed.empty()) steps_.Clear();
@@ -180,7 +179,7 @@ ExpertDump ExpertRecorder::WriteDump() {
     const std::filesystem::path file = NewFile(options_.dir);
     writer.Write(file);
     dump.file = file.string();
-  } catch (const std::exception& error) {  // not enough memory or disk is no reason to end
+  } catch (const std::exception& error) {  // a lack of memory or disk must not end the server
     dump.error = error.what();
   }
   return dump;

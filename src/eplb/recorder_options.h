@@ -1,4 +1,4 @@
-// What the recorder of experts is started with, and what it answers. Plain values.
+// Options and results of the expert distribution recorder. Plain values.
 #pragma once
 
 #include <cstdint>
@@ -8,43 +8,43 @@
 
 namespace switchyard {
 
-// The flags; names and meaning follow SGLang's.
+// The flags. Names and meaning follow SGLang's.
 struct ExpertRecorderOptions {
-  // --expert-distribution-recorder-mode; empty: nothing can be recorded.
+  // --expert-distribution-recorder-mode; empty: recording is disabled.
   //   stat         logical_count of each pass, counted from the router's choice
-  //   stat_approx  the same from the rows that came for each rank's experts; a runner that aligns
-  //                its experts' rows adds those that fill up
-  //   per_pass     and what each rank's own tokens chose
-  //   per_token    and the choice of each token, with its position and request
+  //   stat_approx  the same from the rows received by each rank's experts; includes padding rows
+  //                if the runner aligns its experts' rows
+  //   per_pass     stat, and the counts of each rank's own tokens
+  //   per_token    stat, and the choice of each token, with its position and request
   std::string mode;
   int64_t buffer_size = 1000;  // --expert-distribution-recorder-buffer-size: passes; −1: no limit
-  std::filesystem::path dir = "/tmp";  // --expert-distribution-recorder-dir: where dumps go
+  std::filesystem::path dir = "/tmp";  // --expert-distribution-recorder-dir: directory of dumps
   bool metrics = false;                // --enable-expert-distribution-metrics
 
   bool any() const { return metrics || !mode.empty(); }
 };
 
-// Error kInvalid naming the flag: an unknown mode, a buffer of no passes.
+// Error kInvalid naming the flag: unknown mode, or buffer size of no passes.
 void Validate(const ExpertRecorderOptions& options);
 
-// Mean over layers of mean / max rank load, of the last pass and of the passes before.
+// Mean over layers of (mean / max rank load): of the last pass, and averaged over the last passes.
 struct Balancedness {
   double current = 0, last_10 = 0, last_100 = 0, last_1000 = 0;  // 0 before the first pass
 };
 
-// What was counted since the server started, in passes that were recorded or, with metrics, in all.
+// Counts since the server started, over passes that were recorded or, with metrics, over all.
 struct ExpertLoad {
   int32_t layers = 0, experts = 0, ranks = 0;  // all layers of the model; EP ranks
   int64_t passes = 0;
   bool recording = false;
   Balancedness balancedness;           // with --enable-expert-distribution-metrics
-  std::vector<int64_t> rank_count;     // [layers, ranks] rows of the rank's places
-  std::vector<int64_t> logical_count;  // [layers, experts]; layers without experts have zeros
+  std::vector<int64_t> rank_count;     // [layers, ranks] rows of the rank's slots
+  std::vector<int64_t> logical_count;  // [layers, experts]; 0 in dense layers
 };
 
-// What a dump has left.
+// Result of a dump.
 struct ExpertDump {
-  std::string file;  // empty where `error` is not
+  std::string file;  // empty on error
   std::string error;
   int64_t steps = 0;
   int32_t layers = 0, experts = 0;

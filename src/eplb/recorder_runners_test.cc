@@ -1,5 +1,5 @@
-// What the recorder counts against what reaches the experts: over every exchange and its modes,
-// both layouts of runners, meshes of all kinds, with experts that have replicas or are moved.
+// The recorder's counts against the rows that reach the experts: for every all-to-all backend and
+// its modes, both runner layouts, all kinds of meshes, with replicated or permuted experts.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -20,13 +20,13 @@ constexpr int kExperts = 10, kTopK = 3, kRedundant = 2;
 // Rows of each of this rank's experts, over all calls.
 using RowCounts = std::vector<int64_t>;
 
-// Computes with the runner of that name and counts the rows that it is given.
+// Runs the runner of that name and counts its input rows.
 class CountingRunner : public Runner {
  public:
   CountingRunner(std::unique_ptr<Runner> runner, RowCounts* rows)
       : runner_(std::move(runner)), rows_(rows) {}
   RunnerLayout layout() const override { return runner_->layout(); }
-  bool Takes(WeightFormat format) const override { return runner_->Takes(format); }
+  bool Supports(WeightFormat format) const override { return runner_->Supports(format); }
   void Run(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden, ThreadPool& pool,
            float* y) override {
     Count(block, rows);
@@ -50,12 +50,12 @@ class CountingRunner : public Runner {
   RowCounts* const rows_;
 };
 
-// A fused operator shows nobody its rows: those that its ranks ask of one another are counted.
+// A fused operator does not expose its rows, so the rows that its ranks request are counted.
 class CountingFused : public FusedExperts {
  public:
   CountingFused(std::unique_ptr<FusedExperts> fused, std::map<int32_t, int64_t>* asked)
       : fused_(std::move(fused)), asked_(asked) {}
-  bool Takes(WeightFormat format) const override { return fused_->Takes(format); }
+  bool Supports(WeightFormat format) const override { return fused_->Supports(format); }
   int64_t MaxTokens(bool decode) const override { return fused_->MaxTokens(decode); }
   void Begin(const float* x, const TopK& topk, bool decode, DispatchHandle* handle) override {
     for (int64_t i = 0; i < topk.tokens * topk.k; ++i)
@@ -76,14 +76,14 @@ struct Setting {
   std::string runner;  // empty: fused
   MeshShape mesh;
   bool replicas = false, shared = false;
-  EpDispatchAlgorithm dispatch = EpDispatchAlgorithm::kStatic;  // among replicas
+  EpDispatchAlgorithm dispatch = EpDispatchAlgorithm::kStatic;  // replica selection
 };
 
-// What reached the experts of all ranks, and what recorders say of it.
+// The rows that reached the experts of all ranks, and the recorders' counts.
 struct Counted {
-  RowCounts rows;                  // [places]
-  std::vector<int64_t> rank_rows;  // [world] of all places of a rank; fused: none
-  std::vector<ExpertLoad> loads;   // of stat, and of stat_approx where it can count
+  RowCounts rows;                  // [slots]
+  std::vector<int64_t> rank_rows;  // [world] over all slots of a rank; fused: none
+  std::vector<ExpertLoad> loads;   // of stat, and of stat_approx if supported
 };
 
 std::shared_ptr<MoeBackends> CountingBackends(const Setting& c, RowCounts* rows,
@@ -125,14 +125,14 @@ TestLayer LayerOf(const Setting& c) {
   return layer;
 }
 
-// A prompt of several rounds, decoding, and a pass that most ranks have no token of.
+// A prompt of several rounds, decoding, and a pass in which most ranks have no token.
 std::vector<TestPass> PassesOf(const Setting& c) {
   return {TestPass::Spread(23, c.mesh.dp, false, 1), TestPass::Spread(9, c.mesh.dp, true, 2),
           TestPass::Spread(1, c.mesh.dp, true, 3)};
 }
 
-// One rank: its layer makes the passes, watched by a recorder of each kind that can count there.
-// What they say, on rank 0.
+// One rank: its layer runs the passes, observed by a recorder of each supported kind. Returns their
+// results on rank 0.
 std::vector<ExpertLoad> RunPassesWatched(const Setting& c, const TestLayer& layer,
                                          const std::shared_ptr<MoeRuntime>& runtime,
                                          RankComm& comm) {
@@ -199,7 +199,7 @@ Counted Count(const Setting& c) {
   return counted;
 }
 
-// The rows of places as a recorder should tell them.
+// The expected recorder result for these rows of slots.
 ExpertLoad LoadOf(const Setting& c, const RowCounts& rows) {
   const ExpertPlacement placement = LayerOf(c).config.placement;
   const ExpertMap map(placement.num_physical(), c.mesh.ep, c.shared);

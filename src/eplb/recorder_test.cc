@@ -1,5 +1,5 @@
-// What is recorded, against what the layers' routers chose, in every mode and on meshes of all
-// kinds.
+// Recorded data against the choices of the layers' routers, in every mode and on all kinds of
+// meshes.
 #include "eplb/recorder.h"
 
 #include <gmock/gmock.h>
@@ -25,7 +25,7 @@ using ::testing::SizeIs;
 constexpr int kLayers = 3;  // the first one is dense
 constexpr int kExperts = 10, kTopK = 3;
 
-// A folder of its own, gone with the test.
+// A temporary folder, removed with the test.
 struct TempDir {
   TempDir() {
     std::string name = std::filesystem::temp_directory_path() / "recorder_test_XXXXXX";
@@ -70,7 +70,7 @@ struct Setting {
   bool redundant = false, waterfill = false;
 };
 
-// What a run has left: the choice of every token, and rank 0's answers.
+// Results of a run: the choice of every token, and rank 0's results.
 struct Outcome {
   // [pass][layer][group] ids [tokens, top_k], as MoeTokens::routed_experts has them.
   std::vector<std::vector<std::vector<std::vector<int32_t>>>> chosen;
@@ -94,7 +94,7 @@ class RecordedRanks {
                                            .shared = setting.waterfill,
                                            .seed = layer + 1});
     if (setting.redundant) {
-      // Expert 3 at three places, the others where rotation takes them.
+      // Expert 3 in three slots, the others in reverse order.
       std::vector<int32_t> map = {3, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 3};
       for (TestLayer& layer : layers_) layer.config.placement = ExpertPlacement(kExperts, map);
     }
@@ -102,7 +102,7 @@ class RecordedRanks {
 
   using Script =
       std::function<void(ExpertRecorder&, const std::function<void(const TestPass&)>&, Outcome*)>;
-  // `script` on every rank; what it asks the recorder goes to the outcome on rank 0.
+  // Runs `script` on every rank; rank 0's recorder results go to the outcome.
   Outcome operator()(const Script& script) {
     Outcome all;
     RunMoeRanks(moe_, layers_[0].Shape(64), setting_.mesh, [&](RankComm& comm, ThreadPool& pool) {
@@ -166,7 +166,7 @@ class RecordedRanks {
       moe[i].Forward(hidden.data() + pass.FirstOf(group) * 32,
                      {pass.tokens, pass.decoding, chosen[i + 1][0].data()}, out.data());
     }
-    // Two requests where there are two tokens: the first has one row.
+    // Two requests if there are two tokens: the first has one row.
     std::vector<int32_t> positions(tokens), rows;
     for (int64_t t = 0; t < tokens; ++t) positions[t] = static_cast<int32_t>(100 * group + t);
     if (tokens > 0) rows.push_back(1);
@@ -203,7 +203,7 @@ const Setting kSettings[] = {
     {"waterfill", {.tp = 4, .ep = 4}, "deepep", false, true},
 };
 
-// Prompts, decoding, both at once, a group without tokens, and fewer tokens than ranks.
+// Prompts, decoding, mixed passes, a group without tokens, and fewer tokens than ranks.
 std::vector<TestPass> Passes(int dp) {
   std::vector<TestPass> passes = {TestPass::Spread(37, dp, false, 1),
                                   TestPass::Spread(6, dp, true, 2),
@@ -309,7 +309,7 @@ TEST_P(RecorderOn, PerTokenHasEveryTokenOnceInOrder) {
   EXPECT_EQ(file.Read<int32_t>("topk_ids"), topk);
 }
 
-// Loads are those of places, replicas and dispatched shared experts included; nothing was started.
+// Loads count slots, including replicas and dispatched shared experts; recording was not started.
 TEST_P(RecorderOn, MetricsHaveTheRanksLoads) {
   const Setting& setting = GetParam();
   const int ranks = setting.mesh.ep;
@@ -399,7 +399,7 @@ TEST(Recorder, ADumpThatFailsLosesNothing) {
     pass(TestPass::Spread(9, 1, false, 1));
     const ExpertDump failed = recorder.Dump();
     EXPECT_EQ(failed.file, "");
-    if (!failed.error.empty()) {  // rank 0 alone hears of it
+    if (!failed.error.empty()) {  // only rank 0 gets the error
       EXPECT_THAT(failed.error, HasSubstr("later/expert_distribution_recorder_"));
       EXPECT_THAT(failed.error, HasSubstr("No such file"));
       std::filesystem::create_directory(missing);
@@ -410,7 +410,7 @@ TEST(Recorder, ADumpThatFailsLosesNothing) {
   EXPECT_EQ(File(got.dump.file).Read<int32_t>("logical_count"), Expected(got, 0, 1));
 }
 
-// Counts of a pass belong to the experts that sat there during the pass.
+// Counts of a pass belong to the experts that were in the slots during the pass.
 TEST(Recorder, CountsFollowExpertsThatMove) {
   const TempDir dir;
   RecordedRanks run({"", {.tp = 1}, "none"}, {.mode = "stat", .dir = dir.path});

@@ -21,7 +21,7 @@ uint64_t Mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Uniform in [0, n), but for one part in 2^32.
+// Uniform in [0, n), with a bias below 2^-32.
 int32_t Uniform(uint64_t random, int32_t n) {
   return static_cast<int32_t>(((random >> 32) * static_cast<uint64_t>(n)) >> 32);
 }
@@ -62,7 +62,8 @@ int32_t DynamicReplica(std::span<const int32_t> replicas, const ChoiceKey& key) 
 int32_t FakeExpert(int32_t physical, const ChoiceKey& key) {
   const uint64_t random = OfToken(key);
   const int32_t first = Uniform(random, physical);
-  // Slots step round the places; a stride without a common divisor meets each before it repeats.
+  // Top-k entries step through the slots; a stride coprime to `physical` visits each slot once
+  // before it repeats.
   int32_t stride = 1 + Uniform(Mix(random), std::max(physical - 1, 1));
   while (std::gcd(stride, physical) != 1) ++stride;
   return static_cast<int32_t>((first + int64_t{key.slot} * stride) % physical);

@@ -10,7 +10,7 @@
 namespace switchyard {
 namespace {
 
-// 4 ranks with 3 places, 2 nodes. Expert 0 is on ranks 0, 2 and 3, expert 1 on 1 and 2.
+// 4 ranks with 3 slots, 2 nodes. Expert 0 is on ranks 0, 2 and 3, expert 1 on 1 and 2.
 Placement Example() {
   Placement placement(1, 12, 9);
   placement.physical_to_logical = {0, 2, 3, 1, 4, 5, 0, 1, 6, 0, 7, 8};
@@ -67,7 +67,7 @@ TEST(StaticReplicasTest, IsWhatLayersDoThemselves) {
 }
 
 TEST(BatchDividerTest, RanksWithOneTokenEachUseAllReplicas) {
-  Placement placement(1, 8, 5);  // 4 ranks with 2 places; expert 0 is on all of them
+  Placement placement(1, 8, 5);  // 4 ranks with 2 slots; expert 0 is on all of them
   placement.physical_to_logical = {0, 1, 2, 0, 0, 3, 4, 0};
   const ExpertLocation location(placement);
   const RankTopology topology{.ranks = 4};

@@ -14,16 +14,16 @@ double Mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-// Of an empty step 1.
+// 1 for an empty step.
 double Balancedness(const std::vector<double>& rank_load) {
   const double most = *std::ranges::max_element(rank_load);
   return most > 0 ? Mean(rank_load) / most : 1;
 }
 
-// A placement in use.
-class Judge {
+// Evaluates a placement in use.
+class Evaluator {
  public:
-  Judge(EpDispatchAlgorithm dispatch, const RankTopology& topology, int layers)
+  Evaluator(EpDispatchAlgorithm dispatch, const RankTopology& topology, int layers)
       : dispatch_(dispatch), topology_(topology), dividers_(layers) {}
 
   void Use(const Placement& placement) {
@@ -92,20 +92,20 @@ SimulateResult Simulate(const LoadHistory& trace, const SimulateOptions& options
   using Clock = std::chrono::steady_clock;
   const RankTopology& topology = options.topology;
   if (options.window < 1 || options.every < 1)
-    throw Invalid("a window of {} steps, a plan every {}: want at least 1", options.window,
+    throw Invalid("a window of {} steps and a plan every {} steps: want at least 1", options.window,
                   options.every);
   if (trace.steps <= options.window)
-    throw Invalid("{} steps are recorded; a plan on {} leaves none to judge", trace.steps,
+    throw Invalid("{} recorded steps; a window of {} leaves none to evaluate", trace.steps,
                   options.window);
   ValidateTopology(topology, options.physical, trace.experts);
   Placement placement = Placement::Trivial(trace.layers, options.physical, trace.experts);
   if (topology.NumAlive() < topology.ranks)
-    throw Invalid("a simulation starts with all ranks alive; {} of {} are", topology.NumAlive(),
+    throw Invalid("a simulation requires all ranks alive; {} of {} are", topology.NumAlive(),
                   topology.ranks);
 
   SimulateResult result{.first_step = options.window};
-  Judge before(EpDispatchAlgorithm::kDynamic, topology, trace.layers);
-  Judge after(options.dispatch, topology, trace.layers);
+  Evaluator before(EpDispatchAlgorithm::kDynamic, topology, trace.layers);
+  Evaluator after(options.dispatch, topology, trace.layers);
   before.Use(placement);
   for (int step = options.window; step < trace.steps; ++step) {
     if (options.progress) options.progress(step);
@@ -128,7 +128,7 @@ SimulateResult Simulate(const LoadHistory& trace, const SimulateOptions& options
 std::vector<double> LayerBalancedness(const LoadHistory& history, const Placement& placement,
                                       EpDispatchAlgorithm dispatch, const RankTopology& topology) {
   CHECK(history.layers == placement.layers && history.experts == placement.logical);
-  Judge judge(dispatch, topology, history.layers);
+  Evaluator judge(dispatch, topology, history.layers);
   judge.Use(placement);
   std::vector<double> means(history.layers, 0.0);
   for (int layer = 0; layer < history.layers; ++layer)

@@ -1,4 +1,4 @@
-// Replays a recorded load: plan on the past, judge on what came.
+// Replays a recorded load: plans on past steps, evaluates on the following ones.
 #pragma once
 
 #include <functional>
@@ -14,24 +14,24 @@ struct SimulateOptions {
   EpDispatchAlgorithm dispatch = EpDispatchAlgorithm::kBalanced;
   RankTopology topology;
   int physical = 0;
-  int window = 50;  // recorded steps that a plan sees; the first as many are not judged
-  int every = 50;   // steps from plan to plan
+  int window = 50;  // recorded steps that a plan uses; the first `window` steps are not evaluated
+  int every = 50;   // steps between plans
   YardOptions yard;
-  std::function<void(int step)> progress;  // or nothing: is told each step that is begun
+  std::function<void(int step)> progress;  // optional: called at the start of each step
 };
 
-// Of judged steps: those after the first window.
+// Results over the evaluated steps, which are those after the first window.
 struct SimulateResult {
   int first_step = 0;
-  // Mean over layers of mean / max rank load, with the trivial placement and replicas evenly used,
-  // and with the plans. [steps]
+  // [steps] Mean over layers of (mean / max rank load): for the trivial placement with evenly used
+  // replicas, and for the plans.
   std::vector<double> before, after;
-  // Mean over layers of each rank's load by the mean rank's. [steps, ranks]
+  // [steps, ranks] Mean over layers of each rank's load relative to the mean rank load.
   std::vector<float> load_before, load_after;
   struct Plan {
-    int step = 0;   // the first that it holds for
-    Moves moves;    // experts received, over all layers; at first, from the trivial placement
-    double ms = 0;  // that planning took, for all layers
+    int step = 0;   // first step in which it is in use
+    Moves moves;    // experts received, over all layers; the first plan moves from trivial
+    double ms = 0;  // planning time for all layers
   };
   std::vector<Plan> plans;
   Moves moves() const;     // of all plans
@@ -40,12 +40,12 @@ struct SimulateResult {
   double mean_after() const;
 };
 
-// The plan made at a step holds from that step on. Error kInvalid where nothing is left to judge,
-// and PlanPlacement's.
+// A plan made at a step is in use from that step on. Error kInvalid if no step is left to evaluate,
+// and errors of PlanPlacement.
 SimulateResult Simulate(const LoadHistory& trace, const SimulateOptions& options);
 
-// [layers] the mean over steps of mean / max rank load, were each step a batch. `placement` is
-// valid (ValidatePlacement) and of the history's layers and experts.
+// [layers] Mean over steps of (mean / max rank load), with each step as one batch. `placement` must
+// be valid (ValidatePlacement) and have the layers and experts of the history.
 std::vector<double> LayerBalancedness(const LoadHistory& history, const Placement& placement,
                                       EpDispatchAlgorithm dispatch, const RankTopology& topology);
 

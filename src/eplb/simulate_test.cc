@@ -17,7 +17,8 @@ SimulateOptions Options(const Row& row) {
           .physical = row.physical};
 }
 
-// One layer of the recorded traces: planned every 5 steps from the last 50, judged on what follows.
+// One layer of the recorded traces: planned every 5 steps from the last 50, evaluated on the
+// following steps.
 TEST(SimulateTest, YardWithBalancedDispatchIsBetterThanDeepSeekOnEveryRow) {
   const Row rows[] = {
       {"steady", 256, 8, 1, 1, 0.93},  {"steady", 272, 8, 1, 1, 0.96},
@@ -72,7 +73,7 @@ TEST(SimulateTest, KeepsWhatItNeedsForThePicture) {
 
 TEST(LayerBalancednessTest, IsMeanOverMaxOfEachLayer) {
   // Experts 0 and 1 on rank 0, 2 and 3 on rank 1. Layer 0: 3 of 4 tokens on rank 0, then all even;
-  // layer 1: nothing.
+  // layer 1: no tokens.
   const LoadHistory loads{2, 2, 4, {2, 1, 1, 0, 0, 0, 0, 0, 1, 1, 2, 0, 0, 0, 0, 0}};
   const std::vector<double> balancedness = LayerBalancedness(
       loads, Placement::Trivial(2, 4, 4), EpDispatchAlgorithm::kDynamic, {.ranks = 2});
@@ -84,11 +85,11 @@ TEST(LayerBalancednessTest, IsMeanOverMaxOfEachLayer) {
 TEST(SimulateTest, SaysWhatIsWrong) {
   const LoadHistory trace = RandomLoads(4, 1, 8, 1, 4);
   EXPECT_EQ(ErrorOf([&] { Simulate(trace, {.topology = {.ranks = 2}, .physical = 8}); }),
-            "4 steps are recorded; a plan on 50 leaves none to judge");
+            "4 recorded steps; a window of 50 leaves none to evaluate");
   EXPECT_EQ(ErrorOf([&] {
               Simulate(trace, {.topology = {.ranks = 2}, .physical = 8, .window = 2, .every = 0});
             }),
-            "a window of 2 steps, a plan every 0: want at least 1");
+            "a window of 2 steps and a plan every 0 steps: want at least 1");
 }
 
 }  // namespace

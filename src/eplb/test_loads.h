@@ -1,4 +1,4 @@
-// Loads for the tests of planners.
+// Recorded and random loads for planner tests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,14 +15,14 @@
 
 namespace switchyard {
 
-// One layer of recorded routing, 256 experts of which each token chooses 8: the tensor `name` of
-// tests/data/eplb/traces.safetensors, 200 steps. "steady" keeps its shape, "drift" wanders, "shift"
-// has another after 100 steps.
+// One layer of recorded routing, 256 experts, top-8: the tensor `name` of
+// tests/data/eplb/traces.safetensors, 200 steps. "steady" has a constant distribution, "drift" a
+// drifting one, and "shift" changes it after 100 steps.
 inline LoadHistory RecordedTrace(const std::string& name) {
   return ReadLoads(ArrayFile(SWITCHYARD_TEST_DATA "/eplb/traces.safetensors"), name);
 }
 
-// Popularities spread as e^N(0, skew), the same in all steps, with noise of a tenth.
+// Log-normal popularities e^N(0, skew), the same in all steps, with log-normal noise of 0.1.
 inline LoadHistory RandomLoads(int steps, int layers, int experts, double skew, uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<double> normal;

@@ -1,4 +1,4 @@
-// Layers whose experts move, for tests of who moves them.
+// Fake movable layers for tests of migration.
 #pragma once
 
 #include <atomic>
@@ -15,8 +15,8 @@
 
 namespace switchyard {
 
-// One rank's part of some layers without weights: an expert's number is the width of an
-// empty matrix, which travels as well. `alive` counts those that were made here.
+// One rank's part of some layers without weights. An expert's id is stored as the width of an empty
+// matrix, which is transferred as well. `alive` counts the experts that were created here.
 class FakeExperts : public MovableExperts {
  public:
   FakeExperts(int layers, const ExpertPlacement& placement, const Mesh& mesh) : mesh_(mesh) {
@@ -67,7 +67,7 @@ class FakeExperts : public MovableExperts {
     return std::exchange(layer.experts, std::move(prepared.experts));
   }
 
-  // The experts that the layer has.
+  // The expert ids that the layer holds.
   std::vector<int32_t> Held(int layer) const {
     std::vector<int32_t> held;
     for (const OwnedExpert& expert : layers_.at(layer).experts)
@@ -82,7 +82,7 @@ class FakeExperts : public MovableExperts {
 
   static constexpr size_t kBytes = 100;
   void SetSends(bool sends) { sends_ = sends; }
-  // Called by the loading thread before it has an expert; may wait or throw.
+  // Called by the loading thread before each expert is loaded; may block or throw.
   std::function<void(int layer, int32_t expert)> on_load;
   std::function<void(int layer)> on_prepare;  // likewise, before a layer
 
@@ -113,7 +113,7 @@ class FakeExperts : public MovableExperts {
   std::map<int, Layer> layers_;
 };
 
-// Every expert once and some more often, none twice on a rank; the same for every rank.
+// Every expert at least once, and none twice on a rank; equal on every rank for equal seeds.
 inline ExpertPlacement RandomEvenPlacement(int experts, int redundant, int ranks, uint32_t seed) {
   kernels::Random random(seed);
   for (;;) {

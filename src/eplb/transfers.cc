@@ -8,7 +8,7 @@
 namespace switchyard {
 namespace {
 
-// Who sends what, before it is known when.
+// Selects senders, before transfers are batched.
 class Matcher {
  public:
   Matcher(std::span<const int32_t> previous, const RankTopology& topology)
@@ -18,7 +18,7 @@ class Matcher {
         if (previous[p] >= 0) holders_[previous[p]].push_back({slots.rank, p});
   }
 
-  // The place of another rank that `expert` comes from; −1: nobody has it.
+  // The slot of another rank that sends `expert`; −1: no rank holds it.
   struct Holder {
     int rank = -1, place = -1;
   };
@@ -40,9 +40,9 @@ class Matcher {
   std::vector<int> sends_;                          // [ranks] so far
 };
 
-// The first batch that takes each: a greedy colouring of the edges between ranks, which needs fewer
-// than twice as many batches as the busiest rank has transfers.
-std::vector<std::vector<Transfer>> InBatches(const std::vector<Transfer>& all, int ranks) {
+// Puts each transfer into the first batch with room: a greedy edge coloring of the graph of ranks.
+// It needs fewer than twice as many batches as the busiest rank has transfers.
+std::vector<std::vector<Transfer>> ColorIntoBatches(const std::vector<Transfer>& all, int ranks) {
   std::vector<std::vector<Transfer>> batches;
   std::vector<std::vector<int>> peer;      // [batches][ranks]; −1: none yet
   std::vector<std::vector<uint8_t>> sent;  // [batches][ranks] whether it sends in this batch
@@ -80,7 +80,7 @@ const char* Name(FillFrom from) {
       return "same_node";
     case FillFrom::kOtherNode:
       return "other_node";
-    case FillFrom::kStored:
+    case FillFrom::kCheckpoint:
       return "stored";
   }
   return "";
@@ -103,7 +103,7 @@ LayerTransfers PlanTransfers(std::span<const int32_t> previous, std::span<const 
       } else if (std::ranges::find(earlier, expert) != earlier.end()) {
         plan.fills[p] = FillFrom::kFreeRider;
       } else if (const auto from = matcher.SenderFor(expert, slots.rank); from.rank < 0) {
-        plan.fills[p] = FillFrom::kStored;
+        plan.fills[p] = FillFrom::kCheckpoint;
       } else {
         plan.fills[p] =
             topology.NodeOf(from.rank) == slots.node ? FillFrom::kSameNode : FillFrom::kOtherNode;
@@ -111,7 +111,7 @@ LayerTransfers PlanTransfers(std::span<const int32_t> previous, std::span<const 
       }
     }
   }
-  plan.batches = InBatches(transfers, topology.ranks);
+  plan.batches = ColorIntoBatches(transfers, topology.ranks);
   return plan;
 }
 

@@ -1,4 +1,4 @@
-// How the places of a new placement are filled from the ranks that hold experts now.
+// Plans how the slots of a new placement are filled from the ranks that hold experts now.
 #pragma once
 
 #include <cstdint>
@@ -11,40 +11,40 @@ namespace switchyard {
 
 // Cheapest first.
 enum class FillFrom : uint8_t {
-  kUnchanged,  // the place has the expert already
-  kSameRank,   // another place of the rank has it
-  kFreeRider,  // another place of the rank, an earlier one, receives it
-  kSameNode,   // a rank of the same node has it
-  kOtherNode,  // only ranks of other nodes have it
-  kStored,     // no living rank has it: from the checkpoint
+  kUnchanged,   // the slot already has the expert
+  kSameRank,    // another slot of the rank has it
+  kFreeRider,   // an earlier slot of the same rank receives it
+  kSameNode,    // a rank of the same node has it
+  kOtherNode,   // only ranks of other nodes have it
+  kCheckpoint,  // no living rank has it: load from the checkpoint
 };
 constexpr int kNumFillFrom = 6;
 const char* Name(FillFrom from);
 
-// One expert on its way from the place of one rank to the place of another.
+// Transfer of one expert from a slot of one rank to a slot of another.
 struct Transfer {
   int32_t expert = 0;
   int from_rank = 0, to_rank = 0;
-  int32_t from_place = 0, to_place = 0;
+  int32_t from_slot = 0, to_slot = 0;
   bool operator==(const Transfer&) const = default;
 };
 
 struct LayerTransfers {
-  std::vector<FillFrom> fills;  // [physical]; kUnchanged for places of dead ranks
-  // What goes over at the same time: in each batch a rank talks to one peer at most, and sends it
-  // one expert at most.
+  std::vector<FillFrom> fills;  // [physical]; kUnchanged for slots of dead ranks
+  // Concurrent transfers: in each batch a rank has at most one peer and sends it at most one
+  // expert.
   std::vector<std::vector<Transfer>> batches;
 };
 
-// A pure function of what all ranks know, so that every rank finds the same sends and receives in
-// the same order. Of several ranks that could send an expert, one of the receiver's node does, and
-// of those the one that sends least so far. The order of cheapness is that of SGLang's
-// srt/eplb/expert_location_updater.py. Maps as Placement::Layer has them, both valid for
-// `topology`; `previous` may have places of ranks that have died since.
+// A pure function of state that all ranks share, so every rank computes the same sends and receives
+// in the same order. Among the ranks that hold an expert, one on the receiver's node is preferred,
+// then the one with the fewest sends so far. The cost order is that of SGLang's
+// srt/eplb/expert_location_updater.py. Maps have the format of Placement::Layer and are valid for
+// `topology`. `previous` may have slots of ranks that have died since.
 LayerTransfers PlanTransfers(std::span<const int32_t> previous, std::span<const int32_t> next,
                              const RankTopology& topology);
 
-// How many places of all layers are filled in each way: [kNumFillFrom].
+// Number of slots filled from each source over all layers: [kNumFillFrom].
 std::vector<int64_t> CountFills(const Placement& previous, const Placement& next,
                                 const RankTopology& topology);
 

@@ -1,4 +1,4 @@
-// Sends and receives of a switch: each place the cheapest way, and ranks in pairs.
+// Transfer plans: each slot is filled from the cheapest source, and ranks exchange in pairs.
 #include "eplb/transfers.h"
 
 #include <gmock/gmock.h>
@@ -15,7 +15,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 TEST(Transfers, EveryPlaceIsFilledTheCheapestWay) {
-  // Two nodes of two ranks with three places each.
+  // Two nodes of two ranks with three slots each.
   const RankTopology topology{.ranks = 4, .nodes = 2};
   const std::vector<int32_t> previous = {0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 2};
   const std::vector<int32_t> next = {0, 0, 3, 3, 6, 6, 6, 7, 8, 0, 1, 8};
@@ -23,7 +23,7 @@ TEST(Transfers, EveryPlaceIsFilledTheCheapestWay) {
   EXPECT_THAT(plan.fills,
               ElementsAre(kUnchanged, kSameRank, kSameNode, kUnchanged, kOtherNode, kFreeRider,
                           kUnchanged, kUnchanged, kUnchanged, kUnchanged, kUnchanged, kSameNode));
-  // 0 ← 1 and 2 → 3 go together; 2 → 1 waits for both.
+  // 0 ← 1 and 2 → 3 are concurrent; 2 → 1 follows both.
   ASSERT_EQ(plan.batches.size(), 2u);
   EXPECT_THAT(plan.batches[0], ElementsAre(Transfer{3, 1, 0, 3, 2}, Transfer{8, 2, 3, 8, 11}));
   EXPECT_THAT(plan.batches[1], ElementsAre(Transfer{6, 2, 1, 6, 4}));
@@ -44,7 +44,7 @@ TEST(Transfers, PairsSwapInOneBatch) {
 }
 
 TEST(Transfers, SendersTakeTurns) {
-  // Experts 0 and 1 sit on ranks 0 and 1; ranks 2 and 3 each want one of them.
+  // Experts 0 and 1 are on ranks 0 and 1; ranks 2 and 3 each need one of them.
   const std::vector<int32_t> previous = {0, 1, 0, 1, 2, 3, 4, 5}, next = {0, 1, 0, 1, 0, 3, 1, 5};
   const LayerTransfers plan = PlanTransfers(previous, next, {.ranks = 4});
   ASSERT_EQ(plan.batches.size(), 1u);
@@ -56,8 +56,8 @@ TEST(Transfers, WhatADeadRankHeldComesFromTheCheckpoint) {
   const RankTopology topology{.ranks = 3, .active = {1, 0, 1}};
   const std::vector<int32_t> previous = {0, 1, 2, 3, 1, 0}, next = {2, 3, -1, -1, 1, 0};
   const LayerTransfers plan = PlanTransfers(previous, next, topology);
-  EXPECT_THAT(plan.fills,
-              ElementsAre(kStored, kStored, kUnchanged, kUnchanged, kUnchanged, kUnchanged));
+  EXPECT_THAT(plan.fills, ElementsAre(kCheckpoint, kCheckpoint, kUnchanged, kUnchanged, kUnchanged,
+                                      kUnchanged));
   EXPECT_THAT(plan.batches, IsEmpty());
 }
 
@@ -80,20 +80,20 @@ TEST(Transfers, RandomPlacementsArriveWholeAndInPairs) {
     std::vector<int> owner(physical);
     for (const RankSlots& slots : LivingSlots(topology, physical))
       std::fill_n(owner.begin() + slots.begin, slots.size(), slots.rank);
-    std::vector<int32_t> now = previous;  // each place as its fill leaves it
+    std::vector<int32_t> now = previous;  // each slot after its fill
     for (const auto& batch : plan.batches) {
       std::map<int, int> peer;
       std::map<int, int> sends;
       EXPECT_FALSE(batch.empty());
       for (const Transfer& t : batch) {
         EXPECT_NE(t.from_rank, t.to_rank);
-        EXPECT_EQ(owner[t.from_place], t.from_rank);
-        EXPECT_EQ(owner[t.to_place], t.to_rank);
-        EXPECT_EQ(previous[t.from_place], t.expert);
+        EXPECT_EQ(owner[t.from_slot], t.from_rank);
+        EXPECT_EQ(owner[t.to_slot], t.to_rank);
+        EXPECT_EQ(previous[t.from_slot], t.expert);
         EXPECT_EQ(peer.try_emplace(t.from_rank, t.to_rank).first->second, t.to_rank);
         EXPECT_EQ(peer.try_emplace(t.to_rank, t.from_rank).first->second, t.from_rank);
         EXPECT_EQ(++sends[t.from_rank], 1);
-        now[t.to_place] = t.expert;
+        now[t.to_slot] = t.expert;
       }
     }
     std::vector<int64_t> counts(kNumFillFrom, 0);

@@ -56,28 +56,28 @@ std::vector<RankSlots> LivingSlots(const RankTopology& topology, int physical) {
 void ValidateTopology(const RankTopology& topology, int physical, int logical) {
   const auto& [ranks, nodes, groups, active] = topology;
   if (ranks < 1 || nodes < 1 || groups < 1 || logical < 1 || physical < 1)
-    throw Invalid("{} ranks, {} nodes, {} expert groups, {} experts and {} places: want at least 1",
+    throw Invalid("{} ranks, {} nodes, {} expert groups, {} experts and {} slots: want at least 1",
                   ranks, nodes, groups, logical, physical);
-  if (ranks % nodes != 0) throw Invalid("{} ranks do not divide over {} nodes", ranks, nodes);
+  if (ranks % nodes != 0) throw Invalid("{} ranks are not divisible by {} nodes", ranks, nodes);
   if (!active.empty() && active.size() != static_cast<size_t>(ranks))
-    throw Invalid("{} ranks are marked as alive or dead; there are {}", active.size(), ranks);
+    throw Invalid("`active` has {} entries for {} ranks", active.size(), ranks);
   if (topology.NumAlive() == 0) throw Invalid("no rank is alive to hold experts");
   int places = 0;
   for (const RankSlots& slots : LivingSlots(topology, physical)) {
     places += slots.size();
     if (slots.size() > logical)
-      throw Invalid("rank {} has {} places for {} experts; it would hold one twice", slots.rank,
+      throw Invalid("rank {} has {} slots for {} experts; it would hold one twice", slots.rank,
                     slots.size(), logical);
   }
   if (places < logical)
-    throw Invalid("{} experts want a home; {} of {} ranks are alive and have {} places", logical,
+    throw Invalid("{} experts do not fit; {} of {} ranks are alive and have {} slots", logical,
                   topology.NumAlive(), ranks, places);
 }
 
 void ValidatePlacement(const Placement& placement, const RankTopology& topology) {
   const size_t want = static_cast<size_t>(placement.layers) * placement.physical;
   if (placement.physical_to_logical.size() != want)
-    throw Invalid("a placement of {} layers and {} places has {} entries", placement.layers,
+    throw Invalid("a placement of {} layers and {} slots has {} entries", placement.layers,
                   placement.physical, placement.physical_to_logical.size());
   for (int layer = 0; layer < placement.layers; ++layer) {
     std::vector<bool> placed(placement.logical, false);
@@ -85,13 +85,13 @@ void ValidatePlacement(const Placement& placement, const RankTopology& topology)
     for (const RankSlots& slots : LivingSlots(topology, placement.physical))
       for (int p = slots.begin; p < slots.end; ++p) {
         if (row[p] < 0 || row[p] >= placement.logical)
-          throw Invalid("layer {}: place {} of rank {} holds expert {}; the model has {}", layer, p,
+          throw Invalid("layer {}: slot {} of rank {} holds expert {}; the model has {}", layer, p,
                         slots.rank, row[p], placement.logical);
         placed[row[p]] = true;
       }
     const auto missing = std::ranges::find(placed, false);
     if (missing != placed.end())
-      throw Invalid("layer {}: expert {} has no place on a living rank", layer,
+      throw Invalid("layer {}: expert {} has no slot on a living rank", layer,
                     missing - placed.begin());
   }
 }
@@ -108,7 +108,7 @@ Moves CountMoves(std::span<const int32_t> previous, std::span<const int32_t> nex
     const auto held = previous.subspan(slots.begin, slots.size());
     for (int p = slots.begin; p < slots.end; ++p) {
       if (next[p] < 0 || std::ranges::find(held, next[p]) != held.end()) continue;
-      // A second slot of this rank for an expert that it already receives costs nothing more.
+      // A second slot of this rank for an expert that it already receives adds no cost.
       const auto before = next.subspan(slots.begin, p - slots.begin);
       if (std::ranges::find(before, next[p]) != before.end()) continue;
       ++(on_node[slots.node * num_logical + next[p]] ? moves.same_node : moves.other_node);

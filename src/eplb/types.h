@@ -1,4 +1,4 @@
-// What planners of placements take and give: recorded loads, the ranks, placements of all layers.
+// Input and output types of placement planners: recorded loads, ranks, placements of all layers.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace switchyard {
 
-// Tokens that the router sent to each logical expert, for each recorded step and MoE layer. One
-// step may as well stand for a whole recording (its sum). A value.
+// Number of tokens routed to each logical expert, for each recorded step and MoE layer. One step
+// may also hold the sum of a whole recording. A value type.
 struct LoadHistory {
   int steps = 0, layers = 0, experts = 0;
   std::vector<int32_t> counts;  // [steps, layers, experts], oldest step first
@@ -23,28 +23,29 @@ struct LoadHistory {
   LoadHistory Steps(int begin, int end) const;
 };
 
-// The EP ranks that hold experts. A value.
+// The EP ranks that hold experts. A value type.
 struct RankTopology {
   int ranks = 1;
   int nodes = 1;                // hosts with ranks / nodes consecutive ranks each
-  int groups = 1;               // of experts, as group-limited routing sees them (n_group)
-  std::vector<uint8_t> active;  // [ranks], 0: dead; empty: all are alive
+  int groups = 1;               // expert groups of group-limited routing (n_group)
+  std::vector<uint8_t> active;  // [ranks], 0: dead; empty: all alive
 
   bool Alive(int rank) const { return active.empty() || active[rank] != 0; }
   int NumAlive() const;
   int NodeOf(int rank) const { return static_cast<int>(int64_t{rank} * nodes / ranks); }
 };
 
-// Where the experts of all layers sit. Place p belongs to the rank that ExpertsOfRank says
-// (moe/placement.h). Places of dead ranks are −1: nobody sends there. A value.
+// Expert placement of all layers. A slot holds one physical expert. Slot p belongs to the rank
+// given by ExpertsOfRank (moe/placement.h). Slots of dead ranks are −1 and receive no tokens. A
+// value type.
 struct Placement {
   int layers = 0, physical = 0, logical = 0;
   std::vector<int32_t> physical_to_logical;  // [layers, physical]
 
   Placement() = default;
-  // All places −1.
+  // All slots −1.
   Placement(int layers, int physical, int logical);
-  // Expert i % logical at place i, in every layer.
+  // Expert i % logical in slot i, in every layer.
   static Placement Trivial(int layers, int physical, int logical);
 
   std::span<const int32_t> Layer(int layer) const {
@@ -53,36 +54,36 @@ struct Placement {
   std::span<int32_t> Layer(int layer) {
     return std::span(physical_to_logical).subspan(static_cast<size_t>(layer) * physical, physical);
   }
-  // For the MoE layer, which knows no dead ranks: their places, to which no token may be sent, get
-  // the experts that the trivial placement has there.
+  // For the MoE layer, which does not support dead ranks. Their slots, to which no token may be
+  // sent, get the experts of the trivial placement.
   ExpertPlacement ToExpertPlacement(int layer) const;
 
   bool operator==(const Placement&) const = default;
 };
 
-// Error kInvalid where sizes are below 1, nodes do not divide ranks, `active` has another length or
-// no living rank, there are fewer places on living ranks than experts, or a rank has more places
+// Error kInvalid if a size is below 1, ranks are not divisible by nodes, `active` has another
+// length or no living rank, living ranks have fewer slots than experts, or a rank has more slots
 // than there are experts (it would hold one twice).
 void ValidateTopology(const RankTopology& topology, int physical, int logical);
 
-// Error kInvalid naming the layer and place where the map is of another size, an id is outside
-// [−1, logical), a place of a living rank is −1 or an expert has no place on a living rank.
+// Error kInvalid naming layer and slot if the map has another size, an id is outside [−1, logical),
+// a slot of a living rank is −1 or an expert has no slot on a living rank.
 void ValidatePlacement(const Placement& placement, const RankTopology& topology);
 
-// The places of a living rank.
+// The slots of a living rank.
 struct RankSlots {
   int rank = 0, node = 0;
   int begin = 0, end = 0;
   int size() const { return end - begin; }
 };
-// One for each living rank, ascending.
+// One entry for each living rank, ascending.
 std::vector<RankSlots> LivingSlots(const RankTopology& topology, int physical);
 
-// Experts whose weights a rank has to receive for `next`, because it does not hold them in
-// `previous`.
+// Number of experts whose weights ranks have to receive for `next`, because they do not hold them
+// in `previous`.
 struct Moves {
-  int64_t same_node = 0;   // a replica sits on another rank of its node
-  int64_t other_node = 0;  // only on other nodes
+  int64_t same_node = 0;   // another rank of the node holds a replica
+  int64_t other_node = 0;  // only other nodes hold it
   int64_t total() const { return same_node + other_node; }
 };
 Moves CountMoves(const Placement& previous, const Placement& next, const RankTopology& topology);

@@ -8,7 +8,7 @@
 namespace switchyard {
 namespace {
 
-constexpr double kNothing = 1e-6;  // tokens: what is left of rounding
+constexpr double kNothing = 1e-6;  // tokens: rounding tolerance
 
 }  // namespace
 
@@ -17,7 +17,7 @@ void WaterFilling::Reset(int num_bins, int num_experts, std::span<const int32_t>
   CHECK(bin_of.size() == expert_of.size());
   offset_ = offset;
   begin_.assign(num_experts + 1, 0);
-  // A bin's second replica of an expert divides nothing: its place is as good as unused.
+  // A bin's second replica of an expert divides nothing, so its slot is treated as unused.
   const auto new_bin = [&](size_t p) {
     if (bin_of[p] < 0 || expert_of[p] < 0 || last_bin_[expert_of[p]] == bin_of[p]) return false;
     last_bin_[expert_of[p]] = bin_of[p];
@@ -36,7 +36,7 @@ void WaterFilling::Reset(int num_bins, int num_experts, std::span<const int32_t>
     if (count > 1) total += count;
   }
   replicas_.resize(total);
-  poured_.resize(total);
+  filled_.resize(total);
   order_.resize(total);
   single_.assign(num_experts, {-1, -1});
   last_bin_.assign(num_experts, -1);
@@ -66,25 +66,25 @@ void WaterFilling::PrepareForest() {
   forest_is_ready_ = true;
 }
 
-void WaterFilling::Pour(const Replicated& group, double load) {
+void WaterFilling::FillExpert(const Replicated& group, double load) {
   const int32_t begin = group.begin, count = group.end - group.begin;
   if (count == 2) {
     double& a = bins_[replicas_[begin].bin];
     double& b = bins_[replicas_[begin + 1].bin];
-    const double other_a = a - poured_[begin], other_b = b - poured_[begin + 1];
+    const double other_a = a - filled_[begin], other_b = b - filled_[begin + 1];
     const double share = std::clamp((load + other_b - other_a) / 2, 0.0, load);
-    poured_[begin] = share;
-    poured_[begin + 1] = load - share;
+    filled_[begin] = share;
+    filled_[begin + 1] = load - share;
     a = other_a + share;
     b = other_b + (load - share);
     return;
   }
   const auto order = std::span(order_).subspan(begin, count);
   for (int32_t i = 0; i < count; ++i) {
-    bins_[replicas_[begin + i].bin] -= poured_[begin + i];
+    bins_[replicas_[begin + i].bin] -= filled_[begin + i];
     order[i] = begin + i;
   }
-  // By the level that they have without this expert; few, so by insertion.
+  // Insertion sort by the bin level without this expert; there are few replicas.
   const auto other = [&](int32_t i) { return bins_[replicas_[i].bin]; };
   for (int32_t i = 1; i < count; ++i) {
     const int32_t moved = order[i];
@@ -100,8 +100,8 @@ void WaterFilling::Pour(const Replicated& group, double load) {
     if (i + 1 == count || level <= other(order[i + 1])) break;
   }
   for (int32_t i = begin; i < group.end; ++i) {
-    poured_[i] = std::max(0.0, level - other(i));
-    bins_[replicas_[i].bin] += poured_[i];
+    filled_[i] = std::max(0.0, level - other(i));
+    bins_[replicas_[i].bin] += filled_[i];
   }
 }
 
@@ -118,7 +118,7 @@ double WaterFilling::Fill(std::span<const double> load, int sweeps, double toler
     const double share = load[group.expert] / (group.end - group.begin);
     total += load[group.expert];
     for (int32_t i = group.begin; i < group.end; ++i) {
-      poured_[i] = share;
+      filled_[i] = share;
       bins_[replicas_[i].bin] += share;
     }
   }
@@ -126,10 +126,10 @@ double WaterFilling::Fill(std::span<const double> load, int sweeps, double toler
   double fullest = *std::ranges::max_element(bins_);
   for (int sweep = 0; sweep < sweeps && fullest > mean_ * (1 + tolerance); ++sweep) {
     if (sweep % 2 == 0)
-      for (const Replicated& group : replicated_) Pour(group, load[group.expert]);
+      for (const Replicated& group : replicated_) FillExpert(group, load[group.expert]);
     else
       for (size_t i = replicated_.size(); i-- > 0;)
-        Pour(replicated_[i], load[replicated_[i].expert]);
+        FillExpert(replicated_[i], load[replicated_[i].expert]);
     fullest = *std::ranges::max_element(bins_);
   }
   return fullest;
@@ -137,33 +137,33 @@ double WaterFilling::Fill(std::span<const double> load, int sweeps, double toler
 
 void WaterFilling::Shares(std::span<int32_t> shares) {
   PrepareForest();
-  forest_.Prune(poured_);
+  forest_.Prune(filled_);
   std::ranges::fill(shares, 0);
   for (size_t e = 0; e < single_.size(); ++e)
     if (single_[e].bin >= 0) shares[single_[e].place] = static_cast<int32_t>(load_[e]);
   for (const Replicated& group : replicated_) {
     auto left = static_cast<int32_t>(load_[group.expert]);
-    taking_.clear();
+    receivers_.clear();
     for (int32_t i = group.begin; i < group.end; ++i) {
-      if (poured_[i] > kNothing) taking_.push_back(i);
-      const double whole = std::min(std::floor(poured_[i] + kNothing), static_cast<double>(left));
-      bins_[replicas_[i].bin] += whole - poured_[i];
-      poured_[i] = whole;
+      if (filled_[i] > kNothing) receivers_.push_back(i);
+      const double whole = std::min(std::floor(filled_[i] + kNothing), static_cast<double>(left));
+      bins_[replicas_[i].bin] += whole - filled_[i];
+      filled_[i] = whole;
       left -= static_cast<int32_t>(whole);
     }
-    const auto count = static_cast<int32_t>(taking_.size());
+    const auto count = static_cast<int32_t>(receivers_.size());
     for (; left > 0 && count > 0; --left) {
       const int32_t first = (offset_ + group.expert) % count;
-      int32_t emptiest = taking_[first];
+      int32_t emptiest = receivers_[first];
       for (int32_t i = 1; i < count; ++i) {
-        const int32_t other = taking_[(first + i) % count];
+        const int32_t other = receivers_[(first + i) % count];
         if (bins_[replicas_[other].bin] < bins_[replicas_[emptiest].bin]) emptiest = other;
       }
       bins_[replicas_[emptiest].bin] += 1;
-      poured_[emptiest] += 1;
+      filled_[emptiest] += 1;
     }
     for (int32_t i = group.begin; i < group.end; ++i)
-      shares[replicas_[i].place] = static_cast<int32_t>(poured_[i]);
+      shares[replicas_[i].place] = static_cast<int32_t>(filled_[i]);
   }
 }
 

@@ -9,7 +9,7 @@
 namespace switchyard {
 namespace {
 
-// Divisions of `load` tokens over the places of each expert, all of them.
+// Tries all divisions of `load` tokens over the slots of each expert.
 int64_t LeastMaximumByTrial(int bins, std::span<const int32_t> bin_of,
                             std::span<const int32_t> expert_of, std::vector<int32_t> left,
                             std::vector<int64_t> filled, size_t place) {
@@ -89,7 +89,7 @@ TEST(WaterFillingTest, DividesEveryTokenAndComesNearTheOptimum) {
 }
 
 TEST(WaterFillingTest, PassesLoadOnOverAChainOfSharedExperts) {
-  // Rank i shares expert i with rank i + 1; all that single experts bring sits on rank 0.
+  // Rank i shares expert i with rank i + 1; all load of single experts is on rank 0.
   const std::vector<int32_t> bin_of{0, 0, 1, 1, 2, 2, 3}, expert_of{3, 0, 0, 1, 1, 2, 2};
   const std::vector<double> load{100, 100, 100, 100};
   WaterFilling filling;

@@ -13,17 +13,17 @@
 namespace switchyard {
 namespace {
 
-constexpr int kSweeps = 4;       // of a scenario; the optimum is not needed to compare
-constexpr double kEven = 0.005;  // bins this near to the mean are as good as even
+constexpr int kSweeps = 4;       // per scenario; comparisons do not need the optimum
+constexpr double kEven = 0.005;  // bins this close to the mean count as even
 
-// How much a repair puts up with: replicas move to experts with so much more load, swaps go on
-// until the fullest bin is so near to the mean.
+// Tolerances of a repair. slack: excess load at which replicas move to an expert. even: swaps stop
+// when the fullest bin is this close to the mean.
 struct Repair {
   double slack, even;
 };
 constexpr Repair kRepairs[] = {{0.25, 0.05}, {0.1, 0.01}};
 
-// The last steps, as they would be with the forecast's means: [scenarios, experts].
+// The last steps, scaled to the forecast's means: [scenarios, experts].
 std::vector<std::vector<double>> Scenarios(const LoadHistory& history, int layer,
                                            std::span<const double> load, int most) {
   const int count = std::min(most, history.steps);
@@ -40,10 +40,10 @@ std::vector<std::vector<double>> Scenarios(const LoadHistory& history, int layer
   return scenarios;
 }
 
-class LayerChoice {
+class LayerPlanner {
  public:
-  LayerChoice(const LoadHistory& history, const RankTopology& topology,
-              const std::vector<RankSlots>& bins, int physical, const YardOptions& options)
+  LayerPlanner(const LoadHistory& history, const RankTopology& topology,
+               const std::vector<RankSlots>& bins, int physical, const YardOptions& options)
       : history_(history),
         topology_(topology),
         bins_(bins),
@@ -59,7 +59,7 @@ class LayerChoice {
     const std::vector<double> load(forecast.begin(), forecast.end());
     LayerPlan plan(bins_, static_cast<int>(next.size()), load);
     if (previous.empty()) {
-      FromNothing(&plan);
+      FromScratch(&plan);
       std::ranges::copy(plan.map(), next.begin());
       return;
     }
@@ -67,21 +67,22 @@ class LayerChoice {
     previous_ = previous;
     least_ = std::numeric_limits<double>::infinity();
     plan.Assign(previous);
-    const bool valid = IsWhole(plan);
+    const bool valid = IsComplete(plan);
     if (valid) Consider(plan.map(), Time(plan.map()), next);
-    // No plan takes less than the mean, and every other moves an expert at least.
+    // No plan takes less time than the mean, and every other plan moves at least one expert.
     if (least_ <= Cost(1, 1)) return;
     LayerPlan anew(bins_, static_cast<int>(next.size()), load);
-    FromNothing(&anew);
+    FromScratch(&anew);
     const double time_anew = Time(anew.map());
-    // What is repaired is seldom more even than what is made anew.
+    // A repaired plan is seldom more even than one from scratch.
     if (least_ <= Cost(time_anew, 1)) return;
     for (const Repair& repair : kRepairs) {
       RepairPlan(repair.slack, options_.budget, &plan);
       plan.ImproveBySwaps(repair.even, options_.budget);
       Consider(plan.map(), Time(plan.map()), next);
     }
-    // A plan made anew moves more than half of the experts, unless it is nearly what there is.
+    // A plan from scratch moves more than half of the experts, unless it nearly equals the current
+    // one.
     if (least_ <= Cost(time_anew, static_cast<double>(next.size()) / 2)) return;
     std::vector<int32_t> matched(anew.map().begin(), anew.map().end());
     MatchRanks(previous, bins_, topology_.nodes, history_.experts, options_.node_price, matched);
@@ -89,12 +90,12 @@ class LayerChoice {
   }
 
  private:
-  void FromNothing(LayerPlan* plan) const {
-    StartFromNothing(plan);
+  void FromScratch(LayerPlan* plan) const {
+    PlanFromScratch(plan);
     plan->ImproveBySwaps(kEven, options_.budget);
   }
 
-  bool IsWhole(const LayerPlan& plan) const {
+  bool IsComplete(const LayerPlan& plan) const {
     for (const RankSlots& slots : bins_)
       for (int p = slots.begin; p < slots.end; ++p)
         if (plan.map()[p] < 0) return false;
@@ -103,7 +104,7 @@ class LayerChoice {
     return true;
   }
 
-  // Of a step, where even ranks take 1.
+  // Time of a step relative to balanced ranks.
   double Time(std::span<const int32_t> map) {
     filling_.Reset(static_cast<int>(bins_.size()), history_.experts, bin_of_, map);
     double time = 0;
@@ -114,13 +115,13 @@ class LayerChoice {
     return time / static_cast<double>(scenarios_.size());
   }
 
-  // `moved`: experts from the same node, others by their price.
+  // `moved`: experts from the same node, plus others times node_price.
   double Cost(double time, double moved) const {
     return options_.horizon * (time + (moved > 0 ? options_.least_gain : 0)) +
            options_.move_price * moved / static_cast<double>(bins_.size());
   }
 
-  // Takes `map`, whose time is `time`, where it is the best so far.
+  // Chooses `map`, whose time is `time`, if it has the least cost so far.
   void Consider(std::span<const int32_t> map, double time, std::span<int32_t> next) {
     const Moves moves = CountMoves(previous_, map, topology_, history_.experts);
     const double cost = Cost(time, static_cast<double>(moves.same_node) +
@@ -150,13 +151,13 @@ Placement PlanYard(const LoadHistory& history, const RankTopology& topology, int
       (previous->layers != history.layers || previous->physical != physical ||
        previous->logical != history.experts))
     throw Invalid(
-        "yard: the previous placement has {} layers, {} places and {} experts; want {}, "
+        "yard: the previous placement has {} layers, {} slots and {} experts; want {}, "
         "{} and {}",
         previous->layers, previous->physical, previous->logical, history.layers, physical,
         history.experts);
   const LoadForecast forecast = Forecast(history);
   const std::vector<RankSlots> bins = LivingSlots(topology, physical);
-  LayerChoice choice(history, topology, bins, physical, options);
+  LayerPlanner choice(history, topology, bins, physical, options);
   Placement placement(history.layers, physical, history.experts);
   for (int layer = 0; layer < history.layers; ++layer)
     choice.Plan(layer, forecast.Layer(layer),

@@ -1,4 +1,4 @@
-// `yard`: placements for the freedom they leave each batch, by a price for what has to move.
+// `yard` planner: trades off the balance that each batch can reach against the cost of moves.
 #pragma once
 
 #include "eplb/types.h"
@@ -6,35 +6,34 @@
 namespace switchyard {
 
 struct YardOptions {
-  // Cost of receiving one expert on every rank, in times that a layer takes where its ranks are
-  // even, from the same node; of that, node_price times as much from another.
+  // Cost of receiving one expert on every rank from the same node, relative to the time of a layer
+  // with balanced ranks. A transfer from another node costs node_price times as much.
   double move_price = 0.1;
   double node_price = 4;
-  // Steps for which a plan's gain is counted.
+  // Number of steps over which a plan's gain is counted.
   double horizon = 50;
-  // What a plan has to gain at least, as a part of the time of a layer: less is noise of the
-  // judgement.
+  // Minimum gain of a plan as a fraction of a layer's time. Less is noise of the evaluation.
   double least_gain = 0.01;
-  // Most swaps, and most replicas moved, of one layer.
+  // Maximum number of swaps, and of replicas moved, for one layer.
   int budget = 64;
-  // Recorded steps, the last ones, whose noise a plan is judged by.
+  // Number of last recorded steps whose noise is used to evaluate a plan.
   int scenarios = 4;
 };
 
-// Each layer for itself, on the forecast of its load (forecast.h). Candidates: what there is; that,
-// repaired by few changes; and a plan from nothing with its parts matched to ranks by what these
-// hold already (layer_plan.h, match_ranks.h). Each is judged by the fullest rank, over the last
-// recorded steps carried over to the forecast, with `balanced` dispatch (water_filling.h); taken is
-// the one with the least
+// Plans each layer separately, on its load forecast (forecast.h). Candidates: the current
+// placement; the current placement repaired by few changes; and a plan from scratch with its parts
+// matched to the ranks that already hold them (layer_plan.h, match_ranks.h). The load of the
+// fullest rank is evaluated over the last recorded steps, scaled to the forecast, with `balanced`
+// dispatch (water_filling.h). The candidate with the least cost is chosen:
 //     horizon · fullest / mean  +  move_price · (experts moved, from other nodes · node_price) /
 //     ranks
-// and so what there is, where nothing gains more than it costs. Where the plan from nothing, were
-// it for free, would gain too little, the others are not tried.
+// So the current placement stays if no candidate gains more than it costs. If the plan from scratch
+// would gain too little even at no cost, the other candidates are not tried.
 //
-// Ranks that are dead get nothing; what they held finds another home. No rank holds an expert
-// twice. `previous` is null or a placement with as many layers, places and experts; layers of it
-// that miss an expert, or hold one twice on a rank, never stay as they are. Pure and deterministic:
-// equal arguments, equal plan, on every rank. Error kInvalid: ValidateTopology's.
+// Dead ranks get nothing; their experts are placed elsewhere. No rank holds an expert twice.
+// `previous` is null or a placement with equal numbers of layers, slots and experts. Layers of it
+// that lack an expert, or hold one twice on a rank, are always changed. Pure and deterministic:
+// equal arguments give equal plans on every rank. Error kInvalid: errors of ValidateTopology.
 Placement PlanYard(const LoadHistory& history, const RankTopology& topology, int physical,
                    const Placement* previous, const YardOptions& options = {});
 

@@ -9,7 +9,7 @@
 namespace switchyard {
 namespace {
 
-// Random loads, sizes, dead ranks and earlier plans.
+// Random loads, sizes, dead ranks and previous plans.
 TEST(YardTest, NoRankHoldsAnExpertTwiceAndNoneIsWithoutAHome) {
   std::mt19937 random(1);
   int checked = 0;
@@ -35,7 +35,7 @@ TEST(YardTest, NoRankHoldsAnExpertTwiceAndNoneIsWithoutAHome) {
     ValidatePlacement(second, topology);
     ExpectNoneTwice(second, topology);
     const RankTopology all{.ranks = ranks, .nodes = nodes};
-    const Placement third = PlanYard(loads, all, physical, &second);  // the rank is back
+    const Placement third = PlanYard(loads, all, physical, &second);  // the rank is alive again
     ValidatePlacement(third, all);
     ExpectNoneTwice(third, all);
     ++checked;
@@ -98,7 +98,7 @@ TEST(YardTest, SameArgumentsSamePlan) {
   EXPECT_EQ(PlanYard(loads, topology, 80, &trivial), PlanYard(loads, topology, 80, &trivial));
 }
 
-// The bound: no division of the load has a fullest rank under the mean.
+// The bound: in no division of the load is the fullest rank below the mean.
 TEST(YardTest, ForecastLoadsAreEvenWithinTwoPercentOfTheBound) {
   for (const char* name : {"steady", "drift", "shift"})
     for (const auto& [physical, ranks] : {std::pair{272, 8}, {288, 32}, {320, 64}}) {
@@ -134,7 +134,7 @@ TEST(YardTest, RefusesAnotherModelsPlacement) {
   const LoadHistory loads = RandomLoads(2, 2, 8, 1, 1);
   const Placement other = Placement::Trivial(3, 10, 8);
   EXPECT_EQ(ErrorOf([&] { PlanYard(loads, {.ranks = 2}, 10, &other); }),
-            "yard: the previous placement has 3 layers, 10 places and 8 experts; want 2, 10 and 8");
+            "yard: the previous placement has 3 layers, 10 slots and 8 experts; want 2, 10 and 8");
 }
 
 TEST(MatchRanksTest, FindsTheRanksThatHoldAPart) {
@@ -146,7 +146,7 @@ TEST(MatchRanksTest, FindsTheRanksThatHoldAPart) {
   for (const RankSlots& slots : bins) {
     int kept = 0;
     for (int p = slots.begin; p < slots.end; ++p) kept += next[p] == previous[p];
-    EXPECT_EQ(kept, 1) << "what stays, stays at its place";
+    EXPECT_EQ(kept, 1) << "experts that stay must keep their slots";
   }
 }
 

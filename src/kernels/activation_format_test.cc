@@ -1,4 +1,4 @@
-// Products whose weights want rounded input rows.
+// Products with weights that need rounded input rows.
 #include <cmath>
 #include <limits>
 
@@ -89,8 +89,8 @@ TEST_P(ActivationFormatTest, Int8ProductsHaveTheReferencesBits) {
   }
 }
 
-// What tiles have: over steps of 32 columns of K, each summed by itself, even and odd columns apart
-// (Intel's manual, TDPBF16PS).
+// Reduction order of AMX tiles: steps of 32 columns of K, each summed separately, even and odd
+// columns apart (Intel's manual, TDPBF16PS).
 float InTileOrder(const float* x, const float* w, int64_t k) {
   float sum = 0;
   for (int64_t begin = 0; begin < k; begin += 32) {
@@ -103,8 +103,8 @@ float InTileOrder(const float* x, const float* w, int64_t k) {
   return sum;
 }
 
-// What vdpbf16ps has: in each of 16 lanes the second column of each pair before the first; then
-// lanes are added up, half of them to the other half.
+// Reduction order of vdpbf16ps: in each of 16 lanes, the second column of each pair before the
+// first. The lanes are then reduced by adding one half to the other.
 float InPairOrder(const float* x, const float* w, int64_t k) {
   constexpr int kLanes = 16;
   float sums[kLanes] = {};
@@ -160,7 +160,7 @@ TEST_P(ActivationFormatTest, BFloat16ProductsAddInTheManualsOrder) {
   }
 }
 
-// A sum of -0 would become 0 where zeros are added to fill a line of weights.
+// A sum of -0 would become 0 if zeros were added to pad a line of weights.
 TEST_P(ActivationFormatTest, ASumBelowTheSmallestKeepsItsSignInEveryBatch) {
   ThreadPool pool(1);
   constexpr int64_t kRows = 40, kColumns = 20;
@@ -220,7 +220,7 @@ TEST_P(ActivationFormatTest, ARowDoesNotDependOnItsBatch) {
     for (const ActivationFormat activation : kRounding) {
       const WeightView w = WithActivation(random.Weight(format, kColumns, kDepth), activation);
       std::vector<float> x = random.Normal(kRows * kDepth);
-      for (int64_t j = 0; j < kDepth; ++j) x[7 * kDepth + j] *= 1000;  // one row of another size
+      for (int64_t j = 0; j < kDepth; ++j) x[7 * kDepth + j] *= 1000;  // one larger row
       std::vector<float> all(kRows * kColumns), again(all.size());
       LinearParams p = {
           .x = x.data(), .ldx = kDepth, .w = w, .y = all.data(), .ldy = kColumns, .m = kRows};
@@ -238,7 +238,8 @@ TEST_P(ActivationFormatTest, ARowDoesNotDependOnItsBatch) {
   }
 }
 
-// Panels of deep weights are narrower, and what few rows are packed into takes as much memory.
+// Panels of deep weights are narrower, and the packed panel of few rows needs the same amount of
+// memory.
 TEST_P(ActivationFormatTest, DeepRowsDoNotDependOnTheirBatchEither) {
   Random random(9);
   ThreadPool pool(1);
@@ -310,7 +311,7 @@ struct MixedExperts {
   }
 };
 
-// Experts of one format, as most checkpoints have them, and of several.
+// Expert sets of one format, as in most checkpoints, and of mixed formats.
 std::vector<MixedExperts> ExpertSets(Random& random, int64_t hidden, int64_t width) {
   using A = ActivationFormat;
   std::vector<MixedExperts> sets;
@@ -353,14 +354,14 @@ TEST_P(ActivationFormatTest, GroupedMlpRoundsInputAndMiddle) {
     GroupedMlp(p, pool);
     p.out = want.data();
     reference::GroupedMlp(p);
-    // A middle that falls the other side of a rounding boundary moves a whole step.
+    // An intermediate value on the other side of a rounding boundary differs by a whole step.
     std::vector<float> difference(out.size());
     for (size_t i = 0; i < out.size(); ++i) difference[i] = out[i] - want[i];
     const auto count = static_cast<int64_t>(out.size());
     EXPECT_LT(Norm(difference.data(), count), 2e-3 * Norm(want.data(), count))
         << What(set.weights[0].gate);
 
-    // Each row by itself, from a contiguous input.
+    // Each row separately, from a contiguous input.
     for (int64_t e = 0; e < 4; ++e) {
       for (int64_t r = offsets[e]; r < offsets[e + 1]; r += 4) {
         const std::vector<int32_t> one = {0, 1};
@@ -379,7 +380,7 @@ TEST_P(ActivationFormatTest, GroupedMlpRoundsInputAndMiddle) {
   }
 }
 
-// Experts with more rows than a block of tiles has, from places that are side by side, apart and
+// Experts with more rows than a block of tiles. Their rows of x are adjacent, scattered, and
 // repeated.
 TEST_P(ActivationFormatTest, GatheredRowsHaveTheBitsOfRowsAlone) {
   using A = ActivationFormat;
@@ -432,7 +433,7 @@ TEST_P(ActivationFormatTest, RowsThatNobodyReadsAreLeftAlone) {
   MixedExperts set;
   set.Add(random, WeightFormat::kInt8Channel, kSize, kSize, ActivationFormat::kInt8Token,
           ActivationFormat::kInt8Token, 1);
-  // One row among places that hold nothing, as the low-latency layout has them.
+  // One row in a sparse buffer, as in the low-latency layout; the other rows are uninitialised.
   const int32_t far = 1000, near = 0;
   const std::vector<float> row = random.Normal(kSize);
   std::vector<float> places((far + 1) * kSize, std::numeric_limits<float>::quiet_NaN());

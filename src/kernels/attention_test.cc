@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "kernels/cache_rows.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 #include "kernels/reference.h"
 #include "kernels/testing.h"
 
@@ -10,7 +10,8 @@ namespace {
 
 class AttentionTest : public IsaTest {};
 
-// A cache of `slots` slots of `heads` rows of `width` elements of some type, filled from float32.
+// A cache of `slots` slots of `heads` rows of `width` elements of a cache type, filled from
+// float32.
 struct Cache {
   std::vector<char> bytes;
   Cache(DType dtype, const std::vector<float>& values, int64_t slots, int64_t heads, int64_t width)
@@ -35,11 +36,11 @@ struct Shape {
   bool sinks;
   bool rounded = false;  // bfloat16_rows
 
-  // Of outputs, means of values of about 1: weights have 8 bits where they are rounded.
+  // Tolerance of outputs, which are means of values of about 1. Rounded exponentials have 8 bits.
   float Tolerance() const { return rounded ? 0.01f : 100 * kEpsilon; }
 };
 
-// Queries that rounding to bfloat16 leaves as they are.
+// Queries that are already rounded to bfloat16.
 std::vector<float> Rounded(std::vector<float> q, bool rounded = true) {
   if (rounded) {
     for (float& x : q) x = ToFloat(ToBF16(x));
@@ -66,7 +67,8 @@ const Shape kShapes[] = {
     {3, 1, 15, 8, DType::kBF16, 0, false, true},
 };
 
-// Two sequences in one batch: a whole prefill of 150 and the last 3 rows of 200 keys.
+// Two sequences in one batch: a whole prefill of 150 rows, and the last 3 rows of a sequence of 200
+// keys.
 struct Batch {
   Shape shape;
   std::vector<int32_t> pages;
@@ -138,8 +140,8 @@ TEST_P(AttentionTest, ChunksDecodeStepsAndThreadsGiveTheSameBits) {
     Attention(p, three);
     EXPECT_TRUE(SameBits(batch.out, again)) << "threads";
 
-    // The first sequence in pieces: a chunk that ends off the key blocks, one that starts there,
-    // then single rows.
+    // The first sequence in chunks: one ends inside a key block, one starts there, then single
+    // rows.
     std::vector<int32_t> ends = {37, 101};
     for (int32_t end = 102; end <= 150; ++end) ends.push_back(end);
     int32_t begin = 0;
@@ -157,8 +159,8 @@ TEST_P(AttentionTest, ChunksDecodeStepsAndThreadsGiveTheSameBits) {
   }
 }
 
-// Parts of the keys (kKeyPart) that several threads share, of a chunk that ends after a part, and
-// of single rows before, at and after its end.
+// Key parts (kKeyPart) shared by several threads: a chunk that ends past a part boundary, and
+// single rows before, at and after the boundary.
 TEST_P(AttentionTest, SharedKeysGiveTheSameBits) {
   Random random(6);
   ThreadPool one(1), two(2), nine(9);
@@ -178,7 +180,7 @@ TEST_P(AttentionTest, SharedKeysGiveTheSameBits) {
                   s.head_dim);
     const Cache v(s.dtype, random.Normal(slots * s.kv_heads * s.head_dim), slots, s.kv_heads,
                   s.head_dim);
-    // Sinks that some parts' scores are over and some are under.
+    // Sinks above the scores of some parts and below those of others.
     const std::vector<float> q = Rounded(random.Normal((kRows + 1) * width), s.rounded),
                              sinks = random.Normal(s.heads, 3.0f);
     std::vector<float> out((kRows + 1) * width), expected(out.size()), again(out.size());
@@ -235,7 +237,7 @@ TEST_P(AttentionTest, PlacesOfPagesDoNotMatter) {
     AttentionParams p = batch.Params();
     Attention(p, pool);
     const std::vector<float> before = batch.out;
-    // Lay the pages out in order.
+    // Sort the pages.
     const int64_t page_bytes =
         shape.page_size * shape.kv_heads * CacheRowBytes(shape.dtype, shape.head_dim);
     for (std::vector<char>* cache : {&batch.k, &batch.v}) {
@@ -261,7 +263,7 @@ TEST_P(AttentionTest, LaterAndExpiredKeysAreNeverRead) {
     Batch batch(random, shape);
     AttentionParams p = batch.Params();
     Attention(p, pool);
-    // Rows 100 to 109 see keys 81 to 109. Values elsewhere may be anything, even NaN.
+    // Rows 100 to 109 attend to keys 81 to 109. Values elsewhere may be anything, even NaN.
     std::vector<float> v(batch.v_values.size(), std::nanf("")), k = v;
     for (int32_t j = 81; j < 110; ++j) {
       const int32_t at = batch.pages[j] * 16;

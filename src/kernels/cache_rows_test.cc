@@ -11,7 +11,7 @@ namespace {
 
 constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kI8};
 
-// What comes back of x.
+// Round trip of x through the cache format.
 std::vector<float> Stored(DType dtype, const std::vector<float>& x) {
   const auto n = static_cast<int64_t>(x.size());
   std::vector<char> row(CacheRowBytes(dtype, n));

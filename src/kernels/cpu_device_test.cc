@@ -29,7 +29,7 @@ TEST(CpuDeviceTest, CopyRowsTakesListedRows) {
   EXPECT_EQ(y, (std::vector<float>{21, 22, -1, 1, 2, -1}));
 }
 
-// Halves of a row, as two ranks have them, give the norm of the whole.
+// Two halves of a row, as held by two ranks, give the norm of the whole row.
 TEST(CpuDeviceTest, SquaresOfPartsMakeTheNormOfTheWhole) {
   ThreadPool pool(2);
   const std::unique_ptr<Device> device = MakeCpuDevice(pool);

@@ -1,5 +1,5 @@
-// Where the decoder computes: the threads of a CPU, or a GPU. The layers are written against this
-// alone.
+// Device interface for the decoder layers, implemented by the CPU thread pool and by a GPU. Layers
+// depend on this interface only.
 #pragma once
 
 #include <cstddef>
@@ -18,49 +18,50 @@ namespace switchyard::kernels {
 
 class FusedOps;  // kernels/fused_ops.h
 
-// One per rank; owned by who runs the rank, used by the rank's thread only.
+// One per rank; owned by the rank's runner and used by the rank's thread only.
 //
-// Pointers in Params, other than spans and the views inside them, are the device's memory. On a GPU
-// ops are enqueued in order and return before they have run; what they were given must live until
-// then, but for spans of Params, which are read at once.
+// Pointers in Params refer to device memory, except spans and the views in them. A GPU enqueues ops
+// in order and returns before they run. Their operands must stay valid until then, except spans of
+// Params, which are read during the call.
 class Device {
  public:
   virtual ~Device() = default;
 
   virtual std::string Describe() const = 0;  // for the log: "NVIDIA H200 (GPU 0)"
   virtual bool is_cpu() const { return false; }
-  virtual FusedOps* fused() { return nullptr; }  // null: this device has none
+  virtual FusedOps* fused() { return nullptr; }  // null: no fused ops on this device
 
-  // Zeroed, aligned to 256 bytes. Freed with the last copy of the pointer, which may not outlive
-  // the device. Error kResource.
+  // Zeroed, aligned to 256 bytes. Freed with the last copy of the pointer, which must not outlive
+  // the device. Throws Error kResource.
   virtual std::shared_ptr<void> Allocate(size_t bytes) = 0;
-  // `from` is host memory and may change once this returns.
+  // `from` is host memory; it may be overwritten once this returns.
   virtual void CopyIn(void* to, const void* from, size_t bytes) = 0;
-  // `to` is host memory; waits for everything that was enqueued before.
+  // `to` is host memory; waits for all ops enqueued before.
   virtual void CopyOut(void* to, const void* from, size_t bytes) = 0;
-  virtual void Synchronize() = 0;  // throws what went wrong in ops that were enqueued
+  virtual void Synchronize() = 0;  // throws errors of enqueued ops
 
-  // A weight in memory and form that ops of this device take; as it is where they take it already.
-  // Views of what comes back are taken too. HeadLinear wants all heads placed alike.
-  // `plain`: in a format without scales.
+  // Returns the weight in the memory and layout that ops of this device need; unchanged if it
+  // already is there. Views of the result are valid weights too. HeadLinear needs all heads in the
+  // same layout. `plain`: convert to a format without scales.
   virtual WeightView Place(const WeightView& w, bool plain = false) = 0;
   virtual Tensor Place(const Tensor& t) = 0;
 
-  // What Attention and LatentAttention work on until the next call (their `sequences` and
-  // `page_size` are left empty by layers). Spans and page tables live until the pass ends.
+  // Sets the sequences and page size of Attention and LatentAttention until the next call. Layers
+  // leave `sequences` and `page_size` of the Params empty. Spans and page tables must live until
+  // the pass ends.
   virtual void SetSequences(std::span<const SequenceSpan> sequences, int32_t page_size) = 0;
 
-  // Runs `pass`, which calls ops of this device and collectives only. Where `key` is not 0 and the
-  // device can record, one of the first calls of a key records what `pass` enqueues and later ones
-  // replay that without calling it: passes of one key must enqueue the same ops on the same memory,
-  // with as many sequences.
+  // Runs `pass`, which may only call ops of this device and collectives. If `key` is not 0 and the
+  // device supports graph capture, one of the first calls with a key captures the enqueued ops.
+  // Later calls replay the graph without calling `pass`. All passes with one key must enqueue the
+  // same ops on the same memory, with the same number of sequences.
   virtual void Run(uint64_t key, const std::function<void()>& pass) = 0;
 
-  // ops.h and above
+  // Ops of ops.h and row_params.h.
   virtual void Linear(const LinearParams& p) = 0;
   virtual void LinearGroup(std::span<const LinearParams> parts) = 0;
   virtual void HeadLinear(const HeadLinearParams& p) = 0;
-  virtual void Mlp(const GroupedMlpParams& p) = 0;  // of one expert
+  virtual void Mlp(const GroupedMlpParams& p) = 0;  // one expert
   virtual void RmsNorm(const RmsNormParams& p) = 0;
   virtual void AddInPlace(float* y, const float* x, int64_t count) = 0;
   virtual void Rope(const RopeParams& p) = 0;
@@ -73,26 +74,26 @@ class Device {
   virtual void ScaleBySquares(const ScaleBySquaresParams& p) = 0;
 };
 
-// The threads of a CPU; ops return when they have run. Borrows the pool.
+// A Device on the threads of `pool`, which must outlive it. Ops run synchronously.
 std::unique_ptr<Device> MakeCpuDevice(ThreadPool& pool);
 
 struct CudaDeviceOptions {
   int index = 0;
-  // kF32: float32 products of what a CPU multiplies, on any GPU. kBF16: inputs of matrix products
-  // are rounded to bfloat16 (or to FP8 in groups of 128 where the weight is kFp8Block), and
-  // Hopper's matrix units are used where there are some; products with kF32 weights (routers) stay
+  // kF32: float32 products, with the operands of the CPU kernels, on any GPU. kBF16: inputs of
+  // matrix products are rounded to bfloat16 (to FP8 in groups of 128 for kFp8Block weights), and
+  // Hopper tensor cores are used where available. Products with kF32 weights (routers) stay
   // float32.
   DType dtype = DType::kBF16;
-  // The most rows of one pass, and the most sequences and pages of one sequence: sizes buffers.
+  // Buffer capacities: rows per pass, sequences per pass, and pages per sequence.
   int64_t max_tokens = 0, max_sequences = 0, max_pages = 0;
   bool graphs = true;
-  // Tests and benchmarks hold these against the ways without them, which give the same bits.
-  bool fused = true;          // FusedOps; kernels begin early where the GPU can do that
-  bool packs_experts = true;  // 4-bit experts stay packed where their sizes allow it
+  // Tests and benchmarks compare both settings; the results are bit-identical.
+  bool fused = true;          // FusedOps, and programmatic dependent launch where supported
+  bool packs_experts = true;  // 4-bit experts stay packed if their shapes allow it
 };
-// A GPU, which becomes the current one of the calling thread. Error kInvalid where this build or
-// machine has none.
+// A GPU, which becomes the current CUDA device of the calling thread. Throws Error kInvalid if the
+// build has no CUDA or the machine has no such GPU.
 std::unique_ptr<Device> MakeCudaDevice(const CudaDeviceOptions& options);
-int CudaDeviceCount();  // 0 where the build has no CUDA
+int CudaDeviceCount();  // 0 in a build without CUDA
 
 }  // namespace switchyard::kernels

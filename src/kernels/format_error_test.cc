@@ -1,5 +1,5 @@
-// What each number format costs: one expert of OLMoE's proportions in every format, with and
-// without rounded inputs, against the same expert in bfloat16. A figure that grows is a defect in
+// Quantization error of each number format: one expert with OLMoE's proportions in every format,
+// with and without rounded inputs, against the same expert in bfloat16. An increase is a defect in
 // packing, unpacking or rounding.
 #include <fmt/format.h>
 
@@ -14,7 +14,7 @@ constexpr int64_t kHidden = 256, kWidth = 128, kRows = 64;
 struct Case {
   WeightFormat format;
   ActivationFormat activation;
-  double bound;  // of the relative RMS error, about 3 % above what was measured
+  double bound;  // of the relative RMS error, about 3 % above the measured value
   Int4Packing int4 = {};
 };
 
@@ -39,7 +39,7 @@ const Case kCases[] = {
     {W::kNvfp4, A::kNone, 0.1739},
 };
 
-// One expert's weights, and what it makes of kRows rows in any format.
+// Weights of one expert, and its outputs for kRows rows in any format.
 class Expert {
  public:
   std::vector<float> Run(WeightFormat format, ActivationFormat activation,
@@ -51,7 +51,7 @@ class Expert {
       w.input_scale = input_scale;
       return w;
     };
-    // A calibration would have found these largest magnitudes of the inputs.
+    // Calibrated largest magnitudes of the inputs.
     const ExpertWeights expert = {.gate = weight(gate_, kWidth, kHidden, 4.0f / 448),
                                   .up = weight(up_, kWidth, kHidden, 4.0f / 448),
                                   .down = weight(down_, kHidden, kWidth, 8.0f / 448)};

@@ -1,5 +1,5 @@
-// Ops that do at once what several ops of a Device do one after the other, with the same bits. Only
-// some devices have them (Device::fused).
+// Fused versions of consecutive Device ops, bit-identical to running the ops separately. Only some
+// devices have them (Device::fused).
 #pragma once
 
 #include <cstdint>
@@ -10,24 +10,24 @@
 
 namespace switchyard::kernels {
 
-// x[t] += add[t]; the RMS norm of x[t] goes to y[t], to halves[t] rounded to bfloat16, or to both.
-// As AddInPlace and RmsNorm.
+// x[t] += add[t]; the RMS norm of x[t] goes to y[t], to bf16_rows[t] rounded to bfloat16, or to
+// both. Fuses AddInPlace and RmsNorm.
 struct AddNormParams {
   float* x = nullptr;             // [m, n]
-  const float* add = nullptr;     // [m, n] or null: nothing is added
+  const float* add = nullptr;     // [m, n] or null: no residual add
   const float* weight = nullptr;  // [n]
   float* y = nullptr;             // [m, n] or null
-  void* halves = nullptr;         // [m, n] bfloat16, or null
+  void* bf16_rows = nullptr;      // [m, n] bfloat16, or null
   int64_t m = 0, n = 0;           // n: a multiple of 4
   float eps = 1e-6f;
 };
 
-// What becomes of a layer's queries, keys and values between their product and attention: norm of
-// each head, rotary embedding, keys and values into the cache. Queries stay where they are, the
-// place of keys and values is left as it was. As RmsNorm of heads, Rope and StoreKv.
-struct HeadsToCacheParams {
+// Fuses the steps between the QKV projection and attention: RMS norm per head, rotary embedding,
+// and the store of keys and values to the cache. Queries are updated in place; keys and values in
+// `qkv` are not modified. Same results as RmsNorm per head, Rope and StoreKv.
+struct NormRopeStoreKvParams {
   float* qkv = nullptr;           // [m, heads + 2 kv_heads, head_dim]: queries, keys, values
-  const float* q_norm = nullptr;  // [head_dim], or null: no norm of either
+  const float* q_norm = nullptr;  // [head_dim], or null: no norm of queries and keys
   const float* k_norm = nullptr;
   int64_t m = 0, heads = 0, kv_heads = 0, head_dim = 0;
   float eps = 1e-6f;
@@ -35,27 +35,27 @@ struct HeadsToCacheParams {
   bool interleaved = false;
   const int32_t* positions = nullptr;  // [m]
   const float* cos_sin = nullptr;      // [positions, rotary_dim]
-  const int32_t* slots = nullptr;      // [m]; negative: the row is not stored
+  const int32_t* slots = nullptr;      // [m]; negative: not stored
   void* k_cache = nullptr;             // [slots, kv_heads, head_dim] of kv_dtype
   void* v_cache = nullptr;
   DType kv_dtype = DType::kF32;
 };
 
-// Contract of threads, memory and order: Device's.
+// Threading, memory and ordering are as for Device.
 class FusedOps {
  public:
   virtual void AddNorm(const AddNormParams& p) = 0;
-  // Whether HeadsToCache takes heads of this size.
-  virtual bool TakesHeads(int64_t head_dim, int64_t rotary_dim) const = 0;
-  virtual void HeadsToCache(const HeadsToCacheParams& p) = 0;
+  // Whether NormRopeStoreKv supports this head size.
+  virtual bool SupportsHeads(int64_t head_dim, int64_t rotary_dim) const = 0;
+  virtual void NormRopeStoreKv(const NormRopeStoreKvParams& p) = 0;
 
-  // One matrix with the rows of all, of placed matrices that one product may read: bfloat16, of as
-  // many columns, with the same activation format. An undefined view where they are none.
-  virtual WeightView Stack(std::span<const WeightView> parts) = 0;
-  // Whether Linear would round its rows to bfloat16 and nothing else: whoever made them may then
-  // have them ready, for LinearOfHalves, which does not read p.x.
-  virtual bool ReadsHalves(const LinearParams& p) const = 0;
-  virtual void LinearOfHalves(const LinearParams& p, const void* halves) = 0;  // [m, k]
+  // Concatenates the rows of placed matrices into one matrix for a single product. Needs bfloat16,
+  // the same number of columns and the same activation format; returns an undefined view otherwise.
+  virtual WeightView ConcatenateRows(std::span<const WeightView> parts) = 0;
+  // Whether Linear would only round its input rows to bfloat16. The producer may then write
+  // bfloat16 rows directly and call LinearOfBFloat16Rows, which does not read p.x.
+  virtual bool ReadsBFloat16Rows(const LinearParams& p) const = 0;
+  virtual void LinearOfBFloat16Rows(const LinearParams& p, const void* bf16_rows) = 0;  // [m, k]
 
  protected:
   ~FusedOps() = default;

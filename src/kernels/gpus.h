@@ -1,4 +1,4 @@
-// The GPUs of this machine, as a program that is not going to use them sees them.
+// GPU inventory of this machine, for processes that do not use the GPUs themselves.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@ namespace switchyard {
 struct GpuInfo {
   std::string name;
   int64_t total_bytes = 0, free_bytes = 0;
-  bool hopper = false;  // its matrix units are those that cuda/wgmma.cuh asks for
+  bool hopper = false;  // supports the tensor core instructions of cuda/wgmma.cuh
 };
 
-// Asked once, by a child process: a process that has touched CUDA keeps memory of every GPU and may
-// not fork users of them. Empty where this build has no CUDA, or the machine no driver or GPU. The
-// free bytes are those of the first call.
+// Queried once, in a child process: a process that initialises CUDA holds memory on every GPU and
+// must not fork CUDA users. Empty without CUDA in the build, a driver, or a GPU. Free bytes are as
+// of the first call.
 const std::vector<GpuInfo>& FindGpus();
 
 }  // namespace switchyard

@@ -6,7 +6,7 @@ namespace {
 
 class GroupedMlpTest : public IsaTest {};
 
-// Experts with the gate in even and the up projection in odd rows of one stored matrix.
+// Experts with gate in the even rows and up in the odd rows of one stored matrix.
 struct Experts {
   std::vector<ExpertWeights> weights;
   std::vector<std::vector<float>> biases;
@@ -36,7 +36,7 @@ TEST_P(GroupedMlpTest, MatchesReference) {
     for (const bool clamped : {false, true}) {
       constexpr int64_t kHidden = 96, kWidth = 160, kTokens = 40;
       const Experts experts(random, format, 5, kHidden, kWidth, clamped);
-      // No rows, one row, few, many.
+      // No rows, one row, few rows, many rows.
       const std::vector<int32_t> offsets = {0, 0, 1, 5, 5, 60};
       const std::vector<float> x = random.Normal(kTokens * kHidden, 0.3f);
       std::vector<int32_t> row_ids(60);

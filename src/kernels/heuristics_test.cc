@@ -5,36 +5,36 @@
 
 #include <array>
 
-#include "kernels/cpu/leaves.h"
-#include "kernels/cpu/simd/ahead.h"
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/simd/weight_prefetch.h"
 
 namespace switchyard::kernels::cpu {
 namespace {
 
 TEST(HeuristicsTest, PanelsAreWholePartsOfATask) {
-  // A task that ended inside a panel would leave part of its registers idle.
-  EXPECT_EQ(kFewestExpertColumns % kMostPanelCols, 0);
-  EXPECT_EQ(kFewestExpertColumns % kPanelRows, 0);
+  // A task that ends inside a panel would leave part of its registers idle.
+  EXPECT_EQ(kMinExpertColumns % kMaxPanelCols, 0);
+  EXPECT_EQ(kMinExpertColumns % kPanelRows, 0);
 }
 
 TEST(HeuristicsTest, PanelsOfUsualDepthsFitTheCaches) {
   constexpr int64_t kL2 = 1 << 20, kDeep = 4096;
-  // A panel in use and the next one on its way, with room for rows of x.
-  EXPECT_LE(2 * kMostPanelCols * kDeep, kL2 / 2);
+  // The current panel and the prefetched next one, with room for rows of x.
+  EXPECT_LE(2 * kMaxPanelCols * kDeep, kL2 / 2);
   EXPECT_LE(kPanelRows * kDeep * static_cast<int64_t>(sizeof(float)), kL2 / 2);
 }
 
 TEST(HeuristicsTest, RowsThatArePackedForPayForIt) {
   constexpr int64_t kRowsThatPackingCosts = 5;
-  EXPECT_GE(kInt8PanelFewestRows, 4 * kRowsThatPackingCosts);
+  EXPECT_GE(kInt8PanelMinRows, 4 * kRowsThatPackingCosts);
 }
 
 TEST(HeuristicsTest, FewRowsOfXAreWholeTiles) {
   constexpr int64_t kTileRows = 16;
-  EXPECT_EQ(kTilesFewRows % kTileRows, 0);
-  // Beside a task's weights packing x stays the smaller part of what packing weights would be.
-  EXPECT_LE(kTilesFewRows, kFewestExpertColumns);
-  EXPECT_LT(kInt8TilesFewestRows, kTilesFewRows);
+  EXPECT_EQ(kTilesMaxPackedRows % kTileRows, 0);
+  // Packing x must cost less than packing a task's weights would.
+  EXPECT_LE(kTilesMaxPackedRows, kMinExpertColumns);
+  EXPECT_LT(kInt8TilesMinRows, kTilesMaxPackedRows);
 }
 
 TEST(HeuristicsTest, NothingBeyondATasksRowsIsAskedFor) {
@@ -44,12 +44,12 @@ TEST(HeuristicsTest, NothingBeyondATasksRowsIsAskedFor) {
     for (const int64_t gap : {0, 8}) {
       for (int64_t left = 1; left < 300; left += 7) {
         const int64_t stride = row_bytes + gap;
-        const simd::Ahead<int, kRows, kBytes> ahead(row_bytes, stride, left);
+        const simd::WeightPrefetch<int, kRows, kBytes> ahead(row_bytes, stride, left);
         for (int64_t at = 0; at < row_bytes; at += 3) {
           const int64_t place = at + ahead.Of(at);
           ASSERT_GE(place, at);
           ASSERT_LT(place, left * stride) << row_bytes << " " << left << " " << at;
-          // In a row, not between two.
+          // Inside a row, not in the gap between two.
           ASSERT_LT(place % stride, row_bytes);
         }
       }
@@ -59,49 +59,50 @@ TEST(HeuristicsTest, NothingBeyondATasksRowsIsAskedFor) {
 
 TEST(HeuristicsTest, WeightsAreAskedForAsFarAheadAsSaid) {
   constexpr int64_t kRow = 2048, kMany = 1000;
-  // One stream: four rows on. Four streams: the next four rows.
-  EXPECT_EQ((simd::Ahead<int, 1, 4 * kRow>(kRow, kRow, kMany).Of(0)), 4 * kRow);
-  EXPECT_EQ((simd::Ahead<int, 4, 4 * kRow>(kRow, kRow, kMany).Of(64)), 4 * kRow);
-  // Within a long row, and from its last part to the start of the next one.
-  const simd::Ahead<int, 1, kRow> deep(2 * kRow, 3 * kRow, kMany);
+  // One stream: four rows ahead. Four streams: the next four rows.
+  EXPECT_EQ((simd::WeightPrefetch<int, 1, 4 * kRow>(kRow, kRow, kMany).Of(0)), 4 * kRow);
+  EXPECT_EQ((simd::WeightPrefetch<int, 4, 4 * kRow>(kRow, kRow, kMany).Of(64)), 4 * kRow);
+  // Within a long row, and from its last part to the start of the next row.
+  const simd::WeightPrefetch<int, 1, kRow> deep(2 * kRow, 3 * kRow, kMany);
   EXPECT_EQ(deep.Of(0), kRow);
   EXPECT_EQ(kRow + deep.Of(kRow), 3 * kRow);
 }
 
 TEST(HeuristicsTest, ExpertsAreCutSoThatEveryThreadHasTasks) {
   constexpr int64_t kWidth = 1024;
-  // Experts alike: 512 columns while there are tasks enough.
+  // Balanced experts: 512 columns while there are enough tasks.
   EXPECT_EQ(ExpertTaskColumns(256, 4, kWidth, 2), 512);
   EXPECT_EQ(ExpertTaskColumns(8, 1, kWidth, 2), 512) << "a token's eight experts: 16 tasks";
   EXPECT_EQ(ExpertTaskColumns(8, 1, kWidth, 4), 256);
   EXPECT_EQ(ExpertTaskColumns(8, 1, kWidth, 64), 128);
-  // An expert that has half of all rows is cut finer than that.
+  // An expert with half of all rows gets smaller tasks.
   EXPECT_EQ(ExpertTaskColumns(256, 128, kWidth, 2), 128);
   EXPECT_EQ(ExpertTaskColumns(256, 256, kWidth, 1), 128);
-  // No task is more than its part of a share, though blocks are multiples of 128 columns.
+  // No task exceeds its share, although blocks are multiples of 128 columns.
   EXPECT_EQ(ExpertTaskColumns(255, 81, kWidth, 2), 128) << "201 columns are allowed";
   EXPECT_EQ(ExpertTaskColumns(8, 1, 0, 2), 128) << "an empty shard";
-  // Blocks of one expert are alike.
+  // All blocks of an expert have equal size.
   EXPECT_EQ(ExpertTaskColumns(256, 4, 768, 2), 384);
   EXPECT_EQ(ExpertTaskColumns(256, 4, 1408, 2), 512);
   EXPECT_EQ(ExpertTaskColumns(256, 4, 64, 2), 128);
 }
 
-// Rounds of a task go on with those of the next one, as if its rows followed.
+// The last rounds of a task prefetch the rows of the next task, as if they followed in memory.
 TEST(HeuristicsTest, TheNextTasksRowsAreAskedForAfterTheLastOnes) {
   constexpr int kRows = 4;
   constexpr int64_t kRow = 512, kBytes = 8 * kRow, kNextTask = 1000 * kRow;
   static char weights[kNextTask];
   const auto place = [&](int64_t left) {
     const char* first = weights + (16 - left) * kRow;
-    return simd::Ahead<int, kRows, kBytes>(kRow, kRow, left, first, weights + kNextTask).Of(0) +
+    return simd::WeightPrefetch<int, kRows, kBytes>(kRow, kRow, left, first, weights + kNextTask)
+               .Of(0) +
            (16 - left) * kRow;
   };
   EXPECT_EQ(place(16), 8 * kRow);
   EXPECT_EQ(place(12), 12 * kRow);
   EXPECT_EQ(place(8), kNextTask);
   EXPECT_EQ(place(4), kNextTask + 4 * kRow);
-  EXPECT_EQ(place(3), kNextTask + 4 * kRow) << "the last round has a row less";
+  EXPECT_EQ(place(3), kNextTask + 4 * kRow) << "the last round is one row short";
 }
 
 TEST(HeuristicsTest, TilesThatTakeTurnsAskForEveryLineOnce) {
@@ -109,8 +110,8 @@ TEST(HeuristicsTest, TilesThatTakeTurnsAskForEveryLineOnce) {
   for (const int64_t tiles : {2, 3, 5, 11}) {
     std::array<int, kLines> asked{};
     for (int64_t tile = 0; tile < tiles; ++tile) {
-      const simd::Turns turns{.ahead = 64, .own = tile, .tiles = tiles};
-      simd::Lines<simd::kInTurns> lines(turns);
+      const simd::PrefetchTurns turns{.ahead = 64, .own = tile, .tiles = tiles};
+      simd::PrefetchLines<simd::kPrefetchInTurns> lines(turns);
       for (int& times : asked) times += lines.Next(turns) ? 1 : 0;
     }
     EXPECT_THAT(asked, ::testing::Each(1)) << tiles << " tiles";
@@ -121,21 +122,21 @@ TEST(HeuristicsTest, BlocksAreAskedForWholeBlocksAhead) {
   constexpr int64_t kRows = 4, kRow = 2048, kBytes = 16384, kNextTask = 1000 * kRow;
   static char weights[kNextTask];
   const auto ahead = [&](int64_t row_bytes, int64_t left, const void* next) {
-    return simd::BlocksAhead<int, kBytes>(kRows, row_bytes, row_bytes, left, weights, next);
+    return simd::PrefetchBlockOffset<int, kBytes>(kRows, row_bytes, row_bytes, left, weights, next);
   };
-  EXPECT_EQ(ahead(2 * kRow, 100, nullptr), kRows * 2 * kRow) << "a block is as much";
+  EXPECT_EQ(ahead(2 * kRow, 100, nullptr), kRows * 2 * kRow) << "one block is exactly kBytes";
   EXPECT_EQ(ahead(kRow, 100, nullptr), 2 * kRows * kRow);
-  EXPECT_EQ(ahead(7168, 100, nullptr), kRows * 7168) << "a block is more";
-  EXPECT_EQ(ahead(kRow, 8, nullptr), 0) << "the task ends before";
+  EXPECT_EQ(ahead(7168, 100, nullptr), kRows * 7168) << "one block exceeds kBytes";
+  EXPECT_EQ(ahead(kRow, 8, nullptr), 0) << "beyond the end of the task";
   EXPECT_EQ(ahead(kRow, 9, nullptr), 8 * kRow);
-  // The last blocks ask for the first ones of the next task.
+  // The last blocks prefetch the first blocks of the next task.
   EXPECT_EQ(ahead(kRow, 8, weights + kNextTask), kNextTask);
   EXPECT_EQ(ahead(kRow, 4, weights + kNextTask), kNextTask + 4 * kRow);
   EXPECT_EQ(ahead(kRow, 3, weights + kNextTask), kNextTask + 4 * kRow);
 }
 
 TEST(HeuristicsTest, PartsOfKeysAreWholeBlocks) {
-  // Else which keys are in a block together would depend on where a task begins.
+  // Otherwise the grouping of keys into blocks would depend on where a task begins.
   EXPECT_EQ(kKeyPart % kKeyBlock, 0);
 }
 

@@ -1,5 +1,5 @@
-// Which instruction set the kernels use: CPUID says what the CPU has, XCR0 what the operating
-// system saves.
+// Instruction set dispatch: CPUID reports the CPU's features, XCR0 the register state that the
+// operating system saves.
 #include <cpuid.h>
 
 #include <atomic>
@@ -35,24 +35,24 @@ Isa DetectVectors() {
   return Isa::kAvx512;
 }
 
-// Asks Linux for the tiles where the rest is there.
-cpu::amx::Facts DetectAmx() {
+// Requests tile permission from Linux if the CPU and XCR0 support AMX.
+cpu::amx::AmxSupport DetectAmx() {
   constexpr uint32_t kBF16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
   constexpr uint32_t kFeatures = kBF16 | kTile | kInt8;
   constexpr uint64_t kTileConfig = 1u << 17, kTileData = 1u << 18;
   constexpr uint64_t kTileState = kTileConfig | kTileData;
   uint32_t a, b, c, d;
-  cpu::amx::Facts facts;
-  // Everything else is AVX-512's.
+  cpu::amx::AmxSupport facts;
+  // The other kernels of this instruction set are AVX-512.
   facts.cpu = DetectVectors() == Isa::kAvx512 && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
               (c & bit_AVX512VNNI) != 0 && (d & kFeatures) == kFeatures;
   facts.saved = facts.cpu && (ReadXcr0() & kTileState) == kTileState;
-  if (facts.saved) facts.refusal = cpu::amx::RequestTiles();
+  if (facts.saved) facts.refusal = cpu::amx::RequestTilePermission();
   return facts;
 }
 
-const cpu::amx::Facts& AmxFacts() {
-  static const cpu::amx::Facts facts = DetectAmx();
+const cpu::amx::AmxSupport& DetectedAmxSupport() {
+  static const cpu::amx::AmxSupport facts = DetectAmx();
   return facts;
 }
 
@@ -77,7 +77,7 @@ std::atomic<Isa>& Chosen() {
 
 }  // namespace
 
-bool HasAmx() { return cpu::amx::WhyNot(AmxFacts()).empty(); }
+bool HasAmx() { return cpu::amx::AmxUnavailableReason(DetectedAmxSupport()).empty(); }
 
 Isa ActiveIsa() { return Chosen().load(std::memory_order_relaxed); }
 
@@ -91,7 +91,7 @@ bool cpu::HasAvx512BF16() {
   return has;
 }
 
-bool MultipliesBFloat16(Isa isa) {
+bool HasBFloat16Products(Isa isa) {
   return isa >= Isa::kAmx || (isa == Isa::kAvx512 && cpu::HasAvx512BF16());
 }
 
@@ -103,12 +103,12 @@ Isa IsaOf(std::string_view name) {
     if (name != Name(isa)) continue;
     const Isa least = isa == kAmxEmulated ? kAvx512 : isa;
     if (isa == kAmx && best != isa) {
-      throw Invalid("--cpu-isa amx: {}; this process can use {}", cpu::amx::WhyNot(AmxFacts()),
-                    Name(best));
+      throw Invalid("--cpu-isa amx: {}; this process can use {}",
+                    cpu::amx::AmxUnavailableReason(DetectedAmxSupport()), Name(best));
     }
-    if (least > best) throw Invalid("--cpu-isa {}: this CPU has only {}", name, Name(best));
+    if (least > best) throw Invalid("--cpu-isa {}: this CPU supports only {}", name, Name(best));
     if (isa == kAmxEmulated && !cpu::HasAvx512Vnni()) {
-      throw Invalid("--cpu-isa {}: this CPU has no AVX512_VNNI, which few rows take", name);
+      throw Invalid("--cpu-isa {}: this CPU has no AVX512_VNNI, needed for few rows", name);
     }
     return isa;
   }

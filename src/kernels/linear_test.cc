@@ -8,7 +8,7 @@ namespace {
 
 class LinearTest : public IsaTest {};
 
-// |y - expected| against 20 eps ‖x‖ ‖w‖, the bound of a dot product's rounding with room for bias.
+// Bounds |y - expected| by 20 eps ‖x‖ ‖w‖: the rounding error of a dot product, with room for bias.
 void ExpectNear(const LinearParams& p, const std::vector<float>& expected,
                 const std::string& what) {
   std::vector<float> row(p.w.k);
@@ -51,7 +51,7 @@ TEST_P(LinearTest, MatchesReference) {
     q.y = expected.data();
     reference::Linear(q);
     ExpectNear(p, expected, fmt::format("{} m {} n {} k {} col0 {}", Name(format), m, n, k, col0));
-    // Elements between rows are nobody's.
+    // Elements between rows are not written.
     for (int64_t i = 0; i < m; ++i) {
       for (int64_t j = n; j < ldy; ++j) EXPECT_EQ(y[i * ldy + j], expected[i * ldy + j]);
     }
@@ -78,7 +78,7 @@ int64_t ScaleBytes(const WeightView& w) {
   }
 }
 
-// Tensors of a mapped file lie at any address.
+// Tensors in a mapped file may have any alignment.
 TEST_P(LinearTest, WeightsAtOddAddressesGiveTheSameBits) {
   Random random(5);
   ThreadPool pool(1);
@@ -115,7 +115,7 @@ TEST_P(LinearTest, ElementDoesNotDependOnBatchColumnsOrThreads) {
   constexpr int64_t kRows = 64, kColumns = 200;
   for (const WeightFormat format : kAllFormats) {
     for (const int64_t k : {40, 1100, 2500}) {
-      if (GetParam() == Isa::kReference && k > 40) continue;  // it has one path, and takes long
+      if (GetParam() == Isa::kReference && k > 40) continue;  // one code path, and slow
       for (const int64_t col0 : {0, 7}) {
         const WeightView w = random.Weight(format, kColumns, k, 3, 1, col0);
         const std::vector<float> x = random.Normal(kRows * k), bias = random.Normal(kColumns);
@@ -231,7 +231,7 @@ TEST_P(LinearTest, HeadLinearMatchesReferenceBothWays) {
           ASSERT_NEAR(y[i], expected[i], 400 * kEpsilon) << Name(format) << transposed << " " << i;
         }
         if (m < 2) continue;
-        std::vector<float> alone(p.ldy);  // the last row by itself
+        std::vector<float> alone(p.ldy);  // the last row separately
         p.x += (m - 1) * p.ldx;
         p.y = alone.data();
         p.m = 1;

@@ -1,21 +1,20 @@
-// The numeric leaves of the decoder. One Params struct per op; the same names exist for every
-// device.
+// Numeric ops of the decoder. One Params struct per op; every device has the same ops.
 //
-// Activations are float32, row-major; `ld*` are leading dimensions in elements. Weights are in any
-// WeightFormat and are read in place. No op allocates on its hot path beyond a thread's scratch
-// kept between calls.
+// Activations are float32, row-major; `ld*` are leading dimensions in elements. Weights may have
+// any WeightFormat and are read in place. Ops allocate nothing on the hot path, except per-thread
+// scratch that is kept between calls.
 //
-// Where a weight has an ActivationFormat, Linear, LinearGroup and GroupedMlp round the rows that it
-// is multiplied with to it, each row by itself (quant/activations.h). kInt8Channel weights with
-// kInt8Token rows are multiplied as int8 with exact sums, to the same bits on every instruction
-// set. kBF16 weights with kBFloat16 rows are multiplied as such pairs where the instruction set has
-// products of them, else as rounded float32.
+// If a weight has an ActivationFormat, Linear, LinearGroup and GroupedMlp round its input rows to
+// it, each row independently (quant/activations.h). kInt8Channel weights with kInt8Token rows
+// multiply as int8 with exact int32 sums, bit-identical on every instruction set. kBF16 weights
+// with kBFloat16 rows use bfloat16 products where the instruction set has them, otherwise float32
+// products of the rounded rows.
 //
-// Order of additions: an output element is the same, bit for bit, whatever the number of rows in
-// the call, the tile sizes or the number of threads. Every kernel sums along K in one order that
-// depends only on K and the instruction set; attention visits keys in one order that depends only
-// on the query's own sequence. Batches, chunks, ranks and placements therefore never change a
-// result (ARCHITECTURE.md, "Placement invariance").
+// Reduction order: each output element is bit-identical for any number of rows in the call, any
+// tile sizes and any number of threads. Every kernel sums along K in one order, which depends only
+// on K and the instruction set. Attention visits keys in one order, which depends only on the
+// query's own sequence. Batches, chunks, ranks and placements therefore never change a result
+// (ARCHITECTURE.md, "Placement invariance").
 #pragma once
 
 #include <cstdint>
@@ -40,23 +39,23 @@ struct LinearParams {
 };
 void Linear(const LinearParams& p, ThreadPool& pool);
 
-// Several linears that read the same x (q, k and v; gate and up): one call, so that threads share
-// the whole.
+// Several linears with the same input x (q, k and v; gate and up), in one call so that threads
+// balance over all of them.
 void LinearGroup(std::span<const LinearParams> parts, ThreadPool& pool);
 
-// The feed-forward of an expert or of a dense layer.
+// Feed-forward network of an expert or of a dense layer.
 enum class Activation : uint8_t {
   kSwiGlu,  // silu(gate) · up
   // gpt-oss: g · sigmoid(alpha · g) · (u + 1) with g = min(gate, limit), u = clamp(up, ±limit)
   kSwiGluClamped,
 };
 struct ExpertWeights {
-  // [I, H]; both with the same activation format and input scale, as they share the rounded rows.
+  // [I, H]; same activation format and input scale, because they share the rounded rows.
   WeightView gate, up;
   WeightView down;                   // [H, I]
   const float* gate_bias = nullptr;  // [I] or null
   const float* up_bias = nullptr;    // [I] or null
-  // [H] or null; with MoE-TP only one rank of the group carries it.
+  // [H] or null; with MoE-TP only one rank of the group adds it.
   const float* down_bias = nullptr;
 };
 
@@ -66,21 +65,21 @@ struct ExpertWeights {
 struct GroupedMlpParams {
   const float* x = nullptr;  // [rows, H]
   int64_t ldx = 0;
-  const int32_t* row_ids = nullptr;  // [offsets[E]] row of x for each output row; null: r itself
+  const int32_t* row_ids = nullptr;        // [offsets[E]] row of x per output row; null: r itself
   std::span<const ExpertWeights> experts;  // E
   std::span<const int32_t> offsets;        // [E + 1], ascending from 0
   Activation activation = Activation::kSwiGlu;
   float alpha = 1.702f, limit = 7.0f;  // of kSwiGluClamped
-  float* scratch = nullptr;            // [offsets[E], I], the activated middle
+  float* scratch = nullptr;            // [offsets[E], I], activated intermediate rows
   float* out = nullptr;                // [offsets[E], H]
   int64_t ldo = 0;
 };
 void GroupedMlp(const GroupedMlpParams& p, ThreadPool& pool);
 
-// What else is to be done with each row that an op wrote, while it is in cache. Called once a row,
-// from the pool's threads; CPUs only.
+// Per-row callback of an op, run while the output row is in cache. Called once per row from pool
+// threads. CPUs only.
 struct RowHook {
-  virtual void Written(int64_t row, const float* y) const = 0;
+  virtual void OnRowWritten(int64_t row, const float* y) const = 0;
 
  protected:
   ~RowHook() = default;
@@ -102,27 +101,27 @@ void RmsNorm(const RmsNormParams& p, ThreadPool& pool);
 // y[i] += x[i]
 void AddInPlace(float* y, const float* x, int64_t count, ThreadPool& pool);
 
-// Rounds every value to the nearest of `dtype` and back (bfloat16, float16; float32 does nothing).
+// Rounds every value to `dtype` and back (bfloat16, float16; a no-op for float32).
 void RoundTo(DType dtype, float* x, int64_t count, ThreadPool& pool);
 
-// Rotary position embedding on heads x[t, h, 0..rotary_dim) in place, by a table of cosines and
+// Rotary position embedding on heads x[t, h, 0..rotary_dim), in place, from a table of cosines and
 // sines.
 struct RopeParams {
   float* x = nullptr;  // [m, heads, head_dim], row stride ldx
   int64_t ldx = 0;
   int64_t m = 0, heads = 0, head_dim = 0;
-  int64_t rotary_dim = 0;     // even, at most head_dim; the rest of each head is left alone
-  int64_t rotary_offset = 0;  // first rotated element of a head (MLA: qk_nope_head_dim)
-  bool interleaved = false;   // pairs (2i, 2i + 1) instead of (i, i + rotary_dim / 2)
+  int64_t rotary_dim = 0;              // even, at most head_dim; the rest of each head is unchanged
+  int64_t rotary_offset = 0;           // first rotated element of a head (MLA: qk_nope_head_dim)
+  bool interleaved = false;            // pairs (2i, 2i + 1) instead of (i, i + rotary_dim / 2)
   const int32_t* positions = nullptr;  // [m]
-  // [positions, rotary_dim]: rotary_dim / 2 cosines, then as many sines.
+  // [positions, rotary_dim]: rotary_dim / 2 cosines, then rotary_dim / 2 sines.
   const float* cos_sin = nullptr;
 };
 void Rope(const RopeParams& p, ThreadPool& pool);
 
-// One sequence's part of a batch: `rows` consecutive query rows from `row_begin`, which are the
-// last rows of a sequence that then has kv_len keys; keys lie in pages[0 .. ceil(kv_len /
-// page_size)).
+// One sequence of a batch: `rows` consecutive query rows starting at `row_begin`. They are the last
+// rows of the sequence, which has kv_len keys including them. Keys are stored in pages[0 ..
+// ceil(kv_len / page_size)).
 struct SequenceSpan {
   int32_t row_begin = 0;
   int32_t rows = 0;
@@ -136,17 +135,17 @@ struct AttentionParams {
   const float* q = nullptr;  // [m, heads, head_dim], row stride ldq
   int64_t ldq = 0;
   const void* k_cache = nullptr;  // [slots, kv_heads, head_dim] of kv_dtype
-  const void* v_cache = nullptr;  // likewise
-  DType kv_dtype = DType::kF32;   // kF32, kBF16 or kF16
+  const void* v_cache = nullptr;  // same shape
+  DType kv_dtype = DType::kF32;   // a cache dtype (kernels/cache_rows.h)
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   int32_t page_size = 1;
   float scale = 1.0f;
-  int32_t window = 0;  // sliding window: key j is seen from position p when p - j < window; 0: all
-  // [heads] logits that join the softmax's sum but carry no value; or null.
+  int32_t window = 0;  // sliding window: position p attends to key j if p - j < window; 0: all
+  // [heads] attention sinks: logits that join the softmax sum but carry no value; or null.
   const float* sinks = nullptr;
-  // On CPUs q and the exponentials may be rounded to bfloat16, and are where kv_dtype is kBF16 and
-  // the CPU multiplies pairs (MultipliesBFloat16). Of one call all rows, so no bit of a row depends
-  // on the others.
+  // Allows CPUs to round q and the exponentials to bfloat16. They do so if kv_dtype is kBF16 and
+  // the CPU has bfloat16 products (HasBFloat16Products). It applies to all rows of a call, so no
+  // row depends on the others.
   bool bfloat16_rows = false;
   std::span<const SequenceSpan> sequences;
   float* out = nullptr;  // [m, heads, head_dim], row stride ldo
@@ -154,8 +153,8 @@ struct AttentionParams {
 };
 void Attention(const AttentionParams& p, ThreadPool& pool);
 
-// Latent attention, absorbed: queries already multiplied into the latent space attend to the cached
-// latents.
+// Multi-head latent attention with absorbed projections: queries are already in the latent space
+// and attend to the cached latents.
 //   score(j) = scale · (q_latent · c_j[0..lora) + q_rope · c_j[lora..lora + rope))
 //   out = Σ p_j · c_j[0..lora)
 struct LatentAttentionParams {
@@ -166,17 +165,17 @@ struct LatentAttentionParams {
   int64_t heads = 0, lora = 0, rope = 0;
   int32_t page_size = 1;
   float scale = 1.0f;
-  bool bfloat16_rows = false;  // as AttentionParams'
+  bool bfloat16_rows = false;  // as in AttentionParams
   std::span<const SequenceSpan> sequences;
   float* out = nullptr;  // [m, heads, lora], row stride ldo
   int64_t ldo = 0;
 };
 void LatentAttention(const LatentAttentionParams& p, ThreadPool& pool);
 
-// Per-head products of MLA's absorption, W one view per head, whose activation format is left out
-// of account, as the checkpoint's does not mean these inputs:
-//   y[t, h, :] = x[t, h, :] · W_h     transposed = false: rows of the stored W_h are summed over
-//   y[t, h, :] = x[t, h, :] · W_hᵀ    transposed = true: columns are
+// Per-head products of MLA weight absorption; W has one view per head. The weight's activation
+// format is ignored, because the checkpoint does not define it for these inputs:
+//   y[t, h, :] = x[t, h, :] · W_h     transposed = false: sums over the rows of the stored W_h
+//   y[t, h, :] = x[t, h, :] · W_hᵀ    transposed = true: sums over its columns
 struct HeadLinearParams {
   // [m, heads, *], element (t, h, i) at x[t * ldx + h * head_stride_x + i].
   const float* x = nullptr;
@@ -189,7 +188,7 @@ struct HeadLinearParams {
 };
 void HeadLinear(const HeadLinearParams& p, ThreadPool& pool);
 
-// Stores rows of float32 into cache slots: cache[slots[t]] = x[t], converted to `dtype`.
+// Scatters float32 rows into cache slots: cache[slots[t]] = x[t], converted to `dtype`.
 struct StoreKvParams {
   const float* x = nullptr;  // [m, n], row stride ldx
   int64_t ldx = 0;
@@ -200,8 +199,8 @@ struct StoreKvParams {
 };
 void StoreKv(const StoreKvParams& p, ThreadPool& pool);
 
-// out[t] = row ids[t] of W as float32; ids outside [first, first + W.n) give zeros
-// (vocabulary-parallel).
+// Embedding lookup: out[t] = row ids[t] of W as float32. Ids outside [first, first + W.n) give
+// zeros (vocabulary-parallel).
 struct EmbedParams {
   const int32_t* ids = nullptr;
   int64_t m = 0;
@@ -211,22 +210,22 @@ struct EmbedParams {
 };
 void Embed(const EmbedParams& p, ThreadPool& pool);
 
-// Instruction sets a kernel may be written in, weakest first; each has all of those before it.
-// kAmxEmulated runs AMX's code where there are only AVX-512's instructions and has the others done
-// by a handler of SIGILL (cpu/amx/tile_traps.h), for tests: never chosen by itself, and very slow.
+// Instruction sets of the kernels, weakest first; each includes those before it. kAmxEmulated runs
+// the AMX code on AVX-512 CPUs and emulates tile instructions in a SIGILL handler
+// (cpu/amx/tile_traps.h). For tests: never selected automatically, and very slow.
 enum class Isa : uint8_t { kReference, kAvx2, kAvx512, kAmx, kAmxEmulated };
-// What SelectIsa chose, else the strongest one that this process can use.
+// Set by SelectIsa; by default the strongest one that this process can use.
 Isa ActiveIsa();
-// Whether this process may use AMX's tiles: the CPU has them for int8 and bfloat16, the operating
-// system saves them, and Linux granted them to the process, which is asked for once.
+// Whether this process may use AMX tiles: the CPU supports them for int8 and bfloat16, the
+// operating system saves them, and Linux has granted permission, which is requested once.
 bool HasAmx();
-// Whether it multiplies weights in bfloat16 by rows in bfloat16, faster than by float32 ones:
-// tiles, and AVX-512 where the CPU has AVX512_BF16.
-bool MultipliesBFloat16(Isa isa);
-// The one of this name (`--cpu-isa`), "auto" for the strongest; Error kInvalid when this process
-// cannot use it or the name is unknown.
+// Whether `isa` has bfloat16 products that are faster than float32 ones: AMX tiles, or AVX-512 on
+// CPUs with AVX512_BF16.
+bool HasBFloat16Products(Isa isa);
+// Parses the value of `--cpu-isa`; "auto" is the strongest one. Throws Error kInvalid if the name
+// is unknown or this process cannot use it.
 Isa IsaOf(std::string_view name);
-// Forces IsaOf(name). Not thread-safe; call before ranks start.
+// Activates IsaOf(name). Not thread-safe; call before ranks start.
 void SelectIsa(std::string_view name);
 std::string_view Name(Isa isa);
 

@@ -83,7 +83,7 @@ TEST_P(PointwiseTest, AddInPlaceIsExact) {
   }
 }
 
-// Values at and beside the edges of the narrow types.
+// Values at and near the limits of the narrow types.
 std::vector<float> Awkward(Random& random) {
   std::vector<float> x = random.Normal(40000, 10.0f);
   for (float v : {0.0f, 65504.0f, 65519.0f, 65520.0f, 6e-8f, 2e-8f, 3e-8f, 6.1e-5f, 3.4e38f, 1e-40f,

@@ -1,5 +1,5 @@
-// Every op of kernels/ops.h as plain loops on one thread, with sums in double: what the fast
-// kernels are held against, and what a CPU without AVX2 runs.
+// Reference implementation of every op of kernels/ops.h: plain loops on one thread, sums in double.
+// Baseline of the kernel tests, and the fallback for CPUs without AVX2.
 #pragma once
 
 #include "kernels/ops.h"

@@ -12,16 +12,15 @@
 namespace switchyard::kernels {
 namespace {
 
-constexpr int64_t kBytesPerThread = int64_t{512}
-                                    << 20;  // a shared L3 of some hundred MB holds little of it
+constexpr int64_t kBytesPerThread = int64_t{512} << 20;  // exceeds a shared L3 of some hundred MB
 constexpr int64_t kLine = 64;
 constexpr int kPasses = 4;
 
-// One word of each line is enough to bring the line in, and keeps arithmetic out of the way.
+// One load per line is enough to fetch it and keeps arithmetic out of the way.
 uint64_t SumLines(const char* begin, int64_t bytes) {
   uint64_t sum = 0;
   for (int64_t at = 0; at < bytes; at += kLine) {
-    __builtin_prefetch(begin + at + kReadAhead, 0, 2);
+    __builtin_prefetch(begin + at + kReadPrefetchDistance, 0, 2);
     uint64_t word = 0;
     std::memcpy(&word, begin + at, sizeof word);
     sum += word;
@@ -48,7 +47,7 @@ double MeasureReadBandwidth(int threads) {
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     best = std::max(best, static_cast<double>(kBytesPerThread) * threads / seconds);
   }
-  // Using the sums keeps the reads; a byte pattern of ones never adds up to zero.
+  // Reading the sums keeps the loads alive; a byte pattern of ones never sums to zero.
   return sums[0] == 0 ? 0.0 : best;
 }
 

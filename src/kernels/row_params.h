@@ -1,12 +1,13 @@
-// Params of the small ops on rows that only devices have (kernels/device.h). Like kernels/ops.h
-// without anything that compilers of device code cannot read.
+// Params of the small row ops that only devices have (kernels/device.h). Unlike kernels/ops.h, this
+// header contains only what device compilers can parse.
 #pragma once
 
 #include <cstdint>
 
 namespace switchyard::kernels {
 
-// y[i, 0..n) = x[row(i), 0..n), rows of `ldx` and `ldy` floats; row(i) = rows[i], or i where null.
+// Row gather: y[i, 0..n) = x[row(i), 0..n), row strides `ldx` and `ldy` floats; row(i) = rows[i],
+// or i if `rows` is null.
 struct CopyRowsParams {
   const float* x = nullptr;
   int64_t ldx = 0;
@@ -23,7 +24,7 @@ struct SumSquaresParams {
   float* squares = nullptr;  // [m]
 };
 
-// x[t, i] = x[t, i] / sqrt(squares[t] / total + eps) · weight[i]: an RMS norm whose mean runs over
+// x[t, i] = x[t, i] / sqrt(squares[t] / total + eps) · weight[i]: RMS norm with the mean over
 // `total` elements, of which this rank holds n.
 struct ScaleBySquaresParams {
   float* x = nullptr;  // [m, n]

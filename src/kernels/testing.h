@@ -1,4 +1,4 @@
-// Helpers of the kernels' tests: random data, every instruction set in turn, bitwise comparison.
+// Helpers of the kernel tests: random data, a fixture per instruction set, bitwise comparison.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -38,8 +38,8 @@ class Random {
     std::shuffle(values.begin(), values.end(), engine_);
     return values;
   }
-  // A matrix of the format whose view starts at `col0` and takes every row_step-th row from row0;
-  // kInt4Group with any of its group sizes, with and without zero points.
+  // A random matrix of the format, viewed from `col0` and every row_step-th row from row0.
+  // kInt4Group gets a random group size, with or without zero points.
   WeightView Weight(WeightFormat format, int64_t n, int64_t k, int64_t row0 = 0,
                     int64_t row_step = 1, int64_t col0 = 0) {
     const int64_t rows = row0 + n * row_step;
@@ -64,7 +64,7 @@ constexpr WeightFormat kAllFormats[] = {
     WeightFormat::kFp8Block,  WeightFormat::kFp8Channel, WeightFormat::kInt8Channel,
     WeightFormat::kInt4Group, WeightFormat::kMxfp4,      WeightFormat::kNvfp4};
 
-// Runs each test under one instruction set, and skips it where the CPU lacks that.
+// Runs each test with one instruction set; skipped if the CPU does not support it.
 class IsaTest : public ::testing::TestWithParam<Isa> {
  protected:
   void SetUp() override {
@@ -87,7 +87,7 @@ inline auto EveryIsa() {
   return ::testing::Values(Isa::kReference, Isa::kAvx2, Isa::kAvx512, Isa::kAmx, Isa::kAmxEmulated);
 }
 
-// Equality of representations: NaN equals NaN, 0 differs from -0.
+// Bitwise equality: NaN equals NaN, 0 differs from -0.
 inline bool SameBits(const float* a, const float* b, int64_t count) {
   return count == 0 || std::memcmp(a, b, count * sizeof(float)) == 0;
 }

@@ -1,7 +1,5 @@
 #include "model/config.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -37,17 +35,17 @@ const Family& FamilyOf(const ConfigReader& reader) {
   if (!architectures.empty()) {
     if (const Family* family = FindFamily(architectures.front())) return *family;
     throw Invalid("{}: unknown architecture \"{}\"; known: {}", reader.Where("architectures"),
-                  architectures.front(), fmt::join(KnownArchitectures(), ", "));
+                  architectures.front(), Joined(KnownArchitectures(), ", "));
   }
   const std::string type = reader.StringOr({"model_type"}, "");
   for (const Family& family : Families()) {
     if (family.model_type == type) return family;
   }
-  throw Invalid("{}: no architecture is named and model_type \"{}\" is unknown; known: {}",
-                reader.Where("architectures"), type, fmt::join(KnownArchitectures(), ", "));
+  throw Invalid("{}: no architecture is given and model_type \"{}\" is unknown; known: {}",
+                reader.Where("architectures"), type, Joined(KnownArchitectures(), ", "));
 }
 
-// Every id that ends a sequence, each once, config.json's first.
+// Collects the ids that end a sequence, without duplicates, config.json's first.
 void ReadSpecialTokens(const ConfigReader& reader, ModelConfig* config) {
   const int64_t last = config->vocab_size - 1;
   for (int64_t id : reader.Ints("eos_token_id", 0, last)) {
@@ -60,8 +58,8 @@ void ReadSpecialTokens(const ConfigReader& reader, ModelConfig* config) {
   }
 }
 
-// config.json with the keys of `overrides` in place of its own. A config.json that is no JSON is
-// left to its reader.
+// config.json with its keys replaced by those of `overrides`. Malformed JSON in config.json is
+// reported by its reader.
 std::string Override(const std::string& config, std::string_view overrides) {
   nlohmann::json json = nlohmann::json::parse(config, nullptr, false);
   const nlohmann::json keys = nlohmann::json::parse(overrides, nullptr, false);
@@ -73,7 +71,7 @@ std::string Override(const std::string& config, std::string_view overrides) {
   return json.dump();
 }
 
-// What a checkpoint says of itself; empty: the file is not there.
+// The configuration files of a checkpoint; empty: the file does not exist.
 struct ConfigTexts {
   std::string_view config, generation, modelopt;
   std::string where;  // prefix of file names in messages: "" or "DIR/"

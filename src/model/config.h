@@ -1,4 +1,4 @@
-// What a model is, in one normalised form: every family's config.json is read into this.
+// The normalised configuration of a model: config.json of every family is read into this.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +28,9 @@ struct RopeConfig {
   bool truncate = true;      // yarn: whether the correction range is rounded to integers
   int64_t rotary_dim = 0;    // rotated elements of a head
   bool interleaved = false;  // pairs (2i, 2i + 1)
-  // What the frequencies are rounded to before angles are taken. float32 is what transformers uses;
-  // a model that was trained or evaluated with them in bfloat16 differs, the more the longer the
-  // text (key "rope_frequency_dtype").
+  // The precision to which frequencies are rounded before angles are computed. transformers uses
+  // float32. A model trained or evaluated with bfloat16 frequencies differs, and the more so the
+  // longer the text (key "rope_frequency_dtype").
   DType frequency_dtype = DType::kF32;
 };
 
@@ -45,7 +45,7 @@ struct AttentionConfig {
   bool qkv_bias = false;
   bool output_bias = false;
   bool sinks = false;
-  float scale = 1.0f;  // of the logits, yarn's mscale² included where the family asks for it
+  float scale = 1.0f;  // of the logits, including yarn's mscale² if the family uses it
   // Latent attention (MLA).
   int64_t q_lora_rank = 0;  // 0: q is one projection
   int64_t kv_lora_rank = 0;
@@ -60,13 +60,13 @@ struct LayerConfig {
 struct MoeModelConfig {
   RouterConfig router;
   int64_t intermediate = 0;         // of one routed expert
-  int64_t shared_intermediate = 0;  // of the shared expert(s) together; 0: none
+  int64_t shared_intermediate = 0;  // total of the shared expert(s); 0: none
   bool shared_gate = false;
 };
 
 struct ModelConfig {
   std::string architecture;    // "Qwen3MoeForCausalLM"
-  DType dtype = DType::kBF16;  // as the checkpoint says
+  DType dtype = DType::kBF16;  // of the checkpoint
   int64_t vocab_size = 0;
   int64_t hidden = 0;
   int64_t intermediate = 0;  // of dense layers
@@ -79,7 +79,7 @@ struct ModelConfig {
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;
   std::optional<MoeModelConfig> moe;
   std::vector<LayerConfig> layers;
-  std::vector<int32_t> eos_token_ids;  // config.json and generation_config.json together
+  std::vector<int32_t> eos_token_ids;  // union of config.json and generation_config.json
   std::optional<int32_t> bos_token_id;
 
   QuantizationConfig quantization;
@@ -88,13 +88,13 @@ struct ModelConfig {
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
 };
 
-// Reads DIR/config.json (and generation_config.json where it exists), in the hub's spelling or
-// transformers 5's, by the page of its family (families/). Error names the file and key: unknown
-// architecture (with the known ones), missing keys, wrong types, sizes that are absurd or
-// contradict one another.
+// Reads DIR/config.json (and generation_config.json if it exists), in the hub's spelling or
+// transformers 5's, with the reader of its family (families/). Errors name the file and key:
+// unknown architecture (with the known ones), missing keys, wrong types, sizes that are out of
+// range or contradict one another.
 // `overrides`: a JSON object whose keys replace config.json's (--json-model-override-args); may be
-// empty. `flags`: see ApplyFlags (model/config_quantization.h). Where config.json says nothing of a
-// quantization, ModelOpt's hf_quant_config.json counts.
+// empty. `flags`: see ApplyFlags (model/config_quantization.h). If config.json has no
+// quantization_config, ModelOpt's hf_quant_config.json is used.
 ModelConfig LoadModelConfig(const std::filesystem::path& dir, std::string_view overrides = {},
                             const QuantizationFlags& flags = {});
 ModelConfig ParseModelConfig(std::string_view config_json,

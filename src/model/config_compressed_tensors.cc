@@ -1,4 +1,4 @@
-// compressed-tensors, which llm-compressor writes: `config_groups` of {targets, weights,
+// Reader of compressed-tensors, the format of llm-compressor: `config_groups` of {targets, weights,
 // input_activations, format}, and an `ignore` list. Field names and meaning as in
 // https://github.com/vllm-project/compressed-tensors (quantization/quant_args.py, quant_scheme.py).
 #include <algorithm>
@@ -10,9 +10,9 @@
 namespace switchyard {
 namespace {
 
-constexpr const char* kEveryLinear = "Linear";  // the class of all linears there are
+constexpr const char* kEveryLinear = "Linear";  // the class of all linears
 
-// "re:" starts a regular expression.
+// Parses module names; a "re:" prefix marks a regular expression.
 std::vector<ModulePattern> Patterns(const std::vector<std::string>& names) {
   std::vector<ModulePattern> out;
   for (const std::string& name : names) {
@@ -25,27 +25,27 @@ std::vector<ModulePattern> Patterns(const std::vector<std::string>& names) {
   return out;
 }
 
-// The numbers of weights or inputs of a group.
-struct Numbers {
+// The quantization parameters of a group's weights or inputs.
+struct QuantArgs {
   int64_t bits = 0;
   std::string type, strategy;
   int64_t group_size = 0;
   bool symmetric = true, dynamic = false;
 };
 
-Numbers ReadNumbers(const ConfigReader& reader) {
-  Numbers n;
+QuantArgs ReadQuantArgs(const ConfigReader& reader) {
+  QuantArgs n;
   n.bits = reader.IntOr({"num_bits"}, 8, 1, 64);
   n.type = reader.StringOr({"type"}, "int");
   n.group_size = std::max<int64_t>(0, reader.IntOr({"group_size"}, 0, -1, 1 << 20));
   n.strategy = reader.StringOr({"strategy"}, n.group_size > 0 ? "group" : "tensor");
   n.symmetric = reader.BoolOr("symmetric", true);
-  // "local": scales of inputs are made on the fly below a stored scale of the tensor.
+  // "local": dynamic scales of inputs, within a stored scale of the tensor.
   n.dynamic = reader.IsString("dynamic") || reader.BoolOr("dynamic", false);
   return n;
 }
 
-[[noreturn]] void Refuse(const ConfigReader& weights, const Numbers& n, std::string_view format) {
+[[noreturn]] void Refuse(const ConfigReader& weights, const QuantArgs& n, std::string_view format) {
   throw Invalid(
       "{}: {} of {} bits by {} in format \"{}\" is not supported; supported are float 8 by tensor, "
       "channel and block [128, 128], int 8 by tensor and channel (int-quantized), int 4 by group "
@@ -56,13 +56,13 @@ Numbers ReadNumbers(const ConfigReader& reader) {
 bool IsActOrder(const ConfigReader& weights) {
   if (!weights.Has("actorder")) return false;
   if (!weights.IsString("actorder")) return weights.BoolOr("actorder", false);
-  // "weight" and "static" leave columns where they are.
+  // "weight" and "static" do not reorder columns.
   const std::string order = weights.StringOr({"actorder"}, "");
   return order == "group" || order == "dynamic";
 }
 
 LinearScheme WeightScheme(const ConfigReader& weights, const std::string& format) {
-  const Numbers n = ReadNumbers(weights);
+  const QuantArgs n = ReadQuantArgs(weights);
   const bool whole_rows = n.strategy == "tensor" || n.strategy == "channel";
   if (n.type == "float" && n.bits == 8 && n.symmetric) {
     if (whole_rows) return {.packing = Packing::kFp8, .format = WeightFormat::kFp8Channel};
@@ -91,9 +91,9 @@ LinearScheme WeightScheme(const ConfigReader& weights, const std::string& format
   Refuse(weights, n, format);
 }
 
-// Four-bit inputs are not computed with: such rows stay float32. A static scale of int8 inputs
-// gives way to each row's own, which is finer.
-ActivationFormat InputFormat(const Numbers& n) {
+// Four-bit inputs are not used in computation: such rows stay float32. A static scale of int8
+// inputs is replaced by dynamic scales of each row, which are finer.
+ActivationFormat InputFormat(const QuantArgs& n) {
   if (n.bits != 8) return ActivationFormat::kNone;
   if (n.type == "int") return ActivationFormat::kInt8Token;
   if (n.strategy == "group") return ActivationFormat::kFp8Group;
@@ -101,7 +101,7 @@ ActivationFormat InputFormat(const Numbers& n) {
                                               : ActivationFormat::kFp8Token;
 }
 
-// Names that mean this for `--quantization`: SGLang runs the 8-bit ones by kernels of their own.
+// Names accepted by `--quantization` for this scheme: SGLang has own kernels for the 8-bit ones.
 std::vector<std::string> FlagNames(const std::vector<SchemeRule>& rules) {
   std::vector<std::string> names{"compressed-tensors"};
   const auto all = [&](WeightFormat format) {
@@ -122,7 +122,7 @@ QuantizationConfig ReadCompressedTensors(const ConfigReader& reader) {
                   reader.Where("transform_config"));
   }
   QuantizationConfig config;
-  std::vector<SchemeRule> of_every_linear;  // give way to names and regular expressions
+  std::vector<SchemeRule> of_every_linear;  // lower priority than names and regular expressions
   const std::string format = reader.StringOr({"format"}, "");
   const auto groups = reader.Object("config_groups");
   if (!groups) throw Invalid("{} is missing", reader.Where("config_groups"));
@@ -132,10 +132,10 @@ QuantizationConfig ReadCompressedTensors(const ConfigReader& reader) {
     if (!weights) throw Invalid("{} has no weights", groups->Where(name));
     LinearScheme scheme = WeightScheme(*weights, group->StringOr({"format"}, format));
     if (const auto inputs = group->Object("input_activations")) {
-      scheme.activation = InputFormat(ReadNumbers(*inputs));
+      scheme.activation = InputFormat(ReadQuantArgs(*inputs));
     }
     std::vector<std::string> targets = group->Strings("targets");
-    // No targets at all are left as the rule of every linear.
+    // A group without targets applies to every linear.
     const bool no_targets = targets.empty();
     if (std::erase(targets, kEveryLinear) != 0 || no_targets) {
       of_every_linear.push_back({scheme, {}});

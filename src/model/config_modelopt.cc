@@ -1,4 +1,4 @@
-// NVIDIA ModelOpt: one `quant_algo` for all linears but the excluded ones
+// Reader of NVIDIA ModelOpt: one `quant_algo` for all linears but the excluded ones
 // (https://github.com/NVIDIA/TensorRT-Model-Optimizer, torch/export).
 #include "core/error.h"
 #include "model/config_quantization_readers.h"
@@ -24,12 +24,12 @@ LinearScheme SchemeOf(const ConfigReader& reader, const std::string& algorithm) 
             .format = WeightFormat::kFp8Channel,
             .activation = ActivationFormat::kFp8Token};
   }
-  // Four-bit inputs are not computed with: such rows stay float32.
+  // Four-bit inputs are not used in computation: such rows stay float32.
   if (algorithm == "NVFP4" || algorithm == "W4A16_NVFP4") {
     const int64_t group = reader.IntOr({"group_size"}, kNvfp4BlockSize, 1, 1 << 20);
     if (group != kNvfp4BlockSize) {
-      throw Invalid("{} is {}; of NVFP4 only groups of {} are supported",
-                    reader.Where("group_size"), group, kNvfp4BlockSize);
+      throw Invalid("{} is {}; NVFP4 supports only groups of {}", reader.Where("group_size"), group,
+                    kNvfp4BlockSize);
     }
     return {.packing = Packing::kModelOptNvfp4, .format = WeightFormat::kNvfp4};
   }

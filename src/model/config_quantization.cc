@@ -1,7 +1,5 @@
 #include "model/config_quantization.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 
 #include "core/error.h"
@@ -17,7 +15,7 @@ std::vector<ModulePattern> Names(const ConfigReader& reader,
   std::vector<ModulePattern> patterns;
   for (std::string_view key : keys) {
     for (std::string& name : reader.Strings(key)) {
-      // "mlp.gate." is how some lists keep "mlp.gate_proj" out.
+      // Some lists spell "mlp.gate." so that "mlp.gate_proj" does not match.
       if (name.ends_with('.')) name.pop_back();
       patterns.push_back({ModulePattern::Kind::kName, std::move(name)});
     }
@@ -25,7 +23,7 @@ std::vector<ModulePattern> Names(const ConfigReader& reader,
   return patterns;
 }
 
-// Hugging Face's fp8: blocks as DeepSeek publishes them, else scales of tensors or rows.
+// Hugging Face's fp8: block scales as DeepSeek publishes them, else scales of tensors or rows.
 QuantizationConfig ReadFp8(const ConfigReader& reader) {
   LinearScheme scheme{.packing = Packing::kFp8, .format = WeightFormat::kFp8Channel};
   const auto block = reader.Ints("weight_block_size", 1, kMaxGroup);
@@ -37,22 +35,21 @@ QuantizationConfig ReadFp8(const ConfigReader& reader) {
     scheme.activation = ActivationFormat::kFp8Group;
   } else {
     throw Invalid("{} is [{}]; only FP8 with [128, 128] blocks is supported",
-                  reader.Where("weight_block_size"), fmt::join(block, ", "));
+                  reader.Where("weight_block_size"), Joined(block, ", "));
   }
   return {.names = {"fp8"},
           .rules = {{scheme, {}}},
           .ignored = Names(reader, {"modules_to_not_convert", "ignored_layers"})};
 }
 
-void WantFourBits(const ConfigReader& reader, std::initializer_list<std::string_view> keys) {
+void RequireFourBits(const ConfigReader& reader, std::initializer_list<std::string_view> keys) {
   const int64_t bits = reader.Int(keys, 1, 64);
   if (bits != 4) {
-    throw Invalid("{} is {}; of this method only 4 bits are supported", reader.Where(*keys.begin()),
-                  bits);
+    throw Invalid("{} is {}; this method supports only 4 bits", reader.Where(*keys.begin()), bits);
   }
 }
 
-// Rules of GPTQModel by which parts of a model differ: "-:regex" leaves modules plain, "+:regex"
+// GPTQModel's rules for parts of a model: "-:regex" excludes modules from quantization, "+:regex"
 // or "regex" changes their settings.
 std::vector<ModulePattern> ReadDynamic(const ConfigReader& reader) {
   std::vector<ModulePattern> ignored;
@@ -60,8 +57,7 @@ std::vector<ModulePattern> ReadDynamic(const ConfigReader& reader) {
   if (!rules) return ignored;
   for (const std::string& rule : rules->Members()) {
     if (!rule.starts_with("-:")) {
-      throw Invalid("{}: settings of their own for some modules are not supported",
-                    rules->Where(rule));
+      throw Invalid("{}: per-module settings are not supported", rules->Where(rule));
     }
     ignored.push_back({ModulePattern::Kind::kRegex, rule.substr(2)});
   }
@@ -69,7 +65,7 @@ std::vector<ModulePattern> ReadDynamic(const ConfigReader& reader) {
 }
 
 QuantizationConfig ReadGptq(const ConfigReader& reader) {
-  WantFourBits(reader, {"bits"});
+  RequireFourBits(reader, {"bits"});
   if (reader.BoolOr("lm_head", false)) {
     throw Invalid("{} is true; a quantized head is not supported", reader.Where("lm_head"));
   }
@@ -91,11 +87,10 @@ QuantizationConfig ReadGptq(const ConfigReader& reader) {
 }
 
 QuantizationConfig ReadAwq(const ConfigReader& reader) {
-  WantFourBits(reader, {"bits", "w_bit"});
+  RequireFourBits(reader, {"bits", "w_bit"});
   const std::string version = reader.StringOr({"version"}, "gemm");
   if (version != "gemm" && version != "GEMM") {
-    throw Invalid("{} is \"{}\"; of AWQ only version gemm is supported", reader.Where("version"),
-                  version);
+    throw Invalid("{} is \"{}\"; AWQ supports only version gemm", reader.Where("version"), version);
   }
   const int64_t group = reader.IntOr({"group_size", "q_group_size"}, 128, -1, kMaxGroup);
   const LinearScheme scheme{.packing = Packing::kAwq,
@@ -107,8 +102,8 @@ QuantizationConfig ReadAwq(const ConfigReader& reader) {
           .ignored = Names(reader, {"modules_to_not_convert"})};
 }
 
-// DeepSeek's checkpoints of SGLang and TensorRT-LLM: int4 experts with e4m3 rows by a scale of the
-// tensor, all else FP8 blocks.
+// DeepSeek's checkpoints for SGLang and TensorRT-LLM: int4 experts with e4m3 activations by a scale
+// of the tensor; all other linears in FP8 blocks.
 QuantizationConfig ReadW4aFp8(const ConfigReader& reader) {
   const LinearScheme experts{.packing = Packing::kSignedInt4,
                              .format = WeightFormat::kInt4Group,
@@ -148,7 +143,7 @@ QuantizationConfig ReadQuantization(const ConfigReader& reader, bool mxfp4_block
   const std::string method = object->StringOr({"quant_method"}, "");
   QuantizationConfig config = ReadMethod(*object, method, mxfp4_blocks);
   config.method = method;
-  const LinearSchemes checked(config);  // refuses malformed patterns
+  const LinearSchemes checked(config);  // throws on malformed patterns
   return config;
 }
 

@@ -1,4 +1,4 @@
-// What config.json says of quantized linears, and what `--quantization` makes of plain ones.
+// Quantization of linears: as read from config.json, or requested by `--quantization`.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace switchyard {
 
-// How a linear lies in its files. Each is described where it is read (weights/packing_*.cc).
+// Storage layout of a linear in its files. Documented at its reader (weights/packing_*.cc).
 enum class Packing : uint8_t {
   kPlain,          // float32, bfloat16 or float16
   kFp8,            // float8_e4m3 with scales of blocks, rows or the tensor
@@ -25,29 +25,29 @@ enum class Packing : uint8_t {
   kMxfp4,          // compressed-tensors' mxfp4-pack-quantized
   kNvfp4,          // compressed-tensors' nvfp4-pack-quantized
   kModelOptNvfp4,  // ModelOpt's NVFP4
-  kWhileLoading,   // kPlain in the files, packed into `format` when it is read
+  kWhileLoading,   // kPlain in the files, packed into `format` on load
 };
 
 struct LinearScheme {
   Packing packing = Packing::kPlain;
-  WeightFormat format = WeightFormat::kF32;  // in memory; means nothing where packing is kPlain
+  WeightFormat format = WeightFormat::kF32;  // in memory; unused if packing is kPlain
   int64_t group_size = 0;       // kInt4Group: columns that share a scale; 0: the whole row
   bool zeros = false;           // kInt4Group: zero points are stored
-  bool zeros_less_one = false;  // kGptq: its first layout stores zero points less 1
-  // Columns may be assigned to groups in any order (g_idx). Such a linear is none of the formats
-  // and is held in the model's dtype.
+  bool zeros_less_one = false;  // kGptq: its first layout stores zero points minus 1
+  // Columns may belong to groups in any order (g_idx). No WeightFormat stores such a linear,
+  // so it is held in the model's dtype.
   bool act_order = false;
   ActivationFormat activation = ActivationFormat::kNone;
 
   bool operator==(const LinearScheme&) const = default;
 };
 
-// Says which modules are meant, by names like "model.layers.0.mlp.experts.3.up_proj".
+// Selects modules by names like "model.layers.0.mlp.experts.3.up_proj".
 struct ModulePattern {
   enum class Kind : uint8_t {
-    kName,   // a run of whole parts of the name: "lm_head", "mlp.gate", "model.layers.0.self_attn"
-    kRegex,  // matches from the name's start on
-    kGlob,   // `*` and `?`, of the name or of a module around it
+    kName,   // consecutive parts of the name: "lm_head", "mlp.gate", "model.layers.0.self_attn"
+    kRegex,  // matches from the start of the name
+    kGlob,   // `*` and `?`, against the name or an enclosing module
   };
   Kind kind = Kind::kName;
   std::string text;
@@ -64,14 +64,14 @@ struct SchemeRule {
 
 struct QuantizationConfig {
   std::string method;              // quant_method of the checkpoint; empty: none
-  std::vector<std::string> names;  // of `--quantization` that mean what the checkpoint is
-  std::vector<SchemeRule> rules;   // the first that fits counts; none fits: plain
+  std::vector<std::string> names;  // values of `--quantization` that the checkpoint satisfies
+  std::vector<SchemeRule> rules;   // the first match applies; no match: plain
   std::vector<ModulePattern> ignored;
-  // Rows that meet linears stored in bfloat16 are rounded to it.
+  // Activation rows of linears stored in bfloat16 are rounded to it.
   bool bfloat16_rows = false;
 
   bool none() const { return method.empty() && rules.empty(); }  // every linear is plain
-  // gpt-oss: stacks of experts are stored as MXFP4 `_blocks` and `_scales`, which need no rule.
+  // gpt-oss: stacked experts are stored as MXFP4 `_blocks` and `_scales`, which need no rule.
   bool mxfp4_blocks() const { return method == "mxfp4"; }
 
   bool operator==(const QuantizationConfig&) const = default;
@@ -79,28 +79,29 @@ struct QuantizationConfig {
 
 // `--quantization` and `--quantize-activations`.
 struct QuantizationFlags {
-  std::string method;  // empty: as the checkpoint is
-  // auto: int8 where the checkpoint was made for it (that is its arithmetic), else float32, but for
-  // what ReadModelConfig adds (engine/config.h); always: what GPUs have for the weights, bfloat16
-  // rows for linears in bfloat16 included (not for routers, embedding and head); never: float32.
+  std::string method;  // empty: as in the checkpoint
+  // auto: int8 if the checkpoint was made for int8 arithmetic, else float32, with the additions of
+  // ReadModelConfig (engine/config.h). always: the activation format that GPUs use for the weights,
+  // including bfloat16 rows for linears in bfloat16 (not for routers, embedding and head). never:
+  // float32.
   std::string activations = "auto";
 };
 
-// Reads `quantization_config`. Error kInvalid names key and value of what is not supported.
+// Reads `quantization_config`. Error kInvalid names the key and value of unsupported settings.
 // `mxfp4_blocks`: the family has fused experts.
 QuantizationConfig ReadQuantization(const ConfigReader& reader, bool mxfp4_blocks);
-// Reads ModelOpt's hf_quant_config.json, which counts where config.json says nothing.
+// Reads ModelOpt's hf_quant_config.json, for a config.json without quantization_config.
 QuantizationConfig ReadModelOptFile(const ConfigReader& reader);
 
-// Error kInvalid where the method is unknown or is not the one of a checkpoint that is quantized
-// already (both are named). Experts, attention and dense feed-forwards are packed while they load,
-// but for MLA's kv_b_proj; "mxfp4" means the routed experts alone.
+// Error kInvalid if the method is unknown, or if the checkpoint is already quantized by another
+// method (the error names both). Experts, attention and dense feed-forwards are packed on load,
+// except MLA's kv_b_proj; "mxfp4" packs the routed experts only.
 void ApplyFlags(const QuantizationFlags& flags, QuantizationConfig* config);
 
-// The scheme of each module by its name. Immutable; any thread.
+// Maps a module's name to its scheme. Immutable; any thread.
 class LinearSchemes {
  public:
-  // Error kInvalid where a regular expression is malformed.
+  // Error kInvalid for a malformed regular expression.
   explicit LinearSchemes(const QuantizationConfig& config);
   ~LinearSchemes();
   const LinearScheme& Of(std::string_view module) const;

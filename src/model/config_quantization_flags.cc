@@ -16,7 +16,7 @@ LinearScheme WhileLoading(WeightFormat format, ActivationFormat activation) {
           .activation = activation};
 }
 
-// Names are SGLang's where it has one. Empty: the name is unknown.
+// Names follow SGLang where it has one. Returns no rules for an unknown name.
 std::vector<SchemeRule> RulesOf(const std::string& method) {
   using W = WeightFormat;
   using A = ActivationFormat;
@@ -46,11 +46,11 @@ void ApplyMethod(const std::string& method, QuantizationConfig* config) {
         method, config->method);
   }
   config->rules = RulesOf(method);
-  // MLA takes it apart by heads and absorbs it into queries and outputs.
+  // MLA splits kv_b_proj by heads and absorbs it into queries and outputs.
   config->ignored = {{ModulePattern::Kind::kName, "self_attn.kv_b_proj"}};
   if (config->rules.empty()) {
     throw Invalid(
-        "--quantization {} is not something to make of a checkpoint that is not quantized; want "
+        "--quantization {} cannot be applied to a checkpoint that is not quantized; want "
         "fp8, w8a8_fp8, w8a8_int8, int4, w4afp8, mxfp4 or nvfp4",
         method);
   }

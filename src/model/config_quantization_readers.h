@@ -1,14 +1,14 @@
-// The two methods whose configuration is a page of its own (inside ReadQuantization).
+// Readers of the two methods with a larger configuration format. Internal to ReadQuantization.
 #pragma once
 
 #include "model/config_quantization.h"
 
 namespace switchyard {
 
-// The object under quantization_config of compressed-tensors: groups of modules with the numbers of
-// their weights and inputs.
+// Reads compressed-tensors' quantization_config: groups of modules with the quantization parameters
+// of their weights and inputs.
 QuantizationConfig ReadCompressedTensors(const ConfigReader& reader);
-// The object that holds ModelOpt's quant_algo, in config.json or hf_quant_config.json.
+// Reads the object that contains ModelOpt's quant_algo, in config.json or hf_quant_config.json.
 QuantizationConfig ReadModelOpt(const ConfigReader& reader);
 
 }  // namespace switchyard

@@ -1,4 +1,4 @@
-// What config.json says of quantized linears, in the words of published checkpoints.
+// Readers of quantization_config, on the spelling of published checkpoints.
 #include "model/config_quantization.h"
 
 #include <gmock/gmock.h>
@@ -28,7 +28,7 @@ std::string ErrorOf(const std::string& object) {
   return "no error";
 }
 
-// llm-compressor's FP8-dynamic of a MoE model.
+// llm-compressor's FP8-dynamic for a MoE model.
 TEST(ReadQuantization, CompressedTensorsFp8) {
   const QuantizationConfig config = Read(R"({
     "config_groups": {"group_0": {
@@ -78,7 +78,7 @@ TEST(ReadQuantization, CompressedTensorsGroupsByTarget) {
   EXPECT_EQ(schemes.Of("model.layers.3.mlp.gate_proj").packing, Packing::kPlain);
 }
 
-// The class of all linears gives way to a name or a regular expression, whichever comes first.
+// A name or a regular expression takes precedence over the class of all linears, in any order.
 TEST(ReadQuantization, CompressedTensorsNamesComeBeforeTheClass) {
   const LinearSchemes schemes(Read(R"({
     "config_groups": {
@@ -135,7 +135,7 @@ TEST(ReadQuantization, AwqKeepsWhatItDoesNotConvert) {
   EXPECT_EQ(schemes.Of("model.layers.0.mlp.gate_proj").packing, Packing::kAwq);
 }
 
-// nvidia's DeepSeek-R1-FP4: patterns name modules or what is around them.
+// nvidia's DeepSeek-R1-FP4: patterns name modules or enclosing modules.
 TEST(ReadQuantization, ModelOptExcludesByPattern) {
   const LinearSchemes schemes(Read(R"({"quant_method": "modelopt", "quant_algo": "NVFP4",
     "group_size": 16, "kv_cache_scheme": null,

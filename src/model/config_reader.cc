@@ -11,11 +11,11 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kShownValue = 60;  // longest part of a value that a message repeats
+constexpr size_t kMaxQuotedChars = 60;  // most characters of a value that a message quotes
 
 std::string Show(const json& value) {
   std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
-  if (text.size() > kShownValue) text = text.substr(0, kShownValue) + "...";
+  if (text.size() > kMaxQuotedChars) text = text.substr(0, kMaxQuotedChars) + "...";
   return text;
 }
 

@@ -1,4 +1,4 @@
-// Typed reading of one JSON object of a configuration file, with errors that name file, key and
+// Typed access to a JSON object of a configuration file. Errors name file, key and
 // value.
 #pragma once
 
@@ -12,19 +12,19 @@
 
 namespace switchyard {
 
-// Keys that hold null count as absent: checkpoints spell "not used" either way. A list of keys
-// means spellings of one setting, of which the first present counts. Every getter throws Error
-// kInvalid naming the key and its value where the type or range is wrong; those without a default
-// also where no spelling is present. Cheap to copy; immutable.
+// A key with value null counts as absent: checkpoints spell "not used" either way. A list of keys
+// gives alternative spellings of one setting; the first present one is used. Every getter throws
+// Error kInvalid with the key and its value for a wrong type or range; getters without a default
+// also throw if no spelling is present. Cheap to copy; immutable.
 class ConfigReader {
  public:
   using Keys = std::initializer_list<std::string_view>;
 
-  // `file` stands in messages. Error where `text` is not a JSON object.
+  // `file`: its name in messages. Error if `text` is not a JSON object.
   ConfigReader(std::string_view text, std::string file);
 
   bool Has(std::string_view key) const;
-  // "rope_scaling.factor is -1; want ..." with the file's name before it.
+  // "rope_scaling.factor" prefixed with the file's name, for messages.
   std::string Where(std::string_view key) const;
 
   int64_t Int(Keys keys, int64_t min, int64_t max) const;
@@ -35,7 +35,7 @@ class ConfigReader {
   std::string StringOr(Keys keys, std::string_view fallback) const;
   std::vector<std::string> Strings(std::string_view key) const;  // absent: empty
   bool IsString(std::string_view key) const;
-  std::vector<std::string> Members() const;  // the object's keys, in their order by name
+  std::vector<std::string> Members() const;  // the object's keys, sorted by name
   // A list of integers, or a single one; absent: empty.
   std::vector<int64_t> Ints(std::string_view key, int64_t min, int64_t max) const;
   // The object under `key`; nullopt where absent.

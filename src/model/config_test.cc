@@ -133,7 +133,7 @@ TEST(ConfigFixtures, DeepseekV3) {
   EXPECT_EQ(r.group_score, RouterConfig::GroupScore::kTop2Sum);
   EXPECT_TRUE(r.renormalize);
   EXPECT_FLOAT_EQ(r.routed_scaling_factor, 2.5f);
-  EXPECT_EQ(c.num_layers(), 3);  // the MTP layer is none of them
+  EXPECT_EQ(c.num_layers(), 3);  // excludes the MTP layer
   EXPECT_EQ(c.quantization.method, "");
 
   const ModelConfig fp8 = Fixture("deepseek_v3_fp8");
@@ -179,7 +179,7 @@ TEST(ConfigFixtures, Glm4MoeAndDense) {
   EXPECT_EQ(q.attention.head_dim, 32);
 }
 
-// Absent keys mean what the family's own configuration class says.
+// Absent keys have the defaults of the family's configuration class.
 TEST(Config, GlmRotatesHalfOfAHeadByDefault) {
   json glm = FixtureJson("glm4_moe");
   glm.erase("partial_rotary_factor");
@@ -187,7 +187,7 @@ TEST(Config, GlmRotatesHalfOfAHeadByDefault) {
   EXPECT_EQ(config.rope.rotary_dim, config.attention.head_dim / 2);
 }
 
-// The hub's spelling rewritten as transformers 5 would save it.
+// Rewrites the hub's spelling as transformers 5 would save it.
 json Transformers5Spelling(json c) {
   json rope = c["rope_scaling"].is_null() ? json::object() : c["rope_scaling"];
   rope.erase("type");
@@ -203,7 +203,7 @@ json Transformers5Spelling(json c) {
   for (const char* key : {"num_experts", "n_routed_experts"}) {
     if (c.contains(key)) {
       c["num_local_experts"] = c[key];
-      if (c["model_type"] != "deepseek_v2") c.erase(key);  // which tells dense models by it
+      if (c["model_type"] != "deepseek_v2") c.erase(key);  // its presence marks MoE models there
     }
   }
   return c;

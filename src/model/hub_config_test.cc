@@ -1,4 +1,4 @@
-// config.json of published checkpoints, without the settings that only training reads.
+// config.json of published checkpoints, without settings that only training reads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -212,7 +212,7 @@ TEST(HubConfig, KimiK2) {
   EXPECT_EQ(c.moe->router.num_groups, 1);
   EXPECT_EQ(CountMoe(c), 60);
   for (float f : InverseFrequencies(c.rope)) EXPECT_TRUE(std::isfinite(f) && f > 0);
-  // Without architectures, the model type tells.
+  // Without architectures, model_type selects the family.
   std::string nameless = text;
   nameless.replace(nameless.find("\"architectures\""), 15, "\"unused\"");
   EXPECT_EQ(ParseModelConfig(nameless).architecture, "DeepseekV3ForCausalLM");

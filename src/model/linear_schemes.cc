@@ -9,7 +9,7 @@
 namespace switchyard {
 namespace {
 
-// Whether `part` is a run of whole parts of `name`: "mlp.gate" of "model.layers.0.mlp.gate".
+// Whether `part` is a run of complete parts of `name`: "mlp.gate" of "model.layers.0.mlp.gate".
 bool HasParts(std::string_view name, std::string_view part) {
   if (part.empty()) return false;
   for (size_t at = name.find(part); at != std::string_view::npos; at = name.find(part, at + 1)) {
@@ -37,7 +37,7 @@ class Matcher {
       try {
         regexes_.back().assign(p.text);
       } catch (const std::regex_error& e) {
-        throw Invalid("config.json: quantization_config: \"{}\" is no regular expression: {}",
+        throw Invalid("config.json: quantization_config: \"{}\" is not a regular expression: {}",
                       p.text, e.what());
       }
     }

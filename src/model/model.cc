@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "eplb/init_location.h"
 #include "kernels/fused_ops.h"
-#include "model/drawing.h"
+#include "model/device_sampler.h"
 #include "model/families/family.h"
 #include "model/layers/context.h"
 #include "model/layers/dense_feed_forward.h"
@@ -40,7 +40,7 @@ std::optional<LatentAttention> MakeLatent(const ModelConfig& config, const Mesh&
 }
 
 // Whether the routed experts quantize their input rows to FP8 in groups of 128.
-bool TakesFp8Groups(const ModelConfig& config) {
+bool UsesFp8GroupActivations(const ModelConfig& config) {
   const LinearSchemes schemes(config.quantization);
   const TensorNames names = FindFamily(config.architecture)->names(config);
   const auto layer = std::ranges::find_if(config.layers, &LayerConfig::moe);
@@ -50,7 +50,7 @@ bool TakesFp8Groups(const ModelConfig& config) {
   return schemes.Of(experts + one).activation == ActivationFormat::kFp8Group;
 }
 
-// Each layer is cut where its own format can be, so a rank's parts of them may differ in size.
+// Each layer is sharded at multiples of its format's unit, so a rank's shards may differ in size.
 std::optional<DenseFeedForward> MakeDense(const ModelWeights& weights, const ModelConfig& config,
                                           const Mesh& mesh, int64_t max_tokens,
                                           kernels::Device& device) {
@@ -62,14 +62,15 @@ std::optional<DenseFeedForward> MakeDense(const ModelWeights& weights, const Mod
   return DenseFeedForward(config, mesh, middle, max_tokens, device);
 }
 
-// What follows from the model and the choice of backend and dtype, so that no caller can contradict
-// it.
-ModelOptions Complete(const ModelConfig& config, ModelOptions options, const MeshShape& mesh) {
+// Sets the options that follow from the model, the backend and the dtype, so that callers cannot
+// contradict them.
+ModelOptions CompleteOptions(const ModelConfig& config, ModelOptions options,
+                             const MeshShape& mesh) {
   options.moe.row_dtype = options.dtype;
-  options.load.whole_shared_expert = ScattersTokens(options.moe, mesh);
+  options.load.replicated_shared_expert = ScattersTokens(options.moe, mesh);
   if (options.context_length == 0) options.context_length = config.max_position;
   if (!config.has_moe()) return options;
-  options.moe.fp8_group_activations = TakesFp8Groups(config);
+  options.moe.fp8_group_activations = UsesFp8GroupActivations(config);
   options.load.placements = LoadPlacements(
       {.location = options.moe.init_expert_location,
        .num_layers = config.num_layers(),
@@ -81,43 +82,44 @@ ModelOptions Complete(const ModelConfig& config, ModelOptions options, const Mes
   return options;
 }
 
-// Before weights are loaded by placements that differ. They load with as many threads as compute.
-ModelOptions Agreed(ModelOptions options, RankComm& comm, const ThreadPool& pool) {
-  constexpr int kMostThatFill = 16;  // more do not read faster
+// Checks that all ranks have the same placements, before weights are loaded. Loading uses as many
+// threads as compute, up to kMaxLoadThreads.
+ModelOptions CheckPlacements(ModelOptions options, RankComm& comm, const ThreadPool& pool) {
+  constexpr int kMaxLoadThreads = 16;  // more threads do not read faster
   CheckSamePlacements(options.load.placements, options.moe.init_expert_location, *comm.tp);
-  options.load.threads = std::min(pool.num_threads(), kMostThatFill);
+  options.load.threads = std::min(pool.num_threads(), kMaxLoadThreads);
   return options;
 }
 
 class CpuMoeBlock : public MoeBlock {
  public:
   CpuMoeBlock(MoeLayer layer, int64_t hidden) : layer_(std::move(layer)) {
-    placing_.hidden = hidden;
+    dispatch_hook_.hidden = hidden;
   }
   void Forward(const float* hidden, const MoeTokens& tokens, float* out) override {
     layer_.Forward(hidden, tokens, out);
   }
-  void CopyRoutedExperts(int64_t, int32_t*) override {}  // written where MoeTokens said
+  void CopyRoutedExperts(int64_t, int32_t*) override {}  // written directly to MoeTokens' pointer
   MoeLayer& layer() { return layer_; }
-  const kernels::RowHook* RowsToCome(const MoeTokens& tokens) override {
-    placing_.place = layer_.InputRows(tokens);
-    return placing_.place.rows ? &placing_ : nullptr;
+  const kernels::RowHook* InputRowHook(const MoeTokens& tokens) override {
+    dispatch_hook_.place = layer_.InputRows(tokens);
+    return dispatch_hook_.place.rows ? &dispatch_hook_ : nullptr;
   }
 
  private:
-  // Leaves each row as it travels where the exchange wants it.
-  struct Placing final : kernels::RowHook {
-    void Written(int64_t row, const float* y) const override {
+  // Stores each row in its exchange format at its place in the exchange's input.
+  struct DispatchRowHook final : kernels::RowHook {
+    void OnRowWritten(int64_t row, const float* y) const override {
       if (row < place.tokens.begin || row >= place.tokens.end) return;
       StoreRow(place.format, y, hidden,
                place.rows + (row - place.tokens.begin) * place.format.Bytes(hidden));
     }
-    MoeLayer::InputPlace place;
+    MoeLayer::InputBuffer place;
     int64_t hidden = 0;
   };
 
   MoeLayer layer_;
-  Placing placing_;
+  DispatchRowHook dispatch_hook_;
 };
 
 }  // namespace
@@ -135,33 +137,34 @@ struct Model::Impl {
   EmbeddingAndHead vocabulary;
   std::optional<GroupedAttention> grouped;
   std::optional<LatentAttention> latent;
-  std::optional<DenseFeedForward> dense;       // of the layers that are dense
-  std::unique_ptr<DeviceMoe> device_moe;       // what layers of experts share on a GPU
+  std::optional<DenseFeedForward> dense;       // for the dense layers
+  std::unique_ptr<DeviceMoe> device_moe;       // state shared by MoE layers on a GPU
   std::vector<std::unique_ptr<MoeBlock>> moe;  // one for each layer; null for dense ones
   std::unique_ptr<MovableLayers> movable;      // or null
   Activations residual, normed, branch;        // [T, H] each
   kernels::FusedOps* fused;                    // or null
-  bool branch_waits = false;                   // to be added to the residual stream by NormResidual
+  bool branch_pending = false;                 // NormResidual must add `branch` to `residual`
   Activations selected;                        // [logit rows, H]
   PassArrays arrays;
-  std::vector<float> host_logits;     // [logit rows, vocab], where the device has memory of its own
-  std::vector<int32_t> routed;        // [T, layers, top_k] of the last batch that asked
-  std::vector<int32_t> layer_routed;  // [T, top_k]
-  const ForwardBatch* batch = nullptr;  // the one under way
+  std::vector<float> host_logits;       // [logit rows, vocab], for a device with its own memory
+  std::vector<int32_t> routed;          // [T, layers, top_k] of the last batch that requested it
+  std::vector<int32_t> layer_routed;    // [T, top_k]
+  const ForwardBatch* batch = nullptr;  // the current one
   PaddedBatch padded;
-  Drawing drawing;
+  DeviceSampler drawing;
   std::vector<int32_t> drawn;  // of the last batch
   uint32_t memory_generation = 0;
   std::set<int64_t> seen_sizes;  // of decode batches, since memory moved
-  // [dp] of that batch: what it says, or its own.
+  // [dp] of the current batch: its group counts, or its own.
   std::vector<int64_t> group_tokens, group_decode_tokens, group_logit_rows;
-  std::vector<int64_t> reserved_rows;  // [dp] of logits that there is memory for
+  std::vector<int64_t> reserved_rows;  // [dp] logit rows that are allocated
 
   Impl(const std::filesystem::path& dir, ModelConfig model_config, ModelOptions model_options,
        RankComm& rank_comm, ThreadPool& threads)
       : config(std::move(model_config)),
-        options(Agreed(Complete(config, std::move(model_options), rank_comm.mesh.shape()),
-                       rank_comm, threads)),
+        options(CheckPlacements(
+            CompleteOptions(config, std::move(model_options), rank_comm.mesh.shape()), rank_comm,
+            threads)),
         comm(rank_comm),
         pool(threads),
         rank_device(MakeRankDevice(config, options, comm, pool)),
@@ -179,7 +182,7 @@ struct Model::Impl {
         branch(device, residual.size()),
         fused(config.hidden % 4 == 0 ? device.fused() : nullptr),
         arrays(device, options.max_tokens) {
-    PlaceWeights(device, weights);
+    UploadWeights(device, weights);
     if (config.has_moe()) MakeMoeLayers(dir);
   }
 
@@ -197,7 +200,7 @@ struct Model::Impl {
       layer_config.layer = static_cast<int>(i);
       moe[i] = make(layer_config, weights.layers[i].moe);
       weights.layers[i].moe = {};
-      if (!device.is_cpu()) weights.layers[i].owned.clear();  // the layer has copies
+      if (!device.is_cpu()) weights.layers[i].owned.clear();  // the layer has copied them
     }
     if (options.movable_experts) MakeMovable(dir);
   }
@@ -215,10 +218,9 @@ struct Model::Impl {
       std::function<std::unique_ptr<MoeBlock>(const MoeLayerConfig&, const MoeLayerWeights&)>;
   MakeBlock MoeBlocks(const MoeShape& shape) {
     if (!device.is_cpu()) {
-      if (options.observer)
-        throw Invalid("experts are recorded on CPUs only so far: want --device cpu");
+      if (options.observer) throw Invalid("experts are recorded on CPUs only: want --device cpu");
       if (options.chooser || options.movable_experts)
-        throw Invalid("experts move on CPUs only so far: want --device cpu");
+        throw Invalid("experts move on CPUs only: want --device cpu");
       device_moe = rank_device->MakeMoe(options.moe, shape);
       return [this](const MoeLayerConfig& layer, const MoeLayerWeights& parts) {
         return device_moe->MakeLayer(layer, parts);
@@ -245,41 +247,42 @@ struct Model::Impl {
                     .hook = hook});
   }
 
-  // Of the residual stream into `normed`, or rounded to bfloat16 in its place.
+  // Normalises the residual stream into `normed`, or, rounded to bfloat16, into its memory.
   void NormResidual(const Tensor& weight, int64_t tokens, const kernels::RowHook* hook = nullptr,
-                    bool halves = false) {
+                    bool bf16_rows = false) {
     if (!fused) return Norm(residual.data(), weight, tokens, normed.data(), hook);
     fused->AddNorm({.x = residual.data(),
-                    .add = branch_waits ? branch.data() : nullptr,
+                    .add = branch_pending ? branch.data() : nullptr,
                     .weight = weight.data<float>(),
-                    .y = halves ? nullptr : normed.data(),
-                    .halves = halves ? normed.data() : nullptr,
+                    .y = bf16_rows ? nullptr : normed.data(),
+                    .bf16_rows = bf16_rows ? normed.data() : nullptr,
                     .m = tokens,
                     .n = config.hidden,
                     .eps = config.norm_eps});
-    branch_waits = false;
+    branch_pending = false;
   }
 
-  // The sum over ranks joins the residual stream: with the next norm, where a device has both in
-  // one.
+  // Adds the sum over ranks to the residual stream; fused into the next norm if the device has a
+  // fused op.
   void AddBranch(int64_t tokens) {
-    branch_waits = fused != nullptr;
-    if (!branch_waits) AddWaiting(tokens);
+    branch_pending = fused != nullptr;
+    if (!branch_pending) AddPendingBranch(tokens);
   }
-  void AddWaiting(int64_t tokens) {
-    branch_waits = false;
+  void AddPendingBranch(int64_t tokens) {
+    branch_pending = false;
     device.AddInPlace(residual.data(), branch.data(), tokens * config.hidden);
   }
 
-  // Within the attention group, which does without where it has no tokens.
+  // Attention, within the attention group; skipped if the group has no tokens.
   void Attend(const LayerContext& c, int64_t layer) {
     const int64_t tokens = c.rows.tokens;
     if (tokens == 0) return;
     const GroupedAttentionWeights& w = weights.layers[layer].grouped;
-    const bool halves = fused && grouped && grouped->TakesHalves(c, w);
-    NormResidual(weights.layers[layer].input_norm, tokens, nullptr, halves);
+    const bool bf16_rows = fused && grouped && grouped->TakesBf16Input(c, w);
+    NormResidual(weights.layers[layer].input_norm, tokens, nullptr, bf16_rows);
     if (grouped)
-      grouped->Forward(c, w, layer, normed.data(), halves ? normed.data() : nullptr, branch.data());
+      grouped->Forward(c, w, layer, normed.data(), bf16_rows ? normed.data() : nullptr,
+                       branch.data());
     if (latent)
       latent->Forward(c, weights.layers[layer].latent, layer, normed.data(), branch.data());
     groups.attn_tp->AllReduceSum(branch.data(), tokens * config.hidden);
@@ -291,19 +294,19 @@ struct Model::Impl {
     const MoeTokens moe_tokens{.group_tokens = group_tokens,
                                .group_decode_tokens = group_decode_tokens,
                                .routed_experts = routed.empty() ? nullptr : layer_routed.data()};
-    const kernels::RowHook* hook = moe[layer] ? moe[layer]->RowsToCome(moe_tokens) : nullptr;
+    const kernels::RowHook* hook = moe[layer] ? moe[layer]->InputRowHook(moe_tokens) : nullptr;
     if (tokens > 0) NormResidual(weights.layers[layer].post_attention_norm, tokens, hook);
     if (moe[layer]) {
       moe[layer]->Forward(normed.data(), moe_tokens, branch.data());
-      KeepRoutedExperts(tokens, layer);
+      StoreRoutedExperts(tokens, layer);
     } else {
       dense->Forward(c, weights.layers[layer].dense, normed.data(), branch.data());
     }
     if (tokens > 0) AddBranch(tokens);
   }
 
-  // Rows of `routed` are laid out by token, those of a layer's answer are one layer's.
-  void KeepRoutedExperts(int64_t tokens, int64_t layer) {
+  // Copies one layer's [T, top_k] ids into `routed` [T, layers, top_k].
+  void StoreRoutedExperts(int64_t tokens, int64_t layer) {
     if (routed.empty()) return;
     if (!device.is_cpu()) moe[layer]->CopyRoutedExperts(tokens, layer_routed.data());
     const int64_t k = config.moe->router.top_k, row = config.num_layers() * k;
@@ -332,15 +335,15 @@ struct Model::Impl {
     layer_routed.resize(tokens * k);
   }
 
-  // From token ids to logits; ops of the device and collectives alone.
+  // From token ids to logits; uses only ops of the device and collectives.
   const float* RunLayers(const LayerContext& c) {
-    branch_waits = false;
+    branch_pending = false;
     if (c.rows.tokens > 0) vocabulary.Embed(c, residual.data());
     for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
       Attend(c, layer);
       FeedForward(c, layer);
     }
-    if (branch_waits) AddWaiting(c.rows.tokens);
+    if (branch_pending) AddPendingBranch(c.rows.tokens);
     const int64_t rows = c.rows.logit_rows;
     if (rows > 0) {
       device.CopyRows({.x = residual.data(),
@@ -355,19 +358,19 @@ struct Model::Impl {
     return vocabulary.Logits(c, selected.data(), group_logit_rows);
   }
 
-  // A decode batch in one of the sizes that are recorded, any other as it is.
+  // Pads decode batches to a recorded size; runs all other batches as they are.
   std::span<const float> Forward(const ForwardBatch& new_batch, KvStorage& kv) {
     const int64_t recorded = RecordedTokens();
     const bool record = recorded > 0 && IsPlainDecode(new_batch, recorded);
     Begin(record ? padded.Pad(new_batch, kv.num_pages(), kv.page_size()) : new_batch);
     const PassRows rows = arrays.Set(device, *batch);
-    const TokenSpread spread(comm.mesh, group_tokens);
+    const TokenPartition spread(comm.mesh, group_tokens);
     const LayerContext c{config, comm.mesh, rows, spread, cos_sin, kv, groups, device};
     device.SetSequences(batch->sequences, kv.page_size());
     ReserveLogits();
     const float* logits = nullptr;
     device.Run(record ? KeyOf(rows.tokens) : 0, [&] { logits = RunLayers(c); });
-    if (record) logits = vocabulary.logits();  // a replay runs no code of ours
+    if (record) logits = vocabulary.logits();  // a graph replay does not execute RunLayers
     const int64_t wanted = std::ssize(new_batch.logit_rows);
     drawn.clear();
     if (!new_batch.draws.empty()) {
@@ -378,16 +381,16 @@ struct Model::Impl {
     return ToHost(logits, wanted * config.vocab_size);
   }
 
-  // The most rows of a pass that is recorded; 0: none is.
+  // The most rows of a recorded pass; 0: recording is disabled.
   int64_t RecordedTokens() const {
     if (!options.gpu || !options.gpu->graphs) return 0;
     return std::min(options.gpu->graph_max_tokens, options.max_tokens);
   }
 
-  // What was recorded before memory moved is not to be replayed.
+  // Allocates logit rows. Passes recorded before memory moved must not be replayed.
   void ReserveLogits() {
-    // By the largest group's rows, so that groups that record do so in the same pass, as NCCL
-    // demands; and at once what recorded passes may want, so that none is recorded in vain.
+    // Sized by the largest group's rows, so that all groups record in the same pass, as NCCL
+    // requires. Reserves the maximum of recorded passes at once, so that no recording is lost.
     reserved_rows = group_logit_rows;
     for (int64_t& rows : reserved_rows) rows = std::max(rows, RecordedTokens());
     const bool rows_moved =
@@ -398,8 +401,8 @@ struct Model::Impl {
     seen_sizes.clear();
   }
 
-  // Of a recorded pass; 0 for the first pass of a size, which is not recorded: kernels are loaded
-  // and scratch is allocated there.
+  // The key of a recorded pass. 0 for the first pass of a size, which is not recorded: it loads
+  // kernels and allocates scratch.
   uint64_t KeyOf(int64_t tokens) {
     if (seen_sizes.insert(tokens).second) return 0;
     return static_cast<uint64_t>(memory_generation) << 32 | static_cast<uint64_t>(tokens);
@@ -436,7 +439,7 @@ size_t SymmetricBytesPerRank(const ModelConfig& config, const ModelOptions& opti
                              const MeshShape& shape) {
   const size_t moe =
       config.has_moe() && !options.gpu
-          ? MoeSymmetricBytes(Complete(config, options, shape).moe,
+          ? MoeSymmetricBytes(CompleteOptions(config, options, shape).moe,
                               MoeShapeOf(config, options.max_tokens), shape, options.backends.get())
           : 0;
   return RankComm::BytesPerRank(shape) + moe;
@@ -444,21 +447,21 @@ size_t SymmetricBytesPerRank(const ModelConfig& config, const ModelOptions& opti
 
 size_t GpuBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                        const MeshShape& shape) {
-  return CudaPeerBytes(config, Complete(config, options, shape), shape);
+  return CudaPeerBytes(config, CompleteOptions(config, options, shape), shape);
 }
 
 std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions& options,
                                    const MeshShape& shape) {
-  return DescribeExchangeMemory(Complete(config, options, shape).moe,
+  return DescribeExchangeMemory(CompleteOptions(config, options, shape).moe,
                                 MoeShapeOf(config, options.max_tokens), shape,
                                 options.backends.get());
 }
 
 size_t WeightBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                           const Mesh& mesh) {
-  LoadOptions load = Complete(config, options, mesh.shape()).load;
+  LoadOptions load = CompleteOptions(config, options, mesh.shape()).load;
   if (options.gpu) {
-    load.placed_as = options.dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
+    load.gpu_plain_dtype = options.dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
     load.packs_experts = options.gpu->packs_experts && options.dtype != DType::kF32;
   }
   return WeightBytesPerRank(config, mesh, load);

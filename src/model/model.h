@@ -1,4 +1,4 @@
-// The decoder as one rank sees it: token rows in, logits out.
+// One rank's shard of the decoder: token rows in, logits out.
 #pragma once
 
 #include <chrono>
@@ -26,15 +26,15 @@ namespace kernels {
 class Device;
 }
 
-// The paged key/value cache's memory: one pair of tensors a layer (grouped: k and v [slots,
-// kv_heads of this rank, D]; latent: one tensor [slots, kv_lora + rope] in `k`). Owned by the
-// engine, written by the model. Each attention group has a cache of its own, split over its ranks.
+// Memory of the paged KV cache, per layer. Grouped attention: k and v, [slots, kv_heads of this
+// rank, D] each. Latent attention: one tensor [slots, kv_lora + rope] in `k`. Owned by the engine,
+// written by the model. Each attention group has its own cache, sharded over its ranks.
 class KvStorage {
  public:
   KvStorage() = default;
   KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages, int32_t page_size,
             DType dtype);
-  // In the memory of `device`, with a page more than num_pages for rows that fill up a batch.
+  // In the memory of `device`, with one page beyond num_pages for padding rows of a batch.
   KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages, int32_t page_size,
             DType dtype, kernels::Device& device);
   static size_t BytesPerToken(const ModelConfig& config, const Mesh& mesh,
@@ -53,57 +53,56 @@ class KvStorage {
   DType dtype_ = DType::kF32;
 };
 
-// One forward pass of one attention group: the new rows of every sequence of its batch, one after
-// the other, those that decode first. The same on every rank of the group. A group may have none.
+// One forward pass of one attention group: the new rows of every sequence of its batch,
+// concatenated, decoding sequences first. Equal on every rank of the group. A group may have none.
 struct ForwardBatch {
   std::vector<int32_t> tokens;     // [T]
   std::vector<int32_t> positions;  // [T]
   std::vector<int32_t> slots;      // [T] cache slot of each row's key and value
   std::vector<kernels::SequenceSpan> sequences;
-  std::vector<int32_t> logit_rows;    // rows whose logits are wanted, ascending
+  std::vector<int32_t> logit_rows;    // rows whose logits are computed, ascending
   std::vector<uint64_t> request_ids;  // [sequences] EngineRequest::id; Forward does not read them
-  int64_t decode_tokens = 0;    // the first rows: the one new row of each sequence that decodes
-  bool routed_experts = false;  // whether Model::routed_experts is asked for
-  // [logit_rows] where the model is to draw the tokens itself (Model::draws); else empty.
-  std::vector<kernels::RowDraw> draws;
+  int64_t decode_tokens = 0;          // leading rows: the one new row of each decoding sequence
+  bool routed_experts = false;        // whether Model::routed_experts is needed
+  // [logit_rows] if the model draws the tokens itself (Model::draws); else empty.
+  std::vector<kernels::RowSampling> draws;
   // [dp] tokens.size(), decode_tokens and logit_rows.size() of each attention group, this one
-  // included. May be left empty where there is only one.
+  // included. May be empty if there is only one.
   std::vector<int64_t> group_tokens, group_decode_tokens, group_logit_rows;
   bool groups_want_routed_experts = false;  // whether any group's batch has `routed_experts`
 
   int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
 };
 
-// Which GPU a rank computes on, and how (--device cuda).
+// The GPU of a rank and its settings (--device cuda).
 struct GpuOptions {
   int index = 0;                               // of this host
   bool custom_all_reduce = true;               // --disable-custom-all-reduce
   bool graphs = true;                          // --disable-cuda-graph
-  bool packs_experts = true;                   // the GPU has what 4-bit experts stay packed for
+  bool packs_experts = true;                   // the GPU has kernels for packed 4-bit experts
   int64_t graph_max_tokens = 0;                // --cuda-graph-max-bs: decode tokens of a group
   int64_t max_sequences = 0;                   // of one pass
   std::chrono::milliseconds timeout{300'000};  // of kernels that wait for a peer
-  int ranks_per_host = 0;                      // 0: all are on one
+  int ranks_per_host = 0;                      // 0: all ranks are on one host
 };
 
 struct ModelOptions {
-  DType dtype =
-      DType::kBF16;        // of the cache and of token rows in flight; sums are float32 throughout
-  int64_t max_tokens = 0;  // most rows of one group in one pass: sizes activations and buffers
-  int64_t context_length = 0;  // positions that occur: sizes the rope table; 0: all the model has
+  DType dtype = DType::kBF16;  // of the cache and of exchanged token rows; sums are always float32
+  int64_t max_tokens = 0;      // most rows of one group in one pass: sizes activations and buffers
+  int64_t context_length = 0;  // positions: sizes the RoPE table; 0: the model's maximum
   MoeOptions moe;
   std::shared_ptr<const MoeBackends> backends;  // null: those of this program
-  std::optional<GpuOptions> gpu;                // nothing: the CPU
+  std::optional<GpuOptions> gpu;                // none: CPU
   RoutingObserver* observer = nullptr;          // of the MoE layers, outlives the model; CPU only
   ReplicaChooser* chooser = nullptr;            // of the MoE layers, likewise
-  bool movable_experts = false;                 // Model::movable_experts is asked for; CPU only
-  std::string eplb_algorithm = "auto";          // plans for a recorded --init-expert-location
-  int32_t page_size = 16;                       // of the cache that Forward will be given
+  bool movable_experts = false;                 // enables Model::movable_experts; CPU only
+  std::string eplb_algorithm = "auto";          // planner for a recorded --init-expert-location
+  int32_t page_size = 16;                       // of the cache passed to Forward
   LoadOptions load;
 };
 
 // This rank's shard of the decoder. Owns weights and activations; borrows communicators, threads
-// and the cache. The rank's thread calls Forward; all ranks of the world call it together, those of
+// and the cache. The rank's thread calls Forward. All ranks of the world call it together, ranks of
 // an attention group with equal batches.
 class Model {
  public:
@@ -111,20 +110,20 @@ class Model {
         ThreadPool& pool);
   ~Model();
 
-  // A cache for this model, in the memory of what it computes on.
+  // A cache for this model, in the memory of its device.
   KvStorage MakeCache(int64_t num_pages, int32_t page_size, DType dtype);
-  // Logits of logit_rows, [rows, vocab], whole on every rank of the group; valid until the next
+  // Logits of logit_rows, [rows, vocab], complete on every rank of the group; valid until the next
   // call.
   std::span<const float> Forward(const ForwardBatch& batch, KvStorage& kv);
-  // Whether batches may have `draws`: Forward then leaves the logits where they are and returns
-  // none, and drawn() has a token for each row, −1 where a logit is not finite.
+  // Whether batches may have `draws`. Forward then keeps the logits on the device and returns
+  // none; drawn() has a token for each row, −1 where a logit is not finite.
   bool draws() const;
   std::span<const int32_t> drawn() const;
-  // [T, layers, top_k] the logical experts that each row of the last batch was sent to, −1 for none
-  // (dense layers have none at all). Empty where the batch did not ask.
+  // [T, layers, top_k] logical experts that each row of the last batch was routed to, −1 for none
+  // (always in dense layers). Empty if the batch did not request them.
   std::span<const int32_t> routed_experts() const;
 
-  // What re-balancing moves; null where ModelOptions did not ask.
+  // The interface for rebalancing; null unless ModelOptions::movable_experts.
   MovableExperts* movable_experts();
 
   const ModelConfig& config() const;
@@ -134,17 +133,17 @@ class Model {
   std::unique_ptr<Impl> impl_;
 };
 
-// Symmetric memory that ranks of such a model need, to size the arena before they start.
+// Symmetric memory per rank, to size the arena before the ranks start.
 size_t SymmetricBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                              const MeshShape& shape);
-// A line for the log: what the exchange of such a model, which has experts, takes of that.
+// A log line: the part of that memory that the exchange takes. Requires a model with experts.
 std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions& options,
                                    const MeshShape& shape);
-// What a rank on a GPU takes there besides weights, cache and activations: buffers that its peers
-// write into.
+// Device memory of a rank on a GPU besides weights, cache and activations: buffers that its peers
+// write to.
 size_t GpuBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                        const MeshShape& shape);
-// Weights that one rank of such a model touches.
+// Bytes of weights that one rank reads.
 size_t WeightBytesPerRank(const ModelConfig& config, const ModelOptions& options, const Mesh& mesh);
 
 }  // namespace switchyard

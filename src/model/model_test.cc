@@ -1,4 +1,4 @@
-// The decoder against the reference checkpoints: logits at every position, on several layouts.
+// Compares the decoder with the reference checkpoints: logits at every position, several layouts.
 #include "model/model.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ std::filesystem::path Fixture(const std::string& name) {
   return std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures" / name;
 }
 
-// The reference outputs beside a checkpoint.
+// The reference outputs stored with a checkpoint.
 class Reference {
  public:
   explicit Reference(const std::string& fixture) {
@@ -46,7 +46,7 @@ struct Case {
   std::string fixture;
   int tp = 1, ep = 1;
   std::string backend = "none", mode = "auto";
-  DType dtype = DType::kF32;     // of token rows in flight
+  DType dtype = DType::kF32;     // of exchanged token rows
   DType kv_dtype = DType::kF32;  // of the cache
   int dp = 1, dense_tp = 0;
   int redundant = 0;  // experts
@@ -60,8 +60,8 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
              << Name(c.kv_dtype) << " redundant " << c.redundant << " rows " << c.activations;
 }
 
-// A sequence and how it goes through the model: from pass `start` on in chunks of `chunk` rows up
-// to `decode_from`, then row by row.
+// A sequence and its schedule: from pass `start` on in chunks of `chunk` rows up to `decode_from`,
+// then one row per pass.
 struct Text {
   std::vector<int32_t> tokens;
   int chunk = 1 << 20;
@@ -79,9 +79,9 @@ struct Text {
     return {prompt() + i - chunks, prompt() + i - chunks + 1};
   }
 };
-using Group = std::vector<Text>;  // what one attention group works on
+using Group = std::vector<Text>;  // the texts of one attention group
 
-// What came out for each text.
+// The outputs for each text.
 struct Outcome {
   std::vector<float> logits;            // [T, vocab]
   std::vector<int32_t> routed_experts;  // [T, layers, k]
@@ -89,7 +89,7 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
-// One rank's texts on pages in descending order, so that no test passes by luck.
+// One rank's texts on pages in descending order, so that no test passes by chance.
 class Sequences {
  public:
   explicit Sequences(const Group& texts) : texts_(texts), pages_(texts.size()) {
@@ -101,7 +101,7 @@ class Sequences {
 
   int num_pages() const { return num_pages_; }
 
-  // All rows of a pass, those that decode first.
+  // All rows of a pass, decoding sequences first.
   const ForwardBatch& Batch(int pass) {
     batch_ = {};
     order_.clear();
@@ -154,8 +154,8 @@ class Sequences {
   std::vector<size_t> order_;
 };
 
-// Runs all groups' texts through a model and returns, by group and text, what came out of its first
-// rank; checks that its other ranks have the same.
+// Runs all groups' texts through a model and returns the outputs of each group's first rank, by
+// group and text. Checks that the group's other ranks have the same.
 std::vector<std::vector<Outcome>> Run(const Case& c, const std::vector<Group>& groups) {
   const ModelConfig config =
       LoadModelConfig(Fixture(c.fixture), {}, {.activations = c.activations});
@@ -241,12 +241,12 @@ TEST_P(ModelTest, LogProbsAreThoseOfTransformers) {
   if (c.dtype == DType::kF32 && c.kv_dtype == DType::kF32) {
     EXPECT_LT(worst, 2e-4);
   } else if (c.kv_dtype == DType::kI8) {
-    // Steps of 1 / 127 of a row's largest value, four times bfloat16's of the largest values.
+    // Steps of 1 / 127 of a row's largest value, four times those of bfloat16 at large values.
     EXPECT_LT(worst, 4 * 5e-2);
     EXPECT_LT(total / count, 4 * 5e-3);
   } else if (c.kv_dtype == DType::kF8E4M3) {
-    // Four bits fewer than bfloat16: sixteen times its mean. The worst is that of a token whose
-    // experts turned.
+    // Four bits less than bfloat16: sixteen times its mean. The worst case is a token whose routing
+    // changed.
     EXPECT_LT(total / count, 16 * 5e-3);
   } else {
     EXPECT_LT(worst, 5e-2);
@@ -267,7 +267,7 @@ std::vector<Case> Cases() {
     cases.push_back({name, 4, 4, "deepep", "auto"});
     cases.push_back({name, 2, 2, "deepep", "auto", DType::kBF16});
   }
-  // Rounded keys turn the routing of some of these random models; of the others they stay within
+  // Rounded keys change the routing of some of these random models; the others stay within
   // the same bounds.
   for (const char* name : {"qwen3", "deepseek_v3_fp8"}) {
     cases.push_back({name, 2, 2, "none", "auto", DType::kF32, DType::kBF16});
@@ -282,8 +282,8 @@ std::vector<Case> Cases() {
 
 INSTANTIATE_TEST_SUITE_P(Fixtures, ModelTest, testing::ValuesIn(Cases()));
 
-// Chunks of any size, decode included, leave the same bits: what prefix reuse and retraction rely
-// on.
+// Chunks of any size, including decode, give the same bits. Prefix reuse and retraction rely
+// on it.
 TEST(ModelTest, LogitsDoNotDependOnChunks) {
   for (const char* name : {"qwen3_moe", "deepseek_v3", "gpt_oss"}) {
     for (const DType kv_dtype : {DType::kF32, DType::kF8E4M3, DType::kI8}) {
@@ -303,8 +303,8 @@ std::vector<int32_t> Ids(int length, int first) {
   return ids;
 }
 
-// Groups of unequal batches, an empty one, prompts beside decoding in one pass, and passes in which
-// a group has nothing.
+// Groups of unequal batches, an empty one, prompts and decoding in one pass, and passes in which
+// a group has no rows.
 std::vector<Group> Groups(int dp) {
   std::vector<Group> groups(dp);
   for (int g = 0; g < dp; ++g) {
@@ -318,7 +318,7 @@ std::vector<Group> Groups(int dp) {
   return groups;
 }
 
-// What one rank makes of a text when it is alone.
+// The outputs of one rank that runs a text alone.
 const Outcome& Alone(const Case& c, const Text& text) {
   static std::map<std::tuple<std::string, std::string, std::vector<int32_t>>, Outcome> known;
   Outcome& outcome = known[{c.fixture, c.activations, text.tokens}];
@@ -338,7 +338,7 @@ void ExpectSameBits(const Case& c) {
       EXPECT_EQ(outcomes[g][i], Alone(c, groups[g][i])) << "group " << g << " text " << i;
 }
 
-// Backends that move rows, by name and mode.
+// Backends that exchange rows, by name and mode.
 std::vector<std::pair<std::string, std::string>> RowBackends() {
   std::vector<std::pair<std::string, std::string>> found = {
       {"deepep", "normal"}, {"deepep", "low_latency"}, {"deepep", "auto"}};
@@ -349,7 +349,7 @@ std::vector<std::pair<std::string, std::string>> RowBackends() {
   return found;
 }
 
-// Each rank with a batch and a share of the experts of its own: from 1 rank to 8.
+// Each rank has its own batch and its own share of the experts: from 1 rank to 8.
 TEST(DpAttention, LogitsHaveTheSameBitsOnAnyNumberOfRanks) {
   for (const int ranks : {1, 2, 4, 8}) {
     for (const auto& [backend, mode] : RowBackends()) {
@@ -369,7 +369,7 @@ TEST(DpAttention, LogitsHaveTheSameBitsOnAnyNumberOfRanks) {
   }
 }
 
-// Rows of the placement file: the experts in another order in each layer, and replicas of some.
+// Rows of the placement file: experts in a different order in each layer, and replicas of some.
 std::string PermutedPlacement(const std::string& fixture, int redundant) {
   const ModelConfig config = LoadModelConfig(Fixture(fixture));
   const int experts = config.moe->router.num_experts;
@@ -404,7 +404,7 @@ TEST(DpAttention, LogitsHaveTheSameBitsWhereverExpertsSit) {
   }
 }
 
-// Weights in bfloat16 by rows rounded to it.
+// bfloat16 weights with rows rounded to bfloat16.
 TEST(DpAttention, RowsInBFloat16HaveTheSameBitsOnAnyRanksWhereverExpertsSit) {
   for (const int ranks : {1, 2, 4}) {
     ExpectSameBits({.fixture = "qwen3_moe",
@@ -439,7 +439,7 @@ void ExpectClose(const Case& c) {
   }
 }
 
-// Groups of several ranks add up in another order than one rank does.
+// Groups of several ranks have another reduction order than one rank.
 TEST(DpAttention, GroupsOfSeveralRanksComputeWhatOneRankDoes) {
   for (const int dense_tp : {0, 1}) {
     for (const char* fixture : {"deepseek_v3", "qwen2_moe", "olmoe", "llama"}) {

@@ -9,7 +9,7 @@
 
 namespace switchyard {
 
-// Borrows layers, which stay where they are. Threads: MovableExperts'.
+// Borrows layers, whose addresses must be stable. Threading: as MovableExperts.
 class MovableLayers : public MovableExperts {
  public:
   MovableLayers(std::map<int, MoeLayer*> layers, std::unique_ptr<const ExpertLoader> loader,

@@ -1,5 +1,5 @@
-// A model whose experts move between its passes: logits are in every bit those of one that leaves
-// them where they are, and memory is what it was.
+// A model whose experts move between its passes: its logits equal bit for bit those of one whose
+// experts stay, and memory use does not grow.
 #include "model/movable_layers.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ std::filesystem::path Fixture(const std::string& name) {
   return std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures" / name;
 }
 
-// Every expert once and some more often, anywhere; the same for every rank.
+// Every expert once and some more often, at random slots; equal on every rank.
 ExpertPlacement Somewhere(int experts, uint32_t seed) {
   kernels::Random random(seed);
   std::vector<int32_t> map = random.Shuffled(experts);
@@ -61,7 +61,7 @@ class OneModel {
     return options;
   }
 
-  // Of a prompt.
+  // The logits of a prompt.
   std::vector<float> Logits() {
     ForwardBatch batch;
     for (int32_t i = 0; i < kTokens; ++i) {
@@ -77,7 +77,7 @@ class OneModel {
     const auto logits = model_.Forward(batch, kv_);
     return {logits.begin(), logits.end()};
   }
-  // All layers go somewhere else; how many experts that has loaded.
+  // Moves the experts of all layers; returns the number of loaded experts.
   int Move(uint32_t seed) {
     MovableExperts& experts = *model_.movable_experts();
     int loaded = 0;
@@ -129,7 +129,7 @@ TEST(MovableLayers, LogitsDoNotShowWhereExpertsAre) {
   }
 }
 
-// Bytes that malloc has given out, in all threads.
+// Allocated bytes of malloc, in all threads.
 size_t InUse() {
   const struct mallinfo2 info = mallinfo2();
   return info.uordblks + info.hblkhd;
@@ -147,7 +147,7 @@ TEST(MovableLayers, ThousandMovesLeaveNoMemoryBehind) {
         comm.tp->Barrier("test");
         return used;
       };
-      // A thread's first moves fill its caches.
+      // A thread's first moves fill malloc's per-thread caches.
       const size_t first = move(0, 50), last = move(50, 1050);
       if (comm.mesh.rank() == 0) before = first, after = last;
     });

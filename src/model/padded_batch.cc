@@ -24,7 +24,7 @@ int64_t PaddedTokens(int64_t tokens) {
 bool IsPlainDecode(const ForwardBatch& batch, int64_t most) {
   const int64_t largest = LargestGroup(batch);
   if (largest == 0 || PaddedTokens(largest) > most) return false;
-  // One group that reads its experts' ids back runs unpadded, and groups must agree on their sizes.
+  // A group that returns its experts' ids runs unpadded, and all groups must agree on their sizes.
   if (batch.routed_experts || batch.groups_want_routed_experts) return false;
   if (batch.group_tokens.empty())
     return batch.decode_tokens == batch.num_tokens() &&

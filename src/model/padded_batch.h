@@ -1,4 +1,4 @@
-// Decode batches of a few sizes, so that a recorded pass fits the next batch.
+// Padding of decode batches to a few sizes, so that recorded passes (CUDA graphs) can be replayed.
 #pragma once
 
 #include <cstdint>
@@ -8,25 +8,25 @@
 
 namespace switchyard {
 
-// The sizes that batches are padded to: 1, 2, 4, then multiples of 8 to 64, of 16 to 256, of 64
-// beyond. At least `tokens`.
+// The smallest padded size of at least `tokens`: 1, 2, 4, then multiples of 8 up to 64, of 16 up to
+// 256, of 64 beyond.
 int64_t PaddedTokens(int64_t tokens);
 
-// Whether every attention group of the batch decodes, and wants the logits of every row, no more
-// than `most` rows, and no experts' ids: what a recorded pass computes. The same in every group.
+// Whether every attention group only decodes, with logits of every row, at most `most` rows, and
+// no experts' ids: the work of a recorded pass. The result is equal in every group.
 bool IsPlainDecode(const ForwardBatch& batch, int64_t most);
 
-// The batch filled up with rows of no sequence: token 0 at position 0, key and value in the page
-// after the cache's last. In every group the same number of rows, a size of PaddedTokens; all ranks
-// come to the same one. Reused from step to step.
+// A batch padded with rows of no sequence: token 0 at position 0, with key and value in the page
+// after the cache's last. Every group gets the same number of rows, a size of PaddedTokens; all
+// ranks compute the same one. Reused from step to step.
 class PaddedBatch {
  public:
-  // `batch` is plain decode and lives as long as what this returns is used.
+  // `batch` is plain decode and outlives the use of the result.
   const ForwardBatch& Pad(const ForwardBatch& batch, int64_t spare_page, int32_t page_size);
 
  private:
   ForwardBatch padded_;
-  int32_t page_ = 0;  // of the rows that fill up
+  int32_t page_ = 0;  // of padding rows
 };
 
 }  // namespace switchyard

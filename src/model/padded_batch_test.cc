@@ -53,7 +53,7 @@ TEST(PaddedBatchTest, RowsThatFillUpHaveAPageOfTheirOwn) {
 }
 
 TEST(PaddedBatchTest, GroupsGetTheLargestOnesSize) {
-  ForwardBatch batch;  // this group has nothing to do
+  ForwardBatch batch;  // this group has no rows
   batch.group_tokens = batch.group_decode_tokens = batch.group_logit_rows = {0, 5};
   ASSERT_TRUE(IsPlainDecode(batch, 8));
   PaddedBatch padded;
@@ -66,7 +66,7 @@ TEST(PaddedBatchTest, GroupsGetTheLargestOnesSize) {
 TEST(IsPlainDecodeTest, NotWithPromptsAskedExpertsOrTooManyRows) {
   const int32_t page = 0;
   ForwardBatch batch = Decode(3, &page);
-  EXPECT_FALSE(IsPlainDecode(batch, 3));  // four after padding
+  EXPECT_FALSE(IsPlainDecode(batch, 3));  // four rows after padding
   batch.routed_experts = true;
   EXPECT_FALSE(IsPlainDecode(batch, 8));
   batch.routed_experts = false;

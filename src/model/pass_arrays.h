@@ -1,4 +1,4 @@
-// A batch's arrays in the memory of the device that computes it.
+// A batch's arrays in device memory.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace switchyard {
 
-// Sized once; always the same memory, so that a recorded pass finds the next batch there.
+// Allocated once, at a stable address, so that a recorded pass reads the next batch from there.
 class PassArrays {
  public:
   PassArrays(kernels::Device& device, int64_t max_tokens)

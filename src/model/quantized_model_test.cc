@@ -1,5 +1,5 @@
-// Quantized checkpoints against the logits that `transformers` computes with the weights as the
-// package of each format reads them.
+// Compares quantized checkpoints with logits that `transformers` computes from the weights as each
+// format's own package dequantizes them.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -42,7 +42,7 @@ Reference ReadReference(const std::string& name) {
           {logits.span<float>().begin(), logits.span<float>().end()}};
 }
 
-// Of the whole prompt at once, from rank 0.
+// Logits of the whole prompt in one pass, from rank 0.
 std::vector<float> Logits(const std::filesystem::path& dir, const ModelConfig& config,
                           const MeshShape& shape, const std::vector<int32_t>& tokens,
                           const LoadOptions& load = {}) {
@@ -85,7 +85,7 @@ double Worst(const std::vector<float>& a, const std::vector<float>& b) {
   return worst;
 }
 
-// Root mean square of the differences over that of `want`.
+// Root mean square of the differences divided by that of `want`.
 double RelativeError(const std::vector<float>& got, const std::vector<float>& want) {
   double difference = 0, size = 0;
   for (size_t i = 0; i < want.size(); ++i) {
@@ -99,7 +99,7 @@ class QuantizedModel : public testing::TestWithParam<const char*> {};
 
 TEST_P(QuantizedModel, LogitsAreThoseOfTheDequantizedModel) {
   const Reference reference = ReadReference(GetParam());
-  // Columns of inputs with scales of their own fold into weights of bfloat16.
+  // Input columns with their own scales are folded into bfloat16 weights.
   const double tolerance = std::string(GetParam()) == "modelopt_w4a8" ? 5e-2 : 2e-4;
   for (const MeshShape shape : {MeshShape{1, 1}, {2, 2}, {2, 1}}) {
     SCOPED_TRACE("tp " + std::to_string(shape.tp) + " ep " + std::to_string(shape.ep));
@@ -115,8 +115,8 @@ INSTANTIATE_TEST_SUITE_P(Checkpoints, QuantizedModel,
                                          "gptq_act_order", "awq", "w4afp8"),
                          [](const auto& name) { return std::string(name.param); });
 
-// Each layer is cut where its own groups may be: of 96 elements the second rank has 48 of the first
-// layer and 64 of the second.
+// Each layer is sharded at multiples of its own group size: of 96 elements the second rank has 48
+// of the first layer and 64 of the second.
 TEST(QuantizedModelSchemes, DenseLayersMayDifferInFormat) {
   const auto fixtures = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures";
   ModelConfig config = LoadModelConfig(fixtures / "llama");
@@ -131,7 +131,7 @@ TEST(QuantizedModelSchemes, DenseLayersMayDifferInFormat) {
       2e-4);
 }
 
-// With rows of 8 bits, too, for which these were made.
+// Includes rows of 8 bits, for which these checkpoints were made.
 TEST(QuantizedModelErrors, QuantizedActivationsStayClose) {
   const struct {
     const char* checkpoint;
@@ -150,7 +150,7 @@ TEST(QuantizedModelErrors, QuantizedActivationsStayClose) {
   }
 }
 
-// Weights in bfloat16 by rows in bfloat16, with float32 products, those of AVX-512 and of AMX.
+// bfloat16 weights with bfloat16 rows, with float32 products, those of AVX-512 and of AMX.
 TEST(QuantizedModelErrors, RowsInBFloat16StayClose) {
   const auto dir = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures" / "qwen3_moe";
   const std::vector<int32_t> tokens{3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 89, 79};
@@ -172,8 +172,8 @@ TEST(QuantizedModelErrors, RowsInBFloat16StayClose) {
   kernels::SelectIsa("auto");
 }
 
-// `--quantization`: how far each format takes the logits of a plain model, relative to their root
-// mean square, and that ranks agree about it.
+// `--quantization`: the error of each format's logits relative to the root mean square of a plain
+// model's, and agreement between ranks.
 TEST(QuantizedModelErrors, PackedWhileLoading) {
   const struct {
     const char* method;

@@ -1,4 +1,4 @@
-// What one rank computes with: a device, and its groups' collectives in that device's memory.
+// The compute device of one rank, and its groups' collectives on that device's memory.
 #pragma once
 
 #include <memory>
@@ -17,27 +17,27 @@ class RankDevice {
   virtual ~RankDevice() = default;
   virtual kernels::Device& device() = 0;
   virtual const RankGroups& groups() = 0;
-  // Tokens from logits; where they are drawn on the device.
+  // Draws tokens from logits, if the device supports it.
   virtual bool draws() const { return false; }
-  virtual void Draw(const kernels::DrawParams&) {}
-  // On a device that is no CPU: what its layers of experts share. Outlived by this.
+  virtual void Draw(const kernels::SampleParams&) {}
+  // On a device other than a CPU: state shared by its MoE layers. Must not outlive this.
   virtual std::unique_ptr<DeviceMoe> MakeMoe(const MoeOptions&, const MoeShape&) { return nullptr; }
 };
 
-// The CPU's threads, or the GPU that `options` name; borrows `comm` and `pool`. Collective: all
-// ranks of the world, in one order.
+// A device with the CPU's threads, or the GPU in `options`; borrows `comm` and `pool`. Collective
+// over all ranks of the world, in the same order.
 std::unique_ptr<RankDevice> MakeRankDevice(const ModelConfig& config, const ModelOptions& options,
                                            RankComm& comm, ThreadPool& pool);
 
-// A GPU's part of it (cuda/, no_cuda/).
+// Creates it for a GPU (cuda/, no_cuda/).
 std::unique_ptr<RankDevice> MakeCudaRankDevice(const ModelConfig& config,
                                                const ModelOptions& options, RankComm& comm);
 
-// Peer memory of a rank there: what GpuBytesPerRank says.
+// Peer memory of a rank on a GPU: the result of GpuBytesPerRank.
 size_t CudaPeerBytes(const ModelConfig& config, const ModelOptions& options,
                      const MeshShape& shape);
 
-// The experts' part of a model's shape.
+// The MoE dimensions of a model.
 MoeShape MoeShapeOf(const ModelConfig& config, int64_t max_tokens);
 
 }  // namespace switchyard

@@ -9,7 +9,7 @@
 namespace switchyard {
 namespace {
 
-// theta^(2i / dim): wavelengths over 2π.
+// theta^(2i / dim): wavelengths divided by 2π.
 std::vector<float> Periods(const RopeConfig& rope) {
   std::vector<float> periods(static_cast<size_t>(rope.rotary_dim / 2));
   const auto dim = static_cast<float>(rope.rotary_dim);
@@ -35,7 +35,7 @@ void ScaleLlama3(const RopeConfig& rope, std::vector<float>* frequencies) {
   }
 }
 
-// Where a pair turns `rotations` times over the original context, as a fractional pair index.
+// The fractional pair index whose pair turns `rotations` times over the original context.
 double CorrectionDim(const RopeConfig& rope, double rotations) {
   return static_cast<double>(rope.rotary_dim) *
          std::log(static_cast<double>(rope.original_max_position) /
@@ -52,7 +52,7 @@ std::vector<float> YarnFrequencies(const RopeConfig& rope, const std::vector<flo
   }
   low = std::max(low, 0.0);
   high = std::min(high, static_cast<double>(rope.rotary_dim - 1));
-  if (low == high) high += 0.001;  // no division by zero
+  if (low == high) high += 0.001;  // avoids a division by zero
 
   const auto factor = static_cast<float>(rope.factor);
   std::vector<float> frequencies(periods.size());
@@ -108,7 +108,7 @@ Tensor BuildCosSin(const RopeConfig& rope, int64_t max_position) {
   float* row = table.data<float>();
   for (int64_t position = 0; position < max_position; ++position, row += 2 * half) {
     for (int64_t i = 0; i < half; ++i) {
-      // The angle is rounded to float32 as in transformers; its cosine is then exact to rounding.
+      // The angle is rounded to float32 as in transformers; cosine and sine are then accurate.
       const auto angle = static_cast<double>(static_cast<float>(position) * frequencies[i]);
       row[i] = static_cast<float>(std::cos(angle)) * scale;
       row[half + i] = static_cast<float>(std::sin(angle)) * scale;

@@ -1,4 +1,4 @@
-// Rotary position embedding's table of cosines and sines, as transformers computes it.
+// Table of cosines and sines for rotary position embedding, as transformers computes it.
 #pragma once
 
 #include <cstdint>
@@ -9,22 +9,22 @@
 
 namespace switchyard {
 
-// Angle per position of each rotated pair, [rotary_dim / 2]: theta^(-2i / rotary_dim), changed as
-// the type asks (linear: divided by the factor; llama3: low frequencies divided, a ramp between;
-// yarn: a ramp between divided and plain, after Peng et al., https://arxiv.org/abs/2309.00071).
-// Computed in float32 with transformers' order of operations: at position 10^5 an angle that is off
-// by one part in 10^7 already turns a pair by a hundredth of a radian.
+// Angle per position of each rotated pair, [rotary_dim / 2]: theta^(-2i / rotary_dim), scaled by
+// type. linear: divided by the factor. llama3: low frequencies divided, with a ramp between. yarn:
+// a ramp between divided and unscaled, after Peng et al., https://arxiv.org/abs/2309.00071.
+// Computed in float32 with transformers' order of operations: at position 10^5, a relative error of
+// 10^-7 in the frequency turns a pair by a hundredth of a radian.
 std::vector<float> InverseFrequencies(const RopeConfig& rope);
 
-// Yarn's temperature: 0.1 · mscale · ln(factor) + 1, or 1 where nothing is stretched.
+// Yarn's temperature: 0.1 · mscale · ln(factor) + 1, or 1 if the factor does not stretch.
 double YarnMscale(const RopeConfig& rope, double mscale);
 
-// What cosines and sines are multiplied by: 1 but for yarn, there attention_factor where given,
-// else YarnMscale(mscale) / YarnMscale(mscale_all_dim) where both are, else YarnMscale(1).
+// The factor of cosines and sines. 1 except for yarn, where it is attention_factor if given, else
+// YarnMscale(mscale) / YarnMscale(mscale_all_dim) if both are, else YarnMscale(1).
 double RopeAttentionFactor(const RopeConfig& rope);
 
-// float32 [max_position, rotary_dim]: of each position rotary_dim / 2 cosines, then as many sines,
-// times RopeAttentionFactor. The layout kernels::RopeParams::cos_sin wants.
+// float32 [max_position, rotary_dim]: per position rotary_dim / 2 cosines, then as many sines,
+// times RopeAttentionFactor. The layout of kernels::RopeParams::cos_sin.
 Tensor BuildCosSin(const RopeConfig& rope, int64_t max_position);
 
 }  // namespace switchyard

@@ -1,5 +1,5 @@
-// Against tests/data/rope/goldens.json: the formulae worked by numpy, in float32 where transformers
-// computes in float32.
+// Compares with tests/data/rope/goldens.json: the formulae evaluated in numpy, in float32 where
+// transformers uses float32.
 #include "model/rope.h"
 
 #include <gtest/gtest.h>
@@ -53,7 +53,7 @@ TEST(Rope, MatchesTheFormulae) {
     for (const auto& [position, row] : golden["rows"].items()) {
       const float* at = table.data<float>() + std::stoll(position) * rope.rotary_dim;
       // An angle of thousands of radians keeps three decimals in float32; half an ulp of a
-      // frequency moves it as much.
+      // frequency changes it by as much.
       const float tolerance = std::stoll(position) > 100 ? 2e-3f : 5e-5f;
       for (int64_t i = 0; i < rope.rotary_dim; ++i) {
         EXPECT_NEAR(at[i], row[i].get<float>(), tolerance) << position << " " << i;

@@ -1,4 +1,4 @@
-// A rank's share of a checkpoint, as views by role. Filled by the family's page of names
+// A rank's shard of a checkpoint, as views by role. Filled by the tensor names of its family
 // (families/).
 #pragma once
 
@@ -17,27 +17,27 @@
 
 namespace switchyard {
 
-// Norms and biases are small and are held as float32. Matrices are views of the mapped file where
-// they are used as they are stored, else of memory they were converted into, packed into or made up
-// in.
+// Norms and biases are small and are held as float32. Matrices are views of the mapped file if
+// they are used in their stored format, else of memory that holds the converted, quantized or
+// generated weights.
 struct LinearWeight {
   WeightView w;
-  Tensor bias;  // float32 [n], undefined: none. Row-parallel linears carry it on their group's rank
-                // 0 only.
+  Tensor bias;  // float32 [n], undefined: none. Of row-parallel linears, only rank 0 of the group
+                // has it.
   const float* bias_data() const { return bias.defined() ? bias.data<float>() : nullptr; }
 };
 
-// Grouped-query attention: heads are split over the ranks of an attention group in contiguous runs;
-// KV heads too, and where the ranks exceed them each holds the one its query heads use.
+// Grouped-query attention: heads are sharded over the ranks of an attention group in contiguous
+// runs. So are KV heads; with more ranks than KV heads, each rank holds the head of its queries.
 struct GroupedAttentionWeights {
   LinearWeight q, k, v;   // [heads · D, H], [kv_heads · D, H] of this rank
-  LinearWeight qkv;       // of devices with fused ops: the three, which are then parts of it
+  LinearWeight qkv;       // for devices with fused ops: q, k and v stacked; they are views of it
   LinearWeight o;         // [H, heads · D]: row-parallel
   Tensor q_norm, k_norm;  // float32 [D] per head, or [heads · D] of this rank for QkNorm::kWhole
   Tensor sinks;           // float32 [heads of this rank]
 };
 
-// MLA: heads are split; the latent projections and the latent cache are whole on every rank.
+// MLA: heads are sharded; the latent projections and the latent cache are replicated on every rank.
 struct LatentAttentionWeights {
   LinearWeight q;                // without q_lora: [heads · (nope + rope), H]
   LinearWeight q_a, q_b;         // with q_lora: [q_lora, H] whole; [heads · (nope + rope), q_lora]
@@ -53,7 +53,7 @@ struct LayerWeights {
   Tensor input_norm, post_attention_norm;  // float32 [H]
   GroupedAttentionWeights grouped;         // one of the two
   LatentAttentionWeights latent;
-  kernels::ExpertWeights dense;  // dense layers: the feed-forward, whole or its TP slice
+  kernels::ExpertWeights dense;  // dense layers: the feed-forward, replicated or its TP shard
   MoeLayerWeights moe;           // MoE layers
   std::vector<Tensor> owned;     // float32 copies that `moe` points into (biases)
 };
@@ -63,36 +63,36 @@ struct ModelWeights {
   int64_t vocab_begin = 0, vocab_end = 0;
   std::vector<LayerWeights> layers;
   Tensor final_norm;        // float32 [H]
-  WeightView head;          // HeadRows of the vocabulary; of the embedding where tied
-  size_t bytes_mapped = 0;  // of this rank's share
+  WeightView head;          // HeadRows of the vocabulary; of the embedding if tied
+  size_t bytes_mapped = 0;  // of this rank's shard
 };
 
 struct LoadOptions {
-  std::string load_format = "auto";  // auto | safetensors | dummy
-  bool whole_shared_expert = false;  // a2a backends: the shared expert is not split; Model sets it
+  std::string load_format = "auto";       // auto | safetensors | dummy
+  bool replicated_shared_expert = false;  // a2a backends replicate the shared expert; Model sets it
   std::vector<ExpertPlacement> placements;  // one for each layer; empty: trivial. Model sets it
   uint64_t dummy_seed = 0;
-  // Of a GPU's rank: what formats that its kernels do not multiply become when they are placed
-  // there (PlaceWeights). Read by WeightBytesPerRank alone.
-  std::optional<DType> placed_as;
-  // And there: routed experts of 4 bits stay as they are. Read by WeightBytesPerRank alone.
+  // For a rank on a GPU: the type to which UploadWeights converts formats that the GPU's kernels
+  // cannot multiply. Read by WeightBytesPerRank only.
+  std::optional<DType> gpu_plain_dtype;
+  // For a rank on a GPU: routed 4-bit experts stay packed. Read by WeightBytesPerRank only.
   bool packs_experts = false;
-  // Called as bytes become resident, from the loading thread: done and total of this rank.
+  // Called from the loading thread as bytes become resident: done and total bytes of this rank.
   std::function<void(size_t done, size_t total)> progress;
-  bool check_nan_scales = true;  // and weights of float8 that are NaN
+  bool check_nan_scales = true;  // rejects NaN scales and NaN float8 weights
   int threads = 1;               // that fill memory; Model sets it
 };
 
-// Loads this rank's share. Error names the file and tensor: missing or truncated files, headers
-// outside the file, overlapping ranges, shape or dtype that contradicts config.json, missing
+// Loads this rank's shard. Errors name the file and tensor: missing or truncated files, tensors
+// outside their file, overlapping ranges, shape or dtype that contradicts config.json, missing
 // tensors (the first five and how many), NaN scales.
 ModelWeights LoadWeights(const std::filesystem::path& dir, const ModelConfig& config,
                          const Mesh& mesh, const LoadOptions& options);
 
-// Checks the whole checkpoint's headers against config.json without touching data: what `serve`
-// runs before any rank starts. Returns the total bytes of the tensors the model uses.
+// Checks the whole checkpoint's headers against config.json without reading data; `serve` runs it
+// before any rank starts. Returns the total bytes of the tensors that the model uses.
 size_t CheckCheckpoint(const std::filesystem::path& dir, const ModelConfig& config);
-// Bytes of weights one rank touches, from config.json alone.
+// Bytes of weights that one rank reads, from config.json alone.
 size_t WeightBytesPerRank(const ModelConfig& config, const Mesh& mesh,
                           const LoadOptions& options = {});
 

@@ -1,7 +1,5 @@
 #include "moe/backend_table.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <iterator>
 #include <map>
@@ -28,18 +26,18 @@ template <typename Part>
 std::vector<WeightFormat> FormatsOf(const Part& part) {
   std::vector<WeightFormat> formats;
   std::ranges::copy_if(kFormats, std::back_inserter(formats),
-                       [&](WeightFormat format) { return part.Takes(format); });
+                       [&](WeightFormat format) { return part.Supports(format); });
   return formats;
 }
 
-// What only the built parts can say.
+// Facts that only constructed backends provide.
 struct Facts {
   std::map<std::string, std::vector<DispatchLayout>> delivers;   // by dispatcher
   std::map<std::string, std::vector<WeightFormat>> fused_takes;  // by fused operator
   std::map<std::string, RunnerFacts> runners;
 };
 
-// visit(context) on one rank of the smallest sizes, with buffers for the backend `a2a`.
+// Calls visit(context) on one rank with minimal sizes and buffers for the backend `a2a`.
 template <typename Visit>
 void WithContext(MoeOptions options, const std::string& a2a, const MoeBackends& backends,
                  const Visit& visit) {
@@ -58,7 +56,7 @@ void WithContext(MoeOptions options, const std::string& a2a, const MoeBackends& 
   });
 }
 
-Facts AskAll(MoeOptions options, const MoeBackends& backends) {
+Facts CollectFacts(MoeOptions options, const MoeBackends& backends) {
   options.num_redundant_experts = 0;
   options.waterfill = false;
   options.combine_rows = "slot";
@@ -83,18 +81,18 @@ template <typename Value>
 std::string Listed(const std::vector<Value>& values) {
   std::vector<std::string_view> names;
   for (const Value value : values) names.push_back(Name(value));
-  return fmt::format("{}", fmt::join(names, ", "));
+  return Joined(names, ", ");
 }
 
-// "normal → contiguous, low-latency → contiguous"; empty where a layout cannot be joined.
-std::string Way(const std::vector<DispatchLayout>& from, RunnerLayout to,
-                const PermuteTable& permutes) {
+// "normal → contiguous, low-latency → contiguous"; empty where a layout has no permute.
+std::string PermutePath(const std::vector<DispatchLayout>& from, RunnerLayout to,
+                        const PermuteTable& permutes) {
   std::vector<std::string> steps;
   for (const DispatchLayout layout : from) {
     if (!permutes.Find(layout, to)) return "";
     steps.push_back(fmt::format("{} → {}", Name(layout), Name(to)));
   }
-  return fmt::format("{}", fmt::join(steps, ", "));
+  return Joined(steps, ", ");
 }
 
 using Lines = std::back_insert_iterator<std::string>;
@@ -121,31 +119,31 @@ void PrintRunners(const Facts& facts, const MoeBackends& backends, Lines out) {
 }
 
 void PrintPairs(const Facts& facts, const MoeBackends& backends, Lines out) {
-  fmt::format_to(out, "\nPairs, by way of\n");
+  fmt::format_to(out, "\nPairs and their permutes\n");
   for (const auto& [a2a, layouts] : facts.delivers) {
     for (const auto& [name, runner] : facts.runners) {
-      const std::string way = Way(layouts, runner.layout, backends.permutes);
-      fmt::format_to(out, "  {:<30} {}\n", a2a + " + " + name, way.empty() ? "not joined" : way);
+      const std::string way = PermutePath(layouts, runner.layout, backends.permutes);
+      fmt::format_to(out, "  {:<30} {}\n", a2a + " + " + name, way.empty() ? "no permute" : way);
     }
   }
   for (const auto& entry : facts.fused_takes)
     fmt::format_to(out, "  {:<30} one operator\n", entry.first);
 }
 
-void PrintForeign(std::string_view flag, std::span<const ForeignName> names, Lines out) {
+void PrintForeign(std::string_view flag, std::span<const SglangBackendName> names, Lines out) {
   std::map<std::string_view, std::vector<std::string_view>> served;
-  for (const ForeignName& foreign : names)
+  for (const SglangBackendName& foreign : names)
     if (foreign.needs.empty()) served[foreign.nearest].push_back(foreign.name);
   for (const auto& [nearest, all] : served)
-    fmt::format_to(out, "  {} {}: {} does that work\n", flag, fmt::join(all, ", "), nearest);
-  for (const ForeignName& foreign : names)
+    fmt::format_to(out, "  {} {}: mapped to {}\n", flag, Joined(all, ", "), nearest);
+  for (const SglangBackendName& foreign : names)
     if (!foreign.needs.empty())
       fmt::format_to(out, "  {} {}: needs {}; the nearest is {}\n", flag, foreign.name,
                      foreign.needs, foreign.nearest);
 }
 
-std::vector<std::string_view> Untaken(const std::vector<WeightFormat>& formats,
-                                      const std::vector<WeightFormat>& taken) {
+std::vector<std::string_view> Unsupported(const std::vector<WeightFormat>& formats,
+                                          const std::vector<WeightFormat>& taken) {
   std::vector<std::string_view> names;
   for (const WeightFormat format : formats)
     if (std::ranges::find(taken, format) == taken.end()) names.push_back(Name(format));
@@ -155,7 +153,7 @@ std::vector<std::string_view> Untaken(const std::vector<WeightFormat>& formats,
 }  // namespace
 
 std::string BackendTable(const MoeOptions& options, const MoeBackends& backends) {
-  const Facts facts = AskAll(options, backends);
+  const Facts facts = CollectFacts(options, backends);
   std::string text;
   const Lines out(text);
   fmt::format_to(out, "Ranks are CPU processes; their kernels use {}.\n\n",
@@ -163,7 +161,7 @@ std::string BackendTable(const MoeOptions& options, const MoeBackends& backends)
   PrintA2a(facts, backends, out);
   PrintRunners(facts, backends, out);
   PrintPairs(facts, backends, out);
-  fmt::format_to(out, "\nNames of SGLang\n");
+  fmt::format_to(out, "\nSGLang names\n");
   PrintForeign("--moe-runner-backend", ForeignRunnerNames(), out);
   PrintForeign("--moe-a2a-backend", ForeignA2aNames(), out);
   return text;
@@ -172,30 +170,31 @@ std::string BackendTable(const MoeOptions& options, const MoeBackends& backends)
 std::string ExplainChoice(const MoeOptions& options, const std::vector<WeightFormat>& formats,
                           const MoeBackends& backends) {
   CheckA2aName(options.a2a_backend, backends);
-  const Facts facts = AskAll(options, backends);
+  const Facts facts = CollectFacts(options, backends);
   const std::string experts = Listed(formats) + " experts";
   if (const auto fused = facts.fused_takes.find(options.a2a_backend);
       fused != facts.fused_takes.end()) {
-    const auto untaken = Untaken(formats, fused->second);
+    const auto untaken = Unsupported(formats, fused->second);
     return untaken.empty()
                ? fmt::format("--moe-a2a-backend {} computes {} itself\n", fused->first, experts)
-               : fmt::format("--moe-a2a-backend {} does not compute with {}\n", fused->first,
-                             fmt::join(untaken, ", "));
+               : fmt::format("--moe-a2a-backend {} does not support {}\n", fused->first,
+                             Joined(untaken, ", "));
   }
   const std::string name = ResolveRunner(options.runner_backend, backends);
   const RunnerFacts& runner = facts.runners.at(name);
   const std::string flag = fmt::format("--moe-runner-backend {}", options.runner_backend);
   const std::string who =
       name == options.runner_backend ? flag : fmt::format("{} is {}", flag, name);
-  if (const auto untaken = Untaken(formats, runner.takes); !untaken.empty())
-    return fmt::format("{}: it does not compute with {}\n", who, fmt::join(untaken, ", "));
+  if (const auto untaken = Unsupported(formats, runner.takes); !untaken.empty())
+    return fmt::format("{}: does not support {}\n", who, Joined(untaken, ", "));
   const std::string way =
-      Way(facts.delivers.at(options.a2a_backend), runner.layout, backends.permutes);
+      PermutePath(facts.delivers.at(options.a2a_backend), runner.layout, backends.permutes);
   if (way.empty())
-    return fmt::format("{}: nothing joins it to --moe-a2a-backend {}\n", who, options.a2a_backend);
+    return fmt::format("{}: no permute pairs it with --moe-a2a-backend {}\n", who,
+                       options.a2a_backend);
   return fmt::format(
-      "{}: it takes {} as they are stored, and is joined to --moe-a2a-backend {} by {}\n", who,
-      experts, options.a2a_backend, way);
+      "{}: reads {} in their stored format; paired with --moe-a2a-backend {} by {}\n", who, experts,
+      options.a2a_backend, way);
 }
 
 }  // namespace switchyard

@@ -1,4 +1,4 @@
-// What can be put together on this machine, as text: `switchyard backends`.
+// The table of backends and their pairings that `switchyard backends` prints.
 #pragma once
 
 #include <string>
@@ -8,13 +8,13 @@
 
 namespace switchyard {
 
-// Dispatchers, fused operators, runners with the formats they take, what pairs with what by way of
-// which permutes, and how SGLang's names are understood. `options`: of the modes that decide which
-// layouts a dispatcher delivers. Asks the backends themselves, which are built for one rank of
-// made-up sizes; error kInvalid as theirs.
+// Lists dispatchers, fused operators, runners with their weight formats, which dispatchers and
+// runners pair through which permutes, and the mapping of SGLang's names. `options` selects the
+// modes that decide which layouts a dispatcher delivers. The facts come from backends built for one
+// rank with minimal sizes. Error kInvalid as those backends throw it.
 std::string BackendTable(const MoeOptions& options, const MoeBackends& backends);
 
-// What the options choose for experts of these formats, and why; or why they fit nothing.
+// The backend that the options select for experts of these formats, and why; or why none fits.
 std::string ExplainChoice(const MoeOptions& options, const std::vector<WeightFormat>& formats,
                           const MoeBackends& backends);
 

@@ -15,13 +15,13 @@ using ::testing::Not;
 class PickyRunner : public Runner {
  public:
   RunnerLayout layout() const override { return RunnerLayout::kMasked; }
-  bool Takes(WeightFormat format) const override {
+  bool Supports(WeightFormat format) const override {
     return format == WeightFormat::kMxfp4 || format == WeightFormat::kF16;
   }
   void Run(const ExpertBlock&, const GroupedRows&, int64_t, ThreadPool&, float*) override {}
 };
 
-// Two dispatchers and two runners, of which one pair is not joined.
+// Two dispatchers and two runners; one pair has no permute.
 MoeBackends SmallBackends() {
   const MoeBackends builtin = BuiltinMoeBackends();
   MoeBackends b;
@@ -33,7 +33,7 @@ MoeBackends SmallBackends() {
        {DispatchLayout::kStandard, DispatchLayout::kNormal, DispatchLayout::kLowLatency})
     b.permutes.Add(from, RunnerLayout::kContiguous,
                    *builtin.permutes.Find(from, RunnerLayout::kContiguous));
-  b.permutes.Add(DispatchLayout::kStandard, RunnerLayout::kMasked, DealRowsToExperts());
+  b.permutes.Add(DispatchLayout::kStandard, RunnerLayout::kMasked, GroupRowsMasked());
   return b;
 }
 
@@ -45,11 +45,10 @@ TEST(BackendTableTest, SaysWhatPairsWithWhat) {
   EXPECT_THAT(text, HasSubstr("layout masked; takes float16, mxfp4\n"));
   EXPECT_THAT(
       text, ContainsRegex("deepep \\+ grouped_mlp +normal → contiguous, low-latency → contiguous"));
-  EXPECT_THAT(text, ContainsRegex("deepep \\+ picky +not joined"));
+  EXPECT_THAT(text, ContainsRegex("deepep \\+ picky +no permute"));
   EXPECT_THAT(text, ContainsRegex("none \\+ picky +standard → masked"));
   EXPECT_THAT(text, HasSubstr("(auto is grouped_mlp)"));
-  EXPECT_THAT(text,
-              HasSubstr("--moe-runner-backend flashinfer_cutedsl: masked_mlp does that work"));
+  EXPECT_THAT(text, HasSubstr("--moe-runner-backend flashinfer_cutedsl: mapped to masked_mlp"));
   EXPECT_THAT(text, HasSubstr("--moe-a2a-backend mori: needs AMD GPUs; the nearest is deepep"));
 }
 
@@ -79,18 +78,18 @@ TEST(ExplainChoiceTest, SaysWhatIsChosenAndWhy) {
                          {WeightFormat::kF16, format}, backends);
   };
   EXPECT_EQ(explain("deepep", "auto", WeightFormat::kFp8Block),
-            "--moe-runner-backend auto is grouped_mlp: it takes float16, " +
+            "--moe-runner-backend auto is grouped_mlp: reads float16, " +
                 std::string(Name(WeightFormat::kFp8Block)) +
-                " experts as they are stored, and is joined to --moe-a2a-backend deepep by "
+                " experts in their stored format; paired with --moe-a2a-backend deepep by "
                 "normal → contiguous, low-latency → contiguous\n");
   EXPECT_THAT(explain("none", "triton", WeightFormat::kF16),
-              HasSubstr("--moe-runner-backend triton is grouped_mlp: it takes"));
+              HasSubstr("--moe-runner-backend triton is grouped_mlp: reads"));
   EXPECT_THAT(explain("none", "picky", WeightFormat::kMxfp4),
-              HasSubstr("--moe-runner-backend picky: it takes float16, mxfp4 experts"));
+              HasSubstr("--moe-runner-backend picky: reads float16, mxfp4 experts"));
   EXPECT_THAT(explain("none", "picky", WeightFormat::kBF16),
-              HasSubstr("picky: it does not compute with bfloat16\n"));
+              HasSubstr("picky: does not support bfloat16\n"));
   EXPECT_THAT(explain("deepep", "picky", WeightFormat::kMxfp4),
-              HasSubstr("picky: nothing joins it to --moe-a2a-backend deepep\n"));
+              HasSubstr("picky: no permute pairs it with --moe-a2a-backend deepep\n"));
 }
 
 }  // namespace

@@ -21,14 +21,14 @@ MoeBackends BuiltinMoeBackends() {
   b.runners.Add("grouped_mlp", {[] { return std::make_unique<GroupedMlpRunner>(); },
                                 "one contiguous grouped GEMM over exact counts"});
   b.runners.Add("masked_mlp", {[] { return std::make_unique<MaskedMlpRunner>(); },
-                               "a GEMM for each expert over a fixed number of places"});
+                               "one masked GEMM per expert over a fixed capacity"});
 
   b.permutes.Add(DispatchLayout::kStandard, RunnerLayout::kContiguous, SortRowsByExpert());
   b.permutes.Add(DispatchLayout::kNormal, RunnerLayout::kContiguous, SortRowsByExpert());
-  b.permutes.Add(DispatchLayout::kLowLatency, RunnerLayout::kContiguous, PackValidRows());
-  b.permutes.Add(DispatchLayout::kStandard, RunnerLayout::kMasked, DealRowsToExperts());
-  b.permutes.Add(DispatchLayout::kNormal, RunnerLayout::kMasked, DealRowsToExperts());
-  b.permutes.Add(DispatchLayout::kLowLatency, RunnerLayout::kMasked, DealValidRows());
+  b.permutes.Add(DispatchLayout::kLowLatency, RunnerLayout::kContiguous, CompactPlaces());
+  b.permutes.Add(DispatchLayout::kStandard, RunnerLayout::kMasked, GroupRowsMasked());
+  b.permutes.Add(DispatchLayout::kNormal, RunnerLayout::kMasked, GroupRowsMasked());
+  b.permutes.Add(DispatchLayout::kLowLatency, RunnerLayout::kMasked, CompactPlacesMasked());
   return b;
 }
 

@@ -1,5 +1,5 @@
-// The last addition of the MoE path, one for all dispatchers: what makes results independent of
-// ranks, modes and placements.
+// The final weighted sum of combine, shared by all dispatchers. Its fixed reduction order makes
+// results independent of ranks, modes and placements.
 #pragma once
 
 #include <algorithm>
@@ -15,9 +15,9 @@
 
 namespace switchyard {
 
-// An output for one slot of a token: as it came, or, where it did not have to travel, as the
-// runner left it, to be rounded on the fly. Neither: the slot adds nothing (no expert, or another
-// rank's).
+// The output for one slot of a token. `row`: received or stored in the dtype in flight.
+// `unrounded`: a local runner output in float32, rounded on the fly. Neither: the slot contributes
+// nothing (no expert, or an expert of another rank).
 struct SlotOutput {
   SlotOutput() = default;
   SlotOutput(const std::byte* row_in) : row(row_in) {}
@@ -27,9 +27,9 @@ struct SlotOutput {
   const float* unrounded = nullptr;  // [H]
 };
 
-// y[t] = Σ_j weight[t, j] · output_of(t, j), from zero, j ascending, in float32. `dtype` is what
-// outputs are rounded to before they are weighted. output_of returns a SlotOutput; it is called
-// from the pool's threads.
+// y[t] = Σ_j weight[t, j] · output_of(t, j), from zero, j ascending, in float32. Outputs are
+// rounded to `dtype` before weighting. output_of returns a SlotOutput and runs on the pool's
+// threads.
 template <typename OutputOf>
 void SumTopK(const TopK& topk, DType dtype, int64_t hidden, const OutputOf& output_of,
              ThreadPool& pool, float* y) {
@@ -56,8 +56,8 @@ void SumTopK(const TopK& topk, DType dtype, int64_t hidden, const OutputOf& outp
   pool.RunRanges(topk.tokens, kRowGrain, std::cref(body));
 }
 
-// y[t] = Σ weight · row over the rows that list_rows(t, rows, weights) appends for token t, in the
-// order it appends them; zeros where it appends none. It is called from the pool's threads.
+// y[t] = Σ weight · row over the rows that list_rows(t, rows, weights) appends for token t, in that
+// order; zeros where it appends none. list_rows runs on the pool's threads.
 template <typename ListRows>
 void SumRows(int64_t tokens, DType dtype, int64_t hidden, const ListRows& list_rows,
              ThreadPool& pool, float* y) {

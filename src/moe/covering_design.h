@@ -1,4 +1,4 @@
-// Few combinations in which every two choices meet: for tests over many parameters.
+// Pairwise test design: few combinations that cover every pair of parameter choices.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,8 @@
 
 namespace switchyard {
 
-// Rows [rows][factors] of choices below sizes[factor], such that for any two factors every pair of
-// their choices is in some row. Greedy, and the same for the same sizes.
+// Rows [rows][factors] of choices below sizes[factor], such that every pair of choices of any two
+// factors occurs in some row. Greedy and deterministic for given sizes.
 class CoveringDesign {
  public:
   using Row = std::vector<int>;
@@ -20,27 +20,27 @@ class CoveringDesign {
     }
     met_.assign(choices_ * choices_, false);
     Row row(sizes_.size());
-    while (NextPair(&row)) {
+    while (NextUncoveredRow(&row)) {
       for (size_t f = 0; f < sizes_.size(); ++f)
         if (row[f] < 0) row[f] = BestChoice(row, f);
-      Meet(row);
+      MarkCovered(row);
       rows_.push_back(row);
     }
   }
   std::vector<Row> rows() const { return rows_; }
 
  private:
-  bool Met(size_t f, int a, size_t g, int b) const {
+  bool Covered(size_t f, int a, size_t g, int b) const {
     return met_[(first_[f] + a) * choices_ + first_[g] + b];
   }
 
-  // A row with the first pair that has not met, and −1 elsewhere.
-  bool NextPair(Row* row) const {
+  // A row with the first uncovered pair, and −1 elsewhere.
+  bool NextUncoveredRow(Row* row) const {
     for (size_t f = 0; f < sizes_.size(); ++f)
       for (size_t g = f + 1; g < sizes_.size(); ++g)
         for (int a = 0; a < sizes_[f]; ++a)
           for (int b = 0; b < sizes_[g]; ++b) {
-            if (Met(f, a, g, b)) continue;
+            if (Covered(f, a, g, b)) continue;
             std::ranges::fill(*row, -1);
             (*row)[f] = a;
             (*row)[g] = b;
@@ -49,14 +49,14 @@ class CoveringDesign {
     return false;
   }
 
-  // The choice that meets most others of the row for the first time; of equals another in each row.
+  // The choice that covers the most new pairs of the row. Ties rotate with the row index.
   int BestChoice(const Row& row, size_t f) const {
     int best = 0, most = -1;
     for (int i = 0; i < sizes_[f]; ++i) {
       const int choice = (i + static_cast<int>(rows_.size())) % sizes_[f];
       int meets = 0;
       for (size_t g = 0; g < sizes_.size(); ++g)
-        if (g != f && row[g] >= 0 && !Met(f, choice, g, row[g])) ++meets;
+        if (g != f && row[g] >= 0 && !Covered(f, choice, g, row[g])) ++meets;
       if (meets <= most) continue;
       best = choice;
       most = meets;
@@ -64,7 +64,7 @@ class CoveringDesign {
     return best;
   }
 
-  void Meet(const Row& row) {
+  void MarkCovered(const Row& row) {
     for (size_t f = 0; f < sizes_.size(); ++f)
       for (size_t g = 0; g < sizes_.size(); ++g)
         met_[(first_[f] + row[f]) * choices_ + first_[g] + row[g]] = true;

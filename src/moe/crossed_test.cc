@@ -1,5 +1,5 @@
-// Every pair of choices of the MoE path against the reference: a few dozen layers in which every
-// two of dispatcher, mode, runner, format, mesh, routing pattern, what returns and so on meet.
+// Pairwise test of the MoE path against the reference: a few dozen layers that cover every pair of
+// choices of dispatcher, mode, runner, format, mesh, routing pattern, combine rows and so on.
 #include <array>
 #include <cstring>
 #include <map>
@@ -107,7 +107,7 @@ TestLayer LayerOf(const Case& c) {
   TestLayer layer({.format = c.format.weights,
                    .activation = c.format.activation,
                    .hidden = 96,
-                   .intermediate = 384,  // slices of whole blocks and groups
+                   .intermediate = 384,  // slices consist of whole blocks and groups
                    .num_experts = c.pattern == Pattern::kMoreExpertsThanTokens ? 24 : 10,
                    .top_k = 3,
                    .shared = c.shared != Shared::kNone,
@@ -150,15 +150,15 @@ std::vector<TestPass> PassesOf(const Case& c) {
   return passes;
 }
 
-// Rounded rows may fall to either side of a middle; slices of an expert are rounded one by one, and
-// have scales of their own for what they round.
+// Rows near the midpoint of two values may round either way. Slices of an expert are rounded
+// separately and have their own scales for quantized activations.
 double ToleranceOf(const Case& c) {
   const bool sliced = c.mesh.tp != c.mesh.ep;
   if (c.format.activation != ActivationFormat::kNone) return sliced ? 5e-2 : 2e-2;
   return c.rows == Rows::kF32 ? 1e-5 : c.rows == Rows::kF16 ? 2e-3 : 1e-2;
 }
 
-// RunPasses with ranks that are processes.
+// RunPasses with ranks as processes.
 std::vector<float> RunPassesInProcesses(const TestLayer& layer, const MoeOptions& options,
                                         const MeshShape& mesh,
                                         const std::vector<TestPass>& passes) {
@@ -201,7 +201,7 @@ TEST(CrossedTest, EveryPairOfChoicesMeets) {
       EXPECT_EQ(met.size(), static_cast<size_t>(sizes[f] * sizes[g])) << f << " and " << g;
     }
   }
-  EXPECT_LT(rows.size(), 300u);  // not the product of all
+  EXPECT_LT(rows.size(), 300u);  // far fewer than the full product
   EXPECT_EQ(CoveringDesign(sizes).rows(), rows);
 }
 

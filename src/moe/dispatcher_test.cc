@@ -1,5 +1,5 @@
-// Dispatchers by themselves: the worked example, properties of dispatch and combine, batches in
-// flight, and what happens when a peer or a buffer is missing.
+// Dispatchers alone: the worked example, properties of dispatch and combine, batches in flight, and
+// errors for a missing peer or buffer.
 #include "moe/dispatcher.h"
 
 #include <algorithm>
@@ -30,8 +30,8 @@ MoeOptions DeepEp(const std::string& mode, int capacity = 8) {
 }
 MoeOptions None() { return {.a2a_backend = "none"}; }
 
-// One batch with hand-made routing, and the path between the dispatcher's calls with experts that
-// return their row times `factor`.
+// One batch with hand-made routing. Between the dispatcher's calls, experts return their row times
+// `factor`.
 struct TestBatch {
   TopK topk;
   std::vector<float> x, y, outputs;
@@ -83,7 +83,7 @@ void RunRanks(const MoeOptions& options, const MoeShape& shape, int ranks, const
               {timeout});
 }
 
-// The table in dispatcher.h. Rows are one number, the token's.
+// The example in dispatcher.h. A row is one number, the token index.
 const std::vector<std::vector<int32_t>> kWorkedIds = {{0, 3, 2, 3}, {1, -1, 3, 0}};
 
 TEST(DispatcherTest, WorkedExampleInNormalMode) {
@@ -136,7 +136,7 @@ TEST(DispatcherTest, WorkedExampleInLowLatencyMode) {
   });
 }
 
-// With experts that return their row and weights of 1, a token comes back as often as it has ids.
+// Experts return their row and all weights are 1, so a token returns scaled by its number of ids.
 TEST(DispatcherTest, DispatchThenCombineCountsCopies) {
   const int64_t hidden = 32;
   const int experts = 9, k = 3;
@@ -170,7 +170,7 @@ TEST(DispatcherTest, DispatchThenCombineCountsCopies) {
   }
 }
 
-// Random routing and rows, and other rows by the same routing.
+// Random expert ids, some −1.
 std::vector<int32_t> RandomIds(kernels::Random& random, int64_t tokens, int experts, int k) {
   std::vector<int32_t> ids;
   for (int64_t t = 0; t < tokens; ++t) {
@@ -180,8 +180,8 @@ std::vector<int32_t> RandomIds(kernels::Random& random, int64_t tokens, int expe
   return ids;
 }
 
-// The rows that a rank computes on, and their order, by a dispatch of `x` with what is known from
-// the one before or without.
+// A second dispatch of `x` with the routing of the first one gives the same rows in the same order
+// as a fresh dispatch.
 TEST(DispatcherTest, DispatchAgainIsTheSameWithoutRouting) {
   const int64_t hidden = 256;
   for (const std::string mode : {"normal", "low_latency", "auto"}) {
@@ -196,11 +196,11 @@ TEST(DispatcherTest, DispatchAgainIsTheSameWithoutRouting) {
         TestBatch first(3, hidden, ids, 1.0f), fresh(3, hidden, ids, 7.0f);
         TestBatch in_flight(3, hidden, {0, 4, 9}, 3.0f);
         first.RunAll(moe, /*decode=*/true);
-        in_flight.BeginDispatch(moe);  // takes the slot that the first one had
+        in_flight.BeginDispatch(moe);  // takes the first one's slot
         fresh.RunAll(moe, /*decode=*/true);
         first.x = fresh.x;
         moe.dispatcher().BeginDispatchAgain(first.x.data(), true, &first.handle);
-        // Who has the routing already does not look for it: other tokens would go elsewhere.
+        // The receiver must use the known routing: other tokens would have other destinations.
         first.EndDispatch(moe);
         first.BeginCombine(moe);
         first.EndCombine(moe);
@@ -224,7 +224,7 @@ TEST(DispatcherTest, DispatchAgainExchangesNoCounts) {
       batch.RunAll(*moe);
       const std::vector<float> want = batch.y;
       comm.tp->Barrier("test");
-      // The counts come first in a slot (SentRows). Whoever read them again would fail.
+      // Counts come first in a slot (DispatchRows). Reading them again would fail.
       auto* counts = reinterpret_cast<int32_t*>(comm.memory->Local(begin));
       std::fill_n(counts, BufferPlan::kLine / sizeof(int32_t), -77);
       comm.tp->Barrier("test");
@@ -239,7 +239,7 @@ TEST(DispatcherTest, DispatchAgainExchangesNoCounts) {
   }
 }
 
-// The receive hook: rows travel while the rank does something else, here until all are there.
+// The receive hook: polls while the rank does other work, here until all rows have arrived.
 TEST(DispatcherTest, ArrivedSaysThatEndDispatchWouldReturnAtOnce) {
   for (const std::string mode : {"normal", "low_latency", "auto"}) {
     RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 2, [&](MoeRuntime& moe, int rank) {
@@ -278,15 +278,15 @@ TEST(DispatcherTest, AutoSendsDecodeByLowLatencyAndTheRestByNormal) {
   });
 }
 
-// A row for several experts of one rank is there once, and for ranks of this host it lies in its
-// source's arena: of a token's row there is one copy.
+// A row for several experts of one rank is stored once. For ranks of this host it stays in its
+// source's arena: there is one copy of a token's row.
 TEST(DispatcherTest, RowsAreReadWhereTheirSourceLeftThem) {
   for (const std::string mode : {"normal", "low_latency"}) {
     RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 2, [&](MoeRuntime& moe, int rank) {
       TestBatch b(2, 16, {2, 3, 0, 1, 0, 2}, 100.0f * rank);
       b.BeginDispatch(moe);
       b.EndDispatch(moe);
-      EXPECT_EQ(b.dispatched.num_rows, 4);  // two of each source
+      EXPECT_EQ(b.dispatched.num_rows, 4);  // two from each source
       const std::span at(b.dispatched.row_places, 4);
       // Rows of 64 bytes; rank 0 needs tokens 1 and 2 of either source, rank 1 tokens 0 and 2.
       const auto distance = [&](int a, int b) { return at[b] - at[a]; };
@@ -304,7 +304,7 @@ TEST(DispatcherTest, RowsAreReadWhereTheirSourceLeftThem) {
   }
 }
 
-// A runner with tiles of 4 rows: what fills up a tile is computed and not looked at.
+// A runner with tiles of 4 rows: padding rows are computed and ignored.
 TEST(DispatcherTest, ExpertsBeginAtMultiplesOfTheAlignment) {
   for (const std::string mode : {"normal", "low_latency"}) {
     RunRanks(DeepEp(mode), {16, 1, 6, 2, 12}, 2, [&](MoeRuntime& moe, int rank) {
@@ -316,7 +316,7 @@ TEST(DispatcherTest, ExpertsBeginAtMultiplesOfTheAlignment) {
       context.expert_alignment = 4;
       moe.permute(b.dispatched.layout).pre(context, b.dispatched, &b.grouped);
       if (rank == 0)
-        EXPECT_THAT(b.grouped.offsets, ElementsAre(0, 12, 16, 20));  // of 10, 2 and 4 rows
+        EXPECT_THAT(b.grouped.offsets, ElementsAre(0, 12, 16, 20));  // 10, 2 and 4 rows
       else
         EXPECT_THAT(b.grouped.offsets, ElementsAre(0, 4, 8, 12));
       EXPECT_EQ(b.grouped.num_rows, b.grouped.offsets.back());
@@ -368,14 +368,14 @@ TEST(DispatcherTest, LowLatencyRefusesMoreTokensThanItsCapacity) {
   RunRanks(DeepEp("low_latency", 2), {16, 1, 4, 1, 12}, 1, [&](MoeRuntime& moe, int) {
     TestBatch b(1, 16, {0, 1, 2}, 1.0f);
     EXPECT_THAT(ErrorOf([&] { b.BeginDispatch(moe); }, ErrorKind::kResource),
-                HasSubstr("3 tokens on one rank, it takes 2"));
+                HasSubstr("3 tokens on one rank exceed the capacity of 2"));
     TestBatch fits(1, 16, {0, 1}, 1.0f);
     fits.RunAll(moe);
     EXPECT_EQ(fits.y, fits.x);
   });
 }
 
-// Rank 1 leaves after `steps` calls; rank 0 must say whom it waits for, and in what.
+// Rank 1 exits after `steps` calls; rank 0's error must name the peer and the stage.
 std::string TimeoutOf(const std::string& mode, int steps) {
   const auto body = [&](MoeRuntime& moe, int rank) {
     TestBatch b(1, 16, {0, 2}, 1.0f);

@@ -1,4 +1,4 @@
-// What reaches the experts, by a runner that gives every row back as it came and counts.
+// Dispatched rows, checked with a runner that returns every row unchanged and counts rows.
 #include <mutex>
 
 #include "gtest/gtest.h"
@@ -9,10 +9,10 @@ namespace {
 
 class EchoRunner : public Runner {
  public:
-  // rows [E_local] gets the rows of each expert.
+  // rows [E_local] receives the number of rows per expert.
   EchoRunner(RunnerLayout layout, std::vector<int64_t>* rows) : layout_(layout), rows_(rows) {}
   RunnerLayout layout() const override { return layout_; }
-  bool Takes(WeightFormat) const override { return true; }
+  bool Supports(WeightFormat) const override { return true; }
   void Run(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden, ThreadPool&,
            float* y) override {
     rows_->resize(block.experts.size());
@@ -42,12 +42,12 @@ TestLayer EchoLayer() {
   return layer;
 }
 
-// What an observer of all ranks sees in one pass.
+// Observations over all ranks in one pass.
 struct Observed {
-  std::vector<int64_t> chosen;     // [num_experts] times that the router chose it
-  std::vector<int64_t> computed;   // [num_experts] rows that its replicas got
-  std::vector<int64_t> rank_rows;  // [tp] of all experts of a rank
-  double error = 0;                // of tokens that came back, against copies of them
+  std::vector<int64_t> chosen;     // [num_experts] number of router selections
+  std::vector<int64_t> computed;   // [num_experts] rows of all its replicas
+  std::vector<int64_t> rank_rows;  // [tp] rows of all experts of a rank
+  double error = 0;                // of combined tokens against their inputs
 };
 
 Observed Observe(MoeOptions options, RunnerLayout layout, const MeshShape& mesh) {
@@ -76,7 +76,7 @@ Observed Observe(MoeOptions options, RunnerLayout layout, const MeshShape& mesh)
     std::vector<int32_t> ids(pass.tokens[group] * shape.top_k);
     moe.Forward(x.data(), {pass.tokens, pass.decoding, ids.data()}, y.data());
 
-    // Slices echo whole rows, so that each adds a copy.
+    // Each slice returns whole rows and so adds one copy.
     for (float& value : copies) value *= static_cast<float>(place.moe_tp());
     const std::lock_guard lock(mutex);
     seen.error = std::max(seen.error, RelativeError(y, copies));
@@ -97,7 +97,7 @@ TEST(EchoTest, ExpertsGetWhatTheRouterChoseAndTokensComeBack) {
                                          {.tp = 8, .ep = 4, .dp = 2}, {.tp = 8, .ep = 8, .dp = 8}};
   const MoeBackends backends = BuiltinMoeBackends();
   for (const A2aChoice& choice : AllA2aChoices()) {
-    if (backends.fused.FindIf(choice.a2a)) continue;  // takes no runner
+    if (backends.fused.FindIf(choice.a2a)) continue;  // has no runner
     for (const RunnerLayout layout : {RunnerLayout::kContiguous, RunnerLayout::kMasked}) {
       for (const MeshShape& mesh : meshes) {
         SCOPED_TRACE(fmt::format("{} {} tp {} ep {} dp {}", choice.Describe(), Name(layout),

@@ -11,7 +11,7 @@
 namespace switchyard {
 namespace {
 
-// Unset and empty are the same.
+// An empty variable counts as unset.
 std::optional<std::string_view> Variable(const char* name) {
   const char* value = std::getenv(name);
   if (value == nullptr || *value == '\0') return std::nullopt;

@@ -5,17 +5,17 @@
 
 namespace switchyard {
 
-// Sets the options for which a variable of SGLang, or of its DeepEP for Ascend, is in the
-// environment. Call it before flags are read, which then win.
+// Sets the options for which a variable of SGLang, or of its DeepEP for Ascend, is set. Call it
+// before parsing flags, which take precedence.
 //
 //   SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK   --num-max-dispatch-tokens-per-rank
 //   SGLANG_DEEPEP_BF16_DISPATCH (1, true)            --deepep-dispatcher-output-dtype bf16
 //   DEEPEP_NORMAL_LONG_SEQ_PER_ROUND_TOKENS          --deepep-normal-long-seq-per-round-tokens
 //   DEEPEP_NORMAL_LONG_SEQ_ROUND                     --deepep-normal-long-seq-round
-//   DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ            read, without effect: combine goes in the same
+//   DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ            read, without effect: combine uses the same
 //                                                    rounds as dispatch
 //
-// Error kInvalid names a variable whose value is none it takes.
+// Error kInvalid names a variable with an unsupported value.
 void ApplyMoeEnvironment(MoeOptions* options);
 
 }  // namespace switchyard

@@ -14,7 +14,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Variables that are set as long as it lives.
+// Sets environment variables for its lifetime.
 class Environment {
  public:
   using Variables = std::map<std::string, std::string>;

@@ -1,5 +1,5 @@
-// What an exchange takes of a rank's symmetric memory, buffer by buffer: what is allocated, printed
-// at start and held against what a run touches.
+// The symmetric memory of an exchange, buffer by buffer: allocated, logged at startup, and compared
+// in tests with the memory that a run touches.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ struct ExchangeMemory {
     std::string name;
     size_t bytes = 0;
   };
-  // Equal slots, one for each batch in flight.
+  // Equally sized slots, one per batch in flight.
   struct Part {
     std::string name;
     int slots = 1;
@@ -29,8 +29,8 @@ struct ExchangeMemory {
   std::string Describe() const;
 };
 
-// A line for the log at start: what the exchange of these options takes of each rank, by buffer
-// where the backend says so. Error kInvalid as from MoeSymmetricBytes.
+// The startup log line with the exchange memory per rank, by buffer if the backend reports it.
+// Error kInvalid as from MoeSymmetricBytes.
 std::string DescribeExchangeMemory(const MoeOptions& options, const MoeShape& shape,
                                    const MeshShape& mesh, const MoeBackends* backends = nullptr);
 

@@ -1,4 +1,4 @@
-// The formula of docs/moe.md, what is allocated, and what a run touches.
+// Exchange memory: the formula of docs/moe.md, the allocation, and the pages that a run touches.
 #include "moe/exchange_memory.h"
 
 #include <sys/stat.h>
@@ -29,7 +29,7 @@ MoeOptions DeepEp(const std::string& mode, int capacity, int64_t per_round, int 
 
 size_t Lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// P ranks, C tokens in a round, k slots, E experts of a rank, H · 2 bytes a row.
+// P ranks, C tokens per round, k slots, E experts per rank, H · 2 bytes per row.
 size_t NormalBytes(size_t p, size_t c, size_t k, size_t row) {
   return 2 * (Lines(4 * p) + Lines(p * c * row) + Lines(4 * p * c * (1 + k)) + Lines(c * k * row) +
               2 * 64 * p);
@@ -39,7 +39,7 @@ size_t LowLatencyBytes(size_t p, size_t c, size_t k, size_t e, size_t row) {
               Lines(c * k * row) + 2 * 64 * p);
 }
 
-// --moe-combine-rows rank: weights travel with the rows, and a row of each rank returns.
+// --moe-combine-rows rank: weights are sent with the rows, and one row per rank returns.
 size_t NormalBytesByRank(size_t p, size_t c, size_t k, size_t row) {
   return 2 * (Lines(4 * p) + Lines(p * c * row) + Lines(4 * p * c * k) +
               Lines(4 * p * c * (1 + k)) + Lines(p * c * row) + 2 * 64 * p);
@@ -78,7 +78,7 @@ TEST(ExchangeMemoryTest, IsDescribedByBuffer) {
 }
 
 TEST(ExchangeMemoryTest, MoreRoundsThanAllowedAreRefusedAtStart) {
-  // 25 tokens on a rank of 2, 10 at a time.
+  // 25 tokens per rank on 2 ranks, 10 per round.
   EXPECT_GT(MemoryOf(DeepEp("normal", 8, 10, /*rounds=*/3), 2), 0u);
   for (const std::string mode : {"normal", "auto"}) {
     try {
@@ -100,7 +100,7 @@ size_t BytesTouched(const SharedArena& arena) {
   return static_cast<size_t>(status.st_blocks) * 512;
 }
 
-// Two full batches in flight whose tokens all go to every rank, again and again.
+// Two full batches in flight, repeatedly, with all tokens sent to every rank.
 TEST(ExchangeMemoryTest, PagesTouchedStayUnderIt) {
   const int ranks = 2, tokens = 64;
   const MoeShape shape = {.hidden = 1024,
@@ -146,8 +146,8 @@ TEST(ExchangeMemoryTest, PagesTouchedStayUnderIt) {
     });
     const size_t page = 4096;
     EXPECT_LE(touched, ranks * (bytes + page)) << mode;
-    // Rows are written once, to be read where they are: the other half of their buffer is for ranks
-    // of other hosts.
+    // Rows are written once and read in place: the other half of their buffer is for ranks of other
+    // hosts.
     EXPECT_GE(touched, ranks * bytes * 4 / 10) << mode;
   }
 }

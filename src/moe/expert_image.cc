@@ -10,7 +10,7 @@
 namespace switchyard {
 namespace {
 
-// Bytes of stored rows [begin, end) that a view needs: offset in the stored array, and size.
+// Byte range of a view's rows [begin, end) in the stored array: offset and size.
 struct Extent {
   size_t begin = 0, size = 0;
 };
@@ -34,7 +34,7 @@ int64_t RowBytes(const WeightView& w) {
   return 0;
 }
 
-// Rows that share scales, and the bytes of their scales.
+// Number of rows that share scales, and the size of their scales in bytes.
 std::pair<int64_t, int64_t> ScaleRows(const WeightView& w) {
   switch (w.format) {
     case WeightFormat::kFp8Block:
@@ -53,9 +53,9 @@ std::pair<int64_t, int64_t> ScaleRows(const WeightView& w) {
   }
 }
 
-// The view's numbers without its pointers, and what lies behind them.
+// The view's fields without its pointers, and the extents of its arrays.
 struct ViewHead {
-  WeightView view;                 // of the copy: row0 counts from its first row
+  WeightView view;                 // of the copy: row0 is relative to its first row
   std::array<Extent, 3> arrays{};  // data, scales, zeros in the stored arrays
 };
 
@@ -74,7 +74,7 @@ ViewHead HeadOf(const WeightView& w) {
   return head;
 }
 
-// A view's head as it travels. Plain bytes, ranks being one program on one kind of machine.
+// Serialized header of a view. Plain bytes: all ranks run the same binary on the same architecture.
 struct Wire {
   WeightFormat format;
   ActivationFormat activation;

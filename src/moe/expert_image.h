@@ -1,4 +1,4 @@
-// An expert's weights as one run of bytes, so that another rank can have them.
+// Serialization of an expert's weights to one byte array, for transfer to another rank.
 #pragma once
 
 #include <cstddef>
@@ -11,16 +11,16 @@
 
 namespace switchyard {
 
-// What an expert reads of its rank's memory, in the order in which it travels: a head that says
-// what the views are, and the arrays behind them, each at a multiple of kAlignment from the start.
-// Keeps the expert's owners; copies nothing.
+// The serialized form of an expert: a header that describes the weight views, then their arrays,
+// each aligned to kAlignment from the start. Holds references to the expert's owners; copies
+// nothing.
 class ExpertImage {
  public:
   static constexpr size_t kAlignment = 64;
 
   explicit ExpertImage(OwnedExpert expert);
   size_t bytes() const { return bytes_; }
-  // Writes bytes [begin, begin + out.size()) of the run.
+  // Writes bytes [begin, begin + out.size()) of the serialized form.
   void Copy(size_t begin, std::span<std::byte> out) const;
 
  private:
@@ -31,12 +31,12 @@ class ExpertImage {
 
   OwnedExpert expert_;
   std::vector<std::byte> head_;
-  std::vector<Part> parts_;  // ascending by `begin`; what is between them is zero
+  std::vector<Part> parts_;  // ascending by `begin`; padding between them is zero
   size_t bytes_ = 0;
 };
 
-// The expert of a whole run of `size` bytes at `run`, which it owns from now on; no number is
-// changed. CHECKs that the run is an ExpertImage's: ranks trust one another.
+// Deserializes an expert from `size` bytes at `run` and keeps `run` as its owner; weights are
+// bit-identical. CHECKs that the bytes are an ExpertImage: ranks trust one another.
 OwnedExpert ExpertFromImage(std::shared_ptr<const std::byte> run, size_t size);
 
 }  // namespace switchyard

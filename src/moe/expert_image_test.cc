@@ -1,4 +1,4 @@
-// Experts that travel as bytes, in pieces of any size, keep every number, in every format.
+// Serialized experts, copied in pieces of any size, keep every number in every format.
 #include "moe/expert_image.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ std::vector<float> Bias(const float* bias, int64_t n) {
   return bias ? std::vector<float>(bias, bias + n) : std::vector<float>();
 }
 
-OwnedExpert Travel(const ExpertImage& image, size_t piece) {
+OwnedExpert CopyInPieces(const ExpertImage& image, size_t piece) {
   std::shared_ptr<std::byte> run(
       static_cast<std::byte*>(::operator new(image.bytes(), std::align_val_t(64))),
       [](std::byte* p) { ::operator delete(p, std::align_val_t(64)); });
@@ -44,13 +44,13 @@ TEST(ExpertImage, KeepsEveryNumberInEveryFormat) {
                              .intermediate = 320,
                              .num_experts = 2,
                              .clamped_with_biases = biases});
-      // Whole, and a MoE-TP slice, which begins inside a block of scales.
+      // Unsliced, and an MoE-TP slice that begins inside a block of scales.
       for (const int parts : {1, 2}) {
         SCOPED_TRACE(fmt::format("{} biases {} parts {}", Name(format), biases, parts));
         const auto want = TestLayer::Slice(layer.whole.experts[1], parts, parts - 1);
         const ExpertImage image({.weights = want});
         for (const size_t piece : {size_t{1} << 20, size_t{1000}, size_t{77}}) {
-          const OwnedExpert got = Travel(image, piece);
+          const OwnedExpert got = CopyInPieces(image, piece);
           const auto& e = got.weights;
           for (const auto& [one, other] : {std::pair(e.gate, want.gate), std::pair(e.up, want.up),
                                            std::pair(e.down, want.down)}) {
@@ -79,7 +79,7 @@ TEST(ExpertImage, RowsThatTakeTurnsAndZeroPointsTravelToo) {
   want.gate.row_step = want.up.row_step = 2;
   want.gate.n = want.up.n = 32;
   want.up.row0 = 1;
-  const OwnedExpert got = Travel(ExpertImage({.weights = want}), 500);
+  const OwnedExpert got = CopyInPieces(ExpertImage({.weights = want}), 500);
   EXPECT_TRUE(SameBits(Numbers(got.weights.gate), Numbers(want.gate)));
   EXPECT_TRUE(SameBits(Numbers(got.weights.up), Numbers(want.up)));
   EXPECT_TRUE(SameBits(Numbers(got.weights.down), Numbers(want.down)));
@@ -87,7 +87,7 @@ TEST(ExpertImage, RowsThatTakeTurnsAndZeroPointsTravelToo) {
 
 TEST(ExpertImage, MemoryGoesWithTheLastView) {
   const TestLayer layer({.format = WeightFormat::kInt8Channel, .num_experts = 1});
-  OwnedExpert got = Travel(ExpertImage({.weights = layer.whole.experts[0]}), 4096);
+  OwnedExpert got = CopyInPieces(ExpertImage({.weights = layer.whole.experts[0]}), 4096);
   const std::weak_ptr<const void> owner = got.weights.gate.owner;
   WeightView down = got.weights.down;
   got = {};

@@ -1,4 +1,4 @@
-// A dispatcher and a runner in one.
+// The interface of fused MoE operators: dispatch, experts and combine in one.
 #pragma once
 
 #include <cstdint>
@@ -8,23 +8,23 @@
 
 namespace switchyard {
 
-// Carries rows from their tokens through the experts and back as one operator, so that it may work
-// on rows as they come and never lays out the rows of all experts. In the place of a dispatcher, a
-// runner and the permutes between them; results are theirs, bit for bit. The rules of Dispatcher
-// hold (every rank calls, in one order; a batch is its handle).
+// Runs dispatch, experts and combine as one operator. It may process rows as they arrive and never
+// materializes the rows of all experts. It replaces a dispatcher, a runner and their permutes;
+// results are bit-identical to theirs. The rules of Dispatcher apply (every rank calls, in one
+// order; a batch's state is in its handle).
 //
-// Owned by the runtime, used by the rank's thread only.
+// Owned by the runtime. Used by the rank's thread only.
 class FusedExperts {
  public:
   virtual ~FusedExperts() = default;
 
-  virtual bool Takes(WeightFormat format) const = 0;
-  // Most tokens of one rank in one exchange.
+  virtual bool Supports(WeightFormat format) const = 0;
+  // Maximum tokens of one rank in one exchange.
   virtual int64_t MaxTokens(bool decode) const = 0;
 
-  // x [topk.tokens, H] and `topk` must live, unchanged, until End returns.
+  // x [topk.tokens, H] and `topk` must stay valid and unchanged until End returns.
   virtual void Begin(const float* x, const TopK& topk, bool decode, DispatchHandle* handle) = 0;
-  // Runs this rank's experts on the rows of all ranks, and waits for the own tokens' outputs.
+  // Runs this rank's experts on the rows of all ranks, and waits for the outputs of its own tokens.
   // y [topk.tokens, H] as from Dispatcher::EndCombine.
   virtual void End(const ExpertBlock& block, DispatchHandle* handle, float* y) = 0;
 };

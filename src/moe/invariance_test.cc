@@ -1,5 +1,5 @@
-// Placement invariance: with MoE-TP 1 a layer's output is the same bits wherever its experts sit,
-// whatever carries the rows, and whatever is computed beside them.
+// Placement invariance: with MoE-TP 1, a layer's output is bit-identical for every expert
+// placement, transport and batch composition.
 #include <string>
 
 #include "gtest/gtest.h"
@@ -20,7 +20,7 @@ MoeOptions Options(const A2aChoice& choice, DType row_dtype = DType::kBF16) {
   return {.a2a_backend = choice.a2a, .deepep_mode = choice.mode, .row_dtype = row_dtype};
 }
 
-// On one rank, by collectives: the simplest path.
+// On one rank with backend none: the simplest path.
 std::vector<float> OneRank(const TestLayer& layer, const MoeOptions& options,
                            const std::vector<int64_t>& totals = kTotals) {
   MoeOptions plain = options;
@@ -32,15 +32,15 @@ std::vector<float> OneRank(const TestLayer& layer, const MoeOptions& options,
   return RunPasses(unmoved, plain, {}, SpreadPasses(totals, 1, false));
 }
 
-// Backends whose sums run over slots; on more than one rank `none` adds by rank.
+// Backends that sum over slots; on several ranks `none` sums by rank.
 std::vector<A2aChoice> AllToAll() {
   std::vector<A2aChoice> choices = AllA2aChoices();
   std::erase_if(choices, [](const A2aChoice& choice) { return choice.a2a == "none"; });
   return choices;
 }
 
-// On 1, 2, 4 and 8 ranks, with one attention group and with as many as ranks, as prompts and as
-// decode steps.
+// Expects bit-identical outputs on 1, 2, 4 and 8 ranks, with one attention group and with one per
+// rank, as prompts and as decode steps.
 void ExpectBits(const TestLayer& layer, const MoeOptions& options, const std::vector<float>& want,
                 const std::vector<int>& worlds = {1, 2, 4, 8}) {
   for (const int ranks : worlds) {
@@ -109,7 +109,7 @@ TEST(PlacementInvarianceTest, OverPlacementsAndReplicas) {
   const auto want = OneRank(layer, Options({"none", "auto"}));
   kernels::Random random(5);
   for (const int redundant : {0, 2, 7}) {
-    // Every expert once, some twice or more, in any order.
+    // Every expert once, some twice or more, in random order.
     std::vector<int32_t> map = random.Shuffled(layer.spec.num_experts);
     for (int i = 0; i < redundant; ++i)
       map.insert(map.begin() + random.Below(static_cast<int64_t>(map.size())),
@@ -136,7 +136,7 @@ TEST(PlacementInvarianceTest, OfTheDispatchedSharedExpert) {
   }
 }
 
-// One pass of 64 tokens, and the same tokens in passes of every other shape.
+// One pass of 64 tokens, and the same tokens split into passes of other shapes.
 TEST(PlacementInvarianceTest, OverSplitsOfABatch) {
   const TestLayer layer(Spec());
   const int64_t tokens = 64, hidden = layer.spec.hidden;
@@ -149,7 +149,7 @@ TEST(PlacementInvarianceTest, OverSplitsOfABatch) {
     RunMoeRanks(options, shape, mesh, [&](RankComm& comm, ThreadPool& pool) {
       const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, true),
                          MakeMoeRuntime(options, shape, comm, pool));
-      // Both groups have all tokens, in pieces of `step`, of which some decode.
+      // Both groups process all tokens in pieces of `step`, some of them decode.
       const auto run = [&](int64_t step, int64_t decoding) {
         std::vector<float> out(x.size(), NAN);
         for (int64_t begin = 0; begin < tokens; begin += step) {

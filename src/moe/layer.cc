@@ -36,26 +36,25 @@ MoeLayer::MoeLayer(MoeLayerConfig config, MoeLayerWeights weights,
     CHECK(weights_.has_shared);
     if (weights_.shared.gate.n != shape.intermediate)
       throw Invalid(
-          "--enable-deepep-waterfill sends rows to the shared expert as to a routed one, but it "
-          "has "
-          "{} intermediate elements and they have {}",
+          "--enable-deepep-waterfill dispatches rows to the shared expert like to a routed one, "
+          "but it has {} intermediate elements and routed experts have {}",
           weights_.shared.gate.n, shape.intermediate);
     weights_.experts.push_back(weights_.shared);
   }
   CHECK_EQ(static_cast<int>(weights_.experts.size()),
            runtime_->experts().LocalExperts(mesh.ep_rank()));
   for (const kernels::ExpertWeights& expert : weights_.experts) CheckFormats(expert);
-  TakePlacement();
+  ApplyPlacement();
 }
 
 void MoeLayer::CheckFormats(const kernels::ExpertWeights& expert) const {
   for (const WeightView* w : {&expert.gate, &expert.up, &expert.down})
-    if (!runtime_->Takes(w->format))
-      throw Invalid("--moe-runner-backend {} does not compute with {} experts",
+    if (!runtime_->Supports(w->format))
+      throw Invalid("--moe-runner-backend {} does not support {} experts",
                     runtime_->options().runner_backend, Name(w->format));
 }
 
-void MoeLayer::TakePlacement() {
+void MoeLayer::ApplyPlacement() {
   const Mesh& mesh = runtime_->comm().mesh;
   replicas_.clear();
   if (!config_.placement.is_identity())
@@ -72,12 +71,12 @@ std::vector<OwnedExpert> MoeLayer::SwitchPlacement(ExpertPlacement placement,
   CHECK_EQ(placement.num_physical(), config_.placement.num_physical());
   CHECK_EQ(experts.size(), expert_owners_.size());
   config_.placement = std::move(placement);
-  // A shared expert that is dispatched stays, behind them.
+  // A dispatched shared expert stays in its place after the routed ones.
   for (size_t i = 0; i < experts.size(); ++i) {
     std::swap(weights_.experts[i], experts[i].weights);
     std::swap(expert_owners_[i], experts[i].owner);
   }
-  TakePlacement();
+  ApplyPlacement();
   return experts;
 }
 
@@ -108,7 +107,7 @@ void MoeLayer::Forward(const float* hidden, const MoeTokens& tokens, float* out,
   run(others, decoding[mesh.dp_rank()], /*decode=*/false);
 }
 
-MoeLayer::InputPlace MoeLayer::InputRows(const MoeTokens& tokens) const {
+MoeLayer::InputBuffer MoeLayer::InputRows(const MoeTokens& tokens) const {
   const auto groups = tokens.group_tokens, decoding = tokens.group_decode_tokens;
   const bool decode = std::ranges::equal(groups, decoding);
   if (runtime_->fused() || (!decode && runtime_->splits_mixed_batches() &&
@@ -120,7 +119,7 @@ MoeLayer::InputPlace MoeLayer::InputRows(const MoeTokens& tokens) const {
   if (batch.rounds != 1 || (batch.spread && !batch.spread->lane_is_local())) return {};
   const int64_t begin = batch.spread ? batch.spread->lane_begin() : 0;
   std::byte* rows = runtime_->dispatcher().InputRows(batch.lane_tokens, decode, &batch.handle);
-  batch.rows_placed = rows != nullptr;
+  batch.rows_staged = rows != nullptr;
   return {rows, runtime_->exchange().row_format, {begin, begin + batch.lane_tokens}};
 }
 
@@ -153,7 +152,7 @@ void MoeLayer::RunRound(MoeBatch& batch, const MoeHooks& hooks) const {
   Call(hooks.after_combine);
 }
 
-// The hooks in the middle have no place of their own in one operator; they run when it has begun.
+// A fused operator has no separate stages: the hooks of later stages run once it has begun.
 void MoeLayer::RunRoundFused(MoeBatch& batch, const MoeHooks& hooks) const {
   Route(batch);
   Call(hooks.before_dispatch);
@@ -182,7 +181,7 @@ void MoeLayer::Gather(MoeBatch& batch) const {
     batch.y = batch.out;
     return;
   }
-  const TokenSpread& spread = *batch.spread;
+  const TokenPartition& spread = *batch.spread;
   const Share own = spread.own(mesh.rank());
   batch.y = mesh.moe_tp() == 1 ? batch.out + own.begin * hidden
                                : batch.lane_sums.Get(batch.lane_tokens * hidden);
@@ -200,9 +199,9 @@ void MoeLayer::Gather(MoeBatch& batch) const {
   batch.x = gathered;
 }
 
-// Before the router reads them: they are then read from memory once.
-void MoeLayer::PlaceRows(MoeBatch& batch) const {
-  if (runtime_->fused() || std::exchange(batch.rows_placed, false)) return;
+// Runs before the router reads the rows, so that memory is read once.
+void MoeLayer::StageInputRows(MoeBatch& batch) const {
+  if (runtime_->fused() || std::exchange(batch.rows_staged, false)) return;
   const int64_t tokens = batch.round.size(), hidden = config_.hidden;
   const RowFormat format = runtime_->exchange().row_format;
   const int64_t row_bytes = format.Bytes(hidden);
@@ -216,7 +215,7 @@ void MoeLayer::PlaceRows(MoeBatch& batch) const {
 }
 
 void MoeLayer::Route(MoeBatch& batch) const {
-  PlaceRows(batch);
+  StageInputRows(batch);
   const int experts = config_.router.num_experts;
   const int64_t tokens = batch.round.size();
   float* logits = batch.logits.Get(tokens * experts);
@@ -231,16 +230,16 @@ void MoeLayer::Route(MoeBatch& batch) const {
                     runtime_->pool());
   SelectExperts(config_.router, logits, tokens, weights_.router.correction_bias, &batch.logical,
                 runtime_->pool());
-  KeepRoutedExperts(batch);
-  ChooseExperts(batch);
-  if (runtime_->observer()) TellObserver(batch);
+  StoreRoutedExperts(batch);
+  MapToPhysical(batch);
+  if (runtime_->observer()) ReportRouting(batch);
 }
 
-// Each rank writes the tokens that it answers for; Scatter gives them to the others of the group.
-void MoeLayer::KeepRoutedExperts(MoeBatch& batch) const {
+// Each rank writes its own tokens; Scatter all-gathers them over the attention group.
+void MoeLayer::StoreRoutedExperts(MoeBatch& batch) const {
   if (!batch.routed_experts) return;
   const int k = config_.router.top_k;
-  Share own{0, batch.lane_tokens};  // among the lane's tokens, and where they lie in the group's
+  Share own{0, batch.lane_tokens};  // range in the lane; `begin`: its offset in the group
   int64_t begin = 0;
   if (batch.spread) {
     const Share share = batch.spread->own(runtime_->comm().mesh.rank());
@@ -254,11 +253,11 @@ void MoeLayer::KeepRoutedExperts(MoeBatch& batch) const {
                 batch.routed_experts + (begin + first - own.begin) * k);
 }
 
-// Where all ranks route all tokens, each answers for an even share of them.
-void MoeLayer::TellObserver(const MoeBatch& batch) const {
+// If all ranks route all tokens, each reports an even share of them.
+void MoeLayer::ReportRouting(const MoeBatch& batch) const {
   const Mesh& mesh = runtime_->comm().mesh;
-  Share own = EvenShare(batch.lane_tokens, mesh.world(), mesh.rank());  // among the lane's tokens
-  int64_t begin = own.begin;                                            // among the group's
+  Share own = EvenShare(batch.lane_tokens, mesh.world(), mesh.rank());  // range in the lane
+  int64_t begin = own.begin;                                            // offset in the group
   if (batch.spread) {
     const Share share = batch.spread->own(mesh.rank());
     own = {batch.spread->own_in_lane(), batch.spread->own_in_lane() + share.size()};
@@ -278,7 +277,7 @@ void MoeLayer::TellObserver(const MoeBatch& batch) const {
                       .physical = rows(*batch.topk)});
 }
 
-void MoeLayer::ChooseExperts(MoeBatch& batch) const {
+void MoeLayer::MapToPhysical(MoeBatch& batch) const {
   batch.topk = &batch.logical;
   ReplicaChooser* chooser = runtime_->chooser();
   if (replicas_.empty() && !chooser && !runtime_->shared_dispatched()) return;
@@ -302,7 +301,7 @@ void MoeLayer::BeginDispatch(MoeBatch& batch) const {
   runtime_->dispatcher().BeginDispatch(batch.round_x(), *batch.topk, batch.decode, &batch.handle);
 }
 
-// The shared expert needs no row but the own ones: it computes while the others travel.
+// The shared expert needs the own rows only: it computes while dispatch is in flight.
 void MoeLayer::EndDispatch(MoeBatch& batch) const {
   if (batch.rounds_done == 1) ComputeShared(batch);
   batch.dispatched = runtime_->dispatcher().EndDispatch(&batch.handle);
@@ -318,9 +317,9 @@ void MoeLayer::PrePermute(MoeBatch& batch) const {
 void MoeLayer::RunExperts(MoeBatch& batch) const {
   const ExpertRows none_yet =
       runtime_->permute(batch.dispatched.layout).post(batch.grouped, nullptr);
-  const auto places = runtime_->dispatcher().OutputPlaces(none_yet, &batch.handle);
-  batch.outputs_left = !places.empty();
-  if (batch.outputs_left)
+  const auto places = runtime_->dispatcher().OutputDestinations(none_yet, &batch.handle);
+  batch.outputs_written = !places.empty();
+  if (batch.outputs_written)
     return runtime_->runner().RunTo(Block(), batch.grouped, config_.hidden, runtime_->pool(),
                                     runtime_->exchange().output_dtype, places);
   float* y = batch.outputs.Get(batch.grouped.num_rows * config_.hidden);
@@ -328,8 +327,9 @@ void MoeLayer::RunExperts(MoeBatch& batch) const {
 }
 
 void MoeLayer::PostPermute(MoeBatch& batch) const {
-  batch.expert_rows = runtime_->permute(batch.dispatched.layout)
-                          .post(batch.grouped, batch.outputs_left ? nullptr : batch.outputs.data());
+  batch.expert_rows =
+      runtime_->permute(batch.dispatched.layout)
+          .post(batch.grouped, batch.outputs_written ? nullptr : batch.outputs.data());
   runtime_->dispatcher().PrepareCombine(batch.expert_rows, &batch.handle);
 }
 
@@ -341,7 +341,7 @@ void MoeLayer::EndCombine(MoeBatch& batch) const {
   runtime_->dispatcher().EndCombine(&batch.handle, batch.round_y());
 }
 
-// Of the own tokens, or of all of them where each rank has a slice of the expert.
+// Computes the own tokens, or all tokens if each rank has a TP slice of the expert.
 void MoeLayer::ComputeShared(MoeBatch& batch) const {
   if (!weights_.has_shared || runtime_->shared_dispatched()) return;
   const Share own =
@@ -370,7 +370,7 @@ void MoeLayer::Scatter(MoeBatch& batch) const {
   if (add_shared)
     kernels::AddInPlace(own_out, batch.shared.y.data(), own.size() * hidden, runtime_->pool());
   if (!batch.spread) {
-    // Each rank has the part of its experts and of its slices, of the shared expert too.
+    // Each rank has the partial sum of its experts and of its slices, the shared expert's included.
     comm.tp->AllReduceSum(own_out, own.size() * hidden);
     return;
   }

@@ -1,4 +1,4 @@
-// The whole layer, on rank threads, against the one-process reference.
+// The whole layer on rank threads, against the single-process reference.
 #include "moe/layer.h"
 
 #include <string>
@@ -35,12 +35,12 @@ MoeOptions Options(const A2aChoice& choice, DType row_dtype, int capacity = 128)
           .row_dtype = row_dtype};
 }
 
-// In flight as bfloat16, an output near the middle of two values may round either way, and slices
-// of an expert are rounded one by one.
+// In bfloat16, an output near the midpoint of two values may round either way, and slices of an
+// expert are rounded separately.
 double Tolerance(DType row_dtype) { return row_dtype == DType::kF32 ? 1e-5 : 1e-2; }
 
-// One mesh after the other; backends and decode take turns over them, each mesh having all backends
-// in the end where `everywhere`.
+// Iterates over meshes; backends and decode rotate over them. With `everywhere` each mesh runs all
+// backends.
 void ExpectReference(const TestLayer& layer, DType row_dtype, const std::vector<int64_t>& totals,
                      int capacity = 128, bool everywhere = false) {
   const std::vector<A2aChoice> choices = AllA2aChoices();
@@ -95,7 +95,7 @@ TEST(MoeLayerTest, BatchAboveACapacityGoesInRounds) {
                   /*capacity=*/2);
 }
 
-// Groups of which some only decode, some have prompts, and some both.
+// Groups with only decode tokens, only prompts, or both.
 TEST(MoeLayerTest, MixedBatchesMatchTheReference) {
   const TestLayer layer({.intermediate = 192, .shared = true});
   const std::vector<TestPass> passes = {{{7, 4, 0}, {3, 4, 0}}, {{2, 5, 6}, {0, 1, 6}, 1}};
@@ -128,7 +128,7 @@ TEST(MoeLayerTest, DispatchedSharedExpertMatchesTheReferenceWithRowsInFlight) {
   for (const A2aChoice& choice : AllA2aChoices()) {
     for (const MeshShape& mesh :
          {MeshShape{.tp = 1}, {.tp = 4, .ep = 4}, {.tp = 4, .ep = 4, .dp = 4}}) {
-      if (choice.a2a == "none" && mesh.dp == 1) continue;  // refused: no row is sent
+      if (choice.a2a == "none" && mesh.dp == 1) continue;  // rejected: no rows are sent
       SCOPED_TRACE(fmt::format("{} tp {} dp {}", choice.Describe(), mesh.tp, mesh.dp));
       MoeOptions options = Options(choice, DType::kBF16, /*capacity=*/3);
       options.waterfill = true;
@@ -153,8 +153,8 @@ TEST(MoeLayerTest, WaterfillIsRefusedWhereItCannotWork) {
   EXPECT_THAT(run({"deepep", "auto"}, {.tp = 1}, true), HasSubstr("32 intermediate elements"));
 }
 
-// A caller that writes the rows in flight itself, where the layer says, gets the same bits; the
-// float32 rows then go to the router and the shared expert only.
+// A caller that writes the dispatched rows itself to InputRows' buffer gets bit-identical results.
+// The float32 rows are then read by the router and the shared expert only.
 TEST(MoeLayerTest, RowsMayBeLeftWhereTheyAreRead) {
   const TestLayer layer({.hidden = 96, .intermediate = 64, .shared = true});
   const MeshShape mesh{.tp = 4, .ep = 4, .dp = 2};
@@ -177,7 +177,7 @@ TEST(MoeLayerTest, RowsMayBeLeftWhereTheyAreRead) {
           const float* x = all.data() + pass.FirstOf(group) * h;
           std::vector<float> want(pass.tokens[group] * h), got(want.size());
           moe.Forward(x, tokens, want.data());
-          const MoeLayer::InputPlace place = moe.InputRows(tokens);
+          const MoeLayer::InputBuffer place = moe.InputRows(tokens);
           const bool arena = choice.a2a == "deepep" || choice.a2a == "mooncake";
           if (arena && pass.seed == 1 && choice.mode == "normal") {
             EXPECT_NE(place.rows, nullptr);
@@ -197,7 +197,7 @@ TEST(MoeLayerTest, RowsMayBeLeftWhereTheyAreRead) {
   }
 }
 
-// In any order of ranks, groups and rounds, every rank of a group gets the ids of its tokens.
+// For any order of ranks, groups and rounds, every rank of a group receives the ids of its tokens.
 TEST(MoeLayerTest, RoutedExpertsAreTheRoutersChoice) {
   const TestLayer layer({.hidden = 96, .intermediate = 64, .num_experts = 12});
   const int k = layer.spec.top_k;

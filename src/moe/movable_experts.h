@@ -1,4 +1,4 @@
-// A model's MoE layers as whoever moves their experts sees them.
+// The interface through which EPLB moves the experts of a model's MoE layers.
 #pragma once
 
 #include <cstddef>
@@ -11,20 +11,19 @@
 
 namespace switchyard {
 
-// A layer as it is to be: this rank's experts under a new placement, all of them in memory.
+// A layer prepared for a new placement: all of this rank's experts, in memory.
 struct PreparedLayer {
   int layer = 0;
   ExpertPlacement placement;
   std::vector<OwnedExpert> experts;  // those of ExpertsOfRank(...)
-  int loaded = 0;                    // of them came from the checkpoint
-  int received = 0;                  // and from other ranks
+  int loaded = 0;                    // number loaded from the checkpoint
+  int received = 0;                  // number received from other ranks
 };
 
-// One rank's layers. Outlives whoever moves them.
+// The MoE layers of one rank. Outlives its users.
 class MovableExperts {
  public:
-  // Called with the bytes of each expert before it is loaded. May wait; what it throws ends
-  // Prepare.
+  // Called with the bytes of each expert before it is loaded. May wait. An exception ends Prepare.
   using Pace = std::function<void(size_t bytes)>;
 
   using Arrived = std::map<int32_t, OwnedExpert>;  // by logical expert
@@ -32,18 +31,18 @@ class MovableExperts {
   virtual ~MovableExperts() = default;
   virtual std::vector<int> layers() const = 0;  // those with experts, ascending
   virtual const ExpertPlacement& PlacementOf(int layer) const = 0;
-  // Whether an expert costs less from a rank that holds it than from the checkpoint, where it would
-  // be converted again.
+  // Whether receiving an expert from a rank that holds it costs less than loading it from the
+  // checkpoint, which may convert it again.
   virtual bool sends() const { return false; }
-  // The expert at a place of this rank, by its index among the rank's; the rank's thread.
+  // The expert with local index `local` on this rank. Used by the rank's thread only.
   virtual OwnedExpert Held(int layer, int local) const = 0;
-  // Any one thread, while passes run; the layer is not switched meanwhile. Experts that the rank
-  // holds already or that have arrived are shared, others are loaded. Throws the loader's errors;
-  // the layer stays as it is.
+  // Runs on any one thread concurrently with passes; the layer is not switched meanwhile. Shares
+  // experts that the rank holds or has received, and loads the others. Throws the loader's errors
+  // and leaves the layer unchanged.
   virtual PreparedLayer Prepare(int layer, const ExpertPlacement& placement, const Arrived& arrived,
                                 const Pace& pace) = 0;
-  // The rank's thread, between two passes, before the same pass on every rank. Returns what the
-  // layer had: letting go of it may take time.
+  // On the rank's thread, between the same two passes on every rank. Returns the layer's previous
+  // experts: freeing them may take time.
   virtual std::vector<OwnedExpert> Switch(PreparedLayer prepared) = 0;
 };
 

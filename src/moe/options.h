@@ -1,4 +1,4 @@
-// What the MoE layers of a model are started with.
+// Configuration of a model's MoE layers.
 #pragma once
 
 #include <cstddef>
@@ -20,28 +20,27 @@ struct MoeOptions {
   std::string a2a_backend = "none";     // --moe-a2a-backend
   std::string deepep_mode = "auto";     // --deepep-mode: normal | low_latency | auto
   std::string runner_backend = "auto";  // --moe-runner-backend
-  // --speculative-moe-a2a-backend, --speculative-moe-runner-backend: of the draft model's layers;
-  // empty: as the model's.
+  // --speculative-moe-a2a-backend, --speculative-moe-runner-backend: for the draft model's layers;
+  // empty: as for the model.
   std::string speculative_a2a_backend, speculative_runner_backend;
 
   // Capacity of low_latency (--num-max-dispatch-tokens-per-rank).
   int max_dispatch_tokens_per_rank = 128;
-  // What rows travel as, on the way to the experts (--deepep-dispatcher-output-dtype): bf16 the
-  // model's dtype, fp8 with a scale for 128 elements; auto: fp8 where the experts quantize their
-  // input so.
+  // Format of dispatched rows (--deepep-dispatcher-output-dtype). bf16: the model's dtype; fp8: one
+  // scale per 128 elements; auto: fp8 if the experts quantize their input that way.
   std::string dispatcher_output_dtype = "auto";
-  // Exchanges of normal mode carry at most so many tokens of a rank
-  // (--deepep-normal-long-seq-per-round-tokens), longer batches go in rounds, at most
-  // --deepep-normal-long-seq-round of them (0: as many as it takes).
+  // Maximum tokens of a rank in one normal-mode exchange
+  // (--deepep-normal-long-seq-per-round-tokens). Longer batches take several rounds, at most
+  // --deepep-normal-long-seq-round (0: no limit).
   int64_t long_seq_per_round_tokens = 8192;
   int long_seq_rounds = 0;
 
-  // What returns to a token's rank (--moe-combine-rows): slot, an output for each of its experts,
-  // whose sum is the same in every bit wherever experts sit; or rank, one row from each rank with
-  // what its experts add up to: fewer bytes, but the last bits depend on the placement.
+  // Rows that combine returns to a token's rank (--moe-combine-rows). slot: one output per expert;
+  // the sum is bit-identical for any placement. rank: one partial sum per rank; fewer bytes, but
+  // the last bits depend on the placement.
   std::string combine_rows = "slot";
 
-  // How long a rank may stay silent in one stage before mooncake goes on without it
+  // Timeout of a silent rank in one stage, after which mooncake continues without it
   // (--elastic-ep-timeout).
   double elastic_timeout_seconds = 10.0;
 
@@ -49,11 +48,11 @@ struct MoeOptions {
   int num_redundant_experts = 0;                 // --ep-num-redundant-experts
   std::string init_expert_location = "trivial";  // --init-expert-location
 
-  // Hosts that hold as many consecutive EP ranks each; 1 too where they hold unequal parts. Follows
-  // from how ranks were started.
+  // Number of hosts with equally many consecutive EP ranks; 1 if hosts have unequal shares. Derived
+  // from the launch configuration.
   int nodes = 1;
-  DType row_dtype = DType::kF32;  // of token rows in flight: the model's dtype
-  // Whether experts quantize their input rows to FP8 in groups of 128; decides `auto` above.
+  DType row_dtype = DType::kF32;  // of dispatched and combined rows: the model's dtype
+  // Whether experts quantize their input rows to FP8 in groups of 128; selects `auto` above.
   bool fp8_group_activations = false;
 };
 
@@ -62,24 +61,24 @@ struct MoeShape {
   int64_t intermediate = 0;  // of a routed expert, whole (before MoE-TP)
   int num_experts = 0;       // logical
   int top_k = 0;
-  int64_t max_tokens = 0;  // most rows of one attention group in one pass
+  int64_t max_tokens = 0;  // maximum rows of one attention group in one pass
   bool has_shared = false;
 };
 
-// Those of a draft model's layers: the speculative names where they are given.
+// The options of a draft model's layers: speculative_* override the model's where set.
 MoeOptions ForDraftModel(MoeOptions options);
 
-// Whether ranks route, send and combine tokens of their own; otherwise every rank has all tokens
-// and computes a part of each one's sum.
+// Whether ranks route, dispatch and combine tokens of their own. Otherwise every rank has all
+// tokens and computes a partial sum of each.
 bool ScattersTokens(const MoeOptions& options, const MeshShape& mesh);
 
-// What all layers of one rank share: groups, threads, backends with their symmetric buffers, and
-// scratch. Built once per model on every rank in the same order (it allocates symmetrically);
-// layers point to it. `backends`: null for those of this program.
+// State that all layers of one rank share: groups, threads, backends with their symmetric buffers,
+// and scratch. Built once per model, on every rank in the same order (it allocates symmetrically).
+// Layers hold a pointer to it. `backends`: null for the built-in ones.
 std::shared_ptr<MoeRuntime> MakeMoeRuntime(const MoeOptions& options, const MoeShape& shape,
                                            RankComm& comm, ThreadPool& pool,
                                            std::shared_ptr<const MoeBackends> backends = nullptr);
-// Bytes of symmetric memory the runtime will allocate on each rank, to size the arena before ranks
+// Bytes of symmetric memory that the runtime allocates on each rank. Sizes the arena before ranks
 // start.
 size_t MoeSymmetricBytes(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,
                          const MoeBackends* backends = nullptr);

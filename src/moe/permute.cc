@@ -12,8 +12,8 @@
 namespace switchyard {
 namespace {
 
-// Points at the dispatched rows as float32, which runners read: where they arrived, if they
-// travelled as such and lie together, or in own memory.
+// Sets out->x to the dispatched rows as float32, the runners' input type. Points into the receive
+// buffer if the rows are contiguous float32 there; otherwise converts them to own storage.
 void UseRows(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
   const int64_t hidden = context.hidden, row_bytes = in.format.Bytes(hidden);
   out->ldx = hidden;
@@ -40,7 +40,7 @@ void UseRows(const PermuteContext& context, const Dispatched& in, GroupedRows* o
   out->x = x;
 }
 
-// Calls visit(row, slot, local expert) for every output that is wanted, rows ascending.
+// Calls visit(row, slot, local expert) for every (row, slot) with a local expert, rows ascending.
 template <typename Visit>
 void ForEachOutput(const Dispatched& in, const Visit& visit) {
   for (int64_t n = 0; n < in.num_rows; ++n)
@@ -48,7 +48,7 @@ void ForEachOutput(const Dispatched& in, const Visit& visit) {
       if (const int32_t e = in.topk_ids[n * in.topk_stride + j]; e >= 0) visit(n, j, e);
 }
 
-// From counts of each expert's rows to where they begin.
+// Prefix sum of per-expert counts, each rounded up to the alignment.
 void AlignOffsets(const PermuteContext& context, std::span<const int32_t> counts,
                   std::vector<int32_t>* offsets) {
   const int alignment = context.expert_alignment;
@@ -80,8 +80,8 @@ void SortByExpert(const PermuteContext& context, const Dispatched& in, GroupedRo
   out->position = s.position.data();
 }
 
-// As above with a fixed number of places for every expert, as many as the fullest one needs.
-void DealByExpert(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
+// As above in the masked layout. The capacity is the largest count of an expert.
+void GroupByExpertMasked(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
   auto& s = out->storage;
   s.counts.assign(context.num_local_experts, 0);
   ForEachOutput(in, [&](int64_t, int, int32_t e) { ++s.counts[e]; });
@@ -103,9 +103,9 @@ void DealByExpert(const PermuteContext& context, const Dispatched& in, GroupedRo
   out->position = s.position.data();
 }
 
-// Fills storage.places with the places in use, expert by expert, and counts with how many each
-// expert has.
-void ListPlaces(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
+// Fills storage.places with the valid places, expert by expert, and storage.counts with their
+// number per expert.
+void ListValidPlaces(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
   auto& s = out->storage;
   s.places.clear();
   s.counts.assign(context.num_local_experts, 0);
@@ -122,9 +122,9 @@ void ListPlaces(const PermuteContext& context, const Dispatched& in, GroupedRows
   out->num_places = static_cast<int64_t>(s.places.size());
 }
 
-// Gives place i of the list the next row of its expert, whose rows begin at row_of(expert).
+// Assigns place i of the list the next row of its expert, whose rows begin at row_of(expert).
 template <typename RowOf>
-void DealRows(const Dispatched& in, int64_t num_rows, const RowOf& row_of, GroupedRows* out) {
+void AssignRows(const Dispatched& in, int64_t num_rows, const RowOf& row_of, GroupedRows* out) {
   auto& s = out->storage;
   s.row_ids.assign(num_rows, 0);
   s.place_rows.resize(s.places.size());
@@ -140,32 +140,32 @@ void DealRows(const Dispatched& in, int64_t num_rows, const RowOf& row_of, Group
   out->place_rows = s.place_rows.data();
 }
 
-void PackPlaces(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
-  ListPlaces(context, in, out);
+void GroupPlacesContiguous(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
+  ListValidPlaces(context, in, out);
   UseRows(context, in, out);
   auto& s = out->storage;
   AlignOffsets(context, s.counts, &s.offsets);
-  DealRows(
+  AssignRows(
       in, s.offsets.back(), [&](size_t e) { return s.offsets[e]; }, out);
   out->offsets = s.offsets;
 }
 
-void DealPlaces(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
-  ListPlaces(context, in, out);
+void GroupPlacesMasked(const PermuteContext& context, const Dispatched& in, GroupedRows* out) {
+  ListValidPlaces(context, in, out);
   UseRows(context, in, out);
   auto& s = out->storage;
   out->capacity = s.counts.empty() ? 0 : *std::ranges::max_element(s.counts);
-  DealRows(
+  AssignRows(
       in, out->capacity * context.num_local_experts,
       [&](size_t e) { return static_cast<int64_t>(e) * out->capacity; }, out);
   out->counts = s.counts;
 }
 
-// The runner's outputs stay where they are; what travels on is where to find each.
-ExpertRows PointAtRows(const GroupedRows& rows, float* y) {
+// The runner's outputs stay in place; only their indices are returned.
+ExpertRows OutputsByPosition(const GroupedRows& rows, float* y) {
   return {.rows = y, .num_rows = rows.num_rows, .position = rows.position};
 }
-ExpertRows PointAtPlaces(const GroupedRows& rows, float* y) {
+ExpertRows OutputsByPlace(const GroupedRows& rows, float* y) {
   return {.rows = y,
           .num_rows = rows.num_rows,
           .places = rows.places,
@@ -189,9 +189,9 @@ std::string PermuteTable::Pairs() const {
   return text;
 }
 
-PermutePair SortRowsByExpert() { return {SortByExpert, PointAtRows}; }
-PermutePair DealRowsToExperts() { return {DealByExpert, PointAtRows}; }
-PermutePair PackValidRows() { return {PackPlaces, PointAtPlaces}; }
-PermutePair DealValidRows() { return {DealPlaces, PointAtPlaces}; }
+PermutePair SortRowsByExpert() { return {SortByExpert, OutputsByPosition}; }
+PermutePair GroupRowsMasked() { return {GroupByExpertMasked, OutputsByPosition}; }
+PermutePair CompactPlaces() { return {GroupPlacesContiguous, OutputsByPlace}; }
+PermutePair CompactPlacesMasked() { return {GroupPlacesMasked, OutputsByPlace}; }
 
 }  // namespace switchyard

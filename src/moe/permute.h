@@ -1,4 +1,4 @@
-// Pre- and post-permute: between the layout a dispatcher delivers and the one a runner computes in.
+// Pre- and post-permute: conversion between a dispatcher's layout and a runner's.
 #pragma once
 
 #include <map>
@@ -11,24 +11,23 @@
 
 namespace switchyard {
 
-// What both directions need to know of the layer and the rank.
+// Layer and rank parameters of both directions.
 struct PermuteContext {
   int64_t hidden = 0;
   int num_local_experts = 0;
   ThreadPool& pool;
-  // What the rows of each expert begin at a multiple of, in the contiguous layout (Runner).
+  // Alignment of each expert's first row in the contiguous layout (Runner::expert_alignment).
   int expert_alignment = 1;
 };
 
-// One way from a dispatch layout to a runner layout and back. Plain functions: all state is in
-// their arguments.
+// The conversion from a dispatch layout to a runner layout and back. Plain functions without state.
 struct PermutePair {
   void (*pre)(const PermuteContext& context, const Dispatched& in, GroupedRows* out) = nullptr;
-  // y: the runner's outputs for the rows that `pre` laid out.
+  // y: the runner's outputs for the rows of `pre`.
   ExpertRows (*post)(const GroupedRows& rows, float* y) = nullptr;
 };
 
-// Which pairs of layouts can be joined.
+// The registered permutes by pair of layouts.
 class PermuteTable {
  public:
   void Add(DispatchLayout from, RunnerLayout to, PermutePair pair) { pairs_[{from, to}] = pair; }
@@ -41,11 +40,11 @@ class PermuteTable {
 
 // standard, normal → contiguous: a stable counting sort of (row, slot) by expert.
 PermutePair SortRowsByExpert();
-// standard, normal → masked: the same, with equally many places for every expert.
-PermutePair DealRowsToExperts();
-// low-latency → contiguous: the places in use, expert by expert.
-PermutePair PackValidRows();
-// low-latency → masked: the same, with equally many places for every expert.
-PermutePair DealValidRows();
+// standard, normal → masked: the same, with equal capacity for every expert.
+PermutePair GroupRowsMasked();
+// low-latency → contiguous: compacts the valid places, expert by expert.
+PermutePair CompactPlaces();
+// low-latency → masked: the same, with equal capacity for every expert.
+PermutePair CompactPlacesMasked();
 
 }  // namespace switchyard

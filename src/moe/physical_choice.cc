@@ -15,10 +15,10 @@ void ToPhysical(std::span<const int32_t> replicas, const TopK& logical, TopK* ph
 
 namespace {
 
-// Fewest rows, then nearest: the smallest key wins.
+// Ordered by fewest rows, then nearest; the smallest key wins.
 struct Candidate {
   int64_t rows;
-  int distance;  // 0: this rank; 1: the token's row goes there anyway; 2: neither
+  int distance;  // 0: this rank; 1: already receives the token's row; 2: neither
   int rank;
   auto operator<=>(const Candidate&) const = default;
 };

@@ -1,4 +1,4 @@
-// From the router's choice of logical experts to the places that rows are sent to.
+// Mapping of the router's logical experts to physical experts.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace switchyard {
 
-// ids become physical experts: logical i is replicas[i] (ExpertPlacement::ReplicasFor); −1 stays.
+// Maps ids to physical experts: logical i becomes replicas[i] (ExpertPlacement::ReplicasFor); −1
+// stays.
 void ToPhysical(std::span<const int32_t> replicas, const TopK& logical, TopK* physical);
 
 // Appends a slot to every token that sends it to the shared expert of one rank (`weights` [tokens],
-// null: 1). The rank is the one with the least rows of these tokens so far, routed ones and shared
-// ones; of equals this rank itself, from which nothing travels, then one that the token's row
-// visits anyway, then the lowest. Ranks that `active` has a 0 for are left out; empty: all take
-// part.
+// null: 1). Selects the rank with the fewest rows of these tokens so far, routed and shared. Ties
+// go to this rank, which transfers nothing; then to a rank that already receives the token's row;
+// then to the lowest. Skips ranks with 0 in `active`; empty: all are active.
 // (`--enable-deepep-waterfill`.)
 void AppendSharedSlots(const ExpertMap& experts, int ranks, int this_rank,
                        std::span<const uint8_t> active, const float* weights, TopK* physical);

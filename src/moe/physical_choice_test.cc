@@ -1,4 +1,4 @@
-// From the router's experts to places: replicas, and the shared expert's slot.
+// Mapping of logical to physical experts: replicas, and the shared expert's slot.
 #include "moe/physical_choice.h"
 
 #include <algorithm>
@@ -31,7 +31,7 @@ TEST(AppendSharedSlotsTest, WorkedByHand) {
   const std::vector<float> gates = {0.1f, 0.2f, 0.3f};
   AppendSharedSlots(experts, 2, /*this_rank=*/0, {}, gates.data(), &topk);
   EXPECT_EQ(topk.k, 2);
-  // 2 and 1 rows: the first goes to rank 1. Then 2 and 2: at home. Then 3 and 2.
+  // 2 and 1 rows: the first goes to rank 1. Then 2 and 2: stays local. Then 3 and 2.
   EXPECT_THAT(topk.ids, ElementsAre(0, 5, 2, 4, 1, 5));
   EXPECT_THAT(topk.weights, ElementsAre(0.5f, 0.1f, 0.5f, 0.2f, 0.5f, 0.3f));
 }
@@ -52,7 +52,7 @@ TEST(AppendSharedSlotsTest, OfEqualRanksTheNearestIsTaken) {
   EXPECT_EQ(rank_of(2, {2, -1, -1}), 0);
 }
 
-// The row of the second token goes to rank 2 anyway; rank 1, as empty, would be one more row.
+// The second token's row goes to rank 2 anyway; rank 1, equally loaded, would receive one more row.
 TEST(AppendSharedSlotsTest, OfEqualRanksOneThatTheRowVisitsBeatsTheLowest) {
   const ExpertMap experts(8, 4, true);  // two on each rank
   TopK topk{.tokens = 2, .k = 2, .ids = {0, 2, 1, 4}, .weights = {1, 1, 1, 1}};
@@ -62,8 +62,6 @@ TEST(AppendSharedSlotsTest, OfEqualRanksOneThatTheRowVisitsBeatsTheLowest) {
   EXPECT_THAT(topk.ids, ElementsAre(0, 2, 8 + 3, 1, 4, 8 + 2));
 }
 
-// The fullest rank has no more rows than any way to place the shared ones must give it: the most
-// routed rows, or an even share of all rows.
 TEST(AppendSharedSlotsTest, LostRanksGetNothing) {
   const ExpertMap experts(8, 4, /*shared_dispatched=*/true);
   TopK topk{.tokens = 6, .k = 1, .ids = {0, 0, 0, 0, 0, 0}, .weights = std::vector<float>(6, 1.0f)};
@@ -72,6 +70,8 @@ TEST(AppendSharedSlotsTest, LostRanksGetNothing) {
   for (int t = 0; t < 6; ++t) EXPECT_EQ(experts.Owner(topk.ids[2 * t + 1]), 3) << t;
 }
 
+// The fullest rank has no more rows than the minimum over all assignments of the shared rows: the
+// maximum of the routed rows and of an even share of all rows.
 TEST(AppendSharedSlotsTest, TheFullestRankIsAsEmptyAsItCanBe) {
   kernels::Random random(11);
   for (int round = 0; round < 200; ++round) {

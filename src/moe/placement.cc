@@ -44,14 +44,14 @@ ExpertPlacement::ExpertPlacement(int num_logical, std::vector<int32_t> physical_
   for (size_t i = 0; i < physical_to_logical_.size(); ++i) {
     const int32_t logical = physical_to_logical_[i];
     if (logical < 0 || logical >= num_logical)
-      throw Invalid("physical expert {} is to be logical expert {}; the model has {}", i, logical,
+      throw Invalid("physical expert {} maps to logical expert {}; the model has {}", i, logical,
                     num_logical);
     placed[logical] = true;
     identity_ = identity_ && logical == static_cast<int32_t>(i);
   }
   const auto missing = std::ranges::find(placed, false);
   if (missing != placed.end())
-    throw Invalid("no physical expert is logical expert {}", missing - placed.begin());
+    throw Invalid("logical expert {} has no physical expert", missing - placed.begin());
 }
 
 std::vector<std::vector<int32_t>> ExpertPlacement::AllReplicas() const {

@@ -1,4 +1,4 @@
-// Where each expert sits: logical experts (the model's) on physical ones (places of ranks).
+// Expert placement: the map from physical experts (slots of ranks) to logical ones (the model's).
 #pragma once
 
 #include <cstdint>
@@ -10,28 +10,28 @@
 
 namespace switchyard {
 
-// Physical experts [begin, end) sit on EP rank `ep_rank`: contiguous runs whose lengths differ by
-// at most one.
+// Physical experts [begin, end) of EP rank `ep_rank`: contiguous ranges whose lengths differ by at
+// most one.
 struct ExpertRange {
   int begin = 0, end = 0;
 };
 ExpertRange ExpertsOfRank(int num_physical, int ep, int ep_rank);
 
-// The one of an expert's `replicas` (places, at least one) that tokens of EP rank `rank` go to
-// (SGLang's logical_to_rank_dispatch_physical): on the rank itself, else on its node, else
-// anywhere; of several, ranks and experts take turns. `rank_of` [places]; nodes hold
-// `ranks_per_node` consecutive ranks each.
+// Selects the one of an expert's `replicas` (physical experts, at least one) that tokens of EP rank
+// `rank` go to (SGLang's logical_to_rank_dispatch_physical): on the rank itself, else on its node,
+// else anywhere. Ties rotate with rank + expert. `rank_of` [physical experts]; each node holds
+// `ranks_per_node` consecutive ranks.
 int32_t NearReplica(std::span<const int32_t> replicas, int32_t expert, int rank,
                     std::span<const int> rank_of, int ranks_per_node);
 
-// One layer's map. A value; every rank has the same one.
+// The placement of one layer, the same on every rank. Value type.
 class ExpertPlacement {
  public:
   ExpertPlacement() = default;
-  // Every logical expert at the place of its number, and then `redundant` further replicas, dealt
-  // to experts 0, 1, ….
+  // Physical expert i is logical expert i; `redundant` further replicas go to experts 0, 1, … round
+  // robin.
   static ExpertPlacement Trivial(int num_logical, int redundant = 0);
-  // Error kInvalid where an id is outside [0, num_logical) or an expert has no place at all.
+  // Error kInvalid if an id is outside [0, num_logical) or a logical expert has no replica.
   ExpertPlacement(int num_logical, std::vector<int32_t> physical_to_logical);
 
   int num_logical() const { return num_logical_; }
@@ -42,8 +42,8 @@ class ExpertPlacement {
   // [num_logical] the replica that tokens of EP rank `ep_rank` go to (NearReplica). `nodes` divides
   // `ep`.
   std::vector<int32_t> ReplicasFor(int ep, int ep_rank, int nodes = 1) const;
-  // [num_logical] a replica of each that is the same for all ranks, for tokens that all of them
-  // have: replicas take turns over the experts.
+  // [num_logical] one replica of each expert, the same on all ranks, for tokens that every rank
+  // has. Replicas are selected round-robin over the experts.
   std::vector<int32_t> CommonReplicas() const;
 
  private:
@@ -54,8 +54,8 @@ class ExpertPlacement {
   bool identity_ = true;
 };
 
-// Physical expert → EP rank that holds it, and its index among that rank's. Where the shared expert
-// is dispatched as well, rank r's copy of it is the physical expert num_physical + r.
+// Maps physical experts to their EP rank and local id. If the shared expert is dispatched, rank r's
+// copy of it is the physical expert num_physical + r.
 class ExpertMap {
  public:
   ExpertMap(int num_physical, int ep, bool shared_dispatched);
@@ -63,12 +63,12 @@ class ExpertMap {
   int size() const { return static_cast<int>(places_.size()); }
   int Owner(int32_t expert) const { return places_[expert].rank; }
   int32_t LocalId(int32_t expert) const { return places_[expert].local_id; }
-  // The local id on `rank`; −1 where the expert sits elsewhere or `expert` is −1.
+  // The local id on `rank`; −1 if another rank holds the expert or `expert` is −1.
   int32_t LocalIdOn(int rank, int32_t expert) const {
     return expert >= 0 && Owner(expert) == rank ? LocalId(expert) : -1;
   }
   int LocalExperts(int rank) const { return local_experts_[rank]; }
-  int MostLocalExperts() const { return local_experts_[0]; }
+  int MaxLocalExperts() const { return local_experts_[0]; }
 
  private:
   struct Place {

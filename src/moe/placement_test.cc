@@ -1,4 +1,4 @@
-// Where experts sit, and what is said of files that put them nowhere.
+// Expert placement, and the errors for invalid placements.
 #include "moe/placement.h"
 
 #include <functional>
@@ -54,11 +54,11 @@ TEST(ExpertPlacementTest, RefusesForeignAndMissingExperts) {
   EXPECT_THAT(ErrorOf([] {
                 ExpertPlacement(2, {0, 2});
               }),
-              HasSubstr("physical expert 1 is to be logical expert 2; the model has 2"));
+              HasSubstr("physical expert 1 maps to logical expert 2; the model has 2"));
   EXPECT_THAT(ErrorOf([] {
                 ExpertPlacement(3, {0, 2, 0});
               }),
-              HasSubstr("no physical expert is logical expert 1"));
+              HasSubstr("logical expert 1 has no physical expert"));
 }
 
 TEST(ExpertPlacementTest, TokensGoToAReplicaAtHomeElseInTurn) {
@@ -115,7 +115,7 @@ TEST(ExpertMapTest, SharedCopiesComeAfterTheOthersOneOnEachRank) {
   EXPECT_EQ(map.size(), 7);
   EXPECT_EQ(map.LocalExperts(0), 4);
   EXPECT_EQ(map.LocalExperts(1), 3);
-  EXPECT_EQ(map.MostLocalExperts(), 4);
+  EXPECT_EQ(map.MaxLocalExperts(), 4);
   for (int e = 0; e < 5; ++e) EXPECT_EQ(map.Owner(e), plain.Owner(e));
   EXPECT_EQ(map.Owner(5), 0);
   EXPECT_EQ(map.LocalId(5), 3);

@@ -52,9 +52,9 @@ Row Rounded(RowFormat format, std::span<const float> x) {
   return y;
 }
 
-// What comes back from an expert that a row was sent to.
-Row Visited(const MoeLayerConfig& config, const kernels::ExpertWeights& w, RowFormat format,
-            std::span<const float> x) {
+// The output that an expert returns for a dispatched row.
+Row ExpertOutput(const MoeLayerConfig& config, const kernels::ExpertWeights& w, RowFormat format,
+                 std::span<const float> x) {
   return Rounded({format.dtype, false}, Expert(config, w, Rounded(format, x)));
 }
 
@@ -69,7 +69,7 @@ void RoutedReference(const MoeLayerConfig& config, const MoeLayerWeights& weight
     for (int j = 0; j < topk.k; ++j) {
       const int32_t expert = topk.ids[t * topk.k + j];
       if (expert < 0) continue;
-      const Row y = Visited(config, weights.experts[expert], format, x);
+      const Row y = ExpertOutput(config, weights.experts[expert], format, x);
       for (int64_t i = 0; i < h; ++i) sum[i] += double{topk.weights[t * topk.k + j]} * y[i];
     }
     std::ranges::copy(sum, out + t * h);
@@ -94,7 +94,7 @@ void MoeReference(const MoeLayerConfig& config, const MoeLayerWeights& weights, 
 
   if (!weights.has_shared) return;
   for (int64_t t = 0; t < tokens; ++t) {
-    const Row y = shared_dispatched ? Visited(config, weights.shared, format, token(t))
+    const Row y = shared_dispatched ? ExpertOutput(config, weights.shared, format, token(t))
                                     : Expert(config, weights.shared, token(t));
     const double open = weights.shared_gate.defined()
                             ? Sigmoid(Product(weights.shared_gate, token(t), nullptr)[0])

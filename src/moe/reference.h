@@ -1,4 +1,4 @@
-// The MoE layer as one plain function: what every combination of backends is held against.
+// Single-process reference of the MoE layer, against which all backend combinations are tested.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 
 namespace switchyard {
 
-// out [tokens, H]: the layer's output for hidden [tokens, H], by one process that holds every
-// expert whole (`weights.experts` in order of logical id; config.placement is not looked at).
-// Dequantizes each weight, sums in double, and rounds where the path rounds: rows to `format`
-// before the experts and to its dtype after them, and what experts multiply to their activation
-// format. `shared_dispatched`: the shared expert's rows travel too (--enable-deepep-waterfill).
+// out [tokens, H]: the layer's output for hidden [tokens, H], computed by one process with all
+// experts unsliced (`weights.experts` in order of logical id; config.placement is ignored).
+// Dequantizes each weight and sums in double. Rounds where the path rounds: rows to `format` before
+// the experts and to its dtype after them, and GEMM inputs to their activation format.
+// `shared_dispatched`: the shared expert's rows are rounded too (--enable-deepep-waterfill).
 void MoeReference(const MoeLayerConfig& config, const MoeLayerWeights& weights, RowFormat format,
                   const float* hidden, int64_t tokens, float* out, bool shared_dispatched = false);
 
-// The routed part alone, for a given choice of experts.
+// The routed experts only, for given expert ids.
 void RoutedReference(const MoeLayerConfig& config, const MoeLayerWeights& weights, RowFormat format,
                      const float* hidden, const TopK& topk, float* out);
 

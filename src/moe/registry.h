@@ -1,4 +1,4 @@
-// Names to factories: how a flag's value becomes a backend.
+// Maps names to factories: the backends that a flag selects.
 #pragma once
 
 #include <map>
@@ -9,7 +9,7 @@
 
 namespace switchyard {
 
-// Filled once at start by an explicit call (backends.h), read afterwards; no static initialisers.
+// Filled once at startup by an explicit call (backends.h), then read-only; no static initializers.
 template <typename Factory>
 class Registry {
  public:
@@ -17,7 +17,7 @@ class Registry {
 
   void Add(const std::string& name, Factory factory) { factories_[name] = std::move(factory); }
 
-  // Error kInvalid names the flag and the values it takes.
+  // Error kInvalid names the flag and its accepted values.
   const Factory& Find(const std::string& name) const {
     const auto it = factories_.find(name);
     if (it == factories_.end())
@@ -25,7 +25,7 @@ class Registry {
     return it->second;
   }
 
-  // Null where there is none.
+  // Null if `name` is not registered.
   const Factory* FindIf(const std::string& name) const {
     const auto it = factories_.find(name);
     return it == factories_.end() ? nullptr : &it->second;

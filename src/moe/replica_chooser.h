@@ -1,4 +1,4 @@
-// Who chooses, batch by batch, which replica of an expert a token goes to.
+// The interface that selects expert replicas per batch.
 #pragma once
 
 #include "moe/placement.h"
@@ -6,15 +6,15 @@
 
 namespace switchyard {
 
-// The MoE layers of one rank call it (MoeRuntime::ChooseReplicasBy), on the rank's thread. Ranks
-// that route the same tokens (all of them without an all-to-all, else those of a MoE-TP group) must
-// choose alike.
+// Called by the MoE layers of one rank (MoeRuntime::ChooseReplicasBy), on the rank's thread. Ranks
+// that route the same tokens must choose alike: all ranks without an all-to-all backend, otherwise
+// those of an MoE-TP group.
 class ReplicaChooser {
  public:
   virtual ~ReplicaChooser() = default;
-  // Where the layer's experts sit, before its first pass and whenever they have moved.
+  // The layer's placement, before its first pass and after each change.
   virtual void OnPlacement(int layer, const ExpertPlacement& placement) = 0;
-  // The tokens of one round: fills *physical with places, −1 where `logical` has −1.
+  // Maps the tokens of one round: fills *physical with physical experts, −1 where `logical` has −1.
   virtual void Choose(int layer, const TopK& logical, TopK* physical) = 0;
 };
 

@@ -10,12 +10,12 @@
 namespace switchyard {
 namespace {
 
-constexpr float kNever = -std::numeric_limits<float>::infinity();
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// Index of the largest of values that are above −∞, the lowest of equals; −1 where there is none.
+// Index of the largest value above −∞, the lowest index on ties; −1 if there is none.
 int ArgMax(std::span<const float> values) {
   int best = -1;
-  float best_value = kNever;
+  float best_value = kMinusInfinity;
   for (size_t i = 0; i < values.size(); ++i) {
     if (values[i] > best_value) {
       best = static_cast<int>(i);
@@ -25,7 +25,7 @@ int ArgMax(std::span<const float> values) {
   return best;
 }
 
-// In place, by exponentials relative to the largest value.
+// In place. Subtracts the maximum before the exponentials.
 void Softmax(std::span<float> values) {
   const float largest = *std::ranges::max_element(values);
   float sum = 0.0f;
@@ -37,7 +37,7 @@ void Softmax(std::span<float> values) {
 }
 
 float GroupScore(RouterConfig::GroupScore by, std::span<const float> group) {
-  float first = kNever, second = kNever;
+  float first = kMinusInfinity, second = kMinusInfinity;
   for (const float v : group) {
     if (v > first) {
       second = first;
@@ -50,28 +50,28 @@ float GroupScore(RouterConfig::GroupScore by, std::span<const float> group) {
   return both ? first + second : first;
 }
 
-// One thread's working memory; kept between calls.
+// Per-thread scratch, kept between calls.
 struct RouterScratch {
-  std::vector<float> scores;  // [num_experts] what weights are made of
-  std::vector<float> choice;  // [num_experts] what experts are chosen by; −∞ once out of the race
+  std::vector<float> scores;  // [num_experts] source of the weights
+  std::vector<float> choice;  // [num_experts] selection scores; −∞: not eligible
   std::vector<float> groups;  // [num_groups]
 };
 
-// Takes all experts out of the race but those of the topk_groups best groups.
+// Masks the experts outside the topk_groups best groups.
 void LimitToBestGroups(const RouterConfig& config, RouterScratch* scratch) {
   const int size = config.num_experts / config.num_groups;
   const auto group = [&](int g) { return std::span(scratch->choice).subspan(g * size, size); };
   scratch->groups.resize(config.num_groups);
   for (int g = 0; g < config.num_groups; ++g)
     scratch->groups[g] = GroupScore(config.group_score, group(g));
-  // The chosen groups are marked by −∞ among the group scores, the others' experts after that.
+  // First marks the selected groups with −∞ in the group scores, then masks the unmarked groups.
   for (int i = 0; i < config.topk_groups; ++i)
-    if (const int best = ArgMax(scratch->groups); best >= 0) scratch->groups[best] = kNever;
+    if (const int best = ArgMax(scratch->groups); best >= 0) scratch->groups[best] = kMinusInfinity;
   for (int g = 0; g < config.num_groups; ++g)
-    if (scratch->groups[g] != kNever) std::ranges::fill(group(g), kNever);
+    if (scratch->groups[g] != kMinusInfinity) std::ranges::fill(group(g), kMinusInfinity);
 }
 
-// One token. ids, weights [k].
+// Selects the experts of one token. ids, weights [k].
 void SelectForToken(const RouterConfig& config, std::span<const float> logits,
                     const float* correction_bias, RouterScratch* scratch, std::span<int32_t> ids,
                     std::span<float> weights) {
@@ -92,14 +92,14 @@ void SelectForToken(const RouterConfig& config, std::span<const float> logits,
     const int best = ArgMax(choice);
     ids[j] = best;
     weights[j] = best < 0 ? 0.0f : scores[best];
-    if (best >= 0) choice[best] = kNever;
+    if (best >= 0) choice[best] = kMinusInfinity;
   }
 }
 
-// From scores of the chosen experts to what their outputs count.
+// Converts the scores of the selected experts to weights.
 void FinishWeights(const RouterConfig& config, std::span<const int32_t> ids,
                    std::span<float> weights) {
-  // Slots without an expert are the last ones.
+  // Slots without an expert come last.
   const auto chosen = weights.first(std::ranges::find(ids, -1) - ids.begin());
   if (chosen.empty()) return;
   if (config.scoring == RouterConfig::Scoring::kTopKSoftmax) Softmax(chosen);

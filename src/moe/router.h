@@ -1,4 +1,4 @@
-// The router: which experts each token goes to, and how much each counts.
+// The router: selects experts and weights for each token.
 #pragma once
 
 #include <cstdint>
@@ -9,28 +9,28 @@
 
 namespace switchyard {
 
-// What turns a token's expert logits into k (id, weight) pairs. The families differ in four choices
-// only.
+// Parameters of the selection of k (id, weight) pairs from a token's expert logits. Model families
+// differ in four choices only.
 struct RouterConfig {
   enum class Scoring : uint8_t {
     kSoftmax,      // scores = softmax over all experts (Mixtral, Qwen, OLMoE, DeepSeek-V2)
     kSigmoid,      // scores = sigmoid of each logit (DeepSeek-V3, GLM-4-MoE)
     kTopKSoftmax,  // the k largest logits, then softmax over those k (gpt-oss)
   };
-  enum class GroupScore : uint8_t { kMax, kTop2Sum };  // what a group of experts is ranked by
+  enum class GroupScore : uint8_t { kMax, kTop2Sum };  // score of an expert group
 
   int num_experts = 0;
   int top_k = 0;
   Scoring scoring = Scoring::kSoftmax;
   bool renormalize = false;  // weights divided by their sum over the k
-  // Group-limited: experts form num_groups runs; only the topk_groups best groups may be chosen
-  // from.
+  // Group-limited routing: experts form num_groups contiguous groups, and only experts of the
+  // topk_groups best groups are eligible.
   int num_groups = 1, topk_groups = 1;
   GroupScore group_score = GroupScore::kMax;
   float routed_scaling_factor = 1.0f;
 };
 
-// The choice for a batch. ids −1 mean none (weight 0). Slot order is the order of addition in
+// Selected experts of a batch. Id −1: none (weight 0). Slot order is the reduction order of
 // combine.
 struct TopK {
   int64_t tokens = 0;
@@ -42,13 +42,13 @@ struct TopK {
 struct RouterWeights {
   WeightView w;                 // [num_experts, H]
   const float* bias = nullptr;  // [num_experts], added to the logits; or null
-  // [num_experts], added to the scores for the choice alone; or null.
+  // [num_experts], added to the scores for selection only; or null.
   const float* correction_bias = nullptr;
 };
 
-// logits [tokens, num_experts] → *out. Ties go to the lower id, so that every rank chooses alike.
-// Slots are in the order of choice, best first. A logit that is NaN is never chosen; where that
-// leaves no expert for a slot its id is −1.
+// logits [tokens, num_experts] → *out. Ties go to the lower id, so that every rank selects the
+// same. Slots are in order of selection, best first. NaN logits are never selected; a slot without
+// an eligible expert has id −1.
 void SelectExperts(const RouterConfig& config, const float* logits, int64_t tokens,
                    const float* correction_bias, TopK* out, ThreadPool& pool);
 

@@ -1,4 +1,4 @@
-// Choices of experts against a plain reimplementation, and by hand where ties and limits decide.
+// Expert selection against a plain reimplementation; hand-written cases for ties and limits.
 #include "moe/router.h"
 
 #include <algorithm>
@@ -127,7 +127,7 @@ TEST(RouterTest, CorrectionBiasChoosesButDoesNotWeigh) {
   EXPECT_THAT(out.weights, ElementsAre(0.5f));
 }
 
-// The best groups win even where all their biased scores are negative.
+// The best groups win even if all their biased scores are negative.
 TEST(RouterTest, ExpertsOutsideTheBestGroupsAreNeverChosen) {
   const std::vector<float> bias = {-3, -3, -4, -4};
   const TopK out = Select({.num_experts = 4,

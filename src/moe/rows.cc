@@ -15,10 +15,10 @@
 namespace switchyard {
 namespace {
 
-using vector_width::Widest;
+using vector_width::RunWidest;
 using vector_width::Width;
 
-// The conversions of core/dtype.h without branches, so that loops over them become vectors.
+// The conversions of core/dtype.h without branches, so that loops over them vectorize.
 struct Float32 {
   using Stored = float;
   [[gnu::always_inline]] static inline float To(float x) { return x; }
@@ -47,10 +47,10 @@ struct Float16 {
   [[gnu::always_inline]] static inline uint16_t To(float x) {
     const uint32_t u = std::bit_cast<uint32_t>(x);
     const uint32_t magnitude = u & 0x7fffffffu;
-    // 2^16 and beyond become infinity, and so does what rounds to 2^16.
+    // 2^16 and above become infinity, as do values that round to 2^16.
     const uint32_t finite = magnitude < 0x47800000u ? magnitude : 0x47800000u;
     const uint32_t normal = (finite + 0xfffu + ((finite >> 13) & 1u) - 0x38000000u) >> 13;
-    // Below 2^-14: added to 0.5, the last bits are multiples of 2^-24.
+    // Below 2^-14: after adding 0.5, the last bits are multiples of 2^-24.
     const uint32_t subnormal =
         std::bit_cast<uint32_t>(std::bit_cast<float>(finite) + 0.5f) - 0x3f000000u;
     uint32_t half = finite < 0x38800000u ? subnormal : normal;
@@ -78,8 +78,8 @@ struct Store {
 };
 
 #if defined(__x86_64__)
-// The same in hardware, which differs in one thing: it takes subnormal values for zero. False where
-// there is one, and the row has to be stored by the loop above. n: a multiple of 32.
+// As Store, with the hardware instruction, which treats subnormals as zero. Returns false if the
+// row contains one; the caller then falls back to the loop above. n: a multiple of 32.
 [[gnu::target("avx512f,avx512dq,avx512bf16")]] bool StoreBFloat16Fast(const float* x, int64_t n,
                                                                       uint16_t* row) {
   constexpr int kSubnormal = 0x20;
@@ -117,10 +117,10 @@ struct Round {
   }
 };
 
-// Elements between two looks ahead: vectorised loops have no prefetches inside.
+// Elements per prefetch step: prefetches inside the inner loop would prevent vectorization.
 constexpr int64_t kStride = 64;
 
-// Asks for what `next` has where this row has the elements [i, i + kStride).
+// Prefetches elements [i, i + kStride) of `next`.
 [[gnu::always_inline]] inline void Prefetch(NextRow next, int64_t i) {
   if (next.row == nullptr) return;
   const auto* begin = static_cast<const std::byte*>(next.row) + i * next.element_bytes;
@@ -142,12 +142,12 @@ struct AddWeighted {
 };
 
 #if defined(__x86_64__)
-// The sums of kStride elements of all rows in registers: y is written once and never read.
+// Accumulates kStride elements of all rows in registers: y is written once and never read.
 [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl")]] void SumBFloat16Fast(
     std::span<const std::byte* const> rows, const float* weights, int64_t n, float* y,
     std::span<const std::byte* const> next) {
   constexpr int kVectors = kStride / 16;
-  constexpr __mmask16 kAll = 0xffff;  // the forms without a mask warn of what they leave out
+  constexpr __mmask16 kAll = 0xffff;  // unmasked intrinsics trigger uninitialized warnings
   for (int64_t i = 0; i < n; i += kStride) {
     for (const std::byte* row : next) Prefetch({row, sizeof(uint16_t)}, i);
     for (int v = 0; !next.empty() && v < kVectors; ++v)
@@ -185,7 +185,7 @@ struct AddRounded {
   }
 };
 
-// body(the type's conversions)
+// Calls body(conversions of the dtype).
 template <typename Body>
 void WithType(DType dtype, const Body& body) {
   CHECK(IsRowDType(dtype));
@@ -198,7 +198,7 @@ void WithType(DType dtype, const Body& body) {
   }
 }
 
-// Where the scales of an FP8 row of n codes begin.
+// Byte offset of the scales in an FP8 row of n codes.
 int64_t ScalesBegin(int64_t n) { return (n + 3) / 4 * 4; }
 
 }  // namespace
@@ -217,21 +217,21 @@ void StoreRow(DType dtype, const float* x, int64_t n, std::byte* row) {
       StoreBFloat16Fast(x, n, reinterpret_cast<uint16_t*>(row)))
     return;
   WithType(dtype, [&]<typename Type>(Type) {
-    Widest<Store<Type>>(x, n, reinterpret_cast<typename Type::Stored*>(row));
+    RunWidest<Store<Type>>(x, n, reinterpret_cast<typename Type::Stored*>(row));
   });
 }
 
 void LoadRow(DType dtype, const std::byte* row, int64_t n, float* x) {
   WithType(dtype, [&]<typename Type>(Type) {
-    Widest<Load<Type>>(reinterpret_cast<const typename Type::Stored*>(row), n, x);
+    RunWidest<Load<Type>>(reinterpret_cast<const typename Type::Stored*>(row), n, x);
   });
 }
 
 void AddWeightedRow(DType dtype, const std::byte* row, float weight, int64_t n, float* sum,
                     NextRow next) {
   WithType(dtype, [&]<typename Type>(Type) {
-    Widest<AddWeighted<Type>>(reinterpret_cast<const typename Type::Stored*>(row), weight, n, sum,
-                              next);
+    RunWidest<AddWeighted<Type>>(reinterpret_cast<const typename Type::Stored*>(row), weight, n,
+                                 sum, next);
   });
 }
 
@@ -248,7 +248,8 @@ void SumWeightedRows(DType dtype, std::span<const std::byte* const> rows, const 
 
 void AddWeightedRounded(DType dtype, const float* x, float weight, int64_t n, float* sum,
                         NextRow next) {
-  WithType(dtype, [&]<typename Type>(Type) { Widest<AddRounded<Type>>(x, weight, n, sum, next); });
+  WithType(dtype,
+           [&]<typename Type>(Type) { RunWidest<AddRounded<Type>>(x, weight, n, sum, next); });
 }
 
 void StoreRow(RowFormat format, const float* x, int64_t n, std::byte* row) {
@@ -265,7 +266,7 @@ void LoadRow(RowFormat format, const std::byte* row, int64_t n, float* x) {
 
 void RoundRow(RowFormat format, const float* x, int64_t n, float* y) {
   if (!format.fp8) {
-    WithType(format.dtype, [&]<typename Type>(Type) { Widest<Round<Type>>(x, n, y); });
+    WithType(format.dtype, [&]<typename Type>(Type) { RunWidest<Round<Type>>(x, n, y); });
     return;
   }
   for (int64_t i = 0; i < n; i += kFp8GroupSize) {

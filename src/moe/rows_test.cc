@@ -1,4 +1,4 @@
-// Rows in flight hold what the scalar conversions give, whatever vectors do them.
+// Rows in flight are bit-identical to the scalar conversions, for all vector widths.
 #include "moe/rows.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 
 using kernels::SameBits;
 
-// Random values of all magnitudes, and those next to every edge of the formats.
+// Random values of all magnitudes, and the neighbors of every boundary of the formats.
 std::vector<float> Values() {
   kernels::Random random(1);
   std::vector<float> x;
@@ -37,7 +37,7 @@ std::vector<float> Values() {
   return x;
 }
 
-// In rows of 32 elements: some without, some with a value that sends a row another way.
+// Rows of 32 elements, some with a value that forces the fallback path, some without.
 std::vector<uint16_t> StoredAs16(DType dtype, const std::vector<float>& x) {
   std::vector<uint16_t> row(x.size());
   const auto n = static_cast<int64_t>(x.size());
@@ -69,7 +69,7 @@ TEST(RowsTest, LoadAsTheScalarConversionsDo) {
   }
 }
 
-// What did not travel has the bits of what did.
+// Rows that were not sent are bit-identical to rows that were.
 TEST(RowsTest, RoundingIsStoringAndLoading) {
   kernels::Random random(2);
   for (const int64_t n : {1, 128, 200, 2048}) {
@@ -115,7 +115,7 @@ TEST(RowsTest, SumsOfRowsAreThoseOfOneAfterTheOther) {
   }
 }
 
-// Two roundings, never one fused: the sum of a placement that differs would differ.
+// Product and sum are rounded separately, never fused: otherwise results would depend on placement.
 TEST(RowsTest, SumsRoundTheProductFirst) {
   kernels::Random random(3);
   const int64_t n = 1000;

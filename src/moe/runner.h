@@ -1,4 +1,4 @@
-// The interface that computes experts.
+// The interface of expert computation.
 #pragma once
 
 #include <cstdint>
@@ -12,20 +12,20 @@
 
 namespace switchyard {
 
-// Rows by expert, what pre-permute hands to a runner. Views of the dispatched rows where their type
-// allows it, of own storage where not; valid as long as those.
+// Rows grouped by expert, the output of pre-permute and input of a runner. Views of the dispatched
+// rows if their type allows it, otherwise of own storage; valid as long as the dispatched rows.
 struct GroupedRows {
   const float* x = nullptr;          // row stride ldx
   int64_t ldx = 0;                   // elements
-  const int32_t* row_ids = nullptr;  // [num_rows] row of x for each output row; null: the same
-  int64_t num_rows = 0;              // of the output, with the gaps of a masked layout
+  const int32_t* row_ids = nullptr;  // [num_rows] row of x for each output row; null: identity
+  int64_t num_rows = 0;              // of the output, including the gaps of a masked layout
 
   // contiguous
   std::span<const int32_t>
       offsets;  // [E_local + 1]: expert e has rows [offsets[e], offsets[e + 1])
   // masked
-  std::span<const int32_t> counts;  // [E_local]: expert e has the first counts[e] rows of its own
-  int64_t capacity = 0;             // rows of each expert, those from e · capacity
+  std::span<const int32_t> counts;  // [E_local]: the first counts[e] rows of expert e are valid
+  int64_t capacity = 0;             // rows per expert; expert e begins at e · capacity
 
   // As in ExpertRows.
   const int32_t* position = nullptr;
@@ -39,32 +39,31 @@ struct GroupedRows {
   } storage;
 };
 
-// What the experts of a layer are and do.
+// The weights and the activation of a layer's experts.
 struct ExpertBlock {
   std::span<const kernels::ExpertWeights> experts;  // this rank's
   kernels::Activation activation = kernels::Activation::kSwiGlu;
   float alpha = 1.702f, limit = 7.0f;  // of kSwiGluClamped
 };
 
-// Stateless but for scratch. Owned by the runtime, used by the rank's thread only.
+// Stateless except for scratch. Owned by the runtime. Used by the rank's thread only.
 class Runner {
  public:
   virtual ~Runner() = default;
 
   virtual RunnerLayout layout() const = 0;
-  // contiguous: offsets are to be multiples of this, as tiles of a device want them (DeepEP's
-  // expert_alignment). Rows that fill up belong to the expert, are read from anywhere, and their
-  // outputs are not looked at.
+  // contiguous: the alignment of offsets, for tiled device kernels (DeepEP's expert_alignment).
+  // Padding rows belong to the expert, may read any row, and their outputs are ignored.
   virtual int expert_alignment() const { return 1; }
-  virtual bool Takes(WeightFormat format) const = 0;
+  virtual bool Supports(WeightFormat format) const = 0;
 
-  // y [rows.num_rows, hidden]: the expert's output for each row, unweighted; rows in gaps are left
-  // alone. A row's output may not depend on which rows share the call, in any bit.
+  // y [rows.num_rows, hidden]: the expert's output for each row, unweighted; gap rows are not
+  // written. A row's output must be bit-identical regardless of the other rows of the call.
   virtual void Run(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden,
                    ThreadPool& pool, float* y) = 0;
 
-  // The same with each output rounded to `dtype` and left at places[r] [rows.num_rows]; those with
-  // null nowhere. A runner that does so tile by tile spares memory the float32 outputs.
+  // The same with each output rounded to `dtype` and written to places[r] [rows.num_rows]; null:
+  // not written. Tiled runners avoid storing all float32 outputs.
   virtual void RunTo(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden,
                      ThreadPool& pool, DType dtype, std::span<std::byte* const> places);
 
@@ -72,7 +71,7 @@ class Runner {
   Scratch<float> outputs_;  // of RunTo
 };
 
-// Rounds rows [places.size(), H] to where they belong; null: nowhere.
+// Rounds rows [places.size(), H] and writes each to its place; null: not written.
 void StoreRows(DType dtype, const float* rows, int64_t hidden, std::span<std::byte* const> places,
                ThreadPool& pool);
 

@@ -8,53 +8,54 @@
 namespace switchyard {
 namespace {
 
-// Those without needs differ in which GPU kernels they call for which number formats; grouped_mlp
-// computes all those formats. cutedsl computes fixed places with counts, as masked_mlp does.
+// Names without `needs` differ in the GPU kernels they call for each number format; grouped_mlp
+// supports all those formats. cutedsl uses the masked layout with counts, as masked_mlp does.
 constexpr std::array kRunners = {
-    ForeignName{"triton", "grouped_mlp", ""},
-    ForeignName{"triton_kernel", "grouped_mlp", ""},
-    ForeignName{"deep_gemm", "grouped_mlp", ""},
-    ForeignName{"cutlass", "grouped_mlp", ""},
-    ForeignName{"flashinfer_cutlass", "grouped_mlp", ""},
-    ForeignName{"flashinfer_mxfp4", "grouped_mlp", ""},
-    ForeignName{"flashinfer_trtllm", "grouped_mlp", ""},
-    ForeignName{"flashinfer_trtllm_routed", "grouped_mlp", ""},
-    ForeignName{"experimental_sgl_trtllm", "grouped_mlp", ""},
-    ForeignName{"flashinfer_cutedsl", "masked_mlp", ""},
-    ForeignName{"marlin", "grouped_mlp", ""},
-    ForeignName{"experimental_sgl_marlin", "grouped_mlp", ""},
-    ForeignName{"humming", "grouped_mlp", ""},
-    ForeignName{"aiter", "grouped_mlp", "AMD GPUs"},
-    ForeignName{"intel_xpu", "grouped_mlp", "Intel GPUs"},
-    ForeignName{"hpc_ops", "grouped_mlp", "Hopper GPUs"},
-    ForeignName{"megamoe", "grouped_mlp", "Blackwell GPUs"},
+    SglangBackendName{"triton", "grouped_mlp", ""},
+    SglangBackendName{"triton_kernel", "grouped_mlp", ""},
+    SglangBackendName{"deep_gemm", "grouped_mlp", ""},
+    SglangBackendName{"cutlass", "grouped_mlp", ""},
+    SglangBackendName{"flashinfer_cutlass", "grouped_mlp", ""},
+    SglangBackendName{"flashinfer_mxfp4", "grouped_mlp", ""},
+    SglangBackendName{"flashinfer_trtllm", "grouped_mlp", ""},
+    SglangBackendName{"flashinfer_trtllm_routed", "grouped_mlp", ""},
+    SglangBackendName{"experimental_sgl_trtllm", "grouped_mlp", ""},
+    SglangBackendName{"flashinfer_cutedsl", "masked_mlp", ""},
+    SglangBackendName{"marlin", "grouped_mlp", ""},
+    SglangBackendName{"experimental_sgl_marlin", "grouped_mlp", ""},
+    SglangBackendName{"humming", "grouped_mlp", ""},
+    SglangBackendName{"aiter", "grouped_mlp", "AMD GPUs"},
+    SglangBackendName{"intel_xpu", "grouped_mlp", "Intel GPUs"},
+    SglangBackendName{"hpc_ops", "grouped_mlp", "Hopper GPUs"},
+    SglangBackendName{"megamoe", "grouped_mlp", "Blackwell GPUs"},
 };
 constexpr std::array kA2a = {
-    ForeignName{"mori", "deepep", "AMD GPUs"},
-    ForeignName{"nixl", "mooncake", "the NIXL library and GPUs"},
-    ForeignName{"ascend_fuseep", "fused", "Ascend NPUs"},
-    ForeignName{"megamoe", "fused", "Blackwell GPUs"},
+    SglangBackendName{"mori", "deepep", "AMD GPUs"},
+    SglangBackendName{"nixl", "mooncake", "the NIXL library and GPUs"},
+    SglangBackendName{"ascend_fuseep", "fused", "Ascend NPUs"},
+    SglangBackendName{"megamoe", "fused", "Blackwell GPUs"},
 };
 
-const ForeignName* FindForeign(std::span<const ForeignName> names, std::string_view name) {
-  const auto it = std::ranges::find(names, name, &ForeignName::name);
+const SglangBackendName* FindSglangName(std::span<const SglangBackendName> names,
+                                        std::string_view name) {
+  const auto it = std::ranges::find(names, name, &SglangBackendName::name);
   return it == names.end() ? nullptr : &*it;
 }
 
-Error Refusal(std::string_view flag, const ForeignName& foreign) {
-  return Invalid("{} {} needs {}, which this build does not run on; the nearest here is {}", flag,
+Error Refusal(std::string_view flag, const SglangBackendName& foreign) {
+  return Invalid("{} {} needs {}, which this build does not support; the nearest here is {}", flag,
                  foreign.name, foreign.needs, foreign.nearest);
 }
 
 }  // namespace
 
-std::span<const ForeignName> ForeignRunnerNames() { return kRunners; }
-std::span<const ForeignName> ForeignA2aNames() { return kA2a; }
+std::span<const SglangBackendName> ForeignRunnerNames() { return kRunners; }
+std::span<const SglangBackendName> ForeignA2aNames() { return kA2a; }
 
 std::string ResolveRunner(const std::string& name, const MoeBackends& backends) {
   if (name == "auto") return backends.auto_runner;
   if (backends.runners.FindIf(name)) return name;
-  const ForeignName* foreign = FindForeign(kRunners, name);
+  const SglangBackendName* foreign = FindSglangName(kRunners, name);
   if (foreign && !foreign->needs.empty()) throw Refusal("--moe-runner-backend", *foreign);
   if (foreign) return std::string(foreign->nearest);
   throw Invalid("--moe-runner-backend {}: no such backend here, want one of: auto, {}", name,
@@ -63,7 +64,7 @@ std::string ResolveRunner(const std::string& name, const MoeBackends& backends) 
 
 void CheckA2aName(const std::string& name, const MoeBackends& backends) {
   if (backends.dispatchers.FindIf(name) || backends.fused.FindIf(name)) return;
-  if (const ForeignName* foreign = FindForeign(kA2a, name))
+  if (const SglangBackendName* foreign = FindSglangName(kA2a, name))
     throw Refusal("--moe-a2a-backend", *foreign);
   std::string known = backends.dispatchers.Names();
   if (!backends.fused.all().empty()) known += ", " + backends.fused.Names();

@@ -1,4 +1,4 @@
-// SGLang's names of MoE backends, as this program understands them.
+// The mapping of SGLang's MoE backend names to this program's.
 #pragma once
 
 #include <span>
@@ -9,21 +9,21 @@
 
 namespace switchyard {
 
-// A value of SGLang's `--moe-runner-backend` or `--moe-a2a-backend` that names no backend here.
-struct ForeignName {
+// A value of SGLang's `--moe-runner-backend` or `--moe-a2a-backend` without a backend of that name.
+struct SglangBackendName {
   std::string_view name;
-  std::string_view nearest;  // the backend here that does its work, or comes nearest
-  std::string_view needs;    // what only it runs on; empty: `nearest` does its work
+  std::string_view nearest;  // the equivalent backend here, or the closest one
+  std::string_view needs;    // hardware or library it requires; empty: `nearest` is equivalent
 };
-std::span<const ForeignName> ForeignRunnerNames();
-std::span<const ForeignName> ForeignA2aNames();
+std::span<const SglangBackendName> ForeignRunnerNames();
+std::span<const SglangBackendName> ForeignA2aNames();
 
-// The registered runner that `--moe-runner-backend name` means: for auto the one of the registry's
-// choice, the one of that name, or the one that does the work of SGLang's. Error kInvalid where
-// there is none: what the name needs and what comes nearest, or all that are registered.
+// Resolves `--moe-runner-backend name` to a registered runner: auto to the registry's default, a
+// registered name to itself, SGLang's name to its equivalent. Error kInvalid otherwise, with the
+// requirement of the name and the closest backend, or with all registered names.
 std::string ResolveRunner(const std::string& name, const MoeBackends& backends);
 
-// Error kInvalid where `--moe-a2a-backend name` is neither a dispatcher nor a fused operator: as
+// Error kInvalid if `--moe-a2a-backend name` is neither a dispatcher nor a fused operator, as
 // above.
 void CheckA2aName(const std::string& name, const MoeBackends& backends);
 

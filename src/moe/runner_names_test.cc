@@ -1,4 +1,4 @@
-// Every name that SGLang has is understood or refused with a sentence.
+// Every SGLang backend name is mapped, or rejected with an explanation.
 #include "moe/runner_names.h"
 
 #include <functional>
@@ -17,9 +17,9 @@ using ::testing::HasSubstr;
 
 TEST(RunnerNamesTest, NearestBackendsExist) {
   const MoeBackends backends = BuiltinMoeBackends();
-  for (const ForeignName& foreign : ForeignRunnerNames())
+  for (const SglangBackendName& foreign : ForeignRunnerNames())
     EXPECT_NE(backends.runners.FindIf(std::string(foreign.nearest)), nullptr) << foreign.name;
-  for (const ForeignName& foreign : ForeignA2aNames()) {
+  for (const SglangBackendName& foreign : ForeignA2aNames()) {
     const std::string nearest(foreign.nearest);
     EXPECT_TRUE(backends.dispatchers.FindIf(nearest) || backends.fused.FindIf(nearest)) << nearest;
   }
@@ -27,7 +27,7 @@ TEST(RunnerNamesTest, NearestBackendsExist) {
 
 TEST(RunnerNamesTest, EveryRunnerOfSglangIsUnderstoodOrRefused) {
   const MoeBackends backends = BuiltinMoeBackends();
-  for (const ForeignName& foreign : ForeignRunnerNames()) {
+  for (const SglangBackendName& foreign : ForeignRunnerNames()) {
     const std::string name(foreign.name);
     if (foreign.needs.empty()) {
       EXPECT_EQ(ResolveRunner(name, backends), foreign.nearest);

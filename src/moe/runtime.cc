@@ -34,7 +34,7 @@ void CheckOptions(const MoeOptions& options, const MoeShape& shape, const MeshSh
     throw Invalid("--ep-num-redundant-experts {}: want at least 0", options.num_redundant_experts);
   if (options.waterfill && shape.has_shared && mesh.ep != mesh.tp)
     throw Invalid(
-        "--enable-deepep-waterfill sends a shared expert as a whole: want --ep {} as --tp, not {}",
+        "--enable-deepep-waterfill needs unsliced shared experts: want --ep {} as --tp, not {}",
         mesh.tp, mesh.ep);
   if (options.waterfill && !ScattersTokens(options, mesh))
     throw Invalid("--enable-deepep-waterfill: --moe-a2a-backend none sends no rows; want deepep");
@@ -53,8 +53,8 @@ std::map<DispatchLayout, PermutePair> FindPermutes(const MoeOptions& options,
     const PermutePair* pair = table.Find(from, runner.layout());
     if (!pair)
       throw Invalid(
-          "--moe-a2a-backend {} delivers the layout {}, which nothing brings into the layout {} of "
-          "--moe-runner-backend {}; what can be joined: {}",
+          "--moe-a2a-backend {} delivers layout {}, which no permute converts to layout {} of "
+          "--moe-runner-backend {}; available permutes: {}",
           options.a2a_backend, Name(from), Name(runner.layout()), options.runner_backend,
           table.Pairs());
     found[from] = *pair;
@@ -65,8 +65,8 @@ std::map<DispatchLayout, PermutePair> FindPermutes(const MoeOptions& options,
 void CheckFusedRunner(const MoeOptions& options) {
   if (options.runner_backend != "auto" && options.runner_backend != options.a2a_backend)
     throw Invalid(
-        "--moe-a2a-backend {} computes the experts itself; --moe-runner-backend {} cannot stand "
-        "beside it, want auto",
+        "--moe-a2a-backend {} computes the experts itself; --moe-runner-backend {} conflicts with "
+        "it, want auto",
         options.a2a_backend, options.runner_backend);
 }
 
@@ -75,7 +75,7 @@ void CheckCombineRows(const MoeOptions& options, const MoeBackends& backends) {
   const DispatcherBackend* backend = backends.dispatchers.FindIf(options.a2a_backend);
   if (backend == nullptr || !backend->combines_by_rank)
     throw Invalid(
-        "--moe-combine-rows {}: --moe-a2a-backend {} adds up slot by slot; want deepep, "
+        "--moe-combine-rows {}: --moe-a2a-backend {} combines slot by slot; want deepep, "
         "mooncake or --moe-combine-rows slot",
         options.combine_rows, options.a2a_backend);
 }
@@ -87,17 +87,17 @@ void CheckPair(const MoeOptions& options, const MoeBackends& backends) {
   ResolveRunner(options.runner_backend, backends);
 }
 
-// Every name, the draft model's too, before anything is built.
+// Checks every name, including the draft model's, before anything is built.
 void CheckNames(const MoeOptions& options, const MoeBackends& backends) {
   CheckPair(options, backends);
   CheckPair(ForDraftModel(options), backends);
 }
 
 std::unique_ptr<Runner> MakeRunner(const MoeOptions& options, const MoeBackends& backends,
-                                   bool says_so) {
+                                   bool logs_mapping) {
   const std::string name = ResolveRunner(options.runner_backend, backends);
-  if (says_so && name != options.runner_backend && options.runner_backend != "auto")
-    LOG_INFO("--moe-runner-backend {}: {} does that work here", options.runner_backend, name);
+  if (logs_mapping && name != options.runner_backend && options.runner_backend != "auto")
+    LOG_INFO("--moe-runner-backend {}: mapped to {}", options.runner_backend, name);
   return backends.runners.Find(name).make();
 }
 
@@ -125,7 +125,7 @@ ExchangeShape ExchangeShapeOf(const MoeOptions& options, const MoeShape& shape,
   return {.hidden = shape.hidden,
           .k = shape.top_k + (shared ? 1 : 0),
           .num_experts = experts.size(),
-          .local_experts = experts.MostLocalExperts(),
+          .local_experts = experts.MaxLocalExperts(),
           .max_tokens = ScattersTokens(options, mesh) ? MaxLaneTokens(mesh, shape.max_tokens)
                                                       : shape.max_tokens,
           .row_format = {options.row_dtype, fp8},
@@ -150,7 +150,7 @@ MoeRuntime::MoeRuntime(const MoeOptions& options, const MoeShape& shape, RankCom
     fused_ = fused->make(context);
     return;
   }
-  runner_ = MakeRunner(options, *backends, /*says_so=*/comm.mesh.rank() == 0);
+  runner_ = MakeRunner(options, *backends, /*logs_mapping=*/comm.mesh.rank() == 0);
   dispatcher_ = backends->dispatchers.Find(options.a2a_backend).make(context);
   permutes_ = FindPermutes(options, *dispatcher_, *runner_, backends->permutes);
 }
@@ -160,15 +160,15 @@ PermuteContext MoeRuntime::permute_context() const {
           runner_->expert_alignment()};
 }
 
-bool MoeRuntime::Takes(WeightFormat format) const {
-  return fused_ ? fused_->Takes(format) : runner_->Takes(format);
+bool MoeRuntime::Supports(WeightFormat format) const {
+  return fused_ ? fused_->Supports(format) : runner_->Supports(format);
 }
 
 void MoeRuntime::Observe(RoutingObserver* observer) {
   if (observer && observer->wants_dispatch() && fused_)
     throw Invalid(
         "--expert-distribution-recorder-mode stat_approx counts dispatched rows, which "
-        "--moe-a2a-backend {} keeps to itself: want stat",
+        "--moe-a2a-backend {} does not expose: want stat",
         options_.a2a_backend);
   observer_ = observer;
 }
@@ -197,7 +197,7 @@ void MoeRuntime::StartBatch(const float* hidden, std::span<const int64_t> group_
   batch->max_round_tokens = MaxTokens(decode);
   batch->rounds = CeilDiv(longest, batch->max_round_tokens);
   batch->rounds_done = 0;
-  batch->outputs_left = false;
+  batch->outputs_written = false;
   batch->round = {};
 }
 

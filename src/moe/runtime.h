@@ -1,4 +1,4 @@
-// What the MoE layers of one rank share.
+// State shared by the MoE layers of one rank.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@
 
 namespace switchyard {
 
-// The backends that the flags chose, their symmetric buffers, and the scratch of the batch under
-// way. One per model and rank; layers hold it. Borrows communicators and threads, which outlive it.
-// Used by the rank's thread only.
+// The selected backends, their symmetric buffers, and the scratch of the current batch. One per
+// model and rank; layers hold it. Borrows communicators and threads, which outlive it. Used by the
+// rank's thread only.
 class MoeRuntime {
  public:
-  // Error kInvalid names the flag: an unknown backend, or a dispatcher and a runner that no permute
-  // joins (with those that exist). Allocates symmetrically: all ranks, in one order.
+  // Error kInvalid names the flag: an unknown backend, or a dispatcher and a runner without a
+  // permute (with the list of existing ones). Allocates symmetrically: all ranks, in one order.
   MoeRuntime(const MoeOptions& options, const MoeShape& shape, RankComm& comm, ThreadPool& pool,
              std::shared_ptr<const MoeBackends> backends);
 
@@ -30,31 +30,31 @@ class MoeRuntime {
   ThreadPool& pool() const { return pool_; }
   const ExchangeShape& exchange() const { return exchange_; }
   const ExpertMap& experts() const { return experts_; }
-  // One of the two: the fused operator, or a dispatcher with a runner and permutes.
+  // Either the fused operator, or a dispatcher with a runner and permutes.
   FusedExperts* fused() const { return fused_.get(); }
   Dispatcher& dispatcher() const { return *dispatcher_; }
   Runner& runner() const { return *runner_; }
   const PermutePair& permute(DispatchLayout from) const { return permutes_.at(from); }
   PermuteContext permute_context() const;
 
-  bool Takes(WeightFormat format) const;
+  bool Supports(WeightFormat format) const;
   bool scatters() const { return fused_ || dispatcher_->scatters(); }
   bool splits_mixed_batches() const { return dispatcher_ && dispatcher_->splits_mixed_batches(); }
   std::span<const uint8_t> active_ranks() const {
     return dispatcher_ ? dispatcher_->active_ranks() : std::span<const uint8_t>();
   }
-  // Layers built from now on tell `observer` (null: nobody), which outlives them. Error kInvalid
-  // where it wants what the backend does not show.
+  // Layers built from now on report to `observer` (null: none), which outlives them. Error kInvalid
+  // if it requires data that the backend does not expose.
   void Observe(RoutingObserver* observer);
   RoutingObserver* observer() const { return observer_; }
-  // Layers built from now on ask `chooser` (null: each rank sends to one replica of each expert),
-  // which outlives them.
+  // Layers built from now on select replicas with `chooser`, which outlives them (null: each rank
+  // sends to one fixed replica of each expert).
   void ChooseReplicasBy(ReplicaChooser* chooser) { chooser_ = chooser; }
   ReplicaChooser* chooser() const { return chooser_; }
   bool shared_dispatched() const { return options_.waterfill && shape_.has_shared; }
 
-  // A batch of tokens [first, first + group_tokens[own group]) of the rows `hidden`, before its
-  // first round. The runtime keeps one batch; others are the caller's.
+  // Initializes a batch of group_tokens[own group] rows at `hidden`, before its first round. The
+  // runtime owns one batch; callers may own others.
   void StartBatch(const float* hidden, std::span<const int64_t> group_tokens, bool decode,
                   float* out, MoeBatch* batch) const;
   MoeBatch& batch() { return batch_; }

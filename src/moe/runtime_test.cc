@@ -1,4 +1,4 @@
-// Putting a path together: memory, names, pairs.
+// Construction of the MoE runtime: memory, names, pairings.
 #include "moe/runtime.h"
 
 #include "gmock/gmock.h"
@@ -63,7 +63,7 @@ TEST(MoeRuntimeTest, WrongOptionsAreRefusedByTheirFlags) {
   EXPECT_THAT(ErrorOf({.row_dtype = DType::kI8}, backends), HasSubstr("--dtype int8"));
 }
 
-// The size of the arena is asked for before any rank starts: that is when names are refused.
+// The arena is sized before ranks start; names are checked at that point.
 TEST(MoeRuntimeTest, NamesAreRefusedWhereMemoryIsPlanned) {
   EXPECT_THROW(MoeSymmetricBytes({.a2a_backend = "train"}, kShape, {}), Error);
   EXPECT_THROW(MoeSymmetricBytes({.runner_backend = "train"}, kShape, {}), Error);
@@ -82,7 +82,7 @@ TEST(MoeRuntimeTest, SglangsRunnerNamesAreUnderstood) {
 
 class NothingFused : public FusedExperts {
  public:
-  bool Takes(WeightFormat) const override { return false; }
+  bool Supports(WeightFormat) const override { return false; }
   int64_t MaxTokens(bool) const override { return 1; }
   void Begin(const float*, const TopK&, bool, DispatchHandle*) override {}
   void End(const ExpertBlock&, DispatchHandle*, float*) override {}
@@ -115,7 +115,7 @@ TEST(MoeRuntimeTest, CombineByRankIsRefusedWhereNobodyAddsUp) {
 class MaskedRunner : public Runner {
  public:
   RunnerLayout layout() const override { return RunnerLayout::kMasked; }
-  bool Takes(WeightFormat) const override { return true; }
+  bool Supports(WeightFormat) const override { return true; }
   void Run(const ExpertBlock&, const GroupedRows&, int64_t, ThreadPool&, float*) override {}
 };
 
@@ -132,7 +132,7 @@ TEST(MoeRuntimeTest, PairsThatNothingJoinsAreRefusedWithThoseThatWork) {
 class Float32Runner : public MaskedRunner {
  public:
   RunnerLayout layout() const override { return RunnerLayout::kContiguous; }
-  bool Takes(WeightFormat format) const override { return format == WeightFormat::kF32; }
+  bool Supports(WeightFormat format) const override { return format == WeightFormat::kF32; }
 };
 
 TEST(MoeRuntimeTest, WeightsThatTheRunnerDoesNotTakeAreRefused) {

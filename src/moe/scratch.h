@@ -1,4 +1,4 @@
-// Working memory that a rank keeps between batches.
+// Workspace that a rank keeps between batches.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 
 namespace switchyard {
 
-// Uninitialised elements that grow to the largest size ever asked for, then never allocate again.
-// Growing loses the contents. Used by the rank's thread only.
+// Uninitialized array that grows to the largest requested size and then stops allocating. Growing
+// discards the contents. Used by the rank's thread only.
 template <typename T>
 class Scratch {
  public:

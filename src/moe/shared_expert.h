@@ -1,4 +1,4 @@
-// The expert that every token visits.
+// The shared expert.
 #pragma once
 
 #include <cstdint>
@@ -8,19 +8,19 @@
 
 namespace switchyard {
 
-// Scratch of the two below; kept between calls.
+// Scratch of the functions below, kept between calls.
 struct SharedExpertScratch {
   Scratch<float> middle, gate;
-  Scratch<float> y;  // [tokens, H] what ComputeSharedExpert leaves
+  Scratch<float> y;  // [tokens, H] output of ComputeSharedExpert
 };
 
-// scratch->y[t] = sigmoid(gate · x[t]) · shared(x[t]), without a gate shared(x[t]). x [tokens, H].
-// With a slice of the expert, the slice's part of the sum.
+// scratch->y[t] = sigmoid(gate · x[t]) · shared(x[t]); shared(x[t]) without a gate. x [tokens, H].
+// With a TP slice of the expert: the slice's partial sum.
 void ComputeSharedExpert(const MoeLayerConfig& config, const MoeLayerWeights& weights,
                          const float* x, int64_t tokens, SharedExpertScratch* scratch,
                          ThreadPool& pool);
 
-// [tokens] sigmoid(gate · x[t]), in the scratch; null without a gate.
+// [tokens] sigmoid(gate · x[t]), stored in the scratch; null without a gate.
 const float* SharedGates(const MoeLayerConfig& config, const MoeLayerWeights& weights,
                          const float* x, int64_t tokens, SharedExpertScratch* scratch,
                          ThreadPool& pool);

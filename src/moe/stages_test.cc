@@ -1,4 +1,4 @@
-// What MoeLayer offers to those who slip other work into a layer: hooks, and its stages one by one.
+// MoeLayer's interfaces for overlapping other work: hooks, and the individual stages.
 #include <array>
 #include <string>
 
@@ -14,74 +14,74 @@ namespace {
 using kernels::SameBits;
 using ::testing::ElementsAre;
 
-using Diary = std::vector<std::string>;
+using CallLog = std::vector<std::string>;
 
-// Writes down what the layer calls.
-class DiaryDispatcher : public Dispatcher {
+// Logs the layer's calls.
+class LoggingDispatcher : public Dispatcher {
  public:
-  DiaryDispatcher(std::unique_ptr<Dispatcher> inner, Diary* diary)
-      : inner_(std::move(inner)), diary_(diary) {}
+  LoggingDispatcher(std::unique_ptr<Dispatcher> inner, CallLog* call_log)
+      : inner_(std::move(inner)), call_log_(call_log) {}
   bool scatters() const override { return inner_->scatters(); }
   std::vector<DispatchLayout> layouts() const override { return inner_->layouts(); }
   int64_t MaxTokens(bool decode) const override { return inner_->MaxTokens(decode); }
   void BeginDispatch(const float* x, const TopK& topk, bool decode,
                      DispatchHandle* handle) override {
-    diary_->push_back("begin dispatch");
+    call_log_->push_back("begin dispatch");
     inner_->BeginDispatch(x, topk, decode, handle);
   }
   Dispatched EndDispatch(DispatchHandle* handle) override {
-    diary_->push_back("end dispatch");
+    call_log_->push_back("end dispatch");
     return inner_->EndDispatch(handle);
   }
   void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) override {
-    diary_->push_back("begin combine");
+    call_log_->push_back("begin combine");
     inner_->BeginCombine(experts, handle);
   }
   void EndCombine(DispatchHandle* handle, float* y) override {
-    diary_->push_back("end combine");
+    call_log_->push_back("end combine");
     inner_->EndCombine(handle, y);
   }
 
  private:
   std::unique_ptr<Dispatcher> inner_;
-  Diary* diary_;
+  CallLog* call_log_;
 };
 
-class DiaryFused : public FusedExperts {
+class LoggingFused : public FusedExperts {
  public:
-  explicit DiaryFused(Diary* diary) : diary_(diary) {}
-  bool Takes(WeightFormat) const override { return true; }
+  explicit LoggingFused(CallLog* call_log) : call_log_(call_log) {}
+  bool Supports(WeightFormat) const override { return true; }
   int64_t MaxTokens(bool) const override { return 2; }
   void Begin(const float*, const TopK&, bool, DispatchHandle*) override {
-    diary_->push_back("begin");
+    call_log_->push_back("begin");
   }
-  void End(const ExpertBlock&, DispatchHandle*, float*) override { diary_->push_back("end"); }
+  void End(const ExpertBlock&, DispatchHandle*, float*) override { call_log_->push_back("end"); }
 
  private:
-  Diary* diary_;
+  CallLog* call_log_;
 };
 
-MoeHooks HooksThatWrite(Diary* diary) {
-  const auto write = [diary](const char* what) {
-    return [diary, what] { diary->push_back(what); };
+MoeHooks LoggingHooks(CallLog* call_log) {
+  const auto write = [call_log](const char* what) {
+    return [call_log, what] { call_log->push_back(what); };
   };
   return {write("before_dispatch"), write("during_dispatch"), write("after_dispatch"),
           write("before_combine"),  write("during_combine"),  write("after_combine")};
 }
 
-// The diary of one pass of 3 tokens in rounds of 2, with the hooks or without.
-Diary DiaryOfPass(const std::string& a2a, bool hooks) {
-  Diary diary;
+// The call log of one pass of 3 tokens in rounds of 2, with or without hooks.
+CallLog CallLogOfPass(const std::string& a2a, bool hooks) {
+  CallLog call_log;
   const auto backends = std::make_shared<MoeBackends>(BuiltinMoeBackends());
   const DispatcherBackend deepep = backends->dispatchers.Find("deepep");
   backends->dispatchers.Add("diary", {[&](const DispatcherContext& context) {
-                                        return std::make_unique<DiaryDispatcher>(
-                                            deepep.make(context), &diary);
+                                        return std::make_unique<LoggingDispatcher>(
+                                            deepep.make(context), &call_log);
                                       },
                                       deepep.symmetric_bytes, ""});
   backends->fused.Add(
       "diary_fused",
-      {[&](const DispatcherContext&) { return std::make_unique<DiaryFused>(&diary); },
+      {[&](const DispatcherContext&) { return std::make_unique<LoggingFused>(&call_log); },
        [](const MoeOptions&, const ExchangeShape&) { return size_t{0}; }, ""});
   const TestLayer layer({.hidden = 32, .intermediate = 32, .num_experts = 4, .top_k = 2});
   MoeOptions options{.a2a_backend = "deepep", .max_dispatch_tokens_per_rank = 2};
@@ -93,33 +93,33 @@ Diary DiaryOfPass(const std::string& a2a, bool hooks) {
     std::vector<float> out(hidden.size());
     const int64_t tokens = 3;
     moe.Forward(hidden.data(), {{&tokens, 1}, {&tokens, 1}}, out.data(),
-                hooks ? HooksThatWrite(&diary) : MoeHooks{});
+                hooks ? LoggingHooks(&call_log) : MoeHooks{});
   });
-  return diary;
+  return call_log;
 }
 
-Diary Twice(const Diary& round) {
-  Diary both = round;
+CallLog Twice(const CallLog& round) {
+  CallLog both = round;
   both.insert(both.end(), round.begin(), round.end());
   return both;
 }
 
 TEST(MoeHooksTest, RunInOrderAndWhileRowsTravelOnceForEachExchange) {
-  EXPECT_EQ(DiaryOfPass("diary", true),
+  EXPECT_EQ(CallLogOfPass("diary", true),
             Twice({"before_dispatch", "begin dispatch", "during_dispatch", "end dispatch",
                    "after_dispatch", "before_combine", "begin combine", "during_combine",
                    "end combine", "after_combine"}));
-  EXPECT_EQ(DiaryOfPass("diary", false),
+  EXPECT_EQ(CallLogOfPass("diary", false),
             Twice({"begin dispatch", "end dispatch", "begin combine", "end combine"}));
 }
 
 TEST(MoeHooksTest, RunWithinTheFusedOperator) {
-  EXPECT_EQ(DiaryOfPass("diary_fused", true),
+  EXPECT_EQ(CallLogOfPass("diary_fused", true),
             Twice({"before_dispatch", "begin", "during_dispatch", "after_dispatch",
                    "before_combine", "during_combine", "end", "after_combine"}));
 }
 
-// What a hook does over another group's communicator, or with the threads, disturbs nothing.
+// A hook's use of another group's communicator, or of the threads, does not affect the layer.
 TEST(MoeHooksTest, MayComputeAndCommunicate) {
   const TestLayer layer({.hidden = 96, .intermediate = 64});
   const TestPass pass{{5, 3}, {0, 0}};

@@ -1,5 +1,5 @@
-// A rank process that stops in the middle of an exchange: the others say who they wait for, and
-// where, and give up in the configured time.
+// A rank process that stops during an exchange: the other ranks report the peer and the stage, and
+// fail within the timeout.
 #include <csignal>
 #include <string>
 
@@ -18,11 +18,11 @@ using ::testing::StartsWith;
 constexpr int kWorld = 3, kStopped = 1;
 constexpr std::chrono::milliseconds kTimeout(1000);
 
-// Passes with decode and without, until an error ends them. The stopped rank leaves the first
-// pass of `decode` at the hook.
-std::string RunUntilTold(const TestLayer& layer, const MoeOptions& options, bool decode,
-                         std::function<void()> MoeHooks::*hook, int rank,
-                         std::shared_ptr<SharedArena> arena) {
+// Runs passes with and without decode until an error ends them. The stopped rank stops at the hook
+// in the first pass of `decode`.
+std::string RunUntilError(const TestLayer& layer, const MoeOptions& options, bool decode,
+                          std::function<void()> MoeHooks::*hook, int rank,
+                          std::shared_ptr<SharedArena> arena) {
   const MeshShape mesh{.tp = kWorld, .ep = kWorld};
   const MoeShape shape = layer.Shape(8);
   const auto comm = RankComm::Create(std::move(arena), mesh, rank, {kTimeout});
@@ -36,7 +36,7 @@ std::string RunUntilTold(const TestLayer& layer, const MoeOptions& options, bool
   if (rank == kStopped) hooks.*hook = [] { raise(SIGSTOP); };
   comm->tp->Barrier("test start");
   moe.Forward(hidden.data(), {{&tokens, 1}, {&decoding, 1}}, out.data(), hooks);
-  return "not told";
+  return "no error";
 }
 
 struct Stage {
@@ -48,9 +48,9 @@ const Stage kStages[] = {{"before dispatch", &MoeHooks::before_dispatch},
                          {"before combine", &MoeHooks::before_combine},
                          {"during combine", &MoeHooks::during_combine}};
 
-// Where the others notice: a rank that has sent its rows is missed in combine, one that has sent
-// its outputs when tokens are gathered. Collectives notice where they meet, and the fused operator,
-// whose hooks all come before its End, in the exchange of outputs.
+// The stage in which the others time out. A rank that has sent its rows is missing in combine, one
+// that has sent its outputs in the token all-gather. Collectives fail at the next collective. The
+// fused operator, whose hooks all precede its End, fails in the exchange of outputs.
 std::string WaitsIn(const A2aChoice& choice, size_t stage) {
   if (choice.a2a == "none") return "tp all-reduce";
   if (stage == 0) return choice.a2a + " dispatch";
@@ -66,14 +66,14 @@ TEST_P(StoppedRankTest, OthersSayWhoTheyWaitForAndWhereAndGiveUp) {
   const MeshShape mesh{.tp = kWorld, .ep = kWorld};
   const size_t bytes =
       RankComm::BytesPerRank(mesh) + MoeSymmetricBytes(options, layer.Shape(8), mesh);
-  // Only mode auto looks at what is decoded.
+  // Only mode auto depends on decode.
   for (const bool decode : {false, true}) {
     if (decode && choice.Describe() != "deepep") continue;
     std::vector<std::unique_ptr<TestProcesses>> worlds;  // all stages at once
     for (const Stage& stage : kStages)
       worlds.push_back(std::make_unique<TestProcesses>(
           kWorld, bytes, [&](int rank, std::shared_ptr<SharedArena> arena) {
-            return RunUntilTold(layer, options, decode, stage.hook, rank, std::move(arena));
+            return RunUntilError(layer, options, decode, stage.hook, rank, std::move(arena));
           }));
     for (size_t i = 0; i < worlds.size(); ++i) {
       SCOPED_TRACE(fmt::format("{}, decode {}", kStages[i].name, decode));
@@ -86,12 +86,12 @@ TEST_P(StoppedRankTest, OthersSayWhoTheyWaitForAndWhereAndGiveUp) {
   }
 }
 
-std::vector<A2aChoice> ChoicesThatGiveUp() {
+std::vector<A2aChoice> ChoicesWithTimeout() {
   std::vector<A2aChoice> choices = AllA2aChoices();
-  std::erase_if(choices, [](const A2aChoice& c) { return c.a2a == "mooncake"; });  // goes on
+  std::erase_if(choices, [](const A2aChoice& c) { return c.a2a == "mooncake"; });  // continues
   return choices;
 }
-INSTANTIATE_TEST_SUITE_P(Backends, StoppedRankTest, testing::ValuesIn(ChoicesThatGiveUp()),
+INSTANTIATE_TEST_SUITE_P(Backends, StoppedRankTest, testing::ValuesIn(ChoicesWithTimeout()),
                          [](const testing::TestParamInfo<A2aChoice>& info) {
                            std::string name = info.param.Describe();
                            std::ranges::replace(name, ' ', '_');

@@ -1,4 +1,5 @@
-// Experts move between two passes: no bit of an output shows it, and nothing of the old ones stays.
+// Experts move between two passes: outputs stay bit-identical, and no state of the old ones
+// remains.
 #include <string>
 
 #include "gtest/gtest.h"
@@ -22,7 +23,7 @@ TestLayer MakeLayer(bool biases = false) {
   return layer;
 }
 
-// Every expert once and some more often, anywhere; the same for every rank.
+// Every expert once and some more often, at random places; the same on every rank.
 ExpertPlacement RandomPlacement(int experts, int redundant, uint32_t seed) {
   kernels::Random random(seed);
   std::vector<int32_t> map = random.Shuffled(experts);
@@ -33,7 +34,7 @@ ExpertPlacement RandomPlacement(int experts, int redundant, uint32_t seed) {
 }
 
 // This rank's experts under `placement`.
-std::vector<OwnedExpert> ShareUnder(const TestLayer& layer, const Mesh& mesh,
+std::vector<OwnedExpert> ShardUnder(const TestLayer& layer, const Mesh& mesh,
                                     const ExpertPlacement& placement) {
   const ExpertRange range = ExpertsOfRank(placement.num_physical(), mesh.ep(), mesh.ep_rank());
   std::vector<OwnedExpert> experts;
@@ -44,8 +45,8 @@ std::vector<OwnedExpert> ShareUnder(const TestLayer& layer, const Mesh& mesh,
   return experts;
 }
 
-// Sends the t-th choice of an expert to its t-th replica in turn.
-class InTurns : public ReplicaChooser {
+// Sends the t-th selection of an expert to its replicas in round-robin order.
+class RoundRobinChooser : public ReplicaChooser {
  public:
   void OnPlacement(int, const ExpertPlacement& placement) override {
     places_.assign(placement.num_logical(), {});
@@ -64,7 +65,7 @@ class InTurns : public ReplicaChooser {
   std::vector<size_t> next_;
 };
 
-// Outputs of passes that decode and others; with `moving` the placement is another one before each.
+// Outputs of decode and other passes; with `moving` the placement changes before each.
 std::vector<float> OutputsOf(const TestLayer& layer, const MoeOptions& options,
                              const MeshShape& mesh, bool moving, bool in_turns = false) {
   constexpr int kPasses = 12;
@@ -72,13 +73,13 @@ std::vector<float> OutputsOf(const TestLayer& layer, const MoeOptions& options,
   std::vector<std::vector<float>> outs(mesh.tp);
   RunMoeRanks(options, shape, mesh, [&](RankComm& comm, ThreadPool& pool) {
     const auto runtime = MakeMoeRuntime(options, shape, comm, pool);
-    InTurns chooser;
+    RoundRobinChooser chooser;
     if (in_turns) runtime->ChooseReplicasBy(&chooser);
     MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, ScattersTokens(options, mesh)), runtime);
     for (int pass = 0; pass < kPasses; ++pass) {
       if (moving) {
         const auto placement = RandomPlacement(layer.spec.num_experts, kRedundant, 100 + pass);
-        moe.SwitchPlacement(placement, ShareUnder(layer, comm.mesh, placement));
+        moe.SwitchPlacement(placement, ShardUnder(layer, comm.mesh, placement));
       }
       const int64_t tokens = 1 + pass % 9, decoding = pass % 2 == 0 ? tokens : tokens / 2;
       const std::vector<float> hidden = layer.Hidden(tokens, pass);
@@ -103,7 +104,7 @@ TEST(SwitchPlacementTest, MovesNoBitWithAnyAllToAll) {
   for (const bool biases : {false, true}) {
     const TestLayer layer = MakeLayer(biases);
     for (const A2aChoice& choice : AllA2aChoices()) {
-      if (choice.a2a == "none") continue;  // adds by rank
+      if (choice.a2a == "none") continue;  // sums by rank
       SCOPED_TRACE(choice.Describe());
       const MeshShape mesh{.tp = kRanks, .ep = kRanks};
       const auto still = OutputsOf(layer, Options(choice), mesh, false);
@@ -122,7 +123,7 @@ TEST(SwitchPlacementTest, AgreesWithinRoundingWhereRanksAddUp) {
     EXPECT_LT(RelativeError(OutputsOf(layer, none, mesh, true), still), 1e-5);
     EXPECT_LT(RelativeError(OutputsOf(layer, none, mesh, true, /*in_turns=*/true), still), 1e-5);
   }
-  // MoE-TP slices: ranks of a group choose alike.
+  // MoE-TP slices: the ranks of a group choose alike.
   const MoeOptions deepep = Options({"deepep", "normal"});
   const MeshShape mesh{.tp = 4, .ep = 2};
   EXPECT_LT(RelativeError(OutputsOf(layer, deepep, mesh, true, true),
@@ -150,18 +151,18 @@ TEST(SwitchPlacementTest, ThousandSwitchesLeaveNothingBehind) {
     const auto memory = std::make_shared<int>(0);
     for (int i = 0; i < 1000; ++i) {
       const auto placement = RandomPlacement(layer.spec.num_experts, kRedundant, i);
-      std::vector<OwnedExpert> experts = ShareUnder(layer, comm.mesh, placement);
+      std::vector<OwnedExpert> experts = ShardUnder(layer, comm.mesh, placement);
       for (OwnedExpert& expert : experts)
         expert.owner = expert.weights.gate.owner = expert.weights.up.owner =
             expert.weights.down.owner = memory;
       moe.SwitchPlacement(placement, std::move(experts));
-      // Only the 16 that are in use hold it: their owner and three views.
+      // Only the 16 current experts hold a reference: their owner and three views each.
       ASSERT_EQ(memory.use_count(), 1 + 4 * 16);
     }
     const auto old = moe.SwitchPlacement(layer.config.placement,
-                                         ShareUnder(layer, comm.mesh, layer.config.placement));
+                                         ShardUnder(layer, comm.mesh, layer.config.placement));
     EXPECT_EQ(old.size(), 16u);
-    EXPECT_EQ(memory.use_count(), 1 + 4 * 16);  // `old` has them
+    EXPECT_EQ(memory.use_count(), 1 + 4 * 16);  // `old` holds them
   });
 }
 

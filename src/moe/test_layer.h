@@ -1,4 +1,4 @@
-// Made-up MoE layers and rank threads that run them, for tests.
+// Synthetic MoE layers and rank threads that run them, for tests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,14 +23,14 @@
 
 namespace switchyard {
 
-// A layer with every expert whole, and the share of it that a rank would load.
+// A layer with unsliced experts, and the shard of it that a rank would load.
 struct TestLayer {
   struct Spec {
     WeightFormat format = WeightFormat::kF32;
     ActivationFormat activation = ActivationFormat::kNone;
     int64_t hidden = 160, intermediate = 256;
     int num_experts = 10, top_k = 3;
-    bool clamped_with_biases = false;  // as gpt-oss has it
+    bool clamped_with_biases = false;  // as in gpt-oss
     bool shared = false;               // with a gate
     int hot_expert = -1;               // every token's first choice
     bool no_experts = false;           // every id is −1
@@ -66,7 +66,7 @@ struct TestLayer {
             .has_shared = spec.shared};
   }
 
-  // What a rank would load; experts sit where config.placement says, by default at their number.
+  // The weights that a rank would load, for config.placement (default: trivial).
   MoeLayerWeights ShareOf(const Mesh& mesh, bool shared_whole) const {
     MoeLayerWeights share = whole;
     ExpertPlacement placement = config.placement;
@@ -127,7 +127,7 @@ struct TestLayer {
   std::vector<std::shared_ptr<const std::vector<float>>> kept;
 };
 
-// body(comm, pool) on every rank of a mesh, as threads, with symmetric memory for `options`.
+// Runs body(comm, pool) on every rank of a mesh, as threads, with symmetric memory for `options`.
 inline void RunMoeRanks(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,
                         const std::function<void(RankComm&, ThreadPool&)>& body,
                         SymmetricMemory::Options memory = {std::chrono::seconds(60)}) {
@@ -140,8 +140,8 @@ inline void RunMoeRanks(const MoeOptions& options, const MoeShape& shape, const 
 }
 
 // One pass through a layer: tokens of each attention group, the first `decoding` of which decode.
-// Token t of all groups, in their order, is row t of TestLayer::Hidden(total, seed), however the
-// groups share them: a pass has one reference and one sequence of bits.
+// Token t of all groups, in group order, is row t of TestLayer::Hidden(total, seed). A pass
+// therefore has one reference and one bit-exact result for any split over groups.
 struct TestPass {
   std::vector<int64_t> tokens, decoding;  // [dp]
   uint32_t seed = 0;
@@ -151,7 +151,7 @@ struct TestPass {
     return std::accumulate(tokens.begin(), tokens.begin() + group, int64_t{0});
   }
 
-  // `total` tokens over dp groups: unequal shares, and often a group without any.
+  // Splits `total` tokens over dp groups: unequal shares, and often an empty group.
   static TestPass Spread(int64_t total, int dp, bool decode, uint32_t seed) {
     TestPass pass{std::vector<int64_t>(dp), std::vector<int64_t>(dp), seed};
     const auto empty = static_cast<int64_t>(seed % dp);
@@ -178,8 +178,8 @@ inline MoeShape ShapeFor(const TestLayer& layer, const std::vector<TestPass>& pa
   return layer.Shape(most);
 }
 
-// What rank comm.mesh.rank() gets for its group's tokens in all passes, one after the other on one
-// runtime: what earlier ones leave in buffers must not matter to later ones.
+// Outputs of rank comm.mesh.rank() for its group's tokens in all passes, one after the other on one
+// runtime: buffer contents of earlier passes must not affect later ones.
 inline std::vector<float> RunPassesOnRank(const TestLayer& layer, const MoeOptions& options,
                                           const std::vector<TestPass>& passes, RankComm& comm,
                                           ThreadPool& pool) {
@@ -199,7 +199,7 @@ inline std::vector<float> RunPassesOnRank(const TestLayer& layer, const MoeOptio
   return all;
 }
 
-// From what each group has for all passes to what each pass has of all groups.
+// Regroups outputs: from all passes per group to all groups per pass.
 inline std::vector<float> JoinGroups(const std::vector<TestPass>& passes, int64_t hidden,
                                      const std::vector<std::vector<float>>& groups) {
   std::vector<size_t> next(groups.size(), 0);
@@ -215,7 +215,7 @@ inline std::vector<float> JoinGroups(const std::vector<TestPass>& passes, int64_
   return all;
 }
 
-// The outputs of all passes, after a check that every rank of a group has the same bits.
+// The outputs of all passes; checks that the ranks of a group are bit-identical.
 inline std::vector<float> RunPasses(const TestLayer& layer, const MoeOptions& options,
                                     const MeshShape& mesh, const std::vector<TestPass>& passes) {
   std::vector<std::vector<float>> outs(mesh.tp), groups;
@@ -231,12 +231,12 @@ inline std::vector<float> RunPasses(const TestLayer& layer, const MoeOptions& op
   return JoinGroups(passes, layer.spec.hidden, groups);
 }
 
-// What rows travel as under these options, by the rule of ExchangeShapeOf.
+// The format of dispatched rows for these options, by the rule of ExchangeShapeOf.
 inline RowFormat RowFormatOf(const MoeOptions& options) {
   return {options.row_dtype, options.dispatcher_output_dtype == "fp8"};
 }
 
-// The reference for all passes; it knows no groups.
+// The reference for all passes, independent of groups.
 inline std::vector<float> ReferencePasses(const TestLayer& layer, const MoeOptions& options,
                                           const std::vector<TestPass>& passes) {
   std::vector<float> all;
@@ -250,7 +250,7 @@ inline std::vector<float> ReferencePasses(const TestLayer& layer, const MoeOptio
   return all;
 }
 
-// Largest error as a fraction of the largest value.
+// Largest absolute error relative to the largest value.
 inline double RelativeError(const std::vector<float>& got, const std::vector<float>& want) {
   EXPECT_EQ(got.size(), want.size());
   double error = 0, largest = 0;
@@ -262,7 +262,7 @@ inline double RelativeError(const std::vector<float>& got, const std::vector<flo
   return largest > 0 ? error / largest : error;
 }
 
-// Every --moe-a2a-backend of this build, with every mode of those that have some.
+// Every --moe-a2a-backend of this build, with every mode of those that have modes.
 struct A2aChoice {
   std::string a2a, mode;
   std::string Describe() const { return mode == "auto" ? a2a : a2a + " " + mode; }

@@ -1,4 +1,4 @@
-// Ranks as processes of a test.
+// Rank processes for tests.
 #pragma once
 
 #include <sys/mman.h>
@@ -20,14 +20,14 @@
 
 namespace switchyard {
 
-// Copies of the test's process, one for each rank, which share an arena. The test must have no
-// other threads when it starts them.
+// Forks of the test's process, one per rank, which share an arena. The test must have no other
+// threads when it starts them.
 class TestProcesses {
  public:
-  // What a rank says at its end: bytes, for the parent.
+  // Runs in each rank process; returns bytes for the parent.
   using Body = std::function<std::string(int rank, std::shared_ptr<SharedArena>)>;
 
-  // body's words, or what it threw after "error: ", are limited to kMostBytes.
+  // Size limit of the body's result, or of its exception's text after "error: ".
   static constexpr size_t kMostBytes = size_t{1} << 20;
 
   TestProcesses(int world, size_t bytes_per_rank, const Body& body)
@@ -51,7 +51,7 @@ class TestProcesses {
     for (Words* words : words_) munmap(words, sizeof(Words) + kMostBytes);
   }
 
-  // What the rank said; "killed" where it did not get so far within `limit`.
+  // The rank's result; "killed" if it does not end within `limit`.
   std::string Wait(int rank, std::chrono::seconds limit = std::chrono::seconds(60)) {
     const auto end = std::chrono::steady_clock::now() + limit;
     while (pids_[rank] > 0 && waitpid(pids_[rank], nullptr, WNOHANG) == 0) {
@@ -98,7 +98,7 @@ class TestProcesses {
   }
 
   std::shared_ptr<SharedArena> arena_;
-  std::vector<Words*> words_;  // by rank, shared with it
+  std::vector<Words*> words_;  // by rank, shared memory
   std::vector<pid_t> pids_;    // by rank; −1 once reaped
 };
 

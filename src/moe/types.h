@@ -1,4 +1,4 @@
-// What travels between the stages of the MoE path.
+// Data passed between the stages of the MoE path.
 #pragma once
 
 #include <cstddef>
@@ -13,16 +13,16 @@
 
 namespace switchyard {
 
-// How dispatched rows lie on the rank that owns their experts.
+// Layout of dispatched rows on the rank that owns their experts.
 enum class DispatchLayout : uint8_t {
-  kStandard,    // every row of the group, each once
-  kNormal,      // one row per (token, destination rank), source rank by source rank
-  kLowLatency,  // the same, and for each expert its rows, named in [E_local, sources, capacity]
+  kStandard,    // every row of the group, once each
+  kNormal,      // one row per (token, destination rank), grouped by source rank
+  kLowLatency,  // the same rows, indexed per expert by [E_local, sources, capacity]
 };
 
-// How a runner wants the rows of its experts.
+// Layout of a runner's input rows.
 enum class RunnerLayout : uint8_t {
-  kContiguous,  // expert after expert, exact counts, delimited by offsets [E_local + 1]
+  kContiguous,  // grouped by expert, exact counts, delimited by offsets [E_local + 1]
   kMasked,      // [E_local, capacity, H] of which the first counts[e] rows are valid
 };
 
@@ -34,35 +34,34 @@ struct Share {
   int64_t begin = 0, end = 0;
   int64_t size() const { return end - begin; }
 };
-// Part `part` of `total` items cut into `parts` runs whose lengths differ by at most one, the
-// longer ones first. Experts are spread over EP ranks this way, and tokens too.
+// Part `part` of `total` items split into `parts` contiguous runs whose lengths differ by at most
+// one, the longer ones first. Partitions experts over EP ranks, and tokens.
 Share EvenShare(int64_t total, int64_t parts, int64_t part);
 
-// Outputs of the experts on the way back, and which dispatched row each belongs to.
+// Expert outputs for combine, and the dispatched row of each.
 struct ExpertRows {
-  // [num_rows, H]; null where they were left in the places that the dispatcher gave
-  // (Dispatcher::OutputPlaces), or where there are none yet.
+  // [num_rows, H]; null if the runner wrote them to the dispatcher's destinations
+  // (Dispatcher::OutputDestinations), or before the runner has run.
   const float* rows = nullptr;
-  int64_t num_rows = 0;  // masked runners leave rows between the valid ones
-  // standard and normal: [dispatched rows, k] the output for slot j of row n, or −1.
+  int64_t num_rows = 0;  // includes the gaps of a masked layout
+  // standard and normal: [dispatched rows, k] index of the output for slot j of row n, or −1.
   const int32_t* position = nullptr;
-  // low-latency: [num_places] a place in [E_local, sources, capacity], and the output for it.
+  // low-latency: [num_places] a place in [E_local, sources, capacity], and the index of its output.
   const int32_t* places = nullptr;
   const int32_t* place_rows = nullptr;
   int64_t num_places = 0;
 };
 
-// One batch between BeginDispatch and EndCombine: everything a dispatcher must remember of it, so
-// that any number of batches are in flight and none is the dispatcher's "current" one. Owned by
-// whoever runs the batch. Reusing a finished handle for the next batch reuses its arrays, and a
-// steady state allocates nothing.
+// State of one batch between BeginDispatch and EndCombine. The dispatcher itself holds none, so
+// that any number of batches can be in flight. Owned by the caller that runs the batch. Reusing a
+// finished handle reuses its arrays: the steady state allocates nothing.
 class DispatchHandle {
  public:
   DispatchLayout layout = DispatchLayout::kStandard;
-  const TopK* topk = nullptr;  // of the own tokens; the caller's
+  const TopK* topk = nullptr;  // of the own tokens; owned by the caller
 
-  // The dispatcher's own record of the batch, made at first use and kept for the handle's life.
-  // Each dispatcher, and each mode of one, has a type of its own.
+  // The dispatcher's per-batch state, created at first use and kept as long as the handle. Each
+  // dispatcher, and each mode of one, has a state type of its own.
   template <typename State>
   State& Get() {
     for (const auto& entry : states_)
@@ -84,19 +83,19 @@ class DispatchHandle {
   std::vector<std::unique_ptr<HeldBase>> states_;
 };
 
-// Rows as EndDispatch leaves them on the rank of their experts. Views of the handle, of exchange
-// buffers and of the caller's x, valid until BeginCombine returns: from then on a peer may send its
+// Received rows after EndDispatch on the rank of their experts. Views of the handle, of exchange
+// buffers and of the caller's x, valid until BeginCombine returns: after that a peer may send its
 // next batch.
 struct Dispatched {
   DispatchLayout layout = DispatchLayout::kStandard;
   const std::byte* rows = nullptr;  // of `format`
   RowFormat format;
   int64_t num_rows = 0;
-  // [num_rows] where row n lies: at index row_at[n] of `rows`, or, for row_at[n] = ~t, at row t of
-  // own_x: rows of the own tokens are not moved, and not rounded yet. Null: row n lies at n.
+  // [num_rows] location of row n: index row_at[n] of `rows`, or row t of own_x if row_at[n] = ~t.
+  // Rows of the own tokens are not copied, and not rounded yet. Null: row n is at index n.
   const int32_t* row_at = nullptr;
   const float* own_x = nullptr;  // [own tokens, H]
-  // [num_rows] where row n lies, in the arena of whichever rank of this host; null: as above.
+  // [num_rows] address of row n, in the arena of any rank of this host; null: as above.
   const std::byte* const* row_places = nullptr;
 
   // standard and normal
@@ -107,8 +106,8 @@ struct Dispatched {
   // low-latency
   int sources = 0;
   int64_t capacity = 0;
-  const int32_t* counts = nullptr;     // [sources, E_local] places in use, row stride counts_stride
-  const int32_t* place_row = nullptr;  // [E_local, sources, capacity] the row for each place in use
+  const int32_t* counts = nullptr;     // [sources, E_local] valid places, row stride counts_stride
+  const int32_t* place_row = nullptr;  // [E_local, sources, capacity] row index of each valid place
   int64_t counts_stride = 0;
 };
 

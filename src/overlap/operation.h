@@ -1,5 +1,5 @@
-// What a rank does in a training step, one entry after the other: a list that is planned, checked,
-// printed and walked.
+// The operations of a rank in a training step. A step is a list of them in execution order, which
+// is planned (plan.h), verified (verify.h), printed (print.h) and executed.
 #pragma once
 
 #include <compare>
@@ -8,35 +8,36 @@
 
 namespace switchyard::overlap {
 
-// Parts of a layer, in the order of a forward pass. The backward pass goes kFinish, kCombine,
-// kExperts, kDispatch, kAttention; kShared may come anywhere between kDispatch and kFinish, and
-// between kFinish and kAttention. kDispatch and kCombine begin an exchange in either direction; the
-// phase that needs the rows ends it (forward: kExperts, kFinish; backward: kExperts, kAttention),
-// so what a schedule puts in between runs while rows travel. Layers without experts do their
-// feed-forward in kExperts, and have no kDispatch, kShared and kCombine.
+// Phases of a layer, in the order of the forward pass. The backward pass runs kFinish, kCombine,
+// kExperts, kDispatch, kAttention. kShared may run anywhere between kDispatch and kFinish in the
+// forward pass, and between kFinish and kAttention in the backward pass. kDispatch and kCombine
+// start an all-to-all in either direction. The phase that consumes the rows completes it (forward:
+// kExperts, kFinish; backward: kExperts, kAttention), so the operations scheduled in between
+// overlap the communication. Dense layers compute their feed-forward in kExperts, and have no
+// kDispatch, kShared and kCombine.
 enum class Phase : uint8_t { kAttention, kDispatch, kShared, kExperts, kCombine, kFinish };
 
 enum class Kind : uint8_t {
-  kBegin,            // a micro-batch: its tokens, rows and positions
-  kReceive,          // its hidden states from the stage before
-  kForward,          // one phase of one layer
-  kSend,             // its hidden states to the stage after
+  kBegin,            // load a micro-batch: its tokens, rows and positions
+  kReceive,          // receive hidden states from the previous stage
+  kForward,          // forward of one phase of one layer
+  kSend,             // send hidden states to the next stage
   kHeads,            // losses and their gradients, on the last stage
-  kReceiveGradient,  // the gradient of what was sent, from the stage after
-  kBackward,         // one phase of one layer
-  kSendGradient,     // the gradient of what was received, to the stage before
-  kSumGradients,     // over the ranks: of a layer, or (kNone) of what belongs to no layer
-  kAwaitSums,        // until all of them are there
+  kReceiveGradient,  // receive the gradient of the sent hidden states from the next stage
+  kBackward,         // backward of one phase of one layer
+  kSendGradient,     // send the gradient of the received hidden states to the previous stage
+  kSumGradients,     // start the all-reduce of a layer's gradients, or (kNone) of all others
+  kAwaitSums,        // wait for all gradient all-reduces
 };
 
-// kBegin to kSendGradient name their micro-batch, kForward and kBackward a layer and a phase too,
-// kSumGradients a layer. What an operation does not name is left as it stands here.
+// kBegin to kSendGradient set micro_batch. kForward and kBackward set layer and phase too.
+// kSumGradients sets layer. Unused fields keep the defaults below.
 struct Operation {
   static constexpr int kNone = -1;
 
   Kind kind = Kind::kBegin;
   int micro_batch = kNone;
-  int layer = kNone;  // counted from the stage's first
+  int layer = kNone;  // index within the stage
   Phase phase = Phase::kAttention;
 
   auto operator<=>(const Operation&) const = default;
@@ -46,10 +47,10 @@ struct Operation {
 const char* Name(Phase phase);
 // "forward", "send gradient", …
 const char* Name(Kind kind);
-// In messages: "backward of micro-batch 2, layer 1, experts". Layers count from `first_layer`.
+// For messages: "backward of micro-batch 2, layer 1, experts". Layers count from `first_layer`.
 std::string Describe(const Operation& operation, int first_layer = 0);
 
-// The exchanges: whether an operation begins one, and whether it needs the rows of one.
+// Whether an operation starts an all-to-all, and whether it consumes the rows of one.
 bool BeginsExchange(const Operation& operation);
 bool EndsExchange(const Operation& operation);
 

@@ -12,7 +12,7 @@ bool HasPhase(bool experts, Phase phase) {
          phase == Phase::kFinish;
 }
 
-// Writes the list from the passes that it is made of.
+// Builds the list pass by pass.
 class Planner {
  public:
   explicit Planner(const StepShape& shape) : shape_(shape) {}
@@ -32,7 +32,7 @@ class Planner {
     }
   }
 
-  // Layers from the first on beside layers from the last on.
+  // Pairs layer i of the forward pass with layer (layers − 1 − i) of the backward pass.
   void Pair(int forth, int back) {
     BeginBackward(back);
     for (int i = 0; i < shape_.layers(); ++i) {
@@ -49,7 +49,7 @@ class Planner {
     EndForward(forth);
   }
 
-  void LateSums() {
+  void FinalGradientSums() {
     if (!shape_.early_sums || shape_.micro_batches == 0) {
       for (int layer = shape_.layers() - 1; layer >= 0; --layer) SumGradients(layer);
     }
@@ -122,7 +122,7 @@ int WarmUp(const StepShape& shape) {
   return std::min(wanted, shape.micro_batches);
 }
 
-int Places(const StepShape& shape) {
+int MicroBatchSlots(const StepShape& shape) {
   return std::max(1, std::min(WarmUp(shape) + 1, shape.micro_batches));
 }
 
@@ -143,7 +143,7 @@ std::vector<Operation> Plan(const StepShape& shape) {
     }
   }
   for (int m = shape.micro_batches - warm_up; m < shape.micro_batches; ++m) planner.BackwardPass(m);
-  planner.LateSums();
+  planner.FinalGradientSums();
   return planner.Take();
 }
 

@@ -1,4 +1,5 @@
-// The order of work of one rank in a training step.
+// Schedules the operations of one rank in a training step: 1F1B, optionally with overlapped
+// all-to-all (DualPipe style).
 #pragma once
 
 #include <cstdint>
@@ -10,54 +11,55 @@
 namespace switchyard::overlap {
 
 enum class Order : uint8_t {
-  kPlain,       // a forward pass or a backward pass at a time
-  kOverlapped,  // the forward pass of one micro-batch beside the backward pass of another
+  kPlain,       // one forward pass or one backward pass at a time
+  kOverlapped,  // the forward pass of one micro-batch interleaved with the backward pass of another
 };
 
-// All a rank's list depends on: ranks of one stage have the same list.
+// Everything that the schedule depends on. Ranks of one stage have the same schedule.
 struct StepShape {
-  std::vector<bool> experts;  // [layers of this stage, MTP modules too]: which have experts
+  std::vector<bool> experts;  // [layers of this stage, incl. MTP modules]: true for MoE layers
   int micro_batches = 1;
   Order order = Order::kPlain;
   int stages = 1, stage = 0;  // of the pipeline
-  // A layer's gradients are summed over ranks as soon as its last backward pass is done, under the
-  // rest of the backward pass, and not all of them at the end.
+  // All-reduces a layer's gradients as soon as its last backward pass is done, overlapped with the
+  // rest of the backward pass, instead of all of them at the end of the step.
   bool early_sums = false;
-  int first_layer = 0;  // the model's number of the stage's first layer, for printing
+  int first_layer = 0;  // global index of the stage's first layer, for printing
 
   int layers() const { return static_cast<int>(experts.size()); }
   bool first() const { return stage == 0; }
   bool last() const { return stage + 1 == stages; }
 };
 
-// How many forward passes a stage runs before its first backward pass. In plain 1F1B (PipeDream,
-// arXiv:2006.09503; Megatron-LM, arXiv:2104.04473) stages - 1 - stage, and one more comes right
-// before each backward pass. Overlapped, forward pass f runs beside backward pass f - WarmUp: one
-// more, so that the last stage has something to go backward, and two for each stage that follows,
-// because rows come back only at the end of a pair there and the next pair here should have begun.
+// Number of forward passes that a stage runs before its first backward pass. Plain 1F1B
+// (PipeDream, arXiv:2006.09503; Megatron-LM, arXiv:2104.04473): stages − 1 − stage, and each
+// backward pass is preceded by one more forward pass. Overlapped: forward pass f is interleaved
+// with backward pass f − WarmUp. This needs one more, so that the last stage has a backward pass to
+// pair, and two for each following stage. Rows return only at the end of a pair there, and the next
+// pair here should already have started.
 int WarmUp(const StepShape& shape);
 
-// How many micro-batches are under way at once at most, which is what a rank needs memory for:
-// micro-batch m may use place m % Places.
-int Places(const StepShape& shape);
+// Maximum number of micro-batches in flight, which is the number of activation buffers of a rank.
+// Micro-batch m may use buffer m % MicroBatchSlots.
+int MicroBatchSlots(const StepShape& shape);
 
-// The list, of at least one layer. One stage, plain: micro-batch after micro-batch, forward and
-// backward. Otherwise 1F1B: warm-up, steady state, cool-down.
+// Returns the schedule of a stage with at least one layer. One stage, plain: forward and backward
+// of each micro-batch in turn. Otherwise 1F1B: warm-up, steady state, cool-down.
 std::vector<Operation> Plan(const StepShape& shape);
 
-// The phases of a layer that a pass goes through alone, in order; kShared lies under an exchange.
+// Phases of a layer in an unpaired pass, in order. kShared overlaps an all-to-all.
 std::span<const Phase> ForwardPhases(bool experts);
 std::span<const Phase> BackwardPhases(bool experts);
 
-// One phase of a layer, of the micro-batch that goes backward or of the one that goes forward.
+// One phase of a layer in a pair, for the backward or the forward micro-batch.
 struct PairedPhase {
   Kind kind;  // kForward or kBackward
   Phase phase;
 };
-// The order within a pair of layers. Each exchange has the other micro-batch's computation between
-// its begin and its end: the gradient of combine has attention, dispatch the experts' gradient, the
-// gradient of dispatch the experts, combine attention's gradient (DeepSeek's DualPipe,
-// arXiv:2412.19437, figure 4).
+// Order of the phases within a pair of layers. Computation of the other micro-batch separates the
+// start and the completion of each all-to-all: attention overlaps the gradient of combine, the
+// experts' gradient overlaps dispatch, the experts overlap the gradient of dispatch, and
+// attention's gradient overlaps combine (DualPipe, DeepSeek-V3, arXiv:2412.19437, figure 4).
 std::span<const PairedPhase> PairOrder();
 
 }  // namespace switchyard::overlap

@@ -1,4 +1,4 @@
-// What the orders are for.
+// Properties of the schedules: overlap of each all-to-all, equal work, 1F1B structure.
 #include "overlap/plan.h"
 
 #include <gmock/gmock.h>
@@ -21,14 +21,14 @@ TEST(Plan, PlainIsOneMicroBatchAfterTheOther) {
   const StepShape shape{.experts = {false, true}, .micro_batches = 3};
   const std::vector<Operation> list = Plan(shape);
   EXPECT_TRUE(std::ranges::is_sorted(list.begin(), list.end() - 4, {}, &Operation::micro_batch));
-  EXPECT_EQ(Places(shape), 1);
+  EXPECT_EQ(MicroBatchSlots(shape), 1);
 }
 
-// The heart of the matter: between begin and end of each exchange of a pair lies a computation of
-// the other micro-batch.
+// Computation of the other micro-batch separates the start and the completion of each all-to-all of
+// a pair.
 TEST(Plan, OverlappedHidesEachExchangeOfAPair) {
   const StepShape shape{.experts = {true, true}, .micro_batches = 2, .order = Order::kOverlapped};
-  EXPECT_EQ(Places(shape), 2);
+  EXPECT_EQ(MicroBatchSlots(shape), 2);
   const std::vector<Operation> list = Plan(shape);
   const auto computes = [](const Operation& o) {
     return o.phase == Phase::kAttention || o.phase == Phase::kExperts;
@@ -50,7 +50,7 @@ TEST(Plan, OverlappedHidesEachExchangeOfAPair) {
   EXPECT_EQ(hidden, 8);
 }
 
-// The same work in another order: of each micro-batch but for the shared experts' place.
+// Both orders run the same operations for each micro-batch, except for the position of kShared.
 TEST(Plan, OrdersDoTheSameToEachMicroBatch) {
   StepShape shape{.experts = {true, false}, .micro_batches = 4};
   std::vector<Operation> plain = Of(Plan(shape), 2);
@@ -71,13 +71,13 @@ TEST(Plan, APipelineWarmsUpAndCoolsDown) {
       if (o.kind == Kind::kBackward && o.phase == Phase::kAttention) --under_way;
     }
     EXPECT_EQ(most, 4 - shape.stage);
-    EXPECT_EQ(most, Places(shape));
+    EXPECT_EQ(most, MicroBatchSlots(shape));
   }
   shape.order = Order::kOverlapped;
   shape.stage = 3;
-  EXPECT_EQ(Places(shape), 2);
+  EXPECT_EQ(MicroBatchSlots(shape), 2);
   shape.stage = 2;
-  EXPECT_EQ(Places(shape), 4);
+  EXPECT_EQ(MicroBatchSlots(shape), 4);
 }
 
 TEST(Plan, EarlySumsFollowTheirLayersLastBackwardPass) {

@@ -55,7 +55,7 @@ Column ColumnOf(Kind kind) {
   return Column::kOnce;
 }
 
-// The exchanges under way, oldest first.
+// The all-to-alls in flight, oldest first.
 class Exchanges {
  public:
   explicit Exchanges(const StepShape& shape) : shape_(shape) {}

@@ -1,4 +1,4 @@
-// A list of operations for people to read (`--print-schedule`).
+// Prints a schedule as a table (`--print-schedule`).
 #pragma once
 
 #include <span>
@@ -8,11 +8,11 @@
 
 namespace switchyard::overlap {
 
-// A table with a line for each operation: its number, then what goes forward, or backward, or is
-// done once, in a column each, and the exchanges under way while it runs ("3c' 4d": the gradient of
-// combine of micro-batch 3, dispatch of micro-batch 4). `list` is of this shape.
+// One line for each operation: its index, then its description in the column forward or backward
+// (one-time operations print under forward), and the all-to-alls in flight while it runs ("3c' 4d":
+// the gradient of combine of micro-batch 3, dispatch of micro-batch 4). `list` belongs to `shape`.
 std::string PrintSchedule(const StepShape& shape, std::span<const Operation> list);
-// Of the planned list.
+// Prints Plan(shape).
 std::string PrintSchedule(const StepShape& shape);
 
 }  // namespace switchyard::overlap

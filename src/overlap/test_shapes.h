@@ -1,4 +1,4 @@
-// Random shapes of steps for the tests of this module.
+// Random step shapes for the tests of this module.
 #pragma once
 
 #include <random>
@@ -12,7 +12,7 @@ inline int Below(std::mt19937_64& random, int n) {
   return static_cast<int>(random() % static_cast<uint64_t>(n));
 }
 
-// One for each stage of a pipeline.
+// One shape for each stage of a pipeline.
 inline std::vector<StepShape> RandomPipeline(std::mt19937_64& random, int most_stages) {
   StepShape shape{.micro_batches = Below(random, 12),
                   .order = Below(random, 2) == 0 ? Order::kPlain : Order::kOverlapped,

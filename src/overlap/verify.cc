@@ -10,10 +10,10 @@
 namespace switchyard::overlap {
 namespace {
 
-// Collects what a shape asks for: operations, and which has to come before which.
-class Demands {
+// Collects the operations that a shape requires, and the order constraints between them.
+class ScheduleConstraints {
  public:
-  explicit Demands(const StepShape& shape) : shape_(shape) {
+  explicit ScheduleConstraints(const StepShape& shape) : shape_(shape) {
     for (int m = 0; m < shape.micro_batches; ++m) {
       Operation at = OfForward(m);
       at = OfBackward(m, at);
@@ -39,7 +39,7 @@ class Demands {
     return b;
   }
 
-  // Returns its last operation.
+  // Returns the last operation of the pass.
   Operation OfForward(int m) {
     Operation at = Add(Of(Kind::kBegin, m));
     if (!shape_.first()) at = After(at, Of(Kind::kReceive, m));
@@ -63,7 +63,7 @@ class Demands {
     return at;
   }
 
-  // The phases of a layer in their order, but kShared, which may be anywhere between two others.
+  // The phases of a layer in order, except kShared, which may run between two given phases.
   Operation Layer(Operation at, Operation phase, Phase shared_after, Phase shared_before,
                   std::span<const Phase> phases) {
     const auto of = [&](Phase p) {
@@ -103,8 +103,8 @@ class Demands {
   Operation heads_;                                             // of the last one seen
 };
 
-// The most micro-batches between their kBegin and the end of their last operation.
-int MicroBatchesUnderWay(std::span<const Operation> list) {
+// Maximum number of micro-batches between their kBegin and the end of their last operation.
+int MaxMicroBatchesInFlight(std::span<const Operation> list) {
   std::map<int, size_t> last;
   for (size_t i = 0; i < list.size(); ++i) last[list[i].micro_batch] = i;
   int under_way = 0, most = 0;
@@ -117,12 +117,12 @@ int MicroBatchesUnderWay(std::span<const Operation> list) {
 
 }  // namespace
 
-std::string FindFault(const StepShape& shape, std::span<const Operation> list) {
-  const Demands demands(shape);
+std::string FindScheduleError(const StepShape& shape, std::span<const Operation> list) {
+  const ScheduleConstraints demands(shape);
   std::map<Operation, size_t> at;
   for (size_t i = 0; i < list.size(); ++i) {
     if (!demands.operations().contains(list[i])) {
-      return fmt::format("operation {}, {}, is none of this step", i, Describe(list[i]));
+      return fmt::format("operation {}, {}, is not part of this step", i, Describe(list[i]));
     }
     if (!at.emplace(list[i], i).second) {
       return fmt::format("operations {} and {} are the same: {}", at[list[i]], i,
@@ -137,21 +137,21 @@ std::string FindFault(const StepShape& shape, std::span<const Operation> list) {
       return fmt::format("{} comes before {}", Describe(after), Describe(before));
     }
   }
-  const int under_way = MicroBatchesUnderWay(list);
-  if (under_way > Places(shape)) {
-    return fmt::format("{} micro-batches are under way, there are places for {}", under_way,
-                       Places(shape));
+  const int under_way = MaxMicroBatchesInFlight(list);
+  if (under_way > MicroBatchSlots(shape)) {
+    return fmt::format("{} micro-batches are in flight, the limit is {}", under_way,
+                       MicroBatchSlots(shape));
   }
   return {};
 }
 
-std::string FindPipelineFault(std::span<const std::vector<Operation>> stages, int link_places) {
+std::string FindPipelineError(std::span<const std::vector<Operation>> stages, int link_places) {
   const size_t n = stages.size();
-  // Messages under way from each stage to the next, and back: their micro-batches.
+  // Micro-batches of the messages in flight from each stage to the next, and back.
   std::vector<std::deque<int>> forth(n), back(n);
   std::vector<size_t> at(n, 0);
   std::string fault;
-  // Whether the operation could be done, and was.
+  // Both return whether the operation could run; if so, they have run it.
   const auto send = [&](std::deque<int>& link, int m) {
     if (static_cast<int>(link.size()) >= link_places) return false;
     link.push_back(m);
@@ -160,7 +160,7 @@ std::string FindPipelineFault(std::span<const std::vector<Operation>> stages, in
   const auto receive = [&](std::deque<int>& link, const Operation& o, size_t stage) {
     if (link.empty()) return false;
     if (link.front() != o.micro_batch && fault.empty()) {
-      fault = fmt::format("stage {}: {} finds micro-batch {}", stage, Describe(o), link.front());
+      fault = fmt::format("stage {}: {} got micro-batch {}", stage, Describe(o), link.front());
     }
     link.pop_front();
     return true;
@@ -190,8 +190,8 @@ std::string FindPipelineFault(std::span<const std::vector<Operation>> stages, in
   }
   for (size_t s = 0; s < n && fault.empty(); ++s) {
     if (at[s] == stages[s].size()) continue;
-    fault = fmt::format("stage {} waits for ever in operation {}: {}", s, at[s],
-                        Describe(stages[s][at[s]]));
+    fault =
+        fmt::format("stage {} deadlocks in operation {}: {}", s, at[s], Describe(stages[s][at[s]]));
   }
   for (size_t s = 0; s < n && fault.empty(); ++s) {
     if (!forth[s].empty() || !back[s].empty()) {
@@ -201,7 +201,7 @@ std::string FindPipelineFault(std::span<const std::vector<Operation>> stages, in
   return fault;
 }
 
-int ExchangesUnderWay(const StepShape& shape, std::span<const Operation> list) {
+int MaxExchangesInFlight(const StepShape& shape, std::span<const Operation> list) {
   int under_way = 0, most = 0;
   for (const Operation& o : list) {
     if (o.layer == Operation::kNone || !shape.experts[o.layer]) continue;

@@ -1,5 +1,4 @@
-// Planned lists are right for shapes of every kind, and the checker finds what is wrong with
-// others.
+// Planned schedules of random shapes are valid, and the verifier finds injected faults.
 #include "overlap/verify.h"
 
 #include <gmock/gmock.h>
@@ -20,15 +19,15 @@ TEST(Plan, OfAnyShapeIsRight) {
     std::vector<std::vector<Operation>> lists;
     for (const StepShape& shape : stages) {
       lists.push_back(Plan(shape));
-      ASSERT_EQ(FindFault(shape, lists.back()), "") << "round " << round;
-      EXPECT_LE(ExchangesUnderWay(shape, lists.back()), shape.order == Order::kPlain ? 1 : 2);
+      ASSERT_EQ(FindScheduleError(shape, lists.back()), "") << "round " << round;
+      EXPECT_LE(MaxExchangesInFlight(shape, lists.back()), shape.order == Order::kPlain ? 1 : 2);
     }
-    // One place on each link is enough: nobody waits for ever.
-    ASSERT_EQ(FindPipelineFault(lists, 1), "") << "round " << round;
+    // One message slot on each link is enough to avoid deadlock.
+    ASSERT_EQ(FindPipelineError(lists, 1), "") << "round " << round;
   }
 }
 
-// A list with anything moved to where it may not be, taken out or doubled is not right.
+// A schedule with an operation removed, duplicated or changed is invalid.
 TEST(FindFault, FindsWhatIsMissingDoubleOrStrange) {
   const StepShape shape{
       .experts = {false, true, true}, .micro_batches = 3, .order = Order::kOverlapped};
@@ -36,20 +35,20 @@ TEST(FindFault, FindsWhatIsMissingDoubleOrStrange) {
   for (size_t i = 0; i < right.size(); ++i) {
     std::vector<Operation> list = right;
     list.erase(list.begin() + static_cast<std::ptrdiff_t>(i));
-    EXPECT_THAT(FindFault(shape, list), HasSubstr("is missing")) << i;
+    EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("is missing")) << i;
     list = right;
     list.push_back(right[i]);
-    EXPECT_THAT(FindFault(shape, list), HasSubstr("are the same")) << i;
+    EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("are the same")) << i;
     list = right;
     list[i].layer = 7;
-    EXPECT_THAT(FindFault(shape, list), HasSubstr("is none of this step")) << i;
+    EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("is not part of this step")) << i;
   }
 }
 
 TEST(FindFault, FindsWhatComesTooEarly) {
   const StepShape shape{.experts = {true, true}, .micro_batches = 2, .order = Order::kOverlapped};
   const std::vector<Operation> right = Plan(shape);
-  // Two neighbours of one micro-batch in the wrong order, unless one of them is the shared expert.
+  // Swaps two neighbours of one micro-batch, unless one of them is the shared expert.
   for (size_t i = 0; i + 1 < right.size(); ++i) {
     const Operation &a = right[i], &b = right[i + 1];
     if (a.micro_batch != b.micro_batch || a.phase == Phase::kShared || b.phase == Phase::kShared ||
@@ -58,44 +57,44 @@ TEST(FindFault, FindsWhatComesTooEarly) {
     }
     std::vector<Operation> list = right;
     std::swap(list[i], list[i + 1]);
-    EXPECT_THAT(FindFault(shape, list), HasSubstr("comes before")) << Describe(a);
+    EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("comes before")) << Describe(a);
   }
   std::vector<Operation> list = right;
   std::rotate(list.begin(), list.end() - 1, list.end());
-  EXPECT_THAT(FindFault(shape, list), HasSubstr("await sums comes before"));
+  EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("await sums comes before"));
 }
 
-// Gradients would be added in another order.
+// Gradients would be accumulated in another order.
 TEST(FindFault, FindsBackwardPassesThatChangeTheOrderOfSums) {
   const StepShape shape{.experts = {true}, .micro_batches = 2, .order = Order::kPlain};
   std::vector<Operation> list = Plan(shape);
   for (Operation& o : list) {
     if (o.micro_batch != Operation::kNone) o.micro_batch = 1 - o.micro_batch;
   }
-  EXPECT_THAT(FindFault(shape, list), HasSubstr("comes before"));
+  EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("comes before"));
 }
 
 TEST(FindFault, FindsMoreMicroBatchesThanPlaces) {
   StepShape shape{.experts = {true}, .micro_batches = 3, .order = Order::kOverlapped};
   const std::vector<Operation> list = Plan(shape);
   shape.order = Order::kPlain;
-  EXPECT_THAT(FindFault(shape, list), HasSubstr("2 micro-batches are under way"));
+  EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("2 micro-batches are in flight"));
 }
 
 TEST(FindPipelineFault, FindsStagesThatWaitForEver) {
   StepShape shape{.experts = {true}, .micro_batches = 2, .stages = 2};
   std::vector<std::vector<Operation>> lists = {Plan(shape), {}};
-  EXPECT_THAT(FindPipelineFault(lists, 1), HasSubstr("stage 0 waits for ever"));
+  EXPECT_THAT(FindPipelineError(lists, 1), HasSubstr("stage 0 deadlocks"));
   shape.stage = 1;
   lists[1] = Plan(shape);
-  EXPECT_EQ(FindPipelineFault(lists, 1), "");
+  EXPECT_EQ(FindPipelineError(lists, 1), "");
   for (Operation& o : lists[1]) {
     if (o.kind == Kind::kReceive) o.micro_batch = 1 - o.micro_batch;
   }
-  EXPECT_THAT(FindPipelineFault(lists, 1), HasSubstr("finds micro-batch 0"));
+  EXPECT_THAT(FindPipelineError(lists, 1), HasSubstr("got micro-batch 0"));
   std::erase_if(lists[1],
                 [](const Operation& o) { return o.kind == Kind::kReceive && o.micro_batch == 0; });
-  EXPECT_NE(FindPipelineFault(lists, 2), "");
+  EXPECT_NE(FindPipelineError(lists, 2), "");
 }
 
 }  // namespace

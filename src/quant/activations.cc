@@ -11,7 +11,7 @@
 namespace switchyard {
 namespace {
 
-using vector_width::Widest;
+using vector_width::RunWidest;
 
 [[gnu::always_inline]] inline float Int8Scale(const float* x, int64_t n) {
   const float scale = rounding::LargestMagnitude(x, n) / 127.0f;
@@ -76,27 +76,27 @@ void RoundActivations(ActivationFormat format, float input_scale, const float* x
     case ActivationFormat::kFp8Group:
       for (int64_t i = 0; i < n; i += kFp8GroupSize) {
         const int64_t count = n - i < kFp8GroupSize ? n - i : kFp8GroupSize;
-        Widest<RoundFp8>(x + i, count, Fp8Scale(x + i, count), out + i);
+        RunWidest<RoundFp8>(x + i, count, Fp8Scale(x + i, count), out + i);
       }
       return;
     case ActivationFormat::kFp8Token:
-      return Widest<RoundFp8>(x, n, Fp8Scale(x, n), out);
+      return RunWidest<RoundFp8>(x, n, Fp8Scale(x, n), out);
     case ActivationFormat::kFp8Tensor:
-      return Widest<RoundFp8>(x, n, input_scale, out);
+      return RunWidest<RoundFp8>(x, n, input_scale, out);
     case ActivationFormat::kInt8Token:
-      return Widest<RoundInt8>(x, n, out);
+      return RunWidest<RoundInt8>(x, n, out);
     case ActivationFormat::kBFloat16:
-      return Widest<RoundBFloat16>(x, n, out);
+      return RunWidest<RoundBFloat16>(x, n, out);
   }
   CheckFailed(__FILE__, __LINE__, "unknown activation format");
 }
 
 void NarrowToBFloat16(const float* x, int64_t n, uint16_t* out) {
-  Widest<NarrowBFloat16>(x, n, out);
+  RunWidest<NarrowBFloat16>(x, n, out);
 }
 
 Int8Row QuantizeInt8Row(const float* x, int64_t n, int8_t* codes) {
-  return Widest<EncodeInt8>(x, n, codes);
+  return RunWidest<EncodeInt8>(x, n, codes);
 }
 
 }  // namespace switchyard

@@ -1,4 +1,5 @@
-// Input rows in an ActivationFormat. Each row is rounded by itself, to the same bits on every CPU.
+// Activation quantization: rounds input rows to an ActivationFormat. Rows are independent, and
+// results are bit-identical on every CPU.
 #pragma once
 
 #include <cstdint>
@@ -7,19 +8,20 @@
 
 namespace switchyard {
 
-// Rounds x [n] to the format's grid: out[i] = code · scale. `input_scale` is kFp8Tensor's. `out`
-// may be x. kFp8Group counts its groups from x[0]: with MoE-TP a rank's part of a row has groups of
-// its own, and kFp8Token and kInt8Token take their scale from the part.
+// Rounds x [n] to the grid of the format: out[i] = code · scale. `input_scale` is used by
+// kFp8Tensor only. `out` may alias x. kFp8Group counts groups from x[0], so with MoE-TP each rank's
+// slice of a row has its own groups. kFp8Token and kInt8Token likewise compute the scale of the
+// slice.
 void RoundActivations(ActivationFormat format, float input_scale, const float* x, int64_t n,
                       float* out);
 
-// x [n] rounded to kBFloat16.
+// Rounds x [n] to bfloat16, as kBFloat16 does.
 void NarrowToBFloat16(const float* x, int64_t n, uint16_t* out);
 
-// x [n] as int8 codes -127..127 of kInt8Token: x[i] ≈ codes[i] · scale.
+// Quantizes x [n] to int8 codes -127..127 of kInt8Token: x[i] ≈ codes[i] · scale.
 struct Int8Row {
   float scale = 0;  // amax / 127, at least 2^-64
-  int32_t sum = 0;  // of the codes
+  int32_t sum = 0;  // sum of the codes
 };
 Int8Row QuantizeInt8Row(const float* x, int64_t n, int8_t* codes);
 

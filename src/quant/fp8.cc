@@ -9,7 +9,7 @@
 namespace switchyard {
 namespace {
 
-using vector_width::Widest;
+using vector_width::RunWidest;
 
 [[gnu::always_inline]] inline float ScaleOf(const float* x, int64_t n) {
   float scale = rounding::LargestMagnitude(x, n) / 448.0f;
@@ -70,28 +70,28 @@ struct AnyNan {
 }  // namespace
 
 void EncodeFp8(const float* x, int64_t n, float scale, uint8_t* codes) {
-  Widest<Encode>(x, n, scale, codes);
+  RunWidest<Encode>(x, n, scale, codes);
 }
 
 void DecodeFp8(const uint8_t* codes, int64_t n, float scale, float* x) {
-  Widest<Decode>(codes, n, scale, x);
+  RunWidest<Decode>(codes, n, scale, x);
 }
 
-float Fp8Scale(const float* x, int64_t n) { return Widest<Scale>(x, n); }
+float Fp8Scale(const float* x, int64_t n) { return RunWidest<Scale>(x, n); }
 
 void QuantizeFp8Groups(const float* x, int64_t n, uint8_t* codes, float* scales) {
-  Widest<EncodeGroups>(x, n, codes, scales);
+  RunWidest<EncodeGroups>(x, n, codes, scales);
 }
 
 void DequantizeFp8Groups(const uint8_t* codes, const float* scales, int64_t n, float* x) {
-  Widest<DecodeGroups>(codes, scales, n, x);
+  RunWidest<DecodeGroups>(codes, scales, n, x);
 }
 
 bool HasNanCodes(std::span<const uint8_t> codes) {
-  constexpr size_t kChunk = 65536;  // then look whether it is decided
+  constexpr size_t kChunk = 65536;  // bytes between checks for an early exit
   for (size_t at = 0; at < codes.size(); at += kChunk) {
     const auto count = static_cast<int64_t>(std::min(kChunk, codes.size() - at));
-    if (Widest<AnyNan>(codes.data() + at, count)) return true;
+    if (RunWidest<AnyNan>(codes.data() + at, count)) return true;
   }
   return false;
 }

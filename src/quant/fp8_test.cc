@@ -38,7 +38,7 @@ std::vector<float> DequantizeGroups(const Groups& g) {
 }
 
 TEST(Fp8, EncodesAsTheScalarConversionDoes) {
-  // Every boundary between codes and its neighbours, both signs, and what lies outside.
+  // Every rounding boundary and its neighbours, both signs, and values out of range.
   std::vector<float> x = {0.0f, -0.0f, 1e-30f, -1e-12f, 500.0f, -1e30f, kInfinity, kNan, -kNan};
   for (int code = 0; code < 0x7e; ++code) {
     const float low = ToFloat(F8E4M3{static_cast<uint8_t>(code)});
@@ -72,7 +72,7 @@ TEST(Fp8, DecodesAsTheScalarConversionDoes) {
 TEST(Fp8, AGroupsLargestMagnitudeGetsTheLastCode) {
   std::vector<float> x(130, 0.5f);
   x[7] = -4.48f;
-  x[129] = 896.0f;  // of the short second group
+  x[129] = 896.0f;  // in the short second group
   const Groups g = QuantizeGroups(x);
   EXPECT_NEAR(g.scales[0], 0.01f, 0.01f * 0x1p-20f);
   EXPECT_EQ(g.scales[1], 2.0f);

@@ -39,7 +39,7 @@ TEST(WeightView, ReadsEveryE4M3CodeTimesItsBlocksScale) {
 }
 
 TEST(WeightView, Fp8ScalesFollowTheStoredMatrixNotTheView) {
-  // 130 × 130 has 2 × 2 scales; a view of its last corner reads all four.
+  // 130 × 130 has 2 × 2 scales; a view of the last corner uses all four.
   const std::vector<uint8_t> codes(130 * 130, ToF8E4M3(1.0f).bits);
   const float scales[] = {1, 2, 3, 4};
   const WeightView w = {.format = WeightFormat::kFp8Block,
@@ -125,7 +125,7 @@ TEST(WeightView, ReadsFp8AndInt8TimesTheirRowsScale) {
 }
 
 TEST(WeightView, Int4TakesZeroPointsAndScalesByGroup) {
-  // Two rows of six columns in groups of four: the second group of a row is short.
+  // Two rows of six columns in groups of four: the second group of each row is short.
   const std::vector<uint8_t> codes = {0x10, 0xf8, 0x32, 0x98, 0x76, 0x54};
   const float scales[] = {1, 10, 2, 0.5f};
   const uint8_t zeros[] = {1, 2, 8, 4};

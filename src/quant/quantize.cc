@@ -15,7 +15,7 @@
 namespace switchyard {
 namespace {
 
-using vector_width::Widest;
+using vector_width::RunWidest;
 
 // A packed matrix; views of it share ownership.
 struct Packed {
@@ -34,11 +34,10 @@ struct LargestMagnitude {
   }
 };
 
-float Largest(const float* x, int64_t n) { return Widest<LargestMagnitude>(x, n); }
+float Largest(const float* x, int64_t n) { return RunWidest<LargestMagnitude>(x, n); }
 
-// The scale that maps `largest` to `limit`; 1 where there is nothing but zeros, or what might as
-// well be.
-float ScaleTo(float limit, float largest) {
+// Scale that maps `largest` to `limit`; 1 if all values are zero or negligible.
+float ScaleFor(float limit, float largest) {
   const float scale = largest / limit;
   return scale > rounding::kSmallestScale ? scale : 1.0f;
 }
@@ -55,7 +54,7 @@ void PackFp8Block(const float* w, int64_t n, int64_t k, Packed& out) {
       for (int64_t i = first; i < last; ++i) {
         largest = std::max(largest, Largest(w + i * k + j, width));
       }
-      const float scale = ScaleTo(448.0f, largest);
+      const float scale = ScaleFor(448.0f, largest);
       out.scales[first / kFp8BlockSize * blocks + j / kFp8BlockSize] = scale;
       for (int64_t i = first; i < last; ++i) {
         EncodeFp8(w + i * k + j, width, scale, out.codes.data() + i * k + j);
@@ -67,7 +66,7 @@ void PackFp8Block(const float* w, int64_t n, int64_t k, Packed& out) {
 void PackFp8Channel(const float* w, int64_t n, int64_t k, Packed& out) {
   out.codes.resize(n * k);
   for (int64_t i = 0; i < n; ++i) {
-    const float scale = ScaleTo(448.0f, Largest(w + i * k, k));
+    const float scale = ScaleFor(448.0f, Largest(w + i * k, k));
     out.scales.push_back(scale);
     EncodeFp8(w + i * k, k, scale, out.codes.data() + i * k);
   }
@@ -81,7 +80,7 @@ void PackInt8Channel(const float* w, int64_t n, int64_t k, Packed& out) {
   }
 }
 
-// Codes of x [n] / scale, n even: two to a byte, low nibble first.
+// Quantizes x [n] / scale to 4-bit codes, n even: two per byte, low nibble first.
 struct PackSteps {
   [[gnu::always_inline]] static inline uint32_t Code(float steps, int zero) {
     const int code = rounding::RoundToInt(steps) + zero;
@@ -97,7 +96,7 @@ struct PackSteps {
   }
 };
 
-// The same of codes e2m1, for values already divided by their scales.
+// Same for e2m1 codes, of values already divided by their scales.
 struct PackE2M1 {
   [[gnu::always_inline]] static inline void Run(const float* x, int64_t n,
                                                 uint8_t* __restrict codes) {
@@ -120,22 +119,22 @@ void PackInt4(const float* w, int64_t n, int64_t k, const Int4Packing& packing, 
       float scale;
       int zero = kInt4Zero;
       if (packing.symmetric) {
-        scale = ScaleTo(7.5f, Largest(group, count));
+        scale = ScaleFor(7.5f, Largest(group, count));
       } else {
         const float low = std::min(0.0f, *std::min_element(group, group + count));
         const float high = std::max(0.0f, *std::max_element(group, group + count));
-        scale = ScaleTo(15.0f, high - low);
+        scale = ScaleFor(15.0f, high - low);
         zero = static_cast<int>(std::lrint(-low / scale));
         out.zeros.push_back(static_cast<uint8_t>(zero));
       }
       out.scales.push_back(scale);
-      Widest<PackSteps>(group, count, scale, zero, &out.codes[(i * k + j) / 2]);
+      RunWidest<PackSteps>(group, count, scale, zero, &out.codes[(i * k + j) / 2]);
     }
   }
 }
 
-// Rows of blocks of e2m1 codes. `put_scale` appends a block's scale for its largest magnitude and
-// returns its value; 0: the block is too small for any, and becomes zeros.
+// Packs rows of e2m1 blocks. `put_scale(amax)` appends the scale of a block and returns its value;
+// 0 means that the block underflows and becomes zeros.
 template <typename PutScale>
 void PackE2M1Blocks(const float* w, int64_t n, int64_t k, int64_t block, Packed& out,
                     const PutScale& put_scale) {
@@ -149,7 +148,7 @@ void PackE2M1Blocks(const float* w, int64_t n, int64_t k, int64_t block, Packed&
       const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
       for (int64_t c = 0; c < block; ++c) steps[j + c] = x[c] * inverse;
     }
-    Widest<PackE2M1>(steps.data(), k, &out.codes[i * k / 2]);
+    RunWidest<PackE2M1>(steps.data(), k, &out.codes[i * k / 2]);
   }
 }
 
@@ -161,7 +160,7 @@ void PackMxfp4(const float* w, int64_t n, int64_t k, Packed& out) {
   });
 }
 
-// Returns the tensor's scale.
+// Returns the per-tensor scale.
 float PackNvfp4(const float* w, int64_t n, int64_t k, Packed& out) {
   const float global = Nvfp4GlobalScale(Largest(w, n * k));
   PackE2M1Blocks(w, n, k, kNvfp4BlockSize, out, [&](float largest) {
@@ -171,7 +170,7 @@ float PackNvfp4(const float* w, int64_t n, int64_t k, Packed& out) {
   return global;
 }
 
-// Packs into `view.format` and fills in the view's fields of that format but for its data.
+// Packs into `view.format` and sets the view's fields of that format except `data`.
 void PackCodes(const float* w, const Int4Packing& int4, Packed& out, WeightView& view) {
   switch (view.format) {
     case WeightFormat::kF32:
@@ -206,7 +205,7 @@ void PackCodes(const float* w, const Int4Packing& int4, Packed& out, WeightView&
 
 }  // namespace
 
-float Nvfp4GlobalScale(float largest) { return ScaleTo(6.0f * 448.0f, largest); }
+float Nvfp4GlobalScale(float largest) { return ScaleFor(6.0f * 448.0f, largest); }
 
 WeightView Quantize(WeightFormat format, std::span<const float> w, int64_t n, int64_t k,
                     const Int4Packing& int4) {

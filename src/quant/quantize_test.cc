@@ -18,7 +18,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::FloatNear;
 
-// Rows of different magnitudes, and one of zeros.
+// Rows of different magnitudes, including a row of zeros.
 std::vector<float> RandomRows(int64_t n, int64_t k, unsigned seed) {
   std::vector<float> values = RandomValues(n * k, seed);
   for (int64_t i = 0; i < n; ++i) {
@@ -97,7 +97,7 @@ TEST(Quantize, ChannelFormatsRoundWithinHalfAStep) {
 }
 
 TEST(Quantize, Int4KeepsRepresentableGroups) {
-  // Symmetric: 7.5 steps are the largest magnitude, so -8 steps do not occur.
+  // Symmetric: the largest magnitude maps to 7.5 steps, so -8 steps do not occur.
   const std::vector<float> values = {-7.5f, 7.5f, 3, -3, 0.5f, 1.5f, 0, 0, 15, -14};
   const WeightView w =
       Quantize(WeightFormat::kInt4Group, values, 1, 10, {.group_size = 4, .symmetric = true});
@@ -134,7 +134,7 @@ TEST(Quantize, Int4RoundsWithinAStep) {
         const std::vector<float> row = Row(w, i);
         for (int64_t j = 0; j < kColumns; ++j) {
           const float scale = static_cast<const float*>(w.scales)[i * groups + j / group];
-          // The zero point's own rounding, or the last code cut off, may double the half step.
+          // Rounding of the zero point, or clamping to the last code, may double the half step.
           EXPECT_NEAR(row[j], values[i * kColumns + j], scale * (symmetric ? 0.5001f : 1.0001f));
         }
       }
@@ -143,7 +143,7 @@ TEST(Quantize, Int4RoundsWithinAStep) {
 }
 
 TEST(Quantize, Nvfp4KeepsRepresentableBlocks) {
-  // Block scales 448, 3 and 0.25 of a tensor scale 2^-5; and a block of zeros.
+  // Block scales 448, 3 and 0.25 with a tensor scale of 2^-5, and a block of zeros.
   std::vector<float> values(64, 0.0f);
   const float scales[] = {448, 3, 0.25f, 0};
   for (int i = 0; i < 64; ++i) values[i] = kE2M1[i % 16] * scales[i / 16] * 0x1p-5f;
@@ -165,7 +165,7 @@ TEST(Quantize, Nvfp4RoundsWithinHalfAStepOfItsBlock) {
       const float value = values[i * kColumns + j];
       const auto* codes = static_cast<const uint8_t*>(w.scales);
       const float scale = ToFloat(F8E4M3{codes[(i * kColumns + j) / 16]}) * w.global_scale;
-      // Steps are a half up to 2, one up to 4, then two; a scale rounded down cuts at 6 of them.
+      // Step size: 0.5 up to 2, 1 up to 4, then 2. A scale that rounds down clamps at 6 steps.
       const float magnitude = std::fabs(value) / scale;
       const float half_step = magnitude < 2 ? 0.25f : magnitude < 4 ? 0.5f : 1.0f;
       EXPECT_NEAR(row[j], value, half_step * scale * 1.0001f) << i << ", " << j;

@@ -1,5 +1,5 @@
-// Scalar rounding in a form that compilers vectorise: no branches, no library calls. Only for loops
-// under vector_width.h.
+// Scalar rounding without branches or library calls, so that compilers vectorise it. For loops run
+// through vector_width.h only.
 #pragma once
 
 #include <bit>
@@ -7,7 +7,7 @@
 
 namespace switchyard::rounding {
 
-constexpr float kSmallestScale = 0x1p-64f;  // far above where scales or products turn subnormal
+constexpr float kSmallestScale = 0x1p-64f;  // scales and products stay far from the subnormal range
 
 [[gnu::always_inline]] inline float Magnitude(float x) {
   return std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0x7fffffffu);
@@ -18,8 +18,8 @@ constexpr float kSmallestScale = 0x1p-64f;  // far above where scales or product
                               (std::bit_cast<uint32_t>(x) & 0x80000000u));
 }
 
-// The largest magnitude in x [n]; NaN counts as the largest of all. Bits of magnitudes are ordered
-// as the magnitudes are.
+// Largest magnitude in x [n]; NaN counts as the largest. Compares bit patterns: for magnitudes
+// these have the same order as the values.
 [[gnu::always_inline]] inline float LargestMagnitude(const float* x, int64_t n) {
   int32_t largest = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -29,8 +29,8 @@ constexpr float kSmallestScale = 0x1p-64f;  // far above where scales or product
   return std::bit_cast<float>(largest);
 }
 
-// The nearest magnitude of e4m3 (three mantissa bits, steps of 2^-9 below 2^-6, at most 448).
-// Adding 1.5 · 2^20 of m's power of two leaves three bits of m in the sum's mantissa.
+// Nearest e4m3 magnitude (three mantissa bits, steps of 2^-9 below 2^-6, at most 448). Adding 1.5 ·
+// 2^20 times m's power of two leaves three mantissa bits of m in the sum.
 [[gnu::always_inline]] inline float RoundMagnitudeE4M3(float m) {
   m = m > 448.0f ? 448.0f : m;
   constexpr auto kFirstNormal = std::bit_cast<int32_t>(0x1p-6f);
@@ -44,23 +44,22 @@ constexpr float kSmallestScale = 0x1p-64f;  // far above where scales or product
   return WithSignOf(RoundMagnitudeE4M3(Magnitude(x)), x);
 }
 
-// The upper half of the nearest bfloat16, ties to even: rounded where a carry leaves the lower
-// half.
+// Nearest bfloat16 in the upper half of the bits, ties to even; the lower half is zero.
 [[gnu::always_inline]] inline uint32_t RoundBitsBFloat16(float x) {
   const auto bits = std::bit_cast<uint32_t>(x);
   const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  // A NaN stays one.
+  // NaN stays NaN.
   const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
   return (nan ? bits | 0x400000u : rounded) & 0xffff0000u;
 }
 
-// All ones where a < b, for numbers that do not overflow.
+// All ones if a < b, provided a - b does not overflow.
 [[gnu::always_inline]] inline uint32_t MaskBelow(int32_t a, int32_t b) {
   return static_cast<uint32_t>((a - b) >> 31);
 }
 
-// Codes are exponent (bias 7) and mantissa, as the upper bits of a float32 are (bias 127); those
-// without an exponent are what 2^-6 · (1 + mantissa) has above 2^-6.
+// An e4m3 code is exponent (bias 7) and mantissa, in the same layout as the upper bits of a float32
+// (bias 127). A subnormal is the difference of 2^-6 · (1 + mantissa) and 2^-6.
 constexpr uint32_t kRebias = 120u << 3;
 constexpr uint32_t kE4M3FirstNormal = std::bit_cast<uint32_t>(0x1p-6f);
 
@@ -84,14 +83,14 @@ constexpr uint32_t kE4M3FirstNormal = std::bit_cast<uint32_t>(0x1p-6f);
   return std::bit_cast<float>(std::bit_cast<uint32_t>(m) | nan | (uint32_t{code} & 0x80u) << 24);
 }
 
-// The whole number nearest to x, for |x| < 2^22: the last bits of x + 1.5 · 2^23.
+// Nearest integer to x, for |x| < 2^22: the low bits of x + 1.5 · 2^23.
 [[gnu::always_inline]] inline int32_t RoundToInt(float x) {
   constexpr float kMagic = 0x1.8p23f;
   return static_cast<int32_t>(std::bit_cast<uint32_t>(x + kMagic) -
                               std::bit_cast<uint32_t>(kMagic));
 }
 
-// The code of e2m1: the nearest of its eight magnitudes, the even code between two of them.
+// e2m1 code of the nearest of eight magnitudes; ties go to the even code.
 [[gnu::always_inline]] inline uint8_t ToE2M1(float x) {
   const float m = Magnitude(x);
   const int code = (m > 0.25f) + (m >= 0.75f) + (m > 1.25f) + (m >= 1.75f) + (m > 2.5f) +

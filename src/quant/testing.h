@@ -1,4 +1,4 @@
-// For the tests of formats.
+// Test helpers for weight formats.
 #pragma once
 
 #include <cstdint>

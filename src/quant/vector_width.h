@@ -1,5 +1,6 @@
-// Runs a loop with the widest vectors of this CPU. For loops that a compiler vectorises by itself
-// and whose result does not depend on the width; the kernels proper choose by kernels::Isa.
+// Runtime dispatch of a loop to the widest vectors of this CPU. For loops that the compiler
+// vectorises and whose result does not depend on the width. The kernels proper dispatch by
+// kernels::Isa.
 #pragma once
 
 namespace switchyard::vector_width {
@@ -27,10 +28,10 @@ template <class Loop, class... Args>
   return Loop::Run(args...);
 }
 
-// Loop::Run(args...). Loop is local to its file, and Run and all that it calls are
-// [[gnu::always_inline]], so that each copy is compiled for its instruction set.
+// Calls Loop::Run(args...). Loop must be local to its file. Run and everything it calls must be
+// [[gnu::always_inline]], so that each copy is compiled for its own instruction set.
 template <class Loop, class... Args>
-auto Widest(Args... args) {
+auto RunWidest(Args... args) {
   switch (WidthOfCpu()) {
     case Width::kAvx512:
       return RunAvx512<Loop>(args...);

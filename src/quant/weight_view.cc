@@ -75,7 +75,7 @@ double BytesPerWeight(WeightFormat format, int64_t group_size) {
 
 namespace {
 
-// Tensors of a mapped file lie at any address.
+// Tensors in a mapped file may have any alignment.
 template <typename T>
 T LoadAt(const void* base, int64_t index) {
   T value;
@@ -100,7 +100,7 @@ float E4M3(uint8_t code) {
   return kTable[code];
 }
 
-// The code of column j in a row of two to a byte, low nibble first.
+// 4-bit code of column j: two per byte, low nibble first.
 int Nibble(const uint8_t* codes, int64_t j) { return codes[j / 2] >> (j % 2 * 4) & 0xf; }
 
 const uint8_t* Bytes(const void* p) { return static_cast<const uint8_t*>(p); }

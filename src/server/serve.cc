@@ -37,7 +37,7 @@ class ProgressLine {
     const int percent = total ? static_cast<int>(100 * done / total) : 100;
     const bool terminal = isatty(STDERR_FILENO);
     if (!terminal && percent / 10 == shown_ / 10) return;
-    if (total < kWorthALine && percent < 100) return;
+    if (total < kWorthALine) return;
     shown_ = percent;
     fmt::print(stderr, "{}loading weights {:3}% ({:.1f} of {:.1f} GiB of rank 0){}",
                terminal ? "\r" : "", percent, static_cast<double>(done) / (1 << 30),
@@ -200,7 +200,7 @@ int RunServe(const ServerArgs& args) {
        .on_lost =
            [&](const std::string& why) {
              lost_reason = why;
-             lost = true;  // first: whoever hears of it may send the signal at once
+             lost = true;  // first: a client that sees the loss may send the signal at once
              front.OnRanksLost(why);
            }});
   link.ranks = &ranks;

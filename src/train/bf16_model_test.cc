@@ -1,4 +1,4 @@
-// Training with products in bfloat16 beside training in float32.
+// Training with bfloat16 products compared with float32.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -18,8 +18,8 @@ namespace fs = std::filesystem;
 
 class Bf16Gradients : public ::testing::TestWithParam<std::string> {};
 
-// Operands are off by at most 1 in 256: gradients through a few layers by a few percent. No routing
-// may change: experts stay those of float32.
+// Operands have a relative error of at most 1/256, gradients through a few layers of a few percent.
+// Routing must not change: the expert choices are those of float32.
 TEST_P(Bf16Gradients, AreNearThoseOfFloat32AndIndependentOfThreads) {
   const ModelConfig config = ParseModelConfig(testing::SmallConfig(GetParam()));
   LossOptions options{.balance = {.batch = 0.1}};

@@ -6,7 +6,7 @@
 namespace switchyard::train {
 namespace {
 
-// Small tensors share a message: what a collective costs by itself is paid once.
+// Small tensors are bucketed into one message, to amortize the latency of a collective.
 constexpr size_t kBucket = size_t{1} << 18;  // floats
 
 void SumOne(std::vector<Parameter<float>*>& bucket, std::vector<float>& joined, Collectives& all) {
@@ -46,7 +46,7 @@ void SumGradients(std::span<Parameter<float>* const> parameters, const GradientG
   Sum(parameters, groups.stage, [](const P& p) { return !p.expert && !p.slice.partial(); });
   Sum(parameters, groups.copies, [](const P& p) { return !p.expert && p.slice.partial(); });
   Sum(parameters, groups.expert_copies, [](const P& p) { return p.expert; });
-  Sum(parameters, groups.embedding, [](const P& p) { return p.two_stages; });
+  Sum(parameters, groups.embedding, [](const P& p) { return p.on_two_stages; });
 }
 
 void SumGradients(std::span<Parameter<float>* const> parameters, Collectives& all,

@@ -13,8 +13,8 @@ namespace {
 
 using testing::OneRank;
 
-// Of a derivative along a direction, relative to it: differences of fourth order with a step of
-// 1e-4 are good to about 1e-8 on these functions.
+// Relative error of a directional derivative: fourth-order differences with a step of 1e-4 are
+// accurate to about 1e-8 on these functions.
 constexpr double kBound = 1e-7;
 
 struct Case {
@@ -37,7 +37,7 @@ TEST_P(FiniteDifferences, AgreeWithTheGradientOfEveryParameter) {
   Pass<double> pass;
   model.Run(batch, size, true, &pass);
   const auto gradients = testing::Gradients(model);
-  // From here on experts stay chosen: the loss jumps where a choice changes.
+  // Fixes the expert choice from here on: the loss is discontinuous where a choice changes.
   for (LayerState<double>& layer : pass.layers) layer.moe.router.keep_choice = true;
 
   std::mt19937_64 random(5);
@@ -68,7 +68,7 @@ TEST_P(FiniteDifferences, AgreeWithTheGradientOfEveryParameter) {
       double wanted = 0.0;
       for (size_t i = 0; i < v.size(); ++i) wanted += v[i] * gradient[i];
       p->value = value;
-      // Where a direction happens to be level, relative to what the others are like.
+      // For directions with a small derivative, relative to the gradient's length.
       EXPECT_NEAR(found, wanted,
                   kBound * std::max(std::abs(wanted), 0.1 * std::sqrt(length)) + 1e-10)
           << p->name;
@@ -103,7 +103,7 @@ INSTANTIATE_TEST_SUITE_P(
                            [](ModelConfig* c) { c->moe->router.renormalize = false; }}),
     [](const auto& info) { return info.param.name; });
 
-// float32 computes what float64 does, whatever the instruction set and the number of threads.
+// float32 results match float64 for all instruction sets and numbers of threads.
 class Float32 : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(Float32, GradientsAreThoseOfFloat64) {
@@ -153,7 +153,7 @@ TEST(Gradients, OfMicroBatchesAddUpToTheStep) {
   const StepSize size = testing::SizeOf(both);
   Pass<double> pass, pass_a, pass_b;
   const double wanted = whole.model.Run(both, size, true, &pass).total();
-  // Two passes under way at once do not mix.
+  // Two passes in flight do not interfere.
   Model<double>& model = parts.model;
   model.Begin(a, size, &pass_a);
   model.Begin(b, size, &pass_b);

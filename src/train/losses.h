@@ -1,4 +1,4 @@
-// What a step minimises, and what of it a rank has seen.
+// Losses of a step, and a rank's share of them.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,15 @@
 namespace switchyard::train {
 
 struct LossOptions {
-  BalanceLosses balance;  // of each MoE layer; the layers' are added up
-  // Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2): module d, counted from 1,
-  // predicts the token d places after the one that the model's head predicts. mtp_weight is λ: the
-  // mean of the modules' cross-entropies is weighted by it.
+  BalanceLosses balance;  // of each MoE layer; summed over layers
+  // Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2). Module d, counted from 1,
+  // predicts the token d positions after the one that the model's head predicts. mtp_weight is λ,
+  // the weight of the mean of the modules' cross-entropies.
   int64_t mtp_layers = 0;
   double mtp_weight = 0.3;
 };
 
-// A rank's and a micro-batch's share, divided by StepSize: shares add up to the step's losses.
+// The share of a rank and micro-batch, divided by StepSize: shares sum to the step's losses.
 struct Losses {
   double main = 0.0;     // mean cross-entropy
   double mtp = 0.0;      // weighted

@@ -11,7 +11,7 @@ namespace {
 
 const Family& FamilyOf(const ModelConfig& config) {
   const Family* family = FindFamily(config.architecture);
-  if (family == nullptr) throw Invalid("{} is not known", config.architecture);
+  if (family == nullptr) throw Invalid("unknown architecture {}", config.architecture);
   return *family;
 }
 
@@ -57,10 +57,10 @@ Model<T>::Model(const ModelConfig& config, const LossOptions& options, const Lay
 
   const std::vector<int64_t> table_shape = {config_.vocab_size, hidden_};
   const Cut vocabulary = Cut::Outputs(tp_, config_.vocab_size);
-  const bool at_end = config_.tie_embeddings || options_.mtp_layers > 0;  // needed there too
+  const bool at_end = config_.tie_embeddings || options_.mtp_layers > 0;  // last stage needs it
   if (stage_.first || (stage_.last && at_end)) {
     embedding_ = set_.Add(names.embedding, table_shape, false, vocabulary);
-    embedding_->two_stages = at_end && !(stage_.first && stage_.last);
+    embedding_->on_two_stages = at_end && !(stage_.first && stage_.last);
   }
   for (int64_t i = stage_.first_layer; i < stage_.last_layer; ++i) AddLayer(i, names, ranks);
   if (!stage_.last) return;
@@ -73,7 +73,7 @@ Model<T>::Model(const ModelConfig& config, const LossOptions& options, const Lay
       products);
 }
 
-// index: in the model, MTP modules counted after its layers.
+// index: within the model, with MTP modules after its layers.
 template <typename T>
 void Model<T>::AddLayer(int64_t index, const TensorNames& names, const LayerRanks& ranks) {
   const std::string prefix = fmt::format("{}{}.", names.layers, index);

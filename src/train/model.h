@@ -1,4 +1,4 @@
-// A language model as it is trained: parameters, losses and their gradients.
+// Trainable language model: parameters, losses and their gradients.
 #pragma once
 
 #include <cstdint>
@@ -21,25 +21,25 @@
 
 namespace switchyard::train {
 
-// The rows of one prediction depth: 0 is the model, d the d-th MTP module, whose sequences are
-// shorter by d. Its row i of a sequence joins the hidden state that predicts token i + d with token
-// i + d itself. Of n rows m are this rank's (TensorGroup::Mine).
+// The rows of one prediction depth: 0 is the model, d the d-th MTP module, whose sequences are d
+// tokens shorter. Its row i of a sequence combines the hidden state that predicts token i + d with
+// token i + d itself. Of n rows this rank holds m (TensorGroup::Mine).
 template <typename T>
 struct DepthState {
   RowLayout rows;
   std::vector<int32_t> tokens, targets;  // [n]
-  std::vector<int32_t> source;           // [n] the row of the depth before; empty for depth 0
-  // [m, H] hidden between layers; backward: its gradient. Depth 0's is what goes between pipeline
-  // stages: before Forward of a stage's first layer what the stage before has after its last one,
-  // before Backward of its last layer what the next has after its first one.
+  std::vector<int32_t> source;           // [n] row of the previous depth; empty for depth 0
+  // [m, H] hidden between layers; backward: its gradient. Depth 0's is exchanged between pipeline
+  // stages: before Forward of a stage's first layer it is the output of the previous stage's last
+  // layer; before Backward of its last layer it is the gradient from the next stage's first layer.
   std::vector<T> stream;
   std::vector<T> last, final, dfinal;  // [m, H] the last layer's output, its norm; the gradient
   std::vector<T> embedded, previous;   // [m, H] MTP: before their norms
-  std::vector<T> joined;               // [m, 2 H] MTP: after them
+  std::vector<T> joined;               // [m, 2 H] MTP: after their norms, concatenated
 };
 
-// One micro-batch between Begin and the end of its backward pass. Any number may be under way.
-// Reusing one for the next micro-batch reuses its memory.
+// One micro-batch between Begin and the end of its backward pass. Any number may be in flight.
+// Reuse for the next micro-batch reuses the memory.
 template <typename T>
 struct Pass {
   StepSize step;
@@ -48,56 +48,57 @@ struct Pass {
   Losses losses;
 };
 
-// Owned by a rank and used by its thread. Every rank of the exchange makes the same calls in the
-// same order, with batches of its own, empty ones too.
+// Owned by a rank; the rank's thread only. Every rank of the exchange makes the same calls in the
+// same order, with its own batches, including empty ones.
 //
-// Experts are spread over the ranks of the exchange. Attention heads, widths of dense layers and
-// shared experts and the vocabulary are cut over the ranks of a tensor-parallel group, which all
-// have the same batch; everything else is whole on each. A pipeline stage has a range of the layers
-// and calls of its own; every stage has the same batches. After the last micro-batch of a step
-// SumGradients (train/gradients.h) adds up what several ranks have parts of.
+// Experts are partitioned over the ranks of the exchange. Attention heads, widths of dense layers
+// and shared experts, and the vocabulary are partitioned over the ranks of a tensor-parallel group,
+// which all have the same batch. All other tensors are replicated. A pipeline stage holds a range
+// of the layers and makes its own calls; every stage has the same batches. After the last
+// micro-batch of a step, SumGradients (train/gradients.h) sums partial gradients over ranks.
 template <typename T>
 class Model {
  public:
-  // Error kInvalid where config asks for what cannot be trained: biases, sinks, a gate of the
-  // shared expert, other activations, quantized weights. What `ranks` names and pool are borrowed.
-  // `products`: of all linear layers, attention and the head; routers stay float32.
+  // Error kInvalid if config requires an unsupported feature: biases, sinks, a gate of the shared
+  // expert, other activations, quantized weights. The members of `ranks` and the pool are borrowed.
+  // `products`: dtype of all linear layers, attention and the head; routers stay float32.
   Model(const ModelConfig& config, const LossOptions& options, const LayerRanks& ranks,
         ThreadPool& pool, const StageRange& stage = {},
         ProductDtype products = ProductDtype::kFloat32);
 
   std::vector<Parameter<T>*> parameters();
-  // Names under which a checkpoint repeats a parameter (the MTP modules' embedding and head).
+  // Further checkpoint names of parameters (the MTP modules' embedding and head).
   std::vector<std::pair<std::string, const Parameter<T>*>> aliases() const;
-  // From a checkpoint in Hugging Face layout; of the experts this rank's. Errors: LoadWeights'.
+  // Loads a checkpoint in Hugging Face layout, with this rank's experts only. Errors: those of
+  // LoadWeights.
   void Load(const std::filesystem::path& dir);
-  // Normal numbers of this deviation that depend on seed, name and place alone; norms 1, biases 0.
+  // Normally distributed weights that depend only on seed, name and index; norms 1, biases 0.
   void Initialise(uint64_t seed, double deviation);
 
-  // Of this stage, counted from 0; MTP modules included.
+  // Number of layers of this stage, including MTP modules.
   int64_t layers() const { return static_cast<int64_t>(layers_.size()); }
   const StageRange& stage() const { return stage_; }
   bool has_experts(int64_t layer) const { return moe_index_[layer] >= 0; }
-  // A micro-batch, phase by phase: Begin; Forward of every phase of every layer in ascending order;
-  // Heads; and where that was told to go backward, Backward in descending order, after which the
-  // gradients have been added. Sizes and tokens of the batch are checked by Begin (kInvalid). Of a
-  // stage that is not the first Begin leaves room for the stream that is to come in; Heads does
-  // something on the last one alone.
+  // Processes a micro-batch phase by phase: Begin; Forward of every phase of every layer in
+  // ascending order; Heads; and, if Heads was called with `backward`, Backward in descending order,
+  // after which the gradients have been accumulated. Begin checks sizes and tokens of the batch
+  // (kInvalid). On stages other than the first, Begin allocates the stream to be received. Heads
+  // has an effect on the last stage only.
   void Begin(const Batch& batch, const StepSize& step, Pass<T>* pass);
   void Forward(int64_t layer, Phase phase, Pass<T>* pass);
   void Heads(bool backward, Pass<T>* pass);
   void Backward(int64_t layer, Phase phase, Pass<T>* pass);
   void Forward(Pass<T>* pass);   // of all layers
   void Backward(Pass<T>* pass);  // of all layers
-  // All of that in one call. Returns pass->losses.
+  // All of the above in one call. Returns pass->losses.
   Losses Run(const Batch& batch, const StepSize& step, bool backward, Pass<T>* pass);
 
   void ClearGradients();
-  // Of each MoE layer: how many tokens of this rank took each expert since ClearLoads.
+  // [MoE layers][experts] number of this rank's tokens routed to each expert since ClearLoads.
   const std::vector<std::vector<float>>& loads() const { return loads_; }
   void ClearLoads();
-  // Auxiliary-loss-free balancing: moves the selection biases by gamma, by `loads` over all ranks.
-  // Layers without a selection bias are left alone.
+  // Auxiliary-loss-free balancing: moves the selection biases by gamma, according to `loads` over
+  // all ranks. Layers without a selection bias are unchanged.
   void MoveBiases(std::span<const std::vector<float>> loads, double gamma);
 
   const ModelConfig& config() const { return config_; }
@@ -110,7 +111,7 @@ class Model {
     Parameter<T>* final_norm;
   };
   int64_t DepthOf(int64_t layer) const;
-  // Whether a layer begins with tokens, and whether a head follows it.
+  // Whether a layer is the first or last one of a prediction depth on this stage.
   bool FirstOfDepth(int64_t layer) const {
     return (layer == 0 && stage_.first) || layer >= main_layers_;
   }
@@ -119,7 +120,7 @@ class Model {
   }
   void AddLayer(int64_t index, const TensorNames& names, const LayerRanks& ranks);
   int64_t MyRows(const DepthState<T>& depth) const { return tp_.Mine(depth.rows.rows()).size(); }
-  // Of the rows of an MTP module that are this rank's.
+  // This rank's part of DepthState::source of an MTP module.
   std::span<const int32_t> MySources(const DepthState<T>& depth) const {
     const Share mine = tp_.Mine(depth.rows.rows());
     return std::span(depth.source).subspan(mine.begin, mine.size());
@@ -141,11 +142,11 @@ class Model {
   ThreadPool& pool_;
   std::vector<float> cos_sin_;
   ParameterSet<T> set_;
-  Parameter<T>*embedding_ = nullptr, *final_norm_ = nullptr;  // null: of another stage
+  Parameter<T>*embedding_ = nullptr, *final_norm_ = nullptr;  // null: on another stage
   HeadLoss<T> head_;
   std::vector<std::unique_ptr<DecoderLayer<T>>> layers_;
   std::vector<MtpModule> mtp_;
-  std::vector<int64_t> moe_index_;  // [layers] of loads_, or -1
+  std::vector<int64_t> moe_index_;  // [layers] index into loads_, or -1
   std::vector<std::vector<float>> loads_;
 };
 

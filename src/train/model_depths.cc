@@ -1,4 +1,4 @@
-// The rows of a micro-batch, and how MTP modules join hidden states and tokens.
+// Rows of a micro-batch at each prediction depth, and the input projection of MTP modules.
 #include <algorithm>
 
 #include "core/check.h"
@@ -39,9 +39,9 @@ void CheckBatch(const Batch& batch, const ModelConfig& config) {
   CheckTokens(batch.targets, Batch::kIgnored, config.vocab_size, "target");
 }
 
-// Of each sequence of `before` all rows but the last: they are followed by a token.
+// All rows of each sequence of `before` except the last: only these have a next token.
 template <typename T>
-void Shorten(const DepthState<T>& before, DepthState<T>* d) {
+void ShiftByOneToken(const DepthState<T>& before, DepthState<T>* d) {
   d->source.clear();
   d->tokens.clear();
   d->targets.clear();
@@ -72,10 +72,11 @@ void Model<T>::Begin(const Batch& batch, const StepSize& step, Pass<T>* pass) {
   main.targets = batch.targets;
   main.rows = RowLayout::Of(batch.begins);
   if (!stage_.first) main.stream.resize(MyRows(main) * hidden_);
-  for (size_t d = 1; d < pass->depths.size(); ++d) Shorten(pass->depths[d - 1], &pass->depths[d]);
+  for (size_t d = 1; d < pass->depths.size(); ++d)
+    ShiftByOneToken(pass->depths[d - 1], &pass->depths[d]);
 }
 
-// The rows' embeddings, each from the rank that has its part of the vocabulary.
+// Embeddings of the rows, each from the rank that holds its part of the vocabulary.
 template <typename T>
 void Model<T>::EmbedRows(const DepthState<T>& d, T* out) {
   if (tp_.alone()) return Embed<T>(d.tokens, embedding_->value.data(), hidden_, out, pool_);
@@ -107,9 +108,9 @@ void Model<T>::EmbedRowsBackward(const DepthState<T>& d, const T* dout) {
   }
 }
 
-// joined = [norm(embedding of the token), norm(the final hidden state of the depth before)]: the
-// order of DeepSeek's checkpoints (the paper writes them the other way round). The hidden state is
-// the one after the final norm, as the inference code of vLLM and Megatron's training have it.
+// joined = [norm(embedding of the token), norm(final hidden state of the previous depth)]: the
+// order of DeepSeek's checkpoints (the paper has the reverse order). The hidden state is taken
+// after the final norm, as in the inference code of vLLM and the training code of Megatron.
 template <typename T>
 void Model<T>::Join(int64_t depth, Pass<T>* pass) {
   const DepthState<T>& before = pass->depths[depth - 1];
@@ -121,7 +122,7 @@ void Model<T>::Join(int64_t depth, Pass<T>* pass) {
   EmbedRows(d, d.embedded.data());
   const GatheredRows<T> final(tp_, before.final.data(), before.rows.rows(), hidden_);
   Embed<T>(MySources(d), final.data(), hidden_, d.previous.data(), pool_);
-  Temporary<T> normed(m * hidden_);
+  ScratchBuffer<T> normed(m * hidden_);
   const auto put = [&](const std::vector<T>& x, const Parameter<T>* norm, int64_t column) {
     RmsNorm(Norm(m), x.data(), norm->value.data(), normed.data(), pool_);
     for (int64_t t = 0; t < m; ++t) {
@@ -140,7 +141,7 @@ void Model<T>::JoinBackward(int64_t depth, Pass<T>* pass) {
   DepthState<T>& d = pass->depths[depth];
   const MtpModule& module = mtp_[depth - 1];
   const int64_t m = MyRows(d);
-  Temporary<T> djoined(2 * m * hidden_), dnormed(m * hidden_), dx(m * hidden_);
+  ScratchBuffer<T> djoined(2 * m * hidden_), dnormed(m * hidden_), dx(m * hidden_);
   const LinearUse<T> uses[] = {{&module.projection, d.stream.data()}};
   BackwardAll<T>(uses, d.joined.data(), m, djoined.data(), false, pool_);
   const auto take = [&](const std::vector<T>& x, Parameter<T>* norm, int64_t column) {
@@ -155,9 +156,9 @@ void Model<T>::JoinBackward(int64_t depth, Pass<T>* pass) {
   take(d.previous, module.hidden_norm, hidden_);
   if (tp_.alone())
     return EmbedGradient<T>(d.source, dx.data(), hidden_, before.dfinal.data(), pool_);
-  // Rows of the depth before may be another rank's.
+  // Rows of the previous depth may be on another rank.
   const int64_t n = before.rows.rows();
-  Temporary<T> sums(MyRows(before) * hidden_);
+  ScratchBuffer<T> sums(MyRows(before) * hidden_);
   PartialRows<T> partial(tp_, sums.data(), n, hidden_);
   std::fill_n(partial.data(), n * hidden_, T{0});
   EmbedGradient<T>(MySources(d), dx.data(), hidden_, partial.data(), pool_);

@@ -1,4 +1,4 @@
-// Where parameters come from and go to, and balancing by selection bias.
+// Initialization and loading of parameters, and balancing by selection bias.
 #include "train/model.h"
 
 #include <gmock/gmock.h>
@@ -21,7 +21,7 @@ fs::path Fixture(const std::string& name) {
   return fs::path(SWITCHYARD_TEST_DATA) / "fixtures" / name;
 }
 
-// One of the ranks of an exchange that never takes place.
+// A rank of an exchange that is never used.
 class Seat : public RowExchange {
  public:
   Seat(int rank, int size) : rank_(rank), size_(size) {}
@@ -94,7 +94,7 @@ TEST(Model, LoadsACheckpointByItsNames) {
     EXPECT_EQ(stored->shape, p->shape) << p->name;
     ++found;
   }
-  // Every tensor is a parameter, or repeats one.
+  // Every tensor is a parameter or an alias of one.
   for (const auto& [name, parameter] : model.aliases()) {
     const StoredTensor* stored = checkpoint.Find(name);
     ASSERT_NE(stored, nullptr) << name;
@@ -119,8 +119,8 @@ TEST(Balance, BiasMovesTowardsTheMean) {
   EXPECT_THAT(bias, ElementsAre(0.375f, 0.125f, -0.25f, 0.0f));
 }
 
-// Auxiliary-loss-free balancing alone, weights standing still: loads come near one another, though
-// the router prefers some experts by far.
+// Auxiliary-loss-free balancing with fixed weights: loads even out, although the router strongly
+// prefers some experts.
 TEST(Balance, BiasesEvenOutASkewedRouter) {
   const ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   OneRank<float> rank(config, {});
@@ -146,8 +146,8 @@ TEST(Balance, BiasesEvenOutASkewedRouter) {
   EXPECT_GT(found.back(), 0.9f);
 }
 
-// One way of the balance losses that is known without a gradient: even routing costs K-fold equal
-// parts, that is the loss's weight itself; a collapsed router costs up to E / K times that.
+// A known value of the balance loss: with even routing it equals the loss's weight. A collapsed
+// router has up to E / K times that.
 TEST(Balance, LossOfAnEvenRouterIsItsWeight) {
   ModelConfig config = ParseModelConfig(testing::SmallConfig("mixtral"));
   const LossOptions options{.balance = {.batch = 0.25, .sequence = 0.5}};

@@ -1,4 +1,4 @@
-// Where a model's parameters come from: a checkpoint, or made-up numbers.
+// Initializes a model's parameters from a checkpoint or at random.
 #include <cmath>
 #include <numbers>
 
@@ -9,7 +9,7 @@
 namespace switchyard::train {
 namespace {
 
-// Steele, Lea and Flood's SplitMix64: a good 64-bit hash of a counter.
+// SplitMix64 (Steele, Lea and Flood): a 64-bit hash of a counter.
 uint64_t Mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -24,7 +24,7 @@ uint64_t Hash(std::string_view text) {
   return hash;
 }
 
-// The i-th of a stream of normal numbers (Box and Muller).
+// The i-th number of a stream of normal numbers (Box-Muller).
 double Normal(uint64_t stream, uint64_t i) {
   const auto uniform = [&](uint64_t at) {
     return (static_cast<double>(Mix(stream ^ Mix(at)) >> 11) + 0.5) * 0x1p-53;
@@ -63,7 +63,7 @@ void Model<T>::Load(const std::filesystem::path& dir) {
     matrices.emplace_back();
     vectors.emplace_back();
     const int64_t n = p.whole_shape()[0];
-    if (p.shape.size() == 1) {  // never cut
+    if (p.shape.size() == 1) {  // never partitioned
       vectors.back().resize(n);
       source->Vector({.name = p.name, .n = n, .range = {0, n}, .norm = true, .keys = kKeys},
                      vectors.back());

@@ -1,5 +1,5 @@
-// Expert parallelism: the gradients of a step do not depend on how many ranks take part, on the
-// form of the exchange, or on what is worked on while rows travel.
+// Expert parallelism: the gradients of a step do not depend on the number of ranks, on the form of
+// the exchange, or on the computation that overlaps it.
 #include <gmock/gmock.h>
 
 #include <mutex>
@@ -53,12 +53,12 @@ struct Form {
   bool two = false;  // micro-batches
   overlap::Order schedule = overlap::Order::kPlain;
   bool tcp = false;
-  std::vector<int64_t> borders;  // of each rank's sequences
+  std::vector<int64_t> borders;  // sequence boundaries of the ranks
 };
 
 Step RanksStep(const ModelConfig& config, const Batch& batch, const Form& form) {
   const StepSize size = testing::SizeOf(batch);
-  // Ranks that would share an expert when serving (MoE-TP) hold copies of it.
+  // Ranks that would share an expert during inference (MoE-TP) hold copies of it.
   const int ep = form.ranks / form.copies;
   const MeshShape shape{.tp = form.ranks, .ep = ep};
   const RowExchangeOptions options{
@@ -135,7 +135,7 @@ TEST_P(Ranks, GiveTheGradientsOfOneRank) {
     ASSERT_EQ(step.gradients.size(), wanted.gradients.size());
     for (const auto& [name, gradient] : wanted.gradients) {
       EXPECT_LT(testing::RelativeError(step.gradients.at(name), gradient), 2e-6) << name;
-      // An expert sees the same rows in the same order.
+      // An expert receives the same rows in the same order.
       if (form.copies == 1 && name.find(".experts.") != std::string::npos) {
         EXPECT_EQ(step.gradients.at(name), gradient) << name;
       }
@@ -156,8 +156,8 @@ TEST_P(Ranks, FormsOfTheExchangeAndOverlapChangeNoBit) {
   EXPECT_EQ(RanksStep(config, batch, form).gradients, in_turn.gradients);
 }
 
-// Plain gradient descent with moving biases, each rank's sequences in two micro-batches: losses of
-// each step over all ranks.
+// Plain gradient descent with moving biases; each rank has its sequences in two micro-batches.
+// Returns the loss of each step over all ranks.
 std::vector<double> Curve(const ModelConfig& config, const Batch& batch, int ranks,
                           overlap::Order schedule, int steps) {
   const StepSize size = testing::SizeOf(batch);
@@ -177,7 +177,7 @@ std::vector<double> Curve(const ModelConfig& config, const Batch& batch, int ran
         };
         ThreadPool pool(1);
         LossOptions losses = Options();
-        losses.balance.batch = 0.0;  // its f[e] are of a micro-batch, whatever that is
+        losses.balance.batch = 0.0;  // its f[e] depend on the partition into micro-batches
         Model<float> model(config, losses, {.exchange = exchange.get(), .sum = sum}, pool);
         model.Initialise(9, 0.1);
         Learner learner(model, {.bias_step = 0.001, .schedule = schedule}, comm->tp.get());
@@ -240,7 +240,7 @@ TEST(RowExchange, RefusesWhatItWasNotPlannedFor) {
       },
       ErrorKind::kResource);
   EXPECT_THAT(error,
-              ::testing::HasSubstr("65 bytes for one rank, the exchange was planned for 64"));
+              ::testing::HasSubstr("message of 65 bytes exceeds the exchange's limit of 64"));
   EXPECT_THAT(ErrorOf(
                   [&] {
                     RunRankThreads(2, RowExchangeBytes(2, options), [&](int r, auto arena) {
@@ -253,7 +253,7 @@ TEST(RowExchange, RefusesWhatItWasNotPlannedFor) {
                     });
                   },
                   ErrorKind::kResource),
-              ::testing::HasSubstr("more than 1 exchanges are under way"));
+              ::testing::HasSubstr("more than 1 exchanges are in flight"));
 }
 
 TEST(RowExchange, OfASlowNetworkArrivesAfterItsDelay) {
@@ -271,7 +271,7 @@ TEST(RowExchange, OfASlowNetworkArrivesAfterItsDelay) {
   exchange->Release(&handle);
 }
 
-// Places are used again and again, messages change their length, and several are under way.
+// Buffers are reused, message lengths vary, and several exchanges are in flight.
 TEST(RowExchange, CarriesManyMessages) {
   for (const bool synchronous : {false, true}) {
     const RowExchangeOptions options{

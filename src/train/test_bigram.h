@@ -1,4 +1,4 @@
-// A model small enough to check a training run by: for the tests of the loop.
+// A small bigram model for tests of the training loop.
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,7 @@
 
 namespace switchyard::train {
 
-// Documents that count up modulo `vocab`, from everywhere.
+// Documents that count up modulo `vocab`, with all starting values.
 inline std::vector<EncodedDocument> CountingDocuments(int vocab, int count) {
   std::vector<EncodedDocument> out;
   for (int d = 0; d < count; ++d) {
@@ -24,10 +24,10 @@ inline std::vector<EncodedDocument> CountingDocuments(int vocab, int count) {
   return out;
 }
 
-// Logits of the next token are a row for the last token plus a bias. Row t lives on rank t % ranks,
-// as experts do; the bias is everywhere. For simplicity each rank learns from its own rows of the
-// sum over all ranks: gradients of all rows are added up, and rows of others fetched, by one
-// all-reduce each.
+// The logits of the next token are a row selected by the last token, plus a bias. Row t is on rank
+// t % ranks, like an expert; the bias is replicated. For simplicity, one all-reduce fetches the
+// rows of other ranks, and one sums the gradients of all rows; each rank uses its own rows of the
+// sum.
 class BigramModel : public TrainedModel {
  public:
   BigramModel(int vocab, int rank, int ranks, Collectives* all)
@@ -80,7 +80,7 @@ class BigramModel : public TrainedModel {
     }
   }
 
-  int break_at = 0;  // from now: the Learn that goes wrong; 0: none
+  int break_at = 0;  // the Learn call, counted from now, that returns NaN; 0: none
 
  private:
   void Add(const std::string& name, bool expert) {

@@ -16,7 +16,7 @@
 
 namespace switchyard::train::testing {
 
-// config.json of models of each kind, small enough for finite differences.
+// config.json for each kind of model, small enough for finite differences.
 inline std::string SmallConfig(std::string_view kind) {
   constexpr std::string_view kCommon =
       R"("vocab_size": 24, "hidden_size": 12, "num_hidden_layers": 2,
@@ -50,7 +50,7 @@ inline std::string SmallConfig(std::string_view kind) {
   return "{" + std::string(kCommon) + own + "}";
 }
 
-// Sequences of these lengths, tokens and targets at random; every fifth target is ignored.
+// Sequences of these lengths with random tokens and targets; about every fifth target is ignored.
 inline Batch RandomBatch(const std::vector<int>& lengths, int64_t vocab, uint64_t seed) {
   std::mt19937_64 random(seed);
   const auto token = [&] { return static_cast<int32_t>(random() % static_cast<uint64_t>(vocab)); };
@@ -74,8 +74,8 @@ inline StepSize SizeOf(const Batch& batch) {
   return size;
 }
 
-// A model on one rank with all it borrows. Weights are larger than one would train from, so that
-// every path of the gradient counts.
+// A model on one rank with everything it borrows. Weights are larger than a usual initialization,
+// so that every path of the gradient contributes.
 template <typename T>
 struct OneRank {
   OneRank(const ModelConfig& config, const LossOptions& options, int threads = 1)

@@ -176,7 +176,7 @@ def test_it_moves_when_it_is_asked(checkpoint):
         before = answers(server, 1)
         assert eplb(server)["plans"] == 0
         assert server.request("/eplb/rebalance", method="POST")[0] == 200
-        now = settle(server)  # though nobody sends requests
+        now = settle(server)  # without any requests
         assert now["rebalances"] == 1 and now["rebalance"]["trigger"] == "request"
         assert now["options"]["algorithm"] == "deepseek"
         assert answers(server, 1) == before
@@ -258,7 +258,7 @@ def test_without_the_flag_nothing_moves(checkpoint):
     (["--enable-eplb", "--tp", 2, "--ep", 2, "--eplb-rebalance-num-iterations", 0], "num-iterations"),
     (["--enable-eplb", "--tp", 2, "--ep", 2, "--ep-dispatch-algorithm", "best"], "best"),
     (["--enable-eplb", "--tp", 2, "--ep", 2, "--eplb-algorithm", "deepseek", "--ep-num-redundant-experts", 1],
-     "17 places do not divide over 2 ranks"),
+     "17 slots are not divisible by 2 ranks"),
 ])
 def test_what_cannot_be_is_refused(flags, says):
     code, said = fails_to_start("--model-path", MODEL, "--port", 0, *flags)

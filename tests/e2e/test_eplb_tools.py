@@ -90,12 +90,12 @@ def test_counts_may_be_text(tmp_path):
 def test_what_is_wrong_is_said(tmp_path):
     assert "eplb move: want plan or simulate" in refusal("move")
     assert "--ranks is required" in refusal("plan", TRACES)
-    assert f"{TRACES}: it has no logical_count" in refusal("plan", TRACES, "--ranks", "8")
+    assert f"{TRACES}: no array named logical_count" in refusal("plan", TRACES, "--ranks", "8")
     size = ["--tensor", "steady", "--ranks"]
-    assert "6 ranks do not divide over 4 nodes" in refusal("plan", TRACES, *size, "6", "--nodes", "4")
-    assert "256 experts want a home" in refusal("plan", TRACES, *size, "8", "--physical", "200")
+    assert "6 ranks are not divisible by 4 nodes" in refusal("plan", TRACES, *size, "6", "--nodes", "4")
+    assert "256 experts do not fit" in refusal("plan", TRACES, *size, "8", "--physical", "200")
     assert "--eplb-algorithm best: want auto, deepseek" in refusal("plan", TRACES, *size, "8", "--algorithm", "best")
-    assert "200 steps are recorded; a plan on 200 leaves none to judge" in refusal(
+    assert "200 recorded steps; a window of 200 leaves none to evaluate" in refusal(
         "simulate", TRACES, *size, "8", "--window", "200")
     assert "--svg /no/such/dir/a.svg: cannot be written" in refusal("simulate", TRACES, *size, "8", "--svg", "/no/such/dir/a.svg")
     other = tmp_path / "map.json"
@@ -152,4 +152,4 @@ def test_a_model_does_not_start_from_a_corrupt_file(tmp_path):
     missing = tmp_path / "map.json"
     missing.write_text(json.dumps({"physical_to_logical_map": [[0] * 20]}))
     done = generate(missing)
-    assert done.returncode == 2 and "layer 0: no physical expert is logical expert 1" in done.stderr
+    assert done.returncode == 2 and "layer 0: logical expert 1 has no physical expert" in done.stderr

@@ -47,8 +47,8 @@ def test_own_backends_are_listed_beside_the_built_in_ones(program):
     assert "every rank reads the tokens of all" in text
     assert "mailbox + plain_mlp" in text and "deepep + grouped_mlp" in text
     assert "DeepseekV3ForCausalLM" in text
-    assert "--moe-runner-backend plain_mlp: it takes fp8-block experts" in text
-    assert "is joined to --moe-a2a-backend mailbox by standard → contiguous" in text
+    assert "--moe-runner-backend plain_mlp: reads fp8-block experts" in text
+    assert "paired with --moe-a2a-backend mailbox by standard → contiguous" in text
 
 
 @pytest.mark.parametrize("flags", [("--moe-runner-backend", "plain_mlp"), ()], ids=["own-runner", "own-dispatcher-alone"])
@@ -74,5 +74,5 @@ def test_names_of_sglang_are_understood_or_refused():
     code, text = server.fails_to_start("--model-path", fixture, "--moe-runner-backend", "aiter")
     assert code == 2 and "--moe-runner-backend aiter needs AMD GPUs" in text
     with server.Server(fixture, "--moe-runner-backend", "triton", "--tp", 2, "--max-total-tokens", 1024) as running:
-        assert running.text().count("--moe-runner-backend triton: grouped_mlp does that work here") == 1
+        assert running.text().count("--moe-runner-backend triton: mapped to grouped_mlp") == 1
         assert running.stop() == 0

@@ -105,7 +105,6 @@ def test_users_cannot_spell_special_tokens(server, client):
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "narrator", "content": "x"}]}, "unknown role"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "image_url"),
-    ({"model": "gpt-4"}, "gpt-4"),
     ({"temperature": -1}, "temperature"),
     ({"temperature": "hot"}, "temperature"),
     ({"top_p": 2}, "top_p"),
@@ -122,6 +121,12 @@ def test_wrong_bodies_get_400(client, change, says):
     with pytest.raises(openai.BadRequestError) as error:
         client.post("/chat/completions", body={"model": "tiny", "messages": HELLO, "max_tokens": 1, **change}, cast_to=object)
     assert says in error.value.message
+
+
+def test_an_unknown_model_is_not_found(client):
+    with pytest.raises(openai.NotFoundError) as error:
+        client.chat.completions.create(model="gpt-4", messages=HELLO, max_tokens=1)
+    assert "gpt-4" in error.value.message and error.value.code == "model_not_found"
 
 
 def test_other_refusals(server):

@@ -155,7 +155,7 @@ def test_bad_input(folder, learned):
     (folder / "nothing.jsonl").write_text("")
     for flags, message in [
             (["--data", folder / "none.jsonl"], "none.jsonl"),
-            (["--data", folder / "nothing.jsonl"], "nothing.jsonl: holds no document"),
+            (["--data", folder / "nothing.jsonl"], "nothing.jsonl: no document found"),
             (["--model", folder / "none.json"], "--model"),
             (["--tokenizer-path", folder], "--tokenizer-path"),
             (["--length", 4096], "--length 4096"),
@@ -164,7 +164,7 @@ def test_bad_input(folder, learned):
             (["--learnig-rate", 1], "the nearest is --learning-rate")]:
         assert message in fails(*command(folder, out, 3, *flags))
     assert not list(out.glob("checkpoint-*"))
-    assert "is another one than --model's" in fails(*command(folder, learned, 130, "--mtp-layers", 0))
+    assert "is not that of --model" in fails(*command(folder, learned, 130, "--mtp-layers", 0))
     assert "--output" in fails("train", "--export-only", "--output", out)
 
 

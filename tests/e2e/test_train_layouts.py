@@ -74,7 +74,7 @@ def test_a_run_goes_on_in_other_layouts(folder, curve):
 
 def test_layouts_that_do_not_fit_are_refused(folder):
     for layout, message in [("--tp 3", "--tp 3: does not divide the model's 4 attention heads"),
-                            ("--pp 3", "--pp 3: is more than the model's 2 layers"),
+                            ("--pp 3", "--pp 3: exceeds the model's 2 layers"),
                             ("--ep 3 --dp 2", "--ep 3")]:
         with pytest.raises(AssertionError, match=message):
             train(folder, folder / "refused", STEPS, layout)

@@ -51,7 +51,7 @@ def test_errors_name_the_place(tmp_path):
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"text": "fine"}\n{"text": \n')
     done = run(broken, "--output", tmp_path / "out")
-    assert done.returncode == 2 and "broken.jsonl:2: is no JSON" in done.stderr
+    assert done.returncode == 2 and "broken.jsonl:2: not JSON" in done.stderr
     done = run(broken, "--output", tmp_path / "out", "--vocab-size", "many")
     assert done.returncode == 2 and "--vocab-size" in done.stderr
     assert not (tmp_path / "out").exists()

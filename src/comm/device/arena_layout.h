@@ -1,4 +1,4 @@
-// What lies in a shared arena. Internal to comm/device.
+// Memory layout of a shared arena. Internal to comm/device.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@ struct ArenaHeader {
 
   struct alignas(64) RankState {
     std::atomic<uint32_t> joined;
-    // 1 + the offset of the flag that the rank's thread sleeps on; 0 while it is awake.
+    // 1 + the offset of the flag on which the rank's thread sleeps; 0 while it is awake.
     std::atomic<uint64_t> sleeping_on;
   };
 
@@ -38,8 +38,8 @@ struct ArenaHeader {
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-// One process's mapping of an arena. The sizes are copies: what a peer scribbles over the header
-// does not move this process's bounds.
+// One process's mapping of an arena. The sizes are copies: a peer that overwrites the header does
+// not change this process's bounds.
 struct SharedArena::Impl {
   Impl() = default;
   Impl(const Impl&) = delete;
@@ -51,23 +51,23 @@ struct SharedArena::Impl {
   size_t bytes_per_rank = 0;
   std::byte* base = nullptr;
   size_t mapped_bytes = 0;
-  std::unique_ptr<RemoteRanks> remote;  // none where all ranks are of this host
+  std::unique_ptr<RemoteRanks> remote;  // null if all ranks are on this host
 
   ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base); }
   std::byte* At(int rank, size_t offset) const;
   uint32_t* Flag(int rank, size_t offset) const;
-  void Raise(int rank, size_t offset, uint32_t value) const;  // of a rank of this host
+  void Raise(int rank, size_t offset, uint32_t value) const;  // `rank` is on this host
 
-  void Map(size_t bytes);  // of `fd`
+  void Map(size_t bytes);  // maps `fd`
   bool aborted() const {
     return header().abort_state.load(std::memory_order_seq_cst) != ArenaHeader::kRunning;
   }
-  void Abort(std::string_view reason) const;  // the ranks of this host
+  void Abort(std::string_view reason) const;  // aborts the ranks of this host
   std::string AbortReason() const;            // once aborted()
   [[noreturn]] void ThrowAborted() const;
 };
 
-// Bytes of the header, a whole number of pages, and of the whole mapping; Error kInvalid where a
+// Bytes of the header, a whole number of pages, and of the whole mapping; Error kInvalid if a
 // size is out of range.
 size_t ArenaHeaderBytes();
 size_t ArenaBytes(uint64_t world, uint64_t bytes_per_rank);

@@ -1,4 +1,4 @@
-// The sums and gathers of one group of ranks, wherever their memory is.
+// Collectives of one group of ranks, independent of where their memory is.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 namespace switchyard {
 
 // Every member calls the same operations in the same order; ranks outside do not take part. Memory
-// is that of the device the object was made for: on GPUs operations are enqueued and return before
-// they have run. A group of one costs nothing. Used by the rank's thread only.
+// is that of the object's device: on GPUs operations are enqueued and return before
+// they complete. A group of one costs nothing. Used by the rank's thread only.
 class Collectives {
  public:
   virtual ~Collectives() = default;
@@ -17,8 +17,8 @@ class Collectives {
   virtual int size() const = 0;
 
   virtual void AllReduceSum(float* data, size_t count) = 0;  // in place
-  // Members contribute counts[r] bytes each, laid one after the other in `out`. `in` may lie in its
-  // own place of `out`.
+  // Members contribute counts[r] bytes each, concatenated in `out` in order of rank. `in` may be
+  // this rank's segment of `out`.
   virtual void AllGatherV(const void* in, void* out, std::span<const size_t> counts) = 0;
   // in [Σ counts] floats of each member, part r after part r - 1; out [counts[rank()]]: the sum of
   // all members' part `rank()`. Counts are the same on all members and may be zero. `out` may be

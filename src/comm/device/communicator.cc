@@ -11,12 +11,13 @@
 namespace switchyard {
 namespace {
 
-// Up to here every member sends all it has to every peer and adds for itself: one exchange. Beyond,
-// each adds a part and hands it out: two exchanges, but less to copy and to add (7 and 3.25 times
-// the message in a group of 4, 3 and 2.5 times in a group of 2, which does not pay for the second).
+// One-shot all-reduce up to this size: every member sends its whole message to every peer and adds
+// all of them, in one exchange. Two-shot beyond it: each member reduces one part and sends it to
+// all. That takes two exchanges but copies and adds less: 7 and 3.25 times the message in a group
+// of 4, 3 and 2.5 times in a group of 2, where the gain does not pay for the second exchange.
 constexpr size_t kOneShotBytes = 4096;
 
-// What a round that starts at `done` carries of `whole`, which may have ended before.
+// The part of `whole` that the round starting at `done` carries; empty after the end of `whole`.
 template <typename T>
 std::span<T> Piece(std::span<T> whole, size_t done, size_t slot) {
   const size_t begin = std::min(done, whole.size());
@@ -33,7 +34,7 @@ struct Communicator::Impl {
   std::optional<StagedRounds> rounds;  // none in a group of one
   // Scratch by member, sized once.
   std::vector<const float*> sources;          // of a sum
-  std::vector<std::span<std::byte>> places;   // in the output of an all-gather
+  std::vector<std::span<std::byte>> places;   // segments of an all-gather's output
   std::vector<std::span<const float>> parts;  // of the input of a reduce-scatter
   std::vector<size_t> equal_counts;
 
@@ -75,7 +76,7 @@ void Communicator::Impl::SendToAll(std::span<const std::byte> bytes) {
   }
 }
 
-// The sum of what every member sent this round, this one's own share being `mine`.
+// Sums what every member sent this round; this member's own contribution is `mine`.
 void Communicator::Impl::SumInboxes(const float* mine, float* out, size_t count) {
   for (int r = 0; r < size; ++r) {
     sources[r] = r == rank ? mine : reinterpret_cast<const float*>(rounds->Inbox(r));
@@ -89,8 +90,8 @@ void Communicator::Impl::ReduceOneShot(float* data, size_t count) {
   SumInboxes(data, data, count);
 }
 
-// data [size, part], the last parts being shorter or empty: each member adds up the part of its
-// rank, and sends it to all.
+// data [size, part], where the last parts may be shorter or empty. Each member reduces the part of
+// its rank and sends it to all.
 void Communicator::Impl::ReduceInParts(float* data, size_t count) {
   const size_t members = static_cast<size_t>(size);
   const size_t part = ((count + members - 1) / members + 15) / 16 * 16;  // whole cache lines
@@ -199,8 +200,8 @@ void Communicator::Barrier(const char* stage) {
   for (int k = 0; k < my.rounds->num_peers(); ++k) my.rounds->Inbox(my.rounds->Peer(k));
 }
 
-// The leader's slots hold the whole message's length and then bytes of it in the first round, bytes
-// alone in the rounds that follow. Members post empty rounds, and listen to the leader only.
+// The leader's slots hold the message's length and its first bytes in the first round, and only
+// bytes in later rounds. Members post empty rounds and read from the leader only.
 std::string Communicator::Broadcast(const std::string& from_leader, bool idle) {
   Impl& my = *impl_;
   if (my.size == 1) return from_leader;

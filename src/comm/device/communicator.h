@@ -16,16 +16,16 @@ namespace switchyard {
 
 // A group's collectives. Every member calls the same operations in the same order; ranks outside do
 // not take part. Results do not depend on timing: sums are taken in group order, so every member
-// gets the same bits. Messages larger than the staging buffers go in rounds. A group of one costs
-// nothing. Used by the rank's thread only.
+// gets the same bits. Messages larger than the staging buffers are split into rounds. A group of
+// one costs nothing. Used by the rank's thread only.
 class Communicator : public Collectives {
  public:
-  // Small enough to stay in a core's L2 cache: what a peer writes is read at once.
+  // Small enough to stay in a core's L2 cache: data that a peer writes is read at once.
   static constexpr size_t kStagingBytes = size_t{1} << 20;
 
-  // Construction allocates staging symmetrically, so every rank of the world constructs the
-  // communicators of the same kinds in the same order (its own group of each kind). `name` is for
-  // messages: "tp", "ep", "moe-tp", "attn-tp".
+  // Allocates staging buffers symmetrically, so every rank of the world constructs its
+  // communicators of the same kinds in the same order (its own group of each kind). `name` is used
+  // in messages: "tp", "ep", "moe-tp", "attn-tp".
   Communicator(SymmetricMemory& memory, std::vector<int> group, const std::string& name,
                size_t staging_bytes = kStagingBytes);
   ~Communicator() override;
@@ -34,10 +34,10 @@ class Communicator : public Collectives {
   int size() const override;
 
   void AllReduceSum(float* data, size_t count) override;  // in place; float32, in group order
-  // out [size, bytes_per_rank]: member r's bytes at r · bytes_per_rank. `in` may lie in its own
-  // place of `out`.
+  // out [size, bytes_per_rank]: member r's bytes at r · bytes_per_rank. `in` may be this rank's
+  // segment of `out`.
   void AllGather(const void* in, void* out, size_t bytes_per_rank);
-  // Members contribute counts[r] bytes each, laid one after the other in `out`.
+  // Members contribute counts[r] bytes each, concatenated in `out` in order of rank.
   void AllGatherV(const void* in, void* out, std::span<const size_t> counts) override;
   // in [Σ counts] floats of each member, part r after part r - 1; out [counts[rank()]]: the sum of
   // all members' part `rank()`, in group order. Counts are the same on all members and may be zero.
@@ -47,7 +47,7 @@ class Communicator : public Collectives {
   void ReduceScatterSum(const float* in, float* out, size_t count_per_rank);
   void Barrier(const char* stage);
 
-  // Member 0's bytes to everyone. Non-leaders wait without a deadline where `idle`.
+  // Broadcasts member 0's bytes. Other members wait without a deadline if `idle`.
   std::string Broadcast(const std::string& from_leader, bool idle = false);
 
  private:
@@ -55,9 +55,9 @@ class Communicator : public Collectives {
   std::unique_ptr<Impl> impl_;
 };
 
-// What a rank needs to talk to its peers, one object each, built in one order on every rank.
+// A rank's communicators, one object each, constructed in the same order on every rank.
 struct RankComm {
-  // What the communicators take of a rank's arena.
+  // Bytes of a rank's arena that the communicators allocate.
   static size_t BytesPerRank(const MeshShape& shape);
 
   Mesh mesh;
@@ -74,8 +74,8 @@ inline RankGroups Groups(RankComm& comm) {
   return {comm.tp.get(), comm.ep.get(), comm.moe_tp.get(), comm.attn_tp.get()};
 }
 
-// Runs body(rank) on `world` threads over one arena and returns when all have finished: ranks for
-// tests and for the offline engine. If one throws, the others are aborted and the first error is
+// Runs body(rank) on `world` threads over one arena and returns when all have finished. Serves
+// tests and the offline engine. If one throws, the others are aborted and the first error is
 // rethrown.
 void RunRankThreads(int world, size_t bytes_per_rank,
                     const std::function<void(int rank, std::shared_ptr<SharedArena>)>& body);

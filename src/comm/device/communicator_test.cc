@@ -19,7 +19,7 @@ constexpr SymmetricMemory::Options kOptions{.timeout = std::chrono::milliseconds
 class CommunicatorSizesTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Sizes, CommunicatorSizesTest, ::testing::Range(1, 9));
 
-// Small staging: messages take several rounds.
+// Small staging buffers: messages take several rounds.
 TEST_P(CommunicatorSizesTest, CollectivesOfAnyLength) {
   RunRankThreads(GetParam(), kBytes, [](int rank, const std::shared_ptr<SharedArena>& arena) {
     constexpr size_t kStaging = 4096;
@@ -29,7 +29,7 @@ TEST_P(CommunicatorSizesTest, CollectivesOfAnyLength) {
   });
 }
 
-// Large staging: both forms of the all-reduce, in one round and in several.
+// Large staging buffers: both forms of the all-reduce, in one round and in several.
 TEST_P(CommunicatorSizesTest, LongAllReduceIsTheSumInGroupOrder) {
   RunRankThreads(GetParam(), kBytes, [](int rank, const std::shared_ptr<SharedArena>& arena) {
     SymmetricMemory memory(arena, rank, kOptions);
@@ -42,7 +42,7 @@ TEST_P(CommunicatorSizesTest, LongAllReduceIsTheSumInGroupOrder) {
   });
 }
 
-// What an element's sum is does not depend on the length of the message or on its place in it.
+// The sum of an element depends neither on the length of the message nor on its position.
 TEST(CommunicatorTest, AnElementsSumDoesNotDependOnTheMessage) {
   RunRankThreads(4, kBytes, [](int rank, const std::shared_ptr<SharedArena>& arena) {
     SymmetricMemory memory(arena, rank, kOptions);
@@ -104,7 +104,7 @@ TEST(CommunicatorTest, AGroupOfOneTakesNoMemory) {
   EXPECT_EQ(comm->moe_tp->Broadcast("all aboard", true), "all aboard");
 }
 
-// A leader that has nothing to say for longer than the timeout; then a long message.
+// A leader that is idle for longer than the timeout, then sends a long message.
 TEST(CommunicatorTest, AnIdleBroadcastWaitsAndThenRunsInRounds) {
   RunRankThreads(3, kBytes, [](int rank, const std::shared_ptr<SharedArena>& arena) {
     SymmetricMemory memory(arena, rank, {.timeout = std::chrono::milliseconds(2000)});
@@ -122,15 +122,15 @@ TEST(CommunicatorTest, ARankThatNeverComesIsNamed) {
   float x = 1;
   try {
     comm.AllReduceSum(&x, 1);
-    FAIL() << "nobody else is there";
+    FAIL() << "no other rank is running";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
     EXPECT_STREQ(error.what(), "rank 2 waited 0.05 s for rank 0 in ep all-reduce (round 1)");
   }
 }
 
-// One round in which every member tells every other one a number of its own, or, where not
-// `everyone`, only member 0 speaks and is heard.
+// One round in which every member sends every other one a distinct number, or, without
+// `everyone`, only member 0 sends and all read from it.
 void TellAndListen(StagedRounds& rounds, bool everyone, uint32_t topic) {
   rounds.Begin("wrap");
   if (everyone || rounds.rank() == 0) {

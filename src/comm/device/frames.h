@@ -1,4 +1,4 @@
-// The messages between ranks of different hosts. Internal to comm/device.
+// Wire format of messages between ranks of different hosts. Internal to comm/device.
 #pragma once
 
 #include <cstddef>
@@ -8,14 +8,14 @@ namespace switchyard {
 
 enum class FrameKind : uint32_t {
   kWrite,          // `count` ranges: a table of ByteRange, then their bytes
-  kWriteAndRaise,  // the same, and then the flag at `offset` is raised to `value`
-  kFetch,          // wants `count` bytes at `offset`; answered by a kBytes with them
+  kWriteAndRaise,  // as kWrite, then sets the flag at `offset` to `value`
+  kFetch,          // requests `count` bytes at `offset`; answered by a kBytes with them
   kBytes,
   kAbort,  // `count` bytes of reason
-  kBye,    // nothing follows
+  kBye,    // the last frame of a connection
 };
 
-// The head of a message. Same byte order at both ends: same build.
+// The header of a message. Both ends run the same build, so byte order is the same.
 struct Frame {
   FrameKind kind{};
   uint32_t value = 0;
@@ -24,7 +24,7 @@ struct Frame {
 };
 static_assert(sizeof(Frame) == 24);
 
-inline constexpr size_t kMostFrameRanges = 500;   // of one frame
-inline constexpr size_t kMostReasonBytes = 1000;  // bytes
+inline constexpr size_t kMaxFrameRanges = 500;   // of one frame
+inline constexpr size_t kMaxReasonBytes = 1000;  // bytes
 
 }  // namespace switchyard

@@ -1,4 +1,4 @@
-// Sleeping on a 32-bit word that several processes map.
+// Futex wait and wake on a 32-bit word that several processes map.
 #pragma once
 
 #include <linux/futex.h>
@@ -12,8 +12,9 @@
 
 namespace switchyard {
 
-// Sleeps while *word == seen, at most `longest`. May return early; the caller looks again. Not the
-// PRIVATE kind: the word is known to the kernel by its page, whatever address a process maps it at.
+// Sleeps while *word == seen, at most `longest`. May return early; the caller checks again. Not the
+// PRIVATE kind: the kernel identifies the word by its page, since processes map it at different
+// addresses.
 inline void FutexWait(uint32_t* word, uint32_t seen, std::chrono::nanoseconds longest) {
   timespec relative{};
   relative.tv_sec = static_cast<time_t>(longest.count() / 1'000'000'000);

@@ -22,7 +22,7 @@ constexpr std::chrono::milliseconds kConnectTimeout(60'000);
 void RunRankThreads(std::vector<std::shared_ptr<SharedArena>> arenas, const RankBody& body) {
   std::mutex mutex;
   std::exception_ptr first;
-  // The cause is kept before the others are stopped: what they throw then comes later.
+  // Records the cause before it aborts the other ranks, so that their errors come later.
   const auto fail = [&](int rank, SharedArena& arena, const char* what) {
     {
       const std::lock_guard lock(mutex);
@@ -63,7 +63,7 @@ void RunTcpRankThreads(int world, int ranks_per_node, size_t bytes_per_rank, con
     listeners.push_back(TcpListener::Bind({"127.0.0.1", 0}));
     tcp.listeners.push_back(listeners.back().address());
     if (rank % ranks_per_node == 0) node = SharedArena::Create(world, bytes_per_rank);
-    arenas.push_back(SharedArena::FromFd(dup(node->fd())));  // as in a process of its own
+    arenas.push_back(SharedArena::FromFd(dup(node->fd())));  // a mapping per rank, like a process
   }
   RunRankThreads(std::move(arenas), [&](int rank, const std::shared_ptr<SharedArena>& arena) {
     ConnectTcpRanks(*arena, rank, std::move(listeners[rank]), tcp, kConnectTimeout);

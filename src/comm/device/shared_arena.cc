@@ -82,7 +82,7 @@ void SharedArena::Impl::Abort(std::string_view reason) const {
   std::memcpy(shared.abort_reason.data(), reason.data(), length);
   shared.abort_reason[length] = '\0';
   shared.abort_state.store(ArenaHeader::kAborted);
-  // The flag words do not change, so a rank about to sleep can miss this; its nap is short.
+  // The flag words do not change, so a rank about to sleep can miss this; its sleep is short.
   for (int rank = 0; rank < world; ++rank) {
     const uint64_t asleep = shared.ranks[rank].sleeping_on.load();
     if (asleep != 0 && asleep <= bytes_per_rank) FutexWakeAll(Flag(rank, asleep - 1));
@@ -90,11 +90,11 @@ void SharedArena::Impl::Abort(std::string_view reason) const {
 }
 
 std::string SharedArena::Impl::AbortReason() const {
-  // Whoever aborts may be killed while it writes the reason: nobody waits for it for long.
+  // The aborting process may be killed while it writes the reason, so this wait is short.
   const auto give_up = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
   while (header().abort_state.load() != ArenaHeader::kAborted) {
     if (std::chrono::steady_clock::now() > give_up) {
-      return "the ranks were stopped by one that ended meanwhile";
+      return "the ranks were aborted by a rank that died while it wrote the reason";
     }
     std::this_thread::yield();
   }
@@ -114,7 +114,7 @@ std::shared_ptr<SharedArena> SharedArena::Create(int world, size_t bytes_per_ran
   if (impl->fd < 0) {
     throw Resource("cannot create shared memory for the ranks: {}", std::strerror(errno));
   }
-  // Sealed: no process that inherits it can cut it short under the others.
+  // Sealed: no process that inherits it can truncate it under the others.
   if (ftruncate(impl->fd, static_cast<off_t>(bytes)) != 0 ||
       fcntl(impl->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     throw Resource("cannot size shared memory for the ranks to {} bytes: {}", bytes,
@@ -135,16 +135,16 @@ std::shared_ptr<SharedArena> SharedArena::FromFd(int fd) {
   impl->fd = fd;
   struct stat status {};
   if (fstat(fd, &status) != 0) {
-    throw Invalid("descriptor {} is no shared memory of ranks: {}", fd, std::strerror(errno));
+    throw Invalid("descriptor {} is not an arena of shared memory: {}", fd, std::strerror(errno));
   }
   if (!S_ISREG(status.st_mode) || static_cast<size_t>(status.st_size) < ArenaHeaderBytes()) {
-    throw Invalid("descriptor {} is no shared memory of ranks", fd);
+    throw Invalid("descriptor {} is not an arena of shared memory", fd);
   }
   impl->Map(static_cast<size_t>(status.st_size));
   const ArenaHeader& header = impl->header();
   if (header.magic != kArenaMagic ||
       ArenaBytes(header.world, header.bytes_per_rank) != impl->mapped_bytes) {
-    throw Invalid("descriptor {} is no shared memory of ranks", fd);
+    throw Invalid("descriptor {} is not an arena of shared memory", fd);
   }
   impl->world = static_cast<int>(header.world);
   impl->bytes_per_rank = header.bytes_per_rank;
@@ -178,7 +178,7 @@ void SharedArena::Attach(std::unique_ptr<RemoteRanks> remote) {
   impl_->remote = std::move(remote);
 }
 
-std::span<std::byte> ArenaDoor::Bytes(ByteRange range) const {
+std::span<std::byte> RemoteArenaAccess::Bytes(ByteRange range) const {
   if (range.offset > arena_.bytes_per_rank || range.bytes > arena_.bytes_per_rank - range.offset) {
     throw Invalid("{} bytes at {} are outside of a rank's memory of {} bytes", range.bytes,
                   range.offset, arena_.bytes_per_rank);
@@ -186,15 +186,15 @@ std::span<std::byte> ArenaDoor::Bytes(ByteRange range) const {
   return {arena_.At(rank_, range.offset), range.bytes};
 }
 
-void ArenaDoor::Raise(uint64_t flag_offset, uint32_t value) const {
-  if (flag_offset % alignof(uint32_t) != 0) throw Invalid("there is no flag at {}", flag_offset);
+void RemoteArenaAccess::Raise(uint64_t flag_offset, uint32_t value) const {
+  if (flag_offset % alignof(uint32_t) != 0) throw Invalid("misaligned flag offset {}", flag_offset);
   Bytes({flag_offset, sizeof value});
   arena_.Raise(rank_, flag_offset, value);
 }
 
-bool ArenaDoor::aborted() const { return arena_.aborted(); }
-std::string ArenaDoor::AbortReason() const { return arena_.AbortReason(); }
-void ArenaDoor::ThrowAborted() const { arena_.ThrowAborted(); }
-void ArenaDoor::Abort(std::string_view reason) const { arena_.Abort(reason); }
+bool RemoteArenaAccess::aborted() const { return arena_.aborted(); }
+std::string RemoteArenaAccess::AbortReason() const { return arena_.AbortReason(); }
+void RemoteArenaAccess::ThrowAborted() const { arena_.ThrowAborted(); }
+void RemoteArenaAccess::Abort(std::string_view reason) const { arena_.Abort(reason); }
 
 }  // namespace switchyard

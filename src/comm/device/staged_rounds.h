@@ -1,4 +1,4 @@
-// The rounds in which the members of a group hand each other bytes. Internal to comm/device.
+// Rounds of message exchange between the members of a group. Internal to comm/device.
 #pragma once
 
 #include <cstddef>
@@ -9,48 +9,48 @@
 
 namespace switchyard {
 
-// Every member runs the same sequence of rounds. In a round a member writes into a slot of its own
-// in the staging of any peers, posts to each peer, and reads the slots of those that it wants to
-// hear from:
+// Every member runs the same sequence of rounds. In a round a member writes into its own slot in
+// the staging buffers of any peers, posts to each peer, and reads the slots of those peers whose
+// messages it needs:
 //
 //   Begin(stage);
 //   for each peer: { fill Outbox(peer); Post(peer, bytes); }
 //   use Inbox(r) of some peers r
 //
-// Slots are doubled by the parity of the round, and no barrier is needed for them to be reused:
+// Slots are double-buffered by the parity of the round, and their reuse needs no barrier:
 // Outbox(p) of round k waits until p has posted round k - 1. A member posts round k - 1 only after
-// it has done with every inbox of round k - 2, the last round that had this slot. Where everybody
-// listened to everybody in round k - 1, that wait is over before it begins.
+// it has finished with every inbox of round k - 2, the last round that used this slot. If every
+// member read from every peer in round k - 1, that wait returns at once.
 //
 // Owned by a Communicator; the rank's thread only.
 class StagedRounds {
  public:
-  // Takes `staging_bytes` and a line for each member's flag from every rank's arena. `group` lists
-  // world ranks.
+  // Allocates `staging_bytes` and a cache line for each member's flag in every rank's arena.
+  // `group` lists world ranks.
   StagedRounds(SymmetricMemory& memory, std::vector<int> group, size_t staging_bytes);
   static size_t BytesPerRank(int group_size, size_t staging_bytes);
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(group_.size()); }
   size_t slot_bytes() const { return slot_bytes_; }  // the most that one round carries to one peer
-  // The k-th of the other members, k from 0, each member starting with another one so that they do
-  // not all write to the same peer at once.
+  // The k-th of the other members, k from 0. Each member starts with a different peer, so that they
+  // do not all write to the same peer at once.
   int Peer(int k) const { return (rank_ + 1 + k) % size(); }
   int num_peers() const { return size() - 1; }
 
-  // `stage` is for the message of a timeout and has to live until the next Begin.
+  // `stage` is named in timeout messages and has to live until the next Begin.
   void Begin(const char* stage) {
     ++round_;
     stage_ = stage;
   }
   std::byte* Outbox(int peer);        // in the peer's arena, 64-byte aligned
-  void Post(int peer, size_t bytes);  // of the outbox, from its start, that were filled
-  void PostToAll();                   // of a round in which this member has nothing to say
-  // What the peer wrote for this round. `idle`: waits for it without a deadline.
+  void Post(int peer, size_t bytes);  // `bytes`: filled bytes at the start of the outbox
+  void PostToAll();                   // for a round in which this member sends no data
+  // The peer's message of this round. `idle`: waits for it without a deadline.
   const std::byte* Inbox(int peer, bool idle = false);
 
-  // Skips rounds on every member: for a test of the counter's wrap. Fewer than 2^31 at a time, and
-  // with a round in which everybody listens between two skips.
+  // Skips rounds on every member, to test wrap-around of the counter. Fewer than 2^31 at a time,
+  // and with a round in which all members read from all peers between two skips.
   void Skip(uint32_t rounds);
 
  private:
@@ -63,7 +63,7 @@ class StagedRounds {
   std::vector<int> group_;
   int rank_;
   size_t slot_bytes_;
-  size_t staging_;  // [2, size, slot_bytes]: written by the peer of that place
+  size_t staging_;  // [2, size, slot_bytes]: slot i is written by member i
   size_t flags_;    // one cache line for each peer: the last round that it posted
   uint32_t round_ = 0;
   const char* stage_ = "";

@@ -23,13 +23,13 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// A wait goes through three stages: it spins (answers of a peer that runs beside us), yields its
-// core (a peer that needs it), and sleeps (a peer that computes, or has nothing to say).
+// A wait has three stages: it spins (for a peer that runs concurrently), yields its core (to a peer
+// that needs it), and sleeps (for a peer that computes or is idle).
 constexpr int kSpins = 64;  // pauses, about 3 µs
 constexpr auto kYieldTime = std::chrono::microseconds(200);
-// The longest sleep without looking for an abort, whose wake-up can come just before the sleep.
-constexpr std::chrono::nanoseconds kNap = std::chrono::milliseconds(100);
-constexpr auto kForever = std::chrono::milliseconds::max();
+// The longest sleep between checks for an abort, whose wake-up may come just before the sleep.
+constexpr std::chrono::nanoseconds kMaxSleep = std::chrono::milliseconds(100);
+constexpr auto kNoTimeout = std::chrono::milliseconds::max();
 
 void Pause() {
 #if defined(__x86_64__)
@@ -41,8 +41,8 @@ void Pause() {
 
 bool AtOrPast(uint32_t flag, uint32_t value) { return static_cast<int32_t>(flag - value) >= 0; }
 
-// This process's image of the arenas of remote ranks: what it has written there and fetched from
-// there. Pages are taken from the system when first touched.
+// This process's images of the arenas of remote ranks: the bytes that it wrote there and fetched
+// from there. Pages are committed on first touch.
 class Images {
  public:
   explicit Images(size_t bytes) : bytes_(bytes) {
@@ -67,9 +67,9 @@ class Images {
   size_t bytes_;
 };
 
-// What one rank sees of another.
+// A peer rank as seen by this rank.
 struct Peer {
-  std::byte* base = nullptr;  // of its arena, or of the image of it
+  std::byte* base = nullptr;  // of its arena, or of its image
   bool remote = false;
   std::vector<ByteRange> written;  // to the image, since the last Raise
 };
@@ -105,7 +105,7 @@ struct SymmetricMemory::Impl {
   SharedArena::Impl& shared;
   int rank;
   Options options;
-  int spins;  // none where ranks outnumber cores: the peer may need this one
+  int spins;  // 0 where ranks outnumber cores: the peer may need this one
   Images images;
   std::vector<Peer> peers;  // by rank
   size_t used = 0;
@@ -116,11 +116,11 @@ struct SymmetricMemory::Impl {
     return peers[r];
   }
 
-  // Sleeps until the flag is there, the arena is aborted (both: true) or `until` has passed.
+  // Sleeps until the flag is raised, the arena is aborted (both: true) or `until` has passed.
   //
-  // No wake-up is lost: the rank says where it sleeps and then reads the flag; a raiser writes the
-  // flag and then reads where the rank sleeps. All four are sequentially consistent, so at least
-  // one of them sees the other, and a flag raised in between makes the futex return at once.
+  // No wake-up is lost: the sleeper stores where it sleeps and then loads the flag; the raiser
+  // stores the flag and then loads where the rank sleeps. All four are sequentially consistent, so
+  // at least one sees the other, and a flag raised in between makes the futex return at once.
   bool SleepUntil(size_t offset, uint32_t value, Deadline until) {
     uint32_t* word = shared.Flag(rank, offset);
     const std::atomic_ref<uint32_t> flag(*word);
@@ -132,7 +132,7 @@ struct SymmetricMemory::Impl {
       done = AtOrPast(seen, value) || shared.aborted();
       const auto left = until - steady_clock::now();
       if (done || left.count() <= 0) break;
-      FutexWait(word, seen, std::min<std::chrono::nanoseconds>(left, kNap));
+      FutexWait(word, seen, std::min<std::chrono::nanoseconds>(left, kMaxSleep));
     }
     sleeping_on.store(0, std::memory_order_relaxed);
     return done;
@@ -143,7 +143,7 @@ SymmetricMemory::SymmetricMemory(std::shared_ptr<SharedArena> arena, int rank, O
   CHECK(rank >= 0 && rank < arena->world());
   SharedArena::Impl& shared = *arena->impl_;
   impl_ = std::make_unique<Impl>(std::move(arena), shared, rank, options);
-  // Twice would hand out memory that is in use, with flags raised already.
+  // A second attach would allocate memory that is in use, with flags already raised.
   CHECK_EQ(shared.header().ranks[rank].joined.exchange(1), 0u);
 }
 
@@ -158,7 +158,7 @@ size_t SymmetricMemory::Allocate(size_t bytes, size_t alignment) {
   const size_t capacity = impl_->shared.bytes_per_rank;
   const size_t offset = (impl_->used + alignment - 1) & ~(alignment - 1);
   if (offset > capacity || bytes > capacity - offset) {
-    throw Resource("a rank's shared memory of {} bytes is full: {} are taken, {} more are needed",
+    throw Resource("a rank's shared memory of {} bytes is full: {} are used, {} more are needed",
                    capacity, impl_->used, bytes);
   }
   impl_->used = offset + bytes;
@@ -224,7 +224,7 @@ bool SymmetricMemory::WaitFor(size_t flag_offset, uint32_t value,
     sched_yield();
     if (Reached(flag_offset, value)) return true;
   }
-  const Deadline until = timeout == kForever ? Deadline::max() : start + timeout;
+  const Deadline until = timeout == kNoTimeout ? Deadline::max() : start + timeout;
   const bool done = my.SleepUntil(flag_offset, value, until);
   if (my.shared.aborted()) my.shared.ThrowAborted();
   return done;
@@ -233,7 +233,7 @@ bool SymmetricMemory::WaitFor(size_t flag_offset, uint32_t value,
 void SymmetricMemory::Wait(size_t flag_offset, uint32_t value, int peer, const char* stage,
                            bool idle) {
   const auto timeout = impl_->options.timeout;
-  if (WaitFor(flag_offset, value, idle ? kForever : timeout)) return;
+  if (WaitFor(flag_offset, value, idle ? kNoTimeout : timeout)) return;
   throw Error(ErrorKind::kTimeout,
               fmt::format("rank {} waited {:g} s for rank {} in {} (round {})", rank(),
                           std::chrono::duration<double>(timeout).count(), peer, stage, value));

@@ -57,7 +57,7 @@ TEST(SharedArenaTest, AttachesThroughItsDescriptor) {
 
 TEST(SharedArenaTest, RefusesWhatIsNoArena) {
   const auto is_refused = [](int fd) {
-    ExpectError(ErrorKind::kInvalid, HasSubstr("no shared memory of ranks"),
+    ExpectError(ErrorKind::kInvalid, HasSubstr("is not an arena of shared memory"),
                 [fd] { SharedArena::FromFd(fd); });
   };
   is_refused(open("/dev/null", O_RDWR));
@@ -68,7 +68,7 @@ TEST(SharedArenaTest, RefusesWhatIsNoArena) {
   ASSERT_EQ(ftruncate(zeros, 1 << 20), 0);
   is_refused(zeros);
 
-  // A header whose sizes are not the file's.
+  // A header whose sizes contradict the file's.
   const auto arena = SharedArena::Create(2, kBytes);
   std::vector<char> header(8192);
   ASSERT_EQ(pread(arena->fd(), header.data(), header.size(), 0), 8192);
@@ -118,7 +118,7 @@ TEST(SymmetricMemoryTest, FlagsCompareModulo32Bits) {
   memory.Wait(flag, 0xffffffff, 0, "nothing");
 }
 
-// Passes a counter to and fro, sometimes after a pause, so that waits end in each of their stages.
+// Passes a counter back and forth, sometimes after a pause, so that waits end in each stage.
 TEST(SymmetricMemoryTest, WhatWasWrittenBeforeAFlagIsSeenAfterIt) {
   RunRankThreads(2, kBytes, [](int rank, const std::shared_ptr<SharedArena>& arena) {
     SymmetricMemory memory(arena, rank, TimeoutOf(60'000));
@@ -194,7 +194,7 @@ TEST(SymmetricMemoryTest, AbortEndsPresentAndLaterWaits) {
   is_aborted(1, true);
   other.join();
   is_aborted(1, false);
-  is_aborted(0, false);  // reached, but the rest of the world is gone
+  is_aborted(0, false);  // reached, but the world is aborted
 }
 
 TEST(SymmetricMemoryTest, AReasonOfAnyLengthIsCut) {

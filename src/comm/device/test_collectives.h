@@ -1,4 +1,4 @@
-// Collectives held against plain loops: for tests of what carries them.
+// Checks collectives against plain loops, for tests of their transports.
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,7 @@
 
 namespace switchyard {
 
-// What member `rank` holds: numbers whose sum depends on the order of the additions.
+// The input of member `rank`: numbers whose sum depends on the reduction order.
 inline std::vector<float> Values(int rank, size_t count, unsigned salt) {
   std::mt19937 random(salt * 1000 + static_cast<unsigned>(rank));
   std::uniform_real_distribution<float> uniform(-1, 1);
@@ -49,7 +49,7 @@ inline std::string Text(size_t length, unsigned salt) {
   return text;
 }
 
-// One collective after the other, of lengths from nothing to several rounds, all of one seed.
+// Runs a random sequence of collectives from one seed, with sizes from zero to several rounds.
 class Drill {
  public:
   Drill(Communicator& comm, size_t staging_bytes) : comm_(comm), staging_(staging_bytes) {}
@@ -58,7 +58,7 @@ class Drill {
     std::mt19937 random(7);
     for (unsigned step = 0; step < steps; ++step) {
       const unsigned operation = random() % 7;
-      // Mostly a round or less; now and then up to three rounds.
+      // Mostly one round or less, sometimes up to three rounds.
       const size_t bytes = random() % (random() % 4 == 0 ? 2 * staging_ : staging_ / 16 + 1);
       switch (operation) {
         case 0:
@@ -107,7 +107,7 @@ class Drill {
     return SameBits(out, {part, part + static_cast<ptrdiff_t>(count)});
   }
 
-  // Unequal parts, some of them empty; into a buffer of its own or into the member's own part.
+  // Unequal parts, some of them empty; out of place or in place in the member's own part.
   bool ReduceScatterV(size_t count, unsigned salt) {
     std::vector<size_t> counts(static_cast<size_t>(comm_.size()));
     size_t total = 0, begin = 0;
@@ -140,7 +140,7 @@ class Drill {
     const std::string mine = Text(bytes, salt * 100 + static_cast<unsigned>(rank));
     if (salt % 2 == 0) {
       comm_.AllGather(mine.data(), out.data(), bytes);
-    } else {  // from its own place
+    } else {  // in place
       std::memcpy(out.data() + rank * bytes, mine.data(), bytes);
       comm_.AllGather(out.data() + rank * bytes, out.data(), bytes);
     }

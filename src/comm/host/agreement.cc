@@ -42,7 +42,7 @@ void CheckSame(const Statement& node0, const Statement& theirs, const std::strin
     const auto& [name, value] = node0[i];
     if (theirs[i].first != name) throw Invalid("{} runs another build than node 0", who);
     if (theirs[i].second != value) {
-      throw Invalid("{} is {} on node 0, but {} on {}: all nodes want the same", name, value,
+      throw Invalid("{} is {} on node 0, but {} on {}: all nodes need the same value", name, value,
                     theirs[i].second, who);
     }
   }

@@ -18,25 +18,25 @@
 
 #ifdef __SANITIZE_THREAD__
 // libzmq is not built with the thread sanitizer, which therefore sees its copies and its locks only
-// in part: what happens inside calls of the library is not looked at.
+// in part: reports from inside the library are suppressed.
 extern "C" const char* __tsan_default_suppressions() { return "called_from_lib:libzmq.so\n"; }
 #endif
 
 namespace switchyard {
 namespace {
 
-constexpr std::string_view kHead = "ipc://@switchyard-";  // @: a name that is in no folder
-constexpr int kLingerMs = 1000;   // how long the end of a socket may wait for what was sent last
-constexpr int kReconnectMs = 10;  // until the peer has bound its end
+constexpr std::string_view kHead = "ipc://@switchyard-";  // @: an abstract socket name, no file
+constexpr int kLingerMs = 1000;   // how long the close of a socket may wait for its last messages
+constexpr int kReconnectMs = 10;  // between attempts, until the peer has bound its end
 constexpr size_t kTokenChars = 32;
 
 [[noreturn]] void Fail(const char* what, const std::string& endpoint) {
   throw Resource("control socket {}: cannot {}: {}", endpoint, what, zmq_strerror(zmq_errno()));
 }
 
-// The two halves of an endpoint "ipc://@switchyard-<token>-<token>": where the binding and the
-// connecting side listen. Bound names can be read by everyone on the host; that of one side tells
-// nothing about the other's, which is thus free when its owner comes to bind it.
+// The two halves of an endpoint "ipc://@switchyard-<token>-<token>": the names on which the binding
+// and the connecting side listen. All users of the host can read bound names. The name of one side
+// does not reveal the other's, so that one is still free when its owner binds it.
 struct Names {
   std::string binder, connector;
 };
@@ -44,7 +44,7 @@ struct Names {
 Names ParseEndpoint(const std::string& endpoint) {
   const std::string head(kHead);
   if (endpoint.size() != head.size() + 2 * kTokenChars + 1 || !endpoint.starts_with(head)) {
-    throw Invalid("'{}' is no endpoint of a control socket", endpoint);
+    throw Invalid("'{}' is not an endpoint of a control socket", endpoint);
   }
   return {head + endpoint.substr(head.size(), kTokenChars),
           head + endpoint.substr(head.size() + kTokenChars + 1)};
@@ -52,9 +52,9 @@ Names ParseEndpoint(const std::string& endpoint) {
 
 }  // namespace
 
-// Each direction is a stream of its own: whoever receives binds a PULL, whoever sends connects a
-// PUSH, which queues from the start, before the peer is up. So each of the two ZeroMQ sockets
-// belongs to one thread, as ZeroMQ wants it.
+// Each direction is a stream of its own: the receiver binds a PULL socket, the sender connects a
+// PUSH socket, which queues from the start, before the peer is up. So each of the two ZeroMQ
+// sockets is used by one thread, as ZeroMQ requires.
 struct ControlSocket::Impl {
   void* context = zmq_ctx_new();
   void* push = nullptr;
@@ -83,9 +83,9 @@ struct ControlSocket::Impl {
 
   void ListenAt(const std::string& endpoint) {
     pull = Open(ZMQ_PULL, endpoint);
-    const uid_t self = geteuid();  // names are open to all users of the host; connections are not
+    const uid_t self = geteuid();  // other users see the name but cannot connect
     if (zmq_setsockopt(pull, ZMQ_IPC_FILTER_UID, &self, sizeof self) != 0) {
-      Fail("keep other users out", endpoint);
+      Fail("restrict it to this user", endpoint);
     }
     if (zmq_bind(pull, endpoint.c_str()) != 0) Fail("bind", endpoint);
   }
@@ -142,7 +142,7 @@ std::optional<std::string> ControlSocket::Receive(std::chrono::milliseconds time
     zmq_pollitem_t item{impl_->pull, 0, ZMQ_POLLIN, 0};
     const auto wait = std::clamp<int64_t>(left.count(), 0, INT_MAX);
     if (zmq_poll(&item, 1, static_cast<long>(wait)) > 0) break;
-    // A signal interrupts the poll before its time.
+    // A signal interrupts the poll early.
     left = timeout - std::chrono::ceil<std::chrono::milliseconds>(steady_clock::now() - start);
     if (left.count() <= 0) return std::nullopt;
   }

@@ -8,13 +8,12 @@
 
 namespace switchyard {
 
-// One end of an ordered, reliable, two-way stream of byte messages between two processes of one
-// host (or two threads). The endpoint is an abstract socket name: no file is left behind. Send may
-// be called from one thread and Receive from another.
+// One end of an ordered, reliable, bidirectional stream of byte messages between two processes of
+// one host (or two threads). The endpoint is an abstract socket name: no file is left behind. Send
+// may be called from one thread and Receive from another.
 class ControlSocket {
  public:
-  static std::string
-  UniqueEndpoint();  // unpredictable; only processes that are told it can connect
+  static std::string UniqueEndpoint();  // unpredictable; only processes that receive it can connect
   static ControlSocket Bind(const std::string& endpoint);
   static ControlSocket Connect(const std::string& endpoint);
   ControlSocket(ControlSocket&&) noexcept;
@@ -22,10 +21,10 @@ class ControlSocket {
   ~ControlSocket();
 
   void Send(std::string message);  // never blocks: queues without limit while the peer is busy
-  // The next message, or nothing after `timeout` (zero: only what is there already).
+  // The next message, or nullopt after `timeout` (zero: polls once).
   std::optional<std::string> Receive(std::chrono::milliseconds timeout);
-  // Becomes readable when messages may be waiting (edge-triggered, as ZMQ_FD): after a wake-up
-  // Receive(0) until empty.
+  // Becomes readable when messages may be pending (edge-triggered, as ZMQ_FD): after a wake-up
+  // call Receive(0) until empty.
   int PollFd() const;
 
  private:

@@ -32,7 +32,7 @@ TEST(ControlSocketTest, CarriesBytesBothWaysWhoeverComesFirst) {
   }
 }
 
-// Both ends send and receive at once, each from two threads: nothing is lost or overtaken.
+// Both ends send and receive at the same time, each from two threads: nothing is lost or reordered.
 TEST(ControlSocketTest, ManyMessagesKeepTheirOrder) {
   constexpr int kMessages = 100'000;
   const std::string endpoint = ControlSocket::UniqueEndpoint();
@@ -68,7 +68,7 @@ TEST(ControlSocketTest, ThePollFdWakesForAMessage) {
   for (int i = 0; i < 20; ++i) {
     std::optional<std::string> message;
     leader.Send(std::to_string(i));
-    // Edge-triggered: look first, sleep only where there is nothing.
+    // Edge-triggered: polls first, sleeps only if there is no message.
     while (!(message = front.Receive(milliseconds(0)))) {
       pollfd fd{front.PollFd(), POLLIN, 0};
       ASSERT_EQ(poll(&fd, 1, static_cast<int>(kLong.count())), 1);

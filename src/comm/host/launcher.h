@@ -1,4 +1,4 @@
-// Ranks that mpirun or srun starts.
+// Detects ranks started by mpirun or srun.
 #pragma once
 
 #include <functional>
@@ -10,15 +10,15 @@ namespace switchyard {
 struct LaunchedRank {
   int rank = 0;
   int world = 1;
-  int ranks_of_host = 0;  // 0: the launcher does not say
+  int ranks_of_host = 0;  // 0: the launcher does not report it
   std::string launcher;   // "mpirun", "srun"
 };
 
-// This process's place among those that a launcher started together, from the variables of OpenMPI,
-// PMI or a Slurm step; nothing where there are none, or it is alone. Error kInvalid names a
+// This process's rank among those started by a launcher, from the variables of OpenMPI, PMI or a
+// Slurm step; nullopt if there are none or there is one process only. Error kInvalid names a
 // malformed one.
 using GetVariable = std::function<const char*(const char*)>;
 std::optional<LaunchedRank> FindLauncher(const GetVariable& get);
-std::optional<LaunchedRank> FindLauncher();  // in the environment
+std::optional<LaunchedRank> FindLauncher();  // reads the environment
 
 }  // namespace switchyard

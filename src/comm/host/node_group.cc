@@ -1,6 +1,5 @@
 #include "comm/host/node_group.h"
 
-#include <fmt/ranges.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -19,14 +18,14 @@ namespace {
 using namespace std::chrono_literals;
 using std::chrono::milliseconds;
 
-constexpr std::string_view kMagic = "switchyard-node-1";  // with the version of what follows
+constexpr std::string_view kMagic = "switchyard-node-1";  // includes the protocol version
 constexpr uint64_t kMostBytes = uint64_t{64} << 20;       // of a message
-constexpr milliseconds kStrangerTime = 2s;                // for whoever connects to say who it is
-constexpr milliseconds kSayTime = 1s;
-// Beyond node 0's own patience, so that it is node 0 that says who did not come.
+constexpr milliseconds kHelloTimeout = 2s;                // timeout for a NodeHello
+constexpr milliseconds kSendTimeout = 1s;
+// Added to the timeout of other nodes, so that node 0 times out first and names the missing nodes.
 constexpr milliseconds kJoinSlack = 5s;
 
-enum class News : uint8_t { kEnd, kLost, kCause };  // kCause: kLost, and why it came to that
+enum class News : uint8_t { kEnd, kLost, kCause };  // kCause: kLost with its root cause
 
 bool SendText(TcpStream& stream, const std::string& text, const IoLimit& limit) {
   uint64_t size = text.size();
@@ -43,8 +42,8 @@ std::optional<std::string> ReceiveText(TcpStream& stream, const IoLimit& limit =
   return text;
 }
 
-// What a node says when it comes.
-struct Introduction {
+// The first message of a node.
+struct NodeHello {
   int node = 0, nodes = 0;
   Statement statement;
   std::vector<std::string> listeners;
@@ -60,10 +59,10 @@ struct Introduction {
     return writer.Take();
   }
 
-  static Introduction Decode(std::string_view bytes) {
+  static NodeHello Decode(std::string_view bytes) {
     WireReader reader(bytes);
-    if (reader.GetString() != kMagic) throw Invalid("no node of this version");
-    Introduction hello;
+    if (reader.GetString() != kMagic) throw Invalid("not a node of this version");
+    NodeHello hello;
     hello.node = reader.Get<int>();
     hello.nodes = reader.Get<int>();
     hello.statement = DecodeStatement(reader.GetString());
@@ -111,7 +110,7 @@ std::unique_ptr<NodeGroup> NodeGroup::Lead(const Options& options, const std::st
   my.job_ = job;
   my.host_ = door.address().host;
   if (AnyAddress(my.host_)) {
-    throw Invalid("--dist-init-addr {}: name the address of node 0 that the other nodes reach",
+    throw Invalid("--dist-init-addr {}: want an address of node 0 that the other nodes can reach",
                   options.address.Text());
   }
   my.network_.listeners = BindForRanks(my.host_, options.ranks_per_node);
@@ -157,13 +156,13 @@ bool NodeGroup::Gather(TcpListener& door, const Options& options) {
   return true;
 }
 
-// Takes in who just came, if it is a node at all.
+// Reads the introduction of a new connection; ignores connections that are not nodes.
 void NodeGroup::Admit(TcpStream stream, const Options& options) {
-  const auto text = ReceiveText(stream, IoLimit::After(kStrangerTime, options.give_up));
+  const auto text = ReceiveText(stream, IoLimit::After(kHelloTimeout, options.give_up));
   if (!text) return;
-  Introduction hello;
+  NodeHello hello;
   try {
-    hello = Introduction::Decode(*text);
+    hello = NodeHello::Decode(*text);
   } catch (const Error&) {
     return;
   }
@@ -174,31 +173,31 @@ void NodeGroup::Admit(TcpStream stream, const Options& options) {
                 .stream = std::move(stream)};
   const bool is_there =
       std::ranges::any_of(members_, [&](const Member& other) { return other.node == hello.node; });
-  members_.push_back(std::move(member));  // first: it hears why not
+  members_.push_back(std::move(member));  // first, so that it receives the refusal
   if (hello.nodes != options.nodes) {
-    throw Invalid("--nnodes is {} on node 0, but {} on {}: all nodes want the same", options.nodes,
+    throw Invalid("--nnodes is {} on node 0, but {} on {}: all nodes need the same", options.nodes,
                   hello.nodes, who);
   }
   if (hello.node < 1 || hello.node >= options.nodes) {
-    throw Invalid("{}: --node-rank is to be 0 to {}", who, options.nodes - 1);
+    throw Invalid("{}: want --node-rank 0 to {}", who, options.nodes - 1);
   }
-  if (is_there) throw Invalid("{}: another node has come with the same --node-rank", who);
+  if (is_there) throw Invalid("{}: another node has joined with the same --node-rank", who);
   CheckSame(options.statement, hello.statement, who);
   if (static_cast<int>(members_.back().listeners.size()) != options.ranks_per_node) {
     throw Invalid("{} runs another build than node 0", who);
   }
-  LOG_INFO("{} has come", who);
+  LOG_INFO("{} has joined", who);
 }
 
 std::string NodeGroup::Missing(const Options& options) const {
   std::set<int> missing;
   for (int node = 1; node < options.nodes; ++node) missing.insert(node);
   for (const Member& member : members_) missing.erase(member.node);
-  return fmt::format("{}", fmt::join(missing, ", "));
+  return Joined(missing, ", ");
 }
 
 std::unique_ptr<NodeGroup> NodeGroup::Join(const Options& options) {
-  LOG_INFO("node {} goes to node 0 at {}", options.node, options.address.Text());
+  LOG_INFO("node {} connects to node 0 at {}", options.node, options.address.Text());
   const auto stopped = [&] { return options.give_up && options.give_up(); };
   auto stream =
       TcpStream::Connect(options.address, IoLimit::After(options.timeout, options.give_up));
@@ -213,15 +212,15 @@ std::unique_ptr<NodeGroup> NodeGroup::Join(const Options& options) {
   group->host_ = stream->LocalHost();
   group->network_.node = options.node;
   group->network_.listeners = BindForRanks(group->host_, options.ranks_per_node);
-  const Introduction hello{options.node, options.nodes, options.statement,
-                           AddressesOf(group->network_.listeners)};
+  const NodeHello hello{options.node, options.nodes, options.statement,
+                        AddressesOf(group->network_.listeners)};
   std::optional<std::string> answer;
-  if (SendText(*stream, hello.Encode(), IoLimit::After(kStrangerTime))) {
+  if (SendText(*stream, hello.Encode(), IoLimit::After(kHelloTimeout))) {
     answer = ReceiveText(*stream, IoLimit::After(options.timeout + kJoinSlack, options.give_up));
   }
   if (!answer) {
     if (stopped()) return nullptr;
-    throw Error(ErrorKind::kPeer, fmt::format("node 0 at {} has ended before all nodes were there",
+    throw Error(ErrorKind::kPeer, fmt::format("node 0 at {} exited before all nodes had joined",
                                               options.address.Text()));
   }
   const std::string job = DecodeJob(*answer);
@@ -232,7 +231,7 @@ std::unique_ptr<NodeGroup> NodeGroup::Join(const Options& options) {
   return group;
 }
 
-// ---- Afterwards ----
+// ---- Watching ----
 
 void NodeGroup::Watch(Events events) {
   events_ = std::move(events);
@@ -270,7 +269,7 @@ void NodeGroup::Report(const std::string& why, bool cause) {
 
 void NodeGroup::TellAll(const std::string& message) {
   const std::lock_guard lock(mutex_);
-  for (Member& member : members_) SendText(member.stream, message, IoLimit::After(kSayTime));
+  for (Member& member : members_) SendText(member.stream, message, IoLimit::After(kSendTimeout));
 }
 
 void NodeGroup::SayEnd() {

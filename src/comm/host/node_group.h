@@ -1,4 +1,4 @@
-// The nodes (hosts, or ranks that were started one by one) that serve one engine together.
+// The nodes (hosts, or separately started groups of ranks) that serve one engine together.
 #pragma once
 
 #include <chrono>
@@ -15,7 +15,7 @@
 
 namespace switchyard {
 
-// How the ranks of one node reach those of the others.
+// The network between the ranks of one node and those of the others.
 struct NodeNetwork {
   int node = 0;
   TcpWorld world;
@@ -24,9 +24,10 @@ struct NodeNetwork {
   int first_rank() const { return node * world.ranks_per_node; }
 };
 
-// One node's membership. Node 0 leads: the others meet it at its address, it compares what they
-// state with its own, and hands out the job and the addresses of all ranks. The connections stay,
-// and carry the news that ends the engine. Owned by the process that starts the node's ranks.
+// One node's membership. Node 0 leads: the others connect to its address. It compares their
+// statements with its own, and sends them the job and the addresses of all ranks. The connections
+// stay open and carry the events that end the engine. Owned by the process that starts the
+// node's ranks.
 class NodeGroup {
  public:
   struct Options {
@@ -34,12 +35,12 @@ class NodeGroup {
     int node = 0;      // --node-rank
     HostPort address;  // --dist-init-addr: an address of node 0 that all nodes reach
     int ranks_per_node = 1;
-    Statement statement;                         // what has to be the same on every node
-    std::chrono::milliseconds timeout{300'000};  // for all to come
-    std::function<bool()> give_up;               // asked ten times a second
+    Statement statement;                         // must be equal on every node
+    std::chrono::milliseconds timeout{300'000};  // for all nodes to join
+    std::function<bool()> give_up;               // polled ten times a second
   };
-  // Waits for the others. Nothing where give_up says so. Error kTimeout names the nodes that did
-  // not come, kInvalid what is not the same; every node that was there hears the same words.
+  // Waits for the others. Returns null if give_up returns true. Error kTimeout names the missing
+  // nodes, kInvalid names what differs; every node that has joined gets the same error.
   static std::unique_ptr<NodeGroup> Lead(const Options& options, const std::string& job);
   // Waits for node 0, and then for the others.
   static std::unique_ptr<NodeGroup> Join(const Options& options);
@@ -49,15 +50,15 @@ class NodeGroup {
   NodeNetwork& network() { return network_; }
   std::string Describe(int node) const;  // "node 1 (10.0.0.2)"
 
-  // Calls come once, from threads of this object, which must not be destroyed from within.
+  // Each is called at most once, from threads of this object, which must not destroy it.
   struct Events {
-    // A node is gone, or says that the engine is lost; `why` names it. `cause`: this is what ended
-    // it, and not what the end of others may have led to.
+    // A node is gone or reports that the engine is lost; `why` names it. `cause`: this is the root
+    // cause, and not a possible consequence of another failure.
     std::function<void(const std::string& why, bool cause)> on_lost;
-    std::function<void()> on_end;  // node 0 ends the engine in good order
+    std::function<void()> on_end;  // node 0 shuts the engine down
   };
   void Watch(Events events);
-  // From any thread. SayEnd: node 0, before its ranks leave.
+  // From any thread. SayEnd: called on node 0, before its ranks leave.
   void SayEnd();
   void SayLost(const std::string& why, bool cause);
 
@@ -84,7 +85,7 @@ class NodeGroup {
   std::vector<Member> members_;  // on node 0 all others, elsewhere node 0
   Events events_;
 
-  std::mutex mutex_;     // guards what follows, and sending
+  std::mutex mutex_;     // guards the members below, and sends
   bool ending_ = false;  // connections may close
   bool reported_ = false;
 };

@@ -1,4 +1,4 @@
-// Nodes as threads of this process, which meet at the loopback device.
+// Nodes as threads of this process, connected over the loopback device.
 #include "comm/host/node_group.h"
 
 #include <gmock/gmock.h>
@@ -54,7 +54,7 @@ std::string ErrorOf(Membership member, ErrorKind kind) {
 
 TEST(NodeGroupTest, AllGetTheJobAndTheAddressesOfAllRanks) {
   Meeting meeting{.nodes = 3};
-  Membership second = Meeting::Join(meeting.Options(2));  // nobody is there yet
+  Membership second = Meeting::Join(meeting.Options(2));  // no leader yet
   Membership first = Meeting::Join(meeting.Options(1));
   const auto leader = Meeting::Lead(meeting.Options(0)).get();
   const auto one = first.get(), two = second.get();
@@ -81,7 +81,7 @@ TEST(NodeGroupTest, DifferentFlagsAreRefusedByNameOnBothSides) {
   options.statement[1].second = "4";
   Membership other = Meeting::Join(options);
   const std::string why =
-      "--ep-size is 2 on node 0, but 4 on node 1 (127.0.0.1): all nodes want the same";
+      "--ep-size is 2 on node 0, but 4 on node 1 (127.0.0.1): all nodes need the same value";
   EXPECT_EQ(ErrorOf(Meeting::Lead(meeting.Options(0)), ErrorKind::kInvalid), why);
   EXPECT_EQ(ErrorOf(std::move(other), ErrorKind::kInvalid), why);
 }
@@ -101,7 +101,7 @@ TEST(NodeGroupTest, TwoNodesOfOneRankAreRefused) {
   Membership one = Meeting::Join(meeting.Options(1));
   Membership same = Meeting::Join(meeting.Options(1));
   EXPECT_THAT(ErrorOf(Meeting::Lead(meeting.Options(0)), ErrorKind::kInvalid),
-              HasSubstr("another node has come with the same --node-rank"));
+              HasSubstr("another node has joined with the same --node-rank"));
   ErrorOf(std::move(one), ErrorKind::kInvalid);
   ErrorOf(std::move(same), ErrorKind::kInvalid);
 }
@@ -138,7 +138,7 @@ TEST(NodeGroupTest, AnAddressOfNoHostIsRefused) {
   Meeting meeting;
   meeting.address.host = "0.0.0.0";
   EXPECT_THAT(ErrorOf(Meeting::Lead(meeting.Options(0)), ErrorKind::kInvalid),
-              HasSubstr("name the address of node 0"));
+              HasSubstr("want an address of node 0"));
 }
 
 TEST(NodeGroupTest, StrangersAreIgnored) {
@@ -152,7 +152,7 @@ TEST(NodeGroupTest, StrangersAreIgnored) {
   EXPECT_NE(leading.get(), nullptr);
 }
 
-// Two nodes, and the news that reach each.
+// Two nodes, and the events that each receives.
 class NewsTest : public ::testing::Test {
  protected:
   void SetUp() override {

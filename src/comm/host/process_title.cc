@@ -9,9 +9,9 @@
 
 namespace switchyard {
 
-// The kernel shows the memory in which it laid down argv, and beyond its end, into the environment
-// that follows, where argv's last byte is no zero. So a title may take the room of both, once the
-// environment's strings have moved to memory of their own (as the setproctitle of the BSDs does).
+// The kernel shows the memory in which it stored argv. If argv's last byte is not zero, it reads on
+// into the environment that follows. So a title may use the memory of both, after the environment's
+// strings are copied elsewhere (as the setproctitle of the BSDs does).
 void SetProcessTitle(int argc, char** argv, const std::string& title) {
   if (argc < 1 || argv[0] == nullptr) return;
   char* const begin = argv[0];
@@ -23,7 +23,7 @@ void SetProcessTitle(int argc, char** argv, const std::string& title) {
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     char* const text = *entry;
     extend(text);
-    // Lives as long as the process: getenv hands out pointers into it.
+    // Lives as long as the process: getenv returns pointers into it.
     if (text >= begin && text < end) *entry = strdup(text);
   }
   const size_t room = static_cast<size_t>(end - begin);

@@ -1,7 +1,6 @@
 #include "comm/host/rank_processes.h"
 
 #include <fcntl.h>
-#include <fmt/ranges.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -27,7 +26,7 @@
 namespace switchyard {
 namespace {
 
-// Waits for one process to end, which it must have done, and says how.
+// Reaps one process that has ended, and returns how it ended.
 RankExit Reap(int rank, pid_t pid) {
   RankExit exit{.rank = rank, .pid = pid};
   int status = 0;
@@ -58,7 +57,7 @@ std::string RankExit::Describe() const {
                      name != nullptr ? name : "?");
 }
 
-// The watcher's thread starts the processes too: the kernel sends a child its parent-death signal
+// The watcher's thread also starts the processes: the kernel sends a child its parent-death signal
 // when the thread that forked it ends, so that thread has to live as long as this object.
 struct RankProcesses::Impl {
   struct Child {
@@ -72,10 +71,10 @@ struct RankProcesses::Impl {
   Options options;
   OnExit on_exit;
 
-  std::mutex mutex;  // guards what follows; a child is reaped, and its pid reused, under it only
+  std::mutex mutex;  // guards the members below; children are reaped under it, before pid reuse
   std::condition_variable changed;
-  std::vector<Child> children;  // in the order of ranks
-  std::vector<RankExit> exits;  // in the order of the ends
+  std::vector<Child> children;  // by rank
+  std::vector<RankExit> exits;  // in order of exit
   bool end_expected = false;
   bool killed = false;
 
@@ -88,7 +87,7 @@ struct RankProcesses::Impl {
   int count() const {
     return options.network ? options.network->world.ranks_per_node : options.world;
   }
-  void Kill();  // under the mutex
+  void Kill();  // requires the mutex
   bool AllEnded() const { return exits.size() == children.size(); }
 };
 
@@ -116,7 +115,7 @@ void RankProcesses::Impl::SpawnAll(const std::vector<std::string>& environment) 
       throw Resource("cannot watch rank {}: {}", rank, strerror(errno));
     }
   }
-  options.network.reset();  // closes the listeners, which are the ranks' now
+  options.network.reset();  // closes the listeners, which the ranks have inherited
 }
 
 // Ends when every child has: the destructor kills them first.
@@ -154,7 +153,7 @@ void RankProcesses::Impl::OnEnd(size_t child) {
     arena->Abort(exit.Describe());
     if (on_exit) on_exit(exit);
   }
-  // Told last: who has waited for the end finds the callback done.
+  // Notifies last: a waiter may rely on the callback having returned.
   const std::lock_guard lock(mutex);
   exits.push_back(exit);
   changed.notify_all();
@@ -175,7 +174,7 @@ RankProcesses::RankProcesses(std::shared_ptr<SharedArena> arena, Options options
   impl_->on_exit = std::move(on_exit);
   std::promise<void> spawned;
   auto outcome = spawned.get_future();
-  // The promise goes to the thread, which may still be inside set_value when the future is ready.
+  // The thread owns the promise, since it may still be inside set_value when the future is ready.
   impl_->watcher = std::jthread(
       [&my = *impl_, spawned = std::move(spawned), environment = CopyEnvironment()]() mutable {
         BlockAllSignals();  // the front's handlers run on the front's threads
@@ -219,13 +218,13 @@ void RankProcesses::WaitJoined() {
     }
     if (missing.empty()) return;
     if (std::chrono::steady_clock::now() >= give_up) break;
-    // A rank joins by writing to shared memory, which wakes nobody here.
+    // A rank joins by a write to shared memory, which does not notify `changed`.
     impl_->changed.wait_for(lock, std::chrono::milliseconds(5));
   }
   throw Error(ErrorKind::kTimeout,
               fmt::format("after {:g} s not joined: rank {}",
                           std::chrono::duration<double>(impl_->options.join_timeout).count(),
-                          fmt::join(missing, ", ")),
+                          Joined(missing, ", ")),
               "--dist-timeout sets how long to wait");
 }
 

@@ -1,4 +1,4 @@
-// Starting, watching and ending the rank processes of one node.
+// Starts, watches and ends the rank processes of one node.
 #pragma once
 
 #include <chrono>
@@ -23,13 +23,13 @@ struct RankExit {
 };
 
 // The ranks of one node as child processes. Each runs this program again (/proc/self/exe) with
-// the argument vector {"switchyard", "rank"}, inherits the arena's file descriptor, gets its spec
-// (see RankSpec) through an inherited descriptor, and is killed by the kernel when the parent dies.
-// It inherits no other descriptor but stdout and stderr.
+// the argument vector {"switchyard", "rank"}. It inherits the arena's file descriptor and a
+// descriptor with its spec (see RankSpec), and no other descriptor but stdout and stderr. The
+// kernel kills it when the parent dies.
 //
-// Ranks ignore SIGINT, SIGTERM and SIGHUP: a terminal sends Ctrl-C to the whole foreground group,
-// and a service manager SIGTERM to every process of a service, but it is the front that drains its
-// requests and then tells the ranks to end.
+// Ranks ignore SIGINT, SIGTERM and SIGHUP. A terminal sends Ctrl-C to the whole foreground group,
+// and a service manager SIGTERM to every process of a service, but the front must first drain its
+// requests and then shut the ranks down.
 //
 // Owned by the front; thread-safe, but not to be destroyed from within on_exit.
 class RankProcesses {
@@ -38,26 +38,25 @@ class RankProcesses {
     int world = 1;     // of all nodes
     std::string spec;  // opaque bytes for every rank: the serialized server arguments
     std::string control_endpoint;
-    std::optional<NodeNetwork> network;  // none where all ranks are of this node
+    std::optional<NodeNetwork> network;  // none if all ranks are on this node
     std::chrono::milliseconds join_timeout{300'000};
   };
-  // Called once per rank that ends without having been asked to, or in another way than with code 0
-  // after ExpectEnd, from the watcher's thread. The arena is aborted by then, so that the others
+  // Called from the watcher's thread once per rank that ends unexpectedly: before ExpectEnd, or
+  // after it with another exit code than 0. The arena is aborted first, so that other ranks
   // stop waiting for that rank. Must not throw.
   using OnExit = std::function<void(const RankExit&)>;
 
   RankProcesses(std::shared_ptr<SharedArena> arena, Options options, OnExit on_exit);
-  ~RankProcesses();  // kills what is left and reaps it
+  ~RankProcesses();  // kills and reaps the remaining ranks
 
-  // Waits until every rank of this node has attached to the arena; Error kTimeout names those that
+  // Waits until every rank of this node has attached to the arena. Error kTimeout names those that
   // have not, Error kPeer one that ended.
   void WaitJoined();
-  // To be called before the ranks are told to end: from now on one that ends with code 0 is no
-  // news.
+  // Call before the ranks are shut down: from now on an exit with code 0 is expected.
   void ExpectEnd();
-  // Asks nothing, waits until all have ended by themselves (they were told through the control
-  // socket, after ExpectEnd), kills those that have not by the deadline. Returns true when none had
-  // to be killed.
+  // Waits until all have exited by themselves (after ExpectEnd and a shutdown message through the
+  // control socket), and kills those that have not by the deadline. Returns true if none was
+  // killed.
   bool WaitEnded(std::chrono::milliseconds timeout);
   void KillAll();
 
@@ -66,22 +65,22 @@ class RankProcesses {
   std::unique_ptr<Impl> impl_;
 };
 
-// What a rank process finds when it starts.
+// The startup data of a rank process.
 struct RankSpec {
   int rank = 0;
   int world = 1;
   std::string spec;
   std::string control_endpoint;
-  std::optional<TcpWorld> network;  // none where all ranks are of this node
+  std::optional<TcpWorld> network;  // none if all ranks are on this node
   std::shared_ptr<SharedArena> arena;
-  TcpListener listener;  // for ConnectTcpRanks, where there is a network
+  TcpListener listener;  // for ConnectTcpRanks, if there is a network
 };
-// In the child, from `switchyard rank`: takes over what the parent left, and asks the kernel to be
-// killed with it. Error kInvalid when this process was not started by RankProcesses. Call once, at
+// In the child, from `switchyard rank`: reads the inherited descriptors and requests a SIGKILL on
+// the parent's death. Error kInvalid if RankProcesses did not start this process. Call once, at
 // the start of main.
 RankSpec InheritRankSpec();
-// Sets what `ps` shows: "switchyard::rank TP1 EP1". `argv` are main's, whose memory is overwritten,
-// so that its strings are gone; those of the environment are moved. Call before there are threads.
+// Sets the title that `ps` shows: "switchyard::rank TP1 EP1". Overwrites the memory of main's
+// `argv`, whose strings are lost, and moves those of the environment. Call before starting threads.
 void SetProcessTitle(int argc, char** argv, const std::string& title);
 
 }  // namespace switchyard

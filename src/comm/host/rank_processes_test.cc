@@ -1,5 +1,5 @@
-// The test program is its own rank program, too: RankProcesses runs it again with "rank" as the
-// argument, and the rank then plays the part that its spec names.
+// The test program is also its own rank program: RankProcesses runs it again with "rank" as the
+// argument, and the rank then runs the part of the test that its spec names.
 #include "comm/host/rank_processes.h"
 
 #include <dirent.h>
@@ -60,11 +60,11 @@ std::vector<int> World(const SymmetricMemory& memory) {
   return group;
 }
 
-// Codes by which a rank tells how it ended.
+// Exit codes of a rank.
 constexpr int kGood = 0, kWrong = 40, kStoppedByPeer = 41, kNoSpec = 42;
 
 bool SeesOnlyItsDescriptors(int fds_at_start) {
-  // stdin, stdout, stderr, the spec and the arena; the spec is closed once it is read.
+  // stdin, stdout, stderr, the spec and the arena; the spec is closed after it is read.
   return fds_at_start == 5 && CountOpenFds() == 4 && getenv("SWITCHYARD_RANK_FDS") == nullptr;
 }
 
@@ -91,7 +91,7 @@ bool AddsUp(const RankSpec& spec, Communicator& tp) {
   return sum == static_cast<float>((1 << spec.world) - 1);
 }
 
-// Rank 0 hears the parent, passes on what it hears, and answers; all end when they hear "end".
+// Rank 0 receives messages from the parent, broadcasts them and answers; all end after "end".
 int ServeUntilEnd(const RankSpec& spec, Communicator& tp) {
   if (spec.rank != 0) {
     while (tp.Broadcast("", /*idle=*/true) != "end") {
@@ -139,7 +139,7 @@ int RankMain(int argc, char** argv) {
 
 // ---- The parent's side ----
 
-// Ranks that all play one part; keeps what was reported about their ends.
+// Ranks that all run one part; records the reported exits.
 class Troupe {
  public:
   Troupe(int world, std::string part, milliseconds join_timeout = kLong,
@@ -166,7 +166,7 @@ class Troupe {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, wait, [&] { return exits_.size() >= count; });
   }
-  // The ends reported so far, once there are `count`.
+  // The exits reported so far, once there are `count`.
   std::vector<RankExit> Exits(size_t count) {
     EXPECT_TRUE(HasExits(count, kLong));
     const std::lock_guard lock(mutex_);
@@ -182,7 +182,7 @@ class Troupe {
   RankProcesses ranks_;
 };
 
-// Listeners of all ranks, as the rendezvous of two nodes gives them.
+// Listeners of all ranks, as after a rendezvous of two nodes.
 std::pair<NodeNetwork, NodeNetwork> TwoNodes(int ranks_per_node) {
   NodeNetwork first, second;
   second.node = 1;
@@ -210,7 +210,7 @@ std::vector<pid_t> ChildrenOf(pid_t pid) {
   return children;
 }
 
-// Runs a part that leaves the ranks serving when all is well, and ends them.
+// Runs a part after which the ranks still serve, and shuts them down.
 void ExpectGoodEnd(const std::string& part, int world) {
   Troupe troupe(world, part);
   auto socket = ControlSocket::Bind(troupe.endpoint());
@@ -231,7 +231,7 @@ TEST(RankProcessesTest, RanksOfTwoNodesAddOverTcp) {
   leaders.ranks().WaitJoined();
   others.ranks().WaitJoined();
   EXPECT_TRUE(leaders.arena()->Joined(1));
-  EXPECT_FALSE(leaders.arena()->Joined(2));  // the memory of each node is its own
+  EXPECT_FALSE(leaders.arena()->Joined(2));  // each node has its own memory
   leaders.ranks().ExpectEnd();
   others.ranks().ExpectEnd();
   socket.Send("end");
@@ -254,12 +254,12 @@ TEST(RankProcessesTest, ARankThatIsKilledStopsThoseOfTheOtherNode) {
     }
     leaders.ranks().WaitJoined();
     others.ranks().WaitJoined();
-    ASSERT_GT(other, 0);  // -1 would be everybody
+    ASSERT_GT(other, 0);  // kill(-1) would signal every process
     kill(other, SIGKILL);
     EXPECT_EQ(others.Exits(1).at(0).rank, 1);
   }
-  // A message may still leave for the rank that is gone, if the end of the connection has not come
-  // through yet.
+  // A message may still be sent to the dead rank, if the end of the connection has not arrived
+  // yet.
   const auto deadline = steady_clock::now() + kLong;
   do {
     socket.Send("anyone there?");
@@ -301,7 +301,7 @@ TEST(RankProcessesTest, ARankThatIsKilledIsReportedAndStopsTheOthers) {
   auto socket = ControlSocket::Bind(troupe.endpoint());
   troupe.ranks().WaitJoined();
   socket.Send("hello");
-  ASSERT_TRUE(socket.Receive(kLong).has_value());  // all wait for one another now
+  ASSERT_TRUE(socket.Receive(kLong).has_value());  // all ranks now wait for one another
   const auto pids = ChildrenOf(getpid());
   ASSERT_EQ(pids.size(), 3u);
   kill(pids[1], SIGKILL);
@@ -312,7 +312,7 @@ TEST(RankProcessesTest, ARankThatIsKilledIsReportedAndStopsTheOthers) {
   EXPECT_EQ(exits[0].Describe(), "rank " + std::to_string(exits[0].rank) + " (pid " +
                                      std::to_string(pids[1]) +
                                      ") was killed by signal 9 (SIGKILL)");
-  // The others were waiting, or meet the abort when they next do: rank 0 after its next message.
+  // The others were waiting, or see the abort at their next wait: rank 0 after its next message.
   socket.Send("anyone there?");
   for (const RankExit& exit : troupe.Exits(3)) {
     EXPECT_TRUE(exit.signal == SIGKILL || exit.code == kStoppedByPeer) << exit.Describe();
@@ -362,7 +362,7 @@ TEST(RankProcessesTest, DestructionLeavesNoProcess) {
   EXPECT_TRUE(ChildrenOf(getpid()).empty());
 }
 
-// A parent of ranks, run as a process of its own so that it can be killed.
+// A parent of ranks, run in a separate process so that it can be killed.
 int ParentMain() {
   Troupe troupe(2, "serve");
   troupe.ranks().WaitJoined();

@@ -1,7 +1,6 @@
 #include "comm/host/rank_spec.h"
 
 #include <fcntl.h>
-#include <fmt/ranges.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -68,7 +67,7 @@ std::string ReadAll(int fd) {
 }  // namespace
 
 std::string RankFdsEntry(const std::vector<int>& fds) {
-  return fmt::format("{}={}", kRankFdsVariable, fmt::join(fds, ","));
+  return fmt::format("{}={}", kRankFdsVariable, Joined(fds, ","));
 }
 
 int WriteRankSpec(const RankSpec& spec, int parent_pid) {
@@ -83,7 +82,7 @@ int WriteRankSpec(const RankSpec& spec, int parent_pid) {
   const std::string bytes = writer.Take();
 
   const int fd = memfd_create("switchyard-rank-spec", MFD_CLOEXEC);
-  if (fd < 0) throw Resource("cannot hand a rank its spec: {}", std::strerror(errno));
+  if (fd < 0) throw Resource("cannot create the spec of a rank: {}", std::strerror(errno));
   size_t done = 0;
   while (done < bytes.size()) {
     const ssize_t n = write(fd, bytes.data() + done, bytes.size() - done);
@@ -91,7 +90,7 @@ int WriteRankSpec(const RankSpec& spec, int parent_pid) {
     if (n <= 0) {
       const int error = errno;
       close(fd);
-      throw Resource("cannot hand a rank its spec: {}", std::strerror(error));
+      throw Resource("cannot write the spec of a rank: {}", std::strerror(error));
     }
     done += static_cast<size_t>(n);
   }
@@ -108,7 +107,7 @@ RankSpec InheritRankSpec() {
   int parent_pid = 0;
   try {
     WireReader reader(bytes);
-    if (reader.Get<uint64_t>() != kSpecMagic) throw Invalid("no rank's spec");
+    if (reader.Get<uint64_t>() != kSpecMagic) throw Invalid("not a rank spec");
     parent_pid = reader.Get<int>();
     spec.rank = reader.Get<int>();
     spec.world = reader.Get<int>();
@@ -119,23 +118,23 @@ RankSpec InheritRankSpec() {
   } catch (const Error&) {
     throw NotStartedByServe("its spec is malformed");
   }
-  // The parent may have died before the kernel knew that this process wants to die with it.
+  // The parent may have died before this process set its parent-death signal.
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent_pid) {
     throw Error(ErrorKind::kPeer,
                 fmt::format("rank {}: the parent (pid {}) is gone", spec.rank, parent_pid));
   }
   spec.arena = SharedArena::FromFd(arena_fd);
   if (spec.arena->world() != spec.world || spec.rank < 0 || spec.rank >= spec.world) {
-    throw NotStartedByServe("its spec does not fit its shared memory");
+    throw NotStartedByServe("its spec does not match its shared memory");
   }
   if (spec.network.has_value() != (fds.size() == 3)) {
-    throw NotStartedByServe("its spec does not fit its descriptors");
+    throw NotStartedByServe("its spec does not match its descriptors");
   }
   if (spec.network) {
     spec.listener = TcpListener(FileDescriptor(fds[2]));
     fcntl(fds[2], F_SETFD, FD_CLOEXEC);
   }
-  // Not for the programs that this one may start.
+  // Child processes of this one must not inherit them.
   close(spec_fd);
   unsetenv(kRankFdsVariable);
   fcntl(arena_fd, F_SETFD, FD_CLOEXEC);

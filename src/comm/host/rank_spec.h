@@ -1,4 +1,4 @@
-// How a parent hands a rank process its spec. Internal to comm/host.
+// Passes the spec from parent to rank process. Internal to comm/host.
 #pragma once
 
 #include <string>
@@ -8,13 +8,13 @@
 
 namespace switchyard {
 
-// "SWITCHYARD_RANK_FDS=5,7,8": the inherited descriptors of the spec, of the arena and, where there
-// are other nodes, of the socket that listens to their ranks.
+// "SWITCHYARD_RANK_FDS=5,7,8": the inherited descriptors of the spec, of the arena and, with
+// several nodes, of the socket that listens for ranks of other nodes.
 inline constexpr const char* kRankFdsVariable = "SWITCHYARD_RANK_FDS";
 std::string RankFdsEntry(const std::vector<int>& fds);
 
-// An anonymous file (memfd, close-on-exec) with a rank's spec, but for arena and listener, and with
-// the parent's pid. Nothing of it can be seen in the process list. Error kResource where there are
+// Writes an anonymous file (memfd, close-on-exec) with a rank's spec, without arena and listener,
+// and the parent's pid. The process list shows nothing of it. Error kResource if there are
 // no descriptors left.
 int WriteRankSpec(const RankSpec& spec, int parent_pid);
 

@@ -22,18 +22,18 @@ std::vector<char*> Pointers(const std::vector<std::string>& strings) {
   return pointers;
 }
 
-// What the child needs, laid out before the fork: between fork and exec it may call only what is
-// safe in a signal handler, because other threads may have held locks (malloc's among them) when it
-// was copied without them.
+// Data of the child, prepared before the fork. Between fork and exec the child may call only
+// async-signal-safe functions, because other threads may have held locks (malloc's among them) at
+// the fork.
 struct ChildPlan {
   std::vector<char*> arguments;
   std::vector<char*> environment;
   const std::vector<int>& inherited;
   int null_input;
-  int report;  // a pipe that closes at exec; carries errno where that fails
+  int report;  // a pipe that closes at exec; carries errno if exec fails
 };
 
-// No handler of the parent's may run in the child, which unblocks signals before its exec.
+// Resets handlers: none of the parent's may run in the child, which unblocks signals before exec.
 void SetSignals() {
   for (int number = 1; number < NSIG; ++number) {
     struct sigaction action {};
@@ -51,8 +51,8 @@ void SetSignals() {
 [[noreturn]] void RunChild(const ChildPlan& plan) {
   SetSignals();
   dup2(plan.null_input, STDIN_FILENO);
-  // Also what other libraries have opened without close-on-exec. Kernels before 5.11 lack the call;
-  // what this program opens has the flag of its own.
+  // Covers descriptors that other libraries opened without close-on-exec. Kernels before 5.11 lack
+  // the call; descriptors of this program have the flag already.
   syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
   for (const int fd : plan.inherited) fcntl(fd, F_SETFD, 0);
   execve("/proc/self/exe", plan.arguments.data(), plan.environment.data());

@@ -1,4 +1,4 @@
-// Starting this program again as a child process. Internal to comm/host.
+// Starts this program again as a child process. Internal to comm/host.
 #pragma once
 
 #include <sys/types.h>
@@ -14,9 +14,9 @@ namespace switchyard {
 std::vector<std::string> CopyEnvironment();
 
 // Runs /proc/self/exe in a new process and returns its pid once it has been exec'ed. The child
-// keeps stdout, stderr and `inherited` of the open descriptors, under their numbers, and reads
+// keeps stdout, stderr and the descriptors in `inherited`, under their numbers, and reads
 // stdin from /dev/null. It ignores SIGINT, SIGTERM and SIGHUP and blocks no signal. Error kResource
-// where the system refuses. Any thread may call it.
+// if fork or exec fails. Any thread may call it.
 pid_t SpawnSelf(const std::vector<std::string>& arguments,
                 const std::vector<std::string>& environment, const std::vector<int>& inherited);
 

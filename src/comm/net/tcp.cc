@@ -24,12 +24,12 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kLookAround(100);    // between two questions whether to stop
-constexpr milliseconds kConnectAgain(100);  // while nobody listens yet
+constexpr milliseconds kPollInterval(100);       // between two polls of the stop condition
+constexpr milliseconds kReconnectInterval(100);  // between attempts, until the peer listens
 constexpr int kBacklog = 512;
-// An idle connection whose other host is gone is noticed after 10 + 3 · 3 seconds.
+// A dead peer host of an idle connection is detected after 10 + 3 · 3 seconds.
 constexpr int kProbeAfterSeconds = 10, kProbeEverySeconds = 3, kProbes = 3;
-constexpr size_t kMostParts = 1024;  // of one system call (IOV_MAX)
+constexpr size_t kMaxIovecs = 1024;  // of one system call (IOV_MAX)
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
@@ -71,17 +71,17 @@ void Set(int fd, int level, int option, int value) {
   setsockopt(fd, level, option, &value, sizeof value);
 }
 
-// Waits for an event on the socket. kDone: there is one, or it is time to try again.
+// Waits for an event on the socket. kDone: there is one, or it is time to retry.
 IoResult Await(int fd, short event, const IoLimit& limit) {
   const auto left = std::chrono::ceil<milliseconds>(limit.until - steady_clock::now());
   if (left.count() <= 0) return IoResult::kTimeout;
   if (limit.stop && limit.stop()) return IoResult::kStopped;
   pollfd item{fd, event, 0};
-  poll(&item, 1, static_cast<int>(std::min(left, kLookAround).count()));
+  poll(&item, 1, static_cast<int>(std::min(left, kPollInterval).count()));
   return IoResult::kDone;
 }
 
-// A socket in blocking mode, or none where that address does not answer within the limit.
+// A socket in blocking mode; none if the address does not accept within the limit.
 FileDescriptor ConnectOnce(const addrinfo& address, const IoLimit& limit) {
   FileDescriptor fd(
       socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol));
@@ -138,7 +138,7 @@ IoLimit IoLimit::After(milliseconds timeout, std::function<bool()> stop) {
 
 TcpStream::TcpStream(FileDescriptor socket) : socket_(std::move(socket)) {
   const int fd = socket_.get();
-  Set(fd, IPPROTO_TCP, TCP_NODELAY, 1);  // a flag is small, and somebody waits for it
+  Set(fd, IPPROTO_TCP, TCP_NODELAY, 1);  // flags are small and latency-critical
   Set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
   Set(fd, IPPROTO_TCP, TCP_KEEPIDLE, kProbeAfterSeconds);
   Set(fd, IPPROTO_TCP, TCP_KEEPINTVL, kProbeEverySeconds);
@@ -154,16 +154,16 @@ std::optional<TcpStream> TcpStream::Connect(const HostPort& peer, const IoLimit&
     }
     if (limit.stop && limit.stop()) return std::nullopt;
     if (steady_clock::now() >= limit.until) {
-      // A name may be known only once its host is up, as in Kubernetes.
+      // A name may be resolvable only once its host is up, as in Kubernetes.
       if (resolved.error != 0) throw Invalid("{}: {}", peer.Text(), gai_strerror(resolved.error));
       return std::nullopt;
     }
-    std::this_thread::sleep_for(kConnectAgain);
+    std::this_thread::sleep_for(kReconnectInterval);
   }
 }
 
-// Moves all bytes of the parts by `step`, which moves some: without waiting where there is a limit,
-// blocking where there is none.
+// Transfers all bytes of the parts by repeated calls of `step`, each of which transfers some. Does
+// not block in `step` if there is a limit; blocks if there is none.
 template <typename Step>
 IoResult TcpStream::Move(std::span<iovec> parts, const IoLimit& limit, short event, Step step) {
   const int flags = Unlimited(limit) ? 0 : MSG_DONTWAIT;
@@ -174,7 +174,7 @@ IoResult TcpStream::Move(std::span<iovec> parts, const IoLimit& limit, short eve
     }
     msghdr message{};
     message.msg_iov = parts.data();
-    message.msg_iovlen = std::min(parts.size(), kMostParts);
+    message.msg_iovlen = std::min(parts.size(), kMaxIovecs);
     ssize_t moved = step(socket_.get(), &message, flags | MSG_NOSIGNAL);
     if (moved < 0 && errno == EINTR) continue;
     if (moved < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
@@ -223,10 +223,10 @@ TcpListener TcpListener::Bind(const HostPort& local) {
   FileDescriptor fd(
       ::socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol));
   if (fd.get() < 0) throw Resource("cannot open a socket: {}", std::strerror(errno));
-  Set(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);  // a server that ended just now held the port
+  Set(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);  // a server that just exited may have held the port
   if (bind(fd.get(), address.ai_addr, address.ai_addrlen) != 0 || listen(fd.get(), kBacklog) != 0) {
     const int error = errno;
-    if (error == EADDRNOTAVAIL) throw Invalid("{}: no address of this host", local.Text());
+    if (error == EADDRNOTAVAIL) throw Invalid("{}: not an address of this host", local.Text());
     throw Resource("cannot listen at {}: {}", local.Text(), std::strerror(error));
   }
   return TcpListener(std::move(fd));

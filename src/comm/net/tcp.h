@@ -14,45 +14,45 @@
 
 namespace switchyard {
 
-// As in a URL: "10.0.0.1:5000", "[fd00::1]:5000". Port 0 of something that listens: any free one.
+// As in a URL: "10.0.0.1:5000", "[fd00::1]:5000". Port 0 of a listener: any free port.
 struct HostPort {
   std::string host;
   int port = 0;
 
-  // Error kInvalid, which starts with `what`, where the text is none.
+  // Throws Error kInvalid, with a message that starts with `what`, for malformed text.
   static HostPort Parse(std::string_view what, std::string_view text);
   std::string Text() const;
 };
 
-// When a wait is to end before what it waits for.
+// Deadline and stop condition of a blocking operation.
 struct IoLimit {
   std::chrono::steady_clock::time_point until = std::chrono::steady_clock::time_point::max();
-  std::function<bool()> stop;  // asked ten times a second; none: not asked
+  std::function<bool()> stop;  // polled ten times a second; empty: not polled
 
   static IoLimit After(std::chrono::milliseconds timeout, std::function<bool()> stop = {});
 };
 
 enum class IoResult { kDone, kTimeout, kStopped, kClosed };
 
-// One connection. The kernel probes an idle one, so that the loss of the other host is noticed. One
-// thread may send while another receives; Shutdown may come from any.
+// One connection. The kernel sends keepalive probes, which detect the loss of the other host. One
+// thread may send while another receives; any thread may call Shutdown.
 class TcpStream {
  public:
   TcpStream() = default;
   explicit TcpStream(FileDescriptor socket);
 
-  // Tries again until somebody listens there; nothing after the limit. Error kInvalid where there
-  // is no such host.
+  // Retries until the peer listens; returns nullopt after the limit. Error kInvalid if the host
+  // does not exist.
   static std::optional<TcpStream> Connect(const HostPort& peer, const IoLimit& limit);
 
-  // All of the parts, one after the other. They are used up where the result is not kDone, which
-  // leaves the stream in the middle of something: it cannot be used further.
+  // Transfers all of the parts, in order. A result other than kDone leaves the stream in the middle
+  // of a transfer: neither it nor the parts can be used further.
   IoResult Send(std::span<iovec> parts, const IoLimit& limit = {});
   IoResult Receive(std::span<iovec> parts, const IoLimit& limit = {});
   IoResult Receive(void* bytes, size_t size, const IoLimit& limit = {});
 
-  void EndSending();  // the peer reads to the end
-  void Shutdown();    // sends and receives of this end, and waiting ones, give kClosed
+  void EndSending();  // the peer receives an end of stream
+  void Shutdown();    // current and later sends and receives of this end return kClosed
 
   std::string LocalHost() const;
   std::string PeerHost() const;
@@ -67,13 +67,13 @@ class TcpStream {
 class TcpListener {
  public:
   TcpListener() = default;
-  explicit TcpListener(FileDescriptor socket) : socket_(std::move(socket)) {}  // that listens
-  // Error kInvalid where the host is no address of this machine, kResource where the port is taken.
+  explicit TcpListener(FileDescriptor socket) : socket_(std::move(socket)) {}  // already listening
+  // Error kInvalid if the host is not an address of this machine, kResource if the port is in use.
   static TcpListener Bind(const HostPort& local);
 
   HostPort address() const;
   std::optional<TcpStream> Accept(const IoLimit& limit);
-  FileDescriptor& socket() { return socket_; }  // to be inherited by another process
+  FileDescriptor& socket() { return socket_; }  // for inheritance by another process
 
  private:
   FileDescriptor socket_;

@@ -38,7 +38,7 @@ TEST(TcpTest, NobodyThereIsATimeoutAndNoSuchAddressAnError) {
     nobody = gone.address();
   }
   EXPECT_FALSE(TcpStream::Connect(nobody, IoLimit::After(milliseconds(50))));
-  EXPECT_THROW(TcpListener::Bind({"192.0.2.1", 0}), Error);  // of no host (RFC 5737)
+  EXPECT_THROW(TcpListener::Bind({"192.0.2.1", 0}), Error);  // reserved address (RFC 5737)
   const TcpListener first = TcpListener::Bind({"127.0.0.1", 0});
   EXPECT_THROW(TcpListener::Bind(first.address()), Error);
 }

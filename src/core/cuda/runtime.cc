@@ -9,15 +9,15 @@ namespace switchyard::cuda {
 
 void Check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // those that do not stick are told once
+  cudaGetLastError();  // clears a non-sticky error
   throw Resource("{}: {}", what, cudaGetErrorString(error));
 }
 
 int DeviceCount() {
-  // Before CUDA starts. Streams of ranks that share a GPU need hardware queues of their own, of
-  // which there are 8 otherwise: in one queue a kernel that waits for another rank's would have
-  // that one behind it. And kernels are loaded at once: loading one at its first use waits for all
-  // that run, one of which may wait for the kernel that is being loaded.
+  // Must be set before CUDA starts. Streams of ranks that share a GPU need separate hardware
+  // queues; the default is 8. In a shared queue, a kernel that waits for another rank's kernel can
+  // block that kernel behind itself. Kernels are loaded eagerly: loading one at its first use waits
+  // for all running kernels, and one of those may be waiting for the kernel being loaded.
   static const int settings = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0) +
                               setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   (void)settings;
@@ -30,15 +30,15 @@ int DeviceCount() {
 void UseDevice(int device) {
   const int count = DeviceCount();
   if (device < 0 || device >= count)
-    throw Invalid("there is no GPU {}: {} were found", device, count);
-  Check(cudaSetDevice(device), "choice of the GPU");
+    throw Invalid("GPU {} does not exist: found {} GPUs", device, count);
+  Check(cudaSetDevice(device), "setting the current GPU");
 }
 
 namespace {
 int Attribute(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
-  Check(cudaGetDevice(&device), "current GPU");
-  Check(cudaDeviceGetAttribute(&value, attribute, device), "attribute of the GPU");
+  Check(cudaGetDevice(&device), "reading the current GPU");
+  Check(cudaDeviceGetAttribute(&value, attribute, device), "reading a GPU attribute");
   return value;
 }
 }  // namespace
@@ -55,12 +55,12 @@ DeviceMemory::DeviceMemory(size_t bytes) : bytes_(bytes) {
     cudaGetLastError();
     size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
-    throw Resource("GPU memory: {:.2f} GiB asked for, {:.2f} of {:.2f} GiB are free",
+    throw Resource("out of GPU memory: requested {:.2f} GiB, {:.2f} of {:.2f} GiB free",
                    bytes / 1073741824.0, free / 1073741824.0, total / 1073741824.0);
   }
-  Check(cudaMemset(data_, 0, bytes), "clearing of GPU memory");
-  // Of no stream, and pageable work may overtake it.
-  Check(cudaDeviceSynchronize(), "clearing of GPU memory");
+  Check(cudaMemset(data_, 0, bytes), "zeroing GPU memory");
+  // cudaMemset is not ordered with non-blocking streams, and pageable copies may overtake it.
+  Check(cudaDeviceSynchronize(), "zeroing GPU memory");
 }
 DeviceMemory::~DeviceMemory() {
   if (data_) cudaFree(data_);
@@ -80,16 +80,15 @@ PinnedMemory::~PinnedMemory() {
 }
 
 Stream::Stream() {
-  // A stream gets its hardware queue with its first work, and two threads whose streams begin at
-  // the same time can be given one queue (one pair in five to eight, driver of CUDA 13.0): ranks
-  // that share a GPU then wait for each other for good. So the first work is here, one stream at a
-  // time.
+  // The driver assigns a stream's hardware queue at its first work. Two threads that create streams
+  // at the same time can get the same queue (one pair in five to eight, driver of CUDA 13.0), and
+  // ranks that share a GPU then deadlock. So the first work is enqueued here, one stream at a time.
   static std::mutex first_work;
   const std::lock_guard lock(first_work);
   const DeviceMemory word(sizeof(int));
-  Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a new stream");
+  Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream creation");
   try {
-    Check(cudaMemsetAsync(word.data(), 0, word.bytes(), stream_), "a new stream");
+    Check(cudaMemsetAsync(word.data(), 0, word.bytes(), stream_), "stream creation");
     Synchronize();
   } catch (...) {
     cudaStreamDestroy(stream_);
@@ -99,29 +98,29 @@ Stream::Stream() {
 Stream::~Stream() {
   if (stream_) cudaStreamDestroy(stream_);
 }
-void Stream::Synchronize() const { Check(cudaStreamSynchronize(stream_), "work of the GPU"); }
+void Stream::Synchronize() const { Check(cudaStreamSynchronize(stream_), "GPU execution"); }
 
-Event::Event(unsigned flags) { Check(cudaEventCreateWithFlags(&event_, flags), "a new event"); }
+Event::Event(unsigned flags) { Check(cudaEventCreateWithFlags(&event_, flags), "event creation"); }
 Event::~Event() {
   if (event_) cudaEventDestroy(event_);
 }
 void Event::Record(cudaStream_t stream) const {
-  Check(cudaEventRecord(event_, stream), "an event");
+  Check(cudaEventRecord(event_, stream), "event record");
 }
-void Event::Wait() const { Check(cudaEventSynchronize(event_), "work of the GPU"); }
+void Event::Wait() const { Check(cudaEventSynchronize(event_), "GPU execution"); }
 double Event::MillisecondsSince(const Event& start) const {
   float ms = 0;
-  Check(cudaEventElapsedTime(&ms, start.event_, event_), "time between events");
+  Check(cudaEventElapsedTime(&ms, start.event_, event_), "event timing");
   return ms;
 }
 
 void Branch::Fork(cudaStream_t from) const {
   forked_.Record(from);
-  Check(cudaStreamWaitEvent(stream_.get(), forked_.get()), "beginning of a branch");
+  Check(cudaStreamWaitEvent(stream_.get(), forked_.get()), "forking a side stream");
 }
 void Branch::Join(cudaStream_t into) const {
   joined_.Record(stream_.get());
-  Check(cudaStreamWaitEvent(into, joined_.get()), "end of a branch");
+  Check(cudaStreamWaitEvent(into, joined_.get()), "joining a side stream");
 }
 
 }  // namespace switchyard::cuda

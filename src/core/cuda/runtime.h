@@ -1,5 +1,5 @@
-// The CUDA runtime as the rest of the program uses it: calls that throw, and owners of what has to
-// be freed.
+// CUDA runtime wrappers: calls that throw on errors, and RAII owners of device memory, pinned
+// memory, streams and events.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,25 +10,27 @@
 
 namespace switchyard::cuda {
 
-// Error kResource "<what>: <CUDA's own words>" unless `error` is cudaSuccess. `what` says what was
-// attempted ("copy of logits to the host"). Errors of kernels that ran before may show up here.
+// Throws kResource "<what>: <CUDA error string>" unless `error` is cudaSuccess. `what` names the
+// attempted operation ("copy of logits to the host"). Asynchronous errors of earlier kernels may
+// surface here.
 void Check(cudaError_t error, const char* what);
 
-// GPUs of this machine; 0 where there is no driver. Never throws. The first call comes before any
-// other use of CUDA: it asks for as many hardware queues as there can be, and for all kernels to be
-// loaded when CUDA starts.
+// Number of GPUs of this machine; 0 without a driver. Never throws. The first call must precede any
+// other use of CUDA: it requests the maximum number of hardware queues and eager loading of all
+// kernels.
 int DeviceCount();
-// Makes `device` the one of the calling thread. Error kInvalid where there is none of that number.
+// Sets the calling thread's current device. Error kInvalid if `device` does not exist.
 void UseDevice(int device);
-// Whether the current device has Hopper's matrix units and copy engine (compute capability 9.0).
+// Whether the current device supports wgmma and TMA (Hopper, compute capability 9.0).
 bool IsHopper();
 int MultiprocessorCount();  // of the current device
 
-// Memory of the device that was current when it was allocated. Movable; freed with the object.
+// Device memory, allocated on the device that is current at construction. Movable; freed with the
+// object.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
-  // Zeroed. Error kResource names the bytes asked for and those that are free.
+  // Zeroed. Error kResource reports the requested and the free bytes.
   explicit DeviceMemory(size_t bytes);
   ~DeviceMemory();
   DeviceMemory(DeviceMemory&& other) noexcept
@@ -51,7 +53,7 @@ class DeviceMemory {
   size_t bytes_ = 0;
 };
 
-// Page-locked host memory, which copies to and from the device without a detour.
+// Page-locked (pinned) host memory; copies to and from the device need no intermediate buffer.
 class PinnedMemory {
  public:
   PinnedMemory() = default;
@@ -76,28 +78,28 @@ class PinnedMemory {
   size_t bytes_ = 0;
 };
 
-// Copies from any host memory. The bytes are there for kernels of all streams when it returns, as
-// they need not be after cudaMemcpy: that returns once it has read pageable memory, and streams
-// that do not block do not wait for what is still under way. `what` as for Check.
+// Synchronous copy from any host memory. When it returns, the bytes are visible to kernels of all
+// streams. cudaMemcpy does not guarantee that: it returns once it has read pageable memory, and
+// non-blocking streams do not wait for the rest of the transfer. `what` as for Check.
 void CopyToDevice(void* to, const void* from, size_t bytes, const char* what);
 
-// An order of work on the current device.
+// A non-blocking stream of the current device.
 class Stream {
  public:
-  // Waits for all work of the device.
+  // Synchronizes with all work of the device.
   Stream();
   ~Stream();
   Stream(Stream&& other) noexcept : stream_(std::exchange(other.stream_, nullptr)) {}
   Stream& operator=(Stream&&) = delete;
 
   cudaStream_t get() const { return stream_; }
-  void Synchronize() const;  // waits for all that was enqueued; throws what went wrong there
+  void Synchronize() const;  // waits for all enqueued work; throws its errors
 
  private:
   cudaStream_t stream_ = nullptr;
 };
 
-// A point in a stream, with its time.
+// A CUDA event with timing.
 class Event {
  public:
   explicit Event(unsigned flags = cudaEventDefault);
@@ -107,23 +109,23 @@ class Event {
 
   cudaEvent_t get() const { return event_; }
   void Record(cudaStream_t stream) const;
-  void Wait() const;                                   // the host, until it has passed
-  double MillisecondsSince(const Event& start) const;  // both have passed
+  void Wait() const;                                   // blocks the host until the event completes
+  double MillisecondsSince(const Event& start) const;  // both have completed
 
  private:
   cudaEvent_t event_ = nullptr;
 };
 
-// Work that leaves a stream and comes back: what is enqueued on stream() after Fork runs beside
-// what follows on the stream it left. Belongs to the thread of that stream.
+// A side stream: work enqueued on stream() between Fork and Join runs concurrently with the main
+// stream. Used by the thread of the main stream.
 class Branch {
  public:
   cudaStream_t stream() const { return stream_.get(); }
-  // What stream() gets from here on follows what `from` has now. Where `from` is being recorded it
-  // is recorded too, and must be joined before that ends.
+  // Later work on stream() waits for all current work on `from`. If `from` is being captured, the
+  // side stream joins the capture and must be joined before the capture ends.
   void Fork(cudaStream_t from) const;
-  // What `into` gets from here on follows what stream() has now, too. The first kernel there should
-  // not be one that begins early (kernels/cuda/kernel_chain.cuh).
+  // Later work on `into` also waits for all current work on stream(). The first kernel on `into`
+  // should not use programmatic dependent launch (kernels/cuda/kernel_chain.cuh).
   void Join(cudaStream_t into) const;
 
  private:

@@ -9,11 +9,13 @@ KvCache::KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes)
   if (reuse_prefixes) tree_.emplace(allocator_, page_size);
 }
 
-int64_t KvCache::Borrow(std::span<const int32_t> tokens, SequencePages& sequence) {
+int64_t KvCache::Borrow(std::span<const int32_t> tokens, SequencePages& sequence,
+                        const std::string& salt) {
   CHECK(sequence.pages.empty());
   if (!tree_) return 0;
-  RadixCache::Match match = tree_->Find(tokens);
+  RadixCache::Match match = tree_->Find(tokens, salt);
   tree_->Lock(match.node);
+  sequence.salt = salt;
   sequence.lock = match.node;
   sequence.pages = std::move(match.pages);
   sequence.borrowed = static_cast<int64_t>(sequence.pages.size());
@@ -33,9 +35,10 @@ void KvCache::Publish(std::span<const int32_t> computed, SequencePages& sequence
   const auto whole = static_cast<int64_t>(computed.size()) / page_size_;
   if (!tree_ || whole <= sequence.borrowed) return;
   const auto tokens = computed.first(whole * page_size_);
-  const int64_t present = tree_->Insert(tokens, std::span(sequence.pages).first(whole));
-  RadixCache::Match match = tree_->Find(tokens);
-  // Where the tree had the prefix already its copy holds the same values, and ours can go.
+  const int64_t present =
+      tree_->Insert(tokens, std::span(sequence.pages).first(whole), sequence.salt);
+  RadixCache::Match match = tree_->Find(tokens, sequence.salt);
+  // If the tree already had the prefix, its pages hold the same values: free the sequence's copies.
   for (int64_t i = sequence.borrowed; i < present; ++i) {
     allocator_.Free(sequence.pages[i]);
     sequence.pages[i] = match.pages[i];
@@ -48,7 +51,7 @@ void KvCache::Publish(std::span<const int32_t> computed, SequencePages& sequence
 
 void KvCache::Release(std::span<const int32_t> computed, SequencePages& sequence) {
   Publish(computed, sequence);
-  // Backwards, so that the next sequence gets them in the order this one had them.
+  // In reverse, since the allocator is LIFO: the next sequence gets the pages in the same order.
   for (auto i = static_cast<int64_t>(sequence.pages.size()); i-- > sequence.borrowed;)
     allocator_.Free(sequence.pages[i]);
   if (sequence.lock) tree_->Unlock(sequence.lock);

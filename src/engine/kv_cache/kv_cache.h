@@ -1,4 +1,4 @@
-// The cache as sequences see it: borrow a known prefix, grow, publish what is computed, give back.
+// The KV cache of sequences: borrow a cached prefix, grow, publish computed pages, release.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace switchyard {
 
-// The pages of one sequence, in order of position. The first `borrowed` are the radix tree's and
-// locked there through `lock`; the rest are the sequence's own.
+// The pages of one sequence, in order of position. The first `borrowed` pages belong to the radix
+// tree and are locked there through `lock`; the others belong to the sequence.
 //
 //   pages:   [ tree's, locked  |  own, computed  |  own, to be computed ]
 //              0 .. borrowed                                 .. pages.size()
@@ -20,10 +20,11 @@ struct SequencePages {
   std::vector<int32_t> pages;
   int64_t borrowed = 0;
   RadixCache::Node* lock = nullptr;
+  std::string salt;  // as Borrow was given it
 };
 
-// Every page is in exactly one of three places: free, in the tree, or own to one sequence. Pages of
-// the tree that nobody holds count as available: Grow evicts them. The rank's thread only.
+// Every page is in exactly one of three places: free, in the tree, or in one sequence. Pages of
+// the tree that are not locked count as available: Grow evicts them. The rank's thread only.
 class KvCache {
  public:
   KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes);
@@ -36,17 +37,20 @@ class KvCache {
   int64_t capacity() const { return total() * page_size_; }  // tokens
   int64_t PagesFor(int64_t tokens) const { return (tokens + page_size_ - 1) / page_size_; }
 
-  // Gives an empty sequence the longest known prefix of `tokens`; returns its length in tokens.
-  int64_t Borrow(std::span<const int32_t> tokens, SequencePages& sequence);
-  // Makes room for `tokens` positions in all; false, and nothing done, where pages lack.
+  // Gives an empty sequence the longest cached prefix of `tokens` among sequences of the same
+  // `salt`; returns its length in tokens.
+  int64_t Borrow(std::span<const int32_t> tokens, SequencePages& sequence,
+                 const std::string& salt = {});
+  // Allocates pages for `tokens` positions in total. Returns false, without effect, if there are
+  // too few.
   bool Grow(int64_t tokens, SequencePages& sequence);
-  // Puts the whole pages of `computed`, the sequence's leading tokens, into the tree and borrows
-  // them from it, so that requests which follow can share them.
+  // Inserts the full pages of `computed`, the sequence's leading tokens, into the tree and borrows
+  // them from it, so that later requests can share them.
   void Publish(std::span<const int32_t> computed, SequencePages& sequence);
-  // Publishes `computed` and lets go of everything. An empty span publishes nothing.
+  // Publishes `computed` and releases all pages. An empty span publishes nothing.
   void Release(std::span<const int32_t> computed, SequencePages& sequence);
 
-  void DropPrefixes();   // all that are not locked
+  void DropPrefixes();   // evicts all that are not locked
   bool IsWhole() const;  // no sequence holds a page
 
  private:

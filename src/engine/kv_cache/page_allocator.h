@@ -1,4 +1,4 @@
-// Which pages of the cache are free.
+// Free list of the cache's pages.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 
 namespace switchyard {
 
-// Hands out page numbers [0, total); the memory behind them is KvStorage's (model/model.h). Last
-// freed, first given, so that every rank gets the same numbers. The rank's thread only.
+// Allocates page numbers [0, total); KvStorage (model/model.h) owns their memory. The free list is
+// LIFO, so that every rank gets the same numbers. The rank's thread only.
 class PageAllocator {
  public:
   explicit PageAllocator(int64_t total);
@@ -15,12 +15,12 @@ class PageAllocator {
   int64_t total() const { return static_cast<int64_t>(taken_.size()); }
   int64_t free() const { return static_cast<int64_t>(free_.size()); }
 
-  int32_t Allocate();  // there is one: callers look at free() first
+  int32_t Allocate();  // requires free() > 0
   void Free(int32_t page);
 
  private:
   std::vector<int32_t> free_;
-  std::vector<bool> taken_;  // finds a page that is freed twice
+  std::vector<bool> taken_;  // detects double frees
 };
 
 }  // namespace switchyard

@@ -13,14 +13,32 @@ struct RadixCache::Node {
   std::vector<std::unique_ptr<Node>> children;  // ascending by their first page's tokens
   int64_t locks = 0;                            // of this node and of all below it
   uint64_t last_use = 0;
-  uint64_t queued = 0;  // last_use under which it stands in evictable_; 0: it does not
+  uint64_t queued = 0;  // its key (last_use) in evictable_; 0: not in it
+  std::string salt;     // of a root
+
+  bool IsRoot() const { return parent == nullptr; }
 };
 
 RadixCache::RadixCache(PageAllocator& allocator, int32_t page_size)
-    : allocator_(allocator), page_size_(page_size), root_(std::make_unique<Node>()) {
+    : allocator_(allocator), page_size_(page_size) {
   CHECK_GT(page_size, 0);
 }
 RadixCache::~RadixCache() = default;
+
+RadixCache::Node* RadixCache::Root(const std::string& salt) {
+  std::unique_ptr<Node>& root = roots_[salt];
+  if (!root) {
+    root = std::make_unique<Node>();
+    root->salt = salt;
+  }
+  return root.get();
+}
+
+void RadixCache::DropIfUnused(Node* root) {
+  if (root->salt.empty() || root->locks > 0 || !root->children.empty()) return;
+  const std::string salt = root->salt;  // outlives the node
+  roots_.erase(salt);
+}
 
 int64_t RadixCache::NumPages(const Node& node) const {
   return static_cast<int64_t>(node.pages.size());
@@ -53,7 +71,7 @@ void RadixCache::Touch(Node* node) {
 }
 
 void RadixCache::Requeue(Node* node) {
-  const bool evictable = node->children.empty() && node->locks == 0 && node != root_.get();
+  const bool evictable = node->children.empty() && node->locks == 0 && !node->IsRoot();
   const uint64_t key = evictable ? node->last_use : 0;
   if (node->queued == key) return;
   if (node->queued) evictable_.erase({node->queued, node});
@@ -78,9 +96,9 @@ RadixCache::Node* RadixCache::Split(Node* node, int64_t pages) {
   return place->get();
 }
 
-RadixCache::Match RadixCache::Find(std::span<const int32_t> tokens) {
+RadixCache::Match RadixCache::Find(std::span<const int32_t> tokens, const std::string& salt) {
   ++clock_;
-  Match match{.node = root_.get()};
+  Match match{.node = Root(salt)};
   while (tokens.size() >= static_cast<size_t>(page_size_)) {
     const auto child = ChildFor(*match.node, tokens);
     if (child == match.node->children.end() || !StartsWithPage(**child, tokens)) break;
@@ -93,9 +111,10 @@ RadixCache::Match RadixCache::Find(std::span<const int32_t> tokens) {
   return match;
 }
 
-int64_t RadixCache::Insert(std::span<const int32_t> tokens, std::span<const int32_t> pages) {
+int64_t RadixCache::Insert(std::span<const int32_t> tokens, std::span<const int32_t> pages,
+                           const std::string& salt) {
   CHECK_EQ(tokens.size(), pages.size() * page_size_);
-  const Match known = Find(tokens);
+  const Match known = Find(tokens, salt);
   const size_t present = known.pages.size();
   if (present == pages.size()) return static_cast<int64_t>(present);
 
@@ -113,25 +132,28 @@ int64_t RadixCache::Insert(std::span<const int32_t> tokens, std::span<const int3
 }
 
 void RadixCache::Lock(Node* node) {
-  for (; node != root_.get(); node = node->parent) {
+  for (; !node->IsRoot(); node = node->parent) {
     if (node->locks++ == 0) locked_pages_ += NumPages(*node);
     Requeue(node);
   }
+  ++node->locks;
 }
 
 void RadixCache::Unlock(Node* node) {
-  for (; node != root_.get(); node = node->parent) {
+  for (; !node->IsRoot(); node = node->parent) {
     CHECK_GT(node->locks, 0);
     if (--node->locks == 0) locked_pages_ -= NumPages(*node);
     Requeue(node);
   }
+  --node->locks;
+  DropIfUnused(node);
 }
 
 int64_t RadixCache::Evict(int64_t pages) {
   int64_t freed = 0;
   while (freed < pages && !evictable_.empty()) {
     Node* leaf = evictable_.begin()->second;
-    // From the leaf's end, so that the prefix that is left is still one.
+    // Trims the leaf from its end, so that the remaining pages are still a prefix.
     while (freed < pages && !leaf->pages.empty()) {
       allocator_.Free(leaf->pages.back());
       leaf->pages.pop_back();
@@ -152,6 +174,7 @@ void RadixCache::Remove(Node* leaf) {
   Node* parent = leaf->parent;
   parent->children.erase(ChildFor(*parent, leaf->tokens));
   Requeue(parent);
+  if (parent->IsRoot()) DropIfUnused(parent);
 }
 
 }  // namespace switchyard

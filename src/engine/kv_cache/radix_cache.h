@@ -1,13 +1,15 @@
-// The radix tree of finished prefixes: token pages that a later request may take over as they are.
+// Radix tree of cached prefixes: pages of tokens that a later request can reuse.
 //
-// After RadixAttention (Zheng et al., SGLang, 2023), by whole pages: an edge holds one or more
-// pages' tokens and their page numbers, and siblings differ in their first page.
+// After RadixAttention (Zheng et al., SGLang, 2023), with full pages as the unit. An edge holds the
+// tokens of one or more pages and their page numbers; siblings differ in their first page.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -15,9 +17,9 @@
 
 namespace switchyard {
 
-// Owns the pages in it until it evicts them. A locked node, and with it the path above it, stays;
-// what is not locked may be evicted, leaves first, least recently used first by a counter (no
-// clock, so that all ranks evict alike). Borrows the allocator. The rank's thread only.
+// Owns its pages until it evicts them. A locked node and the path above it are kept. Unlocked nodes
+// are evicted leaves first, in LRU order by a counter (not a clock, so that all ranks evict
+// alike). Borrows the allocator. The rank's thread only.
 class RadixCache {
  public:
   struct Node;  // opaque to callers; valid while it or a node below it is locked
@@ -29,14 +31,17 @@ class RadixCache {
     std::vector<int32_t> pages;  // of the matched prefix
     Node* node = nullptr;        // its last node; the root where nothing matched
   };
-  // The longest known prefix of `tokens` in whole pages. The path ends at `node` exactly (a node
-  // is split where need be), so that locking it holds these pages and no more.
-  Match Find(std::span<const int32_t> tokens);
+  // The longest cached prefix of `tokens` in full pages. The path ends at `node` exactly (a node is
+  // split if necessary), so that a lock on it covers exactly these pages. Prefixes of one `salt`
+  // (cache_salt) are invisible to others. Lock the node before the next call: an empty, unlocked
+  // tree of a salt is deleted.
+  Match Find(std::span<const int32_t> tokens, const std::string& salt = {});
 
-  // Adds `tokens` (whole pages) stored in `pages`. A leading part that the tree has already stays
-  // as it is; the pages after it become the tree's. Returns how many pages were there before: of
-  // those, the caller keeps what it owned.
-  int64_t Insert(std::span<const int32_t> tokens, std::span<const int32_t> pages);
+  // Adds `tokens` (full pages) stored in `pages`. A prefix that the tree already has is kept; the
+  // tree takes ownership of the pages after it. Returns the number of pages that were present: the
+  // caller still owns its copies of those.
+  int64_t Insert(std::span<const int32_t> tokens, std::span<const int32_t> pages,
+                 const std::string& salt = {});
 
   void Lock(Node* node);
   void Unlock(Node* node);
@@ -50,21 +55,23 @@ class RadixCache {
 
  private:
   int64_t NumPages(const Node& node) const;
-  // The child of `node` whose first page has these tokens, or the place where it would stand.
+  // The child of `node` whose first page has these tokens, or its insertion point.
   std::vector<std::unique_ptr<Node>>::iterator ChildFor(Node& node,
                                                         std::span<const int32_t> tokens) const;
   bool StartsWithPage(const Node& node, std::span<const int32_t> tokens) const;
   int64_t CommonPages(const Node& node, std::span<const int32_t> tokens) const;
-  // Cuts `node` after `pages` pages and returns the new upper part.
+  // Splits `node` after `pages` pages and returns the new upper part.
   Node* Split(Node* node, int64_t pages);
   void Touch(Node* node);
-  void Requeue(Node* node);  // after its use, its locks or its children changed
+  void Requeue(Node* node);  // call after its use, its locks or its children changed
   void Remove(Node* leaf);
+  Node* Root(const std::string& salt);
+  void DropIfUnused(Node* root);
 
   PageAllocator& allocator_;
   const int32_t page_size_;
-  std::unique_ptr<Node> root_;
-  std::set<std::pair<uint64_t, Node*>> evictable_;  // unlocked leaves by last use, never equal
+  std::map<std::string, std::unique_ptr<Node>> roots_;  // by salt
+  std::set<std::pair<uint64_t, Node*>> evictable_;  // unlocked leaves by last use, which is unique
   uint64_t clock_ = 0;
   int64_t pages_ = 0, locked_pages_ = 0;
 };

@@ -15,7 +15,7 @@ using Tokens = std::vector<int32_t>;
 
 class RadixCacheTest : public ::testing::Test {
  protected:
-  // Inserts `tokens` with pages of their own; what the tree had already is freed.
+  // Inserts `tokens` with new pages; frees pages of a prefix that the tree already has.
   Tokens Add(const Tokens& tokens) {
     Tokens pages;
     for (size_t i = 0; i < tokens.size() / 2; ++i) pages.push_back(allocator_.Allocate());
@@ -103,6 +103,32 @@ TEST(KvCache, PublishedPrefixIsBorrowedByTheNext) {
   cache.Release({}, second);
   EXPECT_TRUE(cache.IsWhole());
   EXPECT_EQ(cache.cached(), 2);
+}
+
+TEST(KvCache, SaltsKeepPrefixesApart) {
+  KvCache cache(8, 1, true);
+  const Tokens tokens = {1, 2, 3};
+  SequencePages plain, salted, same, other;
+  EXPECT_EQ(cache.Borrow(tokens, plain), 0);
+  ASSERT_TRUE(cache.Grow(3, plain));
+  cache.Release(tokens, plain);
+  EXPECT_EQ(cache.Borrow(tokens, salted, "a"), 0);
+  ASSERT_TRUE(cache.Grow(3, salted));
+  cache.Publish(tokens, salted);
+  EXPECT_EQ(cache.Borrow(tokens, same, "a"), 3);
+  EXPECT_EQ(same.pages, salted.pages);
+  EXPECT_EQ(cache.Borrow(tokens, other, "b"), 0);
+  cache.Release({}, other);
+  EXPECT_EQ(cache.Borrow(tokens, plain), 3);
+  EXPECT_NE(plain.pages, salted.pages);
+  cache.Release(tokens, plain);
+  cache.Release(tokens, same);
+  cache.Release(tokens, salted);
+  EXPECT_TRUE(cache.IsWhole());
+  cache.DropPrefixes();
+  EXPECT_EQ(cache.free(), 8);
+  EXPECT_EQ(cache.Borrow(tokens, salted, "a"), 0);
+  cache.Release({}, salted);
 }
 
 TEST(KvCache, TwoThatComputedTheSameKeepOneCopy) {

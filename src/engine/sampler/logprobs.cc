@@ -10,7 +10,7 @@ namespace switchyard {
 
 namespace {
 
-// The `count` largest of `values`, best first. One pass with a heap whose front is the worst kept.
+// The `count` largest of `values`, best first. One pass with a heap whose front is the worst entry.
 std::vector<TokenLogprob> Largest(std::span<const float> values, size_t count) {
   const auto better = [](const TokenLogprob& a, const TokenLogprob& b) {
     return a.logprob != b.logprob ? a.logprob > b.logprob : a.token < b.token;
@@ -22,7 +22,7 @@ std::vector<TokenLogprob> Largest(std::span<const float> values, size_t count) {
     if (heap.size() < count) {
       heap.push_back(candidate);
       std::push_heap(heap.begin(), heap.end(), better);
-    } else if (candidate.logprob > heap.front().logprob) {  // ids rise, so equals come too late
+    } else if (candidate.logprob > heap.front().logprob) {  // ids ascend, so equals lose the tie
       std::pop_heap(heap.begin(), heap.end(), better);
       heap.back() = candidate;
       std::push_heap(heap.begin(), heap.end(), better);
@@ -41,6 +41,10 @@ PositionLogprobs LogprobsAt(std::span<const float> logits, int32_t token,
   const auto logprob = [&](float logit) { return static_cast<float>(logit - log_sum); };
 
   PositionLogprobs out{.logprob = logprob(logits[token]), .token = token};
+  if (params.rank) {
+    const auto better = [limit = logits[token]](float logit) { return logit > limit; };
+    out.rank = 1 + static_cast<int32_t>(std::count_if(logits.begin(), logits.end(), better));
+  }
   if (params.top > 0) {
     out.top = Largest(logits, std::min<size_t>(params.top, logits.size()));
     for (TokenLogprob& entry : out.top) entry.logprob = logprob(entry.logprob);

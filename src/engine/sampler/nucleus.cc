@@ -10,8 +10,8 @@ namespace switchyard {
 
 namespace {
 
-// Weights lie in (0, 1]. The bits of a positive float grow with it, so the leading ones number
-// buckets in order: 8 of exponent and 5 of mantissa make buckets 3 % wide.
+// Weights lie in (0, 1]. The bit pattern of a positive float increases with its value, so its
+// leading bits number buckets in order: 8 of exponent and 5 of mantissa give buckets 3 % wide.
 constexpr int kDroppedBits = 18;
 constexpr size_t kBuckets = (0x3f800000u >> kDroppedBits) + 1;
 
@@ -40,7 +40,7 @@ Cutoff NucleusFilter::Cut(std::span<const float> weights, double total, const Pa
     bucket.mass += weight;
   }
 
-  // Whole buckets from the heaviest, while what came before the bucket after them is still kept.
+  // Full buckets from the heaviest, while the mass before the next bucket is still kept.
   int64_t count = 0;
   double before = 0.0;
   size_t border = kBuckets - 1;
@@ -50,7 +50,7 @@ Cutoff NucleusFilter::Cut(std::span<const float> weights, double total, const Pa
     before += buckets_[border].mass;
     --border;
   }
-  if (border == 0) return at_least_min_p;  // nothing but zeros is left
+  if (border == 0) return at_least_min_p;  // only zeros are left
 
   border_.clear();
   for (size_t i = 0; i < weights.size(); ++i)

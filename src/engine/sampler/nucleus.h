@@ -1,4 +1,4 @@
-// top_k, top_p and min_p: which tokens remain.
+// The filters top_k, top_p and min_p.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace switchyard {
 
-// The last token that is kept, in the order of falling weight and, among equals, rising id.
+// The last kept token, in order of descending weight and, among equals, ascending id.
 struct Cutoff {
   float weight = 0.0f;
   int32_t token = 0;
@@ -16,12 +16,13 @@ struct Cutoff {
   }
 };
 
-// Filters as SGLang has them: all three look at the probabilities after temperature, none at
-// those left by another. top_k keeps the k likeliest, top_p the likeliest until the mass *before* a
-// token exceeds p, min_p those of at least min_p times the largest. The likeliest always remains.
+// Filters with SGLang's semantics: each of the three applies to the probabilities after
+// temperature, independent of the others. top_k keeps the k most likely tokens. top_p keeps the
+// most likely tokens until the mass *before* a token exceeds p. min_p keeps tokens of at least
+// min_p times the largest probability. The most likely token always remains.
 //
-// A histogram over the weights' leading bits finds the bucket where the cut falls, and only that
-// bucket is sorted. Scratch of one rank's sampler.
+// A histogram over the weights' leading bits finds the bucket that contains the cutoff, and only
+// that bucket is sorted. Scratch of one rank's sampler.
 class NucleusFilter {
  public:
   explicit NucleusFilter(int64_t vocab_size);
@@ -44,7 +45,7 @@ class NucleusFilter {
     int32_t token;
   };
   std::vector<Bucket> buckets_;
-  std::vector<Entry> border_;  // the bucket where the cut falls
+  std::vector<Entry> border_;  // the bucket that contains the cutoff
 };
 
 }  // namespace switchyard

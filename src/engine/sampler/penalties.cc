@@ -1,5 +1,6 @@
 #include "engine/sampler/penalties.h"
 
+#include <algorithm>
 #include <limits>
 
 namespace switchyard {
@@ -10,6 +11,18 @@ bool PenalizesOutput(const SamplingParams& p) {
   return p.frequency_penalty != 0.0f || p.presence_penalty != 0.0f;
 }
 
+constexpr float kForbidden = -std::numeric_limits<float>::infinity();
+
+void ForbidBadWords(const std::vector<std::vector<int32_t>>& words, std::span<const int32_t> output,
+                    std::span<float> logits) {
+  for (const std::vector<int32_t>& word : words) {
+    const size_t before = word.size() - 1;
+    if (output.size() < before) continue;
+    if (std::equal(word.begin(), word.end() - 1, output.end() - before))
+      logits[word.back()] = kForbidden;
+  }
+}
+
 }  // namespace
 
 Penalties::Penalties(int64_t vocab_size, std::vector<int32_t> eos_token_ids)
@@ -17,7 +30,8 @@ Penalties::Penalties(int64_t vocab_size, std::vector<int32_t> eos_token_ids)
 
 bool Penalties::Needed(const SamplingParams& params, int64_t output_length) {
   return PenalizesOutput(params) || params.repetition_penalty != 1.0f ||
-         !params.logit_bias.empty() || output_length < params.min_new_tokens;
+         !params.logit_bias.empty() || output_length < params.min_new_tokens ||
+         !params.allowed_token_ids.empty() || !params.bad_words.empty();
 }
 
 void Penalties::Count(std::span<const int32_t> tokens) {
@@ -28,6 +42,13 @@ void Penalties::Count(std::span<const int32_t> tokens) {
 void Penalties::Forget() {
   for (const int32_t token : seen_) counts_[token] = 0;
   seen_.clear();
+}
+
+void Penalties::ForbidAllBut(std::span<const int32_t> allowed, std::span<float> logits) {
+  Count(allowed);
+  for (size_t token = 0; token < logits.size(); ++token)
+    if (counts_[token] == 0) logits[token] = kForbidden;
+  Forget();
 }
 
 void Penalties::Apply(const SamplingParams& params, std::span<const int32_t> prompt,
@@ -50,10 +71,11 @@ void Penalties::Apply(const SamplingParams& params, std::span<const int32_t> pro
   }
   for (const auto& [token, bias] : params.logit_bias) logits[token] += bias;
   if (static_cast<int64_t>(output.size()) < params.min_new_tokens) {
-    constexpr float kForbidden = -std::numeric_limits<float>::infinity();
     for (const int32_t token : eos_token_ids_) logits[token] = kForbidden;
     for (const int32_t token : params.stop_token_ids) logits[token] = kForbidden;
   }
+  if (!params.allowed_token_ids.empty()) ForbidAllBut(params.allowed_token_ids, logits);
+  ForbidBadWords(params.bad_words, output, logits);
 }
 
 }  // namespace switchyard

@@ -1,4 +1,4 @@
-// What changes logits before a draw: penalties, biases, and tokens that may not come yet.
+// Logit adjustments before a draw: penalties, biases, and forbidden tokens.
 #pragma once
 
 #include <cstdint>
@@ -9,24 +9,26 @@
 
 namespace switchyard {
 
-// A pure function of the request and its tokens so far: nothing per request is kept, so retraction
-// and batches cannot change it. The scratch of one rank's sampler, sized by the vocabulary.
+// A pure function of the request and its tokens so far. Keeps no state per request, so retraction
+// and batching cannot change the result. Scratch of one rank's sampler, sized by the vocabulary.
 class Penalties {
  public:
   Penalties(int64_t vocab_size, std::vector<int32_t> eos_token_ids);
 
-  // Whether Apply would change anything at this point of the output.
+  // Whether Apply has any effect at this point of the output.
   static bool Needed(const SamplingParams& params, int64_t output_length);
 
   // In SGLang's order: frequency and presence are subtracted, then repetition scales, then biases
-  // are added, then end-of-sequence and stop ids are forbidden (−inf) while the output is shorter
-  // than min_new_tokens.
+  // are added. Then ids become −inf: end-of-sequence and stop ids while the output is shorter than
+  // min_new_tokens, ids outside of allowed_token_ids, and the last id of each of bad_words that the
+  // output's end begins (vLLM's rule: the prompt does not count).
   void Apply(const SamplingParams& params, std::span<const int32_t> prompt,
              std::span<const int32_t> output, std::span<float> logits);
 
  private:
   void Count(std::span<const int32_t> tokens);
   void Forget();
+  void ForbidAllBut(std::span<const int32_t> allowed, std::span<float> logits);
 
   const std::vector<int32_t> eos_token_ids_;
   std::vector<int32_t> counts_;  // [vocab], zero between uses

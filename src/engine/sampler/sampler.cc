@@ -46,7 +46,7 @@ int32_t Sampler::DrawWeighted(const Cutoff& cutoff, double uniform) const {
 
   const double target = uniform * kept;
   double below = 0.0;
-  int32_t last = -1;  // where rounding puts the target at the very end
+  int32_t last = -1;  // the fallback if rounding puts the target at the very end
   for (int32_t i = 0; i < vocab; ++i) {
     if (!cutoff.Keeps(weights_[i], i)) continue;
     below += weights_[i];

@@ -1,4 +1,4 @@
-// From a row of logits to the next token.
+// Draws the next token from a row of logits.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,16 @@
 
 namespace switchyard {
 
-// A pure function of logits, request and the tokens so far: the same seed gives the same tokens
-// whatever else is in the batch, on every rank. Owns scratch of the vocabulary's size, so drawing
+// A pure function of logits, request and the tokens so far: the same seed gives the same tokens on
+// every rank, whatever else is in the batch. Owns vocabulary-sized scratch, so a draw
 // allocates nothing. The rank's thread only.
 class Sampler {
  public:
-  static constexpr float kGreedyBelow = 1e-6f;  // temperatures
+  static constexpr float kGreedyBelow = 1e-6f;  // temperature below which sampling is greedy
 
   Sampler(int64_t vocab_size, std::vector<int32_t> eos_token_ids);
 
-  // `logits` [vocab], all finite. Nothing where penalties and biases forbid every token.
+  // `logits` [vocab], all finite. Returns nullopt if penalties and biases forbid every token.
   //
   // Greedy (temperature 0, or too small to divide by) takes the largest logit, the lowest id among
   // equals. Otherwise: softmax(logits / temperature), the filters (nucleus.h), and one draw keyed

@@ -33,7 +33,7 @@ std::vector<double> Softmax(const std::vector<float>& logits, double temperature
   return p;
 }
 
-// The filters as their definition reads, on a full sort.
+// The filters by their definition, on a full sort.
 std::vector<double> Filtered(std::vector<double> p, int top_k, double top_p, double min_p) {
   Ids order(p.size());
   std::iota(order.begin(), order.end(), 0);
@@ -60,7 +60,7 @@ std::vector<int> CountDraws(const std::vector<float>& logits, const SamplingPara
   return counts;
 }
 
-// Pearson's statistic per degree of freedom is about 1; tokens of no probability never come.
+// Pearson's statistic per degree of freedom is about 1; tokens of zero probability never occur.
 void ExpectDistribution(const std::vector<int>& counts, const std::vector<double>& p, int draws) {
   double statistic = 0;
   int cells = 0;
@@ -117,7 +117,7 @@ TEST(Sampler, SameSeedAndLengthDrawTheSame) {
   Ids drawn;
   for (uint64_t seed = 0; seed < 50; ++seed) {
     drawn.push_back(*one.Draw(logits, {}, {}, output, seed));
-    other.Draw(Noise(500, seed), {}, {}, {}, seed);  // whatever came between
+    other.Draw(Noise(500, seed), {}, {}, {}, seed);  // an unrelated draw in between
     EXPECT_EQ(other.Draw(logits, {}, {}, output, seed), drawn.back());
   }
   std::sort(drawn.begin(), drawn.end());
@@ -158,6 +158,23 @@ TEST(Sampler, BiasAndMinNewTokensDecideWhatMayCome) {
   }
 }
 
+TEST(Sampler, AllowedIdsAndBadWordsForbid) {
+  Sampler sampler(6, {5});
+  const std::vector<float> logits = {0, 1, 2, 3, 4, 5};
+  SamplingParams params{.temperature = 0, .allowed_token_ids = {1, 3, 1}};
+  EXPECT_EQ(sampler.Draw(logits, params, {}, {}, 0), 3);
+  params.bad_words = {{3}};
+  EXPECT_EQ(sampler.Draw(logits, params, {}, {}, 0), 1);
+  params = {.temperature = 0, .bad_words = {{4, 5}, {5, 4, 5}}};
+  EXPECT_EQ(sampler.Draw(logits, params, {}, {}, 0), 5);
+  EXPECT_EQ(sampler.Draw(logits, params, {}, Ids{4}, 0), 4);
+  EXPECT_EQ(sampler.Draw(logits, params, Ids{4}, {}, 0), 5);  // the prompt does not count
+  params.bad_words.push_back({4});
+  EXPECT_EQ(sampler.Draw(logits, params, {}, Ids{5, 4}, 0), 3);
+  params.allowed_token_ids = {4};
+  EXPECT_EQ(sampler.Draw(logits, params, {}, {}, 0), std::nullopt);
+}
+
 TEST(NucleusFilter, CutsWhereAFullSortCuts) {
   constexpr int kVocab = 5000;
   NucleusFilter filter(kVocab);
@@ -180,7 +197,7 @@ TEST(NucleusFilter, CutsWhereAFullSortCuts) {
     for (int rank = 0; rank < kVocab; ++rank) {
       const int32_t token = order[rank];
       const bool keep = (top_k <= 0 || rank < top_k) && before <= top_p * total;
-      // Where the mass lies on the border to within rounding, either answer is right.
+      // If the mass is at the cutoff to within rounding, either result is right.
       if (std::abs(before - top_p * total) > 1e-6 * total) {
         ASSERT_EQ(cutoff.Keeps(weights[token], token), keep) << "seed " << seed << " rank " << rank;
       }
@@ -233,6 +250,14 @@ TEST(Logprobs, AreTheLogSoftmaxOfRawLogits) {
     EXPECT_EQ(std::count_if(p.begin(), p.end(), [&](double x) { return x > p[got.top[i].token]; }),
               static_cast<int64_t>(i));
   }
+}
+
+TEST(Logprobs, RankCountsBetterTokens) {
+  const std::vector<float> logits = {1, 3, 3, 2, 4, 0};
+  EXPECT_EQ(LogprobsAt(logits, 4, {.rank = true}).rank, 1);
+  EXPECT_EQ(LogprobsAt(logits, 2, {.rank = true}).rank, 2);
+  EXPECT_EQ(LogprobsAt(logits, 3, {.rank = true}).rank, 4);
+  EXPECT_EQ(LogprobsAt(logits, 3, {}).rank, 0);
 }
 
 TEST(Logprobs, EqualAlternativesComeInOrderOfId) {

@@ -1,7 +1,7 @@
-// The passes over a whole vocabulary that sampling and logprobs share.
+// Passes over a whole vocabulary, shared by sampling and logprobs.
 //
-// Loops are written in blocks of fixed length that compilers vectorise on any instruction set; the
-// order of additions is fixed by the code, so all ranks and machines get the same bits.
+// Loops run in blocks of fixed length that compilers vectorise for any instruction set. The
+// code fixes the reduction order, so all ranks and machines get the same bits.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ bool AllFinite(std::span<const float> logits);
 
 float Max(std::span<const float> values);  // of at least one value, none NaN
 
-// The lowest index that holds the largest value; 0 where `values` is empty.
+// The lowest index of the largest value; 0 if `values` is empty.
 int32_t ArgMax(std::span<const float> values);
 
 // weights[i] = exp((values[i] − max) · inverse_temperature), for values up to max; −inf gives 0.

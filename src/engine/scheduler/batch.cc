@@ -60,10 +60,10 @@ void BuildBatch(std::span<const ScheduledRows> plan, int32_t page_size, ForwardB
   for (const ScheduledRows& part : plan) {
     const Sequence& sequence = *part.sequence;
     if (sequence.decoding()) {
-      CHECK_EQ(batch.decode_tokens, batch.num_tokens());  // they come first
+      CHECK_EQ(batch.decode_tokens, batch.num_tokens());  // decode rows come first
       ++batch.decode_tokens;
     }
-    batch.routed_experts |= sequence.routed_experts_owed();
+    batch.routed_experts |= sequence.routed_experts_pending();
     AddRows(part, page_size, batch);
   }
 }

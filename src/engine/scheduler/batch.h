@@ -1,4 +1,4 @@
-// From a plan to the arrays that the model reads.
+// Builds the model's input arrays from a plan.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@
 
 namespace switchyard {
 
-// Fills `batch` (cleared first, memory kept; counts of groups are not touched) in the plan's order.
-// Sequence spans point into the sequences' page lists, valid until those change.
+// Fills `batch` in the plan's order. Clears it first and keeps its allocations; counts of groups
+// are unchanged. Sequence spans point into the sequences' page lists, valid until those change.
 void BuildBatch(std::span<const ScheduledRows> plan, int32_t page_size, ForwardBatch& batch);
 
-// Equal for equal batches: what ranks compare to find schedulers that have come apart. FNV-1a over
+// Equal for equal batches. Ranks compare it to detect diverged schedulers. FNV-1a over
 // all fields, pages included.
 uint64_t Fingerprint(const ForwardBatch& batch, int32_t page_size);
 

@@ -1,4 +1,4 @@
-// How many tokens running requests are expected to write yet, for admission.
+// Estimate of the remaining output tokens of running requests, for admission.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace switchyard {
 
-// Most requests end long before max_new_tokens, so admission sets aside only a share of it: high
-// after a retraction, falling with every step that went well. The idea and the numbers are SGLang's
+// Most requests end long before max_new_tokens, so admission reserves only a fraction of it: high
+// after a retraction, then lower with every step without one. The idea and the numbers are SGLang's
 // (new token ratio). Counted in steps, so that all ranks estimate alike.
 class NewTokenEstimate {
  public:
@@ -17,11 +17,11 @@ class NewTokenEstimate {
     const int64_t left = sequence.request.sampling.max_new_tokens - sequence.output_length();
     return static_cast<int64_t>(static_cast<double>(std::clamp<int64_t>(left, 0, kMost)) * share_);
   }
-  void StepWentWell() { share_ = std::max(kLeastShare, share_ - kDecay); }
-  void Retracted() { share_ = kFirstShare; }
+  void DecayAfterStep() { share_ = std::max(kLeastShare, share_ - kDecay); }
+  void ResetAfterRetraction() { share_ = kFirstShare; }
 
  private:
-  static constexpr int64_t kMost = 4096;  // no request's wish alone keeps the others out
+  static constexpr int64_t kMost = 4096;  // a single large max_new_tokens cannot block the others
   static constexpr double kFirstShare = 0.7, kLeastShare = 0.1, kDecay = 0.001;
   double share_ = kFirstShare;
 };

@@ -16,9 +16,9 @@ const std::vector<ScheduledRows>& Scheduler::Plan() {
   plan_.clear();
   const bool all_stay = GrowDecoding();
   const PrefillBudget rest = PlanRunning();
-  // Right after a retraction a new request would only be the next to be retracted.
+  // Right after a retraction, a new request would be the next one to be retracted.
   if (all_stay) {
-    estimate_.StepWentWell();
+    estimate_.DecayAfterStep();
     Admit(rest);
   }
   return plan_;
@@ -36,7 +36,7 @@ bool Scheduler::GrowDecoding() {
 }
 
 void Scheduler::RetractYoungest() {
-  // A request alone always fits: admission bounds its length by the cache's capacity.
+  // A single request always fits: admission bounds its length by the cache's capacity.
   CHECK_GT(running(), 1);
   Sequence* youngest = running_.back();
   running_.pop_back();
@@ -44,7 +44,7 @@ void Scheduler::RetractYoungest() {
   youngest->computed = 0;
   waiting_.PushFront(youngest);
   ++retractions_;
-  estimate_.Retracted();
+  estimate_.ResetAfterRetraction();
 }
 
 PrefillBudget Scheduler::PlanRunning() {
@@ -76,10 +76,11 @@ void Scheduler::Admit(PrefillBudget budget) {
 }
 
 bool Scheduler::TryAdmit(Sequence& sequence, PrefillBudget& budget) {
-  sequence.computed = cache_.Borrow(
-      std::span<const int32_t>(sequence.tokens).first(sequence.most_reusable()), sequence.cache);
+  sequence.computed =
+      cache_.Borrow(std::span<const int32_t>(sequence.tokens).first(sequence.max_reusable()),
+                    sequence.cache, sequence.request.cache_salt);
   const int64_t rows = PromptChunk(sequence, budget);
-  int64_t reserved = 0;  // a request alone needs no reserve: nobody competes with it
+  int64_t reserved = 0;  // a single request needs no reserve: it has no competitors
   if (!running_.empty()) {
     reserved = ReservedPages(sequence);
     for (const Sequence* other : running_) reserved += ReservedPages(*other);
@@ -97,7 +98,7 @@ bool Scheduler::TryAdmit(Sequence& sequence, PrefillBudget& budget) {
     cached_prompt_tokens_ += sequence.computed;
   }
   Spend(sequence, rows, budget);
-  // A retracted request all of whose tokens but the last are in the cache decodes at once.
+  // A retracted request decodes at once if all of its tokens but the last are in the cache.
   const auto place = sequence.decoding() ? std::ranges::find_if_not(plan_, &Sequence::decoding,
                                                                     &ScheduledRows::sequence)
                                          : plan_.end();

@@ -1,4 +1,4 @@
-// Which rows of which requests make up the next step.
+// Selects the rows of the next step.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,12 @@ struct ScheduledRows {
 };
 
 // Continuous batching with chunked prefill. A step has one row of every decoding request and, up to
-// the chunk size, rows of prompts, so long prompts never stall who is decoding.
+// the chunk size, rows of prompts, so long prompts never stall decoding requests.
 //
-// First come, first served: the running set is always older than the queue. A request is admitted
-// with pages for all its tokens, so only decoding can run out of them; then the youngest running
-// request is retracted to the head of the queue. The oldest is never retracted, so every request
-// ends. Borrows sequences and cache. The rank's thread only.
+// First come, first served: every running request is older than every queued one. A request is
+// admitted with pages for all its tokens, so only decoding can run out of pages. The youngest
+// running request is then retracted to the head of the queue. The oldest is never retracted, so
+// every request ends. Borrows sequences and cache. The rank's thread only.
 class Scheduler {
  public:
   struct Options {
@@ -36,12 +36,12 @@ class Scheduler {
   Scheduler(Options options, KvCache& cache) : options_(options), cache_(cache) {}
 
   void Enqueue(Sequence* sequence) { waiting_.PushBack(sequence); }
-  // Forgets the sequence and gives its pages back; what it computed is published unless
+  // Removes the sequence and releases its pages; its computed pages are published unless
   // `discard`.
   void Remove(Sequence* sequence, bool discard = false);
 
-  // Plans a step, those that decode first; every sequence named has pages for all its tokens. Empty
-  // only where no request is open.
+  // Plans a step, decoding sequences first. Every planned sequence has pages for all its tokens.
+  // Empty only if no request is open.
   const std::vector<ScheduledRows>& Plan();
 
   int64_t running() const { return static_cast<int64_t>(running_.size()); }
@@ -62,7 +62,7 @@ class Scheduler {
   WaitingQueue waiting_;            // oldest first
   std::vector<Sequence*> running_;  // oldest first
   NewTokenEstimate estimate_;
-  std::vector<ScheduledRows> plan_;  // kept between steps for its memory
+  std::vector<ScheduledRows> plan_;  // reused between steps to keep its allocation
   int64_t retractions_ = 0, cached_prompt_tokens_ = 0;
 };
 

@@ -14,7 +14,7 @@ Sequence::Sequence(EngineRequest from) : request(std::move(from)) {
   const LogprobParams& wanted = request.logprob;
   if (wanted.enabled && wanted.start >= 0 && wanted.start < prompt_length) {
     next_logprob = wanted.start;
-    if (next_logprob == 0) {  // no row comes before the first token
+    if (next_logprob == 0) {  // the first token has no preceding row
       input_logprobs.push_back(
           {.logprob = std::numeric_limits<float>::quiet_NaN(), .token = tokens[0]});
       next_logprob = 1;
@@ -22,17 +22,17 @@ Sequence::Sequence(EngineRequest from) : request(std::move(from)) {
   }
 }
 
-int64_t Sequence::most_reusable() const {
+int64_t Sequence::max_reusable() const {
   const int64_t reusable = std::min(length() - 1, next_routed);
-  return logprobs_owed() ? std::min(reusable, next_logprob - 1) : reusable;
+  return logprobs_pending() ? std::min(reusable, next_logprob - 1) : reusable;
 }
 
 Sequence::RowRange Sequence::LogitRows(int64_t rows) const {
   const int64_t end = computed + rows;
   const bool gives_token = end == length();
-  // While logprobs are owed there is no output yet, so the rows that give them and the row that
-  // gives the next token are one run.
-  if (logprobs_owed()) return {std::min(end, std::max(computed, next_logprob - 1)), end};
+  // While logprobs are pending there is no output yet, so the rows that give them and the row that
+  // gives the next token are contiguous.
+  if (logprobs_pending()) return {std::min(end, std::max(computed, next_logprob - 1)), end};
   return {gives_token ? end - 1 : end, end};
 }
 

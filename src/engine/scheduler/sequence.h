@@ -1,4 +1,4 @@
-// One open request on a rank: its tokens so far and how far the cache has them.
+// One open request on a rank: its tokens so far and how many of them are cached.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@ namespace switchyard {
 // between its queue and its running set; the rank engine appends tokens.
 //
 //   tokens:  [ prompt                          | output            ]
-//   cache:   [ computed                |  pending: rows to come    ]
+//   cache:   [ computed                |  pending: rows to compute ]
 //
-// A running sequence computes its pending rows, a chunk at a time; the pass that takes the last of
-// them gives the next token. One pending row after a first token is decoding. A retracted sequence
-// has computed = 0 and the same tokens: it goes on where it was.
+// A running sequence computes its pending rows chunk by chunk. The pass with the last of
+// them gives the next token. One pending row after the first output token is decoding. A retracted
+// sequence has computed = 0 and keeps its tokens, so it resumes where it was.
 struct Sequence {
   explicit Sequence(EngineRequest request);
 
@@ -29,14 +29,14 @@ struct Sequence {
   int64_t computed = 0;
   SequencePages cache;
 
-  // The first prompt position whose logprobs are still owed; prompt_length: none.
+  // The first prompt position whose logprobs are still pending; prompt_length: none.
   int64_t next_logprob = 0;
-  std::vector<PositionLogprobs> input_logprobs;  // taken, and to be sent with the first output
+  std::vector<PositionLogprobs> input_logprobs;  // computed, sent with the first output
 
-  // The first position whose routed experts are still owed; kNone: they are not wanted.
+  // The first position whose routed experts are still pending; kNone: not requested.
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
   int64_t next_routed = kNone;
-  std::vector<int32_t> routed_experts;  // [positions, layers, top_k] taken, to be sent with news
+  std::vector<int32_t> routed_experts;  // [positions, layers, top_k] sent with the next output
 
   bool admitted_before = false;
   int32_t cached_tokens = 0;  // of the prompt, at the first admission
@@ -45,17 +45,17 @@ struct Sequence {
   int64_t pending() const { return length() - computed; }
   int64_t output_length() const { return length() - prompt_length; }
   bool decoding() const { return pending() == 1 && output_length() > 0; }
-  bool logprobs_owed() const { return next_logprob < prompt_length; }
-  bool routed_experts_owed() const { return next_routed != kNone; }
+  bool logprobs_pending() const { return next_logprob < prompt_length; }
+  bool routed_experts_pending() const { return next_routed != kNone; }
   std::span<const int32_t> prompt() const { return std::span(tokens).first(prompt_length); }
   std::span<const int32_t> output() const { return std::span(tokens).subspan(prompt_length); }
   std::span<const int32_t> computed_tokens() const { return std::span(tokens).first(computed); }
 
-  // How much of the tokens may come from the cache: at least one row is computed, and so are all
-  // rows whose logits give logprobs that are owed (position p's come from row p − 1) and those
-  // whose routed experts are.
-  int64_t most_reusable() const;
-  // Rows [first, end) of the `rows` that follow `computed` whose logits are wanted.
+  // How many leading tokens may come from the cache. At least one row is computed. Rows whose
+  // logits give pending logprobs (position p's come from row p − 1) and rows whose routed experts
+  // are pending are computed too.
+  int64_t max_reusable() const;
+  // Rows [first, end) of the `rows` that follow `computed` whose logits are needed.
   struct RowRange {
     int64_t first = 0, end = 0;
     int64_t size() const { return end - first; }

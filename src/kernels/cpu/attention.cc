@@ -1,8 +1,8 @@
-// Attention and LatentAttention: tasks are (block of query rows, part of its keys or all, KV head,
-// part of its query heads), as attention_cut.h cuts them.
+// Drivers of Attention and LatentAttention. A task is a block of query rows, all or part of its
+// keys, one KV head and some of its query heads; attention_partition.h partitions the work.
 #include "core/check.h"
 #include "kernels/cache_rows.h"
-#include "kernels/cpu/attention_cut.h"
+#include "kernels/cpu/attention_partition.h"
 #include "kernels/cpu/driver.h"
 #include "kernels/ops.h"
 #include "kernels/reference.h"
@@ -10,11 +10,11 @@
 namespace switchyard::kernels {
 namespace {
 
-using cpu::AttentionCut;
+using cpu::AttentionPartition;
 using cpu::AttentionTask;
 using cpu::RowBlock;
 
-// Fills in a task's rows.
+// Sets the row fields of a task.
 void Place(const RowBlock& block, int32_t page_size, AttentionTask& t) {
   const SequenceSpan& s = *block.sequence;
   t.rows = block.end - block.begin;
@@ -29,24 +29,25 @@ void Place(const RowBlock& block, int32_t page_size, AttentionTask& t) {
   t.partials = nullptr;
 }
 
-// Whether queries meet keys of this type in pairs of bfloat16. By what all rows of a model have in
-// common, as results differ.
-bool InPairs(const cpu::Leaves& leaves, bool bfloat16_rows, DType cache, int64_t k_width) {
+// Whether to use bfloat16 products of queries and keys. Depends only on properties that all rows of
+// a model share, because the results differ from float32.
+bool UseBFloat16Products(const cpu::KernelTable& leaves, bool bfloat16_rows, DType cache,
+                         int64_t k_width) {
   return bfloat16_rows && leaves.attention_bf16 != nullptr && cache == DType::kBF16 &&
          k_width % 2 == 0;
 }
 
-// `make(kv_head, first)`: the task of a KV head and some of its query heads, of which the first is
-// given, counted within the group; without rows.
+// `make(kv_head, first)` returns a task without rows for some query heads of a KV head; `first` is
+// the first of them, relative to the group.
 template <typename MakeTask>
-void RunAttention(const cpu::AttentionWork& work, const cpu::Leaves& leaves, bool in_pairs,
+void RunAttention(const cpu::AttentionWork& work, const cpu::KernelTable& leaves, bool in_pairs,
                   int32_t page_size, ThreadPool& pool, const MakeTask& make) {
   const auto attend = in_pairs ? leaves.attention_bf16 : leaves.attention;
-  static thread_local AttentionCut kept;
-  AttentionCut& cut = kept;  // the caller's, for the tasks of all threads
-  cpu::CutAttention(work, pool.num_threads(), cut);
+  static thread_local AttentionPartition kept;
+  AttentionPartition& cut = kept;  // the calling thread's object, read by the tasks of all threads
+  cpu::PartitionAttention(work, pool.num_threads(), cut);
   const auto partials = reinterpret_cast<float*>(
-      cpu::CallScratch(cut.partial_floats * static_cast<int64_t>(sizeof(float))));
+      cpu::OpScratch(cut.partial_floats * static_cast<int64_t>(sizeof(float))));
   const auto task_of = [&](const RowBlock& block, int64_t head_task) {
     const int64_t first = head_task % cut.head_parts * cut.heads;
     AttentionTask t = make(head_task / cut.head_parts, first);
@@ -78,7 +79,7 @@ void RunAttention(const cpu::AttentionWork& work, const cpu::Leaves& leaves, boo
 }  // namespace
 
 void Attention(const AttentionParams& p, ThreadPool& pool) {
-  const cpu::Leaves* leaves = cpu::ActiveLeaves();
+  const cpu::KernelTable* leaves = cpu::ActiveKernels();
   if (leaves == nullptr) return reference::Attention(p);
   CHECK(IsCacheType(p.kv_dtype));
   const int64_t group = p.heads / p.kv_heads;
@@ -88,7 +89,7 @@ void Attention(const AttentionParams& p, ThreadPool& pool) {
                                    .group = group,
                                    .window = p.window,
                                    .v_width = p.head_dim};
-  const bool in_pairs = InPairs(*leaves, p.bfloat16_rows, p.kv_dtype, p.head_dim);
+  const bool in_pairs = UseBFloat16Products(*leaves, p.bfloat16_rows, p.kv_dtype, p.head_dim);
   RunAttention(work, *leaves, in_pairs, p.page_size, pool, [&](int64_t kv_head, int64_t first) {
     const int64_t head = kv_head * group + first;
     return AttentionTask{
@@ -113,14 +114,14 @@ void Attention(const AttentionParams& p, ThreadPool& pool) {
 }
 
 void LatentAttention(const LatentAttentionParams& p, ThreadPool& pool) {
-  const cpu::Leaves* leaves = cpu::ActiveLeaves();
+  const cpu::KernelTable* leaves = cpu::ActiveKernels();
   if (leaves == nullptr) return reference::LatentAttention(p);
   CHECK(IsCacheType(p.kv_dtype));
   const int64_t width = p.lora + p.rope;
   const int64_t row_bytes = CacheRowBytes(p.kv_dtype, width);
   const cpu::AttentionWork work = {
       .sequences = p.sequences, .kv_heads = 1, .group = p.heads, .v_width = p.lora};
-  const bool in_pairs = InPairs(*leaves, p.bfloat16_rows, p.kv_dtype, width);
+  const bool in_pairs = UseBFloat16Products(*leaves, p.bfloat16_rows, p.kv_dtype, width);
   RunAttention(work, *leaves, in_pairs, p.page_size, pool, [&](int64_t, int64_t head) {
     return AttentionTask{
         .q = p.q + head * width,

@@ -22,7 +22,8 @@ void Read(const void* row, int64_t n, float* x) {
 }
 
 [[noreturn]] void NoCacheType() {
-  CheckFailed(__FILE__, __LINE__, "a KV cache is float32, bfloat16, float16, float8_e4m3 or int8");
+  CheckFailed(__FILE__, __LINE__,
+              "KV cache dtype must be float32, bfloat16, float16, float8_e4m3 or int8");
 }
 
 }  // namespace
@@ -33,7 +34,7 @@ bool IsCacheType(DType dtype) {
 }
 
 int64_t CacheRowBytes(DType dtype, int64_t n) {
-  const auto scale = HasRowScales(dtype) ? static_cast<int64_t>(sizeof(float)) : 0;
+  const auto scale = HasPerRowScale(dtype) ? static_cast<int64_t>(sizeof(float)) : 0;
   return n * static_cast<int64_t>(SizeOf(dtype)) + scale;
 }
 

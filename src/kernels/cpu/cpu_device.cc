@@ -1,4 +1,4 @@
-// The threads of a CPU as a Device.
+// Device implementation on a CPU thread pool.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -15,7 +15,7 @@ int64_t RoundUp(int64_t n, int64_t step) { return CeilDiv(n, step) * step; }
 
 int64_t ScaleFloats(int64_t k) { return RoundUp(2 * (k / kInt4Block + 2) + kMaxLanes, kMaxLanes); }
 
-// Without scales, which are less than half a byte for each weight.
+// Bits per weight without scales, which add less than half a byte per weight.
 int64_t StoredBits(WeightFormat format) {
   return 4 * static_cast<int64_t>(2 * BytesPerWeight(format));
 }
@@ -24,7 +24,7 @@ void Convert(const void* view, int64_t row, int64_t begin, int64_t end, float* o
   DequantizeRow(*static_cast<const WeightView*>(view), row, begin, end, out);
 }
 
-// Memory of a thread that grows to the largest request and is kept.
+// Per-thread buffer that grows to the largest request and is never shrunk.
 class Buffer {
  public:
   void* Get(int64_t bytes) {
@@ -42,8 +42,8 @@ class Buffer {
   int64_t size_ = 0;
 };
 
-Leaves Avx512Leaves() {
-  Leaves leaves = avx512::kLeaves;
+KernelTable Avx512Kernels() {
+  KernelTable leaves = avx512::kKernels;
   if (HasAvx512Vnni()) leaves.linear_int8 = avx512::LinearInt8;
   if (HasAvx512BF16()) {
     leaves.linear_bf16 = avx512::LinearBF16;
@@ -52,39 +52,40 @@ Leaves Avx512Leaves() {
   return leaves;
 }
 
-Leaves AmxLeaves() {
-  Leaves leaves = Avx512Leaves();
+KernelTable AmxKernels() {
+  KernelTable leaves = Avx512Kernels();
   leaves.linear_int8 = amx::LinearInt8;
   leaves.linear_bf16 = amx::LinearBF16;
   return leaves;
 }
 
-// Rows of x side by side and a panel; or a panel of few rows, which takes no more.
+// A block of gathered rows of x and a weight panel, or a panel of few rows of x, which needs no
+// more.
 int64_t TileScratchBytes(int64_t row_bytes) {
   constexpr int64_t kBlockRows = 32, kLine = 64;
   const int64_t columns =
-      row_bytes * kMostPanelCols > kMostPanelBytes ? kMostPanelCols / 2 : kMostPanelCols;
+      row_bytes * kMaxPanelCols > kMaxPanelBytes ? kMaxPanelCols / 2 : kMaxPanelCols;
   const int64_t lines = RoundUp(row_bytes, kLine);
-  static_assert(kTilesFewRows <= kMostPanelCols / 2 + kBlockRows);
-  // Rows of x are an odd number of lines apart (RoundedRows).
+  static_assert(kTilesMaxPackedRows <= kMaxPanelCols / 2 + kBlockRows);
+  // Rows of x have a stride of an odd number of cache lines (RoundedRows).
   return columns * lines + kBlockRows * (lines + kLine);
 }
 
 }  // namespace
 
-const Leaves* ActiveLeaves() {
+const KernelTable* ActiveKernels() {
   switch (ActiveIsa()) {
     case Isa::kReference:
       return nullptr;
     case Isa::kAvx2:
-      return &avx2::kLeaves;
+      return &avx2::kKernels;
     case Isa::kAvx512: {
-      static const Leaves leaves = Avx512Leaves();
+      static const KernelTable leaves = Avx512Kernels();
       return &leaves;
     }
     case Isa::kAmx:
     case Isa::kAmxEmulated: {
-      static const Leaves leaves = AmxLeaves();
+      static const KernelTable leaves = AmxKernels();
       return &leaves;
     }
   }
@@ -96,7 +97,7 @@ float* ThreadScratch(int64_t count) {
   return static_cast<float*>(buffer.Get(count * static_cast<int64_t>(sizeof(float))));
 }
 
-char* CallScratch(int64_t bytes) {
+char* OpScratch(int64_t bytes) {
   static thread_local Buffer buffer;
   return static_cast<char*>(buffer.Get(bytes));
 }
@@ -125,10 +126,10 @@ const void* RowAddress(const WeightView& w, int64_t row) {
 }
 
 int64_t LinearScratch(int64_t k) {
-  constexpr int64_t kSlack = 8;  // rows and columns of tiles are rounded up
+  constexpr int64_t kSlack = 8;  // tile rows and columns are rounded up
   const int64_t parked = (kPanelBatch + kSlack) * (kPanelRows + kSlack) * kMaxLanes;
   const int64_t floats = kSlack * ScaleFloats(k) + kPanelRows * ScratchStride(k) + parked;
-  constexpr int64_t kWidest = 2;  // bytes of a weight that tiles take
+  constexpr int64_t kWidest = 2;  // bytes per weight in AMX tiles
   return std::max(floats, TileScratchBytes(kWidest * k) / static_cast<int64_t>(sizeof(float)));
 }
 

@@ -1,4 +1,4 @@
-// What the drivers of cpu/*.cc share: the leaves in use, a thread's scratch, how loops are cut.
+// Shared by the drivers in cpu/*.cc: the active kernel table, scratch buffers, loop partitioning.
 #pragma once
 
 #include <algorithm>
@@ -7,50 +7,49 @@
 #include <functional>
 
 #include "core/parallel.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 #include "quant/weight_view.h"
 
 namespace switchyard::kernels::cpu {
 
-// Whether the CPU multiplies int8 in AVX-512 registers; a part of Isa::kAvx512 that some lack.
+// Whether the CPU has AVX512_VNNI (int8 products). Optional within Isa::kAvx512.
 bool HasAvx512Vnni();
 
-// Likewise, pairs in bfloat16 (AVX512_BF16).
+// Likewise AVX512_BF16 (bfloat16 products).
 bool HasAvx512BF16();
 
-// The leaves of ActiveIsa(); null when that is kReference.
-const Leaves* ActiveLeaves();
+// Kernel table of ActiveIsa(); null for kReference.
+const KernelTable* ActiveKernels();
 
-// `count` floats, aligned to 64 bytes, of the calling thread; valid until its next call. The memory
-// grows to the largest request and is kept.
+// Per-thread scratch of `count` floats, aligned to 64 bytes, valid until the thread's next call.
+// Grows to the largest request and is kept.
 float* ThreadScratch(int64_t count);
 
-// `bytes`, aligned to 64, of the calling thread, for the whole of one op; its tasks have
-// ThreadScratch. Valid until the thread's next op.
-char* CallScratch(int64_t bytes);
+// Per-op scratch of the calling thread: `bytes` bytes, aligned to 64, valid until its next op.
+// Tasks of the op use ThreadScratch instead.
+char* OpScratch(int64_t bytes);
 
 WeightRef MakeRef(const WeightView& w);
 
-// Where a row of the view begins in memory.
+// Address of the first element of a row of the view.
 const void* RowAddress(const WeightView& w, int64_t row);
 
-// Floats of scratch that leaves need.
+// Scratch that the kernels need, in floats.
 int64_t LinearScratch(int64_t k);
 int64_t ColumnsScratch();
 int64_t AttentionScratch(int64_t k_width, int64_t v_width);
-// Floats of what `queries` queries have summed over a part of their keys.
+// Floats of the partial sums of `queries` queries over one part of their keys.
 int64_t PartialFloats(int64_t queries, int64_t v_width);
 
-// pool.Run and pool.RunRanges without a copy of `body` on the heap.
+// pool.Run and pool.RunRanges without a heap copy of `body`.
 template <typename Body>
 void RunTasks(ThreadPool& pool, int64_t n, const Body& body) {
   pool.Run(n, std::cref(body));
 }
 
-// Runs body(task, next) for all tasks in [0, n), which are sorted from those that compute most to
-// those that read most for what they compute. Half of the threads begin at either end, so that
-// both kinds run side by side, and meet in the middle. `next`: the task that the thread probably
-// runs after this one, or -1.
+// Runs body(task, next) for all tasks in [0, n), sorted from compute-bound to memory-bound. Half of
+// the threads start at either end and meet in the middle, so that both kinds run concurrently.
+// `next`: the task that this thread probably runs next, or -1; a prefetch hint.
 template <typename Body>
 void RunFromBothEnds(ThreadPool& pool, int64_t n, const Body& body) {
   constexpr auto kRelaxed = std::memory_order_relaxed;
@@ -67,8 +66,8 @@ void RunFromBothEnds(ThreadPool& pool, int64_t n, const Body& body) {
   RunTasks(pool, std::min(threads, n), drain);
 }
 
-// Cuts m rows of n elements each; pieces of fewer than about 16 Ki elements stay whole, because
-// waking a thread costs as much as computing them.
+// Partitions m rows of n elements. Pieces have at least about 16 Ki elements, because waking a
+// thread costs as much as computing one.
 template <typename Body>
 void RunRows(ThreadPool& pool, int64_t m, int64_t n, const Body& body) {
   constexpr int64_t kGrain = 16384;

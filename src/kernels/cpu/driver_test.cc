@@ -36,8 +36,8 @@ TEST(RunFromBothEndsTest, AThreadAloneKnowsWhatComesNext) {
   EXPECT_THAT(calls, ElementsAre(Pair(0, 1), Pair(1, 2), Pair(2, -1)));
 }
 
-// A thread that begins at the front waits in its first task until the last one has begun, which
-// only one that begins at the back can run meanwhile.
+// A thread that starts at the front blocks in its first task until the last task has started. Only
+// a thread that starts at the back can run that one meanwhile.
 TEST(RunFromBothEndsTest, ThreadsBeginAtBothEnds) {
   ThreadPool pool(2);
   std::atomic<bool> last_began = false;

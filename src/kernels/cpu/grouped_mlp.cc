@@ -1,7 +1,7 @@
-// GroupedMlp in two loops: gate, up and activation into the scratch; then down. Tasks are blocks of
-// one expert's columns, so that a single token's few experts still occupy every thread. Experts of
-// many rows, whose products take longest, and those of few, which memory keeps waiting, run side by
-// side. Before each loop its input rows are rounded, if the experts want that.
+// GroupedMlp in two parallel loops: gate, up and activation into the scratch; then down. A task is
+// a block of columns of one expert, so that the few experts of a single token still occupy every
+// thread. Experts with many rows are compute-bound, those with few rows memory-bound; both kinds
+// run concurrently. Input rows are rounded before each loop if the experts' weights require it.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -16,9 +16,9 @@
 namespace switchyard::kernels {
 namespace {
 
-// What a set of weights wants its inputs rounded to.
+// Input formats of a set of weights.
 struct Forms {
-  cpu::RowForms forms;
+  cpu::InputRowFormats forms;
   bool alike = true;
 };
 
@@ -27,24 +27,25 @@ Forms FormsOf(const std::vector<int32_t>& experts, const WeightOf& weight_of) {
   Forms forms;
   for (const int32_t e : experts) {
     const WeightView& w = weight_of(e);
-    forms.forms.Add(cpu::RowFormOf(w));
+    forms.forms.Add(cpu::InputRowFormatOf(w));
     forms.alike = forms.alike && cpu::SameInput(w, weight_of(experts[0]));
   }
   return forms;
 }
 
-// The rows of x, rounded for gate and up: the input of output row r is row places[r].
+// Rounded rows of x for gate and up: output row r reads row places[r].
 struct Inputs {
   cpu::RoundedRows rows;
   const int32_t* places = nullptr;
 };
 
-// A row of x to round, for this expert.
+// A row of x to round, for one expert.
 struct Source {
   int32_t row, expert;
 };
 
-// Lists what to round. Where experts are alike, a row that several of them read is rounded once.
+// Lists the rows to round. If all experts need the same format, a row routed to several is rounded
+// once.
 void ListSources(const GroupedMlpParams& p, const std::vector<int32_t>& experts, bool alike,
                  std::vector<Source>& sources, std::vector<int32_t>& places) {
   static thread_local std::vector<int32_t> place_of_row;
@@ -76,9 +77,9 @@ Inputs RoundInputs(const GroupedMlpParams& p, const std::vector<int32_t>& expert
   static thread_local std::vector<int32_t> places;
   ListSources(p, experts, alike, sources, places);
   const auto count = static_cast<int64_t>(sources.size());
-  char* memory = cpu::CallScratch(cpu::RoundedBytes(count, hidden, forms));
-  const cpu::RoundedRows rows = cpu::PlaceRounded(count, hidden, forms, memory);
-  const Source* source = sources.data();  // workers would find their own vector
+  char* memory = cpu::OpScratch(cpu::RoundedBytes(count, hidden, forms));
+  const cpu::RoundedRows rows = cpu::AssignRoundedBuffers(count, hidden, forms, memory);
+  const Source* source = sources.data();  // the vector is thread_local
   cpu::RunRows(pool, count, hidden, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const WeightView& w = p.experts[source[i].expert].gate;
@@ -88,16 +89,16 @@ Inputs RoundInputs(const GroupedMlpParams& p, const std::vector<int32_t>& expert
   return {rows, places.data()};
 }
 
-// The activated middle, rounded for down: float32 in place, codes in the calling thread's memory.
-cpu::RoundedRows RoundMiddle(const GroupedMlpParams& p, const std::vector<int32_t>& experts,
-                             int64_t width, ThreadPool& pool) {
+// Rounds the intermediate rows for down: float32 in place, int8 and bfloat16 in OpScratch.
+cpu::RoundedRows RoundIntermediate(const GroupedMlpParams& p, const std::vector<int32_t>& experts,
+                                   int64_t width, ThreadPool& pool) {
   const auto down = [&](int32_t e) -> const WeightView& { return p.experts[e].down; };
-  cpu::RowForms forms = FormsOf(experts, down).forms;
+  cpu::InputRowFormats forms = FormsOf(experts, down).forms;
   if (!forms.any()) return {};
   forms.floats = false;
   const int64_t count = p.offsets.back();
-  char* memory = cpu::CallScratch(cpu::RoundedBytes(count, width, forms));
-  cpu::RoundedRows rows = cpu::PlaceRounded(count, width, forms, memory);
+  char* memory = cpu::OpScratch(cpu::RoundedBytes(count, width, forms));
+  cpu::RoundedRows rows = cpu::AssignRoundedBuffers(count, width, forms, memory);
   rows.x = p.scratch;
   rows.ldx = width;
   cpu::RunRows(pool, count, width, [&](int64_t begin, int64_t end) {
@@ -111,17 +112,17 @@ cpu::RoundedRows RoundMiddle(const GroupedMlpParams& p, const std::vector<int32_
   return rows;
 }
 
-// One call of GroupedMlp, with the experts that have rows.
+// One call of GroupedMlp, restricted to experts that have rows.
 struct Run {
   const GroupedMlpParams& p;
-  const cpu::Leaves& leaves;
-  const std::vector<int32_t>& experts;   // most rows first
+  const cpu::KernelTable& leaves;
+  const std::vector<int32_t>& experts;   // sorted by rows, descending
   int64_t width, hidden;                 // I, H
-  int64_t middle_columns, down_columns;  // of a task
+  int64_t middle_columns, down_columns;  // columns per task
   Inputs inputs;
   cpu::RoundedRows middle;
 
-  // `next`: the task that the thread probably runs after this one, or -1.
+  // `next`: the task that this thread probably runs next, or -1.
   void Middle(int64_t task, int64_t next) const {
     const int64_t blocks = CeilDiv(width, middle_columns);
     const int32_t e = experts[task / blocks];
@@ -130,7 +131,7 @@ struct Run {
     const int64_t begin = task % blocks * middle_columns;
     const int64_t end = std::min(width, begin + middle_columns);
 
-    // `up` needs only this task's columns: its rows are middle_columns apart.
+    // `up` holds only this task's columns; its row stride is middle_columns.
     float* scratch = cpu::ThreadScratch(cpu::LinearScratch(hidden) + m * middle_columns);
     float* up = scratch + cpu::LinearScratch(hidden);
     cpu::LinearTask t = {
@@ -201,7 +202,7 @@ struct Run {
 }  // namespace
 
 void GroupedMlp(const GroupedMlpParams& p, ThreadPool& pool) {
-  const cpu::Leaves* leaves = cpu::ActiveLeaves();
+  const cpu::KernelTable* leaves = cpu::ActiveKernels();
   if (leaves == nullptr) return reference::GroupedMlp(p);
   CHECK_EQ(p.offsets.size(), p.experts.size() + 1);
   static thread_local std::vector<int32_t> busy;
@@ -211,7 +212,7 @@ void GroupedMlp(const GroupedMlpParams& p, ThreadPool& pool) {
   }
   if (busy.empty()) return;
   const auto order = [&](int32_t e) { return std::pair(p.offsets[e] - p.offsets[e + 1], e); };
-  std::ranges::sort(busy, {}, order);  // most rows first
+  std::ranges::sort(busy, {}, order);  // by rows, descending
   for (const int32_t e : busy) CHECK(cpu::SameInput(p.experts[e].gate, p.experts[e].up));
   const ExpertWeights& w = p.experts[busy[0]];
   const auto columns = [&](int64_t n) {
@@ -228,7 +229,7 @@ void GroupedMlp(const GroupedMlpParams& p, ThreadPool& pool) {
   run.inputs = RoundInputs(p, busy, run.hidden, pool);
   cpu::RunFromBothEnds(pool, count * CeilDiv(run.width, run.middle_columns),
                        [&](int64_t task, int64_t next) { run.Middle(task, next); });
-  run.middle = RoundMiddle(p, busy, run.width, pool);
+  run.middle = RoundIntermediate(p, busy, run.width, pool);
   cpu::RunFromBothEnds(pool, count * CeilDiv(run.hidden, run.down_columns),
                        [&](int64_t task, int64_t next) { run.Down(task, next); });
 }

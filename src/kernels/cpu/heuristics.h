@@ -1,85 +1,86 @@
-// How products on CPUs are cut: rows and columns that belong together, which path takes how many
-// rows, how far ahead memory is asked for, with the reasons; nothing of it changes a bit of a
-// result.
+// Tuning parameters of the CPU kernels, with their reasons: tile sizes, thresholds between code
+// paths, prefetch distances. None of them changes a bit of a result.
 #pragma once
 
 #include <cstdint>
 
 namespace switchyard::kernels::cpu {
 
-// Products in float32 (simd/linear.h): weight rows converted at a time, and columns that a register
-// tile runs over before it moves on: a part of the panel of 32 rows by 1024 stays in L1.
+// Float32 products (simd/linear.h): weight rows converted at a time, and columns per pass of a
+// register tile. The 32 × 1024 part of the panel stays in L1.
 constexpr int64_t kPanelRows = 32;
 constexpr int64_t kPanelDepth = 1024;
-// Rows of x that share a converted panel from L2 before the next 1024 columns; in bfloat16
-// (avx512/bf16_rows.cc) those that stay in L2 while a task's weights pass.
+// Rows of x that reuse a converted panel in L2 before the next 1024 columns. In bfloat16
+// (avx512/bf16_rows.cc): rows of x that stay in L2 while a task's weights stream through.
 constexpr int64_t kPanelBatch = 96;
-// Register tiles of rows up to which weights are converted as they are multiplied: repeating a
-// cheap conversion for each costs less than a panel's way through L2.
+// Maximum number of row tiles for which weights are converted inside the product. Repeating a cheap
+// conversion per tile costs less than writing a panel to L2 and reading it back.
 constexpr int64_t kDirectTiles16Bits = 6, kDirectTiles8Bits = 2;
-// Bytes ahead of a tile's weights that memory is asked for, all of its rows together: more than a
-// core reads while one access is under way. With half of it one thread on Zen 4 had a tenth to a
-// quarter less of memory's bandwidth; twice as much gave no more.
-constexpr int64_t kAheadBytes = 8192;
-// The same where several tiles take turns (simd/ahead.h): at least so much, in whole blocks of
-// weight rows.
-constexpr int64_t kBlocksAheadBytes = 16384;
+// Prefetch distance of weights in bytes, over all rows of a tile together: more than a core reads
+// during one memory access. With half of it, one thread on Zen 4 lost a tenth to a quarter of
+// memory bandwidth; twice as much gave no gain.
+constexpr int64_t kPrefetchBytes = 8192;
+// Same if several tiles prefetch in turns (simd/weight_prefetch.h): a minimum, rounded up to whole
+// blocks of weight rows.
+constexpr int64_t kBlockPrefetchBytes = 16384;
 
-// Few rows of x in int8 by weights as they lie (avx512/int8_vnni.cc). Weight rows of a tile: up to
-// kInt8LoneStreamRows rows of x it is one, which hardware brings in soonest (measured 1.2 to 1.3
-// times as fast as four side by side with 1 and 2 rows, 1.1 to 1.2 times with 3 and 4). With more
-// the loads of x, repeated for each weight row, leave a core no room to read ahead. Up to
-// kInt8UnaskedRows asking by software takes more time than it saves.
-constexpr int kInt8LoneStreamRows = 5, kInt8UnaskedRows = 2;
+// Int8 products of few rows of x with unpacked weights (avx512/int8_vnni.cc): weight rows per tile.
+// Up to kInt8SingleStreamRows rows of x it is one, which hardware prefetches fastest: measured 1.2
+// to 1.3 times as fast as four weight rows with 1 and 2 rows of x, 1.1 to 1.2 times with 3 and 4.
+// With more rows of x, reloading x for each weight row leaves a core no room to read ahead. Up to
+// kInt8NoPrefetchRows rows, software prefetch takes more time than it saves.
+constexpr int kInt8SingleStreamRows = 5, kInt8NoPrefetchRows = 2;
 
-// Panels of weights (avx512/panels.h): outputs of a panel, half of them where it would have more
-// bytes than that. With K 2048 in int8 it is 128 KiB, an eighth to a half of an L2 cache, beside as
-// much of the next panel that is on its way from memory. Halving was not measured.
-constexpr int64_t kMostPanelCols = 64;
-constexpr int64_t kMostPanelBytes = int64_t{512} << 10;
-// Fewer rows of x multiply weights where they lie: packing 1 KiB of weights takes as long as about
-// five rows' products with them, and saves a fifth of every product's time (sums are not added
-// across lanes). Measured: 16 rows are as fast either way, 20 a tenth faster in panels.
-constexpr int64_t kInt8PanelFewestRows = 20;
-// Bytes of a weight row that packing asks for before it is there, at a row's end in the rows that
-// it packs next, and how many at once: sixteen rows side by side are more streams than hardware
-// follows. Runs of 512 bytes came a tenth faster than single lines.
-constexpr int64_t kPackAhead = 1024, kAskBytes = 512;
+// Weight panels (avx512/panels.h): outputs per panel, halved if the panel would exceed
+// kMaxPanelBytes. With K = 2048 in int8 a panel is 128 KiB, an eighth to a half of an L2 cache.
+// The same amount of the next panel is prefetched meanwhile. Halving was not measured.
+constexpr int64_t kMaxPanelCols = 64;
+constexpr int64_t kMaxPanelBytes = int64_t{512} << 10;
+// Below this number of rows of x, products use unpacked weights. Packing 1 KiB of weights costs
+// about five rows' products with them and saves a fifth of each product's time, because sums need
+// no reduction across lanes. Measured: 16 rows are equally fast either way, 20 rows a tenth faster
+// in panels.
+constexpr int64_t kInt8PanelMinRows = 20;
+// Prefetch of weight rows while packing: distance in bytes (past a row's end: into the rows packed
+// next), and bytes per burst. Sixteen parallel rows are more streams than the hardware prefetcher
+// tracks. Bursts of 512 bytes were a tenth faster than single lines.
+constexpr int64_t kPackPrefetchDistance = 1024, kPackPrefetchBytes = 512;
 
-// AMX's tiles, by Intel's figures of throughput: not measured yet. A product of 16 rows of x with 1
-// KiB of weights is 16 cycles, packing the one or the other about 64 (shuffles, one a cycle). Up to
-// kTilesFewRows, and to a task's weight rows, x is packed, once for the task: for 128 weight rows
-// 8 cycles for each KiB of weights and 16 rows of x, where packing weights (amx/tile_panels.h)
-// takes 64 for each KiB and any number of rows.
-constexpr int64_t kTilesFewRows = 64;
-// In int8 fewer rows take AVX-512: VNNI has about 10 cycles for each row, and adds nothing else.
-constexpr int64_t kInt8TilesFewestRows = 8;
+// AMX tiles, from Intel's throughput figures; not measured yet. A product of 16 rows of x with 1
+// KiB of weights takes 16 cycles; packing 1 KiB of either operand takes about 64 (shuffles, one per
+// cycle). x is packed, once per task, if it has at most kTilesMaxPackedRows rows and no more rows
+// than the task has weight rows. With 128 weight rows that costs 8 cycles per KiB of weights and 16
+// rows of x. Packing weights (amx/tile_panels.h) costs 64 per KiB for any number of rows.
+constexpr int64_t kTilesMaxPackedRows = 64;
+// In int8, fewer rows use AVX-512: VNNI takes about 10 cycles per row and has no other cost.
+constexpr int64_t kInt8TilesMinRows = 8;
 
-// Columns of an expert's products that are one task: many, so that streams of weights are long and
-// rows of x are made ready seldom (512 against 128: 2 to 7 % of an int8 layer's time at 32 to 512
-// tokens), but no task more than this part of a thread's even share, so that one token's few
-// experts, and one that all tokens chose, occupy every thread.
-constexpr int64_t kFewestExpertColumns = 128, kMostExpertColumns = 512;
+// Columns per task of an expert's products. Many columns make long weight streams and amortise the
+// preparation of x rows: 512 against 128 saves 2 to 7 % of an int8 layer's time at 32 to 512
+// tokens. A task is at most 1 / kExpertTasksPerThread of a thread's even share. One token's few
+// experts, or one expert chosen by all tokens, then still occupy every thread.
+constexpr int64_t kMinExpertColumns = 128, kMaxExpertColumns = 512;
 constexpr int64_t kExpertTasksPerThread = 8;
-// `rows` of all experts and of the fullest one, 1 at least; blocks of one expert are alike, but for
-// the last. Always inline: see leaves.h.
+// `rows`: of all experts. `fullest`: of the expert with the most rows, at least 1. All blocks of an
+// expert have equal size except the last. Always inline: see kernel_table.h.
 [[gnu::always_inline]] constexpr int64_t ExpertTaskColumns(int64_t rows, int64_t fullest,
                                                            int64_t width, int threads) {
   int64_t most = rows * width / (kExpertTasksPerThread * threads * fullest);
-  if (most < kFewestExpertColumns) most = kFewestExpertColumns;
-  if (most > kMostExpertColumns) most = kMostExpertColumns;
-  most -= most % kFewestExpertColumns;
+  if (most < kMinExpertColumns) most = kMinExpertColumns;
+  if (most > kMaxExpertColumns) most = kMaxExpertColumns;
+  most -= most % kMinExpertColumns;
   const int64_t blocks = (width + most - 1) / most;
-  if (blocks < 1) return kFewestExpertColumns;
+  if (blocks < 1) return kMinExpertColumns;
   const int64_t each = (width + blocks - 1) / blocks;
-  return (each + kFewestExpertColumns - 1) / kFewestExpertColumns * kFewestExpertColumns;
+  return (each + kMinExpertColumns - 1) / kMinExpertColumns * kMinExpertColumns;
 }
 
-// Attention: keys of a sequence are split over threads where a task of its query rows would be more
-// than the threads' even share over this: few enough tasks that the last one ends soon after the
-// others.
+// Attention: the keys of a sequence are split over threads if a task of its query rows would exceed
+// a thread's even share / kKeyPartTasks. Tasks are then small enough that threads finish at about
+// the same time.
 constexpr int64_t kKeyPartTasks = 2;
-// Floats of the parts' sums, 64 MiB, beyond which keys are not split: there are tasks enough then.
-constexpr int64_t kMostPartialFloats = int64_t{16} << 20;
+// Limit of partial sums in floats (64 MiB). Calls over the limit do not split keys; they have
+// enough tasks without.
+constexpr int64_t kMaxPartialFloats = int64_t{16} << 20;
 
 }  // namespace switchyard::kernels::cpu

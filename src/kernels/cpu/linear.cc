@@ -1,5 +1,5 @@
-// Linear, LinearGroup and HeadLinear: cut into tasks over weight rows, and over rows of x where
-// there are few weight rows.
+// Drivers of Linear, LinearGroup and HeadLinear. Tasks partition the weight rows, and also the rows
+// of x if there are few weight rows.
 #include <algorithm>
 #include <span>
 #include <vector>
@@ -16,15 +16,14 @@ namespace {
 
 using cpu::kPanelRows;
 
-// Pieces of one linear: `columns` times `batches` tasks.
+// Partition of one linear into `columns` times `batches` tasks.
 struct Cut {
   int64_t columns = 0, batches = 1;
   int64_t tasks() const { return columns * batches; }
 };
 
-// Several pieces for each thread even out what other processes take, long ones keep memory
-// streaming.
-Cut CutLinear(int64_t m, int64_t n, int64_t total_n, int threads) {
+// Several tasks per thread balance load from other processes; long tasks keep memory streaming.
+Cut PartitionLinear(int64_t m, int64_t n, int64_t total_n, int threads) {
   if (m == 0 || n == 0) return {};
   const int64_t wanted = threads == 1 ? 1 : int64_t{8} * threads;
   const int64_t rows =
@@ -32,8 +31,8 @@ Cut CutLinear(int64_t m, int64_t n, int64_t total_n, int threads) {
   Cut cut = {.columns = CeilDiv(n, rows)};
   const int64_t all = CeilDiv(total_n, rows);
   if (threads > 1 && all < 2 * threads) {
-    constexpr int64_t kFewestRows = 48;
-    cut.batches = std::clamp<int64_t>(m / kFewestRows, 1, CeilDiv(2 * threads, all));
+    constexpr int64_t kMinRowsPerTask = 48;
+    cut.batches = std::clamp<int64_t>(m / kMinRowsPerTask, 1, CeilDiv(2 * threads, all));
   }
   return cut;
 }
@@ -42,22 +41,22 @@ bool SharesInput(const LinearParams& a, const LinearParams& b) {
   return a.x == b.x && a.ldx == b.ldx && a.m == b.m && a.w.k == b.w.k && cpu::SameInput(a.w, b.w);
 }
 
-cpu::RowForms FormsOf(const WeightView& w) {
-  cpu::RowForms forms;
-  forms.Add(cpu::RowFormOf(w));
+cpu::InputRowFormats FormsOf(const WeightView& w) {
+  cpu::InputRowFormats forms;
+  forms.Add(cpu::InputRowFormatOf(w));
   return forms;
 }
 
 cpu::RoundedRows RoundInput(const LinearParams& p, char* memory, ThreadPool& pool) {
-  const cpu::RoundedRows rows = cpu::PlaceRounded(p.m, p.w.k, FormsOf(p.w), memory);
+  const cpu::RoundedRows rows = cpu::AssignRoundedBuffers(p.m, p.w.k, FormsOf(p.w), memory);
   cpu::RunRows(pool, p.m, p.w.k, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) rows.Put(p.w, i, p.x + i * p.ldx);
   });
   return rows;
 }
 
-// One for each part, empty where its weight takes float32 as it is. Parts that want the same rows
-// in the same format share them. In the calling thread's memory, like CallScratch.
+// One entry per part, empty if its weight takes unrounded float32. Parts that need the same rows in
+// the same format share them. In the calling thread's memory, like OpScratch.
 std::span<const cpu::RoundedRows> RoundInputs(std::span<const LinearParams> parts,
                                               ThreadPool& pool) {
   static thread_local std::vector<cpu::RoundedRows> inputs;
@@ -75,7 +74,7 @@ std::span<const cpu::RoundedRows> RoundInputs(std::span<const LinearParams> part
   int64_t bytes = 0;
   for (size_t i = 0; i < parts.size(); ++i) bytes += bytes_of(i);
   if (bytes == 0) return inputs;
-  char* memory = cpu::CallScratch(bytes);
+  char* memory = cpu::OpScratch(bytes);
   for (size_t i = 0; i < parts.size(); ++i) {
     const int64_t own = bytes_of(i);
     inputs[i] = own > 0 ? RoundInput(parts[i], memory, pool) : inputs[first_like(i)];
@@ -84,11 +83,11 @@ std::span<const cpu::RoundedRows> RoundInputs(std::span<const LinearParams> part
   return inputs;
 }
 
-void RunTask(const cpu::Leaves& leaves, const LinearParams& p, const cpu::RoundedRows& input,
+void RunTask(const cpu::KernelTable& leaves, const LinearParams& p, const cpu::RoundedRows& input,
              const Cut& cut, int64_t task) {
   const int64_t column = task % cut.columns, batch = task / cut.columns;
   const int64_t first = p.m * batch / cut.batches, last = p.m * (batch + 1) / cut.batches;
-  // Whole panels, so that no task but the last ends in a part of one.
+  // Whole panels, so that only the last task ends in a partial one.
   const int64_t panels = CeilDiv(p.w.n, kPanelRows);
   cpu::LinearTask t = {
       .w = cpu::MakeRef(p.w),
@@ -111,7 +110,7 @@ void RunTask(const cpu::Leaves& leaves, const LinearParams& p, const cpu::Rounde
 void Linear(const LinearParams& p, ThreadPool& pool) { LinearGroup({&p, 1}, pool); }
 
 void LinearGroup(std::span<const LinearParams> parts, ThreadPool& pool) {
-  const cpu::Leaves* leaves = cpu::ActiveLeaves();
+  const cpu::KernelTable* leaves = cpu::ActiveKernels();
   if (leaves == nullptr) {
     for (const LinearParams& p : parts) reference::Linear(p);
     return;
@@ -122,7 +121,7 @@ void LinearGroup(std::span<const LinearParams> parts, ThreadPool& pool) {
     total_n += p.w.n;
   }
   const auto cut = [&](const LinearParams& p) {
-    return CutLinear(p.m, p.w.n, total_n, pool.num_threads());
+    return PartitionLinear(p.m, p.w.n, total_n, pool.num_threads());
   };
   for (const LinearParams& p : parts) tasks += cut(p).tasks();
   const std::span<const cpu::RoundedRows> inputs = RoundInputs(parts, pool);
@@ -136,7 +135,7 @@ void LinearGroup(std::span<const LinearParams> parts, ThreadPool& pool) {
 }
 
 void HeadLinear(const HeadLinearParams& p, ThreadPool& pool) {
-  const cpu::Leaves* leaves = cpu::ActiveLeaves();
+  const cpu::KernelTable* leaves = cpu::ActiveKernels();
   if (leaves == nullptr) return reference::HeadLinear(p);
   const auto heads = static_cast<int64_t>(p.w.size());
   if (heads == 0 || p.m == 0) return;

@@ -1,4 +1,4 @@
-// Ops on rows or elements that do not meet each other: cut into ranges of rows.
+// Pointwise and row-wise ops, partitioned over rows.
 #include "core/check.h"
 #include "kernels/cache_rows.h"
 #include "kernels/cpu/driver.h"
@@ -8,22 +8,22 @@
 namespace switchyard::kernels {
 
 void RmsNorm(const RmsNormParams& p, ThreadPool& pool) {
-  const cpu::Leaves* leaves = cpu::ActiveLeaves();
+  const cpu::KernelTable* leaves = cpu::ActiveKernels();
   if (leaves == nullptr) {
     reference::RmsNorm(p);
-    for (int64_t t = 0; p.hook && t < p.m; ++t) p.hook->Written(t, p.y + t * p.ldy);
+    for (int64_t t = 0; p.hook && t < p.m; ++t) p.hook->OnRowWritten(t, p.y + t * p.ldy);
     return;
   }
   cpu::RunRows(pool, p.m, p.n, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       leaves->rms_norm(p.x + t * p.ldx, p.weight, p.y + t * p.ldy, p.n, p.eps);
-      if (p.hook) p.hook->Written(t, p.y + t * p.ldy);
+      if (p.hook) p.hook->OnRowWritten(t, p.y + t * p.ldy);
     }
   });
 }
 
 void AddInPlace(float* y, const float* x, int64_t count, ThreadPool& pool) {
-  const cpu::Leaves* leaves = cpu::ActiveLeaves();
+  const cpu::KernelTable* leaves = cpu::ActiveKernels();
   if (leaves == nullptr) return reference::AddInPlace(y, x, count);
   cpu::RunRows(pool, count, 1,
                [&](int64_t begin, int64_t end) { leaves->add(y + begin, x + begin, end - begin); });
@@ -32,14 +32,14 @@ void AddInPlace(float* y, const float* x, int64_t count, ThreadPool& pool) {
 void RoundTo(DType dtype, float* x, int64_t count, ThreadPool& pool) {
   if (dtype == DType::kF32) return;
   CHECK(dtype == DType::kBF16 || dtype == DType::kF16);
-  const cpu::Leaves* leaves = cpu::ActiveLeaves();
+  const cpu::KernelTable* leaves = cpu::ActiveKernels();
   if (leaves == nullptr) return reference::RoundTo(dtype, x, count);
   cpu::RunRows(pool, count, 1,
                [&](int64_t begin, int64_t end) { leaves->round(dtype, x + begin, end - begin); });
 }
 
 void Rope(const RopeParams& p, ThreadPool& pool) {
-  const cpu::Leaves* leaves = cpu::ActiveLeaves();
+  const cpu::KernelTable* leaves = cpu::ActiveKernels();
   cpu::RunRows(pool, p.m, p.heads * p.rotary_dim, [&](int64_t begin, int64_t end) {
     if (leaves == nullptr || p.interleaved) {
       RopeParams part = p;
@@ -60,10 +60,10 @@ void Rope(const RopeParams& p, ThreadPool& pool) {
 }
 
 void StoreKv(const StoreKvParams& p, ThreadPool& pool) {
-  const cpu::Leaves* leaves = cpu::ActiveLeaves();
+  const cpu::KernelTable* leaves = cpu::ActiveKernels();
   if (leaves == nullptr) return reference::StoreKv(p);
   CHECK(IsCacheType(p.dtype));
-  const bool narrow = SizeOf(p.dtype) >= 2;  // codes of 8 bits are the same on every CPU
+  const bool narrow = SizeOf(p.dtype) >= 2;  // 8-bit codes are the same on every CPU
   const int64_t row_bytes = CacheRowBytes(p.dtype, p.n);
   cpu::RunRows(pool, p.m, p.n, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {

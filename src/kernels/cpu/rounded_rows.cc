@@ -15,52 +15,52 @@ constexpr int64_t kFloat = sizeof(float), kHalf = sizeof(uint16_t);
 
 int64_t RoundUp(int64_t n) { return CeilDiv(n, kLine) * kLine; }
 
-// From one row of codes or halves to the next: an odd number of lines, so that rows that are
-// multiplied together do not fall into one set of the L1 cache.
+// Row stride of int8 and bfloat16 rows: an odd number of cache lines, so that rows multiplied
+// together map to different L1 sets.
 int64_t RowStride(int64_t bytes) {
   return CeilDiv(bytes, kLine) % 2 == 0 ? RoundUp(bytes) + kLine : RoundUp(bytes);
 }
 
 }  // namespace
 
-bool MultipliesInt8(const WeightView& w) {
+bool UsesInt8Product(const WeightView& w) {
   return w.format == WeightFormat::kInt8Channel && w.activation == ActivationFormat::kInt8Token;
 }
 
-RowForm RowFormOf(const WeightView& w) {
-  if (w.activation == ActivationFormat::kNone) return RowForm::kAsTheyAre;
-  if (MultipliesInt8(w)) return RowForm::kCodes;
+InputRowFormat InputRowFormatOf(const WeightView& w) {
+  if (w.activation == ActivationFormat::kNone) return InputRowFormat::kUnrounded;
+  if (UsesInt8Product(w)) return InputRowFormat::kInt8Codes;
   const bool pairs = w.format == WeightFormat::kBF16 && w.activation == ActivationFormat::kBFloat16;
-  const Leaves* leaves = ActiveLeaves();
-  const bool halves = pairs && leaves != nullptr && leaves->linear_bf16 != nullptr;
-  return halves ? RowForm::kHalves : RowForm::kFloats;
+  const KernelTable* leaves = ActiveKernels();
+  const bool bf16_rows = pairs && leaves != nullptr && leaves->linear_bf16 != nullptr;
+  return bf16_rows ? InputRowFormat::kBFloat16Rows : InputRowFormat::kFloat32Rows;
 }
 
-void RowForms::Add(RowForm form) {
-  floats = floats || form == RowForm::kFloats;
-  codes = codes || form == RowForm::kCodes;
-  halves = halves || form == RowForm::kHalves;
+void InputRowFormats::Add(InputRowFormat form) {
+  floats = floats || form == InputRowFormat::kFloat32Rows;
+  codes = codes || form == InputRowFormat::kInt8Codes;
+  bf16_rows = bf16_rows || form == InputRowFormat::kBFloat16Rows;
 }
 
 bool SameInput(const WeightView& a, const WeightView& b) {
-  return a.activation == b.activation && RowFormOf(a) == RowFormOf(b) &&
+  return a.activation == b.activation && InputRowFormatOf(a) == InputRowFormatOf(b) &&
          (a.activation != ActivationFormat::kFp8Tensor || a.input_scale == b.input_scale);
 }
 
 void RoundedRows::Put(const WeightView& w, int64_t row, const float* from) const {
-  switch (RowFormOf(w)) {
-    case RowForm::kAsTheyAre:
+  switch (InputRowFormatOf(w)) {
+    case InputRowFormat::kUnrounded:
       return;
-    case RowForm::kFloats:
+    case InputRowFormat::kFloat32Rows:
       return RoundActivations(w.activation, w.input_scale, from, k, x + row * ldx);
-    case RowForm::kCodes: {
+    case InputRowFormat::kInt8Codes: {
       int8_t* out = codes + row * ldc;
       int8_rows[row] = QuantizeInt8Row(from, k, out);
       std::memset(out + k, 0, static_cast<size_t>(ldc - k));
       return;
     }
-    case RowForm::kHalves: {
-      uint16_t* out = halves + row * ldh;
+    case InputRowFormat::kBFloat16Rows: {
+      uint16_t* out = bf16_rows + row * ldh;
       NarrowToBFloat16(from, k, out);
       std::fill(out + k, out + ldh, uint16_t{0});
       return;
@@ -68,35 +68,36 @@ void RoundedRows::Put(const WeightView& w, int64_t row, const float* from) const
   }
 }
 
-void RunLinear(const Leaves& leaves, const WeightView& w, const RoundedRows& input, int64_t first,
-               const int32_t* ids, LinearTask t) {
-  switch (RowFormOf(w)) {
-    case RowForm::kAsTheyAre:
+void RunLinear(const KernelTable& leaves, const WeightView& w, const RoundedRows& input,
+               int64_t first, const int32_t* ids, LinearTask t) {
+  switch (InputRowFormatOf(w)) {
+    case InputRowFormat::kUnrounded:
       break;
-    case RowForm::kFloats:
+    case InputRowFormat::kFloat32Rows:
       t.x = {input.x + first * input.ldx, input.ldx, ids};
       break;
-    case RowForm::kCodes:
+    case InputRowFormat::kInt8Codes:
       t.codes = {input.codes + first * input.ldc, input.ldc, ids, input.int8_rows + first};
       return leaves.linear_int8(t);
-    case RowForm::kHalves:
-      t.halves = {input.halves + first * input.ldh, input.ldh, ids};
+    case InputRowFormat::kBFloat16Rows:
+      t.bf16_rows = {input.bf16_rows + first * input.ldh, input.ldh, ids};
       return leaves.linear_bf16(t);
   }
   leaves.linear(t);
 }
 
-int64_t RoundedBytes(int64_t rows, int64_t k, const RowForms& forms) {
+int64_t RoundedBytes(int64_t rows, int64_t k, const InputRowFormats& forms) {
   int64_t bytes = 0;
   if (forms.floats) bytes += rows * RoundUp(k * kFloat);
   if (forms.codes) {
     bytes += rows * RowStride(k) + RoundUp(rows * static_cast<int64_t>(sizeof(Int8Row)));
   }
-  if (forms.halves) bytes += rows * RowStride(k * kHalf);
+  if (forms.bf16_rows) bytes += rows * RowStride(k * kHalf);
   return bytes;
 }
 
-RoundedRows PlaceRounded(int64_t rows, int64_t k, const RowForms& forms, char* memory) {
+RoundedRows AssignRoundedBuffers(int64_t rows, int64_t k, const InputRowFormats& forms,
+                                 char* memory) {
   RoundedRows out = {.k = k};
   if (forms.floats) {
     out.x = reinterpret_cast<float*>(memory);
@@ -110,8 +111,8 @@ RoundedRows PlaceRounded(int64_t rows, int64_t k, const RowForms& forms, char* m
     out.int8_rows = reinterpret_cast<Int8Row*>(memory + rows * out.ldc);
     memory += RoundedBytes(rows, k, {.codes = true});
   }
-  if (forms.halves) {
-    out.halves = reinterpret_cast<uint16_t*>(memory);
+  if (forms.bf16_rows) {
+    out.bf16_rows = reinterpret_cast<uint16_t*>(memory);
     out.ldh = RowStride(k * kHalf) / kHalf;
   }
   return out;

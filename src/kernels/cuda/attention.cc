@@ -10,7 +10,7 @@ namespace {
 bool IsAligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 void Start(AttentionLaunch& launch, bool exact, bool latent, std::span<std::byte> scratch,
-           const StreamChain& chain) {
+           const PdlStream& chain) {
   if (launch.table.num_sequences == 0 || launch.table.num_rows == 0) return;
   CHECK_GT(launch.kv_heads, 0);
   CHECK_EQ(launch.heads % launch.kv_heads, 0);
@@ -18,7 +18,7 @@ void Start(AttentionLaunch& launch, bool exact, bool latent, std::span<std::byte
   CHECK(launch.kv_dtype == DType::kF32 || launch.kv_dtype == DType::kBF16 ||
         launch.kv_dtype == DType::kF16);
   if (exact || launch.kv_dtype != DType::kBF16) {
-    Check(StartPlainAttention(launch, chain.stream), "attention");
+    Check(LaunchSimtAttention(launch, chain.stream), "attention");
     return;
   }
   CHECK(IsAligned(launch.q) && IsAligned(launch.out) && IsAligned(launch.k) && IsAligned(launch.v));
@@ -30,14 +30,14 @@ void Start(AttentionLaunch& launch, bool exact, bool latent, std::span<std::byte
   launch.scratch_floats = static_cast<int64_t>(scratch.size() / sizeof(float));
   cudaError_t error =
       latent ? StartTiledLatentAttention(launch, chain) : StartTiledAttention(launch, chain);
-  if (error == cudaErrorNotSupported) error = StartPlainAttention(launch, chain.stream);
+  if (error == cudaErrorNotSupported) error = LaunchSimtAttention(launch, chain.stream);
   Check(error, "attention");
 }
 
 }  // namespace
 
 void Attention(const kernels::AttentionParams& p, const SequenceTable& table, bool exact,
-               const StreamChain& chain, std::span<std::byte> scratch) {
+               const PdlStream& chain, std::span<std::byte> scratch) {
   AttentionLaunch launch = {.q = p.q,
                             .ldq = p.ldq,
                             .k = p.k_cache,
@@ -57,7 +57,7 @@ void Attention(const kernels::AttentionParams& p, const SequenceTable& table, bo
 }
 
 void LatentAttention(const kernels::LatentAttentionParams& p, const SequenceTable& table,
-                     bool exact, const StreamChain& chain, std::span<std::byte> scratch) {
+                     bool exact, const PdlStream& chain, std::span<std::byte> scratch) {
   AttentionLaunch launch = {.q = p.q,
                             .ldq = p.ldq,
                             .k = p.cache,

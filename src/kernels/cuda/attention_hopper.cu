@@ -1,11 +1,14 @@
-// Attention with large tiles by wgmma: the same bits as mma.sync's, only faster.
+// Prefill attention with wgmma on Hopper: the kernel of attention_tile.cuh with large tiles and the
+// same bits as mma.sync, but faster. Tiles of 64 keys by 64 query rows (head size 64), 128 rows
+// (head size 128), or 64 rows with two warpgroups (latent: each has half of the 512 value columns).
+// Grid: attention_start.cuh.
 #include "kernels/cuda/attention_start.cuh"
 
 namespace switchyard::cuda {
 namespace {
 
 template <int kHeadDim>
-cudaError_t Start(const AttentionLaunch& launch, int min_rows, const StreamChain& chain) {
+cudaError_t Start(const AttentionLaunch& launch, int min_rows, const PdlStream& chain) {
   using Shape =
       TileShape<kHeadDim, kHeadDim, false, kSplitKeys, kHeadDim == 64 ? 4 : 8, 1, 2, true>;
   return StartTiles<Shape>(launch, min_rows, INT_MAX, 1, chain);
@@ -14,13 +17,13 @@ cudaError_t Start(const AttentionLaunch& launch, int min_rows, const StreamChain
 }  // namespace
 
 cudaError_t StartHopperAttention(const AttentionLaunch& launch, int min_rows,
-                                 const StreamChain& chain) {
+                                 const PdlStream& chain) {
   return launch.qk_dim == 64 ? Start<64>(launch, min_rows, chain)
                              : Start<128>(launch, min_rows, chain);
 }
 
 cudaError_t StartHopperLatentAttention(const AttentionLaunch& launch, int min_rows,
-                                       const StreamChain& chain) {
+                                       const PdlStream& chain) {
   using Shape = TileShape<576, 512, true, kLatentSplitKeys, 4, 2, 2, true>;
   return StartTiles<Shape>(launch, min_rows, INT_MAX, 2, chain);
 }

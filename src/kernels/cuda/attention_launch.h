@@ -1,5 +1,5 @@
-// Between attention.cc, which checks, and the .cu files of attention, which are compiled for the
-// device and include nothing of the rest. Internal to kernels/cuda.
+// Launch interface between attention.cc, which validates, and the .cu files of attention. Internal
+// to kernels/cuda.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,12 +12,12 @@
 
 namespace switchyard::cuda {
 
-// Keys of a split, for matrix units: a part of the order of additions. Smaller ones spread one long
-// sequence over more of the card, larger ones leave less to merge.
+// Keys per split in the tensor core kernels; part of the reduction order. Smaller splits spread one
+// long sequence over more SMs, larger ones leave less to merge.
 constexpr int kSplitKeys = 512, kLatentSplitKeys = 1024;
 
-// Both kinds of attention in one form: latent attention is one key-value head whose values are the
-// first v_dim elements of its keys.
+// Arguments of both kinds of attention. Latent attention has one key-value head, whose values are
+// the first v_dim elements of its keys.
 struct AttentionLaunch {
   const float* q = nullptr;  // [rows, heads, qk_dim], row stride ldq
   int64_t ldq = 0;
@@ -33,20 +33,20 @@ struct AttentionLaunch {
   SequenceTable table;
   float* scratch = nullptr;
   int64_t scratch_floats = 0;
-  bool hopper = false;  // the device has wgmma
+  bool hopper = false;  // the device supports wgmma
 };
 
-// Float32 products, any sizes and types of the cache.
-cudaError_t StartPlainAttention(const AttentionLaunch& launch, cudaStream_t stream);
-// Matrix units on a bfloat16 cache: head sizes 64 and 128, and latent 512 + 64.
-// cudaErrorNotSupported, and nothing is started, for others and where shared memory is too small.
-cudaError_t StartTiledAttention(const AttentionLaunch& launch, const StreamChain& chain);
-cudaError_t StartTiledLatentAttention(const AttentionLaunch& launch, const StreamChain& chain);
-// The part of both that wgmma does: sequences of at least min_rows rows (times heads of a key-value
+// Float32 products, any head size and cache dtype.
+cudaError_t LaunchSimtAttention(const AttentionLaunch& launch, cudaStream_t stream);
+// Tensor cores on a bfloat16 cache: head sizes 64 and 128, and latent 512 + 64. Otherwise, or if
+// shared memory is too small, returns cudaErrorNotSupported without launching.
+cudaError_t StartTiledAttention(const AttentionLaunch& launch, const PdlStream& chain);
+cudaError_t StartTiledLatentAttention(const AttentionLaunch& launch, const PdlStream& chain);
+// The wgmma path of both: sequences of at least min_rows rows (times query heads per key-value
 // head).
 cudaError_t StartHopperAttention(const AttentionLaunch& launch, int min_rows,
-                                 const StreamChain& chain);
+                                 const PdlStream& chain);
 cudaError_t StartHopperLatentAttention(const AttentionLaunch& launch, int min_rows,
-                                       const StreamChain& chain);
+                                       const PdlStream& chain);
 
 }  // namespace switchyard::cuda

@@ -1,16 +1,19 @@
-#include "kernels/cuda/attention_fold.cuh"
+// Merges the partial results of key splits into the attention output (the combine kernel of
+// split-KV FlashDecoding). Grid (query row, group of heads), 128 threads per block; a thread merges
+// four columns of one head over all splits, in order.
 #include "kernels/cuda/attention_merge.cuh"
 #include "kernels/cuda/kernel_chain.cuh"
+#include "kernels/cuda/softmax_merge.cuh"
 
 namespace switchyard::cuda {
 namespace {
 
-constexpr int kThreads = 128;  // each with four columns
-constexpr int kAtOnce = 8;     // loads in flight
+constexpr int kThreads = 128;  // four columns per thread
+constexpr int kInFlight = 8;   // loads in flight
 
 __global__ void __launch_bounds__(kThreads) MergeParts(const __grid_constant__ TiledAttention p) {
-  WaitForKernelBefore();
-  AllowNextKernel();
+  WaitForPriorKernels();
+  LaunchDependents();
   const AttentionLaunch& launch = p.launch;
   const AttentionSchedule& schedule = p.schedule;
   const SequenceTable& table = launch.table;
@@ -30,31 +33,31 @@ __global__ void __launch_bounds__(kThreads) MergeParts(const __grid_constant__ T
   const int flat =
       (row - table.row_begin[sequence]) * schedule.group + head - kv_head * schedule.group;
   const int tile = flat / schedule.tile_rows;
-  const int splits = KeysOf(schedule, sequence, tile).splits;
+  const int splits = TileKeysOf(schedule, sequence, tile).splits;
   if (splits == 1) return;
 
-  const AttentionPart part = PartOf(schedule, sequence);
+  const SequenceWork part = PartOf(schedule, sequence);
   const int64_t slot = first_slot + tile * part.splits * schedule.kv_heads + kv_head;
   const int64_t first_row = slot * schedule.tile_rows + flat - tile * schedule.tile_rows;
   const int64_t step = int64_t{schedule.kv_heads} * schedule.tile_rows;
   SoftmaxState state;
   float4 sum = {};
-  for (int begin = 0; begin < splits; begin += kAtOnce) {
-    float2 states[kAtOnce];
-    float4 parts[kAtOnce];
+  for (int begin = 0; begin < splits; begin += kInFlight) {
+    float2 states[kInFlight];
+    float4 parts[kInFlight];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
+    for (int i = 0; i < kInFlight; ++i) {
       if (begin + i >= splits) continue;
       const int64_t from = first_row + (begin + i) * step;
       states[i] = p.states[from];
       parts[i] = *reinterpret_cast<const float4*>(p.parts + from * launch.v_dim + column);
     }
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
+    for (int i = 0; i < kInFlight; ++i) {
       if (begin + i >= splits) break;
-      const FoldFactors f = Fold(state, {.max = states[i].x, .sum = states[i].y});
-      sum = {Fold(f, sum.x, parts[i].x), Fold(f, sum.y, parts[i].y), Fold(f, sum.z, parts[i].z),
-             Fold(f, sum.w, parts[i].w)};
+      const MergeFactors f = MergeSoftmax(state, {.max = states[i].x, .sum = states[i].y});
+      sum = {MergeSoftmax(f, sum.x, parts[i].x), MergeSoftmax(f, sum.y, parts[i].y),
+             MergeSoftmax(f, sum.z, parts[i].z), MergeSoftmax(f, sum.w, parts[i].w)};
     }
   }
   const float factor = FinalFactor(state, launch.sinks ? launch.sinks + head : nullptr);
@@ -66,10 +69,10 @@ __global__ void __launch_bounds__(kThreads) MergeParts(const __grid_constant__ T
 
 }  // namespace
 
-cudaError_t StartMergeOfParts(const TiledAttention& p, const StreamChain& chain) {
+cudaError_t StartMergeOfParts(const TiledAttention& p, const PdlStream& chain) {
   const int heads_at_once = kThreads * 4 / p.launch.v_dim;
   const dim3 grid(p.launch.table.num_rows, (p.launch.heads + heads_at_once - 1) / heads_at_once);
-  return LaunchEarly(MergeParts, grid, kThreads, 0, chain, p);
+  return LaunchWithPdl(MergeParts, grid, kThreads, 0, chain, p);
 }
 
 }  // namespace switchyard::cuda

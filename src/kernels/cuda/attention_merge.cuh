@@ -1,4 +1,4 @@
-// The fold of partial results that attention with matrix units left in the scratch.
+// Merge of the partial results that tensor core attention leaves in the scratch buffer.
 #pragma once
 
 #include "kernels/cuda/attention_launch.h"
@@ -6,7 +6,7 @@
 
 namespace switchyard::cuda {
 
-// What a kernel of attention with matrix units gets.
+// Arguments of a tensor core attention kernel.
 struct TiledAttention {
   AttentionLaunch launch;
   AttentionSchedule schedule;
@@ -14,7 +14,8 @@ struct TiledAttention {
   float* parts = nullptr;    // [slots, tile rows, v_dim]
 };
 
-// Writes the rows whose keys were split among units of `p`; v_dim is a power of two, 64 to 512.
-cudaError_t StartMergeOfParts(const TiledAttention& p, const StreamChain& chain);
+// Writes the output rows whose keys were split among work items of `p`; v_dim is a power of two, 64
+// to 512.
+cudaError_t StartMergeOfParts(const TiledAttention& p, const PdlStream& chain);
 
 }  // namespace switchyard::cuda

@@ -1,12 +1,13 @@
-// Ampere's instructions for attention, one line of PTX each: small matrix products of a warp, their
-// operands from shared memory, asynchronous copies. Names follow the PTX ISA.
+// PTX wrappers of Ampere instructions for attention, one instruction each: warp-level matrix
+// products (mma.sync), loads of their operands from shared memory (ldmatrix), asynchronous copies
+// (cp.async).
 #pragma once
 
 #include <cstdint>
 
 namespace switchyard::cuda::ptx {
 
-// 16 bytes from global to shared memory; zeros instead where `real` is false.
+// Copies 16 bytes from global to shared memory; zero-fills if `real` is false.
 __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, bool real) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(real ? 16 : 0)
@@ -15,13 +16,14 @@ __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, bool 
 __device__ __forceinline__ void CommitCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Until all but the last `kPending` groups of this thread have arrived.
+// Waits until at most the last `kPending` groups of this thread are in flight.
 template <int kPending>
 __device__ __forceinline__ void WaitCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Four 8 × 8 matrices of 16-bit elements; lanes 8i to 8i + 7 give the rows of matrix i.
+// Loads four 8 × 8 matrices of 16-bit elements; lanes 8i to 8i + 7 give the row addresses of matrix
+// i.
 __device__ __forceinline__ void LoadMatrices(uint32_t (&to)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -36,8 +38,8 @@ __device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&to)[4], uint32
 }
 
 // d [16, 8] += a [16, 16] · b [16, 8] in bf16.
-__device__ __forceinline__ void MultiplyBf16(float* d, const uint32_t (&a)[4], uint32_t b0,
-                                             uint32_t b1) {
+__device__ __forceinline__ void MmaBf16(float* d, const uint32_t (&a)[4], uint32_t b0,
+                                        uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"

@@ -1,8 +1,8 @@
-// Who computes what of attention with matrix units. A tile is some query rows (and heads that share
-// keys) of one sequence; a unit is a tile and a key-value head with all keys that it sees, or with
-// one split of them, whose partial result goes to the unit's own slot of the scratch. Lengths are
-// on the device only, so every block finds its units by itself; no bit of a result depends on
-// this file.
+// Work partition of tensor core attention. A tile is a set of query rows (and of heads that share
+// keys) of one sequence. A work item (unit) is a tile and a key-value head with either all visible
+// keys or one split of them. The partial result of a split goes to the item's own scratch slot.
+// Lengths are on the device only, so every block computes its work items itself. The partition does
+// not affect the bits of a result.
 #pragma once
 
 #include <cstdint>
@@ -16,24 +16,24 @@ struct AttentionSchedule {
   int group = 1, kv_heads = 1;  // query heads of a key-value head
   int window = 0;
   int tile_rows = 0, split_keys = 0;
-  // Sequences whose rows · group are outside are left to another launch.
+  // Sequences with rows · group outside of this range belong to another launch.
   int min_rows = 0, max_rows = 0;
-  int slots = 0;  // of the scratch: first come, first split
+  int slots = 0;  // scratch slots, assigned in sequence order; later sequences are not split
 };
 
-struct AttentionUnit {
-  int sequence;  // −1: there is none
+struct AttentionWorkItem {
+  int sequence;  // −1: no work item
   int tile, kv_head;
-  int split;  // counted from the first one that the tile sees; −1: all
+  int split;  // relative to the tile's first visible split; −1: all keys
   int slot;
 };
 
-// Tiles of a sequence, and splits that any of them sees.
-struct AttentionPart {
+// Number of tiles of a sequence, and of splits visible to any of them.
+struct SequenceWork {
   int tiles = 0, splits = 0;
   __device__ int Units(const AttentionSchedule& s) const { return tiles * splits * s.kv_heads; }
 };
-__device__ __forceinline__ AttentionPart PartOf(const AttentionSchedule& s, int sequence) {
+__device__ __forceinline__ SequenceWork PartOf(const AttentionSchedule& s, int sequence) {
   const int rows = s.rows[sequence], flat = rows * s.group, keys = s.kv_len[sequence];
   if (rows <= 0 || flat < s.min_rows || flat > s.max_rows) return {};
   const int begin = s.window > 0 ? max(0, keys - rows - s.window + 1) : 0;
@@ -51,8 +51,9 @@ __device__ __forceinline__ int WarpSumBefore(int x, int lane) {
   return sum - x;
 }
 
-// Unit `index` of the launch; called by a whole warp. Every lane looks at a run of sequences.
-__device__ inline AttentionUnit FindUnit(const AttentionSchedule& s, int index) {
+// Returns work item `index` of the launch; called by a whole warp. Each lane scans a contiguous
+// range of sequences.
+__device__ inline AttentionWorkItem FindWorkItem(const AttentionSchedule& s, int index) {
   const int lane = threadIdx.x % 32, run = (s.num_sequences + 31) / 32;
   const int begin = min(s.num_sequences, lane * run), end = min(s.num_sequences, begin + run);
   int split_units = 0;
@@ -60,24 +61,24 @@ __device__ inline AttentionUnit FindUnit(const AttentionSchedule& s, int index) 
   int slot = WarpSumBefore(split_units, lane), units = 0;
   const int first_slot = slot;
   for (int i = begin; i < end; ++i) {
-    const AttentionPart part = PartOf(s, i);
+    const SequenceWork part = PartOf(s, i);
     slot += part.Units(s);
     units += slot <= s.slots ? part.Units(s) : part.tiles * s.kv_heads;
   }
   const int before = WarpSumBefore(units, lane);
   const bool mine = index >= before && index < before + units;
-  AttentionUnit unit = {.sequence = -1};
+  AttentionWorkItem unit = {.sequence = -1};
   if (mine) {
     int offset = index - before;
     slot = first_slot;
     for (int i = begin; i < end; ++i) {
-      const AttentionPart part = PartOf(s, i);
+      const SequenceWork part = PartOf(s, i);
       const bool split = slot + part.Units(s) <= s.slots;
       const int here = split ? part.Units(s) : part.tiles * s.kv_heads;
       if (offset < here) {
         const int j = offset / s.kv_heads;
         unit = {.sequence = i,
-                // Later tiles see more keys: longest first.
+                // Later tiles have more visible keys: longest first.
                 .tile = split ? j / part.splits : part.tiles - 1 - j,
                 .kv_head = offset % s.kv_heads,
                 .split = split ? j % part.splits : -1,
@@ -98,8 +99,8 @@ __device__ inline AttentionUnit FindUnit(const AttentionSchedule& s, int index) 
           .slot = __shfl_sync(~0u, unit.slot, from)};
 }
 
-// The slot of (tile 0, split 0, key-value head 0) of a sequence; −1: its tiles see all keys at
-// once, or are another launch's. Called by a whole warp.
+// The scratch slot of (tile 0, split 0, key-value head 0) of a sequence; −1 if its tiles process
+// all keys at once or belong to another launch. Called by a whole warp.
 __device__ inline int FirstSlot(const AttentionSchedule& s, int sequence) {
   int sum = 0;
   for (int i = threadIdx.x % 32; i < sequence; i += 32) sum += PartOf(s, i).Units(s);
@@ -108,14 +109,14 @@ __device__ inline int FirstSlot(const AttentionSchedule& s, int sequence) {
   return units > 0 && sum + units <= s.slots ? sum : -1;
 }
 
-// Which keys a tile sees.
+// The keys visible to a tile.
 struct TileKeys {
   int begin_row = 0, end_row = 0;  // of the tile, in rows · group + head of the group
-  int first_position = 0;          // of its first row
+  int first_position = 0;          // position of its first row
   int begin = 0, end = 0;          // keys
   int first_split = 0, splits = 0;
 };
-__device__ __forceinline__ TileKeys KeysOf(const AttentionSchedule& s, int sequence, int tile) {
+__device__ __forceinline__ TileKeys TileKeysOf(const AttentionSchedule& s, int sequence, int tile) {
   const int rows = s.rows[sequence], start = s.kv_len[sequence] - rows;
   TileKeys k;
   k.begin_row = tile * s.tile_rows;

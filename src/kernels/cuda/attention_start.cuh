@@ -1,5 +1,6 @@
-// Starts kernels of attention with matrix units: decoding and prompts have tiles of their own
-// shape.
+// Launches of the tensor core attention kernels. Decode and prefill use different tile shapes. The
+// grid is one-dimensional: one block per tile (an upper bound of their number) if keys are not
+// split, else at most the number of resident blocks (persistent).
 #pragma once
 
 #include <algorithm>
@@ -10,10 +11,10 @@
 
 namespace switchyard::cuda {
 
-// Blocks of this shape that the current device runs at once.
+// Number of blocks of this shape that are resident on the current device (occupancy × SMs).
 template <typename Shape>
 cudaError_t ResidentBlocks(int* blocks) {
-  static std::atomic<int> known[64];  // by device; 0: not yet
+  static std::atomic<int> known[64];  // by device; 0: not computed yet
   int device = 0;
   if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
   *blocks = device < 64 ? known[device].load() : 0;
@@ -31,14 +32,14 @@ cudaError_t ResidentBlocks(int* blocks) {
   return error;
 }
 
-// For sequences of min_rows to max_rows rows (times heads of a key-value head). Keys are split
-// where there are fewer tiles than `waves` times the blocks that run at once.
+// For sequences of min_rows to max_rows rows (times query heads per key-value head). Keys are split
+// if there are fewer tiles than `waves` times the resident blocks.
 template <typename Shape>
 cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows, int waves,
-                       const StreamChain& chain) {
+                       const PdlStream& chain) {
   const SequenceTable& table = launch.table;
   const int group = launch.heads / launch.kv_heads;
-  // At most: every sequence has one tile that is not full.
+  // Upper bound: every sequence has one partial tile.
   const int64_t tiles =
       (int64_t{table.num_rows} * group / Shape::kRows + table.num_sequences) * launch.kv_heads;
   int resident = 0;
@@ -67,17 +68,18 @@ cudaError_t StartTiles(const AttentionLaunch& launch, int min_rows, int max_rows
   const int64_t blocks =
       slots > 0 ? std::min<int64_t>(resident, tiles * most_splits) : std::max<int64_t>(tiles, 1);
   const cudaError_t error =
-      LaunchEarly(TiledAttentionKernel<Shape>, dim3(static_cast<unsigned>(blocks)), Shape::kThreads,
-                  Shape::kBytes, chain, p);
+      LaunchWithPdl(TiledAttentionKernel<Shape>, dim3(static_cast<unsigned>(blocks)),
+                    Shape::kThreads, Shape::kBytes, chain, p);
   if (error != cudaSuccess) return error;
   return slots > 0 ? StartMergeOfParts(p, chain) : cudaSuccess;
 }
 
-// Small tiles for sequences that fill no more than one, large ones for the others, which
-// start_large(min_rows) starts. Where every sequence has one row there is only one launch; should
-// that not be so, it is right but slow.
+// Small tiles for sequences that fit in one, large tiles for the others, launched by
+// start_large(min_rows). If num_rows is not above num_sequences (decode: one row per sequence),
+// only the small tiles are launched. Should a sequence then have more rows, the results are correct
+// but slow.
 template <typename Small>
-cudaError_t StartTilesOfBothShapes(const AttentionLaunch& launch, const StreamChain& chain,
+cudaError_t StartTilesOfBothShapes(const AttentionLaunch& launch, const PdlStream& chain,
                                    const auto& start_large) {
   constexpr int kSmallWaves = 8;
   const bool small = launch.heads / launch.kv_heads <= Small::kRows;
@@ -90,7 +92,7 @@ cudaError_t StartTilesOfBothShapes(const AttentionLaunch& launch, const StreamCh
   return large ? start_large(small ? Small::kRows + 1 : 1) : cudaSuccess;
 }
 
-// Whether a block of the current device may have as much shared memory.
+// Whether a block of the current device can have this much shared memory.
 inline bool FitsSharedMemory(int bytes) {
   int device = 0, most = 0;
   return cudaGetDevice(&device) == cudaSuccess &&

@@ -18,7 +18,8 @@ class CudaAttentionTest : public ::testing::Test {
   }
 };
 
-// Plain kernels agree to float32's rounding, matrix units to that of probabilities in bfloat16.
+// The float32 kernels agree to float32 rounding, tensor cores to bfloat16 rounding of
+// probabilities.
 double Tolerance(bool exact) { return exact ? 2e-5 : 1e-2; }
 
 void ExpectNear(const std::vector<float>& got, const std::vector<float>& want, double tolerance,
@@ -98,8 +99,8 @@ TEST_F(CudaAttentionTest, PromptsMatchReference) {
   }
 }
 
-// One sequence whole, then in chunks of several sizes amid other sequences, laid out elsewhere,
-// with and without room for partial results.
+// One sequence at once, then in chunks of several sizes among other sequences, in other cache
+// pages, with and without scratch for partial results.
 void ExpectSameBitsInAnyChunks(const AttentionShape& shape, bool exact, Random& random) {
   const int32_t length = shape.rope > 0 ? 1100 : 700;  // two splits
   AttentionSequences sequences(random, shape, {length, 90, 270});
@@ -108,7 +109,7 @@ void ExpectSameBitsInAnyChunks(const AttentionShape& shape, bool exact, Random& 
   for (const int32_t chunk : {1, 7, 64, 256, length}) {
     sequences.LayOut(random);
     for (int32_t begin = 0; begin < length; begin += chunk) {
-      // Of the small chunks those at the ends of blocks and splits, and some.
+      // Of the small chunks, only those at block and split boundaries and some random ones.
       const int32_t end = std::min(begin + chunk, length);
       if (chunk < 64 && begin % 64 > 2 && end % 64 > 2 && random.Below(40) != 0) continue;
       for (const size_t scratch : {kAttentionScratchBytes, size_t{0}}) {

@@ -1,4 +1,4 @@
-// Sequences with paged caches for the tests of attention on a GPU. Passes take any parts of them.
+// Sequences with paged caches for the tests of GPU attention. A batch takes any parts of them.
 #pragma once
 
 #include <cstring>
@@ -13,7 +13,7 @@ namespace switchyard::cuda {
 
 struct AttentionShape {
   int64_t heads = 1, kv_heads = 1, head_dim = 64;
-  int64_t rope = 0;  // latent attention with lora = head_dim − rope where it is not 0
+  int64_t rope = 0;  // nonzero: latent attention with lora = head_dim − rope
   int32_t page_size = 16;
   DType dtype = DType::kBF16;
   int32_t window = 0;
@@ -22,7 +22,7 @@ struct AttentionShape {
   int64_t out_dim() const { return head_dim - rope; }
 };
 
-// Rows [begin, end) of a sequence, which has `end` keys then.
+// Rows [begin, end) of a sequence that has `end` keys at that time.
 struct AttentionChunk {
   int sequence = 0;
   int32_t begin = 0, end = 0;
@@ -42,7 +42,7 @@ class AttentionSequences {
     LayOut(random);
   }
 
-  // Other pages, between other garbage.
+  // Assigns new pages, among pages of garbage.
   void LayOut(kernels::Random& random) {
     const int32_t page_size = shape_.page_size;
     pages_.clear();
@@ -72,7 +72,7 @@ class AttentionSequences {
     }
   }
 
-  // Rows of the chunks one after the other: [rows, heads, out_dim].
+  // Output rows of the chunks, concatenated: [rows, heads, out_dim].
   std::vector<float> Reference(const std::vector<AttentionChunk>& chunks) const {
     Pass pass = MakePass(chunks, 0);
     std::vector<float> out(pass.num_rows * OutWidth());
@@ -96,8 +96,8 @@ class AttentionSequences {
     return out;
   }
 
-  // The same on the GPU. Before each chunk lie `gap` rows of no sequence, which have to stay as
-  // they are, and an empty sequence.
+  // The same on the GPU. Before each chunk there are `gap` rows of no sequence, which must stay
+  // unchanged, and an empty sequence.
   std::vector<float> Run(const std::vector<AttentionChunk>& chunks, bool exact,
                          size_t scratch_bytes = kAttentionScratchBytes, int32_t gap = 0) const {
     const Pass pass = MakePass(chunks, gap);
@@ -220,7 +220,7 @@ class AttentionSequences {
   int64_t Width() const { return shape_.kv_heads * shape_.head_dim; }
   int32_t MaxPages() const { return 2048 / shape_.page_size; }
 
-  // Queries that bfloat16 can hold, so that the reference has the same.
+  // Queries representable in bfloat16, so that the reference has the same inputs.
   static std::vector<float> Rounded(std::vector<float> x) {
     for (float& value : x) value = ToFloat(ToBF16(value));
     return x;

@@ -1,10 +1,14 @@
+// Tensor core attention for head sizes 64 and 128 (mma.sync; attention_tile.cuh has the algorithm
+// and attention_start.cuh the grid). Decode tiles: 16 query rows by 64 keys, four warps that
+// partition the keys and value columns. Prefill tiles: 64 rows by 64 keys, four warps of 16 rows
+// each, or the wgmma tiles of attention_hopper.cu.
 #include "kernels/cuda/attention_start.cuh"
 
 namespace switchyard::cuda {
 namespace {
 
 template <int kHeadDim>
-cudaError_t Start(const AttentionLaunch& launch, const StreamChain& chain) {
+cudaError_t Start(const AttentionLaunch& launch, const PdlStream& chain) {
   using Small = TileShape<kHeadDim, kHeadDim, false, kSplitKeys, 1, 4, 2>;
   using Large = TileShape<kHeadDim, kHeadDim, false, kSplitKeys, 4, 1, 2>;
   if (!FitsSharedMemory(std::max(Small::kBytes, Large::kBytes))) return cudaErrorNotSupported;
@@ -16,7 +20,7 @@ cudaError_t Start(const AttentionLaunch& launch, const StreamChain& chain) {
 
 }  // namespace
 
-cudaError_t StartTiledAttention(const AttentionLaunch& launch, const StreamChain& chain) {
+cudaError_t StartTiledAttention(const AttentionLaunch& launch, const PdlStream& chain) {
   switch (launch.qk_dim) {
     case 64:
       return Start<64>(launch, chain);

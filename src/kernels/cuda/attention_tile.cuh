@@ -1,12 +1,12 @@
-// Attention with matrix units: flash attention over tiles of query rows. The heads that share a
-// key-value head are rows of one tile, so that decoding loads each key once. Shapes of tiles for
-// decoding and for prompts share every row's arithmetic:
+// Tensor core attention: FlashAttention over tiles of query rows, with optional splits of the keys
+// (split-KV). The query heads of a key-value head are rows of one tile, so that decode loads each
+// key once. The tile shapes for decode and prefill share every row's arithmetic:
 //   for each split of the keys, for each of its blocks of kKeys at fixed positions:
 //     s = q · kᵀ (along the head, 16 at a time), new maximum, p = 2^(s − max) in bfloat16
 //     sums = sums · 2^(old max − max) + p · v, weights likewise with ones for v (16 keys at a time)
-//   splits are folded in order (attention_fold.cuh)
-// A row's result in mma.sync does not depend on the other rows, nor does a key that the row does
-// not see change it: its p is 0.
+//   splits are merged in order (softmax_merge.cuh)
+// A row's mma.sync result does not depend on the other rows. Masked keys do not change it either:
+// their p is 0.
 #pragma once
 
 #include "kernels/cuda/attention_tile_copies.cuh"
@@ -17,12 +17,12 @@
 
 namespace switchyard::cuda {
 
-// One block's work on one unit.
+// One block's computation of one work item.
 template <typename Shape>
 class TileWorker {
  public:
-  __device__ TileWorker(const TiledAttention& p, const AttentionUnit& unit, const TileKeys& keys,
-                        char* shared)
+  __device__ TileWorker(const TiledAttention& p, const AttentionWorkItem& unit,
+                        const TileKeys& keys, char* shared)
       : p_(p),
         unit_(unit),
         keys_(keys),
@@ -30,8 +30,8 @@ class TileWorker {
         shared_(ptx::SharedAddress(shared)),
         shared_bytes_(shared) {}
 
-  // Finds unit `next` for `found` meanwhile.
-  __device__ void Run(int next, AttentionUnit& found) {
+  // Computes the work item; meanwhile looks up work item `next` for `found`.
+  __device__ void Run(int next, AttentionWorkItem& found) {
     const bool partial = unit_.split >= 0 && keys_.splits > 1;
     const int split = keys_.first_split + max(unit_.split, 0);
     if (unit_.split >= keys_.splits) {
@@ -55,15 +55,15 @@ class TileWorker {
     copies_.LoadQueries();
     Find(next, found);
     part_.Clear();
-    TileResults<Shape> results(p_, unit_, keys_, thread_, rows_);
+    TileEpilogue<Shape> results(p_, unit_, keys_, thread_, rows_);
     int stage = 0;
     for (int block = first; block <= last; ++block) {
       ptx::WaitCopies<Shape::kStages - 2>();
-      if constexpr (Shape::kHopper) ptx::FenceForEngine();
-      __syncthreads();  // what all threads copied is there, and the stage before is free
+      if constexpr (Shape::kHopper) ptx::FenceAsyncProxy();
+      __syncthreads();  // copies of all threads are visible, and the previous stage is free
       int slot = 0;
       if (threadIdx.x < Shape::kKeys) slot = copies_.SlotOf(block + Shape::kStages, last);
-      VisitKeys(block, stage);
+      ProcessKeyBlock(block, stage);
       if (threadIdx.x < Shape::kKeys) copies_.Slots(stage)[threadIdx.x] = slot;
       stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
       if ((block + 1) * Shape::kKeys % Shape::kSplitKeys != 0 && block != last) continue;
@@ -75,13 +75,13 @@ class TileWorker {
         part_.Clear();
       }
     }
-    __syncthreads();  // shared memory is free for the next unit
+    __syncthreads();  // shared memory is free for the next work item
   }
 
  private:
-  __device__ void Find(int index, AttentionUnit& found) const {
+  __device__ void Find(int index, AttentionWorkItem& found) const {
     if (thread_.warp > 0) return;
-    const AttentionUnit unit = FindUnit(p_.schedule, index);
+    const AttentionWorkItem unit = FindWorkItem(p_.schedule, index);
     if (thread_.lane == 0) found = unit;
   }
 
@@ -102,8 +102,9 @@ class TileWorker {
     }
   }
 
-  // The block in stage `number`; copies of a later one start meanwhile, to the stage before.
-  __device__ void VisitKeys(int block, int number) {
+  // Processes the key block in stage `number` and meanwhile starts the copies of a later block into
+  // the previous stage.
+  __device__ void ProcessKeyBlock(int block, int number) {
     const uint32_t stage = shared_ + Shape::kQBytes + number * Shape::kStageBytes;
     const int next = number == 0 ? Shape::kStages - 1 : number - 1;
     TileScores<Shape> scores;
@@ -115,7 +116,7 @@ class TileWorker {
       Score(thread_, shared_, stage, scores);
     }
     const int first_key = block * Shape::kKeys;
-    // A key that some row of the tile does not see.
+    // Some key is masked for some row of the tile.
     if (first_key + Shape::kKeys > keys_.first_position + 1 ||
         (p_.schedule.window > 0 && first_key < keys_.end - p_.schedule.window))
       Mask(thread_, rows_, first_key + thread_.FirstKey(), scores);
@@ -126,8 +127,8 @@ class TileWorker {
 #pragma unroll
       for (int k = 0; k < Shape::kKeys / 16; ++k)
         ptx::LoadMatrices(p[k], shared_ + Shape::kPAt +
-                                    PieceAt<Shape::kRows>(thread_.row0 + thread_.lane % 16,
-                                                          2 * k + thread_.lane / 16));
+                                    SwizzledOffset<Shape::kRows>(thread_.row0 + thread_.lane % 16,
+                                                                 2 * k + thread_.lane / 16));
     } else {
 #pragma unroll
       for (int k = 0; k < Shape::kKeys / 16; ++k)
@@ -140,41 +141,41 @@ class TileWorker {
     } else {
 #pragma unroll
       for (int k = 0; k < Shape::kKeys / 16; ++k)
-        AddValues(thread_, stage, k, p[k], part_.sums, part_.weights);
+        AccumulateValues(thread_, stage, k, p[k], part_.sums, part_.weights);
     }
   }
   const TiledAttention& p_;
-  const AttentionUnit& unit_;
+  const AttentionWorkItem& unit_;
   const TileKeys& keys_;
-  TileCopies<Shape> copies_;
+  TileLoader<Shape> copies_;
   const TileThread<Shape> thread_;
   const uint32_t shared_;
   char* const shared_bytes_;
 
   TileRows rows_;
-  TilePart<Shape> part_;
+  TileAccumulator<Shape> part_;
 };
 
 template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads)
     TiledAttentionKernel(const __grid_constant__ TiledAttention p) {
   extern __shared__ __align__(1024) char shared[];
-  AttentionUnit& found = *reinterpret_cast<AttentionUnit*>(shared + Shape::kUnitAt);
+  AttentionWorkItem& found = *reinterpret_cast<AttentionWorkItem*>(shared + Shape::kUnitAt);
   if constexpr (Shape::kHopper) {
     for (int i = threadIdx.x; i < Shape::kOnesBytes / 4; i += Shape::kThreads)
       reinterpret_cast<uint32_t*>(shared + Shape::kOnesAt)[i] = kBf16Ones;
   }
-  WaitForKernelBefore();
-  AllowNextKernel();
+  WaitForPriorKernels();
+  LaunchDependents();
   if (threadIdx.x < 32) {
-    const AttentionUnit first = FindUnit(p.schedule, blockIdx.x);
+    const AttentionWorkItem first = FindWorkItem(p.schedule, blockIdx.x);
     if (threadIdx.x == 0) found = first;
   }
   __syncthreads();
   for (int index = blockIdx.x;; index += gridDim.x) {
-    const AttentionUnit unit = found;
+    const AttentionWorkItem unit = found;
     if (unit.sequence < 0) return;
-    const TileKeys keys = KeysOf(p.schedule, unit.sequence, unit.tile);
+    const TileKeys keys = TileKeysOf(p.schedule, unit.sequence, unit.tile);
     TileWorker<Shape>(p, unit, keys, shared).Run(index + static_cast<int>(gridDim.x), found);
   }
 }

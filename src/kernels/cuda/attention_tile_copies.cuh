@@ -1,4 +1,4 @@
-// What attention with matrix units brings to shared memory.
+// Copies of queries, keys and values to shared memory for tensor core attention.
 #pragma once
 
 #include "kernels/cuda/attention_merge.cuh"
@@ -8,20 +8,20 @@
 
 namespace switchyard::cuda {
 
-// Of one unit; all threads of the block call these together.
+// For one work item; all threads of the block call these together.
 template <typename Shape>
-class TileCopies {
+class TileLoader {
  public:
-  __device__ TileCopies(const TiledAttention& p, const AttentionUnit& unit, const TileKeys& keys,
-                        char* shared)
+  __device__ TileLoader(const TiledAttention& p, const AttentionWorkItem& unit,
+                        const TileKeys& keys, char* shared)
       : p_(p),
         unit_(unit),
         keys_(keys),
         shared_(ptx::SharedAddress(shared)),
         shared_bytes_(shared) {}
 
-  // Where this thread's key of a block lies in the cache; −1: the tile does not see it, or the
-  // block is behind the last one.
+  // The cache slot of this thread's key of a block; −1 if the tile does not see the key, or the
+  // block is beyond the last one.
   __device__ int SlotOf(int block, int last) const {
     const SequenceTable& table = p_.launch.table;
     const int key = block * Shape::kKeys + threadIdx.x;
@@ -30,13 +30,14 @@ class TileCopies {
     return table.pages[int64_t{unit_.sequence} * table.max_pages + page] * table.page_size +
            (key - page * table.page_size);
   }
-  // Of the block in a stage.
+  // Slots of the block in a stage.
   __device__ int* Slots(int stage) const {
     return reinterpret_cast<int*>(shared_bytes_ + Shape::kSlotsAt) + stage * Shape::kKeys;
   }
 
-  // Enqueues the copies of the keys and values of a stage's block, zeros where there is no slot.
-  // Without branches, which wgmma in flight does not bear. Eight threads copy a row of a panel.
+  // Issues the copies of the keys and values of a stage's block, zero-filled where there is no
+  // slot. Branch-free, because wgmma in flight does not allow branches. Eight threads copy one row
+  // of a panel.
   __device__ void LoadKeys(int stage) {
     constexpr int kRowsAtOnce = Shape::kThreads / 8;
     const int64_t stride = int64_t{p_.launch.kv_heads} * Shape::kQkDim;
@@ -49,7 +50,7 @@ class TileCopies {
     for (int i = 0; i < Shape::kKeys / kRowsAtOnce; ++i) {
       const int row = threadIdx.x / 8 + i * kRowsAtOnce, slot = slots[row];
       const int64_t from = max(slot, 0) * stride;
-      const uint32_t row_to = to + PieceAt<Shape::kKeys>(row, threadIdx.x % 8);
+      const uint32_t row_to = to + SwizzledOffset<Shape::kKeys>(row, threadIdx.x % 8);
 #pragma unroll
       for (int panel = 0; panel < Shape::kQkDim / 64; ++panel) {
         const uint32_t panel_to = row_to + panel * (Shape::kKeys * 128);
@@ -61,19 +62,19 @@ class TileCopies {
     ptx::CommitCopies();
   }
 
-  // The tile's queries as bfloat16; zeros behind the last row.
+  // Loads the tile's queries as bfloat16; zeros beyond the last row.
   __device__ void LoadQueries() {
     constexpr int kPieces = Shape::kQkDim / 8;
     const int group = p_.schedule.group;
     const int row_begin = p_.launch.table.row_begin[unit_.sequence];
     constexpr int kCount = Shape::kRows * kPieces;
-    constexpr int kAtOnce = (kCount + Shape::kThreads - 1) / Shape::kThreads < 6
-                                ? (kCount + Shape::kThreads - 1) / Shape::kThreads
-                                : 6;  // loads in flight
-    for (int begin = threadIdx.x; begin < kCount; begin += kAtOnce * Shape::kThreads) {
-      float4 q[kAtOnce][2] = {};
+    constexpr int kInFlight = (kCount + Shape::kThreads - 1) / Shape::kThreads < 6
+                                  ? (kCount + Shape::kThreads - 1) / Shape::kThreads
+                                  : 6;  // loads in flight
+    for (int begin = threadIdx.x; begin < kCount; begin += kInFlight * Shape::kThreads) {
+      float4 q[kInFlight][2] = {};
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
+      for (int i = 0; i < kInFlight; ++i) {
         const int at = begin + i * Shape::kThreads, row = at / kPieces, piece = at - row * kPieces;
         const int flat = keys_.begin_row + row;
         if (row >= Shape::kRows || flat >= keys_.end_row) continue;
@@ -85,11 +86,11 @@ class TileCopies {
         q[i][1] = from[1];
       }
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
+      for (int i = 0; i < kInFlight; ++i) {
         const int at = begin + i * Shape::kThreads, row = at / kPieces, piece = at - row * kPieces;
         if (row >= Shape::kRows) break;
         const auto& [a, b] = q[i];
-        *reinterpret_cast<uint4*>(shared_bytes_ + PieceAt<Shape::kRows>(row, piece)) = {
+        *reinterpret_cast<uint4*>(shared_bytes_ + SwizzledOffset<Shape::kRows>(row, piece)) = {
             PackBf16(a.x, a.y), PackBf16(a.z, a.w), PackBf16(b.x, b.y), PackBf16(b.z, b.w)};
       }
     }
@@ -97,7 +98,7 @@ class TileCopies {
 
  private:
   const TiledAttention& p_;
-  const AttentionUnit& unit_;
+  const AttentionWorkItem& unit_;
   const TileKeys& keys_;
   const uint32_t shared_;
   char* const shared_bytes_;

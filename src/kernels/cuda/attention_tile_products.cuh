@@ -1,4 +1,4 @@
-// The matrix products of attention's tiles, by mma.sync and by wgmma.
+// Matrix products of the attention tiles, with mma.sync and with wgmma.
 #pragma once
 
 #include "kernels/cuda/attention_ptx.cuh"
@@ -10,11 +10,12 @@ namespace switchyard::cuda {
 
 constexpr uint32_t kBf16Ones = 0x3f803f80;
 
-// A thread's part of 16 rows and kWarpKeys keys: in eights of keys, as mma.sync has its sums.
+// A thread's fragment of 16 rows × kWarpKeys keys, in groups of eight keys with mma.sync's
+// accumulator layout.
 template <typename Shape>
 using TileScores = float[Shape::kWarpKeys / 2];
 
-// scores = q · kᵀ of this warp's rows and keys.
+// scores = q · kᵀ for this warp's rows and keys.
 template <typename Shape>
 __device__ __forceinline__ void Score(const TileThread<Shape>& thread, uint32_t shared,
                                       uint32_t stage, TileScores<Shape>& scores) {
@@ -26,63 +27,65 @@ __device__ __forceinline__ void Score(const TileThread<Shape>& thread, uint32_t 
     uint32_t q[2][4];
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      ptx::LoadMatrices(q[i], shared + PieceAt<Shape::kRows>(thread.row0 + thread.lane % 16,
-                                                             2 * (k + i) + thread.lane / 16));
-    constexpr int kAtOnce = Shape::kWarpKeys / 8 < 4 ? Shape::kWarpKeys / 8 : 4;
+      ptx::LoadMatrices(q[i],
+                        shared + SwizzledOffset<Shape::kRows>(thread.row0 + thread.lane % 16,
+                                                              2 * (k + i) + thread.lane / 16));
+    constexpr int kInFlight = Shape::kWarpKeys / 8 < 4 ? Shape::kWarpKeys / 8 : 4;
 #pragma unroll
-    for (int n = 0; n < Shape::kWarpKeys / 8; n += kAtOnce) {
-      uint32_t keys[kAtOnce][4];  // 8 keys × 32 columns
+    for (int n = 0; n < Shape::kWarpKeys / 8; n += kInFlight) {
+      uint32_t keys[kInFlight][4];  // 8 keys × 32 columns
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
+      for (int i = 0; i < kInFlight; ++i)
         ptx::LoadMatrices(keys[i],
-                          stage + PieceAt<Shape::kKeys>(key0 + 8 * (n + i) + thread.lane % 8,
-                                                        2 * k + thread.lane / 8));
+                          stage + SwizzledOffset<Shape::kKeys>(key0 + 8 * (n + i) + thread.lane % 8,
+                                                               2 * k + thread.lane / 8));
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        ptx::MultiplyBf16(scores + 4 * (n + i), q[0], keys[i][0], keys[i][1]);
+      for (int i = 0; i < kInFlight; ++i)
+        ptx::MmaBf16(scores + 4 * (n + i), q[0], keys[i][0], keys[i][1]);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        ptx::MultiplyBf16(scores + 4 * (n + i), q[1], keys[i][2], keys[i][3]);
+      for (int i = 0; i < kInFlight; ++i)
+        ptx::MmaBf16(scores + 4 * (n + i), q[1], keys[i][2], keys[i][3]);
     }
   }
 }
 
-// sums += p · v and weights += p · 1 for the 16 keys 16k… of the block.
+// sums += p · v and weights += p · 1 for the 16 keys from 16k on.
 template <typename Shape>
-__device__ __forceinline__ void AddValues(const TileThread<Shape>& thread, uint32_t stage, int k,
-                                          const uint32_t (&p)[4],
-                                          float (&sums)[Shape::kWarpColumns / 2],
-                                          float (&weights)[4]) {
+__device__ __forceinline__ void AccumulateValues(const TileThread<Shape>& thread, uint32_t stage,
+                                                 int k, const uint32_t (&p)[4],
+                                                 float (&sums)[Shape::kWarpColumns / 2],
+                                                 float (&weights)[4]) {
   const uint32_t values = stage + (Shape::kLatent ? 0 : Shape::kKBytes);
   const int piece0 = thread.column_warp * (Shape::kWarpColumns / 8) + thread.lane / 16;
-  ptx::MultiplyBf16(weights, p, kBf16Ones, kBf16Ones);
+  ptx::MmaBf16(weights, p, kBf16Ones, kBf16Ones);
 #pragma unroll
   for (int n = 0; n < Shape::kWarpColumns / 8; n += 2) {
     uint32_t v[4];  // 16 keys × 16 columns
     ptx::LoadMatricesTransposed(
-        v, values + PieceAt<Shape::kKeys>(16 * k + thread.lane % 16, piece0 + n));
-    ptx::MultiplyBf16(sums + 4 * n, p, v[0], v[1]);
-    ptx::MultiplyBf16(sums + 4 * n + 4, p, v[2], v[3]);
+        v, values + SwizzledOffset<Shape::kKeys>(16 * k + thread.lane % 16, piece0 + n));
+    ptx::MmaBf16(sums + 4 * n, p, v[0], v[1]);
+    ptx::MmaBf16(sums + 4 * n + 4, p, v[2], v[3]);
   }
 }
 
-// Of wgmma's operands. A panel, rows of which are summed over.
+// wgmma descriptors. A K-major panel: the reduction runs along its rows.
 __device__ __forceinline__ uint64_t PanelDescriptor(uint32_t panel) {
   return uint64_t{panel >> 4 & 0x3fff} | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 |
          uint64_t{1} << 62;
 }
-// Panels of kPanelBytes of which columns are summed over.
+// MN-major panels of kPanelBytes: the reduction runs down their columns.
 template <int kPanelBytes>
 __device__ __forceinline__ uint64_t ColumnsDescriptor(uint32_t panel) {
   return uint64_t{panel >> 4 & 0x3fff} | uint64_t{kPanelBytes >> 4} << 16 |
          uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
 }
-// Blocks of 8 × 8 elements one after the other, in any order, as all are the same.
+// Consecutive 8 × 8 blocks of ones; their order does not matter.
 __device__ __forceinline__ uint64_t OnesDescriptor(uint32_t blocks) {
   return uint64_t{blocks >> 4 & 0x3fff} | uint64_t{128 >> 4} << 16 | uint64_t{128 >> 4} << 32;
 }
 
-// The same by warpgroup, all keys of its rows; meanwhile() runs beside it and may not branch.
+// The same with wgmma, for all keys of the warpgroup's rows. meanwhile() runs concurrently and must
+// not branch.
 template <typename Shape>
 __device__ __forceinline__ void ScoreByWarpgroup(const TileThread<Shape>& thread, uint32_t shared,
                                                  uint32_t stage, const auto& meanwhile,
@@ -90,21 +93,21 @@ __device__ __forceinline__ void ScoreByWarpgroup(const TileThread<Shape>& thread
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   const uint64_t q = PanelDescriptor(shared + thread.row0 / 64 * 64 * 128);
   const uint64_t k = PanelDescriptor(stage);
-  ptx::MultiplyFence();
+  ptx::WgmmaFence();
 #pragma unroll
   for (int i = 0; i < Shape::kQkDim / 16; ++i) {
     const int q_at = i / 4 * (Shape::kRows * 128) + i % 4 * 32;
     const int k_at = i / 4 * (Shape::kKeys * 128) + i % 4 * 32;
-    ptx::MultiplyBf16(scores, q + (q_at >> 4), k + (k_at >> 4), i > 0);
+    ptx::WgmmaBf16(scores, q + (q_at >> 4), k + (k_at >> 4), i > 0);
   }
-  ptx::MultiplyCommit();
+  ptx::WgmmaCommit();
   meanwhile();
-  ptx::MultiplyWait<0>();
+  ptx::WgmmaWait<0>();
   ptx::PinRegisters(scores);
 #endif
 }
 
-// All keys of the block by warpgroup.
+// The same with wgmma, for all keys of the block.
 template <typename Shape>
 __device__ __forceinline__ void AddValuesByWarpgroup(const TileThread<Shape>& thread,
                                                      uint32_t shared, uint32_t stage,
@@ -118,14 +121,14 @@ __device__ __forceinline__ void AddValuesByWarpgroup(const TileThread<Shape>& th
   const uint64_t ones = OnesDescriptor(shared + Shape::kOnesAt);
   ptx::PinRegisters(sums);
   ptx::PinRegisters(weights);
-  ptx::MultiplyFence();
+  ptx::WgmmaFence();
 #pragma unroll
   for (int k = 0; k < Shape::kKeys / 16; ++k) {
-    ptx::MultiplyBf16Columns(sums, p[k], v + (k * 16 * 128 >> 4), true);
-    ptx::MultiplyBf16Columns(weights, p[k], ones, true);
+    ptx::WgmmaBf16MnMajor(sums, p[k], v + (k * 16 * 128 >> 4), true);
+    ptx::WgmmaBf16MnMajor(weights, p[k], ones, true);
   }
-  ptx::MultiplyCommit();
-  ptx::MultiplyWait<0>();
+  ptx::WgmmaCommit();
+  ptx::WgmmaWait<0>();
   ptx::PinRegisters(sums);
   ptx::PinRegisters(weights);
 #endif

@@ -1,23 +1,25 @@
-// What becomes of the results of splits: parts for the kernel that merges, or a fold in place.
+// Epilogue of tensor core attention: stores partial results for the merge kernel, or merges splits
+// in place.
 #pragma once
 
-#include "kernels/cuda/attention_fold.cuh"
 #include "kernels/cuda/attention_merge.cuh"
 #include "kernels/cuda/attention_tile_softmax.cuh"
+#include "kernels/cuda/softmax_merge.cuh"
 
 namespace switchyard::cuda {
 
-// A thread's results of one unit.
+// A thread's results of one work item.
 template <typename Shape>
-class TileResults {
+class TileEpilogue {
  public:
-  using Part = TilePart<Shape>;
+  using Part = TileAccumulator<Shape>;
 
-  __device__ TileResults(const TiledAttention& p, const AttentionUnit& unit, const TileKeys& keys,
-                         const TileThread<Shape>& thread, const TileRows& rows)
+  __device__ TileEpilogue(const TiledAttention& p, const AttentionWorkItem& unit,
+                          const TileKeys& keys, const TileThread<Shape>& thread,
+                          const TileRows& rows)
       : p_(p), unit_(unit), keys_(keys), thread_(thread), rows_(rows) {}
 
-  // Leaves the unit's only split in its slot.
+  // Stores the work item's split in its scratch slot.
   __device__ void Store(const Part& part) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -34,64 +36,67 @@ class TileResults {
     }
   }
 
-  // Adds the next split of all that the tile sees; the last one completes `out`.
+  // Merges the next split when one block processes all splits of the tile; the last one completes
+  // `out`.
   __device__ void Add(const Part& part, bool first, bool last) {
     if constexpr (kTotals > 0) {
-      FoldIntoRegisters(part, first, last);
+      MergeIntoRegisters(part, first, last);
     } else {
-      FoldIntoOut(part, first, last);
+      MergeIntoOutput(part, first, last);
     }
   }
 
  private:
-  // Sums of the splits so far where registers suffice.
+  // Running sums over the splits, kept in registers if they fit.
   static constexpr int kTotals =
       Shape::kHopper && Shape::kWarpColumns <= 128 ? Shape::kWarpColumns / 2 : 0;
 
   __device__ bool IsRow(int i) const { return keys_.begin_row + thread_.RowOf(i) < keys_.end_row; }
 
-  // How this lane's row i goes on: what multiplies sums before and the part, and all in the end.
-  __device__ FoldFactors FoldState(const Part& part, int i, bool last, float* factor) {
-    const FoldFactors f = Fold(total_[i], {.max = part.max[i], .sum = part.weights[2 * i]});
+  // Updates the softmax state of this lane's row i. Returns the factors of the previous sums and of
+  // the part, and in `factor` the final factor.
+  __device__ MergeFactors MergeState(const Part& part, int i, bool last, float* factor) {
+    const MergeFactors f =
+        MergeSoftmax(total_[i], {.max = part.max[i], .sum = part.weights[2 * i]});
     const float* sinks = p_.launch.sinks;
     *factor = last ? FinalFactor(total_[i], sinks ? sinks + rows_.head[i] : nullptr) : 1.0f;
     return f;
   }
 
-  // `out` holds the fold of the splits so far.
-  __device__ void FoldIntoOut(const Part& part, bool first, bool last) {
-    constexpr int kCount = Shape::kWarpColumns / 8, kAtOnce = kCount < 16 ? kCount : 16;
+  // `out` holds the merged result of the splits so far.
+  __device__ void MergeIntoOutput(const Part& part, bool first, bool last) {
+    constexpr int kCount = Shape::kWarpColumns / 8, kInFlight = kCount < 16 ? kCount : 16;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float factor;
-      const FoldFactors f = FoldState(part, i, last, &factor);
+      const MergeFactors f = MergeState(part, i, last, &factor);
       if (!IsRow(i)) continue;
       float2* out = reinterpret_cast<float2*>(rows_.out[i]);
 #pragma unroll
-      for (int begin = 0; begin < kCount; begin += kAtOnce) {
-        float2 before[kAtOnce] = {};
+      for (int begin = 0; begin < kCount; begin += kInFlight) {
+        float2 before[kInFlight] = {};
         if (!first) {
 #pragma unroll
-          for (int n = 0; n < kAtOnce; ++n) before[n] = out[4 * (begin + n)];
+          for (int n = 0; n < kInFlight; ++n) before[n] = out[4 * (begin + n)];
         }
 #pragma unroll
-        for (int n = 0; n < kAtOnce; ++n) {
+        for (int n = 0; n < kInFlight; ++n) {
           const float* from = part.sums + 4 * (begin + n) + 2 * i;
-          out[4 * (begin + n)] = {__fmul_rn(Fold(f, before[n].x, from[0]), factor),
-                                  __fmul_rn(Fold(f, before[n].y, from[1]), factor)};
+          out[4 * (begin + n)] = {__fmul_rn(MergeSoftmax(f, before[n].x, from[0]), factor),
+                                  __fmul_rn(MergeSoftmax(f, before[n].y, from[1]), factor)};
         }
       }
     }
   }
 
-  __device__ void FoldIntoRegisters(const Part& part, bool first, bool last) {
+  __device__ void MergeIntoRegisters(const Part& part, bool first, bool last) {
     float factor[2];
-    FoldFactors f[2];
+    MergeFactors f[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) f[i] = FoldState(part, i, last, &factor[i]);
+    for (int i = 0; i < 2; ++i) f[i] = MergeState(part, i, last, &factor[i]);
 #pragma unroll
     for (int n = 0; n < kTotals; ++n)
-      sums_[n] = Fold(f[n % 4 / 2], first ? 0.0f : sums_[n], part.sums[n]);
+      sums_[n] = MergeSoftmax(f[n % 4 / 2], first ? 0.0f : sums_[n], part.sums[n]);
     if (!last) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -105,7 +110,7 @@ class TileResults {
   }
 
   const TiledAttention& p_;
-  const AttentionUnit& unit_;
+  const AttentionWorkItem& unit_;
   const TileKeys& keys_;
   const TileThread<Shape>& thread_;
   const TileRows& rows_;

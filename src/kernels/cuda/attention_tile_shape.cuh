@@ -1,4 +1,4 @@
-// Shapes of tiles of attention with matrix units, and where their parts lie in shared memory.
+// Tile shapes of tensor core attention and their shared memory layout.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -7,32 +7,33 @@
 
 namespace switchyard::cuda {
 
-// A block's shape: kRowGroups · kColumnWarps warps, each with 16 rows, and of those with a
-// kColumnWarps-th of the keys in q · kᵀ and of the columns in p · v. With kHopper the four warps of
-// the same columns are a warpgroup, multiply by wgmma and score all keys of their rows. wgmma
-// leaves sums where mma.sync does and, on an H200, in the same bits (measured on products of K to
-// 4096; tests have the same rows in tiles of both kinds).
+// A block has kRowGroups · kColumnWarps warps with 16 query rows each. The kColumnWarps warps of
+// the same rows partition the keys in q · kᵀ and the columns in p · v. With kHopper the four warps
+// of the same columns form a warpgroup, use wgmma, and score all keys of their rows. wgmma has
+// mma.sync's accumulator layout and, on an H200, the same bits (measured on products of K up to
+// 4096; tests compare the same rows in both kinds of tiles).
 template <int kQkDim_, int kVDim_, bool kLatent_, int kSplitKeys_, int kRowGroups_,
           int kColumnWarps_, int kStages_, bool kHopper_ = false>
 struct TileShape {
   static constexpr int kQkDim = kQkDim_, kVDim = kVDim_;
-  static constexpr bool kLatent = kLatent_;  // values are a part of keys
+  static constexpr bool kLatent = kLatent_;  // values are a prefix of the keys
   static constexpr int kSplitKeys = kSplitKeys_;
   static constexpr int kRowGroups = kRowGroups_, kColumnWarps = kColumnWarps_;
   static constexpr int kStages = kStages_;
   static constexpr bool kHopper = kHopper_;
 
-  static constexpr int kKeys = 64;  // of a block of keys
+  static constexpr int kKeys = 64;  // keys per block of keys
   static constexpr int kRows = 16 * kRowGroups;
   static constexpr int kThreads = 32 * kRowGroups * kColumnWarps;
   static constexpr int kWarpKeys = kHopper ? kKeys : kKeys / kColumnWarps;
   static constexpr int kWarpColumns = kVDim / kColumnWarps;
 
-  // Shared memory, in bytes. Tiles are cut into panels of 128 bytes of every row (PieceAt).
+  // Shared memory, in bytes. Tiles are partitioned into panels with 128 bytes of every row
+  // (SwizzledOffset).
   static constexpr int kQBytes = kRows * kQkDim * 2;
   static constexpr int kKBytes = kKeys * kQkDim * 2;
   static constexpr int kStageBytes = kKBytes + (kLatent ? 0 : kKeys * kVDim * 2);
-  // Warps of the same rows tell one another maxima and probabilities.
+  // Warps of the same rows exchange maxima and probabilities through shared memory.
   static constexpr bool kShares = !kHopper && kColumnWarps > 1;
   static constexpr int kPBytes = kShares ? kRows * kKeys * 2 : 0;
   static constexpr int kOnesBytes = kHopper ? 384 : 0;
@@ -47,10 +48,10 @@ struct TileShape {
   static_assert(!kHopper || kRowGroups % 4 == 0);
 };
 
-// Byte of 16-byte piece `piece` of a row in a tile of kRows rows. In a panel pieces are permuted by
-// row, so that eight rows of a matrix lie in different banks: the copy engine's 128-byte swizzle.
+// Byte offset of 16-byte chunk `piece` of a row in a tile of kRows rows. Chunks of a panel are
+// permuted by row to avoid bank conflicts between eight rows of a matrix: TMA's 128-byte swizzle.
 template <int kRows>
-__device__ __forceinline__ uint32_t PieceAt(int row, int piece) {
+__device__ __forceinline__ uint32_t SwizzledOffset(int row, int piece) {
   return piece / 8 * (kRows * 128) + row * 128 + ((piece % 8 ^ (row & 7)) << 4);
 }
 
@@ -59,12 +60,12 @@ __device__ __forceinline__ uint32_t PackBf16(float low, float high) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
-// A thread's place in a block.
+// A thread's position in a block.
 template <typename Shape>
 struct TileThread {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int row0 = 0;         // first of the warp's 16 rows
-  int column_warp = 0;  // which of those that share these rows
+  int column_warp = 0;  // index among the warps of these rows
 
   __device__ TileThread() {
     if constexpr (Shape::kHopper) {
@@ -75,7 +76,7 @@ struct TileThread {
       column_warp = warp % Shape::kColumnWarps;
     }
   }
-  // The lane's two rows of sums.
+  // The lane's two accumulator rows.
   __device__ int RowOf(int i) const { return row0 + lane / 4 + 8 * i; }
   __device__ int FirstKey() const { return Shape::kHopper ? 0 : column_warp * Shape::kWarpKeys; }
 };

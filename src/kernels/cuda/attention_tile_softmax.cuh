@@ -1,4 +1,4 @@
-// The softmax of attention's tiles, block of keys by block of keys.
+// Online softmax of the attention tiles, per block of keys.
 #pragma once
 
 #include <cmath>
@@ -8,12 +8,12 @@
 
 namespace switchyard::cuda {
 
-// A thread's part of the result of one split.
+// A thread's fragment of the result of one split.
 template <typename Shape>
-struct TilePart {
+struct TileAccumulator {
   float sums[Shape::kWarpColumns / 2];
-  float weights[4];  // in every column the same
-  float max[2];      // of the lane's rows, times scale · log2 e
+  float weights[4];  // the same in every column
+  float max[2];      // per row, times scale · log2 e
 
   __device__ void Clear() {
 #pragma unroll
@@ -24,14 +24,14 @@ struct TilePart {
   }
 };
 
-// Of the lane's two rows of a tile.
+// Properties of the lane's two rows of a tile.
 struct TileRows {
-  int begin[2], end[2];  // the keys that they see
+  int begin[2], end[2];  // visible keys
   int head[2];
-  float* out[2];  // at the lane's first columns
+  float* out[2];  // output at the lane's first columns
 };
 
-// Hides from the lane's rows what they do not see.
+// Masks keys outside of the visible range of the lane's rows.
 template <typename Shape>
 __device__ __forceinline__ void Mask(const TileThread<Shape>& thread, const TileRows& rows,
                                      int first_key, TileScores<Shape>& scores) {
@@ -45,12 +45,12 @@ __device__ __forceinline__ void Mask(const TileThread<Shape>& thread, const Tile
   }
 }
 
-// Updates the maximum of scores times `scale`, which is positive, brings sums and weights to it,
-// and turns scores into probabilities.
+// Updates the row maxima of scores · scale (scale > 0), rescales sums and weights, and turns scores
+// into probabilities.
 template <typename Shape>
 __device__ __forceinline__ void ToProbabilities(const TileThread<Shape>& thread, float scale,
                                                 char* shared, TileScores<Shape>& scores,
-                                                TilePart<Shape>& part) {
+                                                TileAccumulator<Shape>& part) {
   float top[2] = {-INFINITY, -INFINITY};
 #pragma unroll
   for (int n = 0; n < Shape::kWarpKeys / 8; ++n)
@@ -86,7 +86,7 @@ __device__ __forceinline__ void ToProbabilities(const TileThread<Shape>& thread,
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       scores[4 * n + i] = ptx::Exp2(fmaf(scores[4 * n + i], scale, -base[i / 2]));
-  // Multiplying by 1 changes nothing.
+  // Skips the rescale if all factors are 1.
   if (__all_sync(~0u, rescale[0] == 1.0f && rescale[1] == 1.0f)) return;
 #pragma unroll
   for (int i = 0; i < 4; ++i) part.weights[i] = __fmul_rn(part.weights[i], rescale[i / 2]);
@@ -97,7 +97,7 @@ __device__ __forceinline__ void ToProbabilities(const TileThread<Shape>& thread,
       part.sums[4 * n + i] = __fmul_rn(part.sums[4 * n + i], rescale[i / 2]);
 }
 
-// For the warps that have other columns of the same rows.
+// Stores probabilities to shared memory for the warps with other columns of the same rows.
 template <typename Shape>
 __device__ __forceinline__ void ShareProbabilities(const TileThread<Shape>& thread, char* shared,
                                                    const TileScores<Shape>& p) {
@@ -105,9 +105,9 @@ __device__ __forceinline__ void ShareProbabilities(const TileThread<Shape>& thre
   for (int n = 0; n < Shape::kWarpKeys / 8; ++n) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint32_t at =
-          PieceAt<Shape::kRows>(thread.RowOf(i), thread.column_warp * (Shape::kWarpKeys / 8) + n) +
-          thread.lane % 4 * 4;
+      const uint32_t at = SwizzledOffset<Shape::kRows>(
+                              thread.RowOf(i), thread.column_warp * (Shape::kWarpKeys / 8) + n) +
+                          thread.lane % 4 * 4;
       *reinterpret_cast<uint32_t*>(shared + Shape::kPAt + at) =
           PackBf16(p[4 * n + 2 * i], p[4 * n + 2 * i + 1]);
     }

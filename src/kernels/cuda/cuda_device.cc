@@ -21,7 +21,7 @@
 namespace switchyard::cuda {
 namespace {
 
-// Memory of one GPU, freed as that GPU's whatever thread lets go of it last.
+// Memory of one GPU. The deleter switches to that GPU, so any thread may drop the last reference.
 std::shared_ptr<void> AllocateOn(int index, size_t bytes) {
   auto* memory = new DeviceMemory(std::max<size_t>(bytes, 1));
   const auto free = [index, memory](void*) {
@@ -34,7 +34,7 @@ std::shared_ptr<void> AllocateOn(int index, size_t bytes) {
   return {static_cast<void*>(memory->data()), free};
 }
 
-// Makes the GPU current before members that belong to it are made.
+// Makes the GPU current before GPU-bound members are constructed.
 int Use(int index) {
   UseDevice(index);
   return index;
@@ -54,18 +54,18 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   cudaStream_t stream() const override { return stream_.get(); }
   int index() const override { return index_; }
   const kernels::CudaDeviceOptions& options() const override { return options_; }
-  StreamChain chain() const override { return {stream_.get(), options_.fused && hopper_}; }
+  PdlStream chain() const override { return {stream_.get(), options_.fused && hopper_}; }
   kernels::FusedOps* fused() override { return options_.fused ? this : nullptr; }
   void AddCheck(std::function<void()> check) override { checks_.push_back(std::move(check)); }
   void SetWait(std::function<void(cudaEvent_t)> wait) override {
     wait_ = wait;
     staging_.SetWait(std::move(wait));
   }
-  void ForgetGraphs() override { graphs_.Forget(); }
+  void ClearGraphs() override { graphs_.Forget(); }
 
   std::string Describe() const override {
     cudaDeviceProp properties;
-    Check(cudaGetDeviceProperties(&properties, index_), "properties of the GPU");
+    Check(cudaGetDeviceProperties(&properties, index_), "reading GPU properties");
     return fmt::format("{} (GPU {})", properties.name, index_);
   }
 
@@ -93,10 +93,10 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   }
 
   WeightView Place(const WeightView& w, bool plain) override {
-    const PlaceTarget target = {
+    const UploadTarget target = {
         .allocate = [this](size_t bytes) { return Allocate(bytes); },
         .copy_in = [this](void* to, const void* from, size_t bytes) { CopyIn(to, from, bytes); }};
-    return PlaceWeight(w, PlacedFormat(w, options_.dtype, plain), target, pool());
+    return UploadWeight(w, DeviceFormat(w, options_.dtype, plain), target, pool());
   }
   Tensor Place(const Tensor& t) override {
     std::shared_ptr<void> memory = Allocate(t.num_bytes());
@@ -156,22 +156,22 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   void AddNorm(const kernels::AddNormParams& p) override {
     Check(ops::AddNorm(p, chain()), "AddNorm");
   }
-  bool TakesHeads(int64_t head_dim, int64_t rotary_dim) const override {
-    return ops::HeadsToCacheTakes(head_dim, rotary_dim);
+  bool SupportsHeads(int64_t head_dim, int64_t rotary_dim) const override {
+    return ops::NormRopeStoreKvSupports(head_dim, rotary_dim);
   }
-  void HeadsToCache(const kernels::HeadsToCacheParams& p) override {
-    Check(ops::HeadsToCache(p, chain()), "HeadsToCache");
+  void NormRopeStoreKv(const kernels::NormRopeStoreKvParams& p) override {
+    Check(ops::NormRopeStoreKv(p, chain()), "NormRopeStoreKv");
   }
-  WeightView Stack(std::span<const WeightView> parts) override {
+  WeightView ConcatenateRows(std::span<const WeightView> parts) override {
     CHECK(!graphs_.recording());
-    return StackWeights(
+    return ConcatWeightRows(
         parts, [this](size_t bytes) { return Allocate(bytes); }, stream_.get());
   }
-  bool ReadsHalves(const kernels::LinearParams& p) const override {
-    return products_.ReadsHalves(p);
+  bool ReadsBFloat16Rows(const kernels::LinearParams& p) const override {
+    return products_.ReadsBFloat16Rows(p);
   }
-  void LinearOfHalves(const kernels::LinearParams& p, const void* halves) override {
-    products_.LinearOfHalves(p, halves, chain());
+  void LinearOfBFloat16Rows(const kernels::LinearParams& p, const void* bf16_rows) override {
+    products_.LinearOfBFloat16Rows(p, bf16_rows, chain());
   }
 
  private:
@@ -179,12 +179,12 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   void RunChecks() {
     for (const auto& check : checks_) check();
   }
-  // Made by the first pass that wants it, which is never a recorded one.
+  // Allocated by the first batch that needs it, which is never a captured one.
   std::span<std::byte> AttentionScratch() {
     if (attention_scratch_.bytes() == 0) attention_scratch_ = DeviceMemory(kAttentionScratchBytes);
     return {attention_scratch_.data(), attention_scratch_.bytes()};
   }
-  // Threads that bring weights into another form while they are loaded; ranks share the machine.
+  // Threads that convert weights at load time; ranks of the machine share its CPUs.
   ThreadPool& pool() {
     if (!pool_) {
       pool_.emplace(std::clamp(AllowedCpuCount() / std::max(1, DeviceCount()), 1, 16));
@@ -194,17 +194,17 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
 
   kernels::CudaDeviceOptions options_;
   int index_;
-  bool hopper_ = IsHopper();  // once index_ is the current one
+  bool hopper_ = IsHopper();  // after index_, which sets the current GPU
   Stream stream_;
   Staging staging_;
   Sequences sequences_;
-  Products products_;
+  LinearOps products_;
   Graphs graphs_;
   DeviceMemory attention_scratch_;
   std::optional<ThreadPool> pool_;
   std::vector<std::function<void()>> checks_;
   std::function<void(cudaEvent_t)> wait_;  // may be empty
-  Event synchronized_;                     // what it waits for
+  Event synchronized_;                     // the event that wait_ waits for
 };
 
 }  // namespace
@@ -221,7 +221,7 @@ namespace switchyard::kernels {
 
 std::unique_ptr<Device> MakeCudaDevice(const CudaDeviceOptions& options) {
   if (options.dtype != DType::kF32 && options.dtype != DType::kBF16)
-    throw Invalid("a GPU computes in float32 or bfloat16, not in {}", Name(options.dtype));
+    throw Invalid("GPU compute dtype must be float32 or bfloat16, not {}", Name(options.dtype));
   return std::make_unique<cuda::Gpu>(options);
 }
 

@@ -1,4 +1,4 @@
-// A GPU as a Device.
+// The CUDA implementation of kernels::Device.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,22 +8,24 @@
 
 namespace switchyard::cuda {
 
-// What MakeCudaDevice gives. Code of `cuda` folders gets at the stream by this.
+// The type that MakeCudaDevice returns. Code in `cuda` folders uses it to access the stream.
 class CudaDevice : public kernels::Device {
  public:
   virtual cudaStream_t stream() const = 0;
   virtual int index() const = 0;
   virtual const kernels::CudaDeviceOptions& options() const = 0;
-  // The stream as a chain, early where CudaDeviceOptions has `fused` and the GPU can do that.
-  virtual StreamChain chain() const = 0;
-  // Called after every wait for the stream: kernels of others that gave up are to throw here.
+  // The stream as a chain, with programmatic dependent launch if CudaDeviceOptions has `fused` and
+  // the GPU supports it.
+  virtual PdlStream chain() const = 0;
+  // `check` runs after every stream synchronization; it throws if a kernel of another component
+  // timed out.
   virtual void AddCheck(std::function<void()> check) = 0;
-  // Waits until an event of the stream has passed, or throws: for a stream with kernels of others
-  // that have no deadline of their own. Without it the host waits for as long as it takes.
+  // `wait` blocks until an event of the stream completes, or throws: for streams with kernels that
+  // have no timeout of their own, such as NCCL's. Without it the host waits indefinitely.
   virtual void SetWait(std::function<void(cudaEvent_t)> wait) = 0;
-  // What was recorded is recorded anew: who owns what recorded passes use calls it before that
-  // goes.
-  virtual void ForgetGraphs() = 0;
+  // Destroys captured graphs; they are captured again on demand. Call it before freeing resources
+  // that captured batches use.
+  virtual void ClearGraphs() = 0;
 
   static CudaDevice& From(kernels::Device& device);  // CHECKs that it is one
 };

@@ -21,7 +21,7 @@ Graphs::Entry& Graphs::Find(uint64_t key) {
     return entries_.front();
   }
   if (entries_.size() == kMaxGraphs) {
-    Check(cudaStreamSynchronize(stream_), "work of the GPU");  // it may still run
+    Check(cudaStreamSynchronize(stream_), "GPU execution");  // the evicted graph may still run
     if (entries_.back().graph != nullptr) cudaGraphExecDestroy(entries_.back().graph);
     by_key_.erase(entries_.back().key);
     entries_.pop_back();
@@ -41,12 +41,13 @@ void Graphs::Run(uint64_t key, const std::function<void()>& pass) {
   }
   Entry& entry = Find(key);
   if (entry.graph == nullptr) entry.graph = Record(pass);
-  Check(cudaGraphLaunch(entry.graph, stream_), "replay of a recorded pass");
+  Check(cudaGraphLaunch(entry.graph, stream_), "graph launch");
 }
 
 cudaGraphExec_t Graphs::Record(const std::function<void()>& pass) {
-  // Other threads of the process (other ranks) may allocate and synchronise meanwhile.
-  Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "recording of a pass");
+  // Thread-local mode: other threads (other ranks) may allocate and synchronize during the capture.
+  Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal),
+        "begin of graph capture");
   cudaGraph_t graph = nullptr;
   recording_ = true;
   try {
@@ -59,11 +60,11 @@ cudaGraphExec_t Graphs::Record(const std::function<void()>& pass) {
     throw;
   }
   recording_ = false;
-  Check(cudaStreamEndCapture(stream_, &graph), "end of the recording of a pass");
+  Check(cudaStreamEndCapture(stream_, &graph), "end of graph capture");
   cudaGraphExec_t exec = nullptr;
   const cudaError_t error = cudaGraphInstantiate(&exec, graph, 0);
   cudaGraphDestroy(graph);
-  Check(error, "graph of a recorded pass");
+  Check(error, "graph instantiation");
   return exec;
 }
 

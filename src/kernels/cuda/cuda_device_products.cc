@@ -9,7 +9,7 @@ namespace switchyard::cuda {
 
 void* Scratch::Get(size_t bytes) {
   if (bytes > memory_.bytes()) {
-    // Doubled, so that all that was outgrown is less than what is used.
+    // Doubling keeps the total of outgrown buffers below the current one.
     const size_t grown = std::max(bytes, 2 * memory_.bytes());
     if (memory_.bytes() > 0) outgrown_.push_back(std::move(memory_));
     memory_ = DeviceMemory(grown);
@@ -17,25 +17,25 @@ void* Scratch::Get(size_t bytes) {
   return memory_.data();
 }
 
-Products::Products(DType dtype, int64_t max_tokens)
+LinearOps::LinearOps(DType dtype, int64_t max_tokens)
     : dtype_(dtype), hopper_(IsHopper()), max_tokens_(max_tokens) {
   CHECK(dtype == DType::kF32 || dtype == DType::kBF16);
 }
 
-int64_t Products::Capacity(int64_t rows) const { return std::max(rows, max_tokens_); }
+int64_t LinearOps::Capacity(int64_t rows) const { return std::max(rows, max_tokens_); }
 
-Products::Kernel Products::KernelOf(const kernels::LinearParams& p) const {
+LinearOps::Kernel LinearOps::KernelOf(const kernels::LinearParams& p) const {
   const WeightView& w = p.w;
   if (dtype_ == DType::kF32 || w.format == WeightFormat::kF32 || w.format == WeightFormat::kF16)
     return Kernel::kExact;
   const bool fp8 = w.format == WeightFormat::kFp8Block;
   const Kernel other = fp8 ? Kernel::kExact : Kernel::kMma;
-  // Parts of a placed matrix, where they are no matrix of their own.
+  // Views of an uploaded matrix that are not a contiguous matrix of their own.
   if (!hopper_ || w.row_step != 1 || w.col0 != 0 || w.k != w.stored_k) return other;
   if (fp8 && w.row0 % kFp8BlockSize != 0) return other;
-  if (p.ldy % 2 != 0) return other;  // rows of y are aligned alike, or the row would matter
-  const WeightArg arg = ArgOf(w);
-  // Addresses of rows are the scratch's, aligned; m = 1 stands for any.
+  if (p.ldy % 2 != 0) return other;  // else alignment, and the kernel, would depend on the row
+  const WeightArg arg = WeightArgOf(w);
+  // Input rows are in the scratch buffer, which is aligned; m = 1 stands for any m.
   const DenseGemmParams gemm = {.ld_x_scales = 4,
                                 .w = arg.base,
                                 .bias = p.bias,
@@ -50,7 +50,7 @@ Products::Kernel Products::KernelOf(const kernels::LinearParams& p) const {
   return DenseGemmTakes(with_scales) ? Kernel::kDense : other;
 }
 
-Products::RowForm Products::FormOf(const WeightView& w, Kernel kernel) const {
+LinearOps::RowForm LinearOps::FormOf(const WeightView& w, Kernel kernel) const {
   RowForm form = {.rounding = {.format = w.activation, .input_scale = w.input_scale}};
   const bool fp8 = dtype_ == DType::kBF16 && w.format == WeightFormat::kFp8Block;
   if (fp8) form.rounding.format = ActivationFormat::kFp8Group;
@@ -58,7 +58,7 @@ Products::RowForm Products::FormOf(const WeightView& w, Kernel kernel) const {
   return form;
 }
 
-bool Products::Rows::Serve(const ops::RowSource& wanted, const RowForm& as) const {
+bool LinearOps::Rows::Serve(const ops::RowSource& wanted, const RowForm& as) const {
   const ops::Rounding &a = form.rounding, &b = as.rounding;
   return source.x == wanted.x && source.up == wanted.up && source.ldx == wanted.ldx &&
          source.m == wanted.m && source.k == wanted.k && form.kind == as.kind &&
@@ -66,8 +66,8 @@ bool Products::Rows::Serve(const ops::RowSource& wanted, const RowForm& as) cons
          (a.format != ActivationFormat::kFp8Tensor || a.input_scale == b.input_scale);
 }
 
-Products::Rows Products::PrepareRows(const ops::RowSource& source, const RowForm& form,
-                                     const StreamChain& chain) {
+LinearOps::Rows LinearOps::PrepareRows(const ops::RowSource& source, const RowForm& form,
+                                       const PdlStream& chain) {
   const cudaStream_t stream = chain.stream;
   const int64_t k = source.k, capacity = Capacity(source.m);
   Rows rows = {.source = source, .form = form, .ld = k};
@@ -76,13 +76,15 @@ Products::Rows Products::PrepareRows(const ops::RowSource& source, const RowForm
     auto* codes = static_cast<uint8_t*>(data_.Get(capacity * k));
     auto* scales = static_cast<float*>(
         scales_.Get(k / kFp8BlockSize * rows.scale_ld * static_cast<int64_t>(sizeof(float))));
-    Check(ops::QuantizeRows(source, codes, scales, rows.scale_ld, stream), "Linear: rows to FP8");
+    Check(ops::QuantizeRows(source, codes, scales, rows.scale_ld, stream),
+          "Linear: quantization of rows to FP8");
     rows.data = codes;
     rows.scales = scales;
   } else if (form.kind == RowForm::kBf16) {
-    void* halves = data_.Get(capacity * k * 2);
-    Check(ops::RoundRowsToBf16(source, form.rounding, halves, chain), "Linear: rows to bfloat16");
-    rows.data = halves;
+    void* bf16_rows = data_.Get(capacity * k * 2);
+    Check(ops::RoundRowsToBf16(source, form.rounding, bf16_rows, chain),
+          "Linear: rounding of rows to bfloat16");
+    rows.data = bf16_rows;
   } else if (form.rounding.format != ActivationFormat::kNone || source.up != nullptr) {
     auto* floats = static_cast<float*>(data_.Get(capacity * k * 4));
     Check(ops::RoundRows(source, form.rounding, floats, stream), "Linear: rounding of rows");
@@ -94,12 +96,12 @@ Products::Rows Products::PrepareRows(const ops::RowSource& source, const RowForm
   return rows;
 }
 
-void Products::Multiply(const kernels::LinearParams& p, Kernel kernel, const Rows& rows,
-                        const StreamChain& chain) {
+void LinearOps::Multiply(const kernels::LinearParams& p, Kernel kernel, const Rows& rows,
+                         const PdlStream& chain) {
   const cudaStream_t stream = chain.stream;
   if (p.m == 0 || p.w.n == 0) return;
   if (kernel == Kernel::kDense) {
-    const WeightArg w = ArgOf(p.w);
+    const WeightArg w = WeightArgOf(p.w);
     const bool fp8 = rows.form.kind == RowForm::kFp8;
     const int64_t scale_rows = p.w.row0 / kFp8BlockSize * CeilDiv(p.w.stored_k, kFp8BlockSize);
     DenseGemm({.x = rows.data,
@@ -125,39 +127,39 @@ void Products::Multiply(const kernels::LinearParams& p, Kernel kernel, const Row
                               .m = p.m,
                               .accumulate = p.accumulate,
                               .shape = ShapeOf(p.w)};
-  launch.weights[0] = ArgOf(p.w);
+  launch.weights[0] = WeightArgOf(p.w);
   Check(
       kernel == Kernel::kExact ? ops::LinearExact(launch, stream) : ops::LinearBf16(launch, stream),
       "Linear");
 }
 
-// As LinearGroup of one, whose kernels are a chain.
-void Products::Linear(const kernels::LinearParams& p, const StreamChain& chain) {
+// LinearGroup with one part, except that it launches on the chain.
+void LinearOps::Linear(const kernels::LinearParams& p, const PdlStream& chain) {
   CHECK_GT(p.w.k, 0);
   const Kernel kernel = KernelOf(p);
   const ops::RowSource source = {.x = p.x, .ldx = p.ldx, .m = p.m, .k = p.w.k};
   Multiply(p, kernel, PrepareRows(source, FormOf(p.w, kernel), chain), chain);
 }
 
-bool Products::ReadsHalves(const kernels::LinearParams& p) const {
+bool LinearOps::ReadsBFloat16Rows(const kernels::LinearParams& p) const {
   const Kernel kernel = KernelOf(p);
   const RowForm form = FormOf(p.w, kernel);
   return kernel == Kernel::kDense && form.kind == RowForm::kBf16 &&
          form.rounding.format == ActivationFormat::kNone;
 }
 
-void Products::LinearOfHalves(const kernels::LinearParams& p, const void* halves,
-                              const StreamChain& chain) {
-  CHECK(ReadsHalves(p));
-  const Rows rows = {.form = {.kind = RowForm::kBf16}, .data = halves, .ld = p.w.k};
+void LinearOps::LinearOfBFloat16Rows(const kernels::LinearParams& p, const void* bf16_rows,
+                                     const PdlStream& chain) {
+  CHECK(ReadsBFloat16Rows(p));
+  const Rows rows = {.form = {.kind = RowForm::kBf16}, .data = bf16_rows, .ld = p.w.k};
   Multiply(p, Kernel::kDense, rows, chain);
 }
 
-void Products::LinearGroup(std::span<const kernels::LinearParams> parts, cudaStream_t stream) {
-  // With more rows each product fills the GPU by itself.
+void LinearOps::LinearGroup(std::span<const kernels::LinearParams> parts, cudaStream_t stream) {
+  // With more rows each GEMM fills the GPU by itself.
   constexpr int64_t kSmall = 128;
   Rows rows;
-  size_t first = 0;  // parts [first, i) wait to be multiplied by `rows`
+  size_t first = 0;  // parts [first, i) are pending with `rows`
   for (size_t i = 0; i < parts.size(); ++i) {
     const kernels::LinearParams& p = parts[i];
     CHECK_GT(p.w.k, 0);
@@ -165,16 +167,16 @@ void Products::LinearGroup(std::span<const kernels::LinearParams> parts, cudaStr
     const RowForm form = FormOf(p.w, KernelOf(p));
     const bool served = rows.Serve(source, form);
     if (!served || p.m > kSmall || i - first > kSides) {
-      MultiplyAtOnce(parts.subspan(first, i - first), rows, stream);
+      MultiplyConcurrently(parts.subspan(first, i - first), rows, stream);
       first = i;
     }
     if (!served) rows = PrepareRows(source, form, stream);
   }
-  MultiplyAtOnce(parts.subspan(first), rows, stream);
+  MultiplyConcurrently(parts.subspan(first), rows, stream);
 }
 
-void Products::MultiplyAtOnce(std::span<const kernels::LinearParams> parts, const Rows& rows,
-                              cudaStream_t stream) {
+void LinearOps::MultiplyConcurrently(std::span<const kernels::LinearParams> parts, const Rows& rows,
+                                     cudaStream_t stream) {
   if (parts.size() > 1) fork_.Record(stream);
   for (size_t i = 1; i < parts.size(); ++i) {
     const cudaStream_t side = sides_[i - 1].get();
@@ -188,7 +190,7 @@ void Products::MultiplyAtOnce(std::span<const kernels::LinearParams> parts, cons
   }
 }
 
-void Products::HeadLinear(const kernels::HeadLinearParams& p, cudaStream_t stream) {
+void LinearOps::HeadLinear(const kernels::HeadLinearParams& p, cudaStream_t stream) {
   const auto heads = static_cast<int64_t>(p.w.size());
   if (p.m == 0 || heads == 0) return;
   const bool exact = dtype_ == DType::kF32 || p.w[0].format == WeightFormat::kF32 ||
@@ -209,13 +211,13 @@ void Products::HeadLinear(const kernels::HeadLinearParams& p, cudaStream_t strea
       const WeightView& w = p.w[first + h];
       CHECK(w.format == p.w[0].format && w.n == p.w[0].n && w.k == p.w[0].k);
       CHECK(w.stored_k == p.w[0].stored_k && w.row_step == p.w[0].row_step);
-      launch.weights[h] = ArgOf(w);
+      launch.weights[h] = WeightArgOf(w);
     }
     Check(exact ? ops::LinearExact(launch, stream) : ops::LinearBf16(launch, stream), "HeadLinear");
   }
 }
 
-void Products::Mlp(const kernels::GroupedMlpParams& p, cudaStream_t stream) {
+void LinearOps::Mlp(const kernels::GroupedMlpParams& p, cudaStream_t stream) {
   CHECK_EQ(p.experts.size(), 1u);
   CHECK_EQ(p.offsets.size(), 2u);
   CHECK(p.row_ids == nullptr && p.scratch != nullptr);
@@ -230,7 +232,8 @@ void Products::Mlp(const kernels::GroupedMlpParams& p, cudaStream_t stream) {
   const kernels::LinearParams first[] = {product(w.gate, w.gate_bias, p.scratch),
                                          product(w.up, w.up_bias, up)};
   LinearGroup(first, stream);
-  // The activated middle is made in the form that `down` takes, without a stop in p.scratch.
+  // The activation writes directly in the input form of `down`, without a round trip through
+  // p.scratch.
   const kernels::LinearParams down = {.x = p.scratch,
                                       .ldx = middle,
                                       .w = w.down,

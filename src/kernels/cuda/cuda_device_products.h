@@ -1,5 +1,5 @@
-// Dense products of a device: which kernel multiplies which weight, and what becomes of the rows
-// before.
+// Linear layers of a device: selects the GEMM kernel for each weight format and prepares the input
+// rows.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,8 +16,8 @@
 
 namespace switchyard::cuda {
 
-// Device memory that grows to the largest request. What it gave stays valid: recorded graphs point
-// there.
+// Device memory that grows to the largest request. Earlier buffers stay valid: captured graphs
+// point to them.
 class Scratch {
  public:
   void* Get(size_t bytes);
@@ -27,32 +27,33 @@ class Scratch {
   std::vector<DeviceMemory> outgrown_;
 };
 
-// Weights are those of PlaceWeight or views of them. The kernel and the form of the rows depend on
-// the weight alone, never on the number of rows:
+// Weights come from UploadWeight or are views of such weights. The kernel and the form of the input
+// rows depend on the weight alone, never on the number of rows:
 //   kF32 device                           LinearExact on rows in the weight's ActivationFormat
-//   kBF16 device, kF32 or kF16 weight     the same: who stores a router so wants it so
+//   kBF16 device, kF32 or kF16 weight     the same: float32 routers are meant to stay exact
 //   kBF16 device, kBF16 weight            DenseGemm on Hopper, or LinearBf16
 //   kBF16 device, kFp8Block weight        DenseGemm on Hopper, rows in FP8 groups of 128; else
-//                                         LinearExact on rows rounded likewise
-// Belongs to a device; used by the device's thread.
-class Products {
+//                                         LinearExact on rows rounded the same way
+// Owned by a device; used by the device's thread.
+class LinearOps {
  public:
-  Products(DType dtype, int64_t max_tokens);
+  LinearOps(DType dtype, int64_t max_tokens);
 
-  void Linear(const kernels::LinearParams& p, const StreamChain& chain);
-  // Rows that several parts read are rounded once. Small products of the same rows run side by
-  // side.
+  void Linear(const kernels::LinearParams& p, const PdlStream& chain);
+  // Rounds rows that several parts read once. Small GEMMs with the same rows run concurrently on
+  // side streams.
   void LinearGroup(std::span<const kernels::LinearParams> parts, cudaStream_t stream);
-  // Whether Linear would multiply rows rounded to bfloat16 and no otherwise on the matrix units.
-  bool ReadsHalves(const kernels::LinearParams& p) const;
-  // Linear of such rows, [m, k] without gaps; p.x is not read.
-  void LinearOfHalves(const kernels::LinearParams& p, const void* halves, const StreamChain& chain);
+  // Whether Linear would use DenseGemm on rows that are only rounded to bfloat16.
+  bool ReadsBFloat16Rows(const kernels::LinearParams& p) const;
+  // Linear on rows [m, k] that are already bfloat16, without padding; p.x is not read.
+  void LinearOfBFloat16Rows(const kernels::LinearParams& p, const void* bf16_rows,
+                            const PdlStream& chain);
   void HeadLinear(const kernels::HeadLinearParams& p, cudaStream_t stream);
   void Mlp(const kernels::GroupedMlpParams& p, cudaStream_t stream);
 
  private:
   enum class Kernel { kExact, kMma, kDense };
-  // What the rows of a product are turned into.
+  // The input form of a GEMM's rows.
   struct RowForm {
     enum Kind { kFloat, kBf16, kFp8 } kind = kFloat;
     ops::Rounding rounding;
@@ -69,13 +70,13 @@ class Products {
 
   Kernel KernelOf(const kernels::LinearParams& p) const;
   RowForm FormOf(const WeightView& w, Kernel kernel) const;
-  Rows PrepareRows(const ops::RowSource& source, const RowForm& form, const StreamChain& chain);
+  Rows PrepareRows(const ops::RowSource& source, const RowForm& form, const PdlStream& chain);
   void Multiply(const kernels::LinearParams& p, Kernel kernel, const Rows& rows,
-                const StreamChain& chain);
-  // Multiplies all parts by `rows`, in streams that start and end together.
-  void MultiplyAtOnce(std::span<const kernels::LinearParams> parts, const Rows& rows,
-                      cudaStream_t stream);
-  int64_t Capacity(int64_t rows) const;  // rows that scratch is made for
+                const PdlStream& chain);
+  // Multiplies all parts by `rows`, on side streams forked from and joined into `stream`.
+  void MultiplyConcurrently(std::span<const kernels::LinearParams> parts, const Rows& rows,
+                            cudaStream_t stream);
+  int64_t Capacity(int64_t rows) const;  // rows that scratch is sized for
 
   DType dtype_;
   bool hopper_;

@@ -56,9 +56,10 @@ void Sequences::Set(std::span<const kernels::SequenceSpan> sequences, int32_t pa
     std::fill_n(row_sequence + s.row_begin, s.rows, static_cast<int32_t>(i));
   }
   Check(cudaMemcpyAsync(columns_.data(), columns, bytes, cudaMemcpyHostToDevice, stream),
-        "copy of sequences to the GPU");
+        "copy of the sequence table to the GPU");
 
-  // Page tables as wide as the longest one here, a segment's worth of sequences at a time.
+  // Page tables are as wide as the longest one of this batch; one staging segment of sequences at a
+  // time.
   const int64_t width = CeilDiv(t.max_kv_len, page_size);
   if (width == 0) return;
   const int64_t row_bytes = width * kInt;

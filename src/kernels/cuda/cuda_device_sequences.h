@@ -1,4 +1,4 @@
-// The device's copy of the sequences of a pass.
+// The device copy of a batch's sequence table.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace switchyard::cuda {
 
-// Buffers at fixed addresses for the most that may come. Belongs to a device.
+// Buffers at fixed addresses, sized for the maximum. Owned by a device.
 class Sequences {
  public:
   Sequences(int64_t max_tokens, int64_t max_sequences, int64_t max_pages);

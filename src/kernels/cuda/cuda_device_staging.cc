@@ -14,7 +14,7 @@ void Staging::WaitFor(const Event& event) const {
   event.Wait();
 }
 
-// An event that was never recorded has passed.
+// An event that was never recorded counts as complete.
 void Staging::NextSegment() {
   read_[segment_].Record(stream_);
   segment_ = (segment_ + 1) % kSegments;
@@ -45,7 +45,7 @@ void Staging::CopyOut(void* to, const void* from, size_t bytes) {
   const auto enqueue = [&](size_t at) {
     NextSegment();
     const size_t count = std::min(kSegmentBytes, bytes - at);
-    used_ = kSegmentBytes;  // until the host has read it
+    used_ = kSegmentBytes;  // reserves the segment until the host has read it
     Check(cudaMemcpyAsync(segment(segment_), static_cast<const std::byte*>(from) + at, count,
                           cudaMemcpyDeviceToHost, stream_),
           "copy from the GPU");

@@ -1,4 +1,4 @@
-// Copies between pageable host memory and the device, through page-locked memory.
+// Copies between pageable host memory and the device, staged through page-locked memory.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,23 +12,23 @@
 
 namespace switchyard::cuda {
 
-// Belongs to a device and its stream; used by the device's thread. Host memory is copied to a ring
-// of page-locked segments, from which the copy engine reads while the next one is filled.
+// Owned by a device, for its stream; used by the device's thread. A ring of page-locked segments:
+// DMA reads one segment while the host fills the next.
 class Staging {
  public:
   explicit Staging(cudaStream_t stream);
 
   // `from` may change once this returns.
   void CopyIn(void* to, const void* from, size_t bytes);
-  // `to` is there once this returns.
+  // `to` is complete when this returns.
   void CopyOut(void* to, const void* from, size_t bytes);
 
-  // At most kSegmentBytes of page-locked memory, aligned to 16, to be read by what is enqueued
-  // before the next call on this object.
+  // Returns at most kSegmentBytes of page-locked memory, aligned to 16. Copies that read it must be
+  // enqueued before the next call on this object.
   void* Reserve(size_t bytes);
   static constexpr size_t kSegmentBytes = size_t{4} << 20;
 
-  void SetWait(std::function<void(cudaEvent_t)> wait) { wait_ = std::move(wait); }  // CudaDevice's
+  void SetWait(std::function<void(cudaEvent_t)> wait) { wait_ = std::move(wait); }  // as CudaDevice
 
  private:
   static constexpr int kSegments = 4;
@@ -38,9 +38,9 @@ class Staging {
 
   cudaStream_t stream_;
   PinnedMemory memory_{kSegments * kSegmentBytes};
-  std::array<Event, kSegments> read_;  // when what was enqueued on a segment has run
+  std::array<Event, kSegments> read_;  // completion of the copies of each segment
   int segment_ = 0;
-  size_t used_ = 0;                        // bytes of it
+  size_t used_ = 0;                        // bytes used in it
   std::function<void(cudaEvent_t)> wait_;  // may be empty
 };
 

@@ -16,7 +16,7 @@ int64_t BytesOf(WeightFormat format) {
   return format == WeightFormat::kF32 ? 4 : format == WeightFormat::kFp8Block ? 1 : 2;
 }
 
-// Writes rows [begin, end) of the placed form to `out`.
+// Writes rows [begin, end) of the uploaded form to `out`.
 void FillRows(const WeightView& w, WeightFormat form, int64_t begin, int64_t end, std::byte* out,
               ThreadPool& pool) {
   const int64_t row_bytes = w.k * BytesOf(form);
@@ -41,7 +41,7 @@ void FillRows(const WeightView& w, WeightFormat form, int64_t begin, int64_t end
                  });
 }
 
-// The scales of the blocks that the view covers, [ceil(n / 128), ceil(k / 128)].
+// Scales of the blocks covered by the view, [ceil(n / 128), ceil(k / 128)].
 std::vector<float> BlockScales(const WeightView& w) {
   const int64_t rows = CeilDiv(w.n, kFp8BlockSize), columns = CeilDiv(w.k, kFp8BlockSize);
   const int64_t stride = CeilDiv(w.stored_k, kFp8BlockSize);
@@ -58,7 +58,7 @@ int64_t RoundUp(int64_t n, int64_t multiple) { return CeilDiv(n, multiple) * mul
 
 }  // namespace
 
-WeightFormat PlacedFormat(const WeightView& w, DType dtype, bool plain) {
+WeightFormat DeviceFormat(const WeightView& w, DType dtype, bool plain) {
   const bool exact = dtype == DType::kF32;
   switch (w.format) {
     case WeightFormat::kF32:
@@ -76,11 +76,11 @@ WeightFormat PlacedFormat(const WeightView& w, DType dtype, bool plain) {
   return exact ? WeightFormat::kF32 : WeightFormat::kBF16;
 }
 
-WeightView PlaceWeight(const WeightView& w, WeightFormat form, const PlaceTarget& target,
-                       ThreadPool& pool) {
+WeightView UploadWeight(const WeightView& w, WeightFormat form, const UploadTarget& target,
+                        ThreadPool& pool) {
   WeightView placed;
   placed.format = form;
-  // Whether rows are in bfloat16 is the device's dtype, here.
+  // On a GPU the device's dtype decides whether input rows are bfloat16.
   placed.activation =
       w.activation == ActivationFormat::kBFloat16 ? ActivationFormat::kNone : w.activation;
   placed.input_scale = w.input_scale;
@@ -89,7 +89,7 @@ WeightView PlaceWeight(const WeightView& w, WeightFormat form, const PlaceTarget
 
   const int64_t row_bytes = w.k * BytesOf(form);
   std::vector<float> scales;
-  // Blocks are whole in memory, and scales begin at 256 bytes.
+  // Memory covers whole blocks; scales start at a multiple of 256 bytes.
   int64_t bytes = RoundUp(w.n, kFp8BlockSize) * row_bytes, scales_at = 0;
   if (form == WeightFormat::kFp8Block) {
     scales = BlockScales(w);
@@ -122,13 +122,13 @@ WeightView PlaceWeight(const WeightView& w, WeightFormat form, const PlaceTarget
   return placed;
 }
 
-WeightView StackWeights(std::span<const WeightView> parts,
-                        const std::function<std::shared_ptr<void>(size_t bytes)>& allocate,
-                        cudaStream_t stream) {
+WeightView ConcatWeightRows(std::span<const WeightView> parts,
+                            const std::function<std::shared_ptr<void>(size_t bytes)>& allocate,
+                            cudaStream_t stream) {
   WeightView stacked = parts[0];
   stacked.n = 0;
   for (const WeightView& w : parts) {
-    // A view of some rows lies without gaps, one of some columns does not.
+    // A view of some rows is contiguous, a view of some columns is not.
     const bool fits = w.format == WeightFormat::kBF16 && w.k == stacked.k && w.stored_k == w.k &&
                       w.row_step == 1 && w.activation == stacked.activation &&
                       w.input_scale == stacked.input_scale;
@@ -144,10 +144,10 @@ WeightView StackWeights(std::span<const WeightView> parts,
   for (const WeightView& w : parts) {
     const auto* from = static_cast<const std::byte*>(w.data) + w.row0 * row_bytes;
     Check(cudaMemcpyAsync(to, from, w.n * row_bytes, cudaMemcpyDeviceToDevice, stream),
-          "copy of weights side by side");
+          "copy of stacked weights");
     to += w.n * row_bytes;
   }
-  Check(cudaStreamSynchronize(stream), "copy of weights side by side");
+  Check(cudaStreamSynchronize(stream), "copy of stacked weights");
   return stacked;
 }
 

@@ -1,4 +1,4 @@
-// Weights of a checkpoint as ops of a GPU take them.
+// Conversion and upload of checkpoint weights to a GPU.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,24 +13,23 @@
 
 namespace switchyard::cuda {
 
-// The form that a weight gets on a device of this dtype (CudaDeviceOptions::dtype): kFp8Block where
-// the view begins on borders of blocks, kF32, kBF16, and for kF32 devices kF16 as they are; all
-// else becomes float32 or bfloat16.
-// `plain`: without scales.
-WeightFormat PlacedFormat(const WeightView& w, DType dtype, bool plain = false);
+// The format of a weight on a device of this dtype (CudaDeviceOptions::dtype). kF32, kBF16 and, on
+// kF32 devices, kF16 keep their format. So does kFp8Block if the view begins on block boundaries.
+// All other formats become float32 or bfloat16. `plain`: no formats with scales.
+WeightFormat DeviceFormat(const WeightView& w, DType dtype, bool plain = false);
 
-struct PlaceTarget {
+struct UploadTarget {
   std::function<std::shared_ptr<void>(size_t bytes)> allocate;  // zeroed
   std::function<void(void* to, const void* from, size_t bytes)> copy_in;
 };
-// A compact copy [n, k]: row0 and col0 are 0, row_step is 1, stored_k is k. Input format and scale
-// stay.
-WeightView PlaceWeight(const WeightView& w, WeightFormat form, const PlaceTarget& target,
-                       ThreadPool& pool);
+// Makes a compact copy [n, k]: row0 and col0 are 0, row_step is 1, stored_k is k. Activation format
+// and input scale are kept.
+WeightView UploadWeight(const WeightView& w, WeightFormat form, const UploadTarget& target,
+                        ThreadPool& pool);
 
-// FusedOps::Stack of placed matrices; returns when the copies are done.
-WeightView StackWeights(std::span<const WeightView> parts,
-                        const std::function<std::shared_ptr<void>(size_t bytes)>& allocate,
-                        cudaStream_t stream);
+// FusedOps::ConcatenateRows of uploaded matrices; returns when the copies are complete.
+WeightView ConcatWeightRows(std::span<const WeightView> parts,
+                            const std::function<std::shared_ptr<void>(size_t bytes)>& allocate,
+                            cudaStream_t stream);
 
 }  // namespace switchyard::cuda

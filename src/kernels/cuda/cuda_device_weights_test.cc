@@ -1,4 +1,4 @@
-// Placement with host memory in the device's place.
+// Weight upload, tested with host memory instead of device memory.
 #include "kernels/cuda/cuda_device_weights.h"
 
 #include <cstring>
@@ -12,7 +12,7 @@ using kernels::kAllFormats;
 using kernels::Random;
 using kernels::SameBits;
 
-PlaceTarget HostMemory() {
+UploadTarget HostMemory() {
   return {
       .allocate = [](size_t bytes) { return std::shared_ptr<void>(calloc(1, bytes), free); },
       .copy_in = [](void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }};
@@ -31,8 +31,8 @@ TEST(PlaceWeightTest, ViewsOfEveryFormatBecomeCompactMatricesOfTheSameNumbers) {
                                  blocks ? 128 * random.Below(2) : random.Pick<int64_t>({0, 5, 32}));
     w.activation = ActivationFormat::kFp8Tensor;
     w.input_scale = 0.5f;
-    const WeightView placed = PlaceWeight(w, PlacedFormat(w, dtype, plain), HostMemory(), pool);
-    EXPECT_EQ(placed.format, PlacedFormat(w, dtype, plain));
+    const WeightView placed = UploadWeight(w, DeviceFormat(w, dtype, plain), HostMemory(), pool);
+    EXPECT_EQ(placed.format, DeviceFormat(w, dtype, plain));
     EXPECT_TRUE(placed.row0 == 0 && placed.col0 == 0 && placed.row_step == 1);
     EXPECT_TRUE(placed.stored_k == k && placed.k == k && placed.n == n);
     EXPECT_TRUE(placed.activation == w.activation && placed.input_scale == w.input_scale);
@@ -51,7 +51,7 @@ TEST(PlaceWeightTest, ViewsOfEveryFormatBecomeCompactMatricesOfTheSameNumbers) {
 
 TEST(PlaceWeightTest, FormsFollowTheDevicesDtype) {
   const auto form = [](WeightFormat format, DType dtype, int64_t row0, int64_t col0) {
-    return PlacedFormat({.format = format, .row0 = row0, .col0 = col0, .n = 64, .k = 64}, dtype);
+    return DeviceFormat({.format = format, .row0 = row0, .col0 = col0, .n = 64, .k = 64}, dtype);
   };
   EXPECT_EQ(form(WeightFormat::kF16, DType::kF32, 0, 0), WeightFormat::kF16);
   EXPECT_EQ(form(WeightFormat::kF16, DType::kBF16, 0, 0), WeightFormat::kBF16);

@@ -24,10 +24,10 @@ bool DenseGemmTakes(const DenseGemmParams& p) {
   return inputs && scales && output;
 }
 
-void DenseGemm(const DenseGemmParams& p, const StreamChain& chain) {
+void DenseGemm(const DenseGemmParams& p, const PdlStream& chain) {
   if (!DenseGemmTakes(p))
     throw Invalid(
-        "dense GEMM of m {}, n {}, k {} with strides {} and {}: dense_gemm.h says what it takes",
+        "dense GEMM m={} n={} k={} ldx={} ldy={}: unsupported shape or alignment (dense_gemm.h)",
         p.m, p.n, p.k, p.ldx, p.ldy);
   const bool fp8 = p.x_scales != nullptr;
   const GemmProblem problem = {.fp8 = fp8,
@@ -46,7 +46,7 @@ void DenseGemm(const DenseGemmParams& p, const StreamChain& chain) {
                                .n = p.n,
                                .k = p.k};
   const CurrentGpu gpu = FindCurrentGpu();
-  RunGemm(problem, PlanDenseGemm(fp8, p.m, p.n, p.k, gpu.processors), gpu, chain);
+  LaunchGemm(problem, PlanDenseGemm(fp8, p.m, p.n, p.k, gpu.processors), gpu, chain);
 }
 
 }  // namespace switchyard::cuda

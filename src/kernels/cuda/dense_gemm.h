@@ -1,4 +1,4 @@
-// The product of one matrix of activations and one weight on Hopper's matrix units.
+// Dense GEMM of activations and one weight with Hopper's wgmma.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 namespace switchyard::cuda {
 
 // y[m, n] = x[m, k] · W[n, k]ᵀ (+ bias[n]) (+ y). All matrices are row-major; x and W are bfloat16,
-// or both e4m3 with scales. The kernel is chosen by the shape (gemm_heuristics.h), but the bits of
-// a row are those that GroupedGemmBf16 or GroupedGemmFp8 gives for it too, whatever m is: sums run
-// along K in one order. Nothing is allocated and nothing waits for the host.
+// or both e4m3 with scales. The shape selects the kernel (gemm_heuristics.h). A row's bits do not
+// depend on m and equal those of GroupedGemmBf16 or GroupedGemmFp8: sums run along K in one order.
+// Nothing is allocated and nothing waits for the host.
 struct DenseGemmParams {
   const void* x = nullptr;  // [m, k], aligned to 16 bytes
-  int64_t ldx = 0;          // elements; 0: k. Rows begin at multiples of 16 bytes
+  int64_t ldx = 0;          // elements; 0: k. Rows are aligned to 16 bytes
   // e4m3 only: float32 scales of x, element (row, i / 128) at x_scales[i / 128 · ld_x_scales +
   // row].
   const float* x_scales = nullptr;
@@ -31,10 +31,10 @@ struct DenseGemmParams {
   int64_t k = 0;  // bfloat16: a multiple of 8; e4m3: of 128
 };
 
-// Whether DenseGemm takes these sizes and addresses (on any Hopper GPU).
+// Whether DenseGemm supports these sizes and addresses (on any Hopper GPU).
 bool DenseGemmTakes(const DenseGemmParams& p);
-// Enqueues. Error kInvalid names what does not fit. In a chain that begins early, W is read before
-// the kernel ahead has ended, which must not write it.
-void DenseGemm(const DenseGemmParams& p, const StreamChain& chain);
+// Enqueues. Error kInvalid on an unsupported shape or alignment. In a chain with early launch, W is
+// read before the previous kernel has ended, so that kernel must not write W.
+void DenseGemm(const DenseGemmParams& p, const PdlStream& chain);
 
 }  // namespace switchyard::cuda

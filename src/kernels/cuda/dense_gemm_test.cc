@@ -14,7 +14,7 @@ class DenseGemmTest : public testing::TestWithParam<bool> {
   bool fp8() const { return GetParam(); }
 };
 
-DenseGemmParams Params(const GemmCase& c, int64_t m, float* y) {
+DenseGemmParams Params(const GemmProblemData& c, int64_t m, float* y) {
   return {.x = c.a.data(),
           .x_scales = c.fp8 ? c.a_scales.as<float>() : nullptr,
           .ld_x_scales = c.rows,
@@ -29,8 +29,8 @@ DenseGemmParams Params(const GemmCase& c, int64_t m, float* y) {
 TEST_P(DenseGemmTest, GivesSumsWithBiasAddedToWhatIsThere) {
   for (const int64_t m : {1, 7, 100, 600})
     for (const int64_t n : {1, 63, 200, 514}) {
-      const GemmCase c(fp8(), 1, (m + 3) / 4 * 4, n, fp8() ? 384 : 392,
-                       static_cast<unsigned>(m + n));
+      const GemmProblemData c(fp8(), 1, (m + 3) / 4 * 4, n, fp8() ? 384 : 392,
+                              static_cast<unsigned>(m + n));
       const DeviceMemory y = Upload(std::vector<float>(m * n, 5.0f));
       DenseGemmParams p = Params(c, m, y.as<float>());
       p.bias = c.bias.as<float>();
@@ -47,7 +47,7 @@ TEST_P(DenseGemmTest, GivesSumsWithBiasAddedToWhatIsThere) {
 
 TEST_P(DenseGemmTest, RowsHaveTheSameBitsWhateverIsBesideThem) {
   const int64_t most = 1500, n = 640;
-  const GemmCase c(fp8(), 1, most, n, 2176, 8);
+  const GemmProblemData c(fp8(), 1, most, n, 2176, 8);
   const DeviceMemory all = DeviceMemory(most * n * 4), some = DeviceMemory(most * n * 4);
   DenseGemm(Params(c, most, all.as<float>()), nullptr);
   const std::vector<float> want = Download<float>(all, most * n);
@@ -72,7 +72,7 @@ TEST_P(DenseGemmTest, EveryPlanGivesTheSameBits) {
   const CurrentGpu gpu = FindCurrentGpu();
   for (const int64_t m : {1, 24, 50, 100, 260})
     for (const int64_t k : {2176, fp8() ? 128 : 2056}) {
-      const GemmCase c(fp8(), 1, (m + 3) / 4 * 4, 776, k, static_cast<unsigned>(m));
+      const GemmProblemData c(fp8(), 1, (m + 3) / 4 * 4, 776, k, static_cast<unsigned>(m));
       for (const bool float_output : {true, false}) {
         const size_t bytes = m * c.n * (float_output ? 4 : 2);
         const auto run = [&](const GemmPlan& plan) {
@@ -80,7 +80,7 @@ TEST_P(DenseGemmTest, EveryPlanGivesTheSameBits) {
           GemmProblem p = c.Problem(y.data(), float_output);
           p.rows = m;
           p.bias = c.bias.as<float>();
-          RunGemm(p, plan, gpu, nullptr);
+          LaunchGemm(p, plan, gpu, nullptr);
           return Download<uint8_t>(y, bytes);
         };
         const std::vector<uint8_t> want = run(PlanManyRows(fp8()));
@@ -94,13 +94,13 @@ TEST_P(DenseGemmTest, EveryPlanGivesTheSameBits) {
 
 TEST_P(DenseGemmTest, RowsMayBeApart) {
   const int64_t m = 20, n = 96, k = 128;
-  const GemmCase c(fp8(), 1, m, n, k, 9);
+  const GemmProblemData c(fp8(), 1, m, n, k, 9);
   const DeviceMemory all(m * n * 4), apart(m * 104 * 2);
   DenseGemm(Params(c, m, all.as<float>()), nullptr);
   DenseGemmParams p = Params(c, m / 2, nullptr);
-  p.ldx = 2 * k;  // every other row
+  p.ldx = 2 * k;  // every second row
   std::vector<float> want = Download<float>(all, m * n);
-  if (fp8()) {  // scales are not apart: those of the first rows
+  if (fp8()) {  // scales are contiguous, so only the first row matches
     p.m = 1;
   }
   p.y = apart.data();
@@ -114,7 +114,7 @@ TEST_P(DenseGemmTest, RowsMayBeApart) {
 }
 
 TEST_P(DenseGemmTest, WhatDoesNotFitIsRefused) {
-  const GemmCase c(fp8(), 1, 8, 64, 128, 2);
+  const GemmProblemData c(fp8(), 1, 8, 64, 128, 2);
   const DeviceMemory y(8 * 64 * 4);
   DenseGemmParams p = Params(c, 8, y.as<float>());
   EXPECT_TRUE(DenseGemmTakes(p));

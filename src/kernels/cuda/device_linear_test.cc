@@ -1,4 +1,4 @@
-// Linear of a GPU against the CPU's, and the bits of a row in batches of every size.
+// Linear on a GPU against the CPU, and bits of a row in batches of all sizes.
 #include "kernels/cuda/device_products_testing.h"
 
 namespace switchyard::kernels {
@@ -49,7 +49,7 @@ TEST_F(ProductsTest, PartsOfAPlacedMatrixAreWeightsToo) {
   }
 }
 
-// Rows of a batch, one by one and in small batches: the same bits.
+// Rows of a batch, one at a time and in small batches: the same bits.
 TEST_F(ProductsTest, ARowHasTheSameBitsInEveryBatch) {
   for (Device* device : {exact_.get(), fast_.get()}) {
     for (const WeightFormat format : {WeightFormat::kF32, WeightFormat::kBF16, WeightFormat::kF16,

@@ -1,4 +1,4 @@
-// Groups of products, heads and feed-forwards of a GPU against the CPU's.
+// LinearGroup, HeadLinear and Mlp on a GPU against the CPU.
 #include <cmath>
 
 #include "kernels/cuda/device_products_testing.h"
@@ -9,7 +9,7 @@ namespace {
 class ProductGroups : public ProductsTest,
                       public testing::WithParamInterface<std::tuple<bool, int64_t>> {};
 
-// What a group gives is what its parts give alone, recorded or not.
+// A group gives the results of its parts run separately, captured or not.
 TEST_P(ProductGroups, AreTheirParts) {
   const auto [exact, m] = GetParam();
   Device* const device = exact ? exact_.get() : fast_.get();
@@ -74,7 +74,7 @@ TEST_F(ProductsTest, HeadsMatchTheCpuWithTheSameBitsInEveryBatch) {
     const bool halves = &device == fast_.get() && format != WeightFormat::kF32;
     if (halves) {
       RoundTo(DType::kBF16, rounded.data(), static_cast<int64_t>(x.size()), pool_);
-      for (int64_t h = 0; h < heads; ++h) {  // FP8 blocks are rounded on the way
+      for (int64_t h = 0; h < heads; ++h) {  // FP8 blocks are rounded to bfloat16
         std::vector<float> values(n * k);
         for (int64_t i = 0; i < n; ++i) DequantizeRow(weights[h], i, 0, k, &values[i * k]);
         seen[h] = Quantize(WeightFormat::kBF16, values, n, k);

@@ -1,4 +1,4 @@
-// Random products, and what a GPU makes of their inputs.
+// Random GEMM cases, and the rounding that a GPU applies to their inputs.
 #pragma once
 
 #include "kernels/cuda/device_testing.h"
@@ -43,7 +43,7 @@ class ProductsTest : public DeviceTest {
     return c;
   }
 
-  // The weight that `device` makes of w, as float32 on the host.
+  // The weight that `device` stores for w, as float32 on the host.
   WeightView Seen(Device& device, const WeightView& w, const WeightView& placed) {
     if (&device != fast_.get() || placed.format != WeightFormat::kBF16) return w;
     std::vector<float> values(w.n * w.k);
@@ -51,7 +51,7 @@ class ProductsTest : public DeviceTest {
     return Quantize(WeightFormat::kBF16, values, w.n, w.k);
   }
 
-  // x as the product of `device` with a placed weight takes it.
+  // x as `device` rounds it for a GEMM with a placed weight.
   std::vector<float> Seen(Device& device, const WeightView& placed, const std::vector<float>& x,
                           int64_t m, int64_t ldx) {
     std::vector<float> rounded = x;
@@ -68,7 +68,7 @@ class ProductsTest : public DeviceTest {
     return rounded;
   }
 
-  // Of ‖x‖ ‖w‖. The matrix units' sums of FP8 products keep fewer bits within 128 elements.
+  // Relative to ‖x‖ ‖w‖. Tensor core sums of FP8 products have fewer bits within 128 elements.
   double Tolerance(Device& device, WeightFormat placed) {
     if (&device == exact_.get() || placed == WeightFormat::kF32) return 40 * kEpsilon;
     return placed == WeightFormat::kFp8Block ? 1e-3 : 100 * kEpsilon;

@@ -1,4 +1,4 @@
-// The small ops of a GPU against the CPU's.
+// Row-wise ops on a GPU against the CPU.
 #include <cmath>
 
 #include "kernels/cuda/device_testing.h"

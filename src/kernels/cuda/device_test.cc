@@ -1,4 +1,4 @@
-// Memory, recording and sequences of a GPU.
+// Memory, graph capture and sequence tables of a GPU device.
 #include "kernels/device.h"
 
 #include <thread>

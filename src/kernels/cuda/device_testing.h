@@ -1,4 +1,4 @@
-// Helpers of the tests that hold a GPU's ops against the CPU's.
+// Helpers of the tests that compare GPU ops with the CPU.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 
 namespace switchyard::kernels {
 
-// Data on a device, and back.
+// A vector in device memory, with upload and download.
 template <typename T>
 class DeviceVector {
  public:
@@ -36,13 +36,13 @@ class DeviceVector {
 template <typename T>
 DeviceVector(Device&, const std::vector<T>&) -> DeviceVector<T>;
 
-// A GPU of each dtype, and the CPU that they are held against. Skips where there is no GPU.
+// A GPU device of each dtype, and the CPU device as the reference. Skips without a GPU.
 class DeviceTest : public ::testing::Test {
  protected:
   static constexpr int64_t kMaxTokens = 320, kMaxSequences = 16, kMaxPages = 64;
 
   void SetUp() override {
-    if (cuda::DeviceCount() == 0) GTEST_SKIP() << "there is no GPU";
+    if (cuda::DeviceCount() == 0) GTEST_SKIP() << "no GPU";
     exact_ = Make(DType::kF32);
     fast_ = Make(DType::kBF16);
     cpu_ = MakeCpuDevice(pool_);

@@ -1,5 +1,5 @@
-// Rows of e4m3 codes with a float32 scale for each 128 elements, as quant/fp8.h makes them: the
-// same scales and codes, bit for bit.
+// e4m3 quantization of rows with one float32 scale per 128 elements: the same scales and codes as
+// quant/fp8.h, bit for bit.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -8,10 +8,10 @@
 
 namespace switchyard::cuda {
 
-// The larger magnitude as bits; NaN counts as the largest of all.
+// The bits of |x|, which compare as magnitudes; NaN compares as the largest.
 __device__ __forceinline__ int MagnitudeBits(float x) { return __float_as_int(x) & 0x7fffffff; }
 
-// Over the warp's 32 lanes.
+// Maximum over the warp's 32 lanes.
 __device__ __forceinline__ int WarpMax(int bits) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2)
@@ -27,7 +27,7 @@ __device__ __forceinline__ float Fp8ScaleOf(int largest) {
   return __uint_as_float((__float_as_uint(scale) + 8u) & ~15u);
 }
 
-// Codes of four elements that are scaled already, the first in the lowest byte.
+// Encodes four already scaled elements, the first in the lowest byte.
 __device__ __forceinline__ uint32_t EncodeFp8(float a, float b, float c, float d) {
   const uint32_t low = __nv_cvt_float2_to_fp8x2({a, b}, __NV_SATFINITE, __NV_E4M3);
   const uint32_t high = __nv_cvt_float2_to_fp8x2({c, d}, __NV_SATFINITE, __NV_E4M3);

@@ -1,3 +1,5 @@
+// Fused per-head RMS norm, rotary embedding and KV cache store of the QKV projection's output
+// (semantics: kernels/fused_ops.h). One warp per head of a row, 16 heads per block of 512 threads.
 #include "kernels/cuda/fused_rows.h"
 #include "kernels/cuda/kernel_chain.cuh"
 #include "kernels/cuda/ops_norm.cuh"
@@ -6,9 +8,9 @@
 namespace switchyard::cuda::ops {
 namespace {
 
-using Warp = Team<false>;  // a head
+using Warp = RowThreads<false>;  // one head
 
-// A head's row as the cache stores it, StoreKv's rounding.
+// Stores a head's row in the cache dtype, with StoreKv's rounding.
 template <DType kDType>
 __device__ __forceinline__ void StoreHead(const float* head, int64_t slot, int64_t n, void* cache) {
   if (slot < 0) return;
@@ -23,12 +25,13 @@ __device__ __forceinline__ void StoreHead(const float* head, int64_t slot, int64
   }
 }
 
-// A warp takes a head of a row through shared memory, where pairs of a rotation meet.
+// A warp stages a head in shared memory, where the two elements of a rotation pair are exchanged.
 template <DType kDType>
-__global__ void __launch_bounds__(kNormThreads) HeadsToCacheKernel(kernels::HeadsToCacheParams p) {
-  __shared__ __align__(16) float staged[Warp::kRowsPerBlock][kMostHeadDim];
-  WaitForKernelBefore();
-  AllowNextKernel();
+__global__ void __launch_bounds__(kNormThreads)
+    NormRopeStoreKvKernel(kernels::NormRopeStoreKvParams p) {
+  __shared__ __align__(16) float staged[Warp::kRowsPerBlock][kMaxHeadDim];
+  WaitForPriorKernels();
+  LaunchDependents();
   const int64_t all = p.heads + 2 * p.kv_heads, at = Warp::Row(), n = p.head_dim;
   const int64_t t = at / all, head = at % all, key = head - p.heads;
   if (t >= p.m) return;
@@ -67,18 +70,18 @@ __global__ void __launch_bounds__(kNormThreads) HeadsToCacheKernel(kernels::Head
 }
 
 template <DType kDType>
-cudaError_t Start(const kernels::HeadsToCacheParams& p, const StreamChain& chain) {
+cudaError_t Start(const kernels::NormRopeStoreKvParams& p, const PdlStream& chain) {
   const int64_t rows = p.m * (p.heads + 2 * p.kv_heads);
-  return LaunchEarly(HeadsToCacheKernel<kDType>,
-                     dim3(static_cast<unsigned>(CeilDiv(rows, Warp::kRowsPerBlock))), kNormThreads,
-                     0, chain, p);
+  return LaunchWithPdl(NormRopeStoreKvKernel<kDType>,
+                       dim3(static_cast<unsigned>(CeilDiv(rows, Warp::kRowsPerBlock))),
+                       kNormThreads, 0, chain, p);
 }
 
 }  // namespace
 
-cudaError_t HeadsToCache(const kernels::HeadsToCacheParams& p, const StreamChain& chain) {
+cudaError_t NormRopeStoreKv(const kernels::NormRopeStoreKvParams& p, const PdlStream& chain) {
   if (p.m == 0) return cudaSuccess;
-  if (!HeadsToCacheTakes(p.head_dim, p.rotary_dim) ||
+  if (!NormRopeStoreKvSupports(p.head_dim, p.rotary_dim) ||
       (p.q_norm == nullptr) != (p.k_norm == nullptr))
     return cudaErrorInvalidValue;
   for (const void* at : {static_cast<const void*>(p.qkv), static_cast<const void*>(p.q_norm),

@@ -1,4 +1,4 @@
-// Fused ops against the ops that they stand for: the same bits.
+// Fused ops have the same bits as the ops that they replace.
 #include "kernels/fused_ops.h"
 
 #include <array>
@@ -23,7 +23,7 @@ class FusedOpsTest : public DeviceTest {
     EXPECT_EQ(plain_->fused(), nullptr);
   }
   Device* device_ = nullptr;
-  std::unique_ptr<Device> plain_;  // kernels begin when the one ahead has ended
+  std::unique_ptr<Device> plain_;  // without early launch
 };
 
 std::vector<uint16_t> Halves(std::vector<float> values) {
@@ -55,7 +55,7 @@ TEST_F(FusedOpsTest, AddNormHasTheBitsOfSumAndNorm) {
                                .add = adds ? branch.data() : nullptr,
                                .weight = w.data(),
                                .y = floats ? got_y.data() : nullptr,
-                               .halves = halves ? got_halves.data() : nullptr,
+                               .bf16_rows = halves ? got_halves.data() : nullptr,
                                .m = m,
                                .n = n});
     EXPECT_TRUE(SameBits(got_x.Read(), want_x.Read())) << "m " << m << " n " << n;
@@ -96,7 +96,7 @@ TEST_F(FusedOpsTest, HeadsToCacheHasTheBitsOfItsOps) {
     const std::vector<float> qkv = random_.Normal(c.m * ld);
     const std::vector<uint8_t> cache(kSlots * kv_width * SizeOf(c.dtype), 3);
 
-    // Each part for itself, as layers without fused ops have them.
+    // The separate ops, as layers without fused ops run them.
     const auto part = [&](int64_t begin, int64_t width) {
       std::vector<float> values;
       for (int64_t t = 0; t < c.m; ++t)
@@ -141,22 +141,22 @@ TEST_F(FusedOpsTest, HeadsToCacheHasTheBitsOfItsOps) {
 
     const DeviceVector all(*device_, qkv);
     const DeviceVector got_k(*device_, cache), got_v(*device_, cache);
-    ASSERT_TRUE(device_->fused()->TakesHeads(dim, c.rotary_dim));
-    device_->fused()->HeadsToCache({.qkv = all.data(),
-                                    .q_norm = c.norm ? q_norm.data() : nullptr,
-                                    .k_norm = c.norm ? k_norm.data() : nullptr,
-                                    .m = c.m,
-                                    .heads = c.heads,
-                                    .kv_heads = kv_heads,
-                                    .head_dim = dim,
-                                    .rotary_dim = c.rotary_dim,
-                                    .interleaved = c.interleaved,
-                                    .positions = at.data(),
-                                    .cos_sin = table.data(),
-                                    .slots = to.data(),
-                                    .k_cache = got_k.data(),
-                                    .v_cache = got_v.data(),
-                                    .kv_dtype = c.dtype});
+    ASSERT_TRUE(device_->fused()->SupportsHeads(dim, c.rotary_dim));
+    device_->fused()->NormRopeStoreKv({.qkv = all.data(),
+                                       .q_norm = c.norm ? q_norm.data() : nullptr,
+                                       .k_norm = c.norm ? k_norm.data() : nullptr,
+                                       .m = c.m,
+                                       .heads = c.heads,
+                                       .kv_heads = kv_heads,
+                                       .head_dim = dim,
+                                       .rotary_dim = c.rotary_dim,
+                                       .interleaved = c.interleaved,
+                                       .positions = at.data(),
+                                       .cos_sin = table.data(),
+                                       .slots = to.data(),
+                                       .k_cache = got_k.data(),
+                                       .v_cache = got_v.data(),
+                                       .kv_dtype = c.dtype});
     const std::vector<float> got = all.Read(), want = q.Read();
     for (int64_t t = 0; t < c.m; ++t)
       ASSERT_TRUE(SameBits(&got[t * ld], &want[t * q_width], q_width)) << "row " << t;
@@ -165,16 +165,16 @@ TEST_F(FusedOpsTest, HeadsToCacheHasTheBitsOfItsOps) {
   }
 }
 
-// What a layer does from its residual stream to the product of queries, keys and values; at once,
-// and recorded and replayed, as kernels begin early in graphs too.
+// A layer's ops from the residual stream to the QKV projection; run directly, captured and
+// replayed, because early launch applies in graphs too.
 TEST_F(FusedOpsTest, StackedProductsHaveTheBitsOfSingleOnes) {
-  if (!cuda::IsHopper()) GTEST_SKIP() << "the matrix units of Hopper read rows in bfloat16";
+  if (!cuda::IsHopper()) GTEST_SKIP() << "needs a Hopper GPU: only DenseGemm takes bfloat16 rows";
   const int64_t k = 512;
   const std::vector<int64_t> sizes = {256, 64, 64};
   std::vector<WeightView> parts;
   for (const int64_t n : sizes)
     parts.push_back(device_->Place(random_.Weight(WeightFormat::kBF16, n, k, 0, 1, 0)));
-  const WeightView stacked = device_->fused()->Stack(parts);
+  const WeightView stacked = device_->fused()->ConcatenateRows(parts);
   ASSERT_TRUE(stacked.defined());
   ASSERT_EQ(stacked.n, 384);
   const DeviceVector weight(*device_, random_.Normal(k));
@@ -185,7 +185,7 @@ TEST_F(FusedOpsTest, StackedProductsHaveTheBitsOfSingleOnes) {
     const DeviceVector halves(*device_, std::vector<uint16_t>(m * k));
     const DeviceVector got(*device_, std::vector<float>(m * stacked.n));
     const LinearParams product = {.w = stacked, .y = got.data(), .ldy = stacked.n, .m = m};
-    ASSERT_TRUE(device_->fused()->ReadsHalves(product));
+    ASSERT_TRUE(device_->fused()->ReadsBFloat16Rows(product));
     ++key;
     for (int run = 0; run < 4; ++run) {
       device_->CopyIn(got.data(), std::vector<float>(m * stacked.n).data(), m * stacked.n * 4);
@@ -194,10 +194,10 @@ TEST_F(FusedOpsTest, StackedProductsHaveTheBitsOfSingleOnes) {
                                    .add = add.data(),
                                    .weight = weight.data(),
                                    .y = normed.data(),
-                                   .halves = halves.data(),
+                                   .bf16_rows = halves.data(),
                                    .m = m,
                                    .n = k});
-        device_->fused()->LinearOfHalves(product, halves.data());
+        device_->fused()->LinearOfBFloat16Rows(product, halves.data());
       });
       const std::vector<float> all = got.Read();
       int64_t first = 0;
@@ -215,9 +215,9 @@ TEST_F(FusedOpsTest, StackedProductsHaveTheBitsOfSingleOnes) {
   }
 }
 
-// Products that read what the one ahead writes and write what that one reads, in buffers that all
-// share: one that begins early and does not wait where it has to gives other bits.
-// By format and rows: one at a time is what racecheck gets through in minutes.
+// GEMMs that read the previous one's output and overwrite its input, in shared buffers. An early
+// launch that skips a needed wait gives other bits. Parameterized by format and rows:
+// compute-sanitizer's racecheck needs minutes for one case.
 class EarlyProductsTest : public FusedOpsTest,
                           public testing::WithParamInterface<std::tuple<WeightFormat, int64_t>> {};
 
@@ -244,7 +244,7 @@ TEST_P(EarlyProductsTest, HaveTheBitsOfThoseThatBeginWhenTheOneAheadHasEnded) {
                          .y = up ? wide.data() : narrow.data(),
                          .ldy = up ? 2048 : 768,
                          .m = rows});
-          // Values neither vanish nor grow without bounds.
+          // The norm keeps values in a stable range.
           if (!up)
             device.RmsNorm({.x = narrow.data(),
                             .ldx = 768,
@@ -283,7 +283,7 @@ TEST_F(FusedOpsTest, WhatCannotBeStackedIsLeft) {
   for (const WeightView& other :
        {placed(WeightFormat::kBF16, 64, 256), placed(WeightFormat::kF32, 64, 128), w.Cols(0, 64)}) {
     const WeightView parts[] = {w, other};
-    EXPECT_FALSE(device_->fused()->Stack(parts).defined());
+    EXPECT_FALSE(device_->fused()->ConcatenateRows(parts).defined());
   }
 }
 

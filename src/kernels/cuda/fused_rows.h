@@ -1,5 +1,6 @@
-// Fused ops on rows as kernels (semantics: kernels/fused_ops.h). They enqueue on `chain` and return
-// what the launch gave; cudaErrorInvalidValue for what they do not take. Internal to kernels/cuda.
+// Launch functions of the fused row ops (semantics: kernels/fused_ops.h). They enqueue on `chain`
+// and return the launch status; cudaErrorInvalidValue for unsupported arguments. Internal to
+// kernels/cuda.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,13 +10,13 @@
 
 namespace switchyard::cuda::ops {
 
-cudaError_t AddNorm(const kernels::AddNormParams& p, const StreamChain& chain);
+cudaError_t AddNorm(const kernels::AddNormParams& p, const PdlStream& chain);
 
-constexpr int64_t kMostHeadDim = 256;
-inline bool HeadsToCacheTakes(int64_t head_dim, int64_t rotary_dim) {
-  return head_dim > 0 && head_dim % 4 == 0 && head_dim <= kMostHeadDim && rotary_dim >= 0 &&
+constexpr int64_t kMaxHeadDim = 256;
+inline bool NormRopeStoreKvSupports(int64_t head_dim, int64_t rotary_dim) {
+  return head_dim > 0 && head_dim % 4 == 0 && head_dim <= kMaxHeadDim && rotary_dim >= 0 &&
          rotary_dim % 2 == 0 && rotary_dim <= head_dim;
 }
-cudaError_t HeadsToCache(const kernels::HeadsToCacheParams& p, const StreamChain& chain);
+cudaError_t NormRopeStoreKv(const kernels::NormRopeStoreKvParams& p, const PdlStream& chain);
 
 }  // namespace switchyard::cuda::ops

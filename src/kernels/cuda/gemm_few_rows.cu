@@ -1,6 +1,12 @@
-// Groups of few rows: weights stand on wgmma's side of 64 rows, tokens on the side that may be as
-// short as 16, so that the copy engine streams weights and no work is done for rows that are not
-// there. What a group has is read on the device: the grid is fixed.
+// Grouped and dense GEMM D = A · Bᵀ for few rows per group (decode), with swapped operands: weights
+// are wgmma's 64-row operand (M), tokens its N side, which can be as short as 16. So weights stream
+// through TMA, and padding of token rows costs no computation.
+//
+// Tile of a block: weight_rows (16 to 128) weights × up to 192 tokens; a step along K is 128 bytes,
+// one or four steps per pipeline stage. Persistent grid of at most one block per SM, in clusters of
+// one or two blocks that share token tiles by multicast. A block has a producer warpgroup, with one
+// warp per TMA source, and one or two consumer warpgroups of 64 weight rows. Group sizes are read
+// on the device, so the grid is fixed. Scheme: see grouped_gemm.h.
 #include <algorithm>
 
 #include "kernels/cuda/gemm_few_rows_multiply.cuh"
@@ -14,11 +20,11 @@ namespace few_rows {
 namespace {
 
 template <bool kFp8, int kTokens, int kSteps>
-__device__ __forceinline__ void ComputeTile(const Kernel& p, const Stages& stages, Ring& ring,
-                                            const Tile& tile, int block, int cluster,
-                                            uint8_t* staged) {
+__device__ __forceinline__ void ComputeTile(const Kernel& p, const Stages& stages,
+                                            PipelineState& ring, const Tile& tile, int block,
+                                            int cluster, uint8_t* staged) {
   const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
-  const int first = (tile.column * cluster + block) * p.weight_rows;  // column of the block
+  const int first = (tile.column * cluster + block) * p.weight_rows;  // first column of D
   float sums[kTokens / 2];
   if constexpr (kFp8) {
     const int scale_rows = (p.n + 127) / 128;
@@ -42,14 +48,14 @@ __device__ __forceinline__ void ComputeTile(const Kernel& p, const Stages& stage
   if (p.float_output) {
     StoreFloats<kTokens>(p, tile, column, lane, sums);
   } else {
-    StoreBfloats<kTokens>(p, tile, column, lane, staged, sums);
+    StoreBf16<kTokens>(p, tile, column, lane, staged, sums);
   }
 }
 
 template <bool kFp8, int kSteps>
-__device__ __forceinline__ void Consume(const Kernel& p, const Stages& stages, Walk walk, int block,
-                                        int cluster, uint8_t* staged) {
-  Ring ring;
+__device__ __forceinline__ void Consume(const Kernel& p, const Stages& stages, TileScheduler walk,
+                                        int block, int cluster, uint8_t* staged) {
+  PipelineState ring;
   Tile tile;
   for (int index = blockIdx.x / cluster; walk.Find(index, tile); index += gridDim.x / cluster) {
     switch (TokensOfTile(tile.tokens)) {
@@ -70,11 +76,12 @@ __device__ __forceinline__ void Consume(const Kernel& p, const Stages& stages, W
   }
 }
 
-// Copies what groups have into shared memory and finds the longest tile.
-__device__ __forceinline__ void ReadGroups(const Kernel& p, Header& header, const GroupList& list) {
+// Copies row counts and starts of the groups to shared memory and finds the longest tile.
+__device__ __forceinline__ void ReadGroups(const Kernel& p, Header& header,
+                                           const ActiveGroups& list) {
   int longest = 0;
   for (int g = threadIdx.x; g < p.groups; g += blockDim.x) {
-    // Past the first cache, which may hold what was there when an earlier kernel read it.
+    // Bypasses L1, which may hold stale values read by an earlier kernel.
     const int count = p.group_rows ? __ldcg(p.group_rows + g) : p.rows;
     list.rows[g] = count;
     list.begins[g] = p.group_rows ? __ldcg(p.group_begins + g) : 0;
@@ -83,10 +90,11 @@ __device__ __forceinline__ void ReadGroups(const Kernel& p, Header& header, cons
   longest = __reduce_max_sync(~0u, longest);
   if (threadIdx.x % 32 == 0) atomicMax(&header.longest, longest);
   __syncthreads();
-  if (threadIdx.x < 32) KeepGroupsWithRows(header, list, p.groups);
+  if (threadIdx.x < 32) CompactGroups(header, list, p.groups);
 }
 
-// kConsumers warpgroups multiply 64 rows of weights each, those of weight_rows that there are.
+// kConsumers warpgroups multiply 64 weight rows each; with weight_rows < 64 only those rows are
+// valid.
 template <bool kFp8, int kConsumers, int kSteps>
 __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     FewRowsKernel(const __grid_constant__ Kernel p, const __grid_constant__ CUtensorMap a_map,
@@ -97,7 +105,7 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
   const int ring_bytes = (kSharedBytes - sizeof(Header) - p.groups * kGroupListBytes) / 1024 * 1024;
   auto& header = *reinterpret_cast<Header*>(memory + ring_bytes);
   auto* words = reinterpret_cast<int32_t*>(&header + 1);
-  const GroupList list = {words, words + p.groups, words + 2 * p.groups};
+  const ActiveGroups list = {words, words + p.groups, words + 2 * p.groups};
   const int block = ptx::BlockOfCluster(), cluster = ptx::BlocksOfCluster();
   const int warpgroup = threadIdx.x / 128;
 
@@ -114,16 +122,16 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     if (kFp8) ptx::PrefetchTensorMap(&scales_map);
   }
   __syncthreads();
-  // Weights are no kernel's output: where it is known which of them are needed they may be on their
-  // way before the kernel ahead has ended.
-  const bool fetches_weights = warpgroup == kConsumers && threadIdx.x % 128 / 32 == kWeights;
-  if (!p.groups_known) WaitForKernelBefore();
+  // Weights are not the output of a kernel. If the group sizes are known, the needed weights can be
+  // fetched before the previous kernel has ended.
+  const bool is_weight_producer = warpgroup == kConsumers && threadIdx.x % 128 / 32 == kWeights;
+  if (!p.groups_ready) WaitForPriorKernels();
   ReadGroups(p, header, list);
   __syncthreads();
   ptx::ClusterSync();
-  if (!fetches_weights) {
-    if (p.groups_known) WaitForKernelBefore();
-    AllowNextKernel();
+  if (!is_weight_producer) {
+    if (p.groups_ready) WaitForPriorKernels();
+    LaunchDependents();
   }
 
   Stages stages = {.memory = memory,
@@ -133,9 +141,9 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
   stages.bytes = stages.weight_bytes + TokensOfTile(header.longest) * kGemmRowBytes * kSteps +
                  (kFp8 ? kScaleBytes : 0);
   stages.count = min(ring_bytes / stages.bytes, kMaxStages);
-  const Walk walk(p, header, list);
+  const TileScheduler walk(p, header, list);
   if (warpgroup == kConsumers) {
-    if constexpr (kConsumers > 1) ptx::GiveRegisters<40>();
+    if constexpr (kConsumers > 1) ptx::DeallocateRegisters<40>();
     constexpr int kStep = kGemmRowBytes / (kFp8 ? 1 : 2);  // elements
     if (threadIdx.x % 32 == 0) {
       switch (threadIdx.x % 128 / 32) {
@@ -155,18 +163,18 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
       }
     }
     __syncwarp();
-    if (fetches_weights) WaitForKernelBefore();
+    if (is_weight_producer) WaitForPriorKernels();
   } else {
-    if constexpr (kConsumers > 1) ptx::TakeRegisters<232>();
+    if constexpr (kConsumers > 1) ptx::AllocateRegisters<232>();
     Consume<kFp8, kSteps>(p, stages, walk, block, cluster, header.staged[threadIdx.x / 32]);
   }
-  // A block whose barriers its partner may still arrive at has to stay.
+  // A block must not exit while its partner may still arrive at its barriers.
   ptx::ClusterSync();
 }
 
 template <bool kFp8, int kConsumers, int kSteps>
-cudaError_t Start(const GemmLaunch& launch, const StreamChain& chain) {
-  static KernelSetup setup;
+cudaError_t Start(const GemmLaunch& launch, const PdlStream& chain) {
+  static SharedMemoryOptIn setup;
   const cudaError_t error =
       setup.On(launch.gpu.index, FewRowsKernel<kFp8, kConsumers, kSteps>, kSharedBytes);
   if (error != cudaSuccess) return error;
@@ -180,7 +188,7 @@ cudaError_t Start(const GemmLaunch& launch, const StreamChain& chain) {
       .ldd = p.ldd,
       .group_begins = p.group_begins,
       .group_rows = p.group_rows,
-      .groups_known = p.groups_known || p.group_rows == nullptr,
+      .groups_ready = p.groups_ready || p.group_rows == nullptr,
       .rows = static_cast<int>(p.rows),
       .n = static_cast<int>(p.n),
       .groups = p.groups,
@@ -189,7 +197,7 @@ cudaError_t Start(const GemmLaunch& launch, const StreamChain& chain) {
       .column_tiles = static_cast<int>((p.n + step - 1) / step),
       .float_output = p.float_output,
       .accumulate = p.accumulate};
-  // The most tiles there can be: a group of no rows has none.
+  // Upper bound of the tiles; empty groups have none.
   const int64_t most_parts = (p.rows + kMaxTokens - 1) / kMaxTokens + p.groups;
   const int64_t clusters =
       std::min<int64_t>(launch.gpu.processors / cluster, most_parts * kernel.column_tiles);
@@ -202,7 +210,7 @@ cudaError_t Start(const GemmLaunch& launch, const StreamChain& chain) {
 }  // namespace
 }  // namespace few_rows
 
-cudaError_t StartFewRowsGemm(const GemmLaunch& launch, const StreamChain& chain) {
+cudaError_t StartFewRowsGemm(const GemmLaunch& launch, const PdlStream& chain) {
   using few_rows::Start;
   const bool fp8 = launch.problem.fp8;
   if (launch.plan.weight_rows > 64)

@@ -1,26 +1,26 @@
-// The warpgroups of the GEMM of few rows that multiply.
+// Consumer warpgroups (main loop) of the few-rows GEMM.
 #pragma once
 
 #include "kernels/cuda/gemm_few_rows_tiles.cuh"
 
 namespace switchyard::cuda::few_rows {
 
-// Says to the producers of all blocks that this warp has read a stage. Each warp for itself: a wait
-// for wgmma says nothing of what other warps have read of the scales.
+// Releases a stage to the producers of all blocks of the cluster. Each warp arrives separately: a
+// wgmma wait does not cover other warps' reads of the scales.
 __device__ __forceinline__ void Release(const Stages& stages, int stage, int cluster) {
   ptx::BarrierArriveWarpAt(&stages.empty[stage], cluster);
 }
 
-// A tile's products, as the thread's part of 64 × kTokens sums: element 4j + i is weight row
-// lane / 4 + 8 (i / 2) of the warp's 16, token 8j + 2 (lane % 4) + i % 2.
+// Main loop of a tile: the thread's fragment of 64 × kTokens sums. Element 4j + i is weight row
+// lane / 4 + 8 (i / 2) of the warp's 16 rows and token 8j + 2 (lane % 4) + i % 2.
 template <int kTokens, int kSteps>
 struct Multiplier {
   const Kernel& p;
   const Stages& stages;
-  const float* b_scales;  // FP8: [k_blocks] of the tile's weights
+  const float* b_scales;  // FP8: [k_blocks], scales of the tile's weights
   int warpgroup, thread, cluster;
 
-  // The operands of step i of a stage.
+  // Operand descriptors of step i of a stage.
   __device__ __forceinline__ uint64_t Weights(int stage, int i) const {
     return ptx::MatrixDescriptor(stages.memory + stage * stages.bytes +
                                  i * p.weight_rows * kGemmRowBytes +
@@ -31,7 +31,7 @@ struct Multiplier {
                                  i * kTokens * kGemmRowBytes);
   }
 
-  __device__ __forceinline__ void Plain(Ring& ring, float (&sums)[kTokens / 2]) const {
+  __device__ __forceinline__ void Plain(PipelineState& ring, float (&sums)[kTokens / 2]) const {
     int previous = -1;
 #pragma unroll
     for (float& sum : sums) sum = 0.0f;
@@ -39,26 +39,26 @@ struct Multiplier {
       ptx::BarrierWait(&stages.full[ring.stage], ring.parity);
 #pragma unroll
       for (int i = 0; i < kSteps; ++i)
-        StartMultiply<false>(Weights(ring.stage, i), Tokens(ring.stage, i), true, sums);
-      ptx::MultiplyWait<kSteps>();  // the stage before this one is done
+        IssueWgmma<false>(Weights(ring.stage, i), Tokens(ring.stage, i), true, sums);
+      ptx::WgmmaWait<kSteps>();  // the previous stage is done
       if (previous >= 0) Release(stages, previous, cluster);
       previous = ring.stage;
     }
-    ptx::MultiplyWait<0>();
+    ptx::WgmmaWait<0>();
     ptx::PinRegisters(sums);
     Release(stages, previous, cluster);
   }
 
-  // FP8 sums are scaled and added to float32 every 128 elements, by the operations of
-  // gemm_many_rows_multiply.cuh. Within a stage the matrix unit has the next step meanwhile.
-  __device__ __forceinline__ void Scaled(Ring& ring, float (&sums)[kTokens / 2]) const {
+  // FP8 partial sums are scaled and accumulated in float32 every 128 elements, with the operations
+  // of gemm_many_rows_multiply.cuh. Within a stage the next step's wgmma overlaps this promotion.
+  __device__ __forceinline__ void Scaled(PipelineState& ring, float (&sums)[kTokens / 2]) const {
     const int lane = thread % 32;
     const auto scale_of = [&](int kb) { return kb < p.k_blocks ? b_scales[kb] : 0.0f; };
-    float scales = 0.0f, next = scale_of(lane);  // of weights in 32 steps, one a lane
+    float scales = 0.0f, next = scale_of(lane);  // weight scales of 32 steps, one per lane
     float part[kSteps > 1 ? 2 : 1][kTokens / 2];
 #pragma unroll
     for (float& sum : sums) sum = 0.0f;
-    // Of the last stage the steps behind the end are zeros.
+    // Steps of the last stage beyond K are zero-filled.
     for (int kb = 0; kb < p.k_blocks; kb += kSteps, ring.Next(stages.count)) {
       if (kb % 32 == 0) {
         scales = next;
@@ -66,14 +66,14 @@ struct Multiplier {
       }
       const int s = ring.stage;
       ptx::BarrierWait(&stages.full[s], ring.parity);
-      StartMultiply<true>(Weights(s, 0), Tokens(s, 0), false, part[0]);
+      IssueWgmma<true>(Weights(s, 0), Tokens(s, 0), false, part[0]);
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
         if (i + 1 < kSteps) {
-          StartMultiply<true>(Weights(s, i + 1), Tokens(s, i + 1), false, part[(i + 1) % 2]);
-          ptx::MultiplyWait<1>();
+          IssueWgmma<true>(Weights(s, i + 1), Tokens(s, i + 1), false, part[(i + 1) % 2]);
+          ptx::WgmmaWait<1>();
         } else {
-          ptx::MultiplyWait<0>();
+          ptx::WgmmaWait<0>();
         }
         ptx::PinRegisters(part[i % 2]);
         Promote(s, i, __shfl_sync(~0u, scales, (kb + i) % 32), part[i % 2], sums);

@@ -1,31 +1,31 @@
-// The warps of the GEMM of few rows that start the copy engine.
+// Producer warps of the few-rows GEMM, which issue TMA loads.
 #pragma once
 
 #include "kernels/cuda/gemm_few_rows_tiles.cuh"
 
 namespace switchyard::cuda::few_rows {
 
-// Waits until a stage may be filled and says how many bytes this thread will bring of it.
-__device__ __forceinline__ uint8_t* BeginFill(const Stages& stages, const Ring& ring, int bytes) {
+// Waits until a stage is free and registers the bytes that this thread will load into it.
+__device__ __forceinline__ uint8_t* AcquireStage(const Stages& stages, const PipelineState& ring,
+                                                 int bytes) {
   ptx::BarrierWait(&stages.empty[ring.stage], ring.parity ^ 1);
   ptx::BarrierExpect(&stages.full[ring.stage], bytes);
   return stages.memory + ring.stage * stages.bytes;
 }
 
-// What is brought by the copy engine: a warp for each, as one thread would be too slow to start all
-// of it where stages are small.
+// TMA sources, one warp each: one thread is too slow to issue all loads of small stages.
 enum Source { kWeights, kTokens, kScales };
 
 template <int kSteps>
 __device__ __forceinline__ void ProduceWeights(const Kernel& p, const CUtensorMap& map, int step,
-                                               const Stages& stages, Walk walk, int block,
+                                               const Stages& stages, TileScheduler walk, int block,
                                                int cluster) {
-  Ring ring;
+  PipelineState ring;
   Tile tile;
   for (int index = blockIdx.x / cluster; walk.Find(index, tile); index += gridDim.x / cluster) {
     const int row = tile.group * p.n + (tile.column * cluster + block) * p.weight_rows;
     for (int kb = 0; kb < p.k_blocks; kb += kSteps, ring.Next(stages.count)) {
-      uint8_t* to = BeginFill(stages, ring, stages.weight_bytes);
+      uint8_t* to = AcquireStage(stages, ring, stages.weight_bytes);
       if constexpr (kSteps == 1) {
         ptx::LoadBox(to, &map, kb * step, row, &stages.full[ring.stage]);
       } else {
@@ -35,60 +35,61 @@ __device__ __forceinline__ void ProduceWeights(const Kernel& p, const CUtensorMa
   }
 }
 
-// Blocks of the cluster take turns in fetching boxes of tokens for both.
+// The blocks of a cluster alternate in multicasting token boxes to both.
 __device__ __forceinline__ void ProduceTokens(const Kernel& p, const CUtensorMap& map,
                                               const CUtensorMap& small_map, int step,
-                                              const Stages& stages, Walk walk, int block,
+                                              const Stages& stages, TileScheduler walk, int block,
                                               int cluster) {
-  constexpr int kMostBoxes = 4;  // of 160 tokens
-  Ring ring;
+  constexpr int kMaxBoxes = 4;  // for 160 tokens
+  PipelineState ring;
   Tile tile;
   for (int index = blockIdx.x / cluster; walk.Find(index, tile); index += gridDim.x / cluster) {
     const int tokens = TokensOfTile(tile.tokens);
     const int large = tokens / kBoxTokens, all = large + tokens % kBoxTokens / kSmallBoxTokens;
     for (int kb = 0; kb < p.k_blocks; ++kb, ring.Next(stages.count)) {
-      uint8_t* to = BeginFill(stages, ring, tokens * kGemmRowBytes) + stages.weight_bytes;
+      uint8_t* to = AcquireStage(stages, ring, tokens * kGemmRowBytes) + stages.weight_bytes;
       uint64_t* full = &stages.full[ring.stage];
 #pragma unroll
-      for (int i = 0; i < kMostBoxes; ++i) {
+      for (int i = 0; i < kMaxBoxes; ++i) {
         const int token = min(i, large) * kBoxTokens + max(i - large, 0) * kSmallBoxTokens;
         const CUtensorMap* box = i < large ? &map : &small_map;
         if (i >= all) break;
         if (cluster == 1) {
           ptx::LoadBox(to + token * kGemmRowBytes, box, kb * step, tile.row + token, full);
         } else if (i % 2 == block) {
-          ptx::LoadBoxToBlocks(to + token * kGemmRowBytes, box, kb * step, tile.row + token, full,
-                               3);
+          ptx::LoadBoxMulticast(to + token * kGemmRowBytes, box, kb * step, tile.row + token, full,
+                                3);
         }
       }
     }
   }
 }
 
-// All rows there are in one box, several steps at a time.
+// Loads all token rows as one box, several steps at a time.
 template <int kSteps>
 __device__ __forceinline__ void ProduceRows(const Kernel& p, const CUtensorMap& map,
-                                            const Stages& stages, Walk walk) {
-  Ring ring;
+                                            const Stages& stages, TileScheduler walk) {
+  PipelineState ring;
   Tile tile;
   for (int index = blockIdx.x; walk.Find(index, tile); index += gridDim.x) {
     const int bytes = TokensOfTile(tile.tokens) * kGemmRowBytes * kSteps;
     for (int kb = 0; kb < p.k_blocks; kb += kSteps, ring.Next(stages.count))
-      ptx::LoadBox(BeginFill(stages, ring, bytes) + stages.weight_bytes, &map, 0, tile.row, kb,
+      ptx::LoadBox(AcquireStage(stages, ring, bytes) + stages.weight_bytes, &map, 0, tile.row, kb,
                    &stages.full[ring.stage]);
   }
 }
 
 template <int kSteps>
 __device__ __forceinline__ void ProduceScales(const Kernel& p, const CUtensorMap& map,
-                                              const Stages& stages, Walk walk, int cluster) {
-  Ring ring;
+                                              const Stages& stages, TileScheduler walk,
+                                              int cluster) {
+  PipelineState ring;
   Tile tile;
   for (int index = blockIdx.x / cluster; walk.Find(index, tile); index += gridDim.x / cluster) {
     const int boxes = (TokensOfTile(tile.tokens) + kBoxTokens - 1) / kBoxTokens;
     constexpr int kBoxBytes = kSteps * kBoxTokens * sizeof(float);
     for (int kb = 0; kb < p.k_blocks; kb += kSteps, ring.Next(stages.count)) {
-      uint8_t* to = BeginFill(stages, ring, boxes * kBoxBytes) + stages.bytes - kScaleBytes;
+      uint8_t* to = AcquireStage(stages, ring, boxes * kBoxBytes) + stages.bytes - kScaleBytes;
       for (int i = 0; i < boxes; ++i)
         ptx::LoadBox(to + i * kBoxBytes, &map, tile.row + i * kBoxTokens, kb,
                      &stages.full[ring.stage]);

@@ -1,12 +1,11 @@
-// How the GEMM of few rows writes a tile: sums stand with weights along rows, D wants them along
-// columns.
+// Epilogue of the few-rows GEMM: sums have weights along rows, D has them along columns.
 #pragma once
 
 #include "kernels/cuda/gemm_few_rows_tiles.cuh"
 
 namespace switchyard::cuda::few_rows {
 
-// A warp's 16 columns of the output from `column`; sums as above.
+// Stores a warp's 16 output columns from `column` on; layout of `sums`: gemm_few_rows_multiply.cuh.
 template <int kTokens>
 __device__ __forceinline__ void StoreFloats(const Kernel& p, const Tile& tile, int column, int lane,
                                             const float (&sums)[kTokens / 2]) {
@@ -25,11 +24,10 @@ __device__ __forceinline__ void StoreFloats(const Kernel& p, const Tile& tile, i
   }
 }
 
-// Through shared memory, where 16 tokens at a time become rows of 16 columns.
+// Transposes through shared memory, 16 tokens × 16 columns at a time.
 template <int kTokens>
-__device__ __forceinline__ void StoreBfloats(const Kernel& p, const Tile& tile, int column,
-                                             int lane, uint8_t* staged,
-                                             const float (&sums)[kTokens / 2]) {
+__device__ __forceinline__ void StoreBf16(const Kernel& p, const Tile& tile, int column, int lane,
+                                          uint8_t* staged, const float (&sums)[kTokens / 2]) {
   const int c = column + lane % 2 * 8;
   uint8_t* matrix = staged + (lane / 16 * 8 + lane % 8) * kStagedRowBytes + lane / 8 % 2 * 16;
   auto* d = static_cast<__nv_bfloat16*>(p.d) + tile.row * p.ldd + c;

@@ -1,4 +1,4 @@
-// Tiles of the GEMM of few rows: their order, and the stages in shared memory that they pass.
+// Tile scheduler and shared memory pipeline of the few-rows GEMM.
 #pragma once
 
 #include "kernels/cuda/gemm_tiles.cuh"
@@ -6,13 +6,13 @@
 namespace switchyard::cuda::few_rows {
 
 constexpr int kMaxStages = 32;
-constexpr int kSharedBytes = 232448;  // all that a block can have
+constexpr int kSharedBytes = 232448;  // the maximum per block on Hopper
 constexpr int kMaxTokens = kFewRowsMaxTokens;
 constexpr int kBoxTokens = 64, kSmallBoxTokens = 16;
-constexpr int kScaleBytes = 1024;    // of a stage: scales of its tokens
-constexpr int kStagedRowBytes = 48;  // 16 bfloat16, and no two of eight rows in the same banks
+constexpr int kScaleBytes = 1024;    // token scales of a stage
+constexpr int kStagedRowBytes = 48;  // 16 bfloat16 and padding: eight rows have no bank conflicts
 
-// What the kernel is given beside tensor maps.
+// Kernel arguments besides the tensor maps.
 struct Kernel {
   const float* b_scales;
   const float* bias;
@@ -20,40 +20,40 @@ struct Kernel {
   int64_t ldd;
   const int32_t* group_begins;
   const int32_t* group_rows;  // null: one group of `rows`
-  bool groups_known;          // before the kernel ahead has ended
+  bool groups_ready;          // group arrays are final before the previous kernel ends
   int rows, n, groups;
-  int k_blocks;      // steps of 128 bytes
-  int weight_rows;   // of a block's tile
-  int column_tiles;  // of a cluster
+  int k_blocks;      // 128-byte steps along K
+  int weight_rows;   // per block tile
+  int column_tiles;  // cluster tiles along n
   bool float_output, accumulate;
 };
 
-// Shared memory behind the ring of stages, then what GroupList points to.
+// Shared memory after the pipeline stages; the arrays of ActiveGroups follow.
 struct Header {
-  uint8_t staged[8][16 * kStagedRowBytes];  // of each warp that multiplies
+  uint8_t staged[8][16 * kStagedRowBytes];  // per consumer warp
   uint64_t full[kMaxStages], empty[kMaxStages];
-  int longest;  // the most tokens of a tile
-  int groups;   // that have rows
+  int longest;  // largest number of tokens in a tile
+  int groups;   // groups with rows
 };
 
-// Those groups, in ascending order. Decoding leaves most experts without rows, and looking at each
+// The groups with rows, in ascending order. In decode most experts have no rows, and scanning all
 // of them for every tile takes microseconds.
-struct GroupList {
+struct ActiveGroups {
   int32_t *rows, *begins, *numbers;  // [count]
 };
-constexpr int kGroupListBytes = 3 * sizeof(int32_t);  // of a group
+constexpr int kGroupListBytes = 3 * sizeof(int32_t);  // per group
 
-// Leaves groups without rows out of a list of all `groups`, whose numbers are not there yet. Called
-// by the first warp; other threads may read once the block has met.
-__device__ __forceinline__ void KeepGroupsWithRows(Header& header, const GroupList& list,
-                                                   int groups) {
+// Compacts a list of all `groups` to those with rows, and fills in their numbers. Called by the
+// first warp; other threads may read after a block barrier.
+__device__ __forceinline__ void CompactGroups(Header& header, const ActiveGroups& list,
+                                              int groups) {
   const int lane = threadIdx.x;
   int count = 0;
   for (int first = 0; first < groups; first += 32) {
     const int g = first + lane;
     const int rows = g < groups ? list.rows[g] : 0, begin = g < groups ? list.begins[g] : 0;
     const unsigned there = __ballot_sync(~0u, rows > 0);
-    __syncwarp();  // all have read what is written now
+    __syncwarp();  // all reads precede the writes below
     if (rows > 0) {
       const int to = count + __popc(there & ((1u << lane) - 1));
       list.rows[to] = rows;
@@ -65,32 +65,31 @@ __device__ __forceinline__ void KeepGroupsWithRows(Header& header, const GroupLi
   if (lane == 0) header.groups = count;
 }
 
-// What stages hold: tiles of weights, then of tokens, then scales of tokens. Where weights are
-// fewer than the 64 rows that wgmma reads, what follows them is read too, for sums that nobody
-// uses.
+// A stage holds weight tiles, then token tiles, then token scales. With fewer than 64 weight rows,
+// wgmma also reads the bytes after them, for sums that are not used.
 struct Stages {
   uint8_t* memory;
   int weight_bytes, bytes, count;
   uint64_t *full, *empty;
 };
 
-// The side of wgmma that so many tokens need.
+// wgmma's N for a number of tokens.
 __device__ __forceinline__ int TokensOfTile(int tokens) {
   if (tokens <= 32) return tokens <= 16 ? 16 : 32;
   if (tokens > 64) return (tokens + 31) / 32 * 32;
   return 64;
 }
 
-// One tile of a cluster: up to kMaxTokens rows of a group by weight_rows of each block.
+// One tile of a cluster: up to kMaxTokens rows of a group by weight_rows weights per block.
 struct Tile {
   int group = 0, row = 0, tokens = 0, column = 0;
 };
 
-// Goes through tiles in ascending order: groups, in them columns, in them parts of its rows, which
-// read the same weights at about the same time.
-class Walk {
+// Iterates over tiles in ascending order: by group, then column, then token part. Token parts read
+// the same weights at about the same time.
+class TileScheduler {
  public:
-  __device__ Walk(const Kernel& p, const Header& header, const GroupList& list)
+  __device__ TileScheduler(const Kernel& p, const Header& header, const ActiveGroups& list)
       : column_tiles_(p.column_tiles), count_(header.groups), list_(list) {}
 
   __device__ __forceinline__ bool Find(int index, Tile& tile) {
@@ -112,7 +111,7 @@ class Walk {
 
  private:
   const int column_tiles_, count_;
-  const GroupList list_;
+  const ActiveGroups list_;
   int next_ = 0, first_ = 0;
 };
 

@@ -7,16 +7,16 @@
 namespace switchyard::cuda {
 namespace {
 
-// Clocks of a Hopper multiprocessor, fitted to times of an H200 (dense_gemm_bench --plans). A step
-// along K is 128 bytes of each row, four wgmmas.
-constexpr double kIngestBytes = 48;  // that the copy engine brings to one multiprocessor in a clock
-constexpr double kMemoryBytes = 2400;  // that memory gives in a clock, all together (4.2 TB/s)
-// Beside the steps of a tile: filling the ring of stages, writing the result.
+// Cost model in clocks of a Hopper SM, fitted to measurements on an H200 (dense_gemm_bench
+// --plans). A step along K is 128 bytes of each row, four wgmmas.
+constexpr double kIngestBytes = 48;    // TMA bytes per clock and SM
+constexpr double kMemoryBytes = 2400;  // HBM bytes per clock, all SMs (4.2 TB/s)
+// Overhead per tile: prologue of the pipeline and epilogue.
 constexpr double kFewRowsTile = 1500, kManyRowsTile = 3000;
 constexpr double kManyRowsStep = 1190, kManyRowsStepFp8 = 950;  // 128 × 256 and 128 × 192
 
-// A step waits for the copy engine's answer, then for wgmmas one after the other, then, FP8, adds
-// scaled products; two warpgroups (128 rows of weights) take turns in the latter.
+// A step waits for TMA, then for its wgmmas in sequence, then (FP8) accumulates scaled sums. Two
+// warpgroups (128 weight rows) alternate in the last part.
 double FewRowsStep(const GemmPlan& plan, bool fp8, int64_t tile_tokens) {
   const auto tokens = static_cast<double>(tile_tokens);
   const bool two = plan.weight_rows > 64;
@@ -43,7 +43,7 @@ double ManyRowsClocks(bool fp8, int64_t m, int64_t n, int64_t steps, int process
          (static_cast<double>(steps) * (fp8 ? kManyRowsStepFp8 : kManyRowsStep) + kManyRowsTile);
 }
 
-// Sharing rows of A halves what the L2 cache is read for; a tile without a partner would be wasted.
+// Sharing rows of A in a cluster halves L2 reads; a tile without a partner would be wasted.
 int ClusterOf(int64_t n, int weight_rows) { return CeilDiv(n, weight_rows) % 2 == 0 ? 2 : 1; }
 
 }  // namespace
@@ -60,8 +60,8 @@ GemmPlan PlanManyRows(bool fp8) {
           .cluster = 2};
 }
 
-// As if every group had rows for one tile. Tiles of 64 weights where those of 128 would leave more
-// than a fifth of the multiprocessors idle in the last round.
+// Assumes one tile of rows per group. Uses tiles of 64 weights if tiles of 128 would leave more
+// than a fifth of the SMs idle in the last wave.
 GemmPlan PlanFewRows(int64_t groups, int64_t n, int processors) {
   const auto use = [&](int weight_rows) {
     const int64_t tiles = groups * CeilDiv(n, weight_rows);
@@ -77,8 +77,8 @@ GemmPlan PlanDenseGemm(bool fp8, int64_t m, int64_t n, int64_t k, int processors
   const double memory = static_cast<double>(n * row_bytes) / kMemoryBytes;
   GemmPlan best = PlanManyRows(fp8);
   double best_clocks = std::max(ManyRowsClocks(fp8, m, n, steps, processors), memory);
-  // Of equals the widest, which reads tokens the fewest times; ahead of many rows, as rows that are
-  // not there cost nothing.
+  // On a tie the widest plan, which rereads tokens least. Few-rows plans win ties against many
+  // rows, because missing rows cost nothing.
   for (const int weight_rows : {16, 32, 64, 128}) {
     GemmPlan plan = {.few_rows = true, .weight_rows = weight_rows};
     if (m <= kFourStepsMaxTokens && weight_rows <= kFourStepsMaxWeights && row_bytes % 128 == 0) {

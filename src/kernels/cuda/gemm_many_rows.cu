@@ -1,5 +1,9 @@
-// Groups of many rows: tokens stand on wgmma's side of 64 rows, tiles are as large as registers
-// allow, and the two blocks of a cluster share their rows of A.
+// Grouped and dense GEMM D = A · Bᵀ for many rows per group (prefill). Tokens are wgmma's 64-row
+// operand. Tile of a block: 128 tokens × 256 weights (bfloat16) or × 192 (FP8, as large as
+// registers allow), with 128-byte steps along K in a pipeline of four stages. Persistent grid of
+// two-block clusters that share their rows of A by multicast, at most one block per SM. A block has
+// 384 threads: two consumer warpgroups and a producer warpgroup, one thread of which issues TMA
+// loads. Scheme: see grouped_gemm.h.
 #include <algorithm>
 
 #include "kernels/cuda/gemm_many_rows_multiply.cuh"
@@ -15,7 +19,7 @@ __device__ __forceinline__ void Produce(const Kernel& p, const CUtensorMap& a_ma
                                         const CUtensorMap& b_map, const CUtensorMap& scales_map,
                                         Shared<Format>& shared, int block_of_cluster) {
   constexpr int kBlockK = kGemmRowBytes / Format::kElementBytes;
-  Ring ring;
+  PipelineState ring;
   const int tiles = p.row_blocks * p.column_pairs;
   for (int index = blockIdx.x / kCluster; index < tiles; index += gridDim.x / kCluster) {
     const Tile tile = TileOf(p, index, block_of_cluster);
@@ -27,11 +31,11 @@ __device__ __forceinline__ void Produce(const Kernel& p, const CUtensorMap& a_ma
       const int s = ring.stage;
       ptx::BarrierWait(&shared.empty[s], ring.parity ^ 1);
       ptx::BarrierExpect(&shared.full[s], Shared<Format>::kStageBytes);
-      // Each block of the cluster fetches a part of the rows for both.
+      // Each block of the cluster loads half of the rows and multicasts them to both.
       constexpr int kPart = kBlockM / kCluster;
-      ptx::LoadBoxToBlocks(shared.a[s] + block_of_cluster * kPart * kGemmRowBytes, &a_map,
-                           kb * kBlockK, row + block_of_cluster * kPart, &shared.full[s],
-                           (1 << kCluster) - 1);
+      ptx::LoadBoxMulticast(shared.a[s] + block_of_cluster * kPart * kGemmRowBytes, &a_map,
+                            kb * kBlockK, row + block_of_cluster * kPart, &shared.full[s],
+                            (1 << kCluster) - 1);
       ptx::LoadBox(shared.b[s], &b_map, kb * kBlockK, b_row, &shared.full[s]);
       if constexpr (Format::kScaled)
         ptx::LoadBox(shared.a_scales[s], &scales_map, row, kb, &shared.full[s]);
@@ -44,7 +48,7 @@ __device__ __forceinline__ void Consume(const Kernel& p, const CUtensorMap& d_ma
                                         Shared<Format>& shared, int block_of_cluster,
                                         int warpgroup) {
   const int thread = threadIdx.x % 128;
-  Ring ring;
+  PipelineState ring;
   float sums[Format::kBlockN / 2];
   const int tiles = p.row_blocks * p.column_pairs;
   for (int index = blockIdx.x / kCluster; index < tiles; index += gridDim.x / kCluster) {
@@ -92,20 +96,20 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
   ptx::ClusterSync();
 
   if (warpgroup == kConsumers) {
-    ptx::GiveRegisters<40>();
+    ptx::DeallocateRegisters<40>();
     if (threadIdx.x == kConsumers * 128)
       Produce<Format>(p, a_map, b_map, scales_map, shared, block_of_cluster);
   } else {
-    ptx::TakeRegisters<232>();
+    ptx::AllocateRegisters<232>();
     Consume<Format>(p, d_map, shared, block_of_cluster, warpgroup);
   }
-  // A block whose barriers its partner may still arrive at has to stay.
+  // A block must not exit while its partner may still arrive at its barriers.
   ptx::ClusterSync();
 }
 
 template <typename Format>
 cudaError_t Start(const GemmLaunch& launch, cudaStream_t stream) {
-  static KernelSetup setup;
+  static SharedMemoryOptIn setup;
   const cudaError_t error =
       setup.On(launch.gpu.index, ManyRowsKernel<Format>, sizeof(Shared<Format>));
   if (error != cudaSuccess) return error;

@@ -1,41 +1,41 @@
-// The warpgroups of the GEMM of many rows that multiply.
+// Consumer warpgroups (main loop) of the many-rows GEMM.
 #pragma once
 
 #include "kernels/cuda/gemm_many_rows_tiles.cuh"
 
 namespace switchyard::cuda::many_rows {
 
-// What a warpgroup that multiplies keeps of the ring of stages.
+// A consumer warpgroup's view of the pipeline stages.
 template <typename Format>
 struct Reader {
-  Operand a, b;
-  ptx::Place full, empty;
+  OperandDescriptors a, b;
+  ptx::SharedAddr full, empty;
 
   __device__ __forceinline__ Reader(Shared<Format>& shared, int warpgroup)
       : a(shared.a[0] + warpgroup * 64 * kGemmRowBytes),
         b(shared.b[0]),
-        full(ptx::Held(shared.full)),
-        empty(ptx::Held(shared.empty)) {}
+        full(ptx::Pinned(shared.full)),
+        empty(ptx::Pinned(shared.empty)) {}
 
-  __device__ __forceinline__ ptx::Place Full(const Ring& ring) const {
+  __device__ __forceinline__ ptx::SharedAddr Full(const PipelineState& ring) const {
     return full.After(ring.stage * sizeof(uint64_t));
   }
   template <bool kFp8, int kCount>
   __device__ __forceinline__ void Start(int stage, bool add, float (&d)[kCount]) const {
-    StartMultiply<kFp8>(a.After(stage * kBlockM * kGemmRowBytes),
-                        b.After(stage * Format::kBlockN * kGemmRowBytes), add, d);
+    IssueWgmma<kFp8>(a.After(stage * kBlockM * kGemmRowBytes),
+                     b.After(stage * Format::kBlockN * kGemmRowBytes), add, d);
   }
-  // Says to the producers of both blocks that this warp has read a stage. Each warp for itself: a
-  // wait for wgmma says nothing of what other warps have read of the scales.
+  // Releases a stage to the producers of both blocks. Each warp arrives separately: a wgmma wait
+  // does not cover other warps' reads of the scales.
   __device__ __forceinline__ void Release(int stage) const {
     ptx::BarrierArriveWarpAt(empty.After(stage * sizeof(uint64_t)), kCluster);
   }
 };
 
-// Scales of a tile of 192 columns, which begins at a multiple of 64: its first and its last 64
-// columns may be of different blocks of 128, and those between are of one of the two.
+// Weight scales of a tile of 192 columns that begins at a multiple of 64. Its first and last 64
+// columns may be in different blocks of 128; the middle 64 share one of these two blocks.
 struct WeightScales {
-  const float *first, *last;  // of step 0
+  const float *first, *last;  // at step 0
   bool middle_is_first;
 
   __device__ WeightScales(const Kernel& p, int group, int column) {
@@ -47,28 +47,30 @@ struct WeightScales {
   }
 };
 
-// A tile's products, as the thread's part of 64 × kBlockN sums: element 4j + i is row lane / 4 + 8
-// (i / 2) of the warp's 16, column 8j + 2 (lane % 4) + i % 2.
+// Main loop of a tile: the thread's fragment of 64 × kBlockN sums. Element 4j + i is row lane / 4 +
+// 8 (i / 2) of the warp's 16 rows and column 8j + 2 (lane % 4) + i % 2.
 //
-// FP8: the matrix unit adds with fewer bits than float32 has, so its sums are taken over every 128
-// elements only, scaled, and added to sums in registers. Meanwhile the matrix unit works for the
-// other warpgroup, if that one is not adding too: what is left between two steps of one is kept as
-// short as it can be. Turns by barriers cost more than they bring (docs/performance.md).
+// FP8: the tensor core accumulates with fewer bits than float32. So it sums 128 elements only, and
+// the result is scaled and promoted to float32 registers. Meanwhile the tensor core serves the
+// other warpgroup, unless that one is promoting too, so the code between two steps is kept as short
+// as possible. Alternating the warpgroups by barriers costs more than it gains
+// (docs/notes/gpu.md).
 template <typename Format>
-__device__ __forceinline__ void MultiplyScaled(const Kernel& p, Shared<Format>& shared, Ring& ring,
-                                               int group, int column, int warpgroup, int thread,
+__device__ __forceinline__ void MultiplyScaled(const Kernel& p, Shared<Format>& shared,
+                                               PipelineState& ring, int group, int column,
+                                               int warpgroup, int thread,
                                                float (&sums)[Format::kBlockN / 2]) {
   const int lane = thread % 32, row = warpgroup * 64 + thread / 32 * 16 + lane / 4;
   const WeightScales weights(p, group, column);
   const Reader<Format> reader(shared, warpgroup);
-  const ptx::Place a_scales = ptx::Held(&shared.a_scales[0][row]);
+  const ptx::SharedAddr a_scales = ptx::Pinned(&shared.a_scales[0][row]);
   float part[Format::kBlockN / 2];
 #pragma unroll
   for (float& sum : sums) sum = 0.0f;
-  bool ready = false;  // whether the next stage is known to be there
+  bool ready = false;  // whether the next stage is known to be full
   for (int first = 0; first < p.k_blocks; first += 32) {
     const int steps = min(p.k_blocks - first, 32);
-    const bool there = lane < steps;  // weights' scales of the step first + lane
+    const bool there = lane < steps;  // this lane loads the weight scales of step first + lane
     const float first_of_lane = there ? weights.first[first + lane] : 0.0f;
     const float last_of_lane = there ? weights.last[first + lane] : 0.0f;
 #pragma unroll 4
@@ -82,9 +84,9 @@ __device__ __forceinline__ void MultiplyScaled(const Kernel& p, Shared<Format>& 
       const float a1 = ptx::LoadFloat(a_scales.After(s * sizeof(shared.a_scales[0]) + 32));
       reader.template Start<true>(s, false, part);
       ring.Next(Format::kStages);
-      ptx::MultiplyWait<0>();
+      ptx::WgmmaWait<0>();
       reader.Release(s);
-      ready = ptx::BarrierDone(reader.Full(ring), ring.parity);
+      ready = ptx::BarrierTestWait(reader.Full(ring), ring.parity);
       ptx::PinRegisters(part);
       const float scales[3][2] = {{a0 * b0, a1 * b0}, {a0 * b1, a1 * b1}, {a0 * b2, a1 * b2}};
 #pragma unroll
@@ -94,10 +96,11 @@ __device__ __forceinline__ void MultiplyScaled(const Kernel& p, Shared<Format>& 
   }
 }
 
-// bfloat16: the matrix unit's own sums, over all of K.
+// bfloat16: the tensor core accumulates over all of K.
 template <typename Format>
-__device__ __forceinline__ void MultiplyPlain(const Kernel& p, Shared<Format>& shared, Ring& ring,
-                                              int warpgroup, float (&sums)[Format::kBlockN / 2]) {
+__device__ __forceinline__ void MultiplyPlain(const Kernel& p, Shared<Format>& shared,
+                                              PipelineState& ring, int warpgroup,
+                                              float (&sums)[Format::kBlockN / 2]) {
   const Reader<Format> reader(shared, warpgroup);
   int previous = -1;
 #pragma unroll
@@ -106,11 +109,11 @@ __device__ __forceinline__ void MultiplyPlain(const Kernel& p, Shared<Format>& s
     const int s = ring.stage;
     ptx::BarrierWait(reader.Full(ring), ring.parity);
     reader.template Start<false>(s, true, sums);
-    ptx::MultiplyWait<1>();  // the block before this one is done
+    ptx::WgmmaWait<1>();  // the previous stage is done
     if (previous >= 0) reader.Release(previous);
     previous = s;
   }
-  ptx::MultiplyWait<0>();
+  ptx::WgmmaWait<0>();
   ptx::PinRegisters(sums);
   reader.Release(previous);
 }

@@ -1,4 +1,4 @@
-// How the GEMM of many rows writes a tile.
+// Epilogue of the many-rows GEMM.
 #pragma once
 
 #include "kernels/cuda/gemm_many_rows_tiles.cuh"
@@ -20,7 +20,7 @@ __device__ __forceinline__ void AddBias(const Kernel& p, int group, int column, 
   }
 }
 
-// Four lanes write 32 bytes in a row, as much as memory takes at a time.
+// Four lanes write 32 contiguous bytes, one memory sector.
 template <int kCount>
 __device__ __forceinline__ void StoreFloats(const Kernel& p, int row, int column, int thread,
                                             const float (&sums)[kCount]) {
@@ -47,14 +47,14 @@ __device__ __forceinline__ void StoreFloats(const Kernel& p, int row, int column
   }
 }
 
-// Through shared memory in slabs of 64 columns, swizzled as the copy engine wants them.
+// Stages slabs of 64 columns in shared memory, with TMA's 128-byte swizzle, and stores them by TMA.
 template <typename Format>
 __device__ __forceinline__ void StoreTile(const CUtensorMap& d_map, Shared<Format>& shared, int row,
                                           int column, int warpgroup, int thread,
                                           const float (&sums)[Format::kBlockN / 2]) {
   constexpr int kSlabs = Shared<Format>::kSlabs;
   const int lane = thread % 32;
-  const int in_tile = thread / 32 * 16 + lane % 16;  // row that this lane gives the address of
+  const int in_tile = thread / 32 * 16 + lane % 16;  // row whose address this lane provides
 #pragma unroll
   for (int first = 0; first < Format::kBlockN / 64; first += kSlabs) {
     if (thread == 0) ptx::WaitStoresRead<0>();
@@ -70,7 +70,7 @@ __device__ __forceinline__ void StoreTile(const CUtensorMap& d_map, Shared<Forma
                            Pack(x[6], x[7]));
       }
     }
-    ptx::FenceForEngine();
+    ptx::FenceAsyncProxy();
     ptx::NamedBarrier(1 + warpgroup, 128);
     if (thread == 0) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// Tiles of the GEMM of many rows: their sizes, their order, their place in shared memory.
+// Tile sizes, tile order and shared memory layout of the many-rows GEMM.
 #pragma once
 
 #include "kernels/cuda/gemm_tiles.cuh"
@@ -7,9 +7,9 @@ namespace switchyard::cuda::many_rows {
 
 constexpr int kBlockM = kManyRowsTokens;
 constexpr int kCluster = 2;
-constexpr int kConsumers = 2;  // warpgroups that multiply, 64 rows of the tile each
+constexpr int kConsumers = 2;  // consumer warpgroups, 64 rows of the tile each
 constexpr int kThreads = 128 * (kConsumers + 1);
-constexpr int kWaveBlocks = 16;  // row blocks that a wave of tiles goes over, for L2
+constexpr int kWaveBlocks = 16;  // row blocks per wave of tiles, for L2 reuse
 
 struct Fp8 {
   static constexpr bool kScaled = true;
@@ -20,11 +20,10 @@ struct Bf16 {
   static constexpr int kBlockN = kManyRowsWeightsBf16, kStages = 4, kElementBytes = 2, kSlabs = 2;
 };
 
-// A block's shared memory: stages between the copy engine and the matrix units, and D on its way
-// out.
+// A block's shared memory: pipeline stages between TMA and wgmma, and the output staging of D.
 template <typename Format>
 struct Shared {
-  static constexpr int kSlabs = Format::kSlabs;  // staged at a time
+  static constexpr int kSlabs = Format::kSlabs;  // slabs staged at a time
   alignas(1024) uint8_t a[Format::kStages][kBlockM * kGemmRowBytes];
   alignas(1024) uint8_t b[Format::kStages][Format::kBlockN * kGemmRowBytes];
   alignas(1024) uint8_t d[kConsumers][kSlabs][64 * 128];
@@ -36,20 +35,20 @@ struct Shared {
       sizeof(a[0]) + sizeof(b[0]) + (Format::kScaled ? sizeof(a_scales[0]) : 0);
 };
 
-// What the kernel is given beside tensor maps.
+// Kernel arguments besides the tensor maps.
 struct Kernel {
   const float* b_scales;
   const float* bias;
   void* d;
   int64_t ldd;
-  const int32_t* block_groups;  // null: all are group 0's
+  const int32_t* block_groups;  // null: all rows are in group 0
   int rows, n;
   int row_blocks, column_pairs, k_blocks;
   bool float_output, accumulate;
 };
 
-// Tile pairs in the order in which clusters take them: kWaveBlocks row blocks by all columns, then
-// the next, so that what clusters read at a time stays in L2.
+// Order of the tile pairs of clusters: kWaveBlocks row blocks by all columns, then the next row
+// blocks, so that concurrent reads hit L2.
 struct Tile {
   int row_block, column_block;
 };

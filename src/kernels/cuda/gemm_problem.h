@@ -1,6 +1,6 @@
-// Between the entries (grouped_gemm.h, dense_gemm.h), which check, gemm_run.cc, which chooses a
-// kernel and describes the matrices to the copy engine, and gemm_many_rows.cu and gemm_few_rows.cu,
-// which are compiled for the device and include nothing of the rest. Internal to kernels/cuda.
+// Internal GEMM interface. The entry points (grouped_gemm.h, dense_gemm.h) validate. gemm_run.cc
+// selects a kernel and makes the tensor maps. gemm_many_rows.cu and gemm_few_rows.cu are device
+// code and include only this. Internal to kernels/cuda.
 #pragma once
 
 #include <cuda.h>
@@ -13,8 +13,8 @@
 
 namespace switchyard::cuda {
 
-// D[r, :] = A[r, :] · B[g(r)]ᵀ (+ bias[g(r)]) (+ D). Fields are those of GroupedGemmParams with
-// strides. Without block_groups and group_rows all rows are group 0's.
+// D[r, :] = A[r, :] · B[g(r)]ᵀ (+ bias[g(r)]) (+ D). Fields are those of GroupedGemmParams, with
+// strides. Without block_groups and group_rows all rows are in group 0.
 struct GemmProblem {
   bool fp8 = false;
   const void* a = nullptr;  // [rows, k], stride lda elements
@@ -31,12 +31,12 @@ struct GemmProblem {
   const int32_t* block_groups = nullptr;
   const int32_t* group_begins = nullptr;
   const int32_t* group_rows = nullptr;
-  bool groups_known = false;
+  bool groups_ready = false;
   int64_t rows = 0, n = 0, k = 0;
   int groups = 1;
 };
 
-// A wgmma reads rows of 128 bytes along K; so do tiles in shared memory.
+// Tiles in shared memory have rows of 128 bytes along K, as wgmma reads them.
 constexpr int kGemmRowBytes = 128;
 
 struct CurrentGpu {
@@ -44,25 +44,25 @@ struct CurrentGpu {
 };
 CurrentGpu FindCurrentGpu();
 
-// Both kernels take tiles of A and B by tensor maps; outside of the matrices they read zeros.
+// Both kernels load tiles of A and B by tensor maps; elements outside of the matrices read as zero.
 struct GemmLaunch {
   GemmProblem problem;
   GemmPlan plan;
   CurrentGpu gpu;
-  CUtensorMap a_map;        // boxes of 64 rows; with several steps of all rows
+  CUtensorMap a_map;        // boxes of 64 rows; with several steps: of all rows
   CUtensorMap a_small_map;  // few rows: boxes of 16
   CUtensorMap b_map;        // boxes of plan.weight_rows
-  CUtensorMap scales_map;   // FP8: of A's scales, boxes of plan.steps × 64; many rows: 1 × 128
+  CUtensorMap scales_map;   // FP8: A's scales, boxes of plan.steps × 64; many rows: 1 × 128
   CUtensorMap d_map;        // many rows, bfloat16: boxes of 64 × 64
 };
 
-// `problem` fits `plan`. Error kResource where the launch fails.
-void RunGemm(const GemmProblem& problem, const GemmPlan& plan, const CurrentGpu& gpu,
-             const StreamChain& chain);
+// `plan` must support `problem`. Error kResource if the launch fails.
+void LaunchGemm(const GemmProblem& problem, const GemmPlan& plan, const CurrentGpu& gpu,
+                const PdlStream& chain);
 
 cudaError_t StartManyRowsGemm(const GemmLaunch& launch, cudaStream_t stream);
-// Begins early: where it is known what groups have, weights are fetched before the kernel ahead has
-// ended.
-cudaError_t StartFewRowsGemm(const GemmLaunch& launch, const StreamChain& chain);
+// Uses programmatic dependent launch: if the group sizes are known, weights are fetched before the
+// previous kernel has ended.
+cudaError_t StartFewRowsGemm(const GemmLaunch& launch, const PdlStream& chain);
 
 }  // namespace switchyard::cuda

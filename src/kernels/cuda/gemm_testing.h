@@ -1,4 +1,4 @@
-// Random products for the GEMM's tests, with sums in float64 to hold results against.
+// Random GEMM cases for tests, with reference sums in float64.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -28,10 +28,10 @@ std::vector<T> Download(const DeviceMemory& memory, size_t count) {
   return values;
 }
 
-// Matrices of normal numbers in bfloat16 or e4m3 with scales, on host and device.
-class GemmCase {
+// Matrices of normally distributed values in bfloat16, or in e4m3 with scales, on host and device.
+class GemmProblemData {
  public:
-  GemmCase(bool fp8, int groups, int64_t rows, int64_t n, int64_t k, unsigned seed)
+  GemmProblemData(bool fp8, int groups, int64_t rows, int64_t n, int64_t k, unsigned seed)
       : fp8(fp8), groups(groups), rows(rows), n(n), k(k), random_(seed) {
     Fill(rows * k, a_, a);
     Fill(groups * n * k, b_, b);
@@ -57,7 +57,7 @@ class GemmCase {
     }
     return sum;
   }
-  // What an error is small against: the root of the sum of squared products.
+  // The magnitude that errors are relative to: the root of the sum of squared products.
   double Size(int group, int64_t row, int64_t column) const {
     double sum = 0.0;
     for (int64_t i = 0; i < k; ++i) {
@@ -127,7 +127,8 @@ class GemmCase {
   std::vector<float> a_, b_, a_scales_, b_scales_, bias_;
 };
 
-// Errors of the matrix unit's sums: FP8 products are added with 14 bits or so for 128 elements.
+// Relative error of tensor core sums: FP8 products are accumulated with about 14 bits over 128
+// elements.
 inline double Tolerance(bool fp8) { return fp8 ? 2e-3 : 1e-5; }
 
 }  // namespace switchyard::cuda

@@ -1,4 +1,4 @@
-// What the GEMM kernels share.
+// Pipeline state and wgmma helpers shared by the GEMM kernels.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,8 +11,8 @@
 
 namespace switchyard::cuda {
 
-// Where a thread stands in the ring of stages between the copy engine and the matrix units.
-struct Ring {
+// A thread's position in the ring of pipeline stages between TMA and wgmma.
+struct PipelineState {
   int stage = 0;
   uint32_t parity = 0;
   __device__ __forceinline__ void Next(int stages) {
@@ -26,21 +26,21 @@ struct Ring {
 template <bool kFp8, int kCount>
 __device__ __forceinline__ void Multiply(float (&d)[kCount], uint64_t a, uint64_t b, bool add) {
   if constexpr (kFp8) {
-    ptx::MultiplyFp8(d, a, b, add);
+    ptx::WgmmaFp8(d, a, b, add);
   } else {
-    ptx::MultiplyBf16(d, a, b, add);
+    ptx::WgmmaBf16(d, a, b, add);
   }
 }
 
-// One side of a product in a ring of stages: descriptors of its tiles, of which only the low word
-// is worked out for each. What a warpgroup does between two products is what the matrix unit may
-// have to wait for.
-class Operand {
+// Descriptors of one operand in the pipeline stages. Only the low word is computed per tile,
+// because the tensor core may idle while a warpgroup works between two wgmmas.
+class OperandDescriptors {
  public:
-  // `tile`: of stage 0. All threads of a warp have the same.
-  __device__ __forceinline__ explicit Operand(ptx::Place tile)
-      : low_(__shfl_sync(~0u, static_cast<uint32_t>(ptx::MatrixDescriptor(ptx::Held(tile))), 0)) {}
-  // Of the tile that many bytes further on, a multiple of 1024.
+  // `tile`: the operand's tile of stage 0; the same for all threads of a warp.
+  __device__ __forceinline__ explicit OperandDescriptors(ptx::SharedAddr tile)
+      : low_(__shfl_sync(~0u, static_cast<uint32_t>(ptx::MatrixDescriptor(ptx::Pinned(tile))), 0)) {
+  }
+  // Descriptor of the tile `bytes` further on, a multiple of 1024.
   __device__ __forceinline__ uint64_t After(uint32_t bytes) const {
     return ptx::MatrixDescriptorOf(low_ + bytes / 16);
   }
@@ -49,16 +49,15 @@ class Operand {
   uint32_t low_;
 };
 
-// One step along K, 128 bytes of it: starts products, which end some time after a MultiplyWait.
+// Issues one step along K (128 bytes, four wgmmas), asynchronously; WgmmaWait waits for it.
 // Operands are descriptors.
 template <bool kFp8, int kCount>
-__device__ __forceinline__ void StartMultiply(uint64_t a, uint64_t b, bool add,
-                                              float (&d)[kCount]) {
+__device__ __forceinline__ void IssueWgmma(uint64_t a, uint64_t b, bool add, float (&d)[kCount]) {
   ptx::PinRegisters(d);
-  ptx::MultiplyFence();
+  ptx::WgmmaFence();
 #pragma unroll
   for (int i = 0; i < 4; ++i) Multiply<kFp8>(d, a + 2 * i, b + 2 * i, add || i > 0);
-  ptx::MultiplyCommit();
+  ptx::WgmmaCommit();
   ptx::PinRegisters(d);
 }
 

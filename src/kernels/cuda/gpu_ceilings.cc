@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kRuns = 7;
 
-// Seconds of the median run, after one to warm up.
+// Median time in seconds over kRuns, after one warm-up run.
 double MedianSeconds(const cuda::Stream& stream, const std::function<void()>& work) {
   std::vector<double> times;
   for (int i = 0; i <= kRuns; ++i) {
@@ -28,7 +28,7 @@ double MedianSeconds(const cuda::Stream& stream, const std::function<void()>& wo
   return times[kRuns / 2];
 }
 
-// Ordinary values: a matrix of zeros draws less power and runs faster.
+// Normally distributed values: a matrix of zeros draws less power and runs faster.
 cuda::DeviceMemory RandomMatrix(int64_t elements) {
   std::mt19937 random(1);
   std::normal_distribution<float> normal;

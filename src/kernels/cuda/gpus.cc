@@ -17,8 +17,8 @@ struct Record {
   bool hopper;
 };
 
-// In the child: writes one record a GPU. Nothing here may throw or allocate much.
-void TellGpus(int fd) {
+// Runs in the child process: writes one record per GPU. Must not throw or allocate much.
+void WriteGpuRecords(int fd) {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) return;
   for (int i = 0; i < count; ++i) {
@@ -36,13 +36,13 @@ void TellGpus(int fd) {
   }
 }
 
-std::vector<GpuInfo> Ask() {
+std::vector<GpuInfo> QueryGpus() {
   int ends[2];
   if (pipe(ends) != 0) return {};
   const pid_t child = fork();
   if (child == 0) {
     close(ends[0]);
-    TellGpus(ends[1]);
+    WriteGpuRecords(ends[1]);
     _exit(0);
   }
   close(ends[1]);
@@ -54,14 +54,14 @@ std::vector<GpuInfo> Ask() {
   int status = 0;
   if (child > 0) waitpid(child, &status, 0);
   if (child < 0 || status != 0)
-    LOG_WARNING("the GPUs of this machine could not be asked (status {})", status);
+    LOG_WARNING("cannot query the GPUs of this machine (child status {})", status);
   return gpus;
 }
 
 }  // namespace
 
 const std::vector<GpuInfo>& FindGpus() {
-  static const std::vector<GpuInfo> kGpus = Ask();
+  static const std::vector<GpuInfo> kGpus = QueryGpus();
   return kGpus;
 }
 

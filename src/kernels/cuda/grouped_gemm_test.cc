@@ -10,7 +10,7 @@ namespace {
 
 constexpr float kUntouched = -77.0f;
 
-// Groups of `counts` rows, one after the other, each padded to blocks of 128.
+// Contiguous groups of `counts` rows, each padded to blocks of 128.
 struct Layout {
   explicit Layout(std::vector<int32_t> row_counts) : counts(std::move(row_counts)) {
     for (int g = 0; g < static_cast<int>(counts.size()); ++g) {
@@ -27,7 +27,7 @@ struct Layout {
 };
 
 enum class Way { kBlocks, kCounts };
-std::vector<float> RunGroups(const GemmCase& c, const Layout& layout, Way way,
+std::vector<float> RunGroups(const GemmProblemData& c, const Layout& layout, Way way,
                              bool float_output = true, bool bias = false) {
   const DeviceMemory blocks = Upload(layout.blocks), begins = Upload(layout.begins),
                      counts = Upload(layout.counts);
@@ -67,7 +67,7 @@ class GroupedGemm : public testing::TestWithParam<bool> {
   }
   bool fp8() const { return GetParam(); }
 
-  void ExpectSums(const GemmCase& c, const Layout& layout, const std::vector<float>& got,
+  void ExpectSums(const GemmProblemData& c, const Layout& layout, const std::vector<float>& got,
                   double rounding, bool bias = false) {
     double worst = 0.0;
     for (int g = 0; g < layout.groups(); ++g)
@@ -88,7 +88,8 @@ TEST_P(GroupedGemm, BlocksGiveSumsOfRandomGroups) {
     for (const int64_t k : {128, 640}) {
       const Layout layout({static_cast<int32_t>(random() % 300), 0, 128, 1, 0,
                            static_cast<int32_t>(random() % 200)});
-      const GemmCase c(fp8(), layout.groups(), layout.rows(), n, k, static_cast<unsigned>(n + k));
+      const GemmProblemData c(fp8(), layout.groups(), layout.rows(), n, k,
+                              static_cast<unsigned>(n + k));
       ExpectSums(c, layout, RunGroups(c, layout, Way::kBlocks), 0.0);
       ExpectSums(c, layout, RunGroups(c, layout, Way::kBlocks, false), 1.0 / 256);
     }
@@ -96,7 +97,7 @@ TEST_P(GroupedGemm, BlocksGiveSumsOfRandomGroups) {
 
 TEST_P(GroupedGemm, BlocksOfNoGroupAreNotWritten) {
   const Layout layout({130, 5, 0, 40});
-  const GemmCase c(fp8(), layout.groups(), layout.rows(), 256, 256, 3);
+  const GemmProblemData c(fp8(), layout.groups(), layout.rows(), 256, 256, 3);
   for (const bool float_output : {false, true}) {
     const std::vector<float> got = RunGroups(c, layout, Way::kBlocks, float_output);
     for (size_t block = 0; block < layout.blocks.size(); ++block)
@@ -112,8 +113,8 @@ TEST_P(GroupedGemm, CountsGiveTheSameBitsAsBlocksAndWriteNoOtherRows) {
       std::vector<int32_t> counts = {0, 1, 16, 17, 33, 64, 0, 97, 129, 161, 192, 193, 300};
       std::shuffle(counts.begin(), counts.end(), random);
       const Layout layout(counts);
-      const GemmCase c(fp8(), layout.groups(), layout.rows(), n, k,
-                       static_cast<unsigned>(random()));
+      const GemmProblemData c(fp8(), layout.groups(), layout.rows(), n, k,
+                              static_cast<unsigned>(random()));
       for (const bool float_output : {false, true}) {
         const std::vector<float> blocks = RunGroups(c, layout, Way::kBlocks, float_output, n > 64);
         const std::vector<float> few = RunGroups(c, layout, Way::kCounts, float_output, n > 64);
@@ -133,7 +134,7 @@ TEST_P(GroupedGemm, CountsGiveSumsOfGroupsAnywhere) {
   Layout layout({20, 0, 7, 50});
   const int64_t rows = 100;
   layout.begins = {64, 0, 4, 12};
-  const GemmCase c(fp8(), layout.groups(), rows, 320, 384, 6);
+  const GemmProblemData c(fp8(), layout.groups(), rows, 320, 384, 6);
   ExpectSums(c, layout, RunGroups(c, layout, Way::kCounts, true, true), 0.0, true);
   layout.counts = {0, 0, 0, 0};
   for (const float x : RunGroups(c, layout, Way::kCounts)) ASSERT_EQ(x, kUntouched);

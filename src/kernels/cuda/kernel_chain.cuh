@@ -1,5 +1,5 @@
-// Kernels of a stream that begin before the one ahead of them has ended, on GPUs that can do that
-// (Hopper's programmatic dependent launch).
+// Programmatic dependent launch (PDL) on Hopper: a kernel of a stream may begin before the previous
+// one has ended.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,26 +10,27 @@
 
 namespace switchyard::cuda {
 
-// The next kernel of the stream may begin once all blocks of this one have said so.
-__device__ __forceinline__ void AllowNextKernel() {
+// Lets the next kernel of the stream begin once all blocks of this one have called it.
+__device__ __forceinline__ void LaunchDependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// Until the kernel ahead, and all before it, have ended and what they wrote can be read. Returns at
-// once in a kernel that was not launched early.
-__device__ __forceinline__ void WaitForKernelBefore() {
+// Waits until all earlier kernels have ended and their writes are visible. Returns at once in a
+// kernel that was not launched early.
+__device__ __forceinline__ void WaitForPriorKernels() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Launches a kernel that may begin early (`early`): it must call WaitForKernelBefore before it
-// touches what earlier kernels write, and before it ends, so that who follows it follows them all.
-// What the kernel ahead itself could read as it began may be read before (past the first cache).
+// Launches a kernel with PDL if `early`. The kernel must call WaitForPriorKernels before it
+// accesses the output of earlier kernels. It must also call it before it ends, so that its
+// successor follows all earlier kernels. Data that was final when the previous kernel began may be
+// read before that (bypassing L1).
 template <typename... Params, typename... Args>
-cudaError_t LaunchEarly(void (*kernel)(Params...), dim3 blocks, int threads, size_t shared_bytes,
-                        bool early, cudaStream_t stream, Args&&... args) {
+cudaError_t LaunchWithPdl(void (*kernel)(Params...), dim3 blocks, int threads, size_t shared_bytes,
+                          bool early, cudaStream_t stream, Args&&... args) {
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -43,15 +44,15 @@ cudaError_t LaunchEarly(void (*kernel)(Params...), dim3 blocks, int threads, siz
   return cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
 }
 template <typename... Params, typename... Args>
-cudaError_t LaunchEarly(void (*kernel)(Params...), dim3 blocks, int threads, size_t shared_bytes,
-                        const StreamChain& chain, Args&&... args) {
-  return LaunchEarly(kernel, blocks, threads, shared_bytes, chain.early, chain.stream,
-                     std::forward<Args>(args)...);
+cudaError_t LaunchWithPdl(void (*kernel)(Params...), dim3 blocks, int threads, size_t shared_bytes,
+                          const PdlStream& chain, Args&&... args) {
+  return LaunchWithPdl(kernel, blocks, threads, shared_bytes, chain.early, chain.stream,
+                       std::forward<Args>(args)...);
 }
-// Likewise, in clusters of `cluster` blocks.
+// The same, with clusters of `cluster` blocks.
 template <typename... Params, typename... Args>
 cudaError_t LaunchClusters(void (*kernel)(Params...), int clusters, int cluster, int threads,
-                           size_t shared_bytes, const StreamChain& chain, Args&&... args) {
+                           size_t shared_bytes, const PdlStream& chain, Args&&... args) {
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim.x = cluster;

@@ -1,4 +1,4 @@
-// What a kernel with more shared memory than 48 KB needs once on each GPU.
+// Per-GPU opt-in for kernels with more than 48 KB of shared memory.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,8 +8,8 @@
 
 namespace switchyard::cuda {
 
-// One for each kernel, static; the first call on a GPU sets the kernel up there.
-class KernelSetup {
+// One static instance per kernel; the first call on a GPU sets the attribute there.
+class SharedMemoryOptIn {
  public:
   template <typename Function>
   cudaError_t On(int device, Function kernel, int shared_bytes) {

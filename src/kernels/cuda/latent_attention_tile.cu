@@ -1,8 +1,12 @@
+// Tensor core latent attention (MLA) for head size 512 + 64 (mma.sync; attention_tile.cuh has the
+// algorithm and attention_start.cuh the grid). Decode tiles: 16 query rows by 64 keys, eight warps
+// that partition the keys and the 512 value columns. Prefill tiles: 64 rows by 64 keys, two warps
+// for each 16 rows, or the wgmma tiles of attention_hopper.cu.
 #include "kernels/cuda/attention_start.cuh"
 
 namespace switchyard::cuda {
 
-cudaError_t StartTiledLatentAttention(const AttentionLaunch& launch, const StreamChain& chain) {
+cudaError_t StartTiledLatentAttention(const AttentionLaunch& launch, const PdlStream& chain) {
   if (launch.qk_dim != 576 || launch.v_dim != 512) return cudaErrorNotSupported;
   using Small = TileShape<576, 512, true, kLatentSplitKeys, 1, 8, 2>;
   using Large = TileShape<576, 512, true, kLatentSplitKeys, 4, 2, 2>;

@@ -1,4 +1,4 @@
-// kernels::Activation of four elements.
+// kernels::Activation on one and on four elements.
 #pragma once
 
 #include "kernels/cuda/ops_activation.h"
@@ -9,7 +9,7 @@ __device__ __forceinline__ float Sigmoid(float x) { return 1.0f / (1.0f + expf(-
 
 __device__ __forceinline__ float Activated(const ActivationArg& act, float gate, float up) {
   if (act.kind == kernels::Activation::kSwiGlu) return gate * Sigmoid(gate) * up;
-  // Written so that NaN stays NaN.
+  // These comparisons propagate NaN.
   const float g = gate > act.limit ? act.limit : gate;
   const float u = up > act.limit ? act.limit : up < -act.limit ? -act.limit : up;
   return g * Sigmoid(act.alpha * g) * (u + 1.0f);

@@ -1,5 +1,4 @@
-// The activation between the two products of a feed-forward, as an argument of kernels. Internal to
-// kernels/cuda.
+// The MLP activation as a kernel argument. Internal to kernels/cuda.
 #pragma once
 
 #include "kernels/ops.h"

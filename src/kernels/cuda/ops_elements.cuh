@@ -1,4 +1,4 @@
-// Elements of weights and rows, four at a time.
+// Loads, stores and conversions of weights and rows, four elements at a time.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -13,7 +13,7 @@ namespace switchyard::cuda::ops {
 
 constexpr int kWarp = 32;
 
-// Bytes of 16 that a load or store may take at once.
+// Whether `p` allows 16-byte loads and stores.
 __host__ __device__ inline bool Aligned16(const void* p) {
   return (reinterpret_cast<uintptr_t>(p) & 15) == 0;
 }
@@ -45,7 +45,7 @@ __device__ __forceinline__ uint2 ToF16x4(float4 v) {
   return {*reinterpret_cast<const uint32_t*>(&low), *reinterpret_cast<const uint32_t*>(&high)};
 }
 
-// How a format's elements are read as float32. `Load4` wants the address aligned to four elements.
+// Loads of a format's elements as float32. `Load4` requires alignment to four elements.
 template <WeightFormat>
 struct Elements;
 template <>
@@ -107,8 +107,8 @@ __device__ __forceinline__ float LoadWeight(const WeightArg& w, const WeightShap
   return E::kScaled ? value * BlockScale<kFormat>(w, shape, row, column) : value;
 }
 
-// Columns [column, column + 4) of a row, zeros where the view has none. kAligned: the four are one
-// aligned load and of one scale, and the view has all or none of them.
+// Columns [column, column + 4) of a row; zeros outside of the view. kAligned: the four columns are
+// one aligned load with one scale, entirely inside or outside of the view.
 template <WeightFormat kFormat, bool kAligned>
 __device__ __forceinline__ float4 LoadWeight4(const WeightArg& w, const WeightShape& shape,
                                               int64_t row, int64_t column) {
@@ -131,7 +131,7 @@ __device__ __forceinline__ float4 LoadWeight4(const WeightArg& w, const WeightSh
   return v;
 }
 
-// Columns [column, column + 8) rounded to bfloat16. kAligned as above, for eight.
+// Columns [column, column + 8) rounded to bfloat16; kAligned as above, for eight columns.
 template <WeightFormat kFormat, bool kAligned>
 __device__ __forceinline__ uint4 LoadWeight8AsBf16(const WeightArg& w, const WeightShape& shape,
                                                    int64_t row, int64_t column) {
@@ -146,7 +146,7 @@ __device__ __forceinline__ uint4 LoadWeight8AsBf16(const WeightArg& w, const Wei
   }
 }
 
-// Four columns of a float32 row.
+// Loads four columns of a float32 row.
 template <bool kAligned>
 __device__ __forceinline__ float4 LoadRow4(const float* row, int64_t column, int64_t columns) {
   float4 v = {0, 0, 0, 0};

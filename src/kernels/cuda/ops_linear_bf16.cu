@@ -1,6 +1,8 @@
-// y = x · Wᵀ of bfloat16 by mma, for what the kernels of dense_gemm.h do not take: other GPUs than
-// Hopper, small matrices for each head. Every output is one chain of 16-wide steps along K, so that
-// tiles of whatever size give the same bits.
+// bfloat16 GEMM with mma.sync, for cases that dense_gemm.h does not support: GPUs other than
+// Hopper, and small per-head matrices. y_h = x_h · W_hᵀ or x_h · W_h. Tile of a block (rows ×
+// columns × K step): 16 × 64 × 128 up to 64 rows, 64 × 64 × 64 up to 256 rows, else 128 × 128 × 32;
+// double-buffered shared memory. Grid (column tiles, row tiles, heads). Every output is one chain
+// of 16-wide steps along K, so all tile sizes give the same bits.
 #include "kernels/cuda/attention_ptx.cuh"
 #include "kernels/cuda/ops_elements.cuh"
 #include "kernels/cuda/ops_linear.h"
@@ -12,22 +14,22 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// A block has kM × kN outputs and goes along K by kK; its warps are kWarpsM × kWarpsN.
+// A block computes kM × kN outputs in steps of kK along K, with kWarpsM × kWarpsN warps.
 template <int kM_, int kN_, int kK_, int kWarpsM_, int kWarpsN_>
 struct Size {
   static constexpr int kM = kM_, kN = kN_, kK = kK_, kWarpsM = kWarpsM_, kWarpsN = kWarpsN_;
   static constexpr int kThreads = kWarpsM * kWarpsN * kWarp;
-  static constexpr int kRows = kM / kWarpsM, kColumns = kN / kWarpsN;  // of a warp
+  static constexpr int kRows = kM / kWarpsM, kColumns = kN / kWarpsN;  // per warp
   static_assert(kRows % 16 == 0 && kColumns % 16 == 0 && kK % 16 == 0);
 };
-// Few rows: what counts is how much of W is on its way.
+// Few rows: throughput depends on how much of W is in flight, so the K step is large.
 using FewRows = Size<16, 64, 128, 1, 4>;
 using SomeRows = Size<64, 64, 64, 2, 2>;
 using ManyRows = Size<128, 128, 32, 4, 2>;
 
 template <WeightFormat kFormat, bool kTransposed, bool kAligned, typename S>
 struct Tile {
-  // Eight elements more than a row has keep rows of a fragment in different banks.
+  // Padding by eight elements avoids bank conflicts between rows of a fragment.
   static constexpr int kPitchX = S::kK + 8;
   static constexpr int kPitchW = (kTransposed ? S::kK : S::kN) + 8;
   static constexpr int kRowsW = kTransposed ? S::kN : S::kK;
@@ -83,7 +85,7 @@ struct Tile {
     }
   }
 
-  // 16 columns from k of the warp's rows and columns.
+  // Accumulates 16 elements along K, from k on, for the warp's rows and columns.
   __device__ __forceinline__ void Multiply(const Shared& shared, int k) {
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
     const int row = warp % S::kWarpsM * S::kRows, column = warp / S::kWarpsM * S::kColumns;
@@ -105,13 +107,13 @@ struct Tile {
       }
 #pragma unroll
       for (int i = 0; i < kStepsM; ++i) {
-        ptx::MultiplyBf16(sums[i][j], a[i], b[0], b[1]);
-        ptx::MultiplyBf16(sums[i][j + 1], a[i], b[2], b[3]);
+        ptx::MmaBf16(sums[i][j], a[i], b[0], b[1]);
+        ptx::MmaBf16(sums[i][j + 1], a[i], b[2], b[3]);
       }
     }
   }
 
-  // Outputs (row, column) and (row, column + 1); column is even.
+  // Stores outputs (row, column) and (row, column + 1); column is even.
   __device__ __forceinline__ void Store(float* y, int64_t row, int64_t column, float2 v) const {
     const int64_t n = kTransposed ? p.shape.n : p.shape.k;
     if (row >= p.m || column >= n) return;
@@ -192,7 +194,7 @@ cudaError_t Start(const LinearLaunch& p, cudaStream_t stream) {
 
 template <WeightFormat kFormat>
 cudaError_t StartFormat(const LinearLaunch& p, cudaStream_t stream) {
-  if (LoadsAligned(p, 8)) {
+  if (CanVectorLoad(p, 8)) {
     return p.transposed ? Start<kFormat, true, true>(p, stream)
                         : Start<kFormat, false, true>(p, stream);
   }

@@ -1,4 +1,7 @@
-// y = x · Wᵀ in float32 on any GPU.
+// float32 GEMM on any GPU: y_h = x_h · Wᵀ or x_h · W. Two kernels: blocks of 8 × 16 outputs for few
+// outputs (ops_linear_exact_few.cuh), tiles of 32 or 128 × 64 outputs for many
+// (ops_linear_exact_tile.cuh). Grid (column tiles, row tiles, heads). Both have the same reduction
+// order.
 #include "kernels/cuda/ops_linear_exact_few.cuh"
 #include "kernels/cuda/ops_linear_exact_tile.cuh"
 
@@ -11,7 +14,7 @@ cudaError_t Start(const LinearLaunch& p, cudaStream_t stream) {
   const auto blocks = [](int64_t count, int64_t tile) {
     return static_cast<unsigned>(CeilDiv(count, tile));
   };
-  // Large tiles read less, but want enough outputs for every processor to have one.
+  // Large tiles read less memory, but need enough outputs for one tile per SM.
   constexpr int64_t kEnoughTiles = 96;
   const int rows = p.m <= 32 ? 32 : 128;
   const dim3 grid(blocks(p.outputs(), kTileN), blocks(p.m, rows), heads);
@@ -30,7 +33,7 @@ cudaError_t Start(const LinearLaunch& p, cudaStream_t stream) {
 
 template <WeightFormat kFormat>
 cudaError_t StartFormat(const LinearLaunch& p, cudaStream_t stream) {
-  return LoadsAligned(p, 4) ? Start<kFormat, true>(p, stream) : Start<kFormat, false>(p, stream);
+  return CanVectorLoad(p, 4) ? Start<kFormat, true>(p, stream) : Start<kFormat, false>(p, stream);
 }
 
 }  // namespace

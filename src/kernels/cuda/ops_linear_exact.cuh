@@ -1,16 +1,16 @@
-// What the kernels of ops_linear_exact.cu share: how K is cut, and where an output goes.
+// Reduction order and output store shared by the kernels of ops_linear_exact.cu.
 #pragma once
 
 #include "kernels/cuda/ops_linear.h"
 
 namespace switchyard::cuda::ops {
 
-// An output is the sum of chains of fused multiply-adds, one for each kChain elements of K from the
-// first to the last, added up in order: tiles of whatever size give the same bits, and few outputs
-// with a long K still keep many threads busy.
+// An output is the sum of chains of fused multiply-adds. Each chain covers kChain elements of K in
+// order, and the chains are added in order. All tile sizes therefore give the same bits, and few
+// outputs with a long K still use many threads.
 constexpr int kChain = 512;
 
-// Where an output goes.
+// Destination of the outputs.
 struct Output {
   float* y;
   const float* bias;

@@ -1,4 +1,6 @@
-// For few outputs: a block has 8 × 16 of them, and four groups of threads that take a chain each.
+// float32 GEMM for few outputs: a block of 512 threads computes 8 × 16 outputs. Four groups of 128
+// threads take one chain of K each (split-K inside the block). Grid (n / 16, m / 8, heads), rounded
+// up.
 #pragma once
 
 #include "kernels/cuda/ops_elements.cuh"
@@ -14,7 +16,8 @@ static_assert(kChain % kFewK == 0);
 template <WeightFormat kFormat, bool kAligned>
 __global__ void __launch_bounds__(kFewThreads)
     FewOutputsKernel(const __grid_constant__ LinearLaunch p) {
-  // A row's runs of four are swapped within eights by its number, which spreads rows over banks.
+  // Groups of four elements are permuted within eight groups by row number, to avoid bank
+  // conflicts.
   __shared__ float4 shared_w[kGroups][kFewN][kFewRuns], shared_x[kGroups][kFewM][kFewRuns];
   float(*chains)[kGroupThreads] = reinterpret_cast<float(*)[kGroupThreads]>(shared_x);
   constexpr int kLoadsW = kFewN * kFewRuns / kGroupThreads;
@@ -55,7 +58,7 @@ __global__ void __launch_bounds__(kFewThreads)
       shared_x[group][run / kFewRuns][run % kFewRuns] = next_x[i];
     }
   };
-  // Steps of all groups: step s of a group is columns [k_of(s), k_of(s) + kFewK).
+  // Step s of a group covers columns [k_of(s), k_of(s) + kFewK).
   constexpr int kStepsOfChain = kChain / kFewK;
   const int64_t rounds = (k_end + kGroups * kChain - 1) / (kGroups * kChain);
   const auto k_of = [&](int64_t step) {
@@ -68,7 +71,7 @@ __global__ void __launch_bounds__(kFewThreads)
     put();
     __syncthreads();
     if (step + 1 < rounds * kStepsOfChain) load(k_of(step + 1));
-    // Reading shared memory is what takes the time.
+    // Shared memory reads are the bottleneck.
     const int runs = busy ? kFewRuns : 0;
 #pragma unroll 8
     for (int i = 0; i < runs; ++i) {

@@ -1,4 +1,5 @@
-// For many outputs: tiles of kM × 64, of which a thread has kM / 16 × 4.
+// float32 GEMM for many outputs: a block of 256 threads computes a tile of kM × 64, kM / 16 × 4
+// outputs per thread, in steps of 16 along K.
 #pragma once
 
 #include "kernels/cuda/ops_elements.cuh"
@@ -10,7 +11,7 @@ constexpr int kTileN = 64, kTileK = 16, kTileThreads = 256;
 
 template <WeightFormat kFormat, bool kTransposed, bool kAligned, int kM>
 __global__ void __launch_bounds__(kTileThreads) TileKernel(const __grid_constant__ LinearLaunch p) {
-  constexpr int kRows = kM / 16;  // of a thread
+  constexpr int kRows = kM / 16;  // per thread
   constexpr int kRuns = kTileK / 4;
   constexpr int kLoadsX = (kM * kRuns + kTileThreads - 1) / kTileThreads;
   static_assert(kTileN * kRuns == kTileThreads);

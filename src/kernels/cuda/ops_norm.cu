@@ -1,4 +1,6 @@
-// Norms of rows.
+// RMS norm of rows, and its two halves for rows that are sharded over ranks (sums of squares,
+// scaling). A block of 512 threads takes 16 rows of up to 1024 elements, one per warp, or one
+// longer row. Grid: rows / rows per block.
 #include <algorithm>
 
 #include "kernels/cuda/ops_norm.cuh"
@@ -9,7 +11,7 @@ namespace {
 
 template <bool kWholeBlock, bool kAligned>
 __global__ void __launch_bounds__(kNormThreads) RmsNormKernel(kernels::RmsNormParams p) {
-  using Rows = Team<kWholeBlock>;
+  using Rows = RowThreads<kWholeBlock>;
   const int64_t row = Rows::Row();
   if (row >= p.m) return;
   const float* x = p.x + row * p.ldx;
@@ -20,7 +22,7 @@ __global__ void __launch_bounds__(kNormThreads) RmsNormKernel(kernels::RmsNormPa
 
 template <bool kWholeBlock, bool kAligned>
 __global__ void __launch_bounds__(kNormThreads) SumSquaresKernel(kernels::SumSquaresParams p) {
-  using Rows = Team<kWholeBlock>;
+  using Rows = RowThreads<kWholeBlock>;
   const int64_t row = Rows::Row();
   if (row >= p.m) return;
   const double squares = RowSquares<Rows, kAligned>(p.x + row * p.n, p.n);
@@ -30,7 +32,7 @@ __global__ void __launch_bounds__(kNormThreads) SumSquaresKernel(kernels::SumSqu
 template <bool kWholeBlock, bool kAligned>
 __global__ void __launch_bounds__(kNormThreads)
     ScaleBySquaresKernel(kernels::ScaleBySquaresParams p) {
-  using Rows = Team<kWholeBlock>;
+  using Rows = RowThreads<kWholeBlock>;
   const int64_t row = Rows::Row();
   if (row >= p.m) return;
   const double mean = double{p.squares[row]} / static_cast<double>(p.total);
@@ -39,15 +41,15 @@ __global__ void __launch_bounds__(kNormThreads)
   ScaleRow<Rows, kAligned>(x, scale, p.weight, x, p.n);
 }
 
-// Starts the variant for rows of n elements.
-#define SWITCHYARD_LAUNCH_ROWS(KERNEL, P, ALIGNED, STREAM)                                \
-  do {                                                                                    \
-    const bool whole = (P).n > kWarpRow;                                                  \
-    const auto kernel = whole ? ((ALIGNED) ? KERNEL<true, true> : KERNEL<true, false>)    \
-                              : ((ALIGNED) ? KERNEL<false, true> : KERNEL<false, false>); \
-    const int64_t blocks =                                                                \
-        CeilDiv((P).m, whole ? Team<true>::kRowsPerBlock : Team<false>::kRowsPerBlock);   \
-    kernel<<<static_cast<unsigned>(blocks), kNormThreads, 0, STREAM>>>(P);                \
+// Launches the variant for rows of n elements.
+#define SWITCHYARD_LAUNCH_ROWS(KERNEL, P, ALIGNED, STREAM)                                  \
+  do {                                                                                      \
+    const bool whole = (P).n > kWarpRow;                                                    \
+    const auto kernel = whole ? ((ALIGNED) ? KERNEL<true, true> : KERNEL<true, false>)      \
+                              : ((ALIGNED) ? KERNEL<false, true> : KERNEL<false, false>);   \
+    const int64_t blocks = CeilDiv(                                                         \
+        (P).m, whole ? RowThreads<true>::kRowsPerBlock : RowThreads<false>::kRowsPerBlock); \
+    kernel<<<static_cast<unsigned>(blocks), kNormThreads, 0, STREAM>>>(P);                  \
   } while (false)
 
 }  // namespace

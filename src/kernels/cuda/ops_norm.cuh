@@ -1,5 +1,5 @@
-// What norms of rows share. How a row's sum is cut depends on its length alone: short rows (heads)
-// have a warp each, others a block. Sums are taken in double, as the CPU's are.
+// Row norms: shared reductions. The partition of a row's sum depends on its length alone: short
+// rows (heads) use one warp, others a block. Sums are in double, as on the CPU.
 #pragma once
 
 #include "kernels/cuda/ops_elements.cuh"
@@ -7,7 +7,7 @@
 namespace switchyard::cuda::ops {
 
 constexpr int kNormThreads = 512;
-constexpr int64_t kWarpRow = 1024;  // the longest row of a warp
+constexpr int64_t kWarpRow = 1024;  // longest row handled by one warp
 
 __device__ __forceinline__ double WarpSum(double value) {
   for (int distance = kWarp / 2; distance > 0; distance /= 2) {
@@ -16,9 +16,9 @@ __device__ __forceinline__ double WarpSum(double value) {
   return value;
 }
 
-// The threads that share a row.
+// The threads that share a row: a warp or a block.
 template <bool kWholeBlock>
-struct Team {
+struct RowThreads {
   static constexpr int kSize = kWholeBlock ? kNormThreads : kWarp;
   static constexpr int kRowsPerBlock = kNormThreads / kSize;
   static __device__ int Rank() { return threadIdx.x % kSize; }
@@ -38,7 +38,7 @@ struct Team {
   }
 };
 
-// Squares are exact, a float's fits a double.
+// The square of a float is exact in double.
 __device__ __forceinline__ double SquaresOf(float4 v) {
   return (double{v.x} * v.x + double{v.y} * v.y) + (double{v.z} * v.z + double{v.w} * v.w);
 }

@@ -1,4 +1,4 @@
-// One pair of a rotary embedding, rounded alike wherever it is computed.
+// One pair of a rotary embedding, with the same rounding in every kernel.
 #pragma once
 
 namespace switchyard::cuda::ops {

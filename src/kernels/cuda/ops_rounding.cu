@@ -1,3 +1,6 @@
+// Activation quantization of GEMM inputs [m, k], optionally after the MLP activation: rounding to
+// an ActivationFormat (output float32 or bfloat16), and e4m3 codes with one scale per 128 elements.
+// Grid: one block of 256 threads per row; a warp holds a group of 128 elements, four per lane.
 #include <cmath>
 
 #include "kernels/cuda/fp8.cuh"
@@ -10,7 +13,7 @@ namespace switchyard::cuda::ops {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kGroup = 128;  // kFp8GroupSize; a warp with four elements a lane
+constexpr int kGroup = 128;  // kFp8GroupSize; one warp, four elements per lane
 static_assert(kGroup == kWarp * 4);
 
 __device__ __forceinline__ int LargestOf(float4 v) {
@@ -18,7 +21,7 @@ __device__ __forceinline__ int LargestOf(float4 v) {
              max(MagnitudeBits(v.z), MagnitudeBits(v.w)));
 }
 
-// Over the block; every thread gets it.
+// Maximum over the block, returned to every thread.
 __device__ __forceinline__ int BlockMax(int bits) {
   __shared__ int parts[kThreads / kWarp];
   bits = WarpMax(bits);
@@ -32,12 +35,12 @@ __device__ __forceinline__ float4 Times(float4 v, float f) {
   return {v.x * f, v.y * f, v.z * f, v.w * f};
 }
 
-__device__ __forceinline__ float4 OnFp8Grid(float4 v, float scale) {
+__device__ __forceinline__ float4 RoundToFp8(float4 v, float scale) {
   const float4 s = Times(v, __fdiv_rn(1.0f, scale));
   return Times(E4m3x4(EncodeFp8(s.x, s.y, s.z, s.w)), scale);
 }
 
-__device__ __forceinline__ float4 OnInt8Grid(float4 v, float scale) {
+__device__ __forceinline__ float4 RoundToInt8(float4 v, float scale) {
   const float4 s = Times(v, __fdiv_rn(1.0f, scale));
   return Times({rintf(s.x), rintf(s.y), rintf(s.z), rintf(s.w)}, scale);
 }
@@ -55,7 +58,7 @@ __device__ __forceinline__ float4 Load4(const RowSource& rows, int64_t row, int6
   return Activated(rows.act, x, LoadRow4<kAligned>(rows.up + row * rows.ldx, i, rows.k));
 }
 
-// The scale of the whole row, for formats that have one.
+// The scale of a row, for formats with one scale per row.
 template <ActivationFormat kFormat, bool kAligned>
 __device__ __forceinline__ float RowScale(const RowSource& rows, int64_t row, float input_scale) {
   if constexpr (kFormat == ActivationFormat::kFp8Token || kFormat == ActivationFormat::kInt8Token) {
@@ -84,22 +87,22 @@ __device__ __forceinline__ void StoreOut(uint16_t* row, int64_t i, int64_t k, fl
   }
 }
 
-// A block a row.
+// One block per row.
 template <ActivationFormat kFormat, bool kAligned, typename Out>
 __global__ void __launch_bounds__(kThreads) RoundKernel(RowSource p, float input_scale, Out* out) {
-  WaitForKernelBefore();
-  AllowNextKernel();
+  WaitForPriorKernels();
+  LaunchDependents();
   const int64_t row = blockIdx.x;
   const float row_scale = RowScale<kFormat, kAligned>(p, row, input_scale);
-  // Whole warps take part in every step, for the maximum of a group.
+  // Whole warps take part in every step, as the group maximum requires.
   for (int64_t i = threadIdx.x * 4; i / kGroup * kGroup < p.k; i += kThreads * 4) {
     float4 v = Load4<kAligned>(p, row, i);
     if constexpr (kFormat == ActivationFormat::kFp8Group) {
-      v = OnFp8Grid(v, Fp8ScaleOf(WarpMax(LargestOf(v))));
+      v = RoundToFp8(v, Fp8ScaleOf(WarpMax(LargestOf(v))));
     } else if constexpr (kFormat == ActivationFormat::kInt8Token) {
-      v = OnInt8Grid(v, row_scale);
+      v = RoundToInt8(v, row_scale);
     } else if constexpr (kFormat != ActivationFormat::kNone) {
-      v = OnFp8Grid(v, row_scale);
+      v = RoundToFp8(v, row_scale);
     }
     StoreOut<kAligned>(out + row * p.k, i, p.k, v);
   }
@@ -110,15 +113,15 @@ bool IsAligned(const RowSource& p) {
 }
 
 template <ActivationFormat kFormat, typename Out>
-cudaError_t Start(const RowSource& p, float input_scale, Out* out, const StreamChain& chain) {
+cudaError_t Start(const RowSource& p, float input_scale, Out* out, const PdlStream& chain) {
   const bool aligned = IsAligned(p) && Aligned16(out);
   const auto kernel = aligned ? RoundKernel<kFormat, true, Out> : RoundKernel<kFormat, false, Out>;
-  return LaunchEarly(kernel, dim3(static_cast<unsigned>(p.m)), kThreads, 0, chain, p, input_scale,
-                     out);
+  return LaunchWithPdl(kernel, dim3(static_cast<unsigned>(p.m)), kThreads, 0, chain, p, input_scale,
+                       out);
 }
 
 template <typename Out>
-cudaError_t Round(const RowSource& p, const Rounding& r, Out* out, const StreamChain& chain) {
+cudaError_t Round(const RowSource& p, const Rounding& r, Out* out, const PdlStream& chain) {
   if (p.m == 0 || p.k == 0) return cudaSuccess;
   switch (r.format) {
     case ActivationFormat::kNone:
@@ -132,7 +135,7 @@ cudaError_t Round(const RowSource& p, const Rounding& r, Out* out, const StreamC
     case ActivationFormat::kInt8Token:
       return Start<ActivationFormat::kInt8Token>(p, r.input_scale, out, chain);
     case ActivationFormat::kBFloat16:
-      break;  // PlaceWeight leaves it out
+      break;  // UploadWeight never produces it
   }
   return cudaErrorInvalidValue;
 }
@@ -158,7 +161,7 @@ cudaError_t RoundRows(const RowSource& rows, const Rounding& rounding, float* ou
 }
 
 cudaError_t RoundRowsToBf16(const RowSource& rows, const Rounding& rounding, void* out,
-                            const StreamChain& chain) {
+                            const PdlStream& chain) {
   return Round(rows, rounding, static_cast<uint16_t*>(out), chain);
 }
 

@@ -1,5 +1,5 @@
-// Rows of activations on their way into a product, rounded as quant/activations.h and quant/fp8.h
-// do, to the same bits. Internal to kernels/cuda.
+// Quantization of GEMM input rows, with the same bits as quant/activations.h and quant/fp8.h.
+// Internal to kernels/cuda.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,26 +12,26 @@
 
 namespace switchyard::cuda::ops {
 
-// Rows x, or act(x, up) where `up` is not null.
+// Rows x, or act(x, up) if `up` is not null.
 struct RowSource {
   const float* x = nullptr;   // [m, k], row stride ldx
-  const float* up = nullptr;  // likewise
+  const float* up = nullptr;  // [m, k], row stride ldx
   int64_t ldx = 0;
   int64_t m = 0, k = 0;
   ActivationArg act;
 };
 struct Rounding {
   ActivationFormat format = ActivationFormat::kNone;
-  float input_scale = 1.0f;  // of kFp8Tensor
+  float input_scale = 1.0f;  // for kFp8Tensor
 };
-// RoundActivations of every row, out [m, k], which may not be x.
+// RoundActivations on every row; out [m, k] must not be x.
 cudaError_t RoundRows(const RowSource& rows, const Rounding& rounding, float* out,
                       cudaStream_t stream);
-// The same, rounded to bfloat16 then.
+// The same, then rounded to bfloat16.
 cudaError_t RoundRowsToBf16(const RowSource& rows, const Rounding& rounding, void* out,
-                            const StreamChain& chain);
-// QuantizeFp8Groups of every row: codes [m, k], scales [k / 128, scale_stride] with a row's at its
-// number. k is a multiple of 128.
+                            const PdlStream& chain);
+// QuantizeFp8Groups on every row: codes [m, k], scales [k / 128, scale_stride] with row r's scales
+// in column r. k is a multiple of 128.
 cudaError_t QuantizeRows(const RowSource& rows, uint8_t* codes, float* scales, int64_t scale_stride,
                          cudaStream_t stream);
 

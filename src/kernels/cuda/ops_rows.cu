@@ -1,4 +1,6 @@
-// Ops that move rows or change elements one by one: a thread takes four elements of a row.
+// Row and elementwise ops: embedding lookup, KV cache store, row copy, add, rotary embedding. A
+// thread takes four elements of a row (rotary: one pair). Grid-stride loops with at most 132 · 32
+// blocks of 256 threads.
 #include <algorithm>
 
 #include "kernels/cuda/ops_elements.cuh"
@@ -10,12 +12,12 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Blocks for `items` threads' worth of work; kernels loop by the grid's width.
+// Number of blocks for `items` work items, one per thread; kernels use grid-stride loops.
 unsigned Blocks(int64_t items) {
   return static_cast<unsigned>(std::min<int64_t>(CeilDiv(items, kThreads), 132 * 32));
 }
 
-// Calls body(row, column) for each run of four columns.
+// Calls body(row, column) for each group of four columns.
 template <typename Body>
 __device__ __forceinline__ void ForRuns(int64_t rows, int64_t columns, const Body& body) {
   const int64_t runs = (columns + 3) / 4, step = int64_t{gridDim.x} * kThreads;
@@ -37,9 +39,9 @@ __global__ void EmbedKernel(const int32_t* ids, int64_t m, WeightArg w, WeightSh
 
 template <WeightFormat kFormat>
 cudaError_t EmbedAs(const kernels::EmbedParams& p, cudaStream_t stream) {
-  const WeightArg w = ArgOf(p.w);
+  const WeightArg w = WeightArgOf(p.w);
   const WeightShape shape = ShapeOf(p.w);
-  const bool aligned = LoadsAligned(w, shape, 4) && RowsAligned(p.out, shape.k, shape.k);
+  const bool aligned = CanVectorLoad(w, shape, 4) && RowsAligned(p.out, shape.k, shape.k);
   const auto kernel = aligned ? EmbedKernel<kFormat, true> : EmbedKernel<kFormat, false>;
   kernel<<<Blocks(p.m * CeilDiv(shape.k, 4)), kThreads, 0, stream>>>(p.ids, p.m, w, shape, p.first,
                                                                      p.out);

@@ -1,5 +1,5 @@
-// The small ops on rows as kernels (semantics: kernels/ops.h, kernels/row_params.h). They enqueue
-// on `stream` and return what the launch gave. Nothing to do is no launch. Internal to
+// Launch functions of row and elementwise ops (semantics: kernels/ops.h, kernels/row_params.h).
+// They enqueue on `stream` and return the launch status; empty inputs launch nothing. Internal to
 // kernels/cuda.
 #pragma once
 
@@ -12,13 +12,13 @@
 namespace switchyard::cuda::ops {
 
 cudaError_t Embed(const kernels::EmbedParams& p, cudaStream_t stream);
-// Rows whose slot is negative are left out.
+// Skips rows with a negative slot.
 cudaError_t StoreKv(const kernels::StoreKvParams& p, cudaStream_t stream);
 cudaError_t CopyRows(const kernels::CopyRowsParams& p, cudaStream_t stream);
 cudaError_t AddInPlace(float* y, const float* x, int64_t count, cudaStream_t stream);
 cudaError_t Rope(const kernels::RopeParams& p, cudaStream_t stream);
 
-// Sums in double, in an order that depends on n alone.
+// Sums in double, in an order that depends only on n.
 cudaError_t RmsNorm(const kernels::RmsNormParams& p, cudaStream_t stream);
 cudaError_t SumSquares(const kernels::SumSquaresParams& p, cudaStream_t stream);
 cudaError_t ScaleBySquares(const kernels::ScaleBySquaresParams& p, cudaStream_t stream);

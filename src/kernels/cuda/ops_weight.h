@@ -1,5 +1,4 @@
-// A weight as kernels of device code take it: a WeightView without its owner. Internal to
-// kernels/cuda.
+// Weights as kernel arguments: a WeightView without its owner. Internal to kernels/cuda.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +7,8 @@
 
 namespace switchyard::cuda {
 
-// Element (i, j) lies at stored row row0 + i · row_step and stored column col0 + j, which
-// `base + i · row_stride + j` is already set to; block scales want the stored numbers.
+// Element (i, j) is at stored row row0 + i · row_step and stored column col0 + j, at address `base
+// + i · row_stride + j`. Block scales are indexed by the stored row and column.
 struct WeightArg {
   const void* base = nullptr;     // element (0, 0) of the view
   const float* scales = nullptr;  // kFp8Block: of the stored matrix
@@ -20,7 +19,7 @@ struct WeightShape {
   WeightFormat format = WeightFormat::kF32;  // kF32, kBF16, kF16 or kFp8Block
   int64_t row_stride = 0;                    // elements
   int32_t row_step = 1;
-  int32_t scale_stride = 0;  // blocks in a row of scales
+  int32_t scale_stride = 0;  // scales per row of blocks
   int64_t n = 0, k = 0;
 };
 
@@ -28,14 +27,14 @@ inline int64_t ElementBytes(WeightFormat format) {
   return format == WeightFormat::kF32 ? 4 : format == WeightFormat::kFp8Block ? 1 : 2;
 }
 
-// Whether `run` columns from a multiple of it are one aligned load with one scale.
-inline bool LoadsAligned(const WeightArg& w, const WeightShape& shape, int64_t run) {
+// Whether `run` columns, starting at a multiple of `run`, are one aligned load with one scale.
+inline bool CanVectorLoad(const WeightArg& w, const WeightShape& shape, int64_t run) {
   return reinterpret_cast<uintptr_t>(w.base) % (run * ElementBytes(shape.format)) == 0 &&
          shape.row_stride % run == 0 && shape.k % run == 0 &&
          (shape.format != WeightFormat::kFp8Block || w.col0 % run == 0);
 }
 
-inline WeightArg ArgOf(const WeightView& w) {
+inline WeightArg WeightArgOf(const WeightView& w) {
   const int64_t offset = (w.row0 * w.stored_k + w.col0) * ElementBytes(w.format);
   return {.base = static_cast<const char*>(w.data) + offset,
           .scales = static_cast<const float*>(w.scales),

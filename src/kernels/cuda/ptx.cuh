@@ -1,5 +1,5 @@
-// Hopper's instructions as functions, one line of PTX each: barriers in shared memory, the bulk
-// tensor copy engine (TMA), matrix multiplication by warpgroups (wgmma). Names follow the PTX ISA.
+// PTX wrappers of Hopper instructions, one instruction each: barriers in shared memory (mbarrier),
+// TMA copies, warpgroup matrix multiplication (wgmma). Names follow the PTX ISA.
 #pragma once
 
 #include <cuda.h>
@@ -12,45 +12,45 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// A place in shared memory as instructions take it, from a pointer by itself.
-struct Place {
+// A 32-bit shared memory address, as instructions take it; converts implicitly from a pointer.
+struct SharedAddr {
   uint32_t address;
-  __device__ __forceinline__ Place(const void* p) : address(SharedAddress(p)) {}  // NOLINT
-  __device__ __forceinline__ Place After(uint32_t bytes) const {
-    Place place = *this;
+  __device__ __forceinline__ SharedAddr(const void* p) : address(SharedAddress(p)) {}  // NOLINT
+  __device__ __forceinline__ SharedAddr After(uint32_t bytes) const {
+    SharedAddr place = *this;
     place.address += bytes;
     return place;
   }
 };
-// The same place, kept in a register. Otherwise the compiler finds the block's window of shared
-// memory out again wherever a place is used (S2UR, some 30 clocks); in a loop of products that
-// stands between one product and the next.
-__device__ __forceinline__ Place Held(Place place) {
+// The same address, pinned in a register. Otherwise the compiler recomputes the block's shared
+// memory window at every use (S2UR, some 30 clocks), which delays consecutive wgmmas in a main
+// loop.
+__device__ __forceinline__ SharedAddr Pinned(SharedAddr place) {
   asm volatile("mov.u32 %0, %0;" : "+r"(place.address));
   return place;
 }
-__device__ __forceinline__ float LoadFloat(Place from) {
+__device__ __forceinline__ float LoadFloat(SharedAddr from) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from.address) : "memory");
   return x;
 }
 
-// --- mbarrier: arrivals and bytes in shared memory. Init, Arrive and Done are of sm_80 on. ---
+// --- mbarrier: arrivals and transaction bytes. Init, Arrive and Done need only sm_80. ---
 
-__device__ __forceinline__ void BarrierInit(Place barrier, uint32_t arrivals) {
+__device__ __forceinline__ void BarrierInit(SharedAddr barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier.address), "r"(arrivals));
 }
-// Makes initialised barriers visible to the copy engine and to the other blocks of the cluster.
+// Makes initialized barriers visible to TMA and to the other blocks of the cluster.
 __device__ __forceinline__ void FenceBarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-__device__ __forceinline__ void BarrierExpect(Place barrier, uint32_t bytes) {
+__device__ __forceinline__ void BarrierExpect(SharedAddr barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier.address),
                "r"(bytes)
                : "memory");
 }
-// Arrives at the barrier of the same offset in another block of the cluster.
-__device__ __forceinline__ void BarrierArriveAt(Place barrier, uint32_t block_of_cluster) {
+// Arrives at the barrier at the same offset in another block of the cluster.
+__device__ __forceinline__ void BarrierArriveAt(SharedAddr barrier, uint32_t block_of_cluster) {
   asm volatile(
       "{\n\t.reg .b32 remote;\n\t"
       "mapa.shared::cluster.u32 remote, %0, %1;\n\t"
@@ -58,26 +58,26 @@ __device__ __forceinline__ void BarrierArriveAt(Place barrier, uint32_t block_of
       "r"(block_of_cluster)
       : "memory");
 }
-__device__ __forceinline__ void BarrierArrive(Place barrier) {
+__device__ __forceinline__ void BarrierArrive(SharedAddr barrier) {
   asm volatile(
       "{\n\t.reg .b64 state;\n\t"
       "mbarrier.arrive.shared::cta.b64 state, [%0];\n\t}" ::"r"(barrier.address)
       : "memory");
 }
-// How often a warp arrives that is done with what a barrier guards: one lane does, after
-// __syncwarp. racecheck does not see that this orders what the other lanes did, so in a build for
-// it (cmake -DSWITCHYARD_RACECHECK=ON) each of them arrives.
+// Arrivals per warp when it releases what a barrier guards: one lane arrives after __syncwarp.
+// racecheck does not recognize that this orders the other lanes' accesses, so in a racecheck build
+// (cmake -DSWITCHYARD_RACECHECK=ON) every lane arrives.
 #ifdef SWITCHYARD_RACECHECK
 constexpr uint32_t kWarpArrivals = 32;
 #else
 constexpr uint32_t kWarpArrivals = 1;
 #endif
-__device__ __forceinline__ void BarrierArriveWarp(Place barrier) {
+__device__ __forceinline__ void BarrierArriveWarp(SharedAddr barrier) {
   __syncwarp();
   if (threadIdx.x % 32 < kWarpArrivals) BarrierArrive(barrier);
 }
-// At the barrier of that offset in each of the `blocks` blocks of the cluster, 32 at most.
-__device__ __forceinline__ void BarrierArriveWarpAt(Place barrier, uint32_t blocks) {
+// Arrives at the barrier at that offset in each of the cluster's `blocks` blocks, at most 32.
+__device__ __forceinline__ void BarrierArriveWarpAt(SharedAddr barrier, uint32_t blocks) {
   const uint32_t lane = threadIdx.x % 32;
   __syncwarp();
   if constexpr (kWarpArrivals == 1) {
@@ -86,8 +86,8 @@ __device__ __forceinline__ void BarrierArriveWarpAt(Place barrier, uint32_t bloc
     for (uint32_t block = 0; block < blocks; ++block) BarrierArriveAt(barrier, block);
   }
 }
-// Whether the phase of that parity is over; does not wait.
-__device__ __forceinline__ bool BarrierDone(Place barrier, uint32_t parity) {
+// Whether the phase of that parity is complete; non-blocking.
+__device__ __forceinline__ bool BarrierTestWait(SharedAddr barrier, uint32_t parity) {
   uint32_t done;
   asm volatile(
       "{\n\t.reg .pred done;\n\t"
@@ -98,7 +98,7 @@ __device__ __forceinline__ bool BarrierDone(Place barrier, uint32_t parity) {
       : "memory");
   return done != 0;
 }
-__device__ __forceinline__ void BarrierWait(Place barrier, uint32_t parity) {
+__device__ __forceinline__ void BarrierWait(SharedAddr barrier, uint32_t parity) {
   asm volatile(
       "{\n\t.reg .pred done;\n\t"
       "again:\n\t"
@@ -129,12 +129,12 @@ __device__ __forceinline__ void ClusterSync() {
           : "memory");
 }
 
-// --- copies by the engine ---
+// --- TMA copies ---
 
 __device__ __forceinline__ void PrefetchTensorMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-// The box at (column, row) into shared memory; its bytes are counted at the barrier.
+// Loads the box at (column, row) into shared memory; its bytes count at the barrier.
 __device__ __forceinline__ void LoadBox(void* to, const CUtensorMap* map, int column, int row,
                                         uint64_t* barrier) {
   asm volatile(
@@ -143,7 +143,7 @@ __device__ __forceinline__ void LoadBox(void* to, const CUtensorMap* map, int co
       "l"(map), "r"(column), "r"(row), "r"(SharedAddress(barrier))
       : "memory");
 }
-// The same of a box of three dimensions.
+// The same for a 3-D box.
 __device__ __forceinline__ void LoadBox(void* to, const CUtensorMap* map, int column, int row,
                                         int plane, uint64_t* barrier) {
   asm volatile(
@@ -152,16 +152,17 @@ __device__ __forceinline__ void LoadBox(void* to, const CUtensorMap* map, int co
       "l"(map), "r"(column), "r"(row), "r"(plane), "r"(SharedAddress(barrier))
       : "memory");
 }
-// LoadBox into every block of the cluster that `blocks` has a bit for, at equal offsets.
-__device__ __forceinline__ void LoadBoxToBlocks(void* to, const CUtensorMap* map, int column,
-                                                int row, uint64_t* barrier, uint16_t blocks) {
+// LoadBox with multicast to every block of the cluster whose bit is set in `blocks`, at equal
+// offsets.
+__device__ __forceinline__ void LoadBoxMulticast(void* to, const CUtensorMap* map, int column,
+                                                 int row, uint64_t* barrier, uint16_t blocks) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
       ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(SharedAddress(to)),
       "l"(map), "r"(column), "r"(row), "r"(SharedAddress(barrier)), "h"(blocks)
       : "memory");
 }
-// `bytes` (a multiple of 16) from global memory, both sides aligned to 16.
+// Copies `bytes` (a multiple of 16) from global memory; both addresses are aligned to 16.
 __device__ __forceinline__ void LoadBytes(void* to, const void* from, uint32_t bytes,
                                           uint64_t* barrier) {
   asm volatile(
@@ -180,31 +181,32 @@ __device__ __forceinline__ void StoreBox(const CUtensorMap* map, const void* fro
 __device__ __forceinline__ void CommitStores() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// Until the engine has read the sources of all but the last `kPending` groups of stores.
+// Waits until TMA has read the sources of all but the last `kPending` store groups.
 template <int kPending>
 __device__ __forceinline__ void WaitStoresRead() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
-// Orders this thread's plain writes to shared memory before what the engine does after a barrier.
-__device__ __forceinline__ void FenceForEngine() {
+// Orders this thread's generic-proxy writes to shared memory before TMA or wgmma accesses after a
+// barrier.
+__device__ __forceinline__ void FenceAsyncProxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // --- registers and warps ---
 
 template <uint32_t kRegisters>
-__device__ __forceinline__ void TakeRegisters() {
+__device__ __forceinline__ void AllocateRegisters() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <uint32_t kRegisters>
-__device__ __forceinline__ void GiveRegisters() {
+__device__ __forceinline__ void DeallocateRegisters() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
-// Barrier `id` among `threads` threads of the block.
+// Named barrier `id` for `threads` threads of the block.
 __device__ __forceinline__ void NamedBarrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-// Four 8×8 matrices of 16-bit elements from registers to shared memory.
+// Stores four 8 × 8 matrices of 16-bit elements from registers to shared memory.
 __device__ __forceinline__ void StoreMatrices(void* to, uint32_t a, uint32_t b, uint32_t c,
                                               uint32_t d) {
   asm volatile(
@@ -223,28 +225,28 @@ __device__ __forceinline__ void StoreMatricesTransposed(void* to, uint32_t a, ui
 
 // --- wgmma ---
 
-// A tile of rows of 128 bytes along K in shared memory, as the copy engine leaves it with its
-// 128-byte swizzle; eight rows (1024 bytes) make a core block. `tile` is aligned to 1024 bytes.
-// The low word holds the address: 1 more is 16 bytes further on.
+// Descriptor of a tile with rows of 128 bytes along K in shared memory, in TMA's 128-byte swizzle.
+// Eight rows (1024 bytes) form a core block. `tile` is aligned to 1024 bytes. The low word holds
+// the address in units of 16 bytes.
 __device__ __forceinline__ uint64_t MatrixDescriptorOf(uint32_t low) {
   constexpr uint32_t kStride = 1024 >> 4, kSwizzle128 = 1;
   return uint64_t{kStride | kSwizzle128 << 30} << 32 | low;
 }
-__device__ __forceinline__ uint64_t MatrixDescriptor(Place tile) {
+__device__ __forceinline__ uint64_t MatrixDescriptor(SharedAddr tile) {
   constexpr uint32_t kLeading = 1;
   return MatrixDescriptorOf((tile.address >> 4 & 0x3fff) | kLeading << 16);
 }
-__device__ __forceinline__ void MultiplyFence() {
+__device__ __forceinline__ void WgmmaFence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-__device__ __forceinline__ void MultiplyCommit() {
+__device__ __forceinline__ void WgmmaCommit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 template <int kPending>
-__device__ __forceinline__ void MultiplyWait() {
+__device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// Keeps the compiler from moving accumulator registers across the asynchronous products.
+// Keeps the compiler from moving accumulator registers across asynchronous wgmmas.
 template <int kCount>
 __device__ __forceinline__ void PinRegisters(float (&registers)[kCount]) {
 #pragma unroll

@@ -1,15 +1,15 @@
-// Where kernels are enqueued, and how closely they follow one another.
+// A stream, and whether its kernels use programmatic dependent launch (PDL).
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 namespace switchyard::cuda {
 
-// Functions that take one launch kernels that may begin early (kernel_chain.cuh) where it says so.
-// Whatever else is enqueued on the stream in between follows in full, so that kinds may be mixed.
-struct StreamChain {
-  // NOLINTNEXTLINE(google-explicit-constructor): a stream is a chain without early launches.
-  StreamChain(cudaStream_t on, bool begins_early = false) : stream(on), early(begins_early) {}
+// Functions that take a PdlStream launch kernels with PDL (kernel_chain.cuh) if `early` is set.
+// Other work on the same stream is fully ordered, so both kinds may be mixed.
+struct PdlStream {
+  // NOLINTNEXTLINE(google-explicit-constructor): a plain stream is a chain without PDL.
+  PdlStream(cudaStream_t on, bool begins_early = false) : stream(on), early(begins_early) {}
 
   cudaStream_t stream;
   bool early;

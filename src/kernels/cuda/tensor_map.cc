@@ -8,19 +8,21 @@
 namespace switchyard::cuda {
 namespace {
 
-// Through the runtime, so that the program does not link the driver's library and starts on
-// machines without one.
+// Looked up through the runtime: the program does not link libcuda and starts on machines without a
+// driver.
 PFN_cuTensorMapEncodeTiled_v12000 EncodeFunction() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found;
   const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
                                                              12000, cudaEnableDefault, &found);
   if (error != cudaSuccess || found != cudaDriverEntryPointSuccess)
-    throw Resource("the CUDA driver has no tensor maps: a Hopper GPU and driver 525 are needed");
+    throw Resource(
+        "the CUDA driver has no tensor maps: needs a Hopper GPU and driver 525 or newer");
   return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
 }
 
-// Sizes, strides (bytes, but for the first) and the box, from the fastest dimension on.
+// Sizes (elements), strides (bytes, without the first dimension) and the box, innermost dimension
+// first.
 template <int kDimensions>
 CUtensorMap Encode(const void* data, int element_bytes, const cuuint64_t (&sizes)[kDimensions],
                    const cuuint64_t (&strides)[kDimensions - 1],
@@ -38,7 +40,7 @@ CUtensorMap Encode(const void* data, int element_bytes, const cuuint64_t (&sizes
               element_bytes == 4 ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B,
               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
-    throw Resource("the CUDA driver makes no tensor map of {} x {} elements of {} bytes (error {})",
+    throw Resource("cuTensorMapEncodeTiled failed for {} x {} elements of {} bytes (error {})",
                    sizes[1], sizes[0], element_bytes, static_cast<int>(result));
   return map;
 }
@@ -55,8 +57,8 @@ CUtensorMap MakeTensorMap(const void* data, int64_t rows, int64_t columns, int e
   return Encode<2>(data, element_bytes, sizes, strides, box);
 }
 
-CUtensorMap MakePlanesMap(const void* data, int64_t rows, int64_t columns, int element_bytes,
-                          int box_rows, int planes, int64_t stride) {
+CUtensorMap MakeTensorMap3d(const void* data, int64_t rows, int64_t columns, int element_bytes,
+                            int box_rows, int planes, int64_t stride) {
   constexpr int kPlaneBytes = 128;
   const int plane = kPlaneBytes / element_bytes;
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(plane), static_cast<cuuint64_t>(rows),

@@ -1,4 +1,4 @@
-// Packed weights expanded by the code that products unpack them with.
+// Dequantizes packed 4-bit weights to bfloat16, with the unpacking code of the GEMM (for tests).
 #include "core/cuda/runtime.h"
 #include "kernels/cuda/w4a16_gemm.h"
 #include "kernels/cuda/w4a16_unpack.cuh"
@@ -13,7 +13,7 @@ struct Matrices {
   int64_t n, k;
 };
 
-// A block for each tile: x along K, y along rows, z the group.
+// One block of 128 threads per 64 × 64 tile. Grid: x along K, y along rows, z the group.
 template <W4A16Kind kKind, int kScales>
 __global__ void __launch_bounds__(kW4A16Threads) Expand(const Matrices m) {
   const int64_t row_tile = int64_t{blockIdx.z} * gridDim.y + blockIdx.y;
@@ -61,7 +61,7 @@ void ExpandW4A16(const W4A16ExpandParams& p, cudaStream_t stream) {
                              : Start<W4A16Kind::kInt4, 4>(p, stream);
       break;
   }
-  Check(cudaGetLastError(), "expansion of 4-bit weights");
+  Check(cudaGetLastError(), "dequantization of 4-bit weights");
 }
 
 }  // namespace switchyard::cuda

@@ -1,6 +1,7 @@
-// The GEMM of few rows (gemm_few_rows.cu) with 4-bit weights: the copy engine brings records of
-// codes and scales, and the warpgroups unpack them into the registers that wgmma takes its 64 rows
-// from. Tiles, their order, the ring of stages and what is written are those of that kernel.
+// The few-rows GEMM (gemm_few_rows.cu) with 4-bit weights. TMA loads records of codes and scales.
+// The consumer warpgroups unpack them to registers, from which wgmma takes its 64-row operand. Tile
+// sizes, tile order, grid, pipeline and epilogue are those of that kernel; a pipeline stage is 128
+// columns of K.
 #pragma once
 
 #include <algorithm>
@@ -15,40 +16,40 @@
 
 namespace switchyard::cuda::w4a16 {
 
-using few_rows::BeginFill;
-using few_rows::GroupList;
+using few_rows::AcquireStage;
+using few_rows::ActiveGroups;
+using few_rows::CompactGroups;
 using few_rows::Header;
-using few_rows::KeepGroupsWithRows;
 using few_rows::kGroupListBytes;
 using few_rows::kMaxStages;
 using few_rows::kMaxTokens;
 using few_rows::kSharedBytes;
 using few_rows::Release;
 using few_rows::Stages;
-using few_rows::StoreBfloats;
+using few_rows::StoreBf16;
 using few_rows::StoreFloats;
 using few_rows::Tile;
+using few_rows::TileScheduler;
 using few_rows::TokensOfTile;
-using few_rows::Walk;
 
 constexpr int kMapCount = 3;
 struct Maps {
   CUtensorMap of[kMapCount];  // boxes of 64, 32 and 16 rows of A
 };
 
-// What the kernel is given beside maps. A step along K, of which `few.k_blocks` counts the stages,
-// is kW4A16Steps tiles of 64 columns.
+// Kernel arguments besides the tensor maps. `few.k_blocks` counts the pipeline stages along K, of
+// kW4A16Steps tiles of 64 columns each.
 struct Kernel {
   few_rows::Kernel few;
   const uint8_t* records;
   const float* globals;
-  int row_tiles;        // of a group
-  int64_t tile_bytes;   // of the records of 64 rows
-  int64_t group_bytes;  // of a matrix
+  int row_tiles;        // per group
+  int64_t tile_bytes;   // records of 64 rows
+  int64_t group_bytes;  // records of a group's matrix
   int first_row;
 };
 
-// The first 64 rows of weights of a block's tile, and how many times 64 there are.
+// The first row tile (64 weight rows) of a block's tile, and their count.
 struct RowTiles {
   int first, count;
 };
@@ -60,35 +61,35 @@ __device__ __forceinline__ RowTiles RowTilesOf(const Kernel& p, const Tile& tile
 }
 
 template <int kRecord>
-__device__ __forceinline__ void ProduceWeights(const Kernel& p, const Stages& stages, Walk walk,
-                                               int block, int cluster) {
+__device__ __forceinline__ void ProduceWeights(const Kernel& p, const Stages& stages,
+                                               TileScheduler walk, int block, int cluster) {
   constexpr int kBytes = kW4A16Steps * kRecord;
-  Ring ring;
+  PipelineState ring;
   Tile tile;
   for (int index = blockIdx.x / cluster; walk.Find(index, tile); index += gridDim.x / cluster) {
     const RowTiles rows = RowTilesOf(p, tile, block, cluster);
     const uint8_t* from = p.records + tile.group * p.group_bytes + rows.first * p.tile_bytes;
     for (int kb = 0; kb < p.few.k_blocks; ++kb, ring.Next(stages.count), from += kBytes) {
-      uint8_t* to = BeginFill(stages, ring, rows.count * kBytes);
+      uint8_t* to = AcquireStage(stages, ring, rows.count * kBytes);
       for (int i = 0; i < rows.count; ++i)
         ptx::LoadBytes(to + i * kBytes, from + i * p.tile_bytes, kBytes, &stages.full[ring.stage]);
     }
   }
 }
 
-// Tiles of all tokens by 64 columns, one behind the other. Blocks of the cluster take turns in
-// fetching boxes for both.
+// Loads tiles of all tokens × 64 columns, one after the other. The blocks of a cluster alternate in
+// multicasting boxes to both.
 __device__ __forceinline__ void ProduceTokens(const Kernel& p, const Maps& maps,
-                                              const Stages& stages, Walk walk, int block,
+                                              const Stages& stages, TileScheduler walk, int block,
                                               int cluster) {
-  Ring ring;
+  PipelineState ring;
   Tile tile;
   for (int index = blockIdx.x / cluster; walk.Find(index, tile); index += gridDim.x / cluster) {
     const int tokens = TokensOfTile(tile.tokens), bytes = tokens * kGemmRowBytes;
     const int large = tokens / 64, boxes = large + (tokens % 64 > 0);
     const CUtensorMap* last = &maps.of[tokens % 64 == 16 ? 2 : 1];
     for (int kb = 0; kb < p.few.k_blocks; ++kb, ring.Next(stages.count)) {
-      uint8_t* to = BeginFill(stages, ring, kW4A16Steps * bytes) + stages.weight_bytes;
+      uint8_t* to = AcquireStage(stages, ring, kW4A16Steps * bytes) + stages.weight_bytes;
       uint64_t* full = &stages.full[ring.stage];
       for (int step = 0; step < kW4A16Steps; ++step)
         for (int i = 0; i < boxes; ++i) {
@@ -98,35 +99,34 @@ __device__ __forceinline__ void ProduceTokens(const Kernel& p, const Maps& maps,
           if (cluster == 1) {
             ptx::LoadBox(box, map, column, row, full);
           } else if ((step * boxes + i) % 2 == block) {
-            ptx::LoadBoxToBlocks(box, map, column, row, full, 3);
+            ptx::LoadBoxMulticast(box, map, column, row, full, 3);
           }
         }
     }
   }
 }
 
-// Starts the products of a tile of 64 columns; they end some time after a MultiplyWait, and until
-// then nobody may write to `a`.
+// Issues the wgmmas of a tile of 64 columns asynchronously. `a` must not be written until a
+// WgmmaWait has covered them.
 template <int kCount>
-__device__ __forceinline__ void StartUnpacked(const uint32_t (&a)[4][4], const uint8_t* tokens,
-                                              float (&sums)[kCount]) {
-  // Runs of columns change the address alone, which is in the lower half.
+__device__ __forceinline__ void IssueUnpackedWgmma(const uint32_t (&a)[4][4], const uint8_t* tokens,
+                                                   float (&sums)[kCount]) {
+  // Runs of columns differ only in the address, in the lower half of the descriptor.
   const uint64_t b = ptx::MatrixDescriptor(tokens);
   const uint64_t upper = b >> 32 << 32;
   const auto lower = static_cast<uint32_t>(b);
   ptx::PinRegisters(sums);
-  ptx::MultiplyFence();
+  ptx::WgmmaFence();
 #pragma unroll
-  for (int run = 0; run < 4; ++run)
-    ptx::MultiplyBf16(sums, a[run], upper | (lower + 2 * run), true);
-  ptx::MultiplyCommit();
+  for (int run = 0; run < 4; ++run) ptx::WgmmaBf16(sums, a[run], upper | (lower + 2 * run), true);
+  ptx::WgmmaCommit();
   ptx::PinRegisters(sums);
 }
 
-// A tile's products, as the thread's part of 64 × kTokens sums (few_rows::Multiplier). While the
-// matrix units have 64 columns, the next are unpacked into other registers. Registers that products
-// still read do not cross the loop's end: the compiler would take them for in use all the way round
-// the loop over tiles, a set for each kTokens, and spill.
+// Main loop of a tile: the thread's fragment of 64 × kTokens sums (layout: few_rows::Multiplier).
+// While wgmma processes 64 columns, the next 64 are unpacked into other registers. Registers that
+// wgmma still reads must not live across the loop's end. The compiler would keep them live around
+// the loop over tiles, one set for each kTokens, and spill.
 template <W4A16Kind kKind, int kScales, int kTokens>
 struct Multiplier {
   static constexpr int kRecord = W4A16RecordBytes(kKind, kScales);
@@ -147,7 +147,7 @@ struct Multiplier {
            step * kTokens * kGemmRowBytes;
   }
 
-  __device__ __forceinline__ void Run(Ring& ring, float (&sums)[kTokens / 2]) const {
+  __device__ __forceinline__ void Run(PipelineState& ring, float (&sums)[kTokens / 2]) const {
     static_assert(kW4A16Steps == 2);
     uint32_t first[4][4], second[4][4];
 #pragma unroll
@@ -156,30 +156,30 @@ struct Multiplier {
     Unpack(ring.stage, 0, first);
     for (int kb = 1;; ++kb) {
       const int stage = ring.stage;
-      StartUnpacked(first, Tokens(stage, 0), sums);
+      IssueUnpackedWgmma(first, Tokens(stage, 0), sums);
       Unpack(stage, 1, second);
-      ptx::MultiplyWait<0>();
-      StartUnpacked(second, Tokens(stage, 1), sums);
+      ptx::WgmmaWait<0>();
+      IssueUnpackedWgmma(second, Tokens(stage, 1), sums);
       ring.Next(stages.count);
       if (kb == p.few.k_blocks) break;
       ptx::BarrierWait(&stages.full[ring.stage], ring.parity);
       Unpack(ring.stage, 0, first);
-      ptx::MultiplyWait<0>();
+      ptx::WgmmaWait<0>();
       Release(stages, stage, cluster);
     }
-    ptx::MultiplyWait<0>();
+    ptx::WgmmaWait<0>();
     ptx::PinRegisters(sums);
     Release(stages, (ring.stage == 0 ? stages.count : ring.stage) - 1, cluster);
   }
 };
 
 template <W4A16Kind kKind, int kScales, int kTokens>
-__device__ __forceinline__ void ComputeTile(const Kernel& p, const Stages& stages, Ring& ring,
-                                            const Tile& tile, int block, int cluster,
-                                            uint8_t* staged) {
+__device__ __forceinline__ void ComputeTile(const Kernel& p, const Stages& stages,
+                                            PipelineState& ring, const Tile& tile, int block,
+                                            int cluster, uint8_t* staged) {
   const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
   const RowTiles rows = RowTilesOf(p, tile, block, cluster);
-  // A warpgroup without weights unpacks whatever its place in the stage holds, for nobody.
+  // A warpgroup without valid weights unpacks arbitrary stage contents; its sums are not used.
   float global = 0.0f;
   if (kKind == W4A16Kind::kNvfp4 && warpgroup < rows.count)
     global = p.globals[int64_t{tile.group} * p.row_tiles + rows.first + warpgroup];
@@ -199,14 +199,14 @@ __device__ __forceinline__ void ComputeTile(const Kernel& p, const Stages& stage
   if (p.few.float_output) {
     StoreFloats<kTokens>(p.few, tile, column, lane, sums);
   } else {
-    StoreBfloats<kTokens>(p.few, tile, column, lane, staged, sums);
+    StoreBf16<kTokens>(p.few, tile, column, lane, staged, sums);
   }
 }
 
 template <W4A16Kind kKind, int kScales>
-__device__ __forceinline__ void Consume(const Kernel& p, const Stages& stages, Walk walk, int block,
-                                        int cluster, uint8_t* staged) {
-  Ring ring;
+__device__ __forceinline__ void Consume(const Kernel& p, const Stages& stages, TileScheduler walk,
+                                        int block, int cluster, uint8_t* staged) {
+  PipelineState ring;
   Tile tile;
   for (int index = blockIdx.x / cluster; walk.Find(index, tile); index += gridDim.x / cluster) {
     switch (TokensOfTile(tile.tokens)) {
@@ -226,11 +226,12 @@ __device__ __forceinline__ void Consume(const Kernel& p, const Stages& stages, W
   }
 }
 
-// Copies what groups have of A's rows into shared memory and finds the longest tile.
-__device__ __forceinline__ void ReadGroups(const Kernel& p, Header& header, const GroupList& list) {
+// Copies the groups' row counts and starts within A to shared memory and finds the longest tile.
+__device__ __forceinline__ void ReadGroups(const Kernel& p, Header& header,
+                                           const ActiveGroups& list) {
   int longest = 0;
   for (int g = threadIdx.x; g < p.few.groups; g += blockDim.x) {
-    // Past the first cache, which may hold what was there when an earlier kernel read it.
+    // Bypasses L1, which may hold stale values read by an earlier kernel.
     const int begin = __ldcg(p.few.group_begins + g) - p.first_row;
     const int end = begin + __ldcg(p.few.group_rows + g);
     const int first = max(begin, 0), count = max(min(end, p.few.rows) - first, 0);
@@ -241,10 +242,10 @@ __device__ __forceinline__ void ReadGroups(const Kernel& p, Header& header, cons
   longest = __reduce_max_sync(~0u, longest);
   if (threadIdx.x % 32 == 0) atomicMax(&header.longest, longest);
   __syncthreads();
-  if (threadIdx.x < 32) KeepGroupsWithRows(header, list, p.few.groups);
+  if (threadIdx.x < 32) CompactGroups(header, list, p.few.groups);
 }
 
-// kConsumers warpgroups multiply 64 rows of weights each.
+// kConsumers warpgroups multiply 64 weight rows each.
 template <W4A16Kind kKind, int kScales, int kConsumers>
 __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
     FewRowsKernel(const __grid_constant__ Kernel p, const __grid_constant__ Maps maps) {
@@ -254,7 +255,7 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
       (kSharedBytes - sizeof(Header) - p.few.groups * kGroupListBytes) / 1024 * 1024;
   auto& header = *reinterpret_cast<Header*>(memory + ring_bytes);
   auto* words = reinterpret_cast<int32_t*>(&header + 1);
-  const GroupList list = {words, words + p.few.groups, words + 2 * p.few.groups};
+  const ActiveGroups list = {words, words + p.few.groups, words + 2 * p.few.groups};
   const int block = ptx::BlockOfCluster(), cluster = ptx::BlocksOfCluster();
   const int warpgroup = threadIdx.x / 128;
 
@@ -269,26 +270,26 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
   }
   __syncthreads();
   // As in gemm_few_rows.cu.
-  const bool fetches_weights =
+  const bool is_weight_producer =
       warpgroup == kConsumers && threadIdx.x % 128 / 32 == few_rows::kWeights;
-  if (!p.few.groups_known) WaitForKernelBefore();
+  if (!p.few.groups_ready) WaitForPriorKernels();
   ReadGroups(p, header, list);
   __syncthreads();
   ptx::ClusterSync();
-  if (!fetches_weights) {
-    if (p.few.groups_known) WaitForKernelBefore();
-    AllowNextKernel();
+  if (!is_weight_producer) {
+    if (p.few.groups_ready) WaitForPriorKernels();
+    LaunchDependents();
   }
 
-  // Tiles of tokens begin on 1024 bytes.
+  // Token tiles are aligned to 1024 bytes.
   constexpr int kWeightBytes = (kConsumers * kW4A16Steps * kRecord + 1023) / 1024 * 1024;
   Stages stages = {
       .memory = memory, .weight_bytes = kWeightBytes, .full = header.full, .empty = header.empty};
   stages.bytes = kWeightBytes + TokensOfTile(header.longest) * kGemmRowBytes * kW4A16Steps;
   stages.count = min(ring_bytes / stages.bytes, kMaxStages);
-  const Walk walk(p.few, header, list);
+  const TileScheduler walk(p.few, header, list);
   if (warpgroup == kConsumers) {
-    if constexpr (kConsumers > 1) ptx::GiveRegisters<40>();
+    if constexpr (kConsumers > 1) ptx::DeallocateRegisters<40>();
     if (threadIdx.x % 32 == 0) {
       switch (threadIdx.x % 128 / 32) {
         case few_rows::kWeights:
@@ -300,18 +301,18 @@ __global__ void __launch_bounds__(128 * (kConsumers + 1), 1)
       }
     }
     __syncwarp();
-    if (fetches_weights) WaitForKernelBefore();
+    if (is_weight_producer) WaitForPriorKernels();
   } else {
-    if constexpr (kConsumers > 1) ptx::TakeRegisters<232>();
+    if constexpr (kConsumers > 1) ptx::AllocateRegisters<232>();
     Consume<kKind, kScales>(p, stages, walk, block, cluster, header.staged[threadIdx.x / 32]);
   }
-  // A block whose barriers its partner may still arrive at has to stay.
+  // A block must not exit while its partner may still arrive at its barriers.
   ptx::ClusterSync();
 }
 
 template <W4A16Kind kKind, int kScales, int kConsumers>
-cudaError_t StartWith(const W4A16Launch& launch, const StreamChain& chain) {
-  static KernelSetup setup;
+cudaError_t StartWith(const W4A16Launch& launch, const PdlStream& chain) {
+  static SharedMemoryOptIn setup;
   const cudaError_t error =
       setup.On(launch.gpu.index, FewRowsKernel<kKind, kScales, kConsumers>, kSharedBytes);
   if (error != cudaSuccess) return error;
@@ -325,7 +326,7 @@ cudaError_t StartWith(const W4A16Launch& launch, const StreamChain& chain) {
                                  .ldd = p.n,
                                  .group_begins = p.group_begins,
                                  .group_rows = p.group_rows,
-                                 .groups_known = p.groups_known,
+                                 .groups_ready = p.groups_ready,
                                  .rows = static_cast<int>(p.rows),
                                  .n = static_cast<int>(p.n),
                                  .groups = p.groups,
@@ -342,7 +343,7 @@ cudaError_t StartWith(const W4A16Launch& launch, const StreamChain& chain) {
                          .first_row = static_cast<int>(p.first_row)};
   Maps maps;
   for (int i = 0; i < kMapCount; ++i) maps.of[i] = launch.a_maps[i];
-  // The most tiles there can be: a group of no rows has none.
+  // Upper bound of the tiles; empty groups have none.
   const int64_t most_parts = (p.rows + kMaxTokens - 1) / kMaxTokens + p.groups;
   const int64_t clusters =
       std::min<int64_t>(launch.gpu.processors / cluster, most_parts * kernel.few.column_tiles);
@@ -352,7 +353,7 @@ cudaError_t StartWith(const W4A16Launch& launch, const StreamChain& chain) {
 }
 
 template <W4A16Kind kKind, int kScales>
-cudaError_t Start(const W4A16Launch& launch, const StreamChain& chain) {
+cudaError_t Start(const W4A16Launch& launch, const PdlStream& chain) {
   return launch.plan.weight_rows > kW4A16Tile ? StartWith<kKind, kScales, 2>(launch, chain)
                                               : StartWith<kKind, kScales, 1>(launch, chain);
 }

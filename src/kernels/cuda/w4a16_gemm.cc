@@ -8,13 +8,12 @@
 
 namespace switchyard::cuda {
 
-void GroupedGemmW4A16(const W4A16GemmParams& p, const StreamChain& chain) {
+void GroupedGemmW4A16(const W4A16GemmParams& p, const PdlStream& chain) {
   constexpr int64_t kStep = 8;  // elements in 16 bytes
   if (p.n % kStep != 0 || p.k % kStep != 0 || p.k == 0)
-    throw Invalid("product with 4-bit weights, n {}, k {}: want multiples of {}", p.n, p.k, kStep);
+    throw Invalid("W4A16 GEMM n={} k={}: must be multiples of {}", p.n, p.k, kStep);
   if (p.groups > kMaxGemmGroups)
-    throw Invalid("product with {} groups of 4-bit weights: want at most {}", p.groups,
-                  kMaxGemmGroups);
+    throw Invalid("W4A16 GEMM with {} groups: at most {} supported", p.groups, kMaxGemmGroups);
   if (p.rows == 0 || p.n == 0 || p.groups == 0) return;
   const CurrentGpu gpu = FindCurrentGpu();
   W4A16Launch launch = {
@@ -27,7 +26,7 @@ void GroupedGemmW4A16(const W4A16GemmParams& p, const StreamChain& chain) {
   const auto start = p.format.kind == W4A16Kind::kMxfp4   ? StartW4A16Mxfp4
                      : p.format.kind == W4A16Kind::kNvfp4 ? StartW4A16Nvfp4
                                                           : StartW4A16Int4;
-  Check(start(launch, chain), "start of a product with 4-bit weights");
+  Check(start(launch, chain), "W4A16 GEMM launch");
 }
 
 }  // namespace switchyard::cuda

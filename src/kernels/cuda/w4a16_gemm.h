@@ -1,4 +1,4 @@
-// Grouped products of bfloat16 rows with 4-bit weights on Hopper's matrix units.
+// Grouped GEMM of bfloat16 rows with 4-bit weights (W4A16) with Hopper's wgmma.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +10,12 @@
 namespace switchyard::cuda {
 
 // D[r, :] = A[r, :] · B[g(r)]ᵀ (+ bias[g(r)]), where row r is in group g(r): GroupedGemmBf16
-// (grouped_gemm.h) with group_begins and group_rows, of weights that stay packed. The bits are
-// those of the expanded weights: what a thread unpacks has their bits, and sums have the same
-// order.
+// (grouped_gemm.h) with group_begins and group_rows, for weights that stay packed. The result has
+// the bits of the GEMM with expanded weights: unpacking gives the same bits, and the reduction
+// order is the same.
 //
-// Weights are read and unpacked once for 192 rows of a group: meant for groups of few rows, right
-// for any.
+// Weights are read and unpacked once per 192 rows of a group: efficient for groups of few rows,
+// correct for any.
 struct W4A16GemmParams {
   const void* a = nullptr;  // [rows, k] bfloat16
   W4A16Format format;
@@ -27,19 +27,19 @@ struct W4A16GemmParams {
   int64_t k = 0;                   // a multiple of 8
   int groups = 0;                  // at most kMaxGemmGroups
   // [groups] each, on the device: group g has rows [group_begins[g], group_begins[g] +
-  // group_rows[g]) of an order of rows in which A's first is number `first_row`. Rows that A does
-  // not have are another call's.
+  // group_rows[g]) of a global row order, in which A's first row is number `first_row`. Rows
+  // outside of A belong to other calls.
   const int32_t* group_begins = nullptr;
   const int32_t* group_rows = nullptr;
-  bool groups_known = false;  // as GroupedGemmParams'
+  bool groups_ready = false;  // as in GroupedGemmParams
   int64_t first_row = 0;
   const float* bias = nullptr;  // [groups, n] or null
   bool float_output = false;
 };
-// Enqueues. Error kInvalid names a size that does not fit.
-void GroupedGemmW4A16(const W4A16GemmParams& p, const StreamChain& chain);
+// Enqueues. Error kInvalid reports an unsupported size.
+void GroupedGemmW4A16(const W4A16GemmParams& p, const PdlStream& chain);
 
-// The weights expanded, by the same device code: to [groups, n, k] bfloat16. For tests.
+// Expands the weights to [groups, n, k] bfloat16 with the same device code. For tests.
 struct W4A16ExpandParams {
   W4A16Format format;
   const void* records = nullptr;

@@ -1,4 +1,4 @@
-// Products with packed weights have the bits of products with the same weights expanded.
+// GEMMs with packed weights have the bits of GEMMs with the same weights expanded.
 #include "kernels/cuda/w4a16_gemm.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kUntouched = 0xc2f5c2f5;
 
-// Rows of groups one after the other with gaps between them, some of which hold NaN.
+// Consecutive row ranges of groups with gaps between them; rows in gaps are NaN.
 struct Rows {
   Rows(std::vector<int32_t> row_counts, int64_t k, unsigned seed) : counts(std::move(row_counts)) {
     kernels::Random random(seed);
@@ -36,7 +36,7 @@ struct Rows {
   std::vector<uint16_t> values;  // [total, k] bfloat16
 };
 
-// Columns beyond k are zeros, of rows and of weights.
+// Pads rows and columns of matrices with zeros.
 std::vector<uint16_t> Padded(const std::vector<uint16_t>& from, int64_t matrices, int64_t rows,
                              int64_t columns, int64_t to_rows, int64_t to_columns) {
   std::vector<uint16_t> to(matrices * to_rows * to_columns);
@@ -52,7 +52,7 @@ class W4A16Gemm : public testing::TestWithParam<W4A16Case> {
     if (DeviceCount() == 0 || !IsHopper()) GTEST_SKIP() << "no Hopper GPU";
   }
 
-  // Words of the output, kUntouched where nobody wrote: [rows, n], as float32 or bfloat16.
+  // Output words [rows, n] as float32 or bfloat16; kUntouched where nothing was written.
   static std::vector<uint32_t> Run(const PackedMatrices& m, const Rows& rows, bool float_output,
                                    const DeviceMemory* bias, int64_t chunk_rows = 0) {
     const DeviceMemory records = Upload(m.records), globals = Upload(m.globals),
@@ -77,11 +77,11 @@ class W4A16Gemm : public testing::TestWithParam<W4A16Case> {
                         .bias = bias ? bias->as<float>() : nullptr,
                         .float_output = float_output},
                        nullptr);
-    Check(cudaDeviceSynchronize(), "products with packed weights");
+    Check(cudaDeviceSynchronize(), "GEMM with packed weights");
     return Download<uint32_t>(d, words);
   }
 
-  // What GroupedGemmBf16 makes of the expanded weights, which takes multiples of 64.
+  // GroupedGemmBf16 with the expanded weights, padded to multiples of 64.
   static std::vector<uint32_t> RunExpanded(const PackedMatrices& m, const Rows& rows,
                                            bool float_output, const std::vector<float>* bias) {
     const int64_t n = CeilDiv(m.n, 64) * 64, k = CeilDiv(m.k, 64) * 64;
@@ -106,7 +106,7 @@ class W4A16Gemm : public testing::TestWithParam<W4A16Case> {
                      .bias = bias ? device_bias.as<float>() : nullptr,
                      .float_output = float_output},
                     nullptr);
-    Check(cudaDeviceSynchronize(), "products with expanded weights");
+    Check(cudaDeviceSynchronize(), "GEMM with expanded weights");
     const std::vector<uint32_t> all = Download<uint32_t>(d, words);
     const int64_t from = words / rows.total, to = m.n / (float_output ? 1 : 2);
     std::vector<uint32_t> some;
@@ -174,7 +174,7 @@ TEST_P(W4A16Gemm, RandomGroupsHaveTheBitsOfExpandedWeights) {
 TEST_P(W4A16Gemm, RaggedSizesHaveTheBitsOfExpandedWeights) {
   for (const int64_t part : {4, 36, 68, 100})
     for (const int64_t k : {8, 72, 136, 328}) {
-      if (GetParam().format == WeightFormat::kNvfp4) continue;  // parts fill tiles
+      if (GetParam().format == WeightFormat::kNvfp4) continue;  // its parts must fill tiles
       const PackedMatrices m(GetParam(), 3, part, k, static_cast<unsigned>(part + k));
       const Rows rows({5, 0, 70}, k, 3);
       for (const bool float_output : {true, false})

@@ -1,8 +1,9 @@
+// W4A16 GEMM (w4a16_few_rows.cuh) for int4 weights with float32 scales and zero points.
 #include "kernels/cuda/w4a16_few_rows.cuh"
 
 namespace switchyard::cuda {
 
-cudaError_t StartW4A16Int4(const W4A16Launch& launch, const StreamChain& chain) {
+cudaError_t StartW4A16Int4(const W4A16Launch& launch, const PdlStream& chain) {
   switch (launch.params.format.scales) {
     case 1:
       return w4a16::Start<W4A16Kind::kInt4, 1>(launch, chain);

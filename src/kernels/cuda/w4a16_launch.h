@@ -1,6 +1,5 @@
-// Between w4a16_gemm.cc, which checks and describes the rows to the copy engine, and the kernels of
-// each format, which are compiled for the device and include nothing of the rest. Internal to
-// kernels/cuda.
+// Launch interface between w4a16_gemm.cc, which validates and makes the tensor maps, and the
+// kernels of each format. Internal to kernels/cuda.
 #pragma once
 
 #include <cuda.h>
@@ -12,14 +11,14 @@ namespace switchyard::cuda {
 
 struct W4A16Launch {
   W4A16GemmParams params;
-  GemmPlan plan;  // of few rows, one step
+  GemmPlan plan;  // few_rows, one step
   CurrentGpu gpu;
   CUtensorMap a_maps[3];  // boxes of 64, 32 and 16 rows
 };
 
-// For the scales that W4A16Format has for each kind.
-cudaError_t StartW4A16Mxfp4(const W4A16Launch& launch, const StreamChain& chain);
-cudaError_t StartW4A16Nvfp4(const W4A16Launch& launch, const StreamChain& chain);
-cudaError_t StartW4A16Int4(const W4A16Launch& launch, const StreamChain& chain);
+// They support the `scales` values of W4A16Format for each kind.
+cudaError_t StartW4A16Mxfp4(const W4A16Launch& launch, const PdlStream& chain);
+cudaError_t StartW4A16Nvfp4(const W4A16Launch& launch, const PdlStream& chain);
+cudaError_t StartW4A16Int4(const W4A16Launch& launch, const PdlStream& chain);
 
 }  // namespace switchyard::cuda

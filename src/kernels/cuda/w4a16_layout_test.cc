@@ -1,4 +1,4 @@
-// What each thread of a warpgroup makes of packed weights, without a GPU.
+// Per-thread unpacking of packed weights, emulated without a GPU.
 #include "kernels/cuda/w4a16_layout.h"
 
 #include <gtest/gtest.h>
@@ -10,9 +10,9 @@
 namespace switchyard::cuda {
 namespace {
 
-// A record in the hands of one thread, as W4A16Tile has it on the GPU: the same addresses, the same
-// integers, and float arithmetic where that has halves.
-struct ThreadOfTile {
+// One thread's view of a record, like W4A16Tile on the GPU: the same addresses and integers, with
+// float arithmetic instead of packed bfloat16 arithmetic.
+struct EmulatedThread {
   W4A16Format format;
   const std::byte* record;
   float global;
@@ -24,7 +24,7 @@ struct ThreadOfTile {
     std::memcpy(&value, record + offset, sizeof(T));
     return value;
   }
-  // Of register `slot` in a run of 16 columns, whose row is the lower one where slot is odd.
+  // Scale index of register `slot` in a run of 16 columns; odd slots are the lower row.
   int ScaleIndex(int run, int slot) const {
     return (W4A16RowPair(thread) * format.scales + run * format.scales / 4) * 2 + slot % 2;
   }
@@ -57,15 +57,15 @@ struct ThreadOfTile {
   }
 };
 
-// [matrices · row tiles · 64, column tiles · 64] of what registers hold where wgmma takes them for
-// rows and columns.
+// Register contents, placed at the rows and columns that wgmma assigns to them: [matrices · row
+// tiles · 64, column tiles · 64].
 std::vector<uint16_t> UnpackAll(const PackedMatrices& m, int matrices) {
   const int64_t row_tiles = matrices * W4A16RowTiles(m.n), column_tiles = W4A16ColumnTiles(m.k);
   std::vector<uint16_t> bits(row_tiles * column_tiles * kW4A16Tile * kW4A16Tile, 0xffff);
   for (int64_t tile = 0; tile < row_tiles * column_tiles; ++tile)
     for (int thread = 0; thread < kW4A16Threads; ++thread) {
-      const ThreadOfTile t = {m.format, m.records.data() + tile * W4A16RecordBytes(m.format),
-                              m.globals[tile / column_tiles], thread};
+      const EmulatedThread t = {m.format, m.records.data() + tile * W4A16RecordBytes(m.format),
+                                m.globals[tile / column_tiles], thread};
       for (int i = 0; i < 32; ++i) {
         // The PTX ISA's fragment of m64k16: lane / 4 and lane % 4, registers, halves.
         const int run = i / 8, slot = i / 2 % 4, half = i % 2, lane = thread % 32;
@@ -83,7 +83,7 @@ TEST(W4A16Layout, EveryCodeOfATileHasOnePlaceOnly) {
   std::vector<int> seen(kW4A16CodeBytes * 2, 0);
   for (int row = 0; row < kW4A16Tile; ++row)
     for (int column = 0; column < kW4A16Tile; ++column) {
-      const W4A16Place at = W4A16PlaceOf(row, column);
+      const W4A16Position at = W4A16CodePosition(row, column);
       ++seen[(at.thread * 4 + at.run) * 8 + at.shift / 4];
       const int slot = at.shift % 16 / 4;
       EXPECT_EQ(W4A16RowOf(at.thread, slot), row);
@@ -115,7 +115,7 @@ TEST_P(W4A16Unpack, RegistersHoldTheBitsOfExpandedWeights) {
   kernels::Random random(3);
   for (int round = 0; round < 12; ++round) {
     constexpr int kMatrices = 2;
-    // NVFP4's parts fill tiles.
+    // NVFP4 parts must fill tiles.
     const int64_t part_rows = GetParam().format == WeightFormat::kNvfp4
                                   ? random.Pick<int64_t>({64, 128})
                                   : 1 + random.Below(150);
@@ -138,7 +138,7 @@ TEST_P(W4A16Unpack, RegistersHoldTheBitsOfExpandedWeights) {
 }
 
 TEST_P(W4A16Unpack, EveryCodeAndScaleGivesTheExpandedBits) {
-  // One row of every code with each scale that a byte can say (kInt4: of zero points).
+  // One row with every code for each scale that a byte can hold (kInt4: each zero point).
   const WeightFormat format = GetParam().format;
   const bool int4 = format == WeightFormat::kInt4Group;
   const int64_t columns = int4                             ? GetParam().group_size
@@ -176,10 +176,10 @@ TEST_P(W4A16Unpack, EveryCodeAndScaleGivesTheExpandedBits) {
   std::vector<uint16_t> expanded;
   AppendExpanded(w, &expanded);
   for (int64_t j = 0; j < k; ++j) {
-    const W4A16Place at = W4A16PlaceOf(0, static_cast<int>(j % 64));
-    const ThreadOfTile t = {*format_found,
-                            records.data() + j / 64 * W4A16RecordBytes(*format_found), globals[0],
-                            at.thread};
+    const W4A16Position at = W4A16CodePosition(0, static_cast<int>(j % 64));
+    const EmulatedThread t = {*format_found,
+                              records.data() + j / 64 * W4A16RecordBytes(*format_found), globals[0],
+                              at.thread};
     ASSERT_EQ(t.Unpack(at.run, at.shift % 16 / 4, at.shift / 16), expanded[j])
         << "scale " << j / columns << ", code " << j % 16;
   }

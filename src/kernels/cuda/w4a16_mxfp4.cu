@@ -1,8 +1,9 @@
+// W4A16 GEMM (w4a16_few_rows.cuh) for MXFP4 weights.
 #include "kernels/cuda/w4a16_few_rows.cuh"
 
 namespace switchyard::cuda {
 
-cudaError_t StartW4A16Mxfp4(const W4A16Launch& launch, const StreamChain& chain) {
+cudaError_t StartW4A16Mxfp4(const W4A16Launch& launch, const PdlStream& chain) {
   return w4a16::Start<W4A16Kind::kMxfp4, 2>(launch, chain);
 }
 

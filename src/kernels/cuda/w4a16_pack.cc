@@ -11,9 +11,9 @@
 namespace switchyard::cuda {
 namespace {
 
-constexpr float kLeastGlobal = 0x1p-100f;    // with e4m3's smallest still a normal float32
-constexpr float kTooLarge = 4.0f;            // lifted, a scale of this is infinite
-constexpr uint8_t kMostMxfp4Exponent = 128;  // which lifted is bfloat16's largest
+constexpr float kLeastGlobal = 0x1p-100f;   // times e4m3's smallest value, still a normal float32
+constexpr float kTooLarge = 4.0f;           // times 2^126, a scale of this is infinite
+constexpr uint8_t kMaxMxfp4Exponent = 128;  // plus 126, bfloat16's largest exponent
 
 const uint8_t* Bytes(const void* p) { return static_cast<const uint8_t*>(p); }
 int64_t StoredRow(const WeightView& w, int64_t i) { return w.row0 + i * w.row_step; }
@@ -29,7 +29,7 @@ int64_t ColumnsOfScale(const WeightView& w) {
   }
 }
 
-// Whether all bytes of `scales` are, those of the view's columns.
+// Whether `fits` holds for all bytes of `scales` in the view's columns.
 bool All(const WeightView& w, const void* scales, const auto& fits) {
   const int64_t columns = ColumnsOfScale(w), stored = CeilDiv(w.stored_k, columns);
   const int64_t first = w.col0 / columns, last = CeilDiv(w.col0 + w.k, columns);
@@ -43,7 +43,7 @@ bool AtMost(const WeightView& w, const void* scales, uint8_t most) {
   return All(w, scales, [&](uint8_t x) { return x <= most; });
 }
 
-bool CanLiftNvfp4(const WeightView& w) {
+bool CanRescaleNvfp4(const WeightView& w) {
   constexpr float kLargestCode = 448.0f;
   if (!(w.global_scale >= kLeastGlobal && w.global_scale < kTooLarge)) return false;
   if (w.global_scale * kLargestCode < kTooLarge) return true;
@@ -51,13 +51,13 @@ bool CanLiftNvfp4(const WeightView& w) {
              [&](uint8_t x) { return std::abs(ToFloat(F8E4M3{x})) * w.global_scale < kTooLarge; });
 }
 
-// Scales of a row in a tile; 0: none that would do.
+// Scales per row of a tile; 0: the view cannot be packed.
 int ScalesOf(const WeightView& w) {
   switch (w.format) {
     case WeightFormat::kMxfp4:
-      return w.col0 % kMxfp4BlockSize == 0 && AtMost(w, w.scales, kMostMxfp4Exponent) ? 2 : 0;
+      return w.col0 % kMxfp4BlockSize == 0 && AtMost(w, w.scales, kMaxMxfp4Exponent) ? 2 : 0;
     case WeightFormat::kNvfp4:
-      return w.col0 % kNvfp4BlockSize == 0 && CanLiftNvfp4(w) ? 4 : 0;
+      return w.col0 % kNvfp4BlockSize == 0 && CanRescaleNvfp4(w) ? 4 : 0;
     case WeightFormat::kInt4Group:
       if (w.zeros && !AtMost(w, w.zeros, kW4A16MaxZero)) return 0;
       for (const int scales : {1, 2, 4})
@@ -75,18 +75,18 @@ W4A16Kind KindOf(WeightFormat format) {
                                           : W4A16Kind::kInt4;
 }
 
-// Adds the codes of one row to the records of its tiles, which are zero where nobody added any.
+// ORs the codes of one row into the records of its tiles, which were zeroed.
 void AddCodes(const WeightView& w, int64_t row, int tile_row, int64_t record_bytes,
               std::byte* records) {
   const uint8_t* codes = Bytes(w.data) + (StoredRow(w, row) * w.stored_k + w.col0) / 2;
   for (int64_t column = 0; column < w.k; column += 2) {
     const uint8_t two = codes[column / 2];
-    const W4A16Place at = W4A16PlaceOf(tile_row, static_cast<int>(column % kW4A16Tile));
+    const W4A16Position at = W4A16CodePosition(tile_row, static_cast<int>(column % kW4A16Tile));
     std::byte* to = records + column / kW4A16Tile * record_bytes + (at.thread * 4 + at.run) * 4;
     uint32_t word;
     std::memcpy(&word, to, sizeof(word));
     word |= static_cast<uint32_t>(two & 0xf) << at.shift;
-    // The even column's place is 16 bits below that of the odd one beside it.
+    // The odd column's position is 16 bits above that of the even one.
     if (column + 1 < w.k) word |= static_cast<uint32_t>(two >> 4) << (at.shift + 16);
     std::memcpy(to, &word, sizeof(word));
   }
@@ -104,7 +104,7 @@ void WriteScales(W4A16Format format, const WeightView& w, int64_t row, int tile_
     const int at = W4A16ScaleAt(tile_row, static_cast<int>(i % format.scales), format.scales);
     switch (format.kind) {
       case W4A16Kind::kMxfp4:
-        scales[at] = std::byte(Bytes(w.scales)[from] + kW4A16Lift);
+        scales[at] = std::byte(Bytes(w.scales)[from] + kW4A16ScaleShift);
         break;
       case W4A16Kind::kNvfp4:
         scales[at] = std::byte(Bytes(w.scales)[from]);
@@ -139,7 +139,7 @@ void PackW4A16(W4A16Format format, std::span<const WeightView* const> parts, std
                float* globals, ThreadPool& pool) {
   const int64_t part_rows = parts[0]->n, n = part_rows * std::ssize(parts), k = parts[0]->k;
   const int64_t record_bytes = W4A16RecordBytes(format);
-  const int64_t row_bytes = W4A16ColumnTiles(k) * record_bytes;  // of 64 rows
+  const int64_t row_bytes = W4A16ColumnTiles(k) * record_bytes;  // per 64 rows
   for (const WeightView* w : parts) CHECK(w->n == part_rows && w->k == k);
   CHECK(globals || format.kind != W4A16Kind::kNvfp4);
   pool.RunRanges(W4A16RowTiles(n), 1, [&](int64_t begin, int64_t end) {
@@ -154,7 +154,7 @@ void PackW4A16(W4A16Format format, std::span<const WeightView* const> parts, std
         WriteScales(format, w, row, static_cast<int>(i), record_bytes, to);
       }
       if (format.kind == W4A16Kind::kNvfp4)
-        globals[tile] = std::ldexp(parts[first / part_rows]->global_scale, kW4A16Lift);
+        globals[tile] = std::ldexp(parts[first / part_rows]->global_scale, kW4A16ScaleShift);
     }
   });
 }

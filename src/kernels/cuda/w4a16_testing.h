@@ -1,4 +1,4 @@
-// Packed weights for tests, beside the same weights expanded.
+// Packed weights for tests, with the same weights expanded.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace switchyard::cuda {
 
-// Views whose formats W4A16FormatOf takes, with scales of all sizes that there are.
+// Views that W4A16FormatOf supports, with a wide range of scales.
 struct W4A16Case {
   std::string name;
   WeightFormat format;
@@ -32,7 +32,7 @@ inline std::vector<W4A16Case> W4A16Cases() {
           {"Int4By16Zeros", WeightFormat::kInt4Group, 16, false}};
 }
 
-// Any codes, scales and zero points. `keep` owns them.
+// Random codes, scales and zero points; `keep` owns the memory.
 inline WeightView AnyW4A16Weight(const W4A16Case& c, int64_t n, int64_t k, int64_t row0,
                                  int64_t row_step, int64_t col0, kernels::Random& random,
                                  std::vector<std::vector<uint8_t>>* keep) {
@@ -76,7 +76,7 @@ inline WeightView AnyW4A16Weight(const W4A16Case& c, int64_t n, int64_t k, int64
   return w;
 }
 
-// Bits of the view's numbers as bfloat16, which is what products see where nothing is packed.
+// Bits of the view's values as bfloat16, as a GEMM without packing sees them.
 inline void AppendExpanded(const WeightView& w, std::vector<uint16_t>* bits) {
   std::vector<float> row(w.k);
   for (int64_t i = 0; i < w.n; ++i) {
@@ -85,7 +85,7 @@ inline void AppendExpanded(const WeightView& w, std::vector<uint16_t>* bits) {
   }
 }
 
-// Matrices of two parts each, packed and expanded.
+// Matrices of two stacked parts each, packed and expanded.
 struct PackedMatrices {
   PackedMatrices(const W4A16Case& c, int matrices, int64_t part_rows, int64_t k, unsigned seed)
       : n(2 * part_rows), k(k) {

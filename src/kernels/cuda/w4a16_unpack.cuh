@@ -1,9 +1,9 @@
-// A thread's part of a tile of 4-bit weights as the registers of wgmma's first operand: the numbers
-// that the weights have when they are expanded to bfloat16, bit for bit.
+// Unpacks a thread's part of a 4-bit weight tile to the registers of wgmma's first operand: the
+// values of the weights expanded to bfloat16, bit for bit.
 //
-// Expanding rounds code · scale to float32, then to bfloat16. kMxfp4's product is exact, so one
-// rounding to bfloat16 is the same; the others do as expanding does. Codes and scales of e2m1 are
-// taken for 2^-126 and 2^126 of what they are, which changes no product.
+// Expansion rounds code · scale to float32, then to bfloat16. kMxfp4's product is exact, so one
+// rounding to bfloat16 is equivalent; the other formats round twice as expansion does. e2m1 codes
+// are taken as 2^-126 and their scales as 2^126 times their value, which changes no product.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,13 +18,13 @@ namespace switchyard::cuda {
 
 namespace ptx {
 
-// Both halves, rounded to nearest even; subnormal numbers count.
-__device__ __forceinline__ uint32_t MultiplyHalves(uint32_t a, uint32_t b) {
+// Both halves, rounded to nearest even; subnormals are not flushed.
+__device__ __forceinline__ uint32_t MulBf16x2(uint32_t a, uint32_t b) {
   uint32_t d;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
 }
-__device__ __forceinline__ uint32_t SubtractHalves(uint32_t a, uint32_t b) {
+__device__ __forceinline__ uint32_t SubBf16x2(uint32_t a, uint32_t b) {
   uint32_t d;
   asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
@@ -32,22 +32,22 @@ __device__ __forceinline__ uint32_t SubtractHalves(uint32_t a, uint32_t b) {
 
 }  // namespace ptx
 
-__device__ __forceinline__ float LowerHalf(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float UpperHalf(uint32_t pair) {
+__device__ __forceinline__ float LowBf16(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float HighBf16(uint32_t pair) {
   return __uint_as_float(pair & 0xffff0000u);
 }
-// Both halves times `scale`, as float32, rounded.
-__device__ __forceinline__ uint32_t ScaleHalves(uint32_t pair, float scale) {
-  return Pack(__fmul_rn(LowerHalf(pair), scale), __fmul_rn(UpperHalf(pair), scale));
+// Both halves times `scale`: the float32 products, rounded to bfloat16.
+__device__ __forceinline__ uint32_t ScaleBf16x2(uint32_t pair, float scale) {
+  return Pack(__fmul_rn(LowBf16(pair), scale), __fmul_rn(HighBf16(pair), scale));
 }
 
-// The codes of a run of columns; `run` is known to the compiler.
+// The codes of a run of columns; `run` is a compile-time constant after unrolling.
 __device__ __forceinline__ uint32_t WordOf(const uint4& codes, int run) {
   return run == 0 ? codes.x : run == 1 ? codes.y : run == 2 ? codes.z : codes.w;
 }
 
-// A record's codes and scales of one thread, as they are read from shared (or global) memory:
-// Load, then Unpack once for each run of 16 columns into the four registers of a wgmma.
+// One thread's codes and scales of a record in shared or global memory. Call Load once, then Unpack
+// for each run of 16 columns, which fills the four registers of a wgmma.
 template <W4A16Kind kKind, int kScales>
 class W4A16Tile;
 
@@ -58,7 +58,7 @@ class W4A16Tile<W4A16Kind::kMxfp4, kScales> {
   __device__ __forceinline__ void Load(const uint8_t* record, int thread, float /*global*/) {
     codes_ = reinterpret_cast<const uint4*>(record)[thread];
     const auto* scales = reinterpret_cast<const uint32_t*>(record + kW4A16CodeBytes);
-    const uint32_t bytes = scales[W4A16RowPair(thread)];  // [2 of a row][2 rows]
+    const uint32_t bytes = scales[W4A16RowPair(thread)];  // [2 scales][2 rows]
 #pragma unroll
     for (int i = 0; i < 4; ++i) scales_[i] = W4A16ExponentPair(bytes >> (8 * i) & 0xff);
   }
@@ -66,7 +66,7 @@ class W4A16Tile<W4A16Kind::kMxfp4, kScales> {
     const uint32_t word = WordOf(codes_, run);
 #pragma unroll
     for (int slot = 0; slot < 4; ++slot)
-      a[slot] = ptx::MultiplyHalves(W4A16E2M1Pair(word, slot), scales_[run / 2 * 2 + slot % 2]);
+      a[slot] = ptx::MulBf16x2(W4A16E2M1Pair(word, slot), scales_[run / 2 * 2 + slot % 2]);
   }
 
  private:
@@ -81,7 +81,7 @@ class W4A16Tile<W4A16Kind::kNvfp4, kScales> {
   __device__ __forceinline__ void Load(const uint8_t* record, int thread, float global) {
     codes_ = reinterpret_cast<const uint4*>(record)[thread];
     const auto* scales = reinterpret_cast<const uint2*>(record + kW4A16CodeBytes);
-    scales_ = scales[W4A16RowPair(thread)];  // bytes [4 of a row][2 rows]
+    scales_ = scales[W4A16RowPair(thread)];  // bytes [4 scales][2 rows]
     global_ = global;
   }
   __device__ __forceinline__ void Unpack(int run, uint32_t (&a)[4]) const {
@@ -91,7 +91,7 @@ class W4A16Tile<W4A16Kind::kNvfp4, kScales> {
     const float scales[2] = {__fmul_rn(rows.x, global_), __fmul_rn(rows.y, global_)};
 #pragma unroll
     for (int slot = 0; slot < 4; ++slot)
-      a[slot] = ScaleHalves(W4A16E2M1Pair(word, slot), scales[slot % 2]);
+      a[slot] = ScaleBf16x2(W4A16E2M1Pair(word, slot), scales[slot % 2]);
   }
 
  private:
@@ -123,8 +123,8 @@ class W4A16Tile<W4A16Kind::kInt4, kScales> {
     const int i = run * kScales / 4;
 #pragma unroll
     for (int slot = 0; slot < 4; ++slot) {
-      const uint32_t whole = ptx::SubtractHalves(W4A16Int4Pair(word, slot), zeros_[i][slot % 2]);
-      a[slot] = ScaleHalves(whole, slot % 2 == 0 ? scales_[i].x : scales_[i].y);
+      const uint32_t whole = ptx::SubBf16x2(W4A16Int4Pair(word, slot), zeros_[i][slot % 2]);
+      a[slot] = ScaleBf16x2(whole, slot % 2 == 0 ? scales_[i].x : scales_[i].y);
     }
   }
 

@@ -1,6 +1,6 @@
-// wgmma for the shapes that kernels use: all registers of the accumulator are operands, so each
-// shape is a function of its own; the array's size says which. A is 64 rows along M; a step along K
-// is 32 bytes, of which each operand has one row per row of its tile.
+// wgmma for the shapes in use. All accumulator registers are operands, so each shape is a separate
+// overload, selected by the array's size. M is 64; a step along K is 32 bytes of each row of both
+// operands.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +50,7 @@ namespace switchyard::cuda::ptx {
 #define SWITCHYARD_SUMS_96(d, i) SWITCHYARD_SUMS_64(d, i), SWITCHYARD_SUMS_32(d, i + 64)
 #define SWITCHYARD_SUMS_128(d, i) SWITCHYARD_SUMS_64(d, i), SWITCHYARD_SUMS_64(d, i + 64)
 
-// d [64, 2 · count] (+)= a [64, K] · b [2 · count, K]ᵀ, tiles in shared memory.
+// d [64, 2 · count] (+)= a [64, K] · b [2 · count, K]ᵀ; both operands in shared memory.
 #define SWITCHYARD_MULTIPLY(name, count, shape, a_name, b_name, add_name, last)              \
   __device__ __forceinline__ void name(float(&d)[count], uint64_t a, uint64_t b, bool add) { \
     asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " add_name                            \
@@ -59,12 +59,12 @@ namespace switchyard::cuda::ptx {
                  : SWITCHYARD_SUMS_##count(d, 0)                                             \
                  : "l"(a), "l"(b), "r"(static_cast<int>(add)));                              \
   }
-#define SWITCHYARD_MULTIPLY_FP8(n, count, a_name, b_name, add_name)                                \
-  SWITCHYARD_MULTIPLY(MultiplyFp8, count, "m64n" #n "k32.f32.e4m3.e4m3", a_name, b_name, add_name, \
+#define SWITCHYARD_MULTIPLY_FP8(n, count, a_name, b_name, add_name)                             \
+  SWITCHYARD_MULTIPLY(WgmmaFp8, count, "m64n" #n "k32.f32.e4m3.e4m3", a_name, b_name, add_name, \
                       "1, 1")
-#define SWITCHYARD_MULTIPLY_BF16(n, count, a_name, b_name, add_name)                      \
-  SWITCHYARD_MULTIPLY(MultiplyBf16, count, "m64n" #n "k16.f32.bf16.bf16", a_name, b_name, \
-                      add_name, "1, 1, 0, 0")
+#define SWITCHYARD_MULTIPLY_BF16(n, count, a_name, b_name, add_name)                             \
+  SWITCHYARD_MULTIPLY(WgmmaBf16, count, "m64n" #n "k16.f32.bf16.bf16", a_name, b_name, add_name, \
+                      "1, 1, 0, 0")
 
 SWITCHYARD_MULTIPLY_FP8(16, 8, "%8", "%9", "%10")
 SWITCHYARD_MULTIPLY_FP8(32, 16, "%16", "%17", "%18")
@@ -85,18 +85,18 @@ SWITCHYARD_MULTIPLY_BF16(160, 80, "%80", "%81", "%82")
 SWITCHYARD_MULTIPLY_BF16(192, 96, "%96", "%97", "%98")
 SWITCHYARD_MULTIPLY_BF16(256, 128, "%128", "%129", "%130")
 
-// d [64, 2 · count] (+)= a [64, 16] · b [16, 2 · count] in bf16; a in registers as mma.sync has it,
-// the rows of b are summed over.
-#define SWITCHYARD_MULTIPLY_COLUMNS(n, count, a_names, b_name, add_name)                       \
-  __device__ __forceinline__ void MultiplyBf16Columns(float(&d)[count], const uint32_t(&a)[4], \
-                                                      uint64_t b, bool add) {                  \
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " add_name                              \
-                 ", 0;\n\twgmma.mma_async.sync.aligned.m64n" #n                                \
-                 "k16.f32.bf16.bf16 {" SWITCHYARD_NAMES_##count "}, {" a_names "}, " b_name    \
-                                                                ", p, 1, 1, 1;\n\t}"           \
-                 : SWITCHYARD_SUMS_##count(d, 0)                                               \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                         \
-                   "r"(static_cast<int>(add)));                                                \
+// d [64, 2 · count] (+)= a [64, 16] · b [16, 2 · count] in bf16; a in registers with mma.sync's
+// layout. b is MN-major: the reduction runs over its rows.
+#define SWITCHYARD_MULTIPLY_COLUMNS(n, count, a_names, b_name, add_name)                    \
+  __device__ __forceinline__ void WgmmaBf16MnMajor(float(&d)[count], const uint32_t(&a)[4], \
+                                                   uint64_t b, bool add) {                  \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " add_name                           \
+                 ", 0;\n\twgmma.mma_async.sync.aligned.m64n" #n                             \
+                 "k16.f32.bf16.bf16 {" SWITCHYARD_NAMES_##count "}, {" a_names "}, " b_name \
+                                                                ", p, 1, 1, 1;\n\t}"        \
+                 : SWITCHYARD_SUMS_##count(d, 0)                                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                      \
+                   "r"(static_cast<int>(add)));                                             \
   }
 #define SWITCHYARD_NAMES_4 "%0, %1, %2, %3"
 #define SWITCHYARD_SUMS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
@@ -108,18 +108,18 @@ SWITCHYARD_MULTIPLY_COLUMNS(256, 128, "%128, %129, %130, %131", "%132", "%133")
 #undef SWITCHYARD_NAMES_4
 #undef SWITCHYARD_MULTIPLY_COLUMNS
 
-// d [64, 2 · count] (+)= a [64, 16] · b [2 · count, 16]ᵀ in bf16; a in registers as mma.sync has
-// it.
-#define SWITCHYARD_MULTIPLY_REGISTERS(n, count, a_names, b_name, add_name)                  \
-  __device__ __forceinline__ void MultiplyBf16(float(&d)[count], const uint32_t(&a)[4],     \
-                                               uint64_t b, bool add) {                      \
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " add_name                           \
-                 ", 0;\n\twgmma.mma_async.sync.aligned.m64n" #n                             \
-                 "k16.f32.bf16.bf16 {" SWITCHYARD_NAMES_##count "}, {" a_names "}, " b_name \
-                                                                ", p, 1, 1, 0;\n\t}"        \
-                 : SWITCHYARD_SUMS_##count(d, 0)                                            \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                      \
-                   "r"(static_cast<int>(add)));                                             \
+// d [64, 2 · count] (+)= a [64, 16] · b [2 · count, 16]ᵀ in bf16; a in registers with mma.sync's
+// layout.
+#define SWITCHYARD_MULTIPLY_REGISTERS(n, count, a_names, b_name, add_name)                       \
+  __device__ __forceinline__ void WgmmaBf16(float(&d)[count], const uint32_t(&a)[4], uint64_t b, \
+                                            bool add) {                                          \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " add_name                                \
+                 ", 0;\n\twgmma.mma_async.sync.aligned.m64n" #n                                  \
+                 "k16.f32.bf16.bf16 {" SWITCHYARD_NAMES_##count "}, {" a_names "}, " b_name      \
+                                                                ", p, 1, 1, 0;\n\t}"             \
+                 : SWITCHYARD_SUMS_##count(d, 0)                                                 \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                           \
+                   "r"(static_cast<int>(add)));                                                  \
   }
 SWITCHYARD_MULTIPLY_REGISTERS(16, 8, "%8, %9, %10, %11", "%12", "%13")
 SWITCHYARD_MULTIPLY_REGISTERS(32, 16, "%16, %17, %18, %19", "%20", "%21")

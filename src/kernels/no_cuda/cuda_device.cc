@@ -4,7 +4,7 @@
 namespace switchyard::kernels {
 
 std::unique_ptr<Device> MakeCudaDevice(const CudaDeviceOptions& options) {
-  throw Invalid("this build of switchyard has no CUDA: no GPU {}", options.index);
+  throw Invalid("this build of switchyard has no CUDA: cannot use GPU {}", options.index);
 }
 
 int CudaDeviceCount() { return 0; }

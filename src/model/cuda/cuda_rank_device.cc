@@ -1,4 +1,4 @@
-// One rank's GPU: its device, memory that its peers reach, and collectives in it.
+// One rank's GPU: its device, symmetric memory for peer access, and collectives on it.
 #include <algorithm>
 #include <utility>
 
@@ -6,9 +6,9 @@
 #include "core/cuda/runtime.h"
 #include "core/log.h"
 #include "kernels/cuda/cuda_device.h"
-#include "kernels/cuda/draw.h"
+#include "kernels/cuda/sample.h"
 #include "model/rank_device.h"
-#include "moe/token_spread.h"
+#include "moe/token_partition.h"
 
 namespace switchyard {
 namespace {
@@ -33,12 +33,12 @@ cuda::CollectiveOptions CollectivesOf(const ModelOptions& options) {
 DeviceMoeHosts HostsOf(const ModelOptions& options, const MeshShape& shape) {
   const GpuOptions& gpu = *options.gpu;
   const int64_t of_group = gpu.graphs ? gpu.graph_max_tokens : 0;
-  // A rank may dispatch those of several groups.
+  // A rank may dispatch the tokens of several groups.
   return {.ranks_per_host = gpu.ranks_per_host,
           .recorded_tokens = std::max(of_group, MaxLaneTokens(shape, of_group))};
 }
 
-// tp, ep, moe_tp, attn_tp of a rank, as RankComm has them.
+// tp, ep, moe_tp, attn_tp of a rank, as in RankComm.
 std::vector<std::pair<const char*, std::vector<int>>> GroupsOf(const Mesh& mesh) {
   return {{"tp", mesh.TpGroup()},
           {"ep", mesh.EpGroup()},
@@ -65,20 +65,20 @@ class CudaRankDevice : public RankDevice {
                .ep = collectives_[1].get(),
                .moe_tp = collectives_[2].get(),
                .attn_tp = collectives_[3].get()};
-    cuda_.AddCheck([this] { peers_.CheckWaits(); });
+    cuda_.AddCheck([this] { peers_.CheckTimeouts(); });
     cuda_.SetWait([this](cudaEvent_t event) { watch_->Wait(event); });
-    watch_->BeforeAbort([this] { cuda_.ForgetGraphs(); });
+    watch_->BeforeAbort([this] { cuda_.ClearGraphs(); });
     LOG_INFO("computes on {}", device_->Describe());
   }
 
-  // NCCL's groups do not end before the graphs that they are in.
-  ~CudaRankDevice() override { cuda_.ForgetGraphs(); }
+  // NCCL communicators must outlive the graphs that use them.
+  ~CudaRankDevice() override { cuda_.ClearGraphs(); }
 
   kernels::Device& device() override { return *device_; }
   const RankGroups& groups() override { return groups_; }
   bool draws() const override { return true; }
-  void Draw(const kernels::DrawParams& p) override {
-    cuda::Check(cuda::Draw(p, cuda_.stream()), "drawing of tokens");
+  void Draw(const kernels::SampleParams& p) override {
+    cuda::Check(cuda::SampleTokens(p, cuda_.stream()), "drawing of tokens");
   }
   std::unique_ptr<DeviceMoe> MakeMoe(const MoeOptions& options, const MoeShape& shape) override {
     return MakeCudaMoe(options, shape,

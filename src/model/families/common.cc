@@ -74,7 +74,7 @@ void ReadLatentAttention(const ConfigReader& reader, ModelConfig* config) {
   a.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(a.head_dim)));
 }
 
-void StretchLatentScores(ModelConfig* config) {
+void ScaleLatentScores(ModelConfig* config) {
   const RopeConfig& rope = config->rope;
   if (rope.type != RopeConfig::Type::kYarn || rope.mscale_all_dim == 0.0) return;
   const double m = YarnMscale(rope, rope.mscale_all_dim);
@@ -158,7 +158,7 @@ bool ReadLayerTypes(const ConfigReader& reader, int64_t window, ModelConfig* con
   return true;
 }
 
-void WantString(const ConfigReader& reader, std::string_view key, std::string_view wanted) {
+void RequireString(const ConfigReader& reader, std::string_view key, std::string_view wanted) {
   const std::string found = reader.StringOr({key}, wanted);
   if (found != wanted) {
     throw Invalid("{} is \"{}\"; only {} is supported for this architecture", reader.Where(key),
@@ -166,7 +166,7 @@ void WantString(const ConfigReader& reader, std::string_view key, std::string_vi
   }
 }
 
-void WantFalse(const ConfigReader& reader, std::string_view key) {
+void RequireFalse(const ConfigReader& reader, std::string_view key) {
   if (reader.BoolOr(key, false))
     throw Invalid("{} is true; only false is supported", reader.Where(key));
 }

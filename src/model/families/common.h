@@ -1,4 +1,4 @@
-// Settings that most families spell alike; each family's page names its own defaults.
+// Readers of settings that most families share; each family's file states its own defaults.
 #pragma once
 
 #include "model/config.h"
@@ -6,41 +6,42 @@
 
 namespace switchyard {
 
-// Bounds beyond any model there is, and small enough that no product of two of them overflows.
+// Bounds larger than those of any known model, small enough that a product of two cannot overflow.
 constexpr int64_t kMaxWidth = int64_t{1} << 24;  // hidden, intermediate, ranks, head sizes
 constexpr int64_t kMaxVocab = int64_t{1} << 28;
 constexpr int64_t kMaxCount = int64_t{1} << 14;  // layers, heads, experts
 constexpr int64_t kMaxPosition = 1'000'000'000;
 
 // vocab_size, hidden_size, max_position_embeddings, rms_norm_eps, tie_word_embeddings, torch_dtype,
-// and one dense full-attention layer for each of num_hidden_layers. Error where hidden_act is not
+// and one dense full-attention layer for each of num_hidden_layers. Error if hidden_act is not
 // SiLU.
 void ReadCommon(const ConfigReader& reader, double default_norm_eps, ModelConfig* config);
 
 // intermediate_size of dense layers.
 void ReadDenseIntermediate(const ConfigReader& reader, ModelConfig* config);
 
-// num_attention_heads, num_key_value_heads (absent: as many), head_dim (absent: `default_head_dim`,
-// or with 0 hidden_size / num_attention_heads); the scale is head_dim^-0.5.
+// num_attention_heads, num_key_value_heads (absent: equal to it), head_dim (absent:
+// `default_head_dim`, or if that is 0 hidden_size / num_attention_heads). The scale is
+// head_dim^-0.5.
 void ReadGroupedAttention(const ConfigReader& reader, int64_t default_head_dim,
                           ModelConfig* config);
 
 // MLA's sizes; biases by attention_bias; scale (qk_nope_head_dim + qk_rope_head_dim)^-0.5.
 void ReadLatentAttention(const ConfigReader& reader, ModelConfig* config);
 
-// rope_theta with rope_scaling, or rope_parameters; rotates partial_rotary_factor (absent:
-// `default_part`) of `head_dim`.
+// rope_theta with rope_scaling, or rope_parameters. Rotates a fraction partial_rotary_factor
+// (absent: `default_part`) of `head_dim`.
 void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim,
               ModelConfig* config, double default_part = 1.0);
 
-// DeepSeek puts yarn's temperature on the scores: scale times YarnMscale(mscale_all_dim)², once for
-// queries and once for keys. After ReadRope.
-void StretchLatentScores(ModelConfig* config);
+// DeepSeek applies yarn's temperature to the scores: scale times YarnMscale(mscale_all_dim)², once
+// for queries and once for keys. Call after ReadRope.
+void ScaleLatentScores(ModelConfig* config);
 
 // Experts and top-k of the router (softmax, no groups), intermediate size of one expert.
 MoeModelConfig ReadMoe(const ConfigReader& reader, ConfigReader::Keys intermediate_keys);
 
-// n_group, topk_group (absent: the defaults) with their divisibility.
+// n_group, topk_group (absent: the defaults); checks their divisibility.
 void ReadGroups(const ConfigReader& reader, int64_t default_groups, int64_t default_topk_groups,
                 RouterConfig* router);
 
@@ -49,11 +50,11 @@ void MarkMoeLayersAfter(const ConfigReader& reader, int64_t default_dense, Model
 // MoE in every decoder_sparse_step-th layer that mlp_only_layers does not name.
 void MarkSparseLayers(const ConfigReader& reader, ModelConfig* config);
 
-// layer_types where it is there: "sliding_attention" layers get `window`. Returns whether it was.
+// Reads layer_types if present: "sliding_attention" layers get `window`. Returns whether present.
 bool ReadLayerTypes(const ConfigReader& reader, int64_t window, ModelConfig* config);
 
-// Refuses a setting this decoder does not compute: Error where `key` is present and not `wanted`.
-void WantString(const ConfigReader& reader, std::string_view key, std::string_view wanted);
-void WantFalse(const ConfigReader& reader, std::string_view key);
+// Rejects a setting that is not implemented: Error if `key` is present and not `wanted`.
+void RequireString(const ConfigReader& reader, std::string_view key, std::string_view wanted);
+void RequireFalse(const ConfigReader& reader, std::string_view key);
 
 }  // namespace switchyard

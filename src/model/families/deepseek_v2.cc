@@ -1,5 +1,5 @@
 // DeepSeek-V2 and V2-Lite: latent attention; softmax router, over all experts or over the experts
-// of the best groups, a group being ranked by its best expert.
+// of the best groups, where a group's score is that of its best expert.
 #include "core/error.h"
 #include "model/families/common.h"
 #include "model/families/family.h"
@@ -8,7 +8,7 @@ namespace switchyard {
 namespace {
 
 void ReadRouter(const ConfigReader& reader, RouterConfig* router) {
-  WantString(reader, "scoring_func", "softmax");
+  RequireString(reader, "scoring_func", "softmax");
   const std::string method = reader.StringOr({"topk_method"}, "greedy");
   if (method == "group_limited_greedy") {
     router->group_score = RouterConfig::GroupScore::kMax;
@@ -17,7 +17,7 @@ void ReadRouter(const ConfigReader& reader, RouterConfig* router) {
     throw Invalid("{} is \"{}\"; want greedy or group_limited_greedy", reader.Where("topk_method"),
                   method);
   }
-  // DeepSeek's published code scales the weights only where it does not normalise them.
+  // DeepSeek's published code scales the weights only if it does not normalise them.
   router->renormalize = reader.BoolOr("norm_topk_prob", false) && router->top_k > 1;
   if (!router->renormalize) {
     router->routed_scaling_factor =
@@ -29,10 +29,10 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   ReadCommon(reader, 1e-6, config);
   ReadDenseIntermediate(reader, config);
   ReadLatentAttention(reader, config);
-  WantFalse(reader, "mlp_bias");
+  RequireFalse(reader, "mlp_bias");
   ReadRope(reader, 10000.0, config->attention.qk_rope_head_dim, config);
   config->rope.interleaved = true;
-  StretchLatentScores(config);
+  ScaleLatentScores(config);
   if (!reader.Has("n_routed_experts")) return;  // a dense model
   MarkMoeLayersAfter(reader, 0, config);
   config->moe = ReadMoe(reader, {"moe_intermediate_size"});

@@ -1,5 +1,5 @@
 // DeepSeek-V3 and R1, Kimi-K2, Moonlight: latent attention; sigmoid router with a correction bias
-// that counts in the choice alone, groups ranked by the sum of their two best experts.
+// that affects only the selection, and groups scored by the sum of their two best experts.
 #include "model/families/common.h"
 #include "model/families/family.h"
 
@@ -7,8 +7,8 @@ namespace switchyard {
 namespace {
 
 void ReadRouter(const ConfigReader& reader, RouterConfig* router) {
-  WantString(reader, "scoring_func", "sigmoid");
-  WantString(reader, "topk_method", "noaux_tc");
+  RequireString(reader, "scoring_func", "sigmoid");
+  RequireString(reader, "topk_method", "noaux_tc");
   router->scoring = RouterConfig::Scoring::kSigmoid;
   router->group_score = RouterConfig::GroupScore::kTop2Sum;
   router->renormalize = reader.BoolOr("norm_topk_prob", true);
@@ -23,7 +23,7 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   ReadLatentAttention(reader, config);
   ReadRope(reader, 10000.0, config->attention.qk_rope_head_dim, config);
   config->rope.interleaved = reader.BoolOr("rope_interleave", true);
-  StretchLatentScores(config);
+  ScaleLatentScores(config);
   MarkMoeLayersAfter(reader, 3, config);
   config->moe = ReadMoe(reader, {"moe_intermediate_size"});
   ReadRouter(reader, &config->moe->router);

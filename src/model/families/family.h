@@ -1,4 +1,4 @@
-// What a family of checkpoints calls its settings and its tensors. Each family is one page in this
+// Settings and tensor names of a family of checkpoints. Each family has one file in this
 // folder.
 #pragma once
 
@@ -11,13 +11,13 @@
 
 namespace switchyard {
 
-// Names of tensors. Those of a layer follow the layer's prefix; linears end in ".weight" and
-// ".bias", norms in ".weight". The defaults are the names most families share.
+// Names of tensors. Names in a layer follow the layer's prefix; linears end in ".weight" and
+// ".bias", norms in ".weight". The defaults are those of most families.
 struct TensorNames {
   std::string embedding = "model.embed_tokens.weight";
   std::string final_norm = "model.norm.weight";
   std::string head = "lm_head.weight";
-  std::string layers = "model.layers.";  // then the layer's number and a dot
+  std::string layers = "model.layers.";  // followed by the layer's number and a dot
 
   std::string input_norm = "input_layernorm", post_attention_norm = "post_attention_layernorm";
   std::string q = "self_attn.q_proj", k = "self_attn.k_proj", v = "self_attn.v_proj";
@@ -29,8 +29,8 @@ struct TensorNames {
   std::string kv_a = "self_attn.kv_a_proj_with_mqa", kv_a_norm = "self_attn.kv_a_layernorm";
   std::string kv_b = "self_attn.kv_b_proj";
 
-  std::string mlp = "mlp";  // of dense layers: gate_proj, up_proj, down_proj below it
-  // Of MoE layers. Where `moe`'s router is absent, `moe_alternative` is tried, if any.
+  std::string mlp = "mlp";  // dense layers: prefix of gate_proj, up_proj, down_proj
+  // MoE layers. If the router of `moe` is absent, `moe_alternative` is tried, if any.
   std::string moe = "mlp", moe_alternative;
   std::string router = "gate";
   std::string expert_gate = "gate_proj", expert_up = "up_proj", expert_down = "down_proj";
@@ -38,24 +38,24 @@ struct TensorNames {
 
   bool router_bias = false, correction_bias = false;
   bool expert_biases = false;  // with interleaved experts only
-  // Experts in one tensor of [E, H, 2 I] and [E, I, H] (transposed), or as MXFP4 blocks of
+  // Experts are stacked in tensors [E, H, 2 I] and [E, I, H] (transposed), or in MXFP4 blocks
   // [E, 2 I, H] and [E, H, I]; row (or column) 2 i is gate i, 2 i + 1 is up i.
   bool interleaved_experts = false;
 };
 
 struct Family {
   std::string_view architecture;  // "Qwen3MoeForCausalLM"
-  std::string_view model_type;    // counts where config.json names no architecture
+  std::string_view model_type;    // used if config.json gives no architecture
   // Fills everything but architecture, end-of-sequence ids and quantization.
   void (*read_config)(const ConfigReader& reader, ModelConfig* config);
   TensorNames (*names)(const ModelConfig& config);
 };
 
 std::span<const Family> Families();
-// nullptr where there is none.
+// nullptr if unknown.
 const Family* FindFamily(std::string_view architecture);
 
-// The pages: one list each, as some describe two architectures.
+// One list per family file, as some define two architectures.
 std::span<const Family> MixtralFamily();
 std::span<const Family> Qwen2MoeFamily();
 std::span<const Family> Qwen3MoeFamily();

@@ -1,4 +1,4 @@
-// GLM-4.5 and GLM-4.5-Air: DeepSeek-V3's router on grouped-query attention, half of each head
+// GLM-4.5 and GLM-4.5-Air: DeepSeek-V3's router with grouped-query attention; half of each head is
 // rotated.
 #include "model/families/common.h"
 #include "model/families/family.h"

@@ -1,5 +1,5 @@
-// gpt-oss-20b and 120b: attention sinks, every other layer slides, biases everywhere, clamped
-// SwiGLU, and MXFP4 experts whose gate and up rows alternate.
+// gpt-oss-20b and 120b: attention sinks, sliding window in every other layer, biases everywhere,
+// clamped SwiGLU, and MXFP4 experts with interleaved gate and up rows.
 #include "core/error.h"
 #include "model/families/common.h"
 #include "model/families/family.h"
@@ -7,7 +7,7 @@
 namespace switchyard {
 namespace {
 
-// What the published configuration falls back to where no rope setting is spelled.
+// The defaults of the published configuration for absent RoPE settings.
 constexpr double kTheta = 150000.0;
 RopeConfig DefaultRope(int64_t rotary_dim) {
   return {.type = RopeConfig::Type::kYarn,

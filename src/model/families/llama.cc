@@ -1,4 +1,4 @@
-// Llama 2 and 3, and Mistral, which differs by its sliding window: dense decoders.
+// Llama 2 and 3, and Mistral, which adds a sliding window: dense decoders.
 #include "model/families/common.h"
 #include "model/families/family.h"
 
@@ -16,7 +16,7 @@ void ReadLlama(const ConfigReader& reader, ModelConfig* config) {
   ReadDense(reader, config);
   AttentionConfig& a = config->attention;
   a.qkv_bias = a.output_bias = reader.BoolOr("attention_bias", false);
-  WantFalse(reader, "mlp_bias");
+  RequireFalse(reader, "mlp_bias");
 }
 
 void ReadMistral(const ConfigReader& reader, ModelConfig* config) {

@@ -20,7 +20,7 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
 TensorNames Names(const ModelConfig&) {
   TensorNames names;
   names.moe = "block_sparse_moe";
-  names.moe_alternative = "mlp";  // of transformers 5's own modules, with fused experts
+  names.moe_alternative = "mlp";  // transformers 5's own modules, with fused experts
   names.expert_gate = "w1";
   names.expert_up = "w3";
   names.expert_down = "w2";

@@ -5,7 +5,7 @@
 namespace switchyard {
 namespace {
 
-// Layers from max_window_layers on slide, where use_sliding_window says that any do.
+// With use_sliding_window, layers from max_window_layers on use a sliding window.
 void ReadWindows(const ConfigReader& reader, ModelConfig* config) {
   const bool slides = reader.BoolOr("use_sliding_window", false);
   const int64_t window = slides ? reader.IntOr({"sliding_window"}, 4096, 1, INT32_MAX) : 0;

@@ -1,11 +1,12 @@
-// Qwen1.5-MoE and Qwen2-57B-A14B: a shared expert behind a sigmoid gate beside the routed ones.
+// Qwen1.5-MoE and Qwen2-57B-A14B: routed experts and a shared expert with a sigmoid gate.
 #include "model/families/common.h"
 #include "model/families/family.h"
 
 namespace switchyard {
 namespace {
 
-// Without layer_types, transformers lets every other one of the first max_window_layers slide.
+// Without layer_types, transformers uses a sliding window in every other one of the first
+// max_window_layers layers.
 void ReadWindows(const ConfigReader& reader, ModelConfig* config) {
   const bool slides = reader.BoolOr("use_sliding_window", false);
   const int64_t window = slides ? reader.IntOr({"sliding_window"}, 4096, 1, INT32_MAX) : 0;

@@ -1,4 +1,4 @@
-// Qwen3-30B-A3B, Qwen3-235B-A22B and their like: a norm on each head of q and k, no shared expert.
+// Qwen3-30B-A3B, Qwen3-235B-A22B and similar: a norm on each head of q and k, no shared expert.
 #include "model/families/common.h"
 #include "model/families/family.h"
 

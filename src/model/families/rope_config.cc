@@ -14,7 +14,7 @@ void ReadYarn(const ConfigReader& scaling, int64_t max_position, RopeConfig* rop
   rope->factor = scaling.DoubleOr({"factor"}, ratio, 1e-6, kMaxFactor);
   rope->beta_fast = scaling.DoubleOr({"beta_fast"}, 32.0, 0.0, kMaxFactor);
   rope->beta_slow = scaling.DoubleOr({"beta_slow"}, 1.0, 0.0, kMaxFactor);
-  if (rope->beta_fast == 0.0) rope->beta_fast = 32.0;  // as transformers reads a zero
+  if (rope->beta_fast == 0.0) rope->beta_fast = 32.0;  // transformers treats 0 as absent
   if (rope->beta_slow == 0.0) rope->beta_slow = 1.0;
   rope->mscale = scaling.DoubleOr({"mscale"}, 0.0, 0.0, kMaxFactor);
   rope->mscale_all_dim = scaling.DoubleOr({"mscale_all_dim"}, 0.0, 0.0, kMaxFactor);
@@ -59,7 +59,7 @@ void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim
   const double part = with_part.DoubleOr({"partial_rotary_factor"}, default_part, 0.0, 1.0);
   rope.rotary_dim = static_cast<int64_t>(static_cast<double>(head_dim) * part);
   if (rope.rotary_dim < 2 || rope.rotary_dim % 2 != 0) {
-    throw Invalid("{}: {} of a head's {} elements would be rotated; want an even number of them",
+    throw Invalid("{}: {} of a head's {} elements would be rotated; want an even number",
                   with_part.Where("partial_rotary_factor"), rope.rotary_dim, head_dim);
   }
 

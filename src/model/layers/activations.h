@@ -1,4 +1,4 @@
-// Memory for what layers compute.
+// Device memory of activations.
 #pragma once
 
 #include <memory>
@@ -7,18 +7,18 @@
 
 namespace switchyard {
 
-// Floats of a device with a shape in the owner's comment: all that an activation needs to be. Those
-// of one kind of layer are sized once for the largest pass and used by one layer after the other.
+// A float buffer on a device; its shape is in the owner's comment. The buffers of one
+// kind of layer are sized once for the largest pass and reused by one layer after the other.
 class Activations {
  public:
   Activations() = default;
   Activations(kernels::Device& device, int64_t count) { Reserve(device, count); }
 
-  // At least `count` floats. True where it had to grow: what was there is gone, and it lies
-  // elsewhere.
+  // Ensures capacity for `count` floats. Returns true if it reallocated: contents are lost and the
+  // address changed.
   bool Reserve(kernels::Device& device, int64_t count) {
     if (count <= count_) return false;
-    memory_ = nullptr;  // before the new one
+    memory_ = nullptr;  // frees the old buffer before the allocation
     memory_ = device.Allocate(count * sizeof(float));
     count_ = count;
     return true;

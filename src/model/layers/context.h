@@ -1,4 +1,4 @@
-// What every layer of one forward pass is given.
+// Inputs common to all layers of one forward pass.
 #pragma once
 
 #include "comm/device/collectives.h"
@@ -8,11 +8,11 @@
 #include "model/config.h"
 #include "model/layers/activations.h"
 #include "model/model.h"
-#include "moe/token_spread.h"
+#include "moe/token_partition.h"
 
 namespace switchyard {
 
-// The rows of this rank's attention group. Arrays are the device's memory.
+// The rows of this rank's attention group. Arrays are in device memory.
 struct PassRows {
   int64_t tokens = 0;
   const int32_t* ids = nullptr;        // [tokens]
@@ -22,13 +22,13 @@ struct PassRows {
   const int32_t* logit_row = nullptr;  // [logit_rows]
 };
 
-// Borrowed for the length of one call; lives on Model::Forward's stack.
+// Borrowed for the duration of one call; lives on Model::Forward's stack.
 struct LayerContext {
   const ModelConfig& config;
   const Mesh& mesh;
   const PassRows& rows;
-  const TokenSpread& spread;  // of the tokens of all groups
-  const Tensor& cos_sin;      // [context_length, rotary_dim]
+  const TokenPartition& spread;  // partition of the tokens of all groups
+  const Tensor& cos_sin;         // [context_length, rotary_dim]
   KvStorage& kv;
   const RankGroups& groups;
   kernels::Device& device;

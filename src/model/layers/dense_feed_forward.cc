@@ -7,7 +7,7 @@ namespace switchyard {
 
 DenseFeedForward::DenseFeedForward(const ModelConfig& config, const Mesh& mesh, int64_t middle,
                                    int64_t max_tokens, kernels::Device& device)
-    : whole_(mesh.whole_dense()) {
+    : whole_(mesh.replicated_dense()) {
   const bool gathers = !whole_ && mesh.dp() > 1;
   const int64_t rows = whole_    ? CeilDiv(max_tokens, mesh.attn_tp())
                        : gathers ? max_tokens * mesh.dp()

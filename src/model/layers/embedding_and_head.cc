@@ -43,7 +43,7 @@ const float* EmbeddingAndHead::Logits(const LayerContext& c, const float* hidden
     }
     return logits_.data();
   }
-  const TokenSpread spread(c.mesh, group_rows);
+  const TokenPartition spread(c.mesh, group_rows);
   GatherWorld(c.mesh, c.groups, spread, config_.hidden, hidden, all_hidden_.data());
   Multiply(c.device, all_hidden_.data(), spread.total(), own_.data());
   const float* next = own_.data();

@@ -19,15 +19,15 @@ GroupedAttention::GroupedAttention(const ModelConfig& config, const Mesh& mesh, 
                config.attention.qk_norm == AttentionConfig::QkNorm::kWhole ? 2 * max_tokens : 0) {}
 
 void GroupedAttention::Forward(const LayerContext& c, const GroupedAttentionWeights& w,
-                               int64_t layer, const float* x, const void* halves, float* out) {
+                               int64_t layer, const float* x, const void* bf16_rows, float* out) {
   const int64_t q_width = heads_ * head_dim_;
-  if (halves != nullptr) {
-    ProjectAndStoreFused(c, w, layer, halves);
+  if (bf16_rows != nullptr) {
+    ProjectAndStoreFused(c, w, layer, bf16_rows);
   } else {
     ProjectAndStore(c, w, layer, x);
   }
   c.device.Attention({.q = q_.data(),
-                      .ldq = halves ? q_width + 2 * kv_heads_ * head_dim_ : q_width,
+                      .ldq = bf16_rows ? q_width + 2 * kv_heads_ * head_dim_ : q_width,
                       .k_cache = c.kv.k(layer).raw(),
                       .v_cache = c.kv.v(layer).raw(),
                       .kv_dtype = c.kv.dtype(),
@@ -58,33 +58,34 @@ kernels::LinearParams GroupedAttention::Joined(const LayerContext& c,
           .m = c.rows.tokens};
 }
 
-bool GroupedAttention::TakesHalves(const LayerContext& c, const GroupedAttentionWeights& w) {
+bool GroupedAttention::TakesBf16Input(const LayerContext& c, const GroupedAttentionWeights& w) {
   const kernels::FusedOps* fused = c.device.fused();
   return fused && w.qkv.w.defined() &&
          c.config.attention.qk_norm != AttentionConfig::QkNorm::kWhole &&
-         fused->TakesHeads(head_dim_, c.config.rope.rotary_dim) && fused->ReadsHalves(Joined(c, w));
+         fused->SupportsHeads(head_dim_, c.config.rope.rotary_dim) &&
+         fused->ReadsBFloat16Rows(Joined(c, w));
 }
 
 void GroupedAttention::ProjectAndStoreFused(const LayerContext& c, const GroupedAttentionWeights& w,
-                                            int64_t layer, const void* halves) {
-  c.device.fused()->LinearOfHalves(Joined(c, w), halves);
+                                            int64_t layer, const void* bf16_rows) {
+  c.device.fused()->LinearOfBFloat16Rows(Joined(c, w), bf16_rows);
   const bool norm = c.config.attention.qk_norm == AttentionConfig::QkNorm::kPerHead;
-  c.device.fused()->HeadsToCache({.qkv = q_.data(),
-                                  .q_norm = norm ? w.q_norm.data<float>() : nullptr,
-                                  .k_norm = norm ? w.k_norm.data<float>() : nullptr,
-                                  .m = c.rows.tokens,
-                                  .heads = heads_,
-                                  .kv_heads = kv_heads_,
-                                  .head_dim = head_dim_,
-                                  .eps = c.config.norm_eps,
-                                  .rotary_dim = c.config.rope.rotary_dim,
-                                  .interleaved = c.config.rope.interleaved,
-                                  .positions = c.rows.positions,
-                                  .cos_sin = c.cos_sin.data<float>(),
-                                  .slots = c.rows.slots,
-                                  .k_cache = c.kv.k(layer).mutable_raw(),
-                                  .v_cache = c.kv.v(layer).mutable_raw(),
-                                  .kv_dtype = c.kv.dtype()});
+  c.device.fused()->NormRopeStoreKv({.qkv = q_.data(),
+                                     .q_norm = norm ? w.q_norm.data<float>() : nullptr,
+                                     .k_norm = norm ? w.k_norm.data<float>() : nullptr,
+                                     .m = c.rows.tokens,
+                                     .heads = heads_,
+                                     .kv_heads = kv_heads_,
+                                     .head_dim = head_dim_,
+                                     .eps = c.config.norm_eps,
+                                     .rotary_dim = c.config.rope.rotary_dim,
+                                     .interleaved = c.config.rope.interleaved,
+                                     .positions = c.rows.positions,
+                                     .cos_sin = c.cos_sin.data<float>(),
+                                     .slots = c.rows.slots,
+                                     .k_cache = c.kv.k(layer).mutable_raw(),
+                                     .v_cache = c.kv.v(layer).mutable_raw(),
+                                     .kv_dtype = c.kv.dtype()});
 }
 
 void GroupedAttention::ProjectAndStore(const LayerContext& c, const GroupedAttentionWeights& w,
@@ -114,8 +115,8 @@ void GroupedAttention::ProjectAndStore(const LayerContext& c, const GroupedAtten
   }
   Tensor& k_cache = c.kv.k(layer);
   Tensor& v_cache = c.kv.v(layer);
-  // A head is a row of its own where it has its own scale.
-  const bool by_head = kernels::HasRowScales(c.kv.dtype());
+  // If each head has its own scale, each head is a row of the cache.
+  const bool by_head = kernels::HasPerRowScale(c.kv.dtype());
   if (by_head) FillHeadSlots(c);
   const int64_t rows_each = by_head ? kv_heads_ : 1;
   for (auto [rows, cache] : {std::pair{k_.data(), &k_cache}, std::pair{v_.data(), &v_cache}}) {
@@ -130,7 +131,7 @@ void GroupedAttention::ProjectAndStore(const LayerContext& c, const GroupedAtten
 }
 
 void GroupedAttention::FillHeadSlots(const LayerContext& c) {
-  CHECK(c.device.is_cpu());  // a plan gives GPUs no such cache
+  CHECK(c.device.is_cpu());  // MakePlan rejects such caches on GPUs
   head_slots_.resize(c.rows.tokens * kv_heads_);
   for (int64_t t = 0; t < c.rows.tokens; ++t) {
     for (int64_t h = 0; h < kv_heads_; ++h) {
@@ -161,8 +162,8 @@ void GroupedAttention::NormQueriesAndKeys(const LayerContext& c, const GroupedAt
   } else if (c.groups.attn_tp->size() == 1) {
     norm(q_, w.q_norm, tokens, q_width);
     norm(k_, w.k_norm, tokens, kv_width);
-  } else {  // the mean runs over heads that other ranks hold
-    // Copies of one key head count as often as they are held.
+  } else {  // the mean includes heads of other ranks
+    // Replicated key heads are weighted by the number of ranks that hold them.
     const auto scale = [&](Activations& x, int64_t n, float* squares, const Tensor& weight) {
       c.device.ScaleBySquares({.x = x.data(),
                                .m = tokens,

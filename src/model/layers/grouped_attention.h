@@ -15,21 +15,21 @@ class GroupedAttention {
   GroupedAttention(const ModelConfig& config, const Mesh& mesh, int64_t max_tokens,
                    kernels::Device& device);
 
-  // Whether Forward wants its input rounded to bfloat16 instead, and does with fewer ops: where the
-  // device has them for these weights.
-  bool TakesHalves(const LayerContext& c, const GroupedAttentionWeights& w);
+  // Whether Forward takes its input rounded to bfloat16, which needs fewer ops: if the device
+  // supports it for these weights.
+  bool TakesBf16Input(const LayerContext& c, const GroupedAttentionWeights& w);
   // x [T, H] (normalised) → out [T, H], this rank's partial sum over its heads; the caller
-  // all-reduces. `halves` [T, H]: x rounded to bfloat16, for weights that TakesHalves says so of; x
-  // is not read then.
+  // all-reduces. `bf16_rows` [T, H]: x rounded to bfloat16, for weights for which TakesBf16Input is
+  // true; x is not read then.
   void Forward(const LayerContext& c, const GroupedAttentionWeights& w, int64_t layer,
-               const float* x, const void* halves, float* out);
+               const float* x, const void* bf16_rows, float* out);
 
  private:
   void ProjectAndStore(const LayerContext& c, const GroupedAttentionWeights& w, int64_t layer,
                        const float* x);
-  // The same in two ops; q_ has room for keys and values then.
+  // The same in two ops; q_ then also holds keys and values.
   void ProjectAndStoreFused(const LayerContext& c, const GroupedAttentionWeights& w, int64_t layer,
-                            const void* halves);
+                            const void* bf16_rows);
   kernels::LinearParams Joined(const LayerContext& c, const GroupedAttentionWeights& w);
   void NormQueriesAndKeys(const LayerContext& c, const GroupedAttentionWeights& w, int64_t tokens);
   void FillHeadSlots(const LayerContext& c);
@@ -37,7 +37,7 @@ class GroupedAttention {
   int64_t heads_, kv_heads_, head_dim_;  // of this rank
   Activations q_, k_, v_, attended_;  // [T, heads · D], [T, kv_heads · D] twice, [T, heads · D]
   Activations squares_;               // [2, T], for a norm over all heads of all ranks
-  std::vector<int32_t> head_slots_;   // [T, kv_heads], of a cache whose heads have scales
+  std::vector<int32_t> head_slots_;   // [T, kv_heads], for a cache with a scale per head
 };
 
 }  // namespace switchyard

@@ -5,7 +5,7 @@
 namespace switchyard {
 namespace {
 
-// Of the norms inside MLA: DeepSeek's code leaves them at 1e-6 whatever rms_norm_eps says
+// For the norms inside MLA: DeepSeek's code uses 1e-6 regardless of rms_norm_eps
 // (Moonlight's is 1e-5).
 constexpr float kLatentNormEps = 1e-6f;
 

@@ -1,5 +1,5 @@
 // Multi-head latent attention (MLA, DeepSeek-V2) of one layer on one rank of an attention group,
-// absorbed.
+// in absorbed form.
 #pragma once
 
 #include "model/layers/context.h"
@@ -7,11 +7,11 @@
 
 namespace switchyard {
 
-// The cache holds one latent row a token, [kv_lora + rope], the same on every rank. Keys and values
-// are never decompressed: queries are multiplied into the latent space (W_uk absorbed into q),
-// attend to latents, and the sums are multiplied out by W_uv. Prompts take the same path as decode,
-// so a token's result does not depend on which of the two computed it, and prefixes may be shared
-// freely.
+// The cache holds one latent row per token, [kv_lora + rope], the same on every rank. Keys and
+// values are never decompressed: queries are projected into the latent space (W_uk absorbed into
+// q), attend to latents, and W_uv projects the weighted sums back. Prefill takes the same path as
+// decode, so a token's result does not depend on which of the two computed it, and prefixes can
+// always be shared.
 //
 // Owns its activations; one object serves all layers.
 class LatentAttention {

@@ -5,8 +5,8 @@
 namespace switchyard {
 namespace {
 
-// Of the own rows of `ranks` ranks from `first` on, each of `unit`s: floats or bytes.
-std::vector<size_t> Counts(const TokenSpread& spread, int first, int ranks, size_t unit) {
+// Element counts of the own rows of `ranks` ranks from `first` on, `unit` floats or bytes per row.
+std::vector<size_t> Counts(const TokenPartition& spread, int first, int ranks, size_t unit) {
   std::vector<size_t> counts(ranks);
   for (int i = 0; i < ranks; ++i) counts[i] = spread.own(first + i).size() * unit;
   return counts;
@@ -14,13 +14,13 @@ std::vector<size_t> Counts(const TokenSpread& spread, int first, int ranks, size
 
 }  // namespace
 
-void GatherWorld(const Mesh& mesh, const RankGroups& groups, const TokenSpread& spread,
+void GatherWorld(const Mesh& mesh, const RankGroups& groups, const TokenPartition& spread,
                  int64_t width, const float* group_rows, float* all_rows) {
   const float* own = group_rows + spread.own(mesh.rank()).begin * width;
   groups.tp->AllGatherV(own, all_rows, Counts(spread, 0, mesh.world(), width * sizeof(float)));
 }
 
-void GatherGroup(const Mesh& mesh, const RankGroups& groups, const TokenSpread& spread,
+void GatherGroup(const Mesh& mesh, const RankGroups& groups, const TokenPartition& spread,
                  int64_t width, float* group_rows) {
   if (mesh.attn_tp() == 1) return;
   groups.attn_tp->AllGatherV(
@@ -28,7 +28,7 @@ void GatherGroup(const Mesh& mesh, const RankGroups& groups, const TokenSpread& 
       Counts(spread, mesh.dp_rank() * mesh.attn_tp(), mesh.attn_tp(), width * sizeof(float)));
 }
 
-void ReduceToGroups(const Mesh& mesh, const RankGroups& groups, const TokenSpread& spread,
+void ReduceToGroups(const Mesh& mesh, const RankGroups& groups, const TokenPartition& spread,
                     int64_t width, const float* all_rows, float* group_rows) {
   float* own = group_rows + spread.own(mesh.rank()).begin * width;
   groups.tp->ReduceScatterV(all_rows, own, Counts(spread, 0, mesh.world(), width));

@@ -1,26 +1,26 @@
-// Rows of all attention groups between the ranks that have them and the ranks that work on all.
+// Exchange of token rows between attention groups for layers that process all groups' tokens.
 #pragma once
 
 #include <cstdint>
 
 #include "comm/device/collectives.h"
 #include "comm/mesh.h"
-#include "moe/token_spread.h"
+#include "moe/token_partition.h"
 
 namespace switchyard {
 
-// `spread` says which rows each rank answers for; `group_rows` [rows of this rank's group, width]
-// and `all_rows` [rows of all groups, width], groups one after the other. Collectives of the world,
-// or of the attention group alone for GatherGroup; every rank of it calls, with no rows too.
+// `spread` partitions the rows over ranks. `group_rows` is [rows of this rank's group, width],
+// `all_rows` is [rows of all groups, width] in order of groups. Collective over the world,
+// GatherGroup over the attention group; every member calls them, even without rows.
 
-// all_rows from the ranks' own rows.
-void GatherWorld(const Mesh& mesh, const RankGroups& groups, const TokenSpread& spread,
+// Gathers all_rows from the ranks' own rows.
+void GatherWorld(const Mesh& mesh, const RankGroups& groups, const TokenPartition& spread,
                  int64_t width, const float* group_rows, float* all_rows);
-// group_rows, whole on every rank of the group, from the ranks' own ones; in place.
-void GatherGroup(const Mesh& mesh, const RankGroups& groups, const TokenSpread& spread,
+// Gathers group_rows on every rank of the group from the ranks' own rows; in place.
+void GatherGroup(const Mesh& mesh, const RankGroups& groups, const TokenPartition& spread,
                  int64_t width, float* group_rows);
-// group_rows from the sum over the world of all_rows.
-void ReduceToGroups(const Mesh& mesh, const RankGroups& groups, const TokenSpread& spread,
+// Sums all_rows over the world and returns each group's rows in group_rows.
+void ReduceToGroups(const Mesh& mesh, const RankGroups& groups, const TokenPartition& spread,
                     int64_t width, const float* all_rows, float* group_rows);
 
 }  // namespace switchyard

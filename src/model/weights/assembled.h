@@ -1,4 +1,4 @@
-// What ranks loaded, put together again, and checkpoints that a test changes.
+// For tests: reassembles the full model from the shards of all ranks, and modifies checkpoints.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -17,7 +17,7 @@
 namespace switchyard::testing {
 
 using Values = std::vector<float>;
-using Roles = std::map<std::string, Values>;  // role -> elements of the whole
+using Roles = std::map<std::string, Values>;  // role -> elements of the full tensor
 
 inline const std::vector<std::string> kFixtures = {
     "mixtral",         "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3",
@@ -31,7 +31,7 @@ inline std::filesystem::path QuantizedDir(const std::string& name) {
   return std::filesystem::path(SWITCHYARD_TEST_DATA) / "quantized" / name;
 }
 
-// Puts the parts of all ranks of a mesh together again, role by role.
+// Reassembles the shards of all ranks of a mesh, role by role.
 class Assembler {
  public:
   Assembler(const ModelConfig& config, MeshShape shape, std::vector<ModelWeights> ranks)
@@ -51,7 +51,7 @@ class Assembler {
     Values& all = out_[role];
     for (size_t r = 0; r < ranks_.size(); r += step) Append(&all, Dequantize(part(ranks_[r])));
   }
-  // Columns of consecutive ranks stand side by side.
+  // Concatenates the columns of consecutive ranks.
   template <typename F>
   void Columns(const std::string& role, F part) {
     std::vector<WeightView> views;
@@ -239,10 +239,10 @@ inline std::string MessageOf(const std::function<void()>& call) {
   return "no error";
 }
 
-// A copy of a checkpoint whose tensors a test may change.
+// A copy of a checkpoint whose tensors a test may modify.
 class ChangedCheckpoint {
  public:
-  // `folder` of tests/data.
+  // `folder`: under tests/data.
   explicit ChangedCheckpoint(const std::string& name, const std::string& folder = "fixtures") {
     const auto dir = std::filesystem::path(SWITCHYARD_TEST_DATA) / folder / name;
     tensors = ReadSafetensors(dir);

@@ -63,9 +63,9 @@ LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& pre
   w.kv_a = parts.Rows(prefix + names.kv_a, latent, hidden, {0, latent}, a.qkv_bias, kLatentKeys);
   w.kv_a_norm = parts.Norm(prefix + names.kv_a_norm + ".weight", a.kv_lora_rank, "kv_lora_rank");
 
-  // kv_b_proj has of each head nope rows for keys, then v rows for values.
+  // kv_b_proj has, for each head, nope rows for keys, then v rows for values.
   const int64_t per_head = a.qk_nope_head_dim + a.v_head_dim;
-  // Absorbed into queries and outputs, they multiply other rows than they were made for.
+  // Absorbed into queries and outputs, they multiply other inputs than they were quantized for.
   const auto up = [&](Range rows) {
     WeightView w =
         parts

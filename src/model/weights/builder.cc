@@ -28,7 +28,7 @@ LayerWeights BuildLayer(Parts& parts, int64_t index) {
   } else {
     const std::string mlp = prefix + names.mlp;
     const Range part =
-        mesh.whole_dense()
+        mesh.replicated_dense()
             ? Range{0, config.intermediate}
             : parts.EvenColumns(mlp + ".down_proj", config.intermediate, mesh.tp(), mesh.tp_rank());
     layer.dense = parts.FeedForward(mlp + ".gate_proj", mlp + ".up_proj", mlp + ".down_proj",
@@ -43,9 +43,9 @@ ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const Loa
                           WeightSource& source) {
   const Family* family = FindFamily(config.architecture);
   CHECK(family != nullptr);
-  CheckSplits(config, mesh, options.whole_shared_expert);
+  CheckSplits(config, mesh, options.replicated_shared_expert);
   const TensorNames names = family->names(config);
-  Parts parts({config, mesh, names, options.whole_shared_expert, options.placements}, source);
+  Parts parts({config, mesh, names, options.replicated_shared_expert, options.placements}, source);
 
   const Range vocab = EmbeddingRows(config.vocab_size, mesh);
   const Range head = HeadRows(config.vocab_size, mesh);

@@ -28,8 +28,8 @@ struct Mapping {
   size_t size = 0;
 };
 
-// The file may be cut while it is mapped; a read past its end then kills the process. Checkpoints
-// are taken to stay as they are while they are served.
+// The file may be truncated while it is mapped; a read past its end then kills the process.
+// Checkpoints are assumed not to change while they are served.
 Mapping MapFile(const fs::path& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) throw NotFound("{}: {}", path.string(), std::strerror(errno));
@@ -74,12 +74,12 @@ std::map<std::string, std::string> ReadWeightMap(const fs::path& path) {
   }
   const auto map = index.is_object() ? index.find("weight_map") : index.end();
   if (!index.is_object() || map == index.end() || !map->is_object() || map->empty()) {
-    throw Invalid("{}: weight_map is missing or no object of names", path.string());
+    throw Invalid("{}: weight_map is missing or not an object", path.string());
   }
   std::map<std::string, std::string> out;
   for (const auto& [name, shard] : map->items()) {
     if (!shard.is_string()) {
-      throw Invalid("{}: weight_map[\"{}\"] is no file name", path.string(), name);
+      throw Invalid("{}: weight_map[\"{}\"] is not a file name", path.string(), name);
     }
     out.emplace(name, shard.get<std::string>());
   }
@@ -93,11 +93,11 @@ std::set<std::string> ShardsOf(const std::map<std::string, std::string>& weight_
   for (const std::string& shard : shards) {
     if (shard.empty() || shard == "." || shard == ".." ||
         shard.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos) {
-      throw Invalid("{}: weight_map names \"{}\", which is no file of this directory",
+      throw Invalid("{}: weight_map names \"{}\", which is not a file of this directory",
                     index_path.string(), shard);
     }
     if (!fs::exists(index_path.parent_path() / shard)) {
-      throw NotFound("{}: weight_map names {}, which is not there; download it again",
+      throw NotFound("{}: weight_map names {}, which does not exist; download it again",
                      index_path.string(), shard);
     }
   }
@@ -110,7 +110,7 @@ Checkpoint::Checkpoint(const fs::path& dir) : dir_(dir) {
   const fs::path index_path = dir / kIndexFile;
   if (!fs::exists(index_path)) {
     if (!fs::exists(dir / kSingleFile)) {
-      throw NotFound("{}: neither {} nor {} is there; want a safetensors checkpoint", dir.string(),
+      throw NotFound("{}: neither {} nor {} exists; want a safetensors checkpoint", dir.string(),
                      kSingleFile, kIndexFile);
     }
     AddFile(dir / kSingleFile, &tensors_);

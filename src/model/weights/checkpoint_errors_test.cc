@@ -1,4 +1,4 @@
-// Damaged and contradictory checkpoints are refused by name.
+// Errors for damaged and contradictory checkpoints name the tensor.
 #include <cmath>
 #include <cstring>
 
@@ -59,7 +59,7 @@ TEST(CheckpointErrors, ScalesThatAreNoNumbers) {
     EXPECT_THAT(fp8.LoadMessage(), HasSubstr("experts.3.up_proj.weight_scale_inv"));
   }
   EXPECT_EQ(fp8.LoadMessage({.check_nan_scales = false}), "no error");
-  // Another rank's scale is not this rank's trouble.
+  // A rank ignores bad scales outside its own shard.
   LoadWeights(fp8.Write(), fp8.config, Mesh({4, 4}, 0), {});
 
   ChangedCheckpoint oss("gpt_oss");

@@ -1,7 +1,5 @@
 #include "model/weights/checkpoint_reader.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -79,7 +77,7 @@ const StoredTensor* CheckpointReader::Optional(std::string_view name) {
   return t;
 }
 
-void CheckpointReader::Miss(const std::string& name) {
+void CheckpointReader::RecordMissing(const std::string& name) {
   if (missing_names_.insert(name).second) missing_.push_back(name);
 }
 
@@ -88,7 +86,7 @@ const StoredTensor* CheckpointReader::Find(const std::string& name,
                                            std::string_view keys) {
   const StoredTensor* t = Optional(name);
   if (!t) {
-    Miss(name);
+    RecordMissing(name);
     return nullptr;
   }
   if (t->shape != shape) {
@@ -119,15 +117,15 @@ std::optional<float> CheckpointReader::OptionalScalar(const std::string& name) {
   if (!options_.read_data) return 1.0f;
   const float value = Floats(*t, 0, 1).data<float>()[0];
   if (check_values() && !(std::isfinite(value) && value > 0)) {
-    throw Invalid("{}: tensor \"{}\" is {}; a scale is a positive number; the file is damaged",
-                  t->file, name, value);
+    throw Invalid("{}: tensor \"{}\" is {}; a scale must be positive; the file is damaged", t->file,
+                  name, value);
   }
   return value;
 }
 
 float CheckpointReader::Scalar(const std::string& name) {
   const auto value = OptionalScalar(name);
-  if (!value) Miss(name);
+  if (!value) RecordMissing(name);
   return value.value_or(1.0f);
 }
 
@@ -138,9 +136,9 @@ void CheckpointReader::Use(const WeightView& v, const uint8_t* data, int64_t row
   Use(data + v.row0 * row_bytes + first_byte, data + last_row * row_bytes + end_byte);
 }
 
-void CheckpointReader::NoteExpanded(std::string_view why) {
+void CheckpointReader::RecordDequantized(std::string_view why) {
   ++expanded_;
-  why_expanded_ = why;
+  dequantize_reason_ = why;
 }
 
 void CheckpointReader::Finish(const LoadJobs::Progress& progress) {
@@ -148,13 +146,13 @@ void CheckpointReader::Finish(const LoadJobs::Progress& progress) {
     const std::span named(missing_.data(), std::min(missing_.size(), kNamedMissing));
     throw NotFound("{}: {} tensor{} that config.json implies {} missing: {}{}",
                    checkpoint_.dir().string(), missing_.size(), missing_.size() == 1 ? "" : "s",
-                   missing_.size() == 1 ? "is" : "are", fmt::join(named, ", "),
+                   missing_.size() == 1 ? "is" : "are", Joined(named, ", "),
                    missing_.size() > named.size() ? ", ..." : "");
   }
   if (!options_.read_data) return;
   if (expanded_ != 0 && options_.log) {
     LOG_INFO("{}: {} matrices are held as {}: {}", checkpoint_.dir().string(), expanded_,
-             Name(config_.dtype), why_expanded_);
+             Name(config_.dtype), dequantize_reason_);
   }
   size_t mapped = 0;
   Prefault(std::move(used_), [&](size_t done, size_t total) {
@@ -170,7 +168,7 @@ ThreadPool& CheckpointReader::pool() {
   return *pool_;
 }
 
-void RefuseStack(const MatrixRequest& r, const StoredTensor* t) {
+void RejectStackedExperts(const MatrixRequest& r, const StoredTensor* t) {
   if (r.experts == 0 && !r.transposed) return;
   throw Invalid("{}: tensor \"{}\": experts stacked in one tensor are not supported in this format",
                 t ? t->file : "config.json", r.name);
@@ -178,7 +176,7 @@ void RefuseStack(const MatrixRequest& r, const StoredTensor* t) {
 
 namespace {
 
-// W4AFP8 checkpoints call an expert's linears by Mixtral's names here:
+// W4AFP8 checkpoints name the input scales of an expert's linears as Mixtral does:
 // "….experts.3.w1.input_scale".
 std::string OtherInputScale(std::string_view module) {
   constexpr std::pair<std::string_view, std::string_view> kNames[] = {
@@ -210,7 +208,7 @@ std::optional<Tensor> InputFactors(CheckpointReader& in, const MatrixRequest& r)
     throw Invalid("{}: tensor \"{}\" is {}; want float32, bfloat16 or float16", t->file, name,
                   Name(t->dtype));
   }
-  in.NoteExpanded("their inputs have scales by column (pre_quant_scale)");
+  in.RecordDequantized("their inputs have scales by column (pre_quant_scale)");
   if (!in.read_data()) return Tensor();
   Tensor factors = Floats(*t, 0, r.k);
   const std::span<const float> values(factors.data<float>(), static_cast<size_t>(r.k));
@@ -232,7 +230,7 @@ WeightView Expand(CheckpointReader& in, const MatrixRequest& r,
                   .k = r.cols.size()};
   const Slabs::Piece piece =
       in.read_data() ? in.slabs().Allocate(row_bytes * view.n) : Slabs::Piece{};
-  // A view that is only checked needs no memory, but has to be defined.
+  // A view that is only checked needs no memory, but must be defined.
   static constexpr uint8_t kNothing = 0;
   view.data = piece.data ? piece.data : &kNothing;
   view.owner = piece.owner;

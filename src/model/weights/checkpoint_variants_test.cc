@@ -1,4 +1,4 @@
-// Layouts of one model that load as the same weights.
+// Different storage layouts of one model that load as the same weights.
 #include <cstring>
 
 #include "model/weights/assembled.h"
@@ -15,7 +15,7 @@ using testing::Roles;
 TEST(CheckpointVariants, ScalesInBfloat16AndMisalignedTensors) {
   ChangedCheckpoint c("deepseek_v3_fp8");
   const Roles want = Assemble(c.Write(), c.config, {2, 2});
-  // A first tensor of one byte moves all others to odd offsets.
+  // A first tensor of one byte misaligns all others.
   c.tensors["a"] = {"U8", {1}, "x"};
   ExpectSame(Assemble(c.Write(), c.config, {2, 2}), want);
 
@@ -51,7 +51,7 @@ TEST(CheckpointVariants, FusedExperts) {
   ExpectSame(Assemble(c.Write(), c.config, {4, 2}), want);
 }
 
-// gpt-oss in bfloat16: [E, H, 2 I] with alternating columns, [E, I, H].
+// gpt-oss in bfloat16: [E, H, 2 I] with interleaved columns, [E, I, H].
 TEST(CheckpointVariants, TransposedExperts) {
   ChangedCheckpoint c("gpt_oss");
   const Roles want = Assemble(c.Write(), c.config, {1, 1});
@@ -60,7 +60,7 @@ TEST(CheckpointVariants, TransposedExperts) {
     const std::string prefix = "model.layers." + std::to_string(l) + ".mlp.experts.";
     RawTensor gate_up{"BF16", {8, 64, 128}, ""}, down{"BF16", {8, 64, 64}, ""};
     const auto put = [](std::string* bytes, float x) {
-      const BF16 b = ToBF16(x);  // MXFP4 values fit
+      const BF16 b = ToBF16(x);  // exact for MXFP4 values
       bytes->append(reinterpret_cast<const char*>(&b), 2);
     };
     for (int e = 0; e < 8; ++e) {

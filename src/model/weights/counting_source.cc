@@ -10,8 +10,9 @@ namespace {
 
 class CountingSource : public WeightSource {
  public:
-  CountingSource(const ModelConfig& config, std::optional<DType> placed_as, bool packs_experts)
-      : config_(config), placed_as_(placed_as), packs_experts_(packs_experts) {}
+  CountingSource(const ModelConfig& config, std::optional<DType> gpu_plain_dtype,
+                 bool packs_experts)
+      : config_(config), placed_as_(gpu_plain_dtype), packs_experts_(packs_experts) {}
 
   bool Has(const std::string& name) const override {
     return config_.quantization.mxfp4_blocks() && name.ends_with("_blocks");
@@ -21,7 +22,7 @@ class CountingSource : public WeightSource {
         .format = Placed(ImpliedFormat(config_, r), r), .n = r.rows.size(), .k = r.cols.size()};
     if (view.format == WeightFormat::kInt4Group) {
       view.group_size = GroupSizeOf(r.scheme, r.cols);
-      // Packed, every 64 columns have scales of their own.
+      // When packed, every 64 columns have their own scales.
       if (placed_as_) view.group_size = std::min(view.group_size, 64);
     }
     return view;
@@ -30,7 +31,7 @@ class CountingSource : public WeightSource {
   void Finish(const Progress&) override {}
 
  private:
-  // As Device::Place and the experts of a Hopper card have it; generous where dtype is float32.
+  // As Device::Place and the packed experts of a Hopper GPU; an upper bound if dtype is float32.
   WeightFormat Placed(WeightFormat stored, const MatrixRequest& r) const {
     const bool plain = stored == WeightFormat::kF32 || stored == WeightFormat::kBF16;
     if (!placed_as_ || plain || StaysPacked(stored, r)) return stored;
@@ -38,8 +39,8 @@ class CountingSource : public WeightSource {
     return PlainFormat(*placed_as_);
   }
 
-  // Of routed experts, whose sizes matrix units take; that scales are such as can be packed is
-  // taken for granted.
+  // Whether a routed expert stays packed: its sizes must fit the tensor cores' tiles. Assumes that
+  // its scales can be packed.
   bool StaysPacked(WeightFormat stored, const MatrixRequest& r) const {
     const bool four_bits = stored == WeightFormat::kMxfp4 || stored == WeightFormat::kNvfp4 ||
                            stored == WeightFormat::kInt4Group;
@@ -63,7 +64,7 @@ WeightFormat PlainFormat(DType dtype) {
     case DType::kF16:
       return WeightFormat::kF16;
     default:
-      CheckFailed(__FILE__, __LINE__, fmt::format("{} is no plain weight format", Name(dtype)));
+      CheckFailed(__FILE__, __LINE__, fmt::format("{} is not a plain weight format", Name(dtype)));
   }
 }
 
@@ -94,9 +95,9 @@ int64_t ColumnUnit(const LinearScheme& scheme) {
 }
 
 std::unique_ptr<WeightSource> MakeCountingSource(const ModelConfig& config,
-                                                 std::optional<DType> placed_as,
+                                                 std::optional<DType> gpu_plain_dtype,
                                                  bool packs_experts) {
-  return std::make_unique<CountingSource>(config, placed_as, packs_experts);
+  return std::make_unique<CountingSource>(config, gpu_plain_dtype, packs_experts);
 }
 
 }  // namespace switchyard

@@ -14,8 +14,8 @@ namespace {
 
 constexpr size_t kJobBytes = size_t{4} << 20;
 
-// Root mean squares of what is drawn uniformly: magnitudes in [2^e, 2^(e + 1)) have 2^e · sqrt(7 /
-// 3), e2m1 codes sqrt(68.5 / 8).
+// Root mean squares of uniformly drawn codes: magnitudes in [2^e, 2^(e + 1)) have
+// 2^e · sqrt(7 / 3), e2m1 codes sqrt(68.5 / 8).
 const double kBinadeRms = std::sqrt(7.0 / 3.0);
 const double kE2M1Rms = std::sqrt(68.5 / 8.0);
 const double kInt8Rms = std::sqrt((256.0 * 256.0 + 2.0) / 12.0);  // of -128 … 127
@@ -36,8 +36,8 @@ uint64_t HashName(std::string_view name) {
   return h;
 }
 
-// Random bits become numbers by masking alone, eight bytes at a time: sign and mantissa are kept,
-// the exponent is fixed. That runs at the speed of memory, which converting floats would not.
+// Turns random bits into numbers with masks only, eight bytes at a time: keeps sign and mantissa,
+// fixes the exponent. This is bound by memory bandwidth, which a conversion of floats is not.
 struct Pattern {
   uint64_t keep = 0, set = 0;
 };
@@ -60,10 +60,10 @@ Pattern PatternOf(WeightFormat format, int64_t k) {
       return {Repeat(0x807fu, 16), Repeat(exponent(127, 7, 254), 16)};
     case WeightFormat::kF16:
       return {Repeat(0x83ffu, 16), Repeat(exponent(15, 10, 30), 16)};
-    case WeightFormat::kFp8Block:  // magnitudes in [1, 2); the scale does the rest
+    case WeightFormat::kFp8Block:  // magnitudes in [1, 2), adjusted by the scale
     case WeightFormat::kFp8Channel:
       return {Repeat(0x87u, 8), Repeat(0x38u, 8)};
-    case WeightFormat::kInt8Channel:  // every code is a number
+    case WeightFormat::kInt8Channel:  // every code is a valid number
     case WeightFormat::kInt4Group:
     case WeightFormat::kMxfp4:
     case WeightFormat::kNvfp4:
@@ -72,7 +72,7 @@ Pattern PatternOf(WeightFormat format, int64_t k) {
   CheckFailed(__FILE__, __LINE__, "unknown format");
 }
 
-// Bytes [begin, end) of stored rows row0 + i · row_step, packed one after the other at `out`.
+// Fills bytes [begin, end) of stored rows row0 + i · row_step, packed contiguously at `out`.
 struct Fill {
   uint8_t* out = nullptr;
   uint64_t seed = 0;
@@ -102,13 +102,13 @@ void FillRow(const Fill& fill, int64_t i, uint8_t* out) {
   if (at < fill.end) partial(fill.end);
 }
 
-// How the codes and scales of a format lie.
+// Layout of a format's codes and scales.
 struct CodeLayout {
   int64_t bits = 16;           // of a code
-  int64_t unit = 1;            // columns that share a scale, and are kept whole
-  int64_t row_unit = 1;        // rows that do
-  size_t scale_bytes = 0;      // 0: none
-  bool scale_for_row = false;  // one for all columns
+  int64_t unit = 1;            // columns that share a scale and are never split
+  int64_t row_unit = 1;        // rows that share a scale
+  size_t scale_bytes = 0;      // 0: no scales
+  bool scale_for_row = false;  // one scale for all columns
 };
 
 CodeLayout LayoutOf(WeightFormat format, int64_t group_size) {
@@ -153,11 +153,11 @@ class DummySource : public WeightSource {
                     .k = r.cols.size()};
     Range cols = r.cols;
     if (view.format == WeightFormat::kInt4Group) {
-      // One group for all columns where a row has one: whatever part is asked for agrees.
+      // If a row has a single group it covers all columns, so that all parts agree.
       view.group_size = GroupSizeOf(r.scheme, {0, r.k});
     }
     const CodeLayout layout = LayoutOf(view.format, view.group_size);
-    if (layout.bits == 4) {  // whole groups, which the view may cut
+    if (layout.bits == 4) {  // full groups, which the view may cut
       cols = {r.cols.begin / layout.unit * layout.unit,
               CeilDiv(r.cols.end, layout.unit) * layout.unit};
     }
@@ -200,7 +200,7 @@ class DummySource : public WeightSource {
   }
 
  private:
-  // There is no checkpoint to say how large inputs are.
+  // Static input scales need a checkpoint, so dummy weights have none.
   static ActivationFormat Activation(const LinearScheme& scheme, WeightFormat format) {
     if (scheme.activation == ActivationFormat::kBFloat16 && format != WeightFormat::kBF16) {
       return ActivationFormat::kNone;
@@ -219,7 +219,7 @@ class DummySource : public WeightSource {
     return static_cast<size_t>(CeilDiv(view.n, layout.row_unit) * cols);
   }
 
-  // One scale for the whole tensor: parts then agree whatever their origin is.
+  // One scale for the whole tensor, so that all parts agree wherever they start.
   static void SetScales(int64_t k, size_t count, uint8_t* scales, WeightView* view) {
     const double deviation = 1.0 / std::sqrt(static_cast<double>(k));
     const auto fill = [&](double rms) {

@@ -24,16 +24,16 @@ struct ExpertLoader::Impl {
     if (!dummy) checkpoint.emplace(dir);
   }
 
-  // Memory that it makes is in one piece that fits `bytes`.
+  // Allocates in one piece of `bytes`.
   std::unique_ptr<WeightSource> Source(size_t bytes) const {
-    constexpr size_t kRounding = size_t{16} << 10;  // of pieces to whole lines, and small scales
+    constexpr size_t kRounding = size_t{16} << 10;  // for rounding to cache lines, and small scales
     if (dummy) return MakeDummySource(config, seed, 1, bytes + kRounding);
     return MakeCheckpointSource(
         *checkpoint, config,
         {.check_nan_scales = check_nan_scales, .log = false, .slab_bytes = bytes + kRounding});
   }
 
-  // The expert, what its biases lie in, and its bytes.
+  // The expert, the owners of its biases, and its bytes.
   struct Built {
     kernels::ExpertWeights weights;
     std::vector<Tensor> owned;
@@ -62,8 +62,8 @@ ExpertLoader::ExpertLoader(const std::filesystem::path& dir, const ModelConfig& 
     : impl_(std::make_unique<Impl>(dir, config, mesh, options)) {}
 ExpertLoader::~ExpertLoader() = default;
 
-// A source of its own for each: its memory is then its own too, and not a part of a slab that other
-// experts keep alive.
+// Uses a source per expert, so that each expert owns its memory and no slab is kept alive by other
+// experts.
 OwnedExpert ExpertLoader::Load(int64_t layer, int32_t expert) const {
   const std::unique_ptr<WeightSource> source = impl_->Source(BytesPerExpert(layer));
   Impl::Built built = impl_->Build(*source, layer, expert);

@@ -1,4 +1,4 @@
-// Single experts of a rank, loaded while the model runs.
+// Loads single experts of a rank while the model runs.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@
 
 namespace switchyard {
 
-// Reads what LoadWeights would read of an expert, in the same way: matrices that are used as they
-// are stored are views of the mapped file, whose pages are brought in; others are converted, by the
-// calling thread. So an expert has the same bits wherever it sits. Each has memory of its own,
-// which goes with the last view. One thread at a time, any.
+// Loads an expert exactly as LoadWeights does. Matrices used in their stored format are views of
+// the mapped file, whose pages are prefaulted; others are converted by the calling thread. So an
+// expert has the same bits on every rank. Each has its own memory, freed with the last view. Any
+// thread may call it, one at a time.
 class ExpertLoader {
  public:
   // Opens the checkpoint and keeps its files mapped; borrows nothing. Throws Checkpoint's errors.
@@ -23,12 +23,12 @@ class ExpertLoader {
                const LoadOptions& options);
   ~ExpertLoader();
 
-  // The logical expert's MoE-TP part. Throws what LoadWeights throws of it.
+  // Loads the logical expert's MoE-TP shard. Throws as LoadWeights does.
   OwnedExpert Load(int64_t layer, int32_t expert) const;
-  // Whether experts are converted, or made up, and not used as the files have them: as the first
-  // layer that has some shows. Loads one of them.
+  // Whether experts are converted or generated instead of used in their stored format. Decided by
+  // loading one expert of the first MoE layer.
   bool Converts() const;
-  // Bytes of that part as they are counted while loading.
+  // Bytes of that shard, as counted by loading progress.
   size_t BytesPerExpert(int64_t layer) const;
 
  private:

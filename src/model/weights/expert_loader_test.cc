@@ -1,4 +1,4 @@
-// Experts that are loaded one by one, while a model runs, are the ones that it would have loaded.
+// Experts loaded one by one while a model runs equal those that LoadWeights loads.
 #include "model/weights/expert_loader.h"
 
 #include "model/weights/assembled.h"
@@ -22,7 +22,7 @@ Values Biases(const kernels::ExpertWeights& w) {
   return all;
 }
 
-// All experts of a rank's layers, each loaded by itself by a rank of the same place in MoE-TP.
+// Loads each expert of a rank's layers alone, on a rank with the same MoE-TP rank.
 void ExpectTheModels(const std::filesystem::path& dir, const ModelConfig& config,
                      const MeshShape& shape, const LoadOptions& options) {
   for (int rank = 0; rank < shape.tp; ++rank) {

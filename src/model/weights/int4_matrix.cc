@@ -7,8 +7,8 @@
 namespace switchyard {
 namespace {
 
-constexpr int kAwqNibble[8] = {0, 4, 1, 5, 2, 6, 3, 7};  // of row i % 8
-constexpr uint8_t kSignBits = 0x88;                      // two's complement and code differ by them
+constexpr int kAwqNibble[8] = {0, 4, 1, 5, 2, 6, 3, 7};  // nibble of row i % 8
+constexpr uint8_t kSignBits = 0x88;                      // xor: two's complement to code
 
 uint32_t Word(const StoredTensor& t, int64_t i) {
   uint32_t word;
@@ -18,7 +18,7 @@ uint32_t Word(const StoredTensor& t, int64_t i) {
 
 uint8_t Nibble(uint32_t word, int64_t i) { return static_cast<uint8_t>(word >> (4 * i) & 15); }
 
-// Words of eight columns, at (k / 8, row): the same bytes, turned.
+// Words of eight columns, at (k / 8, row): transposes them, with the same bytes.
 void CopyGptq(const Int4Matrix& m, Range rows, Range cols, uint8_t* out) {
   const int64_t words = cols.size() / kInt4Word;
   for (int64_t w = 0; w < words; ++w) {

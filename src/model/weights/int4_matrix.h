@@ -1,4 +1,4 @@
-// A matrix of 4-bit codes as checkpoints pack it, read code by code: w = (code - zero) · scale.
+// A matrix of 4-bit codes in a checkpoint's packing: w = (code - zero) · scale.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@
 
 namespace switchyard {
 
-// Columns that are packed into one word by the methods that pack along k; matrices are cut at
-// multiples of it.
+// Columns in one word, for methods that pack along k; matrices are sharded at multiples
+// of it.
 constexpr int64_t kInt4Word = 8;
 
-// Tensors of the matrix [n, k], of checked dtypes and shapes, with G groups of columns. Nibbles
+// Tensors of the matrix [n, k], with checked dtypes and shapes, with G groups of columns. Nibbles
 // count from the lowest.
 //   kPackedInt4    codes int32 [n, k/8], column j in nibble j % 8; zeros int32 [n/8, G], row i in
 //                  nibble i % 8; scales [n, G]
@@ -31,12 +31,12 @@ struct Int4Matrix {
   bool zeros_less_one = false;
   int64_t n = 0, k = 0, groups = 0;
 
-  // Codes 0..15 of rows and columns (which begin and end at multiples of kInt4Word), two to a byte,
-  // low nibble first: out [rows, cols / 2].
+  // Copies codes 0..15 of rows and columns (which begin and end at multiples of kInt4Word), two per
+  // byte, low nibble first: out [rows, cols / 2].
   void CopyCodes(Range rows, Range cols, uint8_t* out) const;
   float Scale(int64_t row, int64_t group) const;
   uint8_t Zero(int64_t row, int64_t group) const;
-  // Whether all zero points are 8, so that nobody need keep them.
+  // Whether all zero points are 8, so that they need not be stored.
   bool ZerosAreEight() const;
 };
 

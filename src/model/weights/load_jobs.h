@@ -1,4 +1,4 @@
-// Work that fills memory behind views that were given out already.
+// Deferred work that fills the memory of views that are already in use.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +10,12 @@
 
 namespace switchyard {
 
-// Filled and run by one thread; the work itself by many.
+// Filled and run by one thread; the work itself runs on many.
 class LoadJobs {
  public:
   using Progress = std::function<void(size_t done, size_t total)>;
 
-  // `bytes`: what progress counts. `work` may throw Error; jobs write different memory.
+  // `bytes`: counted by progress. `work` may throw Error; jobs write to disjoint memory.
   void Add(size_t bytes, std::function<void()> work) {
     jobs_.push_back({bytes, std::move(work)});
     total_ += bytes;
@@ -23,8 +23,8 @@ class LoadJobs {
   size_t total() const { return total_; }
   bool empty() const { return jobs_.empty(); }
 
-  // Runs all jobs, each once, and forgets them. `done_before` of `total` bytes were counted before.
-  // Throws the error of the first job that has one.
+  // Runs each job once, and clears the list. `done_before` of `total` bytes were counted before.
+  // Throws the error of the first failed job.
   void Run(ThreadPool& pool, size_t done_before, size_t total, const Progress& progress);
 
  private:

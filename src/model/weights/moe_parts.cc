@@ -31,8 +31,8 @@ bool HasMxfp4Blocks(const Parts& parts, const std::string& prefix) {
   return parts.names().interleaved_experts && parts.Has(prefix + "gate_up_proj_blocks");
 }
 
-// One expert of gate_up_proj [E, 2 I, H] and down_proj [E, H, I]: gate rows before up rows, or
-// alternating, and then stored as MXFP4 blocks or transposed.
+// One expert of gate_up_proj [E, 2 I, H] and down_proj [E, H, I]. Gate rows precede up rows, or
+// they are interleaved, and then stored as MXFP4 blocks or transposed.
 kernels::ExpertWeights FusedExpert(Parts& parts, const std::string& prefix, int e, Range part) {
   const bool alternate = parts.names().interleaved_experts;
   const bool mxfp4 = HasMxfp4Blocks(parts, prefix);
@@ -64,7 +64,7 @@ kernels::ExpertWeights FusedExpert(Parts& parts, const std::string& prefix, int 
   return {.gate = parts.Matrix(gate), .up = parts.Matrix(up), .down = parts.Matrix(down)};
 }
 
-// gate_up_proj_bias [E, 2 I], alternating; down_proj_bias [E, H], which only the first rank of a
+// gate_up_proj_bias [E, 2 I], interleaved; down_proj_bias [E, H], which only the first rank of a
 // MoE-TP group adds.
 void AddExpertBiases(Parts& parts, const std::string& prefix, std::span<const int32_t> mine,
                      Range part, std::vector<kernels::ExpertWeights>* experts,
@@ -118,7 +118,7 @@ std::vector<kernels::ExpertWeights> ExpertsOfBlock(Parts& parts, const std::stri
   const std::string down = fused ? prefix + "down_proj" : prefix + "0." + names.expert_down;
   const int64_t unit =
       HasMxfp4Blocks(parts, prefix) ? kMxfp4BlockSize : ColumnUnit(parts.SchemeOf(down));
-  const Range part = EvenPart(moe.intermediate, mesh.moe_tp(), mesh.moe_tp_rank(), unit);
+  const Range part = EvenShard(moe.intermediate, mesh.moe_tp(), mesh.moe_tp_rank(), unit);
   std::vector<kernels::ExpertWeights> experts;
   for (const int e : mine) {
     const std::string one = fmt::format("{}{}.", prefix, e);
@@ -164,9 +164,10 @@ MoeLayerWeights BuildMoe(Parts& parts, const std::string& prefix, const ExpertPl
   if (shared != 0) {
     w.has_shared = true;
     const std::string name = block + names.shared;
-    const Range part = parts.whole_shared_expert() ? Range{0, shared}
-                                                   : parts.EvenColumns(name + ".down_proj", shared,
-                                                                       mesh.tp(), mesh.tp_rank());
+    const Range part =
+        parts.replicated_shared_expert()
+            ? Range{0, shared}
+            : parts.EvenColumns(name + ".down_proj", shared, mesh.tp(), mesh.tp_rank());
     w.shared =
         parts.FeedForward(name + ".gate_proj", name + ".up_proj", name + ".down_proj", shared, part,
                           "hidden_size, the shared experts' intermediate size");

@@ -1,9 +1,10 @@
-// `weight` in float8_e4m3 or int8 with scales beside it:
+// Reads `weight` in float8_e4m3 or int8 with separate scales:
 //   weight_scale_inv (DeepSeek) or weight_scale, [ceil(n / 128), ceil(k / 128)]: FP8 blocks;
 //   weight_scale, [n] or [n, 1]: one for each row;
 //   weight_scale, [] or [1]: one for the tensor;
-//   input_scale: one for all inputs, where activations are static.
-// Of Hugging Face's fp8, compressed-tensors' float-quantized and int-quantized, and ModelOpt's FP8.
+//   input_scale: one for all inputs, if activations are static.
+// Used by Hugging Face's fp8, compressed-tensors' float-quantized and int-quantized, and ModelOpt's
+// FP8.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -17,7 +18,7 @@ namespace {
 
 constexpr int64_t kCheckedRows = 1024;  // of one job
 
-// Some checkpoints keep scales in bfloat16; kernels want float32.
+// Some checkpoints store scales in bfloat16; kernels need float32.
 Bytes FloatScales(const StoredTensor& s, const std::string& name, int64_t first, int64_t count) {
   if (s.dtype == DType::kF32) return {s.data + first * sizeof(float), s.owner};
   if (!IsPlain(s.dtype)) {
@@ -92,7 +93,7 @@ Bytes RowScales(CheckpointReader& in, const StoredTensor& s, const std::string& 
 void AddRowScales(CheckpointReader& in, const MatrixRequest& r, WeightView* view) {
   const std::string name = in.EitherName(r.name + "_scale", r.name + "_scale_inv");
   const StoredTensor* s = in.Optional(name);
-  if (!s) return in.Miss(name);
+  if (!s) return in.RecordMissing(name);
   const Bytes scales = RowScales(in, *s, name, r.n);
   if (!in.read_data()) return;
   view->scales = scales.data;
@@ -105,9 +106,9 @@ void AddRowScales(CheckpointReader& in, const MatrixRequest& r, WeightView* view
   }
 }
 
-// Kernels cannot tell NaN from 480.
-void CheckCodesLater(CheckpointReader& in, const WeightView& v, const StoredTensor& t,
-                     const std::string& name) {
+// Defers a check for NaN codes, since kernels decode the NaN code as 480.
+void DeferCodeCheck(CheckpointReader& in, const WeightView& v, const StoredTensor& t,
+                    const std::string& name) {
   for (int64_t first = 0; first < v.n; first += kCheckedRows) {
     const int64_t end = std::min(v.n, first + kCheckedRows);
     in.Later(0, [v, first, end, &t, name] {
@@ -129,20 +130,20 @@ WeightView ReadFp8(CheckpointReader& in, const MatrixRequest& r) {
   const StoredTensor* t = in.Find(r.name, DType::kF8E4M3, MatrixShape(r), r.keys);
   if (!t) return {};
   const bool blocks = r.scheme.format == WeightFormat::kFp8Block;
-  if (!blocks || r.transposed) RefuseStack(r, t);
+  if (!blocks || r.transposed) RejectStackedExperts(r, t);
   const uint8_t* data = t->data + r.expert * r.n * r.k;
   WeightView view = StoredView(r, r.scheme.format, data, t->owner);
   in.Use(view, data, r.k, r.cols.begin, r.cols.end);
   blocks ? AddBlockScales(in, r, &view) : AddRowScales(in, r, &view);
   AddInputScale(in, r, &view);
-  if (in.check_values()) CheckCodesLater(in, view, *t, r.name);
+  if (in.check_values()) DeferCodeCheck(in, view, *t, r.name);
   return view;
 }
 
 WeightView ReadInt8(CheckpointReader& in, const MatrixRequest& r) {
   const StoredTensor* t = in.Find(r.name, DType::kI8, MatrixShape(r), r.keys);
   if (!t) return {};
-  RefuseStack(r, t);
+  RejectStackedExperts(r, t);
   WeightView view = StoredView(r, WeightFormat::kInt8Channel, t->data, t->owner);
   in.Use(view, t->data, r.k, r.cols.begin, r.cols.end);
   AddRowScales(in, r, &view);

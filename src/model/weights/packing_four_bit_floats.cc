@@ -1,4 +1,4 @@
-// e2m1, two to a byte, low nibble first, with scales of blocks along k:
+// Reads e2m1 codes, two per byte, low nibble first, with scales of blocks along k:
 //   MXFP4 of gpt-oss: `name`_blocks uint8 [experts, n, k/32, 16], `name`_scales uint8 (e8m0)
 //     [experts, n, k/32];
 //   MXFP4 of compressed-tensors: weight_packed uint8 [n, k/2], weight_scale uint8 [n, k/32];
@@ -6,7 +6,7 @@
 //     weight_global_scale [1], by which scales are divided;
 //   NVFP4 of ModelOpt: weight uint8 [n, k/2], weight_scale, weight_scale_2 [], by which they are
 //     multiplied.
-// All are the in-memory formats and are used in place.
+// All of them match the in-memory formats and are used in place.
 #include <cstring>
 
 #include "core/error.h"
@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint8_t kE8M0NaN = 255;
 
-void WantWholeBlocks(const MatrixRequest& r, int64_t block, std::string_view format) {
+void CheckBlockMultiple(const MatrixRequest& r, int64_t block, std::string_view format) {
   if (r.k % block == 0) return;
   throw Invalid("config.json: {} gives tensor \"{}\" {} columns; {} wants a multiple of {}", r.keys,
                 r.name, r.k, format, block);
@@ -96,7 +96,7 @@ WeightView FoldInputs(CheckpointReader& in, const MatrixRequest& r, const Tensor
 }  // namespace
 
 WeightView ReadMxfp4Blocks(CheckpointReader& in, const MatrixRequest& r) {
-  WantWholeBlocks(r, kMxfp4BlockSize, "MXFP4");
+  CheckBlockMultiple(r, kMxfp4BlockSize, "MXFP4");
   std::vector<int64_t> shape = {r.n, r.k / kMxfp4BlockSize};
   if (r.experts > 0) shape.insert(shape.begin(), r.experts);
   const std::string scale_name = r.name + "_scales";
@@ -108,8 +108,8 @@ WeightView ReadMxfp4Blocks(CheckpointReader& in, const MatrixRequest& r) {
 }
 
 WeightView ReadMxfp4(CheckpointReader& in, const MatrixRequest& r) {
-  RefuseStack(r, nullptr);
-  WantWholeBlocks(r, kMxfp4BlockSize, "MXFP4");
+  RejectStackedExperts(r, nullptr);
+  CheckBlockMultiple(r, kMxfp4BlockSize, "MXFP4");
   const std::string module(ModuleOf(r)), scale_name = module + ".weight_scale";
   const StoredTensor* b = in.Find(module + ".weight_packed", DType::kU8, {r.n, r.k / 2}, r.keys);
   const StoredTensor* s = in.Find(scale_name, DType::kU8, {r.n, r.k / kMxfp4BlockSize}, r.keys);
@@ -118,8 +118,8 @@ WeightView ReadMxfp4(CheckpointReader& in, const MatrixRequest& r) {
 }
 
 WeightView ReadNvfp4(CheckpointReader& in, const MatrixRequest& r) {
-  RefuseStack(r, nullptr);
-  WantWholeBlocks(r, kNvfp4BlockSize, "NVFP4");
+  RejectStackedExperts(r, nullptr);
+  CheckBlockMultiple(r, kNvfp4BlockSize, "NVFP4");
   const bool modelopt = r.scheme.packing == Packing::kModelOptNvfp4;
   const std::string module(ModuleOf(r)), scale_name = module + ".weight_scale";
   const StoredTensor* b = in.Find(module + (modelopt ? ".weight" : ".weight_packed"), DType::kU8,

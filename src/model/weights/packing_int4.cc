@@ -1,6 +1,6 @@
-// 4-bit integers with scales of groups of columns (Int4Matrix says how each method packs them),
-// brought into the one in-memory format: this rank's part alone, once, at the end of loading. Rows
-// that are stored that way already are used in place.
+// Reads 4-bit integers with scales per group of columns (Int4Matrix documents each method's
+// packing) and converts them to the one in-memory format: only this rank's shard, once, at the end
+// of loading. Rows that are stored in that format already are used in place.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -33,16 +33,16 @@ Int4Names NamesOf(const MatrixRequest& r) {
   }
 }
 
-void WantSizes(const MatrixRequest& r) {
+void CheckPackedSizes(const MatrixRequest& r) {
   if (r.k % kInt4Word != 0 || r.n % kInt4Word != 0 || r.scheme.group_size % kInt4Word != 0) {
     throw Invalid(
-        "config.json: {} gives tensor \"{}\" [{}, {}] in groups of {}; 4-bit weights want "
+        "config.json: {} gives tensor \"{}\" [{}, {}] in groups of {}; 4-bit weights need "
         "multiples of {}",
         r.keys, r.name, r.n, r.k, r.scheme.group_size, kInt4Word);
   }
 }
 
-// Undefined codes where a tensor is absent.
+// `codes` is null if a tensor is missing.
 Int4Matrix FindMatrix(CheckpointReader& in, const MatrixRequest& r, const Int4Names& names) {
   const int64_t n = r.n, k = r.k;
   const int64_t g = r.scheme.group_size > 0 ? CeilDiv(k, r.scheme.group_size) : 1;
@@ -83,8 +83,7 @@ Int4Matrix FindMatrix(CheckpointReader& in, const MatrixRequest& r, const Int4Na
   return m;
 }
 
-// The group of each column where g_idx assigns them in another order than one after the other;
-// else empty.
+// The group of each column if g_idx does not assign them in consecutive order; else empty.
 std::vector<int32_t> ColumnGroups(CheckpointReader& in, const MatrixRequest& r, const Int4Matrix& m,
                                   const std::string& name) {
   if (name.empty() || r.scheme.group_size == 0 || !in.Has(name)) return {};
@@ -103,7 +102,7 @@ std::vector<int32_t> ColumnGroups(CheckpointReader& in, const MatrixRequest& r, 
   return in_order ? std::vector<int32_t>() : groups;
 }
 
-// Whether scales are held to be numbers, and what messages call their tensor.
+// Whether scales must be finite, and the name of their tensor for messages.
 struct ScaleCheck {
   std::string name;
   bool wanted = false;
@@ -119,13 +118,13 @@ float ScaleOf(const Int4Matrix& m, int64_t row, int64_t group, const ScaleCheck&
   return scale;
 }
 
-// `factors` [k] or undefined: of columns.
+// `factors` [k] of columns, or undefined.
 WeightView ExpandInt4(CheckpointReader& in, const MatrixRequest& r, const Int4Matrix& m,
                       const ScaleCheck& check, std::vector<int32_t> column_groups,
                       const Tensor& factors) {
   const int64_t group_size = r.scheme.group_size > 0 ? r.scheme.group_size : r.k;
   return Expand(in, r, [m, check, group_size, factors, column_groups](int64_t row, float* out) {
-    // Words of rows may hold eight of them; rows are read one by one all the same.
+    // A word may hold eight rows; rows are read one by one nevertheless.
     std::vector<uint8_t> codes(static_cast<size_t>(m.k / 2));
     m.CopyCodes({row, row + 1}, {0, m.k}, codes.data());
     for (int64_t j = 0; j < m.k; ++j) {
@@ -137,8 +136,8 @@ WeightView ExpandInt4(CheckpointReader& in, const MatrixRequest& r, const Int4Ma
   });
 }
 
-// The part of the matrix that is converted: whole groups, which the view may cut. Where a row is
-// one group, any part of it is.
+// The part of the matrix that is converted: full groups, which the view may cut. If a row is
+// one group, any range of columns.
 struct Int4Part {
   Range rows, cols, groups;
   int64_t group_size = 0;
@@ -220,8 +219,8 @@ WeightView Convert(CheckpointReader& in, const MatrixRequest& r, const Int4Matri
   return view;
 }
 
-// compressed-tensors notes the matrix's shape beside its packed form.
-void CheckNotedShape(CheckpointReader& in, const MatrixRequest& r) {
+// compressed-tensors stores the matrix's shape next to its packed form.
+void CheckStoredShape(CheckpointReader& in, const MatrixRequest& r) {
   const std::string name = fmt::format("{}.weight_shape", ModuleOf(r));
   const StoredTensor* t = in.Optional(name);
   if (!t || !in.read_data()) return;
@@ -240,16 +239,16 @@ void CheckNotedShape(CheckpointReader& in, const MatrixRequest& r) {
 }  // namespace
 
 WeightView ReadInt4(CheckpointReader& in, const MatrixRequest& r) {
-  RefuseStack(r, nullptr);
-  WantSizes(r);
+  RejectStackedExperts(r, nullptr);
+  CheckPackedSizes(r);
   const Int4Names names = NamesOf(r);
   const Int4Matrix m = FindMatrix(in, r, names);
   if (!m.codes) return {};
-  if (m.packing == Packing::kPackedInt4) CheckNotedShape(in, r);
+  if (m.packing == Packing::kPackedInt4) CheckStoredShape(in, r);
   const ScaleCheck check{names.scales, in.check_values()};
   const std::vector<int32_t> order = ColumnGroups(in, r, m, names.order);
   if (!order.empty() || (r.scheme.act_order && !in.read_data())) {
-    in.NoteExpanded("the columns of their groups are not next to one another (desc_act, actorder)");
+    in.RecordDequantized("the columns of their groups are not contiguous (desc_act, actorder)");
     return ExpandInt4(in, r, m, check, order, {});
   }
   if (m.packing == Packing::kModelOptInt4) {

@@ -1,4 +1,4 @@
-// Matrices in float32, bfloat16 or float16.
+// Reader of matrices in float32, bfloat16 or float16.
 #include <cstring>
 
 #include "core/error.h"
@@ -7,8 +7,8 @@
 namespace switchyard {
 namespace {
 
-// Kernels read rows along k; a checkpoint that stores [k, n] (gpt-oss in bfloat16) is turned once,
-// this rank's part of it alone.
+// Kernels read rows along k. A matrix stored as [k, n] (gpt-oss in bfloat16) is transposed once,
+// only this rank's shard.
 WeightView Turn(CheckpointReader& in, const MatrixRequest& r, const StoredTensor& t) {
   MatrixRequest part = r;
   part.rows = {0, r.rows.size()};
@@ -38,7 +38,7 @@ const StoredTensor* FindPlain(CheckpointReader& in, const MatrixRequest& r) {
   const StoredTensor* t = in.Find(r.name, MatrixShape(r), r.keys);
   if (t && !IsPlain(t->dtype)) {
     throw Invalid(
-        "{}: tensor \"{}\" is {} but config.json has no quantization_config of it; want float32, "
+        "{}: tensor \"{}\" is {} but config.json has no quantization_config for it; want float32, "
         "bfloat16 or float16",
         t->file, r.name, Name(t->dtype));
   }
@@ -49,7 +49,7 @@ WeightView ReadPlain(CheckpointReader& in, const MatrixRequest& r) {
   const StoredTensor* t = FindPlain(in, r);
   if (!t) return {};
   MatrixRequest plain = r;
-  // Rows are in bfloat16 for such weights alone.
+  // Only such weights take bfloat16 rows.
   const bool halves =
       t->dtype == DType::kBF16 && r.scheme.activation == ActivationFormat::kBFloat16;
   plain.scheme.activation = halves ? ActivationFormat::kBFloat16 : ActivationFormat::kNone;

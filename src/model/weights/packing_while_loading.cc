@@ -1,5 +1,5 @@
-// Plain matrices packed while they load (`--quantization`). Every rank packs what the whole matrix
-// gives, scales included, so that weights do not depend on the layout of ranks.
+// Quantizes plain matrices on load (`--quantization`). Every rank derives codes and scales from the
+// whole matrix, so that weights do not depend on the parallel layout.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -15,11 +15,11 @@ namespace {
 
 constexpr int64_t kRowsOfJob = 128;  // a multiple of FP8's blocks
 
-// What a format's layout is made of.
+// The layout parameters of a format.
 struct Layout {
   int64_t row_unit = 1, col_unit = 1;  // rows and columns that share a scale
-  bool whole_rows = false;             // a scale needs all columns
-  bool whole_matrix = false;           // there is a scale that needs all of the matrix
+  bool whole_rows = false;             // a scale depends on all columns
+  bool whole_matrix = false;           // a scale depends on all of the matrix
   int64_t bits = 8;                    // of a code
   size_t scale_bytes = sizeof(float);
 };
@@ -66,7 +66,7 @@ class PlainRows {
     }
   }
 
-  // No format has a scale for a row with NaN or infinity.
+  // No format can scale a row with NaN or infinity.
   [[noreturn]] void Refuse(int64_t row) const {
     throw Invalid(
         "{}: tensor \"{}\" has a weight that is NaN or infinite in {} {}, which cannot be "
@@ -85,14 +85,14 @@ class PlainRows {
   int64_t n_, k_;
 };
 
-// Rows and columns that are packed (whole units, which the view may cut), where the results go, and
-// what is read for them.
+// The packed rows and columns (full units, which the view may cut), their destination, and the
+// columns read for them.
 struct Target {
   Layout layout;
   LinearScheme scheme;
-  Range rows, cols;   // of the request's rows; of its columns
-  Range read_cols;    // that scales are made of
-  float largest = 0;  // magnitude in the matrix, where a scale needs all of it
+  Range rows, cols;   // of the request
+  Range read_cols;    // columns that scales depend on
+  float largest = 0;  // largest magnitude of the matrix, for formats with whole_matrix
   uint8_t* codes = nullptr;
   uint8_t* scales = nullptr;
 
@@ -104,10 +104,10 @@ struct Target {
   size_t scale_rows() const { return static_cast<size_t>(CeilDiv(rows.size(), layout.row_unit)); }
 };
 
-// Packs rows `part` of the target's.
+// Packs rows `part` of the target's rows.
 void PackRows(const PlainRows& from, const Target& to, Range part) {
   const int64_t width = to.read_cols.size();
-  // One more row, which is dropped, has the matrix's largest magnitude: its scale is then theirs.
+  // An extra row, dropped afterwards, has the matrix's largest magnitude and so fixes its scale.
   const int64_t extra = to.layout.whole_matrix ? 1 : 0;
   std::vector<float> values(static_cast<size_t>((part.size() + extra) * width));
   if (extra != 0) values.back() = to.largest;
@@ -128,7 +128,7 @@ void PackRows(const PlainRows& from, const Target& to, Range part) {
     std::memcpy(to_codes + i * to.CodeBytes(kept), codes + i * to.CodeBytes(width),
                 to.CodeBytes(kept));
   }
-  // A row's one scale is of all its columns; else the columns that were read are those kept.
+  // A row's single scale covers all its columns; otherwise the columns read are those kept.
   const int64_t unit = to.layout.row_unit;
   std::memcpy(to.scales + (part.begin - to.rows.begin) / unit * to.ScaleBytes(kept), packed.scales,
               static_cast<size_t>(CeilDiv(part.size(), unit)) * to.ScaleBytes(kept));
@@ -142,14 +142,14 @@ Target TargetOf(const MatrixRequest& r) {
   Target to{.layout = LayoutOf(r.scheme), .scheme = r.scheme};
   const int64_t total = r.total_rows > 0 ? r.total_rows : r.n;
   to.rows = Widen(r.rows, to.layout.row_unit, total);
-  // Codes of 4 bits are kept by whole bytes.
+  // 4-bit codes are stored in full bytes.
   to.cols = Widen(r.cols, to.layout.whole_rows ? 1 : to.layout.col_unit, r.k);
   to.read_cols = to.layout.whole_rows ? Range{0, r.k} : to.cols;
   return to;
 }
 
-// Of rows [0, rows) of k numbers. Error where one is not finite. Thrown on this thread: the pool's
-// must not.
+// Over rows [0, rows) of k numbers. Error if one is not finite; thrown on this thread, since the
+// pool's threads must not throw.
 float LargestMagnitude(CheckpointReader& in, const PlainRows& from, int64_t rows, int64_t k) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   std::vector<float> largest(static_cast<size_t>(rows));
@@ -165,13 +165,13 @@ float LargestMagnitude(CheckpointReader& in, const PlainRows& from, int64_t rows
   return *most;
 }
 
-void WantWholeUnits(const MatrixRequest& r) {
+void CheckColumnMultiple(const MatrixRequest& r) {
   const int64_t unit = r.scheme.format == WeightFormat::kInt4Group ? 2
                        : r.scheme.format == WeightFormat::kMxfp4   ? kMxfp4BlockSize
                        : r.scheme.format == WeightFormat::kNvfp4   ? kNvfp4BlockSize
                                                                    : 1;
   if (r.k % unit == 0) return;
-  throw Invalid("--quantization: {} gives tensor \"{}\" {} columns; {} wants a multiple of {}",
+  throw Invalid("--quantization: {} gives tensor \"{}\" {} columns; {} needs a multiple of {}",
                 r.keys, r.name, r.k, Name(r.scheme.format), unit);
 }
 
@@ -180,7 +180,7 @@ void WantWholeUnits(const MatrixRequest& r) {
 WeightView ReadAndPack(CheckpointReader& in, const MatrixRequest& r) {
   const StoredTensor* t = FindPlain(in, r);
   if (!t) return {};
-  WantWholeUnits(r);
+  CheckColumnMultiple(r);
   Target to = TargetOf(r);
   WeightView view{.format = r.scheme.format,
                   .data = t->data,

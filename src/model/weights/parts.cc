@@ -5,9 +5,9 @@
 namespace switchyard {
 namespace {
 
-// Gate and up read the same rows, rounded once. Where the checkpoint made the two for different
-// rows (a scale of inputs beside one of them, one left plain) both read float32, which loses
-// nothing.
+// Gate and up share input rows, which are rounded once. If the checkpoint quantizes the two for
+// different inputs (an input scale on one of them, or one left plain), both read float32, which
+// loses nothing.
 void ShareInput(WeightView& gate, WeightView& up) {
   if (gate.activation != up.activation || gate.format != up.format) {
     gate.activation = up.activation = ActivationFormat::kNone;

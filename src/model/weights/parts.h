@@ -1,4 +1,4 @@
-// The requests that all roles of a model's tensors are made of, in terms of one rank's parts.
+// Requests for the tensors of a model by role, for one rank's shards.
 #pragma once
 
 #include <span>
@@ -11,16 +11,16 @@
 
 namespace switchyard {
 
-// What is built for which rank, and by which names. All borrowed.
+// The model, rank and tensor names of a build. All borrowed.
 struct BuildContext {
   const ModelConfig& config;
   const Mesh& mesh;
   const TensorNames& names;
-  bool whole_shared_expert = false;
+  bool replicated_shared_expert = false;
   std::span<const ExpertPlacement> placements;  // one for each layer; empty: trivial
 };
 
-// Asks a source and counts the bytes it gives.
+// Forwards requests to a source and counts the bytes it returns.
 class Parts {
  public:
   Parts(const BuildContext& context, WeightSource& source)
@@ -29,16 +29,16 @@ class Parts {
   const ModelConfig& config() const { return context_.config; }
   const Mesh& mesh() const { return context_.mesh; }
   const TensorNames& names() const { return context_.names; }
-  bool whole_shared_expert() const { return context_.whole_shared_expert; }
+  bool replicated_shared_expert() const { return context_.replicated_shared_expert; }
   ExpertPlacement PlacementOf(int64_t layer) const;
   double bytes() const { return bytes_; }
 
   bool Has(const std::string& name) const { return source_.Has(name); }
   const LinearScheme& SchemeOf(std::string_view module) const { return schemes_.Of(module); }
-  // EvenPart of the columns of linear `module`, which are the rows of those before it: cut where
-  // its format can be.
+  // EvenShard of the columns of linear `module`, which are the rows of the preceding linear, at
+  // multiples of its format's unit.
   Range EvenColumns(std::string_view module, int64_t columns, int parts, int index) const {
-    return EvenPart(columns, parts, index, ColumnUnit(SchemeOf(module)));
+    return EvenShard(columns, parts, index, ColumnUnit(SchemeOf(module)));
   }
   WeightView Matrix(const MatrixRequest& request);
   void Vector(const VectorRequest& request, std::span<float> out);
@@ -55,12 +55,12 @@ class Parts {
   // Rows `rows` of `name`.weight [n, k], and of its bias.
   LinearWeight Rows(const std::string& name, int64_t n, int64_t k, Range rows, bool bias,
                     std::string_view keys);
-  // Columns `cols` of an attention output or a feed-forward: the parts' products are added up over
-  // the group, so its first rank alone has the bias.
+  // Columns `cols` of an attention output or a feed-forward. The shards' products are summed over
+  // the group, so only its first rank has the bias.
   LinearWeight Columns(const std::string& name, int64_t n, int64_t k, Range cols, bool bias,
                        std::string_view keys);
   // gate, up and down linears of these names, of which the rank has `part` of `intermediate`. Gate
-  // and up read the same rows, quantized by one scale or not at all.
+  // and up read the same rows, quantized with one scale or not at all.
   kernels::ExpertWeights FeedForward(const std::string& gate, const std::string& up,
                                      const std::string& down, int64_t intermediate, Range part,
                                      std::string_view keys);
@@ -75,9 +75,9 @@ class Parts {
 // `prefix` is the layer's: "model.layers.3.".
 GroupedAttentionWeights BuildGroupedAttention(Parts& parts, const std::string& prefix);
 LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& prefix);
-// Biases that the results point into are appended to *owned.
+// Biases that the results point to are appended to *owned.
 //
-// These logical experts of a layer, each the MoE-TP part of its intermediate elements.
+// Builds the given logical experts of a layer, each with its MoE-TP shard of the intermediate size.
 std::vector<kernels::ExpertWeights> BuildExperts(Parts& parts, const std::string& prefix,
                                                  std::span<const int32_t> experts,
                                                  std::vector<Tensor>* owned);

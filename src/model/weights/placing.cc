@@ -19,7 +19,7 @@ void Place(kernels::Device& device, LinearWeight& linear) {
   Place(device, linear.bias);
 }
 
-// The biases of all parts one behind the other, or of none; false where only some have one.
+// Concatenates the biases of all parts. Returns false if only some have one.
 bool JoinBiases(std::span<const LinearWeight* const> parts, Tensor* joined) {
   int64_t size = 0;
   for (const LinearWeight* part : parts) {
@@ -36,11 +36,11 @@ bool JoinBiases(std::span<const LinearWeight* const> parts, Tensor* joined) {
   return true;
 }
 
-// Queries, keys and values as one matrix, where the device can use that. `qkv` has its bias from
-// the host; q, k and v are placed.
+// Stacks queries, keys and values into one matrix if the device supports it. Joins qkv's bias from
+// host memory; q, k and v are placed already.
 void Join(kernels::Device& device, GroupedAttentionWeights& w) {
   const WeightView parts[] = {w.q.w, w.k.w, w.v.w};
-  w.qkv.w = device.fused()->Stack(parts);
+  w.qkv.w = device.fused()->ConcatenateRows(parts);
   if (!w.qkv.w.defined()) return;
   int64_t row = 0;
   for (WeightView* part : {&w.q.w, &w.k.w, &w.v.w}) {
@@ -52,9 +52,9 @@ void Join(kernels::Device& device, GroupedAttentionWeights& w) {
 
 }  // namespace
 
-void PlaceWeights(kernels::Device& device, ModelWeights& weights) {
+void UploadWeights(kernels::Device& device, ModelWeights& weights) {
   if (device.is_cpu()) return;
-  // A tied head is rows of the embedding: each is placed by itself, as each may be another part.
+  // A tied head is rows of the embedding. Each is placed separately, as their shards may differ.
   Place(device, weights.embedding);
   Place(device, weights.head);
   Place(device, weights.final_norm);
@@ -74,7 +74,7 @@ void PlaceWeights(kernels::Device& device, ModelWeights& weights) {
       Place(device, *w);
     if (joins) Join(device, grouped);
     for (auto* heads : {&layer.latent.k_up, &layer.latent.v_up})
-      // One head's rows may begin inside a block of scales and another's not; ops want one format.
+      // One head's rows may start inside a block of scales and another's not; ops need one format.
       for (WeightView& w : *heads) w = device.Place(w, /*plain=*/true);
     for (WeightView* w : {&layer.dense.gate, &layer.dense.up, &layer.dense.down}) Place(device, *w);
   }

@@ -1,4 +1,4 @@
-// Weights on the device that computes with them.
+// Copies weights to the compute device.
 #pragma once
 
 #include "kernels/device.h"
@@ -6,9 +6,9 @@
 
 namespace switchyard {
 
-// Replaces every view and tensor by its copy on `device`, layer by layer, so that host memory that
-// was made for it is given back on the way; routed and shared experts are left as they are, for
-// their layer to place (moe/device_layer.h). Does nothing for a CPU.
-void PlaceWeights(kernels::Device& device, ModelWeights& weights);
+// Replaces every view and tensor by its copy on `device`, layer by layer, so that converted host
+// memory is freed on the way. Routed and shared experts are skipped: their layer places them
+// (moe/device_layer.h). Does nothing for a CPU.
+void UploadWeights(kernels::Device& device, ModelWeights& weights);
 
 }  // namespace switchyard

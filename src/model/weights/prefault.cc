@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kChunk = size_t{32} << 20;
 
-// Whole pages, ascending and disjoint.
+// Full pages, ascending and disjoint.
 std::vector<MappedRange> MergePages(std::vector<MappedRange> ranges) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   for (MappedRange& r : ranges) {
@@ -37,7 +37,7 @@ std::vector<MappedRange> MergePages(std::vector<MappedRange> ranges) {
   return merged;
 }
 
-// Blocks until the pages are there; an older kernel is only told that they will be wanted.
+// Blocks until the pages are resident; an older kernel only gets a readahead hint.
 void Populate(const uint8_t* begin, size_t size) {
   void* p = const_cast<uint8_t*>(begin);
   if (madvise(p, size, MADV_POPULATE_READ) == 0) return;

@@ -1,4 +1,4 @@
-// Brings mapped files into memory before the first token waits for them.
+// Prefaults mapped files, so that the first token does not wait for them.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@ struct MappedRange {
   const uint8_t* end = nullptr;
 };
 
-// Reads the pages of the mapped ranges (any order, overlaps count once), with progress in bytes
-// after each chunk. Error kResource where the file cannot be read.
+// Reads the pages of the mapped ranges (in any order, overlaps count once), with progress in bytes
+// after each chunk. Error kResource if a file cannot be read.
 void Prefault(std::vector<MappedRange> ranges,
               const std::function<void(size_t done, size_t total)>& progress);
 

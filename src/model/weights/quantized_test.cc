@@ -1,4 +1,4 @@
-// Checkpoints as the packages that publish their formats write them (tests/data/quantized).
+// Checkpoints as written by the packages that publish their formats (tests/data/quantized).
 #include <cmath>
 #include <cstring>
 #include <string_view>
@@ -65,7 +65,7 @@ TEST(QuantizedCheckpoints, HoldTheWeightsThatTheirPackageReads) {
     SCOPED_TRACE(c.name);
     const auto dir = QuantizedDir(c.name);
     const Roles roles = Assemble(dir, LoadModelConfig(dir), {1, 1});
-    // What differs is the order of products of scales. Where inputs have scales by column the
+    // The only difference is the order of products of scales. If inputs have column scales, the
     // weights are held in bfloat16.
     ExpectNear(roles.at("1.experts.3.down"),
                Reference(c.name, "weight.model.layers.1.mlp.experts.3.down_proj"), 1e-6);
@@ -107,7 +107,7 @@ TEST(QuantizedCheckpoints, PartsOfAllRanksMakeTheWhole) {
 TEST(QuantizedCheckpoints, BytesOfARankAreThoseOfThePlan) {
   for (const Case& c : kCases) {
     const std::string name = c.name;
-    // What has to be held in the model's dtype is not in config.json.
+    // config.json does not say which matrices must be held in the model's dtype.
     if (name == "modelopt_w4a8" || name == "gptq_act_order") continue;
     const auto dir = QuantizedDir(name);
     const ModelConfig config = LoadModelConfig(dir);
@@ -119,7 +119,7 @@ TEST(QuantizedCheckpoints, BytesOfARankAreThoseOfThePlan) {
   }
 }
 
-// Inputs keep their 32 bits unless that is what the format multiplies, or what the user says.
+// Inputs stay float32 unless the format requires otherwise or the user requests it.
 TEST(QuantizedCheckpoints, ActivationsAreThoseOfTheFlag) {
   const auto activation = [](const char* name, const char* flag) {
     const auto dir = QuantizedDir(name);
@@ -168,7 +168,7 @@ TEST(QuantizedCheckpoints, GateAndUpShareTheLargerInputScale) {
   }
 }
 
-// One rounding of their rows serves both.
+// Their rows are rounded once for both.
 TEST(QuantizedCheckpoints, GateAndUpMadeForDifferentRowsReadFloats) {
   const std::string expert = "model.layers.1.mlp.experts.1.";
   const auto load = [](ChangedCheckpoint& c, const char* name) {
@@ -192,7 +192,7 @@ TEST(QuantizedCheckpoints, GateAndUpMadeForDifferentRowsReadFloats) {
   }
 }
 
-// Rows of 4-bit codes in the in-memory order stay in the mapped file; only scales are copied.
+// Rows of 4-bit codes in the in-memory order are used in the mapped file; only scales are copied.
 TEST(QuantizedCheckpoints, CodesInOrderAreNotCopied) {
   const Checkpoint checkpoint(QuantizedDir("ct_int4"));
   const ModelConfig config = LoadModelConfig(QuantizedDir("ct_int4"));
@@ -213,7 +213,7 @@ TEST(QuantizedCheckpoints, GptqsSecondLayoutStoresZeroPointsAsTheyAre) {
   ExpectSame(Assemble(c.Write(), c.config, {2, 2}), want);
 }
 
-// Lists of exceptions are not always whole: what is stored plain is plain.
+// Ignore lists are sometimes incomplete: tensors stored plain are read as plain.
 TEST(QuantizedCheckpoints, PlainTensorsAreTakenAsTheyAre) {
   ChangedCheckpoint c("ct_int8", "quantized");
   const std::string name = "model.layers.1.self_attn.q_proj.weight";
@@ -226,7 +226,7 @@ TEST(QuantizedCheckpoints, PlainTensorsAreTakenAsTheyAre) {
 
 class QuantizedErrors : public ::testing::Test {
  protected:
-  // The message of loading `name` after `change`, which gets the tensor of that name.
+  // The error of loading `name` after `change`, which modifies the tensor of that name.
   static std::string Message(const char* name, const std::string& tensor,
                              const std::function<void(RawTensor&)>& change) {
     ChangedCheckpoint c(name, "quantized");

@@ -14,7 +14,7 @@
 
 namespace switchyard {
 
-// A tensor where it lies. `data` lives as long as `owner`.
+// A tensor in its mapped file. `data` is valid as long as `owner` lives.
 struct StoredTensor {
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
@@ -28,9 +28,9 @@ struct StoredTensor {
 // weight_map names. Immutable; files stay mapped as long as a tensor's owner lives.
 class Checkpoint {
  public:
-  // Opens every file. Error: no checkpoint in `dir`, a shard that is missing or named outside the
-  // directory, a tensor that the index promises and its file lacks, and all of
-  // ParseSafetensorsHeader's.
+  // Opens every file. Error if there is no checkpoint in `dir`, a shard is missing or named outside
+  // the directory, or a shard lacks a tensor that the index assigns to it; also all errors of
+  // ParseSafetensorsHeader.
   explicit Checkpoint(const std::filesystem::path& dir);
 
   const StoredTensor* Find(std::string_view name) const;  // nullptr: absent

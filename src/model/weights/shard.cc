@@ -7,7 +7,7 @@
 
 namespace switchyard {
 
-void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool whole_shared_expert) {
+void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool replicated_shared_expert) {
   const int64_t tp = mesh.tp(), attn_tp = mesh.attn_tp();
   const AttentionConfig& a = config.attention;
   const std::string attention_ranks =
@@ -22,7 +22,7 @@ void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool whole_shared_
                   attention_ranks, a.kv_heads);
   }
   const bool has_dense = std::ranges::any_of(config.layers, [](const auto& l) { return !l.moe; });
-  if (has_dense && !mesh.whole_dense() && config.intermediate < tp) {
+  if (has_dense && !mesh.replicated_dense() && config.intermediate < tp) {
     throw Invalid("--tp {} is more than intermediate_size {}", tp, config.intermediate);
   }
   if (!config.moe) return;
@@ -33,18 +33,18 @@ void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool whole_shared_
         tp, mesh.ep(), mesh.moe_tp(), config.moe->intermediate);
   }
   const int64_t shared = config.moe->shared_intermediate;
-  if (shared != 0 && !whole_shared_expert && shared < tp) {
+  if (shared != 0 && !replicated_shared_expert && shared < tp) {
     throw Invalid("--tp {} is more than the shared expert's intermediate size {}", tp, shared);
   }
 }
 
 Range QueryHeads(const AttentionConfig& attention, const Mesh& mesh) {
-  return EvenPart(attention.heads, mesh.attn_tp(), mesh.attn_tp_rank());
+  return EvenShard(attention.heads, mesh.attn_tp(), mesh.attn_tp_rank());
 }
 
 Range KvHeads(const AttentionConfig& attention, const Mesh& mesh) {
   if (attention.kv_heads >= mesh.attn_tp()) {
-    return EvenPart(attention.kv_heads, mesh.attn_tp(), mesh.attn_tp_rank());
+    return EvenShard(attention.kv_heads, mesh.attn_tp(), mesh.attn_tp_rank());
   }
   const int64_t head = mesh.attn_tp_rank() * attention.kv_heads / mesh.attn_tp();
   return {head, head + 1};
@@ -60,11 +60,11 @@ Range EmbeddingRows(int64_t vocab_size, const Mesh& mesh) {
 }
 
 Range HeadRows(int64_t vocab_size, const Mesh& mesh) {
-  return mesh.whole_dense() ? EmbeddingRows(vocab_size, mesh)
-                            : VocabRows(vocab_size, mesh.tp(), mesh.tp_rank());
+  return mesh.replicated_dense() ? EmbeddingRows(vocab_size, mesh)
+                                 : VocabRows(vocab_size, mesh.tp(), mesh.tp_rank());
 }
 
-Range EvenPart(int64_t total, int parts, int index, int64_t unit) {
+Range EvenShard(int64_t total, int parts, int index, int64_t unit) {
   const int64_t units = CeilDiv(total, unit);
   if (units < parts) return {total * index / parts, total * (index + 1) / parts};
   return {std::min(total, units * index / parts * unit),

@@ -19,7 +19,7 @@ Parts OfRanks(const MeshShape& shape, const F& range) {
   return parts;
 }
 
-// Two groups of two ranks: each group has everything that attention needs.
+// Two groups of two ranks: each group holds all attention weights.
 TEST(Shard, AttentionIsSplitOverTheAttentionGroup) {
   const MeshShape shape{.tp = 4, .ep = 4, .dp = 2};
   AttentionConfig attention{.heads = 8, .kv_heads = 2};
@@ -51,7 +51,7 @@ TEST(Shard, SizesThatDoNotSplitAreRefusedByFlag) {
   config.layers.resize(1);  // a dense one
   const auto message = [&](const MeshShape& shape) {
     try {
-      CheckSplits(config, Mesh(shape, 0), /*whole_shared_expert=*/false);
+      CheckSplits(config, Mesh(shape, 0), /*replicated_shared_expert=*/false);
     } catch (const Error& error) {
       return std::string(error.what());
     }

@@ -1,5 +1,5 @@
-// Memory for thousands of matrices in few allocations: one each would run into the kernel's limit
-// on mappings.
+// Arena allocator for thousands of matrices in few allocations: one allocation each would exceed
+// the kernel's limit on mappings.
 #pragma once
 
 #include <cstddef>
@@ -15,14 +15,14 @@ class Slabs {
  public:
   static constexpr size_t kSlabBytes = size_t{64} << 20;
 
-  // Pieces that are larger get a slab of their own.
+  // Larger pieces get a slab of their own.
   explicit Slabs(size_t slab_bytes = kSlabBytes) : slab_bytes_(slab_bytes) {}
 
   struct Piece {
     uint8_t* data = nullptr;  // zeroed, aligned to 64 bytes
     std::shared_ptr<const void> owner;
   };
-  // Error kResource where there is no memory.
+  // Error kResource if out of memory.
   Piece Allocate(size_t bytes);
 
   static size_t Align(size_t bytes) { return (bytes + 63) / 64 * 64; }

@@ -1,4 +1,4 @@
-// Small checkpoints written by tests.
+// For tests: writes small checkpoints.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace switchyard::testing {
 
-// A directory of its own, removed at the end.
+// A temporary directory, removed on destruction.
 class TempDir {
  public:
   TempDir() {
@@ -48,7 +48,7 @@ inline std::string WithLength(const std::string& header) {
 }
 
 struct RawTensor {
-  std::string dtype;  // as safetensors spells it
+  std::string dtype;  // as spelled in safetensors
   std::vector<int64_t> shape;
   std::string bytes;
 };
@@ -80,7 +80,7 @@ inline RawTensors ReadSafetensors(const std::filesystem::path& dir) {
   return out;
 }
 
-// Copies a fixture's config and tensors, which the caller then changes.
+// Copies a fixture's config, which the caller may then modify.
 inline void CopyConfig(const std::filesystem::path& from, const std::filesystem::path& to) {
   std::filesystem::copy_file(from / "config.json", to / "config.json");
 }

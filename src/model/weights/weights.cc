@@ -12,7 +12,7 @@
 namespace switchyard {
 namespace {
 
-// Layers past the last: multi-token prediction, which DeepSeek's and GLM's checkpoints carry.
+// Layers past the last: multi-token prediction, in checkpoints of DeepSeek and GLM.
 bool IsExtraLayer(std::string_view name, const std::string& layers, int64_t num_layers) {
   if (!name.starts_with(layers)) return false;
   name.remove_prefix(layers.size());
@@ -34,8 +34,8 @@ void LogUnused(const Checkpoint& checkpoint, const ModelConfig& config,
     }
   }
   if (extra != 0) {
-    LOG_INFO("{}: {} tensors of multi-token-prediction layers are not used",
-             checkpoint.dir().string(), extra);
+    LOG_DEBUG("{}: {} tensors belong to multi-token-prediction layers, which serving does not load",
+              checkpoint.dir().string(), extra);
   }
 }
 
@@ -74,7 +74,7 @@ size_t CheckCheckpoint(const std::filesystem::path& dir, const ModelConfig& conf
 
 size_t WeightBytesPerRank(const ModelConfig& config, const Mesh& mesh, const LoadOptions& options) {
   return BuildWeights(config, mesh, options,
-                      *MakeCountingSource(config, options.placed_as, options.packs_experts))
+                      *MakeCountingSource(config, options.gpu_plain_dtype, options.packs_experts))
       .bytes_mapped;
 }
 

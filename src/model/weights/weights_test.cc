@@ -112,7 +112,7 @@ TEST(LoadWeights, PartsOfAllRanksMakeTheWhole) {
   }
 }
 
-// With heads of half the size the same tensors split eight ways.
+// With heads of half the size the same tensors can be sharded eight ways.
 TEST(LoadWeights, EightRanks) {
   for (const std::string name : {"qwen2_moe", "olmoe"}) {
     const auto dir = FixtureDir(name);
@@ -134,7 +134,7 @@ TEST(LoadWeights, WholeSharedExpertOnEveryRank) {
   const ModelWeights one = LoadWeights(dir, config, Mesh(), {});
   for (int r = 0; r < 2; ++r) {
     const ModelWeights two =
-        LoadWeights(dir, config, Mesh({2, 2}, r), {.whole_shared_expert = true});
+        LoadWeights(dir, config, Mesh({2, 2}, r), {.replicated_shared_expert = true});
     EXPECT_TRUE(Dequantize(two.layers[1].moe.shared.down) ==
                 Dequantize(one.layers[1].moe.shared.down));
   }
@@ -154,7 +154,7 @@ TEST(LoadWeights, RanksMapOnlyTheirShare) {
   EXPECT_EQ(last, total);
   const ModelWeights part = LoadWeights(dir, config, Mesh({4, 4}, 0), {});
   EXPECT_LT(part.bytes_mapped, whole.bytes_mapped / 2);
-  // Views point into the mapping: a rank that has all rows copies no matrix.
+  // Views point into the mapping: a rank with all rows copies no matrix.
   EXPECT_EQ(whole.layers[0].moe.experts[0].gate.stored_k, 64);
   EXPECT_EQ(CheckCheckpoint(dir, config), whole.bytes_mapped);
 }
@@ -177,9 +177,10 @@ TEST(LoadWeights, BytesOfARankAreThoseOfThePlan) {
 TEST(LoadWeights, PackedExpertsAreCountedAsTheyAreStored) {
   const auto config =
       ParseModelConfig(ReadBytes(FixtureDir("gpt_oss") / "config.json"));  // MXFP4, 64 × 64
-  const auto bytes = [&](MeshShape shape, std::optional<DType> placed_as, bool packs_experts) {
+  const auto bytes = [&](MeshShape shape, std::optional<DType> gpu_plain_dtype,
+                         bool packs_experts) {
     LoadOptions options;
-    options.placed_as = placed_as;
+    options.gpu_plain_dtype = gpu_plain_dtype;
     options.packs_experts = packs_experts;
     return WeightBytesPerRank(config, Mesh(shape, 0), options);
   };
@@ -188,7 +189,7 @@ TEST(LoadWeights, PackedExpertsAreCountedAsTheyAreStored) {
     EXPECT_GT(bytes(shape, DType::kBF16, false), stored);
     EXPECT_EQ(bytes(shape, DType::kBF16, true), stored);
   }
-  // A slice of 32 columns is not what the GPU can pack.
+  // The GPU cannot pack a slice of 32 columns.
   const MeshShape slices = {.tp = 2, .ep = 1};
   EXPECT_EQ(bytes(slices, DType::kBF16, true), bytes(slices, DType::kBF16, false));
 }

@@ -1,4 +1,4 @@
-// `--quantization`: plain checkpoints that are packed while they load.
+// `--quantization`: plain checkpoints that are quantized on load.
 #include <cmath>
 
 #include "model/weights/assembled.h"
@@ -41,7 +41,7 @@ bool IsPacked(const std::string& role, const Method& m) {
   return linear && m.others != W::kBF16;
 }
 
-// The rows of the whole matrix, packed by quant's own code.
+// The rows of the complete matrix, quantized by quant's own code.
 Values Packed(const Values& plain, W format, int64_t k) {
   const auto n = static_cast<int64_t>(plain.size()) / k;
   return Dequantize(Quantize(format, plain, n, k));
@@ -107,7 +107,7 @@ TEST(WhileLoading, TinyWeightsBecomeZeros) {
   std::string& bytes = c.tensors.at("model.layers.1.mlp.experts.2.up_proj.weight").bytes;
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = i % 2 == 0 ? '\0' : '\x01';  // 2^-125
   for (const Method& m : kMethods) {
-    if (m.experts == W::kMxfp4) continue;  // whose exponents reach as far
+    if (m.experts == W::kMxfp4) continue;  // its exponents have the same range
     SCOPED_TRACE(m.name);
     c.config = LoadModelConfig(FixtureDir("qwen3_moe"), {}, {.method = m.name});
     const Roles roles = Assemble(c.Write(), c.config, {2, 1});
@@ -115,7 +115,7 @@ TEST(WhileLoading, TinyWeightsBecomeZeros) {
   }
 }
 
-// Made-up weights are made in the format, of the same size.
+// Dummy weights are generated in the requested format, with the same size.
 TEST(WhileLoading, DummyWeightsHaveTheFormat) {
   const LoadOptions dummy{.load_format = "dummy"};
   for (const Method& m : kMethods) {

@@ -12,7 +12,7 @@
 namespace switchyard::cuda {
 namespace {
 
-// Blocks of the kernels that move rows.
+// Grid sizes of the kernels that copy rows.
 struct Grids {
   int dispatch, combine;
 };
@@ -33,7 +33,7 @@ PeerPointers OfGroup(const ExchangeConfig& config, PeerMemory& memory) {
 }  // namespace
 
 struct Exchange::Impl {
-  // A slot's state and its batch: what is the same for all batches, and the tokens of the last.
+  // Device state of a slot, and its batch: constants of the slot and the tokens of its last batch.
   struct Slot {
     DeviceMemory state, words, before;
     ExchangeBatch batch = {};
@@ -83,7 +83,7 @@ struct Exchange::Impl {
       b.low_latency = c.low_latency;
       b.early = IsHopper();
     }
-    config.world_ranks = nullptr;  // the caller's
+    config.world_ranks = nullptr;  // owned by the caller
   }
 
   ExchangeBatch& BatchOf(int slot) {
@@ -109,7 +109,7 @@ Exchange::~Exchange() = default;
 void Exchange::BeginDispatch(int slot, const Tokens& tokens, cudaStream_t stream) {
   const ExchangeConfig& config = impl_->config;
   if (tokens.tokens < 0 || tokens.tokens > config.max_tokens)
-    throw Resource("exchange: {} tokens on one rank, its buffers hold {}", tokens.tokens,
+    throw Resource("exchange: {} tokens on one rank exceed the capacity of {}", tokens.tokens,
                    config.max_tokens);
   ExchangeBatch& batch = impl_->BatchOf(slot);
   SetTokens(batch, tokens);

@@ -1,4 +1,4 @@
-// Token rows between the GPUs of one host, over peer memory: deepep's exchange on CUDA.
+// Dispatch and combine between the GPUs of one host over peer memory: the deepep backend on CUDA.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,26 +13,26 @@
 
 namespace switchyard::cuda {
 
-// What is behind PeerMemory, for tests and benches that lay out memory of their own: each rank's
-// PeerBytes, zeroed, in numbers of the group.
+// Peer memory laid out by the caller, for tests and benches: the zeroed PeerBytes of each rank,
+// indexed by rank in the group.
 struct ExchangePeers {
   PeerPointers memory;
   WaitLimit limit;
 };
 
-// Nothing waits on the host, launches depend on `tokens` and the configuration alone, so that all
-// of it can be recorded in a CUDA graph and replayed: round numbers live in device memory. A rank
-// masked out by `active` (device, [ranks] bytes, null: all) is neither sent to nor waited for, and
-// its experts add nothing; the mask changes between batches, in the order of the stream, and on all
-// ranks alike. Masked ranks miss rounds: who comes back needs exchanges that are made anew on all
-// ranks.
+// No call waits on the host, and launches depend only on `tokens` and the configuration, so that
+// the exchange can be captured in a CUDA graph and replayed: round numbers live in device memory.
+// `active` (device, [ranks] bytes, null: all) masks out ranks. The exchange neither sends to a
+// masked rank nor waits for it, and its experts contribute nothing. The mask changes between
+// batches, in stream order, and on all ranks alike. Masked ranks miss rounds: to readmit one, all
+// ranks must construct new exchanges.
 //
-// On Hopper kernels of these calls begin while the one before them in the stream still runs, so
-// that outputs are added up while others are under way.
+// On Hopper, kernels of these calls start while the preceding kernel in the stream still runs, so
+// that combine sums outputs while others are in flight.
 class Exchange : public RowExchange {
  public:
-  static size_t PeerBytes(const ExchangeConfig& config);  // what the constructor allocates
-  // The current device's; allocates of `memory`, so all ranks construct theirs in the same order.
+  static size_t PeerBytes(const ExchangeConfig& config);  // bytes that the constructor allocates
+  // For the current device. Allocates from `memory`: all ranks construct theirs in the same order.
   Exchange(const ExchangeConfig& config, const ExpertMap& experts, PeerMemory& memory);
   Exchange(const ExchangeConfig& config, const ExpertMap& experts, const ExchangePeers& peers);
   ~Exchange() override;

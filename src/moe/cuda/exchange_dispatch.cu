@@ -1,5 +1,9 @@
-// The way to the experts: rows are converted once, in registers, and stored in 16 bytes a lane at
-// every rank that has an expert of the token.
+// Dispatch kernels. Each token row is converted once, in registers, and written with 16-byte stores
+// per lane to the receive buffer of every rank that has an expert of the token.
+//   Order        one warp per 32 tokens: destination rows by prefix sum (exchange_places.cuh);
+//                in low-latency mode each block of Send computes this itself
+//   Send         warps split rows into parts; kThreads (low latency: kFewTokensThreads) a block
+//   WaitForRows  one warp, a lane per source rank, polls the flags
 #include <algorithm>
 
 #include "comm/device/cuda/wait.cuh"
@@ -14,15 +18,15 @@ namespace {
 constexpr int kOrderThreads = 256;
 constexpr int kThreads = 256, kFewTokensThreads = 512;
 
-// Where a run of tokens' rows go is decided before the rows are sent, by a kernel of its own where
-// there are many tokens.
+// Assigns destination rows to the tokens before Send. A separate kernel in normal mode, which has
+// many tokens.
 __global__ void Order(const __grid_constant__ ExchangeBatch b) {
-  AllowNextKernel();
+  LaunchDependents();
   const uint32_t active = ActiveRanks(b);
   const int chunks = (b.tokens + kChunk - 1) / kChunk;
   const int chunk = static_cast<int>(blockIdx.x) * Warps() + Warp();
-  if (chunk < chunks) MarkChunk(b, chunk, active, b.words);
-  if (IsLastBlock(&b.state->finished)) CountBefore(b, b.words, b.before, b.state->sent);
+  if (chunk < chunks) MarkDestinations(b, chunk, active, b.words);
+  if (IsLastBlock(&b.state->finished)) PrefixCounts(b, b.words, b.before, b.state->sent);
 }
 
 struct RowPlaces {
@@ -31,9 +35,10 @@ struct RowPlaces {
   const int32_t* total;
 };
 
-// What goes beside the rows of a token: its number and, for its slots, local ids and weights.
-__device__ __forceinline__ void SendTags(const ExchangeBatch& b, int token, uint32_t ranks,
-                                         int row) {
+// Writes a token's metadata next to its rows: token index, and local expert ids and weights by
+// slot.
+__device__ __forceinline__ void SendMetadata(const ExchangeBatch& b, int token, uint32_t ranks,
+                                             int row) {
   const int lane = Lane();
   ExpertPlace place = {-1, -1};
   float weight = 0.0f;
@@ -56,8 +61,8 @@ __device__ __forceinline__ void SendTags(const ExchangeBatch& b, int token, uint
   }
 }
 
-// A warp sends steps [begin, end) of a token's row, 32 lanes of 16 bytes each, to `ranks`, whose
-// rows are in the lanes `row`.
+// A warp sends steps [begin, end) of a token's row to `ranks`; a step is 32 lanes of 16 bytes. Lane
+// r of `row` has the destination row at rank r.
 template <typename In, RowKind kRow>
 __device__ __forceinline__ void SendRow(const ExchangeBatch& b, int token, int begin, int end,
                                         uint32_t ranks, int row) {
@@ -83,7 +88,7 @@ __device__ __forceinline__ void SendRow(const ExchangeBatch& b, int token, int b
       float scale;
       const uint4 codes = PackFp8Group(values, &scale);
       store(inside, element, codes);
-      // Scales of eight steps, four groups each, leave together: a line.
+      // Stores the scales of eight steps, four groups each, together: one cache line.
       const float given = __shfl_sync(~0u, scale, lane % 4 * 8);
       if (lane / 4 == step % 8) scale_of_lane = given;
       if (step % 8 == 7 || step == end - 1) {
@@ -97,14 +102,14 @@ __device__ __forceinline__ void SendRow(const ExchangeBatch& b, int token, int b
   }
 }
 
-// One warp, before the kernel's flags are raised: rows that each rank gets.
+// One warp, before the kernel raises its flags: sends each rank its row count.
 __device__ __forceinline__ void SendCounts(const ExchangeBatch& b, uint32_t active,
                                            const int32_t* total) {
   const int r = Lane();
   if (active >> r & 1u) reinterpret_cast<int32_t*>(b.slot[r] + b.layout.counts)[b.rank] = total[r];
 }
 
-// One thread, after the last row: the round that began with this batch.
+// One thread, after the last row: raises the flags of the round that this batch began.
 __device__ __forceinline__ void RaiseFlags(const ExchangeBatch& b, uint32_t round,
                                            uint32_t active) {
   for (uint32_t left = active; left; left &= left - 1) {
@@ -114,24 +119,25 @@ __device__ __forceinline__ void RaiseFlags(const ExchangeBatch& b, uint32_t roun
   b.state->round = round;
   b.state->active = active;
   b.state->next_chunk = 0;
-  b.state->gave_up = 0;
+  b.state->timed_out = 0;
 }
 
-// Warps take parts of rows; a row has as many as there are warps for it.
+// Warps process parts of rows. With few tokens, several warps share a row.
 template <typename In, RowKind kRow, bool kOrders>
 __global__ void Send(const __grid_constant__ ExchangeBatch b) {
   extern __shared__ uint32_t table[];
-  AllowNextKernel();
-  if (!kOrders) WaitForKernelBefore();
+  LaunchDependents();
+  if (!kOrders) WaitForPriorKernels();
   const uint32_t round = b.state->round + 1, active = ActiveRanks(b);
   const int chunks = (b.tokens + kChunk - 1) / kChunk;
   RowPlaces places = {b.words, b.before, b.state->sent};
   if constexpr (kOrders) {
     auto* before = reinterpret_cast<int32_t*>(table + chunks * b.ranks);
     int32_t* total = before + chunks * b.ranks;
-    for (int chunk = Warp(); chunk < chunks; chunk += Warps()) MarkChunk(b, chunk, active, table);
+    for (int chunk = Warp(); chunk < chunks; chunk += Warps())
+      MarkDestinations(b, chunk, active, table);
     __syncthreads();
-    CountBefore(b, table, before, total);
+    PrefixCounts(b, table, before, total);
     __syncthreads();
     places = {table, before, total};
     for (int i = static_cast<int>(threadIdx.x); blockIdx.x == 0 && i < chunks * b.ranks;
@@ -150,15 +156,15 @@ __global__ void Send(const __grid_constant__ ExchangeBatch b) {
     const int token = item / parts, begin = item % parts * part_steps;
     const int row = RowAt(b, token, places.words, places.before);
     const uint32_t ranks = __ballot_sync(~0u, row >= 0);
-    if (begin == 0) SendTags(b, token, ranks, row);
+    if (begin == 0) SendMetadata(b, token, ranks, row);
     SendRow<In, kRow>(b, token, begin, min(begin + part_steps, steps), ranks, row);
   }
   if (blockIdx.x == 0 && Warp() == 0) SendCounts(b, active, places.total);
   if (IsLastBlock(&b.state->finished) && threadIdx.x == 0) RaiseFlags(b, round, active);
 }
 
-// One warp: until the rows of all active ranks are here. It may have begun before the own ones were
-// sent, so its round number is its own.
+// One warp: polls until the rows of all active ranks have arrived. It may start before this rank's
+// rows are sent, so it keeps a round number of its own.
 __global__ void WaitForRows(const __grid_constant__ ExchangeBatch b) {
   const int r = Lane();
   const uint32_t round = b.state->waited + 1, active = ActiveRanks(b);
@@ -171,7 +177,7 @@ __global__ void WaitForRows(const __grid_constant__ ExchangeBatch b) {
     b.state->received[r] = here ? reinterpret_cast<const int32_t*>(slot + b.layout.counts)[r] : 0;
   __syncwarp();
   if (r == 0) b.state->waited = round;
-  WaitForKernelBefore();
+  WaitForPriorKernels();
 }
 
 using Kernel = void (*)(ExchangeBatch);
@@ -225,11 +231,11 @@ cudaError_t StartDispatch(const ExchangeBatch& batch, int blocks, cudaStream_t s
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   const int enough = std::max(1, (batch.tokens + kThreads / 32 - 1) / (kThreads / 32));
-  return LaunchEarly(send, std::min(blocks, enough), kThreads, 0, batch.early, stream, batch);
+  return LaunchWithPdl(send, std::min(blocks, enough), kThreads, 0, batch.early, stream, batch);
 }
 
 cudaError_t StartDispatchWait(const ExchangeBatch& batch, cudaStream_t stream) {
-  return LaunchEarly(WaitForRows, 1, 32, 0, batch.early, stream, batch);
+  return LaunchWithPdl(WaitForRows, 1, 32, 0, batch.early, stream, batch);
 }
 
 }  // namespace switchyard::cuda

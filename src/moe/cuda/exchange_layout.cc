@@ -13,18 +13,19 @@ namespace {
 int64_t RoundUp(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
 
 void Validate(const ExchangeConfig& c) {
-  if (c.ranks < 1 || c.ranks > kMostRanks || c.rank < 0 || c.rank >= c.ranks)
-    throw Invalid("exchange on GPUs: rank {} of {}, want at most {}", c.rank, c.ranks, kMostRanks);
-  if (c.top_k < 1 || c.top_k > kMostTopK)
-    throw Invalid("exchange on GPUs: {} experts for each token, want at most {}", c.top_k,
-                  kMostTopK);
-  // A lane's 16 bytes of either row.
+  if (c.ranks < 1 || c.ranks > kMaxExchangeRanks || c.rank < 0 || c.rank >= c.ranks)
+    throw Invalid("exchange on GPUs: rank {} of {}, want at most {}", c.rank, c.ranks,
+                  kMaxExchangeRanks);
+  if (c.top_k < 1 || c.top_k > kMaxExchangeTopK)
+    throw Invalid("exchange on GPUs: {} experts per token, want at most {}", c.top_k,
+                  kMaxExchangeTopK);
+  // Elements in a lane's 16 bytes, for dispatched and combined rows.
   const int64_t vector = c.dispatched.fp8 ? 16 : 8;
   if (c.hidden < 1 || c.hidden % vector != 0)
     throw Invalid("exchange on GPUs: rows of {} elements, want a multiple of {}", c.hidden, vector);
   constexpr int64_t kMostRows = int64_t{1} << 24, kMostTokensOfFew = 4096;
   if (c.max_tokens < 1 || c.max_tokens * c.ranks * c.top_k > kMostRows)
-    throw Invalid("exchange on GPUs: {} tokens of each of {} ranks in {} slots, want at most {}",
+    throw Invalid("exchange on GPUs: {} tokens x {} ranks x {} slots, want at most {}",
                   c.max_tokens, c.ranks, c.top_k, kMostRows);
   if (c.low_latency && c.max_tokens > kMostTokensOfFew)
     throw Invalid("exchange on GPUs: {} tokens in low-latency mode, want at most {}", c.max_tokens,
@@ -91,7 +92,7 @@ DeviceMemory PlacesOf(const ExpertMap& experts, int ranks) {
     places[e] = experts.Owner(e) << kRankShift | experts.LocalId(e);
   }
   DeviceMemory memory(places.size() * sizeof(int32_t));
-  CopyToDevice(memory.data(), places.data(), memory.bytes(), "places of the experts");
+  CopyToDevice(memory.data(), places.data(), memory.bytes(), "expert map");
   return memory;
 }
 

@@ -1,4 +1,4 @@
-// Where the parts of an exchange lie in peer memory.
+// Layout of the exchange buffers in peer memory.
 #pragma once
 
 #include "core/cuda/runtime.h"
@@ -9,13 +9,12 @@
 namespace switchyard::cuda {
 
 RowKind RowKindOf(RowFormat format);
-// Of one slot; its `bytes` are a multiple of 256. Error kInvalid says what a configuration may not
-// have.
+// Layout of one slot; `bytes` is a multiple of 256. Error kInvalid names the unsupported parameter.
 ExchangeLayout LayoutOf(const ExchangeConfig& config);
-// Gives the batch all that it needs of its tokens, whatever rows travel over. Error kInvalid where
-// their type is none that can be sent.
+// Sets the batch's fields that depend on its tokens, for any transport. Error kInvalid if their
+// dtype is unsupported.
 void SetTokens(ExchangeBatch& batch, const RowExchange::Tokens& tokens);
-// [experts] rank << kRankShift | local id, on the device.
+// [experts] rank << kRankShift | local id, in device memory.
 DeviceMemory PlacesOf(const ExpertMap& experts, int ranks);
 
 }  // namespace switchyard::cuda

@@ -1,25 +1,25 @@
-// Which row of its destination a token becomes: a stable prefix over tokens, for each rank. No
-// atomic decides an order.
+// Destination rows of tokens: a stable prefix sum over tokens, per rank. Deterministic: no atomics
+// decide an order.
 #pragma once
 
 #include "moe/cuda/exchange_launch.h"
 
 namespace switchyard::cuda {
 
-constexpr int kChunk = 32;  // tokens of a word of bits
+constexpr int kChunk = 32;  // tokens per bit-mask word
 
 __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % 32; }
 __device__ __forceinline__ int Warp() { return static_cast<int>(threadIdx.x) / 32; }
 __device__ __forceinline__ int Warps() { return static_cast<int>(blockDim.x) / 32; }
 
-// Ranks that take part, as bits; a rank always takes part in its own exchange. All lanes call it.
+// Bit mask of active ranks; a rank is always active in its own exchange. All lanes call it.
 __device__ __forceinline__ uint32_t ActiveRanks(const ExchangeBatch& b) {
   const int lane = Lane();
   const bool in = lane < b.ranks && (!b.active || lane == b.rank || b.active[lane] != 0);
   return __ballot_sync(~0u, in);
 }
 
-// Rank and local id of a physical expert; rank −1 for ids that are none.
+// Rank and local id of a physical expert; rank −1 for invalid ids.
 struct ExpertPlace {
   int rank, local_id;
 };
@@ -29,9 +29,9 @@ __device__ __forceinline__ ExpertPlace PlaceOf(const ExchangeBatch& b, int32_t i
   return {place >> kRankShift, place & ((1 << kRankShift) - 1)};
 }
 
-// A warp: for each rank, which tokens of a chunk have an expert there. words [chunks, ranks].
-__device__ __forceinline__ void MarkChunk(const ExchangeBatch& b, int chunk, uint32_t active,
-                                          uint32_t* words) {
+// One warp: per rank, the bit mask of a chunk's tokens with an expert there. words [chunks, ranks].
+__device__ __forceinline__ void MarkDestinations(const ExchangeBatch& b, int chunk, uint32_t active,
+                                                 uint32_t* words) {
   const int token = chunk * kChunk + Lane();
   uint32_t ranks = 0;
   if (token < b.tokens) {
@@ -51,9 +51,10 @@ __device__ __forceinline__ void MarkChunk(const ExchangeBatch& b, int chunk, uin
   if (Lane() < b.ranks) words[chunk * b.ranks + Lane()] = of_lane;
 }
 
-// A block, after MarkChunk of all chunks: rows before each chunk, and in all. Warps take ranks.
-__device__ __forceinline__ void CountBefore(const ExchangeBatch& b, const uint32_t* words,
-                                            int32_t* before, int32_t* total) {
+// One block, after MarkDestinations of all chunks: exclusive prefix sum of rows per chunk, and the
+// total. One warp per rank.
+__device__ __forceinline__ void PrefixCounts(const ExchangeBatch& b, const uint32_t* words,
+                                             int32_t* before, int32_t* total) {
   const int chunks = (b.tokens + kChunk - 1) / kChunk;
   for (int r = Warp(); r < b.ranks; r += Warps()) {
     int sum = 0;
@@ -73,11 +74,11 @@ __device__ __forceinline__ void CountBefore(const ExchangeBatch& b, const uint32
   }
 }
 
-// Lane r: rows at rank r of tokens before `token`, which may be the number of tokens.
-__device__ __forceinline__ int RowsBefore(const ExchangeBatch& b, int token) {
+// Lane r: number of rows at rank r of tokens before `token`, which may equal the token count.
+__device__ __forceinline__ int CountRowsBefore(const ExchangeBatch& b, int token) {
   const int chunks = (b.tokens + kChunk - 1) / kChunk;
   if (Lane() >= b.ranks || chunks == 0) return 0;
-  // After the last token of a full chunk there is no word.
+  // Past the last token of a full chunk there is no further word.
   const int chunk = min(token / kChunk, chunks - 1), within = token - chunk * kChunk;
   const int at = chunk * b.ranks + Lane();
   const uint32_t below = within == kChunk ? ~0u : (1u << within) - 1;
@@ -93,14 +94,14 @@ __device__ __forceinline__ int RowAt(const ExchangeBatch& b, int token, const ui
   return word & bit ? before[at] + __popc(word & (bit - 1)) : -1;
 }
 
-// True in all threads of the block that ends last: it sees what all others wrote, and its thread 0
-// may raise fenced flags for that. Blocks count themselves in `finished`, which is 0 again when the
+// True in all threads of the last block to finish. That block sees all other blocks' writes, and
+// its thread 0 may raise fenced flags for them. `finished` counts blocks and is 0 again when the
 // kernel ends.
 __device__ __forceinline__ bool IsLastBlock(uint32_t* finished) {
   __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence_system();  // of all that the block wrote, to peers too
+    __threadfence_system();  // publishes the block's writes, including those to peers
     last = atomicAdd(finished, 1u) == gridDim.x - 1;
     if (last) *finished = 0;
     __threadfence_system();

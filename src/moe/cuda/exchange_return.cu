@@ -1,4 +1,7 @@
-// The way back: outputs, or their sums by rank, are stored at the tokens' ranks.
+// Combine kernel, sending side: writes expert outputs, or their weighted sums by rank, to the
+// receive buffers of the tokens' ranks. A persistent grid of `blocks` blocks takes chunks of
+// kChunkRows rows in token order. In each block kCopyWarps warps copy and one warp schedules chunks
+// and raises flags.
 #include "comm/device/cuda/wait.cuh"
 #include "kernels/cuda/kernel_chain.cuh"
 #include "kernels/cuda/ptx.cuh"
@@ -8,10 +11,10 @@
 namespace switchyard::cuda {
 namespace {
 
-// Warps that move rows, half of them each row of a chunk, and one that raises flags for what they
-// have moved. So few that two blocks of Sum fit beside one of these on a multiprocessor.
-constexpr int kMovers = 14, kReturnThreads = 32 * (kMovers + 1);
-// 16 bytes a lane that are under way at a time.
+// Warps that copy rows, half of them for each row of a chunk, plus one that raises flags. Sized so
+// that two blocks of Sum fit on the same multiprocessor.
+constexpr int kCopyWarps = 14, kReturnThreads = 32 * (kCopyWarps + 1);
+// 16-byte vectors in flight per lane.
 constexpr int kCopyVectors = 7, kPartSumVectors = 3;
 
 __device__ __forceinline__ void CopyRun(const uint4* from, uint4* to, Run run) {
@@ -26,8 +29,8 @@ __device__ __forceinline__ void CopyRun(const uint4* from, uint4* to, Run run) {
   }
 }
 
-// Chunks of a source's rows, which one block returns one after the other; those of all sources take
-// turns, so that all links are busy. Chunk `index` of the list is there or not (source −1).
+// A chunk of a source's rows, processed by one block at a time. Chunks of all sources alternate, so
+// that all links are busy. Chunk `index` of the list may not exist (source −1).
 struct RowChunk {
   int source, number, first, count;
 };
@@ -38,7 +41,7 @@ __device__ __forceinline__ RowChunk ChunkOf(const ExchangeBatch& b, int index, i
   return {count > 0 ? source : -1, number, first, count};
 }
 
-// One part of one dispatched row: its outputs, or their sum, to the rank that it came from.
+// Returns one part of one dispatched row: its outputs, or their sum, to its source rank.
 template <RowKind kRow, bool kByRank>
 __device__ __forceinline__ void ReturnRow(const ExchangeBatch& b, int source, int n, int parts,
                                           int part, const uint4* outputs, const int32_t* position) {
@@ -78,28 +81,28 @@ __device__ __forceinline__ void ReturnRow(const ExchangeBatch& b, int source, in
   }
 }
 
-// Between the warps of a block of Return: the chunks it takes, in turns; turn t is in place
-// t % kAhead. Movers do not wait for one another.
+// Ring buffer of chunks between the warps of a block of Return; turn t uses entry t % kAhead. Copy
+// warps do not wait for one another.
 struct ChunkQueue {
-  static constexpr uint32_t kAhead = 2;  // chunks that are taken before the slowest is done
-  uint64_t taken[kAhead];                // barriers: of the flag warp, that a chunk is there,
-  uint64_t moved[kAhead];                // and of the movers, that all are done with it
+  static constexpr uint32_t kAhead = 2;  // chunks in flight
+  uint64_t taken[kAhead];                // barriers: the flag warp has published a chunk,
+  uint64_t moved[kAhead];                // and all copy warps have finished it
   int chunk[kAhead];
 
   static __device__ uint32_t Place(uint32_t turn) { return turn % kAhead; }
   static __device__ uint32_t Parity(uint32_t turn) { return turn / kAhead & 1u; }
 };
 
-// Moves a warp's share of the chunks that the flag warp takes, until there are no more.
+// Copies a warp's part of the chunks that the flag warp publishes, until the list ends.
 template <RowKind kRow, bool kByRank>
-__device__ __forceinline__ void MoveChunks(const ExchangeBatch& b, ChunkQueue& queue, int chunks,
+__device__ __forceinline__ void CopyChunks(const ExchangeBatch& b, ChunkQueue& queue, int chunks,
                                            int count, const uint4* outputs,
                                            const int32_t* position) {
-  constexpr int kParts = kMovers / kChunkRows;
+  constexpr int kParts = kCopyWarps / kChunkRows;
   const int row = Warp() / kParts, part = Warp() % kParts;
   for (uint32_t turn = 0;; ++turn) {
     const uint32_t place = ChunkQueue::Place(turn);
-    while (!ptx::BarrierDone(&queue.taken[place], ChunkQueue::Parity(turn))) {
+    while (!ptx::BarrierTestWait(&queue.taken[place], ChunkQueue::Parity(turn))) {
     }
     const int index = queue.chunk[place];
     if (index >= chunks) return;
@@ -110,17 +113,18 @@ __device__ __forceinline__ void MoveChunks(const ExchangeBatch& b, ChunkQueue& q
   }
 }
 
-// One warp: takes chunks for the movers, in the order of tokens over all blocks, so that what is
-// needed first arrives first, and raises the flags of those that are done.
-__device__ __forceinline__ void TakeChunks(const ExchangeBatch& b, ChunkQueue& queue, int chunks,
-                                           int count, uint32_t round) {
+// One warp: publishes chunks in token order over all blocks, so that rows needed first arrive
+// first, and raises the flags of finished chunks.
+__device__ __forceinline__ void PublishChunks(const ExchangeBatch& b, ChunkQueue& queue, int chunks,
+                                              int count, uint32_t round) {
   const int lane = Lane();
   uint32_t taken = 0, raised = 0;
   int taken_chunk[ChunkQueue::kAhead];
   bool more = true;
   while (more || raised < taken) {
-    if (raised < taken && __all_sync(~0u, ptx::BarrierDone(&queue.moved[ChunkQueue::Place(raised)],
-                                                           ChunkQueue::Parity(raised)))) {
+    if (raised < taken &&
+        __all_sync(~0u, ptx::BarrierTestWait(&queue.moved[ChunkQueue::Place(raised)],
+                                             ChunkQueue::Parity(raised)))) {
       const RowChunk chunk = ChunkOf(b, taken_chunk[0], count);
       taken_chunk[0] = taken_chunk[1];
       ++raised;
@@ -148,23 +152,23 @@ template <RowKind kRow, bool kByRank>
 __global__ void __launch_bounds__(kReturnThreads, 2)
     Return(const __grid_constant__ ExchangeBatch b, const uint4* outputs, const int32_t* position) {
   __shared__ ChunkQueue queue;
-  AllowNextKernel();
+  LaunchDependents();
   const uint32_t round = b.state->round, active = ActiveRanks(b) & b.state->active;
   const int lane = Lane(), count = active >> lane & 1u ? b.state->received[lane] : 0;
   const int most = __reduce_max_sync(~0u, count);
   const int chunks = (most + kChunkRows - 1) / kChunkRows * b.ranks;
-  // That this rank has read the counts of this batch, and will not those of the next.
+  // Acknowledges that this rank has read the counts of this batch; it reads the next ones later.
   if (blockIdx.x == 0 && Warp() == 0 && (active >> lane & 1u))
     RaiseFlag(FlagsOf(b, lane, b.layout.acks) + b.rank, round);
   if (threadIdx.x < ChunkQueue::kAhead) {
     ptx::BarrierInit(&queue.taken[threadIdx.x], 1);
-    ptx::BarrierInit(&queue.moved[threadIdx.x], kMovers * ptx::kWarpArrivals);
+    ptx::BarrierInit(&queue.moved[threadIdx.x], kCopyWarps * ptx::kWarpArrivals);
   }
   __syncthreads();
-  if (Warp() < kMovers) {
-    MoveChunks<kRow, kByRank>(b, queue, chunks, count, outputs, position);
+  if (Warp() < kCopyWarps) {
+    CopyChunks<kRow, kByRank>(b, queue, chunks, count, outputs, position);
   } else {
-    TakeChunks(b, queue, chunks, count, round);
+    PublishChunks(b, queue, chunks, count, round);
   }
 }
 

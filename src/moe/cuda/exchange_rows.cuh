@@ -1,4 +1,4 @@
-// Parts of rows on the way back, and their sums.
+// Parts of combined rows, and their weighted sums.
 #pragma once
 
 #include "moe/cuda/exchange_places.cuh"
@@ -10,19 +10,19 @@ __device__ __forceinline__ uint32_t* FlagsOf(const ExchangeBatch& b, int rank, i
   return reinterpret_cast<uint32_t*>(b.slot[rank] + flags);
 }
 
-// A run of a row, in vectors of 16 bytes.
+// A range of a row, in 16-byte vectors.
 struct Run {
   int begin, end;
 };
-// Part `part` of a row of `vectors`, in whole steps of a warp.
+// Part `part` of a row of `vectors`, in multiples of a warp's 32 vectors.
 __device__ __forceinline__ Run PartOf(int vectors, int parts, int part) {
   const int steps = (vectors + 31) / 32, size = (steps + parts - 1) / parts * 32;
   return {part * size, min((part + 1) * size, vectors)};
 }
 
-// sum = Σ weight · row over terms of a list, from zero, in its order, each product and each sum
-// rounded. terms(add) calls add(row, weight, weighted) for each of them; then store(vector, sums)
-// is called, for each vector of 16 bytes of the run.
+// sum = Σ weight · row over a list of terms, from zero, in list order, each product and each sum
+// rounded. terms(add) calls add(row, weight, weighted) for each term. Then store(vector, sums) is
+// called for each 16-byte vector of the range.
 template <int kElements, int kVectors, typename Terms, typename StoreSums>
 __device__ __forceinline__ void SumRun(Run run, const Terms& terms, const StoreSums& store) {
   for (int first = run.begin; first < run.end; first += 32 * kVectors) {

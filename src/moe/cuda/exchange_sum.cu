@@ -1,4 +1,6 @@
-// The last step of the way back: outputs that have come, added up for each token.
+// Combine kernel, receiving side: waits for the returned outputs of each token and sums them in
+// slot or rank order. kSumThreads threads a block; a work item is two tokens, one, or a part of
+// one.
 #include "comm/device/cuda/wait.cuh"
 #include "kernels/cuda/kernel_chain.cuh"
 #include "moe/cuda/exchange_launch.h"
@@ -8,16 +10,16 @@ namespace switchyard::cuda {
 namespace {
 
 constexpr int kSumThreads = 256;
-// Of a multiprocessor, where they fit beside a block of Return (64 registers a thread), so that Sum
-// begins with it. That takes kernels without a preference for how cache and shared memory are
-// divided: with one they did not run beside one another (measured).
+// Blocks per multiprocessor. They fit beside a block of Return (64 registers a thread), so that
+// both kernels start together. This requires kernels without a shared-memory carveout preference:
+// with one, they did not run concurrently (measured).
 constexpr int kSumBlocks = 2;
-constexpr int kSumVectors = 4;  // of 16 bytes a lane that are under way at a time
+constexpr int kSumVectors = 4;  // 16-byte vectors in flight per lane
 
-// How a block's warps share tokens: each unit of work is two tokens, or one, or a part of one, so
-// that all blocks have some.
+// Partition of tokens over a block's warps. A work item is two tokens, one, or a part of one, so
+// that all blocks have work.
 struct TokenShares {
-  int group = 2, slices = 1;  // tokens of a unit; units that share one
+  int group = 2, slices = 1;  // tokens per work item; work items per token
   __device__ TokenShares(const ExchangeBatch& b, int steps) {
     const auto blocks = static_cast<int>(gridDim.x);
     if (b.tokens / 2 >= blocks) return;
@@ -26,19 +28,19 @@ struct TokenShares {
   }
 };
 
-// One warp of a block: until all outputs of tokens [begin, end) are here. Flags of one source may
-// be raised in any order.
+// One warp of a block: polls until all outputs of tokens [begin, end) have arrived. Flags of one
+// source may be raised in any order.
 //
-// Many blocks wait, and what the report says costs a read of host memory, which are slow one after
-// the other: one of them reads it, and tells the others.
+// Many blocks wait, and checking for a reported error reads host memory: such reads are slow and
+// serialized. One block reads it and publishes the result to the others.
 __device__ __forceinline__ bool WaitForOutputs(const ExchangeBatch& b, int begin, int end,
                                                uint32_t round, uint32_t active) {
-  const int lane = Lane(), first = RowsBefore(b, begin), last = RowsBefore(b, end) - 1;
+  const int lane = Lane(), first = CountRowsBefore(b, begin), last = CountRowsBefore(b, end) - 1;
   bool here = true;
   if (active >> lane & 1u) {
     const uint32_t* arrived = FlagsOf(b, b.rank, b.layout.arrived) + lane * b.layout.chunks;
     const bool reads_report = blockIdx.x == 0;
-    volatile uint32_t* gave_up = &b.state->gave_up;
+    volatile uint32_t* timed_out = &b.state->timed_out;
     uint64_t start = 0;
     for (int chunk = first / kChunkRows; here && chunk * kChunkRows <= last;) {
       if (static_cast<int32_t>(LoadFlag(arrived + chunk) - round) >= 0) {
@@ -52,16 +54,16 @@ __device__ __forceinline__ bool WaitForOutputs(const ExchangeBatch& b, int begin
         WaitLimit limit = b.limit;
         if (!reads_report) limit.nanoseconds = 0;
         here = WaitFlag(arrived + chunk, round, limit, WaitStage::kCombine, b.world_ranks[lane]);
-        if (!here) *gave_up = 1;
+        if (!here) *timed_out = 1;
       } else {
-        here = *gave_up == 0;
+        here = *timed_out == 0;
       }
     }
   }
   return __all_sync(~0u, here);
 }
 
-// Adds tokens' outputs as soon as they are here, while others are still under way.
+// Sums each token's outputs as soon as they arrive, while others are in flight.
 template <RowKind kRow, bool kByRank>
 __global__ void __launch_bounds__(kSumThreads, 4)
     Sum(const __grid_constant__ ExchangeBatch b, float* y) {
@@ -81,7 +83,7 @@ __global__ void __launch_bounds__(kSumThreads, 4)
     const int rank = is_slot ? PlaceOf(b, b.ids[slot]).rank : -1;
     const bool adds = rank >= 0 && (active >> rank & 1u);
     const float weight = !kByRank && is_slot ? b.weights[slot] : 1.0f;
-    // Slots that add something; or the ranks.
+    // Bit mask of contributing slots, or ranks.
     const uint32_t terms =
         kByRank ? __reduce_or_sync(~0u, adds ? 1u << rank : 0u) : __ballot_sync(~0u, adds);
     bool here = true;
@@ -121,7 +123,7 @@ __global__ void __launch_bounds__(kSumThreads, 4)
   if (blockIdx.x == 0 && Warp() == 0 && (active >> lane & 1u))
     WaitFlag(FlagsOf(b, b.rank, b.layout.acks) + lane, round, b.limit, WaitStage::kCombine,
              b.world_ranks[lane]);
-  WaitForKernelBefore();
+  WaitForPriorKernels();
 }
 
 using Kernel = void (*)(ExchangeBatch, float*);
@@ -144,8 +146,8 @@ cudaError_t LoadSumKernels() {
 }
 
 cudaError_t StartCombineSum(const ExchangeBatch& batch, float* y, int blocks, cudaStream_t stream) {
-  return LaunchEarly(KernelFor(batch.combined, batch.sum_by_rank), kSumBlocks * blocks, kSumThreads,
-                     0, batch.early, stream, batch, y);
+  return LaunchWithPdl(KernelFor(batch.combined, batch.sum_by_rank), kSumBlocks * blocks,
+                       kSumThreads, 0, batch.early, stream, batch, y);
 }
 
 }  // namespace switchyard::cuda

@@ -11,7 +11,7 @@
 namespace switchyard::cuda {
 namespace {
 
-// Small grids: ranks that share a GPU run beside one another.
+// Small grids: kernels of ranks that share a GPU must be co-resident.
 constexpr int kBlocks = 8;
 
 constexpr RowFormat kFormats[] = {
@@ -47,7 +47,7 @@ std::string Describe(const ExchangeConfig& c) {
                      c.blocks);
 }
 
-// Every way that rows travel takes them from here.
+// Every transport takes the tokens from these fields.
 TEST(ExchangeTokens, AreGivenToTheBatchWhole) {
   float x, weights, addend, gate;
   int32_t ids;
@@ -69,7 +69,7 @@ TEST(ExchangeTokens, AreGivenToTheBatchWhole) {
   EXPECT_THROW(SetTokens(batch, {.dtype = DType::kF16}), Error);
 }
 
-// A few batches one after the other through every kind of exchange.
+// A few batches in sequence through every kind of exchange.
 TEST_F(CudaExchange, GivesWhatTheCpuGives) {
   kernels::Random random(11);
   for (int i = 0; i < 24; ++i) {
@@ -92,8 +92,8 @@ TEST_F(CudaExchange, GivesWhatTheCpuGives) {
   }
 }
 
-// Numbers that are none, tiny and huge ones are sent as the CPU rounds them; only NaN codes may
-// differ in their sign.
+// Non-finite, tiny and huge values are rounded as on the CPU. Only NaN codes may differ in their
+// sign.
 TEST_F(CudaExchange, RoundsWhatIsNotFiniteAsTheCpuDoes) {
   constexpr int64_t kGroups = 64;
   const ExpertMap experts(1, 1, false);
@@ -141,7 +141,7 @@ ExchangeConfig SmallConfig(int ranks) {
           .blocks = kBlocks};
 }
 
-// Two batches begin before one ends, over and over.
+// Two batches begin before one ends, repeatedly.
 TEST_F(CudaExchange, KeepsBatchesInFlightApart) {
   for (const bool low_latency : {false, true}) {
     ExchangeConfig config = SmallConfig(3);
@@ -172,7 +172,7 @@ TEST_F(CudaExchange, KeepsBatchesInFlightApart) {
   }
 }
 
-// Neither the number of blocks nor the tuning changes a bit of the sums.
+// Sums are bit-identical for every grid size and tuning.
 TEST_F(CudaExchange, GivesTheSameBitsWhateverTheBlocks) {
   std::vector<float> first;
   for (const bool low_latency : {false, true}) {
@@ -193,7 +193,7 @@ TEST_F(CudaExchange, GivesTheSameBitsWhateverTheBlocks) {
   }
 }
 
-// What is recorded once is replayed with other tokens and other routes in the same buffers.
+// A captured graph is replayed with other tokens and other routing in the same buffers.
 TEST_F(CudaExchange, IsReplayedAsGraph) {
   for (const bool low_latency : {false, true}) {
     ExchangeConfig config = SmallConfig(2);
@@ -262,7 +262,7 @@ TEST_F(CudaExchange, GivesUpOnARankThatDoesNotCome) {
   ranks.BeginCombine(0, 0);
   ranks.EndCombine(0, 0);
   Check(cudaStreamSynchronize(ranks.stream(0)), "the stream drains");
-  const WaitReport& report = ranks.report(0);
+  const WaitTimeoutReport& report = ranks.report(0);
   EXPECT_EQ(report.failed, 1u);
   EXPECT_EQ(report.stage, static_cast<int32_t>(WaitStage::kDispatch));
   EXPECT_EQ(report.rank, 0);
@@ -288,7 +288,7 @@ TEST_F(CudaExchange, RefusesWhatItCannotDo) {
   EXPECT_THROW(ranks.exchange(0).BeginDispatch(0, {.tokens = 41}, nullptr), Error);
 }
 
-// Over the memory that the engine has, with a thread for each rank.
+// Over the engine's peer memory, with one thread per rank.
 TEST_F(CudaExchange, RunsOverPeerMemory) {
   ExchangeConfig config = SmallConfig(2);
   const ExpertMap experts(20, 2, false);
@@ -314,7 +314,7 @@ TEST_F(CudaExchange, RunsOverPeerMemory) {
     DeviceMemory y(want.size() * sizeof(float));
     std::vector<float> got(want.size());
     const Stream stream;
-    comm->tp->Barrier("all is allocated");  // which waits for kernels of a peer on the same GPU
+    comm->tp->Barrier("all is allocated");  // it waits for kernels of a peer on the same GPU
     for (int slot = 0; slot < config.in_flight; ++slot) {
       exchange.BeginDispatch(slot,
                              {.x = x.data(),
@@ -327,7 +327,7 @@ TEST_F(CudaExchange, RunsOverPeerMemory) {
       exchange.EndCombine(slot, y.as<float>(), stream.get());
     }
     stream.Synchronize();
-    memory.CheckWaits();
+    memory.CheckTimeouts();
     Check(cudaMemcpy(got.data(), y.data(), y.bytes(), cudaMemcpyDeviceToHost), "download");
     EXPECT_EQ(std::memcmp(got.data(), want.data(), y.bytes()), 0) << "rank " << r;
     comm->tp->Barrier("all has been read");

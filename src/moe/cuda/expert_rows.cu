@@ -1,3 +1,7 @@
+// Permute, activation and unpermute kernels of the experts; kThreads threads a block.
+//   CopyRowsKernel, ConvertRowsKernel  a block per dispatched row, or several (GridOf)
+//   ActivateKernel                     a block per row
+//   SumSlotsKernel, AddToTokensKernel  a block per token, or several (GridOf)
 #include "kernels/cuda/grouped_gemm.h"
 #include "kernels/cuda/kernel_chain.cuh"
 #include "moe/cuda/expert_rows.h"
@@ -12,20 +16,21 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxSlots = 16;
 
-// Whether a row of the chunk is no padding.
-__device__ __forceinline__ bool HoldsRow(const RowChunk& chunk, int64_t row) {
+// Whether a row of the chunk is valid, not padding.
+__device__ __forceinline__ bool IsValidRow(const RowChunk& chunk, int64_t row) {
   if (!chunk.order.block_groups) return true;
   const int64_t at = chunk.first + row;
   const int expert = chunk.order.block_groups[at / kGroupBlockRows];
   return expert >= 0 && at - chunk.order.offsets[expert] < chunk.order.counts[expert];
 }
 
-// Rows of the chunk that a dispatched row goes to, for the whole block.
+// Destination rows in the chunk of one dispatched row, shared by the block.
 struct Places {
   int count;
   int rows[kMaxSlots];
 };
-__device__ __forceinline__ void FindPlaces(const SpreadRowsParams& p, int64_t row, Places* places) {
+__device__ __forceinline__ void FindDestinations(const PermuteRowsParams& p, int64_t row,
+                                                 Places* places) {
   const unsigned lane = threadIdx.x;
   if (lane < 32) {
     const int64_t slot = row * p.k + lane;
@@ -40,7 +45,7 @@ __device__ __forceinline__ void FindPlaces(const SpreadRowsParams& p, int64_t ro
   __syncthreads();
 }
 
-// Row of the block's index among the rows that may exist, −1 where it does not.
+// The dispatched row of this block, −1 if it does not exist.
 __device__ __forceinline__ int64_t DispatchedRow(const RowSegments& in) {
   const auto tokens = static_cast<uint32_t>(in.tokens);
   const uint32_t segment = blockIdx.x / tokens, row = blockIdx.x % tokens;
@@ -48,14 +53,14 @@ __device__ __forceinline__ int64_t DispatchedRow(const RowSegments& in) {
   return segment * in.capacity + row;
 }
 
-// Rows that are computed with as they came.
-__global__ void __launch_bounds__(kThreads) CopyRowsKernel(const SpreadRowsParams p) {
+// Rows whose input type equals their dispatched type.
+__global__ void __launch_bounds__(kThreads) CopyRowsKernel(const PermuteRowsParams p) {
   __shared__ Places places;
-  WaitForKernelBefore();
-  AllowNextKernel();
+  WaitForPriorKernels();
+  LaunchDependents();
   const int64_t row = DispatchedRow(p.in);
   if (row < 0) return;
-  FindPlaces(p, row, &places);
+  FindDestinations(p, row, &places);
   const int count = places.count;
   if (count == 0) return;
   const int64_t thread = blockIdx.y * kThreads + threadIdx.x, threads = gridDim.y * kThreads;
@@ -81,7 +86,7 @@ __global__ void __launch_bounds__(kThreads) CopyRowsKernel(const SpreadRowsParam
     for (int j = 0; j < count; ++j) p.a_scales[g * p.chunk.rows + places.rows[j]] = scales[g];
 }
 
-__device__ __forceinline__ float4 LoadElements(const SpreadRowsParams& p, const std::byte* row,
+__device__ __forceinline__ float4 LoadElements(const PermuteRowsParams& p, const std::byte* row,
                                                int64_t group, int64_t i) {
   switch (p.from) {
     case ElementType::kF32:
@@ -94,8 +99,8 @@ __device__ __forceinline__ float4 LoadElements(const SpreadRowsParams& p, const 
   }
 }
 
-// A warp's 128 elements into all places of their row.
-__device__ __forceinline__ void StoreConverted(const SpreadRowsParams& p, const Places& places,
+// Stores a warp's 128 elements to all destinations of their row.
+__device__ __forceinline__ void StoreConverted(const PermuteRowsParams& p, const Places& places,
                                                float4 x, int64_t group) {
   const int lane = threadIdx.x % 32;
   const int64_t i = group * 128 + lane * 4;
@@ -117,15 +122,15 @@ __device__ __forceinline__ void StoreConverted(const SpreadRowsParams& p, const 
   }
 }
 
-// A warp converts 128 elements at a time, and loads some groups of them ahead.
-__global__ void __launch_bounds__(kThreads) ConvertRowsKernel(const SpreadRowsParams p) {
+// A warp converts 128 elements at a time and prefetches several groups into registers.
+__global__ void __launch_bounds__(kThreads) ConvertRowsKernel(const PermuteRowsParams p) {
   constexpr int kAtOnce = 4;
   __shared__ Places places;
-  WaitForKernelBefore();
-  AllowNextKernel();
+  WaitForPriorKernels();
+  LaunchDependents();
   const int64_t row = DispatchedRow(p.in);
   if (row < 0) return;
-  FindPlaces(p, row, &places);
+  FindDestinations(p, row, &places);
   if (places.count == 0) return;
   const std::byte* from = p.rows + row * p.row_stride;
   const int lane = threadIdx.x % 32, warp = blockIdx.y * kWarps + threadIdx.x / 32;
@@ -146,7 +151,7 @@ __global__ void __launch_bounds__(kThreads) ConvertRowsKernel(const SpreadRowsPa
   }
 }
 
-// x · sigmoid(slope · x). Of bfloat16 input by instructions that are right to a few last bits.
+// x · sigmoid(slope · x). bfloat16 input uses fast intrinsics, accurate to the last few bits.
 template <typename From>
 __device__ __forceinline__ float Swish(float x, float slope) {
   if constexpr (sizeof(From) == 2) return __fdividef(x, 1.0f + __expf(-slope * x));
@@ -169,14 +174,14 @@ __device__ __forceinline__ float4 Activated(const ActivateParams& p, const From*
           SwiGlu<From>(p, gate.z, up.z), SwiGlu<From>(p, gate.w, up.w)};
 }
 
-// A block a row, a warp for kAtOnce groups of 128 elements at a time.
+// One block per row; a warp processes kAtOnce groups of 128 elements at a time.
 template <typename From>
 __global__ void __launch_bounds__(kThreads) ActivateKernel(const ActivateParams p) {
   constexpr int kAtOnce = 2;
-  WaitForKernelBefore();
-  AllowNextKernel();
+  WaitForPriorKernels();
+  LaunchDependents();
   const int64_t row = blockIdx.x, size = p.intermediate;
-  if (!HoldsRow(p.chunk, row)) return;
+  if (!IsValidRow(p.chunk, row)) return;
   const From* gate_up = static_cast<const From*>(p.gate_up) + row * 2 * size;
   const int lane = threadIdx.x % 32;
   for (int64_t first = threadIdx.x / 32; first < (size + 127) / 128; first += kAtOnce * kWarps) {
@@ -190,7 +195,7 @@ __global__ void __launch_bounds__(kThreads) ActivateKernel(const ActivateParams 
       const bool exists = i < size;
       if (p.to == ElementType::kFp8) {
         const Fp8Four quantized = QuantizeFour(y[j]);
-        if (!exists) continue;  // a group is there as a whole or not at all
+        if (!exists) continue;  // groups are complete or absent
         *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(p.middle) + at) = quantized.codes;
         if (lane == 0) p.scales[g * p.chunk.rows + row] = quantized.scale;
       } else if (exists && p.to == ElementType::kBF16) {
@@ -209,13 +214,13 @@ __device__ __forceinline__ void AddWeighted(float4* sum, float weight, float4 x)
   sum->w = __fadd_rn(sum->w, __fmul_rn(weight, x.w));
 }
 
-// A block a token, or several where there are few.
+// One block per token, or several if there are few tokens.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) SumSlotsKernel(const SumSlotsParams p) {
+__global__ void __launch_bounds__(kThreads) SumSlotsKernel(const UnpermuteRowsParams p) {
   __shared__ int rows[kMaxSlots];
   __shared__ float weights[kMaxSlots];
-  WaitForKernelBefore();
-  AllowNextKernel();
+  WaitForPriorKernels();
+  LaunchDependents();
   const int64_t token = blockIdx.x;
   if (threadIdx.x < p.k) {
     rows[threadIdx.x] = p.position[token * p.k + threadIdx.x];
@@ -254,7 +259,7 @@ __global__ void __launch_bounds__(kThreads)
   if (i < count) to[i] = from[i] >= 0 ? table[from[i]] : -1;
 }
 
-// A block for each of `rows`; of few rows several, which share each of them.
+// One block per row; with few rows, several blocks per row.
 dim3 GridOf(int64_t rows, int64_t hidden) {
   constexpr int64_t kFewRows = 1024;
   const int64_t parts = rows < kFewRows ? (hidden + kThreads * 4 - 1) / (kThreads * 4) : 1;
@@ -263,28 +268,28 @@ dim3 GridOf(int64_t rows, int64_t hidden) {
 
 }  // namespace
 
-cudaError_t SpreadRows(const SpreadRowsParams& p, const StreamChain& chain) {
+cudaError_t PermuteRows(const PermuteRowsParams& p, const PdlStream& chain) {
   const int64_t rows = p.in.segments * p.in.tokens;
   if (rows == 0 || p.chunk.rows == 0) return cudaSuccess;
   if (p.k > kMaxSlots || p.hidden % 4 != 0) return cudaErrorInvalidValue;
   const dim3 blocks = GridOf(rows, p.hidden);
   const bool as_they_are =
       p.from == p.to && (p.from != ElementType::kF32 || p.via == ElementType::kF32);
-  return LaunchEarly(as_they_are ? CopyRowsKernel : ConvertRowsKernel, blocks, kThreads, 0, chain,
-                     p);
+  return LaunchWithPdl(as_they_are ? CopyRowsKernel : ConvertRowsKernel, blocks, kThreads, 0, chain,
+                       p);
 }
 
-cudaError_t Activate(const ActivateParams& p, const StreamChain& chain) {
+cudaError_t Activate(const ActivateParams& p, const PdlStream& chain) {
   if (p.chunk.rows == 0) return cudaSuccess;
-  return LaunchEarly(p.from == ElementType::kF32 ? ActivateKernel<float> : ActivateKernel<Bf16>,
-                     dim3(static_cast<unsigned>(p.chunk.rows)), kThreads, 0, chain, p);
+  return LaunchWithPdl(p.from == ElementType::kF32 ? ActivateKernel<float> : ActivateKernel<Bf16>,
+                       dim3(static_cast<unsigned>(p.chunk.rows)), kThreads, 0, chain, p);
 }
 
-cudaError_t SumSlots(const SumSlotsParams& p, const StreamChain& chain) {
+cudaError_t UnpermuteRows(const UnpermuteRowsParams& p, const PdlStream& chain) {
   if (p.tokens == 0) return cudaSuccess;
   if (p.k > kMaxSlots || p.hidden % 4 != 0) return cudaErrorInvalidValue;
-  return LaunchEarly(p.type == ElementType::kF32 ? SumSlotsKernel<float> : SumSlotsKernel<Bf16>,
-                     GridOf(p.tokens, p.hidden), kThreads, 0, chain, p);
+  return LaunchWithPdl(p.type == ElementType::kF32 ? SumSlotsKernel<float> : SumSlotsKernel<Bf16>,
+                       GridOf(p.tokens, p.hidden), kThreads, 0, chain, p);
 }
 
 cudaError_t AddToTokens(const AddToTokensParams& p, cudaStream_t stream) {

@@ -1,5 +1,5 @@
-// Rows on their way through the experts of a GPU: into the grouped GEMM's input, through the
-// activation, and, where they do not travel, back to their tokens.
+// Row kernels around the grouped GEMMs of a GPU: permute into the GEMM's input, activation, and
+// unpermute to tokens if rows are not exchanged.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,32 +16,32 @@ namespace switchyard::cuda {
 enum class ElementType : int32_t {
   kF32,
   kBF16,
-  kFp8,  // e4m3 with a float32 scale for each 128 elements
+  kFp8,  // e4m3 with one float32 scale per 128 elements
 };
 
-// Output rows [first, first + rows) of an order: a call's part of them. Without an order (null
-// pointers) every row is one of the only expert, in the place of its number.
+// Rows [first, first + rows) of an order, processed by one call. Without an order (null pointers),
+// row i belongs to the only expert at position i.
 struct RowChunk {
   RowOrder order;
   int64_t first = 0, rows = 0;  // multiples of kGroupBlockRows
 };
 
-// Copies each dispatched row to its places of the chunk, converted: a[position] = row.
-struct SpreadRowsParams {
+// Permute: copies each dispatched row to its positions in the chunk, converted: a[position] = row.
+struct PermuteRowsParams {
   RowSegments in;
   const std::byte* rows = nullptr;  // [segments · capacity], each row_stride bytes
   int64_t row_stride = 0, scale_offset = 0;
   ElementType from = ElementType::kF32;
-  // What a row is rounded to first, as those that travel are; `from` is kF32 where it differs.
+  // Type to which a row is rounded first, as dispatch would; `from` is kF32 if it differs.
   ElementType via = ElementType::kF32;
   int64_t hidden = 0;  // a multiple of 4
-  int k = 0;           // slots of a row
+  int k = 0;           // slots per row
   RowChunk chunk;
   ElementType to = ElementType::kF32;
   void* a = nullptr;          // [chunk rows, hidden]
   float* a_scales = nullptr;  // kFp8: [hidden / 128, chunk rows]
 };
-cudaError_t SpreadRows(const SpreadRowsParams& p, const StreamChain& chain);
+cudaError_t PermuteRows(const PermuteRowsParams& p, const PdlStream& chain);
 
 // middle[r] = act(gate_up[r, 0 .. I), gate_up[r, I .. 2I)), rounded to `to`.
 struct ActivateParams {
@@ -55,23 +55,23 @@ struct ActivateParams {
   void* middle = nullptr;   // [chunk rows, I]
   float* scales = nullptr;  // kFp8: [I / 128, chunk rows]
 };
-cudaError_t Activate(const ActivateParams& p, const StreamChain& chain);
+cudaError_t Activate(const ActivateParams& p, const PdlStream& chain);
 
-// y[t] = Σ_j weight[t, j] · outputs[position[t, j]] in slot order, then the addend; product and sum
-// rounded to float32, as moe/combine.h adds.
-struct SumSlotsParams {
+// Unpermute: y[t] = Σ_j weight[t, j] · outputs[position[t, j]] in slot order, then the addend.
+// Product and sum are rounded to float32, as in moe/combine.h.
+struct UnpermuteRowsParams {
   const void* outputs = nullptr;  // [*, hidden]
   ElementType type = ElementType::kF32;
-  const int32_t* position = nullptr;  // [tokens, k], −1: adds nothing
+  const int32_t* position = nullptr;  // [tokens, k], −1: no contribution
   const float* weights = nullptr;     // [tokens, k]
   int64_t tokens = 0, hidden = 0;     // hidden: a multiple of 4
   int k = 0;
   TokenAddend addend = {};
   float* y = nullptr;  // [tokens, hidden]
 };
-cudaError_t SumSlots(const SumSlotsParams& p, const StreamChain& chain);
+cudaError_t UnpermuteRows(const UnpermuteRowsParams& p, const PdlStream& chain);
 
-// y[t] += addend[t], where that could not be a part of the sums.
+// y[t] += addend[t], if it is not part of the sums.
 struct AddToTokensParams {
   TokenAddend addend;
   int64_t tokens = 0, hidden = 0;

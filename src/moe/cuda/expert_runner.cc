@@ -10,8 +10,8 @@
 namespace switchyard::cuda {
 namespace {
 
-// Where an expert gets fewer rows than this on average, the GEMM that reads only the rows there are
-// beats the one that computes whole blocks of 128.
+// Threshold of average rows per expert. Below it, the GEMM that reads only valid rows is faster
+// than the one that computes whole blocks of 128.
 constexpr int64_t kFewRows = 128;
 
 ElementType TypeOf(RowFormat format) {
@@ -19,7 +19,7 @@ ElementType TypeOf(RowFormat format) {
   return format.dtype == DType::kBF16 ? ElementType::kBF16 : ElementType::kF32;
 }
 
-constexpr int64_t kScaleRows = 4;  // what a run of scales is a multiple of
+constexpr int64_t kScaleRows = 4;  // alignment of a column of scales
 
 struct Product {
   const void* a;
@@ -29,12 +29,11 @@ struct Product {
   void* d;
 };
 
-// In front of each product there is a kernel that waits for the one that orders rows, so what
-// groups have is known.
+// Each GEMM follows a kernel that waits for the row-ordering kernel, so group sizes are known.
 
-// Packed weights have one kernel, for chunks of any size.
+// Packed weights have one kernel for chunks of any size.
 void MultiplyPacked(const Product& product, const RowChunk& chunk, int experts,
-                    const StreamChain& chain) {
+                    const PdlStream& chain) {
   const DeviceMatrix& b = *product.b;
   GroupedGemmW4A16({.a = product.a,
                     .format = *b.packed,
@@ -47,14 +46,14 @@ void MultiplyPacked(const Product& product, const RowChunk& chunk, int experts,
                     .groups = experts,
                     .group_begins = chunk.order.offsets,
                     .group_rows = chunk.order.counts,
-                    .groups_known = true,
+                    .groups_ready = true,
                     .first_row = chunk.first,
                     .bias = product.bias},
                    chain);
 }
 
 void Multiply(const ExpertArithmetic& arithmetic, const Product& product, const RowChunk& chunk,
-              int experts, bool few_rows, const StreamChain& chain) {
+              int experts, bool few_rows, const PdlStream& chain) {
   const DeviceMatrix& b = *product.b;
   if (!arithmetic.tensor_cores) {
     Check(PlainGroupedGemm({.a = product.a,
@@ -85,7 +84,7 @@ void Multiply(const ExpertArithmetic& arithmetic, const Product& product, const 
   if (few_rows) {
     p.group_begins = chunk.order.offsets;
     p.group_rows = chunk.order.counts;
-    p.groups_known = true;
+    p.groups_ready = true;
   } else {
     p.block_groups = chunk.order.block_groups + chunk.first / kGroupBlockRows;
   }
@@ -95,7 +94,7 @@ void Multiply(const ExpertArithmetic& arithmetic, const Product& product, const 
 int64_t BytesOf(ElementType type) { return type == ElementType::kBF16 ? 2 : 4; }
 
 void ActivateRows(const DeviceExperts& experts, const ExpertActivation& activation,
-                  const RowChunk& chunk, const ProductBuffers& buffers, const StreamChain& chain) {
+                  const RowChunk& chunk, const ProductBuffers& buffers, const PdlStream& chain) {
   Check(Activate({.gate_up = buffers.gate_up.data(),
                   .from = experts.arithmetic.output,
                   .intermediate = experts.intermediate,
@@ -110,9 +109,9 @@ void ActivateRows(const DeviceExperts& experts, const ExpertActivation& activati
         "activation of experts");
 }
 
-// Multiply for one expert that has all rows; float32 where `float_output`.
+// As Multiply, for one expert that has all rows; float32 output if `float_output`.
 void MultiplyDense(const ExpertArithmetic& arithmetic, const Product& product, const RowChunk& rows,
-                   int64_t tokens, bool float_output, const StreamChain& chain) {
+                   int64_t tokens, bool float_output, const PdlStream& chain) {
   const DeviceMatrix& b = *product.b;
   if (!arithmetic.tensor_cores) {
     Check(PlainGroupedGemm({.a = product.a,
@@ -149,32 +148,32 @@ void MultiplyDense(const ExpertArithmetic& arithmetic, const Product& product, c
 void RunDeviceExperts(const DeviceExperts& experts, const ExpertActivation& activation,
                       const CudaMoeBatch& batch, int top_k, CudaMoeRuntime& runtime) {
   const ProductBuffers& buffers = runtime.buffers().products;
-  const StreamChain chain = runtime.chain();
+  const PdlStream chain = runtime.chain();
   const ExpertArithmetic& arithmetic = experts.arithmetic;
   const CudaMoeBatch::Arrived& arrived = batch.arrived;
   const ElementType row_type = TypeOf(runtime.row_format());
   const bool one_chunk = batch.ordered_rows <= runtime.chunk_rows();
-  const bool few_rows = one_chunk && arrived.usual_slots < kFewRows * experts.experts;
+  const bool few_rows = one_chunk && arrived.expected_slots < kFewRows * experts.experts;
   for (int64_t first = 0; first < batch.ordered_rows; first += runtime.chunk_rows()) {
     const RowChunk chunk = {.order = batch.order,
                             .first = first,
                             .rows = std::min(runtime.chunk_rows(), batch.ordered_rows - first)};
     std::byte* outputs =
         runtime.buffers().outputs.data() + first * experts.hidden * BytesOf(arithmetic.output);
-    Check(SpreadRows({.in = arrived.in,
-                      .rows = arrived.rows,
-                      .row_stride = arrived.row_stride,
-                      .scale_offset = arrived.scale_offset,
-                      .from = arrived.type,
-                      .via = arrived.travelled ? ElementType::kF32 : row_type,
-                      .hidden = experts.hidden,
-                      .k = top_k,
-                      .chunk = chunk,
-                      .to = arithmetic.input,
-                      .a = buffers.a.data(),
-                      .a_scales = buffers.a_scales.as<float>()},
-                     chain),
-          "rows into the order of experts");
+    Check(PermuteRows({.in = arrived.in,
+                       .rows = arrived.rows,
+                       .row_stride = arrived.row_stride,
+                       .scale_offset = arrived.scale_offset,
+                       .from = arrived.type,
+                       .via = arrived.travelled ? ElementType::kF32 : row_type,
+                       .hidden = experts.hidden,
+                       .k = top_k,
+                       .chunk = chunk,
+                       .to = arithmetic.input,
+                       .a = buffers.a.data(),
+                       .a_scales = buffers.a_scales.as<float>()},
+                      chain),
+          "permute of rows");
     Multiply(arithmetic,
              {buffers.a.data(), buffers.a_scales.as<float>(), &experts.gate_up,
               experts.gate_up_bias.as<float>(), buffers.gate_up.data()},
@@ -189,19 +188,19 @@ void RunDeviceExperts(const DeviceExperts& experts, const ExpertActivation& acti
 
 void RunSharedExpert(const DeviceExperts& shared, const ExpertActivation& activation,
                      const float* x, int64_t tokens, float* y, ProductBuffers& buffers,
-                     const StreamChain& chain) {
+                     const PdlStream& chain) {
   if (tokens == 0) return;
   const RowChunk all = {.rows = CeilDiv(tokens, kScaleRows) * kScaleRows};
-  Check(SpreadRows({.in = {.segments = 1, .capacity = tokens, .tokens = tokens},
-                    .rows = reinterpret_cast<const std::byte*>(x),
-                    .row_stride = shared.hidden * static_cast<int64_t>(sizeof(float)),
-                    .hidden = shared.hidden,
-                    .k = 1,
-                    .chunk = all,
-                    .to = shared.arithmetic.input,
-                    .a = buffers.a.data(),
-                    .a_scales = buffers.a_scales.as<float>()},
-                   chain),
+  Check(PermuteRows({.in = {.segments = 1, .capacity = tokens, .tokens = tokens},
+                     .rows = reinterpret_cast<const std::byte*>(x),
+                     .row_stride = shared.hidden * static_cast<int64_t>(sizeof(float)),
+                     .hidden = shared.hidden,
+                     .k = 1,
+                     .chunk = all,
+                     .to = shared.arithmetic.input,
+                     .a = buffers.a.data(),
+                     .a_scales = buffers.a_scales.as<float>()},
+                    chain),
         "rows of the shared expert");
   MultiplyDense(shared.arithmetic,
                 {buffers.a.data(), buffers.a_scales.as<float>(), &shared.gate_up,

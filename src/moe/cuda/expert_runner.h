@@ -1,4 +1,4 @@
-// The experts of a rank on its GPU.
+// Expert computation of a rank on its GPU.
 #pragma once
 
 #include "moe/cuda/expert_weights.h"
@@ -12,14 +12,14 @@ struct ExpertActivation {
   float alpha = 1.0f, limit = 0.0f;
 };
 
-// outputs[position] = expert(row) for every arrived row and slot of batch.order: rows into order,
-// gate and up, activation, down. Runs over as many chunks as the batch's counts may need.
+// outputs[position] = expert(row) for every arrived row and slot of batch.order: permute, gate and
+// up GEMM, activation, down GEMM. Runs over as many chunks as the batch's counts may need.
 void RunDeviceExperts(const DeviceExperts& experts, const ExpertActivation& activation,
                       const CudaMoeBatch& batch, int top_k, CudaMoeRuntime& runtime);
 
-// y [tokens, H] float32 = the only expert of `shared` (x [tokens, H]).
+// y [tokens, H] float32 = output of the only expert of `shared` for x [tokens, H].
 void RunSharedExpert(const DeviceExperts& shared, const ExpertActivation& activation,
                      const float* x, int64_t tokens, float* y, ProductBuffers& buffers,
-                     const StreamChain& chain);
+                     const PdlStream& chain);
 
 }  // namespace switchyard::cuda

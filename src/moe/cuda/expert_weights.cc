@@ -12,8 +12,8 @@
 namespace switchyard::cuda {
 namespace {
 
-constexpr int64_t kStagingBytes = int64_t{16} << 20;  // of rows that are converted at a time
-constexpr int64_t kGemmStep = 64;  // what sizes are multiples of for GroupedGemmBf16
+constexpr int64_t kStagingBytes = int64_t{16} << 20;  // staging buffer of converted rows
+constexpr int64_t kGemmStep = 64;                     // size alignment of GroupedGemmBf16
 
 int64_t BytesOf(ElementType type) {
   return type == ElementType::kFp8 ? 1 : type == ElementType::kBF16 ? 2 : 4;
@@ -35,7 +35,7 @@ bool Stores(const WeightView& w, ElementType type) {
   return false;
 }
 
-// Row i of the view as it is stored.
+// Row i of the view in its stored format.
 const std::byte* StoredRow(const WeightView& w, ElementType type, int64_t i) {
   const int64_t row = w.row0 + i * w.row_step;
   return static_cast<const std::byte*>(w.data) + (row * w.stored_k + w.col0) * BytesOf(type);
@@ -55,7 +55,7 @@ void ConvertRow(const WeightView& w, int64_t i, ElementType type, std::byte* to)
   for (int64_t j = 0; j < w.k; ++j) rounded[j] = ToBF16(values[j]);
 }
 
-// The view's rows, without gaps, to `to` on the device.
+// Uploads the view's rows contiguously to `to` on the device.
 void UploadRows(const WeightView& w, ElementType type, std::byte* to, ThreadPool& pool) {
   const int64_t row_bytes = w.k * BytesOf(type);
   if (Stores(w, type) && w.row_step == 1 && w.stored_k == w.k)
@@ -72,7 +72,7 @@ void UploadRows(const WeightView& w, ElementType type, std::byte* to, ThreadPool
   }
 }
 
-// The scales of the view's blocks, [ceil(n / 128), ceil(k / 128)]; the view begins on blocks.
+// The block scales of a block-aligned view, [ceil(n / 128), ceil(k / 128)].
 void UploadBlockScales(const WeightView& w, std::byte* to) {
   const int64_t stored_columns = CeilDiv(w.stored_k, kFp8BlockSize);
   const int64_t rows = CeilDiv(w.n, kFp8BlockSize), columns = CeilDiv(w.k, kFp8BlockSize);
@@ -84,7 +84,7 @@ void UploadBlockScales(const WeightView& w, std::byte* to) {
   Copy(to, scales.data(), std::ssize(scales) * static_cast<int64_t>(sizeof(float)));
 }
 
-// Places `parts` [matrices, parts of a matrix] views, each matrix's parts one below the other.
+// Uploads `parts` [matrices, parts per matrix]; the parts of a matrix are stacked along n.
 DeviceMatrix UploadStacked(std::span<const WeightView* const> parts, int64_t parts_of_matrix,
                            ElementType type, ThreadPool& pool) {
   DeviceMatrix stacked{.type = type, .n = parts_of_matrix * parts[0]->n, .k = parts[0]->k};
@@ -103,7 +103,7 @@ DeviceMatrix UploadStacked(std::span<const WeightView* const> parts, int64_t par
   return stacked;
 }
 
-// The same, packed.
+// As above, packed.
 DeviceMatrix UploadPacked(std::span<const WeightView* const> parts, int64_t parts_of_matrix,
                           W4A16Format format, ThreadPool& pool) {
   DeviceMatrix packed{.type = ElementType::kBF16,
@@ -124,7 +124,7 @@ DeviceMatrix UploadPacked(std::span<const WeightView* const> parts, int64_t part
   return packed;
 }
 
-// The views of all experts' products, each gate before its up.
+// The weight views of all experts; each gate precedes its up.
 struct ExpertViews {
   explicit ExpertViews(std::span<const kernels::ExpertWeights> experts) {
     for (const kernels::ExpertWeights& e : experts) {
@@ -142,7 +142,7 @@ std::optional<PackedExperts> FindPacked(std::span<const kernels::ExpertWeights> 
   return PackedExperts{*gate_up, *down};
 }
 
-// What an expert without a bias adds: nothing.
+// Appends zeros for an expert without a bias.
 void AppendBias(const float* bias, int64_t n, std::vector<float>* all) {
   if (bias) {
     all->insert(all->end(), bias, bias + n);
@@ -189,7 +189,7 @@ DeviceExperts::DeviceExperts(std::span<const kernels::ExpertWeights> from,
       intermediate(from[0].gate.n) {
   if (hidden % 4 != 0 || intermediate % 4 != 0)
     throw Invalid(
-        "experts with {} hidden and {} intermediate elements on this rank: a GPU wants multiples "
+        "experts with {} hidden and {} intermediate elements on this rank: GPUs require multiples "
         "of 4",
         hidden, intermediate);
   ThreadPool pool(std::clamp(AllowedCpuCount(), 1, 8));

@@ -1,4 +1,4 @@
-// The weights of a layer's experts as the grouped GEMMs of a GPU read them.
+// Expert weights of a layer in the format of the GPU's grouped GEMMs.
 #pragma once
 
 #include <cstdint>
@@ -15,42 +15,42 @@
 
 namespace switchyard::cuda {
 
-// A matrix on the device, [n, k] without gaps: float32, bfloat16, or e4m3 with scales; or packed,
-// and its numbers bfloat16.
+// A contiguous [n, k] matrix on the device: float32, bfloat16, or e4m3 with scales; or packed, with
+// bfloat16 arithmetic.
 struct DeviceMatrix {
   ElementType type = ElementType::kF32;
   int64_t n = 0, k = 0;
   DeviceMemory data;
   DeviceMemory scales;  // kFp8: [matrices, ceil(n / 128), ceil(k / 128)] float32
-  // `data` has the matrices' records, `scales` their globals (w4a16_pack.h).
+  // `data` has the matrices' records, `scales` their global scales (w4a16_pack.h).
   std::optional<W4A16Format> packed;
 };
 
-// Formats of an expert's matrices that stay packed.
+// Formats of an expert's packed matrices.
 struct PackedExperts {
   W4A16Format gate_up, down;
 };
 
-// How experts compute.
+// Data types and kernels of the experts' GEMMs.
 struct ExpertArithmetic {
-  ElementType input = ElementType::kF32;  // of rows before each of the two products, and of weights
-  ElementType output = ElementType::kF32;  // of rows after them
+  ElementType input = ElementType::kF32;   // of GEMM inputs: rows and weights
+  ElementType output = ElementType::kF32;  // of GEMM outputs
   bool tensor_cores = false;  // GroupedGemmFp8 and GroupedGemmBf16, else PlainGroupedGemm
   ElementType weights = ElementType::kF32;
-  std::optional<PackedExperts> packed;  // GroupedGemmW4A16 in GroupedGemmBf16's place
+  std::optional<PackedExperts> packed;  // GroupedGemmW4A16 instead of GroupedGemmBf16
 };
 
-// kF32: float32 sums of unrounded products; weights stay bfloat16 where they are. kBF16 on a
-// Hopper GPU: FP8 where all weights are kFp8Block and this rank's part begins and ends on blocks,
-// else bfloat16, where sizes are multiples of what the GEMM takes; anything else in plain
-// arithmetic on bfloat16. `packs`: what GroupedGemmBf16 would multiply with stays packed where its
-// formats allow that, which changes no bit.
+// kF32: float32 sums of unrounded products; bfloat16 weights stay bfloat16. kBF16 on a Hopper GPU:
+// FP8 if all weights are kFp8Block and this rank's shard begins and ends on block boundaries;
+// otherwise bfloat16, if the sizes meet the GEMM's alignment. All other cases: plain arithmetic on
+// bfloat16. `packs`: weights of GroupedGemmBf16 stay packed if their formats allow it; results are
+// bit-identical.
 ExpertArithmetic ChooseArithmetic(std::span<const kernels::ExpertWeights> experts, DType dtype,
                                   bool hopper, bool packs = false);
 
-// Experts one after the other; a gate's rows lie before its up's. Owns its memory.
+// Weights of all experts, contiguous; gate rows precede up rows. Owns its memory.
 struct DeviceExperts {
-  // Copies from the host, converting where the arithmetic has another type.
+  // Copies from the host, converting to the arithmetic's types.
   DeviceExperts(std::span<const kernels::ExpertWeights> experts, ExpertArithmetic arithmetic);
 
   ExpertArithmetic arithmetic;
@@ -61,7 +61,7 @@ struct DeviceExperts {
   DeviceMemory gate_up_bias, down_bias;  // [experts, 2 I], [experts, H] float32, or empty
 };
 
-// One weight as float32, or as bfloat16 where it is that.
+// Uploads one weight as bfloat16 if it is stored so, otherwise as float32.
 DeviceMatrix UploadPlain(const WeightView& w);
 DeviceMemory UploadFloats(std::span<const float> values);
 DeviceMemory UploadIds(std::span<const int32_t> values);

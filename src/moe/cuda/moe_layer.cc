@@ -7,8 +7,8 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "kernels/cuda/grouped_gemm.h"
-#include "moe/cuda/choose_and_order.h"
 #include "moe/cuda/router_logits.h"
+#include "moe/cuda/select_and_order.h"
 #include "quant/formats.h"
 
 namespace switchyard::cuda {
@@ -25,8 +25,8 @@ DeviceExperts PlaceExperts(const MoeLayerWeights& weights, CudaMoeRuntime& runti
                                         IsHopper(), runtime.device().options().packs_experts));
 }
 
-// [num_logical] the place of each expert as its rows find it: where they travel, the physical
-// expert; where they do not, the local one of this rank. Empty: the logical expert's own number.
+// [num_logical] the id that each logical expert maps to: the physical expert if rows are exchanged,
+// otherwise the local id on this rank. Empty: the identity.
 std::vector<int32_t> PlacesOf(const ExpertPlacement& placement, const CudaMoeRuntime& runtime) {
   const Mesh& mesh = runtime.mesh();
   const bool stays = !runtime.scatters();
@@ -57,7 +57,7 @@ CudaMoeLayer::CudaMoeLayer(MoeLayerConfig config, const MoeLayerWeights& weights
   CHECK(config_.router.num_groups >= 1 &&
         config_.router.num_experts % config_.router.num_groups == 0);
   if (config_.router.num_groups > kMaxRouterGroups)
-    throw Invalid("{} groups of experts: a GPU takes at most {}", config_.router.num_groups,
+    throw Invalid("num_expert_groups={} exceeds the CUDA limit of {}", config_.router.num_groups,
                   kMaxRouterGroups);
   const int redundant = runtime.options().num_redundant_experts;
   if (config_.placement.num_logical() == 0)
@@ -190,7 +190,7 @@ void CudaMoeLayer::Gather(CudaMoeBatch& batch) {
     batch.y = batch.out;
     return;
   }
-  const TokenSpread& spread = batch.spread;
+  const TokenPartition& spread = batch.spread;
   batch.y = mesh.moe_tp() == 1 ? batch.out + batch.own.begin * hidden
                                : runtime_.buffers().lane_sums.as<float>();
   if (spread.lane_is_local()) {
@@ -216,9 +216,9 @@ void CudaMoeLayer::Route(CudaMoeBatch& batch) {
                       .k = config_.hidden},
                      runtime_.chain()),
         "router logits");
-  if (ChoosesWhileOrdering(batch)) return;  // PrePermute does
+  if (FusesSelectAndOrder(batch)) return;  // PrePermute selects them
   Check(SelectExpertsOnDevice(Choice(batch), runtime_.stream()), "choice of experts");
-  KeepRoutedExperts(batch);
+  StoreRoutedExperts(batch);
 }
 
 SelectExpertsParams CudaMoeLayer::Choice(const CudaMoeBatch& batch) const {
@@ -241,14 +241,14 @@ SelectExpertsParams CudaMoeLayer::Choice(const CudaMoeBatch& batch) const {
           .weights = buffers.weights.as<float>()};
 }
 
-// In one kernel, where rows stay and nobody needs the choice before.
-bool CudaMoeLayer::ChoosesWhileOrdering(const CudaMoeBatch& batch) const {
+// Fuses selection and ordering if rows are not exchanged and no earlier stage reads the selection.
+bool CudaMoeLayer::FusesSelectAndOrder(const CudaMoeBatch& batch) const {
   return runtime_.device().options().fused && !batch.exchange && !runtime_.gathers() &&
-         batch.round.size() <= kMostTokensToOrder;
+         batch.round.size() <= kMaxTokensToOrder;
 }
 
-// Each rank keeps the tokens that it answers for; Scatter gives them to the others of the group.
-void CudaMoeLayer::KeepRoutedExperts(CudaMoeBatch& batch) {
+// Each rank stores its own tokens; Scatter all-gathers them over the attention group.
+void CudaMoeLayer::StoreRoutedExperts(CudaMoeBatch& batch) {
   if (!batch.routed_experts) return;
   const int k = config_.router.top_k;
   const int64_t in_lane = batch.spreads ? batch.spread.own_in_lane() : 0;
@@ -280,7 +280,7 @@ void CudaMoeLayer::BeginDispatch(CudaMoeBatch& batch) {
   }
 }
 
-// `none` with DP attention: every rank sees the tokens of all.
+// `none` with DP attention: gathers the tokens of all ranks on every rank.
 void CudaMoeLayer::GatherAll(CudaMoeBatch& batch) {
   MoeBuffers& buffers = runtime_.buffers();
   const Mesh& mesh = runtime_.mesh();
@@ -302,8 +302,8 @@ void CudaMoeLayer::GatherAll(CudaMoeBatch& batch) {
         "local experts of all tokens");
 }
 
-// The shared expert needs no row but the own ones: it computes while the others travel, or beside
-// everything from Gather to BeginCombine.
+// The shared expert needs the own rows only. It computes while dispatch is in flight, or
+// concurrently with all stages from Gather to BeginCombine.
 void CudaMoeLayer::EndDispatch(CudaMoeBatch& batch) {
   if (batch.rounds_done == 1) ComputeShared(batch);
   MoeBuffers& buffers = runtime_.buffers();
@@ -340,13 +340,13 @@ void CudaMoeLayer::EndDispatch(CudaMoeBatch& batch) {
     arrived.weights = all ? buffers.all_weights.as<float>() : buffers.weights.as<float>();
   }
   arrived.slots = tokens * std::min(k, experts_.experts);
-  arrived.usual_slots = CeilDiv(tokens * k, runtime_.mesh().ep());
+  arrived.expected_slots = CeilDiv(tokens * k, runtime_.mesh().ep());
 }
 
 void CudaMoeLayer::PrePermute(CudaMoeBatch& batch) {
   MoeBuffers& buffers = runtime_.buffers();
   const CudaMoeBatch::Arrived& arrived = batch.arrived;
-  batch.ordered_rows = MostOrderedRows(arrived.slots, experts_.experts);
+  batch.ordered_rows = MaxOrderedRows(arrived.slots, experts_.experts);
   batch.order = {.position = buffers.position.as<int32_t>(),
                  .offsets = buffers.offsets.as<int32_t>(),
                  .counts = buffers.counts.as<int32_t>(),
@@ -358,12 +358,12 @@ void CudaMoeLayer::PrePermute(CudaMoeBatch& batch) {
                                 .blocks = batch.ordered_rows / kGroupBlockRows,
                                 .scratch = buffers.order_scratch.as<int32_t>(),
                                 .out = batch.order};
-  if (!ChoosesWhileOrdering(batch))
+  if (!FusesSelectAndOrder(batch))
     return Check(OrderRows(order, runtime_.stream()), "order of rows by expert");
   Check(
-      ChooseAndOrder(Choice(batch), order, buffers.order_arrived.as<uint32_t>(), runtime_.chain()),
+      SelectAndOrder(Choice(batch), order, buffers.order_arrived.as<uint32_t>(), runtime_.chain()),
       "choice of experts and order of rows");
-  KeepRoutedExperts(batch);
+  StoreRoutedExperts(batch);
 }
 
 ExpertActivation CudaMoeLayer::Activation() const {
@@ -387,37 +387,37 @@ void CudaMoeLayer::EndCombine(CudaMoeBatch& batch) {
   const MoeBuffers& buffers = runtime_.buffers();
   float* y = batch.y + batch.round.begin * config_.hidden;
   if (batch.exchange) return batch.exchange->EndCombine(0, y, runtime_.stream());
-  const bool adds_up = AddsUpAfterSums();
+  const bool adds_up = ReducesAfterSums();
   float* sums = adds_up ? buffers.all_sums.as<float>() : y;
-  Check(SumSlots({.outputs = buffers.outputs.data(),
-                  .type = experts_.arithmetic.output,
-                  .position = batch.order.position,
-                  .weights = batch.arrived.weights,
-                  .tokens = batch.arrived.in.tokens,
-                  .hidden = config_.hidden,
-                  .k = config_.router.top_k,
-                  .addend = SharedInSums(batch),
-                  .y = sums},
-                 SharedBranch(batch) ? StreamChain(runtime_.stream()) : runtime_.chain()),
+  Check(UnpermuteRows({.outputs = buffers.outputs.data(),
+                       .type = experts_.arithmetic.output,
+                       .position = batch.order.position,
+                       .weights = batch.arrived.weights,
+                       .tokens = batch.arrived.in.tokens,
+                       .hidden = config_.hidden,
+                       .k = config_.router.top_k,
+                       .addend = SharedInSums(batch),
+                       .y = sums},
+                      SharedBranch(batch) ? PdlStream(runtime_.stream()) : runtime_.chain()),
         "sums over slots");
   if (adds_up) runtime_.groups().ep->ReduceScatterV(sums, y, LaneSizes(batch, config_.hidden));
 }
 
-// `none` with DP attention: a rank has sums of its own experts, of everybody's tokens.
-bool CudaMoeLayer::AddsUpAfterSums() const {
+// `none` with DP attention: a rank has partial sums of its own experts for the tokens of all ranks.
+bool CudaMoeLayer::ReducesAfterSums() const {
   return runtime_.gathers() && runtime_.mesh().ep() > 1;
 }
 
-// Whether the shared expert's output is a term of the sums. Where they are added up over ranks
-// afterwards it would count more than once: Scatter adds it then.
-bool CudaMoeLayer::SumsHaveShared(const CudaMoeBatch& batch) const {
-  return shared_ && !AddsUpAfterSums() && !(batch.spreads && runtime_.mesh().moe_tp() > 1);
+// Whether the combine sums include the shared expert's output. If a later reduction over ranks
+// would count it more than once, Scatter adds it instead.
+bool CudaMoeLayer::SumsIncludeShared(const CudaMoeBatch& batch) const {
+  return shared_ && !ReducesAfterSums() && !(batch.spreads && runtime_.mesh().moe_tp() > 1);
 }
 TokenAddend CudaMoeLayer::SharedInSums(const CudaMoeBatch& batch) const {
-  return SumsHaveShared(batch) ? SharedOutput(batch.round.begin) : TokenAddend{};
+  return SumsIncludeShared(batch) ? SharedOutput(batch.round.begin) : TokenAddend{};
 }
 
-// From a token on.
+// Begins at `token`.
 TokenAddend CudaMoeLayer::SharedOutput(int64_t token) const {
   const MoeBuffers& buffers = runtime_.buffers();
   const bool gated = shared_gate_.n > 0;
@@ -425,20 +425,21 @@ TokenAddend CudaMoeLayer::SharedOutput(int64_t token) const {
           .gate = gated ? buffers.shared_gate.as<float>() + token : nullptr};
 }
 
-// Where this batch's shared expert computes beside the other stages; null: it does not. It leaves
-// and comes back in the first round.
+// The branch on which this batch's shared expert overlaps the other stages; null: no overlap. The
+// branch forks and joins in the first round.
 const Branch* CudaMoeLayer::SharedBranch(const CudaMoeBatch& batch) const {
   const bool first = batch.rounds > 0 && batch.rounds_done <= 1;
-  return shared_ && batch.own.size() > 0 && first ? runtime_.BranchFor(batch.own.size()) : nullptr;
+  return shared_ && batch.own.size() > 0 && first ? runtime_.SideStreamFor(batch.own.size())
+                                                  : nullptr;
 }
 
-// Of the own tokens, or of all of them where each rank has a slice of the expert.
+// Computes the own tokens, or all tokens if each rank has a TP slice of the expert.
 void CudaMoeLayer::ComputeShared(CudaMoeBatch& batch) {
   if (!shared_ || batch.own.size() == 0) return;
   MoeBuffers& buffers = runtime_.buffers();
   const Branch* branch = SharedBranch(batch);
-  const StreamChain chain =
-      branch ? StreamChain(branch->stream(), runtime_.chain().early) : runtime_.chain();
+  const PdlStream chain =
+      branch ? PdlStream(branch->stream(), runtime_.chain().early) : runtime_.chain();
   const float* x = batch.hidden + batch.own.begin * config_.hidden;
   RunSharedExpert(*shared_, Activation(), x, batch.own.size(), buffers.shared_y.as<float>(),
                   branch ? buffers.beside : buffers.products, chain);
@@ -462,14 +463,14 @@ void CudaMoeLayer::Scatter(CudaMoeBatch& batch) {
   if (batch.spreads && mesh.moe_tp() > 1)
     groups.moe_tp->ReduceScatterV(
         batch.y, own_out, PartSizes(batch, mesh.ep_rank() * mesh.moe_tp(), mesh.moe_tp(), hidden));
-  if (shared_ && !SumsHaveShared(batch))
+  if (shared_ && !SumsIncludeShared(batch))
     Check(
         AddToTokens(
             {.addend = SharedOutput(0), .tokens = batch.own.size(), .hidden = hidden, .y = own_out},
             runtime_.stream()),
         "sum with the shared expert");
   if (!batch.spreads) {
-    // Each rank has the part of its experts and of its slices, of the shared expert too.
+    // Each rank has the partial sum of its experts and of its slices, the shared expert's included.
     if (mesh.tp() > 1) groups.tp->AllReduceSum(own_out, batch.own.size() * hidden);
     return;
   }

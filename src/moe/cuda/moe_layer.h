@@ -1,4 +1,4 @@
-// One MoE layer on one rank's GPU: MoeLayer's stages of device memory.
+// One MoE layer on one rank's GPU: MoeLayer's stages on device memory.
 #pragma once
 
 #include <cstdint>
@@ -15,18 +15,18 @@
 
 namespace switchyard::cuda {
 
-// Owns its weights on the device. Everything is enqueued on the device's stream, or on a branch
-// that comes back to it; nothing waits for the host and nothing is allocated after construction.
-// The rank's thread calls it.
+// Owns its weights on the device. Enqueues all work on the device's stream, or on a branch that
+// joins it again. Never waits on the host; allocates nothing after construction. Used by the rank's
+// thread only.
 class CudaMoeLayer : public MoeBlock {
  public:
-  // Copies the weights to the device. Error kInvalid names what a GPU does not take.
+  // Copies the weights to the device. Error kInvalid names the unsupported parameter.
   CudaMoeLayer(MoeLayerConfig config, const MoeLayerWeights& weights, CudaMoeRuntime& runtime);
 
   void Forward(const float* hidden, const MoeTokens& tokens, float* out) override;
   void CopyRoutedExperts(int64_t tokens, int32_t* to) override;
 
-  // As MoeLayer's. PrePermute orders rows by expert; RunExperts brings them into that order.
+  // As in MoeLayer. PrePermute computes the row order by expert; RunExperts permutes the rows.
   void Gather(CudaMoeBatch& batch);
   void Route(CudaMoeBatch& batch);
   void BeginDispatch(CudaMoeBatch& batch);
@@ -37,7 +37,7 @@ class CudaMoeLayer : public MoeBlock {
   void EndCombine(CudaMoeBatch& batch);
   void Scatter(CudaMoeBatch& batch);
 
-  // Prepares `batch`, before its first round, for group_tokens[own group] rows of `hidden`.
+  // Initializes `batch`, before its first round, for group_tokens[own group] rows of `hidden`.
   void StartBatch(const float* hidden, std::span<const int64_t> group_tokens, bool decode,
                   float* out, CudaMoeBatch* batch);
   CudaMoeBatch& batch() { return batch_; }
@@ -49,16 +49,16 @@ class CudaMoeLayer : public MoeBlock {
   void PlaceShared(const MoeLayerWeights& weights);
   void GatherAll(CudaMoeBatch& batch);
   SelectExpertsParams Choice(const CudaMoeBatch& batch) const;
-  bool ChoosesWhileOrdering(const CudaMoeBatch& batch) const;
-  void KeepRoutedExperts(CudaMoeBatch& batch);
+  bool FusesSelectAndOrder(const CudaMoeBatch& batch) const;
+  void StoreRoutedExperts(CudaMoeBatch& batch);
   const Branch* SharedBranch(const CudaMoeBatch& batch) const;
   void ComputeShared(CudaMoeBatch& batch);
-  bool AddsUpAfterSums() const;
-  bool SumsHaveShared(const CudaMoeBatch& batch) const;
+  bool ReducesAfterSums() const;
+  bool SumsIncludeShared(const CudaMoeBatch& batch) const;
   TokenAddend SharedInSums(const CudaMoeBatch& batch) const;
   TokenAddend SharedOutput(int64_t token) const;
   ExpertActivation Activation() const;
-  // Bytes or floats (`size` a token) of each member of a group of consecutive ranks.
+  // Size in bytes or floats (`size` per token) of each member's part, for consecutive ranks.
   std::span<const size_t> PartSizes(CudaMoeBatch& batch, int first, int ranks, size_t size) const;
   std::span<const size_t> LaneSizes(CudaMoeBatch& batch, size_t size) const;
 
@@ -66,7 +66,7 @@ class CudaMoeLayer : public MoeBlock {
   CudaMoeRuntime& runtime_;
   DeviceMatrix router_;
   DeviceMemory router_bias_, correction_bias_;
-  DeviceMemory places_;          // [num_logical] what the router's choice is written as; or empty
+  DeviceMemory places_;          // [num_logical] ids that logical experts map to; or empty
   DeviceMemory local_ids_;       // [num_physical] local id on this rank or −1, for GatherAll
   DeviceMemory routed_experts_;  // [max_tokens, top_k]
   DeviceExperts experts_;

@@ -11,7 +11,8 @@
 namespace switchyard::cuda {
 namespace {
 
-// A multiple of nothing, and first of all: what is written beyond a buffer would be seen later.
+// Not a multiple of any tile size, and run first: writes beyond a buffer would show in later
+// passes.
 constexpr int64_t kMostTokens = 401;
 
 // A layer on one GPU that holds every expert.
@@ -156,7 +157,7 @@ TEST(CudaMoeLayer, ATokenHasTheSameBitsInEveryBatch) {
                   {Bf16Layer(), DType::kBF16, {}},
                   {Fp8Layer(), DType::kBF16, Fp8Options()}};
   for (Case& c : cases) {
-    // Whole blocks of every expert's rows, and few rows of each.
+    // Whole blocks of rows per expert, and few rows per expert.
     OnGpu gpu(c.layer, c.dtype, c.options, /*max_tokens=*/3000);
     const int64_t hidden = c.layer.spec.hidden;
     const auto x = c.layer.Hidden(3000);
@@ -229,8 +230,7 @@ TEST(CudaMoeLayer, CanBeRecordedAndReplayed) {
   }
 }
 
-// One rank of four that happens to have all chosen experts: more rows than a run of the GEMMs
-// takes.
+// One rank of four holds all selected experts: more rows than one chunk of the GEMMs.
 TEST(CudaMoeLayer, RowsBeyondAChunkGoInFurtherRuns) {
   SKIP_WITHOUT_GPU();
   constexpr int64_t kTokens = 6000;
@@ -249,7 +249,7 @@ TEST(CudaMoeLayer, RowsBeyondAChunkGoInFurtherRuns) {
     OnGpu whole(layer, dtype, {}, kTokens);
     const auto want = whole.Forward(layer, kTokens);
 
-    LoneMember members;
+    SingleMember members;
     const auto device = TestDevice(dtype, kTokens, 0, {.packs_experts = !packed});
     DeviceMoeContext context;
     context.mesh = Mesh({.tp = 4, .ep = 4}, 0);
@@ -274,8 +274,8 @@ TEST(CudaMoeLayer, FusedOpsDoNotChangeABit) {
   }
 }
 
-// Layer after layer in one recorded pass: the shared expert's buffers are used again while the
-// layer ahead may still be under way.
+// Several layers in one captured pass: the shared expert's buffers are reused while the previous
+// layer may still run.
 TEST(CudaMoeLayer, SharedExpertsBesideTheOthersChangeNoBit) {
   SKIP_WITHOUT_GPU();
   struct Case {
@@ -349,7 +349,7 @@ TEST(CudaMoeLayer, PackedExpertsDoNotChangeABit) {
       const TestLayer layer = PackedLayer(format, clamped_with_biases);
       OnGpu plain(layer, DType::kBF16, {}, 3000, {.packs_experts = true});
       OnGpu packed(layer, DType::kBF16, {}, 3000);
-      // Few rows of each expert, and what is computed in blocks where weights are expanded.
+      // Few rows per expert, and many rows in blocks, for which weights are dequantized.
       for (const int64_t tokens : {401, 0, 1, 5, 16, 131, 3000})
         EXPECT_TRUE(kernels::SameBits(packed.Forward(layer, tokens), plain.Forward(layer, tokens)))
             << Name(format) << ", " << tokens << " tokens";

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kTimeout{20'000};
 
-// A rank's GPU with its groups; ranks beyond the number of GPUs share.
+// A rank's GPU with its groups; ranks share GPUs if there are more ranks.
 struct Rank {
   Rank(RankComm& comm, DType dtype, const MoeOptions& options, const MoeShape& shape,
        const DeviceMoeHosts& hosts)
@@ -19,7 +19,7 @@ struct Rank {
               hosts.ranks_per_host) {
     CudaDevice& gpu = CudaDevice::From(*device);
     const auto watch = std::make_shared<NcclWatch>(comm, kTimeout);
-    gpu.AddCheck([this] { peers.CheckWaits(); });
+    gpu.AddCheck([this] { peers.CheckTimeouts(); });
     gpu.SetWait([watch](cudaEvent_t event) { watch->Wait(event); });
     const auto make = [&](std::vector<int> group, const char* name) {
       return collectives
@@ -57,8 +57,8 @@ struct Ranks {
   std::vector<TestPass> passes;
   DeviceMoeHosts hosts = {};
 
-  // What the rank's group gets for all passes. Everything is allocated before any rank begins:
-  // such calls wait for the whole GPU, and a peer's kernel may wait there for this rank.
+  // Outputs of the rank's group for all passes. All memory is allocated before any rank begins:
+  // allocation synchronizes with the whole GPU, where a peer's kernel may be waiting for this rank.
   std::vector<float> OnRank(RankComm& comm) const {
     Rank rank(comm, dtype, options, ShapeFor(layer, passes), hosts);
     const auto block = rank.runtime->MakeLayer(
@@ -128,7 +128,7 @@ MoeOptions DeepEp(const char* mode) {
   return options;
 }
 
-// One pass over all sizes: many tokens, few, none in some groups; decoding, not, and mixed.
+// Passes of all sizes: many tokens, few, none in some groups; decode, prefill and mixed.
 std::vector<TestPass> Passes(int dp) {
   std::vector<TestPass> passes = SpreadPasses({40, 3, 130}, dp, /*decode=*/false);
   for (const TestPass& pass : SpreadPasses({1, 17}, dp, /*decode=*/true)) passes.push_back(pass);
@@ -169,9 +169,9 @@ TEST(CudaMoeRanks, RankCountModeAndPlacementChangeNoBit) {
   }
 }
 
-// Rows over NCCL, as if ranks were on hosts of their own.
+// Exchange over NCCL, as if every rank had its own host.
 TEST(CudaMoeRanks, HostsChangeNoBit) {
-  if (DeviceCount() < 2) GTEST_SKIP() << "NCCL wants a GPU for each rank";
+  if (DeviceCount() < 2) GTEST_SKIP() << "NCCL needs one GPU per rank";
   const TestLayer layer = LayerFor(WeightFormat::kFp8Block);
   MoeOptions options = DeepEp("auto");
   options.fp8_group_activations = true;

@@ -11,25 +11,26 @@
 #include "moe/cuda/select_experts.h"
 #include "moe/dispatchers/rounds.h"
 #include "moe/runner_names.h"
-#include "moe/token_spread.h"
+#include "moe/token_partition.h"
 
 namespace switchyard::cuda {
 namespace {
 
-// Rows that go through the GEMMs at a time at least, where there may be as many.
-constexpr int64_t kLeastChunkRows = 16384;
+// Minimum chunk size in rows, if there are as many.
+constexpr int64_t kMinChunkRows = 16384;
 
-// Most tokens of a rank whose shared expert computes on a stream of its own. Router, choice and
-// order of experts leave most of the GPU idle for that long. With 4096 and 8192 tokens it gained
-// nothing (measured).
-constexpr int64_t kMostTokensBeside = 2048;
+// Maximum tokens of a rank whose shared expert runs on its own stream. Router, selection and row
+// ordering leave most of the GPU idle for that long. 4096 and 8192 tokens gained nothing
+// (measured).
+constexpr int64_t kMaxTokensOnSideStream = 2048;
 
-// Of the exchange's kernels where ranks share a GPU, as in tests: they wait for one another.
+// Grid size of exchange kernels if ranks share a GPU, as in tests: their kernels wait for one
+// another.
 constexpr int kBlocksOfSharedGpu = 8;
 
 int64_t RoundUp(int64_t n, int64_t to) { return CeilDiv(n, to) * to; }
 
-// The options as a GPU takes them: rows travel in the type that its experts read.
+// The options for a GPU: rows travel in the type that its experts read.
 MoeOptions ForDevice(MoeOptions options, DType dtype) {
   options.row_dtype = dtype;
   if (dtype == DType::kF32) options.fp8_group_activations = false;
@@ -38,26 +39,27 @@ MoeOptions ForDevice(MoeOptions options, DType dtype) {
 
 void CheckOptions(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh) {
   if (options.a2a_backend != "none" && options.a2a_backend != "deepep")
-    throw Invalid("--moe-a2a-backend {}: GPUs have none and deepep", options.a2a_backend);
-  // All of them mean the same here: layouts are the GPU's own choice.
+    throw Invalid("--moe-a2a-backend {}: GPUs support none and deepep", options.a2a_backend);
+  // All runner names are equivalent here: the GPU path selects its own layouts.
   ResolveRunner(options.runner_backend, BuiltinMoeBackends());
   const std::string& mode = options.deepep_mode;
   if (mode != "auto" && mode != "normal" && mode != "low_latency")
     throw Invalid("--deepep-mode {}: want normal, low_latency or auto", mode);
   if (options.combine_rows == "rank" && options.a2a_backend != "deepep")
-    throw Invalid("--moe-combine-rows rank: --moe-a2a-backend {} adds up slot by slot; want deepep",
-                  options.a2a_backend);
-  if (options.waterfill)
-    throw Invalid("--enable-deepep-waterfill: GPUs do not do that yet; leave it out");
+    throw Invalid(
+        "--moe-combine-rows rank: --moe-a2a-backend {} combines slot by slot; want deepep",
+        options.a2a_backend);
+  if (options.waterfill) throw Invalid("--enable-deepep-waterfill is not supported on GPUs");
   if (shape.num_experts > kMaxRouterExperts || shape.top_k > kMaxTopK)
-    throw Invalid("{} experts of which a token visits {}: GPUs take at most {} and {}",
-                  shape.num_experts, shape.top_k, kMaxRouterExperts, kMaxTopK);
+    throw Invalid(
+        "num_experts={} top_k={} exceeds the CUDA limits (num_experts <= {}, top_k <= {})",
+        shape.num_experts, shape.top_k, kMaxRouterExperts, kMaxTopK);
   if (CeilDiv(shape.num_experts + options.num_redundant_experts, mesh.ep) > kMaxLocalExperts)
-    throw Invalid("{} experts and {} redundant ones on {} ranks: a GPU takes at most {}",
+    throw Invalid("{} experts and {} redundant ones on {} ranks: at most {} per GPU",
                   shape.num_experts, options.num_redundant_experts, mesh.ep, kMaxLocalExperts);
 }
 
-// The exchanges of these options, in the order in which they allocate.
+// The exchanges of these options, in allocation order.
 struct ExchangePlan {
   bool normal = false, low_latency = false;
   int64_t normal_tokens = 0, low_latency_tokens = 0;
@@ -75,8 +77,8 @@ ExchangePlan PlanExchanges(const MoeOptions& options, const ExchangeShape& shape
   return plan;
 }
 
-// Ranks of an EP group follow one another over the whole world (comm/mesh.h): where that spans
-// hosts, each group does.
+// EP groups are strided over the whole world (comm/mesh.h): if the world spans hosts, so does every
+// EP group.
 bool SpansHosts(const MeshShape& mesh, const DeviceMoeHosts& hosts) {
   return hosts.ranks_per_host > 0 && hosts.ranks_per_host < mesh.tp;
 }
@@ -97,7 +99,7 @@ ExchangeConfig ConfigOf(const ExchangeShape& shape, const DeviceMoeHosts& hosts,
 
 void Grow(DeviceMemory* memory, int64_t bytes) {
   if (bytes <= static_cast<int64_t>(memory->bytes())) return;
-  *memory = DeviceMemory();  // first, so that both need not fit
+  *memory = DeviceMemory();  // free first, so that both need not fit
   *memory = DeviceMemory(bytes);
 }
 
@@ -149,7 +151,7 @@ std::unique_ptr<RowExchange> CudaMoeRuntime::MakeExchange(bool low_latency, int6
   if (SpansHosts(mesh().shape(), context_.hosts))
     return std::make_unique<NcclExchange>(config, experts_, *context_.peers,
                                           NcclGroup::From(groups().ep));
-  if (!context_.peers->OneGpuEach(ep_group_)) config.blocks = kBlocksOfSharedGpu;
+  if (!context_.peers->HasDistinctGpus(ep_group_)) config.blocks = kBlocksOfSharedGpu;
   return std::make_unique<Exchange>(config, experts_, *context_.peers);
 }
 
@@ -163,7 +165,7 @@ int64_t CudaMoeRuntime::RoundTokens(const RowExchange* exchange) const {
   return exchange && exchange == low_latency_.get() ? low_latency_tokens_ : normal_tokens_;
 }
 
-// Everything that depends on counts of tokens alone.
+// Reserves the buffers whose sizes depend on token counts only.
 void CudaMoeRuntime::ReserveRows() {
   const int64_t hidden = shape_.hidden, k = shape_.top_k, ep = mesh().ep();
   const int64_t round = std::max(normal_ || !low_latency_ ? normal_tokens_ : 0,
@@ -172,12 +174,12 @@ void CudaMoeRuntime::ReserveRows() {
   const bool sees_all = gathers() || normal_ || low_latency_;
   const int64_t arrived = sees_all ? ep * round : round;
   const int64_t slots = arrived * std::min<int64_t>(k, local_experts());
-  ordered_rows_ = MostOrderedRows(slots, local_experts());
-  // An even spread gives every rank k / ep of a row's slots. What is beyond twice that goes through
-  // the GEMMs in further runs; most of the time those find nothing.
+  ordered_rows_ = MaxOrderedRows(slots, local_experts());
+  // Under even load every rank receives k / ep of a row's slots. Chunks cover twice that; rows
+  // beyond it need further GEMM runs, which are usually empty.
   const int64_t usual =
       2 * CeilDiv((scatters_ ? ep : 1) * round * k, ep) + local_experts() * kGroupBlockRows;
-  chunk_rows_ = std::min(ordered_rows_, RoundUp(std::max(usual, kLeastChunkRows), kGroupBlockRows));
+  chunk_rows_ = std::min(ordered_rows_, RoundUp(std::max(usual, kMinChunkRows), kGroupBlockRows));
 
   Grow(&buffers_.logits, round * shape_.num_experts * 4);
   for (DeviceMemory* ids : {&buffers_.logical, &buffers_.ids, &buffers_.weights})
@@ -210,14 +212,14 @@ void CudaMoeRuntime::ReserveShared(const DeviceExperts& shared) {
   const int64_t own = CeilDiv(shape_.max_tokens, scatters_ ? mesh().attn_tp() : 1);
   ReserveProducts(shared, RoundUp(own, kGroupBlockRows), &buffers_.products);
   if (device_.options().fused)
-    ReserveProducts(shared, RoundUp(std::min(own, kMostTokensBeside), kGroupBlockRows),
+    ReserveProducts(shared, RoundUp(std::min(own, kMaxTokensOnSideStream), kGroupBlockRows),
                     &buffers_.beside);
   Grow(&buffers_.shared_y, own * shape_.hidden * 4);
   Grow(&buffers_.shared_gate, own * 4);
 }
 
-const Branch* CudaMoeRuntime::BranchFor(int64_t own_tokens) const {
-  return device_.options().fused && own_tokens <= kMostTokensBeside ? &beside_ : nullptr;
+const Branch* CudaMoeRuntime::SideStreamFor(int64_t own_tokens) const {
+  return device_.options().fused && own_tokens <= kMaxTokensOnSideStream ? &beside_ : nullptr;
 }
 
 void CudaMoeRuntime::ReserveProducts(const DeviceExperts& experts, int64_t rows,

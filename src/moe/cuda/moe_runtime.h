@@ -1,4 +1,4 @@
-// What the MoE layers of one rank share on its GPU.
+// State shared by the MoE layers of one rank on its GPU.
 #pragma once
 
 #include <cstdint>
@@ -14,34 +14,34 @@
 
 namespace switchyard::cuda {
 
-// What the products of experts work on, of so many rows at a time.
+// Buffers of the expert GEMMs, for a chunk of rows.
 struct ProductBuffers {
-  DeviceMemory a, a_scales;            // [rows, H] what the first product reads
-  DeviceMemory gate_up;                // [rows, 2 I] what it leaves
+  DeviceMemory a, a_scales;            // [rows, H] input of the first GEMM
+  DeviceMemory gate_up;                // [rows, 2 I] its output
   DeviceMemory middle, middle_scales;  // [rows, I] the activated rows
 };
 
-// Working memory of the batch under way, device memory sized for the largest one when layers are
-// made: a pass allocates nothing.
+// Workspace of the current batch. Device memory, sized for the largest batch when layers are built:
+// a pass allocates nothing.
 struct MoeBuffers {
   DeviceMemory logits;           // [round, num_experts]
   DeviceMemory logical, ids;     // [round, top_k]
   DeviceMemory weights;          // [round, top_k]
-  DeviceMemory gathered;         // [lane, H] where a lane's tokens do not lie together
-  DeviceMemory lane_sums;        // [lane, H] where the sums of slices are added up
-  DeviceMemory all_x, all_sums;  // [tokens of all ranks, H] where `none` gathers them
+  DeviceMemory gathered;         // [lane, H] if a lane's tokens are not contiguous
+  DeviceMemory lane_sums;        // [lane, H] partial sums of slices, for reduce-scatter
+  DeviceMemory all_x, all_sums;  // [tokens of all ranks, H] if `none` gathers them
   DeviceMemory all_ids, all_local, all_weights;  // [tokens of all ranks, top_k]
-  DeviceMemory position;                         // RowOrder, of the most rows
+  DeviceMemory position;                         // RowOrder, maximum rows
   DeviceMemory offsets, counts, block_groups, order_scratch;
-  DeviceMemory order_arrived;          // ChooseAndOrder's
-  ProductBuffers products;             // of a chunk of rows; of the shared expert too
-  ProductBuffers beside;               // of a shared expert on a stream of its own
+  DeviceMemory order_arrived;          // of SelectAndOrder
+  ProductBuffers products;             // of a chunk of rows; shared expert included
+  ProductBuffers beside;               // of a shared expert on its own stream
   DeviceMemory outputs;                // [ordered rows, H]
-  DeviceMemory shared_y, shared_gate;  // of the shared expert, own tokens
+  DeviceMemory shared_y, shared_gate;  // shared expert, own tokens
 };
 
-// One per model and rank; layers borrow it, and it borrows device, collectives and peer memory.
-// Used by the rank's thread only.
+// One per model and rank. Layers borrow it; it borrows device, collectives and peer memory. Used by
+// the rank's thread only.
 class CudaMoeRuntime : public DeviceMoe {
  public:
   CudaMoeRuntime(const MoeOptions& options, const MoeShape& shape, const DeviceMoeContext& context);
@@ -56,32 +56,33 @@ class CudaMoeRuntime : public DeviceMoe {
   const RankGroups& groups() const { return context_.groups; }
   CudaDevice& device() const { return device_; }
   cudaStream_t stream() const { return device_.stream(); }
-  StreamChain chain() const { return device_.chain(); }
+  PdlStream chain() const { return device_.chain(); }
   const ExpertMap& experts() const { return experts_; }
   int local_experts() const { return experts_.LocalExperts(mesh().ep_rank()); }
-  // What rows are rounded to on the way to experts and back, whether they travel or not.
+  // Format to which rows and outputs are rounded, exchanged or not.
   RowFormat row_format() const { return exchange_shape_.row_format; }
 
-  // Whether each rank has tokens of its own; else every rank has all and adds its experts' part.
+  // Whether each rank has tokens of its own. Otherwise every rank has all tokens and adds a partial
+  // sum.
   bool scatters() const { return scatters_; }
-  // Whether ranks see all ranks' tokens for the experts (`none` with DP attention).
+  // Whether ranks gather the tokens of all ranks for their experts (`none` with DP attention).
   bool gathers() const { return scatters_ && options_.a2a_backend == "none"; }
   bool splits_mixed_batches() const { return low_latency_ && normal_; }
-  // The exchange for a batch whose longest lane has so many tokens; null: rows do not travel.
+  // The exchange for a batch whose longest lane has `longest_lane` tokens; null: no exchange.
   RowExchange* ExchangeFor(bool decode, int64_t longest_lane) const;
-  // Most tokens of one rank in a round through it.
+  // Maximum tokens of one rank in a round of `exchange`.
   int64_t RoundTokens(const RowExchange* exchange) const;
 
-  // Rows of a chunk that one run of the GEMMs takes.
+  // Rows per chunk, the unit that one run of the GEMMs processes.
   int64_t chunk_rows() const { return chunk_rows_; }
-  // Size buffers for a layer.
+  // Grow the buffers for a layer.
   void ReserveExperts(const DeviceExperts& experts);
   void ReserveShared(const DeviceExperts& shared);
   MoeBuffers& buffers() { return buffers_; }
 
-  // Where the shared expert of so few of a rank's tokens computes beside the stages of the others;
-  // null: between them.
-  const Branch* BranchFor(int64_t own_tokens) const;
+  // The branch on which the shared expert overlaps the other stages, for up to
+  // kMaxTokensOnSideStream tokens of a rank; null: no overlap.
+  const Branch* SideStreamFor(int64_t own_tokens) const;
 
  private:
   std::unique_ptr<RowExchange> MakeExchange(bool low_latency, int64_t tokens) const;
@@ -90,15 +91,15 @@ class CudaMoeRuntime : public DeviceMoe {
 
   const DeviceMoeContext context_;
   CudaDevice& device_;
-  const MoeOptions options_;  // row_dtype: the device's
+  const MoeOptions options_;  // row_dtype is the device's
   const MoeShape shape_;
   const ExchangeShape exchange_shape_;
   const ExpertMap experts_;
   const bool scatters_;
   std::vector<int> ep_group_;
-  int64_t normal_tokens_ = 0, low_latency_tokens_ = 0;  // of a round
+  int64_t normal_tokens_ = 0, low_latency_tokens_ = 0;  // per round
   std::unique_ptr<RowExchange> normal_, low_latency_;
-  int64_t ordered_rows_ = 0, chunk_rows_ = 0;  // the most
+  int64_t ordered_rows_ = 0, chunk_rows_ = 0;  // maximum
   MoeBuffers buffers_;
   Branch beside_;
 };

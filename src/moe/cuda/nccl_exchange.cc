@@ -23,9 +23,9 @@ struct NcclExchange::Impl {
     std::byte* memory = nullptr;
     DeviceMemory state, words, before;
     PinnedMemory counts{sizeof(NcclCounts)};
-    Event counted;             // counts are there
-    ExchangeBatch batch = {};  // of its dispatch, into the boxes
-    ExchangeLayout lone = {};  // of the batch
+    Event counted;             // counts have arrived on the host
+    ExchangeBatch batch = {};  // of its dispatch into the send buffers
+    ExchangeLayout lone = {};  // single-source layout of the batch
     int64_t longest = 0;
     bool fixed = false;
     const NcclCounts& host_counts() const { return *counts.as<NcclCounts>(); }
@@ -36,9 +36,9 @@ struct NcclExchange::Impl {
   NcclGroup& group;
   int blocks;
   DeviceMemory experts;
-  DeviceMemory ones;  // weights of sums that are weighted already: [max_tokens, ranks]
+  DeviceMemory ones;  // weights for partial sums by rank: [max_tokens, ranks]
   std::vector<Slot> slots;
-  std::vector<NcclMessage> sends, receives;  // kept to allocate nothing
+  std::vector<NcclMessage> sends, receives;  // reused, to avoid allocations
 
   Impl(const ExchangeConfig& c, const ExpertMap& map, PeerMemory& memory, NcclGroup& group_in)
       : config(c),
@@ -49,7 +49,7 @@ struct NcclExchange::Impl {
         slots(c.in_flight) {
     CHECK_EQ(group.size(), c.ranks);
     CHECK_EQ(group.rank(), c.rank);
-    config.world_ranks = nullptr;  // the caller's
+    config.world_ranks = nullptr;  // owned by the caller
     Check(LoadDispatchKernels(), "kernels of the dispatch");
     if (c.sum_by_rank) {
       const std::vector<float> all(c.max_tokens * c.ranks, 1.0f);
@@ -69,8 +69,8 @@ struct NcclExchange::Impl {
     group.ConnectPairs();
   }
 
-  // The kernels that send rows store them at other ranks, of which each has a part for this one;
-  // here these are boxes, with one part, of source 0.
+  // The dispatch kernels store rows at other ranks, in the part of each for this rank. Here the
+  // destinations are local send buffers ("boxes") with one part, that of source 0.
   void FillBatch(int num_experts, Slot& slot) const {
     ExchangeBatch& b = slot.batch;
     for (int r = 0; r < config.ranks; ++r) {
@@ -99,7 +99,7 @@ struct NcclExchange::Impl {
   }
 
   std::byte* Box(const Slot& slot, int rank) const {
-    return slot.memory + plan.boxes + rank * plan.box_bytes;
+    return slot.memory + plan.boxes + rank * plan.send_buffer_bytes;
   }
   std::byte* Tags(const Slot& slot, int rank) const {
     return slot.memory + plan.tags + rank * plan.tag_bytes;
@@ -124,7 +124,7 @@ struct NcclExchange::Impl {
   }
 
   void Pack(Slot& slot, cudaStream_t stream);
-  void SendTags(Slot& slot, cudaStream_t stream);
+  void SendMetadata(Slot& slot, cudaStream_t stream);
   void SendReturns(Slot& slot, const void* outputs, const int32_t* position, int64_t begin,
                    int64_t most, cudaStream_t stream);
 };
@@ -139,7 +139,7 @@ NcclExchange::NcclExchange(const ExchangeConfig& config, const ExpertMap& expert
 
 NcclExchange::~NcclExchange() = default;
 
-// Rows and tags into the boxes, and where the returns of these tokens will lie.
+// Packs rows and metadata into the send buffers, and assigns places to the returns of these tokens.
 void NcclExchange::Impl::Pack(Slot& slot, cudaStream_t stream) {
   Check(StartDispatch(slot.batch, config.low_latency ? std::max(1, blocks / 2) : blocks, stream),
         "dispatch");
@@ -148,10 +148,10 @@ void NcclExchange::Impl::Pack(Slot& slot, cudaStream_t stream) {
                            .place = At<int32_t>(slot, plan.place),
                            .counts = At<NcclCounts>(slot, plan.counts)},
                           stream),
-        "places of what returns");
+        "places of returned rows");
 }
 
-void NcclExchange::Impl::SendTags(Slot& slot, cudaStream_t stream) {
+void NcclExchange::Impl::SendMetadata(Slot& slot, cudaStream_t stream) {
   const auto bytes = static_cast<size_t>(TagBytes(slot.lone));
   StartMessages();
   for (int r = 0; r < config.ranks; ++r) {
@@ -179,19 +179,20 @@ void NcclExchange::BeginDispatch(int slot_number, const Tokens& tokens, cudaStre
   const ExchangeConfig& config = impl_->config;
   const int64_t longest = tokens.longest > 0 ? tokens.longest : config.max_tokens;
   if (tokens.tokens < 0 || tokens.tokens > longest || longest > config.max_tokens)
-    throw Resource("exchange: {} tokens on one rank and {} on the longest, its buffers hold {}",
-                   tokens.tokens, longest, config.max_tokens);
+    throw Resource(
+        "exchange: {} tokens on one rank and {} on the longest exceed the capacity of {}",
+        tokens.tokens, longest, config.max_tokens);
   Impl::Slot& slot = impl_->SlotOf(slot_number);
   slot.longest = longest;
   slot.fixed = longest <= impl_->plan.fixed_tokens;
-  slot.lone = LoneLayoutOf(config, longest);
+  slot.lone = SingleSourceLayoutOf(config, longest);
   ExchangeBatch& batch = slot.batch;
   batch.layout = slot.lone;
   batch.max_tokens = static_cast<int>(longest);
   SetTokens(batch, tokens);
 
   impl_->Pack(slot, stream);
-  impl_->SendTags(slot, stream);
+  impl_->SendMetadata(slot, stream);
   if (slot.fixed) return;
   Check(cudaMemcpyAsync(slot.counts.as<void>(), slot.memory + impl_->plan.counts,
                         sizeof(NcclCounts), cudaMemcpyDeviceToHost, stream),
@@ -221,7 +222,7 @@ DispatchedRows NcclExchange::EndDispatch(int slot_number, cudaStream_t stream) {
           .counts = impl_->At<NcclCounts>(slot, plan.counts)->received};
 }
 
-// Returns [begin, begin + most) to and from each rank.
+// Exchanges returns [begin, begin + most) with each rank.
 void NcclExchange::Impl::SendReturns(Slot& slot, const void* outputs, const int32_t* position,
                                      int64_t begin, int64_t most, cudaStream_t stream) {
   PackReturnsParams pack = {.outputs = outputs,
@@ -243,7 +244,7 @@ void NcclExchange::Impl::SendReturns(Slot& slot, const void* outputs, const int3
 
   const int64_t bytes = slot.lone.combined_bytes;
   StartMessages();
-  int64_t place = 0;  // of rank r's first return
+  int64_t place = 0;  // index of rank r's first return
   for (int r = 0; r < config.ranks; ++r) {
     const NcclCounts& counts = slot.host_counts();
     const int64_t to = slot.fixed ? most : Between(counts.owed[r] - begin, most);
@@ -267,7 +268,7 @@ void NcclExchange::BeginCombine(int slot_number, const void* outputs, const int3
   int64_t last = 0;
   for (int r = 0; r < config.ranks; ++r)
     last = std::max<int64_t>({last, counts.owed[r], counts.expected[r]});
-  const int64_t most = impl_->plan.box_bytes / slot.lone.combined_bytes;
+  const int64_t most = impl_->plan.send_buffer_bytes / slot.lone.combined_bytes;
   for (int64_t begin = 0; begin < last; begin += most)
     impl_->SendReturns(slot, outputs, position, begin, most, stream);
 }
@@ -276,17 +277,18 @@ void NcclExchange::EndCombine(int slot_number, float* y, cudaStream_t stream) {
   Impl::Slot& slot = impl_->SlotOf(slot_number);
   const ExchangeConfig& config = impl_->config;
   const NcclSlotPlan& plan = impl_->plan;
-  // As Exchange adds: ranks in their order, or slots.
-  Check(SumSlots({.outputs = slot.memory + plan.returned,
-                  .type = config.combined == DType::kF32 ? ElementType::kF32 : ElementType::kBF16,
-                  .position = impl_->At<int32_t>(slot, plan.place),
-                  .weights = config.sum_by_rank ? impl_->ones.as<float>() : slot.batch.weights,
-                  .tokens = slot.batch.tokens,
-                  .hidden = config.hidden,
-                  .k = static_cast<int>(ReturnsOfToken(config)),
-                  .addend = slot.batch.addend,
-                  .y = y},
-                 stream),
+  // Same reduction order as Exchange: by rank, or by slot.
+  Check(UnpermuteRows(
+            {.outputs = slot.memory + plan.returned,
+             .type = config.combined == DType::kF32 ? ElementType::kF32 : ElementType::kBF16,
+             .position = impl_->At<int32_t>(slot, plan.place),
+             .weights = config.sum_by_rank ? impl_->ones.as<float>() : slot.batch.weights,
+             .tokens = slot.batch.tokens,
+             .hidden = config.hidden,
+             .k = static_cast<int>(ReturnsOfToken(config)),
+             .addend = slot.batch.addend,
+             .y = y},
+            stream),
         "end of the combine");
 }
 

@@ -1,4 +1,5 @@
-// Token rows between GPUs of several hosts, over NCCL: deepep's exchange where no memory is shared.
+// Dispatch and combine between GPUs of several hosts over NCCL: the deepep backend without peer
+// memory.
 #pragma once
 
 #include <cstddef>
@@ -11,24 +12,26 @@
 
 namespace switchyard::cuda {
 
-// Rows are put together for each rank, sent, and found there as Exchange has them; so are outputs
-// on the way back. Rows, their order and the sums have the same bits as over peer memory.
+// Packs rows for each rank, sends them, and lays them out on the receiver as Exchange does;
+// likewise the outputs of combine. Rows, their order and the sums are bit-identical to the exchange
+// over peer memory.
 //
-// The host must say how long each message is, and only the device knows. There are two ways, chosen
-// by what all ranks know of the batch (its longest rank), so that they choose alike:
-// - Fixed: every rank is sent as many rows as the longest rank has tokens, and gets as many returns
-//   as these could have slots. No host waits, and it can be recorded; but of R ranks' returns about
-//   one in R is worth sending. For low latency, for batches that may be recorded, and for those
-//   where all of it is less than what the network carries while a host waits (kNcclSmallBytes).
-// - Counted: numbers of rows first, with their tags; EndDispatch waits for them on the host, and
-//   exactly the rows follow. Returns go in pieces of what a box holds.
-// Error kTimeout or kPeer of that wait: NcclWatch. There is no mask of active ranks: NCCL's groups
-// do without nobody.
+// NCCL needs message sizes on the host, but only the device knows them. There are two modes. All
+// ranks derive the mode from the longest rank of the batch, so they select the same one: - Fixed: a
+// rank sends every rank as many rows as the longest rank has tokens, and receives as many
+//   returns as these could have slots. The host does not wait, and the batch can be captured. With
+//   R ranks, about one in R of the returned rows is useful. Used for low latency, for batches that
+//   may be captured, and if the total is below what the network transfers while a host waits
+//   (kNcclSmallBytes).
+// - Counted: sends row counts and metadata first. EndDispatch waits for them on the host and then
+//   transfers exactly the valid rows. Returns go in pieces of the send buffer's size.
+// That wait throws kTimeout or kPeer (NcclWatch). There is no mask of active ranks: NCCL groups
+// need every rank.
 class NcclExchange : public RowExchange {
  public:
-  static size_t PeerBytes(const ExchangeConfig& config);  // what the constructor allocates
-  // The current device's; all ranks together, since connections are opened. `memory`: of this rank,
-  // where its peers need not reach it. `group`: of the config's ranks.
+  static size_t PeerBytes(const ExchangeConfig& config);  // bytes that the constructor allocates
+  // For the current device. All ranks construct together, since connections are opened. `memory`:
+  // this rank's, which peers need not access. `group`: the ranks of the config.
   NcclExchange(const ExchangeConfig& config, const ExpertMap& experts, PeerMemory& memory,
                NcclGroup& group);
   ~NcclExchange() override;

@@ -11,14 +11,14 @@ namespace {
 
 int64_t RoundUp(int64_t bytes) { return CeilDiv(bytes, 256) * 256; }
 
-// In a batch of one token on each rank, what a rank sends in messages of fixed size.
+// Bytes that a rank sends in fixed-size messages, per token of the longest rank.
 int64_t FixedBytes(const ExchangeConfig& c, const ExchangeLayout& lone) {
   return c.ranks * (lone.row_stride + ReturnsFromRank(c) * lone.combined_bytes);
 }
 
 }  // namespace
 
-ExchangeLayout LoneLayoutOf(const ExchangeConfig& config, int64_t longest) {
+ExchangeLayout SingleSourceLayoutOf(const ExchangeConfig& config, int64_t longest) {
   ExchangeConfig lone = config;
   lone.ranks = 1;
   lone.rank = 0;
@@ -27,19 +27,19 @@ ExchangeLayout LoneLayoutOf(const ExchangeConfig& config, int64_t longest) {
 }
 
 NcclSlotPlan NcclPlanOf(const ExchangeConfig& c) {
-  LayoutOf(c);  // for its errors
-  const ExchangeLayout lone = LoneLayoutOf(c, c.max_tokens);
+  LayoutOf(c);  // validates
+  const ExchangeLayout lone = SingleSourceLayoutOf(c, c.max_tokens);
   NcclSlotPlan plan = {};
   plan.fixed_tokens =
       c.low_latency ? c.max_tokens
                     : std::min(c.max_tokens,
                                std::max(c.recorded_tokens, kNcclSmallBytes / FixedBytes(c, lone)));
-  plan.box_bytes = RoundUp(
+  plan.send_buffer_bytes = RoundUp(
       std::max(lone.returned, plan.fixed_tokens * ReturnsFromRank(c) * lone.combined_bytes));
   plan.tag_bytes = TagBytes(lone);
 
   const int64_t rows = c.ranks * c.max_tokens;
-  // All returns of the most tokens exactly, or those of few in parts of a fixed size.
+  // Exact returns of the maximum tokens, or fixed-size parts of smaller batches.
   const int64_t returns =
       std::max(c.max_tokens * ReturnsOfToken(c), c.ranks * plan.fixed_tokens * ReturnsFromRank(c));
   const auto add = [&](int64_t bytes) {
@@ -47,7 +47,7 @@ NcclSlotPlan NcclPlanOf(const ExchangeConfig& c) {
     plan.bytes += RoundUp(bytes);
     return begin;
   };
-  plan.boxes = add(c.ranks * plan.box_bytes);
+  plan.boxes = add(c.ranks * plan.send_buffer_bytes);
   plan.tags = add(c.ranks * plan.tag_bytes);
   plan.rows = add(rows * lone.row_stride);
   plan.ids = add(rows * c.top_k * 4);

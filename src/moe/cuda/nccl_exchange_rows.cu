@@ -1,4 +1,7 @@
-// Rows and returns in the order in which NCCL carries them.
+// Pack and unpack kernels of the NCCL exchange; kThreads threads a block.
+//   Accept        a block per source rank: unpacks metadata, prefix sum of returns
+//   PlaceReturns  a block per rank: assigns places to expected returns
+//   PackReturns   a warp per dispatched row: copies outputs or their sum to the send buffers
 #include <algorithm>
 
 #include "moe/cuda/exchange_rows.cuh"
@@ -9,7 +12,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// All threads of a block: the sum of `value` over those before this one, and over all.
+// Block-wide exclusive prefix sum of `value`, and the total. All threads call it.
 struct Prefix {
   int before, all;
 };
@@ -21,7 +24,7 @@ __device__ __forceinline__ Prefix BlockPrefix(int value) {
     const int left = __shfl_up_sync(~0u, up_to, step);
     if (Lane() >= step) up_to += left;
   }
-  __syncthreads();  // of_warp has been read
+  __syncthreads();  // previous reads of of_warp are done
   if (Lane() == 31) of_warp[Warp()] = up_to;
   __syncthreads();
   Prefix prefix = {up_to - value, 0};
@@ -32,7 +35,7 @@ __device__ __forceinline__ Prefix BlockPrefix(int value) {
   return prefix;
 }
 
-// A block a source.
+// One block per source rank.
 __global__ void __launch_bounds__(kThreads) Accept(const __grid_constant__ AcceptParams p) {
   const int source = static_cast<int>(blockIdx.x), k = p.top_k;
   const std::byte* tags = p.tags[source] - p.layout.counts;
@@ -64,7 +67,7 @@ __global__ void __launch_bounds__(kThreads) Accept(const __grid_constant__ Accep
   }
 }
 
-// Of a token: slots at ranks before r, and at r; or ranks.
+// Per token: number of slots at ranks below r and at r; by rank: number of ranks.
 struct TokenReturns {
   int below, own;
 };
@@ -83,7 +86,7 @@ __device__ __forceinline__ TokenReturns ReturnsOf(const ExchangeBatch& b, int to
   return n;
 }
 
-// A block a rank.
+// One block per rank.
 template <bool kByRank>
 __global__ void __launch_bounds__(kThreads)
     PlaceReturns(const __grid_constant__ ExchangeBatch b,
@@ -122,7 +125,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Warps take rows.
+// One warp per row.
 template <RowKind kRow, bool kByRank>
 __global__ void __launch_bounds__(kThreads)
     PackReturns(const __grid_constant__ PackReturnsParams p) {
@@ -136,7 +139,7 @@ __global__ void __launch_bounds__(kThreads)
     const int source = item % p.ranks, n = item / p.ranks;
     if (n >= p.counts->received[source]) continue;
     const int64_t row = static_cast<int64_t>(source) * p.max_tokens + n;
-    const int64_t first = p.first_return[row] - p.begin;  // in the box
+    const int64_t first = p.first_return[row] - p.begin;  // index in the send buffer
     const int of_lane = lane < k ? p.position[row * k + lane] : -1;
     const uint32_t slots = __ballot_sync(~0u, of_lane >= 0);
     const auto output = [&](int j) {

@@ -17,8 +17,8 @@ namespace {
 constexpr std::chrono::milliseconds kTimeout{20'000};
 constexpr RowFormat kFp8 = {.dtype = DType::kBF16, .fp8 = true};
 
-// A rank with a GPU and peer memory of its own, joined to the others by NCCL alone; and a second
-// peer memory that they share, for what is compared.
+// A rank with its own GPU and peer memory, connected to the others by NCCL only. A second, shared
+// peer memory serves the exchange to compare with.
 struct NcclRank {
   NcclRank(std::shared_ptr<SharedArena> arena, int ranks, int rank_in, const ExchangeConfig& c)
       : rank((UseDevice(rank_in), rank_in)),
@@ -43,7 +43,7 @@ struct NcclRank {
   std::unique_ptr<NcclGroup> group;
 };
 
-// What one batch reads and writes on a rank's GPU.
+// Inputs and outputs of one batch on a rank's GPU.
 class Batch {
  public:
   explicit Batch(const ExchangeConfig& c)
@@ -71,7 +71,7 @@ class Batch {
     for (const auto& of_rank : traffic.ranks)
       tokens_.longest = std::max(tokens_.longest, of_rank.tokens(k));
   }
-  void ForgetLongest() { tokens_.longest = 0; }
+  void ClearLongest() { tokens_.longest = 0; }
 
   void BeginDispatch(RowExchange& exchange, int slot, const Stream& stream) const {
     exchange.BeginDispatch(slot, tokens_, stream.get());
@@ -108,7 +108,7 @@ class Batch {
   DispatchedRows rows_;
 };
 
-// body(rank, its configuration) on each rank's thread.
+// Runs body(rank, its configuration) on each rank's thread.
 void OnRanks(const ExchangeConfig& config,
              const std::function<void(NcclRank&, const ExchangeConfig&)>& body) {
   RunRankThreads(config.ranks, RankComm::BytesPerRank({.tp = config.ranks, .ep = config.ranks}),
@@ -122,11 +122,11 @@ void OnRanks(const ExchangeConfig& config,
                  });
 }
 
-// One rank, which sends to itself, tests all but what there is between GPUs.
+// A single rank, which sends to itself, covers everything except transfers between GPUs.
 class CudaNcclExchange : public testing::TestWithParam<int> {
  protected:
   void SetUp() override {
-    if (DeviceCount() < GetParam()) GTEST_SKIP() << "NCCL wants a GPU for each rank";
+    if (DeviceCount() < GetParam()) GTEST_SKIP() << "NCCL needs one GPU per rank";
     if (!NcclLibrary::Get().missing.empty()) GTEST_SKIP() << NcclLibrary::Get().missing;
   }
 
@@ -138,7 +138,7 @@ class CudaNcclExchange : public testing::TestWithParam<int> {
             .dispatched = kFp8,
             .combined = DType::kBF16};
   }
-  // Of which batches of many tokens are counted, and returns of one rank take two pieces.
+  // Batches of many tokens are counted, and the returns of one rank take two pieces.
   ExchangeConfig CountedConfig() const {
     return {.ranks = GetParam(),
             .hidden = 2048,
@@ -159,7 +159,7 @@ class CudaNcclExchange : public testing::TestWithParam<int> {
 };
 INSTANTIATE_TEST_SUITE_P(Ranks, CudaNcclExchange, testing::Values(1, 2, 3, 4));
 
-// The rows that the CPU gives, and the sums of CPU and peer memory.
+// The same rows as on the CPU, and the same sums as on the CPU and over peer memory.
 TEST_P(CudaNcclExchange, GivesWhatPeerMemoryGives) {
   std::vector<ExchangeConfig> configs = {CountedConfig(), CountedByRankConfig()};
   for (const ExchangeConfig& c : configs) ASSERT_LT(NcclPlanOf(c).fixed_tokens, c.max_tokens);
@@ -190,7 +190,7 @@ TEST_P(CudaNcclExchange, GivesWhatPeerMemoryGives) {
       Batch batch(own);
       for (size_t i = 0; i < traffic.size(); ++i) {
         batch.Upload(traffic[i], rank.rank);
-        if (i == 3) batch.ForgetLongest();
+        if (i == 3) batch.ClearLongest();
         batch.Run(nccl, rank.stream);
         rank.stream.Synchronize();
         ExpectDispatched(own, rank.rank, batch.rows(), traffic[i]);
@@ -199,7 +199,7 @@ TEST_P(CudaNcclExchange, GivesWhatPeerMemoryGives) {
         rank.comm->tp->Barrier("before peer memory");
         batch.Run(peers, rank.stream);
         rank.stream.Synchronize();
-        rank.shared.CheckWaits();
+        rank.shared.CheckTimeouts();
         EXPECT_TRUE(kernels::SameBits(batch.Sums(traffic[i]), sums)) << "batch " << i;
         if (testing::Test::HasFatalFailure()) break;
       }
@@ -235,7 +235,7 @@ TEST_P(CudaNcclExchange, KeepsBatchesInFlightApart) {
   }
 }
 
-// Low latency, and normal batches of as many tokens as may be recorded.
+// Low latency, and normal batches of the maximum size that may be captured.
 TEST_P(CudaNcclExchange, IsReplayedAsGraph) {
   for (const bool low_latency : {false, true}) {
     ExchangeConfig config = CountedConfig();
@@ -287,7 +287,7 @@ TEST_P(CudaNcclExchange, RefusesMoreTokensThanItHolds) {
   });
 }
 
-// What batches are counted: those of more than a few tokens, but for what must not wait.
+// Batches of more than a few tokens are counted, unless they must not wait on the host.
 TEST(NcclExchangePlan, SendsFewTokensInMessagesOfFixedSize) {
   ExchangeConfig c = {.ranks = 16,
                       .hidden = 7168,
@@ -297,14 +297,14 @@ TEST(NcclExchangePlan, SendsFewTokensInMessagesOfFixedSize) {
                       .combined = DType::kBF16};
   EXPECT_EQ(NcclPlanOf(c).fixed_tokens, 2);
   const NcclSlotPlan plan = NcclPlanOf(c);
-  EXPECT_GE(plan.box_bytes, 4096 * 7296);  // the rows of one rank
+  EXPECT_GE(plan.send_buffer_bytes, 4096 * 7296);  // the rows of one rank
   EXPECT_LT(plan.bytes, int64_t{2} << 30);
   c.recorded_tokens = 256;
   EXPECT_EQ(NcclPlanOf(c).fixed_tokens, 256);
   c.low_latency = true;
   c.max_tokens = 128;
   EXPECT_EQ(NcclPlanOf(c).fixed_tokens, 128);
-  EXPECT_GE(NcclPlanOf(c).box_bytes, 128 * 8 * 7168 * 2);  // the returns of one rank
+  EXPECT_GE(NcclPlanOf(c).send_buffer_bytes, 128 * 8 * 7168 * 2);  // the returns of one rank
   c.ranks = 17;
   EXPECT_THROW(NcclPlanOf(c), Error);
 }

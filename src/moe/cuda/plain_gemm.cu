@@ -1,3 +1,6 @@
+// Grouped GEMM with float32 FMAs: d = a · bᵀ + bias per expert. A block computes a kTile × kTile
+// tile of d with a shared-memory main loop of kDepth along K; a thread computes kEach × kEach
+// elements. Grid: (ceil(n / kTile), ceil(chunk rows / kTile)).
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/grouped_gemm.h"
@@ -8,10 +11,10 @@ namespace {
 
 using Bf16 = __nv_bfloat16;
 
-constexpr int kTile = 64;   // rows and columns of a block
-constexpr int kDepth = 16;  // along K at a time
+constexpr int kTile = 64;   // rows and columns per block
+constexpr int kDepth = 16;  // K elements per main-loop step
 constexpr int kThreads = 256;
-constexpr int kEach = 4;  // rows and columns of a thread
+constexpr int kEach = 4;  // rows and columns per thread
 
 __device__ __forceinline__ float Load(const float* p) { return *p; }
 __device__ __forceinline__ float Load(const Bf16* p) { return __bfloat162float(*p); }
@@ -46,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) PlainKernel(const PlainGemmParams p)
   const A* a = static_cast<const A*>(p.a) + row * p.k;
   const B* b = static_cast<const B*>(p.b) + (expert * p.n + column) * p.k;
   const int first_row = threadIdx.x / (kTile / kEach) * kEach;
-  const int first_column = threadIdx.x % (kTile / kEach);  // and those kTile / kEach further
+  const int first_column = threadIdx.x % (kTile / kEach);  // and at strides of kTile / kEach
   float sums[kEach][kEach] = {};
   for (int64_t k = 0; k < p.k; k += kDepth) {
     LoadTile(a_tile, a + k, p.k, rows, p.k - k);

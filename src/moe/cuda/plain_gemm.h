@@ -1,5 +1,4 @@
-// The grouped product in plain float32 arithmetic: what exact mode computes with, and GPUs that are
-// no Hopper.
+// Grouped GEMM in plain float32 arithmetic, for exact mode and GPUs before Hopper.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,8 +9,8 @@
 
 namespace switchyard::cuda {
 
-// d[r] = a[r] · b[expert of r]ᵀ + bias[expert of r]. Each element is one sum of fused multiply-adds
-// in float32, in the order of K, whatever else is in the call.
+// d[r] = a[r] · b[expert of r]ᵀ + bias[expert of r]. Each element is one sum of float32 fused
+// multiply-adds in order of K, independent of other rows of the call.
 struct PlainGemmParams {
   const void* a = nullptr;  // [chunk rows, k]
   const void* b = nullptr;  // [experts, n, k]

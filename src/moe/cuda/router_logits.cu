@@ -1,3 +1,7 @@
+// Router logits y = x · Wᵀ + bias with tensor cores (mma.sync m16n8k16) at float32 precision: each
+// float32 is split into three bfloat16 parts. A block of kWarps warps computes a tile of 16
+// kRowTiles × 8 kColumnTiles logits; the warps split K, and their partial sums are added in order.
+// Grid: (column tiles, row tiles).
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/kernel_chain.cuh"
@@ -7,11 +11,11 @@
 namespace switchyard::cuda {
 namespace {
 
-constexpr int kWarps = 8;  // of a block: each sums a run of K; the runs are added in order
+constexpr int kWarps = 8;  // per block: split-K, partial sums are added in order
 constexpr int kThreads = kWarps * 32;
-constexpr int kStep = 16;  // along K, of one product of matrix units
+constexpr int kStep = 16;  // K elements of one mma
 
-// x = parts[0] + parts[1] + parts[2], each a bfloat16: 24 bits of mantissa in three of 8.
+// Splits x = parts[0] + parts[1] + parts[2], each bfloat16: 24 mantissa bits as three times 8.
 __device__ __forceinline__ void Split(float2 x, uint32_t (&parts)[3]) {
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
@@ -22,8 +26,8 @@ __device__ __forceinline__ void Split(float2 x, uint32_t (&parts)[3]) {
   }
 }
 
-// The fragments' columns 2t, 2t + 1, 2t + 8, 2t + 9 of lane t are elements 4t … 4t + 3 of a step,
-// in A as in B, so that a lane loads its four in one go.
+// The fragment columns 2t, 2t + 1, 2t + 8, 2t + 9 of lane t are mapped to elements 4t … 4t + 3 of a
+// step, in A and B alike, so that a lane loads its four elements with one instruction.
 __device__ __forceinline__ float4 FourOf(const float* row, int64_t k) {
   return ptx::LoadAhead(row + k);
 }
@@ -53,7 +57,7 @@ __device__ __forceinline__ Weights SplitWeights(float4 four) {
   return w;
 }
 
-// sums += one step's products.
+// sums += products of one step.
 template <bool kExactWeights, int kRowTiles, int kColumnTiles, typename Four>
 __device__ __forceinline__ void MultiplyStep(const float4 (&x)[kRowTiles][2],
                                              const Four (&w)[kColumnTiles],
@@ -78,7 +82,7 @@ __device__ __forceinline__ void MultiplyStep(const float4 (&x)[kRowTiles][2],
     const Weights b = SplitWeights(w[j]);
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-      // Small products first; those of two small parts are below float32's last bit.
+      // Small products first. Products of two small parts are below float32's last bit: omitted.
       ptx::MultiplyM16N8K16(sums[i][j], a[i][2], b.parts[0]);
       if (!kExactWeights) {
         ptx::MultiplyM16N8K16(sums[i][j], a[i][0], b.parts[2]);
@@ -91,15 +95,15 @@ __device__ __forceinline__ void MultiplyStep(const float4 (&x)[kRowTiles][2],
   }
 }
 
-// A tile of 16 kRowTiles × 8 kColumnTiles logits, kBatch steps loaded at a time. Neither changes a
-// bit of a logit.
+// Computes a tile of 16 kRowTiles × 8 kColumnTiles logits and loads kBatch steps at a time. Logits
+// are bit-identical for all tile and batch sizes.
 template <typename W, int kRowTiles, int kColumnTiles, int kBatch>
 __global__ void __launch_bounds__(kThreads) LogitsKernel(const RouterLogitsParams p) {
-  constexpr bool kExactWeights = sizeof(W) == 2;  // one part is all of them
+  constexpr bool kExactWeights = sizeof(W) == 2;  // bfloat16: one part is exact
   constexpr int kRows = 16 * kRowTiles, kColumns = 8 * kColumnTiles;
   extern __shared__ float partial[];  // [kWarps, kRows, kColumns]
-  WaitForKernelBefore();
-  AllowNextKernel();
+  WaitForPriorKernels();
+  LaunchDependents();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int group = lane / 4, quad = lane % 4;
   const int64_t first_row = int64_t{blockIdx.y} * kRows;
@@ -124,7 +128,7 @@ __global__ void __launch_bounds__(kThreads) LogitsKernel(const RouterLogitsParam
     decltype(FourOf(w[0], 0)) w_fours[kBatch][kColumnTiles];
 #pragma unroll
     for (int s = 0; s < kBatch; ++s) {
-      // Beyond the end x is zero, and w is some weight.
+      // Past the end, x is zero and w is any valid weight.
       const int64_t k = (first + s) * kStep + quad * 4;
       const bool exists = first + s < end && k < p.k;
       const int64_t at = exists ? k : 0;
@@ -135,7 +139,7 @@ __global__ void __launch_bounds__(kThreads) LogitsKernel(const RouterLogitsParam
 #pragma unroll
       for (int j = 0; j < kColumnTiles; ++j) w_fours[s][j] = FourOf(w[j], at);
     }
-    __syncwarp();  // no load of the batch moves beyond this
+    __syncwarp();  // keeps the batch's loads above
 #pragma unroll
     for (int s = 0; s < kBatch; ++s) {
       const bool exists = first + s < end && (first + s) * kStep + quad * 4 < p.k;
@@ -172,7 +176,7 @@ __global__ void __launch_bounds__(kThreads) LogitsKernel(const RouterLogitsParam
 }
 
 template <typename W, int kRowTiles, int kColumnTiles, int kBatch>
-cudaError_t Start(const RouterLogitsParams& p, const StreamChain& chain) {
+cudaError_t Start(const RouterLogitsParams& p, const PdlStream& chain) {
   constexpr int kRows = 16 * kRowTiles, kColumns = 8 * kColumnTiles;
   constexpr size_t kShared = kWarps * kRows * kColumns * sizeof(float);
   if constexpr (kShared > 48 * 1024) {
@@ -183,13 +187,13 @@ cudaError_t Start(const RouterLogitsParams& p, const StreamChain& chain) {
   }
   const dim3 grid((p.n + kColumns - 1) / kColumns,
                   static_cast<unsigned>((p.m + kRows - 1) / kRows));
-  return LaunchEarly(LogitsKernel<W, kRowTiles, kColumnTiles, kBatch>, grid, kThreads, kShared,
-                     chain, p);
+  return LaunchWithPdl(LogitsKernel<W, kRowTiles, kColumnTiles, kBatch>, grid, kThreads, kShared,
+                       chain, p);
 }
 
 template <typename W>
-cudaError_t StartFor(const RouterLogitsParams& p, const StreamChain& chain) {
-  // Few tokens: as many blocks as there are; many: tiles that read each element fewer times.
+cudaError_t StartFor(const RouterLogitsParams& p, const PdlStream& chain) {
+  // Few tokens: small tiles for many blocks. Many tokens: large tiles, which reread elements less.
   if (p.m <= 64 || p.n <= 8) return Start<W, 1, 1, 8>(p, chain);
   if (p.m <= 256) return Start<W, 1, 2, 6>(p, chain);
   if (p.m <= 640) return Start<W, 1, 4, 4>(p, chain);
@@ -198,7 +202,7 @@ cudaError_t StartFor(const RouterLogitsParams& p, const StreamChain& chain) {
 
 }  // namespace
 
-cudaError_t RouterLogits(const RouterLogitsParams& p, const StreamChain& chain) {
+cudaError_t RouterLogits(const RouterLogitsParams& p, const PdlStream& chain) {
   if (p.m == 0) return cudaSuccess;
   if (p.k % 4 != 0 || (p.m + 15) / 16 > 65535) return cudaErrorInvalidValue;
   return p.w_is_bf16 ? StartFor<__nv_bfloat16>(p, chain) : StartFor<float>(p, chain);

@@ -1,4 +1,4 @@
-// x · Wᵀ in float32 for a W of few rows: the router's logits, and the shared expert's gate.
+// x · Wᵀ in float32 for a W with few rows: router logits, and the shared expert's gate.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,8 +9,8 @@
 
 namespace switchyard::cuda {
 
-// Every product of unrounded float32 inputs, to about float32's precision: matrix units multiply
-// bfloat16, of which three make a float32. A sum's order depends on k alone.
+// Multiplies unrounded float32 inputs to about float32 precision: tensor cores multiply bfloat16,
+// and a float32 is split into three. The reduction order depends on k only.
 struct RouterLogitsParams {
   const float* x = nullptr;     // [m, k]
   const void* w = nullptr;      // [n, k]
@@ -21,6 +21,6 @@ struct RouterLogitsParams {
   int n = 0;
   int64_t k = 0;  // a multiple of 4
 };
-cudaError_t RouterLogits(const RouterLogitsParams& p, const StreamChain& chain);
+cudaError_t RouterLogits(const RouterLogitsParams& p, const PdlStream& chain);
 
 }  // namespace switchyard::cuda

@@ -1,4 +1,4 @@
-// The instructions of the router's products (router_logits.cu), which run from Ampere on.
+// PTX instructions of the router GEMM (router_logits.cu), for Ampere and later.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ __device__ __forceinline__ void MultiplyM16N8K16(float (&d)[4], const uint32_t (
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Loads that stay before the next __syncwarp: the compiler would move each to its use, and nothing
-// would be in flight while products wait.
+// Loads that the compiler must keep above the next __syncwarp. Otherwise it would sink each load to
+// its use, and none would be in flight during the mma.
 __device__ __forceinline__ float4 LoadAhead(const float* p) {
   float4 x;
   asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"

@@ -1,5 +1,5 @@
-// Elements of rows in registers: as they are loaded, rounded and packed into 16 bytes. The same
-// bits as moe/rows.h and quant/fp8.h give (but for the sign of NaN codes).
+// Loading, rounding and packing of row elements in registers, 16 bytes per lane. Bit-identical to
+// moe/rows.h and quant/fp8.h (except for the sign of NaN codes).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,10 +14,10 @@ namespace switchyard::cuda {
 template <RowKind kKind>
 struct Packing {
   static constexpr int kElementBytes = kKind == RowKind::kF32 ? 4 : kKind == RowKind::kBF16 ? 2 : 1;
-  static constexpr int kElements = 16 / kElementBytes;  // of a lane
+  static constexpr int kElements = 16 / kElementBytes;  // per lane
 };
 
-// x[i] of 16-byte aligned input.
+// Loads x[i] from 16-byte aligned input.
 template <int kCount>
 __device__ __forceinline__ void LoadElements(const float* x, float (&values)[kCount]) {
 #pragma unroll
@@ -53,7 +53,7 @@ __device__ __forceinline__ void LoadElements(const __nv_bfloat16* x, float (&val
   }
 }
 
-// The 16 bytes of a row in flight, as float32.
+// Unpacks 16 bytes of a row to float32.
 __device__ __forceinline__ void Unpack(uint4 words, float (&values)[4]) {
   values[0] = __uint_as_float(words.x);
   values[1] = __uint_as_float(words.y);
@@ -67,7 +67,7 @@ __device__ __forceinline__ void Unpack(uint4 words, float (&values)[8]) {
   UnpackBF16(words.w, values + 6);
 }
 
-// To nearest even; NaN stays what it is but for its lower bits, as rows.cc has it.
+// Rounds to nearest even. NaN keeps its upper bits, as in rows.cc.
 __device__ __forceinline__ uint32_t BF16Bits(float x) {
   const uint32_t bits = __float_as_uint(x);
   return (x != x ? bits | 0x400000u : bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
@@ -84,9 +84,9 @@ __device__ __forceinline__ uint4 Pack(const float (&v)[8]) {
   return {PackBF16(v[0], v[1]), PackBF16(v[2], v[3]), PackBF16(v[4], v[5]), PackBF16(v[6], v[7])};
 }
 
-// The scale of a group whose largest magnitude has these bits (quant/fp8.cc: ScaleOf). Bits of
-// magnitudes are ordered as the magnitudes are; a NaN keeps its bits, which the GPU's arithmetic
-// would forget.
+// The scale of a group whose largest magnitude has the bits `largest` (quant/fp8.cc: ScaleOf). Bit
+// patterns of magnitudes are ordered like the magnitudes. A NaN keeps its bits, which GPU
+// arithmetic would canonicalize.
 __device__ __forceinline__ float Fp8GroupScale(uint32_t largest) {
   constexpr uint32_t kSmallest = 0x1f800000u;  // 2^-64
   uint32_t bits = max(__float_as_uint(__fdiv_rn(__uint_as_float(largest), 448.0f)), kSmallest);
@@ -101,8 +101,8 @@ __device__ __forceinline__ uint32_t PackFp8(float a, float b, float c, float d, 
          static_cast<uint32_t>(__nv_cvt_float2_to_fp8x2(high, __NV_SATFINITE, __NV_E4M3)) << 16;
 }
 
-// 16 codes of a lane; eight neighbouring lanes hold a group of 128 and get its scale. All lanes of
-// the warp call it.
+// Quantizes 16 elements per lane. Eight adjacent lanes hold a group of 128 and receive its scale.
+// All lanes of the warp call it.
 __device__ __forceinline__ uint4 PackFp8Group(const float (&v)[16], float* scale) {
   uint32_t largest = 0;
 #pragma unroll

@@ -1,4 +1,4 @@
-// Token rows between GPUs, for those who do not care over what: deepep's exchange on CUDA.
+// The dispatch/combine interface between GPUs, independent of the transport: deepep on CUDA.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,73 +12,73 @@
 
 namespace switchyard::cuda {
 
-// What one exchange object carries; the same on all ranks of the EP group but for `rank`.
+// Configuration of an exchange; the same on all ranks of the EP group except for `rank`.
 struct ExchangeConfig {
   int ranks = 1, rank = 0;           // of the EP group
-  const int* world_ranks = nullptr;  // [ranks] in the world (PeerMemory's numbers)
+  const int* world_ranks = nullptr;  // [ranks] world ranks (PeerMemory's numbering)
   int64_t hidden = 0;                // a multiple of 8, of 16 for FP8
   int top_k = 0;                     // at most 16
   int64_t max_tokens = 0;            // of one rank in one exchange
-  RowFormat dispatched;          // kF32, kBF16, or FP8 with a float32 scale for each 128 elements
-  DType combined = DType::kF32;  // of rows on the way back: kF32 or kBF16
-  // Combine returns one row for each (token, rank), weighted and summed there, instead of one for
-  // each (token, slot): fewer bytes, but sums then depend on where experts sit
-  // (--moe-combine-rows rank).
+  RowFormat dispatched;              // kF32, kBF16, or FP8 with a float32 scale per 128 elements
+  DType combined = DType::kF32;      // of combined rows: kF32 or kBF16
+  // Combine returns one row per (token, rank), weighted and summed there, instead of one per
+  // (token, slot). Fewer bytes, but the sums then depend on the placement (--moe-combine-rows
+  // rank).
   bool sum_by_rank = false;
-  // Tuned for a few tokens (fixed small grid, one kernel a phase) instead of for bandwidth.
+  // Tuned for few tokens (fixed small grid, one kernel per phase) instead of for bandwidth.
   bool low_latency = false;
-  int in_flight = 2;  // batches that may be between BeginDispatch and EndCombine
-  // Over NCCL, batches of up to so many tokens of a rank do not make the host wait: those that are
-  // recorded in CUDA graphs.
+  int in_flight = 2;  // maximum batches between BeginDispatch and EndCombine
+  // NCCL only: batches of up to this many tokens per rank do not wait on the host. Covers the
+  // batches that are captured in CUDA graphs.
   int64_t recorded_tokens = 0;
-  // Of the kernels that move rows; 0: what is fast on a GPU that does nothing else. Ranks that
-  // share a GPU want few, since kernels of one wait for kernels of others.
+  // Grid size of the kernels that copy rows; 0: tuned for a GPU without other work. Ranks that
+  // share a GPU need few blocks, since their kernels wait for one another.
   int blocks = 0;
 };
 
-// Rows at the rank of their experts: source rank s has rows [s · max_tokens, s · max_tokens +
-// counts[s]), in the order of its tokens. Device memory, valid until BeginCombine of the batch.
+// Received rows on the rank of their experts. Source rank s has rows [s · max_tokens, s ·
+// max_tokens + counts[s]), in token order. Device memory, valid until BeginCombine of the batch.
 struct DispatchedRows {
-  const std::byte* rows = nullptr;  // [ranks · max_tokens], each row_stride bytes: elements, and
-                                    // for FP8 the scales behind them at scale_offset
+  const std::byte* rows = nullptr;  // [ranks · max_tokens], each row_stride bytes: elements,
+                                    // and for FP8 the scales at scale_offset
   int64_t row_stride = 0, scale_offset = 0;
-  const int32_t* ids = nullptr;     // [ranks · max_tokens, top_k] local expert, −1: not here
-  const float* weights = nullptr;   // likewise, where sums are by rank; else null
-  const int32_t* counts = nullptr;  // [ranks]; 0 of ranks that are masked out or did not come
+  const int32_t* ids = nullptr;     // [ranks · max_tokens, top_k] local expert or −1
+  const float* weights = nullptr;   // the same shape, if combined by rank; else null
+  const int32_t* counts = nullptr;  // [ranks]; 0 for ranks masked out or timed out
 };
 
 // The four calls enqueue kernels and return. Every rank of the group makes the same calls in the
-// same order. Several batches may be in flight, each with a slot of its own in [0, in_flight),
-// whose four calls go to one stream, or to streams that events put in their order.
+// same order. Several batches may be in flight, each with its own slot in [0, in_flight). A batch's
+// four calls go to one stream, or to streams ordered by events.
 //
-// Results: slots of rows are a function of routing alone (no atomics decide an order), and
-// EndCombine adds over slots in slot order in float32, then the addend, exactly as moe/combine.h:
-// the same bits for every number of ranks, every tuning, and whatever rows travel over.
+// Results are deterministic. The placement of rows depends on routing only (no atomics decide an
+// order). EndCombine adds over slots in slot order in float32, then the addend, exactly as
+// moe/combine.h. Results are bit-identical for every number of ranks, tuning and transport.
 class RowExchange {
  public:
   virtual ~RowExchange() = default;
 
   // x [tokens, hidden] of `dtype` kF32 or kBF16, ids [tokens, top_k] physical experts or −1,
-  // weights [tokens, top_k]: device memory that lives until EndCombine has run.
+  // weights [tokens, top_k]. Device memory, valid until EndCombine has run.
   struct Tokens {
     const void* x = nullptr;
     DType dtype = DType::kF32;
     const int32_t* ids = nullptr;
     const float* weights = nullptr;
     int64_t tokens = 0;
-    // The most that any rank of the group has in this batch, the same on all of them: messages of a
-    // fixed size are so long. 0: nobody knows, so max_tokens.
+    // Maximum tokens of any rank of the group in this batch, the same on all of them. Determines
+    // the size of fixed-size messages. 0: unknown, use max_tokens.
     int64_t longest = 0;
-    // Written by kernels before BeginCombine.
+    // Written by kernels that precede BeginCombine.
     TokenAddend addend = {};
   };
   virtual void BeginDispatch(int slot, const Tokens& tokens, cudaStream_t stream) = 0;
   virtual DispatchedRows EndDispatch(int slot, cudaStream_t stream) = 0;
-  // outputs [*, hidden] of config.combined; position [ranks · max_tokens, top_k] the output of each
-  // (dispatched row, slot) whose id is not −1, and −1 of the others.
+  // outputs [*, hidden] of config.combined; position [ranks · max_tokens, top_k]: index of the
+  // output of each (dispatched row, slot) whose id is not −1; −1 for the others.
   virtual void BeginCombine(int slot, const void* outputs, const int32_t* position,
                             cudaStream_t stream) = 0;
-  // y [tokens, hidden], which overlaps neither outputs nor position.
+  // y [tokens, hidden], must not overlap outputs or position.
   virtual void EndCombine(int slot, float* y, cudaStream_t stream) = 0;
 };
 

@@ -1,3 +1,6 @@
+// Kernels of the row order by expert: a stable counting sort of slots. Few slots: one block
+// (OneBlockKernel). Otherwise CountKernel and PlaceKernel with one block per tile of kOrderTile
+// slots, and ScanKernel with one block between them; kOrderThreads threads each.
 #include <algorithm>
 
 #include "moe/cuda/row_order.cuh"
@@ -5,7 +8,7 @@
 namespace switchyard::cuda {
 namespace {
 
-using namespace order;  // NOLINT(google-build-using-namespace): what this file starts
+using namespace order;  // NOLINT(google-build-using-namespace): its kernels' functions
 
 __global__ void __launch_bounds__(kOrderThreads)
     CountKernel(const RowOrderParams p, int64_t slots) {
@@ -29,8 +32,8 @@ __global__ void __launch_bounds__(kOrderThreads)
 
 }  // namespace
 
-int64_t MostOrderedRows(int64_t slots, int experts) {
-  // No more experts than slots have rows, and so padding.
+int64_t MaxOrderedRows(int64_t slots, int experts) {
+  // At most min(slots, experts) experts have rows, and only those have padding.
   const int64_t most = slots + std::min<int64_t>(slots, experts) * (kGroupBlockRows - 1);
   return (most + kGroupBlockRows - 1) / kGroupBlockRows * kGroupBlockRows;
 }

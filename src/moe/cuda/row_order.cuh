@@ -1,4 +1,4 @@
-// How blocks bring slots into the order of their experts.
+// Device functions of the counting sort that orders slots by expert.
 #pragma once
 
 #include "kernels/cuda/grouped_gemm.h"
@@ -8,14 +8,14 @@ namespace switchyard::cuda::order {
 
 constexpr int kOrderThreads = 512;
 constexpr int kOrderWarps = kOrderThreads / 32;
-constexpr int kWarpSlots = kOrderTile / kOrderWarps;  // consecutive slots that a warp places
-constexpr int kOneBlockTiles = 4;                     // that one block takes alone
-static_assert(kOrderThreads >= kMaxLocalExperts);     // a thread for each expert
+constexpr int kWarpSlots = kOrderTile / kOrderWarps;  // consecutive slots per warp
+constexpr int kOneBlockTiles = 4;                     // maximum tiles of the one-block path
+static_assert(kOrderThreads >= kMaxLocalExperts);     // one thread per expert
 
-// Slot i of all: i / (tokens · k) is its segment. −1 beyond a segment's rows.
+// Slot i of all: i / (tokens · k) is its segment. −1 past a segment's rows.
 struct Slot {
-  int64_t at;  // in ids and position; −1 where there is no such row
-  int expert;  // −1: none here
+  int64_t at;  // index in ids and position; −1: no such row
+  int expert;  // −1: no local expert
 };
 __device__ __forceinline__ Slot SlotOf(const RowOrderParams& p, int64_t slots, int64_t i) {
   if (i >= slots) return {-1, -1};
@@ -25,11 +25,11 @@ __device__ __forceinline__ Slot SlotOf(const RowOrderParams& p, int64_t slots, i
   const int row = rest / p.k;
   if (p.in.counts && row >= p.in.counts[segment]) return {-1, -1};
   const int64_t at = segment * p.in.capacity * p.k + rest;
-  // Past the first cache: other blocks of this kernel may have written it (choose_and_order.cu).
+  // Bypasses L1: other blocks of this kernel may have written the ids (select_and_order.cu).
   return {at, __ldcg(p.ids + at)};
 }
 
-// counts [experts] = slots of each expert in the tile.
+// counts [experts] = number of slots per expert in the tile.
 static __device__ void CountTile(const RowOrderParams& p, int64_t slots, int64_t tile,
                                  int* histogram, int32_t* counts) {
   for (int e = threadIdx.x; e < p.experts; e += kOrderThreads) histogram[e] = 0;
@@ -42,14 +42,14 @@ static __device__ void CountTile(const RowOrderParams& p, int64_t slots, int64_t
   for (int e = threadIdx.x; e < p.experts; e += kOrderThreads) counts[e] = histogram[e];
 }
 
-// First output rows of experts, in a block's shared memory.
+// First output row of each expert, in shared memory.
 struct Begins {
   int32_t of[kMaxLocalExperts + 1];
   alignas(16) int32_t warp_sums[kOrderWarps];
 };
 
-// From the rows of each expert, which its thread has, to the padded offsets: writes them and the
-// counts, and returns the thread's own. The block has met before it returns.
+// Scans per-expert row counts, one per thread, to padded offsets. Writes offsets and counts and
+// returns the thread's offset. Synchronizes the block before it returns.
 static __device__ int32_t ScanCounts(const RowOrderParams& p, int32_t count, Begins& begins) {
   const int e = threadIdx.x, lane = e % 32, warp = e / 32;
   const int32_t padded = (count + kGroupBlockRows - 1) / kGroupBlockRows * kGroupBlockRows;
@@ -71,11 +71,11 @@ static __device__ int32_t ScanCounts(const RowOrderParams& p, int32_t count, Beg
   return sum - padded;
 }
 
-// The expert of each block of output rows.
+// Writes the expert of each block of output rows.
 static __device__ void WriteBlockGroups(const RowOrderParams& p, const Begins& begins) {
   for (int64_t b = threadIdx.x; b < p.blocks; b += kOrderThreads) {
     const int64_t row = b * kGroupBlockRows;
-    int low = 0, high = p.experts;  // the last expert that begins at or before `row`
+    int low = 0, high = p.experts;  // finds the last expert that begins at or before `row`
     while (high - low > 1) {
       const int middle = (low + high) / 2;
       (begins.of[middle] <= row ? low : high) = middle;
@@ -84,7 +84,7 @@ static __device__ void WriteBlockGroups(const RowOrderParams& p, const Begins& b
   }
 }
 
-// From counts of tiles [tiles, experts] to the first output row of each tile's slots of an expert.
+// Converts tile counts [tiles, experts] to the first output row of each tile's slots per expert.
 static __device__ void ScanTiles(const RowOrderParams& p, int64_t tiles, int32_t* of_tiles) {
   __shared__ Begins begins;
   const int e = threadIdx.x;
@@ -104,8 +104,8 @@ static __device__ void ScanTiles(const RowOrderParams& p, int64_t tiles, int32_t
   WriteBlockGroups(p, begins);
 }
 
-// Places a warp's slot behind the rows that its expert has already: `taken` of the warp's own, and
-// those of lanes below.
+// Assigns a slot the next row of its expert: after the warp's `taken` slots and those of lower
+// lanes.
 __device__ __forceinline__ void PlaceSlot(const RowOrderParams& p, const Slot& slot, int first,
                                           int* taken) {
   const unsigned same = __match_any_sync(~0u, slot.expert);
@@ -145,8 +145,8 @@ static __device__ void PlaceTile(const RowOrderParams& p, int64_t slots, int64_t
   __syncthreads();
 }
 
-// All slots of one tile by one block, without a way through memory; `taken` [kOrderWarps, experts]
-// in shared memory. Warps share the slots evenly.
+// Orders all slots of a single tile in one block, without global scratch; `taken` [kOrderWarps,
+// experts] in shared memory. Warps share the slots evenly.
 static __device__ void OrderOneTile(const RowOrderParams& p, int64_t slots, int* taken) {
   constexpr int kPerLane = kWarpSlots / 32;
   __shared__ Begins begins;
@@ -185,7 +185,7 @@ static __device__ void OrderOneTile(const RowOrderParams& p, int64_t slots, int*
   }
 }
 
-// All of an order by one block; `shared` [kOrderWarps, experts].
+// Computes the whole order in one block; `shared` [kOrderWarps, experts].
 __device__ __forceinline__ void OrderInOneBlock(const RowOrderParams& p, int64_t slots,
                                                 int64_t tiles, int* shared) {
   if (tiles == 1) return OrderOneTile(p, slots, shared);

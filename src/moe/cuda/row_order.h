@@ -1,4 +1,4 @@
-// The order of rows by expert: pre-permute's first half on the device.
+// Row order by expert: the index computation of pre-permute on the device.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,37 +8,38 @@
 namespace switchyard::cuda {
 
 constexpr int kMaxLocalExperts = 512;
-constexpr int kOrderTile = 4096;  // slots that one block counts and places
+constexpr int kOrderTile = 4096;  // slots per block
 
-// Rows as they arrived: segment s has rows [s · capacity, s · capacity + count of s).
+// Received rows: segment s has rows [s · capacity, s · capacity + count of s).
 struct RowSegments {
   int segments = 1;
-  int64_t capacity = 0;             // from one segment's first row to the next one's
-  int64_t tokens = 0;               // most rows of one segment in this call
+  int64_t capacity = 0;             // stride between segments, in rows
+  int64_t tokens = 0;               // maximum rows of one segment in this call
   const int32_t* counts = nullptr;  // [segments], on the device; null: `tokens` each
 };
 
-// Output rows in the order (expert, segment, row, slot); each expert's begin on a multiple of
+// Output rows in the order (expert, segment, row, slot). Each expert's rows are aligned to
 // kGroupBlockRows.
 struct RowOrder {
   int32_t* position = nullptr;      // [segments · capacity, k] output row of each slot, −1: none
   int32_t* offsets = nullptr;       // [experts + 1] first output row of each expert, padded
-  int32_t* counts = nullptr;        // [experts] rows of each, without padding
-  int32_t* block_groups = nullptr;  // [blocks] expert of each kGroupBlockRows output rows, or −1
+  int32_t* counts = nullptr;        // [experts] rows per expert, without padding
+  int32_t* block_groups = nullptr;  // [blocks] expert of each block of output rows, or −1
 };
 
 struct RowOrderParams {
   RowSegments in;
-  const int32_t* ids = nullptr;  // [segments · capacity, k] local experts, −1: not here
+  const int32_t* ids = nullptr;  // [segments · capacity, k] local experts or −1
   int k = 0, experts = 0;
-  int64_t blocks = 0;          // of block_groups; enough for any routing of these counts
+  int64_t blocks = 0;          // of block_groups; sufficient for any routing of these counts
   int32_t* scratch = nullptr;  // RowOrderScratch(…) integers
   RowOrder out;
 };
-// Most output rows, padding included, of `slots` slots: a multiple of kGroupBlockRows.
-int64_t MostOrderedRows(int64_t slots, int experts);
+// Maximum output rows, padding included, for `slots` slots: a multiple of kGroupBlockRows.
+int64_t MaxOrderedRows(int64_t slots, int experts);
 int64_t RowOrderScratch(int64_t slots, int experts);
-// The order depends on ids alone. Few slots: one kernel of one block; else three.
+// Deterministic: the order depends on ids only. One kernel of one block for few slots, otherwise
+// three kernels.
 cudaError_t OrderRows(const RowOrderParams& p, cudaStream_t stream);
 
 }  // namespace switchyard::cuda

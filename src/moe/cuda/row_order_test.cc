@@ -19,11 +19,11 @@ struct Case {
   std::vector<int32_t> segment_rows;  // empty: `tokens` each
   std::vector<int32_t> ids;           // [segments · capacity, k]
   int64_t blocks() const {
-    return MostOrderedRows(segments * tokens * k, experts) / kGroupBlockRows;
+    return MaxOrderedRows(segments * tokens * k, experts) / kGroupBlockRows;
   }
 };
 
-// Positions of rows that do not exist are −7.
+// Positions of nonexistent rows are −7.
 Order Wanted(const Case& c) {
   Order order;
   order.position.assign(c.ids.size(), -7);
@@ -79,12 +79,12 @@ Case RandomCase(kernels::Random& random, int64_t most_tokens) {
   if (random.Below(2) == 0)
     for (int s = 0; s < c.segments; ++s)
       c.segment_rows.push_back(static_cast<int32_t>(random.Below(c.tokens + 1)));
-  const int64_t used = 1 + random.Below(c.experts);  // some experts get nothing
+  const int64_t used = 1 + random.Below(c.experts);  // some experts have no rows
   const int64_t none = random.Pick({0, 1, 4});
   for (int64_t i = 0; i < c.segments * c.capacity * c.k; ++i)
     c.ids.push_back(
         static_cast<int32_t>(random.Below(used + none) - none < 0 ? -1 : random.Below(used)));
-  // What lies beyond a segment's rows is never looked at.
+  // Ids past a segment's rows must not be read.
   if (!c.segment_rows.empty())
     for (int s = 0; s < c.segments; ++s)
       for (int64_t i = (s * c.capacity + c.segment_rows[s]) * c.k; i < (s + 1) * c.capacity * c.k;

@@ -1,4 +1,4 @@
-// Four neighbouring elements of a row in registers, whatever the row is stored as.
+// Four adjacent row elements in registers, for every storage type.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -35,7 +35,7 @@ __device__ __forceinline__ float4 RoundToBf16(float4 x) {
           __bfloat162float(__float2bfloat16_rn(x.z)), __bfloat162float(__float2bfloat16_rn(x.w))};
 }
 
-// A warp's 128 elements, four a lane, as FP8. Lanes past the row's end have zeros.
+// Quantizes a warp's 128 elements, four per lane, to FP8. Lanes past the row's end hold zeros.
 struct Fp8Four {
   uint32_t codes;
   float scale;

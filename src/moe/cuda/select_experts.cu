@@ -1,9 +1,11 @@
+// Top-k expert selection (softmax, sigmoid, grouped). Grid: one warp per token, kWarps tokens a
+// block.
 #include "moe/cuda/select_experts.cuh"
 
 namespace switchyard::cuda {
 namespace {
 
-constexpr int kWarps = 4;  // of a block, a token each
+constexpr int kWarps = 4;  // per block, one token each
 
 template <int kPerLane>
 __global__ void __launch_bounds__(kWarps * 32) SelectKernel(const SelectExpertsParams p) {

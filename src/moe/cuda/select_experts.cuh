@@ -1,4 +1,4 @@
-// How a warp chooses a token's experts.
+// Device functions of expert selection: one warp per token.
 #pragma once
 
 #include "moe/cuda/select_experts.h"
@@ -7,24 +7,24 @@ namespace switchyard::cuda::choice {
 
 constexpr unsigned kAll = ~0u;
 
-__device__ __forceinline__ float Never() { return __int_as_float(0xff800000); }  // −∞
+__device__ __forceinline__ float MinusInfinity() { return __int_as_float(0xff800000); }  // −∞
 
 struct Best {
   float value;
   int id;  // −1: none
 };
 
-// The order of floats as that of whole numbers, none of which is 0; ±0 are one.
+// Maps floats to integers in the same order, none of which is 0; ±0 map to one value.
 __device__ __forceinline__ uint32_t Rank(float x) {
   const uint32_t bits = __float_as_uint(x + 0.0f);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
-// The largest value of all lanes; of equals the lower id. Lanes with id −1 are not in the race, nor
-// may NaN be.
+// Id of the largest value over all lanes, the lower id on ties. Lanes with id −1 do not take part;
+// values must not be NaN.
 __device__ __forceinline__ int WarpBest(Best best) {
   const uint32_t rank = best.id < 0 ? 0 : Rank(best.value);
   const uint32_t highest = __reduce_max_sync(kAll, rank);
-  const auto id = static_cast<uint32_t>(best.id);  // of −1 the largest there is
+  const auto id = static_cast<uint32_t>(best.id);  // −1 becomes the largest
   return static_cast<int>(__reduce_min_sync(kAll, rank == highest ? id : ~0u));
 }
 __device__ __forceinline__ float WarpMax(float x) {
@@ -38,10 +38,10 @@ __device__ __forceinline__ float WarpSum(float x) {
   return x;
 }
 
-// Bit g: experts of group g may be chosen. `choice` [num_experts] in shared memory; one warp.
+// Bit g: experts of group g are eligible. `choice` [num_experts] in shared memory; one warp.
 static __device__ uint32_t BestGroups(const SelectExpertsParams& p, const float* choice, int lane) {
   const int size = p.num_experts / p.num_groups;
-  float first = Never(), second = Never();
+  float first = MinusInfinity(), second = MinusInfinity();
   if (lane < p.num_groups) {
     for (int i = 0; i < size; ++i) {
       const float v = choice[lane * size + i];
@@ -54,21 +54,21 @@ static __device__ uint32_t BestGroups(const SelectExpertsParams& p, const float*
     }
   }
   float score = p.top2_sum && size > 1 ? first + second : first;
-  // A group without a score takes nothing from the others, and its experts are not kept out.
-  const bool unranked = lane < p.num_groups && score == Never();
+  // A group whose score is −∞ uses no slot of topk_groups, and its experts are not masked.
+  const bool unranked = lane < p.num_groups && score == MinusInfinity();
   uint32_t groups = __ballot_sync(kAll, unranked);
   for (int i = 0; i < p.topk_groups; ++i) {
-    const bool runs = lane < p.num_groups && score > Never();
+    const bool runs = lane < p.num_groups && score > MinusInfinity();
     const int best = WarpBest({score, runs ? lane : -1});
     if (best < 0) break;
     groups |= 1u << best;
-    if (lane == best) score = Never();
+    if (lane == best) score = MinusInfinity();
   }
   return groups;
 }
 
-// One warp chooses for a token; `shared_choice` [32 kPerLane] is its own. Expert 32 i + lane is
-// element i of a lane's arrays.
+// One warp selects the experts of one token; `shared_choice` [32 kPerLane] is private to the warp.
+// Expert 32 i + lane is element i of a lane's arrays.
 template <int kPerLane>
 __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int64_t token,
                                                float* shared_choice) {
@@ -79,10 +79,10 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int e = i * 32 + lane;
-    score[i] = e < p.num_experts ? logits[e] : Never();
+    score[i] = e < p.num_experts ? logits[e] : MinusInfinity();
   }
   if (p.scoring == 0) {
-    float largest = Never(), sum = 0.0f;
+    float largest = MinusInfinity(), sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) largest = fmaxf(largest, score[i]);
     largest = WarpMax(largest);
@@ -102,7 +102,7 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int e = i * 32 + lane;
-    choice[i] = e < p.num_experts ? score[i] : Never();
+    choice[i] = e < p.num_experts ? score[i] : MinusInfinity();
     if (p.correction_bias && e < p.num_experts) choice[i] += p.correction_bias[e];
   }
   if (p.num_groups > 1) {
@@ -114,15 +114,15 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       const int e = i * 32 + lane;
-      if (e < p.num_experts && !(groups >> (e / size) & 1)) choice[i] = Never();
+      if (e < p.num_experts && !(groups >> (e / size) & 1)) choice[i] = MinusInfinity();
     }
   }
 
-  int id = -1;  // of slot `lane`
+  int id = -1;  // id of slot `lane`
   float weight = 0.0f;
   int chosen = 0;
   for (int j = 0; j < p.top_k; ++j) {
-    Best own = {Never(), -1};
+    Best own = {MinusInfinity(), -1};
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i)
       if (choice[i] > own.value) own = {choice[i], i * 32 + lane};
@@ -133,7 +133,7 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
     for (int i = 0; i < kPerLane; ++i) {
       if (best != i * 32 + lane) continue;
       mine = score[i];
-      choice[i] = Never();
+      choice[i] = MinusInfinity();
     }
     mine = __shfl_sync(kAll, mine, best % 32);
     if (lane == j) {
@@ -145,7 +145,7 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
 
   const bool has = lane < chosen;
   if (p.scoring == 2) {
-    const float largest = WarpMax(has ? weight : Never());
+    const float largest = WarpMax(has ? weight : MinusInfinity());
     if (has) weight = expf(weight - largest);
     float sum = 0.0f;
     for (int j = 0; j < chosen; ++j) sum += __shfl_sync(kAll, weight, j);

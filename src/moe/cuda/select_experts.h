@@ -1,5 +1,5 @@
-// The router's choice on the device: SelectExperts of moe/router.h, and where the chosen experts
-// sit.
+// Expert selection on the device: SelectExperts of moe/router.h, and the mapping to physical or
+// local experts.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,25 +12,26 @@ constexpr int kMaxRouterExperts = 512;  // logical
 constexpr int kMaxRouterGroups = 32;
 constexpr int kMaxTopK = 16;
 
-// RouterConfig's fields, its enums as numbers in their order.
+// The fields of RouterConfig; enums as their integer values.
 struct SelectExpertsParams {
   const float* logits = nullptr;           // [tokens, num_experts]
   const float* correction_bias = nullptr;  // [num_experts] or null
   int64_t tokens = 0;
   int num_experts = 0, top_k = 0;
-  int scoring = 0;  // 0 softmax, 1 sigmoid, 2 softmax over the chosen
+  int scoring = 0;  // 0 softmax, 1 sigmoid, 2 softmax over the selected
   bool renormalize = false;
   int num_groups = 1, topk_groups = 1;
-  bool top2_sum = false;  // groups by the sum of their two best; else by the best
+  bool top2_sum = false;  // group score: sum of the two best; else the best
   float scaling = 1.0f;
 
-  // [num_experts] what `ids` says instead of the logical expert: a place, or −1; null: itself.
+  // [num_experts] the id written for each logical expert, or −1; null: the logical id.
   const int32_t* places = nullptr;
   int32_t* logical = nullptr;  // [tokens, top_k], −1: none; or null
   int32_t* ids = nullptr;      // [tokens, top_k]
   float* weights = nullptr;    // [tokens, top_k]
 };
-// One warp a token. Equal to the CPU's choice but for the last bits of exponentials and sums.
+// One warp per token. Equal to the CPU's selection except for the last bits of exponentials and
+// sums.
 cudaError_t SelectExpertsOnDevice(const SelectExpertsParams& p, cudaStream_t stream);
 
 }  // namespace switchyard::cuda

@@ -51,7 +51,7 @@ void ExpectAsOnCpu(const RouterConfig& config, const std::vector<float>& logits,
     ASSERT_NEAR(got.weights[i], want.weights[i], 1e-6 * (1 + std::abs(want.weights[i]))) << i;
 }
 
-// Multiples of `step`: scores tie, or are further from one another than exponentials are rounded.
+// Rounds to multiples of `step`: scores tie exactly, or differ by more than the rounding of exp.
 std::vector<float> OnGrid(std::vector<float> values, float step) {
   for (float& v : values) v = std::round(v / step) * step;
   return values;

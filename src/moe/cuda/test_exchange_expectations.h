@@ -1,4 +1,4 @@
-// What an exchange has given, held against its traffic byte for byte: for tests.
+// Test assertions that compare an exchange's results with its traffic, bit for bit.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ std::vector<T> ReadGpu(const void* from, int64_t count) {
   return to;
 }
 
-// After the stream was waited for, rank r's GPU being the current one.
+// Call after stream synchronization, with rank r's GPU current.
 inline void ExpectDispatched(const ExchangeConfig& c, int r, const DispatchedRows& got,
                              const TestTraffic& traffic) {
   const auto& arriving = traffic.ranks[r].arriving;

@@ -1,5 +1,5 @@
-// Ranks of an exchange in one process, driven by one thread, for tests: each on a GPU of its own,
-// or, where there are fewer GPUs, several on one, whose kernels run beside one another.
+// Ranks of an exchange in one process, driven by one thread, for tests. Each has its own GPU; with
+// fewer GPUs than ranks, several share one and their kernels run concurrently.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,8 +15,8 @@
 
 namespace switchyard::cuda {
 
-// Lets the current GPU write to all others.
-inline void ReachAllGpus() {
+// Enables peer access from the current GPU to all others.
+inline void EnablePeerAccess() {
   int own = 0;
   Check(cudaGetDevice(&own), "current GPU");
   for (int other = 0; other < DeviceCount(); ++other) {
@@ -26,27 +26,29 @@ inline void ReachAllGpus() {
 
 class TestExchangeRanks {
  public:
-  static constexpr uint64_t kPatience = 20'000'000'000;  // ns
+  static constexpr uint64_t kTimeoutNanoseconds = 20'000'000'000;  // ns
 
   TestExchangeRanks(const ExchangeConfig& config, const ExpertMap& experts,
-                    uint64_t nanoseconds = kPatience)
+                    uint64_t nanoseconds = kTimeoutNanoseconds)
       : config_(config) {
     for (int r = 0; r < config.ranks; ++r) {
       auto& rank = ranks_.emplace_back(std::make_unique<Rank>(r % DeviceCount(), config));
-      ReachAllGpus();
+      EnablePeerAccess();
       peers_.memory.at[r] = rank->memory.data();
     }
     for (int r = 0; r < config.ranks; ++r) {
       config_.rank = r;
       Use(r);
-      peers_.limit = {ranks_[r]->report.as<WaitReport>(), nanoseconds, r};
+      peers_.limit = {ranks_[r]->report.as<WaitTimeoutReport>(), nanoseconds, r};
       ranks_[r]->exchange = std::make_unique<Exchange>(config_, experts, peers_);
     }
   }
 
   Exchange& exchange(int rank) { return *ranks_[rank]->exchange; }
   cudaStream_t stream(int rank) const { return ranks_[rank]->stream.get(); }
-  const WaitReport& report(int rank) const { return *ranks_[rank]->report.as<WaitReport>(); }
+  const WaitTimeoutReport& report(int rank) const {
+    return *ranks_[rank]->report.as<WaitTimeoutReport>();
+  }
   void Use(int rank) const { UseDevice(ranks_[rank]->device); }
 
   void SetActive(const std::vector<bool>& active) {
@@ -79,7 +81,7 @@ class TestExchangeRanks {
     Check(cudaDeviceSynchronize(), "upload");
   }
 
-  // One rank's calls, enqueued.
+  // Enqueue the calls of one rank.
   void BeginDispatch(int r, int slot, const TestTraffic& traffic) {
     Use(r);
     const Buffers& in = ranks_[r]->slots[slot];
@@ -105,7 +107,7 @@ class TestExchangeRanks {
     exchange(r).EndCombine(slot, ranks_[r]->slots[slot].y.as<float>(), stream(r));
   }
 
-  // A whole batch on all ranks that are active: calls of one kind on all of them, then the next.
+  // Runs a whole batch on all active ranks: one kind of call on all of them, then the next.
   void Run(int slot, const TestTraffic& traffic) {
     const auto all = [&](const auto& call) {
       for (int r = 0; r < config_.ranks; ++r)
@@ -121,11 +123,11 @@ class TestExchangeRanks {
     for (size_t r = 0; r < ranks_.size(); ++r) {
       Use(static_cast<int>(r));
       ranks_[r]->stream.Synchronize();
-      EXPECT_EQ(report(static_cast<int>(r)).failed, 0u) << "rank " << r << " gave up";
+      EXPECT_EQ(report(static_cast<int>(r)).failed, 0u) << "rank " << r << " timed out";
     }
   }
 
-  // After Synchronize: all that has come, byte for byte.
+  // After Synchronize: compares all results bit for bit.
   void CheckAll(int slot, const TestTraffic& traffic) const {
     for (int r = 0; r < config_.ranks; ++r) {
       if (!traffic.Active(r)) continue;
@@ -136,7 +138,7 @@ class TestExchangeRanks {
     }
   }
 
-  // A dispatched row, as far as its format fills it.
+  // A dispatched row, without padding.
   std::vector<std::byte> Row(int r, int slot, int64_t row) const {
     const DispatchedRows& got = ranks_[r]->slots[slot].dispatched;
     Use(r);
@@ -159,9 +161,9 @@ class TestExchangeRanks {
         : device((UseDevice(device_in), device_in)),
           memory(Exchange::PeerBytes(c)),
           active(c.ranks),
-          report(sizeof(WaitReport)),
+          report(sizeof(WaitTimeoutReport)),
           slots(c.in_flight) {
-      *report.as<WaitReport>() = {};
+      *report.as<WaitTimeoutReport>() = {};
       const size_t tokens = c.max_tokens, rows = tokens * c.ranks, elements = tokens * c.hidden;
       for (Buffers& slot : slots) {
         slot.x = DeviceMemory(elements * 4);

@@ -1,4 +1,4 @@
-// Made-up batches of an exchange, and all that must come of them, from the CPU's own functions.
+// Synthetic batches of an exchange, and their expected results computed on the CPU.
 #pragma once
 
 #include <algorithm>
@@ -13,21 +13,21 @@
 
 namespace switchyard::cuda {
 
-// One batch on all ranks, a function of the spec.
+// One batch on all ranks, a deterministic function of the spec.
 class TestTraffic {
  public:
   struct Spec {
     ExchangeConfig config;      // of any rank
     DType dtype = DType::kF32;  // of x
     std::vector<bool> active;   // empty: all
-    int64_t tokens = -1;        // of each rank; −1: anything up to max_tokens
+    int64_t tokens = -1;        // per rank; −1: random, up to max_tokens
     uint32_t seed = 1;
   };
   struct Rank {
-    std::vector<float> x;        // [tokens, hidden], of values that `dtype` holds
+    std::vector<float> x;        // [tokens, hidden], representable in `dtype`
     std::vector<int32_t> ids;    // [tokens, k]
     std::vector<float> weights;  // [tokens, k]
-    // For each source the tokens that have an expert here.
+    // Per source rank, the tokens that have an expert here.
     std::vector<std::vector<int32_t>> arriving;
     std::vector<std::byte> outputs;  // [ranks · max_tokens · k, hidden] of the combined dtype
     std::vector<int32_t> position;   // [ranks · max_tokens, k]
@@ -44,7 +44,7 @@ class TestTraffic {
   bool Active(int rank) const { return spec.active.empty() || spec.active[rank]; }
   int32_t LocalIdOn(int rank, int32_t id) const { return map_->LocalIdOn(rank, id); }
 
-  // y [tokens, hidden] of a rank.
+  // Expected y [tokens, hidden] of a rank.
   std::vector<float> Sums(int rank) const {
     const ExchangeConfig& c = spec.config;
     const Rank& own = ranks[rank];
@@ -80,7 +80,7 @@ class TestTraffic {
     const ExchangeConfig& c = spec.config;
     const int64_t tokens = spec.tokens >= 0 ? spec.tokens : random_.Below(c.max_tokens + 1);
     rank->x = random_.Normal(tokens * c.hidden);
-    // Groups of zeros, of tiny values and of large ones.
+    // Some groups of zeros, of tiny and of large values.
     for (int64_t g = 0; g < std::ssize(rank->x) / 128; ++g) {
       const float factor = random_.Pick({1.0f, 1.0f, 1.0f, 0.0f, 1e-30f, 1e-39f, 1e30f});
       for (int64_t i = 0; i < 128; ++i) rank->x[g * 128 + i] *= factor;

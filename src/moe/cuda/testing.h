@@ -1,4 +1,4 @@
-// Helpers of the tests of MoE layers on GPUs.
+// Test helpers for MoE layers on GPUs.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ std::vector<T> ToHost(const DeviceMemory& memory, int64_t count) {
   return values;
 }
 
-// What a test's device does without.
+// Features that a test disables on its device.
 struct Without {
   bool fused = false, packs_experts = false;
 };
@@ -47,8 +47,8 @@ inline std::unique_ptr<kernels::Device> TestDevice(DType dtype, int64_t max_toke
                                   .packs_experts = !without.packs_experts});
 }
 
-// The only member that has something to add: the others of its group would have added zeros.
-class LoneMember : public Collectives {
+// The only contributing member of a group: all others would contribute zeros.
+class SingleMember : public Collectives {
  public:
   int rank() const override { return 0; }
   int size() const override { return 1; }
@@ -57,8 +57,7 @@ class LoneMember : public Collectives {
   void ReduceScatterV(const float*, float*, std::span<const size_t>) override { FAIL(); }
 };
 
-// One pass of one rank that is the only one of its attention group, from host memory to host
-// memory.
+// One pass on a rank that is alone in its attention group, from host memory to host memory.
 inline std::vector<float> ForwardOnce(MoeBlock& moe, kernels::Device& device,
                                       const std::vector<float>& hidden, int64_t tokens,
                                       int64_t decoding = 0) {

@@ -1,13 +1,13 @@
-// What is added to a token's sum over experts: the output of the shared expert, which did not
-// travel.
+// A term added to a token's sum over experts: the output of the shared expert, which is not
+// dispatched.
 #pragma once
 
 #include <cstdint>
 
 namespace switchyard::cuda {
 
-// Token t gets sigmoid(gate[t]) · x[t], or without a gate x[t], as the last term of its sum.
-// Device memory; nothing where x is null.
+// Adds sigmoid(gate[t]) · x[t], or x[t] without a gate, as the last term of token t's sum. Device
+// memory; no term if x is null.
 struct TokenAddend {
   const float* x = nullptr;     // [tokens, hidden]
   const float* gate = nullptr;  // [tokens] or null

@@ -1,5 +1,5 @@
-// What holds for every all-to-all exchange, dispatchers and fused operators alike: bits, batches in
-// flight, capacities, and whom a rank names when a peer is missing.
+// Properties of every all-to-all exchange, dispatchers and fused operators alike: bit-identical
+// results, batches in flight, capacities, and the peer named in a timeout.
 #include <algorithm>
 #include <array>
 #include <iterator>
@@ -36,12 +36,12 @@ SomeTokens SameExperts(int64_t tokens, std::array<int32_t, kTopK> ids) {
   return {std::move(all), kTopK, kHidden, 3};
 }
 
-// One after the other on the same buffers: what one leaves there must not matter to the next.
+// Run in sequence on the same buffers: contents of one batch must not affect the next.
 std::vector<SomeTokens> RoutingPatterns() {
   return {
       SomeTokens::Random(37, kExperts, kTopK, kHidden, 1),
       SameExperts(16, {7, -1, -1}),                        // one hot expert
-      SameExperts(9, {-1, -1, -1}),                        // nothing to do
+      SameExperts(9, {-1, -1, -1}),                        // no experts
       SomeTokens::Random(3, kExperts, kTopK, kHidden, 2),  // empty ranks, idle experts
       SameExperts(0, {0, 0, 0}),                           // no tokens at all
       SameExperts(12, {4, 0, 9}),                          // many outputs of few rows
@@ -62,19 +62,19 @@ std::string ParamName(const ::testing::TestParamInfo<ExchangeKind>& info) {
 class AllToAllTest : public ::testing::TestWithParam<ExchangeKind> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, AllToAllTest, ::testing::ValuesIn(kAllToAllKinds), ParamName);
 
-// Those that need every rank, on any host.
+// Backends that need every rank, on any host.
 class StrictAllToAllTest : public AllToAllTest {};
 INSTANTIATE_TEST_SUITE_P(Kinds, StrictAllToAllTest,
                          KindsThat([](const auto& kind) { return kind.a2a != "mooncake"; }),
                          ParamName);
 
-// Those that leave the experts to a runner.
+// Backends that use a runner.
 class AllToAllDispatcherTest : public AllToAllTest {};
 INSTANTIATE_TEST_SUITE_P(Kinds, AllToAllDispatcherTest,
                          KindsThat([](const auto& kind) { return kind.a2a != "fused"; }),
                          ParamName);
 
-// Those that cut extend batches into rounds by --deepep-normal-long-seq-per-round-tokens.
+// Backends that split prefill batches into rounds by --deepep-normal-long-seq-per-round-tokens.
 class AllToAllRoundsTest : public AllToAllTest {};
 INSTANTIATE_TEST_SUITE_P(Kinds, AllToAllRoundsTest,
                          KindsThat([](const auto& kind) { return kind.mode != "low_latency"; }),
@@ -124,7 +124,7 @@ TEST_P(StrictAllToAllTest, RanksOfSeveralHosts) {
              RunExchange(kReference.Options(format), layer, {1, 1}, batches));
 }
 
-// What a layer's gradients go by: other rows, the routing of the batch before.
+// As for gradients: other rows with the routing of the previous batch.
 TEST_P(AllToAllDispatcherTest, ASecondDispatchByTheSameRouting) {
   const TestLayer layer = SmallLayer();
   SomeTokens first = SomeTokens::Random(18, kExperts, kTopK, kHidden, 1), second = first;
@@ -230,7 +230,7 @@ TEST_P(AllToAllTest, MoreBatchesInFlightThanBuffersAreRefused) {
   });
 }
 
-// Rank 2 of 4 does `steps` of the three steps of a batch and then nothing more.
+// Rank 2 of 4 runs `steps` of the three steps of a batch and then stops.
 std::string TimeoutOf(const ExchangeKind& kind, int steps) {
   const TestLayer layer = SmallLayer();
   const SomeTokens tokens = SomeTokens::Random(16, kExperts, kTopK, kHidden, 1);
@@ -254,7 +254,7 @@ TEST_P(StrictAllToAllTest, ATimeoutNamesThePeerAndTheStage) {
               AllOf(HasSubstr("waited 0.3 s for rank 2 in "), HasSubstr("combine")));
 }
 
-// The table in dispatcher.h. Rows are one number, the token's.
+// The example in dispatcher.h. A row is one number, the token index.
 class NormalLayoutTest : public AllToAllTest {};
 INSTANTIATE_TEST_SUITE_P(Kinds, NormalLayoutTest,
                          ::testing::Values(ExchangeKind{"flashinfer"},
@@ -286,7 +286,7 @@ TEST_P(NormalLayoutTest, WorkedExample) {
       EXPECT_THAT(row_ids, ElementsAre(1, 0, 1, 2));
       EXPECT_THAT(position, ElementsAre(-1, 1, 0, 2, 3, -1));
     }
-    // Experts that return ten times their row.
+    // Experts return ten times their row.
     for (const int32_t row : row_ids) b.outputs.push_back(10.0f * b.grouped.x[row]);
     rank.moe.dispatcher().BeginCombine(permute.post(b.grouped, b.outputs.data()), &b.handle);
     b.End(rank.moe, rank.block);
@@ -297,7 +297,7 @@ TEST_P(NormalLayoutTest, WorkedExample) {
 TEST(FusedTilesTest, ScratchIsOneTileWhateverTheBatch) {
   const TestLayer layer({.hidden = 32, .intermediate = 32, .num_experts = 6, .top_k = 2});
   const int64_t tokens = 3 * FusedTiles::kTileRows + 17;
-  std::vector<int32_t> ids;  // expert 1 is hot, the others get one row in five
+  std::vector<int32_t> ids;  // expert 1 is hot, the others share one row in five
   for (int32_t t = 0; t < tokens; ++t) ids.insert(ids.end(), {1, t % 5 == 0 ? 2 + t % 4 : -1});
   const SomeTokens batch(std::move(ids), 2, 32, 1);
   const auto want = RunExchange(kReference.Options(), layer, {1, 1}, {batch});

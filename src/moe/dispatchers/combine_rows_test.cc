@@ -1,4 +1,4 @@
-// --moe-combine-rows rank: what a rank's experts add up to returns as one row.
+// --moe-combine-rows rank: a rank's partial sum returns as one row.
 #include <string>
 
 #include "gtest/gtest.h"
@@ -25,7 +25,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, CombineByRankTest,
                                            ExchangeKind{"mooncake", "auto"}),
                          [](const auto& info) { return NameOf(info.param); });
 
-// mooncake wants one host.
+// mooncake supports one host only.
 class CombineByRankOverHostsTest : public CombineByRankTest {};
 INSTANTIATE_TEST_SUITE_P(Kinds, CombineByRankOverHostsTest,
                          ::testing::Values(ExchangeKind{"deepep", "normal"},
@@ -45,7 +45,7 @@ std::vector<SomeTokens> Batches() {
           SomeTokens({}, kTopK, kHidden, 3), SomeTokens::Random(24, kExperts, kTopK, kHidden, 5)};
 }
 
-// What a difference of sums in another order, or rounded once more, may be of the largest value.
+// Tolerance relative to the largest value, for another reduction order and one more rounding.
 double Tolerance(RowFormat format) { return format.dtype == DType::kF32 ? 1e-5 : 1.2e-2; }
 
 TEST_P(CombineByRankTest, IsTheSumOfSlotsWithinRounding) {
@@ -72,7 +72,7 @@ TEST_P(CombineByRankOverHostsTest, RanksOfSeveralHostsAreAsThoseOfOne) {
   for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(SameBits(got[i][0], want[i][0])) << i;
 }
 
-// Weights go with the first dispatch, by which the second one is combined.
+// Weights are sent with the first dispatch only; the second one is combined with them.
 TEST_P(CombineByRankTest, ASecondDispatchByTheSameRouting) {
   const TestLayer layer = SmallLayer();
   const SomeTokens tokens = SomeTokens::Random(18, kExperts, kTopK, kHidden, 1);
@@ -80,7 +80,7 @@ TEST_P(CombineByRankTest, ASecondDispatchByTheSameRouting) {
     ExchangeBatch batch = rank.ShareOf(tokens), other = rank.ShareOf(tokens);
     batch.RunAll(rank.moe, rank.block);
     const std::vector<float> want = batch.y;
-    other.Begin(rank.moe);  // takes the slot that the first one had
+    other.Begin(rank.moe);  // takes the first one's slot
     rank.moe.dispatcher().BeginDispatchAgain(batch.x.data(), /*decode=*/false, &batch.handle);
     std::ranges::fill(batch.y, NAN);
     batch.Compute(rank.moe, rank.block);
@@ -92,7 +92,7 @@ TEST_P(CombineByRankTest, ASecondDispatchByTheSameRouting) {
   });
 }
 
-// A token's sum does not depend on what else is in the batch, nor on rounds.
+// A token's sum does not depend on other tokens of the batch, nor on rounds.
 TEST_P(CombineByRankTest, RoundsChangeNoBit) {
   const TestLayer layer = SmallLayer();
   const MeshShape mesh{.tp = 4, .ep = 4, .dp = 2};

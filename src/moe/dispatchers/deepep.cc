@@ -7,7 +7,7 @@
 namespace switchyard {
 namespace {
 
-// Both modes side by side. A batch's mode is in its handle, so batches of both may be in flight.
+// Both modes. The mode of a batch is in its handle, so batches of both may be in flight.
 class DeepEpAuto : public Dispatcher {
  public:
   explicit DeepEpAuto(const DispatcherContext& context) : normal_(context), low_latency_(context) {}
@@ -35,7 +35,7 @@ class DeepEpAuto : public Dispatcher {
     handle->layout = decode ? DispatchLayout::kLowLatency : DispatchLayout::kNormal;
     ModeOf(*handle).BeginDispatch(x, topk, decode, handle);
   }
-  // In the mode of the first dispatch, which has the routing.
+  // Uses the mode of the first dispatch, which has the routing.
   void BeginDispatchAgain(const float* x, bool decode, DispatchHandle* handle) override {
     ModeOf(*handle).BeginDispatchAgain(x, decode, handle);
   }
@@ -43,9 +43,9 @@ class DeepEpAuto : public Dispatcher {
   Dispatched EndDispatch(DispatchHandle* handle) override {
     return ModeOf(*handle).EndDispatch(handle);
   }
-  std::span<std::byte* const> OutputPlaces(const ExpertRows& experts,
-                                           DispatchHandle* handle) override {
-    return ModeOf(*handle).OutputPlaces(experts, handle);
+  std::span<std::byte* const> OutputDestinations(const ExpertRows& experts,
+                                                 DispatchHandle* handle) override {
+    return ModeOf(*handle).OutputDestinations(experts, handle);
   }
   void PrepareCombine(const ExpertRows& experts, DispatchHandle* handle) override {
     ModeOf(*handle).PrepareCombine(experts, handle);

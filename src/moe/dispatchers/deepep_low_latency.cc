@@ -31,7 +31,7 @@ DeepEpLowLatency::DeepEpLowLatency(const DispatcherContext& context)
 
 void DeepEpLowLatency::CheckTokens(int64_t tokens) const {
   if (tokens > buffers_.sent.capacity())
-    throw Resource("deepep low_latency: {} tokens on one rank, it takes {} at a time", tokens,
+    throw Resource("deepep low_latency: {} tokens on one rank exceed the capacity of {}", tokens,
                    buffers_.sent.capacity());
 }
 
@@ -48,7 +48,7 @@ void DeepEpLowLatency::BeginDispatch(const float* x, const TopK& topk, bool,
   handle->layout = DispatchLayout::kLowLatency;
   handle->topk = &topk;
   buffers_.sent.Begin(slots_, experts_, x, topk, pool_, &state.sent);
-  ListPlaces(&state);
+  ListValidPlaces(&state);
   SendPlaces(state);
   buffers_.sent.Send(slots_, state.sent, pool_);
   slots_.RaiseAll(state.sent.use, kRows);
@@ -61,8 +61,8 @@ void DeepEpLowLatency::BeginDispatchAgain(const float* x, bool, DispatchHandle* 
   slots_.RaiseAll(state.sent.use, kRows);
 }
 
-void DeepEpLowLatency::ListPlaces(State* state) const {
-  const SentRows::Batch& sent = state->sent;
+void DeepEpLowLatency::ListValidPlaces(State* state) const {
+  const DispatchRows::Batch& sent = state->sent;
   const int64_t ranks = slots_.ranks(), capacity = buffers_.sent.capacity();
   state->expert_counts.assign(ranks * local_experts_, 0);
   state->places.resize(ranks * local_experts_ * capacity);
@@ -71,13 +71,14 @@ void DeepEpLowLatency::ListPlaces(State* state) const {
     if (owner < 0) continue;
     const int64_t expert = owner * local_experts_ + sent.local_ids[output];
     const int32_t i = state->expert_counts[expert]++;
-    // A router names an expert once for a token, so no expert gets more rows than there are tokens.
+    // A router selects an expert at most once per token, so an expert has at most as many rows as
+    // there are tokens.
     CHECK_LT(i, capacity);
     state->places[expert * capacity + i] = {sent.order[output / k_ * ranks + owner], output};
   }
 }
 
-// Counts are written whole in every round, zeros too, so that none of an earlier round is left.
+// Writes all counts in every round, zeros included, so that no count of an earlier round remains.
 void DeepEpLowLatency::SendPlaces(const State& state) {
   const int me = slots_.rank();
   const auto write = [&](int dest, size_t offset, const auto* from, int64_t count) {
@@ -117,8 +118,7 @@ Dispatched DeepEpLowLatency::EndDispatch(DispatchHandle* handle) {
   return in;
 }
 
-// To memory of the batch, where they outlive the slot, and where nothing that a lost rank may still
-// write changes them.
+// Copies to memory of the batch. It outlives the slot, and a lost rank cannot overwrite it.
 void DeepEpLowLatency::ReceivePlaces(State* state) const {
   const int ranks = slots_.ranks();
   const auto* counts =
@@ -147,10 +147,10 @@ void DeepEpLowLatency::ReceivePlaces(State* state) const {
   }
 }
 
-std::span<std::byte* const> DeepEpLowLatency::OutputPlaces(const ExpertRows& experts,
-                                                           DispatchHandle* handle) {
+std::span<std::byte* const> DeepEpLowLatency::OutputDestinations(const ExpertRows& experts,
+                                                                 DispatchHandle* handle) {
   auto& state = handle->Get<State>();
-  std::vector<ReturnedRows::Target>& targets = state.returned.targets;
+  std::vector<CombinedRows::Target>& targets = state.returned.targets;
   targets.assign(experts.num_rows, {});
   for (int64_t i = 0; i < experts.num_places; ++i) {
     const int32_t place = experts.places[i];
@@ -161,7 +161,7 @@ std::span<std::byte* const> DeepEpLowLatency::OutputPlaces(const ExpertRows& exp
 
 void DeepEpLowLatency::PrepareCombine(const ExpertRows& experts, DispatchHandle* handle) {
   auto& state = handle->Get<State>();
-  if (!state.returned.left) OutputPlaces(experts, handle);
+  if (!state.returned.left) OutputDestinations(experts, handle);
   buffers_.returned.Prepare(slots_, buffers_.sent, state.sent, experts, &state.returned, pool_);
 }
 

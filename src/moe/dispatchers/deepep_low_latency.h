@@ -1,24 +1,23 @@
-// All-to-all of fixed shape for decode: `--deepep-mode low_latency`.
+// Fixed-shape all-to-all for decode: `--deepep-mode low_latency`.
 #pragma once
 
 #include <vector>
 
 #include "moe/backends.h"
+#include "moe/dispatchers/combined_rows.h"
+#include "moe/dispatchers/dispatch_rows.h"
 #include "moe/dispatchers/exchange_slots.h"
-#include "moe/dispatchers/return_rows.h"
-#include "moe/dispatchers/sent_rows.h"
 
 namespace switchyard {
 
-// What arrives is sorted already: for each expert and source rank there are `capacity` places in
-// the arena of the expert's rank, in which the sender names the rows that the expert computes, and
-// a count of them. A receiver that computes in fixed places (a masked runner) need not look at
-// routing at all. The rows themselves are there once for all ranks of a host (SentRows), not once
-// for each expert.
+// Rows arrive grouped by expert. The arena of an expert's rank has `capacity` places per expert and
+// source rank, plus a count. The sender writes to each place which row the expert computes. A
+// masked runner therefore needs no routing data. The rows themselves are stored once for all ranks
+// of a host (DispatchRows), not once per expert.
 //
-// A rank with more tokens than capacity is refused; the layer sends larger batches in rounds
-// (MaxTokens), and no row is ever dropped. Outputs return as in normal mode (deepep_normal.h), by
-// the same order of additions.
+// A rank with more tokens than capacity is rejected. The layer splits larger batches into rounds
+// (MaxTokens), and no row is ever dropped. Outputs return as in normal mode (deepep_normal.h), with
+// the same reduction order.
 class DeepEpLowLatency : public Dispatcher {
  public:
   explicit DeepEpLowLatency(const DispatcherContext& context);
@@ -34,8 +33,8 @@ class DeepEpLowLatency : public Dispatcher {
   void BeginDispatchAgain(const float* x, bool decode, DispatchHandle* handle) override;
   bool Arrived(DispatchHandle* handle) override;
   Dispatched EndDispatch(DispatchHandle* handle) override;
-  std::span<std::byte* const> OutputPlaces(const ExpertRows& experts,
-                                           DispatchHandle* handle) override;
+  std::span<std::byte* const> OutputDestinations(const ExpertRows& experts,
+                                                 DispatchHandle* handle) override;
   void PrepareCombine(const ExpertRows& experts, DispatchHandle* handle) override;
   void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) override;
   void EndCombine(DispatchHandle* handle, float* y) override;
@@ -43,35 +42,35 @@ class DeepEpLowLatency : public Dispatcher {
  private:
   enum Stage { kRows, kOutputs, kNumStages };
 
-  // What is in a place.
+  // Contents of a place.
   struct Place {
-    int32_t row;     // among those from the source to this rank
+    int32_t row;     // index among the rows from the source to this rank
     int32_t output;  // OutputPlace at the source
   };
 
   // One batch.
   struct State {
-    SentRows::Batch sent;
-    // To send: [P, E_local] rows to each expert, [P, E_local, capacity] places.
+    DispatchRows::Batch sent;
+    // To send: [P, E_local] rows per expert, [P, E_local, capacity] places.
     std::vector<int32_t> expert_counts;
     std::vector<Place> places;
-    // As received: [P sources, E_local] places in use; [E_local, P sources, capacity] the row
-    // (among all received) and the slot of its token that each is for.
+    // Received: [P sources, E_local] valid places; [E_local, P sources, capacity] the row (index
+    // among all received) and the slot of its token for each place.
     std::vector<int32_t> counts, place_row, place_slot;
-    ReturnedRows::Batch returned;
+    CombinedRows::Batch returned;
   };
 
   struct Buffers {
     Buffers(const MoeOptions& options, const ExchangeShape& shape);
     BufferPlan plan;
-    SentRows sent;
-    ReturnedRows returned;
+    DispatchRows sent;
+    CombinedRows returned;
     size_t expert_counts;  // [P sources, E_local] i32
     size_t places;         // [E_local, P sources, capacity] Place
   };
 
   void CheckTokens(int64_t tokens) const;
-  void ListPlaces(State* state) const;
+  void ListValidPlaces(State* state) const;
   void SendPlaces(const State& state);
   void ReceivePlaces(State* state) const;
   // Index of the first place of (expert, source).

@@ -27,7 +27,7 @@ DeepEpNormal::DeepEpNormal(const DispatcherContext& context)
 
 void DeepEpNormal::CheckTokens(int64_t tokens) const {
   if (tokens > buffers_.sent.capacity())
-    throw Resource("deepep normal: {} tokens on one rank, its buffers hold {}", tokens,
+    throw Resource("deepep normal: {} tokens on one rank exceed the capacity of {}", tokens,
                    buffers_.sent.capacity());
 }
 
@@ -43,7 +43,7 @@ void DeepEpNormal::BeginDispatch(const float* x, const TopK& topk, bool, Dispatc
   handle->layout = DispatchLayout::kNormal;
   handle->topk = &topk;
   buffers_.sent.Begin(slots_, experts_, x, topk, pool_, &state.sent);
-  SendTags(state);
+  SendMetadata(state);
   buffers_.sent.Send(slots_, state.sent, pool_);
   slots_.RaiseAll(state.sent.use, kRows);
 }
@@ -55,7 +55,7 @@ void DeepEpNormal::BeginDispatchAgain(const float* x, bool, DispatchHandle* hand
   slots_.RaiseAll(state.sent.use, kRows);
 }
 
-void DeepEpNormal::WriteTags(const SentRows::Batch& sent, int dest, int32_t* tags) const {
+void DeepEpNormal::WriteTags(const DispatchRows::Batch& sent, int dest, int32_t* tags) const {
   const int ranks = slots_.ranks();
   const auto tokens = static_cast<int32_t>(sent.order.size() / ranks);
   for (int32_t t = 0; t < tokens; ++t) {
@@ -69,7 +69,7 @@ void DeepEpNormal::WriteTags(const SentRows::Batch& sent, int dest, int32_t* tag
   }
 }
 
-void DeepEpNormal::SendTags(const State& state) {
+void DeepEpNormal::SendMetadata(const State& state) {
   const int me = slots_.rank();
   for (int dest = 0; dest < slots_.ranks(); ++dest) {
     if (dest == me) continue;
@@ -100,8 +100,7 @@ Dispatched DeepEpNormal::EndDispatch(DispatchHandle* handle) {
   return in;
 }
 
-// To memory of the batch, where they outlive the slot, and where nothing that a lost rank may still
-// write changes them.
+// Copies to memory of the batch. It outlives the slot, and a lost rank cannot overwrite it.
 void DeepEpNormal::ReceiveTags(State* state) const {
   const std::vector<int32_t>& begin = state->sent.begin;
   state->tags.resize(begin.back() * tag_size_);
@@ -123,10 +122,10 @@ void DeepEpNormal::ReceiveTags(State* state) const {
   }
 }
 
-std::span<std::byte* const> DeepEpNormal::OutputPlaces(const ExpertRows& experts,
-                                                       DispatchHandle* handle) {
+std::span<std::byte* const> DeepEpNormal::OutputDestinations(const ExpertRows& experts,
+                                                             DispatchHandle* handle) {
   auto& state = handle->Get<State>();
-  std::vector<ReturnedRows::Target>& targets = state.returned.targets;
+  std::vector<CombinedRows::Target>& targets = state.returned.targets;
   targets.assign(experts.num_rows, {});
   for (int32_t n = 0; n < state.sent.begin.back(); ++n)
     for (int32_t j = 0; j < k_; ++j)
@@ -136,7 +135,7 @@ std::span<std::byte* const> DeepEpNormal::OutputPlaces(const ExpertRows& experts
 
 void DeepEpNormal::PrepareCombine(const ExpertRows& experts, DispatchHandle* handle) {
   auto& state = handle->Get<State>();
-  if (!state.returned.left) OutputPlaces(experts, handle);
+  if (!state.returned.left) OutputDestinations(experts, handle);
   buffers_.returned.Prepare(slots_, buffers_.sent, state.sent, experts, &state.returned, pool_);
 }
 

@@ -1,29 +1,29 @@
-// Exact all-to-all for batches of any size: `--deepep-mode normal`.
+// Exact-size all-to-all for batches of any size: `--deepep-mode normal`.
 #pragma once
 
 #include <vector>
 
 #include "moe/backends.h"
+#include "moe/dispatchers/combined_rows.h"
+#include "moe/dispatchers/dispatch_rows.h"
 #include "moe/dispatchers/exchange_slots.h"
-#include "moe/dispatchers/return_rows.h"
-#include "moe/dispatchers/sent_rows.h"
 
 namespace switchyard {
 
-// Each rank rounds every row once, in its own arena, and tells each rank that needs it the row's
-// token and local experts (tags), and how many there are (SentRows): one wave, nobody waits for
-// counts before rows. Ranks of the same host read the rows where they are.
+// Each rank rounds every row once, into its own arena. It sends every destination rank the row's
+// token index and local expert ids (metadata, "tags") and the number of rows (DispatchRows). Rows
+// need no prior exchange of counts: one phase. Ranks of the same host read the rows in place.
 //
-// What returns is one row for each (token, slot), left by the expert's rank at [token, slot] of
-// the source's arena and added up there. Adding up at the expert's rank first would return
-// min(k, P) rows a token instead of k, but then the order of additions, and with it the last bits,
-// would depend on which experts share a rank: --moe-combine-rows rank. Rows a token, of P ranks,
-// with a share 1 / P of them staying where they are: min(k, P) out and k back, in the formats in
-// flight, which outputs are rounded to before they are weighted.
+// Combine returns one row per (token, slot). The expert's rank writes it to [token, slot] of the
+// source's arena, where the rows are summed. Summing on the expert's rank first would return min(k,
+// P) rows per token instead of k. But the reduction order, and with it the last bits, would then
+// depend on which experts share a rank: --moe-combine-rows rank. Rows per token with P ranks, of
+// which a share of 1 / P stays local: min(k, P) dispatched and k combined, in the formats in
+// flight. Outputs are rounded to these before weighting.
 class DeepEpNormal : public Dispatcher {
  public:
   explicit DeepEpNormal(const DispatcherContext& context);
-  // Error kInvalid where a pass would need more rounds than --deepep-normal-long-seq-round.
+  // Error kInvalid if a pass would need more rounds than --deepep-normal-long-seq-round.
   static ExchangeMemory Memory(const MoeOptions& options, const ExchangeShape& shape);
 
   bool scatters() const override { return true; }
@@ -36,8 +36,8 @@ class DeepEpNormal : public Dispatcher {
   void BeginDispatchAgain(const float* x, bool decode, DispatchHandle* handle) override;
   bool Arrived(DispatchHandle* handle) override;
   Dispatched EndDispatch(DispatchHandle* handle) override;
-  std::span<std::byte* const> OutputPlaces(const ExpertRows& experts,
-                                           DispatchHandle* handle) override;
+  std::span<std::byte* const> OutputDestinations(const ExpertRows& experts,
+                                                 DispatchHandle* handle) override;
   void PrepareCombine(const ExpertRows& experts, DispatchHandle* handle) override;
   void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) override;
   void EndCombine(DispatchHandle* handle, float* y) override;
@@ -47,25 +47,25 @@ class DeepEpNormal : public Dispatcher {
 
   // One batch.
   struct State {
-    SentRows::Batch sent;
-    std::vector<int32_t> tags;  // [rows received, 1 + k] token at its source, local ids of slots
-    ReturnedRows::Batch returned;
+    DispatchRows::Batch sent;
+    std::vector<int32_t> tags;  // [rows received, 1 + k] token index at its source, local ids
+    CombinedRows::Batch returned;
   };
 
   struct Buffers {
     Buffers(const MoeOptions& options, const ExchangeShape& shape);
     BufferPlan plan;
-    SentRows sent;
-    ReturnedRows returned;
+    DispatchRows sent;
+    CombinedRows returned;
     size_t tags;  // [P sources, capacity, 1 + k] i32
   };
 
   void CheckTokens(int64_t tokens) const;
-  void SendTags(const State& state);
+  void SendMetadata(const State& state);
   void ReceiveTags(State* state) const;
   // Writes the tags of all tokens for `dest`.
-  void WriteTags(const SentRows::Batch& sent, int dest, int32_t* tags) const;
-  // Of the segment of a source.
+  void WriteTags(const DispatchRows::Batch& sent, int dest, int32_t* tags) const;
+  // Offset of the segment of a source.
   size_t TagOffset(int source) const {
     return buffers_.tags + buffers_.sent.SegmentBegin(source) * tag_size_ * sizeof(int32_t);
   }

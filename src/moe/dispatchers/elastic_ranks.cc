@@ -12,9 +12,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long a wait sleeps on a flag before it looks at the cell, where it learns that others have
-// given the rank up, or that the rank died between commit and flag.
-constexpr milliseconds kLook(10);
+// Interval at which a wait on a flag checks the cell, to detect that others have excluded the rank,
+// or that it died between commit and flag.
+constexpr milliseconds kPollInterval(10);
 
 double Seconds(milliseconds time) { return std::chrono::duration<double>(time).count(); }
 
@@ -32,9 +32,8 @@ ElasticRanks::ElasticRanks(RankComm& comm, milliseconds timeout)
   for (const int peer : peers_)
     if (!memory_.Mapped(peer))
       throw Invalid(
-          "--moe-a2a-backend mooncake: rank {} is on another host, and only ranks that share "
-          "memory "
-          "can be outlived; want deepep",
+          "--moe-a2a-backend mooncake: rank {} is on another host; the backend supports ranks that "
+          "share memory only, want deepep",
           peer);
 }
 
@@ -47,11 +46,11 @@ ElasticRanks::Outcome ElasticRanks::OutcomeOf(uint64_t cell, uint64_t number) {
   return cell & kClosed ? Outcome::kLost : Outcome::kPending;
 }
 
-ElasticRanks::Outcome ElasticRanks::Look(int ep_rank, uint64_t number) const {
+ElasticRanks::Outcome ElasticRanks::ReadCell(int ep_rank, uint64_t number) const {
   return OutcomeOf(std::atomic_ref(*CellOf(ep_rank)).load(), number);
 }
 
-ElasticRanks::Outcome ElasticRanks::Close(int ep_rank, uint64_t number) {
+ElasticRanks::Outcome ElasticRanks::CloseCell(int ep_rank, uint64_t number) {
   const std::atomic_ref cell(*CellOf(ep_rank));
   uint64_t seen = cell.load();
   while (OutcomeOf(seen, number) == Outcome::kPending)
@@ -59,33 +58,33 @@ ElasticRanks::Outcome ElasticRanks::Close(int ep_rank, uint64_t number) {
   return OutcomeOf(seen, number);
 }
 
-void ElasticRanks::CheckOwn() const {
+void ElasticRanks::CheckNotExcluded() const {
   if (std::atomic_ref(*CellOf(rank_)).load() & kClosed)
     throw Error(ErrorKind::kPeer,
-                fmt::format("rank {} was given up by the other ranks after {} stages of the MoE "
-                            "exchange: they did not hear of it for {:g} s (--elastic-ep-timeout)",
+                fmt::format("rank {} was excluded by the other ranks after {} stages of the MoE "
+                            "exchange: no progress for {:g} s (--elastic-ep-timeout)",
                             peers_[rank_], committed_, Seconds(timeout_)),
-                "start it again");
+                "restart it");
 }
 
 uint64_t ElasticRanks::Commit() {
   uint64_t expected = committed_;
   if (!std::atomic_ref(*CellOf(rank_)).compare_exchange_strong(expected, committed_ + 1)) {
     CHECK_EQ(expected, committed_ | kClosed);
-    CheckOwn();
+    CheckNotExcluded();
   }
   return ++committed_;
 }
 
 void ElasticRanks::Wait(int ep_rank, uint64_t number, size_t flag, uint32_t value, Deadline until,
                         const char* what) {
-  while (!memory_.WaitFor(flag, value, kLook)) {
-    Outcome outcome = Look(ep_rank, number);
+  while (!memory_.WaitFor(flag, value, kPollInterval)) {
+    Outcome outcome = ReadCell(ep_rank, number);
     if (outcome == Outcome::kPending && std::chrono::steady_clock::now() >= until)
-      outcome = Close(ep_rank, number);
+      outcome = CloseCell(ep_rank, number);
     if (outcome == Outcome::kCommitted) return;
     if (outcome == Outcome::kLost) return Mask(ep_rank, what);
-    CheckOwn();
+    CheckNotExcluded();
   }
 }
 
@@ -93,8 +92,8 @@ void ElasticRanks::Mask(int ep_rank, const char* what) {
   mask_[ep_rank] = 0;
   all_active_ = false;
   LOG_WARNING(
-      "rank {} goes on without rank {} and its experts: it did not end {} in {:g} s; {} of {} EP "
-      "ranks are left",
+      "rank {} continues without rank {} and its experts: it did not end {} in {:g} s; {} of {} EP "
+      "ranks are active",
       peers_[rank_], peers_[ep_rank], what, Seconds(timeout_), std::ranges::count(mask_, 1),
       mask_.size());
 }

@@ -1,4 +1,4 @@
-// The agreement on who is lost, seen by all ranks of a group, on one thread.
+// The agreement on lost ranks: all ranks of a group, simulated on one thread.
 #include "moe/dispatchers/elastic_ranks.h"
 
 #include <memory>
@@ -29,7 +29,7 @@ class ElasticRanksTest : public ::testing::Test {
     }
   }
 
-  // `rank` waits for `peer`'s stage and masks it where that is lost.
+  // `rank` waits for `peer`'s stage and masks the peer if it is lost.
   void Wait(int rank, int peer, uint64_t stage, Deadline until) {
     ranks_[rank]->Wait(peer, stage, flag_, 1, until, "a test");
   }
@@ -57,7 +57,7 @@ TEST_F(ElasticRanksTest, AllSeeTheSameRankLostInTheSameStage) {
   ranks_[1]->Commit();
   Wait(0, 1, 2, Now());
   EXPECT_THAT(ranks_[0]->mask(), ElementsAre(1, 0, 1));
-  // Rank 2 comes later: stage 1 is there, and of stage 2 it hears without waiting.
+  // Rank 2 looks later: stage 1 is committed, and the loss in stage 2 is detected without waiting.
   Wait(2, 1, 1, Now());
   EXPECT_TRUE(ranks_[2]->active(1));
   Wait(2, 1, 2, Far());
@@ -67,17 +67,17 @@ TEST_F(ElasticRanksTest, AllSeeTheSameRankLostInTheSameStage) {
 TEST_F(ElasticRanksTest, ALostRankLearnsOfItWhenItCommitsOrWaits) {
   ranks_[1]->Commit();
   Wait(0, 1, 2, Now());
-  const auto expect_given_up = [](const auto& body) {
+  const auto expect_excluded = [](const auto& body) {
     try {
       body();
       ADD_FAILURE() << "no error";
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kPeer);
-      EXPECT_THAT(error.what(), HasSubstr("rank 1 was given up by the other ranks after 1 stages"));
+      EXPECT_THAT(error.what(), HasSubstr("rank 1 was excluded by the other ranks after 1 stages"));
     }
   };
-  expect_given_up([&] { ranks_[1]->Commit(); });
-  expect_given_up([&] { Wait(1, 2, 1, Far()); });
+  expect_excluded([&] { ranks_[1]->Commit(); });
+  expect_excluded([&] { Wait(1, 2, 1, Far()); });
 }
 
 TEST_F(ElasticRanksTest, ARankDoesNotGiveUpThoseAheadOfIt) {

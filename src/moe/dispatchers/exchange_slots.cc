@@ -9,7 +9,7 @@
 namespace switchyard {
 namespace {
 
-// A flag has a cache line of its own, after the payload.
+// Each flag has its own cache line, after the payload.
 size_t FlagBytes(int ep, int num_stages) { return size_t{BufferPlan::kLine} * num_stages * ep; }
 
 }  // namespace
@@ -51,7 +51,7 @@ void ExchangeSlots::Take(SlotUse* use) {
     use->round = ++rounds_[slot];
     return;
   }
-  throw Resource("{}: {} batches are in flight, as many as it has buffers; end one first", name_,
+  throw Resource("{}: {} batches are in flight, all buffers are in use; end one first", name_,
                  kSlots);
 }
 
@@ -92,7 +92,7 @@ void ExchangeSlots::WaitAll(const SlotUse& use, int stage, const char* what) {
 
 void ExchangeSlots::WaitForActive(const SlotUse& use, int stage, const char* what) {
   const uint64_t commit = commits_[stage * kSlots + use.slot];
-  const Deadline until = elastic_->StartWait();
+  const Deadline until = elastic_->WaitDeadline();
   for (int source = 0; source < ranks(); ++source)
     if (Active(source))
       elastic_->Wait(source, commit, FlagOffset(use.slot, stage, source), use.round, until, what);

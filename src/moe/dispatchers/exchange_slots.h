@@ -1,4 +1,4 @@
-// Symmetric buffers of the all-to-all, and the flags that say what is in them.
+// Symmetric buffers of the all-to-all, and the flags that signal their contents.
 #pragma once
 
 #include <cstddef>
@@ -13,16 +13,17 @@
 
 namespace switchyard {
 
-// Lays buffers one after the other: what the size and the offsets of a slot come from, and what
-// its memory is described by.
+// Lays out buffers consecutively. Yields the size of a slot, the offsets in it, and the description
+// of its memory.
 class BufferPlan {
  public:
   struct Buffer {
     std::string_view name;
-    size_t bytes = 0;  // whole cache lines
+    size_t bytes = 0;  // multiple of the cache line
   };
 
-  // Offset of a buffer on cache lines of its own. `name`, a literal, is for descriptions.
+  // Adds a cache-line-aligned buffer and returns its offset. `name`, a literal, is for
+  // descriptions.
   size_t Add(std::string_view name, size_t bytes) {
     const size_t offset = end_, whole = (bytes + kLine - 1) / kLine * kLine;
     end_ += whole;
@@ -39,75 +40,74 @@ class BufferPlan {
   std::vector<Buffer> buffers_;
 };
 
-// A batch's use of a slot, part of the dispatcher's record of the batch.
+// A batch's use of a slot, part of the dispatcher's state of the batch.
 struct SlotUse {
-  int slot = -1;       // −1: none taken
-  uint32_t round = 0;  // value of the slot's flags in this use of it
+  int slot = -1;       // −1: none
+  uint32_t round = 0;  // value of the slot's flags in this use
 };
 
-// kSlots equal buffers in every rank's arena. A batch takes one from BeginDispatch to EndCombine.
-// All ranks of the EP group take and release in the same order, so that without a word they mean
-// the same slot; the lowest free one is taken, which keeps a single batch in warm memory.
+// kSlots equal buffers in every rank's arena. A batch occupies one from BeginDispatch to
+// EndCombine. All ranks of the EP group take and release slots in the same order, so they agree on
+// the slot without communication. Take returns the lowest free slot, which keeps a single batch in
+// warm cache.
 //
-// Each slot has one flag for each (stage, source rank), in the destination's arena. A use of the
-// slot is a round: its flags are raised to the round's number and never cleared.
+// Each slot has one flag per (stage, source rank), in the destination's arena. A use of the slot is
+// a round: its flags are raised to the round's number and never cleared.
 //
-// Why a slot needs neither a barrier nor clearing, given that every rank raises the flag of the
-// last stage (outputs) to every rank in every round, rows or no rows:
-//   - What A writes to B in BeginDispatch (counts, tags), and what A writes to its own arena for B
-//   to
-//     read there (rows), B reads before it raises that flag, and A leaves the round (EndCombine)
-//     only when it has seen that flag from every rank. So when A writes round r + 1, nobody still
-//     reads round r.
-//   - What B's experts leave with A from EndDispatch on overwrites A's outputs of round r. In round
-//     r + 1 B has then seen A's flag for the rows of r + 1, which A raises after it has left round
-//     r.
-//   - Counts are written whole in every round and say which rows are valid, so what round r left in
-//     the buffers is never taken for a part of round r + 1.
+// A slot needs neither a barrier nor clearing, because every rank raises the flag of the last stage
+// (outputs) to every rank in every round, with or without rows:
+//   - In BeginDispatch, A writes counts and metadata to B, and rows for B to A's own arena. B reads
+//     all of these before it raises the outputs flag. A leaves the round (EndCombine) only after it
+//     has seen that flag from every rank. So when A writes round r + 1, no rank reads round r.
+//   - From EndDispatch on, B's experts write outputs for A, over A's outputs of round r. In round
+//     r + 1 B has then seen A's flag for the rows of r + 1, which A raises after it has left
+//     round r.
+//   - All counts are written in every round and determine which rows are valid, so data of round r
+//     in the buffers is never used in round r + 1.
 //
 // Used by the rank's thread only.
 class ExchangeSlots {
  public:
-  static constexpr int kSlots = 2;  // one batch, and one that overlaps it
+  static constexpr int kSlots = 2;  // two overlapping batches
 
-  // Allocates Bytes(…) symmetrically. `name` is for messages. With `elastic`, which outlives it,
-  // ranks may be lost on the way: nobody then waits for them.
+  // Allocates Bytes(…) symmetrically. `name` is for messages. With `elastic`, which outlives the
+  // slots, ranks may be lost, and waits skip them.
   ExchangeSlots(RankComm& comm, std::string name, int num_stages, size_t payload_bytes,
                 ElasticRanks* elastic = nullptr);
   static size_t Bytes(int ep, int num_stages, size_t payload_bytes);
-  // The same by buffer, the payload's as the plan has them.
+  // The same by buffer; the payload's buffers as in the plan.
   static ExchangeMemory Memory(const std::string& name, int ep, int num_stages,
                                const BufferPlan& payload);
 
   int rank() const { return rank_; }                             // in the EP group
   int ranks() const { return static_cast<int>(peers_.size()); }  // P
 
-  // Gives the batch a slot and the slot's next round. Error kResource when all are in flight.
+  // Assigns the batch a slot and the slot's next round. Error kResource if all slots are in use.
   void Take(SlotUse* use);
   void Release(SlotUse* use);
 
-  // `offset` in the payload of the batch's slot, in the arena of EP rank `peer`.
+  // Address of `offset` in the payload of the batch's slot, in the arena of EP rank `peer`.
   std::byte* At(const SlotUse& use, int peer, size_t offset) const;
   std::byte* Local(const SlotUse& use, size_t offset) const { return At(use, rank_, offset); }
 
-  // For the ranks of other hosts (SymmetricMemory): says what was written to `peer`, before the
-  // flag of it is raised; makes readable what `peer` wrote to its own arena. Nothing for the other
-  // ranks.
+  // For ranks of other hosts (SymmetricMemory). Wrote registers data written to `peer`, to be sent
+  // before the flag is raised. Fetch makes data readable that `peer` wrote to its own arena. No-ops
+  // for ranks of this host.
   void Wrote(const SlotUse& use, int peer, size_t offset, size_t bytes);
   void Fetch(const SlotUse& use, int peer, size_t offset, size_t bytes, const char* what);
   bool Mapped(int peer) const { return memory_.Mapped(peers_[peer]); }
   bool AllMapped() const { return all_mapped_; }
 
-  // Whether EP rank `peer` still takes part; changes in WaitAll only.
+  // Whether EP rank `peer` is active; changes only in WaitAll.
   bool Active(int peer) const { return elastic_ == nullptr || elastic_->active(peer); }
   bool AllActive() const { return elastic_ == nullptr || elastic_->all_active(); }
 
-  // Tells every rank of the group, this one included, that `stage` of the round is written.
+  // Signals every rank of the group, this one included, that `stage` of the round is written.
   void RaiseAll(const SlotUse& use, int stage);
-  // Waits for every rank's; `what` is for the message of a timeout.
+  // Waits for that signal from every rank; `what` is for the timeout message.
   void WaitAll(const SlotUse& use, int stage, const char* what);
 
-  // Whether WaitAll would return, or throw because the ranks were aborted, without waiting.
+  // Whether WaitAll would return, or throw after an abort, without waiting.
   bool AllReached(const SlotUse& use, int stage) const;
 
  private:
@@ -127,7 +127,7 @@ class ExchangeSlots {
   uint32_t rounds_[kSlots] = {};
   const bool all_mapped_;
   ElasticRanks* const elastic_;
-  std::vector<uint64_t> commits_;  // [stages, kSlots] numbers of the last commits; of elastic_
+  std::vector<uint64_t> commits_;  // [stages, kSlots] last commit numbers of elastic_
 };
 
 }  // namespace switchyard

@@ -9,9 +9,9 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "moe/combine.h"
+#include "moe/dispatchers/combined_rows.h"
 #include "moe/dispatchers/exchange_slots.h"
 #include "moe/dispatchers/published_rows.h"
-#include "moe/dispatchers/return_rows.h"
 #include "moe/dispatchers/rounds.h"
 #include "moe/scratch.h"
 
@@ -25,7 +25,7 @@ constexpr char kCombine[] = "flashinfer combine rows";
 struct Buffers {
   Buffers(const MoeOptions& options, const ExchangeShape& shape)
       : published(shape, TokensPerRound(options, shape), &plan) {
-    const int64_t most = std::min<int64_t>(shape.k, shape.local_experts);  // outputs of a token
+    const int64_t most = std::min<int64_t>(shape.k, shape.local_experts);  // outputs per token
     outputs_capacity = (shape.ep - 1) * published.capacity() * most;
     output_begins = plan.Add("output begins", sizeof(int32_t) * shape.ep);
     outputs = plan.Add("outputs", shape.hidden * SizeOf(shape.output_dtype) * outputs_capacity);
@@ -34,28 +34,28 @@ struct Buffers {
   BufferPlan plan;
   PublishedRows published;
   int64_t outputs_capacity = 0;
-  size_t output_begins = 0;  // [P] i32 the first output for each source
+  size_t output_begins = 0;  // [P] i32 index of the first output per source
   size_t outputs = 0;        // [outputs_capacity, H]
 };
 
-// One batch. Kept after it has ended, for a second dispatch by the same routing.
+// State of one batch. Kept after its end, for a second dispatch with the same routing.
 struct State {
   SlotUse use;
-  bool again = false;  // the routing is known
-  // As a source: the place of the output for (token, slot) among those that this rank gets from the
-  // expert's rank, and how many it gets from each. Its own outputs are apart.
+  bool again = false;  // reuses the known routing
+  // As a source: the index of the output of (token, slot) among those from its expert's rank, and
+  // the number of outputs per rank. Outputs of this rank's own experts are separate.
   const float* x = nullptr;            // [tokens, H]
   std::vector<int32_t> output_order;   // [tokens, k]
   std::vector<int32_t> output_counts;  // [P]
   OwnOutputs own_outputs;
-  std::vector<const std::byte*> outputs;  // [P] the first of each rank
+  std::vector<const std::byte*> outputs;  // [P] first output of each rank
 
-  // As the experts' rank: rows [begin[s], begin[s + 1]) are of source s.
+  // As the experts' rank: rows [begin[s], begin[s + 1]) are from source s.
   std::vector<int32_t> begin;         // [P + 1]
-  std::vector<int32_t> tokens;        // [rows] at their source
+  std::vector<int32_t> tokens;        // [rows] token index at its source
   std::vector<int32_t> local_ids;     // [rows, k]
   std::vector<int32_t> row_at;        // [rows] as in Dispatched
-  std::vector<int32_t> output_begin;  // [rows + 1] of the published outputs, each row's first
+  std::vector<int32_t> output_begin;  // [rows + 1] index of each row's first published output
   Scratch<std::byte> rows;            // pulled
 };
 
@@ -82,7 +82,7 @@ class FlashInfer : public Dispatcher {
 
   void BeginDispatch(const float* x, const TopK& topk, bool, DispatchHandle* handle) override {
     if (topk.tokens > buffers_.published.capacity())
-      throw Resource("flashinfer: {} tokens on one rank, its buffers hold {}", topk.tokens,
+      throw Resource("flashinfer: {} tokens on one rank exceed the capacity of {}", topk.tokens,
                      buffers_.published.capacity());
     CHECK_EQ(topk.k, k_);
     auto& state = handle->Get<State>();
@@ -243,7 +243,7 @@ class FlashInfer : public Dispatcher {
                   own.row_for.begin() + OutputPlace(state->tokens[n], 0, k_));
   }
 
-  // Where each rank's outputs for this one begin, readable here.
+  // Locates each rank's outputs for this one and makes them readable.
   void FindOutputs(State* state) {
     state->outputs.assign(slots_.ranks(), nullptr);
     for (int owner = 0; owner < slots_.ranks(); ++owner) {
@@ -275,7 +275,7 @@ class FlashInfer : public Dispatcher {
 
 DispatcherBackend FlashInferBackend() {
   return BackendOf<Dispatcher, FlashInfer>(
-      "one-sided: sources publish rows and routing, whoever needs a row pulls it");
+      "one-sided: sources publish rows and routing, experts' ranks pull rows");
 }
 
 }  // namespace switchyard

@@ -5,7 +5,7 @@
 
 #include "core/check.h"
 #include "core/error.h"
-#include "moe/dispatchers/return_rows.h"
+#include "moe/dispatchers/combined_rows.h"
 #include "moe/dispatchers/rounds.h"
 #include "moe/rows.h"
 
@@ -39,7 +39,7 @@ FusedTiles::FusedTiles(const DispatcherContext& context)
 
 void FusedTiles::Begin(const float* x, const TopK& topk, bool, DispatchHandle* handle) {
   if (topk.tokens > buffers_.published.capacity())
-    throw Resource("fused: {} tokens on one rank, its buffers hold {}", topk.tokens,
+    throw Resource("fused: {} tokens on one rank exceed the capacity of {}", topk.tokens,
                    buffers_.published.capacity());
   CHECK_EQ(topk.k, k_);
   auto& state = handle->Get<State>();
@@ -67,7 +67,7 @@ void FusedTiles::End(const ExpertBlock& block, DispatchHandle* handle, float* y)
   slots_.Release(&state.use);
 }
 
-// A stable counting sort of all ranks' (token, slot) by this rank's experts.
+// Stable counting sort of the (token, slot) pairs of all ranks by this rank's experts.
 void FusedTiles::ListWork(int local_experts, State* state) {
   const int me = slots_.rank();
   state->routing.clear();
@@ -83,7 +83,8 @@ void FusedTiles::ListWork(int local_experts, State* state) {
     }
   };
 
-  // offsets[e] walks to the end of expert e while work is placed, and is moved back after.
+  // While work is placed, offsets[e] advances to the end of expert e; it is shifted back
+  // afterwards.
   std::vector<int32_t>& offsets = state->offsets;
   offsets.assign(local_experts + 1, 0);
   for_each([&](int32_t e, const Work&) { ++offsets[e + 1]; });
@@ -94,7 +95,7 @@ void FusedTiles::ListWork(int local_experts, State* state) {
   offsets[0] = 0;
 }
 
-// Rows of other hosts' ranks are fetched once, into the image of the source's arena.
+// Fetches rows from ranks of other hosts once, into the local image of the source's arena.
 void FusedTiles::FetchRows(const State& state) {
   std::vector<int32_t> tokens;
   for (int source = 0; source < slots_.ranks(); ++source) {

@@ -10,29 +10,29 @@
 
 namespace switchyard {
 
-// Sources publish rows and routing in their own arenas, as flashinfer does. An expert's rank lists,
-// expert by expert, which (token, slot) it has to compute, and walks that list in tiles of at most
-// kTileRows rows: it gathers the tile's rows from the arenas of their sources, runs the experts on
-// them, and writes each output to [token, slot] of the buffer of the token's rank. When a flag says
-// that a rank has gone through its list, what it had to give is there; the tokens' rank adds up in
+// Sources publish rows and routing in their own arenas, as in flashinfer. An expert's rank builds a
+// work list of (token, slot) pairs, grouped by expert. It processes the list in tiles of at most
+// kTileRows rows. Per tile it gathers the rows from the arenas of their sources and runs the
+// experts. It then writes each output to [token, slot] of the buffer of the token's rank. One flag
+// per rank signals the end of its list; all its outputs are then complete. The tokens' rank sums in
 // slot order.
 //
-// The rows of all experts are thus never laid out: besides the index (twelve bytes for each output)
-// the scratch is one tile of inputs, middles and outputs, whatever the batch. A hot expert takes
-// several tiles, and its weights are read once for each; small experts share one.
+// The rows of all experts are thus never materialized. Besides the index (twelve bytes per output),
+// the scratch is one tile of inputs, intermediates and outputs, for any batch size. A hot expert
+// takes several tiles, and its weights are read once per tile; small experts share a tile.
 //
-// Moved, for T tokens of hidden size H on each of P ranks: P · T · k ids to every rank; k rows of H
-// a token out (a row that several experts of a rank want is gathered for each of them) and k back.
-// Memory of each of the slots: T rows, T · k ids, and T · k outputs.
+// Traffic, for T tokens of hidden size H on each of P ranks: P · T · k ids to every rank; k rows of
+// H per token dispatched and k combined. A row for several experts of a rank is gathered once for
+// each. Memory per slot: T rows, T · k ids, and T · k outputs.
 //
-// Results are those of deepep and grouped_mlp, bit for bit: the same rows by the same kernel, added
-// in the same order. Idea: the fused MoE kernels of DeepGEMM (Mega MoE) and of Ascend (FuseEP),
-// where one kernel pulls tokens, multiplies and pushes results.
+// Results are bit-identical to deepep and grouped_mlp: the same rows through the same kernel,
+// summed in the same order. Based on the fused MoE kernels of DeepGEMM (Mega MoE) and of Ascend
+// (FuseEP), in which one kernel pulls tokens, multiplies and pushes results.
 //
-// Why nothing is overwritten too early (exchange_slots.h has the terms). B reads A's published rows
-// of round r before B raises its flag for the outputs of r, and A ends r only when it has seen that
-// flag from every B. B writes A's outputs of round r + 1 after A's flag for the rows of r + 1,
-// which A raises after it has ended r, its sums included.
+// Why no buffer is overwritten too early (terms as in exchange_slots.h): B reads A's published rows
+// of round r before B raises its outputs flag of r. A ends r only after it has seen that flag from
+// every B. B writes A's outputs of round r + 1 after A's rows flag of r + 1, which A raises after
+// it has ended r, its sums included.
 class FusedTiles : public FusedExperts {
  public:
   static constexpr int64_t kTileRows = 256;
@@ -40,18 +40,18 @@ class FusedTiles : public FusedExperts {
   explicit FusedTiles(const DispatcherContext& context);
   static ExchangeMemory Memory(const MoeOptions& options, const ExchangeShape& shape);
 
-  bool Takes(WeightFormat format) const override { return runner_.Takes(format); }
+  bool Supports(WeightFormat format) const override { return runner_.Supports(format); }
   int64_t MaxTokens(bool) const override { return buffers_.published.capacity(); }
   void Begin(const float* x, const TopK& topk, bool decode, DispatchHandle* handle) override;
   void End(const ExpertBlock& block, DispatchHandle* handle, float* y) override;
 
-  // The most rows that the scratch ever held.
+  // The maximum number of rows that the scratch has held.
   int64_t most_tile_rows() const { return most_tile_rows_; }
 
  private:
   enum Stage { kRows, kOutputs, kNumStages };
 
-  // An output that this rank owes.
+  // A work item: one output that this rank computes.
   struct Work {
     int32_t source = 0, token = 0, slot = 0;
   };
@@ -61,8 +61,8 @@ class FusedTiles : public FusedExperts {
     SlotUse use;
     const float* x = nullptr;                     // [tokens, H] own rows
     std::vector<PublishedRows::Routing> routing;  // [P]
-    std::vector<Work> work;                       // expert by expert
-    std::vector<int32_t> offsets;                 // [E_local + 1] of `work`
+    std::vector<Work> work;                       // grouped by expert
+    std::vector<int32_t> offsets;                 // [E_local + 1] into `work`
   };
 
   // Offsets in a slot.
@@ -89,7 +89,7 @@ class FusedTiles : public FusedExperts {
   const Buffers buffers_;
   ExchangeSlots slots_;
   GroupedMlpRunner runner_;
-  GroupedRows tile_;         // of storage: x and offsets
+  GroupedRows tile_;         // uses storage.x and storage.offsets
   Scratch<float> tile_out_;  // [tile rows, H]
   int64_t most_tile_rows_ = 0;
 };

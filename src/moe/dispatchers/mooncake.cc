@@ -49,9 +49,9 @@ class Mooncake : public Dispatcher {
   }
   bool Arrived(DispatchHandle* handle) override { return exchange_->Arrived(handle); }
   Dispatched EndDispatch(DispatchHandle* handle) override { return exchange_->EndDispatch(handle); }
-  std::span<std::byte* const> OutputPlaces(const ExpertRows& experts,
-                                           DispatchHandle* handle) override {
-    return exchange_->OutputPlaces(experts, handle);
+  std::span<std::byte* const> OutputDestinations(const ExpertRows& experts,
+                                                 DispatchHandle* handle) override {
+    return exchange_->OutputDestinations(experts, handle);
   }
   void PrepareCombine(const ExpertRows& experts, DispatchHandle* handle) override {
     exchange_->PrepareCombine(experts, handle);
@@ -70,7 +70,7 @@ class Mooncake : public Dispatcher {
 
 DispatcherBackend MooncakeBackend() {
   DispatcherBackend backend =
-      BackendOf<Dispatcher, Mooncake>("deepep that goes on without ranks that are lost");
+      BackendOf<Dispatcher, Mooncake>("deepep that continues without lost ranks");
   backend.combines_by_rank = true;
   return backend;
 }

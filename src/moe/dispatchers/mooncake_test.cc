@@ -1,9 +1,7 @@
-// Ranks that are lost on the way: dead, stopped or only too slow, in each stage.
+// Lost ranks: dead, stopped or only too slow, in each stage.
 #include "moe/dispatchers/mooncake.h"
 
 #include <signal.h>
-#include <spdlog/sinks/ostream_sink.h>
-#include <spdlog/spdlog.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,6 +10,7 @@
 #include <map>
 #include <sstream>
 
+#include "core/log.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "moe/dispatchers/test_exchange.h"
@@ -29,10 +28,10 @@ constexpr int kRanks = 4, kExperts = 10, kTopK = 3, kBatches = 4;
 constexpr int64_t kHidden = 96, kTokens = 22;
 constexpr double kTimeoutSeconds = 0.75;
 
-// The steps of a batch, between which a rank may be lost.
+// The steps of a batch before which a rank may be lost.
 enum Step { kBeforeDispatch, kBeforeCombine, kAfterCombineBegan };
 
-// Where a rank leaves.
+// The point at which a rank stops.
 struct Leave {
   int batch = 0;
   Step step = kBeforeDispatch;
@@ -53,12 +52,12 @@ MoeOptions Options(const std::string& mode, const std::string& combine_rows = "s
 
 SomeTokens Batch(int i) { return SomeTokens::Random(kTokens, kExperts, kTopK, kHidden, 10 + i); }
 
-// Whether the experts of a rank that leaves so miss in a batch.
+// Whether the experts of a rank with this `leave` are missing in a batch.
 bool Misses(const Leave& leave, int batch) {
   return batch > leave.batch || (batch == leave.batch && leave.step < kAfterCombineBegan);
 }
 
-// Rows for a rank's experts in a batch: of the ranks that still send.
+// Rows for a rank's experts in a batch, from the ranks that still send.
 int64_t ExpectedRows(const Leaves& leaves, int batch, int ep_rank) {
   const ExpertMap experts(kExperts, kRanks, false);
   const SomeTokens tokens = Batch(batch);
@@ -75,7 +74,7 @@ int64_t ExpectedRows(const Leaves& leaves, int batch, int ep_rank) {
   return rows;
 }
 
-// By one rank with deepep, which keeps its bits, without what the lost ranks' experts would add.
+// Outputs of one rank with deepep, which are bit-identical, without the lost ranks' experts.
 std::vector<std::vector<float>> Expected(const Leaves& leaves) {
   const ExpertMap experts(kExperts, kRanks, false);
   std::vector<SomeTokens> batches;
@@ -93,8 +92,8 @@ std::vector<std::vector<float>> Expected(const Leaves& leaves) {
   return expected;
 }
 
-// Runs all batches; odd ones as decode. Where the rank is to leave, calls leave() and goes on where
-// that returns. Checks the outputs.
+// Runs all batches, odd ones as decode, and checks the outputs. Calls leave() at the rank's point
+// in `leaves`, and continues if that returns.
 void RunBatches(const ExchangeRank& rank, const Leaves& leaves,
                 const std::vector<std::vector<float>>& expected,
                 const std::function<void()>& leave) {
@@ -131,7 +130,7 @@ std::vector<uint8_t> MaskWithout(const Leaves& leaves) {
 
 class Left : public std::exception {};
 
-// The ranks of `leaves` end their threads; the others finish all batches and agree.
+// The ranks of `leaves` end their threads; the others finish all batches with the same mask.
 void ExpectOthersFinish(const std::string& mode, const Leaves& leaves,
                         const std::string& combine_rows = "slot") {
   SCOPED_TRACE(mode + " " + combine_rows);
@@ -180,13 +179,12 @@ TEST(MooncakeTest, RanksLostOneAfterTheOtherUntilOneIsLeft) {
 
 TEST(MooncakeTest, TheLogNamesTheLostRankAndTheStage) {
   std::ostringstream lines;
-  const auto before = spdlog::default_logger();
-  spdlog::set_default_logger(std::make_shared<spdlog::logger>(
-      "test", std::make_shared<spdlog::sinks::ostream_sink_mt>(lines)));
-  ExpectOthersFinish("normal", {{1, {2, kBeforeCombine}}});
-  spdlog::set_default_logger(before);
+  {
+    const LogCapture capture(lines);
+    ExpectOthersFinish("normal", {{1, {2, kBeforeCombine}}});
+  }
   for (const int rank : {0, 2, 3})
-    EXPECT_THAT(lines.str(), HasSubstr(fmt::format("rank {} goes on without rank 1", rank)));
+    EXPECT_THAT(lines.str(), HasSubstr(fmt::format("rank {} continues without rank 1", rank)));
   EXPECT_THAT(lines.str(),
               AllOf(HasSubstr("combine rows in 0.75 s"), HasSubstr("3 of 4 EP ranks")));
 }
@@ -199,7 +197,7 @@ TEST(MooncakeTest, ARankIsLostForAllBatchesInFlight) {
         ExchangeBatch a = rank.ShareOf(Batch(0)), b = rank.ShareOf(Batch(1));
         a.Begin(rank.moe);
         if (rank.ep_rank == 2) return;
-        b.Begin(rank.moe);  // finds out
+        b.Begin(rank.moe);  // detects the lost rank
         for (ExchangeBatch* batch : {&a, &b}) batch->Compute(rank.moe, rank.block);
         for (ExchangeBatch* batch : {&b, &a}) batch->End(rank.moe, rank.block);
         const Share share = EvenShare(kTokens, kRanks, rank.ep_rank);
@@ -211,8 +209,8 @@ TEST(MooncakeTest, ARankIsLostForAllBatchesInFlight) {
       });
 }
 
-// A rank that only stalls until the others have finished.
-void ExpectLateRankStops(const std::string& mode, Step step) {
+// A rank that stalls until the others have finished.
+void ExpectLateRankFails(const std::string& mode, Step step) {
   SCOPED_TRACE(fmt::format("{} step {}", mode, static_cast<int>(step)));
   const Leaves leaves = {{1, {1, step}}};
   const auto expected = Expected(leaves);
@@ -225,18 +223,18 @@ void ExpectLateRankStops(const std::string& mode, Step step) {
         }
         try {
           RunBatches(rank, leaves, expected, [&] { finished.wait(); });
-          ADD_FAILURE() << "rank 1 does not learn that it is lost";
+          ADD_FAILURE() << "rank 1 does not detect that it is lost";
         } catch (const Error& error) {
           EXPECT_EQ(error.kind(), ErrorKind::kPeer);
-          EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1 was given up by the other ranks"),
+          EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1 was excluded by the other ranks"),
                                           HasSubstr("0.75 s (--elastic-ep-timeout)")));
         }
       });
 }
 
 TEST(MooncakeTest, ARankThatIsOnlyLateLearnsThatItIsLostAndStops) {
-  ExpectLateRankStops("normal", kBeforeDispatch);
-  ExpectLateRankStops("low_latency", kBeforeCombine);
+  ExpectLateRankFails("normal", kBeforeDispatch);
+  ExpectLateRankFails("low_latency", kBeforeCombine);
 }
 
 TEST(MooncakeTest, TimeoutsOutOfRangeAreRefused) {
@@ -264,9 +262,9 @@ TEST(MooncakeTest, RanksOfOtherHostsAreRefused) {
   }
 }
 
-// ---- Ranks as processes, which the kernel kills or stops ----
+// ---- Ranks as processes, killed or stopped by signals ----
 
-constexpr int kGood = 0, kWrong = 40, kGivenUp = 41;
+constexpr int kGood = 0, kWrong = 40, kExcluded = 41;
 
 int RankProcess(const std::shared_ptr<SharedArena>& arena, const MoeOptions& options,
                 const MeshShape& mesh, int rank, const Leaves& leaves,
@@ -282,7 +280,7 @@ int RankProcess(const std::shared_ptr<SharedArena>& arena, const MoeOptions& opt
     RunBatches({*moe, block, mesh.ep, rank, 0}, leaves, expected, [&] { raise(signal); });
     return ::testing::Test::HasFailure() ? kWrong : kGood;
   } catch (const Error& error) {
-    return error.kind() == ErrorKind::kPeer ? kGivenUp : kWrong;
+    return error.kind() == ErrorKind::kPeer ? kExcluded : kWrong;
   }
 }
 
@@ -290,7 +288,7 @@ void ExpectOtherProcessesFinish(const std::string& mode, Step step, int signal) 
   SCOPED_TRACE(fmt::format("{} step {} signal {}", mode, static_cast<int>(step), signal));
   const Leaves leaves = {{1, {1, step}}};
   const auto expected = Expected(leaves);
-  // Processes that start on a busy machine may be late by more than kTimeoutSeconds.
+  // Process startup on a loaded machine may be delayed by more than kTimeoutSeconds.
   MoeOptions options = Options(mode);
   options.elastic_timeout_seconds = 4 * kTimeoutSeconds;
   const MeshShape mesh{kRanks, kRanks};
@@ -314,7 +312,7 @@ void ExpectOtherProcessesFinish(const std::string& mode, Step step, int signal) 
   if (signal == SIGKILL) {
     EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
   } else {
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kGivenUp);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kExcluded);
   }
 }
 

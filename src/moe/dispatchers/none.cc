@@ -8,12 +8,12 @@
 namespace switchyard {
 namespace {
 
-// One batch.
+// State of one batch.
 struct NoneState {
-  std::vector<float> rows;         // [all tokens, H] as they will be computed
-  const float* x = nullptr;        // these, or the caller's
-  std::vector<int32_t> tokens;     // [ep] of each rank
-  std::vector<size_t> sizes;       // [ep] of a collective
+  std::vector<float> rows;         // [all tokens, H] rounded input rows
+  const float* x = nullptr;        // `rows`, or the caller's
+  std::vector<int32_t> tokens;     // [ep] tokens per rank
+  std::vector<size_t> sizes;       // [ep] part sizes of a collective
   TopK topk;                       // of all tokens
   std::vector<int32_t> local_ids;  // [all tokens, k] −1 for experts of other ranks
   std::vector<float> sums;         // [all tokens, H]
@@ -109,7 +109,7 @@ class NoneDispatcher : public Dispatcher {
     state->x = state->rows.data();
   }
 
-  // state->x to the format in flight and back, in own memory.
+  // Rounds state->x to the format in flight and back, in own storage.
   void RoundRows(int64_t tokens, NoneState* state) {
     const float* from = state->x;
     state->rows.resize(tokens * hidden_);

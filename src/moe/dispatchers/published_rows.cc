@@ -9,7 +9,7 @@
 namespace switchyard {
 namespace {
 
-// Rows this close are fetched together: every fetch is a round trip.
+// Maximum gap between rows of one fetch: every fetch is a round trip.
 constexpr int32_t kFetchGap = 8;
 
 }  // namespace

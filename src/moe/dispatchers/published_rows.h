@@ -1,4 +1,4 @@
-// What a rank publishes in its own arena for others to pull: its token rows and their routing.
+// Token rows and routing that a rank publishes in its own arena for others to pull.
 #pragma once
 
 #include <cstddef>
@@ -11,27 +11,27 @@
 
 namespace switchyard {
 
-// A part of a slot's payload, of the one-sided exchanges. A row is written once, however many ranks
-// take it, and nobody's arena is written to but the own one.
+// A part of a slot's payload in the one-sided exchanges. A row is written once, however many ranks
+// read it, and a rank writes to its own arena only.
 class PublishedRows {
  public:
-  // Routing of the tokens that one rank published. Views of its arena.
+  // Routing of the tokens published by one rank. Views of its arena.
   struct Routing {
     int64_t tokens = 0;
     const int32_t* ids = nullptr;  // [tokens, k] physical experts, −1 for none
   };
 
-  // Takes its buffers, for at most `capacity` tokens, from the plan.
+  // Allocates its buffers, for at most `capacity` tokens, in the plan.
   PublishedRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan);
 
-  // Writes routing, and the rows that other ranks' experts want; a flag has to follow both.
+  // Write routing, and the rows that experts of other ranks need; a flag must follow both.
   void PublishRouting(const ExchangeSlots& slots, const SlotUse& use, const TopK& topk) const;
   void PublishRows(const ExchangeSlots& slots, const SlotUse& use, const float* x, const TopK& topk,
                    const ExpertMap& experts, ThreadPool& pool) const;
 
-  // After that flag, on any rank. `what` is for the message of a timeout.
+  // After that flag, on any rank. `what` is for the timeout message.
   Routing ReadRouting(ExchangeSlots& slots, const SlotUse& use, int source, const char* what) const;
-  // Makes rows of another host's rank readable; nothing for others. `tokens` ascend.
+  // Makes rows of a rank on another host readable; no-op otherwise. `tokens` are ascending.
   void FetchRows(ExchangeSlots& slots, const SlotUse& use, int source,
                  std::span<const int32_t> tokens, const char* what) const;
   const std::byte* Row(const ExchangeSlots& slots, const SlotUse& use, int source,

@@ -1,4 +1,4 @@
-// How much of a long batch goes at a time.
+// Splitting of long batches into rounds.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,9 @@
 
 namespace switchyard {
 
-// Most tokens of one rank in one exchange of any size (deepep's normal mode, flashinfer, fused):
-// what
-// --deepep-normal-long-seq-per-round-tokens says, or all of them. Error kInvalid where a pass would
-// need more rounds than --deepep-normal-long-seq-round.
+// Maximum tokens of one rank in one variable-size exchange (deepep's normal mode, flashinfer,
+// fused): --deepep-normal-long-seq-per-round-tokens, or all tokens if there are fewer. Error
+// kInvalid if a pass would need more rounds than --deepep-normal-long-seq-round.
 int64_t TokensPerRound(const MoeOptions& options, const ExchangeShape& shape);
 
 }  // namespace switchyard

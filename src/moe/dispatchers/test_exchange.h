@@ -1,4 +1,4 @@
-// Batches with hand-made routing that rank threads carry through any exchange, for tests.
+// Batches with hand-made routing, run by rank threads through any exchange, for tests.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@
 
 namespace switchyard {
 
-// An exchange by the names that flags give it.
+// An exchange, by its flag values.
 struct ExchangeKind {
   std::string a2a, mode = "auto";
 
@@ -30,7 +30,7 @@ inline const std::vector<ExchangeKind> kAllToAllKinds = {
     {"deepep", "normal"},   {"deepep", "low_latency"},   {"deepep", "auto"},   {"flashinfer"},
     {"mooncake", "normal"}, {"mooncake", "low_latency"}, {"mooncake", "auto"}, {"fused"}};
 
-// Tokens of all ranks, and where they go.
+// Tokens of all ranks and their routing.
 struct SomeTokens {
   TopK topk;
   std::vector<float> x;  // [tokens, H]
@@ -45,7 +45,7 @@ struct SomeTokens {
     x = random.Normal(topk.tokens * hidden);
   }
 
-  // Distinct experts for each token, some slots without one.
+  // Distinct random experts per token, some slots without one.
   static SomeTokens Random(int64_t tokens, int experts, int k, int64_t hidden, unsigned seed) {
     kernels::Random random(seed + 1000);
     std::vector<int32_t> ids;
@@ -57,7 +57,7 @@ struct SomeTokens {
   }
 };
 
-// One rank's share of the tokens on its way, by a dispatcher or a fused operator.
+// One rank's share of the tokens in an exchange, through a dispatcher or a fused operator.
 struct ExchangeBatch {
   TopK topk;
   std::vector<float> x, y, outputs;
@@ -105,7 +105,7 @@ struct ExchangeBatch {
   }
 };
 
-// What a rank has to run batches with.
+// A rank's environment for running batches.
 struct ExchangeRank {
   MoeRuntime& moe;
   const ExpertBlock& block;
@@ -116,8 +116,8 @@ struct ExchangeRank {
   }
 };
 
-// body(rank) on a thread for each rank of the mesh, on hosts of `ranks_per_host` (0: one host).
-// Ranks hold the layer's experts in order of id; `max_tokens`: most of all ranks together.
+// Runs body(rank) on one thread per rank of the mesh, on hosts of `ranks_per_host` (0: one host).
+// Ranks hold the layer's experts in order of id; `max_tokens`: maximum over all ranks together.
 inline void RunExchangeRanks(const MoeOptions& options, const TestLayer& layer,
                              const MeshShape& mesh, int64_t max_tokens,
                              const std::function<void(const ExchangeRank&)>& body,
@@ -137,7 +137,7 @@ inline void RunExchangeRanks(const MoeOptions& options, const TestLayer& layer,
   RunRankThreads(mesh.tp, bytes, run);
 }
 
-// Outputs [batch][MoE-TP rank][tokens, H] of batches that go one after the other.
+// Outputs [batch][MoE-TP rank][tokens, H] of batches run in sequence.
 using ExchangeOutputs = std::vector<std::vector<std::vector<float>>>;
 inline ExchangeOutputs RunExchange(const MoeOptions& options, const TestLayer& layer,
                                    const MeshShape& mesh, const std::vector<SomeTokens>& batches,

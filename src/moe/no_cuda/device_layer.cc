@@ -6,7 +6,7 @@ namespace switchyard {
 namespace {
 
 [[noreturn]] void Refuse() {
-  throw Invalid("this program is built without CUDA: MoE layers compute on the CPU, --device cpu");
+  throw Invalid("this build has no CUDA: MoE layers compute on the CPU, --device cpu");
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 
 namespace switchyard {
 
-bool GroupedMlpRunner::Takes(WeightFormat format) const {
+bool GroupedMlpRunner::Supports(WeightFormat format) const {
   switch (format) {
     case WeightFormat::kF32:
     case WeightFormat::kBF16:

@@ -1,24 +1,24 @@
-// The runner of CPU ranks.
+// The grouped-GEMM runner of CPU ranks.
 #pragma once
 
 #include "moe/runner.h"
 
 namespace switchyard {
 
-// One contiguous grouped GEMM with the activation fused between its two products
+// One contiguous grouped GEMM with the activation fused between its two GEMMs
 // (kernels::GroupedMlp), which reads every weight format in place.
 class GroupedMlpRunner : public Runner {
  public:
   RunnerLayout layout() const override { return RunnerLayout::kContiguous; }
-  bool Takes(WeightFormat format) const override;
+  bool Supports(WeightFormat format) const override;
   void Run(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden, ThreadPool& pool,
            float* y) override;
   void RunTo(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden, ThreadPool& pool,
              DType dtype, std::span<std::byte* const> places) override;
 
  private:
-  // Rows whose float32 outputs exist at a time in RunTo: many enough that weights are seldom read
-  // again for the next tile, few enough to be rounded from a cache.
+  // Rows per tile of float32 outputs in RunTo. Large enough that weights are seldom reread for the
+  // next tile, small enough that rounding reads from cache.
   static constexpr int64_t kTileRows = 1024;
 
   Scratch<float> middle_;  // [rows, I]

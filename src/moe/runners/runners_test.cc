@@ -1,4 +1,4 @@
-// What runners leave in places is what they return, rounded.
+// RunTo writes the rounded outputs of Run.
 #include <cstring>
 
 #include "gtest/gtest.h"
@@ -8,7 +8,7 @@
 namespace switchyard {
 namespace {
 
-// Experts with no rows, few and more than a tile has; gaps in front of some and after.
+// Experts with no rows, few, and more than a tile; gaps before some and after.
 GroupedRows RowsOf(RunnerLayout layout, const std::vector<int32_t>& counts, int64_t sources,
                    const std::vector<float>& x, int64_t hidden) {
   GroupedRows rows;

@@ -5,12 +5,12 @@
 
 namespace switchyard {
 
-// Everything so far of one generation. The last event's totals and ending stand beside the sums of
-// all.
+// The state of one generation so far: sums over its events, totals and ending of the last one.
 struct Accumulated {
   std::string text;
   std::vector<int32_t> tokens;
   std::vector<PositionLogprobs> input_logprobs, output_logprobs;
+  std::vector<int64_t> token_offsets;
   std::vector<int32_t> routed_experts;
   GenerationEvent last;
 
@@ -21,6 +21,8 @@ struct Accumulated {
                           event.input_logprobs.end());
     output_logprobs.insert(output_logprobs.end(), event.output_logprobs.begin(),
                            event.output_logprobs.end());
+    token_offsets.insert(token_offsets.end(), event.token_offsets.begin(),
+                         event.token_offsets.end());
     routed_experts.insert(routed_experts.end(), event.routed_experts.begin(),
                           event.routed_experts.end());
     last = event;

@@ -10,8 +10,8 @@
 namespace switchyard {
 
 // Renders `messages`, `tools` (unless `tool_choice` is "none"), `add_generation_prompt`,
-// `continue_final_message` and `chat_template_kwargs` of the body by the model's chat template.
-// Error kInvalid for malformed ones, and with the template's own message where it refuses them.
+// `continue_final_message` and TemplateVariables of the body by the model's chat template.
+// RequestError for malformed ones, and with the template's own message where it refuses them.
 // Text of the messages never becomes a special token.
 std::vector<int32_t> ChatPrompt(const ServedModel& model, const Json& body);
 

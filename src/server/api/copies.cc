@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "server/api/request_error.h"
 
 namespace switchyard {
 namespace {
@@ -23,15 +24,20 @@ int64_t AlternativesOf(const GenerationSpec& spec) {
 
 }  // namespace
 
-void AddCopies(const Front& front, GenerationSpec spec, int64_t n,
+void AddCopies(const Front& front, GenerationSpec spec, int64_t n, const ClientNames& names,
                std::vector<GenerationSpec>& specs) {
-  front.Check(spec);
+  try {
+    front.Check(spec);
+  } catch (const Error&) {
+    RethrowNamed(names);
+  }
   if (static_cast<int64_t>(specs.size()) + n > kMostGenerations)
-    throw Invalid("more than {} generations in one request", kMostGenerations);
+    throw InvalidField("n", "more than {} generations in one request", kMostGenerations);
   auto tokens = static_cast<int64_t>(spec.input_ids.size()) * n;
   for (const GenerationSpec& other : specs) tokens += static_cast<int64_t>(other.input_ids.size());
   if (tokens > kMostPromptTokens)
-    throw Invalid("more than {} prompt tokens in one request, copies counted", kMostPromptTokens);
+    throw InvalidField("n", "more than {} prompt tokens in one request, copies counted",
+                       kMostPromptTokens);
   int64_t alternatives = AlternativesOf(spec) * n;
   for (const GenerationSpec& other : specs) alternatives += AlternativesOf(other);
   if (alternatives > kMostAlternatives)
@@ -41,6 +47,7 @@ void AddCopies(const Front& front, GenerationSpec spec, int64_t n,
         kMostAlternatives);
   for (int64_t copy = 0; copy < n; ++copy) {
     specs.push_back(spec);
+    specs.back().copy = static_cast<int32_t>(copy);
     if (spec.sampling.seed) specs.back().sampling.seed = *spec.sampling.seed + copy;
   }
 }

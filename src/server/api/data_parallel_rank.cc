@@ -1,6 +1,6 @@
 #include "server/api/data_parallel_rank.h"
 
-#include "core/error.h"
+#include "server/api/request_error.h"
 
 namespace switchyard {
 
@@ -10,8 +10,9 @@ std::optional<int32_t> ParseDataParallelRank(const Fields& f) {
     if (!f.Has(key)) continue;
     const int32_t value = f.Int32(key, 0);
     if (rank && *rank != value)
-      throw Invalid("routed_dp_rank is {} and data_parallel_rank is {}: they mean the same", *rank,
-                    value);
+      throw InvalidField("routed_dp_rank",
+                         "routed_dp_rank is {} and data_parallel_rank is {}: they mean the same",
+                         *rank, value);
     rank = value;
   }
   return rank;

@@ -1,5 +1,6 @@
 #include "server/api/flight.h"
 
+#include <string>
 #include <utility>
 
 #include "core/error.h"
@@ -9,6 +10,9 @@
 
 namespace switchyard {
 namespace {
+
+// Clients that guess the charset of text/* guess wrong for characters outside of ASCII.
+const std::string kStreamType = std::string(http::kEventStream) + "; charset=utf-8";
 
 using Clock = std::chrono::steady_clock;
 
@@ -67,7 +71,7 @@ void Flight::Start(Service& service, const std::vector<GenerationSpec>& specs, b
     flight->Abort();  // those already accepted end without an answer
     throw;
   }
-  if (stream) responder.BeginStream(200, http::kEventStream);
+  if (stream) responder.BeginStream(200, kStreamType);
   responder.OnClose([weak = std::weak_ptr(flight)] {
     if (const auto alive = weak.lock()) alive->Abort();
   });

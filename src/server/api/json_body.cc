@@ -1,9 +1,13 @@
 #include "server/api/json_body.h"
 
 #include <array>
+#include <cctype>
 #include <charconv>
+#include <cmath>
 #include <limits>
 #include <utility>
+
+#include "text/jinja/exact_json.h"
 
 namespace switchyard {
 namespace {
@@ -15,10 +19,52 @@ constexpr int kDeepest = 128;
 // square.
 constexpr int kMostKeys = 4096;
 
+// What a chat template sees keeps integers beyond 64 bits as they are.
+bool ReachesTemplates(std::string_view field) {
+  return field == "messages" || field == "tools" || field == "functions" || field == "documents" ||
+         field == "chat_template_kwargs";
+}
+
 [[noreturn]] void Wrong(const std::string& name, const char* want, const Json& got) {
   std::string shown = got.dump(-1, ' ', false, Json::error_handler_t::replace);
   if (shown.size() > 80) shown = shown.substr(0, 77) + "...";
-  throw Invalid("{} is {}, want {}", name, shown, want);
+  throw InvalidField(name, "{} is {}, want {}", name, shown, want);
+}
+
+// The words that pydantic's lax mode takes for booleans.
+std::optional<bool> BoolOf(const Json& v) {
+  if (v.is_boolean()) return v.get<bool>();
+  if (v == 0 || v == 1) return v == 1;
+  if (!v.is_string()) return std::nullopt;
+  std::string word = v.get<std::string>();
+  for (char& c : word) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  for (const char* yes : {"true", "1", "yes", "y", "on", "t"})
+    if (word == yes) return true;
+  for (const char* no : {"false", "0", "no", "n", "off", "f"})
+    if (word == no) return false;
+  return std::nullopt;
+}
+
+// A number, or a string that is one.
+std::optional<double> NumberOf(const Json& v) {
+  if (v.is_number()) return v.get<double>();
+  if (!v.is_string()) return std::nullopt;
+  const std::string text = v.get<std::string>();
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(number))
+    return std::nullopt;
+  return number;
+}
+
+std::optional<int64_t> IntegerOf(const Json& v) {
+  if (v.is_number_unsigned() && v.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX))
+    return std::nullopt;
+  if (v.is_number_integer()) return v.get<int64_t>();
+  constexpr double kExact = 9007199254740992.0;  // 2^53
+  const std::optional<double> number = NumberOf(v);
+  if (!number || *number != std::trunc(*number) || std::abs(*number) > kExact) return std::nullopt;
+  return static_cast<int64_t>(*number);
 }
 
 // What a parsed value takes at most. Lists double when they grow, and the old one is freed only
@@ -27,31 +73,30 @@ constexpr size_t kValueBytes = 3 * sizeof(Json), kContainerBytes = 64, kKeyBytes
 // Of each byte of text: the copy that becomes a prompt, its normalised form, its words, its ids.
 constexpr size_t kTextFactor = 12;
 
-// Counts while a body is parsed, in pieces that cost little.
-class ParsedSize {
- public:
-  explicit ParsedSize(http::MemoryCharge* memory) : memory_(memory) {}
-
-  void Count(Json::parse_event_t event, const Json& value) {
-    if (!memory_) return;
-    if (event == Json::parse_event_t::key) {
-      bytes_ += kKeyBytes + value.get_ref<const std::string&>().size();
-    } else if (event == Json::parse_event_t::value) {
-      bytes_ += kValueBytes;
-      if (value.is_string())
-        bytes_ += kContainerBytes + kTextFactor * value.get_ref<const std::string&>().size();
-    } else if (event == Json::parse_event_t::object_start ||
-               event == Json::parse_event_t::array_start) {
-      bytes_ += kValueBytes + kContainerBytes;
+// What `body` takes once it is parsed, at most. Linear and without allocation, so that a body that
+// is too large is refused before it is built.
+size_t ParsedBytes(std::string_view body) {
+  size_t bytes = kValueBytes;
+  bool in_string = false;
+  for (size_t i = 0; i < body.size(); ++i) {
+    const char c = body[i];
+    if (in_string) {
+      bytes += kTextFactor;
+      if (c == '\\') ++i;
+      in_string = c != '"';
+    } else if (c == '"') {
+      bytes += kContainerBytes;
+      in_string = true;
+    } else if (c == '{' || c == '[') {
+      bytes += kValueBytes + kContainerBytes;
+    } else if (c == ',') {
+      bytes += kValueBytes;
+    } else if (c == ':') {
+      bytes += kKeyBytes;
     }
-    if (bytes_ >= kStep) memory_->Require(std::exchange(bytes_, 0));
   }
-
- private:
-  static constexpr size_t kStep = 64 << 10;
-  http::MemoryCharge* memory_;
-  size_t bytes_ = 0;
-};
+  return bytes;
+}
 
 }  // namespace
 
@@ -61,17 +106,8 @@ Json ParseBody(const http::Request& request) {
 
 Json ParseBody(std::string_view body, http::MemoryCharge* memory) {
   try {
-    ParsedSize size(memory);
-    std::array<int, kDeepest + 2> keys{};  // of the object that is open at each depth
-    Json json = Json::parse(body, [&](int depth, Json::parse_event_t event, Json& value) {
-      size.Count(event, value);
-      if (depth > kDeepest) throw Invalid("the body nests deeper than {} levels", kDeepest);
-      if (event == Json::parse_event_t::object_start) keys[depth + 1] = 0;
-      if (event == Json::parse_event_t::key && ++keys[depth] > kMostKeys) {
-        throw Invalid("the body has an object of more than {} keys", kMostKeys);
-      }
-      return true;
-    });
+    if (memory) memory->Require(ParsedBytes(body));
+    Json json = jinja::ParseExactJson(body, "body", {kDeepest, kMostKeys}, ReachesTemplates);
     if (!json.is_object()) throw Invalid("the body is not a JSON object");
     return json;
   } catch (const Json::parse_error& e) {
@@ -93,19 +129,18 @@ const Json* Fields::Find(const char* key) const {
 bool Fields::Bool(const char* key, bool otherwise) const {
   const Json* v = Find(key);
   if (!v) return otherwise;
-  if (!v->is_boolean()) Wrong(Name(key), "true or false", *v);
-  return v->get<bool>();
+  const std::optional<bool> value = BoolOf(*v);
+  if (!value) Wrong(Name(key), "true or false", *v);
+  return *value;
 }
 
 int64_t Fields::Int(const char* key, int64_t otherwise, int64_t least, int64_t most) const {
   const Json* v = Find(key);
   if (!v) return otherwise;
-  const bool fits =
-      v->is_number_integer() &&
-      !(v->is_number_unsigned() && v->get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) &&
-      v->get<int64_t>() >= least && v->get<int64_t>() <= most;
-  if (!fits) Wrong(Name(key), fmt::format("an integer from {} to {}", least, most).c_str(), *v);
-  return v->get<int64_t>();
+  const std::optional<int64_t> value = IntegerOf(*v);
+  if (!value || *value < least || *value > most)
+    Wrong(Name(key), fmt::format("an integer from {} to {}", least, most).c_str(), *v);
+  return *value;
 }
 
 int32_t Fields::Int32(const char* key, int32_t otherwise) const {
@@ -116,8 +151,9 @@ int32_t Fields::Int32(const char* key, int32_t otherwise) const {
 double Fields::Number(const char* key, double otherwise) const {
   const Json* v = Find(key);
   if (!v) return otherwise;
-  if (!v->is_number()) Wrong(Name(key), "a number", *v);
-  return v->get<double>();
+  const std::optional<double> value = NumberOf(*v);
+  if (!value) Wrong(Name(key), "a number", *v);
+  return *value;
 }
 
 std::optional<uint64_t> Fields::Seed(const char* key) const {
@@ -161,16 +197,12 @@ std::vector<std::pair<int32_t, float>> Fields::LogitBias(const char* key) const 
     int32_t id = 0;
     const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), id);
     if (error != std::errc() || end != name.data() + name.size()) {
-      throw Invalid("{}: {} is not a token id", Name(key), name);
+      throw InvalidField(Name(key), "{}: {} is not a token id", Name(key), name);
     }
     if (!bias.is_number()) Wrong(Name(key) + "." + name, "a number", bias);
     biases.emplace_back(id, bias.get<float>());
   }
   return biases;
-}
-
-void Fields::Refuse(const char* key, const char* why) const {
-  if (Has(key)) throw Invalid("{} {}", Name(key), why);
 }
 
 std::vector<int32_t> ToIds(const Json& list, const std::string& name) {

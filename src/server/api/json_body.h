@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "server/api/request_error.h"
 #include "server/http/http_server.h"
 #include "server/http/memory_budget.h"
 
@@ -25,8 +26,9 @@ Json ParseBody(const http::Request& request);
 // Bytes of a JSON answer; text that is no UTF-8 is replaced, never refused.
 std::string Dump(const Json& json);
 
-// Typed access to an object's fields. An absent or null field is the default; another type is Error
-// kInvalid that names the field, `prefix` before it ("sampling_params.top_k").
+// Typed access to an object's fields. An absent or null field is the default. Another type is a
+// RequestError that names the field, `prefix` before it ("sampling_params.top_k"). What pydantic
+// takes for a boolean or a number is taken here too: "true", 1, "0.5", 16.0.
 class Fields {
  public:
   explicit Fields(const Json& object, std::string prefix = {})
@@ -45,11 +47,9 @@ class Fields {
   std::vector<int32_t> Ids(const char* key) const;          // a list of integers
   // An object {"token id": bias}.
   std::vector<std::pair<int32_t, float>> LogitBias(const char* key) const;
-  // A field that is accepted by the interface but not by this server: Error kInvalid unless absent
-  // or null.
-  void Refuse(const char* key, const char* why) const;
 
   std::string Name(const char* key) const { return prefix_ + key; }
+  const Json& object() const { return object_; }
 
  private:
   const Json& object_;

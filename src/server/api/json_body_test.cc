@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "server/api/data_parallel_rank.h"
+#include "text/jinja/exact_json.h"
 
 namespace switchyard {
 namespace {
@@ -64,6 +65,31 @@ TEST(JsonBodyTest, FieldsNameWhatIsWrong) {
   EXPECT_EQ(f.Seed("big"), UINT64_MAX);
 }
 
+// What pydantic's lax mode takes, which SGLang and vLLM read bodies with.
+TEST(JsonBodyTest, SpellingsOfBooleansAndNumbers) {
+  const Json json =
+      ParseBody(R"({"a": "true", "b": "False", "c": 1, "d": "off", "e": 2, "f": "maybe",
+                                  "i": 16.0, "j": "16", "k": "0.5", "l": "1e999", "m": 1e300,
+                                  "n": "", "o": true})");
+  const Fields f(json);
+  EXPECT_TRUE(f.Bool("a", false));
+  EXPECT_FALSE(f.Bool("b", true));
+  EXPECT_TRUE(f.Bool("c", false));
+  EXPECT_FALSE(f.Bool("d", true));
+  for (const char* key : {"e", "f", "n"}) EXPECT_THROW(f.Bool(key, false), RequestError) << key;
+  EXPECT_EQ(f.Int("i", 0, 0, 99), 16);
+  EXPECT_EQ(f.Int("j", 0, 0, 99), 16);
+  EXPECT_EQ(f.Number("k", 0), 0.5);
+  for (const char* key : {"k", "l", "m", "n", "o"})
+    EXPECT_THROW(f.Int(key, 0, INT64_MIN, INT64_MAX), RequestError) << key;
+  for (const char* key : {"l", "n", "o"}) EXPECT_THROW(f.Number(key, 0), RequestError) << key;
+  try {
+    f.Bool("e", false);
+  } catch (const RequestError& e) {
+    EXPECT_EQ(e.param(), "e");
+  }
+}
+
 TEST(DataParallelRank, HasTwoNames) {
   const auto parse = [](const char* text) {
     const Json body = Json::parse(text);
@@ -74,6 +100,15 @@ TEST(DataParallelRank, HasTwoNames) {
   EXPECT_EQ(parse(R"({"routed_dp_rank": 2, "data_parallel_rank": 2})"), 2);
   EXPECT_THROW(parse(R"({"routed_dp_rank": 2, "data_parallel_rank": 1})"), Error);
   EXPECT_THROW(parse(R"({"data_parallel_rank": "one"})"), Error);
+}
+
+TEST(JsonBodyTest, BigIntegersStayWholeWhereATemplateSeesThem) {
+  const Json body = ParseBody(R"({"seed": 18446744073709551616, "messages": [18446744073709551616],
+      "tools": {"n": -18446744073709551616}, "top_p": 1e2})");
+  EXPECT_EQ(jinja::BigIntegerOf(body["messages"][0]), "18446744073709551616");
+  EXPECT_EQ(jinja::BigIntegerOf(body["tools"]["n"]), "-18446744073709551616");
+  EXPECT_TRUE(body["seed"].is_number_float());
+  EXPECT_THAT(ErrorOf([&] { Fields(body).Seed("seed"); }), HasSubstr("seed"));
 }
 
 }  // namespace

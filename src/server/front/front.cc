@@ -8,6 +8,8 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "server/front/stop_strings.h"
+#include "server/front/token_offsets.h"
+#include "server/front/token_text.h"
 #include "text/tokenizer/detokenizer.h"
 
 namespace switchyard {
@@ -24,10 +26,6 @@ constexpr size_t kMostStops = 64, kLongestStop = 1024;
 // Alternatives at all positions of a prompt: they come at once, and are held and written as JSON.
 constexpr int64_t kMostAlternatives = int64_t{1} << 21;
 
-std::span<const int32_t> Tail(const std::vector<int32_t>& ids) {
-  return std::span(ids).last(std::min(ids.size(), kPromptTail));
-}
-
 template <typename T>
 void Append(std::vector<T>& to, const std::vector<T>& from) {
   to.insert(to.end(), from.begin(), from.end());
@@ -35,10 +33,12 @@ void Append(std::vector<T>& to, const std::vector<T>& from) {
 
 void CheckStops(const std::vector<std::string>& stops) {
   if (stops.size() > kMostStops)
-    throw Invalid("stop has {} strings, want at most {}", stops.size(), kMostStops);
+    throw ParameterError("stop",
+                         fmt::format("has {} strings, want at most {}", stops.size(), kMostStops));
   for (const std::string& stop : stops) {
     if (stop.empty() || stop.size() > kLongestStop)
-      throw Invalid("stop has a string of {} bytes, want 1 to {}", stop.size(), kLongestStop);
+      throw ParameterError(
+          "stop", fmt::format("has a string of {} bytes, want 1 to {}", stop.size(), kLongestStop));
   }
 }
 
@@ -48,10 +48,11 @@ void CheckAlternatives(const GenerationSpec& spec) {
   const int64_t positions = static_cast<int64_t>(spec.input_ids.size()) - wanted.start;
   const int64_t each = wanted.top + static_cast<int64_t>(wanted.token_ids.size());
   if (positions * each > kMostAlternatives)
-    throw Invalid(
-        "{} alternatives at each of {} positions of the prompt are more than {}: ask for fewer, or "
-        "for a later logprob_start_len",
-        each, positions, kMostAlternatives);
+    throw ParameterError(
+        "top_logprobs",
+        fmt::format("asks for {} alternatives at each of {} positions of the prompt, in all more "
+                    "than {}: ask for fewer, or from a later position on",
+                    each, positions, kMostAlternatives));
 }
 
 }  // namespace
@@ -62,6 +63,8 @@ struct Front::Open {
   GenerationCallback callback;
   IncrementalDetokenizer detokenizer;
   StopStrings stop;
+  TokenOffsets offsets;  // where log-probabilities are asked for
+  const Tokenizer& tokenizer;
   GenerationEvent next;  // gathers until stream_interval tokens or the end
   int group = 0;
   int64_t tokens = 0;  // that the controller counts for it
@@ -73,14 +76,18 @@ struct Front::Open {
   Open(uint64_t id, const Tokenizer& tokenizer, GenerationSpec s, GenerationCallback c)
       : spec(std::move(s)),
         callback(std::move(c)),
-        detokenizer(tokenizer, spec.skip_special_tokens, Tail(spec.input_ids)),
-        stop(spec.stop, spec.keep_stop) {
+        detokenizer(tokenizer, spec.skip_special_tokens, spec.input_ids),
+        stop(spec.stop, spec.keep_stop),
+        tokenizer(tokenizer) {
     next.id = id;
     next.prompt_tokens = static_cast<int32_t>(spec.input_ids.size());
   }
 
   void Take(const RequestOutput& output);
   void TakeToken(const RequestOutput& output, size_t i);
+  std::string TextOf(int32_t token, bool hidden);
+  // Stop strings are looked for behind the first min_new_tokens tokens, as vLLM has it.
+  bool MayStop() const { return next.completion_tokens > spec.sampling.min_new_tokens; }
   void Emit();
 };
 
@@ -92,7 +99,8 @@ void Front::Open::Take(const RequestOutput& output) {
   Append(next.routed_experts, output.routed_experts);
   for (size_t i = 0; i < output.new_tokens.size() && !stop.matched(); ++i) TakeToken(output, i);
   const bool ended = output.finish != FinishReason::kNone;
-  if (ended && !stop.matched()) next.text += stop.Push(detokenizer.Finish());
+  if (ended && !stop.matched())
+    next.text += stop.Push({.text = detokenizer.Finish(), .may_stop = MayStop()});
   if (stop.matched()) {
     next.finish = FinishReason::kStop;
     next.matched = *stop.matched();
@@ -111,8 +119,24 @@ void Front::Open::TakeToken(const RequestOutput& output, size_t i) {
   ++next.completion_tokens;
   if (i < output.output_logprobs.size()) next.output_logprobs.push_back(output.output_logprobs[i]);
   // A stop token ends the text without being part of it.
-  const bool is_stop = output.finish == FinishReason::kStop && i + 1 == output.new_tokens.size();
-  if (!is_stop || spec.keep_stop) next.text += stop.Push(detokenizer.Push({&token, 1}));
+  const bool ends = output.finish == FinishReason::kStop && i + 1 == output.new_tokens.size();
+  next.text += TextOf(token, ends && !spec.keep_stop);
+}
+
+// What may be shown with the token, which `hidden` keeps out of the text.
+std::string Front::Open::TextOf(int32_t token, bool hidden) {
+  const bool skipped = spec.skip_special_tokens && tokenizer.IsSpecial(token);
+  const std::string text = hidden ? "" : detokenizer.Push({&token, 1});
+  if (spec.logprob.enabled) {
+    const std::string bytes = hidden || skipped ? "" : TokenBytes(tokenizer, token);
+    next.token_offsets.push_back(offsets.Begin(bytes));
+    offsets.Push(bytes, text);
+  }
+  std::string shown = stop.Push({.text = text, .may_stop = MayStop()});
+  // A stop string may be, or contain, a special token that is not shown.
+  if (skipped && !hidden && !stop.empty())
+    shown += stop.Push({.text = tokenizer.IdToToken(token), .may_stop = MayStop(), .hidden = true});
+  return shown;
 }
 
 void Front::Open::Emit() {
@@ -121,6 +145,7 @@ void Front::Open::Emit() {
   next.tokens.clear();
   next.input_logprobs.clear();
   next.output_logprobs.clear();
+  next.token_offsets.clear();
   next.routed_experts.clear();
   callback(event);
 }
@@ -132,26 +157,42 @@ Front::~Front() = default;
 void Front::Check(GenerationSpec& spec) const {
   Validate(spec.sampling, limits_.vocab_size);
   Validate(spec.logprob, limits_.vocab_size);
+  CheckPrompt(spec.input_ids);
   const auto length = static_cast<int64_t>(spec.input_ids.size());
-  if (length == 0) throw Invalid("the prompt is empty: it has no tokens");
-  const auto outside = [&](int32_t id) { return id < 0 || id >= limits_.vocab_size; };
-  if (const auto bad = std::find_if(spec.input_ids.begin(), spec.input_ids.end(), outside);
-      bad != spec.input_ids.end()) {
-    throw Invalid("input_ids: {} is not a token id, want 0 to {}", *bad, limits_.vocab_size - 1);
-  }
-  const int64_t longest = std::min(limits_.context_length, limits_.cache_tokens);
-  if (length >= longest) {
-    throw Invalid("the prompt has {} tokens, which leaves no room in a context of {} tokens",
-                  length, longest);
-  }
   SamplingParams& sampling = spec.sampling;
   sampling.max_new_tokens =
-      static_cast<int32_t>(std::min<int64_t>(sampling.max_new_tokens, longest - length));
+      static_cast<int32_t>(std::min<int64_t>(sampling.max_new_tokens, longest() - length));
   sampling.min_new_tokens = std::min(sampling.min_new_tokens, sampling.max_new_tokens);
   CheckStops(spec.stop);
   CheckAlternatives(spec);
   Validate(spec.routed_experts, length, limits_.has_experts);
   controller_.CheckGroup(spec.group);  // how many there are never changes
+}
+
+void Front::CheckPrompt(const std::vector<int32_t>& ids) const {
+  if (ids.empty()) throw ParameterError("prompt", "is empty: it has no tokens");
+  const auto outside = [&](int32_t id) { return id < 0 || id >= limits_.vocab_size; };
+  if (const auto bad = std::find_if(ids.begin(), ids.end(), outside); bad != ids.end()) {
+    throw ParameterError("prompt", fmt::format("has {}, which is no token id: want 0 to {}", *bad,
+                                               limits_.vocab_size - 1));
+  }
+  if (std::ssize(ids) < longest()) return;
+  // Agents look for these words of OpenAI's.
+  throw ContextLengthError(
+      fmt::format("This model's maximum context length is {} tokens. However, the prompt has {} "
+                  "tokens, which leaves no room for an answer. Please reduce its length.",
+                  longest(), ids.size()));
+}
+
+// Copies of one prompt share a name. Only the first of them is checked.
+bool Front::IsNameTaken(const GenerationSpec& spec) const {
+  return !spec.name.empty() && spec.copy == 0 && names_.contains(spec.name);
+}
+
+void Front::ReleaseName(const std::string& name) {
+  std::lock_guard lock(mutex_);
+  const auto found = names_.find(name);
+  if (found != names_.end() && --found->second == 0) names_.erase(found);
 }
 
 uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
@@ -161,7 +202,8 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
                         .sampling = spec.sampling,
                         .logprob = spec.logprob,
                         .routed_experts = spec.routed_experts,
-                        .group = spec.group};
+                        .group = spec.group,
+                        .cache_salt = spec.cache_salt};
   std::lock_guard order(order_);
   {
     std::lock_guard lock(mutex_);
@@ -170,6 +212,11 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
     if (limits_.max_open > 0 && open_.size() >= static_cast<size_t>(limits_.max_open)) {
       throw Full();
     }
+    if (IsNameTaken(spec))
+      throw ParameterError("rid", fmt::format("{} is the name of a request that is still open: "
+                                              "want another one",
+                                              spec.name));
+    if (!spec.name.empty()) ++names_[spec.name];
     id = next_id_++;
     auto open = std::make_shared<Open>(id, tokenizer_, std::move(spec), std::move(callback));
     open->tokens = std::ssize(request.input_ids);
@@ -224,7 +271,8 @@ void Front::AbortOverdue() {
 }
 
 void Front::AbortNamed(const std::string& name) {
-  AbortWhere([&name](const Open& open) { return open.spec.name == name; });
+  AbortWhere(
+      [&name](const Open& open) { return open.spec.name == name || open.spec.batch_name == name; });
 }
 
 void Front::AbortAll() {
@@ -233,13 +281,13 @@ void Front::AbortAll() {
 
 void Front::AbortWhere(const std::function<bool(const Open&)>& chosen) {
   std::lock_guard order(order_);
-  std::vector<ControlMessage> aborts;
+  std::vector<uint64_t> ids;
   {
     std::lock_guard lock(mutex_);
     for (const auto& [id, open] : open_)
-      if (chosen(*open)) aborts.push_back(AbortRequest{id});
+      if (chosen(*open)) ids.push_back(id);
   }
-  if (!aborts.empty()) link_.Send(aborts);
+  for (const uint64_t id : ids) Abort(id);
 }
 
 template <typename T>
@@ -327,7 +375,8 @@ void Front::Deliver(const RequestOutput& output) {
   }
   if (open->next.finished()) {
     if (output.finish == FinishReason::kNone)
-      Abort({output.id});  // the ranks do not know stop strings
+      Abort({output.id});          // the ranks do not know stop strings
+    ReleaseName(open->spec.name);  // free before its client has the answer
     open->Emit();
     std::lock_guard lock(mutex_);
     controller_.Close(open->group, open->tokens);
@@ -350,6 +399,7 @@ void Front::OnRanksLost(const std::string& why) {
     if (lost_.exchange(true)) return;
     lost_reason_ = why;
     open.swap(open_);
+    names_.clear();
     flushes.swap(flushes_);
     stats.swap(stats_);
     records.swap(records_);

@@ -1,6 +1,7 @@
 // The request book: every open generation, between the HTTP handlers and the ranks.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -18,6 +19,12 @@
 #include "text/tokenizer/tokenizer.h"
 
 namespace switchyard {
+
+// The prompt leaves no room in the context.
+class ContextLengthError : public Error {
+ public:
+  explicit ContextLengthError(const std::string& what) : Error(ErrorKind::kInvalid, what) {}
+};
 
 // The way to the ranks. Answers come back through Front::OnMessage.
 class RankLink {
@@ -45,17 +52,20 @@ class Front {
   Front(RankLink& link, const Tokenizer& tokenizer, Limits limits, DpController controller = {});
   ~Front();
 
-  // Error kInvalid for what the client sent. A max_new_tokens that the context does not hold is
-  // cut, and min_new_tokens with it.
+  // What the client sent wrong is a ParameterError, its parameter "prompt" for the prompt, or a
+  // ContextLengthError. A max_new_tokens that the context does not hold is cut, and min_new_tokens
+  // with it.
   void Check(GenerationSpec& spec) const;
-  // Checks and passes on. Error as Check has it, kBusy where the queue is full, kUnavailable while
-  // draining or without ranks.
+  // Checks and passes on. Error as Check has it, a ParameterError where a generation of the same
+  // name is open, kBusy where the queue is full, kUnavailable while draining or without ranks.
   uint64_t Submit(GenerationSpec spec, GenerationCallback callback);
   // Error kInvalid where `count` requests never fit, kBusy where they do not now.
   void CheckRoom(size_t count) const;
   // Generations end with FinishReason::kAbort, unless they have ended already.
   void Abort(const std::vector<uint64_t>& ids);
-  void AbortNamed(const std::string& name);  // all of that name
+  void AbortNamed(const std::string& name);  // all of that name or batch name
+  // The longest prompt and output of one request, in tokens.
+  int64_t longest() const { return std::min(limits_.context_length, limits_.cache_tokens); }
   void AbortAll();
 
   void FlushCache(std::function<void(bool done)> callback);
@@ -88,6 +98,9 @@ class Front {
  private:
   struct Open;
   Error Full() const;
+  void CheckPrompt(const std::vector<int32_t>& ids) const;
+  void ReleaseName(const std::string& name);
+  bool IsNameTaken(const GenerationSpec& spec) const;
   void AbortWhere(const std::function<bool(const Open&)>& chosen);
   void Deliver(const RequestOutput& output);
   // Keeps the callback under a new ticket; Error kUnavailable where the ranks are lost.
@@ -112,6 +125,7 @@ class Front {
   DpController controller_;
   uint64_t next_id_ = 1;
   std::map<uint64_t, std::shared_ptr<Open>> open_;
+  std::map<std::string, int> names_;  // of open generations that have one: how many
   std::map<uint64_t, std::function<void(const FlushResult&)>> flushes_;
   std::map<uint64_t, std::function<void(const StatsReport&)>> stats_;
   std::map<uint64_t, std::function<void(const RecordResult&)>> records_;

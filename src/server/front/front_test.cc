@@ -61,7 +61,7 @@ TEST_F(FrontTest, RefusesWhatRanksWouldRefuse) {
   EXPECT_THAT(Refusal(spec), HasSubstr("token_ids_logprob"));
   spec = Spec();
   spec.input_ids.assign(64, 1);
-  EXPECT_THAT(Refusal(spec), HasSubstr("context of 64"));
+  EXPECT_THAT(Refusal(spec), HasSubstr("maximum context length is 64 tokens"));
 }
 
 TEST_F(FrontTest, CutsBothLimitsToTheContext) {
@@ -126,6 +126,112 @@ TEST_F(FrontTest, AStopStringCompletedAtTheEndIsAStop) {
   ASSERT_THAT(events, SizeIs(1));
   EXPECT_EQ(events[0].finish, FinishReason::kStop);
   EXPECT_EQ(events[0].text, "");
+}
+
+// As vLLM has it: what the first min_new_tokens tokens complete is text.
+TEST_F(FrontTest, StopStringsWaitForTheMinimum) {
+  GenerationSpec spec = Spec();
+  spec.stop = {"a", "bb"};
+  spec.sampling.min_new_tokens = 2;
+  const uint64_t id = Submit(spec);
+  for (const char* letter : {"a", "b", "b", "a"}) Tokens(id, letter);
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].text, "a");  // "bb" ends behind the minimum
+  EXPECT_EQ(std::get<std::string>(events[0].matched), "bb");
+  EXPECT_THAT(events[0].tokens, SizeIs(3));
+}
+
+TEST_F(FrontTest, AStopStringMayBeASpecialToken) {
+  const std::vector<int32_t> special = tokenizer->Encode("<|im_start|>", false);
+  ASSERT_THAT(special, SizeIs(1));
+  ASSERT_TRUE(tokenizer->IsSpecial(special[0]));
+  struct Case {
+    std::string stop, shown;
+    bool keep, skip;
+  };
+  for (const Case& c : std::vector<Case>{{"<|im_start|>", "ab", false, true},
+                                         {"b<|im_start|>", "a", false, true},
+                                         {"<|im_start|>", "ab", false, false},
+                                         {"<|im_start|>", "ab<|im_start|>", true, true},
+                                         {"im_st", "ab", false, true},
+                                         {"im_st", "ab<|", false, false}}) {
+    events.clear();
+    GenerationSpec spec = Spec();
+    spec.stop = {c.stop};
+    spec.keep_stop = c.keep;
+    spec.skip_special_tokens = c.skip;
+    const uint64_t id = Submit(spec);
+    Tokens(id, "ab<|im_start|>cd");
+    ASSERT_THAT(events, SizeIs(1)) << c.stop;
+    EXPECT_EQ(events[0].text, c.shown) << c.stop;
+    EXPECT_EQ(std::get<std::string>(events[0].matched), c.stop);
+  }
+  events.clear();  // one that is none stays hidden
+  GenerationSpec spec = Spec();
+  spec.stop = {"zz"};
+  const uint64_t id = Submit(spec);
+  Tokens(id, "ab<|im_start|>zz");
+  EXPECT_EQ(events.at(0).text, "ab");
+}
+
+TEST_F(FrontTest, TokensKnowWhereTheyBegin) {
+  GenerationSpec spec = Spec();
+  spec.logprob.enabled = true;
+  spec.stream_interval = 1;
+  const uint64_t id = Submit(spec);
+  Tokens(id, "a专");
+  Tokens(id, "<|im_start|>b");
+  std::vector<int64_t> offsets;
+  for (const GenerationEvent& e : events) {
+    EXPECT_EQ(e.token_offsets.size(), e.tokens.size());
+    offsets.insert(offsets.end(), e.token_offsets.begin(), e.token_offsets.end());
+  }
+  EXPECT_EQ(offsets.front(), 0);
+  EXPECT_EQ(offsets[1], 1);
+  EXPECT_EQ(offsets.back(), 2);
+}
+
+TEST_F(FrontTest, ANameIsOpenOnce) {
+  GenerationSpec spec = Spec();
+  spec.name = "a";
+  const uint64_t id = Submit(spec);
+  try {
+    Submit(spec);
+    FAIL();
+  } catch (const ParameterError& e) {
+    EXPECT_EQ(e.parameter, "rid");
+    EXPECT_EQ(e.kind(), ErrorKind::kInvalid);
+  }
+  spec.copy = 1;  // copies of one prompt share it
+  const uint64_t copy = Submit(spec);
+  spec.copy = 0;
+  for (const uint64_t ended : {id, copy}) {
+    EXPECT_THROW(Submit(spec), Error);
+    front.OnMessage(
+        StepOutputs{{{.id = ended, .new_tokens = {1}, .finish = FinishReason::kLength}}});
+  }
+  Submit(spec);
+}
+
+TEST_F(FrontTest, ABatchIsAbortedByItsName) {
+  GenerationSpec spec = Spec();
+  spec.batch_name = "all";
+  for (const char* name : {"all_0", "all_1"}) {
+    spec.name = name;
+    Submit(spec);
+  }
+  link.sent.clear();
+  front.AbortNamed("all_1");
+  EXPECT_THAT(link.sent, SizeIs(1));
+  front.AbortNamed("all");
+  EXPECT_THAT(link.sent, SizeIs(3));
+}
+
+TEST_F(FrontTest, SaltsReachTheRanks) {
+  GenerationSpec spec = Spec();
+  spec.cache_salt = "s";
+  Submit(spec);
+  EXPECT_EQ(std::get<EngineRequest>(link.sent.at(0)).cache_salt, "s");
 }
 
 TEST_F(FrontTest, ChoosesTheGroupOfEachRequest) {
@@ -223,7 +329,7 @@ TEST_F(FrontTest, QuestionsAboutExpertsAreAnsweredOnce) {
   const auto second = std::get<RecordExperts>(link.sent[1]);
   EXPECT_EQ(second.action, RecordAction::kDump);
   const uint64_t third = std::get<GetExpertLoad>(link.sent[2]).ticket;
-  for (int time = 0; time < 2; ++time) {  // nobody waits for the second ones
+  for (int time = 0; time < 2; ++time) {  // the second ones have no receiver
     front.OnMessage(RecordResult{.ticket = second.ticket, .dump = {.file = "b"}});
     front.OnMessage(ExpertLoadReport{.ticket = third, .load = {.passes = 7}});
   }

@@ -1,4 +1,4 @@
-// What a rank process is told: the engine's configuration and the plan that the parent made.
+// Input of a rank process: the engine's configuration and the plan that the parent made.
 #pragma once
 
 #include <filesystem>

@@ -42,13 +42,12 @@ SamplingParams SamplingDefaults(const std::filesystem::path& dir, int64_t vocab_
   return defaults;
 }
 
-// Made-up weights need no text: without a tokenizer.json such a model takes and gives ids.
-std::unique_ptr<Tokenizer> LoadTokenizer(const ServerArgs& args,
-                                         const std::filesystem::path& file) {
-  if (args.engine.load_format != "dummy" || std::filesystem::exists(file))
-    return Tokenizer::FromFile(file);
-  LOG_WARNING("{} is not there: requests must send input_ids, and answers have output_ids only",
-              file.string());
+// Made-up weights need no text: without a tokenizer such a model takes and gives ids.
+std::unique_ptr<Tokenizer> LoadTokenizer(const ServerArgs& args, const std::filesystem::path& dir) {
+  if (args.engine.load_format != "dummy" || Tokenizer::HasFiles(dir))
+    return Tokenizer::FromDirectory(dir);
+  LOG_WARNING("{} has no tokenizer: requests must send input_ids, and answers have output_ids only",
+              dir.string());
   return Tokenizer::FromJson(R"({"model": {"type": "BPE", "vocab": {}, "merges": []}})",
                              "no tokenizer");
 }
@@ -65,14 +64,13 @@ ServedModel LoadServedModel(const ServerArgs& args, const ModelConfig& config) {
   ServedModel model{.name = args.served_model_name.empty() ? dir.string() : args.served_model_name,
                     .path = dir,
                     .config = config,
-                    .tokenizer = LoadTokenizer(args, text_dir / "tokenizer.json"),
+                    .tokenizer = LoadTokenizer(args, text_dir),
                     .chat_template = ChatTemplate::FromDirectory(text_dir, override_file),
                     .sampling_defaults = SamplingDefaults(dir, config.vocab_size)};
   if (model.tokenizer->VocabSize() > config.vocab_size) {
     throw Invalid(
         "{}: ids up to {}, but config.json says vocab_size {}; are they of the same checkpoint?",
-        (text_dir / "tokenizer.json").string(), model.tokenizer->VocabSize() - 1,
-        config.vocab_size);
+        text_dir.string(), model.tokenizer->VocabSize() - 1, config.vocab_size);
   }
   return model;
 }

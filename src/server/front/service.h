@@ -3,6 +3,7 @@
 
 #include <atomic>
 
+#include "server/api/known_fields.h"
 #include "server/front/front.h"
 #include "server/front/served_model.h"
 
@@ -14,7 +15,8 @@ struct Service {
   const ServedModel& model;
   const ServerArgs& args;
   const EnginePlan& plan;
-  std::atomic<bool> ready{false};  // the ranks have loaded and answered the warm-up request
+  mutable UnknownFields unknown_fields;  // of requests so far
+  std::atomic<bool> ready{false};        // the ranks have loaded and answered the warm-up request
 };
 
 }  // namespace switchyard

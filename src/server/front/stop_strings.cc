@@ -5,32 +5,53 @@
 
 namespace switchyard {
 
-std::string StopStrings::Push(std::string_view text) {
+std::string StopStrings::Push(const Piece& piece) {
   if (matched_) return {};
-  held_ += text;
-  // The earliest match wins; of several at one place the longest, so that the order of `stop` does
-  // not matter.
-  size_t begin = std::string::npos;
+  if (stops_.empty()) return std::string(piece.hidden ? std::string_view() : piece.text);
+  held_ += piece.text;
+  hidden_.resize(held_.size(), piece.hidden);
+  if (!piece.may_stop) unchecked_ = held_.size();
+  size_t begin = 0;
   const std::string* found = nullptr;
+  if (FindMatch(&begin, &found)) {
+    matched_ = *found;
+    std::string out = Release(begin);
+    if (keep_match_) out += *matched_;
+    held_.clear();
+    hidden_.clear();
+    return out;
+  }
+  return Release(held_.size() - HoldBack());
+}
+
+// The earliest match wins; of several at one place the longest, so that the order of `stop` does
+// not matter.
+bool StopStrings::FindMatch(size_t* begin, const std::string** found) const {
+  *found = nullptr;
+  *begin = std::string::npos;
   for (const std::string& stop : stops_) {
-    const size_t at = held_.find(stop);
-    if (at < begin || (at == begin && found && stop.size() > found->size())) {
-      begin = at;
-      found = &stop;
+    // The first place where it ends behind the unchecked bytes.
+    const size_t from = unchecked_ >= stop.size() ? unchecked_ - stop.size() + 1 : 0;
+    const size_t at = held_.find(stop, from);
+    if (at < *begin || (at == *begin && *found && stop.size() > (*found)->size())) {
+      *begin = at;
+      *found = &stop;
     }
   }
-  if (found) {
-    matched_ = *found;
-    held_.resize(begin + (keep_match_ ? found->size() : 0));
-    return std::exchange(held_, {});
-  }
-  const size_t shown = held_.size() - HoldBack();
-  std::string out = held_.substr(0, shown);
-  held_.erase(0, shown);
+  return *found != nullptr;
+}
+
+std::string StopStrings::Release(size_t bytes) {
+  std::string out;
+  for (size_t i = 0; i < bytes; ++i)
+    if (!hidden_[i]) out += held_[i];
+  held_.erase(0, bytes);
+  hidden_.erase(hidden_.begin(), hidden_.begin() + static_cast<std::ptrdiff_t>(bytes));
+  unchecked_ -= std::min(unchecked_, bytes);
   return out;
 }
 
-std::string StopStrings::Finish() { return matched_ ? std::string() : std::exchange(held_, {}); }
+std::string StopStrings::Finish() { return matched_ ? std::string() : Release(held_.size()); }
 
 size_t StopStrings::HoldBack() const {
   size_t most = 0;

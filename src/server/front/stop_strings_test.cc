@@ -46,6 +46,34 @@ TEST(StopStringsTest, HoldsBackOnlyWhatMayBecomeAStop) {
   EXPECT_EQ(s.Finish(), "Use");
 }
 
+TEST(StopStringsTest, UncheckedTextMayBeginAStopButNotBeOne) {
+  StopStrings s({"ab", "b"}, false);
+  EXPECT_EQ(s.Push({.text = "xab", .may_stop = false}), "xab");
+  EXPECT_EQ(s.Push({.text = "a", .may_stop = false}), "");
+  EXPECT_EQ(s.Push("b"), "");
+  EXPECT_EQ(s.matched(), "ab");
+  StopStrings inner({"b", "abc"}, false);  // "b" lies within what is held back for "abc"
+  EXPECT_EQ(inner.Push({.text = "ab", .may_stop = false}), "");
+  EXPECT_EQ(inner.Push("x"), "abx");
+  EXPECT_FALSE(inner.matched());
+  StopStrings whole({"b", "abc"}, false);
+  EXPECT_EQ(whole.Push({.text = "ab", .may_stop = false}), "");
+  EXPECT_EQ(whole.Push("c"), "");
+  EXPECT_EQ(whole.matched(), "abc");
+}
+
+TEST(StopStringsTest, HiddenTextIsMatchedButNotShown) {
+  StopStrings s({"c<x>d"}, false);
+  EXPECT_EQ(s.Push("ab"), "ab");
+  EXPECT_EQ(s.Push({.text = "<y>", .hidden = true}), "");
+  EXPECT_EQ(s.Push("c"), "");
+  EXPECT_EQ(s.Push({.text = "<x>", .hidden = true}), "");
+  EXPECT_EQ(s.Push("e"), "ce");
+  EXPECT_EQ(s.Push("c"), "");
+  EXPECT_EQ(s.Push({.text = "<x>", .hidden = true}), "");
+  EXPECT_EQ(s.Finish(), "c");
+}
+
 TEST(StopStringsTest, TheEarliestMatchWins) {
   StopStrings s({"cd", "bc"}, false);
   EXPECT_EQ(s.Push("abcd"), "a");

@@ -366,11 +366,15 @@ std::shared_ptr<Exchange> ConnectionImpl::MakeExchange(const Received& received)
 void ConnectionImpl::LogServed(const Request& request, const Exchange& exchange, bool written,
                                Clock::time_point start) const {
   const auto time = std::chrono::duration_cast<milliseconds>(Clock::now() - start);
-  const auto level = options_.log_requests ? spdlog::level::info : spdlog::level::debug;
-  if (!spdlog::should_log(level)) return;
-  spdlog::log(level, "http: {} {} {} {} -> {}{} in {} ms{}", peer_, request.id, request.method,
-              request.path, exchange.status(), written ? "" : ", cut off", time.count(),
-              DescribeTokens(exchange.served()));
+  constexpr const char* kLine = "http: {} {} {} {} -> {}{} in {} ms{}";
+  const char* cut = written ? "" : ", cut off";
+  if (options_.log_requests) {
+    LOG_INFO(kLine, peer_, request.id, request.method, request.path, exchange.status(), cut,
+             time.count(), DescribeTokens(exchange.served()));
+  } else {
+    LOG_DEBUG(kLine, peer_, request.id, request.method, request.path, exchange.status(), cut,
+              time.count(), DescribeTokens(exchange.served()));
+  }
 }
 
 // True once the whole response is written, false if it cannot be.

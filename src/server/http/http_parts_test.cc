@@ -35,7 +35,7 @@ TEST(RequestTargetTest, TakesAllForms) {
 TEST(RouterTest, PrefersExactPathsAndLongPrefixes) {
   Router router;
   const auto exchange = std::make_shared<Exchange>(Exchange::Options{}, nullptr);
-  exchange->Send(200, "", "", {});  // or it would complain that nobody answers
+  exchange->Send(200, "", "", {});  // else it logs that no handler answers
   std::string called;
   const auto handler = [&](const char* name) {
     return

@@ -1,4 +1,4 @@
-// A client for tests that sends exactly the bytes it is told to.
+// A client for tests that sends exactly the given bytes.
 #pragma once
 
 #include <arpa/inet.h>

@@ -6,6 +6,7 @@
 
 #include "server/api/base64.h"
 #include "server/api/flight.h"
+#include "server/api/guarded.h"
 #include "server/http/error_body.h"
 #include "server/http/sse.h"
 
@@ -61,8 +62,9 @@ void AddLogprobs(const Tokenizer& tokenizer, const GenerationSpec& spec, const c
 
 }  // namespace
 
-Json GenerateAnswer(const Tokenizer& tokenizer, const GenerationSpec& spec, const Accumulated& a,
-                    bool text_in_logprobs, double seconds) {
+Json GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
+                    const GenerationSpec& spec, const Accumulated& a, bool with_input,
+                    double seconds) {
   Json meta = {{"id", spec.name.empty() ? std::to_string(a.last.id) : spec.name},
                {"finish_reason", FinishReasonJson(a.last)},
                {"prompt_tokens", a.last.prompt_tokens},
@@ -70,9 +72,12 @@ Json GenerateAnswer(const Tokenizer& tokenizer, const GenerationSpec& spec, cons
                {"cached_tokens", a.last.cached_tokens},
                {"e2e_latency", seconds}};
   if (spec.logprob.enabled) {
-    AddLogprobs(tokenizer, spec, "input", a.input_logprobs, text_in_logprobs, meta);
-    AddLogprobs(tokenizer, spec, "output", a.output_logprobs, text_in_logprobs, meta);
+    static const std::vector<PositionLogprobs> kNone;
+    AddLogprobs(tokenizer, spec, "input", with_input ? a.input_logprobs : kNone,
+                body.text_in_logprobs, meta);
+    AddLogprobs(tokenizer, spec, "output", a.output_logprobs, body.text_in_logprobs, meta);
   }
+  if (body.prompt_ids) meta["prompt_token_ids"] = spec.input_ids;
   // Rows of all layers, as base64 of int32 [positions, layers, top_k].
   if (spec.routed_experts.enabled && a.last.finished())
     meta["routed_experts"] = Base64(std::as_bytes(std::span(a.routed_experts)));
@@ -83,22 +88,23 @@ void HandleGenerate(Service& service, const http::Request& request,
                     const http::Responder& responder) {
   auto body = std::make_shared<const GenerateBody>(ParseGenerateBody(service, ParseBody(request)));
   const auto start = std::chrono::steady_clock::now();
-  const auto answer = [&service, body, start](size_t i, const Accumulated& a) {
+  const auto answer = [&service, body, start](size_t i, const Accumulated& a, bool with_input) {
     const double seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    return GenerateAnswer(*service.model.tokenizer, body->specs[i], a, body->text_in_logprobs,
-                          seconds);
+    return GenerateAnswer(*service.model.tokenizer, *body, body->specs[i], a, with_input, seconds);
   };
   Flight::Events events;
   if (body->stream) {
-    // Each event carries everything so far, as SGLang's do.
-    events.on_news = [body, answer, responder](size_t i, const GenerationEvent& e,
-                                               const Accumulated& a) {
+    // Each event carries everything so far, as SGLang's do, but for the prompt's log-probabilities:
+    // they are long and never change, and come once.
+    events.on_news = [&service, body, answer, responder](size_t i, const GenerationEvent& e,
+                                                         const Accumulated& a) {
       if (e.finish == FinishReason::kError) {
-        responder.Write(http::SseEvent(http::ErrorBody(http::StatusOf(e.error_kind), e.error)));
+        responder.Write(http::SseEvent(
+            http::ErrorBody(http::StatusOf(e.error_kind), WithoutPaths(service, e.error))));
         return;
       }
-      Json json = answer(i, a);
+      Json json = answer(i, a, a.tokens.size() == e.tokens.size());
       if (!body->single) json["index"] = i;
       responder.Write(http::SseEvent(Dump(json)));
     };
@@ -107,13 +113,14 @@ void HandleGenerate(Service& service, const http::Request& request,
       responder.EndStream();
     };
   } else {
-    events.on_end = [body, answer, responder](const std::vector<Accumulated>& all) {
+    events.on_end = [&service, body, answer, responder](const std::vector<Accumulated>& all) {
       for (const Accumulated& a : all) {
         if (a.last.finish == FinishReason::kError)
-          return responder.SendError(http::StatusOf(a.last.error_kind), a.last.error);
+          return responder.SendError(http::StatusOf(a.last.error_kind),
+                                     WithoutPaths(service, a.last.error));
       }
       Json list = Json::array();
-      for (size_t i = 0; i < all.size(); ++i) list.push_back(answer(i, all[i]));
+      for (size_t i = 0; i < all.size(); ++i) list.push_back(answer(i, all[i], true));
       responder.Send(200, http::kJson, Dump(body->single ? list[0] : list));
     };
   }

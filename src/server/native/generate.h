@@ -14,12 +14,15 @@ struct GenerateBody {
   bool single = true;  // the answer is one object instead of a list
   bool stream = false;
   bool text_in_logprobs = false;
+  bool prompt_ids = false;  // return_prompt_token_ids
 };
 GenerateBody ParseGenerateBody(const Service& service, const Json& body);
 
-// One answer as SGLang has it: text, output_ids, meta_info.
-Json GenerateAnswer(const Tokenizer& tokenizer, const GenerationSpec& spec,
-                    const Accumulated& so_far, bool text_in_logprobs, double seconds);
+// One answer as SGLang has it: text, output_ids, meta_info. `with_input`: with the prompt's
+// log-probabilities, where they are asked for, else with empty lists in their place.
+Json GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
+                    const GenerationSpec& spec, const Accumulated& so_far, bool with_input,
+                    double seconds);
 
 void HandleGenerate(Service& service, const http::Request& request,
                     const http::Responder& responder);

@@ -1,5 +1,8 @@
+#include <algorithm>
+
 #include "server/api/copies.h"
 #include "server/api/data_parallel_rank.h"
+#include "server/api/sampling_fields.h"
 #include "server/native/generate.h"
 
 namespace switchyard::native {
@@ -7,33 +10,13 @@ namespace {
 
 constexpr int64_t kMostCopies = 4096;  // of one prompt
 
-SamplingParams ParseSampling(const Fields& f, SamplingParams s) {
+void ParseSampling(const Service& service, const Fields& f, GenerationSpec* spec) {
+  spec->sampling = service.model.sampling_defaults;
+  SamplingParams& s = spec->sampling;
   s.max_new_tokens = f.Int32("max_new_tokens", s.max_new_tokens);
   s.min_new_tokens = f.Int32("min_new_tokens", s.min_new_tokens);
-  s.temperature = static_cast<float>(f.Number("temperature", s.temperature));
-  s.top_p = static_cast<float>(f.Number("top_p", s.top_p));
-  s.top_k = f.Int32("top_k", s.top_k);
-  s.min_p = static_cast<float>(f.Number("min_p", s.min_p));
-  s.frequency_penalty = static_cast<float>(f.Number("frequency_penalty", s.frequency_penalty));
-  s.presence_penalty = static_cast<float>(f.Number("presence_penalty", s.presence_penalty));
-  s.repetition_penalty = static_cast<float>(f.Number("repetition_penalty", s.repetition_penalty));
   s.seed = f.Seed("sampling_seed");
-  s.stop_token_ids = f.Ids("stop_token_ids");
-  s.ignore_eos = f.Bool("ignore_eos", s.ignore_eos);
-  s.logit_bias = f.LogitBias("logit_bias");
-  f.Refuse("stop_regex", "is not supported");
-  for (const char* key : {"json_schema", "regex", "ebnf", "structural_tag"}) {
-    f.Refuse(key, "asks for constrained output, which this server does not have");
-  }
-  return s;
-}
-
-// A field that is one value for all prompts or a list with one for each.
-const Json* ForPrompt(const Json* field, size_t i, size_t prompts, const char* name) {
-  if (!field || !field->is_array()) return field;
-  if (field->size() != prompts)
-    throw Invalid("{} has {} entries for {} prompts", name, field->size(), prompts);
-  return (*field)[i].is_null() ? nullptr : &(*field)[i];
+  ParseSamplingFields(*service.model.tokenizer, f, spec);
 }
 
 std::vector<std::vector<int32_t>> ParsePrompts(const Service& service, const Fields& f,
@@ -41,10 +24,7 @@ std::vector<std::vector<int32_t>> ParsePrompts(const Service& service, const Fie
   std::vector<std::vector<int32_t>> prompts;
   const Json* text = f.Find("text");
   const Json* ids = f.Find("input_ids");
-  if (!text == !ids) throw Invalid("want one of text and input_ids");
-  f.Refuse("input_embeds", "is not supported: send text or input_ids");
-  f.Refuse("lora_path", "is not supported");
-  f.Refuse("image_data", "is not supported: this server takes text only");
+  if (!text == !ids) throw InvalidField("text", "want one of text and input_ids");
   if (text) {
     *single = text->is_string();
     for (const std::string& t : f.Strings("text"))
@@ -57,23 +37,31 @@ std::vector<std::vector<int32_t>> ParsePrompts(const Service& service, const Fie
       for (const Json& list : *ids) prompts.push_back(ToIds(list, "input_ids"));
     }
   }
-  if (prompts.empty()) throw Invalid("{} is an empty list", text ? "text" : "input_ids");
+  const char* key = text ? "text" : "input_ids";
+  if (prompts.empty()) throw InvalidField(key, "{} is an empty list", key);
   return prompts;
 }
 
-LogprobParams ParseLogprobs(const Json& body, size_t i, size_t prompts) {
+// token_ids_logprob: one list of ids for all prompts, or a list of such lists.
+std::vector<int32_t> ParseAskedIds(const Fields& f, size_t i, size_t prompts) {
+  const Json* field = f.Find("token_ids_logprob");
+  if (!field) return {};
+  const bool lists =
+      field->is_array() && std::any_of(field->begin(), field->end(),
+                                       [](const Json& v) { return v.is_array() || v.is_null(); });
+  const Json* own = lists ? ForPrompt(f, "token_ids_logprob", i, prompts) : field;
+  return own ? ToIds(*own, "token_ids_logprob") : std::vector<int32_t>();
+}
+
+LogprobParams ParseLogprobs(const Fields& body, size_t i, size_t prompts) {
   Json own = Json::object();
-  for (const char* key : {"return_logprob", "logprob_start_len", "top_logprobs_num"}) {
-    const auto it = body.find(key);
-    if (const Json* v = ForPrompt(it == body.end() ? nullptr : &*it, i, prompts, key))
-      own[key] = *v;
-  }
+  for (const char* key : {"return_logprob", "logprob_start_len", "top_logprobs_num"})
+    if (const Json* v = ForPrompt(body, key, i, prompts)) own[key] = *v;
   const Fields f(own);
-  LogprobParams p{.enabled = f.Bool("return_logprob", false)};
-  p.start = static_cast<int32_t>(f.Int("logprob_start_len", -1, -1, INT32_MAX));
-  p.top = static_cast<int32_t>(f.Int("top_logprobs_num", 0, 0, 1024));
-  p.token_ids = Fields(body).Ids("token_ids_logprob");
-  return p;
+  return {.enabled = f.Bool("return_logprob", false),
+          .start = static_cast<int32_t>(f.Int("logprob_start_len", -1, -1, INT32_MAX)),
+          .top = static_cast<int32_t>(f.Int("top_logprobs_num", 0, 0, 1024)),
+          .token_ids = ParseAskedIds(body, i, prompts)};
 }
 
 RoutedExpertsParams ParseRoutedExperts(const Fields& f) {
@@ -81,37 +69,47 @@ RoutedExpertsParams ParseRoutedExperts(const Fields& f) {
           .start = static_cast<int32_t>(f.Int("routed_experts_start_len", 0, 0, INT32_MAX))};
 }
 
+// Engine and client agree on most names; what stands in sampling_params is named with it.
+ClientNames NamesOf(const Fields& f) {
+  ClientNames names = {{"prompt", f.Has("text") ? "text" : "input_ids"},
+                       {"top_logprobs", "top_logprobs_num"}};
+  if (f.Has("routed_dp_rank")) names["data_parallel_rank"] = "routed_dp_rank";
+  for (const KnownField& field : KnownFields(RequestKind::kSamplingParams))
+    names[field.name] = std::string("sampling_params.") + field.name;
+  return names;
+}
+
 }  // namespace
 
 GenerateBody ParseGenerateBody(const Service& service, const Json& body) {
   const Fields f(body);
+  CheckFields(f, RequestKind::kGenerate, service.unknown_fields);
   GenerateBody g{.stream = f.Bool("stream", false),
-                 .text_in_logprobs = f.Bool("return_text_in_logprobs", false)};
-  const auto prompts = ParsePrompts(service, f, &g.single);
-  const Json* names = f.Find("rid");
-  const Json* sampling = f.Find("sampling_params");
+                 .text_in_logprobs = f.Bool("return_text_in_logprobs", false),
+                 .prompt_ids = f.Bool("return_prompt_token_ids", false)};
+  auto prompts = ParsePrompts(service, f, &g.single);
+  const ClientNames names = NamesOf(f);
   static const Json kNone = Json::object();
   for (size_t i = 0; i < prompts.size(); ++i) {
-    const Json* own = ForPrompt(sampling, i, prompts.size(), "sampling_params");
-    if (own && !own->is_object()) throw Invalid("sampling_params is not an object");
+    const Json* own = ForPrompt(f, "sampling_params", i, prompts.size());
+    if (own && !own->is_object())
+      throw InvalidField("sampling_params", "sampling_params is not an object");
     const Fields s(own ? *own : kNone, "sampling_params.");
+    CheckFields(s, RequestKind::kSamplingParams, service.unknown_fields);
     GenerationSpec spec;
-    spec.input_ids = prompts[i];
-    spec.sampling = ParseSampling(s, service.model.sampling_defaults);
-    spec.logprob = ParseLogprobs(body, i, prompts.size());
+    ParseSampling(service, s, &spec);
+    spec.input_ids = std::move(prompts[i]);
+    spec.logprob = ParseLogprobs(f, i, prompts.size());
     spec.routed_experts = ParseRoutedExperts(f);
     spec.group = ParseDataParallelRank(f);
-    spec.stop = s.Strings("stop");
-    spec.keep_stop = s.Bool("no_stop_trim", false);
-    spec.skip_special_tokens = s.Bool("skip_special_tokens", true);
-    if (g.stream) spec.stream_interval = service.args.stream_interval;
-    if (const Json* name = ForPrompt(names, i, prompts.size(), "rid")) {
-      if (!name->is_string()) throw Invalid("rid is not a string");
-      spec.name = name->get<std::string>();
-    }
+    spec.cache_salt = ParseCacheSalt(f, i, prompts.size());
+    const auto interval =
+        static_cast<int32_t>(s.Int("stream_interval", service.args.stream_interval, 1, INT32_MAX));
+    if (g.stream) spec.stream_interval = interval;
+    ParseRequestName(f, "rid", i, prompts.size(), &spec);
     const int64_t n = s.Int("n", 1, 1, kMostCopies);
     if (n > 1) g.single = false;
-    AddCopies(service.front, std::move(spec), n, g.specs);
+    AddCopies(service.front, std::move(spec), n, names, g.specs);
   }
   return g;
 }

@@ -2,7 +2,9 @@
 
 #include "core/error.h"
 #include "server/api/chat_prompt.h"
+#include "server/api/guarded.h"
 #include "server/api/json_body.h"
+#include "server/api/model_name.h"
 #include "server/http/error_body.h"
 #include "server/native/eplb.h"
 #include "server/native/experts.h"
@@ -18,32 +20,44 @@ void HandleTokenize(const Service& service, const http::Request& request,
                     const http::Responder& responder) {
   const Json body = ParseBody(request);
   const Fields f(body);
+  CheckModel(service, f);
+  CheckFields(f, RequestKind::kTokenize, service.unknown_fields);
   const Tokenizer& tokenizer = *service.model.tokenizer;
-  Json tokens;
+  const bool special = f.Bool("add_special_tokens", true);
+  const bool spelled = f.Bool("return_token_strs", false);
+  Json tokens = Json::array(), counts = Json::array(), strings = Json::array();
+  const auto add = [&](const std::vector<int32_t>& ids) {
+    tokens.push_back(ids);
+    counts.push_back(ids.size());
+    Json& own = strings.emplace_back(Json::array());
+    if (!spelled) return;
+    for (const int32_t id : ids) own.push_back(std::string(tokenizer.IdToToken(id)));
+  };
+  const Json* prompt = f.Find("prompt");
+  const bool list = prompt && prompt->is_array() && !f.Has("messages");
   if (f.Has("messages")) {
-    tokens = ChatPrompt(service.model, body);
-  } else if (const Json* prompt = f.Find("prompt"); prompt && prompt->is_array()) {
-    tokens = Json::array();
-    for (const std::string& text : f.Strings("prompt")) {
-      tokens.push_back(tokenizer.Encode(text, f.Bool("add_special_tokens", true)));
-    }
+    add(ChatPrompt(service.model, body));
+  } else if (list) {
+    for (const std::string& text : f.Strings("prompt")) add(tokenizer.Encode(text, special));
   } else {
-    if (!prompt) throw Invalid("want prompt or messages");
-    tokens = tokenizer.Encode(f.String("prompt", ""), f.Bool("add_special_tokens", true));
+    if (!prompt) throw InvalidField("prompt", "want prompt or messages");
+    add(tokenizer.Encode(f.String("prompt", ""), special));
   }
-  const size_t count = tokens.size();
-  responder.Send(200, http::kJson,
-                 Dump({{"tokens", std::move(tokens)},
-                       {"count", count},
-                       {"max_model_len", service.plan.context_length}}));
+  Json answer = {{"tokens", list ? tokens : tokens[0]},
+                 {"count", list ? counts : counts[0]},
+                 {"max_model_len", service.plan.context_length}};
+  if (spelled) answer["token_strs"] = list ? strings : strings[0];
+  responder.Send(200, http::kJson, Dump(answer));
 }
 
 void HandleDetokenize(const Service& service, const http::Request& request,
                       const http::Responder& responder) {
   const Json body = ParseBody(request);
   const Fields f(body);
+  CheckModel(service, f);
+  CheckFields(f, RequestKind::kDetokenize, service.unknown_fields);
   const Json* tokens = f.Find("tokens");
-  if (!tokens) throw Invalid("tokens is missing");
+  if (!tokens) throw InvalidField("tokens", "tokens is missing");
   const bool skip = f.Bool("skip_special_tokens", false);
   const auto decode = [&](const Json& list) {
     return service.model.tokenizer->Decode(ToIds(list, "tokens"), skip);
@@ -154,7 +168,7 @@ void HandleAbort(Service& service, const http::Request& request, const http::Res
   } else if (const std::string name = f.String("rid", ""); !name.empty()) {
     service.front.AbortNamed(name);
   } else {
-    throw Invalid("want rid, or abort_all");
+    throw InvalidField("rid", "want rid, or abort_all");
   }
   responder.Send(200, http::kJson, "{}");
 }
@@ -173,44 +187,42 @@ void Register(http::Server& server, Service& service) {
   RegisterExperts(server, service);
   RegisterEplb(server, service);
   RegisterMetrics(server, service);
-  server.Route("POST", "/generate", [&](const RequestPtr& r, const http::Responder& out) {
-    HandleGenerate(service, *r, out);
-  });
+  const auto route = [&](const char* method, const char* path, http::Handler handler) {
+    server.Route(method, path, Guarded(service, std::move(handler)));
+  };
+  route("POST", "/generate",
+        [&](const RequestPtr& r, const http::Responder& out) { HandleGenerate(service, *r, out); });
   for (const char* path : {"/tokenize", "/v1/tokenize"}) {
-    server.Route("POST", path, [&](const RequestPtr& r, const http::Responder& out) {
+    route("POST", path, [&](const RequestPtr& r, const http::Responder& out) {
       HandleTokenize(service, *r, out);
     });
   }
   for (const char* path : {"/detokenize", "/v1/detokenize"}) {
-    server.Route("POST", path, [&](const RequestPtr& r, const http::Responder& out) {
+    route("POST", path, [&](const RequestPtr& r, const http::Responder& out) {
       HandleDetokenize(service, *r, out);
     });
   }
-  server.Route("GET", "/health", [&](const RequestPtr&, const http::Responder& out) {
+  route("GET", "/health", [&](const RequestPtr&, const http::Responder& out) {
     RequireReady(service);
     out.Send(200, http::kJson, R"({"status":"ok"})");
   });
-  server.Route("GET", "/health_generate", [&](const RequestPtr&, const http::Responder& out) {
-    HandleHealthGenerate(service, out);
-  });
+  route("GET", "/health_generate",
+        [&](const RequestPtr&, const http::Responder& out) { HandleHealthGenerate(service, out); });
   for (const char* path : {"/get_model_info", "/model_info"}) {
-    server.Route("GET", path, [&](const RequestPtr&, const http::Responder& out) {
-      HandleModelInfo(service, out);
-    });
+    route("GET", path,
+          [&](const RequestPtr&, const http::Responder& out) { HandleModelInfo(service, out); });
   }
   for (const char* path : {"/get_server_info", "/server_info"}) {
-    server.Route("GET", path, [&](const RequestPtr&, const http::Responder& out) {
-      HandleServerInfo(service, out);
-    });
+    route("GET", path,
+          [&](const RequestPtr&, const http::Responder& out) { HandleServerInfo(service, out); });
   }
-  server.Route(
-      "POST", "/flush_cache",
-      [&](const RequestPtr&, const http::Responder& out) { HandleFlushCache(service, out); },
-      http::Access::kControl);
-  server.Route(
-      "POST", "/abort_request",
-      [&](const RequestPtr& r, const http::Responder& out) { HandleAbort(service, *r, out); },
-      http::Access::kControl);
+  const auto control = [&](const char* path, http::Handler handler) {
+    server.Route("POST", path, Guarded(service, std::move(handler)), http::Access::kControl);
+  };
+  control("/flush_cache",
+          [&](const RequestPtr&, const http::Responder& out) { HandleFlushCache(service, out); });
+  control("/abort_request",
+          [&](const RequestPtr& r, const http::Responder& out) { HandleAbort(service, *r, out); });
 }
 
 }  // namespace switchyard::native

@@ -5,79 +5,70 @@
 #include "server/api/chat_prompt.h"
 #include "server/api/copies.h"
 #include "server/api/flight.h"
+#include "server/api/guarded.h"
+#include "server/api/model_name.h"
+#include "server/api/sampling_fields.h"
 #include "server/http/error_body.h"
 #include "server/http/sse.h"
 #include "server/openai/common.h"
+#include "server/openai/logprobs.h"
 
 namespace switchyard::openai {
 
 struct ChatJob {
-  std::string id = NewId("chatcmpl");
-  int64_t created = Now();
-  std::string model;
   Delivery delivery;
+  WantedLogprobs logprobs;
+  bool prompt_ids = false;            // return_prompt_token_ids
   std::vector<GenerationSpec> specs;  // the n copies
 };
 
 namespace {
 
-Json TokenJson(const Tokenizer& tokenizer, int32_t token, float logprob) {
-  const std::string text = tokenizer.TokenText(token);
-  Json bytes = Json::array();
-  for (unsigned char c : text) bytes.push_back(c);
-  return {{"token", text}, {"logprob", logprob}, {"bytes", std::move(bytes)}};
-}
+using JobPtr = std::shared_ptr<const ChatJob>;
 
 Json Logprobs(const ChatJob& job, const Tokenizer& tokenizer,
               const std::vector<PositionLogprobs>& positions) {
-  if (!job.specs[0].logprob.enabled) return nullptr;
-  Json content = Json::array();
-  for (const PositionLogprobs& p : positions) {
-    Json entry = TokenJson(tokenizer, p.token, p.logprob);
-    Json top = Json::array();
-    for (const TokenLogprob& t : p.top) top.push_back(TokenJson(tokenizer, t.token, t.logprob));
-    entry["top_logprobs"] = std::move(top);
-    content.push_back(std::move(entry));
-  }
-  return {{"content", std::move(content)}};
+  if (!job.logprobs.output) return nullptr;
+  return ChatLogprobs({tokenizer, job.logprobs.as_ids}, positions, job.logprobs.top);
 }
 
-Json Envelope(const ChatJob& job, const char* object, Json choices) {
-  return {{"id", job.id},
-          {"object", object},
-          {"created", job.created},
-          {"model", job.model},
-          {"choices", std::move(choices)}};
-}
-
-std::string Chunk(const ChatJob& job, Json choices, Json usage = nullptr) {
-  Json chunk = Envelope(job, "chat.completion.chunk", std::move(choices));
-  if (job.delivery.include_usage) chunk["usage"] = std::move(usage);
+std::string Chunk(const ChatJob& job, Json choices, Json usage, bool first = false) {
+  Json chunk = Envelope(job.delivery, "chat.completion.chunk", std::move(choices));
+  if (first && job.prompt_ids) chunk["prompt_token_ids"] = job.specs[0].input_ids;
+  if (job.delivery.include_usage || job.delivery.continuous_usage)
+    chunk["usage"] = std::move(usage);
   return http::SseEvent(Dump(chunk));
 }
 
-Flight::Events StreamEvents(const std::shared_ptr<const ChatJob>& job,
-                            const http::Responder& responder, const Tokenizer& tokenizer) {
+// The event that opens the message of choice i.
+std::string Opening(const ChatJob& job, size_t i, const GenerationEvent& e) {
+  Json choice = {{"index", i},
+                 {"delta", {{"role", "assistant"}, {"content", ""}}},
+                 {"logprobs", nullptr},
+                 {"finish_reason", nullptr},
+                 {"matched_stop", nullptr}};
+  return Chunk(job, Json::array({std::move(choice)}), UsageSoFar(job.delivery, e, /*opening=*/true),
+               i == 0);
+}
+
+Flight::Events StreamEvents(const Service& service, const JobPtr& job,
+                            const http::Responder& responder) {
   Flight::Events events;
-  events.on_news = [job, responder, &tokenizer](size_t i, const GenerationEvent& e,
-                                                const Accumulated& a) {
+  events.on_news = [job, responder, &service](size_t i, const GenerationEvent& e,
+                                              const Accumulated& a) {
     if (e.finish == FinishReason::kError) {
-      responder.Write(http::SseEvent(http::ErrorBody(http::StatusOf(e.error_kind), e.error)));
+      responder.Write(http::SseEvent(
+          http::ErrorBody(http::StatusOf(e.error_kind), WithoutPaths(service, e.error))));
       return;
     }
-    if (a.tokens.size() == e.tokens.size()) {  // the first news open the message
-      Json opening = {{"index", i},
-                      {"delta", {{"role", "assistant"}, {"content", ""}}},
-                      {"logprobs", nullptr},
-                      {"finish_reason", nullptr}};
-      responder.Write(Chunk(*job, Json::array({std::move(opening)})));
-    }
+    if (a.tokens.size() == e.tokens.size()) responder.Write(Opening(*job, i, e));
     Json delta = e.text.empty() ? Json::object() : Json{{"content", e.text}};
     Json choice = {{"index", i},
                    {"delta", std::move(delta)},
-                   {"logprobs", Logprobs(*job, tokenizer, e.output_logprobs)}};
+                   {"logprobs", Logprobs(*job, *service.model.tokenizer, e.output_logprobs)}};
     AddEnding(e, choice);
-    responder.Write(Chunk(*job, Json::array({std::move(choice)})));
+    if (job->delivery.token_ids) choice["token_ids"] = e.tokens;
+    responder.Write(Chunk(*job, Json::array({std::move(choice)}), UsageSoFar(job->delivery, e)));
   };
   events.on_end = [job, responder](const std::vector<Accumulated>& all) {
     if (job->delivery.include_usage)
@@ -88,26 +79,44 @@ Flight::Events StreamEvents(const std::shared_ptr<const ChatJob>& job,
   return events;
 }
 
-Flight::Events WholeEvents(const std::shared_ptr<const ChatJob>& job,
-                           const http::Responder& responder, const Tokenizer& tokenizer) {
+Json WholeChoice(const ChatJob& job, const Tokenizer& tokenizer, size_t i, const Accumulated& a) {
+  Json choice = {{"index", i},
+                 {"message", {{"role", "assistant"}, {"content", a.text}}},
+                 {"logprobs", Logprobs(job, tokenizer, a.output_logprobs)}};
+  AddEnding(a.last, choice);
+  if (job.delivery.token_ids) choice["token_ids"] = a.tokens;
+  return choice;
+}
+
+Flight::Events WholeEvents(const Service& service, const JobPtr& job,
+                           const http::Responder& responder) {
   Flight::Events events;
-  events.on_end = [job, responder, &tokenizer](const std::vector<Accumulated>& all) {
+  events.on_end = [job, responder, &service](const std::vector<Accumulated>& all) {
+    const Tokenizer& tokenizer = *service.model.tokenizer;
     Json choices = Json::array();
     for (size_t i = 0; i < all.size(); ++i) {
-      const Accumulated& a = all[i];
-      if (a.last.finish == FinishReason::kError)
-        return responder.SendError(http::StatusOf(a.last.error_kind), a.last.error);
-      Json choice = {{"index", i},
-                     {"message", {{"role", "assistant"}, {"content", a.text}}},
-                     {"logprobs", Logprobs(*job, tokenizer, a.output_logprobs)}};
-      AddEnding(a.last, choice);
-      choices.push_back(std::move(choice));
+      if (all[i].last.finish == FinishReason::kError)
+        return responder.SendError(http::StatusOf(all[i].last.error_kind),
+                                   WithoutPaths(service, all[i].last.error));
+      choices.push_back(WholeChoice(*job, tokenizer, i, all[i]));
     }
-    Json answer = Envelope(*job, "chat.completion", std::move(choices));
+    Json answer = Envelope(job->delivery, "chat.completion", std::move(choices));
     answer["usage"] = Usage(all, job->delivery.n);
+    if (job->prompt_ids) answer["prompt_token_ids"] = job->specs[0].input_ids;
+    if (job->logprobs.prompt_top >= 0)
+      answer["prompt_logprobs"] =
+          PromptLogprobs(tokenizer, all[0].input_logprobs, job->logprobs.prompt_top);
     responder.Send(200, http::kJson, Dump(answer));
   };
   return events;
+}
+
+WantedLogprobs ParseLogprobs(const Fields& f) {
+  WantedLogprobs wanted{.output = f.Bool("logprobs", false)};
+  if (f.Has("top_logprobs")) wanted.top = static_cast<int32_t>(f.Int("top_logprobs", 0, 0, 20));
+  if (wanted.top > 0 && !wanted.output)
+    throw InvalidField("top_logprobs", "top_logprobs wants logprobs: true");
+  return wanted;
 }
 
 }  // namespace
@@ -115,29 +124,34 @@ Flight::Events WholeEvents(const std::shared_ptr<const ChatJob>& job,
 std::shared_ptr<const ChatJob> ParseChat(const Service& service, const Json& body) {
   const Fields f(body);
   CheckModel(service, f);
+  CheckFields(f, RequestKind::kChat, service.unknown_fields);
   auto job = std::make_shared<ChatJob>();
-  job->model = service.model.name;
-  job->delivery = ParseDelivery(f);
+  job->delivery = ParseDelivery(service, f, "chatcmpl");
+  job->prompt_ids = job->delivery.token_ids || f.Bool("return_prompt_token_ids", false);
   // Without a limit a chat may fill the context; the front cuts it to what is left.
   GenerationSpec spec;
   ParseSampling(service, f, std::numeric_limits<int32_t>::max(), &spec);
   if (job->delivery.stream) spec.stream_interval = service.args.stream_interval;
-  spec.logprob.enabled = f.Bool("logprobs", false);
-  spec.logprob.top = static_cast<int32_t>(f.Int("top_logprobs", 0, 0, 20));
-  if (spec.logprob.top > 0 && !spec.logprob.enabled)
-    throw Invalid("top_logprobs wants logprobs: true");
-  spec.input_ids = ChatPrompt(service.model, body);
-  AddCopies(service.front, std::move(spec), job->delivery.n, job->specs);
+  job->logprobs = ParseLogprobs(f);
+  ParsePromptLogprobs(service, f, /*echo=*/false, &job->logprobs, &spec);
+  ParseRequestName(f, f.Has("rid") ? "rid" : "request_id", 0, 1, &spec);
+  spec.cache_salt = ParseCacheSalt(f, 0, 1);
+  const bool ids = f.Has("input_ids");
+  spec.input_ids = ids ? f.Ids("input_ids") : ChatPrompt(service.model, body);
+  TruncatePrompt(service, f, spec, spec.input_ids);
+  const ClientNames names =
+      NamesOf(f, ids ? "input_ids" : "messages",
+              job->logprobs.prompt_top > job->logprobs.top ? "prompt_logprobs" : "top_logprobs");
+  AddCopies(service.front, std::move(spec), job->delivery.n, names, job->specs);
   return job;
 }
 
 void HandleChat(Service& service, const http::Request& request, const http::Responder& responder) {
-  const auto job = ParseChat(service, ParseBody(request));
-  const Tokenizer& tokenizer = *service.model.tokenizer;
+  const JobPtr job = ParseChat(service, ParseBody(request));
   const bool stream = job->delivery.stream;
   Flight::Start(
       service, job->specs, stream, responder,
-      stream ? StreamEvents(job, responder, tokenizer) : WholeEvents(job, responder, tokenizer));
+      stream ? StreamEvents(service, job, responder) : WholeEvents(service, job, responder));
 }
 
 }  // namespace switchyard::openai

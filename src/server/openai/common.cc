@@ -1,64 +1,70 @@
 #include "server/openai/common.h"
 
 #include <chrono>
+#include <functional>
 #include <random>
 
 #include "server/api/data_parallel_rank.h"
+#include "server/api/sampling_fields.h"
 
 namespace switchyard::openai {
+namespace {
 
-void CheckModel(const Service& service, const Fields& f) {
-  const std::string name = f.String("model", service.model.name);
-  if (name != service.model.name && name != "default") {
-    throw Invalid("the model {} does not exist here; this server has {}", name, service.model.name);
-  }
+std::string NewId(const char* prefix) {
+  thread_local std::mt19937_64 random{std::random_device{}()};
+  return fmt::format("{}-{:016x}{:016x}", prefix, random(), random());
 }
 
-void ParseSampling(const Service& service, const Fields& f, int32_t max_new_tokens,
-                   GenerationSpec* spec) {
-  SamplingParams& s = spec->sampling;
-  s = service.model.sampling_defaults;
-  s.max_new_tokens = f.Int32("max_completion_tokens", f.Int32("max_tokens", max_new_tokens));
-  s.min_new_tokens = f.Int32("min_tokens", 0);
-  s.temperature = static_cast<float>(f.Number("temperature", s.temperature));
-  s.top_p = static_cast<float>(f.Number("top_p", s.top_p));
-  s.top_k = f.Int32("top_k", s.top_k);
-  s.min_p = static_cast<float>(f.Number("min_p", s.min_p));
-  s.frequency_penalty = static_cast<float>(f.Number("frequency_penalty", 0));
-  s.presence_penalty = static_cast<float>(f.Number("presence_penalty", 0));
-  s.repetition_penalty = static_cast<float>(f.Number("repetition_penalty", s.repetition_penalty));
-  s.seed = f.Seed("seed");
-  s.ignore_eos = f.Bool("ignore_eos", false);
-  s.stop_token_ids = f.Ids("stop_token_ids");
-  s.logit_bias = f.LogitBias("logit_bias");
-  spec->stop = f.Strings("stop");
-  spec->keep_stop = f.Bool("no_stop_trim", false);
-  spec->skip_special_tokens = f.Bool("skip_special_tokens", true);
-  spec->name = f.String("rid", "");
-  spec->group = ParseDataParallelRank(f);
-  if (const Json* format = f.Find("response_format")) {
-    const std::string type = format->is_object() ? Fields(*format).String("type", "text") : "";
-    if (type != "text") throw Invalid("response_format: this server has only type text");
-  }
-  if (f.Bool("return_routed_experts", false))
-    throw Invalid("return_routed_experts is answered by POST /generate alone");
-  for (const char* key : {"best_of", "stop_regex", "lora_path"}) f.Refuse(key, "is not supported");
-  for (const char* key : {"json_schema", "regex", "ebnf"}) {
-    f.Refuse(key, "asks for constrained output, which this server does not have");
-  }
+// SGLang answers with the client's rid, vLLM with its request_id behind the prefix.
+std::string AnswerId(const Fields& f, const char* prefix) {
+  const Json* rid = f.Find("rid");
+  if (rid && rid->is_string()) return rid->get<std::string>();
+  if (f.Has("request_id")) return fmt::format("{}-{}", prefix, f.String("request_id", ""));
+  return NewId(prefix);
 }
 
-Delivery ParseDelivery(const Fields& f) {
-  Delivery d{.stream = f.Bool("stream", false), .n = static_cast<int32_t>(f.Int("n", 1, 1, 1024))};
-  if (const Json* options = f.Find("stream_options")) {
-    if (!options->is_object()) throw Invalid("stream_options is not an object");
-    if (!d.stream) throw Invalid("stream_options is only allowed with stream");
-    d.include_usage = Fields(*options, "stream_options.").Bool("include_usage", false);
-  }
-  return d;
+// The same as long as the same program serves the same model in the same layout.
+std::string Fingerprint(const Service& service) {
+  const MeshShape& mesh = service.args.engine.mesh;
+  const std::string what =
+      fmt::format("{} {} {} {} {} {} {} {}", SWITCHYARD_VERSION, service.model.name,
+                  service.plan.context_length, static_cast<int>(service.plan.dtype), mesh.tp,
+                  mesh.ep, mesh.dp, service.args.engine.moe.a2a_backend);
+  return fmt::format("fp_{:016x}", std::hash<std::string>()(what));
 }
 
-static Json FinishReasonOf(const GenerationEvent& event) {
+void CheckBestOf(const Fields& f, int32_t n) {
+  const int64_t best_of = f.Int("best_of", 1, 0, INT32_MAX);
+  if (best_of != 1 && best_of != n)
+    throw InvalidField("best_of", "best_of is {}: this server returns all that it generates (n)",
+                       best_of);
+}
+
+void ParseStreamOptions(const Fields& f, Delivery* d) {
+  const Json* options = f.Find("stream_options");
+  if (!options) return;
+  if (!options->is_object())
+    throw InvalidField("stream_options", "stream_options is not an object");
+  const Fields o(*options, "stream_options.");
+  d->include_usage = o.Bool("include_usage", false);
+  d->continuous_usage = o.Bool("continuous_usage_stats", false);
+  if (o.Bool("include_obfuscation", false))
+    throw InvalidField("stream_options.include_obfuscation",
+                       "stream_options.include_obfuscation is not supported");
+  if (!d->stream && (d->include_usage || d->continuous_usage))
+    throw InvalidField("stream_options", "stream_options is only allowed with stream");
+}
+
+void CheckResponseFormat(const Fields& f) {
+  const Json* format = f.Find("response_format");
+  if (!format) return;
+  const std::string type =
+      format->is_object() ? Fields(*format, "response_format.").String("type", "text") : "";
+  if (type != "text")
+    throw InvalidField("response_format", "response_format: this server has only type text");
+}
+
+Json FinishReasonOf(const GenerationEvent& event) {
   switch (event.finish) {
     case FinishReason::kNone:
       return nullptr;
@@ -73,10 +79,98 @@ static Json FinishReasonOf(const GenerationEvent& event) {
   return nullptr;
 }
 
+}  // namespace
+
+void ParseSampling(const Service& service, const Fields& f, int32_t max_new_tokens,
+                   GenerationSpec* spec) {
+  spec->sampling = service.model.sampling_defaults;
+  SamplingParams& s = spec->sampling;
+  s.max_new_tokens = f.Int32("max_completion_tokens", f.Int32("max_tokens", max_new_tokens));
+  s.min_new_tokens = f.Int32("min_tokens", 0);
+  s.seed = f.Seed("seed");
+  ParseSamplingFields(*service.model.tokenizer, f, spec);
+  spec->group = ParseDataParallelRank(f);
+  CheckResponseFormat(f);
+}
+
+void ParsePromptLogprobs(const Service& service, const Fields& f, bool echo, WantedLogprobs* wanted,
+                         GenerationSpec* spec) {
+  wanted->as_ids = f.Bool("return_tokens_as_token_ids", false);
+  const Json* prompt = f.Find("prompt_logprobs");
+  if (prompt && *prompt != false) {
+    const auto vocab = static_cast<int32_t>(service.model.config.vocab_size);
+    if (f.Bool("stream", false))
+      throw InvalidField("prompt_logprobs", "prompt_logprobs is not available with stream");
+    const auto top = static_cast<int32_t>(f.Int("prompt_logprobs", 0, -1, vocab));
+    wanted->prompt_top = top == -1 ? vocab : top;
+  }
+  LogprobParams& p = spec->logprob;
+  p.rank = wanted->prompt_top >= 0;
+  p.enabled = wanted->output || p.rank;
+  p.top = std::max({wanted->output ? wanted->top : 0, wanted->prompt_top, 0});
+  if (p.rank || (wanted->output && echo)) p.start = 0;
+}
+
+bool TruncatePrompt(const Service& service, const Fields& f, const GenerationSpec& spec,
+                    std::vector<int32_t>& ids) {
+  const std::string side = f.String("truncation_side", "left");
+  if (side != "left" && side != "right")
+    throw InvalidField("truncation_side", "truncation_side is {}, want left or right", side);
+  if (!f.Has("truncate_prompt_tokens")) return false;
+  const int64_t longest = service.front.longest();
+  int64_t most = f.Int("truncate_prompt_tokens", 0, -1, longest);
+  // −1: what the context holds beside the answer that was asked for.
+  const int64_t answer = std::max<int64_t>(spec.sampling.max_new_tokens, 1);
+  if (most == -1) most = answer < longest ? longest - answer : longest - 1;
+  if (std::ssize(ids) <= most) return false;
+  if (side == "left") ids.erase(ids.begin(), ids.end() - most);  // vLLM keeps the end
+  ids.resize(most);
+  return true;
+}
+
+ClientNames NamesOf(const Fields& f, const char* prompt, const char* top) {
+  return {
+      {"prompt", prompt},
+      {"max_new_tokens", f.Has("max_completion_tokens") ? "max_completion_tokens" : "max_tokens"},
+      {"min_new_tokens", "min_tokens"},
+      {"top_logprobs", top},
+      {"data_parallel_rank", f.Has("routed_dp_rank") ? "routed_dp_rank" : "data_parallel_rank"}};
+}
+
+Delivery ParseDelivery(const Service& service, const Fields& f, const char* id_prefix) {
+  Delivery d{.id = AnswerId(f, id_prefix),
+             .created = Now(),
+             .model = service.model.name,
+             .fingerprint = Fingerprint(service),
+             .stream = f.Bool("stream", false),
+             .token_ids = f.Bool("return_token_ids", false),
+             .n = static_cast<int32_t>(f.Int("n", 1, 1, 1024))};
+  ParseStreamOptions(f, &d);
+  CheckBestOf(f, d.n);
+  return d;
+}
+
+Json Envelope(const Delivery& delivery, const char* object, Json choices) {
+  return {{"id", delivery.id},
+          {"object", object},
+          {"created", delivery.created},
+          {"model", delivery.model},
+          {"system_fingerprint", delivery.fingerprint},
+          {"choices", std::move(choices)}};
+}
+
 void AddEnding(const GenerationEvent& event, Json& choice) {
   choice["finish_reason"] = FinishReasonOf(event);
-  if (const auto* stop = std::get_if<std::string>(&event.matched)) choice["matched_stop"] = *stop;
-  if (const auto* stop = std::get_if<int32_t>(&event.matched)) choice["matched_stop"] = *stop;
+  Json& matched = choice["matched_stop"] = nullptr;
+  if (const auto* stop = std::get_if<std::string>(&event.matched)) matched = *stop;
+  if (const auto* stop = std::get_if<int32_t>(&event.matched)) matched = *stop;
+}
+
+static Json UsageJson(int64_t prompt, int64_t completion, int64_t cached) {
+  return {{"prompt_tokens", prompt},
+          {"completion_tokens", completion},
+          {"total_tokens", prompt + completion},
+          {"prompt_tokens_details", {{"cached_tokens", cached}}}};
 }
 
 Json Usage(const std::vector<Accumulated>& all, int32_t n) {
@@ -87,15 +181,12 @@ Json Usage(const std::vector<Accumulated>& all, int32_t n) {
     prompt += all[i].last.prompt_tokens;
     cached += all[i].last.cached_tokens;
   }
-  return {{"prompt_tokens", prompt},
-          {"completion_tokens", completion},
-          {"total_tokens", prompt + completion},
-          {"prompt_tokens_details", {{"cached_tokens", cached}}}};
+  return UsageJson(prompt, completion, cached);
 }
 
-std::string NewId(const char* prefix) {
-  thread_local std::mt19937_64 random{std::random_device{}()};
-  return fmt::format("{}-{:016x}{:016x}", prefix, random(), random());
+Json UsageSoFar(const Delivery& delivery, const GenerationEvent& last, bool opening) {
+  if (!delivery.continuous_usage) return nullptr;
+  return UsageJson(last.prompt_tokens, opening ? 0 : last.completion_tokens, last.cached_tokens);
 }
 
 int64_t Now() {

@@ -1,5 +1,7 @@
 #include "server/openai/openai.h"
 
+#include "server/api/guarded.h"
+#include "server/api/model_name.h"
 #include "server/http/error_body.h"
 #include "server/openai/chat.h"
 #include "server/openai/common.h"
@@ -18,25 +20,27 @@ Json ModelCard(const Service& service, int64_t created) {
 
 void Register(http::Server& server, Service& service) {
   using RequestPtr = std::shared_ptr<const http::Request>;
-  server.Route("POST", "/v1/completions", [&](const RequestPtr& r, const http::Responder& out) {
+  const auto route = [&](const char* method, const char* path, http::Handler handler) {
+    server.Route(method, path, Guarded(service, std::move(handler)));
+  };
+  route("POST", "/v1/completions", [&](const RequestPtr& r, const http::Responder& out) {
     HandleCompletions(service, *r, out);
   });
-  server.Route(
-      "POST", "/v1/chat/completions",
-      [&](const RequestPtr& r, const http::Responder& out) { HandleChat(service, *r, out); });
+  route("POST", "/v1/chat/completions",
+        [&](const RequestPtr& r, const http::Responder& out) { HandleChat(service, *r, out); });
   const int64_t created = Now();
-  server.Route(
-      "GET", "/v1/models", [&service, created](const RequestPtr&, const http::Responder& out) {
-        out.Send(200, http::kJson,
-                 Dump({{"object", "list"}, {"data", Json::array({ModelCard(service, created)})}}));
-      });
-  server.Route("GET", "/v1/models/{id}",
-               [&service, created](const RequestPtr& r, const http::Responder& out) {
-                 const std::string& id = r->params.at("id");
-                 if (id != service.model.name)
-                   throw NotFound("the model {} does not exist here", id);
-                 out.Send(200, http::kJson, Dump(ModelCard(service, created)));
-               });
+  for (const char* path : {"/v1/models", "/v1/models/"}) {
+    route("GET", path, [&service, created](const RequestPtr&, const http::Responder& out) {
+      out.Send(200, http::kJson,
+               Dump({{"object", "list"}, {"data", Json::array({ModelCard(service, created)})}}));
+    });
+  }
+  route("GET", "/v1/models/{id}",
+        [&service, created](const RequestPtr& r, const http::Responder& out) {
+          const std::string& id = r->params.at("id");
+          CheckModelName(service, id);
+          out.Send(200, http::kJson, Dump(ModelCard(service, created)));
+        });
 }
 
 }  // namespace switchyard::openai

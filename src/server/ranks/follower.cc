@@ -85,7 +85,7 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
         nodes.SayLost(how, cause);
         outcome.Lose(how, cause);
       });
-  host->ExpectEnd();  // ranks end in good order only when they are told to
+  host->ExpectEnd();  // ranks end in good order only on request
   nodes.Watch({.on_lost = [&](const std::string& why, bool cause) { outcome.Lose(why, cause); },
                .on_end = [&] { outcome.End(); }});
   const bool waited = WaitForOutcome(outcome, signals);

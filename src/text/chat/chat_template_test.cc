@@ -11,7 +11,6 @@
 
 #include "core/error.h"
 #include "text/chat/encode_rendered.h"
-#include "text/chat/messages.h"
 
 namespace switchyard {
 namespace {
@@ -109,6 +108,28 @@ TEST_F(ChatTemplateTest, JinjaFileWinsOverConfig) {
   EXPECT_EQ(ChatTemplate::FromDirectory(dir_, dir_ / "mine.jinja").Apply(Hello()).text, "mine");
 }
 
+TEST_F(ChatTemplateTest, AdditionalTemplatesJoinTheJinjaFile) {
+  WriteConfig({{"chat_template", "config"}});
+  fs::create_directories(dir_ / "additional_chat_templates");
+  Write("additional_chat_templates/tool_use.jinja", "tools");
+  Write("additional_chat_templates/notes.txt", "{% if %}");
+  Write("chat_template.jinja", "plain");
+  ChatInput input = Hello();
+  EXPECT_EQ(Render(input), "plain");
+  input.tools = {{{"type", "function"}}};
+  EXPECT_EQ(Render(input), "tools");
+  Write("additional_chat_templates/tool_use.jinja", "\n{% if %}");
+  EXPECT_THAT(ErrorOf([&] { Render(input); }), HasSubstr("tool_use.jinja, line 2"));
+}
+
+TEST_F(ChatTemplateTest, SpecialTokensMapCountsWithoutAddedTokensDecoder) {
+  Write("chat_template.jinja", "{{ bos_token }}{{ eos_token }}");
+  Write("special_tokens_map.json", R"({"bos_token": "<s>", "eos_token": {"content": "</s>"}})");
+  EXPECT_EQ(Render(Hello()), "<s></s>");
+  WriteConfig({{"bos_token", "<b>"}, {"added_tokens_decoder", Json::object()}});
+  EXPECT_EQ(Render(Hello()), "<b>");
+}
+
 TEST_F(ChatTemplateTest, ToolUseTemplateServesRequestsWithTools) {
   Json templates = {{{"name", "default"}, {"template", "plain"}},
                     {{"name", "tool_use"}, {"template", "{{ tools | length }} tools"}}};
@@ -168,72 +189,6 @@ TEST_F(ChatTemplateTest, UnreadableTemplatesNameFileAndLine) {
               HasSubstr("neither a string nor a list"));
   EXPECT_THAT(ErrorOf([&] { ChatTemplate::FromDirectory(dir_, dir_ / "none.jinja"); }),
               HasSubstr("none.jinja"));
-}
-
-TEST_F(ChatTemplateTest, ContinueFinalMessageLeavesItOpen) {
-  WriteConfig({{"chat_template",
-                "{% for m in messages %}<{{ m.role }}>{{ m.content }}</end>{% endfor %}"}});
-  ChatInput input{.messages = {{{"role", "user"}, {"content", "Sure"}},
-                               {{"role", "assistant"}, {"content", "Sure, the answer "}}},
-                  .add_generation_prompt = false,
-                  .continue_final_message = true};
-  jinja::Rendered rendered = ChatTemplate::FromDirectory(dir_).Apply(input);
-  EXPECT_EQ(rendered.text, "<user>Sure</end><assistant>Sure, the answer ");
-  EXPECT_EQ(rendered.runs.back().end, rendered.text.size());
-  input.add_generation_prompt = true;
-  EXPECT_THAT(ErrorOf([&] { Render(input); }), HasSubstr("exclude"));
-  WriteConfig({{"chat_template", "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}"}});
-  input.add_generation_prompt = false;
-  EXPECT_EQ(Render(input), "[Sure][Sure, the answer");
-  WriteConfig({{"chat_template", "nothing"}});
-  EXPECT_THAT(ErrorOf([&] { Render(input); }), HasSubstr("continue_final_message"));
-}
-
-Json Normalized(const char* messages) { return NormalizeMessages(Json::parse(messages)); }
-
-TEST(ChatMessages, TextPartsBecomeOneString) {
-  Json out = Normalized(
-      R"([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}])");
-  EXPECT_EQ(out[0]["content"], "a b");
-}
-
-TEST(ChatMessages, OtherPartsAreRefusedByName) {
-  EXPECT_THAT(
-      ErrorOf([] {
-        Normalized(
-            R"([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])");
-      }),
-      testing::AllOf(HasSubstr("messages[0]"), HasSubstr("image_url")));
-}
-
-TEST(ChatMessages, ArgumentsOfToolCallsBecomeObjects) {
-  Json out = Normalized(R"([{"role": "assistant", "content": null, "tool_calls": [
-      {"function": {"name": "f", "arguments": "{\"b\": 1, \"a\": [2]}"}},
-      {"function": {"name": "g", "arguments": {"x": 1}}},
-      {"function": {"name": "h", "arguments": ""}}]}])");
-  EXPECT_EQ(out[0]["content"], "");
-  EXPECT_EQ(out[0]["tool_calls"][0]["function"]["arguments"].dump(), R"({"b":1,"a":[2]})");
-  EXPECT_EQ(out[0]["tool_calls"][1]["function"]["arguments"].dump(), R"({"x":1})");
-  EXPECT_EQ(out[0]["tool_calls"][2]["function"]["arguments"].dump(), "{}");
-}
-
-TEST(ChatMessages, MalformedMessagesAreNamed) {
-  EXPECT_THAT(ErrorOf([] { Normalized("[]"); }), HasSubstr("at least one"));
-  EXPECT_THAT(ErrorOf([] { Normalized("[5]"); }), HasSubstr("messages[0]"));
-  EXPECT_THAT(ErrorOf([] { Normalized(R"([{"content": "x"}])"); }), HasSubstr("role"));
-  EXPECT_THAT(ErrorOf([] { Normalized(R"([{"role": "user", "content": 5}])"); }),
-              HasSubstr("content"));
-  EXPECT_THAT(ErrorOf([] { Normalized(R"([{"role": "user", "content": [{"text": "a"}]}])"); }),
-              HasSubstr("type"));
-  EXPECT_THAT(ErrorOf([] { Normalized(R"([{"role": "user", "content": [{"type": "text"}]}])"); }),
-              HasSubstr("without text"));
-  EXPECT_THAT(
-      ErrorOf([] {
-        Normalized(R"([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}])");
-      }),
-      HasSubstr("arguments"));
-  EXPECT_THAT(ErrorOf([] { Normalized(R"([{"role": "assistant", "tool_calls": 5}])"); }),
-              HasSubstr("tool_calls"));
 }
 
 }  // namespace

@@ -1,106 +1,185 @@
 #include "text/chat/messages.h"
 
 #include <algorithm>
+#include <array>
+#include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "core/error.h"
-#include "text/jinja/utf8.h"
+#include "text/jinja/context.h"
+#include "text/jinja/exact_json.h"
+#include "text/jinja/json.h"
 
 namespace switchyard {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string JoinParts(const Json& parts, size_t index) {
+constexpr jinja::JsonLimits kArgumentLimits{.depth = 128, .keys = 4096};
+
+void CheckPart(const Json& part, size_t index) {
+  if (part.is_string()) return;
+  if (!part.is_object() || !part.contains("type") || !part["type"].is_string())
+    throw Invalid("messages[{}].content has a part without a type", index);
+  const auto type = part["type"].get<std::string>();
+  if (type != "text") {
+    throw Invalid("messages[{}].content has a part of type \"{}\"; this model takes only text",
+                  index, type);
+  }
+  if (!part.contains("text") || !part["text"].is_string())
+    throw Invalid("messages[{}].content has a text part without text", index);
+}
+
+void CheckMessage(const Json& message, size_t index) {
+  if (!message.is_object()) throw Invalid("messages[{}] is no object", index);
+  const auto role = message.find("role");
+  if (role == message.end() || !role->is_string()) throw Invalid("messages[{}] has no role", index);
+  const auto content = message.find("content");
+  if (content != message.end() && content->is_array()) {
+    for (const Json& part : *content) CheckPart(part, index);
+  } else if (content != message.end() && !content->is_null() && !content->is_string()) {
+    throw Invalid("messages[{}].content is neither a string nor a list of parts", index);
+  }
+  const auto calls = message.find("tool_calls");
+  if (calls == message.end() || calls->is_null()) return;
+  if (!calls->is_array()) throw Invalid("messages[{}].tool_calls is no list", index);
+  for (const Json& call : *calls) {
+    if (!call.is_object())
+      throw Invalid("messages[{}].tool_calls has an entry that is no object", index);
+  }
+}
+
+std::string JoinParts(const Json& parts) {
   std::string out;
-  bool first = true;
   for (const Json& part : parts) {
-    if (!part.is_object() || !part.contains("type") || !part["type"].is_string()) {
-      throw Invalid("messages[{}].content has a part without a type", index);
-    }
-    auto type = part["type"].get<std::string>();
-    if (type != "text") {
-      throw Invalid("messages[{}].content has a part of type \"{}\"; this model takes only text",
-                    index, type);
-    }
-    if (!part.contains("text") || !part["text"].is_string()) {
-      throw Invalid("messages[{}].content has a text part without text", index);
-    }
-    if (!first) out += ' ';
-    first = false;
-    out += part["text"].get_ref<const std::string&>();
+    if (&part != &parts.front()) out += ' ';
+    out += (part.is_string() ? part : part["text"]).get_ref<const std::string&>();
   }
   return out;
 }
 
-void NormalizeContent(Json& message, size_t index) {
-  auto content = message.find("content");
-  if (content == message.end() || content->is_null()) {
-    message["content"] = "";
-  } else if (content->is_array()) {
-    *content = JoinParts(*content, index);
-  } else if (!content->is_string()) {
-    throw Invalid("messages[{}].content is neither a string nor a list of parts", index);
+void AdaptContent(const TemplateTraits::Content& traits, Json* message) {
+  auto content = message->find("content");
+  const bool missing = content == message->end();
+  if (missing ? traits.missing_is_empty : content->is_null() && traits.null_is_empty)
+    (*message)["content"] = "";
+  content = message->find("content");
+  if (content == message->end()) return;
+  if (content->is_array() && traits.wants_text) {
+    *content = JoinParts(*content);
+  } else if (content->is_string() && traits.wants_parts) {
+    Json part = {{"type", "text"}, {"text", std::move(*content)}};
+    *content = Json::array({std::move(part)});
   }
 }
 
-void NormalizeToolCalls(Json& message, size_t index) {
-  auto calls = message.find("tool_calls");
-  if (calls == message.end() || calls->is_null()) return;
-  if (!calls->is_array()) throw Invalid("messages[{}].tool_calls is no list", index);
-  for (Json& call : *calls) {
-    if (!call.is_object())
-      throw Invalid("messages[{}].tool_calls has an entry that is no object", index);
-    auto function = call.find("function");
-    if (function == call.end() || !function->is_object()) continue;
-    auto arguments = function->find("arguments");
-    if (arguments == function->end() || !arguments->is_string()) continue;
-    const auto& text = arguments->get_ref<const std::string&>();
-    Json parsed =
-        text.empty() ? Json::object() : Json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (parsed.is_discarded())
-      throw Invalid("messages[{}].tool_calls: arguments are no valid JSON", index);
-    *arguments = std::move(parsed);
+// nullopt for a text that is no JSON.
+std::optional<Json> ParseArguments(const std::string& text) {
+  if (text.empty()) return Json::object();
+  try {
+    return jinja::ParseExactJson(text, "text", kArgumentLimits);
+  } catch (const Json::exception&) {
+    return std::nullopt;
+  } catch (const Error&) {
+    return std::nullopt;
   }
+}
+
+// As Python's json.dumps writes it.
+std::string ArgumentsText(const Json& arguments) {
+  jinja::Context context((jinja::RenderOptions()));
+  try {
+    return ToJson(context, FromJson(context, arguments, false), jinja::JsonStyle()).str();
+  } catch (const jinja::Raise& raise) {
+    throw Invalid("messages: the arguments of a tool call: {}", raise.message);
+  }
+}
+
+void AdaptArguments(const TemplateTraits& traits, Json* arguments) {
+  if (arguments->is_string() && traits.wants_object_arguments) {
+    std::optional<Json> parsed = ParseArguments(arguments->get_ref<const std::string&>());
+    const bool usable = parsed && (parsed->is_object() || !traits.fails_on_text_arguments);
+    if (usable) {
+      *arguments = std::move(*parsed);
+    } else if (traits.fails_on_text_arguments) {
+      Json text = std::move(*arguments);
+      *arguments = Json::object({{"arguments", std::move(text)}});
+    }
+  } else if (traits.wants_text_arguments && (arguments->is_object() || arguments->is_array())) {
+    *arguments = ArgumentsText(*arguments);
+  }
+}
+
+// In the entries of tool_calls and in the older function_call.
+void AdaptCall(const TemplateTraits& traits, Json* call) {
+  if (!call->is_object()) return;
+  const auto function = call->find("function");
+  Json& holder = function != call->end() && function->is_object() ? *function : *call;
+  const auto arguments = holder.find("arguments");
+  if (arguments != holder.end()) AdaptArguments(traits, &*arguments);
+}
+
+// The roles of OpenAI's API and of the templates that are published.
+constexpr std::array<std::string_view, 9> kRoles = {"system",    "developer",   "user",
+                                                    "assistant", "tool",        "function",
+                                                    "ipython",   "observation", "model"};
+
+bool IsRoleOf(std::string_view template_source, const std::string& role) {
+  if (std::find(kRoles.begin(), kRoles.end(), role) != kRoles.end()) return true;
+  const bool plain = !role.empty() && std::all_of(role.begin(), role.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '-';
+  });
+  return plain && (template_source.find('\'' + role + '\'') != std::string_view::npos ||
+                   template_source.find('"' + role + '"') != std::string_view::npos);
 }
 
 }  // namespace
 
-Json NormalizeMessages(const Json& messages) {
+void CheckMessages(const Json& messages) {
   if (!messages.is_array() || messages.empty())
     throw Invalid("messages is no list with at least one message");
-  Json out = messages;
-  for (size_t i = 0; i < out.size(); ++i) {
-    Json& message = out[i];
-    if (!message.is_object()) throw Invalid("messages[{}] is no object", i);
-    auto role = message.find("role");
-    if (role == message.end() || !role->is_string()) throw Invalid("messages[{}] has no role", i);
-    NormalizeContent(message, i);
-    NormalizeToolCalls(message, i);
-  }
-  return out;
+  for (size_t i = 0; i < messages.size(); ++i) CheckMessage(messages[i], i);
 }
 
-void OpenFinalMessage(const Json& messages, jinja::Rendered& rendered) {
-  const auto& content = messages.back()["content"].get_ref<const std::string&>();
-  size_t begin = jinja::SkipSpace(content);
-  size_t end = std::max(begin, jinja::TrimmedEnd(content));
-  std::string_view from_begin = std::string_view(content).substr(begin);
-  std::string_view stripped = from_begin.substr(0, end - begin);
-  size_t at = rendered.text.rfind(stripped);
-  if (at == std::string::npos) {
-    throw Invalid(
-        "continue_final_message: the chat template does not show the last message's content as it "
-        "is");
+Json AdaptMessages(Json messages, const TemplateTraits& traits) {
+  for (Json& message : messages) {
+    AdaptContent(traits.ContentOf(message), &message);
+    const auto calls = message.find("tool_calls");
+    if (calls != message.end() && calls->is_array()) {
+      for (Json& call : *calls) AdaptCall(traits, &call);
+    }
+    const auto call = message.find("function_call");
+    if (call != message.end()) AdaptCall(traits, &*call);
   }
-  // White space behind the content stays if the template left it.
-  bool whole = rendered.text.compare(at, from_begin.size(), from_begin) == 0;
-  size_t length = at + (whole ? from_begin.size() : stripped.size());
-  rendered.text.resize(length);
-  while (!rendered.runs.empty() && rendered.runs.back().begin >= length) rendered.runs.pop_back();
-  if (!rendered.runs.empty()) rendered.runs.back().end = length;
+  return messages;
+}
+
+void AliasReasoning(std::string_view template_source, Json* messages) {
+  static constexpr std::array<const char*, 3> kNames = {"reasoning_content", "thinking",
+                                                        "reasoning"};
+  for (Json& message : *messages) {
+    const auto given = std::find_if(kNames.begin(), kNames.end(), [&](const char* name) {
+      const auto value = message.find(name);
+      return value != message.end() && !value->is_null();
+    });
+    if (given == kNames.end()) continue;
+    const Json reasoning = message[*given];
+    for (const char* name : {kNames[0], kNames[1]}) {
+      const bool mentioned = template_source.find(name) != std::string_view::npos;
+      const auto old = message.find(name);
+      if (mentioned && (old == message.end() || old->is_null())) message[name] = reasoning;
+    }
+  }
+}
+
+void TrustRoles(std::string_view template_source, Json* messages) {
+  for (Json& message : *messages) {
+    Json& role = message["role"];
+    if (IsRoleOf(template_source, role.get_ref<const std::string&>()))
+      role = jinja::TrustedString(role.get_ref<const std::string&>());
+  }
 }
 
 }  // namespace switchyard

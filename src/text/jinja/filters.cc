@@ -4,7 +4,8 @@ namespace switchyard::jinja {
 namespace {
 
 Filter FindFilter(std::string_view name) {
-  for (auto find : {FindTextFilter, FindSequenceFilter, FindSelectFilter, FindValueFilter}) {
+  for (auto find : {FindTextFilter, FindSequenceFilter, FindSelectFilter, FindValueFilter,
+                    FindHtmlFilter, FindLayoutFilter}) {
     if (Filter filter = find(name)) return filter;
   }
   return nullptr;

@@ -22,6 +22,11 @@ Filter FindTextFilter(std::string_view name);      // strings to strings
 Filter FindSequenceFilter(std::string_view name);  // over the elements of an iterable
 Filter FindSelectFilter(
     std::string_view name);  // map, select, sort and others that look into elements
-Filter FindValueFilter(std::string_view name);  // numbers, defaults, JSON
+Filter FindValueFilter(std::string_view name);   // numbers, defaults, JSON
+Filter FindHtmlFilter(std::string_view name);    // for HTML and URLs
+Filter FindLayoutFilter(std::string_view name);  // for people to read
+
+// The filter urlize: makes links of addresses.
+Value Urlize(Context& context, const Value& input, const Arguments& arguments);
 
 }  // namespace switchyard::jinja

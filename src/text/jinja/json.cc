@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "text/jinja/exact_json.h"
 #include "text/jinja/operators.h"
 #include "text/jinja/print.h"
 #include "text/jinja/utf8.h"
@@ -44,6 +45,10 @@ Value Convert(Context& context, const Json& json, bool trusted, int depth) {
       }
       return context.MakeDict(std::move(dict));
     }
+    case Json::value_t::binary:
+      if (auto text = TrustedStringOf(json)) return StringFromJson(context, *text, true);
+      if (auto digits = BigIntegerOf(json)) return Value::IntegerFromDigits(*digits);
+      Fail("the request holds a value that is no JSON");
     default:
       return {};
   }
@@ -77,6 +82,7 @@ class Writer {
     if (value.IsNone()) return "null";
     if (value.IsBool()) return value.boolean() ? "true" : "false";
     if (value.IsInteger()) return IntegerString(value.integer());
+    if (value.IsBigInteger()) return value.big_integer();
     if (!value.IsFloat()) Fail("Object of type {} is not JSON serializable", TypeName(value));
     double number = value.floating();
     if (std::isnan(number)) return "NaN";
@@ -116,7 +122,7 @@ class Writer {
   void WriteKey(const Value& key) {
     if (key.IsString()) {
       WriteString(key.text());
-    } else if (key.IsNumber() || key.IsNone()) {
+    } else if (key.IsNumber() || key.IsNone() || key.IsBigInteger()) {
       out_ += '"' + Scalar(key) + '"';
     } else {
       Fail("keys must be str, int, float, bool or None, not {}", TypeName(key));

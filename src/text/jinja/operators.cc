@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <compare>
+#include <string>
+#include <utility>
 
 #include "text/jinja/arithmetic.h"
 #include "text/jinja/format.h"
@@ -207,6 +209,21 @@ bool EqualDicts(Context& context, const Dict& a, const Dict& b) {
   return true;
 }
 
+bool IsAnyInteger(const Value& value) { return IsIntegral(value) || value.IsBigInteger(); }
+
+std::string DigitsOf(const Value& value) {
+  return value.IsBigInteger() ? value.big_integer() : IntegerString(value.integer());
+}
+
+// Of two integers in decimal notation.
+std::partial_ordering OrderDigits(std::string_view a, std::string_view b) {
+  const bool negative = a.starts_with('-');
+  if (negative != b.starts_with('-')) return negative ? -1 <=> 1 : 1 <=> -1;
+  if (negative) std::swap(a, b);
+  if (a.size() != b.size()) return a.size() <=> b.size();
+  return a <=> b;
+}
+
 // `symbol`: the operator that the message names if Python does not order the two.
 std::partial_ordering Order(Context& context, const Value& a, const Value& b,
                             std::string_view symbol) {
@@ -217,6 +234,7 @@ std::partial_ordering Order(Context& context, const Value& a, const Value& b,
     if (a.IsFloat() || b.IsFloat()) return a.AsDouble() <=> b.AsDouble();
     return a.integer() <=> b.integer();
   }
+  if (IsAnyInteger(a) && IsAnyInteger(b)) return OrderDigits(DigitsOf(a), DigitsOf(b));
   if (a.IsString() && b.IsString()) {
     context.Scan(std::min(a.text().size(), b.text().size()));
     return a.text().str() <=> b.text().str();  // UTF-8 sorts as its code points do
@@ -242,6 +260,9 @@ Value Apply(Context& context, BinaryOp op, const Value& a, const Value& b) {
   RequireDefined(a);
   RequireDefined(b);
   if (a.IsNumber() && b.IsNumber()) return Compute(op, a, b);
+  if ((a.IsBigInteger() && (b.IsNumber() || b.IsBigInteger())) ||
+      (b.IsBigInteger() && a.IsNumber()))
+    Fail("integer too large");
   if (op == BinaryOp::kAdd) {
     if (a.IsString() && b.IsString()) return AddTexts(context, a.text(), b.text());
     if (SameSequenceKind(a, b) && a.list().kind != List::Kind::kRange) {
@@ -280,6 +301,7 @@ bool Equal(Context& context, const Value& a, const Value& b) {
     context.Scan(std::min(a.text().size(), b.text().size()));
     return a.text().str() == b.text().str();
   }
+  if (a.IsBigInteger() && b.IsBigInteger()) return a.big_integer() == b.big_integer();
   if (a.IsUndefined() || a.IsNone()) return a.IsUndefined() ? b.IsUndefined() : b.IsNone();
   if (a.IsDict() && b.IsDict())
     return &a.dict() == &b.dict() || EqualDicts(context, a.dict(), b.dict());

@@ -33,8 +33,8 @@ bool IsBoolean(const Value& v) { return v.IsBool(); }
 bool IsTrue(const Value& v) { return v.IsBool() && v.boolean(); }
 bool IsFalse(const Value& v) { return v.IsBool() && !v.boolean(); }
 bool IsString(const Value& v) { return v.IsString(); }
-bool IsNumber(const Value& v) { return v.IsNumber(); }
-bool IsInteger(const Value& v) { return v.IsInteger(); }
+bool IsNumber(const Value& v) { return v.IsNumber() || v.IsBigInteger(); }
+bool IsInteger(const Value& v) { return v.IsInteger() || v.IsBigInteger(); }
 bool IsFloat(const Value& v) { return v.IsFloat(); }
 bool IsMapping(const Value& v) { return v.IsDict(); }
 bool IsIterable(const Value& v) {
@@ -91,6 +91,8 @@ bool IsFilter(Context& context, const Value& value, const Arguments& arguments) 
   return HasFilter(Str(context, value).str());
 }
 
+bool IsTest(Context& context, const Value& value, const Arguments& arguments);
+
 Predicate FindPredicate(std::string_view name) {
   static const std::unordered_map<std::string_view, Predicate> predicates = {
       {"defined", Plain<IsDefined>},
@@ -116,6 +118,7 @@ Predicate FindPredicate(std::string_view name) {
       {"in", Compares<CompareOp::kIn>},
       {"sameas", IsSameAs},
       {"filter", IsFilter},
+      {"test", IsTest},
       {"eq", Compares<CompareOp::kEqual>},
       {"equalto", Compares<CompareOp::kEqual>},
       {"==", Compares<CompareOp::kEqual>},
@@ -134,6 +137,11 @@ Predicate FindPredicate(std::string_view name) {
   };
   auto found = predicates.find(name);
   return found == predicates.end() ? nullptr : found->second;
+}
+
+bool IsTest(Context& context, const Value& value, const Arguments& arguments) {
+  const Bound none("test", arguments, {});
+  return FindPredicate(Str(context, value).str()) != nullptr;
 }
 
 }  // namespace

@@ -69,6 +69,7 @@ class Printer {
     if (value.IsNone()) return "None";
     if (value.IsBool()) return value.boolean() ? "True" : "False";
     if (value.IsInteger()) return IntegerString(value.integer());
+    if (value.IsBigInteger()) return value.big_integer();
     if (value.IsFloat()) return FloatString(value.floating());
     return value.object()->Repr();
   }

@@ -67,16 +67,22 @@ Arguments Without(const Arguments& arguments, size_t count) {
   return rest;
 }
 
+// map, select and their kind ask Python whether a value is true before they iterate: what is false
+// (none, false, 0) gives nothing and is no error.
+ListPtr IterateIfTrue(Context& context, const Value& value) {
+  return Truth(value) ? Iterate(context, value) : context.MakeList({}).list_ptr();
+}
+
 Value Map(Context& context, const Value& input, const Arguments& arguments) {
   std::vector<Value> items;
-  ListPtr list = Iterate(context, input);
+  ListPtr list = IterateIfTrue(context, input);
   const Value* attribute = FindNamed(arguments, "attribute");
+  if (list->items.empty()) return Generator(context, {}, "sync_do_map");
   if (arguments.positional.empty() && attribute) {
     Bound bound("map", arguments, {"attribute", "default"});
     AttributePath path(context, attribute);
     for (const Value& item : list->items) items.push_back(path.Get(context, item, bound[1]));
   } else {
-    if (list->items.empty()) return Generator(context, {}, "sync_do_map");
     if (arguments.positional.empty()) Fail("map requires a filter argument");
     std::string name = Str(context, arguments.positional[0]).str();
     Arguments rest = Without(arguments, 1);
@@ -89,7 +95,7 @@ Value Map(Context& context, const Value& input, const Arguments& arguments) {
 template <bool by_attribute, bool wanted>
 Value Select(Context& context, const Value& input, const Arguments& arguments) {
   constexpr size_t kOffset = by_attribute ? 1 : 0;
-  ListPtr list = Iterate(context, input);
+  ListPtr list = IterateIfTrue(context, input);
   std::vector<Value> items;
   if (list->items.empty()) return Generator(context, {}, "select_or_reject");
   if (arguments.positional.size() < kOffset) Fail("Missing parameter for attribute name");

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <random>
 #include <unordered_map>
 
 #include "text/jinja/filters.h"
@@ -31,6 +32,17 @@ Value Last(Context& context, const Value& input, const Arguments& arguments) {
   ListPtr list = Iterate(context, input);
   if (list->items.empty()) return Value::MakeUndefined("No last item, sequence was empty.");
   return list->items.back();
+}
+
+Value Random(Context& context, const Value& input, const Arguments& arguments) {
+  const Bound none("random", arguments, {});
+  const auto length = Length(context, input);
+  if (!length) Fail("object of type '{}' has no len()", TypeName(input));
+  if (*length == 0) return Value::MakeUndefined("No random item, sequence was empty.");
+  thread_local std::mt19937_64 generator{std::random_device{}()};
+  const Int at =
+      std::uniform_int_distribution<int64_t>(0, static_cast<int64_t>(*length) - 1)(generator);
+  return GetItem(context, input, Value::Integer(at));
 }
 
 Value ListFilter(Context& context, const Value& input, const Arguments& arguments) {
@@ -132,9 +144,9 @@ Value DictSort(Context& context, const Value& input, const Arguments& arguments)
 
 Filter FindSequenceFilter(std::string_view name) {
   static const std::unordered_map<std::string_view, Filter> filters = {
-      {"length", LengthFilter}, {"count", LengthFilter}, {"first", First}, {"last", Last},
-      {"list", ListFilter},     {"reverse", Reverse},    {"batch", Batch}, {"slice", SliceFilter},
-      {"items", Items},         {"dictsort", DictSort},
+      {"length", LengthFilter}, {"count", LengthFilter}, {"first", First},   {"last", Last},
+      {"list", ListFilter},     {"reverse", Reverse},    {"batch", Batch},   {"slice", SliceFilter},
+      {"items", Items},         {"dictsort", DictSort},  {"random", Random},
   };
   auto found = filters.find(name);
   return found == filters.end() ? nullptr : found->second;

@@ -115,27 +115,6 @@ Value WordCount(Context& context, const Value& input, const Arguments& arguments
   return Value::Integer(count);
 }
 
-Value Escape(Context& context, const Value& input, const Arguments& arguments) {
-  const Bound none("escape", arguments, {});
-  Text text = Str(context, input);
-  context.Scan(8 * text.size());
-  return context.Make(text.markup() ? text : EscapeHtml(text));
-}
-
-Value ForceEscape(Context& context, const Value& input, const Arguments& arguments) {
-  const Bound none("forceescape", arguments, {});
-  Text text = Str(context, input);
-  context.Scan(8 * text.size());
-  return context.Make(EscapeHtml(text));
-}
-
-Value Safe(Context& context, const Value& input, const Arguments& arguments) {
-  const Bound none("safe", arguments, {});
-  Text text = Str(context, input);
-  text.set_markup(true);
-  return context.Make(std::move(text));
-}
-
 Value String(Context& context, const Value& input, const Arguments& arguments) {
   const Bound none("string", arguments, {});
   return input.IsString() ? input : context.Make(Str(context, input));
@@ -155,23 +134,6 @@ Value Format(Context& context, const Value& input, const Arguments& arguments) {
   return context.Make(PercentFormat(context, format, context.MakeDict(std::move(dict))));
 }
 
-Value UrlEncode(Context& context, const Value& input, const Arguments& arguments) {
-  const Bound none("urlencode", arguments, {});
-  static constexpr std::string_view kPlain = "_.-~/";
-  Text text = Str(context, input);
-  context.Allocate(3 * text.size());
-  Text out;
-  text.ForEachRun([&](size_t begin, size_t end, bool trusted) {
-    for (size_t i = begin; i < end; ++i) {
-      auto c = static_cast<unsigned char>(text.str()[i]);
-      bool plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-                   kPlain.find(static_cast<char>(c)) != std::string_view::npos;
-      out.Append(plain ? std::string(1, static_cast<char>(c)) : fmt::format("%{:02X}", c), trusted);
-    }
-  });
-  return context.Make(std::move(out));
-}
-
 }  // namespace
 
 Filter FindTextFilter(std::string_view name) {
@@ -186,13 +148,8 @@ Filter FindTextFilter(std::string_view name) {
       {"truncate", Truncate},
       {"center", Center},
       {"wordcount", WordCount},
-      {"escape", Escape},
-      {"e", Escape},
-      {"forceescape", ForceEscape},
-      {"safe", Safe},
       {"string", String},
       {"format", Format},
-      {"urlencode", UrlEncode},
   };
   auto found = filters.find(name);
   return found == filters.end() ? nullptr : found->second;

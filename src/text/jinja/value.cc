@@ -7,6 +7,20 @@
 
 namespace switchyard::jinja {
 
+Value Value::IntegerFromDigits(std::string_view digits) {
+  constexpr size_t kMostIntDigits = 36;  // 10^36 < 2^120, the bound of arithmetic
+  const bool negative = digits.starts_with('-');
+  if (negative) digits.remove_prefix(1);
+  digits.remove_prefix(std::min(digits.find_first_not_of('0'), digits.size()));
+  if (digits.size() > kMostIntDigits) {
+    std::string text = (negative ? "-" : "") + std::string(digits);
+    return Value(Data(std::make_shared<const BigInteger>(BigInteger{std::move(text)})));
+  }
+  Int value = 0;
+  for (const char digit : digits) value = 10 * value + (digit - '0');
+  return Integer(negative ? -value : value);
+}
+
 const Value* Dict::Find(Context& context, const Value& key) const {
   context.Step(1 + entries_.size() / 16);
   if (key.IsString()) return Find(key.text().str());
@@ -64,7 +78,7 @@ std::string TypeName(const Value& value) {
   if (value.IsUndefined()) return "Undefined";
   if (value.IsNone()) return "NoneType";
   if (value.IsBool()) return "bool";
-  if (value.IsInteger()) return "int";
+  if (value.IsInteger() || value.IsBigInteger()) return "int";
   if (value.IsFloat()) return "float";
   if (value.IsString()) return value.text().markup() ? "Markup" : "str";
   if (value.IsDict()) return "dict";
@@ -101,7 +115,7 @@ bool Truth(const Value& value) {
   if (value.IsFloat()) return value.floating() != 0;
   if (value.IsString()) return !value.text().empty();
   if (value.IsDict()) return value.dict().size() != 0;
-  if (value.IsObject()) return true;
+  if (value.IsObject() || value.IsBigInteger()) return true;
   return value.list().kind == List::Kind::kGenerator || !value.list().items.empty();
 }
 

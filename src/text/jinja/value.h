@@ -22,8 +22,15 @@ class Dict;
 class Object;
 struct Arguments;
 
-// Python's integers, up to 2^127: wide enough for every bound a JSON schema states.
+// Python's integers, as far as templates compute with them. Larger ones that a request holds are
+// BigIntegers.
 using Int = __int128;
+
+// An integer of any size, which can be passed on, compared and printed: decimal digits without
+// leading zeros, a minus sign before negative ones.
+struct BigInteger {
+  std::string digits;
+};
 
 // What a missing name, attribute or parameter gives; `message` is raised when it is used for more
 // than printing.
@@ -46,6 +53,8 @@ class Value {
   }
   static Value Bool(bool value) { return Value(Data(value)); }
   static Value Integer(Int value) { return Value(Data(value)); }
+  // `digits`: an optional minus sign and digits. An Int where it fits.
+  static Value IntegerFromDigits(std::string_view digits);
   static Value Float(double value) { return Value(Data(value)); }
   explicit Value(TextPtr text) : data_(std::move(text)) {}
   explicit Value(ListPtr list) : data_(std::move(list)) {}
@@ -55,17 +64,22 @@ class Value {
   bool IsUndefined() const { return Holds<std::shared_ptr<const Undefined>>(); }
   bool IsNone() const { return Holds<None>(); }
   bool IsBool() const { return Holds<bool>(); }
-  bool IsInteger() const { return Holds<Int>(); }  // not for bools
+  bool IsInteger() const { return Holds<Int>(); }  // not for bools, nor for BigIntegers
+  bool IsBigInteger() const { return Holds<std::shared_ptr<const BigInteger>>(); }
   bool IsFloat() const { return Holds<double>(); }
   bool IsString() const { return Holds<TextPtr>(); }
   bool IsList() const { return Holds<ListPtr>(); }  // any List::Kind
   bool IsDict() const { return Holds<DictPtr>(); }
   bool IsObject() const { return Holds<ObjectPtr>(); }
+  // What templates compute with: all numbers but BigIntegers.
   bool IsNumber() const { return IsBool() || IsInteger() || IsFloat(); }
 
   const Undefined& undefined() const { return *std::get<std::shared_ptr<const Undefined>>(data_); }
   bool boolean() const { return std::get<bool>(data_); }
   double floating() const { return std::get<double>(data_); }
+  const std::string& big_integer() const {
+    return std::get<std::shared_ptr<const BigInteger>>(data_)->digits;
+  }
   const Text& text() const { return *std::get<TextPtr>(data_); }
   const List& list() const { return *list_ptr(); }
   const ListPtr& list_ptr() const { return std::get<ListPtr>(data_); }
@@ -80,7 +94,7 @@ class Value {
  private:
   struct None {};
   using Data = std::variant<None, std::shared_ptr<const Undefined>, bool, Int, double, TextPtr,
-                            ListPtr, DictPtr, ObjectPtr>;
+                            ListPtr, DictPtr, ObjectPtr, std::shared_ptr<const BigInteger>>;
 
   explicit Value(Data data) : data_(std::move(data)) {}
   explicit Value(std::shared_ptr<const Undefined> undefined) : data_(std::move(undefined)) {}

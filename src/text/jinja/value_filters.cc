@@ -68,6 +68,7 @@ std::optional<double> ParseFloat(std::string_view text) {
 std::optional<double> ToFloat(Context& context, const Value& input) {
   RequireDefined(input);
   if (input.IsNumber()) return input.AsDouble();
+  if (input.IsBigInteger()) return ParseFloat(input.big_integer());
   if (!input.IsString()) return std::nullopt;
   context.Scan(input.text().size());
   return ParseFloat(input.text().str());
@@ -77,6 +78,7 @@ Value IntFilter(Context& context, const Value& input, const Arguments& arguments
   Bound bound("int", arguments, {"default", "base"});
   Int base = bound.IntegerOr(1, 10);
   if (input.IsInteger() || input.IsBool()) return Value::Integer(input.integer());
+  if (input.IsBigInteger()) return input;
   if (input.IsString() && base >= 2 && base <= 36) {
     context.Scan(16 * input.text().size());
     if (auto value = ParseInteger(input.text().str(), static_cast<int>(base)))

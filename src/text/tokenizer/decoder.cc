@@ -74,7 +74,20 @@ class ByteLevelFilter final : public Filter {
   Utf8Repair repair_;
 };
 
-// "<0xE4>" stands for a byte. A run of byte tokens is text if it is valid UTF-8 as a whole, else
+constexpr size_t kByteTokenSize = 6;
+
+std::optional<char> ByteOf(std::string_view token) {
+  if (token.size() != kByteTokenSize || !token.starts_with("<0x") || !token.ends_with('>'))
+    return std::nullopt;
+  std::string_view digits = token.substr(3, 2);
+  if (digits[0] == '+') digits.remove_prefix(1);  // Rust's from_str_radix takes a sign
+  uint8_t byte = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), byte, 16);
+  if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
+  return static_cast<char>(byte);
+}
+
+// A run of byte tokens is text if it is valid UTF-8 as a whole, else
 // one U+FFFD for each.
 class ByteFallback final : public Filter {
  public:
@@ -109,20 +122,6 @@ class ByteFallback final : public Filter {
   }
 
  private:
-  static constexpr size_t kByteTokenSize = 6;
-
-  static std::optional<char> ByteOf(std::string_view token) {
-    if (token.size() != kByteTokenSize || !token.starts_with("<0x") || !token.ends_with('>'))
-      return std::nullopt;
-    std::string_view digits = token.substr(3, 2);
-    if (digits[0] == '+') digits.remove_prefix(1);  // Rust's from_str_radix takes a sign
-    uint8_t byte = 0;
-    const auto [end, error] =
-        std::from_chars(digits.data(), digits.data() + digits.size(), byte, 16);
-    if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
-    return static_cast<char>(byte);
-  }
-
   void FlushRun() {
     if (run_.empty()) return;
     if (IsValidUtf8(run_)) {
@@ -284,6 +283,8 @@ class MetaspaceFilter final : public Filter {
 };
 
 }  // namespace
+
+bool IsByteToken(std::string_view token) { return ByteOf(token).has_value(); }
 
 TokenDecoder::TokenDecoder(const JsonNode& node) {
   if (node.is_null()) {

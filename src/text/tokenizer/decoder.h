@@ -13,6 +13,9 @@
 
 namespace switchyard {
 
+// "<0xE4>": a token that stands for one byte in vocabularies with byte fallback.
+bool IsByteToken(std::string_view token);
+
 // Takes tokens, each in one or more fragments that are whole characters.
 class TokenSink {
  public:

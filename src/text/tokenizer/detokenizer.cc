@@ -1,22 +1,53 @@
 #include "text/tokenizer/detokenizer.h"
 
+#include <string_view>
 #include <utility>
 
+#include "text/tokenizer/decoder.h"
 #include "text/tokenizer/tokenizer.h"
 #include "text/tokenizer/tokenizer_parts.h"
 #include "text/tokenizer/unicode.h"
 
 namespace switchyard {
+namespace {
+
+// Whether decoding may start at this token: behind it the decoder has the same state as after all
+// tokens before. The token must show a whole character that no decoder strips. The decoder must not
+// hold its text back together with that of its neighbours.
+bool StandsByItself(const Tokenizer& tokenizer, int32_t id, bool skip_special_tokens) {
+  if (skip_special_tokens && tokenizer.IsSpecial(id)) return false;
+  if (IsByteToken(tokenizer.IdToToken(id))) return false;
+  const std::string text = tokenizer.TokenText(id);
+  for (size_t i = 0; i < text.size();) {
+    const size_t begin = i;
+    const char32_t character = NextCharacter(text, &i);
+    const bool broken = std::string_view(text).substr(begin, i - begin) == kReplacementCharacter;
+    if (!broken && !IsWhitespace(character)) return true;
+  }
+  return false;
+}
+
+// The end of the prompt that has to be decoded.
+std::span<const int32_t> TailOf(const Tokenizer& tokenizer, bool skip_special_tokens,
+                                std::span<const int32_t> prompt) {
+  for (size_t i = prompt.size(); i-- > 0;) {
+    if (StandsByItself(tokenizer, prompt[i], skip_special_tokens)) return prompt.subspan(i);
+  }
+  return prompt;
+}
+
+}  // namespace
 
 IncrementalDetokenizer::IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special_tokens,
-                                               std::span<const int32_t> prompt_tail)
+                                               std::span<const int32_t> prompt)
     : parts_(tokenizer.parts_.get()),
       skip_special_tokens_(skip_special_tokens),
       stream_(std::make_unique<DecodeStream>(parts_->decoder, DecodeScope::kWholeText)) {
-  if (prompt_tail.empty()) return;
-  parts_->Push(prompt_tail, skip_special_tokens_, stream_.get());
+  if (prompt.empty()) return;
+  const std::span<const int32_t> tail = TailOf(tokenizer, skip_special_tokens, prompt);
+  parts_->Push(tail, skip_special_tokens_, stream_.get());
   const std::string certain = stream_->Take();
-  prompt_text_ = tokenizer.Decode(prompt_tail, skip_special_tokens).substr(certain.size());
+  prompt_text_ = tokenizer.Decode(tail, skip_special_tokens).substr(certain.size());
 }
 
 IncrementalDetokenizer::~IncrementalDetokenizer() = default;

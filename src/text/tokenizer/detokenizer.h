@@ -20,11 +20,12 @@ struct TokenizerParts;  // tokenizer_parts.h
 // Belongs to one request and one thread at a time; must not outlive the tokenizer.
 class IncrementalDetokenizer {
  public:
-  // `prompt_tail`: the last ids before the generation, so that a first word keeps its leading space
-  // and a character begun in the prompt is completed. The whole prompt is right but slower; the
-  // last few ids do. Empty: the generation starts the text.
+  // `prompt`: the ids before the generation, so that a first word keeps its leading space and a
+  // character begun in the prompt is completed. Only its end is decoded: from the last token that
+  // shows text of its own, and is no byte token, as runs of those have no bound. Empty: the
+  // generation starts the text.
   IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special_tokens,
-                         std::span<const int32_t> prompt_tail = {});
+                         std::span<const int32_t> prompt = {});
   ~IncrementalDetokenizer();
   IncrementalDetokenizer(IncrementalDetokenizer&&) noexcept;
   IncrementalDetokenizer& operator=(IncrementalDetokenizer&&) noexcept;

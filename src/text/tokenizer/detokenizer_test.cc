@@ -114,6 +114,33 @@ TEST_F(MixtralDetokenizerTest, ByteRunOfThePromptIsNotRepeated) {
   EXPECT_EQ(completing.Push(Ids{Id("<0x93>"), Id("▁the")}), "专 the");
 }
 
+TEST_F(MixtralDetokenizerTest, ByteRunsOfAPromptMayHaveAnyLength) {
+  const Ids a = {Id("<0x41>"), Id("<0x41>"), Id("<0x41>")};
+  for (const char* text : {"\u4e2d", "\u4e2d\u6587\u4e2d", "\u4e2d\u6587\u4e2d\u6587",
+                           "\U0001f600\U0001f600\U0001f600", "\U0001f600\u4e2d\U0001f600"}) {
+    const Ids prompt = tokenizer_->Encode(text, true);
+    for (const size_t length : {prompt.size(), prompt.size() - 1, prompt.size() - 2}) {
+      const Ids before(prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(length));
+      IncrementalDetokenizer detokenizer(*tokenizer_, true, before);
+      std::string got = detokenizer.Push(a);
+      got += detokenizer.Finish();
+      Ids all = before;
+      all.insert(all.end(), a.begin(), a.end());
+      const std::string whole = tokenizer_->Decode(all, true);
+      EXPECT_TRUE(whole.ends_with(got)) << text << " " << got;
+      if (length == prompt.size()) {
+        EXPECT_EQ(got, "AAA") << text;
+      }
+    }
+  }
+}
+
+TEST_F(MixtralDetokenizerTest, SkippedTokensAndSpacesDoNotStartTheText) {
+  const Ids prompt = {Id("▁the"), Id("▁"), Id("</s>")};
+  IncrementalDetokenizer detokenizer(*tokenizer_, true, prompt);
+  EXPECT_EQ(detokenizer.Push(Ids{Id("▁the")}), " the");
+}
+
 TEST(IncrementalDetokenizerTest, CharacterCompletesAcrossByteLevelTokens) {
   const auto tokenizer = Tokenizer::FromFile(FixtureTokenizer("qwen3"));
   const Ids ids = tokenizer->Encode("\U0001F9D1", false);

@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "core/error.h"
+#include "text/tokenizer/base64.h"
 #include "text/tokenizer/pattern_node.h"
+#include "text/tokenizer/precompiled_normalizer.h"
 #include "text/tokenizer/rewrite_limit.h"
 #include "text/tokenizer/unicode.h"
 #include "text/tokenizer/unicode_normalization.h"
@@ -162,6 +164,12 @@ std::unique_ptr<TextNormalizer> MakeNormalizer(const JsonNode& node, int depth) 
   if (type == "Strip") {
     return std::make_unique<StripSpaces>(node["strip_left"].BoolOr(true),
                                          node["strip_right"].BoolOr(true));
+  }
+  if (type == "Precompiled") {
+    const JsonNode map = node["precompiled_charsmap"];
+    std::optional<std::string> bytes = BytesOfBase64(map.String());
+    if (!bytes) throw Invalid("{} is no base64", map.where());
+    return MakePrecompiledNormalizer(std::move(*bytes), map.where());
   }
   throw Invalid("{}: normalizer type '{}' is not supported", node.where(), type);
 }

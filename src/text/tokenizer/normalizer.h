@@ -16,7 +16,7 @@ class TextNormalizer {
 };
 
 // Null for a null node. Throws Error for types other than Sequence, NFC, NFD, NFKC, NFKD, Prepend,
-// Replace, Lowercase, Strip and StripAccents.
+// Replace, Lowercase, Strip, StripAccents and Precompiled.
 std::unique_ptr<TextNormalizer> MakeNormalizer(const JsonNode& node, int depth = 0);
 
 }  // namespace switchyard

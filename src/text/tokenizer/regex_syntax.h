@@ -6,10 +6,13 @@
 
 namespace switchyard {
 
-// Hugging Face matches with Oniguruma in its Ruby syntax. Where the two languages differ, this
-// rewrites: the Unicode meaning of \s \w \h \v, \p{Han} as script (not script extensions) and long
-// category names, classes within classes and their intersection with &&, (?m) for "dot matches
-// newline", the scope of (?i), {n,m}+ as a repeated group (possessive in PCRE2), {,n}. Compile the
+// Hugging Face matches with Oniguruma in its Ruby syntax. This rewrites where the two languages
+// differ:
+// - the Unicode meaning of \s \w \h \v, \p{Han} as script (not script extensions), long category
+//   names;
+// - classes within classes and their intersection with &&;
+// - (?m) for "dot matches newline", the scope of (?i), {n,m}+ as a repeated group (possessive in
+//   PCRE2), {,n}. Compile the
 // result with UTF, UCP and MULTILINE. Throws Error for what it can tell is malformed; `where` names
 // file and key.
 std::string OnigurumaToPcre2(std::string_view pattern, std::string_view where);

@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "text/tokenizer/tokenizer_parts.h"
+#include "text/tokenizer/tokenizer_reader.h"
 #include "text/tokenizer/unicode.h"
 
 namespace switchyard {
@@ -96,11 +97,13 @@ class Encoder {
   }
 
   const TokenizerParts& parts_;
-  BpeModel::Scratch scratch_;
+  TokenModel::Scratch scratch_;
   std::vector<int32_t> ids_;
 };
 
-std::string ReadWholeFile(const std::filesystem::path& path) {
+}  // namespace
+
+std::string ReadTokenizerFile(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   std::error_code error;
   const auto size = std::filesystem::file_size(path, error);
@@ -114,24 +117,29 @@ std::string ReadWholeFile(const std::filesystem::path& path) {
   return text;
 }
 
-}  // namespace
+nlohmann::json ParseTokenizerJson(std::string_view json, std::string_view name_for_errors) {
+  try {
+    return nlohmann::json::parse(json);
+  } catch (const nlohmann::json::exception& error) {
+    throw Invalid("{}: is no JSON: {}", name_for_errors, error.what());
+  }
+}
 
 Tokenizer::Tokenizer(std::unique_ptr<const TokenizerParts> parts) : parts_(std::move(parts)) {}
 Tokenizer::~Tokenizer() = default;
 
 std::unique_ptr<Tokenizer> Tokenizer::FromFile(const std::filesystem::path& tokenizer_json) {
-  return FromJson(ReadWholeFile(tokenizer_json), tokenizer_json.string());
+  return FromJson(ReadTokenizerFile(tokenizer_json), tokenizer_json.string());
 }
 
 std::unique_ptr<Tokenizer> Tokenizer::FromJson(std::string_view json,
                                                std::string_view name_for_errors) {
-  nlohmann::json document;
-  try {
-    document = nlohmann::json::parse(json);
-  } catch (const nlohmann::json::exception& error) {
-    throw Invalid("{}: is no JSON: {}", name_for_errors, error.what());
-  }
-  const JsonNode root(document, std::string(name_for_errors));
+  return FromDocument(ParseTokenizerJson(json, name_for_errors), std::string(name_for_errors));
+}
+
+std::unique_ptr<Tokenizer> Tokenizer::FromDocument(const nlohmann::json& document,
+                                                   const std::string& name_for_errors) {
+  const JsonNode root(document, name_for_errors);
   CheckVersion(root["version"]);
   return std::unique_ptr<Tokenizer>(new Tokenizer(std::make_unique<const TokenizerParts>(root)));
 }

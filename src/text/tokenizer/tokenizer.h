@@ -1,10 +1,11 @@
-// Text to token ids and back, from a Hugging Face tokenizer.json: the same ids and the same text as
-// the `tokenizers` library gives for that file.
+// Text to token ids and back, from a checkpoint's files: the same ids and the same text as the
+// libraries give that publish them (tokenizers and transformers, tiktoken).
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <span>
 #include <string>
@@ -18,8 +19,16 @@ struct TokenizerParts;  // the components of one tokenizer.json (tokenizer_parts
 // Immutable once loaded: any number of threads may call the const methods at once.
 class Tokenizer {
  public:
-  // Throw Error (kNotFound, kInvalid) that names the file and the key at fault. A component type
-  // that Switchyard does not implement is refused here, never ignored.
+  // The tokenizer of a checkpoint's directory: tokenizer.json, else tiktoken.model (Kimi-K2's),
+  // else tokenizer.model (SentencePiece's, of type BPE or Unigram; or tiktoken's, as Llama 3's),
+  // completed by tokenizer_config.json, special_tokens_map.json and added_tokens.json
+  // (configured_tokens.h). Errors as below, and kNotFound for a directory without any of the three.
+  static std::unique_ptr<Tokenizer> FromDirectory(const std::filesystem::path& dir);
+  // Whether FromDirectory finds a vocabulary there.
+  static bool HasFiles(const std::filesystem::path& dir);
+
+  // One file alone. Throw Error (kNotFound, kInvalid) that names the file and the key at fault. A
+  // component type that Switchyard does not implement is refused here, never ignored.
   static std::unique_ptr<Tokenizer> FromFile(const std::filesystem::path& tokenizer_json);
   static std::unique_ptr<Tokenizer> FromJson(std::string_view json,
                                              std::string_view name_for_errors);
@@ -68,6 +77,9 @@ class Tokenizer {
   friend class IncrementalDetokenizer;
 
   explicit Tokenizer(std::unique_ptr<const TokenizerParts> parts);
+
+  static std::unique_ptr<Tokenizer> FromDocument(const nlohmann::json& document,
+                                                 const std::string& name_for_errors);
 
   std::unique_ptr<const TokenizerParts> parts_;
 };

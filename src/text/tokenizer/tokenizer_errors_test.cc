@@ -108,8 +108,8 @@ TEST(TokenizerErrorsTest, Merges) {
 }
 
 TEST(TokenizerErrorsTest, ModelOptionsThatAreNotImplemented) {
-  EXPECT_THAT(ErrorAfter([](Json& json) { json["model"]["type"] = "Unigram"; }),
-              HasSubstr("model.type 'Unigram' is not supported"));
+  EXPECT_THAT(ErrorAfter([](Json& json) { json["model"]["type"] = "WordPiece"; }),
+              HasSubstr("model.type 'WordPiece' is not supported"));
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     EXPECT_THAT(ErrorAfter([&](Json& json) { json["model"][key] = "##"; }),
                 HasSubstr(std::string("model.") + key + " is set"));
@@ -122,9 +122,9 @@ TEST(TokenizerErrorsTest, ModelOptionsThatAreNotImplemented) {
 }
 
 TEST(TokenizerErrorsTest, UnknownComponentTypesAreNamed) {
-  EXPECT_THAT(ErrorWith("normalizer", R"({"type": "Precompiled"})"),
+  EXPECT_THAT(ErrorWith("normalizer", R"({"type": "BertNormalizer"})"),
               AllOf(HasSubstr("dir/tokenizer.json"),
-                    HasSubstr("normalizer type 'Precompiled' is not supported")));
+                    HasSubstr("normalizer type 'BertNormalizer' is not supported")));
   EXPECT_THAT(ErrorWith("pre_tokenizer",
                         R"({"type": "Sequence", "pretokenizers": [{"type": "UnicodeScripts"}]})"),
               HasSubstr("pre_tokenizer.pretokenizers[0]: pre_tokenizer type 'UnicodeScripts'"));

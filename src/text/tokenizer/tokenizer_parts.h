@@ -6,11 +6,11 @@
 #include <span>
 
 #include "text/tokenizer/added_tokens.h"
-#include "text/tokenizer/bpe_model.h"
 #include "text/tokenizer/decoder.h"
 #include "text/tokenizer/normalizer.h"
 #include "text/tokenizer/post_processor.h"
 #include "text/tokenizer/pre_tokenizer.h"
+#include "text/tokenizer/token_model.h"
 
 namespace switchyard {
 
@@ -23,7 +23,7 @@ struct TokenizerParts {
 
   std::unique_ptr<TextNormalizer> normalizer;   // may be null
   std::unique_ptr<PreTokenizer> pre_tokenizer;  // may be null
-  BpeModel model;
+  TokenModel model;
   AddedTokens added;
   int vocab_size;  // largest id + 1 of both
   PostProcessor post_processor;

@@ -14,12 +14,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool IsOfRun(const std::string& name) {
+bool IsCheckpointFile(const std::string& name) {
   return name == "trainer.json" || name.ends_with(".safetensors") ||
          name == "model.safetensors.index.json";
 }
 
-void WriteInto(const fs::path& part, const fs::path& from) {
+void WriteModel(const fs::path& part, const fs::path& from) {
   const Checkpoint checkpoint(from);
   SafetensorsWriter writer;
   for (const auto& [name, tensor] : checkpoint.tensors()) {
@@ -28,7 +28,7 @@ void WriteInto(const fs::path& part, const fs::path& from) {
   writer.SetMetadata("format", "pt");
   writer.Write(part / "model.safetensors");
   for (const auto& entry : fs::directory_iterator(from)) {
-    if (IsOfRun(entry.path().filename().string())) continue;
+    if (IsCheckpointFile(entry.path().filename().string())) continue;
     fs::copy_file(entry.path(), part / entry.path().filename());
   }
 }
@@ -37,14 +37,14 @@ void WriteInto(const fs::path& part, const fs::path& from) {
 
 fs::path ExportFinal(const fs::path& output) {
   const std::optional<fs::path> last = LatestCheckpoint(output);
-  if (!last) throw NotFound("--output {}: holds no checkpoint to export", output.string());
+  if (!last) throw NotFound("--output {}: no checkpoint to export", output.string());
   const fs::path part = output / ".final.part";
   fs::path dir = output / "final";
   std::error_code ignored;
   try {
     fs::remove_all(part);
     fs::create_directories(part);
-    WriteInto(part, *last);
+    WriteModel(part, *last);
     fs::remove_all(dir);
     fs::rename(part, dir);
   } catch (const fs::filesystem_error& error) {

@@ -1,4 +1,4 @@
-// Pictures of training logs.
+// Plots of training logs.
 #pragma once
 
 #include <filesystem>
@@ -9,14 +9,14 @@
 
 namespace switchyard::train {
 
-// A figure of a log over its steps; lines without it, or in which it is no number, are left out.
+// One metric of a log over its steps. Lines without it, or where it is not a number, are skipped.
 Curve CurveOf(const std::filesystem::path& log, const std::string& key, const std::string& label);
 
-// Draws `output`/loss.svg and, where the model has experts, balance.svg from its log.jsonl. Throws
-// Error: ReadStepLog's, kResource where one cannot be written.
+// Draws `output`/loss.svg and, if the model has experts, balance.svg from its log.jsonl. Throws
+// Error: errors of ReadStepLog, kResource if a file cannot be written.
 void WritePictures(const std::filesystem::path& output);
 
-// Throws Error kResource where it cannot be written.
+// Throws Error kResource if the file cannot be written.
 void WritePicture(const std::filesystem::path& path, const std::string& svg);
 
 }  // namespace switchyard::train

@@ -1,7 +1,5 @@
 #include "train/app/model_files.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <array>
 #include <fstream>
@@ -31,11 +29,11 @@ std::string Read(const fs::path& path) {
 
 Json ReadObject(const fs::path& path) {
   Json json = Json::parse(Read(path), nullptr, false);
-  if (!json.is_object()) throw Invalid("{}: is no JSON object", path.string());
+  if (!json.is_object()) throw Invalid("{}: not a JSON object", path.string());
   return json;
 }
 
-// Leaves a file alone that holds the text already: a run that goes on may find the disk full.
+// Skips the write if the file already holds the text: a resumed run may find the disk full.
 void Write(const fs::path& path, const std::string& text) {
   std::error_code missing;
   if (fs::exists(path, missing) && Read(path) == text) return;
@@ -45,7 +43,7 @@ void Write(const fs::path& path, const std::string& text) {
   if (!out) throw Resource("{}: cannot be written", path.string());
 }
 
-// tokenizer_config.json's "eos_token" and the like, a string or an object, as an id.
+// The id of a token such as "eos_token" of tokenizer_config.json, a string or an object.
 Json IdOf(const Json& tokenizer_config, const char* key, const Tokenizer& tokenizer) {
   Json token = tokenizer_config.contains(key) ? tokenizer_config[key] : Json();
   if (token.is_object() && token.contains("content")) token = Json(token["content"]);
@@ -109,7 +107,7 @@ void Complete(const TrainingOptions& options, const ModelConfig& model, int64_t 
 TrainedConfig ReadTrainedConfig(const TrainingOptions& options) {
   TrainedConfig out;
   out.path = fs::is_directory(options.model) ? options.model / "config.json" : options.model;
-  if (!fs::exists(out.path)) throw NotFound("--model {}: there is no such file", out.path.string());
+  if (!fs::exists(out.path)) throw NotFound("--model {}: no such file", out.path.string());
   out.json = ReadObject(out.path);
   try {
     out.config = ParseModelConfig(out.json.dump());
@@ -125,11 +123,10 @@ ModelFiles PrepareModelFiles(const TrainingOptions& options) {
   const fs::path model_dir = model.path.parent_path();
   const fs::path tokenizer_dir = options.tokenizer.empty() ? model_dir : options.tokenizer;
   if (!fs::exists(tokenizer_dir / "tokenizer.json")) {
-    throw NotFound(
-        "--tokenizer-path {}: holds no tokenizer.json; switchyard train-tokenizer makes one",
-        tokenizer_dir.string());
+    throw NotFound("--tokenizer-path {}: no tokenizer.json; switchyard train-tokenizer creates one",
+                   tokenizer_dir.string());
   }
-  const auto tokenizer = Tokenizer::FromFile(tokenizer_dir / "tokenizer.json");
+  const auto tokenizer = Tokenizer::FromDirectory(tokenizer_dir);
   if (tokenizer->VocabSize() > model.config.vocab_size) {
     throw Invalid("{}: vocab_size is {}, but the tokenizer in {} has {} tokens",
                   model.path.string(), model.config.vocab_size, tokenizer_dir.string(),
@@ -180,9 +177,9 @@ void CheckSameConfig(const fs::path& dir, const fs::path& config_json) {
   collect(here, there);
   if (keys.empty()) return;
   throw Error(ErrorKind::kInvalid,
-              fmt::format("{}: its config.json is another one than --model's (they differ in {})",
-                          dir.string(), fmt::join(keys, ", ")),
-              "name another --output, or begin with its weights by --init-from");
+              fmt::format("{}: its config.json is not that of --model (they differ in {})",
+                          dir.string(), Joined(keys, ", ")),
+              "name another --output, or start from its weights with --init-from");
 }
 
 }  // namespace switchyard::train

@@ -1,4 +1,4 @@
-// The files of a model that training does not change, as checkpoints repeat them.
+// Model files that training does not change and that checkpoints repeat.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 
 namespace switchyard::train {
 
-// The model of --model.
+// The configuration of --model.
 struct TrainedConfig {
   std::filesystem::path path;   // of config.json
-  nlohmann::ordered_json json;  // as it stands there
+  nlohmann::ordered_json json;  // unmodified contents
   ModelConfig config;
-  int64_t mtp_layers = 0;  // options.mtp_layers, or what the file says
+  int64_t mtp_layers = 0;  // options.mtp_layers, or the value of the file
 };
 
-// Throws Error that names the flag: a file that is not there, what ParseModelConfig refuses.
+// Throws Error that names the flag: a missing file, errors of ParseModelConfig.
 TrainedConfig ReadTrainedConfig(const TrainingOptions& options);
 
 struct ModelFiles {
@@ -28,15 +28,14 @@ struct ModelFiles {
   std::vector<std::filesystem::path> files;  // config.json, generation_config.json, tokenizer's
 };
 
-// Reads the model's config.json and writes it into the run's folder (output/.files), completed by
-// what whoever loads a checkpoint needs: model_type, torch_dtype as saved,
-// num_nextn_predict_layers, ids of special tokens; beside it generation_config.json (the model's,
-// or one with the ids that end a text) and the tokenizer's files. Throws Error that names the file
-// or flag: what LoadModelConfig refuses, a tokenizer that is not there, kResource where the folder
-// cannot be written.
+// Reads the model's config.json and writes it to the run's folder (output/.files), with the fields
+// that loaders need: model_type, torch_dtype as saved, num_nextn_predict_layers, ids of special
+// tokens. Also writes generation_config.json (the model's, or one with the ids that end a text) and
+// the tokenizer's files. Throws Error that names the file or flag: errors of LoadModelConfig, a
+// missing tokenizer, kResource if the folder cannot be written.
 ModelFiles PrepareModelFiles(const TrainingOptions& options);
 
-// Throws Error kInvalid, naming the keys, where the checkpoint in `dir` was made from a config.json
+// Throws Error kInvalid, naming the keys, if the checkpoint in `dir` was made from a config.json
 // that differs in more than dtype and special tokens.
 void CheckSameConfig(const std::filesystem::path& dir, const std::filesystem::path& config_json);
 

@@ -6,7 +6,7 @@ namespace switchyard::train {
 
 Layout LayoutOf(const TrainingOptions& options, const ModelConfig& config) {
   Layout layout = options.layout;
-  // Sizes below 1 are left for the check.
+  // CheckLayout rejects sizes below 1.
   if (layout.dp == 0 && layout.tp > 0 && layout.ep > 0) {
     layout.dp = std::lcm(layout.tp, layout.ep) / layout.tp;
   }

@@ -1,4 +1,4 @@
-// What a training run is told.
+// Options of a training run.
 #pragma once
 
 #include <chrono>
@@ -17,30 +17,30 @@
 
 namespace switchyard::train {
 
-// A value. Names of flags in comments: the command line fills each field from one.
+// A value type. Comments name the command-line flags that set each field.
 struct TrainingOptions {
   std::filesystem::path model;      // config.json, or the directory of one
   std::filesystem::path tokenizer;  // directory; empty: the model's
-  std::filesystem::path init_from;  // checkpoint whose weights the run begins with; empty: made up
-  double init_deviation = 0.02;     // of made-up weights
-  uint64_t seed = 0;                // of made-up weights
-  int64_t mtp_layers = -1;          // -1: what config.json says
+  std::filesystem::path init_from;  // checkpoint of the initial weights; empty: random weights
+  double init_deviation = 0.02;     // standard deviation of random weights
+  uint64_t seed = 0;                // of random weights
+  int64_t mtp_layers = -1;          // -1: value of config.json
   std::vector<std::filesystem::path> data;
   DocumentEncoder::ChatLoss chat_loss = DocumentEncoder::ChatLoss::kAssistant;
   PackingOptions packing;
-  LossOptions losses;  // its mtp_layers are not read
+  LossOptions losses;  // its mtp_layers is ignored
   LearnerOptions learner;
-  TrainerOptions trainer;                          // output included; its files.copied are not read
-  Layout layout;                                   // dp 0: as few as ep allows
-  bool early_sums = false;                         // of gradients, under the backward pass
-  int threads = 1;                                 // of each rank
+  TrainerOptions trainer;                          // with output; its files.copied is ignored
+  Layout layout;                                   // dp 0: the minimum that ep allows
+  bool early_sums = false;                         // overlap gradient sums with backward
+  int threads = 1;                                 // per rank
   ProductDtype products = ProductDtype::kFloat32;  // --compute-dtype
-  bool synchronous = false;                        // exchange of rows pair by pair
-  std::chrono::milliseconds timeout{300'000};      // for another rank
+  bool synchronous = false;                        // pairwise row exchange
+  std::chrono::milliseconds timeout{300'000};      // of waits for another rank
   std::string resume = "auto";                     // auto, never, or the directory of a checkpoint
 };
 
-// The layout with dp filled in. Throws CheckLayout's errors.
+// The layout with dp filled in. Throws errors of CheckLayout.
 Layout LayoutOf(const TrainingOptions& options, const ModelConfig& config);
 
 }  // namespace switchyard::train

@@ -15,7 +15,7 @@ namespace {
 using Points = std::vector<std::pair<double, double>>;
 
 constexpr int kLeft = 70, kTop = 50, kWidth = 760, kHeight = 360, kMostPoints = 600;
-// Told apart by people who see colours differently: Okabe and Ito, Color Universal Design (2008).
+// Color-blind safe palette: Okabe and Ito, Color Universal Design (2008).
 constexpr std::array kColors = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"};
 
 std::string Escaped(const std::string& text) {
@@ -40,7 +40,7 @@ struct Range {
     low = std::min(low, v);
     high = std::max(high, v);
   }
-  // Of one value, or of none that differ: some room around it.
+  // Adds a margin if the range is empty or a single value.
   void Widen() {
     if (high > low) return;
     const double room = std::max(std::abs(low) * 0.1, 1e-6);
@@ -49,8 +49,8 @@ struct Range {
   }
 };
 
-// Means of points that stand beside one another, at most kMostPoints of them.
-Points Thinned(const Points& points) {
+// Reduces the points to at most kMostPoints means of consecutive points.
+Points Decimated(const Points& points) {
   Points finite;
   for (const auto& p : points) {
     if (std::isfinite(p.first) && std::isfinite(p.second)) finite.push_back(p);
@@ -158,10 +158,10 @@ std::string DrawCurves(const std::vector<Curve>& curves, const PictureOptions& o
   Axes axes;
   std::vector<Points> thin, smooth;
   for (const Curve& curve : curves) {
-    thin.push_back(Thinned(curve.points));
+    thin.push_back(Decimated(curve.points));
     for (const auto& [x, y] : thin.back()) axes.x.Add(x);
   }
-  if (axes.x.low > axes.x.high) throw Invalid("there is nothing to draw: no step has the figure");
+  if (axes.x.low > axes.x.high) throw Invalid("nothing to draw: no step has the metric");
   for (const Points& points : thin) {
     smooth.push_back(Smooth(points, (axes.x.high - axes.x.low) / 60));
     for (const auto& [x, y] : smooth.back()) axes.y.Add(y);

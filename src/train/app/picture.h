@@ -1,4 +1,4 @@
-// Curves over steps as an SVG document.
+// Draws curves over steps as an SVG document.
 #pragma once
 
 #include <optional>
@@ -11,18 +11,18 @@ namespace switchyard::train {
 struct Curve {
   std::string label;  // in the legend
   std::vector<std::pair<double, double>>
-      points;  // (x, y), x ascending; what is not finite is left out
+      points;  // (x, y), x ascending; non-finite values are skipped
 };
 
 struct PictureOptions {
   std::string title, x_label, y_label;
-  std::optional<double> low, high;  // of the y axis; else what the smooth curves need
+  std::optional<double> low, high;  // of the y axis; default: range of the smoothed curves
 };
 
-// Axes with ticks at round numbers, a legend, and of each curve a pale line of its points and over
-// it a smooth one: the mean of the points near by, weighted by a bell of 1/60 of the picture's
-// width. Curves of many points are drawn by as many means as fit. Texts are escaped. Throws Error
-// kInvalid where no curve has a point.
+// Draws axes with ticks at round numbers and a legend. Each curve has a pale line of its points and
+// a smoothed line on top. Smoothing is a Gaussian-weighted mean with a width of 1/60 of the
+// picture's. Curves with many points are reduced to as many means as fit. Text is escaped. Throws
+// Error kInvalid if no curve has a point.
 std::string DrawCurves(const std::vector<Curve>& curves, const PictureOptions& options);
 
 // About `count` round numbers (1, 2 or 5 times a power of ten apart) in [low, high], low < high.

@@ -47,7 +47,7 @@ void Progress::Show() {
   seconds_ = 0;
   fmt::print(out_, "{}{}{}", in_place_ ? "\r\x1b[K" : "", Line(), in_place_ ? "" : "\n");
   std::fflush(out_);
-  stands_ = in_place_;
+  line_open_ = in_place_;
   shown_ = true;
   next_ = Clock::now() + (in_place_ ? kInPlace : kElsewhere);
 }
@@ -63,17 +63,17 @@ void Progress::Step(const StepReport& report) {
 
 void Progress::Say(const std::string& text) {
   const std::lock_guard lock(mutex_);
-  fmt::print(out_, "{}{}\n", stands_ ? "\n" : "", text);
+  fmt::print(out_, "{}{}\n", line_open_ ? "\n" : "", text);
   std::fflush(out_);
-  stands_ = false;
+  line_open_ = false;
 }
 
 void Progress::Finish() {
   const std::lock_guard lock(mutex_);
   if (!shown_) Show();
-  if (stands_) fmt::print(out_, "\n");
+  if (line_open_) fmt::print(out_, "\n");
   std::fflush(out_);
-  stands_ = false;
+  line_open_ = false;
 }
 
 }  // namespace switchyard::train

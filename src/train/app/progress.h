@@ -1,4 +1,4 @@
-// What a training run shows while it goes.
+// Progress display of a training run.
 #pragma once
 
 #include <chrono>
@@ -11,8 +11,8 @@
 
 namespace switchyard::train {
 
-// Prints to a terminal one line that is written over, elsewhere a line every ten seconds. Say may
-// be called by any thread.
+// On a terminal, prints one line that is updated in place; elsewhere, a line every ten seconds. Say
+// may be called by any thread.
 class Progress {
  public:
   using Clock = std::chrono::steady_clock;
@@ -21,12 +21,12 @@ class Progress {
   Progress(std::FILE* out, bool in_place);
   ~Progress() { Finish(); }
 
-  // Before the first step: how many there are, and how many were taken before this run.
+  // Called before the first step: the total number of steps, and those taken before this run.
   void Begin(int64_t steps, int64_t taken);
   void Step(const StepReport& report);
-  // A line of its own.
+  // Prints a separate line.
   void Say(const std::string& text);
-  // The line that stands stays; the last step is shown.
+  // Shows the last step and ends the in-place line.
   void Finish();
 
  private:
@@ -38,14 +38,14 @@ class Progress {
   std::mutex mutex_;
   int64_t steps_ = 0, begun_at_ = 0;
   StepReport last_;
-  bool stands_ = false, shown_ = true;
+  bool line_open_ = false, shown_ = true;
   Clock::time_point begin_, next_;
-  // Since the line was last shown: tokens and seconds of steps.
+  // Accumulated since the line was last shown: tokens and seconds of steps.
   int64_t tokens_ = 0;
   double seconds_ = 0, rate_ = 0;
 };
 
-// 59 s, 12:05 min, 3:07 h. Not negative.
+// Formats 59 s, 12:05 min, 3:07 h. `seconds` must not be negative.
 std::string TimeText(double seconds);
 
 }  // namespace switchyard::train

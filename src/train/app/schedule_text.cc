@@ -17,7 +17,7 @@ std::string ScheduleText(const TrainingOptions& options) {
   std::string text;
   for (shape.stage = 0; shape.stage < layout.pp; ++shape.stage) {
     const StageRange range =
-        RankPlace(layout, shape.stage * layout.stage_ranks()).Stage(model.config);
+        RankCoordinates(layout, shape.stage * layout.stage_ranks()).Stage(model.config);
     shape.first_layer = static_cast<int>(range.first_layer);
     shape.experts.clear();
     for (int64_t layer = range.first_layer; layer < range.last_layer; ++layer) {

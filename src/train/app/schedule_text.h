@@ -1,4 +1,4 @@
-// The order of work of a run, for people to read.
+// Prints the schedule of a run.
 #pragma once
 
 #include <string>
@@ -7,9 +7,9 @@
 
 namespace switchyard::train {
 
-// The list of operations of a step, of each pipeline stage (`--print-schedule`): what the ranks of
-// a run with these options walk through. Reads the model's config.json alone. Throws Error: what
-// reading it throws, and CheckLayout's.
+// The operations of a step for each pipeline stage (`--print-schedule`), as executed by the ranks
+// of a run with these options. Reads only the model's config.json. Throws errors of reading it and
+// of CheckLayout.
 std::string ScheduleText(const TrainingOptions& options);
 
 }  // namespace switchyard::train

@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kBlock = 256;  // rows whose logits are held
+constexpr int64_t kBlock = 256;  // rows of a block of logits
 
 int64_t MtpLayersOf(const fs::path& model) {
   std::ifstream in(model / "config.json");
@@ -65,7 +65,7 @@ std::vector<int32_t> Choices(const Parameter<float>& head, const std::vector<flo
 struct Counts {
   double loss = 0;
   int64_t positions = 0, right = 0;
-  int64_t drafts = 0, agreed = 0;          // where something is to be learned
+  int64_t drafts = 0, agreed = 0;          // at positions with a target
   int64_t all_drafts = 0, all_agreed = 0;  // anywhere
 };
 
@@ -79,7 +79,7 @@ void Count(const Parameter<float>& head, const Pass<float>& pass, ThreadPool& po
     counts->right += own[t] == main.targets[t] ? 1 : 0;
   }
   if (pass.depths.size() < 2) return;
-  // A row of the module drafts, from the row before it, what the model says one row later.
+  // A row of the module, from the row before it, drafts the model's output one row later.
   const DepthState<float>& module = pass.depths[1];
   const std::vector<int32_t> drafts = Choices(head, module.final, pool);
   for (size_t i = 0; i < drafts.size(); ++i) {
@@ -157,7 +157,7 @@ Json ScoreModel(const ScoreOptions& options) {
     for (const Row& row : corpus.Take(rows, &position)) {
       AppendRow(corpus.documents(), row, &batch);
     }
-    model.Begin(batch, {}, &pass);  // a step of one target: losses are sums
+    model.Begin(batch, {}, &pass);  // StepSize of one target, so losses are sums
     model.Forward(&pass);
     model.Heads(false, &pass);
     counts.loss += pass.losses.main;

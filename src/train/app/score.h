@@ -1,4 +1,4 @@
-// How good a model is on text that it has not learned from.
+// Evaluates a model on held-out text.
 #pragma once
 
 #include <cstdint>
@@ -21,18 +21,18 @@ struct ScoreOptions {
 };
 
 // Runs the model once over all of the data, on one rank. Returns an object of
-//   documents, tokens, positions       in the data; positions: with a token that is to be learned
+//   documents, tokens, positions       of the data; positions: number of target tokens
 //   loss, accuracy                     of the next token there: mean cross-entropy, and how often
 //                                      the most likely token is the right one
 //   mtp_positions, mtp_agreement       of those with a first draft of the MTP module: how often the
-//                                      draft is the model's own choice (the module sees the data's
-//                                      tokens); only where the model has one
-//   mtp_agreement_anywhere             the same over all tokens, those not to be learned included
+//                                      draft equals the model's own choice (the module sees the
+//                                      data's tokens); only if the model has one
+//   mtp_agreement_anywhere             the same over all tokens, not only targets
 //   balancedness, balancedness_worst   mean over MoE layers of mean load over largest load, and the
-//                                      least of them; MTP modules not included
-//   dead_experts                       how many no token went to
+//                                      minimum over layers; MTP modules not included
+//   dead_experts                       number of experts that received no token
 //   layers                             of each MoE layer: layer, balancedness, dead_experts, loads
-// Throws Error: those of reading model, tokenizer and data.
+// Throws Error: errors of reading model, tokenizer and data.
 nlohmann::ordered_json ScoreModel(const ScoreOptions& options);
 
 }  // namespace switchyard::train

@@ -41,20 +41,20 @@ TEST_F(ScoreTest, WhatWasLearnedShows) {
   EXPECT_LT(score["loss"].get<double>(), 1.5);
   EXPECT_GT(score["accuracy"].get<double>(), 0.5);
   EXPECT_GT(score["mtp_agreement"].get<double>(), 0.3);
-  // One MoE layer beside the dense one; every token takes three experts.
+  // One MoE layer and one dense layer; every token chooses three experts.
   ASSERT_EQ(score["layers"].size(), 1u);
   int64_t sum = 0;
   for (const auto& load : score["layers"][0]["loads"]) sum += load.get<int64_t>();
   EXPECT_EQ(sum, 3 * score["tokens"].get<int64_t>());
   EXPECT_EQ(score["balancedness"], score["layers"][0]["balancedness"]);
-  // Neither the passes nor the threads change what is counted.
+  // The counts do not depend on the passes or the threads.
   asked.rows_per_pass = 3;
   asked.threads = 2;
   auto other = ScoreModel(asked);
   EXPECT_NEAR(other["loss"].get<double>(), score["loss"].get<double>(), 1e-9);
   EXPECT_EQ(other["accuracy"], score["accuracy"]);
   EXPECT_EQ(other["layers"], score["layers"]);
-  // All of a chat, prompts too.
+  // With prompts as targets.
   asked.chat_loss = DocumentEncoder::ChatLoss::kAll;
   EXPECT_GT(ScoreModel(asked)["positions"], score["positions"]);
 }
@@ -63,7 +63,7 @@ TEST_F(ScoreTest, WhatCannotBeScoredIsNamed) {
   EXPECT_THAT(ErrorOf([&] { ScoreModel({.model = dir_ / "none"}); }, ErrorKind::kNotFound),
               HasSubstr("none"));
   EXPECT_THAT(ErrorOf([&] { ExportFinal(dir_ / "out"); }, ErrorKind::kNotFound),
-              HasSubstr("holds no checkpoint"));
+              HasSubstr("no checkpoint to export"));
 }
 
 TEST_F(ScoreTest, SchedulesArePrintedForEachStage) {

@@ -44,7 +44,7 @@ StepLog::StepLog(const fs::path& path, int64_t last_step,
     : path_(path), warn_(std::move(warn)) {
   std::error_code failed;
   if (fs::exists(path, failed)) {
-    // Aside first: a crash must not lose the lines that stay.
+    // Writes a temporary file first, so that a crash does not lose the kept lines.
     const fs::path part = path.string() + ".part";
     std::ofstream kept(part, std::ios::binary | std::ios::trunc);
     kept << LinesUpTo(path, last_step);
@@ -52,11 +52,11 @@ StepLog::StepLog(const fs::path& path, int64_t last_step,
     if (kept) fs::rename(part, path, failed);
     if (!kept || failed) {
       fs::remove(part, failed);
-      Warn("it cannot be cut to where this run begins; steps will stand in it twice");
+      Warn("cannot be truncated to the start of this run; some steps will appear twice");
     }
   }
   out_.open(path, std::ios::binary | std::ios::app);
-  if (!out_) Warn("it cannot be written; the run goes on without it");
+  if (!out_) Warn("cannot be written; the run continues without it");
 }
 
 void StepLog::Warn(const std::string& what) {
@@ -67,8 +67,8 @@ void StepLog::Warn(const std::string& what) {
 void StepLog::Write(const StepReport& report) {
   out_ << ToJson(report).dump() << '\n' << std::flush;
   if (out_) return;
-  out_.clear();  // room may come
-  Warn("steps are missing from it: it cannot be written");
+  out_.clear();  // disk space may become available
+  Warn("cannot be written; steps are missing from it");
 }
 
 std::vector<nlohmann::json> ReadStepLog(const fs::path& path) {
@@ -76,7 +76,7 @@ std::vector<nlohmann::json> ReadStepLog(const fs::path& path) {
   if (!in) throw NotFound("{}: cannot be read", path.string());
   std::vector<nlohmann::json> lines;
   int number = 0;
-  int broken = 0;  // the line's number
+  int broken = 0;  // number of the line
   for (std::string line; std::getline(in, line);) {
     ++number;
     if (broken > 0) break;
@@ -88,10 +88,10 @@ std::vector<nlohmann::json> ReadStepLog(const fs::path& path) {
     }
   }
   if (broken > 0 && broken < number) {
-    throw Invalid("{}:{}: is no line of a training log: want an object with a step", path.string(),
+    throw Invalid("{}:{}: not a line of a training log: want an object with a step", path.string(),
                   broken);
   }
-  if (lines.empty()) throw Invalid("{}: holds no step", path.string());
+  if (lines.empty()) throw Invalid("{}: no step found", path.string());
   return lines;
 }
 

@@ -1,4 +1,4 @@
-// log.jsonl: one line of a run for each step.
+// log.jsonl: one line for each step of a run.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,17 @@
 
 namespace switchyard::train {
 
-// An object of step, loss (what the step minimises) and its parts main, mtp and balance,
-// learning_rate, gradient_norm, tokens, seconds, tokens_per_second, and the model's figures
+// An object of step, loss (the total that the step minimizes) and its parts main, mtp and balance,
+// learning_rate, gradient_norm, tokens, seconds, tokens_per_second, and the model's metrics
 // (balancedness, balancedness_worst, dead_experts).
 nlohmann::ordered_json ToJson(const StepReport& report);
 
 // Appends to a log. Used by one thread.
 class StepLog {
  public:
-  // Keeps of an earlier log the lines of steps up to `last_step`, those of the checkpoint that the
-  // run goes on from, and nothing where that is 0. A log that cannot be written is passed to `warn`
-  // once, and the run goes on without it.
+  // Keeps the lines of an existing log up to `last_step`, the step of the checkpoint that the run
+  // resumes from; with 0 it starts an empty log. If the log cannot be written, `warn` is called
+  // once and the run continues without it.
   StepLog(const std::filesystem::path& path, int64_t last_step,
           std::function<void(const std::string&)> warn);
 
@@ -38,9 +38,8 @@ class StepLog {
   std::ofstream out_;
 };
 
-// The lines of a log, oldest first; one that a crash has cut short is left out at the end. Throws
-// Error that names file and line: one that cannot be read, holds no step, or has another line that
-// is no JSON object.
+// The lines of a log, oldest first. A last line truncated by a crash is skipped. Throws Error that
+// names file and line: the file cannot be read, has no step, or another line is not a JSON object.
 std::vector<nlohmann::json> ReadStepLog(const std::filesystem::path& path);
 
 }  // namespace switchyard::train

@@ -48,7 +48,7 @@ TEST_F(StepLogTest, LinesPastTheCheckpointGo) {
   EXPECT_EQ(lines[1]["loss"], 1.0);
   EXPECT_EQ(lines[1]["tokens_per_second"], 20.0);
   EXPECT_EQ(lines[1]["balancedness"], 0.5);
-  Write(0, 1, 1);  // a run from its beginning
+  Write(0, 1, 1);  // a run from the beginning
   EXPECT_EQ(ReadStepLog(path()).size(), 1u);
   EXPECT_TRUE(warnings_.empty());
 }
@@ -58,14 +58,14 @@ TEST_F(StepLogTest, ALineThatACrashHasCutIsLeftOut) {
   std::ofstream(path(), std::ios::app) << "{\"step\": 3, \"lo";
   EXPECT_EQ(ReadStepLog(path()).size(), 2u);
   std::ofstream(path(), std::ios::app) << "\n{\"step\": 4}\n";
-  EXPECT_THAT(ErrorOf([&] { ReadStepLog(path()); }), HasSubstr("log.jsonl:3: is no line"));
+  EXPECT_THAT(ErrorOf([&] { ReadStepLog(path()); }), HasSubstr("log.jsonl:3: not a line"));
 }
 
 TEST_F(StepLogTest, WhatIsNoLogIsRefused) {
   EXPECT_THAT(ErrorOf([&] { ReadStepLog(dir_ / "none"); }, ErrorKind::kNotFound),
               HasSubstr("cannot be read"));
   std::ofstream(path()) << "";
-  EXPECT_THAT(ErrorOf([&] { ReadStepLog(path()); }), HasSubstr("holds no step"));
+  EXPECT_THAT(ErrorOf([&] { ReadStepLog(path()); }), HasSubstr("no step found"));
 }
 
 TEST_F(StepLogTest, ALogThatCannotBeWrittenIsSaidOnce) {

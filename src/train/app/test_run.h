@@ -1,4 +1,4 @@
-// A folder with all that a small training run takes.
+// Fixture with a folder of all inputs of a small training run.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ class RunTest : public ::testing::Test {
     dir_ = std::filesystem::temp_directory_path() /
            ("switchyard_run_" + std::to_string(::getpid()) + "_" + std::to_string(runs++));
     std::filesystem::create_directories(dir_);
-    // 256 bytes, special tokens and some merges.
+    // Vocabulary: 256 bytes, special tokens and some merges.
     BpeTrainer trainer(ByteLevelPreTokenizer(kWordPattern));
     for (int i = 0; i < 4; ++i) trainer.Add(Text(i));
     const std::vector<std::string> special = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
@@ -78,7 +78,7 @@ class RunTest : public ::testing::Test {
   }
 
   std::filesystem::path dir_;
-  std::string said_;  // by the last Train
+  std::string said_;  // output of the last Train
 };
 
 }  // namespace switchyard::train::testing

@@ -20,20 +20,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// All that is known before ranks start.
+// Everything that is known before the ranks start.
 struct Setup {
   TrainingOptions options;
   ModelFiles files;
   std::vector<EncodedDocument> documents;
   std::optional<fs::path> resumed;
   RowExchangeOptions exchange;
-  size_t link_floats = 0;             // of the longest message between pipeline stages
-  std::shared_ptr<SharedArena> sums;  // of early sums of gradients; null: at the end of a step
+  size_t link_floats = 0;             // maximum message between pipeline stages
+  std::shared_ptr<SharedArena> sums;  // for early gradient sums; null: at the end of a step
 };
 
 std::vector<EncodedDocument> ReadCorpus(const TrainingOptions& options, const ModelFiles& files) {
   const std::vector<Document> documents = ReadDocuments(options.data);
-  // The run's own copy of the tokenizer: what checkpoints will have.
+  // Uses the run's own copy of the tokenizer, which checkpoints will contain.
   const DocumentEncoder encoder(files.files.front().parent_path(), options.chat_loss);
   std::vector<EncodedDocument> encoded;
   encoded.reserve(documents.size());
@@ -41,7 +41,7 @@ std::vector<EncodedDocument> ReadCorpus(const TrainingOptions& options, const Mo
   return encoded;
 }
 
-// Where the run goes on; nothing: at its beginning.
+// The checkpoint to resume from; nullopt: starts from the beginning.
 std::optional<fs::path> CheckpointToResume(const TrainingOptions& options) {
   const fs::path& output = options.trainer.output;
   std::optional<fs::path> last = LatestCheckpoint(output);
@@ -55,11 +55,11 @@ std::optional<fs::path> CheckpointToResume(const TrainingOptions& options) {
   const fs::path named = options.resume;
   if (!fs::exists(named / "trainer.json")) {
     throw NotFound(
-        "--resume {}: is no checkpoint of a run (it has no trainer.json); want auto, never or a "
+        "--resume {}: not a checkpoint of a run (no trainer.json); want auto, never or a "
         "checkpoint's directory",
         options.resume);
   }
-  // Later ones would be taken for those of this run.
+  // Later checkpoints would be mistaken for those of this run.
   if (last && !fs::equivalent(*last, named)) {
     throw Error(ErrorKind::kInvalid,
                 fmt::format("--resume {}: --output holds another checkpoint, {}", options.resume,
@@ -86,13 +86,13 @@ Setup Prepare(const TrainingOptions& options, Progress& progress) {
                                                        pass_tokens, sizeof(float)),
                       .synchronous = options.synchronous};
   }
-  const Corpus corpus(setup.documents, options.packing);  // says what is wrong with it
-  progress.Say(fmt::format("{} documents of {} tokens, {} of them learned, in an epoch",
+  const Corpus corpus(setup.documents, options.packing);  // validates the corpus
+  progress.Say(fmt::format("{} documents of {} tokens, {} of them targets, in an epoch",
                            setup.documents.size(), corpus.tokens(), corpus.targets()));
   return setup;
 }
 
-constexpr size_t kSlack = 4096;  // of alignment
+constexpr size_t kSlack = 4096;  // for alignment
 
 size_t BytesPerRank(const Setup& setup) {
   const Layout& layout = setup.options.layout;
@@ -102,7 +102,7 @@ size_t BytesPerRank(const Setup& setup) {
   return bytes;
 }
 
-// What one rank does. Rank 0 reports.
+// Body of one rank. Rank 0 reports.
 void RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedArena>& arena,
              const std::function<bool()>& stop, Progress& progress, TrainingEnd* end) {
   const TrainingOptions& options = setup.options;
@@ -131,7 +131,7 @@ void RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedArena>& a
     const auto say = [&](const std::string& text) { progress.Say(text); };
     log.emplace(options.trainer.output / "log.jsonl", trainer.state().step, say);
     if (setup.resumed) {
-      say(fmt::format("going on from {}, after step {}", setup.resumed->string(),
+      say(fmt::format("resuming from {}, after step {}", setup.resumed->string(),
                       trainer.state().step));
     }
     progress.Begin(options.trainer.schedule.steps, trainer.state().step);

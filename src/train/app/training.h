@@ -1,4 +1,4 @@
-// A training run from its files to its checkpoints.
+// Runs training from input files to checkpoints.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@
 namespace switchyard::train {
 
 struct TrainingEnd {
-  int64_t step = 0;      // taken in all
-  bool stopped = false;  // before the last, because `stop` said so
+  int64_t step = 0;      // total steps taken
+  bool stopped = false;  // ended early by `stop`
   std::filesystem::path checkpoint;
 };
 
-// Reads model, tokenizer and data, starts ranks as threads of this process, goes on from a
-// checkpoint as options.resume says, trains, and returns when the last checkpoint is written. In
-// options.trainer.output: checkpoint-STEP, log.jsonl. `stop` is asked between steps, by any thread.
-// Throws Error for what the user got wrong, before anything is computed wherever it can be known,
-// and those of Trainer.
+// Reads model, tokenizer and data, starts ranks as threads of this process, resumes from a
+// checkpoint according to options.resume, and trains. Returns when the last checkpoint is written.
+// options.trainer.output receives checkpoint-STEP and log.jsonl. `stop` is polled between steps, by
+// any thread. Throws Error for invalid input, before any computation where possible, and errors of
+// Trainer.
 TrainingEnd RunTraining(const TrainingOptions& options, const std::function<bool()>& stop,
                         Progress& progress);
 

@@ -41,7 +41,7 @@ TEST_F(TrainingTest, ARunInTwoPartsIsTheSameToTheBit) {
   EXPECT_TRUE(half.stopped);
   EXPECT_EQ(half.step, 4);
   const TrainingEnd rest = Train(options);
-  EXPECT_THAT(said_, HasSubstr("going on from " + half.checkpoint.string() + ", after step 4"));
+  EXPECT_THAT(said_, HasSubstr("resuming from " + half.checkpoint.string() + ", after step 4"));
   EXPECT_EQ(rest.step, 10);
   EXPECT_EQ(Losses(options.trainer.output), Losses(dir_ / "out"));
   for (const char* file : {"model.safetensors", "optimizer.safetensors", "config.json"}) {
@@ -114,7 +114,7 @@ TEST_F(TrainingTest, ResumptionIsAsAskedFor) {
   options.trainer.output = dir_ / "elsewhere";
   EXPECT_EQ(Train(options).step, 3);
   EXPECT_EQ(Losses(options.trainer.output).size(), 1u);
-  // A later one of --output would be taken for this run's.
+  // A later checkpoint of --output would be mistaken for one of this run.
   EXPECT_THAT(ErrorOf([&] { Train(options); }), HasSubstr("holds another checkpoint"));
 }
 
@@ -139,7 +139,7 @@ TEST_F(TrainingTest, WhatCannotBeTrainedIsRefusedBeforeItBegins) {
               HasSubstr("none.jsonl"));
   std::ofstream(dir_ / "empty.jsonl") << "\n";
   EXPECT_THAT(error([&](auto* o) { o->data = {dir_ / "empty.jsonl"}; }),
-              HasSubstr("empty.jsonl: holds no document"));
+              HasSubstr("empty.jsonl: no document found"));
   EXPECT_THAT(error([&](auto* o) { o->model = dir_ / "none"; }, ErrorKind::kNotFound),
               HasSubstr("--model"));
   EXPECT_THAT(error([&](auto* o) { o->tokenizer = dir_; }, ErrorKind::kNotFound),

@@ -9,7 +9,7 @@
 namespace switchyard::train {
 namespace {
 
-// FNV-1a over the bytes of what follows: http://www.isthe.com/chongo/tech/comp/fnv/
+// FNV-1a over bytes: http://www.isthe.com/chongo/tech/comp/fnv/
 class Hash {
  public:
   template <typename T>
@@ -51,9 +51,8 @@ Corpus::Corpus(std::vector<EncodedDocument> documents, const PackingOptions& opt
     if (!document.ids.empty()) tokens_ += lengths_.back() - 1;
   }
   if (targets_ == 0) {
-    throw Invalid(
-        "the corpus is empty: its {} documents have {} tokens, none of them to be learned",
-        documents_.size(), tokens_);
+    throw Invalid("the corpus is empty: its {} documents have {} tokens, none of which is a target",
+                  documents_.size(), tokens_);
   }
   fingerprint_ = Fingerprint(documents_, options_);
 }

@@ -1,4 +1,4 @@
-// The endless stream of rows that a training run learns from, one epoch after the other.
+// Endless stream of training rows, one epoch after the other.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace switchyard::train {
 
-// How far a run has come: rows [0, row) of `epoch` have been learned. Says all that is needed to
-// go on with exactly the next one.
+// Position in the stream: rows [0, row) of `epoch` have been consumed. Sufficient to resume with
+// exactly the next row.
 struct SamplePosition {
   int64_t epoch = 0;
   int64_t row = 0;
@@ -18,21 +18,20 @@ struct SamplePosition {
   bool operator==(const SamplePosition&) const = default;
 };
 
-// Encoded documents, whole in memory on every rank, and their packing. Used by one thread.
+// Encoded documents, held entirely in memory on every rank, and their packing. Single-threaded.
 class Corpus {
  public:
-  // Throws Error kInvalid where no row has a target: an empty corpus, or one in which nothing is
-  // to be learned.
+  // Throws Error kInvalid if no row has a target: the corpus is empty, or no token is a target.
   Corpus(std::vector<EncodedDocument> documents, const PackingOptions& options);
 
-  // The next `count` rows from `position`, which moves behind them. Rows of one call may come from
-  // two epochs or more.
+  // Returns the next `count` rows from `position` and advances `position`. The rows of one call may
+  // span several epochs.
   std::vector<Row> Take(int64_t count, SamplePosition* position);
 
-  // A stable name of documents and packing: a run may go on only with the same.
+  // A stable hash of documents and packing. A run may only resume with an equal fingerprint.
   const std::string& fingerprint() const { return fingerprint_; }
   const std::vector<EncodedDocument>& documents() const { return documents_; }
-  int64_t tokens() const { return tokens_; }    // of one epoch, parts' last targets not counted
+  int64_t tokens() const { return tokens_; }    // of one epoch, without the last target of parts
   int64_t targets() const { return targets_; }  // of one epoch
   int64_t RowsOf(int64_t epoch) { return static_cast<int64_t>(Epoch(epoch).size()); }
 
@@ -48,8 +47,8 @@ class Corpus {
   std::vector<Row> rows_;  // of packed_epoch_
 };
 
-// Row numbers [begin, end) of `rows` that data-parallel rank `rank` of `ranks` computes in
-// micro-batch `index` of `count`: rows are dealt out in order, as evenly as they go, first over
+// Rows [begin, end) of `rows` that data-parallel rank `rank` of `ranks` processes in micro-batch
+// `index` of `count`. Rows are partitioned in order, as evenly as possible, first over
 // micro-batches and then over ranks. Some may get none.
 struct RowRange {
   int64_t begin = 0, end = 0;

@@ -56,18 +56,19 @@ TEST_F(DataTest, FilesBecomeDocuments) {
 
 TEST_F(DataTest, ErrorsNameFileAndLine) {
   EXPECT_THAT(ReadError("x.jsonl", "{\"text\": \"a\"}\n{\"text\": oops}\n"),
-              HasSubstr("x.jsonl:2: is no JSON"));
+              HasSubstr("x.jsonl:2: not JSON"));
   EXPECT_THAT(ReadError("x.jsonl", "\n[1]\n"), HasSubstr("x.jsonl:2: want an object"));
-  EXPECT_THAT(ReadError("x.jsonl", "{\"text\": 1}"), HasSubstr("x.jsonl:1: \"text\" is no string"));
+  EXPECT_THAT(ReadError("x.jsonl", "{\"text\": 1}"),
+              HasSubstr("x.jsonl:1: \"text\" is not a string"));
   EXPECT_THAT(ReadError("x.jsonl", "{\"text\": \"a\", \"messages\": []}"), HasSubstr("either"));
   EXPECT_THAT(ReadError("x.jsonl", "{\"messages\": [{\"role\": \"user\"}]}"),
-              HasSubstr("x.jsonl:1: message 0 has no \"content\""));
-  EXPECT_THAT(ReadError("x.jsonl", "\n\n"), HasSubstr("x.jsonl: holds no document"));
-  EXPECT_THAT(ReadError("x.txt", " \n"), HasSubstr("x.txt: holds no text"));
-  EXPECT_THAT(ReadError("x.txt", "fine\nbad \xff\n"), HasSubstr("x.txt:2: is no UTF-8"));
+              HasSubstr("x.jsonl:1: message 0 has no string \"content\""));
+  EXPECT_THAT(ReadError("x.jsonl", "\n\n"), HasSubstr("x.jsonl: no document found"));
+  EXPECT_THAT(ReadError("x.txt", " \n"), HasSubstr("x.txt: no text found"));
+  EXPECT_THAT(ReadError("x.txt", "fine\nbad \xff\n"), HasSubstr("x.txt:2: not UTF-8"));
   EXPECT_THAT(ErrorOf([&] { ReadDocuments({dir_ / "none.txt"}); }, ErrorKind::kNotFound),
               HasSubstr("none.txt: cannot be read"));
-  EXPECT_THAT(ErrorOf([] { ReadDocuments({}); }), HasSubstr("nothing to learn from"));
+  EXPECT_THAT(ErrorOf([] { ReadDocuments({}); }), HasSubstr("no training data"));
 }
 
 TEST_F(DataTest, TextEndsWithEosAndSpelledTokensStayText) {
@@ -99,8 +100,7 @@ TEST_F(DataTest, OnlyTheAssistantIsLearned) {
 
   chat.messages.erase(3);
   chat.messages.erase(1);
-  EXPECT_THAT(ErrorOf([&] { encoder.Encode(chat); }),
-              HasSubstr("a.jsonl:1: no message is of role"));
+  EXPECT_THAT(ErrorOf([&] { encoder.Encode(chat); }), HasSubstr("a.jsonl:1: no message with role"));
 }
 
 TEST_F(DataTest, ATemplateThatTakesBackWhatItWroteIsRefused) {
@@ -137,7 +137,7 @@ TEST(PackingTest, EveryTokenIsATargetOnce) {
       EXPECT_EQ(batch.sequences(), static_cast<int64_t>(row.size()));
       for (int64_t i = 0; i < batch.size(); ++i) EXPECT_EQ(batch.targets[i], batch.tokens[i] + 1);
       targets.insert(batch.targets.begin(), batch.targets.end());
-      for (const Part& part : row) {  // what fits stays whole
+      for (const Part& part : row) {  // documents that fit stay whole
         if (!whole || sizes[part.document] > 9) continue;
         EXPECT_EQ(part.length, sizes[part.document] - 1);
       }
@@ -179,7 +179,7 @@ TEST(CorpusTest, NothingToLearnIsAnError) {
   EXPECT_THAT(ErrorOf([] { Corpus({}, {}); }), HasSubstr("the corpus is empty"));
   auto documents = MadeUp({4});
   documents[0].learned = {1, 0, 0, 0};
-  EXPECT_THAT(ErrorOf([&] { Corpus(documents, {}); }), HasSubstr("none of them to be learned"));
+  EXPECT_THAT(ErrorOf([&] { Corpus(documents, {}); }), HasSubstr("none of which is a target"));
 }
 
 TEST(CorpusTest, MicroBatchesAndRanksShareTheRowsOfAStep) {

@@ -19,7 +19,7 @@ std::string ReadFile(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in || fs::is_directory(path)) throw NotFound("{}: cannot be read", path.string());
   std::string text{std::istreambuf_iterator<char>(in), {}};
-  if (in.bad()) throw NotFound("{}: reading fails", path.string());
+  if (in.bad()) throw NotFound("{}: read error", path.string());
   return text;
 }
 
@@ -29,13 +29,13 @@ bool IsBlank(std::string_view text) {
 
 void CheckMessages(const Json& messages, const std::string& where) {
   if (!messages.is_array() || messages.empty()) {
-    throw Invalid("{}: \"messages\" is no list of messages", where);
+    throw Invalid("{}: \"messages\" is not a list of messages", where);
   }
   for (size_t i = 0; i < messages.size(); ++i) {
     for (const char* key : {"role", "content"}) {
       if (!messages[i].is_object() || !messages[i].contains(key) ||
           !messages[i].at(key).is_string()) {
-        throw Invalid("{}: message {} has no \"{}\" that is a string", where, i, key);
+        throw Invalid("{}: message {} has no string \"{}\"", where, i, key);
       }
     }
   }
@@ -46,7 +46,7 @@ Document ReadLine(std::string_view line, std::string where) {
   try {
     json = Json::parse(line);
   } catch (const Json::exception& error) {
-    throw Invalid("{}: is no JSON: {}", where, error.what());
+    throw Invalid("{}: not JSON: {}", where, error.what());
   }
   const bool has_text = json.is_object() && json.contains("text");
   const bool has_messages = json.is_object() && json.contains("messages");
@@ -55,7 +55,7 @@ Document ReadLine(std::string_view line, std::string where) {
   }
   Document document;
   if (has_text) {
-    if (!json["text"].is_string()) throw Invalid("{}: \"text\" is no string", where);
+    if (!json["text"].is_string()) throw Invalid("{}: \"text\" is not a string", where);
     document.text = json["text"].get<std::string>();
   } else {
     CheckMessages(json["messages"], where);
@@ -76,17 +76,17 @@ void ReadJsonLines(const fs::path& path, std::vector<Document>* out) {
     if (IsBlank(line)) continue;
     out->push_back(ReadLine(line, fmt::format("{}:{}", path.string(), number + 1)));
   }
-  if (out->size() == before) throw Invalid("{}: holds no document", path.string());
+  if (out->size() == before) throw Invalid("{}: no document found", path.string());
 }
 
 void ReadText(const fs::path& path, std::vector<Document>* out) {
   std::string text = ReadFile(path);
-  if (IsBlank(text)) throw Invalid("{}: holds no text", path.string());
+  if (IsBlank(text)) throw Invalid("{}: no text found", path.string());
   for (size_t i = 0; i < text.size();) {
     const Utf8Sequence sequence = ScanUtf8(text, i);
     if (sequence.kind != Utf8Sequence::kValid) {
       const auto line = std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(i), '\n');
-      throw Invalid("{}:{}: is no UTF-8 at byte {} of the file", path.string(), line + 1, i);
+      throw Invalid("{}:{}: not UTF-8 at byte {} of the file", path.string(), line + 1, i);
     }
     i += sequence.length;
   }
@@ -113,7 +113,7 @@ std::vector<Document> ReadDocuments(const std::vector<fs::path>& paths) {
     const std::vector<fs::path> files =
         fs::is_directory(path) ? FilesBelow(path) : std::vector<fs::path>{path};
     if (files.empty()) {
-      throw Invalid("{}: no .jsonl, .txt or .md file lies below it", path.string());
+      throw Invalid("{}: no .jsonl, .txt or .md file below it", path.string());
     }
     for (const fs::path& file : files) {
       if (file.extension() == ".jsonl") {
@@ -123,7 +123,7 @@ std::vector<Document> ReadDocuments(const std::vector<fs::path>& paths) {
       }
     }
   }
-  if (out.empty()) throw Invalid("there is nothing to learn from: no file was named");
+  if (out.empty()) throw Invalid("no training data: no file was named");
   return out;
 }
 

@@ -1,4 +1,4 @@
-// What is learned from: files of text, read whole.
+// Reads training documents from text files.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +9,19 @@
 
 namespace switchyard::train {
 
-// A text, or a chat where `messages` is no null.
+// A text, or a chat if `messages` is not null.
 struct Document {
   std::string text;
   nlohmann::ordered_json messages;  // [{"role": …, "content": …} …]
   std::string where;                // "corpus/a.jsonl:12", for messages
 };
 
-// Files by their endings: .jsonl has a document in each line, {"text": "…"} or
-// {"messages": [{"role": "user", "content": "…"}, …]}, other keys unread, empty lines skipped;
-// every other file is one document. A directory stands for the .jsonl, .txt and .md files below it,
-// in order of their paths. Throws Error that names the file, and the line: one that cannot be read
-// or holds nothing, a line that is no JSON, has neither key or both, messages that are no list of
-// {role, content} strings; text that is no UTF-8; paths that hold no document at all.
+// File formats by extension: .jsonl has one document per line, {"text": "…"} or
+// {"messages": [{"role": "user", "content": "…"}, …]}; other keys are ignored, empty lines skipped.
+// Every other file is one document. A directory stands for the .jsonl, .txt and .md files below it,
+// ordered by path. Throws Error that names the file, and the line: unreadable or empty files, lines
+// that are not JSON or have neither key or both, messages that are not a list of {role, content}
+// strings, text that is not UTF-8, and paths without any document.
 std::vector<Document> ReadDocuments(const std::vector<std::filesystem::path>& paths);
 
 }  // namespace switchyard::train

@@ -18,20 +18,20 @@ std::optional<int32_t> ReadEos(const std::filesystem::path& dir, const Tokenizer
   std::ifstream in(path);
   if (!in) return std::nullopt;
   const Json config = Json::parse(in, nullptr, false);
-  if (!config.is_object()) throw Invalid("{}: is no JSON object", path.string());
+  if (!config.is_object()) throw Invalid("{}: not a JSON object", path.string());
   Json token = config.contains("eos_token") ? config["eos_token"] : Json();
   if (token.is_object() && token.contains("content")) token = Json(token["content"]);
   if (!token.is_string()) return std::nullopt;
   const auto id = tokenizer.TokenToId(token.get<std::string>());
   if (!id) {
-    throw Invalid("{}: eos_token {} is no token", path.string(), token.get<std::string>());
+    throw Invalid("{}: eos_token {} is not a token", path.string(), token.get<std::string>());
   }
   return id;
 }
 
-// The ids of bytes [begin, end) of a rendered chat, what its users wrote staying text.
-std::vector<int32_t> EncodeStretch(const Tokenizer& tokenizer, const jinja::Rendered& rendered,
-                                   size_t begin, size_t end) {
+// The ids of bytes [begin, end) of a rendered chat. Special tokens in user content stay text.
+std::vector<int32_t> EncodeRange(const Tokenizer& tokenizer, const jinja::Rendered& rendered,
+                                 size_t begin, size_t end) {
   std::vector<Tokenizer::Piece> pieces;
   for (const jinja::Run& run : rendered.runs) {
     const size_t from = std::max(run.begin, begin), to = std::min(run.end, end);
@@ -49,7 +49,7 @@ void Append(const std::vector<int32_t>& ids, bool learned, EncodedDocument* out)
 }  // namespace
 
 DocumentEncoder::DocumentEncoder(const std::filesystem::path& dir, ChatLoss chat_loss)
-    : tokenizer_(Tokenizer::FromFile(dir / "tokenizer.json")),
+    : tokenizer_(Tokenizer::FromDirectory(dir)),
       chat_template_(ChatTemplate::FromDirectory(dir)),
       chat_loss_(chat_loss),
       eos_(ReadEos(dir, *tokenizer_)) {}
@@ -92,26 +92,26 @@ EncodedDocument DocumentEncoder::EncodeChat(const Document& document) const {
   bool answered = false;
   for (size_t i = 0; i < count; ++i) {
     if (document.messages[i].at("role") != "assistant") continue;
-    // A template may refuse to render no message at all, but an assistant that begins has no
-    // prompt.
+    // A template may reject an empty list of messages, but a chat that starts with the assistant
+    // has no prompt to render.
     const std::string opening = i == 0 ? std::string() : render(i, true).text;
     const std::string turn = i + 1 == count ? whole.text : render(i + 1, false).text;
     if (opening.size() < done || turn.size() < opening.size() || !turn.starts_with(opening) ||
         !whole.text.starts_with(turn)) {
       throw Invalid(
-          "{}: message {}: the chat template does not leave what it wrote as the chat goes on, so "
-          "the assistant's turns cannot be told from the rest; learn from all of it",
+          "{}: message {}: the chat template changes earlier text as the chat continues, so the "
+          "assistant's turns cannot be separated; use all tokens as targets",
           document.where, i);
     }
-    Append(EncodeStretch(*tokenizer_, whole, done, opening.size()), false, &out);
-    Append(EncodeStretch(*tokenizer_, whole, opening.size(), turn.size()), true, &out);
+    Append(EncodeRange(*tokenizer_, whole, done, opening.size()), false, &out);
+    Append(EncodeRange(*tokenizer_, whole, opening.size(), turn.size()), true, &out);
     done = turn.size();
     answered = true;
   }
   if (!answered) {
-    throw Invalid("{}: no message is of role assistant, there is nothing to learn", document.where);
+    throw Invalid("{}: no message with role assistant, so there is no target", document.where);
   }
-  // What follows the last answer is never learned, and needs not be computed.
+  // Text after the last answer is never a target, so it is omitted.
   return out;
 }
 

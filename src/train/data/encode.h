@@ -1,4 +1,4 @@
-// Documents to token ids, and which of them are learned.
+// Encodes documents into token ids and a loss mask.
 #pragma once
 
 #include <cstdint>
@@ -16,30 +16,30 @@ namespace switchyard::train {
 
 struct EncodedDocument {
   std::vector<int32_t> ids;
-  // [ids] whether the model is to learn to write the id; the first is never a target, whatever
-  // stands here.
+  // [ids] loss mask: 1 if the id is a target. The first id is never a target, whatever its value
+  // here.
   std::vector<uint8_t> learned;
 };
 
-// Turns documents into ids by a tokenizer's directory. Immutable: any thread.
+// Encodes documents with the tokenizer of a directory. Immutable: usable by any thread.
 class DocumentEncoder {
  public:
   enum class ChatLoss : uint8_t {
     kAll,        // every token of a chat
-    kAssistant,  // what the template writes for an assistant's turn once its opening stands
+    kAssistant,  // the template's text of each assistant turn after its opening
   };
 
   // Reads tokenizer.json, tokenizer_config.json (eos_token ends every text) and the chat template.
-  // Throws Error as Tokenizer and ChatTemplate do.
+  // Throws errors of Tokenizer and ChatTemplate.
   DocumentEncoder(const std::filesystem::path& dir, ChatLoss chat_loss);
 
-  // A text becomes its tokens with those the tokenizer puts around every text, and the eos token,
-  // if there is one and it is not there already; special tokens spelled out in a text stay text. A
-  // chat becomes what the template writes. With kAssistant it is encoded in stretches, before and
-  // behind the opening of each assistant's turn, as a server sees them. Throws Error kInvalid that
-  // names the place: a chat without a template or without an assistant's turn, a template that
-  // refuses it or whose earlier text changes as the conversation goes on (kAssistant needs it to
-  // stay).
+  // A text becomes its tokens, with the tokens that the tokenizer adds to every text, and the eos
+  // token if there is one and the text does not end with it. Special tokens spelled out in a text
+  // stay text. A chat becomes the output of the template. With kAssistant it is encoded in
+  // segments, split before and after the opening of each assistant turn, as a server sees them.
+  // Throws Error kInvalid that names the document: a chat without a template or without an
+  // assistant turn, or a template that rejects it or changes earlier text as the conversation grows
+  // (kAssistant requires a stable prefix).
   EncodedDocument Encode(const Document& document) const;
 
   const Tokenizer& tokenizer() const { return *tokenizer_; }

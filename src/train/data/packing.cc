@@ -10,8 +10,8 @@
 namespace switchyard::train {
 namespace {
 
-// SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014). The
-// standard library's distributions differ between machines.
+// SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014), because
+// the standard library's distributions differ between platforms.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
@@ -22,7 +22,7 @@ class Random {
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
     return z ^ z >> 31;
   }
-  // In [0, n); the bias of 64 bits over any number of documents is nothing.
+  // In [0, n); the bias of 64 bits is negligible for any number of documents.
   uint64_t Below(uint64_t n) { return static_cast<uint64_t>((__uint128_t{Next()} * n) >> 64); }
 
  private:
@@ -52,10 +52,10 @@ void PackCut(std::span<const Part> documents, int64_t length, std::vector<Row>* 
 }
 
 void PackWhole(std::span<const Part> documents, int64_t length, std::vector<Row>* rows) {
-  std::multimap<int64_t, size_t> open;  // room left -> row; equal ones in the order they came
+  std::multimap<int64_t, size_t> open;  // remaining room -> row; ties in insertion order
   for (Part rest : documents) {
     while (rest.length > 0) {
-      const int64_t take = std::min(length, rest.length);  // what cannot fit is cut
+      const int64_t take = std::min(length, rest.length);  // longer documents are split
       auto it = open.lower_bound(take);
       size_t row = rows->size();
       int64_t room = length;

@@ -37,7 +37,7 @@ class DelayedExchange : public RowExchange {
  private:
   const std::unique_ptr<RowExchange> inner_;
   const ExchangeDelay& delay_;
-  std::map<const ExchangeHandle*, Clock::time_point> ready_;  // of those under way
+  std::map<const ExchangeHandle*, Clock::time_point> ready_;  // of exchanges in flight
 };
 
 }  // namespace

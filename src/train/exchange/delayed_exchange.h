@@ -1,4 +1,4 @@
-// A slow network for tests and measurements.
+// Emulates a slow network for tests and benchmarks.
 #pragma once
 
 #include <chrono>
@@ -10,15 +10,14 @@ namespace switchyard::train {
 
 struct ExchangeDelay {
   std::chrono::nanoseconds delay{0};
-  // Of an inner exchange in the synchronous form: Post waits for the messages, so it is Post that
-  // takes longer.
+  // Whether `inner` is synchronous: Post then waits for the messages, so the delay applies to Post.
   bool synchronous = false;
 };
 
-// The exchange `inner`, whose messages arrive no earlier than the delay after this rank's Post: as
-// if all of a batch's messages took that long. Wait sleeps for what is left of it, so the cores are
-// free for other ranks; a schedule that computes between Post and Wait hides it. `delay` is
-// borrowed and read at each Post.
+// Wraps the exchange `inner`: messages arrive no earlier than `delay` after this rank's Post, as if
+// all messages of a batch took that long. Wait sleeps for the remaining time, so the cores are free
+// for other ranks; computation between Post and Wait hides the delay. `delay` is borrowed and read
+// at each Post.
 std::unique_ptr<RowExchange> MakeDelayedExchange(std::unique_ptr<RowExchange> inner,
                                                  const ExchangeDelay& delay);
 

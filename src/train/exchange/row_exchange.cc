@@ -25,9 +25,9 @@ class LocalExchange : public RowExchange {
   void Release(ExchangeHandle* h) override { h->from.clear(); }
 };
 
-// Each place has, in each rank's arena and for each member s: a message (its length, then its
-// bytes), a flag that s raises when the message is there, and a flag that s raises when it has read
-// the message that this rank sent it. Exchange n uses place n % places; flags hold n / places + 1.
+// Each slot has, in each rank's arena and for each member s: a message buffer (length, then bytes),
+// a flag that s raises when the message has arrived, and a flag that s raises when it has read the
+// message of this rank. Exchange n uses slot n % places; flags hold n / places + 1.
 class SharedExchange : public RowExchange {
  public:
   SharedExchange(SymmetricMemory& memory, std::vector<int> group, const RowExchangeOptions& options)
@@ -52,11 +52,11 @@ class SharedExchange : public RowExchange {
     CHECK_EQ(static_cast<int>(bytes.size()), size());
     const size_t longest = *std::max_element(bytes.begin(), bytes.end());
     if (longest > options_.message_bytes) {
-      throw Resource("rank {}: {} bytes for one rank, the exchange was planned for {}",
+      throw Resource("rank {}: message of {} bytes exceeds the exchange's limit of {} bytes",
                      memory_.rank(), longest, options_.message_bytes);
     }
     if (!released_[next_ % options_.places]) {
-      throw Resource("rank {}: more than {} exchanges are under way", memory_.rank(),
+      throw Resource("rank {}: more than {} exchanges are in flight", memory_.rank(),
                      options_.places);
     }
     h->number = next_++;
@@ -69,9 +69,10 @@ class SharedExchange : public RowExchange {
         h->to[r] = h->own.data();
         continue;
       }
-      // The message before the last in this place has been read.
+      // Wait until the previous message in this slot has been read.
       if (Round(*h) > 1) {
-        memory_.Wait(read_ + Cell(*h, r) * kLine, Round(*h) - 1, group_[r], "exchange: room");
+        memory_.Wait(read_ + Cell(*h, r) * kLine, Round(*h) - 1, group_[r],
+                     "exchange: receive buffer");
       }
       h->to[r] = memory_.At(group_[r], MessageAt(*h, rank_)) + kLine;
     }

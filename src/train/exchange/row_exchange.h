@@ -1,11 +1,12 @@
 // The all-to-all of training: messages of any length between all ranks of a group.
 //
-// The dispatchers of src/moe serve: they round rows to the dtype in flight, weight and add the
-// outputs of experts before anyone sees them, and move float32 at most. Training needs each slot's
-// output at the token's own rank (the gradient of its router weight is dy · output), the gradient
-// of each output at the expert's, and float64 where gradients are checked. So rows travel one for
-// each (token, slot), both ways, as bytes. What remains the same: the gradient of combine is a
-// dispatch by the forward pass's routing, the gradient of dispatch a combine, and all state of a
+// The dispatchers of src/moe are for inference. They round rows to the transport dtype, weight and
+// sum expert outputs before returning them, and transfer at most float32. Training needs each
+// slot's output at the token's own rank (the gradient of its router weight is dy · output), the
+// gradient of each output at the expert's rank, and float64 for gradient checks. So rows travel as
+// bytes, one for each (token, slot), in both directions. As in src/moe, the gradient of combine is
+// a dispatch with the forward routing, and the gradient of dispatch is a combine. All state of a
+// batch is in its handle, so any number of exchanges can be in flight.
 // batch is in its handle, so that any number of exchanges is under way.
 #pragma once
 
@@ -19,53 +20,54 @@
 
 namespace switchyard::train {
 
-// One exchange between Open and Release. Owned by whoever runs it; reused for the next.
+// One exchange between Open and Release. Owned by the caller, who can reuse it for the next one.
 struct ExchangeHandle {
-  // After Open: where the message to each member is to be written.
+  // After Open: the send buffer for each member.
   std::vector<std::byte*> to;
   // After Wait: the message from each member.
   std::vector<std::span<const std::byte>> from;
 
-  // The exchange's own.
+  // Internal state of the exchange.
   std::vector<size_t> bytes;
-  std::vector<std::byte> own;  // to and from the rank itself
+  std::vector<std::byte> own;  // message of the rank to itself
   uint64_t number = 0;
 };
 
-// Open, write, Post, …, Wait, read, Release: Post starts and returns (in the synchronous form it
-// waits for all), Wait waits, and other work, other handles' calls included, fits in between. Every
-// rank of the group opens and posts its exchanges in the same order. Used by the rank's thread.
+// Protocol: Open, write, Post, …, Wait, read, Release. Post starts the transfer and returns (the
+// synchronous form waits for all messages); Wait blocks until all messages have arrived. Other work
+// can run in between, including calls with other handles. Every rank of the group opens and posts
+// its exchanges in the same order. The rank's thread only.
 class RowExchange {
  public:
   virtual ~RowExchange() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // Begins an exchange of bytes[r] to each member r. Errors: kResource where a message is longer
-  // than was planned for, or more exchanges are under way than there are places for; kTimeout.
+  // Begins an exchange of bytes[r] to each member r. Errors: kResource if a message exceeds
+  // message_bytes or more than `places` exchanges are in flight; kTimeout.
   virtual void Open(std::span<const size_t> bytes, ExchangeHandle* handle) = 0;
   virtual void Post(ExchangeHandle* handle) = 0;
-  // Whether Wait would not wait.
+  // Whether Wait would return immediately.
   virtual bool Arrived(ExchangeHandle* handle) = 0;
   virtual void Wait(ExchangeHandle* handle) = 0;
-  // The messages are read no more: `from` is gone.
+  // Ends the use of the receive buffers: `from` becomes invalid.
   virtual void Release(ExchangeHandle* handle) = 0;
 };
 
-// Of one rank alone.
+// For a single rank.
 std::unique_ptr<RowExchange> MakeLocalExchange();
 
 struct RowExchangeOptions {
-  size_t message_bytes = 0;  // the longest from one member to another
-  int places = 4;            // exchanges under way at once
+  size_t message_bytes = 0;  // maximum message from one member to another
+  int places = 4;            // maximum number of exchanges in flight
   // Pairwise rounds, in which a rank writes to one member and waits for another, instead of writing
-  // to all: kind to networks that many senders at once would choke.
+  // to all: avoids congestion on networks that many concurrent senders would saturate.
   bool synchronous = false;
 };
-// Over symmetric memory. Construction allocates, on every rank of the world in the same order.
+// Over symmetric memory. Construction allocates it, on every rank of the world in the same order.
 // `group`: world ranks, this one included.
 std::unique_ptr<RowExchange> MakeRowExchange(SymmetricMemory& memory, std::vector<int> group,
                                              const RowExchangeOptions& options);
-// What that takes of each rank's arena.
+// Bytes that the exchange allocates in each rank's arena.
 size_t RowExchangeBytes(int group_size, const RowExchangeOptions& options);
 
 }  // namespace switchyard::train

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kLine = 64;
 
-// A message is its length in a line of its own, then its floats.
+// A message is a cache line with its length, followed by its floats.
 size_t Stride(const StageLinkOptions& options) {
   return kLine + (options.floats * sizeof(float) + kLine - 1) / kLine * kLine;
 }
@@ -25,10 +25,10 @@ StageLink::StageLink(SymmetricMemory& memory, int previous, int next,
     : memory_(memory),
       options_(options),
       stride_(Stride(options)),
-      forth_(MakeLane(previous, next, "pipeline: room for rows at the next stage",
-                      "pipeline: rows of the stage before")),
-      back_(MakeLane(next, previous, "pipeline: room for a gradient at the stage before",
-                     "pipeline: gradient of the next stage")) {
+      forward_(MakeLane(previous, next, "pipeline: receive buffer of the next stage",
+                        "pipeline: rows of the previous stage")),
+      backward_(MakeLane(next, previous, "pipeline: gradient buffer of the previous stage",
+                         "pipeline: gradient of the next stage")) {
   CHECK_GE(options.places, 1);
 }
 
@@ -44,16 +44,16 @@ StageLink::Lane StageLink::MakeLane(int from, int to, const char* room, const ch
   return lane;
 }
 
-void StageLink::Send(std::span<const float> rows) { Send(forth_, rows); }
-void StageLink::SendGradient(std::span<const float> gradient) { Send(back_, gradient); }
-void StageLink::Receive(std::span<float> rows) { Receive(forth_, rows); }
-void StageLink::ReceiveGradient(std::span<float> gradient) { Receive(back_, gradient); }
+void StageLink::Send(std::span<const float> rows) { Send(forward_, rows); }
+void StageLink::SendGradient(std::span<const float> gradient) { Send(backward_, gradient); }
+void StageLink::Receive(std::span<float> rows) { Receive(forward_, rows); }
+void StageLink::ReceiveGradient(std::span<float> gradient) { Receive(backward_, gradient); }
 
 void StageLink::Send(Lane& lane, std::span<const float> message) {
   CHECK_GE(lane.to, 0);
   if (message.size() > options_.floats) {
     throw Resource(
-        "rank {}: {} floats for the pipeline stage of rank {}, the link was planned for {}",
+        "rank {}: {} floats for the pipeline stage of rank {} exceed the link's limit of {}",
         memory_.rank(), message.size(), lane.to, options_.floats);
   }
   const auto places = static_cast<uint32_t>(options_.places);
@@ -81,7 +81,7 @@ void StageLink::Receive(Lane& lane, std::span<float> message) {
     throw Error(ErrorKind::kPeer,
                 fmt::format("rank {}: {} from rank {} are {} floats, want {}", memory_.rank(),
                             lane.rows, lane.from, count, message.size()),
-                "all stages of a pipeline have to be given the same rows");
+                "all stages of a pipeline must process the same rows");
   }
   if (count > 0) std::memcpy(message.data(), in + kLine, message.size_bytes());
   memory_.Raise(lane.from, lane.read, lane.received);

@@ -1,4 +1,4 @@
-// Between the stages of a pipeline: rows of hidden states go forward, their gradients back.
+// Point-to-point link between pipeline stages: hidden states forward, their gradients backward.
 #pragma once
 
 #include <cstddef>
@@ -10,39 +10,39 @@
 namespace switchyard::train {
 
 struct StageLinkOptions {
-  size_t floats = 0;  // the longest message: rows of a micro-batch · hidden
-  // Messages that may wait to be received, in each direction. One is enough for the lists of
-  // src/overlap; with two a stage need not wait for the next one to look.
+  size_t floats = 0;  // maximum message size: rows of a micro-batch · hidden
+  // Message buffers in each direction. One is enough for the schedules of src/overlap. With two a
+  // stage need not wait until the next stage has read its last message.
   int places = 2;
 };
 
 // Over symmetric memory: a message is written into the receiver's arena. Messages are received in
-// the order they were sent in; each wait has the memory's deadline and its message says which rank
-// waits for which. Owned by a rank and used by its thread.
+// send order. Each wait has the memory's timeout, and its error names the waiting rank and the
+// rank that it waits for. Owned by a rank; the rank's thread only.
 class StageLink {
  public:
   // Allocates, on every rank of the world in the same order. `previous`, `next`: world ranks that
   // hold the layers before and after, for the same rows; -1: none.
   StageLink(SymmetricMemory& memory, int previous, int next, const StageLinkOptions& options);
-  // What that takes of each rank's arena.
+  // Bytes that the link allocates in each rank's arena.
   static size_t BytesPerRank(const StageLinkOptions& options);
 
-  // Copies and returns, once there is room. Error kResource where the message is longer than was
-  // planned for; kTimeout.
+  // Copies the message and returns; blocks while all buffers are full. Error kResource if the
+  // message exceeds `floats`; kTimeout.
   void Send(std::span<const float> rows);              // to the next stage
-  void SendGradient(std::span<const float> gradient);  // to the stage before
-  // The next message. Errors: kTimeout; kPeer where it has another length.
-  void Receive(std::span<float> rows);              // from the stage before
+  void SendGradient(std::span<const float> gradient);  // to the previous stage
+  // Receives the next message. Errors: kTimeout; kPeer if it has another length.
+  void Receive(std::span<float> rows);              // from the previous stage
   void ReceiveGradient(std::span<float> gradient);  // from the next stage
 
  private:
-  // One direction. Message n of a sender lies in place n % places of the receiver's arena; the flag
-  // `arrived` counts messages there, `read` counts at the sender those that were received.
+  // One direction. Message n of a sender is in buffer n % places of the receiver's arena. The flag
+  // `arrived` at the receiver counts messages sent; `read` at the sender counts messages received.
   struct Lane {
     int to = -1, from = -1;
     size_t messages = 0, arrived = 0, read = 0;
     uint32_t sent = 0, received = 0;
-    const char *room = nullptr, *rows = nullptr;  // what is waited for
+    const char *room = nullptr, *rows = nullptr;  // descriptions of the waits, for errors
   };
   Lane MakeLane(int from, int to, const char* room, const char* rows);
   void Send(Lane& lane, std::span<const float> message);
@@ -51,7 +51,7 @@ class StageLink {
   SymmetricMemory& memory_;
   const StageLinkOptions options_;
   const size_t stride_;
-  Lane forth_, back_;
+  Lane forward_, backward_;
 };
 
 }  // namespace switchyard::train

@@ -13,14 +13,14 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Message n of a direction: its length and its content are known to both sides.
+// Message n of a direction: both sides know its length and content.
 std::vector<float> Message(int n, int direction) {
   return std::vector<float>(static_cast<size_t>((n * 37 + direction * 11) % 50),
                             static_cast<float>(n * 2 + direction));
 }
 
-// Three stages in a row: places are used again and again, messages change their length, some are
-// empty, and senders are ahead of receivers by as many as there are places.
+// Three stages in a row: buffers are reused, message lengths vary, some messages are empty, and
+// senders are ahead of receivers by the number of buffers.
 TEST(StageLink, CarriesRowsForthAndGradientsBack) {
   constexpr int kMessages = 40;
   for (const bool tcp : {false, true}) {
@@ -59,7 +59,7 @@ TEST(StageLink, CarriesRowsForthAndGradientsBack) {
   }
 }
 
-// What one of two stages does, and how it ends.
+// Runs a body on two stages and returns the error of the run.
 std::string Failure(ErrorKind kind, const std::function<void(int, StageLink&)>& body) {
   const StageLinkOptions options{.floats = 4, .places = 1};
   return ErrorOf(
@@ -79,13 +79,13 @@ TEST(StageLink, SaysWhoWaitsForWhom) {
                       [&](int rank, StageLink& link) {
                         if (rank == 1) link.Receive(rows);
                       }),
-              HasSubstr("rows of the stage before"));
+              HasSubstr("rows of the previous stage"));
   EXPECT_THAT(Failure(ErrorKind::kTimeout,
                       [&](int rank, StageLink& link) {
                         if (rank == 0) link.Send(rows);
                         if (rank == 0) link.Send(rows);
                       }),
-              HasSubstr("room for rows at the next stage"));
+              HasSubstr("receive buffer of the next stage"));
 }
 
 TEST(StageLink, RefusesWhatDoesNotFit) {
@@ -94,7 +94,7 @@ TEST(StageLink, RefusesWhatDoesNotFit) {
                       [&](int rank, StageLink& link) {
                         if (rank == 0) link.Send(rows);
                       }),
-              HasSubstr("5 floats for the pipeline stage of rank 1, the link was planned for 4"));
+              HasSubstr("5 floats for the pipeline stage of rank 1 exceed the link's limit of 4"));
   EXPECT_THAT(Failure(ErrorKind::kPeer,
                       [&](int rank, StageLink& link) {
                         if (rank == 1) link.SendGradient(two);

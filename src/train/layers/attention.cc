@@ -10,13 +10,13 @@
 namespace switchyard::train {
 namespace {
 
-// Rows of scores become probabilities of the keys that each row sees, from `key` on; its others
-// become zero.
+// Turns rows of scores into probabilities of the visible keys, starting at key `key`; entries of
+// other keys become zero.
 template <typename T>
-void MakeProbabilities(const AttentionShape<T>& shape, int64_t row, int64_t rows, int64_t key,
-                       int64_t count, T* s, int64_t stride, T* log_sums) {
+void ComputeProbabilities(const AttentionShape<T>& shape, int64_t row, int64_t rows, int64_t key,
+                          int64_t count, T* s, int64_t stride, T* log_sums) {
   for (int64_t r = 0; r < rows; ++r) {
-    const auto [first, last] = Seen(shape, row + r);
+    const auto [first, last] = VisibleKeys(shape, row + r);
     T* scores = s + r * stride;
     const T largest = shape.scale * Largest(scores + first - key, last - first);
     const T sum = ScaledExpSum(scores + first - key, last - first, shape.scale, largest);
@@ -30,21 +30,23 @@ void MakeProbabilities(const AttentionShape<T>& shape, int64_t row, int64_t rows
 template <typename T>
 void ForwardHead(const AttentionShape<T>& shape, int64_t n, Rows<const T> q, Rows<const T> k,
                  Rows<const T> v, Rows<T> out, T* log_sums) {
-  HeadMemory<T>& memory = ThreadMemory<T>();
+  AttentionWorkspace<T>& memory = ThreadWorkspace<T>();
   const OperandForm form = FormOf<T>(shape.products);
-  const int64_t dim = shape.v_dim, stride = TurnedStride(n), inner = Inner(form, shape.qk_dim);
-  const int64_t across = AcrossStride(form, dim);
-  T* keys = Room(memory.keys_turned, inner * stride);
-  T* values = Room(memory.values, Inner(form, n) * across);
-  T* queries = Room(memory.queries, kQueries * inner);
-  T* s = Room(memory.scores, kQueries * stride);
-  TakeColumns(form, k.data, k.row, n, shape.qk_dim, keys, stride);
-  TakeAlong(form, v.data, v.row, n, dim, values, across);
-  for (int64_t row = 0; row < n; row += kQueries) {
-    const int64_t rows = std::min(kQueries, n - row);
-    // Even, as parts of pairs begin: a row may find one key in it that it does not see.
-    const int64_t key = Seen(shape, row).first / 2 * 2, count = row + rows - key;
-    TakeRows(form, q.data + row * q.row, q.row, rows, shape.qk_dim, queries);
+  const int64_t dim = shape.v_dim, stride = TransposedStride(n),
+                inner = InnerFloats(form, shape.qk_dim);
+  const int64_t across = PairStride(form, dim);
+  T* keys = Room(memory.keys_transposed, inner * stride);
+  T* values = Room(memory.values, InnerFloats(form, n) * across);
+  T* queries = Room(memory.queries, kQueryBlock * inner);
+  T* s = Room(memory.scores, kQueryBlock * stride);
+  PackTransposed(form, k.data, k.row, n, shape.qk_dim, keys, stride);
+  PackAlongRows(form, v.data, v.row, n, dim, values, across);
+  for (int64_t row = 0; row < n; row += kQueryBlock) {
+    const int64_t rows = std::min(kQueryBlock, n - row);
+    // Rounded down to an even key, because pairs start there. A row may thus include one key that
+    // it does not see, with probability zero.
+    const int64_t key = VisibleKeys(shape, row).first / 2 * 2, count = row + rows - key;
+    PackOperandRows(form, q.data + row * q.row, q.row, rows, shape.qk_dim, queries);
     MultiplyPrepared<T>(form, {.a = queries,
                                .a_row = inner,
                                .b = keys + key,
@@ -54,19 +56,19 @@ void ForwardHead(const AttentionShape<T>& shape, int64_t n, Rows<const T> q, Row
                                .m = rows,
                                .n = count,
                                .k = inner});
-    MakeProbabilities(shape, row, rows, key, count, s, stride, log_sums);
+    ComputeProbabilities(shape, row, rows, key, count, s, stride, log_sums);
     for (int64_t r = 0; r < rows; ++r) RoundInPlace(form, s + r * stride, count);
     for (int64_t r = 0; r < rows; r += kStrip) {
       const int64_t m = std::min(kStrip, rows - r);
       MultiplyPrepared<T>(form, {.a = s + r * stride,
                                  .a_row = stride,
-                                 .b = values + Inner(form, key) * across,
+                                 .b = values + InnerFloats(form, key) * across,
                                  .b_row = across,
                                  .c = out.data + (row + r) * out.row,
                                  .ldc = out.row,
                                  .m = m,
                                  .n = dim,
-                                 .k = Inner(form, row + r + m - key)});
+                                 .k = InnerFloats(form, row + r + m - key)});
     }
   }
 }

@@ -9,7 +9,7 @@
 
 namespace switchyard::train {
 
-// [rows, heads, n]: element (t, h, i) at data[t · row + h · head + i].
+// [rows, heads, n]: element (t, h, i) is at data[t · row + h · head + i].
 template <typename T>
 struct HeadRows {
   T* data = nullptr;
@@ -19,23 +19,23 @@ struct HeadRows {
 template <typename T>
 struct AttentionShape {
   int64_t heads = 0, kv_heads = 0;  // query head h reads key head h / (heads / kv_heads)
-  int64_t qk_dim = 0, v_dim = 0;    // elements of a head of q and k; of v and the output
+  int64_t qk_dim = 0, v_dim = 0;    // head dimension of q and k; of v and the output
   T scale = 1;                      // of the scores
-  int32_t window = 0;               // key j is seen from position p when p - j < window; 0: all
-  // Of all products: in bfloat16 queries, keys, values, probabilities and their gradients are
-  // rounded; softmax and sums are float32. Of float64 always kFloat32.
+  int32_t window = 0;               // position p attends to key j if p - j < window; 0: all
+  // Dtype of all products. With bfloat16, queries, keys, values, probabilities and their gradients
+  // are rounded; softmax and accumulation are float32. For float64 always kFloat32.
   ProductDtype products = ProductDtype::kFloat32;
 };
 
-// out = softmax(scale · q kᵀ) v within each sequence. log_sums [heads, rows]: the logarithm of each
-// row's softmax denominator, which the backward pass needs. The scores are made in blocks of rows
-// and not kept (Dao et al., FlashAttention-2, arXiv:2307.08691, has the gradients so).
+// out = softmax(scale · q kᵀ) v within each sequence. log_sums [heads, rows]: the log-sum-exp of
+// each row's scores, for the backward pass. Scores are computed in blocks of rows and not stored;
+// the gradients follow FlashAttention-2 (Dao, arXiv:2307.08691).
 template <typename T>
 void Attention(const AttentionShape<T>& shape, const RowLayout& rows, HeadRows<const T> q,
                HeadRows<const T> k, HeadRows<const T> v, HeadRows<T> out, T* log_sums,
                ThreadPool& pool);
 
-// dq, dk and dv are written. out and log_sums are what Attention gave.
+// Writes dq, dk and dv. out and log_sums are the results of Attention.
 template <typename T>
 void AttentionGradient(const AttentionShape<T>& shape, const RowLayout& rows, HeadRows<const T> q,
                        HeadRows<const T> k, HeadRows<const T> v, HeadRows<const T> out,

@@ -1,4 +1,4 @@
-// The backward pass of attention, in blocks of rows by keys.
+// Backward pass of attention, in blocks of kBlock rows × kBlock keys.
 #include <algorithm>
 
 #include "train/layers/attention.h"
@@ -9,49 +9,49 @@
 namespace switchyard::train {
 namespace {
 
-constexpr int64_t kBlock = 128;                // rows and keys
+constexpr int64_t kBlock = 128;                // rows and keys of a block
 constexpr int64_t kBlockStride = kBlock + 16;  // an odd number of cache lines
 
-// One query head of a sequence, packed. What ends in _on is for products along the rows.
+// One query head of a sequence, packed. Operands with suffix _on are for products along the rows.
 template <typename T>
 struct BackwardHead {
   const AttentionShape<T>& shape;
   OperandForm form;
-  int64_t n, stride;  // rows; of keys and values that are turned over
-  const T *queries, *douts, *keys_turned, *values_turned;
-  const T *keys_on, *queries_on, *douts_on;
+  int64_t n, stride;  // rows; row stride of the transposed keys and values
+  const T *queries, *douts, *keys_transposed, *values_transposed;
+  const T *keys_along, *queries_along, *douts_along;
   const T *log_sums, *along;
-  // [kBlock, kBlockStride]: probabilities and gradients of scores as they are made, and as the
-  // products take them, which is the same where nothing is rounded.
-  T *p, *ds, *p_on, *ds_on, *ds_rows;
+  // [kBlock, kBlockStride]: probabilities and gradients of scores as computed, and as packed for
+  // the products; both are the same buffer if nothing is rounded.
+  T *p, *ds, *p_along, *ds_along, *ds_rows;
   T *dkeys, *dvalues;
   Rows<T> dq;
 };
 
-// Rows [i, i + m) of a block as the products take them.
+// Packs rows [i, i + m) of a block for the products.
 template <typename T>
-void TakeBlockRows(const BackwardHead<T>& h, int64_t i, int64_t m, int64_t keys) {
+void PackBlockRows(const BackwardHead<T>& h, int64_t i, int64_t m, int64_t keys) {
   if (h.form == OperandForm::kPlain) return;
-  const int64_t at = i * kBlockStride, on = Inner(h.form, i) * kBlockStride;
-  TakeAlong(h.form, h.p + at, kBlockStride, m, keys, h.p_on + on, kBlockStride);
-  TakeAlong(h.form, h.ds + at, kBlockStride, m, keys, h.ds_on + on, kBlockStride);
+  const int64_t at = i * kBlockStride, on = InnerFloats(h.form, i) * kBlockStride;
+  PackAlongRows(h.form, h.p + at, kBlockStride, m, keys, h.p_along + on, kBlockStride);
+  PackAlongRows(h.form, h.ds + at, kBlockStride, m, keys, h.ds_along + on, kBlockStride);
   for (int64_t r = 0; r < m; ++r) {
     T* to = h.ds_rows + at + r * kBlockStride;
-    TakeRows(h.form, h.ds + at + r * kBlockStride, kBlockStride, 1, keys, to);
+    PackOperandRows(h.form, h.ds + at + r * kBlockStride, kBlockStride, 1, keys, to);
   }
 }
 
-// Probabilities and gradients of q · k, before the scale: rows from `row` on by keys from
-// `key` on. Where no row sees a key both are zero.
+// Computes probabilities and gradients of q · k, before the scale, for rows from `row` and keys
+// from `key`. Both are zero for keys that a row does not see.
 template <typename T>
-void MakeBlock(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t key, int64_t keys) {
-  for (int64_t i = 0; i < rows; i += kQueries) {
-    const int64_t m = std::min(kQueries, rows - i);
+void ComputeBlock(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t key, int64_t keys) {
+  for (int64_t i = 0; i < rows; i += kQueryBlock) {
+    const int64_t m = std::min(kQueryBlock, rows - i);
     const int64_t n = std::min(keys, row + i + m - key);
     T* p = h.p + i * kBlockStride;
     T* ds = h.ds + i * kBlockStride;
     const auto scores = [&](const T* a, int64_t d, const T* b, T* c) {
-      const int64_t inner = Inner(h.form, d);
+      const int64_t inner = InnerFloats(h.form, d);
       MultiplyPrepared<T>(h.form, {.a = a + (row + i) * inner,
                                    .a_row = inner,
                                    .b = b + key,
@@ -62,10 +62,10 @@ void MakeBlock(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t key,
                                    .n = n,
                                    .k = inner});
     };
-    scores(h.queries, h.shape.qk_dim, h.keys_turned, p);
-    scores(h.douts, h.shape.v_dim, h.values_turned, ds);
+    scores(h.queries, h.shape.qk_dim, h.keys_transposed, p);
+    scores(h.douts, h.shape.v_dim, h.values_transposed, ds);
     for (int64_t r = 0; r < m; ++r) {
-      const auto seen = Seen(h.shape, row + i + r);
+      const auto seen = VisibleKeys(h.shape, row + i + r);
       const int64_t first = std::clamp<int64_t>(seen.first - key, 0, keys);
       const int64_t last = std::clamp<int64_t>(seen.second - key, first, keys);
       T* prow = p + r * kBlockStride;
@@ -77,53 +77,53 @@ void MakeBlock(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t key,
         std::fill(x + last, x + keys, T{0});
       }
     }
-    TakeBlockRows(h, i, m, keys);
+    PackBlockRows(h, i, m, keys);
   }
 }
 
-// dq of the rows += dS · K; on the diagonal rows see the keys up to their own.
+// dq of the rows += dS · K. In diagonal blocks each row sees only the keys up to itself.
 template <typename T>
 void AddToQueries(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t key, int64_t keys,
                   bool accumulate) {
   const int64_t strip = row == key ? kStrip : rows, qk = h.shape.qk_dim;
-  const int64_t across = AcrossStride(h.form, qk);
+  const int64_t across = PairStride(h.form, qk);
   for (int64_t i = 0; i < rows; i += strip) {
     const int64_t m = std::min(strip, rows - i);
     MultiplyPrepared<T>(h.form, {.a = h.ds_rows + i * kBlockStride,
                                  .a_row = kBlockStride,
-                                 .b = h.keys_on + Inner(h.form, key) * across,
+                                 .b = h.keys_along + InnerFloats(h.form, key) * across,
                                  .b_row = across,
                                  .c = h.dq.data + (row + i) * h.dq.row,
                                  .ldc = h.dq.row,
                                  .m = m,
                                  .n = qk,
-                                 .k = Inner(h.form, std::min(keys, row + i + m - key)),
+                                 .k = InnerFloats(h.form, std::min(keys, row + i + m - key)),
                                  .accumulate = accumulate});
   }
 }
 
-// dk += dSᵀ · Q and dv += Pᵀ · dout; on the diagonal keys are seen by the rows from their own on.
+// dk += dSᵀ · Q and dv += Pᵀ · dout. In diagonal blocks only the rows from a key on see it.
 template <typename T>
 void AddToKeys(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t key, int64_t keys) {
   const int64_t strip = row == key ? kStrip : keys;
   for (int64_t j = 0; j < keys; j += strip) {
     const int64_t from = row == key ? j : 0;
     const auto add = [&](const T* a, const T* b, int64_t n, T* c) {
-      const int64_t across = AcrossStride(h.form, n);
-      MultiplyPrepared<T>(h.form, {.a = a + Inner(h.form, from) * kBlockStride + j,
+      const int64_t across = PairStride(h.form, n);
+      MultiplyPrepared<T>(h.form, {.a = a + InnerFloats(h.form, from) * kBlockStride + j,
                                    .a_row = 1,
                                    .a_col = kBlockStride,
-                                   .b = b + Inner(h.form, row + from) * across,
+                                   .b = b + InnerFloats(h.form, row + from) * across,
                                    .b_row = across,
                                    .c = c + (key + j) * n,
                                    .ldc = n,
                                    .m = std::min(strip, keys - j),
                                    .n = n,
-                                   .k = Inner(h.form, rows - from),
+                                   .k = InnerFloats(h.form, rows - from),
                                    .accumulate = true});
     };
-    add(h.ds_on, h.queries_on, h.shape.qk_dim, h.dkeys);
-    add(h.p_on, h.douts_on, h.shape.v_dim, h.dvalues);
+    add(h.ds_along, h.queries_along, h.shape.qk_dim, h.dkeys);
+    add(h.p_along, h.douts_along, h.shape.v_dim, h.dvalues);
   }
 }
 
@@ -131,10 +131,10 @@ template <typename T>
 void Backward(const BackwardHead<T>& h) {
   for (int64_t row = 0; row < h.n; row += kBlock) {
     const int64_t rows = std::min(kBlock, h.n - row);
-    const int64_t begin = Seen(h.shape, row).first / kBlock * kBlock;
+    const int64_t begin = VisibleKeys(h.shape, row).first / kBlock * kBlock;
     for (int64_t key = begin; key <= row; key += kBlock) {
       const int64_t keys = std::min(kBlock, h.n - key);
-      MakeBlock(h, row, rows, key, keys);
+      ComputeBlock(h, row, rows, key, keys);
       AddToQueries(h, row, rows, key, keys, key > begin);
       AddToKeys(h, row, rows, key, keys);
     }
@@ -147,69 +147,69 @@ struct HeadTensors {
   HeadRows<T> dq, dk, dv;
 };
 
-// For products along the rows: what is packed for the others serves where nothing is rounded.
+// Packs `in` for products along the rows. If nothing is rounded, reuses the packed `plain`.
 template <typename T>
-const T* TakenAlong(OperandForm form, Rows<const T> in, int64_t n, int64_t d, const T* plain,
-                    std::vector<T>& memory) {
+const T* PackedAlongRows(OperandForm form, Rows<const T> in, int64_t n, int64_t d, const T* plain,
+                         std::vector<T>& memory) {
   if (form == OperandForm::kPlain && plain != nullptr) return plain;
-  const int64_t across = AcrossStride(form, d);
-  T* out = Room(memory, Inner(form, n) * across);
-  TakeAlong(form, in.data, in.row, n, d, out, across);
+  const int64_t across = PairStride(form, d);
+  T* out = Room(memory, InnerFloats(form, n) * across);
+  PackAlongRows(form, in.data, in.row, n, d, out, across);
   return out;
 }
 
-// A key head of a sequence: its query heads add to its gradients one after the other.
+// One key head of a sequence: its query heads add to its gradients sequentially.
 template <typename T>
 void BackwardGroup(const AttentionShape<T>& shape, const HeadTensors<T>& t, int64_t g,
                    int64_t begin, int64_t n, const T* log_sums, int64_t all_rows) {
-  HeadMemory<T>& memory = ThreadMemory<T>();
+  AttentionWorkspace<T>& memory = ThreadWorkspace<T>();
   const OperandForm form = FormOf<T>(shape.products);
   const bool plain = form == OperandForm::kPlain;
-  const int64_t qk = shape.qk_dim, dim = shape.v_dim, stride = TurnedStride(n);
+  const int64_t qk = shape.qk_dim, dim = shape.v_dim, stride = TransposedStride(n);
   const int64_t group = shape.heads / shape.kv_heads, block = kBlock * kBlockStride;
   const Rows<const T> k = Of(t.k, g, begin), v = Of(t.v, g, begin);
-  T* keys_turned = Room(memory.keys_turned, Inner(form, qk) * stride);
-  T* values_turned = Room(memory.values_turned, Inner(form, dim) * stride);
-  T* queries = Room(memory.queries, n * Inner(form, qk));
-  T* douts = Room(memory.douts, n * Inner(form, dim));
+  T* keys_transposed = Room(memory.keys_transposed, InnerFloats(form, qk) * stride);
+  T* values_transposed = Room(memory.values_transposed, InnerFloats(form, dim) * stride);
+  T* queries = Room(memory.queries, n * InnerFloats(form, qk));
+  T* douts = Room(memory.douts, n * InnerFloats(form, dim));
   T* dkeys = Room(memory.dkeys, n * qk);
   T* dvalues = Room(memory.dvalues, n * dim);
   T* along = Room(memory.along, n);
   T *p = Room(memory.scores, block), *ds = Room(memory.dscores, block);
-  TakeColumns(form, k.data, k.row, n, qk, keys_turned, stride);
-  TakeColumns(form, v.data, v.row, n, dim, values_turned, stride);
-  const T* keys_on = TakenAlong<T>(form, k, n, qk, nullptr, memory.keys);
+  PackTransposed(form, k.data, k.row, n, qk, keys_transposed, stride);
+  PackTransposed(form, v.data, v.row, n, dim, values_transposed, stride);
+  const T* keys_along = PackedAlongRows<T>(form, k, n, qk, nullptr, memory.keys);
   std::fill_n(dkeys, n * qk, T{0});
   std::fill_n(dvalues, n * dim, T{0});
   for (int64_t h = g * group; h < (g + 1) * group; ++h) {
     const Rows<const T> q = Of(t.q, h, begin), out = Of(t.out, h, begin);
     const Rows<const T> dout = Of(t.dout, h, begin);
-    TakeRows(form, q.data, q.row, n, qk, queries);
-    TakeRows(form, dout.data, dout.row, n, dim, douts);
+    PackOperandRows(form, q.data, q.row, n, qk, queries);
+    PackOperandRows(form, dout.data, dout.row, n, dim, douts);
     for (int64_t r = 0; r < n; ++r)  // Σ_j p_j · dp_j
       along[r] = Dot(out.data + r * out.row, dout.data + r * dout.row, dim);
-    Backward(
-        BackwardHead<T>{.shape = shape,
-                        .form = form,
-                        .n = n,
-                        .stride = stride,
-                        .queries = queries,
-                        .douts = douts,
-                        .keys_turned = keys_turned,
-                        .values_turned = values_turned,
-                        .keys_on = keys_on,
-                        .queries_on = TakenAlong<T>(form, q, n, qk, queries, memory.queries_on),
-                        .douts_on = TakenAlong<T>(form, dout, n, dim, douts, memory.douts_on),
-                        .log_sums = log_sums + h * all_rows + begin,
-                        .along = along,
-                        .p = p,
-                        .ds = ds,
-                        .p_on = plain ? p : Room(memory.scores_on, block),
-                        .ds_on = plain ? ds : Room(memory.dscores_on, block),
-                        .ds_rows = plain ? ds : Room(memory.dscores_rows, block),
-                        .dkeys = dkeys,
-                        .dvalues = dvalues,
-                        .dq = Of(t.dq, h, begin)});
+    Backward(BackwardHead<T>{
+        .shape = shape,
+        .form = form,
+        .n = n,
+        .stride = stride,
+        .queries = queries,
+        .douts = douts,
+        .keys_transposed = keys_transposed,
+        .values_transposed = values_transposed,
+        .keys_along = keys_along,
+        .queries_along = PackedAlongRows<T>(form, q, n, qk, queries, memory.queries_along),
+        .douts_along = PackedAlongRows<T>(form, dout, n, dim, douts, memory.douts_along),
+        .log_sums = log_sums + h * all_rows + begin,
+        .along = along,
+        .p = p,
+        .ds = ds,
+        .p_along = plain ? p : Room(memory.scores_along, block),
+        .ds_along = plain ? ds : Room(memory.dscores_along, block),
+        .ds_rows = plain ? ds : Room(memory.dscores_rows, block),
+        .dkeys = dkeys,
+        .dvalues = dvalues,
+        .dq = Of(t.dq, h, begin)});
   }
   const Rows<T> dk = Of(t.dk, g, begin), dv = Of(t.dv, g, begin);
   CopyRows(dkeys, qk, n, qk, dk.data, dk.row);

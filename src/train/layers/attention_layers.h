@@ -1,4 +1,4 @@
-// The two attention layers, with projections: what lies between a layer's first norm and its
+// The two attention layers with their projections: the part between a layer's first norm and its
 // residual.
 #pragma once
 
@@ -16,33 +16,33 @@
 
 namespace switchyard::train {
 
-// What a forward pass leaves for its backward pass.
+// Activations that a forward pass saves for its backward pass.
 template <typename T>
 struct AttentionState {
   std::vector<T> q_a, q_a_normed;        // MLA: [m, q_lora]
-  std::vector<T> q_raw, k_raw;           // before their norms, where there are any
-  std::vector<T> q, k, v;                // rotated; grouped: [m, heads, D]; MLA: v lies in kv
+  std::vector<T> q_raw, k_raw;           // before their norms, if there are any
+  std::vector<T> q, k, v;                // rotated; grouped: [m, heads, D]; MLA: v is in kv
   std::vector<T> latent, latent_normed;  // MLA: [m, lora + rope], [m, lora]
   std::vector<T> kv;                     // MLA: [m, heads, nope + v]
   std::vector<T> attended;               // [m, heads, Dv]
   std::vector<T> log_sums;               // [heads, m]
 };
 
-// Borrowed by a layer; used by the rank's thread. Neither call communicates: of a rank that has
-// some of the heads, out and dx are partial sums, of all rows.
+// Borrowed by a layer; the rank's thread only. Neither call communicates: if a rank holds only some
+// of the heads, out and dx are partial sums, for all rows.
 template <typename T>
 class AttentionLayer {
  public:
   virtual ~AttentionLayer() = default;
-  // x, out [m, H], out written.
+  // x, out [m, H]; writes out.
   virtual void Forward(const RowLayout& rows, const T* x, AttentionState<T>* state, T* out,
                        ThreadPool& pool) = 0;
-  // dx [m, H] written; gradients of the weights added.
+  // Writes dx [m, H]; accumulates the gradients of the weights.
   virtual void Backward(const RowLayout& rows, const T* x, AttentionState<T>& state, const T* dout,
                         T* dx, ThreadPool& pool) = 0;
 };
 
-// What both kinds are made from. `prefix`: "model.layers.3.". cos_sin must live as long.
+// Constructor arguments of both kinds. `prefix`: "model.layers.3.". cos_sin must outlive the layer.
 template <typename T>
 struct AttentionParts {
   const ModelConfig& config;
@@ -51,11 +51,11 @@ struct AttentionParts {
   int32_t window = 0;
   const float* cos_sin = nullptr;
   ParameterSet<T>& parameters;
-  TensorGroup tp = TensorGroup();  // shares the heads
+  TensorGroup tp = TensorGroup();  // partitions the heads
 };
 
-// Grouped-query attention, by config's kind: latent attention in DeepSeek-V2 and -V3's form
-// (arXiv:2405.04434, section 2.1), not absorbed.
+// MakeAttention selects by config: grouped-query attention, or multi-head latent attention in the
+// form of DeepSeek-V2 and -V3 (arXiv:2405.04434, section 2.1), without weight absorption.
 template <typename T>
 std::unique_ptr<AttentionLayer<T>> MakeAttention(const AttentionParts<T>& parts);
 template <typename T>

@@ -1,4 +1,4 @@
-// What the two passes of attention share: the keys that a row sees, and the memory of a task.
+// Shared by the two passes of attention: the range of visible keys, and the workspace of a task.
 #pragma once
 
 #include <algorithm>
@@ -10,27 +10,27 @@
 
 namespace switchyard::train {
 
-constexpr int64_t kQueries = 24;  // rows whose scores are made at once; even
-constexpr int64_t kStrip = 6;     // rows of a product that stops at the last key they see; even
+constexpr int64_t kQueryBlock = 24;  // query rows of a score block; even
+constexpr int64_t kStrip = 6;        // rows of a product that ends at their last visible key; even
 
-// First and one past the last key that row r of a sequence sees.
+// The first visible key of row r of a sequence, and one past the last.
 template <typename T>
-std::pair<int64_t, int64_t> Seen(const AttentionShape<T>& shape, int64_t r) {
+std::pair<int64_t, int64_t> VisibleKeys(const AttentionShape<T>& shape, int64_t r) {
   return {shape.window > 0 ? std::max<int64_t>(0, r + 1 - shape.window) : 0, r + 1};
 }
 
-// What a task copies of its head, packed as its products want it (math/operands.h).
+// Copies of a task's head, packed as the products need them (math/operands.h).
 template <typename T>
-struct HeadMemory {
-  std::vector<T> keys_turned, values_turned;          // [d, stride]
-  std::vector<T> queries, douts;                      // [n, d]
-  std::vector<T> keys, values, queries_on, douts_on;  // [n, d] for products along the rows
-  std::vector<T> dkeys, dvalues;                      // [n, d]
-  std::vector<T> scores, dscores, scores_on, dscores_on, dscores_rows, along;
+struct AttentionWorkspace {
+  std::vector<T> keys_transposed, values_transposed;        // [d, stride]
+  std::vector<T> queries, douts;                            // [n, d]
+  std::vector<T> keys, values, queries_along, douts_along;  // [n, d] for products along the rows
+  std::vector<T> dkeys, dvalues;                            // [n, d]
+  std::vector<T> scores, dscores, scores_along, dscores_along, dscores_rows, along;
 };
 template <typename T>
-HeadMemory<T>& ThreadMemory() {
-  static thread_local HeadMemory<T> memory;
+AttentionWorkspace<T>& ThreadWorkspace() {
+  static thread_local AttentionWorkspace<T> memory;
   return memory;
 }
 template <typename T>

@@ -57,7 +57,7 @@ Tensors<T> Make(std::vector<int32_t> begins, int32_t window,
     x->resize(m * width);
     for (T& e : *x) e = uniform(random);
   }
-  // Whatever was there is written over.
+  // Previous contents are overwritten.
   t.out.assign(m * kHeads * kV, T(9));
   t.log_sums.assign(m * kHeads, T(9));
   t.dq.assign(t.q.size(), T(9));
@@ -66,7 +66,7 @@ Tensors<T> Make(std::vector<int32_t> begins, int32_t window,
   return t;
 }
 
-// The textbook: a row's probabilities, then what they give and what flows back.
+// Reference implementation: a row's probabilities, then the outputs and gradients.
 void Textbook(Tensors<double>* t) {
   t->dq.assign(t->q.size(), 0.0);
   t->dk.assign(t->k.size(), 0.0);
@@ -151,7 +151,7 @@ class AttentionOn : public ::testing::TestWithParam<const char*> {
   }
 };
 
-// Sequences of one row, of a part of a block, and of several blocks; windows that begin inside
+// Sequences of one row, of part of a block, and of several blocks; windows that start within
 // blocks.
 TEST_P(AttentionOn, IsThatOfTheTextbook) {
   for (const int32_t window : {0, 1, 100, 131}) {
@@ -160,7 +160,7 @@ TEST_P(AttentionOn, IsThatOfTheTextbook) {
   }
 }
 
-// Each operand is off by at most 1 in 256, and sums of some hundred elements by less.
+// Each operand has a relative error of at most 1/256; sums of some hundred elements have less.
 TEST_P(AttentionOn, IsNearTheTextbookInBfloat16) {
   for (const int32_t window : {0, 1, 100, 131})
     Compare<float>({0, 1, 38, 337}, window, 0.04, ProductDtype::kBFloat16);

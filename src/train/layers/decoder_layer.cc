@@ -75,7 +75,7 @@ void DecoderLayer<T>::Forward(Phase phase, const LossOptions& options, double st
       moe_->BeginDispatch(s.after_normed.data(), &s.moe, p.pool);
       break;
     case Phase::kShared:
-      moe_->ShareForward(s.after_normed.data(), all, &s.moe, p.pool);
+      moe_->SharedForward(s.after_normed.data(), all, &s.moe, p.pool);
       break;
     case Phase::kExperts:
       moe_->EndDispatch(&s.moe, p.pool);
@@ -114,7 +114,7 @@ void DecoderLayer<T>::Backward(Phase phase, LayerPass<T> p) {
       moe_->BeginCombineGradient(p.stream.data(), m, &s.moe, p.pool);
       break;
     case Phase::kShared:
-      moe_->ShareBackward(s.after_normed.data(), p.stream.data(), all, &s.moe, p.pool);
+      moe_->SharedBackward(s.after_normed.data(), p.stream.data(), all, &s.moe, p.pool);
       break;
     case Phase::kExperts:
       moe_->EndCombineGradient(&s.moe, p.pool);
@@ -139,7 +139,7 @@ void DecoderLayer<T>::AttendBackward(LayerPass<T> p) {
   T* d = p.stream.data();
   RmsNormGradient(norm, s.after.data(), post_norm_->value.data(), s.dense_output.data(), d, true,
                   post_norm_->gradient.data(), p.pool);
-  // after_normed is not needed any more: the gradient of `normed` takes its place.
+  // after_normed is no longer needed: its buffer holds the gradient of `normed`.
   const T* x = tp_.alone() ? s.normed.data() : s.all_normed.data();
   const GatheredRows<T> dout(tp_, d, all, hidden_);
   PartialRows<T> dx(tp_, s.after_normed.data(), all, hidden_);

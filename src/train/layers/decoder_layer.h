@@ -1,4 +1,4 @@
-// A layer of the decoder, in the phases that a schedule may interleave with those of another
+// A decoder layer, split into phases that a schedule may interleave with those of another
 // micro-batch.
 #pragma once
 
@@ -16,9 +16,9 @@
 
 namespace switchyard::train {
 
-using overlap::Phase;  // which says in what order they come
+using overlap::Phase;  // see there for the order of phases
 
-// One micro-batch in one layer; m: the rows that are this rank's.
+// Activations of one micro-batch in one layer; m: number of this rank's rows.
 template <typename T>
 struct LayerState {
   // [m, H]: input, its norm, the sum after attention, its norm.
@@ -27,31 +27,31 @@ struct LayerState {
   FeedForwardState<T> dense;
   std::vector<T> dense_output;  // [m, H]; backward: the gradient of after_normed
   MoeState<T> moe;
-  // Of a tensor-parallel rank: normed and after_normed of all rows.
+  // With tensor parallelism: normed and after_normed of all rows.
   std::vector<T> all_normed, all_after_normed;
 };
 
-// What the phases work on.
+// The arguments of the phases.
 template <typename T>
 struct LayerPass {
-  const RowLayout& rows;  // all of them
+  const RowLayout& rows;  // of all ranks of the TP group
   LayerState<T>& state;
-  std::vector<T>& stream;  // forward: hidden [m, H], in and out; backward: its gradient
+  std::vector<T>& stream;  // forward: hidden [m, H], in place; backward: its gradient
   ThreadPool& pool;
 };
 
-// How layers meet the other ranks.
+// Communication of layers with the other ranks.
 struct LayerRanks {
   RowExchange* exchange = nullptr;  // of the experts
-  SumOverRanks sum;  // over all ranks that share a micro-batch (of the stage); empty on one
-  Collectives* tp = nullptr;  // that share its rows' work; null: none do
+  SumOverRanks sum;  // over all ranks that share a micro-batch (of the stage); empty: one rank
+  Collectives* tp = nullptr;  // the TP group; null: no tensor parallelism
 };
 
-// Owned by the model; used by the rank's thread.
+// Owned by the model; the rank's thread only.
 template <typename T>
 class DecoderLayer {
  public:
-  // `moe`: whether its feed-forward has experts.
+  // `moe`: whether the feed-forward is an MoE layer.
   DecoderLayer(const AttentionParts<T>& parts, bool moe, const LayerRanks& ranks);
 
   // Adds to losses->balance in kAttention.

@@ -7,7 +7,7 @@
 namespace switchyard::train {
 namespace {
 
-// Each product of all networks at once, shared out among the threads.
+// Each product runs for all networks at once, distributed over the threads.
 template <typename T>
 void ForwardProducts(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
                      const T* x, FeedForwardState<T>* state, T* out, ThreadPool& pool) {
@@ -34,14 +34,14 @@ void ForwardProducts(std::span<const FeedForward<T>> networks, std::span<const i
   Project<T>(parts, pool);
 }
 
-// The state's gate and up hold their gradients afterwards.
+// Afterwards the state's gate and up hold their gradients.
 template <typename T>
 void BackwardProducts(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
                       const T* x, FeedForwardState<T>* state, const T* dout, T* dx, bool accumulate,
                       ThreadPool& pool) {
   const int64_t hidden = networks[0].gate.k, width = networks[0].gate.n;
   const int64_t rows = offsets.back();
-  Temporary<T> dmiddle(rows * width);
+  ScratchBuffer<T> dmiddle(rows * width);
   std::vector<Product<T>> products;
   const auto for_each = [&](auto body) {
     products.clear();
@@ -76,7 +76,7 @@ template <typename T>
 void Forward(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets, const T* x,
              FeedForwardState<T>* state, T* out, ThreadPool& pool) {
   if (networks.empty()) return;
-  if (RunsInTiles(networks, pool)) {
+  if (UsesTiles(networks, pool)) {
     ForwardTiles<T>(networks, offsets, {.dense = x}, state, out, pool);
   } else {
     ForwardProducts(networks, offsets, x, state, out, pool);
@@ -88,7 +88,7 @@ void Backward(std::span<const FeedForward<T>> networks, std::span<const int32_t>
               const T* x, FeedForwardState<T>* state, const T* dout, T* dx, bool accumulate,
               ThreadPool& pool) {
   if (networks.empty()) return;
-  if (RunsInTiles(networks, pool)) {
+  if (UsesTiles(networks, pool)) {
     BackwardTiles<T>(networks, offsets, {.dense = x}, state, {.dense = dout}, dx, accumulate, pool);
   } else {
     BackwardProducts(networks, offsets, x, state, dout, dx, accumulate, pool);

@@ -1,4 +1,4 @@
-// Gate, up, SwiGLU, down: dense layers, shared experts, and routed experts many at a time.
+// SwiGLU feed-forward (gate, up, down): dense layers, shared experts, batched routed experts.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ template <typename T>
 struct FeedForward {
   Linear<T> gate, up, down;
 
-  // Cut by its intermediate width over `ranks`, each of which then makes partial sums.
+  // Partitions the intermediate dimension over `ranks`, each of which then computes partial sums.
   static FeedForward Make(ParameterSet<T>& set, const std::string& gate, const std::string& up,
                           const std::string& down, int64_t hidden, int64_t intermediate,
                           bool expert = false, const TensorGroup& ranks = TensorGroup()) {
@@ -26,21 +26,21 @@ struct FeedForward {
   }
 };
 
-// Of the rows of all networks, one network's after the other's.
+// Rows of all networks, grouped by network.
 template <typename T>
 struct FeedForwardState {
   std::vector<T> gate, up;  // [rows, I]
-  std::vector<T> middle;    // [rows, I]; empty where it is made again from gate and up
+  std::vector<T> middle;    // [rows, I]; empty if it is recomputed from gate and up
 };
 
-// Rows [offsets[e], offsets[e + 1]) of x and out, [rows, H], belong to network e; networks without
-// rows are fine. out is written.
+// Rows [offsets[e], offsets[e + 1]) of x and out, [rows, H], belong to network e. Networks without
+// rows are allowed. Writes out.
 template <typename T>
 void Forward(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets, const T* x,
              FeedForwardState<T>* state, T* out, ThreadPool& pool);
 
-// dx (+)= …; gradients of the weights are added, along the rows in their order. The state is spent.
-// Threads as in Forward.
+// dx (+)= …; weight gradients are accumulated along the rows in order. The state is invalid
+// afterwards. Threads as in Forward.
 template <typename T>
 void Backward(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
               const T* x, FeedForwardState<T>* state, const T* dout, T* dx, bool accumulate,

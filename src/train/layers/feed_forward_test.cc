@@ -18,7 +18,7 @@ struct Shape {
   int64_t hidden, width;
   std::vector<int32_t> offsets;  // of five networks
 };
-// Several tiles of 96 rows, odd numbers of rows, networks without any; widths off every tile.
+// Several tiles of 96 rows, odd row counts, networks without rows; widths not divisible by tiles.
 const Shape kShapes[] = {{64, 32, {0, 96, 96, 97, 300, 301}},
                          {50, 27, {0, 0, 0, 40, 40, 40}},
                          {192, 64, {0, 1, 3, 3, 195, 200}}};
@@ -37,7 +37,8 @@ struct Results {
   bool operator==(const Results&) const = default;
 };
 
-// Forward and backward of five networks: in tiles, or with more threads than networks, by products.
+// Forward and backward of five networks: by tiles, or, with more threads than networks, by
+// products.
 Results RunAll(const Shape& shape, ProductDtype dtype, int threads, bool tiles, bool accumulate) {
   ParameterSet<float> set(dtype);
   std::vector<FeedForward<float>> networks;
@@ -49,7 +50,7 @@ Results RunAll(const Shape& shape, ProductDtype dtype, int threads, bool tiles, 
   uint32_t seed = 10;
   for (Parameter<float>& p : set.all()) {
     p.value = Random(std::ssize(p.value), ++seed);
-    p.gradient = Random(std::ssize(p.gradient), ++seed);  // what stands there is added to
+    p.gradient = Random(std::ssize(p.gradient), ++seed);  // gradients accumulate to this
   }
   ThreadPool pool(threads);
   const std::span<const FeedForward<float>> all(networks);
@@ -60,7 +61,7 @@ Results RunAll(const Shape& shape, ProductDtype dtype, int threads, bool tiles, 
             .dx = Random(rows * shape.hidden, 3)};
   FeedForwardState<float> state;
   if (tiles) {
-    // Rows are put together by whoever knows them: the bits are those of rows that lie there.
+    // Gathered rows give the same bits as dense rows.
     const auto from = [&](const std::vector<float>& rows) {
       return TileRows<float>{.put = [&](int64_t begin, int64_t count, float* to) {
         std::copy_n(rows.data() + begin * shape.hidden, count * shape.hidden, to);
@@ -69,7 +70,7 @@ Results RunAll(const Shape& shape, ProductDtype dtype, int threads, bool tiles, 
     ForwardTiles(all, shape.offsets, from(x), &state, r.out.data(), pool);
     BackwardTiles(all, shape.offsets, from(x), &state, from(dout), r.dx.data(), accumulate, pool);
   } else {
-    EXPECT_FALSE(RunsInTiles(all, pool));
+    EXPECT_FALSE(UsesTiles(all, pool));
     Forward(all, shape.offsets, x.data(), &state, r.out.data(), pool);
     Backward(all, shape.offsets, x.data(), &state, dout.data(), r.dx.data(), accumulate, pool);
   }
@@ -97,9 +98,9 @@ TEST(FeedForwardTest, LargeNetworksAndFewOfThemRunByProducts) {
   const std::vector<FeedForward<float>> large{network("a", 4096), network("b", 4096)};
   const std::vector<FeedForward<float>> small{network("c", 32), network("d", 32)};
   ThreadPool one(1), two(2);
-  EXPECT_FALSE(RunsInTiles<float>(large, one));
-  EXPECT_TRUE(RunsInTiles<float>(small, one));
-  EXPECT_FALSE(RunsInTiles<float>(small, two));
+  EXPECT_FALSE(UsesTiles<float>(large, one));
+  EXPECT_TRUE(UsesTiles<float>(small, one));
+  EXPECT_FALSE(UsesTiles<float>(small, two));
 }
 
 }  // namespace

@@ -10,11 +10,11 @@
 namespace switchyard::train {
 namespace {
 
-constexpr int64_t kRows = 96;                // of a tile: a multiple of a register tile's six, even
-constexpr int64_t kMostWeights = 96 * 1024;  // of a network: 384 KB of their gradients
-constexpr int64_t kNetworksForEachThread = 2;  // they have different numbers of rows
+constexpr int64_t kRows = 96;  // of a tile: even, and a multiple of the register tile's six rows
+constexpr int64_t kMostWeights = 96 * 1024;    // of a network: 384 KB of gradients
+constexpr int64_t kNetworksForEachThread = 2;  // load balance: networks have unequal row counts
 
-// Memory of a task, cut into arrays.
+// Bump allocator for the arrays of a task.
 template <typename T>
 class Arrays {
  public:
@@ -26,11 +26,11 @@ class Arrays {
   }
 
  private:
-  Temporary<T> room_;
+  ScratchBuffer<T> room_;
   T* next_;
 };
 
-// The shape that all networks have, and where their packed weights lie.
+// The common shape of all networks, and their packed weights.
 template <typename T>
 struct Networks {
   OperandForm form;
@@ -39,22 +39,23 @@ struct Networks {
   T* packed;
 
   const T* Matrix(size_t e, int i) const { return packed + (3 * e + i) * panels; }
-  // Of a tile as the products take it: by rows and along them, the larger.
+  // Elements of a packed tile: the larger of the packings by rows and along the rows.
   int64_t Operand(int64_t d) const {
-    const int64_t rows = kRows * Inner(form, d), along = Inner(form, kRows) * AcrossStride(form, d);
+    const int64_t rows = kRows * InnerFloats(form, d),
+                  along = InnerFloats(form, kRows) * PairStride(form, d);
     return std::max(rows, along);
   }
 };
 
-// Matrices of all networks in panels: forward as W · x wants them, backward as dy · W.
+// Packs the matrices of all networks into panels: forward for W · x, backward for dy · W.
 template <typename T>
-Networks<T> Pack(std::span<const FeedForward<T>> all, bool forward, Temporary<T>* room,
+Networks<T> Pack(std::span<const FeedForward<T>> all, bool forward, ScratchBuffer<T>* room,
                  ThreadPool& pool) {
   Networks<T> n{
       .form = FormOf<T>(all[0].gate.dtype), .hidden = all[0].gate.k, .width = all[0].gate.n};
   n.packed = AlignedToLine(room->data());
-  n.panels = std::max(PanelsSize(Inner(n.form, n.hidden), n.width),
-                      PanelsSize(Inner(n.form, n.width), n.hidden));
+  n.panels = std::max(PanelsSize(InnerFloats(n.form, n.hidden), n.width),
+                      PanelsSize(InnerFloats(n.form, n.width), n.hidden));
   pool.Run(3 * std::ssize(all), [&](int64_t i) {
     const FeedForward<T>& network = all[i / 3];
     const Linear<T>& linear = i % 3 == 0 ? network.gate : i % 3 == 1 ? network.up : network.down;
@@ -72,7 +73,7 @@ int64_t PackedSize(std::span<const FeedForward<T>> all) {  // in any form
          kLineFloats;
 }
 
-// Rows [row, row + m): where they lie, or in `room`.
+// Rows [row, row + m): in place if dense, otherwise gathered into `room`.
 template <typename T>
 const T* RowsAt(const TileRows<T>& rows, int64_t row, int64_t m, int64_t width, T* room) {
   if (rows.dense != nullptr) return rows.dense + row * width;
@@ -80,7 +81,7 @@ const T* RowsAt(const TileRows<T>& rows, int64_t row, int64_t m, int64_t width, 
   return room;
 }
 
-// A tile on its way back, and the memory it is worked in.
+// Arguments of a tile in the backward pass, and its workspace.
 template <typename T>
 struct Tile {
   const TileRows<T>&x, &dout;  // [., H]
@@ -101,25 +102,26 @@ void BackwardTile(const Networks<T>& n, const FeedForward<T>& network, size_t e,
   const auto [form, h, w, panels, packed] = n;
   const int64_t m = t.m;
   const T* dout = RowsAt(t.dout, t.row, m, h, s.rows);
-  MultiplyPanels(form, RowsOf(form, dout, m, h, s.hidden), n.Matrix(e, 2), s.dmiddle, m, w, h,
+  MultiplyPanels(form, PackedRows(form, dout, m, h, s.hidden), n.Matrix(e, 2), s.dmiddle, m, w, h,
                  false);
-  SwiGluGradientHere(t.gate, t.up, s.dmiddle, s.dgate, s.dup, s.middle, m * w);
-  AddAlong(form, AlongOf(form, dout, m, h, s.along), AlongOf(form, s.middle, m, w, s.along_width),
-           network.down.weight->gradient.data(), m, h, w);
-  const T* x = AlongOf(form, RowsAt(t.x, t.row, m, h, s.rows), m, h, s.along);
-  MultiplyPanels(form, RowsOf(form, s.dgate, m, w, s.width), n.Matrix(e, 0), t.dx, m, h, w,
+  SwiGluGradientSerial(t.gate, t.up, s.dmiddle, s.dgate, s.dup, s.middle, m * w);
+  AccumulateAlongRows(form, PackedAlong(form, dout, m, h, s.along),
+                      PackedAlong(form, s.middle, m, w, s.along_width),
+                      network.down.weight->gradient.data(), m, h, w);
+  const T* x = PackedAlong(form, RowsAt(t.x, t.row, m, h, s.rows), m, h, s.along);
+  MultiplyPanels(form, PackedRows(form, s.dgate, m, w, s.width), n.Matrix(e, 0), t.dx, m, h, w,
                  accumulate);
-  MultiplyPanels(form, RowsOf(form, s.dup, m, w, s.width), n.Matrix(e, 1), t.dx, m, h, w, true);
-  AddAlong(form, AlongOf(form, s.dgate, m, w, s.along_width), x,
-           network.gate.weight->gradient.data(), m, w, h);
-  AddAlong(form, AlongOf(form, s.dup, m, w, s.along_width), x, network.up.weight->gradient.data(),
-           m, w, h);
+  MultiplyPanels(form, PackedRows(form, s.dup, m, w, s.width), n.Matrix(e, 1), t.dx, m, h, w, true);
+  AccumulateAlongRows(form, PackedAlong(form, s.dgate, m, w, s.along_width), x,
+                      network.gate.weight->gradient.data(), m, w, h);
+  AccumulateAlongRows(form, PackedAlong(form, s.dup, m, w, s.along_width), x,
+                      network.up.weight->gradient.data(), m, w, h);
 }
 
 }  // namespace
 
 template <typename T>
-bool RunsInTiles(std::span<const FeedForward<T>> networks, const ThreadPool& pool) {
+bool UsesTiles(std::span<const FeedForward<T>> networks, const ThreadPool& pool) {
   const int64_t weights = 3 * networks[0].gate.n * networks[0].gate.k;
   const int threads = pool.num_threads();
   return weights <= kMostWeights &&
@@ -129,7 +131,7 @@ bool RunsInTiles(std::span<const FeedForward<T>> networks, const ThreadPool& poo
 template <typename T>
 void ForwardTiles(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
                   const TileRows<T>& x, FeedForwardState<T>* state, T* out, ThreadPool& pool) {
-  Temporary<T> room(PackedSize(networks));
+  ScratchBuffer<T> room(PackedSize(networks));
   const Networks<T> n = Pack(networks, true, &room, pool);
   const int64_t h = n.hidden, w = n.width;
   for (auto* v : {&state->gate, &state->up}) v->resize(offsets.back() * w);
@@ -148,11 +150,11 @@ void ForwardTiles(std::span<const FeedForward<T>> networks, std::span<const int3
     const T* rows = RowsAt(x, row, m, h, arrays.Take(kRows * h));
     T* middle = arrays.Take(kRows * w);
     T *gate = state->gate.data() + row * w, *up = state->up.data() + row * w;
-    const T* in = RowsOf(n.form, rows, m, h, arrays.Take(n.Operand(h)));
+    const T* in = PackedRows(n.form, rows, m, h, arrays.Take(n.Operand(h)));
     MultiplyPanels(n.form, in, n.Matrix(e, 0), gate, m, w, h, false);
     MultiplyPanels(n.form, in, n.Matrix(e, 1), up, m, w, h, false);
-    SwiGluHere(gate, up, middle, m * w);
-    const T* middles = RowsOf(n.form, middle, m, w, arrays.Take(n.Operand(w)));
+    SwiGluSerial(gate, up, middle, m * w);
+    const T* middles = PackedRows(n.form, middle, m, w, arrays.Take(n.Operand(w)));
     MultiplyPanels(n.form, middles, n.Matrix(e, 2), out + row * h, m, h, w, false);
   });
 }
@@ -161,10 +163,10 @@ template <typename T>
 void BackwardTiles(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
                    const TileRows<T>& x, FeedForwardState<T>* state, const TileRows<T>& dout, T* dx,
                    bool accumulate, ThreadPool& pool) {
-  Temporary<T> room(PackedSize(networks));
+  ScratchBuffer<T> room(PackedSize(networks));
   const Networks<T> n = Pack(networks, false, &room, pool);
   const int64_t h = n.hidden, w = n.width;
-  // A network is one task: gradients of its weights are added tile after tile.
+  // A network is one task, because its weight gradients are accumulated tile by tile.
   pool.Run(std::ssize(networks), [&](int64_t e) {
     if (offsets[e] == offsets[e + 1]) return;
     Arrays<T> arrays(kRows * h + 4 * kRows * w + 2 * (n.Operand(h) + n.Operand(w)));
@@ -192,7 +194,7 @@ void BackwardTiles(std::span<const FeedForward<T>> networks, std::span<const int
 
 // NOLINTBEGIN(bugprone-macro-parentheses): T is a type
 #define SWITCHYARD_FEED_FORWARD_TILES(T)                                                        \
-  template bool RunsInTiles(std::span<const FeedForward<T>>, const ThreadPool&);                \
+  template bool UsesTiles(std::span<const FeedForward<T>>, const ThreadPool&);                  \
   template void ForwardTiles(std::span<const FeedForward<T>>, std::span<const int32_t>,         \
                              const TileRows<T>&, FeedForwardState<T>*, T*, ThreadPool&);        \
   template void BackwardTiles(std::span<const FeedForward<T>>, std::span<const int32_t>,        \

@@ -1,7 +1,7 @@
-// Small networks by tiles of rows: all that is computed of a tile is computed by one thread while
-// it lies in the second cache. The products of all rows, one after the other, bring the
-// activations of an MoE layer (k rows for each token) from memory for each of them. The bits are
-// the same.
+// Feed-forward of small networks by tiles of rows. One thread computes all steps of a tile while
+// the tile is in its L2 cache. In contrast, products over all rows, one after the other, load the
+// activations of an MoE layer (k rows for each token) from memory for each product. The results
+// are bitwise equal.
 #pragma once
 
 #include <cstdint>
@@ -13,23 +13,23 @@
 
 namespace switchyard::train {
 
-// Whether there are networks enough for all threads, of which one has one in the backward pass, and
-// their gradients fit in a second cache.
+// Whether there are enough networks for all threads (in the backward pass a thread processes one
+// network), and the gradients of those networks fit in an L2 cache.
 template <typename T>
-bool RunsInTiles(std::span<const FeedForward<T>> networks, const ThreadPool& pool);
+bool UsesTiles(std::span<const FeedForward<T>> networks, const ThreadPool& pool);
 
-// Rows [n, H] that networks read: as they lie, or put together tile by tile, which saves bringing
-// them to memory and back.
+// Input rows [n, H] of the networks: dense, or gathered tile by tile, which avoids a round trip
+// through memory.
 template <typename T>
 struct TileRows {
   const T* dense = nullptr;
-  // Where there is no `dense`: writes rows [begin, begin + count) to out. Called once for each row
-  // of a pass, by any of its threads.
+  // If `dense` is null: writes rows [begin, begin + count) to out. Called once for each row of a
+  // pass, by any of its threads.
   std::function<void(int64_t begin, int64_t count, T* out)> put = {};
 };
 
-// As Forward and Backward of feed_forward.h; at least one network. The state has no `middle`. Rows
-// of dx are written after those of x and dout, in the same tile, were read.
+// Like Forward and Backward of feed_forward.h, with at least one network. The state has no
+// `middle`. Rows of dx are written after those of x and dout in the same tile have been read.
 template <typename T>
 void ForwardTiles(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
                   const TileRows<T>& x, FeedForwardState<T>* state, T* out, ThreadPool& pool);

@@ -83,8 +83,9 @@ class GroupedAttention : public AttentionLayer<T> {
   void Backward(const RowLayout& rows, const T* x, AttentionState<T>& s, const T* dout, T* dx,
                 ThreadPool& pool) override {
     const int64_t m = rows.rows();
-    Temporary<T> dattended(m * q_width_), dq(m * q_width_), dk(m * kv_width_), dv(m * kv_width_);
-    // The gradient of a linear's output is only read.
+    ScratchBuffer<T> dattended(m * q_width_), dq(m * q_width_), dk(m * kv_width_),
+        dv(m * kv_width_);
+    // The gradient of a linear layer's output is only read.
     const LinearUse<T> output[] = {{&o_, const_cast<T*>(dout)}};
     BackwardAll<T>(output, s.attended.data(), m, dattended.data(), false, pool);
     AttentionGradient<T>(shape_, rows, Heads<const T>(s.q, q_width_),
@@ -103,11 +104,11 @@ class GroupedAttention : public AttentionLayer<T> {
   }
 
  private:
-  // In place; the weight's gradient reads what was there.
-  void NormBackward(Parameter<T>* norm, const std::vector<T>& raw, Temporary<T>& d,
+  // In place; dy is a copy, because the weight's gradient reads it.
+  void NormBackward(Parameter<T>* norm, const std::vector<T>& raw, ScratchBuffer<T>& d,
                     ThreadPool& pool) {
     const auto count = static_cast<int64_t>(raw.size());
-    Temporary<T> dy(count);
+    ScratchBuffer<T> dy(count);
     std::copy_n(d.data(), count, dy.data());
     RmsNormGradient(NormOf(norm, count), raw.data(), norm->value.data(), dy.data(), d.data(), false,
                     norm->gradient.data(), pool);

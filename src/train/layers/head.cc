@@ -12,24 +12,25 @@
 namespace switchyard::train {
 namespace {
 
-constexpr int64_t kBlock = 256;  // rows whose logits are held
+constexpr int64_t kBlock = 256;  // rows of a block of logits
 
-// What a row's softmax over the whole vocabulary needs of a part of it.
+// Partial softmax statistics of a row over one part of the vocabulary.
 template <typename T>
-struct RowSum {
-  T largest = 0, sum = 0;  // logit; of e^(logit - largest)
-  T wanted = 0;            // the target's logit, on the rank that has it
+struct PartialSoftmax {
+  T largest = 0, sum = 0;  // maximum logit; sum of e^(logit - largest)
+  T wanted = 0;            // the target's logit, on the rank that holds it
 };
 
-// Of row i over the ranks whose parts are in `every` [ranks, m], in rank order.
+// Combines row i over the ranks, whose parts are in `every` [ranks, m], in rank order.
 template <typename T>
-RowSum<T> Join(const std::vector<RowSum<T>>& every, int64_t ranks, int64_t m, int64_t i) {
-  RowSum<T> all = every[i];
+PartialSoftmax<T> Join(const std::vector<PartialSoftmax<T>>& every, int64_t ranks, int64_t m,
+                       int64_t i) {
+  PartialSoftmax<T> all = every[i];
   if (ranks == 1) return all;
   for (int64_t r = 1; r < ranks; ++r) all.largest = std::max(all.largest, every[r * m + i].largest);
   all.sum = all.wanted = 0;
   for (int64_t r = 0; r < ranks; ++r) {
-    const RowSum<T>& part = every[r * m + i];
+    const PartialSoftmax<T>& part = every[r * m + i];
     all.sum += part.sum * std::exp(part.largest - all.largest);
     all.wanted += part.wanted;
   }
@@ -43,16 +44,16 @@ double HeadLoss<T>::Run(const T* x, std::span<const int32_t> targets, T scale, T
                         ThreadPool& pool) const {
   const int64_t vocab = head.n, hidden = head.k, first_id = head.weight->slice.begin;
   const Share mine = tp.Mine(std::ssize(targets));
-  // Rows without a target are left out of the products.
+  // Rows without a target are omitted from the products.
   std::vector<int32_t> rows;
   for (size_t t = 0; t < targets.size(); ++t)
     if (targets[t] != Batch::kIgnored) rows.push_back(static_cast<int32_t>(t));
   if (dx != nullptr) std::fill_n(dx, static_cast<int64_t>(targets.size()) * hidden, T{0});
   const auto count = static_cast<int64_t>(rows.size());
   const int64_t most = std::min(kBlock, count);
-  Temporary<T> in(most * hidden), logits(most * vocab), din(most * hidden);
+  ScratchBuffer<T> in(most * hidden), logits(most * vocab), din(most * hidden);
   std::vector<double> losses(count);
-  std::vector<RowSum<T>> parts, every;
+  std::vector<PartialSoftmax<T>> parts, every;
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t m = std::min(kBlock, count - begin);
     for (int64_t i = 0; i < m; ++i)
@@ -61,7 +62,7 @@ double HeadLoss<T>::Run(const T* x, std::span<const int32_t> targets, T scale, T
     Project<T>({&projection, 1}, pool);
     parts.assign(m, {});
     every.resize(tp.size() * m);
-    // Of this rank's part of the vocabulary, or -1.
+    // Index of the target in this rank's part of the vocabulary, or -1.
     const auto target_of = [&](int64_t i) {
       const int64_t id = targets[rows[begin + i]] - first_id;
       return id >= 0 && id < vocab ? id : -1;
@@ -78,7 +79,7 @@ double HeadLoss<T>::Run(const T* x, std::span<const int32_t> targets, T scale, T
     tp.GatherEqual(&parts.data()->largest, 3 * m, &every.data()->largest);
     pool.RunRanges(m, 4, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {
-        const RowSum<T> all = Join(every, tp.size(), m, i);
+        const PartialSoftmax<T> all = Join(every, tp.size(), m, i);
         const int32_t at = rows[begin + i];
         if (at >= mine.begin && at < mine.end) {
           losses[begin + i] = static_cast<double>(all.largest) +

@@ -8,7 +8,8 @@
 namespace switchyard::train {
 namespace {
 
-// Of the norms inside MLA, whatever rms_norm_eps says: as in model/layers/latent_attention.cc.
+// Epsilon of the norms inside MLA, independent of rms_norm_eps: as in
+// model/layers/latent_attention.cc.
 constexpr double kLatentNormEps = 1e-6;
 
 template <typename T>
@@ -37,7 +38,7 @@ class LatentAttention : public AttentionLayer<T> {
     const auto norm = [&](const std::string& name, int64_t n) {
       return parts.parameters.Add(parts.prefix + name + ".weight", {n});
     };
-    // What makes the latents is whole on every rank, which works it out for its heads' gradients.
+    // Every rank computes the whole latents; the gradient is that of the rank's heads only.
     const int64_t hidden = parts.config.hidden, q_lora = config_.q_lora_rank;
     const int64_t all = config_.heads;
     const Cut q = Cut::Outputs(parts.tp, all, qk_);
@@ -93,8 +94,8 @@ class LatentAttention : public AttentionLayer<T> {
   void Backward(const RowLayout& rows, const T* x, AttentionState<T>& s, const T* dout, T* dx,
                 ThreadPool& pool) override {
     const int64_t m = rows.rows();
-    Temporary<T> dattended(m * heads_ * value_), dq(m * heads_ * qk_), dk(m * heads_ * qk_);
-    Temporary<T> dkv(m * kv_b_.n), dlatent(m * (lora_ + rope_)), dnormed(m * lora_);
+    ScratchBuffer<T> dattended(m * heads_ * value_), dq(m * heads_ * qk_), dk(m * heads_ * qk_);
+    ScratchBuffer<T> dkv(m * kv_b_.n), dlatent(m * (lora_ + rope_)), dnormed(m * lora_);
     const LinearUse<T> output[] = {{&o_, const_cast<T*>(dout)}};
     BackwardAll<T>(output, s.attended.data(), m, dattended.data(), false, pool);
     AttentionGradient<T>(shape_, rows, Queries<const T>(s.q), Queries<const T>(s.k),
@@ -113,7 +114,7 @@ class LatentAttention : public AttentionLayer<T> {
       BackwardAll<T>(uses, x, m, dx, false, pool);
       return;
     }
-    Temporary<T> dq_normed(m * q_a_.n), dq_a(m * q_a_.n);
+    ScratchBuffer<T> dq_normed(m * q_a_.n), dq_a(m * q_a_.n);
     const LinearUse<T> q_up[] = {{&q_, dq.data()}};
     BackwardAll<T>(q_up, s.q_a_normed.data(), m, dq_normed.data(), false, pool);
     RmsNormGradient(NormOf(m, q_a_.n, q_a_.n), s.q_a.data(), q_a_norm_->value.data(),
@@ -123,7 +124,7 @@ class LatentAttention : public AttentionLayer<T> {
   }
 
  private:
-  // k [m, heads, nope + rope]: each head's own part, then the one rotated part that all share.
+  // k [m, heads, nope + rope]: each head's own part, then the rotated part that all heads share.
   void MakeKeys(const RowLayout& rows, AttentionState<T>* s, ThreadPool& pool) {
     const int64_t m = rows.rows();
     s->k.resize(m * heads_ * qk_);
@@ -140,9 +141,9 @@ class LatentAttention : public AttentionLayer<T> {
     Rope(RopeOf(rows), s->k.data(), false, pool);
   }
 
-  // The reverse: dk's own parts into dkv, the sum over heads of the shared ones into dlatent.
-  void TakeKeys(const RowLayout& rows, Temporary<T>& dk, Temporary<T>* dkv, Temporary<T>* dlatent,
-                ThreadPool& pool) {
+  // The reverse: dk's own parts go into dkv, the sum over heads of the shared parts into dlatent.
+  void TakeKeys(const RowLayout& rows, ScratchBuffer<T>& dk, ScratchBuffer<T>* dkv,
+                ScratchBuffer<T>* dlatent, ThreadPool& pool) {
     Rope(RopeOf(rows), dk.data(), true, pool);
     pool.RunRanges(rows.rows(), 64, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
@@ -160,7 +161,7 @@ class LatentAttention : public AttentionLayer<T> {
   NormShape<T> NormOf(int64_t m, int64_t n, int64_t ld) const {
     return {.m = m, .n = n, .ldx = ld, .eps = static_cast<T>(kLatentNormEps)};
   }
-  RopeShape<T> RopeOf(const RowLayout& rows) const {  // of [m, heads, nope + rope]
+  RopeShape<T> RopeOf(const RowLayout& rows) const {  // for [m, heads, nope + rope]
     return {.m = rows.rows(),
             .heads = heads_,
             .row = heads_ * qk_,
@@ -189,7 +190,7 @@ class LatentAttention : public AttentionLayer<T> {
   const float* cos_sin_;
   const int64_t nope_, rope_, qk_, value_, lora_, heads_;  // heads_: of this rank
   const AttentionShape<T> shape_;
-  Linear<T> q_a_, q_, kv_a_, kv_b_, o_;  // q_: q_b_proj where there is a q_a
+  Linear<T> q_a_, q_, kv_a_, kv_b_, o_;  // q_: q_b_proj if there is a q_a
   Parameter<T>*q_a_norm_ = nullptr, *kv_a_norm_ = nullptr;
 };
 

@@ -1,4 +1,4 @@
-// Linear layers over parameters, and the set that the parameters of a model live in.
+// Linear layers over parameters, and the set that owns a model's parameters.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@
 
 namespace switchyard::train {
 
-// Which part of a tensor a rank holds: rows (0) or columns (1), or all of it (-1).
+// The part of a tensor that a rank holds: rows (0), columns (1), or all of it (-1).
 struct Cut {
   int dimension = -1;
   Share range;
 
-  // Of `n` blocks of `unit` outputs, or of inputs, those of this rank.
+  // This rank's share of `n` blocks of `unit` outputs, or inputs.
   static Cut Outputs(const TensorGroup& ranks, int64_t n, int64_t unit = 1) {
     return {0, Blocks(ranks, n, unit)};
   }
@@ -35,12 +35,13 @@ struct Cut {
   }
 };
 
-// Owns parameters; pointers to them stay valid. They are in the order of the model.
+// Owns parameters; pointers to them stay valid. Parameters are in the order of the model.
 template <typename T>
 class ParameterSet {
  public:
   explicit ParameterSet(ProductDtype products = ProductDtype::kFloat32) : products_(products) {}
-  // Value and gradient are zero. A vector does not decay. Of `shape` this rank's `part` alone.
+  // Adds a parameter with zero value and gradient. Vectors have no weight decay. Only this rank's
+  // `part` of `shape` is allocated.
   Parameter<T>* Add(std::string name, std::vector<int64_t> shape, bool expert = false,
                     const Cut& part = {}) {
     Parameter<T>& p = all_.emplace_back();
@@ -59,21 +60,21 @@ class ParameterSet {
     return &p;
   }
   std::deque<Parameter<T>>& all() { return all_; }
-  ProductDtype products() const { return products_; }  // of the linear layers made in it
+  ProductDtype products() const { return products_; }  // of linear layers made from this set
 
  private:
   const ProductDtype products_;
   std::deque<Parameter<T>> all_;
 };
 
-// y = x · Wᵀ. n and k are those of the part that this rank holds.
+// y = x · Wᵀ. n and k are the dimensions of this rank's part.
 template <typename T>
 struct Linear {
   Parameter<T>* weight = nullptr;  // [n, k]
   int64_t n = 0, k = 0;
-  ProductDtype dtype = ProductDtype::kFloat32;  // of all three products
+  ProductDtype dtype = ProductDtype::kFloat32;  // of forward and both gradient products
 
-  // n, k: of the whole.
+  // n, k: dimensions of the whole tensor.
   static Linear Make(ParameterSet<T>& set, const std::string& name, int64_t n, int64_t k,
                      bool expert = false, const Cut& part = {}) {
     return Of(set.Add(name + ".weight", {n, k}, expert, part), set.products());
@@ -96,7 +97,7 @@ struct Linear {
   }
 };
 
-// Linears that read the same x. Backward adds their gradients of x in their order.
+// Linear layers with the same input x. Backward accumulates their gradients of x in order.
 template <typename T>
 struct LinearUse {
   const Linear<T>* linear;

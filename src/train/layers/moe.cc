@@ -67,7 +67,7 @@ void MoeLayer<T>::Route(const T* x, int64_t m, MoeState<T>* s, ThreadPool& pool)
 
 template <typename T>
 bool MoeLayer<T>::Gathers(const ThreadPool& pool) const {
-  return Alone() && RunsInTiles<T>(experts_, pool);
+  return IsSingleRank() && UsesTiles<T>(experts_, pool);
 }
 
 template <typename T>
@@ -79,7 +79,7 @@ void MoeLayer<T>::BeginDispatch(const T* x, MoeState<T>* s, ThreadPool& pool) {
 
 template <typename T>
 void MoeLayer<T>::EndDispatch(MoeState<T>* s, ThreadPool& pool) {
-  TakeRows(true, &s->rows, s, pool);
+  ReceiveRows(true, &s->rows, s, pool);
 }
 
 template <typename T>
@@ -95,14 +95,14 @@ void MoeLayer<T>::RunExperts(MoeState<T>* s, ThreadPool& pool) {
 
 template <typename T>
 void MoeLayer<T>::BeginCombine(MoeState<T>* s, ThreadPool& pool) {
-  SendBack(s->results, s, pool);
+  ReturnRows(s->results, s, pool);
 }
 
 template <typename T>
 void MoeLayer<T>::EndCombine(int64_t m, MoeState<T>* s, T* y, ThreadPool& pool) {
-  if (!Gathers(pool)) TakeBack(&s->results, &s->outputs, s);
+  if (!Gathers(pool)) ReceiveReturnedRows(&s->results, &s->outputs, s);
   pool.RunRanges(m, kRowGrain, [&](int64_t begin, int64_t end) {
-    Temporary<T> room(hidden_);
+    ScratchBuffer<T> room(hidden_);
     T* sum = room.data();
     for (int64_t t = begin; t < end; ++t) {
       std::fill_n(sum, hidden_, T{0});
@@ -120,7 +120,7 @@ void MoeLayer<T>::EndCombine(int64_t m, MoeState<T>* s, T* y, ThreadPool& pool) 
 }
 
 template <typename T>
-void MoeLayer<T>::ShareForward(const T* x, int64_t all, MoeState<T>* s, ThreadPool& pool) {
+void MoeLayer<T>::SharedForward(const T* x, int64_t all, MoeState<T>* s, ThreadPool& pool) {
   if (shared_.empty()) return;
   s->shared_output.resize(tp_.Mine(all).size() * hidden_);
   const int32_t offsets[] = {0, static_cast<int32_t>(all)};
@@ -147,13 +147,13 @@ void MoeLayer<T>::BeginCombineGradient(const T* dy, int64_t m, MoeState<T>* s, T
 
 template <typename T>
 void MoeLayer<T>::EndCombineGradient(MoeState<T>* s, ThreadPool& pool) {
-  TakeRows(false, &s->results, s, pool);
+  ReceiveRows(false, &s->results, s, pool);
 }
 
 template <typename T>
 void MoeLayer<T>::RunExpertsGradient(MoeState<T>* s, ThreadPool& pool) {
   if (Gathers(pool)) {
-    // Outputs are read by their weights' gradients, tile by tile, before dx takes their place.
+    // The weights' gradients read the outputs, tile by tile, before dx overwrites them.
     return BackwardTiles<T>(experts_, s->offsets, TokenRows(*s), &s->experts, OutputGradients(s),
                             s->outputs.data(), false, pool);
   }
@@ -164,12 +164,12 @@ void MoeLayer<T>::RunExpertsGradient(MoeState<T>* s, ThreadPool& pool) {
 
 template <typename T>
 void MoeLayer<T>::BeginDispatchGradient(MoeState<T>* s, ThreadPool& pool) {
-  SendBack(s->drows, s, pool);
+  ReturnRows(s->drows, s, pool);
 }
 
 template <typename T>
-void MoeLayer<T>::ShareBackward(const T* x, const T* dy, int64_t all, MoeState<T>* s,
-                                ThreadPool& pool) {
+void MoeLayer<T>::SharedBackward(const T* x, const T* dy, int64_t all, MoeState<T>* s,
+                                 ThreadPool& pool) {
   if (shared_.empty()) return;
   s->dshared.resize(tp_.Mine(all).size() * hidden_);
   const int32_t offsets[] = {0, static_cast<int32_t>(all)};
@@ -184,7 +184,7 @@ template <typename T>
 void MoeLayer<T>::EndDispatchGradient(const T* x, int64_t m, MoeState<T>* s, T* dx,
                                       ThreadPool& pool) {
   router_.Backward(x, m, s->router, s->dweights.data(), dx, pool);
-  if (!Gathers(pool)) TakeBack(&s->drows, &s->outputs, s);
+  if (!Gathers(pool)) ReceiveReturnedRows(&s->drows, &s->outputs, s);
   pool.RunRanges(m, kRowGrain, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       T* to = dx + t * hidden_;

@@ -1,4 +1,4 @@
-// The MoE feed-forward over the ranks of an expert-parallel group, in the phases that a schedule
+// MoE feed-forward over the ranks of an expert-parallel group, split into phases that a schedule
 // may interleave with other work.
 #pragma once
 
@@ -16,46 +16,46 @@
 
 namespace switchyard::train {
 
-// One micro-batch in one MoE layer, from Route to the end of the backward pass. Slot t · k + j is
-// the j-th expert of token t. The rank's slots are sorted by expert, and in each expert by slot:
-// that is the order in which rows travel, and in which an expert sees those of one rank; those of
-// different ranks follow one another by rank. With tokens cut over ranks in order an expert's rows
-// are therefore in one order on any number of ranks, and so are the sums over them.
+// Activations of one micro-batch in one MoE layer, from Route to the end of the backward pass. Slot
+// t · k + j is the j-th expert of token t. A rank's slots are sorted by expert, then by slot. Rows
+// are sent in this order, and an expert receives the rows of one rank in this order; rows of
+// different ranks follow one another by rank. If tokens are partitioned over ranks in order, an
+// expert's rows therefore have the same order, and the same sums, on any number of ranks.
 template <typename T>
 struct MoeState {
   RouterState<T> router;
-  std::vector<int32_t> slots;  // [n] sorted; slots without an expert are left out
-  std::vector<int32_t> place;  // [m · k] where a slot is in `slots`, or -1
+  std::vector<int32_t> slots;  // [n] sorted; slots without an expert are omitted
+  std::vector<int32_t> place;  // [m · k] index of a slot in `slots`, or -1
   std::vector<int32_t> sent;   // [E] rows for each expert
-  std::vector<T> outputs;      // [n, H] of the experts, as they came back; backward: gradients of
-                               // their inputs, as they came back
+  std::vector<T> outputs;      // [n, H] received expert outputs; backward: received gradients of
+                               // the expert inputs
   const T *x = nullptr, *dy = nullptr;  // [m, H] of the tokens, for experts that gather
   std::vector<T> dweights;              // [m, k]
 
-  // As the owner of experts.
+  // On the rank that owns the experts.
   std::vector<int32_t> received;  // [ranks, E_local] rows
-  std::vector<int32_t> offsets;   // [E_local + 1] of each expert's rows
-  std::vector<T> rows, results;   // [R, H] inputs and outputs; backward: of these the gradients
+  std::vector<int32_t> offsets;   // [E_local + 1] prefix sum of each expert's rows
+  std::vector<T> rows, results;   // [R, H] inputs and outputs; backward: gradients of the outputs
   std::vector<T> drows;           // [R, H] gradients of the inputs
   FeedForwardState<T> experts;
 
   FeedForwardState<T> shared;
-  std::vector<T> all_x;                   // of a tensor-parallel rank: x of all rows
+  std::vector<T> all_x;                   // with tensor parallelism: x of all rows
   std::vector<T> shared_output, dshared;  // [m, H]
   ExchangeHandle exchange;
 };
 
-// Forward: Route, BeginDispatch, EndDispatch, RunExperts, BeginCombine, EndCombine; ShareForward
+// Forward: Route, BeginDispatch, EndDispatch, RunExperts, BeginCombine, EndCombine; SharedForward
 // anywhere before EndCombine. Backward: BeginCombineGradient, EndCombineGradient,
-// RunExpertsGradient, BeginDispatchGradient, EndDispatchGradient; ShareBackward anywhere before the
-// last. Between a Begin and its End other states may be worked on. Every rank makes the same calls,
-// with m = 0 where it has no tokens. Owned by its layer; used by the rank's thread.
+// RunExpertsGradient, BeginDispatchGradient, EndDispatchGradient; SharedBackward anywhere before
+// the last. Calls with other states may come between a Begin and its End. Every rank makes the same
+// calls, with m = 0 if it has no tokens. Owned by its layer; the rank's thread only.
 template <typename T>
 class MoeLayer {
  public:
-  // Parameters of the experts of this rank alone: EvenShare of all of them. `prefix`:
-  // "model.layers.3.". The exchange is borrowed. `tp` shares the rows of a micro-batch, each of its
-  // ranks routing its share, and the shared experts' width.
+  // Adds parameters of this rank's experts only: EvenShare of all experts. `prefix`:
+  // "model.layers.3.". The exchange is borrowed. `tp` partitions the rows of a micro-batch, each
+  // rank routing its share, and the width of the shared experts.
   MoeLayer(const ModelConfig& config, const TensorNames& names, const std::string& prefix,
            RowExchange& exchange, const TensorGroup& tp, ParameterSet<T>& set);
 
@@ -66,36 +66,37 @@ class MoeLayer {
   void BeginCombine(MoeState<T>* state, ThreadPool& pool);
   // y[t] += Σ_j weight[t, j] · output[t, j], then the shared experts.
   void EndCombine(int64_t m, MoeState<T>* state, T* y, ThreadPool& pool);
-  // all: the rows of all ranks of `tp`; x [m, H].
-  void ShareForward(const T* x, int64_t all, MoeState<T>* state, ThreadPool& pool);
+  // `all`: number of rows of all ranks of `tp`; x [m, H].
+  void SharedForward(const T* x, int64_t all, MoeState<T>* state, ThreadPool& pool);
 
   void BeginCombineGradient(const T* dy, int64_t m, MoeState<T>* state, ThreadPool& pool);
   void EndCombineGradient(MoeState<T>* state, ThreadPool& pool);
   void RunExpertsGradient(MoeState<T>* state, ThreadPool& pool);
   void BeginDispatchGradient(MoeState<T>* state, ThreadPool& pool);
-  void ShareBackward(const T* x, const T* dy, int64_t all, MoeState<T>* state, ThreadPool& pool);
-  // dx [m, H] written: through experts, router and shared experts.
+  void SharedBackward(const T* x, const T* dy, int64_t all, MoeState<T>* state, ThreadPool& pool);
+  // Writes dx [m, H]: through experts, router and shared experts.
   void EndDispatchGradient(const T* x, int64_t m, MoeState<T>* state, T* dx, ThreadPool& pool);
 
   Router<T>& router() { return router_; }
   Share experts() const { return mine_; }  // of this rank
 
  private:
-  bool Alone() const { return exchange_.size() == 1; }
-  // Whether experts put their rows together by themselves, from those of the tokens, so that no row
-  // travels. The same in all phases.
+  bool IsSingleRank() const { return exchange_.size() == 1; }
+  // Whether experts gather their rows directly from the tokens' rows, so that no row is exchanged.
+  // The same in all phases.
   bool Gathers(const ThreadPool& pool) const;
   void Pack(const T* rows, bool weighted, int64_t begin, int64_t count, const MoeState<T>& state,
             T* out, ThreadPool& pool);
-  // What experts gather: the tokens' rows; weight · dy, with the weight's gradient on the way.
+  // Inputs of gathering experts: the tokens' rows; weight · dy, which also computes the weight's
+  // gradient.
   TileRows<T> TokenRows(const MoeState<T>& state) const;
   TileRows<T> OutputGradients(MoeState<T>* state) const;
   void SendToExperts(const T* rows, bool weighted, bool counts, std::vector<T>* own,
                      MoeState<T>* state, ThreadPool& pool);
-  void TakeRows(bool counts, std::vector<T>* rows, MoeState<T>* state, ThreadPool& pool);
-  void SendBack(const std::vector<T>& rows, MoeState<T>* state, ThreadPool& pool);
-  // A rank alone takes `own`, what SendBack was given.
-  void TakeBack(std::vector<T>* own, std::vector<T>* rows, MoeState<T>* state);
+  void ReceiveRows(bool counts, std::vector<T>* rows, MoeState<T>* state, ThreadPool& pool);
+  void ReturnRows(const std::vector<T>& rows, MoeState<T>* state, ThreadPool& pool);
+  // A single rank takes `own`, the argument of ReturnRows.
+  void ReceiveReturnedRows(std::vector<T>* own, std::vector<T>* rows, MoeState<T>* state);
 
   const int64_t hidden_, num_experts_, k_;
   RowExchange& exchange_;
@@ -106,7 +107,7 @@ class MoeLayer {
   std::vector<FeedForward<T>> shared_;   // none or one
 };
 
-// Bytes of the longest message that a layer sends: every row of `tokens` tokens to one rank.
+// Bytes of the largest message that a layer sends: every row of `tokens` tokens to one rank.
 size_t MoeMessageBytes(const ModelConfig& config, int ep, int64_t tokens, size_t element_bytes);
 
 }  // namespace switchyard::train

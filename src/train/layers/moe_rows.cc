@@ -1,4 +1,4 @@
-// How rows travel between tokens and experts.
+// Token permutation and all-to-all of rows between tokens and experts.
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kRowGrain = 32;
 constexpr size_t kAlignment = 64;
 
-// Counts of rows for each expert go ahead of the rows.
+// A message starts with the number of rows for each expert.
 size_t HeaderBytes(int64_t experts) {
   const size_t bytes = static_cast<size_t>(experts) * sizeof(int32_t);
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -22,7 +22,8 @@ size_t HeaderBytes(int64_t experts) {
 
 }  // namespace
 
-// Rows for the slots of places [begin, begin + count): rows[t], or weight · rows[t].
+// Gathers the rows of slots [begin, begin + count) of the sorted order: rows[t], or
+// weight · rows[t].
 template <typename T>
 void MoeLayer<T>::Pack(const T* rows, bool weighted, int64_t begin, int64_t count,
                        const MoeState<T>& s, T* out, ThreadPool& pool) {
@@ -62,12 +63,12 @@ TileRows<T> MoeLayer<T>::OutputGradients(MoeState<T>* s) const {
   }};
 }
 
-// One row for each slot to the owner of its expert. A rank alone has them in `own` at once: its
-// order of slots is that of its experts' rows.
+// Sends one row for each slot to the owner of its expert. A single rank writes them directly to
+// `own`: its order of slots is the order of its experts' rows.
 template <typename T>
 void MoeLayer<T>::SendToExperts(const T* rows, bool weighted, bool counts, std::vector<T>* own,
                                 MoeState<T>* s, ThreadPool& pool) {
-  if (Alone()) {
+  if (IsSingleRank()) {
     own->resize(s->slots.size() * hidden_);
     return Pack(rows, weighted, 0, std::ssize(s->slots), *s, own->data(), pool);
   }
@@ -96,12 +97,12 @@ void MoeLayer<T>::SendToExperts(const T* rows, bool weighted, bool counts, std::
   exchange_.Post(&s->exchange);
 }
 
-// The rows of this rank's experts, expert after expert, in each of them rank after rank.
+// Receives the rows of this rank's experts, ordered by expert, then by rank.
 template <typename T>
-void MoeLayer<T>::TakeRows(bool counts, std::vector<T>* rows, MoeState<T>* s, ThreadPool& pool) {
+void MoeLayer<T>::ReceiveRows(bool counts, std::vector<T>* rows, MoeState<T>* s, ThreadPool& pool) {
   const int ranks = exchange_.size();
   const int64_t experts = mine_.size();
-  if (Alone()) {
+  if (IsSingleRank()) {
     if (!counts) return;
     s->received = s->sent;
     s->offsets.assign(experts + 1, 0);
@@ -142,10 +143,10 @@ void MoeLayer<T>::TakeRows(bool counts, std::vector<T>* rows, MoeState<T>* s, Th
   exchange_.Release(&s->exchange);
 }
 
-// The reverse of TakeRows and SendToExperts.
+// The reverse of ReceiveRows and SendToExperts.
 template <typename T>
-void MoeLayer<T>::SendBack(const std::vector<T>& rows, MoeState<T>* s, ThreadPool& pool) {
-  if (Alone()) return;
+void MoeLayer<T>::ReturnRows(const std::vector<T>& rows, MoeState<T>* s, ThreadPool& pool) {
+  if (IsSingleRank()) return;
   const int ranks = exchange_.size();
   const int64_t experts = mine_.size();
   std::vector<size_t> bytes(ranks);
@@ -176,8 +177,8 @@ void MoeLayer<T>::SendBack(const std::vector<T>& rows, MoeState<T>* s, ThreadPoo
 }
 
 template <typename T>
-void MoeLayer<T>::TakeBack(std::vector<T>* own, std::vector<T>* rows, MoeState<T>* s) {
-  if (Alone()) return rows->swap(*own);
+void MoeLayer<T>::ReceiveReturnedRows(std::vector<T>* own, std::vector<T>* rows, MoeState<T>* s) {
+  if (IsSingleRank()) return rows->swap(*own);
   exchange_.Wait(&s->exchange);
   rows->resize(static_cast<int64_t>(s->slots.size()) * hidden_);
   T* to = rows->data();
@@ -192,7 +193,7 @@ void MoeLayer<T>::TakeBack(std::vector<T>* own, std::vector<T>* rows, MoeState<T
 
 size_t MoeMessageBytes(const ModelConfig& config, int ep, int64_t tokens, size_t element_bytes) {
   const RouterConfig& router = config.moe->router;
-  const int64_t theirs = EvenShare(router.num_experts, ep, 0).size();  // the longest share
+  const int64_t theirs = EvenShare(router.num_experts, ep, 0).size();  // the largest share
   const int64_t rows = tokens * std::min<int64_t>(router.top_k, theirs);
   return HeaderBytes(theirs) + static_cast<size_t>(rows * config.hidden) * element_bytes;
 }
@@ -202,9 +203,9 @@ size_t MoeMessageBytes(const ModelConfig& config, int ep, int64_t tokens, size_t
   template TileRows<T> MoeLayer<T>::OutputGradients(MoeState<T>*) const;                        \
   template void MoeLayer<T>::SendToExperts(const T*, bool, bool, std::vector<T>*, MoeState<T>*, \
                                            ThreadPool&);                                        \
-  template void MoeLayer<T>::TakeRows(bool, std::vector<T>*, MoeState<T>*, ThreadPool&);        \
-  template void MoeLayer<T>::SendBack(const std::vector<T>&, MoeState<T>*, ThreadPool&);        \
-  template void MoeLayer<T>::TakeBack(std::vector<T>*, std::vector<T>*, MoeState<T>*);
+  template void MoeLayer<T>::ReceiveRows(bool, std::vector<T>*, MoeState<T>*, ThreadPool&);     \
+  template void MoeLayer<T>::ReturnRows(const std::vector<T>&, MoeState<T>*, ThreadPool&);      \
+  template void MoeLayer<T>::ReceiveReturnedRows(std::vector<T>*, std::vector<T>*, MoeState<T>*);
 SWITCHYARD_MOE_ROWS(float)
 SWITCHYARD_MOE_ROWS(double)
 

@@ -5,24 +5,24 @@
 #include <type_traits>
 #include <vector>
 
-#include "train/math/leaves.h"
+#include "train/math/kernel_table.h"
 #include "train/math/row_math.h"
 
 namespace switchyard::train {
 namespace {
 
-// Pieces of fewer elements stay whole.
+// Ranges with fewer elements are not split.
 constexpr int64_t kGrain = 16384;
 
 int64_t RowGrain(int64_t n) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(n, 1)); }
 
-// Null for float64 and where there are no vectors.
+// Null for float64 and for the reference instruction set.
 template <typename T>
-const Leaves* LeavesOf() {
-  return std::is_same_v<T, float> ? ActiveLeaves() : nullptr;
+const KernelTable* LeavesOf() {
+  return std::is_same_v<T, float> ? ActiveKernels() : nullptr;
 }
 
-// In lanes, so that the compiler may use vectors, which are the same for all instruction sets.
+// Sixteen partial sums that the compiler can vectorize, the same for all instruction sets.
 template <typename T>
 T DotInLanes(const T* a, const T* b, int64_t n) {
   T sum[16] = {};
@@ -43,7 +43,7 @@ T InverseRoot(const T* x, int64_t n, T eps) {
 // Σ a · b · c
 template <typename T>
 T DotOfThree(const T* a, const T* b, const T* c, int64_t n) {
-  constexpr int kLanes = 16;  // so that the compiler may use vectors
+  constexpr int kLanes = 16;  // so that the compiler can vectorize
   T sum[kLanes] = {};
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes)
@@ -58,7 +58,7 @@ T DotOfThree(const T* a, const T* b, const T* c, int64_t n) {
 
 template <typename T>
 void RmsNorm(const NormShape<T>& s, const T* x, const T* weight, T* y, ThreadPool& pool) {
-  [[maybe_unused]] const Leaves* leaves = LeavesOf<T>();
+  [[maybe_unused]] const KernelTable* leaves = LeavesOf<T>();
   pool.RunRanges(s.m, RowGrain(s.n), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const T* in = x + t * s.ldx;
@@ -78,7 +78,7 @@ void RmsNorm(const NormShape<T>& s, const T* x, const T* weight, T* y, ThreadPoo
 template <typename T>
 void RmsNormGradient(const NormShape<T>& s, const T* x, const T* weight, const T* dy, T* dx,
                      bool accumulate, T* dweight, ThreadPool& pool) {
-  [[maybe_unused]] const Leaves* leaves = LeavesOf<T>();
+  [[maybe_unused]] const KernelTable* leaves = LeavesOf<T>();
   std::vector<T> roots(s.m);
   pool.RunRanges(s.m, RowGrain(s.n), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
@@ -100,7 +100,7 @@ void RmsNormGradient(const NormShape<T>& s, const T* x, const T* weight, const T
       }
     }
   });
-  // By columns, each down all rows.
+  // Parallel over columns, each summed over all rows in order.
   const int64_t pieces = (s.n + kFewColumns - 1) / kFewColumns;
   pool.RunRanges(
       pieces, std::max<int64_t>(1, RowGrain(s.m) / kFewColumns), [&](int64_t from, int64_t to) {
@@ -124,9 +124,8 @@ namespace {
 
 constexpr int64_t kMostRotary = 256;
 
-// Pairs that lie side by side. A row's cosines and sines are spread over its pairs once for all
-// heads.
-void RopeOfPairs(const RopeShape<float>& s, float* x, bool backward, const Leaves& leaves,
+// Interleaved pairs. A row's cosines and sines are expanded to pairs once for all heads.
+void RopeOfPairs(const RopeShape<float>& s, float* x, bool backward, const KernelTable& leaves,
                  ThreadPool& pool) {
   const int64_t half = s.rotary_dim / 2;
   pool.RunRanges(s.m, RowGrain(s.heads * s.rotary_dim), [&](int64_t begin, int64_t end) {
@@ -140,7 +139,7 @@ void RopeOfPairs(const RopeShape<float>& s, float* x, bool backward, const Leave
         sines[2 * i + 1] = sine;
       }
       for (int64_t h = 0; h < s.heads; ++h)
-        leaves.turn_pairs(x + t * s.row + h * s.head + s.offset, cosines, sines, s.rotary_dim);
+        leaves.rotate_pairs(x + t * s.row + h * s.head + s.offset, cosines, sines, s.rotary_dim);
     }
   });
 }
@@ -150,7 +149,7 @@ void RopeOfPairs(const RopeShape<float>& s, float* x, bool backward, const Leave
 template <typename T>
 void Rope(const RopeShape<T>& s, T* x, bool backward, ThreadPool& pool) {
   if constexpr (std::is_same_v<T, float>) {
-    const Leaves* leaves = ActiveLeaves();
+    const KernelTable* leaves = ActiveKernels();
     const bool whole = s.rotary_dim % 8 == 0 && s.rotary_dim <= kMostRotary;
     if (leaves != nullptr && s.interleaved && whole)
       return RopeOfPairs(s, x, backward, *leaves, pool);
@@ -177,7 +176,7 @@ void Rope(const RopeShape<T>& s, T* x, bool backward, ThreadPool& pool) {
 template <typename T>
 void SwiGlu(const T* gate, const T* up, T* out, int64_t count, ThreadPool& pool) {
   pool.RunRanges(count, kGrain, [&](int64_t begin, int64_t end) {
-    SwiGluHere(gate + begin, up + begin, out + begin, end - begin);
+    SwiGluSerial(gate + begin, up + begin, out + begin, end - begin);
   });
 }
 
@@ -185,8 +184,8 @@ template <typename T>
 void SwiGluGradient(const T* gate, const T* up, const T* dout, T* dgate, T* dup, int64_t count,
                     ThreadPool& pool) {
   pool.RunRanges(count, kGrain, [&](int64_t begin, int64_t end) {
-    SwiGluGradientHere<T>(gate + begin, up + begin, dout + begin, dgate + begin, dup + begin,
-                          nullptr, end - begin);
+    SwiGluGradientSerial<T>(gate + begin, up + begin, dout + begin, dgate + begin, dup + begin,
+                            nullptr, end - begin);
   });
 }
 
@@ -200,7 +199,7 @@ void Add(T* y, const T* x, int64_t count, ThreadPool& pool) {
 template <typename T>
 T ExpSum(T* x, int64_t n, T shift) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const Leaves* leaves = ActiveLeaves()) return leaves->exp_sum(x, n, 1.0f, shift);
+    if (const KernelTable* leaves = ActiveKernels()) return leaves->exp_sum(x, n, 1.0f, shift);
   }
   T sum = 0;
   for (int64_t i = 0; i < n; ++i) sum += x[i] = std::exp(x[i] - shift);
@@ -220,7 +219,7 @@ template <typename T>
 void EmbedGradient(std::span<const int32_t> ids, const T* dout, int64_t width, T* dtable,
                    ThreadPool& pool) {
   const auto m = static_cast<int64_t>(ids.size());
-  // By columns: a token may come more than once.
+  // Parallel over columns, because a token may occur more than once.
   pool.RunRanges(width, std::max<int64_t>(64, RowGrain(m)), [&](int64_t begin, int64_t end) {
     for (int64_t t = 0; t < m; ++t) {
       T* row = dtable + ids[t] * width;

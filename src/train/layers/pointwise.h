@@ -1,5 +1,5 @@
-// Operations on rows, forward and backward. Templates for float and double; all of them give the
-// same bits whatever the number of threads.
+// Row-wise and elementwise operations, forward and backward. Templates for float and double. All
+// are bitwise independent of the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@
 
 namespace switchyard::train {
 
-// Rows of n elements, `ld` apart.
+// Rows of n elements with stride `ld`.
 template <typename T>
 struct NormShape {
   int64_t m = 0, n = 0;
-  int64_t ldx = 0;  // of x and dx; y and dy are dense
+  int64_t ldx = 0;  // stride of x and dx; y and dy are dense
   T eps = 0;
 };
 // y[t] = x[t] / sqrt(mean(x[t]²) + eps) · weight
 template <typename T>
 void RmsNorm(const NormShape<T>& shape, const T* x, const T* weight, T* y, ThreadPool& pool);
-// dx (+)= the gradient of x, dweight += that of the weight.
+// dx (+)= the gradient of x; dweight += the gradient of the weight.
 template <typename T>
 void RmsNormGradient(const NormShape<T>& shape, const T* x, const T* weight, const T* dy, T* dx,
                      bool accumulate, T* dweight, ThreadPool& pool);
@@ -35,14 +35,15 @@ struct RopeShape {
   const int32_t* positions = nullptr;
   const float* cos_sin = nullptr;  // BuildCosSin (model/rope.h)
 };
-// `backward`: what turns gradients of rotated elements into those of the elements, the transpose.
+// `backward`: applies the transpose, which maps gradients of rotated elements to gradients of the
+// elements.
 template <typename T>
 void Rope(const RopeShape<T>& shape, T* x, bool backward, ThreadPool& pool);
 
 // out = silu(gate) · up, elementwise.
 template <typename T>
 void SwiGlu(const T* gate, const T* up, T* out, int64_t count, ThreadPool& pool);
-// dgate and dup may be gate and up.
+// dgate and dup may alias gate and up.
 template <typename T>
 void SwiGluGradient(const T* gate, const T* up, const T* dout, T* dgate, T* dup, int64_t count,
                     ThreadPool& pool);
@@ -55,7 +56,7 @@ void Add(T* y, const T* x, int64_t count, ThreadPool& pool);
 template <typename T>
 T ExpSum(T* x, int64_t n, T shift);
 
-// Rows ids of the table; and its gradient, rows added in order of t.
+// Gathers rows `ids` of the table; and the gradient, with rows accumulated in order of t.
 template <typename T>
 void Embed(std::span<const int32_t> ids, const T* table, int64_t width, T* out, ThreadPool& pool);
 template <typename T>

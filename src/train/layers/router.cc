@@ -11,7 +11,7 @@ namespace {
 
 using Scoring = RouterConfig::Scoring;
 
-constexpr double kTiny = 1e-20;  // sigmoids may all be zero: as in moe/router.cc
+constexpr double kTiny = 1e-20;  // all sigmoids may underflow to zero: as in moe/router.cc
 
 template <typename T>
 T LogSum(const T* x, int64_t n) {
@@ -39,7 +39,7 @@ void Scores(Scoring scoring, const T* logits, int64_t n, T* scores) {
   for (int64_t e = 0; e < n; ++e) scores[e] = std::exp(logits[e] - log_sum);
 }
 
-// Of one token; slots without an expert weigh nothing.
+// Weights of one token; slots without an expert get weight 0.
 template <typename T>
 void Weights(const RouterConfig& c, const T* logits, const T* scores, const int32_t* ids,
              T* weights) {
@@ -63,41 +63,41 @@ void Weights(const RouterConfig& c, const T* logits, const T* scores, const int3
   for (int j = 0; j < c.top_k; ++j) weights[j] *= static_cast<T>(c.routed_scaling_factor);
 }
 
-// One token on the way back.
+// Inputs of the backward pass for one token.
 template <typename T>
-struct Routed {
+struct RoutedToken {
   const T *logits, *scores;  // [E]
   const int32_t* ids;        // [k]
   const T *weights, *dweights;
-  const T* dp;  // [E] of the balance losses over p; null: none
+  const T* dp;  // [E] gradient of the balance losses over p; null: none
 };
 
-// Σ dw · w: what every weight loses where they are divided by their sum.
+// Σ dw · w: the normalization term in the gradient of every weight.
 template <typename T>
-T Along(const RouterConfig& c, const Routed<T>& t) {
+T WeightedGradientSum(const RouterConfig& c, const RoutedToken<T>& t) {
   T sum = 0;
   for (int j = 0; j < c.top_k; ++j) sum += t.dweights[j] * t.weights[j];
   return sum;
 }
 
-// Of weights that are the softmax of the chosen logits.
+// Gradient for weights that are the softmax of the chosen logits.
 template <typename T>
-void AddTopKSoftmaxGradient(const RouterConfig& c, const Routed<T>& t, T* dlogits) {
-  const T along = Along(c, t) / static_cast<T>(c.routed_scaling_factor);
+void AddTopKSoftmaxGradient(const RouterConfig& c, const RoutedToken<T>& t, T* dlogits) {
+  const T along = WeightedGradientSum(c, t) / static_cast<T>(c.routed_scaling_factor);
   for (int j = 0; j < c.top_k; ++j)
     if (t.ids[j] >= 0) dlogits[t.ids[j]] += t.weights[j] * (t.dweights[j] - along);
 }
 
-// dscores [E]: through the weights of the chosen, and through p.
+// dscores [E]: through the weights of the chosen experts, and through p.
 template <typename T>
-void ScoreGradient(const RouterConfig& c, const Routed<T>& t, T* dscores) {
+void ScoreGradient(const RouterConfig& c, const RoutedToken<T>& t, T* dscores) {
   std::fill_n(dscores, c.num_experts, T{0});
   if (c.scoring != Scoring::kTopKSoftmax) {
     T sum = 1, along = 0;
     if (c.renormalize) {
       sum = static_cast<T>(kTiny);
       for (int j = 0; j < c.top_k; ++j) sum += t.ids[j] < 0 ? T{0} : t.scores[t.ids[j]];
-      along = Along(c, t);
+      along = WeightedGradientSum(c, t);
     }
     const auto factor = static_cast<T>(c.routed_scaling_factor);
     for (int j = 0; j < c.top_k; ++j)
@@ -114,7 +114,8 @@ void ScoreGradient(const RouterConfig& c, const Routed<T>& t, T* dscores) {
 }
 
 template <typename T>
-void AddScoreGradient(const RouterConfig& c, const Routed<T>& t, const T* dscores, T* dlogits) {
+void AddScoreGradient(const RouterConfig& c, const RoutedToken<T>& t, const T* dscores,
+                      T* dlogits) {
   if (c.scoring != Scoring::kSigmoid)
     return AddSoftmaxGradient(t.scores, dscores, c.num_experts, dlogits);
   for (int e = 0; e < c.num_experts; ++e)
@@ -127,7 +128,7 @@ template <typename T>
 Router<T>::Router(const RouterConfig& config, int64_t hidden, const std::string& name,
                   bool selection_bias, ParameterSet<T>& set)
     : config_(config), linear_(Linear<T>::Make(set, name, config.num_experts, hidden)) {
-  linear_.dtype = ProductDtype::kFloat32;  // rounded logits would choose other experts
+  linear_.dtype = ProductDtype::kFloat32;  // rounded logits would change the expert choice
   if (!selection_bias) return;
   bias_ = set.Add(name + ".e_score_correction_bias", {config.num_experts});
   bias_->gradient.clear();
@@ -162,8 +163,8 @@ void Router<T>::Forward(const T* x, int64_t m, RouterState<T>* s, ThreadPool& po
   s->dz.clear();
 }
 
-// [sequences, E] how many tokens of each sequence take each expert; its tokens may lie on several
-// ranks.
+// [sequences, E] number of tokens of each sequence that choose each expert. The tokens of a
+// sequence may be on several ranks.
 template <typename T>
 std::vector<float> Router<T>::SequenceLoads(const RowLayout& rows, const TensorGroup& tp,
                                             const RouterState<T>& s) const {
@@ -243,12 +244,12 @@ void Router<T>::Backward(const T* x, int64_t m, RouterState<T>& s, const T* dwei
   pool.RunRanges(m, 16, [&](int64_t begin, int64_t end) {
     std::vector<T> room(experts);
     for (int64_t t = begin; t < end; ++t) {
-      const Routed<T> token{.logits = s.logits.data() + t * experts,
-                            .scores = s.scores.data() + t * experts,
-                            .ids = s.topk.ids.data() + t * k,
-                            .weights = s.weights.data() + t * k,
-                            .dweights = dweights + t * k,
-                            .dp = balance ? s.dprobabilities.data() + t * experts : nullptr};
+      const RoutedToken<T> token{.logits = s.logits.data() + t * experts,
+                                 .scores = s.scores.data() + t * experts,
+                                 .ids = s.topk.ids.data() + t * k,
+                                 .weights = s.weights.data() + t * k,
+                                 .dweights = dweights + t * k,
+                                 .dp = balance ? s.dprobabilities.data() + t * experts : nullptr};
       T* dl = dlogits.data() + t * experts;
       if (config_.scoring == Scoring::kTopKSoftmax) AddTopKSoftmaxGradient(config_, token, dl);
       ScoreGradient(config_, token, room.data());

@@ -1,4 +1,4 @@
-// What the rows of a pass are: which sequence each belongs to and where in it.
+// Layout of packed rows: the sequence of each row and its position.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace switchyard::train {
 
-// Packed sequences. A row sees the rows of its own sequence up to itself.
+// Packed sequences with causal visibility: a row sees its own sequence up to itself.
 struct RowLayout {
   std::vector<int32_t> begins;     // [sequences + 1], ascending from 0
   std::vector<int32_t> positions;  // [m], counted from 0 in each sequence

@@ -7,7 +7,7 @@
 namespace switchyard::train {
 namespace {
 
-// Elements of each rank's share of m rows, times `unit`.
+// The number of elements of each rank's share of m rows, with `unit` elements per row.
 std::vector<size_t> Counts(int size, int64_t m, int64_t unit) {
   std::vector<size_t> counts(size);
   for (int r = 0; r < size; ++r)

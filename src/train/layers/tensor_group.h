@@ -1,4 +1,4 @@
-// How the ranks of a tensor-parallel group share the rows of a micro-batch.
+// Tensor parallelism: partitions the rows of a micro-batch over the ranks of a TP group.
 #pragma once
 
 #include <cstdint>
@@ -10,46 +10,46 @@
 
 namespace switchyard::train {
 
-// All ranks of the group have the same micro-batch of m rows. Between matrices that are cut, each
-// holds its share of the rows alone (norms, residuals, router, experts: Korthikanti et al.,
-// arXiv:2205.05198, sequence parallelism); before a matrix cut by outputs the rows are gathered,
-// and the partial sums behind a matrix cut by inputs are added up, in rank order, each rank getting
-// those of its rows. One is the transpose of the other. So every gradient of a tensor that is whole
-// on each rank is a part of it, and adding up over the group makes it complete.
+// All ranks of the group have the same micro-batch of m rows. Between partitioned matrices, each
+// rank holds only its share of the rows (norms, residuals, router, experts). This is sequence
+// parallelism (Korthikanti et al., arXiv:2205.05198). Before a matrix partitioned by outputs the
+// rows are all-gathered. The partial sums after a matrix partitioned by inputs are
+// reduce-scattered, in rank order. Each operation is the transpose of the other. So the gradient of
+// a replicated tensor is partial on each rank, and a sum over the group completes it.
 //
-// A group of one copies nothing. Used by the rank's thread; every rank makes the same calls.
+// A group of one rank copies nothing. The rank's thread only; every rank makes the same calls.
 class TensorGroup {
  public:
-  explicit TensorGroup(Collectives* ranks = nullptr) : ranks_(ranks) {}  // null: one alone
+  explicit TensorGroup(Collectives* ranks = nullptr) : ranks_(ranks) {}  // null: a single rank
 
   int rank() const { return ranks_ == nullptr ? 0 : ranks_->rank(); }
   int size() const { return ranks_ == nullptr ? 1 : ranks_->size(); }
   bool alone() const { return size() == 1; }
-  // This rank's of m rows, or of n heads, outputs, …
+  // This rank's share of m rows, or of n heads, outputs, …
   Share Mine(int64_t n) const { return EvenShare(n, size(), rank()); }
 
-  // mine [Mine(m), width] → all rows [m, width], which lie in `room`, or are `mine` where the rank
-  // is alone.
+  // All-gather: mine [Mine(m), width] → all rows [m, width]. The result is in `room`, or is `mine`
+  // for a single rank.
   template <typename T>
   const T* Gather(const T* mine, int64_t m, int64_t width, std::vector<T>* room) const;
-  // The same into `all`; only where the rank is not alone.
+  // The same into `all`; only for several ranks.
   template <typename T>
   void GatherInto(const T* mine, int64_t m, int64_t width, T* all) const;
-  // partial [m, width] of each rank → mine [Mine(m), width], their sums; only where the rank is not
-  // alone.
+  // Reduce-scatter: partial [m, width] of each rank → mine [Mine(m), width], summed; only for
+  // several ranks.
   template <typename T>
   void Scatter(const T* partial, int64_t m, int64_t width, T* mine) const;
   // every [size, count]: values [count] of each rank.
   template <typename T>
   void GatherEqual(const T* values, int64_t count, T* every) const;
-  // Adds up in place, in rank order.
+  // All-reduce in place, summed in rank order.
   void Sum(float* values, int64_t count) const;
 
  private:
   Collectives* ranks_;
 };
 
-// All rows of which each rank has its share, for as long as this lives.
+// All rows, gathered from the ranks' shares; valid during the lifetime of this object.
 template <typename T>
 class GatheredRows {
  public:
@@ -60,11 +60,11 @@ class GatheredRows {
   const T* data() const { return data_; }
 
  private:
-  Temporary<T> room_;
+  ScratchBuffer<T> room_;
   const T* data_;
 };
 
-// Where partial sums of all rows are written, to be added up into each rank's share of them.
+// Buffer for partial sums of all rows, to be reduce-scattered into each rank's share.
 template <typename T>
 class PartialRows {
  public:
@@ -79,7 +79,7 @@ class PartialRows {
   const TensorGroup& group_;
   T* const mine_;  // [Mine(m), width]
   const int64_t m_, width_;
-  Temporary<T> room_;
+  ScratchBuffer<T> room_;
 };
 
 }  // namespace switchyard::train

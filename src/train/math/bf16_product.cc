@@ -13,27 +13,28 @@
 #include "core/check.h"
 #include "core/dtype.h"
 #include "kernels/ops.h"
-#include "train/math/leaves.h"
+#include "train/math/kernel_table.h"
 #include "train/math/pair_leaves.h"
 
 namespace switchyard::train {
 namespace {
 
-// Of C: rows a multiple of a register tile's six, so that few are left over.
+// Tile of C: rows are a multiple of the register tile's six, to leave few remainder rows.
 constexpr int64_t kTileRows = 48, kTileColumns = 4 * kPanel;
-constexpr int64_t kTasks = 8;  // of a thread, where there are enough: they level out
+constexpr int64_t kTasks = 8;  // minimum per thread, for load balance, if rows suffice
 
-// Inner steps that are packed by one task, and side by side before the next; even.
+// Inner steps of one packing task, and inner steps that are packed over all columns at a time;
+// even.
 constexpr int64_t kSteps = 128, kFewSteps = 8;
 
 int64_t Pieces(int64_t n, int64_t of) { return (n + of - 1) / of; }
 
-// A or B: k inner steps by `count` rows of A or columns of B.
+// Operand A or B: k inner steps by `count` rows of A or columns of B.
 struct Side {
   const float* data;
   int64_t along, across;  // strides in elements, one of them 1
   int64_t count, k;
-  int64_t piece = 1;  // rows or columns that are packed together
+  int64_t piece = 1;  // rows or columns of a panel
 
   bool operator==(const Side&) const = default;
   int64_t pairs() const { return (k + 1) / 2; }
@@ -42,19 +43,19 @@ struct Side {
 Side SideA(const Product<float>& p) { return {p.a, p.a_col, p.a_row, p.m, p.k, kTileRows}; }
 Side SideB(const Product<float>& p) { return {p.b, p.b_row, p.b_col, p.n, p.k, kPanel}; }
 
-// An A whose rows are contiguous stays so: their elements are read one at a time anyway. A task
+// An A with contiguous rows is not packed, because its elements are read one at a time. A task
 // rounds the few rows that it reads, which stay in its caches.
 bool ReadsRows(const Product<float>& p) { return p.a_col == 1; }
 
-// Memory of a thread that grows and is kept.
+// Thread-local buffer that grows and is reused.
 float* Scratch(int64_t count) {
   static thread_local std::vector<float> memory;
   if (static_cast<int64_t>(memory.size()) < count) memory.resize(count);
   return memory.data();
 }
 
-// Inner steps [first, first + kSteps) of all columns. They lie side by side: each few steps are
-// read from one end to the other, as a prefetcher of the processor likes it.
+// Packs inner steps [first, first + kSteps) of all columns. Columns are contiguous: each few steps
+// are read from one end to the other, which suits the hardware prefetcher.
 void PackSteps(const Side& s, int64_t first, const PairLeaves& leaves, float* out) {
   const int64_t end = std::min(s.k, first + kSteps), pairs = s.pairs();
   for (int64_t step = first; step < end; step += kFewSteps) {
@@ -66,7 +67,7 @@ void PackSteps(const Side& s, int64_t first, const PairLeaves& leaves, float* ou
   }
 }
 
-// Columns [first, first + piece), of which each lies by itself.
+// Packs columns [first, first + piece), each of which is contiguous.
 void PackColumns(const Side& s, int64_t first, const PairLeaves& leaves, float* out) {
   const int64_t n = std::min(s.piece, s.count - first), pairs = s.pairs();
   const float* in = s.data + first * s.across;
@@ -75,10 +76,10 @@ void PackColumns(const Side& s, int64_t first, const PairLeaves& leaves, float* 
   float* rounded = Scratch(n * pairs);
   leaves.round_rows(in, s.across, n, s.k, rounded, pairs);
   if (n < kPanel) std::fill_n(out, pairs * kPanel, 0.0f);
-  ActiveLeaves()->transpose(rounded, pairs, n, pairs, out, kPanel);
+  ActiveKernels()->transpose(rounded, pairs, n, pairs, out, kPanel);
 }
 
-// A side and where it is packed.
+// An operand and its packed copy.
 struct Packed {
   Side side;
   float* out;
@@ -89,8 +90,8 @@ struct Piece {
   int64_t first;
 };
 
-// The sides that are packed for all tasks, products that stand together often sharing one: gate and
-// up their input. Made before the tasks, read by all of them.
+// The operands that are packed for all tasks. Consecutive products may share one, such as the input
+// of gate and up. Built before the tasks, read by all of them.
 class PackedSides {
  public:
   explicit PackedSides(std::span<const Product<float>> products) {
@@ -132,8 +133,8 @@ class PackedSides {
   int64_t count_ = 0;
 };
 
-// Rows [i, i + kTileRows) and columns [j, j + n) of products that share the A that they read by
-// rows, or of one product.
+// Rows [i, i + kTileRows) and columns [j, j + n) of one product, or of several products that share
+// an A that is read by rows.
 struct Task {
   size_t first, last;
   int64_t i, j, n;
@@ -195,7 +196,7 @@ int64_t Elements(std::span<const Product<float>> products) {
   return count;
 }
 
-// Dense, in the order in which it is stored; strides are those of the copy afterwards.
+// Rounded dense copy in storage order; sets the strides to those of the copy.
 float* RoundedCopy(const float* in, int64_t rows, int64_t columns, int64_t* row, int64_t* column,
                    float* out) {
   const bool turned = *column != 1;
@@ -230,7 +231,7 @@ void MultiplyPairs(std::span<const Product<float>> products, const PairLeaves& l
   };
   for (const Product<float>& p : products) CHECK_EQ(p.scale, 1.0f);
   PackedSides sides(products);
-  Temporary<float> room(sides.count());
+  ScratchBuffer<float> room(sides.count());
   sides.Place(room.data());
   run(sides.pieces().size(), [&](int64_t t) {
     const auto& [packed, first] = sides.pieces()[t];
@@ -253,12 +254,12 @@ RoundedOperands::RoundedOperands(std::span<const Product<float>> products)
 }
 
 namespace {
-constexpr uint32_t kFlush = 0x8040;  // MXCSR: results to zero, operands are zeros
+constexpr uint32_t kFlush = 0x8040;  // MXCSR: flush-to-zero, denormals-are-zero
 }
 
-FlushSmall::FlushSmall(bool on) : saved_(_mm_getcsr()) {
+FlushSubnormals::FlushSubnormals(bool on) : saved_(_mm_getcsr()) {
   if (on) _mm_setcsr(saved_ | kFlush);
 }
-FlushSmall::~FlushSmall() { _mm_setcsr(saved_); }
+FlushSubnormals::~FlushSubnormals() { _mm_setcsr(saved_); }
 
 }  // namespace switchyard::train

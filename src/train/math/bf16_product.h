@@ -1,13 +1,13 @@
-// Products whose operands are rounded to bfloat16 (nearest, ties to even; what is smaller than the
-// smallest normal number counts as zero), and whose sums are float32.
+// Matrix products with operands rounded to bfloat16 (nearest, ties to even; magnitudes below the
+// smallest normal number become zero) and float32 accumulation.
 //
-// An element is the chain of multiply-adds that product.h describes, on rounded operands, with
-// results below the smallest normal number flushed to zero. AVX512_BF16 has an instruction for two
-// links of it, vdpbf16ps (Intel, Architecture Instruction Set Extensions Programming Reference):
-// each lane adds the product of the upper halves, rounds, adds that of the lower halves, rounds. So
-// of two neighbours along the inner dimension the first goes into the upper half, and the chain
-// ascends. Without the instruction the float32 products run on rounded copies of the operands, and
-// come to the same bits.
+// Each element is the multiply-add chain of product.h on rounded operands, with results below the
+// smallest normal number flushed to zero. vdpbf16ps of AVX512_BF16 computes two links of the chain
+// (Intel, Architecture Instruction Set Extensions Programming Reference): each lane adds the
+// product of the upper halves, rounds, adds that of the lower halves, rounds. So the first of two
+// neighbors along the inner dimension goes into the upper half, and the chain ascends. Without the
+// instruction, the float32 products run on rounded copies of the operands, with bitwise equal
+// results.
 #pragma once
 
 #include <cstdint>
@@ -20,36 +20,36 @@
 
 namespace switchyard::train {
 
-// x as these products take it.
+// x rounded as these products round their operands.
 float RoundedToBFloat16(float x);
 
 struct PairLeaves;
-// Null where the CPU has no AVX512_BF16, or kernels::ActiveIsa() is weaker than AVX-512.
+// Null if the CPU has no AVX512_BF16, or kernels::ActiveIsa() is weaker than AVX-512.
 const PairLeaves* ActivePairLeaves();
 
-// With the instruction. `threads` 1: on the calling thread alone.
+// Uses the instruction. `threads` 1: on the calling thread alone.
 void MultiplyPairs(std::span<const Product<float>> products, const PairLeaves& leaves, int threads,
                    ThreadPool& pool);
 
-// Without it: the same products, over rounded copies of their operands, which live as long as this.
+// For CPUs without it: the same products over rounded copies of their operands, owned by this.
 class RoundedOperands {
  public:
   explicit RoundedOperands(std::span<const Product<float>> products);
   std::span<const Product<float>> products() const { return products_; }
 
  private:
-  Temporary<float> memory_;
+  ScratchBuffer<float> memory_;
   std::vector<Product<float>> products_;
 };
 
-// While it lives this thread's float32 operations take and give zero for numbers too small to be
-// normal, as vdpbf16ps does.
-class FlushSmall {
+// RAII: enables flush-to-zero and denormals-are-zero for float32 operations of this thread, as
+// vdpbf16ps behaves.
+class FlushSubnormals {
  public:
-  explicit FlushSmall(bool on);
-  ~FlushSmall();
-  FlushSmall(const FlushSmall&) = delete;
-  FlushSmall& operator=(const FlushSmall&) = delete;
+  explicit FlushSubnormals(bool on);
+  ~FlushSubnormals();
+  FlushSubnormals(const FlushSubnormals&) = delete;
+  FlushSubnormals& operator=(const FlushSubnormals&) = delete;
 
  private:
   const uint32_t saved_;

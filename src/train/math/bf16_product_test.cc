@@ -70,9 +70,9 @@ class Bf16Products : public ::testing::TestWithParam<const char*> {
   void TearDown() override { kernels::SelectIsa("auto"); }
 };
 
-// A plain chain of float32 multiply-adds over the rounded operands (two bfloat16 have an exact
-// product in float32): to the bit, in every form, with and without the instruction, on any number
-// of threads.
+// Reference: a chain of float32 multiply-adds over the rounded operands (the product of two
+// bfloat16 is exact in float32). Results are bitwise equal in every form, with and without the
+// instruction, on any number of threads.
 TEST_P(Bf16Products, AreChainsOverRoundedOperands) {
   std::mt19937 random(1);
   ThreadPool one(1), three(3);
@@ -101,7 +101,7 @@ TEST_P(Bf16Products, AreChainsOverRoundedOperands) {
   }
 }
 
-// Products of one call may share operands, as gate and up do; rows and columns lie apart.
+// Products of one call may share operands, as gate and up do; rows and columns may be strided.
 TEST_P(Bf16Products, ShareOperandsAndSkipWhatLiesBetween) {
   std::mt19937 random(2);
   ThreadPool pool(2);
@@ -150,8 +150,8 @@ TEST_P(Bf16Products, OfARowAreTheSameAlone) {
   }
 }
 
-// Numbers too small to be normal count as zero, as operands, as sums and as what is added to; what
-// is not finite stays so.
+// Subnormal numbers count as zero, as operands, as sums and as initial values; non-finite values
+// propagate.
 TEST_P(Bf16Products, FlushSmallNumbersAndKeepWhatIsNotFinite) {
   ThreadPool pool(1);
   const float smallest = std::numeric_limits<float>::min(), inf = 1.0f / 0.0f;
@@ -177,7 +177,7 @@ TEST_P(Bf16Products, FlushSmallNumbersAndKeepWhatIsNotFinite) {
       EXPECT_EQ(c, t.wanted);
     }
   }
-  float small = 0.5f * smallest;  // this thread's arithmetic is as it was
+  float small = 0.5f * smallest;  // this thread's floating-point mode is restored
   EXPECT_GT(small * 1.0f, 0.0f);
 }
 

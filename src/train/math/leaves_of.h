@@ -1,16 +1,16 @@
-// The leaves written once for all instruction sets, over the vectors of src/kernels (V).
+// Kernels written once for all instruction sets, over the vector types of src/kernels (V).
 #pragma once
 
 #include <immintrin.h>
 
 #include "kernels/cpu/simd/math.h"
-#include "train/math/leaves.h"
+#include "train/math/kernel_table.h"
 
 namespace switchyard::train::simd {
 
-constexpr int64_t kDepth = 256;  // inner steps of one pass: a strip of B stays in L1 or L2
+constexpr int64_t kDepth = 256;  // k-block: a strip of B stays in L1 or L2
 
-// Rows [i, i + M) times N vectors of columns from j on, of which the last has `last` lanes.
+// Register tile: rows [i, i + M) times N vectors of columns from j. The last one has `last` lanes.
 template <class V, int M, int N, bool kTail>
 [[gnu::always_inline]] inline void Tile(const ProductTask& t, int64_t i, int64_t j, int64_t p0,
                                         int64_t p1, bool add, int64_t last) {
@@ -24,7 +24,7 @@ template <class V, int M, int N, bool kTail>
   }
   const float* a[M];
   for (int r = 0; r < M; ++r) a[r] = t.a + (i + r) * t.a_row;
-  if (!add) {  // fetched while the products run, so that storing does not wait
+  if (!add) {  // prefetch C during the main loop, so that the stores do not stall
     for (int r = 0; r < M; ++r)
       for (int v = 0; v < N; ++v) __builtin_prefetch(t.c + (i + r) * t.ldc + j + v * V::kLanes, 1);
   }
@@ -58,7 +58,7 @@ void Rows(const ProductTask& t, int64_t i, int64_t m, int64_t j, int64_t p0, int
   }
 }
 
-// Columns [j, j + n) with at most N vectors.
+// Columns [j, j + n), at most N vectors.
 template <class V, int N, int M>
 void Strip(const ProductTask& t, int64_t j, int64_t n, int64_t p0, int64_t p1, bool add) {
   const int64_t vectors = (n + V::kLanes - 1) / V::kLanes;
@@ -73,7 +73,7 @@ void Strip(const ProductTask& t, int64_t j, int64_t n, int64_t p0, int64_t p1, b
   }
 }
 
-// M rows and N vectors fill the registers.
+// An M × N register tile fills the vector registers.
 template <class V, int M, int N>
 void Multiply(const ProductTask& t) {
   constexpr int64_t kColumns = N * V::kLanes;
@@ -85,7 +85,7 @@ void Multiply(const ProductTask& t) {
   }
 }
 
-// Eight rows of eight: pairs, quarters, halves. The same 256-bit instructions for both sets.
+// 8 × 8 transpose: pairs, quarters, halves. Both instruction sets use the same 256-bit code.
 template <class V>
 [[gnu::always_inline]] inline void Transpose8(const float* in, int64_t ldi, float* out,
                                               int64_t ldo) {
@@ -119,7 +119,7 @@ void Transpose(const float* in, int64_t ldi, int64_t rows, int64_t columns, floa
       out[j * ldo + i] = in[i * ldi + j];
 }
 
-// Sixteen or eight elements, or the last few: masked loads and stores are the slower ones.
+// A full vector, or the remainder: masked loads and stores are slower.
 template <class V>
 struct Whole {
   typename V::F Load(const float* p) const { return V::Load(p); }
@@ -139,7 +139,7 @@ template <class V, class Body>
   if (i < n) body(i, First<V>{n - i});
 }
 
-// Rows of at most kPanel columns, filled up with zeros.
+// Rows of at most kPanel columns, zero-padded.
 template <class V>
 void Pack(const float* in, int64_t ldi, int64_t rows, int64_t columns, float* out) {
   constexpr int kVectors = kPanel / V::kLanes;
@@ -173,7 +173,7 @@ float Dot(const float* a, const float* b, int64_t n) {
   return V::ReduceAdd(sum);
 }
 
-// Rows of a head lie apart: a prefetcher of the processor does not foresee them.
+// Software prefetch: the rows of a head are strided, which the hardware prefetcher does not detect.
 template <class V>
 void CopyRows(const float* in, int64_t ldi, int64_t rows, int64_t columns, float* out,
               int64_t ldo) {
@@ -282,9 +282,9 @@ void AddScaled(const float* x, float factor, float* y, int64_t n) {
       });
 }
 
-// The same 256-bit instructions for both sets.
+// Both instruction sets use the same 256-bit code.
 template <class V>
-void TurnPairs(float* x, const float* cosines, const float* sines, int64_t n) {
+void RotatePairs(float* x, const float* cosines, const float* sines, int64_t n) {
   for (int64_t i = 0; i < n; i += 8) {
     const __m256 v = _mm256_loadu_ps(x + i), other = _mm256_permute_ps(v, 0xb1);
     const __m256 own = _mm256_mul_ps(v, _mm256_loadu_ps(cosines + i));
@@ -318,7 +318,7 @@ void SwiGluGradient(const float* gate, const float* up, const float* dout, float
 }
 
 template <class V, int M, int N>
-constexpr Leaves LeavesOf() {
+constexpr KernelTable LeavesOf() {
   return {.multiply = Multiply<V, M, N>,
           .pack = Pack<V>,
           .transpose = Transpose<V>,
@@ -332,7 +332,7 @@ constexpr Leaves LeavesOf() {
           .norm_gradient = NormGradient<V>,
           .add_columns = AddColumns<V>,
           .add_scaled = AddScaled<V>,
-          .turn_pairs = TurnPairs<V>,
+          .rotate_pairs = RotatePairs<V>,
           .swiglu = SwiGlu<V>,
           .swiglu_gradient = SwiGluGradient<V>};
 }

@@ -6,7 +6,7 @@
 
 #include "core/check.h"
 #include "train/math/bf16_product.h"
-#include "train/math/leaves.h"
+#include "train/math/kernel_table.h"
 #include "train/math/pair_leaves.h"
 #include "train/math/row_math.h"
 
@@ -17,7 +17,7 @@ void RoundAll(float* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] = RoundedToBFloat16(x[i]);
 }
 
-// Pairs of neighbours of each row, before they are turned over; grows and is kept.
+// Thread-local buffer for the pairs of each row, before the transpose; grows and is reused.
 float* Scratch(int64_t count) {
   static thread_local std::vector<float> memory;
   if (static_cast<int64_t>(memory.size()) < count) memory.resize(count);
@@ -32,10 +32,10 @@ OperandForm FormOfFloats(ProductDtype dtype) {
 }
 
 template <typename T>
-void TakeRows(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out) {
+void PackOperandRows(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out) {
   if constexpr (std::is_same_v<T, float>) {
     if (form == OperandForm::kPairs)
-      return ActivePairLeaves()->round_rows(in, row, n, d, out, Inner(form, d));
+      return ActivePairLeaves()->round_rows(in, row, n, d, out, InnerFloats(form, d));
   }
   CopyRows(in, row, n, d, out, d);
   if constexpr (std::is_same_v<T, float>) {
@@ -44,18 +44,18 @@ void TakeRows(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, 
 }
 
 template <typename T>
-void TakeColumns(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out,
-                 int64_t stride) {
+void PackTransposed(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out,
+                    int64_t stride) {
   if constexpr (std::is_same_v<T, float>) {
     if (form == OperandForm::kPairs) {
-      const int64_t pairs = Inner(form, d);
+      const int64_t pairs = InnerFloats(form, d);
       float* rounded = Scratch(n * pairs);
-      TakeRows(form, in, row, n, d, rounded);
-      Turn(rounded, pairs, n, pairs, out, stride);
+      PackOperandRows(form, in, row, n, d, rounded);
+      TransposeRows(rounded, pairs, n, pairs, out, stride);
       return;
     }
   }
-  Turn(in, row, n, d, out, stride);
+  TransposeRows(in, row, n, d, out, stride);
   if constexpr (std::is_same_v<T, float>) {
     if (form == OperandForm::kRounded)
       for (int64_t i = 0; i < d; ++i) RoundAll(out + i * stride, n);
@@ -63,8 +63,8 @@ void TakeColumns(OperandForm form, const T* in, int64_t row, int64_t n, int64_t 
 }
 
 template <typename T>
-void TakeAlong(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out,
-               int64_t stride) {
+void PackAlongRows(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out,
+                   int64_t stride) {
   if constexpr (std::is_same_v<T, float>) {
     if (form == OperandForm::kPairs)
       return ActivePairLeaves()->pair_rows(in, row, n, d, out, stride);
@@ -91,20 +91,21 @@ int64_t PanelsSize(int64_t inner, int64_t columns) {
 template <typename T>
 void PackColumns(OperandForm form, const T* in, int64_t n, int64_t d, T* panels) {
   for (int64_t j = 0; j < n; j += kPanel)
-    TakeColumns(form, in + j * d, d, std::min(kPanel, n - j), d, panels + j * Inner(form, d),
-                kPanel);
+    PackTransposed(form, in + j * d, d, std::min(kPanel, n - j), d,
+                   panels + j * InnerFloats(form, d), kPanel);
 }
 
 template <typename T>
 void PackAlong(OperandForm form, const T* in, int64_t n, int64_t d, T* panels) {
   for (int64_t j = 0; j < d; j += kPanel)
-    TakeAlong(form, in + j, d, n, std::min(kPanel, d - j), panels + j * Inner(form, n), kPanel);
+    PackAlongRows(form, in + j, d, n, std::min(kPanel, d - j), panels + j * InnerFloats(form, n),
+                  kPanel);
 }
 
 template <typename T>
 void MultiplyPanels(OperandForm form, const T* a, const T* panels, T* c, int64_t m, int64_t n,
                     int64_t k, bool accumulate) {
-  const int64_t inner = Inner(form, k);
+  const int64_t inner = InnerFloats(form, k);
   for (int64_t j = 0; j < n; j += kPanel) {
     MultiplyPrepared<T>(form, {.a = a,
                                .a_row = inner,
@@ -120,17 +121,18 @@ void MultiplyPanels(OperandForm form, const T* a, const T* panels, T* c, int64_t
 }
 
 template <typename T>
-void AddAlong(OperandForm form, const T* a, const T* b, T* c, int64_t m, int64_t n, int64_t k) {
+void AccumulateAlongRows(OperandForm form, const T* a, const T* b, T* c, int64_t m, int64_t n,
+                         int64_t k) {
   MultiplyPrepared<T>(form, {.a = a,
                              .a_row = 1,
-                             .a_col = AcrossStride(form, n),
+                             .a_col = PairStride(form, n),
                              .b = b,
-                             .b_row = AcrossStride(form, k),
+                             .b_row = PairStride(form, k),
                              .c = c,
                              .ldc = k,
                              .m = n,
                              .n = k,
-                             .k = Inner(form, m),
+                             .k = InnerFloats(form, m),
                              .accumulate = true});
 }
 
@@ -155,24 +157,25 @@ void MultiplyPrepared(OperandForm form, const Product<T>& p) {
       return;
     }
     if (form == OperandForm::kRounded) {
-      const FlushSmall flush(true);
-      return MultiplyHere(p);
+      const FlushSubnormals flush(true);
+      return MultiplySerial(p);
     }
   }
-  MultiplyHere(p);
+  MultiplySerial(p);
 }
 
 // NOLINTBEGIN(bugprone-macro-parentheses): T is a type
 #define SWITCHYARD_OPERANDS(T)                                                                 \
-  template void TakeRows(OperandForm, const T*, int64_t, int64_t, int64_t, T*);                \
-  template void TakeColumns(OperandForm, const T*, int64_t, int64_t, int64_t, T*, int64_t);    \
-  template void TakeAlong(OperandForm, const T*, int64_t, int64_t, int64_t, T*, int64_t);      \
+  template void PackOperandRows(OperandForm, const T*, int64_t, int64_t, int64_t, T*);         \
+  template void PackTransposed(OperandForm, const T*, int64_t, int64_t, int64_t, T*, int64_t); \
+  template void PackAlongRows(OperandForm, const T*, int64_t, int64_t, int64_t, T*, int64_t);  \
   template void RoundInPlace(OperandForm, T*, int64_t);                                        \
   template void PackColumns(OperandForm, const T*, int64_t, int64_t, T*);                      \
   template void PackAlong(OperandForm, const T*, int64_t, int64_t, T*);                        \
   template void MultiplyPanels(OperandForm, const T*, const T*, T*, int64_t, int64_t, int64_t, \
                                bool);                                                          \
-  template void AddAlong(OperandForm, const T*, const T*, T*, int64_t, int64_t, int64_t);      \
+  template void AccumulateAlongRows(OperandForm, const T*, const T*, T*, int64_t, int64_t,     \
+                                    int64_t);                                                  \
   template void MultiplyPrepared(OperandForm, const Product<T>&);
 SWITCHYARD_OPERANDS(float)
 SWITCHYARD_OPERANDS(double)

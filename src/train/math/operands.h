@@ -1,9 +1,9 @@
-// Operands that one task prepares for products of its own, each for several products: attention's
-// queries, keys, values, probabilities and their gradients. Products of whole tensors prepare
-// theirs themselves (product.h).
+// Operand packing for products within one task that use an operand several times: attention's
+// queries, keys, values, probabilities and their gradients. Products of whole tensors pack their
+// own operands (product.h).
 //
-// In bfloat16 they are rounded as bf16_product.h says, and with AVX512_BF16 lie as the instruction
-// reads them; the sums of a product are float32 and have the same bits in both forms.
+// For bfloat16, operands are rounded as in bf16_product.h, and with AVX512_BF16 they are packed in
+// the layout of the instruction. Accumulation is float32, with equal bits in both forms.
 #pragma once
 
 #include <cstdint>
@@ -14,77 +14,79 @@
 namespace switchyard::train {
 
 enum class OperandForm {
-  kPlain,    // as they are
-  kRounded,  // each element rounded, held as float32
-  kPairs,    // two elements, neighbours along the inner dimension, in the bits of one float
+  kPlain,    // unchanged
+  kRounded,  // each element rounded, stored as float32
+  kPairs,    // two elements, neighbors along the inner dimension, in the bits of one float
 };
 
-// Of products of this dtype on this machine. What is held in float64 stays as it is.
+// The form for products of this dtype on this machine. float64 operands are never changed.
 OperandForm FormOfFloats(ProductDtype dtype);
 template <typename T>
 OperandForm FormOf(ProductDtype dtype) {
   return std::is_same_v<T, float> ? FormOfFloats(dtype) : OperandForm::kPlain;
 }
 
-// Floats that hold k elements along the inner dimension. In pairs the last of an odd number has
-// zero for a neighbour, so parts of an operand begin at even elements.
-inline int64_t Inner(OperandForm form, int64_t k) {
+// Number of floats that hold k elements along the inner dimension. In pairs, the last element of an
+// odd number is paired with zero, so parts of an operand must begin at even elements.
+inline int64_t InnerFloats(OperandForm form, int64_t k) {
   return form == OperandForm::kPairs ? (k + 1) / 2 : k;
 }
-// Floats between rows whose columns are not the inner dimension: pairs are written kPanel at once.
-inline int64_t AcrossStride(OperandForm form, int64_t n) {
+// Stride in floats of rows whose columns are not the inner dimension. Pairs are written in
+// multiples of kPanel.
+inline int64_t PairStride(OperandForm form, int64_t n) {
   return form == OperandForm::kPairs ? (n + 63) / 64 * 64 : n;
 }
 
-// `in` is [n, d], its rows `row` apart.
+// `in` is [n, d] with row stride `row`.
 //
-// For products along d, as A: out [n, Inner(d)].
+// For products along d, as A: out [n, InnerFloats(d)].
 template <typename T>
-void TakeRows(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out);
-// For products along d, as B: out [Inner(d), n], rows `stride` apart.
+void PackOperandRows(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out);
+// For products along d, as B: out [InnerFloats(d), n] with row stride `stride`.
 template <typename T>
-void TakeColumns(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out,
-                 int64_t stride);
-// For products along n, as B, or as A stored transposed: out [Inner(n), d], rows `stride` apart,
-// which is AcrossStride(d) at least.
+void PackTransposed(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out,
+                    int64_t stride);
+// For products along n, as B, or as A stored transposed: out [InnerFloats(n), d] with row stride
+// `stride`, at least PairStride(d).
 template <typename T>
-void TakeAlong(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out,
-               int64_t stride);
-// A row of n elements for products along n, as A, in place of what is there.
+void PackAlongRows(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out,
+                   int64_t stride);
+// A row of n elements for products along n, as A; in place.
 template <typename T>
 void RoundInPlace(OperandForm form, T* row, int64_t n);
 
-// The same, without a copy where nothing is rounded: `in` is dense, and what is returned is as
-// TakeRows and TakeAlong with AcrossStride would have it in `room`.
+// The same without a copy if nothing is rounded. `in` is dense. The result has the format of
+// PackOperandRows and PackAlongRows with PairStride; `room` is its buffer.
 template <typename T>
-const T* RowsOf(OperandForm form, const T* in, int64_t n, int64_t d, T* room) {
+const T* PackedRows(OperandForm form, const T* in, int64_t n, int64_t d, T* room) {
   if (form == OperandForm::kPlain) return in;
-  TakeRows(form, in, d, n, d, room);
+  PackOperandRows(form, in, d, n, d, room);
   return room;
 }
 template <typename T>
-const T* AlongOf(OperandForm form, const T* in, int64_t n, int64_t d, T* room) {
+const T* PackedAlong(OperandForm form, const T* in, int64_t n, int64_t d, T* room) {
   if (form == OperandForm::kPlain) return in;
-  TakeAlong(form, in, d, n, d, room, AcrossStride(form, d));
+  PackAlongRows(form, in, d, n, d, room, PairStride(form, d));
   return room;
 }
 
-// A whole B in panels of 64 columns, one after the other, each [k, 64]: a product reads one run of
-// memory for each. B is [n, d] dense, for products along d or along n.
+// A whole B in consecutive panels of 64 columns, each [k, 64], so that a product reads one
+// contiguous block for each panel. B is [n, d] dense, for products along d or along n.
 int64_t PanelsSize(int64_t inner, int64_t columns);
 template <typename T>
 void PackColumns(OperandForm form, const T* in, int64_t n, int64_t d, T* panels);
 template <typename T>
 void PackAlong(OperandForm form, const T* in, int64_t n, int64_t d, T* panels);
-// c[m, n] (+)= a[m, k] · B, a as RowsOf has it, c dense; k before Inner.
+// c[m, n] (+)= a[m, k] · B with a from PackedRows and c dense; k is the count before InnerFloats.
 template <typename T>
 void MultiplyPanels(OperandForm form, const T* a, const T* panels, T* c, int64_t m, int64_t n,
                     int64_t k, bool accumulate);
-// c[n, k] += a[m, n]ᵀ · b[m, k], both as AlongOf has them, c dense.
+// c[n, k] += a[m, n]ᵀ · b[m, k], both from PackedAlong, c dense.
 template <typename T>
-void AddAlong(OperandForm form, const T* a, const T* b, T* c, int64_t m, int64_t n, int64_t k);
+void AccumulateAlongRows(OperandForm form, const T* a, const T* b, T* c, int64_t m, int64_t n,
+                         int64_t k);
 
-// The product of operands in this form on the calling thread; k is Inner's.
+// The product of operands of this form on the calling thread; k is a result of InnerFloats.
 template <typename T>
 void MultiplyPrepared(OperandForm form, const Product<T>& product);
 

@@ -17,14 +17,14 @@ std::vector<float> Random(int64_t count, uint32_t seed) {
   std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
   std::vector<float> values(count);
   for (float& v : values) v = uniform(random);
-  if (count > 3) values[3] = 1e-39f;  // too small to be normal: counts as zero
+  if (count > 3) values[3] = 1e-39f;  // subnormal: counts as zero
   return values;
 }
 
 struct Shape {
   int64_t m, n, k;
 };
-// Tiles of registers, whole and not; odd inner dimensions; nothing at all.
+// Full and partial register tiles; odd inner dimensions; empty products.
 constexpr Shape kShapes[] = {{1, 1, 1},   {6, 64, 32}, {7, 65, 33}, {24, 130, 48},
                              {13, 17, 5}, {0, 8, 4},   {96, 40, 97}};
 
@@ -35,7 +35,7 @@ struct Results {
 Results Of(OperandForm form, const Shape& s) {
   const auto [m, n, k] = s;
   const std::vector<float> a = Random(m * k, 1), w = Random(n * k, 2), dy = Random(m * n, 3);
-  // Packed for rows of whatever was there before.
+  // Packing overwrites previous contents.
   std::vector<float> panels(PanelsSize(k, n) + PanelsSize(n, k), 7.0f);
   std::vector<float> rows(m * std::max(n, k), 7.0f);
   std::vector<float> along_a(m * ((k + 63) / 64 * 64), 7.0f),
@@ -44,17 +44,17 @@ Results Of(OperandForm form, const Shape& s) {
             .input = Random(m * k, 4),
             .weight = Random(n * k, 5)};
   PackColumns(form, w.data(), n, k, panels.data());
-  MultiplyPanels(form, RowsOf(form, a.data(), m, k, rows.data()), panels.data(), r.forward.data(),
-                 m, n, k, false);
+  MultiplyPanels(form, PackedRows(form, a.data(), m, k, rows.data()), panels.data(),
+                 r.forward.data(), m, n, k, false);
   PackAlong(form, w.data(), n, k, panels.data());
-  MultiplyPanels(form, RowsOf(form, dy.data(), m, n, rows.data()), panels.data(), r.input.data(), m,
-                 k, n, true);
-  AddAlong(form, AlongOf(form, dy.data(), m, n, along_dy.data()),
-           AlongOf(form, a.data(), m, k, along_a.data()), r.weight.data(), m, n, k);
+  MultiplyPanels(form, PackedRows(form, dy.data(), m, n, rows.data()), panels.data(),
+                 r.input.data(), m, k, n, true);
+  AccumulateAlongRows(form, PackedAlong(form, dy.data(), m, n, along_dy.data()),
+                      PackedAlong(form, a.data(), m, k, along_a.data()), r.weight.data(), m, n, k);
   return r;
 }
 
-// Sums in double over elements that `take` gives.
+// Reference sums in double over elements returned by `take`.
 template <typename Take>
 Results Plainly(const Shape& s, const Take& take) {
   const auto [m, n, k] = s;
@@ -120,9 +120,9 @@ TEST(OperandsTest, ARowIsRoundedWhereItLies) {
     RoundInPlace(OperandForm::kRounded, rounded.data(), n);
     for (int64_t i = 0; i < n; ++i) EXPECT_EQ(rounded[i], RoundedToBFloat16(row[i]));
     if (FormOfFloats(ProductDtype::kBFloat16) != OperandForm::kPairs) continue;
-    std::vector<float> pairs = row, wanted(Inner(OperandForm::kPairs, n));
+    std::vector<float> pairs = row, wanted(InnerFloats(OperandForm::kPairs, n));
     RoundInPlace(OperandForm::kPairs, pairs.data(), n);
-    TakeRows(OperandForm::kPairs, row.data(), n, 1, n, wanted.data());
+    PackOperandRows(OperandForm::kPairs, row.data(), n, 1, n, wanted.data());
     EXPECT_EQ(std::memcmp(pairs.data(), wanted.data(), wanted.size() * sizeof(float)), 0) << n;
   }
 }

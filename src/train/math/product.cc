@@ -9,23 +9,23 @@
 #include "core/check.h"
 #include "kernels/ops.h"
 #include "train/math/bf16_product.h"
-#include "train/math/leaves.h"
+#include "train/math/kernel_table.h"
 #include "train/math/workspace.h"
 
 namespace switchyard::train {
 namespace {
 
-// Tiles of C that are one task: big enough that reading A and B is paid back.
+// Tile of C of one task: large enough to amortize the reads of A and B.
 constexpr int64_t kTileRows = 96, kTileColumns = 256;
-// Below so many multiply-adds waking another thread costs more than it brings.
-constexpr int64_t kFewOperations = 1 << 17;
-constexpr int64_t kBadStride = 128;  // floats; multiples of it fall into few sets of a cache
+// With fewer multiply-adds, waking another thread costs more than it saves.
+constexpr int64_t kMinParallelOperations = 1 << 17;
+constexpr int64_t kConflictStride = 128;  // floats; multiples of it map to few cache sets
 struct TileAt {
   size_t product;
   int64_t i, j;
 };
 
-// Memory of a thread that grows and is kept.
+// Thread-local buffer that grows and is reused.
 template <typename T>
 T* Scratch(int64_t count) {
   static thread_local std::vector<T> memory;
@@ -50,8 +50,8 @@ void MultiplyPlain(const Product<T>& p) {
   }
 }
 
-// B with its rows contiguous: as it is stored, or turned over in scratch.
-const float* RowsOfB(const Product<float>& p, const Leaves& leaves, int64_t* row) {
+// B with contiguous rows: in place, or transposed into the scratch buffer.
+const float* RowsOfB(const Product<float>& p, const KernelTable& leaves, int64_t* row) {
   if (p.b_col == 1) {
     *row = p.b_row;
     return p.b;
@@ -71,17 +71,17 @@ void ScaleResult(const Product<T>& p) {
     for (int64_t j = 0; j < p.n; ++j) p.c[i * p.ldc + j] *= p.scale;
 }
 
-// Of operands that were rounded to bfloat16: without the instruction the same bits.
+// Products of operands rounded to bfloat16 flush subnormals, to have the bits of the instruction.
 template <typename T>
-bool FlushesSmall(const Product<T>& p) {
+bool FlushesSubnormals(const Product<T>& p) {
   return std::is_same_v<T, float> && p.dtype == ProductDtype::kBFloat16;
 }
 
 template <typename T>
 void MultiplyPart(const Product<T>& p) {
   if (p.m == 0 || p.n == 0) return;
-  const Leaves* leaves = ActiveLeaves();
-  const FlushSmall flush(FlushesSmall(p));
+  const KernelTable* leaves = ActiveKernels();
+  const FlushSubnormals flush(FlushesSubnormals(p));
   if (std::is_same_v<T, double> || leaves == nullptr) {
     MultiplyPlain(p);
   } else if constexpr (std::is_same_v<T, float>) {
@@ -112,11 +112,11 @@ Product<T> Part(Product<T> p, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
   return p;
 }
 
-// B in panels of kPanel columns, one after the other: [panels][k][kPanel], the last filled up with
-// zeros: a tile of C then reads one run of memory, whatever the strides of B. Where C has fewer
-// rows than B, and B's rows are contiguous, copying it would cost more than it brings.
+// B in consecutive panels of kPanel columns: [panels][k][kPanel], the last one zero-padded. A tile
+// of C then reads contiguous memory, whatever the strides of B. If C has fewer rows than B, and B's
+// rows are contiguous, the copy would cost more than it saves.
 struct Operand {
-  float* panels = nullptr;  // null: as it is
+  float* panels = nullptr;  // null: B is used in place
 
   const float* At(const Product<float>& p, int64_t j) const {
     return panels == nullptr ? p.b + j : panels + j * p.k;
@@ -128,8 +128,8 @@ bool WantsPanels(const Product<float>& p) {
   return p.m > 0 && p.n > 0 && (p.b_col != 1 || p.m >= p.k);
 }
 
-// Columns [j, j + kPanel) of B to their place.
-void PackPanel(const Product<float>& p, int64_t j, const Leaves& leaves, float* out) {
+// Packs columns [j, j + kPanel) of B.
+void PackPanel(const Product<float>& p, int64_t j, const KernelTable& leaves, float* out) {
   const int64_t n = std::min(kPanel, p.n - j);
   if (p.b_col == 1) {
     leaves.pack(p.b + j, p.b_row, p.k, n, out);
@@ -140,10 +140,10 @@ void PackPanel(const Product<float>& p, int64_t j, const Leaves& leaves, float* 
   }
 }
 
-// The operands of all products, packed once for all rows; `room` gets the memory.
+// Packs the operands of all products, once for all rows; `room` owns the memory.
 template <typename Run>
-std::vector<Operand> PackAll(std::span<const Product<float>> products, const Leaves& leaves,
-                             std::optional<Temporary<float>>* room, const Run& run) {
+std::vector<Operand> PackAll(std::span<const Product<float>> products, const KernelTable& leaves,
+                             std::optional<ScratchBuffer<float>>* room, const Run& run) {
   const auto size = [](const Product<float>& p) {
     return (p.n + kPanel - 1) / kPanel * kPanel * p.k;
   };
@@ -172,13 +172,13 @@ std::vector<Operand> PackAll(std::span<const Product<float>> products, const Lea
   return operands;
 }
 
-// Of an A that is stored transposed rows are read together at one stride. Where all of it falls
-// into few sets of a cache, the rows of a tile are packed.
-bool PacksRows(const Product<float>& p) { return p.a_row == 1 && p.a_col % kBadStride == 0; }
+// The rows of a transposed A are read together with a stride. If that stride maps all of it to few
+// cache sets, the rows of a tile are packed.
+bool PacksRows(const Product<float>& p) { return p.a_row == 1 && p.a_col % kConflictStride == 0; }
 
 // A tile of C: rows [i, i + m), columns [j, j + n), j a multiple of kPanel.
 void MultiplyTile(const Product<float>& p, const Operand& b, int64_t i, int64_t m, int64_t j,
-                  int64_t n, const Leaves& leaves) {
+                  int64_t n, const KernelTable& leaves) {
   ProductTask task{.a = p.a + i * p.a_row,
                    .a_row = p.a_row,
                    .a_col = p.a_col,
@@ -196,7 +196,7 @@ void MultiplyTile(const Product<float>& p, const Operand& b, int64_t i, int64_t 
     task.a = packed;
     task.a_col = kPanel;
   }
-  const FlushSmall flush(FlushesSmall(p));
+  const FlushSubnormals flush(FlushesSubnormals(p));
   for (int64_t column = j; column < j + n; column += kPanel) {
     task.b = b.At(p, column);
     task.c = p.c + i * p.ldc + column;
@@ -206,18 +206,18 @@ void MultiplyTile(const Product<float>& p, const Operand& b, int64_t i, int64_t 
   ScaleResult(Part(p, i, i + m, j, j + n));
 }
 
-// Rows of a tile of C: those that are packed fit in a panel, and `few` tiles are cut smaller.
+// Rows of a tile of C: packed rows fit in a panel, and tiles are halved if there are `few`.
 int64_t TileRows(const Product<float>& p, bool few) {
   return few || PacksRows(p) ? kTileRows / 2 : kTileRows;
 }
 
-void MultiplyFloat(std::span<const Product<float>> products, const Leaves& leaves, int threads,
+void MultiplyFloat(std::span<const Product<float>> products, const KernelTable& leaves, int threads,
                    ThreadPool& pool) {
   const auto run = [&](int64_t n, const std::function<void(int64_t)>& body) {
     if (threads > 1) return pool.Run(n, body);
     for (int64_t i = 0; i < n; ++i) body(i);
   };
-  std::optional<Temporary<float>> room;
+  std::optional<ScratchBuffer<float>> room;
   const std::vector<Operand> operands = PackAll(products, leaves, &room, run);
   int64_t area = 0;
   for (const Product<float>& p : products) area += p.m * p.n;
@@ -236,7 +236,7 @@ void MultiplyFloat(std::span<const Product<float>> products, const Leaves& leave
   });
 }
 
-// C in tiles, as many tasks.
+// Splits C into tiles, one task each.
 template <typename T>
 void MultiplyTiles(std::span<const Product<T>> products, ThreadPool& pool) {
   std::vector<TileAt> tiles;
@@ -254,22 +254,22 @@ void MultiplyTiles(std::span<const Product<T>> products, ThreadPool& pool) {
 
 }  // namespace
 
-const Leaves* ActiveLeaves() {
+const KernelTable* ActiveKernels() {
   switch (kernels::ActiveIsa()) {
     case kernels::Isa::kReference:
       return nullptr;
     case kernels::Isa::kAvx2:
-      return &avx2::kLeaves;
+      return &avx2::kKernels;
     case kernels::Isa::kAvx512:
     case kernels::Isa::kAmx:
     case kernels::Isa::kAmxEmulated:
-      return &avx512::kLeaves;
+      return &avx512::kKernels;
   }
   return nullptr;
 }
 
 template <typename T>
-void MultiplyHere(const Product<T>& product) {
+void MultiplySerial(const Product<T>& product) {
   CHECK(product.dtype == ProductDtype::kFloat32);
   MultiplyPart(product);
 }
@@ -278,7 +278,7 @@ template <typename T>
 void Multiply(std::span<const Product<T>> products, ThreadPool& pool) {
   int64_t operations = 0;
   for (const Product<T>& p : products) operations += p.m * p.n * p.k;
-  const int threads = operations < kFewOperations ? 1 : pool.num_threads();
+  const int threads = operations < kMinParallelOperations ? 1 : pool.num_threads();
   std::optional<RoundedOperands> rounded;
   if constexpr (std::is_same_v<T, float>) {
     if (!products.empty() && products[0].dtype == ProductDtype::kBFloat16) {
@@ -288,7 +288,7 @@ void Multiply(std::span<const Product<T>> products, ThreadPool& pool) {
     }
   }
   if constexpr (std::is_same_v<T, float>) {
-    if (const Leaves* leaves = ActiveLeaves())
+    if (const KernelTable* leaves = ActiveKernels())
       return MultiplyFloat(products, *leaves, threads, pool);
   }
   if (threads == 1) {
@@ -317,8 +317,8 @@ void Project(std::span<const Projection<T>> parts, ThreadPool& pool) {
   Multiply<T>(products, pool);
 }
 
-template void MultiplyHere(const Product<float>&);
-template void MultiplyHere(const Product<double>&);
+template void MultiplySerial(const Product<float>&);
+template void MultiplySerial(const Product<double>&);
 template void Multiply(std::span<const Product<float>>, ThreadPool&);
 template void Multiply(std::span<const Product<double>>, ThreadPool&);
 template void Project(std::span<const Projection<float>>, ThreadPool&);

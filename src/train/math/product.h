@@ -1,13 +1,14 @@
-// Matrix products in float32 and float64, in the three forms that a linear layer needs: forward
-// x · Wᵀ, gradient of its input dy · W, gradient of its weight dyᵀ · x.
+// Matrix products (GEMM) in float32 and float64, in the three forms of a linear layer: forward
+// x · Wᵀ, input gradient dy · W, weight gradient dyᵀ · x.
 //
 // Every element is one chain of multiply-adds along the inner dimension, in ascending order,
-// starting from what is accumulated to: the result depends neither on the number of threads nor on
-// how many rows are computed beside it.
+// starting from the value that is accumulated to. So the result depends neither on the number of
+// threads nor on the number of rows.
 //
-// The products of src/kernels serve: they read weights of any format in place, once, and add across
-// vector lanes at the end of a row. Here weights are float32, there are many rows, and inner
-// dimensions may be short (the experts of small models): B is turned over once for all rows, and
+// The products of src/kernels are for inference. They read weights of any format in place, once,
+// and reduce across vector lanes at the end of a row. Here weights are float32, there are many
+// rows, and inner dimensions may be short (the experts of small models). B is transposed once for
+// all rows, and no lanes are reduced, which is twice as fast at the shapes of bench/train.
 // nothing is added across lanes, which is twice as fast at the shapes of bench/train.
 #pragma once
 
@@ -19,7 +20,7 @@
 
 namespace switchyard::train {
 
-// C[m, n] (+)= A[m, k] · B[k, n], any of A and B stored transposed. C overlaps neither.
+// C[m, n] (+)= A[m, k] · B[k, n]; A and B may be stored transposed. C must not overlap A or B.
 template <typename T>
 struct Product {
   const T* a = nullptr;  // A(i, p) at a[i · a_row + p · a_col]
@@ -30,17 +31,18 @@ struct Product {
   int64_t ldc = 0;
   int64_t m = 0, n = 0, k = 0;
   bool accumulate = false;
-  T scale = 1;  // of A · B. Other than 1 only where nothing is accumulated.
+  T scale = 1;  // of A · B. Must be 1 if accumulate is set.
   ProductDtype dtype = ProductDtype::kFloat32;
 };
 
-// All products at once, of one dtype, their tiles shared out among the threads: experts with few
-// rows each keep all of them busy. No product may write what another reads or writes.
+// Computes all products, of one dtype, in parallel. Threads share the tiles of all products, so
+// experts with few rows each keep all threads busy. No product may write what another reads or
+// writes.
 template <typename T>
 void Multiply(std::span<const Product<T>> products, ThreadPool& pool);
-// On the calling thread alone, in float32 or float64: for work that is cut into tasks already.
+// On the calling thread alone, in float32 or float64: for code that is already split into tasks.
 template <typename T>
-void MultiplyHere(const Product<T>& product);
+void MultiplySerial(const Product<T>& product);
 
 // y[m, n] = x[m, k] · W[n, k]ᵀ, all dense.
 template <typename T>
@@ -49,7 +51,7 @@ struct Projection {
   const T* w = nullptr;
   T* y = nullptr;
   int64_t m = 0, n = 0, k = 0;
-  ProductDtype dtype = ProductDtype::kFloat32;  // the same of all parts of a call
+  ProductDtype dtype = ProductDtype::kFloat32;  // equal for all parts of a call
 };
 template <typename T>
 void Project(std::span<const Projection<T>> parts, ThreadPool& pool);

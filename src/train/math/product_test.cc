@@ -76,7 +76,7 @@ TEST_P(Products, AreThoseOfTheTextbookAndIndependentOfThreads) {
   }
 }
 
-// A row's result does not depend on the rows beside it: micro-batches and ranks change no bit.
+// A row's result does not depend on other rows, so micro-batches and ranks change no bit.
 TEST_P(Products, OfARowAreTheSameAlone) {
   std::mt19937 random(2);
   ThreadPool pool(2);

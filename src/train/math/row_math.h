@@ -1,5 +1,4 @@
-// What layers do with single rows: in float32 with the vectors of the machine, in
-// float64 plainly.
+// Operations on single rows: vectorized in float32, scalar in float64.
 #pragma once
 
 #include <algorithm>
@@ -7,18 +6,18 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "train/math/leaves.h"
+#include "train/math/kernel_table.h"
 
 namespace switchyard::train {
 
-// Of n columns: room for all of them in whole cache lines, an odd number of them, so that the
-// elements of one column spread over all sets of a cache.
-inline int64_t TurnedStride(int64_t n) { return (n + 15) / 16 / 2 * 32 + 16; }
+// Row stride for n columns: an odd number of whole cache lines, so that the elements of one column
+// spread over all cache sets.
+inline int64_t TransposedStride(int64_t n) { return (n + 15) / 16 / 2 * 32 + 16; }
 
 template <typename T>
 void CopyRows(const T* in, int64_t row, int64_t n, int64_t d, T* out, int64_t out_row) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const Leaves* leaves = ActiveLeaves())
+    if (const KernelTable* leaves = ActiveKernels())
       return leaves->copy_rows(in, row, n, d, out, out_row);
   }
   for (int64_t i = 0; i < n; ++i) std::copy_n(in + i * row, d, out + i * out_row);
@@ -26,9 +25,10 @@ void CopyRows(const T* in, int64_t row, int64_t n, int64_t d, T* out, int64_t ou
 
 // out [d, stride] = inᵀ
 template <typename T>
-void Turn(const T* in, int64_t row, int64_t n, int64_t d, T* out, int64_t stride) {
+void TransposeRows(const T* in, int64_t row, int64_t n, int64_t d, T* out, int64_t stride) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const Leaves* leaves = ActiveLeaves()) return leaves->transpose(in, row, n, d, out, stride);
+    if (const KernelTable* leaves = ActiveKernels())
+      return leaves->transpose(in, row, n, d, out, stride);
   }
   for (int64_t i = 0; i < n; ++i)
     for (int64_t j = 0; j < d; ++j) out[j * stride + i] = in[i * row + j];
@@ -37,7 +37,7 @@ void Turn(const T* in, int64_t row, int64_t n, int64_t d, T* out, int64_t stride
 template <typename T>
 T Largest(const T* x, int64_t n) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const Leaves* leaves = ActiveLeaves()) return leaves->largest(x, n);
+    if (const KernelTable* leaves = ActiveKernels()) return leaves->largest(x, n);
   }
   return *std::max_element(x, x + n);
 }
@@ -46,7 +46,7 @@ T Largest(const T* x, int64_t n) {
 template <typename T>
 T ScaledExpSum(T* x, int64_t n, T scale, T shift) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const Leaves* leaves = ActiveLeaves()) return leaves->exp_sum(x, n, scale, shift);
+    if (const KernelTable* leaves = ActiveKernels()) return leaves->exp_sum(x, n, scale, shift);
   }
   T sum = 0;
   for (int64_t i = 0; i < n; ++i) sum += x[i] = std::exp(x[i] * scale - shift);
@@ -56,7 +56,7 @@ T ScaledExpSum(T* x, int64_t n, T scale, T shift) {
 template <typename T>
 T Dot(const T* a, const T* b, int64_t n) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const Leaves* leaves = ActiveLeaves()) return leaves->dot(a, b, n);
+    if (const KernelTable* leaves = ActiveKernels()) return leaves->dot(a, b, n);
   }
   T sum = 0;
   for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
@@ -66,7 +66,7 @@ T Dot(const T* a, const T* b, int64_t n) {
 template <typename T>
 void Scale(T* x, int64_t n, T factor) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const Leaves* leaves = ActiveLeaves()) return leaves->scale(x, n, factor);
+    if (const KernelTable* leaves = ActiveKernels()) return leaves->scale(x, n, factor);
   }
   for (int64_t i = 0; i < n; ++i) x[i] *= factor;
 }
@@ -75,7 +75,7 @@ void Scale(T* x, int64_t n, T factor) {
 template <typename T>
 void AddScaled(const T* x, T factor, T* y, int64_t n) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const Leaves* leaves = ActiveLeaves()) return leaves->add_scaled(x, factor, y, n);
+    if (const KernelTable* leaves = ActiveKernels()) return leaves->add_scaled(x, factor, y, n);
   }
   for (int64_t i = 0; i < n; ++i) y[i] += x[i] * factor;
 }
@@ -84,7 +84,7 @@ void AddScaled(const T* x, T factor, T* y, int64_t n) {
 template <typename T>
 void SoftmaxGradient(T* s, T* d, int64_t n, T scale, T shift, T along) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const Leaves* leaves = ActiveLeaves())
+    if (const KernelTable* leaves = ActiveKernels())
       return leaves->softmax_gradient(s, d, n, scale, shift, along);
   }
   for (int64_t i = 0; i < n; ++i) {
@@ -93,20 +93,20 @@ void SoftmaxGradient(T* s, T* d, int64_t n, T scale, T shift, T along) {
   }
 }
 
-// As in pointwise.h, on the calling thread. The gradient makes `out` again unless it is null.
+// As in pointwise.h, on the calling thread. The gradient recomputes `out` unless it is null.
 template <typename T>
-void SwiGluHere(const T* gate, const T* up, T* out, int64_t n) {
+void SwiGluSerial(const T* gate, const T* up, T* out, int64_t n) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const Leaves* leaves = ActiveLeaves()) return leaves->swiglu(gate, up, out, n);
+    if (const KernelTable* leaves = ActiveKernels()) return leaves->swiglu(gate, up, out, n);
   }
   for (int64_t i = 0; i < n; ++i) out[i] = gate[i] / (T{1} + std::exp(-gate[i])) * up[i];
 }
 
 template <typename T>
-void SwiGluGradientHere(const T* gate, const T* up, const T* dout, T* dgate, T* dup, T* out,
-                        int64_t n) {
+void SwiGluGradientSerial(const T* gate, const T* up, const T* dout, T* dgate, T* dup, T* out,
+                          int64_t n) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const Leaves* leaves = ActiveLeaves())
+    if (const KernelTable* leaves = ActiveKernels())
       return leaves->swiglu_gradient(gate, up, dout, dgate, dup, out, n);
   }
   for (int64_t i = 0; i < n; ++i) {

@@ -1,4 +1,4 @@
-// Memory that an operation needs while it runs.
+// Temporary buffers of operations.
 #pragma once
 
 #include <cstddef>
@@ -8,16 +8,16 @@
 
 namespace switchyard::train {
 
-// `count` elements of whatever was there before. Large arrays from the heap come as fresh pages,
-// which cost more to touch than much of what is computed in them: so each thread keeps those that
-// were given back. Used by the thread that made it.
+// `count` elements with unspecified contents. Large heap arrays come as fresh pages, whose page
+// faults cost more than much of the computation. So each thread caches the buffers that it has
+// released. Use it only on the thread that constructed it.
 template <typename T>
-class Temporary {
+class ScratchBuffer {
  public:
-  explicit Temporary(int64_t count) : memory_(Take(static_cast<size_t>(count))) {}
-  ~Temporary() { Kept().push_back(std::move(memory_)); }
-  Temporary(const Temporary&) = delete;
-  Temporary& operator=(const Temporary&) = delete;
+  explicit ScratchBuffer(int64_t count) : memory_(Take(static_cast<size_t>(count))) {}
+  ~ScratchBuffer() { Kept().push_back(std::move(memory_)); }
+  ScratchBuffer(const ScratchBuffer&) = delete;
+  ScratchBuffer& operator=(const ScratchBuffer&) = delete;
 
   T* data() { return memory_.data(); }
   const T* data() const { return memory_.data(); }
@@ -27,7 +27,7 @@ class Temporary {
     static thread_local std::vector<std::vector<T>> kept;
     return kept;
   }
-  // The smallest that is large enough, else the largest, grown.
+  // Takes the smallest cached buffer that is large enough, else the largest, grown.
   static std::vector<T> Take(size_t count) {
     std::vector<std::vector<T>>& kept = Kept();
     size_t best = kept.size();
@@ -42,7 +42,7 @@ class Temporary {
       kept.erase(kept.begin() + static_cast<std::ptrdiff_t>(best));
     }
     if (memory.size() < count) {
-      memory.clear();  // nothing is copied
+      memory.clear();  // avoids a copy in resize
       memory.resize(count);
     }
     return memory;
@@ -51,13 +51,13 @@ class Temporary {
   std::vector<T> memory_;
 };
 
-constexpr int64_t kLineFloats = 16;  // of a cache line
+constexpr int64_t kLineFloats = 16;  // floats of a cache line
 
-// The first element at a cache line's begin; memory wants kLineFloats more than is used.
+// The first cache-line-aligned element; the buffer needs kLineFloats spare elements.
 inline float* AlignedToLine(float* p) {
   const auto at = reinterpret_cast<uintptr_t>(p) / sizeof(float);
   return p + (kLineFloats - at % kLineFloats) % kLineFloats;
 }
-inline double* AlignedToLine(double* p) { return p; }  // for checks: no matter
+inline double* AlignedToLine(double* p) { return p; }  // gradient checks do not need alignment
 
 }  // namespace switchyard::train

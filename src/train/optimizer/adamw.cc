@@ -8,9 +8,9 @@
 namespace switchyard::train {
 namespace {
 
-constexpr int64_t kGrain = 1 << 14;  // elements of one task: some 200 KB of five arrays
+constexpr int64_t kGrain = 1 << 14;  // elements of one task: about 200 KB in five arrays
 
-// The numbers of one step.
+// Constants of one step.
 struct Factors {
   float keep;   // 1 - rate · decay
   float scale;  // of gradients
@@ -20,8 +20,8 @@ struct Factors {
   float epsilon;
 };
 
-// Plain loops over arrays that do not overlap: the compiler's vectoriser does the rest (this file's
-// options in CMakeLists.txt).
+// A plain loop over arrays that do not alias, vectorized by the compiler (see this file's options
+// in CMakeLists.txt).
 void Update(const Factors& f, int64_t n, float* __restrict value, float* __restrict gradient,
             float* __restrict first, float* __restrict second) {
   for (int64_t i = 0; i < n; ++i) {

@@ -12,19 +12,19 @@ namespace switchyard::train {
 struct AdamWOptions {
   double beta1 = 0.9, beta2 = 0.95;
   double epsilon = 1e-8;
-  double weight_decay = 0.1;  // of parameters that decay
+  double weight_decay = 0.1;  // of parameters with `decay`
 };
 
-// Loshchilov, Hutter: Decoupled Weight Decay Regularization (2019); the order of operations is
-// PyTorch's torch.optim.AdamW. Owns the moments of the parameters that it was made for, which it
-// borrows: they keep their shapes and outlive it. A parameter without gradient is a part of the
-// checkpoint that is not learned, and is left alone. One thread calls; loops run on `pool`.
+// Loshchilov, Hutter: Decoupled Weight Decay Regularization (2019), with the operation order of
+// PyTorch's torch.optim.AdamW. Owns the moments of its parameters and borrows the parameters, which
+// must keep their shapes and outlive it. A parameter without gradient is not trained and is left
+// unchanged. Called by one thread; loops run on `pool`.
 class AdamW {
  public:
   AdamW(std::vector<Parameter<float>*> parameters, const AdamWOptions& options);
 
-  // One update by the gradients times `gradient_scale` (clipping), after which they are zero.
-  // Element by element: results do not depend on the threads.
+  // One update with the gradients times `gradient_scale` (clipping); then zeroes the gradients.
+  // Elementwise: the results do not depend on the number of threads.
   void Step(double learning_rate, double gradient_scale, ThreadPool& pool);
 
   struct Moments {

@@ -64,14 +64,14 @@ Catalog::Catalog(std::vector<Parameter<float>*> parameters, Collectives* all, Co
   }
 }
 
-// A rank's list, in the order of ranks.
+// Adds the list of one rank; called in rank order.
 void Catalog::Add(int rank, const std::string& entries) {
   std::set<std::string> names;
   for (const auto& entry : nlohmann::json::parse(entries)) {
     const auto name = entry[0].get<std::string>();
     const auto shape = entry[1].get<std::vector<int64_t>>();
     if (!names.insert(name).second) {
-      throw Invalid("the model has two tensors {} on rank {}", name, rank);
+      throw Invalid("the model has two tensors named {} on rank {}", name, rank);
     }
     const Piece piece{entry[4].get<int64_t>(), entry[5].get<int64_t>(), rank};
     const auto [at, added] = tensors_.emplace(
@@ -93,13 +93,13 @@ void Catalog::Add(int rank, const std::string& entries) {
 
 void Catalog::CheckPieces() const {
   for (const auto& [name, tensor] : tensors_) {
-    int64_t next = 0;  // ranks hold pieces in their order
+    int64_t next = 0;  // pieces are in rank order
     for (const Piece& piece : tensor.pieces) {
       if (piece.begin != next) break;
       next += piece.size;
     }
     if (next == tensor.shape[tensor.dimension]) continue;
-    throw Invalid("tensor {}: the ranks' parts of it do not make a whole of {}", name,
+    throw Invalid("tensor {}: the ranks' parts do not cover the whole of {}", name,
                   ShapeString(tensor.shape));
   }
 }

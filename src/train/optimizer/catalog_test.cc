@@ -38,7 +38,7 @@ TEST(CatalogTest, PutsPiecesTogetherAtTheirWriter) {
     Parameter<float> rows = Part("rows", 0, rank), columns = Part("columns", 1, rank);
     Parameter<float> norm{.name = "norm", .shape = {3}, .value = {1, 2, 3}};
     const Catalog catalog({&rows, &columns, &norm}, all, all);
-    // Written in turn; what is not cut by the lowest rank.
+    // Partitioned tensors are written in round-robin order, others by the lowest rank.
     EXPECT_EQ(catalog.tensors().at("columns").writer, 0);
     EXPECT_EQ(catalog.tensors().at("rows").writer, 1);
     EXPECT_EQ(catalog.tensors().at("norm").writer, 0);
@@ -53,7 +53,7 @@ TEST(CatalogTest, PutsPiecesTogetherAtTheirWriter) {
       ASSERT_EQ(whole.size(), 24u);
       for (int i = 0; i < 24; ++i) EXPECT_EQ(whole[i], static_cast<float>(i)) << p->name;
     }
-    // By name, then by place.
+    // Ordered by name, then by position.
     const double mine = 10 + rank;
     std::vector<double> numbers(catalog.owned().size(), mine);
     EXPECT_THAT(catalog.Gather(numbers), ElementsAre(10, 11, 10, 10, 11));
@@ -71,7 +71,7 @@ TEST(CatalogTest, RefusesPiecesThatMakeNoWhole) {
     });
   };
   EXPECT_THAT(error([](int, Parameter<float>* p) { p->slice.begin = 0; }),
-              HasSubstr("tensor rows: the ranks' parts of it do not make a whole of [4, 6]"));
+              HasSubstr("tensor rows: the ranks' parts do not cover the whole of [4, 6]"));
   EXPECT_THAT(error([](int rank, Parameter<float>* p) {
                 p->slice.whole = {4, 6 + rank};
               }),

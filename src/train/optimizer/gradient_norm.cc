@@ -8,8 +8,8 @@
 namespace switchyard::train {
 namespace {
 
-constexpr int64_t kBlock = 1 << 14;  // elements that are added up by one thread
-constexpr int kLanes = 8;            // sums side by side, which the compiler keeps in registers
+constexpr int64_t kBlock = 1 << 14;  // elements summed by one thread
+constexpr int kLanes = 8;            // partial sums that the compiler keeps in registers
 
 double SumOfSquares(const float* x, int64_t n) {
   double lanes[kLanes] = {};

@@ -1,4 +1,4 @@
-// The length of the gradient of the whole model.
+// Global gradient norm of the whole model.
 #pragma once
 
 #include <string>
@@ -10,19 +10,19 @@ namespace switchyard::train {
 
 struct GradientNorm {
   double norm = 0;
-  // The first tensor, by name, whose gradient has an element that is infinite or no number; empty:
-  // there is none. Then `norm` means nothing.
+  // The first tensor, by name, whose gradient has an infinite or NaN element; empty: none. If set,
+  // `norm` is meaningless.
   std::string not_finite;
 };
 
-// Every element counts once, whichever ranks hold it: gradients of what several ranks hold have to
-// be equal there already. Sums are taken in double, within a tensor (or a rank's piece of it) in
-// blocks and then in order of names, so that every number of ranks and threads that cuts no tensor
-// gives the same bits. Collective.
+// Every element counts once, on whichever ranks it is replicated. Gradients of replicated tensors
+// must already be equal on their ranks. Sums are in double: within a tensor (or a rank's piece of
+// it) in blocks, then in order of names. So the result is bitwise independent of the number of
+// ranks and threads as long as no tensor is partitioned. Collective.
 GradientNorm NormOfGradients(const Catalog& catalog, ThreadPool& pool);
 
-// What gradients are multiplied by so that their norm is at most `limit` (0: no limit), as
-// torch.nn.utils.clip_grad_norm_ has it: min(1, limit / (norm + 1e-6)).
+// The factor that limits the gradient norm to `limit` (0: no limit), as
+// torch.nn.utils.clip_grad_norm_ computes it: min(1, limit / (norm + 1e-6)).
 double ClipScale(double norm, double limit);
 
 }  // namespace switchyard::train

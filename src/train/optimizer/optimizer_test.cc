@@ -26,7 +26,7 @@ Parameter<float> Random(const std::string& name, int64_t size, unsigned seed) {
   return p;
 }
 
-// The update as the paper writes it, in double.
+// The update formulas of the paper, in double.
 TEST(AdamWTest, FollowsThePaper) {
   ThreadPool pool(2);
   Parameter<float> matrix = Random("matrix", 40'000, 1), norm = Random("norm", 7, 2);
@@ -101,14 +101,14 @@ TEST(ScheduleTest, ThePartOfTheRateDoesNotCountTheWarmUp) {
                           .warmup_steps = 10,
                           .decay_steps = 20,
                           .steps = 100};
-  EXPECT_DOUBLE_EQ(RatePart(options, 0), 1.0);
-  EXPECT_DOUBLE_EQ(RatePart(options, 79), 1.0);
-  EXPECT_DOUBLE_EQ(RatePart(options, 89), 0.55);
-  EXPECT_DOUBLE_EQ(RatePart(options, 99), 0.1);
+  EXPECT_DOUBLE_EQ(RateFraction(options, 0), 1.0);
+  EXPECT_DOUBLE_EQ(RateFraction(options, 79), 1.0);
+  EXPECT_DOUBLE_EQ(RateFraction(options, 89), 0.55);
+  EXPECT_DOUBLE_EQ(RateFraction(options, 99), 0.1);
   options.final_part = 0.0;
-  EXPECT_DOUBLE_EQ(RatePart(options, 99), 0.0);
+  EXPECT_DOUBLE_EQ(RateFraction(options, 99), 0.0);
   options.kind = "constant";
-  EXPECT_DOUBLE_EQ(RatePart(options, 99), 1.0);
+  EXPECT_DOUBLE_EQ(RateFraction(options, 99), 1.0);
 }
 
 TEST(ScheduleTest, ErrorsNameTheFlag) {
@@ -140,7 +140,7 @@ TEST(GradientNormTest, NamesWhatIsNotFinite) {
   EXPECT_EQ(ClipScale(1e9, 0), 1);
 }
 
-// Four experts and a norm: the same bits however many ranks share them.
+// Four experts and a norm: bitwise equal for any number of ranks.
 TEST(GradientNormTest, CountsEveryTensorOnceOverAnyRanks) {
   const auto norm_on = [](int ranks) {
     std::vector<double> norms(static_cast<size_t>(ranks));

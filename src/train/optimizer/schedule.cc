@@ -31,7 +31,7 @@ double LearningRate(const ScheduleOptions& options, int64_t step) {
     return options.rate * static_cast<double>(step + 1) / static_cast<double>(options.warmup_steps);
   }
   const double low = options.rate * options.final_part;
-  // How far the fall has come, 1 at the last step.
+  // Progress of the decay, 1 at the last step.
   const auto fallen = [&](int64_t begin) {
     const int64_t length = options.steps - begin;
     if (length <= 0) return 1.0;
@@ -48,7 +48,7 @@ double LearningRate(const ScheduleOptions& options, int64_t step) {
   return options.rate;
 }
 
-double RatePart(const ScheduleOptions& options, int64_t step) {
+double RateFraction(const ScheduleOptions& options, int64_t step) {
   if (step < options.warmup_steps) return 1.0;
   return LearningRate(options, step) / options.rate;
 }

@@ -1,4 +1,4 @@
-// The learning rate of each step.
+// Learning rate schedules.
 #pragma once
 
 #include <cstdint>
@@ -7,26 +7,26 @@
 namespace switchyard::train {
 
 struct ScheduleOptions {
-  // cosine: falls along half a cosine from the end of the warm-up to the last step (Loshchilov,
-  // Hutter: SGDR, 2017). wsd: warm-up, stable, decay: stays, then falls by a straight line over the
-  // last `decay_steps` (Hu et al.: MiniCPM, 2024). constant: stays.
+  // cosine: follows half a cosine from the end of the warm-up to the last step (Loshchilov, Hutter:
+  // SGDR, 2017). wsd: warm-up, stable, decay: constant, then linear decay over the last
+  // `decay_steps` (Hu et al.: MiniCPM, 2024). constant: no decay.
   std::string kind = "cosine";
-  double rate = 1e-3;        // the largest
-  double final_part = 0.1;   // of `rate`, at the last step
-  int64_t warmup_steps = 0;  // from rate / warmup_steps up to rate by a straight line
+  double rate = 1e-3;        // maximum
+  double final_part = 0.1;   // fraction of `rate` at the last step
+  int64_t warmup_steps = 0;  // linear, from rate / warmup_steps to rate
   int64_t decay_steps = 0;   // wsd
-  int64_t steps = 0;         // in all
+  int64_t steps = 0;         // total
 };
 
 // Throws Error kInvalid, naming the flag: an unknown kind, a rate that is not finite and positive,
 // final_part outside [0, 1], warm-up and decay together longer than the run.
 void CheckSchedule(const ScheduleOptions& options);
 
-// Of step 0, 1, … steps - 1. After the last it stays as low as there.
+// For steps 0 to steps - 1. Later steps have the rate of the last one.
 double LearningRate(const ScheduleOptions& options, int64_t step);
 
-// How far the rate has fallen, as a part of the largest: 1 through warm-up and plateau, final_part
-// at the last step. For what should settle together with the weights.
-double RatePart(const ScheduleOptions& options, int64_t step);
+// The rate as a fraction of the maximum: 1 during warm-up and plateau, final_part at the last step.
+// For quantities that should settle together with the weights.
+double RateFraction(const ScheduleOptions& options, int64_t step);
 
 }  // namespace switchyard::train

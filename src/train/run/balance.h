@@ -1,4 +1,4 @@
-// How even the loads of experts were.
+// Balance of expert loads.
 #pragma once
 
 #include <map>
@@ -9,19 +9,19 @@
 
 namespace switchyard::train {
 
-// Of a number of MoE layers together.
+// Aggregate over a number of MoE layers.
 struct Balance {
   double layers = 0.0;
-  double sum = 0.0;    // over the layers: mean load over largest load, 1 where there was none
-  double worst = 1.0;  // the least of them
-  double dead = 0.0;   // experts that had no token
+  double sum = 0.0;    // over layers: mean load over largest load, 1 for layers without load
+  double worst = 1.0;  // minimum over layers
+  double dead = 0.0;   // number of experts without a token
 
-  // loads: of each expert of one layer, over all ranks.
+  // loads: [experts] of one layer, over all ranks.
   void Add(std::span<const float> loads);
-  // Of the layers of all stages of a pipeline. Collective over `world`, all ranks of all stages, as
-  // many in each, of which those of a stage have the same.
+  // Aggregate over the layers of all pipeline stages. Collective over `world`: all ranks of all
+  // stages, equally many in each stage. Ranks of a stage have equal values.
   Balance OfAllStages(Collectives& world, int stages) const;
-  // "balancedness", "balancedness_worst", "dead_experts"; nothing where there is no layer.
+  // "balancedness", "balancedness_worst", "dead_experts"; empty if there is no MoE layer.
   std::map<std::string, double> Figures() const;
 };
 

@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-// Ranks that write a file of their own, and which of them this is (-1: none).
+// The ranks that write a file, and this rank's index among them (-1: it does not write).
 struct Writers {
   int count = 0, index = -1;
   std::vector<int> index_of_rank;
@@ -45,25 +45,25 @@ std::string FileName(const char* stem, int index, int count) {
 
 DType StoredAs(bool learned, DType dtype) { return learned ? dtype : DType::kF32; }
 
-// A tensor that this rank writes: whole.
-struct Whole {
+// A whole tensor that this rank writes.
+struct AssembledTensor {
   std::string name;
   const CatalogTensor* tensor;
-  const float *value, *first = nullptr, *second = nullptr;  // null: without an optimizer's moments
+  const float *value, *first = nullptr, *second = nullptr;  // null: no moments of an optimizer
 };
-struct Wholes {
-  std::vector<Whole> tensors;
-  std::deque<std::vector<float>> room;  // of those that are cut over ranks
+struct AssembledTensors {
+  std::vector<AssembledTensor> tensors;
+  std::deque<std::vector<float>> room;  // owns the assembled partitioned tensors
 };
 
-// Collective over each TP group that writes something cut.
-Wholes Collect(const Catalog& catalog, AdamW* optimizer) {
+// Collective over each TP group that writes a partitioned tensor.
+AssembledTensors Collect(const Catalog& catalog, AdamW* optimizer) {
   std::map<std::string, const AdamW::Moments*> moments;
   for (size_t i = 0; optimizer != nullptr && i < optimizer->parameters().size(); ++i) {
     const Parameter<float>& p = *optimizer->parameters()[i];
     if (!p.gradient.empty()) moments[p.name] = &optimizer->moments()[i];
   }
-  Wholes out;
+  AssembledTensors out;
   for (const Parameter<float>* p : catalog.parameters()) {
     const CatalogTensor& tensor = catalog.tensors().at(p->name);
     const bool mine = tensor.writer == catalog.rank();
@@ -73,7 +73,7 @@ Wholes Collect(const Catalog& catalog, AdamW* optimizer) {
       out.room.push_back(catalog.Assemble(*p, part));
       return out.room.back().data();
     };
-    Whole each{p->name, &tensor, whole(p->value)};
+    AssembledTensor each{p->name, &tensor, whole(p->value)};
     if (const auto at = moments.find(p->name); at != moments.end()) {
       each.first = whole(at->second->first);
       each.second = whole(at->second->second);
@@ -83,7 +83,7 @@ Wholes Collect(const Catalog& catalog, AdamW* optimizer) {
   return out;
 }
 
-// Alias → name, of all ranks.
+// Alias → name, over all ranks.
 std::map<std::string, std::string> GatherAliases(const Catalog& catalog,
                                                  const CheckpointFiles& files) {
   Json mine = Json::object();
@@ -102,8 +102,8 @@ size_t Elements(const std::vector<int64_t>& shape) {
   return count;
 }
 
-// Runs `work` and tells all ranks of an error there, so that they go on or give up together.
-void Together(Collectives* all, const std::function<void()>& work) {
+// Runs `work` and shares its error with all ranks, so that all continue or all throw.
+void RunOnAllRanks(Collectives* all, const std::function<void()>& work) {
   std::string mine;
   try {
     work();
@@ -117,21 +117,21 @@ void Together(Collectives* all, const std::function<void()>& work) {
   }
 }
 
-void WriteWeights(const fs::path& dir, const Wholes& wholes, const CheckpointFiles& files,
+void WriteWeights(const fs::path& dir, const AssembledTensors& wholes, const CheckpointFiles& files,
                   const std::map<std::string, std::string>& aliases, const Writers& writers) {
   SafetensorsWriter writer;
-  std::deque<std::vector<BF16>> halves;
-  const auto add = [&](const std::string& name, const Whole& w) {
+  std::deque<std::vector<BF16>> bf16_values;
+  const auto add = [&](const std::string& name, const AssembledTensor& w) {
     const std::vector<int64_t>& shape = w.tensor->shape;
     if (StoredAs(w.tensor->learned, files.dtype) == DType::kF32) {
       writer.AddView(name, DType::kF32, shape, w.value);
       return;
     }
-    std::vector<BF16>& half = halves.emplace_back(Elements(shape));
+    std::vector<BF16>& half = bf16_values.emplace_back(Elements(shape));
     std::transform(w.value, w.value + half.size(), half.begin(), ToBF16);
     writer.AddView(name, DType::kBF16, shape, half.data());
   };
-  for (const Whole& w : wholes.tensors) {
+  for (const AssembledTensor& w : wholes.tensors) {
     add(w.name, w);
     for (const auto& [alias, name] : aliases)
       if (name == w.name) add(alias, w);
@@ -140,9 +140,9 @@ void WriteWeights(const fs::path& dir, const Wholes& wholes, const CheckpointFil
   writer.Write(dir / FileName("model", writers.index, writers.count));
 }
 
-void WriteOptimizer(const fs::path& dir, const Wholes& wholes, const Writers& writers) {
+void WriteOptimizer(const fs::path& dir, const AssembledTensors& wholes, const Writers& writers) {
   SafetensorsWriter writer;
-  for (const Whole& w : wholes.tensors) {
+  for (const AssembledTensor& w : wholes.tensors) {
     const std::vector<int64_t>& shape = w.tensor->shape;
     writer.AddView("master." + w.name, DType::kF32, shape, w.value);
     if (w.first == nullptr) continue;
@@ -159,7 +159,7 @@ void WriteJson(const fs::path& path, const Json& json) {
   if (!out) throw Resource("{}: cannot be written", path.string());
 }
 
-// Where each weight lies, for whoever loads the checkpoint.
+// Writes the Hugging Face index that maps each weight to its file.
 void WriteIndex(const fs::path& dir, const Catalog& catalog, const CheckpointFiles& files,
                 const std::map<std::string, std::string>& aliases, const Writers& writers) {
   if (writers.count == 1) return;
@@ -187,7 +187,7 @@ Json ToJson(const TrainerState& state, int64_t optimizer_steps) {
           {"optimizer_steps", optimizer_steps}};
 }
 
-// What a power cut must not undo: the names of the files in a folder.
+// Makes the file names of a folder durable against power loss.
 void SyncFolder(const fs::path& dir) {
   const int folder = ::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return;
@@ -218,19 +218,19 @@ void SaveCheckpoint(const fs::path& dir, const Catalog& catalog, AdamW* optimize
   const bool first = catalog.rank() == 0;
   const fs::path part = dir.parent_path() / ("." + dir.filename().string() + ".part");
   const std::map<std::string, std::string> aliases = GatherAliases(catalog, files);
-  const Wholes wholes = Collect(catalog, optimizer);
+  const AssembledTensors wholes = Collect(catalog, optimizer);
   try {
-    Together(catalog.all(), [&] {
+    RunOnAllRanks(catalog.all(), [&] {
       if (!first) return;
       fs::remove_all(part);
       fs::create_directories(part);
     });
-    Together(catalog.all(), [&] {
+    RunOnAllRanks(catalog.all(), [&] {
       if (writers.index < 0) return;
       WriteWeights(part, wholes, files, aliases, writers);
       if (optimizer != nullptr) WriteOptimizer(part, wholes, writers);
     });
-    Together(catalog.all(), [&] {
+    RunOnAllRanks(catalog.all(), [&] {
       if (!first) return;
       WriteIndex(part, catalog, files, aliases, writers);
       for (const fs::path& file : files.copied) {

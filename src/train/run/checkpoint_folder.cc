@@ -1,4 +1,4 @@
-// The checkpoints of a run in its folder.
+// Lists and removes the checkpoints of a run.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "checkpoint-";
 
-// Step and path, ascending.
+// Steps and paths, ascending.
 std::vector<std::pair<int64_t, fs::path>> Checkpoints(const fs::path& output) {
   std::vector<std::pair<int64_t, fs::path>> out;
   std::error_code missing;

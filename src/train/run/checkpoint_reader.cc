@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The optimizer*.safetensors of a checkpoint as one list of tensors.
+// All tensors of a checkpoint's optimizer*.safetensors files.
 class OptimizerFiles {
  public:
   explicit OptimizerFiles(const fs::path& dir) : dir_(dir) {
@@ -24,8 +24,7 @@ class OptimizerFiles {
       if (name.starts_with("optimizer") && name.ends_with(".safetensors")) Open(entry.path());
     }
     if (tensors_.empty()) {
-      throw NotFound("{}: holds no optimizer.safetensors; a run cannot go on from it",
-                     dir.string());
+      throw NotFound("{}: no optimizer.safetensors; a run cannot resume from it", dir.string());
     }
   }
 
@@ -35,12 +34,12 @@ class OptimizerFiles {
   };
   const std::map<std::string, Place>& tensors() const { return tensors_; }
 
-  // The part of a tensor that p is.
+  // Reads p's part of a tensor.
   void Read(const std::string& name, const Parameter<float>& p, std::vector<float>* out) const {
     const std::vector<int64_t>& shape = p.whole_shape();
     const auto it = tensors_.find(name);
     if (it == tensors_.end()) {
-      throw Invalid("{}: has no tensor {}; it was written for another config", dir_.string(), name);
+      throw Invalid("{}: no tensor {}; it was written for another config", dir_.string(), name);
     }
     const auto& [file, entry] = it->second;
     if (entry.dtype != DType::kF32 || entry.shape != shape) {
@@ -75,7 +74,7 @@ class OptimizerFiles {
     in.read(reinterpret_cast<char*>(head.data()), static_cast<std::streamsize>(head.size()));
     for (auto& [name, entry] : ParseSafetensorsHeader(head, size, file.string())) {
       if (!tensors_.emplace(name, Place{file, entry}).second) {
-        throw Invalid("{}: tensor {} stands in two files", file.string(), name);
+        throw Invalid("{}: tensor {} occurs in two files", file.string(), name);
       }
     }
   }
@@ -84,8 +83,9 @@ class OptimizerFiles {
   std::map<std::string, Place> tensors_;
 };
 
-// Tensors of the checkpoint that no rank of the model has.
-void RefuseOthers(const OptimizerFiles& files, const Catalog& catalog, const fs::path& dir) {
+// Throws if the checkpoint has tensors that no rank of the model has.
+void CheckNoUnknownTensors(const OptimizerFiles& files, const Catalog& catalog,
+                           const fs::path& dir) {
   size_t others = 0;
   std::string some;
   for (const auto& [name, place] : files.tensors()) {
@@ -101,10 +101,10 @@ void RefuseOthers(const OptimizerFiles& files, const Catalog& catalog, const fs:
 
 TrainerState ReadState(const fs::path& path, int64_t* optimizer_steps) {
   std::ifstream in(path);
-  if (!in) throw NotFound("{}: cannot be read; a run cannot go on from there", path.string());
+  if (!in) throw NotFound("{}: cannot be read; a run cannot resume from it", path.string());
   try {
     const auto json = nlohmann::json::parse(in);
-    if (json.at("format") != 1) throw Invalid("{}: is of another version", path.string());
+    if (json.at("format") != 1) throw Invalid("{}: unsupported format version", path.string());
     *optimizer_steps = json.at("optimizer_steps").get<int64_t>();
     TrainerState state{.step = json.at("step"),
                        .position = {json.at("epoch").get<int64_t>(), json.at("row").get<int64_t>()},
@@ -126,7 +126,7 @@ TrainerState LoadCheckpoint(const fs::path& dir, const Catalog& catalog, AdamW* 
   int64_t steps = 0;
   TrainerState state = ReadState(dir / "trainer.json", &steps);
   const OptimizerFiles files(dir);
-  RefuseOthers(files, catalog, dir);
+  CheckNoUnknownTensors(files, catalog, dir);
   for (size_t i = 0; i < optimizer->parameters().size(); ++i) {
     Parameter<float>& p = *optimizer->parameters()[i];
     files.Read("master." + p.name, p, &p.value);

@@ -11,7 +11,7 @@ GradientSums::~GradientSums() {
   {
     const std::lock_guard lock(mutex_);
     ends_ = true;
-    if (!waiting_.empty()) arena_->AbortHere("a rank has ended before its gradients were summed");
+    if (!waiting_.empty()) arena_->AbortHere("a rank ended before its gradients were summed");
   }
   changed_.notify_all();
   thread_.join();

@@ -1,4 +1,4 @@
-// Sums of gradients over ranks that run beside the backward pass.
+// Gradient all-reduces that overlap the backward pass.
 #pragma once
 
 #include <condition_variable>
@@ -16,24 +16,24 @@
 
 namespace switchyard::train {
 
-// Sums on a thread of its own, in the order of Start; every rank starts the same ones in the same
-// order. Owned by a rank; Start and Await are called by the rank's thread.
+// Runs the sums on a background thread in the order of Start. Every rank starts the same sums in
+// the same order. Owned by a rank; Start and Await are called by the rank's thread.
 class GradientSums {
  public:
   using Parameters = std::span<Parameter<float>* const>;
 
-  // `sum` adds up gradients over the ranks. It runs on the thread, so its collectives are made over
-  // `arena`, which nothing else uses; they bring the deadlines. Where this is destroyed before all
-  // sums are done, the arena is aborted.
+  // `sum` sums gradients over the ranks. It runs on the background thread, so its collectives use
+  // `arena`, which nothing else uses; timeouts are those of the collectives. If the object is
+  // destroyed before all sums are done, the arena is aborted.
   GradientSums(std::function<void(Parameters)> sum, std::shared_ptr<SharedArena> arena);
   ~GradientSums();
 
-  // The gradients are not touched by others until Await has returned. `parameters` is borrowed
-  // until then.
+  // No other code may touch the gradients until Await has returned. `parameters` is borrowed until
+  // then.
   void Start(Parameters parameters);
-  // Until all are done. Rethrows what a sum threw.
+  // Blocks until all sums are done. Rethrows the exception of a sum.
   void Await();
-  // The rank ends because of an error: ends the sums of all ranks with these words.
+  // For a rank that ends because of an error: aborts the sums of all ranks with this reason.
   void Abort(std::string_view reason) { arena_->AbortHere(reason); }
 
  private:
@@ -43,7 +43,7 @@ class GradientSums {
   const std::shared_ptr<SharedArena> arena_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  // Under mutex_: what waits, the one that is summed included; how it ended.
+  // Guarded by mutex_: pending sums, including the running one; how the thread ended.
   std::deque<Parameters> waiting_;
   std::exception_ptr error_;
   bool ends_ = false;

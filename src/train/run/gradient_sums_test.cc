@@ -53,7 +53,7 @@ TEST(GradientSums, AreThoseThatWouldComeAfterwards) {
       });
 }
 
-// Nobody hangs: the error of one rank ends the sums of the others.
+// No deadlock: the error of one rank aborts the sums of the others.
 TEST(GradientSums, EndWithTheRankThatFails) {
   const auto sums_arena = SharedArena::Create(kRanks, RankComm::BytesPerRank(kShape) + 4096);
   std::string error;
@@ -73,7 +73,7 @@ TEST(GradientSums, EndWithTheRankThatFails) {
                      sums.Await();
                    });
   } catch (const Error& e) {
-    error = e.what();  // of rank 0, or of one whose sum was ended by it
+    error = e.what();  // of rank 0, or of a rank whose sum was aborted by it
   }
   EXPECT_THAT(error, ::testing::HasSubstr("strange tokens"));
 }

@@ -13,7 +13,7 @@
 namespace switchyard::train {
 namespace {
 
-// count ranks from `first`, `step` apart.
+// `count` ranks starting at `first` with stride `step`.
 std::vector<int> Run(int first, int count, int step) {
   std::vector<int> ranks(count);
   for (int i = 0; i < count; ++i) ranks[i] = first + i * step;
@@ -38,14 +38,14 @@ void CheckTensorParallel(int tp, const ModelConfig& config) {
     if (n % tp != 0) throw Invalid("--tp {}: does not divide the model's {} {}", tp, n, what);
   };
   const auto suffices = [&](int64_t n, const char* what) {
-    if (n > 0 && n < tp) throw Invalid("--tp {}: is more than the model's {} {}", tp, what, n);
+    if (n > 0 && n < tp) throw Invalid("--tp {}: exceeds the model's {} {}", tp, what, n);
   };
   divides(attention.heads, "attention heads");
   if (attention.kind == AttentionConfig::Kind::kGrouped) {
     divides(attention.kv_heads, "key-value heads");
     if (attention.qk_norm == AttentionConfig::QkNorm::kWhole) {
       throw Invalid(
-          "--tp {}: {} normalises queries over all heads at once, which cannot be cut; "
+          "--tp {}: {} normalizes queries over all heads at once, which cannot be partitioned; "
           "use --dp",
           tp, config.architecture);
     }
@@ -65,18 +65,19 @@ void CheckLayout(const Layout& layout, const ModelConfig& config) {
   CheckSizes(layout);
   CheckTensorParallel(layout.tp, config);
   if (layout.ep > 1 && !config.moe) {
-    throw Invalid("--ep {}: {} of this config has no experts", layout.ep, config.architecture);
+    throw Invalid("--ep {}: {} with this config has no experts", layout.ep, config.architecture);
   }
   if (config.moe && layout.ep > config.moe->router.num_experts) {
-    throw Invalid("--ep {}: is more than the model's {} experts", layout.ep,
+    throw Invalid("--ep {}: exceeds the model's {} experts", layout.ep,
                   config.moe->router.num_experts);
   }
   if (layout.pp > config.num_layers()) {
-    throw Invalid("--pp {}: is more than the model's {} layers", layout.pp, config.num_layers());
+    throw Invalid("--pp {}: exceeds the model's {} layers", layout.pp, config.num_layers());
   }
 }
 
-RankPlace::RankPlace(const Layout& shape, int world_rank) : layout(shape), rank(world_rank) {
+RankCoordinates::RankCoordinates(const Layout& shape, int world_rank)
+    : layout(shape), rank(world_rank) {
   CheckSizes(layout);
   CHECK(rank >= 0 && rank < layout.ranks());
   pp = rank / layout.stage_ranks();
@@ -86,25 +87,25 @@ RankPlace::RankPlace(const Layout& shape, int world_rank) : layout(shape), rank(
   ep = in_stage % layout.ep;
 }
 
-std::vector<int> RankPlace::WorldGroup() const { return Run(0, layout.ranks(), 1); }
-std::vector<int> RankPlace::StageGroup() const {
+std::vector<int> RankCoordinates::WorldGroup() const { return Run(0, layout.ranks(), 1); }
+std::vector<int> RankCoordinates::StageGroup() const {
   return Run(RankOf(pp, 0), layout.stage_ranks(), 1);
 }
-std::vector<int> RankPlace::TpGroup() const { return Run(rank - tp, layout.tp, 1); }
-std::vector<int> RankPlace::CopiesGroup() const {
+std::vector<int> RankCoordinates::TpGroup() const { return Run(rank - tp, layout.tp, 1); }
+std::vector<int> RankCoordinates::CopiesGroup() const {
   return Run(RankOf(pp, tp), layout.dp, layout.tp);
 }
-std::vector<int> RankPlace::EpGroup() const { return Run(rank - ep, layout.ep, 1); }
-std::vector<int> RankPlace::ExpertCopiesGroup() const {
+std::vector<int> RankCoordinates::EpGroup() const { return Run(rank - ep, layout.ep, 1); }
+std::vector<int> RankCoordinates::ExpertCopiesGroup() const {
   return Run(RankOf(pp, ep), layout.stage_ranks() / layout.ep, layout.ep);
 }
-std::vector<int> RankPlace::EmbeddingGroup() const {
+std::vector<int> RankCoordinates::EmbeddingGroup() const {
   if (layout.pp == 1) return {rank};
   const int other = pp == 0 ? layout.pp - 1 : pp;
   return {RankOf(0, in_stage), RankOf(other, in_stage)};
 }
 
-StageRange RankPlace::Stage(const ModelConfig& config) const {
+StageRange RankCoordinates::Stage(const ModelConfig& config) const {
   const Share layers = EvenShare(config.num_layers(), layout.pp, pp);
   return {.first_layer = layers.begin,
           .last_layer = layers.end,
@@ -112,7 +113,9 @@ StageRange RankPlace::Stage(const ModelConfig& config) const {
           .last = pp + 1 == layout.pp};
 }
 
-std::string RankPlace::Title() const { return fmt::format("PP{} DP{} TP{} EP{}", pp, dp, tp, ep); }
+std::string RankCoordinates::Title() const {
+  return fmt::format("PP{} DP{} TP{} EP{}", pp, dp, tp, ep);
+}
 
 LayerRanks LayoutRanks::layer_ranks(RowExchange& exchange) const {
   Collectives* const all = stage.get();
@@ -122,7 +125,7 @@ LayerRanks LayoutRanks::layer_ranks(RowExchange& exchange) const {
 }
 
 size_t LayoutRanks::BytesPerRank(const Layout& layout) {
-  const RankPlace place(layout, 0);
+  const RankCoordinates place(layout, 0);
   size_t bytes = 0;
   for (const std::vector<int>& group :
        {place.WorldGroup(), place.StageGroup(), place.TpGroup(), place.StageGroup(),
@@ -138,8 +141,8 @@ std::unique_ptr<LayoutRanks> LayoutRanks::Create(std::shared_ptr<SharedArena> ar
                                                  const Layout& layout, int rank,
                                                  SymmetricMemory::Options options) {
   auto ranks = std::make_unique<LayoutRanks>();
-  ranks->place = RankPlace(layout, rank);
-  const RankPlace& place = ranks->place;
+  ranks->place = RankCoordinates(layout, rank);
+  const RankCoordinates& place = ranks->place;
   ranks->memory = std::make_unique<SymmetricMemory>(std::move(arena), rank, options);
   const auto group = [&](std::vector<int> members, const char* name) {
     return std::make_unique<Communicator>(*ranks->memory, std::move(members), name);

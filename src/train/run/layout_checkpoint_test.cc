@@ -1,4 +1,4 @@
-// A run goes on in another layout from where it stopped.
+// A run resumes in another layout.
 #include <gmock/gmock.h>
 #include <unistd.h>
 
@@ -42,7 +42,7 @@ TEST_F(LayoutCheckpoints, AnyLayoutGoesOnFromAnyOther) {
     curve.insert(curve.end(), found.curve.begin(), found.curve.end());
     last = next;
     steps += 3;
-    // The checkpoint is a model that one rank loads, to the bit.
+    // One rank can load the checkpoint as a model, bitwise equal.
     testing::OneRank<float> rank(config, losses);
     rank.model.Load(next);
     for (const Parameter<float>* p : rank.model.parameters())

@@ -18,28 +18,29 @@ TEST(Layout, EveryRankHasItsPlaceInEveryGroup) {
        {Layout{}, Layout{.tp = 2}, Layout{.tp = 2, .ep = 4, .dp = 2}, Layout{.ep = 2, .dp = 4},
         Layout{.tp = 2, .ep = 2, .dp = 3, .pp = 3}, Layout{.pp = 4}}) {
     SCOPED_TRACE(layout.ToString());
-    const std::vector<std::function<std::vector<int>(const RankPlace&)>> kinds = {
-        &RankPlace::WorldGroup,  &RankPlace::StageGroup, &RankPlace::TpGroup,
-        &RankPlace::CopiesGroup, &RankPlace::EpGroup,    &RankPlace::ExpertCopiesGroup};
+    const std::vector<std::function<std::vector<int>(const RankCoordinates&)>> kinds = {
+        &RankCoordinates::WorldGroup, &RankCoordinates::StageGroup,
+        &RankCoordinates::TpGroup,    &RankCoordinates::CopiesGroup,
+        &RankCoordinates::EpGroup,    &RankCoordinates::ExpertCopiesGroup};
     for (int rank = 0; rank < layout.ranks(); ++rank) {
-      const RankPlace place(layout, rank);
+      const RankCoordinates place(layout, rank);
       for (const auto& group : kinds) {
         const std::vector<int> members = group(place);
         EXPECT_TRUE(std::ranges::is_sorted(members));
         EXPECT_THAT(members, ::testing::Contains(rank));
-        // The members agree on who they are.
-        for (const int member : members) EXPECT_EQ(group(RankPlace(layout, member)), members);
+        // All members compute the same group.
+        for (const int member : members) EXPECT_EQ(group(RankCoordinates(layout, member)), members);
       }
       EXPECT_THAT(place.EmbeddingGroup(), ::testing::Contains(rank));
       if (place.next() >= 0) {
-        EXPECT_EQ(RankPlace(layout, place.next()).previous(), rank);
+        EXPECT_EQ(RankCoordinates(layout, place.next()).previous(), rank);
       }
     }
   }
 }
 
 TEST(Layout, GroupsOfAnExample) {
-  const RankPlace place({.tp = 2, .ep = 2, .dp = 2, .pp = 2}, 7);
+  const RankCoordinates place({.tp = 2, .ep = 2, .dp = 2, .pp = 2}, 7);
   EXPECT_EQ(place.Title(), "PP1 DP1 TP1 EP1");
   EXPECT_THAT(place.StageGroup(), ElementsAre(4, 5, 6, 7));
   EXPECT_THAT(place.TpGroup(), ElementsAre(6, 7));
@@ -56,7 +57,7 @@ TEST(Layout, StagesShareTheLayers) {
   config.layers.resize(5);
   int64_t next = 0;
   for (int stage = 0; stage < 3; ++stage) {
-    const StageRange range = RankPlace({.pp = 3}, stage).Stage(config);
+    const StageRange range = RankCoordinates({.pp = 3}, stage).Stage(config);
     EXPECT_EQ(range.first_layer, next);
     EXPECT_EQ(range.first, stage == 0);
     EXPECT_EQ(range.last, stage == 2);
@@ -77,13 +78,13 @@ TEST(Layout, RefusesWhatCannotBeCut) {
   EXPECT_THAT(error({.tp = 4}, "mixtral"),
               HasSubstr("--tp 4: does not divide the model's 2 key-value heads"));
   EXPECT_THAT(error({.tp = 2}, "olmoe"), HasSubstr("over all heads at once"));
-  EXPECT_THAT(error({.pp = 3}, "mixtral"), HasSubstr("--pp 3: is more than the model's 2 layers"));
+  EXPECT_THAT(error({.pp = 3}, "mixtral"), HasSubstr("--pp 3: exceeds the model's 2 layers"));
   EXPECT_THAT(error({.ep = 8, .dp = 8}, "mixtral"),
-              HasSubstr("--ep 8: is more than the model's 6 experts"));
+              HasSubstr("--ep 8: exceeds the model's 6 experts"));
   EXPECT_EQ(error({.tp = 4, .ep = 8, .dp = 2, .pp = 2}, "deepseek_v3"), "no error");
 }
 
-// Collectives of all groups at once, summed where every rank can tell what must come out.
+// Sums over all groups at once, with values whose result every rank can compute.
 TEST(Layout, RanksAddUpOverTheirGroups) {
   const Layout layout{.tp = 2, .ep = 2, .dp = 2, .pp = 2};
   RunRankThreads(layout.ranks(), LayoutRanks::BytesPerRank(layout) + 4096,
@@ -101,7 +102,7 @@ TEST(Layout, RanksAddUpOverTheirGroups) {
                      return value;
                    };
                    const GradientGroups groups = ranks->gradient_groups();
-                   const RankPlace& place = ranks->place;
+                   const RankCoordinates& place = ranks->place;
                    EXPECT_EQ(sum(ranks->world.get()), 255.0f);
                    EXPECT_EQ(sum(ranks->stage.get()), of(place.StageGroup()));
                    EXPECT_EQ(sum(ranks->tp.get()), of(place.TpGroup()));

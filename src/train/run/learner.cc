@@ -16,7 +16,7 @@ namespace {
 using overlap::Kind;
 using overlap::Operation;
 
-// The number in "model.layers.7.…"; -1 where there is none.
+// The number in "model.layers.7.…"; -1 if there is none.
 int LayerNumber(const std::string& name, const std::string& prefix) {
   int number = -1;
   if (name.starts_with(prefix)) {
@@ -65,15 +65,15 @@ void Learner::PlanStep(int micro_batches) {
   if (!list_.empty() && shape_.micro_batches == micro_batches) return;
   shape_.micro_batches = micro_batches;
   list_ = overlap::Plan(shape_);
-  CHECK_EQ(overlap::FindFault(shape_, list_), "");
-  passes_.resize(std::max(passes_.size(), static_cast<size_t>(overlap::Places(shape_))));
+  CHECK_EQ(overlap::FindScheduleError(shape_, list_), "");
+  passes_.resize(std::max(passes_.size(), static_cast<size_t>(overlap::MicroBatchSlots(shape_))));
 }
 
 Losses Learner::Learn(std::span<const Batch> batches, const StepSize& step) {
   PlanStep(static_cast<int>(batches.size()));
   Losses losses;
   try {
-    for (const Operation& operation : list_) Do(operation, batches, step, &losses);
+    for (const Operation& operation : list_) Execute(operation, batches, step, &losses);
   } catch (const std::exception& error) {
     if (ranks_.early_sums != nullptr) ranks_.early_sums->Abort(error.what());
     throw;
@@ -81,8 +81,8 @@ Losses Learner::Learn(std::span<const Batch> batches, const StepSize& step) {
   return losses;
 }
 
-void Learner::Do(const Operation& o, std::span<const Batch> batches, const StepSize& step,
-                 Losses* losses) {
+void Learner::Execute(const Operation& o, std::span<const Batch> batches, const StepSize& step,
+                      Losses* losses) {
   Pass<float>* pass = nullptr;
   if (o.micro_batch != Operation::kNone) {
     pass = &passes_[static_cast<size_t>(o.micro_batch) % passes_.size()];

@@ -7,7 +7,7 @@ namespace switchyard::train {
 LearnerLinks::LearnerLinks(LayoutRanks& ranks, size_t floats, SymmetricMemory::Options options,
                            const std::shared_ptr<SharedArena>& sums)
     : ranks_(ranks) {
-  const RankPlace& place = ranks.place;
+  const RankCoordinates& place = ranks.place;
   if (place.layout.pp > 1) {
     link_ = std::make_unique<StageLink>(*ranks.memory, place.previous(), place.next(),
                                         StageLinkOptions{.floats = floats});

@@ -1,4 +1,4 @@
-// What a learner in a layout needs beside the collectives of its ranks.
+// Communication objects of a learner beyond the collectives of its ranks.
 #pragma once
 
 #include <cstddef>
@@ -11,17 +11,17 @@
 
 namespace switchyard::train {
 
-// A rank's link to its neighbours in the pipeline, and the sums of gradients under the backward
-// pass where there are any. Owned by the rank and used by its thread; outlives the learner.
+// A rank's link to its neighbors in the pipeline, and the overlapped gradient sums, if enabled.
+// Owned by the rank; the rank's thread only; must outlive the learner.
 class LearnerLinks {
  public:
-  // Collective: allocates in the memory of `ranks`, which is borrowed. `floats`: the rows of a
-  // micro-batch on this rank, at most, times hidden. `sums`: an arena of `layout.ranks()` ranks
-  // with LayoutRanks::BytesPerRank each and nothing else in it, over which gradients are summed
-  // early; null: they are summed at the end of a step, over `ranks`.
+  // Collective: allocates in the memory of `ranks`, which is borrowed. `floats`: maximum rows of a
+  // micro-batch on this rank, times hidden. `sums`: an arena of `layout.ranks()` ranks with
+  // LayoutRanks::BytesPerRank each, used for nothing else, over which gradients are summed early;
+  // null: they are summed over `ranks` at the end of a step.
   LearnerLinks(LayoutRanks& ranks, size_t floats, SymmetricMemory::Options options = {},
                const std::shared_ptr<SharedArena>& sums = nullptr);
-  // What that takes of each rank's arena, beside that of `ranks`.
+  // Bytes allocated in each rank's arena, in addition to those of `ranks`.
   static size_t BytesPerRank(const Layout& layout, size_t floats);
 
   LearnerRanks ranks() const;
@@ -29,7 +29,7 @@ class LearnerLinks {
  private:
   LayoutRanks& ranks_;
   std::unique_ptr<StageLink> link_;          // null: one stage
-  std::unique_ptr<LayoutRanks> sums_ranks_;  // over the arena of sums; null: not early
+  std::unique_ptr<LayoutRanks> sums_ranks_;  // over the arena of `sums`; null: no early sums
   std::unique_ptr<GradientSums> sums_;
 };
 

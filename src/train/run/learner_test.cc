@@ -87,7 +87,7 @@ TEST_F(LearnerTest, AModelLearnsOverRanksAndLoadsFromItsCheckpoint) {
   EXPECT_GT(moved, 0.0f) << "no selection bias was moved";
 }
 
-// The largest move of a selection bias by one step of 0.5 at half of the rate.
+// The largest change of a selection bias by one step of 0.5 at half of the rate.
 float LargestMove(bool falls) {
   const ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   ThreadPool pool(1);

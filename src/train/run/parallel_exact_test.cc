@@ -1,4 +1,4 @@
-// In float64 nothing of the difference between layouts is rounding: what is left would be an error.
+// Gradients in float64: differences between layouts are no longer rounding, so any left is a bug.
 #include <gmock/gmock.h>
 
 #include <mutex>
@@ -14,8 +14,8 @@ LossOptions Options() {
   return {.balance = {.batch = 0.5, .sequence = 0.4, .z = 0.1}, .mtp_layers = 2};
 }
 
-// One stage, its gradients added up here: of what is cut and of experts each rank has a piece, of
-// the rest a part of the sum.
+// Sums the gradients of one stage: each rank has a piece of partitioned tensors and of experts, and
+// a partial sum of all others.
 Gradients Of(const ModelConfig& config, const Batch& batch, const Layout& layout) {
   const RowExchangeOptions options{
       .message_bytes = MoeMessageBytes(config, layout.ep, batch.size(), sizeof(double))};

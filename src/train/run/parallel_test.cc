@@ -1,4 +1,4 @@
-// The gradients, losses and norms of a step do not depend on the layout of the ranks.
+// The gradients, losses and norms of a step do not depend on the parallel layout.
 #include <gmock/gmock.h>
 
 #include "train/run/test_layouts.h"
@@ -14,16 +14,16 @@ LossOptions Options() {
   return {.balance = {.batch = 0.5, .sequence = 0.4, .z = 0.1}, .mtp_layers = 1};
 }
 
-// A tied head and grouped attention with norms of each head, a dense layer: qwen3_moe. Latent
-// attention with a low rank of queries, a shared expert: deepseek_v3.
+// qwen3_moe: a tied head, grouped attention with per-head norms, a dense layer. deepseek_v3: latent
+// attention with low-rank queries, a shared expert.
 class Layouts : public ::testing::TestWithParam<std::string> {
  public:
   const ModelConfig config = ParseModelConfig(testing::SmallConfig(GetParam()));
   const Batch batch = testing::RandomBatch({9, 4, 1, 7, 12, 3, 5, 8}, config.vocab_size, 6);
   const LayoutResult one = RunLayout(config, batch, {.losses = Options()});
 
-  // Of the same numbers in float64: where little is left of large terms, one rank is off by more
-  // than the bound itself.
+  // float64 reference with the same weights: where large terms cancel, even one rank exceeds the
+  // bound.
   const std::map<std::string, std::vector<double>> exact = Exact();
 
   std::map<std::string, std::vector<double>> Exact() const {
@@ -45,7 +45,7 @@ class Layouts : public ::testing::TestWithParam<std::string> {
     EXPECT_NEAR(found.norms[0], one.norms[0], 1e-6 * one.norms[0]);
     EXPECT_EQ(found.loads, one.loads);
     ASSERT_EQ(found.gradients.size(), one.gradients.size());
-    // Where no sum of a token is split, an expert sees the same rows in the same order.
+    // If no token's sum is split, an expert receives the same rows in the same order.
     const bool bits = run.layout.tp == 1 && run.layout.ep == run.layout.dp;
     for (const auto& [name, gradient] : one.gradients) {
       const std::vector<double>& wanted = exact.at(name);
@@ -87,8 +87,8 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Layouts,
                          ::testing::Values("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3"),
                          [](const auto& info) { return info.param; });
 
-// A stage does what its layers do in the whole model: but for the embedding, whose two copies add
-// up in another order, no bit differs.
+// A stage computes the same as its layers in the whole model, bitwise, except for the embedding,
+// whose two copies are summed in another order.
 TEST(Stages, ChangeNoBit) {
   ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   config.layers.resize(4, config.layers.back());
@@ -111,7 +111,7 @@ TEST(Curves, OfAllLayoutsAgree) {
   const ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   const Batch batch = testing::RandomBatch({9, 4, 1, 7, 12, 3, 5, 8}, config.vocab_size, 6);
   LossOptions losses = Options();
-  losses.balance.batch = 0.0;  // its f[e] are of a micro-batch, whatever that is
+  losses.balance.batch = 0.0;  // its f[e] depend on the partition into micro-batches
   LayoutRun run{.losses = losses, .steps = 20};
   const LayoutResult one = RunLayout(config, batch, run);
   EXPECT_LT(one.curve.back(), 0.8 * one.curve.front());

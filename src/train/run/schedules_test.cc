@@ -1,5 +1,5 @@
-// No bit of a run depends on the order of work, the form of the exchange, or on when gradients are
-// summed; and the stages of a pipeline learn what one rank learns.
+// Runs are bitwise independent of the schedule, the form of the exchange, and the time of gradient
+// sums. Pipeline stages learn the same as one rank.
 #include <gmock/gmock.h>
 
 #include <mutex>
@@ -17,12 +17,12 @@ struct Way {
   Layout layout;
   overlap::Order schedule = overlap::Order::kPlain;
   bool synchronous = false, early_sums = false;
-  int broken_rank = -1;  // which has a token that is none, in its last micro-batch
+  int broken_rank = -1;  // the rank with an invalid token in its last micro-batch
 };
 
 struct Learned {
   std::vector<double> curve;  // losses of each step
-  testing::Tensors values;    // after the last
+  testing::Tensors values;    // after the last step
   std::map<std::string, double> figures;
 };
 
@@ -30,14 +30,14 @@ LossOptions Options() {
   return {.balance = {.batch = 0.5, .sequence = 0.4, .z = 0.1}, .mtp_layers = 1};
 }
 
-// Four layers of a kind.
+// A config of this kind with four layers.
 ModelConfig Config(const std::string& kind) {
   ModelConfig config = ParseModelConfig(testing::SmallConfig(kind));
   config.layers.resize(4, config.layers.back());
   return config;
 }
 
-// Plain gradient descent: micro-batches of two sequences, over the parts of the rows.
+// Plain gradient descent with micro-batches of two sequences, over the parts of the rows.
 class Runner {
  public:
   Runner(const ModelConfig& config, const Way& run)
@@ -123,7 +123,8 @@ class Runner {
 
 Learned Learn(const ModelConfig& config, const Way& run) { return Runner(config, run).Learn(); }
 
-// A dense first layer, latent attention and selection biases; a tied head, and grouped attention.
+// deepseek_v3: a dense first layer, latent attention and selection biases. qwen3_moe: a tied head
+// and grouped attention.
 class Schedules : public ::testing::TestWithParam<std::string> {
  public:
   const ModelConfig config = Config(GetParam());
@@ -169,7 +170,7 @@ TEST_P(Schedules, OfAPipelineLearnWhatOneRankLearns) {
   }
 }
 
-// Nobody waits for ever, and the cause is what is said.
+// No deadlock, and the error has the original cause.
 TEST_P(Schedules, EndWithTheRankThatFails) {
   for (const Layout& layout : {Layout{.ep = 2, .dp = 2}, Layout{.pp = 2}}) {
     for (const bool early_sums : {false, true}) {

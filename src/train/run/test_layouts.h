@@ -1,4 +1,4 @@
-// Small models over ranks in any layout, for tests.
+// Runs small models over ranks in any layout, for tests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ inline Batch Sequences(const Batch& batch, int64_t first, int64_t last) {
   return part;
 }
 
-// Streams between pipeline stages that are threads.
+// Sends streams between pipeline stages that run as threads.
 class ThreadLink {
  public:
   void Send(int from, int to, std::vector<float> stream) {
@@ -58,7 +58,7 @@ class ThreadLink {
 
 struct LayoutRun {
   Layout layout;
-  std::vector<int64_t> borders = {};  // [dp + 1] of each part's sequences; empty: even
+  std::vector<int64_t> borders = {};  // [dp + 1] sequence boundaries of the parts; empty: even
   LossOptions losses;
   int64_t steps = 1;
   std::filesystem::path resume, save = {};  // checkpoints; empty: none
@@ -66,7 +66,7 @@ struct LayoutRun {
 
 using Tensors = std::map<std::string, std::vector<float>>;
 
-// Over all ranks; tensors are whole.
+// Results over all ranks, with whole tensors.
 struct LayoutResult {
   Tensors gradients;  // of the last step
   Tensors values;     // after it
@@ -75,7 +75,7 @@ struct LayoutResult {
       loads;  // [MoE layers in order of the stages, E], of the last step
 };
 
-// Puts a rank's piece into the whole; where another rank has put it there the bits must be equal.
+// Copies a rank's piece into the whole tensor. Overlaps with pieces of other ranks must be equal.
 inline void Put(const Parameter<float>& p, const std::vector<float>& part, Tensors* wholes,
                 std::map<std::string, std::vector<bool>>* known) {
   size_t count = part.empty() ? 0 : 1;
@@ -99,8 +99,8 @@ inline void ExpectWhole(const std::map<std::string, std::vector<bool>>& known) {
     EXPECT_EQ(std::ranges::count(there, false), 0) << "no rank has all of " << name;
 }
 
-// One micro-batch forward and backward through this rank's stage.
-inline Losses RunStage(Model<float>& model, const RankPlace& place, ThreadLink& link,
+// Forward and backward of one micro-batch through this rank's stage.
+inline Losses RunStage(Model<float>& model, const RankCoordinates& place, ThreadLink& link,
                        const Batch& batch, const StepSize& size, Pass<float>* pass) {
   model.Begin(batch, size, pass);
   std::vector<float>& stream = pass->depths[0].stream;
@@ -119,7 +119,7 @@ inline Losses RunStage(Model<float>& model, const RankPlace& place, ThreadLink& 
   return pass->losses;
 }
 
-// Steps of AdamW from the weights of OneRank<float>(config, run.losses), or on from a checkpoint.
+// AdamW steps from the weights of OneRank<float>(config, run.losses), or from a checkpoint.
 inline LayoutResult RunLayout(const ModelConfig& config, const Batch& batch, const LayoutRun& run) {
   const StepSize size = SizeOf(batch);
   const Layout& layout = run.layout;
@@ -137,7 +137,7 @@ inline LayoutResult RunLayout(const ModelConfig& config, const Batch& batch, con
   const auto body = [&](int rank, const std::shared_ptr<SharedArena>& arena) {
     const auto ranks =
         LayoutRanks::Create(arena, layout, rank, {.timeout = std::chrono::seconds(60)});
-    const RankPlace& place = ranks->place;
+    const RankCoordinates& place = ranks->place;
     const auto exchange = MakeRowExchange(*ranks->memory, place.EpGroup(), exchange_options);
     OneRank<float> whole(config, run.losses);  // for its weights
     ThreadPool pool(1);

@@ -1,4 +1,4 @@
-// What the training loop needs of a model.
+// The model interface of the training loop.
 #pragma once
 
 #include <map>
@@ -13,25 +13,25 @@
 
 namespace switchyard::train {
 
-// Belongs to one rank and its thread. Every rank makes the same calls in the same order.
+// Owned by one rank; the rank's thread only. Every rank makes the same calls in the same order.
 class TrainedModel {
  public:
   virtual ~TrainedModel() = default;
 
-  // The same objects at every call, at the same places. One without gradient is saved and loaded,
-  // but not touched by the optimizer (selection biases).
+  // Returns the same objects at the same addresses on every call. Parameters without gradient are
+  // saved and loaded, but not updated by the optimizer (selection biases).
   virtual std::vector<Parameter<float>*> Parameters() = 0;
-  // Names under which a checkpoint repeats a parameter.
+  // Further checkpoint names of parameters.
   virtual std::vector<std::pair<std::string, const Parameter<float>*>> Aliases() { return {}; }
 
-  // Adds the gradients of the step's micro-batches (this rank's, as many on every rank, some of
-  // them maybe empty) and returns this rank's shares of the losses.
+  // Accumulates the gradients of the step's micro-batches and returns this rank's shares of the
+  // losses. Every rank has equally many micro-batches, some of which may be empty.
   virtual Losses Learn(std::span<const Batch> batches, const StepSize& step) = 0;
-  // After the step's last micro-batch: adds up what several ranks hold over them, unless Learn has.
+  // Called after the step's last micro-batch: sums partial gradients over ranks, unless Learn has.
   virtual void SumGradients() {}
-  // After the parameters have changed: what a model keeps of its own (biases moved by load, copies
-  // in other formats). `rate_part`: RatePart of the step. Returns figures for the log, the same on
-  // every rank: "balancedness", …
+  // Called after the parameters have changed: updates the model's other state (biases moved by
+  // load, copies in other formats). `rate_part`: RateFraction of the step. Returns metrics for the
+  // log, the same on every rank: "balancedness", …
   virtual std::map<std::string, double> AfterStep(double /*rate_part*/) { return {}; }
 };
 

@@ -14,12 +14,12 @@
 namespace switchyard::train {
 namespace {
 
-constexpr std::chrono::seconds kPause{5};  // between two tries to write the last checkpoint
+constexpr std::chrono::seconds kPause{5};  // between attempts to write the last checkpoint
 
 void Check(const TrainerOptions& options) {
   CheckSchedule(options.schedule);
   if (options.rows_per_step < 1 || options.rows_per_pass < 1) {
-    throw Invalid("a step of {} rows in passes of {}: want at least 1", options.rows_per_step,
+    throw Invalid("rows per step {}, rows per pass {}: want at least 1", options.rows_per_step,
                   options.rows_per_pass);
   }
   if (!(options.clip >= 0)) throw Invalid("--clip-grad-norm {}: want 0 or more", options.clip);
@@ -53,14 +53,14 @@ void Trainer::Resume(const std::filesystem::path& checkpoint) {
   TrainerState state = LoadCheckpoint(checkpoint, catalog_, &adam_);
   if (state.corpus != corpus_.fingerprint()) {
     throw Error(ErrorKind::kInvalid,
-                fmt::format("{}: was learning from another corpus, or from this one packed or "
-                            "shuffled in another way ({}, now {})",
+                fmt::format("{}: was trained on another corpus, or on this one with other packing "
+                            "or shuffling ({}, now {})",
                             checkpoint.string(), state.corpus, corpus_.fingerprint()),
                 "start a new run from its weights instead");
   }
   if (state.step > options_.schedule.steps) {
-    throw Invalid("{}: has taken {} steps, the run has {}", checkpoint.string(), state.step,
-                  options_.schedule.steps);
+    throw Invalid("{}: is at step {}, but the run has only {} steps", checkpoint.string(),
+                  state.step, options_.schedule.steps);
   }
   state_ = std::move(state);
   saved_step_ = state_.step;
@@ -88,7 +88,7 @@ StepReport Trainer::Step() {
   SamplePosition position = state_.position;
   const std::vector<Row> rows = corpus_.Take(options_.rows_per_step, &position);
   StepReport report{.step = state_.step + 1};
-  // Every rank knows every rank's rows, and so the step's sums without asking.
+  // Every rank knows all rows of the step, and computes the step's sums without communication.
   StepSize size{.targets = 0, .tokens = 0};
   for (const Row& row : rows) {
     Batch batch;
@@ -127,7 +127,7 @@ StepReport Trainer::Step() {
   report.gradient_norm = gradient.norm;
   report.rate = LearningRate(options_.schedule, state_.step);
   adam_.Step(report.rate, ClipScale(gradient.norm, options_.clip), pool_);
-  report.figures = model_.AfterStep(RatePart(options_.schedule, state_.step));
+  report.figures = model_.AfterStep(RateFraction(options_.schedule, state_.step));
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   state_.position = position;
   state_.step = report.step;
@@ -143,7 +143,7 @@ void Trainer::Save() {
   if (catalog_.rank() == 0) RemoveOldCheckpoints(options_.output, options_.keep);
 }
 
-// Every rank tries as often: an error of one is an error of all.
+// All ranks make equally many attempts, because an error of one rank is thrown on all.
 void Trainer::SaveLast(const std::function<void(const std::string&)>& warn) {
   const std::chrono::seconds pause = std::min(kPause, options_.full_disk_wait);
   for (std::chrono::seconds left = options_.full_disk_wait;; left -= pause) {
@@ -153,7 +153,7 @@ void Trainer::SaveLast(const std::function<void(const std::string&)>& warn) {
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kResource || left <= std::chrono::seconds{0}) throw;
       if (warn) {
-        warn(fmt::format("{}; trying again for {} s, make room or the last {} steps are lost",
+        warn(fmt::format("{}; trying again for {} s; free disk space or the last {} steps are lost",
                          error.what(), left.count(), state_.step - saved_step_.value_or(0)));
       }
       std::this_thread::sleep_for(pause);

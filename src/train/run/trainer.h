@@ -1,4 +1,4 @@
-// The loop of a training run.
+// The training loop.
 #pragma once
 
 #include <chrono>
@@ -18,56 +18,56 @@ namespace switchyard::train {
 
 struct TrainerOptions {
   int64_t rows_per_step = 32;  // over all ranks
-  int64_t rows_per_pass = 8;   // of one part of the ranks: the size of a micro-batch
-  ScheduleOptions schedule;    // its `steps` are those of the run
+  int64_t rows_per_pass = 8;   // micro-batch size in rows, for each data-parallel part
+  ScheduleOptions schedule;    // its `steps` is the length of the run
   AdamWOptions adam;
-  double clip = 1.0;                       // of the gradient's norm; 0: none
-  int64_t save_every = 0;                  // steps; 0: at the end alone
+  double clip = 1.0;                       // limit of the gradient norm; 0: none
+  int64_t save_every = 0;                  // steps; 0: only at the end
   int keep = 2;                            // checkpoints; 0: all
-  std::chrono::seconds full_disk_wait{0};  // for room for the last checkpoint
+  std::chrono::seconds full_disk_wait{0};  // how long to retry saving the last checkpoint
   std::filesystem::path output;            // folder of the checkpoints
   CheckpointFiles files;
 };
 
-// A step as it is reported.
+// Report of one step.
 struct StepReport {
   int64_t step = 0;  // counted from 1
   Losses losses;     // over all ranks
   double rate = 0, gradient_norm = 0;
   int64_t tokens = 0;                     // of this step
-  double seconds = 0;                     // it took
+  double seconds = 0;                     // duration
   std::map<std::string, double> figures;  // TrainedModel::AfterStep
 };
 
-// The ranks of a run as the loop sees them (run/layout.h).
+// The groups of a rank as the training loop uses them (run/layout.h).
 struct TrainerRanks {
-  Collectives* all = nullptr;  // null: one rank alone
-  Collectives* tp = nullptr;   // that hold pieces of the same tensors; null: nothing is cut
-  // Of every step's rows this rank learns from part `part` of `parts` equal ones; ranks of the same
-  // part (of a tensor-parallel group, of a pipeline) from the same.
+  Collectives* all = nullptr;  // null: a single rank
+  Collectives* tp = nullptr;   // ranks with pieces of the same tensors; null: not partitioned
+  // This rank processes part `part` of `parts` equal parts of every step's rows. Ranks with the
+  // same part (of a tensor-parallel group, of a pipeline) process the same rows.
   int part = 0, parts = 1;
 };
 
-// Trains a model over ranks. Everything is borrowed. Used by the rank's thread.
+// Trains a model over ranks. Everything is borrowed. The rank's thread only.
 class Trainer {
  public:
   // Collective. Throws Error kInvalid for options that are out of range.
   Trainer(TrainedModel& model, Corpus& corpus, const TrainerOptions& options,
           const TrainerRanks& ranks, ThreadPool& pool);
-  // Each rank of `all` (null: one alone) has rows of its own.
+  // Each rank of `all` (null: a single rank) has its own rows.
   Trainer(TrainedModel& model, Corpus& corpus, const TrainerOptions& options, Collectives* all,
           ThreadPool& pool);
 
-  // Goes on from a checkpoint, of any number of ranks. Throws LoadCheckpoint's errors, and kInvalid
-  // where it was made from another corpus, or is past the run's last step.
+  // Resumes from a checkpoint of any number of ranks. Throws errors of LoadCheckpoint, and kInvalid
+  // if it was made from another corpus, or is past the run's last step.
   void Resume(const std::filesystem::path& checkpoint);
 
-  // Steps until the schedule's last, or until `stop` says so on some rank; then saves. Reports
-  // every step. A checkpoint on the way that cannot be written is passed to `warn` and tried again
-  // at the next time; so is the last one, which is tried again for options.full_disk_wait and then
-  // throws. Throws Error kInvalid, on every rank, where loss or
-  // gradient is not finite, naming step, tensor and the last good checkpoint; the parameters are
-  // then still those of the step before.
+  // Steps until the schedule's last step, or until `stop` returns true on some rank; then saves.
+  // Reports every step. If an intermediate checkpoint cannot be written, `warn` is called, and the
+  // next save tries again. The last checkpoint also warns, is retried for options.full_disk_wait,
+  // and then throws. Throws Error kInvalid, on every rank, if loss or gradient is not finite. The
+  // error names step, tensor and the last good checkpoint; the parameters are then still those of
+  // the previous step.
   void Run(const std::function<void(const StepReport&)>& report, const std::function<bool()>& stop,
            const std::function<void(const std::string&)>& warn);
 

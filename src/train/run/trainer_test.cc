@@ -43,7 +43,7 @@ struct Ran {
   std::map<std::string, std::vector<float>> values;  // of all ranks
 };
 
-// Trains on `ranks` threads until `stop_after` steps are taken, going on from the last checkpoint.
+// Trains on `ranks` threads until `stop_after` steps are taken, resuming from the last checkpoint.
 Ran TrainOn(int ranks, const TrainerOptions& options, int64_t stop_after) {
   Ran out;
   std::mutex mutex;
@@ -83,7 +83,7 @@ TEST_F(TrainerTest, ResumedRunsAreTheSameToTheBit) {
 
 TEST_F(TrainerTest, AnyNumberOfRanksGoesOn) {
   TrainerOptions options = Options(20);
-  options.adam.epsilon = 1e-4;  // gradients that are nearly zero differ by their rounding
+  options.adam.epsilon = 1e-4;  // bounds the effect of rounding in gradients that are nearly zero
   const Ran straight = TrainOn(1, options, 20);
   options.output = dir_ / "ranks";
   TrainOn(2, options, 6);
@@ -127,7 +127,7 @@ TEST_F(TrainerTest, AFullDiskKeepsTheLastGoodCheckpoint) {
   Trainer trainer(model, corpus, options, nullptr, pool);
   trainer.Resume(*LatestCheckpoint(options.output));
   std::vector<std::string> warnings;
-  // A limit on the size of files stands for a disk that is full.
+  // A limit on the file size emulates a full disk.
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
@@ -139,7 +139,7 @@ TEST_F(TrainerTest, AFullDiskKeepsTheLastGoodCheckpoint) {
               ErrorKind::kResource);
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   std::signal(SIGXFSZ, handler);
-  ASSERT_EQ(warnings.size(), 1u);  // at step 4; that of the end is thrown
+  ASSERT_EQ(warnings.size(), 1u);  // at step 4; the one at the end is thrown
   EXPECT_THAT(warnings[0], HasSubstr("model.safetensors: cannot be written: File too large"));
   EXPECT_THAT(error, HasSubstr("cannot be written"));
   EXPECT_EQ(LatestCheckpoint(options.output)->filename(), "checkpoint-000002");

@@ -1,4 +1,5 @@
-// Block c of every member's kernel, talking to one another. Internal to comm/device/cuda.
+// Synchronization and staging between block c of all members' kernels. Internal to
+// comm/device/cuda.
 #pragma once
 
 #include <type_traits>
@@ -8,11 +9,11 @@
 
 namespace switchyard::cuda {
 
-// A round is: write to the own region, Meet, read those of others, perhaps once more. Its two
-// meetings raise the flags to counter + 1 and counter + 2; a round with one meeting only skips the
-// first value. Regions alternate: who begins round n + 2 has met everybody in round n + 1, so that
-// all have ended round n, whose region is written again. The counter stays on the device between
-// kernels, so that recorded ones can be replayed.
+// A round: write to the own staging region, barrier (Meet), read the peers' regions, and optionally
+// a second barrier. The two barriers raise the flags to counter + 1 and counter + 2; a round with
+// one barrier skips the first value. Regions are double-buffered. A block that begins round n + 2
+// has passed the barrier of round n + 1, so all members have finished round n, whose region it
+// overwrites. The counter stays on the device between kernels, so captured kernels can be replayed.
 class Channel {
  public:
   __device__ explicit Channel(const ChannelSet& set, WaitStage stage)
@@ -23,18 +24,20 @@ class Channel {
     return reinterpret_cast<uint4*>(set_.buffers[member] + kStagingOffset + index * kRegionBytes);
   }
 
-  // Where `member` receives tagged quads of `sender` in this round: two cells for each thread.
+  // Receive cells of `member` for tagged quads of `sender` in this round: two cells per thread.
   __device__ uint4* Tagged(int member, int sender) const {
     const size_t index = (blockIdx.x * 2 + ((counter_ >> 1) & 1)) * set_.size + sender;
     return reinterpret_cast<uint4*>(set_.buffers[member] + kTaggedOffset +
                                     index * kTaggedCellBytes) +
            threadIdx.x * 2;
   }
-  // Unlike any that a cell can hold from before: 0 where it was never written.
+  // Differs from any tag that a cell can hold from earlier rounds; 0 marks a cell that was never
+  // written.
   __device__ uint32_t Tag() const { return counter_ | 1; }
 
-  // All of the block. What any member's block wrote before, all see after. False: a peer did not
-  // come, and the block has to end.
+  // Barrier of this block with the same block of all members; called by all threads. Writes of
+  // every member before the barrier are visible to all members after it. Returns false on a
+  // timeout, after which the block must exit.
   __device__ bool Meet(int phase) {
     const uint32_t value = counter_ + phase;
     const int peer = threadIdx.x;
@@ -49,14 +52,15 @@ class Channel {
   }
 
   __device__ void EndRound() { counter_ += 2; }
-  // After a meeting, or something else that all threads came to: they have read the counter.
+  // Writes the counter back. Call it after a block-wide barrier, when all threads have read the
+  // counter.
   __device__ void Close() {
     if (threadIdx.x == 0) *Word(set_.rank, kFlagBytes, 0) = counter_;
   }
 
  private:
   __device__ uint32_t* Word(int member, size_t offset, int slot) const {
-    return reinterpret_cast<uint32_t*>(set_.buffers[member] + offset) + blockIdx.x * kMostMembers +
+    return reinterpret_cast<uint32_t*>(set_.buffers[member] + offset) + blockIdx.x * kMaxMembers +
            slot;
   }
 
@@ -65,9 +69,9 @@ class Channel {
   uint32_t counter_;
 };
 
-// Calls f with the least of 2, 4, 8 and 16 that has room for `size` members, as a constant.
+// Calls f with the smallest of 2, 4, 8 and 16 that is >= `size`, as a compile-time constant.
 template <typename F>
-cudaError_t WithMost(int size, const F& f) {
+cudaError_t DispatchGroupSize(int size, const F& f) {
   if (size <= 2) return f(std::integral_constant<int, 2>());
   if (size <= 4) return f(std::integral_constant<int, 4>());
   if (size <= 8) return f(std::integral_constant<int, 8>());
@@ -82,7 +86,7 @@ cudaError_t Load(Kernel* kernel) {
 template <typename F>
 cudaError_t LoadAll(const F& load) {
   for (const int size : {2, 4, 8, 16}) {
-    const cudaError_t error = WithMost(size, load);
+    const cudaError_t error = DispatchGroupSize(size, load);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -13,9 +13,10 @@
 namespace switchyard::cuda {
 namespace {
 
-// Large sums through NCCL, the rest over peer memory. On four H200s NCCL's all-reduce is ahead from
-// 16 MB on (94 to 105 µs), its reduce-scatter, of a reduce for each part, from about 40 MB on (16
-// MB: 91 to 62 µs, 64 MB: 198 to 229) and its all-gather never (64 MB: 227 to 190).
+// Large reductions use NCCL, everything else peer memory. Measured on four H200s, NCCL against peer
+// memory: all-reduce, NCCL is faster from 16 MB (94 against 105 µs). Reduce-scatter (one NCCL
+// reduce per part): from about 40 MB (16 MB: 91 against 62 µs, 64 MB: 198 against 229 µs).
+// All-gather: never (64 MB: 227 against 190 µs).
 class MixedCollectives : public Collectives {
  public:
   MixedCollectives(std::unique_ptr<Collectives> peer, std::unique_ptr<Collectives> nccl,
@@ -42,37 +43,37 @@ class MixedCollectives : public Collectives {
   size_t max_peer_bytes_;
 };
 
-// What ranks tell one another first: all of them have to choose the same.
-struct GroupCard {
-  bool one_host = false, nccl = false;  // of the rank's own group; whether it can use NCCL
-  NcclUniqueId id;                      // of the group whose first rank this is
+// Exchanged by all ranks at setup, so that all make the same choice.
+struct GroupSetup {
+  bool one_host = false, nccl = false;  // the rank's group is on one host; NCCL is usable
+  NcclUniqueId id;                      // for the group of which this is the first rank
 };
 
-std::vector<GroupCard> TellCards(RankComm& comm, const PeerMemory& memory,
-                                 const std::vector<int>& group, bool wants_nccl) {
-  GroupCard mine = {.one_host = memory.Reaches(group)};
-  // NCCL takes memory of the GPU: it is not even loaded where nothing would go through it.
+std::vector<GroupSetup> ExchangeGroupSetup(RankComm& comm, const PeerMemory& memory,
+                                           const std::vector<int>& group, bool wants_nccl) {
+  GroupSetup mine = {.one_host = memory.OnThisHost(group)};
+  // NCCL allocates GPU memory, so it is not loaded where nothing would use it.
   if (wants_nccl || !mine.one_host) {
     const NcclLibrary& nccl = NcclLibrary::Get();
-    mine.nccl = nccl.missing.empty() && (nccl.shares_gpus || memory.OneGpuEach(group));
+    mine.nccl = nccl.missing.empty() && (nccl.shares_gpus || memory.HasDistinctGpus(group));
     if (mine.nccl && group.size() > 1 && group.front() == memory.rank())
       mine.nccl = nccl.GetUniqueId(&mine.id) == kNcclSuccess;
   }
-  std::vector<GroupCard> cards(static_cast<size_t>(memory.world()));
+  std::vector<GroupSetup> cards(static_cast<size_t>(memory.world()));
   comm.tp->AllGather(&mine, cards.data(), sizeof mine);
   return cards;
 }
 
-// Why a rank cannot, as far as this one knows.
+// The reason that NCCL is unavailable, as far as this rank knows.
 std::string WhyNoNccl() {
   const std::string& missing = NcclLibrary::Get().missing;
   return missing.empty() ? "NCCL is not usable by all ranks, or ranks share a GPU" : missing;
 }
 
-[[noreturn]] void ThrowNeedsNccl(std::span<const GroupCard> cards) {
-  const auto lacks = std::ranges::find(cards, false, &GroupCard::nccl);
+[[noreturn]] void ThrowNeedsNccl(std::span<const GroupSetup> cards) {
+  const auto lacks = std::ranges::find(cards, false, &GroupSetup::nccl);
   throw Error(ErrorKind::kResource,
-              fmt::format("ranks on several hosts reach one another's GPUs through NCCL, which "
+              fmt::format("ranks on several hosts need NCCL to communicate between GPUs, which "
                           "rank {} cannot use: {}",
                           lacks - cards.begin(), WhyNoNccl()),
               "install NCCL 2.28 or newer (libnccl.so.2) on every host and give each rank a GPU");
@@ -86,15 +87,15 @@ std::unique_ptr<Collectives> MakeCollectives(RankComm& comm, PeerMemory& memory,
                                              const CollectiveOptions& options) {
   const bool wants_nccl =
       !options.custom_all_reduce || options.max_custom_bytes < std::numeric_limits<size_t>::max();
-  const std::vector<GroupCard> cards = TellCards(comm, memory, group, wants_nccl);
-  const bool one_host = std::ranges::all_of(cards, &GroupCard::one_host);
-  const bool has_nccl = std::ranges::all_of(cards, &GroupCard::nccl);
+  const std::vector<GroupSetup> cards = ExchangeGroupSetup(comm, memory, group, wants_nccl);
+  const bool one_host = std::ranges::all_of(cards, &GroupSetup::one_host);
+  const bool has_nccl = std::ranges::all_of(cards, &GroupSetup::nccl);
   if (!one_host && !has_nccl) ThrowNeedsNccl(cards);
   if (wants_nccl && !has_nccl && memory.rank() == 0 && name == "tp")
-    LOG_INFO("sums and gathers of all sizes go over peer memory: {}", WhyNoNccl());
+    LOG_INFO("collectives of all sizes use peer memory: {}", WhyNoNccl());
 
   std::unique_ptr<Collectives> peer, nccl;
-  // Of one member too: it has nothing to do.
+  // Also for a group of one member, where it does nothing.
   if (one_host || group.size() == 1)
     peer = std::make_unique<PeerCollectives>(memory, group, stream);
   if ((!one_host || (wants_nccl && has_nccl)) && group.size() > 1) {
@@ -104,7 +105,7 @@ std::unique_ptr<Collectives> MakeCollectives(RankComm& comm, PeerMemory& memory,
         static_cast<int>(own - group.begin()), static_cast<int>(group.size()), name, stream,
         options.watch ? options.watch : std::make_shared<NcclWatch>(comm, memory.timeout()));
   }
-  comm.tp->Barrier("start of collectives");
+  comm.tp->Barrier("collectives setup");
   if (nccl == nullptr) return peer;
   if (peer == nullptr || !options.custom_all_reduce) return nccl;
   return std::make_unique<MixedCollectives>(std::move(peer), std::move(nccl),

@@ -1,4 +1,4 @@
-// Collectives of GPU memory.
+// Collectives on GPU memory: peer memory kernels, NCCL, or a mix of both by message size.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,30 +14,31 @@
 namespace switchyard::cuda {
 
 struct CollectiveOptions {
-  // Gathers and small sums in one kernel over peer memory, large sums through NCCL
-  // (--disable-custom-all-reduce: all through NCCL). Where there is no NCCL (libnccl.so.2 is looked
-  // for at run time) everything goes over peer memory.
+  // Gathers and small reductions use one kernel over peer memory, large reductions NCCL
+  // (--disable-custom-all-reduce: everything uses NCCL). Without NCCL (libnccl.so.2 is loaded at
+  // run time) everything uses peer memory.
   bool custom_all_reduce = true;
-  // Of an all-reduce (a reduce-scatter: four times that). NCCL adds in an order of its own for each
-  // size of message, so that a row's sum depends on how many rows there are; without a limit
-  // (SIZE_MAX: no NCCL) it does not, and the largest all-reduces take a fourth longer.
+  // The largest all-reduce over peer memory, in bytes (reduce-scatter: four times that). NCCL's
+  // reduction order depends on the message size, so a row's sum depends on the number of rows. With
+  // no limit (SIZE_MAX: no NCCL) it does not, and the largest all-reduces take a fourth longer.
   size_t max_custom_bytes = size_t{8} << 20;
-  // Of all groups of the rank; null: each has its own. Who waits for the stream on the host does it
-  // with this, where there are groups of several hosts.
+  // Shared by all groups of the rank; null: each group makes its own. If groups span hosts, the
+  // host waits for the stream through this object.
   std::shared_ptr<NcclWatch> watch;
 };
 
-// The group's collectives, enqueued on `stream`. Everything they do can be recorded in a CUDA
-// graph: launches depend on sizes alone, and no host code waits. `group`: ranks of the world,
-// ascending; every rank of the world constructs those of the same kinds in the same order. Sums
-// over peer memory are taken in group order: all members get the same bits, for any message size.
+// Collectives of `group`, enqueued on `stream`. All operations can be captured in a CUDA graph:
+// launches depend on sizes only, and no host code waits. `group`: world ranks, ascending. Every
+// rank of the world constructs groups of the same kinds in the same order (it is a collective over
+// comm.tp). Sums over peer memory are in group order: all members get the same bits, for any
+// message size.
 //
-// Where any group of the kind has ranks on several hosts (PeerMemory), all of them go through NCCL
-// alone: NcclGroup. Error kResource where a rank cannot use it.
+// If any group of the kind has ranks on several hosts (PeerMemory), all groups of the kind use NCCL
+// alone: NcclGroup. Error kResource if a rank cannot use NCCL.
 std::unique_ptr<Collectives> MakeCollectives(RankComm& comm, PeerMemory& memory,
                                              std::vector<int> group, const std::string& name,
                                              cudaStream_t stream, const CollectiveOptions& options);
-// What one such object allocates in peer memory.
+// Bytes of peer memory that one such object allocates.
 size_t CollectiveBytes(const CollectiveOptions& options, int members);
 
 }  // namespace switchyard::cuda

@@ -13,7 +13,7 @@
 namespace switchyard::cuda {
 namespace {
 
-// Unequal, some of them nothing.
+// Unequal counts, some of them zero.
 std::vector<size_t> Ragged(int size, size_t count, unsigned salt) {
   std::vector<size_t> counts(static_cast<size_t>(size));
   for (unsigned r = 0; r < counts.size(); ++r)
@@ -27,7 +27,7 @@ bool AllReduceIsRight(GpuRank& gpu, Collectives& group, size_t count, size_t off
   gpu.Fill(data, Values(group.rank(), count + 1, salt));
   group.AllReduceSum(data, count);
   auto expected = SumOfAll(group.size(), count, salt);
-  expected.push_back(Values(group.rank(), count + 1, salt).back());  // nobody's business
+  expected.push_back(Values(group.rank(), count + 1, salt).back());  // must stay unchanged
   return SameBits(gpu.Read<float>(data, count + 1), expected);
 }
 
@@ -45,7 +45,7 @@ bool AllGatherIsRight(GpuRank& gpu, Collectives& group, size_t bytes, size_t off
   const size_t own = static_cast<size_t>(group.rank());
   const std::string mine = Text(counts[own], salt * 100 + static_cast<unsigned>(group.rank()));
   std::byte* out = gpu.scratch.data() + offset;
-  // In its own place, aligned, or aligned for rank 0 alone.
+  // The input is in place, out of place and aligned, or aligned on rank 0 only.
   std::byte* apart = gpu.scratch.data() + gpu.scratch.bytes() / 2;
   std::byte* in = salt % 2 == 0 ? out + begin : apart + (salt % 4 == 1 ? 0 : group.rank());
   gpu.Fill(out, std::vector<char>(expected.size() + 1, '?'));
@@ -73,7 +73,7 @@ bool ReduceScatterIsRight(GpuRank& gpu, Collectives& group, size_t count, size_t
   if (!SameBits(gpu.Read<float>(out, counts[own]),
                 Slice(SumOfAll(group.size(), total, salt), begin, counts[own])))
     return false;
-  auto expected = values;  // but for the own part, where that is the output
+  auto expected = values;  // except the own part if the output is in place
   if (salt % 2 == 0) {
     const auto sums = Slice(SumOfAll(group.size(), total, salt), begin, counts[own]);
     std::ranges::copy(sums, expected.begin() + static_cast<ptrdiff_t>(begin));
@@ -97,7 +97,7 @@ TEST_P(OverPeerMemory, AllReduceAddsInGroupOrder) {
     PeerCollectives group(gpu.memory, gpu.comm->mesh.TpGroup(), gpu.stream.get());
     gpu.comm->tp->Barrier("start");
     unsigned salt = 0;
-    for (const auto& [tagged, one_shot] : {std::pair<size_t, size_t>(kMostTaggedBytes, 1 << 18),
+    for (const auto& [tagged, one_shot] : {std::pair<size_t, size_t>(kMaxTaggedBytes, 1 << 18),
                                            {0, 1 << 30},
                                            {0, 0},
                                            {10'000, 100'000}}) {
@@ -135,8 +135,8 @@ TEST_P(OverPeerMemory, ReduceScatterTakesRaggedPartsAndItsOwnPlace) {
   });
 }
 
-// One operation after the other, without a pause in between: messages of one must not get into the
-// next, on whichever blocks each of them runs.
+// Back-to-back operations: messages of one must not leak into the next, whichever blocks each of
+// them uses.
 TEST_P(OverPeerMemory, OperationsFollowOneAnother) {
   ranks_.Run([](GpuRank& gpu) {
     PeerCollectives group(gpu.memory, gpu.comm->mesh.TpGroup(), gpu.stream.get());
@@ -162,11 +162,11 @@ TEST_P(OverPeerMemory, OperationsFollowOneAnother) {
 TEST_P(OverPeerMemory, RoundNumbersMayWrap) {
   ranks_.Run([](GpuRank& gpu) {
     PeerCollectives group(gpu.memory, gpu.comm->mesh.TpGroup(), gpu.stream.get());
-    if (group.size() > 1)  // the first buffer of peer memory; flags and rounds
+    if (group.size() > 1)  // the first buffer of peer memory: flags and round counters
       gpu.Fill(gpu.memory.Local(0), std::vector<uint32_t>(2 * kFlagBytes / 4, uint32_t(-6)));
     gpu.comm->tp->Barrier("start");
     for (unsigned salt = 0; salt < 8; ++salt) {
-      group.SetLimits(salt % 3 == 0 ? kMostTaggedBytes : 0, salt % 3 == 1 ? 0 : size_t{1} << 30);
+      group.SetLimits(salt % 3 == 0 ? kMaxTaggedBytes : 0, salt % 3 == 1 ? 0 : size_t{1} << 30);
       EXPECT_TRUE(AllReduceIsRight(gpu, group, 2000, 0, salt)) << salt;
     }
   });
@@ -180,7 +180,7 @@ TEST_P(OverPeerMemory, RecordedOperationsCanBeReplayed) {
     const auto size = static_cast<size_t>(group->size()), rank = static_cast<size_t>(group->rank());
     float *in = gpu.scratch.as<float>(), *data = in + kCount, *all = data + kCount;
     const std::vector<size_t> counts(size, kCount * sizeof(float));
-    const Recording recording(gpu, [&] {
+    const CapturedGraph recording(gpu, [&] {
       Check(cudaMemcpyAsync(data, in, kCount * sizeof(float), cudaMemcpyDeviceToDevice,
                             gpu.stream.get()),
             "copy");
@@ -223,10 +223,10 @@ TEST(CudaCollectives, AMissingRankEndsTheWaitOfOthers) {
     PeerCollectives group(gpu.memory, gpu.comm->mesh.TpGroup(), gpu.stream.get());
     gpu.comm->tp->Barrier("start");
     if (gpu.rank == 0) {
-      for (int i = 0; i < 100; ++i)  // all but the first give up at once
+      for (int i = 0; i < 100; ++i)  // all but the first return at once
         group.AllReduceSum(gpu.scratch.as<float>(), 3000);
       gpu.stream.Synchronize();
-      const std::string said = ErrorOf([&] { gpu.memory.CheckWaits(); }, ErrorKind::kTimeout);
+      const std::string said = ErrorOf([&] { gpu.memory.CheckTimeouts(); }, ErrorKind::kTimeout);
       EXPECT_THAT(said, testing::StartsWith("rank 0 (GPU 0, "));
       EXPECT_THAT(said, testing::HasSubstr(" waited 0.3 s for rank 1 (GPU "));
       EXPECT_THAT(said, testing::HasSubstr(" in all-reduce (round "));

@@ -13,7 +13,7 @@
 namespace switchyard::cuda {
 namespace {
 
-bool Going(int result) { return result == kNcclSuccess || result == kNcclInProgress; }
+bool NotFailed(int result) { return result == kNcclSuccess || result == kNcclInProgress; }
 
 }  // namespace
 
@@ -40,7 +40,7 @@ NcclGroup::NcclGroup(const NcclLibrary& nccl, const NcclUniqueId& id, int rank, 
 NcclGroup::~NcclGroup() {
   std::erase(watch_->groups_, this);
   if (handle_ == nullptr) return;
-  // A rank that ends by an error waits for nobody.
+  // After an error a rank does not wait for its peers.
   try {
     if (std::uncaught_exceptions() == exceptions_) {
       Finish(nccl_.CommFinalize(handle_), "end");
@@ -68,18 +68,20 @@ std::string NcclGroup::AsyncError() const {
   if (handle_ == nullptr) return {};
   const int asked = nccl_.CommGetAsyncError(handle_, &state);
   if (asked != kNcclSuccess) state = asked;
-  if (Going(state)) return {};
-  return fmt::format("{} rank {} of {}: NCCL has lost its peers: {} {}", name_, rank_, size_,
+  if (NotFailed(state)) return {};
+  return fmt::format("{} rank {} of {}: NCCL lost its peers: {} {}", name_, rank_, size_,
                      nccl_.GetErrorString(state), nccl_.GetLastError(handle_));
 }
 
 void NcclGroup::CheckAlive() const {
   if (handle_ == nullptr)
-    throw Error(ErrorKind::kPeer, fmt::format("{} rank {} of {}: NCCL was ended by an error before",
-                                              name_, rank_, size_));
+    throw Error(
+        ErrorKind::kPeer,
+        fmt::format("{} rank {} of {}: NCCL was aborted by an earlier error", name_, rank_, size_));
 }
 
-// Until the operation is enqueued, which a thread of NCCL does; it may have to agree with others.
+// Polls until NCCL has enqueued the operation. A thread of NCCL does that, and it may need its
+// peers.
 void NcclGroup::Finish(int result, const char* what) {
   const auto start = std::chrono::steady_clock::now();
   while (result == kNcclInProgress) {
@@ -91,25 +93,25 @@ void NcclGroup::Finish(int result, const char* what) {
       watch_->Meet();  // throws the reason
     }
     if (std::chrono::steady_clock::now() - start > watch_->timeout()) {
-      watch_->AbortAll();  // before anyone frees memory, which waits for kernels
+      watch_->AbortAll();  // before memory is freed: cudaFree waits for running kernels
       throw Error(
           ErrorKind::kTimeout,
-          fmt::format("{} rank {} of {} waited {:g} s for the others in NCCL's {}", name_, rank_,
+          fmt::format("{} rank {} of {} waited {:g} s for its peers in NCCL {}", name_, rank_,
                       size_, std::chrono::duration<double>(watch_->timeout()).count(), what));
     }
     std::this_thread::yield();
   }
   if (result != kNcclSuccess) {
     const std::string error =
-        fmt::format("{} rank {} of {}: NCCL's {} failed: {} {}", name_, rank_, size_, what,
+        fmt::format("{} rank {} of {}: NCCL {} failed: {} {}", name_, rank_, size_, what,
                     nccl_.GetErrorString(result), nccl_.GetLastError(handle_));
     watch_->AbortAll();
     throw Error(ErrorKind::kPeer, error);
   }
 }
 
-// NCCL opens connections when an operation first wants them, which does not go well with recording:
-// one of each, small and large.
+// NCCL opens connections lazily, which conflicts with graph capture. So each operation runs once
+// here, small and large.
 void NcclGroup::Connect() {
   constexpr size_t kLarge = size_t{2} << 20;
   const DeviceMemory scratch(2 * kLarge * sizeof(float));
@@ -123,7 +125,7 @@ void NcclGroup::Connect() {
   WaitForStream();
 }
 
-// Few bytes and many: NCCL takes more channels for many.
+// Small and large messages: NCCL uses more channels for large ones.
 void NcclGroup::ConnectPairs() {
   constexpr size_t kLarge = size_t{4} << 20;
   const auto members = static_cast<size_t>(size_);
@@ -150,15 +152,15 @@ void NcclGroup::Exchange(std::span<const NcclMessage> sends, std::span<const Ncc
   CheckAlive();
   int result = nccl_.GroupStart();
   for (const NcclMessage& m : sends) {
-    if (m.bytes > 0 && Going(result))
+    if (m.bytes > 0 && NotFailed(result))
       result = nccl_.Send(m.data, m.bytes, kNcclUint8, m.peer, handle_, stream);
   }
   for (const NcclMessage& m : receives) {
-    if (m.bytes > 0 && Going(result))
+    if (m.bytes > 0 && NotFailed(result))
       result = nccl_.Recv(m.data, m.bytes, kNcclUint8, m.peer, handle_, stream);
   }
   const int ended = nccl_.GroupEnd();
-  Finish(Going(result) ? ended : result, "exchange");
+  Finish(NotFailed(result) ? ended : result, "exchange");
 }
 
 void NcclGroup::AllReduceSum(float* data, size_t count) {
@@ -176,14 +178,14 @@ void NcclGroup::AllGatherV(const void* in, void* out, std::span<const size_t> co
   int result = nccl_.GroupStart();
   for (int r = 0; r < size_; ++r) {
     const size_t bytes = counts[static_cast<size_t>(r)];
-    if (bytes > 0 && Going(result)) {
+    if (bytes > 0 && NotFailed(result)) {
       result =
           nccl_.Broadcast(r == rank_ ? in : place, place, bytes, kNcclUint8, r, handle_, stream_);
     }
     place += bytes;
   }
   const int ended = nccl_.GroupEnd();
-  Finish(Going(result) ? ended : result, "all-gather");
+  Finish(NotFailed(result) ? ended : result, "all-gather");
 }
 
 void NcclGroup::ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) {
@@ -193,13 +195,13 @@ void NcclGroup::ReduceScatterV(const float* in, float* out, std::span<const size
   int result = nccl_.GroupStart();
   for (int r = 0; r < size_; ++r) {
     const size_t count = counts[static_cast<size_t>(r)];
-    if (count > 0 && Going(result)) {
+    if (count > 0 && NotFailed(result)) {
       result = nccl_.Reduce(in, out, count, kNcclFloat32, kNcclSum, r, handle_, stream_);
     }
     in += count;
   }
   const int ended = nccl_.GroupEnd();
-  Finish(Going(result) ? ended : result, "reduce-scatter");
+  Finish(NotFailed(result) ? ended : result, "reduce-scatter");
 }
 
 }  // namespace switchyard::cuda

@@ -1,4 +1,4 @@
-// A communicator of NCCL.
+// NCCL communicator of a group of ranks.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,25 +15,25 @@
 
 namespace switchyard::cuda {
 
-// What goes to a member or comes from it. Device memory.
+// A message to or from a member, in device memory.
 struct NcclMessage {
-  int peer = 0;  // in the group; its own rank too
+  int peer = 0;  // rank in the group; may be the own rank
   std::byte* data = nullptr;
   size_t bytes = 0;
 };
 
-// Non-blocking: whatever waits for a peer on the host ends by the watch's timeout, with Error
-// kTimeout or kPeer. Kernels of NCCL have no deadline: streams are waited for with `watch`. The
-// order of its sums is NCCL's choice, by size; all members get the same bits.
+// A non-blocking communicator: every host wait for a peer ends by the watch's timeout, with Error
+// kTimeout or kPeer. NCCL kernels have no timeout, so the host waits for streams through `watch`.
+// NCCL chooses the reduction order by message size; all members get the same bits.
 class NcclGroup : public Collectives {
  public:
-  // All members together. `name` is for messages.
+  // Collective over the members. `name` is used in error messages.
   NcclGroup(const NcclLibrary& nccl, const NcclUniqueId& id, int rank, int size, std::string name,
             cudaStream_t stream, std::shared_ptr<NcclWatch> watch);
   ~NcclGroup() override;
   NcclGroup(const NcclGroup&) = delete;
 
-  // CHECKs that it is one, as groups of several hosts are (MakeCollectives).
+  // CHECKs that `group` is an NcclGroup, as groups that span hosts are (MakeCollectives).
   static NcclGroup& From(Collectives* group);
 
   int rank() const override { return rank_; }
@@ -42,19 +42,19 @@ class NcclGroup : public Collectives {
   void AllGatherV(const void* in, void* out, std::span<const size_t> counts) override;
   void ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) override;
 
-  // All of these messages at once, enqueued on `stream`. Those between two members meet in their
-  // order, and have equal sizes at both ends, of which 0 may be left out. Can be recorded, where
-  // ConnectPairs has been called.
+  // Sends and receives all messages as one NCCL group call, enqueued on `stream`. Messages between
+  // two members match in order and have equal sizes at both ends; zero-size messages may be
+  // omitted. Can be captured after ConnectPairs.
   void Exchange(std::span<const NcclMessage> sends, std::span<const NcclMessage> receives,
                 cudaStream_t stream);
-  // Opens the connections that Exchange wants, which does not go well with recording. All members
-  // together; waits.
+  // Opens the connections for Exchange, which NCCL cannot do during graph capture. Collective over
+  // the members; blocks.
   void ConnectPairs();
 
   NcclWatch& watch() const { return *watch_; }
-  // What has gone wrong since, in words; empty: nothing.
+  // The asynchronous error of the communicator, as text; empty: none.
   std::string AsyncError() const;
-  // Ends its kernels, wherever they are. From then on every call throws Error kPeer.
+  // Terminates its running kernels. Every later call throws Error kPeer.
   void Abort();
 
  private:

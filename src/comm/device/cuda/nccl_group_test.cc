@@ -17,7 +17,7 @@
 namespace switchyard::cuda {
 namespace {
 
-// Of small whole numbers, whose sums are the same in any order.
+// Small integers, whose sums are exact in any order.
 bool LargeIsRight(GpuRank& gpu, Collectives& group, unsigned salt) {
   constexpr size_t kCount = 1'000'003;
   std::vector<float> values(kCount), sums(kCount);
@@ -48,7 +48,7 @@ bool LargeIsRight(GpuRank& gpu, Collectives& group, unsigned salt) {
 
 TEST(Nccl, TakesLargeMessagesOrAll) {
   const int gpus = std::min(DeviceCount(), 4);
-  if (gpus < 2) GTEST_SKIP() << "NCCL wants a GPU for each rank";
+  if (gpus < 2) GTEST_SKIP() << "NCCL needs one GPU per rank";
   GpuRanks{{.tp = gpus}}.Run([](GpuRank& gpu) {
     for (const bool custom : {true, false}) {
       const auto group =
@@ -62,13 +62,13 @@ TEST(Nccl, TakesLargeMessagesOrAll) {
 
 TEST(Nccl, CanBeRecorded) {
   const int gpus = std::min(DeviceCount(), 4);
-  if (gpus < 2) GTEST_SKIP() << "NCCL wants a GPU for each rank";
+  if (gpus < 2) GTEST_SKIP() << "NCCL needs one GPU per rank";
   GpuRanks{{.tp = gpus}}.Run([](GpuRank& gpu) {
     const auto group = MakeCollectives(*gpu.comm, gpu.memory, gpu.comm->mesh.TpGroup(), "tp",
                                        gpu.stream.get(), {.custom_all_reduce = false});
     constexpr size_t kCount = 1'000'000;
     float *in = gpu.scratch.as<float>(), *data = in + kCount;
-    const Recording recording(gpu, [&] {
+    const CapturedGraph recording(gpu, [&] {
       Check(cudaMemcpyAsync(data, in, kCount * sizeof(float), cudaMemcpyDeviceToDevice,
                             gpu.stream.get()),
             "copy");
@@ -85,10 +85,10 @@ TEST(Nccl, CanBeRecorded) {
   });
 }
 
-// Where the ranks are on hosts of their own, everything goes through NCCL.
+// If each rank is on its own host, everything uses NCCL.
 TEST(Nccl, JoinsRanksOfSeveralHosts) {
   const int gpus = std::min(DeviceCount(), 4);
-  if (gpus < 2) GTEST_SKIP() << "NCCL wants a GPU for each rank";
+  if (gpus < 2) GTEST_SKIP() << "NCCL needs one GPU per rank";
   GpuRanks{.shape = {.tp = gpus}, .ranks_per_host = 1}.Run([](GpuRank& gpu) {
     const auto group = MakeCollectives(*gpu.comm, gpu.memory, gpu.comm->mesh.TpGroup(), "tp",
                                        gpu.stream.get(), {.max_custom_bytes = SIZE_MAX});
@@ -100,7 +100,7 @@ TEST(Nccl, JoinsRanksOfSeveralHosts) {
 }
 
 TEST(Nccl, LeavesGroupsOfOneHostToPeerMemory) {
-  if (DeviceCount() < 4) GTEST_SKIP() << "wants two GPUs on each of two hosts";
+  if (DeviceCount() < 4) GTEST_SKIP() << "needs four GPUs, two for each of two simulated hosts";
   GpuRanks{.shape = {.tp = 4, .dp = 2}, .ranks_per_host = 2}.Run([](GpuRank& gpu) {
     const auto make = [&](std::vector<int> group, const char* name) {
       return MakeCollectives(*gpu.comm, gpu.memory, std::move(group), name, gpu.stream.get(),
@@ -118,10 +118,10 @@ TEST(Nccl, LeavesGroupsOfOneHostToPeerMemory) {
   });
 }
 
-// Each pair a size of its own, of which some are nothing; to the own rank too.
+// Every pair has its own message size, some of them zero; includes messages to the own rank.
 TEST(Nccl, ExchangesMessages) {
   const int gpus = std::min(DeviceCount(), 4);
-  if (gpus < 2) GTEST_SKIP() << "NCCL wants a GPU for each rank";
+  if (gpus < 2) GTEST_SKIP() << "NCCL needs one GPU per rank";
   GpuRanks{.shape = {.tp = gpus}, .ranks_per_host = 1}.Run([](GpuRank& gpu) {
     const auto made = MakeCollectives(*gpu.comm, gpu.memory, gpu.comm->mesh.TpGroup(), "tp",
                                       gpu.stream.get(), {});
@@ -153,9 +153,9 @@ TEST(Nccl, ExchangesMessages) {
   });
 }
 
-// NCCL's kernels wait for ever; the host does not, and ends them.
+// NCCL kernels wait without a timeout; the host times out and aborts them.
 TEST(Nccl, NamesWhoDoesNotCome) {
-  if (DeviceCount() < 2) GTEST_SKIP() << "NCCL wants a GPU for each rank";
+  if (DeviceCount() < 2) GTEST_SKIP() << "NCCL needs one GPU per rank";
   std::latch told(1);
   GpuRanks{.shape = {.tp = 2},
            .timeout = std::chrono::milliseconds(1500),
@@ -172,11 +172,11 @@ TEST(Nccl, NamesWhoDoesNotCome) {
         const std::string said =
             ErrorOf([&] { group.watch().Wait(end.get()); }, ErrorKind::kTimeout);
         EXPECT_THAT(said, testing::HasSubstr("rank 1"));
-        EXPECT_THAT(said, testing::HasSubstr("the wait for GPUs that NCCL joins"));
-        gpu.stream.Synchronize();  // nothing is left that waits
+        EXPECT_THAT(said, testing::HasSubstr("NCCL stream wait"));
+        gpu.stream.Synchronize();  // no kernel is left waiting
         EXPECT_THAT(
             ErrorOf([&] { group.AllReduceSum(gpu.scratch.as<float>(), 3000); }, ErrorKind::kPeer),
-            testing::HasSubstr("was ended by an error before"));
+            testing::HasSubstr("was aborted by an earlier error"));
         told.count_down();
       });
 }

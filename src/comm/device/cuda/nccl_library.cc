@@ -20,10 +20,10 @@ bool Find(void* library, const char* name, F*& function) {
   return function != nullptr;
 }
 
-// Empty where all went well.
+// Returns an error text, empty on success.
 std::string Load(const std::string& path, NcclLibrary& nccl) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) return fmt::format("{} does not load ({})", path, dlerror());
+  if (library == nullptr) return fmt::format("cannot load {} ({})", path, dlerror());
   const bool complete =
       Find(library, "ncclGetVersion", nccl.GetVersion) &&
       Find(library, "ncclGetUniqueId", nccl.GetUniqueId) &&
@@ -41,11 +41,11 @@ std::string Load(const std::string& path, NcclLibrary& nccl) {
       Find(library, "ncclSend", nccl.Send) && Find(library, "ncclRecv", nccl.Recv);
   std::string wrong;
   if (!complete) {
-    wrong = fmt::format("{} lacks functions of NCCL", path);
+    wrong = fmt::format("{} lacks required NCCL functions", path);
   } else if (nccl.GetVersion(&nccl.version) != kNcclSuccess) {
-    wrong = fmt::format("{} does not tell its version", path);
+    wrong = fmt::format("{}: ncclGetVersion failed", path);
   } else if (nccl.version < NcclLibrary::kOldest) {
-    wrong = fmt::format("{} is NCCL {}, want {} or newer", path, VersionText(nccl.version),
+    wrong = fmt::format("{} is NCCL {}, need {} or newer", path, VersionText(nccl.version),
                         VersionText(NcclLibrary::kOldest));
   }
   const char* sharing = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
@@ -56,7 +56,7 @@ std::string Load(const std::string& path, NcclLibrary& nccl) {
 }
 
 NcclLibrary Search() {
-  // A program that uses NVLink multicast can put the GPUs of a host out of service.
+  // NVLink multicast (NVLS) can put the GPUs of a host out of service.
   setenv("NCCL_NVLS_ENABLE", "0", 1);
   std::vector<std::string> paths = {"libnccl.so.2"};
   if (const char* folder = std::getenv("SWITCHYARD_NCCL_LIBRARY"))

@@ -1,5 +1,5 @@
-// NCCL as it is found at run time. The few declarations that are needed of nccl.h, whose binary
-// interface is stable, stand here, so that a build needs none.
+// NCCL, loaded at run time. The few declarations of nccl.h that are needed are repeated here, so a
+// build does not need the header. NCCL's ABI is stable.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,35 +16,35 @@ struct NcclUniqueId {
 
 struct NcclHandle;  // ncclComm_t points to one
 
-// The head of ncclConfig_t: NCCL takes what lies beyond `size` as not given, and so what is newer
-// than `version`.
+// The leading fields of ncclConfig_t. NCCL treats fields beyond `size`, and fields newer than
+// `version`, as unset.
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
   unsigned version = 21400;
   int blocking = 0;
-  int cluster_size = INT_MIN;  // not given
+  int cluster_size = INT_MIN;  // unset
 };
 
-constexpr int kNcclSuccess = 0, kNcclInProgress = 7;  // of ncclResult_t
-constexpr int kNcclUint8 = 1, kNcclFloat32 = 7;       // of ncclDataType_t
-constexpr int kNcclSum = 0;                           // of ncclRedOp_t
+constexpr int kNcclSuccess = 0, kNcclInProgress = 7;  // ncclResult_t
+constexpr int kNcclUint8 = 1, kNcclFloat32 = 7;       // ncclDataType_t
+constexpr int kNcclSum = 0;                           // ncclRedOp_t
 
-// The functions of libnccl.so.2. Calls return ncclResult_t.
+// Function pointers of libnccl.so.2. Calls return ncclResult_t.
 struct NcclLibrary {
   static constexpr int kOldest = 22800;      // 2.28
   static constexpr int kSharesGpus = 23000;  // 2.30
 
-  // Looks along the loader's path and then in the directory that SWITCHYARD_NCCL_LIBRARY names,
-  // once in a process; switches NVLink multicast off in its environment first. Null functions where
-  // no library is new enough; `missing` then says so.
+  // Searches the loader's path, then the directory named by SWITCHYARD_NCCL_LIBRARY, once per
+  // process. First disables NVLink multicast in the process environment. If no library is new
+  // enough, the pointers are null and `missing` gives the reason.
   static const NcclLibrary& Get();
 
   std::string missing;
   int version = 0;
-  // Whether ranks may share a GPU, which NCCL refuses otherwise: from 2.30 on, where the
-  // environment has NCCL_MULTI_RANK_GPU_ENABLE=1. For tests of more rank processes than GPUs; as
-  // threads of one process such ranks wait for one another for good.
+  // Whether ranks may share a GPU, which NCCL otherwise rejects: from 2.30 on, with
+  // NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment. For tests with more rank processes than GPUs;
+  // ranks that are threads of one process deadlock this way.
   bool shares_gpus = false;
 
   int (*GetVersion)(int*) = nullptr;

@@ -17,8 +17,8 @@ void NcclWatch::Wait(cudaEvent_t event) {
   while (true) {
     const cudaError_t state = cudaEventQuery(event);
     if (state == cudaSuccess) return;
-    if (state != cudaErrorNotReady) Check(state, "work of the GPU");
-    cudaGetLastError();  // "not ready" stays there, and the next launch would be blamed for it
+    if (state != cudaErrorNotReady) Check(state, "GPU execution");
+    cudaGetLastError();  // clears "not ready", which the next launch would report
     if (const auto now = Clock::now(); now - looked > std::chrono::milliseconds(1)) {
       looked = now;
       Look(start);
@@ -38,26 +38,27 @@ void NcclWatch::Look(std::chrono::steady_clock::time_point start) {
     AbortAll();
     Meet();  // throws the reason
   }
-  // Kernels over peer memory give up by themselves, and say for whom they waited: they go first.
+  // Peer memory kernels time out by themselves and report the missing peer, so they get a head
+  // start.
   constexpr std::chrono::seconds kLater{1};
   if (std::chrono::steady_clock::now() - start < timeout_ + kLater) return;
   AbortAll();
   Meet();  // throws who is missing
   throw Error(ErrorKind::kTimeout,
-              fmt::format("rank {} waited {:g} s for work of its GPU behind NCCL's, and so did all "
-                          "other ranks: none is lost, but their GPUs do not reach one another",
+              fmt::format("rank {} waited {:g} s for GPU work behind NCCL kernels, and so did all "
+                          "other ranks: all are alive, but NCCL cannot connect their GPUs",
                           comm_.tp->rank(), std::chrono::duration<double>(timeout_).count()),
-              "see what NCCL says with NCCL_DEBUG=WARN, and whether NCCL_SOCKET_IFNAME and "
+              "run with NCCL_DEBUG=WARN, and check that NCCL_SOCKET_IFNAME and "
               "NCCL_IB_HCA name the network between the hosts");
 }
 
-void NcclWatch::Meet() { comm_.tp->Barrier("the wait for GPUs that NCCL joins"); }
+void NcclWatch::Meet() { comm_.tp->Barrier("NCCL stream wait"); }
 
 void NcclWatch::AbortAll() {
   if (groups_.empty()) return;
   if (before_abort_) before_abort_();
-  // As one group of calls: an abort waits for its communicator's kernels, which may stand in the
-  // stream behind those of one that has not heard of its own abort yet.
+  // Aborts run as one NCCL group. An abort waits for its communicator's kernels, which may be
+  // queued behind kernels of a communicator that is not aborted yet.
   const NcclLibrary& nccl = NcclLibrary::Get();
   nccl.GroupStart();
   for (NcclGroup* group : groups_) group->Abort();

@@ -1,4 +1,4 @@
-// How the host waits for streams in which NCCL's kernels run.
+// Host-side wait with a timeout for streams that run NCCL kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,32 +15,31 @@ namespace switchyard::cuda {
 
 class NcclGroup;
 
-// One per rank, shared by its groups; the rank's thread only. NCCL's kernels have no deadline: a
-// stream behind one whose peer does not come never ends, and neither does cudaStreamSynchronize. So
-// the host asks for the end again and again, and meanwhile whether NCCL reports an error, whether
-// the host's own connections say that a rank is lost, and how long it has been.
+// One per rank, shared by its groups; used by the rank's thread only. NCCL kernels have no timeout:
+// if a peer is missing, the stream never completes, and cudaStreamSynchronize never returns. So the
+// host polls the event. Meanwhile it checks NCCL's asynchronous errors, the host communicator for
+// lost ranks, and the timeout.
 class NcclWatch {
  public:
   NcclWatch(RankComm& comm, std::chrono::milliseconds timeout) : comm_(comm), timeout_(timeout) {}
 
   std::chrono::milliseconds timeout() const { return timeout_; }
 
-  // Until `event` has passed; returns at once where there are no groups. After an error or the
-  // deadline all groups are aborted, so that the stream ends; Error kPeer has NCCL's words, or
-  // those that a rank ended with. Error kTimeout names who does not come: NCCL does not know, so
-  // the ranks that wait meet over the host's communicator, and who is missing there is named by its
-  // deadline.
+  // Waits until `event` completes; returns at once without groups. On an error or timeout it aborts
+  // all groups, so that the stream drains. Error kPeer has NCCL's error text or the abort reason of
+  // a rank. Error kTimeout names the missing rank: NCCL does not report it, so the waiting ranks
+  // run a barrier on the host communicator, whose timeout names it.
   void Wait(cudaEvent_t event);
 
-  // What is to be done before groups are aborted: letting go of graphs that were recorded with
-  // them, as NCCL's abort waits until none is left.
+  // Runs before groups are aborted: destroys graphs that captured the groups' operations, because
+  // NCCL's abort waits for them.
   void BeforeAbort(std::function<void()> hook) { before_abort_ = std::move(hook); }
 
  private:
-  friend class NcclGroup;  // which adds and removes itself
+  friend class NcclGroup;  // registers and unregisters itself
   void Look(std::chrono::steady_clock::time_point start);
   bool PeersEnded() const { return comm_.memory->aborted(); }
-  // The ranks meet over the host's communicator, which names who is missing.
+  // Barrier on the host communicator, which names the missing rank.
   void Meet();
   void AbortAll();
 

@@ -1,38 +1,42 @@
-// All-reduces over peer memory. Staging is read and written in 16 bytes at a time, and so is the
-// caller's memory where it is aligned.
+// data [count] = sum over members, in group order: one-shot and two-shot all-reduce over peer
+// memory (the terms of TensorRT-LLM's custom all-reduce). The grid has up to kChannels = 64 blocks
+// of 512 threads, each with a contiguous chunk of `data`. A block moves its chunk through staging
+// regions of 64 KiB, one round per region. Staging accesses are 16 bytes wide, and so are accesses
+// to the caller's memory if it is aligned.
 #include "comm/device/cuda/region_copies.cuh"
 
 namespace switchyard::cuda {
 namespace {
 
-// Everybody adds up everything: one meeting.
+// One-shot: every member reduces the whole message. One barrier per round.
 template <int kMost>
 __global__ void __launch_bounds__(kChannelThreads, 2)
     OneShotAllReduce(const __grid_constant__ ChannelSet set, float* data, size_t count,
                      size_t chunk) {
-  constexpr size_t kStep = kQuads * 4;  // floats of a round
+  constexpr size_t kStep = kQuads * 4;  // floats per round
   const size_t begin = blockIdx.x * chunk, end = Min(begin + chunk, count);
   Channel channel(set, WaitStage::kAllReduce);
   for (size_t done = begin; done < end; done += kStep) {
-    const Quads<float> piece = Piece(data, end, done, done + kStep);
+    const Quads<float> piece = QuadSlice(data, end, done, done + kStep);
     uint4* region = channel.Region(set.rank);
     for (uint32_t i = threadIdx.x; i < piece.size(); i += kChannelThreads) region[i] = piece.Get(i);
     if (!channel.Meet(2)) return;
     for (uint32_t i = threadIdx.x; i < piece.size(); i += kChannelThreads)
-      piece.Set(i, SumOfRegions<kMost>(set, channel, i, region[i]));
+      piece.Set(i, ReduceRegions<kMost>(set, channel, i, region[i]));
     channel.EndRound();
   }
   channel.Close();
 }
 
-// Each adds up its part, and then all fetch all parts: two meetings. A region has a slot for each
-// member; the owner's, into which nothing needs to be copied, takes its sums.
+// Two-shot: every member reduces its part, then all members gather all parts. Two barriers per
+// round. A region has one slot per member; the owner's slot needs no input copy and receives its
+// sums.
 template <int kMost>
 __global__ void __launch_bounds__(kChannelThreads, 2)
     TwoShotAllReduce(const __grid_constant__ ChannelSet set, float* data, size_t count,
                      size_t chunk) {
   const uint32_t slot = kQuads / set.size;                       // quads
-  const size_t step = static_cast<size_t>(slot) * 4 * set.size;  // floats of a round
+  const size_t step = static_cast<size_t>(slot) * 4 * set.size;  // floats per round
   const int others = set.size - 1;
   const size_t begin = blockIdx.x * chunk, end = Min(begin + chunk, count);
   Channel channel(set, WaitStage::kAllReduce);
@@ -40,22 +44,22 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
     const size_t stop = Min(done + step, end);
     const uint32_t part = ((stop - done + 3) / 4 + set.size - 1) / set.size;  // quads
     const auto PartOf = [&](int r) {
-      return Piece(data, stop, done + r * part * 4, done + (r + 1) * part * 4);
+      return QuadSlice(data, stop, done + r * part * 4, done + (r + 1) * part * 4);
     };
     uint4* region = channel.Region(set.rank);
-    ForQuads(
+    CopyQuads(
         others, part, [&](int k, uint32_t i) { return PartOf(Other(set, k)).Get(i); },
         [&](int k, uint32_t i, uint4 value) { region[Other(set, k) * slot + i] = value; });
     if (!channel.Meet(1)) return;
     const Quads<float> mine = PartOf(set.rank);
     for (uint32_t i = threadIdx.x; i < mine.size(); i += kChannelThreads) {
       const uint32_t quad = set.rank * slot + i;
-      const uint4 sum = SumOfRegions<kMost>(set, channel, quad, mine.Get(i));
+      const uint4 sum = ReduceRegions<kMost>(set, channel, quad, mine.Get(i));
       region[quad] = sum;
       mine.Set(i, sum);
     }
     if (!channel.Meet(2)) return;
-    ForQuads(
+    CopyQuads(
         others, part,
         [&](int k, uint32_t i) {
           const int r = Other(set, k);
@@ -71,7 +75,7 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
 
 cudaError_t StartAllReduce(const ChannelSet& set, const ChannelSplit& split, bool one_shot,
                            float* data, size_t count, cudaStream_t stream) {
-  return WithMost(set.size, [&](auto most) {
+  return DispatchGroupSize(set.size, [&](auto most) {
     if (one_shot) {
       OneShotAllReduce<most>
           <<<split.blocks, kChannelThreads, 0, stream>>>(set, data, count, split.chunk);

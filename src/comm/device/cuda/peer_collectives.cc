@@ -9,10 +9,10 @@
 namespace switchyard::cuda {
 namespace {
 
-static_assert(kMostMembers == kMaxPeers);
+static_assert(kMaxMembers == kMaxPeers);
 
-// Blocks for `length` elements in each of `parts` parts: a quad of 16 bytes for each thread, and
-// more only where there are no more blocks.
+// Partitions `length` elements of each of `parts` parts over blocks: one 16-byte quad per thread,
+// and more only once all kChannels blocks are in use.
 ChannelSplit Split(size_t length, size_t element_bytes, size_t parts) {
   const size_t per_quad = 16 / element_bytes;
   const size_t quads = (length + per_quad - 1) / per_quad;
@@ -22,16 +22,17 @@ ChannelSplit Split(size_t length, size_t element_bytes, size_t parts) {
   return {.blocks = static_cast<int>((quads + chunk - 1) / chunk), .chunk = chunk * per_quad};
 }
 
-PartStarts Starts(std::span<const size_t> counts) {
-  PartStarts starts;
+PartOffsets Starts(std::span<const size_t> counts) {
+  PartOffsets starts;
   for (size_t r = 0; r < counts.size(); ++r) starts.at[r + 1] = starts.at[r] + counts[r];
   return starts;
 }
 
-// Measured on H200 with 2, 3 and 4 members (bench/cuda/allreduce_bench.cc), beyond by the bytes
-// that each sends: members - 1 times the message, with tags twice that.
+// Crossover sizes, measured on H200 with 2, 3 and 4 members (bench/cuda/allreduce_bench.cc). Beyond
+// that, extrapolated by the bytes that each member sends: members - 1 times the message, twice that
+// with tags.
 size_t TaggedBytes(int members) {
-  return std::min(kMostTaggedBytes, (size_t{288} << 10) / static_cast<size_t>(members - 1));
+  return std::min(kMaxTaggedBytes, (size_t{288} << 10) / static_cast<size_t>(members - 1));
 }
 
 size_t OneShotBytes(int members) {
@@ -47,7 +48,7 @@ PeerCollectives::PeerCollectives(PeerMemory& memory, std::span<const int> group,
     : stream_(stream) {
   const auto own = std::ranges::find(group, memory.rank());
   CHECK(own != group.end());
-  CHECK_LE(group.size(), size_t{kMostMembers});
+  CHECK_LE(group.size(), size_t{kMaxMembers});
   set_.rank = static_cast<int>(own - group.begin());
   set_.size = static_cast<int>(group.size());
   if (set_.size == 1) return;
@@ -59,11 +60,11 @@ PeerCollectives::PeerCollectives(PeerMemory& memory, std::span<const int> group,
   }
   set_.limit = memory.wait_limit();
   for (const cudaError_t error : {LoadTaggedAllReduce(), LoadAllReduce(), LoadGatherAndScatter()})
-    Check(error, "loading of collectives");
+    Check(error, "loading collective kernels");
 }
 
 void PeerCollectives::SetLimits(size_t tagged_bytes, size_t one_shot_bytes) {
-  CHECK_LE(tagged_bytes, kMostTaggedBytes);
+  CHECK_LE(tagged_bytes, kMaxTaggedBytes);
   tagged_bytes_ = tagged_bytes;
   one_shot_bytes_ = one_shot_bytes;
 }
@@ -72,12 +73,12 @@ void PeerCollectives::AllReduceSum(float* data, size_t count) {
   if (set_.size == 1 || count == 0) return;
   const size_t bytes = count * sizeof(float);
   if (bytes <= tagged_bytes_) {
-    Check(StartTaggedAllReduce(set_, data, count, stream_), "start of an all-reduce");
+    Check(StartTaggedAllReduce(set_, data, count, stream_), "all-reduce launch");
     return;
   }
   const bool one_shot = bytes <= one_shot_bytes_;
   Check(StartAllReduce(set_, Split(count, sizeof(float), 1), one_shot, data, count, stream_),
-        "start of an all-reduce");
+        "all-reduce launch");
 }
 
 template <typename Unit>
@@ -87,7 +88,7 @@ void PeerCollectives::Gather(const void* in, void* out, std::span<const size_t> 
   const size_t longest = *std::ranges::max_element(units);
   Check(StartAllGather(set_, Split(longest, sizeof(Unit), 1), static_cast<const Unit*>(in),
                        static_cast<Unit*>(out), Starts(units), longest, stream_),
-        "start of an all-gather");
+        "all-gather launch");
 }
 
 void PeerCollectives::AllGatherV(const void* in, void* out, std::span<const size_t> counts) {
@@ -99,7 +100,8 @@ void PeerCollectives::AllGatherV(const void* in, void* out, std::span<const size
     }
     return;
   }
-  // Members may choose differently by their addresses: in staging and in its flags it is the same.
+  // Members may choose differently depending on their addresses: the layout in staging and the
+  // flags are the same for both.
   uintptr_t all = 0;
   for (const size_t n : counts) all |= n;
   if (all == 0) return;
@@ -110,7 +112,7 @@ void PeerCollectives::AllGatherV(const void* in, void* out, std::span<const size
 
 void PeerCollectives::ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) {
   CHECK_EQ(counts.size(), static_cast<size_t>(set_.size));
-  const PartStarts starts = Starts(counts);
+  const PartOffsets starts = Starts(counts);
   const size_t longest = *std::ranges::max_element(counts);
   if (longest == 0) return;
   if (set_.size == 1) {
@@ -122,7 +124,7 @@ void PeerCollectives::ReduceScatterV(const float* in, float* out, std::span<cons
   }
   Check(StartReduceScatter(set_, Split(longest, sizeof(float), counts.size()), in, out, starts,
                            longest, stream_),
-        "start of a reduce-scatter");
+        "reduce-scatter launch");
 }
 
 }  // namespace switchyard::cuda

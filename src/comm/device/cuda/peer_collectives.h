@@ -1,4 +1,4 @@
-// Collectives over peer memory alone.
+// Collectives over peer memory only.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,11 +12,11 @@
 
 namespace switchyard::cuda {
 
-// One kernel for each operation, of any size: larger ones go through staging in rounds. Sums are
-// taken in group order, so results depend neither on timing nor on the size of the message.
+// One kernel per operation, for any size: large messages go through staging in rounds. Sums are in
+// group order, so results depend neither on timing nor on the message size.
 class PeerCollectives : public Collectives {
  public:
-  // Allocates symmetrically: every rank of the world constructs one, with a group of its own.
+  // Symmetric allocation: every rank of the world constructs one, with its own group.
   PeerCollectives(PeerMemory& memory, std::span<const int> group, cudaStream_t stream);
 
   int rank() const override { return set_.rank; }
@@ -25,8 +25,9 @@ class PeerCollectives : public Collectives {
   void AllGatherV(const void* in, void* out, std::span<const size_t> counts) override;
   void ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) override;
 
-  // All-reduces of up to `tagged_bytes` (kMostTaggedBytes at most) send their data with tags, those
-  // of up to `one_shot_bytes` meet once, others twice. The bits are the same.
+  // All-reduces of up to `tagged_bytes` (at most kMaxTaggedBytes) use tagged data, those of up to
+  // `one_shot_bytes` are one-shot (one barrier), larger ones two-shot (two barriers). The bits are
+  // the same.
   void SetLimits(size_t tagged_bytes, size_t one_shot_bytes);
 
  private:

@@ -1,17 +1,20 @@
-// All-gather and reduce-scatter over peer memory, of parts of unequal lengths.
+// All-gather and reduce-scatter over peer memory, for parts of unequal lengths. The grid has up to
+// kChannels = 64 blocks of 512 threads; block c handles elements [c · chunk, (c + 1) · chunk) of
+// every part, through staging regions of 64 KiB, with one barrier per round. Sums are in group
+// order.
 #include "comm/device/cuda/region_copies.cuh"
 
 namespace switchyard::cuda {
 namespace {
 
-// Unit: uint4 where everything is aligned, else a byte. Lengths are in units.
+// Unit: uint4 if everything is aligned, else a byte. Lengths are in units.
 template <typename Unit>
 __global__ void __launch_bounds__(kChannelThreads, 2)
     AllGather(const __grid_constant__ ChannelSet set, const Unit* in, Unit* out,
-              const __grid_constant__ PartStarts starts, size_t longest, size_t chunk) {
+              const __grid_constant__ PartOffsets starts, size_t longest, size_t chunk) {
   constexpr size_t kStep = kRegionBytes / sizeof(Unit);
   const auto PieceOf = [&](int r, size_t begin, size_t end) {
-    return Piece(out + starts.at[r], starts.at[r + 1] - starts.at[r], begin, end);
+    return QuadSlice(out + starts.at[r], starts.at[r + 1] - starts.at[r], begin, end);
   };
   const size_t begin = blockIdx.x * chunk, end = Min(begin + chunk, longest);
   const bool in_place = in == out + starts.at[set.rank];
@@ -19,7 +22,7 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
   for (size_t done = begin; done < end; done += kStep) {
     const size_t stop = Min(done + kStep, end);
     const auto place = PieceOf(set.rank, done, stop);
-    const auto mine = Piece(in, starts.at[set.rank + 1] - starts.at[set.rank], done, stop);
+    const auto mine = QuadSlice(in, starts.at[set.rank + 1] - starts.at[set.rank], done, stop);
     uint4* region = channel.Region(set.rank);
     for (uint32_t i = threadIdx.x; i < mine.size(); i += kChannelThreads) {
       const uint4 value = mine.Get(i);
@@ -27,7 +30,7 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
       if (!in_place) place.Set(i, value);
     }
     if (!channel.Meet(2)) return;
-    ForQuads(
+    CopyQuads(
         set.size - 1, (stop - done + place.kUnits - 1) / place.kUnits,
         [&](int k, uint32_t i) {
           const int r = Other(set, k);
@@ -42,26 +45,26 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
 template <int kMost>
 __global__ void __launch_bounds__(kChannelThreads, 2)
     ReduceScatter(const __grid_constant__ ChannelSet set, const float* in, float* out,
-                  const __grid_constant__ PartStarts starts, size_t longest, size_t chunk) {
+                  const __grid_constant__ PartOffsets starts, size_t longest, size_t chunk) {
   const uint32_t slot = kQuads / set.size;            // quads
-  const size_t step = static_cast<size_t>(slot) * 4;  // floats of each part in a round
+  const size_t step = static_cast<size_t>(slot) * 4;  // floats of each part per round
   const size_t begin = blockIdx.x * chunk, end = Min(begin + chunk, longest);
   Channel channel(set, WaitStage::kReduceScatter);
   for (size_t done = begin; done < end; done += step) {
     const size_t stop = Min(done + step, end);
     const auto PieceOf = [&](int r) {
-      return Piece(in + starts.at[r], starts.at[r + 1] - starts.at[r], done, stop);
+      return QuadSlice(in + starts.at[r], starts.at[r + 1] - starts.at[r], done, stop);
     };
     uint4* region = channel.Region(set.rank);
-    ForQuads(
+    CopyQuads(
         set.size - 1, (stop - done + 3) / 4,
         [&](int k, uint32_t i) { return PieceOf(Other(set, k)).Get(i); },
         [&](int k, uint32_t i, uint4 value) { region[Other(set, k) * slot + i] = value; });
     if (!channel.Meet(2)) return;
     const auto mine = PieceOf(set.rank);
-    const auto sums = Piece(out, starts.at[set.rank + 1] - starts.at[set.rank], done, stop);
+    const auto sums = QuadSlice(out, starts.at[set.rank + 1] - starts.at[set.rank], done, stop);
     for (uint32_t i = threadIdx.x; i < mine.size(); i += kChannelThreads)
-      sums.Set(i, SumOfRegions<kMost>(set, channel, set.rank * slot + i, mine.Get(i)));
+      sums.Set(i, ReduceRegions<kMost>(set, channel, set.rank * slot + i, mine.Get(i)));
     channel.EndRound();
   }
   channel.Close();
@@ -71,21 +74,21 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
 
 template <typename Unit>
 cudaError_t StartAllGather(const ChannelSet& set, const ChannelSplit& split, const Unit* in,
-                           Unit* out, const PartStarts& starts, size_t longest,
+                           Unit* out, const PartOffsets& starts, size_t longest,
                            cudaStream_t stream) {
   AllGather<<<split.blocks, kChannelThreads, 0, stream>>>(set, in, out, starts, longest,
                                                           split.chunk);
   return cudaGetLastError();
 }
 template cudaError_t StartAllGather(const ChannelSet&, const ChannelSplit&, const uint4*, uint4*,
-                                    const PartStarts&, size_t, cudaStream_t);
+                                    const PartOffsets&, size_t, cudaStream_t);
 template cudaError_t StartAllGather(const ChannelSet&, const ChannelSplit&, const uint8_t*,
-                                    uint8_t*, const PartStarts&, size_t, cudaStream_t);
+                                    uint8_t*, const PartOffsets&, size_t, cudaStream_t);
 
 cudaError_t StartReduceScatter(const ChannelSet& set, const ChannelSplit& split, const float* in,
-                               float* out, const PartStarts& starts, size_t longest,
+                               float* out, const PartOffsets& starts, size_t longest,
                                cudaStream_t stream) {
-  return WithMost(set.size, [&](auto most) {
+  return DispatchGroupSize(set.size, [&](auto most) {
     ReduceScatter<most>
         <<<split.blocks, kChannelThreads, 0, stream>>>(set, in, out, starts, longest, split.chunk);
     return cudaGetLastError();

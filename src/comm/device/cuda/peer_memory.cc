@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/device/cuda/peer_card.h"
+#include "comm/device/cuda/peer_info.h"
 #include "core/check.h"
 #include "core/cuda/runtime.h"
 #include "core/error.h"
@@ -18,7 +18,8 @@
 namespace switchyard::cuda {
 namespace {
 
-// The driver cuts small allocations out of blocks of this size, and a handle is for a whole block.
+// The driver sub-allocates small allocations from blocks of this size, and an IPC handle covers a
+// whole block.
 constexpr size_t kBlockBytes = size_t{2} << 20;
 
 const char* StageName(int32_t stage) {
@@ -36,17 +37,17 @@ const char* StageName(int32_t stage) {
     case WaitStage::kBarrier:
       return "a barrier";
   }
-  return "an unknown stage";
+  return "unknown stage";
 }
 
-[[noreturn]] void ThrowUnreachable(const PeerCard& mine, int rank, const PeerCard& theirs, int peer,
-                                   const char* why) {
+[[noreturn]] void ThrowNoPeerAccess(const PeerInfo& mine, int rank, const PeerInfo& theirs,
+                                    int peer, const char* why) {
   throw Error(
       ErrorKind::kResource,
-      fmt::format("{} cannot reach the GPU memory of {}: {}", Describe(mine, rank),
+      fmt::format("{} cannot access the GPU memory of {}: {}", Describe(mine, rank),
                   Describe(theirs, peer), why),
-      "want NVLink or PCIe peer access between all GPUs, and every rank to see all of them: "
-      "the same CUDA_VISIBLE_DEVICES");
+      "NVLink or PCIe peer access is required between all GPUs, and all ranks must see all GPUs: "
+      "use the same CUDA_VISIBLE_DEVICES");
 }
 
 }  // namespace
@@ -64,9 +65,9 @@ struct PeerMemory::Impl {
   int exceptions = std::uncaught_exceptions();
   DeviceMemory memory;
   PinnedMemory report;
-  WaitReport* report_on_device = nullptr;
-  std::vector<PeerCard> cards;   // by rank
-  std::vector<std::byte*> base;  // by rank, as this process sees it; null: on another host
+  WaitTimeoutReport* report_on_device = nullptr;
+  std::vector<PeerInfo> cards;   // by rank
+  std::vector<std::byte*> base;  // by rank, mapped in this process; null: on another host
   std::vector<void*> imported;   // opened from other processes
 
   bool OnOwnHost(int peer) const { return peer / ranks_per_host == rank / ranks_per_host; }
@@ -75,36 +76,36 @@ struct PeerMemory::Impl {
 };
 
 void PeerMemory::Impl::Map(int peer) {
-  const PeerCard &mine = cards[rank], &theirs = cards[peer];
+  const PeerInfo &mine = cards[rank], &theirs = cards[peer];
   if (mine.process == theirs.process) {
     base[peer] = theirs.memory;
     if (mine.device == theirs.device) return;
     int can = 0;
-    Check(cudaDeviceCanAccessPeer(&can, mine.device, theirs.device), "question for peer access");
-    if (!can) ThrowUnreachable(mine, rank, theirs, peer, "there is no peer access between them");
+    Check(cudaDeviceCanAccessPeer(&can, mine.device, theirs.device), "peer access query");
+    if (!can) ThrowNoPeerAccess(mine, rank, theirs, peer, "the GPUs have no peer access");
     const cudaError_t error = cudaDeviceEnablePeerAccess(theirs.device, 0);
     if (error == cudaSuccess) return;
     cudaGetLastError();
     if (error != cudaErrorPeerAccessAlreadyEnabled)
-      ThrowUnreachable(mine, rank, theirs, peer, cudaGetErrorString(error));
+      ThrowNoPeerAccess(mine, rank, theirs, peer, cudaGetErrorString(error));
     return;
   }
   if (!theirs.exportable)
-    ThrowUnreachable(mine, rank, theirs, peer, "its process cannot share it (CUDA IPC)");
+    ThrowNoPeerAccess(mine, rank, theirs, peer, "its process cannot export it (CUDA IPC)");
   void* mapped = nullptr;
   const cudaError_t error =
       cudaIpcOpenMemHandle(&mapped, theirs.handle, cudaIpcMemLazyEnablePeerAccess);
   if (error != cudaSuccess) {
     cudaGetLastError();
-    ThrowUnreachable(mine, rank, theirs, peer, cudaGetErrorString(error));
+    ThrowNoPeerAccess(mine, rank, theirs, peer, cudaGetErrorString(error));
   }
   imported.push_back(mapped);
   base[peer] = static_cast<std::byte*>(mapped);
 }
 
-// Nobody reads any more once all have come; handles are closed before what they are for is freed.
+// After the first barrier no rank reads peer memory. Handles are closed before the memory is freed.
 void PeerMemory::Impl::Close() {
-  Check(cudaDeviceSynchronize(), "last work on peer memory");
+  Check(cudaDeviceSynchronize(), "final synchronization of peer memory");
   comm.tp->Barrier("release of peer memory");
   for (void* mapped : imported) Check(cudaIpcCloseMemHandle(mapped), "release of peer memory");
   comm.tp->Barrier("release of peer memory");
@@ -118,18 +119,17 @@ PeerMemory::PeerMemory(RankComm& comm, size_t bytes, std::chrono::milliseconds t
   my.timeout = timeout;
   my.memory =
       DeviceMemory((std::max<size_t>(bytes, 1) + kBlockBytes - 1) / kBlockBytes * kBlockBytes);
-  my.report = PinnedMemory(sizeof(WaitReport));
-  new (my.report.as<void>()) WaitReport;
+  my.report = PinnedMemory(sizeof(WaitTimeoutReport));
+  new (my.report.as<void>()) WaitTimeoutReport;
   void* on_device = nullptr;
-  Check(cudaHostGetDevicePointer(&on_device, my.report.as<void>(), 0),
-        "mapping of the report of waits");
-  my.report_on_device = static_cast<WaitReport*>(on_device);
+  Check(cudaHostGetDevicePointer(&on_device, my.report.as<void>(), 0), "mapping the wait report");
+  my.report_on_device = static_cast<WaitTimeoutReport*>(on_device);
 
-  const PeerCard card = MakeCard(my.memory.data(), bytes);
+  const PeerInfo card = MakePeerInfo(my.memory.data(), bytes);
   const auto size = static_cast<size_t>(comm.tp->size());
   my.cards.resize(size);
   comm.tp->AllGather(&card, my.cards.data(), sizeof card);
-  CheckCards(my.cards, my.ranks_per_host);
+  CheckPeerInfos(my.cards, my.ranks_per_host);
 
   my.base.resize(size);
   my.base[static_cast<size_t>(my.rank)] = my.memory.data();
@@ -140,8 +140,8 @@ PeerMemory::PeerMemory(RankComm& comm, size_t bytes, std::chrono::milliseconds t
 }
 
 PeerMemory::~PeerMemory() {
-  // A rank that ends by an error waits for nobody. Peers may still read its memory, which therefore
-  // stays until the end of the process.
+  // After an error a rank does not wait for its peers. They may still read its memory, which is
+  // therefore leaked until the process ends.
   bool keep = std::uncaught_exceptions() > impl_->exceptions;
   if (!keep) {
     try {
@@ -166,7 +166,7 @@ size_t PeerMemory::Allocate(size_t bytes, size_t alignment) {
   CHECK(std::has_single_bit(alignment));
   const size_t offset = (impl_->used + alignment - 1) & ~(alignment - 1);
   if (offset > impl_->bytes || bytes > impl_->bytes - offset) {
-    throw Resource("a rank's peer memory of {} bytes is full: {} are taken, {} more are needed",
+    throw Resource("peer memory of {} bytes per rank is full: {} used, {} more requested",
                    impl_->bytes, impl_->used, bytes);
   }
   impl_->used = offset + bytes;
@@ -188,14 +188,14 @@ PeerPointers PeerMemory::Pointers(size_t offset) const {
   return pointers;
 }
 
-bool PeerMemory::Reaches(std::span<const int> ranks) const {
+bool PeerMemory::OnThisHost(std::span<const int> ranks) const {
   return std::ranges::all_of(ranks, [this](int r) { return impl_->OnOwnHost(r); });
 }
 
-bool PeerMemory::OneGpuEach(std::span<const int> ranks) const {
+bool PeerMemory::HasDistinctGpus(std::span<const int> ranks) const {
   std::set<std::string> gpus;
   for (const int r : ranks) {
-    const PeerCard& card = impl_->cards[static_cast<size_t>(r)];
+    const PeerInfo& card = impl_->cards[static_cast<size_t>(r)];
     gpus.insert(std::string(card.host.data(), strnlen(card.host.data(), card.host.size())) + ' ' +
                 card.bus_id.data());
   }
@@ -209,8 +209,8 @@ WaitLimit PeerMemory::wait_limit() const {
           .rank = impl_->rank};
 }
 
-void PeerMemory::CheckWaits() const {
-  const volatile WaitReport& report = *impl_->report.as<WaitReport>();
+void PeerMemory::CheckTimeouts() const {
+  const volatile WaitTimeoutReport& report = *impl_->report.as<WaitTimeoutReport>();
   if (report.failed == 0) return;
   const int peer = report.peer;
   const std::string who =

@@ -1,4 +1,4 @@
-// Device memory that the GPUs of one host map of one another: SymmetricMemory's counterpart.
+// Device memory mapped between the GPUs of one host: the GPU counterpart of SymmetricMemory.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@ namespace switchyard::cuda {
 
 constexpr int kMaxPeers = 16;
 
-// The same buffer on each rank, for kernels; passed by value.
+// Addresses of one symmetric buffer on all ranks, passed to kernels by value.
 struct PeerPointers {
   std::byte* at[kMaxPeers] = {};
   template <typename T>
@@ -29,19 +29,18 @@ struct PeerPointers {
   }
 };
 
-// One rank's handle. Each rank owns `bytes` of its GPU, zeroed, and can read and write those of its
-// peers over NVLink or PCIe: ranks that are threads of one process by peer access, rank processes
-// through CUDA IPC. NVLink multicast is not used. The rank's thread constructs it, with its GPU
-// current; all ranks of the world do so together (it is a collective over comm.tp). Error kResource
-// says which two GPUs cannot reach one another.
+// One rank's handle. Each rank owns `bytes` of GPU memory, zeroed, and can read and write its
+// peers' memory over NVLink or PCIe. Ranks that are threads of one process use peer access, rank
+// processes CUDA IPC. NVLink multicast is not used. Construction is a collective over comm.tp; the
+// rank's thread calls it with its GPU current. Error kResource names two GPUs without peer access.
 //
-// Where the world spans hosts, a rank reaches those of its own host only; the others' GPUs are
-// reached through NCCL (collectives.h).
+// If the world spans hosts, a rank accesses memory of ranks on its own host only; NCCL connects the
+// others (collectives.h).
 //
-// Allocation is symmetric, as SymmetricMemory's. There is no free.
+// Allocation is symmetric, as in SymmetricMemory. There is no free.
 class PeerMemory {
  public:
-  // Rank r is on host r / ranks_per_host; 0: all are on one.
+  // Rank r is on host r / ranks_per_host; 0: all ranks are on one host.
   PeerMemory(RankComm& comm, size_t bytes, std::chrono::milliseconds timeout,
              int ranks_per_host = 0);
   ~PeerMemory();  // collective: peers may still read
@@ -50,21 +49,21 @@ class PeerMemory {
   int world() const;
   size_t bytes_used() const;
 
-  // Offset of a new buffer; Error kResource names need and capacity.
+  // Returns the offset of a new buffer; Error kResource reports need and capacity.
   size_t Allocate(size_t bytes, size_t alignment = 256);
-  std::byte* At(int rank, size_t offset) const;  // of a rank that is reached
+  std::byte* At(int rank, size_t offset) const;  // `rank` is on this host
   std::byte* Local(size_t offset) const { return At(rank(), offset); }
-  PeerPointers Pointers(size_t offset) const;      // [world], all of one host
-  bool Reaches(std::span<const int> ranks) const;  // whether all of them are on this rank's host
-  // Whether each of `ranks` has a GPU for itself among them (in tests several share one).
-  bool OneGpuEach(std::span<const int> ranks) const;
+  PeerPointers Pointers(size_t offset) const;         // [world], all on one host
+  bool OnThisHost(std::span<const int> ranks) const;  // whether all of them are on this rank's host
+  // Whether no two of `ranks` share a GPU (in tests several share one).
+  bool HasDistinctGpus(std::span<const int> ranks) const;
 
   std::chrono::milliseconds timeout() const;
-  // For kernels that wait (wait.cuh).
+  // Timeout argument of kernels that wait for peers (wait.cuh).
   WaitLimit wait_limit() const;
-  // After the stream was waited for: Error kTimeout "rank 1 waited 30 s for rank 3 in dispatch …"
-  // where a kernel gave up.
-  void CheckWaits() const;
+  // Call after stream synchronization. Error kTimeout "rank 1 waited 30 s for rank 3 in dispatch …"
+  // if a kernel timed out.
+  void CheckTimeouts() const;
 
  private:
   struct Impl;

@@ -9,7 +9,7 @@
 #include <csignal>
 
 #include "comm/device/cuda/collectives.h"
-#include "comm/device/cuda/peer_card.h"
+#include "comm/device/cuda/peer_info.h"
 #include "comm/device/cuda/test_gpu_ranks.h"
 #include "comm/device/test_collectives.h"
 #include "core/testing.h"
@@ -21,7 +21,7 @@ using testing::HasSubstr;
 
 constexpr int kNoGpu = 77;
 
-// A process for each rank; the greatest of their exit codes, kNoGpu with fewer than `gpus`.
+// Runs one process per rank; returns the largest exit code, kNoGpu with fewer than `gpus` GPUs.
 int RunProcesses(int gpus, const GpuRanks& ranks, const std::function<void(GpuRank&)>& body) {
   const auto arena = SharedArena::Create(ranks.shape.tp, RankComm::BytesPerRank(ranks.shape));
   std::vector<pid_t> pids;
@@ -51,19 +51,19 @@ int RunProcesses(int gpus, const GpuRanks& ranks, const std::function<void(GpuRa
   return worst;
 }
 
-// Two ranks, whose sums have one order.
+// Two ranks, whose sums have only one order.
 void AddUp(GpuRank& gpu) {
   const auto group = MakeCollectives(*gpu.comm, gpu.memory, gpu.comm->mesh.TpGroup(), "tp",
                                      gpu.stream.get(), {.max_custom_bytes = size_t{1} << 30});
   for (unsigned salt = 0; salt < 5; ++salt) {
-    const size_t count = (size_t{10} << 4 * salt) + 5;  // by every kernel
+    const size_t count = (size_t{10} << 4 * salt) + 5;  // covers every kernel
     gpu.Fill(gpu.scratch.data(), Values(gpu.rank, count, salt));
     group->AllReduceSum(gpu.scratch.as<float>(), count);
     EXPECT_TRUE(SameBits(gpu.Read<float>(gpu.scratch.data(), count), SumOfAll(2, count, salt)));
   }
 }
 
-// CUDA does not survive a fork, and googletest runs suites of this name first.
+// CUDA does not survive a fork; googletest runs *DeathTest suites first.
 TEST(PeerMemoryDeathTest, ProcessesReachOneAnother) {
   const int worst = RunProcesses(1, {{.tp = 2}}, AddUp);
   if (worst == kNoGpu) GTEST_SKIP() << "no GPU";
@@ -72,7 +72,7 @@ TEST(PeerMemoryDeathTest, ProcessesReachOneAnother) {
 
 TEST(PeerMemoryDeathTest, NcclJoinsProcessesOfSeveralHosts) {
   const int worst = RunProcesses(2, {.shape = {.tp = 2}, .ranks_per_host = 1}, AddUp);
-  if (worst == kNoGpu) GTEST_SKIP() << "NCCL wants a GPU for each rank";
+  if (worst == kNoGpu) GTEST_SKIP() << "NCCL needs one GPU per rank";
   EXPECT_EQ(worst, 0);
 }
 
@@ -92,37 +92,37 @@ TEST(PeerMemory, RanksReadAndWriteOneAnothersMemory) {
     for (int r = 0; r < 4; ++r)
       EXPECT_EQ(gpu.Read<int>(gpu.memory.At(r, offset), 4), (std::vector<int>{10, 11, 12, 13}));
     EXPECT_THAT(ErrorOf([&] { gpu.memory.Allocate(size_t{1} << 40); }, ErrorKind::kResource),
-                HasSubstr("peer memory of 33554432 bytes is full: 272 are taken"));
+                HasSubstr("peer memory of 33554432 bytes per rank is full: 272 used"));
   });
 }
 
 TEST(PeerMemory, RefusesWorldsThatCannotShareMemory) {
-  std::vector<PeerCard> cards(17);
-  EXPECT_EQ(ErrorOf([&] { CheckCards(cards); }),
-            "peer memory is for at most 16 ranks, here are 17");
+  std::vector<PeerInfo> cards(17);
+  EXPECT_EQ(ErrorOf([&] { CheckPeerInfos(cards); }),
+            "peer memory supports at most 16 ranks, got 17");
   cards.resize(4);
-  CheckCards(cards);
+  CheckPeerInfos(cards);
   cards[3].bytes = 5;
-  EXPECT_EQ(ErrorOf([&] { CheckCards(cards); }),
-            "rank 3 has 5 bytes of peer memory and rank 0 0: want the same");
+  EXPECT_EQ(ErrorOf([&] { CheckPeerInfos(cards); }),
+            "rank 3 has 5 bytes of peer memory and rank 0 0: sizes must be equal");
   cards[2].host[0] = 'x';
-  EXPECT_THAT(ErrorOf([&] { CheckCards(cards); }),
+  EXPECT_THAT(ErrorOf([&] { CheckPeerInfos(cards); }),
               HasSubstr("ranks 0 and 2 are on different hosts: "));
 }
 
 TEST(PeerMemory, KnowsRanksOfSeveralHosts) {
-  std::vector<PeerCard> cards(34);  // two hosts, of which each has one rank too many
+  std::vector<PeerInfo> cards(34);  // two hosts, each with one rank too many
   for (size_t r = 17; r < cards.size(); ++r) cards[r].host[0] = 'x';
-  EXPECT_EQ(ErrorOf([&] { CheckCards(cards, 17); }),
-            "peer memory is for at most 16 ranks, here are 17");
+  EXPECT_EQ(ErrorOf([&] { CheckPeerInfos(cards, 17); }),
+            "peer memory supports at most 16 ranks, got 17");
   cards.resize(21);
-  cards.erase(cards.begin(), cards.begin() + 13);  // four of each
-  CheckCards(cards, 4);
-  CheckCards(cards, 2);
-  EXPECT_THAT(ErrorOf([&] { CheckCards(cards, 8); }),
+  cards.erase(cards.begin(), cards.begin() + 13);  // four ranks of each host
+  CheckPeerInfos(cards, 4);
+  CheckPeerInfos(cards, 2);
+  EXPECT_THAT(ErrorOf([&] { CheckPeerInfos(cards, 8); }),
               HasSubstr("ranks 0 and 4 are on different hosts: "));
   cards[5].host[0] = 'y';
-  EXPECT_THAT(ErrorOf([&] { CheckCards(cards, 4); }),
+  EXPECT_THAT(ErrorOf([&] { CheckPeerInfos(cards, 4); }),
               HasSubstr("ranks 4 and 5 are on different hosts: "));
 }
 
@@ -130,8 +130,8 @@ TEST(PeerMemory, ReachesRanksOfTheOwnHost) {
   if (DeviceCount() == 0) GTEST_SKIP() << "no GPU";
   GpuRanks{.shape = {.tp = 4}, .ranks_per_host = 2}.Run([](GpuRank& gpu) {
     const int neighbour = gpu.rank ^ 1;
-    EXPECT_TRUE(gpu.memory.Reaches(std::vector<int>{gpu.rank, neighbour}));
-    EXPECT_FALSE(gpu.memory.Reaches(std::vector<int>{gpu.rank, (gpu.rank + 2) % 4}));
+    EXPECT_TRUE(gpu.memory.OnThisHost(std::vector<int>{gpu.rank, neighbour}));
+    EXPECT_FALSE(gpu.memory.OnThisHost(std::vector<int>{gpu.rank, (gpu.rank + 2) % 4}));
     const size_t offset = gpu.memory.Allocate(sizeof(int));
     gpu.comm->tp->Barrier("start");
     gpu.Fill(gpu.memory.At(neighbour, offset), std::vector<int>{10 + gpu.rank});

@@ -1,4 +1,4 @@
-// The caller's memory in 16 bytes at a time. Internal to comm/device/cuda.
+// 16-byte accesses to the caller's memory. Internal to comm/device/cuda.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace switchyard::cuda {
 
-// An array of the caller, read and written as quads of 16 bytes. Beyond its end are zeros, which
+// A caller's array, read and written in quads of 16 bytes. Elements beyond its end read as zero and
 // are not written.
 template <typename Unit>
 class Quads {
@@ -57,9 +57,9 @@ __device__ inline uint4 Add(uint4 a, uint4 b) {
 
 __device__ inline size_t Min(size_t a, size_t b) { return a < b ? a : b; }
 
-// [begin, end) of a whole of `count`, where it is that long.
+// Elements [begin, end) of an array of `count`, clamped to its length.
 template <typename Unit>
-__device__ Quads<Unit> Piece(Unit* whole, size_t count, size_t begin, size_t end) {
+__device__ Quads<Unit> QuadSlice(Unit* whole, size_t count, size_t begin, size_t end) {
   begin = Min(begin, count);
   return {whole + begin, Min(end, count) - begin};
 }

@@ -1,4 +1,4 @@
-// What collectives do with their regions of staging. Internal to comm/device/cuda.
+// Copies and reductions between staging regions. Internal to comm/device/cuda.
 #pragma once
 
 #include "comm/device/cuda/channel.cuh"
@@ -8,11 +8,11 @@ namespace switchyard::cuda {
 
 constexpr size_t kQuads = kRegionBytes / 16;  // in a region
 
-// store(k, i, load(k, i)) for all k < parts and i < quads, spread over the block's threads. Several
-// parts are under way before the first is stored: a peer's memory is far.
+// store(k, i, load(k, i)) for all k < parts and i < quads, distributed over the block's threads.
+// Loads of several parts are in flight before the first store, to hide the latency of peer memory.
 template <typename Load, typename Store>
-__device__ __forceinline__ void ForQuads(int parts, uint32_t quads, const Load& load,
-                                         const Store& store) {
+__device__ __forceinline__ void CopyQuads(int parts, uint32_t quads, const Load& load,
+                                          const Store& store) {
   constexpr int kBatch = 4;
   for (uint32_t i = threadIdx.x; i < quads; i += kChannelThreads) {
     for (int begin = 0; begin < parts; begin += kBatch) {
@@ -29,11 +29,11 @@ __device__ __forceinline__ void ForQuads(int parts, uint32_t quads, const Load& 
   }
 }
 
-// Sum over members, in their order, of quad `quad` of their regions; this member's own is `mine`.
-// kMost >= set.size.
+// Sum over members, in group order, of quad `quad` of their regions; this member's own value is
+// `mine`. kMost >= set.size.
 template <int kMost>
-__device__ uint4 SumOfRegions(const ChannelSet& set, const Channel& channel, uint32_t quad,
-                              uint4 mine) {
+__device__ uint4 ReduceRegions(const ChannelSet& set, const Channel& channel, uint32_t quad,
+                               uint4 mine) {
   uint4 values[kMost];
 #pragma unroll
   for (int r = 0; r < kMost; ++r) {
@@ -47,7 +47,7 @@ __device__ uint4 SumOfRegions(const ChannelSet& set, const Channel& channel, uin
   return sum;
 }
 
-// The k-th of the other members; everybody begins with another one.
+// The k-th peer, starting after the own rank, so that members access different peers first.
 __device__ inline int Other(const ChannelSet& set, int k) {
   const int r = set.rank + 1 + k;
   return r < set.size ? r : r - set.size;

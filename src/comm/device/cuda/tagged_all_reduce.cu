@@ -1,6 +1,7 @@
-// The all-reduce of a few rows. There is no flag to wait for: every 8 bytes of data and tag arrive
-// together, as one store, so that a message is there after one way over NVLink. Each member sends
-// its numbers, in twice their bytes, to all.
+// data [count] = sum over members, in group order, for small messages (up to 128 KiB). No flags:
+// every 8 bytes hold data and a tag, written as one store (as in NCCL's LL protocol), so the
+// latency is one NVLink traversal. Each member sends its data, at twice its size, to all peers. The
+// grid has one block of 128 threads for each 2 KiB of data, one 16-byte quad per thread.
 #include "comm/device/cuda/channel.cuh"
 #include "comm/device/cuda/quads.cuh"
 #include "comm/device/cuda/tagged_quad.cuh"
@@ -8,9 +9,9 @@
 namespace switchyard::cuda {
 namespace {
 
-// A cell is written again two rounds later. Its writer has then had, in the round between, a quad
-// from the reader's block (the first thread of every block has one), which sent it after the kernel
-// that read the cell.
+// A cell is reused after two rounds. In the round between, its writer has received a quad from the
+// reader's block (the first thread of every block sends one). The reader sent that quad after the
+// kernel that read the cell.
 template <int kMost>
 __global__ void __launch_bounds__(kTaggedThreads)
     TaggedAllReduce(const __grid_constant__ ChannelSet set, float* data, size_t count) {
@@ -48,7 +49,7 @@ cudaError_t StartTaggedAllReduce(const ChannelSet& set, float* data, size_t coun
                                  cudaStream_t stream) {
   const size_t floats = kTaggedBlockBytes / sizeof(float);
   const int blocks = static_cast<int>((count + floats - 1) / floats);
-  return WithMost(set.size, [&](auto most) {
+  return DispatchGroupSize(set.size, [&](auto most) {
     TaggedAllReduce<most><<<blocks, kTaggedThreads, 0, stream>>>(set, data, count);
     return cudaGetLastError();
   });

@@ -1,11 +1,11 @@
-// 16 bytes on their way to a peer, in two cells of data and tags. Internal to comm/device/cuda.
+// A 16-byte quad sent to a peer as two cells of data and tags. Internal to comm/device/cuda.
 #pragma once
 
 #include <cstdint>
 
 namespace switchyard::cuda {
 
-// A cell is {data, tag, data, tag}: 8 bytes are never torn.
+// A cell is {data, tag, data, tag}: 8-byte stores are not torn.
 __device__ __forceinline__ void SendTagged(uint4* cells, uint4 quad, uint32_t tag) {
   asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(cells), "r"(quad.x),
                "r"(tag), "r"(quad.y)
@@ -24,7 +24,7 @@ __device__ __forceinline__ uint4 LoadCell(const uint4* cell) {
   return v;
 }
 
-// False where not all of it has come; `seen` is then a tag that is there.
+// Returns false if part of the quad has not arrived; `seen` is then a tag found in the cell.
 __device__ __forceinline__ bool LoadTagged(const uint4* cells, uint32_t tag, uint4& quad,
                                            uint32_t& seen) {
   const uint4 a = LoadCell(cells), b = LoadCell(cells + 1);

@@ -1,5 +1,4 @@
-// Ranks of a test, each a thread with a GPU, round robin over those there are: several may share
-// one.
+// Ranks of a test, one thread and GPU each, assigned round-robin: several ranks may share a GPU.
 #pragma once
 
 #include <functional>
@@ -18,15 +17,15 @@ struct GpuRanks {
   MeshShape shape;
   size_t peer_bytes = size_t{32} << 20, scratch_bytes = size_t{32} << 20;
   std::chrono::milliseconds timeout{20'000};
-  int ranks_per_host = 0;                           // as if they were on several; 0: one
-  std::chrono::milliseconds host_timeout{300'000};  // of waits that are not a GPU's
+  int ranks_per_host = 0;                           // simulated hosts; 0: one host
+  std::chrono::milliseconds host_timeout{300'000};  // timeout of host-side waits
 
   void Run(const std::function<void(GpuRank&)>& body) const;
 };
 
-// Ranks that share a GPU must not allocate or free while a peer's kernel waits for theirs: such
-// calls wait for the whole GPU. So everything is allocated here, before any rank begins. Nor may a
-// copy be enqueued behind a kernel that waits: it would hold up the copies of all.
+// Ranks that share a GPU must not allocate or free memory while a peer's kernel waits for theirs:
+// these calls synchronize the whole GPU. So everything is allocated here, before any rank begins. A
+// copy must not be enqueued behind a waiting kernel either: it would block the copies of all ranks.
 struct GpuRank {
   GpuRank(std::shared_ptr<SharedArena> arena, const GpuRanks& ranks, int rank_in)
       : rank((UseDevice(rank_in % DeviceCount()), rank_in)),
@@ -48,7 +47,7 @@ struct GpuRank {
     Check(cudaMemcpyAsync(to.data(), from, count * sizeof(T), cudaMemcpyDeviceToHost, stream.get()),
           "copy from the GPU");
     stream.Synchronize();
-    memory.CheckWaits();
+    memory.CheckTimeouts();
     return to;
   }
 
@@ -56,14 +55,14 @@ struct GpuRank {
   std::unique_ptr<RankComm> comm;
   Stream stream;
   DeviceMemory scratch;
-  PeerMemory memory;  // ended first: a collective
+  PeerMemory memory;  // destroyed first: a collective
 };
 
-// What `body` enqueues on the rank's stream, to be launched any number of times. Members end
+// A CUDA graph of what `body` enqueues on the rank's stream. All members capture and destroy it
 // together, as with GpuRank.
-class Recording {
+class CapturedGraph {
  public:
-  Recording(GpuRank& gpu, const std::function<void()>& body) : gpu_(gpu) {
+  CapturedGraph(GpuRank& gpu, const std::function<void()>& body) : gpu_(gpu) {
     Check(cudaStreamBeginCapture(gpu.stream.get(), cudaStreamCaptureModeThreadLocal), "recording");
     body();
     Check(cudaStreamEndCapture(gpu.stream.get(), &graph_), "recording");
@@ -72,11 +71,11 @@ class Recording {
     gpu.stream.Synchronize();
     gpu.comm->tp->Barrier("recorded");
   }
-  ~Recording() {
+  ~CapturedGraph() {
     cudaGraphExecDestroy(replay_);
     cudaGraphDestroy(graph_);
   }
-  Recording(const Recording&) = delete;
+  CapturedGraph(const CapturedGraph&) = delete;
   void Launch() const { Check(cudaGraphLaunch(replay_, gpu_.stream.get()), "replay"); }
 
  private:

@@ -1,4 +1,4 @@
-// Waiting for a flag that a peer raises, on the device.
+// Device-side flags of peers, and waits for them with a timeout.
 #pragma once
 
 #include "comm/device/cuda/wait.h"
@@ -11,12 +11,13 @@ __device__ __forceinline__ uint32_t LoadFlag(const uint32_t* flag) {
   return value;
 }
 
-// Everything this thread wrote before is seen by who sees the flag.
+// Release store: all earlier writes of this thread are visible to a thread that acquires the flag.
 __device__ __forceinline__ void RaiseFlag(uint32_t* flag, uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 
-// The same for a thread that has called __threadfence_system since: several flags for one fence.
+// The same for a thread that has called __threadfence_system since its writes: one fence for
+// several flags.
 __device__ __forceinline__ void RaiseFencedFlag(uint32_t* flag, uint32_t value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
@@ -27,8 +28,9 @@ __device__ __forceinline__ uint64_t Nanoseconds() {
   return now;
 }
 
-// Until `come(seen)` is true; it says in `seen` what there is instead of `wanted`. False when the
-// deadline passed, or somebody else's did: then nothing that depends on the peer may be used.
+// Polls until `come(seen)` is true; `seen` receives the value found instead of `wanted`. Returns
+// false if this wait or another wait with the same report timed out; nothing that depends on the
+// peer may be used then.
 template <typename Come>
 __device__ __forceinline__ bool WaitUntil(const Come& come, uint32_t wanted, const WaitLimit& limit,
                                           WaitStage stage, int peer) {
@@ -39,7 +41,7 @@ __device__ __forceinline__ bool WaitUntil(const Come& come, uint32_t wanted, con
     for (int i = 0; i < 256; ++i) {
       if (come(seen)) return true;
     }
-    volatile WaitReport* report = limit.report;
+    volatile WaitTimeoutReport* report = limit.report;
     if (report->failed) return false;
     if (Nanoseconds() - start < limit.nanoseconds) continue;
     report->stage = static_cast<int32_t>(stage);
@@ -53,7 +55,7 @@ __device__ __forceinline__ bool WaitUntil(const Come& come, uint32_t wanted, con
   }
 }
 
-// Until the flag has reached `value` (modulo 2^32: rounds may wrap).
+// Waits until the flag reaches `value` (modulo 2^32: rounds may wrap).
 __device__ inline bool WaitFlag(const uint32_t* flag, uint32_t value, const WaitLimit& limit,
                                 WaitStage stage, int peer) {
   const auto reached = [&](uint32_t& seen) {

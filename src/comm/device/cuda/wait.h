@@ -1,14 +1,15 @@
-// How kernels that wait for a peer end when it does not come: shared by host and device code.
+// Timeouts of kernels that wait for a peer, shared by host and device code.
 #pragma once
 
 #include <cstdint>
 
 namespace switchyard::cuda {
 
-// Page-locked, mapped into the device. A kernel whose deadline passes writes who waited for whom
-// and gives up; from then on no kernel with this report waits, so that the stream drains. The host
-// looks after it has waited for the stream, and throws (PeerMemory::CheckWaits).
-struct WaitReport {
+// In page-locked memory mapped into the device. A kernel that times out writes the waiting rank and
+// the missing peer, and returns. From then on no kernel with this report waits, so the stream
+// drains. The host checks the report after stream synchronization and throws
+// (PeerMemory::CheckTimeouts).
+struct WaitTimeoutReport {
   uint32_t failed = 0;  // set last
   int32_t stage = 0;    // WaitStage
   int32_t rank = 0, peer = 0;
@@ -25,9 +26,9 @@ enum class WaitStage : int32_t {
 };
 
 struct WaitLimit {
-  WaitReport* report = nullptr;  // device address
+  WaitTimeoutReport* report = nullptr;  // device address
   uint64_t nanoseconds = 0;
-  int32_t rank = 0;  // of the waiting one, in the world
+  int32_t rank = 0;  // world rank of the waiting kernel
 };
 
 }  // namespace switchyard::cuda

@@ -25,22 +25,22 @@ using mpi::Limit;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// Up to here the bytes of a write travel in the message of its head; beyond, in one of their own,
-// which goes from place to place without a copy.
+// Writes up to this size travel in the same message as their header. A larger payload is sent in a
+// message of its own, from arena to arena without a copy.
 constexpr size_t kInlineBytes = 8192;
-constexpr uint64_t kMostBlock = uint64_t{1} << 30;  // counts of MPI are ints
-constexpr milliseconds kLastWordsTime = 1s;         // for all peers to be told of an abort
-constexpr milliseconds kByeTime = 5s;               // for all peers to say goodbye
+constexpr uint64_t kMaxBlockBytes = uint64_t{1} << 30;  // counts of MPI are ints
+constexpr milliseconds kAbortTimeout = 1s;    // timeout for notifying all peers of an abort
+constexpr milliseconds kGoodbyeTimeout = 5s;  // timeout for the kBye of all peers
 
-// A datatype that stands for ranges of an arena.
+// An MPI datatype that describes ranges of an arena.
 class RangesType {
  public:
   explicit RangesType(std::span<const ByteRange> ranges) {
     std::vector<int> lengths;
     std::vector<MPI_Aint> places;
     for (const ByteRange& range : ranges) {
-      for (uint64_t done = 0; done < range.bytes; done += kMostBlock) {
-        lengths.push_back(static_cast<int>(std::min(kMostBlock, range.bytes - done)));
+      for (uint64_t done = 0; done < range.bytes; done += kMaxBlockBytes) {
+        lengths.push_back(static_cast<int>(std::min(kMaxBlockBytes, range.bytes - done)));
         places.push_back(static_cast<MPI_Aint>(range.offset + done));
       }
     }
@@ -50,7 +50,7 @@ class RangesType {
   }
   RangesType(const RangesType&) = delete;
   RangesType& operator=(const RangesType&) = delete;
-  ~RangesType() { MPI_Type_free(&type_); }  // what uses it goes on
+  ~RangesType() { MPI_Type_free(&type_); }  // pending operations with it still complete
   MPI_Datatype get() const { return type_; }
 
  private:
@@ -70,14 +70,14 @@ void Append(std::vector<std::byte>& message, const void* bytes, size_t size) {
 
 class MpiRanks : public RemoteRanks {
  public:
-  MpiRanks(SharedArena& arena, int rank, std::shared_ptr<MpiFarewell> farewell)
-      : door_(arena, rank),
-        farewell_(std::move(farewell)),
+  MpiRanks(SharedArena& arena, int rank, std::shared_ptr<MpiFinalizeState> finalize_state)
+      : local_arena_(arena, rank),
+        finalize_state_(std::move(finalize_state)),
         peers_(static_cast<size_t>(arena.world())),
         progress_([this] { Progress(); }) {}
   ~MpiRanks() override;
 
-  bool IsRemote(int rank) const override { return rank != door_.rank(); }
+  bool IsRemote(int rank) const override { return rank != local_arena_.rank(); }
   void Put(int rank, const std::byte* image, std::span<const ByteRange> ranges, size_t flag_offset,
            uint32_t value, milliseconds timeout) override;
   void Fetch(int rank, std::byte* image, ByteRange range, const char* stage,
@@ -86,12 +86,12 @@ class MpiRanks : public RemoteRanks {
 
  private:
   struct Peer {
-    std::vector<std::byte> head;  // MPI's while it is sent
-    bool usable = true;           // nothing that was begun is still on its way
+    std::vector<std::byte> head;  // owned by MPI during a send
+    bool usable = true;           // no earlier send is still pending
   };
 
   Limit UntilAborted() const {
-    return {.stop = [this] { return door_.aborted(); }};
+    return {.stop = [this] { return local_arena_.aborted(); }};
   }
   MPI_Request SendHead(int rank, const Frame& frame, const void* more, size_t size);
   void PutSome(int rank, const std::byte* image, std::span<const ByteRange> ranges, Frame frame,
@@ -101,19 +101,19 @@ class MpiRanks : public RemoteRanks {
 
   void Progress();
   void Handle(const mpi::Message& message);
-  void TakeRanges(const mpi::Message& message, const Frame& frame);
-  void AnswerFetch(int source, const Frame& frame);
-  void SayBye();
+  void ReceiveRanges(const mpi::Message& message, const Frame& frame);
+  void ServeFetch(int source, const Frame& frame);
+  void SendGoodbye();
 
-  const ArenaDoor door_;
-  const std::shared_ptr<MpiFarewell> farewell_;
+  const RemoteArenaAccess local_arena_;
+  const std::shared_ptr<MpiFinalizeState> finalize_state_;
   std::vector<Peer> peers_;  // by rank; the rank's thread
-  // What this rank did before it sent something, a peer's answer to that comes after: released by
-  // the rank's thread, acquired by the progress thread before it touches the arena.
+  // Orders this rank's arena accesses before a send with those that serve the peer's response:
+  // released by the rank's thread, acquired by the progress thread before it accesses the arena.
   std::atomic<uint64_t> sent_{0};
   std::atomic<int> byes_{0};
   std::atomic<bool> stop_{false};
-  std::thread progress_;  // last: uses what stands above
+  std::thread progress_;  // last: uses the members above
 };
 
 // ---- The rank's thread ----
@@ -132,11 +132,12 @@ MPI_Request MpiRanks::SendHead(int rank, const Frame& frame, const void* more, s
 
 void MpiRanks::Complete(std::span<MPI_Request> requests, int rank, const std::string& what,
                         milliseconds timeout) {
-  if (mpi::Finish(requests, Limit::After(timeout, [this] { return door_.aborted(); }))) return;
+  if (mpi::Finish(requests, Limit::After(timeout, [this] { return local_arena_.aborted(); })))
+    return;
   peers_[rank].usable = false;
-  if (door_.aborted()) door_.ThrowAborted();
+  if (local_arena_.aborted()) local_arena_.ThrowAborted();
   throw Error(ErrorKind::kTimeout,
-              fmt::format("rank {} waited {:g} s for rank {} {}", door_.rank(),
+              fmt::format("rank {} waited {:g} s for rank {} {}", local_arena_.rank(),
                           std::chrono::duration<double>(timeout).count(), rank, what));
 }
 
@@ -144,7 +145,7 @@ void MpiRanks::Put(int rank, const std::byte* image, std::span<const ByteRange> 
                    size_t flag_offset, uint32_t value, milliseconds timeout) {
   CHECK(peers_[rank].usable);
   do {
-    const auto some = ranges.first(std::min(ranges.size(), kMostFrameRanges));
+    const auto some = ranges.first(std::min(ranges.size(), kMaxFrameRanges));
     ranges = ranges.subspan(some.size());
     PutSome(rank, image, some,
             {.kind = ranges.empty() ? FrameKind::kWriteAndRaise : FrameKind::kWrite,
@@ -169,14 +170,14 @@ void MpiRanks::PutSome(int rank, const std::byte* image, std::span<const ByteRan
     const RangesType type(ranges);
     MPI_Isend(image, 1, type.get(), rank, mpi::kPayload, MPI_COMM_WORLD, &requests[1]);
   }
-  Complete(requests, rank, "to take what is sent to it", timeout);
+  Complete(requests, rank, "to receive a message", timeout);
 }
 
 void MpiRanks::Fetch(int rank, std::byte* image, ByteRange range, const char* stage,
                      milliseconds timeout) {
   CHECK(peers_[rank].usable);
-  for (uint64_t done = 0; done < range.bytes; done += kMostBlock) {
-    const uint64_t n = std::min(kMostBlock, range.bytes - done);
+  for (uint64_t done = 0; done < range.bytes; done += kMaxBlockBytes) {
+    const uint64_t n = std::min(kMaxBlockBytes, range.bytes - done);
     std::byte* place = image + range.offset + done;
     std::array<MPI_Request, 2> requests;
     MPI_Irecv(place, static_cast<int>(n), MPI_BYTE, rank, mpi::kAnswer, MPI_COMM_WORLD,
@@ -188,8 +189,8 @@ void MpiRanks::Fetch(int rank, std::byte* image, ByteRange range, const char* st
 }
 
 void MpiRanks::Abort(std::string_view reason) noexcept {
-  reason = reason.substr(0, kMostReasonBytes);
-  const Limit limit = Limit::After(kLastWordsTime, [] { return false; });
+  reason = reason.substr(0, kMaxReasonBytes);
+  const Limit limit = Limit::After(kAbortTimeout, [] { return false; });
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
     if (!IsRemote(rank) || !std::exchange(peers_[rank].usable, false)) continue;
     MPI_Request request = SendHead(rank, {.kind = FrameKind::kAbort, .count = reason.size()},
@@ -202,7 +203,7 @@ void MpiRanks::Abort(std::string_view reason) noexcept {
 
 void MpiRanks::Progress() {
   pthread_setname_np(pthread_self(), "mpi progress");
-  for (mpi::Patience patience; !stop_;) {
+  for (mpi::PollBackoff patience; !stop_;) {
     const auto message = mpi::Poll(MPI_ANY_SOURCE, mpi::kHead);
     if (!message) {
       patience.Wait();
@@ -212,8 +213,8 @@ void MpiRanks::Progress() {
     try {
       Handle(*message);
     } catch (const Error& error) {
-      door_.Abort(
-          fmt::format("rank {} sent what makes no sense: {}", message->source, error.what()));
+      local_arena_.Abort(
+          fmt::format("rank {} sent an invalid message: {}", message->source, error.what()));
     }
   }
 }
@@ -227,11 +228,11 @@ void MpiRanks::Handle(const mpi::Message& message) {
   switch (frame.kind) {
     case FrameKind::kWrite:
     case FrameKind::kWriteAndRaise:
-      return TakeRanges(message, frame);
+      return ReceiveRanges(message, frame);
     case FrameKind::kFetch:
-      return AnswerFetch(message.source, frame);
+      return ServeFetch(message.source, frame);
     case FrameKind::kAbort:
-      return door_.Abort({reinterpret_cast<const char*>(rest.data()), rest.size()});
+      return local_arena_.Abort({reinterpret_cast<const char*>(rest.data()), rest.size()});
     case FrameKind::kBye:
       ++byes_;
       return;
@@ -240,36 +241,37 @@ void MpiRanks::Handle(const mpi::Message& message) {
   }
 }
 
-void MpiRanks::TakeRanges(const mpi::Message& message, const Frame& frame) {
+void MpiRanks::ReceiveRanges(const mpi::Message& message, const Frame& frame) {
   auto rest = std::span(message.bytes).subspan(sizeof frame);
-  if (frame.count > kMostFrameRanges || frame.count * sizeof(ByteRange) > rest.size()) {
+  if (frame.count > kMaxFrameRanges || frame.count * sizeof(ByteRange) > rest.size()) {
     throw Invalid("{} ranges in {} bytes", frame.count, rest.size());
   }
   std::vector<ByteRange> ranges(frame.count);
   const size_t table = frame.count * sizeof(ByteRange);
   if (table > 0) std::memcpy(ranges.data(), rest.data(), table);
   rest = rest.subspan(table);
-  for (const ByteRange& range : ranges) door_.Bytes(range);  // all are looked at first
+  for (const ByteRange& range : ranges)
+    local_arena_.Bytes(range);  // validates all before any write
   const uint64_t bytes = TotalBytes(ranges);
   if (bytes > kInlineBytes) {
     const RangesType type(ranges);
     MPI_Request request;
-    MPI_Irecv(door_.Bytes({0, 0}).data(), 1, type.get(), message.source, mpi::kPayload,
+    MPI_Irecv(local_arena_.Bytes({0, 0}).data(), 1, type.get(), message.source, mpi::kPayload,
               MPI_COMM_WORLD, &request);
     if (!mpi::Finish({&request, 1}, UntilAborted())) return;
   } else {
     if (rest.size() != bytes) throw Invalid("{} bytes for ranges of {}", rest.size(), bytes);
     for (const ByteRange& range : ranges) {
-      if (range.bytes > 0) std::memcpy(door_.Bytes(range).data(), rest.data(), range.bytes);
+      if (range.bytes > 0) std::memcpy(local_arena_.Bytes(range).data(), rest.data(), range.bytes);
       rest = rest.subspan(range.bytes);
     }
   }
-  if (frame.kind == FrameKind::kWriteAndRaise) door_.Raise(frame.offset, frame.value);
+  if (frame.kind == FrameKind::kWriteAndRaise) local_arena_.Raise(frame.offset, frame.value);
 }
 
-void MpiRanks::AnswerFetch(int source, const Frame& frame) {
-  if (frame.count > kMostBlock) throw Invalid("a fetch of {} bytes", frame.count);
-  const std::span<std::byte> bytes = door_.Bytes({frame.offset, frame.count});
+void MpiRanks::ServeFetch(int source, const Frame& frame) {
+  if (frame.count > kMaxBlockBytes) throw Invalid("a fetch of {} bytes", frame.count);
+  const std::span<std::byte> bytes = local_arena_.Bytes({frame.offset, frame.count});
   MPI_Request request;
   MPI_Isend(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, source, mpi::kAnswer,
             MPI_COMM_WORLD, &request);
@@ -278,29 +280,30 @@ void MpiRanks::AnswerFetch(int source, const Frame& frame) {
 
 // ---- The end ----
 
-void MpiRanks::SayBye() {
-  const auto give_up = steady_clock::now() + kByeTime;
-  const Limit limit{give_up, [this] { return door_.aborted(); }};
+void MpiRanks::SendGoodbye() {
+  const auto give_up = steady_clock::now() + kGoodbyeTimeout;
+  const Limit limit{give_up, [this] { return local_arena_.aborted(); }};
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
     if (!IsRemote(rank) || !peers_[rank].usable) continue;
     MPI_Request request = SendHead(rank, {.kind = FrameKind::kBye}, nullptr, 0);
     if (!mpi::Finish({&request, 1}, limit)) return;
   }
   const int others = static_cast<int>(peers_.size()) - 1;
-  for (mpi::Patience patience; byes_ < others && !limit.Over();) patience.Wait();
-  farewell_->complete = byes_ == others;
+  for (mpi::PollBackoff patience; byes_ < others && !limit.Over();) patience.Wait();
+  finalize_state_->complete = byes_ == others;
 }
 
 MpiRanks::~MpiRanks() {
-  if (!door_.aborted()) SayBye();
+  if (!local_arena_.aborted()) SendGoodbye();
   stop_ = true;
   progress_.join();
 }
 
 }  // namespace
 
-void AttachMpiRanks(SharedArena& arena, int rank, std::shared_ptr<MpiFarewell> farewell) {
-  arena.Attach(std::make_unique<MpiRanks>(arena, rank, std::move(farewell)));
+void AttachMpiRanks(SharedArena& arena, int rank,
+                    std::shared_ptr<MpiFinalizeState> finalize_state) {
+  arena.Attach(std::make_unique<MpiRanks>(arena, rank, std::move(finalize_state)));
 }
 
 }  // namespace switchyard

@@ -8,12 +8,12 @@
 
 namespace switchyard {
 
-// Whether all ranks have said goodbye to each other, so that MPI may be left together.
-struct MpiFarewell {
+// Whether all ranks have exchanged kBye, so that all may call MPI_Finalize.
+struct MpiFinalizeState {
   std::atomic<bool> complete{false};
 };
 
-// All ranks but `rank` become remote ranks of the arena. MPI is initialised for several threads.
-void AttachMpiRanks(SharedArena& arena, int rank, std::shared_ptr<MpiFarewell> farewell);
+// Makes all ranks but `rank` remote ranks of the arena. Requires MPI_THREAD_MULTIPLE.
+void AttachMpiRanks(SharedArena& arena, int rank, std::shared_ptr<MpiFinalizeState> finalize_state);
 
 }  // namespace switchyard

@@ -16,13 +16,13 @@ using std::chrono::milliseconds;
 
 std::string WaitForText(int source, mpi::Tag tag, const Limit& limit, int rank,
                         milliseconds timeout) {
-  for (mpi::Patience patience;; patience.Wait()) {
+  for (mpi::PollBackoff patience;; patience.Wait()) {
     if (const auto message = mpi::Poll(source, tag)) {
       return {reinterpret_cast<const char*>(message->bytes.data()), message->bytes.size()};
     }
     if (limit.Over()) {
       throw Error(ErrorKind::kTimeout,
-                  fmt::format("rank {} waited {:g} s for rank {} at the start", rank,
+                  fmt::format("rank {} waited {:g} s for rank {} at startup", rank,
                               std::chrono::duration<double>(timeout).count(), source));
     }
   }
@@ -32,7 +32,7 @@ std::string WaitForText(int source, mpi::Tag tag, const Limit& limit, int rank,
 
 struct MpiSession::Impl {
   int rank = 0, world = 1;
-  std::shared_ptr<MpiFarewell> farewell = std::make_shared<MpiFarewell>();
+  std::shared_ptr<MpiFinalizeState> finalize_state = std::make_shared<MpiFinalizeState>();
 };
 
 bool MpiSession::Built() { return true; }
@@ -47,11 +47,11 @@ std::unique_ptr<MpiSession> MpiSession::Start(int world, const std::string& laun
     throw Error(
         ErrorKind::kInvalid,
         fmt::format("{} started {} processes, but MPI sees {}", launcher, world, impl->world),
-        "with Slurm: srun --mpi=pmix; or give --dist-init-addr HOST:PORT to do without "
+        "with Slurm: srun --mpi=pmix; or pass --dist-init-addr HOST:PORT to run without "
         "MPI");
   }
   if (provided < MPI_THREAD_MULTIPLE) {
-    throw Invalid("this MPI does not let several threads call it (MPI_THREAD_MULTIPLE)");
+    throw Invalid("this MPI library does not support MPI_THREAD_MULTIPLE");
   }
   return std::unique_ptr<MpiSession>(new MpiSession(std::move(impl)));
 }
@@ -59,7 +59,7 @@ std::unique_ptr<MpiSession> MpiSession::Start(int world, const std::string& laun
 MpiSession::MpiSession(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 MpiSession::~MpiSession() {
-  if (impl_->farewell->complete) MPI_Finalize();
+  if (impl_->finalize_state->complete) MPI_Finalize();
 }
 
 int MpiSession::rank() const { return impl_->rank; }
@@ -72,7 +72,7 @@ std::string MpiSession::Agree(const std::string& statement, const Decide& decide
     MPI_Request request;
     MPI_Isend(statement.data(), size, MPI_BYTE, 0, mpi::kStatement, MPI_COMM_WORLD, &request);
     std::string decision = WaitForText(0, mpi::kDecision, limit, impl_->rank, timeout);
-    CHECK(mpi::Finish({&request, 1}, limit));  // rank 0 has answered it
+    CHECK(mpi::Finish({&request, 1}, limit));  // rank 0 has received it, since it decided
     return decision;
   }
   std::vector<std::string> statements{statement};
@@ -86,14 +86,14 @@ std::string MpiSession::Agree(const std::string& statement, const Decide& decide
               MPI_COMM_WORLD, &requests[rank - 1]);
   }
   if (!mpi::Finish(requests, limit)) {
-    throw Error(ErrorKind::kTimeout, "rank 0 could not tell the others how to start");
+    throw Error(ErrorKind::kTimeout, "rank 0 could not send its decision to the other ranks");
   }
   return decision;
 }
 
 void MpiSession::Attach(SharedArena& arena) {
   CHECK_EQ(arena.world(), impl_->world);
-  AttachMpiRanks(arena, impl_->rank, impl_->farewell);
+  AttachMpiRanks(arena, impl_->rank, impl_->finalize_state);
 }
 
 }  // namespace switchyard

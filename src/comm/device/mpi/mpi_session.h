@@ -1,4 +1,4 @@
-// Ranks that an MPI launcher started, each a process of its own.
+// Ranks started by an MPI launcher, each a process of its own.
 #pragma once
 
 #include <chrono>
@@ -11,21 +11,21 @@
 
 namespace switchyard {
 
-// From MPI_Init to MPI_Finalize; one a process, on its main thread. An OpenMPI job does not survive
-// the death of a rank: mpirun then ends all of them.
+// From MPI_Init to MPI_Finalize; one per process, on its main thread. An OpenMPI job does not
+// survive the death of a rank: mpirun then terminates all of them.
 class MpiSession {
  public:
   static bool Built();  // whether this program was built with MPI
-  // Error kInvalid where it was not, or where MPI sees another number of processes than `world`,
-  // which the launcher says it has started.
+  // Error kInvalid if built without MPI, or if MPI sees another number of processes than `world`,
+  // the number that the launcher reports.
   static std::unique_ptr<MpiSession> Start(int world, const std::string& launcher);
-  // Leaves MPI in good order where all ranks have said goodbye; otherwise the launcher finds out.
+  // Calls MPI_Finalize if all ranks exchanged kBye; otherwise the launcher detects the failure.
   ~MpiSession();
 
   int rank() const;
 
-  // At the start: rank 0 gets what every rank states, by rank, and all get what it decides. Error
-  // kTimeout names who did not come.
+  // At startup: rank 0 receives the statement of every rank, by rank, and broadcasts its decision.
+  // Error kTimeout names the missing ranks.
   using Decide = std::function<std::string(const std::vector<std::string>&)>;
   std::string Agree(const std::string& statement, const Decide& decide,
                     std::chrono::milliseconds timeout);

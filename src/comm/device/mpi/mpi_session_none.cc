@@ -1,4 +1,4 @@
-// Where the build found no MPI.
+// MpiSession for builds without MPI.
 #include "comm/device/mpi/mpi_session.h"
 #include "core/check.h"
 #include "core/error.h"
@@ -13,7 +13,7 @@ std::unique_ptr<MpiSession> MpiSession::Start(int, const std::string& launcher) 
   throw Error(
       ErrorKind::kInvalid,
       fmt::format("{} started several ranks, but this program was built without MPI", launcher),
-      "give --dist-init-addr HOST:PORT to do without MPI");
+      "pass --dist-init-addr HOST:PORT to run without MPI");
 }
 
 MpiSession::MpiSession(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

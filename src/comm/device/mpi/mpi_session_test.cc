@@ -1,4 +1,4 @@
-// Runs this test program again, under mpirun, as ranks that play a part.
+// Runs this test program again, under mpirun, as ranks that each run a part of a test.
 #include "comm/device/mpi/mpi_session.h"
 
 #include <gmock/gmock.h>
@@ -40,7 +40,7 @@ void DrillCollectives(const std::shared_ptr<SharedArena>& arena, int rank) {
   Require(SameBits(data, SumOfAll(memory.world(), data.size(), 3)), "a long sum differs");
 }
 
-// Puts of many ranges, long and short, and fetches that cross.
+// Puts of many ranges, long and short, and concurrent fetches in both directions.
 void DrillRanges(const std::shared_ptr<SharedArena>& arena, int rank) {
   constexpr size_t kSize = 100'000;
   SymmetricMemory memory(arena, rank, kOptions);
@@ -71,7 +71,7 @@ void DrillRanges(const std::shared_ptr<SharedArena>& arena, int rank) {
   }
 }
 
-// Rank 1 fails; the others hear of it while they wait.
+// Rank 1 fails; the others receive the abort while they wait.
 int Fail(const std::shared_ptr<SharedArena>& arena, int rank) {
   SymmetricMemory memory(arena, rank, kOptions);
   if (rank == 1) {
@@ -93,8 +93,8 @@ struct Output {
 
 Output RunUnderMpi(int ranks, const std::string& part) {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
-  // Root, more ranks than cores, and no reading of each other's memory: as containers have it.
-  // What OpenMPI never frees is not this program's leak.
+  // Run as root, with more ranks than cores, and without access to each other's memory, as in
+  // containers. OpenMPI's leaks at exit are not this program's.
   const std::string command = fmt::format(
       "ASAN_OPTIONS=detect_leaks=0 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
       "OMPI_MCA_btl_vader_single_copy_mechanism=none "

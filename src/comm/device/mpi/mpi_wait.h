@@ -1,4 +1,4 @@
-// Waiting for MPI with an end. Internal to comm/device/mpi.
+// Polling of MPI operations with a deadline. Internal to comm/device/mpi.
 #pragma once
 
 #include <mpi.h>
@@ -13,12 +13,12 @@
 
 namespace switchyard::mpi {
 
-// Tags of what ranks send each other.
+// Tags of messages between ranks.
 enum Tag : int { kHead = 1, kPayload, kAnswer, kStatement, kDecision };
 
-// Between two looks: a spin, then the core is given away, then sleep, since ranks may outnumber
-// cores and MPI wakes nobody.
-class Patience {
+// Backoff between two polls: first yields the core, then sleeps, since ranks may outnumber cores
+// and MPI wakes no thread.
+class PollBackoff {
  public:
   void Wait() {
     const auto waited = Clock::now() - start_;
@@ -47,9 +47,9 @@ struct Limit {
   }
 };
 
-// Whether all requests ended within the limit. Their buffers are MPI's until they do.
+// Whether all requests completed within the limit. MPI owns their buffers until they do.
 inline bool Finish(std::span<MPI_Request> requests, const Limit& limit) {
-  for (Patience patience;; patience.Wait()) {
+  for (PollBackoff patience;; patience.Wait()) {
     int done = 0;
     MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE);
     if (done != 0) return true;
@@ -62,7 +62,7 @@ struct Message {
   std::vector<std::byte> bytes;
 };
 
-// A message that has arrived, if there is one.
+// A received message, if there is one.
 inline std::optional<Message> Poll(int source, Tag tag) {
   int there = 0;
   MPI_Message handle;

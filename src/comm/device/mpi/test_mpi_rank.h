@@ -1,11 +1,11 @@
-// The test program as a rank that mpirun starts.
+// The test program in the role of a rank started by mpirun.
 #pragma once
 
 #include <string_view>
 
 namespace switchyard {
 
-// Plays the part and returns an exit code.
+// Runs the named part of the test and returns an exit code.
 int MpiRankMain(std::string_view part);
 
 }  // namespace switchyard

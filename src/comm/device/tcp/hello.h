@@ -1,10 +1,10 @@
-// What the connections between ranks carry. Internal to comm/device/tcp.
+// Connection protocol between ranks. Internal to comm/device/tcp.
 //
-// There is one connection for each ordered pair of ranks of different hosts. Its opener's rank
-// thread is the only one that writes requests to it; a thread of the other rank's process serves
-// it, and answers fetches on it, which the opener waits for before it goes on. So no lock is
-// needed, and no two ends ever wait for each other to read: whoever is written to is served by a
-// thread that never writes anything but an answer that is being waited for.
+// There is one connection for each ordered pair of ranks of different hosts. Only the opener's rank
+// thread writes requests to it. A thread of the other rank's process serves it and answers fetches
+// on it; the opener waits for these answers before it continues. So no lock is
+// needed, and no two ends can block in writes to each other: every request is read by a
+// thread that writes nothing but answers, for which the opener waits.
 #pragma once
 
 #include <array>

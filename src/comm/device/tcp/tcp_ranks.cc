@@ -1,6 +1,5 @@
 #include "comm/device/tcp/tcp_ranks.h"
 
-#include <fmt/ranges.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -27,11 +26,11 @@ using namespace std::chrono_literals;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kStrangerTime = 2s;   // for whoever connects to say who it is
-constexpr milliseconds kLastWordsTime = 1s;  // for all peers to be told of an abort
-constexpr milliseconds kByeTime = 5s;        // for all peers to say goodbye
-// A peer that gives up says why on the connection that it opened, which may be read a little later
-// than the other one is found closed.
+constexpr milliseconds kHelloTimeout = 2s;    // timeout for a Hello after accept
+constexpr milliseconds kAbortTimeout = 1s;    // timeout for notifying all peers of an abort
+constexpr milliseconds kGoodbyeTimeout = 5s;  // timeout for the kBye of all peers
+// A failing peer sends the reason on the connection that it opened, which may be read slightly
+// after the other connection is found closed.
 constexpr milliseconds kReasonTime = 300ms;
 
 template <typename T>
@@ -56,48 +55,48 @@ class TcpRanks : public RemoteRanks {
 
  private:
   struct Peer {
-    TcpStream out;        // opened by this rank; its thread's alone
+    TcpStream out;        // opened by this rank; used by the rank's thread only
     bool usable = false;  // `out` is between two frames
-    TcpStream in;         // opened by the peer; the server's
+    TcpStream in;         // opened by the peer; used by the server thread
     bool connected = false;
     std::thread server;
   };
-  enum class Parting { kNone, kBye, kAbort };  // the peer's last word
+  enum class CloseReason { kNone, kBye, kAbort };  // the peer's last frame
 
   IoLimit Limit(milliseconds timeout) const {
-    return IoLimit::After(timeout, [this] { return door_.aborted(); });
+    return IoLimit::After(timeout, [this] { return local_arena_.aborted(); });
   }
   void OpenAll(const IoLimit& limit);
   void AcceptAll(TcpListener& listener, const IoLimit& limit, milliseconds timeout);
-  bool Introduces(TcpStream& stream, int* from) const;
+  bool IsExpectedPeer(TcpStream& stream, int* from) const;
   std::string Missing() const;
 
   void Request(int rank, std::span<iovec> parts, milliseconds timeout);
   void CheckDone(IoResult result, int rank, const std::string& what, milliseconds timeout);
 
   void Serve(int rank);
-  Parting ServeFrames(TcpStream& in);
-  bool TakeRanges(TcpStream& in, const Frame& frame);
-  bool AnswerFetch(TcpStream& in, const Frame& frame);
-  bool TakeReason(TcpStream& in, const Frame& frame);
-  void SayBye();
+  CloseReason ServeFrames(TcpStream& in);
+  bool ReceiveRanges(TcpStream& in, const Frame& frame);
+  bool ServeFetch(TcpStream& in, const Frame& frame);
+  bool ReceiveReason(TcpStream& in, const Frame& frame);
+  void SendGoodbye();
 
-  const ArenaDoor door_;
+  const RemoteArenaAccess local_arena_;
   const TcpWorld world_;
-  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; none for those of this node
+  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null for ranks of this node
 
-  // What this rank did before it sent something, a peer's answer to that comes after: released by
-  // the rank's thread, acquired by the servers before they touch the arena.
+  // Orders this rank's arena accesses before a send with those that serve the peer's response:
+  // released by the rank's thread, acquired by the server threads before they access the arena.
   std::atomic<uint64_t> sent_{0};
   std::atomic<bool> leaving_{false};  // the destructor closes connections
 
   std::mutex mutex_;  // guards `serving_`
-  std::condition_variable parted_;
-  int serving_ = 0;  // connections that have not ended
+  std::condition_variable peer_closed_;
+  int serving_ = 0;  // open incoming connections
 };
 
 TcpRanks::TcpRanks(SharedArena& arena, int rank, const TcpWorld& world)
-    : door_(arena, rank), world_(world), peers_(world.listeners.size()) {
+    : local_arena_(arena, rank), world_(world), peers_(world.listeners.size()) {
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
     if (world.NodeOf(r) != world.NodeOf(rank)) peers_[r] = std::make_unique<Peer>();
   }
@@ -111,32 +110,32 @@ void TcpRanks::Connect(TcpListener& listener, milliseconds timeout) {
   AcceptAll(listener, limit, timeout);
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
     if (peers_[r] == nullptr) continue;
-    ++serving_;  // before there are threads
+    ++serving_;  // before any server thread starts
   }
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
     if (peers_[r] != nullptr) peers_[r]->server = std::thread([this, r] { Serve(r); });
   }
 }
 
-// Listeners were there before their addresses were told, so nobody has to be ready to accept.
+// Every address is published after its listener is bound, so connects need no accept on the peer.
 void TcpRanks::OpenAll(const IoLimit& limit) {
   const int size = static_cast<int>(peers_.size());
   for (int k = 1; k < size; ++k) {
-    const int r = (door_.rank() + k) % size;
+    const int r = (local_arena_.rank() + k) % size;
     if (peers_[r] == nullptr) continue;
     auto stream = TcpStream::Connect(world_.listeners[r], limit);
     if (!stream) {
-      if (door_.aborted()) door_.ThrowAborted();
+      if (local_arena_.aborted()) local_arena_.ThrowAborted();
       throw Error(ErrorKind::kTimeout,
-                  fmt::format("rank {} cannot connect to {} at {}", door_.rank(),
+                  fmt::format("rank {} cannot connect to {} at {}", local_arena_.rank(),
                               world_.Describe(r), world_.listeners[r].Text()));
     }
-    Hello hello{.from = door_.rank(), .to = r};
+    Hello hello{.from = local_arena_.rank(), .to = r};
     std::memcpy(hello.token.data(), world_.token.data(), hello.token.size());
     peers_[r]->out = std::move(*stream);
     peers_[r]->usable = true;
     iovec part = PartOf(hello);
-    Request(r, {&part, 1}, kStrangerTime);
+    Request(r, {&part, 1}, kHelloTimeout);
   }
 }
 
@@ -144,22 +143,23 @@ void TcpRanks::AcceptAll(TcpListener& listener, const IoLimit& limit, millisecon
   while (!Missing().empty()) {
     auto stream = listener.Accept(limit);
     if (!stream) {
-      if (door_.aborted()) door_.ThrowAborted();
-      throw Error(ErrorKind::kTimeout, fmt::format("rank {} waited {:g} s for {} to connect",
-                                                   door_.rank(), Seconds(timeout), Missing()));
+      if (local_arena_.aborted()) local_arena_.ThrowAborted();
+      throw Error(ErrorKind::kTimeout,
+                  fmt::format("rank {} waited {:g} s for {} to connect", local_arena_.rank(),
+                              Seconds(timeout), Missing()));
     }
     int from = -1;
-    if (!Introduces(*stream, &from)) continue;
+    if (!IsExpectedPeer(*stream, &from)) continue;
     peers_[from]->in = std::move(*stream);
     peers_[from]->connected = true;
   }
 }
 
-// Whether the connection is that of a rank that is expected.
-bool TcpRanks::Introduces(TcpStream& stream, int* from) const {
+// Whether the connection comes from an expected rank.
+bool TcpRanks::IsExpectedPeer(TcpStream& stream, int* from) const {
   Hello hello;
-  if (stream.Receive(&hello, sizeof hello, Limit(kStrangerTime)) != IoResult::kDone) return false;
-  if (hello.magic != kMagic || hello.to != door_.rank() ||
+  if (stream.Receive(&hello, sizeof hello, Limit(kHelloTimeout)) != IoResult::kDone) return false;
+  if (hello.magic != kMagic || hello.to != local_arena_.rank() ||
       std::string_view(hello.token.data(), hello.token.size()) != world_.token) {
     return false;
   }
@@ -173,37 +173,39 @@ std::string TcpRanks::Missing() const {
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
     if (peers_[r] != nullptr && !peers_[r]->connected) missing.push_back(world_.Describe(r));
   }
-  return fmt::format("{}", fmt::join(missing, ", "));
+  return Joined(missing, ", ");
 }
 
 // ---- The rank's thread ----
 
-// Ends with an error for everything but kDone; the connection is then in the middle of a frame.
+// Throws for every result but kDone; the connection is then in the middle of a frame.
 void TcpRanks::CheckDone(IoResult result, int rank, const std::string& what, milliseconds timeout) {
   if (result == IoResult::kDone) return;
   peers_[rank]->usable = false;
   if (result == IoResult::kClosed) {
     const auto give_up = steady_clock::now() + kReasonTime;
-    while (!door_.aborted() && steady_clock::now() < give_up) std::this_thread::sleep_for(5ms);
-    door_.Abort(world_.Describe(rank) + " is gone: its connection closed");
+    while (!local_arena_.aborted() && steady_clock::now() < give_up)
+      std::this_thread::sleep_for(5ms);
+    local_arena_.Abort(world_.Describe(rank) + " is gone: its connection closed");
   }
-  if (door_.aborted()) door_.ThrowAborted();
-  throw Error(ErrorKind::kTimeout, fmt::format("rank {} waited {:g} s for {} {}", door_.rank(),
-                                               Seconds(timeout), world_.Describe(rank), what));
+  if (local_arena_.aborted()) local_arena_.ThrowAborted();
+  throw Error(ErrorKind::kTimeout,
+              fmt::format("rank {} waited {:g} s for {} {}", local_arena_.rank(), Seconds(timeout),
+                          world_.Describe(rank), what));
 }
 
 void TcpRanks::Request(int rank, std::span<iovec> parts, milliseconds timeout) {
   Peer& peer = *peers_[rank];
   sent_.fetch_add(1, std::memory_order_release);
   if (!peer.usable) CheckDone(IoResult::kClosed, rank, "", timeout);
-  CheckDone(peer.out.Send(parts, Limit(timeout)), rank, "to take what is sent to it", timeout);
+  CheckDone(peer.out.Send(parts, Limit(timeout)), rank, "to receive a message", timeout);
 }
 
 void TcpRanks::Put(int rank, const std::byte* image, std::span<const ByteRange> ranges,
                    size_t flag_offset, uint32_t value, milliseconds timeout) {
   std::vector<iovec> parts;
   do {
-    const auto some = ranges.first(std::min(ranges.size(), kMostFrameRanges));
+    const auto some = ranges.first(std::min(ranges.size(), kMaxFrameRanges));
     ranges = ranges.subspan(some.size());
     const Frame frame{.kind = ranges.empty() ? FrameKind::kWriteAndRaise : FrameKind::kWrite,
                       .value = value,
@@ -230,8 +232,8 @@ void TcpRanks::Fetch(int rank, std::byte* image, ByteRange range, const char* st
 }
 
 void TcpRanks::Abort(std::string_view reason) noexcept {
-  reason = reason.substr(0, kMostReasonBytes);
-  const IoLimit limit = IoLimit::After(kLastWordsTime);
+  reason = reason.substr(0, kMaxReasonBytes);
+  const IoLimit limit = IoLimit::After(kAbortTimeout);
   const Frame frame{.kind = FrameKind::kAbort, .count = reason.size()};
   for (const auto& peer : peers_) {
     if (peer == nullptr || !peer->usable) continue;
@@ -243,103 +245,104 @@ void TcpRanks::Abort(std::string_view reason) noexcept {
   }
 }
 
-// ---- The threads that serve peers ----
+// ---- The server threads of peers ----
 
 void TcpRanks::Serve(int rank) {
   pthread_setname_np(pthread_self(), fmt::format("from rank {}", rank).c_str());
-  Parting parting = Parting::kNone;
+  CloseReason parting = CloseReason::kNone;
   std::string why = "its connection closed";
   try {
     parting = ServeFrames(peers_[rank]->in);
   } catch (const Error& error) {
-    why = fmt::format("it sent what makes no sense: {}", error.what());
+    why = fmt::format("it sent an invalid message: {}", error.what());
   }
-  if (parting == Parting::kNone && !leaving_) {
-    door_.Abort(fmt::format("{} is gone: {}", world_.Describe(rank), why));
+  if (parting == CloseReason::kNone && !leaving_) {
+    local_arena_.Abort(fmt::format("{} is gone: {}", world_.Describe(rank), why));
   }
-  // Under the mutex to the end: then the destructor may go on.
+  // Holds the mutex to the end, since the destructor may continue after it is released.
   const std::lock_guard lock(mutex_);
   --serving_;
-  parted_.notify_all();
+  peer_closed_.notify_all();
 }
 
-// Until the connection ends; how it did. Waits without a limit: the destructor shuts it down.
-TcpRanks::Parting TcpRanks::ServeFrames(TcpStream& in) {
+// Serves frames until the connection ends; returns how it ended. Has no timeout: the destructor
+// shuts the connection down.
+TcpRanks::CloseReason TcpRanks::ServeFrames(TcpStream& in) {
   Frame frame;
   while (in.Receive(&frame, sizeof frame) == IoResult::kDone) {
     sent_.load(std::memory_order_acquire);
     switch (frame.kind) {
       case FrameKind::kWrite:
       case FrameKind::kWriteAndRaise:
-        if (!TakeRanges(in, frame)) return Parting::kNone;
+        if (!ReceiveRanges(in, frame)) return CloseReason::kNone;
         break;
       case FrameKind::kFetch:
-        if (!AnswerFetch(in, frame)) return Parting::kNone;
+        if (!ServeFetch(in, frame)) return CloseReason::kNone;
         break;
       case FrameKind::kAbort:
-        return TakeReason(in, frame) ? Parting::kAbort : Parting::kNone;
+        return ReceiveReason(in, frame) ? CloseReason::kAbort : CloseReason::kNone;
       case FrameKind::kBye:
-        return Parting::kBye;
+        return CloseReason::kBye;
       default:
         throw Invalid("a message of kind {}", static_cast<uint32_t>(frame.kind));
     }
   }
-  return Parting::kNone;
+  return CloseReason::kNone;
 }
 
-// Bytes go straight to their places: they belong to the writer until the flag is up.
-bool TcpRanks::TakeRanges(TcpStream& in, const Frame& frame) {
-  if (frame.count > kMostFrameRanges) throw Invalid("{} ranges at once", frame.count);
-  std::array<ByteRange, kMostFrameRanges> table;
+// Receives directly into the arena: the ranges belong to the writer until the flag is raised.
+bool TcpRanks::ReceiveRanges(TcpStream& in, const Frame& frame) {
+  if (frame.count > kMaxFrameRanges) throw Invalid("{} ranges at once", frame.count);
+  std::array<ByteRange, kMaxFrameRanges> table;
   if (in.Receive(table.data(), frame.count * sizeof(ByteRange)) != IoResult::kDone) return false;
-  std::array<iovec, kMostFrameRanges> parts;
+  std::array<iovec, kMaxFrameRanges> parts;
   for (size_t i = 0; i < frame.count; ++i) {
-    const std::span<std::byte> bytes = door_.Bytes(table[i]);
+    const std::span<std::byte> bytes = local_arena_.Bytes(table[i]);
     parts[i] = {bytes.data(), bytes.size()};
   }
   if (in.Receive(std::span(parts).first(frame.count)) != IoResult::kDone) return false;
-  if (frame.kind == FrameKind::kWriteAndRaise) door_.Raise(frame.offset, frame.value);
+  if (frame.kind == FrameKind::kWriteAndRaise) local_arena_.Raise(frame.offset, frame.value);
   return true;
 }
 
-bool TcpRanks::AnswerFetch(TcpStream& in, const Frame& frame) {
-  const std::span<std::byte> bytes = door_.Bytes({frame.offset, frame.count});
+bool TcpRanks::ServeFetch(TcpStream& in, const Frame& frame) {
+  const std::span<std::byte> bytes = local_arena_.Bytes({frame.offset, frame.count});
   const Frame answer{.kind = FrameKind::kBytes, .offset = frame.offset, .count = frame.count};
   std::array<iovec, 2> parts{PartOf(answer), iovec{bytes.data(), bytes.size()}};
   return in.Send(parts) == IoResult::kDone;
 }
 
-bool TcpRanks::TakeReason(TcpStream& in, const Frame& frame) {
-  std::string reason(std::min<uint64_t>(frame.count, kMostReasonBytes), '\0');
+bool TcpRanks::ReceiveReason(TcpStream& in, const Frame& frame) {
+  std::string reason(std::min<uint64_t>(frame.count, kMaxReasonBytes), '\0');
   if (in.Receive(reason.data(), reason.size()) != IoResult::kDone) return false;
-  door_.Abort(reason);
+  local_arena_.Abort(reason);
   return true;
 }
 
-// ---- The end ----
+// ---- Shutdown ----
 
-// Closing a socket that holds unread bytes resets the connection, which could cost the peer what it
-// has not read yet. So both say goodbye, and each reads to the other's.
-void TcpRanks::SayBye() {
+// To close a socket with unread bytes resets the connection, which could discard data that the peer
+// has not read yet. So both ends send kBye, and each reads up to the other's.
+void TcpRanks::SendGoodbye() {
   const Frame frame{.kind = FrameKind::kBye};
   for (const auto& peer : peers_) {
     if (peer == nullptr || !peer->usable) continue;
     iovec part = PartOf(frame);
-    peer->out.Send(std::span(&part, 1), IoLimit::After(kByeTime));
+    peer->out.Send(std::span(&part, 1), IoLimit::After(kGoodbyeTimeout));
     peer->out.EndSending();
   }
-  const auto give_up = steady_clock::now() + kByeTime;
+  const auto give_up = steady_clock::now() + kGoodbyeTimeout;
   std::unique_lock lock(mutex_);
-  while (serving_ > 0 && !door_.aborted() && steady_clock::now() < give_up) {
-    parted_.wait_for(lock, 50ms);
+  while (serving_ > 0 && !local_arena_.aborted() && steady_clock::now() < give_up) {
+    peer_closed_.wait_for(lock, 50ms);
   }
 }
 
 TcpRanks::~TcpRanks() {
-  if (door_.aborted()) {
-    Abort(door_.AbortReason());
+  if (local_arena_.aborted()) {
+    Abort(local_arena_.AbortReason());
   } else {
-    SayBye();
+    SendGoodbye();
   }
   leaving_ = true;
   for (const auto& peer : peers_) {

@@ -9,9 +9,10 @@
 
 namespace switchyard {
 
-// Connects a rank to those of the other nodes, and attaches them to the arena of its process. All
-// ranks do so at once; `listener` is the one whose address stands in `world`. Error kTimeout names
-// the ranks that did not answer; a lost connection aborts the arena, naming the rank.
+// Connects a rank to those of the other nodes and attaches them to the arena of its process. All
+// ranks call it at the same time; `listener` is bound to this rank's address in `world`. Error
+// kTimeout names the ranks that did not connect. A lost connection aborts the arena with the
+// name of the rank.
 void ConnectTcpRanks(SharedArena& arena, int rank, TcpListener listener, const TcpWorld& world,
                      std::chrono::milliseconds timeout);
 

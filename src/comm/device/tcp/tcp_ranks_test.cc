@@ -1,4 +1,4 @@
-// Ranks that reach each other over TCP, as threads of this process.
+// Ranks connected over TCP, as threads of this process.
 #include "comm/device/tcp/tcp_ranks.h"
 
 #include <gmock/gmock.h>
@@ -36,8 +36,8 @@ INSTANTIATE_TEST_SUITE_P(RanksAndRanksPerNode, TcpNodesTest,
                                               info.param.second);
                          });
 
-// Sums have the bits of plain loops in rank order, as over shared memory: messages of no byte to
-// several rounds.
+// Sums have the bits of plain loops in rank order, as over shared memory, for messages from zero
+// bytes to several rounds.
 TEST_P(TcpNodesTest, CollectivesOfAnyLength) {
   const auto [world, per_node] = GetParam();
   RunTcpRankThreads(world, per_node, kBytes, [](int rank, const auto& arena) {
@@ -88,7 +88,7 @@ TEST(TcpRanksTest, RoundNumbersWrap) {
   });
 }
 
-// Two ranks of two nodes, and what one of them finds in its arena.
+// Two ranks of two nodes, and the buffers of one of them.
 struct Pair {
   explicit Pair(const std::shared_ptr<SharedArena>& arena, int rank)
       : memory(arena, rank, kOptions),
@@ -100,7 +100,7 @@ struct Pair {
   size_t data, flag, done;
 };
 
-// More ranges than fit one frame; neighbours in between, so that some are merged.
+// More ranges than fit one frame, some of them adjacent, so that they are merged.
 TEST(TcpRanksTest, ManyRangesArriveBeforeTheirFlagAndNothingElseDoes) {
   RunTcpRankThreads(2, 1, 2 * Pair::kSize, [](int rank, const auto& arena) {
     Pair pair(arena, rank);
@@ -126,7 +126,7 @@ TEST(TcpRanksTest, ManyRangesArriveBeforeTheirFlagAndNothingElseDoes) {
   });
 }
 
-// Both at once, so that each has to serve the other while it waits.
+// Both ranks fetch at the same time, so each has to serve the other while it waits.
 TEST(TcpRanksTest, FetchesCrossAndTakeWhatIsThere) {
   RunTcpRankThreads(2, 1, 2 * Pair::kSize, [](int rank, const auto& arena) {
     Pair pair(arena, rank);
@@ -189,7 +189,7 @@ TEST(TcpRanksTest, AFailureReachesRanksThatWaitInOtherNodes) {
   EXPECT_EQ(stopped, 3);
 }
 
-// A world of one rank of this test and one that the test plays by hand.
+// A world with one rank of this test and one that the test emulates frame by frame.
 class ByHandTest : public ::testing::Test {
  protected:
   ByHandTest() {
@@ -218,7 +218,7 @@ class ByHandTest : public ::testing::Test {
   }
   void SendFrame(const Frame& frame) { Send(&frame, sizeof frame); }
 
-  // How rank 0's wait for the peer ends.
+  // The error that ends rank 0's wait for the peer.
   std::string WaitEnds() {
     SymmetricMemory memory(arena_, 0, kOptions);
     return ErrorOf([&] { memory.Wait(memory.Allocate(4), 1, 1, "x", /*idle=*/true); },
@@ -250,7 +250,7 @@ TEST_F(ByHandTest, SendingToARankThatIsGoneSaysSo) {
 
 TEST_F(ByHandTest, WhatLiesOutsideOfTheArenaIsRefused) {
   SendFrame({.kind = FrameKind::kFetch, .offset = kBytes - 4, .count = 5});
-  EXPECT_THAT(WaitEnds(), AllOf(HasSubstr("rank 1 (node 1"), HasSubstr("makes no sense"),
+  EXPECT_THAT(WaitEnds(), AllOf(HasSubstr("rank 1 (node 1"), HasSubstr("an invalid message"),
                                 HasSubstr("outside")));
 }
 
@@ -263,7 +263,7 @@ TEST_F(ByHandTest, AWriteOutsideOfTheArenaIsRefused) {
 
 TEST_F(ByHandTest, AFlagThatIsNoneIsRefused) {
   SendFrame({.kind = FrameKind::kWriteAndRaise, .value = 1, .offset = 2});
-  EXPECT_THAT(WaitEnds(), HasSubstr("no flag at 2"));
+  EXPECT_THAT(WaitEnds(), HasSubstr("misaligned flag offset 2"));
 }
 
 TEST_F(ByHandTest, AMessageOfNoKindIsRefused) {
@@ -280,10 +280,10 @@ TEST_F(ByHandTest, AFetchThatIsNotAnsweredTimesOutByName) {
   SymmetricMemory memory(arena_, 0, {.timeout = milliseconds(50)});
   EXPECT_EQ(ErrorOf([&] { memory.Fetch(1, 0, 100, "combine"); }, ErrorKind::kTimeout),
             "rank 0 waited 0.05 s for rank 1 (node 1, 127.0.0.1) in combine");
-  to_rank0_.reset();  // else it is waited for
+  to_rank0_.reset();  // otherwise rank 0 waits for it
 }
 
-// Nobody reads at the other end: the connection fills up.
+// The other end does not read, so the connection's buffers fill up.
 TEST_F(ByHandTest, APutThatIsNotTakenTimesOutByName) {
   SymmetricMemory memory(arena_, 0, {.timeout = milliseconds(50)});
   const size_t flag = memory.Allocate(4);
@@ -295,7 +295,7 @@ TEST_F(ByHandTest, APutThatIsNotTakenTimesOutByName) {
                   }
                 },
                 ErrorKind::kTimeout),
-            "rank 0 waited 0.05 s for rank 1 (node 1, 127.0.0.1) to take what is sent to it");
+            "rank 0 waited 0.05 s for rank 1 (node 1, 127.0.0.1) to receive a message");
   to_rank0_.reset();
 }
 

@@ -1,4 +1,4 @@
-// Where the ranks of several hosts listen.
+// Listening addresses of the ranks of several hosts.
 #pragma once
 
 #include <string>
@@ -9,10 +9,10 @@
 
 namespace switchyard {
 
-// Made by node 0 at the rendezvous, the same on every rank. Plain value.
+// Created by node 0 at the rendezvous, the same on every rank. Plain value.
 struct TcpWorld {
-  std::string token;                // of this engine: connections of others are turned away
-  int ranks_per_node = 1;           // rank r is of node r / ranks_per_node
+  std::string token;                // of this engine: other connections are rejected
+  int ranks_per_node = 1;           // rank r is on node r / ranks_per_node
   std::vector<HostPort> listeners;  // [world]
 
   int NodeOf(int rank) const { return rank / ranks_per_node; }

@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kWords = kTileBytes / 4;
 
-// TDPBF16PS takes numbers too small to be normal for zero and gives zero for them, rounds to
-// nearest, and does not look at MXCSR: as with these settings there.
+// TDPBF16PS flushes subnormal inputs and results to zero, rounds to nearest, and ignores MXCSR.
+// This object sets MXCSR accordingly for its lifetime.
 class TileArithmetic {
  public:
   TileArithmetic() : saved_(_mm_getcsr()) {
@@ -32,7 +32,7 @@ class TileArithmetic {
 float Low(uint32_t pair) { return std::bit_cast<float>(pair << 16); }
 float High(uint32_t pair) { return std::bit_cast<float>(pair & 0xffff0000u); }
 
-// One row of C. Not inlined: nothing of it may move out of a TileArithmetic's life.
+// One row of C. Not inlined: its arithmetic must not move out of a TileArithmetic's lifetime.
 [[gnu::noinline]] void AddPairs(const uint32_t* a, int pairs, const uint32_t (*b)[kWords],
                                 int columns, uint32_t* c) {
   float first[kWords] = {}, second[kWords] = {};
@@ -96,7 +96,7 @@ void EmulatedTiles::Store(int tile, void* to, int64_t stride) {
   }
 }
 
-// What else is an undefined opcode.
+// Other shapes are an undefined opcode.
 void EmulatedTiles::CheckProduct(int c, int a, int b) {
   CHECK(c != a && c != b && a != b);
   for (const int tile : {c, a, b}) CHECK_EQ(At(tile).bytes % 4, 0);

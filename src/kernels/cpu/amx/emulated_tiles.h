@@ -1,5 +1,5 @@
-// Tiles in plain C++, instruction by instruction as Intel's manual has them, faults included (they
-// are CHECKs). Hundreds of times slower.
+// Software emulation of AMX tiles, instruction by instruction after Intel's manual, including
+// faults (as CHECKs). Hundreds of times slower than hardware.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@
 
 namespace switchyard::kernels::cpu::amx {
 
-// Of one thread. Methods are instructions; tiles go by number.
+// Tiles of one thread. Each method is one instruction; tiles are given by number.
 class EmulatedTiles {
  public:
   void Configure(const TileConfig& config);
   void Release() { configured_ = false; }
   void Zero(int tile);
-  // Rows `stride` bytes apart.
+  // Row stride in bytes.
   void Load(int tile, const void* from, int64_t stride);
   void Store(int tile, void* to, int64_t stride);
   void MultiplyInt8(int c, int a, int b);

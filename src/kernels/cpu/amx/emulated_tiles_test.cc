@@ -1,4 +1,4 @@
-// The emulation against the manual's operations written down a second time, in another way.
+// Compares the emulation with a second, independent implementation of the manual's operations.
 #include "kernels/cpu/amx/emulated_tiles.h"
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ TileConfig ConfigOf(const Shape& s) {
   return config;
 }
 
-// C += A · B of matrices without gaps; `multiply` is the instruction.
+// C += A · B for dense matrices; `multiply` is the instruction.
 void AddProduct(const Shape& s, const void* a, const void* b, void* c, const auto& multiply) {
   EmulatedTiles tiles;
   tiles.Configure(ConfigOf(s));
@@ -71,8 +71,8 @@ TEST(EmulatedTiles, Int8ProductsAreSumsOfProducts) {
   }
 }
 
-// A float32 multiply-add with one rounding, by way of double: exact for the numbers below, whose
-// exponents lie close together.
+// Float32 multiply-add with one rounding, computed in double: exact for the numbers below, whose
+// exponents are close together.
 float MultiplyAdd(uint16_t a, uint16_t b, float c) {
   return static_cast<float>(double{ToFloat(BF16{a})} * ToFloat(BF16{b}) + c);
 }
@@ -88,7 +88,7 @@ TEST(EmulatedTiles, BFloat16ProductsSumEvenAndOddApart) {
     for (uint16_t& x : a) x = number();
     for (uint16_t& x : b) x = number();
     std::vector<float> c(s.m * s.n);
-    // Large ones, so that the order of additions shows.
+    // Large values, so that the order of additions is visible.
     for (float& x : c) x = static_cast<float>(small(random)) * 1e5f + 0.03f;
     std::vector<float> want = c;
     for (int m = 0; m < s.m; ++m) {
@@ -107,7 +107,7 @@ TEST(EmulatedTiles, BFloat16ProductsSumEvenAndOddApart) {
   }
 }
 
-// One number times another, added to a third.
+// x · y + c.
 float OneProduct(float x, float y, float c) {
   const uint32_t a = std::bit_cast<uint16_t>(ToBF16(x)), b = std::bit_cast<uint16_t>(ToBF16(y));
   AddProduct({1, 1, 1}, &a, &b, &c, [](EmulatedTiles& tiles) { tiles.MultiplyBFloat16(0, 1, 2); });
@@ -116,12 +116,12 @@ float OneProduct(float x, float y, float c) {
 
 TEST(EmulatedTiles, SmallNumbersAreFlushed) {
   EXPECT_EQ(OneProduct(3, 5, 1), 16);
-  EXPECT_EQ(OneProduct(0x1p-70f, 0x1p-70f, 0), 0);   // the result
-  EXPECT_EQ(OneProduct(0x1p-130f, 0x1p100f, 0), 0);  // an operand
-  EXPECT_EQ(OneProduct(0, 0, 0x1p-130f), 0);         // the sum before
+  EXPECT_EQ(OneProduct(0x1p-70f, 0x1p-70f, 0), 0);   // subnormal result
+  EXPECT_EQ(OneProduct(0x1p-130f, 0x1p100f, 0), 0);  // subnormal operand
+  EXPECT_EQ(OneProduct(0, 0, 0x1p-130f), 0);         // subnormal accumulator
   EXPECT_EQ(OneProduct(0x1p-60f, 0x1p-60f, 0), 0x1p-120f);
   const float tiny = 0x1p-130f;
-  EXPECT_GT(tiny * 2, 0) << "the thread's own arithmetic is as before";
+  EXPECT_GT(tiny * 2, 0) << "MXCSR of the thread is restored";
 }
 
 void Configure(const TileConfig& config) {
@@ -144,10 +144,10 @@ void LoadWithoutConfiguration() {
 TEST(EmulatedTilesDeathTest, WhatFaultsIsRefused) {
   EXPECT_DEATH(LoadWithoutConfiguration(), "configured");
   TileConfig depths = ConfigOf({4, 4, 4});
-  depths.rows[2] = 3;  // K of A and of B differ
+  depths.rows[2] = 3;  // K of A and B differ
   EXPECT_DEATH(Multiply(depths), "rows");
   TileConfig half = {.palette = 1};
-  half.rows[3] = 4;  // but no bytes
+  half.rows[3] = 4;  // but no bytes per row
   EXPECT_DEATH(Configure(half), "bytes");
 }
 

@@ -1,14 +1,14 @@
-// The products of AMX.
+// AMX kernels of int8 and bfloat16 products.
 #include "kernels/cpu/amx/tile_block.h"
 #include "kernels/cpu/amx/tile_panels.h"
 #include "kernels/cpu/amx/tile_rows.h"
 #include "kernels/cpu/heuristics.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 
 namespace switchyard::kernels::cpu::amx {
 namespace {
 
-// Codes by codes; weights enter as they are.
+// Int8 codes by codes; weights are used unchanged.
 struct Int8Product {
   static constexpr int kWeightBytes = 1;
   static constexpr bool kScaled = true;
@@ -27,15 +27,16 @@ struct Int8Product {
   }
 };
 
-// Pairs of bfloat16. An output is a chain over steps of 32 columns of K, each the sum of its even
-// columns plus that of its odd ones: one order, whatever the number of rows.
+// Bfloat16 pairs. An output is a chain over steps of 32 columns of K; each step adds the sum of its
+// even columns plus the sum of its odd ones. The order is the same for any number of rows.
 struct BF16Product {
   static constexpr int kWeightBytes = 2;
   static constexpr bool kScaled = false;
 
   static __m512i Encode(__m512i weights) { return weights; }
   static TileRows RowsOf(const LinearTask& t) {
-    return {reinterpret_cast<const char*>(t.halves.base), t.halves.ld * kWeightBytes, t.halves.ids};
+    return {reinterpret_cast<const char*>(t.bf16_rows.base), t.bf16_rows.ld * kWeightBytes,
+            t.bf16_rows.ids};
   }
   template <int kC, int kA, int kB>
   [[gnu::always_inline]] static void Multiply(Tiles& tiles) {
@@ -49,18 +50,18 @@ struct BF16Product {
 template <class P>
 void MultiplyInTiles(const LinearTask& t) {
   if (t.m == 0) return;
-  const bool few = t.m <= kTilesFewRows && t.m <= t.end - t.begin;
+  const bool few = t.m <= kTilesMaxPackedRows && t.m <= t.end - t.begin;
   few ? MultiplyFewRows<P>(t) : MultiplyPanels<P>(t);
 }
 
 }  // namespace
 
 void LinearInt8(const LinearTask& t) {
-  if (t.m < kInt8TilesFewestRows) return avx512::LinearInt8(t);
+  if (t.m < kInt8TilesMinRows) return avx512::LinearInt8(t);
   MultiplyInTiles<Int8Product>(t);
 }
 
-// For any number of rows: another kernel would add in another order.
+// Used for any number of rows, because another kernel would have a different reduction order.
 void LinearBF16(const LinearTask& t) { MultiplyInTiles<BF16Product>(t); }
 
 }  // namespace switchyard::kernels::cpu::amx

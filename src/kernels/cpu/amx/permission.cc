@@ -9,18 +9,18 @@
 
 namespace switchyard::kernels::cpu::amx {
 
-std::string WhyNot(const Facts& facts) {
+std::string AmxUnavailableReason(const AmxSupport& facts) {
   if (!facts.cpu) return "this CPU has no AMX (amx-tile, amx-int8, amx-bf16 with AVX-512)";
-  if (!facts.saved) return "the operating system does not save AMX's tiles (XCR0)";
+  if (!facts.saved) return "the operating system does not save AMX tile state (XCR0)";
   if (facts.refusal != 0) {
-    return fmt::format("Linux refuses AMX's tiles (arch_prctl ARCH_REQ_XCOMP_PERM: {})",
+    return fmt::format("Linux denies AMX tile permission (arch_prctl ARCH_REQ_XCOMP_PERM: {})",
                        std::generic_category().message(facts.refusal));
   }
   return {};
 }
 
-int RequestTiles() {
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // asm/prctl.h, XCR0's bit
+int RequestTilePermission() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // asm/prctl.h; bit of XCR0
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0 ? 0 : errno;
 }
 

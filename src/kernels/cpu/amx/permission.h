@@ -1,22 +1,22 @@
-// Whether a process may use tiles. Their state is 8 KiB of every thread, which Linux keeps only for
-// processes that ask for it.
+// AMX tile permission of the process. Tile state is 8 KiB per thread, which Linux saves only for
+// processes that request it.
 #pragma once
 
 #include <string>
 
 namespace switchyard::kernels::cpu::amx {
 
-struct Facts {
-  bool cpu = false;    // CPUID has tiles with int8 and bfloat16 products, beside AVX-512
-  bool saved = false;  // XCR0: the operating system saves configuration and data of tiles
-  int refusal = 0;     // errno of Linux's answer; 0: granted
+struct AmxSupport {
+  bool cpu = false;    // CPUID: AVX-512 and tiles with int8 and bfloat16 products
+  bool saved = false;  // XCR0: the operating system saves tile configuration and data
+  int refusal = 0;     // errno of the permission request; 0: granted
 };
 
-// What is missing, as the part of a sentence; empty: nothing.
-std::string WhyNot(const Facts& facts);
+// Reason why tiles cannot be used, as part of a sentence; empty if they can.
+std::string AmxUnavailableReason(const AmxSupport& facts);
 
-// Asks Linux for the tiles, for all threads of this process; 0 or errno. Processes forked from it
-// inherit the answer, programs that it executes ask anew.
-int RequestTiles();
+// Requests tile permission from Linux for all threads of this process; returns 0 or errno. Forked
+// processes inherit the permission; executed programs must request it again.
+int RequestTilePermission();
 
 }  // namespace switchyard::kernels::cpu::amx

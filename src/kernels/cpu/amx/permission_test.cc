@@ -14,12 +14,12 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 TEST(AmxPermission, WhatIsMissingIsNamed) {
-  using cpu::amx::WhyNot;
-  EXPECT_THAT(WhyNot({}), HasSubstr("this CPU has no AMX"));
-  EXPECT_THAT(WhyNot({.cpu = true}), HasSubstr("does not save"));
-  EXPECT_THAT(WhyNot({.cpu = true, .saved = true, .refusal = EPERM}),
+  using cpu::amx::AmxUnavailableReason;
+  EXPECT_THAT(AmxUnavailableReason({}), HasSubstr("this CPU has no AMX"));
+  EXPECT_THAT(AmxUnavailableReason({.cpu = true}), HasSubstr("does not save"));
+  EXPECT_THAT(AmxUnavailableReason({.cpu = true, .saved = true, .refusal = EPERM}),
               HasSubstr("Operation not permitted"));
-  EXPECT_THAT(WhyNot({.cpu = true, .saved = true}), IsEmpty());
+  EXPECT_THAT(AmxUnavailableReason({.cpu = true, .saved = true}), IsEmpty());
 }
 
 TEST(AmxPermission, TilesAreTakenWhereTheyAreAndForcingThemElsewhereSaysWhyNot) {
@@ -31,7 +31,7 @@ TEST(AmxPermission, TilesAreTakenWhereTheyAreAndForcingThemElsewhereSaysWhyNot) 
   } else {
     try {
       SelectIsa("amx");
-      ADD_FAILURE() << "amx was taken";
+      ADD_FAILURE() << "amx was accepted";
     } catch (const Error& e) {
       EXPECT_THAT(e.what(), HasSubstr("--cpu-isa amx: "));
       EXPECT_THAT(e.what(), HasSubstr(std::string(Name(best))));

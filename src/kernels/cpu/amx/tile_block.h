@@ -1,10 +1,10 @@
-// Products in tiles: up to 32 rows by 32 columns at a time, whose sums stay in four tiles over all
-// of K, while two tiles of rows as they lie in memory and two of a panel (avx512/panels.h) pass.
-// Sixteen lines of a panel, 64 bytes of K, are a tile. Weights are the panel where rows of x are
-// many (tile_panels.h), else x is (tile_rows.h): products have the same bits either way.
+// AMX block product: up to 32 rows by 32 columns, accumulated in four tiles over all of K. Two
+// tiles of unpacked rows and two tiles of a panel (avx512/panels.h) stream through. Sixteen lines
+// of a panel (64 bytes of K) are one tile. With many rows of x the weights are the panel
+// (tile_panels.h), otherwise x is (tile_rows.h). The results are bit-identical.
 //
-// P is a kind of product, as panels.h wants it, and
-//   static TileRows RowsOf(const LinearTask& t);           x
+// P is a product kind as in panels.h, plus:
+//   static TileRows RowsOf(const LinearTask& t);           rows of x
 //   template <int kC, int kA, int kB> static void Multiply(Tiles& tiles);
 //   static __m512 Outputs(const LinearTask& t, const Panel& p, int64_t i, int v, const void* sums);
 #pragma once
@@ -15,17 +15,17 @@
 
 #include "kernels/cpu/amx/tiles.h"
 #include "kernels/cpu/avx512/panels.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 
 namespace switchyard::kernels::cpu::amx {
 
 using avx512::kPanelLanes;
 using avx512::kPanelLine;
-using avx512::NextPanel;
+using avx512::NextPanelPrefetch;
 using avx512::Panel;
 
-// Row i is at base + (ids ? ids[i] : i) · ld bytes, ld a multiple of 64, with zeros after the last
-// column.
+// Row i is at base + (ids ? ids[i] : i) · ld bytes. ld is a multiple of 64; padding columns are
+// zero.
 struct TileRows {
   const char* base;
   int64_t ld;
@@ -37,7 +37,7 @@ struct TileRows {
 constexpr int kBlockRows = 2 * kTileRows, kBlockVectors = 2;
 constexpr int64_t kTileSize = int64_t{kTileRows} * kTileBytes;
 
-// Rows by columns of sums, 1 to kBlockRows each.
+// Shape of a block of sums: rows by columns, 1 to kBlockRows each.
 struct BlockShape {
   int rows, columns;
 
@@ -46,8 +46,8 @@ struct BlockShape {
   bool wide() const { return columns > kTileRows; }
 };
 
-// A task's tiles, told their shapes anew only where these change. Sums are tiles 0 to 3 (rows · 2 +
-// columns), rows 4 and 5, the panel 6 and 7.
+// Tiles of a task, reconfigured only when the shape changes. Tiles 0 to 3 hold the sums (index rows
+// · 2 + columns), tiles 4 and 5 the rows, 6 and 7 the panel.
 template <class P>
 class ShapedTiles {
  public:
@@ -81,8 +81,8 @@ class ShapedTiles {
   BlockShape shape_ = {0, 0};
 };
 
-// What a block multiplies: `lines` · 64 bytes of K of rows `ld` bytes apart, then one line more of
-// rows 64 bytes apart where `tail` is not null; and a panel of `vectors` vectors.
+// Operands of a block: `lines` · 64 bytes of K of rows with stride `ld`, plus, if `tail` is not
+// null, one more line of rows with stride 64; and a panel of `vectors` vectors.
 struct BlockTask {
   const char* rows;
   int64_t ld;
@@ -109,10 +109,10 @@ template <class P, int M, int N>
   }
 }
 
-// M tiles of rows by N of the panel. sums [4][16][16]. Asks for `ask` lines of the weights that
-// come next with each line of these.
+// M row tiles by N panel tiles. sums: [4][16][16]. Prefetches `ask` lines of the next weights per
+// line processed.
 template <class P, int M, int N>
-[[gnu::noinline]] void MultiplyTiles(Tiles& tiles, const BlockTask& b, NextPanel<P>& next,
+[[gnu::noinline]] void MultiplyTiles(Tiles& tiles, const BlockTask& b, NextPanelPrefetch<P>& next,
                                      int64_t ask, char* sums) {
   tiles.Zero<0>();
   if constexpr (N > 1) tiles.Zero<1>();
@@ -135,7 +135,7 @@ template <class P, int M, int N>
 
 template <class P>
 void MultiplyBlock(ShapedTiles<P>& shaped, const BlockShape& shape, const BlockTask& b,
-                   NextPanel<P>& next, int64_t ask, char* sums) {
+                   NextPanelPrefetch<P>& next, int64_t ask, char* sums) {
   Tiles& tiles = shaped.Of(shape);
   if (shape.tall()) {
     shape.wide() ? MultiplyTiles<P, 2, 2>(tiles, b, next, ask, sums)

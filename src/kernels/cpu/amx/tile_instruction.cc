@@ -5,13 +5,13 @@
 namespace switchyard::kernels::cpu::amx {
 namespace {
 
-enum Prefix : uint8_t { kNone = 0, k66 = 1, kF3 = 2, kF2 = 3 };  // as VEX has them
+enum Prefix : uint8_t { kNone = 0, k66 = 1, kF3 = 2, kF2 = 3 };  // encoding of the VEX pp field
 
-// The three bytes of VEX before the opcode, as far as these instructions use them.
+// Fields of the three-byte VEX prefix that these instructions use.
 struct Vex {
   Prefix prefix;
-  bool index_high, base_high;  // bit 3 of the registers' numbers
-  int third;                   // register beside those of ModRM
+  bool index_high, base_high;  // bit 3 of the register numbers
+  int third;                   // the register operand not encoded in ModRM
 };
 
 std::optional<Vex> ReadVex(const uint8_t* code) {
@@ -25,7 +25,7 @@ std::optional<Vex> ReadVex(const uint8_t* code) {
              .third = ~code[2] >> 3 & 15};
 }
 
-// Reads ModRM, SIB and displacement of an operand in memory; `at` comes to the byte behind them.
+// Decodes ModRM, SIB and displacement of a memory operand; advances `at` past them.
 void ReadMemory(const Vex& vex, Registers registers, const uint8_t*& at, TileInstruction& out) {
   const uint8_t modrm = *at++;
   const int mod = modrm >> 6;
@@ -47,7 +47,7 @@ void ReadMemory(const Vex& vex, Registers registers, const uint8_t*& at, TileIns
     at += sizeof(displacement);
     out.address += static_cast<int64_t>(displacement);
   }
-  // Without base and SIB it counts from the next instruction.
+  // Without base and SIB the address is relative to the next instruction (RIP-relative).
   if (no_base && !sib) out.address += reinterpret_cast<uint64_t>(at);
 }
 
@@ -59,7 +59,7 @@ std::optional<TileOperation> OperationOf(uint8_t opcode, Prefix prefix, bool mem
       if (prefix == kF2) return kZero;
       return prefix == Prefix::kNone && low == 0 ? std::optional(kRelease) : std::nullopt;
     case 0x4b:
-      if (!memory || low != 4) return {};                // wants a SIB
+      if (!memory || low != 4) return {};                // needs a SIB byte
       if (prefix == kF2 || prefix == k66) return kLoad;  // 66: tileloaddt1
       return prefix == kF3 ? std::optional(kStore) : std::nullopt;
     case 0x5c:

@@ -1,5 +1,5 @@
-// What an instruction of AMX says (Intel, Software Developer's Manual, volume 2: "VEX prefix",
-// table 2-2 and the like for ModRM and SIB, and the instructions' own pages).
+// Decoder for AMX instructions (Intel, Software Developer's Manual, volume 2: "VEX prefix", table
+// 2-2 and related tables for ModRM and SIB, and the instruction pages).
 #pragma once
 
 #include <cstdint>
@@ -21,18 +21,17 @@ enum class TileOperation : uint8_t {
 struct TileInstruction {
   TileOperation operation;
   int length;            // bytes
-  int tile;              // C of products
-  int a, b;              // of products
+  int tile;              // tile operand; C of products
+  int a, b;              // A and B of products
   uint64_t address = 0;  // of the first row, or of the configuration
-  int64_t stride = 0;    // from row to row
+  int64_t stride = 0;    // row stride in bytes
 };
 
-// The general registers by their numbers in instructions (rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi,
-// r8 to r15).
+// General-purpose registers by encoding number (rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to r15).
 using Registers = std::span<const uint64_t, 16>;
 
-// The instruction at `code`, of which 15 bytes may be read (fewer where it ends before); nothing
-// where it is not one of these.
+// Decodes the instruction at `code`, of which 15 bytes must be readable (fewer if it ends earlier).
+// nullopt if it is not one of the above.
 std::optional<TileInstruction> DecodeTileInstruction(const uint8_t* code, Registers registers);
 
 }  // namespace switchyard::kernels::cpu::amx

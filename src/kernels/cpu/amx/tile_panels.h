@@ -1,5 +1,5 @@
-// Products in tiles for many rows of x, which are taken as they lie, 32 at a time, by weights in
-// panels.
+// AMX products for many rows of x: weights are packed in panels, and x is read unpacked, 32 rows at
+// a time.
 #pragma once
 
 #include <immintrin.h>
@@ -11,9 +11,10 @@
 
 namespace switchyard::kernels::cpu::amx {
 
-// Rows [i, i + count) side by side: as they lie if they do, else copied to `memory`.
+// Makes rows [i, i + count) contiguous: returns them in place if they already are, else copies them
+// to `memory`.
 template <class P>
-TileRows Together(const TileRows& rows, int64_t i, int64_t count, char* memory) {
+TileRows GatherRows(const TileRows& rows, int64_t i, int64_t count, char* memory) {
   if (rows.ids == nullptr) return {rows.base + i * rows.ld, rows.ld, nullptr};
   const int32_t* ids = rows.ids + i;
   int64_t run = 1;
@@ -29,11 +30,12 @@ TileRows Together(const TileRows& rows, int64_t i, int64_t count, char* memory) 
   return {memory, rows.ld, nullptr};
 }
 
-// `count` rows of x, from number i on, by two vectors of outputs, or the one that is left, from
-// vector v of the panel on.
+// Multiplies rows [i, i + count) of x with two vectors of outputs of the panel from vector v on, or
+// with one if only one remains.
 template <class P>
 void MultiplyVectors(ShapedTiles<P>& tiles, const LinearTask& t, const Panel& p, const TileRows& x,
-                     int64_t i, int64_t count, int64_t n, int v, NextPanel<P>& next, int64_t ask) {
+                     int64_t i, int64_t count, int64_t n, int v, NextPanelPrefetch<P>& next,
+                     int64_t ask) {
   const int vectors = p.vectors - v > 1 ? kBlockVectors : 1;
   const BlockShape shape = {static_cast<int>(count), vectors * kPanelLanes};
   const BlockTask block = {
@@ -44,7 +46,7 @@ void MultiplyVectors(ShapedTiles<P>& tiles, const LinearTask& t, const Panel& p,
       .panel = p.codes + v * kPanelLine,
       .vectors = p.vectors,
   };
-  // A product takes 16 cycles, and memory delivers about one line meanwhile.
+  // A product takes 16 cycles, in which memory delivers about one line.
   const int64_t most = (shape.tall() ? 2 : 1) * vectors;
   alignas(64) char sums[4 * kTileSize];
   MultiplyBlock<P>(tiles, shape, block, next, ask < most ? ask : most, sums);
@@ -57,28 +59,29 @@ void MultiplyVectors(ShapedTiles<P>& tiles, const LinearTask& t, const Panel& p,
   }
 }
 
-// As Leaves::linear_int8 and linear_bf16; t.scratch: LinearScratch(k).
+// Implements KernelTable::linear_int8 and linear_bf16; t.scratch: LinearScratch(k).
 template <class P>
 void MultiplyPanels(const LinearTask& t) {
   const TileRows rows = P::RowsOf(t);
-  const bool deep = t.w.k * P::kWeightBytes * kMostPanelCols > kMostPanelBytes;
-  const int64_t columns = deep ? kMostPanelCols / 2 : kMostPanelCols;
+  const bool deep = t.w.k * P::kWeightBytes * kMaxPanelCols > kMaxPanelBytes;
+  const int64_t columns = deep ? kMaxPanelCols / 2 : kMaxPanelCols;
   char* gathered = reinterpret_cast<char*>(t.scratch);
   char* memory = gathered + kBlockRows * rows.ld;
   ShapedTiles<P> tiles;
-  avx512::ForPanels<P>(t, columns, memory, [&](const Panel& p, int64_t n, NextPanel<P>& next) {
-    const int64_t pairs = (p.vectors + 1) / kBlockVectors;
-    const int64_t blocks = (t.m + kBlockRows - 1) / kBlockRows * pairs;
-    const int64_t steps = blocks * ((t.w.k * P::kWeightBytes + kPanelLine - 1) / kPanelLine);
-    const int64_t ask = (next.Lines() + steps - 1) / steps;
-    for (int64_t i = 0; i < t.m; i += kBlockRows) {
-      const int64_t count = t.m - i < kBlockRows ? t.m - i : kBlockRows;
-      const TileRows x = Together<P>(rows, i, count, gathered);
-      for (int v = 0; v < p.vectors; v += kBlockVectors) {
-        MultiplyVectors<P>(tiles, t, p, x, i, count, n, v, next, ask);
-      }
-    }
-  });
+  avx512::ForPanels<P>(
+      t, columns, memory, [&](const Panel& p, int64_t n, NextPanelPrefetch<P>& next) {
+        const int64_t pairs = (p.vectors + 1) / kBlockVectors;
+        const int64_t blocks = (t.m + kBlockRows - 1) / kBlockRows * pairs;
+        const int64_t steps = blocks * ((t.w.k * P::kWeightBytes + kPanelLine - 1) / kPanelLine);
+        const int64_t ask = (next.Lines() + steps - 1) / steps;
+        for (int64_t i = 0; i < t.m; i += kBlockRows) {
+          const int64_t count = t.m - i < kBlockRows ? t.m - i : kBlockRows;
+          const TileRows x = GatherRows<P>(rows, i, count, gathered);
+          for (int v = 0; v < p.vectors; v += kBlockVectors) {
+            MultiplyVectors<P>(tiles, t, p, x, i, count, n, v, next, ask);
+          }
+        }
+      });
 }
 
 }  // namespace switchyard::kernels::cpu::amx

@@ -1,6 +1,6 @@
-// Products in tiles for few rows of x: these are packed into a panel, once for a task, and weights
-// are multiplied as they lie, 32 rows at a time. Packing weights would take four times as long as
-// multiplying them with 16 rows of x.
+// AMX products for few rows of x: x is packed into a panel once per task, and weights are read
+// unpacked, 32 rows at a time. Packing the weights would take four times as long as multiplying
+// them with 16 rows of x.
 #pragma once
 
 #include <immintrin.h>
@@ -12,7 +12,7 @@
 
 namespace switchyard::kernels::cpu::amx {
 
-// Rows [0, count) of x, `lines` · 64 bytes of each: [bytes of K / 4][vectors][16][4].
+// Packs rows [0, count) of x, `lines` · 64 bytes each, into [bytes of K / 4][vectors][16][4].
 template <class P>
 void PackRows(const TileRows& x, int64_t count, int64_t lines, int64_t vectors, char* out) {
   for (int64_t v = 0; v < vectors; ++v) {
@@ -39,7 +39,7 @@ void PackRows(const TileRows& x, int64_t count, int64_t lines, int64_t vectors, 
   }
 }
 
-// The bytes of `count` weight rows behind their last whole line, with zeros after them.
+// Copies the tail of `count` weight rows, after their last whole line, with zero padding.
 template <class P>
 void CopyTails(const WeightRef& w, int64_t n, int64_t count, int64_t lines, char* out) {
   const int64_t at = lines * kPanelLine, left = w.k * P::kWeightBytes - at;
@@ -50,7 +50,8 @@ void CopyTails(const WeightRef& w, int64_t n, int64_t count, int64_t lines, char
   }
 }
 
-// A tile of sums, a row for each weight row, as outputs of `count` rows of x from number i on.
+// Transposes a tile of sums (one row per weight row) and stores outputs of `count` rows of x from
+// row i on.
 template <class P>
 void StoreTile(const LinearTask& t, const Panel& p, int64_t i, int64_t count, int64_t n, int v,
                const char* sums) {
@@ -68,7 +69,7 @@ void StoreTile(const LinearTask& t, const Panel& p, int64_t i, int64_t count, in
   }
 }
 
-// Weight rows of p, from n on, by all rows of x.
+// Multiplies the weight rows of p, from n on, with all rows of x.
 template <class P>
 void MultiplyWeightRows(ShapedTiles<P>& tiles, const LinearTask& t, const Panel& p, int64_t n,
                         const char* x, int64_t vectors) {
@@ -76,7 +77,7 @@ void MultiplyWeightRows(ShapedTiles<P>& tiles, const LinearTask& t, const Panel&
   alignas(64) char tail[kBlockRows * kPanelLine], sums[4 * kTileSize];
   if (lines * kPanelLine < bytes) CopyTails<P>(t.w, n, p.count, lines, tail);
   const int64_t next_row = n + p.count, after = t.end - next_row;
-  NextPanel<P> next = {t.w, next_row, next_row + (after < kBlockRows ? after : kBlockRows)};
+  NextPanelPrefetch<P> next = {t.w, next_row, next_row + (after < kBlockRows ? after : kBlockRows)};
   const int64_t steps = (vectors + 1) / kBlockVectors * (lines > 0 ? lines : 1);
   const int64_t ask = (next.Lines() + steps - 1) / steps;
   for (int64_t v = 0; v < vectors; v += kBlockVectors) {
@@ -102,16 +103,17 @@ void MultiplyWeightRows(ShapedTiles<P>& tiles, const LinearTask& t, const Panel&
   }
 }
 
-// As Leaves::linear_int8 and linear_bf16, for 1 to kTilesFewRows rows; t.scratch: LinearScratch(k).
+// Implements KernelTable::linear_int8 and linear_bf16 for 1 to kTilesMaxPackedRows rows; t.scratch:
+// LinearScratch(k).
 template <class P>
 void MultiplyFewRows(const LinearTask& t) {
   const int64_t lines = (t.w.k * P::kWeightBytes + kPanelLine - 1) / kPanelLine;
   const int64_t vectors = (t.m + kPanelLanes - 1) / kPanelLanes;
   char* x = reinterpret_cast<char*>(t.scratch);
   PackRows<P>(P::RowsOf(t), t.m, lines, vectors, x);
-  // Weights of the first rows are not there yet when they are wanted; those of others were asked
-  // for meanwhile.
-  NextPanel<P> first = {t.w, t.begin, t.end - t.begin < kBlockRows ? t.end : t.begin + kBlockRows};
+  // Prefetch of the first weight rows, which no earlier block has prefetched.
+  NextPanelPrefetch<P> first = {t.w, t.begin,
+                                t.end - t.begin < kBlockRows ? t.end : t.begin + kBlockRows};
   first.Touch(first.Lines());
   ShapedTiles<P> tiles;
   avx512::ForOutputs<P>(t, kBlockRows, [&](const Panel& p, int64_t n) {

@@ -15,7 +15,7 @@ namespace switchyard::kernels::cpu::amx {
 namespace {
 
 thread_local constinit EmulatedTiles tiles;
-struct sigaction before;  // the handler
+struct sigaction before;  // previous handler
 
 std::array<uint64_t, 16> RegistersOf(const ucontext_t& context) {
   constexpr int kByNumber[16] = {REG_RAX, REG_RCX, REG_RDX, REG_RBX, REG_RSP, REG_RBP,
@@ -46,10 +46,10 @@ void Run(const TileInstruction& i) {
   }
 }
 
-// On the thread that met the instruction, between two of its own: whatever it may do there, the
-// handler may.
-void OnRefused(int, siginfo_t* info, void* context) {
-  if (info->si_code <= 0) {  // sent by somebody, not refused by the CPU
+// Runs synchronously on the faulting thread, between two of its instructions. The handler may
+// therefore do anything that the thread may do at that point.
+void OnIllegalInstruction(int, siginfo_t* info, void* context) {
+  if (info->si_code <= 0) {  // sent by a process, not raised by the CPU
     sigaction(SIGILL, &before, nullptr);
     raise(SIGILL);
     return;
@@ -59,7 +59,7 @@ void OnRefused(int, siginfo_t* info, void* context) {
   const std::array<uint64_t, 16> registers = RegistersOf(thread);
   const auto instruction = DecodeTileInstruction(std::bit_cast<const uint8_t*>(next), registers);
   if (!instruction) {
-    sigaction(SIGILL, &before, nullptr);  // the instruction is refused again, by that one
+    sigaction(SIGILL, &before, nullptr);  // re-executes the instruction under the previous handler
     return;
   }
   Run(*instruction);
@@ -72,7 +72,7 @@ void EmulateMissingTiles() {
   static std::once_flag once;
   std::call_once(once, [] {
     struct sigaction action = {};
-    action.sa_sigaction = OnRefused;
+    action.sa_sigaction = OnIllegalInstruction;
     action.sa_flags = SA_SIGINFO;
     CHECK_EQ(sigaction(SIGILL, &action, &before), 0);
   });

@@ -1,13 +1,13 @@
-// AMX's instructions where the CPU has none: it refuses them, Linux sends SIGILL, and the handler
-// does what they say (emulated_tiles.h) and goes on behind them. So the very code that a CPU with
-// tiles runs is tested on any, operands of its assembly included.
+// Emulation of AMX instructions on CPUs without AMX. The CPU raises SIGILL, and the handler
+// emulates the instruction (emulated_tiles.h) and resumes after it. Tests therefore run the same
+// code as AMX CPUs, including its inline assembly operands, on any machine.
 #pragma once
 
 namespace switchyard::kernels::cpu::amx {
 
-// For all threads of this process from now on; once is enough. Takes SIGILL's handler: other
-// refused instructions go to the one before. A CPU that has tiles, granted to the process, refuses
-// nothing, and runs them itself.
+// Installs the SIGILL handler for all threads of this process; idempotent. Other illegal
+// instructions go to the previous handler. On CPUs with AMX, granted to the process, no instruction
+// faults and the hardware runs them.
 void EmulateMissingTiles();
 
 }  // namespace switchyard::kernels::cpu::amx

@@ -1,4 +1,4 @@
-// That what assemblers write is what is read, and that a thread goes on behind it.
+// Decodes instructions as assemblers encode them, and resumes the thread after an emulated one.
 #include "kernels/cpu/amx/tile_traps.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ TileInstruction Decode(const std::vector<uint8_t>& code) {
   return *i;
 }
 
-// Bytes are those of GNU as 2.40 (`objdump -d`), which the comments name as it writes them.
+// Encodings from GNU as 2.40 (`objdump -d`); the comments show its assembly text.
 TEST(TileInstruction, MemoryIsFoundThroughRegisters) {
   // tileloadd (%rax,%rcx,1),%tmm4
   const auto plain = Decode({0xc4, 0xe2, 0x7b, 0x4b, 0x24, 0x08});
@@ -93,7 +93,7 @@ TEST(TileInstruction, OthersAreNotTaken) {
   }
 }
 
-// c [16][16] = a [16][64] times b, in which group k of output n is b [k][n], by tiles.
+// c [16][16] = a [16][64] times b, computed with tiles; group k of output n is b [k][n].
 std::vector<int32_t> Product(const std::vector<int8_t>& a, const std::vector<int8_t>& b) {
   TileConfig config = {.palette = 1};
   for (const int tile : {0, 5, 6}) {

@@ -1,5 +1,5 @@
-// AMX's tiles: eight registers of up to 16 rows of 64 bytes, and products of two of them added to a
-// third (Intel, Software Developer's Manual, volume 1, "Programming with Intel AMX"; volume 2,
+// AMX tiles: eight registers of up to 16 rows of 64 bytes, with products of two tiles accumulated
+// in a third (Intel, Software Developer's Manual, volume 1, "Programming with Intel AMX"; volume 2,
 // LDTILECFG, TILELOADD, TDPBSSD, TDPBF16PS).
 #pragma once
 
@@ -9,7 +9,7 @@ namespace switchyard::kernels::cpu::amx {
 
 constexpr int kTiles = 8, kTileRows = 16, kTileBytes = 64;
 
-// What LDTILECFG reads: rows of each tile and bytes of a row; 0 and 0 where it is not used.
+// Operand of LDTILECFG: rows per tile and bytes per row; 0 and 0 for unused tiles.
 struct alignas(64) TileConfig {
   uint8_t palette;  // 1
   uint8_t start_row;
@@ -19,9 +19,9 @@ struct alignas(64) TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
-// The calling thread's tiles, which are given back in the end: a thread that uses none is switched
-// faster. Written in assembly because GCC 12's intrinsics want tile numbers as literal text, take
-// only 8 bytes of a configuration for read, and do not say that loads read memory.
+// Tiles of the calling thread. The destructor releases them, because context switches are faster
+// without live tiles. Inline assembly, because GCC 12's intrinsics need literal tile numbers,
+// declare only 8 bytes of the configuration as read, and do not declare that loads read memory.
 class Tiles {
  public:
   Tiles() = default;
@@ -29,7 +29,7 @@ class Tiles {
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
 
-  // Before anything else, and again for other shapes. All tiles become zero.
+  // Call first, and again for other shapes. Zeroes all tiles.
   [[gnu::always_inline]] void Configure(const TileConfig& config) {
     asm volatile("ldtilecfg %0" : : "m"(config));
   }
@@ -37,7 +37,7 @@ class Tiles {
   [[gnu::always_inline]] void Zero() {
     asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
   }
-  // Rows `stride` bytes apart.
+  // Row stride in bytes.
   template <int kTile>
   [[gnu::always_inline]] void Load(const void* from, int64_t stride) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");
@@ -51,8 +51,8 @@ class Tiles {
   [[gnu::always_inline]] void MultiplyInt8() {
     asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kC), "i"(kA), "i"(kB));
   }
-  // C[m][n] += Σ A[m][2k + i] · B[k][2n + i] of bfloat16, in float32: a sum over k for i = 0 and
-  // one for i = 1, which are added together and then to C.
+  // C[m][n] += Σ A[m][2k + i] · B[k][2n + i] of bfloat16, in float32. Sums over k separately for i
+  // = 0 and i = 1; the two are added together and then to C.
   template <int kC, int kA, int kB>
   [[gnu::always_inline]] void MultiplyBFloat16() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kC), "i"(kA), "i"(kB));

@@ -1,32 +1,33 @@
-// Int8 products of AVX2, in 16 bits: x is widened once for all weight rows of a task, weights as
-// they are loaded, by units that do not multiply: shifts, even columns apart from odd ones, take
-// less of them than vpmovsxbw (176 against 168 GOP/s in L1). Bytes by bytes (vpsignb, vpmaddubsw,
-// vpmaddwd) are three instructions of the two units that multiply for 32 products, this is two.
+// AVX2 int8 products in 16-bit arithmetic. x is widened once for all weight rows of a task. Weights
+// are widened as they are loaded, on execution ports that do not multiply: shifts with even and odd
+// columns separated use fewer of them than vpmovsxbw (176 against 168 GOP/s in L1). The 8-bit
+// alternative (vpsignb, vpmaddubsw, vpmaddwd) needs three instructions on the two multiply ports
+// per 32 products; this one needs two.
 #include "kernels/cpu/simd/int8.h"
 
 #include <immintrin.h>
 
 #include "kernels/cpu/heuristics.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 
 namespace switchyard::kernels::cpu::avx2 {
 namespace {
 
 struct Int8Dot {
   using Vector = __m256i;  // 32 codes
-  using Codes = __m256i;   // 16 of them in 16 bits each: those of even columns, or of odd ones
+  using Codes = __m256i;   // 16 codes of 16 bits each, from even columns or from odd ones
   using Sum = __m256i;
   using X = int16_t;
   static constexpr int64_t kBytes = 32;
   static constexpr int kParts = 2;
-  static constexpr int64_t kMostRows = 2 * kPanelRows;  // LinearScratch has so many floats
+  static constexpr int64_t kMaxRows = 2 * kPanelRows;  // fits LinearScratch
   static constexpr int kTileRows = 6;
   static constexpr int CachedCols(int) { return 2; }
-  static constexpr int Cols(int) { return 1; }  // hardware brings in a lone stream soonest
-  static constexpr int64_t Ahead(int rows) { return rows == 1 ? 0 : kAheadBytes; }
+  static constexpr int Cols(int) { return 1; }  // hardware prefetches a single stream fastest
+  static constexpr int64_t PrefetchDistance(int rows) { return rows == 1 ? 0 : kPrefetchBytes; }
   static constexpr uint32_t kOffset = 0;
 
-  // Widens rows once for all of a task's weights.
+  // Widens rows of x once for all weights of a task.
   static simd::Int8Input<Int8Dot> Rows(const LinearTask& t, int64_t first, int64_t count) {
     const int64_t ld = ScratchStride(t.w.k);
     auto* wide = reinterpret_cast<int16_t*>(t.scratch);
@@ -62,7 +63,7 @@ struct Int8Dot {
   }
   static Sum Add(Sum sum, Codes w, Codes x) {
     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(w, x));
-    asm("" : "+x"(sum));  // else GCC 12 adds up products of a line first and spills them
+    asm("" : "+x"(sum));  // else GCC 12 sums products of a line first and spills them
     return sum;
   }
   static void Reduce4(const Sum (&acc)[4], int32_t* sums) {
@@ -70,7 +71,7 @@ struct Int8Dot {
       return _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
     };
     const Sum ab = add(acc[0], acc[1]), cd = add(acc[2], acc[3]);
-    // Each 128 bits: sums of the four vectors' parts.
+    // Each 128-bit lane: partial sums of the four vectors.
     const Sum all = _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(sums),
                      _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));

@@ -1,7 +1,7 @@
 #include "kernels/cpu/simd/linear.h"
 
 #include "kernels/cpu/avx2/vec.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 
 namespace switchyard::kernels::cpu::avx2 {
 

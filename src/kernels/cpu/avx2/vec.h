@@ -1,4 +1,4 @@
-// Eight floats of AVX2, FMA and F16C: the operations that the templates in cpu/simd are written in.
+// AVX2, FMA and F16C vector of eight floats: the operations used by the templates in cpu/simd.
 #pragma once
 
 #include <immintrin.h>
@@ -10,11 +10,11 @@ namespace switchyard::kernels::cpu::avx2 {
 struct Vec {
   using F = __m256;
   static constexpr int kLanes = 8;
-  static constexpr int kTileRows = 3;     // activation rows of a register tile (with 4 weight rows)
-  static constexpr int kDirectRows = 5;   // of a tile of weights as they lie
-  static constexpr int kWideRows = 2;     // of such a tile with 4 weight rows; with more it has 2
-  static constexpr int kLoneRowCols = 4;  // as avx512/vec.h; one would wait for its own sums
-  static constexpr int kQueryRows = 2;    // query rows of a tile of the weighted sum of values
+  static constexpr int kTileRows = 3;    // activation rows of a register tile (with 4 weight rows)
+  static constexpr int kDirectRows = 5;  // x rows per tile with unpacked weights
+  static constexpr int kWideRows = 2;    // most x rows of that tile with 4 weight rows, else 2
+  static constexpr int kSingleRowCols = 4;  // as avx512/vec.h; 1 is latency-bound
+  static constexpr int kQueryRows = 2;      // query rows per tile of the weighted sum of values
 
   static __m256i First(int64_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)),
@@ -29,7 +29,7 @@ struct Vec {
   static void Store(float* p, F x) { _mm256_storeu_ps(p, x); }
   static void StoreN(float* p, F x, int64_t n) { _mm256_maskstore_ps(p, First(n), x); }
 
-  // Keeps x in a register, where the compiler would rather load it again for each use.
+  // Keeps x in a register: stops the compiler from reloading it for each use.
   static void Hold(F& x) { asm("" : "+x"(x)); }
 
   static F Add(F a, F b) { return _mm256_add_ps(a, b); }
@@ -42,17 +42,17 @@ struct Vec {
   static F RoundToInt(F x) {
     return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
-  // x · 2^n for a whole number n of normal range.
+  // x · 2^n for an integer n in the normal range.
   static F ScaleByPower(F x, F n) {
     const __m256i bits =
         _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
     return Mul(x, _mm256_castsi256_ps(bits));
   }
-  // x where test >= limit or test is NaN, else 0.
+  // x if test >= limit or test is NaN, else 0.
   static F ZeroBelow(F x, F test, F limit) {
     return _mm256_and_ps(_mm256_cmp_ps(test, limit, _CMP_NLT_UQ), x);
   }
-  // The first n lanes of x, the others `other`; and the reverse.
+  // KeepFirst: the first n lanes from x, the rest from `other`. KeepFrom: the reverse.
   static F KeepFirst(F x, int64_t n, F other) {
     return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(First(n)));
   }
@@ -60,8 +60,8 @@ struct Vec {
     return _mm256_blendv_ps(x, other, _mm256_castsi256_ps(First(n)));
   }
 
-  // Horizontal sums: lanes i and i + 4, then i and i + 2, then the last pair. Both functions add in
-  // that order, so that they agree bit for bit.
+  // Horizontal sums: lanes i and i + 4, then i and i + 2, then the last pair. Both functions use
+  // this order, so they agree bit for bit.
   static float ReduceAdd(F x) {
     float sums[4];
     ReduceAdd4(x, x, x, x, sums);
@@ -81,7 +81,7 @@ struct Vec {
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
   }
 
-  // 8 × 8 floats, in place.
+  // In-place transpose of 8 × 8 floats.
   static void Transpose(F (&x)[kLanes]) {
     F t[kLanes];
     for (int i = 0; i < kLanes; i += 4) {
@@ -93,7 +93,7 @@ struct Vec {
       t[i + 2] = _mm256_shuffle_ps(ab_high, cd_high, 0x44);
       t[i + 3] = _mm256_shuffle_ps(ab_high, cd_high, 0xee);
     }
-    // Now half q of t[4 · g + c] holds column 4 · q + c of rows 4 · g to 4 · g + 3.
+    // Half q of t[4 · g + c] now holds column 4 · q + c of rows 4 · g to 4 · g + 3.
     for (int c = 0; c < 4; ++c) {
       x[c] = _mm256_permute2f128_ps(t[c], t[4 + c], 0x20);
       x[4 + c] = _mm256_permute2f128_ps(t[c], t[4 + c], 0x31);
@@ -115,8 +115,8 @@ struct Vec {
     StorePartial(p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT), n * 2);
   }
 
-  // e4m3 codes divided by 256: as half precision, a code's exponent and mantissa moved into place
-  // lack 8 in the exponent. The NaN codes read as ±480 / 256.
+  // e4m3 codes divided by 256: the code's exponent and mantissa are shifted into a half-precision
+  // float, whose exponent bias is 8 larger. NaN codes decode to ±480 / 256.
   static F E4M3Over256(const void* p) {
     return Fp8(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
   }
@@ -130,7 +130,7 @@ struct Vec {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(Partial(p, n)));
   }
 
-  // Eight codes from four bytes, low nibble first: e2m1, and whole numbers 0 to 15.
+  // Eight codes from four bytes, low nibble first: e2m1, and integers 0 to 15.
   static F E2M1(const void* p) {
     const __m256i x = Nibbles(p);
     const F magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
@@ -142,7 +142,7 @@ struct Vec {
   }
 
  private:
-  // Lane i has nibble i in its low bits, and others above it.
+  // Lane i has nibble i in its low bits; the higher bits hold other nibbles.
   static __m256i Nibbles(const void* p) {
     const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
     int32_t codes;
@@ -165,7 +165,7 @@ struct Vec {
   static F Widen(__m128i x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
   }
-  // Nearest even; NaN stays NaN.
+  // Rounds to nearest even; NaN stays NaN.
   static __m128i Narrow(F x) {
     const __m256i bits = _mm256_castps_si256(x);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

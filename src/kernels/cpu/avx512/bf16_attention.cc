@@ -1,41 +1,40 @@
-// Attention over a cache in bfloat16 with products of pairs (vdpbf16ps): twice the arithmetic of
-// float32, and keys and values become operands without being widened. Queries are rounded to
-// bfloat16 once for a task, exponentials after they were summed in float32. Blocks, parts, maxima
-// and sums are those of simd/attention.h.
+// Attention over a bfloat16 cache with bfloat16 products (vdpbf16ps): twice the float32 throughput,
+// and keys and values are operands without widening. Queries are rounded to bfloat16 once per task,
+// exponentials after their float32 sum. Blocks, parts, maxima and sums are as in simd/attention.h.
 //
-// A query's row of a block has zeros where it sees no key, so all queries of a tile visit the same
-// pairs. Zeros change no sum: a product leaves sums that are normal or zero, and the first key that
-// a query sees would have flushed what was smaller.
+// Within a block, a query's row of exponentials is zero for keys that it does not attend to, so all
+// queries of a tile visit the same pairs. Zeros change no sum: sums after a product are normal or
+// zero, and the first key that a query attends to would have flushed anything smaller.
 #include <immintrin.h>
 
 #include "kernels/cpu/avx512/bf16_pairs.h"
 #include "kernels/cpu/avx512/vec.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/simd/attention.h"
-#include "kernels/cpu/simd/row_requests.h"
+#include "kernels/cpu/simd/row_prefetch.h"
 
 namespace switchyard::kernels::cpu::avx512 {
 namespace {
 
-using simd::FindKeys;
-using simd::KeyPlaces;
+using simd::KeyAddresses;
 using simd::KeyRange;
-using simd::RowRequests;
+using simd::ResolveKeys;
+using simd::RowPrefetch;
 
 constexpr int kLanes = Vec::kLanes;
 constexpr int kKeyVectors = kKeyBlock / kLanes;
-static_assert(kKeyVectors == 4);  // columns of a tile of scores
+static_assert(kKeyVectors == 4);  // columns of a score tile
 
 const __m256i* Halves(const char* p) { return reinterpret_cast<const __m256i*>(p); }
 
-// The buffers for float32 operands hold those in bfloat16, of half the size, and the queries.
+// Reuses the buffers of float32 operands for bfloat16 ones, of half the size, and for the queries.
 struct PairState : simd::AttentionState<Vec> {
   uint32_t* key_pairs;    // [k_width / 2, kKeyBlock] elements 2 d and 2 d + 1 of a key
-  uint16_t* rounded;      // [queries, q_stride] the queries
+  uint16_t* rounded;      // [queries, q_stride] rounded queries
   uint32_t* value_pairs;  // [kKeyBlock / 2, acc_stride] an element of keys 2 j and 2 j + 1
   int64_t q_stride;
 
-  // As bfloat16, in the first half of the row: what lay there has been read.
+  // Stores bfloat16 to the first half of the row, whose scores have already been read.
   static void StoreWeights(float* w, int64_t j, __m512 e) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(w + j / 2), RoundToBF16(e));
   }
@@ -56,8 +55,8 @@ struct PairState : simd::AttentionState<Vec> {
   }
 };
 
-// Pairs of elements as columns; zeros where there is no key.
-void TransposePairs(const KeyPlaces& places, int64_t width, uint32_t* out) {
+// Transposes pairs of elements to columns; zeros where there is no key.
+void TransposePairs(const KeyAddresses& places, int64_t width, uint32_t* out) {
   const int64_t pairs = width / 2;
   for (int64_t first = 0; first < kKeyBlock; first += kLanes) {
     for (int64_t d = 0; d < pairs; d += kLanes) {
@@ -76,7 +75,7 @@ void TransposePairs(const KeyPlaces& places, int64_t width, uint32_t* out) {
   }
 }
 
-// 16 elements of the value at p from element c on, or fewer; zeros where there is no key.
+// Up to 16 elements of the value at p from element c on; zeros where there is no key.
 __m512i ValueElements(const char* p, int64_t c, int64_t width) {
   if (p == nullptr) return _mm512_setzero_si512();
   const char* at = p + c * int64_t{sizeof(uint16_t)};
@@ -87,8 +86,8 @@ __m512i ValueElements(const char* p, int64_t c, int64_t width) {
 
 void LoadKeys(PairState& s, int64_t block, KeyRange range) {
   const AttentionTask& t = s.t;
-  KeyPlaces places;
-  FindKeys<Vec>(t, block, range, places);
+  KeyAddresses places;
+  ResolveKeys<Vec>(t, block, range, places);
   TransposePairs(places, t.k_width, s.key_pairs);
   const char* const* from = t.v_in_k ? places.k : places.v;
   for (int64_t j = range.begin & ~int64_t{1}; j < range.end; j += 2) {
@@ -101,20 +100,20 @@ void LoadKeys(PairState& s, int64_t block, KeyRange range) {
   }
 }
 
-// A pair of row r from `pair` on in every lane.
+// Broadcasts pair `pair` of the row to every lane.
 [[gnu::always_inline]] inline __m512i Broadcast(const uint16_t* row, int64_t pair) {
   int32_t both;
   __builtin_memcpy(&both, row + 2 * pair, sizeof(both));
   __m512i x = _mm512_set1_epi32(both);
-  asm("" : "+v"(x));  // else the compiler loads it for each product
+  asm("" : "+v"(x));  // prevents a reload for each product
   return x;
 }
 
-// Scores of M queries with all keys of the block. A function of its own, as PairValues below:
-// inlined into the walk over blocks its sums lie on the stack, which takes half of the time.
+// Scores of M queries with all keys of the block. Not inlined, like PairValues below: inlined into
+// the loop over blocks, its accumulators spill to the stack, which costs half of the time.
 template <int M>
-[[gnu::noinline]] void PairScores(const PairState& s, int64_t query, RowRequests& requests) {
-  RowRequests next = requests;
+[[gnu::noinline]] void PairScores(const PairState& s, int64_t query, RowPrefetch& requests) {
+  RowPrefetch next = requests;
   __m512 acc[M][kKeyVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < M; ++r) {
@@ -147,7 +146,7 @@ template <int M>
 
 int64_t TilesOf(int64_t queries) { return (queries + Vec::kTileRows - 1) / Vec::kTileRows; }
 
-// f.template operator()<M>(query) for tiles of the queries [begin, end).
+// Calls f.template operator()<M>(query) for tiles of the queries [begin, end).
 template <class Function>
 void ForTiles(int64_t begin, int64_t end, const Function& f) {
   const int64_t count = end - begin, tiles = TilesOf(count);
@@ -159,15 +158,15 @@ void ForTiles(int64_t begin, int64_t end, const Function& f) {
 }
 
 void ScoreKeys(PairState& s) {
-  RowRequests requests = s.KeyRequests(TilesOf(s.queries) * s.t.k_width / 2);
+  RowPrefetch requests = s.KeyPrefetch(TilesOf(s.queries) * s.t.k_width / 2);
   ForTiles(0, s.queries, [&]<int M>(int64_t query) { PairScores<M>(s, query, requests); });
 }
 
-// The pairs [begin, end) of values, N vectors from column c on, for M queries.
+// Accumulates value pairs [begin, end), N vectors from column c on, for M queries.
 template <int M, int N>
 [[gnu::noinline]] void PairValues(const PairState& s, int64_t query, int64_t begin, int64_t end,
-                                  int64_t c, RowRequests& requests) {
-  RowRequests next = requests;
+                                  int64_t c, RowPrefetch& requests) {
+  RowPrefetch next = requests;
   __m512 sum[M][N];
   float* acc = s.part.acc + query * s.acc_stride + c;
 #pragma GCC unroll 8
@@ -197,7 +196,7 @@ template <int M, int N>
   requests = next;
 }
 
-// Of the queries that see a key of the block, which follow one another.
+// For the queries that attend to a key of the block; these are consecutive.
 void AddValues(PairState& s, int64_t block, bool whole) {
   const auto sees = [&](int64_t i) {
     const KeyRange range = s.Range(i, block);
@@ -209,7 +208,7 @@ void AddValues(PairState& s, int64_t block, bool whole) {
   const int64_t begin = s.Range(first, block).begin / 2;
   const int64_t end = (s.Range(last - 1, block).end + 1) / 2;
   const int64_t vectors = s.acc_stride / kLanes, column_tiles = vectors / 4 + vectors % 4;
-  RowRequests requests = s.ValueRequests(TilesOf(last - first) * (end - begin) * column_tiles);
+  RowPrefetch requests = s.ValuePrefetch(TilesOf(last - first) * (end - begin) * column_tiles);
   ForTiles(first, last, [&]<int M>(int64_t query) {
     int64_t c = 0;
     for (; c + 4 * kLanes <= s.acc_stride; c += 4 * kLanes) {

@@ -1,15 +1,15 @@
-// Products of pairs in bfloat16 by vdpbf16ps, weights and rows of x as they lie: vectors along K,
-// whose lanes are added up in the end, as in float32 (simd/linear.h). A lane adds the product of a
-// pair's second columns, rounds, adds that of the first ones, rounds, and takes numbers too small
-// to be normal for zero (Intel's manual).
+// Bfloat16 products with vdpbf16ps, unpacked weights and rows of x. Vectors run along K and lanes
+// are reduced at the end, as in float32 (simd/linear.h). A lane adds the product of a pair's second
+// columns, rounds, adds the product of the first columns, and rounds. Subnormals are flushed to
+// zero (Intel's manual).
 #include <immintrin.h>
 
 #include "kernels/cpu/avx512/bf16_pairs.h"
 #include "kernels/cpu/avx512/vec.h"
 #include "kernels/cpu/heuristics.h"
-#include "kernels/cpu/leaves.h"
-#include "kernels/cpu/simd/ahead.h"
+#include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/simd/linear.h"
+#include "kernels/cpu/simd/weight_prefetch.h"
 
 namespace switchyard::kernels::cpu::avx512 {
 namespace {
@@ -18,19 +18,19 @@ using simd::kTileCols;
 
 constexpr int kBits = 16;
 constexpr int64_t kHalf = sizeof(uint16_t), kLine = 64;  // bytes; a vector is a cache line
-// 24 sums, 4 vectors of weights and one of x fill 29 of 32 registers.
+// 24 accumulators, 4 weight vectors and one x vector use 29 of 32 registers.
 constexpr int kPairRows = 6;
 
 const char* InputRow(const LinearTask& t, int64_t i) {
-  const int64_t row = t.halves.ids != nullptr ? t.halves.ids[i] : i;
-  return reinterpret_cast<const char*>(t.halves.base + row * t.halves.ld);
+  const int64_t row = t.bf16_rows.ids != nullptr ? t.bf16_rows.ids[i] : i;
+  return reinterpret_cast<const char*>(t.bf16_rows.base + row * t.bf16_rows.ld);
 }
 
-// Rows [i, i + M) of x with the `count` (1 to N) weight rows from n on; missing ones repeat the
-// last. Asks memory for what comes kAhead bytes later, unless that is 0, or in turns.
+// Tile of rows [i, i + M) of x and `count` (1 to N) weight rows from n on; missing ones repeat the
+// last. Prefetches kAhead bytes ahead (0: no prefetch) or in turns.
 template <int M, int N, int64_t kAhead>
 [[gnu::always_inline]] inline void PairTile(const LinearTask& t, int64_t i, int64_t n,
-                                            int64_t count, const simd::Turns& turns) {
+                                            int64_t count, const simd::PrefetchTurns& turns) {
   const char* x[M];
   for (int r = 0; r < M; ++r) x[r] = InputRow(t, i + r);
   const char* w[N];
@@ -49,15 +49,15 @@ template <int M, int N, int64_t kAhead>
 #pragma GCC unroll 8
     for (int r = 0; r < M; ++r) {
       __m512i xv = _mm512_loadu_si512(x[r] + j);
-      if (N > 1) asm("" : "+v"(xv));  // else the compiler loads it for each product
+      if (N > 1) asm("" : "+v"(xv));  // prevents a reload for each product
 #pragma GCC unroll 4
       for (int c = 0; c < N; ++c) AddPairs(acc[r][c], wv[c], xv);
     }
   };
   const int64_t bytes = t.w.k * kHalf;
-  const simd::Ahead<Vec, N, kAhead> ahead(bytes, simd::RowStride<Vec>(t.w, kBits), t.end - n, w[0],
-                                          t.next);
-  simd::Lines<kAhead> lines(turns);
+  const simd::WeightPrefetch<Vec, N, kAhead> ahead(bytes, simd::RowStride<Vec>(t.w, kBits),
+                                                   t.end - n, w[0], t.next);
+  simd::PrefetchLines<kAhead> lines(turns);
   int64_t j = 0;
   for (; j + kLine <= bytes; j += kLine) {
     if (lines.Next(turns)) {
@@ -68,7 +68,7 @@ template <int M, int N, int64_t kAhead>
     step(
         j, [](const char* p) __attribute__((always_inline)) { return _mm512_loadu_si512(p); });
   }
-  if (j < bytes) {  // rows of x are padded with zeros, rows of weights with one another
+  if (j < bytes) {  // tail: x rows are zero-padded, weight rows are not
     const auto mask = static_cast<__mmask32>((uint32_t{1} << ((bytes - j) / kHalf)) - 1);
     step(
         j, [mask](const char* p)
@@ -79,28 +79,28 @@ template <int M, int N, int64_t kAhead>
 
 template <int M, int N, int64_t kAhead>
 [[gnu::noinline]] void RunPairTiles(const LinearTask& t, int64_t i, int64_t n, int64_t count,
-                                    const simd::Turns& turns = {}) {
+                                    const simd::PrefetchTurns& turns = {}) {
   for (int64_t c = 0; c < count; c += N) {
     PairTile<M, N, kAhead>(t, i, n + c, count - c < N ? count - c : N, turns);
   }
 }
 
-// Rows [first, first + rows) of x. Four weight rows at a time meet all of them: the first tile
-// brings these in from L2 or memory, others take them from L1.
+// Rows [first, first + rows) of x. All of them use four weight rows before the next: the first tile
+// loads these from L2 or memory, later tiles hit L1.
 void MultiplyPairs(const LinearTask& t, int64_t first, int64_t rows) {
   const int64_t tiles = (rows + kPairRows - 1) / kPairRows;
   for (int64_t n = t.begin; n < t.end; n += kTileCols) {
     const int64_t count = t.end - n < kTileCols ? t.end - n : kTileCols;
-    const int64_t ahead = simd::BlocksAhead<Vec, kBlocksAheadBytes>(
+    const int64_t ahead = simd::PrefetchBlockOffset<Vec, kBlockPrefetchBytes>(
         kTileCols, t.w.k * kHalf, simd::RowStride<Vec>(t.w, kBits), t.end - n,
         simd::RowBytes<Vec>(t.w, n, kBits), t.next);
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t i = first + rows * tile / tiles;
       simd::ForRows<Vec, kPairRows>(first + rows * (tile + 1) / tiles - i, [&]<int M>() {
-        // A row alone takes one weight row after another, as in float32.
+        // A single row of x takes one weight row after another, as in float32.
         if constexpr (M == 1) return RunPairTiles<M, 1, 0>(t, i, n, count);
-        if (tiles == 1) return RunPairTiles<M, kTileCols, kAheadBytes>(t, i, n, count);
-        RunPairTiles<M, kTileCols, simd::kInTurns>(t, i, n, count, {ahead, tile, tiles});
+        if (tiles == 1) return RunPairTiles<M, kTileCols, kPrefetchBytes>(t, i, n, count);
+        RunPairTiles<M, kTileCols, simd::kPrefetchInTurns>(t, i, n, count, {ahead, tile, tiles});
       });
     }
   }

@@ -3,7 +3,7 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/avx512/panel_tiles.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 
 namespace switchyard::kernels::cpu::avx512 {
 namespace {
@@ -11,15 +11,14 @@ namespace {
 struct Vnni {
   static constexpr int kWeightBytes = 1;
   static constexpr bool kScaled = true;
-  static constexpr uint32_t kOffset = 128;  // unsigned by signed: weights enter as w + kOffset
+  static constexpr uint32_t kOffset = 128;  // unsigned × signed product: weights are w + kOffset
   using Sum = __m512i;
 
   static __m512i Encode(__m512i weights) {
     return _mm512_xor_si512(weights, _mm512_set1_epi8(-128));
   }
   static Sum Zero() { return _mm512_setzero_si512(); }
-  // _mm512_dpbusd_epi32 in place: from the intrinsic GCC 12 makes copies of the sums and spills
-  // them.
+  // _mm512_dpbusd_epi32 in place: with the intrinsic, GCC 12 copies the sums and spills them.
   static void Add(Sum& sum, __m512i weights, __m512i codes) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(codes));
   }
@@ -31,7 +30,7 @@ struct Vnni {
   }
   static __m512 Outputs(const LinearTask& t, const Panel& p, int64_t row, int v, Sum sums) {
     const Int8Row& x = t.codes.rows[row];
-    // The weights' offset is in every sum.
+    // Subtract the weights' offset, which is part of every sum.
     const uint32_t offset = kOffset * static_cast<uint32_t>(x.sum);
     sums = _mm512_sub_epi32(sums, _mm512_set1_epi32(static_cast<int32_t>(offset)));
     return ScaledSums<Vnni>(sums, x.scale, p, v);

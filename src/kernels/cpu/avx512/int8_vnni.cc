@@ -1,10 +1,10 @@
-// Int8 products of AVX-512 VNNI: four of unsigned by signed codes at once. The weights are the
-// unsigned ones, w + 128.
+// AVX-512 VNNI int8 products: four unsigned × signed products per lane. The weights are the
+// unsigned operand, w + 128.
 #include <immintrin.h>
 
 #include "kernels/cpu/avx512/int8_panels.h"
 #include "kernels/cpu/heuristics.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/simd/int8.h"
 
 namespace switchyard::kernels::cpu::avx512 {
@@ -16,12 +16,16 @@ struct Int8Dot {
   using X = int8_t;
   static constexpr int64_t kBytes = 64;
   static constexpr int kParts = 1;
-  static constexpr int64_t kMostRows = int64_t{1} << 32;  // any number
+  static constexpr int64_t kMaxRows = int64_t{1} << 32;  // any number
   static constexpr int kTileRows = 8;
-  // As many sums as registers hold beside x.
+  // As many accumulators as fit in registers beside x.
   static constexpr int CachedCols(int rows) { return rows <= 6 ? 4 : 2; }
-  static constexpr int Cols(int rows) { return rows <= kInt8LoneStreamRows ? 1 : CachedCols(rows); }
-  static constexpr int64_t Ahead(int rows) { return rows <= kInt8UnaskedRows ? 0 : kAheadBytes; }
+  static constexpr int Cols(int rows) {
+    return rows <= kInt8SingleStreamRows ? 1 : CachedCols(rows);
+  }
+  static constexpr int64_t PrefetchDistance(int rows) {
+    return rows <= kInt8NoPrefetchRows ? 0 : kPrefetchBytes;
+  }
   static constexpr uint32_t kOffset = 128;
 
   static simd::Int8Input<Int8Dot> Rows(const LinearTask& t, int64_t, int64_t) {
@@ -35,7 +39,7 @@ struct Int8Dot {
     return Unsigned(_mm512_maskz_loadu_epi8((__mmask64{1} << n) - 1, p));
   }
   static Codes Part(Codes bytes, int) { return bytes; }
-  // In place: from the intrinsic GCC 12 makes copies of the sums and spills them.
+  // In place: with the intrinsic, GCC 12 copies the sums and spills them.
   static Sum Add(Sum sum, Codes w, Codes x) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
     return sum;
@@ -45,7 +49,7 @@ struct Int8Dot {
       return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
     };
     const Sum ab = add(acc[0], acc[1]), cd = add(acc[2], acc[3]);
-    // Each 128 bits: sums of the four vectors' parts.
+    // Each 128-bit lane: partial sums of the four vectors.
     const Sum abcd = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
     const __m256i two =
         _mm256_add_epi32(_mm512_castsi512_si256(abcd), _mm512_extracti64x4_epi64(abcd, 1));
@@ -60,7 +64,7 @@ struct Int8Dot {
 }  // namespace
 
 void LinearInt8(const LinearTask& t) {
-  if (t.m >= kInt8PanelFewestRows) return LinearInt8Panels(t);
+  if (t.m >= kInt8PanelMinRows) return LinearInt8Panels(t);
   simd::LinearInt8<Int8Dot>(t);
 }
 

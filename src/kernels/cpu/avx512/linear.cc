@@ -1,7 +1,7 @@
 #include "kernels/cpu/simd/linear.h"
 
 #include "kernels/cpu/avx512/vec.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 
 namespace switchyard::kernels::cpu::avx512 {
 

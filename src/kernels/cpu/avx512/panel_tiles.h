@@ -1,12 +1,12 @@
-// Products in panel order (panels.h) in register tiles of six rows of x by four vectors of outputs:
-// one vector of weights times four bytes of a row of x, broadcast. An output is the sum of
-// one lane.
+// Panel products (panels.h) in register tiles of six rows of x by four vectors of outputs. One
+// vector of weights multiplies four bytes of a row of x, broadcast. Each output is the sum of one
+// lane.
 //
-// P is a kind of product, as panels.h wants it, and
-//   using Sum = …;                                         a vector of sums
+// P is a product kind as in panels.h, plus:
+//   using Sum = …;                                         vector of accumulators
 //   static Sum Zero();
 //   static void Add(Sum& sum, __m512i weights, __m512i x);
-//   static int64_t Row(const LinearTask& t, int64_t i);    of x, by number
+//   static int64_t Row(const LinearTask& t, int64_t i);    row index of x
 //   static const char* Data(const LinearTask& t, int64_t row);
 //   static __m512 Outputs(const LinearTask& t, const Panel& p, int64_t row, int v, Sum sums);
 #pragma once
@@ -14,21 +14,21 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/avx512/panels.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 
 namespace switchyard::kernels::cpu::avx512 {
 
-// With four vectors 24 sums, 4 weights and a row fill 29 of 32 registers, and 10 loads hide behind
-// 24 products.
+// With four vectors, 24 accumulators, 4 weights and a row use 29 of 32 registers, and 24 products
+// hide 10 loads.
 constexpr int kPanelTileRows = 6;
-static_assert(kMostPanelCols == 4 * kPanelLanes);
+static_assert(kMaxPanelCols == 4 * kPanelLanes);
 
-// Rows [i, i + M) of x with a panel of N vectors of outputs from n on. Asks for `lines` of the next
-// panel with each 64 bytes of K, but no more than there are rows times vectors: a core takes in
-// about one line in 16 products' time, and what it has not asked for here, packing asks for.
+// Tile of rows [i, i + M) of x and a panel of N vectors of outputs from n on. Prefetches `lines` of
+// the next panel per 64 bytes of K, but at most rows times vectors: a core receives about one line
+// in the time of 16 products. Packing prefetches the remaining lines.
 template <class P, int M, int N>
 [[gnu::noinline]] void PanelTile(const LinearTask& t, const Panel& p, int64_t i, int64_t n,
-                                 NextPanel<P>& next, int64_t lines) {
+                                 NextPanelPrefetch<P>& next, int64_t lines) {
   int64_t rows[M];
   const char* x[M];
   for (int r = 0; r < M; ++r) {
@@ -72,7 +72,7 @@ template <class P, int M, int N>
 
 template <class P, int N, int M = kPanelTileRows>
 void RunPanelTile(const LinearTask& t, const Panel& p, int64_t i, int64_t m, int64_t n,
-                  NextPanel<P>& next, int64_t lines) {
+                  NextPanelPrefetch<P>& next, int64_t lines) {
   if constexpr (M > 1) {
     if (m < M) return RunPanelTile<P, N, M - 1>(t, p, i, m, n, next, lines);
   }
@@ -80,7 +80,7 @@ void RunPanelTile(const LinearTask& t, const Panel& p, int64_t i, int64_t m, int
 }
 
 template <class P, int N>
-void MultiplyPanel(const LinearTask& t, const Panel& p, int64_t n, NextPanel<P>& next) {
+void MultiplyPanel(const LinearTask& t, const Panel& p, int64_t n, NextPanelPrefetch<P>& next) {
   const int64_t tiles = (t.m + kPanelTileRows - 1) / kPanelTileRows;
   const int64_t steps = tiles * ((t.w.k * P::kWeightBytes + kPanelLine - 1) / kPanelLine);
   const int64_t lines = (next.Lines() + steps - 1) / steps;
@@ -90,13 +90,13 @@ void MultiplyPanel(const LinearTask& t, const Panel& p, int64_t n, NextPanel<P>&
   }
 }
 
-// All of a task; t.scratch: LinearScratch(k).
+// Runs a whole task; t.scratch: LinearScratch(k).
 template <class P>
 void MultiplyPanels(const LinearTask& t) {
   char* memory = reinterpret_cast<char*>(t.scratch);
-  const bool deep = t.w.k * P::kWeightBytes * kMostPanelCols > kMostPanelBytes;
-  const int64_t columns = deep ? kMostPanelCols / 2 : kMostPanelCols;
-  ForPanels<P>(t, columns, memory, [&](const Panel& p, int64_t n, NextPanel<P>& next) {
+  const bool deep = t.w.k * P::kWeightBytes * kMaxPanelCols > kMaxPanelBytes;
+  const int64_t columns = deep ? kMaxPanelCols / 2 : kMaxPanelCols;
+  ForPanels<P>(t, columns, memory, [&](const Panel& p, int64_t n, NextPanelPrefetch<P>& next) {
     switch (p.vectors) {
       case 1:
         return MultiplyPanel<P, 1>(t, p, n, next);

@@ -1,33 +1,33 @@
-// Weights in panels, for products of many rows of x: 16 outputs side by side, four bytes of K of
-// each, then the next four, so that one vector, or a row of a tile, adds to 16 outputs at once and
-// sums need no adding across lanes. Packing 1 KiB takes about 100 instructions; the weights
-// themselves stay as they are stored, mapped and shared.
+// Weight panels for products of many rows of x. A panel interleaves 16 outputs: four bytes of K of
+// each output, then the next four. One vector, or one tile row, then accumulates 16 outputs, and
+// sums need no reduction across lanes. Packing 1 KiB takes about 100 instructions. The stored
+// weights remain unchanged, mapped and shared.
 //
-// P, one for each kind of product and instruction set, says what is packed, and keeps apart the
-// functions that a linker may not share (kernels/cpu/leaves.h):
-//   static constexpr int kWeightBytes;        of an element
-//   static constexpr bool kScaled;            weights have a scale for each row
-//   static __m512i Encode(__m512i weights);   as the product takes them
+// P, one per product kind and instruction set, defines what is packed, and separates functions that
+// the linker must not share (kernels/cpu/kernel_table.h):
+//   static constexpr int kWeightBytes;        bytes per weight
+//   static constexpr bool kScaled;            one scale per weight row
+//   static __m512i Encode(__m512i weights);   encodes weights as operands
 #pragma once
 
 #include <immintrin.h>
 
 #include "kernels/cpu/heuristics.h"
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 
 namespace switchyard::kernels::cpu::avx512 {
 
-constexpr int kPanelLanes = 16;  // outputs of a vector
+constexpr int kPanelLanes = 16;  // outputs per vector
 constexpr int kPanelLine = 64;   // bytes of K packed at a time; rows of x are padded to it
-constexpr int kPanelGroup = 4;   // bytes of K that meet in one lane
+constexpr int kPanelGroup = 4;   // bytes of K accumulated in one lane
 constexpr int kHalfLine = kPanelLine / 2;
 constexpr int kPanelGroups = kHalfLine / kPanelGroup;  // of half a line
 
-// A task's part of the weights in panel order, with what its outputs are scaled by.
+// A task's packed weights with the scales and biases of its outputs.
 struct Panel {
   const char* codes;    // [bytes of K / 4][vectors][16][4]
   const float* scales;  // [vectors · 16], or null
-  const float* bias;    // likewise
+  const float* bias;    // same shape
   int64_t count;        // outputs
   int vectors;
 };
@@ -38,13 +38,13 @@ const char* PanelWeightRow(const WeightRef& w, int64_t n) {
   return static_cast<const char*>(w.data) + first * P::kWeightBytes;
 }
 
-// 64 bytes of sixteen weight rows: pair i of a half has 32 bytes of row i / 4 · 8 + i % 4 and of
-// the row four after it.
+// 64 bytes of sixteen weight rows. Pair i of a half holds 32 bytes of row i / 4 · 8 + i % 4 and 32
+// bytes of the row four after it.
 struct PanelLines {
   __m512i halves[2][kPanelGroups];
 };
 
-// Eight groups of K, each of all rows.
+// Transposes to eight groups of K, each with all rows.
 template <class P>
 [[gnu::always_inline]] inline void Transpose(const __m512i (&pairs)[kPanelGroups],
                                              __m512i (&groups)[kPanelGroups]) {
@@ -68,7 +68,7 @@ template <class P>
   }
 }
 
-// load(row, at) gives 32 bytes from byte `at` of a line of memory rows[…].
+// load(row, at) returns 32 bytes from byte `at` of a line of rows[…].
 template <class P, class LoadHalf>
 [[gnu::always_inline]] inline void LoadPairs(const char* const (&rows)[kPanelLanes],
                                              const LoadHalf& load, PanelLines& lines) {
@@ -81,12 +81,12 @@ template <class P, class LoadHalf>
       const int64_t at = half * kHalfLine;
       pair = _mm512_inserti64x4(_mm512_castsi256_si512(load(rows[row], at)),
                                 load(rows[row + 4], at), 1);
-      asm("" : "+v"(pair));  // here, not where it is used
+      asm("" : "+v"(pair));  // pins the load here instead of at its use
     }
   }
 }
 
-// 64 bytes of each row, from byte k on.
+// Loads 64 bytes of each row, from byte k on.
 template <class P>
 [[gnu::always_inline]] inline void LoadLines(const char* const (&rows)[kPanelLanes], int64_t k,
                                              PanelLines& lines) {
@@ -96,14 +96,14 @@ template <class P>
   LoadPairs<P>(rows, load, lines);
 }
 
-// Sixteen weight rows side by side, [n, n + 16), of which `count` are there: missing ones repeat
-// the last. `end`: behind the task's last row.
+// Sixteen adjacent weight rows [n, n + 16), of which `count` exist; missing ones repeat the last.
+// `end`: end of the task's rows.
 template <class P>
 struct SixteenRows {
   const char* rows[kPanelLanes];
-  int64_t bytes;      // of a row
-  int64_t head;       // of them before a line of memory begins; whole groups
-  int64_t next_rows;  // bytes to the sixteen rows after these; 0 if they are not all there
+  int64_t bytes;      // bytes per row
+  int64_t head;       // bytes before the first cache line boundary; whole groups
+  int64_t next_rows;  // offset to the next sixteen rows; 0 if they do not all exist
 
   SixteenRows(const WeightRef& w, int64_t n, int64_t count, int64_t end) {
     for (int i = 0; i < kPanelLanes; ++i) {
@@ -116,9 +116,9 @@ struct SixteenRows {
     const bool more = n + 2 * kPanelLanes <= end;
     next_rows = more ? kPanelLanes * w.row_step * w.stored_k * P::kWeightBytes : 0;
   }
-  // take(lines, groups) for all of K in order: so many groups, zeros behind them.
-  // Lines are those of memory, read once, as rows that are a power of two apart drive one another
-  // out of the L1 cache; where rows are not whole lines apart, those of the first row.
+  // Calls take(lines, groups) for all of K in order: `groups` valid groups, then zeros. Reads cache
+  // lines exactly once, because rows a power of two apart evict one another from L1. If the row
+  // stride is not a whole number of lines, the lines of the first row count.
   template <class Take>
   [[gnu::always_inline]] void ForLines(const Take& take) const {
     PanelLines lines;
@@ -130,7 +130,7 @@ struct SixteenRows {
         k += part;
       }
       for (; k + kPanelLine <= bytes; k += kPanelLine) {
-        Ask(k);
+        PrefetchAhead(k);
         LoadLines<P>(rows, k, lines);
         take(lines, kPanelLine / kPanelGroup);
       }
@@ -138,20 +138,20 @@ struct SixteenRows {
   }
 
  private:
-  // Asks memory for what comes kPackAhead bytes after byte k, here or in the next sixteen rows: for
-  // kAskBytes of two rows with every line, which memory gives sooner than a line of each.
-  [[gnu::always_inline]] void Ask(int64_t k) const {
-    constexpr int64_t kRowsAtOnce = kPanelLanes * kPanelLine / kAskBytes;
-    const int64_t first = k % kAskBytes / kPanelLine * kRowsAtOnce;
-    int64_t at = k - k % kAskBytes + kPackAhead;
+  // Prefetches data kPackPrefetchDistance bytes after byte k, in these rows or in the next sixteen.
+  // Each call fetches kPackPrefetchBytes of two rows, which is faster than one line of each row.
+  [[gnu::always_inline]] void PrefetchAhead(int64_t k) const {
+    constexpr int64_t kRowsAtOnce = kPanelLanes * kPanelLine / kPackPrefetchBytes;
+    const int64_t first = k % kPackPrefetchBytes / kPanelLine * kRowsAtOnce;
+    int64_t at = k - k % kPackPrefetchBytes + kPackPrefetchDistance;
     if (at >= bytes) at += next_rows - bytes;
     for (int64_t r = first; r < first + kRowsAtOnce; ++r) {
-      for (int64_t line = 0; line < kAskBytes; line += kPanelLine) {
+      for (int64_t line = 0; line < kPackPrefetchBytes; line += kPanelLine) {
         __builtin_prefetch(rows[r] + at + line, 0, 2);
       }
     }
   }
-  // `count` bytes, fewer than a line, and zeros.
+  // Loads `count` bytes, fewer than a line, with zero padding.
   [[gnu::always_inline]] void LoadPart(int64_t k, int64_t count, PanelLines& lines) const {
     const uint64_t mask = (uint64_t{1} << count) - 1;
     const auto load = [ k, mask ](const char* row, int64_t at) __attribute__((always_inline)) {
@@ -161,7 +161,7 @@ struct SixteenRows {
   }
 };
 
-// Weight rows [n, n + count) into `out`; rows that are missing in the last vector repeat the last.
+// Packs weight rows [n, n + count) into `out`; rows missing in the last vector repeat the last.
 template <class P>
 void Pack(const WeightRef& w, int64_t n, int64_t count, int64_t end, int vectors, char* out) {
   for (int v = 0; v < vectors; ++v) {
@@ -184,16 +184,16 @@ void Pack(const WeightRef& w, int64_t n, int64_t count, int64_t end, int vectors
       }
     };
     rows.ForLines(store);
-    // Zeros up to a whole line, where x has zeros too.
+    // Zero padding up to a whole line, matching the zero padding of x.
     const int64_t padded = (rows.bytes + kPanelLine - 1) / kPanelLine * kPanelLine;
     const char* last = out + padded / kPanelGroup * step;
     for (; to < last; to += step) _mm512_store_si512(to, P::Encode(_mm512_setzero_si512()));
   }
 }
 
-// Touches the lines of the weight rows that the next panel packs, a few at a time.
+// Software prefetch of the next panel's weight rows, a few cache lines per call.
 template <class P>
-struct NextPanel {
+struct NextPanelPrefetch {
   const WeightRef& w;
   int64_t row, end;
   int64_t at = 0;
@@ -213,7 +213,7 @@ struct NextPanel {
   }
 };
 
-// Sums of int8 codes as what they stand for; `v`: which vector of the panel's outputs.
+// Applies row and weight scales to int8 sums; `v`: vector index within the panel's outputs.
 template <class P>
 [[gnu::always_inline]] inline __m512 ScaledSums(__m512i sums, float row_scale, const Panel& p,
                                                 int v) {
@@ -221,7 +221,7 @@ template <class P>
   return _mm512_mul_ps(value, _mm512_load_ps(p.scales + v * kPanelLanes));
 }
 
-// Vector `v` of row i's outputs, of a panel that begins at output n.
+// Stores vector `v` of row i's outputs, for a panel that starts at output n.
 template <class P>
 [[gnu::always_inline]] inline void StoreOutputs(const LinearTask& t, const Panel& p, int64_t i,
                                                 int64_t n, int v, __m512 value) {
@@ -233,15 +233,15 @@ template <class P>
   _mm512_mask_storeu_ps(y, mask, value);
 }
 
-// run(panel, n) for `columns` outputs at a time, a multiple of 16 up to kMostPanelCols; the panel
-// has no codes yet.
+// Calls run(panel, n) for `columns` outputs at a time (a multiple of 16, at most kMaxPanelCols).
+// The panel is not packed yet.
 template <class P, class Run>
 void ForOutputs(const LinearTask& t, int64_t columns, const Run& run) {
-  alignas(64) float scales[kMostPanelCols] = {}, bias[kMostPanelCols] = {};
+  alignas(64) float scales[kMaxPanelCols] = {}, bias[kMaxPanelCols] = {};
   for (int64_t n = t.begin; n < t.end; n += columns) {
     const int64_t count = t.end - n < columns ? t.end - n : columns;
     for (int64_t c = 0; c < count; ++c) {
-      // Scales of a mapped file lie at any address.
+      // Unaligned: scales may be in a mapped file.
       if constexpr (P::kScaled) {
         __builtin_memcpy(&scales[c],
                          static_cast<const char*>(t.w.scales) +
@@ -255,15 +255,15 @@ void ForOutputs(const LinearTask& t, int64_t columns, const Run& run) {
   }
 }
 
-// multiply(panel, n, next) for each panel of at most `columns` outputs, packed into `memory`, which
-// is aligned to 64 bytes.
+// Calls multiply(panel, n, next) for each panel of at most `columns` outputs, packed into `memory`,
+// which is aligned to 64 bytes.
 template <class P, class Multiply>
 void ForPanels(const LinearTask& t, int64_t columns, char* memory, const Multiply& multiply) {
   ForOutputs<P>(t, columns, [&](Panel panel, int64_t n) {
     Pack<P>(t.w, n, panel.count, t.end, panel.vectors, memory);
     panel.codes = memory;
     const int64_t next_row = n + panel.count, after = t.end - next_row;
-    NextPanel<P> next = {t.w, next_row, next_row + (after < columns ? after : columns)};
+    NextPanelPrefetch<P> next = {t.w, next_row, next_row + (after < columns ? after : columns)};
     multiply(panel, n, next);
   });
 }

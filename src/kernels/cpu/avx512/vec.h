@@ -1,4 +1,4 @@
-// Sixteen floats of AVX-512: the operations that the templates in cpu/simd are written in.
+// AVX-512 vector of sixteen floats: the operations used by the templates in cpu/simd.
 #pragma once
 
 #include <immintrin.h>
@@ -10,11 +10,11 @@ namespace switchyard::kernels::cpu::avx512 {
 struct Vec {
   using F = __m512;
   static constexpr int kLanes = 16;
-  static constexpr int kTileRows = 6;     // activation rows of a register tile (with 4 weight rows)
-  static constexpr int kDirectRows = 6;   // of a tile of weights as they lie
-  static constexpr int kWideRows = 6;     // of such a tile with 4 weight rows; with more it has 2
-  static constexpr int kLoneRowCols = 1;  // weight rows of a tile with one row of x
-  static constexpr int kQueryRows = 4;    // query rows of a tile of the weighted sum of values
+  static constexpr int kTileRows = 6;    // activation rows of a register tile (with 4 weight rows)
+  static constexpr int kDirectRows = 6;  // x rows per tile with unpacked weights
+  static constexpr int kWideRows = 6;    // most x rows of that tile with 4 weight rows, else 2
+  static constexpr int kSingleRowCols = 1;  // weight rows of a tile with one row of x
+  static constexpr int kQueryRows = 4;      // query rows per tile of the weighted sum of values
 
   static __mmask16 First(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
 
@@ -26,7 +26,7 @@ struct Vec {
   static void Store(float* p, F x) { _mm512_storeu_ps(p, x); }
   static void StoreN(float* p, F x, int64_t n) { _mm512_mask_storeu_ps(p, First(n), x); }
 
-  // Keeps x in a register, where the compiler would rather load it again for each use.
+  // Keeps x in a register: stops the compiler from reloading it for each use.
   static void Hold(F& x) { asm("" : "+v"(x)); }
 
   static F Add(F a, F b) { return _mm512_add_ps(a, b); }
@@ -37,22 +37,22 @@ struct Vec {
   static F Max(F a, F b) { return _mm512_max_ps(a, b); }  // b when either is NaN
   static F Min(F a, F b) { return _mm512_min_ps(a, b); }  // b when either is NaN
   static F RoundToInt(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT); }
-  // x · 2^n for a whole number n of normal range.
+  // x · 2^n for an integer n in the normal range.
   static F ScaleByPower(F x, F n) {
     const __m512i bits =
         _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23);
     return Mul(x, _mm512_castsi512_ps(bits));
   }
-  // x where test >= limit or test is NaN, else 0.
+  // x if test >= limit or test is NaN, else 0.
   static F ZeroBelow(F x, F test, F limit) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test, limit, _CMP_NLT_UQ), x);
   }
-  // The first n lanes of x, the others `other`.
+  // KeepFirst: the first n lanes from x, the rest from `other`. KeepFrom: the reverse.
   static F KeepFirst(F x, int64_t n, F other) { return _mm512_mask_mov_ps(other, First(n), x); }
   static F KeepFrom(F x, int64_t n, F other) { return _mm512_mask_mov_ps(x, First(n), other); }
 
   // Horizontal sums: lanes i and i + 8, then i and i + 4, then i and i + 2, then the last pair.
-  // Both functions add in that order, so that they agree bit for bit.
+  // Both functions use this order, so they agree bit for bit.
   static float ReduceAdd(F x) {
     float sums[4];
     ReduceAdd4(x, x, x, x, sums);
@@ -71,7 +71,7 @@ struct Vec {
   static float FirstLane(F x) { return _mm512_cvtss_f32(x); }
   static float ReduceMax(F x) { return _mm512_reduce_max_ps(x); }
 
-  // 16 × 16 floats, in place.
+  // In-place transpose of 16 × 16 floats.
   static void Transpose(F (&x)[kLanes]) {
     __m512d t[kLanes];
     for (int i = 0; i < kLanes; i += 4) {
@@ -84,7 +84,7 @@ struct Vec {
       t[i + 2] = _mm512_unpacklo_pd(ab_high, cd_high);
       t[i + 3] = _mm512_unpackhi_pd(ab_high, cd_high);
     }
-    // Now 128 bits at q of t[4 · g + c] hold column 4 · q + c of rows 4 · g to 4 · g + 3.
+    // 128-bit lane q of t[4 · g + c] now holds column 4 · q + c of rows 4 · g to 4 · g + 3.
     for (int c = 0; c < 4; ++c) {
       const F low = _mm512_castpd_ps(_mm512_shuffle_f64x2(t[c], t[4 + c], 0x88));
       const F high = _mm512_castpd_ps(_mm512_shuffle_f64x2(t[c], t[4 + c], 0xdd));
@@ -116,8 +116,8 @@ struct Vec {
     _mm256_mask_storeu_epi16(p, First(n), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
   }
 
-  // e4m3 codes divided by 256: as half precision, a code's exponent and mantissa moved into place
-  // lack 8 in the exponent. The NaN codes read as ±480 / 256.
+  // e4m3 codes divided by 256: the code's exponent and mantissa are shifted into a half-precision
+  // float, whose exponent bias is 8 larger. NaN codes decode to ±480 / 256.
   static F E4M3Over256(const void* p) {
     return Fp8(_mm_loadu_si128(static_cast<const __m128i*>(p)));
   }
@@ -131,7 +131,7 @@ struct Vec {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(First(n), p)));
   }
 
-  // Sixteen codes from eight bytes, low nibble first: e2m1, and whole numbers 0 to 15.
+  // Sixteen codes from eight bytes, low nibble first: e2m1, and integers 0 to 15.
   static F E2M1(const void* p) {
     const F values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f,
                                     -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
@@ -143,7 +143,7 @@ struct Vec {
   }
 
  private:
-  // Lane i has nibble i in its low bits, and others above it.
+  // Lane i has nibble i in its low bits; the higher bits hold other nibbles.
   static __m512i Nibbles(const void* p) {
     int32_t low, high;  // two loads on purpose: they broadcast from memory, not across registers
     __builtin_memcpy(&low, p, sizeof(low));
@@ -156,7 +156,7 @@ struct Vec {
   static F Widen(__m256i x) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
   }
-  // Nearest even; NaN stays NaN.
+  // Rounds to nearest even; NaN stays NaN.
   static __m256i Narrow(F x) {
     const __m512i bits = _mm512_castps_si512(x);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));

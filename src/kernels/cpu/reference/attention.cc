@@ -9,7 +9,7 @@
 namespace switchyard::kernels::reference {
 namespace {
 
-// Row `index` of a cache whose rows have n elements.
+// Dequantizes row `index` of a cache whose rows have n elements.
 std::vector<float> CacheRow(const void* cache, DType dtype, int64_t index, int64_t n) {
   std::vector<float> row(n);
   ReadCacheRow(dtype, static_cast<const char*>(cache) + index * CacheRowBytes(dtype, n), n,
@@ -21,7 +21,7 @@ int64_t Slot(const SequenceSpan& s, int32_t page_size, int64_t key) {
   return int64_t{s.pages[key / page_size]} * page_size + key % page_size;
 }
 
-// Softmax over scores and, if there is one, a sink; leaves probabilities in scores.
+// Softmax over scores and an optional sink; writes probabilities to scores.
 void Softmax(std::vector<double>& scores, const float* sink) {
   double top = sink != nullptr ? *sink : -std::numeric_limits<double>::infinity();
   for (double s : scores) top = std::max(top, s);

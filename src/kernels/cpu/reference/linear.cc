@@ -25,7 +25,7 @@ float Activate(const GroupedMlpParams& p, float gate, float up) {
   return static_cast<float>(g * Sigmoid(p.alpha * g) * (u + 1));
 }
 
-// Exact sums of int8 codes, and the one order of roundings after them that every kernel keeps.
+// Exact sums of int8 codes, then scaling in the fixed rounding order of all kernels.
 void LinearInt8(const LinearParams& p) {
   std::vector<int8_t> x(p.w.k);
   for (int64_t m = 0; m < p.m; ++m) {
@@ -48,7 +48,7 @@ void LinearInt8(const LinearParams& p) {
 }  // namespace
 
 void Linear(const LinearParams& p) {
-  if (cpu::MultipliesInt8(p.w)) return LinearInt8(p);
+  if (cpu::UsesInt8Product(p.w)) return LinearInt8(p);
   std::vector<float> x(p.m * p.w.k), row(p.w.k);
   for (int64_t m = 0; m < p.m; ++m) {
     RoundActivations(p.w.activation, p.w.input_scale, p.x + m * p.ldx, p.w.k, &x[m * p.w.k]);
@@ -89,7 +89,7 @@ void HeadLinear(const HeadLinearParams& p) {
       Linear({.x = x, .ldx = p.ldx, .w = w, .y = y, .ldy = p.ldy, .m = p.m});
       continue;
     }
-    // The stored rows are the summed index, the stored columns the outputs.
+    // The stored rows are the reduction dimension, the stored columns are the outputs.
     std::vector<float> row(w.k);
     std::vector<double> sums(p.m * w.k);
     for (int64_t r = 0; r < w.n; ++r) {

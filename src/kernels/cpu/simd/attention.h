@@ -1,31 +1,32 @@
-// Softmax attention of one task, online over blocks of kKeyBlock keys (Milakov and Gimelshein 2018;
-// FlashAttention). Blocks start at absolute multiples of kKeyBlock, each query visits only the keys
-// it sees, in ascending order, and its running maximum, sum and output change once per block. So a
-// query's result depends on its own keys alone: chunks, batches, pages and prefix reuse leave the
-// bits as they are. Longer sequences are summed part by part (key_parts.h).
+// Softmax attention of one task, with online softmax over blocks of kKeyBlock keys (Milakov and
+// Gimelshein 2018; FlashAttention). Blocks start at absolute multiples of kKeyBlock. Each query
+// visits only the keys it attends to, in ascending order, and updates its running maximum, sum and
+// output once per block. A query's result therefore depends only on its own keys: chunks, batches,
+// pages and prefix reuse do not change a bit. Longer sequences are accumulated part by part
+// (key_parts.h).
 #pragma once
 
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/simd/cached_keys.h"
 #include "kernels/cpu/simd/key_parts.h"
 #include "kernels/cpu/simd/linear.h"
 #include "kernels/cpu/simd/math.h"
-#include "kernels/cpu/simd/row_requests.h"
+#include "kernels/cpu/simd/row_prefetch.h"
 #include "kernels/cpu/simd/weighted_rows.h"
 
 namespace switchyard::kernels::cpu::simd {
 
-// The buffers of a task, cut from its scratch, and what it reads of the current block.
+// Scratch buffers of a task and its state for the current block.
 template <class V>
 struct AttentionState : QueryKeys<V> {
   using Vectors = V;
-  KeySums<V> part;   // of the current part: where other threads' parts join it, in the partials
-  KeySums<V> total;  // of the parts before it
+  KeySums<V> part;   // of the current part; in the partials buffer if other threads share the keys
+  KeySums<V> total;  // of the preceding parts
   float* weights;    // [queries, kKeyBlock] scores, then their exponentials
   float* keys;       // [k_width, kKeyBlock] as float32
   float* values;     // [kKeyBlock, Padded(v_width)] as float32
   const float* value_rows[kKeyBlock];
-  KeyPlaces next;  // of the block behind this one
+  KeyAddresses next;  // of the next block
   int64_t next_keys = 0;
 
   explicit AttentionState(const AttentionTask& task)
@@ -37,24 +38,24 @@ struct AttentionState : QueryKeys<V> {
     keys = weights + kQueryBlock * kKeyBlock;
     values = keys + kKeyBlock * Padded<V>(task.k_width);
   }
-  // At most PartialFloats, and a multiple of the lanes.
+  // At most PartialFloats; a multiple of the lanes.
   int64_t SumsFloats() const { return kQueryBlock * (this->acc_stride + 2); }
 
-  // Finds the keys behind `block`, up to `keys`.
+  // Finds the keys of the block after `block`, up to key `keys`.
   void FindNext(int64_t block, int64_t keys) {
     const int64_t left = keys - (block + 1) * kKeyBlock;
     next_keys = left <= 0 ? 0 : left < kKeyBlock ? left : kKeyBlock;
-    if (next_keys > 0) FindKeys<V>(this->t, block + 1, {0, next_keys}, next);
+    if (next_keys > 0) ResolveKeys<V>(this->t, block + 1, {0, next_keys}, next);
   }
-  // For them while this block is computed, in `steps` steps.
-  RowRequests KeyRequests(int64_t steps) const {
+  // Prefetch of the next block's rows, spread over `steps` steps of the current block.
+  RowPrefetch KeyPrefetch(int64_t steps) const {
     return {next.k, next_keys, this->t.k_bytes, steps};
   }
-  RowRequests ValueRequests(int64_t steps) const {
+  RowPrefetch ValuePrefetch(int64_t steps) const {
     return {next.v, this->t.v_in_k ? 0 : next_keys, this->t.v_bytes, steps};
   }
 
-  // The exponentials of keys j and on of a query whose row is `w`.
+  // Stores the exponentials of keys j and following to a query's row `w`.
   static void StoreWeights(float* w, int64_t j, typename V::F e) { V::Store(w + j, e); }
 
   KeyRange Range(int64_t query, int64_t block) const {
@@ -65,17 +66,17 @@ struct AttentionState : QueryKeys<V> {
   }
 };
 
-// Brings the keys [begin, end) of a block in.
+// Loads the keys [begin, end) of a block.
 template <class V>
 void LoadKeys(AttentionState<V>& s, int64_t block, KeyRange range) {
   const AttentionTask& t = s.t;
-  KeyPlaces places;
-  FindKeys<V>(t, block, range, places);
+  KeyAddresses places;
+  ResolveKeys<V>(t, block, range, places);
   ForCacheType<V>(t.dtype, [&]<class Row>() {
     TransposeKeys<V, Row>(places, t.k_width, s.keys);
     const bool in_place = t.dtype == DType::kF32 && t.v_width % V::kLanes == 0;
     for (int64_t j = range.begin; j < range.end; ++j) {
-      // In a latent row the value comes first, and an int8 row has one scale behind all.
+      // A latent row starts with the value; an int8 row ends with one scale for the whole row.
       const char* value = t.v_in_k ? places.k[j] : places.v[j];
       if (in_place) {
         s.value_rows[j] = reinterpret_cast<const float*>(value);
@@ -90,13 +91,13 @@ void LoadKeys(AttentionState<V>& s, int64_t block, KeyRange range) {
   });
 }
 
-constexpr int kScoreVectors = 4;  // keys of a tile of scores, in vectors
+constexpr int kScoreVectors = 4;  // vectors of keys per score tile
 
-// Scores of M queries with the keys from j on: for each one chain of multiply-adds along the
-// elements, in ascending order.
+// Scores of M queries with keys from j on. Each score is one chain of FMAs along the elements, in
+// ascending order.
 template <class V, int M>
-void ScoreTile(const AttentionState<V>& s, int64_t query, int64_t j, RowRequests& requests) {
-  RowRequests left = requests;
+void ScoreTile(const AttentionState<V>& s, int64_t query, int64_t j, RowPrefetch& requests) {
+  RowPrefetch left = requests;
   const AttentionTask& t = s.t;
   const float* q[M];
   for (int r = 0; r < M; ++r) {
@@ -108,7 +109,7 @@ void ScoreTile(const AttentionState<V>& s, int64_t query, int64_t j, RowRequests
   }
   const float* keys = s.keys + j;
   for (int64_t d = 0; d < t.k_width; ++d, keys += kKeyBlock) {
-    if (d % RowRequests::kSparse == 0) left.Step();
+    if (d % RowPrefetch::kStepInterval == 0) left.Step();
     typename V::F column[kScoreVectors];
     for (int v = 0; v < kScoreVectors; ++v) column[v] = V::Load(keys + v * V::kLanes);
     for (int r = 0; r < M; ++r) {
@@ -123,13 +124,13 @@ void ScoreTile(const AttentionState<V>& s, int64_t query, int64_t j, RowRequests
   requests = left;
 }
 
-// Scores of every query with the keys of the block.
+// Scores of all queries with the keys of the block.
 template <class V>
 void ScoreKeys(AttentionState<V>& s) {
   constexpr int64_t kKeys = kScoreVectors * V::kLanes;
   const int64_t tiles = (s.queries + V::kTileRows - 1) / V::kTileRows;
-  const int64_t steps = s.t.k_width / RowRequests::kSparse;
-  RowRequests requests = s.KeyRequests(tiles * (kKeyBlock / kKeys) * steps);
+  const int64_t steps = s.t.k_width / RowPrefetch::kStepInterval;
+  RowPrefetch requests = s.KeyPrefetch(tiles * (kKeyBlock / kKeys) * steps);
   for (int64_t tile = 0; tile < tiles; ++tile) {
     const int64_t query = s.queries * tile / tiles;
     ForRows<V>(s.queries * (tile + 1) / tiles - query, [&]<int M>() {
@@ -138,11 +139,11 @@ void ScoreKeys(AttentionState<V>& s) {
   }
 }
 
-constexpr int kTogether = 4;  // queries whose sums are added across lanes at once
+constexpr int kReduceQueries = 4;  // queries per horizontal reduction
 
-// Turns the scores of M queries, which see the same keys of a block, into exponentials relative to
-// the new maximum, and rescales what the queries have summed so far. Lanes outside the range count
-// as minus infinity.
+// Online softmax step for M queries that attend to the same keys of a block: replaces scores with
+// exponentials relative to the new maximum and rescales the accumulated output. Lanes outside
+// `range` count as minus infinity.
 template <class State, int M>
 void Exponentiate(State& s, int64_t query, KeyRange range) {
   using V = typename State::Vectors;
@@ -163,7 +164,7 @@ void Exponentiate(State& s, int64_t query, KeyRange range) {
       highest[r] = V::Max(highest[r], score);
     }
   }
-  typename V::F sum[kTogether];
+  typename V::F sum[kReduceQueries];
   for (auto& of_query : sum) of_query = V::Zero();
   float kept[M];
   for (int r = 0; r < M; ++r) {
@@ -176,7 +177,7 @@ void Exponentiate(State& s, int64_t query, KeyRange range) {
       sum[r] = V::Add(sum[r], e);
     }
     kept[r] = 1.0f;
-    if (top == old_top) continue;  // what has been summed stays, to the bit
+    if (top == old_top) continue;  // no rescaling: the accumulated output keeps its bits
     s.part.top[query + r] = top;
     const auto keep = Exp<V>(V::Set1(old_top - top));
     kept[r] = V::FirstLane(keep);
@@ -185,20 +186,20 @@ void Exponentiate(State& s, int64_t query, KeyRange range) {
       V::Store(acc + c, V::Mul(V::Load(acc + c), keep));
     }
   }
-  float sums[kTogether];
+  float sums[kReduceQueries];
   V::ReduceAdd4(sum[0], sum[1], sum[2], sum[3], sums);
   for (int r = 0; r < M; ++r) {
     s.part.sum[query + r] = s.part.sum[query + r] * kept[r] + sums[r];
   }
 }
 
-// Of all queries that see a key of the block. `whole`: all of them see all of it.
+// For all queries that attend to keys of the block. `whole`: all queries attend to all of its keys.
 template <class State>
 void ExponentiateBlock(State& s, int64_t block, bool whole) {
   int64_t i = 0;
   if (whole) {
-    for (; i + kTogether <= s.queries; i += kTogether) {
-      Exponentiate<State, kTogether>(s, i, {0, kKeyBlock});
+    for (; i + kReduceQueries <= s.queries; i += kReduceQueries) {
+      Exponentiate<State, kReduceQueries>(s, i, {0, kKeyBlock});
     }
   }
   for (; i < s.queries; ++i) {
@@ -209,11 +210,11 @@ void ExponentiateBlock(State& s, int64_t block, bool whole) {
 
 template <class V>
 void AddValues(AttentionState<V>& s, int64_t block, bool whole) {
-  RowRequests requests =
-      s.ValueRequests(StepsOfWeightedRows<V>(0, kKeyBlock, s.acc_stride, s.queries));
+  RowPrefetch requests =
+      s.ValuePrefetch(WeightedRowsSteps<V>(0, kKeyBlock, s.acc_stride, s.queries));
   for (int64_t i = 0; i < s.queries;) {
     const KeyRange range = s.Range(i, block);
-    // Queries that see the same keys share the values they load.
+    // Queries with the same key range share the loads of values.
     int64_t end = whole ? s.queries : i + 1;
     for (; end < s.queries; ++end) {
       const KeyRange other = s.Range(end, block);
@@ -228,7 +229,7 @@ void AddValues(AttentionState<V>& s, int64_t block, bool whole) {
   }
 }
 
-// The keys of one part. LoadKeys, ScoreKeys and AddValues are those of the state's type.
+// Processes the keys of one part. LoadKeys, ScoreKeys and AddValues are overloaded on State.
 template <class State>
 void VisitPart(State& s, int64_t part) {
   constexpr int64_t kBlocks = kKeyPart / kKeyBlock;
@@ -239,12 +240,12 @@ void VisitPart(State& s, int64_t part) {
   if (block < s.FirstKey(0) / kKeyBlock) block = s.FirstKey(0) / kKeyBlock;
   if (end > s.Position(last) / kKeyBlock + 1) end = s.Position(last) / kKeyBlock + 1;
   for (; block < end; ++block) {
-    // The first query sees the earliest keys, the last one the latest.
+    // The first query attends to the earliest keys, the last query to the latest.
     const KeyRange loaded = {s.Range(0, block).begin, s.Range(last, block).end};
     s.FindNext(block, keys);
     LoadKeys(s, block, loaded);
     ScoreKeys(s);
-    // The last query's keys begin last, and the first one's end first.
+    // The last query has the latest first key, the first query the earliest last key.
     const bool whole = s.Range(last, block).begin == 0 && s.Range(0, block).end == kKeyBlock;
     ExponentiateBlock(s, block, whole);
     AddValues(s, block, whole);

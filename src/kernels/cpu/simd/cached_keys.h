@@ -1,9 +1,8 @@
-// A block of cached keys and values on its way into attention: keys as float32 in columns, so that
-// scores of as many keys as a vector has lanes come from one chain along the elements; values as
-// float32 in rows.
+// Loads a block of cached keys and values as float32. Keys are transposed to columns, so that one
+// chain along the elements computes the scores of a vector of keys. Values stay in rows.
 #pragma once
 
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/simd/rows.h"
 
 namespace switchyard::kernels::cpu::simd {
@@ -13,12 +12,12 @@ int64_t Padded(int64_t n) {
   return (n + V::kLanes - 1) / V::kLanes * V::kLanes;
 }
 
-// Keys [begin, end) of a block, counted from the block's start.
+// Keys [begin, end) of a block, relative to the block's start.
 struct KeyRange {
   int64_t begin, end;
 };
 
-// kernels/cache_rows.h says how rows are stored.
+// Row formats: kernels/cache_rows.h.
 template <class V>
 struct E4M3CacheRow {
   const char* p;
@@ -38,7 +37,7 @@ struct Int8CacheRow {
   }
 };
 
-// The row of `width` elements at p.
+// Makes the row of `width` elements at p.
 template <class Row>
 void MakeCacheRow(const char* p, int64_t, Row* out) {
   out->p = p;
@@ -66,15 +65,15 @@ void ForCacheType(DType dtype, const Function& f) {
   }
 }
 
-// Where the rows of a block lie; null outside the range.
-struct KeyPlaces {
+// Addresses of the rows of a block; null outside the range.
+struct KeyAddresses {
   const char* k[kKeyBlock];
   const char* v[kKeyBlock];
 };
 
-// Fills in the places of keys [begin, end) of the block.
+// Sets the addresses of keys [begin, end) of the block.
 template <class V>
-void FindKeys(const AttentionTask& t, int64_t block, KeyRange range, KeyPlaces& places) {
+void ResolveKeys(const AttentionTask& t, int64_t block, KeyRange range, KeyAddresses& places) {
   int64_t key = block * kKeyBlock + range.begin;
   int64_t page = key / t.page_size, at = key % t.page_size;
   for (int64_t j = 0; j < kKeyBlock; ++j) {
@@ -92,9 +91,9 @@ void FindKeys(const AttentionTask& t, int64_t block, KeyRange range, KeyPlaces& 
   }
 }
 
-// Keys as columns: out[d · kKeyBlock + j] is element d of key j; zeros where there is no key.
+// Transposes keys: out[d · kKeyBlock + j] is element d of key j; zero where there is no key.
 template <class V, class Row>
-void TransposeKeys(const KeyPlaces& places, int64_t width, float* out) {
+void TransposeKeys(const KeyAddresses& places, int64_t width, float* out) {
   for (int64_t first = 0; first < kKeyBlock; first += V::kLanes) {
     Row rows[V::kLanes] = {};
     bool present[V::kLanes];

@@ -1,8 +1,8 @@
-// x · W with W as stored, a block of columns at a time: the rows' parts are converted once, then
-// added up weighted by x.
+// x · W with W as stored, one block of columns at a time: converts the block's rows once, then
+// accumulates them weighted by x.
 #pragma once
 
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/simd/rows.h"
 #include "kernels/cpu/simd/weighted_rows.h"
 
@@ -27,7 +27,7 @@ void Columns(const ColumnsTask& t) {
     for (int64_t r = 0; r < t.w.n; r += kColumnDepth) {
       const int64_t depth = t.w.n - r < kColumnDepth ? t.w.n - r : kColumnDepth;
       ConvertRows<V>(part, r, depth, scales, kColumnBlock, panel);
-      RowRequests none;
+      RowPrefetch none;
       AddWeightedRows<V>(t.x + i * t.ldx + r, t.ldx, rows, 0, depth, padded, m, acc, kColumnBlock,
                          none);
     }

@@ -1,22 +1,24 @@
-// x · Wᵀ of int8 codes: exact sums in int32, so that every instruction set and every order gives
-// the same bits; then sum · scale of the row · scale of the weight row.
+// x · Wᵀ of int8 codes. Sums are exact in int32, so every instruction set and every order gives the
+// same bits. The epilogue computes sum · row scale · weight row scale.
 //
-// D, one for each instruction set, has vectors of kBytes codes and products of such vectors that
-// add up in int32 lanes, and says how many weight rows a tile has for its rows of x (Cols, or
-// CachedCols where weights lie in a cache) and how far ahead it asks memory (Ahead). Rows of x are
-// multiplied as D::X, kMostRows of them at a time, which it makes ready (Rows). A vector of weights
-// (Bytes; BytesN: the first n) is multiplied in kParts (Part), and each kBytes codes of x lie in
-// the same parts, one after the other. Where it multiplies unsigned by signed codes, weights enter
-// as w + kOffset, and kOffset · Σ x is taken away in the end.
+// D, one per instruction set, defines:
+//   kBytes             codes per vector; products accumulate in int32 lanes (Sum)
+//   Cols, CachedCols   weight rows of a tile, by rows of x; CachedCols: for weights in a cache
+//   PrefetchDistance   prefetch distance in bytes, by rows of x
+//   X, Rows            element type of prepared rows of x; Rows prepares up to kMaxRows rows
+//   Bytes, BytesN      load a vector of weights, or its first n codes
+//   kParts, Part       a vector is multiplied in kParts parts; x is stored in the same parts
+//   kOffset            unsigned × signed products: weights are w + kOffset, and the epilogue
+//                      subtracts kOffset · Σ x
 #pragma once
 
 #include "kernels/cpu/heuristics.h"
-#include "kernels/cpu/leaves.h"
-#include "kernels/cpu/simd/ahead.h"
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/simd/weight_prefetch.h"
 
 namespace switchyard::kernels::cpu::simd {
 
-constexpr int64_t kInt8Rows = 16;  // weight rows that meet all rows of x before the next ones
+constexpr int64_t kInt8Rows = 16;  // weight rows multiplied with all rows of x before the next ones
 
 // Row i of a task's input is base + (ids ? ids[i] : i - first) · ld.
 template <class D>
@@ -36,7 +38,7 @@ const int8_t* Int8WeightRow(const WeightRef& w, int64_t n) {
   return static_cast<const int8_t*>(w.data) + (w.row0 + n * w.row_step) * w.stored_k + w.col0;
 }
 
-// What kInt8Rows weight rows from `n` on (`count` of them there) have for all rows of x.
+// kInt8Rows weight rows starting at `n`, of which `count` exist.
 struct Int8Outputs {
   int64_t n, count;
   float scales[kInt8Rows];  // of the weight rows
@@ -45,7 +47,7 @@ struct Int8Outputs {
 template <class D>
 Int8Outputs OutputsAt(const LinearTask& t, int64_t n) {
   Int8Outputs o = {n, t.end - n < kInt8Rows ? t.end - n : kInt8Rows, {}};
-  for (int64_t c = 0; c < o.count; ++c) {  // scales of a mapped file lie at any address
+  for (int64_t c = 0; c < o.count; ++c) {  // unaligned: scales may be in a mapped file
     const char* scale =
         static_cast<const char*>(t.w.scales) + (t.w.row0 + (n + c) * t.w.row_step) * 4;
     __builtin_memcpy(&o.scales[c], scale, 4);
@@ -53,7 +55,7 @@ Int8Outputs OutputsAt(const LinearTask& t, int64_t n) {
   return o;
 }
 
-// Row i of x with the weight rows of o. Loops over all of kInt8Rows become vectors.
+// Epilogue of row i of x with the weight rows of o. Loops over all kInt8Rows vectorise.
 template <class D>
 void StoreInt8Sums(const LinearTask& t, const Int8Outputs& o, int64_t i,
                    const int32_t (&sums)[kInt8Rows]) {
@@ -61,7 +63,7 @@ void StoreInt8Sums(const LinearTask& t, const Int8Outputs& o, int64_t i,
   const uint32_t offset = D::kOffset * static_cast<uint32_t>(row.sum);
   float values[kInt8Rows];
   for (int64_t c = 0; c < kInt8Rows; ++c) {
-    // Modulo 2^32, as the lanes' sums: only the result is sure to fit.
+    // Modulo 2^32, like the lanes: only the final result is known to fit.
     const auto sum = static_cast<int32_t>(static_cast<uint32_t>(sums[c]) - offset);
     values[c] = static_cast<float>(sum) * row.scale * o.scales[c];
   }
@@ -76,13 +78,14 @@ void StoreInt8Sums(const LinearTask& t, const Int8Outputs& o, int64_t i,
   }
 }
 
-// Rows [i, i + M) of x with the `count` (1 to N) weight rows from n on; missing ones repeat the
-// last. Asks memory for what comes kAhead bytes later, unless that is 0, or in turns. The sums of
-// row i + r go to sums[r], from `at` on.
+// Tile of rows [i, i + M) of x and `count` (1 to N) weight rows from n on; missing ones repeat the
+// last. Prefetches kAhead bytes ahead (0: no prefetch) or in turns. Sums of row i + r go to
+// sums[r], starting at index `at`.
 template <class D, int M, int N, int64_t kAhead>
 [[gnu::always_inline]] inline void Int8Tile(const LinearTask& t, const Int8Input<D>& input,
                                             int64_t i, int64_t n, int64_t count, int64_t at,
-                                            const Turns& turns, int32_t (&sums)[M][kInt8Rows]) {
+                                            const PrefetchTurns& turns,
+                                            int32_t (&sums)[M][kInt8Rows]) {
   const typename D::X* x[M];
   for (int r = 0; r < M; ++r) x[r] = input.Row(i + r);
   const int8_t* w[N];
@@ -91,7 +94,7 @@ template <class D, int M, int N, int64_t kAhead>
   typename D::Sum acc[kSums];  // r · N + c
 #pragma GCC unroll 32
   for (int s = 0; s < kSums; ++s) acc[s] = D::Zero();
-  // Both parts of a vector one after the other: a part's codes of all rows are in registers.
+  // Both parts of a vector in sequence: the codes of one part for all rows are in registers.
   const auto step = [&](int64_t j, const auto& load) __attribute__((always_inline)) {
 #pragma GCC unroll 2
     for (int part = 0; part < D::kParts; ++part) {
@@ -101,17 +104,18 @@ template <class D, int M, int N, int64_t kAhead>
 #pragma GCC unroll 8
       for (int r = 0; r < M; ++r) {
         typename D::Codes xv = D::Load(x[r] + j + part * (D::kBytes / D::kParts));
-        if (N > 1) asm("" : "+v"(xv));  // else the compiler loads it for each product
+        if (N > 1) asm("" : "+v"(xv));  // prevents a reload for each product
 #pragma GCC unroll 8
         for (int c = 0; c < N; ++c) acc[r * N + c] = D::Add(acc[r * N + c], wv[c], xv);
       }
     }
   };
-  const Ahead<D, N, kAhead> ahead(t.w.k, t.w.row_step * t.w.stored_k, t.end - n, w[0], t.next);
-  Lines<kAhead> lines(turns);
+  const WeightPrefetch<D, N, kAhead> ahead(t.w.k, t.w.row_step * t.w.stored_k, t.end - n, w[0],
+                                           t.next);
+  PrefetchLines<kAhead> lines(turns);
   const auto whole = [](const int8_t* p) __attribute__((always_inline)) { return D::Bytes(p); };
   int64_t j = 0;
-  constexpr int64_t kLine = 64;  // codes of one cache line
+  constexpr int64_t kLine = 64;  // codes per cache line
   for (; j + kLine <= t.w.k; j += kLine) {
     if (lines.Next(turns)) {
       const int64_t place = j + (kAhead > 0 ? ahead.Of(j) : turns.ahead);
@@ -122,7 +126,7 @@ template <class D, int M, int N, int64_t kAhead>
     for (int64_t s = 0; s < kLine; s += D::kBytes) step(j + s, whole);
   }
   for (; j + D::kBytes <= t.w.k; j += D::kBytes) step(j, whole);
-  if (j < t.w.k) {  // rows of x are padded with zeros, rows of weights with one another
+  if (j < t.w.k) {  // tail: x rows are zero-padded, weight rows are not
     const int64_t left = t.w.k - j;
     step(
         j, [left](const int8_t* p) __attribute__((always_inline)) { return D::BytesN(p, left); });
@@ -137,7 +141,7 @@ template <class D, int M, int N, int64_t kAhead>
   for (int r = 0; r < M; ++r) __builtin_memcpy(sums[r] + at, all + r * N, N * sizeof(int32_t));
 }
 
-// Calls f.template operator()<M>() for M = m, 1 to kTileRows.
+// Calls f.template operator()<M>() with M = m, 1 to kTileRows.
 template <class D, int M = D::kTileRows, class Function>
 void ForInt8Rows(int64_t m, const Function& f) {
   if constexpr (M > 1) {
@@ -146,10 +150,10 @@ void ForInt8Rows(int64_t m, const Function& f) {
   f.template operator()<M>();
 }
 
-// The weight rows of o with the rows [i, i + M) of x.
+// Multiplies the weight rows of o with the rows [i, i + M) of x.
 template <class D, int M, int N, int64_t kAhead>
 [[gnu::noinline]] void RunInt8Tiles(const LinearTask& t, const Int8Input<D>& x, int64_t i,
-                                    const Int8Outputs& o, const Turns& turns = {}) {
+                                    const Int8Outputs& o, const PrefetchTurns& turns = {}) {
   static_assert(kInt8Rows % N == 0);
   int32_t sums[M][kInt8Rows] = {};
   for (int64_t c = 0; c < o.count; c += N) {
@@ -158,22 +162,22 @@ template <class D, int M, int N, int64_t kAhead>
   for (int r = 0; r < M; ++r) StoreInt8Sums<D>(t, o, i + r, sums[r]);
 }
 
-// Rows [first, first + count) of x. A few weight rows at a time meet all of them: the first tile of
-// these brings them in from L2 or memory, others take them from L1.
+// Rows [first, first + count) of x. All of them use a few weight rows before the next: the first
+// tile loads these from L2 or memory, later tiles hit L1.
 template <class D>
 void MultiplyInt8(const LinearTask& t, const Int8Input<D>& x, int64_t first, int64_t count) {
   const int64_t tiles = (count + D::kTileRows - 1) / D::kTileRows;
   for (int64_t n = t.begin; n < t.end; n += kInt8Rows) {
     const Int8Outputs outputs = OutputsAt<D>(t, n);
-    const int64_t ahead = BlocksAhead<D, kBlocksAheadBytes>(
+    const int64_t ahead = PrefetchBlockOffset<D, kBlockPrefetchBytes>(
         kInt8Rows, t.w.k, t.w.row_step * t.w.stored_k, t.end - n, Int8WeightRow<D>(t.w, n), t.next);
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t i = count * tile / tiles;
       ForInt8Rows<D>(count * (tile + 1) / tiles - i, [&]<int M>() {
         if (tiles == 1)
-          return RunInt8Tiles<D, M, D::Cols(M), D::Ahead(M)>(t, x, first + i, outputs);
-        RunInt8Tiles<D, M, D::CachedCols(M), kInTurns>(t, x, first + i, outputs,
-                                                       {ahead, tile, tiles});
+          return RunInt8Tiles<D, M, D::Cols(M), D::PrefetchDistance(M)>(t, x, first + i, outputs);
+        RunInt8Tiles<D, M, D::CachedCols(M), kPrefetchInTurns>(t, x, first + i, outputs,
+                                                               {ahead, tile, tiles});
       });
     }
   }
@@ -181,7 +185,7 @@ void MultiplyInt8(const LinearTask& t, const Int8Input<D>& x, int64_t first, int
 
 template <class D>
 void LinearInt8(const LinearTask& t) {
-  const int64_t batches = (t.m + D::kMostRows - 1) / D::kMostRows;
+  const int64_t batches = (t.m + D::kMaxRows - 1) / D::kMaxRows;
   for (int64_t b = 0; b < batches; ++b) {
     const int64_t first = t.m * b / batches, count = t.m * (b + 1) / batches - first;
     LinearTask batch = t;

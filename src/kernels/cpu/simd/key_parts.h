@@ -1,26 +1,26 @@
-// What queries have summed over a part of their keys, and how parts become one. Parts start at
-// absolute multiples of kKeyPart and are folded in ascending order, whoever has computed them: so
-// several threads can share the keys of one sequence, and no bit shows it.
+// Partial softmax sums over parts of the keys (split-KV), and their merge. Parts start at absolute
+// multiples of kKeyPart and merge in ascending order, whichever thread computed them. Threads can
+// therefore share the keys of one sequence without changing a bit.
 #pragma once
 
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/simd/cached_keys.h"
 #include "kernels/cpu/simd/math.h"
 
 namespace switchyard::kernels::cpu::simd {
 
-// The sums of a task's queries over some keys, in memory of PartialFloats.
+// Partial sums of a task's queries over some keys, in a buffer of PartialFloats.
 template <class V>
 struct KeySums {
   float* acc;  // [queries, Padded(v_width)] exponentials times values
-  float* top;  // [queries] highest score, to which exponentials are relative
-  float* sum;  // [queries] of exponentials
+  float* top;  // [queries] running maximum, the reference of the exponentials
+  float* sum;  // [queries] sum of exponentials
 
   KeySums(float* memory, int64_t queries, int64_t acc_stride)
       : acc(memory), top(memory + queries * acc_stride), sum(top + queries) {}
 };
 
-// The keys that a task's queries see.
+// Key ranges of a task's queries.
 template <class V>
 struct QueryKeys {
   const AttentionTask& t;
@@ -40,11 +40,11 @@ struct QueryKeys {
   }
 };
 
-// Before the first key of a part.
+// Initialises the sums of a part.
 template <class V>
 void BeginPart(const QueryKeys<V>& q, int64_t part, const KeySums<V>& sums) {
   for (int64_t i = 0; i < q.queries; ++i) {
-    // A sink is a first score that carries no value: its exponential relative to itself is 1.
+    // A sink acts as a first score without a value: its exponential relative to itself is 1.
     const bool sink = q.t.sinks != nullptr && part == q.FirstPart(i);
     sums.top[i] = sink ? q.t.sinks[i % q.t.group] : -__builtin_inff();
     sums.sum[i] = sink ? 1.0f : 0.0f;
@@ -54,7 +54,7 @@ void BeginPart(const QueryKeys<V>& q, int64_t part, const KeySums<V>& sums) {
   }
 }
 
-// Adds a part to the parts before it.
+// Merges a part into the sums of the parts before it.
 template <class V>
 void FoldPart(const QueryKeys<V>& q, int64_t part, const KeySums<V>& from, const KeySums<V>& to) {
   for (int64_t i = 0; i < q.queries; ++i) {
@@ -89,7 +89,7 @@ void WriteOutputs(const QueryKeys<V>& q, const KeySums<V>& sums) {
     const float* acc = sums.acc + i * q.acc_stride;
     const auto inverse = V::Set1(1.0f / sums.sum[i]);
     int64_t c = 0;
-    // Plus zero: pairs of bfloat16 leave the sign of a zero to keys that weigh nothing.
+    // Adding zero turns -0 into 0: in bfloat16 products, keys of zero weight can set a zero's sign.
     const auto output = [&](int64_t at) {
       return V::Add(V::Mul(V::Load(acc + at), inverse), V::Zero());
     };
@@ -98,7 +98,7 @@ void WriteOutputs(const QueryKeys<V>& q, const KeySums<V>& sums) {
   }
 }
 
-// Outputs from the sums that tasks of one part each have left.
+// Computes outputs from the partial sums of tasks of one part each.
 template <class V>
 void MergeAttention(const AttentionTask& t) {
   const QueryKeys<V> q(t);

@@ -1,45 +1,47 @@
-// x · Wᵀ for one task. Each output element is one chain of fused multiply-adds over vectors along
-// K, then one horizontal sum: never another order, whatever the number of rows or the path taken.
+// x · Wᵀ for one task. Each output element is one chain of FMAs over vectors along K, then one
+// horizontal sum. This order is the same for any number of rows and on every code path.
 //
-// Few rows of x: weights go from memory through registers into the products, four streams at a
-// time, prefetched ahead, or one where x is a single row. Many rows: a panel of weight rows is
-// converted to float32 once and stays in L2, while tiles of 6 × 4 accumulators (AVX-512) run over
-// kPanelDepth columns, which stay in L1; between depths a tile's accumulators are parked as
-// vectors, so the chain goes on where it stopped.
+// Few rows of x: weights stream from memory through registers into the products. There are four
+// prefetched streams, or one if x is a single row.
+//
+// Many rows: a panel of weight rows is converted to float32 once and stays in L2. Tiles of 6 × 4
+// accumulators (AVX-512) run over kPanelDepth columns, which stay in L1. Between column ranges a
+// tile's accumulators are saved as vectors, so each chain continues where it stopped.
 #pragma once
 
 #include "kernels/cpu/heuristics.h"
-#include "kernels/cpu/leaves.h"
-#include "kernels/cpu/simd/ahead.h"
+#include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/simd/rows.h"
+#include "kernels/cpu/simd/weight_prefetch.h"
 
 namespace switchyard::kernels::cpu::simd {
 
-constexpr int kTileCols = 4;  // weight rows of a register tile
+constexpr int kTileCols = 4;  // weight rows per register tile
 
-// Rows of x of a tile that takes weights as they lie. Where unpacking is cheap many rows meet two
-// weight rows: converted once, and with 3 x 4 sums of AVX2 GCC 12 spills.
+// Rows of x per tile with unpacked weights. Where unpacking is cheap, a tile has many rows of x and
+// two weight rows: these are converted once, and GCC 12 spills 3 × 4 AVX2 accumulators.
 template <class V>
 constexpr int DirectRows(int bits) {
   return bits >= 16 ? V::kDirectRows : V::kTileRows;
 }
-// Weight rows of such a tile that come from a cache.
+// Weight rows of such a tile if they are in a cache.
 template <class V>
 constexpr int CachedCols(int rows, int bits) {
   return bits >= 16 && rows > V::kWideRows ? kTileCols / 2 : kTileCols;
 }
 
-// A tile that brings weights in from memory.
+// Shape of a tile that streams weights from memory.
 struct DirectShape {
   int cols;       // weight rows
-  int64_t ahead;  // bytes that it asks for before they are wanted
+  int64_t ahead;  // prefetch distance in bytes
 };
-// One row of x is so little work that a core reads far ahead by itself, and one weight row after
-// another is the order that hardware brings in soonest.
+// With one row of x there is so little work that the core reads far ahead by itself, and hardware
+// prefetch is fastest with one weight row after another.
 template <class V>
 constexpr DirectShape ShapeOf(int rows, int bits) {
-  if (rows == 1 && bits >= 16) return {V::kLoneRowCols, V::kLoneRowCols == 1 ? 0 : kAheadBytes};
-  return {CachedCols<V>(rows, bits), kAheadBytes};
+  if (rows == 1 && bits >= 16)
+    return {V::kSingleRowCols, V::kSingleRowCols == 1 ? 0 : kPrefetchBytes};
+  return {CachedCols<V>(rows, bits), kPrefetchBytes};
 }
 
 template <class V>
@@ -47,11 +49,11 @@ const float* XRow(const RowSource& x, int64_t i) {
   return x.base + (x.ids != nullptr ? x.ids[i] : i) * x.ld;
 }
 
-// Products of M rows with N weight rows over columns [0, k), from and to vector accumulators.
-// Asks memory for what weights come kAhead bytes later, unless that is 0.
+// Accumulates products of M rows with N weight rows over columns [0, k) in vector registers.
+// Prefetches weights kAhead bytes ahead; 0: no prefetch.
 template <class V, class Row, int64_t kAhead, int M, int N>
 [[gnu::always_inline]] inline void RunTile(const float* const (&x)[M], const Row (&w)[N], int64_t k,
-                                           const Ahead<V, N, kAhead>& ahead,
+                                           const WeightPrefetch<V, N, kAhead>& ahead,
                                            typename V::F (&acc)[M][N]) {
   const auto step = [&](int64_t j) __attribute__((always_inline)) {
     typename V::F xv[M];
@@ -70,7 +72,7 @@ template <class V, class Row, int64_t kAhead, int M, int N>
   };
   int64_t j = 0;
   if constexpr (kAhead > 0) {
-    constexpr int kLine = 64 * 8 / Row::kBitsPerWeight;  // columns of one cache line
+    constexpr int kLine = 64 * 8 / Row::kBitsPerWeight;  // columns per cache line
     for (; j + kLine <= k; j += kLine) {
       const int64_t at = j * Row::kBitsPerWeight / 8;
 #pragma GCC unroll 8
@@ -102,12 +104,12 @@ void StoreSums(const LinearTask& t, int64_t i, int64_t n, int64_t count, const f
   }
 }
 
-// Always inline: sums whose address a function is given stay in memory, not in registers.
+// Always inline: otherwise `acc` is passed by address and lives in memory instead of registers.
 template <class V, int M, int N>
 [[gnu::always_inline]] inline void FinishTile(const LinearTask& t, int64_t i, int64_t n,
                                               int64_t count, const typename V::F (&acc)[M][N]) {
   float sums[kTileCols];
-  constexpr int kRows = N == kTileCols / 2 ? 2 : 1;  // whose sums are added up together
+  constexpr int kRows = N == kTileCols / 2 ? 2 : 1;  // rows per horizontal reduction
 #pragma GCC unroll 8
   for (int r = 0; r < M; r += kRows) {
     if constexpr (N == 1) {
@@ -124,7 +126,7 @@ template <class V, int M, int N>
   }
 }
 
-// Rows [i, i + M) of x with the `count` (1 to N) weight rows from n on; missing ones repeat the
+// Tile of rows [i, i + M) of x and `count` (1 to N) weight rows from n on; missing ones repeat the
 // last.
 template <class V, class Row, int M, int N, int64_t kAhead>
 void DirectTile(const LinearTask& t, int64_t i, int64_t n, int64_t count) {
@@ -140,15 +142,14 @@ void DirectTile(const LinearTask& t, int64_t i, int64_t n, int64_t count) {
 #pragma GCC unroll 8
     for (int c = 0; c < N; ++c) acc[r][c] = V::Zero();
   }
-  const Ahead<V, N, kAhead> ahead(t.w.k * Row::kBitsPerWeight / 8,
-                                  RowStride<V>(t.w, Row::kBitsPerWeight), t.end - n, w[0].p,
-                                  t.next);
+  const WeightPrefetch<V, N, kAhead> ahead(t.w.k * Row::kBitsPerWeight / 8,
+                                           RowStride<V>(t.w, Row::kBitsPerWeight), t.end - n,
+                                           w[0].p, t.next);
   RunTile<V, Row, kAhead>(x, w, t.w.k, ahead, acc);
   FinishTile<V>(t, i, n, count, acc);
 }
 
-// Calls f.template operator()<M>() for M = m, 1 to the given one, which is kTileRows where none is
-// given.
+// Calls f.template operator()<M>() with M = m, 1 to the given maximum (default kTileRows).
 template <class V, int M = V::kTileRows, class Function>
 void ForRows(int64_t m, const Function& f) {
   if constexpr (M > 1) {
@@ -157,7 +158,7 @@ void ForRows(int64_t m, const Function& f) {
   f.template operator()<M>();
 }
 
-// Weight rows [n, n + count) with the rows [i, i + M) of x.
+// Multiplies weight rows [n, n + count) with the rows [i, i + M) of x.
 template <class V, class Row, int M, int N, int64_t kAhead>
 void RunDirectTiles(const LinearTask& t, int64_t i, int64_t n, int64_t count) {
   for (int64_t c = 0; c < count; c += N) {
@@ -171,7 +172,7 @@ void LinearDirect(const LinearTask& t) {
   const int64_t tiles = (t.m + kRows - 1) / kRows;
   for (int64_t n = t.begin; n < t.end; n += kTileCols) {
     const int64_t count = t.end - n < kTileCols ? t.end - n : kTileCols;
-    for (int64_t tile = 0; tile < tiles; ++tile) {  // after the first, weights come from L1
+    for (int64_t tile = 0; tile < tiles; ++tile) {  // tiles after the first hit L1
       const int64_t i = t.m * tile / tiles;
       ForRows<V, kRows>(t.m * (tile + 1) / tiles - i, [&]<int M>() {
         constexpr int kBits = Row::kBitsPerWeight;
@@ -183,7 +184,7 @@ void LinearDirect(const LinearTask& t) {
   }
 }
 
-// Touches the lines of the weight rows that the next panel needs, a few at a time.
+// Software prefetch of the next panel's weight rows, a few cache lines per call.
 template <class V>
 struct PanelPrefetch {
   const char* row;
@@ -203,7 +204,8 @@ struct PanelPrefetch {
   }
 };
 
-// One tile over columns [k0, k0 + depth) of a converted panel; `parked` keeps its accumulators.
+// One tile over columns [k0, k0 + depth) of a converted panel. `parked` holds its accumulators
+// between calls.
 template <class V, int M>
 void PanelTile(const LinearTask& t, int64_t i, int64_t n, int64_t count, const float* panel,
                int64_t stride, int64_t k0, int64_t depth, float* parked) {
@@ -219,7 +221,7 @@ void PanelTile(const LinearTask& t, int64_t i, int64_t n, int64_t count, const f
       acc[r][c] = k0 == 0 ? V::Zero() : V::Load(parked + (r * kTileCols + c) * V::kLanes);
     }
   }
-  RunTile<V, F32Row<V>, 0>(x, w, depth, Ahead<V, kTileCols, 0>(1, 0, 0), acc);
+  RunTile<V, F32Row<V>, 0>(x, w, depth, WeightPrefetch<V, kTileCols, 0>(1, 0, 0), acc);
   if (k0 + depth == t.w.k) return FinishTile<V>(t, i, n, count, acc);
   for (int r = 0; r < M; ++r) {
     for (int c = 0; c < kTileCols; ++c) {
@@ -228,7 +230,7 @@ void PanelTile(const LinearTask& t, int64_t i, int64_t n, int64_t count, const f
   }
 }
 
-// All rows of x with the `count` converted weight rows from n on.
+// Multiplies all rows of x with `count` converted weight rows from n on.
 template <class V>
 void MultiplyPanel(const LinearTask& t, int64_t n, int64_t count, const float* panel,
                    int64_t stride, float* parked, PanelPrefetch<V>& prefetch) {
@@ -267,7 +269,7 @@ int BitsPerWeight(WeightFormat format) {
 
 template <class V>
 void LinearPanels(const LinearTask& t) {
-  // A stride off the powers of two, so that rows do not fall into one set of the L1 cache.
+  // A stride that is not a power of two, so that rows map to different L1 sets.
   const int64_t stride = ScratchStride(t.w.k);
   float* scales = t.scratch;
   float* panel = scales + ScaleFloats<V>(t.w.k);

@@ -1,13 +1,12 @@
-// exp and sigmoid of vectors. Tails run through the same instructions, so a value's result does not
-// depend on its lane.
+// Vector exp and sigmoid. Tails use the same instructions, so a result does not depend on the lane.
 #pragma once
 
 namespace switchyard::kernels::cpu::simd {
 
-// e^x within 2 units in the last place; 0 below -87.3 (where float32 turns subnormal), the largest
-// powers saturate near 2.4e38 instead of overflowing. NaN stays NaN.
-// x = n · ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts: Cody and Waite), then the Taylor
-// polynomial of degree 7, whose first omitted term is below 2^-27.
+// e^x within 2 ulp; 0 below -87.3 (where float32 becomes subnormal). Large inputs saturate near
+// 2.4e38 instead of overflowing. NaN stays NaN. x = n · ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two
+// parts: Cody and Waite), then the Taylor polynomial of degree 7, whose first omitted term is below
+// 2^-27.
 template <class V>
 typename V::F Exp(typename V::F x) {
   const auto lowest = V::Set1(-87.3f);

@@ -1,13 +1,13 @@
-// Element-wise leaves and RMSNorm for one vector type.
+// Element-wise kernels and RMSNorm for one vector type.
 #pragma once
 
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/simd/math.h"
 
 namespace switchyard::kernels::cpu::simd {
 
-// Calls body(offset, load, store) for whole vectors and once for the tail; load(p) and store(p, v)
-// touch only the lanes that exist.
+// Calls body(offset, load, store) per whole vector and once for the tail. load(p) and store(p, v)
+// access only the lanes that exist.
 template <class V, class Body>
 void ForVectors(int64_t n, const Body& body) {
   using F = typename V::F;
@@ -58,7 +58,7 @@ void Rotate(float* a, float* b, const float* cosine, const float* sine, int64_t 
   });
 }
 
-// The sum of squares runs in four chains of vectors, whatever n is.
+// The sum of squares uses four chains of vectors for any n.
 template <class V>
 void RmsNorm(const float* x, const float* weight, float* y, int64_t n, float eps) {
   typename V::F squares[4] = {V::Zero(), V::Zero(), V::Zero(), V::Zero()};

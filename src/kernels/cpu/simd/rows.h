@@ -1,9 +1,9 @@
-// One row of a weight in each format, read as vectors of float32. A Row's At(j) gives columns
-// [j, j + lanes), AtN(j, n) the first n of them and zeros. Conversions are exact, so that a row
-// read here, or converted beforehand into a panel, enters the products with the same bits.
+// Weight rows of each format, read as float32 vectors. At(j) returns columns [j, j + lanes); AtN(j,
+// n) the first n of them, then zeros. Conversions are exact, so direct reads and panels converted
+// in advance feed the products with the same bits.
 #pragma once
 
-#include "kernels/cpu/leaves.h"
+#include "kernels/cpu/kernel_table.h"
 
 namespace switchyard::kernels::cpu::simd {
 
@@ -33,7 +33,7 @@ struct F16Row {
   typename V::F AtN(int64_t j, int64_t n) const { return V::F16N(p + 2 * j, n); }
 };
 
-// `scales`: one for each 128 columns counted from `phase` before column 0, times 256.
+// `scales`: one per 128 columns, times 256. The first block starts `phase` columns before column 0.
 template <class V>
 struct Fp8Row {
   static constexpr int kBitsPerWeight = 8;
@@ -47,7 +47,7 @@ struct Fp8Row {
   }
 };
 
-// `scales`: the row's, times 256.
+// `scales`: one for the row, times 256.
 template <class V>
 struct Fp8ChannelRow {
   static constexpr int kBitsPerWeight = 8;
@@ -59,7 +59,7 @@ struct Fp8ChannelRow {
   }
 };
 
-// `scales`: the row's.
+// `scales`: one for the row.
 template <class V>
 struct Int8ChannelRow {
   static constexpr int kBitsPerWeight = 8;
@@ -71,8 +71,8 @@ struct Int8ChannelRow {
   }
 };
 
-// `scales`: zero point and scale for each kInt4Block columns, counted from `phase` before column 0.
-// Groups are whole blocks, whatever their size.
+// `scales`: zero point and scale per kInt4Block columns. The first block starts `phase` columns
+// before column 0. Groups of any size consist of whole blocks.
 template <class V>
 struct Int4Row {
   static constexpr int kBitsPerWeight = 4;
@@ -91,8 +91,9 @@ struct Int4Row {
   }
 };
 
-// `scales`: one for each kBlock columns, counted from `phase` before column 0. Stored rows are
-// whole blocks and vectors do not straddle them, so whole vectors can always be read.
+// `scales`: one per kBlock columns. The first block starts `phase` columns before column 0. Stored
+// rows consist of whole blocks and vectors do not straddle them, so whole vectors can always be
+// loaded.
 template <class V, int64_t kBlock>
 struct Fp4Row {
   static constexpr int kBitsPerWeight = 4;
@@ -109,11 +110,11 @@ using Mxfp4Row = Fp4Row<V, kMxfp4BlockSize>;
 template <class V>
 using Nvfp4Row = Fp4Row<V, kNvfp4BlockSize>;
 
-// Floats kept for a row's scales: whole cache lines, so that what follows stays aligned, and one
-// that MakeRow may write over the end.
+// Floats reserved for a row's scales: whole cache lines, which keeps the following data aligned,
+// plus one line of slack, because MakeRow may write past the end.
 template <class V>
 constexpr int64_t ScaleFloats(int64_t k) {
-  constexpr int64_t kMost = 2;  // for each kInt4Block columns, by kInt4Group and kNvfp4
+  constexpr int64_t kMost = 2;  // per kInt4Block columns, for kInt4Group and kNvfp4
   return (kMost * (k / kInt4Block + 2) + 2 * kMaxLanes - 1) / kMaxLanes * kMaxLanes;
 }
 
@@ -128,19 +129,20 @@ const char* RowBytes(const WeightRef& w, int64_t row, int bits) {
   return static_cast<const char*>(w.data) + first * bits / 8;
 }
 
-// Bytes from one row of the view to the next.
+// Byte stride between rows of the view.
 template <class V>
 int64_t RowStride(const WeightRef& w, int bits) {
   return w.row_step * w.stored_k * bits / 8;
 }
 
-// Columns before the view's first in its block. Unsigned, so that dividing by the size is a shift.
+// Offset of the view's first column in its block. Unsigned, so that division by the size is a
+// shift.
 template <class V>
 uint64_t Phase(const WeightRef& w, int64_t size) {
   return static_cast<uint64_t>(w.col0 % size);
 }
 
-// A float32 scale as stored; the scales of a mapped file lie at any address.
+// Unaligned load of a float32 scale: scales may be in a mapped file.
 template <class V>
 float StoredScale(const WeightRef& w, int64_t index) {
   float scale;
@@ -148,8 +150,8 @@ float StoredScale(const WeightRef& w, int64_t index) {
   return scale;
 }
 
-// The scales that the view's columns touch in row `scale_row` of the stored scales, one for each
-// `size` columns.
+// Range of scales for the view's columns in row `scale_row` of the stored scales, one per `size`
+// columns.
 struct Blocks {
   int64_t first, count;
 };
@@ -160,8 +162,7 @@ Blocks BlocksOf(const WeightRef& w, int64_t scale_row, int64_t size) {
           (w.col0 + w.k + size - 1) / size - first};
 }
 
-// Makes row `row` of the view; `scales` is room for ScaleFloats(k) floats that the row keeps
-// using.
+// Makes row `row` of the view. `scales`: buffer of ScaleFloats(k) floats that the row keeps using.
 template <class V>
 void MakeRow(const WeightRef& w, int64_t row, float*, F32Row<V>* out) {
   out->p = RowBytes<V>(w, row, 32);
@@ -236,7 +237,7 @@ void MakeRow(const WeightRef& w, int64_t row, float* scales, Nvfp4Row<V>* out) {
   *out = {RowBytes<V>(w, row, 4), scales, Phase<V>(w, kNvfp4BlockSize)};
 }
 
-// Whether vectors of the view never straddle two scales, and start on a whole byte.
+// Whether vectors of the view never straddle two scales and start on a byte boundary.
 template <class V>
 bool HasVectorRows(const WeightRef& w) {
   switch (w.format) {
@@ -264,7 +265,7 @@ void ConvertRow(const Row& row, int64_t k, int64_t padded, float* out) {
   for (; j < padded; j += V::kLanes) V::Store(out + j, V::Zero());
 }
 
-// Calls f.template operator()<Row>() with the row type of the view's format.
+// Calls f.template operator()<Row>() with the row type of the format.
 template <class V, class Function>
 void ForFormat(WeightFormat format, const Function& f) {
   switch (format) {
@@ -289,8 +290,8 @@ void ForFormat(WeightFormat format, const Function& f) {
   }
 }
 
-// Writes `count` rows of the view from `row` on to out, `stride` floats apart, each padded with
-// zeros to a whole vector. `scales`: room for ScaleFloats(k).
+// Writes `count` rows of the view from `row` on to out with stride `stride` floats, each
+// zero-padded to a whole vector. `scales`: buffer of ScaleFloats(k) floats.
 template <class V>
 void ConvertRows(const WeightRef& w, int64_t row, int64_t count, float* scales, int64_t stride,
                  float* out) {

@@ -1,24 +1,24 @@
-// acc[i] += Σ_j weight[i][j] · row[j]: the values of attention, and products with W as stored. Each
+// acc[i] += Σ_j weight[i][j] · row[j]: values of attention, and products with W as stored. Each
 // element is one chain in ascending j.
 #pragma once
 
-#include "kernels/cpu/leaves.h"
-#include "kernels/cpu/simd/row_requests.h"
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/simd/row_prefetch.h"
 
 namespace switchyard::kernels::cpu::simd {
 
-// A tile of M accumulator rows (acc_stride apart) by N vectors from column c.
+// A tile of M accumulator rows (stride acc_stride) by N vectors from column c on.
 template <class V, int M, int N>
 void WeightedTile(const float* weights, int64_t weight_stride, const float* const* rows,
                   int64_t begin, int64_t end, int64_t c, float* acc, int64_t acc_stride,
-                  RowRequests& requests) {
-  RowRequests left = requests;
+                  RowPrefetch& requests) {
+  RowPrefetch left = requests;
   typename V::F sum[M][N];
   for (int i = 0; i < M; ++i) {
     for (int v = 0; v < N; ++v) sum[i][v] = V::Load(acc + i * acc_stride + c + v * V::kLanes);
   }
   for (int64_t j = begin; j < end; ++j) {
-    if (j % RowRequests::kSparse == 0) left.Step();
+    if (j % RowPrefetch::kStepInterval == 0) left.Step();
     typename V::F value[N];
     for (int v = 0; v < N; ++v) value[v] = V::Load(rows[j] + c + v * V::kLanes);
     for (int i = 0; i < M; ++i) {
@@ -35,7 +35,7 @@ void WeightedTile(const float* weights, int64_t weight_stride, const float* cons
 template <class V, int M>
 void WeightedStrip(const float* weights, int64_t weight_stride, const float* const* rows,
                    int64_t begin, int64_t end, int64_t width, float* acc, int64_t acc_stride,
-                   RowRequests& requests) {
+                   RowPrefetch& requests) {
   constexpr int kWide = 4;
   int64_t c = 0;
   for (; c + kWide * V::kLanes <= width; c += kWide * V::kLanes) {
@@ -47,20 +47,20 @@ void WeightedStrip(const float* weights, int64_t weight_stride, const float* con
   }
 }
 
-// Steps of `requests` that AddWeightedRows does.
+// Number of RowPrefetch steps in AddWeightedRows.
 template <class V>
-int64_t StepsOfWeightedRows(int64_t begin, int64_t end, int64_t width, int64_t m) {
+int64_t WeightedRowsSteps(int64_t begin, int64_t end, int64_t width, int64_t m) {
   const int64_t strips = m / V::kQueryRows + m % V::kQueryRows;
   const int64_t tiles = width / (4 * V::kLanes) + width / V::kLanes % 4;
-  return strips * tiles * (end - begin) / RowRequests::kSparse;
+  return strips * tiles * (end - begin) / RowPrefetch::kStepInterval;
 }
 
-// For m accumulator rows; `width`, a multiple of the lanes, must be readable in every row. What
-// `requests` has is asked for meanwhile.
+// For m accumulator rows. `width` is a multiple of the lanes and must be readable in every row.
+// Prefetches `requests` meanwhile.
 template <class V>
 void AddWeightedRows(const float* weights, int64_t weight_stride, const float* const* rows,
                      int64_t begin, int64_t end, int64_t width, int64_t m, float* acc,
-                     int64_t acc_stride, RowRequests& requests) {
+                     int64_t acc_stride, RowPrefetch& requests) {
   int64_t i = 0;
   for (; i + V::kQueryRows <= m; i += V::kQueryRows) {
     WeightedStrip<V, V::kQueryRows>(weights + i * weight_stride, weight_stride, rows, begin, end,

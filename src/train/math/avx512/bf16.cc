@@ -1,4 +1,4 @@
-// Compiled for AVX512_BF16 too, which not every CPU with AVX-512 has: ActivePairLeaves asks.
+// Compiled for AVX512_BF16 too, which not every CPU with AVX-512 has: ActivePairLeaves checks.
 #include <immintrin.h>
 
 #include "kernels/cpu/avx512/vec.h"
@@ -8,9 +8,9 @@
 namespace switchyard::train::avx512 {
 namespace {
 
-// Floats that hold pairs.
+// Vectors of floats that hold pairs.
 struct PairVec : kernels::cpu::avx512::Vec {
-  // In place: from the intrinsic GCC 12 makes copies of the sums and spills them.
+  // Inline assembly, because GCC 12 copies the accumulators of the intrinsic and spills them.
   static F Fma(F x, F b, F sum) {
     asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(b), "v"(x));
     return sum;
@@ -21,8 +21,8 @@ __mmask16 First(int64_t n) {
   return n >= 16 ? __mmask16{0xffff} : static_cast<__mmask16>((1u << (n > 0 ? n : 0)) - 1);
 }
 
-// Tensors lie in the third cache, and the rows of a head or of a panel apart, which a prefetcher of
-// the processor does not foresee: they are asked for so many floats, in whole rows, ahead.
+// Software prefetch, in whole rows, this many floats ahead. Tensors are in the L3 cache, and the
+// rows of a head or panel are strided, which the hardware prefetcher does not detect.
 constexpr int64_t kAhead = 1024;
 int64_t RowsAhead(int64_t n) { return 1 + kAhead / (n > 0 ? n : 1); }
 void Fetch(const float* in, int64_t n) {
@@ -56,7 +56,7 @@ void RoundRows(const float* in, int64_t row, int64_t n, int64_t d, float* out, i
   }
 }
 
-// One row of pairs, filled up to whole panels.
+// One row of pairs, padded to whole panels.
 template <bool kSecond>
 [[gnu::always_inline]] inline void PairRow(const float* first, const float* second, int64_t d,
                                            __m512i order, float* out) {
@@ -76,7 +76,7 @@ template <bool kSecond>
 
 void PairRows(const float* in, int64_t row, int64_t n, int64_t d, float* out, int64_t out_row) {
   __m512i order = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  // Words 2 j and 2 j + 1 of the result are words j and 16 + j of what the rounding gives.
+  // 16-bit words 2 j and 2 j + 1 of the result are words j and 16 + j of the rounded vector.
   order =
       _mm512_or_si512(order, _mm512_slli_epi32(_mm512_add_epi32(order, _mm512_set1_epi32(16)), 16));
   const int64_t ahead = RowsAhead(d) * row;

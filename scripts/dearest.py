@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+"""Prints the ten dearest objects of the last builds and the ten dearest tests of a build folder: scripts/dearest.py DIR."""
+
+import pathlib
+import sys
+import xml.etree.ElementTree as ElementTree
+
+ROWS = 10
+
+
+def objects(folder):
+    """Seconds of each object's last compilation, from ninja's log: start, end, mtime, output, command."""
+    log = folder / ".ninja_log"
+    times = {}
+    for line in log.read_text().splitlines() if log.exists() else []:
+        fields = line.split("\t")
+        if len(fields) >= 4 and fields[3].endswith((".o", ".gch")):
+            name = fields[3].replace("CMakeFiles/", "").replace(".dir", "").removesuffix(".o")
+            times[name] = (int(fields[1]) - int(fields[0])) / 1000
+    return times
+
+
+def tests(folder):
+    report = folder / "tests.xml"
+    if not report.exists():
+        return {}
+    return {case.get("name"): float(case.get("time") or 0) for case in ElementTree.parse(report).iter("testcase")}
+
+
+def table(title, times):
+    if not times:
+        return
+    print(f"{title}: {len(times)}, {sum(times.values()) / 60:.1f} minutes in all; the dearest:")
+    for name, seconds in sorted(times.items(), key=lambda item: -item[1])[:ROWS]:
+        print(f"  {seconds:7.1f} s  {name}")
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1])
+    table("objects", objects(folder))
+    table("tests", tests(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+#include "engine/expert_services.h"
+
+#include <utility>
+
+namespace switchyard {
+namespace {
+
+bool DispatchesShared(const EngineConfig& config, const MoeModelConfig& moe) {
+  return config.moe.waterfill && moe.shared_intermediate > 0;
+}
+
+std::unique_ptr<ExpertRecorder> MakeRecorder(const EngineConfig& config, const ModelConfig& model,
+                                             RankComm& comm) {
+  if (!config.recorder.any()) return nullptr;
+  const ExpertRecorderShape shape{.layers = static_cast<int>(model.num_layers()),
+                                  .experts = model.moe->router.num_experts,
+                                  .top_k = model.moe->router.top_k,
+                                  .redundant = config.moe.num_redundant_experts,
+                                  .shared_dispatched = DispatchesShared(config, *model.moe)};
+  return std::make_unique<ExpertRecorder>(config.recorder, shape, comm);
+}
+
+std::unique_ptr<EplbManager> MakeManager(const EngineConfig& config, const EnginePlan& plan,
+                                         RankComm& comm) {
+  if (!config.eplb.enable) return nullptr;
+  return std::make_unique<EplbManager>(config.eplb, EplbShapeOf(config, plan), comm);
+}
+
+std::unique_ptr<BatchReplicas> MakeReplicas(const EngineConfig& config, const Mesh& mesh) {
+  const EpDispatchAlgorithm dispatch = ParseEpDispatchAlgorithm(config.eplb.dispatch);
+  if (dispatch == EpDispatchAlgorithm::kStatic) return nullptr;
+  return std::make_unique<BatchReplicas>(dispatch, mesh, ScattersTokens(config.moe, config.mesh));
+}
+
+}  // namespace
+
+int NumExpertNodes(const EngineConfig& config, const EnginePlan& plan) {
+  if (config.mesh.tp % plan.ranks_of_host != 0) return 1;
+  const int hosts = config.mesh.tp / plan.ranks_of_host;
+  return config.mesh.ep % hosts == 0 ? hosts : 1;
+}
+
+EplbShape EplbShapeOf(const EngineConfig& config, const EnginePlan& plan) {
+  const MoeModelConfig& moe = *plan.model.moe;
+  return {.layers = static_cast<int>(plan.model.num_layers()),
+          .experts = moe.router.num_experts,
+          .redundant = config.moe.num_redundant_experts,
+          .groups = moe.router.num_groups,
+          .nodes = NumExpertNodes(config, plan),
+          .shared_dispatched = DispatchesShared(config, moe)};
+}
+
+ExpertServices::ExpertServices(const EngineConfig& config, const EnginePlan& plan, RankComm& comm)
+    : recorder(MakeRecorder(config, plan.model, comm)),
+      manager(MakeManager(config, plan, comm)),
+      replicas(MakeReplicas(config, comm.mesh)) {
+  std::vector<RoutingObserver*> watching;
+  if (recorder) watching.push_back(recorder.get());
+  if (manager) watching.push_back(manager.get());
+  if (!watching.empty()) observers = std::make_unique<Observers>(std::move(watching));
+}
+
+void ExpertServices::AddTo(ModelOptions* options) const {
+  options->observer = observers.get();
+  options->chooser = replicas.get();
+  options->movable_experts = manager != nullptr;
+}
+
+std::vector<EngineMessage> ApplyToEplb(const std::vector<ControlMessage>& messages,
+                                       EplbManager* eplb, bool is_leader) {
+  constexpr char kNone[] = "experts do not move: start with --enable-eplb";
+  std::vector<EngineMessage> answers;
+  const auto answer = [&](uint64_t ticket, std::string refused) {
+    if (is_leader)
+      answers.emplace_back(EplbReport{.ticket = ticket,
+                                      .status = eplb ? eplb->Status() : EplbStatus(),
+                                      .refused = std::move(refused)});
+  };
+  for (const ControlMessage& message : messages) {
+    if (const auto* ask = std::get_if<RebalanceExperts>(&message)) {
+      answer(ask->ticket, eplb ? eplb->Rebalance() : kNone);
+    } else if (const auto* get = std::get_if<GetEplb>(&message)) {
+      answer(get->ticket, eplb ? "" : kNone);
+    }
+  }
+  return answers;
+}
+
+}  // namespace switchyard

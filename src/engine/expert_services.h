@@ -1,0 +1,55 @@
+// Recording, rebalancing and replica selection of the experts of a rank's model.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/config.h"
+#include "engine/request.h"
+#include "eplb/batch_replicas.h"
+#include "eplb/manager.h"
+#include "eplb/observers.h"
+#include "eplb/recorder.h"
+
+namespace switchyard {
+
+// The number of hosts if each holds the same number of consecutive EP ranks, else 1.
+int NumExpertNodes(const EngineConfig& config, const EnginePlan& plan);
+
+// The shape that EplbManager is created with.
+EplbShape EplbShapeOf(const EngineConfig& config, const EnginePlan& plan);
+
+// The components that the flags enable; the others are null. One per rank, outlives its model;
+// borrows `comm`.
+struct ExpertServices {
+  ExpertServices(const EngineConfig& config, const EnginePlan& plan, RankComm& comm);
+  // Adds the components to the model's options.
+  void AddTo(ModelOptions* options) const;
+
+  std::unique_ptr<ExpertRecorder> recorder;
+  std::unique_ptr<EplbManager> manager;
+  std::unique_ptr<BatchReplicas> replicas;
+  std::unique_ptr<Observers> observers;
+
+  // While it lives, the manager moves the model's experts.
+  class Attached {
+   public:
+    Attached(const ExpertServices& work, Model& model) : manager_(work.manager.get()) {
+      if (manager_) manager_->Attach(model.movable_experts());
+    }
+    ~Attached() {
+      if (manager_) manager_->Detach();
+    }
+    Attached(const Attached&) = delete;
+
+   private:
+    EplbManager* const manager_;
+  };
+};
+
+// Applies those of `messages` that address `eplb`, on every rank. Returns the answers on rank 0 and
+// nothing on other ranks. With a null `eplb` the answers are refusals.
+std::vector<EngineMessage> ApplyToEplb(const std::vector<ControlMessage>& messages,
+                                       EplbManager* eplb, bool is_leader);
+
+}  // namespace switchyard

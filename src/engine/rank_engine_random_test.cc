@@ -1,0 +1,131 @@
+#include <gmock/gmock.h>
+
+#include <random>
+
+#include "engine/sampler/random.h"
+#include "engine/test_rank_engine.h"
+
+namespace switchyard {
+namespace {
+
+// Random workloads: whatever the pool size, chunk size, concurrent requests and aborts, a request
+// gets the same tokens as when it runs alone.
+struct Workload {
+  int32_t page_size;
+  int64_t num_pages;
+  int32_t chunk;
+  bool radix;
+  int32_t max_running;
+  int64_t logit_rows = 0;
+};
+
+class RandomWorkload : public ::testing::TestWithParam<Workload> {
+ protected:
+  uint64_t Below(uint64_t n) {
+    return static_cast<uint64_t>(UniformDraw(1234, ++draws_) * static_cast<double>(n));
+  }
+  EngineRequest RandomRequest(uint64_t id, int64_t longest) {
+    EngineRequest request{.id = id};
+    // Few first tokens and runs of counting, so that prefixes coincide.
+    const auto length = static_cast<int32_t>(1 + Below(longest));
+    request.input_ids = Count(length, static_cast<int32_t>(Below(3)) * 20);
+    if (Below(2)) request.input_ids[Below(length)] = static_cast<int32_t>(Below(61));
+    SamplingParams& p = request.sampling;
+    p.max_new_tokens = static_cast<int32_t>(Below(40));
+    p.temperature = Below(3) ? 0.9f : 0.0f;
+    if (Below(2)) p.seed = Below(5);
+    if (Below(4) == 0) p.top_p = 0.8f;
+    if (Below(4) == 0) p.top_k = 7;
+    if (Below(4) == 0) p.repetition_penalty = 1.2f;
+    if (Below(4) == 0) p.frequency_penalty = 0.3f;
+    if (Below(4) == 0) p.min_new_tokens = std::min(p.max_new_tokens, 5);
+    p.ignore_eos = Below(2);
+    if (Below(3) == 0)
+      request.logprob = {
+          .enabled = true, .start = static_cast<int32_t>(Below(longest)) - 1, .top = 2};
+    if (Below(3) == 0)
+      request.routed_experts = {.enabled = true, .start = static_cast<int32_t>(Below(length + 1))};
+    return request;
+  }
+
+ private:
+  uint64_t draws_ = 0;
+};
+
+TEST_P(RandomWorkload, GivesWhatEachRequestGetsAlone) {
+  const Workload& w = GetParam();
+  RankEngine::Options options{.page_size = w.page_size,
+                              .num_pages = w.num_pages,
+                              .max_running_requests = w.max_running,
+                              .chunked_prefill_size = w.chunk,
+                              .enable_radix_cache = w.radix,
+                              .context_length = 160,
+                              .eos_token_ids = {7},
+                              .random_seed = 5,
+                              .max_logit_rows = w.logit_rows};
+  RankEngine::Options alone_options = options;
+  alone_options.enable_radix_cache = false;
+  alone_options.chunked_prefill_size = 1000;
+  alone_options.max_logit_rows = 0;
+  Rig crowd(options), twin(options), alone(alone_options);
+  const int64_t longest = std::min<int64_t>(100, w.page_size * w.num_pages);
+
+  uint64_t next_id = 1;
+  std::map<uint64_t, bool> aborted;
+  constexpr uint64_t kRequests = 300;
+  while (next_id <= kRequests || crowd.engine.HasWork()) {
+    std::vector<ControlMessage> messages;
+    for (uint64_t n = Below(4); n > 0 && next_id <= kRequests; --n) {
+      const EngineRequest request = RandomRequest(next_id++, longest);
+      alone.Run(request);
+      messages.push_back(request);
+    }
+    if (Below(6) == 0) {
+      const uint64_t id = 1 + Below(next_id);
+      const auto seen = crowd.seen.find(id);
+      if (id < next_id && (seen == crowd.seen.end() || seen->second.finish == FinishReason::kNone))
+        aborted[id] = true;
+      messages.push_back(AbortRequest{id});
+    }
+    crowd.Tell(messages);
+    twin.Tell(messages);
+    crowd.Step();
+    twin.Step();
+    ASSERT_EQ(crowd.model.fingerprint, twin.model.fingerprint) << "equal ranks diverged";
+    ASSERT_FALSE(HasFailure());
+    ASSERT_LE(crowd.engine.Stats().running, w.max_running);
+    ASSERT_LE(crowd.model.most_rows, w.chunk + w.max_running);
+  }
+  EXPECT_TRUE(crowd.engine.PoolIsWhole());
+  ASSERT_EQ(crowd.seen.size(), kRequests);
+  for (const auto& [id, want] : alone.seen) {
+    const RequestOutput& got = crowd.seen[id];
+    SCOPED_TRACE(fmt::format("request {}", id));
+    if (aborted.count(id)) {
+      EXPECT_EQ(got.finish, FinishReason::kAbort);
+      ASSERT_LE(got.new_tokens.size(), want.new_tokens.size());
+      EXPECT_TRUE(
+          std::equal(got.new_tokens.begin(), got.new_tokens.end(), want.new_tokens.begin()));
+      continue;
+    }
+    EXPECT_EQ(got.finish, want.finish) << got.error;
+    EXPECT_EQ(got.new_tokens, want.new_tokens);
+    EXPECT_EQ(got.matched, want.matched);
+    EXPECT_TRUE(SameLogprobs(got.input_logprobs, want.input_logprobs));
+    EXPECT_TRUE(SameLogprobs(got.output_logprobs, want.output_logprobs));
+    EXPECT_EQ(got.routed_experts, want.routed_experts);
+  }
+  EXPECT_TRUE(std::get<FlushResult>(crowd.Tell({FlushCache{}}).at(0)).done);
+  EXPECT_EQ(crowd.engine.Stats().free_pages, w.num_pages);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Pools, RandomWorkload,
+    ::testing::Values(Workload{1, 128, 1, true, 8}, Workload{1, 110, 16, true, 64},
+                      Workload{4, 30, 7, true, 16}, Workload{4, 30, 64, false, 16, 1},
+                      Workload{16, 8, 64, true, 8, 3}, Workload{16, 10, 5, true, 32},
+                      Workload{16, 200, 32, true, 64}, Workload{16, 200, 64, false, 256},
+                      Workload{4, 1000, 64, true, 1}, Workload{1, 160, 64, false, 5}));
+
+}  // namespace
+}  // namespace switchyard

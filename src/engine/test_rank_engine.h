@@ -1,0 +1,101 @@
+// A RankEngine over FakeForward, for tests of the engine.
+#pragma once
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "engine/fake_forward.h"
+#include "engine/rank_engine.h"
+#include "engine/scheduler/batch.h"
+
+namespace switchyard {
+
+using Ids = std::vector<int32_t>;
+
+// A rank with its fake model, and the merged outputs of each request.
+class Rig {
+ public:
+  explicit Rig(RankEngine::Options options, int64_t vocab = 61)
+      : model({.vocab = vocab, .num_pages = options.num_pages, .page_size = options.page_size}),
+        engine(std::move(options), model) {}
+
+  std::vector<EngineMessage> Tell(std::vector<ControlMessage> messages) {
+    return engine.Apply(messages);
+  }
+  void Step() {
+    for (RequestOutput& news : engine.Step().outputs) Merge(std::move(news));
+  }
+  void RunOut(int most_steps = 100000) {
+    while (engine.HasWork() && most_steps-- > 0) Step();
+    EXPECT_FALSE(engine.HasWork());
+    EXPECT_TRUE(engine.PoolIsWhole());
+  }
+  RequestOutput Run(const EngineRequest& request) {
+    Tell({request});
+    RunOut();
+    return seen[request.id];
+  }
+
+  FakeForward model;
+  RankEngine engine;
+  std::map<uint64_t, RequestOutput> seen;
+
+ private:
+  void Merge(RequestOutput news) {
+    const auto [entry, first] = seen.try_emplace(news.id, news);
+    if (first) return;
+    RequestOutput& all = entry->second;
+    EXPECT_EQ(all.finish, FinishReason::kNone) << "output after the end of request " << news.id;
+    EXPECT_THAT(news.input_logprobs, ::testing::IsEmpty());
+    EXPECT_EQ(news.cached_tokens, all.cached_tokens);
+    all.new_tokens.insert(all.new_tokens.end(), news.new_tokens.begin(), news.new_tokens.end());
+    all.output_logprobs.insert(all.output_logprobs.end(), news.output_logprobs.begin(),
+                               news.output_logprobs.end());
+    all.routed_experts.insert(all.routed_experts.end(), news.routed_experts.begin(),
+                              news.routed_experts.end());
+    all.finish = news.finish;
+    all.matched = news.matched;
+    all.error = news.error;
+  }
+};
+
+inline RankEngine::Options Roomy() {
+  return {.page_size = 4, .num_pages = 256, .context_length = 512, .eos_token_ids = {7}};
+}
+
+inline EngineRequest Greedy(uint64_t id, Ids prompt, int32_t max_new = 8) {
+  EngineRequest request{.id = id, .input_ids = std::move(prompt)};
+  request.sampling.temperature = 0;
+  request.sampling.max_new_tokens = max_new;
+  request.sampling.ignore_eos = true;
+  return request;
+}
+
+inline Ids Count(int32_t n, int32_t first = 0) {
+  Ids ids(n);
+  for (int32_t i = 0; i < n; ++i) ids[i] = (first + i) % 61;
+  return ids;
+}
+
+inline bool SameLogprobs(const std::vector<PositionLogprobs>& a,
+                         const std::vector<PositionLogprobs>& b) {
+  const auto same = [](float x, float y) { return x == y || (std::isnan(x) && std::isnan(y)); };
+  const auto same_list = [](const std::vector<TokenLogprob>& x,
+                            const std::vector<TokenLogprob>& y) {
+    return std::equal(x.begin(), x.end(), y.begin(), y.end(),
+                      [](const TokenLogprob& l, const TokenLogprob& r) {
+                        return l.token == r.token && l.logprob == r.logprob;
+                      });
+  };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](const auto& l, const auto& r) {
+    return l.token == r.token && same(l.logprob, r.logprob) && same_list(l.top, r.top) &&
+           same_list(l.asked, r.asked);
+  });
+}
+
+}  // namespace switchyard

@@ -1,0 +1,82 @@
+#include "kernels/cpu/attention_partition.h"
+
+#include <algorithm>
+
+#include "kernels/cpu/driver.h"
+#include "kernels/cpu/heuristics.h"
+
+namespace switchyard::kernels::cpu {
+namespace {
+
+// First and last key that the rows of a block attend to.
+struct Keys {
+  int64_t first, last;
+  int64_t parts() const { return last / kKeyPart - first / kKeyPart + 1; }
+};
+
+Keys KeysOf(const SequenceSpan& s, int64_t begin, int64_t end, int64_t window) {
+  const int64_t position = s.kv_len - s.rows + begin;
+  return {window > 0 ? std::max<int64_t>(0, position - window + 1) : 0,
+          int64_t{s.kv_len} - s.rows + end - 1};
+}
+
+// Query-key products of the last `rows` rows of one query head.
+int64_t WorkOf(const SequenceSpan& s, int64_t rows, int64_t window) {
+  const Keys keys = KeysOf(s, s.rows - rows, s.rows, window);
+  return rows * (keys.last - keys.first + 1);
+}
+
+}  // namespace
+
+void PartitionAttention(const AttentionWork& work, int threads, AttentionPartition& cut) {
+  cut.blocks.clear();
+  cut.tasks.clear();
+  cut.merges.clear();
+  cut.heads = std::max<int64_t>(1, std::min(work.group, kQueryBlock));
+  const auto block_rows = static_cast<int32_t>(kQueryBlock / cut.heads);
+  int64_t total = 0;
+  for (const SequenceSpan& s : work.sequences) {
+    total += work.kv_heads * work.group * WorkOf(s, s.rows, work.window);
+  }
+
+  int64_t partial_parts = 0, tasks = 0;
+  for (const SequenceSpan& s : work.sequences) {
+    const int64_t largest = cut.heads * WorkOf(s, std::min(s.rows, block_rows), work.window);
+    const bool large = threads > 1 && largest * kKeyPartTasks * threads > total;
+    for (int32_t r = 0; r < s.rows; r += block_rows) {
+      const int32_t end = std::min(s.rows, r + block_rows);
+      const Keys keys = KeysOf(s, r, end, work.window);
+      const bool split = large && keys.parts() > 1;
+      cut.blocks.push_back({.sequence = &s,
+                            .begin = r,
+                            .end = end,
+                            .part_begin = keys.first / kKeyPart,
+                            .part_end = keys.last / kKeyPart + 1,
+                            .partials = split ? partial_parts : -1});
+      if (split) partial_parts += keys.parts();
+      tasks += split ? keys.parts() : 1;
+    }
+  }
+  // With fewer tasks than threads, split the heads of a group over tasks; otherwise they share
+  // loads.
+  if (tasks > 0 && tasks * work.kv_heads < threads) {
+    cut.heads = std::min(cut.heads, CeilDiv(work.group * tasks * work.kv_heads, threads));
+  }
+  cut.head_parts = CeilDiv(work.group, cut.heads);
+  cut.tasks_per_block = work.kv_heads * cut.head_parts;
+  cut.partial_stride = PartialFloats(block_rows * cut.heads, work.v_width);
+  cut.partial_floats = partial_parts * cut.tasks_per_block * cut.partial_stride;
+  const bool too_large = cut.partial_floats > kMaxPartialFloats;
+  if (too_large) cut.partial_floats = 0;
+  for (int32_t b = 0; b < std::ssize(cut.blocks); ++b) {
+    RowBlock& block = cut.blocks[b];
+    if (too_large) block.partials = -1;
+    const int64_t parts = block.partials < 0 ? 1 : block.part_end - block.part_begin;
+    for (int32_t part = 0; part < parts; ++part) cut.tasks.push_back({b, part});
+    if (block.partials < 0) continue;
+    block.partials *= cut.tasks_per_block * cut.partial_stride;
+    cut.merges.push_back(b);
+  }
+}
+
+}  // namespace switchyard::kernels::cpu

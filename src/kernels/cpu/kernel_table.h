@@ -1,0 +1,170 @@
+// Kernel interface of an instruction set: the inner work of one task, without threads, allocation
+// or user-visible types. Drivers (cpu/*.cc) partition an op into tasks and call the kernels through
+// a table.
+//
+// Files compiled for an instruction set may only include headers without inline functions of
+// external linkage, or use those only with their own vector type as a template argument. The linker
+// keeps one copy of an inline function, and that copy must not need AVX-512.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "quant/activations.h"
+#include "quant/formats.h"
+
+namespace switchyard::kernels::cpu {
+
+// A WeightView without ownership.
+struct WeightRef {
+  WeightFormat format;
+  const void* data;
+  const void* scales;
+  const void* zeros;
+  int32_t group_size;
+  float global_scale;
+  int64_t stored_k, row0, row_step, col0, n, k;
+  // Scalar fallback: converts columns [begin, end) of a row of `view`. Used where the first column
+  // lies inside a quantization block. Column 0 of this part is column `skip` of the view.
+  void (*convert)(const void* view, int64_t row, int64_t begin, int64_t end, float* out);
+  const void* view;
+  int64_t skip;
+};
+
+// Row i of an activation is base + (ids ? ids[i] : i) · ld.
+struct RowSource {
+  const float* base;
+  int64_t ld;
+  const int32_t* ids;
+};
+
+// Int8 input rows: row i is row (ids ? ids[i] : i) of codes. Row stride `ld` is a multiple of 64;
+// padding columns are zero.
+struct Int8Source {
+  const int8_t* base = nullptr;
+  int64_t ld = 0;
+  const int32_t* ids = nullptr;
+  const Int8Row* rows = nullptr;
+};
+
+// Bfloat16 input rows: row i is row (ids ? ids[i] : i) of base. Row stride `ld` is a multiple of
+// 32; padding columns are zero.
+struct BFloat16Source {
+  const uint16_t* base = nullptr;
+  int64_t ld = 0;
+  const int32_t* ids = nullptr;
+};
+
+// Computes y[i, n] for rows i in [0, m) and weight rows n in [begin, end).
+struct LinearTask {
+  WeightRef w;
+  RowSource x;               // input of `linear`
+  Int8Source codes;          // input of `linear_int8`; weights are kInt8Channel
+  BFloat16Source bf16_rows;  // input of `linear_bf16`; weights are kBF16
+  int64_t m;
+  int64_t begin, end;
+  const float* bias;
+  float* y;
+  int64_t ldy;
+  bool accumulate;
+  float* scratch;  // LinearScratch(k) floats, see cpu/driver.h
+  // First weight row of the thread's probable next task, with the same layout as these rows; null
+  // if unknown. Only prefetched, never read.
+  const void* next = nullptr;
+};
+
+// y[i, c] = Σ_r x[i, r] · W[r, c] for columns c in [begin, end), at most kColumnBlock of them.
+struct ColumnsTask {
+  WeightRef w;
+  const float* x;
+  int64_t ldx;
+  float* y;
+  int64_t ldy;
+  int64_t m;
+  int64_t begin, end;
+  float* scratch;  // ColumnsScratch() floats
+};
+
+// Attention of consecutive query rows of one sequence, for heads that share one KV head, over the
+// key parts [part_begin, part_end) of kKeyPart keys each. Without `partials` the parts cover all
+// keys of the rows, and the task writes the outputs. With `partials` the task has one part and
+// writes its partial sums there. A `merge_attention` task over all parts, with `partials` of the
+// first one, then combines them.
+struct AttentionTask {
+  const float* q;  // row r, head g at q + r · ldq + g · k_width
+  int64_t ldq;
+  int64_t rows, group;     // rows · group at most kQueryBlock
+  int64_t first_position;  // of row 0; causal: a row attends up to its own position
+  int64_t window;          // 0: all
+  const void* k;           // key j at k + slot(j) · key_stride bytes; v likewise
+  const void* v;
+  int64_t key_stride;
+  int64_t k_bytes, v_bytes;  // bytes of a cache row (kernels/cache_rows.h)
+  int64_t k_width, v_width;
+  bool v_in_k;  // latent cache: a value is the first v_width elements of its key
+  DType dtype;
+  const int32_t* pages;
+  int64_t page_size;
+  float scale;
+  const float* sinks;  // of the group's heads, or null
+  float* out;          // row r, head g at out + r · ldo + g · v_width
+  int64_t ldo;
+  float* scratch;  // AttentionScratch(k_width, v_width) floats
+  int64_t part_begin, part_end;
+  float* partials;
+  int64_t partial_stride;  // between parts: PartialFloats(rows · group, v_width)
+};
+
+constexpr int64_t kMaxLanes = 16;
+// Row stride of k elements in scratch buffers: whole vectors, and never a power of two, which would
+// map all rows to one L1 set. Always inline: an out-of-line copy could be compiled for another
+// instruction set.
+[[gnu::always_inline]] constexpr int64_t ScratchStride(int64_t k) {
+  return (k + kMaxLanes - 1) / kMaxLanes * kMaxLanes + kMaxLanes;
+}
+constexpr int64_t kInt4Block = 32;          // columns; other group sizes use the scalar path
+constexpr int64_t kColumnBlock = 64;        // columns of a ColumnsTask
+constexpr int64_t kColumnDepth = 64;        // rows of W converted at a time
+constexpr int64_t kColumnBatch = 32;        // rows of x that share the converted rows
+constexpr int64_t kKeyBlock = 64;           // keys per softmax step, aligned to absolute multiples
+constexpr int64_t kKeyPart = 2048;          // keys per partial sum, aligned to absolute multiples
+constexpr int64_t kQueryBlock = 64;         // query vectors per AttentionTask
+constexpr int64_t kInt8MaxDepth = 1 << 17;  // columns whose int8 products fit an int32 sum
+
+struct KernelTable {
+  void (*linear)(const LinearTask&);
+  void (*linear_int8)(const LinearTask&);
+  void (*linear_bf16)(const LinearTask&);  // null if the instruction set has none
+  void (*columns)(const ColumnsTask&);
+  void (*attention)(const AttentionTask&);
+  // Bfloat16 products: dtype kBF16, k_width even. Null if the CPU has none.
+  void (*attention_bf16)(const AttentionTask&);
+  void (*merge_attention)(const AttentionTask&);
+  void (*rms_norm)(const float* x, const float* weight, float* y, int64_t n, float eps);
+  void (*swiglu)(float* gate, const float* up, int64_t n);  // in place: gate becomes the product
+  void (*swiglu_clamped)(float* gate, const float* up, int64_t n, float alpha, float limit);
+  void (*add)(float* y, const float* x, int64_t n);
+  // Rotates pairs (a[i], b[i]) by the angle with cosine[i] and sine[i].
+  void (*rotate)(float* a, float* b, const float* cosine, const float* sine, int64_t n);
+  void (*narrow)(DType dtype, const float* x, void* out, int64_t n);  // kF32, kBF16, kF16
+  void (*round)(DType dtype, float* x, int64_t n);                    // kBF16, kF16
+};
+
+namespace avx2 {
+void Linear(const LinearTask& t);
+void LinearInt8(const LinearTask& t);
+extern const KernelTable kKernels;
+}  // namespace avx2
+namespace avx512 {
+void Linear(const LinearTask& t);
+void LinearInt8(const LinearTask& t);        // needs VNNI
+void LinearBF16(const LinearTask& t);        // needs AVX512_BF16
+void AttentionBF16(const AttentionTask& t);  // likewise
+extern const KernelTable kKernels;           // linear_int8 needs no VNNI; no linear_bf16
+}  // namespace avx512
+namespace amx {
+void LinearInt8(const LinearTask& t);
+void LinearBF16(const LinearTask& t);
+}  // namespace amx
+
+}  // namespace switchyard::kernels::cpu

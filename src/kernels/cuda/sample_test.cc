@@ -1,0 +1,138 @@
+#include "kernels/cuda/sample.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "core/cuda/runtime.h"
+
+namespace switchyard::cuda {
+namespace {
+
+using kernels::RowSampling;
+
+// As engine/sampler: all filters apply to the whole row's probabilities.
+int32_t Reference(const std::vector<float>& logits, const RowSampling& draw) {
+  for (const float x : logits)
+    if (!std::isfinite(x)) return -1;
+  const auto best = std::ranges::max_element(logits) - logits.begin();
+  if (draw.temperature == 0.0f) return static_cast<int32_t>(best);
+  std::vector<double> weights;
+  for (const float x : logits)
+    weights.push_back(std::exp((x - logits[best]) * (1.0f / draw.temperature)));
+  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+  std::vector<int32_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, [&](int a, int b) { return weights[a] > weights[b]; });
+  std::vector<bool> keeps(logits.size(), false);
+  double before = 0.0, kept = 0.0;
+  for (size_t i = 0; i < order.size(); ++i) {
+    const double w = weights[order[i]];
+    if (draw.top_k > 0 && static_cast<int32_t>(i) >= draw.top_k) break;
+    if (draw.top_p < 1.0f && before > draw.top_p * total) break;
+    if (w < draw.min_p) break;
+    keeps[order[i]] = true;
+    kept += w;
+    before += w;
+  }
+  double below = 0.0;
+  int32_t last = -1;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    if (!keeps[i]) continue;
+    below += weights[i];
+    last = static_cast<int32_t>(i);
+    if (below > draw.uniform * kept) break;
+  }
+  return last;
+}
+
+std::vector<int32_t> OnDevice(const std::vector<std::vector<float>>& rows,
+                              const std::vector<RowSampling>& draws) {
+  const auto count = static_cast<int64_t>(rows.size());
+  const auto vocab = static_cast<int64_t>(rows[0].size());
+  DeviceMemory logits(count * vocab * sizeof(float)), weights(count * vocab * sizeof(float));
+  DeviceMemory asked(count * sizeof(RowSampling)), tokens(count * sizeof(int32_t));
+  for (int64_t r = 0; r < count; ++r)
+    CopyToDevice(logits.as<float>() + r * vocab, rows[r].data(), vocab * sizeof(float), "logits");
+  CopyToDevice(asked.data(), draws.data(), asked.bytes(), "draws");
+  Check(SampleTokens({.logits = logits.as<float>(),
+                      .draws = asked.as<RowSampling>(),
+                      .rows = count,
+                      .vocab = vocab,
+                      .weights = weights.as<float>(),
+                      .tokens = tokens.as<int32_t>()},
+                     nullptr),
+        "draw");
+  std::vector<int32_t> result(count);
+  Check(cudaMemcpy(result.data(), tokens.data(), tokens.bytes(), cudaMemcpyDeviceToHost), "tokens");
+  return result;
+}
+
+class DrawTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (DeviceCount() == 0) GTEST_SKIP() << "no GPU";
+  }
+  std::vector<float> Row(int64_t vocab, float spread) {
+    std::normal_distribution<float> normal(0.0f, spread);
+    std::vector<float> row(vocab);
+    for (float& x : row) x = normal(random_);
+    return row;
+  }
+  std::mt19937 random_{7};
+};
+
+TEST_F(DrawTest, DrawsAsTheSamplerDoes) {
+  std::uniform_real_distribution<double> uniform(0.0, 1.0);
+  for (const int64_t vocab : {1, 2, 61, 1024, 5003, 151936}) {
+    std::vector<std::vector<float>> rows;
+    std::vector<RowSampling> draws;
+    for (int i = 0; i < 24; ++i) {
+      rows.push_back(Row(vocab, i % 3 == 0 ? 0.1f : 3.0f));
+      RowSampling draw{.temperature = i % 6 == 0 ? 0.0f : 0.7f, .uniform = uniform(random_)};
+      if (i % 4 == 1) draw.top_k = 1 + i;
+      if (i % 4 == 2) draw.top_p = 0.8f;
+      if (i % 4 == 3) draw.min_p = 0.05f;
+      if (i % 8 == 5) draw.top_p = 0.3f;
+      draws.push_back(draw);
+    }
+    const std::vector<int32_t> tokens = OnDevice(rows, draws);
+    int differ = 0;  // different rounding of sums may change a sample at a boundary
+    for (size_t i = 0; i < rows.size(); ++i) differ += tokens[i] != Reference(rows[i], draws[i]);
+    EXPECT_LE(differ, vocab > 10000 ? 1 : 0) << vocab;
+  }
+}
+
+TEST_F(DrawTest, EqualLogitsFallToTheLowestIds) {
+  const std::vector<float> row(100, 1.0f);
+  const std::vector<RowSampling> draws = {{},
+                                          {.temperature = 1.0f, .top_k = 3, .uniform = 0.999},
+                                          {.temperature = 1.0f, .top_p = 0.049f, .uniform = 0.999},
+                                          {.temperature = 1.0f, .uniform = 0.0}};
+  EXPECT_EQ(OnDevice({row, row, row, row}, draws), (std::vector<int32_t>{0, 2, 4, 0}));
+}
+
+TEST_F(DrawTest, LogitsThatAreNotFiniteAreTold) {
+  std::vector<float> nan(50, 0.0f), inf(50, 0.0f), fine(50, 0.0f);
+  nan[49] = std::numeric_limits<float>::quiet_NaN();
+  inf[3] = std::numeric_limits<float>::infinity();
+  fine[7] = 2.0f;
+  EXPECT_EQ(OnDevice({nan, inf, fine}, {{}, {.temperature = 1.0f}, {}}),
+            (std::vector<int32_t>{-1, -1, 7}));
+}
+
+TEST_F(DrawTest, SameRowsSameTokensWhateverIsBesideThem) {
+  const auto row = Row(32000, 2.0f);
+  const RowSampling draw{.temperature = 1.3f, .top_p = 0.9f, .uniform = 0.37};
+  const std::vector<int32_t> alone = OnDevice({row}, {draw});
+  EXPECT_EQ(OnDevice({row, row, row}, {draw, draw, draw}), std::vector<int32_t>(3, alone[0]));
+}
+
+}  // namespace
+}  // namespace switchyard::cuda

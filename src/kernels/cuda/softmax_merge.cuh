@@ -1,0 +1,45 @@
+// Merge of partial softmax results of successive key splits (online softmax). Always in the order
+// of the splits and with these roundings, whether in registers or in the merge kernel.
+#pragma once
+
+#include <cmath>
+
+#include "kernels/cuda/attention_ptx.cuh"
+
+namespace switchyard::cuda {
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+// State of a softmax over some keys: the largest score (times log2 e) and the sum of 2^(score −
+// max). The initial value is the state of no keys.
+struct SoftmaxState {
+  float max = -INFINITY, sum = 0.0f;
+};
+
+// Rescaling factors of the accumulated result and of the new part.
+struct MergeFactors {
+  float before, part;
+};
+
+// Merging a part without visible keys changes no bit.
+__device__ __forceinline__ MergeFactors MergeSoftmax(SoftmaxState& state,
+                                                     const SoftmaxState& part) {
+  const float max = fmaxf(state.max, part.max), base = max == -INFINITY ? 0.0f : max;
+  const MergeFactors f = {ptx::Exp2(state.max - base), ptx::Exp2(part.max - base)};
+  state.max = max;
+  state.sum = fmaf(part.sum, f.part, __fmul_rn(state.sum, f.before));
+  return f;
+}
+__device__ __forceinline__ float MergeSoftmax(const MergeFactors& f, float before, float part) {
+  return fmaf(part, f.part, __fmul_rn(before, f.before));
+}
+
+// The final factor of the weighted sum of values. `sink`: an additional logit of the softmax, or
+// null.
+__device__ __forceinline__ float FinalFactor(SoftmaxState state, const float* sink) {
+  MergeFactors f = {1.0f, 0.0f};
+  if (sink) f = MergeSoftmax(state, {.max = __fmul_rn(*sink, kLog2E), .sum = 1.0f});
+  return __fdiv_rn(f.before, state.sum);
+}
+
+}  // namespace switchyard::cuda

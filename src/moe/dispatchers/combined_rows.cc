@@ -1,0 +1,136 @@
+#include "moe/dispatchers/combined_rows.h"
+
+#include <functional>
+
+#include "core/check.h"
+
+namespace switchyard {
+
+void SumReturnedRows(const TopK& topk, const ExpertMap& experts, const ExchangeSlots& slots,
+                     DType dtype, int64_t hidden, const std::byte* outputs, ThreadPool& pool,
+                     float* y) {
+  const int64_t row_bytes = hidden * static_cast<int64_t>(SizeOf(dtype));
+  const bool all_active = slots.AllActive();
+  const auto list = [&](int64_t t, auto& rows, auto& weights) {
+    for (int j = 0; j < topk.k; ++j) {
+      const int32_t place = OutputPlace(t, j, topk.k);
+      const int32_t expert = topk.ids[place];
+      if (expert < 0 || (!all_active && !slots.Active(experts.Owner(expert)))) continue;
+      rows.push_back(outputs + place * row_bytes);
+      weights.push_back(topk.weights[place]);
+    }
+  };
+  SumRows(topk.tokens, dtype, hidden, list, pool, y);
+}
+
+CombinedRows::CombinedRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan)
+    : combine_rows_(shape.combine_rows),
+      hidden_(shape.hidden),
+      capacity_(capacity),
+      k_(shape.k),
+      dtype_(shape.output_dtype),
+      row_bytes_(hidden_ * static_cast<int64_t>(SizeOf(dtype_))),
+      outputs_(plan->Add("outputs", static_cast<size_t>(row_bytes_) * capacity *
+                                        (combine_rows_ == CombineRows::kSlot ? k_ : shape.ep))) {}
+
+std::span<std::byte* const> CombinedRows::Places(const ExchangeSlots& slots,
+                                                 const DispatchRows::Batch& sent,
+                                                 Batch* batch) const {
+  const std::vector<Target>& targets = batch->targets;
+  batch->places.assign(targets.size(), nullptr);
+  batch->left = true;
+  if (combine_rows_ == CombineRows::kRank) {
+    std::byte* outputs = batch->outputs.Get(targets.size() * row_bytes_);
+    batch->output_of.assign(sent.tokens.size() * k_, -1);
+    for (size_t r = 0; r < targets.size(); ++r) {
+      if (targets[r].row < 0) continue;
+      batch->places[r] = outputs + r * row_bytes_;
+      batch->output_of[int64_t{targets[r].row} * k_ + targets[r].slot] = static_cast<int32_t>(r);
+    }
+    return batch->places;
+  }
+  batch->arenas.clear();
+  for (int source = 0; source < slots.ranks(); ++source)
+    batch->arenas.push_back(slots.At(sent.use, source, outputs_));
+  for (size_t r = 0; r < targets.size(); ++r) {
+    const auto [row, slot] = targets[r];
+    if (row < 0) continue;
+    batch->places[r] =
+        batch->arenas[sent.sources[row]] + OutputPlace(sent.tokens[row], slot, k_) * row_bytes_;
+  }
+  return batch->places;
+}
+
+void CombinedRows::Prepare(ExchangeSlots& slots, const DispatchRows& rows,
+                           const DispatchRows::Batch& sent, const ExpertRows& experts, Batch* batch,
+                           ThreadPool& pool) const {
+  CHECK_EQ(batch->places.size(), static_cast<size_t>(experts.num_rows));
+  if (experts.rows) StoreRows(dtype_, experts.rows, hidden_, batch->places, pool);
+  if (combine_rows_ == CombineRows::kRank) SumByRank(slots, rows, sent, batch, pool);
+  RegisterWrites(slots, sent, *batch);
+  batch->prepared = true;
+}
+
+// Sums in float32, slots ascending, then rounds once more to the format in flight.
+void CombinedRows::SumByRank(ExchangeSlots& slots, const DispatchRows& rows,
+                             const DispatchRows::Batch& sent, Batch* batch,
+                             ThreadPool& pool) const {
+  const auto add_up = [&](int64_t begin, int64_t end) {
+    std::vector<float> sum(hidden_), weights;
+    std::vector<const std::byte*> outputs;
+    for (int64_t n = begin; n < end; ++n) {
+      const int source = sent.sources[n];
+      const float* of_slots = rows.Weights(slots, sent, source, n);
+      outputs.clear();
+      weights.clear();
+      for (int j = 0; j < k_; ++j) {
+        const int32_t r = batch->output_of[n * k_ + j];
+        if (r < 0) continue;
+        outputs.push_back(batch->places[r]);
+        weights.push_back(of_slots[j]);
+      }
+      SumWeightedRows(dtype_, outputs, weights.data(), hidden_, sum.data());
+      StoreRow(dtype_, sum.data(), hidden_,
+               slots.At(sent.use, source, SumOffset(slots.rank(), sent.tokens[n])));
+    }
+  };
+  pool.RunRanges(static_cast<int64_t>(sent.tokens.size()), kRowGrain, std::cref(add_up));
+}
+
+void CombinedRows::RegisterWrites(ExchangeSlots& slots, const DispatchRows::Batch& sent,
+                                  const Batch& batch) const {
+  const auto wrote = [&](int64_t n, int slot) {
+    if (const int source = sent.sources[n]; !slots.Mapped(source))
+      slots.Wrote(sent.use, source,
+                  combine_rows_ == CombineRows::kSlot ? OutputOffset(sent.tokens[n], slot)
+                                                      : SumOffset(slots.rank(), sent.tokens[n]),
+                  row_bytes_);
+  };
+  if (slots.AllMapped()) return;
+  if (combine_rows_ == CombineRows::kSlot) {
+    for (const auto [row, slot] : batch.targets)
+      if (row >= 0) wrote(row, slot);
+  } else {
+    for (size_t n = 0; n < sent.tokens.size(); ++n) wrote(static_cast<int64_t>(n), 0);
+  }
+}
+
+void CombinedRows::Sum(const ExchangeSlots& slots, const DispatchRows::Batch& sent,
+                       const TopK& topk, const ExpertMap& experts, Batch* batch, ThreadPool& pool,
+                       float* y) const {
+  batch->left = batch->prepared = false;
+  const std::byte* outputs = slots.Local(sent.use, outputs_);
+  if (combine_rows_ == CombineRows::kSlot)
+    return SumReturnedRows(topk, experts, slots, dtype_, hidden_, outputs, pool, y);
+  const int ranks = slots.ranks();
+  const auto list = [&](int64_t t, auto& rows, auto& weights) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (sent.order[t * ranks + rank] < 0 || !slots.Active(rank)) continue;
+      rows.push_back(outputs + (rank * capacity_ + t) * row_bytes_);
+      weights.push_back(1.0f);
+    }
+  };
+  SumRows(topk.tokens, dtype_, hidden_, list, pool, y);
+}
+
+}  // namespace switchyard

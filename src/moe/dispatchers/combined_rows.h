@@ -1,0 +1,91 @@
+// Combine of the push-based all-to-alls: outputs are written to [token, slot] of the source's
+// buffer, or partial sums to [rank, token].
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "moe/backends.h"
+#include "moe/combine.h"
+#include "moe/dispatchers/dispatch_rows.h"
+#include "moe/dispatchers/exchange_slots.h"
+#include "moe/placement.h"
+#include "moe/scratch.h"
+#include "moe/types.h"
+
+namespace switchyard {
+
+// Index of slot j of token t in the outputs [tokens, k].
+inline int32_t OutputPlace(int64_t t, int j, int k) { return static_cast<int32_t>(t * k + j); }
+
+// Outputs of this rank's experts for its own tokens, if they are not moved.
+struct OwnOutputs {
+  const float* rows = nullptr;   // runner outputs
+  std::vector<int32_t> row_for;  // [tokens, k] row of each output, −1: none of this rank
+};
+
+// y[t] = Σ_j weight[t, j] · output [t, j] over the slots whose expert is on an active rank.
+// `outputs` [tokens, k, H]: written by the experts' ranks.
+void SumReturnedRows(const TopK& topk, const ExpertMap& experts, const ExchangeSlots& slots,
+                     DType dtype, int64_t hidden, const std::byte* outputs, ThreadPool& pool,
+                     float* y);
+
+// A part of a slot's payload in both modes of deepep. The runner writes its outputs to their
+// destinations: at their source (kSlot), or in memory of the batch, to be summed here first
+// (kRank).
+class CombinedRows {
+ public:
+  // The received row, and the slot of its token, that an output belongs to.
+  struct Target {
+    int32_t row = -1;  // −1: none, a gap row
+    int32_t slot = 0;
+  };
+  // One batch.
+  struct Batch {
+    std::vector<Target> targets;          // of the runner outputs, [num_rows]
+    std::vector<std::byte*> places;       // their destinations, [num_rows]
+    bool left = false, prepared = false;  // Places and Prepare were called
+    std::vector<std::byte*> arenas;       // kSlot: [P] outputs of each source
+    // kRank
+    Scratch<std::byte> outputs;      // [num_rows, H]
+    std::vector<int32_t> output_of;  // [received rows, k] by slot, or −1
+  };
+
+  // Allocates its buffer, for at most `capacity` tokens of one rank, in the plan.
+  CombinedRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan);
+
+  // After the mode has filled batch->targets: the destinations of the runner's outputs.
+  std::span<std::byte* const> Places(const ExchangeSlots& slots, const DispatchRows::Batch& sent,
+                                     Batch* batch) const;
+  // After the runner: rounds float32 outputs to their destinations, computes partial sums if
+  // combined by rank, and registers the writes; a flag must follow.
+  void Prepare(ExchangeSlots& slots, const DispatchRows& rows, const DispatchRows::Batch& sent,
+               const ExpertRows& experts, Batch* batch, ThreadPool& pool) const;
+  // After that flag: the weighted sums.
+  void Sum(const ExchangeSlots& slots, const DispatchRows::Batch& sent, const TopK& topk,
+           const ExpertMap& experts, Batch* batch, ThreadPool& pool, float* y) const;
+
+ private:
+  void SumByRank(ExchangeSlots& slots, const DispatchRows& rows, const DispatchRows::Batch& sent,
+                 Batch* batch, ThreadPool& pool) const;
+  void RegisterWrites(ExchangeSlots& slots, const DispatchRows::Batch& sent,
+                      const Batch& batch) const;
+  // Offsets at the token's rank. kSlot: of slot j of token t; kRank: of the partial sum of `rank`.
+  size_t OutputOffset(int64_t t, int j) const {
+    return outputs_ + OutputPlace(t, j, k_) * row_bytes_;
+  }
+  size_t SumOffset(int rank, int64_t t) const {
+    return outputs_ + (rank * capacity_ + t) * row_bytes_;
+  }
+
+  const CombineRows combine_rows_;
+  int64_t hidden_, capacity_;
+  int k_;
+  DType dtype_;
+  int64_t row_bytes_;
+  size_t outputs_;  // kSlot [capacity, k, H], kRank [P ranks of experts, capacity, H]
+};
+
+}  // namespace switchyard

@@ -1,0 +1,92 @@
+// Dispatch of token rows, shared by both modes of deepep.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/parallel.h"
+#include "moe/backends.h"
+#include "moe/dispatchers/exchange_slots.h"
+
+namespace switchyard {
+
+// A part of a slot's payload. Every rank's arena has a segment per source. A rank's own segment
+// holds its tokens' rows, rounded once, preferably by their producer (InputRows). Ranks of the same
+// host read them in place, so that only routing and a flag are sent to them. For a rank of another
+// host, the rows that it needs are copied to this rank's segment of its arena, contiguously. A
+// sender derives the destination of a row locally, so rows and counts are sent together, in
+// one phase. Destinations depend on the routing alone (tokens ascending), so no order depends on
+// timing.
+//
+// If ranks combine partial sums (CombineRows::kRank), weights are stored and sent like rows.
+class DispatchRows {
+ public:
+  // State of one batch. Kept after its end, for a second dispatch with the same routing.
+  struct Batch {
+    SlotUse use;
+    bool placed = false;  // own rows are in the arena by Begin
+    bool again = false;   // reuses the routing, known on both sides
+    // [n, k] EP rank of each slot's expert, −1 for none or an inactive rank, and its local id
+    // there.
+    std::vector<int32_t> owners, local_ids;
+    std::vector<int32_t> order;   // [n, P] index of the token's row among those to a rank, or −1
+    std::vector<int32_t> counts;  // [P] rows to each rank
+    // Received rows: those of source s are [begin[s], begin[s + 1]).
+    std::vector<int32_t> begin;            // [P + 1]
+    std::vector<int32_t> sources, tokens;  // [rows] source rank, and token index there
+    std::vector<const std::byte*> row_places;
+  };
+
+  // Allocates its buffers, for at most `capacity` tokens of one rank, in the plan.
+  DispatchRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan);
+
+  // Takes a slot; returns the buffer for the own rows [tokens, H], to be written before Begin.
+  std::byte* InputRows(ExchangeSlots& slots, Batch* batch) const;
+  // Takes a slot and rounds x [topk.tokens, H] into it, unless InputRows was called. Computes the
+  // dispatch layout: the rank of each slot's expert, and the active ranks that each token goes to.
+  void Begin(ExchangeSlots& slots, const ExpertMap& experts, const float* x, const TopK& topk,
+             ThreadPool& pool, Batch* batch) const;
+  // The same for other rows with the batch's previous layout.
+  void BeginAgain(ExchangeSlots& slots, const float* x, const TopK& topk, ThreadPool& pool,
+                  Batch* batch) const;
+  // Sends rows to ranks that are not mapped, and row counts unless they are known; a flag must
+  // follow.
+  void Send(ExchangeSlots& slots, const Batch& batch, ThreadPool& pool) const;
+  // After that flag, if routing is not known yet: fills begin and sources. Tokens arrive with the
+  // mode's metadata.
+  void Receive(const ExchangeSlots& slots, Batch* batch) const;
+  // After tokens are known: locates the rows in the arenas for this use of the slots.
+  Dispatched Locate(const ExchangeSlots& slots, Batch* batch) const;
+
+  // [k] weights of received row n from `source` (kRank).
+  const float* Weights(const ExchangeSlots& slots, const Batch& batch, int source, int64_t n) const;
+
+  // Index of the first row from `source` in the receiver's segments.
+  int64_t SegmentBegin(int source) const { return source * capacity_; }
+  int64_t capacity() const { return capacity_; }
+
+ private:
+  static void ComputeLayout(const TopK& topk, const ExpertMap& experts, const ExchangeSlots& slots,
+                            Batch* batch);
+  void Place(ExchangeSlots& slots, const float* x, const TopK& topk, ThreadPool& pool,
+             Batch* batch) const;
+  void SendTo(ExchangeSlots& slots, const Batch& batch, int dest, ThreadPool& pool) const;
+  // Offset of token t of `source`, in its own arena.
+  size_t RowOffset(int source, int64_t t) const {
+    return rows_ + (SegmentBegin(source) + t) * row_bytes_;
+  }
+  size_t WeightsOffset(int source, int64_t t) const {
+    return weights_ + (SegmentBegin(source) + t) * weights_bytes_;
+  }
+
+  int64_t hidden_, capacity_;
+  RowFormat format_;
+  int64_t row_bytes_;
+  int64_t weights_bytes_;  // per token, 0 if none are sent
+  size_t counts_;          // [P sources] i32
+  size_t rows_;            // [P sources, capacity, H]
+  size_t weights_ = 0;     // [P sources, capacity, k] f32
+};
+
+}  // namespace switchyard

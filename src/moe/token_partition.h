@@ -1,0 +1,55 @@
+// Partitions a batch's tokens over ranks.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "comm/mesh.h"
+#include "moe/types.h"
+
+namespace switchyard {
+
+// Every rank of an attention group has all tokens of its group. The exchange partitions them evenly
+// over the group's ranks: a rank's *own* tokens. The ranks of an MoE-TP group hold slices of the
+// same experts, so each needs the own tokens of the whole group: its *lane*. Each computes a
+// partial output of the lane; a reduce-scatter sums the parts into the own tokens.
+//
+//   tp 4, dp 2, ep 2 (MoE-TP groups {0,1} {2,3}), 5 tokens in group 0 and 2 in group 1:
+//     rank    0      1      2    3
+//     own     0..2   3..4   0    1        of its group's tokens
+//     lane    0..4 of group 0    0..1 of group 1
+//
+// Pure: every rank computes the same result from the token counts of all groups.
+class TokenPartition {
+ public:
+  TokenPartition() = default;  // no tokens; for Reset
+  // group_tokens [dp]: tokens of each attention group.
+  TokenPartition(const Mesh& mesh, std::span<const int64_t> group_tokens) {
+    Reset(mesh, group_tokens);
+  }
+  // Recomputes the partition and reuses the memory.
+  void Reset(const Mesh& mesh, std::span<const int64_t> group_tokens);
+
+  Share own(int rank) const { return own_[rank]; }  // range in the rank's group
+  int64_t total() const { return total_; }          // of all groups
+  // Tokens of this rank's lane, and the offset of its own tokens there.
+  int64_t lane_tokens() const { return lane_tokens_; }
+  int64_t own_in_lane() const { return own_in_lane_; }
+  // Determines the number of rounds; the same on every rank.
+  int64_t longest_lane() const { return longest_lane_; }
+  // Whether a lane's tokens are contiguous in one attention group, beginning at lane_begin(): no
+  // gather is needed.
+  bool lane_is_local() const { return lane_is_local_; }
+  int64_t lane_begin() const { return lane_begin_; }
+
+ private:
+  std::vector<Share> own_;  // [world]
+  int64_t total_ = 0, lane_tokens_ = 0, own_in_lane_ = 0, longest_lane_ = 0, lane_begin_ = 0;
+  bool lane_is_local_ = true;
+};
+
+// The maximum tokens of a lane if no attention group has more than `max_tokens`.
+int64_t MaxLaneTokens(const MeshShape& mesh, int64_t max_tokens);
+
+}  // namespace switchyard

@@ -1,0 +1,94 @@
+#include "server/api/chat_fields.h"
+
+#include <algorithm>
+#include <string_view>
+
+namespace switchyard {
+namespace {
+
+// OpenAI's roles, and those of published templates: Llama 3.1's ipython, GLM-4's observation.
+constexpr std::string_view kRoles[] = {"system", "developer", "user",    "assistant",
+                                       "tool",   "function",  "ipython", "observation"};
+constexpr std::string_view kEfforts[] = {"none", "minimal", "low", "medium",
+                                         "high", "xhigh",   "max"};
+
+bool IsOneOf(std::span<const std::string_view> list, const Json& value) {
+  return value.is_string() &&
+         std::find(list.begin(), list.end(), value.get_ref<const std::string&>()) != list.end();
+}
+
+void CheckRoles(const Json& messages) {
+  if (!messages.is_array()) return;  // the template's side names what is wrong
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const Json& message = messages[i];
+    const auto role = message.is_object() ? message.find("role") : message.end();
+    if (!message.is_object() || role == message.end() || !role->is_string()) continue;
+    if (!IsOneOf(kRoles, *role)) {
+      throw InvalidField(
+          fmt::format("messages[{}].role", i),
+          "messages[{}].role: unknown role: {}, want system, developer, user, assistant or tool", i,
+          role->get_ref<const std::string&>().substr(0, 80));
+    }
+  }
+}
+
+// A level, or SGLang's number from 0 to 0.99.
+const Json& CheckEffort(const std::string& name, const Json& effort) {
+  const bool number = effort.is_number() && effort.get<double>() >= 0 && effort.get<double>() < 1;
+  if (!number && !IsOneOf(kEfforts, effort)) {
+    throw InvalidField(name, "{} is {}, want none, minimal, low, medium, high, xhigh or max", name,
+                       Dump(effort));
+  }
+  return effort;
+}
+
+// Error unless `value` is an object.
+const Json& Object(const Fields& f, const char* key, const Json& value) {
+  if (!value.is_object()) throw InvalidField(f.Name(key), "{} is not an object", f.Name(key));
+  return value;
+}
+
+}  // namespace
+
+void CheckChatFields(const Fields& f) {
+  if (const Json* messages = f.Find("messages")) CheckRoles(*messages);
+  const Json* tools = f.Find("tools");
+  const Json* choice = f.Find("tool_choice");
+  if (choice && *choice != "auto" && *choice != "none") {
+    throw InvalidField("tool_choice",
+                       "tool_choice is {}: this server cannot force a tool call, want auto or none",
+                       Dump(*choice).substr(0, 80));
+  }
+  const bool offered = tools && !tools->empty() && !(choice && *choice == "none");
+  if (!f.Bool("parallel_tool_calls", true) && offered) {
+    throw InvalidField("parallel_tool_calls",
+                       "parallel_tool_calls: this server cannot keep a model from several calls");
+  }
+}
+
+Json TemplateVariables(const Fields& f) {
+  Json variables = Json::object();
+  const Json* effort = f.Find("reasoning_effort");
+  if (effort) CheckEffort("reasoning_effort", *effort);
+  std::optional<bool> thinking;
+  if (const Json* reasoning = f.Find("reasoning")) {
+    const Fields r(Object(f, "reasoning", *reasoning), "reasoning.");
+    if (r.Has("enabled")) thinking = r.Bool("enabled", false);
+    if (const Json* own = r.Find("effort"); own && !effort)
+      effort = &CheckEffort("reasoning.effort", *own);
+  }
+  if (effort) {
+    variables["reasoning_effort"] = *effort;
+    thinking = *effort != "none";
+  }
+  if (thinking) variables["thinking"] = variables["enable_thinking"] = *thinking;
+  if (const Json* documents = f.Find("documents")) {
+    if (!documents->is_array()) throw InvalidField("documents", "documents is not a list");
+    if (!documents->empty()) variables["documents"] = *documents;
+  }
+  if (const Json* kwargs = f.Find("chat_template_kwargs"))
+    variables.update(Object(f, "chat_template_kwargs", *kwargs));
+  return variables.empty() ? Json(nullptr) : variables;
+}
+
+}  // namespace switchyard

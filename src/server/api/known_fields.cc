@@ -1,0 +1,375 @@
+#include "server/api/known_fields.h"
+
+#include <algorithm>
+#include <map>
+#include <string_view>
+
+#include "core/log.h"
+
+namespace switchyard {
+namespace {
+
+using enum FieldUse;
+
+constexpr char kConstrained[] = "asks for constrained output, which this server does not have";
+constexpr char kAdapters[] = "asks for a LoRA adapter, which this server does not have";
+constexpr char kTextOnly[] = "is not supported: this server takes and gives text only";
+constexpr char kDisaggregated[] = "belongs to disaggregated serving, which this server does not do";
+constexpr char kProcessors[] = "is not supported: this server runs no code of requests";
+constexpr char kNotSupported[] = "is not supported";
+constexpr char kHidden[] = "is not supported: this server returns no internal states";
+constexpr char kSession[] = "is not supported: this server keeps no sessions";
+constexpr char kBeams[] = "asks for beam search, which this server does not have";
+
+// Of both endpoints of OpenAI's interface: its own fields, then SGLang's, then vLLM's.
+constexpr KnownField kOpenAi[] = {
+    {"model", kHonoured},
+    {"frequency_penalty", kHonoured},
+    {"logit_bias", kHonoured},
+    {"logprobs", kHonoured},
+    {"max_tokens", kHonoured},
+    {"n", kHonoured},
+    {"presence_penalty", kHonoured},
+    {"response_format", kHonoured},
+    {"seed", kHonoured},
+    {"stop", kHonoured},
+    {"stream", kHonoured},
+    {"stream_options", kHonoured},
+    {"temperature", kHonoured},
+    {"top_p", kHonoured},
+    {"user", kHint},
+    {"metadata", kHint},
+    {"safety_identifier", kHint},
+    {"prompt_cache_key", kHint},
+    {"prompt_cache_retention", kHint},
+    {"service_tier", kRefused, "is not supported: this server has one tier",
+     R"(["auto", "default"])"},
+    {"store", kRefused, "is not supported: this server stores no answers"},
+
+    {"top_k", kHonoured},
+    {"min_p", kHonoured},
+    {"min_tokens", kHonoured},
+    {"repetition_penalty", kHonoured},
+    {"stop_token_ids", kHonoured},
+    {"no_stop_trim", kHonoured},
+    {"ignore_eos", kHonoured},
+    {"skip_special_tokens", kHonoured},
+    {"rid", kHonoured},
+    {"extra_key", kHonoured},
+    {"cache_salt", kHonoured},
+    {"routed_dp_rank", kHonoured},
+    {"data_parallel_rank", kHonoured},
+    {"return_token_ids", kHonoured},
+    {"session_id", kHint},
+    {"custom_labels", kHint},
+    {"regex", kRefused, kConstrained},
+    {"ebnf", kRefused, kConstrained},
+    {"json_schema", kRefusedEvenEmpty, kConstrained},
+    {"structural_tag", kRefused, kConstrained},
+    {"stop_regex", kRefused, kNotSupported},
+    {"lora_path", kRefused, kAdapters},
+    {"session_params", kRefused, kSession},
+    {"custom_params", kRefused, kProcessors},
+    {"custom_logit_processor", kRefused, kProcessors},
+    {"return_hidden_states", kRefused, kHidden},
+    {"return_routed_experts", kRefused, "is answered by POST /generate alone"},
+    {"routed_experts_start_len", kRefused, "is answered by POST /generate alone", "[0]"},
+    {"return_cached_tokens_details", kRefused, kNotSupported},
+    {"return_sampling_mask", kRefused, kNotSupported},
+    {"priority", kRefused, "is not supported: requests are served in the order of arrival", "[0]"},
+    {"images_config", kRefused, kTextOnly},
+    {"ngram_corpus_id", kRefused, kNotSupported},
+    {"bootstrap_host", kRefused, kDisaggregated},
+    {"bootstrap_port", kRefused, kDisaggregated},
+    {"bootstrap_room", kRefused, kDisaggregated},
+    {"disagg_prefill_dp_rank", kRefused, kDisaggregated},
+
+    {"include_stop_str_in_output", kHonoured},
+    {"truncate_prompt_tokens", kHonoured},
+    {"truncation_side", kHonoured},
+    {"prompt_logprobs", kHonoured},
+    {"allowed_token_ids", kHonoured},
+    {"bad_words", kHonoured},
+    {"request_id", kHonoured},
+    {"return_tokens_as_token_ids", kHonoured},
+    // Only slow tokenizers put spaces there, and this server has none.
+    {"spaces_between_special_tokens", kHint},
+    {"guided_decoding_backend", kHint},  // says nothing without a guide
+    {"guided_json", kRefusedEvenEmpty, kConstrained},
+    {"guided_regex", kRefused, kConstrained},
+    {"guided_choice", kRefused, kConstrained},
+    {"guided_grammar", kRefused, kConstrained},
+    {"guided_json_object", kRefused, kConstrained},
+    {"guided_whitespace_pattern", kRefused, kConstrained},
+    {"structured_outputs", kRefused, kConstrained},
+    {"use_beam_search", kRefused, kBeams},
+    {"early_stopping", kRefused, kBeams},
+    {"length_penalty", kRefused, kBeams, "[1]"},
+    {"best_of", kHonoured},
+    {"logits_processors", kRefused, kProcessors},
+    {"logit_processors", kRefused, kProcessors},
+    {"mm_processor_kwargs", kRefused, kTextOnly},
+    {"media_io_kwargs", kRefused, kTextOnly},
+    {"kv_transfer_params", kRefused, kDisaggregated},
+    {"vllm_xargs", kRefused, kProcessors},
+    {"repetition_detection", kRefused, kNotSupported},
+    {"thinking_token_budget", kRefused, kNotSupported},
+    {"return_token_offsets", kRefused, kNotSupported},
+    {"return_prompt_text", kRefused, kNotSupported},
+};
+
+// What a chat's prompt is made of; /tokenize has these too.
+constexpr KnownField kConversation[] = {
+    {"messages", kHonoured},
+    {"tools", kHonoured},
+    {"tool_choice", kHonoured},
+    {"reasoning_effort", kHonoured},
+    {"reasoning", kHonoured},
+    {"documents", kHonoured},
+    {"chat_template_kwargs", kHonoured},
+    {"continue_final_message", kHonoured},
+    {"add_generation_prompt", kHonoured},
+    {"chat_template", kRefused, "is not supported: the server's template is used"},
+};
+
+constexpr KnownField kChat[] = {
+    {"max_completion_tokens", kHonoured},
+    {"top_logprobs", kHonoured},
+    {"parallel_tool_calls", kHonoured},
+    {"input_ids", kHonoured},
+    {"return_prompt_token_ids", kHonoured},
+    // They matter where a server parses reasoning, which this one does not.
+    {"separate_reasoning", kHint},
+    {"stream_reasoning", kHint},
+    {"include_reasoning", kRefused, "is not supported: reasoning is a part of the content",
+     "[true]"},
+    {"functions", kRefused, "is not supported: use tools"},
+    {"function_call", kRefused, "is not supported: use tool_choice", R"(["auto", "none"])"},
+    {"modalities", kRefused, kTextOnly, R"([["text"]])"},
+    {"audio", kRefused, kTextOnly},
+    {"prediction", kRefused, kNotSupported},
+    {"verbosity", kRefused, kNotSupported, R"(["medium"])"},
+    {"web_search_options", kRefusedEvenEmpty, "is not supported: this server does not search"},
+    {"moderation", kRefused, kNotSupported},
+    {"add_special_tokens", kRefused, "is not supported: the template writes special tokens"},
+    {"echo", kRefused, "is not supported: completions have it"},
+    {"return_meta_info", kRefused, kNotSupported},
+    {"return_assistant_tokens_mask", kRefused, kNotSupported},
+    {"task", kRefused, kNotSupported},
+    {"max_dynamic_patch", kRefused, kTextOnly},
+    {"min_dynamic_patch", kRefused, kTextOnly},
+    {"use_audio_in_video", kRefused, kTextOnly},
+};
+
+constexpr KnownField kCompletion[] = {
+    {"prompt", kHonoured},
+    {"echo", kHonoured},
+    {"max_completion_tokens", kHonoured},
+    {"add_special_tokens", kHonoured},
+    {"suffix", kRefused, "is not supported: this server fills no gaps"},
+    {"prompt_embeds", kRefused, "is not supported: send prompt"},
+};
+
+// SGLang's GenerateReqInput (managers/io_struct.py).
+constexpr KnownField kGenerate[] = {
+    {"text", kHonoured},
+    {"input_ids", kHonoured},
+    {"sampling_params", kHonoured},
+    {"rid", kHonoured},
+    {"return_logprob", kHonoured},
+    {"logprob_start_len", kHonoured},
+    {"top_logprobs_num", kHonoured},
+    {"token_ids_logprob", kHonoured},
+    {"return_text_in_logprobs", kHonoured},
+    {"stream", kHonoured},
+    {"return_routed_experts", kHonoured},
+    {"routed_experts_start_len", kHonoured},
+    {"return_prompt_token_ids", kHonoured},
+    {"routed_dp_rank", kHonoured},
+    {"data_parallel_rank", kHonoured},
+    {"extra_key", kHonoured},
+    {"cache_salt", kHonoured},
+    {"session_id", kHint},
+    {"conversation_id", kHint},
+    {"routing_key", kHint},
+    {"custom_labels", kHint},
+    {"log_metrics", kHint},
+    {"no_logs", kHint},  // no text of a request is ever logged
+    {"external_trace_header", kHint},
+    {"received_time", kHint},
+    {"kv_router_hint", kHint},
+    {"input_embeds", kRefused, "is not supported: send text or input_ids"},
+    {"positional_embed_overrides", kRefused, kNotSupported},
+    {"image_data", kRefused, kTextOnly},
+    {"video_data", kRefused, kTextOnly},
+    {"audio_data", kRefused, kTextOnly},
+    {"mm_hashes", kRefused, kTextOnly},
+    {"mm_content_hashes", kRefused, kTextOnly},
+    {"use_audio_in_video", kRefused, kTextOnly},
+    {"video_config", kRefused, kTextOnly},
+    {"images_config", kRefused, kTextOnly},
+    {"modalities", kRefused, kTextOnly, R"([["text"]])"},
+    {"max_dynamic_patch", kRefused, kTextOnly},
+    {"min_dynamic_patch", kRefused, kTextOnly},
+    {"image_max_dynamic_patch", kRefused, kTextOnly},
+    {"video_max_dynamic_patch", kRefused, kTextOnly},
+    {"need_wait_for_mm_inputs", kRefused, kTextOnly},
+    {"num_items_assigned", kRefused, kTextOnly},
+    {"encoder_urls", kRefused, kTextOnly},
+    {"session_params", kRefused, kSession},
+    {"lora_path", kRefused, kAdapters},
+    {"lora_id", kRefused, kAdapters},
+    {"custom_logit_processor", kRefused, kProcessors},
+    {"return_hidden_states", kRefused, kHidden},
+    {"return_entropy", kRefused, kNotSupported},
+    {"return_sampling_mask", kRefused, kNotSupported},
+    {"return_indexer_topk", kRefused, kHidden},
+    {"return_flat_raw_top_logprobs", kRefused, kNotSupported},
+    {"return_flat_raw_top_logprobs_b64", kRefused, kNotSupported},
+    {"return_bytes", kRefused, kTextOnly},
+    {"require_reasoning", kRefused, kNotSupported},
+    {"max_thinking_tokens", kRefused, kNotSupported},
+    {"background", kRefused, "is not supported: answers come on the request's connection"},
+    {"multi_item_delimiter_indices", kRefused, kNotSupported},
+    {"priority", kRefused, "is not supported: requests are served in the order of arrival", "[0]"},
+    {"ngram_corpus_id", kRefused, kNotSupported},
+    {"bootstrap_host", kRefused, kDisaggregated},
+    {"bootstrap_port", kRefused, kDisaggregated},
+    {"bootstrap_room", kRefused, kDisaggregated},
+    {"bootstrap_pair_key", kRefused, kDisaggregated},
+    {"decode_tp_size", kRefused, kDisaggregated},
+    {"disagg_prefill_dp_rank", kRefused, kDisaggregated},
+    {"http_worker_ipc", kRefused, kNotSupported},
+};
+
+// SGLang's SamplingParams (sampling/sampling_params.py), and vLLM's lists of tokens.
+constexpr KnownField kSamplingParams[] = {
+    {"max_new_tokens", kHonoured},
+    {"min_new_tokens", kHonoured},
+    {"stop", kHonoured},
+    {"stop_token_ids", kHonoured},
+    {"temperature", kHonoured},
+    {"top_p", kHonoured},
+    {"top_k", kHonoured},
+    {"min_p", kHonoured},
+    {"frequency_penalty", kHonoured},
+    {"presence_penalty", kHonoured},
+    {"repetition_penalty", kHonoured},
+    {"n", kHonoured},
+    {"ignore_eos", kHonoured},
+    {"skip_special_tokens", kHonoured},
+    {"no_stop_trim", kHonoured},
+    {"include_stop_str_in_output", kHonoured},
+    {"logit_bias", kHonoured},
+    {"sampling_seed", kHonoured},
+    {"stream_interval", kHonoured},
+    {"allowed_token_ids", kHonoured},
+    {"bad_words", kHonoured},
+    {"spaces_between_special_tokens", kHint},
+    {"stop_regex", kRefused, kNotSupported},
+    {"json_schema", kRefusedEvenEmpty, kConstrained},
+    {"regex", kRefused, kConstrained},
+    {"ebnf", kRefused, kConstrained},
+    {"structural_tag", kRefused, kConstrained},
+    {"custom_params", kRefused, kProcessors},
+    {"beam_width", kRefused, kBeams, "[1]"},
+    {"use_beam_search", kRefused, kBeams},
+};
+
+constexpr KnownField kTokenize[] = {
+    {"model", kHonoured},
+    {"prompt", kHonoured},
+    {"add_special_tokens", kHonoured},
+    {"return_token_strs", kHonoured},
+    {"mm_processor_kwargs", kRefused, kTextOnly},
+    {"media_io_kwargs", kRefused, kTextOnly},
+};
+
+constexpr KnownField kDetokenize[] = {
+    {"model", kHonoured}, {"tokens", kHonoured}, {"skip_special_tokens", kHonoured}};
+
+std::vector<KnownField> Join(std::span<const KnownField> a, std::span<const KnownField> b,
+                             std::span<const KnownField> c = {}) {
+  std::vector<KnownField> all(a.begin(), a.end());
+  all.insert(all.end(), b.begin(), b.end());
+  all.insert(all.end(), c.begin(), c.end());
+  return all;
+}
+
+const KnownField* FindField(RequestKind kind, std::string_view name) {
+  using Table = std::map<std::string_view, const KnownField*>;
+  static const std::map<RequestKind, Table> kTables = [] {
+    std::map<RequestKind, Table> tables;
+    for (const RequestKind k :
+         {RequestKind::kChat, RequestKind::kCompletion, RequestKind::kGenerate,
+          RequestKind::kSamplingParams, RequestKind::kTokenize, RequestKind::kDetokenize}) {
+      for (const KnownField& field : KnownFields(k)) tables[k][field.name] = &field;
+    }
+    return tables;
+  }();
+  const Table& table = kTables.at(kind);
+  const auto found = table.find(name);
+  return found == table.end() ? nullptr : found->second;
+}
+
+bool IsEmpty(const Json& value) {
+  if (value.is_null() || value == false || value == "" || value == "false") return true;
+  if (!value.is_structured()) return false;
+  return std::all_of(value.begin(), value.end(), [](const Json& v) { return v.is_null(); });
+}
+
+bool AsksForNothing(const KnownField& field, const Json& value) {
+  if (value.is_null() || value == false) return true;
+  if (field.use == kRefused && IsEmpty(value)) return true;
+  if (*field.neutral == '\0') return false;
+  const Json neutral = Json::parse(field.neutral);
+  return std::find(neutral.begin(), neutral.end(), value) != neutral.end();
+}
+
+}  // namespace
+
+std::span<const KnownField> KnownFields(RequestKind kind) {
+  static const std::vector<KnownField> chat = Join(kOpenAi, kConversation, kChat);
+  static const std::vector<KnownField> completion = Join(kOpenAi, kCompletion);
+  static const std::vector<KnownField> tokenize = Join(kTokenize, kConversation);
+  switch (kind) {
+    case RequestKind::kChat:
+      return chat;
+    case RequestKind::kCompletion:
+      return completion;
+    case RequestKind::kGenerate:
+      return kGenerate;
+    case RequestKind::kSamplingParams:
+      return kSamplingParams;
+    case RequestKind::kTokenize:
+      return tokenize;
+    case RequestKind::kDetokenize:
+      return kDetokenize;
+  }
+  return {};
+}
+
+bool UnknownFields::Log(const std::string& name) {
+  constexpr size_t kMostNames = 256, kLongestName = 80;
+  std::string shown = Dump(Json(name.substr(0, kLongestName)));  // without control characters
+  {
+    std::lock_guard lock(mutex_);
+    if (seen_.size() >= kMostNames || !seen_.insert(shown).second) return false;
+  }
+  LOG_WARNING("a request has the unknown field {}, which is ignored here and from now on", shown);
+  return true;
+}
+
+void CheckFields(const Fields& fields, RequestKind kind, UnknownFields& unknown) {
+  for (const auto& [name, value] : fields.object().items()) {
+    const KnownField* field = FindField(kind, name);
+    if (!field) {
+      unknown.Log(fields.Name(name.c_str()));
+    } else if ((field->use == kRefused || field->use == kRefusedEvenEmpty) &&
+               !AsksForNothing(*field, value)) {
+      throw InvalidField(fields.Name(field->name), "{} {}", fields.Name(field->name), field->why);
+    }
+  }
+}
+
+}  // namespace switchyard

@@ -1,0 +1,89 @@
+#include "server/api/sampling_fields.h"
+
+namespace switchyard {
+namespace {
+
+// A word is forbidden as it begins a text and as it follows a space, as vLLM has it: both
+// spellings are tokenized, and the second counts if it begins with another token and is as long.
+std::vector<std::vector<int32_t>> ParseBadWords(const Tokenizer& tokenizer, const Fields& f) {
+  std::vector<std::vector<int32_t>> words;
+  for (const std::string& word : f.Strings("bad_words")) {
+    if (word.empty())
+      throw InvalidField(f.Name("bad_words"), "{} has an empty string", f.Name("bad_words"));
+    const std::string bare = word.substr(std::min(word.find_first_not_of(' '), word.size()));
+    std::vector<int32_t> start = tokenizer.Encode(bare.empty() ? word : bare, false);
+    std::vector<int32_t> spaced = tokenizer.Encode(" " + bare, false);
+    const bool both = !start.empty() && spaced.size() == start.size() && spaced[0] != start[0];
+    if (!start.empty()) words.push_back(std::move(start));
+    if (both) words.push_back(std::move(spaced));
+  }
+  return words;
+}
+
+std::vector<std::string> ParseStop(const Fields& f) {
+  const Json* stop = f.Find("stop");
+  if (stop && *stop == "") return {};  // asks for nothing
+  return f.Strings("stop");
+}
+
+float Single(const Fields& f, const char* key, float otherwise) {
+  return static_cast<float>(f.Number(key, otherwise));
+}
+
+}  // namespace
+
+void ParseSamplingFields(const Tokenizer& tokenizer, const Fields& f, GenerationSpec* spec) {
+  SamplingParams& s = spec->sampling;
+  s.temperature = Single(f, "temperature", s.temperature);
+  s.top_p = Single(f, "top_p", s.top_p);
+  s.top_k = f.Int32("top_k", s.top_k);
+  if (s.top_k == 0) s.top_k = -1;  // transformers', llama.cpp's and vLLM's way to say all
+  s.min_p = Single(f, "min_p", s.min_p);
+  s.frequency_penalty = Single(f, "frequency_penalty", s.frequency_penalty);
+  s.presence_penalty = Single(f, "presence_penalty", s.presence_penalty);
+  s.repetition_penalty = Single(f, "repetition_penalty", s.repetition_penalty);
+  s.stop_token_ids = f.Ids("stop_token_ids");
+  s.ignore_eos = f.Bool("ignore_eos", s.ignore_eos);
+  s.logit_bias = f.LogitBias("logit_bias");
+  s.allowed_token_ids = f.Ids("allowed_token_ids");
+  s.bad_words = ParseBadWords(tokenizer, f);
+  spec->stop = ParseStop(f);
+  const bool trimmed = !f.Bool("no_stop_trim", false);
+  spec->keep_stop = f.Bool("include_stop_str_in_output", false) || !trimmed;
+  spec->skip_special_tokens = f.Bool("skip_special_tokens", true);
+}
+
+const Json* ForPrompt(const Fields& f, const char* key, size_t i, size_t prompts) {
+  const Json* field = f.Find(key);
+  if (!field || !field->is_array()) return field;
+  if (field->size() != prompts)
+    throw InvalidField(f.Name(key), "{} has {} entries for {} prompts", f.Name(key), field->size(),
+                       prompts);
+  return (*field)[i].is_null() ? nullptr : &(*field)[i];
+}
+
+void ParseRequestName(const Fields& f, const char* key, size_t i, size_t prompts,
+                      GenerationSpec* spec) {
+  const Json* name = ForPrompt(f, key, i, prompts);
+  if (!name) return;
+  if (!name->is_string()) throw InvalidField(f.Name(key), "{} is not a string", f.Name(key));
+  spec->name = name->get<std::string>();
+  if (prompts == 1 || f.Find(key)->is_array()) return;
+  spec->batch_name = spec->name;
+  spec->name += fmt::format("_{}", i);
+}
+
+std::string ParseCacheSalt(const Fields& f, size_t i, size_t prompts) {
+  std::string salt;
+  for (const char* key : {"cache_salt", "extra_key"}) {
+    const Json* value = ForPrompt(f, key, i, prompts);
+    if (!value || *value == "") continue;
+    if (!value->is_string()) throw InvalidField(f.Name(key), "{} is not a string", f.Name(key));
+    const auto& text = value->get_ref<const std::string&>();
+    // The length keeps two pairs apart that would read the same one after the other.
+    salt += fmt::format("{}:{}:{}", key, text.size(), text);
+  }
+  return salt;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,29 @@
+// What a checkpoint's files say about its chat: the sources of its templates, its special tokens.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+namespace switchyard {
+
+struct ChatTemplateSource {
+  std::string text;
+  std::string name;  // for errors: the file, and the key within it
+};
+
+struct ChatFiles {
+  std::map<std::string, ChatTemplateSource> templates;  // by name; "default" is the usual one
+  nlohmann::ordered_json special_tokens;                // texts by name: bos_token …
+};
+
+// Templates: `override_file`, else chat_template.jinja and additional_chat_templates/NAME.jinja,
+// else chat_template.json, else tokenizer_config.json's chat_template. Special tokens:
+// tokenizer_config.json, and where that has no added_tokens_decoder (as in transformers)
+// special_tokens_map.json. Throws Error that names the file at fault; missing files are no error.
+ChatFiles ReadChatFiles(const std::filesystem::path& model_dir,
+                        const std::optional<std::filesystem::path>& override_file);
+
+}  // namespace switchyard

@@ -1,0 +1,50 @@
+// A chat template as a test writes it, in a model directory of its own.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "core/error.h"
+#include "text/chat/chat_template.h"
+
+namespace switchyard {
+
+class ChatTestModel : public testing::Test {
+ protected:
+  using Json = nlohmann::ordered_json;
+
+  ChatTestModel() {
+    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+    dir_ = std::filesystem::temp_directory_path() /
+           (std::string("switchyard_") + info->test_suite_name() + info->name() +
+            std::to_string(::getpid()));
+    std::filesystem::create_directories(dir_);
+  }
+  ~ChatTestModel() override { std::filesystem::remove_all(dir_); }
+
+  ChatTemplate Load(const std::string& source) {
+    std::ofstream(dir_ / "chat_template.jinja") << source;
+    return ChatTemplate::FromDirectory(dir_);
+  }
+
+  // The prompt, or the text of the error.
+  std::string Render(const std::string& source, const ChatInput& input) {
+    try {
+      return Load(source).Apply(input).text;
+    } catch (const Error& error) {
+      return std::string("error: ") + error.what();
+    }
+  }
+
+  static ChatInput Conversation(const std::string& messages) {
+    return {.messages = Json::parse(messages)};
+  }
+
+  std::filesystem::path dir_;
+};
+
+}  // namespace switchyard

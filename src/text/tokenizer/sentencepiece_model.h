@@ -1,0 +1,44 @@
+// tokenizer.model: what SentencePiece trains, a message of protobuf (sentencepiece_model.proto).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace switchyard {
+
+struct SentencePieceModel {
+  enum class Kind { kUnigram = 1, kBpe = 2 };
+  enum class PieceType {
+    kNormal = 1,
+    kUnknown = 2,
+    kControl = 3,
+    kUserDefined = 4,
+    kUnused = 5,
+    kByte = 6
+  };
+
+  struct Piece {
+    std::string text;
+    float score = 0;
+    PieceType type = PieceType::kNormal;
+  };
+
+  std::vector<Piece> pieces;  // by id
+  Kind kind = Kind::kUnigram;
+  bool byte_fallback = false;
+  int32_t unk_id = 0, bos_id = 1, eos_id = 2;  // negative: there is none
+  std::string unk_piece = "<unk>", bos_piece = "<s>", eos_piece = "</s>";
+  // How texts are normalized.
+  std::string precompiled_charsmap;  // may be empty
+  bool add_dummy_prefix = true;
+  bool remove_extra_whitespaces = true;
+  bool escape_whitespaces = true;
+};
+
+// Throws Error that names `file` for bytes that are no such message, for kinds other than Unigram
+// and BPE, and for pieces that are no UTF-8.
+SentencePieceModel ReadSentencePiece(std::string_view bytes, const std::string& file);
+
+}  // namespace switchyard

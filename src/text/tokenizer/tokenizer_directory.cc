@@ -1,0 +1,112 @@
+// Tokenizer::FromDirectory: the files that a checkpoint may have its tokenizer in.
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <unordered_set>
+#include <vector>
+
+#include "core/error.h"
+#include "text/tokenizer/configured_tokens.h"
+#include "text/tokenizer/sentencepiece_tokenizer.h"
+#include "text/tokenizer/tiktoken_file.h"
+#include "text/tokenizer/tokenizer.h"
+#include "text/tokenizer/tokenizer_reader.h"
+
+namespace switchyard {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr const char* kVocabularies[] = {"tokenizer.json", "tiktoken.model", "tokenizer.model"};
+
+Json ReadObjectIfThere(const fs::path& file) {
+  if (!fs::exists(file)) return nullptr;
+  Json json = ParseTokenizerJson(ReadTokenizerFile(file), file.string());
+  if (!json.is_object()) throw Invalid("{} is no JSON object", file.string());
+  return json;
+}
+
+bool IsFalse(const Json& config, const char* key) {
+  return config.is_object() && config.contains(key) && config[key] == false;
+}
+
+// Gives pieces the names that added_tokens_decoder has for their ids, as fine-tunes do with unused
+// pieces, but none that another piece keeps.
+void RenamePieces(const Json& decoder, SentencePieceModel* model) {
+  if (!decoder.is_object()) return;
+  std::vector<std::optional<std::string>> names(model->pieces.size());
+  for (const auto& [key, token] : decoder.items()) {
+    size_t id = 0;
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
+    const bool valid = error == std::errc() && end == key.data() + key.size() && id < names.size();
+    if (valid && token.is_object() && token.contains("content") && token["content"].is_string())
+      names[id] = token["content"].get<std::string>();
+  }
+  std::unordered_set<std::string> kept;
+  for (size_t id = 0; id < names.size(); ++id) {
+    if (!names[id]) kept.insert(model->pieces[id].text);
+  }
+  for (size_t id = 0; id < names.size(); ++id) {
+    if (names[id] && !kept.contains(*names[id])) model->pieces[id].text = *names[id];
+  }
+}
+
+// What tokenizer_config.json need not say where the model of SentencePiece does, and what
+// transformers changes of it: added tokens are found in the text as it came in, so that each
+// stretch between two gets a prefix of its own.
+void CompleteConfig(const SentencePieceModel& model, Json* config) {
+  if (config->is_null()) *config = Json::object();
+  const auto take = [&](const char* name, int32_t id, const std::string& piece) {
+    if (id >= 0 && !config->contains(name)) (*config)[name] = piece;
+  };
+  take("bos_token", model.bos_id, model.bos_piece);
+  take("eos_token", model.eos_id, model.eos_piece);
+  take("unk_token", model.unk_id, model.unk_piece);
+  const auto decoder = config->find("added_tokens_decoder");
+  if (!model.add_dummy_prefix || decoder == config->end() || !decoder->is_object()) return;
+  for (Json& token : *decoder) {
+    if (token.is_object()) token["normalized"] = false;
+  }
+}
+
+// The vocabulary in the form of tokenizer.json.
+Json ReadVocabulary(const fs::path& file, Json* config) {
+  const std::string bytes = ReadTokenizerFile(file);
+  if (file.extension() == ".json") return ParseTokenizerJson(bytes, file.string());
+  const bool kimi = file.filename() == "tiktoken.model";
+  const Json decoder = config->is_object() ? config->value("added_tokens_decoder", Json()) : Json();
+  if (kimi || LooksLikeTiktoken(bytes)) {
+    return TokenizerOfTiktoken(bytes, kimi ? TiktokenPattern::kKimi : TiktokenPattern::kLlama3,
+                               decoder, file.string());
+  }
+  SentencePieceModel model = ReadSentencePiece(bytes, file.string());
+  RenamePieces(decoder, &model);
+  CompleteConfig(model, config);
+  return TokenizerOfSentencePiece(model, !IsFalse(*config, "legacy"), file.string());
+}
+
+}  // namespace
+
+bool Tokenizer::HasFiles(const fs::path& dir) {
+  for (const char* name : kVocabularies) {
+    if (fs::exists(dir / name)) return true;
+  }
+  return false;
+}
+
+std::unique_ptr<Tokenizer> Tokenizer::FromDirectory(const fs::path& dir) {
+  TokenizerConfig files{.config = ReadObjectIfThere(dir / "tokenizer_config.json"),
+                        .special_tokens_map = ReadObjectIfThere(dir / "special_tokens_map.json"),
+                        .added_tokens = ReadObjectIfThere(dir / "added_tokens.json"),
+                        .directory = dir.string()};
+  for (const char* name : kVocabularies) {
+    if (!fs::exists(dir / name)) continue;
+    Json document = ReadVocabulary(dir / name, &files.config);
+    ApplyTokenizerConfig(files, &document);
+    return FromDocument(document, (dir / name).string());
+  }
+  throw NotFound("{}: has no tokenizer.json, tiktoken.model or tokenizer.model", dir.string());
+}
+
+}  // namespace switchyard

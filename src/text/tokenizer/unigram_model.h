@@ -1,0 +1,61 @@
+// The "model" of tokenizer.json, of type Unigram: the likeliest split of a word into tokens.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "text/tokenizer/added_tokens.h"
+#include "text/tokenizer/json_node.h"
+#include "text/tokenizer/vocabulary.h"
+
+namespace switchyard {
+
+// Kudo, "Subword Regularization" (2018), as SentencePiece and the library tokenizers compute it:
+// the best path through all tokens by dynamic programming. Immutable; any number of threads, each
+// with its own Scratch.
+class UnigramModel {
+ public:
+  class Scratch;
+
+  // Throws Error for malformed nodes and for tokens given twice.
+  explicit UnigramModel(const JsonNode& node);
+
+  const Vocabulary& vocabulary() const { return vocabulary_; }
+
+  // Appends the ids of one word. A run of characters without tokens becomes one unknown token, or
+  // its bytes' tokens if the vocabulary has them and the file says so.
+  void Encode(std::string_view word, Scratch* scratch, std::vector<int32_t>* ids) const;
+
+ private:
+  void FindBestPath(std::string_view word, Scratch* scratch) const;
+  void AppendUnknown(std::string_view run, std::vector<int32_t>* ids) const;
+
+  Vocabulary vocabulary_;
+  std::vector<double> scores_;  // by id
+  StringMatcher tokens_;
+  int32_t unknown_id_ = -1;  // -1: unknown characters vanish
+  double unknown_score_ = 0;
+  bool byte_fallback_ = false;
+  std::array<int32_t, 256> id_of_byte_;  // -1: no token
+};
+
+class UnigramModel::Scratch {
+ private:
+  friend class UnigramModel;
+
+  // The best way to reach a byte of the word.
+  struct Place {
+    double score;
+    size_t start;  // of the last token on that way; npos: not reached
+    int32_t id;    // of that token
+  };
+
+  std::vector<Place> places_;
+  std::vector<Place> path_;
+};
+
+}  // namespace switchyard

@@ -1,8 +1,0 @@
-#include "kernels/cpu/avx512/vec.h"
-#include "train/math/leaves_of.h"
-
-namespace switchyard::train::avx512 {
-
-const Leaves kLeaves = simd::LeavesOf<kernels::cpu::avx512::Vec, 6, 4>();
-
-}  // namespace switchyard::train::avx512
