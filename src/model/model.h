@@ -124,6 +124,12 @@ class Model {
   // (dense layers have none at all). Empty where the batch did not ask.
   std::span<const int32_t> routed_experts() const;
 
+  // [T] of the last batch: -1, or layer * 65536 + expert of a token's first router score that was
+  // not finite. Of the tokens that this rank routed; empty on GPUs, which do not keep them.
+  std::span<const int32_t> router_faults() const;
+  // The ranks that have the same batches.
+  Communicator& attention_group() const;
+
   // What re-balancing moves; null where ModelOptions did not ask.
   MovableExperts* movable_experts();
 

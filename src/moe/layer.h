@@ -48,6 +48,8 @@ struct OwnedExpert {
   std::shared_ptr<const void> owner;
 };
 
+constexpr int32_t kFaultLayer = 65536;  // of MoeTokens::router_faults
+
 // The rows of one pass, as every rank knows them.
 struct MoeTokens {
   // [dp] rows of each attention group, and how many of them, the first ones, are the one new row of
@@ -57,6 +59,9 @@ struct MoeTokens {
   // [tokens of this group, top_k] gets the logical experts of every token, −1 for none, on every
   // rank of the group; or null.
   int32_t* routed_experts = nullptr;
+  // [tokens of this group] gets, where it is -1, layer * kFaultLayer + expert of a token's first
+  // router score that is not finite. This rank's tokens alone; or null.
+  int32_t* router_faults = nullptr;
 };
 
 // Stateless between calls but for its weights and where they sit; the rank's thread calls it.
@@ -115,6 +120,14 @@ class MoeLayer {
   void PlaceRows(MoeBatch& batch) const;
   void ChooseExperts(MoeBatch& batch) const;
   void ComputeShared(MoeBatch& batch) const;
+  // The tokens of a round that this rank routes for its group: among the round's, and where they
+  // begin among the group's.
+  struct OwnTokens {
+    Share in_round;
+    int64_t in_group = 0;
+  };
+  OwnTokens OwnOf(const MoeBatch& batch) const;
+  void KeepRouterFaults(MoeBatch& batch) const;
   void KeepRoutedExperts(MoeBatch& batch) const;
   void TellObserver(const MoeBatch& batch) const;
 
