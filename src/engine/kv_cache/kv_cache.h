@@ -38,6 +38,14 @@ class KvCache {
 
   // Gives an empty sequence the longest known prefix of `tokens`; returns its length in tokens.
   int64_t Borrow(std::span<const int32_t> tokens, SequencePages& sequence);
+  bool reuses_prefixes() const { return tree_.has_value(); }
+  // The tree's nodes along the longest known prefix of `tokens`, and its length. Nothing changes.
+  std::vector<const void*> Path(std::span<const int32_t> tokens) const {
+    return tree_ ? tree_->Look(tokens).nodes : std::vector<const void*>();
+  }
+  int64_t PrefixLength(std::span<const int32_t> tokens) const {
+    return tree_ ? tree_->Look(tokens).tokens : 0;
+  }
   // Makes room for `tokens` positions in all; false, and nothing done, where pages lack.
   bool Grow(int64_t tokens, SequencePages& sequence);
   // Puts the whole pages of `computed`, the sequence's leading tokens, into the tree and borrows

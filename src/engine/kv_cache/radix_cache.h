@@ -33,6 +33,14 @@ class RadixCache {
   // is split where need be), so that locking it holds these pages and no more.
   Match Find(std::span<const int32_t> tokens);
 
+  // The nodes of the longest known prefix, from below the root, the last one perhaps in part, and
+  // that prefix's length in tokens. Changes nothing.
+  struct Trail {
+    std::vector<const void*> nodes;
+    int64_t tokens = 0;
+  };
+  Trail Look(std::span<const int32_t> tokens) const;
+
   // Adds `tokens` (whole pages) stored in `pages`. A leading part that the tree has already stays
   // as it is; the pages after it become the tree's. Returns how many pages were there before: of
   // those, the caller keeps what it owned.
