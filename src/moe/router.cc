@@ -97,11 +97,12 @@ void SelectForToken(const RouterConfig& config, std::span<const float> logits,
   }
 }
 
-// The first expert whose score is not finite; −1: all are. A correction bias counts too: what is
-// chosen by must be finite.
+// The first expert whose score is not finite; −1: all are. A correction bias counts too, but for
+// −∞, which takes an expert out of the race.
 int32_t FirstBad(std::span<const float> logits, const float* correction_bias) {
   for (size_t e = 0; e < logits.size(); ++e) {
-    const bool biased = correction_bias == nullptr || std::isfinite(correction_bias[e]);
+    const bool biased = correction_bias == nullptr || std::isfinite(correction_bias[e]) ||
+                        correction_bias[e] == kNever;
     if (!std::isfinite(logits[e]) || !biased) return static_cast<int32_t>(e);
   }
   return -1;

@@ -51,7 +51,8 @@ struct RouterWeights {
 
 // logits [tokens, num_experts] → *out. Ties go to the lower id, so that every rank chooses alike.
 // Slots are in the order of choice, best first. A token with a score (logit, or choice with the
-// correction bias) that is NaN or infinite is marked in TopK::bad_experts.
+// correction bias) that is NaN or infinite is marked in TopK::bad_experts; a correction bias of −∞
+// takes an expert out, and where that leaves none for a slot its id is −1.
 void SelectExperts(const RouterConfig& config, const float* logits, int64_t tokens,
                    const float* correction_bias, TopK* out, ThreadPool& pool);
 
