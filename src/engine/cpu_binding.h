@@ -24,7 +24,8 @@ struct CpuBinding {
 std::vector<CpuList> ParseCpuBind(const std::string& text, int32_t threads_per_rank,
                                   int ranks_of_host);
 
-// The flag's default: SGLang's SGLANG_CPU_OMP_THREADS_BIND, where "all" is auto, if it is set.
+// The flag's default: SGLang's SGLANG_CPU_OMP_THREADS_BIND, where "all" is auto, if it is set; else
+// none where SGLANG_SET_CPU_AFFINITY is false. Error kInvalid where that is neither true nor false.
 std::string CpuBindOfEnvironment();
 
 // The binding of a rank that may run on `allowed` and shares them, as rank `index` of `count`, with
