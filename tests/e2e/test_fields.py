@@ -322,7 +322,7 @@ def test_reasoning_effort_reaches_the_template(tmp_path):
             (tmp_path / file.name).symlink_to(file)
     (tmp_path / "chat_template.jinja").write_text(
         "{{ 'effort ' + reasoning_effort|default('none given') + (' on' if enable_thinking is defined and enable_thinking else '') }}"
-        "{%- for d in documents|default([]) -%}{{ d.text }}{%- endfor -%}{%- for m in messages -%}{{ m.content }}{%- endfor -%}")
+        "{%- for d in documents or [] -%}{{ d.text }}{%- endfor -%}{%- for m in messages -%}{{ m.content }}{%- endfor -%}")
     with Server(tmp_path, "--dtype", "float32", "--max-total-tokens", 2048) as s:
         def prompt(**more):
             status, answer = s.request("/tokenize", {"messages": HELLO, **more})

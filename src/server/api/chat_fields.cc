@@ -51,7 +51,6 @@ const Json& Object(const Fields& f, const char* key, const Json& value) {
 }  // namespace
 
 void CheckChatFields(const Fields& f) {
-  if (const Json* messages = f.Find("messages")) CheckRoles(*messages);
   const Json* tools = f.Find("tools");
   const Json* choice = f.Find("tool_choice");
   if (choice && *choice != "auto" && *choice != "none") {
@@ -64,6 +63,10 @@ void CheckChatFields(const Fields& f) {
     throw InvalidField("parallel_tool_calls",
                        "parallel_tool_calls: this server cannot keep a model from several calls");
   }
+}
+
+void CheckChatRoles(const Fields& f) {
+  if (const Json* messages = f.Find("messages")) CheckRoles(*messages);
 }
 
 Json TemplateVariables(const Fields& f) {

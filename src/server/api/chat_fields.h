@@ -6,9 +6,12 @@
 namespace switchyard {
 
 // RequestError for a tool_choice that this server cannot keep: it neither forces nor parses calls,
-// so only "auto" and "none" are; for parallel_tool_calls: false with tools; and for a message whose
-// role is no role of OpenAI's interface or of a published template.
+// so only "auto" and "none" are; and for parallel_tool_calls: false with tools.
 void CheckChatFields(const Fields& f);
+
+// RequestError for a message whose role is no role of OpenAI's interface or of a published
+// template. Call it after rendering: a template's own error about roles takes precedence.
+void CheckChatRoles(const Fields& f);
 
 // The variables for the chat template: chat_template_kwargs, and beside them reasoning_effort,
 // SGLang's reasoning {effort, enabled} and documents, which kwargs of the same names override. An

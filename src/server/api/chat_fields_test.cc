@@ -10,6 +10,7 @@ std::string Check(const char* body) {
   const Json json = Json::parse(body);
   try {
     CheckChatFields(Fields(json));
+    CheckChatRoles(Fields(json));
   } catch (const RequestError& e) {
     return e.param();
   }
