@@ -245,9 +245,9 @@ Error Front::Full() const {
 }
 
 void Front::Abort(const std::vector<uint64_t>& ids) {
-  std::vector<ControlMessage> aborts;
-  aborts.reserve(ids.size());
-  for (const uint64_t id : ids) aborts.push_back(AbortRequest{id});
+  std::vector<AbortRequest> requests;
+  for (const uint64_t id : ids) requests.push_back({id});
+  const std::vector<ControlMessage> aborts(requests.begin(), requests.end());
   if (!aborts.empty()) link_.Send(aborts);
 }
 
@@ -287,7 +287,7 @@ void Front::AbortWhere(const std::function<bool(const Open&)>& chosen) {
     for (const auto& [id, open] : open_)
       if (chosen(*open)) ids.push_back(id);
   }
-  for (const uint64_t id : ids) Abort(id);
+  Abort(ids);
 }
 
 template <typename T>
