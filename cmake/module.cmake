@@ -23,15 +23,16 @@ function(switchyard_sanitize TARGET MODULE)
   endif()
 endfunction()
 
-# One precompiled header for each set of flags: with or without gtest, nlohmann/json, sanitizers.
+# One precompiled header for each set of flags: with or without gtest, nlohmann/json, sanitizers. It names no absolute
+# path, so that the compiler cache serves every checkout.
 function(switchyard_precompile TARGET MODULE IS_TEST HAS_JSON)
   set(name switchyard_pch)
   set(headers <algorithm> <array> <atomic> <chrono> <cmath> <filesystem> <functional> <map> <memory> <mutex> <optional>
               <random> <span> <string> <string_view> <thread> <unordered_map> <utility> <variant> <vector>
-              ${CMAKE_SOURCE_DIR}/src/core/format.h)
+              <core/format.h>)
   if(HAS_JSON)
     string(APPEND name _json)
-    list(APPEND headers ${CMAKE_SOURCE_DIR}/src/core/json.h)
+    list(APPEND headers <core/json.h>)
   endif()
   if(IS_TEST)
     string(APPEND name _test)
@@ -45,6 +46,7 @@ function(switchyard_precompile TARGET MODULE IS_TEST HAS_JSON)
     add_library(${name} OBJECT ${CMAKE_BINARY_DIR}/pch/${name}.cc)
     target_compile_features(${name} PUBLIC cxx_std_20)
     target_link_libraries(${name} PRIVATE fmt::fmt)
+    target_include_directories(${name} PRIVATE ${CMAKE_BINARY_DIR}/include/core)
     if(IS_TEST)
       # GoogleTest's definitions, and code as programs have it (libraries have -fPIC): else the header is not used.
       target_link_libraries(${name} PRIVATE GTest::gmock)
