@@ -10,7 +10,7 @@ namespace switchyard {
 void CheckChatFields(const Fields& f);
 
 // RequestError for a message whose role is no role of OpenAI's interface or of a published
-// template. Call it after rendering: a template's own error about roles takes precedence.
+// template. For OpenAI's interface: /tokenize leaves roles to the template, as transformers does.
 void CheckChatRoles(const Fields& f);
 
 // The variables for the chat template: chat_template_kwargs, and beside them reasoning_effort,

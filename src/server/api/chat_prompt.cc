@@ -18,14 +18,11 @@ std::vector<int32_t> ChatPrompt(const ServedModel& model, const Json& body) {
   chat.kwargs = TemplateVariables(f);
   chat.continue_final_message = f.Bool("continue_final_message", false);
   chat.add_generation_prompt = f.Bool("add_generation_prompt", !chat.continue_final_message);
-  std::vector<int32_t> ids;
   try {
-    ids = EncodeRendered(*model.tokenizer, model.chat_template.Apply(chat));
+    return EncodeRendered(*model.tokenizer, model.chat_template.Apply(chat));
   } catch (const Error& e) {
     throw RequestError(e.kind(), "messages", e.what());
   }
-  CheckChatRoles(f);
-  return ids;
 }
 
 }  // namespace switchyard

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "server/api/chat_fields.h"
 #include "server/api/chat_prompt.h"
 #include "server/api/copies.h"
 #include "server/api/flight.h"
@@ -135,6 +136,7 @@ std::shared_ptr<const ChatJob> ParseChat(const Service& service, const Json& bod
   ParseRequestName(f, f.Has("rid") ? "rid" : "request_id", 0, 1, &spec);
   spec.cache_salt = ParseCacheSalt(f, 0, 1);
   const bool ids = f.Has("input_ids");
+  if (!ids) CheckChatRoles(f);
   spec.input_ids = ids ? f.Ids("input_ids") : ChatPrompt(service.model, body);
   TruncatePrompt(service, f, spec, spec.input_ids);
   const ClientNames names =
