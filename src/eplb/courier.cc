@@ -58,7 +58,8 @@ void ExpertCourier::Open(uint32_t first_piece) {
   receiving_.reset();
   if (batch.send) {
     const ExpertRange own = ExpertsOfRank(physical_, comm_.mesh.ep(), comm_.mesh.ep_rank());
-    sending_.emplace(ExpertImage(held_(batch.layer, batch.send->from_slot - own.begin)));
+    sending_.emplace(
+        Sending{.image = ExpertImage(held_(batch.layer, batch.send->from_slot - own.begin))});
   }
   if (batch.receive) receiving_.emplace(Receiving{.first_step = first_piece});
 }

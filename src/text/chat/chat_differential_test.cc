@@ -1,5 +1,6 @@
 // The templates of tests/data/chat with each of its conversations: text and ids as transformers
 // makes them (make_chats.py there).
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -80,7 +81,7 @@ TEST_F(ChatDifferentialTest, EveryTemplateWithEveryConversation) {
   for (const auto& [shape, outcomes] : expected["chats"].items()) {
     const ChatTemplate chat = Load(ReadAll(kData / "chat/shapes" / (shape + ".jinja")));
     for (const auto& [title, outcome] : outcomes.items()) {
-      SCOPED_TRACE(shape + " " + title);
+      SCOPED_TRACE(fmt::format("{} {}", shape, title));
       try {
         const jinja::Rendered rendered = chat.Apply(InputOf(chats[title]));
         EXPECT_TRUE(outcome.is_array()) << rendered.text;
@@ -89,7 +90,7 @@ TEST_F(ChatDifferentialTest, EveryTemplateWithEveryConversation) {
         EXPECT_EQ(Fnv(EncodeRendered(*tokenizer, rendered)), outcome[1].get<std::string>());
       } catch (const jinja::TemplateError& error) {
         EXPECT_TRUE(outcome.is_string()) << error.what();
-        if (outcome.is_string() && outcome != "") {
+        if (outcome.is_string() && !outcome.get_ref<const std::string&>().empty()) {
           EXPECT_EQ(error.message(), outcome.get<std::string>());
         }
       } catch (const Error& error) {

@@ -75,7 +75,8 @@ Sources FromKey(const Json& value, const fs::path& path) {
                  entry.contains("template") && entry["template"].is_string();
     if (!valid) throw Invalid("{} has an entry that is no {{name, template}}", where);
     const std::string name = entry["name"];
-    sources.insert_or_assign(name, ChatTemplateSource{entry["template"], where + " " + name});
+    sources.insert_or_assign(
+        name, ChatTemplateSource{entry["template"], fmt::format("{} {}", where, name)});
   }
   return sources;
 }
