@@ -16,6 +16,9 @@ add_custom_target(unit_tests)
 # compiler cache serves every checkout.
 set(SWITCHYARD_TEST_DATA_DEFINITION SWITCHYARD_TEST_DATA="tests/data")
 
+# Test programs are optimized less: it takes a quarter from their compile time, and the code under test is unchanged.
+set(SWITCHYARD_TEST_OPTIONS $<$<COMPILE_LANGUAGE:CXX>:-O1>)
+
 # Compiles the target's sources with the sanitizers, where the module is one of SWITCHYARD_SANITIZE_MODULES.
 function(switchyard_sanitize TARGET MODULE)
   if(SWITCHYARD_SANITIZE AND (NOT SWITCHYARD_SANITIZE_MODULES OR MODULE IN_LIST SWITCHYARD_SANITIZE_MODULES))
@@ -52,6 +55,9 @@ function(switchyard_precompile TARGET MODULE IS_TEST HAS_JSON)
       target_link_libraries(${name} PRIVATE GTest::gmock)
       target_compile_options(${name} PRIVATE -fPIE)
     endif()
+    if(IS_TEST)
+      target_compile_options(${name} PRIVATE ${SWITCHYARD_TEST_OPTIONS})
+    endif()
     switchyard_sanitize(${name} ${MODULE})
     target_precompile_headers(${name} PRIVATE ${headers})
   endif()
@@ -62,6 +68,7 @@ endfunction()
 function(switchyard_test_program TARGET MODULE LIBRARY HAS_JSON)
   add_executable(${TARGET} ${ARGN})
   target_link_libraries(${TARGET} PRIVATE ${LIBRARY} GTest::gmock GTest::gtest_main)
+  target_compile_options(${TARGET} PRIVATE ${SWITCHYARD_TEST_OPTIONS})
   switchyard_precompile(${TARGET} ${MODULE} TRUE ${HAS_JSON})
   target_compile_definitions(${TARGET} PRIVATE ${SWITCHYARD_TEST_DATA_DEFINITION})
   gtest_discover_tests(${TARGET} DISCOVERY_MODE PRE_TEST WORKING_DIRECTORY ${CMAKE_SOURCE_DIR} PROPERTIES TIMEOUT 300)
