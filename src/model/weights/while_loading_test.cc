@@ -91,7 +91,8 @@ TEST(WhileLoading, NumbersThatNoFormatHoldsAreRefused) {
   for (const char* bad : {"\xc0\x7f", "\x80\xff"}) {  // bfloat16: NaN, -infinity
     ChangedCheckpoint c("qwen3_moe");
     ASSERT_EQ(c.tensors.at(name).dtype, "BF16");
-    std::copy_n(bad, 2, c.tensors[name].bytes.data() + static_cast<size_t>(3 * c.config.hidden + 5) * 2);
+    std::copy_n(bad, 2,
+                c.tensors[name].bytes.data() + static_cast<size_t>(3 * c.config.hidden + 5) * 2);
     for (const Method& m : kMethods) {
       SCOPED_TRACE(m.name);
       c.config = LoadModelConfig(FixtureDir("qwen3_moe"), {}, {.method = m.name});
