@@ -259,7 +259,7 @@ class Bench {
     BeginAndEndCombine();
   }
 
-  // (token, rank) and (token, slot) pairs of other ranks.
+  // Counts (token, rank) pairs: rows that this rank sends to other ranks, one per rank.
   int64_t RowsOut() const {
     int64_t rows = 0;
     for (int64_t t = 0; t < topk_.tokens; ++t) {

@@ -16,7 +16,8 @@ LinearScheme WhileLoading(WeightFormat format, ActivationFormat activation) {
           .activation = activation};
 }
 
-// Names follow SGLang where it has one. Returns no rules for an unknown name.
+// Rules of a --quantization method. Methods have SGLang's names if SGLang has them. Returns no
+// rules for an unknown name.
 std::vector<SchemeRule> RulesOf(const std::string& method) {
   using W = WeightFormat;
   using A = ActivationFormat;

@@ -56,7 +56,7 @@ class FusedTiles : public FusedExperts {
     int32_t source = 0, token = 0, slot = 0;
   };
 
-  // One batch.
+  // State of one batch.
   struct State {
     SlotUse use;
     const float* x = nullptr;                     // [tokens, H] own rows

@@ -112,7 +112,7 @@ void Front::Open::TakeToken(const RequestOutput& output, size_t i) {
   next.text += TextOf(token, ends && !spec.keep_stop);
 }
 
-// What may be shown with the token, which `hidden` keeps out of the text.
+// Returns the text that can be shown once `token` is known. A `hidden` token adds no text itself.
 std::string Front::Open::TextOf(int32_t token, bool hidden) {
   const bool skipped = spec.skip_special_tokens && tokenizer.IsSpecial(token);
   const std::string text = hidden ? "" : detokenizer.Push({&token, 1});

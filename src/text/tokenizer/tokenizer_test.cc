@@ -35,8 +35,8 @@ TEST(TokenizerTest, GivesTheReferencesOfEveryFixture) {
   EXPECT_EQ(fixtures, 11);
 }
 
-// Goldens of the Hugging Face library for components that no fixture has, each a patch of a
-// fixture's file.
+// Reference outputs of the Hugging Face library for components that no fixture uses. Each case
+// patches the file of a fixture.
 TEST(TokenizerTest, GivesTheGoldensOfEveryComponent) {
   const nlohmann::json goldens = ReadJson(TestData() / "tokenizer" / "goldens.json");
   EXPECT_GT(goldens.size(), 100u);
@@ -104,7 +104,7 @@ TEST(EncodePiecesTest, UntrustedTextMakesNoSpecialToken) {
   const Ids spelled = {9, 10, 11};
   EXPECT_EQ(tokenizer->EncodePieces(std::vector<Piece>{{"<s>", true}}, false), Ids{3});
   EXPECT_EQ(tokenizer->EncodePieces(std::vector<Piece>{{"<s>", false}}, false), spelled);
-  // One character of it from the user is enough.
+  // One untrusted character is enough to prevent a special token.
   EXPECT_EQ(
       tokenizer->EncodePieces(std::vector<Piece>{{"<", true}, {"s", false}, {">", true}}, false),
       spelled);

@@ -16,7 +16,7 @@ constexpr int64_t kGrain = 16384;
 
 int64_t RowGrain(int64_t n) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(n, 1)); }
 
-// Null for float64 and for the reference instruction set.
+// The vectorized kernels; null for float64 and for the reference instruction set.
 template <typename T>
 const KernelTable* LeavesOf() {
   return std::is_same_v<T, float> ? ActiveKernels() : nullptr;

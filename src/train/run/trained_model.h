@@ -27,7 +27,8 @@ class TrainedModel {
   // Accumulates the gradients of the step's micro-batches and returns this rank's shares of the
   // losses. Every rank has equally many micro-batches, some of which may be empty.
   virtual Losses Learn(std::span<const Batch> batches, const StepSize& step) = 0;
-  // Called after the step's last micro-batch: sums partial gradients over ranks, unless Learn has.
+  // Called after the step's last micro-batch: sums partial gradients over ranks, unless
+  // Learn has summed them.
   virtual void SumGradients() {}
   // Called after the parameters have changed: updates the model's other state (biases moved by
   // load, copies in other formats). `rate_part`: RateFraction of the step. Returns metrics for the
