@@ -39,7 +39,7 @@ void Fields(Codec& codec, T& c) {
         c.eplb, c.recorder, c.context_length, c.max_total_tokens, c.mem_fraction_static,
         c.page_size, c.max_running_requests, c.max_queued_requests, c.chunked_prefill_size,
         c.disable_radix_cache, c.threads_per_rank, c.cpu_bind, c.cpu_isa, c.dist_timeout_seconds,
-        c.random_seed, c.log_level, c.check_batches);
+        c.watchdog_timeout_seconds, c.random_seed, c.log_level, c.check_batches);
 }
 
 std::string EncodeConfig(const EngineConfig& config) { return EncodeFields(config); }

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <vector>
 
 #include "engine/kv_cache/kv_cache.h"
 #include "engine/scheduler/new_token_estimate.h"
 #include "engine/scheduler/prefill.h"
 #include "engine/scheduler/sequence.h"
+#include "engine/scheduler/waiting_queue.h"
 
 namespace switchyard {
 
@@ -35,7 +35,7 @@ class Scheduler {
   };
   Scheduler(Options options, KvCache& cache) : options_(options), cache_(cache) {}
 
-  void Enqueue(Sequence* sequence) { waiting_.push_back(sequence); }
+  void Enqueue(Sequence* sequence) { waiting_.PushBack(sequence); }
   // Removes the sequence and releases its pages; its computed pages are published unless
   // `discard`.
   void Remove(Sequence* sequence, bool discard = false);
@@ -59,7 +59,7 @@ class Scheduler {
 
   const Options options_;
   KvCache& cache_;
-  std::deque<Sequence*> waiting_;   // oldest first
+  WaitingQueue waiting_;            // oldest first
   std::vector<Sequence*> running_;  // oldest first
   NewTokenEstimate estimate_;
   std::vector<ScheduledRows> plan_;  // reused between steps to keep its allocation

@@ -128,6 +128,10 @@ void AddParallelFlags(CLI::App& app, ServerArgs& a) {
   Flag(app, "--dist-timeout", e.dist_timeout_seconds, kParallel,
        "Seconds a rank waits for another before it gives up")
       ->check(CLI::Range(0.1, 1e6));
+  Flag(app, "--watchdog-timeout", e.watchdog_timeout_seconds, kParallel,
+       "Seconds without a heartbeat of a rank after which the server ends with an error that names "
+       "it; /health is 503 from half of that on, or from 20 s")
+      ->check(CLI::Range(3.0, 1e6));
 }
 
 void AddMoeFlags(CLI::App& app, EngineConfig& e) {
@@ -229,8 +233,9 @@ void AddMemoryFlags(CLI::App& app, EngineConfig& e) {
        "Requests that run at once, of all attention groups; 0: 256")
       ->check(CLI::NonNegativeNumber);
   Flag(app, "--max-queued-requests", e.max_queued_requests, kMemory,
-       "Open requests beyond the running ones before new ones get 429; 0: no limit")
-      ->check(CLI::NonNegativeNumber);
+       "Open requests beyond the running ones before new ones get 429; 0: no limit; -1: 16 times "
+       "those that may run")
+      ->check(CLI::Range(-1, 1 << 30));
   Flag(app, "--chunked-prefill-size", e.chunked_prefill_size, kMemory,
        "Most prompt tokens of one step, of all attention groups; -1: prompts are not cut; 0: 2048, "
        "on GPUs up to 8192 where their memory is large beside what so many take")
@@ -268,7 +273,7 @@ void AddServerFlags(CLI::App& app, ServerArgs& a) {
   Flag(app, "--host", a.host, kServer, "Address to listen on; 0.0.0.0 for all");
   Flag(app, "--port", a.port, kServer, "Port to listen on; 0: any free one")
       ->check(CLI::Range(0, 65535));
-  Flag(app, "--api-key", a.api_key, kServer, "Clients must send it as a bearer token");
+  AddHttpFlags(app, a.http);
   Flag(app, "--served-model-name", a.served_model_name, kServer,
        "Name in /v1/models; default: the model path");
   Flag(app, "--max-body-mb", a.max_body_mb, kServer,
