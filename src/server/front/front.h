@@ -31,7 +31,7 @@ class RankLink {
  public:
   virtual ~RankLink() = default;
   virtual void Send(
-      const std::vector<ControlMessage>& messages) = 0;  // ordered; any thread; never blocks
+      const std::vector<ControlMessage>& messages) = 0;  // in order; from any thread; never blocks
 };
 
 // Owns the table of open generations; borrows link and tokenizer. Keeps the prompt and the unsent

@@ -114,7 +114,7 @@ TEST_F(FrontTest, AStopStringEndsTheRequestOnBothSides) {
   EXPECT_THAT(events, SizeIs(1));
 }
 
-// The last token of the limit may hold back text that completes a stop string only at the end.
+// Text held back after the last token (max_new_tokens) may complete a stop string at the end.
 TEST_F(FrontTest, AStopStringCompletedAtTheEndIsAStop) {
   GenerationSpec spec = Spec();
   spec.stop = {"\xEF\xBF\xBD"};  // replaces an incomplete character at the end

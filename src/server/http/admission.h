@@ -13,7 +13,7 @@ namespace switchyard::http {
 struct Admission {
   const Handler* handler = nullptr;
   int status = 0;       // of the generated response, if `handler` is null
-  std::string message;  // of its error body
+  std::string message;  // message of its error body
   std::string code;
   Headers headers;
 

@@ -23,7 +23,7 @@ class ClientStream {
     size_t count = 0;
   };
 
-  // `tls` may be null and outlives the stream.
+  // `tls` may be null. It must outlive the stream.
   ClientStream(Socket socket, const TlsContext* tls);
   ~ClientStream();
 

@@ -97,7 +97,7 @@ class Exchange {
   bool overflowed_ = false;
   int probes_ = 0;
   ServedTokens served_;
-  std::string pending_;   // not yet taken
+  std::string pending_;   // not yet returned by Take()
   size_t in_flight_ = 0;  // number of bytes returned by the last Take()
   MemoryCharge charge_;   // for pending_ and the bytes in flight
   Callbacks on_close_;

@@ -15,7 +15,7 @@ namespace {
 using namespace switchyard::http;
 
 struct Outcome {
-  int status = 0;  // of the refusal
+  int status = 0;  // status of the refusal, 0 if none
   bool whole = false;
   size_t taken = 0;
   std::string target, body;
