@@ -1,4 +1,4 @@
-"""What goes wrong around a server: signals, dead ranks, clients that leave, bad starts."""
+"""Fault handling: signals, killed ranks, disconnected clients, failed starts."""
 import json
 import os
 import pathlib
@@ -135,7 +135,7 @@ def test_port_in_use():
 
 
 def broken(tmp_path, change):
-    """A copy of the checkpoint with something wrong with it."""
+    """A copy of the checkpoint, damaged by `change`."""
     directory = tmp_path / "model"
     shutil.copytree(FIXTURES / "olmoe", directory)
     change(directory)

@@ -58,7 +58,7 @@ RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& mode
   const bool bfloat16_rows = r.Get<bool>();
   if (!model_path.empty()) job.config.model_path = model_path;
   job.plan.model = ReadModelConfig(job.config);
-  // As the leader's CPU has it: another one's rank would give other sums.
+  // Use the leader's value: different rounding on another CPU type would change the sums.
   job.plan.model.quantization.bfloat16_rows = bfloat16_rows;
   return job;
 }
