@@ -68,8 +68,10 @@ ServedModel LoadServedModel(const ServerArgs& args, const ModelConfig& config) {
                     .chat_template = ChatTemplate::FromDirectory(text_dir, override_file),
                     .sampling_defaults = SamplingDefaults(dir, config.vocab_size)};
   if (model.tokenizer->VocabSize() > config.vocab_size) {
-    throw Invalid(
-        "{}: ids up to {}, but config.json says vocab_size {}; are they of the same checkpoint?",
+    // The model never samples ids past its vocabulary; a prompt with one gets an error.
+    LOG_WARNING(
+        "{}: ids up to {}, but config.json says vocab_size {}: prompts with larger ids are "
+        "refused",
         text_dir.string(), model.tokenizer->VocabSize() - 1, config.vocab_size);
   }
   return model;
