@@ -69,6 +69,8 @@ PrefillBudget Scheduler::PlanRunning() {
 }
 
 void Scheduler::Admit(PrefillBudget budget) {
+  if (waiting_.empty() || running() >= options_.max_running_requests || budget.rows <= 0) return;
+  OrderWaiting(options_.policy, cache_, steps_++, &waiting_);
   while (!waiting_.empty() && running() < options_.max_running_requests && budget.rows > 0) {
     if (!TryAdmit(*waiting_.front(), budget)) break;
     running_.push_back(waiting_.front());
