@@ -9,8 +9,11 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/cpu_binding.h"
+#include "model/hub_cache.h"
 #include "moe/environment.h"
+#include "server/args/known_flags.h"
 #include "server/args/parse_words.h"
+#include "server/args/sglang_flags.h"
 #include "server/args/yaml_config.h"
 
 namespace switchyard {
@@ -43,12 +46,18 @@ CLI::Option* Switch(CLI::App& app, const char* names, bool& value, const char* g
 
 void AddModelFlags(CLI::App& app, ServerArgs& a) {
   EngineConfig& e = a.engine;
-  app.add_option("--model-path,--model", e.model_path, "Checkpoint directory (Hugging Face layout)")
+  app.add_option("--model-path,--model", e.model_path,
+                 "Checkpoint directory (Hugging Face layout), or the id of one in the hub's cache "
+                 "(HF_HUB_CACHE, HF_HOME)")
       ->group(kModel)
       ->required()
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   Flag(app, "--tokenizer-path", a.tokenizer_path, kModel,
        "Directory of tokenizer.json; default: the model's");
+  Flag(app, "--revision", a.revision, kModel,
+       "Branch, tag or commit of a checkpoint that is named by its hub id");
+  Flag(app, "--download-dir", a.download_dir, kModel,
+       "The hub's cache; default: HF_HUB_CACHE, or hub in HF_HOME");
   Flag(app, "--load-format", e.load_format, kModel,
        "auto, safetensors, or dummy (weights made up from config.json)")
       ->check(CLI::IsMember({"auto", "safetensors", "dummy"}));
@@ -79,6 +88,17 @@ void AddModelFlags(CLI::App& app, ServerArgs& a) {
       ->check(CLI::NonNegativeNumber);
   Flag(app, "--chat-template", a.chat_template, kModel,
        "Jinja file that replaces the checkpoint's chat template");
+}
+
+// A Hugging Face id becomes its snapshot on this machine, served by the id.
+void ResolveModel(ServerArgs& a) {
+  const std::filesystem::path named = a.engine.model_path;
+  const std::filesystem::path cache = a.download_dir;
+  a.engine.model_path = ResolveCheckpoint(named, a.revision, cache);
+  if (a.served_model_name.empty() && a.engine.model_path != named)
+    a.served_model_name = named.string();
+  if (!a.tokenizer_path.empty())
+    a.tokenizer_path = ResolveCheckpoint(a.tokenizer_path, a.revision, cache).string();
 }
 
 void AddParallelFlags(CLI::App& app, ServerArgs& a) {
@@ -210,9 +230,9 @@ void AddMoeFlags(CLI::App& app, EngineConfig& e) {
   Flag(app, "--moe-runner-backend", e.moe.runner_backend, kMoe,
        "What computes the experts: auto, or a name that `switchyard backends` lists");
   Flag(app, "--speculative-moe-a2a-backend", e.moe.speculative_a2a_backend, kMoe,
-       "--moe-a2a-backend of a draft model; empty: as the model's");
+       "--moe-a2a-backend of a draft model (there is none yet)");
   Flag(app, "--speculative-moe-runner-backend", e.moe.speculative_runner_backend, kMoe,
-       "--moe-runner-backend of a draft model; empty: as the model's");
+       "--moe-runner-backend of a draft model (there is none yet)");
 }
 
 void AddMemoryFlags(CLI::App& app, EngineConfig& e) {
@@ -235,6 +255,18 @@ void AddMemoryFlags(CLI::App& app, EngineConfig& e) {
        "Most prompt tokens of one step, of all attention groups; -1: prompts are not cut; 0: 2048, "
        "on GPUs up to 8192 where their memory is large beside what so many take")
       ->check(CLI::Range(-1, 1 << 20));
+  Flag(app, "--max-prefill-tokens", e.max_prefill_tokens, kMemory,
+       "Most prompt tokens of one step too; 0: --chunked-prefill-size alone. With "
+       "--chunked-prefill-size -1 prompts share a step up to so many tokens")
+      ->check(CLI::Range(0, 1 << 20));
+  Flag(app, "--schedule-policy", e.schedule_policy, kMemory,
+       "Which waiting request runs next: fcfs (the oldest), lpm (the longest prefix in the cache), "
+       "dfs-weight (depth first through the cache, where most wait), lof (most max_new_tokens), "
+       "random")
+      ->check(CLI::IsMember({"fcfs", "lpm", "dfs-weight", "lof", "random"}));
+  Flag(app, "--schedule-conservativeness", e.schedule_conservativeness, kMemory,
+       "Factor on the cache that admission keeps free for tokens yet to come")
+      ->check(CLI::Range(0.0, 1e3));
   Switch(app, "--disable-radix-cache", e.disable_radix_cache, kMemory,
          "Do not reuse the prefixes of earlier requests");
 }
@@ -249,6 +281,9 @@ void AddEngineFlags(CLI::App& app, ServerArgs& a) {
   AddMemoryFlags(app, e);
   Switch(app, "--check-batches", e.check_batches, kMisc,
          "Ranks compare every batch before they run it (slow)");
+  Flag(app, "--decode-log-interval", e.decode_log_interval, kMisc,
+       "Steps with decoding between two lines of the log on load and speed; 0: none")
+      ->check(CLI::NonNegativeNumber);
   Flag(app, "--random-seed", e.random_seed, kMisc,
        "Of requests without a seed, and of dummy weights");
   Flag(app, "--log-level", e.log_level, kMisc, "debug, info, warning or error")
@@ -285,17 +320,35 @@ void AddServerFlags(CLI::App& app, ServerArgs& a) {
   Switch(app, "--log-requests", a.log_requests, kServer, "One log line a request");
 }
 
-// Flags of SGLang that mean nothing here and change no result; scripts that carry them keep
-// working.
-void AddIgnoredFlags(CLI::App& app, std::vector<std::string>& sink) {
-  constexpr std::array kSwitches = {"--trust-remote-code", "--enable-metrics",
-                                    "--disable-overlap-schedule", "--enable-dp-lm-head",
-                                    "--enable-return-routed-experts"};
-  for (const char* name : kSwitches) {
-    app.add_flag_callback(
-           name, [name, &sink] { sink.push_back(name); },
-           "Accepted for SGLang's sake; without effect on CPUs")
-        ->group("");
+// Flags of SGLang's that say the same in another way, or older ones.
+void AddSglangSpellings(CLI::App& app, ServerArgs& a) {
+  app.add_flag("--enable-ep-moe", a.enable_ep_moe, "Older form of --ep-size as large as --tp-size")
+      ->group("");
+  app.add_flag("--enable-deepep-moe", a.enable_deepep_moe,
+               "Older form of --moe-a2a-backend deepep --ep-size as large as --tp-size")
+      ->group("");
+}
+
+void SetExpertParallelism(const CLI::App& app, ServerArgs& a) {
+  if (!a.enable_ep_moe && !a.enable_deepep_moe) return;
+  if (app.get_option("--ep-size")->empty()) a.engine.mesh.ep = a.engine.mesh.tp;
+  if (!a.enable_deepep_moe) return;
+  std::string& backend = a.engine.moe.a2a_backend;
+  if (!app.get_option("--moe-a2a-backend")->empty() && backend != "deepep") {
+    throw Invalid("--enable-deepep-moe means --moe-a2a-backend deepep, but {} is given too",
+                  backend);
+  }
+  backend = "deepep";
+}
+
+// A draft model's backends, where there is no draft model.
+void RefuseDraftBackends(const MoeOptions& moe) {
+  for (const auto& [flag, value] :
+       {std::pair{"--speculative-moe-a2a-backend", moe.speculative_a2a_backend},
+        std::pair{"--speculative-moe-runner-backend", moe.speculative_runner_backend}}) {
+    if (!value.empty())
+      throw Invalid("{} {}: it is for a draft model, and there is no speculative decoding yet",
+                    flag, value);
   }
 }
 
@@ -310,15 +363,24 @@ void SetAttentionGroups(ServerArgs& a) {
 
 // ParseWords with the engine's flags, for which a YAML file may stand too.
 bool Parse(CLI::App& app, const std::vector<std::string>& args, ServerArgs& server) {
-  std::vector<std::string> ignored;
-  AddIgnoredFlags(app, ignored);
+  TakenFlags taken;
+  AddSglangFlags(app, &taken);
+  AddSglangSpellings(app, server);
   std::string config_file;
   app.add_option("--config", config_file,
                  "YAML file of flags (names without the dashes); the command line overrides it")
       ->group(kMisc);
-  if (!ParseWords(app, ExpandYamlConfig(args))) return false;
-  for (const std::string& flag : ignored) LOG_INFO("{} has no effect here", flag);
+  std::vector<std::string> words = ExpandYamlConfig(args);
+  std::vector<std::string> from_file(words.begin(), words.end() - std::ssize(args));
+  CompleteFlags(app, &from_file);
+  RefuseUnknownFlags(app, ConfigPath(args), from_file, {});
+  if (!ParseWords(app, std::move(words))) return false;
+  for (const std::string& line : taken.without_effect) LOG_INFO("{}", line);
+  server.without_effect = std::move(taken.without_effect);
+  SetExpertParallelism(app, server);
+  RefuseDraftBackends(server.engine.moe);
   SetAttentionGroups(server);
+  ResolveModel(server);
   return true;
 }
 
@@ -335,6 +397,9 @@ constexpr const char* kBenchHelp =
 Each answers --help. A line has the median time of one call, operations and bytes a second, and the part of
 the roofline that this is, with the machine's ceilings measured in the same run.
 )";
+
+constexpr std::string_view kBenches[] = {"one-batch", "serve",    "kernels",
+                                         "moe-layer", "exchange", "roofline"};
 
 void AddBenchFlags(CLI::App& app, BenchArgs& a) {
   constexpr const char* kBench = "Benchmark";
@@ -464,8 +529,10 @@ std::optional<BenchArgs> ParseBench(const std::string& which,
       {"roofline", "Measure what memory, caches and instructions of this machine give at best"}};
   const auto summary = summaries.find(which);
   if (summary == summaries.end())
-    throw Invalid("bench {}: want one-batch, serve, kernels, moe-layer, exchange or roofline",
-                  which);
+    throw Invalid(
+        "bench {}: the nearest is bench {}; want one-batch, serve, kernels, moe-layer, exchange or "
+        "roofline",
+        which, NearestName(which, kBenches));
   CLI::App app(summary->second, "switchyard bench " + which);
   AddBenchFlags(app, a);
   if (!ParseWords(app, args)) return std::nullopt;

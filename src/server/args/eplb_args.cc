@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "server/args/known_flags.h"
 #include "server/args/parse_words.h"
 
 namespace switchyard {
@@ -20,6 +21,8 @@ constexpr const char* kHelp =
 A recording is what POST /dump_expert_distribution_record of a server writes, or any JSON or safetensors file
 with counts [steps, layers, experts]. Each answers --help.
 )";
+
+constexpr std::string_view kTools[] = {"plan", "simulate"};
 
 void AddCommon(CLI::App& app, EplbArgs& a) {
   app.add_option(a.which == "plan" ? "COUNTS" : "TRACE", a.file,
@@ -81,7 +84,8 @@ std::optional<EplbArgs> ParseEplb(const std::string& which, const std::vector<st
     return std::nullopt;
   }
   if (which != "plan" && which != "simulate")
-    throw Invalid("eplb {}: want plan or simulate", which);
+    throw Invalid("eplb {}: the nearest is eplb {}; want plan or simulate", which,
+                  NearestName(which, kTools));
   EplbArgs a;
   a.which = which;
   CLI::App app(which == "plan"
