@@ -98,10 +98,11 @@ void SelectForToken(const RouterConfig& config, std::span<const float> logits,
 }
 
 // The first expert whose score is not finite; −1: all are. The correction bias is part of the
-// score.
+// score; there −∞ is allowed, which excludes an expert.
 int32_t FirstBad(std::span<const float> logits, const float* correction_bias) {
   for (size_t e = 0; e < logits.size(); ++e) {
-    const bool biased = correction_bias == nullptr || std::isfinite(correction_bias[e]);
+    const bool biased = correction_bias == nullptr || std::isfinite(correction_bias[e]) ||
+                        correction_bias[e] == kMinusInfinity;
     if (!std::isfinite(logits[e]) || !biased) return static_cast<int32_t>(e);
   }
   return -1;

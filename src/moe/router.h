@@ -51,7 +51,8 @@ struct RouterWeights {
 
 // logits [tokens, num_experts] → *out. Ties go to the lower id, so that every rank selects the
 // same. Slots are in order of selection, best first. A token with a score (logit, or logit with
-// the correction bias) that is NaN or infinite is marked in TopK::bad_experts.
+// the correction bias) that is NaN or infinite is marked in TopK::bad_experts. A correction bias of
+// −∞ excludes an expert; a slot without an eligible expert has id −1.
 void SelectExperts(const RouterConfig& config, const float* logits, int64_t tokens,
                    const float* correction_bias, TopK* out, ThreadPool& pool);
 

@@ -96,7 +96,8 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
   for (int i = 0; i < kPerLane; ++i) {
     const int e = i * 32 + lane;
     if (e >= p.num_experts) continue;
-    bad = bad || !isfinite(score[i]) || (p.correction_bias && !isfinite(p.correction_bias[e]));
+    const float bias = p.correction_bias ? p.correction_bias[e] : 0.0f;
+    bad = bad || !isfinite(score[i]) || !(isfinite(bias) || bias == MinusInfinity());
   }
   if (__any_sync(kAll, bad)) {  // the whole warp leaves together
     if (lane < p.top_k) WriteChoice(p, token, lane, lane, __int_as_float(0x7fc00000));
