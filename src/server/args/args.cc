@@ -3,16 +3,15 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
-#include <array>
 #include <map>
 
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/cpu_binding.h"
-#include "model/hub_cache.h"
 #include "moe/environment.h"
 #include "server/args/known_flags.h"
 #include "server/args/parse_words.h"
+#include "server/args/settle_args.h"
 #include "server/args/sglang_flags.h"
 #include "server/args/yaml_config.h"
 
@@ -88,17 +87,6 @@ void AddModelFlags(CLI::App& app, ServerArgs& a) {
       ->check(CLI::NonNegativeNumber);
   Flag(app, "--chat-template", a.chat_template, kModel,
        "Jinja file that replaces the checkpoint's chat template");
-}
-
-// A Hugging Face id becomes its snapshot on this machine, served by the id.
-void ResolveModel(ServerArgs& a) {
-  const std::filesystem::path named = a.engine.model_path;
-  const std::filesystem::path cache = a.download_dir;
-  a.engine.model_path = ResolveCheckpoint(named, a.revision, cache);
-  if (a.served_model_name.empty() && a.engine.model_path != named)
-    a.served_model_name = named.string();
-  if (!a.tokenizer_path.empty())
-    a.tokenizer_path = ResolveCheckpoint(a.tokenizer_path, a.revision, cache).string();
 }
 
 void AddParallelFlags(CLI::App& app, ServerArgs& a) {
@@ -329,38 +317,6 @@ void AddSglangSpellings(CLI::App& app, ServerArgs& a) {
       ->group("");
 }
 
-void SetExpertParallelism(const CLI::App& app, ServerArgs& a) {
-  if (!a.enable_ep_moe && !a.enable_deepep_moe) return;
-  if (app.get_option("--ep-size")->empty()) a.engine.mesh.ep = a.engine.mesh.tp;
-  if (!a.enable_deepep_moe) return;
-  std::string& backend = a.engine.moe.a2a_backend;
-  if (!app.get_option("--moe-a2a-backend")->empty() && backend != "deepep") {
-    throw Invalid("--enable-deepep-moe means --moe-a2a-backend deepep, but {} is given too",
-                  backend);
-  }
-  backend = "deepep";
-}
-
-// A draft model's backends, where there is no draft model.
-void RefuseDraftBackends(const MoeOptions& moe) {
-  for (const auto& [flag, value] :
-       {std::pair{"--speculative-moe-a2a-backend", moe.speculative_a2a_backend},
-        std::pair{"--speculative-moe-runner-backend", moe.speculative_runner_backend}}) {
-    if (!value.empty())
-      throw Invalid("{} {}: it is for a draft model, and there is no speculative decoding yet",
-                    flag, value);
-  }
-}
-
-void SetAttentionGroups(ServerArgs& a) {
-  if (a.dp_size > 1 && !a.enable_dp_attention)
-    throw Invalid(
-        "--dp-size {0} without --enable-dp-attention asks for {0} replicas of the whole engine: "
-        "start {0} servers behind a router, or add --enable-dp-attention",
-        a.dp_size);
-  a.engine.mesh.dp = a.dp_size;
-}
-
 // ParseWords with the engine's flags, for which a YAML file may stand too.
 bool Parse(CLI::App& app, const std::vector<std::string>& args, ServerArgs& server) {
   TakenFlags taken;
@@ -375,12 +331,10 @@ bool Parse(CLI::App& app, const std::vector<std::string>& args, ServerArgs& serv
   CompleteFlags(app, &from_file);
   RefuseUnknownFlags(app, ConfigPath(args), from_file, {});
   if (!ParseWords(app, std::move(words))) return false;
+  NoteDpRank(&taken);
   for (const std::string& line : taken.without_effect) LOG_INFO("{}", line);
   server.without_effect = std::move(taken.without_effect);
-  SetExpertParallelism(app, server);
-  RefuseDraftBackends(server.engine.moe);
-  SetAttentionGroups(server);
-  ResolveModel(server);
+  SettleArgs(app, &server);
   return true;
 }
 

@@ -113,6 +113,16 @@ TEST(SglangFlagsTest, HonouredOnesReachTheEngine) {
   EXPECT_EQ(back.decode_log_interval, 7);
 }
 
+TEST(SglangFlagsTest, DpRankOfTheEnvironmentIsCheckedAndSaid) {
+  ASSERT_EQ(setenv("SGLANG_DP_RANK", "3", 1), 0);
+  const auto args = ParseServe(With({}));
+  ASSERT_EQ(setenv("SGLANG_DP_RANK", "x", 1), 0);
+  const std::string error = ErrorOf(std::vector<std::string>{});
+  ASSERT_EQ(unsetenv("SGLANG_DP_RANK"), 0);
+  EXPECT_THAT(args->without_effect, ElementsAre(HasSubstr("SGLANG_DP_RANK=3 has no effect")));
+  EXPECT_THAT(error, HasSubstr("SGLANG_DP_RANK=x"));
+}
+
 TEST(SglangFlagsTest, OlderFormsOfExpertParallelism) {
   const auto ep = ParseServe(With({"--tp", "4", "--enable-ep-moe"}));
   EXPECT_EQ(ep->engine.mesh.ep, 4);
