@@ -170,7 +170,8 @@ void AddMoeFlags(CLI::App& app, EngineConfig& e) {
        "Physical experts beyond the model's, for replicas")
       ->check(CLI::NonNegativeNumber);
   Flag(app, "--init-expert-location", e.moe.init_expert_location, kMoe,
-       "Which expert sits where: trivial, or a JSON or safetensors file with "
+       "Which expert sits where: trivial, or a JSON, safetensors or PyTorch (.pt) file, or JSON "
+       "text, with "
        "physical_to_logical_map [layers, places] (`switchyard eplb plan --output`), or with "
        "logical_count, a recorded distribution for which --eplb-algorithm plans");
   EplbOptions& eplb = e.eplb;
