@@ -1,8 +1,5 @@
 #include "server/args/known_flags.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <numeric>
@@ -75,7 +72,7 @@ void CompleteFlags(const CLI::App& app, std::vector<std::string>* words) {
     if (name.empty()) continue;
     const std::vector<std::string> found = NamesThatBegin(app, name);
     if (found.size() > 1) {
-      throw Invalid("--{} may be --{}; write it out", name, fmt::join(found, " or --"));
+      throw Invalid("--{} may be --{}; write it out", name, Joined(found, " or --"));
     }
     if (found.size() == 1) word.replace(2, name.size(), found.front());
   }
