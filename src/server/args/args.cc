@@ -304,6 +304,10 @@ void AddServerFlags(CLI::App& app, ServerArgs& a) {
   Flag(app, "--drain-timeout", a.drain_timeout_seconds, kServer,
        "Seconds that SIGTERM waits for running requests before they are aborted")
       ->check(CLI::NonNegativeNumber);
+  Switch(app, "--stream-output,--incremental-streaming-output", a.stream_output, kServer,
+         "Events of a /generate stream have what came since the event before, not all so far");
+  Flag(app, "--weight-version", a.weight_version, kServer,
+       "Name of the weights, in answers of /generate and in /model_info");
   Switch(app, "--skip-server-warmup", a.skip_server_warmup, kServer,
          "Say ready without a first request of our own");
   Switch(app, "--log-requests", a.log_requests, kServer, "One log line a request");
