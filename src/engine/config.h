@@ -51,7 +51,8 @@ struct EngineConfig {
   int32_t page_size = 16;             // --page-size
   // --max-running-requests of all attention groups; 0: 256, bounded by the cache
   int32_t max_running_requests = 0;
-  int32_t max_queued_requests = 0;  // --max-queued-requests; 0: no limit (checked by the front)
+  // --max-queued-requests; 0: no limit; -1: 16 times those that may run (checked by the front)
+  int32_t max_queued_requests = -1;
   // --chunked-prefill-size: most prompt tokens of one step, of all attention groups; −1: no
   // chunking; 0: 2048, on GPUs the result of DefaultGpuChunk
   int32_t chunked_prefill_size = 0;
@@ -65,6 +66,7 @@ struct EngineConfig {
   std::string cpu_bind = "auto";      // --cpu-bind: auto | none | CPUs of each rank of this host
   std::string cpu_isa = "auto";       // --cpu-isa
   double dist_timeout_seconds = 300;  // --dist-timeout
+  double watchdog_timeout_seconds = 300;  // --watchdog-timeout
   uint64_t random_seed = 0;  // --random-seed: of requests without a seed, and of dummy weights
   std::string log_level = "info";
   bool check_batches = false;  // --check-batches: ranks compare every batch before they run it

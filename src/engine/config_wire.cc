@@ -40,7 +40,7 @@ void Fields(Codec& codec, T& c) {
         c.page_size, c.max_running_requests, c.max_queued_requests, c.chunked_prefill_size,
         c.max_prefill_tokens, c.schedule_policy, c.schedule_conservativeness, c.decode_log_interval,
         c.disable_radix_cache, c.threads_per_rank, c.cpu_bind, c.cpu_isa, c.dist_timeout_seconds,
-        c.random_seed, c.log_level, c.check_batches);
+        c.watchdog_timeout_seconds, c.random_seed, c.log_level, c.check_batches);
 }
 
 std::string EncodeConfig(const EngineConfig& config) { return EncodeFields(config); }

@@ -62,6 +62,8 @@ void CheckFlags(const EngineConfig& c) {
                   c.threads_per_rank);
   if (!(c.dist_timeout_seconds > 0.0))
     throw Invalid("--dist-timeout {}: want more than 0 seconds", c.dist_timeout_seconds);
+  if (!(c.watchdog_timeout_seconds >= 3.0))  // an idle leader beats once a second
+    throw Invalid("--watchdog-timeout {}: want at least 3 seconds", c.watchdog_timeout_seconds);
 }
 
 void CheckRecorder(const ExpertRecorderOptions& recorder, const EnginePlan& plan) {

@@ -157,7 +157,8 @@ void RankEngine::Impl::Enqueue(const EngineRequest& request) {
     answers.push_back({.id = request.id,
                        .finish = FinishReason::kError,
                        .prompt_tokens = static_cast<int32_t>(request.input_ids.size()),
-                       .error = error.what()});
+                       .error = error.what(),
+                       .error_kind = error.kind()});
     return;
   }
   const auto [entry, added] = table.try_emplace(request.id, request);

@@ -345,6 +345,7 @@ struct Model::Impl {
     branch_pending = false;
     if (c.rows.tokens > 0) vocabulary.Embed(c, residual.data());
     for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+      comm.memory->Beat();
       Attend(c, layer);
       FeedForward(c, layer);
     }

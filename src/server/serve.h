@@ -7,10 +7,10 @@
 
 namespace switchyard {
 
-// Runs until SIGTERM or SIGINT has drained it, and returns 0; returns 1, having said which rank
-// ended how, when the ranks are lost. Throws Error for everything wrong before it is ready; nothing
-// is left running then. Blocks SIGTERM and SIGINT for the process, so call it from main, before
-// other threads exist.
+// Runs until SIGTERM or SIGINT has drained it, and returns 0; a signal before it is ready returns
+// 128 + signal. Returns 1, having said which rank ended how, when the ranks are lost. Throws Error
+// for everything wrong before it is ready; nothing is left running then. Blocks SIGTERM and SIGINT
+// for the process, so call it from main, before other threads exist.
 int RunServe(const ServerArgs& args);
 
 // `switchyard rank`, in a process that RunServe started. `backends`: as EngineConfig's.

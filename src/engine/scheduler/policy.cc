@@ -54,7 +54,8 @@ void DepthFirst(std::vector<Path*> paths, size_t depth, std::vector<Sequence*>* 
 void ByTree(const KvCache& cache, std::vector<Sequence*>* sequences) {
   std::vector<Path> paths;
   for (Sequence* sequence : *sequences)
-    paths.push_back({sequence, cache.Look(Reusable(*sequence), sequence->request.cache_salt).nodes});
+    paths.push_back(
+        {sequence, cache.Look(Reusable(*sequence), sequence->request.cache_salt).nodes});
   std::vector<Path*> pointers;
   for (Path& path : paths) pointers.push_back(&path);
   sequences->clear();
@@ -84,14 +85,15 @@ SchedulePolicy ParseSchedulePolicy(const std::string& name) {
 }
 
 void OrderWaiting(SchedulePolicy policy, const KvCache& cache, uint64_t step,
-                  std::deque<Sequence*>* waiting) {
+                  WaitingQueue* waiting) {
   const bool by_cache = policy == SchedulePolicy::kLpm || policy == SchedulePolicy::kDfsWeight;
   if (policy == SchedulePolicy::kFcfs || waiting->size() < 2) return;
   if (by_cache && (!cache.reuses_prefixes() || waiting->size() > kMostToMatch))
     policy = SchedulePolicy::kFcfs;
   const auto retracted = [](const Sequence* s) { return s->admitted_before; };
-  const auto first_new = std::ranges::find_if_not(*waiting, retracted);
-  std::vector<Sequence*> sequences(first_new, waiting->end());
+  std::vector<Sequence*> order = waiting->InOrder();
+  const auto first_new = std::ranges::find_if_not(order, retracted);
+  std::vector<Sequence*> sequences(first_new, order.end());
   // Earlier steps may have left another order; arrival is the order of ids.
   std::ranges::sort(sequences, {}, [](const Sequence* s) { return s->request.id; });
   if (policy == SchedulePolicy::kLpm) {
@@ -106,6 +108,7 @@ void OrderWaiting(SchedulePolicy policy, const KvCache& cache, uint64_t step,
     ByKey(&sequences, [step](const Sequence* s) { return Mix(step ^ Mix(s->request.id)); });
   }
   std::ranges::copy(sequences, first_new);
+  waiting->SetOrder(order);
 }
 
 }  // namespace switchyard

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <string>
 
 #include "engine/kv_cache/kv_cache.h"
 #include "engine/scheduler/sequence.h"
+#include "engine/scheduler/waiting_queue.h"
 
 namespace switchyard {
 
@@ -26,6 +26,6 @@ SchedulePolicy ParseSchedulePolicy(const std::string& name);
 // and dfs-weight are fcfs (SGLang's bound: a look at the cache for each request in each step).
 // The same on all ranks of a group: `step` counts steps and seeds `random`.
 void OrderWaiting(SchedulePolicy policy, const KvCache& cache, uint64_t step,
-                  std::deque<Sequence*>* waiting);
+                  WaitingQueue* waiting);
 
 }  // namespace switchyard

@@ -36,19 +36,19 @@ class PolicyTest : public testing::Test {
     request.input_ids = std::move(tokens);
     request.sampling.max_new_tokens = max_new_tokens;
     sequences_.push_back(std::make_unique<Sequence>(std::move(request)));
-    waiting_.push_back(sequences_.back().get());
+    waiting_.PushBack(sequences_.back().get());
     return sequences_.back().get();
   }
   std::vector<uint64_t> Order(const std::string& policy, uint64_t step = 0) {
     OrderWaiting(ParseSchedulePolicy(policy), cache_, step, &waiting_);
     std::vector<uint64_t> ids;
-    for (const Sequence* sequence : waiting_) ids.push_back(sequence->request.id);
+    for (const Sequence* sequence : waiting_.InOrder()) ids.push_back(sequence->request.id);
     return ids;
   }
 
   KvCache cache_{64, kPageSize, true};
   std::vector<std::unique_ptr<Sequence>> sequences_;
-  std::deque<Sequence*> waiting_;
+  WaitingQueue waiting_;
 };
 
 TEST_F(PolicyTest, LongestPrefixFirst) {
@@ -109,9 +109,9 @@ TEST_F(PolicyTest, WithoutAPrefixCacheTheyAreInOrderOfArrival) {
   Add(Run(0, 5));
   Add(Run(0, 6));
   OrderWaiting(SchedulePolicy::kLpm, plain, 0, &waiting_);
-  EXPECT_EQ(waiting_.front()->request.id, 1);
+  EXPECT_EQ(waiting_.Front()->request.id, 1);
   OrderWaiting(SchedulePolicy::kDfsWeight, plain, 0, &waiting_);
-  EXPECT_EQ(waiting_.front()->request.id, 1);
+  EXPECT_EQ(waiting_.Front()->request.id, 1);
 }
 
 TEST(SchedulePolicyTest, UnknownNamesAreRefused) {

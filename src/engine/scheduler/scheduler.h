@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <vector>
 
 #include "engine/kv_cache/kv_cache.h"
@@ -10,6 +9,7 @@
 #include "engine/scheduler/policy.h"
 #include "engine/scheduler/prefill.h"
 #include "engine/scheduler/sequence.h"
+#include "engine/scheduler/waiting_queue.h"
 
 namespace switchyard {
 
@@ -40,7 +40,7 @@ class Scheduler {
   Scheduler(Options options, KvCache& cache)
       : options_(options), cache_(cache), estimate_(options.conservativeness) {}
 
-  void Enqueue(Sequence* sequence) { waiting_.push_back(sequence); }
+  void Enqueue(Sequence* sequence) { waiting_.PushBack(sequence); }
   // Removes the sequence and releases its pages; its computed pages are published unless
   // `discard`.
   void Remove(Sequence* sequence, bool discard = false);
@@ -64,7 +64,7 @@ class Scheduler {
 
   const Options options_;
   KvCache& cache_;
-  std::deque<Sequence*> waiting_;   // in the order of admission to come
+  WaitingQueue waiting_;            // in the order of admission
   std::vector<Sequence*> running_;  // in order of admission
   NewTokenEstimate estimate_;
   std::vector<ScheduledRows> plan_;  // reused between steps to keep its allocation

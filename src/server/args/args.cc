@@ -1,14 +1,12 @@
 #include "server/args/args.h"
 
-#include <fmt/core.h>
-
 #include <CLI/CLI.hpp>
-#include <map>
 
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/cpu_binding.h"
 #include "moe/environment.h"
+#include "server/args/flag.h"
 #include "server/args/known_flags.h"
 #include "server/args/parse_words.h"
 #include "server/args/settle_args.h"
@@ -24,24 +22,6 @@ constexpr const char* kParallel = "Parallelism";
 constexpr const char* kMoe = "Mixture of experts";
 constexpr const char* kMemory = "Memory and scheduling";
 constexpr const char* kMisc = "Miscellaneous";
-
-// Every flag may be given more than once, the last one counting: the command line overrides
-// --config.
-template <typename T>
-CLI::Option* Flag(CLI::App& app, const char* names, T& value, const char* group,
-                  const std::string& help) {
-  return app.add_option(names, value, help)
-      ->group(group)
-      ->capture_default_str()
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-}
-
-CLI::Option* Switch(CLI::App& app, const char* names, bool& value, const char* group,
-                    const std::string& help) {
-  return app.add_flag(names, value, help)
-      ->group(group)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-}
 
 void AddModelFlags(CLI::App& app, ServerArgs& a) {
   EngineConfig& e = a.engine;
@@ -136,6 +116,10 @@ void AddParallelFlags(CLI::App& app, ServerArgs& a) {
   Flag(app, "--dist-timeout", e.dist_timeout_seconds, kParallel,
        "Seconds a rank waits for another before it gives up")
       ->check(CLI::Range(0.1, 1e6));
+  Flag(app, "--watchdog-timeout", e.watchdog_timeout_seconds, kParallel,
+       "Seconds without a heartbeat of a rank after which the server ends with an error that names "
+       "it; /health is 503 from half of that on, or from 20 s")
+      ->check(CLI::Range(3.0, 1e6));
 }
 
 void AddMoeFlags(CLI::App& app, EngineConfig& e) {
@@ -238,8 +222,9 @@ void AddMemoryFlags(CLI::App& app, EngineConfig& e) {
        "Requests that run at once, of all attention groups; 0: 256")
       ->check(CLI::NonNegativeNumber);
   Flag(app, "--max-queued-requests", e.max_queued_requests, kMemory,
-       "Open requests beyond the running ones before new ones get 429; 0: no limit")
-      ->check(CLI::NonNegativeNumber);
+       "Open requests beyond the running ones before new ones get 429; 0: no limit; -1: 16 times "
+       "those that may run")
+      ->check(CLI::Range(-1, 1 << 30));
   Flag(app, "--chunked-prefill-size", e.chunked_prefill_size, kMemory,
        "Most prompt tokens of one step, of all attention groups; -1: prompts are not cut; 0: 2048, "
        "on GPUs up to 8192 where their memory is large beside what so many take")
@@ -292,7 +277,7 @@ void AddServerFlags(CLI::App& app, ServerArgs& a) {
   Flag(app, "--host", a.host, kServer, "Address to listen on; 0.0.0.0 for all");
   Flag(app, "--port", a.port, kServer, "Port to listen on; 0: any free one")
       ->check(CLI::Range(0, 65535));
-  Flag(app, "--api-key", a.api_key, kServer, "Clients must send it as a bearer token");
+  AddHttpFlags(app, a.http);
   Flag(app, "--served-model-name", a.served_model_name, kServer,
        "Name in /v1/models; default: the model path");
   Flag(app, "--max-body-mb", a.max_body_mb, kServer,
@@ -336,71 +321,11 @@ bool Parse(CLI::App& app, const std::vector<std::string>& args, ServerArgs& serv
   CompleteFlags(app, &from_file);
   RefuseUnknownFlags(app, ConfigPath(args), from_file, {});
   if (!ParseWords(app, std::move(words))) return false;
-  NoteDpRank(&taken);
+  SettleArgs(app, &server);
+  NoteEnvironment(server.engine.moe, &taken);
   for (const std::string& line : taken.without_effect) LOG_INFO("{}", line);
   server.without_effect = std::move(taken.without_effect);
-  SettleArgs(app, &server);
   return true;
-}
-
-constexpr const char* kBenchHelp =
-    R"(switchyard bench: what the program, or a part of it, takes on this machine
-
-  switchyard bench one-batch --model-path DIR   prefill and decode of a model
-  switchyard bench serve                        a load on a running server: latencies, throughput
-  switchyard bench kernels                      products, experts, attention, small ops
-  switchyard bench moe-layer                    one MoE layer: router, exchange, experts
-  switchyard bench exchange                     collectives, dispatch and combine of rows
-  switchyard bench roofline                     the machine's ceilings: memory, caches, arithmetic
-
-Each answers --help. A line has the median time of one call, operations and bytes a second, and the part of
-the roofline that this is, with the machine's ceilings measured in the same run.
-)";
-
-constexpr std::string_view kBenches[] = {"one-batch", "serve",    "kernels",
-                                         "moe-layer", "exchange", "roofline"};
-
-void AddBenchFlags(CLI::App& app, BenchArgs& a) {
-  constexpr const char* kBench = "Benchmark";
-  Flag(app, "--device", a.device, kBench,
-       "What to measure: auto (cuda where a GPU is found), cpu or cuda")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-  Flag(app, "--filter", a.filter, kBench,
-       "Only cases whose line begins with a name and shape that have this in them");
-  Flag(app, "--json", a.json, kBench, "Also write the figures to this file");
-  if (a.which != "roofline")
-    Flag(app, "--cpu-isa", a.cpu_isa, kBench,
-         "CPUs: auto, reference, avx2, avx512, amx; amx-emulated for tests");
-  if (a.which == "kernels" || a.which == "roofline") {
-    Flag(app, "--cpu-threads", a.threads, kBench, "CPUs: 0: all cores")
-        ->check(CLI::NonNegativeNumber);
-    Flag(app, "--base-gpu-id", a.base_gpu_id, kBench, "Which GPU")->check(CLI::NonNegativeNumber);
-    return;
-  }
-  Flag(app, "--ranks,--tp", a.ranks, kBench,
-       a.which == "exchange"
-           ? "0: one for each GPU; on CPUs 2, then 4"
-           : "Ranks, each with tokens of its own (EP is their number); 0: one for each GPU; on "
-             "CPUs 2")
-      ->check(CLI::Range(0, 64));
-  app.add_option("--tokens", a.tokens,
-                 a.which == "exchange"
-                     ? "Tokens of each rank, several make several cases; default: 1 32 512 4096 "
-                       "on CPUs, 8 128 1024 4096 on GPUs"
-                     : "Tokens of each rank, several make several cases; default: 1 8 128 1024 on "
-                       "CPUs, 8 128 1024 8192 on GPUs")
-      ->group(kBench)
-      ->check(CLI::Range(1, 1 << 20));
-  if (a.which == "exchange") return;
-  Flag(app, "--cpu-threads-per-rank", a.threads, kBench, "CPUs: 0: the cores over the ranks")
-      ->check(CLI::NonNegativeNumber);
-  Flag(app, "--model", a.model, kBench,
-       "olmoe-1b-7b, qwen3-30b-a3b or deepseek-v3 (made-up weights of that shape); default: those "
-       "that fit")
-      ->check(CLI::IsMember({"olmoe-1b-7b", "qwen3-30b-a3b", "deepseek-v3"}));
-  Flag(app, "--experts-per-rank", a.experts_per_rank, kBench,
-       "0: on GPUs as many as one of 8 ranks has; on CPUs the model's over the ranks")
-      ->check(CLI::NonNegativeNumber);
 }
 
 }  // namespace
@@ -470,31 +395,6 @@ std::optional<OneBatchArgs> ParseOneBatch(const std::vector<std::string>& args) 
   Flag(app, "--json", a.json, kBench, "Also write the figures to this file");
   AddEngineFlags(app, a.server);
   if (!Parse(app, args, a.server)) return std::nullopt;
-  return a;
-}
-
-std::optional<BenchArgs> ParseBench(const std::string& which,
-                                    const std::vector<std::string>& args) {
-  if (which.empty() || which == "--help" || which == "-h") {
-    fmt::print("{}", kBenchHelp);
-    return std::nullopt;
-  }
-  BenchArgs a;
-  a.which = which;
-  const std::map<std::string, const char*> summaries = {
-      {"kernels", "Time products, experts and attention; on GPUs the small ops too"},
-      {"moe-layer", "Time one MoE layer with made-up weights: router, exchange, experts"},
-      {"exchange", "Time collectives, and dispatch and combine of rows between ranks"},
-      {"roofline", "Measure what memory, caches and instructions of this machine give at best"}};
-  const auto summary = summaries.find(which);
-  if (summary == summaries.end())
-    throw Invalid(
-        "bench {}: the nearest is bench {}; want one-batch, serve, kernels, moe-layer, exchange or "
-        "roofline",
-        which, NearestName(which, kBenches));
-  CLI::App app(summary->second, "switchyard bench " + which);
-  AddBenchFlags(app, a);
-  if (!ParseWords(app, args)) return std::nullopt;
   return a;
 }
 

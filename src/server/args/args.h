@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/config.h"
+#include "server/args/http_args.h"
 
 namespace switchyard {
 
@@ -28,11 +29,11 @@ struct ServerArgs {
   std::string host = "127.0.0.1";
   int port = 30000;
   std::string served_model_name;  // --served-model-name; empty: the model path
-  std::string api_key;
-  std::string chat_template;   // --chat-template FILE; empty: the checkpoint's
-  double max_body_mb = 64;     // --max-body-mb
-  int stream_interval = 1;     // --stream-interval: tokens between two events of a stream
-  bool stream_output = false;  // --stream-output: segments in streams of /generate
+  HttpArgs http;                  // http_args.h
+  std::string chat_template;      // --chat-template FILE; empty: the checkpoint's
+  double max_body_mb = 64;        // --max-body-mb
+  int stream_interval = 1;        // --stream-interval: tokens between two events of a stream
+  bool stream_output = false;     // --stream-output: segments in streams of /generate
   std::string weight_version = "default";  // --weight-version
   bool skip_server_warmup = false;
   bool log_requests = false;

@@ -55,6 +55,25 @@ void ResolveModel(ServerArgs& a) {
     a.tokenizer_path = ResolveCheckpoint(a.tokenizer_path, a.revision, cache).string();
 }
 
+void NoteDpRank(TakenFlags* taken) {
+  const char* rank = std::getenv("SGLANG_DP_RANK");
+  if (rank == nullptr || *rank == '\0') return;
+  const std::string_view text = rank;
+  if (text.size() > 9 || text.find_first_not_of("0123456789") != std::string_view::npos)
+    throw Invalid("environment variable SGLANG_DP_RANK={}: want a number from 0", text);
+  taken->without_effect.push_back(
+      fmt::format("SGLANG_DP_RANK={} has no effect here: requests name their group", text));
+}
+
+void NoteHcclBuffer(const MoeOptions& moe, TakenFlags* taken) {
+  const bool low_latency = moe.deepep_mode == "low_latency" &&
+                           (moe.a2a_backend == "deepep" || moe.a2a_backend == "mooncake");
+  if (moe.hccl_buffer_mib == 0 || (moe.a2a_backend != "none" && !low_latency)) return;
+  taken->without_effect.push_back(fmt::format(
+      "HCCL_BUFFSIZE={} has no effect here: no exchange of {} runs in rounds", moe.hccl_buffer_mib,
+      low_latency ? "--deepep-mode low_latency" : "--moe-a2a-backend none"));
+}
+
 }  // namespace
 
 void SettleArgs(const CLI::App& app, ServerArgs* args) {
@@ -64,14 +83,9 @@ void SettleArgs(const CLI::App& app, ServerArgs* args) {
   ResolveModel(*args);
 }
 
-void NoteDpRank(TakenFlags* taken) {
-  const char* rank = std::getenv("SGLANG_DP_RANK");
-  if (rank == nullptr || *rank == '\0') return;
-  const std::string_view text = rank;
-  if (text.size() > 9 || text.find_first_not_of("0123456789") != std::string_view::npos)
-    throw Invalid("environment variable SGLANG_DP_RANK={}: want a number from 0", text);
-  taken->without_effect.push_back(
-      fmt::format("SGLANG_DP_RANK={} has no effect here: requests name their group", text));
+void NoteEnvironment(const MoeOptions& moe, TakenFlags* taken) {
+  NoteDpRank(taken);
+  NoteHcclBuffer(moe, taken);
 }
 
 }  // namespace switchyard

@@ -10,8 +10,10 @@ namespace switchyard {
 // names the flags that do not fit.
 void SettleArgs(const CLI::App& app, ServerArgs* args);
 
-// SGLANG_DP_RANK, by which SGLang's router numbers the servers that it starts, is checked and has a
-// line in `taken`: requests name their group themselves (data_parallel_rank).
-void NoteDpRank(TakenFlags* taken);
+// Adds a line to `taken` for each variable that is set and has no effect here. SGLANG_DP_RANK, by
+// which SGLang's router numbers the servers that it starts: requests name their group themselves
+// (data_parallel_rank). HCCL_BUFFSIZE if no exchange of `moe` runs in rounds. Error kInvalid names
+// a variable with an unsupported value.
+void NoteEnvironment(const MoeOptions& moe, TakenFlags* taken);
 
 }  // namespace switchyard

@@ -154,9 +154,7 @@ constexpr std::array kFlags = {
     SglangFlag{"--disaggregation-bootstrap-port", 1, kWithoutEffect, kNoDisaggregation},
     SglangFlag{"--disaggregation-ib-device", 1, kWithoutEffect, kNoDisaggregation},
     SglangFlag{"--mooncake-ib-device", 1, kWithoutEffect, kLibraries},
-    SglangFlag{"--ssl-keyfile", 1, kRefused, "HTTP is plain: put a proxy with TLS before it"},
-    SglangFlag{"--ssl-certfile", 1, kRefused, "HTTP is plain: put a proxy with TLS before it"},
-    SglangFlag{"--ssl-ca-certs", 1, kRefused, "HTTP is plain: put a proxy with TLS before it"},
+    SglangFlag{"--ssl-ca-certs", 1, kRefused, "certificates of clients are not checked"},
 };
 
 }  // namespace

@@ -83,7 +83,7 @@ TEST(SglangFlagsTest, RefusedByName) {
       {"--is-embedding"},
       {"--disaggregation-mode", "prefill"},
       {"--pp-size", "2"},
-      {"--ssl-keyfile", "k.pem"},
+      {"--ssl-ca-certs", "ca.pem"},
       {"--schedule-policy", "best"},
       {"--schedule-conservativeness", "-1"},
       {"--max-prefill-tokens", "many"},

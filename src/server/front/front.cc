@@ -15,6 +15,8 @@
 namespace switchyard {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 // Every token is compared with every stop string, on the thread that serves all requests.
 constexpr size_t kMostStops = 64, kLongestStop = 1024;
 // Alternatives at all positions of a prompt: they come at once, and are held and written as JSON.
@@ -62,6 +64,10 @@ struct Front::Open {
   GenerationEvent next;  // gathers until stream_interval tokens or the end
   int group = 0;
   int64_t tokens = 0;  // that the controller counts for it
+  // Of the book's mutex, as `tokens` is.
+  Clock::time_point since = Clock::now();  // it waits, or from its first token on it runs
+  bool running = false;
+  std::string overdue;  // why it was aborted
 
   Open(uint64_t id, const Tokenizer& tokenizer, GenerationSpec s, GenerationCallback c)
       : spec(std::move(s)),
@@ -97,6 +103,7 @@ void Front::Open::Take(const RequestOutput& output) {
   } else if (ended) {
     next.finish = output.finish;
     next.error = output.error;
+    next.error_kind = output.error_kind;
     if (output.finish == FinishReason::kStop) next.matched = output.matched;
     next.text += stop.Finish();
   }
@@ -199,8 +206,7 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
     if (lost_) throw Error(ErrorKind::kUnavailable, lost_reason_);
     if (draining_) throw Error(ErrorKind::kUnavailable, "the server is shutting down");
     if (limits_.max_open > 0 && open_.size() >= static_cast<size_t>(limits_.max_open)) {
-      throw Error(ErrorKind::kBusy, fmt::format("{} requests are open already", open_.size()),
-                  "try again later");
+      throw Full();
     }
     if (IsNameTaken(spec))
       throw ParameterError("rid", fmt::format("{} is the name of a request that is still open: "
@@ -219,7 +225,46 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
   return id;
 }
 
-void Front::Abort(uint64_t id) { link_.Send({AbortRequest{id}}); }
+void Front::CheckRoom(size_t count) const {
+  const auto most = static_cast<size_t>(limits_.max_open);
+  if (most == 0) return;
+  if (count > most)
+    throw Invalid("{} generations in one request, where at most {} may be open", count, most);
+  std::lock_guard lock(mutex_);
+  if (open_.size() + count > most) throw Full();
+}
+
+// The mutex is held.
+Error Front::Full() const {
+  return Error(ErrorKind::kBusy, fmt::format("{} requests are open already", open_.size()),
+               "try again later");
+}
+
+void Front::Abort(const std::vector<uint64_t>& ids) {
+  std::vector<AbortRequest> requests;
+  for (const uint64_t id : ids) requests.push_back({id});
+  const std::vector<ControlMessage> aborts(requests.begin(), requests.end());
+  if (!aborts.empty()) link_.Send(aborts);
+}
+
+void Front::AbortOverdue() {
+  const auto now = Clock::now();
+  std::vector<uint64_t> ids;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, open] : open_) {
+      const auto limit = open->running ? limits_.running_timeout : limits_.queue_timeout;
+      if (limit.count() <= 0 || now - open->since < limit || !open->overdue.empty()) continue;
+      open->overdue =
+          open->running
+              ? fmt::format("the request ran for more than {} s (--request-timeout)", limit.count())
+              : fmt::format("the request waited for more than {} s (--request-queue-timeout)",
+                            limit.count());
+      ids.push_back(id);
+    }
+  }
+  Abort(ids);
+}
 
 void Front::AbortNamed(const std::string& name) {
   AbortWhere(
@@ -238,7 +283,7 @@ void Front::AbortWhere(const std::function<bool(const Open&)>& chosen) {
     for (const auto& [id, open] : open_)
       if (chosen(*open)) ids.push_back(id);
   }
-  for (const uint64_t id : ids) Abort(id);
+  Abort(ids);
 }
 
 template <typename T>
@@ -306,19 +351,27 @@ std::function<void(const T&)> Front::TakeQuestion(
 
 void Front::Deliver(const RequestOutput& output) {
   std::shared_ptr<Open> open;
+  std::string overdue;
   {
     std::lock_guard lock(mutex_);
     const auto it = open_.find(output.id);
-    if (it == open_.end()) return;  // ended here by a stop string before the ranks heard of it
+    if (it == open_.end()) return;  // ended here by a stop string before the ranks knew
     open = it->second;
     const auto count = std::ssize(output.new_tokens);
     open->tokens += count;
+    if (count > 0 && !std::exchange(open->running, true)) open->since = Clock::now();
     controller_.Grow(open->group, count);
+    overdue = open->overdue;
   }
   open->Take(output);
+  if (!overdue.empty() && open->next.finish == FinishReason::kAbort) {
+    open->next.finish = FinishReason::kError;
+    open->next.error = overdue;
+    open->next.error_kind = ErrorKind::kUnavailable;
+  }
   if (open->next.finished()) {
     if (output.finish == FinishReason::kNone)
-      Abort(output.id);            // the ranks do not know stop strings
+      Abort({output.id});          // the ranks do not know stop strings
     ReleaseName(open->spec.name);  // free before its client has the answer
     open->Emit();
     std::lock_guard lock(mutex_);
@@ -352,6 +405,7 @@ void Front::OnRanksLost(const std::string& why) {
   for (auto& [id, request] : open) {
     request->next.finish = FinishReason::kError;
     request->next.error = why;
+    request->next.error_kind = ErrorKind::kPeer;
     request->Emit();
   }
   for (auto& [ticket, answer] : flushes) answer({.ticket = ticket, .done = false});

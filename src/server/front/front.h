@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
 #include "engine/dp_controller.h"
 #include "engine/request.h"
 #include "server/front/generation.h"
@@ -44,6 +45,8 @@ class Front {
     int64_t cache_tokens = 0;  // of one request's prompt and output together
     int32_t max_open = 0;      // running and queued; 0: no limit
     bool has_experts = true;   // the model has routed experts
+    // How long a request may wait for its first token, and run from there on; 0: no limit.
+    std::chrono::duration<double> queue_timeout{0}, running_timeout{0};
   };
   // `controller` chooses the attention group of each request.
   Front(RankLink& link, const Tokenizer& tokenizer, Limits limits, DpController controller = {});
@@ -56,8 +59,10 @@ class Front {
   // Checks and passes on. Error as Check has it, a ParameterError where a generation of the same
   // name is open, kBusy where the queue is full, kUnavailable while draining or without ranks.
   uint64_t Submit(GenerationSpec spec, GenerationCallback callback);
-  // The generation ends with FinishReason::kAbort, unless it has ended already.
-  void Abort(uint64_t id);
+  // Error kInvalid where `count` requests never fit, kBusy where they do not now.
+  void CheckRoom(size_t count) const;
+  // Generations end with FinishReason::kAbort, unless they have ended already.
+  void Abort(const std::vector<uint64_t>& ids);
   void AbortNamed(const std::string& name);  // all of that name or batch name
   // The longest prompt and output of one request, in tokens.
   int64_t longest() const { return std::min(limits_.context_length, limits_.cache_tokens); }
@@ -80,6 +85,9 @@ class Front {
   // Every open generation ends with kError and `why`; new ones are refused.
   void OnRanksLost(const std::string& why);
 
+  // Ends requests over their time with an Error kUnavailable; to be called now and then.
+  void AbortOverdue();
+
   void StartDraining();  // from now on Submit throws kUnavailable
   bool draining() const { return draining_; }
   bool ranks_lost() const { return lost_; }
@@ -89,6 +97,7 @@ class Front {
 
  private:
   struct Open;
+  Error Full() const;
   void CheckPrompt(const std::vector<int32_t>& ids) const;
   void ReleaseName(const std::string& name);
   bool IsNameTaken(const GenerationSpec& spec) const;

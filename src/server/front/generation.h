@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/error.h"
 #include "engine/request.h"
 
 namespace switchyard {
@@ -45,6 +46,7 @@ struct GenerationEvent {
   std::variant<std::monostate, int32_t, std::string> matched;  // the stop token id or stop string
   int32_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;  // totals so far
   std::string error;                                                    // of kError
+  ErrorKind error_kind = ErrorKind::kResource;                          // of kError
 
   bool finished() const { return finish != FinishReason::kNone; }
 };

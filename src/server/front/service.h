@@ -2,6 +2,8 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
+#include <string>
 
 #include "server/api/known_fields.h"
 #include "server/front/front.h"
@@ -17,6 +19,8 @@ struct Service {
   const EnginePlan& plan;
   mutable UnknownFields unknown_fields;  // of requests so far
   std::atomic<bool> ready{false};        // the ranks have loaded and answered the warm-up request
+  // Describes a rank without a heartbeat, or returns "". Set before `ready`.
+  std::function<std::string()> find_silent_rank = [] { return std::string(); };
 };
 
 }  // namespace switchyard

@@ -20,10 +20,13 @@ struct Admission {
   static Admission Refuse(int status, std::string message, std::string code, Headers headers = {});
 };
 
+// Whether anyone may call `path`, and does so beyond the limit of connections too: a probe.
+bool NeedsNoKey(const ServerOptions& options, const std::string& path);
+
 // Fills in path, query and params of `request`, whose method and headers are set. In this order:
-// 400 malformed target, 204 for OPTIONS, 401 key missing or wrong, 404 unknown path, 405 wrong
-// method. The key is checked before the path, so that the routes
-// stay hidden without one.
+// 400 malformed target, 204 for OPTIONS, 403 a page of another origin, 401 key missing or wrong,
+// 404 unknown path, 405 wrong method, 401 or 403 without the admin key. The key goes before the
+// path, so that routes cannot be explored without one.
 Admission Admit(const ServerOptions& options, const Router& router, std::string_view target,
                 Request& request);
 

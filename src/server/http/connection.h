@@ -1,15 +1,16 @@
-// One client's connection. Internal to this folder: with its .cc files the only place that sees
-// Boost.
+// One client's connection. Internal to this folder.
 #pragma once
 
 #include <atomic>
-#include <boost/asio/ip/tcp.hpp>
 #include <cstddef>
 #include <functional>
 #include <memory>
 
+#include "server/http/client_stream.h"
 #include "server/http/http_server.h"
+#include "server/http/memory_budget.h"
 #include "server/http/router.h"
+#include "server/http/worker_pool.h"
 
 namespace switchyard::http {
 
@@ -18,6 +19,9 @@ struct ConnectionContext {
   const ServerOptions& options;
   const Router& router;
   std::atomic<size_t>& open_requests;
+  std::shared_ptr<MemoryBudget> budget;
+  std::shared_ptr<WorkerPool> workers;
+  const TlsContext* tls = nullptr;
 };
 
 // How far a server is on its way to the end; a connection only ever moves on.
@@ -37,9 +41,10 @@ class Connection {
   virtual void Advance(Phase phase) = 0;
 
   // `on_end` is called on the strand when the connection has ended and its socket is closed; not
-  // within Start.
+  // within Start. `spare`: the server has as many connections as it takes, and this one gets one
+  // answer: that of a probe (NeedsNoKey), or a 503.
   static std::shared_ptr<Connection> Start(const ConnectionContext& context,
-                                           boost::asio::ip::tcp::socket socket,
+                                           ClientStream::Socket socket, bool spare,
                                            std::function<void(Connection*)> on_end);
 };
 

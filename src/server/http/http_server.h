@@ -6,12 +6,18 @@
 // under way the connection keeps reading, so that a client which hangs up is noticed promptly even
 // when nothing is being written.
 //
-// A client that closes its sending side (FIN) counts as gone, also when it could still read: HTTP
-// clients do not half-close, and a hang-up looks exactly the same.
+// I/O threads only move bytes: a request with a body is handed to a handler on a worker thread of
+// lower priority, small bodies apart from large ones (worker_pool.h). What clients make the server
+// hold is counted against one limit (memory_budget.h).
+//
+// A client that closes its sending side (FIN) still gets its answer. A hang-up looks the same until
+// something is sent, so the connection then sends what clients ignore (Exchange::Probe); one that
+// has hung up answers with a reset.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -26,6 +32,8 @@ namespace switchyard::http {
 
 using Headers = std::vector<std::pair<std::string, std::string>>;
 
+class MemoryCharge;  // memory_budget.h
+
 // One request, whole and immutable once a handler sees it.
 struct Request {
   std::string method;                         // as sent: "GET", "POST"; case matters
@@ -34,13 +42,25 @@ struct Request {
   std::map<std::string, std::string> params;  // {name} of the route -> what stood there, decoded
   Headers headers;                            // in the order sent
   std::string body;                           // whole, any transfer coding removed
-  std::string peer;                           // "127.0.0.1:51234", "[::1]:51234"
+  std::string peer;                           // "127.0.0.1:51234", "[::1]:51234", or "unix"
+  std::string id;  // X-Request-Id as sent, or a new one; returned and logged
+  // Memory of the body and of what is parsed out of it; lives as long as the request. For the
+  // handler's thread.
+  std::shared_ptr<MemoryCharge> memory;
 
   // Value of the first header of that name in any letter case; empty if there is none.
   std::string_view Header(std::string_view name) const;
 };
 
+// What the log line of a request says about tokens; nothing where `model` is empty.
+struct ServedTokens {
+  std::string model;
+  int64_t prompt = 0, completion = 0, cached = 0;
+  double first_token_seconds = -1;  // from the submission to the first token; −1: none came
+};
+
 class Exchange;
+class MemoryBudget;
 
 // Handle to exactly one response. Copies share it; every member may be called from any thread, also
 // after the server has stopped. Calls that no longer make sense (the client is gone, the response
@@ -78,24 +98,44 @@ class Responder {
   // the response open until answered.
   void OnClose(std::function<void()> callback) const;
 
+  // Runs `job` on a worker thread, or within this call where there is none. For work on about
+  // `bytes` bytes that must not hold up the calling thread.
+  void Defer(size_t bytes, std::function<void()> job) const;
+  const std::shared_ptr<MemoryBudget>& budget() const;  // null: no limit
+  void Note(const ServedTokens& served) const;          // for the log; the last call counts
+
  private:
   struct Answer;  // shared by all copies: the last one to go sees to it that there is a response
   std::shared_ptr<Answer> answer_;
 };
 
-// Called on an I/O thread; must not block. May throw: an Error answers with the status of its kind,
+// Called on a worker thread where the request has a body, else on an I/O thread; must not block.
+// May throw: an Error answers with the status of its kind,
 // anything else with a 500 whose cause goes to the log only.
 using Handler = std::function<void(std::shared_ptr<const Request>, Responder)>;
+
+// Who may call a route.
+enum class Access {
+  kUser,     // with any key
+  kControl,  // with the admin key, where there is one
+};
 
 struct ServerOptions {
   std::string host = "127.0.0.1";  // a name or an address, IPv4 or IPv6; "0.0.0.0" or "::" for all
   int port = 0;                    // 0: any free one, see Server::port()
+  std::string uds;                 // path of a Unix socket to listen on instead of host and port
+  std::string root_path;           // prefix of every path that may be left out: "/api"; empty: none
+  // PEM files; empty: no TLS.
+  std::string ssl_certfile, ssl_keyfile, ssl_keyfile_password;
   int io_threads = 1;
+  int worker_threads = 1;  // for large bodies and answers; small ones have a thread of their own
 
   size_t max_header_bytes = 64 << 10;
   size_t max_body_bytes = 64 << 20;
   size_t max_backlog_bytes = 8 << 20;  // written to a stream and not yet taken by its client
-  size_t max_connections = 4096;       // further ones get a 503 and are closed
+  size_t memory_bytes = 0;             // of all clients together (memory_budget.h); 0: no limit
+  size_t max_connections = 4096;       // further ones get a 503, but for paths_without_key
+  size_t max_waiting_bodies = 4096;    // requests that wait for a worker, of either size
 
   std::chrono::milliseconds idle_timeout{120'000};  // between two requests of one connection
   // For a request's header to arrive; a body gets this plus one second per 64 KiB received.
@@ -103,10 +143,14 @@ struct ServerOptions {
   std::chrono::milliseconds write_timeout{60'000};  // without the client taking a single byte
   std::chrono::milliseconds drain_timeout{30'000};  // Stop(): for responses in flight to finish
 
-  std::string api_key;  // clients send "Authorization: Bearer <key>"; empty: no key needed
-  std::vector<std::string> paths_without_key = {
-      "/health"};             // exact paths; OPTIONS never needs a key
-  bool allow_cors = true;     // any origin, "*"
+  // Clients send "Authorization: Bearer <key>" with one of these; empty: no key needed.
+  std::vector<std::string> api_keys;
+  std::string admin_api_key;  // good for all routes, and the only one for those of kControl
+  // Exact paths; OPTIONS never needs a key.
+  std::vector<std::string> paths_without_key = {"/health"};
+  // Origins whose pages may call ("https://a.example", "*" for any), beside local ones and the
+  // server's own (origins.h).
+  std::vector<std::string> cors_origins;
   bool log_requests = false;  // a log line for each at level info instead of debug
 };
 
@@ -120,7 +164,7 @@ class Server {
   // `path` is exact ("/v1/models") or ends in a parameter ("/v1/models/{id}") that takes the
   // non-empty rest of the path, slashes included: model names have them. An exact path goes first,
   // then the longest prefix. GET routes answer HEAD too, without the body. Before Start only.
-  void Route(std::string method, std::string path, Handler handler);
+  void Route(std::string method, std::string path, Handler handler, Access access = Access::kUser);
 
   // Binds and listens before it returns. Throws Resource if the port is in use, Invalid if the host
   // is unknown or an option is out of range.

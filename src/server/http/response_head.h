@@ -16,7 +16,6 @@ struct ResponseHead {
   std::optional<size_t> length;  // of the body, bytes; none: see `chunked`
   bool chunked = false;  // without length and chunks the body ends where the connection does
   bool keep_alive = true;
-  bool allow_cors = false;
 };
 
 // The head as sent, up to and including the empty line. Line breaks inside values become spaces.

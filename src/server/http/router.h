@@ -15,17 +15,22 @@ class Router {
  public:
   struct Match {
     const Handler* handler = nullptr;  // owned by the router; null: see `allow`
+    Access access = Access::kUser;
     std::map<std::string, std::string> params;
     std::string allow;  // methods the path answers to, "GET, HEAD, OPTIONS"; empty: unknown path
   };
 
   // CHECKs that the pair is new and that a parameter stands only at the end of `path`.
-  void Add(std::string method, std::string path, Handler handler);
+  void Add(std::string method, std::string path, Handler handler, Access access = Access::kUser);
 
   Match Find(std::string_view method, const std::string& path) const;
 
  private:
-  using Methods = std::map<std::string, Handler, std::less<>>;
+  struct Route {
+    Handler handler;
+    Access access;
+  };
+  using Methods = std::map<std::string, Route, std::less<>>;
   struct Pattern {
     std::string prefix;     // "/v1/models/"
     std::string parameter;  // "id"

@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -70,6 +71,16 @@ class TestClient {
     }
     return true;
   }
+
+  void SendByteByByte(std::string_view bytes) {
+    const int on = 1;
+    setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    for (size_t i = 0; i < bytes.size() && Send(bytes.substr(i, 1)); ++i) {
+    }
+  }
+
+  // Nothing more comes from us; we still read.
+  void EndSending() { shutdown(fd_, SHUT_WR); }
 
   void Get(std::string_view path, std::string_view headers = "") {
     Send("GET " + std::string(path) + " HTTP/1.1\r\nHost: test\r\n" + std::string(headers) +

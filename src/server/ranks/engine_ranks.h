@@ -37,10 +37,13 @@ class EngineRanks : public RankLink {
   void Send(const std::vector<ControlMessage>& messages) override;
 
   // Waits until the ranks have loaded; `progress` gets the leader's bytes. Error kPeer with the
-  // rank's own words when one fails, nothing when `cancelled` becomes true.
+  // rank's own error when one fails, nothing when `cancelled` becomes true.
   std::optional<RankReady> WaitReady(const std::function<void(const LoadProgress&)>& progress,
                                      const std::atomic<bool>& cancelled);
-  // Tells the ranks to leave and waits for it; false when some had to be killed.
+  // "rank 1 (pid 4711) has sent no heartbeat for 25 s", of this node's rank that is silent for
+  // longest; empty where none is for `limit`.
+  std::string Silent(std::chrono::duration<double> limit) const;
+  // Sends the ranks a shutdown message and waits for their end; false when some had to be killed.
   bool Shutdown(std::chrono::milliseconds timeout);
 
  private:
@@ -57,7 +60,7 @@ class EngineRanks : public RankLink {
   std::condition_variable changed_;
   std::optional<RankReady> ready_;
   LoadProgress progress_;
-  std::string failure_;  // the leader's own words, where it had some
+  std::string failure_;  // the leader's error message, if it sent one
   std::string exit_;     // how a rank or a node ended
   bool exit_is_cause_ = false;
   bool leaving_ = false;

@@ -13,7 +13,7 @@ namespace {
 using namespace std::chrono_literals;
 
 // How long after an end its cause may still become known.
-constexpr auto kLastWords = 300ms;
+constexpr auto kCauseTime = 300ms;
 
 // How the engine ends, as the first to know says it; the first to know the cause, where there is
 // one.
@@ -32,6 +32,10 @@ class Outcome {
   bool ended() const {
     const std::lock_guard lock(mutex_);
     return ended_;
+  }
+  bool cause_known() const {
+    const std::lock_guard lock(mutex_);
+    return is_cause_;
   }
   std::optional<std::string> lost() const {
     const std::lock_guard lock(mutex_);
@@ -54,7 +58,9 @@ bool WaitForOutcome(const Outcome& outcome, const StopSignals& signals) {
     asked = true;
     LOG_INFO("this node leaves when node 0 does; a second signal ends it now");
   }
-  if (outcome.lost()) std::this_thread::sleep_for(kLastWords);
+  const auto give_up = std::chrono::steady_clock::now() + kCauseTime;
+  while (outcome.lost() && !outcome.cause_known() && std::chrono::steady_clock::now() < give_up)
+    std::this_thread::sleep_for(5ms);
   return true;
 }
 
@@ -80,11 +86,12 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
     return 0;
   }
   NodeGroup& nodes = *membership->nodes;
-  const auto host =
-      StartRanks(launch, *membership, job, {}, [&](const std::string& how, bool cause) {
-        nodes.SayLost(how, cause);
-        outcome.Lose(how, cause);
-      });
+  const auto host = StartRanks(launch, *membership, job, {},
+                               [&](const std::string& how, bool cause) {
+                                 nodes.SayLost(how, cause);
+                                 outcome.Lose(how, cause);
+                               },
+                               {});
   host->ExpectEnd();  // ranks end in good order only on request
   nodes.Watch({.on_lost = [&](const std::string& why, bool cause) { outcome.Lose(why, cause); },
                .on_end = [&] { outcome.End(); }});

@@ -29,10 +29,11 @@ std::optional<Membership> Lead(const Launch& launch, const EngineConfig& config,
 std::optional<Membership> Join(const Launch& launch, const EngineConfig& config,
                                std::function<bool()> give_up);
 
-// Starts the ranks of this node. `endpoint`: where rank 0 finds the front.
+// Starts the ranks of this node. `endpoint`: where rank 0 finds the front. `give_up` ends the wait
+// for them to join; it may be empty.
 std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membership,
                                      const RankJob& job, const std::string& endpoint,
-                                     RankHost::OnExit on_exit);
+                                     RankHost::OnExit on_exit, std::function<bool()> give_up);
 
 // The arena of a rank that a launcher has started as a process, with all others attached.
 std::shared_ptr<SharedArena> ArenaOfLaunchedRank(const Launch& launch, Membership& membership,

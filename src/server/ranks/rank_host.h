@@ -21,12 +21,13 @@ RankLoopIo LeaderIo(const std::string& endpoint);
 
 class RankHost {
  public:
-  // How a rank ended that should not have; from a thread of the host. `cause`: it was killed, while
-  // one that ends by itself may only have heard of the end of another.
+  // How a rank ended that should not have; from a thread of the host. `cause`: `how` names the
+  // first failure of the engine, and not only its consequence on another rank.
   using OnExit = std::function<void(const std::string& how, bool cause)>;
 
   virtual ~RankHost() = default;  // ends what still runs
-  virtual void WaitJoined() = 0;
+  virtual bool WaitJoined() = 0;  // false where it was cancelled
+  virtual RankSilence LongestSilence() const { return {}; }
   // From now on a rank that ends in good order is no news.
   virtual void ExpectEnd() = 0;
   // Waits until all have ended, by themselves; ends them, and returns false, after the timeout.
@@ -38,12 +39,17 @@ class RankHost {
 class ProcessHost : public RankHost {
  public:
   ProcessHost(std::shared_ptr<SharedArena> arena, RankProcesses::Options options, OnExit on_exit)
-      : processes_(std::move(arena), std::move(options),
-                   [on_exit = std::move(on_exit)](const RankExit& e) {
-                     on_exit(e.Describe(), e.signal != 0);
+      : alone_(!options.network),
+        processes_(std::move(arena), std::move(options),
+                   [this, on_exit = std::move(on_exit)](const RankExit& e) {
+                     // The other ranks may have noticed the end of a killed one before its parent.
+                     const bool killed = e.signal != 0;
+                     on_exit(killed || e.reason.empty() ? e.Describe() : e.reason,
+                             killed || (alone_ && !e.reason.empty()));
                    }) {}
 
-  void WaitJoined() override { processes_.WaitJoined(); }
+  bool WaitJoined() override { return processes_.WaitJoined(); }
+  RankSilence LongestSilence() const override { return processes_.LongestSilence(); }
   void ExpectEnd() override { processes_.ExpectEnd(); }
   bool WaitEnded(std::chrono::milliseconds timeout) override {
     return processes_.WaitEnded(timeout);
@@ -51,6 +57,7 @@ class ProcessHost : public RankHost {
   void KillAll() override { processes_.KillAll(); }
 
  private:
+  const bool alone_;  // else the first reason known here may be a lost connection
   RankProcesses processes_;
 };
 
@@ -63,7 +70,7 @@ class ThreadHost : public RankHost {
              OnExit on_exit);
   ~ThreadHost() override;
 
-  void WaitJoined() override {}
+  bool WaitJoined() override { return true; }
   void ExpectEnd() override;
   bool WaitEnded(std::chrono::milliseconds timeout) override;
   void KillAll() override;

@@ -1,0 +1,39 @@
+// Where clients connect: a TCP port or a Unix socket. Internal to this folder.
+#pragma once
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/basic_socket_acceptor.hpp>
+#include <boost/asio/generic/stream_protocol.hpp>
+#include <string>
+
+#include "server/http/http_server.h"
+
+namespace switchyard::http {
+
+using Acceptor = boost::asio::basic_socket_acceptor<boost::asio::generic::stream_protocol>;
+
+// Binds and listens. A Unix socket's file that no server listens on any more is replaced. Throws
+// Resource if the port or file is in use, Invalid if the host is unknown.
+void Listen(const ServerOptions& options, Acceptor& acceptor);
+
+int PortOf(const Acceptor& acceptor);  // 0 of a Unix socket
+
+// One descriptor in hand, so that connections can be refused where there is no other.
+class SpareDescriptor {
+ public:
+  SpareDescriptor() { Open(); }
+  ~SpareDescriptor() { Close(); }
+  SpareDescriptor(const SpareDescriptor&) = delete;
+  SpareDescriptor& operator=(const SpareDescriptor&) = delete;
+
+  void Open();
+  void Close();
+
+ private:
+  int descriptor_ = -1;
+};
+
+// Best effort and without waiting: what does not go out at once is dropped. Closes the socket.
+void RefuseConnection(boost::asio::generic::stream_protocol::socket socket);
+
+}  // namespace switchyard::http
