@@ -115,8 +115,6 @@ constexpr std::array kFlags = {
     SglangFlag{"--enable-trace", 0, kWithoutEffect, kNoTracing},
     SglangFlag{"--otlp-traces-endpoint", 1, kWithoutEffect, kNoTracing},
     SglangFlag{"--crash-dump-folder", 1, kWithoutEffect, "no requests are kept after they end"},
-    SglangFlag{"--watchdog-timeout", 1, kWithoutEffect,
-               "--dist-timeout ends a rank that does not answer"},
     SglangFlag{"--sleep-on-idle", 0, kWithoutEffect, "idle ranks always sleep"},
     SglangFlag{"--file-storage-path", 1, kWithoutEffect, "no files are uploaded"},
     SglangFlag{"--enable-cache-report", 0, kWithoutEffect, "usage is reported by each API's rule"},

@@ -45,7 +45,6 @@ TEST(SglangFlagsTest, TakenWithoutEffectAndSaidOnce) {
       {"--torch-compile-max-bs", "8"},
       {"--log-requests-level", "2"},
       {"--skip-tokenizer-init"},
-      {"--watchdog-timeout", "3600"},
       {"--crash-dump-folder", "/tmp/x"},
       {"--enable-dp-lm-head"},
       {"--disable-shared-experts-fusion"},
@@ -121,6 +120,97 @@ TEST(SglangFlagsTest, DpRankOfTheEnvironmentIsCheckedAndSaid) {
   ASSERT_EQ(unsetenv("SGLANG_DP_RANK"), 0);
   EXPECT_THAT(args->without_effect, ElementsAre(HasSubstr("SGLANG_DP_RANK=3 has no effect")));
   EXPECT_THAT(error, HasSubstr("SGLANG_DP_RANK=x"));
+}
+
+// A value of the arguments that a flag or variable changes.
+using Observed = std::function<std::string(const ServerArgs&)>;
+
+struct Honoured {
+  std::vector<std::string> words;                              // flags
+  std::vector<std::pair<const char*, const char*>> variables;  // of the environment
+  Observed observed;
+  std::string want;
+};
+
+// The flags and variables of SGLang's launch lines that change what the server does.
+TEST(SglangFlagsTest, HonouredOnesChangeTheArguments) {
+  const std::vector<Honoured> kHonoured = {
+      {{"--tp", "4", "--enable-ep-moe"},
+       {},
+       [](const ServerArgs& a) { return std::to_string(a.engine.mesh.ep); },
+       "4"},
+      {{"--tp", "2", "--enable-deepep-moe"},
+       {},
+       [](const ServerArgs& a) { return a.engine.moe.a2a_backend; },
+       "deepep"},
+      {{"--schedule-policy", "lpm"},
+       {},
+       [](const ServerArgs& a) { return a.engine.schedule_policy; },
+       "lpm"},
+      {{"--schedule-conservativeness", "0.5"},
+       {},
+       [](const ServerArgs& a) { return std::to_string(a.engine.schedule_conservativeness); },
+       "0.500000"},
+      {{"--max-prefill-tokens", "512"},
+       {},
+       [](const ServerArgs& a) { return std::to_string(a.engine.max_prefill_tokens); },
+       "512"},
+      {{"--decode-log-interval", "40"},
+       {},
+       [](const ServerArgs& a) { return std::to_string(a.engine.decode_log_interval); },
+       "40"},
+      {{"--watchdog-timeout", "3600"},
+       {},
+       [](const ServerArgs& a) { return std::to_string(a.engine.watchdog_timeout_seconds); },
+       "3600.000000"},
+      {{"--stream-output"},
+       {},
+       [](const ServerArgs& a) { return a.stream_output ? "segments" : "all"; },
+       "segments"},
+      {{"--weight-version", "step-7"},
+       {},
+       [](const ServerArgs& a) { return a.weight_version; },
+       "step-7"},
+      {{"--init-expert-location", R"({"logical_count": [[1]]})"},
+       {},
+       [](const ServerArgs& a) { return a.engine.moe.init_expert_location; },
+       R"({"logical_count": [[1]]})"},
+      {{},
+       {{"DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ", "1"}},
+       [](const ServerArgs& a) { return a.engine.moe.combine_long_seq ? "rounds" : "one"; },
+       "rounds"},
+      {{"--moe-a2a-backend", "deepep"},
+       {{"HCCL_BUFFSIZE", "1024"}},
+       [](const ServerArgs& a) { return std::to_string(a.engine.moe.hccl_buffer_mib); },
+       "1024"},
+      {{},
+       {{"SGLANG_SET_CPU_AFFINITY", "false"}},
+       [](const ServerArgs& a) { return a.engine.cpu_bind; },
+       "none"},
+  };
+  for (const Honoured& row : kHonoured) {
+    const std::string name = row.words.empty() ? row.variables[0].first : row.words.back();
+    const auto plain = ParseServe(With({}));
+    for (const auto& [variable, value] : row.variables) setenv(variable, value, 1);
+    const auto args = ParseServe(With(row.words));
+    for (const auto& [variable, value] : row.variables) unsetenv(variable);
+    ASSERT_TRUE(plain && args) << name;
+    EXPECT_EQ(row.observed(*args), row.want) << name;
+    EXPECT_NE(row.observed(*plain), row.want) << name;
+    EXPECT_THAT(args->without_effect, testing::IsEmpty()) << name;
+  }
+}
+
+TEST(SglangFlagsTest, ABufferThatNothingUsesIsSaid) {
+  const auto line = [](const std::vector<std::string>& words) {
+    setenv("HCCL_BUFFSIZE", "200", 1);
+    const auto args = ParseServe(With(words));
+    unsetenv("HCCL_BUFFSIZE");
+    return args->without_effect;
+  };
+  EXPECT_THAT(line({}), ElementsAre(HasSubstr("HCCL_BUFFSIZE=200 has no effect here")));
+  EXPECT_THAT(line({"--moe-a2a-backend", "deepep", "--deepep-mode", "low_latency"}),
+              ElementsAre(HasSubstr("--deepep-mode low_latency")));
 }
 
 TEST(SglangFlagsTest, OlderFormsOfExpertParallelism) {
