@@ -88,9 +88,10 @@ def test_counts_may_be_text(tmp_path):
 
 
 def test_what_is_wrong_is_said(tmp_path):
-    assert "eplb move: want plan or simulate" in refusal("move")
+    assert "eplb move: the nearest is eplb plan; want plan or simulate" in refusal("move")
     assert "--ranks is required" in refusal("plan", TRACES)
-    assert f"{TRACES}: no array named logical_count" in refusal("plan", TRACES, "--ranks", "8")
+    assert f"{TRACES}: no array named logical_count; the file has drift, shift, steady" in refusal(
+        "plan", TRACES, "--ranks", "8")
     size = ["--tensor", "steady", "--ranks"]
     assert "6 ranks are not divisible by 4 nodes" in refusal("plan", TRACES, *size, "6", "--nodes", "4")
     assert "256 experts do not fit" in refusal("plan", TRACES, *size, "8", "--physical", "200")

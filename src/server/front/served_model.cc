@@ -69,8 +69,10 @@ ServedModel LoadServedModel(const ServerArgs& args, const ModelConfig& config) {
                     .chat_template = ChatTemplate::FromDirectory(text_dir, override_file),
                     .sampling_defaults = SamplingDefaults(dir, config.vocab_size)};
   if (model.tokenizer->VocabSize() > config.vocab_size) {
-    throw Invalid(
-        "{} has token ids up to {}, but vocab_size in config.json is {}: different checkpoints?",
+    // The model never samples ids past its vocabulary; a prompt with one gets an error.
+    LOG_WARNING(
+        "{}: ids up to {}, but config.json says vocab_size {}: prompts with larger ids are "
+        "refused",
         text_dir.string(), model.tokenizer->VocabSize() - 1, config.vocab_size);
   }
   return model;

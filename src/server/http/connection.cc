@@ -446,8 +446,10 @@ void ConnectionImpl::AnnounceNews() {
 
 void ConnectionImpl::OnNews() {
   if (exchange_ && exchange_->Overflowed() && stream_.is_open()) {
-    LOG_WARNING("http: {}: closed, the client reads too slowly: more than {} bytes are unsent",
-                peer_, options_.max_backlog_bytes);
+    LOG_WARNING(
+        "http: {}: closed, the client reads too slowly: its unsent answer exceeds {} bytes or what "
+        "is left of --http-memory-limit",
+        peer_, options_.max_backlog_bytes);
     stream_.Close();
   }
   news_.cancel();

@@ -71,9 +71,12 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
     CheckCheckpoint(args.engine.model_path, ReadModelConfig(args.engine));
   }
   Outcome outcome;
-  std::optional<Membership> membership =
-      Join(launch, args.engine, [&] { return signals.Wait(0ms) != 0; });
-  if (!membership) return 0;
+  int interrupted = 0;  // the signal that ended the wait for the other nodes
+  std::optional<Membership> membership = Join(launch, args.engine, [&] {
+    interrupted = signals.Wait(0ms);
+    return interrupted != 0;
+  });
+  if (!membership) return 128 + interrupted;  // as a shell reports it
   RankJob job = DecodeRankSpec(membership->job, args.engine.model_path);
   job.config.backends = args.engine.backends;
   job.config.base_gpu_id = args.engine.base_gpu_id;  // these settings differ between hosts
