@@ -10,7 +10,8 @@
 namespace switchyard {
 
 // Special tokens are recognised in trusted runs only; none is added, since templates write their
-// own.
-std::vector<int32_t> EncodeRendered(const Tokenizer& tokenizer, const jinja::Rendered& rendered);
+// own. `limit`: as of Tokenizer::Encode.
+std::vector<int32_t> EncodeRendered(const Tokenizer& tokenizer, const jinja::Rendered& rendered,
+                                    size_t limit = Tokenizer::kNoLimit);
 
 }  // namespace switchyard

@@ -33,6 +33,8 @@ class Tokenizer {
   static std::unique_ptr<Tokenizer> FromJson(std::string_view json,
                                              std::string_view name_for_errors);
 
+  static constexpr size_t kNoLimit = ~size_t{0};
+
   ~Tokenizer();
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
@@ -40,7 +42,11 @@ class Tokenizer {
   // `text` is UTF-8; each invalid sequence counts as U+FFFD. Added tokens spelled out in the text
   // are recognised, special ones too; `add_special_tokens` runs the file's post-processor
   // (begin-of-sequence and the like).
-  std::vector<int32_t> Encode(std::string_view text, bool add_special_tokens) const;
+  //
+  // `limit`: stops soon after so many ids and returns the first of them, more than `limit`. For
+  // callers that refuse such a text anyway.
+  std::vector<int32_t> Encode(std::string_view text, bool add_special_tokens,
+                              size_t limit = kNoLimit) const;
 
   // A run of a prompt. A chat template's own text is trusted, a user's message is not.
   struct Piece {
@@ -52,7 +58,8 @@ class Tokenizer {
   // see through the borders. Only, a special token is recognised where every one of its characters
   // comes from trusted pieces; elsewhere its spelling is plain text. Without special tokens in
   // untrusted text, equal to Encode of the whole.
-  std::vector<int32_t> EncodePieces(std::span<const Piece> pieces, bool add_special_tokens) const;
+  std::vector<int32_t> EncodePieces(std::span<const Piece> pieces, bool add_special_tokens,
+                                    size_t limit = kNoLimit) const;
 
   // The text of `ids`. Invalid byte sequences become U+FFFD; ids without a token are left out.
   std::string Decode(std::span<const int32_t> ids, bool skip_special_tokens) const;
