@@ -274,6 +274,11 @@ void AddServerFlags(CLI::App& app, ServerArgs& a) {
   Flag(app, "--dist-init-addr,--nccl-init-addr", a.dist_init_addr, kParallel,
        "HOST:PORT of host 0, where the others meet it; ranks that mpirun or srun starts then talk "
        "TCP instead of MPI");
+  Flag(app, "--dist-secret-file", a.dist_secret_file, kParallel,
+       "File with a secret of at least 16 bytes, the same on all hosts, which they prove to each "
+       "other; without it any host that reaches --dist-init-addr can join or end the engine");
+  Switch(app, "--require-dist-secret", a.require_dist_secret, kParallel,
+         "Refuse to start on several hosts without --dist-secret-file");
   Flag(app, "--host", a.host, kServer, "Address to listen on; 0.0.0.0 for all");
   Flag(app, "--port", a.port, kServer, "Port to listen on; 0: any free one")
       ->check(CLI::Range(0, 65535));

@@ -20,12 +20,14 @@ struct ServerArgs {
   bool enable_deepep_moe = false;    // --enable-deepep-moe: deepep with it
   // Lines on flags that were taken and change nothing; Parse has logged them.
   std::vector<std::string> without_effect;
-  int nnodes = 1;                 // --nnodes: hosts, each with tp / nnodes ranks
-  int node_rank = 0;              // --node-rank: which of them this is
-  std::string dist_init_addr;     // --dist-init-addr: HOST:PORT of node 0
-  std::string revision = "main";  // --revision
-  std::string download_dir;       // --download-dir; empty: HubCacheDirectory()
-  std::string tokenizer_path;     // --tokenizer-path; empty: the model's directory
+  int nnodes = 1;                    // --nnodes: hosts, each with tp / nnodes ranks
+  int node_rank = 0;                 // --node-rank: which of them this is
+  std::string dist_init_addr;        // --dist-init-addr: HOST:PORT of node 0
+  std::string dist_secret_file;      // --dist-secret-file; empty: nodes are not authenticated
+  bool require_dist_secret = false;  // --require-dist-secret
+  std::string revision = "main";     // --revision
+  std::string download_dir;          // --download-dir; empty: HubCacheDirectory()
+  std::string tokenizer_path;        // --tokenizer-path; empty: the model's directory
   std::string host = "127.0.0.1";
   int port = 30000;
   std::string served_model_name;  // --served-model-name; empty: the model path

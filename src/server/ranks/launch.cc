@@ -1,5 +1,6 @@
 #include "server/ranks/launch.h"
 
+#include "comm/host/secret_file.h"
 #include "core/error.h"
 
 namespace switchyard {
@@ -48,11 +49,29 @@ Launch FromLauncher(const ServerArgs& args, const LaunchedRank& launched) {
   return launch;
 }
 
+void CheckSecret(const ServerArgs& args, const Launch& launch) {
+  if (launch.alone()) return;
+  const bool over_mpi = !launch.address;
+  if (over_mpi && (args.require_dist_secret || !launch.secret.empty())) {
+    throw Error(ErrorKind::kInvalid,
+                fmt::format("{}: ranks over MPI cannot be authenticated",
+                            launch.secret.empty() ? "--require-dist-secret" : "--dist-secret-file"),
+                "pass --dist-init-addr HOST:PORT to connect ranks over TCP");
+  }
+  if (!args.require_dist_secret || !launch.secret.empty()) return;
+  throw Error(ErrorKind::kInvalid,
+              fmt::format("--require-dist-secret: the {} nodes have no secret", launch.nodes),
+              "pass --dist-secret-file FILE with the same secret on all nodes");
+}
+
 }  // namespace
 
 Launch PlanLaunch(const ServerArgs& args, const std::optional<LaunchedRank>& launched) {
   if (args.engine.mesh.tp < 1) throw Invalid("--tp-size {}: want at least 1", args.engine.mesh.tp);
-  return args.nnodes == 1 && launched ? FromLauncher(args, *launched) : FromFlags(args);
+  Launch launch = args.nnodes == 1 && launched ? FromLauncher(args, *launched) : FromFlags(args);
+  if (!args.dist_secret_file.empty()) launch.secret = ReadSecretFile(args.dist_secret_file);
+  CheckSecret(args, launch);
+  return launch;
 }
 
 }  // namespace switchyard

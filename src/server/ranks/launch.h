@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "comm/host/launcher.h"
 #include "comm/net/tcp.h"
