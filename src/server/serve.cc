@@ -180,11 +180,12 @@ int RunServe(const ServerArgs& args) {
   server.Start();  // before loading, so that a port in use is reported at once
 
   std::atomic<int> interrupted{0};  // signal that interrupted the startup
-  std::optional<Membership> membership = Lead(launch, args.engine, plan, [&] {
+  const FindSignal find_signal = [&] {
     if (const int signal = signals.Wait(0ms)) interrupted = signal;
-    return interrupted != 0;
-  });
-  if (!membership) {
+    return interrupted.load();
+  };
+  std::optional<Membership> membership = Lead(launch, args.engine, plan, find_signal);
+  if (!membership || !ConnectLaunchedRank(launch, *membership, {args.engine, plan}, find_signal)) {
     server.Stop();
     return SayInterrupted(interrupted);
   }

@@ -1,5 +1,6 @@
 #include "server/ranks/follower.h"
 
+#include <atomic>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -71,11 +72,12 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
     CheckCheckpoint(args.engine.model_path, ReadModelConfig(args.engine));
   }
   Outcome outcome;
-  int interrupted = 0;  // the signal that ended the wait for the other nodes
-  std::optional<Membership> membership = Join(launch, args.engine, [&] {
-    interrupted = signals.Wait(0ms);
-    return interrupted != 0;
-  });
+  std::atomic<int> interrupted{0};  // the signal that ended the wait for the other nodes
+  const FindSignal find_signal = [&] {
+    if (const int signal = signals.Wait(0ms)) interrupted = signal;
+    return interrupted.load();
+  };
+  std::optional<Membership> membership = Join(launch, args.engine, find_signal);
   if (!membership) return 128 + interrupted;  // as a shell reports it
   RankJob job = DecodeRankSpec(membership->job, args.engine.model_path);
   job.config.backends = args.engine.backends;
@@ -83,9 +85,9 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
   job.config.gpu_id_step = args.engine.gpu_id_step;
   job.config.cpu_bind = args.engine.cpu_bind;
   if (launch.launched) InitLog(job.config.log_level, Mesh(job.config.mesh, launch.node).Title());
+  if (!ConnectLaunchedRank(launch, *membership, job, find_signal)) return 128 + interrupted;
   if (membership->mpi) {  // the MPI launcher ends all ranks if one is lost
-    RunRankLoop(job.config, job.plan, launch.node, ArenaOfLaunchedRank(launch, *membership, job),
-                {});
+    RunRankLoop(job.config, job.plan, launch.node, membership->arena, {});
     return 0;
   }
   NodeGroup& nodes = *membership->nodes;
