@@ -60,9 +60,14 @@ struct EngineConfig {
   int64_t max_prefill_tokens = 0;
   std::string schedule_policy = "fcfs";    // --schedule-policy: see ParseSchedulePolicy
   double schedule_conservativeness = 1.0;  // --schedule-conservativeness: see NewTokenEstimate
-  int32_t decode_log_interval = 0;         // --decode-log-interval; 0: no lines
-  bool disable_radix_cache = false;        // --disable-radix-cache
-  int32_t threads_per_rank = 0;            // --cpu-threads-per-rank; 0: this host's CPUs / ranks
+  // --target-step-ms: of a step with prompt and decode rows; −1: derived (PrefillPace), 0: no
+  // target
+  double target_step_ms = -1;
+  bool priority_scheduling = false;   // --enable-priority-scheduling
+  int32_t preemption_threshold = 10;  // --priority-scheduling-preemption-threshold
+  int32_t decode_log_interval = 0;    // --decode-log-interval; 0: no lines
+  bool disable_radix_cache = false;   // --disable-radix-cache
+  int32_t threads_per_rank = 0;       // --cpu-threads-per-rank; 0: this host's CPUs / ranks
   std::string cpu_bind = "auto";      // --cpu-bind: auto | none | CPUs of each rank of this host
   std::string cpu_isa = "auto";       // --cpu-isa
   double dist_timeout_seconds = 300;  // --dist-timeout

@@ -46,6 +46,11 @@ void CheckFlags(const EngineConfig& c) {
   ParseSchedulePolicy(c.schedule_policy);
   if (!(c.schedule_conservativeness >= 0.0 && c.schedule_conservativeness <= 1e3))
     throw Invalid("--schedule-conservativeness {}: want 0 to 1000", c.schedule_conservativeness);
+  if (c.target_step_ms != -1 && !(c.target_step_ms >= 0 && c.target_step_ms <= 1e6))
+    throw Invalid("--target-step-ms {}: want 0 to 1000000, or -1 to derive it", c.target_step_ms);
+  if (c.preemption_threshold < 0)
+    throw Invalid("--priority-scheduling-preemption-threshold {}: want at least 0",
+                  c.preemption_threshold);
   if (c.decode_log_interval < 0)
     throw Invalid("--decode-log-interval {}: want at least 0", c.decode_log_interval);
   if (c.max_running_requests < 0 || c.max_running_requests > kMaxBatchTokens)

@@ -110,11 +110,13 @@ Scheduler::Options SchedulerOptions(const RankEngine::Options& options, int64_t 
   const bool whole = options.chunked_prefill_size < 0;
   return {.max_running_requests = options.max_running_requests,
           .chunk_rows = MaxPromptRows(options.chunked_prefill_size, options.max_prefill_tokens,
-                                       options.context_length),
+                                      options.context_length),
           .whole_prompts = whole,
           .max_logit_rows = options.max_logit_rows ? options.max_logit_rows : MaxLogitRows(vocab),
           .policy = options.policy,
-          .conservativeness = options.conservativeness};
+          .conservativeness = options.conservativeness,
+          .priorities = options.priorities,
+          .preemption_threshold = options.preemption_threshold};
 }
 
 }  // namespace
@@ -223,6 +225,8 @@ void RankEngine::Impl::SetGroups(std::span<const StepCounts> groups) {
 
 StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
   SetGroups(groups);
+  scheduler.SetOthersDecode(
+      std::ranges::any_of(groups, [](const StepCounts& group) { return group.decode_tokens > 0; }));
   const bool others =
       std::ranges::any_of(groups, [](const StepCounts& group) { return group.tokens > 0; });
   if (others || !plan.empty()) {
@@ -416,9 +420,19 @@ std::vector<EngineMessage> RankEngine::Apply(const std::vector<ControlMessage>& 
       answers.emplace_back(FlushResult{.ticket = flush->ticket, .done = idle});
     } else if (const auto* get = std::get_if<GetStats>(&message)) {
       answers.emplace_back(StatsReport{.ticket = get->ticket, .groups = {Stats()}});
+    } else if (const auto* limit = std::get_if<LimitPrefill>(&message)) {
+      impl_->scheduler.LimitPrefill(limit->rows);
     }  // the loop handles Shutdown and messages for the recorder
   }
   return answers;
+}
+
+std::optional<PrefillPace> RankEngine::prefill_pace() const {
+  const Options& o = impl_->options;
+  if (o.target_step_ms == 0 || o.chunked_prefill_size < 0) return std::nullopt;
+  const int64_t rows =
+      MaxPromptRows(o.chunked_prefill_size, o.max_prefill_tokens, o.context_length);
+  return PrefillPace(std::max(0.0, o.target_step_ms) / 1e3, rows);
 }
 
 bool RankEngine::HasWork() const { return impl_->HasWork(); }

@@ -4,12 +4,14 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "engine/config.h"
 #include "engine/request.h"
 #include "engine/scheduler/policy.h"
+#include "engine/scheduler/prefill_pace.h"
 
 namespace switchyard {
 
@@ -58,7 +60,10 @@ class RankEngine {
     int32_t chunked_prefill_size = 2048;
     int64_t max_prefill_tokens = 0;  // --max-prefill-tokens; 0: no bound of its own
     SchedulePolicy policy = SchedulePolicy::kFcfs;
-    double conservativeness = 1.0;    // --schedule-conservativeness
+    double conservativeness = 1.0;  // --schedule-conservativeness
+    double target_step_ms = 0;      // --target-step-ms: −1: derived, 0: none
+    bool priorities = false;        // --enable-priority-scheduling
+    int64_t preemption_threshold = 10;
     int32_t decode_log_interval = 0;  // steps with decoding from line to line of the log; 0: none
     bool enable_radix_cache = true;
     int64_t context_length = 0;
@@ -79,6 +84,8 @@ class RankEngine {
   // Runs the planned batch and returns the outputs of its requests. `groups` [dp] are the counts of
   // all groups, this one included: the model runs if any group has tokens. Empty: a single group.
   StepOutputs Run(std::span<const StepCounts> groups = {});
+  // Limits prompt rows beside decoding requests; none where there is no target or no chunk size.
+  std::optional<PrefillPace> prefill_pace() const;
   StepOutputs Step() {
     Plan();
     return Run();

@@ -62,6 +62,7 @@ struct EngineRequest {
   // The attention group that serves it (`data_parallel_rank`). Empty: the sender to the ranks
   // assigns one (DpController); ranks treat it as group 0.
   std::optional<int32_t> group;
+  int32_t priority = 0;    // larger ones go first; see Scheduler::Options::priorities
   std::string cache_salt;  // requests share cached prefixes only where this is equal
 };
 
@@ -91,10 +92,14 @@ struct RebalanceExperts {  // EplbManager::Rebalance (eplb/manager.h)
 struct GetEplb {
   uint64_t ticket = 0;
 };
+// From the leader alone: the prompt rows of a step in which requests decode (PrefillPace).
+struct LimitPrefill {
+  int64_t rows = 0;
+};
 struct Shutdown {};  // the loop ends after this step
 using ControlMessage =
     std::variant<EngineRequest, AbortRequest, FlushCache, GetStats, RecordExperts, GetExpertLoad,
-                 RebalanceExperts, GetEplb, Shutdown>;
+                 RebalanceExperts, GetEplb, LimitPrefill, Shutdown>;
 
 struct TokenLogprob {
   int32_t token = 0;

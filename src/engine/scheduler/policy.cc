@@ -111,4 +111,12 @@ void OrderWaiting(SchedulePolicy policy, const KvCache& cache, uint64_t step,
   waiting->SetOrder(order);
 }
 
+void OrderByPriority(WaitingQueue* waiting) {
+  std::vector<Sequence*> sequences = waiting->InOrder();
+  const auto priority = [](const Sequence* s) { return s->request.priority; };
+  if (std::ranges::is_sorted(sequences, std::ranges::greater(), priority)) return;
+  std::ranges::stable_sort(sequences, std::ranges::greater(), priority);
+  waiting->SetOrder(sequences);
+}
+
 }  // namespace switchyard

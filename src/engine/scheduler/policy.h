@@ -28,4 +28,7 @@ SchedulePolicy ParseSchedulePolicy(const std::string& name);
 void OrderWaiting(SchedulePolicy policy, const KvCache& cache, uint64_t step,
                   WaitingQueue* waiting);
 
+// Puts requests of higher priority first and keeps the order of equal ones.
+void OrderByPriority(WaitingQueue* waiting);
+
 }  // namespace switchyard

@@ -1,5 +1,8 @@
 #include "server/api/sampling_fields.h"
 
+#include <algorithm>
+#include <limits>
+
 namespace switchyard {
 namespace {
 
@@ -84,6 +87,17 @@ std::string ParseCacheSalt(const Fields& f, size_t i, size_t prompts) {
     salt += fmt::format("{}:{}:{}", key, text.size(), text);
   }
   return salt;
+}
+
+int32_t ParsePriority(const ServerArgs& args, const Fields& f) {
+  constexpr int32_t kLowest = std::numeric_limits<int32_t>::min();
+  const int32_t value = f.Int32("priority", 0);
+  if (!args.engine.priority_scheduling) {
+    if (value != 0) throw InvalidField("priority", "priority needs --enable-priority-scheduling");
+    return 0;
+  }
+  if (!f.Has("priority")) return kLowest;
+  return args.low_priority_values_first ? -std::max(value, kLowest + 1) : value;
 }
 
 }  // namespace switchyard

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "server/api/json_body.h"
+#include "server/args/args.h"
 #include "server/front/generation.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -22,6 +23,10 @@ const Json* ForPrompt(const Fields& f, const char* key, size_t i, size_t prompts
 // "_1", … behind it, as SGLang has it.
 void ParseRequestName(const Fields& f, const char* key, size_t i, size_t prompts,
                       GenerationSpec* spec);
+
+// `priority` as the scheduler orders it: larger first, requests without one last (SGLang's rule).
+// RequestError where it is not 0 without --enable-priority-scheduling.
+int32_t ParsePriority(const ServerArgs& args, const Fields& f);
 
 // cache_salt and extra_key of prompt i, as one.
 std::string ParseCacheSalt(const Fields& f, size_t i, size_t prompts);

@@ -28,12 +28,13 @@ struct ServerArgs {
   std::string tokenizer_path;     // --tokenizer-path; empty: the model's directory
   std::string host = "127.0.0.1";
   int port = 30000;
-  std::string served_model_name;  // --served-model-name; empty: the model path
-  HttpArgs http;                  // http_args.h
-  std::string chat_template;      // --chat-template FILE; empty: the checkpoint's
-  double max_body_mb = 64;        // --max-body-mb
-  int stream_interval = 1;        // --stream-interval: tokens between two events of a stream
-  bool stream_output = false;     // --stream-output: segments in streams of /generate
+  bool low_priority_values_first = false;  // --schedule-low-priority-values-first
+  std::string served_model_name;           // --served-model-name; empty: the model path
+  HttpArgs http;                           // http_args.h
+  std::string chat_template;               // --chat-template FILE; empty: the checkpoint's
+  double max_body_mb = 64;                 // --max-body-mb
+  int stream_interval = 1;     // --stream-interval: tokens between two events of a stream
+  bool stream_output = false;  // --stream-output: segments in streams of /generate
   std::string weight_version = "default";  // --weight-version
   bool skip_server_warmup = false;
   bool log_requests = false;

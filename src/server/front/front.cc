@@ -200,6 +200,7 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
                         .logprob = spec.logprob,
                         .routed_experts = spec.routed_experts,
                         .group = spec.group,
+                        .priority = spec.priority,
                         .cache_salt = spec.cache_salt};
   std::lock_guard order(order_);
   {

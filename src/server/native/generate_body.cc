@@ -107,6 +107,7 @@ GenerateBody ParseGenerateBody(const Service& service, const Json& body) {
     spec.logprob = ParseLogprobs(f, i, prompts.size());
     spec.routed_experts = ParseRoutedExperts(f);
     spec.group = ParseDataParallelRank(f);
+    spec.priority = ParsePriority(service.args, f);
     spec.cache_salt = ParseCacheSalt(f, i, prompts.size());
     const auto interval =
         static_cast<int32_t>(s.Int("stream_interval", service.args.stream_interval, 1, INT32_MAX));

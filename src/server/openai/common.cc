@@ -90,6 +90,7 @@ void ParseSampling(const Service& service, const Fields& f, int32_t max_new_toke
   s.seed = f.Seed("seed");
   ParseSamplingFields(*service.model.tokenizer, f, spec);
   spec->group = ParseDataParallelRank(f);
+  spec->priority = ParsePriority(service.args, f);
   CheckResponseFormat(f);
 }
 
