@@ -87,7 +87,8 @@ ArrayFile::ArrayFile(const std::filesystem::path& path) : name_(path.string()) {
   in.read(reinterpret_cast<char*>(&length), sizeof length);
   if (!in || length > kMostHeaderBytes) {
     in.clear();
-    return ParseJson(ReadAll(in));
+    ParseJson(ReadAll(in));
+    return;
   }
   std::vector<uint8_t> head(std::min(size, sizeof length + length));
   in.seekg(0);
