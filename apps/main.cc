@@ -46,7 +46,7 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
     fmt::print("switchyard {}\n", SWITCHYARD_VERSION);
     return 0;
   }
-  // Of a sub-command's parsed arguments: the engine's part gets its backends.
+  // Sets the backends of a sub-command's engine config.
   const auto start = [&](EngineConfig& engine) {
     engine.backends = backends;
     InitLog(engine.log_level);
@@ -102,7 +102,7 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
     const auto args = ParseBench(which, rest);
     return args ? RunBench(*args, backends) : 0;
   }
-  throw Invalid("there is no sub-command {}; see switchyard --help", command);
+  throw Invalid("unknown sub-command {}; see switchyard --help", command);
 }
 
 }  // namespace

@@ -108,7 +108,7 @@ def test_what_is_wrong_is_said(tmp_path):
     empty = tmp_path / "empty.safetensors"
     header = b'{"logical_count":{"dtype":"I32","shape":[1,1,2],"data_offsets":[0,8]}}'
     empty.write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
-    assert "it counts no tokens" in eplb("plan", empty, "--ranks", "2").stderr
+    assert "all token counts are zero" in eplb("plan", empty, "--ranks", "2").stderr
     assert "/no/such/file: no such file" in refusal("plan", "/no/such/file", "--ranks", "2")
 
 
