@@ -34,7 +34,7 @@ struct EngineConfig {
                // float16 | fp8_e4m3 | int8 (CPUs) (--kv-cache-dtype)
   QuantizationFlags quantization;    // --quantization, --quantize-activations
   std::string load_format = "auto";  // --load-format
-  // --tp-size, --ep-size, --dp-size with --enable-dp-attention, --moe-dense-tp-size
+  // --tp-size, --ep-size, --dp-size (with --enable-dp-attention), --moe-dense-tp-size
   MeshShape mesh;
   std::string load_balance_method = "auto";  // --load-balance-method: see DpController
   MoeOptions moe;  // --moe-a2a-backend, --deepep-mode, … (row_dtype is set from dtype)

@@ -33,7 +33,8 @@ std::string CpuBindOfEnvironment();
 CpuBinding BindToShare(const CpuList& allowed, int index, int count, int32_t threads_per_rank,
                        const std::filesystem::path& root = "/");
 
-// The index of `self` among the entries of `keys` that equal keys[self], and the count of these.
+// Position of `self` among the entries of `keys` that are equal to keys[self], and the number of
+// such entries.
 struct PlaceAmongEqual {
   int index = 0, count = 0;
 };

@@ -106,7 +106,7 @@ class FakeForward : public ForwardFunction {
       rows += sequence.rows;
     }
     EXPECT_EQ(rows, batch.num_tokens());
-    // A group without rows runs a pass only if another group has rows.
+    // A group without rows runs a pass only because another group has rows.
     EXPECT_GT(std::accumulate(batch.group_tokens.begin(), batch.group_tokens.end(), int64_t{rows}),
               0);
   }

@@ -72,7 +72,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
 }
 
 constexpr char kNoRecorder[] =
-    "experts are not counted: start with --expert-distribution-recorder-mode or "
+    "expert counting is disabled: start with --expert-distribution-recorder-mode or "
     "--enable-expert-distribution-metrics";
 
 // An Error kInvalid is the same on every rank.
@@ -96,7 +96,7 @@ bool HasShutdown(const std::vector<ControlMessage>& messages) {
   });
 }
 
-// Experts move while there is no batch, too. The leader's sleep paces all ranks.
+// Advances expert moves while there is no batch. The leader's sleep paces all ranks.
 void MoveWithoutPass(EplbManager& eplb, bool is_leader) {
   if (is_leader) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   eplb.BeginPass();

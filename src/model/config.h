@@ -28,9 +28,9 @@ struct RopeConfig {
   bool truncate = true;      // yarn: whether the correction range is rounded to integers
   int64_t rotary_dim = 0;    // rotated elements of a head
   bool interleaved = false;  // pairs (2i, 2i + 1)
-  // The precision to which frequencies are rounded before angles are computed. transformers uses
-  // float32. A model trained or evaluated with bfloat16 frequencies differs, and the more so the
-  // longer the text (key "rope_frequency_dtype").
+  // Dtype to which frequencies are rounded before angles are computed (key "rope_frequency_dtype").
+  // transformers uses float32. A model trained or evaluated with bfloat16 frequencies needs
+  // bfloat16 here; the difference grows with the position.
   DType frequency_dtype = DType::kF32;
 };
 

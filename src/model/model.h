@@ -102,8 +102,8 @@ struct ModelOptions {
 };
 
 // This rank's shard of the decoder. Owns weights and activations; borrows communicators, threads
-// and the cache. The rank's thread calls Forward. All ranks of the world call it together, ranks of
-// an attention group with equal batches.
+// and the cache. The rank's thread calls Forward. All ranks of the world call Forward together;
+// ranks of an attention group pass equal batches.
 class Model {
  public:
   Model(const std::filesystem::path& dir, ModelConfig config, ModelOptions options, RankComm& comm,

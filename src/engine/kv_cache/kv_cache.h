@@ -20,7 +20,7 @@ struct SequencePages {
   std::vector<int32_t> pages;
   int64_t borrowed = 0;
   RadixCache::Node* lock = nullptr;
-  std::string salt;  // as Borrow was given it
+  std::string salt;  // the salt passed to Borrow
 };
 
 // Every page is in exactly one of three places: free, in the tree, or in one sequence. Pages of

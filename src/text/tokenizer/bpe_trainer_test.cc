@@ -84,11 +84,11 @@ TEST(BpeTrainerTest, BoundsHold) {
 }
 
 TEST(BpeTrainerTest, WrongOptionsAreNamed) {
-  EXPECT_THAT(ErrorOf([] { Learn({"a"}, {.vocab_size = 100}); }), HasSubstr("no room for"));
+  EXPECT_THAT(ErrorOf([] { Learn({"a"}, {.vocab_size = 100}); }), HasSubstr("too small for"));
   EXPECT_THAT(ErrorOf([] {
                 Learn({"a"}, {.special_tokens = {"<s>", "<s>"}});
               }),
-              HasSubstr("<s> stands twice"));
+              HasSubstr("<s> is given twice"));
   EXPECT_THAT(ErrorOf([] { Learn({"a"}, {.special_tokens = {""}}); }), HasSubstr("empty"));
   EXPECT_THAT(ErrorOf([] { Learn({"a"}, {.special_tokens = {"é"}}); }),
               HasSubstr("single character"));
@@ -142,7 +142,7 @@ TEST_F(TokenizerFilesTest, ChatTemplateAndBos) {
 
 TEST_F(TokenizerFilesTest, ErrorsNameTokenAndFile) {
   EXPECT_THAT(ErrorOf([&] { WriteAndLoad({.eos = "</s>"}); }),
-              HasSubstr("eos token </s> is none of the special tokens"));
+              HasSubstr("eos token </s> is not in the list of special tokens"));
   dir_ = "/proc/no/such";
   EXPECT_THAT(ErrorOf([&] { WriteAndLoad({}); }, ErrorKind::kResource), HasSubstr("/proc/no/such"));
 }

@@ -103,7 +103,7 @@ class StripSpaces final : public TextNormalizer {
   bool right_;
 };
 
-// Rewrites character by character; `rewrite(character, &out)` appends what it becomes.
+// Rewrites each character; `rewrite(character, &out)` appends its replacement.
 template <typename Rewrite>
 class CharacterWise final : public TextNormalizer {
  public:
@@ -168,7 +168,7 @@ std::unique_ptr<TextNormalizer> MakeNormalizer(const JsonNode& node, int depth) 
   if (type == "Precompiled") {
     const JsonNode map = node["precompiled_charsmap"];
     std::optional<std::string> bytes = BytesOfBase64(map.String());
-    if (!bytes) throw Invalid("{} is no base64", map.where());
+    if (!bytes) throw Invalid("{} is not valid base64", map.where());
     return MakePrecompiledNormalizer(std::move(*bytes), map.where());
   }
   throw Invalid("{}: normalizer type '{}' is not supported", node.where(), type);
