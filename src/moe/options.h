@@ -40,7 +40,7 @@ struct MoeOptions {
   // the last bits depend on the placement.
   std::string combine_rows = "slot";
 
-  // Timeout of a silent rank in one stage, after which mooncake continues without it
+  // Timeout of a rank without progress in one stage, after which mooncake continues without it
   // (--elastic-ep-timeout).
   double elastic_timeout_seconds = 10.0;
 
