@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Hold a running server against the reference outputs of a checkpoint directory (tests/data/fixtures/README.md).
+"""Compares a running server with the reference outputs of a checkpoint directory (tests/data/fixtures/README.md).
 
   check_reference.py --url http://127.0.0.1:30000 DIR [--tolerance 2e-3] [--api-key K]
 

@@ -1,4 +1,4 @@
-"""Starts the program for a test and sees to it that nothing of it is left."""
+"""Starts the program for a test, and removes all of its processes afterwards."""
 import contextlib
 import json
 import os
@@ -20,7 +20,7 @@ START_SECONDS = 120
 
 
 class Server:
-    """A running `switchyard serve` on a free port. `log` grows as it writes. `prefix`: what starts it, such as mpirun."""
+    """A running `switchyard serve` on a free port. `log` holds its output so far. `prefix`: a launcher, such as mpirun."""
 
     def __init__(self, model, *flags, env=None, prefix=()):
         self.command = [*prefix, PROGRAM, "serve", "--model-path", str(model), "--port", "0", *map(str, flags)]
@@ -147,6 +147,6 @@ def free_port(address="127.0.0.1"):
 
 
 def fails_to_start(*flags, timeout=60):
-    """Runs `serve` with flags that must be refused; (exit code, what it said)."""
+    """Runs `serve` with invalid flags; returns (exit code, stderr)."""
     done = subprocess.run([PROGRAM, "serve", *map(str, flags)], capture_output=True, text=True, timeout=timeout)
     return done.returncode, done.stderr

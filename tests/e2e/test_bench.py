@@ -1,5 +1,5 @@
-"""`switchyard bench`: each benchmark of CPUs runs a small case, and its lines and JSON have the form that docs/performance.md
-gives. No test looks at the figures."""
+"""`switchyard bench`: each CPU benchmark runs a small case, and its lines and JSON have the format of
+docs/performance.md. The measured values are not tested."""
 import json
 import re
 import subprocess
@@ -40,7 +40,7 @@ def test_lines_and_json(case, tmp_path):
     file = tmp_path / "figures.json"
     done = bench(which, "--device", "cpu", *flags, "--json", file)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""  # what goes on is for terminals
+    assert done.stderr == ""  # progress is shown on terminals only
     lines = [line for line in done.stdout.splitlines() if not line.startswith("# ")]
     matches = [LINE.fullmatch(line) for line in lines]
     assert all(matches), lines
@@ -54,7 +54,7 @@ def test_lines_and_json(case, tmp_path):
         assert float(found["us"]) == pytest.approx(case_figures["seconds"] * 1e6, abs=0.06)
     if which == "roofline":
         assert {m["what"] for m in figures["machine"]} >= {"cpu", "instructions"}
-    elif which != "exchange":  # which is held against copies, case by case
+    elif which != "exchange":  # compared with copies, in each case
         assert {m["what"] for m in figures["machine"]} >= {"reads from memory", "float32"}
         assert all(c["roofline_fraction"] > 0 for c in figures["cases"])
 
@@ -67,7 +67,7 @@ def test_moe_layer_has_the_time_of_every_stage():
         assert re.search(rf"\b{stage} \d", more), more
 
 
-# As a server has it: a replica of each expert on both ranks, and batches divided over them.
+# As in a server: a replica of each expert on both ranks, and batches divided over the replicas.
 @pytest.mark.parametrize("dispatch, even", [("static", False), ("balanced", True)])
 def test_one_batch_does_what_the_flags_say_of_experts(dispatch, even):
     done = bench("one-batch", "--device", "cpu", "--model", server.FIXTURES / "qwen3_moe", "--tp", 2, "--ep", 2, "--input-len", 24,
@@ -75,7 +75,7 @@ def test_one_batch_does_what_the_flags_say_of_experts(dispatch, even):
                  "--enable-expert-distribution-metrics")
     assert done.returncode == 0, done.stderr
     passes = re.findall(r"current_pass_balancedness=([\d.]+)", done.stdout + done.stderr)
-    assert len(passes) == 8  # twice, to warm up and to time: a prompt and three steps
+    assert len(passes) == 8  # a prompt and three steps, twice: warm-up and measurement
     assert (set(passes) == {"1.000"}) == even
 
 

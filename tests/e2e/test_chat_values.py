@@ -1,4 +1,4 @@
-"""What reaches a chat template, and which files a tokenizer is read from, through the server."""
+"""Values that reach a chat template, and the files of a tokenizer, tested through the server."""
 import base64
 import contextlib
 import json

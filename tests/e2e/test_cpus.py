@@ -1,4 +1,4 @@
-"""Which CPUs ranks compute on, and what a server takes of them that has nothing to do."""
+"""CPU affinity of ranks, and CPU time of an idle server."""
 import os
 import pathlib
 import time
@@ -13,12 +13,12 @@ PROMPT = {"text": "Hello", "sampling_params": {"temperature": 0, "max_new_tokens
 
 
 def cpus_of_threads(pid):
-    """What each thread of a process may run on."""
+    """CPU affinity mask of each thread of a process."""
     return [os.sched_getaffinity(int(task.name)) for task in pathlib.Path(f"/proc/{pid}/task").iterdir()]
 
 
 def computing_cpus(pid):
-    """What the thread that computes may run on: the one that the others of the rank are started by."""
+    """Affinity mask of the rank's thread, which computes and starts the rank's other threads."""
     return os.sched_getaffinity(pid)
 
 
@@ -44,7 +44,7 @@ def test_servers_beside_one_another_pin_to_different_cpus():
     flags = ["--device", "cpu", "--cpu-threads-per-rank", 1]
     with Server(MODEL, *flags) as first, Server(MODEL, *flags) as second:
         masks = [computing_cpus(server.ranks()[0]) for server in (first, second)]
-        pinned = [mask for mask in masks if mask != set(CPUS)]  # not if others have taken all
+        pinned = [mask for mask in masks if mask != set(CPUS)]  # none if other servers have reserved all CPUs
         assert len(CPUS) == 1 or all(len(mask) == 1 for mask in pinned)
         assert len(pinned) < 2 or not pinned[0] & pinned[1]
         answers = [server.request("/generate", PROMPT) for server in (first, second)]
@@ -77,5 +77,5 @@ def test_an_idle_server_sleeps():
         seconds, before = 4, cpu_seconds(pids)
         time.sleep(seconds)
         used = cpu_seconds(pids) - before
-        # Of processor time, which other programs on the machine do not change. It takes under 1 %.
+        # CPU time, which other programs on the machine do not affect. The server takes under 1 %.
         assert used < 0.05 * seconds, f"{used} s of {seconds}"

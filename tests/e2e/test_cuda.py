@@ -1,6 +1,6 @@
 """The reference checkpoints served by GPUs: tokens and log-probabilities of transformers, to 2e-4 in float32, on as many
-GPUs as this machine has. Skipped where it has none. With SWITCHYARD_TEST_SHARED_GPU=1 the ranks that are more than
-those share the first one, which wants NCCL 2.30 (libnccl.so.2 on the loader's path) for those that it joins.
+GPUs as this machine has; skipped if it has none. With SWITCHYARD_TEST_SHARED_GPU=1, ranks beyond the number of GPUs
+share the first one; NCCL tests then need NCCL 2.30 (libnccl.so.2 on the loader's path).
 """
 import functools
 import os
@@ -26,7 +26,7 @@ def gpus():
 
 
 def where(ranks):
-    """Flags and environment of so many ranks."""
+    """Flags and environment for this number of ranks."""
     if gpus() >= ranks:
         return ["--device", "cuda"], {}
     if gpus() and os.environ.get("SWITCHYARD_TEST_SHARED_GPU") == "1":
@@ -68,7 +68,7 @@ HOSTS += [("qwen3_moe", 4, mode, "graphs") for mode in ("none", "normal", "low_l
 
 @pytest.mark.parametrize("case", HOSTS, ids=lambda c: f"{c[0]}-tp{c[1]}ep{c[1]}-{c[2]}-{c[3]}")
 def test_two_hosts_equal_transformers(case):
-    """Half of the ranks as node 1, which NCCL_HOSTID makes another host: NCCL joins them through sockets."""
+    """Half of the ranks are node 1. NCCL_HOSTID makes it a different host for NCCL, which then connects over sockets."""
     name, ranks, mode, graphs = case
     device, env = where(ranks)
     second = ["--base-gpu-id", ranks // 2] if gpus() >= ranks else []
@@ -84,7 +84,7 @@ def test_two_hosts_equal_transformers(case):
 
 
 def test_packed_experts_give_the_same_alone_and_together():
-    """MXFP4 experts stay packed on a Hopper GPU: prompts one at a time, and many at once in experts of many rows."""
+    """MXFP4 experts stay packed on a Hopper GPU: single prompts, and many at once, which give experts many rows."""
     if gpus() < 1:
         pytest.skip("a GPU is needed")
     prompts = [[(7 * i + j * j) % 500 for j in range(3 + 11 * i)] for i in range(20)]

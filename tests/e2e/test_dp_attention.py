@@ -1,4 +1,4 @@
-"""Attention groups with requests and caches of their own, and the experts that the router chose."""
+"""DP attention: groups with separate requests and caches; returned routed experts."""
 import array
 import base64
 import json

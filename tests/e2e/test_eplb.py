@@ -1,4 +1,4 @@
-"""Experts that move while a server works: the load evens out, outputs stay what they are, nothing stops or leaks."""
+"""Online EPLB: the load becomes even, outputs stay bit-identical, and nothing stalls or leaks."""
 import json
 import os
 import pathlib
@@ -22,12 +22,12 @@ RANKS = ["--tp", 4, "--ep", 4, "--moe-a2a-backend", "deepep", "--ep-num-redundan
          "--ep-dispatch-algorithm", "balanced", "--max-total-tokens", 8192]
 EPLB = ["--enable-eplb", "--eplb-rebalance-num-iterations", 100]
 DP = ["--dp-size", 2, "--enable-dp-attention"]
-INT4 = ["--quantization", "int4"]  # of which ranks send one another what they have converted
-HOT = [8, 9, 10, 11]  # all on rank 1 where experts sit in their order
+INT4 = ["--quantization", "int4"]  # ranks transfer converted weights to one another
+HOT = [8, 9, 10, 11]  # all on rank 1 in the trivial placement
 
 
 def skewed(directory):
-    """A copy of MODEL whose routers like the experts HOT, by their correction biases."""
+    """A copy of MODEL whose routers prefer the experts HOT, by their correction biases."""
     shutil.copytree(MODEL, directory)
     directory.chmod(0o755)
     file = directory / "model.safetensors"
@@ -86,7 +86,7 @@ def rank_counts(server):
 
 
 def balancedness(before, after):
-    """Mean / max rank load of what was counted between the two, its mean over layers with experts."""
+    """Mean / max rank load of the counts between the two, averaged over MoE layers."""
     loads = [[b - a for a, b in zip(*layer)] for layer in zip(before, after)]
     figures = [sum(ranks) / len(ranks) / max(ranks) for ranks in loads if max(ranks) > 0]
     assert len(figures) == MOE_LAYERS, loads
@@ -112,7 +112,7 @@ def test_a_skewed_load_evens_out_and_no_output_changes(checkpoint, layout):
             if moved:
                 settle(server)
             before = rank_counts(server)
-            assert answers(server, seed) == want[seed], seed  # in every bit, whatever moves meanwhile
+            assert answers(server, seed) == want[seed], seed  # bit-identical, whichever experts move meanwhile
             if moved:
                 evened.append(balancedness(before, rank_counts(server)))
             now = eplb(server)
@@ -130,7 +130,7 @@ def test_a_skewed_load_evens_out_and_no_output_changes(checkpoint, layout):
         assert now["layers_moved"] >= MOE_LAYERS
         assert now["experts_received" if layout == INT4 else "experts_loaded"] > 0
         assert now["experts_loaded" if layout == INT4 else "experts_received"] == 0
-        # What came after two rebalances no more than keeps it.
+        # From the third plan on, the load was already even when it was made.
         planned = [float(b) for b in re.findall(r"\[EPLB\] plan \d+ .* at balancedness (\d[\d.]*)", server.text())]
         assert planned[0] < 0.6
         assert all(b > 0.9 for b in planned[2:])
@@ -184,7 +184,7 @@ def test_it_moves_when_it_is_asked(checkpoint):
 
 
 def test_many_rebalances_leak_nothing(checkpoint):
-    """Each time other requests, so that other experts are hot."""
+    """Different requests in each round, so that different experts are hot."""
     def memory():  # private bytes of the ranks
         total = 0
         for pid in server.ranks():
@@ -192,7 +192,7 @@ def test_many_rebalances_leak_nothing(checkpoint):
             total += int(re.search(r"Private_Dirty:\s+(\d+) kB", text).group(1)) << 10
         return total
 
-    # deepseek places experts by the last counts alone, wherever they are now.
+    # deepseek places experts by the last counts alone, regardless of their current placement.
     with Server(checkpoint, *RANKS, "--enable-eplb", "--eplb-algorithm", "deepseek",
                 "--eplb-rebalance-num-iterations", 50, "--load-format", "dummy") as server:
         def rebalance(i):
@@ -218,7 +218,7 @@ def test_a_rank_killed_in_the_middle_ends_as_always():
                 if "switchyard" in p.name and not p.name.endswith(".log")}
 
     before = leftovers()
-    # Many layers, one at each step, made anew: it takes long enough to be caught.
+    # Many layers, switched one per step, with converted weights: slow enough to be observed in progress.
     with Server(MODEL, *RANKS, *EPLB, "--load-format", "dummy", "--json-model-override-args", '{"num_hidden_layers": 40}',
                 "--eplb-min-rebalancing-utilization-threshold", 0) as server:
         answers(server, 1, new_tokens=10)

@@ -1,5 +1,5 @@
-"""`switchyard eplb plan` and `simulate` on recorded routing: what they print, the placement that --output leaves, the picture, and
-what they say of files and sizes that are wrong. Figures are held to what any placement is held to, and to be better than before."""
+"""`switchyard eplb plan` and `simulate` on recorded routing: printed results, the placement written by --output, the picture,
+and errors for invalid files and sizes. Results must be those of a valid placement, and better than before."""
 import json
 import pathlib
 import re
@@ -23,7 +23,7 @@ def eplb(*arguments):
 def lines(*arguments):
     done = eplb(*arguments)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""  # what goes on is for terminals
+    assert done.stderr == ""  # progress is shown on terminals only
     return done.stdout.splitlines()
 
 
@@ -54,7 +54,7 @@ def test_plan_leaves_a_file_that_it_and_a_server_start_from(tmp_path):
     assert not any(line.startswith("layer 0") for line in printed)
     (row,) = json.loads(file.read_text())["physical_to_logical_map"]
     assert len(row) == 288 and set(row) == set(range(256))
-    # The load is that of the plan: nothing gains more than it costs.
+    # The load is the one that was planned for: no move gains more than it costs.
     again = tmp_path / "again.json"
     printed = lines("plan", TRACES, *SIZE, "--previous", file, "--output", again)
     assert json.loads(again.read_text()) == json.loads(file.read_text())
@@ -140,7 +140,7 @@ def test_a_model_starts_from_a_plan_and_from_a_recording(tmp_path):
     for location in (counts, placement):
         moved = generate(location)
         assert moved.returncode == 0, moved.stderr
-        assert moved.stdout == trivial.stdout  # the same bits wherever experts sit
+        assert moved.stdout == trivial.stdout  # bit-identical for every placement
 
 
 def test_a_model_does_not_start_from_a_corrupt_file(tmp_path):

@@ -1,4 +1,4 @@
-"""What goes wrong around a server: signals, dead ranks, clients that leave, bad starts."""
+"""Faults: signals, dead ranks, clients that disconnect, failed starts."""
 import json
 import os
 import pathlib
@@ -135,7 +135,7 @@ def test_port_in_use():
 
 
 def broken(tmp_path, change):
-    """A copy of the checkpoint with something wrong with it."""
+    """A damaged copy of the checkpoint."""
     directory = tmp_path / "model"
     shutil.copytree(FIXTURES / "olmoe", directory)
     change(directory)

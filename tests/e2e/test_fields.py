@@ -1,4 +1,4 @@
-"""Fields of requests as clients of OpenAI, SGLang and vLLM send them: honoured, or refused by name."""
+"""Fields of requests as clients of OpenAI, SGLang and vLLM send them: supported, or rejected with an error that names the field."""
 import json
 import threading
 import time

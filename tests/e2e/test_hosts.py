@@ -43,12 +43,12 @@ def sh(command):
 
 
 class OtherHost:
-    """A network namespace, joined with this one by a cable."""
+    """A network namespace, connected to this one by a veth pair."""
 
     def __init__(self):
         tag = f"{os.getpid() % 100000}"
         self.name, self.here, self.there = f"yard{tag}", f"ya{tag}", f"yb{tag}"
-        self.inside = ["ip", "netns", "exec", self.name]  # in front of a command
+        self.inside = ["ip", "netns", "exec", self.name]  # command prefix
         net = f"10.231.{os.getpid() % 250}"
         self.address, self.peer = f"{net}.1", f"{net}.2"
         sh(f"ip netns add {self.name}")

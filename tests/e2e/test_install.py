@@ -1,4 +1,4 @@
-"""The installed library: a program of a user's own, built outside the tree, with a runner and a dispatcher of its own, is all
+"""The installed library: a user's program, built outside of the tree and with its own runner and dispatcher, has all functions
 of Switchyard.
 """
 import pathlib
@@ -26,8 +26,8 @@ def cache_entry(name):
 
 @pytest.fixture(scope="module")
 def program():
-    """The example's program. Its sources are copied, so that nothing of the tree is found by chance; what is built stays, so
-    that later runs have little to do."""
+    """The example's program. Its sources are copied, so that no file of the tree is found by accident. The build folder is
+    kept, so that later runs are short."""
     where = BUILD / "tests/install"
     prefix, source, build = where / "prefix", where / "source", where / "build"
     for stale in (prefix, source):

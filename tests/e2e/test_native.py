@@ -70,7 +70,7 @@ def test_logprobs_of_prompt_and_output(server):
         assert len(top) == 3 and token == top[0]
         assert [t[1] for t in asked] == [5, 7]
         assert sum(math.exp(t[0]) for t in top) <= 1 + 1e-6
-    # The same prompt and output as one prompt: the same log-probabilities, now of the input.
+    # The same prompt and output, sent as one prompt: the input log-probabilities equal those of the generation.
     ids = server.request("/tokenize", {"prompt": body["text"]})[1]["tokens"] + a["output_ids"]
     b = generate(server, input_ids=ids, return_logprob=True, logprob_start_len=0, sampling_params=GREEDY)
     again = [t[0] for t in b["meta_info"]["input_token_logprobs"]][n:]

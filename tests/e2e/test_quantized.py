@@ -1,4 +1,4 @@
-"""Servers whose weights are packed while they load (`--quantization`), and what start refuses about it."""
+"""Servers that quantize weights while loading (`--quantization`), and the errors of invalid flags at startup."""
 import array
 import json
 import math
@@ -11,7 +11,7 @@ from server import FIXTURES, PROGRAM, ROOT, Server
 
 QUANTIZED = ROOT / "tests/data/quantized"
 MODEL = FIXTURES / "qwen3_moe"
-# Largest mean difference of log-probabilities from those of the plain model, whose own spread is over 1.
+# Maximum mean difference of log-probabilities from the plain model; the log-probabilities spread over more than 1.
 METHODS = {"fp8": 0.1, "w8a8_int8": 0.04, "int4": 0.28}
 
 
@@ -54,7 +54,7 @@ def test_packed_while_loading_stays_close(method):
     assert sum(abs(a - b) for a, b in zip(one, wanted)) / len(wanted) < METHODS[method]
     two = log_probabilities(prompt, "--quantization", method, "--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep",
                             "--quantize-activations", "never")
-    if method != "w8a8_int8":  # whose rows are quantized, too, unless told not to
+    if method != "w8a8_int8":  # which quantizes activations too, by default
         assert two == pytest.approx(one, abs=2e-4)
 
 

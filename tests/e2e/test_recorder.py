@@ -1,4 +1,4 @@
-"""What routers choose, recorded while a server works: endpoints, files, the log's line, /metrics."""
+"""Expert recording of a running server: endpoints, files, log line, /metrics."""
 import array
 import base64
 import json
@@ -63,7 +63,7 @@ def server(request, tmp_path_factory):
 
 
 def rows_of(answers):
-    """Tokens that went through the layers: the last one of an answer does not, cached ones have before."""
+    """Number of tokens that went through the layers: not the last output token, and not cached tokens."""
     return sum(a["meta_info"]["prompt_tokens"] + 11 - a["meta_info"]["cached_tokens"] for a in answers)
 
 
@@ -92,7 +92,7 @@ def test_a_dump_has_every_token_of_every_layer(server):
     for a in answers:
         meta = a["meta_info"]
         assert sorted(by_request[meta["id"]]) == list(range(meta["cached_tokens"], meta["prompt_tokens"] + 11))
-    # The steps' counts are those of the tokens of the step.
+    # Each step's counts match the tokens of that step.
     again = [0] * len(counts)
     for token, step in enumerate(found["token_step"][1]):
         for slot in range(LAYERS * TOP_K):
@@ -100,7 +100,7 @@ def test_a_dump_has_every_token_of_every_layer(server):
             again[(step * LAYERS + slot // TOP_K) * EXPERTS + expert] += 1
     assert again == counts
 
-    assert act(server, "dump")["shape"][0] == 0  # the file has it all now
+    assert act(server, "dump")["shape"][0] == 0  # the dump clears the records
 
 
 def test_the_recorded_choice_is_the_one_that_answers_name(server):
@@ -187,7 +187,7 @@ def test_a_dump_is_what_a_placement_is_planned_from(tmp_path):
     shape, places = found["physical_to_logical"]
     for layer in range(LAYERS):
         assert set(places[layer * shape[1]:(layer + 1) * shape[1]]) == set(range(EXPERTS))
-    assert found["logical_count"] == tensors(recorded)[0]["logical_count"]  # of experts, wherever they sit
+    assert found["logical_count"] == tensors(recorded)[0]["logical_count"]  # by logical expert, in any placement
 
 
 def test_without_the_flags_nothing_is_counted():

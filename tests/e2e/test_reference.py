@@ -16,7 +16,7 @@ BACKENDS = {
     "deepep-normal": ["--moe-a2a-backend", "deepep", "--deepep-mode", "normal"],
     "deepep-low_latency": ["--moe-a2a-backend", "deepep", "--deepep-mode", "low_latency"],
 }
-# Held to the same on layouts that spread experts, with and without slices of them.
+# The same comparison on layouts with expert parallelism, with and without MoE-TP slices.
 MORE_LAYOUTS = [(4, 2), (4, 4)]
 MORE_BACKENDS = {
     "deepep-auto-masked": ["--moe-a2a-backend", "deepep", "--moe-runner-backend", "masked_mlp"],
@@ -24,7 +24,7 @@ MORE_BACKENDS = {
     "mooncake": ["--moe-a2a-backend", "mooncake"],
     "fused": ["--moe-a2a-backend", "fused"],
 }
-# Groups that attend for requests of their own, dense layers on gathered tokens and on each rank's own.
+# DP attention, with dense layers on gathered tokens and on each rank's own tokens.
 DP_LAYOUTS = [(4, 2)]
 DP_BACKENDS = {
     "none-dp2": ["--enable-dp-attention", "--dp-size", 2],

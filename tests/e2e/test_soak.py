@@ -1,4 +1,4 @@
-"""Many streaming clients at once, a third of whom hang up halfway: nothing leaks, nothing changes.
+"""Many concurrent streaming clients, a third of which disconnect halfway: no leaks, and unchanged outputs.
 
 CI runs it for --soak-seconds (15); the full length is `pytest test_soak.py --soak-seconds 60`.
 """
@@ -22,7 +22,7 @@ def body(i):
 
 
 def stream(server, i, hang_up_after=None):
-    """The text, or None where the client left."""
+    """The text, or None if the client disconnected."""
     request = urllib.request.Request(server.url + "/generate", json.dumps(body(i)).encode(),
                                      {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=120) as response:
@@ -40,7 +40,7 @@ def stream(server, i, hang_up_after=None):
 
 
 def test_soak(request):
-    # Room for about a fifth of what 64 clients want at once, so that requests are also retracted and resumed.
+    # Cache for about a fifth of the concurrent demand of 64 clients, so that requests are also retracted and resumed.
     with Server(FIXTURES / "qwen3_moe", "--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--max-total-tokens", 3072,
                 "--chunked-prefill-size", 128) as server:
         alone = [stream(server, i) for i in range(PROMPTS)]

@@ -1,4 +1,4 @@
-"""`switchyard train` over ranks in any layout: one loss curve, and runs that go on in another layout."""
+"""`switchyard train` over ranks in any layout: the same loss curve, and runs that resume in another layout."""
 import json
 import random
 import subprocess

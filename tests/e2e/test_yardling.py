@@ -1,4 +1,4 @@
-"""The model in the box: a sample of its trained questions and of unseen paraphrases, on one rank and on several."""
+"""The bundled model: a sample of its trained questions and of unseen paraphrases, on one rank and on several."""
 
 import importlib.util
 import json

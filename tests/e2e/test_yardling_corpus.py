@@ -1,4 +1,4 @@
-"""The corpus of models/yardling: its generated files are what its hand-written ones give, and its build refuses what would spoil it."""
+"""The corpus of models/yardling: generated files match the hand-written sources, and the build rejects invalid entries."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-// What a tokenizer.json that is wrong gets: an Error that names the file and the key.
+// Errors for an invalid tokenizer.json name the file and the key.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -200,7 +200,7 @@ TEST(TokenizerErrorsTest, OtherComponentFields) {
               HasSubstr("post_processor.processors[1]: a second post_processor"));
 }
 
-// Texts that a component refuses are the request's error, not a crash.
+// A text that a component cannot process is an error of the request, not a crash.
 TEST(TokenizerErrorsTest, ReplacementsThatExplodeAndExpressionsThatRunAway) {
   Json json = SmallTokenizer();
   json["normalizer"] = {{"type", "Sequence"}, {"normalizers", Json::array()}};
