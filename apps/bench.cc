@@ -25,7 +25,7 @@ Benchmark Find(const std::string& which, bool cuda) {
 // Called before minutes of measurements that could not be saved otherwise. Leaves no file behind.
 void CheckWritable(const std::string& file) {
   const bool existed = std::filesystem::exists(file);
-  if (!std::ofstream(file, std::ios::app)) throw Resource("--json {}: cannot write the file", file);
+  if (!std::ofstream(file, std::ios::app)) throw Resource("--json {}: cannot be written", file);
   if (!existed) std::filesystem::remove(file);
 }
 

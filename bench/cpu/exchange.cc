@@ -8,10 +8,10 @@
 //   - bytes of rows that one rank receives from others, and the time to copy as many into a peer's
 //     arena in the same run.
 // Stages: `place` writes float32 rows to the send buffer (empty where the producer of the rows
-// writes them there); `dispatch`; `prepare` processes the runner's outputs before the combine (with
-// --moe-combine-rows rank it adds them up); `combine`. Rows are permuted in between, but no experts
-// are computed: outputs are written to the runner's output buffer. `pass` covers everything from
-// rows to sums with small experts, so that fused exchanges can be compared.
+// writes them there); `dispatch`; `prepare` processes the runner's outputs before the combine;
+// `combine`. With --moe-combine-rows rank, `prepare` adds them up. Rows are permuted in between,
+// but no experts are computed: outputs are written to the runner's output buffer. `pass` covers
+// everything from rows to sums with small experts, so that fused exchanges can be compared.
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -22,7 +22,8 @@ std::string ReadSmallFile(const std::filesystem::path& path) {
     throw NotFound("{}: {}; want a directory with a Hugging Face checkpoint", path.string(),
                    error.message());
   }
-  if (size > kMaxConfigBytes) throw Invalid("{} has {} bytes; too large", path.string(), size);
+  if (size > kMaxConfigBytes)
+    throw Invalid("{} has {} bytes; want at most {}", path.string(), size, kMaxConfigBytes);
   std::ifstream file(path, std::ios::binary);
   std::stringstream text;
   text << file.rdbuf();

@@ -98,7 +98,7 @@ def test_help_names_all_of_them():
 
 @pytest.mark.parametrize("arguments, message", [
     (["speed"], "bench speed: want one-batch, serve, kernels, moe-layer, exchange or roofline"),
-    (["kernels", "--device", "cpu", "--filter", "no such case"], "--filter no such case: no case of bench kernels has it"),
+    (["kernels", "--device", "cpu", "--filter", "no such case"], "--filter no such case: no case of bench kernels contains it"),
     (["kernels", "--tokens", "1"], "see switchyard bench kernels --help"),
     (["exchange", "--device", "cpu", "--ranks", "1"], "--ranks 1: want at least 2 ranks"),
     (["moe-layer", "--model", "gpt-5"], "see switchyard bench moe-layer --help"),

@@ -14,7 +14,7 @@ namespace {
 // One-shot all-reduce up to this size: every member sends its whole message to every peer and adds
 // all messages, in one exchange. Two-shot beyond it: each member reduces one part and sends it to
 // all, in two exchanges. Two-shot copies and adds less: 3.25 instead of 7 times the message in a
-// group of 4; 2.5 instead of 3 times in a group of 2, where it does not pay for the second
+// group of 4. In a group of 2 it is 2.5 instead of 3 times, which does not pay for the second
 // exchange.
 constexpr size_t kOneShotBytes = 4096;
 

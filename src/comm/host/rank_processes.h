@@ -27,9 +27,9 @@ struct RankExit {
 // descriptor with its spec (see RankSpec), and no other descriptor but stdout and stderr. The
 // kernel kills it when the parent dies.
 //
-// Ranks ignore SIGINT, SIGTERM and SIGHUP. A terminal sends Ctrl-C to the whole foreground group,
-// and a service manager SIGTERM to every process of a service, but the front must first drain its
-// requests and then shut the ranks down.
+// Ranks ignore SIGINT, SIGTERM and SIGHUP: the front must first drain its requests and then shut
+// the ranks down. But a terminal sends Ctrl-C to the whole foreground group, and a service manager
+// sends SIGTERM to every process of a service.
 //
 // Owned by the front; thread-safe, but not to be destroyed from within on_exit.
 class RankProcesses {

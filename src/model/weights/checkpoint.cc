@@ -63,7 +63,7 @@ void AddFile(const fs::path& path, std::map<std::string, StoredTensor, std::less
 std::map<std::string, std::string> ReadWeightMap(const fs::path& path) {
   std::error_code error;
   if (fs::file_size(path, error) > kMaxIndexBytes || error) {
-    throw Invalid("{}: unreadable or too large", path.string());
+    throw Invalid("{}: unreadable, or larger than {} bytes", path.string(), kMaxIndexBytes);
   }
   std::ifstream file(path, std::ios::binary);
   json index;

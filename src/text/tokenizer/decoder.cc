@@ -295,7 +295,8 @@ TokenDecoder::TokenDecoder(const JsonNode& node) {
 }
 
 void TokenDecoder::Read(const JsonNode& node, int depth) {
-  if (depth > kMaxComponentDepth) throw Invalid("{}: components nest too deeply", node.where());
+  if (depth > kMaxComponentDepth)
+    throw Invalid("{}: components nest deeper than {}", node.where(), kMaxComponentDepth);
   const std::string type = node["type"].String();
   if (type == "Sequence") {
     for (const JsonNode& item : node["decoders"].Items()) Read(item, depth + 1);

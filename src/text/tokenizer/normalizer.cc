@@ -141,7 +141,8 @@ std::optional<NormalizationForm> FormNamed(std::string_view type) {
 
 std::unique_ptr<TextNormalizer> MakeNormalizer(const JsonNode& node, int depth) {
   if (node.is_null()) return nullptr;
-  if (depth > kMaxComponentDepth) throw Invalid("{}: components nest too deeply", node.where());
+  if (depth > kMaxComponentDepth)
+    throw Invalid("{}: components nest deeper than {}", node.where(), kMaxComponentDepth);
   const std::string type = node["type"].String();
   if (const auto form = FormNamed(type)) return std::make_unique<UnicodeForm>(*form);
   if (type == "Sequence") {

@@ -192,7 +192,8 @@ std::unique_ptr<PreTokenizer> MakeSequence(const JsonNode& node, int depth) {
 
 std::unique_ptr<PreTokenizer> MakePreTokenizer(const JsonNode& node, int depth) {
   if (node.is_null()) return nullptr;
-  if (depth > kMaxComponentDepth) throw Invalid("{}: components nest too deeply", node.where());
+  if (depth > kMaxComponentDepth)
+    throw Invalid("{}: components nest deeper than {}", node.where(), kMaxComponentDepth);
   const std::string type = node["type"].String();
   const JsonNode behavior = node["behavior"];
   if (type == "Sequence") return MakeSequence(node, depth);

@@ -52,9 +52,9 @@ void RenamePieces(const Json& decoder, SentencePieceModel* model) {
   }
 }
 
-// Defaults that tokenizer_config.json may omit if the SentencePiece model has them, and changes
-// that transformers makes: added tokens are matched in the raw text, so that each part between two
-// gets its own prefix.
+// Defaults that tokenizer_config.json may omit if the SentencePiece model has them, and a change
+// that transformers makes: added tokens are matched in the raw text. Thus each part between two
+// tokens gets its own prefix.
 void CompleteConfig(const SentencePieceModel& model, Json* config) {
   if (config->is_null()) *config = Json::object();
   const auto take = [&](const char* name, int32_t id, const std::string& piece) {

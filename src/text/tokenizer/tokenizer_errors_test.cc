@@ -142,7 +142,7 @@ TEST(TokenizerErrorsTest, ComponentsThatNestForever) {
   std::string nested = R"({"type": "NFC"})";
   for (int i = 0; i < 1000; ++i)
     nested.insert(0, R"({"type": "Sequence", "normalizers": [)").append("]}");
-  EXPECT_THAT(ErrorWith("normalizer", nested), HasSubstr("nest too deeply"));
+  EXPECT_THAT(ErrorWith("normalizer", nested), HasSubstr("components nest deeper than 16"));
 }
 
 TEST(TokenizerErrorsTest, Patterns) {
