@@ -1,4 +1,4 @@
-// What `eplb plan` and `eplb simulate` share.
+// Shared by `eplb plan` and `eplb simulate`.
 #pragma once
 
 #include <cstdint>

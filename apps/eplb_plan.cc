@@ -22,7 +22,7 @@ Placement ReadPlacement(const std::string& path, int layers, int physical, int l
   const ArrayFile file(path);
   IntArray map = file.Get("physical_to_logical_map");
   if (map.shape != std::vector<int64_t>{layers, physical})
-    throw Invalid("--previous {}: want a map of {} layers and {} places of experts", path, layers,
+    throw Invalid("--previous {}: want a placement of {} layers and {} slots", path, layers,
                   physical);
   Placement placement(layers, physical, logical);
   placement.physical_to_logical = std::move(map.values);

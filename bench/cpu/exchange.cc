@@ -201,7 +201,7 @@ class Bench {
     }
   }
 
-  // Writes rows as the layer does, or directly as the producer of the rows can.
+  // Converts rows to the send buffer, as the layer or the producer of the rows does.
   void PlaceRows() {
     std::byte* rows = runtime_->dispatcher().InputRows(topk_.tokens, true, &handle_);
     rows_placed_ = rows != nullptr;

@@ -65,7 +65,7 @@ double FloatPeak() {
 GpuMachine MeasureGpuMachine(int gpu, Report& report) {
   cuda::UseDevice(gpu);
   cudaDeviceProp properties;
-  cuda::Check(cudaGetDeviceProperties(&properties, gpu), "what the GPU is");
+  cuda::Check(cudaGetDeviceProperties(&properties, gpu), "GPU properties");
   const kernels::GpuCeilings ceilings = kernels::MeasureGpu(gpu);
   const GpuMachine machine = {.read = ReadBandwidth(),
                               .copy = ceilings.copy_bandwidth,

@@ -56,7 +56,7 @@ double ErrorOfSamples(const GroupedGemmParams& p, const std::vector<int>& row_gr
   std::vector<double> want(kSamples);
   cuda::Check(
       cudaMemcpy(want.data(), device_want.data, kSamples * sizeof(double), cudaMemcpyDeviceToHost),
-      "sums to compare with");
+      "copy of the reference sums");
   std::vector<__nv_bfloat16> got(p.rows * p.n);
   cuda::Check(cudaMemcpy(got.data(), p.d, got.size() * 2, cudaMemcpyDeviceToHost), "results");
   double error = 0, size = 0;

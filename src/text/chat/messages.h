@@ -22,8 +22,8 @@ void CheckMessages(const nlohmann::ordered_json& messages);
 // they become {"arguments": text}.
 nlohmann::ordered_json AdaptMessages(nlohmann::ordered_json messages, const TemplateTraits& traits);
 
-// Copies a message's reasoning to those of the keys reasoning_content, thinking and reasoning that
-// `template_source` mentions, as transformers 5 does.
+// Copies a message's reasoning (reasoning_content, thinking or reasoning) to those of the keys
+// reasoning_content and thinking that `template_source` mentions, as transformers 5 does.
 void AliasReasoning(std::string_view template_source, nlohmann::ordered_json* messages);
 
 // Marks roles as trusted, so that markers that a template builds from them may be special tokens.

@@ -151,7 +151,7 @@ struct MacroDefinition {
   std::string name;
   std::vector<Parameter> parameters;
   Body body;
-  // Set if the body reads the special name; the call may pass it only then.
+  // Set if the body reads the special name; calls may pass such arguments only then.
   bool uses_caller = false;
   bool uses_varargs = false;
   bool uses_kwargs = false;

@@ -1,4 +1,5 @@
-// JSON for templates, without the loss of Json::parse.
+// JSON for templates: keeps integers beyond 64 bits and the trust of strings, which Json::parse
+// cannot represent.
 #pragma once
 
 #include <functional>

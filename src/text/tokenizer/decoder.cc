@@ -251,8 +251,8 @@ class StripCharacter final : public Filter {
   int64_t held_ = 0;  // number of held copies, which are stripped if the token ends here
 };
 
-// In the first token every such character is dropped, since it is the space that was put before the
-// text.
+// In the first token every such character is dropped, unless `prepend` is never: it is the space
+// that was put before the text.
 class MetaspaceFilter final : public Filter {
  public:
   MetaspaceFilter(TokenSink* next, const Metaspace* options, bool first)

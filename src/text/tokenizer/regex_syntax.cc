@@ -172,8 +172,8 @@ class Translator {
     }
   }
 
-  // Escapes with the same meaning in Oniguruma and PCRE2 or with one replacement, both in classes
-  // and outside; `kept`: letters that PCRE2 reads alike.
+  // Translates an escape that is an atom outside of classes and an item within them. `kept`:
+  // further letters that PCRE2 reads alike.
   std::string CommonEscape(char c, std::string_view kept) {
     switch (c) {
       case 's':
