@@ -55,7 +55,7 @@ RequestOutput Engine::Generate(EngineRequest request) {
     if (all.finish != FinishReason::kNone) finished->set_value();
   });
   finished->get_future().wait();
-  if (all.finish == FinishReason::kError) throw Invalid("{}", all.error);
+  if (all.finish == FinishReason::kError) throw Error(all.error_kind, all.error);
   return all;
 }
 

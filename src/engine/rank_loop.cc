@@ -36,6 +36,10 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
           .num_pages = plan.num_pages,
           .max_running_requests = plan.max_running_requests,
           .chunked_prefill_size = plan.chunked_prefill_size,
+          .max_prefill_tokens = config.max_prefill_tokens,
+          .policy = ParseSchedulePolicy(config.schedule_policy),
+          .conservativeness = config.schedule_conservativeness,
+          .decode_log_interval = mesh.rank() == 0 ? config.decode_log_interval : 0,
           .enable_radix_cache = !config.disable_radix_cache,
           .context_length = plan.context_length,
           .eos_token_ids = plan.model.eos_token_ids,
@@ -103,10 +107,12 @@ void MoveWithoutPass(EplbManager& eplb, bool is_leader) {
 }
 
 // The next messages for all members. While there is no work, the leader waits for messages.
-std::vector<ControlMessage> NextMessages(bool busy, Communicator& group, const RankLoopIo& io) {
+std::vector<ControlMessage> NextMessages(bool busy, RankComm& comm, const RankLoopIo& io) {
+  Communicator& group = *comm.tp;
   std::vector<ControlMessage> messages;
   if (group.rank() == 0) {
     do {
+      comm.memory->Beat();
       messages = io.receive(busy ? std::chrono::milliseconds(0) : kIdleWait);
     } while (!busy && messages.empty());
     if (group.size() > 1) group.Broadcast(EncodeControl(messages), /*idle=*/!busy);
@@ -142,9 +148,10 @@ namespace {
 void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecorder* recorder,
            EplbManager* eplb) {
   GroupExchange groups(comm, io);
+  comm.memory->StartHeartbeat();
   for (bool open = true; open;) {
     const bool busy = groups.any_work() || (eplb && eplb->busy());
-    const std::vector<ControlMessage> messages = NextMessages(busy, *comm.tp, io);
+    const std::vector<ControlMessage> messages = NextMessages(busy, comm, io);
     open = !HasShutdown(messages);
     groups.Post(engine.Apply(messages));
     groups.Post(ApplyToRecorder(messages, recorder, comm.mesh.rank() == 0));
@@ -157,7 +164,8 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
       MoveWithoutPass(*eplb, comm.mesh.rank() == 0);
     }
   }
-  groups.Run({}, false);  // the last step's outputs
+  groups.Run({}, false);         // the last step's outputs
+  comm.memory->StopHeartbeat();  // the end may take long: graphs, pages, threads
 }
 
 }  // namespace

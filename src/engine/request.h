@@ -133,7 +133,8 @@ struct RequestOutput {
   // the previous output, from RoutedExpertsParams::start on; −1 where a layer or slot has none. The
   // last output token never goes through the model.
   std::vector<int32_t> routed_experts;
-  std::string error;
+  std::string error;                            // of kError
+  ErrorKind error_kind = ErrorKind::kResource;  // of kError: kInvalid is the client's fault
 };
 
 struct EngineStats {  // of one attention group

@@ -4,6 +4,7 @@
 
 namespace switchyard {
 
+constexpr ErrorKind LastOf(ErrorKind) { return ErrorKind::kResource; }
 constexpr FinishReason LastOf(FinishReason) { return FinishReason::kError; }
 constexpr RecordAction LastOf(RecordAction) { return RecordAction::kDump; }
 constexpr EplbState LastOf(EplbState) { return EplbState::kDone; }
@@ -52,7 +53,7 @@ void Fields(Codec& codec, T& l) {
 template <typename Codec, OneOf<RequestOutput> T>
 void Fields(Codec& codec, T& o) {
   codec(o.id, o.new_tokens, o.finish, o.matched, o.prompt_tokens, o.cached_tokens, o.input_logprobs,
-        o.output_logprobs, o.routed_experts, o.error);
+        o.output_logprobs, o.routed_experts, o.error, o.error_kind);
 }
 template <typename Codec, OneOf<EngineStats> T>
 void Fields(Codec& codec, T& s) {

@@ -1,4 +1,4 @@
-"""The real openai client against a server on two ranks."""
+"""The official openai client with a server on two ranks."""
 import concurrent.futures
 
 import openai

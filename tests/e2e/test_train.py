@@ -1,4 +1,4 @@
-"""`switchyard train`: from text files to a served model, with interruptions and invalid inputs."""
+"""`switchyard train`: training from files to a served model, with interruptions and invalid input."""
 import json
 import resource
 import signal
@@ -111,7 +111,7 @@ def test_transformers_loads_it(learned):
 
 
 def test_interrupted_and_resumed_is_the_same(folder):
-    """SIGTERM saves and exits with 0; the same command resumes, with the result of an uninterrupted run."""
+    """SIGTERM saves a checkpoint and exits with 0. The same command then resumes, with the results of an unbroken run."""
     train(folder, folder / "whole", 40, "--dtype", "float32")
     cut = command(folder, folder / "cut", 40, "--dtype", "float32")
     process = subprocess.Popen([PROGRAM, *map(str, cut)], stderr=subprocess.PIPE, text=True)
@@ -124,21 +124,21 @@ def test_interrupted_and_resumed_is_the_same(folder):
     assert process.returncode == 0, said
     assert "the same command goes on from it" in said and "is saved" in said
     taken = len(steps_of(folder / "cut"))
-    assert 3 <= taken < 40, "it was over before it could be stopped"
-    # As after a crash: a line past the checkpoint.
+    assert 3 <= taken < 40, "the run ended before it could be stopped"
+    # Simulates a crash: a log line after the last checkpoint.
     log.write_text(log.read_text() + json.dumps({"step": taken + 1, "loss": 99}) + "\n")
     assert f"after step {taken}" in train(folder, folder / "cut", 40, "--dtype", "float32")
     assert [line["loss"] for line in steps_of(folder / "cut")] == [line["loss"] for line in
                                                                     steps_of(folder / "whole")]
     for path in (folder / "whole" / "checkpoint-000040").iterdir():
-        if path.name != "trainer.json":  # has the seconds
+        if path.name != "trainer.json":  # contains measured times
             assert path.read_bytes() == (folder / "cut" / "checkpoint-000040" / path.name).read_bytes(), path.name
     export = switchyard("train", "--export-only", "--output", folder / "cut")
     assert export.returncode == 0 and export.stdout.strip() == str(folder / "cut" / "final")
 
 
 def test_config_file(folder):
-    """Flags in a file: the command line takes precedence; the error for an unknown key names the nearest one."""
+    """Flags from a file. The command line has priority. Errors for unknown keys suggest the nearest key."""
     (folder / "train.yaml").write_text(f"model: {folder}/config.json\ntokenizer-path: {folder}/tokenizer\n"
                                        f"data: [{folder}/data.jsonl]\nlength: 64\nsteps: 9\nschedule: overlapped\n"
                                        "rows-per-pass: 2\nrows_per_step: 8\nexchange: sync\nep: 2\n")
@@ -150,7 +150,7 @@ def test_config_file(folder):
 
 
 def test_bad_input(folder, learned):
-    """Each error message names the cause."""
+    """Each error message names the invalid input."""
     out = folder / "bad"
     (folder / "nothing.jsonl").write_text("")
     for flags, message in [
@@ -179,7 +179,7 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(folder):
 
 
 def test_a_full_disk_loses_no_checkpoint(folder):
-    """Emulates a full disk by a file-size limit: weights fit, the optimizer's state does not."""
+    """Simulated by a file size limit that lies between the sizes of the weights and the optimizer state."""
     out = folder / "full"
     train(folder, out, 2)
 
@@ -188,7 +188,7 @@ def test_a_full_disk_loses_no_checkpoint(folder):
 
     done = switchyard(*command(folder, out, 6, "--save-every", 2, "--full-disk-wait", 1), preexec_fn=limit)
     assert done.returncode == 2
-    assert done.stderr.count("cannot be written") >= 3, done.stderr  # a warning, the wait, the error
+    assert done.stderr.count("cannot be written") >= 3, done.stderr  # the warning, the message of the wait, the error
     assert "trying again" in done.stderr
     assert [path.name for path in out.glob("checkpoint-*")] == ["checkpoint-000002"]
     assert "after step 2" in train(folder, out, 6)

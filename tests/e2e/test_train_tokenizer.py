@@ -1,4 +1,4 @@
-"""`switchyard train-tokenizer`: its files load in Hugging Face's tokenizers and give the same ids there."""
+"""`switchyard train-tokenizer`: its files load in Hugging Face's tokenizers library and give the same ids there."""
 import json
 import os
 import pathlib
@@ -29,8 +29,8 @@ def test_same_ids_as_tokenizers(tmp_path, flags):
     folder = train(tmp_path, *flags)
     theirs = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert theirs.get_vocab_size() == 2000
-    # The encoder of `generate` and `serve` also encodes corpora; the unit tests of src/text compare it with this library.
-    # This test checks the file: every id means the same token in both.
+    # The encoder of Switchyard is compared with this library by the unit tests of src/text. This test checks the file:
+    # every token must have the same id in both.
     vocab = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     assert all(theirs.token_to_id(token) == number for token, number in vocab.items())
     for text in TEXTS:

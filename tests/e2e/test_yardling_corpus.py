@@ -1,4 +1,4 @@
-"""The corpus of models/yardling: generated files match the hand-written sources, and the build rejects invalid entries."""
+"""The corpus of models/yardling: generated files match their hand-written sources, and the build refuses invalid input."""
 
 import json
 import pathlib

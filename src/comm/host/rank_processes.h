@@ -16,10 +16,24 @@ namespace switchyard {
 // How a rank process ended.
 struct RankExit {
   int rank = -1;
-  int code = 0;                  // exit code where signal is 0
-  int signal = 0;                // the signal that killed it
-  std::string Describe() const;  // "rank 1 (pid 4711) was killed by signal 9 (SIGKILL)"
+  int code = 0;    // exit code where signal is 0
+  int signal = 0;  // the signal that killed it
   int pid = 0;
+  // Killed by the watchdog after so many seconds without a heartbeat; 0: not.
+  double silent_seconds = 0;
+  // Why the ranks were aborted before this one ended: its own error, or that of the rank which
+  // failed first. Empty where nothing had aborted them.
+  std::string reason;
+
+  // "rank 1 (pid 4711) was killed by signal 9 (SIGKILL)"
+  std::string Describe() const;
+};
+
+// A rank that serves and has not beaten for a while.
+struct RankSilence {
+  int rank = -1;  // −1: none
+  int pid = 0;
+  std::chrono::steady_clock::duration length{};
 };
 
 // The ranks of one node as child processes. Each runs this program again (/proc/self/exe) with
@@ -40,6 +54,9 @@ class RankProcesses {
     std::string control_endpoint;
     std::optional<NodeNetwork> network;  // none if all ranks are on this node
     std::chrono::milliseconds join_timeout{300'000};
+    // A rank without a heartbeat for so long is killed; 0: never.
+    std::chrono::milliseconds watchdog_timeout{0};
+    std::function<bool()> give_up;  // polled by WaitJoined; may be empty
   };
   // Called from the watcher's thread once per rank that ends unexpectedly: before ExpectEnd, or
   // after it with another exit code than 0. The arena is aborted first, so that other ranks
@@ -50,8 +67,10 @@ class RankProcesses {
   ~RankProcesses();  // kills and reaps the remaining ranks
 
   // Waits until every rank of this node has attached to the arena. Error kTimeout names those that
-  // have not, Error kPeer one that ended.
-  void WaitJoined();
+  // have not, Error kPeer one that ended. Returns early, with false, when give_up returns true.
+  bool WaitJoined();
+  // The rank of this node that has been silent for longest, and for how long.
+  RankSilence LongestSilence() const;
   // Call before the ranks are shut down: from now on an exit with code 0 is expected.
   void ExpectEnd();
   // Waits until all have exited by themselves (after ExpectEnd and a shutdown message through the

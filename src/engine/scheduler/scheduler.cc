@@ -9,8 +9,7 @@ namespace switchyard {
 void Scheduler::Remove(Sequence* sequence, bool discard) {
   cache_.Release(discard ? std::span<const int32_t>() : sequence->computed_tokens(),
                  sequence->cache);
-  std::erase(running_, sequence);
-  std::erase(waiting_, sequence);
+  if (!waiting_.Remove(sequence)) std::erase(running_, sequence);
 }
 
 const std::vector<ScheduledRows>& Scheduler::Plan() {
@@ -43,7 +42,7 @@ void Scheduler::RetractYoungest() {
   running_.pop_back();
   cache_.Release(youngest->computed_tokens(), youngest->cache);
   youngest->computed = 0;
-  waiting_.push_front(youngest);
+  waiting_.PushFront(youngest);
   ++retractions_;
   estimate_.ResetAfterRetraction();
 }
@@ -69,10 +68,12 @@ PrefillBudget Scheduler::PlanRunning() {
 }
 
 void Scheduler::Admit(PrefillBudget budget) {
-  while (!waiting_.empty() && running() < options_.max_running_requests && budget.rows > 0) {
-    if (!TryAdmit(*waiting_.front(), budget)) break;
-    running_.push_back(waiting_.front());
-    waiting_.pop_front();
+  if (waiting_.Empty() || running() >= options_.max_running_requests || budget.rows <= 0) return;
+  OrderWaiting(options_.policy, cache_, steps_++, &waiting_);
+  while (!waiting_.Empty() && running() < options_.max_running_requests && budget.rows > 0) {
+    if (!TryAdmit(*waiting_.Front(), budget)) break;
+    running_.push_back(waiting_.Front());
+    waiting_.PopFront();
   }
 }
 

@@ -1,5 +1,8 @@
 #include "server/api/copies.h"
 
+#include <algorithm>
+
+#include "core/error.h"
 #include "server/api/request_error.h"
 
 namespace switchyard {
@@ -7,6 +10,17 @@ namespace {
 
 // Of one request, copies counted. Each copy has its own prompt here, in the book and on the ranks.
 constexpr int64_t kMostGenerations = 4096, kMostPromptTokens = int64_t{1} << 24;
+// Alternatives at positions of prompts, of all generations: they come at once, and are held and
+// written as JSON.
+constexpr int64_t kMostAlternatives = int64_t{1} << 21;
+
+int64_t AlternativesOf(const GenerationSpec& spec) {
+  const LogprobParams& wanted = spec.logprob;
+  if (!wanted.enabled || wanted.start < 0) return 0;
+  const int64_t positions = static_cast<int64_t>(spec.input_ids.size()) - wanted.start;
+  return std::max<int64_t>(0, positions) *
+         (wanted.top + static_cast<int64_t>(wanted.token_ids.size()));
+}
 
 }  // namespace
 
@@ -24,6 +38,13 @@ void AddCopies(const Front& front, GenerationSpec spec, int64_t n, const ClientN
   if (tokens > kMostPromptTokens)
     throw InvalidField("n", "more than {} prompt tokens in one request, copies counted",
                        kMostPromptTokens);
+  int64_t alternatives = AlternativesOf(spec) * n;
+  for (const GenerationSpec& other : specs) alternatives += AlternativesOf(other);
+  if (alternatives > kMostAlternatives)
+    throw Invalid(
+        "more than {} alternatives at positions of prompts in one request, copies counted: ask for "
+        "fewer, or for a later logprob_start_len",
+        kMostAlternatives);
   for (int64_t copy = 0; copy < n; ++copy) {
     specs.push_back(spec);
     specs.back().copy = static_cast<int32_t>(copy);

@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "core/error.h"
+#include "server/http/error_body.h"
 #include "server/http/sse.h"
+#include "server/http/worker_pool.h"
 
 namespace switchyard {
 namespace {
@@ -12,45 +14,150 @@ namespace {
 // Clients that guess the charset of text/* guess wrong for characters outside of ASCII.
 const std::string kStreamType = std::string(http::kEventStream) + "; charset=utf-8";
 
+using Clock = std::chrono::steady_clock;
+
+// A log-probability as JSON, until its answer is written.
+constexpr size_t kAlternativeBytes = 384;
+// A prompt's ids are in the spec, in the book and in the message to the ranks.
+constexpr size_t kPromptCopies = 3, kGenerationBytes = 4 << 10;
+
+size_t CostOf(const std::vector<PositionLogprobs>& positions) {
+  size_t count = positions.size();
+  for (const PositionLogprobs& p : positions) count += p.top.size() + p.asked.size();
+  return count * kAlternativeBytes;
+}
+
+// Bytes that an event makes the flight hold, as results and as their JSON.
+size_t CostOf(const GenerationEvent& e) {
+  constexpr size_t kTokenBytes = 32, kTextFactor = 4;
+  return kTextFactor * e.text.size() + kTokenBytes * e.tokens.size() +
+         kTokenBytes * e.routed_experts.size() / 4 + CostOf(e.input_logprobs) +
+         CostOf(e.output_logprobs);
+}
+
 }  // namespace
 
-Flight::Flight(Service& service, size_t count, Events events)
-    : service_(service), events_(std::move(events)), so_far_(count), open_(count) {}
+Flight::Flight(Service& service, size_t count, bool stream, const http::Responder& responder,
+               Events events)
+    : service_(service),
+      stream_(stream),
+      events_(std::move(events)),
+      start_(Clock::now()),
+      responder_(responder),
+      so_far_(count),
+      memory_(responder.budget()),
+      open_(count) {
+  served_.model = service.model.name;
+}
 
 void Flight::Start(Service& service, const std::vector<GenerationSpec>& specs, bool stream,
                    const http::Responder& responder, Events events) {
   if (!service.ready)
     throw Error(ErrorKind::kUnavailable, "the server is still loading", "try again later");
-  const std::shared_ptr<Flight> flight(new Flight(service, specs.size(), std::move(events)));
-  {
-    std::lock_guard lock(flight->mutex_);  // no news before all are accepted and the stream is open
-    try {
-      for (size_t i = 0; i < specs.size(); ++i) {
-        flight->ids_.push_back(service.front.Submit(
-            specs[i], [flight, i](const GenerationEvent& e) { flight->OnEvent(i, e); }));
-      }
-    } catch (...) {
-      flight->open_ = 0;  // no events of those already accepted
-      for (uint64_t id : flight->ids_) service.front.Abort(id);
-      throw;
+  const std::shared_ptr<Flight> flight(
+      new Flight(service, specs.size(), stream, responder, std::move(events)));
+  size_t bytes = 0;
+  for (const GenerationSpec& spec : specs)
+    bytes += kGenerationBytes + kPromptCopies * sizeof(int32_t) * spec.input_ids.size();
+  flight->memory_.Require(bytes);
+  service.front.CheckRoom(specs.size());
+  // working_ is true: events wait in the queue until all are accepted and the stream is open.
+  try {
+    for (size_t i = 0; i < specs.size(); ++i) {
+      flight->ids_.push_back(service.front.Submit(
+          specs[i], [flight, i](const GenerationEvent& e) { flight->OnEvent(i, e); }));
     }
-    if (stream) responder.BeginStream(200, kStreamType);
+  } catch (...) {
+    flight->Abort();  // those already accepted end without an answer
+    throw;
   }
+  if (stream) responder.BeginStream(200, kStreamType);
   responder.OnClose([weak = std::weak_ptr(flight)] {
     if (const auto alive = weak.lock()) alive->Abort();
   });
+  flight->ProcessQueue();
 }
 
 void Flight::OnEvent(size_t i, const GenerationEvent& event) {
-  std::lock_guard lock(mutex_);
-  if (open_ == 0) return;
-  so_far_[i].Add(event);
-  if (events_.on_news) events_.on_news(i, event, so_far_[i]);
-  if (event.finished() && --open_ == 0) events_.on_end(so_far_);
+  const bool small = CostOf(event) <= http::WorkerPool::kQuickBytes;
+  std::optional<http::Responder> responder;
+  {
+    std::lock_guard lock(mutex_);
+    if (working_) {
+      queue_.push_back({i, event});
+      return;
+    }
+    working_ = true;
+    // An answer that is not streamed is built as a whole at its end.
+    if (!small || (!stream_ && event.finished())) responder = responder_;
+    queue_.push_back({i, event});
+  }
+  if (!responder) return ProcessQueue();
+  responder->Defer(CostOf(event) + memory_.bytes(),
+                   [self = shared_from_this()] { self->ProcessQueue(); });
 }
 
-void Flight::Abort() {
-  for (uint64_t id : ids_) service_.front.Abort(id);  // no effect on those that have ended
+// The thread that set working_ processes until none is left.
+void Flight::ProcessQueue() {
+  while (true) {
+    std::deque<News> news;
+    {
+      std::lock_guard lock(mutex_);
+      if (queue_.empty()) {
+        working_ = false;
+        return;
+      }
+      news.swap(queue_);
+    }
+    for (const News& each : news) Process(each);
+  }
 }
+
+void Flight::Process(const News& news) {
+  if (open_ == 0) return;
+  const GenerationEvent& event = news.event;
+  try {
+    memory_.Require(CostOf(event));
+    so_far_[news.i].Add(event);
+    Note(event);
+    if (events_.on_news) events_.on_news(news.i, event, so_far_[news.i]);
+    if (!event.finished() || --open_ > 0) return;
+    {
+      std::lock_guard lock(mutex_);
+      responder_->Note(served_);
+      responder_.reset();
+    }
+    events_.on_end(so_far_);
+  } catch (const Error& error) {
+    GiveUp(error);
+  } catch (const std::bad_alloc&) {
+    GiveUp(Error(ErrorKind::kUnavailable, "the server has no memory for this answer"));
+  }
+  so_far_.clear();
+  memory_.Resize(0);
+}
+
+void Flight::Note(const GenerationEvent& event) {
+  if (served_.first_token_seconds < 0 && !event.tokens.empty())
+    served_.first_token_seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+  if (!event.finished()) return;
+  served_.prompt += event.prompt_tokens;
+  served_.completion += event.completion_tokens;
+  served_.cached += event.cached_tokens;
+}
+
+void Flight::GiveUp(const Error& error) {
+  open_ = 0;
+  Abort();
+  std::lock_guard lock(mutex_);
+  if (!responder_) return;
+  const http::Responder responder = *std::exchange(responder_, std::nullopt);
+  if (!stream_) return responder.SendError(error);
+  const int status = http::StatusOf(error.kind());
+  responder.Write(http::SseEvent(http::ErrorBody(status, error.what())));
+  responder.EndStream();
+}
+
+void Flight::Abort() { service_.front.Abort(ids_); }  // those that have ended are left alone
 
 }  // namespace switchyard

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "text/jinja/exact_json.h"
 
@@ -66,10 +67,46 @@ std::optional<int64_t> IntegerOf(const Json& v) {
   return static_cast<int64_t>(*number);
 }
 
+// What a parsed value takes at most. Lists double when they grow, and the old one is freed only
+// then; the smallest block of the heap is 32 bytes.
+constexpr size_t kValueBytes = 3 * sizeof(Json), kContainerBytes = 64, kKeyBytes = 3 * 32;
+// Of each byte of text: the copy that becomes a prompt, its normalised form, its words, its ids.
+constexpr size_t kTextFactor = 12;
+
+// What `body` takes once it is parsed, at most. Linear and without allocation, so that a body that
+// is too large is refused before it is built.
+size_t ParsedBytes(std::string_view body) {
+  size_t bytes = kValueBytes;
+  bool in_string = false;
+  for (size_t i = 0; i < body.size(); ++i) {
+    const char c = body[i];
+    if (in_string) {
+      bytes += kTextFactor;
+      if (c == '\\') ++i;
+      in_string = c != '"';
+    } else if (c == '"') {
+      bytes += kContainerBytes;
+      in_string = true;
+    } else if (c == '{' || c == '[') {
+      bytes += kValueBytes + kContainerBytes;
+    } else if (c == ',') {
+      bytes += kValueBytes;
+    } else if (c == ':') {
+      bytes += kKeyBytes;
+    }
+  }
+  return bytes;
+}
+
 }  // namespace
 
-Json ParseBody(std::string_view body) {
+Json ParseBody(const http::Request& request) {
+  return ParseBody(request.body, request.memory.get());
+}
+
+Json ParseBody(std::string_view body, http::MemoryCharge* memory) {
   try {
+    if (memory) memory->Require(ParsedBytes(body));
     Json json = jinja::ParseExactJson(body, "body", {kDeepest, kMostKeys}, ReachesTemplates);
     if (!json.is_object()) throw Invalid("the body is not a JSON object");
     return json;

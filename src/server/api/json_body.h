@@ -8,14 +8,20 @@
 #include <string_view>
 #include <vector>
 
+#include "core/error.h"
 #include "server/api/request_error.h"
+#include "server/http/http_server.h"
+#include "server/http/memory_budget.h"
 
 namespace switchyard {
 
 using Json = nlohmann::ordered_json;
 
-// The body as a JSON object; Error kInvalid where it is none. Nesting is bounded.
-Json ParseBody(std::string_view body);
+// The body as a JSON object; Error kInvalid where it is none. Nesting is bounded. What the object
+// takes, and what tokenizing its texts will, is counted in `memory` while it is built: the Error of
+// MemoryCharge::Require.
+Json ParseBody(std::string_view body, http::MemoryCharge* memory = nullptr);
+Json ParseBody(const http::Request& request);
 
 // Bytes of a JSON answer; text that is no UTF-8 is replaced, never refused.
 std::string Dump(const Json& json);

@@ -92,7 +92,8 @@ void RegisterEplb(http::Server& server, Service& service) {
   });
   server.Route(
       "POST", "/eplb/rebalance",
-      [&service](const RequestPtr&, const http::Responder& out) { HandleRebalance(service, out); });
+      [&service](const RequestPtr&, const http::Responder& out) { HandleRebalance(service, out); },
+      http::Access::kControl);
 }
 
 }  // namespace switchyard::native

@@ -117,11 +117,12 @@ void RegisterExperts(http::Server& server, Service& service) {
        [](Service& s, const http::Responder& out) { HandleSwitch(s, RecordAction::kStop, out); }},
       {"/dump_expert_distribution_record", HandleDump}};
   for (const auto& [path, handle] : actions)
-    for (const char* method : {"GET", "POST"})
-      server.Route(method, path,
-                   [&service, handle = handle](const RequestPtr&, const http::Responder& out) {
-                     handle(service, out);
-                   });
+    server.Route(
+        "POST", path,
+        [&service, handle = handle](const RequestPtr&, const http::Responder& out) {
+          handle(service, out);
+        },
+        http::Access::kControl);
   server.Route("GET", "/expert_distribution",
                [&service](const RequestPtr&, const http::Responder& out) {
                  HandleDistribution(service, out);

@@ -60,6 +60,14 @@ void AddLogprobs(const Tokenizer& tokenizer, const GenerationSpec& spec, const c
   if (!spec.logprob.token_ids.empty()) meta[prefix + "_token_ids_logprobs"] = std::move(asked);
 }
 
+// The news of one event, with the routed experts of all positions in the last one.
+Accumulated Segment(const GenerationEvent& event, const Accumulated& so_far) {
+  Accumulated segment;
+  segment.Add(event);
+  if (event.finished()) segment.routed_experts = so_far.routed_experts;
+  return segment;
+}
+
 }  // namespace
 
 Json GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
@@ -70,6 +78,7 @@ Json GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
                {"prompt_tokens", a.last.prompt_tokens},
                {"completion_tokens", a.last.completion_tokens},
                {"cached_tokens", a.last.cached_tokens},
+               {"weight_version", body.weight_version},
                {"e2e_latency", seconds}};
   if (spec.logprob.enabled) {
     static const std::vector<PositionLogprobs> kNone;
@@ -86,8 +95,7 @@ Json GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
 
 void HandleGenerate(Service& service, const http::Request& request,
                     const http::Responder& responder) {
-  auto body =
-      std::make_shared<const GenerateBody>(ParseGenerateBody(service, ParseBody(request.body)));
+  auto body = std::make_shared<const GenerateBody>(ParseGenerateBody(service, ParseBody(request)));
   const auto start = std::chrono::steady_clock::now();
   const auto answer = [&service, body, start](size_t i, const Accumulated& a, bool with_input) {
     const double seconds =
@@ -97,14 +105,16 @@ void HandleGenerate(Service& service, const http::Request& request,
   Flight::Events events;
   if (body->stream) {
     // Each event carries everything so far, as SGLang's do, but for the prompt's log-probabilities:
-    // they are long and never change, and come once.
+    // they are long and never change, and come once. With --stream-output it carries a segment.
     events.on_news = [&service, body, answer, responder](size_t i, const GenerationEvent& e,
                                                          const Accumulated& a) {
       if (e.finish == FinishReason::kError) {
-        responder.Write(http::SseEvent(http::ErrorBody(500, WithoutPaths(service, e.error))));
+        responder.Write(http::SseEvent(
+            http::ErrorBody(http::StatusOf(e.error_kind), WithoutPaths(service, e.error))));
         return;
       }
-      Json json = answer(i, a, a.tokens.size() == e.tokens.size());
+      const bool first = a.tokens.size() == e.tokens.size();
+      Json json = body->segments ? answer(i, Segment(e, a), first) : answer(i, a, first);
       if (!body->single) json["index"] = i;
       responder.Write(http::SseEvent(Dump(json)));
     };
@@ -116,7 +126,8 @@ void HandleGenerate(Service& service, const http::Request& request,
     events.on_end = [&service, body, answer, responder](const std::vector<Accumulated>& all) {
       for (const Accumulated& a : all) {
         if (a.last.finish == FinishReason::kError)
-          return responder.SendError(500, WithoutPaths(service, a.last.error));
+          return responder.SendError(http::StatusOf(a.last.error_kind),
+                                     WithoutPaths(service, a.last.error));
       }
       Json list = Json::array();
       for (size_t i = 0; i < all.size(); ++i) list.push_back(answer(i, all[i], true));

@@ -27,8 +27,11 @@ std::vector<std::vector<int32_t>> ParsePrompts(const Service& service, const Fie
   if (!text == !ids) throw InvalidField("text", "want one of text and input_ids");
   if (text) {
     *single = text->is_string();
-    for (const std::string& t : f.Strings("text"))
-      prompts.push_back(service.model.tokenizer->Encode(t, true));
+    const std::vector<std::string> texts = f.Strings("text");
+    service.front.CheckRoom(texts.size());
+    const auto limit = static_cast<size_t>(service.front.longest());
+    for (const std::string& t : texts)
+      prompts.push_back(service.model.tokenizer->Encode(t, true, limit));
   } else {
     *single = !ids->is_array() || ids->empty() || !ids->front().is_array();
     if (*single) {
@@ -86,7 +89,9 @@ GenerateBody ParseGenerateBody(const Service& service, const Json& body) {
   CheckFields(f, RequestKind::kGenerate, service.unknown_fields);
   GenerateBody g{.stream = f.Bool("stream", false),
                  .text_in_logprobs = f.Bool("return_text_in_logprobs", false),
-                 .prompt_ids = f.Bool("return_prompt_token_ids", false)};
+                 .prompt_ids = f.Bool("return_prompt_token_ids", false),
+                 .segments = service.args.stream_output,
+                 .weight_version = service.args.weight_version};
   auto prompts = ParsePrompts(service, f, &g.single);
   const ClientNames names = NamesOf(f);
   static const Json kNone = Json::object();

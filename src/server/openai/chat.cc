@@ -58,7 +58,8 @@ Flight::Events StreamEvents(const Service& service, const JobPtr& job,
   events.on_news = [job, responder, &service](size_t i, const GenerationEvent& e,
                                               const Accumulated& a) {
     if (e.finish == FinishReason::kError) {
-      responder.Write(http::SseEvent(http::ErrorBody(500, WithoutPaths(service, e.error))));
+      responder.Write(http::SseEvent(
+          http::ErrorBody(http::StatusOf(e.error_kind), WithoutPaths(service, e.error))));
       return;
     }
     if (a.tokens.size() == e.tokens.size()) responder.Write(Opening(*job, i, e));
@@ -96,7 +97,8 @@ Flight::Events WholeEvents(const Service& service, const JobPtr& job,
     Json choices = Json::array();
     for (size_t i = 0; i < all.size(); ++i) {
       if (all[i].last.finish == FinishReason::kError)
-        return responder.SendError(500, WithoutPaths(service, all[i].last.error));
+        return responder.SendError(http::StatusOf(all[i].last.error_kind),
+                                   WithoutPaths(service, all[i].last.error));
       choices.push_back(WholeChoice(*job, tokenizer, i, all[i]));
     }
     Json answer = Envelope(job->delivery, "chat.completion", std::move(choices));
@@ -137,7 +139,8 @@ std::shared_ptr<const ChatJob> ParseChat(const Service& service, const Json& bod
   spec.cache_salt = ParseCacheSalt(f, 0, 1);
   const bool ids = f.Has("input_ids");
   if (!ids) CheckChatRoles(f);
-  spec.input_ids = ids ? f.Ids("input_ids") : ChatPrompt(service.model, body);
+  spec.input_ids =
+      ids ? f.Ids("input_ids") : ChatPrompt(service.model, body, PromptLimit(service, f));
   TruncatePrompt(service, f, spec, spec.input_ids);
   const ClientNames names =
       NamesOf(f, ids ? "input_ids" : "messages",
@@ -147,7 +150,7 @@ std::shared_ptr<const ChatJob> ParseChat(const Service& service, const Json& bod
 }
 
 void HandleChat(Service& service, const http::Request& request, const http::Responder& responder) {
-  const JobPtr job = ParseChat(service, ParseBody(request.body));
+  const JobPtr job = ParseChat(service, ParseBody(request));
   const bool stream = job->delivery.stream;
   Flight::Start(
       service, job->specs, stream, responder,

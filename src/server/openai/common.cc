@@ -111,6 +111,11 @@ void ParsePromptLogprobs(const Service& service, const Fields& f, bool echo, Wan
   if (p.rank || (wanted->output && echo)) p.start = 0;
 }
 
+size_t PromptLimit(const Service& service, const Fields& f) {
+  return f.Has("truncate_prompt_tokens") ? Tokenizer::kNoLimit
+                                         : static_cast<size_t>(service.front.longest());
+}
+
 bool TruncatePrompt(const Service& service, const Fields& f, const GenerationSpec& spec,
                     std::vector<int32_t>& ids) {
   const std::string side = f.String("truncation_side", "left");

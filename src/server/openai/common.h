@@ -29,6 +29,10 @@ struct WantedLogprobs {
 void ParsePromptLogprobs(const Service& service, const Fields& f, bool echo, WantedLogprobs* wanted,
                          GenerationSpec* spec);
 
+// As of Tokenizer::Encode: a prompt that the engine refuses is not tokenized to its end, unless
+// truncate_prompt_tokens cuts it.
+size_t PromptLimit(const Service& service, const Fields& f);
+
 // truncate_prompt_tokens and truncation_side: cuts `ids`, and says whether it did.
 bool TruncatePrompt(const Service& service, const Fields& f, const GenerationSpec& spec,
                     std::vector<int32_t>& ids);

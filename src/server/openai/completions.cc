@@ -34,7 +34,7 @@ struct Prompt {
 };
 
 // A string, a list of strings, a list of ids, or a list of such lists.
-std::vector<Prompt> ParsePrompts(const Tokenizer& tokenizer, const Fields& f) {
+std::vector<Prompt> ParsePrompts(const Service& service, const Fields& f, int32_t copies) {
   const Json* prompt = f.Find("prompt");
   if (!prompt) throw InvalidField("prompt", "prompt is missing");
   std::vector<Prompt> prompts;
@@ -44,8 +44,11 @@ std::vector<Prompt> ParsePrompts(const Tokenizer& tokenizer, const Fields& f) {
     for (const Json& list : *prompt) prompts.push_back({ToIds(list, "prompt"), {}});
   } else {
     const bool special = f.Bool("add_special_tokens", true);
-    for (std::string& text : f.Strings("prompt")) {
-      std::vector<int32_t> ids = tokenizer.Encode(text, special);
+    std::vector<std::string> texts = f.Strings("prompt");
+    service.front.CheckRoom(texts.size() * copies);
+    for (std::string& text : texts) {
+      std::vector<int32_t> ids =
+          service.model.tokenizer->Encode(text, special, PromptLimit(service, f));
       prompts.push_back({std::move(ids), std::move(text)});
     }
   }
@@ -116,7 +119,8 @@ Flight::Events StreamEvents(const Service& service, const JobPtr& job,
   events.on_news = [job, responder, &service](size_t i, const GenerationEvent& e,
                                               const Accumulated& a) {
     if (e.finish == FinishReason::kError) {
-      responder.Write(http::SseEvent(http::ErrorBody(500, WithoutPaths(service, e.error))));
+      responder.Write(http::SseEvent(
+          http::ErrorBody(http::StatusOf(e.error_kind), WithoutPaths(service, e.error))));
       return;
     }
     Json choices = Json::array({ChunkChoice(*job, *service.model.tokenizer, i, e, a)});
@@ -138,7 +142,8 @@ Flight::Events WholeEvents(const Service& service, const JobPtr& job,
     Json choices = Json::array();
     for (size_t i = 0; i < all.size(); ++i) {
       if (all[i].last.finish == FinishReason::kError)
-        return responder.SendError(500, WithoutPaths(service, all[i].last.error));
+        return responder.SendError(http::StatusOf(all[i].last.error_kind),
+                                   WithoutPaths(service, all[i].last.error));
       choices.push_back(WholeChoice(*job, *service.model.tokenizer, i, all[i]));
     }
     Json answer = Envelope(job->delivery, "text_completion", std::move(choices));
@@ -172,7 +177,7 @@ std::shared_ptr<const CompletionJob> ParseCompletion(const Service& service, con
   ParsePromptLogprobs(service, f, job->echo, &job->logprobs, &spec);
   const ClientNames names = NamesOf(
       f, "prompt", job->logprobs.prompt_top > job->logprobs.top ? "prompt_logprobs" : "logprobs");
-  std::vector<Prompt> prompts = ParsePrompts(tokenizer, f);
+  std::vector<Prompt> prompts = ParsePrompts(service, f, job->delivery.n);
   for (size_t i = 0; i < prompts.size(); ++i) {
     Prompt& prompt = prompts[i];
     if (TruncatePrompt(service, f, spec, prompt.ids)) prompt.text.reset();
@@ -191,7 +196,7 @@ std::shared_ptr<const CompletionJob> ParseCompletion(const Service& service, con
 
 void HandleCompletions(Service& service, const http::Request& request,
                        const http::Responder& responder) {
-  const JobPtr job = ParseCompletion(service, ParseBody(request.body));
+  const JobPtr job = ParseCompletion(service, ParseBody(request));
   const bool stream = job->delivery.stream;
   Flight::Start(
       service, job->specs, stream, responder,

@@ -10,8 +10,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How long after a rank's end the leader's own account of it, or another node's, may still arrive.
-constexpr auto kLastWords = 200ms;
+// Wait after the end of a rank for its root cause: an error message of the leader, or a report of
+// another node.
+constexpr auto kCauseTime = 200ms;
 
 }  // namespace
 
@@ -54,15 +55,18 @@ void EngineRanks::Send(const std::vector<ControlMessage>& messages) {
 }
 
 void EngineRanks::Read() {
+  std::optional<std::chrono::steady_clock::time_point> ended;
   while (!stop_) {
-    bool exited = false;
+    bool cause_known = false;
     {
       std::lock_guard lock(mutex_);
-      exited = !exit_.empty();
+      if (!exit_.empty() && !ended) ended = std::chrono::steady_clock::now();
+      cause_known = exit_is_cause_ || !failure_.empty();
     }
-    const auto bytes = socket_.Receive(exited ? kLastWords : 50ms);
+    const auto bytes = socket_.Receive(ended ? 5ms : 50ms);
     if (!bytes) {
-      if (!exited) continue;
+      if (!ended) continue;
+      if (!cause_known && std::chrono::steady_clock::now() - *ended < kCauseTime) continue;
       Lost();
       return;
     }
@@ -82,7 +86,8 @@ void EngineRanks::Lost() {
   std::string words;
   {
     std::lock_guard lock(mutex_);
-    words = failure_.empty() || failure_ == exit_ ? exit_ : exit_ + ": " + failure_;
+    const bool more = exit_.find(failure_) == std::string::npos;
+    words = more ? exit_ + ": " + failure_ : exit_;
   }
   if (nodes_) nodes_->SayLost(words, /*cause=*/true);
   events_.on_lost(words);
@@ -90,13 +95,13 @@ void EngineRanks::Lost() {
 
 std::optional<RankReady> EngineRanks::WaitReady(
     const std::function<void(const LoadProgress&)>& progress, const std::atomic<bool>& cancelled) {
-  host_->WaitJoined();
+  if (!host_->WaitJoined()) return std::nullopt;
   uint64_t shown = 0;
   std::unique_lock lock(mutex_);
   while (!ready_) {
     if (cancelled) return std::nullopt;
     if (!exit_.empty()) {
-      changed_.wait_for(lock, 2 * kLastWords, [this] { return !failure_.empty(); });
+      changed_.wait_for(lock, kCauseTime, [this] { return !failure_.empty(); });
       throw Error(ErrorKind::kPeer, failure_.empty() ? exit_ : failure_);
     }
     if (progress_.done > shown) {
@@ -109,6 +114,14 @@ std::optional<RankReady> EngineRanks::WaitReady(
     changed_.wait_for(lock, 100ms);
   }
   return ready_;
+}
+
+std::string EngineRanks::Silent(std::chrono::duration<double> limit) const {
+  const RankSilence silence = host_->LongestSilence();
+  const std::chrono::duration<double> seconds = silence.length;
+  if (silence.rank < 0 || seconds < limit) return {};
+  return fmt::format("rank {} (pid {}) has sent no heartbeat for {:.0f} s", silence.rank,
+                     silence.pid, seconds.count());
 }
 
 bool EngineRanks::Shutdown(std::chrono::milliseconds timeout) {

@@ -8,8 +8,12 @@
 namespace switchyard {
 namespace {
 
+std::chrono::milliseconds Milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
 std::chrono::milliseconds TimeoutOf(const EngineConfig& config) {
-  return std::chrono::milliseconds(static_cast<int64_t>(config.dist_timeout_seconds * 1000));
+  return Milliseconds(config.dist_timeout_seconds);
 }
 
 NodeGroup::Options GroupOptions(const Launch& launch, const EngineConfig& config,
@@ -23,7 +27,7 @@ NodeGroup::Options GroupOptions(const Launch& launch, const EngineConfig& config
           .give_up = std::move(give_up)};
 }
 
-// Rank 0's answer to what all ranks state: the job, or why not.
+// Rank 0's reply to the statements of all ranks: the job, or a refusal with its reason.
 std::string DecideJob(const std::vector<std::string>& statements, const std::string& job) {
   const Statement node0 = DecodeStatement(statements[0]);
   try {
@@ -86,17 +90,20 @@ std::shared_ptr<SharedArena> ArenaOfLaunchedRank(const Launch& launch, Membershi
 
 std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membership,
                                      const RankJob& job, const std::string& endpoint,
-                                     RankHost::OnExit on_exit) {
+                                     RankHost::OnExit on_exit, std::function<bool()> give_up) {
   if (launch.launched) {
     return std::make_unique<ThreadHost>(job, launch.node,
                                         ArenaOfLaunchedRank(launch, membership, job), endpoint,
                                         std::move(on_exit));
   }
-  RankProcesses::Options options{.world = job.config.mesh.tp,
-                                 .spec = EncodeRankSpec(job.config, job.plan),
-                                 .control_endpoint = endpoint,
-                                 .network = std::move(membership.network),
-                                 .join_timeout = TimeoutOf(job.config)};
+  RankProcesses::Options options{
+      .world = job.config.mesh.tp,
+      .spec = EncodeRankSpec(job.config, job.plan),
+      .control_endpoint = endpoint,
+      .network = std::move(membership.network),
+      .join_timeout = TimeoutOf(job.config),
+      .watchdog_timeout = Milliseconds(job.config.watchdog_timeout_seconds),
+      .give_up = std::move(give_up)};
   return std::make_unique<ProcessHost>(
       SharedArena::Create(job.config.mesh.tp, job.plan.symmetric_bytes_per_rank),
       std::move(options), std::move(on_exit));

@@ -10,7 +10,8 @@
 namespace switchyard {
 
 // Special tokens are recognised in trusted runs only. No BOS or EOS is added, since templates
-// contain their own.
-std::vector<int32_t> EncodeRendered(const Tokenizer& tokenizer, const jinja::Rendered& rendered);
+// contain their own. `limit`: see Tokenizer::Encode.
+std::vector<int32_t> EncodeRendered(const Tokenizer& tokenizer, const jinja::Rendered& rendered,
+                                    size_t limit = Tokenizer::kNoLimit);
 
 }  // namespace switchyard

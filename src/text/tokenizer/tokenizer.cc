@@ -59,10 +59,11 @@ MarkedText Join(std::span<const Tokenizer::Piece> pieces) {
 // State of one Encode call.
 class Encoder {
  public:
-  explicit Encoder(const TokenizerParts& parts) : parts_(parts) {}
+  Encoder(const TokenizerParts& parts, size_t limit) : parts_(parts), limit_(limit) {}
 
   std::vector<int32_t> Run(const MarkedText& text) {
     for (const TextPart& part : parts_.added.CutRaw(text)) {
+      if (Full()) break;
       if (part.id >= 0) {
         ids_.push_back(part.id);
       } else {
@@ -74,6 +75,8 @@ class Encoder {
   }
 
  private:
+  bool Full() const { return ids_.size() > limit_; }
+
   void EncodeRaw(MarkedText text, bool starts_input) {
     if (parts_.normalizer != nullptr) text = parts_.normalizer->Apply(std::move(text));
     for (const TextPart& part : parts_.added.CutNormalized(text)) {
@@ -91,12 +94,14 @@ class Encoder {
   void EncodeWords(Words words) {
     if (parts_.pre_tokenizer != nullptr) parts_.pre_tokenizer->Apply(&words);
     for (const TextRange& word : words.pieces) {
+      if (Full()) return;
       parts_.model.Encode(std::string_view(words.text).substr(word.begin, word.size()), &scratch_,
                           &ids_);
     }
   }
 
   const TokenizerParts& parts_;
+  const size_t limit_;
   TokenModel::Scratch scratch_;
   std::vector<int32_t> ids_;
 };
@@ -143,14 +148,15 @@ std::unique_ptr<Tokenizer> Tokenizer::FromDocument(const nlohmann::json& documen
   return std::unique_ptr<Tokenizer>(new Tokenizer(std::make_unique<const TokenizerParts>(root)));
 }
 
-std::vector<int32_t> Tokenizer::Encode(std::string_view text, bool add_special_tokens) const {
+std::vector<int32_t> Tokenizer::Encode(std::string_view text, bool add_special_tokens,
+                                       size_t limit) const {
   const Piece whole{text, true};
-  return EncodePieces({&whole, 1}, add_special_tokens);
+  return EncodePieces({&whole, 1}, add_special_tokens, limit);
 }
 
-std::vector<int32_t> Tokenizer::EncodePieces(std::span<const Piece> pieces,
-                                             bool add_special_tokens) const {
-  std::vector<int32_t> ids = Encoder(*parts_).Run(Join(pieces));
+std::vector<int32_t> Tokenizer::EncodePieces(std::span<const Piece> pieces, bool add_special_tokens,
+                                             size_t limit) const {
+  std::vector<int32_t> ids = Encoder(*parts_, limit).Run(Join(pieces));
   return add_special_tokens ? parts_->post_processor.AddSpecialTokens(std::move(ids)) : ids;
 }
 

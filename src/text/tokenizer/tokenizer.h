@@ -34,6 +34,8 @@ class Tokenizer {
   static std::unique_ptr<Tokenizer> FromJson(std::string_view json,
                                              std::string_view name_for_errors);
 
+  static constexpr size_t kNoLimit = ~size_t{0};
+
   ~Tokenizer();
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
@@ -41,7 +43,11 @@ class Tokenizer {
   // `text` is UTF-8; each invalid sequence becomes U+FFFD. Recognises added tokens in the text,
   // including special ones; `add_special_tokens` runs the file's post-processor (begin-of-sequence
   // and similar).
-  std::vector<int32_t> Encode(std::string_view text, bool add_special_tokens) const;
+  //
+  // `limit`: encoding stops soon after this number of ids, and the result then has more than
+  // `limit` ids. For callers that reject longer texts.
+  std::vector<int32_t> Encode(std::string_view text, bool add_special_tokens,
+                              size_t limit = kNoLimit) const;
 
   // A run of a prompt. A chat template's own text is trusted, a user's message is not.
   struct Piece {
@@ -53,7 +59,8 @@ class Tokenizer {
   // cross the borders. A special token is recognised only if all of its characters come from
   // trusted pieces; otherwise its spelling is plain text. Without special tokens in untrusted text
   // the result equals Encode of the whole.
-  std::vector<int32_t> EncodePieces(std::span<const Piece> pieces, bool add_special_tokens) const;
+  std::vector<int32_t> EncodePieces(std::span<const Piece> pieces, bool add_special_tokens,
+                                    size_t limit = kNoLimit) const;
 
   // Decodes `ids` to text. Invalid byte sequences become U+FFFD; ids without a token are skipped.
   std::string Decode(std::span<const int32_t> ids, bool skip_special_tokens) const;

@@ -58,6 +58,21 @@ TEST(TokenizerTest, GivesTheGoldensOfEveryComponent) {
   }
 }
 
+TEST(TokenizerTest, StopsSoonAfterTheLimitWithTheSameFirstIds) {
+  const auto tokenizer =
+      Tokenizer::FromFile(TestData() / "fixtures" / "qwen3_moe" / "tokenizer.json");
+  std::string text;
+  for (int i = 0; i < 500; ++i) text += "the lantern " + std::to_string(i) + "\n";
+  const Ids all = tokenizer->Encode(text, false);
+  for (const size_t limit : {size_t{0}, size_t{1}, size_t{100}}) {
+    const Ids some = tokenizer->Encode(text, false, limit);
+    EXPECT_GT(some.size(), limit);
+    EXPECT_LT(some.size(), limit + 20);
+    EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin()));
+  }
+  EXPECT_EQ(tokenizer->Encode(text, false, all.size()), all);
+}
+
 TEST(TokenizerTest, InvalidUtf8CountsAsReplacementCharacters) {
   const auto tokenizer = Tokenizer::FromFile(FixtureTokenizer("qwen3"));
   EXPECT_EQ(tokenizer->Encode("a\xff"
