@@ -165,7 +165,7 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     }
   }
   groups.Run({}, false);         // the last step's outputs
-  comm.memory->StopHeartbeat();  // the end may take long: graphs, pages, threads
+  comm.memory->StopHeartbeat();  // shutdown may take long: graphs, pages, threads
 }
 
 }  // namespace

@@ -134,7 +134,7 @@ struct RequestOutput {
   // last output token never goes through the model.
   std::vector<int32_t> routed_experts;
   std::string error;                            // of kError
-  ErrorKind error_kind = ErrorKind::kResource;  // of kError: kInvalid is the client's fault
+  ErrorKind error_kind = ErrorKind::kResource;  // of kError; kInvalid: the client's fault
 };
 
 struct EngineStats {  // of one attention group

@@ -35,7 +35,7 @@ struct EplbShape {
 //
 // Triggers: every num_iterations passes since the last rebalance, or a changed load distribution,
 // if the mean balancedness (mean / max rank load) is not over min_utilization; and every explicit
-// request. Then rank 0 plans on a thread of its own and broadcasts the plan. A Migration moves the
+// request. Then rank 0 plans on a separate thread and broadcasts the plan. A Migration moves the
 // layers that the plan changes; without a request only those that gain more than they cost
 // (plan_value.h).
 class EplbManager : public RoutingObserver {

@@ -68,7 +68,7 @@ class Scheduler {
   std::vector<Sequence*> running_;  // in order of admission
   NewTokenEstimate estimate_;
   std::vector<ScheduledRows> plan_;  // reused between steps to keep its allocation
-  uint64_t steps_ = 0;               // in which requests were waiting
+  uint64_t steps_ = 0;               // number of steps with waiting requests
   int64_t retractions_ = 0, cached_prompt_tokens_ = 0;
 };
 

@@ -144,10 +144,10 @@ void GroupedAttention::FillHeadSlots(const LayerContext& c) {
 void GroupedAttention::Clip(const LayerContext& c, int64_t tokens) {
   const float limit = c.config.attention.clip_qkv;
   if (limit == 0.0f) return;
-  CHECK(c.device.is_cpu());  // refused before a model is loaded on GPUs
+  CHECK(c.device.is_cpu());  // MakePlan rejects this on GPUs
   const auto clip = [limit](Activations& x, int64_t count) {
     float* values = x.data();
-    // NaN stays, as torch.clamp leaves it.
+    // NaN stays NaN, as in torch.clamp.
     for (int64_t i = 0; i < count; ++i)
       values[i] = values[i] > limit ? limit : values[i] < -limit ? -limit : values[i];
   };
