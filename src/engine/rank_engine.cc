@@ -110,7 +110,7 @@ Scheduler::Options SchedulerOptions(const RankEngine::Options& options, int64_t 
   const bool whole = options.chunked_prefill_size < 0;
   return {.max_running_requests = options.max_running_requests,
           .chunk_rows = MaxPromptRows(options.chunked_prefill_size, options.max_prefill_tokens,
-                                       options.context_length),
+                                      options.context_length),
           .whole_prompts = whole,
           .max_logit_rows = options.max_logit_rows ? options.max_logit_rows : MaxLogitRows(vocab),
           .policy = options.policy,

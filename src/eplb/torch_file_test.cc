@@ -81,7 +81,8 @@ TEST(PickleTest, OperationsThatNoTensorNeedsAreRefused) {
   const auto error = [](const std::string& bytes) {
     return ErrorOf([&] { Pickle(bytes, "f.pt"); });
   };
-  EXPECT_THAT(error("\x80\x02i__main__\nrun\n."), HasSubstr("f.pt: the pickle has the operation"));
+  EXPECT_THAT(error("\x80\x02i__main__\nrun\n."),
+              HasSubstr("f.pt: the pickle has the unsupported operation"));
   for (const char* damaged : {"", "}", "K", "(", "t.", "R.", "N(u.", "h\1.",
                               "X\xff\xff\xff\x7f"
                               "a."})
