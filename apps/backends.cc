@@ -1,4 +1,4 @@
-// `switchyard backends`: what can be put together, and what is chosen for a checkpoint.
+// `switchyard backends`: lists the available backends, and those chosen for a checkpoint.
 #include <fmt/core.h>
 
 #include "apps/commands.h"
@@ -24,7 +24,7 @@ void PrintCheckpoint(const EngineConfig& config, const MoeBackends& backends) {
              ExplainChoice(config.moe, {formats.formats.begin(), formats.formats.end()}, backends));
   for (const ActivationFormat activation : formats.activations)
     if (activation != ActivationFormat::kNone &&
-        activation != ActivationFormat::kBFloat16)  // CPUs' own business
+        activation != ActivationFormat::kBFloat16)  // not visible to the user on CPUs
       fmt::print("  experts round their inputs to {} (--quantize-activations {})\n",
                  Name(activation), config.quantization.activations);
 }

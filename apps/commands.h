@@ -15,7 +15,7 @@ namespace switchyard {
 
 struct MoeBackends;
 
-// Each returns the program's exit code and throws Error for what the user got wrong.
+// Each returns the program's exit code and throws Error on invalid input.
 int RunGenerate(const GenerateArgs& args);
 int RunBackends(const ServerArgs& args);
 int RunOneBatch(const OneBatchArgs& args);

@@ -11,8 +11,9 @@ namespace {
 
 constexpr int kMostColumns = 240;
 constexpr int kLeft = 70, kWidth = 960, kMapHeight = 240, kCurveHeight = 180, kGap = 46;
-constexpr int kShades = 17;      // of a heat map
-constexpr double kMostLoad = 2;  // times the mean rank's, and all above
+constexpr int kShades = 17;      // colours of a heat map
+constexpr double kMostLoad = 2;  // multiple of the mean rank load that has the last shade; larger
+                                 // loads have it too
 
 std::string Escaped(const std::string& text) {
   std::string out;
@@ -55,7 +56,7 @@ struct Columns {
   int Begin(int column) const { return static_cast<int>(int64_t{column} * steps / count); }
 };
 
-// One path for each shade, a run of equal cells being one rectangle of it.
+// One SVG path for each shade; a run of equal cells is one rectangle of it.
 void HeatMap(std::string* svg, const std::vector<float>& loads, const Columns& columns, int ranks,
              int top, const std::string& title) {
   std::vector<std::string> paths(kShades);

@@ -51,7 +51,7 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
     fmt::print("switchyard {}\n", SWITCHYARD_VERSION);
     return 0;
   }
-  // Of a sub-command's parsed arguments: the engine's part gets its backends.
+  // Sets the backends of a sub-command's engine config.
   const auto start = [&](EngineConfig& engine) {
     engine.backends = backends;
     InitLog(engine.log_level);

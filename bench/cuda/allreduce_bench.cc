@@ -1,7 +1,7 @@
-// Collectives over the GPUs of this host: over peer memory in one shot and in two, and through
-// NCCL. Bytes are those of the bus, as NCCL's own tests count: 2 (n - 1) / n times the message for
-// an all-reduce, (n - 1) / n for a gather or a scatter. The time is that of the slowest rank,
-// recorded in a graph and replayed.
+// Collectives over the GPUs of this host: one-shot and two-shot over peer memory, and NCCL. Bytes
+// are those of the bus, as nccl-tests counts them: 2 (n - 1) / n times the message for an
+// all-reduce, (n - 1) / n for an all-gather or a reduce-scatter. The time is that of the slowest
+// rank, recorded in a graph and replayed.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -38,7 +38,8 @@ struct Rank {
   float* other;
 };
 
-// Seconds of one `operation`, the median of kSamples of `calls` each, of the slowest rank.
+// Seconds of one `operation` on the slowest rank: the median of kSamples samples of `calls` calls
+// each.
 double Time(const Rank& rank, int calls, const std::function<void()>& operation) {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t replay = nullptr;

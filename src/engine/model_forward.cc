@@ -24,7 +24,7 @@ int64_t ModelForward::routed_width() const {
 }
 
 void ModelForward::NoteFaults(const ForwardBatch& batch) {
-  constexpr size_t kMostKept = 4096;  // aborted requests leave theirs behind
+  constexpr size_t kMostKept = 4096;  // bounds the entries that aborted requests leave
   const std::span<const int32_t> faults = model_.router_faults();
   if (std::ranges::all_of(faults, [](int32_t fault) { return fault < 0; })) return;
   if (faults_.size() > kMostKept) faults_.clear();

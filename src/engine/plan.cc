@@ -96,7 +96,8 @@ void CheckEplb(const EngineConfig& config, const EnginePlan& plan) {
   }
 }
 
-// flashinfer_mxfp4 names MXFP4 experts; grouped_mlp, which does its work, computes any.
+// flashinfer_mxfp4 requires MXFP4 experts; grouped_mlp, which replaces it here, supports any
+// format.
 void CheckRunnerFormat(const EngineConfig& config, const ModelConfig& model) {
   if (config.moe.runner_backend != "flashinfer_mxfp4" || !model.has_moe()) return;
   if (model.quantization.method == "mxfp4") return;
@@ -398,7 +399,7 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   CheckRunnerFormat(config, plan.model);
   if (plan.cuda && plan.model.attention.clip_qkv != 0.0f)
     throw Invalid(
-        "config.json: clip_qkv: queries, keys and values are clipped on CPUs only so far; "
+        "config.json: clip_qkv: clipping of queries, keys and values is supported on CPUs only; "
         "want --device cpu");
   CheckRecorder(config.recorder, plan);
   CheckEplb(config, plan);

@@ -51,7 +51,7 @@ struct RankEngine::Impl {
   };
   // Enables drawing in the model if it supports it and no row of the batch needs its logits here.
   void RequestDeviceSampling();
-  // Writes one line to the log every --decode-log-interval steps that decode.
+  // Writes one log line every --decode-log-interval steps with decoding.
   void LogDecoding();
   // Processes the results of the batch's pass.
   void ProcessPass(Rows all);
@@ -83,7 +83,7 @@ struct RankEngine::Impl {
   ForwardBatch batch;                   // reused between steps to keep its allocations
   std::vector<std::string> faults;      // [sequences] of the last pass, or empty
   EngineStats counters;
-  // Of --decode-log-interval.
+  // Counters for --decode-log-interval.
   int64_t decode_steps = 0, logged_tokens = 0;
   std::chrono::steady_clock::time_point last_log = std::chrono::steady_clock::now();
 };
@@ -279,7 +279,8 @@ void RankEngine::Impl::ProcessPass(Rows all) {
     CHECK_EQ(all.drawn.size(), batch.logit_rows.size());
   }
   if (!plan.empty()) ++counters.steps;
-  // All ranks of the group have the same logits, so they ask together or not at all.
+  // All ranks of the group have the same logits, so either all of them call this collective or
+  // none.
   faults.clear();
   if (!all.finite()) faults = model.RouterFaults(batch);
   size_t begin = 0, index = 0;

@@ -81,7 +81,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
 }
 
 constexpr char kNoRecorder[] =
-    "experts are not counted: start with --expert-distribution-recorder-mode or "
+    "expert counting is disabled: start with --expert-distribution-recorder-mode or "
     "--enable-expert-distribution-metrics";
 
 // An Error kInvalid is the same on every rank.
@@ -105,7 +105,7 @@ bool HasShutdown(const std::vector<ControlMessage>& messages) {
   });
 }
 
-// Experts move while there is no batch, too. The leader's sleep paces all ranks.
+// Advances expert moves while there is no batch. The leader's sleep paces all ranks.
 void MoveWithoutPass(EplbManager& eplb, bool is_leader) {
   if (is_leader) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   eplb.BeginPass();
@@ -206,7 +206,7 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     }
   }
   groups.Run({}, false);         // the last step's outputs
-  comm.memory->StopHeartbeat();  // the end may take long: graphs, pages, threads
+  comm.memory->StopHeartbeat();  // shutdown may take long: graphs, pages, threads
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ EngineRequest Request(uint64_t id, int32_t group, int32_t length, int32_t max_ne
   return request;
 }
 
-// The messages that the leader has received.
+// All messages that the leader has sent to the front.
 struct Heard {
   std::map<uint64_t, RequestOutput> outputs;  // merged
   std::map<uint64_t, bool> flushed;

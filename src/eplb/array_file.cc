@@ -131,7 +131,7 @@ bool ArrayFile::Has(const std::string& array) const {
 
 IntArray ArrayFile::Get(const std::string& array) const {
   if (scattered_.contains(array))
-    throw Invalid("{}: {}: its elements are not stored in order; save it contiguous", name_, array);
+    throw Invalid("{}: {}: not contiguous; save tensor.contiguous()", name_, array);
   if (!Has(array)) throw Invalid("{}: no array named {}; {}", name_, array, NamesOfArrays());
   if (const auto* tensors = std::get_if<TensorEntries>(&content_))
     return GetTensor(array, tensors->find(array)->second);

@@ -1,4 +1,4 @@
-// The format: PKWARE's APPNOTE, https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
+// Format: PKWARE's APPNOTE, https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
 #include "eplb/zip_archive.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ constexpr size_t kRecordBytes = 46, kHeaderBytes = 30;
 constexpr uint64_t kMostEntries = 1 << 20;
 constexpr uint32_t kIn64 = 0xffffffff;  // the value is in the 64-bit field
 
-// A number of little-endian bytes at `at`, which the caller has checked to be there.
+// The little-endian number at `at`. Precondition: it lies inside the bytes.
 template <typename T>
 T Number(const std::string& bytes, size_t at) {
   T value;
@@ -22,7 +22,7 @@ T Number(const std::string& bytes, size_t at) {
   return value;
 }
 
-// The 64-bit values of an extra field, in the order of the record's fields that overflow.
+// The 64-bit values of an extra field, in the order of the record's overflowing fields.
 std::string Extra64(const std::string& extra) {
   size_t at = 0;
   while (at + 4 <= extra.size()) {
@@ -72,7 +72,8 @@ void ZipArchive::ReadDirectory(uint64_t begin, uint64_t size, uint64_t entries) 
                   .header = Number<uint32_t>(directory, at + 42),
                   .stored = Number<uint32_t>(directory, at + 20)};
     const std::string wide = Extra64(directory.substr(at + kRecordBytes + name, extra));
-    size_t next = Number<uint32_t>(directory, at + 24) == kIn64 ? 8 : 0;  // after the full size
+    size_t next = Number<uint32_t>(directory, at + 24) == kIn64 ? 8 : 0;  // after the uncompressed
+                                                                          // size
     for (uint64_t* value : {&record.stored, &record.header}) {
       if (*value != kIn64) continue;
       if (next + 8 > wide.size()) throw Invalid("{}: the archive's directory is damaged", name_);

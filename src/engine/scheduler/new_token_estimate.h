@@ -13,7 +13,8 @@ namespace switchyard {
 // (new token ratio). Counted in steps, so that all ranks estimate alike.
 class NewTokenEstimate {
  public:
-  // `conservativeness`: factor on the share (--schedule-conservativeness), which stays 1 at most.
+  // `conservativeness` multiplies the fraction (--schedule-conservativeness); the product is at
+  // most 1.
   explicit NewTokenEstimate(double conservativeness = 1.0)
       : first_share_(std::min(1.0, kFirstShare * conservativeness)),
         least_share_(std::min(1.0, kLeastShare * conservativeness)),

@@ -28,13 +28,13 @@ uint64_t Mix(uint64_t x) {
 
 struct Path {
   Sequence* sequence = nullptr;
-  std::vector<const void*> nodes;  // of the tree, from below the root
+  std::vector<const void*> nodes;  // in the tree, from the root's child on
 };
 
-// Appends `paths`, which share their first `depth` nodes and are in order of arrival: those that go
-// on, child by child, then those that end here.
+// Appends `paths`, which share their first `depth` nodes and are in order of arrival. Paths that
+// continue come first, child by child, then those that end here.
 void DepthFirst(std::vector<Path*> paths, size_t depth, std::vector<Sequence*>* out) {
-  std::vector<std::vector<Path*>> children;  // by their oldest request: no order by address
+  std::vector<std::vector<Path*>> children;  // ordered by their oldest request, not by address
   std::map<const void*, size_t> child_of;
   std::vector<Path*> ending;
   for (Path* path : paths) {
@@ -94,7 +94,7 @@ void OrderWaiting(SchedulePolicy policy, const KvCache& cache, uint64_t step,
   std::vector<Sequence*> order = waiting->InOrder();
   const auto first_new = std::ranges::find_if_not(order, retracted);
   std::vector<Sequence*> sequences(first_new, order.end());
-  // Earlier steps may have left another order; arrival is the order of ids.
+  // Earlier steps may have changed the order; ids ascend by arrival.
   std::ranges::sort(sequences, {}, [](const Sequence* s) { return s->request.id; });
   if (policy == SchedulePolicy::kLpm) {
     ByKey(&sequences, [&](const Sequence* s) {

@@ -7,8 +7,8 @@ namespace switchyard {
 namespace {
 
 constexpr double kLeastTarget = 0.025, kDecodeSteps = 8;
-constexpr double kWeight = 0.25;  // of a new measurement
-// A step that was held up, by another process for instance, counts for at most twice the estimate.
+constexpr double kWeight = 0.25;  // weight of a new measurement
+// A delayed step, for instance by another process, counts for at most twice the estimate.
 constexpr double kMostGrowth = 2;
 
 void Update(double& estimate, double measured) {
@@ -26,7 +26,7 @@ void PrefillPace::Observe(int64_t prompt_rows, int64_t decode_rows, double secon
     if (decode_rows > 0) Update(decode_seconds_, seconds);
     return;
   }
-  // A tail of a prompt says little about the cost of a row in a full chunk.
+  // The last rows of a prompt say little about the cost of a row in a full chunk.
   if (row_seconds_ > 0 && prompt_rows < rows_ / 2) return;
   const double base = decode_rows > 0 ? std::min(decode_seconds_, seconds / 2) : 0;
   Update(row_seconds_, (seconds - base) / static_cast<double>(prompt_rows));

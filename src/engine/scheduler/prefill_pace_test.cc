@@ -5,7 +5,7 @@
 namespace switchyard {
 namespace {
 
-// A machine whose steps take `base` and, for each prompt row, `row` seconds.
+// A simulated machine: a step takes `base` seconds plus `row` seconds per prompt row.
 struct Machine {
   double base, row;
   void Run(PrefillPace& pace, int steps) const {

@@ -83,7 +83,7 @@ class Scheduler {
   std::vector<ScheduledRows> plan_;  // reused between steps to keep its allocation
   int64_t prefill_limit_ = std::numeric_limits<int64_t>::max();
   bool others_decode_ = false;
-  uint64_t steps_ = 0;  // in which requests were waiting
+  uint64_t steps_ = 0;  // number of steps with waiting requests
   int64_t retractions_ = 0, cached_prompt_tokens_ = 0;
 };
 

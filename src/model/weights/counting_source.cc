@@ -22,7 +22,7 @@ class CountingSource : public WeightSource {
         .format = Placed(ImpliedFormat(config_, r), r), .n = r.rows.size(), .k = r.cols.size()};
     if (view.format == WeightFormat::kInt4Group) {
       view.group_size = GroupSizeOf(r.scheme, r.cols);
-      // When packed, every 64 columns have their own scales.
+      // Packed 4-bit weights on a GPU have scales for groups of at most 64 columns.
       if (placed_as_) view.group_size = std::min(view.group_size, 64);
     }
     return view;

@@ -36,7 +36,8 @@ void Validate(const ExchangeConfig& c) {
   if (c.combined != DType::kF32 && c.combined != DType::kBF16)
     throw Invalid("exchange on GPUs: returned rows of {}, want float32 or bfloat16",
                   Name(c.combined));
-  if (c.in_flight < 1) throw Invalid("exchange on GPUs: {} batches in flight", c.in_flight);
+  if (c.in_flight < 1)
+    throw Invalid("exchange on GPUs: {} batches in flight, want at least 1", c.in_flight);
 }
 
 }  // namespace
