@@ -19,7 +19,7 @@ using Json = nlohmann::ordered_json;
 
 // Parses the body; throws Error kInvalid unless it is a JSON object. Nesting depth is limited.
 // Before parsing, charges `memory` with an upper bound of the bytes for the object and for
-// tokenizing its strings, and throws the Error of MemoryCharge::Require if they do not fit.
+// tokenizing its strings. MemoryCharge::Require throws if they exceed the budget.
 Json ParseBody(std::string_view body, http::MemoryCharge* memory = nullptr);
 Json ParseBody(const http::Request& request);
 
