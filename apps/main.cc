@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "moe/backends.h"
+#include "server/args/known_flags.h"
 #include "server/serve.h"
 
 namespace switchyard {
@@ -34,6 +35,10 @@ constexpr const char* kHelp =
 Each sub-command answers --help.
 )";
 
+constexpr std::string_view kCommands[] = {"serve",         "generate",        "bench",
+                                          "eplb",          "train",           "train-score",
+                                          "train-picture", "train-tokenizer", "backends"};
+
 int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& backends) {
   const std::string command = argc > 1 ? argv[1] : "--help";
   std::vector<std::string> rest(argv + (argc > 1 ? 2 : 1), argv + argc);
@@ -50,6 +55,7 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
   const auto start = [&](EngineConfig& engine) {
     engine.backends = backends;
     InitLog(engine.log_level);
+    ReplaceForeignA2a(&engine);
   };
   if (command == "serve") {
     auto args = ParseServe(rest);
@@ -102,7 +108,8 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
     const auto args = ParseBench(which, rest);
     return args ? RunBench(*args, backends) : 0;
   }
-  throw Invalid("there is no sub-command {}; see switchyard --help", command);
+  throw Invalid("there is no sub-command {}; the nearest is {}; see switchyard --help", command,
+                NearestName(command, kCommands));
 }
 
 }  // namespace

@@ -56,8 +56,13 @@ struct EngineConfig {
   // --chunked-prefill-size: most prompt tokens of one step, of all attention groups; −1: no
   // chunking; 0: 2048, on GPUs the result of DefaultGpuChunk
   int32_t chunked_prefill_size = 0;
-  bool disable_radix_cache = false;   // --disable-radix-cache
-  int32_t threads_per_rank = 0;       // --cpu-threads-per-rank; 0: this host's CPUs / ranks
+  // --max-prefill-tokens: most prompt tokens of one step too; 0: no bound of its own
+  int64_t max_prefill_tokens = 0;
+  std::string schedule_policy = "fcfs";    // --schedule-policy: see ParseSchedulePolicy
+  double schedule_conservativeness = 1.0;  // --schedule-conservativeness: see NewTokenEstimate
+  int32_t decode_log_interval = 0;         // --decode-log-interval; 0: no lines
+  bool disable_radix_cache = false;        // --disable-radix-cache
+  int32_t threads_per_rank = 0;            // --cpu-threads-per-rank; 0: this host's CPUs / ranks
   std::string cpu_bind = "auto";      // --cpu-bind: auto | none | CPUs of each rank of this host
   std::string cpu_isa = "auto";       // --cpu-isa
   double dist_timeout_seconds = 300;  // --dist-timeout
@@ -102,6 +107,11 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host = 0);
 // of 8192 and 4096 whose `bytes_of` (activations and exchange of a rank) is at most `most_bytes`
 // (a sixth of the GPU memory that weights leave free), else 2048.
 int32_t DefaultGpuChunk(double most_bytes, const std::function<double(int32_t)>& bytes_of);
+
+// --moe-a2a-backend ascend_fuseep and megamoe are operators of devices that this program does not
+// run on. They become "fused" if `backends` has it for the device, else "deepep"; the log says so.
+// Other names stay.
+void ReplaceForeignA2a(EngineConfig* config);
 
 // Options of Model; memory planning uses the same.
 ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan, int rank = 0);

@@ -24,7 +24,8 @@ struct CpuBinding {
 std::vector<CpuList> ParseCpuBind(const std::string& text, int32_t threads_per_rank,
                                   int ranks_of_host);
 
-// The flag's default: SGLang's SGLANG_CPU_OMP_THREADS_BIND if set, where "all" means auto.
+// The flag's default: SGLang's SGLANG_CPU_OMP_THREADS_BIND if set, where "all" means auto; else none
+// if SGLANG_SET_CPU_AFFINITY is false. Error kInvalid if that is neither true nor false.
 std::string CpuBindOfEnvironment();
 
 // The binding of rank `index` of the `count` ranks of one engine that partition `allowed` among

@@ -87,6 +87,13 @@ TEST_F(CpuBindingTest, SglangsVariableIsTheDefault) {
   ASSERT_EQ(setenv("SGLANG_CPU_OMP_THREADS_BIND", "all", 1), 0);
   EXPECT_EQ(CpuBindOfEnvironment(), "auto");
   ASSERT_EQ(unsetenv("SGLANG_CPU_OMP_THREADS_BIND"), 0);
+  for (const auto& [value, bind] : {std::pair{"1", "auto"}, {"true", "auto"}, {"0", "none"}}) {
+    ASSERT_EQ(setenv("SGLANG_SET_CPU_AFFINITY", value, 1), 0);
+    EXPECT_EQ(CpuBindOfEnvironment(), bind) << value;
+  }
+  ASSERT_EQ(setenv("SGLANG_SET_CPU_AFFINITY", "maybe", 1), 0);
+  EXPECT_THROW(CpuBindOfEnvironment(), Error);
+  ASSERT_EQ(unsetenv("SGLANG_SET_CPU_AFFINITY"), 0);
   EXPECT_EQ(CpuBindOfEnvironment(), "auto");
 }
 

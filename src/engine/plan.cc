@@ -40,6 +40,14 @@ void CheckFlags(const EngineConfig& c) {
   if (c.chunked_prefill_size < -1 || c.chunked_prefill_size > kMaxBatchTokens)
     throw Invalid("--chunked-prefill-size {}: want 1 to {}, -1 for no chunking, or 0 for a default",
                   c.chunked_prefill_size, kMaxBatchTokens);
+  if (c.max_prefill_tokens < 0 || c.max_prefill_tokens > kMaxBatchTokens)
+    throw Invalid("--max-prefill-tokens {}: want 1 to {}, or 0 for no bound", c.max_prefill_tokens,
+                  kMaxBatchTokens);
+  ParseSchedulePolicy(c.schedule_policy);
+  if (!(c.schedule_conservativeness >= 0.0 && c.schedule_conservativeness <= 1e3))
+    throw Invalid("--schedule-conservativeness {}: want 0 to 1000", c.schedule_conservativeness);
+  if (c.decode_log_interval < 0)
+    throw Invalid("--decode-log-interval {}: want at least 0", c.decode_log_interval);
   if (c.max_running_requests < 0 || c.max_running_requests > kMaxBatchTokens)
     throw Invalid("--max-running-requests {}: want 1 to {}, or 0 for a default",
                   c.max_running_requests, kMaxBatchTokens);
@@ -83,6 +91,17 @@ void CheckEplb(const EngineConfig& config, const EnginePlan& plan) {
   }
 }
 
+// flashinfer_mxfp4 names MXFP4 experts; grouped_mlp, which does its work, computes any.
+void CheckRunnerFormat(const EngineConfig& config, const ModelConfig& model) {
+  if (config.moe.runner_backend != "flashinfer_mxfp4" || !model.has_moe()) return;
+  if (model.quantization.method == "mxfp4") return;
+  throw Invalid(
+      "--moe-runner-backend flashinfer_mxfp4 computes MXFP4 experts, and this checkpoint's are {}: "
+      "add --quantization mxfp4, or leave the flag out",
+      model.quantization.method.empty() ? std::string(Name(model.dtype))
+                                        : model.quantization.method);
+}
+
 bool IsActivationType(DType d) { return d == DType::kF32 || d == DType::kBF16 || d == DType::kF16; }
 
 DType ChooseDType(const std::string& value, DType automatic) {
@@ -108,19 +127,21 @@ DType ChooseCacheDType(const EngineConfig& config, bool cuda, DType automatic) {
 
 int64_t ChooseContext(const EngineConfig& config, const ModelConfig& model) {
   if (config.context_length == 0) return model.max_position;
-  if (config.context_length < 2 || config.context_length > model.max_position)
-    throw Invalid("--context-length {}: want 2 to {}, the model's max_position_embeddings",
-                  config.context_length, model.max_position);
+  const int64_t longest = model.longest_context();
+  if (config.context_length < 2 || config.context_length > longest)
+    throw Invalid("--context-length {}: want 2 to {}, {}", config.context_length, longest,
+                  longest > model.max_position
+                      ? "the rope scaling's factor times original_max_position_embeddings"
+                      : "the model's max_position_embeddings");
   return config.context_length;
 }
 
 // One attention group's share of a total over all groups.
 int32_t PerGroup(int32_t total, int dp) { return std::max(1, total / dp); }
 
-int64_t MaxBatchTokens(const EnginePlan& plan) {
-  const int64_t prompt_rows =
-      plan.chunked_prefill_size < 0 ? plan.context_length : plan.chunked_prefill_size;
-  return prompt_rows + plan.max_running_requests;
+int64_t MaxBatchTokens(const EngineConfig& config, const EnginePlan& plan) {
+  return MaxPromptRows(plan.chunked_prefill_size, config.max_prefill_tokens, plan.context_length) +
+         plan.max_running_requests;
 }
 
 // Float32 rows of a pass, an upper bound: residual stream and branches; q, k, v and attention
@@ -160,7 +181,7 @@ int64_t RanksOfGpu(const EngineConfig& config, const EnginePlan& plan) {
 // Sets the prefill chunk, and from it the maximum rows of a pass.
 void SetChunk(int32_t chunk, const EngineConfig& config, EnginePlan& plan) {
   plan.chunked_prefill_size = chunk < 0 ? -1 : PerGroup(chunk, config.mesh.dp);
-  plan.max_batch_tokens = MaxBatchTokens(plan);
+  plan.max_batch_tokens = MaxBatchTokens(config, plan);
 }
 
 // A rank's share of its GPU's memory.
@@ -369,6 +390,11 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   plan.ranks_of_host = ranks_of_host > 0 ? ranks_of_host : config.mesh.tp;
   plan.cuda = ChooseGpus(config, plan.ranks_of_host);
   plan.model = ReadModelConfig(config);
+  CheckRunnerFormat(config, plan.model);
+  if (plan.cuda && plan.model.attention.clip_qkv != 0.0f)
+    throw Invalid(
+        "config.json: clip_qkv: queries, keys and values are clipped on CPUs only so far; "
+        "want --device cpu");
   CheckRecorder(config.recorder, plan);
   CheckEplb(config, plan);
   plan.dtype = ChooseDType(config.dtype,

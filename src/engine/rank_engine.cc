@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "core/error.h"
+#include "core/log.h"
 #include "engine/kv_cache/kv_cache.h"
 #include "engine/sampler/logprobs.h"
 #include "engine/sampler/penalties.h"
@@ -22,6 +23,11 @@ namespace switchyard {
 int64_t MaxLogitRows(int64_t vocab_size) {
   constexpr int64_t kBytes = int64_t{256} << 20;
   return std::max<int64_t>(1, kBytes / (vocab_size * static_cast<int64_t>(sizeof(float))));
+}
+
+int64_t MaxPromptRows(int64_t chunk, int64_t max_prefill_tokens, int64_t context_length) {
+  if (chunk < 0) return std::max(context_length, max_prefill_tokens);
+  return max_prefill_tokens > 0 ? std::min(chunk, max_prefill_tokens) : chunk;
 }
 
 struct RankEngine::Impl {
@@ -45,6 +51,8 @@ struct RankEngine::Impl {
   };
   // Enables drawing in the model if it supports it and no row of the batch needs its logits here.
   void RequestDeviceSampling();
+  // Writes one line to the log every --decode-log-interval steps that decode.
+  void LogDecoding();
   // Processes the results of the batch's pass.
   void ProcessPass(Rows all);
   // Processes one sequence's part of a pass, row by row.
@@ -73,7 +81,11 @@ struct RankEngine::Impl {
   std::vector<RequestOutput> answers;   // returned at the end of the next step
   std::span<const ScheduledRows> plan;  // the scheduler's, valid between Plan and Run
   ForwardBatch batch;                   // reused between steps to keep its allocations
+  std::vector<std::string> faults;      // [sequences] of the last pass, or empty
   EngineStats counters;
+  // Of --decode-log-interval.
+  int64_t decode_steps = 0, logged_tokens = 0;
+  std::chrono::steady_clock::time_point last_log = std::chrono::steady_clock::now();
 };
 
 namespace {
@@ -97,9 +109,12 @@ std::optional<kernels::RowSampling> DeviceDrawParams(const Sequence& sequence) {
 Scheduler::Options SchedulerOptions(const RankEngine::Options& options, int64_t vocab) {
   const bool whole = options.chunked_prefill_size < 0;
   return {.max_running_requests = options.max_running_requests,
-          .chunk_rows = whole ? options.context_length : options.chunked_prefill_size,
+          .chunk_rows = MaxPromptRows(options.chunked_prefill_size, options.max_prefill_tokens,
+                                       options.context_length),
           .whole_prompts = whole,
-          .max_logit_rows = options.max_logit_rows ? options.max_logit_rows : MaxLogitRows(vocab)};
+          .max_logit_rows = options.max_logit_rows ? options.max_logit_rows : MaxLogitRows(vocab),
+          .policy = options.policy,
+          .conservativeness = options.conservativeness};
 }
 
 }  // namespace
@@ -214,9 +229,23 @@ StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
     RequestDeviceSampling();
     const std::span<const float> logits = model.Forward(batch);
     ProcessPass({logits, model.drawn()});
+    if (batch.decode_tokens > 0) LogDecoding();
   }
   plan = {};
   return {std::exchange(answers, {})};
+}
+
+void RankEngine::Impl::LogDecoding() {
+  if (options.decode_log_interval <= 0 || ++decode_steps % options.decode_log_interval != 0) return;
+  const auto now = std::chrono::steady_clock::now();
+  const double seconds = std::chrono::duration<double>(now - last_log).count();
+  const EngineStats stats = Stats();
+  LOG_INFO("decode step {}: {} requests run, {} wait, {} of {} pages in use, {:.1f} tokens/s",
+           decode_steps, stats.running, stats.waiting,
+           stats.total_pages - stats.free_pages - stats.cached_pages, stats.total_pages,
+           static_cast<double>(stats.decode_tokens - logged_tokens) / std::max(seconds, 1e-9));
+  last_log = now;
+  logged_tokens = stats.decode_tokens;
 }
 
 bool RankEngine::Impl::Rows::finite() const {
@@ -246,7 +275,10 @@ void RankEngine::Impl::ProcessPass(Rows all) {
     CHECK_EQ(all.drawn.size(), batch.logit_rows.size());
   }
   if (!plan.empty()) ++counters.steps;
-  size_t begin = 0;
+  // All ranks of the group have the same logits, so they ask together or not at all.
+  faults.clear();
+  if (!all.finite()) faults = model.RouterFaults(batch);
+  size_t begin = 0, index = 0;
   int64_t first_row = 0;
   for (const ScheduledRows& part : plan) {
     const size_t count = part.sequence->LogitRows(part.rows).size();
@@ -258,6 +290,9 @@ void RankEngine::Impl::ProcessPass(Rows all) {
     } else {
       own.drawn = all.drawn.subspan(begin, count);
     }
+    if (index < faults.size() && !faults[index].empty() && part.sequence->router_fault.empty())
+      part.sequence->router_fault = faults[index];
+    ++index;
     Finish(part, own);  // may end the sequence
     begin += count;
     first_row += rows;
@@ -282,7 +317,9 @@ void RankEngine::Impl::Finish(const ScheduledRows& part, const Rows& own) {
   const Sequence::RowRange rows = sequence.LogitRows(part.rows);
   if (!decoding) counters.prefill_tokens += part.rows;
   if (!own.finite()) {
-    Fail(sequence, "the model returned logits that are not finite (NaN or infinity)");
+    Fail(sequence, sequence.router_fault.empty()
+                       ? "the model returned logits that are not finite (NaN or infinity)"
+                       : sequence.router_fault);
     return;
   }
   AppendInputLogprobs(sequence, rows, own.logits);

@@ -9,6 +9,7 @@
 
 #include "engine/config.h"
 #include "engine/request.h"
+#include "engine/scheduler/policy.h"
 
 namespace switchyard {
 
@@ -25,6 +26,10 @@ class ForwardFunction {
   // [T, routed_width] of the last batch, if it requested them (Model::routed_experts).
   virtual std::span<const int32_t> routed_experts() const { return {}; }
   virtual int64_t routed_width() const { return 0; }  // layers · top_k; 0: no experts
+  // The router score that is not finite and came first in the rows of each sequence of the last
+  // batch, in words that name layer and expert; empty: none. Collective of the attention group,
+  // after a Forward whose logits are not finite.
+  virtual std::vector<std::string> RouterFaults(const ForwardBatch&) { return {}; }
 };
 
 // A group's batch counts that the other attention groups need.
@@ -37,6 +42,10 @@ struct StepCounts {
 // one row for each running request, if that is more.
 int64_t MaxLogitRows(int64_t vocab_size);
 
+// Prompt rows of one step at most: `chunk` (-1: whole prompts, then a context's at least), and
+// `max_prefill_tokens` (0: no bound of its own).
+int64_t MaxPromptRows(int64_t chunk, int64_t max_prefill_tokens, int64_t context_length);
+
 // Deterministic: equal messages before equal steps give equal batches and outputs on every rank of
 // the attention group (decisions depend on ids, not clocks). Owns scheduler, page pool, radix cache
 // and sampler; borrows the model. The rank's thread only.
@@ -47,6 +56,10 @@ class RankEngine {
     int64_t num_pages = 0;
     int32_t max_running_requests = 256;
     int32_t chunked_prefill_size = 2048;
+    int64_t max_prefill_tokens = 0;  // --max-prefill-tokens; 0: no bound of its own
+    SchedulePolicy policy = SchedulePolicy::kFcfs;
+    double conservativeness = 1.0;    // --schedule-conservativeness
+    int32_t decode_log_interval = 0;  // steps with decoding from line to line of the log; 0: none
     bool enable_radix_cache = true;
     int64_t context_length = 0;
     std::vector<int32_t> eos_token_ids;

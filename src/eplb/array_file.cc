@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "eplb/torch_file.h"
 
 namespace switchyard {
 namespace {
@@ -77,22 +78,49 @@ ArrayFile::ArrayFile(const std::filesystem::path& path) : name_(path.string()) {
   const bool is_file = std::filesystem::is_regular_file(path, failed);
   std::ifstream in(path, std::ios::binary);
   if (!is_file || !in) throw NotFound("{}: no such file", name_);
+  if (IsTorchFile(path)) {
+    content_ = ReadTorchTensors(path, &scattered_);
+    return;
+  }
   const uint64_t size = std::filesystem::file_size(path);
   uint64_t length = kMostHeaderBytes + 1;
   in.read(reinterpret_cast<char*>(&length), sizeof length);
   if (!in || length > kMostHeaderBytes) {
     in.clear();
-    try {
-      content_ = json::parse(ReadAll(in));
-    } catch (const json::exception& error) {
-      throw Invalid("{}: neither safetensors nor JSON: {}", name_, error.what());
-    }
-    return;
+    return ParseJson(ReadAll(in));
   }
   std::vector<uint8_t> head(std::min(size, sizeof length + length));
   in.seekg(0);
   in.read(reinterpret_cast<char*>(head.data()), std::ssize(head));
   content_ = ParseSafetensorsHeader(head, size, name_);
+}
+
+ArrayFile::ArrayFile(const std::string& text, std::string name) : name_(std::move(name)) {
+  ParseJson(text);
+}
+
+void ArrayFile::ParseJson(const std::string& text) {
+  try {
+    content_ = json::parse(text);
+  } catch (const json::exception& error) {
+    throw Invalid("{}: neither safetensors nor JSON: {}", name_, error.what());
+  }
+}
+
+std::string ArrayFile::NamesOfArrays() const {
+  constexpr size_t kMostNames = 32;
+  std::vector<std::string> names;
+  if (const auto* tensors = std::get_if<TensorEntries>(&content_)) {
+    for (const auto& [name, entry] : *tensors) names.push_back(name);
+  } else if (json()->is_object()) {
+    for (const auto& [name, value] : json()->items())
+      if (value.is_array()) names.push_back(name);
+  }
+  if (names.empty()) return "the file has no arrays";
+  const size_t left = names.size() - std::min(names.size(), kMostNames);
+  names.resize(names.size() - left);
+  const std::string list = "the file has " + Joined(names, ", ");
+  return left > 0 ? fmt::format("{} and {} others", list, left) : list;
 }
 
 bool ArrayFile::Has(const std::string& array) const {
@@ -101,7 +129,9 @@ bool ArrayFile::Has(const std::string& array) const {
 }
 
 IntArray ArrayFile::Get(const std::string& array) const {
-  if (!Has(array)) throw Invalid("{}: no array named {}", name_, array);
+  if (scattered_.contains(array))
+    throw Invalid("{}: {}: its elements are not stored in order; save it contiguous", name_, array);
+  if (!Has(array)) throw Invalid("{}: no array named {}; {}", name_, array, NamesOfArrays());
   if (const auto* tensors = std::get_if<TensorEntries>(&content_))
     return GetTensor(array, tensors->find(array)->second);
   const std::string where = name_ + ": " + array;

@@ -123,6 +123,12 @@ class Model {
   // (always in dense layers). Empty if the batch did not request them.
   std::span<const int32_t> routed_experts() const;
 
+  // [T] of the last batch: -1, or layer * 65536 + expert of a token's first router score that was
+  // not finite. Only tokens that this rank routed; empty on GPUs, which do not store them.
+  std::span<const int32_t> router_faults() const;
+  // The ranks that have the same batches.
+  Communicator& attention_group() const;
+
   // The interface for rebalancing; null unless ModelOptions::movable_experts.
   MovableExperts* movable_experts();
 

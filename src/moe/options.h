@@ -34,6 +34,10 @@ struct MoeOptions {
   // --deepep-normal-long-seq-round (0: no limit).
   int64_t long_seq_per_round_tokens = 8192;
   int long_seq_rounds = 0;
+  // HCCL_BUFFSIZE: MiB for one such exchange, checked against SGLang's formula; 0: no bound.
+  int hccl_buffer_mib = 0;
+  // DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ: the formula's form for rounds, however many there are.
+  bool combine_long_seq = false;
 
   // Rows that combine returns to a token's rank (--moe-combine-rows). slot: one output per expert;
   // the sum is bit-identical for any placement. rank: one partial sum per rank; fewer bytes, but

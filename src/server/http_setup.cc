@@ -15,7 +15,7 @@
 namespace switchyard {
 namespace {
 
-// Sockets to ranks, files of checkpoints, libraries.
+// Descriptors reserved for rank sockets, checkpoint files and libraries.
 constexpr rlim_t kOtherDescriptors = 256;
 
 size_t FitConnections(size_t wanted) {
@@ -33,7 +33,8 @@ size_t FitConnections(size_t wanted) {
                           ? limit.rlim_cur - kOtherDescriptors
                           : std::max<size_t>(1, limit.rlim_cur / 4);
   LOG_WARNING(
-      "--max-connections {}: only {} fit into this process's {} descriptors (raise ulimit -n)",
+      "--max-connections {}: reduced to {}, because the process may open only {} descriptors (see "
+      "ulimit -n)",
       wanted, fits, limit.rlim_cur);
   return fits;
 }
@@ -43,7 +44,7 @@ size_t FitConnections(size_t wanted) {
   try {
     if (failure) std::rethrow_exception(failure);
   } catch (const std::bad_alloc&) {
-    // No allocation here: only what the kernel does.
+    // Uses system calls only, since memory cannot be allocated.
     constexpr std::string_view kWords =
         "switchyard: out of memory: the limit of this process (ulimit -v, cgroup) is too small\n";
     [[maybe_unused]] const auto written = write(STDERR_FILENO, kWords.data(), kWords.size());
@@ -80,8 +81,7 @@ http::ServerOptions SetUpHttp(const ServerArgs& args) {
   o.log_requests = args.log_requests;
   if (o.uds.empty() && (o.host == "0.0.0.0" || o.host == "::") && o.api_keys.empty()) {
     LOG_WARNING(
-        "--host {}: every machine that reaches this one may call the server, since there is no "
-        "--api-key",
+        "--host {} without --api-key: every machine that reaches this address may call the server",
         o.host);
   }
   return o;

@@ -1,4 +1,4 @@
-// What `serve` does for its HTTP edge before it starts.
+// Setup of the HTTP server of `serve`.
 #pragma once
 
 #include "server/args/args.h"
@@ -6,12 +6,13 @@
 
 namespace switchyard {
 
-// Options from flags. Raises the process's soft limit of descriptors to the hard one; where even
-// that does not hold --max-connections, fewer are taken, and a warning says so. Warns where all
-// addresses may call without a key. Throws what http_args.h does.
+// Builds the options from flags. Raises the soft limit of descriptors to the hard limit. If
+// --max-connections still exceeds it, reduces the number of connections and logs a warning. Also
+// warns if the server listens on all addresses without an API key. Throws the errors of the readers
+// in http_args.h.
 http::ServerOptions SetUpHttp(const ServerArgs& args);
 
-// From here on a thread that finds no memory ends the process with a message and exit code 1
+// After this call, an uncaught std::bad_alloc ends the process with a message and exit code 1
 // instead of an abort.
 void ExitWhenOutOfMemory();
 

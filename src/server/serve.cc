@@ -28,10 +28,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// One line that is redrawn on a terminal, and a line each tenth elsewhere.
+// Load progress: one redrawn line on a terminal, otherwise one line per 10 %.
 class ProgressLine {
  public:
-  static constexpr uint64_t kWorthALine = uint64_t{256} << 20;  // bytes that take a noticeable time
+  static constexpr uint64_t kWorthALine = uint64_t{256} << 20;  // minimum bytes for a progress line
 
   void Show(uint64_t done, uint64_t total) {
     const int percent = total ? static_cast<int>(100 * done / total) : 100;
@@ -48,7 +48,7 @@ class ProgressLine {
   int shown_ = -1;
 };
 
-// Running and queued requests; 0: no limit.
+// Limit of running and queued requests together; 0: no limit.
 int32_t MaxOpen(const EngineConfig& config, const EnginePlan& plan) {
   constexpr int64_t kQueuedPerRunning = 16;
   if (config.max_queued_requests == 0) return 0;
@@ -70,15 +70,15 @@ Front::Limits FrontLimits(const EngineConfig& config, const EnginePlan& plan,
           .running_timeout = std::chrono::duration<double>(http.running_timeout_seconds)};
 }
 
-// Error kPeer where the request fails or does not end within --dist-timeout; returns early when
-// `cancelled` becomes true.
+// Runs one short request. Throws kPeer if it fails or does not end within --dist-timeout. Returns
+// early if `cancelled` becomes true.
 void WarmUp(Service& service, const std::atomic<bool>& cancelled) {
   GenerationSpec spec;
   spec.input_ids = {service.model.config.bos_token_id.value_or(0)};
   spec.sampling.max_new_tokens = 2;
   spec.sampling.temperature = 0;
   spec.sampling.ignore_eos = true;
-  const auto ended = std::make_shared<std::promise<std::string>>();  // may outlast the wait
+  const auto ended = std::make_shared<std::promise<std::string>>();  // may outlive this function
   service.front.Submit(std::move(spec),
                        [ended](const GenerationEvent& e) { ended->set_value(e.error); });
   std::future<std::string> error = ended->get_future();
@@ -120,13 +120,13 @@ void SayReady(const Service& service, int port) {
   std::fflush(stdout);
 }
 
-// As a shell reports a process that the signal ended.
+// Returns the exit code that a shell reports for a process ended by the signal.
 int SayInterrupted(int signal) {
   LOG_WARNING("the start was interrupted by signal {} before the server was ready", signal);
   return 128 + signal;
 }
 
-// Requests end by themselves or by the deadline; a second signal shortens it.
+// Waits until all requests have ended. Aborts the rest at the deadline or on a second signal.
 void Drain(Service& service, const StopSignals& signals, const std::atomic<bool>& lost) {
   service.front.StartDraining();
   if (const size_t open = service.front.open())
@@ -164,8 +164,8 @@ int RunServe(const ServerArgs& args) {
                                           args.engine.mesh));
   const ServedModel model = LoadServedModel(args, plan.model);
 
-  // The front speaks to the ranks and they to it; the ranks come last, so that they are the first
-  // to go.
+  // The front and the ranks send messages to each other. `ranks` is constructed last, so that it is
+  // destroyed first; `link` is set afterwards.
   struct LateLink : RankLink {
     void Send(const std::vector<ControlMessage>& messages) override { ranks->Send(messages); }
     EngineRanks* ranks = nullptr;
@@ -177,9 +177,9 @@ int RunServe(const ServerArgs& args) {
   http::Server server(SetUpHttp(args));
   openai::Register(server, service);
   native::Register(server, service);
-  server.Start();  // a port in use is said before anything is loaded
+  server.Start();  // before loading, so that a port in use is reported at once
 
-  std::atomic<int> interrupted{0};  // the signal that ended the start
+  std::atomic<int> interrupted{0};  // signal that interrupted the startup
   std::optional<Membership> membership = Lead(launch, args.engine, plan, [&] {
     if (const int signal = signals.Wait(0ms)) interrupted = signal;
     return interrupted != 0;
@@ -201,7 +201,7 @@ int RunServe(const ServerArgs& args) {
        .on_lost =
            [&](const std::string& why) {
              lost_reason = why;
-             lost = true;  // first: a client that sees the loss may send the signal at once
+             lost = true;  // set first: a client that sees the loss may send a signal at once
              front.OnRanksLost(why);
            }});
   link.ranks = &ranks;
@@ -230,12 +230,12 @@ int RunServe(const ServerArgs& args) {
   }
   interrupt.join();
   if (failure) {
-    server.Stop();  // while what its handlers use still exists
+    server.Stop();  // before the destruction of objects used by handlers
     std::rethrow_exception(failure);
   }
 
   if (service.ready) {
-    if (!cancelled) {  // else the signal came just after
+    if (!cancelled) {  // a signal may arrive just before `ready` is set
       SayReady(service, server.port());
       while (!lost && !signals.Wait(200ms)) front.AbortOverdue();
     }
@@ -247,9 +247,9 @@ int RunServe(const ServerArgs& args) {
     return 1;
   }
   if (service.ready && !ranks.Shutdown(10s))
-    LOG_WARNING("some ranks did not leave by themselves and were killed");
+    LOG_WARNING("some ranks did not exit in time and were killed");
   if (!service.ready) return SayInterrupted(interrupted);
-  LOG_INFO("goodbye");
+  LOG_INFO("the server has shut down");
   return 0;
 }
 

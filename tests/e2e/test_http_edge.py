@@ -1,4 +1,4 @@
-"""What clients can take from a server at its HTTP edge: memory, descriptors, the log, the queue; and who may call."""
+"""Limits of the HTTP server against clients (memory, descriptors, log, queue), and access control."""
 import http.client
 import json
 import resource
@@ -30,7 +30,7 @@ def port_of(server):
 
 
 def start_raw(*flags, **options):
-    """`serve` without the checks of Server; its standard output comes through a pipe."""
+    """Starts `serve` without the checks of Server. Standard output is a pipe."""
     return subprocess.Popen([PROGRAM, "serve", "--model-path", str(MODEL), *map(str, flags)], stdout=subprocess.PIPE,
                             text=True, **options)
 
@@ -53,7 +53,7 @@ def test_bodies_and_floods_stay_within_the_memory_limit():
         watcher.start()
         holders = []
         block = b"0," * (MIB // 2)
-        for _ in range(10):  # bodies that do not end
+        for _ in range(10):  # unfinished bodies
             client = socket.create_connection(("127.0.0.1", port_of(server)))
             client.settimeout(10)
             client.sendall(b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 64000000\r\n\r\n")
@@ -61,7 +61,7 @@ def test_bodies_and_floods_stay_within_the_memory_limit():
                 for _ in range(60):
                     client.sendall(block)
             except OSError:
-                pass  # refused
+                pass  # refused by the server
             holders.append(client)
         assert server.request("/health")[0] == 200
         for client in holders:
@@ -83,7 +83,7 @@ def test_a_blocked_log_stops_no_request():
     try:
         port = int(wait_ready(process).strip().rsplit(":", 1)[1])
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-        for _ in range(3000):  # far more than a pipe takes
+        for _ in range(3000):  # log lines exceed the capacity of the pipe
             connection.request("GET", "/v1/models")
             assert connection.getresponse().read()
     finally:
@@ -117,10 +117,10 @@ def test_an_interrupted_start_is_no_success():
         process.send_signal(signal.SIGTERM)
         code = process.wait(60)
         if "ready at" in process.stdout.read():
-            continue  # the signal came too late
+            continue  # the signal arrived after the start
         assert code in (128 + signal.SIGTERM, -signal.SIGTERM)
         return
-    raise AssertionError("the server was always ready before the signal")
+    raise AssertionError("the server was ready before every signal")
 
 
 def test_the_queue_has_a_limit_by_default_and_says_when_to_come_again():
@@ -138,7 +138,7 @@ def test_the_queue_has_a_limit_by_default_and_says_when_to_come_again():
         assert statuses.count(200) >= 17
         for connection in clients:
             connection.close()
-        assert server.request("/generate", {"input_ids": [[5]] * 18})[0] == 400  # never fits
+        assert server.request("/generate", {"input_ids": [[5]] * 18})[0] == 400  # exceeds the total limit
 
 
 def test_requests_over_their_time_end():
@@ -176,7 +176,7 @@ def test_pages_of_other_sites_cannot_drive_a_local_server():
         assert server.request("/generate", body, {"Origin": "http://localhost:8080"})[0] == 200
 
 
-@pytest.mark.skipif(not shutil.which("openssl"), reason="makes a certificate")
+@pytest.mark.skipif(not shutil.which("openssl"), reason="requires openssl to create a certificate")
 def test_https(tmp_path):
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
@@ -204,7 +204,7 @@ def test_https(tmp_path):
 
 def test_a_unix_socket(tmp_path):
     path = str(tmp_path / "socket")
-    for _ in range(2):  # a file that is left behind is replaced
+    for _ in range(2):  # the second start replaces the stale socket file
         process = start_raw("--uds", path, stderr=subprocess.DEVNULL)
         wait_ready(process)
         with socket.socket(socket.AF_UNIX) as client:

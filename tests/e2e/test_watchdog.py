@@ -1,4 +1,4 @@
-"""A process that stops without ending: SIGSTOP of each process, idle and busy."""
+"""Watchdog: detects processes stopped by SIGSTOP, on an idle and on a busy server."""
 import os
 import signal
 import threading

@@ -41,6 +41,11 @@ class KvCache {
   // `salt`; returns its length in tokens.
   int64_t Borrow(std::span<const int32_t> tokens, SequencePages& sequence,
                  const std::string& salt = {});
+  bool reuses_prefixes() const { return tree_.has_value(); }
+  // What Borrow would find, without any change: the tree's nodes along the prefix, and its length.
+  RadixCache::Trail Look(std::span<const int32_t> tokens, const std::string& salt = {}) const {
+    return tree_ ? tree_->Look(tokens, salt) : RadixCache::Trail{};
+  }
   // Allocates pages for `tokens` positions in total. Returns false, without effect, if there are
   // too few.
   bool Grow(int64_t tokens, SequencePages& sequence);

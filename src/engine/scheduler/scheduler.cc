@@ -68,6 +68,8 @@ PrefillBudget Scheduler::PlanRunning() {
 }
 
 void Scheduler::Admit(PrefillBudget budget) {
+  if (waiting_.Empty() || running() >= options_.max_running_requests || budget.rows <= 0) return;
+  OrderWaiting(options_.policy, cache_, steps_++, &waiting_);
   while (!waiting_.Empty() && running() < options_.max_running_requests && budget.rows > 0) {
     if (!TryAdmit(*waiting_.Front(), budget)) break;
     running_.push_back(waiting_.Front());

@@ -6,6 +6,7 @@
 
 #include "engine/kv_cache/kv_cache.h"
 #include "engine/scheduler/new_token_estimate.h"
+#include "engine/scheduler/policy.h"
 #include "engine/scheduler/prefill.h"
 #include "engine/scheduler/sequence.h"
 #include "engine/scheduler/waiting_queue.h"
@@ -21,10 +22,11 @@ struct ScheduledRows {
 // Continuous batching with chunked prefill. A step has one row of every decoding request and, up to
 // the chunk size, rows of prompts, so long prompts never stall decoding requests.
 //
-// First come, first served: every running request is older than every queued one. A request is
-// admitted with pages for all its tokens, so only decoding can run out of pages. The youngest
-// running request is then retracted to the head of the queue. The oldest is never retracted, so
-// every request ends. Borrows sequences and cache. The rank's thread only.
+// The policy orders the queue before requests are admitted; by default first come, first served.
+// The running set is in order of admission. A request is admitted with pages for all its tokens, so
+// only decoding can run out of pages. The running request that was admitted last is then retracted
+// to the head of the queue. The first is never retracted, so every request ends. Borrows sequences
+// and cache. The rank's thread only.
 class Scheduler {
  public:
   struct Options {
@@ -32,8 +34,11 @@ class Scheduler {
     int64_t chunk_rows = 2048;  // prompt rows of a step
     bool whole_prompts = false;
     int64_t max_logit_rows = 1;  // of a step
+    SchedulePolicy policy = SchedulePolicy::kFcfs;
+    double conservativeness = 1.0;  // --schedule-conservativeness
   };
-  Scheduler(Options options, KvCache& cache) : options_(options), cache_(cache) {}
+  Scheduler(Options options, KvCache& cache)
+      : options_(options), cache_(cache), estimate_(options.conservativeness) {}
 
   void Enqueue(Sequence* sequence) { waiting_.PushBack(sequence); }
   // Removes the sequence and releases its pages; its computed pages are published unless
@@ -59,10 +64,11 @@ class Scheduler {
 
   const Options options_;
   KvCache& cache_;
-  WaitingQueue waiting_;            // oldest first
-  std::vector<Sequence*> running_;  // oldest first
+  WaitingQueue waiting_;            // in the order of admission
+  std::vector<Sequence*> running_;  // in order of admission
   NewTokenEstimate estimate_;
   std::vector<ScheduledRows> plan_;  // reused between steps to keep its allocation
+  uint64_t steps_ = 0;               // in which requests were waiting
   int64_t retractions_ = 0, cached_prompt_tokens_ = 0;
 };
 

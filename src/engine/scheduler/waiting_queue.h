@@ -1,9 +1,10 @@
-// The requests that wait for a place, oldest first.
+// The requests that wait for a place, in the order of admission.
 #pragma once
 
 #include <cstddef>
 #include <list>
 #include <unordered_map>
+#include <vector>
 
 namespace switchyard {
 
@@ -29,6 +30,11 @@ class WaitingQueue {
     order_.erase(place->second);
     places_.erase(place);
     return true;
+  }
+  std::vector<Sequence*> InOrder() const { return {order_.begin(), order_.end()}; }
+  // `sequences`: those that wait, each once. Takes time in proportion to their number.
+  void SetOrder(const std::vector<Sequence*>& sequences) {
+    for (Sequence* sequence : sequences) order_.splice(order_.end(), order_, places_.at(sequence));
   }
 
  private:

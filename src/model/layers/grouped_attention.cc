@@ -101,6 +101,7 @@ void GroupedAttention::ProjectAndStore(const LayerContext& c, const GroupedAtten
                                        projection(w.v, v_.data(), kv_width)};
   c.device.LinearGroup(qkv);
   NormQueriesAndKeys(c, w, tokens);
+  Clip(c, tokens);
 
   for (auto [rows, heads] : {std::pair{q_.data(), heads_}, std::pair{k_.data(), kv_heads_}}) {
     c.device.Rope({.x = rows,
@@ -138,6 +139,21 @@ void GroupedAttention::FillHeadSlots(const LayerContext& c) {
       head_slots_[t * kv_heads_ + h] = static_cast<int32_t>(c.rows.slots[t] * kv_heads_ + h);
     }
   }
+}
+
+void GroupedAttention::Clip(const LayerContext& c, int64_t tokens) {
+  const float limit = c.config.attention.clip_qkv;
+  if (limit == 0.0f) return;
+  CHECK(c.device.is_cpu());  // refused before a model is loaded on GPUs
+  const auto clip = [limit](Activations& x, int64_t count) {
+    float* values = x.data();
+    // NaN stays, as torch.clamp leaves it.
+    for (int64_t i = 0; i < count; ++i)
+      values[i] = values[i] > limit ? limit : values[i] < -limit ? -limit : values[i];
+  };
+  clip(q_, tokens * heads_ * head_dim_);
+  clip(k_, tokens * kv_heads_ * head_dim_);
+  clip(v_, tokens * kv_heads_ * head_dim_);
 }
 
 void GroupedAttention::NormQueriesAndKeys(const LayerContext& c, const GroupedAttentionWeights& w,

@@ -47,10 +47,20 @@ Mapping MapFile(const fs::path& path) {
           size};
 }
 
-void AddFile(const fs::path& path, std::map<std::string, StoredTensor, std::less<>>* tensors) {
+using WeightMap = std::map<std::string, std::string>;
+
+// Adds the file's tensors, but for those that the index gives to another file: shards that are used
+// again, and overlays, leave old tensors behind. `weight_map`: null where there is no index.
+void AddFile(const fs::path& path, const WeightMap* weight_map,
+             std::map<std::string, StoredTensor, std::less<>>* tensors) {
+  const std::string file = path.filename().string();
   const Mapping map = MapFile(path);
   for (const auto& [name, entry] :
        ParseSafetensorsHeader({map.data.get(), map.size}, map.size, path.string())) {
+    if (weight_map != nullptr) {
+      const auto home = weight_map->find(name);
+      if (home != weight_map->end() && home->second != file) continue;
+    }
     const StoredTensor tensor{
         entry.dtype,   entry.shape, map.data.get() + entry.begin, entry.end - entry.begin,
         path.string(), map.data};
@@ -60,7 +70,7 @@ void AddFile(const fs::path& path, std::map<std::string, StoredTensor, std::less
   }
 }
 
-std::map<std::string, std::string> ReadWeightMap(const fs::path& path) {
+WeightMap ReadWeightMap(const fs::path& path) {
   std::error_code error;
   if (fs::file_size(path, error) > kMaxIndexBytes || error) {
     throw Invalid("{}: unreadable or too large", path.string());
@@ -76,7 +86,7 @@ std::map<std::string, std::string> ReadWeightMap(const fs::path& path) {
   if (!index.is_object() || map == index.end() || !map->is_object() || map->empty()) {
     throw Invalid("{}: weight_map is missing or not an object", path.string());
   }
-  std::map<std::string, std::string> out;
+  WeightMap out;
   for (const auto& [name, shard] : map->items()) {
     if (!shard.is_string()) {
       throw Invalid("{}: weight_map[\"{}\"] is not a file name", path.string(), name);
@@ -86,8 +96,7 @@ std::map<std::string, std::string> ReadWeightMap(const fs::path& path) {
   return out;
 }
 
-std::set<std::string> ShardsOf(const std::map<std::string, std::string>& weight_map,
-                               const fs::path& index_path) {
+std::set<std::string> ShardsOf(const WeightMap& weight_map, const fs::path& index_path) {
   std::set<std::string> shards;
   for (const auto& [name, shard] : weight_map) shards.insert(shard);
   for (const std::string& shard : shards) {
@@ -113,12 +122,12 @@ Checkpoint::Checkpoint(const fs::path& dir) : dir_(dir) {
       throw NotFound("{}: neither {} nor {} exists; want a safetensors checkpoint", dir.string(),
                      kSingleFile, kIndexFile);
     }
-    AddFile(dir / kSingleFile, &tensors_);
+    AddFile(dir / kSingleFile, nullptr, &tensors_);
     return;
   }
   const auto weight_map = ReadWeightMap(index_path);
   for (const std::string& shard : ShardsOf(weight_map, index_path)) {
-    AddFile(dir / shard, &tensors_);
+    AddFile(dir / shard, &weight_map, &tensors_);
   }
   for (const auto& [name, shard] : weight_map) {
     const StoredTensor* tensor = Find(name);

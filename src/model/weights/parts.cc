@@ -55,6 +55,24 @@ WeightView Parts::Plain(const std::string& name, int64_t n, Range rows, std::str
                  .keys = keys});
 }
 
+WeightView Parts::RouterMatrix(const std::string& name, int64_t experts) {
+  constexpr const char* kScales[] = {".weight_scale", ".weight_scale_inv", ".weight_packed",
+                                     ".qweight"};
+  constexpr std::string_view kKeys = "num_experts, hidden_size";
+  const bool quantized =
+      std::ranges::any_of(kScales, [&](const char* suffix) { return Has(name + suffix); });
+  if (!quantized) return Plain(name + ".weight", experts, {0, experts}, kKeys);
+  LinearScheme scheme = SchemeOf(name);
+  scheme.activation = ActivationFormat::kNone;
+  return Matrix({.name = name + ".weight",
+                 .n = experts,
+                 .k = config().hidden,
+                 .rows = {0, experts},
+                 .cols = {0, config().hidden},
+                 .scheme = scheme,
+                 .keys = kKeys});
+}
+
 LinearWeight Parts::Rows(const std::string& name, int64_t n, int64_t k, Range rows, bool bias,
                          std::string_view keys) {
   LinearWeight linear;

@@ -52,6 +52,8 @@ class Parts {
 
   // A matrix [n, hidden] that is never quantized: embedding, head, router.
   WeightView Plain(const std::string& name, int64_t n, Range rows, std::string_view keys);
+  // A router's matrix [experts, hidden], which is plain unless its scales are stored beside it.
+  WeightView RouterMatrix(const std::string& name, int64_t experts);
   // Rows `rows` of `name`.weight [n, k], and of its bias.
   LinearWeight Rows(const std::string& name, int64_t n, int64_t k, Range rows, bool bias,
                     std::string_view keys);

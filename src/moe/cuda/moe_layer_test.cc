@@ -243,9 +243,9 @@ TEST(CudaMoeLayer, RowsBeyondAChunkGoInFurtherRuns) {
                                               Case{DType::kBF16, WeightFormat::kBF16, false},
                                               Case{DType::kBF16, WeightFormat::kMxfp4, true}}) {
     TestLayer layer({.format = format, .hidden = 128, .intermediate = 128, .num_experts = 16});
-    std::vector<float> bias(16, NAN);
+    std::vector<float> bias(16, -INFINITY);
     std::fill_n(bias.begin(), 4, 0.0f);
-    layer.whole.router.bias = bias.data();
+    layer.whole.router.correction_bias = bias.data();
     OnGpu whole(layer, dtype, {}, kTokens);
     const auto want = whole.Forward(layer, kTokens);
 

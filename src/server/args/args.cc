@@ -1,16 +1,16 @@
 #include "server/args/args.h"
 
-#include <fmt/core.h>
-
 #include <CLI/CLI.hpp>
-#include <array>
-#include <map>
 
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/cpu_binding.h"
 #include "moe/environment.h"
+#include "server/args/flag.h"
+#include "server/args/known_flags.h"
 #include "server/args/parse_words.h"
+#include "server/args/settle_args.h"
+#include "server/args/sglang_flags.h"
 #include "server/args/yaml_config.h"
 
 namespace switchyard {
@@ -23,32 +23,20 @@ constexpr const char* kMoe = "Mixture of experts";
 constexpr const char* kMemory = "Memory and scheduling";
 constexpr const char* kMisc = "Miscellaneous";
 
-// Every flag may be given more than once, the last one counting: the command line overrides
-// --config.
-template <typename T>
-CLI::Option* Flag(CLI::App& app, const char* names, T& value, const char* group,
-                  const std::string& help) {
-  return app.add_option(names, value, help)
-      ->group(group)
-      ->capture_default_str()
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-}
-
-CLI::Option* Switch(CLI::App& app, const char* names, bool& value, const char* group,
-                    const std::string& help) {
-  return app.add_flag(names, value, help)
-      ->group(group)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-}
-
 void AddModelFlags(CLI::App& app, ServerArgs& a) {
   EngineConfig& e = a.engine;
-  app.add_option("--model-path,--model", e.model_path, "Checkpoint directory (Hugging Face layout)")
+  app.add_option("--model-path,--model", e.model_path,
+                 "Checkpoint directory (Hugging Face layout), or the id of one in the hub's cache "
+                 "(HF_HUB_CACHE, HF_HOME)")
       ->group(kModel)
       ->required()
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   Flag(app, "--tokenizer-path", a.tokenizer_path, kModel,
        "Directory of tokenizer.json; default: the model's");
+  Flag(app, "--revision", a.revision, kModel,
+       "Branch, tag or commit of a checkpoint that is named by its hub id");
+  Flag(app, "--download-dir", a.download_dir, kModel,
+       "The hub's cache; default: HF_HUB_CACHE, or hub in HF_HOME");
   Flag(app, "--load-format", e.load_format, kModel,
        "auto, safetensors, or dummy (weights made up from config.json)")
       ->check(CLI::IsMember({"auto", "safetensors", "dummy"}));
@@ -166,7 +154,8 @@ void AddMoeFlags(CLI::App& app, EngineConfig& e) {
        "Physical experts beyond the model's, for replicas")
       ->check(CLI::NonNegativeNumber);
   Flag(app, "--init-expert-location", e.moe.init_expert_location, kMoe,
-       "Which expert sits where: trivial, or a JSON or safetensors file with "
+       "Which expert sits where: trivial, or a JSON, safetensors or PyTorch (.pt) file, or JSON "
+       "text, with "
        "physical_to_logical_map [layers, places] (`switchyard eplb plan --output`), or with "
        "logical_count, a recorded distribution for which --eplb-algorithm plans");
   EplbOptions& eplb = e.eplb;
@@ -214,9 +203,9 @@ void AddMoeFlags(CLI::App& app, EngineConfig& e) {
   Flag(app, "--moe-runner-backend", e.moe.runner_backend, kMoe,
        "What computes the experts: auto, or a name that `switchyard backends` lists");
   Flag(app, "--speculative-moe-a2a-backend", e.moe.speculative_a2a_backend, kMoe,
-       "--moe-a2a-backend of a draft model; empty: as the model's");
+       "--moe-a2a-backend of a draft model (there is none yet)");
   Flag(app, "--speculative-moe-runner-backend", e.moe.speculative_runner_backend, kMoe,
-       "--moe-runner-backend of a draft model; empty: as the model's");
+       "--moe-runner-backend of a draft model (there is none yet)");
 }
 
 void AddMemoryFlags(CLI::App& app, EngineConfig& e) {
@@ -240,6 +229,18 @@ void AddMemoryFlags(CLI::App& app, EngineConfig& e) {
        "Most prompt tokens of one step, of all attention groups; -1: prompts are not cut; 0: 2048, "
        "on GPUs up to 8192 where their memory is large beside what so many take")
       ->check(CLI::Range(-1, 1 << 20));
+  Flag(app, "--max-prefill-tokens", e.max_prefill_tokens, kMemory,
+       "Most prompt tokens of one step too; 0: --chunked-prefill-size alone. With "
+       "--chunked-prefill-size -1 prompts share a step up to so many tokens")
+      ->check(CLI::Range(0, 1 << 20));
+  Flag(app, "--schedule-policy", e.schedule_policy, kMemory,
+       "Which waiting request runs next: fcfs (the oldest), lpm (the longest prefix in the cache), "
+       "dfs-weight (depth first through the cache, where most wait), lof (most max_new_tokens), "
+       "random")
+      ->check(CLI::IsMember({"fcfs", "lpm", "dfs-weight", "lof", "random"}));
+  Flag(app, "--schedule-conservativeness", e.schedule_conservativeness, kMemory,
+       "Factor on the cache that admission keeps free for tokens yet to come")
+      ->check(CLI::Range(0.0, 1e3));
   Switch(app, "--disable-radix-cache", e.disable_radix_cache, kMemory,
          "Do not reuse the prefixes of earlier requests");
 }
@@ -254,6 +255,9 @@ void AddEngineFlags(CLI::App& app, ServerArgs& a) {
   AddMemoryFlags(app, e);
   Switch(app, "--check-batches", e.check_batches, kMisc,
          "Ranks compare every batch before they run it (slow)");
+  Flag(app, "--decode-log-interval", e.decode_log_interval, kMisc,
+       "Steps with decoding between two lines of the log on load and speed; 0: none")
+      ->check(CLI::NonNegativeNumber);
   Flag(app, "--random-seed", e.random_seed, kMisc,
        "Of requests without a seed, and of dummy weights");
   Flag(app, "--log-level", e.log_level, kMisc, "debug, info, warning or error")
@@ -285,103 +289,43 @@ void AddServerFlags(CLI::App& app, ServerArgs& a) {
   Flag(app, "--drain-timeout", a.drain_timeout_seconds, kServer,
        "Seconds that SIGTERM waits for running requests before they are aborted")
       ->check(CLI::NonNegativeNumber);
+  Switch(app, "--stream-output,--incremental-streaming-output", a.stream_output, kServer,
+         "Events of a /generate stream have what came since the event before, not all so far");
+  Flag(app, "--weight-version", a.weight_version, kServer,
+       "Name of the weights, in answers of /generate and in /model_info");
   Switch(app, "--skip-server-warmup", a.skip_server_warmup, kServer,
          "Say ready without a first request of our own");
   Switch(app, "--log-requests", a.log_requests, kServer, "One log line a request");
 }
 
-// Flags of SGLang that mean nothing here and change no result; scripts that carry them keep
-// working.
-void AddIgnoredFlags(CLI::App& app, std::vector<std::string>& sink) {
-  constexpr std::array kSwitches = {"--trust-remote-code", "--enable-metrics",
-                                    "--disable-overlap-schedule", "--enable-dp-lm-head",
-                                    "--enable-return-routed-experts"};
-  for (const char* name : kSwitches) {
-    app.add_flag_callback(
-           name, [name, &sink] { sink.push_back(name); },
-           "Accepted for SGLang's sake; without effect on CPUs")
-        ->group("");
-  }
-}
-
-void SetAttentionGroups(ServerArgs& a) {
-  if (a.dp_size > 1 && !a.enable_dp_attention)
-    throw Invalid(
-        "--dp-size {0} without --enable-dp-attention asks for {0} replicas of the whole engine: "
-        "start {0} servers behind a router, or add --enable-dp-attention",
-        a.dp_size);
-  a.engine.mesh.dp = a.dp_size;
+// Flags of SGLang's that say the same in another way, or older ones.
+void AddSglangSpellings(CLI::App& app, ServerArgs& a) {
+  app.add_flag("--enable-ep-moe", a.enable_ep_moe, "Older form of --ep-size as large as --tp-size")
+      ->group("");
+  app.add_flag("--enable-deepep-moe", a.enable_deepep_moe,
+               "Older form of --moe-a2a-backend deepep --ep-size as large as --tp-size")
+      ->group("");
 }
 
 // ParseWords with the engine's flags, for which a YAML file may stand too.
 bool Parse(CLI::App& app, const std::vector<std::string>& args, ServerArgs& server) {
-  std::vector<std::string> ignored;
-  AddIgnoredFlags(app, ignored);
+  TakenFlags taken;
+  AddSglangFlags(app, &taken);
+  AddSglangSpellings(app, server);
   std::string config_file;
   app.add_option("--config", config_file,
                  "YAML file of flags (names without the dashes); the command line overrides it")
       ->group(kMisc);
-  if (!ParseWords(app, ExpandYamlConfig(args))) return false;
-  for (const std::string& flag : ignored) LOG_INFO("{} has no effect here", flag);
-  SetAttentionGroups(server);
+  std::vector<std::string> words = ExpandYamlConfig(args);
+  std::vector<std::string> from_file(words.begin(), words.end() - std::ssize(args));
+  CompleteFlags(app, &from_file);
+  RefuseUnknownFlags(app, ConfigPath(args), from_file, {});
+  if (!ParseWords(app, std::move(words))) return false;
+  SettleArgs(app, &server);
+  NoteEnvironment(server.engine.moe, &taken);
+  for (const std::string& line : taken.without_effect) LOG_INFO("{}", line);
+  server.without_effect = std::move(taken.without_effect);
   return true;
-}
-
-constexpr const char* kBenchHelp =
-    R"(switchyard bench: what the program, or a part of it, takes on this machine
-
-  switchyard bench one-batch --model-path DIR   prefill and decode of a model
-  switchyard bench serve                        a load on a running server: latencies, throughput
-  switchyard bench kernels                      products, experts, attention, small ops
-  switchyard bench moe-layer                    one MoE layer: router, exchange, experts
-  switchyard bench exchange                     collectives, dispatch and combine of rows
-  switchyard bench roofline                     the machine's ceilings: memory, caches, arithmetic
-
-Each answers --help. A line has the median time of one call, operations and bytes a second, and the part of
-the roofline that this is, with the machine's ceilings measured in the same run.
-)";
-
-void AddBenchFlags(CLI::App& app, BenchArgs& a) {
-  constexpr const char* kBench = "Benchmark";
-  Flag(app, "--device", a.device, kBench,
-       "What to measure: auto (cuda where a GPU is found), cpu or cuda")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-  Flag(app, "--filter", a.filter, kBench,
-       "Only cases whose line begins with a name and shape that have this in them");
-  Flag(app, "--json", a.json, kBench, "Also write the figures to this file");
-  if (a.which != "roofline")
-    Flag(app, "--cpu-isa", a.cpu_isa, kBench,
-         "CPUs: auto, reference, avx2, avx512, amx; amx-emulated for tests");
-  if (a.which == "kernels" || a.which == "roofline") {
-    Flag(app, "--cpu-threads", a.threads, kBench, "CPUs: 0: all cores")
-        ->check(CLI::NonNegativeNumber);
-    Flag(app, "--base-gpu-id", a.base_gpu_id, kBench, "Which GPU")->check(CLI::NonNegativeNumber);
-    return;
-  }
-  Flag(app, "--ranks,--tp", a.ranks, kBench,
-       a.which == "exchange"
-           ? "0: one for each GPU; on CPUs 2, then 4"
-           : "Ranks, each with tokens of its own (EP is their number); 0: one for each GPU; on "
-             "CPUs 2")
-      ->check(CLI::Range(0, 64));
-  app.add_option("--tokens", a.tokens,
-                 a.which == "exchange"
-                     ? "Tokens of each rank, several make several cases; default: 1 32 512 4096 "
-                       "on CPUs, 8 128 1024 4096 on GPUs"
-                     : "Tokens of each rank, several make several cases; default: 1 8 128 1024 on "
-                       "CPUs, 8 128 1024 8192 on GPUs")
-      ->group(kBench)
-      ->check(CLI::Range(1, 1 << 20));
-  if (a.which == "exchange") return;
-  Flag(app, "--cpu-threads-per-rank", a.threads, kBench, "CPUs: 0: the cores over the ranks")
-      ->check(CLI::NonNegativeNumber);
-  Flag(app, "--model", a.model, kBench,
-       "olmoe-1b-7b, qwen3-30b-a3b or deepseek-v3 (made-up weights of that shape); default: those "
-       "that fit")
-      ->check(CLI::IsMember({"olmoe-1b-7b", "qwen3-30b-a3b", "deepseek-v3"}));
-  Flag(app, "--experts-per-rank", a.experts_per_rank, kBench,
-       "0: on GPUs as many as one of 8 ranks has; on CPUs the model's over the ranks")
-      ->check(CLI::NonNegativeNumber);
 }
 
 }  // namespace
@@ -451,29 +395,6 @@ std::optional<OneBatchArgs> ParseOneBatch(const std::vector<std::string>& args) 
   Flag(app, "--json", a.json, kBench, "Also write the figures to this file");
   AddEngineFlags(app, a.server);
   if (!Parse(app, args, a.server)) return std::nullopt;
-  return a;
-}
-
-std::optional<BenchArgs> ParseBench(const std::string& which,
-                                    const std::vector<std::string>& args) {
-  if (which.empty() || which == "--help" || which == "-h") {
-    fmt::print("{}", kBenchHelp);
-    return std::nullopt;
-  }
-  BenchArgs a;
-  a.which = which;
-  const std::map<std::string, const char*> summaries = {
-      {"kernels", "Time products, experts and attention; on GPUs the small ops too"},
-      {"moe-layer", "Time one MoE layer with made-up weights: router, exchange, experts"},
-      {"exchange", "Time collectives, and dispatch and combine of rows between ranks"},
-      {"roofline", "Measure what memory, caches and instructions of this machine give at best"}};
-  const auto summary = summaries.find(which);
-  if (summary == summaries.end())
-    throw Invalid("bench {}: want one-batch, serve, kernels, moe-layer, exchange or roofline",
-                  which);
-  CLI::App app(summary->second, "switchyard bench " + which);
-  AddBenchFlags(app, a);
-  if (!ParseWords(app, args)) return std::nullopt;
   return a;
 }
 

@@ -16,10 +16,16 @@ struct ServerArgs {
   EngineConfig engine;
   int dp_size = 1;                   // --dp-size: becomes engine.mesh.dp where
   bool enable_dp_attention = false;  // --enable-dp-attention
-  int nnodes = 1;                    // --nnodes: hosts, each with tp / nnodes ranks
-  int node_rank = 0;                 // --node-rank: which of them this is
-  std::string dist_init_addr;        // --dist-init-addr: HOST:PORT of node 0
-  std::string tokenizer_path;        // --tokenizer-path; empty: the model's directory
+  bool enable_ep_moe = false;        // --enable-ep-moe: --ep-size as --tp-size
+  bool enable_deepep_moe = false;    // --enable-deepep-moe: deepep with it
+  // Lines on flags that were taken and change nothing; Parse has logged them.
+  std::vector<std::string> without_effect;
+  int nnodes = 1;                 // --nnodes: hosts, each with tp / nnodes ranks
+  int node_rank = 0;              // --node-rank: which of them this is
+  std::string dist_init_addr;     // --dist-init-addr: HOST:PORT of node 0
+  std::string revision = "main";  // --revision
+  std::string download_dir;       // --download-dir; empty: HubCacheDirectory()
+  std::string tokenizer_path;     // --tokenizer-path; empty: the model's directory
   std::string host = "127.0.0.1";
   int port = 30000;
   std::string served_model_name;  // --served-model-name; empty: the model path
@@ -27,6 +33,8 @@ struct ServerArgs {
   std::string chat_template;      // --chat-template FILE; empty: the checkpoint's
   double max_body_mb = 64;        // --max-body-mb
   int stream_interval = 1;        // --stream-interval: tokens between two events of a stream
+  bool stream_output = false;     // --stream-output: segments in streams of /generate
+  std::string weight_version = "default";  // --weight-version
   bool skip_server_warmup = false;
   bool log_requests = false;
   double drain_timeout_seconds =

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "server/args/known_flags.h"
 #include "server/args/parse_words.h"
 
 namespace switchyard {
@@ -17,13 +18,16 @@ constexpr const char* kHelp =
   switchyard eplb plan COUNTS --ranks R        plan on a recording, print placement and balancedness
   switchyard eplb simulate TRACE --ranks R     replay a recording: plan on the past, judge what came
 
-A recording is what POST /dump_expert_distribution_record of a server writes, or any JSON or safetensors file
-with counts [steps, layers, experts]. Each answers --help.
+A recording is what POST /dump_expert_distribution_record of a server writes (SGLang's .pt files too), or any JSON
+or safetensors file with counts [steps, layers, experts]. Each answers --help.
 )";
+
+constexpr std::string_view kTools[] = {"plan", "simulate"};
 
 void AddCommon(CLI::App& app, EplbArgs& a) {
   app.add_option(a.which == "plan" ? "COUNTS" : "TRACE", a.file,
-                 "JSON or safetensors with counts [steps, layers, experts], or [layers, experts]")
+                 "JSON, safetensors or PyTorch file with counts [steps, layers, experts], or "
+                 "[layers, experts]")
       ->required();
   app.add_option("--tensor", a.tensor, "Name of the counts in the file")->capture_default_str();
   app.add_option("--ranks", a.ranks, "EP ranks")->required()->check(CLI::PositiveNumber);
@@ -81,7 +85,8 @@ std::optional<EplbArgs> ParseEplb(const std::string& which, const std::vector<st
     return std::nullopt;
   }
   if (which != "plan" && which != "simulate")
-    throw Invalid("eplb {}: want plan or simulate", which);
+    throw Invalid("eplb {}: the nearest is eplb {}; want plan or simulate", which,
+                  NearestName(which, kTools));
   EplbArgs a;
   a.which = which;
   CLI::App app(which == "plan"

@@ -1,7 +1,5 @@
 #include "server/args/known_flags.h"
 
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <numeric>
@@ -48,7 +46,37 @@ std::string Nearest(const CLI::App& app, const std::string& name) {
   return best;
 }
 
+// The long names of options that begin with `name`, the first of each option.
+std::vector<std::string> NamesThatBegin(const CLI::App& app, const std::string& name) {
+  std::vector<std::string> found;
+  for (const CLI::Option* option : app.get_options()) {
+    const auto& names = option->get_lnames();
+    const auto it = std::ranges::find_if(
+        names, [&](const std::string& known) { return known.starts_with(name); });
+    if (it != names.end()) found.push_back(*it);
+  }
+  return found;
+}
+
 }  // namespace
+
+std::string NearestName(std::string_view name, std::span<const std::string_view> known) {
+  const auto nearest = std::ranges::min_element(
+      known, {}, [name](std::string_view other) { return Distance(name, other); });
+  return nearest == known.end() ? std::string() : std::string(*nearest);
+}
+
+void CompleteFlags(const CLI::App& app, std::vector<std::string>* words) {
+  for (std::string& word : *words) {
+    const std::string name = Unknown(app, word);
+    if (name.empty()) continue;
+    const std::vector<std::string> found = NamesThatBegin(app, name);
+    if (found.size() > 1) {
+      throw Invalid("--{} may be --{}; write it out", name, Joined(found, " or --"));
+    }
+    if (found.size() == 1) word.replace(2, name.size(), found.front());
+  }
+}
 
 void RefuseUnknownFlags(const CLI::App& app, const std::string& file,
                         const std::vector<std::string>& from_file,

@@ -1,7 +1,9 @@
 // Words that are no flag of a sub-command.
 #pragma once
 
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace CLI {
@@ -9,6 +11,14 @@ class App;
 }
 
 namespace switchyard {
+
+// Of `known` the name that takes the fewest changes of letters to become `name`.
+std::string NearestName(std::string_view name, std::span<const std::string_view> known);
+
+// Writes out each word --name or --name=value whose name begins that of exactly one of the app's
+// options (as Python's argparse does). Error kInvalid where several options begin so, with their
+// names. Other words stay as they are.
+void CompleteFlags(const CLI::App& app, std::vector<std::string>* words);
 
 // Error kInvalid for the first word of `from_file` (what ExpandYamlConfig made of the file `file`)
 // or of `words` that is written like a flag, --name or --name=value, and is none of the app's: it

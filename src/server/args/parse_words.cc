@@ -6,10 +6,13 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "server/args/known_flags.h"
 
 namespace switchyard {
 
 bool ParseWords(CLI::App& app, std::vector<std::string> words) {
+  CompleteFlags(app, &words);
+  RefuseUnknownFlags(app, {}, {}, words);
   std::reverse(words.begin(), words.end());  // CLI11 takes a stack
   try {
     app.parse(words);

@@ -32,7 +32,6 @@ std::optional<TrainScoreArgs> ParseTrainScore(const std::vector<std::string>& ar
       ->check(CLI::PositiveNumber);
   app.add_option("--threads", a.threads)->capture_default_str()->check(CLI::Range(1, 1024));
   app.add_option("--output", a.output, "File to write; default: standard output");
-  RefuseUnknownFlags(app, {}, {}, args);
   if (!ParseWords(app, args)) return std::nullopt;
   return a;
 }
@@ -51,7 +50,6 @@ std::optional<TrainPictureArgs> ParseTrainPicture(const std::vector<std::string>
   app.add_option("--title", a.title, "Default: the key");
   app.add_option("--low", a.low, "Lower end of the y axis; default: what the curves need");
   app.add_option("--high", a.high, "Upper end of the y axis");
-  RefuseUnknownFlags(app, {}, {}, args);
   if (!ParseWords(app, args)) return std::nullopt;
   if (!a.labels.empty() && a.labels.size() != a.logs.size()) {
     throw Invalid("--labels: {} for {} logs", a.labels.size(), a.logs.size());

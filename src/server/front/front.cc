@@ -17,9 +17,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Every token is compared with every stop string, on the thread that serves all requests.
+// Limits the work per token: one thread matches every token of all requests with the stop strings.
 constexpr size_t kMostStops = 64, kLongestStop = 1024;
-// Alternatives at all positions of a prompt: they come at once, and are held and written as JSON.
+// Limits the alternatives at all prompt positions: one event holds them, and one JSON value.
 constexpr int64_t kMostAlternatives = int64_t{1} << 21;
 
 template <typename T>
@@ -46,28 +46,29 @@ void CheckAlternatives(const GenerationSpec& spec) {
   if (positions * each > kMostAlternatives)
     throw ParameterError(
         "top_logprobs",
-        fmt::format("asks for {} alternatives at each of {} positions of the prompt, in all more "
-                    "than {}: ask for fewer, or from a later position on",
+        fmt::format("requests {} alternatives at each of {} positions of the prompt, in total more "
+                    "than {}: request fewer alternatives, or start at a later position",
                     each, positions, kMostAlternatives));
 }
 
 }  // namespace
 
-// One open generation. After Submit only the thread of OnMessage touches it.
+// One open generation. After Submit, only the thread of OnMessage modifies it, except for the
+// members guarded by mutex_.
 struct Front::Open {
   GenerationSpec spec;
   GenerationCallback callback;
   IncrementalDetokenizer detokenizer;
   StopStrings stop;
-  TokenOffsets offsets;  // where log-probabilities are asked for
+  TokenOffsets offsets;  // used only with log-probabilities
   const Tokenizer& tokenizer;
-  GenerationEvent next;  // gathers until stream_interval tokens or the end
+  GenerationEvent next;  // accumulates output until stream_interval tokens or the end
   int group = 0;
-  int64_t tokens = 0;  // that the controller counts for it
-  // Of the book's mutex, as `tokens` is.
-  Clock::time_point since = Clock::now();  // it waits, or from its first token on it runs
-  bool running = false;
-  std::string overdue;  // why it was aborted
+  int64_t tokens = 0;  // number of tokens reported to controller_; guarded by mutex_
+  // Guarded by mutex_.
+  Clock::time_point since = Clock::now();  // submission, or the first token once `running`
+  bool running = false;                    // has a first token
+  std::string overdue;                     // error message once aborted after a timeout
 
   Open(uint64_t id, const Tokenizer& tokenizer, GenerationSpec s, GenerationCallback c)
       : spec(std::move(s)),
@@ -82,13 +83,13 @@ struct Front::Open {
   void Take(const RequestOutput& output);
   void TakeToken(const RequestOutput& output, size_t i);
   std::string TextOf(int32_t token, bool hidden);
-  // Stop strings are looked for behind the first min_new_tokens tokens, as vLLM has it.
+  // Stop strings match only after the first min_new_tokens tokens, as in vLLM.
   bool MayStop() const { return next.completion_tokens > spec.sampling.min_new_tokens; }
   void Emit();
 };
 
-// Tokens are looked at one by one, so that a generation ends with the very token that completed a
-// stop string.
+// Processes tokens one by one, so that the generation ends at the token that completes a stop
+// string.
 void Front::Open::Take(const RequestOutput& output) {
   next.cached_tokens = output.cached_tokens;
   Append(next.input_logprobs, output.input_logprobs);
@@ -162,25 +163,25 @@ void Front::Check(GenerationSpec& spec) const {
   CheckStops(spec.stop);
   CheckAlternatives(spec);
   Validate(spec.routed_experts, length, limits_.has_experts);
-  controller_.CheckGroup(spec.group);  // how many there are never changes
+  controller_.CheckGroup(spec.group);  // the number of groups is constant
 }
 
 void Front::CheckPrompt(const std::vector<int32_t>& ids) const {
   if (ids.empty()) throw ParameterError("prompt", "is empty: it has no tokens");
   const auto outside = [&](int32_t id) { return id < 0 || id >= limits_.vocab_size; };
   if (const auto bad = std::find_if(ids.begin(), ids.end(), outside); bad != ids.end()) {
-    throw ParameterError("prompt", fmt::format("has {}, which is no token id: want 0 to {}", *bad,
-                                               limits_.vocab_size - 1));
+    throw ParameterError("prompt", fmt::format("has {}, which is not a token id: want 0 to {}",
+                                               *bad, limits_.vocab_size - 1));
   }
   if (std::ssize(ids) < longest()) return;
-  // Agents look for these words of OpenAI's.
+  // OpenAI's wording: agents search error messages for it.
   throw ContextLengthError(
       fmt::format("This model's maximum context length is {} tokens. However, the prompt has {} "
                   "tokens, which leaves no room for an answer. Please reduce its length.",
                   longest(), ids.size()));
 }
 
-// Copies of one prompt share a name. Only the first of them is checked.
+// The samples of one prompt share a name, so only the first sample is checked.
 bool Front::IsNameTaken(const GenerationSpec& spec) const {
   return !spec.name.empty() && spec.copy == 0 && names_.contains(spec.name);
 }
@@ -210,7 +211,7 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
     }
     if (IsNameTaken(spec))
       throw ParameterError("rid", fmt::format("{} is the name of a request that is still open: "
-                                              "want another one",
+                                              "choose another name",
                                               spec.name));
     if (!spec.name.empty()) ++names_[spec.name];
     id = next_id_++;
@@ -229,12 +230,13 @@ void Front::CheckRoom(size_t count) const {
   const auto most = static_cast<size_t>(limits_.max_open);
   if (most == 0) return;
   if (count > most)
-    throw Invalid("{} generations in one request, where at most {} may be open", count, most);
+    throw Invalid("{} generations in one request exceed the limit of {} open generations", count,
+                  most);
   std::lock_guard lock(mutex_);
   if (open_.size() + count > most) throw Full();
 }
 
-// The mutex is held.
+// Requires mutex_.
 Error Front::Full() const {
   return Error(ErrorKind::kBusy, fmt::format("{} requests are open already", open_.size()),
                "try again later");
@@ -355,7 +357,7 @@ void Front::Deliver(const RequestOutput& output) {
   {
     std::lock_guard lock(mutex_);
     const auto it = open_.find(output.id);
-    if (it == open_.end()) return;  // ended here by a stop string before the ranks knew
+    if (it == open_.end()) return;  // already ended here by a stop string
     open = it->second;
     const auto count = std::ssize(output.new_tokens);
     open->tokens += count;
@@ -371,8 +373,8 @@ void Front::Deliver(const RequestOutput& output) {
   }
   if (open->next.finished()) {
     if (output.finish == FinishReason::kNone)
-      Abort({output.id});          // the ranks do not know stop strings
-    ReleaseName(open->spec.name);  // free before its client has the answer
+      Abort({output.id});          // ended by a stop string, which ranks do not match
+    ReleaseName(open->spec.name);  // so that the client can reuse it right after the response
     open->Emit();
     std::lock_guard lock(mutex_);
     controller_.Close(open->group, open->tokens);

@@ -1,4 +1,4 @@
-// What every endpoint is given.
+// Shared state of all HTTP endpoints.
 #pragma once
 
 #include <atomic>
@@ -17,9 +17,9 @@ struct Service {
   const ServedModel& model;
   const ServerArgs& args;
   const EnginePlan& plan;
-  mutable UnknownFields unknown_fields;  // of requests so far
-  std::atomic<bool> ready{false};        // the ranks have loaded and answered the warm-up request
-  // Describes a rank without a heartbeat, or returns "". Set before `ready`.
+  mutable UnknownFields unknown_fields;  // unknown fields seen in requests so far
+  std::atomic<bool> ready{false};        // ranks have loaded, and the warm-up request has finished
+  // Returns a description of a rank without a recent heartbeat, or "". Set before `ready`.
   std::function<std::string()> find_silent_rank = [] { return std::string(); };
 };
 

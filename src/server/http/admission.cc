@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kBearer = "bearer ";
 
-// Takes the same time wherever the two differ, so that a key cannot be guessed byte by byte.
+// Constant-time comparison, so that a key cannot be guessed byte by byte.
 bool SameSecret(std::string_view given, std::string_view secret) {
   if (secret.empty()) return false;
   unsigned difference = given.size() != secret.size();
@@ -45,8 +45,8 @@ Admission RefuseKey(int status, std::string message) {
   return Admission::Refuse(status, std::move(message), "invalid_api_key", std::move(headers));
 }
 
-// A browser asks before it sends a request to another origin (WHATWG Fetch, "CORS-preflight
-// request"). The headers it names are sent back, because "*" would not cover Authorization.
+// Responds to a CORS preflight request (WHATWG Fetch, "CORS-preflight request"). Returns the
+// headers named by the browser, because "*" would not cover Authorization.
 Admission AnswerOptions(OriginKind origin, const Request& request, const std::string& allow) {
   Admission answer{.status = 204};
   answer.headers.emplace_back("Allow", allow);
@@ -60,7 +60,7 @@ Admission AnswerOptions(OriginKind origin, const Request& request, const std::st
   return answer;
 }
 
-// Without the prefix, where the path has it.
+// Removes the prefix `root` from `path`, if present.
 void StripRoot(const std::string& root, std::string& path) {
   if (root.empty() || !path.starts_with(root)) return;
   if (path.size() == root.size()) {
@@ -117,7 +117,7 @@ Admission Admit(const ServerOptions& options, const Router& router, std::string_
     if (match.access == Access::kControl && !options.admin_api_key.empty() &&
         !SameSecret(GivenKey(request), options.admin_api_key)) {
       return RefuseKey(GivenKey(request).empty() ? 401 : 403,
-                       request.path + " wants the key of --admin-api-key");
+                       request.path + " requires the key of --admin-api-key");
     }
     request.params = std::move(match.params);
     return {.handler = match.handler};
@@ -127,7 +127,7 @@ Admission Admit(const ServerOptions& options, const Router& router, std::string_
   }
   if (preflight) return AnswerOptions(origin, request, match.allow);
   return Admission::Refuse(
-      405, request.path + " does not take " + request.method + ", only " + match.allow,
+      405, request.path + " does not support " + request.method + ", only " + match.allow,
       "method_not_allowed", {{"Allow", match.allow}});
 }
 

@@ -13,11 +13,11 @@ Refusal TooLargeBody(size_t limit) {
 Refusal OutOfMemory(const MemoryCharge& charge, size_t bytes) {
   if (charge.budget() && bytes > charge.budget()->limit()) {
     return {413,
-            fmt::format("The request takes more than the {} bytes of --http-memory-limit",
+            fmt::format("The request needs more than the {} bytes of --http-memory-limit",
                         charge.budget()->limit()),
             "body_too_large"};
   }
-  return {503, "The memory for requests is in use (--http-memory-limit): try again later",
+  return {503, "The memory for requests is exhausted (--http-memory-limit): try again later",
           "memory_limit"};
 }
 
@@ -28,7 +28,7 @@ std::optional<Refusal> BodyBuffer::Append(std::string_view bytes) {
     constexpr size_t kLeast = 4 << 10;
     const size_t doubled = std::max({size, 2 * bytes_.capacity(), kLeast});
     const size_t capacity = std::max(size, std::min<size_t>(doubled, expected_));
-    // Both the old and the new buffer exist while the bytes move.
+    // Both the old and the new buffer exist during the copy.
     const size_t before = charge_.bytes(), old = bytes_.capacity();
     if (!charge_.Add(capacity)) return OutOfMemory(charge_, before + capacity);
     bytes_.reserve(capacity);

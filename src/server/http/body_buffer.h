@@ -1,4 +1,4 @@
-// The body of a request while it arrives.
+// Buffer for the body of a request that is being received.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,15 @@
 
 namespace switchyard::http {
 
-// Grows with what has arrived, not with what was announced, and counts its memory. One thread.
+// Grows with the received bytes, not to the announced length, and charges its memory. Not
+// thread-safe.
 class BodyBuffer {
  public:
-  // `expected`: bytes in all, where the head says so, else `limit`.
+  // `expected`: the body length given in the head, or `limit` if unknown. In bytes.
   BodyBuffer(MemoryCharge charge, uint64_t expected, size_t limit)
       : charge_(std::move(charge)), expected_(expected), limit_(limit) {}
 
-  // The refusal where the body is larger than its limit or memory is used up.
+  // Returns a refusal if the body exceeds its limit or the memory budget is exhausted.
   std::optional<Refusal> Append(std::string_view bytes);
 
   size_t size() const { return bytes_.size(); }
@@ -26,14 +27,14 @@ class BodyBuffer {
   MemoryCharge& charge() { return charge_; }
 
  private:
-  MemoryCharge charge_;  // of bytes_'s capacity, and of what the charge held before
+  MemoryCharge charge_;  // for bytes_'s capacity, and the size passed to the constructor
   const uint64_t expected_;
   const size_t limit_;
   std::string bytes_;
 };
 
 Refusal TooLargeBody(size_t limit);
-// Of a request that wants `bytes` in all.
+// The refusal of a request that needs `bytes` in total.
 Refusal OutOfMemory(const MemoryCharge& charge, size_t bytes);
 
 }  // namespace switchyard::http

@@ -6,7 +6,7 @@
 namespace switchyard::http {
 namespace {
 
-constexpr int kMostSizeDigits = 15;  // hexadecimal: far more than any body, and no overflow
+constexpr int kMostSizeDigits = 15;  // hexadecimal: larger than any body, without overflow
 
 int HexDigit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
@@ -64,7 +64,7 @@ void ChunkDecoder::TakeFraming(char c) {
       return TakeSizeDigit(c);
     case State::kExtension:
       if (++extension_bytes_ > kMostExtensionBytes) {
-        return Refuse(413, "The extensions of chunks are too long");
+        return Refuse(413, "The chunk extensions are too long");
       }
       if (c == '\r') {
         state_ = State::kSizeEnd;
@@ -73,7 +73,7 @@ void ChunkDecoder::TakeFraming(char c) {
       }
       return;
     case State::kSizeEnd:
-      if (c != '\n') return Refuse(400, "The line of a chunk's size does not end in CR LF");
+      if (c != '\n') return Refuse(400, "The size line of a chunk does not end in CR LF");
       state_ = left_ > 0 ? State::kData : State::kTrailer;
       digits_ = 0;
       return;

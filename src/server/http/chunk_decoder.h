@@ -1,4 +1,4 @@
-// The chunked transfer coding (RFC 9112, section 7.1), read piece by piece.
+// Incremental decoder of the chunked transfer coding (RFC 9112, section 7.1).
 #pragma once
 
 #include <cstddef>
@@ -9,37 +9,37 @@
 
 namespace switchyard::http {
 
-// Why bytes are no request that is served here, as an answer. The connection ends with it.
+// The error response to a malformed or unsupported request. The connection is closed after it.
 struct Refusal {
   int status = 400;
   std::string message;
   std::string code = "malformed_request";
 };
 
-// One field line of a header or trailer without its line end: name, colon, value. The value comes
-// without the spaces around it. None where RFC 9112, section 5, has no such line.
+// Parses one field line of a header or trailer, without its line end: name, colon, value. Strips
+// spaces around the value. Returns no value for a line that is invalid by RFC 9112, section 5.
 struct FieldLine {
   std::string_view name, value;
 };
 std::optional<FieldLine> ParseFieldLine(std::string_view line);
 
 bool IsToken(std::string_view text);      // RFC 9110, section 5.6.2
-bool HasControls(std::string_view text);  // any control character but the tab
+bool HasControls(std::string_view text);  // any control character except tab
 
-// Work and memory are linear in the bytes taken. Extensions and trailers are checked, bounded and
-// dropped. One thread.
+// Work and memory are linear in the consumed bytes. Extensions and trailers are checked, limited in
+// size, and discarded. Not thread-safe.
 class ChunkDecoder {
  public:
-  static constexpr size_t kMostExtensionBytes = 16 << 10;  // of a whole body
+  static constexpr size_t kMostExtensionBytes = 16 << 10;  // in total for a body
   static constexpr size_t kMostTrailerBytes = 16 << 10;
 
   struct Step {
     size_t consumed = 0;
-    std::string_view data;  // of the body; within the input
+    std::string_view data;  // body bytes; a part of the input
   };
 
-  // Takes framing and at most one run of data off the front of `input`. Everything is taken unless
-  // the body ends or is refused before.
+  // Consumes framing and at most one run of data from the front of `input`. Call again until all
+  // input is consumed, or until done() or refusal().
   Step Next(std::string_view input);
 
   bool done() const { return state_ == State::kDone; }
@@ -55,9 +55,9 @@ class ChunkDecoder {
 
   State state_ = State::kSize;
   int digits_ = 0;
-  uint64_t left_ = 0;  // of the chunk
+  uint64_t left_ = 0;  // remaining bytes of the chunk
   size_t extension_bytes_ = 0, trailer_bytes_ = 0;
-  std::string line_;  // of the trailer
+  std::string line_;  // current line of the trailer
   std::optional<Refusal> refusal_;
 };
 

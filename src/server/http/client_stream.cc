@@ -20,7 +20,7 @@ using boost::system::error_code;
 
 namespace {
 
-// Errors come back as values; cancellation is one of them.
+// Errors, including cancellation, are returned as values.
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 
 short Poll(int descriptor, short events) {

@@ -14,7 +14,7 @@ namespace switchyard::http {
 
 class TlsContext;  // certificate and key (tls_context.h)
 
-// All members belong to the socket's strand. One read and one write may be under way at once.
+// Use all members on the socket's strand. One read and one write may be pending at the same time.
 class ClientStream {
  public:
   using Socket = boost::asio::generic::stream_protocol::socket;
@@ -23,16 +23,16 @@ class ClientStream {
     size_t count = 0;
   };
 
-  // `tls` may be null and outlives the stream.
+  // `tls` may be null. It must outlive the stream.
   ClientStream(Socket socket, const TlsContext* tls);
   ~ClientStream();
 
   boost::asio::awaitable<bool> Handshake();  // true at once without TLS
-  // At least one byte, or an error. At the end of what the client sends `ended` becomes true, and
-  // every later call returns that end at once: the kernel reports it only one time.
+  // Reads at least one byte, or returns an error. At the end of the client's input, `ended` becomes
+  // true. Every later call returns end-of-file at once, since the kernel reports it only once.
   boost::asio::awaitable<Done> ReadSome(boost::asio::mutable_buffer into);
   boost::asio::awaitable<Done> WriteSome(std::string_view bytes);
-  // Says that nothing more will be written.
+  // Closes the sending side.
   boost::asio::awaitable<void> ShutdownSend();
 
   void Cancel();
@@ -41,8 +41,8 @@ class ClientStream {
   bool is_open() const { return socket_.is_open(); }
   bool ended() const { return ended_; }
   bool secure() const { return tls_ != nullptr; }
-  // Asked of the kernel: the client has announced its end, maybe behind bytes not yet read; or the
-  // connection is reset, so that nothing written can arrive.
+  // Socket states polled from the kernel. EndAnnounced: the client has sent a FIN, possibly after
+  // bytes that have not been read. IsReset: the connection is reset, so writes cannot arrive.
   bool EndAnnounced() const;
   bool IsReset() const;
 
@@ -55,7 +55,7 @@ class ClientStream {
   std::unique_ptr<Tls> tls_;
 };
 
-// "127.0.0.1:51234", "[::1]:51234", "unix"; "unknown" where the client is gone already.
+// "127.0.0.1:51234", "[::1]:51234", "unix"; "unknown" if the client has disconnected.
 std::string PeerName(const ClientStream::Socket& socket);
 
 }  // namespace switchyard::http

@@ -36,35 +36,37 @@ using boost::system::error_code;
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-// Errors come back as values; cancellation is one of them.
+// Errors, including cancellation, are returned as values.
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 
-// An idle connection holds a buffer of this size, one that sends a larger one.
+// Read buffer sizes of an idle connection and of one that is receiving a request.
 constexpr size_t kIdleReadSize = 1 << 10, kReadSize = 16 << 10;
-// What a client may send ahead of the response it waits for. The rest stays in the kernel.
+// Maximum number of bytes read ahead during a response. The rest stays in the kernel's buffer.
 constexpr size_t kMaxReadAhead = 16 << 10;
-// How often a client that has ended its side is looked at, and how often something is sent to it
-// that it would answer with a reset if it had closed.
+// Interval of checks for a reset by a client that has closed its sending side, and the number of
+// such checks per probe (Exchange::Probe).
 constexpr milliseconds kHangUpPoll{25};
 constexpr int kPollsBetweenProbes = 80;
-constexpr milliseconds kSpareTimeout{2000};  // of a connection beyond the limit
+constexpr milliseconds kSpareTimeout{2000};  // for a connection beyond the limit
 
-// After the last response we read and drop what the client still sends: closing at once would reset
+// Time to read and discard further input after the last response. An immediate close would reset
 // the connection, and the reset can overtake the response.
 constexpr milliseconds kLinger{5000};
 
-// Below that a body is too slow: about 64 KiB per second.
+// Minimum upload rate of a body, about 64 KiB per second.
 constexpr int64_t kMinBodyBytesPerMs = 64;
 
 Refusal TimedOut() { return {408, "The request did not arrive in time", "request_timeout"}; }
 
-Refusal Incomplete() { return {400, "The request ends before its body", "malformed_request"}; }
+Refusal Incomplete() {
+  return {400, "The connection was closed before the end of the request", "malformed_request"};
+}
 
 Admission ToAdmission(const Refusal& refusal) {
   return Admission::Refuse(refusal.status, refusal.message, refusal.code);
 }
 
-// Counts a request as open while it lives.
+// Counts a request as open during its lifetime.
 class OpenRequest {
  public:
   explicit OpenRequest(std::atomic<size_t>& count) : count_(count) { ++count_; }
@@ -93,11 +95,11 @@ class ConnectionImpl final : public Connection,
 
  private:
   enum class Activity { kIdle, kReading, kAnswering, kLingering };
-  struct Received {  // a request, or what is to be answered instead of it
+  struct Received {  // a request, or the error response for it
     Admission admission;
     std::shared_ptr<Request> request;
     RequestHead head;
-    bool whole = false;  // read up to its end: another one may follow
+    bool whole = false;  // read completely, so another request may follow
   };
 
   awaitable<void> Run();
@@ -131,15 +133,15 @@ class ConnectionImpl final : public Connection,
   const std::string peer_;
   std::atomic<Phase> phase_ = Phase::kServing;
 
-  // All below belongs to the strand.
+  // All members below are accessed on the strand only.
   ClientStream stream_;
-  asio::steady_timer deadline_;  // of the socket operation under way: one at a time has one
+  asio::steady_timer deadline_;  // of the current socket operation; at most one has a deadline
   uint64_t deadline_count_ = 0;
   bool timed_out_ = false;
-  asio::steady_timer news_;  // never expires; cancelled when the exchange has something to write
-  std::string input_;        // received; its first used_ bytes are taken
+  asio::steady_timer news_;  // never expires; cancelled when the exchange has new output
+  std::string input_;        // received bytes; the first used_ of them are consumed
   size_t used_ = 0;
-  std::shared_ptr<Exchange> exchange_;  // of the response under way
+  std::shared_ptr<Exchange> exchange_;  // of the current response
   Activity activity_ = Activity::kIdle;
 };
 
@@ -183,7 +185,7 @@ awaitable<void> ConnectionImpl::Run() {
   }
 }
 
-// Appends to the input. The buffer is made smaller again by the read that starts with none left.
+// Appends to input_. Shrinks the buffer if it is empty and larger than `most`.
 awaitable<error_code> ConnectionImpl::ReadMore(size_t most) {
   input_.erase(0, used_);
   used_ = 0;
@@ -195,7 +197,7 @@ awaitable<error_code> ConnectionImpl::ReadMore(size_t most) {
   co_return ec;
 }
 
-// Waits for the first byte of a request. False if none comes.
+// Waits for the first byte of a request. False if the connection ends instead.
 awaitable<bool> ConnectionImpl::AwaitRequest() {
   if (!Input().empty()) co_return true;
   if (phase_.load() >= Phase::kDraining) co_return false;
@@ -206,7 +208,7 @@ awaitable<bool> ConnectionImpl::AwaitRequest() {
   co_return !ec;
 }
 
-// Reads one request and answers it. True if another one may follow on this connection.
+// Reads and answers one request. True if another request may follow on this connection.
 awaitable<bool> ConnectionImpl::ServeRequest() {
   using namespace asio::experimental::awaitable_operators;
   activity_ = Activity::kReading;
@@ -216,7 +218,7 @@ awaitable<bool> ConnectionImpl::ServeRequest() {
 
   activity_ = Activity::kAnswering;
   exchange_ = MakeExchange(*received);
-  Request shown;  // what the log line needs: the request itself is the handler's
+  Request shown;  // for the log line; the handler owns the request
   shown.method = received->request->method;
   shown.path = received->request->path;
   shown.id = received->request->id;
@@ -238,7 +240,7 @@ awaitable<bool> ConnectionImpl::ServeRequest() {
   co_return false;
 }
 
-// None if the client is gone.
+// Returns no value if the client has disconnected.
 awaitable<std::optional<ConnectionImpl::Received>> ConnectionImpl::Receive() {
   const auto deadline = Clock::now() + (spare_ ? kSpareTimeout : options_.read_timeout);
   RequestParser parser({.head_bytes = options_.max_header_bytes});
@@ -276,7 +278,7 @@ awaitable<std::optional<ConnectionImpl::Received>> ConnectionImpl::Receive() {
   co_return received;
 }
 
-// Neither a refusal nor parser.done(): the client is gone.
+// If there is no refusal and parser.done() is false, the client has disconnected.
 awaitable<std::optional<Refusal>> ConnectionImpl::ReadHead(RequestParser& parser,
                                                            MemoryCharge& charge,
                                                            Clock::time_point deadline) {
@@ -284,7 +286,7 @@ awaitable<std::optional<Refusal>> ConnectionImpl::ReadHead(RequestParser& parser
     used_ += parser.Take(Input());
     if (parser.refusal()) co_return parser.refusal();
     if (parser.done()) co_return std::nullopt;
-    // The lines, their fields, and the fields of the request.
+    // Three copies: the raw lines, the parsed fields, and the request's headers.
     if (!charge.Resize(3 * parser.bytes())) co_return OutOfMemory(charge, 3 * parser.bytes());
     ArmUntil(deadline);
     const error_code ec = co_await ReadMore(kReadSize);
@@ -331,11 +333,11 @@ awaitable<std::optional<Refusal>> ConnectionImpl::ReadBody(const RequestHead& he
   }
 }
 
-// Which handler takes the request; of a spare connection only that of a probe.
+// Chooses the handler of the request. A spare connection serves only probes.
 Admission ConnectionImpl::Judge(const RequestHead& head, Request& request) const {
   Admission admission = Admit(options_, context_.router, head.target, request);
   if (spare_ && !NeedsNoKey(options_, request.path)) {
-    return Admission::Refuse(503, "The server has as many connections as it takes", "connections");
+    return Admission::Refuse(503, "The server has reached its connection limit", "connections");
   }
   return admission;
 }
@@ -349,7 +351,7 @@ std::shared_ptr<Exchange> ConnectionImpl::MakeExchange(const Received& received)
   if (!origin.empty()) headers.emplace_back("Vary", "Origin");
   if (JudgeOrigin(options_, origin, received.head.host) == OriginKind::kAllowed)
     headers.emplace_back("Access-Control-Allow-Origin", origin);
-  // A client that has ended its side sends no other request, unless it is here already.
+  // After a FIN, only input that has already been received can hold another request.
   const bool more = !stream_.ended() || !Input().empty();
   return std::make_shared<Exchange>(
       Exchange::Options{.head = request.method == "HEAD",
@@ -377,7 +379,7 @@ void ConnectionImpl::LogServed(const Request& request, const Exchange& exchange,
   }
 }
 
-// True once the whole response is written, false if it cannot be.
+// True once the complete response is written, false on failure.
 awaitable<bool> ConnectionImpl::WriteResponse() {
   while (true) {
     const Exchange::Output output = exchange_->Take();
@@ -403,11 +405,12 @@ awaitable<bool> ConnectionImpl::WriteAll(std::string_view bytes) {
   co_return true;
 }
 
-// Returns when the client is gone. What it sends in the meantime, the next request, is kept.
+// Returns when the client has disconnected. Keeps input that arrives meanwhile for the next
+// request.
 awaitable<void> ConnectionImpl::WatchPeer() {
   while (stream_.is_open() && !stream_.ended() && Input().size() < kMaxReadAhead) {
     const error_code ec = co_await ReadMore(kIdleReadSize);
-    // In TLS there is no half of an end.
+    // TLS connections have no half-close.
     if (ec && (!stream_.ended() || stream_.secure())) co_return;
   }
   for (int polls = 0; stream_.is_open() && !stream_.IsReset(); ++polls) {
@@ -435,23 +438,25 @@ awaitable<void> ConnectionImpl::Linger() {
   Disarm();
 }
 
-// On a producer's thread, under the exchange's lock, which Close() takes before this connection can
-// end.
+// Runs on a producer's thread under the exchange's lock. `this` stays valid, because the connection
+// calls Close(), which takes that lock, before it ends.
 void ConnectionImpl::AnnounceNews() {
   asio::post(stream_.get_executor(), [self = shared_from_this()] { self->OnNews(); });
 }
 
 void ConnectionImpl::OnNews() {
   if (exchange_ && exchange_->Overflowed() && stream_.is_open()) {
-    LOG_WARNING("http: {}: closed, the client reads too slowly: over {} bytes were waiting", peer_,
-                options_.max_backlog_bytes);
+    LOG_WARNING(
+        "http: {}: closed, the client reads too slowly: its unsent answer exceeds {} bytes or what "
+        "is left of --http-memory-limit",
+        peer_, options_.max_backlog_bytes);
     stream_.Close();
   }
   news_.cancel();
 }
 
-// Cancels the socket's operations after `limit`. A timer that fires just as it is disarmed is
-// recognised by its count.
+// Cancels the socket's operations after `limit`. The count identifies a timer that fires while it
+// is being disarmed.
 void ConnectionImpl::Arm(milliseconds limit) { ArmUntil(Clock::now() + limit); }
 
 void ConnectionImpl::ArmUntil(Clock::time_point deadline) {

@@ -14,7 +14,7 @@
 
 namespace switchyard::http {
 
-// What all connections of a server share; outlives them.
+// State shared by all connections of a server. Outlives them.
 struct ConnectionContext {
   const ServerOptions& options;
   const Router& router;
@@ -24,15 +24,16 @@ struct ConnectionContext {
   const TlsContext* tls = nullptr;
 };
 
-// How far a server is on its way to the end; a connection only ever moves on.
+// Shutdown phase of a server. A connection never returns to an earlier phase.
 enum class Phase {
   kServing,
-  kLastRequest,  // a connection ends with its next response
-  kDraining,     // an idle connection ends at once, another one with the response under way
-  kClosed,       // every connection ends at once
+  kLastRequest,  // a connection is closed after its next response
+  kDraining,     // idle connections are closed at once, others after the current response
+  kClosed,       // all connections are closed at once
 };
 
-// Handle to a connection that runs by itself on the executor of its socket, which must be a strand.
+// Handle to a connection, which runs as a coroutine on its socket's executor. That executor must be
+// a strand.
 class Connection {
  public:
   virtual ~Connection() = default;
@@ -40,9 +41,9 @@ class Connection {
   // From any thread.
   virtual void Advance(Phase phase) = 0;
 
-  // `on_end` is called on the strand when the connection has ended and its socket is closed; not
-  // within Start. `spare`: the server has as many connections as it takes, and this one gets one
-  // answer: that of a probe (NeedsNoKey), or a 503.
+  // Calls `on_end` on the strand after the connection has ended and its socket is closed, never
+  // within Start. `spare`: the connection exceeds the limit and gets only one response, a probe's
+  // (NeedsNoKey) or a 503.
   static std::shared_ptr<Connection> Start(const ConnectionContext& context,
                                            ClientStream::Socket socket, bool spare,
                                            std::function<void(Connection*)> on_end);

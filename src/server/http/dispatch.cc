@@ -18,13 +18,13 @@ void Call(const Handler& handler, std::shared_ptr<const Request> request,
   } catch (const Error& e) {
     responder.SendError(e);
   } catch (const std::bad_alloc&) {
-    LOG_ERROR("http: a handler found no memory");
-    responder.SendError(503, "The server has no memory for this request");
+    LOG_ERROR("http: a handler ran out of memory");
+    responder.SendError(503, "The server is out of memory for this request");
   } catch (const std::exception& e) {
     LOG_ERROR("http: a handler failed: {}", e.what());
     responder.SendError(500, "The server failed to process this request");
   } catch (...) {
-    LOG_ERROR("http: a handler threw something that is no exception");
+    LOG_ERROR("http: a handler threw an object that is not a std::exception");
     responder.SendError(500, "The server failed to process this request");
   }
 }
@@ -44,10 +44,10 @@ void Dispatch(const Admission& admission, std::shared_ptr<const Request> request
   const auto lane = WorkerPool::LaneOf(request->body.size());
   const bool taken = workers.Post(
       lane, [handler = admission.handler, request = std::move(request), responder]() mutable {
-        // A client that left while its request waited costs nothing more.
+        // Skip the work if the client disconnected while its request was queued.
         if (!responder.Closed()) Call(*handler, std::move(request), responder);
       });
-  if (!taken) responder.SendError(503, "Too many requests wait to be read: try again later");
+  if (!taken) responder.SendError(503, "Too many requests are queued for parsing: try again later");
 }
 
 }  // namespace switchyard::http

@@ -1,4 +1,4 @@
-// From a request that has been read to its handler. Internal to this folder.
+// Calls the handler of a complete request. Internal to this folder.
 #pragma once
 
 #include <memory>
@@ -9,9 +9,9 @@
 
 namespace switchyard::http {
 
-// Answers what `admission` refuses; else calls its handler: here where the request has no body, on
-// a worker where it has one. 503 where too many wait for a worker. Nothing that a handler throws
-// leaves this function.
+// Sends the response of `admission` if it has no handler. Otherwise calls the handler: on a worker
+// thread if the request has a body, else within this call. Sends 503 if the worker queue is full.
+// Exceptions of a handler are caught and become error responses.
 void Dispatch(const Admission& admission, std::shared_ptr<const Request> request,
               const Responder& responder, WorkerPool& workers);
 

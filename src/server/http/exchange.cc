@@ -30,10 +30,10 @@ bool HasHeader(const Headers& headers, std::string_view name) {
                      [&](const auto& header) { return header.first == name; });
 }
 
-// Enough to notice a client that leaves while it waits. Some clients count interim responses, and
-// give up after five.
+// Maximum number of interim responses per request, enough to detect a disconnect. Some clients fail
+// after five of them.
 constexpr int kMostProbes = 4;
-// Answers up to this size (errors, above all) are sent however little memory is left.
+// Responses up to this size, mainly errors, are exempt from the memory limit.
 constexpr size_t kUncounted = 4 << 10;
 
 }  // namespace
@@ -44,7 +44,7 @@ Exchange::Exchange(Options options, std::function<void()> wake)
       keep_alive_(options_.keep_alive),
       charge_(options_.budget) {}
 
-// Puts the head into pending_. False if the client is gone or an answer was begun already.
+// Appends the head to pending_. False if the client has disconnected or a response has begun.
 bool Exchange::Begin(int status, std::string content_type, Headers extra, const size_t* length) {
   if (gone_ || status_ != 0 || state_ != State::kOpen) return false;
   status_ = status;
@@ -78,8 +78,8 @@ void Exchange::Send(int status, std::string content_type, std::string_view body,
     status = 503;
     content_type = kJson;
     extra.clear();
-    refusal =
-        ErrorBody(503, "The memory for answers is in use (--http-memory-limit)", "memory_limit");
+    refusal = ErrorBody(503, "The memory for responses is exhausted (--http-memory-limit)",
+                        "memory_limit");
     body = refusal;
   }
   const size_t length = body.size();
@@ -161,8 +161,8 @@ void Exchange::Abandon() {
   }
   Callbacks dropped;
   if (status() == 0) {
-    LOG_ERROR("http: a handler dropped a request without answering it");
-    Send(500, kJson, ErrorBody(500, "The server gave no answer to this request"), {});
+    LOG_ERROR("http: a handler destroyed its Responder without a response");
+    Send(500, kJson, ErrorBody(500, "The server produced no response for this request"), {});
     return;
   }
   std::lock_guard lock(mutex_);

@@ -1,4 +1,4 @@
-// What a server holds of its clients: connections, memory, keys, origins, ids.
+// Limits and access: connections, memory, keys, origins, request ids.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,8 +19,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Connections to `port` of this machine that the peer has closed and we have not (/proc/net/tcp,
-// state 08).
+// Counts connections of local port `port` in state CLOSE_WAIT (/proc/net/tcp, state 08).
 int CountCloseWait(int port) {
   std::ifstream in("/proc/net/tcp");
   int count = 0;
@@ -78,7 +77,7 @@ TEST_F(HttpEdgeTest, ClientsThatCloseLeaveNoConnection) {
     client.Post("/echo", body);
     ASSERT_EQ(client.Read()->body.size(), body.size());
   }
-  // Two looks: the first may come before the server has run.
+  // Poll, since the server may not have closed its side yet.
   for (int i = 0; i < 100 && CountCloseWait(server_->port()) > 0; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_EQ(CountCloseWait(server_->port()), 0);
@@ -216,7 +215,7 @@ TEST_F(HttpEdgeTest, PagesOfOtherOriginsMayNotCall) {
     EXPECT_EQ(read.status, 200);
     EXPECT_EQ(read.Header("Access-Control-Allow-Origin"), "");
   }
-  // A page that has pointed its own name at this machine is its own origin, by the Host header.
+  // DNS rebinding: a page resolves its own name to this machine, so Origin and Host are equal.
   EXPECT_EQ(ask("POST", "evil.example:30000", "http://evil.example:30000").status, 403);
 }
 

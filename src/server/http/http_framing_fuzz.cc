@@ -1,5 +1,5 @@
-// Bytes as requests: whatever a client sends, parsers end in a request or a refusal, take each byte
-// once, and find the same however the bytes are cut.
+// Fuzz target of the request parsers. For any input they end in a request or a refusal and consume
+// each byte once. The result must not depend on how the input is split.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -15,14 +15,14 @@ namespace {
 using namespace switchyard::http;
 
 struct Outcome {
-  int status = 0;  // of the refusal
+  int status = 0;  // status of the refusal, 0 if none
   bool whole = false;
   size_t taken = 0;
   std::string target, body;
   auto operator<=>(const Outcome&) const = default;
 };
 
-// In pieces of at most `piece` bytes.
+// Parses `bytes` in pieces of at most `piece` bytes.
 Outcome Read(std::string_view bytes, size_t piece) {
   Outcome out;
   RequestParser parser({.head_bytes = 4096, .fields = 50});
@@ -63,7 +63,7 @@ Outcome Read(std::string_view bytes, size_t piece) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
   Outcome whole = Read(bytes, size + 1), cut = Read(bytes, 1);
-  // What was taken before a refusal depends on the pieces; nothing else does.
+  // Only the number of bytes consumed before a refusal may depend on the pieces.
   if (whole.status != 0) whole.taken = cut.taken = 0;
   if (whole != cut) std::abort();
   return 0;

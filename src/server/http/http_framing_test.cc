@@ -1,4 +1,4 @@
-// What bytes are a request, and which are refused: exact status, and whether the connection lives.
+// Accepted and refused requests, byte by byte: exact status, and whether the connection stays open.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -15,8 +15,8 @@ constexpr bool kLives = true, kEnds = false;
 struct FramingCase {
   const char* name;
   std::string bytes;
-  int status;  // of the first answer that is final
-  bool lives;  // whether a second request on the connection is answered
+  int status;  // of the first final response
+  bool lives;  // whether the connection serves a second request
 };
 
 std::string Repeat(const std::string& text, int count) {
@@ -190,11 +190,11 @@ TEST_F(HttpFramingTest, EachCaseHasItsStatusAndItsEnd) {
     client.Send(Get("Connection: close\r\n"));
     const auto second = client.Read();
     EXPECT_EQ(second ? second->status : 0, each.lives ? 200 : 0);
-    EXPECT_EQ(client.ReadToEnd(), "");  // nothing else was taken for a request
+    EXPECT_EQ(client.ReadToEnd(), "");  // no other bytes were parsed as a request
   }
 }
 
-// The same, a byte at a time: no case depends on how the bytes are cut.
+// The same cases, one byte at a time: results do not depend on how the input is split.
 TEST_F(HttpFramingTest, CasesDoNotDependOnHowBytesArrive) {
   for (const FramingCase& each : Cases()) {
     if (each.bytes.size() > 300) continue;
@@ -224,7 +224,7 @@ TEST_F(HttpFramingTest, AnswersClientsThatEndTheirSide) {
   EXPECT_EQ(cut.Read()->status, 400);
 }
 
-// An interim answer distinguishes a client that waits from one that has hung up.
+// An interim response distinguishes a half-closed client from one that has disconnected.
 TEST(HttpHalfClose, ALateAnswerArrives) {
   Server server({});
   std::thread worker;

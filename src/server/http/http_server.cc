@@ -41,9 +41,9 @@ using asio::awaitable;
 using boost::system::error_code;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
-constexpr std::chrono::milliseconds kAcceptPause{100};   // after an accept failed
-constexpr std::chrono::seconds kAcceptWarningPause{10};  // between two lines about it
-// Connections beyond the limit that get one answer, so that probes are answered.
+constexpr std::chrono::milliseconds kAcceptPause{100};   // after a failed accept
+constexpr std::chrono::seconds kAcceptWarningPause{10};  // between two such warnings
+// Connections beyond the limit that still get one response, so that health probes work.
 constexpr size_t kSpareConnections = 64;
 
 ServerOptions Checked(ServerOptions options) {
@@ -51,13 +51,14 @@ ServerOptions Checked(ServerOptions options) {
     if (!good) throw Invalid("HTTP server: {}", what);
   };
   check(options.port >= 0 && options.port <= 65535, "the port must be 0 to 65535");
-  check(options.io_threads >= 1 && options.io_threads <= 64, "want 1 to 64 I/O threads");
+  check(options.io_threads >= 1 && options.io_threads <= 64, "io_threads must be 1 to 64");
   check(options.max_connections > 0, "max_connections must be positive");
   check(options.max_header_bytes >= 256 && options.max_header_bytes <= (64 << 20),
         "max_header_bytes must be 256 to 64 MiB");
-  check(options.worker_threads >= 1 && options.worker_threads <= 64, "want 1 to 64 workers");
+  check(options.worker_threads >= 1 && options.worker_threads <= 64,
+        "worker_threads must be 1 to 64");
   check(options.ssl_certfile.empty() == options.ssl_keyfile.empty(),
-        "--ssl-certfile and --ssl-keyfile go together");
+        "--ssl-certfile and --ssl-keyfile require each other");
   check(options.root_path.empty() ||
             (options.root_path.starts_with('/') && !options.root_path.ends_with('/')),
         "--root-path must begin with / and not end with it");
@@ -84,13 +85,13 @@ class Server::Impl {
   std::chrono::milliseconds drain_timeout() const { return options_.drain_timeout; }
 
  private:
-  // Lives from Start to Stop; its end closes every descriptor the server had.
+  // Exists from Start to Stop. The destructor closes all descriptors of the server.
   struct Io {
     explicit Io(int threads) : context(threads), work(context.get_executor()) {}
 
     asio::io_context context;
     asio::executor_work_guard<asio::io_context::executor_type> work;
-    Acceptor acceptor{asio::make_strand(context)};  // its strand guards it and the next three
+    Acceptor acceptor{asio::make_strand(context)};  // its strand guards 4 members from here on
     bool accepting = true;
     SpareDescriptor spare;
     std::chrono::steady_clock::time_point warned{};
@@ -156,8 +157,8 @@ awaitable<void> Server::Impl::Accept() {
   }
 }
 
-// Where descriptors are used up, those who wait are refused through the spare one instead of being
-// left without an answer.
+// If the process has no descriptors left, uses the spare descriptor to refuse waiting clients with
+// a response.
 void Server::Impl::OnAcceptFailed(const error_code& ec) {
   const auto now = std::chrono::steady_clock::now();
   if (now - io_->warned > kAcceptWarningPause) {
@@ -179,7 +180,7 @@ void Server::Impl::OnAcceptFailed(const error_code& ec) {
 void Server::Impl::Adopt(ClientStream::Socket socket) {
   error_code ignored;
   if (options_.uds.empty()) socket.set_option(asio::ip::tcp::no_delay(true), ignored);
-  // Held over Start, so that a connection cannot end before it is entered.
+  // Held during Start, so that a connection cannot end before its insertion into connections_.
   std::lock_guard lock(mutex_);
   if (connections_.size() >= options_.max_connections + kSpareConnections) {
     RefuseConnection(std::move(socket));

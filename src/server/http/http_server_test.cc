@@ -1,5 +1,5 @@
-// Requests in, responses out: status codes, framing, connection reuse. Streams, hang-ups and the
-// end of a server are in http_stream_test.cc and http_stop_test.cc.
+// Requests and responses: status codes, framing, connection reuse. http_stream_test.cc tests
+// streams and disconnects; http_stop_test.cc tests the shutdown of a server.
 #include "server/http/http_server.h"
 
 #include <gmock/gmock.h>
@@ -54,7 +54,7 @@ class HttpServerTest : public testing::Test {
     server_->Start();
   }
 
-  // The response to `bytes` on a connection of its own.
+  // Sends `bytes` on a new connection and returns the response.
   TestResponse Ask(std::string_view bytes) {
     TestClient client(server_->port());
     client.Send(bytes);
@@ -239,7 +239,7 @@ TEST_F(HttpServerTest, RefusesBodiesOverTheLimit) {
   Start();
   const std::string body(8 << 20, 'x');
   TestClient client(server_->port());
-  client.Post("/echo", body);  // sends on although the answer is there already
+  client.Post("/echo", body);  // keeps sending although the response has arrived
   const auto response = client.Read();
   ASSERT_TRUE(response);
   EXPECT_EQ(response->status, 413);
@@ -348,7 +348,7 @@ TEST_F(HttpServerTest, ServesIpv6) {
   EXPECT_EQ(client.Read()->body, "hello you");
 }
 
-// Damaged requests get an answer or lose their connection; the server serves on.
+// Malformed requests get a response or a closed connection; the server keeps running.
 TEST_F(HttpServerTest, SurvivesGarbage) {
   Start();
   const std::string seeds[] = {

@@ -25,28 +25,29 @@ using Local = asio::local::stream_protocol;
 
 Error ListenError(const error_code& ec, const ServerOptions& options) {
   if (!options.uds.empty())
-    return Resource("--uds {}: cannot listen there ({})", options.uds, ec.message());
+    return Resource("--uds {}: cannot listen on this path ({})", options.uds, ec.message());
   if (ec == asio::error::address_in_use) {
     return Error(ErrorKind::kResource, fmt::format("port {} is in use", options.port),
-                 "choose another one with --port, or stop the program that listens there");
+                 "choose another port with --port, or stop the program that uses this port");
   }
   if (ec == asio::error::access_denied) {
-    return Error(ErrorKind::kResource, fmt::format("port {} may not be used", options.port),
-                 "ports below 1024 are for root; choose another one with --port");
+    return Error(ErrorKind::kResource, fmt::format("no permission to use port {}", options.port),
+                 "ports below 1024 require root privileges; choose another port with --port");
   }
   return Invalid("cannot listen on {}: {} (does --host name an address of this machine?)",
                  HostPort(options.host, options.port), ec.message());
 }
 
-// A file is left behind by a server that was killed.
+// A server that was killed leaves its socket file behind.
 void RemoveStaleSocket(const std::string& path, const asio::any_io_executor& executor) {
   struct stat found {};
   if (lstat(path.c_str(), &found) != 0) return;
-  if (!S_ISSOCK(found.st_mode)) throw Invalid("--uds {}: there is a file that is no socket", path);
+  if (!S_ISSOCK(found.st_mode))
+    throw Invalid("--uds {}: the file exists and is not a socket", path);
   Local::socket probe(executor);
   error_code ec;
   probe.connect(Local::endpoint(path), ec);
-  if (!ec) throw Resource("--uds {}: another server listens there", path);
+  if (!ec) throw Resource("--uds {}: another server listens on this path", path);
   unlink(path.c_str());
 }
 
@@ -74,7 +75,7 @@ void Listen(const ServerOptions& options, Acceptor& acceptor) {
       is_local ? asio::generic::stream_protocol::endpoint(Local::endpoint(options.uds))
                : Resolve(options, acceptor.get_executor());
   acceptor.open(asio::generic::stream_protocol(endpoint.data()->sa_family, 0), ec);
-  // Lets a server start again while old connections of its port are still dying.
+  // Permits a restart while old connections of the port are in TIME_WAIT.
   if (!ec && !is_local) acceptor.set_option(asio::socket_base::reuse_address(true), ec);
   if (!ec) acceptor.bind(endpoint, ec);
   if (!ec) acceptor.listen(asio::socket_base::max_listen_connections, ec);
@@ -101,7 +102,7 @@ void SpareDescriptor::Close() {
 }
 
 void RefuseConnection(asio::generic::stream_protocol::socket socket) {
-  const std::string body = ErrorBody(503, "The server has as many connections as it takes");
+  const std::string body = ErrorBody(503, "The server has reached its connection limit");
   const std::string response = Serialize({.status = 503,
                                           .content_type = kJson,
                                           .extra = {{"Retry-After", "1"}},
@@ -111,7 +112,7 @@ void RefuseConnection(asio::generic::stream_protocol::socket socket) {
                                body;
   error_code ignored;
   socket.non_blocking(true, ignored);
-  char request[4096];  // left unread it would turn the close into a reset
+  char request[4096];  // unread input would turn the close into a reset
   socket.read_some(asio::buffer(request), ignored);
   socket.write_some(asio::buffer(response), ignored);
   socket.shutdown(asio::socket_base::shutdown_both, ignored);

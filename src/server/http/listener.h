@@ -1,4 +1,4 @@
-// Where clients connect: a TCP port or a Unix socket. Internal to this folder.
+// Listening sockets: a TCP port or a Unix socket. Internal to this folder.
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
@@ -12,13 +12,13 @@ namespace switchyard::http {
 
 using Acceptor = boost::asio::basic_socket_acceptor<boost::asio::generic::stream_protocol>;
 
-// Binds and listens. A Unix socket's file that no server listens on any more is replaced. Throws
-// Resource if the port or file is in use, Invalid if the host is unknown.
+// Binds and listens. Replaces a stale Unix socket file, on which no server listens. Throws Resource
+// if the port or file is in use, Invalid if the host is unknown.
 void Listen(const ServerOptions& options, Acceptor& acceptor);
 
-int PortOf(const Acceptor& acceptor);  // 0 of a Unix socket
+int PortOf(const Acceptor& acceptor);  // 0 for a Unix socket
 
-// One descriptor in hand, so that connections can be refused where there is no other.
+// Reserves one descriptor, so that connections can be refused when all others are in use.
 class SpareDescriptor {
  public:
   SpareDescriptor() { Open(); }
@@ -33,7 +33,8 @@ class SpareDescriptor {
   int descriptor_ = -1;
 };
 
-// Best effort and without waiting: what does not go out at once is dropped. Closes the socket.
+// Sends a 503 without waiting, dropping bytes that do not fit into the socket buffer. Closes the
+// socket.
 void RefuseConnection(boost::asio::generic::stream_protocol::socket socket);
 
 }  // namespace switchyard::http

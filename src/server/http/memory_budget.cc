@@ -41,10 +41,10 @@ void MemoryCharge::Require(size_t bytes) {
   if (Add(bytes)) return;
   if (bytes_ + bytes > budget_->limit()) {
     throw Error(ErrorKind::kTooLarge,
-                fmt::format("this request takes more than {} bytes of memory", budget_->limit()),
-                "send less at once, or start the server with a larger --http-memory-limit");
+                fmt::format("this request needs more than {} bytes of memory", budget_->limit()),
+                "send a smaller request, or start the server with a larger --http-memory-limit");
   }
-  throw Error(ErrorKind::kUnavailable, "the memory for requests is in use (--http-memory-limit)",
+  throw Error(ErrorKind::kUnavailable, "the memory for requests is exhausted (--http-memory-limit)",
               "try again later");
 }
 
@@ -52,7 +52,7 @@ size_t DefaultHttpMemory() {
   constexpr size_t kLeast = size_t{256} << 20;
   auto memory =
       static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  size_t limit = 0;  // of the cgroup, version 2 or 1; "max" is no number
+  size_t limit = 0;  // of the cgroup, version 2 or 1; parsing fails for "max"
   for (const char* file :
        {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
     if (std::ifstream in(file); in >> limit && limit > 0) memory = std::min(memory, limit);

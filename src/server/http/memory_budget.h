@@ -1,5 +1,5 @@
-// One limit for the memory that clients make the front hold: bodies, what is parsed out of them,
-// results that are gathered, and answers that wait for a slow reader.
+// One limit for the memory that the front holds for clients: request bodies, data parsed from them,
+// accumulated results, and responses that wait for slow clients.
 #pragma once
 
 #include <atomic>
@@ -8,12 +8,12 @@
 
 namespace switchyard::http {
 
-// Counts bytes against a limit. Any thread.
+// Counts bytes against a limit. Thread-safe.
 class MemoryBudget {
  public:
   explicit MemoryBudget(size_t limit) : limit_(limit) {}
 
-  // False, with nothing taken, where `bytes` more would exceed the limit.
+  // Returns false, and takes nothing, if `bytes` more would exceed the limit.
   bool Take(size_t bytes);
   void Return(size_t bytes) { used_ -= bytes; }
 
@@ -25,8 +25,8 @@ class MemoryBudget {
   std::atomic<size_t> used_{0};
 };
 
-// What one owner holds of a budget; returned when it is destroyed. One thread at a time. Without a
-// budget every size is granted.
+// One owner's share of a budget. The destructor returns it. Not thread-safe. Without a budget,
+// every size is granted.
 class MemoryCharge {
  public:
   explicit MemoryCharge(std::shared_ptr<MemoryBudget> budget = nullptr)
@@ -35,12 +35,12 @@ class MemoryCharge {
   MemoryCharge(MemoryCharge&& other) noexcept;
   MemoryCharge& operator=(MemoryCharge&& other) noexcept;
 
-  // To `bytes` in all. False, with the old size kept, where the budget does not have them; a
+  // Changes the total to `bytes`. Returns false and keeps the old size if the budget is exceeded. A
   // smaller size is always granted.
   bool Resize(size_t bytes);
   bool Add(size_t bytes) { return Resize(bytes_ + bytes); }
 
-  // As Add, but throws: Error kTooLarge where this charge alone would exceed the limit, else
+  // Like Add, but throws: kTooLarge if this charge alone would exceed the limit, otherwise
   // kUnavailable.
   void Require(size_t bytes);
 
@@ -52,8 +52,7 @@ class MemoryCharge {
   size_t bytes_ = 0;
 };
 
-// An eighth of the memory that this process may use (of the machine, or of its cgroup), at least
-// 256 MiB.
+// Default limit: an eighth of the memory of the machine or cgroup, at least 256 MiB.
 size_t DefaultHttpMemory();
 
 }  // namespace switchyard::http

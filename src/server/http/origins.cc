@@ -13,7 +13,7 @@ bool Same(std::string_view a, std::string_view b) {
   return a.size() == b.size() && strncasecmp(a.data(), b.data(), a.size()) == 0;
 }
 
-// "localhost" of "http://localhost:8000", "[::1]" of "[::1]:80".
+// Returns the host name: "http://localhost:8000" -> "localhost", "[::1]:80" -> "[::1]".
 std::string_view NameOf(std::string_view host) {
   if (const size_t scheme = host.find("://"); scheme != std::string_view::npos) {
     host.remove_prefix(scheme + 3);

@@ -1,4 +1,4 @@
-// Which web pages may call the server (WHATWG Fetch, "CORS protocol").
+// Decides which web pages may call the server (WHATWG Fetch, "CORS protocol").
 #pragma once
 
 #include <string_view>
@@ -8,15 +8,15 @@
 namespace switchyard::http {
 
 enum class OriginKind {
-  kNone,     // no browser, or a page that need not ask
-  kAllowed,  // its page may read the answer
-  kForeign,  // its page may not: requests that change state are refused
+  kNone,     // no Origin header: not a browser, or a same-origin page
+  kAllowed,  // its pages may read responses
+  kForeign,  // its pages may not; requests that change state are refused
 };
 
-// Allowed are: pages of this machine ("http://localhost:8000"); the page's own server, which is
-// this one by the Host header; and what options.cors_origins lists. Without a key a Host of a
-// dotted name does not count as this server: a page can point its own name at any address (DNS
-// rebinding), and would be its own origin here.
+// Allowed origins: pages of this machine ("http://localhost:8000"), the server's own origin (equal
+// to the Host header), and options.cors_origins. Without an API key, a Host with a dotted name does
+// not count as the server's own origin. Otherwise a page could resolve its own name to this server
+// (DNS rebinding) and have the same origin.
 OriginKind JudgeOrigin(const ServerOptions& options, std::string_view origin,
                        std::string_view host);
 

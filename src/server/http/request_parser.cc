@@ -10,7 +10,7 @@
 namespace switchyard::http {
 namespace {
 
-// More digits than this are no length of anything.
+// Longer numbers are rejected; this limit also prevents overflow.
 constexpr size_t kMostLengthDigits = 18;
 
 bool Same(std::string_view a, std::string_view b) {
@@ -22,7 +22,7 @@ bool IsDigits(std::string_view text) {
          std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
-// All values of a field as one list (RFC 9110, section 5.3); none where the field is absent.
+// Joins all values of a field into one list (RFC 9110, section 5.3). No value if it is absent.
 std::optional<std::string> Joined(const Headers& fields, std::string_view name) {
   std::optional<std::string> joined;
   for (const auto& [key, value] : fields) {
@@ -84,7 +84,7 @@ size_t RequestParser::Take(std::string_view input) {
     const size_t end = input.find('\n', at);
     const size_t count = (end == std::string_view::npos ? input.size() : end + 1) - at;
     if (taken_ + count > limits_.head_bytes) {
-      // What there is of the request line tells HEAD from GET.
+      // The partial request line is enough to recognize HEAD, whose response has no body.
       if (!has_request_line_) head_.method = line_.substr(0, line_.find(' '));
       Refuse(431, fmt::format("The request header is larger than {} bytes", limits_.head_bytes),
              "header_too_large");
@@ -94,7 +94,7 @@ size_t RequestParser::Take(std::string_view input) {
     line_ += input.substr(at, count);
     at += count;
     if (end == std::string_view::npos) {
-      // Only the last character may be a control: the CR of a line end that is still to come.
+      // Only the last character may be a control: the CR of an incomplete line end.
       const size_t before = line_.size() - count;
       const size_t from = before == 0 ? 0 : before - 1;
       if (HasControls(std::string_view(line_).substr(from, line_.size() - 1 - from)))
@@ -140,7 +140,7 @@ void RequestParser::TakeRequestLine(std::string_view line) {
                           IsDigits(version.substr(7, 1));
   if (!is_version) return Refuse(400, "The request line does not end in HTTP/1.1");
   if (version[5] != '1') {
-    return Refuse(505, "This server takes HTTP/1.0 and HTTP/1.1 only", "http_version");
+    return Refuse(505, "This server supports only HTTP/1.0 and HTTP/1.1", "http_version");
   }
   head_.minor_version = version[7] == '0' ? 0 : 1;
 }
@@ -227,7 +227,7 @@ void RequestParser::CheckExpectAndCoding() {
   const std::optional<std::string> coding = Joined(head_.fields, "Content-Encoding");
   if (coding && !coding->empty() && !Same(*coding, "identity")) {
     Refuse(415,
-           fmt::format("Content-Encoding {} is not supported: send the body as it is", *coding),
+           fmt::format("Content-Encoding {} is not supported: send the body uncompressed", *coding),
            "unsupported_content_encoding");
   }
 }

@@ -1,6 +1,6 @@
-// The head of an HTTP/1.1 request (RFC 9112) out of bytes, and how its body is framed. Knows no
-// socket. Stricter than the RFC where parsers are known to differ: whatever two of them could read
-// in two ways is refused, since a proxy before this server may read it the other way.
+// Incremental parser of an HTTP/1.1 request head (RFC 9112), including the framing of the body.
+// Independent of sockets. Stricter than the RFC: rejects input that parsers are known to interpret
+// differently, since a proxy before this server may interpret it differently (request smuggling).
 #pragma once
 
 #include <cstddef>
@@ -16,18 +16,18 @@ namespace switchyard::http {
 
 struct RequestHead {
   std::string method, target;
-  int minor_version = 1;  // of HTTP/1.x, 0 or 1
+  int minor_version = 1;  // x of HTTP/1.x, 0 or 1
   Headers fields;         // in the order sent
-  std::string host;       // empty where there is none
+  std::string host;       // empty if absent
   bool keep_alive = true;
   bool expects_continue = false;
   bool chunked = false;
-  uint64_t length = 0;  // of a body that is not chunked, bytes
+  uint64_t length = 0;  // of a body that is not chunked, in bytes
 
   bool has_body() const { return chunked || length > 0; }
 };
 
-// Reads one head. Work is linear in the bytes taken. One thread.
+// Parses one head. Work is linear in the consumed bytes. Not thread-safe.
 class RequestParser {
  public:
   struct Limits {
@@ -36,17 +36,17 @@ class RequestParser {
   };
   explicit RequestParser(Limits limits) : limits_(limits) {}
 
-  // Takes bytes off the front of `input`; how many. All are taken unless the head ends or is
-  // refused before.
+  // Consumes bytes from the front of `input` and returns their number. Consumes all unless the head
+  // ends or is refused.
   size_t Take(std::string_view input);
 
   bool done() const { return done_; }
   bool started() const { return taken_ > 0; }
   size_t bytes() const { return taken_; }
-  // After done(), also of what is refused: then as far as it was read.
+  // Valid after done(); after a refusal, contains the part that was parsed.
   RequestHead& head() { return head_; }
-  // Set instead of done() as soon as the bytes cannot become a request, or after it where the head
-  // as a whole is refused.
+  // Set as soon as the input is malformed, or together with done() if the complete head is
+  // invalid.
   const std::optional<Refusal>& refusal() const { return refusal_; }
 
  private:

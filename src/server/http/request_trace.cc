@@ -20,7 +20,7 @@ std::string RequestId(const Request& request) {
 
 std::string TraceParent(const Request& request) {
   const std::string_view given = request.Header("traceparent");
-  // version "-" trace-id "-" parent-id "-" flags, in lower-case hexadecimal.
+  // Format: version "-" trace-id "-" parent-id "-" flags, in lower-case hexadecimal.
   if (given.size() != 55 || given[2] != '-' || given[35] != '-' || given[52] != '-') return {};
   for (size_t i = 0; i < given.size(); ++i) {
     if (i == 2 || i == 35 || i == 52) continue;

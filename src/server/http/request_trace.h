@@ -1,4 +1,4 @@
-// What names a request beyond this server: its id and the trace that it belongs to.
+// Request ids and trace context of requests.
 #pragma once
 
 #include <string>
@@ -7,14 +7,14 @@
 
 namespace switchyard::http {
 
-// X-Request-Id where it is 1 to 128 printable characters without spaces, else a new one: 32
+// X-Request-Id if it has 1 to 128 printable characters without spaces. Otherwise a new id of 32
 // hexadecimal digits.
 std::string RequestId(const Request& request);
 
-// traceparent where it has the form of W3C Trace Context, else empty.
+// The traceparent header if it is valid by W3C Trace Context, otherwise empty.
 std::string TraceParent(const Request& request);
 
-// "" or ", 12 prompt tokens (8 cached), …": the end of a request's log line.
+// The end of a request's log line: "" or ", model m, 12 prompt tokens (8 cached), …".
 std::string DescribeTokens(const ServedTokens& served);
 
 }  // namespace switchyard::http

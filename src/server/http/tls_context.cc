@@ -15,22 +15,22 @@ TlsContext::TlsContext(const std::string& certificate_file, const std::string& k
   context_.set_options(context::default_workarounds | context::no_sslv2 | context::no_sslv3 |
                            context::no_tlsv1 | context::no_tlsv1_1,
                        ec);
-  SSL_CTX_set_mode(context_.native_handle(), SSL_MODE_RELEASE_BUFFERS);  // idle ones hold 34 KB
+  SSL_CTX_set_mode(context_.native_handle(),
+                   SSL_MODE_RELEASE_BUFFERS);  // saves 34 KB per idle connection
   SSL_CTX_set_options(context_.native_handle(), SSL_OP_NO_RENEGOTIATION);
   context_.set_password_callback(
       [key_password](size_t, context::password_purpose) { return key_password; });
   context_.use_certificate_chain_file(certificate_file, ec);
   if (ec) {
-    throw Invalid("--ssl-certfile {}: no certificate in PEM ({})", certificate_file, ec.message());
+    throw Invalid("--ssl-certfile {}: not a PEM certificate ({})", certificate_file, ec.message());
   }
   context_.use_private_key_file(key_file, context::pem, ec);
   if (ec) {
-    throw Invalid("--ssl-keyfile {}: no private key in PEM that belongs to --ssl-certfile {} ({})",
+    throw Invalid("--ssl-keyfile {}: not a PEM private key that matches --ssl-certfile {} ({})",
                   key_file, certificate_file, ec.message());
   }
   if (SSL_CTX_check_private_key(context_.native_handle()) != 1) {
-    throw Invalid("--ssl-keyfile {} does not belong to --ssl-certfile {}", key_file,
-                  certificate_file);
+    throw Invalid("--ssl-keyfile {} does not match --ssl-certfile {}", key_file, certificate_file);
   }
 }
 

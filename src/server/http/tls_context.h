@@ -1,4 +1,4 @@
-// The certificate that the server shows. Internal to this folder.
+// TLS certificate and key of the server. Internal to this folder.
 #pragma once
 
 #include <boost/asio/ssl/context.hpp>
@@ -6,15 +6,15 @@
 
 namespace switchyard::http {
 
-// Read once, at the start; then used by all I/O threads.
+// Loaded once at startup; then shared by all I/O threads.
 class TlsContext {
  public:
-  // PEM files; the certificate's may hold the chain, its own first. Error kInvalid that names the
-  // flag where a file cannot be used or the two do not belong together.
+  // PEM files. The certificate file may contain a chain, with the server's certificate first.
+  // Throws kInvalid with the flag's name if a file is unusable or the key does not match.
   TlsContext(const std::string& certificate_file, const std::string& key_file,
              const std::string& key_password);
 
-  // Asio wants it mutable, to count streams that use it; that is thread-safe.
+  // Mutable because Asio counts references from streams, in a thread-safe way.
   boost::asio::ssl::context& context() const { return context_; }
 
  private:

@@ -11,8 +11,8 @@
 namespace switchyard::http {
 namespace {
 
-// Added to the process's niceness. A step of nice 1 is a tenth of CPU time between two threads that
-// compete: bulk work gets about 4 % beside a rank, and all that is idle.
+// Added to the nice value of the process. One step changes the CPU share of two competing threads
+// by about 10 %. Bulk work gets about 4 % of a core that is shared with a rank, and all idle time.
 constexpr int kQuickNice = 2, kBulkNice = 14;
 
 }  // namespace
@@ -47,12 +47,12 @@ void WorkerPool::Stop() {
       queue->news.notify_all();
     }
   }
-  dropped.clear();  // their Responders answer
+  dropped.clear();  // their Responders send error responses
   for (std::thread& thread : threads_) thread.join();
 }
 
 void WorkerPool::Run(Queue& queue, int nice) {
-  // On Linux niceness belongs to the thread.
+  // On Linux, the nice value is per thread.
   const int now = getpriority(PRIO_PROCESS, static_cast<id_t>(gettid()));
   setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), std::min(now + nice, 19));
   std::unique_lock lock(mutex_);

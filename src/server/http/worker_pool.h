@@ -1,5 +1,5 @@
-// Threads that do the front's computing: parsing, templates, tokenizing, and large answers. They
-// run at a lower priority than those that move bytes.
+// Threads for the CPU work of the front: parsing, templates, tokenization, and large responses.
+// They run at a lower priority than the I/O threads.
 #pragma once
 
 #include <condition_variable>
@@ -12,28 +12,28 @@
 
 namespace switchyard::http {
 
-// Two lanes, so that a small request never waits behind a large one. Any thread may call.
+// Two lanes, so that a small request never waits for a large one. Thread-safe.
 class WorkerPool {
  public:
   enum class Lane { kQuick, kBulk };
   struct Options {
     int quick_threads = 1;
     int bulk_threads = 1;
-    size_t max_queued = 4096;  // jobs of one lane that wait
+    size_t max_queued = 4096;  // per lane
   };
 
-  // What is at most this large (bytes) goes to the quick lane.
+  // Maximum size in bytes of work for the quick lane.
   static constexpr size_t kQuickBytes = 64 << 10;
   static Lane LaneOf(size_t bytes) { return bytes <= kQuickBytes ? Lane::kQuick : Lane::kBulk; }
 
   explicit WorkerPool(const Options& options);
   ~WorkerPool() { Stop(); }
 
-  // False where the lane is full or the pool has stopped; the job is then dropped. `must` ignores
-  // the limit of the queue. A job must not throw.
+  // Queues `job`. Returns false and drops the job if the lane is full or the pool has stopped.
+  // `must` ignores the limit of the queue. A job must not throw.
   bool Post(Lane lane, std::function<void()> job, bool must = false);
 
-  // Jobs that wait are dropped, those that run are waited for. Not from a job.
+  // Drops queued jobs and waits for running ones. Must not be called from a job.
   void Stop();
 
  private:

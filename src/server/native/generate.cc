@@ -60,6 +60,14 @@ void AddLogprobs(const Tokenizer& tokenizer, const GenerationSpec& spec, const c
   if (!spec.logprob.token_ids.empty()) meta[prefix + "_token_ids_logprobs"] = std::move(asked);
 }
 
+// Output of one event alone. The last event has the routed experts of all positions.
+Accumulated Segment(const GenerationEvent& event, const Accumulated& so_far) {
+  Accumulated segment;
+  segment.Add(event);
+  if (event.finished()) segment.routed_experts = so_far.routed_experts;
+  return segment;
+}
+
 }  // namespace
 
 Json GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
@@ -70,6 +78,7 @@ Json GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
                {"prompt_tokens", a.last.prompt_tokens},
                {"completion_tokens", a.last.completion_tokens},
                {"cached_tokens", a.last.cached_tokens},
+               {"weight_version", body.weight_version},
                {"e2e_latency", seconds}};
   if (spec.logprob.enabled) {
     static const std::vector<PositionLogprobs> kNone;
@@ -95,8 +104,8 @@ void HandleGenerate(Service& service, const http::Request& request,
   };
   Flight::Events events;
   if (body->stream) {
-    // As in SGLang, each event has the accumulated output. The prompt's log-probabilities are long
-    // and constant, so only the first event has them.
+    // As in SGLang, each event has the accumulated output, or with --stream-output only the new part.
+    // The prompt's log-probabilities are long and constant, so only the first event has them.
     events.on_news = [&service, body, answer, responder](size_t i, const GenerationEvent& e,
                                                          const Accumulated& a) {
       if (e.finish == FinishReason::kError) {
@@ -104,7 +113,8 @@ void HandleGenerate(Service& service, const http::Request& request,
             http::ErrorBody(http::StatusOf(e.error_kind), WithoutPaths(service, e.error))));
         return;
       }
-      Json json = answer(i, a, a.tokens.size() == e.tokens.size());
+      const bool first = a.tokens.size() == e.tokens.size();
+      Json json = body->segments ? answer(i, Segment(e, a), first) : answer(i, a, first);
       if (!body->single) json["index"] = i;
       responder.Write(http::SseEvent(Dump(json)));
     };

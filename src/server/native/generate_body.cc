@@ -89,7 +89,9 @@ GenerateBody ParseGenerateBody(const Service& service, const Json& body) {
   CheckFields(f, RequestKind::kGenerate, service.unknown_fields);
   GenerateBody g{.stream = f.Bool("stream", false),
                  .text_in_logprobs = f.Bool("return_text_in_logprobs", false),
-                 .prompt_ids = f.Bool("return_prompt_token_ids", false)};
+                 .prompt_ids = f.Bool("return_prompt_token_ids", false),
+                 .segments = service.args.stream_output,
+                 .weight_version = service.args.weight_version};
   auto prompts = ParsePrompts(service, f, &g.single);
   const ClientNames names = NamesOf(f);
   static const Json kNone = Json::object();

@@ -94,6 +94,7 @@ void HandleModelInfo(const Service& service, const http::Responder& responder) {
                                                                       : args.tokenizer_path},
                        {"served_model_name", service.model.name},
                        {"is_generation", true},
+                       {"weight_version", args.weight_version},
                        {"architecture", service.model.config.architecture},
                        {"max_model_len", service.plan.context_length},
                        {"vocab_size", service.model.config.vocab_size},
@@ -213,6 +214,11 @@ void Register(http::Server& server, Service& service) {
   for (const char* path : {"/get_model_info", "/model_info"}) {
     route("GET", path,
           [&](const RequestPtr&, const http::Responder& out) { HandleModelInfo(service, out); });
+  }
+  for (const char* path : {"/get_weight_version", "/weight_version"}) {
+    route("GET", path, [&](const RequestPtr&, const http::Responder& out) {
+      out.Send(200, http::kJson, Dump({{"weight_version", service.args.weight_version}}));
+    });
   }
   for (const char* path : {"/get_server_info", "/server_info"}) {
     route("GET", path,

@@ -10,8 +10,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How long after a rank's end its cause may still arrive: the leader's error message, or the report
-// of another node.
+// Wait after the end of a rank for its root cause: an error message of the leader, or a report of
+// another node.
 constexpr auto kCauseTime = 200ms;
 
 }  // namespace

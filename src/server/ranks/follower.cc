@@ -12,11 +12,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How long after an end its cause may still become known.
+// Wait after the end of a rank or node for a report of the root cause.
 constexpr auto kCauseTime = 300ms;
 
-// How the engine ends, as the first to know says it; the first to know the cause, where there is
-// one.
+// How the engine ended. Keeps the first report, or the first report of a root cause if there is
+// one. Thread-safe.
 class Outcome {
  public:
   void End() {
@@ -49,14 +49,14 @@ class Outcome {
   std::optional<std::string> lost_;
 };
 
-// False when a second signal says not to wait any longer.
+// Waits for the end of the engine. False if a second signal ends the wait.
 bool WaitForOutcome(const Outcome& outcome, const StopSignals& signals) {
   bool asked = false;
   while (!outcome.ended() && !outcome.lost()) {
     if (!signals.Wait(100ms)) continue;
     if (asked) return false;
     asked = true;
-    LOG_INFO("this node leaves when node 0 does; a second signal ends it now");
+    LOG_INFO("this node exits when node 0 does; send a second signal to end it now");
   }
   const auto give_up = std::chrono::steady_clock::now() + kCauseTime;
   while (outcome.lost() && !outcome.cause_known() && std::chrono::steady_clock::now() < give_up)
@@ -71,16 +71,19 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
     CheckCheckpoint(args.engine.model_path, ReadModelConfig(args.engine));
   }
   Outcome outcome;
-  std::optional<Membership> membership =
-      Join(launch, args.engine, [&] { return signals.Wait(0ms) != 0; });
-  if (!membership) return 0;
+  int interrupted = 0;  // the signal that ended the wait for the other nodes
+  std::optional<Membership> membership = Join(launch, args.engine, [&] {
+    interrupted = signals.Wait(0ms);
+    return interrupted != 0;
+  });
+  if (!membership) return 128 + interrupted;  // as a shell reports it
   RankJob job = DecodeRankSpec(membership->job, args.engine.model_path);
   job.config.backends = args.engine.backends;
-  job.config.base_gpu_id = args.engine.base_gpu_id;  // each host has its own
+  job.config.base_gpu_id = args.engine.base_gpu_id;  // these settings differ between hosts
   job.config.gpu_id_step = args.engine.gpu_id_step;
   job.config.cpu_bind = args.engine.cpu_bind;
   if (launch.launched) InitLog(job.config.log_level, Mesh(job.config.mesh, launch.node).Title());
-  if (membership->mpi) {  // whose launcher ends all ranks when one is lost
+  if (membership->mpi) {  // the MPI launcher ends all ranks if one is lost
     RunRankLoop(job.config, job.plan, launch.node, ArenaOfLaunchedRank(launch, *membership, job),
                 {});
     return 0;
@@ -92,7 +95,7 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
                                  outcome.Lose(how, cause);
                                },
                                {});
-  host->ExpectEnd();  // ranks end in good order only on request
+  host->ExpectEnd();  // a clean exit happens only after a shutdown message
   nodes.Watch({.on_lost = [&](const std::string& why, bool cause) { outcome.Lose(why, cause); },
                .on_end = [&] { outcome.End(); }});
   const bool waited = WaitForOutcome(outcome, signals);
@@ -104,8 +107,8 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
     nodes.SayLost("the node was stopped by a signal", /*cause=*/true);
     return 1;
   }
-  if (!host->WaitEnded(10s)) LOG_WARNING("some ranks did not leave by themselves and were killed");
-  LOG_INFO("node 0 has ended the engine: goodbye");
+  if (!host->WaitEnded(10s)) LOG_WARNING("some ranks did not exit in time and were killed");
+  LOG_INFO("node 0 has ended the engine; this node exits");
   return 0;
 }
 

@@ -8,11 +8,11 @@ namespace {
 Launch FromFlags(const ServerArgs& args) {
   const int tp = args.engine.mesh.tp;
   if (args.node_rank >= args.nnodes) {
-    throw Invalid("--node-rank {}: want 0 to {}, of --nnodes {}", args.node_rank, args.nnodes - 1,
+    throw Invalid("--node-rank {}: want 0 to {} for --nnodes {}", args.node_rank, args.nnodes - 1,
                   args.nnodes);
   }
   if (tp % args.nnodes != 0) {
-    throw Invalid("--nnodes {} does not divide --tp-size {}: every node has tp / nnodes ranks",
+    throw Invalid("--nnodes {} does not divide --tp-size {}: each node runs tp / nnodes ranks",
                   args.nnodes, tp);
   }
   Launch launch{.nodes = args.nnodes,
@@ -21,7 +21,7 @@ Launch FromFlags(const ServerArgs& args) {
                 .ranks_of_host = tp / args.nnodes};
   if (args.nnodes == 1) return launch;
   if (args.dist_init_addr.empty()) {
-    throw Invalid("--nnodes {} wants --dist-init-addr HOST:PORT, an address of node 0",
+    throw Invalid("--nnodes {} requires --dist-init-addr HOST:PORT, an address of node 0",
                   args.nnodes);
   }
   launch.address = HostPort::Parse("--dist-init-addr", args.dist_init_addr);
@@ -31,10 +31,11 @@ Launch FromFlags(const ServerArgs& args) {
 Launch FromLauncher(const ServerArgs& args, const LaunchedRank& launched) {
   const int tp = args.engine.mesh.tp;
   if (launched.world != tp) {
-    throw Error(ErrorKind::kInvalid,
-                fmt::format("{} started {} processes, but --tp-size is {}: each is a rank",
-                            launched.launcher, launched.world, tp),
-                "for one server on each host start one process there, and give --nnodes");
+    throw Error(
+        ErrorKind::kInvalid,
+        fmt::format("{} started {} processes, but --tp-size is {}: each process runs one rank",
+                    launched.launcher, launched.world, tp),
+        "to run several ranks per process, start one process per host with --nnodes");
   }
   Launch launch{.nodes = launched.world,
                 .node = launched.rank,

@@ -59,7 +59,7 @@ TEST(LaunchTest, EveryProcessOfALauncherIsARank) {
 }
 
 TEST(LaunchTest, NnodesComesBeforeALauncher) {
-  const LaunchedRank task{.rank = 1, .world = 2, .launcher = "srun"};  // one task a node
+  const LaunchedRank task{.rank = 1, .world = 2, .launcher = "srun"};  // one task per node
   const Launch launch = PlanLaunch(ArgsOf(8, 2, 1, "10.0.0.1:5000"), task);
   EXPECT_EQ(launch.ranks_per_node, 4);
   EXPECT_FALSE(launch.launched);

@@ -27,7 +27,7 @@ NodeGroup::Options GroupOptions(const Launch& launch, const EngineConfig& config
           .give_up = std::move(give_up)};
 }
 
-// Rank 0's answer to what all ranks state: the job, or why not.
+// Rank 0's reply to the statements of all ranks: the job, or a refusal with its reason.
 std::string DecideJob(const std::vector<std::string>& statements, const std::string& job) {
   const Statement node0 = DecodeStatement(statements[0]);
   try {

@@ -1,4 +1,4 @@
-// `switchyard rank`.
+// `switchyard rank`: main function of a rank process.
 #include <unistd.h>
 
 #include <memory>
@@ -15,8 +15,8 @@
 namespace switchyard {
 namespace {
 
-// The leader's messages, with a check of the parent's heartbeat: a stopped server process would
-// leave the ranks waiting forever.
+// Adds a check of the parent's heartbeat to the leader's receive function. Without it, the ranks
+// would wait forever for a stopped server process.
 RankLoopIo WatchParent(RankLoopIo io, std::shared_ptr<const SharedArena> arena, double timeout) {
   constexpr std::chrono::milliseconds kLongestGap{2000};  // an idle leader polls once a second
   io.receive = [receive = std::move(io.receive), arena = std::move(arena), timeout,
