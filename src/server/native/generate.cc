@@ -104,8 +104,8 @@ void HandleGenerate(Service& service, const http::Request& request,
   };
   Flight::Events events;
   if (body->stream) {
-    // As in SGLang, each event has the accumulated output, or with --stream-output only the new part.
-    // The prompt's log-probabilities are long and constant, so only the first event has them.
+    // As in SGLang, each event has the accumulated output, or with --stream-output only the new
+    // part. The prompt's log-probabilities are long and constant, so only the first event has them.
     events.on_news = [&service, body, answer, responder](size_t i, const GenerationEvent& e,
                                                          const Accumulated& a) {
       if (e.finish == FinishReason::kError) {
