@@ -15,7 +15,7 @@ struct GenerateBody {
   bool stream = false;
   bool text_in_logprobs = false;
   bool prompt_ids = false;  // return_prompt_token_ids
-  bool segments = false;    // --stream-output: an event has only the output since the previous event
+  bool segments = false;    // --stream-output: an event has only the new output
   std::string weight_version;
 };
 GenerateBody ParseGenerateBody(const Service& service, const Json& body);
