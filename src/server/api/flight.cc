@@ -11,14 +11,14 @@
 namespace switchyard {
 namespace {
 
-// Clients that guess the charset of text/* guess wrong for characters outside of ASCII.
+// Without a charset, some clients decode text/* with the wrong one for non-ASCII characters.
 const std::string kStreamType = std::string(http::kEventStream) + "; charset=utf-8";
 
 using Clock = std::chrono::steady_clock;
 
-// A log-probability as JSON, until its answer is written.
+// Bytes of one log-probability as JSON, held until the response is written.
 constexpr size_t kAlternativeBytes = 384;
-// A prompt's ids are in the spec, in the book and in the message to the ranks.
+// The prompt's ids are in the spec, in Front and in the message to the ranks.
 constexpr size_t kPromptCopies = 3, kGenerationBytes = 4 << 10;
 
 size_t CostOf(const std::vector<PositionLogprobs>& positions) {
@@ -27,7 +27,7 @@ size_t CostOf(const std::vector<PositionLogprobs>& positions) {
   return count * kAlternativeBytes;
 }
 
-// Bytes that an event makes the flight hold, as results and as their JSON.
+// Bytes that an event adds to the request: its results, and the JSON built from them.
 size_t CostOf(const GenerationEvent& e) {
   constexpr size_t kTokenBytes = 32, kTextFactor = 4;
   return kTextFactor * e.text.size() + kTokenBytes * e.tokens.size() +
@@ -61,14 +61,15 @@ void Flight::Start(Service& service, const std::vector<GenerationSpec>& specs, b
     bytes += kGenerationBytes + kPromptCopies * sizeof(int32_t) * spec.input_ids.size();
   flight->memory_.Require(bytes);
   service.front.CheckRoom(specs.size());
-  // working_ is true: events wait in the queue until all are accepted and the stream is open.
+  // working_ is initially true. So events stay in queue_ until all generations are accepted and the
+  // stream is open.
   try {
     for (size_t i = 0; i < specs.size(); ++i) {
       flight->ids_.push_back(service.front.Submit(
           specs[i], [flight, i](const GenerationEvent& e) { flight->OnEvent(i, e); }));
     }
   } catch (...) {
-    flight->Abort();  // those already accepted end without an answer
+    flight->Abort();  // aborts the generations already accepted; no response
     throw;
   }
   if (stream) responder.BeginStream(200, kStreamType);
@@ -88,7 +89,7 @@ void Flight::OnEvent(size_t i, const GenerationEvent& event) {
       return;
     }
     working_ = true;
-    // An answer that is not streamed is built as a whole at its end.
+    // A response without streaming is built at the end, which may take long.
     if (!small || (!stream_ && event.finished())) responder = responder_;
     queue_.push_back({i, event});
   }
@@ -97,7 +98,7 @@ void Flight::OnEvent(size_t i, const GenerationEvent& event) {
                    [self = shared_from_this()] { self->ProcessQueue(); });
 }
 
-// The thread that set working_ processes until none is left.
+// Only the thread that set working_ calls this. Processes events until the queue is empty.
 void Flight::ProcessQueue() {
   while (true) {
     std::deque<News> news;
@@ -131,7 +132,7 @@ void Flight::Process(const News& news) {
   } catch (const Error& error) {
     GiveUp(error);
   } catch (const std::bad_alloc&) {
-    GiveUp(Error(ErrorKind::kUnavailable, "the server has no memory for this answer"));
+    GiveUp(Error(ErrorKind::kUnavailable, "the server has not enough memory for this response"));
   }
   so_far_.clear();
   memory_.Resize(0);
@@ -158,6 +159,6 @@ void Flight::GiveUp(const Error& error) {
   responder.EndStream();
 }
 
-void Flight::Abort() { service_.front.Abort(ids_); }  // those that have ended are left alone
+void Flight::Abort() { service_.front.Abort(ids_); }  // ignores finished generations
 
 }  // namespace switchyard

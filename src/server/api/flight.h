@@ -1,4 +1,4 @@
-// All generations of one HTTP request, from submission to the answer.
+// All generations of one HTTP request, from submission to the response.
 #pragma once
 
 #include <chrono>
@@ -16,22 +16,23 @@
 
 namespace switchyard {
 
-// Submits the specs together, gathers their events, and aborts what still runs when the client goes
-// away. Lives as long as one of its generations or its connection refers to it. Events arrive on
-// the front's reader thread; those that are large, and the end, are worked on by a worker, so that
-// one long answer does not hold up the streams of others. Order is kept.
+// Submits all specs, collects their events, and aborts running generations if the client
+// disconnects. Kept alive by its generations and its connection. Events arrive on the front's
+// reader thread. Large events and complete responses go to a worker thread, so that one long
+// response does not delay the streams of other requests. The order of events is kept.
 class Flight : public std::enable_shared_from_this<Flight> {
  public:
   struct Events {
-    // News of generation i, with what it has so far; may be empty.
+    // Called for each event of generation i, with its accumulated output. May be null.
     std::function<void(size_t i, const GenerationEvent&, const Accumulated&)> on_news;
-    // All have ended.
+    // Called once, after all generations have finished.
     std::function<void(const std::vector<Accumulated>&)> on_end;
   };
 
-  // Throws what Front::Submit throws, with nothing left running, and what MemoryCharge::Require
-  // does for prompts. With `stream`, begins an event stream once all are accepted, before any news.
-  // Results that exceed the memory for requests end the flight with an error.
+  // Throws the errors of Front::Submit, after aborting what was submitted, and those of
+  // MemoryCharge::Require for the prompts. With `stream`, begins an event stream after all
+  // generations are accepted and before the first event. If the results exceed the memory budget
+  // for requests, the request ends with an error.
   static void Start(Service& service, const std::vector<GenerationSpec>& specs, bool stream,
                     const http::Responder& responder, Events events);
 
@@ -54,12 +55,12 @@ class Flight : public std::enable_shared_from_this<Flight> {
   const bool stream_;
   const Events events_;
   const std::chrono::steady_clock::time_point start_;
-  std::vector<uint64_t> ids_;  // written before events are processed
+  std::vector<uint64_t> ids_;  // set before events are processed
 
-  std::mutex mutex_;  // guards the next two and responder_
+  std::mutex mutex_;  // guards queue_, working_ and responder_
   std::deque<News> queue_;
-  bool working_ = true;  // a thread is in Process: only that one touches what follows
-  std::optional<http::Responder> responder_;  // until the end; callbacks hold copies of their own
+  bool working_ = true;  // a thread runs ProcessQueue; only that thread accesses the members below
+  std::optional<http::Responder> responder_;  // reset at the end; callbacks have copies
 
   std::vector<Accumulated> so_far_;
   http::MemoryCharge memory_;

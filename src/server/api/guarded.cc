@@ -29,12 +29,13 @@ std::string WithoutPaths(const Service& service, std::string message) {
   add(service.args.tokenizer_path);
   if (!service.args.chat_template.empty())
     add(std::filesystem::path(service.args.chat_template).parent_path());
-  // The longest first: one may be within another.
+  // Longest first, because one directory may contain another.
   std::sort(directories.begin(), directories.end(),
             [](const std::string& a, const std::string& b) { return a.size() > b.size(); });
   for (std::string& directory : directories) {
     while (directory.ends_with('/')) directory.pop_back();
-    if (directory.find('/') == std::string::npos) continue;  // a plain word is no path to hide
+    if (directory.find('/') == std::string::npos)
+      continue;  // a name without '/' may be an ordinary word
     Replace(directory + "/", "", message);
     Replace(directory, "the model", message);
   }

@@ -6,8 +6,9 @@
 namespace switchyard {
 namespace {
 
-// A word is forbidden as it begins a text and as it follows a space, as vLLM has it: both
-// spellings are tokenized, and the second counts if it begins with another token and is as long.
+// Each word is banned at the start of a text and after a space, as in vLLM. The word is tokenized
+// without and with a leading space. The second form is added if it has the same number of tokens
+// and a different first token.
 std::vector<std::vector<int32_t>> ParseBadWords(const Tokenizer& tokenizer, const Fields& f) {
   std::vector<std::vector<int32_t>> words;
   for (const std::string& word : f.Strings("bad_words")) {
@@ -25,7 +26,7 @@ std::vector<std::vector<int32_t>> ParseBadWords(const Tokenizer& tokenizer, cons
 
 std::vector<std::string> ParseStop(const Fields& f) {
   const Json* stop = f.Find("stop");
-  if (stop && *stop == "") return {};  // asks for nothing
+  if (stop && *stop == "") return {};  // no stop string
   return f.Strings("stop");
 }
 
@@ -40,7 +41,7 @@ void ParseSamplingFields(const Tokenizer& tokenizer, const Fields& f, Generation
   s.temperature = Single(f, "temperature", s.temperature);
   s.top_p = Single(f, "top_p", s.top_p);
   s.top_k = f.Int32("top_k", s.top_k);
-  if (s.top_k == 0) s.top_k = -1;  // transformers', llama.cpp's and vLLM's way to say all
+  if (s.top_k == 0) s.top_k = -1;  // 0 disables the filter, as in transformers, llama.cpp and vLLM
   s.min_p = Single(f, "min_p", s.min_p);
   s.frequency_penalty = Single(f, "frequency_penalty", s.frequency_penalty);
   s.presence_penalty = Single(f, "presence_penalty", s.presence_penalty);
@@ -83,7 +84,7 @@ std::string ParseCacheSalt(const Fields& f, size_t i, size_t prompts) {
     if (!value || *value == "") continue;
     if (!value->is_string()) throw InvalidField(f.Name(key), "{} is not a string", f.Name(key));
     const auto& text = value->get_ref<const std::string&>();
-    // The length keeps two pairs apart that would read the same one after the other.
+    // The length makes the concatenation unambiguous.
     salt += fmt::format("{}:{}:{}", key, text.size(), text);
   }
   return salt;

@@ -1,4 +1,4 @@
-// Fields of a request's sampling that every endpoint reads in the same way.
+// Parsers of the sampling fields that all endpoints share.
 #pragma once
 
 #include <string>
@@ -13,14 +13,16 @@ namespace switchyard {
 
 // Reads stop, no_stop_trim or include_stop_str_in_output, skip_special_tokens, stop_token_ids,
 // ignore_eos, logit_bias, allowed_token_ids, bad_words, top_k, top_p, min_p, temperature and the
-// penalties into `spec`, whose values are the defaults. RequestError where one is malformed.
+// penalties into `spec`. The present values of `spec` are the defaults. Throws RequestError for a
+// malformed field.
 void ParseSamplingFields(const Tokenizer& tokenizer, const Fields& f, GenerationSpec* spec);
 
-// One value for all prompts, or a list with one for each of `prompts`: the i-th. Null where absent.
+// Value of a field for prompt i. The field has one value for all prompts, or a list of `prompts`
+// values. nullptr if the value is absent or null.
 const Json* ForPrompt(const Fields& f, const char* key, size_t i, size_t prompts);
 
-// rid: a list with a name for each prompt, or one name, which several prompts share with "_0",
-// "_1", … behind it, as SGLang has it.
+// Parses the request's name (rid or request_id): a list with one name per prompt, or one name. If
+// several prompts share one name, prompt i gets the suffix "_<i>", as in SGLang.
 void ParseRequestName(const Fields& f, const char* key, size_t i, size_t prompts,
                       GenerationSpec* spec);
 
@@ -28,7 +30,7 @@ void ParseRequestName(const Fields& f, const char* key, size_t i, size_t prompts
 // RequestError where it is not 0 without --enable-priority-scheduling.
 int32_t ParsePriority(const ServerArgs& args, const Fields& f);
 
-// cache_salt and extra_key of prompt i, as one.
+// Combines cache_salt and extra_key of prompt i into one string.
 std::string ParseCacheSalt(const Fields& f, size_t i, size_t prompts);
 
 }  // namespace switchyard

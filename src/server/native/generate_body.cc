@@ -24,7 +24,7 @@ std::vector<std::vector<int32_t>> ParsePrompts(const Service& service, const Fie
   std::vector<std::vector<int32_t>> prompts;
   const Json* text = f.Find("text");
   const Json* ids = f.Find("input_ids");
-  if (!text == !ids) throw InvalidField("text", "want one of text and input_ids");
+  if (!text == !ids) throw InvalidField("text", "want exactly one of text and input_ids");
   if (text) {
     *single = text->is_string();
     const std::vector<std::string> texts = f.Strings("text");
@@ -45,7 +45,7 @@ std::vector<std::vector<int32_t>> ParsePrompts(const Service& service, const Fie
   return prompts;
 }
 
-// token_ids_logprob: one list of ids for all prompts, or a list of such lists.
+// Parses token_ids_logprob: one list of ids for all prompts, or one list per prompt.
 std::vector<int32_t> ParseAskedIds(const Fields& f, size_t i, size_t prompts) {
   const Json* field = f.Find("token_ids_logprob");
   if (!field) return {};
@@ -72,7 +72,7 @@ RoutedExpertsParams ParseRoutedExperts(const Fields& f) {
           .start = static_cast<int32_t>(f.Int("routed_experts_start_len", 0, 0, INT32_MAX))};
 }
 
-// Engine and client agree on most names; what stands in sampling_params is named with it.
+// Fields of sampling_params get that prefix. Most other names are the engine's.
 ClientNames NamesOf(const Fields& f) {
   ClientNames names = {{"prompt", f.Has("text") ? "text" : "input_ids"},
                        {"top_logprobs", "top_logprobs_num"}};

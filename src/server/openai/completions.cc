@@ -13,7 +13,7 @@
 
 namespace switchyard::openai {
 
-// What a body asks for. Generations are ordered prompt by prompt, n copies of each.
+// Parsed request body. `specs` has the n copies of prompt 0, then those of prompt 1, and so on.
 struct CompletionJob {
   Delivery delivery;
   WantedLogprobs logprobs;
@@ -26,11 +26,11 @@ namespace {
 
 using JobPtr = std::shared_ptr<const CompletionJob>;
 
-constexpr int32_t kDefaultMaxTokens = 16;  // OpenAI's default of this endpoint
+constexpr int32_t kDefaultMaxTokens = 16;  // OpenAI's default for this endpoint
 
 struct Prompt {
   std::vector<int32_t> ids;
-  std::optional<std::string> text;  // as it was sent, where it was
+  std::optional<std::string> text;  // if the client sent text, unchanged
 };
 
 // A string, a list of strings, a list of ids, or a list of such lists.
@@ -60,8 +60,8 @@ const PromptText& PromptOf(const CompletionJob& job, size_t i) {
   return job.prompts[i / job.delivery.n];
 }
 
-// The log-probabilities of `positions`, whose text begins at `offsets` behind the echo.
-// `input`: the prompt's, where they are shown before them.
+// Log-probabilities of `positions`. `offsets` are relative to the end of the echoed prompt.
+// `input`: log-probabilities of the prompt to put first, or nullptr.
 Json Logprobs(const CompletionJob& job, const Tokenizer& tokenizer, size_t i,
               const std::vector<PositionLogprobs>* input,
               const std::vector<PositionLogprobs>& positions, const std::vector<int64_t>& offsets) {
@@ -153,7 +153,7 @@ Flight::Events WholeEvents(const Service& service, const JobPtr& job,
   return events;
 }
 
-// false is none: clients of the chat endpoint send it.
+// Accepts false, which clients of the chat endpoint send, as no log-probabilities.
 WantedLogprobs ParseLogprobs(const Fields& f) {
   const Json* logprobs = f.Find("logprobs");
   if (!logprobs || *logprobs == false) return {};
