@@ -16,7 +16,7 @@ add_custom_target(unit_tests)
 # path, and all checkouts share the compiler cache.
 set(SWITCHYARD_TEST_DATA_DEFINITION SWITCHYARD_TEST_DATA="tests/data")
 
-# Test sources are compiled with -O1, which takes a quarter less time. The code under test keeps its own options.
+# Test sources are compiled with -O0, which takes a third less time than -O1. The code under test keeps its own options.
 set(SWITCHYARD_TEST_OPTIONS $<$<COMPILE_LANGUAGE:CXX>:-O0>)
 
 # Compiles the target's sources with the sanitizers if the module is in SWITCHYARD_SANITIZE_MODULES, or if that is empty.
