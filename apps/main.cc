@@ -31,6 +31,7 @@ constexpr const char* kHelp =
   switchyard train-picture LOG… --output X.svg     curves of training logs
   switchyard train-tokenizer TEXT… --output DIR    learn a tokenizer from text
   switchyard backends [--model-path DIR] [flags]   what pairs with what, and what is chosen
+  switchyard backends --markdown                   what works on CPUs, GPUs and several hosts
 
 Each sub-command answers --help.
 )";
@@ -72,7 +73,7 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
   if (command == "backends") {
     auto args = ParseBackends(rest);
     if (!args) return 0;
-    start(args->engine);
+    start(args->server.engine);
     return RunBackends(*args);
   }
   if (command == "train") {

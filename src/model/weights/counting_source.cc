@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "kernels/gpu_formats.h"
 #include "model/weights/int4_matrix.h"
 #include "model/weights/source.h"
 
@@ -42,10 +43,9 @@ class CountingSource : public WeightSource {
   // Whether a routed expert stays packed: its sizes must fit the tensor cores' tiles. Assumes that
   // its scales can be packed.
   bool StaysPacked(WeightFormat stored, const MatrixRequest& r) const {
-    const bool four_bits = stored == WeightFormat::kMxfp4 || stored == WeightFormat::kNvfp4 ||
-                           stored == WeightFormat::kInt4Group;
-    return packs_experts_ && four_bits && r.name.find(".experts.") != std::string::npos &&
-           r.rows.size() % 64 == 0 && r.cols.size() % 64 == 0;
+    return packs_experts_ && kernels::ExpertsStayPackedOnGpu(stored) &&
+           r.name.find(".experts.") != std::string::npos && r.rows.size() % 64 == 0 &&
+           r.cols.size() % 64 == 0;
   }
 
   const ModelConfig& config_;

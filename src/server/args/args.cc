@@ -373,15 +373,18 @@ std::optional<GenerateArgs> ParseGenerate(const std::vector<std::string>& args) 
   return a;
 }
 
-std::optional<ServerArgs> ParseBackends(const std::vector<std::string>& args) {
-  ServerArgs a;
+std::optional<BackendsArgs> ParseBackends(const std::vector<std::string>& args) {
+  BackendsArgs a;
   CLI::App app(
       "Print which MoE backends pair with which on this machine, and with --model-path what the "
       "flags choose for that checkpoint, and why",
       "switchyard backends");
-  AddEngineFlags(app, a);
+  Switch(app, "--markdown", a.markdown, kMisc,
+         "Print instead which features work on CPUs, GPUs and several hosts, as docs/features.md "
+         "has it; the table does not depend on this machine");
+  AddEngineFlags(app, a.server);
   app.get_option("--model-path")->required(false);
-  if (!Parse(app, args, a)) return std::nullopt;
+  if (!Parse(app, args, a.server)) return std::nullopt;
   return a;
 }
 

@@ -55,6 +55,12 @@ struct GenerateArgs {
   bool ignore_eos = false;
 };
 
+// What `backends` takes beside the engine's flags.
+struct BackendsArgs {
+  ServerArgs server;
+  bool markdown = false;  // --markdown: print the feature table of the docs instead
+};
+
 // What `bench one-batch` takes beside the engine's flags.
 struct OneBatchArgs {
   ServerArgs server;
@@ -87,6 +93,6 @@ std::optional<OneBatchArgs> ParseOneBatch(const std::vector<std::string>& args);
 // `which`: the word after `bench`, which may be wrong, --help, or missing.
 std::optional<BenchArgs> ParseBench(const std::string& which, const std::vector<std::string>& args);
 // `backends` takes the engine's flags, of which --model-path may be left out.
-std::optional<ServerArgs> ParseBackends(const std::vector<std::string>& args);
+std::optional<BackendsArgs> ParseBackends(const std::vector<std::string>& args);
 
 }  // namespace switchyard
