@@ -44,7 +44,7 @@ namespace {
 
 constexpr auto kTimePerCase = std::chrono::milliseconds(300);
 constexpr int kSamples = 7;  // samples per median
-constexpr int kFewestSamples = 3 * kSamples, kMostSamples = 2000;
+constexpr int kFewestSamples = 3 * kSamples, kMaxSamples = 2000;
 
 using Case = ExchangeCase;
 
@@ -194,7 +194,7 @@ class Bench {
   void Repeat(const std::function<void()>& body) {
     body();
     const auto start = Clock::now();
-    for (int i = 0; i < kMostSamples; ++i) {
+    for (int i = 0; i < kMaxSamples; ++i) {
       body();
       const bool enough = i + 1 >= kFewestSamples && Clock::now() - start > kTimePerCase;
       if (comm_->tp->Broadcast(enough ? "enough" : "more") == "enough") return;

@@ -36,7 +36,7 @@ constexpr const char* kStages[] = {
     "gather us",  "route us",        "dispatch us", "shared+arrive us", "permute us",
     "experts us", "permute back us", "combine us",  "sum us",           "scatter us"};
 constexpr int kStageCount = std::size(kStages);
-constexpr int kFewestRuns = 3, kMostRuns = 200;
+constexpr int kFewestRuns = 3, kMaxRuns = 200;
 constexpr double kSecondsPerCase = 1.0;
 // Passes draw their tokens from at least this many: fewer tokens would keep selecting the same
 // experts, which caches then hold.
@@ -165,7 +165,7 @@ class Rank {
     std::vector<double> passes, reads;
     std::array<std::vector<double>, kStageCount> stages;
     const auto start = Clock::now();
-    for (int run = -1; run < kMostRuns; ++run) {
+    for (int run = -1; run < kMaxRuns; ++run) {
       std::array<double, kStageCount> times{};
       comm_.tp->Barrier("bench");
       const auto begin = Clock::now();

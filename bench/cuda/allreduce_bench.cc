@@ -28,7 +28,7 @@ using cuda::PeerCollectives;
 using cuda::PeerMemory;
 using cuda::Stream;
 
-constexpr size_t kMostBytes = size_t{64} << 20;
+constexpr size_t kMaxBytes = size_t{64} << 20;
 constexpr int kSamples = 7;
 
 struct Rank {
@@ -79,9 +79,9 @@ class Bench {
                                     {.custom_all_reduce = false})) {}
 
   void Run() {
-    for (size_t bytes = 8192; bytes <= kMostBytes; bytes *= bytes < (size_t{4} << 20) ? 2 : 4)
+    for (size_t bytes = 8192; bytes <= kMaxBytes; bytes *= bytes < (size_t{4} << 20) ? 2 : 4)
       AllReduce(bytes);
-    for (size_t bytes = 65536; bytes <= kMostBytes; bytes *= 4) GatherAndScatter(bytes);
+    for (size_t bytes = 65536; bytes <= kMaxBytes; bytes *= 4) GatherAndScatter(bytes);
   }
 
  private:
@@ -92,8 +92,8 @@ class Bench {
       peer_.SetLimits(tagged_bytes, one_shot_bytes);
       Case("all-reduce", way, bytes, bus, [&] { peer_.AllReduceSum(rank_.data, count); });
     };
-    if (bytes <= kMaxTaggedBytes) peer("tagged", kMaxTaggedBytes, kMostBytes);
-    peer("one shot", 0, kMostBytes);
+    if (bytes <= kMaxTaggedBytes) peer("tagged", kMaxTaggedBytes, kMaxBytes);
+    peer("one shot", 0, kMaxBytes);
     peer("two shots", 0, 0);
     Case("all-reduce", "NCCL", bytes, bus, [&] { nccl_->AllReduceSum(rank_.data, count); });
   }
@@ -149,7 +149,7 @@ void CollectivesBench(const Options& options, double link, Report& report) {
                  [&](int rank, std::shared_ptr<SharedArena> arena) {
                    cuda::UseDevice(rank % gpus);
                    const auto comm = RankComm::Create(std::move(arena), shape, rank);
-                   const DeviceMemory data(kMostBytes), other(kMostBytes);
+                   const DeviceMemory data(kMaxBytes), other(kMaxBytes);
                    const Stream stream;
                    PeerMemory memory(*comm, 2 * cuda::CollectiveBytes({}, ranks),
                                      std::chrono::milliseconds(10'000));

@@ -133,10 +133,10 @@ class Unpickler {
         return true;
       }
       case 0x93: {  // STACK_GLOBAL
-        constexpr size_t kLongestName = 1000;
+        constexpr size_t kMaxNameLength = 1000;
         const std::vector<uint32_t> words = PopMany(2);
         for (const uint32_t word : words)
-          if (out_.at(word).kind != Kind::kText || out_.at(word).text.size() > kLongestName)
+          if (out_.at(word).kind != Kind::kText || out_.at(word).text.size() > kMaxNameLength)
             Damaged();
         Push(
             {.kind = Kind::kGlobal, .text = out_.at(words[0]).text + " " + out_.at(words[1]).text});

@@ -13,8 +13,8 @@ namespace {
 
 using Kind = Pickle::Kind;
 
-constexpr uint64_t kMostPickleBytes = 64 << 20;
-constexpr size_t kMostDimensions = 64;  // torch's limit
+constexpr uint64_t kMaxPickleBytes = 64 << 20;
+constexpr size_t kMaxDimensions = 64;  // torch's limit
 
 std::optional<DType> DTypeOfStorage(std::string_view name) {
   static constexpr std::pair<std::string_view, DType> kStorages[] = {
@@ -61,7 +61,7 @@ class TorchFile {
   std::string ReadPickle() const {
     if (pickle_name_.empty())
       throw Invalid("{}: a ZIP archive, but not one of torch.save: no data.pkl", archive_.name());
-    return archive_.Read(pickle_name_, kMostPickleBytes);
+    return archive_.Read(pickle_name_, kMaxPickleBytes);
   }
 
   bool IsTensor(const Pickle::Value& value) const {
@@ -77,7 +77,7 @@ class TorchFile {
   // A list of non-negative integers.
   std::vector<int64_t> Numbers(const std::string& name, const Pickle::Value& list) const {
     std::vector<int64_t> numbers;
-    if (list.kind != Kind::kList || list.items.size() > kMostDimensions) Damaged(name);
+    if (list.kind != Kind::kList || list.items.size() > kMaxDimensions) Damaged(name);
     for (const uint32_t item : list.items) {
       if (pickle_.at(item).kind != Kind::kInt || pickle_.at(item).number < 0) Damaged(name);
       numbers.push_back(pickle_.at(item).number);

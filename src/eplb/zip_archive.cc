@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kEndBytes = 22, kLocatorBytes = 20, kEnd64Bytes = 56;
 constexpr size_t kRecordBytes = 46, kHeaderBytes = 30;
-constexpr uint64_t kMostEntries = 1 << 20;
+constexpr uint64_t kMaxEntries = 1 << 20;
 constexpr uint32_t kIn64 = 0xffffffff;  // the value is in the 64-bit field
 
 // The little-endian number at `at`. Precondition: it lies inside the bytes.
@@ -37,8 +37,8 @@ std::string Extra64(const std::string& extra) {
 
 ZipArchive::ZipArchive(const std::filesystem::path& path)
     : name_(path.string()), in_(path, std::ios::binary), size_(std::filesystem::file_size(path)) {
-  constexpr uint64_t kMostComment = 65535;
-  const uint64_t tail_size = std::min<uint64_t>(size_, kEndBytes + kMostComment);
+  constexpr uint64_t kMaxComment = 65535;
+  const uint64_t tail_size = std::min<uint64_t>(size_, kEndBytes + kMaxComment);
   const std::string tail = Bytes(size_ - tail_size, tail_size);
   const size_t end = tail.rfind("PK\5\6");
   if (end == std::string::npos || end + kEndBytes > tail.size())
@@ -57,7 +57,7 @@ ZipArchive::ZipArchive(const std::filesystem::path& path)
 }
 
 void ZipArchive::ReadDirectory(uint64_t begin, uint64_t size, uint64_t entries) {
-  if (entries > kMostEntries) throw Invalid("{}: a ZIP archive of {} entries", name_, entries);
+  if (entries > kMaxEntries) throw Invalid("{}: a ZIP archive of {} entries", name_, entries);
   const std::string directory = Bytes(begin, size);
   size_t at = 0;
   for (uint64_t i = 0; i < entries; ++i) {

@@ -24,8 +24,8 @@ std::optional<fs::path> Variable(const char* name) {
 }
 
 bool IsNamePart(std::string_view part) {
-  constexpr size_t kLongest = 96;  // the hub's limit
-  return !part.empty() && part.size() <= kLongest && part.front() != '.' && part.front() != '-' &&
+  constexpr size_t kMaxLength = 96;  // the hub's limit
+  return !part.empty() && part.size() <= kMaxLength && part.front() != '.' && part.front() != '-' &&
          std::ranges::all_of(part, [](char c) {
            return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
                   c == '-' || c == '_' || c == '.';

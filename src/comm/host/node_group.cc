@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 using std::chrono::milliseconds;
 
 constexpr std::string_view kMagic = "switchyard-node-1";  // includes the protocol version
-constexpr uint64_t kMostBytes = uint64_t{64} << 20;       // of a message
+constexpr uint64_t kMaxBytes = uint64_t{64} << 20;        // of a message
 constexpr milliseconds kHelloTimeout = 2s;                // timeout for a NodeHello
 constexpr milliseconds kSendTimeout = 1s;
 // Added to the timeout of other nodes, so that node 0 times out first and names the missing nodes.
@@ -36,7 +36,7 @@ bool SendText(TcpStream& stream, const std::string& text, const IoLimit& limit) 
 std::optional<std::string> ReceiveText(TcpStream& stream, const IoLimit& limit = {}) {
   uint64_t size = 0;
   if (stream.Receive(&size, sizeof size, limit) != IoResult::kDone) return std::nullopt;
-  if (size > kMostBytes) return std::nullopt;
+  if (size > kMaxBytes) return std::nullopt;
   std::string text(size, '\0');
   if (stream.Receive(text.data(), size, limit) != IoResult::kDone) return std::nullopt;
   return text;
@@ -272,7 +272,7 @@ void NodeGroup::TellAll(const std::string& message) {
   for (Member& member : members_) SendText(member.stream, message, IoLimit::After(kSendTimeout));
 }
 
-void NodeGroup::SayEnd() {
+void NodeGroup::SendEnd() {
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;
@@ -280,7 +280,7 @@ void NodeGroup::SayEnd() {
   TellAll(std::string(1, static_cast<char>(News::kEnd)));
 }
 
-void NodeGroup::SayLost(const std::string& why, bool cause) {
+void NodeGroup::SendLost(const std::string& why, bool cause) {
   TellAll(static_cast<char>(cause ? News::kCause : News::kLost) + why);
 }
 

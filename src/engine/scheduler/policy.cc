@@ -11,7 +11,7 @@
 namespace switchyard {
 namespace {
 
-constexpr size_t kMostToMatch = 128;
+constexpr size_t kMaxToMatch = 128;
 
 std::span<const int32_t> Reusable(const Sequence& sequence) {
   return std::span(sequence.tokens).first(sequence.max_reusable());
@@ -88,7 +88,7 @@ void OrderWaiting(SchedulePolicy policy, const KvCache& cache, uint64_t step,
                   WaitingQueue* waiting) {
   const bool by_cache = policy == SchedulePolicy::kLpm || policy == SchedulePolicy::kDfsWeight;
   if (policy == SchedulePolicy::kFcfs || waiting->size() < 2) return;
-  if (by_cache && (!cache.reuses_prefixes() || waiting->size() > kMostToMatch))
+  if (by_cache && (!cache.reuses_prefixes() || waiting->size() > kMaxToMatch))
     policy = SchedulePolicy::kFcfs;
   const auto retracted = [](const Sequence* s) { return s->admitted_before; };
   std::vector<Sequence*> order = waiting->InOrder();

@@ -20,10 +20,10 @@ class PrefillPace {
   void Observe(int64_t prompt_rows, int64_t decode_rows, double seconds);
 
   double target_seconds() const;
-  // Between kLeastRows and max_rows. Changes only when the estimate moves by more than an eighth.
+  // Between kMinRows and max_rows. Changes only when the estimate moves by more than an eighth.
   int64_t rows() const { return rows_; }
 
-  static constexpr int64_t kLeastRows = 16;
+  static constexpr int64_t kMinRows = 16;
 
  private:
   const double given_target_;

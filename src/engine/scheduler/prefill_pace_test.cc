@@ -44,7 +44,7 @@ TEST(PrefillPace, StaysWithinItsBounds) {
   Machine{0.001, 1.0}.Run(dear, 20);
   Machine{0.001, 1.0}.Run(tiny, 20);
   EXPECT_EQ(cheap.rows(), 512);
-  EXPECT_EQ(dear.rows(), PrefillPace::kLeastRows);
+  EXPECT_EQ(dear.rows(), PrefillPace::kMinRows);
   EXPECT_EQ(tiny.rows(), 8);
 }
 

@@ -16,6 +16,6 @@ using ClientNames = std::map<std::string, std::string>;
 
 // Rethrows the current exception of Front::Check as a RequestError with the client's field names.
 // A ContextLengthError gets the code "context_length_exceeded". Call it from a catch block only.
-[[noreturn]] void RethrowNamed(const ClientNames& names);
+[[noreturn]] void RethrowWithClientNames(const ClientNames& names);
 
 }  // namespace switchyard

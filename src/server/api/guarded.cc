@@ -19,7 +19,7 @@ void Replace(const std::string& what, const std::string& with, std::string& text
 
 }  // namespace
 
-std::string WithoutPaths(const Service& service, std::string message) {
+std::string RedactPaths(const Service& service, std::string message) {
   std::vector<std::string> directories;
   const auto add = [&](const std::filesystem::path& path) {
     if (!path.empty()) directories.push_back(path.lexically_normal().string());
@@ -48,12 +48,12 @@ http::Handler Guarded(const Service& service, http::Handler handler) {
     try {
       handler(std::move(request), responder);
     } catch (const RequestError& e) {
-      responder.SendError(http::StatusOf(e.kind()), WithoutPaths(service, e.what()), e.code(),
+      responder.SendError(http::StatusOf(e.kind()), RedactPaths(service, e.what()), e.code(),
                           e.param());
     } catch (const ParameterError& e) {
-      responder.SendError(400, WithoutPaths(service, e.what()), {}, e.parameter);
+      responder.SendError(400, RedactPaths(service, e.what()), {}, e.parameter);
     } catch (const Error& e) {
-      responder.SendError(http::StatusOf(e.kind()), WithoutPaths(service, e.what()));
+      responder.SendError(http::StatusOf(e.kind()), RedactPaths(service, e.what()));
     }
   };
 }

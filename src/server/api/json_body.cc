@@ -14,10 +14,10 @@ namespace {
 
 // Maximum nesting depth. Messages and tool schemas are less deep, and recursive code that walks the
 // object does not overflow the stack.
-constexpr int kDeepest = 128;
+constexpr int kMaxDepth = 128;
 // Maximum keys of an object. ordered_json looks up keys by linear search, so parsing takes
 // quadratic time in the number of keys.
-constexpr int kMostKeys = 4096;
+constexpr int kMaxKeys = 4096;
 
 // Whether a chat template reads the field. In such fields, integers beyond 64 bits keep their
 // digits.
@@ -108,7 +108,7 @@ Json ParseBody(const http::Request& request) {
 Json ParseBody(std::string_view body, http::MemoryCharge* memory) {
   try {
     if (memory) memory->Require(ParsedBytes(body));
-    Json json = jinja::ParseExactJson(body, "body", {kDeepest, kMostKeys}, ReachesTemplates);
+    Json json = jinja::ParseExactJson(body, "body", {kMaxDepth, kMaxKeys}, ReachesTemplates);
     if (!json.is_object()) throw Invalid("the body is not a JSON object");
     return json;
   } catch (const Json::parse_error& e) {

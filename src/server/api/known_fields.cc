@@ -317,7 +317,7 @@ bool IsEmpty(const Json& value) {
   return std::all_of(value.begin(), value.end(), [](const Json& v) { return v.is_null(); });
 }
 
-bool AsksForNothing(const KnownField& field, const Json& value) {
+bool IsDisabled(const KnownField& field, const Json& value) {
   if (value.is_null() || value == false) return true;
   if (field.use == kRefused && IsEmpty(value)) return true;
   if (*field.neutral == '\0') return false;
@@ -349,11 +349,11 @@ std::span<const KnownField> KnownFields(RequestKind kind) {
 }
 
 bool UnknownFields::Log(const std::string& name) {
-  constexpr size_t kMostNames = 256, kLongestName = 80;
-  std::string shown = Dump(Json(name.substr(0, kLongestName)));  // escapes control characters
+  constexpr size_t kMaxNames = 256, kMaxNameLength = 80;
+  std::string shown = Dump(Json(name.substr(0, kMaxNameLength)));  // escapes control characters
   {
     std::lock_guard lock(mutex_);
-    if (seen_.size() >= kMostNames || !seen_.insert(shown).second) return false;
+    if (seen_.size() >= kMaxNames || !seen_.insert(shown).second) return false;
   }
   LOG_WARNING("ignored unknown request field {}; further requests with it are not logged", shown);
   return true;
@@ -365,7 +365,7 @@ void CheckFields(const Fields& fields, RequestKind kind, UnknownFields& unknown)
     if (!field) {
       unknown.Log(fields.Name(name.c_str()));
     } else if ((field->use == kRefused || field->use == kRefusedEvenEmpty) &&
-               !AsksForNothing(*field, value)) {
+               !IsDisabled(*field, value)) {
       throw InvalidField(fields.Name(field->name), "{} {}", fields.Name(field->name), field->why);
     }
   }

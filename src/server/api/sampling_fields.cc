@@ -57,7 +57,7 @@ void ParseSamplingFields(const Tokenizer& tokenizer, const Fields& f, Generation
   spec->skip_special_tokens = f.Bool("skip_special_tokens", true);
 }
 
-const Json* ForPrompt(const Fields& f, const char* key, size_t i, size_t prompts) {
+const Json* ValueForPrompt(const Fields& f, const char* key, size_t i, size_t prompts) {
   const Json* field = f.Find(key);
   if (!field || !field->is_array()) return field;
   if (field->size() != prompts)
@@ -66,9 +66,9 @@ const Json* ForPrompt(const Fields& f, const char* key, size_t i, size_t prompts
   return (*field)[i].is_null() ? nullptr : &(*field)[i];
 }
 
-void ParseRequestName(const Fields& f, const char* key, size_t i, size_t prompts,
-                      GenerationSpec* spec) {
-  const Json* name = ForPrompt(f, key, i, prompts);
+void ParseRequestId(const Fields& f, const char* key, size_t i, size_t prompts,
+                    GenerationSpec* spec) {
+  const Json* name = ValueForPrompt(f, key, i, prompts);
   if (!name) return;
   if (!name->is_string()) throw InvalidField(f.Name(key), "{} is not a string", f.Name(key));
   spec->name = name->get<std::string>();
@@ -80,7 +80,7 @@ void ParseRequestName(const Fields& f, const char* key, size_t i, size_t prompts
 std::string ParseCacheSalt(const Fields& f, size_t i, size_t prompts) {
   std::string salt;
   for (const char* key : {"cache_salt", "extra_key"}) {
-    const Json* value = ForPrompt(f, key, i, prompts);
+    const Json* value = ValueForPrompt(f, key, i, prompts);
     if (!value || *value == "") continue;
     if (!value->is_string()) throw InvalidField(f.Name(key), "{} is not a string", f.Name(key));
     const auto& text = value->get_ref<const std::string&>();

@@ -19,12 +19,12 @@ void ParseSamplingFields(const Tokenizer& tokenizer, const Fields& f, Generation
 
 // Value of a field for prompt i. The field has one value for all prompts, or a list of `prompts`
 // values. nullptr if the value is absent or null.
-const Json* ForPrompt(const Fields& f, const char* key, size_t i, size_t prompts);
+const Json* ValueForPrompt(const Fields& f, const char* key, size_t i, size_t prompts);
 
 // Parses the request's name (rid or request_id): a list with one name per prompt, or one name. If
 // several prompts share one name, prompt i gets the suffix "_<i>", as in SGLang.
-void ParseRequestName(const Fields& f, const char* key, size_t i, size_t prompts,
-                      GenerationSpec* spec);
+void ParseRequestId(const Fields& f, const char* key, size_t i, size_t prompts,
+                    GenerationSpec* spec);
 
 // `priority` as the scheduler orders it: larger first, requests without one last (SGLang's rule).
 // RequestError where it is not 0 without --enable-priority-scheduling.

@@ -5,8 +5,8 @@
 #include <mutex>
 
 #include "server/api/base64.h"
-#include "server/api/flight.h"
 #include "server/api/guarded.h"
+#include "server/api/pending_response.h"
 #include "server/http/error_body.h"
 #include "server/http/sse.h"
 
@@ -102,7 +102,7 @@ void HandleGenerate(Service& service, const http::Request& request,
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return GenerateAnswer(*service.model.tokenizer, *body, body->specs[i], a, with_input, seconds);
   };
-  Flight::Events events;
+  PendingResponse::Events events;
   if (body->stream) {
     // As in SGLang, each event has the accumulated output, or with --stream-output only the new
     // part. The prompt's log-probabilities are long and constant, so only the first event has them.
@@ -110,7 +110,7 @@ void HandleGenerate(Service& service, const http::Request& request,
                                                          const Accumulated& a) {
       if (e.finish == FinishReason::kError) {
         responder.Write(http::SseEvent(
-            http::ErrorBody(http::StatusOf(e.error_kind), WithoutPaths(service, e.error))));
+            http::ErrorBody(http::StatusOf(e.error_kind), RedactPaths(service, e.error))));
         return;
       }
       const bool first = a.tokens.size() == e.tokens.size();
@@ -127,14 +127,14 @@ void HandleGenerate(Service& service, const http::Request& request,
       for (const Accumulated& a : all) {
         if (a.last.finish == FinishReason::kError)
           return responder.SendError(http::StatusOf(a.last.error_kind),
-                                     WithoutPaths(service, a.last.error));
+                                     RedactPaths(service, a.last.error));
       }
       Json list = Json::array();
       for (size_t i = 0; i < all.size(); ++i) list.push_back(answer(i, all[i], true));
       responder.Send(200, http::kJson, Dump(body->single ? list[0] : list));
     };
   }
-  Flight::Start(service, body->specs, body->stream, responder, std::move(events));
+  PendingResponse::Start(service, body->specs, body->stream, responder, std::move(events));
 }
 
 }  // namespace switchyard::native

@@ -111,19 +111,19 @@ class Scrape : public std::enable_shared_from_this<Scrape> {
   void Start() {
     service_.front.Stats([self = shared_from_this()](const std::vector<EngineStats>& groups) {
       AddEngine(self->page_, groups);
-      self->Go([&] { self->AskExperts(); });
+      self->Go([&] { self->RequestExperts(); });
     });
   }
 
  private:
-  void AskExperts() {
-    if (!service_.args.engine.recorder.any()) return AskEplb();
+  void RequestExperts() {
+    if (!service_.args.engine.recorder.any()) return RequestEplb();
     service_.front.GetExpertLoad([self = shared_from_this()](const ExpertLoadReport& report) {
       if (report.error.empty()) AddExperts(self->page_, report.load);
-      self->Go([&] { self->AskEplb(); });
+      self->Go([&] { self->RequestEplb(); });
     });
   }
-  void AskEplb() {
+  void RequestEplb() {
     if (!service_.args.engine.eplb.enable) return Send();
     service_.front.GetEplb([self = shared_from_this()](const EplbReport& report) {
       if (report.refused.empty()) AddEplb(self->page_, report.status);

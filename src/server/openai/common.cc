@@ -134,7 +134,7 @@ bool TruncatePrompt(const Service& service, const Fields& f, const GenerationSpe
   return true;
 }
 
-ClientNames NamesOf(const Fields& f, const char* prompt, const char* top) {
+ClientNames ClientNamesOf(const Fields& f, const char* prompt, const char* top) {
   return {
       {"prompt", prompt},
       {"max_new_tokens", f.Has("max_completion_tokens") ? "max_completion_tokens" : "max_tokens"},

@@ -40,7 +40,7 @@ bool TruncatePrompt(const Service& service, const Fields& f, const GenerationSpe
 
 // Maps the engine's parameters in errors of Front::Check to this body's fields. `prompt` is the
 // field of the prompt, and `top` that of the number of alternatives.
-ClientNames NamesOf(const Fields& f, const char* prompt, const char* top);
+ClientNames ClientNamesOf(const Fields& f, const char* prompt, const char* top);
 
 // Members of a response and options of its stream.
 struct Delivery {

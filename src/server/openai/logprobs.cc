@@ -34,7 +34,7 @@ Json ChatToken(const TokenStyle& style, int32_t token, float logprob) {
 
 // Key for a token whose text is already the key of another token. A partial character gives
 // "bytes:…", as in OpenAI's API; other tokens give the id.
-std::string OtherKey(const TokenStyle& style, int32_t token, const Json& taken) {
+std::string DisambiguatedKey(const TokenStyle& style, int32_t token, const Json& taken) {
   const std::string bytes = TokenBytes(style.tokenizer, token);
   std::string key = "bytes:" + TokenLabel(style.tokenizer, token);
   return IsValidUtf8(bytes) || taken.contains(key) ? IdLabel(token) : key;
@@ -71,14 +71,14 @@ void CompletionLogprobs::Add(const std::vector<PositionLogprobs>& positions,
 }
 
 // Keys are token texts. Of several alternatives with one text, the chosen token keeps it, else the
-// first one; the others get OtherKey.
+// first one; the others get DisambiguatedKey.
 Json CompletionLogprobs::Alternatives(const PositionLogprobs& p) const {
   const std::string own = TextOf(style_, p.token);
   Json alternatives = Json::object();
   for (const TokenLogprob& t : Shown(p, top_)) {
     std::string key = TextOf(style_, t.token);
     if (t.token != p.token && (key == own || alternatives.contains(key)))
-      key = OtherKey(style_, t.token, alternatives);
+      key = DisambiguatedKey(style_, t.token, alternatives);
     alternatives[key] = t.logprob;
   }
   return alternatives;

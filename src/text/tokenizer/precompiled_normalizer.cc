@@ -16,7 +16,7 @@ namespace switchyard {
 namespace {
 
 // Longer grapheme clusters are looked up only by character.
-constexpr size_t kLongestCluster = 5;  // bytes
+constexpr size_t kMaxCluster = 5;  // bytes
 
 uint32_t LittleEndian(std::string_view bytes, size_t at) {
   uint32_t value = 0;
@@ -70,7 +70,7 @@ class PrecompiledNormalizer final : public TextNormalizer {
     MarkedText out(text.marked());
     for (size_t begin = 0; begin < bytes.size();) {
       const size_t end = EndOfCluster(bytes, begin);
-      if (end - begin > kLongestCluster || !Rewrite(text, {begin, end}, &out)) {
+      if (end - begin > kMaxCluster || !Rewrite(text, {begin, end}, &out)) {
         for (size_t at = begin; at < end;) {
           const size_t from = at;
           NextCharacter(bytes, &at);

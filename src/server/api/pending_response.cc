@@ -1,4 +1,4 @@
-#include "server/api/flight.h"
+#include "server/api/pending_response.h"
 
 #include <string>
 #include <utility>
@@ -37,8 +37,8 @@ size_t CostOf(const GenerationEvent& e) {
 
 }  // namespace
 
-Flight::Flight(Service& service, size_t count, bool stream, const http::Responder& responder,
-               Events events)
+PendingResponse::PendingResponse(Service& service, size_t count, bool stream,
+                                 const http::Responder& responder, Events events)
     : service_(service),
       stream_(stream),
       events_(std::move(events)),
@@ -50,36 +50,36 @@ Flight::Flight(Service& service, size_t count, bool stream, const http::Responde
   served_.model = service.model.name;
 }
 
-void Flight::Start(Service& service, const std::vector<GenerationSpec>& specs, bool stream,
-                   const http::Responder& responder, Events events) {
+void PendingResponse::Start(Service& service, const std::vector<GenerationSpec>& specs, bool stream,
+                            const http::Responder& responder, Events events) {
   if (!service.ready)
     throw Error(ErrorKind::kUnavailable, "the server is still loading", "try again later");
-  const std::shared_ptr<Flight> flight(
-      new Flight(service, specs.size(), stream, responder, std::move(events)));
+  const std::shared_ptr<PendingResponse> pending(
+      new PendingResponse(service, specs.size(), stream, responder, std::move(events)));
   size_t bytes = 0;
   for (const GenerationSpec& spec : specs)
     bytes += kGenerationBytes + kPromptCopies * sizeof(int32_t) * spec.input_ids.size();
-  flight->memory_.Require(bytes);
-  service.front.CheckRoom(specs.size());
+  pending->memory_.Require(bytes);
+  service.front.CheckCapacity(specs.size());
   // working_ is initially true. So events stay in queue_ until all generations are accepted and the
   // stream is open.
   try {
     for (size_t i = 0; i < specs.size(); ++i) {
-      flight->ids_.push_back(service.front.Submit(
-          specs[i], [flight, i](const GenerationEvent& e) { flight->OnEvent(i, e); }));
+      pending->ids_.push_back(service.front.Submit(
+          specs[i], [pending, i](const GenerationEvent& e) { pending->OnEvent(i, e); }));
     }
   } catch (...) {
-    flight->Abort();  // aborts the generations already accepted; no response
+    pending->Abort();  // aborts the generations already accepted; no response
     throw;
   }
   if (stream) responder.BeginStream(200, kStreamType);
-  responder.OnClose([weak = std::weak_ptr(flight)] {
+  responder.OnClose([weak = std::weak_ptr(pending)] {
     if (const auto alive = weak.lock()) alive->Abort();
   });
-  flight->ProcessQueue();
+  pending->ProcessQueue();
 }
 
-void Flight::OnEvent(size_t i, const GenerationEvent& event) {
+void PendingResponse::OnEvent(size_t i, const GenerationEvent& event) {
   const bool small = CostOf(event) <= http::WorkerPool::kQuickBytes;
   std::optional<http::Responder> responder;
   {
@@ -99,7 +99,7 @@ void Flight::OnEvent(size_t i, const GenerationEvent& event) {
 }
 
 // Only the thread that set working_ calls this. Processes events until the queue is empty.
-void Flight::ProcessQueue() {
+void PendingResponse::ProcessQueue() {
   while (true) {
     std::deque<News> news;
     {
@@ -114,7 +114,7 @@ void Flight::ProcessQueue() {
   }
 }
 
-void Flight::Process(const News& news) {
+void PendingResponse::Process(const News& news) {
   if (open_ == 0) return;
   const GenerationEvent& event = news.event;
   try {
@@ -138,7 +138,7 @@ void Flight::Process(const News& news) {
   memory_.Resize(0);
 }
 
-void Flight::Note(const GenerationEvent& event) {
+void PendingResponse::Note(const GenerationEvent& event) {
   if (served_.first_token_seconds < 0 && !event.tokens.empty())
     served_.first_token_seconds = std::chrono::duration<double>(Clock::now() - start_).count();
   if (!event.finished()) return;
@@ -147,7 +147,7 @@ void Flight::Note(const GenerationEvent& event) {
   served_.cached += event.cached_tokens;
 }
 
-void Flight::GiveUp(const Error& error) {
+void PendingResponse::GiveUp(const Error& error) {
   open_ = 0;
   Abort();
   std::lock_guard lock(mutex_);
@@ -159,6 +159,6 @@ void Flight::GiveUp(const Error& error) {
   responder.EndStream();
 }
 
-void Flight::Abort() { service_.front.Abort(ids_); }  // ignores finished generations
+void PendingResponse::Abort() { service_.front.Abort(ids_); }  // ignores finished generations
 
 }  // namespace switchyard

@@ -20,7 +20,7 @@ namespace switchyard {
 // disconnects. Kept alive by its generations and its connection. Events arrive on the front's
 // reader thread. Large events and complete responses go to a worker thread, so that one long
 // response does not delay the streams of other requests. The order of events is kept.
-class Flight : public std::enable_shared_from_this<Flight> {
+class PendingResponse : public std::enable_shared_from_this<PendingResponse> {
  public:
   struct Events {
     // Called for each event of generation i, with its accumulated output. May be null.
@@ -42,8 +42,8 @@ class Flight : public std::enable_shared_from_this<Flight> {
     GenerationEvent event;
   };
 
-  Flight(Service& service, size_t count, bool stream, const http::Responder& responder,
-         Events events);
+  PendingResponse(Service& service, size_t count, bool stream, const http::Responder& responder,
+                  Events events);
   void OnEvent(size_t i, const GenerationEvent& event);
   void Process(const News& news);
   void ProcessQueue();
