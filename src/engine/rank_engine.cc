@@ -66,7 +66,7 @@ struct RankEngine::Impl {
   std::optional<int32_t> Draw(const Sequence& sequence, const Rows& own);
   void CheckFinished(const Sequence& sequence, int32_t token, RequestOutput& output) const;
   RequestOutput NewOutput(Sequence& sequence) const;
-  void Fail(Sequence& sequence, const std::string& error);
+  void Fail(Sequence& sequence, const std::string& error, ErrorKind kind = ErrorKind::kResource);
   void Close(Sequence& sequence, bool discard);
 
   const Options options;
@@ -193,10 +193,11 @@ void RankEngine::Impl::Close(Sequence& sequence, bool discard) {
   table.erase(id);
 }
 
-void RankEngine::Impl::Fail(Sequence& sequence, const std::string& error) {
+void RankEngine::Impl::Fail(Sequence& sequence, const std::string& error, ErrorKind kind) {
   RequestOutput output = NewOutput(sequence);
   output.finish = FinishReason::kError;
   output.error = error;
+  output.error_kind = kind;
   answers.push_back(std::move(output));
   Close(sequence, /*discard=*/true);  // its results are not trusted
 }
@@ -361,7 +362,8 @@ void RankEngine::Impl::SampleToken(Sequence& sequence, const Rows& own) {
   } else {
     const std::optional<int32_t> token = Draw(sequence, own);
     if (!token) {
-      Fail(sequence, "the request's bans and its required tokens leave no token to sample");
+      Fail(sequence, "the request's banned tokens and its minimum leave no token to sample",
+           ErrorKind::kInvalid);
       return;
     }
     if (sequence.request.logprob.enabled)
