@@ -197,7 +197,9 @@ void AddPrecision(std::vector<Feature>& all) {
   for (const DType dtype :
        {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kF8E5M2, DType::kI8}) {
     if (!kernels::IsCacheType(dtype)) continue;
-    cache(Name(dtype), {.gpus = SizeOf(dtype) > 1});  // GPUs have no kernels for codes
+    const std::string_view name =
+        dtype == DType::kF8E4M3 ? "fp8_e4m3" : Name(dtype);  // as flags say
+    cache(name, {.gpus = SizeOf(dtype) > 1});                // GPUs have no kernels for codes
     all.back().requested = [dtype](const EngineConfig& config, const ModelConfig&) {
       return ParseDType(config.kv_cache_dtype) == dtype;  // in any spelling
     };
