@@ -193,7 +193,7 @@ TEST(RankLoop, TheRecorderAnswersOnce) {
   for (const uint64_t ticket : {6, 8, 9})
     EXPECT_THAT(refused.records.at(ticket).dump.error,
                 ::testing::HasSubstr("--expert-distribution-recorder-mode"));
-  EXPECT_THAT(refused.loads.at(10).error, ::testing::HasSubstr("not counted"));
+  EXPECT_THAT(refused.loads.at(10).error, ::testing::HasSubstr("counting is disabled"));
 }
 
 TEST(RankLoop, NothingMovesWithoutAManager) {
