@@ -31,6 +31,7 @@ constexpr const char* kHelp =
   switchyard train-picture LOG… --output X.svg     curves of training logs
   switchyard train-tokenizer TEXT… --output DIR    learn a tokenizer from text
   switchyard backends [--model-path DIR] [flags]   what pairs with what, and what is chosen
+  switchyard backends --markdown                   what works on CPUs, GPUs and several hosts
 
 Each sub-command answers --help.
 )";
@@ -51,7 +52,7 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
     fmt::print("switchyard {}\n", SWITCHYARD_VERSION);
     return 0;
   }
-  // Of a sub-command's parsed arguments: the engine's part gets its backends.
+  // Sets the backends of a sub-command's engine config.
   const auto start = [&](EngineConfig& engine) {
     engine.backends = backends;
     InitLog(engine.log_level);
@@ -72,7 +73,7 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
   if (command == "backends") {
     auto args = ParseBackends(rest);
     if (!args) return 0;
-    start(args->engine);
+    start(args->server.engine);
     return RunBackends(*args);
   }
   if (command == "train") {

@@ -18,7 +18,7 @@
 namespace switchyard {
 namespace {
 
-constexpr size_t kMostLines = 8192;
+constexpr size_t kMaxLines = 8192;
 
 // Shared by the sink and its thread, which is left behind where the process ends while stderr is
 // blocked.
@@ -32,7 +32,7 @@ struct LineQueue {
   void Push(std::string line) {
     {
       std::lock_guard lock(mutex);
-      if (lines.size() >= kMostLines) {
+      if (lines.size() >= kMaxLines) {
         ++dropped;
         return;
       }

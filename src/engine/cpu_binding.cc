@@ -41,7 +41,7 @@ CpuBinding BindToList(CpuList cpus, const CpuList& allowed, int32_t threads_per_
   binding.cpus = std::move(cpus);
   binding.taken = CpuReservation::Take(binding.threads, binding.cpus);
   if (!binding.taken)
-    LOG_WARNING("{}: another server has pinned threads to some of CPUs {} too", kFlag,
+    LOG_WARNING("{}: another server has also pinned threads to some of CPUs {}", kFlag,
                 FormatCpuList(binding.cpus));
   return binding;
 }
@@ -64,7 +64,7 @@ std::vector<CpuList> ParseCpuBind(const std::string& text, int32_t threads_per_r
   }
   if (std::ssize(parts) != ranks_of_host)
     throw Invalid(
-        "{} {}: has CPUs of {} ranks, and this host has {}; want auto, none, or one list "
+        "{} {}: lists CPUs of {} ranks, but this host has {} ranks; want auto, none, or one list "
         "per rank, separated by |, like 0-3|4-7",
         kFlag, text, parts.size(), ranks_of_host);
   CpuList all;

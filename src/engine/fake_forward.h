@@ -77,7 +77,7 @@ class FakeForward : public ForwardFunction {
   int64_t most_rows = 0, passes = 0;
   uint64_t fingerprint = 0;  // of all batches so far
   int32_t poison = -1;       // a history that contains this token gives NaN
-  std::string router_fault;  // of every sequence of a pass with NaN
+  std::string router_fault;  // the router fault of every sequence in a pass with NaN
 
  private:
   struct Entry {
@@ -111,7 +111,7 @@ class FakeForward : public ForwardFunction {
       rows += sequence.rows;
     }
     EXPECT_EQ(rows, batch.num_tokens());
-    // A group without rows runs a pass only if another group has rows.
+    // A group without rows runs a pass only because another group has rows.
     EXPECT_GT(std::accumulate(batch.group_tokens.begin(), batch.group_tokens.end(), int64_t{rows}),
               0);
   }

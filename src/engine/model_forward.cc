@@ -24,10 +24,10 @@ int64_t ModelForward::routed_width() const {
 }
 
 void ModelForward::NoteFaults(const ForwardBatch& batch) {
-  constexpr size_t kMostKept = 4096;  // aborted requests leave theirs behind
+  constexpr size_t kMaxKept = 4096;  // bounds the entries that aborted requests leave
   const std::span<const int32_t> faults = model_.router_faults();
   if (std::ranges::all_of(faults, [](int32_t fault) { return fault < 0; })) return;
-  if (faults_.size() > kMostKept) faults_.clear();
+  if (faults_.size() > kMaxKept) faults_.clear();
   for (size_t i = 0; i < batch.request_ids.size(); ++i) {
     const auto& sequence = batch.sequences[i];
     for (const int32_t fault : faults.subspan(sequence.row_begin, sequence.rows))

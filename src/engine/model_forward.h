@@ -37,7 +37,8 @@ class ModelForward : public ForwardFunction {
   ExpertRecorder* const recorder_;      // or null
   EplbManager* const eplb_;             // or null
   std::vector<int32_t> sequence_rows_;  // [sequences]
-  // By request, the first router fault that this rank saw: chunks before the last give no logits.
+  // By request id: the first router fault on this rank. Kept over passes, since prefill chunks
+  // before the last give no logits.
   std::map<uint64_t, int32_t> faults_;
 };
 

@@ -10,6 +10,7 @@
 #include "engine/cpu_binding.h"
 #include "engine/dp_controller.h"
 #include "engine/expert_services.h"
+#include "engine/features.h"
 #include "engine/gpu_memory.h"
 #include "engine/host_memory.h"
 #include "engine/rank_engine.h"
@@ -46,6 +47,11 @@ void CheckFlags(const EngineConfig& c) {
   ParseSchedulePolicy(c.schedule_policy);
   if (!(c.schedule_conservativeness >= 0.0 && c.schedule_conservativeness <= 1e3))
     throw Invalid("--schedule-conservativeness {}: want 0 to 1000", c.schedule_conservativeness);
+  if (c.target_step_ms != -1 && !(c.target_step_ms >= 0 && c.target_step_ms <= 1e6))
+    throw Invalid("--target-step-ms {}: want 0 to 1000000, or -1 to derive it", c.target_step_ms);
+  if (c.preemption_threshold < 0)
+    throw Invalid("--priority-scheduling-preemption-threshold {}: want at least 0",
+                  c.preemption_threshold);
   if (c.decode_log_interval < 0)
     throw Invalid("--decode-log-interval {}: want at least 0", c.decode_log_interval);
   if (c.max_running_requests < 0 || c.max_running_requests > kMaxBatchTokens)
@@ -71,8 +77,6 @@ void CheckRecorder(const ExpertRecorderOptions& recorder, const EnginePlan& plan
   const char* flag = recorder.mode.empty() ? "--enable-expert-distribution-metrics"
                                            : "--expert-distribution-recorder-mode";
   if (!plan.model.has_moe()) throw Invalid("{}: this model has no experts", flag);
-  if (plan.cuda)
-    throw Invalid("{}: expert counts are supported on CPUs only; want --device cpu", flag);
 }
 
 void CheckEplb(const EngineConfig& config, const EnginePlan& plan) {
@@ -80,7 +84,6 @@ void CheckEplb(const EngineConfig& config, const EnginePlan& plan) {
   if (!eplb.enable && eplb.dispatch == "static") return;
   const char* flag = eplb.enable ? "--enable-eplb" : "--ep-dispatch-algorithm";
   if (!plan.model.has_moe()) throw Invalid("{}: this model has no experts", flag);
-  if (plan.cuda) throw Invalid("{}: supported on CPUs only; want --device cpu", flag);
   if (!eplb.enable) return;
   if (config.mesh.ep == 1)
     throw Invalid("--enable-eplb: all experts are on one EP rank; want --ep-size 2 or more");
@@ -91,7 +94,8 @@ void CheckEplb(const EngineConfig& config, const EnginePlan& plan) {
   }
 }
 
-// flashinfer_mxfp4 names MXFP4 experts; grouped_mlp, which does its work, computes any.
+// flashinfer_mxfp4 requires MXFP4 experts; grouped_mlp, which replaces it here, supports any
+// format.
 void CheckRunnerFormat(const EngineConfig& config, const ModelConfig& model) {
   if (config.moe.runner_backend != "flashinfer_mxfp4" || !model.has_moe()) return;
   if (model.quantization.method == "mxfp4") return;
@@ -113,15 +117,13 @@ DType ChooseDType(const std::string& value, DType automatic) {
   return *dtype;
 }
 
-DType ChooseCacheDType(const EngineConfig& config, bool cuda, DType automatic) {
+DType ChooseCacheDType(const EngineConfig& config, DType automatic) {
   const std::string& value = config.kv_cache_dtype;
   if (value == "auto") return automatic;
   const auto dtype = ParseDType(value);
   if (!dtype || !kernels::IsCacheType(*dtype))
     throw Invalid("--kv-cache-dtype {}: want auto, float32, bfloat16, float16, fp8_e4m3 or int8",
                   value);
-  if (cuda && SizeOf(*dtype) == 1)
-    throw Invalid("--kv-cache-dtype {}: CPUs only; want auto or bfloat16 on GPUs", value);
   return *dtype;
 }
 
@@ -393,10 +395,12 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   CheckRunnerFormat(config, plan.model);
   if (plan.cuda && plan.model.attention.clip_qkv != 0.0f)
     throw Invalid(
-        "config.json: clip_qkv: queries, keys and values are clipped on CPUs only so far; "
+        "config.json: clip_qkv: clipping of queries, keys and values is supported on CPUs only; "
         "want --device cpu");
   CheckRecorder(config.recorder, plan);
   CheckEplb(config, plan);
+  CheckFeatures(config, plan.model,
+                {.gpus = plan.cuda, .several_hosts = plan.ranks_of_host < config.mesh.tp});
   plan.dtype = ChooseDType(config.dtype,
                            IsActivationType(plan.model.dtype) ? plan.model.dtype : DType::kBF16);
   // bfloat16 matches the precision of the matrix products, at half the size. On CPUs the rows of
@@ -404,7 +408,7 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   const QuantizationConfig& quantization = plan.model.quantization;
   const bool rounds = plan.dtype != DType::kF32 &&
                       (plan.cuda || (quantization.bfloat16_rows && quantization.none()));
-  plan.kv_dtype = ChooseCacheDType(config, plan.cuda, rounds ? DType::kBF16 : DType::kF32);
+  plan.kv_dtype = ChooseCacheDType(config, rounds ? DType::kBF16 : DType::kF32);
   plan.context_length = ChooseContext(config, plan.model);
   plan.max_running_requests =
       PerGroup(config.max_running_requests ? config.max_running_requests : kDefaultRunningRequests,

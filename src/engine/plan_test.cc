@@ -186,14 +186,15 @@ TEST(Plan, RopeScalingStretchesTheLongestContext) {
 
 TEST(Plan, MaxPrefillTokensBoundAStep) {
   EngineConfig config = Fixture();
+  config.max_running_requests = 10;
   const int64_t rows = MakePlan(config).max_batch_tokens;
   config.max_prefill_tokens = 1000;
   EXPECT_EQ(MakePlan(config).max_batch_tokens, rows - 1048);
-  config.chunked_prefill_size = -1;  // a whole prompt at least
+  config.chunked_prefill_size = -1;  // at least one whole prompt
   config.context_length = 123;
-  EXPECT_EQ(MakePlan(config).max_batch_tokens, 1000 + 63);
+  EXPECT_EQ(MakePlan(config).max_batch_tokens, 1000 + 10);
   config.max_prefill_tokens = 100;
-  EXPECT_EQ(MakePlan(config).max_batch_tokens, 123 + 63);
+  EXPECT_EQ(MakePlan(config).max_batch_tokens, 123 + 10);
 }
 
 TEST(Plan, Mxfp4sRunnerWantsMxfp4Experts) {

@@ -51,7 +51,7 @@ struct RankEngine::Impl {
   };
   // Enables drawing in the model if it supports it and no row of the batch needs its logits here.
   void RequestDeviceSampling();
-  // Writes one line to the log every --decode-log-interval steps that decode.
+  // Writes one log line every --decode-log-interval steps with decoding.
   void LogDecoding();
   // Processes the results of the batch's pass.
   void ProcessPass(Rows all);
@@ -66,7 +66,7 @@ struct RankEngine::Impl {
   std::optional<int32_t> Draw(const Sequence& sequence, const Rows& own);
   void CheckFinished(const Sequence& sequence, int32_t token, RequestOutput& output) const;
   RequestOutput NewOutput(Sequence& sequence) const;
-  void Fail(Sequence& sequence, const std::string& error);
+  void Fail(Sequence& sequence, const std::string& error, ErrorKind kind = ErrorKind::kResource);
   void Close(Sequence& sequence, bool discard);
 
   const Options options;
@@ -83,7 +83,7 @@ struct RankEngine::Impl {
   ForwardBatch batch;                   // reused between steps to keep its allocations
   std::vector<std::string> faults;      // [sequences] of the last pass, or empty
   EngineStats counters;
-  // Of --decode-log-interval.
+  // Counters for --decode-log-interval.
   int64_t decode_steps = 0, logged_tokens = 0;
   std::chrono::steady_clock::time_point last_log = std::chrono::steady_clock::now();
 };
@@ -110,11 +110,13 @@ Scheduler::Options SchedulerOptions(const RankEngine::Options& options, int64_t 
   const bool whole = options.chunked_prefill_size < 0;
   return {.max_running_requests = options.max_running_requests,
           .chunk_rows = MaxPromptRows(options.chunked_prefill_size, options.max_prefill_tokens,
-                                       options.context_length),
+                                      options.context_length),
           .whole_prompts = whole,
           .max_logit_rows = options.max_logit_rows ? options.max_logit_rows : MaxLogitRows(vocab),
           .policy = options.policy,
-          .conservativeness = options.conservativeness};
+          .conservativeness = options.conservativeness,
+          .priorities = options.priorities,
+          .preemption_threshold = options.preemption_threshold};
 }
 
 }  // namespace
@@ -191,10 +193,11 @@ void RankEngine::Impl::Close(Sequence& sequence, bool discard) {
   table.erase(id);
 }
 
-void RankEngine::Impl::Fail(Sequence& sequence, const std::string& error) {
+void RankEngine::Impl::Fail(Sequence& sequence, const std::string& error, ErrorKind kind) {
   RequestOutput output = NewOutput(sequence);
   output.finish = FinishReason::kError;
   output.error = error;
+  output.error_kind = kind;
   answers.push_back(std::move(output));
   Close(sequence, /*discard=*/true);  // its results are not trusted
 }
@@ -223,6 +226,8 @@ void RankEngine::Impl::SetGroups(std::span<const StepCounts> groups) {
 
 StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
   SetGroups(groups);
+  scheduler.SetOthersDecode(
+      std::ranges::any_of(groups, [](const StepCounts& group) { return group.decode_tokens > 0; }));
   const bool others =
       std::ranges::any_of(groups, [](const StepCounts& group) { return group.tokens > 0; });
   if (others || !plan.empty()) {
@@ -275,7 +280,8 @@ void RankEngine::Impl::ProcessPass(Rows all) {
     CHECK_EQ(all.drawn.size(), batch.logit_rows.size());
   }
   if (!plan.empty()) ++counters.steps;
-  // All ranks of the group have the same logits, so they ask together or not at all.
+  // All ranks of the group have the same logits, so either all of them call this collective or
+  // none.
   faults.clear();
   if (!all.finite()) faults = model.RouterFaults(batch);
   size_t begin = 0, index = 0;
@@ -356,7 +362,8 @@ void RankEngine::Impl::SampleToken(Sequence& sequence, const Rows& own) {
   } else {
     const std::optional<int32_t> token = Draw(sequence, own);
     if (!token) {
-      Fail(sequence, "the request's bans and its required tokens leave no token to sample");
+      Fail(sequence, "the request's banned tokens and its minimum leave no token to sample",
+           ErrorKind::kInvalid);
       return;
     }
     if (sequence.request.logprob.enabled)
@@ -416,9 +423,19 @@ std::vector<EngineMessage> RankEngine::Apply(const std::vector<ControlMessage>& 
       answers.emplace_back(FlushResult{.ticket = flush->ticket, .done = idle});
     } else if (const auto* get = std::get_if<GetStats>(&message)) {
       answers.emplace_back(StatsReport{.ticket = get->ticket, .groups = {Stats()}});
+    } else if (const auto* limit = std::get_if<LimitPrefill>(&message)) {
+      impl_->scheduler.LimitPrefill(limit->rows);
     }  // the loop handles Shutdown and messages for the recorder
   }
   return answers;
+}
+
+std::optional<PrefillPace> RankEngine::prefill_pace() const {
+  const Options& o = impl_->options;
+  if (o.target_step_ms == 0 || o.chunked_prefill_size < 0) return std::nullopt;
+  const int64_t rows =
+      MaxPromptRows(o.chunked_prefill_size, o.max_prefill_tokens, o.context_length);
+  return PrefillPace(std::max(0.0, o.target_step_ms) / 1e3, rows);
 }
 
 bool RankEngine::HasWork() const { return impl_->HasWork(); }

@@ -25,7 +25,8 @@ void Fields(Codec& codec, T& p) {
 }
 template <typename Codec, OneOf<EngineRequest> T>
 void Fields(Codec& codec, T& r) {
-  codec(r.id, r.input_ids, r.sampling, r.logprob, r.routed_experts, r.group, r.cache_salt);
+  codec(r.id, r.input_ids, r.sampling, r.logprob, r.routed_experts, r.group, r.priority,
+        r.cache_salt);
 }
 template <typename Codec, OneOf<AbortRequest> T>
 void Fields(Codec& codec, T& m) {
@@ -38,6 +39,10 @@ void Fields(Codec& codec, T& m) {
 template <typename Codec, OneOf<RecordExperts> T>
 void Fields(Codec& codec, T& m) {
   codec(m.ticket, m.action);
+}
+template <typename Codec, OneOf<LimitPrefill> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.rows);
 }
 template <typename Codec, OneOf<Shutdown> T>
 void Fields(Codec&, T&) {}

@@ -14,10 +14,10 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kMostDimensions = 4;
+constexpr size_t kMaxDimensions = 4;
 // No text file starts with a smaller number as a safetensors header length: its high bytes would be
 // zeros.
-constexpr uint64_t kMostHeaderBytes = 100'000'000;
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 
 std::string ReadAll(std::ifstream& in) {
   in.seekg(0);
@@ -28,8 +28,8 @@ std::string ReadAll(std::ifstream& in) {
 std::vector<int64_t> ShapeOf(const json& lists, const std::string& where) {
   std::vector<int64_t> shape;
   for (const json* at = &lists; at->is_array(); at = &at->front()) {
-    if (shape.size() == kMostDimensions)
-      throw Invalid("{}: lists are nested more than {} deep", where, kMostDimensions);
+    if (shape.size() == kMaxDimensions)
+      throw Invalid("{}: lists are nested more than {} deep", where, kMaxDimensions);
     shape.push_back(std::ssize(*at));
     if (at->empty()) break;
   }
@@ -83,11 +83,12 @@ ArrayFile::ArrayFile(const std::filesystem::path& path) : name_(path.string()) {
     return;
   }
   const uint64_t size = std::filesystem::file_size(path);
-  uint64_t length = kMostHeaderBytes + 1;
+  uint64_t length = kMaxHeaderBytes + 1;
   in.read(reinterpret_cast<char*>(&length), sizeof length);
-  if (!in || length > kMostHeaderBytes) {
+  if (!in || length > kMaxHeaderBytes) {
     in.clear();
-    return ParseJson(ReadAll(in));
+    ParseJson(ReadAll(in));
+    return;
   }
   std::vector<uint8_t> head(std::min(size, sizeof length + length));
   in.seekg(0);
@@ -108,7 +109,7 @@ void ArrayFile::ParseJson(const std::string& text) {
 }
 
 std::string ArrayFile::NamesOfArrays() const {
-  constexpr size_t kMostNames = 32;
+  constexpr size_t kMaxNames = 32;
   std::vector<std::string> names;
   if (const auto* tensors = std::get_if<TensorEntries>(&content_)) {
     for (const auto& [name, entry] : *tensors) names.push_back(name);
@@ -117,7 +118,7 @@ std::string ArrayFile::NamesOfArrays() const {
       if (value.is_array()) names.push_back(name);
   }
   if (names.empty()) return "the file has no arrays";
-  const size_t left = names.size() - std::min(names.size(), kMostNames);
+  const size_t left = names.size() - std::min(names.size(), kMaxNames);
   names.resize(names.size() - left);
   const std::string list = "the file has " + Joined(names, ", ");
   return left > 0 ? fmt::format("{} and {} others", list, left) : list;
@@ -130,7 +131,7 @@ bool ArrayFile::Has(const std::string& array) const {
 
 IntArray ArrayFile::Get(const std::string& array) const {
   if (scattered_.contains(array))
-    throw Invalid("{}: {}: its elements are not stored in order; save it contiguous", name_, array);
+    throw Invalid("{}: {}: not contiguous; save tensor.contiguous()", name_, array);
   if (!Has(array)) throw Invalid("{}: no array named {}; {}", name_, array, NamesOfArrays());
   if (const auto* tensors = std::get_if<TensorEntries>(&content_))
     return GetTensor(array, tensors->find(array)->second);

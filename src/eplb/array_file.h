@@ -26,7 +26,7 @@ class ArrayFile {
   // Error kNotFound if the file does not exist, kInvalid if it has none of the formats or is
   // truncated. Both messages start with the file name.
   explicit ArrayFile(const std::filesystem::path& path);
-  // JSON text; `name` stands for a file name in messages.
+  // From JSON text; `name` replaces the file name in messages.
   ArrayFile(const std::string& text, std::string name);
 
   const std::string& name() const { return name_; }
@@ -34,10 +34,10 @@ class ArrayFile {
   // "the file has a, b", for messages.
   std::string NamesOfArrays() const;
   // Accepts nested lists of equal lengths, at most 4 deep, or a tensor of int16, int32 or int64.
-  // Error kInvalid names file and array: missing (with the names that there are), of another type,
+  // Error kInvalid names file and array: missing (with the existing names), of another type,
   // ragged, or outside int32.
   IntArray Get(const std::string& array) const;
-  // The parsed JSON; null for a file of tensors.
+  // The parsed JSON; null for a file with tensors.
   const nlohmann::json* json() const { return std::get_if<nlohmann::json>(&content_); }
 
  private:
@@ -46,7 +46,7 @@ class ArrayFile {
 
   std::string name_;
   std::variant<nlohmann::json, TensorEntries> content_;
-  std::set<std::string> scattered_;  // tensors of a PyTorch file that cannot be read
+  std::set<std::string> scattered_;  // tensors of a PyTorch file that are not contiguous
 };
 
 // Formats a value for messages. Of a list or object only the type is named.

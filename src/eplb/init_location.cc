@@ -96,7 +96,7 @@ std::vector<ExpertPlacement> FromCounts(const ArrayFile& file, const InitLocatio
   return placements;
 }
 
-// The flag's value is JSON text where it begins like an object, else the name of a file.
+// The flag's value is JSON text if it begins like an object, else a file name.
 void OpenLocation(const std::string& location, std::optional<ArrayFile>* file) {
   const size_t begin = location.find_first_not_of(" \t\r\n");
   if (begin != std::string::npos && location[begin] == '{') {

@@ -139,7 +139,7 @@ void EplbManager::StartPlanning(const char* trigger) {
   began_ = std::chrono::steady_clock::now();
   window_->OnPlanned(steps);
   if (!is_leader_) return plan_.Start({});
-  const bool on_request = status_.trigger == "request";  // then at any cost
+  const bool on_request = status_.trigger == "request";  // whatever the moves cost
   plan_.Start([algorithm = algorithm_, topology = topology_, previous = Current(),
                history = window_->History(steps), passes = window_->passes_per_step(), on_request,
                dispatch = ParseEpDispatchAlgorithm(options_.dispatch)] {

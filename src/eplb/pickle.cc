@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-// The stack machine. Its stack holds indices of values; a mark remembers a height of the stack.
+// The stack machine of pickle. The stack holds indices of values; a mark stores a stack height.
 class Unpickler {
  public:
   Unpickler(const std::string& bytes, const std::string& where, Pickle* out)
@@ -24,12 +24,11 @@ class Unpickler {
   using Kind = Pickle::Kind;
   using Value = Pickle::Value;
 
-  // One operation; false at the end.
+  // Executes one operation; returns false at the end.
   bool Step(unsigned char op) {
     if (op == '.') return false;
     if (Structure(op) || Scalar(op) || Text(op) || Memo(op)) return true;
-    throw Invalid("{}: the pickle has the operation 0x{:02x}, which no saved tensor needs", where_,
-                  op);
+    throw Invalid("{}: the pickle has the unsupported operation 0x{:02x}", where_, op);
   }
 
   bool Structure(unsigned char op) {
@@ -80,7 +79,7 @@ class Unpickler {
       case 'Q':  // BINPERSID
         Push({.kind = Kind::kStorage, .items = PopMany(1)});
         return true;
-      case 'b':  // BUILD: attributes, which tensors do not need
+      case 'b':  // BUILD: attributes, unused by tensors
         Pop();
         return true;
       default:
@@ -134,10 +133,10 @@ class Unpickler {
         return true;
       }
       case 0x93: {  // STACK_GLOBAL
-        constexpr size_t kLongestName = 1000;
+        constexpr size_t kMaxNameLength = 1000;
         const std::vector<uint32_t> words = PopMany(2);
         for (const uint32_t word : words)
-          if (out_.at(word).kind != Kind::kText || out_.at(word).text.size() > kLongestName)
+          if (out_.at(word).kind != Kind::kText || out_.at(word).text.size() > kMaxNameLength)
             Damaged();
         Push(
             {.kind = Kind::kGlobal, .text = out_.at(words[0]).text + " " + out_.at(words[1]).text});
@@ -207,7 +206,8 @@ class Unpickler {
     if (found == memo_.end()) Damaged();
     stack_.push_back(found->second);
   }
-  // The stack above the last mark belongs to the operation that ends it.
+  // Stack height at the last mark, 0 without one: the start of the operands of an operation that
+  // ends the mark.
   size_t Bottom() const { return marks_.empty() ? 0 : marks_.back(); }
   uint32_t Top() const {
     if (stack_.size() <= Bottom()) Damaged();

@@ -1,5 +1,5 @@
-// The part of Python's pickle that describes saved tensors: plain values, and calls that are only
-// recorded (https://docs.python.org/3/library/pickletools.html).
+// Reads the subset of Python's pickle that describes saved tensors: plain values, and calls, which
+// are recorded but not executed (https://docs.python.org/3/library/pickletools.html).
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace switchyard {
 
-// A pickle's values, which refer to one another by index: no ownership, and no recursion on deeply
-// nested input. A value type.
+// The values of a pickle refer to one another by index, so there is no ownership, and no recursion
+// on deeply nested input. A value type.
 class Pickle {
  public:
   enum class Kind : uint8_t {
@@ -33,8 +33,8 @@ class Pickle {
     std::vector<std::pair<uint32_t, uint32_t>> entries;  // of kDict: key, value
   };
 
-  // Error kInvalid starts with `where`: truncated input, an unknown operation, or one that needs
-  // what is not there.
+  // Error kInvalid starts with `where`: truncated input, an unsupported operation, or an operand
+  // that does not exist.
   Pickle(const std::string& bytes, const std::string& where);
 
   const Value& root() const { return values_[root_]; }

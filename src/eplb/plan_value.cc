@@ -10,10 +10,10 @@
 namespace switchyard {
 namespace {
 
-constexpr double kNodePrice = 4;     // as YardOptions::node_price
-constexpr double kLeastGain = 0.01;  // as YardOptions::least_gain
+constexpr double kNodePrice = 4;   // as YardOptions::node_price
+constexpr double kMinGain = 0.01;  // as YardOptions::least_gain
 
-// Rows of the fullest rank, summed over the steps.
+// Load of the fullest rank in rows, summed over the steps.
 double FullestRows(const LoadHistory& history, int layer, EpDispatchAlgorithm dispatch,
                    const RankTopology& topology, const Placement& placement) {
   const ExpertLocation location(placement);
@@ -39,7 +39,13 @@ int ResetLayersNotWorthMoving(const LoadHistory& history, int64_t passes,
                               const Placement& previous, Placement* plan) {
   CHECK(history.layers == plan->layers && history.experts == plan->logical);
   if (dispatch == EpDispatchAlgorithm::kFake) return 0;
-  if (dispatch == EpDispatchAlgorithm::kLp) dispatch = EpDispatchAlgorithm::kBalanced;  // faster
+  if (dispatch == EpDispatchAlgorithm::kLp)
+    dispatch = EpDispatchAlgorithm::kBalanced;  // faster
+                                                // than kLp,
+                                                // with
+                                                // nearly
+                                                // equal
+                                                // results
   int reset = 0;
   for (int layer = 0; layer < plan->layers; ++layer) {
     if (std::ranges::equal(previous.Layer(layer), plan->Layer(layer))) continue;
@@ -50,7 +56,7 @@ int ResetLayersNotWorthMoving(const LoadHistory& history, int64_t passes,
     const double received =
         static_cast<double>(moves.same_node) + kNodePrice * static_cast<double>(moves.other_node);
     const double cost = kRowsPerExpert * received / topology.NumAlive() + 2 * std::sqrt(before);
-    const double least = kLeastGain * (before + kRowsPerExpert * static_cast<double>(passes));
+    const double least = kMinGain * (before + kRowsPerExpert * static_cast<double>(passes));
     if (gain > std::max(cost, least)) continue;
     std::ranges::copy(previous.Layer(layer), plan->Layer(layer).begin());
     ++reset;

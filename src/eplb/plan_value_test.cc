@@ -11,7 +11,7 @@ namespace {
 constexpr int kSteps = 50, kLayers = 2, kExperts = 16, kRanks = 4, kPlaces = 16;
 const RankTopology kTopology{.ranks = kRanks};
 
-// `rows` per step and layer; half of those of layer 0 go to four experts that share a rank.
+// `rows` per step and layer; in layer 0 half of them go to four experts on one rank.
 LoadHistory Skewed(int rows) {
   kernels::Random random(1);
   LoadHistory history{kSteps, kLayers, kExperts,
@@ -26,7 +26,7 @@ LoadHistory Skewed(int rows) {
   return history;
 }
 
-// The layers of DeepSeek's plan, which ignores costs, that are reset.
+// Number of reset layers of DeepSeek's plan, which ignores costs.
 int Reset(const LoadHistory& history, int64_t passes, const RankTopology& topology,
           std::vector<bool>* moved) {
   const Placement now = Placement::Trivial(kLayers, kPlaces, kExperts);
@@ -47,12 +47,12 @@ TEST(PlanValueTest, OnlyLayersThatGainAreMoved) {
 
 TEST(PlanValueTest, TinyTrafficMovesNothing) {
   std::vector<bool> moved;
-  // One row in each of 1000 passes.
+  // One row per pass, 1000 passes.
   EXPECT_EQ(Reset(Skewed(20), 1000, kTopology, &moved), kLayers);
   EXPECT_THAT(moved, testing::ElementsAre(false, false));
 }
 
-// The fewest rows per step at which the skewed layer is moved.
+// The minimum rows per step at which the skewed layer is moved.
 int FewestRows(const RankTopology& topology) {
   for (int rows = 2;; rows += 2) {
     std::vector<bool> moved;

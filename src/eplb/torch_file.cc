@@ -13,8 +13,8 @@ namespace {
 
 using Kind = Pickle::Kind;
 
-constexpr uint64_t kMostPickleBytes = 64 << 20;
-constexpr size_t kMostDimensions = 64;  // torch's bound
+constexpr uint64_t kMaxPickleBytes = 64 << 20;
+constexpr size_t kMaxDimensions = 64;  // torch's limit
 
 std::optional<DType> DTypeOfStorage(std::string_view name) {
   static constexpr std::pair<std::string_view, DType> kStorages[] = {
@@ -37,12 +37,12 @@ class TorchFile {
         pickle_(ReadPickle(), archive_.name()) {
     const std::string order = archive_.NameEndingWith(prefix_ + "byteorder");
     if (!order.empty() && archive_.Read(order, 16) != "little")
-      throw Invalid("{}: its numbers are big-endian", archive_.name());
+      throw Invalid("{}: big-endian numbers are not supported", archive_.name());
   }
 
   TensorEntries Tensors(std::set<std::string>* scattered) const {
     if (pickle_.root().kind != Kind::kDict)
-      throw Invalid("{}: want a saved dictionary of tensors", archive_.name());
+      throw Invalid("{}: want a dictionary of tensors, saved by torch.save", archive_.name());
     TensorEntries tensors;
     for (const auto& [key, value] : pickle_.root().entries) {
       const Pickle::Value& call = pickle_.at(value);
@@ -61,7 +61,7 @@ class TorchFile {
   std::string ReadPickle() const {
     if (pickle_name_.empty())
       throw Invalid("{}: a ZIP archive, but not one of torch.save: no data.pkl", archive_.name());
-    return archive_.Read(pickle_name_, kMostPickleBytes);
+    return archive_.Read(pickle_name_, kMaxPickleBytes);
   }
 
   bool IsTensor(const Pickle::Value& value) const {
@@ -74,10 +74,10 @@ class TorchFile {
     throw Invalid("{}: {}: the description of the tensor is damaged", archive_.name(), name);
   }
 
-  // A list of numbers that are not negative.
+  // A list of non-negative integers.
   std::vector<int64_t> Numbers(const std::string& name, const Pickle::Value& list) const {
     std::vector<int64_t> numbers;
-    if (list.kind != Kind::kList || list.items.size() > kMostDimensions) Damaged(name);
+    if (list.kind != Kind::kList || list.items.size() > kMaxDimensions) Damaged(name);
     for (const uint32_t item : list.items) {
       if (pickle_.at(item).kind != Kind::kInt || pickle_.at(item).number < 0) Damaged(name);
       numbers.push_back(pickle_.at(item).number);
@@ -85,7 +85,7 @@ class TorchFile {
     return numbers;
   }
 
-  // `arguments`: storage, first element, shape, strides, … nullopt: not stored in order.
+  // `arguments`: storage, first element, shape, strides, … nullopt: not contiguous.
   std::optional<TensorEntry> EntryOf(const std::string& name,
                                      const Pickle::Value& arguments) const {
     if (arguments.kind != Kind::kList || arguments.items.size() < 4) Damaged(name);
@@ -114,7 +114,7 @@ class TorchFile {
     return entry;
   }
 
-  // `id`: "storage", its class, the entry's name, the device it was on, its elements.
+  // `id`: "storage", its class, the entry's name, its original device, its number of elements.
   ZipArchive::Entry StorageOf(const std::string& name, const Pickle::Value& id,
                               DType* dtype) const {
     if (id.kind != Kind::kList || id.items.size() < 3) Damaged(name);

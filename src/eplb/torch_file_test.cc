@@ -1,4 +1,4 @@
-// Files of tests/data/eplb, which torch 2.15 saved, and damaged copies of them.
+// Reads files of tests/data/eplb, saved by torch 2.15, and damaged copies of them.
 #include "eplb/torch_file.h"
 
 #include <gmock/gmock.h>
@@ -51,8 +51,7 @@ TEST_F(TorchFileTest, TensorsMayBePartsOfOneStorage) {
   const ArrayFile file(kMap);
   EXPECT_THAT(file.Get("part").shape, ElementsAre(2, 6));
   EXPECT_THAT(file.Get("part").values, ElementsAre(3, 2, 1, 0, 3, 2, 1, 0, 3, 2, 1, 0));
-  EXPECT_THAT(ErrorOf([&] { file.Get("transposed"); }),
-              HasSubstr("transposed: its elements are not stored in order"));
+  EXPECT_THAT(ErrorOf([&] { file.Get("transposed"); }), HasSubstr("transposed: not contiguous"));
   EXPECT_THAT(ErrorOf([&] { file.Get("weights"); }), HasSubstr("weights: dtype is float32"));
 }
 
@@ -62,7 +61,7 @@ TEST_F(TorchFileTest, TruncatedAndDamagedFilesAreRefused) {
               HasSubstr("without a directory; is it truncated?"));
   for (size_t size = 4; size < whole.size(); size += 7)
     EXPECT_NE(ErrorOf([&] { ArrayFile(Write(whole.substr(0, size))); }), "no error") << size;
-  // Any byte may be wrong: the file is read or refused, and what is read lies inside it.
+  // For any changed byte the file is read or rejected, and all tensors lie inside the file.
   for (size_t at = 4; at < whole.size(); ++at) {
     std::string damaged = whole;
     damaged[at] = static_cast<char>(damaged[at] ^ 0x55);
@@ -82,7 +81,8 @@ TEST(PickleTest, OperationsThatNoTensorNeedsAreRefused) {
   const auto error = [](const std::string& bytes) {
     return ErrorOf([&] { Pickle(bytes, "f.pt"); });
   };
-  EXPECT_THAT(error("\x80\x02i__main__\nrun\n."), HasSubstr("f.pt: the pickle has the operation"));
+  EXPECT_THAT(error("\x80\x02i__main__\nrun\n."),
+              HasSubstr("f.pt: the pickle has the unsupported operation"));
   for (const char* damaged : {"", "}", "K", "(", "t.", "R.", "N(u.", "h\1.",
                               "X\xff\xff\xff\x7f"
                               "a."})

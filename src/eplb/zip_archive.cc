@@ -1,4 +1,4 @@
-// The format: PKWARE's APPNOTE, https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
+// Format: PKWARE's APPNOTE, https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
 #include "eplb/zip_archive.h"
 
 #include <algorithm>
@@ -11,10 +11,10 @@ namespace {
 
 constexpr size_t kEndBytes = 22, kLocatorBytes = 20, kEnd64Bytes = 56;
 constexpr size_t kRecordBytes = 46, kHeaderBytes = 30;
-constexpr uint64_t kMostEntries = 1 << 20;
+constexpr uint64_t kMaxEntries = 1 << 20;
 constexpr uint32_t kIn64 = 0xffffffff;  // the value is in the 64-bit field
 
-// A number of little-endian bytes at `at`, which the caller has checked to be there.
+// The little-endian number at `at`. Precondition: it lies inside the bytes.
 template <typename T>
 T Number(const std::string& bytes, size_t at) {
   T value;
@@ -22,7 +22,7 @@ T Number(const std::string& bytes, size_t at) {
   return value;
 }
 
-// The 64-bit values of an extra field, in the order of the record's fields that overflow.
+// The 64-bit values of an extra field, in the order of the record's overflowing fields.
 std::string Extra64(const std::string& extra) {
   size_t at = 0;
   while (at + 4 <= extra.size()) {
@@ -37,8 +37,8 @@ std::string Extra64(const std::string& extra) {
 
 ZipArchive::ZipArchive(const std::filesystem::path& path)
     : name_(path.string()), in_(path, std::ios::binary), size_(std::filesystem::file_size(path)) {
-  constexpr uint64_t kMostComment = 65535;
-  const uint64_t tail_size = std::min<uint64_t>(size_, kEndBytes + kMostComment);
+  constexpr uint64_t kMaxComment = 65535;
+  const uint64_t tail_size = std::min<uint64_t>(size_, kEndBytes + kMaxComment);
   const std::string tail = Bytes(size_ - tail_size, tail_size);
   const size_t end = tail.rfind("PK\5\6");
   if (end == std::string::npos || end + kEndBytes > tail.size())
@@ -57,7 +57,7 @@ ZipArchive::ZipArchive(const std::filesystem::path& path)
 }
 
 void ZipArchive::ReadDirectory(uint64_t begin, uint64_t size, uint64_t entries) {
-  if (entries > kMostEntries) throw Invalid("{}: a ZIP archive of {} entries", name_, entries);
+  if (entries > kMaxEntries) throw Invalid("{}: a ZIP archive of {} entries", name_, entries);
   const std::string directory = Bytes(begin, size);
   size_t at = 0;
   for (uint64_t i = 0; i < entries; ++i) {
@@ -72,7 +72,8 @@ void ZipArchive::ReadDirectory(uint64_t begin, uint64_t size, uint64_t entries) 
                   .header = Number<uint32_t>(directory, at + 42),
                   .stored = Number<uint32_t>(directory, at + 20)};
     const std::string wide = Extra64(directory.substr(at + kRecordBytes + name, extra));
-    size_t next = Number<uint32_t>(directory, at + 24) == kIn64 ? 8 : 0;  // after the full size
+    size_t next = Number<uint32_t>(directory, at + 24) == kIn64 ? 8 : 0;  // after the uncompressed
+                                                                          // size
     for (uint64_t* value : {&record.stored, &record.header}) {
       if (*value != kIn64) continue;
       if (next + 8 > wide.size()) throw Invalid("{}: the archive's directory is damaged", name_);

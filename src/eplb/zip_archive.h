@@ -1,4 +1,4 @@
-// Directory of a ZIP archive whose entries are stored without compression.
+// Reads a ZIP archive whose entries are stored without compression.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +20,12 @@ class ZipArchive {
   explicit ZipArchive(const std::filesystem::path& path);
 
   const std::string& name() const { return name_; }
-  // Where the data of an entry are. Error kInvalid if there is none of this name, or if it is
-  // compressed or outside the file.
+  // Location of an entry's data. Error kInvalid if the entry does not exist, is compressed or lies
+  // outside the file.
   Entry Find(const std::string& entry) const;
-  // Its bytes; at most `most` of them, else error kInvalid.
+  // The entry's bytes. Error kInvalid if there are more than `most`.
   std::string Read(const std::string& entry, uint64_t most) const;
-  // The first name that ends with `ending`; empty: none does.
+  // The first name that ends with `ending`; empty if there is none.
   std::string NameEndingWith(const std::string& ending) const;
 
  private:

@@ -22,7 +22,8 @@ std::string ReadSmallFile(const std::filesystem::path& path) {
     throw NotFound("{}: {}; want a directory with a Hugging Face checkpoint", path.string(),
                    error.message());
   }
-  if (size > kMaxConfigBytes) throw Invalid("{} has {} bytes; too large", path.string(), size);
+  if (size > kMaxConfigBytes)
+    throw Invalid("{} has {} bytes; want at most {}", path.string(), size, kMaxConfigBytes);
   std::ifstream file(path, std::ios::binary);
   std::stringstream text;
   text << file.rdbuf();
@@ -105,7 +106,7 @@ int64_t ModelConfig::longest_context() const {
     return max_position;
   const int64_t original =
       rope.original_max_position > 0 ? rope.original_max_position : max_position;
-  constexpr double kMost = 1e9;  // as max_position_embeddings
+  constexpr double kMost = 1e9;  // limit as of max_position_embeddings
   const double stretched = std::min(kMost, static_cast<double>(original) * rope.factor);
   return std::max(max_position, static_cast<int64_t>(stretched));
 }

@@ -29,9 +29,9 @@ struct RopeConfig {
   bool truncate = true;      // yarn: whether the correction range is rounded to integers
   int64_t rotary_dim = 0;    // rotated elements of a head
   bool interleaved = false;  // pairs (2i, 2i + 1)
-  // The precision to which frequencies are rounded before angles are computed. transformers uses
-  // float32. A model trained or evaluated with bfloat16 frequencies differs, and the more so the
-  // longer the text (key "rope_frequency_dtype").
+  // Dtype to which frequencies are rounded before angles are computed (key "rope_frequency_dtype").
+  // transformers uses float32. A model trained or evaluated with bfloat16 frequencies needs
+  // bfloat16 here; the difference grows with the position.
   DType frequency_dtype = DType::kF32;
 };
 
@@ -46,7 +46,7 @@ struct AttentionConfig {
   bool qkv_bias = false;
   bool output_bias = false;
   bool sinks = false;
-  float clip_qkv = 0.0f;  // grouped: q, k and v are clamped to [-clip_qkv, clip_qkv]; 0: not
+  float clip_qkv = 0.0f;  // grouped: q, k and v are clamped to [-clip_qkv, clip_qkv]; 0: no clamp
   float scale = 1.0f;     // of the logits, including yarn's mscale² if the family uses it
   // Latent attention (MLA).
   int64_t q_lora_rank = 0;  // 0: q is one projection
@@ -73,7 +73,7 @@ struct ModelConfig {
   int64_t hidden = 0;
   int64_t intermediate = 0;  // of dense layers
   int64_t max_position = 0;
-  // What the rope scaling was made for (factor x original positions), max_position at least.
+  // Longest context of the rope scaling (factor x original positions), at least max_position.
   int64_t longest_context() const;
   float norm_eps = 1e-6f;
   bool tie_embeddings = false;

@@ -1,4 +1,4 @@
-// The cache's layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
+// Layout of the cache: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
 #include "model/hub_cache.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Unset and empty are the same. "~" is the home directory.
+// An empty variable counts as unset. "~" is the home directory.
 std::optional<fs::path> Variable(const char* name) {
   const char* value = std::getenv(name);
   if (value == nullptr || *value == '\0') return std::nullopt;
@@ -24,8 +24,8 @@ std::optional<fs::path> Variable(const char* name) {
 }
 
 bool IsNamePart(std::string_view part) {
-  constexpr size_t kLongest = 96;  // the hub's rule
-  return !part.empty() && part.size() <= kLongest && part.front() != '.' && part.front() != '-' &&
+  constexpr size_t kMaxLength = 96;  // the hub's limit
+  return !part.empty() && part.size() <= kMaxLength && part.front() != '.' && part.front() != '-' &&
          std::ranges::all_of(part, [](char c) {
            return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
                   c == '-' || c == '_' || c == '.';
@@ -45,7 +45,7 @@ std::string FolderOf(const std::string& id) {
   return name;
 }
 
-// The commit that a branch or tag stands for, or `revision` itself.
+// The commit of a branch or tag, or `revision` itself.
 std::string CommitOf(const fs::path& model, const std::string& revision) {
   std::ifstream ref(model / "refs" / revision);
   std::string commit;
@@ -70,7 +70,7 @@ fs::path ResolveCheckpoint(const fs::path& path, const std::string& revision,
   const fs::path model = hub / FolderOf(path.string());
   if (!fs::is_directory(model, error)) {
     throw NotFound(
-        "{0}: there is no such directory, and the hub's cache {1} (HF_HUB_CACHE, HF_HOME) has no "
+        "{0}: no such directory, and the hub's cache {1} (HF_HUB_CACHE, HF_HOME) has no "
         "model of this id; download it with: hf download {0}",
         path.string(), hub.string());
   }

@@ -1,4 +1,4 @@
-// Checkpoints by their id on the Hugging Face hub, where its tools have left them on this machine.
+// Finds checkpoints by their id on the Hugging Face hub in the local cache of its tools.
 #pragma once
 
 #include <filesystem>
@@ -6,14 +6,14 @@
 
 namespace switchyard {
 
-// The directory of the hub's cache: HF_HUB_CACHE, HUGGINGFACE_HUB_CACHE, HF_HOME/hub,
-// XDG_CACHE_HOME/huggingface/hub or ~/.cache/huggingface/hub, the first whose variable is set.
+// The directory of the hub's cache: the first that is set of HF_HUB_CACHE, HUGGINGFACE_HUB_CACHE,
+// HF_HOME/hub and XDG_CACHE_HOME/huggingface/hub; else ~/.cache/huggingface/hub.
 std::filesystem::path HubCacheDirectory();
 
-// `path` where such a directory exists. Else, where it is written like an id (ORG/NAME or NAME),
+// Returns `path` if the directory exists. If it has the form of an id (ORG/NAME or NAME), returns
 // its snapshot in `cache` (empty: HubCacheDirectory()) for `revision`: a branch, tag or commit.
-// Nothing is downloaded. Error kNotFound says what is missing and how to get it. A path that is
-// written like none stays as it is.
+// Other paths are returned unchanged. Downloads nothing. Error kNotFound names what is missing and
+// the download command.
 std::filesystem::path ResolveCheckpoint(const std::filesystem::path& path,
                                         const std::string& revision = "main",
                                         const std::filesystem::path& cache = {});

@@ -58,7 +58,7 @@ std::optional<DenseFeedForward> MakeDense(const ModelWeights& weights, const Mod
   if (std::ranges::all_of(config.layers, &LayerConfig::moe)) return std::nullopt;
   int64_t middle = 0;
   for (const LayerWeights& layer : weights.layers) {
-    middle = std::max(middle, layer.dense.gate.n);  // 0 in layers with experts
+    middle = std::max(middle, layer.dense.gate.n);  // 0 in MoE layers
   }
   return DenseFeedForward(config, mesh, middle, max_tokens, device);
 }
@@ -151,7 +151,7 @@ struct Model::Impl {
   std::vector<int32_t> routed;          // [T, layers, top_k] of the last batch that requested it
   std::vector<int32_t> layer_routed;    // [T, top_k]
   std::vector<int32_t> faults;          // [T] of the last batch, as MoeTokens::router_faults
-  const ForwardBatch* batch = nullptr;  // the current one
+  const ForwardBatch* batch = nullptr;  // of the current pass
   PaddedBatch padded;
   DeviceSampler drawing;
   std::vector<int32_t> drawn;  // of the last batch

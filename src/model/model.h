@@ -102,8 +102,8 @@ struct ModelOptions {
 };
 
 // This rank's shard of the decoder. Owns weights and activations; borrows communicators, threads
-// and the cache. The rank's thread calls Forward. All ranks of the world call it together, ranks of
-// an attention group with equal batches.
+// and the cache. The rank's thread calls Forward. All ranks of the world call Forward together;
+// ranks of an attention group pass equal batches.
 class Model {
  public:
   Model(const std::filesystem::path& dir, ModelConfig config, ModelOptions options, RankComm& comm,
@@ -124,9 +124,10 @@ class Model {
   std::span<const int32_t> routed_experts() const;
 
   // [T] of the last batch: -1, or layer * 65536 + expert of a token's first router score that was
-  // not finite. Only tokens that this rank routed; empty on GPUs, which do not store them.
+  // not finite. Covers only the tokens that this rank routed; empty on GPUs, which do not record
+  // them.
   std::span<const int32_t> router_faults() const;
-  // The ranks that have the same batches.
+  // The ranks with the same batches.
   Communicator& attention_group() const;
 
   // The interface for rebalancing; null unless ModelOptions::movable_experts.

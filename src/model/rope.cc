@@ -67,8 +67,8 @@ std::vector<float> YarnFrequencies(const RopeConfig& rope, const std::vector<flo
   return frequencies;
 }
 
-// NTK-aware scaling by length, as transformers' dynamic type: a sequence of `length` tokens, more
-// than the original ones, has a larger theta.
+// NTK-aware scaling by length, transformers' dynamic type: a sequence of `length` tokens beyond the
+// original length has a larger theta.
 std::vector<float> DynamicFrequencies(const RopeConfig& rope, int64_t length) {
   const auto dim = static_cast<double>(rope.rotary_dim);
   const double stretch =
@@ -87,9 +87,9 @@ std::vector<float> LongRopeFrequencies(const std::vector<float>& factors,
   return frequencies;
 }
 
-// What turns the token at `position`: that of a sequence which ends there. So a sequence that grows
-// past the original length is turned as in transformers' generate, and no row depends on the rows
-// beside it.
+// Frequencies for the token at `position`: those of a sequence that ends there. So a sequence that
+// grows past the original length is rotated as in transformers' generate, and no row depends on
+// other rows.
 std::vector<float> FrequenciesAt(const RopeConfig& rope, int64_t position) {
   if (position < rope.original_max_position) return InverseFrequencies(rope);
   if (rope.type == RopeConfig::Type::kDynamic) return DynamicFrequencies(rope, position + 1);

@@ -10,14 +10,15 @@
 namespace switchyard {
 
 // Angle per position of each rotated pair, [rotary_dim / 2]: theta^(-2i / rotary_dim), scaled by
-// type. linear: divided by the factor. llama3: low frequencies divided, with a ramp between. yarn:
-// a ramp between divided and unscaled, after Peng et al., https://arxiv.org/abs/2309.00071.
-// longrope: divided by short_factor. Those of `dynamic` and `longrope` are for sequences up to the
-// original length. Computed in float32 with transformers' order of operations: at position 10^5, a
-// relative error of 10^-7 in the frequency turns a pair by a hundredth of a radian.
+// type. linear: divided by the factor. llama3: low frequencies divided by the factor, high ones
+// unscaled, a linear ramp between. yarn: the same with yarn's ramp, after Peng et al.,
+// https://arxiv.org/abs/2309.00071. longrope: divided by short_factor. For `dynamic` and
+// `longrope` the result is valid for sequences up to the original length. Computed in float32 with
+// transformers' order of operations: at position 10^5, a relative error of 10^-7 in the frequency
+// turns a pair by a hundredth of a radian.
 std::vector<float> InverseFrequencies(const RopeConfig& rope);
 
-// Yarn's temperature: 0.1 · mscale · ln(factor) + 1, or 1 if the factor does not stretch.
+// Yarn's temperature: 0.1 · mscale · ln(factor) + 1, or 1 if the factor is at most 1.
 double YarnMscale(const RopeConfig& rope, double mscale);
 
 // The factor of cosines and sines: attention_factor if given; for longrope

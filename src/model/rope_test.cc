@@ -62,8 +62,8 @@ TEST(Rope, MatchesTheFormulae) {
   }
 }
 
-// tests/data/rope/by_length.json: what transformers' LlamaRotaryEmbedding gives the last token of a
-// sequence that has grown to it, as in generate.
+// tests/data/rope/by_length.json: results of transformers' LlamaRotaryEmbedding for the last token
+// of a sequence that grew to each length, as in generate.
 TEST(Rope, RowsOfTypesThatChangeWithTheLength) {
   std::ifstream file(SWITCHYARD_TEST_DATA "/rope/by_length.json");
   const json goldens = json::parse(file);

@@ -153,7 +153,7 @@ TEST(ExchangeMemoryTest, PagesTouchedStayUnderIt) {
   }
 }
 
-// SGLang's example: hidden 7168, top-8 and 4096 tokens of a round.
+// SGLang's example: hidden 7168, top-8 and 4096 tokens per round.
 TEST(ExchangeMemoryTest, HcclBuffsizeBoundsARoundBySglangsFormula) {
   const MoeShape shape = {
       .hidden = 7168, .intermediate = 8, .num_experts = 256, .top_k = 8, .max_tokens = 16384};
@@ -167,14 +167,14 @@ TEST(ExchangeMemoryTest, HcclBuffsizeBoundsARoundBySglangsFormula) {
   EXPECT_THAT(error(options, shape),
               AllOf(HasSubstr("HCCL_BUFFSIZE=1575"), HasSubstr("4096 tokens per rank needs 1576"),
                     HasSubstr("DEEPEP_NORMAL_LONG_SEQ_PER_ROUND_TOKENS")));
-  // A pass of one round has the smaller form, unless combine is asked for in rounds.
+  // A pass of one round has the smaller form, unless combine in rounds is requested.
   MoeShape one_round = shape;
   one_round.max_tokens = 4096;
   options.hccl_buffer_mib = 1128;
   EXPECT_EQ(error(options, one_round), "no error");
   options.combine_long_seq = true;
   EXPECT_THAT(error(options, one_round), HasSubstr("needs 1576"));
-  // Decode's fixed exchange has no such rounds.
+  // The fixed-size exchange of decode has no rounds.
   options.deepep_mode = "low_latency";
   EXPECT_EQ(error(options, one_round), "no error");
 }

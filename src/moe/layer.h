@@ -59,8 +59,8 @@ struct MoeTokens {
   // [tokens of this group, top_k] receives the logical experts of every token, −1 for none, on
   // every rank of the group; or null.
   int32_t* routed_experts = nullptr;
-  // [tokens of this group] receives, if it is -1, layer * kFaultLayer + expert of a token's first
-  // router score that is not finite. Only of tokens that this rank routes; or null.
+  // [tokens of this group] receives layer * kFaultLayer + expert of a token's first router score
+  // that is not finite, if the entry is -1. Only for tokens that this rank routes. Or null.
   int32_t* router_faults = nullptr;
 };
 

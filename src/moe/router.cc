@@ -97,8 +97,8 @@ void SelectForToken(const RouterConfig& config, std::span<const float> logits,
   }
 }
 
-// The first expert whose score is not finite; −1: all are. The correction bias is part of the
-// score; there −∞ is allowed, which excludes an expert.
+// The first expert whose score is not finite; −1: none. A correction bias of −∞ is allowed and
+// excludes an expert.
 int32_t FirstBad(std::span<const float> logits, const float* correction_bias) {
   for (size_t e = 0; e < logits.size(); ++e) {
     const bool biased = correction_bias == nullptr || std::isfinite(correction_bias[e]) ||
@@ -108,7 +108,7 @@ int32_t FirstBad(std::span<const float> logits, const float* correction_bias) {
   return -1;
 }
 
-// For a token without usable scores: experts that exist, and weights that end its request.
+// For a token without usable scores: existing experts, and NaN weights that end its request.
 void SelectNothing(std::span<int32_t> ids, std::span<float> weights) {
   std::iota(ids.begin(), ids.end(), 0);
   std::ranges::fill(weights, std::numeric_limits<float>::quiet_NaN());

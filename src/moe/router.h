@@ -37,8 +37,8 @@ struct TopK {
   int k = 0;
   std::vector<int32_t> ids;    // [tokens, k] logical experts
   std::vector<float> weights;  // [tokens, k], routed_scaling_factor included
-  // [tokens] the first expert whose score is not finite, −1: all are. Such a token gets experts 0
-  // to k - 1 with weights NaN, so that its request ends with an error on every rank.
+  // [tokens] the first expert whose score is not finite; −1: none. Such a token gets experts 0 to k
+  // - 1 with weights NaN, so that its request ends with an error on every rank.
   std::vector<int32_t> bad_experts;
 };
 

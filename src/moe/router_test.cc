@@ -139,7 +139,7 @@ TEST(RouterTest, ExpertsOutsideTheBestGroupsAreNeverChosen) {
   EXPECT_THAT(out.ids, ElementsAre(0, 1));
 }
 
-// A token without finite scores ends its request; the others of the batch are as ever.
+// A token without finite scores ends its request; other tokens of the batch are unaffected.
 TEST(RouterTest, ScoresThatAreNotFiniteAreMarkedByTokenAndExpert) {
   for (const Scoring scoring : {Scoring::kSoftmax, Scoring::kSigmoid, Scoring::kTopKSoftmax}) {
     for (const float bad : {NAN, INFINITY, -INFINITY}) {

@@ -95,7 +95,7 @@ void WarmUp(Service& service, const std::atomic<bool>& cancelled) {
     throw Error(ErrorKind::kPeer, "the warm-up request failed: " + what);
 }
 
-void SayReady(const Service& service, int port) {
+void PrintReady(const Service& service, int port) {
   const std::string host =
       service.args.host == "0.0.0.0" || service.args.host == "::" ? "127.0.0.1" : service.args.host;
   const HttpArgs& http = service.args.http;
@@ -121,7 +121,7 @@ void SayReady(const Service& service, int port) {
 }
 
 // Returns the exit code that a shell reports for a process ended by the signal.
-int SayInterrupted(int signal) {
+int ReportInterrupted(int signal) {
   LOG_WARNING("the start was interrupted by signal {} before the server was ready", signal);
   return 128 + signal;
 }
@@ -187,7 +187,7 @@ int RunServe(const ServerArgs& args) {
   std::optional<Membership> membership = Lead(launch, args.engine, plan, find_signal);
   if (!membership || !ConnectLaunchedRank(launch, *membership, {args.engine, plan}, find_signal)) {
     server.Stop();
-    return SayInterrupted(interrupted);
+    return ReportInterrupted(interrupted);
   }
 
   std::atomic<bool> lost{false}, cancelled{false};
@@ -237,7 +237,7 @@ int RunServe(const ServerArgs& args) {
 
   if (service.ready) {
     if (!cancelled) {  // a signal may arrive just before `ready` is set
-      SayReady(service, server.port());
+      PrintReady(service, server.port());
       while (!lost && !signals.Wait(200ms)) front.AbortOverdue();
     }
     Drain(service, signals, lost);
@@ -249,7 +249,7 @@ int RunServe(const ServerArgs& args) {
   }
   if (service.ready && !ranks.Shutdown(10s))
     LOG_WARNING("some ranks did not exit in time and were killed");
-  if (!service.ready) return SayInterrupted(interrupted);
+  if (!service.ready) return ReportInterrupted(interrupted);
   LOG_INFO("the server has shut down");
   return 0;
 }

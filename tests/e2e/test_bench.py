@@ -98,9 +98,9 @@ def test_help_names_all_of_them():
 
 @pytest.mark.parametrize("arguments, message", [
     (["speed"], "bench speed: the nearest is bench serve; want one-batch, serve, kernels"),
-    (["kernels", "--device", "cpu", "--filter", "no such case"], "--filter no such case: no case of bench kernels has it"),
+    (["kernels", "--device", "cpu", "--filter", "no such case"], "--filter no such case: no case of bench kernels contains it"),
     (["kernels", "--tokens", "1"], "see switchyard bench kernels --help"),
-    (["exchange", "--device", "cpu", "--ranks", "1"], "--ranks 1: an exchange takes two ranks at least"),
+    (["exchange", "--device", "cpu", "--ranks", "1"], "--ranks 1: want at least 2 ranks"),
     (["moe-layer", "--model", "gpt-5"], "see switchyard bench moe-layer --help"),
     (["exchange", "--tokens", "0"], "see switchyard bench exchange --help"),
 ], ids=["name", "filter", "flag", "ranks", "model", "tokens"])
@@ -159,12 +159,12 @@ def test_requests_that_fail_are_counted_and_told(a_server):
                        "--random-range-ratio", 1)
     assert done.returncode == 1
     assert re.search(r"^Failed requests: +3$", done.stdout, re.M)
-    assert "3 requests failed, the first by: 400" in done.stderr
+    assert "3 requests failed, the first with: 400" in done.stderr
 
 
 @pytest.mark.parametrize("arguments, message", [
     (["--port", "1"], "http://127.0.0.1:1/get_model_info: Connection refused (is a server running there?"),
-    (["--backend", "openai-chat"], "random ids are no messages"),
+    (["--backend", "openai-chat"], "cannot send random ids"),
     (["--dataset-name", "jsonl"], "want --dataset-path FILE"),
     (["--request-rate", "0"], "see switchyard bench serve --help"),
 ], ids=["nobody", "chat", "dataset", "rate"])

@@ -101,7 +101,7 @@ def test_what_is_wrong_is_said(tmp_path):
     assert "--svg /no/such/dir/a.svg: cannot be written" in refusal("simulate", TRACES, *size, "8", "--svg", "/no/such/dir/a.svg")
     other = tmp_path / "map.json"
     other.write_text('{"physical_to_logical_map": [[0, 1]]}')
-    assert f"--previous {other}: want a map of 1 layers and 256 places" in refusal(
+    assert f"--previous {other}: want a placement of 1 layers and 256 slots" in refusal(
         "plan", TRACES, *size, "8", "--previous", other)
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(TRACES.read_bytes()[:-1])
@@ -109,7 +109,7 @@ def test_what_is_wrong_is_said(tmp_path):
     empty = tmp_path / "empty.safetensors"
     header = b'{"logical_count":{"dtype":"I32","shape":[1,1,2],"data_offsets":[0,8]}}'
     empty.write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
-    assert "it counts no tokens" in eplb("plan", empty, "--ranks", "2").stderr
+    assert "all token counts are zero" in eplb("plan", empty, "--ranks", "2").stderr
     assert "/no/such/file: no such file" in refusal("plan", "/no/such/file", "--ranks", "2")
 
 

@@ -48,9 +48,10 @@ class SharedArena {
   std::string AbortReason() const;  // empty before an abort
 
   // Heartbeats of this host's ranks: counters in shared memory, for a monitor in another process. A
-  // counter that stands still means that the rank is stopped or stuck. 0: the rank does not serve.
+  // counter that does not change means that the rank is stopped or stuck. 0: the rank does not
+  // serve.
   uint64_t beats(int rank) const;
-  // The parent process beats as well, so that ranks notice when it is stopped. 0: no monitor.
+  // The parent process has a heartbeat too, so that ranks detect when it is stopped. 0: no monitor.
   void BeatAsParent();
   uint64_t parent_beats() const;
 
@@ -118,8 +119,8 @@ class SymmetricMemory {
   bool Reached(size_t flag_offset, uint32_t value);  // polls the flag once, without waiting
   bool aborted() const;                              // whether every wait throws from now on
 
-  // Heartbeat of this rank. Between Start and Stop it is part of every wait; Beat adds one within
-  // long computations. Beat does nothing outside of Start and Stop.
+  // Heartbeat of this rank. Between StartHeartbeat and StopHeartbeat every wait beats; Beat adds a
+  // beat within long computations. Beat has no effect outside of the two.
   void StartHeartbeat();
   void Beat();
   void StopHeartbeat();

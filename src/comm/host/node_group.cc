@@ -21,9 +21,9 @@ using namespace std::chrono_literals;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr size_t kMostBytes = size_t{64} << 20;      // of a message of node 0
-constexpr size_t kMostHelloBytes = size_t{1} << 20;  // of a NodeHello
-constexpr milliseconds kMemberInterval = 100ms;      // between two checks of joined nodes
+constexpr size_t kMaxBytes = size_t{64} << 20;      // of a message of node 0
+constexpr size_t kMaxHelloBytes = size_t{1} << 20;  // of a NodeHello
+constexpr milliseconds kMemberInterval = 100ms;     // between two checks of joined nodes
 constexpr milliseconds kSendTimeout = 1s;
 // Added to the timeout of other nodes, so that node 0 times out first and names the missing nodes.
 constexpr milliseconds kJoinSlack = 5s;
@@ -136,7 +136,7 @@ bool NodeGroup::Gather(TcpListener& door, const Options& options) {
   AuthenticatedListener listener(door, {.key = NodeKey(options.secret),
                                         .purpose = Purpose::kNode,
                                         .self = 0,
-                                        .message_limit = kMostHelloBytes});
+                                        .message_limit = kMaxHelloBytes});
   const auto until = steady_clock::now() + options.timeout;
   LOG_INFO("waiting for {} more nodes at {}", options.nodes - 1, options.address.Text());
   while (static_cast<int>(members_.size()) < options.nodes - 1) {
@@ -239,7 +239,7 @@ std::unique_ptr<NodeGroup> NodeGroup::Join(const Options& options) {
   const NodeHello hello{options.nodes, options.statement, AddressesOf(group->network_.listeners)};
   std::optional<std::string> answer;
   if (SendMessage(*stream, hello.Encode(), limit)) {
-    answer = ReceiveMessage(*stream, kMostBytes,
+    answer = ReceiveMessage(*stream, kMaxBytes,
                             IoLimit::After(options.timeout + kJoinSlack, options.give_up));
   }
   if (!answer) {
@@ -267,7 +267,7 @@ void NodeGroup::Watch(Events events) {
 
 void NodeGroup::Listen(Member& member) {
   pthread_setname_np(pthread_self(), fmt::format("node {}", member.node).c_str());
-  const auto text = ReceiveMessage(member.stream, kMostBytes, {});
+  const auto text = ReceiveMessage(member.stream, kMaxBytes, {});
   if (!text || text->empty()) {
     Report(Describe(member.node) + " is gone: its connection closed", true);
     return;
@@ -297,7 +297,7 @@ void NodeGroup::TellAll(const std::string& message) {
   for (Member& member : members_) SendMessage(member.stream, message, IoLimit::After(kSendTimeout));
 }
 
-void NodeGroup::SayEnd() {
+void NodeGroup::SendEnd() {
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;
@@ -305,7 +305,7 @@ void NodeGroup::SayEnd() {
   TellAll(std::string(1, static_cast<char>(News::kEnd)));
 }
 
-void NodeGroup::SayLost(const std::string& why, bool cause) {
+void NodeGroup::SendLost(const std::string& why, bool cause) {
   TellAll(static_cast<char>(cause ? News::kCause : News::kLost) + why);
 }
 

@@ -62,9 +62,9 @@ class NodeGroup {
     std::function<void()> on_end;  // node 0 shuts the engine down
   };
   void Watch(Events events);
-  // From any thread. SayEnd: called on node 0, before its ranks leave.
-  void SayEnd();
-  void SayLost(const std::string& why, bool cause);
+  // From any thread. SendEnd: called on node 0, before its ranks leave.
+  void SendEnd();
+  void SendLost(const std::string& why, bool cause);
 
  private:
   struct Member {

@@ -248,7 +248,7 @@ class NewsTest : public ::testing::Test {
 };
 
 TEST_F(NewsTest, TheEndIsSaidAndTheClosingAfterItIsNoNews) {
-  groups_[0]->SayEnd();
+  groups_[0]->SendEnd();
   EXPECT_THAT(News(1), ::testing::ElementsAre("the end"));
   groups_[1].reset();
   groups_[0].reset();
@@ -256,9 +256,9 @@ TEST_F(NewsTest, TheEndIsSaidAndTheClosingAfterItIsNoNews) {
 }
 
 TEST_F(NewsTest, ALossIsToldInBothDirections) {
-  groups_[1]->SayLost("rank 3 was killed", true);
+  groups_[1]->SendLost("rank 3 was killed", true);
   EXPECT_THAT(News(0), ::testing::ElementsAre("cause: node 1 (127.0.0.1): rank 3 was killed"));
-  groups_[0]->SayLost("rank 0 ended", false);
+  groups_[0]->SendLost("rank 0 ended", false);
   EXPECT_THAT(News(1), ::testing::ElementsAre("node 0 (127.0.0.1): rank 0 ended"));
 }
 

@@ -74,7 +74,7 @@ struct RankProcesses::Impl {
     pid_t pid = -1;
     FileDescriptor pidfd;
     bool ended = false;
-    double silent_seconds = 0;  // when the watchdog killed it
+    double silent_seconds = 0;  // seconds without a heartbeat when the watchdog killed it
     Silence silence{2 * kSampleTime};
   };
 

@@ -19,17 +19,17 @@ struct RankExit {
   int code = 0;    // exit code where signal is 0
   int signal = 0;  // the signal that killed it
   int pid = 0;
-  // Killed by the watchdog after so many seconds without a heartbeat; 0: not.
+  // Seconds without a heartbeat when the watchdog killed the rank; 0: not killed by it.
   double silent_seconds = 0;
-  // Why the ranks were aborted before this one ended: its own error, or that of the rank which
-  // failed first. Empty where nothing had aborted them.
+  // Reason of the abort before this rank ended: its own error, or that of the rank that failed
+  // first. Empty if there was no abort.
   std::string reason;
 
   // "rank 1 (pid 4711) was killed by signal 9 (SIGKILL)"
   std::string Describe() const;
 };
 
-// A rank that serves and has not beaten for a while.
+// A serving rank without a recent heartbeat.
 struct RankSilence {
   int rank = -1;  // −1: none
   int pid = 0;
@@ -41,9 +41,9 @@ struct RankSilence {
 // descriptor with its spec (see RankSpec), and no other descriptor but stdout and stderr. The
 // kernel kills it when the parent dies.
 //
-// Ranks ignore SIGINT, SIGTERM and SIGHUP. A terminal sends Ctrl-C to the whole foreground group,
-// and a service manager SIGTERM to every process of a service, but the front must first drain its
-// requests and then shut the ranks down.
+// Ranks ignore SIGINT, SIGTERM and SIGHUP: the front must first drain its requests and then shut
+// the ranks down. But a terminal sends Ctrl-C to the whole foreground group, and a service manager
+// sends SIGTERM to every process of a service.
 //
 // Owned by the front; thread-safe, but not to be destroyed from within on_exit.
 class RankProcesses {
@@ -54,7 +54,7 @@ class RankProcesses {
     std::string control_endpoint;
     std::optional<NodeNetwork> network;  // none if all ranks are on this node
     std::chrono::milliseconds join_timeout{300'000};
-    // A rank without a heartbeat for so long is killed; 0: never.
+    // A rank without a heartbeat for this time is killed; 0: never.
     std::chrono::milliseconds watchdog_timeout{0};
     std::function<bool()> give_up;  // polled by WaitJoined; may be empty
   };
@@ -69,7 +69,7 @@ class RankProcesses {
   // Waits until every rank of this node has attached to the arena. Error kTimeout names those that
   // have not, Error kPeer one that ended. Returns early, with false, when give_up returns true.
   bool WaitJoined();
-  // The rank of this node that has been silent for longest, and for how long.
+  // The rank of this node with the longest time since its last heartbeat, and that time.
   RankSilence LongestSilence() const;
   // Call before the ranks are shut down: from now on an exit with code 0 is expected.
   void ExpectEnd();

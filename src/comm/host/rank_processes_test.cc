@@ -141,7 +141,7 @@ int RankMain(int argc, char** argv) {
 
 // ---- The parent's side ----
 
-// Ranks that all run one part; records the reported exits.
+// Ranks that all run one part of a test; records the reported exits.
 class Troupe {
  public:
   Troupe(int world, std::string part, milliseconds join_timeout = kLong,

@@ -1,4 +1,4 @@
-// How long a heartbeat has stood still, as seen by one observer.
+// Time since the last heartbeat, as seen by one observer.
 #pragma once
 
 #include <algorithm>
@@ -7,9 +7,10 @@
 
 namespace switchyard {
 
-// Measures the silence of one counter from regular samples. The time between two samples counts for
-// at most `longest_gap`: an observer that was itself stopped (SIGSTOP, a suspended machine) has
-// seen nothing in between, and must not blame the other side. One thread.
+// Measures the time without a change of one counter from regular samples. The time between two
+// samples counts for at most `longest_gap`: an observer that was itself stopped (SIGSTOP, a
+// suspended machine) saw nothing in between, which must not count against the observed process.
+// Single-threaded.
 class Silence {
  public:
   using Clock = std::chrono::steady_clock;

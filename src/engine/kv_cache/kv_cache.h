@@ -20,7 +20,7 @@ struct SequencePages {
   std::vector<int32_t> pages;
   int64_t borrowed = 0;
   RadixCache::Node* lock = nullptr;
-  std::string salt;  // as Borrow was given it
+  std::string salt;  // the salt passed to Borrow
 };
 
 // Every page is in exactly one of three places: free, in the tree, or in one sequence. Pages of
@@ -42,7 +42,7 @@ class KvCache {
   int64_t Borrow(std::span<const int32_t> tokens, SequencePages& sequence,
                  const std::string& salt = {});
   bool reuses_prefixes() const { return tree_.has_value(); }
-  // What Borrow would find, without any change: the tree's nodes along the prefix, and its length.
+  // The prefix that Borrow would find, without any change: its nodes in the tree, and its length.
   RadixCache::Trail Look(std::span<const int32_t> tokens, const std::string& salt = {}) const {
     return tree_ ? tree_->Look(tokens, salt) : RadixCache::Trail{};
   }

@@ -37,8 +37,8 @@ class RadixCache {
   // tree of a salt is deleted.
   Match Find(std::span<const int32_t> tokens, const std::string& salt = {});
 
-  // The nodes along the longest cached prefix, from below the root, the last one perhaps in part,
-  // and the length of that prefix in tokens. Changes nothing.
+  // The nodes along the longest cached prefix, from the root's child on, and the length of that
+  // prefix in tokens. The last node may match only in part. Changes nothing.
   struct Trail {
     std::vector<const void*> nodes;
     int64_t tokens = 0;

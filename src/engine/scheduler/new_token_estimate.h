@@ -13,10 +13,11 @@ namespace switchyard {
 // (new token ratio). Counted in steps, so that all ranks estimate alike.
 class NewTokenEstimate {
  public:
-  // `conservativeness`: factor on the share (--schedule-conservativeness), which stays 1 at most.
+  // `conservativeness` multiplies the fraction (--schedule-conservativeness); the product is at
+  // most 1.
   explicit NewTokenEstimate(double conservativeness = 1.0)
       : first_share_(std::min(1.0, kFirstShare * conservativeness)),
-        least_share_(std::min(1.0, kLeastShare * conservativeness)),
+        least_share_(std::min(1.0, kMinShare * conservativeness)),
         share_(first_share_) {}
 
   int64_t For(const Sequence& sequence) const {
@@ -28,7 +29,7 @@ class NewTokenEstimate {
 
  private:
   static constexpr int64_t kMost = 4096;  // a single large max_new_tokens cannot block the others
-  static constexpr double kFirstShare = 0.7, kLeastShare = 0.1, kDecay = 0.001;
+  static constexpr double kFirstShare = 0.7, kMinShare = 0.1, kDecay = 0.001;
   double first_share_, least_share_, share_;
 };
 

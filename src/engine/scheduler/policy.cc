@@ -11,7 +11,7 @@
 namespace switchyard {
 namespace {
 
-constexpr size_t kMostToMatch = 128;
+constexpr size_t kMaxToMatch = 128;
 
 std::span<const int32_t> Reusable(const Sequence& sequence) {
   return std::span(sequence.tokens).first(sequence.max_reusable());
@@ -28,13 +28,13 @@ uint64_t Mix(uint64_t x) {
 
 struct Path {
   Sequence* sequence = nullptr;
-  std::vector<const void*> nodes;  // of the tree, from below the root
+  std::vector<const void*> nodes;  // in the tree, from the root's child on
 };
 
-// Appends `paths`, which share their first `depth` nodes and are in order of arrival: those that go
-// on, child by child, then those that end here.
+// Appends `paths`, which share their first `depth` nodes and are in order of arrival. Paths that
+// continue come first, child by child, then those that end here.
 void DepthFirst(std::vector<Path*> paths, size_t depth, std::vector<Sequence*>* out) {
-  std::vector<std::vector<Path*>> children;  // by their oldest request: no order by address
+  std::vector<std::vector<Path*>> children;  // ordered by their oldest request, not by address
   std::map<const void*, size_t> child_of;
   std::vector<Path*> ending;
   for (Path* path : paths) {
@@ -88,13 +88,13 @@ void OrderWaiting(SchedulePolicy policy, const KvCache& cache, uint64_t step,
                   WaitingQueue* waiting) {
   const bool by_cache = policy == SchedulePolicy::kLpm || policy == SchedulePolicy::kDfsWeight;
   if (policy == SchedulePolicy::kFcfs || waiting->size() < 2) return;
-  if (by_cache && (!cache.reuses_prefixes() || waiting->size() > kMostToMatch))
+  if (by_cache && (!cache.reuses_prefixes() || waiting->size() > kMaxToMatch))
     policy = SchedulePolicy::kFcfs;
   const auto retracted = [](const Sequence* s) { return s->admitted_before; };
   std::vector<Sequence*> order = waiting->InOrder();
   const auto first_new = std::ranges::find_if_not(order, retracted);
   std::vector<Sequence*> sequences(first_new, order.end());
-  // Earlier steps may have left another order; arrival is the order of ids.
+  // Earlier steps may have changed the order; ids ascend by arrival.
   std::ranges::sort(sequences, {}, [](const Sequence* s) { return s->request.id; });
   if (policy == SchedulePolicy::kLpm) {
     ByKey(&sequences, [&](const Sequence* s) {
@@ -109,6 +109,14 @@ void OrderWaiting(SchedulePolicy policy, const KvCache& cache, uint64_t step,
   }
   std::ranges::copy(sequences, first_new);
   waiting->SetOrder(order);
+}
+
+void OrderByPriority(WaitingQueue* waiting) {
+  std::vector<Sequence*> sequences = waiting->InOrder();
+  const auto priority = [](const Sequence* s) { return s->request.priority; };
+  if (std::ranges::is_sorted(sequences, std::ranges::greater(), priority)) return;
+  std::ranges::stable_sort(sequences, std::ranges::greater(), priority);
+  waiting->SetOrder(sequences);
 }
 
 }  // namespace switchyard

@@ -24,7 +24,7 @@ class PolicyTest : public testing::Test {
     std::iota(ids.begin(), ids.end(), first);
     return ids;
   }
-  // Leaves the tokens in the cache.
+  // Puts the tokens into the cache.
   void Remember(const std::vector<int32_t>& tokens) {
     SequencePages pages;
     ASSERT_TRUE(cache_.Grow(static_cast<int64_t>(tokens.size()), pages));
@@ -54,8 +54,8 @@ class PolicyTest : public testing::Test {
 TEST_F(PolicyTest, LongestPrefixFirst) {
   Remember(Run(0, 12));
   Add(Run(500, 9));
-  Add(Run(0, 6));   // one page known
-  Add(Run(0, 13));  // three
+  Add(Run(0, 6));   // one cached page
+  Add(Run(0, 13));  // three cached pages
   Add(Run(600, 9));
   EXPECT_THAT(Order("lpm"), ElementsAre(3, 2, 1, 4));
   EXPECT_THAT(Order("fcfs"), ElementsAre(3, 2, 1, 4));  // leaves the queue as it is
@@ -81,10 +81,11 @@ TEST_F(PolicyTest, DepthFirstByWeight) {
   };
   Add(then(Run(300, 8), 1));
   Add(then(left, 1));
-  Add(Run(700, 9));  // unknown
+  Add(Run(700, 9));  // not cached
   Add(then(right, 1));
   Add(then(right, 2));
-  // Three below the first page: two of them right, one left; then one below 300; then the unknown.
+  // Three below the first page: two on the right, one on the left. Then one below 300, then the one
+  // that is not cached.
   EXPECT_THAT(Order("dfs-weight"), ElementsAre(4, 5, 2, 1, 3));
 }
 

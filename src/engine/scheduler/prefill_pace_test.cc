@@ -5,7 +5,7 @@
 namespace switchyard {
 namespace {
 
-// A machine whose steps take `base` and, for each prompt row, `row` seconds.
+// A simulated machine: a step takes `base` seconds plus `row` seconds per prompt row.
 struct Machine {
   double base, row;
   void Run(PrefillPace& pace, int steps) const {
@@ -44,7 +44,7 @@ TEST(PrefillPace, StaysWithinItsBounds) {
   Machine{0.001, 1.0}.Run(dear, 20);
   Machine{0.001, 1.0}.Run(tiny, 20);
   EXPECT_EQ(cheap.rows(), 512);
-  EXPECT_EQ(dear.rows(), PrefillPace::kLeastRows);
+  EXPECT_EQ(dear.rows(), PrefillPace::kMinRows);
   EXPECT_EQ(tiny.rows(), 8);
 }
 

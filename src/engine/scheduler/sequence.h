@@ -39,7 +39,7 @@ struct Sequence {
   int64_t next_routed = kNone;
   std::vector<int32_t> routed_experts;  // [positions, layers, top_k] sent with the next output
 
-  // What a router of the model could not score, where a pass found it; empty: nothing.
+  // Description of the first router fault in this sequence; empty: none.
   std::string router_fault;
 
   bool admitted_before = false;

@@ -1,4 +1,4 @@
-// The requests that wait for a place, in the order of admission.
+// The queue of waiting requests, in admission order.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@ namespace switchyard {
 
 struct Sequence;
 
-// Every operation takes constant time: a client that leaves may take tens of thousands out of the
-// middle. Borrows the sequences. One thread.
+// Every operation takes constant time, since disconnecting clients may remove tens of thousands of
+// requests from the middle. Borrows the sequences. Single-threaded.
 class WaitingQueue {
  public:
   bool Empty() const { return order_.empty(); }
@@ -23,7 +23,7 @@ class WaitingQueue {
     places_[sequence] = order_.insert(order_.begin(), sequence);
   }
   void PopFront() { Remove(Front()); }
-  // False where it does not wait.
+  // Returns false if the sequence is not in the queue.
   bool Remove(Sequence* sequence) {
     const auto place = places_.find(sequence);
     if (place == places_.end()) return false;
@@ -32,7 +32,7 @@ class WaitingQueue {
     return true;
   }
   std::vector<Sequence*> InOrder() const { return {order_.begin(), order_.end()}; }
-  // `sequences`: those that wait, each once. Takes time in proportion to their number.
+  // `sequences`: a permutation of the queue. Linear time.
   void SetOrder(const std::vector<Sequence*>& sequences) {
     for (Sequence* sequence : sequences) order_.splice(order_.end(), order_, places_.at(sequence));
   }

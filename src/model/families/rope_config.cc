@@ -37,7 +37,7 @@ void ReadLlama3(const ConfigReader& scaling, RopeConfig* rope) {
   }
 }
 
-// Ding et al., "LongRoPE" (https://arxiv.org/abs/2402.13753), as Phi-3's checkpoints spell it.
+// Ding et al., "LongRoPE" (https://arxiv.org/abs/2402.13753), with the keys of Phi-3's checkpoints.
 void ReadLongRope(const ConfigReader& reader, const ConfigReader& scaling, int64_t max_position,
                   RopeConfig* rope) {
   const ConfigReader& with_original =
@@ -111,7 +111,7 @@ void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim
     rope.factor = scaling->Double({"factor"}, 1.0, kMaxFactor);
     rope.original_max_position = config->max_position;
     if (rope.rotary_dim < 4) {
-      throw Invalid("{} is dynamic, which wants 4 rotated elements of a head, not {}",
+      throw Invalid("{} is dynamic; want at least 4 rotated elements per head, not {}",
                     scaling->Where("rope_type"), rope.rotary_dim);
     }
   } else if (type == "longrope" || type == "su") {

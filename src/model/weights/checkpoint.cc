@@ -49,8 +49,8 @@ Mapping MapFile(const fs::path& path) {
 
 using WeightMap = std::map<std::string, std::string>;
 
-// Adds the file's tensors, but for those that the index gives to another file: shards that are used
-// again, and overlays, leave old tensors behind. `weight_map`: null where there is no index.
+// Adds the file's tensors, except those that the index assigns to another file: reused shards and
+// overlays contain obsolete tensors. `weight_map`: null without an index.
 void AddFile(const fs::path& path, const WeightMap* weight_map,
              std::map<std::string, StoredTensor, std::less<>>* tensors) {
   const std::string file = path.filename().string();
@@ -73,7 +73,7 @@ void AddFile(const fs::path& path, const WeightMap* weight_map,
 WeightMap ReadWeightMap(const fs::path& path) {
   std::error_code error;
   if (fs::file_size(path, error) > kMaxIndexBytes || error) {
-    throw Invalid("{}: unreadable or too large", path.string());
+    throw Invalid("{}: unreadable, or larger than {} bytes", path.string(), kMaxIndexBytes);
   }
   std::ifstream file(path, std::ios::binary);
   json index;

@@ -5,9 +5,9 @@
 namespace switchyard {
 namespace {
 
-// Gate and up share input rows, which are rounded once. If the checkpoint quantizes the two for
-// different inputs (an input scale on one of them, or one left plain), both read float32, which
-// loses nothing.
+// Gate and up share their input rows, which are quantized once. If the checkpoint quantizes inputs
+// differently for the two (an input scale on one, or one left plain), both get unquantized float32
+// rows.
 void ShareInput(WeightView& gate, WeightView& up) {
   if (gate.activation != up.activation || gate.format != up.format) {
     gate.activation = up.activation = ActivationFormat::kNone;

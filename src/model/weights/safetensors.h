@@ -28,9 +28,9 @@ struct StoredTensor {
 // weight_map names. Immutable; files stay mapped as long as a tensor's owner lives.
 class Checkpoint {
  public:
-  // Opens every file. Error if there is no checkpoint in `dir`, a shard is missing or named outside
-  // the directory, or a shard lacks a tensor that the index assigns to it; also all errors of
-  // ParseSafetensorsHeader.
+  // Opens every file. Error if there is no checkpoint in `dir`, if a shard is missing or named
+  // outside the directory, or if a shard lacks a tensor that the index assigns to it. Also all
+  // errors of ParseSafetensorsHeader.
   explicit Checkpoint(const std::filesystem::path& dir);
 
   const StoredTensor* Find(std::string_view name) const;  // nullptr: absent

@@ -99,7 +99,7 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
     const float bias = p.correction_bias ? p.correction_bias[e] : 0.0f;
     bad = bad || !isfinite(score[i]) || !(isfinite(bias) || bias == MinusInfinity());
   }
-  if (__any_sync(kAll, bad)) {  // the whole warp leaves together
+  if (__any_sync(kAll, bad)) {  // uniform over the warp
     if (lane < p.top_k) WriteChoice(p, token, lane, lane, __int_as_float(0x7fc00000));
     return;
   }

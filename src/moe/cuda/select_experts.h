@@ -6,11 +6,9 @@
 
 #include <cstdint>
 
-namespace switchyard::cuda {
+#include "moe/gpu_limits.h"
 
-constexpr int kMaxRouterExperts = 512;  // logical
-constexpr int kMaxRouterGroups = 32;
-constexpr int kMaxTopK = 16;
+namespace switchyard::cuda {
 
 // The fields of RouterConfig; enums as their integer values.
 struct SelectExpertsParams {

@@ -99,7 +99,7 @@ TEST(SelectExpertsOnDevice, TiesGoToTheLowerId) {
   for (int i = 0; i < 14; ++i) EXPECT_EQ(got.ids[i], i % 7);
 }
 
-// ExpectAsOnCpu takes NaN weights of both for equal.
+// ExpectAsOnCpu treats NaN weights as equal.
 TEST(SelectExpertsOnDevice, ScoresThatAreNotFiniteGiveNanWeights) {
   SKIP_WITHOUT_GPU();
   for (const auto scoring : {RouterConfig::Scoring::kSigmoid, RouterConfig::Scoring::kTopKSoftmax,

@@ -8,11 +8,12 @@
 namespace switchyard {
 namespace {
 
-// Of one request, copies counted. Each copy has its own prompt here, in the book and on the ranks.
-constexpr int64_t kMostGenerations = 4096, kMostPromptTokens = int64_t{1} << 24;
-// Alternatives at positions of prompts, of all generations: they come at once, and are held and
-// written as JSON.
-constexpr int64_t kMostAlternatives = int64_t{1} << 21;
+// Limits of one request, including copies. Each copy has its own copy of the prompt in the request,
+// in Front and on the ranks.
+constexpr int64_t kMaxGenerations = 4096, kMaxPromptTokens = int64_t{1} << 24;
+// Limit of alternatives at prompt positions, over all generations of a request. They arrive in one
+// event, and the server keeps them and writes them as JSON.
+constexpr int64_t kMaxAlternatives = int64_t{1} << 21;
 
 int64_t AlternativesOf(const GenerationSpec& spec) {
   const LogprobParams& wanted = spec.logprob;
@@ -29,22 +30,23 @@ void AddCopies(const Front& front, GenerationSpec spec, int64_t n, const ClientN
   try {
     front.Check(spec);
   } catch (const Error&) {
-    RethrowNamed(names);
+    RethrowWithClientNames(names);
   }
-  if (static_cast<int64_t>(specs.size()) + n > kMostGenerations)
-    throw InvalidField("n", "more than {} generations in one request", kMostGenerations);
+  if (static_cast<int64_t>(specs.size()) + n > kMaxGenerations)
+    throw InvalidField("n", "n: more than {} generations in one request", kMaxGenerations);
   auto tokens = static_cast<int64_t>(spec.input_ids.size()) * n;
   for (const GenerationSpec& other : specs) tokens += static_cast<int64_t>(other.input_ids.size());
-  if (tokens > kMostPromptTokens)
-    throw InvalidField("n", "more than {} prompt tokens in one request, copies counted",
-                       kMostPromptTokens);
+  if (tokens > kMaxPromptTokens)
+    throw InvalidField("n", "n: more than {} prompt tokens in one request, including copies",
+                       kMaxPromptTokens);
   int64_t alternatives = AlternativesOf(spec) * n;
   for (const GenerationSpec& other : specs) alternatives += AlternativesOf(other);
-  if (alternatives > kMostAlternatives)
+  if (alternatives > kMaxAlternatives)
     throw Invalid(
-        "more than {} alternatives at positions of prompts in one request, copies counted: ask for "
-        "fewer, or for a later logprob_start_len",
-        kMostAlternatives);
+        "more than {} alternative tokens at prompt positions in one request, including copies: "
+        "request "
+        "fewer alternatives or a later logprob_start_len",
+        kMaxAlternatives);
   for (int64_t copy = 0; copy < n; ++copy) {
     specs.push_back(spec);
     specs.back().copy = static_cast<int32_t>(copy);

@@ -241,6 +241,13 @@ void AddMemoryFlags(CLI::App& app, EngineConfig& e) {
   Flag(app, "--schedule-conservativeness", e.schedule_conservativeness, kMemory,
        "Factor on the cache that admission keeps free for tokens yet to come")
       ->check(CLI::Range(0.0, 1e3));
+  Flag(app, "--target-step-ms", e.target_step_ms, kMemory,
+       "Milliseconds that a step may take while requests decode: prompts are cut to fit it; -1: 8 "
+       "times a decode step and at least 25; 0: no target, chunks have --chunked-prefill-size");
+  Switch(app, "--enable-priority-scheduling", e.priority_scheduling, kMemory,
+         "Serve requests of higher `priority` first, and interrupt running ones of lower priority");
+  Flag(app, "--priority-scheduling-preemption-threshold", e.preemption_threshold, kMemory,
+       "A waiting request interrupts a running one whose priority is lower by more than this");
   Switch(app, "--disable-radix-cache", e.disable_radix_cache, kMemory,
          "Do not reuse the prefixes of earlier requests");
 }
@@ -298,6 +305,8 @@ void AddServerFlags(CLI::App& app, ServerArgs& a) {
          "Events of a /generate stream have what came since the event before, not all so far");
   Flag(app, "--weight-version", a.weight_version, kServer,
        "Name of the weights, in answers of /generate and in /model_info");
+  Switch(app, "--schedule-low-priority-values-first", a.low_priority_values_first, kMemory,
+         "Lower values of `priority` go first (needs --enable-priority-scheduling)");
   Switch(app, "--skip-server-warmup", a.skip_server_warmup, kServer,
          "Say ready without a first request of our own");
   Switch(app, "--log-requests", a.log_requests, kServer, "One log line a request");
@@ -327,6 +336,8 @@ bool Parse(CLI::App& app, const std::vector<std::string>& args, ServerArgs& serv
   RefuseUnknownFlags(app, ConfigPath(args), from_file, {});
   if (!ParseWords(app, std::move(words))) return false;
   SettleArgs(app, &server);
+  if (server.low_priority_values_first && !server.engine.priority_scheduling)
+    throw Invalid("--schedule-low-priority-values-first needs --enable-priority-scheduling");
   NoteEnvironment(server.engine.moe, &taken);
   for (const std::string& line : taken.without_effect) LOG_INFO("{}", line);
   server.without_effect = std::move(taken.without_effect);
@@ -367,15 +378,18 @@ std::optional<GenerateArgs> ParseGenerate(const std::vector<std::string>& args) 
   return a;
 }
 
-std::optional<ServerArgs> ParseBackends(const std::vector<std::string>& args) {
-  ServerArgs a;
+std::optional<BackendsArgs> ParseBackends(const std::vector<std::string>& args) {
+  BackendsArgs a;
   CLI::App app(
       "Print which MoE backends pair with which on this machine, and with --model-path what the "
       "flags choose for that checkpoint, and why",
       "switchyard backends");
-  AddEngineFlags(app, a);
+  Switch(app, "--markdown", a.markdown, kMisc,
+         "Print instead which features work on CPUs, GPUs and several hosts, as docs/features.md "
+         "has it; the table does not depend on this machine");
+  AddEngineFlags(app, a.server);
   app.get_option("--model-path")->required(false);
-  if (!Parse(app, args, a)) return std::nullopt;
+  if (!Parse(app, args, a.server)) return std::nullopt;
   return a;
 }
 

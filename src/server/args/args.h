@@ -30,12 +30,13 @@ struct ServerArgs {
   std::string tokenizer_path;        // --tokenizer-path; empty: the model's directory
   std::string host = "127.0.0.1";
   int port = 30000;
-  std::string served_model_name;  // --served-model-name; empty: the model path
-  HttpArgs http;                  // http_args.h
-  std::string chat_template;      // --chat-template FILE; empty: the checkpoint's
-  double max_body_mb = 64;        // --max-body-mb
-  int stream_interval = 1;        // --stream-interval: tokens between two events of a stream
-  bool stream_output = false;     // --stream-output: segments in streams of /generate
+  bool low_priority_values_first = false;  // --schedule-low-priority-values-first
+  std::string served_model_name;           // --served-model-name; empty: the model path
+  HttpArgs http;                           // http_args.h
+  std::string chat_template;               // --chat-template FILE; empty: the checkpoint's
+  double max_body_mb = 64;                 // --max-body-mb
+  int stream_interval = 1;     // --stream-interval: tokens between two events of a stream
+  bool stream_output = false;  // --stream-output: segments in streams of /generate
   std::string weight_version = "default";  // --weight-version
   bool skip_server_warmup = false;
   bool log_requests = false;
@@ -54,6 +55,12 @@ struct GenerateArgs {
   int32_t top_k = -1;
   std::optional<uint64_t> seed;
   bool ignore_eos = false;
+};
+
+// What `backends` takes beside the engine's flags.
+struct BackendsArgs {
+  ServerArgs server;
+  bool markdown = false;  // --markdown: print the feature table of the docs instead
 };
 
 // What `bench one-batch` takes beside the engine's flags.
@@ -88,6 +95,6 @@ std::optional<OneBatchArgs> ParseOneBatch(const std::vector<std::string>& args);
 // `which`: the word after `bench`, which may be wrong, --help, or missing.
 std::optional<BenchArgs> ParseBench(const std::string& which, const std::vector<std::string>& args);
 // `backends` takes the engine's flags, of which --model-path may be left out.
-std::optional<ServerArgs> ParseBackends(const std::vector<std::string>& args);
+std::optional<BackendsArgs> ParseBackends(const std::vector<std::string>& args);
 
 }  // namespace switchyard

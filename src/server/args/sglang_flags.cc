@@ -39,8 +39,6 @@ constexpr std::array kFlags = {
     SglangFlag{"--enable-single-batch-overlap", 0, kWithoutEffect, kOverlap},
     SglangFlag{"--tbo-token-distribution-threshold", 1, kWithoutEffect, kOverlap},
     SglangFlag{"--num-continuous-decode-steps", 1, kWithoutEffect, kOverlap},
-    SglangFlag{"--schedule-low-priority-values-first", 0, kWithoutEffect,
-               "requests have no priorities"},
     SglangFlag{"--enable-mixed-chunk", 0, kWithoutEffect,
                "chunks of prompts always share steps with decoding"},
     SglangFlag{"--attention-backend", 1, kWithoutEffect, kOneAttention},

@@ -59,7 +59,7 @@ void AddDataFlags(CLI::App& app, TrainArgs& a) {
   Flag(app, "--length", a.length, kGroup, "Tokens of a row, at most max_position_embeddings")
       ->check(CLI::PositiveNumber);
   Switch(app, "--whole-documents", a.whole_documents, kGroup,
-         "Keep a document that fits into a row whole: rows keep some room then; for chats");
+         "Do not split documents that fit into one row, and pad the rows instead (for chats)");
   Switch(app, "--in-order", a.in_order, kGroup, "Do not shuffle");
   Flag(app, "--chat-loss", a.chat_loss, kGroup,
        "What is learned of a chat: assistant (what an assistant's turn says), or all")

@@ -18,9 +18,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // Limits the work per token: one thread matches every token of all requests with the stop strings.
-constexpr size_t kMostStops = 64, kLongestStop = 1024;
+constexpr size_t kMaxStopStrings = 64, kMaxStopBytes = 1024;
 // Limits the alternatives at all prompt positions: one event holds them, and one JSON value.
-constexpr int64_t kMostAlternatives = int64_t{1} << 21;
+constexpr int64_t kMaxAlternatives = int64_t{1} << 21;
 
 template <typename T>
 void Append(std::vector<T>& to, const std::vector<T>& from) {
@@ -28,13 +28,13 @@ void Append(std::vector<T>& to, const std::vector<T>& from) {
 }
 
 void CheckStops(const std::vector<std::string>& stops) {
-  if (stops.size() > kMostStops)
-    throw ParameterError("stop",
-                         fmt::format("has {} strings, want at most {}", stops.size(), kMostStops));
+  if (stops.size() > kMaxStopStrings)
+    throw ParameterError(
+        "stop", fmt::format("has {} strings, want at most {}", stops.size(), kMaxStopStrings));
   for (const std::string& stop : stops) {
-    if (stop.empty() || stop.size() > kLongestStop)
-      throw ParameterError(
-          "stop", fmt::format("has a string of {} bytes, want 1 to {}", stop.size(), kLongestStop));
+    if (stop.empty() || stop.size() > kMaxStopBytes)
+      throw ParameterError("stop", fmt::format("has a string of {} bytes, want 1 to {}",
+                                               stop.size(), kMaxStopBytes));
   }
 }
 
@@ -43,12 +43,12 @@ void CheckAlternatives(const GenerationSpec& spec) {
   if (!wanted.enabled || wanted.start < 0) return;
   const int64_t positions = static_cast<int64_t>(spec.input_ids.size()) - wanted.start;
   const int64_t each = wanted.top + static_cast<int64_t>(wanted.token_ids.size());
-  if (positions * each > kMostAlternatives)
+  if (positions * each > kMaxAlternatives)
     throw ParameterError(
         "top_logprobs",
         fmt::format("requests {} alternatives at each of {} positions of the prompt, in total more "
                     "than {}: request fewer alternatives, or start at a later position",
-                    each, positions, kMostAlternatives));
+                    each, positions, kMaxAlternatives));
 }
 
 }  // namespace
@@ -200,6 +200,7 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
                         .logprob = spec.logprob,
                         .routed_experts = spec.routed_experts,
                         .group = spec.group,
+                        .priority = spec.priority,
                         .cache_salt = spec.cache_salt};
   std::lock_guard order(order_);
   {
@@ -226,7 +227,7 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
   return id;
 }
 
-void Front::CheckRoom(size_t count) const {
+void Front::CheckCapacity(size_t count) const {
   const auto most = static_cast<size_t>(limits_.max_open);
   if (most == 0) return;
   if (count > most)
@@ -329,22 +330,22 @@ void Front::OnMessage(const EngineMessage& message) {
   if (const auto* step = std::get_if<StepOutputs>(&message)) {
     for (const RequestOutput& output : step->outputs) Deliver(output);
   } else if (const auto* flush = std::get_if<FlushResult>(&message)) {
-    if (const auto answer = TakeQuestion(flushes_, flush->ticket)) answer(*flush);
+    if (const auto answer = TakeCallback(flushes_, flush->ticket)) answer(*flush);
   } else if (const auto* stats = std::get_if<StatsReport>(&message)) {
-    if (const auto answer = TakeQuestion(stats_, stats->ticket)) answer(*stats);
+    if (const auto answer = TakeCallback(stats_, stats->ticket)) answer(*stats);
   } else if (const auto* record = std::get_if<RecordResult>(&message)) {
-    if (const auto answer = TakeQuestion(records_, record->ticket)) answer(*record);
+    if (const auto answer = TakeCallback(records_, record->ticket)) answer(*record);
   } else if (const auto* load = std::get_if<ExpertLoadReport>(&message)) {
-    if (const auto answer = TakeQuestion(loads_, load->ticket)) answer(*load);
+    if (const auto answer = TakeCallback(loads_, load->ticket)) answer(*load);
   } else if (const auto* eplb = std::get_if<EplbReport>(&message)) {
-    if (const auto answer = TakeQuestion(eplb_, eplb->ticket)) answer(*eplb);
+    if (const auto answer = TakeCallback(eplb_, eplb->ticket)) answer(*eplb);
   } else if (const auto* failure = std::get_if<EngineFailure>(&message)) {
     LOG_ERROR("a rank failed: {}", failure->what);
   }
 }
 
 template <typename T>
-std::function<void(const T&)> Front::TakeQuestion(
+std::function<void(const T&)> Front::TakeCallback(
     std::map<uint64_t, std::function<void(const T&)>>& asked, uint64_t ticket) {
   std::lock_guard lock(mutex_);
   auto node = asked.extract(ticket);

@@ -63,7 +63,7 @@ class Front {
   uint64_t Submit(GenerationSpec spec, GenerationCallback callback);
   // Throws kInvalid if `count` exceeds the limit of open requests, and kBusy if `count` more
   // requests do not fit now.
-  void CheckRoom(size_t count) const;
+  void CheckCapacity(size_t count) const;
   // Asynchronous: generations that are still open end with FinishReason::kAbort.
   void Abort(const std::vector<uint64_t>& ids);
   void AbortNamed(const std::string& name);  // every generation with this name or batch name
@@ -112,7 +112,7 @@ class Front {
                std::function<void(const T&)> callback);
   // Removes and returns the callback of `ticket`; null for an unknown ticket.
   template <typename T>
-  std::function<void(const T&)> TakeQuestion(
+  std::function<void(const T&)> TakeCallback(
       std::map<uint64_t, std::function<void(const T&)>>& asked, uint64_t ticket);
 
   RankLink& link_;

@@ -23,6 +23,7 @@ struct GenerationSpec {
   LogprobParams logprob;
   RoutedExpertsParams routed_experts;
   std::optional<int32_t> group;  // attention group that serves the request (data_parallel_rank)
+  int32_t priority = 0;          // larger ones go first (--enable-priority-scheduling)
   std::string cache_salt;        // cached prefixes are shared only between requests of equal salt
   std::vector<std::string> stop;
   bool keep_stop = false;  // the stop string stays in the text (no_stop_trim)

@@ -32,7 +32,7 @@ std::string_view GivenKey(const Request& request) {
 }
 
 bool HasKey(const ServerOptions& options, const Request& request) {
-  if (options.api_keys.empty() || NeedsNoKey(options, request.path)) return true;
+  if (options.api_keys.empty() || IsPublicPath(options, request.path)) return true;
   const std::string_view given = GivenKey(request);
   bool same = SameSecret(given, options.admin_api_key);
   for (const std::string& key : options.api_keys) same |= SameSecret(given, key);
@@ -72,7 +72,7 @@ void StripRoot(const std::string& root, std::string& path) {
 
 }  // namespace
 
-bool NeedsNoKey(const ServerOptions& options, const std::string& path) {
+bool IsPublicPath(const ServerOptions& options, const std::string& path) {
   const auto& open = options.paths_without_key;
   return std::find(open.begin(), open.end(), path) != open.end();
 }
@@ -96,7 +96,8 @@ Admission Admit(const ServerOptions& options, const Router& router, std::string_
   request.query = std::move(parsed->query);
   StripRoot(options.root_path, request.path);
 
-  const OriginKind origin = JudgeOrigin(options, request.Header("Origin"), request.Header("Host"));
+  const OriginKind origin =
+      ClassifyOrigin(options, request.Header("Origin"), request.Header("Host"));
   const bool preflight = request.method == "OPTIONS";
   if (preflight && request.path == "*") {
     return AnswerOptions(origin, request, "GET, HEAD, POST, OPTIONS");

@@ -21,7 +21,7 @@ struct Admission {
 };
 
 // Whether `path` is a probe: served without a key, and also beyond the connection limit.
-bool NeedsNoKey(const ServerOptions& options, const std::string& path);
+bool IsPublicPath(const ServerOptions& options, const std::string& path);
 
 // Sets path, query and params of `request`; its method and headers must be set. Checks in this
 // order: 400 malformed target, 204 for OPTIONS, 403 foreign origin, 401 missing or wrong key,

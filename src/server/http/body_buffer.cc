@@ -25,8 +25,8 @@ std::optional<Refusal> BodyBuffer::Append(std::string_view bytes) {
   const size_t size = bytes_.size() + bytes.size();
   if (size > limit_) return TooLargeBody(limit_);
   if (size > bytes_.capacity()) {
-    constexpr size_t kLeast = 4 << 10;
-    const size_t doubled = std::max({size, 2 * bytes_.capacity(), kLeast});
+    constexpr size_t kMinBytes = 4 << 10;
+    const size_t doubled = std::max({size, 2 * bytes_.capacity(), kMinBytes});
     const size_t capacity = std::max(size, std::min<size_t>(doubled, expected_));
     // Both the old and the new buffer exist during the copy.
     const size_t before = charge_.bytes(), old = bytes_.capacity();

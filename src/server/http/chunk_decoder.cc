@@ -6,7 +6,7 @@
 namespace switchyard::http {
 namespace {
 
-constexpr int kMostSizeDigits = 15;  // hexadecimal: larger than any body, without overflow
+constexpr int kMaxSizeDigits = 15;  // hexadecimal: larger than any body, without overflow
 
 int HexDigit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
@@ -63,7 +63,7 @@ void ChunkDecoder::TakeFraming(char c) {
     case State::kSize:
       return TakeSizeDigit(c);
     case State::kExtension:
-      if (++extension_bytes_ > kMostExtensionBytes) {
+      if (++extension_bytes_ > kMaxExtensionBytes) {
         return Refuse(413, "The chunk extensions are too long");
       }
       if (c == '\r') {
@@ -96,7 +96,7 @@ void ChunkDecoder::TakeFraming(char c) {
 void ChunkDecoder::TakeSizeDigit(char c) {
   if (const int digit = HexDigit(c); digit >= 0) {
     if (digits_ == 0) left_ = 0;
-    if (++digits_ > kMostSizeDigits) return Refuse(400, "A chunk's size has too many digits");
+    if (++digits_ > kMaxSizeDigits) return Refuse(400, "A chunk's size has too many digits");
     left_ = left_ * 16 + static_cast<uint64_t>(digit);
   } else if (digits_ > 0 && c == ';') {
     state_ = State::kExtension;
@@ -108,7 +108,7 @@ void ChunkDecoder::TakeSizeDigit(char c) {
 }
 
 void ChunkDecoder::TakeTrailer(char c) {
-  if (++trailer_bytes_ > kMostTrailerBytes) {
+  if (++trailer_bytes_ > kMaxTrailerBytes) {
     return Refuse(431, "The trailer is too long");
   }
   if (c != '\n') {

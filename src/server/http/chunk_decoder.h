@@ -30,8 +30,8 @@ bool HasControls(std::string_view text);  // any control character except tab
 // size, and discarded. Not thread-safe.
 class ChunkDecoder {
  public:
-  static constexpr size_t kMostExtensionBytes = 16 << 10;  // in total for a body
-  static constexpr size_t kMostTrailerBytes = 16 << 10;
+  static constexpr size_t kMaxExtensionBytes = 16 << 10;  // in total for a body
+  static constexpr size_t kMaxTrailerBytes = 16 << 10;
 
   struct Step {
     size_t consumed = 0;

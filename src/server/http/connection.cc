@@ -121,8 +121,8 @@ class ConnectionImpl final : public Connection,
   std::string_view Input() const { return std::string_view(input_).substr(used_); }
   void LogServed(const Request& request, const Exchange& exchange, bool written,
                  Clock::time_point start) const;
-  void AnnounceNews();
-  void OnNews();
+  void NotifyOutput();
+  void OnOutput();
   void Arm(milliseconds limit);
   void ArmUntil(Clock::time_point deadline);
   void Disarm();
@@ -336,7 +336,7 @@ awaitable<std::optional<Refusal>> ConnectionImpl::ReadBody(const RequestHead& he
 // Chooses the handler of the request. A spare connection serves only probes.
 Admission ConnectionImpl::Judge(const RequestHead& head, Request& request) const {
   Admission admission = Admit(options_, context_.router, head.target, request);
-  if (spare_ && !NeedsNoKey(options_, request.path)) {
+  if (spare_ && !IsPublicPath(options_, request.path)) {
     return Admission::Refuse(503, "The server has reached its connection limit", "connections");
   }
   return admission;
@@ -349,7 +349,7 @@ std::shared_ptr<Exchange> ConnectionImpl::MakeExchange(const Received& received)
     headers.emplace_back("traceparent", std::move(trace));
   const std::string_view origin = request.Header("Origin");
   if (!origin.empty()) headers.emplace_back("Vary", "Origin");
-  if (JudgeOrigin(options_, origin, received.head.host) == OriginKind::kAllowed)
+  if (ClassifyOrigin(options_, origin, received.head.host) == OriginKind::kAllowed)
     headers.emplace_back("Access-Control-Allow-Origin", origin);
   // After a FIN, only input that has already been received can hold another request.
   const bool more = !stream_.ended() || !Input().empty();
@@ -362,7 +362,7 @@ std::shared_ptr<Exchange> ConnectionImpl::MakeExchange(const Received& received)
                         .max_backlog = options_.max_backlog_bytes,
                         .budget = context_.budget,
                         .workers = context_.workers},
-      [this] { AnnounceNews(); });
+      [this] { NotifyOutput(); });
 }
 
 void ConnectionImpl::LogServed(const Request& request, const Exchange& exchange, bool written,
@@ -440,11 +440,11 @@ awaitable<void> ConnectionImpl::Linger() {
 
 // Runs on a producer's thread under the exchange's lock. `this` stays valid, because the connection
 // calls Close(), which takes that lock, before it ends.
-void ConnectionImpl::AnnounceNews() {
-  asio::post(stream_.get_executor(), [self = shared_from_this()] { self->OnNews(); });
+void ConnectionImpl::NotifyOutput() {
+  asio::post(stream_.get_executor(), [self = shared_from_this()] { self->OnOutput(); });
 }
 
-void ConnectionImpl::OnNews() {
+void ConnectionImpl::OnOutput() {
   if (exchange_ && exchange_->Overflowed() && stream_.is_open()) {
     LOG_WARNING(
         "http: {}: closed, the client reads too slowly: its unsent answer exceeds {} bytes or what "

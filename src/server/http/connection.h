@@ -43,7 +43,7 @@ class Connection {
 
   // Calls `on_end` on the strand after the connection has ended and its socket is closed, never
   // within Start. `spare`: the connection exceeds the limit and gets only one response, a probe's
-  // (NeedsNoKey) or a 503.
+  // (IsPublicPath) or a 503.
   static std::shared_ptr<Connection> Start(const ConnectionContext& context,
                                            ClientStream::Socket socket, bool spare,
                                            std::function<void(Connection*)> on_end);

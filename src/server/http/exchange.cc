@@ -32,7 +32,7 @@ bool HasHeader(const Headers& headers, std::string_view name) {
 
 // Maximum number of interim responses per request, enough to detect a disconnect. Some clients fail
 // after five of them.
-constexpr int kMostProbes = 4;
+constexpr int kMaxProbes = 4;
 // Responses up to this size, mainly errors, are exempt from the memory limit.
 constexpr size_t kUncounted = 4 << 10;
 
@@ -180,7 +180,7 @@ void Exchange::Probe() {
   std::lock_guard lock(mutex_);
   if (gone_ || state_ != State::kOpen || !options_.chunked) return;
   if (status_ == 0) {
-    if (probes_++ >= kMostProbes) return;
+    if (probes_++ >= kMaxProbes) return;
     pending_ += "HTTP/1.1 100 Continue\r\n\r\n";
   } else if (event_stream_ && pending_.empty() && !options_.head) {
     AppendChunk(SseComment(""));

@@ -49,7 +49,7 @@ void MemoryCharge::Require(size_t bytes) {
 }
 
 size_t DefaultHttpMemory() {
-  constexpr size_t kLeast = size_t{256} << 20;
+  constexpr size_t kMinBytes = size_t{256} << 20;
   auto memory =
       static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
   size_t limit = 0;  // of the cgroup, version 2 or 1; parsing fails for "max"
@@ -57,7 +57,7 @@ size_t DefaultHttpMemory() {
        {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
     if (std::ifstream in(file); in >> limit && limit > 0) memory = std::min(memory, limit);
   }
-  return std::max(kLeast, memory / 8);
+  return std::max(kMinBytes, memory / 8);
 }
 
 }  // namespace switchyard::http

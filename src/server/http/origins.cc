@@ -46,8 +46,8 @@ bool IsOwn(const ServerOptions& options, std::string_view origin, std::string_vi
 
 }  // namespace
 
-OriginKind JudgeOrigin(const ServerOptions& options, std::string_view origin,
-                       std::string_view host) {
+OriginKind ClassifyOrigin(const ServerOptions& options, std::string_view origin,
+                          std::string_view host) {
   if (origin.empty()) return OriginKind::kNone;
   const auto& listed = options.cors_origins;
   const bool is_listed = std::any_of(listed.begin(), listed.end(), [&](const std::string& each) {

@@ -17,7 +17,7 @@ enum class OriginKind {
 // to the Host header), and options.cors_origins. Without an API key, a Host with a dotted name does
 // not count as the server's own origin. Otherwise a page could resolve its own name to this server
 // (DNS rebinding) and have the same origin.
-OriginKind JudgeOrigin(const ServerOptions& options, std::string_view origin,
-                       std::string_view host);
+OriginKind ClassifyOrigin(const ServerOptions& options, std::string_view origin,
+                          std::string_view host);
 
 }  // namespace switchyard::http

@@ -11,7 +11,7 @@ namespace switchyard::http {
 namespace {
 
 // Longer numbers are rejected; this limit also prevents overflow.
-constexpr size_t kMostLengthDigits = 18;
+constexpr size_t kMaxLengthDigits = 18;
 
 bool Same(std::string_view a, std::string_view b) {
   return a.size() == b.size() && strncasecmp(a.data(), b.data(), a.size()) == 0;
@@ -186,7 +186,7 @@ void RequestParser::ReadFraming() {
   }
   if (coding) return ReadTransferCoding(*coding);
   if (!length) return;
-  if (!IsDigits(*length) || length->size() > kMostLengthDigits) {
+  if (!IsDigits(*length) || length->size() > kMaxLengthDigits) {
     return Refuse(400, "Content-Length is not one decimal number");
   }
   head_.length = std::stoull(*length);

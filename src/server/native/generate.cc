@@ -5,8 +5,8 @@
 #include <mutex>
 
 #include "server/api/base64.h"
-#include "server/api/flight.h"
 #include "server/api/guarded.h"
+#include "server/api/pending_response.h"
 #include "server/http/error_body.h"
 #include "server/http/sse.h"
 
@@ -32,8 +32,8 @@ Json FinishReasonJson(const GenerationEvent& e) {
   return reason;
 }
 
-// [logprob, id, text], the form of every log-probability; logprob null where there is none, text
-// unless asked for.
+// SGLang's form of a log-probability: [logprob, id, text]. The logprob is null if undefined, and
+// the text is null unless `text` is set.
 Json Triple(const Tokenizer& tokenizer, float logprob, int32_t token, bool text) {
   return Json::array({std::isnan(logprob) ? Json(nullptr) : Json(logprob), token,
                       text ? Json(tokenizer.TokenText(token)) : Json(nullptr)});
@@ -50,7 +50,7 @@ void AddLogprobs(const Tokenizer& tokenizer, const GenerationSpec& spec, const c
   Json chosen = Json::array(), top = Json::array(), asked = Json::array();
   for (const PositionLogprobs& p : positions) {
     chosen.push_back(Triple(tokenizer, p.logprob, p.token, text));
-    // The first position of a prompt has nothing before it to be predicted from.
+    // NaN: the first position of a prompt has no log-probability.
     top.push_back(std::isnan(p.logprob) ? Json(nullptr) : Triples(tokenizer, p.top, text));
     asked.push_back(std::isnan(p.logprob) ? Json(nullptr) : Triples(tokenizer, p.asked, text));
   }
@@ -60,7 +60,7 @@ void AddLogprobs(const Tokenizer& tokenizer, const GenerationSpec& spec, const c
   if (!spec.logprob.token_ids.empty()) meta[prefix + "_token_ids_logprobs"] = std::move(asked);
 }
 
-// The news of one event, with the routed experts of all positions in the last one.
+// Output of one event alone. The last event has the routed experts of all positions.
 Accumulated Segment(const GenerationEvent& event, const Accumulated& so_far) {
   Accumulated segment;
   segment.Add(event);
@@ -87,7 +87,7 @@ Json GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
     AddLogprobs(tokenizer, spec, "output", a.output_logprobs, body.text_in_logprobs, meta);
   }
   if (body.prompt_ids) meta["prompt_token_ids"] = spec.input_ids;
-  // Rows of all layers, as base64 of int32 [positions, layers, top_k].
+  // int32 [positions, layers, top_k] in base64.
   if (spec.routed_experts.enabled && a.last.finished())
     meta["routed_experts"] = Base64(std::as_bytes(std::span(a.routed_experts)));
   return {{"text", a.text}, {"output_ids", a.tokens}, {"meta_info", std::move(meta)}};
@@ -102,15 +102,15 @@ void HandleGenerate(Service& service, const http::Request& request,
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return GenerateAnswer(*service.model.tokenizer, *body, body->specs[i], a, with_input, seconds);
   };
-  Flight::Events events;
+  PendingResponse::Events events;
   if (body->stream) {
-    // Each event carries everything so far, as SGLang's do, but for the prompt's log-probabilities:
-    // they are long and never change, and come once. With --stream-output it carries a segment.
+    // As in SGLang, each event has the accumulated output, or with --stream-output only the new
+    // part. The prompt's log-probabilities are long and constant, so only the first event has them.
     events.on_news = [&service, body, answer, responder](size_t i, const GenerationEvent& e,
                                                          const Accumulated& a) {
       if (e.finish == FinishReason::kError) {
         responder.Write(http::SseEvent(
-            http::ErrorBody(http::StatusOf(e.error_kind), WithoutPaths(service, e.error))));
+            http::ErrorBody(http::StatusOf(e.error_kind), RedactPaths(service, e.error))));
         return;
       }
       const bool first = a.tokens.size() == e.tokens.size();
@@ -127,14 +127,14 @@ void HandleGenerate(Service& service, const http::Request& request,
       for (const Accumulated& a : all) {
         if (a.last.finish == FinishReason::kError)
           return responder.SendError(http::StatusOf(a.last.error_kind),
-                                     WithoutPaths(service, a.last.error));
+                                     RedactPaths(service, a.last.error));
       }
       Json list = Json::array();
       for (size_t i = 0; i < all.size(); ++i) list.push_back(answer(i, all[i], true));
       responder.Send(200, http::kJson, Dump(body->single ? list[0] : list));
     };
   }
-  Flight::Start(service, body->specs, body->stream, responder, std::move(events));
+  PendingResponse::Start(service, body->specs, body->stream, responder, std::move(events));
 }
 
 }  // namespace switchyard::native

@@ -15,7 +15,7 @@ namespace {
 
 using RequestPtr = std::shared_ptr<const http::Request>;
 
-// A prompt, or the messages of a chat, as ids.
+// Tokenizes a prompt or list of prompts, or the messages of a chat.
 void HandleTokenize(const Service& service, const http::Request& request,
                     const http::Responder& responder) {
   const Json body = ParseBody(request);
@@ -40,7 +40,7 @@ void HandleTokenize(const Service& service, const http::Request& request,
   } else if (list) {
     for (const std::string& text : f.Strings("prompt")) add(tokenizer.Encode(text, special));
   } else {
-    if (!prompt) throw InvalidField("prompt", "want prompt or messages");
+    if (!prompt) throw InvalidField("prompt", "prompt and messages are missing, want one of them");
     add(tokenizer.Encode(f.String("prompt", ""), special));
   }
   Json answer = {{"tokens", list ? tokens : tokens[0]},
@@ -72,7 +72,7 @@ void HandleDetokenize(const Service& service, const http::Request& request,
   responder.Send(200, http::kJson, Dump({{"text", text}, {"prompt", text}}));
 }
 
-// One generated token says more than an open port.
+// Checks the engine, not only the port: generates one token.
 void HandleHealthGenerate(Service& service, const http::Responder& responder) {
   RequireReady(service);
   GenerationSpec spec;
@@ -102,7 +102,7 @@ void HandleModelInfo(const Service& service, const http::Responder& responder) {
                        {"has_audio_understanding", false}}));
 }
 
-// Of one attention group.
+// State of one attention group; `open`: its open requests.
 Json StateJson(const EngineStats& s, int64_t open) {
   return {{"open_requests", open},
           {"running_requests", s.running},
@@ -169,7 +169,7 @@ void HandleAbort(Service& service, const http::Request& request, const http::Res
   } else if (const std::string name = f.String("rid", ""); !name.empty()) {
     service.front.AbortNamed(name);
   } else {
-    throw InvalidField("rid", "want rid, or abort_all");
+    throw InvalidField("rid", "rid is missing, want rid or abort_all");
   }
   responder.Send(200, http::kJson, "{}");
 }

@@ -30,7 +30,7 @@ EngineRanks::EngineRanks(const StartHost& start, std::unique_ptr<NodeGroup> node
 EngineRanks::~EngineRanks() {
   {
     std::lock_guard lock(mutex_);
-    if (nodes_ && exit_.empty() && !leaving_) nodes_->SayEnd();
+    if (nodes_ && exit_.empty() && !leaving_) nodes_->SendEnd();
     leaving_ = true;
   }
   host_->KillAll();
@@ -89,7 +89,7 @@ void EngineRanks::Lost() {
     const bool more = exit_.find(failure_) == std::string::npos;
     words = more ? exit_ + ": " + failure_ : exit_;
   }
-  if (nodes_) nodes_->SayLost(words, /*cause=*/true);
+  if (nodes_) nodes_->SendLost(words, /*cause=*/true);
   events_.on_lost(words);
 }
 
@@ -130,7 +130,7 @@ bool EngineRanks::Shutdown(std::chrono::milliseconds timeout) {
     leaving_ = true;
   }
   host_->ExpectEnd();
-  if (nodes_) nodes_->SayEnd();
+  if (nodes_) nodes_->SendEnd();
   Send({switchyard::Shutdown{}});
   return host_->WaitEnded(timeout);
 }

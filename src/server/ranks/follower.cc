@@ -93,7 +93,7 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
   NodeGroup& nodes = *membership->nodes;
   const auto host = StartRanks(launch, *membership, job, {},
                                [&](const std::string& how, bool cause) {
-                                 nodes.SayLost(how, cause);
+                                 nodes.SendLost(how, cause);
                                  outcome.Lose(how, cause);
                                },
                                {});
@@ -106,7 +106,7 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
     return 1;
   }
   if (!waited) {
-    nodes.SayLost("the node was stopped by a signal", /*cause=*/true);
+    nodes.SendLost("the node was stopped by a signal", /*cause=*/true);
     return 1;
   }
   if (!host->WaitEnded(10s)) LOG_WARNING("some ranks did not exit in time and were killed");

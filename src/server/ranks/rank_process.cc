@@ -18,9 +18,9 @@ namespace {
 // Adds a check of the parent's heartbeat to the leader's receive function. Without it, the ranks
 // would wait forever for a stopped server process.
 RankLoopIo WatchParent(RankLoopIo io, std::shared_ptr<const SharedArena> arena, double timeout) {
-  constexpr std::chrono::milliseconds kLongestGap{2000};  // an idle leader polls once a second
+  constexpr std::chrono::milliseconds kMaxGap{2000};  // an idle leader polls once a second
   io.receive = [receive = std::move(io.receive), arena = std::move(arena), timeout,
-                silence = Silence(kLongestGap)](std::chrono::milliseconds wait) mutable {
+                silence = Silence(kMaxGap)](std::chrono::milliseconds wait) mutable {
     silence.Sample(arena->parent_beats(), Silence::Clock::now());
     if (silence.length() >= std::chrono::duration<double>(timeout))
       throw Error(ErrorKind::kPeer,

@@ -57,13 +57,14 @@ Context::~Context() {
 
 void Context::Step(size_t count) {
   if (count > static_cast<size_t>(steps_left_)) {
-    Fail("the template takes more than {} steps", options_.max_steps);
+    Fail("rendering the template takes more than {} steps", options_.max_steps);
   }
   steps_left_ -= static_cast<int64_t>(count);
 }
 
 void Context::Allocate(size_t bytes) {
-  if (bytes > bytes_left_) Fail("the template uses more than {} bytes", options_.max_bytes);
+  if (bytes > bytes_left_)
+    Fail("rendering the template allocates more than {} bytes", options_.max_bytes);
   bytes_left_ -= bytes;
 }
 

@@ -1,4 +1,4 @@
-// Names and their values, block by block.
+// Nested scopes of variables.
 #pragma once
 
 #include <memory>
@@ -11,8 +11,8 @@
 
 namespace switchyard::jinja {
 
-// The variables of one block; lookups go on in the enclosing ones. Macros keep the scope of their
-// definition.
+// The variables of one block; lookups continue in the enclosing ones. Macros keep the scope of
+// their definition.
 class Scope {
  public:
   explicit Scope(std::shared_ptr<Scope> parent) : parent_(std::move(parent)) {}
@@ -27,7 +27,7 @@ class Scope {
     return nullptr;
   }
 
-  // Always in this scope.
+  // Sets the name in this scope only.
   void Set(std::string_view name, Value value) {
     for (auto& [key, old] : variables_) {
       if (key == name) {

@@ -16,7 +16,7 @@ namespace switchyard {
 namespace {
 
 constexpr size_t kMaxFileBytes = size_t{256} << 20;
-// Far past any context; the model's symbols have 32-bit indices.
+// Far beyond any context length, and within the 32-bit indices of the model's symbols.
 constexpr size_t kMaxTextBytes = size_t{256} << 20;
 
 void CheckVersion(const JsonNode& version) {
@@ -25,8 +25,8 @@ void CheckVersion(const JsonNode& version) {
   }
 }
 
-// The concatenation as valid UTF-8, with marks if it needs them. A sequence that crosses from one
-// piece to the next is one character, untrusted if any part of it is.
+// The concatenation as valid UTF-8, with marks if needed. A sequence that crosses pieces is one
+// character, which is untrusted if any part of it is.
 MarkedText Join(std::span<const Tokenizer::Piece> pieces) {
   const bool marked =
       std::any_of(pieces.begin(), pieces.end(), [](const auto& piece) { return !piece.trusted; });
@@ -38,7 +38,7 @@ MarkedText Join(std::span<const Tokenizer::Piece> pieces) {
   }
   if (bytes.size() > kMaxTextBytes) {
     throw Error(ErrorKind::kTooLarge,
-                fmt::format("a text to encode has {} bytes, at most {} are allowed", bytes.size(),
+                fmt::format("the text to encode has {} bytes, want at most {}", bytes.size(),
                             kMaxTextBytes));
   }
   if (!marked && IsValidUtf8(bytes)) return MarkedText(std::move(bytes));
@@ -56,7 +56,7 @@ MarkedText Join(std::span<const Tokenizer::Piece> pieces) {
   return out;
 }
 
-// One call of Encode.
+// State of one Encode call.
 class Encoder {
  public:
   Encoder(const TokenizerParts& parts, size_t limit) : parts_(parts), limit_(limit) {}
@@ -114,11 +114,10 @@ std::string ReadTokenizerFile(const std::filesystem::path& path) {
   const auto size = std::filesystem::file_size(path, error);
   if (!file || error) throw NotFound("{}: cannot be read", path.string());
   if (size > kMaxFileBytes) {
-    throw Invalid("{}: has {} bytes, more than a tokenizer's {}", path.string(), size,
-                  kMaxFileBytes);
+    throw Invalid("{}: has {} bytes, want at most {}", path.string(), size, kMaxFileBytes);
   }
   std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (file.bad()) throw NotFound("{}: reading fails", path.string());
+  if (file.bad()) throw NotFound("{}: cannot be read completely", path.string());
   return text;
 }
 
@@ -126,7 +125,7 @@ nlohmann::json ParseTokenizerJson(std::string_view json, std::string_view name_f
   try {
     return nlohmann::json::parse(json);
   } catch (const nlohmann::json::exception& error) {
-    throw Invalid("{}: is no JSON: {}", name_for_errors, error.what());
+    throw Invalid("{}: is not valid JSON: {}", name_for_errors, error.what());
   }
 }
 

@@ -136,7 +136,7 @@ TEST(EncodePiecesTest, MergesSeeThroughBorders) {
   EXPECT_EQ(
       tokenizer->EncodePieces(std::vector<Piece>{{"a", true}, {"b", false}, {"c", true}}, false),
       Ids{5});
-  // A character cut in two by a border is one character.
+  // A character that is split over two pieces is one character.
   EXPECT_EQ(tokenizer->EncodePieces(std::vector<Piece>{{"\xC3", true}, {"\xA9", false}}, false),
             (Ids{7, 8}));
 }
@@ -205,7 +205,7 @@ TEST(EncodePiecesTest, EqualsEncodeOfTheWholeWithoutForgedTokens) {
 }
 
 TEST(TokenizerTest, LongRunsTakeTimeInProportion) {
-  // Quadratic work on these would take hours, which the test's time limit catches.
+  // Quadratic time would take hours on these, beyond the test's time limit.
   std::string marks = "e";
   for (int i = 0; i < 100'000; ++i) marks += i % 2 == 0 ? "\u0301" : "\u0323";
   for (const char* fixture : {"qwen3", "gpt_oss", "mixtral"}) {

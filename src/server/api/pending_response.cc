@@ -1,4 +1,4 @@
-#include "server/api/flight.h"
+#include "server/api/pending_response.h"
 
 #include <string>
 #include <utility>
@@ -11,14 +11,14 @@
 namespace switchyard {
 namespace {
 
-// Clients that guess the charset of text/* guess wrong for characters outside of ASCII.
+// Without a charset, some clients decode text/* with the wrong one for non-ASCII characters.
 const std::string kStreamType = std::string(http::kEventStream) + "; charset=utf-8";
 
 using Clock = std::chrono::steady_clock;
 
-// A log-probability as JSON, until its answer is written.
+// Bytes of one log-probability as JSON, held until the response is written.
 constexpr size_t kAlternativeBytes = 384;
-// A prompt's ids are in the spec, in the book and in the message to the ranks.
+// The prompt's ids are in the spec, in Front and in the message to the ranks.
 constexpr size_t kPromptCopies = 3, kGenerationBytes = 4 << 10;
 
 size_t CostOf(const std::vector<PositionLogprobs>& positions) {
@@ -27,7 +27,7 @@ size_t CostOf(const std::vector<PositionLogprobs>& positions) {
   return count * kAlternativeBytes;
 }
 
-// Bytes that an event makes the flight hold, as results and as their JSON.
+// Bytes that an event adds to the request: its results, and the JSON built from them.
 size_t CostOf(const GenerationEvent& e) {
   constexpr size_t kTokenBytes = 32, kTextFactor = 4;
   return kTextFactor * e.text.size() + kTokenBytes * e.tokens.size() +
@@ -37,8 +37,8 @@ size_t CostOf(const GenerationEvent& e) {
 
 }  // namespace
 
-Flight::Flight(Service& service, size_t count, bool stream, const http::Responder& responder,
-               Events events)
+PendingResponse::PendingResponse(Service& service, size_t count, bool stream,
+                                 const http::Responder& responder, Events events)
     : service_(service),
       stream_(stream),
       events_(std::move(events)),
@@ -50,35 +50,36 @@ Flight::Flight(Service& service, size_t count, bool stream, const http::Responde
   served_.model = service.model.name;
 }
 
-void Flight::Start(Service& service, const std::vector<GenerationSpec>& specs, bool stream,
-                   const http::Responder& responder, Events events) {
+void PendingResponse::Start(Service& service, const std::vector<GenerationSpec>& specs, bool stream,
+                            const http::Responder& responder, Events events) {
   if (!service.ready)
     throw Error(ErrorKind::kUnavailable, "the server is still loading", "try again later");
-  const std::shared_ptr<Flight> flight(
-      new Flight(service, specs.size(), stream, responder, std::move(events)));
+  const std::shared_ptr<PendingResponse> pending(
+      new PendingResponse(service, specs.size(), stream, responder, std::move(events)));
   size_t bytes = 0;
   for (const GenerationSpec& spec : specs)
     bytes += kGenerationBytes + kPromptCopies * sizeof(int32_t) * spec.input_ids.size();
-  flight->memory_.Require(bytes);
-  service.front.CheckRoom(specs.size());
-  // working_ is true: events wait in the queue until all are accepted and the stream is open.
+  pending->memory_.Require(bytes);
+  service.front.CheckCapacity(specs.size());
+  // working_ is initially true. So events stay in queue_ until all generations are accepted and the
+  // stream is open.
   try {
     for (size_t i = 0; i < specs.size(); ++i) {
-      flight->ids_.push_back(service.front.Submit(
-          specs[i], [flight, i](const GenerationEvent& e) { flight->OnEvent(i, e); }));
+      pending->ids_.push_back(service.front.Submit(
+          specs[i], [pending, i](const GenerationEvent& e) { pending->OnEvent(i, e); }));
     }
   } catch (...) {
-    flight->Abort();  // those already accepted end without an answer
+    pending->Abort();  // aborts the generations already accepted; no response
     throw;
   }
   if (stream) responder.BeginStream(200, kStreamType);
-  responder.OnClose([weak = std::weak_ptr(flight)] {
+  responder.OnClose([weak = std::weak_ptr(pending)] {
     if (const auto alive = weak.lock()) alive->Abort();
   });
-  flight->ProcessQueue();
+  pending->ProcessQueue();
 }
 
-void Flight::OnEvent(size_t i, const GenerationEvent& event) {
+void PendingResponse::OnEvent(size_t i, const GenerationEvent& event) {
   const bool small = CostOf(event) <= http::WorkerPool::kQuickBytes;
   std::optional<http::Responder> responder;
   {
@@ -88,7 +89,7 @@ void Flight::OnEvent(size_t i, const GenerationEvent& event) {
       return;
     }
     working_ = true;
-    // An answer that is not streamed is built as a whole at its end.
+    // A response without streaming is built at the end, which may take long.
     if (!small || (!stream_ && event.finished())) responder = responder_;
     queue_.push_back({i, event});
   }
@@ -97,8 +98,8 @@ void Flight::OnEvent(size_t i, const GenerationEvent& event) {
                    [self = shared_from_this()] { self->ProcessQueue(); });
 }
 
-// The thread that set working_ processes until none is left.
-void Flight::ProcessQueue() {
+// Only the thread that set working_ calls this. Processes events until the queue is empty.
+void PendingResponse::ProcessQueue() {
   while (true) {
     std::deque<News> news;
     {
@@ -113,7 +114,7 @@ void Flight::ProcessQueue() {
   }
 }
 
-void Flight::Process(const News& news) {
+void PendingResponse::Process(const News& news) {
   if (open_ == 0) return;
   const GenerationEvent& event = news.event;
   try {
@@ -131,13 +132,13 @@ void Flight::Process(const News& news) {
   } catch (const Error& error) {
     GiveUp(error);
   } catch (const std::bad_alloc&) {
-    GiveUp(Error(ErrorKind::kUnavailable, "the server has no memory for this answer"));
+    GiveUp(Error(ErrorKind::kUnavailable, "the server has not enough memory for this response"));
   }
   so_far_.clear();
   memory_.Resize(0);
 }
 
-void Flight::Note(const GenerationEvent& event) {
+void PendingResponse::Note(const GenerationEvent& event) {
   if (served_.first_token_seconds < 0 && !event.tokens.empty())
     served_.first_token_seconds = std::chrono::duration<double>(Clock::now() - start_).count();
   if (!event.finished()) return;
@@ -146,7 +147,7 @@ void Flight::Note(const GenerationEvent& event) {
   served_.cached += event.cached_tokens;
 }
 
-void Flight::GiveUp(const Error& error) {
+void PendingResponse::GiveUp(const Error& error) {
   open_ = 0;
   Abort();
   std::lock_guard lock(mutex_);
@@ -158,6 +159,6 @@ void Flight::GiveUp(const Error& error) {
   responder.EndStream();
 }
 
-void Flight::Abort() { service_.front.Abort(ids_); }  // those that have ended are left alone
+void PendingResponse::Abort() { service_.front.Abort(ids_); }  // ignores finished generations
 
 }  // namespace switchyard
