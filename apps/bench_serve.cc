@@ -2,13 +2,13 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "apps/commands.h"
 #include "bench/serve/client.h"
+#include "core/command_line.h"
 #include "core/error.h"
 #include "server/args/parse_words.h"
 
@@ -20,37 +20,35 @@ using bench::ServeOptions;
 std::optional<ServeOptions> Parse(const std::vector<std::string>& words) {
   ServeOptions o;
   double rate = o.request_rate;
-  CLI::App app("Drive a running server with requests and print latencies and throughput",
-               "switchyard bench serve");
+  CommandLine app("Drive a running server with requests and print latencies and throughput",
+                  "switchyard bench serve");
   const auto flag = [&](const char* name, auto& value, const char* help) {
-    return app.add_option(name, value, help)->capture_default_str();
+    return app.Option(name, value, help).ShowDefault();
   };
   flag("--host", o.host, "Where the server listens");
-  flag("--port", o.port, "Where the server listens")->check(CLI::Range(1, 65535));
+  flag("--port", o.port, "Where the server listens").Range(1, 65535);
   flag("--backend", o.backend, "sglang (POST /generate), openai (/v1/completions) or openai-chat")
-      ->check(CLI::IsMember({"sglang", "openai", "openai-chat"}));
+      .OneOf({"sglang", "openai", "openai-chat"});
   flag("--model", o.model, "Model name in OpenAI requests; empty: the server's");
   flag("--dataset-name", o.dataset, "random (uniformly random ids) or jsonl")
-      ->check(CLI::IsMember({"random", "jsonl"}));
+      .OneOf({"random", "jsonl"});
   flag("--dataset-path", o.dataset_path,
        "Lines of JSON with \"prompt\" or \"text\" and an optional \"output_len\"");
-  flag("--num-prompts", o.num_prompts, "Requests")->check(CLI::PositiveNumber);
-  flag("--random-input-len", o.input_len, "Longest random prompt")->check(CLI::PositiveNumber);
-  flag("--random-output-len", o.output_len, "Maximum output tokens")->check(CLI::PositiveNumber);
+  flag("--num-prompts", o.num_prompts, "Requests").Positive();
+  flag("--random-input-len", o.input_len, "Longest random prompt").Positive();
+  flag("--random-output-len", o.output_len, "Maximum output tokens").Positive();
   flag("--random-range-ratio", o.range_ratio,
        "Lengths are uniform in [ratio x maximum, maximum]; 1: all equal")
-      ->check(CLI::Range(0.0, 1.0));
+      .Range(0.0, 1.0);
   flag("--request-rate", rate, "Requests per second (Poisson process); inf: all at once")
-      ->check(CLI::PositiveNumber);
+      .Positive();
   flag("--max-concurrency", o.max_concurrency, "Maximum requests in flight; 0: no limit")
-      ->check(CLI::NonNegativeNumber);
-  flag("--warmup-requests", o.warmup, "Warm-up requests, which are not measured")
-      ->check(CLI::NonNegativeNumber);
-  flag("--timeout", o.timeout_seconds, "Timeout of one request in seconds")
-      ->check(CLI::PositiveNumber);
+      .NonNegative();
+  flag("--warmup-requests", o.warmup, "Warm-up requests, which are not measured").NonNegative();
+  flag("--timeout", o.timeout_seconds, "Timeout of one request in seconds").Positive();
   flag("--seed", o.seed, "Random seed of lengths, ids and arrival times");
-  app.add_flag("--flush-cache,!--no-flush-cache", o.flush_cache,
-               "Empty the server's prefix cache after the warm-up (default: yes)");
+  app.Switch("--flush-cache,!--no-flush-cache", o.flush_cache, "Options",
+             "Empty the server's prefix cache after the warm-up (default: yes)");
   flag("--json,--output-file", o.json, "Also write the figures to this file");
   if (!ParseWords(app, words)) return std::nullopt;
   o.request_rate = rate;

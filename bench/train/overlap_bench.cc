@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -20,6 +19,7 @@
 #include <vector>
 
 #include "comm/device/communicator.h"
+#include "core/command_line.h"
 #include "train/exchange/delayed_exchange.h"
 #include "train/run/learner_links.h"
 
@@ -151,20 +151,18 @@ void Run(const Shape& shape) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app(
+  CommandLine app(
       "Measure how much exchange latency a training step hides: 2 ranks, delays of 2, 4, 8 ms.");
   Shape shape;
-  app.add_option("config", shape.config, "config.json of the model")
-      ->required()
-      ->check(CLI::ExistingFile);
+  app.Option("config", shape.config, "config.json of the model").Required().ExistingFile();
   const auto number = [&](const char* name, int& value, const char* what) {
-    app.add_option(name, value, what)->capture_default_str()->check(CLI::PositiveNumber);
+    app.Option(name, value, what).ShowDefault().Positive();
   };
   number("--micro-batches", shape.micro_batches, "of a step");
   number("--sequences", shape.sequences, "sequences of a micro-batch on each rank");
   number("--length", shape.length, "tokens per sequence");
   number("--rounds", shape.rounds, "rounds of 24 steps; medians over rounds are printed");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto code = app.ParseMain(argc, argv)) return *code;
   try {
     Run(shape);
   } catch (const std::exception& error) {

@@ -3,7 +3,6 @@
 // steps with PyTorch.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <ctime>
@@ -13,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core/command_line.h"
 #include "train/model.h"
 #include "train/optimizer/adamw.h"
 #include "train/optimizer/catalog.h"
@@ -146,29 +146,23 @@ void Run(const Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Measure a training step: forward, backward, gradient clipping and AdamW.");
+  CommandLine app("Measure a training step: forward, backward, gradient clipping and AdamW.");
   Options options;
-  app.add_option("config", options.config, "config.json of the model")
-      ->required()
-      ->check(CLI::ExistingFile);
-  app.add_option("--threads", options.threads)->capture_default_str()->check(CLI::PositiveNumber);
-  app.add_option("--sequences", options.sequences, "sequences per step")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  app.add_option("--length", options.length, "tokens per sequence")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  app.add_option("--mtp", options.mtp, "multi-token prediction (MTP) modules")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--compute-dtype", options.compute_dtype,
-                 "number format of the linear layers' products")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"float32", "bfloat16"}));
-  app.add_option("--steps", options.steps, "measured steps, after one warm-up step")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  CLI11_PARSE(app, argc, argv);
+  app.Option("config", options.config, "config.json of the model").Required().ExistingFile();
+  app.Option("--threads", options.threads).ShowDefault().Positive();
+  app.Option("--sequences", options.sequences, "sequences per step").ShowDefault().Positive();
+  app.Option("--length", options.length, "tokens per sequence").ShowDefault().Positive();
+  app.Option("--mtp", options.mtp, "multi-token prediction (MTP) modules")
+      .ShowDefault()
+      .NonNegative();
+  app.Option("--compute-dtype", options.compute_dtype,
+             "number format of the linear layers' products")
+      .ShowDefault()
+      .OneOf({"float32", "bfloat16"});
+  app.Option("--steps", options.steps, "measured steps, after one warm-up step")
+      .ShowDefault()
+      .Positive();
+  if (const auto code = app.ParseMain(argc, argv)) return *code;
   try {
     Run(options);
   } catch (const std::exception& error) {

@@ -239,7 +239,9 @@ void RunRankLoop(const EngineConfig& config, const EnginePlan& plan, int rank,
     LoadAndServe(config, plan, rank, arena, io);
   } catch (const std::exception& error) {
     arena->Abort(fmt::format("rank {} failed: {}", rank, error.what()));
-    if (rank == 0) io.send(EngineFailure{error.what()});
+    const auto* known = dynamic_cast<const Error*>(&error);
+    if (rank == 0)
+      io.send(EngineFailure{error.what(), known ? known->kind() : ErrorKind::kResource});
     throw;
   }
 }

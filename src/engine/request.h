@@ -189,6 +189,7 @@ struct LoadProgress {
 };
 struct EngineFailure {
   std::string what;
+  ErrorKind kind = ErrorKind::kResource;  // kInvalid: the checkpoint or a flag is at fault
 };
 // Messages of the leader to the front.
 using EngineMessage = std::variant<LoadProgress, RankReady, StepOutputs, StatsReport, FlushResult,

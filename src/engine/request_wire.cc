@@ -119,7 +119,7 @@ void Fields(Codec& codec, T& m) {
 }
 template <typename Codec, OneOf<EngineFailure> T>
 void Fields(Codec& codec, T& m) {
-  codec(m.what);
+  codec(m.what, m.kind);
 }
 
 std::string EncodeControl(const std::vector<ControlMessage>& messages) {

@@ -2,9 +2,9 @@
 
 #include <map>
 
+#include "core/command_line.h"
 #include "core/error.h"
 #include "server/args/args.h"
-#include "server/args/flag.h"
 #include "server/args/known_flags.h"
 #include "server/args/parse_words.h"
 
@@ -28,47 +28,47 @@ the roofline that this is, with the machine's ceilings measured in the same run.
 constexpr std::string_view kBenches[] = {"one-batch", "serve",    "kernels",
                                          "moe-layer", "exchange", "roofline"};
 
-void AddBenchFlags(CLI::App& app, BenchArgs& a) {
+void AddBenchFlags(CommandLine& app, BenchArgs& a) {
   constexpr const char* kBench = "Benchmark";
-  Flag(app, "--device", a.device, kBench,
-       "What to measure: auto (cuda where a GPU is found), cpu or cuda")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-  Flag(app, "--filter", a.filter, kBench,
-       "Only cases whose line begins with a name and shape that have this in them");
-  Flag(app, "--json", a.json, kBench, "Also write the figures to this file");
+  app.Flag("--device", a.device, kBench,
+           "What to measure: auto (cuda where a GPU is found), cpu or cuda")
+      .OneOf({"auto", "cpu", "cuda"});
+  app.Flag("--filter", a.filter, kBench,
+           "Only cases whose line begins with a name and shape that have this in them");
+  app.Flag("--json", a.json, kBench, "Also write the figures to this file");
   if (a.which != "roofline")
-    Flag(app, "--cpu-isa", a.cpu_isa, kBench,
-         "CPUs: auto, reference, avx2, avx512, amx; amx-emulated for tests");
+    app.Flag("--cpu-isa", a.cpu_isa, kBench,
+             "CPUs: auto, reference, avx2, avx512, amx; amx-emulated for tests");
   if (a.which == "kernels" || a.which == "roofline") {
-    Flag(app, "--cpu-threads", a.threads, kBench, "CPUs: 0: all cores")
-        ->check(CLI::NonNegativeNumber);
-    Flag(app, "--base-gpu-id", a.base_gpu_id, kBench, "Which GPU")->check(CLI::NonNegativeNumber);
+    app.Flag("--cpu-threads", a.threads, kBench, "CPUs: 0: all cores").NonNegative();
+    app.Flag("--base-gpu-id", a.base_gpu_id, kBench, "Which GPU").NonNegative();
     return;
   }
-  Flag(app, "--ranks,--tp", a.ranks, kBench,
-       a.which == "exchange"
-           ? "0: one for each GPU; on CPUs 2, then 4"
-           : "Ranks, each with tokens of its own (EP is their number); 0: one for each GPU; on "
-             "CPUs 2")
-      ->check(CLI::Range(0, 64));
-  app.add_option("--tokens", a.tokens,
-                 a.which == "exchange"
-                     ? "Tokens of each rank, several make several cases; default: 1 32 512 4096 "
-                       "on CPUs, 8 128 1024 4096 on GPUs"
-                     : "Tokens of each rank, several make several cases; default: 1 8 128 1024 on "
-                       "CPUs, 8 128 1024 8192 on GPUs")
-      ->group(kBench)
-      ->check(CLI::Range(1, 1 << 20));
+  app.Flag("--ranks,--tp", a.ranks, kBench,
+           a.which == "exchange"
+               ? "0: one for each GPU; on CPUs 2, then 4"
+               : "Ranks, each with tokens of its own (EP is their number); 0: one for each GPU; on "
+                 "CPUs 2")
+      .Range(0, 64);
+  app.Option("--tokens", a.tokens,
+             a.which == "exchange"
+                 ? "Tokens of each rank, several make several cases; default: 1 32 512 4096 "
+                   "on CPUs, 8 128 1024 4096 on GPUs"
+                 : "Tokens of each rank, several make several cases; default: 1 8 128 1024 on "
+                   "CPUs, 8 128 1024 8192 on GPUs")
+      .Group(kBench)
+      .Range(1, 1 << 20);
   if (a.which == "exchange") return;
-  Flag(app, "--cpu-threads-per-rank", a.threads, kBench, "CPUs: 0: the cores over the ranks")
-      ->check(CLI::NonNegativeNumber);
-  Flag(app, "--model", a.model, kBench,
-       "olmoe-1b-7b, qwen3-30b-a3b or deepseek-v3 (made-up weights of that shape); default: those "
-       "that fit")
-      ->check(CLI::IsMember({"olmoe-1b-7b", "qwen3-30b-a3b", "deepseek-v3"}));
-  Flag(app, "--experts-per-rank", a.experts_per_rank, kBench,
-       "0: on GPUs as many as one of 8 ranks has; on CPUs the model's over the ranks")
-      ->check(CLI::NonNegativeNumber);
+  app.Flag("--cpu-threads-per-rank", a.threads, kBench, "CPUs: 0: the cores over the ranks")
+      .NonNegative();
+  app.Flag("--model", a.model, kBench,
+           "olmoe-1b-7b, qwen3-30b-a3b or deepseek-v3 (made-up weights of that shape); default: "
+           "those "
+           "that fit")
+      .OneOf({"olmoe-1b-7b", "qwen3-30b-a3b", "deepseek-v3"});
+  app.Flag("--experts-per-rank", a.experts_per_rank, kBench,
+           "0: on GPUs as many as one of 8 ranks has; on CPUs the model's over the ranks")
+      .NonNegative();
 }
 
 }  // namespace
@@ -92,7 +92,7 @@ std::optional<BenchArgs> ParseBench(const std::string& which,
         "bench {}: the nearest is bench {}; want one-batch, serve, kernels, moe-layer, exchange or "
         "roofline",
         which, NearestName(which, kBenches));
-  CLI::App app(summary->second, "switchyard bench " + which);
+  CommandLine app(summary->second, "switchyard bench " + which);
   AddBenchFlags(app, a);
   if (!ParseWords(app, args)) return std::nullopt;
   return a;

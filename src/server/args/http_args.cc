@@ -1,26 +1,18 @@
 #include "server/args/http_args.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
 #include <string_view>
 
+#include "core/command_line.h"
 #include "core/error.h"
 
 namespace switchyard {
 namespace {
 
 constexpr const char* kGroup = "HTTP server";
-
-template <typename T>
-CLI::Option* Flag(CLI::App& app, const char* name, T& value, const std::string& help) {
-  return app.add_option(name, value, help)
-      ->group(kGroup)
-      ->capture_default_str()
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-}
 
 std::string_view Trimmed(std::string_view text) {
   constexpr std::string_view kSpaces = " \t\r\n";
@@ -42,39 +34,44 @@ void CheckKey(const std::string& key, const std::string& where) {
 
 }  // namespace
 
-void AddHttpFlags(CLI::App& app, HttpArgs& a) {
-  Flag(app, "--uds", a.uds, "Path of a Unix socket to listen on, instead of --host and --port");
-  Flag(app, "--root-path", a.root_path,
-       "Prefix of paths behind a proxy, like /api; requests may have it or not");
-  Flag(app, "--ssl-certfile", a.ssl_certfile,
-       "Certificate (PEM, with its chain) for HTTPS; wants --ssl-keyfile");
-  Flag(app, "--ssl-keyfile", a.ssl_keyfile, "Private key (PEM) of --ssl-certfile");
-  Flag(app, "--ssl-keyfile-password", a.ssl_keyfile_password, "Of an encrypted --ssl-keyfile");
-  Flag(app, "--api-key", a.api_key,
-       "Clients must send it as a bearer token; default: SWITCHYARD_API_KEY");
-  Flag(app, "--api-key-file", a.api_key_file, "File with more such keys, one a line; # comments");
-  Flag(app, "--admin-api-key", a.admin_api_key,
-       "Key for all routes, and the only one for those that control the server (/flush_cache, "
-       "/abort_request, /eplb/rebalance, recording of experts); default: "
-       "SWITCHYARD_ADMIN_API_KEY");
-  Flag(app, "--cors-allow-origins", a.cors_allow_origins,
-       "Origins whose web pages may call, separated by commas, or *; pages of this machine and of "
-       "the server's own origin always may");
-  Flag(app, "--max-connections", a.max_connections,
-       "Open connections; further ones get 503, but for GET /health")
-      ->check(CLI::Range(1, 1 << 20));
-  Flag(app, "--http-workers", a.worker_threads,
-       "Threads that parse and tokenize requests of more than 64 KiB; 0: one for each 8 CPUs")
-      ->check(CLI::Range(0, 64));
-  Flag(app, "--http-memory-limit", a.memory_limit,
-       "Memory that all clients together may take in the front (bodies, results, answers that "
-       "wait), like 512M or 4G; beyond it requests get 413 or 503; default: an eighth of memory");
-  Flag(app, "--request-queue-timeout", a.queue_timeout_seconds,
-       "Seconds that a request may wait for its first token; 0: no limit")
-      ->check(CLI::NonNegativeNumber);
-  Flag(app, "--request-timeout", a.running_timeout_seconds,
-       "Seconds that a request may run from its first token on; 0: no limit")
-      ->check(CLI::NonNegativeNumber);
+void AddHttpFlags(CommandLine& app, HttpArgs& a) {
+  app.Flag("--uds", a.uds, kGroup,
+           "Path of a Unix socket to listen on, instead of --host and --port");
+  app.Flag("--root-path", a.root_path, kGroup,
+           "Prefix of paths behind a proxy, like /api; requests may have it or not");
+  app.Flag("--ssl-certfile", a.ssl_certfile, kGroup,
+           "Certificate (PEM, with its chain) for HTTPS; wants --ssl-keyfile");
+  app.Flag("--ssl-keyfile", a.ssl_keyfile, kGroup, "Private key (PEM) of --ssl-certfile");
+  app.Flag("--ssl-keyfile-password", a.ssl_keyfile_password, kGroup,
+           "Of an encrypted --ssl-keyfile");
+  app.Flag("--api-key", a.api_key, kGroup,
+           "Clients must send it as a bearer token; default: SWITCHYARD_API_KEY");
+  app.Flag("--api-key-file", a.api_key_file, kGroup,
+           "File with more such keys, one a line; # comments");
+  app.Flag("--admin-api-key", a.admin_api_key, kGroup,
+           "Key for all routes, and the only one for those that control the server (/flush_cache, "
+           "/abort_request, /eplb/rebalance, recording of experts); default: "
+           "SWITCHYARD_ADMIN_API_KEY");
+  app.Flag(
+      "--cors-allow-origins", a.cors_allow_origins, kGroup,
+      "Origins whose web pages may call, separated by commas, or *; pages of this machine and of "
+      "the server's own origin always may");
+  app.Flag("--max-connections", a.max_connections, kGroup,
+           "Open connections; further ones get 503, but for GET /health")
+      .Range(1, 1 << 20);
+  app.Flag("--http-workers", a.worker_threads, kGroup,
+           "Threads that parse and tokenize requests of more than 64 KiB; 0: one for each 8 CPUs")
+      .Range(0, 64);
+  app.Flag(
+      "--http-memory-limit", a.memory_limit, kGroup,
+      "Memory that all clients together may take in the front (bodies, results, answers that "
+      "wait), like 512M or 4G; beyond it requests get 413 or 503; default: an eighth of memory");
+  app.Flag("--request-queue-timeout", a.queue_timeout_seconds, kGroup,
+           "Seconds that a request may wait for its first token; 0: no limit")
+      .NonNegative();
+  app.Flag("--request-timeout", a.running_timeout_seconds, kGroup,
+           "Seconds that a request may run from its first token on; 0: no limit")
+      .NonNegative();
 }
 
 std::vector<std::string> ReadApiKeys(const HttpArgs& args) {
@@ -134,7 +131,7 @@ size_t ReadMemoryLimit(const HttpArgs& args) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
   std::string unit(end, text.data() + text.size());
   for (const char* ending : {"iB", "B"})
-    if (unit.ends_with(ending)) unit.resize(unit.size() - std::string_view(ending).size());
+    if (unit.ends_with(ending)) unit.erase(unit.size() - std::string_view(ending).size());
   const std::string_view units = "KMGT";
   const size_t power = unit.empty() ? 0 : units.find(static_cast<char>(toupper(unit[0]))) + 1;
   const double bytes = count * static_cast<double>(uint64_t{1} << (10 * power));

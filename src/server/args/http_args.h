@@ -5,11 +5,9 @@
 #include <string>
 #include <vector>
 
-namespace CLI {
-class App;
-}
-
 namespace switchyard {
+
+class CommandLine;
 
 struct HttpArgs {
   std::string uds;                                              // --uds
@@ -26,7 +24,7 @@ struct HttpArgs {
   double running_timeout_seconds = 0;                           // --request-timeout; 0: none
 };
 
-void AddHttpFlags(CLI::App& app, HttpArgs& args);
+void AddHttpFlags(CommandLine& app, HttpArgs& args);
 
 // Error kInvalid that names the flag. Keys come from the flag or, where there is none, from
 // SWITCHYARD_API_KEY, and from the lines of the file.

@@ -2,22 +2,22 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <string_view>
 
+#include "core/command_line.h"
 #include "core/error.h"
 #include "model/hub_cache.h"
 
 namespace switchyard {
 namespace {
 
-void SetExpertParallelism(const CLI::App& app, ServerArgs& a) {
+void SetExpertParallelism(const CommandLine& app, ServerArgs& a) {
   if (!a.enable_ep_moe && !a.enable_deepep_moe) return;
-  if (app.get_option("--ep-size")->empty()) a.engine.mesh.ep = a.engine.mesh.tp;
+  if (!app.Given("--ep-size")) a.engine.mesh.ep = a.engine.mesh.tp;
   if (!a.enable_deepep_moe) return;
   std::string& backend = a.engine.moe.a2a_backend;
-  if (!app.get_option("--moe-a2a-backend")->empty() && backend != "deepep") {
+  if (app.Given("--moe-a2a-backend") && backend != "deepep") {
     throw Invalid("--enable-deepep-moe means --moe-a2a-backend deepep, but {} is given too",
                   backend);
   }
@@ -76,7 +76,7 @@ void NoteHcclBuffer(const MoeOptions& moe, TakenFlags* taken) {
 
 }  // namespace
 
-void SettleArgs(const CLI::App& app, ServerArgs* args) {
+void SettleArgs(const CommandLine& app, ServerArgs* args) {
   SetExpertParallelism(app, *args);
   RefuseDraftBackends(args->engine.moe);
   SetAttentionGroups(*args);

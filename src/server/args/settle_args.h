@@ -8,7 +8,7 @@ namespace switchyard {
 
 // After parsing by `app`: older forms of expert parallelism, attention groups, hub ids. Error
 // names the flags that do not fit.
-void SettleArgs(const CLI::App& app, ServerArgs* args);
+void SettleArgs(const CommandLine& app, ServerArgs* args);
 
 // Adds a line to `taken` for each variable that is set and has no effect here. SGLANG_DP_RANK, by
 // which SGLang's router numbers the servers that it starts: requests name their group themselves

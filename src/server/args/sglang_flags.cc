@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 
+#include "core/command_line.h"
 #include "core/error.h"
 
 namespace switchyard {
@@ -157,7 +157,7 @@ constexpr std::array kFlags = {
 
 std::span<const SglangFlag> SglangFlags() { return kFlags; }
 
-void AddSglangFlags(CLI::App& app, TakenFlags* taken) {
+void AddSglangFlags(CommandLine& app, TakenFlags* taken) {
   const auto take = [taken](const SglangFlag& flag) {
     const std::string line = fmt::format("{} has no effect here: {}", flag.name, flag.why);
     if (!std::ranges::count(taken->without_effect, line)) taken->without_effect.push_back(line);
@@ -171,23 +171,7 @@ void AddSglangFlags(CLI::App& app, TakenFlags* taken) {
       }
       take(flag);
     };
-    CLI::Option* option = nullptr;
-    if (flag.values == 0) {
-      // --flag=false is a switch that is off.
-      option = app.add_flag_function(flag.name, [=](std::int64_t count) {
-        if (count > 0) taken_or_refused("");
-      });
-    } else {
-      option = app.add_option_function<std::vector<std::string>>(
-                      flag.name,
-                      [=](const std::vector<std::string>& values) {
-                        taken_or_refused(values.empty() ? "" : values.back());
-                      })
-                   ->expected(1, flag.values < 0 ? 1 << 20 : 1)
-                   ->multi_option_policy(flag.values < 0 ? CLI::MultiOptionPolicy::TakeAll
-                                                         : CLI::MultiOptionPolicy::TakeLast);
-    }
-    option->group("");
+    app.Hidden(flag.name, flag.values, taken_or_refused);
   }
 }
 

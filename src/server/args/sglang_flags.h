@@ -5,11 +5,9 @@
 #include <string>
 #include <vector>
 
-namespace CLI {
-class App;
-}
-
 namespace switchyard {
+
+class CommandLine;
 
 struct SglangFlag {
   enum class Kind : uint8_t {
@@ -32,6 +30,6 @@ struct TakenFlags {
 };
 // Adds them to `app`, hidden from its help. After parsing `taken`, which outlives `app`, has the
 // lines. Parsing a refused flag throws Error kInvalid.
-void AddSglangFlags(CLI::App& app, TakenFlags* taken);
+void AddSglangFlags(CommandLine& app, TakenFlags* taken);
 
 }  // namespace switchyard

@@ -74,7 +74,10 @@ void EngineRanks::Read() {
     std::unique_lock lock(mutex_);
     if (const auto* ready = std::get_if<RankReady>(&message)) ready_ = *ready;
     if (const auto* progress = std::get_if<LoadProgress>(&message)) progress_ = *progress;
-    if (const auto* failure = std::get_if<EngineFailure>(&message)) failure_ = failure->what;
+    if (const auto* failure = std::get_if<EngineFailure>(&message)) {
+      failure_ = failure->what;
+      failure_is_invalid_ = failure->kind == ErrorKind::kInvalid;
+    }
     changed_.notify_all();
     lock.unlock();
     events_.on_message(message);
@@ -102,7 +105,8 @@ std::optional<RankReady> EngineRanks::WaitReady(
     if (cancelled) return std::nullopt;
     if (!exit_.empty()) {
       changed_.wait_for(lock, kCauseTime, [this] { return !failure_.empty(); });
-      throw Error(ErrorKind::kPeer, failure_.empty() ? exit_ : failure_);
+      throw Error(failure_is_invalid_ ? ErrorKind::kInvalid : ErrorKind::kPeer,
+                  failure_.empty() ? exit_ : failure_);
     }
     if (progress_.done > shown) {
       shown = progress_.done;
