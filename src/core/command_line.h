@@ -1,5 +1,5 @@
-// Command-line parsing. Only command_line.cc includes CLI11, whose headers and templates take 8 to
-// 13 s of compilation in every object that uses them.
+// Command-line parsing. Only command_line.cc includes CLI11, whose headers and templates take 9 to
+// 14 s of compilation in every object that uses them.
 #pragma once
 
 #include <cstdint>
