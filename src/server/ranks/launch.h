@@ -19,6 +19,7 @@ struct Launch {
   int ranks_of_host = 1;                 // ranks that share this host's memory and cores, if known
   std::optional<LaunchedRank> launched;  // set if a launcher started this node as one rank
   std::optional<HostPort> address;       // TCP address of node 0; absent: MPI, or a single node
+  std::string secret;  // content of --dist-secret-file; empty: nodes are not authenticated
 
   bool alone() const { return nodes == 1; }
 };
