@@ -3,53 +3,20 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 #include <utility>
 
+#include "core/bounded_json.h"
 #include "core/error.h"
 
 namespace switchyard {
 namespace {
-
-using nlohmann::json;
 
 static_assert(std::endian::native == std::endian::little, "tensors are used in place");
 
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // limit of the format
 constexpr size_t kMaxRank = 16;
-
-// Parses the header and rejects duplicate names, of which the JSON library would silently keep one.
-json ParseObject(std::string_view text, const std::string& file) {
-  std::set<std::string> names;
-  const auto refuse_duplicates = [&](int depth, json::parse_event_t event, json& key) {
-    if (depth == 1 && event == json::parse_event_t::key &&
-        !names.insert(key.get<std::string>()).second) {
-      throw Invalid("{}: tensor \"{}\" appears twice in the header", file, key.get<std::string>());
-    }
-    return true;
-  };
-  try {
-    json header = json::parse(text, refuse_duplicates);
-    if (!header.is_object()) throw Invalid("{}: the header is not a JSON object", file);
-    return header;
-  } catch (const json::exception& e) {
-    throw Invalid("{}: the header is not JSON: {}", file, e.what());
-  }
-}
-
-std::optional<std::vector<uint64_t>> UnsignedList(const json& entry, const char* key) {
-  const auto it = entry.find(key);
-  if (it == entry.end() || !it->is_array()) return std::nullopt;
-  std::vector<uint64_t> out;
-  for (const json& item : *it) {
-    if (!item.is_number_unsigned()) return std::nullopt;
-    out.push_back(item.get<uint64_t>());
-  }
-  return out;
-}
 
 // Bytes of a tensor; nullopt on overflow.
 std::optional<uint64_t> BytesOf(DType dtype, const std::vector<uint64_t>& shape) {
@@ -60,23 +27,24 @@ std::optional<uint64_t> BytesOf(DType dtype, const std::vector<uint64_t>& shape)
   return bytes;
 }
 
-TensorEntry ParseEntry(const json& entry, uint64_t data_begin, uint64_t data_bytes,
+// One entry of the header as it is read. A member that is missing and one of a wrong type are the
+// same.
+struct RawEntry {
+  std::optional<DType> dtype;
+  std::optional<std::string> unknown_dtype;
+  std::optional<std::vector<uint64_t>> shape, offsets;
+};
+
+TensorEntry CheckEntry(const RawEntry& entry, uint64_t data_begin, uint64_t data_bytes,
                        const std::string& where) {
-  if (!entry.is_object()) throw Invalid("{}: the entry is not a JSON object", where);
-  const auto dtype_name = entry.find("dtype");
-  if (dtype_name == entry.end() || !dtype_name->is_string()) {
-    throw Invalid("{}: dtype is missing", where);
+  if (entry.unknown_dtype) {
+    throw Invalid("{}: unknown dtype \"{}\"", where, entry.unknown_dtype->substr(0, 40));
   }
-  const auto dtype = ParseSafetensorsDType(dtype_name->get_ref<const std::string&>());
-  if (!dtype) {
-    throw Invalid("{}: unknown dtype {}", where,
-                  dtype_name->dump(-1, ' ', true, json::error_handler_t::replace).substr(0, 40));
-  }
-  const auto shape = UnsignedList(entry, "shape");
-  if (!shape || shape->size() > kMaxRank) {
+  if (!entry.dtype) throw Invalid("{}: dtype is missing", where);
+  if (!entry.shape || entry.shape->size() > kMaxRank) {
     throw Invalid("{}: shape is missing or not a list of sizes", where);
   }
-  const auto offsets = UnsignedList(entry, "data_offsets");
+  const auto& offsets = entry.offsets;
   if (!offsets || offsets->size() != 2 || (*offsets)[0] > (*offsets)[1]) {
     throw Invalid("{}: data_offsets is missing or not an ascending pair", where);
   }
@@ -85,13 +53,141 @@ TensorEntry ParseEntry(const json& entry, uint64_t data_begin, uint64_t data_byt
     throw Invalid("{}: ends at data byte {}, but the file has {} data bytes; it is truncated",
                   where, end, data_bytes);
   }
-  const auto bytes = BytesOf(*dtype, *shape);
+  const auto bytes = BytesOf(*entry.dtype, *entry.shape);
   if (bytes != end - begin) {
-    throw Invalid("{}: {} of [{}] does not fill its {} bytes", where, Name(*dtype),
-                  Joined(*shape, ", "), end - begin);
+    throw Invalid("{}: {} of [{}] does not fill its {} bytes", where, Name(*entry.dtype),
+                  Joined(*entry.shape, ", "), end - begin);
   }
-  return {*dtype, {shape->begin(), shape->end()}, data_begin + begin, data_begin + end};
+  return {*entry.dtype,
+          {entry.shape->begin(), entry.shape->end()},
+          data_begin + begin,
+          data_begin + end};
 }
+
+// Keeps the entries of a header while it is parsed, and nothing else: __metadata__ and unknown
+// members of entries are skipped.
+class HeaderReader final : public JsonEvents {
+ public:
+  HeaderReader(const std::string& file, const std::string& name, uint64_t data_begin,
+               uint64_t data_bytes, size_t max_tensors)
+      : JsonEvents(name, kMaxDepth),
+        file_(file),
+        data_begin_(data_begin),
+        data_bytes_(data_bytes),
+        max_tensors_(max_tensors) {}
+
+  TensorEntries Take() && { return std::move(entries_); }
+
+  bool null() override { return Scalar(); }
+  bool boolean(bool) override { return Scalar(); }
+  bool number_integer(int64_t) override { return Scalar(); }
+  bool number_float(double, const std::string&) override { return Scalar(); }
+  bool number_unsigned(uint64_t value) override {
+    if (!list_ || depth() != kListDepth) return Scalar();
+    // More than any list may have: the entry is refused by its length.
+    if (list_->size() <= kMaxRank) list_->push_back(value);
+    return true;
+  }
+  bool string(std::string& value) override {
+    if (skipping_ || depth() != kEntryDepth || member_ != Member::kDtype) return Scalar();
+    entry_.dtype = ParseSafetensorsDType(value);
+    if (!entry_.dtype) entry_.unknown_dtype = value;
+    return true;
+  }
+  bool start_object(size_t) override {
+    if (depth() == kHeaderDepth && !skipping_) entry_ = {};
+    return Scalar(/*may_be_entry=*/true) && Enter();
+  }
+  bool end_object() override {
+    Leave();
+    if (depth() == kHeaderDepth && !skipping_) AddEntry();
+    return true;
+  }
+  bool start_array(size_t) override {
+    if (depth() == kEntryDepth && !skipping_ && member_ == Member::kShape)
+      list_ = &entry_.shape.emplace();
+    else if (depth() == kEntryDepth && !skipping_ && member_ == Member::kOffsets)
+      list_ = &entry_.offsets.emplace();
+    else
+      Scalar();
+    return Enter();
+  }
+  bool end_array() override {
+    Leave();
+    if (depth() == kEntryDepth) list_ = nullptr;
+    return true;
+  }
+  bool key(std::string& name) override {
+    if (depth() == kHeaderDepth) {
+      TakeName(name);
+    } else if (depth() == kEntryDepth && !skipping_) {
+      TakeMember(name);
+    }
+    return true;
+  }
+
+ private:
+  enum class Member { kOther, kDtype, kShape, kOffsets };
+  // Objects and arrays that are open at a tensor's name, at a member of its entry, and at a number
+  // of its lists.
+  static constexpr int kHeaderDepth = 1, kEntryDepth = 2, kListDepth = 3;
+  static constexpr int kMaxDepth = 64;
+
+  std::string Where() const { return fmt::format("{}: tensor \"{}\"", file_, tensor_); }
+
+  void TakeName(std::string& name) {
+    skipping_ = name == "__metadata__";
+    if (skipping_ ? std::exchange(has_metadata_, true) : entries_.contains(name)) {
+      throw Invalid("{}: tensor \"{}\" appears twice in the header", file_, name);
+    }
+    tensor_ = std::move(name);
+  }
+
+  void TakeMember(const std::string& name) {
+    member_ = name == "dtype"          ? Member::kDtype
+              : name == "shape"        ? Member::kShape
+              : name == "data_offsets" ? Member::kOffsets
+                                       : Member::kOther;
+    const bool twice = (member_ == Member::kDtype && (entry_.dtype || entry_.unknown_dtype)) ||
+                       (member_ == Member::kShape && entry_.shape) ||
+                       (member_ == Member::kOffsets && entry_.offsets);
+    if (twice) throw Invalid("{}: {} appears twice", Where(), name);
+  }
+
+  // A value that is none of those kept, of any type: wrong as the header, an entry or a list's
+  // number.
+  bool Scalar(bool may_be_entry = false) {
+    if (depth() == 0 && !may_be_entry) throw Invalid("{}: the header is not a JSON object", file_);
+    if (skipping_) return true;
+    if (depth() == kHeaderDepth && !may_be_entry) {
+      throw Invalid("{}: the entry is not a JSON object", Where());
+    }
+    if (list_ && depth() == kListDepth) {
+      throw Invalid("{}: {} is not a list of sizes", Where(),
+                    member_ == Member::kShape ? "shape" : "data_offsets");
+    }
+    return true;
+  }
+
+  void AddEntry() {
+    if (entries_.size() >= max_tensors_) {
+      throw Invalid("{}: has more than {} tensors", file_, max_tensors_);
+    }
+    TensorEntry entry = CheckEntry(entry_, data_begin_, data_bytes_, Where());
+    entries_.emplace(std::move(tensor_), std::move(entry));
+  }
+
+  const std::string& file_;
+  const uint64_t data_begin_, data_bytes_;
+  const size_t max_tensors_;
+  TensorEntries entries_;
+  std::string tensor_;
+  RawEntry entry_;
+  Member member_ = Member::kOther;
+  std::vector<uint64_t>* list_ = nullptr;  // of entry_, while it is open
+  bool skipping_ = false;                  // the value of __metadata__
+  bool has_metadata_ = false;
+};
 
 void CheckNoOverlaps(const TensorEntries& entries, const std::string& file) {
   std::vector<const TensorEntries::value_type*> by_begin;
@@ -110,7 +206,7 @@ void CheckNoOverlaps(const TensorEntries& entries, const std::string& file) {
 }  // namespace
 
 TensorEntries ParseSafetensorsHeader(std::span<const uint8_t> head, uint64_t file_size,
-                                     const std::string& file) {
+                                     const std::string& file, size_t max_tensors) {
   if (file_size < kLengthBytes || head.size() < kLengthBytes) {
     throw Invalid("{}: {} bytes are too few for a safetensors file; it is truncated", file,
                   file_size);
@@ -126,15 +222,11 @@ TensorEntries ParseSafetensorsHeader(std::span<const uint8_t> head, uint64_t fil
                   file_size);
   }
   const std::string_view text(reinterpret_cast<const char*>(head.data()) + kLengthBytes, length);
-  const json header = ParseObject(text, file);
+  const std::string name = file + ": the header";
   const uint64_t data_begin = kLengthBytes + length;
-
-  TensorEntries entries;
-  for (const auto& [name, entry] : header.items()) {
-    if (name == "__metadata__") continue;
-    entries.emplace(name, ParseEntry(entry, data_begin, file_size - data_begin,
-                                     fmt::format("{}: tensor \"{}\"", file, name)));
-  }
+  HeaderReader reader(file, name, data_begin, file_size - data_begin, max_tensors);
+  ParseJsonEvents(text, &reader);
+  TensorEntries entries = std::move(reader).Take();
   CheckNoOverlaps(entries, file);
   return entries;
 }

@@ -2,10 +2,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
+#include <cstdlib>
+#include <fstream>
 #include <random>
 
 #include "core/error.h"
+#include "core/testing.h"
 
 namespace switchyard {
 namespace {
@@ -76,6 +81,56 @@ TEST(SafetensorsHeader, RefusesWhatContradictsTheFile) {
     EXPECT_THAT(message, HasSubstr("\"a\""));
   }
 }
+
+TEST(SafetensorsHeader, SkipsMetadataAndUnknownMembers) {
+  const TensorEntries entries = Parse(
+      File(R"({"a":{"x":[[1],{"shape":[7]}],"dtype":"F32","shape":[2],"y":{"dtype":"I8"},)"
+           R"("data_offsets":[0,8]},"__metadata__":{"dtype":"F16","a":{"b":[3,[]]},"c":1}})"));
+  ASSERT_EQ(entries.size(), 1u);
+  EXPECT_EQ(entries.at("a").dtype, DType::kF32);
+  EXPECT_EQ(entries.at("a").shape, std::vector<int64_t>{2});
+}
+
+TEST(SafetensorsHeader, RefusesMembersThatComeTwice) {
+  for (const char* member :
+       {R"("dtype":"F32")", R"("dtype":"F3")", R"("shape":[2])", R"("data_offsets":[0,8])"}) {
+    const std::string entry = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],)";
+    EXPECT_THAT(MessageOf(File(entry + member + "}}")), HasSubstr("\"a\": ")) << member;
+    EXPECT_THAT(MessageOf(File(entry + member + "}}")), HasSubstr("appears twice")) << member;
+  }
+  EXPECT_THAT(MessageOf(File(R"({"__metadata__":{},"__metadata__":{}})")), HasSubstr("twice"));
+}
+
+TEST(SafetensorsHeader, BoundsTensorsAndNesting) {
+  const std::string file = File(R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},)"
+                                R"("b":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})");
+  const std::span bytes(reinterpret_cast<const uint8_t*>(file.data()), file.size());
+  EXPECT_EQ(ParseSafetensorsHeader(bytes, file.size(), "f", 2).size(), 2u);
+  EXPECT_THAT(ErrorOf([&] { ParseSafetensorsHeader(bytes, file.size(), "f", 1); }),
+              HasSubstr("f: has more than 1 tensors"));
+  EXPECT_THAT(MessageOf(File(R"({"__metadata__":)" + std::string(1'000'000, '['))),
+              HasSubstr("nests deeper"));
+  EXPECT_THAT(MessageOf(File(R"({"a":)" + std::string(1'000'000, '['))),
+              HasSubstr("not a JSON object"));
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// A document of this header would take 16 bytes and more for each of 3 million numbers.
+TEST(SafetensorsHeaderDeathTest, MemoryIsThatOfTheResult) {
+  std::string header = R"({"__metadata__":{"a":[0)";
+  for (int i = 0; i < 3'000'000; ++i) header += ",0";
+  const std::string file = File(header + "]}}");
+  const auto parse = [&] {
+    size_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const rlim_t bytes = pages * static_cast<size_t>(sysconf(_SC_PAGESIZE)) + (16 << 20);
+    const rlimit limit{bytes, bytes};
+    if (setrlimit(RLIMIT_AS, &limit) != 0) std::exit(3);
+    std::exit(Parse(file).empty() ? 0 : 2);
+  };
+  EXPECT_EXIT(parse(), ::testing::ExitedWithCode(0), "");
+}
+#endif
 
 TEST(SafetensorsHeader, RefusesLengthsOutsideTheFile) {
   EXPECT_THAT(MessageOf(""), HasSubstr("truncated"));

@@ -1,0 +1,68 @@
+// JSON of files that others wrote: bounded before it costs memory.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "core/json.h"
+
+namespace switchyard {
+
+// What a document may hold. A value costs 16 to 100 bytes of memory beside its text, so a small
+// file can become large.
+struct JsonBounds {
+  int depth = 64;             // objects and arrays inside each other
+  size_t values = 1'000'000;  // of all kinds, keys included
+};
+
+// As nlohmann::json::parse: of a key that comes twice, the last value counts. Linear in time and
+// memory. Throws Error kInvalid that begins with `name` for text that is no JSON and for documents
+// beyond `bounds`.
+nlohmann::json ParseBoundedJson(std::string_view text, std::string_view name,
+                                JsonBounds bounds = {});
+
+// Calls `sax` for each event of the text. The parser is compiled once, for all handlers. What a
+// handler throws passes through.
+void ParseJsonEvents(std::string_view text, nlohmann::json_sax<nlohmann::json>* sax);
+
+// A handler that ignores everything, and throws Error kInvalid for text that is no JSON and for
+// nesting beyond a bound. A base of handlers that keep little of a large text.
+class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  using Json = nlohmann::json;
+
+  // `name` begins the messages and outlives the handler.
+  JsonEvents(std::string_view name, int max_depth) : name_(name), max_depth_(max_depth) {}
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(int64_t) override { return true; }
+  bool number_unsigned(uint64_t) override { return true; }
+  bool number_float(double, const std::string&) override { return true; }
+  bool string(std::string&) override { return true; }
+  bool binary(Json::binary_t&) override { return false; }
+  bool key(std::string&) override { return true; }
+  bool start_object(size_t) override { return Enter(); }
+  bool end_object() override { return Leave(); }
+  bool start_array(size_t) override { return Enter(); }
+  bool end_array() override { return Leave(); }
+  bool parse_error(size_t byte, const std::string& token, const Json::exception& error) override;
+
+ protected:
+  // Objects and arrays that are open.
+  int depth() const { return depth_; }
+  std::string_view name() const { return name_; }
+  bool Enter();
+  bool Leave() {
+    --depth_;
+    return true;
+  }
+
+ private:
+  const std::string_view name_;
+  const int max_depth_;
+  int depth_ = 0;
+};
+
+}  // namespace switchyard
