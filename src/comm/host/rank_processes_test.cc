@@ -323,7 +323,7 @@ TEST(RankProcessesTest, ARankThatIsKilledIsReportedAndStopsTheOthers) {
 }
 
 TEST(RankProcessesTest, TheWatchdogKillsARankWithoutHeartbeat) {
-  Troupe troupe(2, "beat", kLong, {}, milliseconds(700));
+  Troupe troupe(2, "beat", kLong, {}, milliseconds(2000));
   troupe.ranks().WaitJoined();
   while (troupe.arena()->beats(1) == 0) usleep(1000);
   const auto pids = ChildrenOf(getpid());
@@ -331,9 +331,9 @@ TEST(RankProcessesTest, TheWatchdogKillsARankWithoutHeartbeat) {
   kill(pids[1], SIGSTOP);
   const auto exits = troupe.Exits(1);
   EXPECT_EQ(exits[0].pid, pids[1]);
-  EXPECT_GE(exits[0].silent_seconds, 0.7);
-  EXPECT_THAT(exits[0].Describe(), AllOf(HasSubstr("sent no heartbeat for 1 s and was killed"),
-                                         HasSubstr("--watchdog-timeout")));
+  EXPECT_GE(exits[0].silent_seconds, 2);
+  EXPECT_THAT(exits[0].Describe(),
+              AllOf(HasSubstr("sent no heartbeat for "), HasSubstr("--watchdog-timeout")));
 }
 
 TEST(RankProcessesTest, ARankThatDoesNotServeNeedsNoHeartbeat) {
