@@ -6,7 +6,9 @@
 namespace switchyard {
 namespace {
 
-constexpr double kMinTarget = 0.025, kDecodeSteps = 8;
+// Of the derived target, seconds: streams notice longer gaps, and shorter steps waste weight reads.
+constexpr double kMinTarget = 0.025, kMaxTarget = 0.050;
+constexpr double kDecodeSteps = 8, kMinDecodeSteps = 2;
 constexpr double kWeight = 0.25;  // weight of a new measurement
 // A delayed step, for instance by another process, counts for at most twice the estimate.
 constexpr double kMaxGrowth = 2;
@@ -38,7 +40,9 @@ void PrefillPace::Observe(int64_t prompt_rows, int64_t decode_rows, double secon
 }
 
 double PrefillPace::target_seconds() const {
-  return given_target_ > 0 ? given_target_ : std::max(kMinTarget, kDecodeSteps * decode_seconds_);
+  if (given_target_ > 0) return given_target_;
+  const double derived = std::clamp(kDecodeSteps * decode_seconds_, kMinTarget, kMaxTarget);
+  return std::max(derived, kMinDecodeSteps * decode_seconds_);
 }
 
 }  // namespace switchyard

@@ -11,8 +11,8 @@ namespace switchyard {
 // thread, which sends the limit to all ranks.
 class PrefillPace {
  public:
-  // `target_seconds`: target time of a step; 0: 8 times a decode step, at least 25 ms. `max_rows`:
-  // the chunk size, which is the limit until a step with prompt rows was measured.
+  // `target_seconds`: target time of a step; 0: 8 decode steps within 25 to 50 ms, but at least 2.
+  // `max_rows`: the chunk size, which is the limit until a step with prompt rows was measured.
   PrefillPace(double target_seconds, int64_t max_rows)
       : given_target_(target_seconds), max_rows_(max_rows), rows_(max_rows) {}
 

@@ -30,12 +30,14 @@ TEST(PrefillPace, FindsTheRowsThatFitTheTarget) {
 }
 
 TEST(PrefillPace, DerivesTheTargetFromTheDecodeStep) {
-  PrefillPace fast(0, 2048), slow(0, 2048);
+  PrefillPace fast(0, 2048), middle(0, 2048), slow(0, 2048);
   Machine{0.001, 60e-6}.Run(fast, 20);
-  Machine{0.020, 60e-6}.Run(slow, 20);
+  Machine{0.010, 60e-6}.Run(middle, 20);
+  Machine{0.100, 60e-6}.Run(slow, 20);
   EXPECT_DOUBLE_EQ(fast.target_seconds(), 0.025);
-  EXPECT_DOUBLE_EQ(slow.target_seconds(), 0.160);
-  EXPECT_GT(slow.rows(), 4 * fast.rows());
+  EXPECT_DOUBLE_EQ(middle.target_seconds(), 0.050);
+  EXPECT_DOUBLE_EQ(slow.target_seconds(), 0.200);
+  EXPECT_GT(slow.rows(), 3 * fast.rows());
 }
 
 TEST(PrefillPace, StaysWithinItsBounds) {

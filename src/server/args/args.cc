@@ -254,10 +254,10 @@ void AddMemoryFlags(CommandLine& app, EngineConfig& e) {
   app.Flag("--schedule-conservativeness", e.schedule_conservativeness, kMemory,
            "Factor on the cache that admission keeps free for tokens yet to come")
       .Range(0.0, 1e3);
-  app.Flag(
-      "--target-step-ms", e.target_step_ms, kMemory,
-      "Milliseconds that a step may take while requests decode: prompts are cut to fit it; -1: 8 "
-      "times a decode step and at least 25; 0: no target, chunks have --chunked-prefill-size");
+  app.Flag("--target-step-ms", e.target_step_ms, kMemory,
+           "Milliseconds that a step may take while requests decode: prompts are cut to fit; -1: 8 "
+           "decode "
+           "steps within 25 to 50 ms, but at least 2; 0: no target, --chunked-prefill-size alone");
   app.Switch(
       "--enable-priority-scheduling", e.priority_scheduling, kMemory,
       "Serve requests of higher `priority` first, and interrupt running ones of lower priority");
