@@ -60,9 +60,9 @@ class EngineRanks : public RankLink {
   std::condition_variable changed_;
   std::optional<RankReady> ready_;
   LoadProgress progress_;
-  std::string failure_;  // the leader's error message; empty: none received
+  std::string failure_;              // the leader's error message; empty: none received
   bool failure_is_invalid_ = false;  // the failure is that of a checkpoint or a flag
-  std::string exit_;     // how a rank or node ended; empty: none has
+  std::string exit_;                 // how a rank or node ended; empty: none has
   bool exit_is_cause_ = false;
   bool leaving_ = false;
 
