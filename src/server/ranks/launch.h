@@ -19,12 +19,14 @@ struct Launch {
   int ranks_of_host = 1;                 // ranks that share this host's memory and cores, if known
   std::optional<LaunchedRank> launched;  // set if a launcher started this node as one rank
   std::optional<HostPort> address;       // TCP address of node 0; absent: MPI, or a single node
+  std::string secret;                    // that nodes prove to each other; empty: none
 
   bool alone() const { return nodes == 1; }
 };
 
-// Throws kInvalid with the names of inconsistent flags or environment variables. --nnodes > 1 has
-// priority over `launched`, since a launcher may start one `serve` per host.
+// Reads --dist-secret-file. Throws kInvalid with the names of inconsistent flags or environment
+// variables. --nnodes > 1 has priority over `launched`, since a launcher may start one `serve` per
+// host.
 Launch PlanLaunch(const ServerArgs& args, const std::optional<LaunchedRank>& launched);
 
 }  // namespace switchyard
