@@ -33,7 +33,7 @@ struct Path {
 
 // Appends `paths`, which share their first `depth` nodes and are in order of arrival. Paths that
 // continue come first, child by child, then those that end here.
-void DepthFirst(std::vector<Path*> paths, size_t depth, std::vector<Sequence*>* out) {
+void DepthFirst(const std::vector<Path*>& paths, size_t depth, std::vector<Sequence*>* out) {
   std::vector<std::vector<Path*>> children;  // ordered by their oldest request, not by address
   std::map<const void*, size_t> child_of;
   std::vector<Path*> ending;
@@ -47,7 +47,7 @@ void DepthFirst(std::vector<Path*> paths, size_t depth, std::vector<Sequence*>* 
     children[it->second].push_back(path);
   }
   std::ranges::stable_sort(children, std::ranges::greater(), &std::vector<Path*>::size);
-  for (std::vector<Path*>& child : children) DepthFirst(std::move(child), depth + 1, out);
+  for (const std::vector<Path*>& child : children) DepthFirst(child, depth + 1, out);
   for (Path* path : ending) out->push_back(path->sequence);
 }
 
@@ -57,9 +57,10 @@ void ByTree(const KvCache& cache, std::vector<Sequence*>* sequences) {
     paths.push_back(
         {sequence, cache.Look(Reusable(*sequence), sequence->request.cache_salt).nodes});
   std::vector<Path*> pointers;
+  pointers.reserve(paths.size());
   for (Path& path : paths) pointers.push_back(&path);
   sequences->clear();
-  DepthFirst(std::move(pointers), 0, sequences);
+  DepthFirst(pointers, 0, sequences);
 }
 
 // Larger keys first.
