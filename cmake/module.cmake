@@ -103,26 +103,6 @@ function(switchyard_module NAME)
   list(FILTER sources EXCLUDE REGEX "_(test|fuzz)\\.cc$")
 
   list(TRANSFORM ARG_DEPS PREPEND switchyard_)
-  # A sanitizer build links the release build's library of a module that it does not sanitize (scripts/sanitize builds
-  # it first): the objects would be the same.
-  set(release_library ${CMAKE_SOURCE_DIR}/build/release/src/${NAME}/libswitchyard_${NAME}.a)
-  if(SWITCHYARD_SANITIZE_MODULES AND NOT NAME IN_LIST SWITCHYARD_SANITIZE_MODULES AND EXISTS ${release_library})
-    add_library(switchyard_${NAME} INTERFACE)
-    add_library(switchyard::${NAME} ALIAS switchyard_${NAME})
-    target_include_directories(switchyard_${NAME} INTERFACE $<BUILD_INTERFACE:${view}>)
-    set_target_properties(switchyard_${NAME} PROPERTIES EXPORT_NAME ${NAME})
-    install(TARGETS switchyard_${NAME} EXPORT switchyard)
-    target_link_libraries(switchyard_${NAME} INTERFACE ${release_library} ${ARG_DEPS} ${ARG_LIBS})
-    if(device_sources)
-      add_library(switchyard_${NAME}_device STATIC ${device_sources})
-      set_target_properties(switchyard_${NAME}_device PROPERTIES EXPORT_NAME ${NAME}_device)
-      install(TARGETS switchyard_${NAME}_device EXPORT switchyard)
-      target_link_libraries(switchyard_${NAME}_device PUBLIC switchyard_${NAME})
-      # Before and after the stubs: each library needs the other.
-      target_link_libraries(switchyard_${NAME} INTERFACE $<LINK_ONLY:switchyard_${NAME}_device> ${release_library})
-    endif()
-    return()
-  endif()
   add_library(switchyard_${NAME} STATIC ${sources})
   add_library(switchyard::${NAME} ALIAS switchyard_${NAME})
   target_include_directories(switchyard_${NAME} PUBLIC
