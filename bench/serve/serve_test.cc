@@ -60,7 +60,7 @@ TEST(PlanLoadTest, LinesAreReadAndMistakesNamed) {
   EXPECT_THAT(message("{\"prompt\": \"a\"}\n{\"promt\": \"b\"}\n"), HasSubstr("prompts.jsonl:2:"));
   EXPECT_THAT(message("nonsense\n"), HasSubstr("prompts.jsonl:1:"));
   EXPECT_THAT(message("{\"text\": \"a\", \"output_len\": 0}"), HasSubstr("output_len"));
-  EXPECT_THAT(message(""), HasSubstr("no line"));
+  EXPECT_THAT(message(""), HasSubstr("no request"));
   std::filesystem::remove(file);
 }
 
