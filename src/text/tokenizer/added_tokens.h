@@ -36,7 +36,13 @@ struct TextPart {
 // Finds the leftmost, there the longest of a set of strings. Immutable once built.
 class StringMatcher {
  public:
-  // The empty string and a string added before do not count.
+  // Looking for a match reads up to as many bytes at each place of a text.
+  static constexpr size_t kMaxBytes = 1024;
+  // Several times those of the largest vocabularies; about 50 bytes of memory each.
+  static constexpr size_t kMaxNodes = size_t{8} << 20;
+
+  // The empty string and a string added before do not count. Throws Error kInvalid for strings of
+  // more than kMaxBytes, and where all have more than kMaxNodes bytes besides common prefixes.
   void Add(std::string_view text, int32_t value);
 
   // The longest match at `begin` for which accept(value, end) holds: returns its value and sets

@@ -26,6 +26,9 @@ class JsonNode {
   JsonNode operator[](std::string_view key) const;
   // The elements of an array; none for null.
   std::vector<JsonNode> Items() const;
+  // The steps of a "Sequence" component: at most kMaxComponents objects, each of which costs time
+  // with every text.
+  std::vector<JsonNode> Components() const;
 
   std::string String() const;
   int64_t Integer(int64_t least, int64_t most) const;
@@ -45,5 +48,6 @@ class JsonNode {
 
 // How deep components may nest in "Sequence" components.
 inline constexpr int kMaxComponentDepth = 16;
+inline constexpr size_t kMaxComponents = 256;  // of one sequence
 
 }  // namespace switchyard
