@@ -42,7 +42,7 @@ class Interpreter {
   void Within(ScopePtr scope, Text* out, Action action);
   // What `body` prints, in a new scope below the current one. `flow` gets how it ended.
   Text Capture(const Body& body, Flow& flow);
-  ScopePtr NewScope() { return std::make_shared<Scope>(scope_); }
+  ScopePtr NewScope() { return std::make_shared<Scope>(context_, scope_); }
 
   Flow Execute(const Body& body);
   Flow Execute(const Statement& statement);
@@ -69,6 +69,7 @@ class Interpreter {
   Value MakeMacro(const MacroDefinition& definition);
   Value ApplyBlockFilter(const ExprPtr& filter, Text text);
   void Print(const Text& text);
+  void PrintValue(const Value& value);
 
   Value Evaluate(const Expr& expr);
   Value Evaluate(const Literal& node) { return node.value; }

@@ -35,13 +35,14 @@ struct Rendered {
 };
 
 // What one rendering may use up. The defaults let through megabytes of conversation and stop a
-// hostile template within a second or so.
+// hostile template within a second.
 struct RenderOptions {
-  int64_t max_steps = 10'000'000;  // evaluated nodes, visited elements, bytes looked at / 64
-  size_t max_bytes =
-      size_t{512} << 20;  // of strings and containers, summed over the whole rendering
+  int64_t max_steps = 10'000'000;        // evaluated nodes, visited elements, bytes looked at / 64
+  size_t max_bytes = size_t{64} << 20;   // of strings, containers, scopes and output held at a time
   size_t max_output = size_t{64} << 20;  // bytes of rendered text
-  std::optional<std::time_t> now;        // what strftime_now reads, as local time; unset: the clock
+  double max_seconds = 1;  // of the thread's processor time: a busy machine changes nothing
+  double (*processor_seconds)() = nullptr;  // null: the clock of the thread
+  std::optional<std::time_t> now;  // what strftime_now reads, as local time; unset: the clock
 };
 
 // What is wrong with a template, or what a template says about its input by raise_exception.
@@ -63,6 +64,10 @@ class TemplateError : public Error {
 // tree; any number of threads may render.
 class Template {
  public:
+  // Longer sources are refused: the largest that are published have 60 KB, and a syntax tree is a
+  // hundred times as large.
+  static constexpr size_t kMaxSourceBytes = size_t{1} << 20;
+
   // `name` is what errors call the template. Throws TemplateError with the line of a syntax error,
   // also for statements that reach outside the template (include, import, extends, block).
   static Template Parse(std::string source, std::string name);
