@@ -17,6 +17,7 @@
 #include "server/ranks/engine_ranks.h"
 #include "server/ranks/follower.h"
 #include "server/ranks/membership.h"
+#include "server/ranks/served_weights.h"
 #include "server/stop_signals.h"
 
 namespace switchyard {
@@ -131,9 +132,8 @@ int RunServe(const ServerArgs& args) {
   const StopSignals signals;
   const Launch launch = PlanLaunch(args, FindLauncher());
   if (launch.node > 0) return RunFollower(args, launch, signals);
-  if (args.engine.load_format != "dummy") {
-    CheckCheckpoint(args.engine.model_path, ReadModelConfig(args.engine));
-  }
+  const auto weights = CheckWeights(args, [&] { return signals.Wait(0ms) != 0; });
+  if (!weights) return 0;
   const EnginePlan plan = MakePlan(args.engine, launch.ranks_of_host);
   if (plan.model.has_moe() && !plan.cuda)
     LOG_INFO("{}", DescribeExchangeMemory(plan.model, MakeModelOptions(args.engine, plan),
@@ -166,7 +166,8 @@ int RunServe(const ServerArgs& args) {
   std::string lost_reason;
   EngineRanks ranks(
       [&](const std::string& endpoint, RankHost::OnExit on_exit) {
-        return StartRanks(launch, *membership, {args.engine, plan}, endpoint, std::move(on_exit));
+        return StartRanks(launch, *membership, {args.engine, plan}, endpoint,
+                          NamingChangedFiles(*weights, std::move(on_exit)));
       },
       std::move(membership->nodes),
       {.on_message = [&](const EngineMessage& m) { front.OnMessage(m); },

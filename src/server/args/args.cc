@@ -280,6 +280,9 @@ void AddServerFlags(CLI::App& app, ServerArgs& a) {
   Flag(app, "--drain-timeout", a.drain_timeout_seconds, kServer,
        "Seconds that SIGTERM waits for running requests before they are aborted")
       ->check(CLI::NonNegativeNumber);
+  Flag(app, "--verify-weights", a.verify_weights, kServer,
+       "File of SHA-256 sums, as sha256sum writes it in the model's directory; all weights must be "
+       "listed, and every listed file that the directory has must match");
   Switch(app, "--skip-server-warmup", a.skip_server_warmup, kServer,
          "Say ready without a first request of our own");
   Switch(app, "--log-requests", a.log_requests, kServer, "One log line a request");

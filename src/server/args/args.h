@@ -26,6 +26,8 @@ struct ServerArgs {
   std::string chat_template;  // --chat-template FILE; empty: the checkpoint's
   double max_body_mb = 64;    // --max-body-mb
   int stream_interval = 1;    // --stream-interval: tokens between two events of a stream
+  // --verify-weights: file of SHA-256 sums; empty: nothing is verified.
+  std::string verify_weights;
   bool skip_server_warmup = false;
   bool log_requests = false;
   double drain_timeout_seconds =

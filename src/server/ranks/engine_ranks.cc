@@ -82,7 +82,8 @@ void EngineRanks::Lost() {
   std::string words;
   {
     std::lock_guard lock(mutex_);
-    words = failure_.empty() || failure_ == exit_ ? exit_ : exit_ + ": " + failure_;
+    // The ranks' own words may be the reason again, without what was found out about it here.
+    words = failure_.empty() || exit_.starts_with(failure_) ? exit_ : exit_ + ": " + failure_;
   }
   if (nodes_) nodes_->SayLost(words, /*cause=*/true);
   events_.on_lost(words);
@@ -97,7 +98,8 @@ std::optional<RankReady> EngineRanks::WaitReady(
     if (cancelled) return std::nullopt;
     if (!exit_.empty()) {
       changed_.wait_for(lock, 2 * kLastWords, [this] { return !failure_.empty(); });
-      throw Error(ErrorKind::kPeer, failure_.empty() ? exit_ : failure_);
+      const bool said = !failure_.empty() && !exit_.starts_with(failure_);
+      throw Error(ErrorKind::kPeer, said ? failure_ : exit_);
     }
     if (progress_.done > shown) {
       shown = progress_.done;

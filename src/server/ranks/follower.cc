@@ -6,6 +6,7 @@
 
 #include "core/log.h"
 #include "server/ranks/membership.h"
+#include "server/ranks/served_weights.h"
 
 namespace switchyard {
 namespace {
@@ -61,9 +62,8 @@ bool WaitForOutcome(const Outcome& outcome, const StopSignals& signals) {
 }  // namespace
 
 int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals& signals) {
-  if (args.engine.load_format != "dummy") {
-    CheckCheckpoint(args.engine.model_path, ReadModelConfig(args.engine));
-  }
+  const auto weights = CheckWeights(args, [&] { return signals.Wait(0ms) != 0; });
+  if (!weights) return 0;
   Outcome outcome;
   std::optional<Membership> membership =
       Join(launch, args.engine, [&] { return signals.Wait(0ms) != 0; });
@@ -81,10 +81,11 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
   }
   NodeGroup& nodes = *membership->nodes;
   const auto host =
-      StartRanks(launch, *membership, job, {}, [&](const std::string& how, bool cause) {
-        nodes.SayLost(how, cause);
-        outcome.Lose(how, cause);
-      });
+      StartRanks(launch, *membership, job, {},
+                 NamingChangedFiles(*weights, [&](const std::string& how, bool cause) {
+                   nodes.SayLost(how, cause);
+                   outcome.Lose(how, cause);
+                 }));
   host->ExpectEnd();  // ranks end in good order only on request
   nodes.Watch({.on_lost = [&](const std::string& why, bool cause) { outcome.Lose(why, cause); },
                .on_end = [&] { outcome.End(); }});
