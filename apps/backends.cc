@@ -1,9 +1,10 @@
-// `switchyard backends`: what can be put together, and what is chosen for a checkpoint.
+// `switchyard backends`: lists the available backends, and those chosen for a checkpoint.
 #include <fmt/core.h>
 
 #include "apps/commands.h"
 #include "apps/expert_formats.h"
 #include "engine/config.h"
+#include "engine/features.h"
 #include "moe/backend_table.h"
 
 namespace switchyard {
@@ -24,15 +25,31 @@ void PrintCheckpoint(const EngineConfig& config, const MoeBackends& backends) {
              ExplainChoice(config.moe, {formats.formats.begin(), formats.formats.end()}, backends));
   for (const ActivationFormat activation : formats.activations)
     if (activation != ActivationFormat::kNone &&
-        activation != ActivationFormat::kBFloat16)  // CPUs' own business
+        activation != ActivationFormat::kBFloat16)  // not visible to the user on CPUs
       fmt::print("  experts round their inputs to {} (--quantize-activations {})\n",
                  Name(activation), config.quantization.activations);
 }
 
+// Commands without --nnodes run the ranks of one host; `train` has no --device.
+void PrintFeatures(const MoeBackends& backends) {
+  const char* const section = "Commands";
+  std::vector<Feature> all = {
+      {.section = section, .flag = "`serve`, with OpenAI's API and the native one"},
+      {.section = section, .flag = "`generate`, `bench one-batch`", .reach = {.hosts = false}},
+      {.section = section, .flag = "`train`", .reach = {.gpus = false, .hosts = false}}};
+  const std::vector<Feature> engine = EngineFeatures(&backends);
+  all.insert(all.end(), engine.begin(), engine.end());
+  fmt::print("{}", FeatureTable(all));
+}
+
 }  // namespace
 
-int RunBackends(const ServerArgs& args) {
-  const EngineConfig& config = args.engine;
+int RunBackends(const BackendsArgs& args) {
+  const EngineConfig& config = args.server.engine;
+  if (args.markdown) {
+    PrintFeatures(*config.backends);
+    return 0;
+  }
   kernels::SelectIsa(config.cpu_isa);
   fmt::print("{}", BackendTable(config.moe, *config.backends));
   if (!config.model_path.empty()) PrintCheckpoint(config, *config.backends);

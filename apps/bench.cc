@@ -1,5 +1,5 @@
 // `switchyard bench kernels`, `moe-layer`, `exchange` and `roofline`: the benchmarks of bench/ for
-// the device that was asked for.
+// the requested device.
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -22,7 +22,7 @@ Benchmark Find(const std::string& which, bool cuda) {
   return cuda ? bench::CudaExchange : bench::CpuExchange;
 }
 
-// Before minutes of work whose figures it would lose. Leaves nothing behind.
+// Called before minutes of measurements that could not be saved otherwise. Leaves no file behind.
 void CheckWritable(const std::string& file) {
   const bool existed = std::filesystem::exists(file);
   if (!std::ofstream(file, std::ios::app)) throw Resource("--json {}: cannot be written", file);
@@ -45,7 +45,7 @@ int RunBench(const BenchArgs& args, const std::shared_ptr<const MoeBackends>& ba
                           .backends = backends},
                          report);
   if (report.results().empty())
-    throw Invalid("--filter {}: no case of bench {} has it", args.filter, args.which);
+    throw Invalid("--filter {}: no case of bench {} contains it", args.filter, args.which);
   if (!args.json.empty()) report.WriteJson(args.which, cuda ? "cuda" : "cpu", args.json);
   return 0;
 }

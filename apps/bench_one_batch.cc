@@ -1,6 +1,6 @@
-// `switchyard bench one-batch`: prefill and decode of one batch of equal requests, directly
-// on the model with its expert flags: no scheduler, no HTTP. Each figure is printed with the read
-// bandwidth of the machine, measured in the same run.
+// `switchyard bench one-batch`: prefill and decode of one batch of equal requests. It runs the
+// model with its expert flags directly, without scheduler and HTTP. Each figure is printed with the
+// memory read bandwidth measured in the same run.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -40,7 +40,7 @@ struct Case {
   int32_t batch = 1, input = 512;
 };
 struct Result {
-  std::vector<double> prefill, decode;  // seconds: the whole prompt batch; one decode step
+  std::vector<double> prefill, decode;  // seconds: prefill of the whole batch; one decode step
 };
 
 // Builds the batches of `batch` sequences that grow together; sequence s owns pages [s · per, (s +
@@ -57,7 +57,7 @@ class Sequences {
     token_ = std::uniform_int_distribution<int32_t>(0, static_cast<int32_t>(vocab) - 1);
   }
 
-  // Rows [begin, begin + rows) of sequences [first, last); `draw`: the model draws the tokens.
+  // Rows [begin, begin + rows) of sequences [first, last). `draw`: the model samples the tokens.
   ForwardBatch Rows(int32_t first, int32_t last, int32_t begin, int32_t rows, bool logits,
                     bool draw) {
     ForwardBatch b;
@@ -87,12 +87,12 @@ class Sequences {
   std::vector<std::vector<int32_t>> pages_;
 };
 
-// Prompts go together as far as a step takes them, longer ones in chunks; decode steps take all
-// sequences at once.
+// One prefill step takes as many prompts as fit; longer prompts run in chunks. A decode step takes
+// all sequences.
 void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, ForwardFunction& model,
               RankComm& comm, Result& result) {
   Sequences sequences(c, args.output_length, args.server.engine.page_size, plan.model.vocab_size);
-  // Of prompts, as the scheduler has it.
+  // Prompt rows of one prefill step, as the scheduler limits them.
   const int32_t step = plan.chunked_prefill_size < 0 ? c.input : plan.chunked_prefill_size;
   const int32_t chunk = std::min(step, c.input);
   const int32_t together = std::min(c.batch, std::max(1, step / c.input));
@@ -118,7 +118,7 @@ void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, ForwardF
 
 void CheckCases(const OneBatchArgs& args, const EnginePlan& plan, const std::vector<Case>& cases) {
   if (args.server.engine.mesh.dp > 1)
-    throw Invalid("--dp-size {}: one batch is one attention group's; leave the flag out",
+    throw Invalid("--dp-size {}: bench one-batch runs one attention group; want 1 or no flag",
                   args.server.engine.mesh.dp);
   for (const Case& c : cases) {
     if (c.batch > plan.max_running_requests)
@@ -130,8 +130,8 @@ void CheckCases(const OneBatchArgs& args, const EnginePlan& plan, const std::vec
   }
 }
 
-// Bytes of weights that one decode step of `batch` tokens reads on all ranks: dense parts whole,
-// experts as uniform routing would touch them, of the embedding next to nothing.
+// Bytes of weights that one decode step of `batch` tokens reads on all ranks. Dense weights count
+// in full, experts as uniform routing selects them; embedding rows are negligible.
 double DecodeBytes(const ModelConfig& config, int32_t batch) {
   auto bytes = static_cast<double>(WeightBytesPerRank(config, Mesh()));
   if (!config.tie_embeddings) {
@@ -144,7 +144,7 @@ double DecodeBytes(const ModelConfig& config, int32_t batch) {
   return bytes - missed * ExpertFormatsOf(config).bytes;
 }
 
-// Of all ranks together, measured in this run. No peak: it is not known.
+// Totals of all ranks, measured in this run. A value of 0 is unknown.
 struct Ceilings {
   double bandwidth = 0.0, flops = 0.0;
 };
@@ -154,24 +154,26 @@ Ceilings Measure(const EngineConfig& config, const EnginePlan& plan) {
     return {.bandwidth = kernels::MeasureReadBandwidth(plan.threads_per_rank * config.mesh.tp)};
   const kernels::GpuCeilings gpu = kernels::MeasureGpu(config.base_gpu_id);
   const int gpus = config.gpu_id_step == 0 ? 1 : config.mesh.tp;
-  fmt::print("each GPU, measured now: copies {:.2f} TB/s, multiplies bfloat16 at {:.0f} TFLOP/s\n",
-             gpu.copy_bandwidth / 1e12, gpu.bf16_flops / 1e12);
+  fmt::print(
+      "each GPU, measured in this run: copies {:.2f} TB/s, multiplies bfloat16 at {:.0f} TFLOP/s\n",
+      gpu.copy_bandwidth / 1e12, gpu.bf16_flops / 1e12);
   return {.bandwidth = gpu.copy_bandwidth * gpus, .flops = gpu.bf16_flops * gpus};
 }
 
-// Multiplications and additions of a prompt's pass: two for each weight that a token meets, and
-// attention's over the keys before it.
+// FLOPs of prefill: two for each weight that a token is multiplied with, and those of causal
+// attention.
 double PrefillFlops(const ModelConfig& config, const Case& c) {
   const AttentionConfig& a = config.attention;
   const double weights = DecodeBytes(config, 1) / SizeOf(config.dtype);
   const double key = a.kind == AttentionConfig::Kind::kLatent
                          ? 2.0 * a.kv_lora_rank + a.qk_rope_head_dim
                          : 2.0 * a.head_dim;
-  const double attention = key * a.heads * config.num_layers() * c.input;  // half of the keys
+  const double attention = key * a.heads * config.num_layers() * c.input;  // causal: half of the
+                                                                           // keys
   return c.batch * static_cast<double>(c.input) * (2.0 * weights + attention);
 }
 
-// The part of the roofline that a pass reached.
+// Fraction of the roofline.
 double Fraction(const Ceilings& ceilings, double bytes, double flops, double seconds) {
   const double of_flops = ceilings.flops > 0.0 ? flops / ceilings.flops : 0.0;
   return std::max(bytes / ceilings.bandwidth, of_flops) / seconds;
@@ -180,8 +182,8 @@ double Fraction(const Ceilings& ceilings, double bytes, double flops, double sec
 void Report(const OneBatchArgs& args, const EnginePlan& plan, const std::vector<Case>& cases,
             const std::vector<Result>& results, const Ceilings& ceilings) {
   const double bandwidth = ceilings.bandwidth;
-  fmt::print("memory bandwidth of all ranks, measured now: {:.1f} GB/s\n", bandwidth / 1e9);
-  // Without a peak of arithmetic a prompt's part of the roofline is not known.
+  fmt::print("memory bandwidth of all ranks, measured in this run: {:.1f} GB/s\n", bandwidth / 1e9);
+  // Prefill's fraction of the roofline needs the peak FLOP rate, which is unknown here.
   const bool of_prefill = ceilings.flops > 0.0 && plan.model.quantization.method.empty();
   fmt::print("{:>6} {:>7} {:>15} {:>10} {:>14} {:>13} {:>13} {:>10}\n", "batch", "input",
              "prefill tok/s", "roofline", "decode tok/s", "ms per step", "GB per step", "roofline");

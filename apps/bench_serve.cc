@@ -1,14 +1,14 @@
-// `switchyard bench serve`: drives a server and prints how fast it answers.
+// `switchyard bench serve`: sends requests to a server and prints latencies and throughput.
 #include <fmt/core.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "apps/commands.h"
 #include "bench/serve/client.h"
+#include "core/command_line.h"
 #include "core/error.h"
 #include "server/args/parse_words.h"
 
@@ -20,48 +20,46 @@ using bench::ServeOptions;
 std::optional<ServeOptions> Parse(const std::vector<std::string>& words) {
   ServeOptions o;
   double rate = o.request_rate;
-  CLI::App app("Drive a running server with requests and print latencies and throughput",
-               "switchyard bench serve");
+  CommandLine app("Drive a running server with requests and print latencies and throughput",
+                  "switchyard bench serve");
   const auto flag = [&](const char* name, auto& value, const char* help) {
-    return app.add_option(name, value, help)->capture_default_str();
+    return app.Option(name, value, help).ShowDefault();
   };
   flag("--host", o.host, "Where the server listens");
-  flag("--port", o.port, "Where the server listens")->check(CLI::Range(1, 65535));
+  flag("--port", o.port, "Where the server listens").Range(1, 65535);
   flag("--backend", o.backend, "sglang (POST /generate), openai (/v1/completions) or openai-chat")
-      ->check(CLI::IsMember({"sglang", "openai", "openai-chat"}));
-  flag("--model", o.model, "Name in OpenAI's bodies; empty: what the server says");
-  flag("--dataset-name", o.dataset, "random (ids drawn evenly) or jsonl")
-      ->check(CLI::IsMember({"random", "jsonl"}));
+      .OneOf({"sglang", "openai", "openai-chat"});
+  flag("--model", o.model, "Model name in OpenAI requests; empty: the server's");
+  flag("--dataset-name", o.dataset, "random (uniformly random ids) or jsonl")
+      .OneOf({"random", "jsonl"});
   flag("--dataset-path", o.dataset_path,
-       "Lines of JSON with \"prompt\" or \"text\" and, if they like, \"output_len\"");
-  flag("--num-prompts", o.num_prompts, "Requests")->check(CLI::PositiveNumber);
-  flag("--random-input-len", o.input_len, "Longest random prompt")->check(CLI::PositiveNumber);
-  flag("--random-output-len", o.output_len, "Most tokens of an answer")->check(CLI::PositiveNumber);
+       "Lines of JSON with \"prompt\" or \"text\" and an optional \"output_len\"");
+  flag("--num-prompts", o.num_prompts, "Requests").Positive();
+  flag("--random-input-len", o.input_len, "Longest random prompt").Positive();
+  flag("--random-output-len", o.output_len, "Maximum output tokens").Positive();
   flag("--random-range-ratio", o.range_ratio,
-       "Lengths are drawn evenly from this part of the longest to the longest; 1: all equal")
-      ->check(CLI::Range(0.0, 1.0));
-  flag("--request-rate", rate, "Requests a second, with random pauses; inf: all at once")
-      ->check(CLI::PositiveNumber);
-  flag("--max-concurrency", o.max_concurrency, "Most requests in flight; 0: no limit")
-      ->check(CLI::NonNegativeNumber);
-  flag("--warmup-requests", o.warmup, "Requests before the clock starts")
-      ->check(CLI::NonNegativeNumber);
-  flag("--timeout", o.timeout_seconds, "Seconds that one request may take")
-      ->check(CLI::PositiveNumber);
-  flag("--seed", o.seed, "Of lengths, ids and pauses");
-  app.add_flag("--flush-cache,!--no-flush-cache", o.flush_cache,
-               "Empty the server's prefix cache after the warm-up (default: yes)");
+       "Lengths are uniform in [ratio x maximum, maximum]; 1: all equal")
+      .Range(0.0, 1.0);
+  flag("--request-rate", rate, "Requests per second (Poisson process); inf: all at once")
+      .Positive();
+  flag("--max-concurrency", o.max_concurrency, "Maximum requests in flight; 0: no limit")
+      .NonNegative();
+  flag("--warmup-requests", o.warmup, "Warm-up requests, which are not measured").NonNegative();
+  flag("--timeout", o.timeout_seconds, "Timeout of one request in seconds").Positive();
+  flag("--seed", o.seed, "Random seed of lengths, ids and arrival times");
+  app.Switch("--flush-cache,!--no-flush-cache", o.flush_cache, "Options",
+             "Empty the server's prefix cache after the warm-up (default: yes)");
   flag("--json,--output-file", o.json, "Also write the figures to this file");
   if (!ParseWords(app, words)) return std::nullopt;
   o.request_rate = rate;
   if (o.dataset == "jsonl" && o.dataset_path.empty())
     throw Invalid("--dataset-name jsonl: want --dataset-path FILE");
   if (o.dataset == "random" && o.backend == "openai-chat")
-    throw Invalid("--backend openai-chat: random ids are no messages; want --dataset-name jsonl");
+    throw Invalid("--backend openai-chat cannot send random ids; want --dataset-name jsonl");
   return o;
 }
 
-// On a terminal, one line that is written over.
+// On a terminal: one progress line, which each update overwrites.
 class Progress {
  public:
   explicit Progress(int all) : all_(all), shown_(isatty(STDERR_FILENO) != 0) {}
@@ -86,7 +84,7 @@ int RunBenchServe(const std::vector<std::string>& args) {
   const auto info = nlohmann::json::parse(bench::Ask(options, "GET", "/get_model_info"));
   const int64_t vocab = info.value("vocab_size", int64_t{0});
   if (options.dataset == "random" && vocab <= 0)
-    throw Invalid("this server does not say its vocab_size: want --dataset-name jsonl");
+    throw Invalid("the server does not report vocab_size; want --dataset-name jsonl");
   if (options.model.empty()) options.model = info.value("served_model_name", "default");
 
   const auto plan = bench::PlanLoad(options, vocab);
@@ -111,7 +109,7 @@ int RunBenchServe(const std::vector<std::string>& args) {
   if (json.is_open()) json << bench::Json(summary, options) << '\n';
   for (const bench::RequestRecord& record : run.records) {
     if (record.error.empty()) continue;
-    fmt::print(stderr, "switchyard: {} requests failed, the first by: {}\n", summary.failed,
+    fmt::print(stderr, "switchyard: {} requests failed, the first with: {}\n", summary.failed,
                record.error);
     return 1;
   }

@@ -15,9 +15,9 @@ namespace switchyard {
 
 struct MoeBackends;
 
-// Each returns the program's exit code and throws Error for what the user got wrong.
+// Each returns the program's exit code and throws Error on invalid input.
 int RunGenerate(const GenerateArgs& args);
-int RunBackends(const ServerArgs& args);
+int RunBackends(const BackendsArgs& args);
 int RunOneBatch(const OneBatchArgs& args);
 // bench serve, with its own flags.
 int RunBenchServe(const std::vector<std::string>& args);

@@ -48,7 +48,7 @@ LoadHistory WithoutEmptyLayers(const LoadHistory& loads, const EplbArgs& args) {
   std::vector<int> kept;
   for (int layer = 0; layer < loads.layers; ++layer)
     if (!IsEmpty(loads, layer)) kept.push_back(layer);
-  if (kept.empty()) throw Invalid("{}: it counts no tokens", args.file);
+  if (kept.empty()) throw Invalid("{}: all token counts are zero", args.file);
   LoadHistory rest{loads.steps, static_cast<int>(kept.size()), loads.experts, {}};
   for (int step = 0; step < loads.steps; ++step)
     for (const int layer : kept) {

@@ -1,4 +1,4 @@
-// What `eplb plan` and `eplb simulate` share.
+// Shared by `eplb plan` and `eplb simulate`.
 #pragma once
 
 #include <cstdint>
@@ -12,20 +12,20 @@ namespace switchyard {
 int RunEplbPlan(const EplbArgs& args);
 int RunEplbSimulate(const EplbArgs& args);
 
-// Before work whose result it would lose: error kResource names flag and file. Leaves nothing
-// behind; an empty name is no file.
+// Called before work whose result could not be saved otherwise. Error kResource names flag and
+// file. Leaves no file behind. An empty `file` is accepted.
 void CheckWritable(const char* flag, const std::string& file);
 // Error kResource names the file.
 void WriteFile(const std::string& file, const std::string& text);
 
 RankTopology TopologyOf(const EplbArgs& args);
-// The size of so many experts.
+// Size of `experts` experts.
 double GiB(const EplbArgs& args, int64_t experts);
 
-// Whether no step has a token in the layer: it has no experts, or nothing was recorded.
+// True if no step has a token in the layer: it has no experts, or its routing was not recorded.
 bool IsEmpty(const LoadHistory& loads, int layer);
-// The other layers: empty ones are even, and say nothing. Error kInvalid names the file of `args`
-// where all are empty.
+// Drops the layers without tokens: they are trivially balanced. Error kInvalid names the file of
+// `args` if all are empty.
 LoadHistory WithoutEmptyLayers(const LoadHistory& loads, const EplbArgs& args);
 
 }  // namespace switchyard

@@ -9,10 +9,11 @@
 namespace switchyard {
 namespace {
 
-constexpr int kMostColumns = 240;
+constexpr int kMaxColumns = 240;
 constexpr int kLeft = 70, kWidth = 960, kMapHeight = 240, kCurveHeight = 180, kGap = 46;
-constexpr int kShades = 17;      // of a heat map
-constexpr double kMostLoad = 2;  // times the mean rank's, and all above
+constexpr int kShades = 17;     // colours of a heat map
+constexpr double kMaxLoad = 2;  // multiple of the mean rank load that has the last shade; larger
+                                // loads have it too
 
 std::string Escaped(const std::string& text) {
   std::string out;
@@ -34,7 +35,7 @@ void Text(std::string* svg, double x, double y, const char* anchor, const std::s
                       anchor, Escaped(text));
 }
 
-// Blue where a rank is idle, white at the mean, red at kMostLoad.
+// Blue where a rank is idle, white at the mean, red at kMaxLoad.
 std::string Shade(int shade) {
   const double at = static_cast<double>(shade) / (kShades - 1) * 2 - 1;  // [−1, 1]
   const auto faded = [&](double full) {
@@ -45,17 +46,17 @@ std::string Shade(int shade) {
 }
 
 int ShadeOf(double load) {
-  return static_cast<int>(std::lround(std::clamp(load / kMostLoad, 0.0, 1.0) * (kShades - 1)));
+  return static_cast<int>(std::lround(std::clamp(load / kMaxLoad, 0.0, 1.0) * (kShades - 1)));
 }
 
 // Columns of steps [begin, end).
 struct Columns {
   int count, steps;
-  explicit Columns(int steps) : count(std::min(steps, kMostColumns)), steps(steps) {}
+  explicit Columns(int steps) : count(std::min(steps, kMaxColumns)), steps(steps) {}
   int Begin(int column) const { return static_cast<int>(int64_t{column} * steps / count); }
 };
 
-// One path for each shade, a run of equal cells being one rectangle of it.
+// One SVG path for each shade; a run of equal cells is one rectangle of it.
 void HeatMap(std::string* svg, const std::vector<float>& loads, const Columns& columns, int ranks,
              int top, const std::string& title) {
   std::vector<std::string> paths(kShades);

@@ -7,9 +7,9 @@
 
 namespace switchyard {
 
-// An SVG document: heat maps of ranks by steps, by the trivial placement and by the plans, and
-// below them balancedness over time, each plan that moved something marked. Of many steps several
-// share a column. `title` is escaped.
+// An SVG document. Heat maps of ranks by steps show the load of the trivial placement and of the
+// plans. A curve below shows balancedness over time and marks each plan that moved experts. If
+// there are more steps than columns, a column is the mean of several. `title` is escaped.
 std::string DrawSimulation(const SimulateResult& result, int ranks, const std::string& title);
 
 }  // namespace switchyard

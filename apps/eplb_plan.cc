@@ -22,7 +22,8 @@ Placement ReadPlacement(const std::string& path, int layers, int physical, int l
   const ArrayFile file(path);
   IntArray map = file.Get("physical_to_logical_map");
   if (map.shape != std::vector<int64_t>{layers, physical})
-    throw Invalid("--previous {}: want a map of {} layers and {} places", path, layers, physical);
+    throw Invalid("--previous {}: want a placement of {} layers and {} slots", path, layers,
+                  physical);
   Placement placement(layers, physical, logical);
   placement.physical_to_logical = std::move(map.values);
   try {
@@ -54,7 +55,7 @@ std::string JsonOf(const Placement& placement) {
   return nlohmann::json{{"physical_to_logical_map", std::move(rows)}}.dump() + "\n";
 }
 
-// A line for each layer and one for all; what is received only where there was something before.
+// One line for each layer and one for all. The received experts are printed only with --previous.
 void PrintLayers(const LoadHistory& loads, const Placement& previous, const Placement& plan,
                  const RankTopology& topology, const EplbArgs& args) {
   const std::vector<double> before =
@@ -93,7 +94,7 @@ void PrintLayers(const LoadHistory& loads, const Placement& previous, const Plac
 int RunEplbPlan(const EplbArgs& args) {
   const LoadHistory loads = ReadLoads(ArrayFile(args.file), args.tensor);
   if (std::ranges::all_of(loads.counts, [](int32_t count) { return count == 0; }))
-    throw Invalid("{}: it counts no tokens", args.file);
+    throw Invalid("{}: all token counts are zero", args.file);
   const int physical = args.physical > 0 ? args.physical : loads.experts;
   const RankTopology topology = TopologyOf(args);
   const EplbAlgorithm algorithm = ParseEplbAlgorithm(args.algorithm);

@@ -1,4 +1,4 @@
-// What config.json says of a checkpoint's experts.
+// The expert formats that a checkpoint's config.json declares.
 #pragma once
 
 #include <set>
@@ -8,8 +8,8 @@
 namespace switchyard {
 
 struct ExpertFormats {
-  std::set<WeightFormat> formats;          // in memory
-  std::set<ActivationFormat> activations;  // of the rows that they multiply
+  std::set<WeightFormat> formats;          // of the stored weights
+  std::set<ActivationFormat> activations;  // of the rows that are multiplied with the weights
   double bytes = 0;                        // of all routed experts of all layers
 };
 ExpertFormats ExpertFormatsOf(const ModelConfig& config);

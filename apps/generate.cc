@@ -1,4 +1,4 @@
-// `switchyard generate`: the engine on rank threads of this process, text printed as it comes.
+// `switchyard generate`: runs the engine on rank threads of this process and streams the text.
 #include <fmt/core.h>
 
 #include <condition_variable>
@@ -24,7 +24,7 @@ std::vector<int32_t> Encode(const ServedModel& model, const GenerateArgs& args,
   return EncodeRendered(*model.tokenizer, model.chat_template.Apply(chat));
 }
 
-// Prints one generation as it comes and returns how it ended.
+// Prints one generation as it streams and returns its final output.
 RequestOutput Stream(Engine& engine, const Tokenizer& tokenizer, EngineRequest request) {
   IncrementalDetokenizer text(tokenizer, true, request.input_ids);
   std::mutex mutex;

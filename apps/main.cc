@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "moe/backends.h"
+#include "server/args/known_flags.h"
 #include "server/serve.h"
 
 namespace switchyard {
@@ -30,9 +31,14 @@ constexpr const char* kHelp =
   switchyard train-picture LOG… --output X.svg     curves of training logs
   switchyard train-tokenizer TEXT… --output DIR    learn a tokenizer from text
   switchyard backends [--model-path DIR] [flags]   what pairs with what, and what is chosen
+  switchyard backends --markdown                   what works on CPUs, GPUs and several hosts
 
 Each sub-command answers --help.
 )";
+
+constexpr std::string_view kCommands[] = {"serve",         "generate",        "bench",
+                                          "eplb",          "train",           "train-score",
+                                          "train-picture", "train-tokenizer", "backends"};
 
 int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& backends) {
   const std::string command = argc > 1 ? argv[1] : "--help";
@@ -46,10 +52,11 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
     fmt::print("switchyard {}\n", SWITCHYARD_VERSION);
     return 0;
   }
-  // Of a sub-command's parsed arguments: the engine's part gets its backends.
+  // Sets the backends of a sub-command's engine config.
   const auto start = [&](EngineConfig& engine) {
     engine.backends = backends;
     InitLog(engine.log_level);
+    ReplaceForeignA2a(&engine);
   };
   if (command == "serve") {
     auto args = ParseServe(rest);
@@ -66,7 +73,7 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
   if (command == "backends") {
     auto args = ParseBackends(rest);
     if (!args) return 0;
-    start(args->engine);
+    start(args->server.engine);
     return RunBackends(*args);
   }
   if (command == "train") {
@@ -102,7 +109,8 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
     const auto args = ParseBench(which, rest);
     return args ? RunBench(*args, backends) : 0;
   }
-  throw Invalid("there is no sub-command {}; see switchyard --help", command);
+  throw Invalid("there is no sub-command {}; the nearest is {}; see switchyard --help", command,
+                NearestName(command, kCommands));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The program as a library: a main of one's own that is all of Switchyard, with backends of one's
-// own.
+// The program as a library. Your own main can call it with additional backends and is then all of
+// Switchyard.
 #pragma once
 
 #include <functional>
@@ -8,10 +8,10 @@ namespace switchyard {
 
 struct MoeBackends;
 
-// Runs the sub-command that argv names. Exit codes: 0 done, 1 failed while running, 2 wrong input.
+// Runs the sub-command of argv. Exit codes: 0 success, 1 failure at run time, 2 invalid input.
 // `extend` adds runners, dispatchers, permutes or fused operators by name to those of this build
-// (moe/backends.h); flags then choose them. It is called once at the start of every process: ranks
-// are processes that run this program again. Call from main, before there are threads.
+// (moe/backends.h); flags then select them. It is called once at the start of every process, since
+// ranks are processes that run the same program. Call Main from main(), before any thread starts.
 int Main(int argc, char** argv, const std::function<void(MoeBackends&)>& extend = {});
 
 }  // namespace switchyard

@@ -1,4 +1,4 @@
-// `switchyard train`: a language model from text.
+// `switchyard train`: trains a language model on text.
 #include <fmt/core.h>
 #include <unistd.h>
 
@@ -71,8 +71,8 @@ train::TrainingOptions OptionsOf(const TrainArgs& args) {
   return o;
 }
 
-// Turns the first SIGINT or SIGTERM into a wish that the run sees between two steps; the second
-// ends the process.
+// The first SIGINT or SIGTERM requests a stop, which the run checks between steps; the second ends
+// the process.
 class StopWatch {
  public:
   StopWatch(const StopSignals& signals, train::Progress& progress)
@@ -81,7 +81,8 @@ class StopWatch {
             if (signals.Wait(std::chrono::milliseconds(100)) == 0) continue;
             if (asked_) _exit(130);
             asked_ = true;
-            progress.Say("stopping after this step; once more to stop at once, without saving");
+            progress.Say(
+                "stopping after this step; repeat the signal to stop at once, without saving");
           }
         }) {}
   ~StopWatch() {
@@ -107,7 +108,8 @@ int RunTrain(const TrainArgs& args) {
     fmt::print("{}", train::ScheduleText(options));
     return 0;
   }
-  // A limit on the size of files is a disk that is full: an error to report, no signal to die of.
+  // With SIGXFSZ ignored, a file-size limit is a write error like a full disk, and does not kill
+  // the process.
   std::signal(SIGXFSZ, SIG_IGN);
   const StopSignals signals;
   train::Progress progress(stderr, isatty(STDERR_FILENO) == 1);
@@ -124,7 +126,7 @@ int RunTrain(const TrainArgs& args) {
   const std::string model = train::ExportFinal(args.output).string();
   try {
     train::WritePictures(args.output);
-  } catch (const Error& error) {  // of a log that is not there: the model is what counts
+  } catch (const Error& error) {  // A missing log only costs the picture: the model is saved.
     progress.Say(error.what());
   }
   fmt::print("{}\n", model);

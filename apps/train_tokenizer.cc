@@ -1,4 +1,4 @@
-// `switchyard train-tokenizer`: text to tokenizer.json.
+// `switchyard train-tokenizer`: trains tokenizer.json on text.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -55,7 +55,7 @@ int RunTrainTokenizer(const TrainTokenizerArgs& args) {
   fmt::print("{}: {} tokens from {} documents of {} bytes{}\n", args.output, bpe.tokens.size(),
              documents.size(), bytes,
              static_cast<int>(bpe.tokens.size()) < args.vocab_size
-                 ? "; the text has no more pairs that are frequent enough"
+                 ? "; no other pair of the text is frequent enough"
                  : "");
   return 0;
 }

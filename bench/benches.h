@@ -1,6 +1,6 @@
-// The benchmarks of `switchyard bench`, for each device. Each prints and keeps a line for each of
-// its cases (report.h). They run on the calling thread and on rank threads or processes of their
-// own, and want a machine that has nothing else to do.
+// The benchmarks of `switchyard bench`, for each device. Each prints and keeps one line per case
+// (report.h). They run on the calling thread and on rank threads or processes that they start. The
+// machine should be otherwise idle.
 #pragma once
 
 #include <cstdint>
@@ -17,26 +17,29 @@ struct MoeBackends;
 namespace switchyard::bench {
 
 struct Options {
-  // exchange, moe-layer; 0: on CPUs 2 and 4 one after the other (moe-layer: 2), else a rank for
-  // each GPU.
+  // exchange, moe-layer. 0 on CPUs: 2 and then 4 (moe-layer: 2); on GPUs: one rank per GPU.
   int ranks = 0;
-  int threads =
-      0;        // CPUs: of `kernels` and `roofline`, and of each rank of `moe-layer`; 0: all cores
-  int gpu = 0;  // of `kernels` and `roofline`
-  std::vector<int64_t> tokens;  // of each rank; empty: those that the benchmark names
-  std::string model;            // moe-layer: one of model_shapes.h; empty: those that fit
-  int experts_per_rank = 0;     // moe-layer; 0: on CPUs all over the ranks, else as EP 8 has them
-  std::shared_ptr<const MoeBackends> backends;  // null: those of this program
-  // For those who tune the kernels: times of each stage, of every plan, grids of so many blocks.
+  int threads = 0;  // CPU threads of `kernels` and `roofline`, and per rank of `moe-layer`; 0: all
+                    // cores
+  int gpu = 0;      // GPU index for `kernels` and `roofline`
+  std::vector<int64_t> tokens;  // tokens per rank; empty: the benchmark's defaults
+  std::string model;            // moe-layer: a name of model_shapes.h; empty: all that fit
+  int experts_per_rank = 0;     // moe-layer. 0 on CPUs: all experts over the ranks; on GPUs: as
+                                // with EP 8
+  std::shared_ptr<const MoeBackends> backends;  // null: the backends of this program
+  // For kernel tuning: the time of each stage, the time of every GEMM plan, the grid size in
+  // blocks.
   bool stages = false, plans = false;
   int blocks = 0;
 };
 
 // kernels: the products and the experts of a layer, the other ops and attention.
 // moe-layer: a whole MoE layer with its router, exchange and experts.
-// exchange: collectives, and the way of rows to their experts and back.
-// roofline: what memory, caches and instructions give, which the others are held against.
-// Error kInvalid for what a device does not do; of the Cuda ones in a build without CUDA.
+// exchange: collectives, dispatch and combine.
+// roofline: the measured limits of memory, caches and instructions, to which the others are
+// compared.
+// Error kInvalid for what the device does not support, and from the Cuda functions in a build
+// without CUDA.
 void CpuKernels(const Options& options, Report& report);
 void CpuMoeLayer(const Options& options, Report& report);
 void CpuExchange(const Options& options, Report& report);

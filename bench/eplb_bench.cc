@@ -1,9 +1,11 @@
-// What planners make of recorded routing, and how long they take. For each trace of a file and each
-// size: the mean over steps and layers of mean / max rank load, with plans on 50 steps judged on
-// what follows, and what they have to move. Then the time of a plan at DeepSeek-V3's size, on one
-// core. Usage: eplb_bench TRACES.safetensors [--lp|--times]
-//   --lp     also what the exact division of each batch would make of yard's plans; minutes
-//   --times  the times alone
+// Quality and planning time of EPLB planners on recorded routing. For each trace of a file and each
+// size it prints the mean over steps and layers of mean / max rank load, and the size of the moved
+// experts. A plan is made from 50 steps and judged on the steps after them. Then it prints the time
+// of one plan at DeepSeek-V3's size on one core. Usage: eplb_bench TRACES.safetensors
+// [--lp|--times]
+//   --lp     also the balance of yard's plans with an exact split of each batch (linear program);
+//   minutes
+//   --times  only the times
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -76,7 +78,7 @@ void PrintRows(const ArrayFile& traces, bool exact) {
   }
 }
 
-// Layers of `trace` as 58: the i-th has its experts' loads turned by i.
+// Extends the layers of `trace` to 58: the i-th has its experts' loads rotated by i.
 LoadHistory AtDeepSeekV3sSize(const LoadHistory& trace, int begin) {
   LoadHistory loads{kWindow, 58, trace.experts, {}};
   for (int step = begin; step < begin + kWindow; ++step)
@@ -106,8 +108,8 @@ double MedianMs(const std::function<void()>& work) {
   return ms[10];
 }
 
-// The mean and the largest of fullest / mean rank by the forecast, with even shares. No placement
-// has less than 1.
+// The mean and the maximum of (fullest rank / mean rank) by the forecast, with even shares of
+// replicas. 1 is the lower bound.
 std::string OverTheBound(const LoadHistory& loads, const Placement& placement,
                          const RankTopology& topology) {
   const LoadForecast forecast = Forecast(loads);
@@ -152,7 +154,7 @@ void PrintTimes(const ArrayFile& traces) {
   }
 }
 
-// Dividing one layer's tokens of a batch over 320 places: 2048 tokens, 8 experts each.
+// Time to split one layer's tokens of a batch over 320 places: 2048 tokens, 8 experts each.
 void PrintDivisions(const ArrayFile& traces) {
   fmt::print("\none batch of one layer over 320 places of 64 ranks, us\n");
   const RankTopology topology{.ranks = 64, .nodes = 8, .groups = 8};

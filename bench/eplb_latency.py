@@ -1,10 +1,10 @@
-"""What a client notices of experts that move: time between two tokens of a stream, in phases with and without
-rebalances, one after the other. Starts `switchyard serve` on ranks of this machine with a made-up checkpoint.
+"""Effect of EPLB rebalances on inter-token latency, in alternating phases with and without rebalances.
+Starts `switchyard serve` on ranks of this machine with a random checkpoint.
 
-    bench/eplb_latency.py                            # weights used as they are stored: mapped from the file
+    bench/eplb_latency.py                            # weights in the stored format, mapped from the file
     bench/eplb_latency.py -- --quantization int4     # weights that are converted when an expert moves
 
-What follows `--` goes to the server. SWITCHYARD names the program (build/release/switchyard).
+Arguments after `--` are passed to the server. SWITCHYARD names the program (build/release/switchyard).
 """
 import argparse
 import json
@@ -26,7 +26,7 @@ from server import FIXTURES, Server  # noqa: E402
 
 
 def bfloat16(count):
-    """Numbers of magnitude 2^-7 to 2^-5 and either sign."""
+    """Random numbers of magnitude 2^-7 to 2^-5 with random signs."""
     raw = bytearray(os.urandom(2 * count))
     raw[1::2] = bytes(raw[1::2]).translate(bytes(0x3c if i % 2 else 0xbc for i in range(256)))
     return bytes(raw)
@@ -76,7 +76,7 @@ def checkpoint(directory, hidden, intermediate, layers, experts):
 
 
 class Clients:
-    """Streams that never pause; gaps between their tokens are kept by phase."""
+    """Runs streaming requests without pause; records the gaps between their tokens by phase."""
 
     def __init__(self, server, count, new_tokens):
         self.server, self.new_tokens = server, new_tokens
@@ -119,18 +119,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=8, help="of each phase")
-    parser.add_argument("--rounds", type=int, default=4, help="of one phase without and one with rebalances")
-    parser.add_argument("--pause", type=float, default=1, help="seconds between two rebalances; 0: one after the other")
+    parser.add_argument("--seconds", type=float, default=8, help="seconds of each phase")
+    parser.add_argument("--rounds", type=int, default=4, help="rounds of one phase without and one with rebalances")
+    parser.add_argument("--pause", type=float, default=1, help="seconds between two rebalances; 0: no pause")
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--intermediate", type=int, default=256)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--experts", type=int, default=32)
-    parser.add_argument("flags", nargs="*", help="of the server")
+    parser.add_argument("flags", nargs="*", help="further flags of the server")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = checkpoint(pathlib.Path(folder) / "model", args.hidden, args.intermediate, args.layers, args.experts)
-        # deepseek plans anew from the last counts alone, so that there is always something to move.
+        # deepseek ignores the current placement, so that every rebalance moves experts.
         with Server(model, "--tp", args.ranks, "--ep", args.ranks, "--moe-a2a-backend", "deepep", "--enable-eplb",
                     "--ep-num-redundant-experts", args.ranks, "--eplb-algorithm", "deepseek",
                     "--eplb-rebalance-num-iterations", 50, "--eplb-min-rebalancing-utilization-threshold", 0,

@@ -1,4 +1,4 @@
-// A GPU's ceilings as a benchmark of its own; without CUDA an error that says so.
+// `switchyard bench roofline` for GPUs; an error in builds without CUDA.
 #include "bench/benches.h"
 #include "kernels/roofline.h"
 

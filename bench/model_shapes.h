@@ -1,4 +1,4 @@
-// MoE layers of published models, for benchmarks with made-up weights.
+// MoE layers of published models, for benchmarks with random weights.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,18 @@ struct ModelShape {
   std::string name;
   int64_t hidden, intermediate;  // of a routed expert
   int num_experts, top_k;
-  bool fp8;     // experts in 128 × 128 blocks, the router by sigmoid in 8 groups; else bfloat16
+  bool fp8;     // true: experts in 128 × 128 FP8 blocks and a sigmoid router in 8 groups; false:
+                // bfloat16
   bool shared;  // a shared expert as wide as a routed one
 
-  // With `experts` of them, of which a token takes top_k or all.
+  // Router over `experts` experts; selects top_k of them, or all if there are fewer.
   RouterConfig Router(int experts) const {
     RouterConfig router = {
         .num_experts = experts,
         .top_k = top_k < experts ? top_k : experts,
         .scoring = fp8 ? RouterConfig::Scoring::kSigmoid : RouterConfig::Scoring::kSoftmax,
         .renormalize = true};
-    if (fp8 && experts >= 16 && experts % 8 == 0) {  // four groups hold top_k
+    if (fp8 && experts >= 16 && experts % 8 == 0) {  // top_k from four groups
       router.num_groups = 8;
       router.topk_groups = 4;
       router.group_score = RouterConfig::GroupScore::kTop2Sum;

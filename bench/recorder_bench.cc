@@ -1,9 +1,9 @@
-// What recording experts takes of a decode step: the MoE layers of OLMoE-1B-7B's shape with made-up
-// weights, on two ranks with batches of their own, without a recorder and with one in each mode.
-// Passes of all variants take turns, so that a busy machine is equally busy for all, and the
-// fastest of each is shown, which others have disturbed least. `inside` is what the calls of the
-// recorder take on rank 0, the median of passes. A whole step has attention, norms and the head
-// too. Usage: recorder_bench [tokens of each rank ...] 2>/dev/null
+// Overhead of expert recording in a decode step: without a recorder, and with one in each mode.
+// Runs the MoE layers of OLMoE-1B-7B's shape with random weights, on two ranks with their own
+// batches. Passes of all variants take turns, so that other load on the machine affects all
+// equally. The fastest pass of each is shown, since it is disturbed least. `inside` is the time of
+// the recorder's calls on rank 0, the median of passes. A whole step also has attention, norms and
+// the head. Usage: recorder_bench [tokens of each rank ...] 2>/dev/null
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ namespace {
 
 constexpr int kLayers = 16, kExperts = 64, kTopK = 8, kRanks = 2;
 constexpr int64_t kHidden = 2048, kIntermediate = 1024;
-constexpr int64_t kRows = 512;  // different tokens, so that other experts are chosen each time
+constexpr int64_t kRows = 512;  // different tokens, so that passes select different experts
 constexpr double kSecondsPerCase = 6.0;
 
 const ExpertRecorderOptions kVariants[] = {{.mode = "stat"},     {.mode = "stat_approx"},
@@ -51,7 +51,7 @@ MoeShape Shape(int64_t tokens) {
 }
 constexpr MeshShape kMesh = {.tp = kRanks, .ep = kRanks, .dp = kRanks};
 
-// The experts of one layer, which all layers share: as many as no cache holds.
+// The experts of one layer, used by all layers: more than any cache holds.
 class Weights {
  public:
   explicit Weights(int local_experts) {
@@ -80,7 +80,7 @@ class Weights {
   std::vector<Tensor> copies_;
 };
 
-// Passes calls on and adds up what they take.
+// Forwards the calls and accumulates their time.
 class Timed : public RoutingObserver {
  public:
   explicit Timed(ExpertRecorder& recorder) : recorder_(recorder) {}
@@ -135,7 +135,7 @@ void RunRank(int64_t tokens, RankComm& comm, ThreadPool& pool) {
   const std::vector<int32_t> positions(tokens, 100), rows(tokens, 1);
   const std::vector<uint64_t> ids(tokens, 1);
   int64_t first = 0;
-  // Seconds of a pass, and of what the recorder does in it.
+  // Seconds of a pass, and of the recorder's calls in it.
   const auto pass = [&](int variant) {
     ExpertRecorder* recorder = variant == 0 ? nullptr : recorders[variant - 1].get();
     Timed* timer = variant == 0 ? nullptr : timed[variant - 1].get();
@@ -159,9 +159,10 @@ void RunRank(int64_t tokens, RankComm& comm, ThreadPool& pool) {
   const auto start = Clock::now();
   for (int run = -1;; ++run) {
     for (int i = 0; i < kCount; ++i) {
-      const int variant = (i + std::max(run, 0)) % kCount;  // none always follows the same one
+      const int variant = (i + std::max(run, 0)) % kCount;  // rotates, so that no variant always
+                                                            // follows the same one
       const auto [seconds, recorder_seconds] = pass(variant);
-      if (run < 0) continue;  // to warm up
+      if (run < 0) continue;  // warm-up
       whole[variant].push_back(seconds);
       inside[variant].push_back(recorder_seconds);
     }

@@ -16,7 +16,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// What a report printed, between its making and its end.
+// Captures the output of a report.
 class Printed {
  public:
   explicit Printed(const std::string& filter)

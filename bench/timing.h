@@ -1,4 +1,4 @@
-// Medians, and the time of something on the CPU.
+// Medians, and CPU timing.
 #pragma once
 
 #include <algorithm>
@@ -13,15 +13,15 @@ inline double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Of one value at least; of an even number the upper of the two in the middle.
+// At least one value; for an even number the upper of the two middle ones.
 inline double Median(std::vector<double> values) {
   std::ranges::nth_element(values, values.begin() + values.size() / 2);
   return values[values.size() / 2];
 }
 
-// Seconds of one call of f: the median, after one to warm up, of as many as fit into half a second,
-// but 3 to 1000. What f reads has to be elsewhere in memory each time where caches must not help.
-// After each call of f comes one of `between`, which is not timed.
+// Median seconds of one call of f, after a warm-up call. Runs as many calls as fit into half a
+// second, but 3 to 1000. Where caches must not help, f has to read other memory in each call.
+// `between` runs after each call and is not timed.
 template <typename F, typename Between>
 double MedianSeconds(const F& f, const Between& between) {
   f();

@@ -1,11 +1,10 @@
-# Device code: nvcc 13, machine code for Hopper, and for other GPUs an intermediate form that their driver compiles.
+# Device code: compiled by nvcc 13 to machine code for Hopper, and to PTX for other GPUs, which the driver compiles.
 if(NOT CMAKE_CUDA_ARCHITECTURES)
-  # 90a: Hopper's own instructions (wgmma, TMA). The intermediate form for Ampere serves plain kernels on all GPUs from
-  # Ampere on.
+  # 90a: includes Hopper's wgmma and TMA instructions. PTX for Ampere: plain kernels for all GPUs since Ampere.
   set(CMAKE_CUDA_ARCHITECTURES 90a-real 80-virtual)
 endif()
 enable_language(CUDA)
-# CMake 3.25 does not know that this compiler has C++20.
+# CMake 3.25 has no C++20 flag for this compiler.
 set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
 set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
 set(CMAKE_CUDA_STANDARD 20)

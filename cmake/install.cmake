@@ -1,5 +1,5 @@
-# `cmake --install`: the program, and the library for find_package(switchyard), whose includes are spelled as
-# inside: "moe/runner.h". examples/custom_runner is built against it.
+# `cmake --install` installs the program, and the library for find_package(switchyard). Users include headers by the same
+# paths as the sources do: "moe/runner.h". examples/custom_runner is built against the installed library.
 include(CMakePackageConfigHelpers)
 
 set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/switchyard)

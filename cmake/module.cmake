@@ -1,33 +1,33 @@
 # switchyard_module(NAME DEPS module... LIBS target... JSON)
 #
-# One library for the folder src/NAME, from every .cc below it that is not a test. A module's headers are found only
-# through a folder that holds a link to that module alone. That folder is visible to the modules that name it in
-# DEPS, so an include of any other module, upward ones above all, does not compile.
-# Files named x_test.cc become the program NAME_test; files named x_fuzz.cc become one fuzzer each.
-# Library and headers are installed, except the tests' helpers (test*.h, fake_*.h).
+# Builds one library from the folder src/NAME: every .cc file below it except tests and fuzzers. Each module has an
+# include directory with a symbolic link to that module only. Only modules that list it in DEPS get this directory. So an
+# include of any other module is a compile error, which prevents upward includes.
+# Files named x_test.cc are compiled to the program NAME_test; each file named x_fuzz.cc is compiled to a fuzzer.
+# Library and headers are installed, except helpers of tests (test*.h, fake_*.h).
 # JSON selects the precompiled header with nlohmann/json.
-# The target unit_tests builds all of these programs except the CUDA ones: the sanitizers run them.
+# The target unit_tests builds all NAME_test programs, but not the CUDA ones. The sanitizers run them.
 #
-# Device code is a library of its own, switchyard_NAME_device: the folders `cuda` where SWITCHYARD_CUDA is on, else the
-# stubs of the folders `no_cuda`. All other objects are the same in both builds. Its tests are the program NAME_cuda_test.
+# Device code is a separate library, switchyard_NAME_device. It contains the folders `cuda` if SWITCHYARD_CUDA is on, else
+# the stubs of the folders `no_cuda`. All other objects are the same in both builds. Its tests are NAME_cuda_test.
 add_custom_target(unit_tests)
 
-# Tests open tests/data relative to the root of the sources, where ctest runs them: objects hold no absolute path, so the
-# compiler cache serves every checkout.
+# ctest runs tests in the root of the sources, and they open tests/data by a relative path. So objects contain no absolute
+# path, and all checkouts share the compiler cache.
 set(SWITCHYARD_TEST_DATA_DEFINITION SWITCHYARD_TEST_DATA="tests/data")
 
-# Test programs are optimized less: it takes a quarter from their compile time, and the code under test is unchanged.
-set(SWITCHYARD_TEST_OPTIONS $<$<COMPILE_LANGUAGE:CXX>:-O1>)
+# Test sources are compiled with -O0, which takes a third less time than -O1. The code under test keeps its own options.
+set(SWITCHYARD_TEST_OPTIONS $<$<COMPILE_LANGUAGE:CXX>:-O0>)
 
-# Compiles the target's sources with the sanitizers, where the module is one of SWITCHYARD_SANITIZE_MODULES.
+# Compiles the target's sources with the sanitizers if the module is in SWITCHYARD_SANITIZE_MODULES, or if that is empty.
 function(switchyard_sanitize TARGET MODULE)
   if(SWITCHYARD_SANITIZE AND (NOT SWITCHYARD_SANITIZE_MODULES OR MODULE IN_LIST SWITCHYARD_SANITIZE_MODULES))
     target_compile_options(${TARGET} PRIVATE ${SWITCHYARD_SANITIZE})
   endif()
 endfunction()
 
-# One precompiled header for each set of flags: with or without gtest, nlohmann/json, sanitizers. It names no absolute
-# path, so that the compiler cache serves every checkout.
+# Creates one precompiled header for each set of flags: with or without gtest, nlohmann/json, sanitizers. It contains no
+# absolute path, so that all checkouts share the compiler cache.
 function(switchyard_precompile TARGET MODULE IS_TEST HAS_JSON)
   set(name switchyard_pch)
   set(headers <algorithm> <array> <atomic> <chrono> <cmath> <filesystem> <functional> <map> <memory> <mutex> <optional>
@@ -45,31 +45,32 @@ function(switchyard_precompile TARGET MODULE IS_TEST HAS_JSON)
     string(APPEND name _sanitized)
   endif()
   if(NOT TARGET ${name})
-    file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/pch/${name}.cc CONTENT "// Carries the precompiled header.\n")
+    file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/pch/${name}.cc CONTENT "// Source of the precompiled header.\n")
     add_library(${name} OBJECT ${CMAKE_BINARY_DIR}/pch/${name}.cc)
     target_compile_features(${name} PUBLIC cxx_std_20)
     target_link_libraries(${name} PRIVATE fmt::fmt)
     target_include_directories(${name} PRIVATE ${CMAKE_BINARY_DIR}/include/core)
     if(IS_TEST)
-      # GoogleTest's definitions, and code as programs have it (libraries have -fPIC): else the header is not used.
+      # The same definitions (GoogleTest's) and -fPIE as test programs; libraries have -fPIC. GCC ignores a precompiled
+      # header with other flags.
       target_link_libraries(${name} PRIVATE GTest::gmock)
       target_compile_options(${name} PRIVATE -fPIE)
     endif()
+    switchyard_sanitize(${name} ${MODULE})
     if(IS_TEST)
       target_compile_options(${name} PRIVATE ${SWITCHYARD_TEST_OPTIONS})
     endif()
-    switchyard_sanitize(${name} ${MODULE})
     target_precompile_headers(${name} PRIVATE ${headers})
   endif()
-  switchyard_sanitize(${TARGET} ${MODULE})  # the header and its users need the same flags
+  switchyard_sanitize(${TARGET} ${MODULE})  # the header and the sources that use it need the same flags
   target_precompile_headers(${TARGET} REUSE_FROM ${name})
 endfunction()
 
 function(switchyard_test_program TARGET MODULE LIBRARY HAS_JSON)
   add_executable(${TARGET} ${ARGN})
   target_link_libraries(${TARGET} PRIVATE ${LIBRARY} GTest::gmock GTest::gtest_main)
-  target_compile_options(${TARGET} PRIVATE ${SWITCHYARD_TEST_OPTIONS})
   switchyard_precompile(${TARGET} ${MODULE} TRUE ${HAS_JSON})
+  target_compile_options(${TARGET} PRIVATE ${SWITCHYARD_TEST_OPTIONS})
   target_compile_definitions(${TARGET} PRIVATE ${SWITCHYARD_TEST_DATA_DEFINITION})
   gtest_discover_tests(${TARGET} DISCOVERY_MODE PRE_TEST WORKING_DIRECTORY ${CMAKE_SOURCE_DIR} PROPERTIES TIMEOUT 300)
 endfunction()
@@ -142,7 +143,7 @@ function(switchyard_module NAME)
     add_library(switchyard_${NAME}_device STATIC ${device_sources})
     set_target_properties(switchyard_${NAME}_device PROPERTIES EXPORT_NAME ${NAME}_device)
     install(TARGETS switchyard_${NAME}_device EXPORT switchyard)
-    # Each needs the other: host code makes a device, the device's code uses the module's host code.
+    # The libraries depend on each other: host code creates devices, and device code uses the module's host code.
     target_link_libraries(switchyard_${NAME}_device PUBLIC switchyard_${NAME})
     target_link_libraries(switchyard_${NAME} PUBLIC $<LINK_ONLY:switchyard_${NAME}_device>)
     if(SWITCHYARD_CUDA)

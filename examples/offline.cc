@@ -1,4 +1,5 @@
-// The engine as a library: load a checkpoint on two ranks and continue some prompts.
+// Uses the engine as a library: loads a checkpoint on two ranks and generates text for some
+// prompts.
 //
 //   build/release/examples/offline MODEL_DIR "The router scores every expert" …
 #include <cstdio>
@@ -18,7 +19,7 @@ int main(int argc, char** argv) {
     EngineConfig config;
     config.model_path = argv[1];
     config.mesh = {.tp = 2, .ep = 2};   // two ranks, each with half of the experts
-    config.moe.a2a_backend = "deepep";  // tokens travel to their experts and back
+    config.moe.a2a_backend = "deepep";  // all-to-all exchange of token rows
     config.max_total_tokens = 4096;
 
     const auto tokenizer = Tokenizer::FromFile(config.model_path / "tokenizer.json");

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Prints the modules (folders of src/, or bench) whose code changed since a commit: scripts/changed_modules.py BASE.
 
-Comments, blanks and formatting do not count.
+Changes of comments, white space and formatting do not count.
 """
 
 import pathlib
@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 
-# A string, a character, a comment: the first two are kept.
+# String literals and character literals, which are kept, and comments, which are removed.
 TOKENS = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|//[^\n]*|/\*.*?\*/', re.S)
 
 

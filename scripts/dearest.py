@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the ten dearest objects of the last builds and the ten dearest tests of a build folder: scripts/dearest.py DIR."""
+"""Prints the ten slowest compilations of the last builds and the ten slowest tests of a build folder: scripts/dearest.py DIR."""
 
 import pathlib
 import sys
@@ -30,7 +30,7 @@ def tests(folder):
 def table(title, times):
     if not times:
         return
-    print(f"{title}: {len(times)}, {sum(times.values()) / 60:.1f} minutes in all; the dearest:")
+    print(f"{title}: {len(times)}, {sum(times.values()) / 60:.1f} minutes in total; the slowest:")
     for name, seconds in sorted(times.items(), key=lambda item: -item[1])[:ROWS]:
         print(f"  {seconds:7.1f} s  {name}")
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measures the prose of documents and code comments: scripts/prose.py [--check] [--worst N] [FILE...].
 
-Without files, every tracked document and source. Prints for each document, and for the comments of each top folder,
-the number of words, the 90th percentile of words a sentence, and the longest sentence. With --check it fails where a
-90th percentile is over 25, a sentence is over 45, or a phrase is one that the field would say otherwise.
+Without files, measures all tracked documents and sources. Prints the number of words, the 90th percentile of words per
+sentence, and the longest sentence, for each document and for the comments of each top folder. With --check it fails if
+a 90th percentile is over 25, a sentence is over 45 words, or a phrase is in the list of idioms.
 """
 
 import argparse
@@ -17,7 +17,7 @@ MOST_P90 = 25
 MOST_WORDS = 45
 CODE = {".cc", ".h", ".cu", ".cuh"}
 SCRIPTS = {".py", ".sh", ".cmake", ".txt"}
-# Idioms of personified machines, and riddles. The field has nouns for these things.
+# Idioms that personify machines or need a second reading; use the standard term.
 IDIOMS = re.compile(
     r"\b(whoever|nobody|answer(s|ed)? for|lets? go of|letting go of|ask(s|ed|ing)? (the |a )?(memory|machine|card|cache)s? for"
     r"|(is|are|was|were) told|mend(s|ed|ing)?|as (they|it) lies?|stands? beside|of (its|their|one's) own accord)\b", re.I)
@@ -66,7 +66,7 @@ def comment_blocks(text, mark):
         if (not whole or drawing) and block:
             yield start, " ".join(block)
             block = []
-        if block and body.strip().startswith("- "):  # a list item is a block of its own
+        if block and body.strip().startswith("- "):  # each list item is a separate block
             yield start, " ".join(block)
             block = []
         if whole and not drawing:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Finds the test programs of tests by their sources, before anything is built.
+"""Finds the test programs of tests from the sources, without a build.
 
-scripts/test_targets.py --match REGEX       build targets of the tests whose ctest names match, one a line
+scripts/test_targets.py --match REGEX       build targets of the tests whose ctest names match, one per line
 scripts/test_targets.py --names MODULE...   a regular expression for the ctest names of these modules' tests
-scripts/test_targets.py --count-others MODULE...   how many tests (before parameters) the other modules have
+scripts/test_targets.py --count-others MODULE...   number of tests of the other modules, parameterized tests counted once
 """
 
 import pathlib
@@ -43,8 +43,8 @@ def main():
         print(f"{len(others)} of " + (" ".join(sorted({o.removesuffix("_test") for o in others})) or "none"))
         return
     pattern = re.compile(arguments[0])
-    # Parameterized tests are called Instance/Suite.Name/Parameter: an expression that asks for those parts is matched
-    # by suite and name alone, as far as it goes.
+    # ctest names of parameterized tests are Instance/Suite.Name/Parameter. The sources have only suite and name. So an
+    # expression with '/' also matches tests whose suite or name contains one of its words.
     loose = re.compile("|".join(re.escape(part) for part in re.split(r"[^A-Za-z0-9_]+", arguments[0]) if len(part) > 2) or "$^")
     targets = {target for target, path in sources() for suite, name in suites(path)
                if pattern.search(f"{suite}.{name}") or ("/" in arguments[0] and loose.search(f"{suite}.{name}"))}

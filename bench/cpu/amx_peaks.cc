@@ -1,4 +1,5 @@
-// AMX: products of tiles, in four accumulators of two tiles of each side, as kernels hold them.
+// AMX peak: tile products into four accumulators, from two tiles of each operand, as the kernels
+// block them.
 #include <immintrin.h>
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 namespace switchyard::bench {
 namespace {
 
-constexpr int kTileRows = 16, kTileBytes = 64;  // the largest tile, of palette 1
+constexpr int kTileRows = 16, kTileBytes = 64;  // the largest tile of palette 1
 constexpr int kTiles = 8, kProducts = 4;
 
 struct alignas(64) TileConfig {
@@ -26,7 +27,8 @@ __attribute__((target("amx-tile"))) void ConfigureTiles() {
     config.bytes[t] = kTileBytes;
     config.rows[t] = kTileRows;
   }
-  // GCC 12 takes only the first 8 bytes for read, and would leave out the rest.
+  // Without this GCC 12 assumes that only the first 8 bytes are read, and drops the stores of the
+  // rest.
   asm volatile("" ::"r"(&config) : "memory");
   _tile_loadconfig(&config);
   _tile_zero(0);
@@ -65,7 +67,7 @@ __attribute__((target("amx-tile,amx-int8"))) void Int8Tiles(int64_t steps) {
 
 void AddAmxPeakLoops(std::vector<PeakLoop>& loops) {
   if (!kernels::HasAmx()) return;
-  // Each of the 16 × 16 sums takes a multiply-add for each element of a tile's row.
+  // Each of the 16 × 16 sums takes one multiply-add for each element of a tile's row.
   constexpr double kSums = 2.0 * kProducts * kTileRows * 16;
   loops.push_back({"bfloat16 amx", "tdpbf16ps, tiles", kSums * kTileBytes / 2, BF16Tiles});
   loops.push_back({"int8 amx", "tdpbssd, tiles", kSums * kTileBytes, Int8Tiles});

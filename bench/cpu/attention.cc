@@ -17,7 +17,8 @@ namespace {
 
 constexpr int32_t kPageSize = 16;
 
-// Heads of one rank; `lora` of MLA, whose keys and values are one latent of lora + rope.
+// Heads of one rank. `lora` is for MLA, where one latent of lora + rope elements is both key and
+// value.
 struct Heads {
   const char* model;
   int64_t heads, kv_heads, head_dim, lora, rope;
@@ -36,7 +37,7 @@ constexpr Heads kHeads[] = {
     {"qwen3-30b-a3b", 32, 4, 128, 0, 0},
     {"deepseek-v3 tp 8", 16, 1, 0, 512, 64},
 };
-// A cache's type, and whether queries and exponentials are rounded to bfloat16.
+// A cache's type, and whether queries and softmax numerators are rounded to bfloat16.
 struct Numbers {
   DType dtype;
   bool pairs = false;
@@ -117,7 +118,8 @@ class Case {
                        pool);
   }
 
-  // Every row meets the keys up to its own, once for its score and once for its value.
+  // Every row is multiplied with the keys up to its own position for the scores, and with their
+  // values.
   double Operations() const {
     const double keys = load_.keys - (load_.rows - 1) / 2.0;
     return 2.0 * load_.sequences * load_.rows * keys *
@@ -130,7 +132,8 @@ class Case {
   }
 
  private:
-  static constexpr int64_t kDifferentRows = 4096;  // then the last one again: drawing takes long
+  static constexpr int64_t kDifferentRows = 4096;  // later positions repeat the last row: random
+                                                   // generation is slow
   int64_t Pages() const { return (load_.keys + kPageSize - 1) / kPageSize; }
 
   const Heads h_;

@@ -7,8 +7,8 @@
 
 namespace switchyard::bench {
 
-// Decoding and chunks of prompts on long contexts, in Qwen3-MoE's and DeepSeek-V3's shapes, for
-// each type of cache.
+// Decode and chunked prefill on long contexts, in the shapes of Qwen3-MoE and DeepSeek-V3, for each
+// type of KV cache.
 void BenchAttention(const CpuCeilings& ceilings, ThreadPool& pool, Report& report);
 
 }  // namespace switchyard::bench

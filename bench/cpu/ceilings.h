@@ -1,4 +1,4 @@
-// What the cores of this machine reach at best, measured.
+// Measured peak rates of this machine's cores.
 #pragma once
 
 #include "bench/report.h"
@@ -7,13 +7,14 @@ namespace switchyard::bench {
 
 struct CpuCeilings {
   double bandwidth = 0.0;  // bytes per second read from memory
-  double peak = 0.0;       // float32 operations per second, two to a multiply-add
-  double int8_peak = 0.0;  // likewise, of int8 codes
-  double bf16_peak = 0.0;  // of pairs in bfloat16; that of float32 where there is no such product
+  double peak = 0.0;       // float32 operations per second; a multiply-add is two
+  double int8_peak = 0.0;  // the same for int8
+  double bf16_peak = 0.0;  // the same for bfloat16 dot products; the float32 peak if the CPU has
+                           // none
 };
 
-// Of `threads` threads together, with the instructions that the kernels use. Notes them in the
-// report. About two seconds, and half a GiB for each thread.
+// Of `threads` threads together, with the instructions of the kernels. Adds them to the report.
+// Takes about two seconds, and half a GiB of memory per thread.
 CpuCeilings MeasureCpu(int threads, Report& report);
 
 }  // namespace switchyard::bench

@@ -1,6 +1,6 @@
-// What collectives between ranks of one host cost: flags, all-reduce, all-gather, with ranks as
-// threads over one shared arena. Bytes are those that a rank has to read and write, and the limit
-// is what memcpy reaches on as many threads in this run.
+// Cost of collectives between ranks of one host: flags, all-reduce and all-gather. Ranks are
+// threads over one shared arena. Bytes are those that a rank has to read and write; the limit is
+// the rate of memcpy on as many threads in this run.
 #include <fmt/format.h>
 
 #include <cstring>
@@ -19,7 +19,8 @@ namespace {
 constexpr int kWarmUps = 20;
 constexpr int kSamples = 200;
 
-// Seconds of a call, the median of samples of `calls` each; all ranks run it at once.
+// Seconds of one call: the median of samples of `calls` calls each. All ranks run it at the same
+// time.
 double MedianOf(int calls, const std::function<void()>& body) {
   for (int i = 0; i < kWarmUps; ++i) body();
   std::vector<double> samples;
@@ -52,7 +53,7 @@ class Bench {
   }
 
  private:
-  // 8 bytes and a flag, to and fro between ranks 0 and 1; the others are out of the way.
+  // Half the round trip of 8 bytes and a flag between ranks 0 and 1; the other ranks are idle.
   void HalfRoundTrip() {
     if (!Begins("half-round-trip", "8 B")) return;
     const size_t data = comm_->memory->Allocate(64);
@@ -77,7 +78,7 @@ class Bench {
     comm_->tp->Barrier("bench");
   }
 
-  // A rank has to read its own numbers and those of all others, and to write the sum.
+  // A rank has to read its own input and those of all others, and to write the sum.
   void AllReduce(size_t count) {
     const std::string shape = fmt::format("{} float32", count);
     if (!Begins("all-reduce", shape)) return;
@@ -95,8 +96,8 @@ class Bench {
     Add("all-gather", shape, time, 2 * out.size(), CopyRate(out.size()));
   }
 
-  // Bytes per second that a rank reads and writes in a copy of this size, while the others do the
-  // same.
+  // Bytes per second, reads and writes, of a memcpy of `bytes` on this rank while the others run
+  // the same copy.
   double CopyRate(size_t bytes) {
     std::vector<char> from(bytes, 1), to(bytes);
     comm_->tp->Barrier("bench");
@@ -108,7 +109,7 @@ class Bench {
     return 2.0 * static_cast<double>(bytes) / time;
   }
 
-  // The same answer on every rank.
+  // Returns the same on every rank.
   bool Begins(const std::string& name, const std::string& shape) const {
     if (!report_.Wants(name, ShapeOf(shape))) return false;
     if (comm_->tp->rank() == 0) report_.Start(name, ShapeOf(shape));

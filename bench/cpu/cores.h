@@ -3,10 +3,10 @@
 
 namespace switchyard::bench {
 
-// That the calling thread may use.
+// Number of cores that the calling thread may use.
 int CoreCount();
-// Keeps the calling thread on one core, ranks on different ones as long as there are enough: the
-// scheduler's moves are not measured. Threads that it starts from then on stay there too.
+// Pins the calling thread to one core, so that the measurement has no thread migrations. Ranks get
+// different cores while there are enough. Threads that it starts later inherit the core.
 void BindToCore(int rank);
 
 }  // namespace switchyard::bench

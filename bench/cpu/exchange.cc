@@ -1,16 +1,16 @@
-// What dispatch and combine cost on CPUs, for every exchange of this program, mode and batch size,
-// with a rank on each core, as threads or as processes over one shared arena. A line for each
-// stage:
-//   - time from the first rank's begin to the last one's end: the least of many medians of a few
-//     times in a row, as other work on the machine only adds;
-//   - what the stage has to read and write, own rows included, against the rate that memcpy reaches
-//     on as many bytes, in the same run;
-//   - bytes of rows that one rank takes from others, and the time of a bare copy of as many into a
-//     peer's arena, in the same run.
-// Stages: `place`, float32 rows to the send buffer (nothing where the producer of the rows writes
-// them there); `dispatch`; `prepare`, what is done with the runner's outputs
-// before the combine (--moe-combine-rows rank: they are added up); `combine`. Rows are permuted
-// between, but no experts computed: outputs are written to where a runner leaves them. `pass` is
+// Cost of dispatch and combine on CPUs, for every exchange of this program, mode and batch size.
+// Each rank has one core and is a thread or a process over one shared arena. Each stage prints a
+// line:
+//   - time from the start of the first rank to the end of the last. It is the minimum of many
+//     medians of a few repetitions, since other work on the machine only adds time;
+//   - bytes that the stage reads and writes, own rows included, relative to the rate of memcpy for
+//     as many bytes in the same run;
+//   - bytes of rows that one rank receives from others, and the time to copy as many into a peer's
+//     arena in the same run.
+// Stages: `place` writes float32 rows to the send buffer (empty where the producer of the rows
+// writes them there); `dispatch`; `prepare` processes the runner's outputs before the combine;
+// `combine`. With --moe-combine-rows rank, `prepare` adds them up. Rows are permuted in between,
+// but no experts are computed: outputs are written to the runner's output buffer. `pass` covers
 // everything from rows to sums with small experts, so that fused exchanges can be compared.
 #include <fmt/format.h>
 #include <sys/wait.h>
@@ -43,12 +43,12 @@ namespace switchyard::bench {
 namespace {
 
 constexpr auto kTimePerCase = std::chrono::milliseconds(300);
-constexpr int kSamples = 7;  // of one median
-constexpr int kFewestSamples = 3 * kSamples, kMostSamples = 2000;
+constexpr int kSamples = 7;  // samples per median
+constexpr int kFewestSamples = 3 * kSamples, kMaxSamples = 2000;
 
 using Case = ExchangeCase;
 
-// Of one stage: the least of the medians of kSamples times in a row each.
+// For one stage: the minimum of the medians of kSamples consecutive times.
 double LeastMedian(const std::vector<double>& times) {
   double least = INFINITY;
   for (size_t begin = 0; begin + kSamples <= times.size(); begin += kSamples) {
@@ -142,7 +142,8 @@ class Bench {
     }
   }
 
-  // Whether it is so on some rank: with few tokens one may have no rows, but all measure together.
+  // True if `here` is true on any rank. With few tokens a rank may have no rows, but all have to
+  // measure together.
   bool Any(bool here) const {
     std::vector<uint8_t> all(comm_->tp->size());
     const uint8_t mine = here ? 1 : 0;
@@ -150,8 +151,8 @@ class Bench {
     return std::ranges::find(all, 1) != all.end();
   }
 
-  // From where the first rank began to where the last one ended, now: the same on every rank, and
-  // not a matter of luck where ranks share cores.
+  // Time from the earliest start of a rank to now, when the last one has ended. The same on every
+  // rank, and independent of scheduling where ranks share cores.
   double GroupTime(Clock::time_point start) const {
     using Times = std::array<Clock::rep, 2>;
     const Times mine = {start.time_since_epoch().count(), Clock::now().time_since_epoch().count()};
@@ -189,18 +190,18 @@ class Bench {
     block_.experts = experts_;
   }
 
-  // As long as kTimePerCase on rank 0, the same number of times on every rank.
+  // Repeats for kTimePerCase by rank 0's clock, equally often on every rank.
   void Repeat(const std::function<void()>& body) {
     body();
     const auto start = Clock::now();
-    for (int i = 0; i < kMostSamples; ++i) {
+    for (int i = 0; i < kMaxSamples; ++i) {
       body();
       const bool enough = i + 1 >= kFewestSamples && Clock::now() - start > kTimePerCase;
       if (comm_->tp->Broadcast(enough ? "enough" : "more") == "enough") return;
     }
   }
 
-  // As the layer does it, or at best the producer of the rows.
+  // Converts rows to the send buffer, as the layer or the producer of the rows does.
   void PlaceRows() {
     std::byte* rows = runtime_->dispatcher().InputRows(topk_.tokens, true, &handle_);
     rows_placed_ = rows != nullptr;
@@ -214,7 +215,7 @@ class Bench {
     runtime_->dispatcher().BeginDispatch(x_.data(), topk_, true, &handle_);
     dispatched_ = runtime_->dispatcher().EndDispatch(&handle_);
   }
-  // Rows are as warm as the router leaves them.
+  // Leaves the rows in the caches as the router does.
   void TouchAsRouter() const {
     float sum = 0;
     for (size_t i = 0; i < x_.size(); i += 16) sum += x_[i];
@@ -225,7 +226,7 @@ class Bench {
     permute.pre(runtime_->permute_context(), dispatched_, &grouped_);
     expert_rows_ = permute.post(grouped_, nullptr);
   }
-  // As a runner that has just written them.
+  // Writes outputs as a runner that has just finished.
   void LeaveOutputs() {
     const auto places = runtime_->dispatcher().OutputDestinations(expert_rows_, &handle_);
     outputs_left_ = !places.empty();
@@ -286,7 +287,7 @@ class Bench {
       return runtime_->experts().Owner(expert) != comm_->mesh.ep_rank();
     });
   }
-  // `none` gathers rows as float32, with their routing, and scatters sums in float32.
+  // `none` gathers float32 rows with their routing, and reduce-scatters float32 sums.
   size_t GatheredRows() const { return static_cast<size_t>((case_.ranks - 1) * case_.tokens); }
   size_t DispatchedBytes() const {
     if (case_.a2a == "none")
@@ -299,8 +300,8 @@ class Bench {
     return RowsBack() * kHidden * sizeof(uint16_t);
   }
 
-  // Time of a bare copy of `bytes` into the next rank's arena, while all do the same; the receiver
-  // reads them in between, as it does the rows.
+  // Time to copy `bytes` into the next rank's arena, while all ranks do the same. The receiver
+  // reads them between copies, as it does with the rows.
   double CopyTime(size_t bytes) {
     const size_t size = std::min(bytes, case_.CopyBytes());
     const std::vector<std::byte> from(size);
@@ -321,7 +322,7 @@ class Bench {
            static_cast<double>(std::max<size_t>(size, 1));
   }
 
-  // Bytes per second that a copy between buffers of one rank reads and writes, while the others do
+  // Bytes per second, reads and writes, of a copy between buffers of one rank, while the others do
   // the same.
   double CopyRate(size_t bytes) {
     const size_t size = std::max<size_t>(bytes / 2, 64);
@@ -338,7 +339,7 @@ class Bench {
     return 2.0 * static_cast<double>(size) / LeastMedian(times);
   }
 
-  // `own`: bytes read and written besides those sent; 0: not known.
+  // `own`: bytes read and written in addition to those sent; 0: unknown.
   void Add(const char* stage, double seconds, size_t sent, size_t own) {
     const double copy = Any(sent > 0) ? CopyTime(sent) : 0.0;
     const bool rated = Any(own > 0) && case_.a2a != "none";
@@ -373,13 +374,14 @@ class Bench {
   bool rows_placed_ = false, outputs_left_ = false;
 };
 
-// Rank 0 is a thread of this process, the others are children of it.
+// Rank 0 is a thread of this process; the others are child processes.
 void RunProcesses(const Case& c, const std::shared_ptr<SharedArena>& arena, Report& report) {
   std::fflush(nullptr);
   std::vector<pid_t> children;
   for (int rank = 1; rank < c.ranks; ++rank) {
     children.push_back(fork());
-    if (children.back() < 0) throw Resource("no process for rank {}: {}", rank, strerror(errno));
+    if (children.back() < 0)
+      throw Resource("cannot start the process of rank {}: {}", rank, strerror(errno));
     if (children.back() > 0) continue;
     try {
       Bench(c, arena, rank, report).Run();
@@ -417,7 +419,8 @@ void RunCase(const Case& c, Report& report) {
   });
 }
 
-// Two ranks, threads and processes; top-1 is what a bare alltoallv of one row a token moves.
+// Two ranks, as threads and as processes. Top-1 is equal to a plain all-to-all of one row per
+// token.
 void RunTwoRanks(const Options& options, Report& report) {
   const std::vector<int64_t> default_tokens = {128, 4096};
   for (const bool processes : {false, true})
@@ -473,7 +476,7 @@ void CpuDispatchCombine(const Options& options, Report& report) {
 }
 
 void CpuExchange(const Options& options, Report& report) {
-  if (options.ranks == 1) throw Invalid("--ranks 1: an exchange takes two ranks at least");
+  if (options.ranks == 1) throw Invalid("--ranks 1: want at least 2 ranks");
   const std::vector<int> both = {2, 4};
   CpuCollectives(options.ranks == 0 ? both : std::vector<int>{options.ranks}, report);
   CpuDispatchCombine(options, report);

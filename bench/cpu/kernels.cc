@@ -1,8 +1,8 @@
-// Products and expert layers of OLMoE-1B-7B's shape on CPUs, and attention (bench/cpu/attention.h).
+// Linear and expert layers of OLMoE-1B-7B's shape on CPUs, and attention (bench/cpu/attention.h).
 //
-// Weights come from a pool far larger than the L3 cache, at another place in every repetition, so
-// that they are read from memory as in a real step. Between repetitions the pool's threads read a
-// part of it plainly: what memory gives is theirs to say, while it is measured.
+// Weights come from a pool far larger than the L3 cache, at another position in every repetition,
+// so that they are read from memory as in a real step. Between repetitions the pool's threads read
+// a part of it plainly, which gives the memory bandwidth of that moment.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,10 +28,10 @@ namespace {
 
 constexpr int64_t kHidden = 2048, kWidth = 1024, kExperts = 64, kTopK = 8, kVocabulary = 50304;
 constexpr int64_t kPoolBytes = int64_t{3} << 29;   // 1.5 GiB
-constexpr int64_t kReadBytes = int64_t{1} << 26;   // read at a time between repetitions
-constexpr int64_t kScaleBytes = int64_t{1} << 26;  // holds the scales of any matrix used
+constexpr int64_t kReadBytes = int64_t{1} << 26;   // bytes read at a time between repetitions
+constexpr int64_t kScaleBytes = int64_t{1} << 26;  // holds the scales of the largest matrix
 
-// A number format of weights and of the rows that they are multiplied with.
+// A number format of weights and of the rows that are multiplied with them.
 struct Formats {
   WeightFormat weights;
   ActivationFormat rows = ActivationFormat::kNone;
@@ -44,7 +44,7 @@ struct Formats {
   }
 };
 
-// Weights of one format at ever new places of a large pool.
+// Hands out weights of one format, each time at another position of a large pool.
 class WeightPool {
  public:
   explicit WeightPool(std::vector<char>& memory) : memory_(memory), scales_(kScaleBytes) {}
@@ -90,7 +90,7 @@ class WeightPool {
   }
 
  private:
-  // Without scales, which are less than a tenth of the whole.
+  // Without scales, which are less than a tenth of the total.
   int64_t Bytes(int64_t n, int64_t k) const {
     return n * k * static_cast<int64_t>(2 * BytesPerWeight(formats_.weights)) / 2;
   }
@@ -101,7 +101,7 @@ class WeightPool {
   int64_t next_ = 0;
 };
 
-// What the cases share; the pool is filled when the first case of a format wants it.
+// State shared by the cases; the first case of a format fills the pool.
 struct Bench {
   Report& report;
   ThreadPool& pool;
@@ -109,10 +109,11 @@ struct Bench {
   std::vector<char> memory;
   std::optional<WeightPool> weights;
   std::string filled_with;
-  int64_t read_at = 0;     // in `memory`
-  double bandwidth = 0.0;  // of plain reads beside the last case
+  int64_t read_at = 0;     // position in `memory`
+  double bandwidth = 0.0;  // of plain reads between the repetitions of the last case
 
-  // Seconds of f, the median of several calls; notes what plain reads of the pool give meanwhile.
+  // Seconds of f, the median of several calls; also records the bandwidth of plain reads of the
+  // pool in between.
   template <typename F>
   double Seconds(const F& f) {
     std::vector<double> rates;
@@ -124,7 +125,7 @@ struct Bench {
     return seconds;
   }
 
-  // False if the case is filtered out; else makes its weights.
+  // False if the case is filtered out; otherwise creates its weights.
   bool Begins(const char* name, const std::string& shape, const Formats& formats) {
     if (!report.Wants(name, shape)) return false;
     report.Start(name, shape);

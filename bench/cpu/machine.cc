@@ -13,7 +13,7 @@ namespace {
 
 struct Feature {
   const char* name;
-  int leaf, subleaf, word, bit;  // words: eax, ebx, ecx, edx
+  int leaf, subleaf, word, bit;  // word: eax, ebx, ecx, edx
 };
 
 // Intel's manual, volume 2, CPUID.

@@ -1,4 +1,4 @@
-// What this machine's CPU is, for the head of a report.
+// The CPU of this machine, for the header of a report.
 #pragma once
 
 #include <cstdint>
@@ -7,17 +7,17 @@
 
 namespace switchyard::bench {
 
-std::string CpuName();  // as CPUID has it: "AMD EPYC 9654 96-Core Processor"
-// The instructions that kernels could use, weakest first: "avx2 fma f16c avx512 avx512-bf16 …".
+std::string CpuName();  // from CPUID: "AMD EPYC 9654 96-Core Processor"
+// The instruction sets that kernels can use, weakest first: "avx2 fma f16c avx512 avx512-bf16 …".
 std::string CpuInstructions();
 
-// One that holds data, as cpu0 has it.
+// A data or unified cache of cpu0.
 struct Cache {
   int level = 0;
   int64_t bytes = 0;
-  std::string shared_by;  // the cores, as Linux writes lists of them: "0-1"
+  std::string shared_by;  // the cores that share it, in Linux's list format: "0-1"
 };
-// By level; empty where the system does not say.
+// By level; empty if the system does not report them.
 std::vector<Cache> Caches();
 
 }  // namespace switchyard::bench

@@ -1,4 +1,4 @@
-// Reads and writes of memory by all threads of a pool at once: what memory and caches give.
+// Memory and cache bandwidth: reads and writes by all threads of a pool at once.
 #pragma once
 
 #include <cstdint>
@@ -9,25 +9,27 @@
 
 namespace switchyard::bench {
 
-// Reads a word of every line, asking for lines `ahead` bytes before they are read; 0: not.
+// Reads one word of every line, with software prefetch `ahead` bytes before the read; 0: no
+// prefetch.
 void ReadLines(const void* begin, int64_t bytes, int64_t ahead);
 
-// Bytes per second that the pool's threads read of `bytes` from `begin` on, each a part of its own:
-// in turns with what reads them for a purpose, since memory is fast or slow by what others do.
+// Bytes per second of one read of `bytes` from `begin`, divided among the pool's threads. Call it
+// in turns with the measured work: memory bandwidth varies with other load on the machine.
 double ReadOnce(ThreadPool& pool, const void* begin, int64_t bytes);
 
-// One buffer for each thread of the pool, touched by it. Borrows the pool.
+// One buffer for each thread of the pool, first touched by it. Borrows the pool.
 class MemoryLoops {
  public:
-  // Error kResource where there is not so much memory. `bytes`: a multiple of 4096.
+  // Error kResource if the memory cannot be allocated. `bytes`: a multiple of 4096, per thread.
   MemoryLoops(ThreadPool& pool, int64_t bytes);
 
-  // Each returns bytes per second of all threads together, the best of several times.
-  // Of every line of the buffers, asking for lines `ahead` bytes before they are read; 0: not.
+  // Each returns bytes per second of all threads together, the best of several runs.
+  // Reads every line of the buffers, with software prefetch `ahead` bytes before the read; 0: no
+  // prefetch.
   double Read(int64_t ahead);
-  // Reads whole vectors of the first `bytes` of each buffer over and over.
+  // Reads the first `bytes` of each buffer repeatedly, in whole vectors.
   double ReadAgain(int64_t bytes);
-  // From one half of each buffer to the other by memcpy; what is read and what is written count.
+  // Copies one half of each buffer to the other by memcpy; counts bytes read and written.
   double Copy();
   double Fill();  // by memset
 

@@ -1,8 +1,8 @@
 // One MoE layer on the CPUs of this host. Each rank is a thread with its own worker threads, its
 // own tokens and its share of generated experts. All experts' weights exist, as in a model, so that
-// they are read from memory. Each case prints a line: the median of passes, from the first rank's
-// begin to the last one's end, and the median time of each stage on rank 0. Plain reads of a part
-// of the same weights after each pass give the memory bandwidth of that moment.
+// they are read from memory. Each case prints the median time of a pass, from the start of the
+// first rank to the end of the last, and the median time of each stage on rank 0. Plain reads of a
+// part of the same weights after each pass give the memory bandwidth of that moment.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -36,24 +36,24 @@ constexpr const char* kStages[] = {
     "gather us",  "route us",        "dispatch us", "shared+arrive us", "permute us",
     "experts us", "permute back us", "combine us",  "sum us",           "scatter us"};
 constexpr int kStageCount = std::size(kStages);
-constexpr int kFewestRuns = 3, kMostRuns = 200;
+constexpr int kFewestRuns = 3, kMaxRuns = 200;
 constexpr double kSecondsPerCase = 1.0;
-// Each pass takes other tokens out of at least so many: a few would keep choosing the same experts,
-// which caches then hold.
+// Passes draw their tokens from at least this many: fewer tokens would keep selecting the same
+// experts, which caches then hold.
 constexpr int64_t kDifferentTokens = 512;
-// Matrices, 2 to 14 MiB each, for each thread that are read plainly after each pass.
+// Matrices per thread, 2 to 14 MiB each, that are read plainly after each pass.
 constexpr int64_t kReadsPerThread = 8;
 
-// What experts are stored as and multiply.
+// Formats of experts' weights and of the rows multiplied with them.
 struct Formats {
   const char* name;
   WeightFormat weights;
   ActivationFormat rows;
-  int bytes;    // of a weight, scales left out
-  double peak;  // of such products
+  int bytes;    // per weight, without scales
+  double peak;  // FLOP rate of products in this format
 };
 
-// The formats that a model's experts come in, with the rows that an engine gives them
+// The formats of a model's experts, with the row formats that the engine selects for them
 // (--quantize-activations auto).
 std::vector<Formats> FormatsOf(const ModelShape& model, const CpuCeilings& ceilings) {
   using A = ActivationFormat;
@@ -68,7 +68,7 @@ std::vector<Formats> FormatsOf(const ModelShape& model, const CpuCeilings& ceili
 struct Setup {
   const ModelShape& model;
   Formats formats;
-  int ranks, threads;  // of each rank
+  int ranks, threads;  // per rank
   int experts;         // of all ranks
   std::vector<int64_t> tokens;
   Report& report;
@@ -92,11 +92,11 @@ struct Setup {
     options.row_dtype = DType::kBF16;
     return options;
   }
-  // Every rank has a batch of its own, as with DP attention.
+  // Every rank has its own batch, as with DP attention.
   MeshShape Mesh() const { return {.tp = ranks, .ep = ranks, .dp = ranks}; }
 };
 
-// The weights of one rank: each matrix has memory of its own, all with the same numbers.
+// The weights of one rank. Each matrix has its own memory; all have the same values.
 class Weights {
  public:
   Weights(const Setup& setup, int local_experts) : setup_(setup) {
@@ -165,7 +165,7 @@ class Rank {
     std::vector<double> passes, reads;
     std::array<std::vector<double>, kStageCount> stages;
     const auto start = Clock::now();
-    for (int run = -1; run < kMostRuns; ++run) {
+    for (int run = -1; run < kMaxRuns; ++run) {
       std::array<double, kStageCount> times{};
       comm_.tp->Barrier("bench");
       const auto begin = Clock::now();
@@ -214,8 +214,8 @@ class Rank {
     stage(9, [&] { layer_.Scatter(batch); });
   }
 
-  // Bytes per second that all ranks together read of their weights, in turns of all of these, each
-  // matrix by all threads of its rank.
+  // Bytes per second at which all ranks together read a part of their weights. Each call reads the
+  // next matrices, each by all threads of its rank.
   double PlainReads() {
     const std::vector<Tensor>& matrices = weights_.matrices();
     const int64_t count =
@@ -240,7 +240,7 @@ class Rank {
     return bytes * setup_.ranks / GroupTime(start);
   }
 
-  // From where the first rank began to where the last one ended, now.
+  // Time from the earliest start of a rank to now, when the last one has ended.
   double GroupTime(Clock::time_point begin) const {
     using Times = std::array<Clock::rep, 2>;
     const Times mine = {begin.time_since_epoch().count(), Clock::now().time_since_epoch().count()};
@@ -257,7 +257,7 @@ class Rank {
     const ModelShape& m = setup_.model;
     const auto all_tokens = static_cast<double>(tokens * setup_.ranks);
     const double k = setup_.Shape().top_k;
-    // Experts that some token chose, as even routing would have it, and the shared one on each
+    // Expected number of experts with tokens under uniform routing, and the shared one on each
     // rank.
     const double hit = setup_.experts * (1 - std::pow(1 - k / setup_.experts, all_tokens)) +
                        (m.shared ? setup_.ranks : 0);
@@ -284,7 +284,7 @@ class Rank {
   std::vector<float> hidden_;  // [most tokens + kDifferentTokens, H]
   std::vector<float> out_;     // [most tokens, H]
   int64_t first_token_ = 0;
-  int64_t next_read_ = 0;  // matrix
+  int64_t next_read_ = 0;  // index of a matrix
 };
 
 void RunModel(const Setup& setup) {
@@ -316,7 +316,7 @@ void CpuMoeLayer(const Options& options, Report& report) {
   const CpuCeilings ceilings = MeasureCpu(std::min(CoreCount(), ranks * threads), report);
   const std::vector<int64_t> default_tokens = {1, 8, 128, 1024};
   for (const ModelShape& model : ModelShapes()) {
-    // All of DeepSeek-V3's experts are 11 GiB: only for those who ask for it.
+    // DeepSeek-V3's experts take 11 GiB: only with --model.
     if (options.model.empty() ? model.fp8 : options.model != model.name) continue;
     const int experts = options.experts_per_rank > 0 ? options.experts_per_rank * ranks
                                                      : model.num_experts / ranks * ranks;

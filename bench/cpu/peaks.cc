@@ -10,10 +10,10 @@
 namespace switchyard::bench {
 namespace {
 
-// Chains that keep both FMA units busy, as many as registers allow.
+// Independent chains that keep both FMA units busy; limited by the number of registers.
 constexpr int kChains = 16, kNarrowChains = 12;
 
-// The compiler takes it that x is read.
+// Makes the compiler assume that x is read.
 template <typename T>
 void Use(const T& x) {
   asm volatile("" ::"r"(&x) : "memory");
@@ -67,7 +67,7 @@ __attribute__((target("avx512f,avx512vnni"))) void Int8Dot512(int64_t steps) {
   Use(acc[0]);
 }
 
-// As kernels of AVX2 multiply int8, in 16 bits: pairs to int32, and the sum.
+// int8 multiplication as the AVX2 kernels do it: 16-bit pairs to int32, and a sum.
 __attribute__((target("avx2"))) void Int8Dot256(int64_t steps) {
   __m256i acc[kNarrowChains];
 #pragma GCC unroll 16
@@ -75,7 +75,7 @@ __attribute__((target("avx2"))) void Int8Dot256(int64_t steps) {
   const __m256i x = _mm256_set1_epi16(1);
   for (int64_t i = 0; i < steps; ++i) {
 #pragma GCC unroll 16
-    for (int c = 0; c < kNarrowChains; ++c) {  // from intrinsics GCC 12 spills the sums
+    for (int c = 0; c < kNarrowChains; ++c) {  // with intrinsics GCC 12 spills the sums
       __m256i pairs;
       asm("vpmaddwd %2, %0, %1\n\tvpaddd %1, %0, %0" : "+x"(acc[c]), "=&x"(pairs) : "x"(x));
     }

@@ -1,5 +1,5 @@
-// Loops that do nothing but one instruction's arithmetic, in as many independent chains as keep the
-// units busy: what a core reaches at best.
+// Peak arithmetic rates of a core: loops of one instruction, in as many independent chains as keep
+// the units busy.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,18 @@ namespace switchyard::bench {
 struct PeakLoop {
   std::string_view name;         // type and instruction set: "float32 avx512"
   std::string_view instruction;  // "vfmadd, 512 bits"
-  double operations;             // of one step, two to a multiply-add
-  void (*run)(int64_t steps);    // on the calling thread
+  double operations;             // of one step; a multiply-add is two
+  void (*run)(int64_t steps);    // runs on the calling thread
 };
 
-// Those whose instructions this CPU and its operating system have: float32, bfloat16 and int8 of
-// AVX2, AVX-512 and AMX.
+// The loops for the instructions that this CPU and its operating system support: float32, bfloat16
+// and int8 with AVX2, AVX-512 and AMX.
 std::vector<PeakLoop> PeakLoops();
-// One of them by its name; CHECKs that it is there.
+// Finds a loop by its name; CHECKs that it exists.
 const PeakLoop& FindPeakLoop(const std::vector<PeakLoop>& loops, std::string_view name);
 
-// Seconds in which every thread of the pool runs `steps` steps, all at once: the least of several
-// times, as whatever else the machine does only adds to it. A fifth of a second.
+// Seconds in which every thread of the pool runs `steps` steps concurrently. It is the minimum of
+// several runs, since other work on the machine only adds time. Takes a fifth of a second.
 double LeastSeconds(const PeakLoop& loop, int64_t steps, ThreadPool& pool);
 // Operations per second of all threads together.
 double MeasurePeak(const PeakLoop& loop, ThreadPool& pool);

@@ -21,7 +21,7 @@ TEST(PeakLoopsTest, EachRunsAndHasAName) {
 TEST(PeakLoopsTest, WiderInstructionsCountMoreOperations) {
   const auto loops = PeakLoops();
   if (!__builtin_cpu_supports("avx512vnni")) GTEST_SKIP() << "wants AVX-512 with VNNI";
-  // Four int8 products where there is one of float32.
+  // int8 has four products for each one of float32.
   EXPECT_EQ(FindPeakLoop(loops, "int8 avx512").operations,
             4 * FindPeakLoop(loops, "float32 avx512").operations);
 }

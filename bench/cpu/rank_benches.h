@@ -7,7 +7,7 @@
 
 namespace switchyard::bench {
 
-// Flags, sums and gathers, for each of these numbers of ranks.
+// Flags, all-reduce and all-gather, for each of these numbers of ranks.
 void CpuCollectives(const std::vector<int>& ranks, Report& report);
 // Dispatch and combine of MoE rows by every exchange of this program.
 void CpuDispatchCombine(const Options& options, Report& report);

@@ -1,5 +1,5 @@
-// The machine's ceilings: what memory and caches give, what instructions multiply, with one thread
-// and with all. Other benchmarks are held against some of these; here all stand side by side.
+// Peak rates of this machine with one thread and with all: bandwidth of memory and caches,
+// arithmetic rate of instructions. Other benchmarks compare themselves to some of these.
 #include <fmt/format.h>
 
 #include <set>
@@ -16,7 +16,7 @@
 namespace switchyard::bench {
 namespace {
 
-// Of each thread: a shared cache of some hundred MB holds little of it.
+// Per thread; large enough that a shared cache of a few hundred MB holds little of it.
 constexpr int64_t kMemoryBytes = int64_t{512} << 20;
 constexpr int64_t kAheads[] = {0, 512, 1536, 4096};
 
@@ -30,7 +30,7 @@ std::string AheadName(int64_t ahead) {
   return ahead == 0 ? "no prefetch" : fmt::format("prefetch {} B ahead", ahead);
 }
 
-// The cases of one number of threads.
+// The cases for one number of threads.
 class Bench {
  public:
   Bench(int threads, Report& report) : pool_(threads), report_(report) {}
@@ -73,7 +73,7 @@ class Bench {
     }
   }
 
-  // `measure` returns bytes per second; the line has the time of 1 GB.
+  // `measure` returns bytes per second; the reported time is that of 1 GB.
   template <typename Measure>
   void Bytes(const char* name, const std::string& shape, const Measure& measure) {
     if (!Wants(name, shape)) return;
@@ -89,7 +89,7 @@ class Bench {
     return fmt::format("{}, threads {}", what, pool_.num_threads());
   }
   std::string ReadShape(int64_t ahead) const { return Shape("memory, " + AheadName(ahead)); }
-  // Half of what a thread has of it, so that other things in the cache do not push lines out.
+  // Half of a thread's share of the cache, so that other data does not evict its lines.
   int64_t CacheBytes(const Cache& cache) const {
     const int64_t sharers = cache.level >= 3 ? 2 * pool_.num_threads() : 2;
     return cache.bytes / sharers / 4096 * 4096;

@@ -1,7 +1,7 @@
-// Collectives over the GPUs of this host: over peer memory in one shot and in two, and through
-// NCCL. Bytes are those of the bus, as NCCL's own tests count: 2 (n - 1) / n times the message for
-// an all-reduce, (n - 1) / n for a gather or a scatter. The time is that of the slowest rank,
-// recorded in a graph and replayed.
+// Collectives over the GPUs of this host: one-shot and two-shot over peer memory, and NCCL. Bytes
+// are those of the bus, as nccl-tests counts them: 2 (n - 1) / n times the message for an
+// all-reduce, (n - 1) / n for an all-gather or a reduce-scatter. The time is that of the slowest
+// rank, recorded in a graph and replayed.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ using cuda::PeerCollectives;
 using cuda::PeerMemory;
 using cuda::Stream;
 
-constexpr size_t kMostBytes = size_t{64} << 20;
+constexpr size_t kMaxBytes = size_t{64} << 20;
 constexpr int kSamples = 7;
 
 struct Rank {
@@ -38,7 +38,8 @@ struct Rank {
   float* other;
 };
 
-// Seconds of one `operation`, the median of kSamples of `calls` each, of the slowest rank.
+// Seconds of one `operation` on the slowest rank: the median of kSamples samples of `calls` calls
+// each.
 double Time(const Rank& rank, int calls, const std::function<void()>& operation) {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t replay = nullptr;
@@ -78,9 +79,9 @@ class Bench {
                                     {.custom_all_reduce = false})) {}
 
   void Run() {
-    for (size_t bytes = 8192; bytes <= kMostBytes; bytes *= bytes < (size_t{4} << 20) ? 2 : 4)
+    for (size_t bytes = 8192; bytes <= kMaxBytes; bytes *= bytes < (size_t{4} << 20) ? 2 : 4)
       AllReduce(bytes);
-    for (size_t bytes = 65536; bytes <= kMostBytes; bytes *= 4) GatherAndScatter(bytes);
+    for (size_t bytes = 65536; bytes <= kMaxBytes; bytes *= 4) GatherAndScatter(bytes);
   }
 
  private:
@@ -91,8 +92,8 @@ class Bench {
       peer_.SetLimits(tagged_bytes, one_shot_bytes);
       Case("all-reduce", way, bytes, bus, [&] { peer_.AllReduceSum(rank_.data, count); });
     };
-    if (bytes <= kMaxTaggedBytes) peer("tagged", kMaxTaggedBytes, kMostBytes);
-    peer("one shot", 0, kMostBytes);
+    if (bytes <= kMaxTaggedBytes) peer("tagged", kMaxTaggedBytes, kMaxBytes);
+    peer("one shot", 0, kMaxBytes);
     peer("two shots", 0, 0);
     Case("all-reduce", "NCCL", bytes, bus, [&] { nccl_->AllReduceSum(rank_.data, count); });
   }
@@ -148,7 +149,7 @@ void CollectivesBench(const Options& options, double link, Report& report) {
                  [&](int rank, std::shared_ptr<SharedArena> arena) {
                    cuda::UseDevice(rank % gpus);
                    const auto comm = RankComm::Create(std::move(arena), shape, rank);
-                   const DeviceMemory data(kMostBytes), other(kMostBytes);
+                   const DeviceMemory data(kMaxBytes), other(kMaxBytes);
                    const Stream stream;
                    PeerMemory memory(*comm, 2 * cuda::CollectiveBytes({}, ranks),
                                      std::chrono::milliseconds(10'000));

@@ -1,5 +1,5 @@
-// Attention on one GPU, decoding and prompts, at the head counts of Qwen3-30B-A3B, gpt-oss and
-// DeepSeek-V3. Bytes are those of keys and values, and of queries and outputs.
+// Attention on one GPU, decode and prefill, at the head counts of Qwen3-30B-A3B, gpt-oss and
+// DeepSeek-V3. Bytes are those of keys, values, queries and outputs.
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
@@ -24,12 +24,12 @@ constexpr int kPageSize = 64;
 
 struct Shape {
   const char* name;
-  int heads, kv_heads, qk_dim, v_dim;  // latent where the last two differ
+  int heads, kv_heads, qk_dim, v_dim;  // latent (MLA) if the last two differ
   bool latent() const { return qk_dim != v_dim; }
 };
 
 // `batch` sequences of `rows` query rows and `keys` keys each. Every call reads another layer's
-// cache, so that none finds it in the L2 cache.
+// cache, so that no call hits the L2 cache.
 void Case(const Shape& s, int batch, int rows, int keys, bool exact, const GpuMachine& machine,
           Report& report) {
   const std::string name = "attention";
@@ -99,7 +99,7 @@ void Case(const Shape& s, int batch, int rows, int keys, bool exact, const GpuMa
     }
   };
   const double seconds = GraphSeconds(layers, call);
-  const double visits = double{1.0} * batch * rows * (keys - (rows - 1) / 2.0);  // of a head
+  const double visits = double{1.0} * batch * rows * (keys - (rows - 1) / 2.0);  // per head
   const double flops = 2.0 * visits * s.heads * (s.qk_dim + s.v_dim);
   const double bytes =
       static_cast<double>(int64_t{batch} * keys * width * 2) * (s.latent() ? 1 : 2) +

@@ -9,8 +9,8 @@
 namespace switchyard::bench {
 
 int CudaRanks(const Options& options, int fewest) {
-  constexpr int kMost = 8;  // GPUs of a host, and peers that a rank knows
-  if (cuda::DeviceCount() == 0) throw Invalid("--device cuda: there is no GPU here");
+  constexpr int kMost = 8;  // GPUs of a host, and the maximum number of a rank's peers
+  if (cuda::DeviceCount() == 0) throw Invalid("--device cuda: no GPU found");
   if (options.ranks == 0) return std::clamp(cuda::DeviceCount(), fewest, kMost);
   if (options.ranks < fewest || options.ranks > kMost)
     throw Invalid("--ranks {}: want {} to {}", options.ranks, fewest, kMost);

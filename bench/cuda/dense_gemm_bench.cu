@@ -1,6 +1,6 @@
-// DenseGemm on one GPU, from one row to many. Weights are taken in turn from more memory than the
-// L2 cache holds; bytes are those of weights, activations and results. With --plans instead the
-// times of all plans between which PlanDenseGemm chooses.
+// DenseGemm on one GPU, from one row to many. Weights cycle through more memory than the L2 cache
+// holds; bytes are those of weights, activations and results. With --plans it prints the times of
+// all plans among which PlanDenseGemm chooses.
 #include <algorithm>
 #include <cstdio>
 #include <string>
@@ -116,11 +116,12 @@ void DenseGemmBench(const Options& options, const GpuMachine& machine, Report& r
   const bool plans = options.plans;
   const std::vector<int64_t> ms = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096};
   Cases<__nv_bfloat16>(2048, 4096, ms, plans, machine, report);             // Qwen3-30B-A3B: o
-  Cases<__nv_bfloat16>(5120, 2048, ms, plans, machine, report);             // its q, k, v
+  Cases<__nv_bfloat16>(5120, 2048, ms, plans, machine, report);             // Qwen3-30B-A3B: q, k,
+                                                                            // v
   Cases<__nv_bfloat16>(7168, 16384, ms, plans, machine, report);            // DeepSeek-V3: o
-  Cases<__nv_bfloat16>(1536, 7168, ms, plans, machine, report);             // its q_a
-  Cases<__nv_bfloat16>(256, 7168, ms, plans, machine, report);              // its router
-  Cases<__nv_bfloat16>(129280, 7168, {1, 16, 64}, plans, machine, report);  // its head
+  Cases<__nv_bfloat16>(1536, 7168, ms, plans, machine, report);             // DeepSeek-V3: q_a
+  Cases<__nv_bfloat16>(256, 7168, ms, plans, machine, report);              // DeepSeek-V3: router
+  Cases<__nv_bfloat16>(129280, 7168, {1, 16, 64}, plans, machine, report);  // DeepSeek-V3: head
   Cases<__nv_fp8_e4m3>(7168, 16384, ms, plans, machine, report);
   Cases<__nv_fp8_e4m3>(4096, 7168, ms, plans, machine, report);
 }

@@ -1,5 +1,5 @@
-// What the ops of a GPU take, through kernels::Device: the bytes and products that the op cannot do
-// without.
+// Times of a GPU's ops, called through kernels::Device. Bytes and FLOPs are the minimum that an op
+// needs.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -36,7 +36,7 @@ struct Bench {
     return static_cast<float*>(memory.back().get());
   }
 
-  // Median seconds of `op`, recorded eight times in a graph so that launches do not count.
+  // Median seconds of `op`, recorded eight times in a graph so that launch overhead does not count.
   double Time(const std::function<void(int)>& op) {
     constexpr int kRepeats = 8;
     const cudaStream_t stream = cuda::CudaDevice::From(device).stream();
@@ -57,7 +57,7 @@ struct Bench {
     return Median(std::move(times));
   }
 
-  // Times `op` and reports it, if somebody wants it.
+  // Times and reports `op`, unless it is filtered out.
   void Run(const std::string& name, const std::string& shape, double bytes, double flops,
            double peak, const std::function<void(int)>& op) {
     if (!report.Wants(name, shape)) return;
@@ -71,7 +71,8 @@ struct Bench {
   }
 };
 
-// Zeros: the time does not depend on values. Copies, so that weights do not stay in the L2 cache.
+// Zeros: the time does not depend on values. Several copies, so that weights do not stay in the L2
+// cache.
 std::vector<WeightView> Weights(Bench& bench, WeightFormat format, int64_t n, int64_t k) {
   const int64_t element = format == WeightFormat::kF32 ? 4 : format == WeightFormat::kBF16 ? 2 : 1;
   const int64_t bytes = n * k * element, scale_bytes = CeilDiv(n, 128) * CeilDiv(k, 128) * 4;
@@ -109,7 +110,7 @@ void BenchLinear(Bench& bench, WeightFormat format, int64_t n, int64_t k) {
   }
 }
 
-// Queries, keys and values of Qwen3-30B-A3B, in one group and one after the other.
+// Query, key and value projections of Qwen3-30B-A3B, as one group and one after the other.
 void BenchGroup(Bench& bench) {
   const int64_t hidden = 2048, widths[] = {4096, 512, 512};
   std::vector<kernels::LinearParams> parts;
@@ -202,8 +203,8 @@ void BenchRows(Bench& bench) {
   }
 }
 
-// From the residual stream to attention, a layer of Qwen3-30B-A3B: with the ops of every device,
-// and with fused ones.
+// A layer of Qwen3-30B-A3B from the residual stream to attention: with the ops of every device, and
+// with fused ones.
 void BenchFront(Bench& bench) {
   constexpr int64_t kHidden = 2048, kHeads = 32, kKvHeads = 4, kDim = 128, kMost = 256;
   constexpr int64_t kQ = kHeads * kDim, kKv = kKvHeads * kDim, kAll = kQ + 2 * kKv;

@@ -1,4 +1,4 @@
-// Plain copies between GPUs, and NCCL's.
+// Baselines of the exchange: plain copies between GPUs, and NCCL.
 #include <dlfcn.h>
 #include <fmt/format.h>
 
@@ -37,14 +37,14 @@ double PlainCopy(const Ranks& ranks, Report& report) {
   return best;
 }
 
-// The few of NCCL's functions that an all-to-all takes, as its documentation gives them.
+// Declares the few NCCL functions of an all-to-all, after NCCL's documentation.
 void NcclAllToAll(const Ranks& ranks, double link, Report& report) {
   const std::string name = "nccl-all-to-all";
   const auto shape_of = [&](size_t bytes) {
     return fmt::format("ranks {} {:.1f} MB to each", ranks.size(),
                        static_cast<double>(bytes) * 1e-6);
   };
-  constexpr size_t kSizes[] = {100'000, 500'000, 4'000'000, 32'000'000};  // of 16
+  constexpr size_t kSizes[] = {100'000, 500'000, 4'000'000, 32'000'000};  // bytes to each rank
   if (std::ranges::none_of(kSizes, [&](size_t b) { return report.Wants(name, shape_of(b)); }))
     return;
   const char* folder = std::getenv("SWITCHYARD_NCCL_LIBRARY");

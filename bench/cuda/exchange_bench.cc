@@ -1,7 +1,7 @@
 // Dispatch and combine of MoE rows over the GPUs of this host: hidden 7168, top-8 of 256 experts,
-// even routing. Times are those of the slowest rank, bytes those that leave a rank, the limit a
-// plain copy to a peer in the same run; NCCL's all-to-all is printed too. One GPU: ranks that share
-// it, which shows no link at all. Up to 256 tokens take the low-latency exchange.
+// uniform routing. Times are those of the slowest rank, bytes those that leave a rank. The limit is
+// a plain copy to a peer in the same run; NCCL's all-to-all is printed too. On one GPU the ranks
+// share it, and no link is measured. Up to 256 tokens take the low-latency exchange.
 #include <fmt/format.h>
 
 #include <functional>
@@ -32,8 +32,8 @@ DeviceMemory Upload(const std::vector<T>& from) {
   return to;
 }
 
-// Fills in tokens and where outputs would lie: expert after expert, as they are computed. Returns
-// rows (a token and a rank) and slots that leave a rank, on average.
+// Fills in tokens, and output slots in the order of the experts, in which they are computed.
+// Returns the mean number of rows (a token and a rank) and of slots that leave a rank.
 struct Traffic {
   double rows = 0, slots = 0;
 };
@@ -93,7 +93,7 @@ Traffic Fill(const Ranks& ranks, const ExchangeConfig& config, const ExpertMap& 
   return traffic;
 }
 
-// Times between events after each of the four calls, of rank 0.
+// Times on rank 0 between events after each of the four calls.
 std::vector<std::pair<std::string, double>> Stages(const Ranks& ranks) {
   constexpr int kRuns = 9;
   const std::function<void(const Rank&)> calls[] = {
@@ -130,7 +130,7 @@ std::vector<std::pair<std::string, double>> Stages(const Ranks& ranks) {
 void Case(const Ranks& ranks, int64_t tokens, bool fp8, bool by_rank, const Options& options,
           double link, Report& report) {
   const int n = static_cast<int>(ranks.size());
-  // What dispatch carries and what combine adds up to at the sender are one case: both are timed.
+  // The row type of dispatch and the combine mode are one case; both are timed.
   const std::string dispatch_shape =
       fmt::format("ranks {} tokens {} {}", n, tokens, fp8 ? "fp8" : "bf16");
   const std::string combine_shape =
@@ -199,7 +199,8 @@ void Case(const Ranks& ranks, int64_t tokens, bool fp8, bool by_rank, const Opti
 double DispatchCombineBench(const Options& asked, Report& report) {
   Options options = asked;
   options.ranks = CudaRanks(asked, 2);
-  // Kernels of one rank wait for those of others: on one GPU they have to fit beside one another.
+  // Kernels of one rank wait for those of others: on one GPU all grids have to be resident
+  // together.
   if (options.blocks == 0 && options.ranks > DeviceCount()) options.blocks = 16;
   if (options.tokens.empty()) options.tokens = {8, 128, 1024, 4096};
   Ranks ranks;

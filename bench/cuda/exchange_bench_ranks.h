@@ -1,5 +1,4 @@
-// The ranks of the exchange's benchmark, all in one process and driven by one thread, and how they
-// are timed.
+// The ranks of the exchange benchmark, in one process and driven by one thread, and their timing.
 #pragma once
 
 #include <algorithm>
@@ -68,8 +67,8 @@ inline void Synchronize(const Ranks& ranks) {
   }
 }
 
-// Seconds of one call, the median of samples of the slowest rank: `calls` are recorded in a graph,
-// which all ranks replay at once.
+// Seconds of one call on the slowest rank, the median of samples. `calls` calls are recorded in a
+// graph, which all ranks replay at the same time.
 inline double Time(const Ranks& ranks, int calls,
                    const std::function<void(const Rank&, int)>& call) {
   std::vector<cudaGraphExec_t> graphs(ranks.size());
@@ -105,11 +104,11 @@ inline double Time(const Ranks& ranks, int calls,
   return Median(std::move(samples));
 }
 
-// What an exchange is measured against. Bytes per second of a plain copy, all ranks at once, each
-// to the next: noted in the report, by kernels of several grids and by the copy engine; the best of
-// the kernels' is returned.
+// Baselines of an exchange.
+// Plain copy of all ranks at once, each to the next rank, in bytes per second. Reports kernels of
+// several grid sizes and the copy engine; returns the best kernel's rate.
 double PlainCopy(const Ranks& ranks, Report& report);
-// NCCL's all-to-all of several sizes, where there is an NCCL and a GPU for each rank. `link`: bytes
+// NCCL's all-to-all of several sizes, if NCCL is installed and each rank has a GPU. `link`: bytes
 // per second of a plain copy.
 void NcclAllToAll(const Ranks& ranks, double link, Report& report);
 

@@ -1,4 +1,4 @@
-// Arrays of numbers on the current GPU, for benchmarks of kernels.
+// Arrays on the current GPU, for benchmarks of kernels.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -13,7 +13,7 @@
 
 namespace switchyard::bench {
 
-// Error kResource where there is no room.
+// Error kResource if the allocation fails.
 template <typename T>
 struct DeviceArray {
   explicit DeviceArray(size_t n) {
@@ -27,7 +27,7 @@ struct DeviceArray {
   T* data = nullptr;
 };
 
-// Numbers that depend on index and seed alone.
+// Random numbers that depend on index and seed alone.
 __device__ inline float Uniform(uint64_t index) {  // (0, 1]
   index ^= index >> 33;
   index *= 0xff51afd7ed558ccdULL;

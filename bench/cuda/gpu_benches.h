@@ -1,5 +1,5 @@
-// The parts of `switchyard bench … --device cuda`; each is also a program of its own
-// (standalone.cc) for those who tune it.
+// The parts of `switchyard bench … --device cuda`. For kernel tuning each is also a program
+// (standalone.cc).
 #pragma once
 
 #include "bench/benches.h"
@@ -7,20 +7,20 @@
 
 namespace switchyard::bench {
 
-// Of `kernels`, on the current GPU, which `machine` describes.
+// Parts of `kernels`, on the current GPU, which `machine` describes.
 void GroupedGemmBench(const Options& options, const GpuMachine& machine, Report& report);
 void W4A16Bench(const Options& options, const GpuMachine& machine, Report& report);
 void DenseGemmBench(const Options& options, const GpuMachine& machine, Report& report);
 void AttentionBench(const Options& options, const GpuMachine& machine, Report& report);
 void DeviceOpsBench(const Options& options, const GpuMachine& machine, Report& report);
 
-// Of `exchange`. Returns bytes per second of a plain copy to a peer, all ranks at once.
+// Part of `exchange`. Returns bytes per second of a plain copy to a peer, all ranks at once.
 double DispatchCombineBench(const Options& options, Report& report);
-// `link`: bytes per second to a peer, 0: not known.
+// `link`: bytes per second to a peer; 0: unknown.
 void CollectivesBench(const Options& options, double link, Report& report);
 
-// Ranks of `exchange` and `moe-layer`: those asked for, or one for each GPU, `fewest` at least.
-// Error kInvalid where there is no GPU.
+// Ranks of `exchange` and `moe-layer`: --ranks, or one per GPU and at least `fewest`. Error
+// kInvalid if there is no GPU.
 int CudaRanks(const Options& options, int fewest);
 
 }  // namespace switchyard::bench

@@ -37,7 +37,7 @@ double ReadBandwidth() {
 
 constexpr int kChains = 8, kSteps = 4096;
 
-// Chains that do not wait for one another, as many as keep the units busy.
+// Independent chains, as many as keep the units busy.
 __global__ void MultiplyAdd(float* out) {
   float sums[kChains];
 #pragma unroll
@@ -65,7 +65,7 @@ double FloatPeak() {
 GpuMachine MeasureGpuMachine(int gpu, Report& report) {
   cuda::UseDevice(gpu);
   cudaDeviceProp properties;
-  cuda::Check(cudaGetDeviceProperties(&properties, gpu), "what the GPU is");
+  cuda::Check(cudaGetDeviceProperties(&properties, gpu), "GPU properties");
   const kernels::GpuCeilings ceilings = kernels::MeasureGpu(gpu);
   const GpuMachine machine = {.read = ReadBandwidth(),
                               .copy = ceilings.copy_bandwidth,

@@ -15,7 +15,7 @@ using cuda::Check;
 double GraphSeconds(int calls, const std::function<void(int, cudaStream_t)>& call) {
   constexpr int kWarmUps = 2, kSamples = 7;
   const cuda::Stream stream;
-  call(0, stream.get());  // sets up what cannot be set up while a graph is recorded
+  call(0, stream.get());  // initialises what cannot be initialised during graph capture
   stream.Synchronize();
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t replay = nullptr;

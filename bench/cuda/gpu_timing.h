@@ -8,13 +8,13 @@
 
 namespace switchyard::bench {
 
-// Seconds of one call on the current GPU: the median over replays of a graph of `calls` calls each,
-// so that the host's part is not in it, after two to warm up. call(i, stream) enqueues the i-th.
-// What it reads should be elsewhere for each i, and together larger than the L2 cache, where the
-// cache must not help. Error kResource for what the GPU refuses.
+// Seconds of one call on the current GPU, without the host's part. It is the median over replays of
+// a graph of `calls` calls, after two warm-up replays. call(i, stream) enqueues the i-th call.
+// Where the L2 cache must not help, each i should read other memory, together more than the L2
+// cache holds. Error kResource on CUDA errors.
 double GraphSeconds(int calls, const std::function<void(int, cudaStream_t)>& call);
 
-// snprintf; for device sources, which do not include fmt.
+// snprintf into a string, for device sources, which do not include fmt.
 std::string Text(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 }  // namespace switchyard::bench

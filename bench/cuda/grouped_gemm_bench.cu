@@ -1,6 +1,6 @@
-// The grouped GEMM on one GPU: how fast, and the error against float64 sums of sampled elements.
-// "contiguous": groups in blocks of rows, as prompts have them; "masked": counts that the device
-// knows, as decoding has them (grouped_gemm.h). The rows of a shape are those that are no padding.
+// The grouped GEMM on one GPU: its time, and its error against float64 sums of sampled elements.
+// "contiguous": groups in blocks of rows, as in prefill. "masked": row counts in device memory, as
+// in decode (grouped_gemm.h). A shape's rows exclude padding.
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -56,7 +56,7 @@ double ErrorOfSamples(const GroupedGemmParams& p, const std::vector<int>& row_gr
   std::vector<double> want(kSamples);
   cuda::Check(
       cudaMemcpy(want.data(), device_want.data, kSamples * sizeof(double), cudaMemcpyDeviceToHost),
-      "sums to compare with");
+      "copy of the reference sums");
   std::vector<__nv_bfloat16> got(p.rows * p.n);
   cuda::Check(cudaMemcpy(got.data(), p.d, got.size() * 2, cudaMemcpyDeviceToHost), "results");
   double error = 0, size = 0;
@@ -126,7 +126,7 @@ void Case(Way way, int groups, int rows_of_group, int64_t n, int64_t k, const Gp
   const double seconds = GraphSeconds(calls, [&](int, cudaStream_t stream) {
     kFp8 ? cuda::GroupedGemmFp8(p, stream) : cuda::GroupedGemmBf16(p, stream);
   });
-  // The weights of a group without rows are not read.
+  // The weights of an empty group are not read.
   const int64_t busy = std::ranges::count_if(counts, [](int32_t count) { return count > 0; });
   const double bytes =
       static_cast<double>((busy * n + real_rows) * k * sizeof(T) + real_rows * n * 2);
@@ -152,7 +152,7 @@ void Cases(const GpuMachine& machine, Report& report) {
       Case<T>(way, 32, rows, 6144, 7168, machine, report);
       Case<T>(way, 32, rows, 7168, 3072, machine, report);
     }
-  Case<T>(Way::kCounts, 16, 8, 1536, 2048, machine, report);  // Qwen3-30B-A3B of 8 ranks
+  Case<T>(Way::kCounts, 16, 8, 1536, 2048, machine, report);  // Qwen3-30B-A3B on 8 ranks
   Case<T>(Way::kCounts, 16, 8, 2048, 768, machine, report);
 }
 

@@ -1,6 +1,6 @@
-// One MoE layer on the GPUs of this machine, a rank on each as a thread: EP is their number.
-// Made-up weights in the shapes of DeepSeek-V3 (FP8 blocks) and Qwen3-30B-A3B (bfloat16); every
-// rank holds as many experts as one of EP 8 would.
+// One MoE layer on the GPUs of this machine, with one rank thread per GPU: EP is their number.
+// Random weights in the shapes of DeepSeek-V3 (FP8 blocks) and Qwen3-30B-A3B (bfloat16). Every rank
+// holds as many experts as a rank of EP 8.
 //
 // Each case prints a line: the median of a replayed graph on rank 0, its stages, and the fraction
 // of the roofline. The roofline is the larger of two times: reading the weights of the experts that
@@ -40,13 +40,13 @@ using cuda::PeerMemory;
 
 constexpr const char* kName = "moe-layer";
 constexpr int kRuns = 15;
-constexpr int kRanksOfExperts = 8;  // over which a model's experts are spread
+constexpr int kRanksOfExperts = 8;  // over which a model's experts are sharded
 constexpr const char* kStages[] = {"gather us",        "route us", "dispatch us",
                                    "shared+arrive us", "order us", "experts us",
                                    "combine us",       "sum us",   "scatter us"};
 constexpr int kStageCount = std::size(kStages);
 
-// One expert's numbers; all experts are the same ones.
+// The weights of one expert, which all experts share.
 struct HostExpert {
   HostExpert(const ModelShape& shape, uint32_t seed) {
     std::mt19937 random(seed);
@@ -85,7 +85,7 @@ struct HostExpert {
   std::vector<float> scales;
 };
 
-// Events that a recorded graph passes as well.
+// Events that are also recorded in graphs.
 void Mark(const Event& event, cudaStream_t stream) {
   cudaStreamCaptureStatus status;
   Check(cudaStreamIsCapturing(stream, &status), "capture status");
@@ -120,7 +120,7 @@ struct Setup {
     options.fp8_group_activations = model.fp8;
     return options;
   }
-  // Tokens are every rank's own, as with DP attention.
+  // Every rank has its own tokens, as with DP attention.
   MeshShape Mesh() const { return {.tp = ranks, .ep = ranks, .dp = ranks}; }
   size_t PeerBytes() const {
     return CudaMoePeerBytes(MoeFlags(), Shape(), Mesh(), DType::kBF16) + (size_t{1} << 20);
@@ -161,12 +161,12 @@ void RunCase(const Setup& setup, int64_t tokens, CudaMoeLayer& layer, CudaDevice
     for (int s = 0; s < kStageCount; ++s)
       times[s].push_back(1e-3 * marks[s + 1].MillisecondsSince(marks[s]));
   }
-  // And without marks, one after the other.
+  // The same without events between stages.
   const auto plain_key = static_cast<uint64_t>(tokens) + (uint64_t{1} << 32);
   const auto plain = [&] {
     layer.Forward(x, {counts, decode ? counts : std::vector<int64_t>(counts.size(), 0)}, y);
   };
-  for (int i = 0; i < 3; ++i) device.Run(plain_key, plain);  // as it is, recorded, replayed
+  for (int i = 0; i < 3; ++i) device.Run(plain_key, plain);  // eager, recorded, replayed
   device.Synchronize();
   comm.tp->Barrier("before a case");
   const Event begin, end;
@@ -179,7 +179,7 @@ void RunCase(const Setup& setup, int64_t tokens, CudaMoeLayer& layer, CudaDevice
 
   const ModelShape& m = setup.model;
   const double k = setup.Shape().top_k;
-  const auto rows = k * static_cast<double>(tokens);  // of experts, on each rank, in the mean
+  const auto rows = k * static_cast<double>(tokens);  // rows of experts on each rank, on average
   const int local = setup.experts_per_rank;
   const double hit = local * (1 - std::pow(1 - 1.0 / local, rows));
   const double bytes = (hit + (m.shared ? 1 : 0)) * m.BytesOfExpert();
@@ -264,7 +264,7 @@ void CudaMoeLayer(const Options& options, Report& report) {
                    .machine = machine,
                    .report = report};
     for (const int64_t tokens : options.tokens.empty() ? default_tokens : options.tokens)
-      // Each once: a graph is recorded for each number.
+      // Tokens without duplicates: a graph is recorded for each number.
       if (report.Wants(kName, setup.Describe(tokens)) &&
           std::ranges::find(setup.tokens, tokens) == setup.tokens.end())
         setup.tokens.push_back(tokens);

@@ -1,4 +1,4 @@
-// One benchmark as a program, for those who tune its kernels: SWITCHYARD_BENCH names its function.
+// One GPU benchmark as a program, for kernel tuning. SWITCHYARD_BENCH names its function.
 //
 //   … [--ranks R] [--blocks B] [--model NAME] [--experts-per-rank E] [--filter SUBSTRING]
 //   [--stages]
@@ -25,7 +25,7 @@ Arguments Parse(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     const auto value = [&] {
-      if (i + 1 == argc) throw Invalid("{}: wants a value", word);
+      if (i + 1 == argc) throw Invalid("{}: the value is missing", word);
       return std::string(argv[++i]);
     };
     const auto number = [&] { return std::atoi(value().c_str()); };
@@ -46,13 +46,13 @@ Arguments Parse(int argc, char** argv) {
     } else if (word.find_first_not_of("0123456789") == std::string::npos && word != "0") {
       a.options.tokens.push_back(std::atoll(word.c_str()));
     } else {
-      throw Invalid("{}: no such flag", word);
+      throw Invalid("{}: unknown flag", word);
     }
   }
   return a;
 }
 
-// One of these, for the benchmark that this program is.
+// Overloads for the signatures of the benchmarks; a program calls one of them.
 [[maybe_unused]] void Run(void (*bench)(const Options&, Report&), const Options& options,
                           Report& report) {
   bench(options, report);

@@ -1,5 +1,5 @@
-// Grouped products with packed 4-bit weights on one GPU, beside the same weights expanded: times of
-// both, and how many words of the results differ, which is to be none.
+// Grouped products with packed 4-bit weights on one GPU, and with the same weights expanded. Prints
+// both times, and the number of results that differ, which should be 0.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -19,7 +19,7 @@ using cuda::W4A16Kind;
 
 constexpr float kScale = 0.01f;
 
-// Any codes, scales of about kScale.
+// Random codes, scales of about kScale.
 __global__ void FillRecords(uint8_t* records, size_t bytes, W4A16Format format) {
   const int record = W4A16RecordBytes(format);
   for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < bytes;
@@ -51,7 +51,8 @@ struct Kind {
   W4A16Format format;
 };
 
-// Groups of so many rows each. Expanded weights are multiplied in blocks where rows fill those.
+// Groups of `rows_of_group` rows each. Expanded weights use the contiguous layout where the rows
+// fill its blocks.
 void Case(const Kind& kind, int groups, int rows_of_group, int64_t n, int64_t k,
           const GpuMachine& machine, Report& report) {
   const int64_t stride = (rows_of_group + 3) / 4 * 4, rows = groups * stride;
@@ -149,7 +150,7 @@ void W4A16Bench(const Options&, const GpuMachine& machine, Report& report) {
       Case(kind, 32, rows, 6144, 7168, machine, report);
       Case(kind, 32, rows, 7168, 3072, machine, report);
     }
-    Case(kind, 16, 8, 1536, 2048, machine, report);  // Qwen3-30B-A3B of 8 ranks
+    Case(kind, 16, 8, 1536, 2048, machine, report);  // Qwen3-30B-A3B on 8 ranks
     Case(kind, 16, 8, 2048, 768, machine, report);
   }
 }

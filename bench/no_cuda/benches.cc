@@ -1,4 +1,4 @@
-// Where there is no compiler for GPUs.
+// Stubs for builds without CUDA.
 #include "bench/benches.h"
 
 #include "core/error.h"

@@ -59,7 +59,7 @@ void AnswerStream::TakeEvent(std::string_view data) {
   }
   const json event = json::parse(data, nullptr, /*allow_exceptions=*/false);
   if (!event.is_object()) {
-    error_ = "an event is no JSON object";
+    error_ = "an event is not a JSON object";
     return;
   }
   if (event.contains("error")) {
@@ -71,7 +71,7 @@ void AnswerStream::TakeEvent(std::string_view data) {
   } else {
     const json choices = event.value("choices", json::array());
     if (!choices.empty()) ++output_tokens_;
-    // Exact, where an event brought more than one token, or none.
+    // The usage is exact even if an event has no token or several.
     if (event.contains("usage") && event["usage"].is_object()) {
       output_tokens_ = event["usage"].value("completion_tokens", output_tokens_);
       prompt_tokens_ = event["usage"].value("prompt_tokens", prompt_tokens_);

@@ -1,4 +1,4 @@
-// The events of a streamed answer, for their tokens.
+// Counts the tokens of a streamed response by its server-sent events.
 #pragma once
 
 #include <cstdint>
@@ -9,28 +9,29 @@
 
 namespace switchyard::bench {
 
-// The request that a backend wants, streamed, with as many tokens as were planned whatever the
-// model says.
+// A streaming request in the backend's format. It ignores EOS, so that the response has the planned
+// length.
 std::string PathOf(const ServeOptions& options);
 std::string BodyOf(const ServeOptions& options, const PlannedRequest& request);
 
-// Takes an answer's body in pieces.
+// Parses a response body that arrives in pieces.
 class AnswerStream {
  public:
   explicit AnswerStream(const ServeOptions& options) : cumulative_(options.backend == "sglang") {}
 
-  // Takes whole events off the front of `bytes`; how many tokens they brought.
+  // Removes complete events from the front of `bytes`; returns the number of tokens in them.
   int64_t Take(std::string& bytes);
 
-  bool done() const { return done_; }  // "[DONE]" has come
+  bool done() const { return done_; }  // "[DONE]" was received
   int64_t prompt_tokens() const { return prompt_tokens_; }
   int64_t output_tokens() const { return output_tokens_; }
-  const std::string& error() const { return error_; }  // that an event told of
+  const std::string& error() const { return error_; }  // the error that an event reported
 
  private:
   void TakeEvent(std::string_view data);
 
-  const bool cumulative_;  // events tell of all tokens so far; else each is one token
+  const bool cumulative_;  // true: events contain the total number of tokens; false: each event is
+                           // one token
   bool done_ = false;
   int64_t prompt_tokens_ = 0, output_tokens_ = 0;
   std::string error_;

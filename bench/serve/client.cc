@@ -34,7 +34,7 @@ double Since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Without the source lines that a system_error's what() has.
+// The message without the source location that system_error's what() contains.
 std::string Words(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
@@ -56,7 +56,7 @@ http::request<http::string_body> RequestOf(const ServeOptions& o, http::verb ver
   return request;
 }
 
-// Connects, sends, and reads the head of the answer. The stream's deadline is that of the whole.
+// Connects, sends, and reads the response header. The stream's deadline covers the whole request.
 awaitable<void> Send(beast::tcp_stream& stream, const ServeOptions& o,
                      const http::request<http::string_body>& request, beast::flat_buffer& buffer,
                      Parser& parser) {
@@ -78,7 +78,7 @@ awaitable<std::string> AskOnce(const ServeOptions& o, http::verb verb, const std
   co_await Send(stream, o, request, buffer, parser);
   co_await http::async_read(stream, buffer, parser, use_awaitable);
   if (parser.get().result() != http::status::ok)
-    throw Error(ErrorKind::kPeer, fmt::format("{} answers {}: {}", path, parser.get().result_int(),
+    throw Error(ErrorKind::kPeer, fmt::format("{} returned {}: {}", path, parser.get().result_int(),
                                               parser.get().body()));
   co_return std::move(parser.get().body());
 }
@@ -95,7 +95,7 @@ class LoadRunner {
     const size_t limit =
         options_.max_concurrency > 0 ? static_cast<size_t>(options_.max_concurrency) : plan_.size();
     start_ = Clock::now();
-    // Each worker has one request in flight; a free worker takes the next in line.
+    // Each worker has one request in flight; a free worker takes the next planned one.
     for (size_t i = 0; i < std::min(limit, plan_.size()); ++i)
       asio::co_spawn(io_, Work(), [](const std::exception_ptr& error) {
         if (error) std::rethrow_exception(error);
@@ -154,7 +154,7 @@ class LoadRunner {
     const double now = Since(start_);
     if (record.first == 0.0) {
       record.first = now;
-      --tokens;  // what came with the first had no gap
+      --tokens;  // the first token event has no gap before it
       record.gaps.insert(record.gaps.end(), tokens, 0.0);
     } else {
       const double gap = (now - record.last) / static_cast<double>(tokens);

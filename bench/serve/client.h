@@ -1,4 +1,4 @@
-// Sends a load to a server and writes down when tokens come.
+// Sends a planned load to a server and records the arrival times of tokens.
 #pragma once
 
 #include <functional>
@@ -10,18 +10,18 @@
 
 namespace switchyard::bench {
 
-// One GET or POST with an empty body, until its whole answer. Error kPeer where there is no
-// server, or where it answers anything but 200.
+// Sends one GET or POST with an empty body and returns the response body. Error kPeer if the
+// connection fails or the status is not 200.
 std::string Ask(const ServeOptions& options, const std::string& method, const std::string& path);
 
 struct LoadRun {
   std::vector<RequestRecord> records;  // in the order of the plan
-  double seconds = 0.0;                // until the last answer
+  double seconds = 0.0;                // from the start to the last response
 };
 
-// Every request has a connection of its own and streams; all of them run on the calling thread.
-// Requests that fail say why in their record; nothing is thrown for them. `progress` is called
-// after each that ended, with how many have, and how many of them failed.
+// Runs all requests on the calling thread, each with its own connection and a streamed response. A
+// failed request has the reason in its record; RunLoad does not throw for it. `progress` is called
+// after each request with the number of finished and of failed ones.
 LoadRun RunLoad(const ServeOptions& options, const std::vector<PlannedRequest>& plan,
                 const std::function<void(int done, int failed)>& progress);
 

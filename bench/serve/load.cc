@@ -28,7 +28,7 @@ std::vector<PlannedRequest> DrawRandom(const ServeOptions& o, int64_t vocab,
   return plan;
 }
 
-// Lines are taken in order, again from the first where there are too few.
+// Takes lines in order, and restarts from the first if there are too few.
 std::vector<PlannedRequest> ReadLines(const ServeOptions& o) {
   std::ifstream file(o.dataset_path);
   if (!file) throw Invalid("--dataset-path {}: cannot be read", o.dataset_path);
@@ -43,11 +43,11 @@ std::vector<PlannedRequest> ReadLines(const ServeOptions& o) {
                     number);
     const auto tokens = json.find("output_len");
     if (tokens != json.end() && (!tokens->is_number_integer() || *tokens < 1))
-      throw Invalid("{}:{}: \"output_len\" is no number of tokens", o.dataset_path, number);
+      throw Invalid("{}:{}: want \"output_len\" to be a positive integer", o.dataset_path, number);
     lines.push_back({.text = json[key].get<std::string>(),
                      .output_tokens = tokens == json.end() ? o.output_len : tokens->get<int>()});
   }
-  if (lines.empty()) throw Invalid("--dataset-path {}: no line in it", o.dataset_path);
+  if (lines.empty()) throw Invalid("--dataset-path {}: the file has no request", o.dataset_path);
   const size_t read = lines.size();
   for (size_t i = read; i < static_cast<size_t>(o.num_prompts); ++i)
     lines.push_back(lines[i % read]);

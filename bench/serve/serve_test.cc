@@ -32,7 +32,8 @@ TEST(PlanLoadTest, LengthsIdsAndPausesAreThoseOfTheOptions) {
     for (const int32_t id : request.input_ids) EXPECT_TRUE(id >= 0 && id < 7);
   }
   EXPECT_EQ(plan.front().at, 0.0);
-  EXPECT_NEAR(plan.back().at, 20.0, 5.0);  // 399 pauses of 1/20 s, of which one deviates as much
+  EXPECT_NEAR(plan.back().at, 20.0, 5.0);  // sum of 399 exponential pauses of 1/20 s; one standard
+                                           // deviation is about 1 s
   EXPECT_EQ(PlanLoad(options, 7).back().input_ids, plan.back().input_ids);
 }
 

@@ -3,14 +3,14 @@
 
     bench/train/balance.py --output DIR [--pictures docs/pictures]
 
-Trains one tiny model four times from the same weights on the same text with `switchyard train`: with nothing, with selection biases
-moved by load (auxiliary-loss-free), with the auxiliary loss over the batch, and with the one over each sequence. Prints for each, on
-text that was never trained: balancedness (mean / largest load of an expert, mean of the layers), the layer's that is worst, and the loss.
-On one processor the figures are the same at every run. docs/training.md says what was found.
+Trains one tiny model four times from the same weights on the same text: without balancing, with selection biases
+adjusted by load (auxiliary-loss-free), with the auxiliary loss over the batch, and with the auxiliary loss over each sequence.
+Prints for each run, on held-out text: balancedness (mean / largest load of an expert; mean over the layers), that of the worst layer,
+and the loss. On one machine the figures are the same at every run. docs/training.md has the results.
 
 The task: topics are Markov chains over one vocabulary of words, each with successors of its own, so that what follows a word depends
-on the topic. A document is some segments of drawn topics, each opened by the topic's name; topic i is drawn with a probability in
-proportion to 1 / (i + 1)^SKEW. Experts that serve the frequent topics are the busy ones, unless something holds against it.
+on the topic. A document is a sequence of segments with random topics; each segment starts with its topic's name. Topic i has a
+probability proportional to 1 / (i + 1)^SKEW. Without balancing, the experts of frequent topics are overloaded.
 """
 
 import argparse
@@ -23,9 +23,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = os.environ.get("SWITCHYARD", str(ROOT / "build/release/switchyard"))
 TOPICS, WORDS, SKEW = 16, 48, 1.6
-SEGMENTS, SEGMENT_WORDS = 8, 11  # of a document; words of a segment beside the topic's name
+SEGMENTS, SEGMENT_WORDS = 8, 11  # segments of a document; words of a segment without the topic's name
 DOCUMENTS, HELD_OUT = 6000, 400
-ODDS = [0.7, 0.2, 0.1]  # of a word's successors
+ODDS = [0.7, 0.2, 0.1]  # probabilities of a word's successors
 CONFIG = {
     "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 384, "hidden_size": 64,
     "intermediate_size": 128, "moe_intermediate_size": 32, "num_hidden_layers": 3, "first_k_dense_replace": 1, "n_routed_experts": 16,
@@ -78,7 +78,7 @@ def folder(work, way):
 
 
 def train(work, way, flags, args):
-    """-> what `switchyard train-score` says of the held-out text."""
+    """-> the result of `switchyard train-score` on the held-out text."""
     output = folder(work, way)
     run("train", "--model", work / "config.json", "--tokenizer-path", work / "tokenizer", "--data", work / "train.jsonl",
         "--output", output, "--resume", "never", "--steps", args.steps, "--length", 256, "--whole-documents", "--rows-per-step", 16,
@@ -94,7 +94,7 @@ def main():
     parser.add_argument("--pictures", type=Path, help="folder for two SVGs over the steps: balancedness and loss")
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0, help="of the first weights and of the order of the text")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the initial weights and of the order of the text")
     args = parser.parse_args()
     prepare(args.output)
     print(f"{'':<14}{'balancedness':>13}{'worst layer':>13}{'loss':>9}")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Training steps of Switchyard and of PyTorch side by side, on this machine.
+"""Compares training steps of Switchyard and PyTorch on this machine.
 
-Runs train_bench and train_torch.py on the same shapes, in turns, and prints the tokens/s of each one's
-fastest form. Needs torch and transformers, and a machine that does nothing else.
+Runs train_bench and train_torch.py alternately on the same shapes, and prints the tokens/s of the fastest
+variant of each. Needs torch and transformers, and an otherwise idle machine.
 """
 import argparse
 import pathlib
@@ -18,7 +18,7 @@ RATE = re.compile(r"([\d.]+) ms, (\d+) tokens/s \(least")
 
 
 def rates(command):
-    """(tokens/s of the median step, the line) of each form that the program measures."""
+    """(tokens/s of the median step, the printed line) of each variant that the program measures."""
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{command[0]}: {done.stderr}")
@@ -29,7 +29,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=9)
-    parser.add_argument("--rounds", type=int, default=2, help="each program's best round counts")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds; the best one of each program counts")
     parser.add_argument("--train-bench", default=ROOT / "build/release/bench/train_bench")
     args = parser.parse_args()
     for config, sequences, length in SHAPES:

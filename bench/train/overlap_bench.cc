@@ -1,15 +1,14 @@
-// How much of a slow exchange a training step hides. Whole steps of several micro-batches run plain
-// and overlapped, over the asynchronous and the pairwise exchange, on two ranks of one thread each.
-// Every exchange has an added delay. A further case overlaps sums of gradients with the backward
-// pass.
+// How much of the latency of a slow exchange a training step hides. Whole steps of several
+// micro-batches run plain and overlapped, over the asynchronous and the pairwise exchange, on two
+// ranks of one thread each. Every exchange has an added delay. A further case overlaps the
+// reduction of gradients with the backward pass.
 //
-// Every round runs a step of each kind, so that other work on the machine disturbs all alike; what
-// is printed are medians over the rounds. "hidden": the part of all exchanges' delays, one after
-// the other, by which the step did not become longer.
+// Every round runs a step of each kind, so that other load on the machine disturbs all alike. The
+// printed times are medians over the rounds. "hidden" is the fraction of the summed delays of all
+// exchanges by which the step did not become longer.
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -20,6 +19,7 @@
 #include <vector>
 
 #include "comm/device/communicator.h"
+#include "core/command_line.h"
 #include "train/exchange/delayed_exchange.h"
 #include "train/run/learner_links.h"
 
@@ -63,7 +63,7 @@ Batch MakeBatch(const Shape& shape, int64_t vocab, int rank) {
   return batch;
 }
 
-// To stderr, where somebody looks.
+// Shows progress if stderr is a terminal.
 void Progress(bool synchronous, int round, int rounds) {
   if (isatty(STDERR_FILENO) == 0) return;
   fmt::print(stderr, "\r{}: round {} of {} ", synchronous ? "pairwise" : "asynchronous",
@@ -97,7 +97,7 @@ Times Measure(const ModelConfig& config, const Shape& shape, bool synchronous) {
         const std::vector<Batch> batches(static_cast<size_t>(shape.micro_batches),
                                          MakeBatch(shape, config.vocab_size, rank));
         const double all = static_cast<double>(kRanks * tokens) * shape.micro_batches;
-        for (int round = -1; round < shape.rounds; ++round) {  // the first warms up
+        for (int round = -1; round < shape.rounds; ++round) {  // the first is a warm-up
           if (rank == 0) Progress(synchronous, round, shape.rounds);
           for (size_t w = 0; w < std::size(kWays); ++w) {
             for (size_t d = 0; d < std::size(kDelays); ++d) {
@@ -151,19 +151,18 @@ void Run(const Shape& shape) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("How much of a slow exchange training steps hide: two ranks, delays of 2, 4, 8 ms.");
+  CommandLine app(
+      "Measure how much exchange latency a training step hides: 2 ranks, delays of 2, 4, 8 ms.");
   Shape shape;
-  app.add_option("config", shape.config, "config.json of the model")
-      ->required()
-      ->check(CLI::ExistingFile);
+  app.Option("config", shape.config, "config.json of the model").Required().ExistingFile();
   const auto number = [&](const char* name, int& value, const char* what) {
-    app.add_option(name, value, what)->capture_default_str()->check(CLI::PositiveNumber);
+    app.Option(name, value, what).ShowDefault().Positive();
   };
   number("--micro-batches", shape.micro_batches, "of a step");
-  number("--sequences", shape.sequences, "of a micro-batch on each rank");
-  number("--length", shape.length, "tokens of a sequence");
-  number("--rounds", shape.rounds, "of which medians are taken; 24 steps each");
-  CLI11_PARSE(app, argc, argv);
+  number("--sequences", shape.sequences, "sequences of a micro-batch on each rank");
+  number("--length", shape.length, "tokens per sequence");
+  number("--rounds", shape.rounds, "rounds of 24 steps; medians over rounds are printed");
+  if (const auto code = app.ParseMain(argc, argv)) return *code;
   try {
     Run(shape);
   } catch (const std::exception& error) {

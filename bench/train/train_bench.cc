@@ -1,9 +1,8 @@
-// What a training step costs on CPUs: forward and backward of a batch of packed sequences, clipping
-// and AdamW, and where the time goes. bench/train/train_torch.py measures the same steps with
-// PyTorch.
+// Cost of a training step on CPUs: forward and backward of a batch of packed sequences, gradient
+// clipping and AdamW, with the time of each part. bench/train/train_torch.py measures the same
+// steps with PyTorch.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <ctime>
@@ -13,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core/command_line.h"
 #include "train/model.h"
 #include "train/optimizer/adamw.h"
 #include "train/optimizer/catalog.h"
@@ -50,7 +50,7 @@ Batch MakeBatch(int sequences, int length, int64_t vocab) {
 
 struct Times {
   double forward[6] = {}, backward[6] = {}, heads = 0.0, optimizer = 0.0, total = 0.0;
-  double cpu = 0.0;  // of all threads: what other work on the machine disturbs least
+  double cpu = 0.0;  // CPU time of all threads, which other work on the machine disturbs least
 };
 
 struct Optimizer {
@@ -146,28 +146,23 @@ void Run(const Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("What a training step costs: forward, backward, clipping and AdamW.");
+  CommandLine app("Measure a training step: forward, backward, gradient clipping and AdamW.");
   Options options;
-  app.add_option("config", options.config, "config.json of the model")
-      ->required()
-      ->check(CLI::ExistingFile);
-  app.add_option("--threads", options.threads)->capture_default_str()->check(CLI::PositiveNumber);
-  app.add_option("--sequences", options.sequences, "sequences of a step")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  app.add_option("--length", options.length, "tokens of a sequence")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  app.add_option("--mtp", options.mtp, "modules that predict a further token")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--compute-dtype", options.compute_dtype, "of the linear layers' products")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"float32", "bfloat16"}));
-  app.add_option("--steps", options.steps, "measured, after one that is not")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  CLI11_PARSE(app, argc, argv);
+  app.Option("config", options.config, "config.json of the model").Required().ExistingFile();
+  app.Option("--threads", options.threads).ShowDefault().Positive();
+  app.Option("--sequences", options.sequences, "sequences per step").ShowDefault().Positive();
+  app.Option("--length", options.length, "tokens per sequence").ShowDefault().Positive();
+  app.Option("--mtp", options.mtp, "multi-token prediction (MTP) modules")
+      .ShowDefault()
+      .NonNegative();
+  app.Option("--compute-dtype", options.compute_dtype,
+             "number format of the linear layers' products")
+      .ShowDefault()
+      .OneOf({"float32", "bfloat16"});
+  app.Option("--steps", options.steps, "measured steps, after one warm-up step")
+      .ShowDefault()
+      .Positive();
+  if (const auto code = app.ParseMain(argc, argv)) return *code;
   try {
     Run(options);
   } catch (const std::exception& error) {

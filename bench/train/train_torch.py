@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a training step costs PyTorch on CPUs: the steps of train_bench.
+"""Cost of PyTorch's training step on CPUs, for the same steps as train_bench.
 
 Forward and backward of the model that `transformers` builds from CONFIG.json, clipping and AdamW, by
 each of its implementations of attention and experts, in float32 or with bfloat16 compute (autocast,
@@ -23,7 +23,7 @@ def arguments():
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--compute-dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--steps", type=int, default=15, help="measured, after one that is not")
+    parser.add_argument("--steps", type=int, default=15, help="measured steps, after one warm-up step")
     parser.add_argument("--attention", nargs="+", default=["sdpa", "eager"])
     parser.add_argument("--experts", nargs="+", default=["grouped_mm", "batched_mm", "eager"])
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
@@ -67,7 +67,7 @@ def main():
             name = f"{attention}, experts {experts}, {args.compute_dtype}"
             try:
                 wall, cpu, parameters = steps(args, attention, experts)
-            except Exception as error:  # a form that does not run on CPUs is no reason to end
+            except Exception as error:  # a variant that does not run on CPUs is skipped
                 print(f"{name}: {str(error).splitlines()[0]}", flush=True)
                 continue
             median, least = statistics.median(wall), min(wall)

@@ -1,6 +1,6 @@
-// A dispatcher on symmetric memory. Every rank leaves its tokens in a mailbox of its own arena;
-// every rank looks through all mailboxes for rows of its experts, and puts their outputs straight
-// into the arenas that the tokens came from.
+// A dispatcher on symmetric memory. Every rank publishes its tokens in a mailbox in its own arena.
+// Every rank reads all mailboxes for rows of its experts, and writes the outputs directly into the
+// arenas of the tokens' ranks.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -14,7 +14,7 @@ namespace {
 
 using namespace switchyard;
 
-// Offsets in a slot of the exchange (ExchangeSlots says what a slot is, and when it is free again).
+// Offsets in a buffer slot of the exchange. ExchangeSlots describes slots and their reuse.
 struct Buffers {
   Buffers(const MoeOptions&, const ExchangeShape& shape) : capacity(shape.max_tokens) {
     routing = plan.Add("routing", sizeof(int32_t) * (1 + capacity * shape.k));
@@ -27,12 +27,12 @@ struct Buffers {
 
   BufferPlan plan;
   int64_t capacity;  // tokens of one rank
-  size_t routing;    // [1 + capacity · k] i32: how many tokens, then their expert ids
+  size_t routing;    // [1 + capacity · k] int32: the number of tokens, then their expert ids
   size_t rows;       // [capacity, H]
   size_t outputs;    // [capacity, k, H], written by the ranks of the experts
 };
 
-// All that is to be remembered of one batch, so that several may be on their way.
+// All state of one batch, so that several batches may be in flight.
 struct State {
   SlotUse use;
   std::vector<int32_t> begin;      // [ranks + 1] first row of each source
@@ -108,8 +108,8 @@ class Mailbox : public Dispatcher {
     slots_.RaiseAll(state.use, kOutputs);
   }
 
-  // Slots are added in their order, in float32, where the token is: that is what makes the result
-  // independent of where the experts are.
+  // Sums top-k slots in slot order, in float32, at the token's rank. So results do not depend on
+  // the placement of experts.
   void EndCombine(DispatchHandle* handle, float* y) override {
     auto& state = handle->Get<State>();
     const TopK& topk = *handle->topk;
@@ -128,7 +128,7 @@ class Mailbox : public Dispatcher {
  private:
   enum Stage { kRows, kOutputs, kNumStages };
 
-  // Copies what is in a source's mailbox.
+  // Appends the rows and routing of a source's mailbox to `state`.
   void Collect(int source, State* state) {
     constexpr const char* kWhat = "mailbox dispatch";
     slots_.Fetch(state->use, source, buffers_.routing,
@@ -165,5 +165,5 @@ void AddMailbox(MoeBackends& backends) {
                         return ExchangeSlots::Bytes(shape.ep, /*num_stages=*/2,
                                                     Buffers(options, shape).plan.bytes());
                       },
-                  .summary = "every rank reads the tokens of all, from their own arenas"});
+                  .summary = "every rank reads the tokens of all ranks from their arenas"});
 }

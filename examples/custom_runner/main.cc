@@ -1,4 +1,4 @@
-// All of Switchyard, with a runner and a dispatcher more.
+// The complete Switchyard program with an additional runner and dispatcher.
 #include "apps/main.h"
 
 #include "my_backends.h"

@@ -1,4 +1,4 @@
-// The backends of this example, by the names under which flags choose them.
+// Functions that register this example's backends under the names that flags use.
 #pragma once
 
 #include "moe/backends.h"

@@ -1,4 +1,4 @@
-// A runner as plain as can be: one row after the other, by the formula.
+// A minimal runner: computes the MLP formula row by row.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -12,8 +12,8 @@ namespace {
 
 using namespace switchyard;
 
-// y [w.n] = W · x + bias, of weights in any format, one dequantized row at a time. Some weights
-// want their input rounded first, as the checkpoint was made for it.
+// y [w.n] = W · x + bias. Dequantizes weights of any format one row at a time. Rounds the input
+// first if the checkpoint was quantized for rounded activations.
 void Product(const WeightView& w, const float* bias, const float* input, float* y) {
   std::vector<float> row(w.k), x(w.k);
   RoundActivations(w.activation, w.input_scale, input, w.k, x.data());
@@ -32,7 +32,7 @@ class PlainMlp : public Runner {
   void Run(const ExpertBlock& block, const GroupedRows& rows, int64_t hidden, ThreadPool& pool,
            float* y) override {
     if (block.activation != kernels::Activation::kSwiGlu)
-      throw Invalid("--moe-runner-backend plain_mlp: it knows SwiGLU alone");
+      throw Invalid("--moe-runner-backend plain_mlp supports only SwiGLU");
     pool.RunRanges(rows.num_rows, /*grain=*/1, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         // Expert e has the rows [offsets[e], offsets[e + 1]).
@@ -58,5 +58,5 @@ class PlainMlp : public Runner {
 
 void AddPlainMlp(MoeBackends& backends) {
   backends.runners.Add("plain_mlp", {[] { return std::make_unique<PlainMlp>(); },
-                                     "one row after the other, by the formula"});
+                                     "computes the MLP formula row by row"});
 }

@@ -34,7 +34,7 @@ struct EngineConfig {
                // float16 | fp8_e4m3 | int8 (CPUs) (--kv-cache-dtype)
   QuantizationFlags quantization;    // --quantization, --quantize-activations
   std::string load_format = "auto";  // --load-format
-  // --tp-size, --ep-size, --dp-size with --enable-dp-attention, --moe-dense-tp-size
+  // --tp-size, --ep-size, --dp-size (with --enable-dp-attention), --moe-dense-tp-size
   MeshShape mesh;
   std::string load_balance_method = "auto";  // --load-balance-method: see DpController
   MoeOptions moe;  // --moe-a2a-backend, --deepep-mode, … (row_dtype is set from dtype)
@@ -51,15 +51,27 @@ struct EngineConfig {
   int32_t page_size = 16;             // --page-size
   // --max-running-requests of all attention groups; 0: 256, bounded by the cache
   int32_t max_running_requests = 0;
-  int32_t max_queued_requests = 0;  // --max-queued-requests; 0: no limit (checked by the front)
+  // --max-queued-requests; 0: no limit; -1: 16 times the running requests (checked by the front)
+  int32_t max_queued_requests = -1;
   // --chunked-prefill-size: most prompt tokens of one step, of all attention groups; −1: no
   // chunking; 0: 2048, on GPUs the result of DefaultGpuChunk
   int32_t chunked_prefill_size = 0;
+  // --max-prefill-tokens: a second limit on the prompt tokens of one step; 0: none
+  int64_t max_prefill_tokens = 0;
+  std::string schedule_policy = "fcfs";    // --schedule-policy: see ParseSchedulePolicy
+  double schedule_conservativeness = 1.0;  // --schedule-conservativeness: see NewTokenEstimate
+  // --target-step-ms: of a step with prompt and decode rows; −1: derived (PrefillPace), 0: no
+  // target
+  double target_step_ms = -1;
+  bool priority_scheduling = false;   // --enable-priority-scheduling
+  int32_t preemption_threshold = 10;  // --priority-scheduling-preemption-threshold
+  int32_t decode_log_interval = 0;    // --decode-log-interval; 0: no log lines
   bool disable_radix_cache = false;   // --disable-radix-cache
   int32_t threads_per_rank = 0;       // --cpu-threads-per-rank; 0: this host's CPUs / ranks
   std::string cpu_bind = "auto";      // --cpu-bind: auto | none | CPUs of each rank of this host
   std::string cpu_isa = "auto";       // --cpu-isa
   double dist_timeout_seconds = 300;  // --dist-timeout
+  double watchdog_timeout_seconds = 300;  // --watchdog-timeout
   uint64_t random_seed = 0;  // --random-seed: of requests without a seed, and of dummy weights
   std::string log_level = "info";
   bool check_batches = false;  // --check-batches: ranks compare every batch before they run it
@@ -100,6 +112,11 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host = 0);
 // of 8192 and 4096 whose `bytes_of` (activations and exchange of a rank) is at most `most_bytes`
 // (a sixth of the GPU memory that weights leave free), else 2048.
 int32_t DefaultGpuChunk(double most_bytes, const std::function<double(int32_t)>& bytes_of);
+
+// --moe-a2a-backend ascend_fuseep and megamoe are operators of devices that this program does not
+// support. Replaces them by "fused" if `backends` has it for the device, else by "deepep", and logs
+// the replacement. Other names stay.
+void ReplaceForeignA2a(EngineConfig* config);
 
 // Options of Model; memory planning uses the same.
 ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan, int rank = 0);

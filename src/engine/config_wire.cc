@@ -14,9 +14,9 @@ template <typename Codec, OneOf<MoeOptions> T>
 void Fields(Codec& codec, T& o) {
   codec(o.a2a_backend, o.deepep_mode, o.runner_backend, o.speculative_a2a_backend,
         o.speculative_runner_backend, o.max_dispatch_tokens_per_rank, o.dispatcher_output_dtype,
-        o.combine_rows, o.long_seq_per_round_tokens, o.long_seq_rounds, o.elastic_timeout_seconds,
-        o.waterfill, o.num_redundant_experts, o.init_expert_location, o.row_dtype,
-        o.fp8_group_activations);
+        o.combine_rows, o.long_seq_per_round_tokens, o.long_seq_rounds, o.hccl_buffer_mib,
+        o.combine_long_seq, o.elastic_timeout_seconds, o.waterfill, o.num_redundant_experts,
+        o.init_expert_location, o.row_dtype, o.fp8_group_activations);
 }
 template <typename Codec, OneOf<QuantizationFlags> T>
 void Fields(Codec& codec, T& q) {
@@ -38,8 +38,10 @@ void Fields(Codec& codec, T& c) {
         c.kv_cache_dtype, c.quantization, c.load_format, c.mesh, c.load_balance_method, c.moe,
         c.eplb, c.recorder, c.context_length, c.max_total_tokens, c.mem_fraction_static,
         c.page_size, c.max_running_requests, c.max_queued_requests, c.chunked_prefill_size,
-        c.disable_radix_cache, c.threads_per_rank, c.cpu_bind, c.cpu_isa, c.dist_timeout_seconds,
-        c.random_seed, c.log_level, c.check_batches);
+        c.max_prefill_tokens, c.schedule_policy, c.schedule_conservativeness, c.target_step_ms,
+        c.priority_scheduling, c.preemption_threshold, c.decode_log_interval, c.disable_radix_cache,
+        c.threads_per_rank, c.cpu_bind, c.cpu_isa, c.dist_timeout_seconds,
+        c.watchdog_timeout_seconds, c.random_seed, c.log_level, c.check_batches);
 }
 
 std::string EncodeConfig(const EngineConfig& config) { return EncodeFields(config); }

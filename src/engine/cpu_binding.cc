@@ -41,7 +41,7 @@ CpuBinding BindToList(CpuList cpus, const CpuList& allowed, int32_t threads_per_
   binding.cpus = std::move(cpus);
   binding.taken = CpuReservation::Take(binding.threads, binding.cpus);
   if (!binding.taken)
-    LOG_WARNING("{}: another server has pinned threads to some of CPUs {} too", kFlag,
+    LOG_WARNING("{}: another server has also pinned threads to some of CPUs {}", kFlag,
                 FormatCpuList(binding.cpus));
   return binding;
 }
@@ -64,7 +64,7 @@ std::vector<CpuList> ParseCpuBind(const std::string& text, int32_t threads_per_r
   }
   if (std::ssize(parts) != ranks_of_host)
     throw Invalid(
-        "{} {}: has CPUs of {} ranks, and this host has {}; want auto, none, or one list "
+        "{} {}: lists CPUs of {} ranks, but this host has {} ranks; want auto, none, or one list "
         "per rank, separated by |, like 0-3|4-7",
         kFlag, text, parts.size(), ranks_of_host);
   CpuList all;
@@ -77,8 +77,15 @@ std::vector<CpuList> ParseCpuBind(const std::string& text, int32_t threads_per_r
 
 std::string CpuBindOfEnvironment() {
   const char* value = std::getenv("SGLANG_CPU_OMP_THREADS_BIND");
-  if (value == nullptr || *value == '\0' || std::string_view(value) == "all") return "auto";
-  return value;
+  const bool given = value != nullptr && *value != '\0';
+  if (given && std::string_view(value) != "all") return value;
+  const char* affinity = std::getenv("SGLANG_SET_CPU_AFFINITY");
+  if (given || affinity == nullptr || *affinity == '\0') return "auto";
+  for (const std::string_view on : {"1", "true", "True", "yes", "y", "on"})
+    if (affinity == on) return "auto";
+  for (const std::string_view off : {"0", "false", "False", "no", "n", "off"})
+    if (affinity == off) return "none";
+  throw Invalid("environment variable SGLANG_SET_CPU_AFFINITY={}: want true or false", affinity);
 }
 
 CpuBinding BindToShare(const CpuList& allowed, int index, int count, int32_t threads_per_rank,

@@ -24,7 +24,8 @@ struct CpuBinding {
 std::vector<CpuList> ParseCpuBind(const std::string& text, int32_t threads_per_rank,
                                   int ranks_of_host);
 
-// The flag's default: SGLang's SGLANG_CPU_OMP_THREADS_BIND if set, where "all" means auto.
+// The flag's default: SGLang's SGLANG_CPU_OMP_THREADS_BIND if set, where "all" means auto; else
+// none if SGLANG_SET_CPU_AFFINITY is false. Error kInvalid if that is neither true nor false.
 std::string CpuBindOfEnvironment();
 
 // The binding of rank `index` of the `count` ranks of one engine that partition `allowed` among
@@ -33,7 +34,8 @@ std::string CpuBindOfEnvironment();
 CpuBinding BindToShare(const CpuList& allowed, int index, int count, int32_t threads_per_rank,
                        const std::filesystem::path& root = "/");
 
-// The index of `self` among the entries of `keys` that equal keys[self], and the count of these.
+// Position of `self` among the entries of `keys` that are equal to keys[self], and the number of
+// such entries.
 struct PlaceAmongEqual {
   int index = 0, count = 0;
 };

@@ -73,7 +73,8 @@ TEST_F(CpuBindingTest, BadListsNameTheFlag) {
   const auto error = [](const std::string& text, int threads = 0) {
     return ErrorOf([&] { ParseCpuBind(text, threads, 2); });
   };
-  EXPECT_THAT(error("0-3"), HasSubstr("--cpu-bind 0-3: has CPUs of 1 ranks, and this host has 2"));
+  EXPECT_THAT(error("0-3"),
+              HasSubstr("--cpu-bind 0-3: lists CPUs of 1 ranks, but this host has 2 ranks"));
   EXPECT_THAT(error("0|1|2"), HasSubstr("of 3 ranks"));
   EXPECT_THAT(error("0-3|3-4"), HasSubstr("two ranks have CPU 3"));
   EXPECT_THAT(error("0-3|"), HasSubstr("--cpu-bind: '' is not a list of CPUs"));
@@ -87,6 +88,13 @@ TEST_F(CpuBindingTest, SglangsVariableIsTheDefault) {
   ASSERT_EQ(setenv("SGLANG_CPU_OMP_THREADS_BIND", "all", 1), 0);
   EXPECT_EQ(CpuBindOfEnvironment(), "auto");
   ASSERT_EQ(unsetenv("SGLANG_CPU_OMP_THREADS_BIND"), 0);
+  for (const auto& [value, bind] : {std::pair{"1", "auto"}, {"true", "auto"}, {"0", "none"}}) {
+    ASSERT_EQ(setenv("SGLANG_SET_CPU_AFFINITY", value, 1), 0);
+    EXPECT_EQ(CpuBindOfEnvironment(), bind) << value;
+  }
+  ASSERT_EQ(setenv("SGLANG_SET_CPU_AFFINITY", "maybe", 1), 0);
+  EXPECT_THROW(CpuBindOfEnvironment(), Error);
+  ASSERT_EQ(unsetenv("SGLANG_SET_CPU_AFFINITY"), 0);
   EXPECT_EQ(CpuBindOfEnvironment(), "auto");
 }
 

@@ -35,7 +35,8 @@ bool Engine::FlushCache() { return impl_->ranks.FlushCache(); }
 const EnginePlan& Engine::plan() const { return impl_->plan; }
 
 RequestOutput Engine::Generate(EngineRequest request) {
-  const auto finished = std::make_shared<std::promise<void>>();  // set_value may outlast the wait
+  const auto finished = std::make_shared<std::promise<void>>();  // shared: set_value may still run
+                                                                 // after the wait has returned
   RequestOutput all;
   const auto append = [](auto& to, const auto& from) {
     to.insert(to.end(), from.begin(), from.end());
@@ -54,7 +55,7 @@ RequestOutput Engine::Generate(EngineRequest request) {
     if (all.finish != FinishReason::kNone) finished->set_value();
   });
   finished->get_future().wait();
-  if (all.finish == FinishReason::kError) throw Invalid("{}", all.error);
+  if (all.finish == FinishReason::kError) throw Error(all.error_kind, all.error);
   return all;
 }
 

@@ -68,7 +68,7 @@ void ExpertServices::AddTo(ModelOptions* options) const {
 
 std::vector<EngineMessage> ApplyToEplb(const std::vector<ControlMessage>& messages,
                                        EplbManager* eplb, bool is_leader) {
-  constexpr char kNone[] = "experts do not move: start with --enable-eplb";
+  constexpr char kNone[] = "EPLB is disabled: start with --enable-eplb";
   std::vector<EngineMessage> answers;
   const auto answer = [&](uint64_t ticket, std::string refused) {
     if (is_leader)

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "engine/rank_engine.h"
@@ -60,6 +61,9 @@ class FakeForward : public ForwardFunction {
   // Two "experts" for each row: its token and its position.
   std::span<const int32_t> routed_experts() const override { return routed_; }
   int64_t routed_width() const override { return 2; }
+  std::vector<std::string> RouterFaults(const ForwardBatch& batch) override {
+    return std::vector<std::string>(batch.sequences.size(), router_fault);
+  }
 
   // The logits that follow a history, for expectations.
   std::vector<float> LogitsAfter(std::span<const int32_t> tokens) const {
@@ -73,6 +77,7 @@ class FakeForward : public ForwardFunction {
   int64_t most_rows = 0, passes = 0;
   uint64_t fingerprint = 0;  // of all batches so far
   int32_t poison = -1;       // a history that contains this token gives NaN
+  std::string router_fault;  // the router fault of every sequence in a pass with NaN
 
  private:
   struct Entry {
@@ -106,7 +111,7 @@ class FakeForward : public ForwardFunction {
       rows += sequence.rows;
     }
     EXPECT_EQ(rows, batch.num_tokens());
-    // A group without rows runs a pass only if another group has rows.
+    // A group without rows runs a pass only because another group has rows.
     EXPECT_GT(std::accumulate(batch.group_tokens.begin(), batch.group_tokens.end(), int64_t{rows}),
               0);
   }

@@ -47,10 +47,11 @@ bool ChooseGpus(const EngineConfig& config, int ranks_of_host, const std::vector
                   "nvcc is found)");
   const std::set<int> taken = Taken(config, ranks_of_host);
   if (*taken.rbegin() >= static_cast<int>(gpus.size()))
-    throw Error(ErrorKind::kInvalid,
-                fmt::format("{} ranks of this host take GPUs up to number {}, and there are {}",
-                            ranks_of_host, *taken.rbegin(), gpus.size()),
-                "lower --tp-size, --base-gpu-id or --gpu-id-step, or say --device cpu");
+    throw Error(
+        ErrorKind::kInvalid,
+        fmt::format("the {} ranks of this host use GPU numbers up to {}, but there are {} GPUs",
+                    ranks_of_host, *taken.rbegin(), gpus.size()),
+        "lower --tp-size, --base-gpu-id or --gpu-id-step, or use --device cpu");
   CheckBalancedMemory(taken, gpus);
   return true;
 }

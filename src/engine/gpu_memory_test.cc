@@ -34,7 +34,7 @@ TEST(ChooseGpusTest, RefusesWhatIsNotThere) {
   EXPECT_THAT(ErrorOf([&] {
                 ChooseGpus(config, 4, Gpus({139, 139}));
               }),
-              HasSubstr("4 ranks of this host take GPUs up to number 3, and there are 2"));
+              HasSubstr("the 4 ranks of this host use GPU numbers up to 3, but there are 2 GPUs"));
   config.gpu_id_step = 0;
   EXPECT_TRUE(ChooseGpus(config, 4, Gpus({139, 139})));
   config.base_gpu_id = 2;

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "engine/expert_services.h"
@@ -24,15 +26,20 @@ class ModelForward : public ForwardFunction {
   std::span<const int32_t> drawn() const override { return model_.drawn(); }
   std::span<const int32_t> routed_experts() const override { return model_.routed_experts(); }
   int64_t routed_width() const override;
+  std::vector<std::string> RouterFaults(const ForwardBatch& batch) override;
 
  private:
   void EndPass(const ForwardBatch& batch);
+  void NoteFaults(const ForwardBatch& batch);
 
   Model& model_;
   KvStorage& kv_;
   ExpertRecorder* const recorder_;      // or null
   EplbManager* const eplb_;             // or null
   std::vector<int32_t> sequence_rows_;  // [sequences]
+  // By request id: the first router fault on this rank. Kept over passes, since prefill chunks
+  // before the last give no logits.
+  std::map<uint64_t, int32_t> faults_;
 };
 
 }  // namespace switchyard

@@ -10,6 +10,7 @@
 #include "engine/cpu_binding.h"
 #include "engine/dp_controller.h"
 #include "engine/expert_services.h"
+#include "engine/features.h"
 #include "engine/gpu_memory.h"
 #include "engine/host_memory.h"
 #include "engine/rank_engine.h"
@@ -40,6 +41,19 @@ void CheckFlags(const EngineConfig& c) {
   if (c.chunked_prefill_size < -1 || c.chunked_prefill_size > kMaxBatchTokens)
     throw Invalid("--chunked-prefill-size {}: want 1 to {}, -1 for no chunking, or 0 for a default",
                   c.chunked_prefill_size, kMaxBatchTokens);
+  if (c.max_prefill_tokens < 0 || c.max_prefill_tokens > kMaxBatchTokens)
+    throw Invalid("--max-prefill-tokens {}: want 1 to {}, or 0 for no bound", c.max_prefill_tokens,
+                  kMaxBatchTokens);
+  ParseSchedulePolicy(c.schedule_policy);
+  if (!(c.schedule_conservativeness >= 0.0 && c.schedule_conservativeness <= 1e3))
+    throw Invalid("--schedule-conservativeness {}: want 0 to 1000", c.schedule_conservativeness);
+  if (c.target_step_ms != -1 && !(c.target_step_ms >= 0 && c.target_step_ms <= 1e6))
+    throw Invalid("--target-step-ms {}: want 0 to 1000000, or -1 to derive it", c.target_step_ms);
+  if (c.preemption_threshold < 0)
+    throw Invalid("--priority-scheduling-preemption-threshold {}: want at least 0",
+                  c.preemption_threshold);
+  if (c.decode_log_interval < 0)
+    throw Invalid("--decode-log-interval {}: want at least 0", c.decode_log_interval);
   if (c.max_running_requests < 0 || c.max_running_requests > kMaxBatchTokens)
     throw Invalid("--max-running-requests {}: want 1 to {}, or 0 for a default",
                   c.max_running_requests, kMaxBatchTokens);
@@ -54,6 +68,8 @@ void CheckFlags(const EngineConfig& c) {
                   c.threads_per_rank);
   if (!(c.dist_timeout_seconds > 0.0))
     throw Invalid("--dist-timeout {}: want more than 0 seconds", c.dist_timeout_seconds);
+  if (!(c.watchdog_timeout_seconds >= 3.0))  // an idle leader beats once a second
+    throw Invalid("--watchdog-timeout {}: want at least 3 seconds", c.watchdog_timeout_seconds);
 }
 
 void CheckRecorder(const ExpertRecorderOptions& recorder, const EnginePlan& plan) {
@@ -61,8 +77,6 @@ void CheckRecorder(const ExpertRecorderOptions& recorder, const EnginePlan& plan
   const char* flag = recorder.mode.empty() ? "--enable-expert-distribution-metrics"
                                            : "--expert-distribution-recorder-mode";
   if (!plan.model.has_moe()) throw Invalid("{}: this model has no experts", flag);
-  if (plan.cuda)
-    throw Invalid("{}: expert counts are supported on CPUs only; want --device cpu", flag);
 }
 
 void CheckEplb(const EngineConfig& config, const EnginePlan& plan) {
@@ -70,7 +84,6 @@ void CheckEplb(const EngineConfig& config, const EnginePlan& plan) {
   if (!eplb.enable && eplb.dispatch == "static") return;
   const char* flag = eplb.enable ? "--enable-eplb" : "--ep-dispatch-algorithm";
   if (!plan.model.has_moe()) throw Invalid("{}: this model has no experts", flag);
-  if (plan.cuda) throw Invalid("{}: supported on CPUs only; want --device cpu", flag);
   if (!eplb.enable) return;
   if (config.mesh.ep == 1)
     throw Invalid("--enable-eplb: all experts are on one EP rank; want --ep-size 2 or more");
@@ -79,6 +92,18 @@ void CheckEplb(const EngineConfig& config, const EnginePlan& plan) {
   } catch (const Error& error) {
     throw Invalid("--enable-eplb, --eplb-algorithm {}: {}", eplb.algorithm, error.what());
   }
+}
+
+// flashinfer_mxfp4 requires MXFP4 experts; grouped_mlp, which replaces it here, supports any
+// format.
+void CheckRunnerFormat(const EngineConfig& config, const ModelConfig& model) {
+  if (config.moe.runner_backend != "flashinfer_mxfp4" || !model.has_moe()) return;
+  if (model.quantization.method == "mxfp4") return;
+  throw Invalid(
+      "--moe-runner-backend flashinfer_mxfp4 computes MXFP4 experts, and this checkpoint's are {}: "
+      "add --quantization mxfp4, or leave the flag out",
+      model.quantization.method.empty() ? std::string(Name(model.dtype))
+                                        : model.quantization.method);
 }
 
 bool IsActivationType(DType d) { return d == DType::kF32 || d == DType::kBF16 || d == DType::kF16; }
@@ -92,33 +117,33 @@ DType ChooseDType(const std::string& value, DType automatic) {
   return *dtype;
 }
 
-DType ChooseCacheDType(const EngineConfig& config, bool cuda, DType automatic) {
+DType ChooseCacheDType(const EngineConfig& config, DType automatic) {
   const std::string& value = config.kv_cache_dtype;
   if (value == "auto") return automatic;
   const auto dtype = ParseDType(value);
   if (!dtype || !kernels::IsCacheType(*dtype))
     throw Invalid("--kv-cache-dtype {}: want auto, float32, bfloat16, float16, fp8_e4m3 or int8",
                   value);
-  if (cuda && SizeOf(*dtype) == 1)
-    throw Invalid("--kv-cache-dtype {}: CPUs only; want auto or bfloat16 on GPUs", value);
   return *dtype;
 }
 
 int64_t ChooseContext(const EngineConfig& config, const ModelConfig& model) {
   if (config.context_length == 0) return model.max_position;
-  if (config.context_length < 2 || config.context_length > model.max_position)
-    throw Invalid("--context-length {}: want 2 to {}, the model's max_position_embeddings",
-                  config.context_length, model.max_position);
+  const int64_t longest = model.longest_context();
+  if (config.context_length < 2 || config.context_length > longest)
+    throw Invalid("--context-length {}: want 2 to {}, {}", config.context_length, longest,
+                  longest > model.max_position
+                      ? "the rope scaling's factor times original_max_position_embeddings"
+                      : "the model's max_position_embeddings");
   return config.context_length;
 }
 
 // One attention group's share of a total over all groups.
 int32_t PerGroup(int32_t total, int dp) { return std::max(1, total / dp); }
 
-int64_t MaxBatchTokens(const EnginePlan& plan) {
-  const int64_t prompt_rows =
-      plan.chunked_prefill_size < 0 ? plan.context_length : plan.chunked_prefill_size;
-  return prompt_rows + plan.max_running_requests;
+int64_t MaxBatchTokens(const EngineConfig& config, const EnginePlan& plan) {
+  return MaxPromptRows(plan.chunked_prefill_size, config.max_prefill_tokens, plan.context_length) +
+         plan.max_running_requests;
 }
 
 // Float32 rows of a pass, an upper bound: residual stream and branches; q, k, v and attention
@@ -158,7 +183,7 @@ int64_t RanksOfGpu(const EngineConfig& config, const EnginePlan& plan) {
 // Sets the prefill chunk, and from it the maximum rows of a pass.
 void SetChunk(int32_t chunk, const EngineConfig& config, EnginePlan& plan) {
   plan.chunked_prefill_size = chunk < 0 ? -1 : PerGroup(chunk, config.mesh.dp);
-  plan.max_batch_tokens = MaxBatchTokens(plan);
+  plan.max_batch_tokens = MaxBatchTokens(config, plan);
 }
 
 // A rank's share of its GPU's memory.
@@ -367,8 +392,15 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   plan.ranks_of_host = ranks_of_host > 0 ? ranks_of_host : config.mesh.tp;
   plan.cuda = ChooseGpus(config, plan.ranks_of_host);
   plan.model = ReadModelConfig(config);
+  CheckRunnerFormat(config, plan.model);
+  if (plan.cuda && plan.model.attention.clip_qkv != 0.0f)
+    throw Invalid(
+        "config.json: clip_qkv: clipping of queries, keys and values is supported on CPUs only; "
+        "want --device cpu");
   CheckRecorder(config.recorder, plan);
   CheckEplb(config, plan);
+  CheckFeatures(config, plan.model,
+                {.gpus = plan.cuda, .several_hosts = plan.ranks_of_host < config.mesh.tp});
   plan.dtype = ChooseDType(config.dtype,
                            IsActivationType(plan.model.dtype) ? plan.model.dtype : DType::kBF16);
   // bfloat16 matches the precision of the matrix products, at half the size. On CPUs the rows of
@@ -376,7 +408,7 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   const QuantizationConfig& quantization = plan.model.quantization;
   const bool rounds = plan.dtype != DType::kF32 &&
                       (plan.cuda || (quantization.bfloat16_rows && quantization.none()));
-  plan.kv_dtype = ChooseCacheDType(config, plan.cuda, rounds ? DType::kBF16 : DType::kF32);
+  plan.kv_dtype = ChooseCacheDType(config, rounds ? DType::kBF16 : DType::kF32);
   plan.context_length = ChooseContext(config, plan.model);
   plan.max_running_requests =
       PerGroup(config.max_running_requests ? config.max_running_requests : kDefaultRunningRequests,

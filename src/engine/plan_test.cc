@@ -9,6 +9,7 @@
 namespace switchyard {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
@@ -163,6 +164,62 @@ TEST(Plan, ProductsOfBFloat16MakeRowsAndCacheInItTheDefault) {
   config.dtype = "float32";
   EXPECT_FALSE(ReadModelConfig(config).quantization.bfloat16_rows);
   EXPECT_EQ(MakePlan(config).kv_dtype, DType::kF32);
+}
+
+// Qwen's recipe for long contexts: yarn, factor 4, and a --context-length beyond
+// max_position_embeddings.
+TEST(Plan, RopeScalingStretchesTheLongestContext) {
+  EngineConfig config = Fixture();
+  const int64_t plain = MakePlan(config).context_length;
+  config.model_override_args =
+      R"({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": )" +
+      std::to_string(plain) + "}}";
+  EXPECT_EQ(MakePlan(config).context_length, plain);
+  config.context_length = 4 * plain;
+  EXPECT_EQ(MakePlan(config).context_length, 4 * plain);
+  ++config.context_length;
+  EXPECT_THAT(ErrorOf(config), HasSubstr("the rope scaling's factor times"));
+  config.model_override_args.clear();
+  config.context_length = plain + 1;
+  EXPECT_THAT(ErrorOf(config), HasSubstr("the model's max_position_embeddings"));
+}
+
+TEST(Plan, MaxPrefillTokensBoundAStep) {
+  EngineConfig config = Fixture();
+  config.max_running_requests = 10;
+  const int64_t rows = MakePlan(config).max_batch_tokens;
+  config.max_prefill_tokens = 1000;
+  EXPECT_EQ(MakePlan(config).max_batch_tokens, rows - 1048);
+  config.chunked_prefill_size = -1;  // at least one whole prompt
+  config.context_length = 123;
+  EXPECT_EQ(MakePlan(config).max_batch_tokens, 1000 + 10);
+  config.max_prefill_tokens = 100;
+  EXPECT_EQ(MakePlan(config).max_batch_tokens, 123 + 10);
+}
+
+TEST(Plan, Mxfp4sRunnerWantsMxfp4Experts) {
+  EngineConfig config = Fixture();
+  config.moe.runner_backend = "flashinfer_mxfp4";
+  EXPECT_THAT(ErrorOf(config), AllOf(HasSubstr("--moe-runner-backend flashinfer_mxfp4"),
+                                     HasSubstr("--quantization mxfp4")));
+}
+
+TEST(ReplaceForeignA2a, OperatorsOfOtherDevicesHaveABackendHere) {
+  for (const char* name : {"ascend_fuseep", "megamoe"}) {
+    EngineConfig config = Fixture();
+    config.moe.a2a_backend = config.moe.runner_backend = name;
+    EngineConfig cuda = config;
+    cuda.device = "cuda";
+    ReplaceForeignA2a(&config);
+    EXPECT_EQ(config.moe.a2a_backend, "fused");
+    EXPECT_EQ(config.moe.runner_backend, "auto");
+    ReplaceForeignA2a(&cuda);
+    EXPECT_EQ(cuda.moe.a2a_backend, "deepep");
+  }
+  EngineConfig config = Fixture();
+  config.moe.a2a_backend = "mooncake";
+  ReplaceForeignA2a(&config);
+  EXPECT_EQ(config.moe.a2a_backend, "mooncake");
 }
 
 TEST(Plan, ADenseModelHasNoExpertsToRecord) {

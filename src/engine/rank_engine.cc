@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "core/error.h"
+#include "core/log.h"
 #include "engine/kv_cache/kv_cache.h"
 #include "engine/sampler/logprobs.h"
 #include "engine/sampler/penalties.h"
@@ -22,6 +23,11 @@ namespace switchyard {
 int64_t MaxLogitRows(int64_t vocab_size) {
   constexpr int64_t kBytes = int64_t{256} << 20;
   return std::max<int64_t>(1, kBytes / (vocab_size * static_cast<int64_t>(sizeof(float))));
+}
+
+int64_t MaxPromptRows(int64_t chunk, int64_t max_prefill_tokens, int64_t context_length) {
+  if (chunk < 0) return std::max(context_length, max_prefill_tokens);
+  return max_prefill_tokens > 0 ? std::min(chunk, max_prefill_tokens) : chunk;
 }
 
 struct RankEngine::Impl {
@@ -45,6 +51,8 @@ struct RankEngine::Impl {
   };
   // Enables drawing in the model if it supports it and no row of the batch needs its logits here.
   void RequestDeviceSampling();
+  // Writes one log line every --decode-log-interval steps with decoding.
+  void LogDecoding();
   // Processes the results of the batch's pass.
   void ProcessPass(Rows all);
   // Processes one sequence's part of a pass, row by row.
@@ -58,7 +66,7 @@ struct RankEngine::Impl {
   std::optional<int32_t> Draw(const Sequence& sequence, const Rows& own);
   void CheckFinished(const Sequence& sequence, int32_t token, RequestOutput& output) const;
   RequestOutput NewOutput(Sequence& sequence) const;
-  void Fail(Sequence& sequence, const std::string& error);
+  void Fail(Sequence& sequence, const std::string& error, ErrorKind kind = ErrorKind::kResource);
   void Close(Sequence& sequence, bool discard);
 
   const Options options;
@@ -73,7 +81,11 @@ struct RankEngine::Impl {
   std::vector<RequestOutput> answers;   // returned at the end of the next step
   std::span<const ScheduledRows> plan;  // the scheduler's, valid between Plan and Run
   ForwardBatch batch;                   // reused between steps to keep its allocations
+  std::vector<std::string> faults;      // [sequences] of the last pass, or empty
   EngineStats counters;
+  // Counters for --decode-log-interval.
+  int64_t decode_steps = 0, logged_tokens = 0;
+  std::chrono::steady_clock::time_point last_log = std::chrono::steady_clock::now();
 };
 
 namespace {
@@ -97,9 +109,14 @@ std::optional<kernels::RowSampling> DeviceDrawParams(const Sequence& sequence) {
 Scheduler::Options SchedulerOptions(const RankEngine::Options& options, int64_t vocab) {
   const bool whole = options.chunked_prefill_size < 0;
   return {.max_running_requests = options.max_running_requests,
-          .chunk_rows = whole ? options.context_length : options.chunked_prefill_size,
+          .chunk_rows = MaxPromptRows(options.chunked_prefill_size, options.max_prefill_tokens,
+                                      options.context_length),
           .whole_prompts = whole,
-          .max_logit_rows = options.max_logit_rows ? options.max_logit_rows : MaxLogitRows(vocab)};
+          .max_logit_rows = options.max_logit_rows ? options.max_logit_rows : MaxLogitRows(vocab),
+          .policy = options.policy,
+          .conservativeness = options.conservativeness,
+          .priorities = options.priorities,
+          .preemption_threshold = options.preemption_threshold};
 }
 
 }  // namespace
@@ -142,7 +159,8 @@ void RankEngine::Impl::Enqueue(const EngineRequest& request) {
     answers.push_back({.id = request.id,
                        .finish = FinishReason::kError,
                        .prompt_tokens = static_cast<int32_t>(request.input_ids.size()),
-                       .error = error.what()});
+                       .error = error.what(),
+                       .error_kind = error.kind()});
     return;
   }
   const auto [entry, added] = table.try_emplace(request.id, request);
@@ -175,10 +193,11 @@ void RankEngine::Impl::Close(Sequence& sequence, bool discard) {
   table.erase(id);
 }
 
-void RankEngine::Impl::Fail(Sequence& sequence, const std::string& error) {
+void RankEngine::Impl::Fail(Sequence& sequence, const std::string& error, ErrorKind kind) {
   RequestOutput output = NewOutput(sequence);
   output.finish = FinishReason::kError;
   output.error = error;
+  output.error_kind = kind;
   answers.push_back(std::move(output));
   Close(sequence, /*discard=*/true);  // its results are not trusted
 }
@@ -207,15 +226,31 @@ void RankEngine::Impl::SetGroups(std::span<const StepCounts> groups) {
 
 StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
   SetGroups(groups);
+  scheduler.SetOthersDecode(
+      std::ranges::any_of(groups, [](const StepCounts& group) { return group.decode_tokens > 0; }));
   const bool others =
       std::ranges::any_of(groups, [](const StepCounts& group) { return group.tokens > 0; });
   if (others || !plan.empty()) {
     RequestDeviceSampling();
     const std::span<const float> logits = model.Forward(batch);
     ProcessPass({logits, model.drawn()});
+    if (batch.decode_tokens > 0) LogDecoding();
   }
   plan = {};
   return {std::exchange(answers, {})};
+}
+
+void RankEngine::Impl::LogDecoding() {
+  if (options.decode_log_interval <= 0 || ++decode_steps % options.decode_log_interval != 0) return;
+  const auto now = std::chrono::steady_clock::now();
+  const double seconds = std::chrono::duration<double>(now - last_log).count();
+  const EngineStats stats = Stats();
+  LOG_INFO("decode step {}: {} requests run, {} wait, {} of {} pages in use, {:.1f} tokens/s",
+           decode_steps, stats.running, stats.waiting,
+           stats.total_pages - stats.free_pages - stats.cached_pages, stats.total_pages,
+           static_cast<double>(stats.decode_tokens - logged_tokens) / std::max(seconds, 1e-9));
+  last_log = now;
+  logged_tokens = stats.decode_tokens;
 }
 
 bool RankEngine::Impl::Rows::finite() const {
@@ -245,7 +280,11 @@ void RankEngine::Impl::ProcessPass(Rows all) {
     CHECK_EQ(all.drawn.size(), batch.logit_rows.size());
   }
   if (!plan.empty()) ++counters.steps;
-  size_t begin = 0;
+  // All ranks of the group have the same logits, so either all of them call this collective or
+  // none.
+  faults.clear();
+  if (!all.finite()) faults = model.RouterFaults(batch);
+  size_t begin = 0, index = 0;
   int64_t first_row = 0;
   for (const ScheduledRows& part : plan) {
     const size_t count = part.sequence->LogitRows(part.rows).size();
@@ -257,6 +296,9 @@ void RankEngine::Impl::ProcessPass(Rows all) {
     } else {
       own.drawn = all.drawn.subspan(begin, count);
     }
+    if (index < faults.size() && !faults[index].empty() && part.sequence->router_fault.empty())
+      part.sequence->router_fault = faults[index];
+    ++index;
     Finish(part, own);  // may end the sequence
     begin += count;
     first_row += rows;
@@ -281,7 +323,9 @@ void RankEngine::Impl::Finish(const ScheduledRows& part, const Rows& own) {
   const Sequence::RowRange rows = sequence.LogitRows(part.rows);
   if (!decoding) counters.prefill_tokens += part.rows;
   if (!own.finite()) {
-    Fail(sequence, "the model returned logits that are not finite (NaN or infinity)");
+    Fail(sequence, sequence.router_fault.empty()
+                       ? "the model returned logits that are not finite (NaN or infinity)"
+                       : sequence.router_fault);
     return;
   }
   AppendInputLogprobs(sequence, rows, own.logits);
@@ -318,7 +362,8 @@ void RankEngine::Impl::SampleToken(Sequence& sequence, const Rows& own) {
   } else {
     const std::optional<int32_t> token = Draw(sequence, own);
     if (!token) {
-      Fail(sequence, "the request's bans and its required tokens leave no token to sample");
+      Fail(sequence, "the request's banned tokens and its minimum leave no token to sample",
+           ErrorKind::kInvalid);
       return;
     }
     if (sequence.request.logprob.enabled)
@@ -378,9 +423,19 @@ std::vector<EngineMessage> RankEngine::Apply(const std::vector<ControlMessage>& 
       answers.emplace_back(FlushResult{.ticket = flush->ticket, .done = idle});
     } else if (const auto* get = std::get_if<GetStats>(&message)) {
       answers.emplace_back(StatsReport{.ticket = get->ticket, .groups = {Stats()}});
+    } else if (const auto* limit = std::get_if<LimitPrefill>(&message)) {
+      impl_->scheduler.LimitPrefill(limit->rows);
     }  // the loop handles Shutdown and messages for the recorder
   }
   return answers;
+}
+
+std::optional<PrefillPace> RankEngine::prefill_pace() const {
+  const Options& o = impl_->options;
+  if (o.target_step_ms == 0 || o.chunked_prefill_size < 0) return std::nullopt;
+  const int64_t rows =
+      MaxPromptRows(o.chunked_prefill_size, o.max_prefill_tokens, o.context_length);
+  return PrefillPace(std::max(0.0, o.target_step_ms) / 1e3, rows);
 }
 
 bool RankEngine::HasWork() const { return impl_->HasWork(); }

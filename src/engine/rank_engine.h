@@ -4,11 +4,14 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "engine/config.h"
 #include "engine/request.h"
+#include "engine/scheduler/policy.h"
+#include "engine/scheduler/prefill_pace.h"
 
 namespace switchyard {
 
@@ -25,6 +28,10 @@ class ForwardFunction {
   // [T, routed_width] of the last batch, if it requested them (Model::routed_experts).
   virtual std::span<const int32_t> routed_experts() const { return {}; }
   virtual int64_t routed_width() const { return 0; }  // layers · top_k; 0: no experts
+  // The first router score that is not finite in the rows of each sequence of the last batch, as a
+  // text that names layer and expert; empty: none. Collective of the attention group, after a
+  // Forward whose logits are not finite.
+  virtual std::vector<std::string> RouterFaults(const ForwardBatch&) { return {}; }
 };
 
 // A group's batch counts that the other attention groups need.
@@ -37,6 +44,10 @@ struct StepCounts {
 // one row for each running request, if that is more.
 int64_t MaxLogitRows(int64_t vocab_size);
 
+// Maximum prompt rows of one step: `chunk` (-1: whole prompts, so at least a context), limited by
+// `max_prefill_tokens` (0: no second limit).
+int64_t MaxPromptRows(int64_t chunk, int64_t max_prefill_tokens, int64_t context_length);
+
 // Deterministic: equal messages before equal steps give equal batches and outputs on every rank of
 // the attention group (decisions depend on ids, not clocks). Owns scheduler, page pool, radix cache
 // and sampler; borrows the model. The rank's thread only.
@@ -47,6 +58,13 @@ class RankEngine {
     int64_t num_pages = 0;
     int32_t max_running_requests = 256;
     int32_t chunked_prefill_size = 2048;
+    int64_t max_prefill_tokens = 0;  // --max-prefill-tokens; 0: no second limit
+    SchedulePolicy policy = SchedulePolicy::kFcfs;
+    double conservativeness = 1.0;  // --schedule-conservativeness
+    double target_step_ms = 0;      // --target-step-ms: −1: derived, 0: none
+    bool priorities = false;        // --enable-priority-scheduling
+    int64_t preemption_threshold = 10;
+    int32_t decode_log_interval = 0;  // decode steps between log lines; 0: no lines
     bool enable_radix_cache = true;
     int64_t context_length = 0;
     std::vector<int32_t> eos_token_ids;
@@ -66,6 +84,8 @@ class RankEngine {
   // Runs the planned batch and returns the outputs of its requests. `groups` [dp] are the counts of
   // all groups, this one included: the model runs if any group has tokens. Empty: a single group.
   StepOutputs Run(std::span<const StepCounts> groups = {});
+  // Limits prompt rows beside decoding requests; none where there is no target or no chunk size.
+  std::optional<PrefillPace> prefill_pace() const;
   StepOutputs Step() {
     Plan();
     return Run();

@@ -209,6 +209,16 @@ TEST(RankEngine, LogitsThatAreNotFiniteEndTheirRequestOnly) {
   EXPECT_EQ(rig.Run(Greedy(3, Ids{1, 60, 2, 3, 4, 5}, 1)).cached_tokens, 0);
 }
 
+TEST(RankEngine, ARoutersFaultIsTheErrorOfItsRequest) {
+  Rig rig(Roomy());
+  rig.model.poison = 60;
+  rig.model.router_fault = "the router of layer 3 gave expert 7 a score that is not finite";
+  rig.Tell({Greedy(1, Count(8), 6), Greedy(2, Ids{1, 60, 2, 3, 4, 5}, 6)});
+  rig.RunOut();
+  EXPECT_EQ(rig.seen[2].error, rig.model.router_fault);
+  EXPECT_EQ(rig.seen[1].error, "");
+}
+
 // The expert ids that FakeForward returns for tokens[start, end).
 Ids Routed(const Ids& tokens, int32_t start) {
   Ids ids;

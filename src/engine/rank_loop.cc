@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "engine/group_exchange.h"
 #include "engine/model_forward.h"
 #include "engine/scheduler/batch.h"
+#include "engine/scheduler/prefill_pace.h"
 #include "kernels/ops.h"
 
 namespace switchyard {
@@ -36,6 +38,13 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
           .num_pages = plan.num_pages,
           .max_running_requests = plan.max_running_requests,
           .chunked_prefill_size = plan.chunked_prefill_size,
+          .max_prefill_tokens = config.max_prefill_tokens,
+          .policy = ParseSchedulePolicy(config.schedule_policy),
+          .conservativeness = config.schedule_conservativeness,
+          .target_step_ms = config.target_step_ms,
+          .priorities = config.priority_scheduling,
+          .preemption_threshold = config.preemption_threshold,
+          .decode_log_interval = mesh.rank() == 0 ? config.decode_log_interval : 0,
           .enable_radix_cache = !config.disable_radix_cache,
           .context_length = plan.context_length,
           .eos_token_ids = plan.model.eos_token_ids,
@@ -72,7 +81,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
 }
 
 constexpr char kNoRecorder[] =
-    "experts are not counted: start with --expert-distribution-recorder-mode or "
+    "expert counting is disabled: start with --expert-distribution-recorder-mode or "
     "--enable-expert-distribution-metrics";
 
 // An Error kInvalid is the same on every rank.
@@ -96,19 +105,54 @@ bool HasShutdown(const std::vector<ControlMessage>& messages) {
   });
 }
 
-// Experts move while there is no batch, too. The leader's sleep paces all ranks.
+// Advances expert moves while there is no batch. The leader's sleep paces all ranks.
 void MoveWithoutPass(EplbManager& eplb, bool is_leader) {
   if (is_leader) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   eplb.BeginPass();
 }
 
+// Measures steps on the leader, and sends all ranks the prompt rows that fit the target time.
+class StepTimer {
+ public:
+  explicit StepTimer(std::optional<PrefillPace> pace) : pace_(pace) {}
+
+  void Start(std::span<const StepCounts> groups) {
+    start_ = std::chrono::steady_clock::now();
+    decode_rows_ = prompt_rows_ = 0;
+    for (const StepCounts& group : groups) {
+      decode_rows_ += group.decode_tokens;
+      // The group with the most rows sets the time of the step.
+      prompt_rows_ = std::max(prompt_rows_, group.tokens - group.decode_tokens);
+    }
+  }
+  void Stop() {
+    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start_;
+    if (pace_) pace_->Observe(prompt_rows_, decode_rows_, time.count());
+  }
+  void AddLimit(std::vector<ControlMessage>& messages) {
+    if (!pace_ || pace_->rows() == sent_) return;
+    sent_ = pace_->rows();
+    messages.emplace_back(LimitPrefill{.rows = sent_});
+  }
+
+ private:
+  std::optional<PrefillPace> pace_;
+  std::chrono::steady_clock::time_point start_;
+  int64_t decode_rows_ = 0, prompt_rows_ = 0;
+  int64_t sent_ = 0;
+};
+
 // The next messages for all members. While there is no work, the leader waits for messages.
-std::vector<ControlMessage> NextMessages(bool busy, Communicator& group, const RankLoopIo& io) {
+std::vector<ControlMessage> NextMessages(bool busy, RankComm& comm, const RankLoopIo& io,
+                                         StepTimer& timer) {
+  Communicator& group = *comm.tp;
   std::vector<ControlMessage> messages;
   if (group.rank() == 0) {
     do {
+      comm.memory->Beat();
       messages = io.receive(busy ? std::chrono::milliseconds(0) : kIdleWait);
     } while (!busy && messages.empty());
+    timer.AddLimit(messages);
     if (group.size() > 1) group.Broadcast(EncodeControl(messages), /*idle=*/!busy);
     return messages;
   }
@@ -142,9 +186,11 @@ namespace {
 void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecorder* recorder,
            EplbManager* eplb) {
   GroupExchange groups(comm, io);
+  StepTimer timer(engine.prefill_pace());
+  comm.memory->StartHeartbeat();
   for (bool open = true; open;) {
     const bool busy = groups.any_work() || (eplb && eplb->busy());
-    const std::vector<ControlMessage> messages = NextMessages(busy, *comm.tp, io);
+    const std::vector<ControlMessage> messages = NextMessages(busy, comm, io, timer);
     open = !HasShutdown(messages);
     groups.Post(engine.Apply(messages));
     groups.Post(ApplyToRecorder(messages, recorder, comm.mesh.rank() == 0));
@@ -152,12 +198,15 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     const StepCounts mine = engine.Plan();
     groups.Run(mine, engine.HasWork());
     if (groups.any_work()) {
+      timer.Start(groups.counts());
       groups.Post({engine.Run(groups.counts())});
+      timer.Stop();
     } else if (eplb && eplb->busy()) {
       MoveWithoutPass(*eplb, comm.mesh.rank() == 0);
     }
   }
-  groups.Run({}, false);  // the last step's outputs
+  groups.Run({}, false);         // the last step's outputs
+  comm.memory->StopHeartbeat();  // shutdown may take long: graphs, pages, threads
 }
 
 }  // namespace
@@ -190,7 +239,9 @@ void RunRankLoop(const EngineConfig& config, const EnginePlan& plan, int rank,
     LoadAndServe(config, plan, rank, arena, io);
   } catch (const std::exception& error) {
     arena->Abort(fmt::format("rank {} failed: {}", rank, error.what()));
-    if (rank == 0) io.send(EngineFailure{error.what()});
+    const auto* known = dynamic_cast<const Error*>(&error);
+    if (rank == 0)
+      io.send(EngineFailure{error.what(), known ? known->kind() : ErrorKind::kResource});
     throw;
   }
 }

@@ -34,6 +34,9 @@ class CheckedForward : public ForwardFunction {
   int64_t vocab_size() const override { return model_.vocab_size(); }
   std::span<const int32_t> routed_experts() const override { return model_.routed_experts(); }
   int64_t routed_width() const override { return model_.routed_width(); }
+  std::vector<std::string> RouterFaults(const ForwardBatch& batch) override {
+    return model_.RouterFaults(batch);
+  }
 
  private:
   ForwardFunction& model_;

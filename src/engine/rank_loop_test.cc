@@ -38,7 +38,7 @@ EngineRequest Request(uint64_t id, int32_t group, int32_t length, int32_t max_ne
   return request;
 }
 
-// The messages that the leader has received.
+// All messages that the leader has sent to the front.
 struct Heard {
   std::map<uint64_t, RequestOutput> outputs;  // merged
   std::map<uint64_t, bool> flushed;
@@ -193,7 +193,7 @@ TEST(RankLoop, TheRecorderAnswersOnce) {
   for (const uint64_t ticket : {6, 8, 9})
     EXPECT_THAT(refused.records.at(ticket).dump.error,
                 ::testing::HasSubstr("--expert-distribution-recorder-mode"));
-  EXPECT_THAT(refused.loads.at(10).error, ::testing::HasSubstr("not counted"));
+  EXPECT_THAT(refused.loads.at(10).error, ::testing::HasSubstr("counting is disabled"));
 }
 
 TEST(RankLoop, NothingMovesWithoutAManager) {

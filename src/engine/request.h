@@ -18,7 +18,7 @@ namespace switchyard {
 // Sampling parameters. Validated by the front (Validate); ranks trust them.
 struct SamplingParams {
   int32_t max_new_tokens = 128;
-  int32_t min_new_tokens = 0;  // end-of-sequence and stop ids are not drawn before
+  int32_t min_new_tokens = 0;  // lower bound: end-of-sequence and stop ids are not drawn before
   float temperature = 1.0f;    // 0: greedy
   float top_p = 1.0f;
   int32_t top_k = -1;  // −1: all
@@ -33,8 +33,8 @@ struct SamplingParams {
   bool ignore_eos = false;
   std::vector<std::pair<int32_t, float>> logit_bias;
   std::vector<int32_t> allowed_token_ids;  // the only ids that may be drawn; empty: all
-  // Each a sequence of ids that the output may not contain: its last id is not drawn after the
-  // others.
+  // Each is a sequence of ids that the output must not contain: the last id is not drawn directly
+  // after the others.
   std::vector<std::vector<int32_t>> bad_words;
 };
 
@@ -62,6 +62,7 @@ struct EngineRequest {
   // The attention group that serves it (`data_parallel_rank`). Empty: the sender to the ranks
   // assigns one (DpController); ranks treat it as group 0.
   std::optional<int32_t> group;
+  int32_t priority = 0;    // larger ones go first; see Scheduler::Options::priorities
   std::string cache_salt;  // requests share cached prefixes only where this is equal
 };
 
@@ -91,10 +92,14 @@ struct RebalanceExperts {  // EplbManager::Rebalance (eplb/manager.h)
 struct GetEplb {
   uint64_t ticket = 0;
 };
+// From the leader alone: the prompt rows of a step in which requests decode (PrefillPace).
+struct LimitPrefill {
+  int64_t rows = 0;
+};
 struct Shutdown {};  // the loop ends after this step
 using ControlMessage =
     std::variant<EngineRequest, AbortRequest, FlushCache, GetStats, RecordExperts, GetExpertLoad,
-                 RebalanceExperts, GetEplb, Shutdown>;
+                 RebalanceExperts, GetEplb, LimitPrefill, Shutdown>;
 
 struct TokenLogprob {
   int32_t token = 0;
@@ -102,9 +107,10 @@ struct TokenLogprob {
 };
 struct PositionLogprobs {
   float logprob =
-      0.0f;  // of the token at this position; NaN where there is none (the first of a prompt)
+      0.0f;  // of the token at this position; NaN if there is none (first prompt position)
   int32_t token = 0;
-  int32_t rank = 0;                 // of the token among all, from 1; 0 where it was not asked for
+  int32_t rank = 0;                 // rank of the token in the vocabulary, from 1; 0 if not
+                                    // requested
   std::vector<TokenLogprob> top;    // best first
   std::vector<TokenLogprob> asked;  // LogprobParams::token_ids, in that order
 };
@@ -132,7 +138,8 @@ struct RequestOutput {
   // the previous output, from RoutedExpertsParams::start on; −1 where a layer or slot has none. The
   // last output token never goes through the model.
   std::vector<int32_t> routed_experts;
-  std::string error;
+  std::string error;                            // of kError
+  ErrorKind error_kind = ErrorKind::kResource;  // of kError; kInvalid: the client's fault
 };
 
 struct EngineStats {  // of one attention group
@@ -182,6 +189,7 @@ struct LoadProgress {
 };
 struct EngineFailure {
   std::string what;
+  ErrorKind kind = ErrorKind::kResource;  // kInvalid: the checkpoint or a flag is at fault
 };
 // Messages of the leader to the front.
 using EngineMessage = std::variant<LoadProgress, RankReady, StepOutputs, StatsReport, FlushResult,
@@ -198,8 +206,8 @@ EngineMessage DecodeMessage(std::string_view bytes);
 std::string EncodeMessages(const std::vector<EngineMessage>& messages);
 std::vector<EngineMessage> DecodeMessages(std::string_view bytes);
 
-// A value that Validate refuses. Clients know some parameters by other names than this engine, so
-// the name is separate: what() is "<parameter> <problem>".
+// A value that Validate refuses. The parameter's name is separate from the problem, since APIs have
+// different names for some parameters: what() is "<parameter> <problem>".
 class ParameterError : public Error {
  public:
   ParameterError(std::string parameter, std::string problem)

@@ -226,6 +226,7 @@ TEST(ConfigWire, EveryFieldSurvivesTheTrip) {
                             .cpu_bind = "0-2|3-5",
                             .cpu_isa = "avx2",
                             .dist_timeout_seconds = 1.5,
+                            .watchdog_timeout_seconds = 4.5,
                             .random_seed = 99,
                             .log_level = "debug",
                             .check_batches = true};
@@ -237,6 +238,7 @@ TEST(ConfigWire, EveryFieldSurvivesTheTrip) {
   EXPECT_EQ(back.moe.row_dtype, DType::kF16);
   EXPECT_EQ(back.chunked_prefill_size, -1);
   EXPECT_EQ(back.cpu_bind, "0-2|3-5");
+  EXPECT_EQ(back.watchdog_timeout_seconds, 4.5);
   EXPECT_EQ(back.log_level, "debug");
   EXPECT_TRUE(back.check_batches);
   for (size_t n = 0; n < bytes.size(); ++n)

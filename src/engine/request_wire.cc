@@ -4,6 +4,7 @@
 
 namespace switchyard {
 
+constexpr ErrorKind LastOf(ErrorKind) { return ErrorKind::kResource; }
 constexpr FinishReason LastOf(FinishReason) { return FinishReason::kError; }
 constexpr RecordAction LastOf(RecordAction) { return RecordAction::kDump; }
 constexpr EplbState LastOf(EplbState) { return EplbState::kDone; }
@@ -24,7 +25,8 @@ void Fields(Codec& codec, T& p) {
 }
 template <typename Codec, OneOf<EngineRequest> T>
 void Fields(Codec& codec, T& r) {
-  codec(r.id, r.input_ids, r.sampling, r.logprob, r.routed_experts, r.group, r.cache_salt);
+  codec(r.id, r.input_ids, r.sampling, r.logprob, r.routed_experts, r.group, r.priority,
+        r.cache_salt);
 }
 template <typename Codec, OneOf<AbortRequest> T>
 void Fields(Codec& codec, T& m) {
@@ -37,6 +39,10 @@ void Fields(Codec& codec, T& m) {
 template <typename Codec, OneOf<RecordExperts> T>
 void Fields(Codec& codec, T& m) {
   codec(m.ticket, m.action);
+}
+template <typename Codec, OneOf<LimitPrefill> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.rows);
 }
 template <typename Codec, OneOf<Shutdown> T>
 void Fields(Codec&, T&) {}
@@ -52,7 +58,7 @@ void Fields(Codec& codec, T& l) {
 template <typename Codec, OneOf<RequestOutput> T>
 void Fields(Codec& codec, T& o) {
   codec(o.id, o.new_tokens, o.finish, o.matched, o.prompt_tokens, o.cached_tokens, o.input_logprobs,
-        o.output_logprobs, o.routed_experts, o.error);
+        o.output_logprobs, o.routed_experts, o.error, o.error_kind);
 }
 template <typename Codec, OneOf<EngineStats> T>
 void Fields(Codec& codec, T& s) {
@@ -113,7 +119,7 @@ void Fields(Codec& codec, T& m) {
 }
 template <typename Codec, OneOf<EngineFailure> T>
 void Fields(Codec& codec, T& m) {
-  codec(m.what);
+  codec(m.what, m.kind);
 }
 
 std::string EncodeControl(const std::vector<ControlMessage>& messages) {

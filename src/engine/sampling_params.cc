@@ -39,8 +39,8 @@ void CheckLengths(const SamplingParams& p) {
   if (p.max_new_tokens < 0)
     throw Refused("max_new_tokens", "is {}, want 0 or more", p.max_new_tokens);
   if (p.min_new_tokens < 0 || p.min_new_tokens > p.max_new_tokens)
-    throw Refused("min_new_tokens", "is {}, want 0 to {}, the most tokens that are asked for",
-                  p.min_new_tokens, p.max_new_tokens);
+    throw Refused("min_new_tokens", "is {}, want 0 to {} (max_new_tokens)", p.min_new_tokens,
+                  p.max_new_tokens);
 }
 
 void CheckFilters(const SamplingParams& p) {

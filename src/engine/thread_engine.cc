@@ -41,8 +41,8 @@ struct ThreadEngine::Impl {
     return std::exchange(inbox, {});
   }
 
-  // Requires the mutex. Inlined into a caller with one alternative, GCC 12 reports the others as
-  // uninitialized.
+  // Requires the mutex. noinline: inlined into a caller with one message type, GCC 12 reports the
+  // other types as uninitialized.
   [[gnu::noinline]] void Tell(ControlMessage message) {
     inbox.push_back(std::move(message));
     news.notify_all();

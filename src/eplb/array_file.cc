@@ -7,16 +7,17 @@
 #include <utility>
 
 #include "core/error.h"
+#include "eplb/torch_file.h"
 
 namespace switchyard {
 namespace {
 
 using nlohmann::json;
 
-constexpr size_t kMostDimensions = 4;
+constexpr size_t kMaxDimensions = 4;
 // No text file starts with a smaller number as a safetensors header length: its high bytes would be
 // zeros.
-constexpr uint64_t kMostHeaderBytes = 100'000'000;
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 
 std::string ReadAll(std::ifstream& in) {
   in.seekg(0);
@@ -27,8 +28,8 @@ std::string ReadAll(std::ifstream& in) {
 std::vector<int64_t> ShapeOf(const json& lists, const std::string& where) {
   std::vector<int64_t> shape;
   for (const json* at = &lists; at->is_array(); at = &at->front()) {
-    if (shape.size() == kMostDimensions)
-      throw Invalid("{}: lists are nested more than {} deep", where, kMostDimensions);
+    if (shape.size() == kMaxDimensions)
+      throw Invalid("{}: lists are nested more than {} deep", where, kMaxDimensions);
     shape.push_back(std::ssize(*at));
     if (at->empty()) break;
   }
@@ -77,16 +78,16 @@ ArrayFile::ArrayFile(const std::filesystem::path& path) : name_(path.string()) {
   const bool is_file = std::filesystem::is_regular_file(path, failed);
   std::ifstream in(path, std::ios::binary);
   if (!is_file || !in) throw NotFound("{}: no such file", name_);
+  if (IsTorchFile(path)) {
+    content_ = ReadTorchTensors(path, &scattered_);
+    return;
+  }
   const uint64_t size = std::filesystem::file_size(path);
-  uint64_t length = kMostHeaderBytes + 1;
+  uint64_t length = kMaxHeaderBytes + 1;
   in.read(reinterpret_cast<char*>(&length), sizeof length);
-  if (!in || length > kMostHeaderBytes) {
+  if (!in || length > kMaxHeaderBytes) {
     in.clear();
-    try {
-      content_ = json::parse(ReadAll(in));
-    } catch (const json::exception& error) {
-      throw Invalid("{}: neither safetensors nor JSON: {}", name_, error.what());
-    }
+    ParseJson(ReadAll(in));
     return;
   }
   std::vector<uint8_t> head(std::min(size, sizeof length + length));
@@ -95,13 +96,43 @@ ArrayFile::ArrayFile(const std::filesystem::path& path) : name_(path.string()) {
   content_ = ParseSafetensorsHeader(head, size, name_);
 }
 
+ArrayFile::ArrayFile(const std::string& text, std::string name) : name_(std::move(name)) {
+  ParseJson(text);
+}
+
+void ArrayFile::ParseJson(const std::string& text) {
+  try {
+    content_ = json::parse(text);
+  } catch (const json::exception& error) {
+    throw Invalid("{}: neither safetensors nor JSON: {}", name_, error.what());
+  }
+}
+
+std::string ArrayFile::NamesOfArrays() const {
+  constexpr size_t kMaxNames = 32;
+  std::vector<std::string> names;
+  if (const auto* tensors = std::get_if<TensorEntries>(&content_)) {
+    for (const auto& [name, entry] : *tensors) names.push_back(name);
+  } else if (json()->is_object()) {
+    for (const auto& [name, value] : json()->items())
+      if (value.is_array()) names.push_back(name);
+  }
+  if (names.empty()) return "the file has no arrays";
+  const size_t left = names.size() - std::min(names.size(), kMaxNames);
+  names.resize(names.size() - left);
+  const std::string list = "the file has " + Joined(names, ", ");
+  return left > 0 ? fmt::format("{} and {} others", list, left) : list;
+}
+
 bool ArrayFile::Has(const std::string& array) const {
   if (const auto* tensors = std::get_if<TensorEntries>(&content_)) return tensors->contains(array);
   return json()->is_object() && json()->contains(array);
 }
 
 IntArray ArrayFile::Get(const std::string& array) const {
-  if (!Has(array)) throw Invalid("{}: no array named {}", name_, array);
+  if (scattered_.contains(array))
+    throw Invalid("{}: {}: not contiguous; save tensor.contiguous()", name_, array);
+  if (!Has(array)) throw Invalid("{}: no array named {}; {}", name_, array, NamesOfArrays());
   if (const auto* tensors = std::get_if<TensorEntries>(&content_))
     return GetTensor(array, tensors->find(array)->second);
   const std::string where = name_ + ": " + array;

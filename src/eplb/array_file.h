@@ -1,9 +1,10 @@
-// Named integer arrays in a JSON or safetensors file: recorded loads, placements.
+// Named integer arrays in a JSON, safetensors or PyTorch file: recorded loads, placements.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -18,27 +19,34 @@ struct IntArray {
   std::vector<int32_t> values;  // [product of shape]
 };
 
-// The format is detected from the first bytes of the file, not from its name. Single-threaded. Of a
-// safetensors file only the header and the requested tensors are read.
+// The format is detected from the first bytes of the file, not from its name. Single-threaded. Of
+// safetensors and PyTorch files (torch_file.h) only the header and the requested tensors are read.
 class ArrayFile {
  public:
-  // Error kNotFound if the file does not exist, kInvalid if it has neither format or is truncated.
-  // Both messages start with the file name.
+  // Error kNotFound if the file does not exist, kInvalid if it has none of the formats or is
+  // truncated. Both messages start with the file name.
   explicit ArrayFile(const std::filesystem::path& path);
+  // From JSON text; `name` replaces the file name in messages.
+  ArrayFile(const std::string& text, std::string name);
 
   const std::string& name() const { return name_; }
   bool Has(const std::string& array) const;
+  // "the file has a, b", for messages.
+  std::string NamesOfArrays() const;
   // Accepts nested lists of equal lengths, at most 4 deep, or a tensor of int16, int32 or int64.
-  // Error kInvalid names file and array: missing, of another type, ragged, or outside int32.
+  // Error kInvalid names file and array: missing (with the existing names), of another type,
+  // ragged, or outside int32.
   IntArray Get(const std::string& array) const;
-  // The parsed JSON; null for a safetensors file.
+  // The parsed JSON; null for a file with tensors.
   const nlohmann::json* json() const { return std::get_if<nlohmann::json>(&content_); }
 
  private:
+  void ParseJson(const std::string& text);
   IntArray GetTensor(const std::string& array, const TensorEntry& entry) const;
 
   std::string name_;
   std::variant<nlohmann::json, TensorEntries> content_;
+  std::set<std::string> scattered_;  // tensors of a PyTorch file that are not contiguous
 };
 
 // Formats a value for messages. Of a list or object only the type is named.

@@ -45,7 +45,8 @@ TEST_F(ArrayFileTest, ReadsJsonAndTensors) {
   EXPECT_EQ(tensors.Get("b").values, (std::vector<int32_t>{5, -6}));
   EXPECT_THAT(ErrorOf([&] { tensors.Get("large"); }),
               HasSubstr("large: 2147483648 is not a 32-bit integer"));
-  EXPECT_THAT(ErrorOf([&] { tensors.Get("c"); }), HasSubstr(path_ + ": no array named c"));
+  EXPECT_THAT(ErrorOf([&] { tensors.Get("c"); }),
+              HasSubstr(path_ + ": no array named c; the file has a, b, large"));
 }
 
 TEST_F(ArrayFileTest, SaysWhatIsWrong) {
@@ -53,7 +54,10 @@ TEST_F(ArrayFileTest, SaysWhatIsWrong) {
               HasSubstr("/no/such/file: no such file"));
   for (const char* neither : {"", "{", "1234567,", "no JSON at all"})
     EXPECT_THAT(ErrorOf([&] { Text(neither); }), HasSubstr("neither safetensors nor JSON"));
-  EXPECT_THAT(ErrorOf([&] { Text("1234567").Get("a"); }), HasSubstr("no array named a"));
+  EXPECT_THAT(ErrorOf([&] { Text("1234567").Get("a"); }),
+              HasSubstr("no array named a; the file has no arrays"));
+  EXPECT_THAT(ErrorOf([&] { Text(R"({"b": [1], "n": 2})").Get("a"); }),
+              HasSubstr("no array named a; the file has b"));
   const struct {
     const char* array;
     const char* says;

@@ -12,7 +12,7 @@
 namespace switchyard {
 
 // rank_count [layers, ranks] → mean over layers of (mean / max over ranks); 1 if all ranks have
-// equal load. Layers without rows are skipped; returns 1 if no layer has rows.
+// equal load. Skips layers without rows; returns 1 if all are skipped.
 double BalancednessOf(std::span<const int64_t> rank_count, int ranks);
 
 // Moving averages over the last 10, 100 and 1000 passes. A value type.

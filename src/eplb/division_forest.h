@@ -12,9 +12,9 @@ namespace switchyard {
 //
 // Experts and bins are the nodes of a bipartite graph; positive shares are its edges. Load can be
 // shifted around a cycle until one share is 0, without changing the load of any expert or bin.
-// Without cycles the graph is a forest, which has fewer edges than nodes: all experts together have
-// at most bins − 1 shares more than one each. (Basic solutions of a transportation problem are
-// forests; T. Koopmans and S. Reiter, 1951.)
+// Without cycles the graph is a forest, which has fewer edges than nodes: there are at most bins −
+// 1 more shares than experts. (Basic solutions of a transportation problem are forests; T. Koopmans
+// and S. Reiter, 1951.)
 //
 // Single-threaded; nothing is allocated after Reset.
 class DivisionForest {

@@ -8,7 +8,7 @@
 namespace switchyard {
 namespace {
 
-constexpr int kMostSwaps = 64;
+constexpr int kMaxSwaps = 64;
 
 Placement PlanUneven(const LoadHistory& history, const std::vector<RankSlots>& living,
                      int physical) {
@@ -19,7 +19,7 @@ Placement PlanUneven(const LoadHistory& history, const std::vector<RankSlots>& l
       for (int e = 0; e < history.experts; ++e) load[e] += history.At(step, layer)[e];
     LayerPlan plan(living, physical, load);
     PlanFromScratch(&plan);
-    plan.ImproveBySwaps(/*tolerance=*/0, kMostSwaps);
+    plan.ImproveBySwaps(/*tolerance=*/0, kMaxSwaps);
     std::ranges::copy(plan.map(), placement.Layer(layer).begin());
   }
   return placement;

@@ -1,4 +1,5 @@
-// Exact minimum of the maximum rank load that dispatch can reach: the reference for heuristics.
+// Exact minimum of the maximum rank load over all divisions of a batch: the reference for
+// heuristics.
 #pragma once
 
 #include <cstdint>

@@ -18,7 +18,7 @@ using nlohmann::json;
 constexpr const char* kMap = "physical_to_logical_map";
 constexpr const char* kCounts = "logical_count";
 constexpr const char* kWanted =
-    "want JSON or safetensors with physical_to_logical_map or logical_count";
+    "want JSON, safetensors or .pt with physical_to_logical_map or logical_count";
 
 // The rows of a tensor in the JSON form of the map.
 json RowsOfTensor(const ArrayFile& file) {
@@ -96,6 +96,16 @@ std::vector<ExpertPlacement> FromCounts(const ArrayFile& file, const InitLocatio
   return placements;
 }
 
+// The flag's value is JSON text if it begins like an object, else a file name.
+void OpenLocation(const std::string& location, std::optional<ArrayFile>* file) {
+  const size_t begin = location.find_first_not_of(" \t\r\n");
+  if (begin != std::string::npos && location[begin] == '{') {
+    file->emplace(location, "(JSON text)");
+  } else {
+    file->emplace(std::filesystem::path(location));
+  }
+}
+
 }  // namespace
 
 std::vector<ExpertPlacement> LoadPlacements(const InitLocation& init) {
@@ -106,7 +116,7 @@ std::vector<ExpertPlacement> LoadPlacements(const InitLocation& init) {
             ExpertPlacement::Trivial(init.num_logical, init.redundant)};
   std::optional<ArrayFile> file;
   try {
-    file.emplace(init.location);
+    OpenLocation(init.location, &file);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kNotFound)
       throw NotFound("--init-expert-location {}, and not \"trivial\"", error.what());
@@ -118,7 +128,8 @@ std::vector<ExpertPlacement> LoadPlacements(const InitLocation& init) {
   } catch (const Error& error) {
     throw Invalid("--init-expert-location {}", error.what());
   }
-  throw Invalid("--init-expert-location {}: neither array found; {}", init.location, kWanted);
+  throw Invalid("--init-expert-location {}: neither array found, {}; {}", file->name(),
+                file->NamesOfArrays(), kWanted);
 }
 
 void CheckSamePlacements(const std::vector<ExpertPlacement>& placements,

@@ -20,7 +20,8 @@ struct InitLocation {
   RankTopology topology;           // likewise
 };
 
-// One placement for each layer. `location` is "trivial", or a JSON or safetensors file with
+// One placement for each layer. `location` is "trivial", JSON text that begins with {, or a JSON,
+// safetensors or PyTorch (.pt) file with
 //   physical_to_logical_map  a row of expert ids, one for each slot, for each layer of the model,
 //                            including dense layers, or one row for all; null (in tensors: −1 in
 //                            the whole row) is the trivial placement

@@ -111,6 +111,27 @@ TEST_F(LoadPlacementsTest, ATensorIsAMapToo) {
   EXPECT_THAT(ErrorOf([&] { Load(path_, 2, 4, 1); }), HasSubstr("3 layers, but the model has 2"));
 }
 
+TEST_F(LoadPlacementsTest, TheFlagsValueMayBeJsonText) {
+  const auto one = Load(R"( {"physical_to_logical_map": [[3,2,1,0,0]]})", 2, 4, 1);
+  ASSERT_EQ(one.size(), 2u);
+  EXPECT_THAT(MapOf(one[1]), ElementsAre(3, 2, 1, 0, 0));
+  EXPECT_EQ(Load(R"({"logical_count": [[9, 1, 1, 1], [0, 0, 0, 0]]})", 2, 4, 2).size(), 2u);
+  EXPECT_THAT(ErrorOf([] { Load("{]", 1, 4, 0); }),
+              AllOf(HasSubstr("--init-expert-location (JSON text): "), HasSubstr("parse error")));
+  EXPECT_THAT(ErrorOf([] { Load(R"({"map": [1], "n": 2})", 1, 4, 0); }),
+              HasSubstr("neither array found, the file has map; want JSON"));
+}
+
+TEST_F(LoadPlacementsTest, TorchFilesOfSglangAreRead) {
+  const auto map = Load(SWITCHYARD_TEST_DATA "/eplb/map.pt", 3, 4, 2);
+  ASSERT_EQ(map.size(), 3u);
+  EXPECT_THAT(MapOf(map[0]), ElementsAre(0, 1, 2, 3, 0, 1));
+  EXPECT_THAT(MapOf(map[2]), ElementsAre(1, 0, 3, 2, 1, 0));
+  EXPECT_EQ(Load(SWITCHYARD_TEST_DATA "/eplb/recording.pt", 3, 4, 2).size(), 3u);
+  EXPECT_THAT(ErrorOf([] { Load(SWITCHYARD_TEST_DATA "/eplb/recording.pt", 2, 4, 2); }),
+              HasSubstr("counts of 3 layers of 4 experts, but the model has 2 of 4"));
+}
+
 TEST_F(LoadPlacementsTest, ARecordedDistributionIsPlannedFor) {
   const LoadHistory loads = RandomLoads(6, 3, 16, 1.5, 1);
   SafetensorsWriter writer;

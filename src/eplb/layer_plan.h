@@ -75,8 +75,9 @@ class LayerPlan {
 void PlanFromScratch(LayerPlan* plan);
 
 // Plans from the current placement with few changes: missing experts get a slot, empty slots are
-// filled, and slots are reassigned from cold to hot experts while the hot expert's load per replica
-// exceeds 1 + `slack` times what the cold one's would become. Swaps are left to ImproveBySwaps.
+// filled, and slots are reassigned from cold to hot experts. A slot is reassigned only if the hot
+// expert's load per replica exceeds 1 + `slack` times the cold expert's load per replica after the
+// change. Swaps are left to ImproveBySwaps.
 void RepairPlan(double slack, int budget, LayerPlan* plan);
 
 }  // namespace switchyard

@@ -5,15 +5,19 @@
 
 #include "core/check.h"
 #include "core/log.h"
+#include "eplb/plan_value.h"
 #include "eplb/transfers.h"
 
 namespace switchyard {
 namespace {
 
+constexpr int kExtraWords = kNumFillFrom + 2;
+
 // Rank 0's plan for the broadcast: physical_to_logical of all layers, the number of slots by
-// source, and the maximum number of transfer batches of a layer.
+// source, the maximum number of transfer batches of a layer, and the number of layers that are not
+// worth moving.
 std::vector<int32_t> Encode(const Placement& previous, const Placement& plan,
-                            const RankTopology& topology) {
+                            const RankTopology& topology, int not_worth_moving) {
   std::vector<int32_t> words = plan.physical_to_logical;
   for (const int64_t count : CountFills(previous, plan, topology))
     words.push_back(static_cast<int32_t>(count));
@@ -22,6 +26,7 @@ std::vector<int32_t> Encode(const Placement& previous, const Placement& plan,
     batches =
         std::max(batches, PlanTransfers(previous.Layer(i), plan.Layer(i), topology).batches.size());
   words.push_back(static_cast<int32_t>(batches));
+  words.push_back(not_worth_moving);
   return words;
 }
 
@@ -134,14 +139,19 @@ void EplbManager::StartPlanning(const char* trigger) {
   began_ = std::chrono::steady_clock::now();
   window_->OnPlanned(steps);
   if (!is_leader_) return plan_.Start({});
+  const bool on_request = status_.trigger == "request";  // whatever the moves cost
   plan_.Start([algorithm = algorithm_, topology = topology_, previous = Current(),
-               history = window_->History(steps)] {
-    const Placement plan = PlanPlacement(algorithm, {.history = &history,
-                                                     .topology = topology,
-                                                     .physical = previous.physical,
-                                                     .previous = &previous});
+               history = window_->History(steps), passes = window_->passes_per_step(), on_request,
+               dispatch = ParseEpDispatchAlgorithm(options_.dispatch)] {
+    Placement plan = PlanPlacement(algorithm, {.history = &history,
+                                               .topology = topology,
+                                               .physical = previous.physical,
+                                               .previous = &previous});
     ValidatePlacement(plan, topology);
-    return Encode(previous, plan, topology);
+    const int reset = on_request ? 0
+                                 : ResetLayersNotWorthMoving(history, passes * history.steps,
+                                                             dispatch, topology, previous, &plan);
+    return Encode(previous, plan, topology, reset);
   });
 }
 
@@ -164,9 +174,10 @@ void EplbManager::ReceivePlan() {
   Placement plan = Current();
   std::vector<int32_t>& words = outcome->plan;
   const auto places = static_cast<std::ptrdiff_t>(plan.physical_to_logical.size());
-  CHECK_EQ(std::ssize(words), places + kNumFillFrom + 1);
-  status_.fills = {words.begin() + places, words.end() - 1};
-  status_.transfer_batches = words.back();
+  CHECK_EQ(std::ssize(words), places + kExtraWords);
+  not_worth_moving_ = words.back();
+  status_.transfer_batches = words[words.size() - 2];
+  status_.fills = {words.begin() + places, words.end() - 2};
   words.resize(places);
   plan.physical_to_logical = std::move(words);
   StartMigration(plan);
@@ -184,10 +195,11 @@ void EplbManager::StartMigration(const Placement& plan) {
   const auto fills = [this](FillFrom from) { return status_.fills[static_cast<size_t>(from)]; };
   if (is_leader_)
     LOG_INFO(
-        "[EPLB] plan {} ({}, {}) in {:.1f} ms at balancedness {}: {} of {} layers change, {} "
-        "experts arrive ({} held by other nodes only), {} move within their rank",
+        "[EPLB] plan {} ({}, {}) in {:.1f} ms at balancedness {}: {} of {} layers change ({} would "
+        "gain less than they cost), {} experts arrive ({} held by other nodes only), {} move "
+        "within their rank",
         status_.plans, options_.algorithm, status_.trigger, status_.plan_seconds * 1e3,
-        FormatBalancedness(status_.planned_at), moves.size(), plan.layers,
+        FormatBalancedness(status_.planned_at), moves.size(), plan.layers, not_worth_moving_,
         fills(FillFrom::kSameNode) + fills(FillFrom::kOtherNode), fills(FillFrom::kOtherNode),
         fills(FillFrom::kSameRank) + fills(FillFrom::kFreeRider));
   began_ = std::chrono::steady_clock::now();
@@ -220,7 +232,11 @@ void EplbManager::Finish() {
   status_.move_seconds = Seconds(began_);
   passes_ = 0;
   if (!migration_) {
-    status_.last_result = "nothing to move: the plan equals the current placement";
+    status_.last_result =
+        not_worth_moving_ > 0
+            ? fmt::format("nothing to move: {} layers would gain less than they cost",
+                          not_worth_moving_)
+            : "nothing to move: the plan equals the current placement";
     return;
   }
   const std::unique_ptr<Migration> ended = std::move(migration_);

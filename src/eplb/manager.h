@@ -30,13 +30,14 @@ struct EplbShape {
 
 // One per rank, next to the model that it observes; borrows `comm`. The rank's thread only.
 // BeginPass, EndPass and Rebalance are called on every rank around the same passes. Their traffic
-// is small: an all-reduce of counts every fiftieth part of --eplb-rebalance-num-iterations, and a
-// small message before each pass while a plan is computed or layers are migrating.
+// is small: an all-reduce of counts about 50 times per --eplb-rebalance-num-iterations passes, and
+// a small message before each pass while a plan is computed or layers are migrating.
 //
 // Triggers: every num_iterations passes since the last rebalance, or a changed load distribution,
 // if the mean balancedness (mean / max rank load) is not over min_utilization; and every explicit
-// request. Then rank 0 plans on a thread of its own and broadcasts the plan. A Migration moves the
-// layers that the plan changes.
+// request. Then rank 0 plans on a separate thread and broadcasts the plan. A Migration moves the
+// layers that the plan changes; without a request only those that gain more than they cost
+// (plan_value.h).
 class EplbManager : public RoutingObserver {
  public:
   // Fraction of the load that must have shifted to other experts since the last plan to trigger a
@@ -96,6 +97,7 @@ class EplbManager : public RoutingObserver {
   std::optional<LoadWindow> window_;
   int64_t passes_ = 0;  // since the last plan or the end of its migration
   PlanJob plan_;
+  int not_worth_moving_ = 0;  // layers of the last plan (plan_value.h)
   ExpertCourier courier_;
   bool sends_ = false;  // experts are received from ranks that hold them
   std::unique_ptr<Migration> migration_;

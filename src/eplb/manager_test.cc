@@ -142,6 +142,20 @@ TEST(EplbManager, LeavesAnEvenLoadAlone) {
   });
 }
 
+TEST(EplbManager, PlansThatGainLessThanTheyCostAreNotCarriedOut) {
+  OnRanks([](RankComm& comm) {
+    Rank rank(Every(50), comm);
+    rank.hot = 0;  // an even load: what a plan gains is noise
+    rank.Passes(50);
+    rank.Settle();
+    const EplbStatus status = rank.manager.Status();
+    EXPECT_EQ(status.plans, 1);
+    EXPECT_EQ(status.rebalances, 0);
+    EXPECT_EQ(status.layers_moved, 0);
+    EXPECT_THAT(status.last_result, StartsWith("nothing to move: "));
+  });
+}
+
 TEST(EplbManager, PlansWhenItIsAsked) {
   OnRanks([](RankComm& comm) {
     EplbOptions options = Every(1000);

@@ -6,8 +6,8 @@
 namespace switchyard {
 namespace {
 
-// [bins, bins] cost for rank b to receive the plan's contents of rank a, minus the cost if rank b
-// held nothing (which is the same for all b).
+// [bins, bins] cost for rank b to receive the experts that the plan assigns to rank a, minus the
+// cost if rank b held nothing (which is the same for all b).
 class Costs {
  public:
   Costs(std::span<const int32_t> previous, const std::vector<RankSlots>& bins, int nodes,

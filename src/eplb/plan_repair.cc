@@ -23,7 +23,7 @@ int32_t MostLoadedReplicable(const LayerPlan& plan) {
   return best;
 }
 
-// The replicated expert with the least load per replica after removing one; −1: none.
+// The replicated expert whose load per replica is least after the removal of one replica; −1: none.
 int32_t LeastLoadedReplicated(const LayerPlan& plan, int32_t but) {
   int32_t best = -1;
   double least = std::numeric_limits<double>::infinity();

@@ -24,7 +24,7 @@ struct ExpertRecorderOptions {
   bool any() const { return metrics || !mode.empty(); }
 };
 
-// Error kInvalid naming the flag: unknown mode, or buffer size of no passes.
+// Error kInvalid names the flag: unknown mode, or a buffer size that is neither positive nor −1.
 void Validate(const ExpertRecorderOptions& options);
 
 // Mean over layers of (mean / max rank load): of the last pass, and averaged over the last passes.

@@ -21,7 +21,7 @@ class FakeExperts : public MovableExperts {
  public:
   FakeExperts(int layers, const ExpertPlacement& placement, const Mesh& mesh) : mesh_(mesh) {
     for (int layer = 0; layer < layers; ++layer) {
-      Layer& state = layers_[layer * 2];  // dense layers in between
+      Layer& state = layers_[layer * 2];  // odd layers are dense
       state.placement = placement;
       for (const int32_t expert : Own(placement)) state.experts.push_back(Make(expert));
     }

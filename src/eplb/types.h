@@ -61,9 +61,9 @@ struct Placement {
   bool operator==(const Placement&) const = default;
 };
 
-// Error kInvalid if a size is below 1, ranks are not divisible by nodes, `active` has another
-// length or no living rank, living ranks have fewer slots than experts, or a rank has more slots
-// than there are experts (it would hold one twice).
+// Error kInvalid if a size is below 1, ranks are not divisible by nodes, or `active` has another
+// length or no living rank. Also if living ranks have fewer slots than experts, or if a rank has
+// more slots than there are experts (it would hold one twice).
 void ValidateTopology(const RankTopology& topology, int physical, int logical);
 
 // Error kInvalid naming layer and slot if the map has another size, an id is outside [−1, logical),

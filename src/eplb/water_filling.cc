@@ -17,7 +17,8 @@ void WaterFilling::Reset(int num_bins, int num_experts, std::span<const int32_t>
   CHECK(bin_of.size() == expert_of.size());
   offset_ = offset;
   begin_.assign(num_experts + 1, 0);
-  // A bin's second replica of an expert divides nothing, so its slot is treated as unused.
+  // A second replica of an expert in the same bin gives no choice, so its slot is treated as
+  // unused.
   const auto new_bin = [&](size_t p) {
     if (bin_of[p] < 0 || expert_of[p] < 0 || last_bin_[expert_of[p]] == bin_of[p]) return false;
     last_bin_[expert_of[p]] = bin_of[p];

@@ -16,7 +16,7 @@ constexpr int64_t kBytesPerThread = int64_t{512} << 20;  // exceeds a shared L3 
 constexpr int64_t kLine = 64;
 constexpr int kPasses = 4;
 
-// One load per line is enough to fetch it and keeps arithmetic out of the way.
+// One load per line is enough to fetch it, and keeps arithmetic from limiting the rate.
 uint64_t SumLines(const char* begin, int64_t bytes) {
   uint64_t sum = 0;
   for (int64_t at = 0; at < bytes; at += kLine) {

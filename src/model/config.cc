@@ -93,6 +93,17 @@ ModelConfig Parse(const ConfigTexts& texts, const QuantizationFlags& flags) {
 
 }  // namespace
 
+int64_t ModelConfig::longest_context() const {
+  using Type = RopeConfig::Type;
+  if (rope.type != Type::kYarn && rope.type != Type::kLinear && rope.type != Type::kDynamic)
+    return max_position;
+  const int64_t original =
+      rope.original_max_position > 0 ? rope.original_max_position : max_position;
+  constexpr double kMost = 1e9;  // limit as of max_position_embeddings
+  const double stretched = std::min(kMost, static_cast<double>(original) * rope.factor);
+  return std::max(max_position, static_cast<int64_t>(stretched));
+}
+
 ModelConfig LoadModelConfig(const std::filesystem::path& dir, std::string_view overrides,
                             const QuantizationFlags& flags) {
   std::string config = ReadConfigFile(dir / "config.json");

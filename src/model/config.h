@@ -16,11 +16,12 @@
 namespace switchyard {
 
 struct RopeConfig {
-  enum class Type : uint8_t { kDefault, kLinear, kLlama3, kYarn };
+  enum class Type : uint8_t { kDefault, kLinear, kLlama3, kYarn, kDynamic, kLongRope };
   Type type = Type::kDefault;
   double theta = 10000.0;
   double factor = 1.0;
   int64_t original_max_position = 0;
+  std::vector<float> short_factor, long_factor;          // longrope; [rotary_dim / 2] each
   double low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
   double beta_fast = 32.0, beta_slow = 1.0;              // yarn
   double mscale = 0.0, mscale_all_dim = 0.0;             // yarn; 0: absent
@@ -28,9 +29,9 @@ struct RopeConfig {
   bool truncate = true;      // yarn: whether the correction range is rounded to integers
   int64_t rotary_dim = 0;    // rotated elements of a head
   bool interleaved = false;  // pairs (2i, 2i + 1)
-  // The precision to which frequencies are rounded before angles are computed. transformers uses
-  // float32. A model trained or evaluated with bfloat16 frequencies differs, and the more so the
-  // longer the text (key "rope_frequency_dtype").
+  // Dtype to which frequencies are rounded before angles are computed (key "rope_frequency_dtype").
+  // transformers uses float32. A model trained or evaluated with bfloat16 frequencies needs
+  // bfloat16 here; the difference grows with the position.
   DType frequency_dtype = DType::kF32;
 };
 
@@ -45,7 +46,8 @@ struct AttentionConfig {
   bool qkv_bias = false;
   bool output_bias = false;
   bool sinks = false;
-  float scale = 1.0f;  // of the logits, including yarn's mscale² if the family uses it
+  float clip_qkv = 0.0f;  // grouped: q, k and v are clamped to [-clip_qkv, clip_qkv]; 0: no clamp
+  float scale = 1.0f;     // of the logits, including yarn's mscale² if the family uses it
   // Latent attention (MLA).
   int64_t q_lora_rank = 0;  // 0: q is one projection
   int64_t kv_lora_rank = 0;
@@ -71,6 +73,8 @@ struct ModelConfig {
   int64_t hidden = 0;
   int64_t intermediate = 0;  // of dense layers
   int64_t max_position = 0;
+  // Longest context of the rope scaling (factor x original positions), at least max_position.
+  int64_t longest_context() const;
   float norm_eps = 1e-6f;
   bool tie_embeddings = false;
   AttentionConfig attention;

@@ -25,7 +25,7 @@ std::vector<ModulePattern> Patterns(const std::vector<std::string>& names) {
   return out;
 }
 
-// The quantization parameters of a group's weights or inputs.
+// Quantization parameters of a group's weights or inputs.
 struct QuantArgs {
   int64_t bits = 0;
   std::string type, strategy;
@@ -101,7 +101,8 @@ ActivationFormat InputFormat(const QuantArgs& n) {
                                               : ActivationFormat::kFp8Token;
 }
 
-// Names accepted by `--quantization` for this scheme: SGLang has own kernels for the 8-bit ones.
+// Names accepted by `--quantization` for this scheme, including those of SGLang's kernels for 8-bit
+// schemes.
 std::vector<std::string> FlagNames(const std::vector<SchemeRule>& rules) {
   std::vector<std::string> names{"compressed-tensors"};
   const auto all = [&](WeightFormat format) {

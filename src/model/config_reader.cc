@@ -144,6 +144,25 @@ std::vector<int64_t> ConfigReader::Ints(std::string_view key, int64_t min, int64
   return out;
 }
 
+std::vector<float> ConfigReader::Floats(std::string_view key, double min, double max) const {
+  std::vector<float> out;
+  if (!Has(key)) throw Invalid("{} is missing", Where(key));
+  const json& list = *value_->object.find(key);
+  if (!list.is_array()) throw Invalid("{} is {}; want a list of numbers", Where(key), Show(list));
+  for (const json& item : list) {
+    if (!item.is_number() || !(item.get<double>() >= min && item.get<double>() <= max)) {
+      throw Invalid("{} holds {}; want numbers from {} to {}", Where(key), Show(item), min, max);
+    }
+    out.push_back(item.get<float>());
+  }
+  return out;
+}
+
+bool ConfigReader::IsNull(std::string_view key) const {
+  const auto it = value_->object.find(key);
+  return it != value_->object.end() && it->is_null();
+}
+
 std::optional<ConfigReader> ConfigReader::Object(std::string_view key) const {
   if (!Has(key)) return std::nullopt;
   const json& value = *value_->object.find(key);

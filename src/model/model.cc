@@ -20,6 +20,7 @@
 #include "model/rank_device.h"
 #include "model/rope.h"
 #include "model/weights/placing.h"
+#include "model/weights/routers.h"
 #include "moe/device_layer.h"
 #include "moe/exchange_memory.h"
 #include "moe/runtime.h"
@@ -57,7 +58,7 @@ std::optional<DenseFeedForward> MakeDense(const ModelWeights& weights, const Mod
   if (std::ranges::all_of(config.layers, &LayerConfig::moe)) return std::nullopt;
   int64_t middle = 0;
   for (const LayerWeights& layer : weights.layers) {
-    middle = std::max(middle, layer.dense.gate.n);  // 0 in layers with experts
+    middle = std::max(middle, layer.dense.gate.n);  // 0 in MoE layers
   }
   return DenseFeedForward(config, mesh, middle, max_tokens, device);
 }
@@ -149,7 +150,8 @@ struct Model::Impl {
   std::vector<float> host_logits;       // [logit rows, vocab], for a device with its own memory
   std::vector<int32_t> routed;          // [T, layers, top_k] of the last batch that requested it
   std::vector<int32_t> layer_routed;    // [T, top_k]
-  const ForwardBatch* batch = nullptr;  // the current one
+  std::vector<int32_t> faults;          // [T] of the last batch, as MoeTokens::router_faults
+  const ForwardBatch* batch = nullptr;  // of the current pass
   PaddedBatch padded;
   DeviceSampler drawing;
   std::vector<int32_t> drawn;  // of the last batch
@@ -182,6 +184,7 @@ struct Model::Impl {
         branch(device, residual.size()),
         fused(config.hidden % 4 == 0 ? device.fused() : nullptr),
         arrays(device, options.max_tokens) {
+    FinishRouters(config, &weights);
     UploadWeights(device, weights);
     if (config.has_moe()) MakeMoeLayers(dir);
   }
@@ -293,7 +296,8 @@ struct Model::Impl {
     const int64_t tokens = c.rows.tokens;
     const MoeTokens moe_tokens{.group_tokens = group_tokens,
                                .group_decode_tokens = group_decode_tokens,
-                               .routed_experts = routed.empty() ? nullptr : layer_routed.data()};
+                               .routed_experts = routed.empty() ? nullptr : layer_routed.data(),
+                               .router_faults = faults.data()};
     const kernels::RowHook* hook = moe[layer] ? moe[layer]->InputRowHook(moe_tokens) : nullptr;
     if (tokens > 0) NormResidual(weights.layers[layer].post_attention_norm, tokens, hook);
     if (moe[layer]) {
@@ -328,6 +332,7 @@ struct Model::Impl {
     of_groups(batch->group_tokens, tokens, group_tokens);
     of_groups(batch->group_decode_tokens, batch->decode_tokens, group_decode_tokens);
     of_groups(batch->group_logit_rows, std::ssize(batch->logit_rows), group_logit_rows);
+    faults.assign(device.is_cpu() && config.has_moe() ? tokens : 0, -1);
     routed.clear();
     if (!batch->routed_experts || !config.has_moe()) return;
     const int64_t k = config.moe->router.top_k;
@@ -340,6 +345,7 @@ struct Model::Impl {
     branch_pending = false;
     if (c.rows.tokens > 0) vocabulary.Embed(c, residual.data());
     for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+      comm.memory->Beat();
       Attend(c, layer);
       FeedForward(c, layer);
     }
@@ -430,6 +436,8 @@ std::span<const float> Model::Forward(const ForwardBatch& batch, KvStorage& kv) 
   return impl_->Forward(batch, kv);
 }
 std::span<const int32_t> Model::routed_experts() const { return impl_->routed; }
+std::span<const int32_t> Model::router_faults() const { return impl_->faults; }
+Communicator& Model::attention_group() const { return *impl_->comm.attn_tp; }
 bool Model::draws() const { return impl_->rank_device->draws(); }
 std::span<const int32_t> Model::drawn() const { return impl_->drawn; }
 MovableExperts* Model::movable_experts() { return impl_->movable.get(); }

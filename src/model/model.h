@@ -102,8 +102,8 @@ struct ModelOptions {
 };
 
 // This rank's shard of the decoder. Owns weights and activations; borrows communicators, threads
-// and the cache. The rank's thread calls Forward. All ranks of the world call it together, ranks of
-// an attention group with equal batches.
+// and the cache. The rank's thread calls Forward. All ranks of the world call Forward together;
+// ranks of an attention group pass equal batches.
 class Model {
  public:
   Model(const std::filesystem::path& dir, ModelConfig config, ModelOptions options, RankComm& comm,
@@ -122,6 +122,13 @@ class Model {
   // [T, layers, top_k] logical experts that each row of the last batch was routed to, −1 for none
   // (always in dense layers). Empty if the batch did not request them.
   std::span<const int32_t> routed_experts() const;
+
+  // [T] of the last batch: -1, or layer * 65536 + expert of a token's first router score that was
+  // not finite. Covers only the tokens that this rank routed; empty on GPUs, which do not record
+  // them.
+  std::span<const int32_t> router_faults() const;
+  // The ranks with the same batches.
+  Communicator& attention_group() const;
 
   // The interface for rebalancing; null unless ModelOptions::movable_experts.
   MovableExperts* movable_experts();

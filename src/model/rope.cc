@@ -67,6 +67,37 @@ std::vector<float> YarnFrequencies(const RopeConfig& rope, const std::vector<flo
   return frequencies;
 }
 
+// NTK-aware scaling by length, transformers' dynamic type: a sequence of `length` tokens beyond the
+// original length has a larger theta.
+std::vector<float> DynamicFrequencies(const RopeConfig& rope, int64_t length) {
+  const auto dim = static_cast<double>(rope.rotary_dim);
+  const double stretch =
+      rope.factor * static_cast<double>(length) / static_cast<double>(rope.original_max_position) -
+      (rope.factor - 1.0);
+  RopeConfig longer = rope;
+  longer.type = RopeConfig::Type::kDefault;
+  longer.theta = rope.theta * std::pow(stretch, dim / (dim - 2.0));
+  return InverseFrequencies(longer);
+}
+
+std::vector<float> LongRopeFrequencies(const std::vector<float>& factors,
+                                       const std::vector<float>& periods) {
+  std::vector<float> frequencies(periods.size());
+  for (size_t i = 0; i < periods.size(); ++i) frequencies[i] = 1.0f / (factors[i] * periods[i]);
+  return frequencies;
+}
+
+// Frequencies for the token at `position`: those of a sequence that ends there. So a sequence that
+// grows past the original length is rotated as in transformers' generate, and no row depends on
+// other rows.
+std::vector<float> FrequenciesAt(const RopeConfig& rope, int64_t position) {
+  if (position < rope.original_max_position) return InverseFrequencies(rope);
+  if (rope.type == RopeConfig::Type::kDynamic) return DynamicFrequencies(rope, position + 1);
+  RopeConfig longer = rope;
+  longer.short_factor = rope.long_factor;
+  return InverseFrequencies(longer);
+}
+
 }  // namespace
 
 double YarnMscale(const RopeConfig& rope, double mscale) {
@@ -81,6 +112,8 @@ std::vector<float> InverseFrequencies(const RopeConfig& rope) {
     frequencies = YarnFrequencies(rope, periods);
   } else if (rope.type == RopeConfig::Type::kLinear) {
     for (float& f : frequencies) f /= static_cast<float>(rope.factor);
+  } else if (rope.type == RopeConfig::Type::kLongRope) {
+    frequencies = LongRopeFrequencies(rope.short_factor, periods);
   } else if (rope.type == RopeConfig::Type::kLlama3) {
     ScaleLlama3(rope, &frequencies);
   }
@@ -91,6 +124,12 @@ std::vector<float> InverseFrequencies(const RopeConfig& rope) {
 }
 
 double RopeAttentionFactor(const RopeConfig& rope) {
+  if (rope.type == RopeConfig::Type::kLongRope) {
+    if (rope.attention_factor) return *rope.attention_factor;
+    if (rope.factor <= 1.0) return 1.0;
+    return std::sqrt(1.0 + std::log(rope.factor) /
+                               std::log(static_cast<double>(rope.original_max_position)));
+  }
   if (rope.type != RopeConfig::Type::kYarn) return 1.0;
   if (rope.attention_factor) return *rope.attention_factor;
   if (rope.mscale != 0.0 && rope.mscale_all_dim != 0.0) {
@@ -101,12 +140,18 @@ double RopeAttentionFactor(const RopeConfig& rope) {
 
 Tensor BuildCosSin(const RopeConfig& rope, int64_t max_position) {
   CHECK_GE(max_position, 1);
-  const std::vector<float> frequencies = InverseFrequencies(rope);
+  std::vector<float> frequencies = InverseFrequencies(rope);
+  const bool by_length =
+      rope.type == RopeConfig::Type::kDynamic || rope.type == RopeConfig::Type::kLongRope;
   const auto half = static_cast<int64_t>(frequencies.size());
   const auto scale = static_cast<float>(RopeAttentionFactor(rope));
   Tensor table = Tensor::Empty(DType::kF32, {max_position, 2 * half});
   float* row = table.data<float>();
   for (int64_t position = 0; position < max_position; ++position, row += 2 * half) {
+    const bool first_long = position == rope.original_max_position;
+    const bool changes = rope.type == RopeConfig::Type::kDynamic || first_long;
+    if (by_length && changes && position >= rope.original_max_position)
+      frequencies = FrequenciesAt(rope, position);
     for (int64_t i = 0; i < half; ++i) {
       // The angle is rounded to float32 as in transformers; cosine and sine are then accurate.
       const auto angle = static_cast<double>(static_cast<float>(position) * frequencies[i]);

@@ -62,5 +62,66 @@ TEST(Rope, MatchesTheFormulae) {
   }
 }
 
+// tests/data/rope/by_length.json: results of transformers' LlamaRotaryEmbedding for the last token
+// of a sequence that grew to each length, as in generate.
+TEST(Rope, RowsOfTypesThatChangeWithTheLength) {
+  std::ifstream file(SWITCHYARD_TEST_DATA "/rope/by_length.json");
+  const json goldens = json::parse(file);
+  ASSERT_GE(goldens.size(), 5u);
+  for (const json& golden : goldens) {
+    SCOPED_TRACE(golden["name"].get<std::string>());
+    const int64_t dim = golden["dim"];
+    const json config = {{"architectures", {"LlamaForCausalLM"}},
+                         {"vocab_size", 8},
+                         {"hidden_size", 2 * dim},
+                         {"intermediate_size", 8},
+                         {"num_hidden_layers", 1},
+                         {"num_attention_heads", 2},
+                         {"head_dim", dim},
+                         {"max_position_embeddings", golden["max_position"]},
+                         {"rope_theta", golden["theta"]},
+                         {"rope_scaling", golden["rope_scaling"]}};
+    const ModelConfig model = ParseModelConfig(config.dump());
+    const Tensor table = BuildCosSin(model.rope, 256);
+    for (const auto& [position, row] : golden["rows"].items()) {
+      const float* at = table.data<float>() + std::stoll(position) * dim;
+      for (int64_t i = 0; i < dim; ++i)
+        EXPECT_NEAR(at[i], row[i].get<float>(), 5e-5f) << position << " " << i;
+    }
+  }
+}
+
+TEST(Rope, LongestContextIsWhatTheScalingIsFor) {
+  const auto longest = [](const std::string& scaling) {
+    return ParseModelConfig(R"({"architectures": ["LlamaForCausalLM"], "vocab_size": 8,
+        "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "max_position_embeddings": 1024, "rope_scaling": )" +
+                            scaling + "}")
+        .longest_context();
+  };
+  EXPECT_EQ(longest("null"), 1024);
+  EXPECT_EQ(longest(R"({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512})"),
+            2048);
+  EXPECT_EQ(longest(R"({"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128})"),
+            1024);
+  EXPECT_EQ(longest(R"({"type": "yarn", "factor": 4.0})"), 4096);
+  EXPECT_EQ(longest(R"({"type": "linear", "factor": 2.0})"), 2048);
+  EXPECT_EQ(longest(R"({"type": "dynamic", "factor": 2.0})"), 2048);
+}
+
+TEST(Rope, MistralSlidesUnlessItsConfigSaysNull) {
+  const auto window = [](const std::string& key) {
+    return ParseModelConfig(R"({"architectures": ["MistralForCausalLM"], "vocab_size": 8,
+        "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "max_position_embeddings": 64)" +
+                            key + "}")
+        .layers[0]
+        .window;
+  };
+  EXPECT_EQ(window(""), 4096);
+  EXPECT_EQ(window(R"(, "sliding_window": null)"), 0);
+  EXPECT_EQ(window(R"(, "sliding_window": 7)"), 7);
+}
+
 }  // namespace
 }  // namespace switchyard

@@ -18,10 +18,12 @@ MoeBackends BuiltinMoeBackends() {
   b.dispatchers.Add("mooncake", MooncakeBackend());
   b.fused.Add("fused", FusedTilesBackend());
 
-  b.runners.Add("grouped_mlp", {[] { return std::make_unique<GroupedMlpRunner>(); },
-                                "one contiguous grouped GEMM over exact counts"});
-  b.runners.Add("masked_mlp", {[] { return std::make_unique<MaskedMlpRunner>(); },
-                               "one masked GEMM per expert over a fixed capacity"});
+  b.runners.Add("grouped_mlp", {.make = [] { return std::make_unique<GroupedMlpRunner>(); },
+                                .summary = "one contiguous grouped GEMM over exact counts",
+                                .gpus = true});
+  b.runners.Add("masked_mlp", {.make = [] { return std::make_unique<MaskedMlpRunner>(); },
+                               .summary = "one masked GEMM per expert over a fixed capacity",
+                               .gpus = true});
 
   b.permutes.Add(DispatchLayout::kStandard, RunnerLayout::kContiguous, SortRowsByExpert());
   b.permutes.Add(DispatchLayout::kNormal, RunnerLayout::kContiguous, SortRowsByExpert());

@@ -60,6 +60,8 @@ struct ExchangeBackend {
   // The same bytes by buffer, for the log; optional.
   std::function<ExchangeMemory(const MoeOptions&, const ExchangeShape&)> memory = nullptr;
   bool combines_by_rank = false;  // takes --moe-combine-rows rank
+  bool gpus = false;              // moe/cuda implements it for ranks on GPUs
+  bool hosts = true;              // ranks may be on several hosts
 };
 using DispatcherBackend = ExchangeBackend<Dispatcher>;
 using FusedBackend = ExchangeBackend<FusedExperts>;
@@ -79,6 +81,7 @@ ExchangeBackend<Interface> BackendOf(std::string summary) {
 struct RunnerBackend {
   std::function<std::unique_ptr<Runner>()> make;
   std::string summary;
+  bool gpus = false;  // accepted for ranks on GPUs, where moe/cuda selects kernels by format
 };
 
 // Adding a backend takes one file and one Add.

@@ -107,7 +107,7 @@ TestLayer LayerOf(const Case& c) {
   TestLayer layer({.format = c.format.weights,
                    .activation = c.format.activation,
                    .hidden = 96,
-                   .intermediate = 384,  // slices consist of whole blocks and groups
+                   .intermediate = 384,  // so that slices consist of whole blocks and groups
                    .num_experts = c.pattern == Pattern::kMoreExpertsThanTokens ? 24 : 10,
                    .top_k = 3,
                    .shared = c.shared != Shared::kNone,

@@ -200,7 +200,7 @@ TEST(DispatcherTest, DispatchAgainIsTheSameWithoutRouting) {
         fresh.RunAll(moe, /*decode=*/true);
         first.x = fresh.x;
         moe.dispatcher().BeginDispatchAgain(first.x.data(), true, &first.handle);
-        // The receiver must use the known routing: other tokens would have other destinations.
+        // The receiver has to use the known routing: these tokens would have other destinations.
         first.EndDispatch(moe);
         first.BeginCombine(moe);
         first.EndCombine(moe);

@@ -49,7 +49,9 @@ void ApplyMoeEnvironment(MoeOptions* options) {
     options->long_seq_per_round_tokens = *tokens;
   if (const auto rounds = Number("DEEPEP_NORMAL_LONG_SEQ_ROUND", 1))
     options->long_seq_rounds = *rounds;
-  IsOn("DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ");
+  options->combine_long_seq = IsOn("DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ");
+  for (const char* name : {"HCCL_BUFFSIZE", "DEEPEP_HCCL_BUFFSIZE"})
+    if (const auto mib = Number(name, 1)) options->hccl_buffer_mib = *mib;
 }
 
 }  // namespace switchyard

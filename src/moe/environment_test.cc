@@ -35,13 +35,16 @@ TEST(MoeEnvironmentTest, VariablesOfSglangAreFlags) {
                              {"SGLANG_DEEPEP_BF16_DISPATCH", "true"},
                              {"DEEPEP_NORMAL_LONG_SEQ_PER_ROUND_TOKENS", "1024"},
                              {"DEEPEP_NORMAL_LONG_SEQ_ROUND", "16"},
-                             {"DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ", "1"}});
+                             {"DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ", "1"},
+                             {"HCCL_BUFFSIZE", "1500"}});
   MoeOptions options;
   ApplyMoeEnvironment(&options);
   EXPECT_EQ(options.max_dispatch_tokens_per_rank, 32);
   EXPECT_EQ(options.dispatcher_output_dtype, "bf16");
   EXPECT_EQ(options.long_seq_per_round_tokens, 1024);
   EXPECT_EQ(options.long_seq_rounds, 16);
+  EXPECT_TRUE(options.combine_long_seq);
+  EXPECT_EQ(options.hccl_buffer_mib, 1500);
 }
 
 TEST(MoeEnvironmentTest, WhatIsNotSetStays) {
@@ -62,7 +65,7 @@ TEST(MoeEnvironmentTest, BadValuesAreRefusedByName) {
   for (const std::string name :
        {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", "SGLANG_DEEPEP_BF16_DISPATCH",
         "DEEPEP_NORMAL_LONG_SEQ_PER_ROUND_TOKENS", "DEEPEP_NORMAL_LONG_SEQ_ROUND",
-        "DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ"}) {
+        "DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ", "HCCL_BUFFSIZE", "DEEPEP_HCCL_BUFFSIZE"}) {
     for (const std::string value : {"many", "-1", "3000000000", "12 "}) {
       const Environment environment(Environment::Variables{{name, value}});
       MoeOptions options;

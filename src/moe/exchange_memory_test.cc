@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/check.h"
+#include "core/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "moe/backends.h"
@@ -150,6 +151,32 @@ TEST(ExchangeMemoryTest, PagesTouchedStayUnderIt) {
     // hosts.
     EXPECT_GE(touched, ranks * bytes * 4 / 10) << mode;
   }
+}
+
+// SGLang's example: hidden 7168, top-8 and 4096 tokens per round.
+TEST(ExchangeMemoryTest, HcclBuffsizeBoundsARoundBySglangsFormula) {
+  const MoeShape shape = {
+      .hidden = 7168, .intermediate = 8, .num_experts = 256, .top_k = 8, .max_tokens = 16384};
+  const auto error = [&](MoeOptions options, const MoeShape& moe) {
+    return ErrorOf([&] { MoeSymmetricBytes(options, moe, {1, 1}); });
+  };
+  MoeOptions options = DeepEp("normal", 8, 4096);
+  options.hccl_buffer_mib = 1576;  // 2 · (106 + 4096 · 3 · 7168 · 8 / 2^20) + 20
+  EXPECT_EQ(error(options, shape), "no error");
+  --options.hccl_buffer_mib;
+  EXPECT_THAT(error(options, shape),
+              AllOf(HasSubstr("HCCL_BUFFSIZE=1575"), HasSubstr("4096 tokens per rank needs 1576"),
+                    HasSubstr("DEEPEP_NORMAL_LONG_SEQ_PER_ROUND_TOKENS")));
+  // A pass of one round has the smaller form, unless combine in rounds is requested.
+  MoeShape one_round = shape;
+  one_round.max_tokens = 4096;
+  options.hccl_buffer_mib = 1128;
+  EXPECT_EQ(error(options, one_round), "no error");
+  options.combine_long_seq = true;
+  EXPECT_THAT(error(options, one_round), HasSubstr("needs 1576"));
+  // The fixed-size exchange of decode has no rounds.
+  options.deepep_mode = "low_latency";
+  EXPECT_EQ(error(options, one_round), "no error");
 }
 
 }  // namespace

@@ -94,6 +94,7 @@ void MoeLayer::Forward(const float* hidden, const MoeTokens& tokens, float* out,
                          out + first * config_.hidden, &batch);
     batch.routed_experts =
         tokens.routed_experts ? tokens.routed_experts + first * config_.router.top_k : nullptr;
+    batch.router_faults = tokens.router_faults ? tokens.router_faults + first : nullptr;
     batch.first_row = first;
     RunBatch(batch, hooks);
   };
@@ -230,15 +231,13 @@ void MoeLayer::Route(MoeBatch& batch) const {
                     runtime_->pool());
   SelectExperts(config_.router, logits, tokens, weights_.router.correction_bias, &batch.logical,
                 runtime_->pool());
+  StoreRouterFaults(batch);
   StoreRoutedExperts(batch);
   MapToPhysical(batch);
   if (runtime_->observer()) ReportRouting(batch);
 }
 
-// Each rank writes its own tokens; Scatter all-gathers them over the attention group.
-void MoeLayer::StoreRoutedExperts(MoeBatch& batch) const {
-  if (!batch.routed_experts) return;
-  const int k = config_.router.top_k;
+MoeLayer::OwnTokens MoeLayer::OwnOf(const MoeBatch& batch) const {
   Share own{0, batch.lane_tokens};  // range in the lane; `begin`: its offset in the group
   int64_t begin = 0;
   if (batch.spread) {
@@ -247,10 +246,28 @@ void MoeLayer::StoreRoutedExperts(MoeBatch& batch) const {
     begin = share.begin;
   }
   const int64_t first = std::max(own.begin, batch.round.begin);
-  const int64_t end = std::min(own.end, batch.round.end);
-  if (first < end)
-    std::copy_n(batch.logical.ids.data() + (first - batch.round.begin) * k, (end - first) * k,
-                batch.routed_experts + (begin + first - own.begin) * k);
+  const int64_t end = std::max(first, std::min(own.end, batch.round.end));
+  return {.in_round = {first - batch.round.begin, end - batch.round.begin},
+          .in_group = begin + first - own.begin};
+}
+
+void MoeLayer::StoreRouterFaults(MoeBatch& batch) const {
+  if (!batch.router_faults) return;
+  const OwnTokens own = OwnOf(batch);
+  for (int64_t i = 0; i < own.in_round.size(); ++i) {
+    const int32_t expert = batch.logical.bad_experts[own.in_round.begin + i];
+    int32_t& fault = batch.router_faults[own.in_group + i];
+    if (expert >= 0 && fault < 0) fault = config_.layer * kFaultLayer + expert;
+  }
+}
+
+// Each rank writes its own tokens; Scatter all-gathers them over the attention group.
+void MoeLayer::StoreRoutedExperts(MoeBatch& batch) const {
+  if (!batch.routed_experts) return;
+  const int k = config_.router.top_k;
+  const OwnTokens own = OwnOf(batch);
+  std::copy_n(batch.logical.ids.data() + own.in_round.begin * k, own.in_round.size() * k,
+              batch.routed_experts + own.in_group * k);
 }
 
 // If all ranks route all tokens, each reports an even share of them.

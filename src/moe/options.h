@@ -34,13 +34,17 @@ struct MoeOptions {
   // --deepep-normal-long-seq-round (0: no limit).
   int64_t long_seq_per_round_tokens = 8192;
   int long_seq_rounds = 0;
+  // HCCL_BUFFSIZE: MiB for one such exchange, checked against SGLang's formula; 0: no bound.
+  int hccl_buffer_mib = 0;
+  // DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ: use the formula for rounds, for any number of rounds.
+  bool combine_long_seq = false;
 
   // Rows that combine returns to a token's rank (--moe-combine-rows). slot: one output per expert;
   // the sum is bit-identical for any placement. rank: one partial sum per rank; fewer bytes, but
   // the last bits depend on the placement.
   std::string combine_rows = "slot";
 
-  // Timeout of a silent rank in one stage, after which mooncake continues without it
+  // Timeout of a rank without progress in one stage, after which mooncake continues without it
   // (--elastic-ep-timeout).
   double elastic_timeout_seconds = 10.0;
 

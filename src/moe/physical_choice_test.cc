@@ -47,12 +47,13 @@ TEST(AppendSharedSlotsTest, OfEqualRanksTheNearestIsTaken) {
   };
   EXPECT_EQ(rank_of(1, {-1, -1, -1}), 1);
   EXPECT_EQ(rank_of(1, {0, 1, 2}), 1);
-  EXPECT_EQ(rank_of(1, {1, 0, -1}), 2);  // the one without rows
+  EXPECT_EQ(rank_of(1, {1, 0, -1}), 2);  // only rank 2 has no rows
   EXPECT_EQ(rank_of(0, {0, -1, -1}), 1);
   EXPECT_EQ(rank_of(2, {2, -1, -1}), 0);
 }
 
-// The second token's row goes to rank 2 anyway; rank 1, equally loaded, would receive one more row.
+// The second token's row goes to rank 2 anyway; rank 1 has the same load but would receive an
+// additional row.
 TEST(AppendSharedSlotsTest, OfEqualRanksOneThatTheRowVisitsBeatsTheLowest) {
   const ExpertMap experts(8, 4, true);  // two on each rank
   TopK topk{.tokens = 2, .k = 2, .ids = {0, 2, 1, 4}, .weights = {1, 1, 1, 1}};

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <span>
 
 #include "core/check.h"
@@ -96,6 +97,23 @@ void SelectForToken(const RouterConfig& config, std::span<const float> logits,
   }
 }
 
+// The first expert whose score is not finite; −1: none. A correction bias of −∞ is allowed and
+// excludes an expert.
+int32_t FirstBad(std::span<const float> logits, const float* correction_bias) {
+  for (size_t e = 0; e < logits.size(); ++e) {
+    const bool biased = correction_bias == nullptr || std::isfinite(correction_bias[e]) ||
+                        correction_bias[e] == kMinusInfinity;
+    if (!std::isfinite(logits[e]) || !biased) return static_cast<int32_t>(e);
+  }
+  return -1;
+}
+
+// For a token without usable scores: existing experts, and NaN weights that end its request.
+void SelectNothing(std::span<int32_t> ids, std::span<float> weights) {
+  std::iota(ids.begin(), ids.end(), 0);
+  std::ranges::fill(weights, std::numeric_limits<float>::quiet_NaN());
+}
+
 // Converts the scores of the selected experts to weights.
 void FinishWeights(const RouterConfig& config, std::span<const int32_t> ids,
                    std::span<float> weights) {
@@ -122,13 +140,19 @@ void SelectExperts(const RouterConfig& config, const float* logits, int64_t toke
   out->k = k;
   out->ids.resize(tokens * k);
   out->weights.resize(tokens * k);
+  out->bad_experts.resize(tokens);
   pool.RunRanges(tokens, 16, [&](int64_t begin, int64_t end) {
     static thread_local RouterScratch scratch;
     for (int64_t t = begin; t < end; ++t) {
       const auto ids = std::span(out->ids).subspan(t * k, k);
       const auto weights = std::span(out->weights).subspan(t * k, k);
-      SelectForToken(config, {logits + t * experts, static_cast<size_t>(experts)}, correction_bias,
-                     &scratch, ids, weights);
+      const std::span row(logits + t * experts, static_cast<size_t>(experts));
+      out->bad_experts[t] = FirstBad(row, correction_bias);
+      if (out->bad_experts[t] >= 0) {
+        SelectNothing(ids, weights);
+        continue;
+      }
+      SelectForToken(config, row, correction_bias, &scratch, ids, weights);
       FinishWeights(config, ids, weights);
     }
   });

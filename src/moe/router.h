@@ -37,6 +37,9 @@ struct TopK {
   int k = 0;
   std::vector<int32_t> ids;    // [tokens, k] logical experts
   std::vector<float> weights;  // [tokens, k], routed_scaling_factor included
+  // [tokens] the first expert whose score is not finite; −1: none. Such a token gets experts 0 to k
+  // - 1 with weights NaN, so that its request ends with an error on every rank.
+  std::vector<int32_t> bad_experts;
 };
 
 struct RouterWeights {
@@ -47,8 +50,9 @@ struct RouterWeights {
 };
 
 // logits [tokens, num_experts] → *out. Ties go to the lower id, so that every rank selects the
-// same. Slots are in order of selection, best first. NaN logits are never selected; a slot without
-// an eligible expert has id −1.
+// same. Slots are in order of selection, best first. A token with a score (logit, or logit with
+// the correction bias) that is NaN or infinite is marked in TopK::bad_experts. A correction bias of
+// −∞ excludes an expert; a slot without an eligible expert has id −1.
 void SelectExperts(const RouterConfig& config, const float* logits, int64_t tokens,
                    const float* correction_bias, TopK* out, ThreadPool& pool);
 

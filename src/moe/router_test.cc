@@ -139,11 +139,26 @@ TEST(RouterTest, ExpertsOutsideTheBestGroupsAreNeverChosen) {
   EXPECT_THAT(out.ids, ElementsAre(0, 1));
 }
 
-TEST(RouterTest, NanIsNeverChosen) {
+// A token without finite scores ends its request; other tokens of the batch are unaffected.
+TEST(RouterTest, ScoresThatAreNotFiniteAreMarkedByTokenAndExpert) {
+  for (const Scoring scoring : {Scoring::kSoftmax, Scoring::kSigmoid, Scoring::kTopKSoftmax}) {
+    for (const float bad : {NAN, INFINITY, -INFINITY}) {
+      const TopK out = Select({.num_experts = 3, .top_k = 2, .scoring = scoring},
+                              {1, 2, 3, 1, bad, NAN, 3, 2, 1});
+      EXPECT_THAT(out.bad_experts, ElementsAre(-1, 1, -1));
+      EXPECT_THAT(out.ids, ElementsAre(2, 1, 0, 1, 0, 1));
+      for (int slot = 0; slot < 6; ++slot)
+        EXPECT_EQ(std::isnan(out.weights[slot]), slot == 2 || slot == 3) << slot;
+    }
+  }
+}
+
+TEST(RouterTest, ACorrectionBiasThatIsNotFiniteIsMarked) {
+  const std::vector<float> bias = {0, NAN, 0};
   const TopK out =
-      Select({.num_experts = 3, .top_k = 2, .scoring = Scoring::kTopKSoftmax}, {1, NAN, NAN});
-  EXPECT_THAT(out.ids, ElementsAre(0, -1));
-  EXPECT_THAT(out.weights, ElementsAre(1.0f, 0.0f));
+      Select({.num_experts = 3, .top_k = 1, .scoring = Scoring::kSigmoid}, {1, 2, 3}, bias.data());
+  EXPECT_THAT(out.bad_experts, ElementsAre(1));
+  EXPECT_TRUE(std::isnan(out.weights[0]));
 }
 
 }  // namespace

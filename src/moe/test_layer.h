@@ -46,8 +46,9 @@ struct TestLayer {
     whole.router.w = Weight(WeightFormat::kF32, s.num_experts, s.hidden);
     std::vector<float> bias = random.Normal(s.num_experts, 0.1f);
     if (s.hot_expert >= 0) bias[s.hot_expert] = 1000.0f;
-    if (s.no_experts) std::ranges::fill(bias, NAN);
     whole.router.bias = Keep(bias);
+    if (s.no_experts)
+      whole.router.correction_bias = Keep(std::vector<float>(s.num_experts, -INFINITY));
     for (int e = 0; e < s.num_experts; ++e)
       whole.experts.push_back(Expert(s.format, s.clamped_with_biases));
     if (s.shared) {

@@ -28,12 +28,12 @@ class TestProcesses {
   using Body = std::function<std::string(int rank, std::shared_ptr<SharedArena>)>;
 
   // Size limit of the body's result, or of its exception's text after "error: ".
-  static constexpr size_t kMostBytes = size_t{1} << 20;
+  static constexpr size_t kMaxBytes = size_t{1} << 20;
 
   TestProcesses(int world, size_t bytes_per_rank, const Body& body)
       : arena_(SharedArena::Create(world, bytes_per_rank)) {
     for (int rank = 0; rank < world; ++rank) {
-      void* words = mmap(nullptr, sizeof(Words) + kMostBytes, PROT_READ | PROT_WRITE,
+      void* words = mmap(nullptr, sizeof(Words) + kMaxBytes, PROT_READ | PROT_WRITE,
                          MAP_SHARED | MAP_ANONYMOUS, -1, 0);
       CHECK(words != MAP_FAILED);
       words_.push_back(static_cast<Words*>(words));
@@ -48,7 +48,7 @@ class TestProcesses {
   }
   ~TestProcesses() {
     for (size_t rank = 0; rank < pids_.size(); ++rank) Kill(static_cast<int>(rank));
-    for (Words* words : words_) munmap(words, sizeof(Words) + kMostBytes);
+    for (Words* words : words_) munmap(words, sizeof(Words) + kMaxBytes);
   }
 
   // The rank's result; "killed" if it does not end within `limit`.
@@ -84,7 +84,7 @@ class TestProcesses {
       said = std::string("error: ") + error.what();
     }
     Words& words = *words_[rank];
-    words.size = std::min(said.size(), kMostBytes);
+    words.size = std::min(said.size(), kMaxBytes);
     std::memcpy(words.bytes(), said.data(), words.size);
     words.said = true;
     _exit(0);

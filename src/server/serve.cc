@@ -3,15 +3,19 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <future>
+#include <limits>
 #include <thread>
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/log_queue.h"
 #include "engine/rank_engine.h"
 #include "server/front/service.h"
 #include "server/http/http_server.h"
+#include "server/http_setup.h"
 #include "server/native/native.h"
 #include "server/openai/openai.h"
 #include "server/ranks/engine_ranks.h"
@@ -25,10 +29,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// One line that is redrawn on a terminal, and a line each tenth elsewhere.
+// Load progress: one redrawn line on a terminal, otherwise one line per 10 %.
 class ProgressLine {
  public:
-  static constexpr uint64_t kWorthALine = uint64_t{256} << 20;  // bytes that take a noticeable time
+  static constexpr uint64_t kWorthALine = uint64_t{256} << 20;  // minimum bytes for a progress line
 
   void Show(uint64_t done, uint64_t total) {
     const int percent = total ? static_cast<int>(100 * done / total) : 100;
@@ -45,37 +49,37 @@ class ProgressLine {
   int shown_ = -1;
 };
 
-http::ServerOptions HttpOptions(const ServerArgs& args) {
-  http::ServerOptions o;
-  o.host = args.host;
-  o.port = args.port;
-  o.io_threads = 2;
-  o.max_body_bytes = static_cast<size_t>(args.max_body_mb * (1 << 20));
-  o.api_key = args.api_key;
-  o.paths_without_key = {"/health", "/health_generate"};
-  o.log_requests = args.log_requests;
-  return o;
+// Limit of running and queued requests together; 0: no limit.
+int32_t MaxOpen(const EngineConfig& config, const EnginePlan& plan) {
+  constexpr int64_t kQueuedPerRunning = 16;
+  if (config.max_queued_requests == 0) return 0;
+  const int64_t running = int64_t{plan.max_running_requests} * config.mesh.dp;
+  const int64_t queued =
+      config.max_queued_requests < 0 ? kQueuedPerRunning * running : config.max_queued_requests;
+  return static_cast<int32_t>(
+      std::min<int64_t>(running + queued, std::numeric_limits<int32_t>::max()));
 }
 
-Front::Limits FrontLimits(const EngineConfig& config, const EnginePlan& plan) {
+Front::Limits FrontLimits(const EngineConfig& config, const EnginePlan& plan,
+                          const HttpArgs& http) {
   return {.vocab_size = plan.model.vocab_size,
           .context_length = plan.context_length,
           .cache_tokens = plan.num_pages * config.page_size,
-          .max_open = config.max_queued_requests
-                          ? plan.max_running_requests * config.mesh.dp + config.max_queued_requests
-                          : 0,
-          .has_experts = plan.model.has_moe()};
+          .max_open = MaxOpen(config, plan),
+          .has_experts = plan.model.has_moe(),
+          .queue_timeout = std::chrono::duration<double>(http.queue_timeout_seconds),
+          .running_timeout = std::chrono::duration<double>(http.running_timeout_seconds)};
 }
 
-// Error kPeer where the request fails or does not end within --dist-timeout; returns early when
-// `cancelled` becomes true.
+// Runs one short request. Throws kPeer if it fails or does not end within --dist-timeout. Returns
+// early if `cancelled` becomes true.
 void WarmUp(Service& service, const std::atomic<bool>& cancelled) {
   GenerationSpec spec;
   spec.input_ids = {service.model.config.bos_token_id.value_or(0)};
   spec.sampling.max_new_tokens = 2;
   spec.sampling.temperature = 0;
   spec.sampling.ignore_eos = true;
-  const auto ended = std::make_shared<std::promise<std::string>>();  // may outlast the wait
+  const auto ended = std::make_shared<std::promise<std::string>>();  // may outlive this function
   service.front.Submit(std::move(spec),
                        [ended](const GenerationEvent& e) { ended->set_value(e.error); });
   std::future<std::string> error = ended->get_future();
@@ -92,24 +96,38 @@ void WarmUp(Service& service, const std::atomic<bool>& cancelled) {
     throw Error(ErrorKind::kPeer, "the warm-up request failed: " + what);
 }
 
-void SayReady(const Service& service, int port) {
+void PrintReady(const Service& service, int port) {
   const std::string host =
       service.args.host == "0.0.0.0" || service.args.host == "::" ? "127.0.0.1" : service.args.host;
-  const std::string url = fmt::format(
-      "http://{}:{}", host.find(':') == std::string::npos ? host : "[" + host + "]", port);
-  const std::string key = service.args.api_key.empty() ? "" : " -H 'Authorization: Bearer KEY'";
+  const HttpArgs& http = service.args.http;
+  const char* scheme = http.ssl_certfile.empty() ? "http" : "https";
+  const std::string url =
+      http.uds.empty()
+          ? fmt::format("{}://{}:{}", scheme,
+                        host.find(':') == std::string::npos ? host : "[" + host + "]", port)
+          : fmt::format("{}://localhost", scheme);
+  const std::string key =
+      ReadApiKeys(service.args.http).empty() ? "" : " -H 'Authorization: Bearer KEY'";
   const std::string body =
       service.model.chat_template.Present()
           ? R"({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32})"
           : R"({"prompt": "Hello", "max_tokens": 32})";
   fmt::print(
-      "Switchyard is ready at {}\n  curl {}/v1/{}{} -H 'Content-Type: application/json' -d '{}'\n",
-      url, url, service.model.chat_template.Present() ? "chat/completions" : "completions", key,
-      body);
+      "Switchyard is ready at {}\n  curl {}{}/v1/{}{} -H 'Content-Type: application/json' -d "
+      "'{}'\n",
+      http.uds.empty() ? url : http.uds,
+      http.uds.empty() ? "" : fmt::format("--unix-socket {} ", http.uds), url,
+      service.model.chat_template.Present() ? "chat/completions" : "completions", key, body);
   std::fflush(stdout);
 }
 
-// Requests end by themselves or by the deadline; a second signal shortens it.
+// Returns the exit code that a shell reports for a process ended by the signal.
+int ReportInterrupted(int signal) {
+  LOG_WARNING("the start was interrupted by signal {} before the server was ready", signal);
+  return 128 + signal;
+}
+
+// Waits until all requests have ended. Aborts the rest at the deadline or on a second signal.
 void Drain(Service& service, const StopSignals& signals, const std::atomic<bool>& lost) {
   service.front.StartDraining();
   if (const size_t open = service.front.open())
@@ -118,6 +136,7 @@ void Drain(Service& service, const StopSignals& signals, const std::atomic<bool>
                         std::chrono::duration<double>(service.args.drain_timeout_seconds);
   while (service.front.open() > 0 && !lost && std::chrono::steady_clock::now() < deadline) {
     if (signals.Wait(50ms)) break;
+    service.front.AbortOverdue();
   }
   if (service.front.open() > 0 && !lost) {
     LOG_WARNING("aborting {} requests", service.front.open());
@@ -130,36 +149,45 @@ void Drain(Service& service, const StopSignals& signals, const std::atomic<bool>
 
 int RunServe(const ServerArgs& args) {
   const StopSignals signals;
+  ExitWhenOutOfMemory();
+  QueueLog();
+  struct Flush {
+    ~Flush() { FlushLog(1s); }
+  } const flush;
   const Launch launch = PlanLaunch(args, FindLauncher());
   if (launch.node > 0) return RunFollower(args, launch, signals);
-  const auto weights = CheckWeights(args, [&] { return signals.Wait(0ms) != 0; });
-  if (!weights) return 0;
+  std::atomic<int> interrupted{0};  // signal that interrupted the startup
+  const FindSignal find_signal = [&] {
+    if (const int signal = signals.Wait(0ms)) interrupted = signal;
+    return interrupted.load();
+  };
+  const auto weights = CheckWeights(args, find_signal);
+  if (!weights) return ReportInterrupted(interrupted);
   const EnginePlan plan = MakePlan(args.engine, launch.ranks_of_host);
   if (plan.model.has_moe() && !plan.cuda)
     LOG_INFO("{}", DescribeExchangeMemory(plan.model, MakeModelOptions(args.engine, plan),
                                           args.engine.mesh));
   const ServedModel model = LoadServedModel(args, plan.model);
 
-  // The front speaks to the ranks and they to it; the ranks come last, so that they are the first
-  // to go.
+  // The front and the ranks send messages to each other. `ranks` is constructed last, so that it is
+  // destroyed first; `link` is set afterwards.
   struct LateLink : RankLink {
     void Send(const std::vector<ControlMessage>& messages) override { ranks->Send(messages); }
     EngineRanks* ranks = nullptr;
   } link;
   Front front(
-      link, *model.tokenizer, FrontLimits(args.engine, plan),
+      link, *model.tokenizer, FrontLimits(args.engine, plan, args.http),
       DpController(args.engine.mesh.dp, ParseLoadBalanceMethod(args.engine.load_balance_method)));
   Service service{front, model, args, plan};
-  http::Server server(HttpOptions(args));
+  http::Server server(SetUpHttp(args));
   openai::Register(server, service);
   native::Register(server, service);
-  server.Start();  // a port in use is said before anything is loaded
+  server.Start();  // before loading, so that a port in use is reported at once
 
-  std::optional<Membership> membership =
-      Lead(launch, args.engine, plan, [&] { return signals.Wait(0ms) != 0; });
-  if (!membership) {
+  std::optional<Membership> membership = Lead(launch, args.engine, plan, find_signal);
+  if (!membership || !ConnectLaunchedRank(launch, *membership, {args.engine, plan}, find_signal)) {
     server.Stop();
-    return 0;
+    return ReportInterrupted(interrupted);
   }
 
   std::atomic<bool> lost{false}, cancelled{false};
@@ -167,20 +195,28 @@ int RunServe(const ServerArgs& args) {
   EngineRanks ranks(
       [&](const std::string& endpoint, RankHost::OnExit on_exit) {
         return StartRanks(launch, *membership, {args.engine, plan}, endpoint,
-                          NamingChangedFiles(*weights, std::move(on_exit)));
+                          NamingChangedFiles(*weights, std::move(on_exit)),
+                          [&] { return cancelled.load(); });
       },
       std::move(membership->nodes),
       {.on_message = [&](const EngineMessage& m) { front.OnMessage(m); },
        .on_lost =
            [&](const std::string& why) {
              lost_reason = why;
-             lost = true;  // first: a client that sees the loss may send the signal at once
+             lost = true;  // set first: a client that sees the loss may send a signal at once
              front.OnRanksLost(why);
            }});
   link.ranks = &ranks;
+  const double silence_limit = std::min(20.0, args.engine.watchdog_timeout_seconds / 2);
+  service.find_silent_rank = [&ranks, silence_limit] {
+    return ranks.Silent(std::chrono::duration<double>(silence_limit));
+  };
   std::thread interrupt([&] {
     while (!service.ready && !cancelled && !lost) {
-      if (signals.Wait(100ms)) cancelled = true;
+      if (const int signal = signals.Wait(100ms)) {
+        interrupted = signal;
+        cancelled = true;
+      }
     }
   });
   std::exception_ptr failure;
@@ -196,15 +232,14 @@ int RunServe(const ServerArgs& args) {
   }
   interrupt.join();
   if (failure) {
-    server.Stop();  // while what its handlers use still exists
+    server.Stop();  // before the destruction of objects used by handlers
     std::rethrow_exception(failure);
   }
 
   if (service.ready) {
-    if (!cancelled) {  // else the signal came just after
-      SayReady(service, server.port());
-      while (!lost && !signals.Wait(200ms)) {
-      }
+    if (!cancelled) {  // a signal may arrive just before `ready` is set
+      PrintReady(service, server.port());
+      while (!lost && !signals.Wait(200ms)) front.AbortOverdue();
     }
     Drain(service, signals, lost);
   }
@@ -214,8 +249,9 @@ int RunServe(const ServerArgs& args) {
     return 1;
   }
   if (service.ready && !ranks.Shutdown(10s))
-    LOG_WARNING("some ranks did not leave by themselves and were killed");
-  LOG_INFO("goodbye");
+    LOG_WARNING("some ranks did not exit in time and were killed");
+  if (!service.ready) return ReportInterrupted(interrupted);
+  LOG_INFO("the server has shut down");
   return 0;
 }
 

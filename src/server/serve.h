@@ -1,4 +1,4 @@
-// `switchyard serve`: from flags to a server that has drained.
+// `switchyard serve` and `switchyard rank`.
 #pragma once
 
 #include <memory>
@@ -7,13 +7,13 @@
 
 namespace switchyard {
 
-// Runs until SIGTERM or SIGINT has drained it, and returns 0; returns 1, having said which rank
-// ended how, when the ranks are lost. Throws Error for everything wrong before it is ready; nothing
-// is left running then. Blocks SIGTERM and SIGINT for the process, so call it from main, before
-// other threads exist.
+// Runs the server until SIGTERM or SIGINT, drains it, and returns 0. For a signal before the server
+// is ready, returns 128 + signal. If the ranks are lost, logs which rank ended and how, and returns
+// 1. Throws Error for failures before the server is ready; no process is left running then. Blocks
+// SIGTERM and SIGINT for the process, so call it from main before other threads exist.
 int RunServe(const ServerArgs& args);
 
-// `switchyard rank`, in a process that RunServe started. `backends`: as EngineConfig's.
+// `switchyard rank`, in a process that RunServe started. `backends`: see EngineConfig.
 int RunRank(int argc, char** argv, std::shared_ptr<const MoeBackends> backends = nullptr);
 
 }  // namespace switchyard

@@ -1,4 +1,4 @@
-// SIGTERM and SIGINT as something to ask for, instead of something that happens.
+// Synchronous handling of SIGTERM and SIGINT.
 #pragma once
 
 #include <pthread.h>
@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-// Blocks both for the process: to be made in main, before other threads exist.
+// Blocks both signals for the process. Construct in main, before other threads exist.
 class StopSignals {
  public:
   StopSignals() {
@@ -18,7 +18,7 @@ class StopSignals {
     pthread_sigmask(SIG_BLOCK, &set_, nullptr);
     signal(SIGPIPE, SIG_IGN);
   }
-  // The signal that came within `timeout`, or 0.
+  // Returns the signal that arrives within `timeout`, or 0.
   int Wait(std::chrono::milliseconds timeout) const {
     const timespec t{.tv_sec = timeout.count() / 1000,
                      .tv_nsec = timeout.count() % 1000 * 1'000'000};

@@ -29,9 +29,9 @@ struct DepthState {
   RowLayout rows;
   std::vector<int32_t> tokens, targets;  // [n]
   std::vector<int32_t> source;           // [n] row of the previous depth; empty for depth 0
-  // [m, H] hidden between layers; backward: its gradient. Depth 0's is exchanged between pipeline
-  // stages: before Forward of a stage's first layer it is the output of the previous stage's last
-  // layer; before Backward of its last layer it is the gradient from the next stage's first layer.
+  // [m, H] hidden between layers; backward: its gradient. That of depth 0 is exchanged between
+  // pipeline stages. Before Forward of a stage's first layer it is the output of the previous
+  // stage. Before Backward of its last layer it is the gradient from the next stage.
   std::vector<T> stream;
   std::vector<T> last, final, dfinal;  // [m, H] the last layer's output, its norm; the gradient
   std::vector<T> embedded, previous;   // [m, H] MTP: before their norms
@@ -80,8 +80,8 @@ class Model {
   const StageRange& stage() const { return stage_; }
   bool has_experts(int64_t layer) const { return moe_index_[layer] >= 0; }
   // Processes a micro-batch phase by phase: Begin; Forward of every phase of every layer in
-  // ascending order; Heads; and, if Heads was called with `backward`, Backward in descending order,
-  // after which the gradients have been accumulated. Begin checks sizes and tokens of the batch
+  // ascending order; Heads. If Heads was called with `backward`, then Backward in descending order;
+  // afterwards the gradients have been accumulated. Begin checks sizes and tokens of the batch
   // (kInvalid). On stages other than the first, Begin allocates the stream to be received. Heads
   // has an effect on the last stage only.
   void Begin(const Batch& batch, const StepSize& step, Pass<T>* pass);

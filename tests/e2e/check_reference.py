@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Hold a running server against the reference outputs of a checkpoint directory (tests/data/fixtures/README.md).
+"""Compare a running server with the reference outputs of a checkpoint directory (tests/data/fixtures/README.md).
 
   check_reference.py --url http://127.0.0.1:30000 DIR [--tolerance 2e-3] [--api-key K]
 
 Start the server on DIR with `--dtype float32`. Four groups of checks, each printed as passed/total:
   encode     POST /tokenize   {"prompt": s, "add_special_tokens": false}  -> {"tokens": [...]}, and POST /detokenize {"tokens": [...]} -> {"prompt": s}
-  chat       POST /tokenize   {"messages": [...], "add_generation_prompt": b, "tools": [...]} -> {"tokens": [...]}, or a 4xx answer that names the template's own error
+  chat       POST /tokenize   {"messages": [...], "add_generation_prompt": b, "tools": [...]} -> {"tokens": [...]}, or a 4xx response that contains the template's error message
   generate   POST /generate   {"input_ids": [...], "sampling_params": {"temperature": 0, "max_new_tokens": 32, "ignore_eos": true}} -> {"output_ids": [...]}
   logprob    the same with "return_logprob": true, "logprob_start_len": 0, "max_new_tokens": 1 -> meta_info.input_token_logprobs [[logprob, id, text], ...]
-Exit status 0 when all pass. Standard library only.
+Exit status 0 if all checks pass. Uses only the standard library.
 """
 import argparse, array, json, math, os, struct, sys, urllib.error, urllib.request
 

@@ -5,4 +5,4 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 
 def pytest_addoption(parser):
-    parser.addoption("--soak-seconds", type=float, default=15, help="how long the soak test runs")
+    parser.addoption("--soak-seconds", type=float, default=15, help="duration of the soak test")

@@ -1,4 +1,4 @@
-"""Starts the program for a test and sees to it that nothing of it is left."""
+"""Starts the program for a test, and ends its processes afterwards."""
 import contextlib
 import json
 import os
@@ -20,7 +20,7 @@ START_SECONDS = 120
 
 
 class Server:
-    """A running `switchyard serve` on a free port. `log` grows as it writes. `prefix`: what starts it, such as mpirun."""
+    """A running `switchyard serve` on a free port. `log` receives its standard error. `prefix`: a launcher, e.g. mpirun."""
 
     def __init__(self, model, *flags, env=None, prefix=()):
         self.command = [*prefix, PROGRAM, "serve", "--model-path", str(model), "--port", "0", *map(str, flags)]
@@ -53,14 +53,14 @@ class Server:
         return pathlib.Path(self.log.name).read_text()
 
     def ranks(self):
-        """Pids of the rank processes, in the order of their titles."""
+        """Pids of the rank processes, sorted by process title."""
         out = subprocess.run(["ps", "--ppid", str(self.process.pid), "-o", "pid=,args="], capture_output=True,
                              text=True).stdout
         found = sorted((line.split(None, 1)[1], int(line.split()[0])) for line in out.splitlines() if "rank" in line)
         return [pid for _, pid in found]
 
     def request(self, path, body=None, headers=None, method=None, timeout=120, raw=None):
-        """(status, parsed JSON or text)"""
+        """Returns (status, parsed JSON or text)."""
         data = raw if raw is not None else None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json", **(headers or {})},
                                          method=method)
@@ -74,11 +74,11 @@ class Server:
         return status, text
 
     def states(self):
-        """One dictionary of counters for each attention group."""
+        """Counters of each attention group, one dictionary per group."""
         return self.request("/get_server_info")[1]["internal_states"]
 
     def state(self):
-        """The sums over attention groups."""
+        """Counters summed over the attention groups."""
         states = self.states()
         return {key: sum(state[key] for state in states) for key in states[0]}
 
@@ -113,7 +113,7 @@ class Server:
 
 
 class OtherNode:
-    """`switchyard serve` as node 1 of 2, which node 0 at `address` (host:port) joins. `prefix` as for Server."""
+    """`switchyard serve` as node 1 of 2; node 0 listens at `address` (host:port). `prefix`: see Server."""
 
     def __init__(self, model, address, *flags, env=None, prefix=()):
         self.log = tempfile.NamedTemporaryFile("w+", prefix="switchyard-", suffix=".log")
@@ -147,6 +147,6 @@ def free_port(address="127.0.0.1"):
 
 
 def fails_to_start(*flags, timeout=60):
-    """Runs `serve` with flags that must be refused; (exit code, what it said)."""
+    """Runs `serve` with flags that must be refused. Returns (exit code, standard error)."""
     done = subprocess.run([PROGRAM, "serve", *map(str, flags)], capture_output=True, text=True, timeout=timeout)
     return done.returncode, done.stderr

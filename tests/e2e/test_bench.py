@@ -1,5 +1,5 @@
-"""`switchyard bench`: each benchmark of CPUs runs a small case, and its lines and JSON have the form that docs/performance.md
-gives. No test looks at the figures."""
+"""`switchyard bench`: runs a small case of each CPU benchmark. Checks that lines and JSON have the format described in
+docs/performance.md. Measured values are not checked."""
 import json
 import re
 import subprocess
@@ -12,7 +12,7 @@ BENCHES = ["kernels", "moe-layer", "exchange", "roofline"]
 LINE = re.compile(r"(?P<name>\S+) +(?P<shape>\S.*?) +(?P<us>[\d.]+) us +(?:-|[\d.]+) GFLOP/s +(?:-|[\d.]+) GB/s +"
                   r"(?:- of roofline|[\d]+ % of (?:memory|compute|link) roofline)(?: \| (?P<more>.*))?")
 
-# A filter and flags that leave few cases, and the names of those.
+# Per benchmark: flags that select few cases, and the names of those cases.
 CASES = {
     "kernels": (["--filter", "bfloat16 1 x 2048 x 2048", "--cpu-threads", "1"], {"linear"}),
     "experts": (["--filter", "experts int4-group 8 tokens", "--cpu-threads", "2"], {"experts"}),
@@ -40,7 +40,7 @@ def test_lines_and_json(case, tmp_path):
     file = tmp_path / "figures.json"
     done = bench(which, "--device", "cpu", *flags, "--json", file)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""  # what goes on is for terminals
+    assert done.stderr == ""  # progress output appears only on terminals
     lines = [line for line in done.stdout.splitlines() if not line.startswith("# ")]
     matches = [LINE.fullmatch(line) for line in lines]
     assert all(matches), lines
@@ -54,7 +54,7 @@ def test_lines_and_json(case, tmp_path):
         assert float(found["us"]) == pytest.approx(case_figures["seconds"] * 1e6, abs=0.06)
     if which == "roofline":
         assert {m["what"] for m in figures["machine"]} >= {"cpu", "instructions"}
-    elif which != "exchange":  # which is held against copies, case by case
+    elif which != "exchange":  # exchange compares each case with a memory copy instead
         assert {m["what"] for m in figures["machine"]} >= {"reads from memory", "float32"}
         assert all(c["roofline_fraction"] > 0 for c in figures["cases"])
 
@@ -67,7 +67,7 @@ def test_moe_layer_has_the_time_of_every_stage():
         assert re.search(rf"\b{stage} \d", more), more
 
 
-# As a server has it: a replica of each expert on both ranks, and batches divided over them.
+# Expert flags as in `serve`: each rank has a replica of every expert, and "balanced" divides batches over the replicas.
 @pytest.mark.parametrize("dispatch, even", [("static", False), ("balanced", True)])
 def test_one_batch_does_what_the_flags_say_of_experts(dispatch, even):
     done = bench("one-batch", "--device", "cpu", "--model", server.FIXTURES / "qwen3_moe", "--tp", 2, "--ep", 2, "--input-len", 24,
@@ -75,7 +75,7 @@ def test_one_batch_does_what_the_flags_say_of_experts(dispatch, even):
                  "--enable-expert-distribution-metrics")
     assert done.returncode == 0, done.stderr
     passes = re.findall(r"current_pass_balancedness=([\d.]+)", done.stdout + done.stderr)
-    assert len(passes) == 8  # twice, to warm up and to time: a prompt and three steps
+    assert len(passes) == 8  # two runs (warm-up and measurement) of one prompt and three decode steps
     assert (set(passes) == {"1.000"}) == even
 
 
@@ -97,10 +97,10 @@ def test_help_names_all_of_them():
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["speed"], "bench speed: want one-batch, serve, kernels, moe-layer, exchange or roofline"),
-    (["kernels", "--device", "cpu", "--filter", "no such case"], "--filter no such case: no case of bench kernels has it"),
+    (["speed"], "bench speed: the nearest is bench serve; want one-batch, serve, kernels"),
+    (["kernels", "--device", "cpu", "--filter", "no such case"], "--filter no such case: no case of bench kernels contains it"),
     (["kernels", "--tokens", "1"], "see switchyard bench kernels --help"),
-    (["exchange", "--device", "cpu", "--ranks", "1"], "--ranks 1: an exchange takes two ranks at least"),
+    (["exchange", "--device", "cpu", "--ranks", "1"], "--ranks 1: want at least 2 ranks"),
     (["moe-layer", "--model", "gpt-5"], "see switchyard bench moe-layer --help"),
     (["exchange", "--tokens", "0"], "see switchyard bench exchange --help"),
 ], ids=["name", "filter", "flag", "ranks", "model", "tokens"])
@@ -159,12 +159,12 @@ def test_requests_that_fail_are_counted_and_told(a_server):
                        "--random-range-ratio", 1)
     assert done.returncode == 1
     assert re.search(r"^Failed requests: +3$", done.stdout, re.M)
-    assert "3 requests failed, the first by: 400" in done.stderr
+    assert "3 requests failed, the first with: 400" in done.stderr
 
 
 @pytest.mark.parametrize("arguments, message", [
     (["--port", "1"], "http://127.0.0.1:1/get_model_info: Connection refused (is a server running there?"),
-    (["--backend", "openai-chat"], "random ids are no messages"),
+    (["--backend", "openai-chat"], "cannot send random ids"),
     (["--dataset-name", "jsonl"], "want --dataset-path FILE"),
     (["--request-rate", "0"], "see switchyard bench serve --help"),
 ], ids=["nobody", "chat", "dataset", "rate"])

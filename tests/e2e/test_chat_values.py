@@ -1,4 +1,4 @@
-"""What reaches a chat template, and which files a tokenizer is read from, through the server."""
+"""Values passed to chat templates, and the files that define a tokenizer, tested through the server."""
 import base64
 import contextlib
 import json
@@ -10,7 +10,7 @@ from server import FIXTURES, Server
 
 @contextlib.contextmanager
 def serving(tmp_path, base="qwen3", drop=(), **files):
-    """A server on a copy of a fixture whose files are replaced: by text, or by a function of the old JSON."""
+    """A server on a copy of a fixture with replaced files. Each replacement is a text or a function of the old JSON."""
     model = tmp_path / f"model{len(list(tmp_path.iterdir()))}"
     model.mkdir()
     for file in (FIXTURES / base).iterdir():

@@ -1,4 +1,4 @@
-"""Which CPUs ranks compute on, and what a server takes of them that has nothing to do."""
+"""CPU binding of ranks, and the CPU time of an idle server."""
 import os
 import pathlib
 import time
@@ -13,12 +13,12 @@ PROMPT = {"text": "Hello", "sampling_params": {"temperature": 0, "max_new_tokens
 
 
 def cpus_of_threads(pid):
-    """What each thread of a process may run on."""
+    """CPU affinity of each thread of a process."""
     return [os.sched_getaffinity(int(task.name)) for task in pathlib.Path(f"/proc/{pid}/task").iterdir()]
 
 
 def computing_cpus(pid):
-    """What the thread that computes may run on: the one that the others of the rank are started by."""
+    """CPU affinity of a rank's main thread, which computes and starts the other threads."""
     return os.sched_getaffinity(pid)
 
 
@@ -30,13 +30,13 @@ def cpu_seconds(pids):
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.skipif(len(CPUS) < 2, reason="wants two CPUs")
+@pytest.mark.skipif(len(CPUS) < 2, reason="requires two CPUs")
 def test_ranks_compute_where_the_flag_says():
     bind = f"{CPUS[1]}|{CPUS[0]}"
     with Server(MODEL, "--device", "cpu", "--tp", 2, "--ep", 2, "--cpu-bind", bind) as server:
         assert [computing_cpus(pid) for pid in server.ranks()] == [{CPUS[1]}, {CPUS[0]}]
         assert server.request("/generate", PROMPT)[0] == 200
-        assert all(mask == set(CPUS) for mask in cpus_of_threads(server.process.pid)), "the front is pinned nowhere"
+        assert all(mask == set(CPUS) for mask in cpus_of_threads(server.process.pid)), "the front must not be pinned"
         assert server.stop() == 0
 
 
@@ -44,7 +44,7 @@ def test_servers_beside_one_another_pin_to_different_cpus():
     flags = ["--device", "cpu", "--cpu-threads-per-rank", 1]
     with Server(MODEL, *flags) as first, Server(MODEL, *flags) as second:
         masks = [computing_cpus(server.ranks()[0]) for server in (first, second)]
-        pinned = [mask for mask in masks if mask != set(CPUS)]  # not if others have taken all
+        pinned = [mask for mask in masks if mask != set(CPUS)]  # a rank is not pinned if other processes hold all CPUs
         assert len(CPUS) == 1 or all(len(mask) == 1 for mask in pinned)
         assert len(pinned) < 2 or not pinned[0] & pinned[1]
         answers = [server.request("/generate", PROMPT) for server in (first, second)]
@@ -62,7 +62,7 @@ def test_the_servers_own_mask_counts():
 
 
 def test_bad_lists_are_refused():
-    for bind, said in (("0-", "not a list of CPUs"), ("0", "CPUs of 1 ranks, and this host has 2"), ("0-1|1", "two ranks have CPU 1")):
+    for bind, said in (("0-", "not a list of CPUs"), ("0", "lists CPUs of 1 ranks, but this host has 2 ranks"), ("0-1|1", "two ranks have CPU 1")):
         code, text = fails_to_start("--model-path", MODEL, "--tp", 2, "--cpu-bind", bind)
         assert code == 2 and "--cpu-bind" in text and said in text, text
     code, text = fails_to_start("--model-path", MODEL, "--tp", 1, "--device", "cpu", "--cpu-bind", "8191")
@@ -73,9 +73,9 @@ def test_an_idle_server_sleeps():
     with Server(MODEL, "--device", "cpu", "--tp", 2, "--ep", 2) as server:
         assert server.request("/generate", PROMPT)[0] == 200
         pids = [server.process.pid, *server.ranks()]
-        time.sleep(0.5)  # the last answer's work ends
+        time.sleep(0.5)  # wait for the end of work on the last request
         seconds, before = 4, cpu_seconds(pids)
         time.sleep(seconds)
         used = cpu_seconds(pids) - before
-        # Of processor time, which other programs on the machine do not change. It takes under 1 %.
+        # CPU time, which does not depend on other programs. Typically below 1 %.
         assert used < 0.05 * seconds, f"{used} s of {seconds}"

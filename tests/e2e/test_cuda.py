@@ -1,6 +1,7 @@
-"""The reference checkpoints served by GPUs: tokens and log-probabilities of transformers, to 2e-4 in float32, on as many
-GPUs as this machine has. Skipped where it has none. With SWITCHYARD_TEST_SHARED_GPU=1 the ranks that are more than
-those share the first one, which wants NCCL 2.30 (libnccl.so.2 on the loader's path) for those that it joins.
+"""Serves the reference checkpoints on GPUs. Tokens must equal those of transformers, and log-probabilities must agree to
+2e-4 in float32. Cases that need more GPUs than the machine has are skipped. With SWITCHYARD_TEST_SHARED_GPU=1 and at
+least one GPU, such cases run all ranks on the first GPU. NCCL between ranks on one GPU requires NCCL 2.30 (libnccl.so.2
+on the loader's path).
 """
 import functools
 import os
@@ -14,7 +15,7 @@ from server import FIXTURES, ROOT, OtherNode, Server, free_port
 from test_reference import BACKENDS, DP_BACKENDS, NAMES
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)]
-EIGHT = [(8, 4), (8, 8)]  # in two attention groups, as the checkpoints have four heads
+EIGHT = [(8, 4), (8, 8)]  # with two attention groups, since the checkpoints have four heads
 GRAPHS = {"graphs": [], "no_graphs": ["--disable-cuda-graph"]}
 
 
@@ -26,7 +27,7 @@ def gpus():
 
 
 def where(ranks):
-    """Flags and environment of so many ranks."""
+    """Flags and environment variables for `ranks` ranks."""
     if gpus() >= ranks:
         return ["--device", "cuda"], {}
     if gpus() and os.environ.get("SWITCHYARD_TEST_SHARED_GPU") == "1":
@@ -68,7 +69,7 @@ HOSTS += [("qwen3_moe", 4, mode, "graphs") for mode in ("none", "normal", "low_l
 
 @pytest.mark.parametrize("case", HOSTS, ids=lambda c: f"{c[0]}-tp{c[1]}ep{c[1]}-{c[2]}-{c[3]}")
 def test_two_hosts_equal_transformers(case):
-    """Half of the ranks as node 1, which NCCL_HOSTID makes another host: NCCL joins them through sockets."""
+    """Runs half of the ranks as node 1. NCCL_HOSTID makes it another host for NCCL, which then uses sockets."""
     name, ranks, mode, graphs = case
     device, env = where(ranks)
     second = ["--base-gpu-id", ranks // 2] if gpus() >= ranks else []
@@ -84,7 +85,7 @@ def test_two_hosts_equal_transformers(case):
 
 
 def test_packed_experts_give_the_same_alone_and_together():
-    """MXFP4 experts stay packed on a Hopper GPU: prompts one at a time, and many at once in experts of many rows."""
+    """MXFP4 experts stay packed on a Hopper GPU. Single prompts and a large batch must give equal results."""
     if gpus() < 1:
         pytest.skip("a GPU is needed")
     prompts = [[(7 * i + j * j) % 500 for j in range(3 + 11 * i)] for i in range(20)]

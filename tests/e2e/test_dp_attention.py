@@ -1,4 +1,4 @@
-"""Attention groups with requests and caches of their own, and the experts that the router chose."""
+"""Attention groups with separate requests and caches, and routed experts in responses."""
 import array
 import base64
 import json
@@ -15,7 +15,7 @@ from server import FIXTURES, ROOT, Server, fails_to_start
 
 MODEL = FIXTURES / "qwen3_moe"
 GREEDY = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
-LAYERS, EXPERTS, TOP_K, HIDDEN = 3, 16, 4, 64  # of MODEL
+LAYERS, EXPERTS, TOP_K, HIDDEN = 3, 16, 4, 64  # configuration of MODEL
 COMMON = ["--dtype", "float32", "--max-total-tokens", 4096, "--log-level", "warning", "--check-batches"]
 LAYOUTS = {
     "one-rank": [],
@@ -39,7 +39,7 @@ def generate(server, **body):
 
 
 def tensor(path, name):
-    """(shape, numbers) of a tensor of a safetensors file."""
+    """Returns (shape, values) of a tensor in a safetensors file."""
     raw = path.read_bytes()
     size = struct.unpack("<Q", raw[:8])[0]
     entry = json.loads(raw[8:8 + size])[name]
@@ -52,7 +52,7 @@ def tensor(path, name):
 
 
 def routed(answer):
-    """[positions][layers] the experts of a token, in the router's order."""
+    """Routed experts as [positions][layers][top_k], in the router's order."""
     ids = array.array("i", base64.b64decode(answer["meta_info"]["routed_experts"]))
     rows = [list(ids[i:i + TOP_K]) for i in range(0, len(ids), TOP_K)]
     assert len(rows) % LAYERS == 0
@@ -124,7 +124,7 @@ def test_routed_experts_are_the_routers_choice(server):
     _, prompt = tensor(reference, "prompt.0")
     answer = generate(server, input_ids=prompt, sampling_params=GREEDY, return_routed_experts=True)
     rows = routed(answer)
-    assert len(rows) == len(prompt) + 12 - 1  # the last token goes through no layer
+    assert len(rows) == len(prompt) + 12 - 1  # the last output token is not processed by the model
     weight_map = json.loads((MODEL / "model.safetensors.index.json").read_text())["weight_map"]
     for layer in range(LAYERS):
         name = f"model.layers.{layer}.mlp.gate.weight"
@@ -141,7 +141,7 @@ def test_routed_experts_do_not_depend_on_layout_chunks_or_reuse(server):
     body = dict(input_ids=list(range(20, 90)), sampling_params=GREEDY, return_routed_experts=True)
     with Server(MODEL, "--chunked-prefill-size", 16, *COMMON) as one:
         want = generate(one, **body)
-    generate(server, **{**body, "return_routed_experts": False})  # leaves a prefix, on some group
+    generate(server, **{**body, "return_routed_experts": False})  # leaves a cached prefix in one of the groups
     for _ in range(server.groups):
         got = generate(server, **body)
         assert routed(got) == routed(want)

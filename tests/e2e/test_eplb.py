@@ -1,4 +1,4 @@
-"""Experts that move while a server works: the load evens out, outputs stay what they are, nothing stops or leaks."""
+"""Expert rebalancing in a running server: balances the load without changed outputs, interruptions or leaks."""
 import json
 import os
 import pathlib
@@ -22,12 +22,12 @@ RANKS = ["--tp", 4, "--ep", 4, "--moe-a2a-backend", "deepep", "--ep-num-redundan
          "--ep-dispatch-algorithm", "balanced", "--max-total-tokens", 8192]
 EPLB = ["--enable-eplb", "--eplb-rebalance-num-iterations", 100]
 DP = ["--dp-size", 2, "--enable-dp-attention"]
-INT4 = ["--quantization", "int4"]  # of which ranks send one another what they have converted
-HOT = [8, 9, 10, 11]  # all on rank 1 where experts sit in their order
+INT4 = ["--quantization", "int4"]  # ranks send each other converted weights
+HOT = [8, 9, 10, 11]  # all on rank 1 in the trivial placement
 
 
 def skewed(directory):
-    """A copy of MODEL whose routers like the experts HOT, by their correction biases."""
+    """A copy of MODEL with correction biases that make the routers prefer the experts HOT."""
     shutil.copytree(MODEL, directory)
     directory.chmod(0o755)
     file = directory / "model.safetensors"
@@ -79,14 +79,14 @@ def settle(server, seconds=30):
 
 
 def rank_counts(server):
-    """[MoE layers][ranks] rows since the server started."""
+    """Rows per rank since the server started, as [MoE layers][ranks]."""
     status, answer = server.request("/expert_distribution")
     assert status == 200, answer
     return [layer["rank_count"] for layer in answer["layers"]]
 
 
 def balancedness(before, after):
-    """Mean / max rank load of what was counted between the two, its mean over layers with experts."""
+    """Mean / max rank load between two counts, averaged over the MoE layers."""
     loads = [[b - a for a, b in zip(*layer)] for layer in zip(before, after)]
     figures = [sum(ranks) / len(ranks) / max(ranks) for ranks in loads if max(ranks) > 0]
     assert len(figures) == MOE_LAYERS, loads
@@ -108,11 +108,11 @@ def test_a_skewed_load_evens_out_and_no_output_changes(checkpoint, layout):
         skew, evened = None, []
         for seed in range(8):
             begun = eplb(server)
-            moved = 1 <= begun["plans"] <= 2  # within two rebalances
+            moved = 1 <= begun["plans"] <= 2  # during the first two rebalances
             if moved:
                 settle(server)
             before = rank_counts(server)
-            assert answers(server, seed) == want[seed], seed  # in every bit, whatever moves meanwhile
+            assert answers(server, seed) == want[seed], seed  # bit-identical while experts move
             if moved:
                 evened.append(balancedness(before, rank_counts(server)))
             now = eplb(server)
@@ -120,7 +120,7 @@ def test_a_skewed_load_evens_out_and_no_output_changes(checkpoint, layout):
                 skew = now["balancedness"]
         now = settle(server)
         end = time.time() + 30
-        while now["balancedness"] is None and time.time() < end:  # nothing was counted since experts moved
+        while now["balancedness"] is None and time.time() < end:  # no load counted since the last move
             answers(server, 0)
             now = settle(server)
         print(evened, now)
@@ -130,7 +130,7 @@ def test_a_skewed_load_evens_out_and_no_output_changes(checkpoint, layout):
         assert now["layers_moved"] >= MOE_LAYERS
         assert now["experts_received" if layout == INT4 else "experts_loaded"] > 0
         assert now["experts_loaded" if layout == INT4 else "experts_received"] == 0
-        # What came after two rebalances no more than keeps it.
+        # After two rebalances the load is balanced; later plans only keep the balance.
         planned = [float(b) for b in re.findall(r"\[EPLB\] plan \d+ .* at balancedness (\d[\d.]*)", server.text())]
         assert planned[0] < 0.6
         assert all(b > 0.9 for b in planned[2:])
@@ -176,7 +176,7 @@ def test_it_moves_when_it_is_asked(checkpoint):
         before = answers(server, 1)
         assert eplb(server)["plans"] == 0
         assert server.request("/eplb/rebalance", method="POST")[0] == 200
-        now = settle(server)  # without any requests
+        now = settle(server)  # progresses without requests
         assert now["rebalances"] == 1 and now["rebalance"]["trigger"] == "request"
         assert now["options"]["algorithm"] == "deepseek"
         assert answers(server, 1) == before
@@ -184,15 +184,15 @@ def test_it_moves_when_it_is_asked(checkpoint):
 
 
 def test_many_rebalances_leak_nothing(checkpoint):
-    """Each time other requests, so that other experts are hot."""
-    def memory():  # private bytes of the ranks
+    """Each rebalance follows different requests, so that different experts are hot."""
+    def memory():  # private memory of the ranks in bytes
         total = 0
         for pid in server.ranks():
             text = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
             total += int(re.search(r"Private_Dirty:\s+(\d+) kB", text).group(1)) << 10
         return total
 
-    # deepseek places experts by the last counts alone, wherever they are now.
+    # The deepseek algorithm uses only the last counts, and ignores the current placement.
     with Server(checkpoint, *RANKS, "--enable-eplb", "--eplb-algorithm", "deepseek",
                 "--eplb-rebalance-num-iterations", 50, "--load-format", "dummy") as server:
         def rebalance(i):
@@ -218,7 +218,7 @@ def test_a_rank_killed_in_the_middle_ends_as_always():
                 if "switchyard" in p.name and not p.name.endswith(".log")}
 
     before = leftovers()
-    # Many layers, one at each step, made anew: it takes long enough to be caught.
+    # 40 layers with dummy weights, moved one layer per step. The move takes long enough to be interrupted.
     with Server(MODEL, *RANKS, *EPLB, "--load-format", "dummy", "--json-model-override-args", '{"num_hidden_layers": 40}',
                 "--eplb-min-rebalancing-utilization-threshold", 0) as server:
         answers(server, 1, new_tokens=10)
@@ -229,7 +229,7 @@ def test_a_rank_killed_in_the_middle_ends_as_always():
         assert server.request("/eplb/rebalance", method="POST")[0] == 200
         now, end = eplb(server), time.time() + 30
         while now["state"] in ("planning", "agreed") or now["rebalance"]["layers_done"] == 0:
-            assert now["state"] not in ("idle", "done"), f"it was too soon over to be caught: {now}"
+            assert now["state"] not in ("idle", "done"), f"the move ended before it could be interrupted: {now}"
             assert time.time() < end, now
             now = eplb(server)
         assert now["state"] == "moving" and now["rebalance"]["layers_done"] < now["rebalance"]["layers_to_move"], now

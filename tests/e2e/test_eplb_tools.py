@@ -1,5 +1,5 @@
-"""`switchyard eplb plan` and `simulate` on recorded routing: what they print, the placement that --output leaves, the picture, and
-what they say of files and sizes that are wrong. Figures are held to what any placement is held to, and to be better than before."""
+"""`switchyard eplb plan` and `simulate` on recorded routing: printed output, the --output placement, the --svg picture, and
+errors for invalid files and sizes. Results must satisfy the bounds of any placement, and must improve the balancedness."""
 import json
 import pathlib
 import re
@@ -23,7 +23,7 @@ def eplb(*arguments):
 def lines(*arguments):
     done = eplb(*arguments)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""  # what goes on is for terminals
+    assert done.stderr == ""  # progress output appears only on terminals
     return done.stdout.splitlines()
 
 
@@ -54,7 +54,7 @@ def test_plan_leaves_a_file_that_it_and_a_server_start_from(tmp_path):
     assert not any(line.startswith("layer 0") for line in printed)
     (row,) = json.loads(file.read_text())["physical_to_logical_map"]
     assert len(row) == 288 and set(row) == set(range(256))
-    # The load is that of the plan: nothing gains more than it costs.
+    # Unchanged load: no move gains more than it costs, so the placement stays.
     again = tmp_path / "again.json"
     printed = lines("plan", TRACES, *SIZE, "--previous", file, "--output", again)
     assert json.loads(again.read_text()) == json.loads(file.read_text())
@@ -83,14 +83,15 @@ def test_counts_may_be_text(tmp_path):
     file = tmp_path / "counts.json"
     file.write_text(json.dumps({"logical_count": [[9, 1, 1, 1, 1, 1], [0] * 6]}))
     printed = lines("plan", file, "--ranks", "2", "--physical", "8")
-    assert printed[3].split()[1:3] == ["0.875", "1.000"]  # of 14 tokens 8 on rank 1; then 7 on each
+    assert printed[3].split()[1:3] == ["0.875", "1.000"]  # before: 8 of 14 tokens on rank 1; after: 7 on each
     assert printed[4].split()[1:3] == ["-", "-"]  # a layer without experts
 
 
 def test_what_is_wrong_is_said(tmp_path):
-    assert "eplb move: want plan or simulate" in refusal("move")
+    assert "eplb move: the nearest is eplb plan; want plan or simulate" in refusal("move")
     assert "--ranks is required" in refusal("plan", TRACES)
-    assert f"{TRACES}: no array named logical_count" in refusal("plan", TRACES, "--ranks", "8")
+    assert f"{TRACES}: no array named logical_count; the file has drift, shift, steady" in refusal(
+        "plan", TRACES, "--ranks", "8")
     size = ["--tensor", "steady", "--ranks"]
     assert "6 ranks are not divisible by 4 nodes" in refusal("plan", TRACES, *size, "6", "--nodes", "4")
     assert "256 experts do not fit" in refusal("plan", TRACES, *size, "8", "--physical", "200")
@@ -100,7 +101,7 @@ def test_what_is_wrong_is_said(tmp_path):
     assert "--svg /no/such/dir/a.svg: cannot be written" in refusal("simulate", TRACES, *size, "8", "--svg", "/no/such/dir/a.svg")
     other = tmp_path / "map.json"
     other.write_text('{"physical_to_logical_map": [[0, 1]]}')
-    assert f"--previous {other}: want a map of 1 layers and 256 places" in refusal(
+    assert f"--previous {other}: want a placement of 1 layers and 256 slots" in refusal(
         "plan", TRACES, *size, "8", "--previous", other)
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(TRACES.read_bytes()[:-1])
@@ -108,7 +109,7 @@ def test_what_is_wrong_is_said(tmp_path):
     empty = tmp_path / "empty.safetensors"
     header = b'{"logical_count":{"dtype":"I32","shape":[1,1,2],"data_offsets":[0,8]}}'
     empty.write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
-    assert "it counts no tokens" in eplb("plan", empty, "--ranks", "2").stderr
+    assert "all token counts are zero" in eplb("plan", empty, "--ranks", "2").stderr
     assert "/no/such/file: no such file" in refusal("plan", "/no/such/file", "--ranks", "2")
 
 
@@ -140,7 +141,7 @@ def test_a_model_starts_from_a_plan_and_from_a_recording(tmp_path):
     for location in (counts, placement):
         moved = generate(location)
         assert moved.returncode == 0, moved.stderr
-        assert moved.stdout == trivial.stdout  # the same bits wherever experts sit
+        assert moved.stdout == trivial.stdout  # bit-identical for every placement
 
 
 def test_a_model_does_not_start_from_a_corrupt_file(tmp_path):

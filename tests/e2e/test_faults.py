@@ -1,4 +1,4 @@
-"""What goes wrong around a server: signals, dead ranks, clients that leave, bad starts."""
+"""Fault handling: signals, killed ranks, disconnected clients, failed starts."""
 import json
 import os
 import pathlib
@@ -135,7 +135,7 @@ def test_port_in_use():
 
 
 def broken(tmp_path, change):
-    """A copy of the checkpoint with something wrong with it."""
+    """A copy of the checkpoint, damaged by `change`."""
     directory = tmp_path / "model"
     shutil.copytree(FIXTURES / "olmoe", directory)
     change(directory)
@@ -166,6 +166,20 @@ def write(name, text):
     return lambda directory: (directory / name).write_text(text)
 
 
+def fill_router(layer, expert, value):
+    """Fills the expert's row of a router."""
+    def change(directory):
+        file = directory / "model.safetensors"
+        raw = bytearray(file.read_bytes())
+        n = struct.unpack("<Q", raw[:8])[0]
+        entry = json.loads(raw[8:8 + n])[f"model.layers.{layer}.mlp.gate.weight"]
+        number = struct.pack("<f", value)[4 - {"F32": 4, "BF16": 2}[entry["dtype"]]:]
+        begin = 8 + n + entry["data_offsets"][0] + expert * entry["shape"][1] * len(number)
+        raw[begin:begin + entry["shape"][1] * len(number)] = number * entry["shape"][1]
+        file.write_bytes(raw)
+    return change
+
+
 NORM = "model.norm.weight"
 BROKEN = {
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "model.safetensors"),
@@ -183,6 +197,7 @@ BROKEN = {
     "zero layers": (edit_config(num_hidden_layers=0), "num_hidden_layers"),
     "wrong type": (edit_config(num_experts="many"), "num_experts"),
     "smaller vocabulary": (edit_config(vocab_size=511), "vocab_size"),
+    "NaN in a router": (fill_router(1, 3, float("nan")), "layer 1: the router's weight of expert 3 is not finite"),
     "malformed config": (write("config.json", "{"), "config.json"),
     "malformed tokenizer": (write("tokenizer.json", "{}"), "tokenizer.json"),
     "unreadable template": (write("chat_template.jinja", "{% if %}"), "chat_template.jinja"),
@@ -195,6 +210,19 @@ def test_bad_checkpoints_are_refused(tmp_path, what):
     code, said = fails_to_start("--model-path", broken(tmp_path, change), "--port", 0)
     assert code == 2 and says in said, said
     assert "Traceback" not in said and said.count("\n") < 12
+
+
+@pytest.mark.parametrize("ranks", [[], ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep"],
+                                   ["--tp", 2, "--ep", 2, "--dp-size", 2, "--enable-dp-attention"]],
+                         ids=["one rank", "deepep", "two groups"])
+def test_a_router_that_overflows_ends_the_request_alone(tmp_path, ranks):
+    with Server(broken(tmp_path, fill_router(1, 3, 3e38)), *ranks, "--chunked-prefill-size", 4,
+                "--skip-server-warmup") as s:
+        for prompt in ([5], list(range(4, 16))):
+            status, answer = s.request("/generate", {"input_ids": prompt, "sampling_params": {"max_new_tokens": 4}})
+            assert status == 500, answer
+            assert "the router of layer 1 gave expert 3 a score that is not finite" in json.dumps(answer)
+        assert s.request("/health")[0] == 200
 
 
 @pytest.mark.parametrize("flags, says", [

@@ -1,4 +1,4 @@
-"""Fields of requests as clients of OpenAI, SGLang and vLLM send them: honoured, or refused by name."""
+"""Request fields of OpenAI, SGLang and vLLM clients: supported, or refused with the field's name."""
 import json
 import threading
 import time

@@ -1,4 +1,4 @@
-"""One engine on two hosts (network namespaces), and on ranks that mpirun starts."""
+"""One engine on two hosts (network namespaces), and with ranks started by mpirun."""
 import contextlib
 import os
 import pathlib
@@ -13,7 +13,7 @@ from server import FIXTURES, PROGRAM, OtherNode, Server, fails_to_start, free_po
 
 MODEL = FIXTURES / "olmoe"
 FLAGS = ["--tp", 4, "--ep", 4, "--moe-a2a-backend", "deepep", "--mem-fraction-static", 0.2, "--dist-timeout", 60]
-# Prompts of one token, of some, and of more than one chunk; sampled ones too.
+# Prompts of 1, 35 and 90 tokens, each generated greedily and with sampling.
 PROMPTS = [[3], list(range(5, 40)), [7, 8, 9] * 30]
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "btl_vader_single_copy_mechanism", "none"]
 
@@ -43,12 +43,12 @@ def sh(command):
 
 
 class OtherHost:
-    """A network namespace, joined with this one by a cable."""
+    """A network namespace, connected with this one by a veth pair."""
 
     def __init__(self):
         tag = f"{os.getpid() % 100000}"
         self.name, self.here, self.there = f"yard{tag}", f"ya{tag}", f"yb{tag}"
-        self.inside = ["ip", "netns", "exec", self.name]  # in front of a command
+        self.inside = ["ip", "netns", "exec", self.name]  # command prefix
         net = f"10.231.{os.getpid() % 250}"
         self.address, self.peer = f"{net}.1", f"{net}.2"
         sh(f"ip netns add {self.name}")
@@ -69,7 +69,7 @@ class OtherHost:
 @pytest.fixture
 def host():
     if os.geteuid() != 0:
-        pytest.skip("network namespaces want root")
+        pytest.skip("network namespaces require root")
     if not shutil.which("ip"):
         pytest.skip("no ip (iproute2)")
     other = OtherHost()
@@ -80,7 +80,7 @@ def host():
 @contextlib.contextmanager
 def two_hosts(host, *more):
     address = f"{host.address}:{free_port(host.address)}"
-    with OtherNode(MODEL, address, *FLAGS, *more, prefix=host.inside) as node1:  # comes first, and waits
+    with OtherNode(MODEL, address, *FLAGS, *more, prefix=host.inside) as node1:  # starts first and waits for node 0
         with Server(MODEL, *FLAGS, *more, "--nnodes", 2, "--node-rank", 0, "--dist-init-addr", address) as node0:
             assert len(node0.ranks()) == len(node1.ranks()) == 2
             yield node0, node1
@@ -93,7 +93,7 @@ def wait_end(server):
 def test_two_hosts_answer_as_one_and_end_together(host, on_one_host):
     with two_hosts(host) as (node0, node1):
         assert answers(node0) == on_one_host
-        node1.process.send_signal(signal.SIGTERM)  # node 0's requests need its ranks
+        node1.process.send_signal(signal.SIGTERM)  # ignored, because node 0 needs the ranks of node 1
         assert answers(node0) == on_one_host
         assert node0.stop() == 0
         assert node1.wait() == 0
@@ -154,7 +154,7 @@ def test_a_host_that_does_not_come_is_named():
 
 
 def mpi_ranks(server):
-    """Pids of the processes that mpirun has started, by rank."""
+    """Pids of the processes started by mpirun, in rank order."""
     out = subprocess.run(["ps", "--ppid", str(server.process.pid), "-o", "pid="], capture_output=True, text=True).stdout
     found = {}
     for pid in map(int, out.split()):
@@ -179,7 +179,7 @@ def test_ranks_of_mpirun_answer_as_processes_do(mpirun, wire, on_one_host):
         assert answers(server) == on_one_host
         ranks = mpi_ranks(server)
         assert len(ranks) == 4
-        os.kill(ranks[0], signal.SIGTERM)  # mpirun itself would kill them
+        os.kill(ranks[0], signal.SIGTERM)  # to rank 0, because mpirun would kill its processes
         assert wait_end(server) == 0, server.text()
 
 

@@ -1,5 +1,5 @@
-"""The installed library: a program of a user's own, built outside the tree, with a runner and a dispatcher of its own, is all
-of Switchyard.
+"""The installed library: a user's program, built outside the source tree with its own runner and dispatcher, provides all
+features of Switchyard.
 """
 import pathlib
 import shutil
@@ -26,8 +26,8 @@ def cache_entry(name):
 
 @pytest.fixture(scope="module")
 def program():
-    """The example's program. Its sources are copied, so that nothing of the tree is found by chance; what is built stays, so
-    that later runs have little to do."""
+    """Builds the example program. The sources are copied, so that the build finds no files of the source tree. The build
+    directory is kept, so that later runs are fast."""
     where = BUILD / "tests/install"
     prefix, source, build = where / "prefix", where / "source", where / "build"
     for stale in (prefix, source):

@@ -58,6 +58,34 @@ def test_stream_is_cumulative(server):
         assert after["text"].startswith(before["text"])
 
 
+def events_of(server, **body):
+    """The events of a stream, without its end."""
+    request = urllib.request.Request(server.url + "/generate", json.dumps({**body, "stream": True}).encode(),
+                                     {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as response:
+        lines = [line[6:].strip() for line in response if line.startswith(b"data: ")]
+    assert lines[-1] == b"[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_stream_output_gives_segments():
+    with Server(FIXTURES / "qwen3_moe", "--stream-output", "--stream-interval", 4, "--weight-version", "step-7",
+                "--max-total-tokens", 2048) as s:
+        body = {"text": "Hello", "sampling_params": GREEDY, "return_logprob": True, "logprob_start_len": 0}
+        whole = generate(s, **body)
+        events = events_of(s, **body)
+        assert len(events) == 3
+        assert "".join(e["text"] for e in events) == whole["text"]
+        assert sum((e["output_ids"] for e in events), []) == whole["output_ids"]
+        meta = [e["meta_info"] for e in events]
+        for kind in ("output_token_logprobs", "input_token_logprobs"):
+            assert sum((m[kind] for m in meta), []) == whole["meta_info"][kind]
+        assert [m["completion_tokens"] for m in meta] == [4, 8, 12]
+        assert {m["weight_version"] for m in meta} == {"step-7"}
+        assert s.request("/get_weight_version")[1] == {"weight_version": "step-7"}
+        assert s.request("/model_info")[1]["weight_version"] == "step-7"
+
+
 def test_logprobs_of_prompt_and_output(server):
     body = dict(text="The router scores", return_logprob=True, top_logprobs_num=3, token_ids_logprob=[5, 7],
                 sampling_params=GREEDY, return_text_in_logprobs=True)
@@ -70,7 +98,7 @@ def test_logprobs_of_prompt_and_output(server):
         assert len(top) == 3 and token == top[0]
         assert [t[1] for t in asked] == [5, 7]
         assert sum(math.exp(t[0]) for t in top) <= 1 + 1e-6
-    # The same prompt and output as one prompt: the same log-probabilities, now of the input.
+    # Prompt and output together as a new prompt must give the same log-probabilities as input_token_logprobs.
     ids = server.request("/tokenize", {"prompt": body["text"]})[1]["tokens"] + a["output_ids"]
     b = generate(server, input_ids=ids, return_logprob=True, logprob_start_len=0, sampling_params=GREEDY)
     again = [t[0] for t in b["meta_info"]["input_token_logprobs"]][n:]
@@ -117,6 +145,7 @@ def test_information(server):
     assert server.request("/health_generate")[0] == 200
     info = server.request("/get_model_info")[1]
     assert info["is_generation"] and info["model_path"].endswith("qwen3_moe")
+    assert info["weight_version"] == "default"
     assert server.request("/get_server_info")[1]["tp_size"] == 2
 
 

@@ -1,4 +1,4 @@
-"""The real openai client against a server on two ranks."""
+"""The official openai client with a server on two ranks."""
 import concurrent.futures
 
 import openai
@@ -58,7 +58,7 @@ def test_chat_logprobs(client):
     assert len(content) == answer.usage.completion_tokens
     for token in content:
         assert len(token.top_logprobs) == 3
-        assert abs(token.logprob - token.top_logprobs[0].logprob) < 1e-6  # greedy takes the best
+        assert abs(token.logprob - token.top_logprobs[0].logprob) < 1e-6  # greedy sampling takes the most likely token
 
 
 def test_seed_decides_whatever_else_runs(client):

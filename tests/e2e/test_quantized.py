@@ -1,4 +1,4 @@
-"""Servers whose weights are packed while they load (`--quantization`), and what start refuses about it."""
+"""Weights quantized at load time (`--quantization`), and refused combinations of flags."""
 import array
 import json
 import math
@@ -11,12 +11,12 @@ from server import FIXTURES, PROGRAM, ROOT, Server
 
 QUANTIZED = ROOT / "tests/data/quantized"
 MODEL = FIXTURES / "qwen3_moe"
-# Largest mean difference of log-probabilities from those of the plain model, whose own spread is over 1.
+# Maximum mean absolute difference of log-probabilities from the unquantized model, whose values spread by more than 1.
 METHODS = {"fp8": 0.1, "w8a8_int8": 0.04, "int4": 0.28}
 
 
 def reference():
-    """Prompt 0 and the log-probability of each of its tokens but the first, by transformers."""
+    """Prompt 0 and the log-probabilities of its tokens except the first, from transformers."""
     raw = (MODEL / "reference.safetensors").read_bytes()
     length = struct.unpack("<Q", raw[:8])[0]
     head = json.loads(raw[8:8 + length])
@@ -54,7 +54,7 @@ def test_packed_while_loading_stays_close(method):
     assert sum(abs(a - b) for a, b in zip(one, wanted)) / len(wanted) < METHODS[method]
     two = log_probabilities(prompt, "--quantization", method, "--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep",
                             "--quantize-activations", "never")
-    if method != "w8a8_int8":  # whose rows are quantized, too, unless told not to
+    if method != "w8a8_int8":  # w8a8_int8 also quantizes activations by default
         assert two == pytest.approx(one, abs=2e-4)
 
 

@@ -1,4 +1,4 @@
-"""What routers choose, recorded while a server works: endpoints, files, the log's line, /metrics."""
+"""The expert recorder of a running server: endpoints, files, log lines, /metrics."""
 import array
 import base64
 import json
@@ -10,7 +10,7 @@ import pytest
 from server import FIXTURES, Server, fails_to_start
 
 MODEL = FIXTURES / "qwen3_moe"
-LAYERS, EXPERTS, TOP_K = 3, 16, 4  # of MODEL
+LAYERS, EXPERTS, TOP_K = 3, 16, 4  # configuration of MODEL
 GREEDY = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
 COMMON = ["--dtype", "float32", "--max-total-tokens", 4096, "--check-batches"]
 TP2_EP2 = ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep"]
@@ -40,7 +40,7 @@ def act(server, action, status=200):
 
 
 def tensors(path):
-    """{name: (shape, numbers)} of a safetensors file, and its metadata."""
+    """Returns {name: (shape, values)} of a safetensors file, and its metadata."""
     raw = open(path, "rb").read()
     size = struct.unpack("<Q", raw[:8])[0]
     header = json.loads(raw[8:8 + size])
@@ -63,7 +63,7 @@ def server(request, tmp_path_factory):
 
 
 def rows_of(answers):
-    """Tokens that went through the layers: the last one of an answer does not, cached ones have before."""
+    """Number of tokens processed by the model: excludes the last output token and cached prompt tokens."""
     return sum(a["meta_info"]["prompt_tokens"] + 11 - a["meta_info"]["cached_tokens"] for a in answers)
 
 
@@ -92,7 +92,7 @@ def test_a_dump_has_every_token_of_every_layer(server):
     for a in answers:
         meta = a["meta_info"]
         assert sorted(by_request[meta["id"]]) == list(range(meta["cached_tokens"], meta["prompt_tokens"] + 11))
-    # The steps' counts are those of the tokens of the step.
+    # The counts of each step must equal the counts of its tokens.
     again = [0] * len(counts)
     for token, step in enumerate(found["token_step"][1]):
         for slot in range(LAYERS * TOP_K):
@@ -100,7 +100,7 @@ def test_a_dump_has_every_token_of_every_layer(server):
             again[(step * LAYERS + slot // TOP_K) * EXPERTS + expert] += 1
     assert again == counts
 
-    assert act(server, "dump")["shape"][0] == 0  # the file has it all now
+    assert act(server, "dump")["shape"][0] == 0  # the previous dump emptied the recorder
 
 
 def test_the_recorded_choice_is_the_one_that_answers_name(server):
@@ -119,7 +119,7 @@ def test_balancedness_is_logged_for_every_pass(server):
     before = len(LINE.findall(server.text()))
     answers = [generate(server, text="Hello", sampling_params=GREEDY)]
     lines = LINE.findall(server.text())[before:]
-    assert len(lines) == 12  # a prompt and eleven tokens
+    assert len(lines) == 12  # one prompt and eleven decode steps
     passes = [int(line[0]) for line in lines]
     assert passes == list(range(passes[0], passes[0] + 12))
     for line in lines:
@@ -187,7 +187,7 @@ def test_a_dump_is_what_a_placement_is_planned_from(tmp_path):
     shape, places = found["physical_to_logical"]
     for layer in range(LAYERS):
         assert set(places[layer * shape[1]:(layer + 1) * shape[1]]) == set(range(EXPERTS))
-    assert found["logical_count"] == tensors(recorded)[0]["logical_count"]  # of experts, wherever they sit
+    assert found["logical_count"] == tensors(recorded)[0]["logical_count"]  # logical counts do not depend on the placement
 
 
 def test_without_the_flags_nothing_is_counted():

@@ -1,5 +1,5 @@
-"""Every reference checkpoint, served over HTTP on every layout and backend, gives the tokens and log-probabilities of
-transformers: to 2e-4 in float32.
+"""Serves each reference checkpoint over HTTP on each layout and backend. Tokens must equal those of transformers, and
+log-probabilities must agree to 2e-4 in float32.
 """
 import subprocess
 import sys
@@ -16,7 +16,7 @@ BACKENDS = {
     "deepep-normal": ["--moe-a2a-backend", "deepep", "--deepep-mode", "normal"],
     "deepep-low_latency": ["--moe-a2a-backend", "deepep", "--deepep-mode", "low_latency"],
 }
-# Held to the same on layouts that spread experts, with and without slices of them.
+# Tested only on layouts that distribute experts over ranks, with and without tensor-parallel experts.
 MORE_LAYOUTS = [(4, 2), (4, 4)]
 MORE_BACKENDS = {
     "deepep-auto-masked": ["--moe-a2a-backend", "deepep", "--moe-runner-backend", "masked_mlp"],
@@ -24,7 +24,7 @@ MORE_BACKENDS = {
     "mooncake": ["--moe-a2a-backend", "mooncake"],
     "fused": ["--moe-a2a-backend", "fused"],
 }
-# Groups that attend for requests of their own, dense layers on gathered tokens and on each rank's own.
+# DP attention, with dense layers on gathered tokens (dp2) and on each rank's own tokens (dp4).
 DP_LAYOUTS = [(4, 2)]
 DP_BACKENDS = {
     "none-dp2": ["--enable-dp-attention", "--dp-size", 2],

@@ -1,4 +1,4 @@
-"""Many streaming clients at once, a third of whom hang up halfway: nothing leaks, nothing changes.
+"""Many concurrent streaming clients, a third of which disconnect midway. Outputs must not change, and nothing may leak.
 
 CI runs it for --soak-seconds (15); the full length is `pytest test_soak.py --soak-seconds 60`.
 """
@@ -22,7 +22,7 @@ def body(i):
 
 
 def stream(server, i, hang_up_after=None):
-    """The text, or None where the client left."""
+    """Returns the text, or None if the client disconnected."""
     request = urllib.request.Request(server.url + "/generate", json.dumps(body(i)).encode(),
                                      {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=120) as response:
@@ -40,7 +40,7 @@ def stream(server, i, hang_up_after=None):
 
 
 def test_soak(request):
-    # Room for about a fifth of what 64 clients want at once, so that requests are also retracted and resumed.
+    # The cache holds about a fifth of the tokens of 64 clients, so that requests are also retracted and resumed.
     with Server(FIXTURES / "qwen3_moe", "--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--max-total-tokens", 3072,
                 "--chunked-prefill-size", 128) as server:
         alone = [stream(server, i) for i in range(PROMPTS)]
@@ -56,7 +56,7 @@ def test_soak(request):
                 leaves = r.random() < 1 / 3
                 try:
                     text = stream(server, i, r.randrange(1, 5) if leaves else None)
-                except Exception as e:  # every failure of a client is a failure of the test
+                except Exception as e:  # any client failure fails the test
                     text = repr(e)
                 with lock:
                     if text is None:

@@ -1,4 +1,4 @@
-"""`switchyard train`: from files to a model that is served, through interruptions and bad inputs."""
+"""`switchyard train`: training from files to a served model, with interruptions and invalid input."""
 import json
 import resource
 import signal
@@ -111,7 +111,7 @@ def test_transformers_loads_it(learned):
 
 
 def test_interrupted_and_resumed_is_the_same(folder):
-    """SIGTERM saves and ends with 0; the same command goes on, and nothing shows that it was cut."""
+    """SIGTERM saves a checkpoint and exits with 0. The same command then resumes, with the results of an unbroken run."""
     train(folder, folder / "whole", 40, "--dtype", "float32")
     cut = command(folder, folder / "cut", 40, "--dtype", "float32")
     process = subprocess.Popen([PROGRAM, *map(str, cut)], stderr=subprocess.PIPE, text=True)
@@ -124,21 +124,21 @@ def test_interrupted_and_resumed_is_the_same(folder):
     assert process.returncode == 0, said
     assert "the same command goes on from it" in said and "is saved" in said
     taken = len(steps_of(folder / "cut"))
-    assert 3 <= taken < 40, "it was over before it could be stopped"
-    # What a crash would leave: a line past the checkpoint.
+    assert 3 <= taken < 40, "the run ended before it could be stopped"
+    # Simulates a crash: a log line after the last checkpoint.
     log.write_text(log.read_text() + json.dumps({"step": taken + 1, "loss": 99}) + "\n")
     assert f"after step {taken}" in train(folder, folder / "cut", 40, "--dtype", "float32")
     assert [line["loss"] for line in steps_of(folder / "cut")] == [line["loss"] for line in
                                                                     steps_of(folder / "whole")]
     for path in (folder / "whole" / "checkpoint-000040").iterdir():
-        if path.name != "trainer.json":  # has the seconds
+        if path.name != "trainer.json":  # contains measured times
             assert path.read_bytes() == (folder / "cut" / "checkpoint-000040" / path.name).read_bytes(), path.name
     export = switchyard("train", "--export-only", "--output", folder / "cut")
     assert export.returncode == 0 and export.stdout.strip() == str(folder / "cut" / "final")
 
 
 def test_config_file(folder):
-    """Flags as a file; the command line has the last word; unknown keys are refused by the nearest."""
+    """Flags from a file. The command line has priority. Errors for unknown keys suggest the nearest key."""
     (folder / "train.yaml").write_text(f"model: {folder}/config.json\ntokenizer-path: {folder}/tokenizer\n"
                                        f"data: [{folder}/data.jsonl]\nlength: 64\nsteps: 9\nschedule: overlapped\n"
                                        "rows-per-pass: 2\nrows_per_step: 8\nexchange: sync\nep: 2\n")
@@ -150,7 +150,7 @@ def test_config_file(folder):
 
 
 def test_bad_input(folder, learned):
-    """Each has a message that names what is wrong."""
+    """Each error message names the invalid input."""
     out = folder / "bad"
     (folder / "nothing.jsonl").write_text("")
     for flags, message in [
@@ -179,7 +179,7 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(folder):
 
 
 def test_a_full_disk_loses_no_checkpoint(folder):
-    """A limit on the size of files stands for it: weights are smaller, the optimizer's state is not."""
+    """Simulated by a file size limit that lies between the sizes of the weights and the optimizer state."""
     out = folder / "full"
     train(folder, out, 2)
 
@@ -188,7 +188,7 @@ def test_a_full_disk_loses_no_checkpoint(folder):
 
     done = switchyard(*command(folder, out, 6, "--save-every", 2, "--full-disk-wait", 1), preexec_fn=limit)
     assert done.returncode == 2
-    assert done.stderr.count("cannot be written") >= 3, done.stderr  # a warning, the wait, the error
+    assert done.stderr.count("cannot be written") >= 3, done.stderr  # the warning, the message of the wait, the error
     assert "trying again" in done.stderr
     assert [path.name for path in out.glob("checkpoint-*")] == ["checkpoint-000002"]
     assert "after step 2" in train(folder, out, 6)
@@ -201,7 +201,7 @@ def test_a_second_signal_ends_at_once(folder):
     for line in process.stderr:
         if line.startswith("step"):
             break
-    process.send_signal(signal.SIGSTOP)  # both are there before the program sees the first
+    process.send_signal(signal.SIGSTOP)  # both signals are pending before the program handles the first
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""`switchyard train` over ranks in any layout: one loss curve, and runs that go on in another layout."""
+"""`switchyard train` on several layouts of ranks: equal loss curves, and resuming a run in another layout."""
 import json
 import random
 import subprocess
@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
 
 
 def train(folder, output, steps, layout):
-    """Losses of all steps of the run so far."""
+    """Losses of all steps of a run so far."""
     switchyard("train", "--model", folder / "config.json", "--tokenizer-path", folder / "tokenizer", "--data",
                folder / "data.txt", "--output", output, "--steps", steps, "--length", 32, "--rows-per-step", 4,
                "--rows-per-pass", 2, "--learning-rate", 0.002, "--lr-schedule", "constant", "--warmup-steps", 20,

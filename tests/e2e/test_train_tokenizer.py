@@ -1,4 +1,4 @@
-"""`switchyard train-tokenizer`: what it writes loads in Hugging Face's tokenizers, and gives the same ids there."""
+"""`switchyard train-tokenizer`: its files load in Hugging Face's tokenizers library and give the same ids there."""
 import json
 import os
 import pathlib
@@ -29,8 +29,8 @@ def test_same_ids_as_tokenizers(tmp_path, flags):
     folder = train(tmp_path, *flags)
     theirs = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert theirs.get_vocab_size() == 2000
-    # Our ids: a corpus is encoded by what `generate` and `serve` use, which the unit tests of src/text hold against
-    # the same library; here the file itself is at stake: every id it names means the same to both.
+    # The encoder of Switchyard is compared with this library by the unit tests of src/text. This test checks the file:
+    # every token must have the same id in both.
     vocab = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     assert all(theirs.token_to_id(token) == number for token, number in vocab.items())
     for text in TEXTS:

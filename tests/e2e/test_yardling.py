@@ -1,4 +1,4 @@
-"""The model in the box: a sample of its trained questions and of unseen paraphrases, on one rank and on several."""
+"""The bundled model: samples of its training questions and of unseen paraphrases, on one and on several ranks."""
 
 import importlib.util
 import json
@@ -9,7 +9,7 @@ import pytest
 from server import Server
 
 YARDLING = pathlib.Path(__file__).resolve().parents[2] / "models" / "yardling"
-SAMPLE = 150  # of each kind
+SAMPLE = 150  # questions per kind
 
 spec = importlib.util.spec_from_file_location("evaluate", YARDLING / "evaluate.py")
 evaluate = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""The corpus of models/yardling: its generated files are what its hand-written ones give, and its build refuses what would spoil it."""
+"""The corpus of models/yardling: generated files match their hand-written sources, and the build refuses invalid input."""
 
 import json
 import pathlib

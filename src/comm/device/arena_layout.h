@@ -26,6 +26,8 @@ struct ArenaHeader {
     std::atomic<uint32_t> joined;
     // 1 + the offset of the flag on which the rank's thread sleeps; 0 while it is awake.
     std::atomic<uint64_t> sleeping_on;
+    // Heartbeats of the serving rank; 0 before it serves and after its end.
+    std::atomic<uint64_t> beats;
   };
 
   uint64_t magic;
@@ -33,6 +35,7 @@ struct ArenaHeader {
   uint64_t bytes_per_rank;
   alignas(64) std::atomic<uint32_t> abort_state;
   std::array<char, 1020> abort_reason;
+  alignas(64) std::atomic<uint64_t> parent_beats;  // of the process that watches the ranks; 0: none
   std::array<RankState, kMaxRanksPerArena> ranks;
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free);

@@ -173,6 +173,25 @@ void SharedArena::Abort(std::string_view reason) {
 
 void SharedArena::AbortHere(std::string_view reason) { impl_->Abort(reason); }
 
+bool SharedArena::aborted() const { return impl_->aborted(); }
+
+std::string SharedArena::AbortReason() const {
+  return impl_->aborted() ? impl_->AbortReason() : std::string();
+}
+
+uint64_t SharedArena::beats(int rank) const {
+  CHECK(rank >= 0 && rank < world());
+  return impl_->header().ranks[rank].beats.load(std::memory_order_relaxed);
+}
+
+void SharedArena::BeatAsParent() {
+  impl_->header().parent_beats.fetch_add(1, std::memory_order_relaxed);
+}
+
+uint64_t SharedArena::parent_beats() const {
+  return impl_->header().parent_beats.load(std::memory_order_relaxed);
+}
+
 void SharedArena::Attach(std::unique_ptr<RemoteRanks> remote) {
   CHECK(impl_->remote == nullptr);
   impl_->remote = std::move(remote);

@@ -110,6 +110,13 @@ struct SymmetricMemory::Impl {
   std::vector<Peer> peers;  // by rank
   size_t used = 0;
 
+  // The rank's thread is the only writer.
+  void Beat() const {
+    std::atomic<uint64_t>& beats = shared.header().ranks[rank].beats;
+    const uint64_t now = beats.load(std::memory_order_relaxed);
+    if (now != 0) beats.store(now + 1, std::memory_order_relaxed);
+  }
+
   Peer& PeerOf(int r) {
     CHECK_GE(r, 0);
     CHECK_LT(r, shared.world);
@@ -132,6 +139,7 @@ struct SymmetricMemory::Impl {
       done = AtOrPast(seen, value) || shared.aborted();
       const auto left = until - steady_clock::now();
       if (done || left.count() <= 0) break;
+      Beat();
       FutexWait(word, seen, std::min<std::chrono::nanoseconds>(left, kMaxSleep));
     }
     sleeping_on.store(0, std::memory_order_relaxed);
@@ -214,6 +222,7 @@ bool SymmetricMemory::WaitFor(size_t flag_offset, uint32_t value,
                               std::chrono::milliseconds timeout) {
   Impl& my = *impl_;
   if (my.shared.aborted()) my.shared.ThrowAborted();
+  my.Beat();
   if (Reached(flag_offset, value)) return true;
   for (int i = 0; i < my.spins; ++i) {
     Pause();
@@ -240,6 +249,16 @@ void SymmetricMemory::Wait(size_t flag_offset, uint32_t value, int peer, const c
 }
 
 bool SymmetricMemory::aborted() const { return impl_->shared.aborted(); }
+
+void SymmetricMemory::StartHeartbeat() {
+  impl_->shared.header().ranks[rank()].beats.store(1, std::memory_order_relaxed);
+}
+
+void SymmetricMemory::Beat() { impl_->Beat(); }
+
+void SymmetricMemory::StopHeartbeat() {
+  impl_->shared.header().ranks[rank()].beats.store(0, std::memory_order_relaxed);
+}
 
 void SymmetricMemory::Abort(std::string_view reason) { impl_->arena->Abort(reason); }
 

@@ -44,6 +44,16 @@ class SharedArena {
   void Abort(std::string_view reason);
   // Aborts the ranks of this host only, from any thread; they forward it to their peers.
   void AbortHere(std::string_view reason);
+  bool aborted() const;
+  std::string AbortReason() const;  // empty before an abort
+
+  // Heartbeats of this host's ranks: counters in shared memory, for a monitor in another process. A
+  // counter that does not change means that the rank is stopped or stuck. 0: the rank does not
+  // serve.
+  uint64_t beats(int rank) const;
+  // The parent process has a heartbeat too, so that ranks detect when it is stopped. 0: no monitor.
+  void BeatAsParent();
+  uint64_t parent_beats() const;
 
   // In a rank's process, before its SymmetricMemory: attaches the ranks of other hosts.
   void Attach(std::unique_ptr<RemoteRanks> remote);
@@ -108,6 +118,12 @@ class SymmetricMemory {
   bool WaitFor(size_t flag_offset, uint32_t value, std::chrono::milliseconds timeout);
   bool Reached(size_t flag_offset, uint32_t value);  // polls the flag once, without waiting
   bool aborted() const;                              // whether every wait throws from now on
+
+  // Heartbeat of this rank. Between StartHeartbeat and StopHeartbeat every wait beats; Beat adds a
+  // beat within long computations. Beat has no effect outside of the two.
+  void StartHeartbeat();
+  void Beat();
+  void StopHeartbeat();
 
   void Abort(std::string_view reason);
 

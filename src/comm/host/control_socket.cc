@@ -34,9 +34,9 @@ constexpr size_t kTokenChars = 32;
   throw Resource("control socket {}: cannot {}: {}", endpoint, what, zmq_strerror(zmq_errno()));
 }
 
-// The two halves of an endpoint "ipc://@switchyard-<token>-<token>": the names on which the binding
-// and the connecting side listen. All users of the host can read bound names. The name of one side
-// does not reveal the other's, so that one is still free when its owner binds it.
+// The two names in an endpoint "ipc://@switchyard-<token>-<token>", one for each side's PULL
+// socket. All users of the host can see bound names. One name does not reveal the other, so no
+// other process can bind it first.
 struct Names {
   std::string binder, connector;
 };

@@ -44,7 +44,7 @@ TEST(LauncherTest, FindsItsPlace) {
 TEST(LauncherTest, AloneIsNotLaunched) {
   EXPECT_FALSE(In({}));
   EXPECT_FALSE(In({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}}));
-  // A batch script of Slurm: an allocation of four tasks, but the script is none of them.
+  // A Slurm batch script: its allocation has four tasks, but the script itself is not a task.
   EXPECT_FALSE(In({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}}));
 }
 

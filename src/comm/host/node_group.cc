@@ -1,5 +1,6 @@
 #include "comm/host/node_group.h"
 
+#include <poll.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -7,7 +8,8 @@
 #include <set>
 #include <utility>
 
-#include "core/check.h"
+#include "comm/net/handshake.h"
+#include "comm/net/hmac.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/wire.h"
@@ -17,57 +19,42 @@ namespace {
 
 using namespace std::chrono_literals;
 using std::chrono::milliseconds;
+using std::chrono::steady_clock;
 
-constexpr std::string_view kMagic = "switchyard-node-1";  // includes the protocol version
-constexpr uint64_t kMostBytes = uint64_t{64} << 20;       // of a message
-constexpr milliseconds kHelloTimeout = 2s;                // timeout for a NodeHello
+constexpr size_t kMaxBytes = size_t{64} << 20;      // of a message of node 0
+constexpr size_t kMaxHelloBytes = size_t{1} << 20;  // of a NodeHello
+constexpr milliseconds kMemberInterval = 100ms;     // between two checks of joined nodes
 constexpr milliseconds kSendTimeout = 1s;
 // Added to the timeout of other nodes, so that node 0 times out first and names the missing nodes.
 constexpr milliseconds kJoinSlack = 5s;
+constexpr const char* kSecretHint = "--dist-secret-file needs the same secret on all nodes";
 
 enum class News : uint8_t { kEnd, kLost, kCause };  // kCause: kLost with its root cause
 
-bool SendText(TcpStream& stream, const std::string& text, const IoLimit& limit) {
-  uint64_t size = text.size();
-  iovec parts[] = {{&size, sizeof size}, {const_cast<char*>(text.data()), text.size()}};
-  return stream.Send(parts, limit) == IoResult::kDone;
-}
-
-std::optional<std::string> ReceiveText(TcpStream& stream, const IoLimit& limit = {}) {
-  uint64_t size = 0;
-  if (stream.Receive(&size, sizeof size, limit) != IoResult::kDone) return std::nullopt;
-  if (size > kMostBytes) return std::nullopt;
-  std::string text(size, '\0');
-  if (stream.Receive(text.data(), size, limit) != IoResult::kDone) return std::nullopt;
-  return text;
-}
-
 // The first message of a node.
 struct NodeHello {
-  int node = 0, nodes = 0;
+  int nodes = 0;
   Statement statement;
-  std::vector<std::string> listeners;
+  std::vector<HostPort> listeners;
 
   std::string Encode() const {
     WireWriter writer;
-    writer.Put(kMagic);
-    writer.Put(node);
     writer.Put(nodes);
     writer.Put(EncodeStatement(statement));
     writer.Put(listeners.size());
-    for (const std::string& address : listeners) writer.Put(address);
+    for (const HostPort& address : listeners) writer.Put(address.Text());
     return writer.Take();
   }
 
   static NodeHello Decode(std::string_view bytes) {
     WireReader reader(bytes);
-    if (reader.GetString() != kMagic) throw Invalid("not a node of this version");
     NodeHello hello;
-    hello.node = reader.Get<int>();
     hello.nodes = reader.Get<int>();
     hello.statement = DecodeStatement(reader.GetString());
     const auto count = reader.Get<size_t>();
-    for (size_t i = 0; i < count; ++i) hello.listeners.push_back(reader.GetString());
+    for (size_t i = 0; i < count; ++i) {
+      hello.listeners.push_back(HostPort::Parse("listener of a rank", reader.GetString()));
+    }
     return hello;
   }
 };
@@ -78,10 +65,20 @@ std::vector<TcpListener> BindForRanks(const std::string& host, int ranks) {
   return listeners;
 }
 
-std::vector<std::string> AddressesOf(const std::vector<TcpListener>& listeners) {
-  std::vector<std::string> addresses;
-  for (const TcpListener& listener : listeners) addresses.push_back(listener.address().Text());
+std::vector<HostPort> AddressesOf(const std::vector<TcpListener>& listeners) {
+  std::vector<HostPort> addresses;
+  for (const TcpListener& listener : listeners) addresses.push_back(listener.address());
   return addresses;
+}
+
+ConnectionKey NodeKey(const std::string& secret) {
+  return ConnectionKey::Of(secret, "switchyard nodes");
+}
+
+// Replaces the token that node 0 has sent by the key of connections between ranks. With a secret
+// the key is never sent.
+void DeriveRankKey(TcpWorld* world, const std::string& secret) {
+  if (!secret.empty()) world->token = DeriveKey(secret, "switchyard ranks " + world->token);
 }
 
 double Seconds(milliseconds time) { return std::chrono::duration<double>(time).count(); }
@@ -123,62 +120,78 @@ std::unique_ptr<NodeGroup> NodeGroup::Lead(const Options& options, const std::st
   std::ranges::sort(my.members_, {}, &Member::node);
   TcpWorld& world = my.network_.world;
   world = {.token = TcpWorld::NewToken(), .ranks_per_node = options.ranks_per_node};
-  const auto add = [&](const std::vector<std::string>& addresses) {
-    for (const std::string& address : addresses) {
-      world.listeners.push_back(HostPort::Parse("listener of a rank", address));
-    }
-  };
-  add(AddressesOf(my.network_.listeners));
-  for (const Member& member : my.members_) add(member.listeners);
+  world.listeners = AddressesOf(my.network_.listeners);
+  for (const Member& member : my.members_) {
+    world.listeners.insert(world.listeners.end(), member.listeners.begin(), member.listeners.end());
+  }
   WireWriter writer;
   writer.Put(world.Encode());
   writer.Put(job);
   my.TellAll(EncodeJob(writer.Take()));
+  DeriveRankKey(&world, options.secret);
   return group;
 }
 
 bool NodeGroup::Gather(TcpListener& door, const Options& options) {
-  const IoLimit limit = IoLimit::After(options.timeout, options.give_up);
+  AuthenticatedListener listener(door, {.key = NodeKey(options.secret),
+                                        .purpose = Purpose::kNode,
+                                        .self = 0,
+                                        .message_limit = kMaxHelloBytes});
+  const auto until = steady_clock::now() + options.timeout;
   LOG_INFO("waiting for {} more nodes at {}", options.nodes - 1, options.address.Text());
   while (static_cast<int>(members_.size()) < options.nodes - 1) {
-    auto stream = door.Accept(limit);
-    if (stream) {
-      Admit(std::move(*stream), options);
+    const auto slice = std::min(until, steady_clock::now() + kMemberInterval);
+    auto arrival = listener.Accept({.until = slice, .stop = options.give_up});
+    ForgetGone();
+    if (arrival) {
+      Admit(std::move(*arrival), options);
       continue;
     }
     if (options.give_up && options.give_up()) return false;
+    if (steady_clock::now() < until) continue;
+    const auto& refusals = listener.refusals();
     throw Error(
         ErrorKind::kTimeout,
-        fmt::format("node 0 waited {:g} s at {} for node {} of {}", Seconds(options.timeout),
-                    options.address.Text(), Missing(options), options.nodes),
-        "start switchyard serve there, with its --node-rank");
+        fmt::format("node 0 waited {:g} s at {} for node {} of {}{}{}", Seconds(options.timeout),
+                    options.address.Text(), Missing(options), options.nodes,
+                    refusals.empty() ? "" : "; refused: ", Joined(refusals, "; ")),
+        refusals.empty() ? "start switchyard serve there, with its --node-rank" : kSecretHint);
   }
   return true;
 }
 
-// Reads the introduction of a new connection; ignores connections that are not nodes.
-void NodeGroup::Admit(TcpStream stream, const Options& options) {
-  const auto text = ReceiveText(stream, IoLimit::After(kHelloTimeout, options.give_up));
-  if (!text) return;
+// A node sends nothing while it waits for the job: bytes, or an end, mean that it has left.
+void NodeGroup::ForgetGone() {
+  std::erase_if(members_, [](const Member& member) {
+    pollfd item{member.stream.fd(), POLLIN, 0};
+    if (poll(&item, 1, 0) <= 0) return false;
+    LOG_WARNING("{} has left before all nodes had joined", NodeName(member.node, member.host));
+    return true;
+  });
+}
+
+void NodeGroup::Admit(AuthenticatedListener::Arrival arrival, const Options& options) {
+  const int node = arrival.from;
+  const std::string who = NodeName(node, arrival.host);
   NodeHello hello;
   try {
-    hello = NodeHello::Decode(*text);
-  } catch (const Error&) {
+    hello = NodeHello::Decode(arrival.message);
+  } catch (const Error& error) {
+    LOG_WARNING("{} is refused: it sent a malformed message: {}", who, error.what());
     return;
   }
-  const std::string who = NodeName(hello.node, stream.PeerHost());
-  Member member{.node = hello.node,
-                .host = stream.PeerHost(),
-                .listeners = std::move(hello.listeners),
-                .stream = std::move(stream)};
   const bool is_there =
-      std::ranges::any_of(members_, [&](const Member& other) { return other.node == hello.node; });
-  members_.push_back(std::move(member));  // first, so that it receives the refusal
+      std::ranges::any_of(members_, [&](const Member& other) { return other.node == node; });
+  // First, so that it receives a refusal.
+  members_.push_back({.node = node,
+                      .host = std::move(arrival.host),
+                      .listeners = std::move(hello.listeners),
+                      .stream = std::move(arrival.stream)});
   if (hello.nodes != options.nodes) {
     throw Invalid("--nnodes is {} on node 0, but {} on {}: all nodes need the same", options.nodes,
                   hello.nodes, who);
   }
-  if (hello.node < 1 || hello.node >= options.nodes) {
+  if (node < 1 || node >= options.nodes) {
     throw Invalid("{}: want --node-rank 0 to {}", who, options.nodes - 1);
   }
   if (is_there) throw Invalid("{}: another node has joined with the same --node-rank", who);
@@ -199,24 +212,35 @@ std::string NodeGroup::Missing(const Options& options) const {
 std::unique_ptr<NodeGroup> NodeGroup::Join(const Options& options) {
   LOG_INFO("node {} connects to node 0 at {}", options.node, options.address.Text());
   const auto stopped = [&] { return options.give_up && options.give_up(); };
-  auto stream =
-      TcpStream::Connect(options.address, IoLimit::After(options.timeout, options.give_up));
+  const IoLimit limit = IoLimit::After(options.timeout, options.give_up);
+  OpenedConnection opened =
+      OpenAuthenticated(options.address, NodeKey(options.secret),
+                        {.purpose = Purpose::kNode, .from = options.node, .to = 0}, limit);
+  auto& stream = opened.stream;
   if (!stream) {
+    if (opened.verdict != Verdict::kAccepted) {
+      const std::string node0 = fmt::format("node 0 at {}", options.address.Text());
+      throw Error(ErrorKind::kInvalid,
+                  DescribeVerdict(opened.verdict, fmt::format("node {}", options.node), node0),
+                  opened.verdict == Verdict::kForeign ? "" : kSecretHint);
+    }
     if (stopped()) return nullptr;
-    throw Error(ErrorKind::kTimeout,
-                fmt::format("node {} waited {:g} s for node 0 at {}", options.node,
-                            Seconds(options.timeout), options.address.Text()),
-                "--dist-init-addr is the address of node 0, and has to be the same on all nodes");
+    throw Error(
+        ErrorKind::kTimeout,
+        fmt::format("node {} waited {:g} s for node 0 at {}{}", options.node,
+                    Seconds(options.timeout), options.address.Text(),
+                    opened.connected ? ", which accepts connections but does not answer" : ""),
+        "--dist-init-addr is the address of node 0, and has to be the same on all nodes");
   }
   std::unique_ptr<NodeGroup> group(new NodeGroup());
   group->host_ = stream->LocalHost();
   group->network_.node = options.node;
   group->network_.listeners = BindForRanks(group->host_, options.ranks_per_node);
-  const NodeHello hello{options.node, options.nodes, options.statement,
-                        AddressesOf(group->network_.listeners)};
+  const NodeHello hello{options.nodes, options.statement, AddressesOf(group->network_.listeners)};
   std::optional<std::string> answer;
-  if (SendText(*stream, hello.Encode(), IoLimit::After(kHelloTimeout))) {
-    answer = ReceiveText(*stream, IoLimit::After(options.timeout + kJoinSlack, options.give_up));
+  if (SendMessage(*stream, hello.Encode(), limit)) {
+    answer = ReceiveMessage(*stream, kMaxBytes,
+                            IoLimit::After(options.timeout + kJoinSlack, options.give_up));
   }
   if (!answer) {
     if (stopped()) return nullptr;
@@ -226,6 +250,7 @@ std::unique_ptr<NodeGroup> NodeGroup::Join(const Options& options) {
   const std::string job = DecodeJob(*answer);
   WireReader reader(job);
   group->network_.world = TcpWorld::Decode(reader.GetString());
+  DeriveRankKey(&group->network_.world, options.secret);
   group->job_ = reader.GetString();
   group->members_.push_back({.node = 0, .host = stream->PeerHost(), .stream = std::move(*stream)});
   return group;
@@ -242,7 +267,7 @@ void NodeGroup::Watch(Events events) {
 
 void NodeGroup::Listen(Member& member) {
   pthread_setname_np(pthread_self(), fmt::format("node {}", member.node).c_str());
-  const auto text = ReceiveText(member.stream);
+  const auto text = ReceiveMessage(member.stream, kMaxBytes, {});
   if (!text || text->empty()) {
     Report(Describe(member.node) + " is gone: its connection closed", true);
     return;
@@ -269,10 +294,10 @@ void NodeGroup::Report(const std::string& why, bool cause) {
 
 void NodeGroup::TellAll(const std::string& message) {
   const std::lock_guard lock(mutex_);
-  for (Member& member : members_) SendText(member.stream, message, IoLimit::After(kSendTimeout));
+  for (Member& member : members_) SendMessage(member.stream, message, IoLimit::After(kSendTimeout));
 }
 
-void NodeGroup::SayEnd() {
+void NodeGroup::SendEnd() {
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;
@@ -280,7 +305,7 @@ void NodeGroup::SayEnd() {
   TellAll(std::string(1, static_cast<char>(News::kEnd)));
 }
 
-void NodeGroup::SayLost(const std::string& why, bool cause) {
+void NodeGroup::SendLost(const std::string& why, bool cause) {
   TellAll(static_cast<char>(cause ? News::kCause : News::kLost) + why);
 }
 

@@ -11,6 +11,7 @@
 
 #include "comm/device/tcp/tcp_world.h"
 #include "comm/host/agreement.h"
+#include "comm/net/authenticated_listener.h"
 #include "comm/net/tcp.h"
 
 namespace switchyard {
@@ -35,14 +36,17 @@ class NodeGroup {
     int node = 0;      // --node-rank
     HostPort address;  // --dist-init-addr: an address of node 0 that all nodes reach
     int ranks_per_node = 1;
-    Statement statement;                         // must be equal on every node
+    Statement statement;  // must be equal on every node
+    std::string secret;  // of the engine, the same on all nodes; empty: nodes are not authenticated
     std::chrono::milliseconds timeout{300'000};  // for all nodes to join
-    std::function<bool()> give_up;               // polled ten times a second
+    std::function<bool()> give_up;               // polled ten times a second; stays true once it is
   };
   // Waits for the others. Returns null if give_up returns true. Error kTimeout names the missing
-  // nodes, kInvalid names what differs; every node that has joined gets the same error.
+  // nodes, kInvalid names what differs; every node that has joined gets the same error. Other
+  // connections, and nodes with another secret, are refused without ending the wait. A node that
+  // leaves during the wait may come again.
   static std::unique_ptr<NodeGroup> Lead(const Options& options, const std::string& job);
-  // Waits for node 0, and then for the others.
+  // Waits for node 0, and then for the others. Error kInvalid if node 0 has another secret.
   static std::unique_ptr<NodeGroup> Join(const Options& options);
   ~NodeGroup();
 
@@ -58,22 +62,23 @@ class NodeGroup {
     std::function<void()> on_end;  // node 0 shuts the engine down
   };
   void Watch(Events events);
-  // From any thread. SayEnd: called on node 0, before its ranks leave.
-  void SayEnd();
-  void SayLost(const std::string& why, bool cause);
+  // From any thread. SendEnd: called on node 0, before its ranks leave.
+  void SendEnd();
+  void SendLost(const std::string& why, bool cause);
 
  private:
   struct Member {
     int node = -1;
     std::string host;
-    std::vector<std::string> listeners;  // addresses of its ranks
+    std::vector<HostPort> listeners;  // addresses of its ranks
     TcpStream stream;
     std::thread watcher;
   };
   NodeGroup() = default;
 
   bool Gather(TcpListener& door, const Options& options);
-  void Admit(TcpStream stream, const Options& options);
+  void Admit(AuthenticatedListener::Arrival arrival, const Options& options);
+  void ForgetGone();
   std::string Missing(const Options& options) const;
   void TellAll(const std::string& message);
   void Listen(Member& member);

@@ -4,10 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <future>
 
+#include "comm/net/test_strangers.h"
 #include "core/error.h"
 
 namespace switchyard {
@@ -30,6 +32,7 @@ struct Meeting {
             .address = address,
             .ranks_per_node = 2,
             .statement = {{"--tp-size", "4"}, {"--ep-size", "2"}},
+            .secret = secret,
             .timeout = kLong};
   }
   static Membership Lead(const NodeGroup::Options& options) {
@@ -39,6 +42,7 @@ struct Meeting {
     return std::async(std::launch::async, [=] { return NodeGroup::Join(options); });
   }
   int nodes = 2;
+  std::string secret = {};
   HostPort address = FreeAddress();
 };
 
@@ -142,14 +146,70 @@ TEST(NodeGroupTest, AnAddressOfNoHostIsRefused) {
 }
 
 TEST(NodeGroupTest, StrangersAreIgnored) {
-  Meeting meeting;
+  for (const char* secret : {"", "a secret of the engine"}) {
+    Meeting meeting{.secret = secret};
+    Membership leading = Meeting::Lead(meeting.Options(0));
+    const auto strangers = OpenStrangers(meeting.address);
+    const auto one = NodeGroup::Join(meeting.Options(1));
+    EXPECT_NE(leading.get(), nullptr);
+  }
+}
+
+TEST(NodeGroupTest, NodesWithOneSecretShareAKeyOfTheirRanks) {
+  Meeting meeting{.nodes = 3, .secret = "a secret of the engine"};
+  Membership two = Meeting::Join(meeting.Options(2)), one = Meeting::Join(meeting.Options(1));
+  const auto leader = Meeting::Lead(meeting.Options(0)).get();
+  for (Membership* member : {&one, &two}) {
+    const auto group = member->get();
+    EXPECT_EQ(group->network().world.Encode(), leader->network().world.Encode());
+  }
+}
+
+TEST(NodeGroupTest, NodesWithAnotherOrNoSecretAreRefusedWithoutEndingTheWait) {
+  Meeting meeting{.secret = "a secret of the engine"};
   Membership leading = Meeting::Lead(meeting.Options(0));
-  auto stranger = TcpStream::Connect(meeting.address, IoLimit::After(kLong));
-  char text[] = "GET / HTTP/1.1\r\n\r\n";
-  iovec part{text, sizeof text};
-  stranger->Send(std::span(&part, 1));
-  const auto one = NodeGroup::Join(meeting.Options(1));
+  auto other = meeting.Options(1);
+  other.secret = "a secret of another";
+  EXPECT_THAT(ErrorOf(Meeting::Join(other), ErrorKind::kInvalid),
+              AllOf(HasSubstr("node 1 and node 0 at 127.0.0.1:"),
+                    HasSubstr("have different secrets"), HasSubstr("--dist-secret-file")));
+  other.secret.clear();
+  EXPECT_THAT(
+      ErrorOf(Meeting::Join(other), ErrorKind::kInvalid),
+      AllOf(HasSubstr("node 0 at 127.0.0.1:"), HasSubstr("has a secret and node 1 has none"),
+            HasSubstr("--dist-secret-file")));
+  EXPECT_NE(NodeGroup::Join(meeting.Options(1)), nullptr);
   EXPECT_NE(leading.get(), nullptr);
+}
+
+TEST(NodeGroupTest, ANodeWithASecretRefusesNode0WithoutOne) {
+  Meeting meeting;
+  auto options = meeting.Options(0);
+  options.timeout = milliseconds(1500);
+  Membership leading = Meeting::Lead(options);
+  auto other = meeting.Options(1);
+  other.secret = "a secret of another";
+  EXPECT_THAT(ErrorOf(Meeting::Join(other), ErrorKind::kInvalid),
+              HasSubstr("node 1 has a secret and node 0 at 127.0.0.1:"));
+  EXPECT_THAT(ErrorOf(std::move(leading), ErrorKind::kTimeout),
+              AllOf(HasSubstr("for node 1 of 2; refused: node 1 (127.0.0.1) has a secret and node "
+                              "0 has none"),
+                    HasSubstr("--dist-secret-file")));
+}
+
+TEST(NodeGroupTest, ANodeThatLeavesDuringTheWaitMayComeAgain) {
+  Meeting meeting{.nodes = 3};
+  Membership leading = Meeting::Lead(meeting.Options(0));
+  std::atomic<bool> leave = false;
+  auto options = meeting.Options(1);
+  options.give_up = [&] { return leave.load(); };
+  Membership first = Meeting::Join(options);
+  leave = true;
+  EXPECT_EQ(first.get(), nullptr);
+  Membership again = Meeting::Join(meeting.Options(1)), two = Meeting::Join(meeting.Options(2));
+  EXPECT_NE(leading.get(), nullptr);
+  EXPECT_NE(again.get(), nullptr);
+  EXPECT_NE(two.get(), nullptr);
 }
 
 // Two nodes, and the events that each receives.
@@ -188,7 +248,7 @@ class NewsTest : public ::testing::Test {
 };
 
 TEST_F(NewsTest, TheEndIsSaidAndTheClosingAfterItIsNoNews) {
-  groups_[0]->SayEnd();
+  groups_[0]->SendEnd();
   EXPECT_THAT(News(1), ::testing::ElementsAre("the end"));
   groups_[1].reset();
   groups_[0].reset();
@@ -196,9 +256,9 @@ TEST_F(NewsTest, TheEndIsSaidAndTheClosingAfterItIsNoNews) {
 }
 
 TEST_F(NewsTest, ALossIsToldInBothDirections) {
-  groups_[1]->SayLost("rank 3 was killed", true);
+  groups_[1]->SendLost("rank 3 was killed", true);
   EXPECT_THAT(News(0), ::testing::ElementsAre("cause: node 1 (127.0.0.1): rank 3 was killed"));
-  groups_[0]->SayLost("rank 0 ended", false);
+  groups_[0]->SendLost("rank 0 ended", false);
   EXPECT_THAT(News(1), ::testing::ElementsAre("node 0 (127.0.0.1): rank 0 ended"));
 }
 

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "comm/host/rank_spec.h"
+#include "comm/host/silence.h"
 #include "comm/host/spawn.h"
 #include "core/check.h"
 #include "core/error.h"
@@ -42,6 +43,9 @@ RankExit Reap(int rank, pid_t pid) {
   return exit;
 }
 
+// Interval of heartbeat samples.
+constexpr std::chrono::milliseconds kSampleTime{100};
+
 void BlockAllSignals() {
   sigset_t all;
   sigfillset(&all);
@@ -51,6 +55,11 @@ void BlockAllSignals() {
 }  // namespace
 
 std::string RankExit::Describe() const {
+  if (silent_seconds > 0) {
+    return fmt::format(
+        "rank {} (pid {}) sent no heartbeat for {:.0f} s and was killed (--watchdog-timeout)", rank,
+        pid, silent_seconds);
+  }
   if (signal == 0) return fmt::format("rank {} (pid {}) ended with exit code {}", rank, pid, code);
   const char* name = sigabbrev_np(signal);
   return fmt::format("rank {} (pid {}) was killed by signal {} (SIG{})", rank, pid, signal,
@@ -65,6 +74,8 @@ struct RankProcesses::Impl {
     pid_t pid = -1;
     FileDescriptor pidfd;
     bool ended = false;
+    double silent_seconds = 0;  // seconds without a heartbeat when the watchdog killed it
+    Silence silence{2 * kSampleTime};
   };
 
   std::shared_ptr<SharedArena> arena;
@@ -82,6 +93,7 @@ struct RankProcesses::Impl {
 
   void SpawnAll(const std::vector<std::string>& environment);
   void Watch();
+  void SampleHeartbeats();
   void OnEnd(size_t child);
   int first_rank() const { return options.network ? options.network->first_rank() : 0; }
   int count() const {
@@ -132,10 +144,26 @@ void RankProcesses::Impl::Watch() {
       }
     }
     if (fds.empty()) return;
-    poll(fds.data(), fds.size(), -1);
+    poll(fds.data(), fds.size(), static_cast<int>(kSampleTime.count()));
+    SampleHeartbeats();
     for (size_t i = 0; i < fds.size(); ++i) {
       if (fds[i].revents != 0) OnEnd(watched[i]);
     }
+  }
+}
+
+void RankProcesses::Impl::SampleHeartbeats() {
+  arena->BeatAsParent();
+  const auto now = Silence::Clock::now();
+  const std::lock_guard lock(mutex);
+  for (Child& child : children) {
+    if (child.ended) continue;
+    child.silence.Sample(arena->beats(child.rank), now);
+    const auto silent = child.silence.length();
+    if (options.watchdog_timeout.count() == 0 || silent < options.watchdog_timeout) continue;
+    if (child.silent_seconds > 0) continue;  // killed already
+    child.silent_seconds = std::chrono::duration<double>(silent).count();
+    kill(child.pid, SIGKILL);
   }
 }
 
@@ -145,6 +173,8 @@ void RankProcesses::Impl::OnEnd(size_t child) {
   {
     const std::lock_guard lock(mutex);
     exit = Reap(children[child].rank, children[child].pid);
+    exit.silent_seconds = children[child].silent_seconds;
+    exit.reason = arena->AbortReason();
     children[child].ended = true;
     const bool is_clean = exit.signal == 0 && exit.code == 0;
     is_news = !killed && !(end_expected && is_clean);
@@ -203,7 +233,7 @@ RankProcesses::~RankProcesses() {
   impl_->watcher.join();
 }
 
-void RankProcesses::WaitJoined() {
+bool RankProcesses::WaitJoined() {
   const auto give_up = std::chrono::steady_clock::now() + impl_->options.join_timeout;
   std::unique_lock lock(impl_->mutex);
   std::vector<int> missing;
@@ -216,7 +246,8 @@ void RankProcesses::WaitJoined() {
     for (const auto& child : impl_->children) {
       if (!impl_->arena->Joined(child.rank)) missing.push_back(child.rank);
     }
-    if (missing.empty()) return;
+    if (missing.empty()) return true;
+    if (impl_->options.give_up && impl_->options.give_up()) return false;
     if (std::chrono::steady_clock::now() >= give_up) break;
     // A rank joins by a write to shared memory, which does not notify `changed`.
     impl_->changed.wait_for(lock, std::chrono::milliseconds(5));
@@ -226,6 +257,16 @@ void RankProcesses::WaitJoined() {
                           std::chrono::duration<double>(impl_->options.join_timeout).count(),
                           Joined(missing, ", ")),
               "--dist-timeout sets how long to wait");
+}
+
+RankSilence RankProcesses::LongestSilence() const {
+  RankSilence longest;
+  const std::lock_guard lock(impl_->mutex);
+  for (const auto& child : impl_->children) {
+    if (child.ended || child.silence.length() <= longest.length) continue;
+    longest = {.rank = child.rank, .pid = child.pid, .length = child.silence.length()};
+  }
+  return longest;
 }
 
 void RankProcesses::ExpectEnd() {

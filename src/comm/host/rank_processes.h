@@ -16,10 +16,24 @@ namespace switchyard {
 // How a rank process ended.
 struct RankExit {
   int rank = -1;
-  int code = 0;                  // exit code where signal is 0
-  int signal = 0;                // the signal that killed it
-  std::string Describe() const;  // "rank 1 (pid 4711) was killed by signal 9 (SIGKILL)"
+  int code = 0;    // exit code where signal is 0
+  int signal = 0;  // the signal that killed it
   int pid = 0;
+  // Seconds without a heartbeat when the watchdog killed the rank; 0: not killed by it.
+  double silent_seconds = 0;
+  // Reason of the abort before this rank ended: its own error, or that of the rank that failed
+  // first. Empty if there was no abort.
+  std::string reason;
+
+  // "rank 1 (pid 4711) was killed by signal 9 (SIGKILL)"
+  std::string Describe() const;
+};
+
+// A serving rank without a recent heartbeat.
+struct RankSilence {
+  int rank = -1;  // −1: none
+  int pid = 0;
+  std::chrono::steady_clock::duration length{};
 };
 
 // The ranks of one node as child processes. Each runs this program again (/proc/self/exe) with
@@ -27,9 +41,9 @@ struct RankExit {
 // descriptor with its spec (see RankSpec), and no other descriptor but stdout and stderr. The
 // kernel kills it when the parent dies.
 //
-// Ranks ignore SIGINT, SIGTERM and SIGHUP. A terminal sends Ctrl-C to the whole foreground group,
-// and a service manager SIGTERM to every process of a service, but the front must first drain its
-// requests and then shut the ranks down.
+// Ranks ignore SIGINT, SIGTERM and SIGHUP: the front must first drain its requests and then shut
+// the ranks down. But a terminal sends Ctrl-C to the whole foreground group, and a service manager
+// sends SIGTERM to every process of a service.
 //
 // Owned by the front; thread-safe, but not to be destroyed from within on_exit.
 class RankProcesses {
@@ -40,6 +54,9 @@ class RankProcesses {
     std::string control_endpoint;
     std::optional<NodeNetwork> network;  // none if all ranks are on this node
     std::chrono::milliseconds join_timeout{300'000};
+    // A rank without a heartbeat for this time is killed; 0: never.
+    std::chrono::milliseconds watchdog_timeout{0};
+    std::function<bool()> give_up;  // polled by WaitJoined; may be empty
   };
   // Called from the watcher's thread once per rank that ends unexpectedly: before ExpectEnd, or
   // after it with another exit code than 0. The arena is aborted first, so that other ranks
@@ -50,8 +67,10 @@ class RankProcesses {
   ~RankProcesses();  // kills and reaps the remaining ranks
 
   // Waits until every rank of this node has attached to the arena. Error kTimeout names those that
-  // have not, Error kPeer one that ended.
-  void WaitJoined();
+  // have not, Error kPeer one that ended. Returns early, with false, when give_up returns true.
+  bool WaitJoined();
+  // The rank of this node with the longest time since its last heartbeat, and that time.
+  RankSilence LongestSilence() const;
   // Call before the ranks are shut down: from now on an exit with code 0 is expected.
   void ExpectEnd();
   // Waits until all have exited by themselves (after ExpectEnd and a shutdown message through the

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <fstream>
 #include <iterator>
@@ -118,6 +119,7 @@ int PlayPart(RankSpec& spec, int argc, char** argv, int fds_at_start) {
   if (spec.spec == "add" && !AddsUp(spec, tp)) return kWrong;
   if (spec.spec == "descriptors" && !SeesOnlyItsDescriptors(fds_at_start)) return kWrong;
   if (spec.spec == "signals" && !OutlivesSignals()) return kWrong;
+  if (spec.spec == "beat") memory.StartHeartbeat();
   if (spec.spec == "title" && !ShowsTitle(spec, argc, argv)) return kWrong;
   return ServeUntilEnd(spec, tp);
 }
@@ -139,11 +141,11 @@ int RankMain(int argc, char** argv) {
 
 // ---- The parent's side ----
 
-// Ranks that all run one part; records the reported exits.
+// Ranks that all run one part of a test; records the reported exits.
 class Troupe {
  public:
   Troupe(int world, std::string part, milliseconds join_timeout = kLong,
-         std::optional<NodeNetwork> network = {})
+         std::optional<NodeNetwork> network = {}, milliseconds watchdog_timeout = {})
       : arena_(SharedArena::Create(world, kBytes)),
         endpoint_(ControlSocket::UniqueEndpoint()),
         ranks_(arena_,
@@ -151,7 +153,8 @@ class Troupe {
                 .spec = std::move(part),
                 .control_endpoint = endpoint_,
                 .network = std::move(network),
-                .join_timeout = join_timeout},
+                .join_timeout = join_timeout,
+                .watchdog_timeout = watchdog_timeout},
                [this](const RankExit& exit) {
                  const std::lock_guard lock(mutex_);
                  exits_.push_back(exit);
@@ -317,6 +320,51 @@ TEST(RankProcessesTest, ARankThatIsKilledIsReportedAndStopsTheOthers) {
   for (const RankExit& exit : troupe.Exits(3)) {
     EXPECT_TRUE(exit.signal == SIGKILL || exit.code == kStoppedByPeer) << exit.Describe();
   }
+}
+
+TEST(RankProcessesTest, TheWatchdogKillsARankWithoutHeartbeat) {
+  Troupe troupe(2, "beat", kLong, {}, milliseconds(700));
+  troupe.ranks().WaitJoined();
+  while (troupe.arena()->beats(1) == 0) usleep(1000);
+  const auto pids = ChildrenOf(getpid());
+  ASSERT_EQ(pids.size(), 2u);
+  kill(pids[1], SIGSTOP);
+  const auto exits = troupe.Exits(1);
+  EXPECT_EQ(exits[0].pid, pids[1]);
+  EXPECT_GE(exits[0].silent_seconds, 0.7);
+  EXPECT_THAT(exits[0].Describe(), AllOf(HasSubstr("sent no heartbeat for 1 s and was killed"),
+                                         HasSubstr("--watchdog-timeout")));
+}
+
+TEST(RankProcessesTest, ARankThatDoesNotServeNeedsNoHeartbeat) {
+  Troupe troupe(2, "serve", kLong, {}, milliseconds(300));
+  troupe.ranks().WaitJoined();
+  EXPECT_FALSE(troupe.HasExits(1, milliseconds(1000)));
+  EXPECT_EQ(troupe.ranks().LongestSilence().rank, -1);
+}
+
+TEST(RankProcessesTest, ALaterExitReportsTheReasonOfTheFirst) {
+  Troupe troupe(2, "serve");
+  auto socket = ControlSocket::Bind(troupe.endpoint());
+  troupe.ranks().WaitJoined();
+  socket.Send("hello");
+  ASSERT_TRUE(socket.Receive(kLong).has_value());
+  troupe.arena()->AbortHere("rank 1 failed: it found a fault");
+  socket.Send("hello again");
+  for (const RankExit& exit : troupe.Exits(2))
+    EXPECT_EQ(exit.reason, "rank 1 failed: it found a fault");
+}
+
+TEST(RankProcessesTest, WaitJoinedEndsWhenItsCallerGivesUp) {
+  std::atomic<bool> enough{false};
+  RankProcesses ranks(SharedArena::Create(2, kBytes),
+                      {.world = 2,
+                       .spec = "never join",
+                       .control_endpoint = ControlSocket::UniqueEndpoint(),
+                       .join_timeout = kLong,
+                       .give_up = [&] { return enough.exchange(true); }},
+                      {});
+  EXPECT_FALSE(ranks.WaitJoined());
 }
 
 TEST(RankProcessesTest, WaitJoinedNamesTheRankThatIsMissing) {

@@ -210,6 +210,17 @@ IoResult TcpStream::Receive(void* bytes, size_t size, const IoLimit& limit) {
   return Receive(std::span(&part, 1), limit);
 }
 
+IoResult TcpStream::ReceiveArrived(std::span<std::byte>& left) {
+  while (!left.empty()) {
+    const ssize_t n = recv(socket_.get(), left.data(), left.size(), MSG_DONTWAIT);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return IoResult::kTimeout;
+    if (n <= 0) return IoResult::kClosed;
+    left = left.subspan(static_cast<size_t>(n));
+  }
+  return IoResult::kDone;
+}
+
 void TcpStream::EndSending() { shutdown(socket_.get(), SHUT_WR); }
 void TcpStream::Shutdown() { shutdown(socket_.get(), SHUT_RDWR); }
 
@@ -234,13 +245,22 @@ TcpListener TcpListener::Bind(const HostPort& local) {
 
 HostPort TcpListener::address() const { return EndOf(socket_.get(), getsockname); }
 
+std::optional<TcpStream> TcpListener::AcceptArrived(bool* exhausted) {
+  if (exhausted != nullptr) *exhausted = false;
+  for (;;) {
+    FileDescriptor fd(accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (fd.get() >= 0) return TcpStream(std::move(fd));
+    if (errno == EINTR || errno == ECONNABORTED) continue;
+    if (exhausted != nullptr) *exhausted = errno != EAGAIN && errno != EWOULDBLOCK;
+    return std::nullopt;
+  }
+}
+
 std::optional<TcpStream> TcpListener::Accept(const IoLimit& limit) {
   for (;;) {
-    pollfd item{socket_.get(), POLLIN, 0};
-    if (poll(&item, 1, 0) > 0) {
-      FileDescriptor fd(accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      if (fd.get() >= 0) return TcpStream(std::move(fd));
-    }
+    bool exhausted = false;
+    if (auto stream = AcceptArrived(&exhausted)) return stream;
+    if (exhausted) std::this_thread::sleep_for(kPollInterval);
     if (Await(socket_.get(), POLLIN, limit) != IoResult::kDone) return std::nullopt;
   }
 }

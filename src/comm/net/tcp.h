@@ -4,6 +4,7 @@
 #include <sys/uio.h>
 
 #include <chrono>
+#include <cstddef>
 #include <functional>
 #include <optional>
 #include <span>
@@ -50,12 +51,16 @@ class TcpStream {
   IoResult Send(std::span<iovec> parts, const IoLimit& limit = {});
   IoResult Receive(std::span<iovec> parts, const IoLimit& limit = {});
   IoResult Receive(void* bytes, size_t size, const IoLimit& limit = {});
+  // Receives what has arrived, without waiting, and removes it from the front of `left`. kDone:
+  // `left` is empty. kTimeout: more has to arrive; the call may be repeated.
+  IoResult ReceiveArrived(std::span<std::byte>& left);
 
   void EndSending();  // the peer receives an end of stream
   void Shutdown();    // current and later sends and receives of this end return kClosed
 
   std::string LocalHost() const;
   std::string PeerHost() const;
+  int fd() const { return socket_.get(); }  // for poll
 
  private:
   template <typename Step>
@@ -73,6 +78,9 @@ class TcpListener {
 
   HostPort address() const;
   std::optional<TcpStream> Accept(const IoLimit& limit);
+  // A connection that has arrived, if any. `exhausted`, if given: whether accepting failed for want
+  // of descriptors or memory, so that the connection still waits.
+  std::optional<TcpStream> AcceptArrived(bool* exhausted = nullptr);
   FileDescriptor& socket() { return socket_; }  // for inheritance by another process
 
  private:

@@ -20,7 +20,7 @@ struct SequencePages {
   std::vector<int32_t> pages;
   int64_t borrowed = 0;
   RadixCache::Node* lock = nullptr;
-  std::string salt;  // as Borrow was given it
+  std::string salt;  // the salt passed to Borrow
 };
 
 // Every page is in exactly one of three places: free, in the tree, or in one sequence. Pages of
@@ -41,6 +41,11 @@ class KvCache {
   // `salt`; returns its length in tokens.
   int64_t Borrow(std::span<const int32_t> tokens, SequencePages& sequence,
                  const std::string& salt = {});
+  bool reuses_prefixes() const { return tree_.has_value(); }
+  // The prefix that Borrow would find, without any change: its nodes in the tree, and its length.
+  RadixCache::Trail Look(std::span<const int32_t> tokens, const std::string& salt = {}) const {
+    return tree_ ? tree_->Look(tokens, salt) : RadixCache::Trail{};
+  }
   // Allocates pages for `tokens` positions in total. Returns false, without effect, if there are
   // too few.
   bool Grow(int64_t tokens, SequencePages& sequence);

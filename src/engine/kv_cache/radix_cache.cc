@@ -65,6 +65,24 @@ int64_t RadixCache::CommonPages(const Node& node, std::span<const int32_t> token
   return (end - tokens.begin()) / page_size_;
 }
 
+RadixCache::Trail RadixCache::Look(std::span<const int32_t> tokens, const std::string& salt) const {
+  Trail trail;
+  const auto root = roots_.find(salt);
+  if (root == roots_.end()) return trail;
+  Node* node = root->second.get();
+  while (static_cast<int64_t>(tokens.size()) >= page_size_) {
+    const auto child = ChildFor(*node, tokens);
+    if (child == node->children.end() || !StartsWithPage(**child, tokens)) break;
+    node = child->get();
+    const int64_t common = CommonPages(*node, tokens);
+    trail.nodes.push_back(node);
+    trail.tokens += common * page_size_;
+    if (common < NumPages(*node)) break;
+    tokens = tokens.subspan(common * page_size_);
+  }
+  return trail;
+}
+
 void RadixCache::Touch(Node* node) {
   node->last_use = clock_;
   Requeue(node);

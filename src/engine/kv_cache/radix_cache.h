@@ -37,6 +37,14 @@ class RadixCache {
   // tree of a salt is deleted.
   Match Find(std::span<const int32_t> tokens, const std::string& salt = {});
 
+  // The nodes along the longest cached prefix, from the root's child on, and the length of that
+  // prefix in tokens. The last node may match only in part. Changes nothing.
+  struct Trail {
+    std::vector<const void*> nodes;
+    int64_t tokens = 0;
+  };
+  Trail Look(std::span<const int32_t> tokens, const std::string& salt = {}) const;
+
   // Adds `tokens` (full pages) stored in `pages`. A prefix that the tree already has is kept; the
   // tree takes ownership of the pages after it. Returns the number of pages that were present: the
   // caller still owns its copies of those.

@@ -9,12 +9,12 @@ namespace switchyard {
 void Scheduler::Remove(Sequence* sequence, bool discard) {
   cache_.Release(discard ? std::span<const int32_t>() : sequence->computed_tokens(),
                  sequence->cache);
-  std::erase(running_, sequence);
-  std::erase(waiting_, sequence);
+  if (!waiting_.Remove(sequence)) std::erase(running_, sequence);
 }
 
 const std::vector<ScheduledRows>& Scheduler::Plan() {
   plan_.clear();
+  if (options_.priorities) Preempt();
   const bool all_stay = GrowDecoding();
   const PrefillBudget rest = PlanRunning();
   // Right after a retraction, a new request would be the next one to be retracted.
@@ -29,21 +29,45 @@ bool Scheduler::GrowDecoding() {
   bool all_stay = true;
   for (size_t i = 0; i < running_.size(); ++i) {
     while (i < running_.size() && !cache_.Grow(running_[i]->length(), running_[i]->cache)) {
-      RetractYoungest();
+      // A single request always fits: admission bounds its length by the cache's capacity.
+      CHECK_GT(running(), 1);
+      const size_t victim = Victim();
+      Retract(victim);
+      if (victim < i) --i;
       all_stay = false;
     }
   }
   return all_stay;
 }
 
-void Scheduler::RetractYoungest() {
-  // A single request always fits: admission bounds its length by the cache's capacity.
-  CHECK_GT(running(), 1);
-  Sequence* youngest = running_.back();
-  running_.pop_back();
-  cache_.Release(youngest->computed_tokens(), youngest->cache);
-  youngest->computed = 0;
-  waiting_.push_front(youngest);
+size_t Scheduler::Victim() const {
+  size_t victim = running_.size() - 1;
+  if (!options_.priorities) return victim;
+  for (size_t i = running_.size(); i-- > 0;)
+    if (running_[i]->request.priority < running_[victim]->request.priority) victim = i;
+  return victim;
+}
+
+// Before rows are planned: at most one request a step.
+void Scheduler::Preempt() {
+  OrderByPriority(&waiting_);
+  if (waiting_.Empty() || running_.empty()) return;
+  Sequence* const first = waiting_.Front();
+  const size_t victim = Victim();
+  const int64_t lead = int64_t{first->request.priority} - running_[victim]->request.priority;
+  const bool fits = running() < options_.max_running_requests &&
+                    cache_.PagesFor(first->length()) <= cache_.available();
+  if (lead <= options_.preemption_threshold || fits) return;
+  Retract(victim);
+  OrderByPriority(&waiting_);
+}
+
+void Scheduler::Retract(size_t index) {
+  Sequence* sequence = running_[index];
+  running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(index));
+  cache_.Release(sequence->computed_tokens(), sequence->cache);
+  sequence->computed = 0;
+  waiting_.PushFront(sequence);
   ++retractions_;
   estimate_.ResetAfterRetraction();
 }
@@ -52,7 +76,8 @@ PrefillBudget Scheduler::PlanRunning() {
   const int64_t decoding = std::count_if(running_.begin(), running_.end(),
                                          [](const Sequence* s) { return s->decoding(); });
   PrefillBudget budget{
-      .rows = options_.chunk_rows,
+      .rows = decoding > 0 || others_decode_ ? std::min(options_.chunk_rows, prefill_limit_)
+                                             : options_.chunk_rows,
       .logit_rows = std::max<int64_t>(1, options_.max_logit_rows - decoding),
       .whole_prompts = options_.whole_prompts,
   };
@@ -69,10 +94,13 @@ PrefillBudget Scheduler::PlanRunning() {
 }
 
 void Scheduler::Admit(PrefillBudget budget) {
-  while (!waiting_.empty() && running() < options_.max_running_requests && budget.rows > 0) {
-    if (!TryAdmit(*waiting_.front(), budget)) break;
-    running_.push_back(waiting_.front());
-    waiting_.pop_front();
+  if (waiting_.Empty() || running() >= options_.max_running_requests || budget.rows <= 0) return;
+  OrderWaiting(options_.policy, cache_, steps_++, &waiting_);
+  if (options_.priorities) OrderByPriority(&waiting_);
+  while (!waiting_.Empty() && running() < options_.max_running_requests && budget.rows > 0) {
+    if (!TryAdmit(*waiting_.Front(), budget)) break;
+    running_.push_back(waiting_.Front());
+    waiting_.PopFront();
   }
 }
 

@@ -2,13 +2,15 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
+#include <limits>
 #include <vector>
 
 #include "engine/kv_cache/kv_cache.h"
 #include "engine/scheduler/new_token_estimate.h"
+#include "engine/scheduler/policy.h"
 #include "engine/scheduler/prefill.h"
 #include "engine/scheduler/sequence.h"
+#include "engine/scheduler/waiting_queue.h"
 
 namespace switchyard {
 
@@ -21,10 +23,11 @@ struct ScheduledRows {
 // Continuous batching with chunked prefill. A step has one row of every decoding request and, up to
 // the chunk size, rows of prompts, so long prompts never stall decoding requests.
 //
-// First come, first served: every running request is older than every queued one. A request is
-// admitted with pages for all its tokens, so only decoding can run out of pages. The youngest
-// running request is then retracted to the head of the queue. The oldest is never retracted, so
-// every request ends. Borrows sequences and cache. The rank's thread only.
+// The policy orders the queue before requests are admitted; by default first come, first served.
+// The running set is in order of admission. A request is admitted with pages for all its tokens, so
+// only decoding can run out of pages. The running request of the lowest priority is then retracted
+// to the head of the queue, of equal ones the last admitted. The first of the highest priority is
+// never retracted, so every request ends. Borrows sequences and cache. The rank's thread only.
 class Scheduler {
  public:
   struct Options {
@@ -32,13 +35,26 @@ class Scheduler {
     int64_t chunk_rows = 2048;  // prompt rows of a step
     bool whole_prompts = false;
     int64_t max_logit_rows = 1;  // of a step
+    SchedulePolicy policy = SchedulePolicy::kFcfs;
+    double conservativeness = 1.0;  // --schedule-conservativeness
+    // Requests of higher priority are admitted first. One that waits for a place or for pages
+    // retracts a running request whose priority is lower by more than the threshold, one a step.
+    // Without `priorities` the requests' priorities do not matter.
+    bool priorities = false;
+    int64_t preemption_threshold = 10;
   };
-  Scheduler(Options options, KvCache& cache) : options_(options), cache_(cache) {}
+  Scheduler(Options options, KvCache& cache)
+      : options_(options), cache_(cache), estimate_(options.conservativeness) {}
 
-  void Enqueue(Sequence* sequence) { waiting_.push_back(sequence); }
+  void Enqueue(Sequence* sequence) { waiting_.PushBack(sequence); }
   // Removes the sequence and releases its pages; its computed pages are published unless
   // `discard`.
   void Remove(Sequence* sequence, bool discard = false);
+
+  // Most prompt rows of steps that have decoding requests, chunk_rows at most.
+  void LimitPrefill(int64_t rows) { prefill_limit_ = rows; }
+  // Whether requests of another group decode, so that the limit holds here too.
+  void SetOthersDecode(bool decode) { others_decode_ = decode; }
 
   // Plans a step, decoding sequences first. Every planned sequence has pages for all its tokens.
   // Empty only if no request is open.
@@ -50,8 +66,10 @@ class Scheduler {
   int64_t cached_prompt_tokens() const { return cached_prompt_tokens_; }
 
  private:
-  bool GrowDecoding();  // false: a request was retracted
-  void RetractYoungest();
+  bool GrowDecoding();    // false: a request was retracted
+  size_t Victim() const;  // index in running_ of the request to retract; none where it is empty
+  void Retract(size_t index);
+  void Preempt();
   PrefillBudget PlanRunning();
   void Admit(PrefillBudget budget);
   bool TryAdmit(Sequence& sequence, PrefillBudget& budget);
@@ -59,10 +77,13 @@ class Scheduler {
 
   const Options options_;
   KvCache& cache_;
-  std::deque<Sequence*> waiting_;   // oldest first
-  std::vector<Sequence*> running_;  // oldest first
+  WaitingQueue waiting_;            // in the order of admission
+  std::vector<Sequence*> running_;  // in order of admission
   NewTokenEstimate estimate_;
   std::vector<ScheduledRows> plan_;  // reused between steps to keep its allocation
+  int64_t prefill_limit_ = std::numeric_limits<int64_t>::max();
+  bool others_decode_ = false;
+  uint64_t steps_ = 0;  // number of steps with waiting requests
   int64_t retractions_ = 0, cached_prompt_tokens_ = 0;
 };
 

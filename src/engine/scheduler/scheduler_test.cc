@@ -47,5 +47,90 @@ TEST(Scheduler, ARequestThatComesBackToDecodeIsPlannedBeforePrompts) {
               testing::ElementsAre(7, 100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110));
 }
 
+// Marks the planned rows as computed; prompts then decode.
+void Compute(const std::vector<ScheduledRows>& plan) {
+  for (const ScheduledRows& part : plan) {
+    Sequence& s = *part.sequence;
+    s.computed += part.rows;
+    if (s.pending() == 0) s.tokens.push_back(7);
+  }
+}
+
+EngineRequest Ranked(uint64_t id, int32_t priority, int64_t length) {
+  EngineRequest request = Prompt(static_cast<int32_t>(100 * id), length);
+  request.id = id;
+  request.priority = priority;
+  return request;
+}
+
+TEST(Scheduler, TheLimitHoldsOnlyWhileRequestsDecode) {
+  KvCache cache(128, kPageSize, true);
+  Scheduler scheduler({.chunk_rows = 64, .max_logit_rows = 8}, cache);
+  scheduler.LimitPrefill(16);
+  Sequence first(Ranked(1, 0, 80)), second(Ranked(2, 0, 40));
+  scheduler.Enqueue(&first);
+  EXPECT_EQ(scheduler.Plan()[0].rows, 64);
+  Compute(scheduler.Plan());
+  Compute(scheduler.Plan());  // the prompt's end
+  scheduler.Enqueue(&second);
+  const std::vector<ScheduledRows>& plan = scheduler.Plan();
+  ASSERT_EQ(plan.size(), 2u);
+  EXPECT_EQ(plan[0].rows, 1);
+  EXPECT_EQ(plan[1].rows, 16);
+
+  Scheduler alone({.chunk_rows = 64, .max_logit_rows = 8}, cache);
+  alone.LimitPrefill(16);
+  alone.SetOthersDecode(true);
+  Sequence third(Ranked(3, 0, 40));
+  alone.Enqueue(&third);
+  EXPECT_EQ(alone.Plan()[0].rows, 16);
+}
+
+TEST(Scheduler, HigherPrioritiesAreAdmittedFirstAndEqualOnesInOrder) {
+  KvCache cache(128, kPageSize, true);
+  Scheduler scheduler({.max_running_requests = 3, .max_logit_rows = 8, .priorities = true}, cache);
+  Sequence a(Ranked(1, 0, 4)), b(Ranked(2, 5, 4)), c(Ranked(3, 9, 4)), d(Ranked(4, 5, 4));
+  for (Sequence* s : {&a, &b, &c, &d}) scheduler.Enqueue(s);
+  std::vector<Sequence*> order;
+  for (const ScheduledRows& part : scheduler.Plan()) order.push_back(part.sequence);
+  EXPECT_THAT(order, testing::ElementsAre(&c, &b, &d));
+}
+
+TEST(Scheduler, ARequestFarAboveInterruptsTheLowest) {
+  KvCache cache(128, kPageSize, true);
+  Scheduler scheduler({.max_running_requests = 2,
+                       .max_logit_rows = 8,
+                       .priorities = true,
+                       .preemption_threshold = 10},
+                      cache);
+  Sequence low(Ranked(1, 0, 4)), middle(Ranked(2, 5, 4)), near(Ranked(3, 10, 4)),
+      high(Ranked(4, 11, 4));
+  scheduler.Enqueue(&low);
+  scheduler.Enqueue(&middle);
+  Compute(scheduler.Plan());
+  scheduler.Enqueue(&near);
+  Compute(scheduler.Plan());
+  EXPECT_EQ(scheduler.retractions(), 0);
+  scheduler.Enqueue(&high);
+  std::vector<Sequence*> order;
+  for (const ScheduledRows& part : scheduler.Plan()) order.push_back(part.sequence);
+  EXPECT_THAT(order, testing::ElementsAre(&middle, &high));
+  EXPECT_EQ(scheduler.retractions(), 1);
+  EXPECT_EQ(scheduler.waiting(), 2);
+  // `high` does not lose its place again: the difference to `near` is small.
+  Compute(scheduler.Plan());
+  EXPECT_EQ(scheduler.retractions(), 1);
+}
+
+TEST(Scheduler, WithoutPrioritiesTheirValuesDoNotMatter) {
+  KvCache cache(128, kPageSize, true);
+  Scheduler scheduler({.max_running_requests = 1, .max_logit_rows = 8}, cache);
+  Sequence a(Ranked(1, 0, 4)), b(Ranked(2, 50, 4));
+  scheduler.Enqueue(&a);
+  scheduler.Enqueue(&b);
+  EXPECT_EQ(scheduler.Plan()[0].sequence, &a);
+  EXPECT_EQ(scheduler.retractions(), 0);
+}
+
 }  // namespace
 }  // namespace switchyard

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "engine/kv_cache/kv_cache.h"
@@ -37,6 +38,9 @@ struct Sequence {
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
   int64_t next_routed = kNone;
   std::vector<int32_t> routed_experts;  // [positions, layers, top_k] sent with the next output
+
+  // Description of the first router fault in this sequence; empty: none.
+  std::string router_fault;
 
   bool admitted_before = false;
   int32_t cached_tokens = 0;  // of the prompt, at the first admission

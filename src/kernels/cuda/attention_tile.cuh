@@ -5,7 +5,7 @@
 //     s = q · kᵀ (along the head, 16 at a time), new maximum, p = 2^(s − max) in bfloat16
 //     sums = sums · 2^(old max − max) + p · v, weights likewise with ones for v (16 keys at a time)
 //   splits are merged in order (softmax_merge.cuh)
-// A row's mma.sync result does not depend on the other rows. Masked keys do not change it either:
+// A row's mma.sync result does not depend on the other rows. Masked keys do not change the result:
 // their p is 0.
 #pragma once
 

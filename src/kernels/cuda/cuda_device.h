@@ -27,7 +27,7 @@ class CudaDevice : public kernels::Device {
   // that captured batches use.
   virtual void ClearGraphs() = 0;
 
-  static CudaDevice& From(kernels::Device& device);  // CHECKs that it is one
+  static CudaDevice& From(kernels::Device& device);  // CHECKs that `device` is a CudaDevice
 };
 
 }  // namespace switchyard::cuda

@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/cuda/runtime.h"
+#include "kernels/gpu_formats.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -59,21 +60,9 @@ int64_t RoundUp(int64_t n, int64_t multiple) { return CeilDiv(n, multiple) * mul
 }  // namespace
 
 WeightFormat DeviceFormat(const WeightView& w, DType dtype, bool plain) {
-  const bool exact = dtype == DType::kF32;
-  switch (w.format) {
-    case WeightFormat::kF32:
-    case WeightFormat::kBF16:
-      return w.format;
-    case WeightFormat::kF16:
-      return exact ? w.format : WeightFormat::kBF16;
-    case WeightFormat::kFp8Block:
-      if (!plain && w.row_step == 1 && w.row0 % kFp8BlockSize == 0 && w.col0 % kFp8BlockSize == 0)
-        return w.format;
-      break;
-    default:
-      break;
-  }
-  return exact ? WeightFormat::kF32 : WeightFormat::kBF16;
+  const bool whole_blocks =
+      !plain && w.row_step == 1 && w.row0 % kFp8BlockSize == 0 && w.col0 % kFp8BlockSize == 0;
+  return kernels::GpuFormat(w.format, dtype, whole_blocks);
 }
 
 WeightView UploadWeight(const WeightView& w, WeightFormat form, const UploadTarget& target,

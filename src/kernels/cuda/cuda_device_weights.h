@@ -13,9 +13,8 @@
 
 namespace switchyard::cuda {
 
-// The format of a weight on a device of this dtype (CudaDeviceOptions::dtype). kF32, kBF16 and, on
-// kF32 devices, kF16 keep their format. So does kFp8Block if the view begins on block boundaries.
-// All other formats become float32 or bfloat16. `plain`: no formats with scales.
+// kernels::GpuFormat of a view; its blocks are whole if it begins on block boundaries. `plain`: no
+// formats with scales.
 WeightFormat DeviceFormat(const WeightView& w, DType dtype, bool plain = false);
 
 struct UploadTarget {

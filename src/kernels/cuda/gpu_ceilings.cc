@@ -38,7 +38,7 @@ cuda::DeviceMemory RandomMatrix(int64_t elements) {
   for (int64_t at = 0; at < elements; at += std::ssize(row))
     cuda::CopyToDevice(memory.as<BF16>() + at, row.data(),
                        std::min<int64_t>(elements - at, std::ssize(row)) * sizeof(BF16),
-                       "a matrix to multiply");
+                       "random matrix");
   return memory;
 }
 
@@ -54,7 +54,7 @@ GpuCeilings MeasureGpu(int index) {
     ceilings.copy_bandwidth = 2.0 * kBytes / MedianSeconds(stream, [&] {
                                 cuda::Check(cudaMemcpyAsync(to.data(), from.data(), kBytes,
                                                             cudaMemcpyDeviceToDevice, stream.get()),
-                                            "a copy to time");
+                                            "timed copy");
                               });
   }
   if (!cuda::IsHopper()) return ceilings;

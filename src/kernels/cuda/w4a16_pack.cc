@@ -11,7 +11,7 @@
 namespace switchyard::cuda {
 namespace {
 
-constexpr float kLeastGlobal = 0x1p-100f;   // times e4m3's smallest value, still a normal float32
+constexpr float kMinGlobal = 0x1p-100f;     // times e4m3's smallest value, still a normal float32
 constexpr float kTooLarge = 4.0f;           // times 2^126, a scale of this is infinite
 constexpr uint8_t kMaxMxfp4Exponent = 128;  // plus 126, bfloat16's largest exponent
 
@@ -45,7 +45,7 @@ bool AtMost(const WeightView& w, const void* scales, uint8_t most) {
 
 bool CanRescaleNvfp4(const WeightView& w) {
   constexpr float kLargestCode = 448.0f;
-  if (!(w.global_scale >= kLeastGlobal && w.global_scale < kTooLarge)) return false;
+  if (!(w.global_scale >= kMinGlobal && w.global_scale < kTooLarge)) return false;
   if (w.global_scale * kLargestCode < kTooLarge) return true;
   return All(w, w.scales,
              [&](uint8_t x) { return std::abs(ToFloat(F8E4M3{x})) * w.global_scale < kTooLarge; });

@@ -1,5 +1,5 @@
-// DeepSeek-V2 and V2-Lite: latent attention; softmax router, over all experts or over the experts
-// of the best groups, where a group's score is that of its best expert.
+// DeepSeek-V2 and V2-Lite: latent attention and a softmax router. The router selects over all
+// experts, or over the experts of the best groups; a group's score is that of its best expert.
 #include "core/error.h"
 #include "model/families/common.h"
 #include "model/families/family.h"

@@ -38,8 +38,8 @@ struct TensorNames {
 
   bool router_bias = false, correction_bias = false;
   bool expert_biases = false;  // with interleaved experts only
-  // Experts are stacked in tensors [E, H, 2 I] and [E, I, H] (transposed), or in MXFP4 blocks
-  // [E, 2 I, H] and [E, H, I]; row (or column) 2 i is gate i, 2 i + 1 is up i.
+  // Experts are stacked in tensors [E, H, 2 I] and [E, I, H] (transposed), or in MXFP4 blocks [E, 2
+  // I, H] and [E, H, I]. Row (or column) 2 i is gate i, and 2 i + 1 is up i.
   bool interleaved_experts = false;
 };
 
@@ -55,7 +55,7 @@ std::span<const Family> Families();
 // nullptr if unknown.
 const Family* FindFamily(std::string_view architecture);
 
-// One list per family file, as some define two architectures.
+// A list for each family file, since some files define two architectures.
 std::span<const Family> MixtralFamily();
 std::span<const Family> Qwen2MoeFamily();
 std::span<const Family> Qwen3MoeFamily();

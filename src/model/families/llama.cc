@@ -21,7 +21,9 @@ void ReadLlama(const ConfigReader& reader, ModelConfig* config) {
 
 void ReadMistral(const ConfigReader& reader, ModelConfig* config) {
   ReadDense(reader, config);
-  const int64_t window = reader.IntOr({"sliding_window"}, 0, 0, INT32_MAX);
+  // null means no sliding window; if the key is absent, transformers' MistralConfig has 4096.
+  const int64_t absent = reader.IsNull("sliding_window") ? 0 : 4096;
+  const int64_t window = reader.IntOr({"sliding_window"}, absent, 0, INT32_MAX);
   for (LayerConfig& layer : config->layers) layer.window = static_cast<int32_t>(window);
 }
 

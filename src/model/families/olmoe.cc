@@ -1,5 +1,4 @@
 // OLMoE-1B-7B: one norm over the whole q projection and one over the whole k projection.
-#include "core/error.h"
 #include "model/families/common.h"
 #include "model/families/family.h"
 
@@ -13,8 +12,7 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   a.qk_norm = AttentionConfig::QkNorm::kWhole;
   a.qkv_bias = a.output_bias = reader.BoolOr("attention_bias", false);
   if (reader.Has("clip_qkv")) {
-    throw Invalid("{} is set; clipping of queries, keys and values is not supported",
-                  reader.Where("clip_qkv"));
+    a.clip_qkv = static_cast<float>(reader.Double({"clip_qkv"}, 1e-30, 1e30));
   }
   ReadRope(reader, 10000.0, a.head_dim, config);
   for (LayerConfig& layer : config->layers) layer.moe = true;

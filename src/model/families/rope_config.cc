@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "core/error.h"
 #include "model/families/common.h"
 
@@ -32,6 +34,30 @@ void ReadLlama3(const ConfigReader& scaling, RopeConfig* rope) {
   if (rope->high_freq_factor <= rope->low_freq_factor) {
     throw Invalid("{} is {}; want more than low_freq_factor {}", scaling.Where("high_freq_factor"),
                   rope->high_freq_factor, rope->low_freq_factor);
+  }
+}
+
+// Ding et al., "LongRoPE" (https://arxiv.org/abs/2402.13753), with the keys of Phi-3's checkpoints.
+void ReadLongRope(const ConfigReader& reader, const ConfigReader& scaling, int64_t max_position,
+                  RopeConfig* rope) {
+  const ConfigReader& with_original =
+      scaling.Has("original_max_position_embeddings") ? scaling : reader;
+  rope->original_max_position =
+      with_original.IntOr({"original_max_position_embeddings"}, max_position, 1, kMaxPosition);
+  const double ratio =
+      static_cast<double>(max_position) / static_cast<double>(rope->original_max_position);
+  rope->factor = scaling.DoubleOr({"factor"}, ratio, 1e-6, kMaxFactor);
+  if (scaling.Has("attention_factor")) {
+    rope->attention_factor = scaling.Double({"attention_factor"}, 0.0, kMaxFactor);
+  }
+  const auto half = static_cast<size_t>(rope->rotary_dim / 2);
+  for (auto [key, factors] : {std::pair{"short_factor", &rope->short_factor},
+                              std::pair{"long_factor", &rope->long_factor}}) {
+    *factors = scaling.Floats(key, 1e-6, kMaxFactor);
+    if (factors->size() != half) {
+      throw Invalid("{} has {} numbers; want one for each of {} rotated pairs", scaling.Where(key),
+                    factors->size(), half);
+    }
   }
 }
 
@@ -80,9 +106,20 @@ void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim
   } else if (type == "yarn") {
     rope.type = RopeConfig::Type::kYarn;
     ReadYarn(*scaling, config->max_position, &rope);
+  } else if (type == "dynamic") {
+    rope.type = RopeConfig::Type::kDynamic;
+    rope.factor = scaling->Double({"factor"}, 1.0, kMaxFactor);
+    rope.original_max_position = config->max_position;
+    if (rope.rotary_dim < 4) {
+      throw Invalid("{} is dynamic; want at least 4 rotated elements per head, not {}",
+                    scaling->Where("rope_type"), rope.rotary_dim);
+    }
+  } else if (type == "longrope" || type == "su") {
+    rope.type = RopeConfig::Type::kLongRope;
+    ReadLongRope(reader, *scaling, config->max_position, &rope);
   } else {
-    throw Invalid("{} is \"{}\"; want default, linear, llama3 or yarn", scaling->Where("rope_type"),
-                  type);
+    throw Invalid("{} is \"{}\"; want default, linear, dynamic, llama3, yarn or longrope",
+                  scaling->Where("rope_type"), type);
   }
 }
 

@@ -17,7 +17,7 @@ class EmbeddingAndHead {
 
   // out [T, H], complete on every rank of the attention group.
   void Embed(const LayerContext& c, float* out) const;
-  // Allocates memory for passes of at most these logit rows. True if some buffer moved.
+  // Allocates memory for passes of at most these logit rows. Returns true if a buffer moved.
   bool Reserve(const Mesh& mesh, std::span<const int64_t> group_rows, kernels::Device& device);
   // hidden [rows of this rank's group, H] → logits [rows, vocab] on the device, complete on every
   // rank of the group; valid until the next call. group_rows [dp]: rows of each group, at most
@@ -38,7 +38,7 @@ class EmbeddingAndHead {
   const ModelWeights& weights_;
   Activations all_hidden_;  // [rows of all groups, H]
   Activations own_;         // [rows, vocabulary of this rank]
-  Activations gathered_;    // such a block of each member, in order
+  Activations gathered_;    // such a block of every member, in rank order
   Activations logits_;      // [rows, vocab]
 };
 

@@ -101,6 +101,7 @@ void GroupedAttention::ProjectAndStore(const LayerContext& c, const GroupedAtten
                                        projection(w.v, v_.data(), kv_width)};
   c.device.LinearGroup(qkv);
   NormQueriesAndKeys(c, w, tokens);
+  Clip(c, tokens);
 
   for (auto [rows, heads] : {std::pair{q_.data(), heads_}, std::pair{k_.data(), kv_heads_}}) {
     c.device.Rope({.x = rows,
@@ -115,7 +116,7 @@ void GroupedAttention::ProjectAndStore(const LayerContext& c, const GroupedAtten
   }
   Tensor& k_cache = c.kv.k(layer);
   Tensor& v_cache = c.kv.v(layer);
-  // If each head has its own scale, each head is a row of the cache.
+  // With a scale per head, each head is a row of the cache.
   const bool by_head = kernels::HasPerRowScale(c.kv.dtype());
   if (by_head) FillHeadSlots(c);
   const int64_t rows_each = by_head ? kv_heads_ : 1;
@@ -140,6 +141,21 @@ void GroupedAttention::FillHeadSlots(const LayerContext& c) {
   }
 }
 
+void GroupedAttention::Clip(const LayerContext& c, int64_t tokens) {
+  const float limit = c.config.attention.clip_qkv;
+  if (limit == 0.0f) return;
+  CHECK(c.device.is_cpu());  // MakePlan rejects this on GPUs
+  const auto clip = [limit](Activations& x, int64_t count) {
+    float* values = x.data();
+    // NaN stays NaN, as in torch.clamp.
+    for (int64_t i = 0; i < count; ++i)
+      values[i] = values[i] > limit ? limit : values[i] < -limit ? -limit : values[i];
+  };
+  clip(q_, tokens * heads_ * head_dim_);
+  clip(k_, tokens * kv_heads_ * head_dim_);
+  clip(v_, tokens * kv_heads_ * head_dim_);
+}
+
 void GroupedAttention::NormQueriesAndKeys(const LayerContext& c, const GroupedAttentionWeights& w,
                                           int64_t tokens) {
   using QkNorm = AttentionConfig::QkNorm;
@@ -162,7 +178,7 @@ void GroupedAttention::NormQueriesAndKeys(const LayerContext& c, const GroupedAt
   } else if (c.groups.attn_tp->size() == 1) {
     norm(q_, w.q_norm, tokens, q_width);
     norm(k_, w.k_norm, tokens, kv_width);
-  } else {  // the mean includes heads of other ranks
+  } else {  // QkNorm::kWhole: the mean includes the heads of other ranks
     // Replicated key heads are weighted by the number of ranks that hold them.
     const auto scale = [&](Activations& x, int64_t n, float* squares, const Tensor& weight) {
       c.device.ScaleBySquares({.x = x.data(),

@@ -65,7 +65,7 @@ LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& pre
 
   // kv_b_proj has, for each head, nope rows for keys, then v rows for values.
   const int64_t per_head = a.qk_nope_head_dim + a.v_head_dim;
-  // Absorbed into queries and outputs, they multiply other inputs than they were quantized for.
+  // The absorbed matrices multiply other inputs than those they were quantized for.
   const auto up = [&](Range rows) {
     WeightView w =
         parts

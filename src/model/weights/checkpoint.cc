@@ -1,5 +1,6 @@
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -39,10 +40,18 @@ std::shared_ptr<const MappedFile> Map(const RegularFile& file) {
   return std::make_shared<const MappedFile>(name, static_cast<const uint8_t*>(p), file.size());
 }
 
-// What an index assigns to its files. Names of files are stored once.
+// The tensors that an index assigns to its files. Stores each file name once.
 struct WeightMap {
-  std::vector<std::string> shards;                        // sorted
-  std::vector<std::pair<std::string, uint32_t>> tensors;  // and the shard's place in `shards`
+  // The shard's place in `shards`; nullopt for a tensor that is not in the index.
+  std::optional<uint32_t> ShardOf(std::string_view tensor) const {
+    const auto it = std::ranges::lower_bound(tensors, tensor, {}, &Assignment::first);
+    if (it == tensors.end() || it->first != tensor) return std::nullopt;
+    return it->second;
+  }
+
+  using Assignment = std::pair<std::string, uint32_t>;  // tensor, the shard's place in `shards`
+  std::vector<std::string> shards;                      // sorted
+  std::vector<Assignment> tensors;                      // sorted by name
 };
 
 // Reads {"weight_map": {TENSOR: FILE}}, and skips all else in the object.
@@ -115,6 +124,7 @@ WeightMap IndexReader::Take() && {
     out.shards.push_back(shard);
   }
   for (auto& [tensor, shard] : out.tensors) shard = place[shard];
+  std::ranges::sort(out.tensors);
   return out;
 }
 
@@ -152,14 +162,17 @@ std::optional<WeightMap> FindWeightMap(const fs::path& dir) {
   return weight_map;
 }
 
-}  // namespace
-
-void Checkpoint::AddFile(const fs::path& path) {
+// Adds the file's tensors, except those that the index assigns to another file: reused shards and
+// overlays contain obsolete tensors. `weight_map`: null without an index; `shard`: the file's
+// place in it.
+void AddFile(const fs::path& path, const WeightMap* weight_map, uint32_t shard,
+             std::map<std::string, StoredTensor, std::less<>>* tensors) {
   const RegularFile file(path);
   const auto map = Map(file);
   TensorEntries entries = ParseSafetensorsHeader({map->data, map->size}, map->size, map->name);
-  while (!entries.empty()) {  // each goes as it is taken over: they are never held twice
+  while (!entries.empty()) {  // an entry is freed as it is added: the names are never held twice
     auto node = entries.extract(entries.begin());
+    if (weight_map != nullptr && weight_map->ShardOf(node.key()).value_or(shard) != shard) continue;
     TensorEntry& entry = node.mapped();
     StoredTensor tensor{.dtype = entry.dtype,
                         .shape = std::move(entry.shape),
@@ -167,25 +180,28 @@ void Checkpoint::AddFile(const fs::path& path) {
                         .num_bytes = entry.end - entry.begin,
                         .file = map->name,
                         .owner = map};
-    const auto [it, added] = tensors_.try_emplace(std::move(node.key()), std::move(tensor));
+    const auto [it, added] = tensors->try_emplace(std::move(node.key()), std::move(tensor));
     if (!added) {
       throw Invalid("tensor \"{}\" is in {} and in {}", it->first, it->second.file, map->name);
     }
   }
-  if (tensors_.size() > kMaxTensors) {
-    throw Invalid("{}: its files have more than {} tensors", dir_.string(), kMaxTensors);
+  if (tensors->size() > Checkpoint::kMaxTensors) {
+    throw Invalid("{}: its files have more than {} tensors", path.parent_path().string(),
+                  Checkpoint::kMaxTensors);
   }
 }
+
+}  // namespace
 
 Checkpoint::Checkpoint(const fs::path& dir) : dir_(dir) {
   const auto weight_map = FindWeightMap(dir);
   if (!weight_map) {
-    AddFile(dir / kSingleFile);
+    AddFile(dir / kSingleFile, nullptr, 0, &tensors_);
     return;
   }
   std::vector<std::string> paths;
   for (const std::string& shard : weight_map->shards) {
-    AddFile(dir / shard);
+    AddFile(dir / shard, &*weight_map, static_cast<uint32_t>(paths.size()), &tensors_);
     paths.push_back((dir / shard).string());
   }
   for (const auto& [name, shard] : weight_map->tensors) {
@@ -197,7 +213,7 @@ Checkpoint::Checkpoint(const fs::path& dir) : dir_(dir) {
   }
 }
 
-std::vector<FileStamp> CheckpointFiles(const fs::path& dir) {
+std::vector<FileStamp> WeightFiles(const fs::path& dir) {
   const auto weight_map = FindWeightMap(dir);
   if (!weight_map) return {RegularFile(dir / kSingleFile).stamp()};
   std::vector<FileStamp> files;

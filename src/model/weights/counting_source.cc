@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "kernels/gpu_formats.h"
 #include "model/weights/int4_matrix.h"
 #include "model/weights/source.h"
 
@@ -22,7 +23,7 @@ class CountingSource : public WeightSource {
         .format = Placed(ImpliedFormat(config_, r), r), .n = r.rows.size(), .k = r.cols.size()};
     if (view.format == WeightFormat::kInt4Group) {
       view.group_size = GroupSizeOf(r.scheme, r.cols);
-      // When packed, every 64 columns have their own scales.
+      // Packed 4-bit weights on a GPU have scales for groups of at most 64 columns.
       if (placed_as_) view.group_size = std::min(view.group_size, 64);
     }
     return view;
@@ -42,10 +43,9 @@ class CountingSource : public WeightSource {
   // Whether a routed expert stays packed: its sizes must fit the tensor cores' tiles. Assumes that
   // its scales can be packed.
   bool StaysPacked(WeightFormat stored, const MatrixRequest& r) const {
-    const bool four_bits = stored == WeightFormat::kMxfp4 || stored == WeightFormat::kNvfp4 ||
-                           stored == WeightFormat::kInt4Group;
-    return packs_experts_ && four_bits && r.name.find(".experts.") != std::string::npos &&
-           r.rows.size() % 64 == 0 && r.cols.size() % 64 == 0;
+    return packs_experts_ && kernels::ExpertsStayPackedOnGpu(stored) &&
+           r.name.find(".experts.") != std::string::npos && r.rows.size() % 64 == 0 &&
+           r.cols.size() % 64 == 0;
   }
 
   const ModelConfig& config_;

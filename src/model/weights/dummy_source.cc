@@ -37,7 +37,7 @@ uint64_t HashName(std::string_view name) {
 }
 
 // Turns random bits into numbers with masks only, eight bytes at a time: keeps sign and mantissa,
-// fixes the exponent. This is bound by memory bandwidth, which a conversion of floats is not.
+// and fixes the exponent. Memory bandwidth limits this; a conversion from floats would be slower.
 struct Pattern {
   uint64_t keep = 0, set = 0;
 };
@@ -219,7 +219,7 @@ class DummySource : public WeightSource {
     return static_cast<size_t>(CeilDiv(view.n, layout.row_unit) * cols);
   }
 
-  // One scale for the whole tensor, so that all parts agree wherever they start.
+  // One scale for the whole tensor, so that shards have the same scale wherever they start.
   static void SetScales(int64_t k, size_t count, uint8_t* scales, WeightView* view) {
     const double deviation = 1.0 / std::sqrt(static_cast<double>(k));
     const auto fill = [&](double rms) {

@@ -19,7 +19,7 @@ RouterWeights BuildRouter(Parts& parts, const std::string& prefix, std::vector<T
     return std::as_const(owned->back()).data<float>();
   };
   RouterWeights w;
-  w.w = parts.Plain(prefix + ".weight", experts, {0, experts}, "num_experts, hidden_size");
+  w.w = parts.RouterMatrix(prefix, experts);
   if (parts.names().router_bias) w.bias = vector(prefix + ".bias");
   if (parts.names().correction_bias) {
     w.correction_bias = vector(prefix + ".e_score_correction_bias");

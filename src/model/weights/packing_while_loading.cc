@@ -107,7 +107,8 @@ struct Target {
 // Packs rows `part` of the target's rows.
 void PackRows(const PlainRows& from, const Target& to, Range part) {
   const int64_t width = to.read_cols.size();
-  // An extra row, dropped afterwards, has the matrix's largest magnitude and so fixes its scale.
+  // Appends a row with the matrix's largest magnitude, which fixes the common scale; it is dropped
+  // afterwards.
   const int64_t extra = to.layout.whole_matrix ? 1 : 0;
   std::vector<float> values(static_cast<size_t>((part.size() + extra) * width));
   if (extra != 0) values.back() = to.largest;

@@ -5,9 +5,9 @@
 namespace switchyard {
 namespace {
 
-// Gate and up share input rows, which are rounded once. If the checkpoint quantizes the two for
-// different inputs (an input scale on one of them, or one left plain), both read float32, which
-// loses nothing.
+// Gate and up share their input rows, which are quantized once. If the checkpoint quantizes inputs
+// differently for the two (an input scale on one, or one left plain), both get unquantized float32
+// rows.
 void ShareInput(WeightView& gate, WeightView& up) {
   if (gate.activation != up.activation || gate.format != up.format) {
     gate.activation = up.activation = ActivationFormat::kNone;
@@ -53,6 +53,24 @@ WeightView Parts::Plain(const std::string& name, int64_t n, Range rows, std::str
                  .rows = rows,
                  .cols = {0, config().hidden},
                  .keys = keys});
+}
+
+WeightView Parts::RouterMatrix(const std::string& name, int64_t experts) {
+  constexpr const char* kScales[] = {".weight_scale", ".weight_scale_inv", ".weight_packed",
+                                     ".qweight"};
+  constexpr std::string_view kKeys = "num_experts, hidden_size";
+  const bool quantized =
+      std::ranges::any_of(kScales, [&](const char* suffix) { return Has(name + suffix); });
+  if (!quantized) return Plain(name + ".weight", experts, {0, experts}, kKeys);
+  LinearScheme scheme = SchemeOf(name);
+  scheme.activation = ActivationFormat::kNone;
+  return Matrix({.name = name + ".weight",
+                 .n = experts,
+                 .k = config().hidden,
+                 .rows = {0, experts},
+                 .cols = {0, config().hidden},
+                 .scheme = scheme,
+                 .keys = kKeys});
 }
 
 LinearWeight Parts::Rows(const std::string& name, int64_t n, int64_t k, Range rows, bool bias,

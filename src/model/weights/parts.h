@@ -50,8 +50,10 @@ class Parts {
     return Norm(name, n, {0, n}, keys);
   }
 
-  // A matrix [n, hidden] that is never quantized: embedding, head, router.
+  // A matrix [n, hidden] that is stored plain: embedding, head, most routers.
   WeightView Plain(const std::string& name, int64_t n, Range rows, std::string_view keys);
+  // A router's matrix [experts, hidden]; quantized only if the checkpoint stores scales for it.
+  WeightView RouterMatrix(const std::string& name, int64_t experts);
   // Rows `rows` of `name`.weight [n, k], and of its bias.
   LinearWeight Rows(const std::string& name, int64_t n, int64_t k, Range rows, bool bias,
                     std::string_view keys);

@@ -74,7 +74,8 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights) {
       Place(device, *w);
     if (joins) Join(device, grouped);
     for (auto* heads : {&layer.latent.k_up, &layer.latent.v_up})
-      // One head's rows may start inside a block of scales and another's not; ops need one format.
+      // Shards of one head may start inside a block of scales, and those of another not; ops need
+      // one format for all heads.
       for (WeightView& w : *heads) w = device.Place(w, /*plain=*/true);
     for (WeightView* w : {&layer.dense.gate, &layer.dense.up, &layer.dense.down}) Place(device, *w);
   }

@@ -28,15 +28,16 @@ struct StoredTensor {
 // A checkpoint directory: model.safetensors, or model.safetensors.index.json and the files its
 // weight_map names. Immutable; files stay mapped as long as a tensor's owner lives. Files are
 // assumed not to change while they are mapped: a read past the end of a file that was truncated
-// kills the process by SIGBUS (CheckpointFiles).
+// kills the process by SIGBUS (WeightFiles).
 class Checkpoint {
  public:
-  // Most tensors of all files together.
+  // Limit on the tensors of all files together.
   static constexpr size_t kMaxTensors = size_t{1} << 21;
 
-  // Opens every file. Error if there is no checkpoint in `dir`, a shard is missing, no regular file
-  // or named outside the directory, or a shard lacks a tensor that the index assigns to it; also
-  // all errors of ParseSafetensorsHeader.
+  // Opens every file. Error if there is no checkpoint in `dir`, if a shard is missing, not a
+  // regular file or named outside the directory, or if a shard lacks a tensor that the index
+  // assigns to it. Also all errors of ParseSafetensorsHeader. Tensors that the index assigns to
+  // another file than theirs are ignored.
   explicit Checkpoint(const std::filesystem::path& dir);
 
   const StoredTensor* Find(std::string_view name) const;  // nullptr: absent
@@ -44,14 +45,12 @@ class Checkpoint {
   const std::filesystem::path& dir() const { return dir_; }
 
  private:
-  void AddFile(const std::filesystem::path& path);
-
   std::filesystem::path dir_;
   std::map<std::string, StoredTensor, std::less<>> tensors_;
 };
 
 // The safetensors files of the checkpoint in `dir`, sorted by name, as they are now. Errors of the
 // index as of Checkpoint.
-std::vector<FileStamp> CheckpointFiles(const std::filesystem::path& dir);
+std::vector<FileStamp> WeightFiles(const std::filesystem::path& dir);
 
 }  // namespace switchyard

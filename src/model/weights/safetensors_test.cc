@@ -64,7 +64,7 @@ TEST(Checkpoint, NamesWhatIsMissingOrWrong) {
   EXPECT_THAT(OpenMessage(dir.path()), HasSubstr("\"a\" in s1, which lacks it"));
   WriteBytes(dir.path() / "s2", File(one));
   WriteBytes(index, R"({"weight_map": {"b": "s1", "a": "s2"}})");
-  EXPECT_THAT(OpenMessage(dir.path()), HasSubstr("\"b\" is in"));
+  EXPECT_THAT(OpenMessage(dir.path()), HasSubstr("\"a\" in s2, which lacks it"));
 }
 
 // Opening a FIFO without a writer would wait for one.
@@ -107,15 +107,15 @@ TEST(Checkpoint, ReadsAnIndexWithoutKeepingTheRest) {
 
 TEST(Checkpoint, ListsItsFilesAsTheyAre) {
   const std::filesystem::path fixture = SWITCHYARD_TEST_DATA "/fixtures/qwen3_moe";
-  const std::vector<FileStamp> files = CheckpointFiles(fixture);
+  const std::vector<FileStamp> files = WeightFiles(fixture);
   ASSERT_EQ(files.size(), 3u);
   EXPECT_EQ(files[1].path, fixture / "model-00002-of-00003.safetensors");
   EXPECT_EQ(files[1].size, std::filesystem::file_size(files[1].path));
 
   TempDir dir;
   WriteBytes(dir.path() / "model.safetensors", "abc");
-  ASSERT_EQ(CheckpointFiles(dir.path()).size(), 1u);
-  EXPECT_EQ(CheckpointFiles(dir.path())[0].size, 3u);
+  ASSERT_EQ(WeightFiles(dir.path()).size(), 1u);
+  EXPECT_EQ(WeightFiles(dir.path())[0].size, 3u);
 }
 
 }  // namespace

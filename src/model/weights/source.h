@@ -27,8 +27,8 @@ struct MatrixRequest {
   int64_t row0 = 0, row_step = 1;
   int64_t experts = 0, expert = 0;  // experts 0: no stack
   int64_t total_rows = 0;           // `rows` is a subrange of this many; 0: n
-  // The storage scheme by config.json. If the stored tensor is plain, it is read as plain
-  // nevertheless: ignore lists are sometimes incomplete.
+  // The storage scheme by config.json. A tensor that is stored plain is read as plain nevertheless:
+  // ignore lists are sometimes incomplete.
   LinearScheme scheme;
   bool mxfp4_blocks = false;  // stored as `name` + "_blocks" and "_scales"
   bool transposed = false;    // stored as [k, n]: the part is copied

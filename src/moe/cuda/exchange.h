@@ -20,8 +20,8 @@ struct ExchangePeers {
   WaitLimit limit;
 };
 
-// No call waits on the host, and launches depend only on `tokens` and the configuration, so that
-// the exchange can be captured in a CUDA graph and replayed: round numbers live in device memory.
+// No call waits on the host, launches depend only on `tokens` and the configuration, and round
+// numbers live in device memory. So the exchange can be captured in a CUDA graph and replayed.
 // `active` (device, [ranks] bytes, null: all) masks out ranks. The exchange neither sends to a
 // masked rank nor waits for it, and its experts contribute nothing. The mask changes between
 // batches, in stream order, and on all ranks alike. Masked ranks miss rounds: to readmit one, all

@@ -9,14 +9,13 @@
 
 #include "comm/device/cuda/wait.h"
 #include "moe/cuda/token_addend.h"
+#include "moe/gpu_limits.h"
 
 namespace switchyard::cuda {
 
-constexpr int kMaxExchangeRanks = 16;  // of an EP group
-constexpr int kMaxExchangeTopK = 16;   // slots of a token
-constexpr int kRankShift = 20;         // experts[e] = rank << kRankShift | local id
-constexpr int kChunkRows = 2;          // rows per combine flag
-constexpr int kRowAlignment = 128;     // rows are line-aligned: unaligned peer stores cost 25 %
+constexpr int kRankShift = 20;      // experts[e] = rank << kRankShift | local id
+constexpr int kChunkRows = 2;       // rows per combine flag
+constexpr int kRowAlignment = 128;  // rows are line-aligned: unaligned peer stores cost 25 %
 
 enum class RowKind : uint8_t { kF32, kBF16, kFp8 };
 

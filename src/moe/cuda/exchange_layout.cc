@@ -23,20 +23,21 @@ void Validate(const ExchangeConfig& c) {
   const int64_t vector = c.dispatched.fp8 ? 16 : 8;
   if (c.hidden < 1 || c.hidden % vector != 0)
     throw Invalid("exchange on GPUs: rows of {} elements, want a multiple of {}", c.hidden, vector);
-  constexpr int64_t kMostRows = int64_t{1} << 24, kMostTokensOfFew = 4096;
-  if (c.max_tokens < 1 || c.max_tokens * c.ranks * c.top_k > kMostRows)
+  constexpr int64_t kMaxRows = int64_t{1} << 24, kMaxTokensOfFew = 4096;
+  if (c.max_tokens < 1 || c.max_tokens * c.ranks * c.top_k > kMaxRows)
     throw Invalid("exchange on GPUs: {} tokens x {} ranks x {} slots, want at most {}",
-                  c.max_tokens, c.ranks, c.top_k, kMostRows);
-  if (c.low_latency && c.max_tokens > kMostTokensOfFew)
+                  c.max_tokens, c.ranks, c.top_k, kMaxRows);
+  if (c.low_latency && c.max_tokens > kMaxTokensOfFew)
     throw Invalid("exchange on GPUs: {} tokens in low-latency mode, want at most {}", c.max_tokens,
-                  kMostTokensOfFew);
+                  kMaxTokensOfFew);
   if (!c.dispatched.fp8 && c.dispatched.dtype != DType::kF32 && c.dispatched.dtype != DType::kBF16)
     throw Invalid("exchange on GPUs: rows of {}, want float32, bfloat16 or FP8",
                   Name(c.dispatched.dtype));
   if (c.combined != DType::kF32 && c.combined != DType::kBF16)
     throw Invalid("exchange on GPUs: returned rows of {}, want float32 or bfloat16",
                   Name(c.combined));
-  if (c.in_flight < 1) throw Invalid("exchange on GPUs: {} batches in flight", c.in_flight);
+  if (c.in_flight < 1)
+    throw Invalid("exchange on GPUs: {} batches in flight, want at least 1", c.in_flight);
 }
 
 }  // namespace

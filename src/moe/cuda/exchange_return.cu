@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kReturnThreads, 2)
   const int lane = Lane(), count = active >> lane & 1u ? b.state->received[lane] : 0;
   const int most = __reduce_max_sync(~0u, count);
   const int chunks = (most + kChunkRows - 1) / kChunkRows * b.ranks;
-  // Acknowledges that this rank has read the counts of this batch; it reads the next ones later.
+  // Acknowledges that this rank has read the counts of this batch; it does not read them again.
   if (blockIdx.x == 0 && Warp() == 0 && (active >> lane & 1u))
     RaiseFlag(FlagsOf(b, lane, b.layout.acks) + b.rank, round);
   if (threadIdx.x < ChunkQueue::kAhead) {

@@ -403,7 +403,8 @@ void CudaMoeLayer::EndCombine(CudaMoeBatch& batch) {
   if (adds_up) runtime_.groups().ep->ReduceScatterV(sums, y, LaneSizes(batch, config_.hidden));
 }
 
-// `none` with DP attention: a rank has partial sums of its own experts for the tokens of all ranks.
+// `none` with DP attention: a rank has the partial sums of its own experts for the tokens of all
+// ranks.
 bool CudaMoeLayer::ReducesAfterSums() const {
   return runtime_.gathers() && runtime_.mesh().ep() > 1;
 }

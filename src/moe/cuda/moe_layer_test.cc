@@ -13,12 +13,12 @@ namespace {
 
 // Not a multiple of any tile size, and run first: writes beyond a buffer would show in later
 // passes.
-constexpr int64_t kMostTokens = 401;
+constexpr int64_t kMaxTokens = 401;
 
 // A layer on one GPU that holds every expert.
 struct OnGpu {
   OnGpu(const TestLayer& layer, DType dtype, MoeOptions options = {},
-        int64_t max_tokens = kMostTokens, Without without = {})
+        int64_t max_tokens = kMaxTokens, Without without = {})
       : device(TestDevice(dtype, max_tokens, 0, without)) {
     DeviceMoeContext context;
     context.device = device.get();
@@ -243,9 +243,9 @@ TEST(CudaMoeLayer, RowsBeyondAChunkGoInFurtherRuns) {
                                               Case{DType::kBF16, WeightFormat::kBF16, false},
                                               Case{DType::kBF16, WeightFormat::kMxfp4, true}}) {
     TestLayer layer({.format = format, .hidden = 128, .intermediate = 128, .num_experts = 16});
-    std::vector<float> bias(16, NAN);
+    std::vector<float> bias(16, -INFINITY);
     std::fill_n(bias.begin(), 4, 0.0f);
-    layer.whole.router.bias = bias.data();
+    layer.whole.router.correction_bias = bias.data();
     OnGpu whole(layer, dtype, {}, kTokens);
     const auto want = whole.Forward(layer, kTokens);
 
@@ -266,7 +266,7 @@ TEST(CudaMoeLayer, FusedOpsDoNotChangeABit) {
   SKIP_WITHOUT_GPU();
   for (const TestLayer& layer :
        {Bf16Layer(), Bf16Layer(/*clamped_with_biases=*/true), Fp8Layer()}) {
-    OnGpu plain(layer, DType::kBF16, {}, kMostTokens, {.fused = true});
+    OnGpu plain(layer, DType::kBF16, {}, kMaxTokens, {.fused = true});
     OnGpu fused(layer, DType::kBF16);
     for (const int64_t tokens : {401, 0, 1, 5, 16, 131})
       EXPECT_TRUE(kernels::SameBits(fused.Forward(layer, tokens), plain.Forward(layer, tokens)))
@@ -290,7 +290,7 @@ TEST(CudaMoeLayer, SharedExpertsBesideTheOthersChangeNoBit) {
       const size_t bytes = hidden.size() * sizeof(float);
       std::vector<float> want(hidden.size()), got(hidden.size());
       for (const bool beside : {false, true}) {
-        OnGpu gpu(layer, DType::kBF16, options, kMostTokens, {.fused = !beside});
+        OnGpu gpu(layer, DType::kBF16, options, kMaxTokens, {.fused = !beside});
         const auto x = gpu.device->Allocate(bytes), y = gpu.device->Allocate(bytes);
         const auto z = gpu.device->Allocate(bytes);
         const auto forward = [&](const std::shared_ptr<void>& from,

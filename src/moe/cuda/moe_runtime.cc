@@ -3,14 +3,13 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "core/error.h"
 #include "kernels/cuda/grouped_gemm.h"
 #include "moe/cuda/exchange.h"
 #include "moe/cuda/moe_layer.h"
 #include "moe/cuda/nccl_exchange.h"
 #include "moe/cuda/select_experts.h"
 #include "moe/dispatchers/rounds.h"
-#include "moe/runner_names.h"
+#include "moe/gpu_options.h"
 #include "moe/token_partition.h"
 
 namespace switchyard::cuda {
@@ -19,8 +18,8 @@ namespace {
 // Minimum chunk size in rows, if there are as many.
 constexpr int64_t kMinChunkRows = 16384;
 
-// Maximum tokens of a rank whose shared expert runs on its own stream. Router, selection and row
-// ordering leave most of the GPU idle for that long. 4096 and 8192 tokens gained nothing
+// Maximum tokens of a rank whose shared expert runs on its own stream. With so few tokens, router,
+// selection and row ordering leave most of the GPU idle. 4096 and 8192 tokens gained nothing
 // (measured).
 constexpr int64_t kMaxTokensOnSideStream = 2048;
 
@@ -35,28 +34,6 @@ MoeOptions ForDevice(MoeOptions options, DType dtype) {
   options.row_dtype = dtype;
   if (dtype == DType::kF32) options.fp8_group_activations = false;
   return options;
-}
-
-void CheckOptions(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh) {
-  if (options.a2a_backend != "none" && options.a2a_backend != "deepep")
-    throw Invalid("--moe-a2a-backend {}: GPUs support none and deepep", options.a2a_backend);
-  // All runner names are equivalent here: the GPU path selects its own layouts.
-  ResolveRunner(options.runner_backend, BuiltinMoeBackends());
-  const std::string& mode = options.deepep_mode;
-  if (mode != "auto" && mode != "normal" && mode != "low_latency")
-    throw Invalid("--deepep-mode {}: want normal, low_latency or auto", mode);
-  if (options.combine_rows == "rank" && options.a2a_backend != "deepep")
-    throw Invalid(
-        "--moe-combine-rows rank: --moe-a2a-backend {} combines slot by slot; want deepep",
-        options.a2a_backend);
-  if (options.waterfill) throw Invalid("--enable-deepep-waterfill is not supported on GPUs");
-  if (shape.num_experts > kMaxRouterExperts || shape.top_k > kMaxTopK)
-    throw Invalid(
-        "num_experts={} top_k={} exceeds the CUDA limits (num_experts <= {}, top_k <= {})",
-        shape.num_experts, shape.top_k, kMaxRouterExperts, kMaxTopK);
-  if (CeilDiv(shape.num_experts + options.num_redundant_experts, mesh.ep) > kMaxLocalExperts)
-    throw Invalid("{} experts and {} redundant ones on {} ranks: at most {} per GPU",
-                  shape.num_experts, options.num_redundant_experts, mesh.ep, kMaxLocalExperts);
 }
 
 // The exchanges of these options, in allocation order.
@@ -112,7 +89,7 @@ int64_t BytesOf(ElementType type) {
 size_t CudaMoeRuntime::PeerBytes(const MoeOptions& options_in, const MoeShape& shape,
                                  const MeshShape& mesh, DType dtype, const DeviceMoeHosts& hosts) {
   const MoeOptions options = ForDevice(options_in, dtype);
-  CheckOptions(options, shape, mesh);
+  CheckGpuOptions(options, shape, mesh);
   const ExchangeShape exchange = ExchangeShapeOf(options, shape, mesh);
   const ExchangePlan plan = PlanExchanges(options, exchange);
   const auto bytes = SpansHosts(mesh, hosts) ? NcclExchange::PeerBytes : Exchange::PeerBytes;
@@ -134,7 +111,7 @@ CudaMoeRuntime::CudaMoeRuntime(const MoeOptions& options, const MoeShape& shape,
       scatters_(ScattersTokens(options, context.mesh.shape())),
       ep_group_(context.mesh.EpGroup()) {
   CHECK(shape.hidden > 0 && shape.num_experts > 0 && shape.top_k > 0 && shape.max_tokens > 0);
-  CheckOptions(options_, shape, mesh().shape());
+  CheckGpuOptions(options_, shape, mesh().shape());
   const ExchangePlan plan = PlanExchanges(options_, exchange_shape_);
   normal_tokens_ = plan.normal_tokens;
   low_latency_tokens_ = plan.low_latency_tokens;

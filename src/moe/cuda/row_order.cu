@@ -8,7 +8,7 @@
 namespace switchyard::cuda {
 namespace {
 
-using namespace order;  // NOLINT(google-build-using-namespace): its kernels' functions
+using namespace order;  // NOLINT(google-build-using-namespace): device functions of the kernels
 
 __global__ void __launch_bounds__(kOrderThreads)
     CountKernel(const RowOrderParams p, int64_t slots) {

@@ -12,7 +12,7 @@ constexpr int kWarpSlots = kOrderTile / kOrderWarps;  // consecutive slots per w
 constexpr int kOneBlockTiles = 4;                     // maximum tiles of the one-block path
 static_assert(kOrderThreads >= kMaxLocalExperts);     // one thread per expert
 
-// Slot i of all: i / (tokens · k) is its segment. −1 past a segment's rows.
+// Slot i of all slots, in segment i / (tokens · k). The fields are −1 past the segment's rows.
 struct Slot {
   int64_t at;  // index in ids and position; −1: no such row
   int expert;  // −1: no local expert

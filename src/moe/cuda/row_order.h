@@ -5,9 +5,10 @@
 
 #include <cstdint>
 
+#include "moe/gpu_limits.h"
+
 namespace switchyard::cuda {
 
-constexpr int kMaxLocalExperts = 512;
 constexpr int kOrderTile = 4096;  // slots per block
 
 // Received rows: segment s has rows [s · capacity, s · capacity + count of s).

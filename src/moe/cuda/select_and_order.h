@@ -1,5 +1,5 @@
-// The router's choice and the order of rows by expert in one kernel, for few tokens whose rows stay
-// on this rank.
+// Fused expert selection and row order by expert in one kernel, for few tokens whose rows stay on
+// this rank.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,12 +12,13 @@
 
 namespace switchyard::cuda {
 
-// Most tokens: the order is made by one block.
+// Maximum number of tokens: a single block computes the order.
 constexpr int64_t kMaxTokensToOrder = 512;
 
-// SelectExpertsOnDevice and then OrderRows, to the same bits. `order` reads the ids that `choice`
-// writes: one segment, all of whose rows count. `arrived`: one integer on the device, zero before
-// the first call and left so by every one. cudaErrorInvalidValue for what it does not take.
+// Equals SelectExpertsOnDevice followed by OrderRows, bit for bit. `order` reads the ids that
+// `choice` writes; it must have one segment in which all rows are valid. `arrived`: one integer on
+// the device, zero before the first call; every call resets it to zero. Returns
+// cudaErrorInvalidValue for unsupported parameters.
 cudaError_t SelectAndOrder(const SelectExpertsParams& choice, const RowOrderParams& order,
                            uint32_t* arrived, const PdlStream& chain);
 

@@ -67,8 +67,18 @@ static __device__ uint32_t BestGroups(const SelectExpertsParams& p, const float*
   return groups;
 }
 
+__device__ __forceinline__ void WriteChoice(const SelectExpertsParams& p, int64_t token, int slot,
+                                            int id, float weight) {
+  const int64_t place = token * p.top_k + slot;
+  if (p.logical) p.logical[place] = id;
+  p.ids[place] = id >= 0 && p.places ? p.places[id] : id;
+  p.weights[place] = weight;
+}
+
 // One warp selects the experts of one token; `shared_choice` [32 kPerLane] is private to the warp.
-// Expert 32 i + lane is element i of a lane's arrays.
+// Expert 32 i + lane is element i of a lane's arrays. A token with a score that is not finite gets
+// experts 0 to top_k - 1 with weights NaN: its logits are then NaN on every rank, which ends its
+// request.
 template <int kPerLane>
 __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int64_t token,
                                                float* shared_choice) {
@@ -80,6 +90,18 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
   for (int i = 0; i < kPerLane; ++i) {
     const int e = i * 32 + lane;
     score[i] = e < p.num_experts ? logits[e] : MinusInfinity();
+  }
+  bool bad = false;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int e = i * 32 + lane;
+    if (e >= p.num_experts) continue;
+    const float bias = p.correction_bias ? p.correction_bias[e] : 0.0f;
+    bad = bad || !isfinite(score[i]) || !(isfinite(bias) || bias == MinusInfinity());
+  }
+  if (__any_sync(kAll, bad)) {  // uniform over the warp
+    if (lane < p.top_k) WriteChoice(p, token, lane, lane, __int_as_float(0x7fc00000));
+    return;
   }
   if (p.scoring == 0) {
     float largest = MinusInfinity(), sum = 0.0f;
@@ -157,10 +179,7 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
     if (has) weight /= sum;
   }
   if (lane >= p.top_k) return;
-  const int64_t slot = token * p.top_k + lane;
-  if (p.logical) p.logical[slot] = id;
-  p.ids[slot] = id >= 0 && p.places ? p.places[id] : id;
-  p.weights[slot] = has ? weight * p.scaling : 0.0f;
+  WriteChoice(p, token, lane, id, has ? weight * p.scaling : 0.0f);
 }
 
 }  // namespace switchyard::cuda::choice

@@ -6,11 +6,9 @@
 
 #include <cstdint>
 
-namespace switchyard::cuda {
+#include "moe/gpu_limits.h"
 
-constexpr int kMaxRouterExperts = 512;  // logical
-constexpr int kMaxRouterGroups = 32;
-constexpr int kMaxTopK = 16;
+namespace switchyard::cuda {
 
 // The fields of RouterConfig; enums as their integer values.
 struct SelectExpertsParams {
@@ -30,8 +28,9 @@ struct SelectExpertsParams {
   int32_t* ids = nullptr;      // [tokens, top_k]
   float* weights = nullptr;    // [tokens, top_k]
 };
-// One warp per token. Equal to the CPU's selection except for the last bits of exponentials and
-// sums.
+// One warp per token. A token with a score that is not finite gets experts 0 to top_k - 1 with
+// weights NaN, as on CPUs. Equal to the CPU's selection except for the last bits of exponentials
+// and sums.
 cudaError_t SelectExpertsOnDevice(const SelectExpertsParams& p, cudaStream_t stream);
 
 }  // namespace switchyard::cuda

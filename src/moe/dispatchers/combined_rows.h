@@ -32,8 +32,8 @@ void SumReturnedRows(const TopK& topk, const ExpertMap& experts, const ExchangeS
                      DType dtype, int64_t hidden, const std::byte* outputs, ThreadPool& pool,
                      float* y);
 
-// A part of a slot's payload in both modes of deepep. The runner writes its outputs to their
-// destinations: at their source (kSlot), or in memory of the batch, to be summed here first
+// A part of a slot's payload in both modes of deepep. The runner writes its outputs to their final
+// locations: at the source rank (kSlot), or in memory of the batch, where they are summed first
 // (kRank).
 class CombinedRows {
  public:

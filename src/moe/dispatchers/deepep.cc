@@ -90,7 +90,8 @@ DispatcherBackend DeepEpBackend() {
                             const ExchangeShape& shape) { return Memory(options, shape).bytes(); },
       .summary = "all-to-all through symmetric memory, modes normal, low_latency and auto",
       .memory = Memory,
-      .combines_by_rank = true};
+      .combines_by_rank = true,
+      .gpus = true};
 }
 
 }  // namespace switchyard

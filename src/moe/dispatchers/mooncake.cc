@@ -72,6 +72,7 @@ DispatcherBackend MooncakeBackend() {
   DispatcherBackend backend =
       BackendOf<Dispatcher, Mooncake>("deepep that continues without lost ranks");
   backend.combines_by_rank = true;
+  backend.hosts = false;  // ElasticRanks needs memory that all ranks map
   return backend;
 }
 

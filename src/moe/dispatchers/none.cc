@@ -133,10 +133,13 @@ class NoneDispatcher : public Dispatcher {
 }  // namespace
 
 DispatcherBackend NoneBackend() {
-  return {
-      [](const DispatcherContext& context) { return std::make_unique<NoneDispatcher>(context); },
-      [](const MoeOptions&, const ExchangeShape&) { return size_t{0}; },
-      "collectives: every rank computes its experts for all tokens"};
+  return {.make =
+              [](const DispatcherContext& context) {
+                return std::make_unique<NoneDispatcher>(context);
+              },
+          .symmetric_bytes = [](const MoeOptions&, const ExchangeShape&) { return size_t{0}; },
+          .summary = "collectives: every rank computes its experts for all tokens",
+          .gpus = true};
 }
 
 }  // namespace switchyard

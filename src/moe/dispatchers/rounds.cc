@@ -6,6 +6,22 @@
 #include "quant/formats.h"
 
 namespace switchyard {
+namespace {
+
+void CheckHcclBuffer(const MoeOptions& options, const ExchangeShape& shape, int64_t tokens,
+                     int64_t rounds) {
+  if (options.hccl_buffer_mib == 0) return;
+  const bool in_rounds = options.combine_long_seq || rounds > 1;
+  const int64_t need = HcclBufferMib(tokens, in_rounds, shape);
+  if (need <= options.hccl_buffer_mib) return;
+  throw Invalid(
+      "HCCL_BUFFSIZE={0}: an exchange of {1} tokens per rank needs {2} (2 * (102 MB + 4 MB + {1} * "
+      "{3} * hidden {4} * top-k {5}) + 20 MB); raise it, or lower "
+      "DEEPEP_NORMAL_LONG_SEQ_PER_ROUND_TOKENS",
+      options.hccl_buffer_mib, tokens, need, in_rounds ? 3 : 2, shape.hidden, shape.k);
+}
+
+}  // namespace
 
 int64_t TokensPerRound(const MoeOptions& options, const ExchangeShape& shape) {
   const int64_t capacity = std::min(shape.max_tokens, options.long_seq_per_round_tokens);
@@ -16,7 +32,15 @@ int64_t TokensPerRound(const MoeOptions& options, const ExchangeShape& shape) {
         "--deepep-normal-long-seq-per-round-tokens {} a total of {} rounds; raise one of the two, "
         "or shorten passes",
         options.long_seq_rounds, shape.max_tokens, options.long_seq_per_round_tokens, rounds);
+  CheckHcclBuffer(options, shape, capacity, rounds);
   return capacity;
+}
+
+int64_t HcclBufferMib(int64_t tokens, bool in_rounds, const ExchangeShape& shape) {
+  constexpr int64_t kMib = int64_t{1} << 20;
+  constexpr int64_t kFixed = 102 + 4, kPadding = 20;  // MiB
+  const int64_t rows = tokens * (in_rounds ? 3 : 2) * shape.hidden * shape.k;
+  return CeilDiv(2 * (kFixed * kMib + rows), kMib) + kPadding;
 }
 
 }  // namespace switchyard

@@ -1,11 +1,12 @@
-// A generation's events put together.
+// Accumulated output of one generation.
 #pragma once
 
 #include "server/front/generation.h"
 
 namespace switchyard {
 
-// The state of one generation so far: sums over its events, totals and ending of the last one.
+// Text, tokens and log-probabilities of all events so far, concatenated. `last` is the most recent
+// event, with the totals and the finish reason.
 struct Accumulated {
   std::string text;
   std::vector<int32_t> tokens;

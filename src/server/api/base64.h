@@ -1,4 +1,4 @@
-// Bytes in JSON.
+// Base64 encoding of binary fields in JSON responses.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace switchyard {
 
-// RFC 4648's base64, padded.
+// Standard alphabet with padding (RFC 4648, section 4).
 std::string Base64(std::span<const std::byte> bytes);
 
 }  // namespace switchyard

@@ -6,7 +6,7 @@
 namespace switchyard {
 namespace {
 
-// OpenAI's roles, and those of published templates: Llama 3.1's ipython, GLM-4's observation.
+// OpenAI's roles, and roles of published templates: ipython (Llama 3.1), observation (GLM-4).
 constexpr std::string_view kRoles[] = {"system", "developer", "user",    "assistant",
                                        "tool",   "function",  "ipython", "observation"};
 constexpr std::string_view kEfforts[] = {"none", "minimal", "low", "medium",
@@ -18,7 +18,7 @@ bool IsOneOf(std::span<const std::string_view> list, const Json& value) {
 }
 
 void CheckRoles(const Json& messages) {
-  if (!messages.is_array()) return;  // the template's side names what is wrong
+  if (!messages.is_array()) return;  // the chat template reports the error
   for (size_t i = 0; i < messages.size(); ++i) {
     const Json& message = messages[i];
     const auto role = message.is_object() ? message.find("role") : message.end();
@@ -32,7 +32,7 @@ void CheckRoles(const Json& messages) {
   }
 }
 
-// A level, or SGLang's number from 0 to 0.99.
+// Accepts one of kEfforts, or a number in [0, 1) as SGLang does.
 const Json& CheckEffort(const std::string& name, const Json& effort) {
   const bool number = effort.is_number() && effort.get<double>() >= 0 && effort.get<double>() < 1;
   if (!number && !IsOneOf(kEfforts, effort)) {
@@ -42,7 +42,7 @@ const Json& CheckEffort(const std::string& name, const Json& effort) {
   return effort;
 }
 
-// Error unless `value` is an object.
+// Returns `value`; throws RequestError unless it is an object.
 const Json& Object(const Fields& f, const char* key, const Json& value) {
   if (!value.is_object()) throw InvalidField(f.Name(key), "{} is not an object", f.Name(key));
   return value;
@@ -55,13 +55,12 @@ void CheckChatFields(const Fields& f) {
   const Json* choice = f.Find("tool_choice");
   if (choice && *choice != "auto" && *choice != "none") {
     throw InvalidField("tool_choice",
-                       "tool_choice is {}: this server cannot force a tool call, want auto or none",
+                       "tool_choice is {}, want auto or none: forced tool calls are not supported",
                        Dump(*choice).substr(0, 80));
   }
   const bool offered = tools && !tools->empty() && !(choice && *choice == "none");
   if (!f.Bool("parallel_tool_calls", true) && offered) {
-    throw InvalidField("parallel_tool_calls",
-                       "parallel_tool_calls: this server cannot keep a model from several calls");
+    throw InvalidField("parallel_tool_calls", "parallel_tool_calls: false is not supported");
   }
 }
 

@@ -1,21 +1,24 @@
-// What a chat request asks beside its messages.
+// Fields of a chat request other than the messages: tools, roles and template variables.
 #pragma once
 
 #include "server/api/json_body.h"
 
 namespace switchyard {
 
-// RequestError for a tool_choice that this server cannot keep: it neither forces nor parses calls,
-// so only "auto" and "none" are; and for parallel_tool_calls: false with tools.
+// Throws RequestError for an unsupported tool_choice or parallel_tool_calls. The server neither
+// forces nor parses tool calls. So tool_choice must be "auto" or "none", and parallel_tool_calls
+// must not be false if tools are offered.
 void CheckChatFields(const Fields& f);
 
-// RequestError for a message whose role is no role of OpenAI's interface or of a published
-// template. For OpenAI's interface: /tokenize leaves roles to the template, as transformers does.
+// Throws RequestError for a message role that neither OpenAI's API nor a published template
+// defines. Only OpenAI's endpoints call this. /tokenize leaves the check to the template, as
+// transformers does.
 void CheckChatRoles(const Fields& f);
 
-// The variables for the chat template: chat_template_kwargs, and beside them reasoning_effort,
-// SGLang's reasoning {effort, enabled} and documents, which kwargs of the same names override. An
-// effort also sets thinking and enable_thinking, as SGLang and vLLM do. Null where there are none.
+// Returns the variables for the chat template, or null without any. They come from
+// reasoning_effort, SGLang's reasoning {effort, enabled}, documents and chat_template_kwargs.
+// chat_template_kwargs overrides the other fields. An effort also sets thinking and
+// enable_thinking, as in SGLang and vLLM.
 Json TemplateVariables(const Fields& f);
 
 }  // namespace switchyard

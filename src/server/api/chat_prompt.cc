@@ -5,7 +5,7 @@
 
 namespace switchyard {
 
-std::vector<int32_t> ChatPrompt(const ServedModel& model, const Json& body) {
+std::vector<int32_t> ChatPrompt(const ServedModel& model, const Json& body, size_t limit) {
   const Fields f(body);
   const Json* messages = f.Find("messages");
   if (!messages) throw InvalidField("messages", "messages is missing");
@@ -19,7 +19,7 @@ std::vector<int32_t> ChatPrompt(const ServedModel& model, const Json& body) {
   chat.continue_final_message = f.Bool("continue_final_message", false);
   chat.add_generation_prompt = f.Bool("add_generation_prompt", !chat.continue_final_message);
   try {
-    return EncodeRendered(*model.tokenizer, model.chat_template.Apply(chat));
+    return EncodeRendered(*model.tokenizer, model.chat_template.Apply(chat), limit);
   } catch (const Error& e) {
     throw RequestError(e.kind(), "messages", e.what());
   }

@@ -1,4 +1,4 @@
-// The messages of a chat request as token ids.
+// Renders and tokenizes the messages of a chat request.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,12 @@
 
 namespace switchyard {
 
-// Renders `messages`, `tools` (unless `tool_choice` is "none"), `add_generation_prompt`,
-// `continue_final_message` and TemplateVariables of the body by the model's chat template.
-// RequestError for malformed ones, and with the template's own message where it refuses them.
-// Text of the messages never becomes a special token.
-std::vector<int32_t> ChatPrompt(const ServedModel& model, const Json& body);
+// Applies the model's chat template to the body and tokenizes the result. The template gets
+// `messages`, `tools` (unless `tool_choice` is "none"), `add_generation_prompt`,
+// `continue_final_message` and the variables of TemplateVariables. Throws RequestError for
+// malformed fields; if the template raises an error, the RequestError has the template's message.
+// Text of messages never becomes a special token. `limit` is that of Tokenizer::Encode.
+std::vector<int32_t> ChatPrompt(const ServedModel& model, const Json& body,
+                                size_t limit = Tokenizer::kNoLimit);
 
 }  // namespace switchyard

@@ -12,7 +12,7 @@ std::string NameOf(const ClientNames& names, const std::string& parameter) {
 
 }  // namespace
 
-void RethrowNamed(const ClientNames& names) {
+void RethrowWithClientNames(const ClientNames& names) {
   try {
     throw;
   } catch (const ContextLengthError& e) {

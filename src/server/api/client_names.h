@@ -1,4 +1,4 @@
-// The engine's names of parameters, and the fields by which a client sent them.
+// Maps the engine's parameter names to the client's field names, for error messages.
 #pragma once
 
 #include <exception>
@@ -9,12 +9,13 @@
 
 namespace switchyard {
 
-// By the engine's name ("max_new_tokens"): the client's field ("max_tokens"). What is absent has
-// the same name; "prompt" stands for the prompt itself.
+// Key: the engine's parameter, such as "max_new_tokens", or "prompt" for the prompt. Value: the
+// client's field, such as "max_tokens". A parameter that is not in the map has the same name in
+// both.
 using ClientNames = std::map<std::string, std::string>;
 
-// To be called where an exception of Front::Check is being handled: throws it again as a
-// RequestError that has the client's names, "context_length_exceeded" where the prompt is too long.
-[[noreturn]] void RethrowNamed(const ClientNames& names);
+// Rethrows the current exception of Front::Check as a RequestError with the client's field names.
+// A ContextLengthError gets the code "context_length_exceeded". Call it from a catch block only.
+[[noreturn]] void RethrowWithClientNames(const ClientNames& names);
 
 }  // namespace switchyard

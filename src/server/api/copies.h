@@ -1,4 +1,4 @@
-// The generations that one request asks for.
+// Expands a prompt into its n generations.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace switchyard {
 
-// Appends `n` copies of `spec`, a prompt of one request, to that request's `specs`. Copies of a
-// prompt are meant to differ, so a given seed is the first one's and the others count on from it.
-// Throws what Front::Check throws, in the client's names, before anything is copied. RequestError
-// where the request as a whole asks for too much.
+// Appends `n` copies of `spec` to `specs`, the generations of one request. With a seed, copy i has
+// seed + i, so that copies of a prompt differ. Throws the errors of Front::Check with the client's
+// field names, and RequestError if the request exceeds a limit (copies.cc). On an error, `specs` is
+// unchanged.
 void AddCopies(const Front& front, GenerationSpec spec, int64_t n, const ClientNames& names,
                std::vector<GenerationSpec>& specs);
 

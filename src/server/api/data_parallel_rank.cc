@@ -10,9 +10,10 @@ std::optional<int32_t> ParseDataParallelRank(const Fields& f) {
     if (!f.Has(key)) continue;
     const int32_t value = f.Int32(key, 0);
     if (rank && *rank != value)
-      throw InvalidField("routed_dp_rank",
-                         "routed_dp_rank is {} and data_parallel_rank is {}: they mean the same",
-                         *rank, value);
+      throw InvalidField(
+          "routed_dp_rank",
+          "routed_dp_rank is {} but data_parallel_rank is {}: both names are one parameter", *rank,
+          value);
     rank = value;
   }
   return rank;

@@ -1,4 +1,4 @@
-// The field of a request that names its attention group.
+// Parses the attention group (data-parallel rank) that a request selects.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace switchyard {
 
-// `routed_dp_rank`, or `data_parallel_rank` as SGLang called it before; empty where there is
-// neither. Error kInvalid where the two differ.
+// Reads `routed_dp_rank`, or `data_parallel_rank`, SGLang's earlier name. Empty if both are absent.
+// Throws RequestError if they differ.
 std::optional<int32_t> ParseDataParallelRank(const Fields& f);
 
 }  // namespace switchyard

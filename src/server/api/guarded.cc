@@ -19,7 +19,7 @@ void Replace(const std::string& what, const std::string& with, std::string& text
 
 }  // namespace
 
-std::string WithoutPaths(const Service& service, std::string message) {
+std::string RedactPaths(const Service& service, std::string message) {
   std::vector<std::string> directories;
   const auto add = [&](const std::filesystem::path& path) {
     if (!path.empty()) directories.push_back(path.lexically_normal().string());
@@ -29,12 +29,13 @@ std::string WithoutPaths(const Service& service, std::string message) {
   add(service.args.tokenizer_path);
   if (!service.args.chat_template.empty())
     add(std::filesystem::path(service.args.chat_template).parent_path());
-  // The longest first: one may be within another.
+  // Longest first, because one directory may contain another.
   std::sort(directories.begin(), directories.end(),
             [](const std::string& a, const std::string& b) { return a.size() > b.size(); });
   for (std::string& directory : directories) {
     while (directory.ends_with('/')) directory.pop_back();
-    if (directory.find('/') == std::string::npos) continue;  // a plain word is no path to hide
+    if (directory.find('/') == std::string::npos)
+      continue;  // a name without '/' may be an ordinary word
     Replace(directory + "/", "", message);
     Replace(directory, "the model", message);
   }
@@ -47,12 +48,12 @@ http::Handler Guarded(const Service& service, http::Handler handler) {
     try {
       handler(std::move(request), responder);
     } catch (const RequestError& e) {
-      responder.SendError(http::StatusOf(e.kind()), WithoutPaths(service, e.what()), e.code(),
+      responder.SendError(http::StatusOf(e.kind()), RedactPaths(service, e.what()), e.code(),
                           e.param());
     } catch (const ParameterError& e) {
-      responder.SendError(400, WithoutPaths(service, e.what()), {}, e.parameter);
+      responder.SendError(400, RedactPaths(service, e.what()), {}, e.parameter);
     } catch (const Error& e) {
-      responder.SendError(http::StatusOf(e.kind()), WithoutPaths(service, e.what()));
+      responder.SendError(http::StatusOf(e.kind()), RedactPaths(service, e.what()));
     }
   };
 }

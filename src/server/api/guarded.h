@@ -1,4 +1,4 @@
-// Handlers whose errors a client of OpenAI can act on.
+// Converts exceptions of handlers to error responses in OpenAI's format.
 #pragma once
 
 #include <string>
@@ -8,12 +8,12 @@
 
 namespace switchyard {
 
-// A handler that answers an Error of `handler` with its status, "param" and "code", and without
-// paths of this server.
+// Wraps `handler`. An Error that it throws becomes an error response with the error's status,
+// "param" and "code". RedactPaths removes paths of this server from the message.
 http::Handler Guarded(const Service& service, http::Handler handler);
 
-// `message` without the directories of the model, the tokenizer and the chat template, so that
-// "/models/x/chat_template.jinja" is shown as "chat_template.jinja".
-std::string WithoutPaths(const Service& service, std::string message);
+// Removes the directories of the model, the tokenizer and the chat template from `message`. For
+// example, "/models/x/chat_template.jinja" becomes "chat_template.jinja".
+std::string RedactPaths(const Service& service, std::string message);
 
 }  // namespace switchyard

@@ -5,20 +5,22 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "text/jinja/exact_json.h"
 
 namespace switchyard {
 namespace {
 
-// Deeper than any message or tool schema, shallow enough for the recursive code that walks it
-// later.
-constexpr int kDeepest = 128;
-// Objects keep the order of their keys, and look each up from the front: the cost grows with the
-// square.
-constexpr int kMostKeys = 4096;
+// Maximum nesting depth. Messages and tool schemas are less deep, and recursive code that walks the
+// object does not overflow the stack.
+constexpr int kMaxDepth = 128;
+// Maximum keys of an object. ordered_json looks up keys by linear search, so parsing takes
+// quadratic time in the number of keys.
+constexpr int kMaxKeys = 4096;
 
-// What a chat template sees keeps integers beyond 64 bits as they are.
+// Whether a chat template reads the field. In such fields, integers beyond 64 bits keep their
+// digits.
 bool ReachesTemplates(std::string_view field) {
   return field == "messages" || field == "tools" || field == "functions" || field == "documents" ||
          field == "chat_template_kwargs";
@@ -30,7 +32,7 @@ bool ReachesTemplates(std::string_view field) {
   throw InvalidField(name, "{} is {}, want {}", name, shown, want);
 }
 
-// The words that pydantic's lax mode takes for booleans.
+// Accepts the forms of a boolean that pydantic's lax mode accepts.
 std::optional<bool> BoolOf(const Json& v) {
   if (v.is_boolean()) return v.get<bool>();
   if (v == 0 || v == 1) return v == 1;
@@ -44,7 +46,7 @@ std::optional<bool> BoolOf(const Json& v) {
   return std::nullopt;
 }
 
-// A number, or a string that is one.
+// Accepts a number, or a string that contains one.
 std::optional<double> NumberOf(const Json& v) {
   if (v.is_number()) return v.get<double>();
   if (!v.is_string()) return std::nullopt;
@@ -66,11 +68,47 @@ std::optional<int64_t> IntegerOf(const Json& v) {
   return static_cast<int64_t>(*number);
 }
 
+// Upper bounds of the memory of a parsed value. A growing list allocates twice its size before it
+// frees the old block. The smallest heap block has 32 bytes.
+constexpr size_t kValueBytes = 3 * sizeof(Json), kContainerBytes = 64, kKeyBytes = 3 * 32;
+// Bytes per byte of text: the prompt's copy, its normalized form, its words and its token ids.
+constexpr size_t kTextFactor = 12;
+
+// Upper bound of the memory of the parsed `body`. Linear time and no allocation, so that a body
+// that is too large is rejected before it is parsed.
+size_t ParsedBytes(std::string_view body) {
+  size_t bytes = kValueBytes;
+  bool in_string = false;
+  for (size_t i = 0; i < body.size(); ++i) {
+    const char c = body[i];
+    if (in_string) {
+      bytes += kTextFactor;
+      if (c == '\\') ++i;
+      in_string = c != '"';
+    } else if (c == '"') {
+      bytes += kContainerBytes;
+      in_string = true;
+    } else if (c == '{' || c == '[') {
+      bytes += kValueBytes + kContainerBytes;
+    } else if (c == ',') {
+      bytes += kValueBytes;
+    } else if (c == ':') {
+      bytes += kKeyBytes;
+    }
+  }
+  return bytes;
+}
+
 }  // namespace
 
-Json ParseBody(std::string_view body) {
+Json ParseBody(const http::Request& request) {
+  return ParseBody(request.body, request.memory.get());
+}
+
+Json ParseBody(std::string_view body, http::MemoryCharge* memory) {
   try {
-    Json json = jinja::ParseExactJson(body, "body", {kDeepest, kMostKeys}, ReachesTemplates);
+    if (memory) memory->Require(ParsedBytes(body));
+    Json json = jinja::ParseExactJson(body, "body", {kMaxDepth, kMaxKeys}, ReachesTemplates);
     if (!json.is_object()) throw Invalid("the body is not a JSON object");
     return json;
   } catch (const Json::parse_error& e) {
@@ -173,8 +211,7 @@ std::vector<int32_t> ToIds(const Json& list, const std::string& name) {
   std::vector<int32_t> ids;
   ids.reserve(list.size());
   for (const Json& item : list) {
-    // Ids beyond int32 are no ids of any vocabulary; the range itself is checked where the
-    // vocabulary is known.
+    // No vocabulary has ids beyond int32. Front::Check compares the ids with the vocabulary size.
     if (!item.is_number_integer() || item.get<int64_t>() < 0 || item.get<int64_t>() > INT32_MAX) {
       Wrong(name, "a list of token ids", item);
     }

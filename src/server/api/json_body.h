@@ -1,4 +1,4 @@
-// A request's JSON, read field by field with errors that a client can act on.
+// Parses JSON request bodies, with typed field access and errors that name the field.
 #pragma once
 
 #include <cstdint>
@@ -8,36 +8,42 @@
 #include <string_view>
 #include <vector>
 
+#include "core/error.h"
 #include "server/api/request_error.h"
+#include "server/http/http_server.h"
+#include "server/http/memory_budget.h"
 
 namespace switchyard {
 
 using Json = nlohmann::ordered_json;
 
-// The body as a JSON object; Error kInvalid where it is none. Nesting is bounded.
-Json ParseBody(std::string_view body);
+// Parses the body; throws Error kInvalid unless it is a JSON object. Nesting depth is limited.
+// Before parsing, charges `memory` with an upper bound of the bytes for the object and for
+// tokenizing its strings. MemoryCharge::Require throws if they exceed the budget.
+Json ParseBody(std::string_view body, http::MemoryCharge* memory = nullptr);
+Json ParseBody(const http::Request& request);
 
-// Bytes of a JSON answer; text that is no UTF-8 is replaced, never refused.
+// Serializes a JSON response. Invalid UTF-8 is replaced by U+FFFD, not an error.
 std::string Dump(const Json& json);
 
-// Typed access to an object's fields. An absent or null field is the default. Another type is a
-// RequestError that names the field, `prefix` before it ("sampling_params.top_k"). What pydantic
-// takes for a boolean or a number is taken here too: "true", 1, "0.5", 16.0.
+// Typed access to an object's fields. An absent or null field gives the default. A wrong type
+// throws RequestError with the field's name after `prefix`, such as "sampling_params.top_k".
+// Booleans and numbers may have the forms that pydantic's lax mode accepts: "true", 1, "0.5", 16.0.
 class Fields {
  public:
   explicit Fields(const Json& object, std::string prefix = {})
       : object_(object), prefix_(std::move(prefix)) {}
 
   bool Has(const char* key) const { return Find(key) != nullptr; }
-  const Json* Find(const char* key) const;  // null where absent or JSON null
+  const Json* Find(const char* key) const;  // nullptr if absent or JSON null
 
   bool Bool(const char* key, bool otherwise) const;
   int64_t Int(const char* key, int64_t otherwise, int64_t least, int64_t most) const;
   int32_t Int32(const char* key, int32_t otherwise) const;
   double Number(const char* key, double otherwise) const;
-  std::optional<uint64_t> Seed(const char* key) const;  // any integer, negative ones too
+  std::optional<uint64_t> Seed(const char* key) const;  // any 64-bit integer, also negative
   std::string String(const char* key, std::string otherwise) const;
-  std::vector<std::string> Strings(const char* key) const;  // one string or a list of them
+  std::vector<std::string> Strings(const char* key) const;  // a string or a list of strings
   std::vector<int32_t> Ids(const char* key) const;          // a list of integers
   // An object {"token id": bias}.
   std::vector<std::pair<int32_t, float>> LogitBias(const char* key) const;

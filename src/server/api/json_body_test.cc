@@ -42,7 +42,7 @@ TEST(JsonBodyTest, OnlyBoundedObjectsAreTaken) {
   EXPECT_THAT(ParseError(many + "}}"), HasSubstr("keys"));
 }
 
-// Keys are counted for each object, not in sum.
+// The limit of keys applies to each object, not to their sum.
 TEST(JsonBodyTest, ManySmallObjectsAreFine) {
   EXPECT_EQ(ParseError("{\"a\":[" + Repeat("{\"x\":1,\"y\":{\"z\":2}},", 5000) + "{}]}"),
             "no error");
@@ -65,7 +65,7 @@ TEST(JsonBodyTest, FieldsNameWhatIsWrong) {
   EXPECT_EQ(f.Seed("big"), UINT64_MAX);
 }
 
-// What pydantic's lax mode takes, which SGLang and vLLM read bodies with.
+// SGLang and vLLM parse bodies with pydantic's lax mode.
 TEST(JsonBodyTest, SpellingsOfBooleansAndNumbers) {
   const Json json =
       ParseBody(R"({"a": "true", "b": "False", "c": 1, "d": "off", "e": 2, "f": "maybe",

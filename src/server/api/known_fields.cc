@@ -11,17 +11,17 @@ namespace {
 
 using enum FieldUse;
 
-constexpr char kConstrained[] = "asks for constrained output, which this server does not have";
-constexpr char kAdapters[] = "asks for a LoRA adapter, which this server does not have";
-constexpr char kTextOnly[] = "is not supported: this server takes and gives text only";
-constexpr char kDisaggregated[] = "belongs to disaggregated serving, which this server does not do";
-constexpr char kProcessors[] = "is not supported: this server runs no code of requests";
+constexpr char kConstrained[] = "is not supported: this server has no constrained decoding";
+constexpr char kAdapters[] = "is not supported: this server has no LoRA adapters";
+constexpr char kTextOnly[] = "is not supported: input and output are text only";
+constexpr char kDisaggregated[] = "is not supported: this server has no disaggregated serving";
+constexpr char kProcessors[] = "is not supported: this server has no custom logit processors";
 constexpr char kNotSupported[] = "is not supported";
 constexpr char kHidden[] = "is not supported: this server returns no internal states";
-constexpr char kSession[] = "is not supported: this server keeps no sessions";
-constexpr char kBeams[] = "asks for beam search, which this server does not have";
+constexpr char kSession[] = "is not supported: this server has no sessions";
+constexpr char kBeams[] = "is not supported: this server has no beam search";
 
-// Of both endpoints of OpenAI's interface: its own fields, then SGLang's, then vLLM's.
+// Fields of both OpenAI endpoints: OpenAI's own, then SGLang's, then vLLM's.
 constexpr KnownField kOpenAi[] = {
     {"model", kHonoured},
     {"frequency_penalty", kHonoured},
@@ -42,9 +42,9 @@ constexpr KnownField kOpenAi[] = {
     {"safety_identifier", kHint},
     {"prompt_cache_key", kHint},
     {"prompt_cache_retention", kHint},
-    {"service_tier", kRefused, "is not supported: this server has one tier",
+    {"service_tier", kRefused, "is not supported: this server has a single service tier",
      R"(["auto", "default"])"},
-    {"store", kRefused, "is not supported: this server stores no answers"},
+    {"store", kRefused, "is not supported: this server does not store responses"},
 
     {"top_k", kHonoured},
     {"min_p", kHonoured},
@@ -72,11 +72,11 @@ constexpr KnownField kOpenAi[] = {
     {"custom_params", kRefused, kProcessors},
     {"custom_logit_processor", kRefused, kProcessors},
     {"return_hidden_states", kRefused, kHidden},
-    {"return_routed_experts", kRefused, "is answered by POST /generate alone"},
-    {"routed_experts_start_len", kRefused, "is answered by POST /generate alone", "[0]"},
+    {"return_routed_experts", kRefused, "is only supported by POST /generate"},
+    {"routed_experts_start_len", kRefused, "is only supported by POST /generate", "[0]"},
     {"return_cached_tokens_details", kRefused, kNotSupported},
     {"return_sampling_mask", kRefused, kNotSupported},
-    {"priority", kRefused, "is not supported: requests are served in the order of arrival", "[0]"},
+    {"priority", kHonoured},
     {"images_config", kRefused, kTextOnly},
     {"ngram_corpus_id", kRefused, kNotSupported},
     {"bootstrap_host", kRefused, kDisaggregated},
@@ -92,9 +92,9 @@ constexpr KnownField kOpenAi[] = {
     {"bad_words", kHonoured},
     {"request_id", kHonoured},
     {"return_tokens_as_token_ids", kHonoured},
-    // Only slow tokenizers put spaces there, and this server has none.
+    // Affects only transformers' slow tokenizers; this server has fast ones.
     {"spaces_between_special_tokens", kHint},
-    {"guided_decoding_backend", kHint},  // says nothing without a guide
+    {"guided_decoding_backend", kHint},  // no effect without another guided_ field
     {"guided_json", kRefusedEvenEmpty, kConstrained},
     {"guided_regex", kRefused, kConstrained},
     {"guided_choice", kRefused, kConstrained},
@@ -118,7 +118,7 @@ constexpr KnownField kOpenAi[] = {
     {"return_prompt_text", kRefused, kNotSupported},
 };
 
-// What a chat's prompt is made of; /tokenize has these too.
+// Fields that determine the prompt of a chat, also of /tokenize.
 constexpr KnownField kConversation[] = {
     {"messages", kHonoured},
     {"tools", kHonoured},
@@ -138,21 +138,20 @@ constexpr KnownField kChat[] = {
     {"parallel_tool_calls", kHonoured},
     {"input_ids", kHonoured},
     {"return_prompt_token_ids", kHonoured},
-    // They matter where a server parses reasoning, which this one does not.
+    // No effect: this server does not parse reasoning.
     {"separate_reasoning", kHint},
     {"stream_reasoning", kHint},
-    {"include_reasoning", kRefused, "is not supported: reasoning is a part of the content",
-     "[true]"},
+    {"include_reasoning", kRefused, "is not supported: reasoning is part of the content", "[true]"},
     {"functions", kRefused, "is not supported: use tools"},
     {"function_call", kRefused, "is not supported: use tool_choice", R"(["auto", "none"])"},
     {"modalities", kRefused, kTextOnly, R"([["text"]])"},
     {"audio", kRefused, kTextOnly},
     {"prediction", kRefused, kNotSupported},
     {"verbosity", kRefused, kNotSupported, R"(["medium"])"},
-    {"web_search_options", kRefusedEvenEmpty, "is not supported: this server does not search"},
+    {"web_search_options", kRefusedEvenEmpty, "is not supported: this server has no web search"},
     {"moderation", kRefused, kNotSupported},
-    {"add_special_tokens", kRefused, "is not supported: the template writes special tokens"},
-    {"echo", kRefused, "is not supported: completions have it"},
+    {"add_special_tokens", kRefused, "is not supported: the chat template adds special tokens"},
+    {"echo", kRefused, "is only supported by POST /v1/completions"},
     {"return_meta_info", kRefused, kNotSupported},
     {"return_assistant_tokens_mask", kRefused, kNotSupported},
     {"task", kRefused, kNotSupported},
@@ -166,8 +165,8 @@ constexpr KnownField kCompletion[] = {
     {"echo", kHonoured},
     {"max_completion_tokens", kHonoured},
     {"add_special_tokens", kHonoured},
-    {"suffix", kRefused, "is not supported: this server fills no gaps"},
-    {"prompt_embeds", kRefused, "is not supported: send prompt"},
+    {"suffix", kRefused, "is not supported: this server has no fill-in-the-middle"},
+    {"prompt_embeds", kRefused, "is not supported: use prompt"},
 };
 
 // SGLang's GenerateReqInput (managers/io_struct.py).
@@ -194,11 +193,11 @@ constexpr KnownField kGenerate[] = {
     {"routing_key", kHint},
     {"custom_labels", kHint},
     {"log_metrics", kHint},
-    {"no_logs", kHint},  // no text of a request is ever logged
+    {"no_logs", kHint},  // requests' text is never logged
     {"external_trace_header", kHint},
     {"received_time", kHint},
     {"kv_router_hint", kHint},
-    {"input_embeds", kRefused, "is not supported: send text or input_ids"},
+    {"input_embeds", kRefused, "is not supported: use text or input_ids"},
     {"positional_embed_overrides", kRefused, kNotSupported},
     {"image_data", kRefused, kTextOnly},
     {"video_data", kRefused, kTextOnly},
@@ -229,9 +228,9 @@ constexpr KnownField kGenerate[] = {
     {"return_bytes", kRefused, kTextOnly},
     {"require_reasoning", kRefused, kNotSupported},
     {"max_thinking_tokens", kRefused, kNotSupported},
-    {"background", kRefused, "is not supported: answers come on the request's connection"},
+    {"background", kRefused, "is not supported: responses use the request's connection"},
     {"multi_item_delimiter_indices", kRefused, kNotSupported},
-    {"priority", kRefused, "is not supported: requests are served in the order of arrival", "[0]"},
+    {"priority", kHonoured},
     {"ngram_corpus_id", kRefused, kNotSupported},
     {"bootstrap_host", kRefused, kDisaggregated},
     {"bootstrap_port", kRefused, kDisaggregated},
@@ -318,7 +317,7 @@ bool IsEmpty(const Json& value) {
   return std::all_of(value.begin(), value.end(), [](const Json& v) { return v.is_null(); });
 }
 
-bool AsksForNothing(const KnownField& field, const Json& value) {
+bool IsDisabled(const KnownField& field, const Json& value) {
   if (value.is_null() || value == false) return true;
   if (field.use == kRefused && IsEmpty(value)) return true;
   if (*field.neutral == '\0') return false;
@@ -350,13 +349,13 @@ std::span<const KnownField> KnownFields(RequestKind kind) {
 }
 
 bool UnknownFields::Log(const std::string& name) {
-  constexpr size_t kMostNames = 256, kLongestName = 80;
-  std::string shown = Dump(Json(name.substr(0, kLongestName)));  // without control characters
+  constexpr size_t kMaxNames = 256, kMaxNameLength = 80;
+  std::string shown = Dump(Json(name.substr(0, kMaxNameLength)));  // escapes control characters
   {
     std::lock_guard lock(mutex_);
-    if (seen_.size() >= kMostNames || !seen_.insert(shown).second) return false;
+    if (seen_.size() >= kMaxNames || !seen_.insert(shown).second) return false;
   }
-  LOG_WARNING("a request has the unknown field {}, which is ignored here and from now on", shown);
+  LOG_WARNING("ignored unknown request field {}; further requests with it are not logged", shown);
   return true;
 }
 
@@ -366,7 +365,7 @@ void CheckFields(const Fields& fields, RequestKind kind, UnknownFields& unknown)
     if (!field) {
       unknown.Log(fields.Name(name.c_str()));
     } else if ((field->use == kRefused || field->use == kRefusedEvenEmpty) &&
-               !AsksForNothing(*field, value)) {
+               !IsDisabled(*field, value)) {
       throw InvalidField(fields.Name(field->name), "{} {}", fields.Name(field->name), field->why);
     }
   }

@@ -1,4 +1,4 @@
-// Every field of the requests of OpenAI, SGLang and vLLM, and what this server does with it.
+// Tables of all request fields of OpenAI, SGLang and vLLM: honoured, ignored or refused.
 #pragma once
 
 #include <mutex>
@@ -12,28 +12,27 @@ namespace switchyard {
 
 enum class FieldUse {
   kHonoured,          // a parser reads it
-  kHint,              // labels, routing and logging: it cannot change an answer
-  kRefused,           // asks for what this server does not have; empty values ask for nothing
-  kRefusedEvenEmpty,  // the same, but an empty object or string asks for it too
+  kHint,              // ignored: labels, routing and logging, without effect on the output
+  kRefused,           // an unsupported feature; null, false and empty values pass
+  kRefusedEvenEmpty,  // the same, but an empty object or string is refused too
 };
 
 struct KnownField {
   const char* name;
   FieldUse use;
-  const char* why = "";      // of a refusal: "<field> <why>"
-  const char* neutral = "";  // JSON list of further values that ask for nothing
+  const char* why = "";      // the error message is "<field> <why>"
+  const char* neutral = "";  // JSON list of further values that pass
 };
 
 enum class RequestKind { kChat, kCompletion, kGenerate, kSamplingParams, kTokenize, kDetokenize };
 
-// The fields of one kind, in no order, each once.
+// All fields of one kind of request, unordered, without duplicates.
 std::span<const KnownField> KnownFields(RequestKind kind);
 
 // Remembers which unknown fields have been logged. Any thread.
 class UnknownFields {
  public:
-  // Logs the field the first time that its name comes; after some hundreds of names, no more.
-  // Returns whether it did.
+  // Logs each field name once, up to 256 names in total. Returns whether it logged this one.
   bool Log(const std::string& name);
 
  private:
@@ -41,8 +40,9 @@ class UnknownFields {
   std::set<std::string> seen_;
 };
 
-// RequestError that names a field which is refused and asks for something. Null, false, "", [], {}
-// and objects of nulls ask for nothing, and so do the values that the table lists.
+// Throws RequestError for a refused field, unless its value disables the feature: null, false, "",
+// [], {}, objects of nulls, or a value of KnownField::neutral. Logs unknown fields once and ignores
+// them.
 void CheckFields(const Fields& fields, RequestKind kind, UnknownFields& unknown);
 
 }  // namespace switchyard

@@ -83,7 +83,7 @@ constexpr const char* kOpenAiCompletion[] = {"model",
                                              "temperature",
                                              "top_p",
                                              "user"};
-// SGLang, entrypoints/openai/protocol.py: what both requests have beyond OpenAI's fields.
+// SGLang, entrypoints/openai/protocol.py: fields of both requests that OpenAI does not have.
 constexpr const char* kSglang[] = {"top_k",
                                    "min_p",
                                    "min_tokens",
@@ -122,7 +122,8 @@ constexpr const char* kSglangChat[] = {
     "continue_final_message",  "separate_reasoning", "stream_reasoning",
     "chat_template_kwargs",    "max_dynamic_patch",  "min_dynamic_patch",
     "use_audio_in_video",      "input_ids",          "reasoning"};
-// vLLM, entrypoints/openai/{chat_completion,completion}/protocol.py, and the guided_ fields before.
+// vLLM, entrypoints/openai/{chat_completion,completion}/protocol.py, and guided_ fields of earlier
+// versions.
 constexpr const char* kVllm[] = {"use_beam_search",
                                  "length_penalty",
                                  "include_stop_str_in_output",
@@ -179,7 +180,7 @@ TEST(KnownFields, HoldEveryFieldOfTheThreeInterfaces) {
     EXPECT_FALSE(Names(kind).empty());
 }
 
-// Each refused field: refused by name where it asks for something, taken where it does not.
+// A refused field is an error that names it, unless its value disables the feature.
 TEST(KnownFields, RefusedOnesAreNamedAndEmptyOnesPass) {
   for (const RequestKind kind :
        {RequestKind::kChat, RequestKind::kCompletion, RequestKind::kGenerate,
@@ -215,10 +216,10 @@ TEST(KnownFields, UnknownOnesAreLoggedOnce) {
   const Json json = Json::parse(R"({"temprature": 1, "top_p": 1})");
   CheckFields(Fields(json, "sampling_params."), RequestKind::kSamplingParams, unknown);
   EXPECT_FALSE(unknown.Log("sampling_params.temprature"));
-  EXPECT_TRUE(unknown.Log("sampling_params.top_p"));  // a known one was not logged
+  EXPECT_TRUE(unknown.Log("sampling_params.top_p"));  // a known field is not logged
   int logged = 2;
   for (int i = 0; i < 1000; ++i) logged += unknown.Log(fmt::format("field{}", i));
-  EXPECT_EQ(logged, 256);  // names are bounded
+  EXPECT_EQ(logged, 256);  // at most 256 names are stored
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The "model" of a request.
+// Checks the "model" of a request.
 #pragma once
 
 #include "server/api/json_body.h"
@@ -6,10 +6,10 @@
 
 namespace switchyard {
 
-// RequestError, 404 model_not_found, where `name` is no model that is served here.
+// Throws RequestError (404, model_not_found) unless `name` is the served model.
 void CheckModelName(const Service& service, const std::string& name);
 
-// The same for the body's "model". Without one, or with "default", it means the served model.
+// Checks the body's "model". Absent, "" or "default" means the served model.
 void CheckModel(const Service& service, const Fields& f);
 
 }  // namespace switchyard

@@ -1,5 +1,4 @@
-// Bytes as the body of each endpoint: whatever a client sends ends in a parsed request or an Error,
-// nothing else.
+// Fuzzes the body parsers of all endpoints. Any input must give a parsed request or an Error.
 #include <memory>
 
 #include "server/front/service.h"
@@ -10,7 +9,7 @@
 namespace switchyard {
 namespace {
 
-// Answers each request at once, so that no book fills up.
+// Finishes each request immediately, so that open requests do not accumulate in Front.
 class EndingLink : public RankLink {
  public:
   void Send(const std::vector<ControlMessage>& messages) override {

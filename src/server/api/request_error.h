@@ -1,4 +1,4 @@
-// What is wrong with a request, as OpenAI's clients read it.
+// Errors of requests, with the members of OpenAI's error object.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace switchyard {
 
-// An Error with the "param" and "code" of an error body: the field that the client sent, and a code
-// that programs act on. Both may be empty.
+// An Error with "param" and "code" of OpenAI's error object: the client's field, and a
+// machine-readable error code. Both may be empty.
 class RequestError : public Error {
  public:
   RequestError(ErrorKind kind, std::string param, const std::string& message, std::string code = {})
@@ -22,7 +22,7 @@ class RequestError : public Error {
   std::string param_, code_;
 };
 
-// throw InvalidField("n", "n is {}, want 1 to {}", n, most);
+// Example: throw InvalidField("n", "n is {}, want 1 to {}", n, most);
 template <typename... Args>
 RequestError InvalidField(std::string param, fmt::format_string<Args...> format, Args&&... args) {
   return {ErrorKind::kInvalid, std::move(param), fmt::format(format, std::forward<Args>(args)...)};

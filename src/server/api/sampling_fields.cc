@@ -1,10 +1,14 @@
 #include "server/api/sampling_fields.h"
 
+#include <algorithm>
+#include <limits>
+
 namespace switchyard {
 namespace {
 
-// A word is forbidden as it begins a text and as it follows a space, as vLLM has it: both
-// spellings are tokenized, and the second counts if it begins with another token and is as long.
+// Each word is banned at the start of a text and after a space, as in vLLM. The word is tokenized
+// without and with a leading space. The second form is added if it has the same number of tokens
+// and a different first token.
 std::vector<std::vector<int32_t>> ParseBadWords(const Tokenizer& tokenizer, const Fields& f) {
   std::vector<std::vector<int32_t>> words;
   for (const std::string& word : f.Strings("bad_words")) {
@@ -22,7 +26,7 @@ std::vector<std::vector<int32_t>> ParseBadWords(const Tokenizer& tokenizer, cons
 
 std::vector<std::string> ParseStop(const Fields& f) {
   const Json* stop = f.Find("stop");
-  if (stop && *stop == "") return {};  // asks for nothing
+  if (stop && *stop == "") return {};  // no stop string
   return f.Strings("stop");
 }
 
@@ -37,7 +41,7 @@ void ParseSamplingFields(const Tokenizer& tokenizer, const Fields& f, Generation
   s.temperature = Single(f, "temperature", s.temperature);
   s.top_p = Single(f, "top_p", s.top_p);
   s.top_k = f.Int32("top_k", s.top_k);
-  if (s.top_k == 0) s.top_k = -1;  // transformers', llama.cpp's and vLLM's way to say all
+  if (s.top_k == 0) s.top_k = -1;  // 0 disables the filter, as in transformers, llama.cpp and vLLM
   s.min_p = Single(f, "min_p", s.min_p);
   s.frequency_penalty = Single(f, "frequency_penalty", s.frequency_penalty);
   s.presence_penalty = Single(f, "presence_penalty", s.presence_penalty);
@@ -53,7 +57,7 @@ void ParseSamplingFields(const Tokenizer& tokenizer, const Fields& f, Generation
   spec->skip_special_tokens = f.Bool("skip_special_tokens", true);
 }
 
-const Json* ForPrompt(const Fields& f, const char* key, size_t i, size_t prompts) {
+const Json* ValueForPrompt(const Fields& f, const char* key, size_t i, size_t prompts) {
   const Json* field = f.Find(key);
   if (!field || !field->is_array()) return field;
   if (field->size() != prompts)
@@ -62,9 +66,9 @@ const Json* ForPrompt(const Fields& f, const char* key, size_t i, size_t prompts
   return (*field)[i].is_null() ? nullptr : &(*field)[i];
 }
 
-void ParseRequestName(const Fields& f, const char* key, size_t i, size_t prompts,
-                      GenerationSpec* spec) {
-  const Json* name = ForPrompt(f, key, i, prompts);
+void ParseRequestId(const Fields& f, const char* key, size_t i, size_t prompts,
+                    GenerationSpec* spec) {
+  const Json* name = ValueForPrompt(f, key, i, prompts);
   if (!name) return;
   if (!name->is_string()) throw InvalidField(f.Name(key), "{} is not a string", f.Name(key));
   spec->name = name->get<std::string>();
@@ -76,14 +80,25 @@ void ParseRequestName(const Fields& f, const char* key, size_t i, size_t prompts
 std::string ParseCacheSalt(const Fields& f, size_t i, size_t prompts) {
   std::string salt;
   for (const char* key : {"cache_salt", "extra_key"}) {
-    const Json* value = ForPrompt(f, key, i, prompts);
+    const Json* value = ValueForPrompt(f, key, i, prompts);
     if (!value || *value == "") continue;
     if (!value->is_string()) throw InvalidField(f.Name(key), "{} is not a string", f.Name(key));
     const auto& text = value->get_ref<const std::string&>();
-    // The length keeps two pairs apart that would read the same one after the other.
+    // The length makes the concatenation unambiguous.
     salt += fmt::format("{}:{}:{}", key, text.size(), text);
   }
   return salt;
+}
+
+int32_t ParsePriority(const ServerArgs& args, const Fields& f) {
+  constexpr int32_t kLowest = std::numeric_limits<int32_t>::min();
+  const int32_t value = f.Int32("priority", 0);
+  if (!args.engine.priority_scheduling) {
+    if (value != 0) throw InvalidField("priority", "priority needs --enable-priority-scheduling");
+    return 0;
+  }
+  if (!f.Has("priority")) return kLowest;
+  return args.low_priority_values_first ? -std::max(value, kLowest + 1) : value;
 }
 
 }  // namespace switchyard

@@ -1,10 +1,11 @@
-// Fields of a request's sampling that every endpoint reads in the same way.
+// Parsers of the sampling fields that all endpoints share.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "server/api/json_body.h"
+#include "server/args/args.h"
 #include "server/front/generation.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -12,18 +13,24 @@ namespace switchyard {
 
 // Reads stop, no_stop_trim or include_stop_str_in_output, skip_special_tokens, stop_token_ids,
 // ignore_eos, logit_bias, allowed_token_ids, bad_words, top_k, top_p, min_p, temperature and the
-// penalties into `spec`, whose values are the defaults. RequestError where one is malformed.
+// penalties into `spec`. The present values of `spec` are the defaults. Throws RequestError for a
+// malformed field.
 void ParseSamplingFields(const Tokenizer& tokenizer, const Fields& f, GenerationSpec* spec);
 
-// One value for all prompts, or a list with one for each of `prompts`: the i-th. Null where absent.
-const Json* ForPrompt(const Fields& f, const char* key, size_t i, size_t prompts);
+// Value of a field for prompt i. The field has one value for all prompts, or a list of `prompts`
+// values. nullptr if the value is absent or null.
+const Json* ValueForPrompt(const Fields& f, const char* key, size_t i, size_t prompts);
 
-// rid: a list with a name for each prompt, or one name, which several prompts share with "_0",
-// "_1", … behind it, as SGLang has it.
-void ParseRequestName(const Fields& f, const char* key, size_t i, size_t prompts,
-                      GenerationSpec* spec);
+// Parses the request's name (rid or request_id): a list with one name per prompt, or one name. If
+// several prompts share one name, prompt i gets the suffix "_<i>", as in SGLang.
+void ParseRequestId(const Fields& f, const char* key, size_t i, size_t prompts,
+                    GenerationSpec* spec);
 
-// cache_salt and extra_key of prompt i, as one.
+// `priority` as the scheduler orders it: larger first, requests without one last (SGLang's rule).
+// RequestError where it is not 0 without --enable-priority-scheduling.
+int32_t ParsePriority(const ServerArgs& args, const Fields& f);
+
+// Combines cache_salt and extra_key of prompt i into one string.
 std::string ParseCacheSalt(const Fields& f, size_t i, size_t prompts);
 
 }  // namespace switchyard

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/config.h"
+#include "server/args/http_args.h"
 
 namespace switchyard {
 
@@ -15,19 +16,29 @@ struct ServerArgs {
   EngineConfig engine;
   int dp_size = 1;                   // --dp-size: becomes engine.mesh.dp where
   bool enable_dp_attention = false;  // --enable-dp-attention
+  bool enable_ep_moe = false;        // --enable-ep-moe: --ep-size as --tp-size
+  bool enable_deepep_moe = false;    // --enable-deepep-moe: deepep with it
+  // Lines on flags that were taken and change nothing; Parse has logged them.
+  std::vector<std::string> without_effect;
   int nnodes = 1;                    // --nnodes: hosts, each with tp / nnodes ranks
   int node_rank = 0;                 // --node-rank: which of them this is
   std::string dist_init_addr;        // --dist-init-addr: HOST:PORT of node 0
+  std::string dist_secret_file;      // --dist-secret-file; empty: nodes are not authenticated
+  bool require_dist_secret = false;  // --require-dist-secret
+  std::string revision = "main";     // --revision
+  std::string download_dir;          // --download-dir; empty: HubCacheDirectory()
   std::string tokenizer_path;        // --tokenizer-path; empty: the model's directory
   std::string host = "127.0.0.1";
   int port = 30000;
-  std::string served_model_name;  // --served-model-name; empty: the model path
-  std::string api_key;
-  std::string chat_template;  // --chat-template FILE; empty: the checkpoint's
-  double max_body_mb = 64;    // --max-body-mb
-  int stream_interval = 1;    // --stream-interval: tokens between two events of a stream
-  // --verify-weights: file of SHA-256 sums; empty: nothing is verified.
-  std::string verify_weights;
+  bool low_priority_values_first = false;  // --schedule-low-priority-values-first
+  std::string served_model_name;           // --served-model-name; empty: the model path
+  HttpArgs http;                           // http_args.h
+  std::string chat_template;               // --chat-template FILE; empty: the checkpoint's
+  double max_body_mb = 64;                 // --max-body-mb
+  int stream_interval = 1;     // --stream-interval: tokens between two events of a stream
+  bool stream_output = false;  // --stream-output: segments in streams of /generate
+  std::string weight_version = "default";  // --weight-version
+  std::string verify_weights;  // --verify-weights: file of SHA-256 sums; empty: no verification
   bool skip_server_warmup = false;
   bool log_requests = false;
   double drain_timeout_seconds =
@@ -45,6 +56,12 @@ struct GenerateArgs {
   int32_t top_k = -1;
   std::optional<uint64_t> seed;
   bool ignore_eos = false;
+};
+
+// What `backends` takes beside the engine's flags.
+struct BackendsArgs {
+  ServerArgs server;
+  bool markdown = false;  // --markdown: print the feature table of the docs instead
 };
 
 // What `bench one-batch` takes beside the engine's flags.
@@ -79,6 +96,6 @@ std::optional<OneBatchArgs> ParseOneBatch(const std::vector<std::string>& args);
 // `which`: the word after `bench`, which may be wrong, --help, or missing.
 std::optional<BenchArgs> ParseBench(const std::string& which, const std::vector<std::string>& args);
 // `backends` takes the engine's flags, of which --model-path may be left out.
-std::optional<ServerArgs> ParseBackends(const std::vector<std::string>& args);
+std::optional<BackendsArgs> ParseBackends(const std::vector<std::string>& args);
 
 }  // namespace switchyard

@@ -77,10 +77,6 @@ TEST(ArgsTest, MixtureOfExperts) {
                              "/p.json",
                              "--moe-runner-backend",
                              "masked_mlp",
-                             "--speculative-moe-a2a-backend",
-                             "none",
-                             "--speculative-moe-runner-backend",
-                             "grouped_mlp",
                              "--quantization",
                              "fp8",
                              "--expert-distribution-recorder-mode",
@@ -113,8 +109,6 @@ TEST(ArgsTest, MixtureOfExperts) {
   EXPECT_EQ(moe.num_redundant_experts, 2);
   EXPECT_EQ(moe.init_expert_location, "/p.json");
   EXPECT_EQ(moe.runner_backend, "masked_mlp");
-  EXPECT_EQ(moe.speculative_a2a_backend, "none");
-  EXPECT_EQ(moe.speculative_runner_backend, "grouped_mlp");
   EXPECT_EQ(a->engine.quantization.method, "fp8");
 
   // All of it reaches the ranks.

@@ -1,12 +1,10 @@
 #include "server/args/known_flags.h"
 
-#include <fmt/format.h>
-
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <numeric>
 #include <string_view>
 
+#include "core/command_line.h"
 #include "core/error.h"
 
 namespace switchyard {
@@ -28,17 +26,17 @@ size_t Distance(std::string_view a, std::string_view b) {
 }
 
 // The unknown flag that a word spells, without dashes; empty: it is none.
-std::string Unknown(const CLI::App& app, const std::string& word) {
+std::string Unknown(const CommandLine& app, const std::string& word) {
   if (!word.starts_with("--") || word.size() == 2) return {};
   const std::string flag = word.substr(0, word.find('='));
-  return app.get_option_no_throw(flag) == nullptr ? flag.substr(2) : std::string();
+  return app.Has(flag) ? std::string() : flag.substr(2);
 }
 
-std::string Nearest(const CLI::App& app, const std::string& name) {
+std::string Nearest(const CommandLine& app, const std::string& name) {
   std::string best;
   size_t least = std::string::npos;
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& known : option->get_lnames()) {
+  for (const std::vector<std::string>& names : app.LongNames()) {
+    for (const std::string& known : names) {
       const size_t distance = Distance(name, known);
       if (distance >= least) continue;
       least = distance;
@@ -48,9 +46,38 @@ std::string Nearest(const CLI::App& app, const std::string& name) {
   return best;
 }
 
+// The long names of options that begin with `name`, the first of each option.
+std::vector<std::string> NamesThatBegin(const CommandLine& app, const std::string& name) {
+  std::vector<std::string> found;
+  for (const std::vector<std::string>& names : app.LongNames()) {
+    const auto it = std::ranges::find_if(
+        names, [&](const std::string& known) { return known.starts_with(name); });
+    if (it != names.end()) found.push_back(*it);
+  }
+  return found;
+}
+
 }  // namespace
 
-void RefuseUnknownFlags(const CLI::App& app, const std::string& file,
+std::string NearestName(std::string_view name, std::span<const std::string_view> known) {
+  const auto nearest = std::ranges::min_element(
+      known, {}, [name](std::string_view other) { return Distance(name, other); });
+  return nearest == known.end() ? std::string() : std::string(*nearest);
+}
+
+void CompleteFlags(const CommandLine& app, std::vector<std::string>* words) {
+  for (std::string& word : *words) {
+    const std::string name = Unknown(app, word);
+    if (name.empty()) continue;
+    const std::vector<std::string> found = NamesThatBegin(app, name);
+    if (found.size() > 1) {
+      throw Invalid("--{} may be --{}; write it out", name, Joined(found, " or --"));
+    }
+    if (found.size() == 1) word.replace(2, name.size(), found.front());
+  }
+}
+
+void RefuseUnknownFlags(const CommandLine& app, const std::string& file,
                         const std::vector<std::string>& from_file,
                         const std::vector<std::string>& words) {
   for (const std::string& word : from_file) {
@@ -62,7 +89,7 @@ void RefuseUnknownFlags(const CLI::App& app, const std::string& file,
   for (const std::string& word : words) {
     if (const std::string name = Unknown(app, word); !name.empty()) {
       throw Invalid("there is no flag --{}; the nearest is --{}; see {} --help", name,
-                    Nearest(app, name), app.get_name());
+                    Nearest(app, name), app.name());
     }
   }
 }

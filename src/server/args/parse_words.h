@@ -4,14 +4,12 @@
 #include <string>
 #include <vector>
 
-namespace CLI {
-class App;
-}
-
 namespace switchyard {
+
+class CommandLine;
 
 // Gives `words` to the app. False where help was asked for, and printed; Error kInvalid, which
 // names the flag and the app's --help, on anything wrong.
-bool ParseWords(CLI::App& app, std::vector<std::string> words);
+bool ParseWords(CommandLine& app, std::vector<std::string> words);
 
 }  // namespace switchyard

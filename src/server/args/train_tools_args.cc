@@ -1,7 +1,6 @@
 #include "server/args/train_tools_args.h"
 
-#include <CLI/CLI.hpp>
-
+#include "core/command_line.h"
 #include "core/error.h"
 #include "server/args/known_flags.h"
 #include "server/args/parse_words.h"
@@ -10,48 +9,44 @@ namespace switchyard {
 
 std::optional<TrainScoreArgs> ParseTrainScore(const std::vector<std::string>& args) {
   TrainScoreArgs a;
-  CLI::App app(
+  CommandLine app(
       "Score a model on text that it has not learned from: loss and accuracy of the next token, "
       "how "
       "often the MTP module's draft is the model's own choice, how evenly experts are used; as "
       "JSON",
       "switchyard train-score");
-  app.add_option("--model,--model-path", a.model, "Directory of a checkpoint")->required();
-  app.add_option("--tokenizer-path", a.tokenizer_path,
-                 "Directory of tokenizer.json; default: the model's");
-  app.add_option("--data", a.data, "Text files, .jsonl files, or directories of them")->required();
-  app.add_option("--chat-loss", a.chat_loss, "What counts of a chat: assistant, or all")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"assistant", "all"}));
-  app.add_option("--length", a.length,
-                 "Tokens of a row; longer documents are cut; at most max_position_embeddings")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  app.add_option("--rows-per-pass", a.rows_per_pass, "Rows computed at once")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  app.add_option("--threads", a.threads)->capture_default_str()->check(CLI::Range(1, 1024));
-  app.add_option("--output", a.output, "File to write; default: standard output");
-  RefuseUnknownFlags(app, {}, {}, args);
+  app.Option("--model,--model-path", a.model, "Directory of a checkpoint").Required();
+  app.Option("--tokenizer-path", a.tokenizer_path,
+             "Directory of tokenizer.json; default: the model's");
+  app.Option("--data", a.data, "Text files, .jsonl files, or directories of them").Required();
+  app.Option("--chat-loss", a.chat_loss, "What counts of a chat: assistant, or all")
+      .ShowDefault()
+      .OneOf({"assistant", "all"});
+  app.Option("--length", a.length,
+             "Tokens of a row; longer documents are cut; at most max_position_embeddings")
+      .ShowDefault()
+      .Positive();
+  app.Option("--rows-per-pass", a.rows_per_pass, "Rows computed at once").ShowDefault().Positive();
+  app.Option("--threads", a.threads).ShowDefault().Range(1, 1024);
+  app.Option("--output", a.output, "File to write; default: standard output");
   if (!ParseWords(app, args)) return std::nullopt;
   return a;
 }
 
 std::optional<TrainPictureArgs> ParseTrainPicture(const std::vector<std::string>& args) {
   TrainPictureArgs a;
-  CLI::App app("Draw a figure of one training log or of several as an SVG",
-               "switchyard train-picture");
-  app.add_option("LOG", a.logs, "log.jsonl of a run, or the run's directory")->required();
-  app.add_option("--output", a.output, "SVG file to write")->required();
-  app.add_option("--labels", a.labels, "One for each log; default: the names of their directories");
-  app.add_option("--key", a.key,
-                 "Figure to draw: loss, main, mtp, balance, learning_rate, gradient_norm, "
-                 "tokens_per_second, balancedness, balancedness_worst, dead_experts")
-      ->capture_default_str();
-  app.add_option("--title", a.title, "Default: the key");
-  app.add_option("--low", a.low, "Lower end of the y axis; default: what the curves need");
-  app.add_option("--high", a.high, "Upper end of the y axis");
-  RefuseUnknownFlags(app, {}, {}, args);
+  CommandLine app("Draw a figure of one training log or of several as an SVG",
+                  "switchyard train-picture");
+  app.Option("LOG", a.logs, "log.jsonl of a run, or the run's directory").Required();
+  app.Option("--output", a.output, "SVG file to write").Required();
+  app.Option("--labels", a.labels, "One for each log; default: the names of their directories");
+  app.Option("--key", a.key,
+             "Figure to draw: loss, main, mtp, balance, learning_rate, gradient_norm, "
+             "tokens_per_second, balancedness, balancedness_worst, dead_experts")
+      .ShowDefault();
+  app.Option("--title", a.title, "Default: the key");
+  app.Option("--low", a.low, "Lower end of the y axis; default: what the curves need");
+  app.Option("--high", a.high, "Upper end of the y axis");
   if (!ParseWords(app, args)) return std::nullopt;
   if (!a.labels.empty() && a.labels.size() != a.logs.size()) {
     throw Invalid("--labels: {} for {} logs", a.labels.size(), a.logs.size());

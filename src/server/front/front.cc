@@ -15,10 +15,12 @@
 namespace switchyard {
 namespace {
 
-// Every token is compared with every stop string, on the thread that serves all requests.
-constexpr size_t kMostStops = 64, kLongestStop = 1024;
-// Alternatives at all positions of a prompt: they come at once, and are held and written as JSON.
-constexpr int64_t kMostAlternatives = int64_t{1} << 21;
+using Clock = std::chrono::steady_clock;
+
+// Limits the work per token: one thread matches every token of all requests with the stop strings.
+constexpr size_t kMaxStopStrings = 64, kMaxStopBytes = 1024;
+// Limits the alternatives at all prompt positions: one event holds them, and one JSON value.
+constexpr int64_t kMaxAlternatives = int64_t{1} << 21;
 
 template <typename T>
 void Append(std::vector<T>& to, const std::vector<T>& from) {
@@ -26,13 +28,13 @@ void Append(std::vector<T>& to, const std::vector<T>& from) {
 }
 
 void CheckStops(const std::vector<std::string>& stops) {
-  if (stops.size() > kMostStops)
-    throw ParameterError("stop",
-                         fmt::format("has {} strings, want at most {}", stops.size(), kMostStops));
+  if (stops.size() > kMaxStopStrings)
+    throw ParameterError(
+        "stop", fmt::format("has {} strings, want at most {}", stops.size(), kMaxStopStrings));
   for (const std::string& stop : stops) {
-    if (stop.empty() || stop.size() > kLongestStop)
-      throw ParameterError(
-          "stop", fmt::format("has a string of {} bytes, want 1 to {}", stop.size(), kLongestStop));
+    if (stop.empty() || stop.size() > kMaxStopBytes)
+      throw ParameterError("stop", fmt::format("has a string of {} bytes, want 1 to {}",
+                                               stop.size(), kMaxStopBytes));
   }
 }
 
@@ -41,27 +43,32 @@ void CheckAlternatives(const GenerationSpec& spec) {
   if (!wanted.enabled || wanted.start < 0) return;
   const int64_t positions = static_cast<int64_t>(spec.input_ids.size()) - wanted.start;
   const int64_t each = wanted.top + static_cast<int64_t>(wanted.token_ids.size());
-  if (positions * each > kMostAlternatives)
+  if (positions * each > kMaxAlternatives)
     throw ParameterError(
         "top_logprobs",
-        fmt::format("asks for {} alternatives at each of {} positions of the prompt, in all more "
-                    "than {}: ask for fewer, or from a later position on",
-                    each, positions, kMostAlternatives));
+        fmt::format("requests {} alternatives at each of {} positions of the prompt, in total more "
+                    "than {}: request fewer alternatives, or start at a later position",
+                    each, positions, kMaxAlternatives));
 }
 
 }  // namespace
 
-// One open generation. After Submit only the thread of OnMessage touches it.
+// One open generation. After Submit, only the thread of OnMessage modifies it, except for the
+// members guarded by mutex_.
 struct Front::Open {
   GenerationSpec spec;
   GenerationCallback callback;
   IncrementalDetokenizer detokenizer;
   StopStrings stop;
-  TokenOffsets offsets;  // where log-probabilities are asked for
+  TokenOffsets offsets;  // used only with log-probabilities
   const Tokenizer& tokenizer;
-  GenerationEvent next;  // gathers until stream_interval tokens or the end
+  GenerationEvent next;  // accumulates output until stream_interval tokens or the end
   int group = 0;
-  int64_t tokens = 0;  // that the controller counts for it
+  int64_t tokens = 0;  // number of tokens reported to controller_; guarded by mutex_
+  // Guarded by mutex_.
+  Clock::time_point since = Clock::now();  // submission, or the first token once `running`
+  bool running = false;                    // has a first token
+  std::string overdue;                     // error message once aborted after a timeout
 
   Open(uint64_t id, const Tokenizer& tokenizer, GenerationSpec s, GenerationCallback c)
       : spec(std::move(s)),
@@ -76,13 +83,13 @@ struct Front::Open {
   void Take(const RequestOutput& output);
   void TakeToken(const RequestOutput& output, size_t i);
   std::string TextOf(int32_t token, bool hidden);
-  // Stop strings are looked for behind the first min_new_tokens tokens, as vLLM has it.
+  // Stop strings match only after the first min_new_tokens tokens, as in vLLM.
   bool MayStop() const { return next.completion_tokens > spec.sampling.min_new_tokens; }
   void Emit();
 };
 
-// Tokens are looked at one by one, so that a generation ends with the very token that completed a
-// stop string.
+// Processes tokens one by one, so that the generation ends at the token that completes a stop
+// string.
 void Front::Open::Take(const RequestOutput& output) {
   next.cached_tokens = output.cached_tokens;
   Append(next.input_logprobs, output.input_logprobs);
@@ -97,6 +104,7 @@ void Front::Open::Take(const RequestOutput& output) {
   } else if (ended) {
     next.finish = output.finish;
     next.error = output.error;
+    next.error_kind = output.error_kind;
     if (output.finish == FinishReason::kStop) next.matched = output.matched;
     next.text += stop.Finish();
   }
@@ -155,25 +163,25 @@ void Front::Check(GenerationSpec& spec) const {
   CheckStops(spec.stop);
   CheckAlternatives(spec);
   Validate(spec.routed_experts, length, limits_.has_experts);
-  controller_.CheckGroup(spec.group);  // how many there are never changes
+  controller_.CheckGroup(spec.group);  // the number of groups is constant
 }
 
 void Front::CheckPrompt(const std::vector<int32_t>& ids) const {
   if (ids.empty()) throw ParameterError("prompt", "is empty: it has no tokens");
   const auto outside = [&](int32_t id) { return id < 0 || id >= limits_.vocab_size; };
   if (const auto bad = std::find_if(ids.begin(), ids.end(), outside); bad != ids.end()) {
-    throw ParameterError("prompt", fmt::format("has {}, which is no token id: want 0 to {}", *bad,
-                                               limits_.vocab_size - 1));
+    throw ParameterError("prompt", fmt::format("has {}, which is not a token id: want 0 to {}",
+                                               *bad, limits_.vocab_size - 1));
   }
   if (std::ssize(ids) < longest()) return;
-  // Agents look for these words of OpenAI's.
+  // OpenAI's wording: agents search error messages for it.
   throw ContextLengthError(
       fmt::format("This model's maximum context length is {} tokens. However, the prompt has {} "
                   "tokens, which leaves no room for an answer. Please reduce its length.",
                   longest(), ids.size()));
 }
 
-// Copies of one prompt share a name. Only the first of them is checked.
+// The samples of one prompt share a name, so only the first sample is checked.
 bool Front::IsNameTaken(const GenerationSpec& spec) const {
   return !spec.name.empty() && spec.copy == 0 && names_.contains(spec.name);
 }
@@ -192,6 +200,7 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
                         .logprob = spec.logprob,
                         .routed_experts = spec.routed_experts,
                         .group = spec.group,
+                        .priority = spec.priority,
                         .cache_salt = spec.cache_salt};
   std::lock_guard order(order_);
   {
@@ -199,12 +208,11 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
     if (lost_) throw Error(ErrorKind::kUnavailable, lost_reason_);
     if (draining_) throw Error(ErrorKind::kUnavailable, "the server is shutting down");
     if (limits_.max_open > 0 && open_.size() >= static_cast<size_t>(limits_.max_open)) {
-      throw Error(ErrorKind::kBusy, fmt::format("{} requests are open already", open_.size()),
-                  "try again later");
+      throw Full();
     }
     if (IsNameTaken(spec))
       throw ParameterError("rid", fmt::format("{} is the name of a request that is still open: "
-                                              "want another one",
+                                              "choose another name",
                                               spec.name));
     if (!spec.name.empty()) ++names_[spec.name];
     id = next_id_++;
@@ -219,7 +227,47 @@ uint64_t Front::Submit(GenerationSpec spec, GenerationCallback callback) {
   return id;
 }
 
-void Front::Abort(uint64_t id) { link_.Send({AbortRequest{id}}); }
+void Front::CheckCapacity(size_t count) const {
+  const auto most = static_cast<size_t>(limits_.max_open);
+  if (most == 0) return;
+  if (count > most)
+    throw Invalid("{} generations in one request exceed the limit of {} open generations", count,
+                  most);
+  std::lock_guard lock(mutex_);
+  if (open_.size() + count > most) throw Full();
+}
+
+// Requires mutex_.
+Error Front::Full() const {
+  return Error(ErrorKind::kBusy, fmt::format("{} requests are open already", open_.size()),
+               "try again later");
+}
+
+void Front::Abort(const std::vector<uint64_t>& ids) {
+  std::vector<AbortRequest> requests;
+  for (const uint64_t id : ids) requests.push_back({id});
+  const std::vector<ControlMessage> aborts(requests.begin(), requests.end());
+  if (!aborts.empty()) link_.Send(aborts);
+}
+
+void Front::AbortOverdue() {
+  const auto now = Clock::now();
+  std::vector<uint64_t> ids;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, open] : open_) {
+      const auto limit = open->running ? limits_.running_timeout : limits_.queue_timeout;
+      if (limit.count() <= 0 || now - open->since < limit || !open->overdue.empty()) continue;
+      open->overdue =
+          open->running
+              ? fmt::format("the request ran for more than {} s (--request-timeout)", limit.count())
+              : fmt::format("the request waited for more than {} s (--request-queue-timeout)",
+                            limit.count());
+      ids.push_back(id);
+    }
+  }
+  Abort(ids);
+}
 
 void Front::AbortNamed(const std::string& name) {
   AbortWhere(
@@ -238,7 +286,7 @@ void Front::AbortWhere(const std::function<bool(const Open&)>& chosen) {
     for (const auto& [id, open] : open_)
       if (chosen(*open)) ids.push_back(id);
   }
-  for (const uint64_t id : ids) Abort(id);
+  Abort(ids);
 }
 
 template <typename T>
@@ -282,22 +330,22 @@ void Front::OnMessage(const EngineMessage& message) {
   if (const auto* step = std::get_if<StepOutputs>(&message)) {
     for (const RequestOutput& output : step->outputs) Deliver(output);
   } else if (const auto* flush = std::get_if<FlushResult>(&message)) {
-    if (const auto answer = TakeQuestion(flushes_, flush->ticket)) answer(*flush);
+    if (const auto answer = TakeCallback(flushes_, flush->ticket)) answer(*flush);
   } else if (const auto* stats = std::get_if<StatsReport>(&message)) {
-    if (const auto answer = TakeQuestion(stats_, stats->ticket)) answer(*stats);
+    if (const auto answer = TakeCallback(stats_, stats->ticket)) answer(*stats);
   } else if (const auto* record = std::get_if<RecordResult>(&message)) {
-    if (const auto answer = TakeQuestion(records_, record->ticket)) answer(*record);
+    if (const auto answer = TakeCallback(records_, record->ticket)) answer(*record);
   } else if (const auto* load = std::get_if<ExpertLoadReport>(&message)) {
-    if (const auto answer = TakeQuestion(loads_, load->ticket)) answer(*load);
+    if (const auto answer = TakeCallback(loads_, load->ticket)) answer(*load);
   } else if (const auto* eplb = std::get_if<EplbReport>(&message)) {
-    if (const auto answer = TakeQuestion(eplb_, eplb->ticket)) answer(*eplb);
+    if (const auto answer = TakeCallback(eplb_, eplb->ticket)) answer(*eplb);
   } else if (const auto* failure = std::get_if<EngineFailure>(&message)) {
     LOG_ERROR("a rank failed: {}", failure->what);
   }
 }
 
 template <typename T>
-std::function<void(const T&)> Front::TakeQuestion(
+std::function<void(const T&)> Front::TakeCallback(
     std::map<uint64_t, std::function<void(const T&)>>& asked, uint64_t ticket) {
   std::lock_guard lock(mutex_);
   auto node = asked.extract(ticket);
@@ -306,20 +354,28 @@ std::function<void(const T&)> Front::TakeQuestion(
 
 void Front::Deliver(const RequestOutput& output) {
   std::shared_ptr<Open> open;
+  std::string overdue;
   {
     std::lock_guard lock(mutex_);
     const auto it = open_.find(output.id);
-    if (it == open_.end()) return;  // ended here by a stop string before the ranks heard of it
+    if (it == open_.end()) return;  // already ended here by a stop string
     open = it->second;
     const auto count = std::ssize(output.new_tokens);
     open->tokens += count;
+    if (count > 0 && !std::exchange(open->running, true)) open->since = Clock::now();
     controller_.Grow(open->group, count);
+    overdue = open->overdue;
   }
   open->Take(output);
+  if (!overdue.empty() && open->next.finish == FinishReason::kAbort) {
+    open->next.finish = FinishReason::kError;
+    open->next.error = overdue;
+    open->next.error_kind = ErrorKind::kUnavailable;
+  }
   if (open->next.finished()) {
     if (output.finish == FinishReason::kNone)
-      Abort(output.id);            // the ranks do not know stop strings
-    ReleaseName(open->spec.name);  // free before its client has the answer
+      Abort({output.id});          // ended by a stop string, which ranks do not match
+    ReleaseName(open->spec.name);  // so that the client can reuse it right after the response
     open->Emit();
     std::lock_guard lock(mutex_);
     controller_.Close(open->group, open->tokens);
@@ -352,6 +408,7 @@ void Front::OnRanksLost(const std::string& why) {
   for (auto& [id, request] : open) {
     request->next.finish = FinishReason::kError;
     request->next.error = why;
+    request->next.error_kind = ErrorKind::kPeer;
     request->Emit();
   }
   for (auto& [ticket, answer] : flushes) answer({.ticket = ticket, .done = false});

@@ -1,4 +1,4 @@
-// The request book: every open generation, between the HTTP handlers and the ranks.
+// The table of open generations. It connects the HTTP handlers with the ranks.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
 #include "engine/dp_controller.h"
 #include "engine/request.h"
 #include "server/front/generation.h"
@@ -19,68 +20,78 @@
 
 namespace switchyard {
 
-// The prompt leaves no room in the context.
+// The prompt leaves no room for output in the context.
 class ContextLengthError : public Error {
  public:
   explicit ContextLengthError(const std::string& what) : Error(ErrorKind::kInvalid, what) {}
 };
 
-// The way to the ranks. Answers come back through Front::OnMessage.
+// Sends control messages to the ranks. Their replies arrive through Front::OnMessage.
 class RankLink {
  public:
   virtual ~RankLink() = default;
   virtual void Send(
-      const std::vector<ControlMessage>& messages) = 0;  // ordered; any thread; never blocks
+      const std::vector<ControlMessage>& messages) = 0;  // in order; from any thread; never blocks
 };
 
-// Owns the book; borrows link and tokenizer. Submit, Abort and the questions may come from any
-// thread; OnMessage and OnRanksLost from one thread each. Prompt and tokens of a request are kept
-// here until it is finished.
+// Owns the table of open generations; borrows link and tokenizer. Keeps the prompt and the unsent
+// output of each request until the request finishes. Submit, Abort and the queries may be called
+// from any thread; OnMessage and OnRanksLost from one thread each.
 class Front {
  public:
   struct Limits {
     int64_t vocab_size = 0;
     int64_t context_length = 0;
-    int64_t cache_tokens = 0;  // of one request's prompt and output together
-    int32_t max_open = 0;      // running and queued; 0: no limit
+    int64_t cache_tokens = 0;  // KV capacity for one request, prompt and output together
+    int32_t max_open = 0;      // running and queued requests; 0: no limit
     bool has_experts = true;   // the model has routed experts
+    // queue_timeout limits the time until the first token, running_timeout the time after that
+    // token. 0: no limit.
+    std::chrono::duration<double> queue_timeout{0}, running_timeout{0};
   };
   // `controller` chooses the attention group of each request.
   Front(RankLink& link, const Tokenizer& tokenizer, Limits limits, DpController controller = {});
   ~Front();
 
-  // What the client sent wrong is a ParameterError, its parameter "prompt" for the prompt, or a
-  // ContextLengthError. A max_new_tokens that the context does not hold is cut, and min_new_tokens
-  // with it.
+  // Validates `spec`. Throws ParameterError for an invalid field (parameter "prompt" for the
+  // prompt), or ContextLengthError. Reduces max_new_tokens to the room left in the context, and
+  // min_new_tokens to max_new_tokens.
   void Check(GenerationSpec& spec) const;
-  // Checks and passes on. Error as Check has it, a ParameterError where a generation of the same
-  // name is open, kBusy where the queue is full, kUnavailable while draining or without ranks.
+  // Validates `spec` and sends the request to the ranks. Returns its id. Throws the errors of
+  // Check, ParameterError if a generation of the same name is open, kBusy if the queue is full,
+  // and kUnavailable while draining or after the loss of the ranks.
   uint64_t Submit(GenerationSpec spec, GenerationCallback callback);
-  // The generation ends with FinishReason::kAbort, unless it has ended already.
-  void Abort(uint64_t id);
-  void AbortNamed(const std::string& name);  // all of that name or batch name
-  // The longest prompt and output of one request, in tokens.
+  // Throws kInvalid if `count` exceeds the limit of open requests, and kBusy if `count` more
+  // requests do not fit now.
+  void CheckCapacity(size_t count) const;
+  // Asynchronous: generations that are still open end with FinishReason::kAbort.
+  void Abort(const std::vector<uint64_t>& ids);
+  void AbortNamed(const std::string& name);  // every generation with this name or batch name
+  // Maximum number of tokens of one request, prompt and output together.
   int64_t longest() const { return std::min(limits_.context_length, limits_.cache_tokens); }
   void AbortAll();
 
   void FlushCache(std::function<void(bool done)> callback);
-  // Gets the groups' statistics; none where the ranks are lost.
+  // Statistics, one entry per attention group; empty if the ranks are lost.
   void Stats(std::function<void(const std::vector<EngineStats>&)> callback);
 
-  // Recording of experts; kDump's file is on rank 0's host. The result has an error where the ranks
-  // are lost.
+  // Controls the expert recorder. kDump writes its file on rank 0's host. If the ranks are lost,
+  // the result carries an error.
   void RecordExperts(RecordAction action, std::function<void(const RecordResult&)> callback);
   void GetExpertLoad(std::function<void(const ExpertLoadReport&)> callback);
-  // Re-balancing of experts: asks for it now, or how it is. The report says where it is refused or
-  // the ranks are lost.
+  // RebalanceExperts starts expert rebalancing now; GetEplb returns its status. The report carries
+  // the reason if the request is refused or the ranks are lost.
   void RebalanceExperts(std::function<void(const EplbReport&)> callback);
   void GetEplb(std::function<void(const EplbReport&)> callback);
 
   void OnMessage(const EngineMessage& message);
-  // Every open generation ends with kError and `why`; new ones are refused.
+  // Ends every open generation with FinishReason::kError and `why`. Submit then fails.
   void OnRanksLost(const std::string& why);
 
-  void StartDraining();  // from now on Submit throws kUnavailable
+  // Ends requests that exceed their timeout with ErrorKind::kUnavailable. Call periodically.
+  void AbortOverdue();
+
+  void StartDraining();  // Submit throws kUnavailable afterwards
   bool draining() const { return draining_; }
   bool ranks_lost() const { return lost_; }
   size_t open() const;
@@ -89,17 +100,19 @@ class Front {
 
  private:
   struct Open;
+  Error Full() const;
   void CheckPrompt(const std::vector<int32_t>& ids) const;
   void ReleaseName(const std::string& name);
   bool IsNameTaken(const GenerationSpec& spec) const;
   void AbortWhere(const std::function<bool(const Open&)>& chosen);
   void Deliver(const RequestOutput& output);
-  // Keeps the callback under a new ticket; Error kUnavailable where the ranks are lost.
+  // Stores the callback under a new ticket. Throws kUnavailable if the ranks are lost.
   template <typename T>
   uint64_t Ask(std::map<uint64_t, std::function<void(const T&)>>& asked,
                std::function<void(const T&)> callback);
+  // Removes and returns the callback of `ticket`; null for an unknown ticket.
   template <typename T>
-  std::function<void(const T&)> TakeQuestion(
+  std::function<void(const T&)> TakeCallback(
       std::map<uint64_t, std::function<void(const T&)>>& asked, uint64_t ticket);
 
   RankLink& link_;
@@ -107,16 +120,16 @@ class Front {
   const Limits limits_;
   std::atomic<bool> draining_{false}, lost_{false};
 
-  // Held from a request's entry into the book until it is on its way, so that an abort of what the
-  // book holds never overtakes it. Taken before mutex_.
+  // Held from the insertion of a request into open_ until the request is sent. So an abort of an
+  // open request is never sent before the request itself. Lock order: before mutex_.
   std::mutex order_;
 
-  mutable std::mutex mutex_;  // guards what follows; never held while a callback runs
+  mutable std::mutex mutex_;  // guards all members below; never held while a callback runs
   std::condition_variable idle_;
   DpController controller_;
   uint64_t next_id_ = 1;
   std::map<uint64_t, std::shared_ptr<Open>> open_;
-  std::map<std::string, int> names_;  // of open generations that have one: how many
+  std::map<std::string, int> names_;  // number of open generations of each name
   std::map<uint64_t, std::function<void(const FlushResult&)>> flushes_;
   std::map<uint64_t, std::function<void(const StatsReport&)>> stats_;
   std::map<uint64_t, std::function<void(const RecordResult&)>> records_;

@@ -50,7 +50,7 @@ class FrontTest : public testing::Test {
   std::vector<GenerationEvent> events;
 };
 
-// Ranks refuse these too, but what they refuse is a 500.
+// Ranks reject these values too, but a rejection by a rank gives status 500.
 TEST_F(FrontTest, RefusesWhatRanksWouldRefuse) {
   GenerationSpec spec = Spec();
   spec.logprob = {.enabled = true, .top = 513};
@@ -110,14 +110,14 @@ TEST_F(FrontTest, AStopStringEndsTheRequestOnBothSides) {
   ASSERT_THAT(link.sent, SizeIs(2));
   EXPECT_EQ(std::get<AbortRequest>(link.sent[1]).id, id);
   EXPECT_EQ(front.open(), 0u);
-  Tokens(id, "more");  // what the ranks made before they heard of it
+  Tokens(id, "more");  // output that the ranks sent before they received the abort
   EXPECT_THAT(events, SizeIs(1));
 }
 
-// The last token of the limit may hold back text that completes a stop string only at the end.
+// Text held back after the last token (max_new_tokens) may complete a stop string at the end.
 TEST_F(FrontTest, AStopStringCompletedAtTheEndIsAStop) {
   GenerationSpec spec = Spec();
-  spec.stop = {"\xEF\xBF\xBD"};  // what an unfinished character becomes at the end
+  spec.stop = {"\xEF\xBF\xBD"};  // replaces an incomplete character at the end
   const uint64_t id = Submit(spec);
   const std::vector<int32_t> ids = tokenizer->Encode("\xE4\xB8\x93", false);
   ASSERT_GT(ids.size(), 1u);
@@ -128,7 +128,7 @@ TEST_F(FrontTest, AStopStringCompletedAtTheEndIsAStop) {
   EXPECT_EQ(events[0].text, "");
 }
 
-// As vLLM has it: what the first min_new_tokens tokens complete is text.
+// As in vLLM: a stop string that ends within the first min_new_tokens tokens does not match.
 TEST_F(FrontTest, StopStringsWaitForTheMinimum) {
   GenerationSpec spec = Spec();
   spec.stop = {"a", "bb"};
@@ -136,7 +136,7 @@ TEST_F(FrontTest, StopStringsWaitForTheMinimum) {
   const uint64_t id = Submit(spec);
   for (const char* letter : {"a", "b", "b", "a"}) Tokens(id, letter);
   ASSERT_THAT(events, SizeIs(1));
-  EXPECT_EQ(events[0].text, "a");  // "bb" ends behind the minimum
+  EXPECT_EQ(events[0].text, "a");  // "bb" ends after the minimum
   EXPECT_EQ(std::get<std::string>(events[0].matched), "bb");
   EXPECT_THAT(events[0].tokens, SizeIs(3));
 }
@@ -166,7 +166,7 @@ TEST_F(FrontTest, AStopStringMayBeASpecialToken) {
     EXPECT_EQ(events[0].text, c.shown) << c.stop;
     EXPECT_EQ(std::get<std::string>(events[0].matched), c.stop);
   }
-  events.clear();  // one that is none stays hidden
+  events.clear();  // a special token outside a stop string stays hidden
   GenerationSpec spec = Spec();
   spec.stop = {"zz"};
   const uint64_t id = Submit(spec);
@@ -202,7 +202,7 @@ TEST_F(FrontTest, ANameIsOpenOnce) {
     EXPECT_EQ(e.parameter, "rid");
     EXPECT_EQ(e.kind(), ErrorKind::kInvalid);
   }
-  spec.copy = 1;  // copies of one prompt share it
+  spec.copy = 1;  // samples of one prompt share the name
   const uint64_t copy = Submit(spec);
   spec.copy = 0;
   for (const uint64_t ended : {id, copy}) {
@@ -329,7 +329,7 @@ TEST_F(FrontTest, QuestionsAboutExpertsAreAnsweredOnce) {
   const auto second = std::get<RecordExperts>(link.sent[1]);
   EXPECT_EQ(second.action, RecordAction::kDump);
   const uint64_t third = std::get<GetExpertLoad>(link.sent[2]).ticket;
-  for (int time = 0; time < 2; ++time) {  // the second ones have no receiver
+  for (int time = 0; time < 2; ++time) {  // the second time no callback is registered
     front.OnMessage(RecordResult{.ticket = second.ticket, .dump = {.file = "b"}});
     front.OnMessage(ExpertLoadReport{.ticket = third, .load = {.passes = 7}});
   }

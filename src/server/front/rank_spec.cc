@@ -16,6 +16,12 @@ std::string HashOfFile(const std::filesystem::path& path) {
   return fmt::format("{:016x}", std::hash<std::string>()(text));
 }
 
+// Of the file, or of the value where it is JSON text.
+std::string HashOfLocation(const std::string& location) {
+  if (location.find('{') == std::string::npos) return HashOfFile(location);
+  return fmt::format("{:016x}", std::hash<std::string>()(location));
+}
+
 }  // namespace
 
 std::string EncodeRankSpec(const EngineConfig& config, const EnginePlan& plan) {
@@ -58,7 +64,7 @@ RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& mode
   const bool bfloat16_rows = r.Get<bool>();
   if (!model_path.empty()) job.config.model_path = model_path;
   job.plan.model = ReadModelConfig(job.config);
-  // As the leader's CPU has it: another one's rank would give other sums.
+  // Use the leader's value: different rounding on another CPU type would change the sums.
   job.plan.model.quantization.bfloat16_rows = bfloat16_rows;
   return job;
 }
@@ -75,7 +81,7 @@ Statement EngineStatement(const EngineConfig& config) {
       {"--quantization", config.quantization.method},
       {"--json-model-override-args", config.model_override_args},
       {"--ep-num-redundant-experts", std::to_string(config.moe.num_redundant_experts)},
-      {"the hash of --init-expert-location", HashOfFile(config.moe.init_expert_location)},
+      {"the hash of --init-expert-location", HashOfLocation(config.moe.init_expert_location)},
       {"the hash of config.json", HashOfFile(config.model_path / "config.json")},
       {"the hash of hf_quant_config.json", HashOfFile(config.model_path / "hf_quant_config.json")}};
 }

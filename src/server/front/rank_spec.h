@@ -1,4 +1,4 @@
-// Input of a rank process: the engine's configuration and the plan that the parent made.
+// Serialized input of a rank process: the engine configuration and the parent's engine plan.
 #pragma once
 
 #include <filesystem>
@@ -10,19 +10,20 @@
 
 namespace switchyard {
 
-// The plan travels, because it follows from the memory that was free when the parent looked; the
-// model's configuration does not, because every rank reads the same config.json, but for what
-// follows from the leader's CPU.
+// The plan is serialized because it depends on the memory that was free when the parent measured
+// it. The model configuration is not serialized, since every rank reads the same config.json. An
+// exception is bfloat16_rows, which depends on the leader's CPU.
 std::string EncodeRankSpec(const EngineConfig& config, const EnginePlan& plan);
 struct RankJob {
   EngineConfig config;
   EnginePlan plan;
 };
-// `model_path`: where this node has the checkpoint; empty: where the spec says.
+// `model_path`: the checkpoint directory on this node; empty: the one in `bytes`.
 RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& model_path = {});
 
-// What has to be the same on every node beside the spec, which node 0 makes: a difference means
-// that the nodes were started for different things.
+// Flags and file hashes that must be equal on all nodes. Node 0 sends its spec to the other nodes,
+// so only values outside the spec need this check. A difference means that the nodes were started
+// with different arguments or checkpoints.
 Statement EngineStatement(const EngineConfig& config);
 
 }  // namespace switchyard

@@ -5,7 +5,7 @@
 namespace switchyard {
 namespace {
 
-// Whichever CPU decodes it.
+// The decoded value does not depend on the CPU that decodes it.
 TEST(RankSpec, RowsAreRoundedAsTheLeaderSays) {
   EngineConfig config;
   config.model_path = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures/qwen3_moe";

@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint64_t kMaxDefaultsBytes = 16 << 20;
 
-// A number of generation_config.json, left alone where it is absent or null.
+// Reads one number of generation_config.json. Keeps `value` if the key is absent or null.
 template <typename T>
 void Take(const nlohmann::json& json, const char* key, const std::filesystem::path& file,
           T& value) {
@@ -36,7 +36,7 @@ SamplingParams SamplingDefaults(const std::filesystem::path& dir, int64_t vocab_
   Take(json, "top_k", file, defaults.top_k);
   Take(json, "min_p", file, defaults.min_p);
   Take(json, "repetition_penalty", file, defaults.repetition_penalty);
-  if (defaults.top_k == 0) defaults.top_k = -1;  // transformers' way to say all
+  if (defaults.top_k == 0) defaults.top_k = -1;  // in transformers, 0 means all tokens
   try {
     Validate(defaults, vocab_size);
   } catch (const Error& e) {
@@ -45,12 +45,13 @@ SamplingParams SamplingDefaults(const std::filesystem::path& dir, int64_t vocab_
   return defaults;
 }
 
-// Made-up weights need no text: without a tokenizer such a model takes and gives ids.
+// With --load-format dummy the tokenizer may be absent: requests and responses then use token ids.
 std::unique_ptr<Tokenizer> LoadTokenizer(const ServerArgs& args, const std::filesystem::path& dir) {
   if (args.engine.load_format != "dummy" || Tokenizer::HasFiles(dir))
     return Tokenizer::FromDirectory(dir);
-  LOG_WARNING("{} has no tokenizer: requests must send input_ids, and answers have output_ids only",
-              dir.string());
+  LOG_WARNING(
+      "{} has no tokenizer: requests must send input_ids, and responses have output_ids only",
+      dir.string());
   return Tokenizer::FromJson(R"({"model": {"type": "BPE", "vocab": {}, "merges": []}})",
                              "no tokenizer");
 }
@@ -71,8 +72,10 @@ ServedModel LoadServedModel(const ServerArgs& args, const ModelConfig& config) {
                     .chat_template = ChatTemplate::FromDirectory(text_dir, override_file),
                     .sampling_defaults = SamplingDefaults(dir, config.vocab_size)};
   if (model.tokenizer->VocabSize() > config.vocab_size) {
-    throw Invalid(
-        "{}: ids up to {}, but config.json says vocab_size {}; are they of the same checkpoint?",
+    // The model never samples ids past its vocabulary; a prompt with one gets an error.
+    LOG_WARNING(
+        "{}: ids up to {}, but config.json says vocab_size {}: prompts with larger ids are "
+        "refused",
         text_dir.string(), model.tokenizer->VocabSize() - 1, config.vocab_size);
   }
   return model;

@@ -1,4 +1,4 @@
-// What the front knows of the model: its text side.
+// The parts of the model that the front needs: name, tokenizer, chat template, sampling defaults.
 #pragma once
 
 #include <filesystem>
@@ -15,18 +15,18 @@ namespace switchyard {
 
 // Immutable once loaded; shared by all threads.
 struct ServedModel {
-  std::string name;  // in /v1/models and in answers
+  std::string name;  // in /v1/models and in responses
   std::filesystem::path path;
   ModelConfig config;
   std::unique_ptr<Tokenizer> tokenizer;
   ChatTemplate chat_template;
-  // What generation_config.json asks for where a request says nothing (temperature, top_p, top_k,
-  // …).
+  // Defaults from generation_config.json for parameters that a request omits (temperature, top_p,
+  // top_k, …).
   SamplingParams sampling_defaults;
 };
 
-// Reads tokenizer, template and defaults. Error names the file; a vocabulary that has ids beyond
-// config.json's vocab_size is refused.
+// Reads tokenizer, template and defaults. Errors name the file. A tokenizer with ids beyond
+// config.json's vocab_size is an error.
 ServedModel LoadServedModel(const ServerArgs& args, const ModelConfig& config);
 
 }  // namespace switchyard

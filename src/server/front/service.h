@@ -1,7 +1,9 @@
-// What every endpoint is given.
+// Shared state of all HTTP endpoints.
 #pragma once
 
 #include <atomic>
+#include <functional>
+#include <string>
 
 #include "server/api/known_fields.h"
 #include "server/front/front.h"
@@ -15,8 +17,10 @@ struct Service {
   const ServedModel& model;
   const ServerArgs& args;
   const EnginePlan& plan;
-  mutable UnknownFields unknown_fields;  // of requests so far
-  std::atomic<bool> ready{false};        // the ranks have loaded and answered the warm-up request
+  mutable UnknownFields unknown_fields;  // unknown fields seen in requests so far
+  std::atomic<bool> ready{false};        // ranks have loaded, and the warm-up request has finished
+  // Returns a description of a rank without a recent heartbeat, or "". Set before `ready`.
+  std::function<std::string()> find_silent_rank = [] { return std::string(); };
 };
 
 }  // namespace switchyard

@@ -24,13 +24,13 @@ std::string StopStrings::Push(const Piece& piece) {
   return Release(held_.size() - HoldBack());
 }
 
-// The earliest match wins; of several at one place the longest, so that the order of `stop` does
-// not matter.
+// Finds the earliest match, and the longest one of several at the same position. So the order of
+// `stop` has no effect.
 bool StopStrings::FindMatch(size_t* begin, const std::string** found) const {
   *found = nullptr;
   *begin = std::string::npos;
   for (const std::string& stop : stops_) {
-    // The first place where it ends behind the unchecked bytes.
+    // First position at which a match ends after the unchecked bytes.
     const size_t from = unchecked_ >= stop.size() ? unchecked_ - stop.size() + 1 : 0;
     const size_t at = held_.find(stop, from);
     if (at < *begin || (at == *begin && *found && stop.size() > (*found)->size())) {

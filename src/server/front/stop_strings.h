@@ -1,4 +1,4 @@
-// Stop strings in text that comes piece by piece.
+// Stop string matching in streamed text.
 #pragma once
 
 #include <cstddef>
@@ -9,12 +9,12 @@
 
 namespace switchyard {
 
-// Lets text through up to the first stop string, and holds back what may yet become one. Belongs to
-// one request and one thread.
+// Returns text up to the first stop string. Holds back a suffix that may be the start of a stop
+// string. One instance per request; not thread-safe.
 class StopStrings {
  public:
-  // `keep_match`: the stop string itself is let through too (SGLang's no_stop_trim), with its
-  // hidden parts.
+  // `keep_match`: the returned text includes the stop string with its hidden parts (SGLang's
+  // no_stop_trim).
   StopStrings(std::vector<std::string> stops, bool keep_match)
       : stops_(std::move(stops)), keep_match_(keep_match) {}
 
@@ -22,27 +22,27 @@ class StopStrings {
 
   struct Piece {
     std::string_view text;
-    bool may_stop = true;  // false: a stop string that ends in this piece is text like any other
-    bool hidden = false;   // special tokens: they may be a stop string, but are not shown
+    bool may_stop = true;  // false: a stop string that ends in this piece does not match
+    bool hidden = false;   // special tokens: part of the matching, but not of the returned text
   };
-  // The text that may be shown now. Once matched() is set, everything further is swallowed.
+  // Returns the text that is safe to show. Returns nothing once matched() is set.
   std::string Push(const Piece& piece);
   std::string Push(std::string_view text) { return Push(Piece{.text = text}); }
-  // What was held back, at the end of the generation.
+  // Returns the held-back text at the end of the generation.
   std::string Finish();
 
   const std::optional<std::string>& matched() const { return matched_; }
 
  private:
-  size_t HoldBack() const;  // bytes at the end of held_ that begin some stop string
+  size_t HoldBack() const;  // length of the longest suffix of held_ that starts a stop string
   bool FindMatch(size_t* begin, const std::string** found) const;
-  std::string Release(size_t bytes);  // the first ones of held_, without hidden ones
+  std::string Release(size_t bytes);  // removes the first bytes of held_; returns the visible ones
 
   std::vector<std::string> stops_;
   bool keep_match_;
   std::string held_;
-  std::vector<bool> hidden_;  // of the bytes of held_
-  size_t unchecked_ = 0;      // the first bytes of held_, in which no stop string may end
+  std::vector<bool> hidden_;  // for each byte of held_
+  size_t unchecked_ = 0;      // number of leading bytes of held_ in which no match may end
   std::optional<std::string> matched_;
 };
 

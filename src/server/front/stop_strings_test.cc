@@ -52,7 +52,7 @@ TEST(StopStringsTest, UncheckedTextMayBeginAStopButNotBeOne) {
   EXPECT_EQ(s.Push({.text = "a", .may_stop = false}), "");
   EXPECT_EQ(s.Push("b"), "");
   EXPECT_EQ(s.matched(), "ab");
-  StopStrings inner({"b", "abc"}, false);  // "b" lies within what is held back for "abc"
+  StopStrings inner({"b", "abc"}, false);  // "b" is part of the text held back for "abc"
   EXPECT_EQ(inner.Push({.text = "ab", .may_stop = false}), "");
   EXPECT_EQ(inner.Push("x"), "abx");
   EXPECT_FALSE(inner.matched());

@@ -1,4 +1,4 @@
-// Where in a text its tokens begin.
+// Character offsets of tokens in the generated text.
 #pragma once
 
 #include <cstdint>
@@ -8,21 +8,22 @@
 namespace switchyard {
 
 // Counts characters (code points) while a detokenizer turns tokens into text. A token that
-// continues a character begins in that character. The text that the detokenizer returns decides;
-// between two pieces of it, while bytes wait for their character, bytes do. One generation, one
-// thread; constant work and memory for each byte.
+// continues a character begins in that character. The count follows the text that the detokenizer
+// returns; for bytes that are not yet part of that text, it follows the bytes. One instance per
+// generation; not thread-safe. Constant work and memory per byte.
 class TokenOffsets {
  public:
-  // How many characters come before the one in which a token of these bytes begins. A token that
-  // is not shown has none, and begins where the text so far ends.
+  // Offset of the character in which a token with these bytes begins. A hidden token has no bytes
+  // and begins at the end of the text so far.
   int64_t Begin(std::string_view bytes) const;
-  // The token's bytes, empty where it is not shown, and the text that became certain with it.
+  // Adds a token. `bytes`: of the token, empty if it is hidden. `text`: returned by the
+  // detokenizer for this token.
   void Push(std::string_view bytes, std::string_view text);
 
  private:
   int64_t certain_ = 0;  // characters that the detokenizer has returned
-  int64_t ahead_ = 0;    // characters whose bytes are all here and which it has not
-  std::string cut_;      // bytes of a character that is not whole yet, at most 3
+  int64_t ahead_ = 0;    // complete characters that it has not returned yet
+  std::string cut_;      // bytes of an incomplete character, at most 3
 };
 
 }  // namespace switchyard

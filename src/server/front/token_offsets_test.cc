@@ -16,7 +16,7 @@ std::unique_ptr<Tokenizer> Fixture(const std::string& name) {
   return Tokenizer::FromFile(SWITCHYARD_TEST_DATA "/fixtures/" + name + "/tokenizer.json");
 }
 
-// The character that each byte of the whole belongs to; one entry more for the end.
+// The character index of each byte, and one more entry for the end of the text.
 std::vector<int64_t> CharacterOfByte(const std::string& bytes) {
   std::vector<int64_t> characters;
   int64_t character = 0;
@@ -48,7 +48,8 @@ TEST(TokenText, PartsOfCharactersHaveTheirBytes) {
   EXPECT_EQ(TokenBytes(*fallback, fallback->TokenToId("<0x0A>").value()), "\n");
 }
 
-// 200 streams of random ids, special and partial ones among them, against one pass over the whole.
+// Compares 200 streams of random ids, with special tokens and parts of characters, with the offsets
+// in the complete text.
 TEST(TokenOffsets, EqualWhatTheWholeTextSays) {
   const auto tokenizer = Fixture("qwen3_moe");
   std::mt19937 random(7);
@@ -77,7 +78,7 @@ TEST(TokenOffsets, EqualWhatTheWholeTextSays) {
   }
 }
 
-// SentencePiece strips the first space and holds runs of bytes back; the text decides.
+// SentencePiece strips the first space and holds back runs of bytes. Offsets follow its text.
 TEST(TokenOffsets, FollowTheTextOfByteFallback) {
   const auto tokenizer = Fixture("mixtral");
   std::vector<int32_t> ids = tokenizer->Encode("the", false);

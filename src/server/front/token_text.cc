@@ -11,9 +11,9 @@
 namespace switchyard {
 namespace {
 
-// GPT-2's alphabet of bytes (openai/gpt-2, encoder.py, bytes_to_unicode): printable bytes of
-// Latin-1 are their own character, the others are 256, 257, … in order. Here from character to
-// byte; −1 where a character stands for none.
+// GPT-2's byte alphabet (openai/gpt-2, encoder.py, bytes_to_unicode). Printable Latin-1 bytes map
+// to themselves, the other bytes to code points 256, 257, … in order. This table maps code points
+// to bytes; −1: no byte.
 constexpr std::array<int16_t, 324> kByteOfCharacter = [] {
   std::array<int16_t, 324> table{};
   table.fill(-1);
@@ -25,7 +25,7 @@ constexpr std::array<int16_t, 324> kByteOfCharacter = [] {
   return table;
 }();
 
-// "<0xE4>", as SentencePiece spells a byte.
+// Parses a SentencePiece byte token, e.g. "<0xE4>".
 std::optional<char> FallbackByte(std::string_view token) {
   if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return std::nullopt;
   unsigned byte = 0;

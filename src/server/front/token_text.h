@@ -1,4 +1,4 @@
-// Single tokens as log-probabilities show them.
+// Bytes and labels of single tokens in log-probabilities.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 
 namespace switchyard {
 
-// The bytes that the token stands for: those of its text, and of a token that is a part of a
-// character its own, where its text is U+FFFD. Clients join them.
+// The bytes of the token's text. For a token that is a part of a character (its text is U+FFFD),
+// the bytes of that part. Clients concatenate the bytes of tokens.
 std::string TokenBytes(const Tokenizer& tokenizer, int32_t id);
 
-// The token's text where its bytes are whole characters; else the bytes spelled as OpenAI spells
-// them, "\xf0\x9f", so that different tokens are shown differently.
+// The token's text if its bytes are valid UTF-8; otherwise the escaped bytes in OpenAI's form,
+// "\xf0\x9f". So different tokens have different labels.
 std::string TokenLabel(const Tokenizer& tokenizer, int32_t id);
 
 }  // namespace switchyard

@@ -1,20 +1,15 @@
 #include "server/http/connection.h"
 
 #include <fmt/format.h>
-#include <poll.h>
 
+#include <algorithm>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/awaitable.hpp>
-#include <boost/asio/buffer.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/experimental/awaitable_operators.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/read.hpp>
-#include <boost/beast/http/string_body.hpp>
 #include <chrono>
 #include <exception>
 #include <optional>
@@ -24,82 +19,54 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "server/http/admission.h"
+#include "server/http/body_buffer.h"
+#include "server/http/dispatch.h"
 #include "server/http/error_body.h"
 #include "server/http/exchange.h"
-#include "server/http/host_port.h"
+#include "server/http/origins.h"
+#include "server/http/request_parser.h"
+#include "server/http/request_trace.h"
 
 namespace switchyard::http {
 namespace {
 
 namespace asio = boost::asio;
-namespace beast_http = boost::beast::http;
 using asio::awaitable;
-using asio::ip::tcp;
 using boost::system::error_code;
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
-using Parser = beast_http::request_parser<beast_http::string_body>;
 
-// Errors come back as values; cancellation is one of them.
+// Errors, including cancellation, are returned as values.
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 
-// What a client may send ahead of the response it waits for. The rest stays in the kernel, and a
-// hang-up behind more than the kernel takes shows only later.
-constexpr size_t kMaxReadAhead = 64 << 10;
-constexpr size_t kReadSize = 16 << 10;
-constexpr milliseconds kHangUpPoll{50};
+// Read buffer sizes of an idle connection and of one that is receiving a request.
+constexpr size_t kIdleReadSize = 1 << 10, kReadSize = 16 << 10;
+// Maximum number of bytes read ahead during a response. The rest stays in the kernel's buffer.
+constexpr size_t kMaxReadAhead = 16 << 10;
+// Interval of checks for a reset by a client that has closed its sending side, and the number of
+// such checks per probe (Exchange::Probe).
+constexpr milliseconds kHangUpPoll{25};
+constexpr int kPollsBetweenProbes = 80;
+constexpr milliseconds kSpareTimeout{2000};  // for a connection beyond the limit
 
-// After the last response we read and drop what the client still sends: closing at once would reset
+// Time to read and discard further input after the last response. An immediate close would reset
 // the connection, and the reset can overtake the response.
 constexpr milliseconds kLinger{5000};
 
-constexpr int64_t kMinBodyBytesPerMs =
-    64;  // below that a body is too slow: about 64 KiB per second
+// Minimum upload rate of a body, about 64 KiB per second.
+constexpr int64_t kMinBodyBytesPerMs = 64;
 
-std::string_view View(boost::beast::string_view text) { return {text.data(), text.size()}; }
+Refusal TimedOut() { return {408, "The request did not arrive in time", "request_timeout"}; }
 
-std::string PeerName(const tcp::socket& socket) {
-  error_code ec;
-  const tcp::endpoint peer = socket.remote_endpoint(ec);
-  if (ec) return "unknown";
-  return HostPort(peer.address().to_string(), peer.port());
+Refusal Incomplete() {
+  return {400, "The connection was closed before the end of the request", "malformed_request"};
 }
 
-// The answer to a request that could not be read; none if the client is gone.
-std::optional<Admission> RefuseUnreadable(error_code ec, bool timed_out,
-                                          const ServerOptions& options) {
-  using beast_http::error;
-  if (timed_out) {
-    return Admission::Refuse(408, "The request did not arrive in time", "request_timeout");
-  }
-  if (ec == error::body_limit) {
-    return Admission::Refuse(
-        413, fmt::format("The request body is larger than {} bytes", options.max_body_bytes),
-        "body_too_large");
-  }
-  if (ec == error::header_limit) {
-    return Admission::Refuse(
-        431, fmt::format("The request header is larger than {} bytes", options.max_header_bytes),
-        "header_too_large");
-  }
-  if (ec == error::bad_version) {
-    return Admission::Refuse(505, "Only HTTP/1.0 and HTTP/1.1 are spoken here", "http_version");
-  }
-  if (ec == error::end_of_stream || ec == error::partial_message) return std::nullopt;
-  if (ec.category() == make_error_code(error::bad_method).category()) {
-    return Admission::Refuse(400, "The request is no valid HTTP: " + ec.message(),
-                             "malformed_request");
-  }
-  return std::nullopt;
+Admission ToAdmission(const Refusal& refusal) {
+  return Admission::Refuse(refusal.status, refusal.message, refusal.code);
 }
 
-// A coding that we do not know leaves the end of the body unknown too.
-bool HasUnknownCoding(const Parser& parser) {
-  const auto coding = parser.get().find(beast_http::field::transfer_encoding);
-  return coding != parser.get().end() && !boost::beast::iequals(coding->value(), "chunked");
-}
-
-// Counts a request as open while it lives.
+// Counts a request as open during its lifetime.
 class OpenRequest {
  public:
   explicit OpenRequest(std::atomic<size_t>& count) : count_(count) { ++count_; }
@@ -114,59 +81,73 @@ class OpenRequest {
 class ConnectionImpl final : public Connection,
                              public std::enable_shared_from_this<ConnectionImpl> {
  public:
-  ConnectionImpl(const ConnectionContext& context, tcp::socket socket)
-      : options_(context.options),
-        router_(context.router),
-        open_requests_(context.open_requests),
-        socket_(std::move(socket)),
-        deadline_(socket_.get_executor()),
-        news_(socket_.get_executor(), Clock::time_point::max()),
-        peer_(PeerName(socket_)) {}
+  ConnectionImpl(const ConnectionContext& context, ClientStream::Socket socket, bool spare)
+      : context_(context),
+        options_(context.options),
+        spare_(spare),
+        peer_(PeerName(socket)),
+        stream_(std::move(socket), context.tls),
+        deadline_(stream_.get_executor()),
+        news_(stream_.get_executor(), Clock::time_point::max()) {}
 
   void Advance(Phase phase) override;
   void Spawn(std::function<void(Connection*)> on_end);
 
  private:
   enum class Activity { kIdle, kReading, kAnswering, kLingering };
+  struct Received {  // a request, or the error response for it
+    Admission admission;
+    std::shared_ptr<Request> request;
+    RequestHead head;
+    bool whole = false;  // read completely, so another request may follow
+  };
 
   awaitable<void> Run();
   awaitable<bool> AwaitRequest();
   awaitable<bool> ServeRequest();
-  awaitable<std::optional<Admission>> ReadHeader(Parser& parser, Request& request);
-  awaitable<std::optional<Admission>> ReadBody(Parser& parser);
-  void Dispatch(const Admission& admission, std::shared_ptr<const Request> request);
+  awaitable<std::optional<Received>> Receive();
+  awaitable<std::optional<Refusal>> ReadHead(RequestParser& parser, MemoryCharge& charge,
+                                             Clock::time_point deadline);
+  awaitable<std::optional<Refusal>> ReadBody(const RequestHead& head, BodyBuffer& body,
+                                             Clock::time_point deadline);
+  Admission Judge(const RequestHead& head, Request& request) const;
+  std::shared_ptr<Exchange> MakeExchange(const Received& received);
   awaitable<bool> WriteResponse();
   awaitable<bool> WriteAll(std::string_view bytes);
   awaitable<void> WatchPeer();
   awaitable<void> Linger();
 
-  void LogServed(const Request& request, int status, bool written, milliseconds time) const;
-  void AnnounceNews();
-  void OnNews();
+  awaitable<error_code> ReadMore(size_t most);
+  std::string_view Input() const { return std::string_view(input_).substr(used_); }
+  void LogServed(const Request& request, const Exchange& exchange, bool written,
+                 Clock::time_point start) const;
+  void NotifyOutput();
+  void OnOutput();
   void Arm(milliseconds limit);
+  void ArmUntil(Clock::time_point deadline);
   void Disarm();
-  void CloseSocket();
 
+  const ConnectionContext context_;
   const ServerOptions& options_;
-  const Router& router_;
-  std::atomic<size_t>& open_requests_;
+  const bool spare_;
+  const std::string peer_;
   std::atomic<Phase> phase_ = Phase::kServing;
 
-  // All below belongs to the strand.
-  tcp::socket socket_;
-  asio::steady_timer deadline_;  // of the socket operation under way: one at a time has one
+  // All members below are accessed on the strand only.
+  ClientStream stream_;
+  asio::steady_timer deadline_;  // of the current socket operation; at most one has a deadline
   uint64_t deadline_count_ = 0;
   bool timed_out_ = false;
-  asio::steady_timer news_;  // never expires; cancelled when the exchange has something to write
-  const std::string peer_;
-  boost::beast::flat_buffer buffer_;    // received, not yet parsed
-  std::shared_ptr<Exchange> exchange_;  // of the response under way
+  asio::steady_timer news_;  // never expires; cancelled when the exchange has new output
+  std::string input_;        // received bytes; the first used_ of them are consumed
+  size_t used_ = 0;
+  std::shared_ptr<Exchange> exchange_;  // of the current response
   Activity activity_ = Activity::kIdle;
 };
 
 void ConnectionImpl::Spawn(std::function<void(Connection*)> on_end) {
   asio::co_spawn(
-      socket_.get_executor(), Run(),
+      stream_.get_executor(), Run(),
       [self = shared_from_this(), on_end = std::move(on_end)](const std::exception_ptr& failure) {
         try {
           if (failure) std::rethrow_exception(failure);
@@ -175,7 +156,7 @@ void ConnectionImpl::Spawn(std::function<void(Connection*)> on_end) {
         }
         if (self->exchange_) std::exchange(self->exchange_, nullptr)->Close();
         self->Disarm();
-        self->CloseSocket();
+        self->stream_.Close();
         on_end(self.get());
       });
 }
@@ -184,16 +165,19 @@ void ConnectionImpl::Advance(Phase phase) {
   Phase before = phase_.load();
   while (before < phase && !phase_.compare_exchange_weak(before, phase)) {
   }
-  asio::post(socket_.get_executor(), [self = shared_from_this(), phase] {
+  asio::post(stream_.get_executor(), [self = shared_from_this(), phase] {
     if (self->exchange_) self->exchange_->DisableKeepAlive();
     const bool waiting =
         self->activity_ == Activity::kIdle || self->activity_ == Activity::kLingering;
-    if (phase == Phase::kClosed || (phase == Phase::kDraining && waiting)) self->CloseSocket();
+    if (phase == Phase::kClosed || (phase == Phase::kDraining && waiting)) self->stream_.Close();
   });
 }
 
 awaitable<void> ConnectionImpl::Run() {
-  while (true) {
+  Arm(options_.read_timeout);
+  const bool secure = co_await stream_.Handshake();
+  Disarm();
+  while (secure) {
     const bool has_request = co_await AwaitRequest();
     if (!has_request) co_return;
     const bool more = co_await ServeRequest();
@@ -201,58 +185,54 @@ awaitable<void> ConnectionImpl::Run() {
   }
 }
 
-// Waits for the first byte of a request. False if none comes.
+// Appends to input_. Shrinks the buffer if it is empty and larger than `most`.
+awaitable<error_code> ConnectionImpl::ReadMore(size_t most) {
+  input_.erase(0, used_);
+  used_ = 0;
+  if (input_.empty() && input_.capacity() > most) input_ = std::string();
+  const size_t before = input_.size();
+  input_.resize(before + most);
+  const auto [ec, count] = co_await stream_.ReadSome(asio::buffer(input_.data() + before, most));
+  input_.resize(before + count);
+  co_return ec;
+}
+
+// Waits for the first byte of a request. False if the connection ends instead.
 awaitable<bool> ConnectionImpl::AwaitRequest() {
-  if (buffer_.size() > 0) co_return true;
+  if (!Input().empty()) co_return true;
   if (phase_.load() >= Phase::kDraining) co_return false;
   activity_ = Activity::kIdle;
-  Arm(options_.idle_timeout);
-  const auto [ec, count] = co_await socket_.async_read_some(buffer_.prepare(kReadSize), kAwait);
+  Arm(spare_ ? kSpareTimeout : options_.idle_timeout);
+  const error_code ec = co_await ReadMore(kIdleReadSize);
   Disarm();
-  buffer_.commit(count);
   co_return !ec;
 }
 
-// Reads one request and answers it. True if another one may follow on this connection.
+// Reads and answers one request. True if another request may follow on this connection.
 awaitable<bool> ConnectionImpl::ServeRequest() {
   using namespace asio::experimental::awaitable_operators;
   activity_ = Activity::kReading;
   const auto start = Clock::now();
-  Parser parser;
-  parser.header_limit(static_cast<uint32_t>(options_.max_header_bytes));
-  parser.body_limit(options_.max_body_bytes);
-  auto request = std::make_shared<Request>();
-  request->peer = peer_;
-
-  std::optional<Admission> admission = co_await ReadHeader(parser, *request);
-  if (admission && admission->handler != nullptr && !parser.is_done()) {
-    std::optional<Admission> refusal = co_await ReadBody(parser);
-    if (!parser.is_done()) admission = std::move(refusal);
-  }
-  if (!admission) co_return false;
-  const bool whole = parser.is_done();
-  request->body = std::move(parser.get().body());
+  std::optional<Received> received = co_await Receive();
+  if (!received) co_return false;
 
   activity_ = Activity::kAnswering;
-  exchange_ =
-      std::make_shared<Exchange>(Exchange::Options{.head = request->method == "HEAD",
-                                                   .chunked = parser.get().version() >= 11,
-                                                   .keep_alive = whole && parser.keep_alive() &&
-                                                                 phase_.load() == Phase::kServing,
-                                                   .allow_cors = options_.allow_cors,
-                                                   .max_backlog = options_.max_backlog_bytes},
-                                 [this] { AnnounceNews(); });
+  exchange_ = MakeExchange(*received);
+  Request shown;  // for the log line; the handler owns the request
+  shown.method = received->request->method;
+  shown.path = received->request->path;
+  shown.id = received->request->id;
   bool written = false;
   {
-    const OpenRequest open(open_requests_);
-    Dispatch(*admission, request);
+    const OpenRequest open(context_.open_requests);
+    Dispatch(received->admission, std::move(received->request), Responder(exchange_),
+             *context_.workers);
     const auto outcome = co_await (WriteResponse() || WatchPeer());
     written = outcome.index() == 0 && std::get<0>(outcome);
   }
   const auto exchange = std::exchange(exchange_, nullptr);
   exchange->Close();
-  LogServed(*request, exchange->status(), written,
-            std::chrono::duration_cast<milliseconds>(Clock::now() - start));
+  LogServed(shown, *exchange, written, start);
 
   if (!written) co_return false;
   if (exchange->keep_alive()) co_return true;
@@ -260,78 +240,146 @@ awaitable<bool> ConnectionImpl::ServeRequest() {
   co_return false;
 }
 
-void ConnectionImpl::LogServed(const Request& request, int status, bool written,
-                               milliseconds time) const {
-  constexpr const char* kLine = "http: {} {} {} -> {}{} in {} ms";
-  const char* cut = written ? "" : ", cut off";
-  if (options_.log_requests) {
-    LOG_INFO(kLine, peer_, request.method, request.path, status, cut, time.count());
-  } else {
-    LOG_DEBUG(kLine, peer_, request.method, request.path, status, cut, time.count());
+// Returns no value if the client has disconnected.
+awaitable<std::optional<ConnectionImpl::Received>> ConnectionImpl::Receive() {
+  const auto deadline = Clock::now() + (spare_ ? kSpareTimeout : options_.read_timeout);
+  RequestParser parser({.head_bytes = options_.max_header_bytes});
+  MemoryCharge charge(context_.budget);
+  Received received;
+  received.request = std::make_shared<Request>();
+  Request& request = *received.request;
+  request.peer = peer_;
+
+  std::optional<Refusal> refusal = co_await ReadHead(parser, charge, deadline);
+  if (!refusal && !parser.done()) co_return std::nullopt;
+  received.head = std::move(parser.head());
+  const RequestHead& head = received.head;
+  request.method = head.method;
+  request.headers = head.fields;
+  request.id = RequestId(request);
+  received.admission = refusal ? ToAdmission(*refusal) : Judge(head, request);
+  if (refusal || (received.admission.handler == nullptr && head.has_body())) co_return received;
+
+  const uint64_t expected = head.chunked ? options_.max_body_bytes : head.length;
+  BodyBuffer body(std::move(charge), expected, options_.max_body_bytes);
+  if (expected > options_.max_body_bytes) {
+    refusal = TooLargeBody(options_.max_body_bytes);
+  } else if (head.has_body()) {
+    refusal = co_await ReadBody(head, body, deadline);
+    if (!refusal && !stream_.is_open()) co_return std::nullopt;
+  }
+  if (refusal) {
+    received.admission = ToAdmission(*refusal);
+    co_return received;
+  }
+  request.body = std::move(body.bytes());
+  request.memory = std::make_shared<MemoryCharge>(std::move(body.charge()));
+  received.whole = true;
+  co_return received;
+}
+
+// If there is no refusal and parser.done() is false, the client has disconnected.
+awaitable<std::optional<Refusal>> ConnectionImpl::ReadHead(RequestParser& parser,
+                                                           MemoryCharge& charge,
+                                                           Clock::time_point deadline) {
+  while (true) {
+    used_ += parser.Take(Input());
+    if (parser.refusal()) co_return parser.refusal();
+    if (parser.done()) co_return std::nullopt;
+    // Three copies: the raw lines, the parsed fields, and the request's headers.
+    if (!charge.Resize(3 * parser.bytes())) co_return OutOfMemory(charge, 3 * parser.bytes());
+    ArmUntil(deadline);
+    const error_code ec = co_await ReadMore(kReadSize);
+    Disarm();
+    if (!ec) continue;
+    if (timed_out_) co_return TimedOut();
+    if (stream_.ended() && parser.started()) co_return Incomplete();
+    co_return std::nullopt;
   }
 }
 
-// Who answers the request; none if the client is gone.
-awaitable<std::optional<Admission>> ConnectionImpl::ReadHeader(Parser& parser, Request& request) {
-  Arm(options_.read_timeout);
-  const auto [ec, count] = co_await beast_http::async_read_header(socket_, buffer_, parser, kAwait);
-  Disarm();
-  // A header that breaks a limit has been parsed up to there: enough to know HEAD from GET.
-  request.method = View(parser.get().method_string());
-  if (ec) co_return RefuseUnreadable(ec, timed_out_, options_);
-  if (HasUnknownCoding(parser)) {
-    co_return Admission::Refuse(501, "Transfer-Encoding may only be \"chunked\"",
-                                "transfer_encoding");
-  }
-  for (const auto& field : parser.get()) {
-    request.headers.emplace_back(View(field.name_string()), View(field.value()));
-  }
-  co_return Admit(options_, router_, View(parser.get().target()), request);
-}
-
-// Reads up to the end of the body: parser.is_done(). If that does not come, who answers instead.
-awaitable<std::optional<Admission>> ConnectionImpl::ReadBody(Parser& parser) {
-  const auto& message = parser.get();
-  if (boost::beast::iequals(message[beast_http::field::expect], "100-continue")) {
+awaitable<std::optional<Refusal>> ConnectionImpl::ReadBody(const RequestHead& head,
+                                                           BodyBuffer& body,
+                                                           Clock::time_point deadline) {
+  if (head.expects_continue && Input().empty()) {
     const bool written = co_await WriteAll("HTTP/1.1 100 Continue\r\n\r\n");
+    if (!written) stream_.Close();
     if (!written) co_return std::nullopt;
   }
-  const auto start = Clock::now();
-  while (!parser.is_done()) {
-    const milliseconds allowance{static_cast<int64_t>(message.body().size()) / kMinBodyBytesPerMs};
-    const auto deadline = start + options_.read_timeout + allowance;
-    Arm(std::chrono::duration_cast<milliseconds>(deadline - Clock::now()));
-    const auto [ec, count] = co_await beast_http::async_read_some(socket_, buffer_, parser, kAwait);
+  ChunkDecoder chunks;
+  while (true) {
+    while (!Input().empty() && !(head.chunked ? chunks.done() : body.size() == head.length)) {
+      ChunkDecoder::Step step;
+      if (head.chunked) {
+        step = chunks.Next(Input());
+      } else {
+        step.data = Input().substr(0, head.length - body.size());
+        step.consumed = step.data.size();
+      }
+      if (chunks.refusal()) co_return chunks.refusal();
+      if (auto refusal = body.Append(step.data)) co_return refusal;
+      used_ += step.consumed;
+    }
+    if (head.chunked ? chunks.done() : body.size() == head.length) co_return std::nullopt;
+    const milliseconds allowance{static_cast<int64_t>(body.size()) / kMinBodyBytesPerMs};
+    ArmUntil(deadline + allowance);
+    const error_code ec = co_await ReadMore(kReadSize);
     Disarm();
-    if (ec) co_return RefuseUnreadable(ec, timed_out_, options_);
-  }
-  co_return std::nullopt;
-}
-
-// Nothing a handler throws leaves this function.
-void ConnectionImpl::Dispatch(const Admission& admission, std::shared_ptr<const Request> request) {
-  const Responder responder(exchange_);
-  if (admission.handler == nullptr) {
-    const std::string body = admission.status >= 400
-                                 ? ErrorBody(admission.status, admission.message, admission.code)
-                                 : "";
-    responder.Send(admission.status, body.empty() ? "" : kJson, body, admission.headers);
-    return;
-  }
-  try {
-    (*admission.handler)(std::move(request), responder);
-  } catch (const Error& e) {
-    responder.SendError(e);
-  } catch (const std::exception& e) {
-    LOG_ERROR("http: a handler failed: {}", e.what());
-    responder.SendError(500, "The server failed to process this request");
-  } catch (...) {
-    LOG_ERROR("http: a handler threw something that is no exception");
-    responder.SendError(500, "The server failed to process this request");
+    if (!ec) continue;
+    if (timed_out_) co_return TimedOut();
+    if (stream_.ended()) co_return Incomplete();
+    stream_.Close();
+    co_return std::nullopt;
   }
 }
 
-// True once the whole response is written, false if it cannot be.
+// Chooses the handler of the request. A spare connection serves only probes.
+Admission ConnectionImpl::Judge(const RequestHead& head, Request& request) const {
+  Admission admission = Admit(options_, context_.router, head.target, request);
+  if (spare_ && !IsPublicPath(options_, request.path)) {
+    return Admission::Refuse(503, "The server has reached its connection limit", "connections");
+  }
+  return admission;
+}
+
+std::shared_ptr<Exchange> ConnectionImpl::MakeExchange(const Received& received) {
+  const Request& request = *received.request;
+  Headers headers = {{"X-Request-Id", request.id}};
+  if (std::string trace = TraceParent(request); !trace.empty())
+    headers.emplace_back("traceparent", std::move(trace));
+  const std::string_view origin = request.Header("Origin");
+  if (!origin.empty()) headers.emplace_back("Vary", "Origin");
+  if (ClassifyOrigin(options_, origin, received.head.host) == OriginKind::kAllowed)
+    headers.emplace_back("Access-Control-Allow-Origin", origin);
+  // After a FIN, only input that has already been received can hold another request.
+  const bool more = !stream_.ended() || !Input().empty();
+  return std::make_shared<Exchange>(
+      Exchange::Options{.head = request.method == "HEAD",
+                        .chunked = received.head.minor_version >= 1,
+                        .keep_alive = received.whole && received.head.keep_alive && more &&
+                                      !spare_ && phase_.load() == Phase::kServing,
+                        .headers = std::move(headers),
+                        .max_backlog = options_.max_backlog_bytes,
+                        .budget = context_.budget,
+                        .workers = context_.workers},
+      [this] { NotifyOutput(); });
+}
+
+void ConnectionImpl::LogServed(const Request& request, const Exchange& exchange, bool written,
+                               Clock::time_point start) const {
+  const auto time = std::chrono::duration_cast<milliseconds>(Clock::now() - start);
+  constexpr const char* kLine = "http: {} {} {} {} -> {}{} in {} ms{}";
+  const char* cut = written ? "" : ", cut off";
+  if (options_.log_requests) {
+    LOG_INFO(kLine, peer_, request.id, request.method, request.path, exchange.status(), cut,
+             time.count(), DescribeTokens(exchange.served()));
+  } else {
+    LOG_DEBUG(kLine, peer_, request.id, request.method, request.path, exchange.status(), cut,
+              time.count(), DescribeTokens(exchange.served()));
+  }
+}
+
+// True once the complete response is written, false on failure.
 awaitable<bool> ConnectionImpl::WriteResponse() {
   while (true) {
     const Exchange::Output output = exchange_->Take();
@@ -349,8 +397,7 @@ awaitable<bool> ConnectionImpl::WriteResponse() {
 awaitable<bool> ConnectionImpl::WriteAll(std::string_view bytes) {
   while (!bytes.empty()) {
     Arm(options_.write_timeout);
-    const auto [ec, count] =
-        co_await socket_.async_write_some(asio::buffer(bytes.data(), bytes.size()), kAwait);
+    const auto [ec, count] = co_await stream_.WriteSome(bytes);
     Disarm();
     if (ec) co_return false;
     bytes.remove_prefix(count);
@@ -358,18 +405,21 @@ awaitable<bool> ConnectionImpl::WriteAll(std::string_view bytes) {
   co_return true;
 }
 
-// Returns when the client is gone. What it sends in the meantime, the next request, is kept.
+// Returns when the client has disconnected. Keeps input that arrives meanwhile for the next
+// request.
 awaitable<void> ConnectionImpl::WatchPeer() {
-  while (socket_.is_open()) {
-    if (buffer_.size() < kMaxReadAhead) {
-      const auto [ec, count] = co_await socket_.async_read_some(buffer_.prepare(kReadSize), kAwait);
-      buffer_.commit(count);
-      if (ec) co_return;
-      continue;
+  while (stream_.is_open() && !stream_.ended() && Input().size() < kMaxReadAhead) {
+    const error_code ec = co_await ReadMore(kIdleReadSize);
+    // TLS connections have no half-close.
+    if (ec && (!stream_.ended() || stream_.secure())) co_return;
+  }
+  for (int polls = 0; stream_.is_open() && !stream_.IsReset(); ++polls) {
+    if (stream_.EndAnnounced()) {
+      if (polls % kPollsBetweenProbes == 0) exchange_->Probe();
+    } else {
+      polls = -1;
     }
-    pollfd socket{.fd = socket_.native_handle(), .events = POLLRDHUP, .revents = 0};
-    if (poll(&socket, 1, 0) != 0) co_return;
-    asio::steady_timer pause(socket_.get_executor(), kHangUpPoll);
+    asio::steady_timer pause(stream_.get_executor(), kHangUpPoll);
     const auto [ec] = co_await pause.async_wait(kAwait);
     if (ec) co_return;
   }
@@ -377,42 +427,45 @@ awaitable<void> ConnectionImpl::WatchPeer() {
 
 awaitable<void> ConnectionImpl::Linger() {
   activity_ = Activity::kLingering;
-  error_code ignored;
-  socket_.shutdown(tcp::socket::shutdown_send, ignored);
-  buffer_.consume(buffer_.size());
   Arm(kLinger);
+  co_await stream_.ShutdownSend();
+  used_ = input_.size();
   while (true) {
-    const auto [ec, count] = co_await socket_.async_read_some(buffer_.prepare(kReadSize), kAwait);
+    const error_code ec = co_await ReadMore(kReadSize);
     if (ec) break;
+    used_ = input_.size();
   }
   Disarm();
 }
 
-// On a producer's thread, under the exchange's lock, which Close() takes before this connection can
-// end.
-void ConnectionImpl::AnnounceNews() {
-  asio::post(socket_.get_executor(), [self = shared_from_this()] { self->OnNews(); });
+// Runs on a producer's thread under the exchange's lock. `this` stays valid, because the connection
+// calls Close(), which takes that lock, before it ends.
+void ConnectionImpl::NotifyOutput() {
+  asio::post(stream_.get_executor(), [self = shared_from_this()] { self->OnOutput(); });
 }
 
-void ConnectionImpl::OnNews() {
-  if (exchange_ && exchange_->Overflowed() && socket_.is_open()) {
-    LOG_WARNING("http: {}: closed, the client reads too slowly: over {} bytes were waiting", peer_,
-                options_.max_backlog_bytes);
-    CloseSocket();
+void ConnectionImpl::OnOutput() {
+  if (exchange_ && exchange_->Overflowed() && stream_.is_open()) {
+    LOG_WARNING(
+        "http: {}: closed, the client reads too slowly: its unsent answer exceeds {} bytes or what "
+        "is left of --http-memory-limit",
+        peer_, options_.max_backlog_bytes);
+    stream_.Close();
   }
   news_.cancel();
 }
 
-// Cancels the socket's operations after `limit`. The count
-// identifies a timer that fires just as it is disarmed.
-void ConnectionImpl::Arm(milliseconds limit) {
+// Cancels the socket's operations after `limit`. The count identifies a timer that fires while it
+// is being disarmed.
+void ConnectionImpl::Arm(milliseconds limit) { ArmUntil(Clock::now() + limit); }
+
+void ConnectionImpl::ArmUntil(Clock::time_point deadline) {
   timed_out_ = false;
-  deadline_.expires_after(limit);
+  deadline_.expires_at(deadline);
   deadline_.async_wait([self = shared_from_this(), count = ++deadline_count_](error_code ec) {
     if (ec || count != self->deadline_count_) return;
     self->timed_out_ = true;
-    error_code ignored;
-    self->socket_.cancel(ignored);
+    self->stream_.Cancel();
   });
 }
 
@@ -421,16 +474,12 @@ void ConnectionImpl::Disarm() {
   deadline_.cancel();
 }
 
-void ConnectionImpl::CloseSocket() {
-  error_code ignored;
-  socket_.close(ignored);
-}
-
 }  // namespace
 
-std::shared_ptr<Connection> Connection::Start(const ConnectionContext& context, tcp::socket socket,
+std::shared_ptr<Connection> Connection::Start(const ConnectionContext& context,
+                                              ClientStream::Socket socket, bool spare,
                                               std::function<void(Connection*)> on_end) {
-  auto connection = std::make_shared<ConnectionImpl>(context, std::move(socket));
+  auto connection = std::make_shared<ConnectionImpl>(context, std::move(socket), spare);
   connection->Spawn(std::move(on_end));
   return connection;
 }

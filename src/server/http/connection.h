@@ -1,34 +1,39 @@
-// One client's connection. Internal to this folder: with its .cc files the only place that sees
-// Boost.
+// One client's connection. Internal to this folder.
 #pragma once
 
 #include <atomic>
-#include <boost/asio/ip/tcp.hpp>
 #include <cstddef>
 #include <functional>
 #include <memory>
 
+#include "server/http/client_stream.h"
 #include "server/http/http_server.h"
+#include "server/http/memory_budget.h"
 #include "server/http/router.h"
+#include "server/http/worker_pool.h"
 
 namespace switchyard::http {
 
-// What all connections of a server share; outlives them.
+// State shared by all connections of a server. Outlives them.
 struct ConnectionContext {
   const ServerOptions& options;
   const Router& router;
   std::atomic<size_t>& open_requests;
+  std::shared_ptr<MemoryBudget> budget;
+  std::shared_ptr<WorkerPool> workers;
+  const TlsContext* tls = nullptr;
 };
 
-// How far a server is on its way to the end; a connection only ever moves on.
+// Shutdown phase of a server. A connection never returns to an earlier phase.
 enum class Phase {
   kServing,
-  kLastRequest,  // a connection ends with its next response
-  kDraining,     // an idle connection ends at once, another one with the response under way
-  kClosed,       // every connection ends at once
+  kLastRequest,  // a connection is closed after its next response
+  kDraining,     // idle connections are closed at once, others after the current response
+  kClosed,       // all connections are closed at once
 };
 
-// Handle to a connection that runs by itself on the executor of its socket, which must be a strand.
+// Handle to a connection, which runs as a coroutine on its socket's executor. That executor must be
+// a strand.
 class Connection {
  public:
   virtual ~Connection() = default;
@@ -36,10 +41,11 @@ class Connection {
   // From any thread.
   virtual void Advance(Phase phase) = 0;
 
-  // `on_end` is called on the strand when the connection has ended and its socket is closed; not
-  // within Start.
+  // Calls `on_end` on the strand after the connection has ended and its socket is closed, never
+  // within Start. `spare`: the connection exceeds the limit and gets only one response, a probe's
+  // (IsPublicPath) or a 503.
   static std::shared_ptr<Connection> Start(const ConnectionContext& context,
-                                           boost::asio::ip::tcp::socket socket,
+                                           ClientStream::Socket socket, bool spare,
                                            std::function<void(Connection*)> on_end);
 };
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <exception>
 #include <iterator>
 #include <utility>
@@ -24,24 +25,40 @@ void Run(const std::function<void()>& callback) {
 
 bool HasBody(int status) { return status >= 200 && status != 204 && status != 304; }
 
+bool HasHeader(const Headers& headers, std::string_view name) {
+  return std::any_of(headers.begin(), headers.end(),
+                     [&](const auto& header) { return header.first == name; });
+}
+
+// Maximum number of interim responses per request, enough to detect a disconnect. Some clients fail
+// after five of them.
+constexpr int kMaxProbes = 4;
+// Responses up to this size, mainly errors, are exempt from the memory limit.
+constexpr size_t kUncounted = 4 << 10;
+
 }  // namespace
 
 Exchange::Exchange(Options options, std::function<void()> wake)
-    : options_(options), wake_(std::move(wake)), keep_alive_(options.keep_alive) {}
+    : options_(std::move(options)),
+      wake_(std::move(wake)),
+      keep_alive_(options_.keep_alive),
+      charge_(options_.budget) {}
 
-// Puts the head into pending_. False if the client is gone or an answer was begun already.
+// Appends the head to pending_. False if the client has disconnected or a response has begun.
 bool Exchange::Begin(int status, std::string content_type, Headers extra, const size_t* length) {
   if (gone_ || status_ != 0 || state_ != State::kOpen) return false;
   status_ = status;
   const bool chunked = length == nullptr && options_.chunked;
   if (length == nullptr && !chunked && !options_.head) keep_alive_ = false;
+  extra.insert(extra.end(), options_.headers.begin(), options_.headers.end());
+  if ((status == 429 || status == 503) && !HasHeader(extra, "Retry-After"))
+    extra.emplace_back("Retry-After", "1");
   ResponseHead head{.status = status,
                     .content_type = std::move(content_type),
                     .extra = std::move(extra),
                     .length = {},
                     .chunked = chunked,
-                    .keep_alive = keep_alive_,
-                    .allow_cors = options_.allow_cors};
+                    .keep_alive = keep_alive_};
   if (length != nullptr && HasBody(status)) head.length = *length;
   pending_ += Serialize(head);
   return true;
@@ -56,6 +73,15 @@ Exchange::Callbacks Exchange::End(State state) {
 void Exchange::Send(int status, std::string content_type, std::string_view body, Headers extra) {
   Callbacks dropped;
   std::lock_guard lock(mutex_);
+  std::string refusal;
+  if (status_ == 0 && body.size() > kUncounted && !charge_.Add(body.size())) {
+    status = 503;
+    content_type = kJson;
+    extra.clear();
+    refusal = ErrorBody(503, "The memory for responses is exhausted (--http-memory-limit)",
+                        "memory_limit");
+    body = refusal;
+  }
   const size_t length = body.size();
   if (!Begin(status, std::move(content_type), std::move(extra), &length)) return;
   if (!options_.head && HasBody(status)) pending_ += body;
@@ -63,13 +89,15 @@ void Exchange::Send(int status, std::string content_type, std::string_view body,
 }
 
 void Exchange::BeginStream(int status, std::string content_type, Headers extra) {
-  if (content_type.starts_with(kEventStream)) {
+  const bool event_stream = content_type.starts_with(kEventStream);
+  if (event_stream) {
     extra.emplace_back("Cache-Control", "no-cache");
     extra.emplace_back("X-Accel-Buffering", "no");
   }
   std::lock_guard lock(mutex_);
   if (!Begin(status, std::move(content_type), std::move(extra), nullptr)) return;
   streaming_ = true;
+  event_stream_ = event_stream;
   if (wake_) wake_();
 }
 
@@ -79,19 +107,27 @@ void Exchange::Write(std::string_view chunk) {
   if (!streaming_ || gone_ || state_ != State::kOpen || options_.head || chunk.empty()) return;
   const bool is_news = pending_.empty();
   const size_t backlog = pending_.size() + in_flight_;
-  if (backlog > 0 && backlog + chunk.size() > options_.max_backlog) {
-    overflowed_ = true;
-    gone_ = true;
-    state_ = State::kCut;
-    pending_.clear();
-  } else if (options_.chunked) {
-    fmt::format_to(std::back_inserter(pending_), "{:x}\r\n", chunk.size());
-    pending_ += chunk;
-    pending_ += "\r\n";
+  const bool fits = (backlog == 0 || backlog + chunk.size() <= options_.max_backlog) &&
+                    (backlog + chunk.size() <= kUncounted || charge_.Add(chunk.size()));
+  if (fits) {
+    AppendChunk(chunk);
   } else {
-    pending_ += chunk;
+    Overflow();
   }
   if (wake_ && (is_news || overflowed_)) wake_();
+}
+
+void Exchange::AppendChunk(std::string_view chunk) {
+  if (options_.chunked) fmt::format_to(std::back_inserter(pending_), "{:x}\r\n", chunk.size());
+  pending_ += chunk;
+  if (options_.chunked) pending_ += "\r\n";
+}
+
+void Exchange::Overflow() {
+  overflowed_ = true;
+  gone_ = true;
+  state_ = State::kCut;
+  pending_.clear();
 }
 
 void Exchange::EndStream() {
@@ -125,8 +161,8 @@ void Exchange::Abandon() {
   }
   Callbacks dropped;
   if (status() == 0) {
-    LOG_ERROR("http: a handler dropped a request without answering it");
-    Send(500, kJson, ErrorBody(500, "The server gave no answer to this request"), {});
+    LOG_ERROR("http: a handler destroyed its Responder without a response");
+    Send(500, kJson, ErrorBody(500, "The server produced no response for this request"), {});
     return;
   }
   std::lock_guard lock(mutex_);
@@ -136,7 +172,36 @@ void Exchange::Abandon() {
 Exchange::Output Exchange::Take() {
   std::lock_guard lock(mutex_);
   in_flight_ = pending_.size();
+  charge_.Resize(std::min(charge_.bytes(), in_flight_));
   return {std::exchange(pending_, {}), state_};
+}
+
+void Exchange::Probe() {
+  std::lock_guard lock(mutex_);
+  if (gone_ || state_ != State::kOpen || !options_.chunked) return;
+  if (status_ == 0) {
+    if (probes_++ >= kMaxProbes) return;
+    pending_ += "HTTP/1.1 100 Continue\r\n\r\n";
+  } else if (event_stream_ && pending_.empty() && !options_.head) {
+    AppendChunk(SseComment(""));
+  }
+  if (wake_) wake_();
+}
+
+void Exchange::Defer(size_t bytes, std::function<void()> job) {
+  const auto lane = WorkerPool::LaneOf(bytes);
+  if (options_.workers && options_.workers->Post(lane, job, /*must=*/true)) return;
+  job();
+}
+
+void Exchange::Note(const ServedTokens& served) {
+  std::lock_guard lock(mutex_);
+  served_ = served;
+}
+
+ServedTokens Exchange::served() const {
+  std::lock_guard lock(mutex_);
+  return served_;
 }
 
 bool Exchange::Overflowed() const {

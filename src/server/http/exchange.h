@@ -1,86 +1,105 @@
-// One response under way: the bytes between the threads that produce it and the connection that
-// writes it.
+// One response in progress: a byte buffer between producer threads and the connection that writes
+// the response.
 #pragma once
 
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "server/http/http_server.h"
+#include "server/http/memory_budget.h"
+#include "server/http/worker_pool.h"
 
 namespace switchyard::http {
 
-// Shared by the Connection, for as long as the response is under way, and the Responder, for as
-// long as anybody keeps a copy. Knows framing, not sockets. The producer's members are called from
-// any thread, the connection's from its strand.
+// Shared by the Connection (until the response ends) and the Responder (while a copy exists).
+// Implements the framing and is independent of sockets. Producer members may be called from any
+// thread, connection members from the connection's strand.
 class Exchange {
  public:
   struct Options {
-    bool head = false;                // the request was HEAD: the head of the response and no body
-    bool chunked = true;              // the client understands chunks (HTTP/1.1)
-    bool keep_alive = true;           // the connection could serve another request
-    bool allow_cors = false;          // adds Access-Control-Allow-Origin
-    size_t max_backlog = ~size_t{0};  // bytes written to a stream and not yet taken by the client
+    bool head = false;                     // HEAD request: send headers without a body
+    bool chunked = true;                   // the client supports chunked coding (HTTP/1.1)
+    bool keep_alive = true;                // the connection can serve another request
+    Headers headers;                       // added to every response
+    size_t max_backlog = ~size_t{0};       // bytes written to a stream and not yet sent
+    std::shared_ptr<MemoryBudget> budget;  // for unsent bytes; null: no limit
+    std::shared_ptr<WorkerPool> workers;   // null: Defer runs a job within the call
   };
   enum class State {
-    kOpen,   // more bytes may come
+    kOpen,   // more bytes may follow
     kEnded,  // the response is complete
-    kCut,    // no more bytes, yet the response is incomplete: close the connection
+    kCut,    // ended while incomplete: close the connection
   };
   struct Output {
     std::string bytes;
     State state;  // after these bytes
   };
 
-  // `wake` is called, under the exchange's lock, when Take() has something new; it must only hand
-  // on the news.
+  // Calls `wake`, under the exchange's lock, when Take() has new output. `wake` must not do more
+  // than notify the connection.
   Exchange(Options options, std::function<void()> wake);
 
-  // Producer's side: see Responder.
+  // Producer side: see Responder.
   void Send(int status, std::string content_type, std::string_view body, Headers extra);
   void BeginStream(int status, std::string content_type, Headers extra);
   void Write(std::string_view chunk);
   void EndStream();
   bool Closed() const;
   void OnClose(std::function<void()> callback);
-  // No handler is left to answer: a 500 if nothing was sent, a cut if a stream was begun.
+  void Defer(size_t bytes, std::function<void()> job);
+  const std::shared_ptr<MemoryBudget>& budget() const { return options_.budget; }
+  void Note(const ServedTokens& served);
+  // For the end of the last Responder: sends a 500 if nothing was sent, cuts off a begun stream.
   void Abandon();
 
-  // Connection's side. Take() returns what is to be written next, and says thereby that what it
-  // returned before has been written.
+  // Connection side. Returns the next bytes to write. A call implies that the bytes of the previous
+  // call have been written.
   Output Take();
-  // The backlog went over its limit: the connection must be closed, a write under way interrupted.
+  // Whether the backlog or the memory limit was exceeded. The connection must then be closed, and
+  // a write in progress be interrupted.
   bool Overflowed() const;
-  // The connection is to end with this response, unless its head has promised otherwise already.
+  // Adds bytes that clients ignore, if the response permits: an interim response before the head,
+  // or a comment between the events of a stream. If the client has closed its socket, and not only
+  // its sending side, they cause a connection reset.
+  void Probe();
+  // Closes the connection after this response, unless keep-alive was already sent in its head.
   void DisableKeepAlive();
-  bool keep_alive() const;  // what the head says
-  int status() const;       // 0 before the head was sent
-  // The connection has done with this exchange: no wake() from here on. If the producer had not
-  // ended the response, the client counts as gone and the OnClose callbacks run.
+  bool keep_alive() const;  // as sent in the head
+  int status() const;       // 0 before the head
+  ServedTokens served() const;
+  // Detaches the connection: wake() is not called any more. If the producer has not ended the
+  // response, the OnClose callbacks run as after a disconnect.
   void Close();
 
  private:
   using Callbacks = std::vector<std::function<void()>>;
 
   bool Begin(int status, std::string content_type, Headers extra, const size_t* length);
-  // Returns the callbacks that no longer matter, to be destroyed once the lock is released: they
-  // may hold the last Responder, whose end takes the lock again.
+  // Returns the obsolete callbacks. The caller destroys them after the release of the lock, because
+  // they may hold the last Responder, whose destructor takes the lock.
   [[nodiscard]] Callbacks End(State state);
+  void AppendChunk(std::string_view chunk);
+  void Overflow();
 
   const Options options_;
-  mutable std::mutex mutex_;  // guards all below
+  mutable std::mutex mutex_;  // guards all members below
   std::function<void()> wake_;
   bool keep_alive_;
   int status_ = 0;
   State state_ = State::kOpen;
-  bool streaming_ = false;
+  bool streaming_ = false, event_stream_ = false;
   bool gone_ = false;
   bool overflowed_ = false;
-  std::string pending_;   // not yet taken
-  size_t in_flight_ = 0;  // bytes taken last
+  int probes_ = 0;
+  ServedTokens served_;
+  std::string pending_;   // not yet returned by Take()
+  size_t in_flight_ = 0;  // number of bytes returned by the last Take()
+  MemoryCharge charge_;   // for pending_ and the bytes in flight
   Callbacks on_close_;
 };
 

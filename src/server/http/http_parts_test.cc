@@ -1,4 +1,4 @@
-// The parts that need no connection: targets, routes, error bodies, events, heads.
+// Parts that are independent of connections: targets, routes, error bodies, events, heads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ TEST(RequestTargetTest, TakesAllForms) {
 TEST(RouterTest, PrefersExactPathsAndLongPrefixes) {
   Router router;
   const auto exchange = std::make_shared<Exchange>(Exchange::Options{}, nullptr);
-  exchange->Send(200, "", "", {});  // else it logs that no handler answers
+  exchange->Send(200, "", "", {});  // avoids a log message about a missing response
   std::string called;
   const auto handler = [&](const char* name) {
     return

@@ -1,5 +1,7 @@
 #include "server/http/http_server.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/awaitable.hpp>
@@ -26,63 +28,41 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "server/http/connection.h"
-#include "server/http/error_body.h"
 #include "server/http/host_port.h"
-#include "server/http/response_head.h"
+#include "server/http/listener.h"
 #include "server/http/router.h"
+#include "server/http/tls_context.h"
 
 namespace switchyard::http {
 namespace {
 
 namespace asio = boost::asio;
 using asio::awaitable;
-using asio::ip::tcp;
 using boost::system::error_code;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
-constexpr std::chrono::milliseconds kAcceptPause{100};  // after an accept failed
+constexpr std::chrono::milliseconds kAcceptPause{100};   // after a failed accept
+constexpr std::chrono::seconds kAcceptWarningPause{10};  // between two such warnings
+// Connections beyond the limit that still get one response, so that health probes work.
+constexpr size_t kSpareConnections = 64;
 
 ServerOptions Checked(ServerOptions options) {
   const auto check = [](bool good, const char* what) {
     if (!good) throw Invalid("HTTP server: {}", what);
   };
   check(options.port >= 0 && options.port <= 65535, "the port must be 0 to 65535");
-  check(options.io_threads >= 1 && options.io_threads <= 64, "want 1 to 64 I/O threads");
+  check(options.io_threads >= 1 && options.io_threads <= 64, "io_threads must be 1 to 64");
   check(options.max_connections > 0, "max_connections must be positive");
   check(options.max_header_bytes >= 256 && options.max_header_bytes <= (64 << 20),
         "max_header_bytes must be 256 to 64 MiB");
+  check(options.worker_threads >= 1 && options.worker_threads <= 64,
+        "worker_threads must be 1 to 64");
+  check(options.ssl_certfile.empty() == options.ssl_keyfile.empty(),
+        "--ssl-certfile and --ssl-keyfile require each other");
+  check(options.root_path.empty() ||
+            (options.root_path.starts_with('/') && !options.root_path.ends_with('/')),
+        "--root-path must begin with / and not end with it");
   return options;
-}
-
-Error ListenError(const error_code& ec, const ServerOptions& options) {
-  if (ec == asio::error::address_in_use) {
-    return Error(ErrorKind::kResource, fmt::format("port {} is in use", options.port),
-                 "choose another one with --port, or stop the program that listens there");
-  }
-  if (ec == asio::error::access_denied) {
-    return Error(ErrorKind::kResource, fmt::format("port {} may not be used", options.port),
-                 "ports below 1024 are for root; choose another one with --port");
-  }
-  return Invalid("cannot listen on {}: {} (does --host name an address of this machine?)",
-                 HostPort(options.host, options.port), ec.message());
-}
-
-// Best effort and without waiting: what does not go out at once is dropped.
-void Refuse(tcp::socket socket) {
-  const std::string body = ErrorBody(503, "The server has as many connections as it takes");
-  const std::string response = Serialize({.status = 503,
-                                          .content_type = kJson,
-                                          .extra = {{"Retry-After", "1"}},
-                                          .length = body.size(),
-                                          .chunked = false,
-                                          .keep_alive = false}) +
-                               body;
-  error_code ignored;
-  socket.non_blocking(true, ignored);
-  char request[4096];  // left unread it would turn the close into a reset
-  socket.read_some(asio::buffer(request), ignored);
-  socket.write_some(asio::buffer(response), ignored);
-  socket.shutdown(tcp::socket::shutdown_both, ignored);
 }
 
 }  // namespace
@@ -91,9 +71,9 @@ class Server::Impl {
  public:
   explicit Impl(ServerOptions options) : options_(Checked(std::move(options))) {}
 
-  void Route(std::string method, std::string path, Handler handler) {
+  void Route(std::string method, std::string path, Handler handler, Access access) {
     CHECK(!io_.has_value());
-    router_.Add(std::move(method), std::move(path), std::move(handler));
+    router_.Add(std::move(method), std::move(path), std::move(handler), access);
   }
 
   void Start();
@@ -105,20 +85,22 @@ class Server::Impl {
   std::chrono::milliseconds drain_timeout() const { return options_.drain_timeout; }
 
  private:
-  // Lives from Start to Stop; its end closes every descriptor the server had.
+  // Exists from Start to Stop. The destructor closes all descriptors of the server.
   struct Io {
     explicit Io(int threads) : context(threads), work(context.get_executor()) {}
 
     asio::io_context context;
     asio::executor_work_guard<asio::io_context::executor_type> work;
-    tcp::acceptor acceptor{asio::make_strand(context)};  // its strand guards it and `accepting`
+    Acceptor acceptor{asio::make_strand(context)};  // its strand guards 4 members from here on
     bool accepting = true;
+    SpareDescriptor spare;
+    std::chrono::steady_clock::time_point warned{};
     std::vector<std::thread> threads;
   };
 
-  void Listen();
   awaitable<void> Accept();
-  void Adopt(tcp::socket socket);
+  void OnAcceptFailed(const error_code& ec);
+  void Adopt(ClientStream::Socket socket);
   void Advance(Phase phase);
   void Forget(Connection* connection);
 
@@ -127,6 +109,9 @@ class Server::Impl {
   std::atomic<size_t> open_requests_ = 0;
   int port_ = 0;
   std::optional<Io> io_;
+  std::optional<TlsContext> tls_;
+  std::shared_ptr<MemoryBudget> budget_;
+  std::shared_ptr<WorkerPool> workers_;
 
   std::mutex mutex_;  // guards connections_
   std::condition_variable all_ended_;
@@ -135,66 +120,77 @@ class Server::Impl {
 
 void Server::Impl::Start() {
   CHECK(!io_.has_value());
+  if (!options_.ssl_certfile.empty()) {
+    tls_.emplace(options_.ssl_certfile, options_.ssl_keyfile, options_.ssl_keyfile_password);
+  }
+  if (options_.memory_bytes > 0) budget_ = std::make_shared<MemoryBudget>(options_.memory_bytes);
   io_.emplace(options_.io_threads);
   try {
-    Listen();
+    Listen(options_, io_->acceptor);
   } catch (...) {
     io_.reset();
     throw;
   }
+  port_ = PortOf(io_->acceptor);
+  workers_ = std::make_shared<WorkerPool>(WorkerPool::Options{
+      .bulk_threads = options_.worker_threads, .max_queued = options_.max_waiting_bodies});
   asio::co_spawn(io_->acceptor.get_executor(), Accept(), asio::detached);
   for (int i = 0; i < options_.io_threads; ++i) {
     io_->threads.emplace_back([this] { io_->context.run(); });
   }
-  LOG_DEBUG("http: listening on {}", HostPort(options_.host, port_));
-}
-
-void Server::Impl::Listen() {
-  error_code ec;
-  tcp::resolver resolver(io_->context);
-  const auto found = resolver.resolve(options_.host, std::to_string(options_.port),
-                                      tcp::resolver::passive | tcp::resolver::numeric_service, ec);
-  if (ec || found.empty()) {
-    throw Invalid("--host {}: unknown host ({})", options_.host, ec.message());
-  }
-  const tcp::endpoint endpoint = found.begin()->endpoint();
-  tcp::acceptor& acceptor = io_->acceptor;
-  acceptor.open(endpoint.protocol(), ec);
-  // Lets a server start again while old connections of its port are still dying.
-  if (!ec) acceptor.set_option(tcp::acceptor::reuse_address(true), ec);
-  if (!ec) acceptor.bind(endpoint, ec);
-  if (!ec) acceptor.listen(tcp::acceptor::max_listen_connections, ec);
-  if (ec) throw ListenError(ec, options_);
-  port_ = acceptor.local_endpoint().port();
+  LOG_DEBUG("http: listening on {}",
+            options_.uds.empty() ? HostPort(options_.host, port_) : options_.uds);
 }
 
 awaitable<void> Server::Impl::Accept() {
   while (io_->accepting) {
-    tcp::socket socket(asio::make_strand(io_->context));
+    ClientStream::Socket socket(asio::make_strand(io_->context));
     const auto [ec] = co_await io_->acceptor.async_accept(socket, kAwait);
     if (!io_->accepting) break;
     if (!ec) {
       Adopt(std::move(socket));
     } else if (ec != asio::error::connection_aborted) {
-      LOG_WARNING("http: cannot accept a connection: {}", ec.message());
+      OnAcceptFailed(ec);
       asio::steady_timer pause(io_->acceptor.get_executor(), kAcceptPause);
       co_await pause.async_wait(kAwait);
     }
   }
 }
 
-void Server::Impl::Adopt(tcp::socket socket) {
+// If the process has no descriptors left, uses the spare descriptor to refuse waiting clients with
+// a response.
+void Server::Impl::OnAcceptFailed(const error_code& ec) {
+  const auto now = std::chrono::steady_clock::now();
+  if (now - io_->warned > kAcceptWarningPause) {
+    io_->warned = now;
+    LOG_WARNING("http: cannot accept a connection: {}", ec.message());
+  }
+  if (ec != asio::error::no_descriptors) return;
+  io_->spare.Close();
+  error_code failed;
+  io_->acceptor.non_blocking(true, failed);
+  for (int i = 0; i < 64 && !failed; ++i) {
+    ClientStream::Socket socket(io_->context);
+    io_->acceptor.accept(socket, failed);
+    if (!failed) RefuseConnection(std::move(socket));
+  }
+  io_->spare.Open();
+}
+
+void Server::Impl::Adopt(ClientStream::Socket socket) {
   error_code ignored;
-  socket.set_option(tcp::no_delay(true), ignored);
-  // Held over Start, so that a connection cannot end before it is entered.
+  if (options_.uds.empty()) socket.set_option(asio::ip::tcp::no_delay(true), ignored);
+  // Held during Start, so that a connection cannot end before its insertion into connections_.
   std::lock_guard lock(mutex_);
-  if (connections_.size() >= options_.max_connections) {
-    Refuse(std::move(socket));
+  if (connections_.size() >= options_.max_connections + kSpareConnections) {
+    RefuseConnection(std::move(socket));
     return;
   }
-  const ConnectionContext context{options_, router_, open_requests_};
-  auto connection =
-      Connection::Start(context, std::move(socket), [this](Connection* ended) { Forget(ended); });
+  const bool spare = connections_.size() >= options_.max_connections;
+  const ConnectionContext context{options_, router_,  open_requests_,
+                                  budget_,  workers_, tls_ ? &*tls_ : nullptr};
+  auto connection = Connection::Start(context, std::move(socket), spare,
+                                      [this](Connection* ended) { Forget(ended); });
   Connection* const key = connection.get();
   connections_.emplace(key, std::move(connection));
 }
@@ -247,6 +243,8 @@ void Server::Impl::Stop(std::chrono::milliseconds patience) {
   }
   io_->work.reset();
   for (std::thread& thread : io_->threads) thread.join();
+  workers_->Stop();
+  if (!options_.uds.empty()) unlink(options_.uds.c_str());
   io_.reset();
 }
 
@@ -254,8 +252,8 @@ Server::Server(ServerOptions options) : impl_(std::make_unique<Impl>(std::move(o
 
 Server::~Server() { impl_->Stop(std::chrono::milliseconds(0)); }
 
-void Server::Route(std::string method, std::string path, Handler handler) {
-  impl_->Route(std::move(method), std::move(path), std::move(handler));
+void Server::Route(std::string method, std::string path, Handler handler, Access access) {
+  impl_->Route(std::move(method), std::move(path), std::move(handler), access);
 }
 
 void Server::Start() { impl_->Start(); }

@@ -1,17 +1,23 @@
-// The HTTP/1.1 server: routes, requests, and responses that any thread may answer at any time.
+// The HTTP/1.1 server: routes, requests, and asynchronous responses from any thread.
 //
-// One Connection per client runs on an I/O thread and serves its requests strictly one after
-// another, so that pipelined requests are answered in order. A handler is called once the whole
-// request body has been read; it keeps the Responder and returns at once. While the response is
-// under way the connection keeps reading, so that a client which hangs up is noticed promptly even
-// when nothing is being written.
+// One Connection per client runs on an I/O thread. It serves its requests strictly one after
+// another, so pipelined requests are answered in order. The server calls a handler once the whole
+// request body has been read. The handler keeps the Responder and returns at once. The connection
+// keeps reading during a response, so that it detects a disconnect promptly even if no data is
+// being written.
 //
-// A client that closes its sending side (FIN) counts as gone, also when it could still read: HTTP
-// clients do not half-close, and a hang-up looks exactly the same.
+// I/O threads only transfer bytes. Handlers of requests with a body run on worker threads of lower
+// priority, with separate threads for small and large bodies (worker_pool.h). One limit covers the
+// memory held for all clients (memory_budget.h).
+//
+// A client that closes its sending side (FIN) still gets its response. A full close also sends
+// only a FIN at first. To tell the two apart, the connection sends bytes that clients ignore
+// (Exchange::Probe); a client that has closed its socket replies with a reset.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -26,117 +32,155 @@ namespace switchyard::http {
 
 using Headers = std::vector<std::pair<std::string, std::string>>;
 
-// One request, whole and immutable once a handler sees it.
-struct Request {
-  std::string method;                         // as sent: "GET", "POST"; case matters
-  std::string path;                           // percent-decoded, without the query; begins with '/'
-  std::map<std::string, std::string> query;   // decoded; of a repeated name the last value
-  std::map<std::string, std::string> params;  // {name} of the route -> what stood there, decoded
-  Headers headers;                            // in the order sent
-  std::string body;                           // whole, any transfer coding removed
-  std::string peer;                           // "127.0.0.1:51234", "[::1]:51234"
+class MemoryCharge;  // memory_budget.h
 
-  // Value of the first header of that name in any letter case; empty if there is none.
+// One complete request. Immutable once it is passed to a handler.
+struct Request {
+  std::string method;                         // as sent: "GET", "POST"; case-sensitive
+  std::string path;                           // percent-decoded, without the query; begins with '/'
+  std::map<std::string, std::string> query;   // decoded; the last value of a repeated name
+  std::map<std::string, std::string> params;  // {name} in the route -> decoded part of the path
+  Headers headers;                            // in the order sent
+  std::string body;                           // complete, transfer coding removed
+  std::string peer;                           // "127.0.0.1:51234", "[::1]:51234", or "unix"
+  std::string id;  // X-Request-Id as sent, or a generated id; returned and logged
+  // Memory charge for the body and the data parsed from it; lives as long as the request. Only for
+  // the handler's thread.
+  std::shared_ptr<MemoryCharge> memory;
+
+  // Value of the first header with this name (case-insensitive); empty if absent.
   std::string_view Header(std::string_view name) const;
 };
 
-class Exchange;
+// Token counts for the log line of a request. Not logged if `model` is empty.
+struct ServedTokens {
+  std::string model;
+  int64_t prompt = 0, completion = 0, cached = 0;
+  double first_token_seconds = -1;  // from submission to the first token; −1: no token
+};
 
-// Handle to exactly one response. Copies share it; every member may be called from any thread, also
-// after the server has stopped. Calls that no longer make sense (the client is gone, the response
-// has ended) do nothing. When the last copy goes away without an answer, the client gets a 500; a
-// stream that was begun and never ended is cut off, so that the client does not take it for
-// complete.
+class Exchange;
+class MemoryBudget;
+
+// Handle to one response, shared by its copies. Every member may be called from any thread, also
+// after the server has stopped. Calls have no effect after the client has disconnected or the
+// response has ended. If the last copy is destroyed before a response was sent, the client gets a
+// 500. A stream without EndStream is then cut off, so that the client detects an incomplete
+// response.
 class Responder {
  public:
   explicit Responder(std::shared_ptr<Exchange> exchange);
 
-  // The whole response. `extra` must not name Content-Length, Transfer-Encoding or Connection.
+  // Sends the complete response. `extra` must not name Content-Length, Transfer-Encoding or
+  // Connection.
   void Send(int status, std::string content_type, std::string_view body, Headers extra = {}) const;
 
-  // Send() with a body made by ErrorBody (error_body.h); `code` and `param` may be empty.
+  // Sends a body made by ErrorBody (error_body.h); `code` and `param` may be empty.
   void SendError(int status, std::string_view message, std::string_view code = {},
                  std::string_view param = {}) const;
   void SendError(const Error& error) const;
 
-  // A response of unknown length: BeginStream, any number of Writes, EndStream. "text/event-stream"
-  // adds the headers that keep proxies from caching and buffering it.
+  // Sends a response of unknown length: BeginStream, any number of Writes, EndStream. With
+  // "text/event-stream", adds the headers that prevent caching and buffering in proxies.
   void BeginStream(int status, std::string content_type, Headers extra = {}) const;
 
-  // Never blocks. If the client reads so slowly that more than ServerOptions::max_backlog_bytes
-  // pile up, the connection is closed and the client counts as gone.
+  // Never blocks. If more than ServerOptions::max_backlog_bytes are waiting for a slow client, or
+  // the memory limit is reached, the connection is closed as if the client had disconnected.
   void Write(std::string_view chunk) const;
   void EndStream() const;
 
-  // Whether the client went away before the response was ended: whatever is still written is
-  // dropped.
+  // Whether the client disconnected before the end of the response. Further writes are dropped.
   bool Closed() const;
 
-  // `callback` is called once if the client goes away (or the server closes its connection) before
-  // Send or EndStream was called, and never after; on an I/O thread, or within this call if the
-  // client is gone already. It must not block. A callback that holds a copy of the Responder keeps
-  // the response open until answered.
+  // Calls `callback` once if the client disconnects, or the server closes the connection, before
+  // Send or EndStream. Runs on an I/O thread, or within this call if the client has already
+  // disconnected. `callback` must not block. A callback that holds a copy of the Responder keeps
+  // the response open until Send or EndStream.
   void OnClose(std::function<void()> callback) const;
 
+  // Runs `job` on a worker thread, or within this call if there are no workers. For work on about
+  // `bytes` bytes that must not block the calling thread.
+  void Defer(size_t bytes, std::function<void()> job) const;
+  const std::shared_ptr<MemoryBudget>& budget() const;  // null: no limit
+  void Note(const ServedTokens& served) const;          // for the log; the last call wins
+
  private:
-  struct Answer;  // shared by all copies: the last one to go sees to it that there is a response
+  struct Answer;  // shared by all copies; its destructor ends an unfinished response
   std::shared_ptr<Answer> answer_;
 };
 
-// Called on an I/O thread; must not block. May throw: an Error answers with the status of its kind,
-// anything else with a 500 whose cause goes to the log only.
+// Called on a worker thread if the request has a body, otherwise on an I/O thread. Must not block.
+// May throw: an Error gives the status of its kind. Any other exception gives a 500, and its
+// message is only logged.
 using Handler = std::function<void(std::shared_ptr<const Request>, Responder)>;
 
+// Which key a route requires, if keys are configured.
+enum class Access {
+  kUser,     // any API key, or the admin key
+  kControl,  // the admin key if one is configured, else as kUser
+};
+
 struct ServerOptions {
-  std::string host = "127.0.0.1";  // a name or an address, IPv4 or IPv6; "0.0.0.0" or "::" for all
-  int port = 0;                    // 0: any free one, see Server::port()
+  std::string host = "127.0.0.1";  // host name, IPv4 or IPv6 address; "0.0.0.0", "::": all
+  int port = 0;                    // 0: any free port, see Server::port()
+  std::string uds;                 // path of a Unix socket to listen on instead of host and port
+  std::string root_path;           // optional prefix of every path, e.g. "/api"; empty: none
+  // PEM files; empty: no TLS.
+  std::string ssl_certfile, ssl_keyfile, ssl_keyfile_password;
   int io_threads = 1;
+  int worker_threads = 1;  // for large bodies and responses; one more thread serves small ones
 
   size_t max_header_bytes = 64 << 10;
   size_t max_body_bytes = 64 << 20;
-  size_t max_backlog_bytes = 8 << 20;  // written to a stream and not yet taken by its client
-  size_t max_connections = 4096;       // further ones get a 503 and are closed
+  size_t max_backlog_bytes = 8 << 20;  // written to a stream and not yet sent
+  size_t memory_bytes = 0;             // for all clients together (memory_budget.h); 0: no limit
+  size_t max_connections = 4096;       // others get a 503, except for paths_without_key
+  size_t max_waiting_bodies = 4096;    // queued requests per worker lane
 
-  std::chrono::milliseconds idle_timeout{120'000};  // between two requests of one connection
-  // For a request's header to arrive; a body gets this plus one second per 64 KiB received.
+  std::chrono::milliseconds idle_timeout{120'000};  // between two requests on one connection
+  // For reading a request header. For a body, plus one second per 64 KiB received.
   std::chrono::milliseconds read_timeout{30'000};
-  std::chrono::milliseconds write_timeout{60'000};  // without the client taking a single byte
-  std::chrono::milliseconds drain_timeout{30'000};  // Stop(): for responses in flight to finish
+  std::chrono::milliseconds write_timeout{60'000};  // time without any byte sent to the client
+  std::chrono::milliseconds drain_timeout{30'000};  // Stop(): for the end of responses in flight
 
-  std::string api_key;  // clients send "Authorization: Bearer <key>"; empty: no key needed
-  std::vector<std::string> paths_without_key = {
-      "/health"};             // exact paths; OPTIONS never needs a key
-  bool allow_cors = true;     // any origin, "*"
-  bool log_requests = false;  // a log line for each at level info instead of debug
+  // Accepted in "Authorization: Bearer <key>"; empty: no key required.
+  std::vector<std::string> api_keys;
+  std::string admin_api_key;  // accepted on all routes; if set, required for kControl
+  // Exact paths. OPTIONS never requires a key.
+  std::vector<std::string> paths_without_key = {"/health"};
+  // Origins whose pages may call the server ("https://a.example"; "*": any), in addition to local
+  // origins and the server's own origin (origins.h).
+  std::vector<std::string> cors_origins;
+  bool log_requests = false;  // log each request at level info instead of debug
 };
 
-// Listens, and calls the handler of each request's route. Route, Start and Stop belong to the
-// owner's thread; the other members may be called from any.
+// Listens, and calls the handler of each request's route. Call Route, Start and Stop from the
+// owner's thread; the other members from any thread.
 class Server {
  public:
   explicit Server(ServerOptions options);
-  ~Server();  // Stop without waiting for responses in flight
+  ~Server();  // stops without waiting for responses in flight
 
-  // `path` is exact ("/v1/models") or ends in a parameter ("/v1/models/{id}") that takes the
-  // non-empty rest of the path, slashes included: model names have them. An exact path goes first,
-  // then the longest prefix. GET routes answer HEAD too, without the body. Before Start only.
-  void Route(std::string method, std::string path, Handler handler);
+  // `path` is exact ("/v1/models") or ends in a parameter ("/v1/models/{id}"). A parameter matches
+  // the non-empty rest of the path including slashes, because model names contain slashes. An
+  // exact match has priority over the longest prefix. GET routes also serve HEAD, without the
+  // body. Call before Start.
+  void Route(std::string method, std::string path, Handler handler, Access access = Access::kUser);
 
   // Binds and listens before it returns. Throws Resource if the port is in use, Invalid if the host
   // is unknown or an option is out of range.
   void Start();
 
-  int port() const;  // the one bound; valid after Start
+  int port() const;  // the bound port; valid after Start
 
-  // Refuses new connections from now on; open ones are served on, each to the end of its next
-  // response.
+  // Refuses new connections. Each open connection is closed after its next response.
   void StopAccepting();
 
-  size_t open_requests() const;  // handed to a handler, response not yet wholly written
+  size_t open_requests() const;  // passed to a handler and not completely answered
 
-  // StopAccepting, closes idle connections, lets responses in flight finish for at most
-  // drain_timeout, closes what is left (OnClose callbacks run) and joins the I/O threads. Not from
-  // a handler. A second call does nothing.
+  // Calls StopAccepting and closes idle connections. Waits at most drain_timeout for responses in
+  // flight, then closes the remaining connections (OnClose callbacks run) and joins the I/O
+  // threads. Must not be called from a handler. A second call has no effect.
   void Stop();
 
  private:

@@ -1,4 +1,4 @@
-// How a server starts and ends: ports, drain, and nothing left behind.
+// Start and stop of a server: ports, draining, and resource leaks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ class HttpStopTest : public testing::Test {
     options_.drain_timeout = std::chrono::minutes(1);
   }
 
-  // GET /open hands its Responder to the test, GET /hello answers.
+  // GET /open passes its Responder to the test; GET /hello responds at once.
   void Start() {
     server_ = std::make_unique<Server>(options_);
     server_->Route("GET", "/open", [this](auto, Responder responder) {
@@ -60,7 +60,7 @@ TEST_F(HttpStopTest, LeavesNoThreadAndNoDescriptor) {
     const Responder responder = opened_.get_future().get();
     responder.BeginStream(200, "text/plain");
     std::thread stop([&] { server_->Stop(); });
-    EXPECT_EQ(idle.ReadToEnd(), "");  // closed while the other one is still served
+    EXPECT_EQ(idle.ReadToEnd(), "");  // closed while the open response continues
     responder.EndStream();
     EXPECT_TRUE(open.Read()->complete);
     stop.join();
@@ -98,7 +98,7 @@ TEST_F(HttpStopTest, ClosesWhatDoesNotFinish) {
   EXPECT_EQ(closed_, 1);
   EXPECT_TRUE(responder.Closed());
   server_.reset();
-  responder.Send(200, "text/plain", "too late");  // outlives the server
+  responder.Send(200, "text/plain", "too late");  // the Responder outlives the server
   EXPECT_FALSE(client.Read());
 }
 
@@ -140,13 +140,13 @@ TEST_F(HttpStopTest, APortInUseSaysWhatToDo) {
     EXPECT_THAT(e.what(), HasSubstr("--port"));
   }
   server_->Stop();
-  second.Start();  // free again, old connections or not
+  second.Start();  // the port is free despite old connections
 }
 
 TEST_F(HttpStopTest, RefusesHostsAndOptionsThatCannotBe) {
   options_.host = "no such host";
   EXPECT_THROW(Server(options_).Start(), Error);
-  options_.host = "203.0.113.1";  // of no machine (RFC 5737)
+  options_.host = "203.0.113.1";  // documentation address (RFC 5737), not on this machine
   EXPECT_THROW(Server(options_).Start(), Error);
   options_.port = 70'000;
   EXPECT_THROW(Server{options_}, Error);

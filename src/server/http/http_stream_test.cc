@@ -1,4 +1,4 @@
-// Streamed responses, slow readers, and clients that hang up.
+// Streamed responses, slow clients, and disconnects.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::chrono::minutes kPatience{1};
 
-// GET /open hands its Responder to the test and says when its client went away.
+// GET /open passes its Responder to the test and reports a disconnect of its client.
 class HttpStreamTest : public testing::Test {
  protected:
   void Start(ServerOptions options = {}) {
@@ -60,9 +60,9 @@ TEST_F(HttpStreamTest, ChunksArriveOneByOne) {
         if (line->empty()) break;
       }
     }
-    EXPECT_EQ(client.ReadChunk(), event);  // before the next one is written
+    EXPECT_EQ(client.ReadChunk(), event);  // before the next event is written
   }
-  responder.Write("");  // is no end of the stream
+  responder.Write("");  // must not end the stream
   responder.Write("last");
   EXPECT_EQ(client.ReadChunk(), "last");
   responder.EndStream();
@@ -217,11 +217,11 @@ TEST_F(HttpStreamTest, ClosesOnAReaderThatIsTooSlow) {
   const Responder responder = Opened();
   responder.BeginStream(200, "text/plain");
   const std::string chunk(64 << 10, 'x');
-  // The kernel takes a few MiB before anything piles up here.
+  // The kernel buffers a few MiB before the backlog grows.
   for (int i = 0; i < 10'000 && !responder.Closed(); ++i) responder.Write(chunk);
   EXPECT_TRUE(responder.Closed());
   EXPECT_TRUE(WaitForClose());
-  client.ReadToEnd();  // there is one
+  client.ReadToEnd();  // the connection ends
   EXPECT_EQ(closed_count_, 1);
 }
 
@@ -247,8 +247,8 @@ TEST_F(HttpStreamTest, ABodyMayBeLargerThanTheBacklog) {
   EXPECT_EQ(client.Read()->body.size(), 8 << 20);
 }
 
-// 64 streams from as many producer threads, a third of the clients slow, a third hanging up
-// halfway.
+// 64 streams from 64 producer threads. A third of the clients is slow, and a third disconnects
+// midway.
 TEST_F(HttpStreamTest, ManyStreamsAtOnce) {
   constexpr int kClients = 64;
   constexpr int kChunks = 200;
@@ -267,7 +267,7 @@ TEST_F(HttpStreamTest, ManyStreamsAtOnce) {
         responder.Write(SseEvent(id + ":" + std::to_string(i) + std::string(i, '.')));
         if (i % 20 == 0) std::this_thread::yield();
       }
-      // Ends only when the client is gone, if it is one of those that hang up.
+      // For clients that disconnect, wait until the disconnect is detected.
       while (std::stoi(id) % 3 == 1 && !responder.Closed()) std::this_thread::yield();
       responder.Write(kSseDone);
       responder.EndStream();

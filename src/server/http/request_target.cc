@@ -13,7 +13,7 @@ int HexDigit(char c) {
   return -1;
 }
 
-// In a query, and only there, '+' stands for a space.
+// Percent-decodes `text`. In a query only, '+' means a space.
 std::optional<std::string> Decode(std::string_view text, bool in_query) {
   std::string decoded;
   decoded.reserve(text.size());

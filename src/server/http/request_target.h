@@ -1,4 +1,4 @@
-// The target of a request line, taken apart.
+// Parser of a request target.
 #pragma once
 
 #include <map>
@@ -10,11 +10,11 @@ namespace switchyard::http {
 
 struct RequestTarget {
   std::string path;                          // decoded; "*" for OPTIONS *
-  std::map<std::string, std::string> query;  // decoded; of a repeated name the last value
+  std::map<std::string, std::string> query;  // decoded; the last value of a repeated name
 };
 
-// Takes origin form ("/a?b=c"), absolute form ("http://host/a?b=c") and "*". None if the target has
-// another form or a percent sign is not followed by two hexadecimal digits.
+// Accepts origin form ("/a?b=c"), absolute form ("http://host/a?b=c") and "*". Returns no value for
+// another form, or if a percent sign is not followed by two hexadecimal digits.
 std::optional<RequestTarget> ParseTarget(std::string_view target);
 
 }  // namespace switchyard::http

@@ -53,6 +53,16 @@ void Responder::EndStream() const { answer_->exchange->EndStream(); }
 
 bool Responder::Closed() const { return answer_->exchange->Closed(); }
 
+void Responder::Defer(size_t bytes, std::function<void()> job) const {
+  answer_->exchange->Defer(bytes, std::move(job));
+}
+
+const std::shared_ptr<MemoryBudget>& Responder::budget() const {
+  return answer_->exchange->budget();
+}
+
+void Responder::Note(const ServedTokens& served) const { answer_->exchange->Note(served); }
+
 void Responder::OnClose(std::function<void()> callback) const {
   answer_->exchange->OnClose(std::move(callback));
 }

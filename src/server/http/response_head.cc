@@ -38,7 +38,6 @@ std::string Serialize(const ResponseHead& head) {
   if (head.length) AppendHeader(out, "Content-Length", fmt::to_string(*head.length));
   if (head.chunked) AppendHeader(out, "Transfer-Encoding", "chunked");
   AppendHeader(out, "Connection", head.keep_alive ? "keep-alive" : "close");
-  if (head.allow_cors) AppendHeader(out, "Access-Control-Allow-Origin", "*");
   for (const auto& [name, value] : head.extra) AppendHeader(out, name, value);
   out += "\r\n";
   return out;

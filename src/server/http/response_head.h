@@ -13,13 +13,12 @@ struct ResponseHead {
   int status = 200;
   std::string content_type;  // empty: none is sent
   Headers extra;
-  std::optional<size_t> length;  // of the body, bytes; none: see `chunked`
-  bool chunked = false;  // without length and chunks the body ends where the connection does
+  std::optional<size_t> length;  // of the body in bytes; absent: see `chunked`
+  bool chunked = false;          // if false and no length: closing the connection ends the body
   bool keep_alive = true;
-  bool allow_cors = false;
 };
 
-// The head as sent, up to and including the empty line. Line breaks inside values become spaces.
+// Serializes the head, including the empty line. Line breaks inside values become spaces.
 std::string Serialize(const ResponseHead& head);
 
 }  // namespace switchyard::http

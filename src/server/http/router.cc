@@ -7,7 +7,7 @@
 
 namespace switchyard::http {
 
-void Router::Add(std::string method, std::string path, Handler handler) {
+void Router::Add(std::string method, std::string path, Handler handler, Access access) {
   CHECK(path.starts_with('/'));
   Methods* methods = nullptr;
   const size_t brace = path.find('{');
@@ -26,7 +26,7 @@ void Router::Add(std::string method, std::string path, Handler handler) {
     }
     methods = &it->methods;
   }
-  const bool is_new = methods->emplace(std::move(method), std::move(handler)).second;
+  const bool is_new = methods->emplace(std::move(method), Route{std::move(handler), access}).second;
   CHECK(is_new);
 }
 
@@ -47,8 +47,11 @@ Router::Match Router::Find(std::string_view method, const std::string& path) con
 
   auto found = methods->find(method);
   if (found == methods->end() && method == "HEAD") found = methods->find("GET");
-  if (found != methods->end()) match.handler = &found->second;
-  for (const auto& [name, handler] : *methods) {
+  if (found != methods->end()) {
+    match.handler = &found->second.handler;
+    match.access = found->second.access;
+  }
+  for (const auto& [name, route] : *methods) {
     match.allow += name + (name == "GET" ? ", HEAD, " : ", ");
   }
   match.allow += "OPTIONS";

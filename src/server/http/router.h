@@ -1,4 +1,4 @@
-// Which handler answers a method and a path.
+// Maps methods and paths to handlers.
 #pragma once
 
 #include <map>
@@ -10,22 +10,27 @@
 
 namespace switchyard::http {
 
-// Filled before the server starts, then only read, by all I/O threads.
+// Filled before the server starts; then read-only and shared by all I/O threads.
 class Router {
  public:
   struct Match {
     const Handler* handler = nullptr;  // owned by the router; null: see `allow`
+    Access access = Access::kUser;
     std::map<std::string, std::string> params;
-    std::string allow;  // methods the path answers to, "GET, HEAD, OPTIONS"; empty: unknown path
+    std::string allow;  // methods of the path, e.g. "GET, HEAD, OPTIONS"; empty: unknown path
   };
 
-  // CHECKs that the pair is new and that a parameter stands only at the end of `path`.
-  void Add(std::string method, std::string path, Handler handler);
+  // CHECKs that (method, path) is new, and that a parameter occurs only at the end of `path`.
+  void Add(std::string method, std::string path, Handler handler, Access access = Access::kUser);
 
   Match Find(std::string_view method, const std::string& path) const;
 
  private:
-  using Methods = std::map<std::string, Handler, std::less<>>;
+  struct Route {
+    Handler handler;
+    Access access;
+  };
+  using Methods = std::map<std::string, Route, std::less<>>;
   struct Pattern {
     std::string prefix;     // "/v1/models/"
     std::string parameter;  // "id"

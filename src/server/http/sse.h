@@ -1,4 +1,4 @@
-// Server-sent events: the framing of streamed answers (WHATWG HTML, "Server-sent events").
+// Server-sent events, the framing of streamed responses (WHATWG HTML, "Server-sent events").
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@ namespace switchyard::http {
 
 inline constexpr char kEventStream[] = "text/event-stream";
 
-// The event that ends a stream of OpenAI's and SGLang's interfaces.
+// Last event of a stream in the OpenAI and SGLang APIs.
 inline constexpr char kSseDone[] = "data: [DONE]\n\n";
 
-// One event that carries `data`; every line of `data` becomes a "data:" line, which the client
-// joins again. Carriage returns count as line ends to a client and therefore arrive as '\n'.
+// Returns one event with `data`. Each line of `data` becomes a "data:" line, and the client joins
+// the lines. Clients treat a carriage return as a line end, so it arrives as '\n'.
 inline std::string SseEvent(std::string_view data) {
   std::string event;
   event.reserve(data.size() + 8);
@@ -30,7 +30,8 @@ inline std::string SseEvent(std::string_view data) {
   return event;
 }
 
-// A line that clients skip; sent now and then, it keeps proxies from closing a quiet stream.
+// A comment line, which clients ignore. Sent periodically, it keeps proxies from closing an idle
+// stream.
 inline std::string SseComment(std::string_view text) {
   std::string comment = ": ";
   for (char c : text) comment += (c == '\r' || c == '\n') ? ' ' : c;

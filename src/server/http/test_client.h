@@ -1,8 +1,9 @@
-// A client for tests that sends exactly the given bytes.
+// HTTP client for tests. Sends exactly the given bytes.
 #pragma once
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -32,10 +33,10 @@ struct TestResponse {
   }
 };
 
-// Blocking, one thread. Every wait ends after a minute at the latest, as if the server had closed.
+// Blocking, not thread-safe. Every wait ends after at most a minute, as if the server had closed.
 class TestClient {
  public:
-  // `receive_buffer`: bytes the kernel may hold for us, 0 for the default.
+  // `receive_buffer`: size of the kernel's receive buffer in bytes; 0: default.
   explicit TestClient(int port, int receive_buffer = 0, bool ipv6 = false) {
     fd_ = socket(ipv6 ? AF_INET6 : AF_INET, SOCK_STREAM, 0);
     if (receive_buffer > 0) {
@@ -71,6 +72,16 @@ class TestClient {
     return true;
   }
 
+  void SendByteByByte(std::string_view bytes) {
+    const int on = 1;
+    setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    for (size_t i = 0; i < bytes.size() && Send(bytes.substr(i, 1)); ++i) {
+    }
+  }
+
+  // Closes the sending side only.
+  void EndSending() { shutdown(fd_, SHUT_WR); }
+
   void Get(std::string_view path, std::string_view headers = "") {
     Send("GET " + std::string(path) + " HTTP/1.1\r\nHost: test\r\n" + std::string(headers) +
          "\r\n");
@@ -81,8 +92,8 @@ class TestClient {
          std::to_string(body.size()) + "\r\n" + std::string(headers) + "\r\n" + std::string(body));
   }
 
-  // None if the connection ends before a whole head. `head`: the response answers HEAD and has no
-  // body.
+  // Returns no value if the connection ends before the end of the head. `head`: the response is to
+  // a HEAD request and has no body.
   std::optional<TestResponse> Read(bool head = false) {
     TestResponse response;
     const auto status_line = ReadLine();
@@ -111,7 +122,7 @@ class TestClient {
     return response;
   }
 
-  // One chunk of a chunked body: empty for the last one, none if the connection ended.
+  // Reads one chunk of a chunked body. Empty for the last chunk; no value if the connection ended.
   std::optional<std::string> ReadChunk() {
     const auto size = ReadLine();
     if (!size) return std::nullopt;
@@ -122,7 +133,7 @@ class TestClient {
     return chunk;
   }
 
-  // None at the end of the connection.
+  // Returns no value at the end of the connection.
   std::optional<std::string> ReadLine() {
     size_t end;
     while ((end = buffer_.find("\r\n")) == std::string::npos) {

@@ -16,12 +16,12 @@ using RequestPtr = std::shared_ptr<const http::Request>;
 void RequireEplb(const Service& service) {
   RequireReady(service);
   if (!service.args.engine.eplb.enable)
-    throw Invalid("experts do not move: start with --enable-eplb");
+    throw Invalid("expert load balancing is off: start the server with --enable-eplb");
 }
 
 Json OrNull(std::optional<double> value) { return value ? Json(*value) : Json(); }
 
-// Places by where they are filled from; empty before the first plan.
+// Number of slots by source of the weights; empty before the first plan.
 Json FillsJson(const std::vector<int64_t>& fills) {
   Json json = Json::object();
   for (size_t i = 0; i < fills.size() && i < kNumFillFrom; ++i)
@@ -92,7 +92,8 @@ void RegisterEplb(http::Server& server, Service& service) {
   });
   server.Route(
       "POST", "/eplb/rebalance",
-      [&service](const RequestPtr&, const http::Responder& out) { HandleRebalance(service, out); });
+      [&service](const RequestPtr&, const http::Responder& out) { HandleRebalance(service, out); },
+      http::Access::kControl);
 }
 
 }  // namespace switchyard::native

@@ -1,4 +1,4 @@
-// Re-balancing of experts, seen and asked for.
+// Endpoints of expert load balancing (EPLB).
 #pragma once
 
 #include "server/front/service.h"
@@ -6,8 +6,8 @@
 
 namespace switchyard::native {
 
-// GET /eplb: what --enable-eplb is doing. POST /eplb/rebalance: plan and move now; 409 where one is
-// under way already or no load has been counted yet.
+// GET /eplb: status of --enable-eplb. POST /eplb/rebalance: starts a rebalance; 409 if one is
+// running or no load has been recorded yet.
 void RegisterEplb(http::Server& server, Service& service);
 
 }  // namespace switchyard::native

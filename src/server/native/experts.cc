@@ -25,7 +25,8 @@ Json Matrix(const std::vector<int64_t>& values, int64_t columns) {
 
 void RequireMode(const Service& service) {
   if (service.args.engine.recorder.mode.empty())
-    throw Invalid("no experts are recorded: start with --expert-distribution-recorder-mode");
+    throw Invalid(
+        "expert recording is off: start the server with --expert-distribution-recorder-mode");
 }
 
 void HandleSwitch(Service& service, RecordAction action, const http::Responder& responder) {
@@ -36,7 +37,7 @@ void HandleSwitch(Service& service, RecordAction action, const http::Responder& 
     const bool starts = action == RecordAction::kStart;
     if (!result.changed)
       LOG_WARNING("{}_expert_distribution_record: {}", starts ? "start" : "stop",
-                  starts ? "was recording already; what it had is dropped" : "was not recording");
+                  starts ? "already recording; dropped the earlier records" : "was not recording");
     responder.Send(200, "text/plain",
                    starts ? "Start recording expert distribution.\n"
                           : "Stop recording expert distribution.\n");
@@ -58,7 +59,7 @@ void HandleDump(Service& service, const http::Responder& responder) {
   });
 }
 
-// How hot each expert is: its count over the layer's mean.
+// Heat of each expert: its count divided by the layer's mean.
 std::vector<double> Heat(std::span<const int64_t> count) {
   const int64_t all = std::accumulate(count.begin(), count.end(), int64_t{0});
   std::vector<double> heat(count.size());
@@ -98,7 +99,8 @@ void HandleDistribution(Service& service, const http::Responder& responder) {
   RequireReady(service);
   if (!service.args.engine.recorder.any())
     throw Invalid(
-        "experts are not counted: start with --enable-expert-distribution-metrics or "
+        "expert load is not recorded: start the server with --enable-expert-distribution-metrics "
+        "or "
         "--expert-distribution-recorder-mode");
   service.front.GetExpertLoad([responder](const ExpertLoadReport& report) {
     if (!report.error.empty()) return responder.SendError(503, report.error);
@@ -117,11 +119,12 @@ void RegisterExperts(http::Server& server, Service& service) {
        [](Service& s, const http::Responder& out) { HandleSwitch(s, RecordAction::kStop, out); }},
       {"/dump_expert_distribution_record", HandleDump}};
   for (const auto& [path, handle] : actions)
-    for (const char* method : {"GET", "POST"})
-      server.Route(method, path,
-                   [&service, handle = handle](const RequestPtr&, const http::Responder& out) {
-                     handle(service, out);
-                   });
+    server.Route(
+        "POST", path,
+        [&service, handle = handle](const RequestPtr&, const http::Responder& out) {
+          handle(service, out);
+        },
+        http::Access::kControl);
   server.Route("GET", "/expert_distribution",
                [&service](const RequestPtr&, const http::Responder& out) {
                  HandleDistribution(service, out);

@@ -1,4 +1,4 @@
-// Where the experts' load is seen: recording, GET /expert_distribution, GET /metrics.
+// Endpoints of expert load: recording, GET /expert_distribution and GET /metrics.
 #pragma once
 
 #include "server/front/service.h"
@@ -6,14 +6,14 @@
 
 namespace switchyard::native {
 
-// SGLang's start_, stop_ and dump_expert_distribution_record (GET or POST), and
-// GET /expert_distribution.
+// SGLang's POST /start_, /stop_ and /dump_expert_distribution_record, and GET /expert_distribution.
 void RegisterExperts(http::Server& server, Service& service);
 
-// GET /metrics in Prometheus' text format.
+// GET /metrics in the text format of Prometheus.
 void RegisterMetrics(http::Server& server, Service& service);
 
-// kUnavailable while loading, draining or without ranks.
+// Throws Error kUnavailable while the server loads or drains, after the ranks are lost, and if a
+// rank has no heartbeat.
 void RequireReady(const Service& service);
 
 }  // namespace switchyard::native

@@ -5,8 +5,8 @@
 #include <mutex>
 
 #include "server/api/base64.h"
-#include "server/api/flight.h"
 #include "server/api/guarded.h"
+#include "server/api/pending_response.h"
 #include "server/http/error_body.h"
 #include "server/http/sse.h"
 
@@ -32,8 +32,8 @@ Json FinishReasonJson(const GenerationEvent& e) {
   return reason;
 }
 
-// [logprob, id, text], the form of every log-probability; logprob null where there is none, text
-// unless asked for.
+// SGLang's form of a log-probability: [logprob, id, text]. The logprob is null if undefined, and
+// the text is null unless `text` is set.
 Json Triple(const Tokenizer& tokenizer, float logprob, int32_t token, bool text) {
   return Json::array({std::isnan(logprob) ? Json(nullptr) : Json(logprob), token,
                       text ? Json(tokenizer.TokenText(token)) : Json(nullptr)});
@@ -50,7 +50,7 @@ void AddLogprobs(const Tokenizer& tokenizer, const GenerationSpec& spec, const c
   Json chosen = Json::array(), top = Json::array(), asked = Json::array();
   for (const PositionLogprobs& p : positions) {
     chosen.push_back(Triple(tokenizer, p.logprob, p.token, text));
-    // The first position of a prompt has nothing before it to be predicted from.
+    // NaN: the first position of a prompt has no log-probability.
     top.push_back(std::isnan(p.logprob) ? Json(nullptr) : Triples(tokenizer, p.top, text));
     asked.push_back(std::isnan(p.logprob) ? Json(nullptr) : Triples(tokenizer, p.asked, text));
   }
@@ -58,6 +58,14 @@ void AddLogprobs(const Tokenizer& tokenizer, const GenerationSpec& spec, const c
   meta[prefix + "_token_logprobs"] = std::move(chosen);
   if (spec.logprob.top > 0) meta[prefix + "_top_logprobs"] = std::move(top);
   if (!spec.logprob.token_ids.empty()) meta[prefix + "_token_ids_logprobs"] = std::move(asked);
+}
+
+// Output of one event alone. The last event has the routed experts of all positions.
+Accumulated Segment(const GenerationEvent& event, const Accumulated& so_far) {
+  Accumulated segment;
+  segment.Add(event);
+  if (event.finished()) segment.routed_experts = so_far.routed_experts;
+  return segment;
 }
 
 }  // namespace
@@ -70,6 +78,7 @@ Json GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
                {"prompt_tokens", a.last.prompt_tokens},
                {"completion_tokens", a.last.completion_tokens},
                {"cached_tokens", a.last.cached_tokens},
+               {"weight_version", body.weight_version},
                {"e2e_latency", seconds}};
   if (spec.logprob.enabled) {
     static const std::vector<PositionLogprobs> kNone;
@@ -78,7 +87,7 @@ Json GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
     AddLogprobs(tokenizer, spec, "output", a.output_logprobs, body.text_in_logprobs, meta);
   }
   if (body.prompt_ids) meta["prompt_token_ids"] = spec.input_ids;
-  // Rows of all layers, as base64 of int32 [positions, layers, top_k].
+  // int32 [positions, layers, top_k] in base64.
   if (spec.routed_experts.enabled && a.last.finished())
     meta["routed_experts"] = Base64(std::as_bytes(std::span(a.routed_experts)));
   return {{"text", a.text}, {"output_ids", a.tokens}, {"meta_info", std::move(meta)}};
@@ -86,25 +95,26 @@ Json GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
 
 void HandleGenerate(Service& service, const http::Request& request,
                     const http::Responder& responder) {
-  auto body =
-      std::make_shared<const GenerateBody>(ParseGenerateBody(service, ParseBody(request.body)));
+  auto body = std::make_shared<const GenerateBody>(ParseGenerateBody(service, ParseBody(request)));
   const auto start = std::chrono::steady_clock::now();
   const auto answer = [&service, body, start](size_t i, const Accumulated& a, bool with_input) {
     const double seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return GenerateAnswer(*service.model.tokenizer, *body, body->specs[i], a, with_input, seconds);
   };
-  Flight::Events events;
+  PendingResponse::Events events;
   if (body->stream) {
-    // Each event carries everything so far, as SGLang's do, but for the prompt's log-probabilities:
-    // they are long and never change, and come once.
+    // As in SGLang, each event has the accumulated output, or with --stream-output only the new
+    // part. The prompt's log-probabilities are long and constant, so only the first event has them.
     events.on_news = [&service, body, answer, responder](size_t i, const GenerationEvent& e,
                                                          const Accumulated& a) {
       if (e.finish == FinishReason::kError) {
-        responder.Write(http::SseEvent(http::ErrorBody(500, WithoutPaths(service, e.error))));
+        responder.Write(http::SseEvent(
+            http::ErrorBody(http::StatusOf(e.error_kind), RedactPaths(service, e.error))));
         return;
       }
-      Json json = answer(i, a, a.tokens.size() == e.tokens.size());
+      const bool first = a.tokens.size() == e.tokens.size();
+      Json json = body->segments ? answer(i, Segment(e, a), first) : answer(i, a, first);
       if (!body->single) json["index"] = i;
       responder.Write(http::SseEvent(Dump(json)));
     };
@@ -116,14 +126,15 @@ void HandleGenerate(Service& service, const http::Request& request,
     events.on_end = [&service, body, answer, responder](const std::vector<Accumulated>& all) {
       for (const Accumulated& a : all) {
         if (a.last.finish == FinishReason::kError)
-          return responder.SendError(500, WithoutPaths(service, a.last.error));
+          return responder.SendError(http::StatusOf(a.last.error_kind),
+                                     RedactPaths(service, a.last.error));
       }
       Json list = Json::array();
       for (size_t i = 0; i < all.size(); ++i) list.push_back(answer(i, all[i], true));
       responder.Send(200, http::kJson, Dump(body->single ? list[0] : list));
     };
   }
-  Flight::Start(service, body->specs, body->stream, responder, std::move(events));
+  PendingResponse::Start(service, body->specs, body->stream, responder, std::move(events));
 }
 
 }  // namespace switchyard::native

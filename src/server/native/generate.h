@@ -8,18 +8,20 @@
 
 namespace switchyard::native {
 
-// What a body of /generate asks for: one or many prompts, each `n` times.
+// Parsed body of /generate: one or more prompts, each with `n` copies.
 struct GenerateBody {
   std::vector<GenerationSpec> specs;
-  bool single = true;  // the answer is one object instead of a list
+  bool single = true;  // the response is one object, not a list
   bool stream = false;
   bool text_in_logprobs = false;
   bool prompt_ids = false;  // return_prompt_token_ids
+  bool segments = false;    // --stream-output: an event has only the new output
+  std::string weight_version;
 };
 GenerateBody ParseGenerateBody(const Service& service, const Json& body);
 
-// One answer as SGLang has it: text, output_ids, meta_info. `with_input`: with the prompt's
-// log-probabilities, where they are asked for, else with empty lists in their place.
+// One response in SGLang's format: text, output_ids, meta_info. If the request has return_logprob,
+// `with_input` includes the prompt's log-probabilities; without it, their lists are empty.
 Json GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
                     const GenerationSpec& spec, const Accumulated& so_far, bool with_input,
                     double seconds);

@@ -8,7 +8,7 @@
 namespace switchyard::native {
 namespace {
 
-constexpr int64_t kMostCopies = 4096;  // of one prompt
+constexpr int64_t kMaxCopies = 4096;  // of one prompt
 
 void ParseSampling(const Service& service, const Fields& f, GenerationSpec* spec) {
   spec->sampling = service.model.sampling_defaults;
@@ -24,11 +24,14 @@ std::vector<std::vector<int32_t>> ParsePrompts(const Service& service, const Fie
   std::vector<std::vector<int32_t>> prompts;
   const Json* text = f.Find("text");
   const Json* ids = f.Find("input_ids");
-  if (!text == !ids) throw InvalidField("text", "want one of text and input_ids");
+  if (!text == !ids) throw InvalidField("text", "want exactly one of text and input_ids");
   if (text) {
     *single = text->is_string();
-    for (const std::string& t : f.Strings("text"))
-      prompts.push_back(service.model.tokenizer->Encode(t, true));
+    const std::vector<std::string> texts = f.Strings("text");
+    service.front.CheckCapacity(texts.size());
+    const auto limit = static_cast<size_t>(service.front.longest());
+    for (const std::string& t : texts)
+      prompts.push_back(service.model.tokenizer->Encode(t, true, limit));
   } else {
     *single = !ids->is_array() || ids->empty() || !ids->front().is_array();
     if (*single) {
@@ -42,21 +45,21 @@ std::vector<std::vector<int32_t>> ParsePrompts(const Service& service, const Fie
   return prompts;
 }
 
-// token_ids_logprob: one list of ids for all prompts, or a list of such lists.
+// Parses token_ids_logprob: one list of ids for all prompts, or one list per prompt.
 std::vector<int32_t> ParseAskedIds(const Fields& f, size_t i, size_t prompts) {
   const Json* field = f.Find("token_ids_logprob");
   if (!field) return {};
   const bool lists =
       field->is_array() && std::any_of(field->begin(), field->end(),
                                        [](const Json& v) { return v.is_array() || v.is_null(); });
-  const Json* own = lists ? ForPrompt(f, "token_ids_logprob", i, prompts) : field;
+  const Json* own = lists ? ValueForPrompt(f, "token_ids_logprob", i, prompts) : field;
   return own ? ToIds(*own, "token_ids_logprob") : std::vector<int32_t>();
 }
 
 LogprobParams ParseLogprobs(const Fields& body, size_t i, size_t prompts) {
   Json own = Json::object();
   for (const char* key : {"return_logprob", "logprob_start_len", "top_logprobs_num"})
-    if (const Json* v = ForPrompt(body, key, i, prompts)) own[key] = *v;
+    if (const Json* v = ValueForPrompt(body, key, i, prompts)) own[key] = *v;
   const Fields f(own);
   return {.enabled = f.Bool("return_logprob", false),
           .start = static_cast<int32_t>(f.Int("logprob_start_len", -1, -1, INT32_MAX)),
@@ -69,8 +72,8 @@ RoutedExpertsParams ParseRoutedExperts(const Fields& f) {
           .start = static_cast<int32_t>(f.Int("routed_experts_start_len", 0, 0, INT32_MAX))};
 }
 
-// Engine and client agree on most names; what stands in sampling_params is named with it.
-ClientNames NamesOf(const Fields& f) {
+// Fields of sampling_params get that prefix. Most other names are the engine's.
+ClientNames ClientNamesOf(const Fields& f) {
   ClientNames names = {{"prompt", f.Has("text") ? "text" : "input_ids"},
                        {"top_logprobs", "top_logprobs_num"}};
   if (f.Has("routed_dp_rank")) names["data_parallel_rank"] = "routed_dp_rank";
@@ -86,12 +89,14 @@ GenerateBody ParseGenerateBody(const Service& service, const Json& body) {
   CheckFields(f, RequestKind::kGenerate, service.unknown_fields);
   GenerateBody g{.stream = f.Bool("stream", false),
                  .text_in_logprobs = f.Bool("return_text_in_logprobs", false),
-                 .prompt_ids = f.Bool("return_prompt_token_ids", false)};
+                 .prompt_ids = f.Bool("return_prompt_token_ids", false),
+                 .segments = service.args.stream_output,
+                 .weight_version = service.args.weight_version};
   auto prompts = ParsePrompts(service, f, &g.single);
-  const ClientNames names = NamesOf(f);
+  const ClientNames names = ClientNamesOf(f);
   static const Json kNone = Json::object();
   for (size_t i = 0; i < prompts.size(); ++i) {
-    const Json* own = ForPrompt(f, "sampling_params", i, prompts.size());
+    const Json* own = ValueForPrompt(f, "sampling_params", i, prompts.size());
     if (own && !own->is_object())
       throw InvalidField("sampling_params", "sampling_params is not an object");
     const Fields s(own ? *own : kNone, "sampling_params.");
@@ -102,12 +107,13 @@ GenerateBody ParseGenerateBody(const Service& service, const Json& body) {
     spec.logprob = ParseLogprobs(f, i, prompts.size());
     spec.routed_experts = ParseRoutedExperts(f);
     spec.group = ParseDataParallelRank(f);
+    spec.priority = ParsePriority(service.args, f);
     spec.cache_salt = ParseCacheSalt(f, i, prompts.size());
     const auto interval =
         static_cast<int32_t>(s.Int("stream_interval", service.args.stream_interval, 1, INT32_MAX));
     if (g.stream) spec.stream_interval = interval;
-    ParseRequestName(f, "rid", i, prompts.size(), &spec);
-    const int64_t n = s.Int("n", 1, 1, kMostCopies);
+    ParseRequestId(f, "rid", i, prompts.size(), &spec);
+    const int64_t n = s.Int("n", 1, 1, kMaxCopies);
     if (n > 1) g.single = false;
     AddCopies(service.front, std::move(spec), n, names, g.specs);
   }

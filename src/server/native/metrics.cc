@@ -1,4 +1,4 @@
-// GET /metrics: the engine's counters and, where it is counted, the experts' load.
+// GET /metrics: counters of the engine and, if enabled, of expert load and EPLB.
 #include <prometheus/counter.h>
 #include <prometheus/gauge.h>
 #include <prometheus/registry.h>
@@ -12,7 +12,7 @@ namespace {
 
 using Labels = prometheus::Labels;
 
-// One scrape's values; the registry lives no longer.
+// Values of one scrape, in a registry of its own.
 class Page {
  public:
   void Gauge(const std::string& name, const std::string& help, const Labels& labels, double value) {
@@ -26,7 +26,7 @@ class Page {
   std::string Text() const { return prometheus::TextSerializer().Serialize(registry_.Collect()); }
 
  private:
-  // A family that is registered again is the one that is there.
+  // With Merge, registering a family again returns the existing one.
   prometheus::Registry registry_{prometheus::Registry::InsertBehavior::Merge};
 };
 
@@ -35,11 +35,11 @@ void AddEngine(Page& page, const std::vector<EngineStats>& groups) {
     const EngineStats& s = groups[g];
     const Labels group = {{"group", std::to_string(g)}};
     const auto pages = [&](const char* state, int64_t n) {
-      page.Gauge("switchyard_kv_pages", "Pages of the KV cache, by what they hold",
+      page.Gauge("switchyard_kv_pages", "Pages of the KV cache by state",
                  {{"group", std::to_string(g)}, {"state", state}}, static_cast<double>(n));
     };
-    page.Gauge("switchyard_running_requests", "Requests that have rows in steps", group, s.running);
-    page.Gauge("switchyard_waiting_requests", "Requests that wait for a place", group, s.waiting);
+    page.Gauge("switchyard_running_requests", "Requests in the running set", group, s.running);
+    page.Gauge("switchyard_waiting_requests", "Requests in the queue", group, s.waiting);
     pages("free", s.free_pages);
     pages("cached", s.cached_pages);
     pages("used", s.total_pages - s.free_pages - s.cached_pages);
@@ -48,10 +48,10 @@ void AddEngine(Page& page, const std::vector<EngineStats>& groups) {
     };
     count("switchyard_steps_total", "Steps with a batch of this group", s.steps);
     count("switchyard_prefill_tokens_total", "Prompt tokens computed", s.prefill_tokens);
-    count("switchyard_cached_prompt_tokens_total", "Prompt tokens taken from the cache",
+    count("switchyard_cached_prompt_tokens_total", "Prompt tokens found in the radix cache",
           s.cached_prompt_tokens);
     count("switchyard_decode_tokens_total", "Tokens generated", s.decode_tokens);
-    count("switchyard_retractions_total", "Requests that gave their pages back", s.retractions);
+    count("switchyard_retractions_total", "Requests retracted to free KV pages", s.retractions);
   }
 }
 
@@ -62,25 +62,25 @@ void AddExperts(Page& page, const ExpertLoad& load) {
     page.Gauge("switchyard_eplb_balancedness",
                "Mean over layers of mean / max rank load, averaged over the last passes",
                {{"passes", passes}}, value);
-  page.Counter("switchyard_eplb_forward_passes_total", "Passes whose experts were counted", {},
-               static_cast<double>(load.passes));
+  page.Counter("switchyard_eplb_forward_passes_total", "Forward passes with recorded expert load",
+               {}, static_cast<double>(load.passes));
   std::vector<int64_t> ranks(load.ranks);
   for (size_t i = 0; i < load.rank_count.size(); ++i) ranks[i % load.ranks] += load.rank_count[i];
   for (size_t r = 0; r < ranks.size(); ++r)
     page.Counter("switchyard_eplb_gpu_physical_count_total",
-                 "Rows of the experts on an EP rank, of all layers", {{"rank", std::to_string(r)}},
-                 static_cast<double>(ranks[r]));
+                 "Token rows of experts on an EP rank, summed over layers",
+                 {{"rank", std::to_string(r)}}, static_cast<double>(ranks[r]));
 }
 
 void AddEplb(Page& page, const EplbStatus& s) {
   for (int i = 0; i <= static_cast<int>(EplbState::kDone); ++i) {
     const auto state = static_cast<EplbState>(i);
-    page.Gauge("switchyard_eplb_state", "1 for what re-balancing is doing",
+    page.Gauge("switchyard_eplb_state", "1 for the current state of the rebalance",
                {{"state", Name(state)}}, state == s.state ? 1 : 0);
   }
-  if (s.balancedness)  // nothing was counted: no figure would be true
+  if (s.balancedness)  // absent until load has been recorded
     page.Gauge("switchyard_eplb_window_balancedness",
-               "Mean over layers of mean / max rank load since experts last moved", {},
+               "Mean over layers of mean / max rank load since the last migration", {},
                *s.balancedness);
   page.Gauge("switchyard_eplb_rebalance_layers", "Layers of the last rebalance",
              {{"layers", "to_move"}}, s.layers_to_move);
@@ -90,19 +90,19 @@ void AddEplb(Page& page, const EplbStatus& s) {
     page.Counter(name, help, {}, static_cast<double>(n));
   };
   count("switchyard_eplb_plans_total", "Placements planned", s.plans);
-  count("switchyard_eplb_rebalances_total", "Rebalances that ended well", s.rebalances);
+  count("switchyard_eplb_rebalances_total", "Rebalances that completed", s.rebalances);
   count("switchyard_eplb_layers_moved_total", "Layers that changed their placement",
         s.layers_moved);
-  count("switchyard_eplb_experts_loaded_total", "Experts that rank 0 loaded for a rebalance",
+  count("switchyard_eplb_experts_loaded_total", "Experts that rank 0 loaded from the checkpoint",
         s.experts_loaded);
-  count("switchyard_eplb_experts_received_total", "Experts that other ranks sent to rank 0",
+  count("switchyard_eplb_experts_received_total", "Experts that rank 0 received from other ranks",
         s.experts_received);
-  count("switchyard_eplb_failures_total", "Rebalances given up", s.failures);
-  count("switchyard_eplb_watchdog_resets_total", "Rebalances given up as nothing moved",
+  count("switchyard_eplb_failures_total", "Rebalances that failed", s.failures);
+  count("switchyard_eplb_watchdog_resets_total", "Rebalances that the watchdog stopped",
         s.watchdog_resets);
 }
 
-// One scrape: asks for one part after the other, and sends the page.
+// One scrape: requests engine, expert and EPLB values in turn, then sends the page.
 class Scrape : public std::enable_shared_from_this<Scrape> {
  public:
   Scrape(Service& service, http::Responder responder)
@@ -111,19 +111,19 @@ class Scrape : public std::enable_shared_from_this<Scrape> {
   void Start() {
     service_.front.Stats([self = shared_from_this()](const std::vector<EngineStats>& groups) {
       AddEngine(self->page_, groups);
-      self->Go([&] { self->AskExperts(); });
+      self->Go([&] { self->RequestExperts(); });
     });
   }
 
  private:
-  void AskExperts() {
-    if (!service_.args.engine.recorder.any()) return AskEplb();
+  void RequestExperts() {
+    if (!service_.args.engine.recorder.any()) return RequestEplb();
     service_.front.GetExpertLoad([self = shared_from_this()](const ExpertLoadReport& report) {
       if (report.error.empty()) AddExperts(self->page_, report.load);
-      self->Go([&] { self->AskEplb(); });
+      self->Go([&] { self->RequestEplb(); });
     });
   }
-  void AskEplb() {
+  void RequestEplb() {
     if (!service_.args.engine.eplb.enable) return Send();
     service_.front.GetEplb([self = shared_from_this()](const EplbReport& report) {
       if (report.refused.empty()) AddEplb(self->page_, report.status);
@@ -133,7 +133,7 @@ class Scrape : public std::enable_shared_from_this<Scrape> {
   void Go(const std::function<void()>& next) {
     try {
       next();
-    } catch (const Error& error) {  // the ranks have just been lost
+    } catch (const Error& error) {  // the ranks were lost during the scrape
       responder_.SendError(error);
     }
   }

@@ -15,10 +15,10 @@ namespace {
 
 using RequestPtr = std::shared_ptr<const http::Request>;
 
-// A prompt, or the messages of a chat, as ids.
+// Tokenizes a prompt or list of prompts, or the messages of a chat.
 void HandleTokenize(const Service& service, const http::Request& request,
                     const http::Responder& responder) {
-  const Json body = ParseBody(request.body);
+  const Json body = ParseBody(request);
   const Fields f(body);
   CheckModel(service, f);
   CheckFields(f, RequestKind::kTokenize, service.unknown_fields);
@@ -40,7 +40,7 @@ void HandleTokenize(const Service& service, const http::Request& request,
   } else if (list) {
     for (const std::string& text : f.Strings("prompt")) add(tokenizer.Encode(text, special));
   } else {
-    if (!prompt) throw InvalidField("prompt", "want prompt or messages");
+    if (!prompt) throw InvalidField("prompt", "prompt and messages are missing, want one of them");
     add(tokenizer.Encode(f.String("prompt", ""), special));
   }
   Json answer = {{"tokens", list ? tokens : tokens[0]},
@@ -52,7 +52,7 @@ void HandleTokenize(const Service& service, const http::Request& request,
 
 void HandleDetokenize(const Service& service, const http::Request& request,
                       const http::Responder& responder) {
-  const Json body = ParseBody(request.body);
+  const Json body = ParseBody(request);
   const Fields f(body);
   CheckModel(service, f);
   CheckFields(f, RequestKind::kDetokenize, service.unknown_fields);
@@ -72,7 +72,7 @@ void HandleDetokenize(const Service& service, const http::Request& request,
   responder.Send(200, http::kJson, Dump({{"text", text}, {"prompt", text}}));
 }
 
-// One generated token says more than an open port.
+// Checks the engine, not only the port: generates one token.
 void HandleHealthGenerate(Service& service, const http::Responder& responder) {
   RequireReady(service);
   GenerationSpec spec;
@@ -94,6 +94,7 @@ void HandleModelInfo(const Service& service, const http::Responder& responder) {
                                                                       : args.tokenizer_path},
                        {"served_model_name", service.model.name},
                        {"is_generation", true},
+                       {"weight_version", args.weight_version},
                        {"architecture", service.model.config.architecture},
                        {"max_model_len", service.plan.context_length},
                        {"vocab_size", service.model.config.vocab_size},
@@ -101,7 +102,7 @@ void HandleModelInfo(const Service& service, const http::Responder& responder) {
                        {"has_audio_understanding", false}}));
 }
 
-// Of one attention group.
+// State of one attention group; `open`: its open requests.
 Json StateJson(const EngineStats& s, int64_t open) {
   return {{"open_requests", open},
           {"running_requests", s.running},
@@ -161,14 +162,14 @@ void HandleFlushCache(Service& service, const http::Responder& responder) {
 }
 
 void HandleAbort(Service& service, const http::Request& request, const http::Responder& responder) {
-  const Json body = ParseBody(request.body);
+  const Json body = ParseBody(request);
   const Fields f(body);
   if (f.Bool("abort_all", false)) {
     service.front.AbortAll();
   } else if (const std::string name = f.String("rid", ""); !name.empty()) {
     service.front.AbortNamed(name);
   } else {
-    throw InvalidField("rid", "want rid, or abort_all");
+    throw InvalidField("rid", "rid is missing, want rid or abort_all");
   }
   responder.Send(200, http::kJson, "{}");
 }
@@ -181,6 +182,8 @@ void RequireReady(const Service& service) {
   if (service.front.draining()) throw Error(ErrorKind::kUnavailable, "the server is shutting down");
   if (!service.ready)
     throw Error(ErrorKind::kUnavailable, "the server is still loading", "try again later");
+  if (const std::string silent = service.find_silent_rank(); !silent.empty())
+    throw Error(ErrorKind::kUnavailable, silent);
 }
 
 void Register(http::Server& server, Service& service) {
@@ -212,17 +215,22 @@ void Register(http::Server& server, Service& service) {
     route("GET", path,
           [&](const RequestPtr&, const http::Responder& out) { HandleModelInfo(service, out); });
   }
+  for (const char* path : {"/get_weight_version", "/weight_version"}) {
+    route("GET", path, [&](const RequestPtr&, const http::Responder& out) {
+      out.Send(200, http::kJson, Dump({{"weight_version", service.args.weight_version}}));
+    });
+  }
   for (const char* path : {"/get_server_info", "/server_info"}) {
     route("GET", path,
           [&](const RequestPtr&, const http::Responder& out) { HandleServerInfo(service, out); });
   }
-  for (const char* method : {"GET", "POST"}) {
-    server.Route(method, "/flush_cache", [&](const RequestPtr&, const http::Responder& out) {
-      HandleFlushCache(service, out);
-    });
-  }
-  route("POST", "/abort_request",
-        [&](const RequestPtr& r, const http::Responder& out) { HandleAbort(service, *r, out); });
+  const auto control = [&](const char* path, http::Handler handler) {
+    server.Route("POST", path, Guarded(service, std::move(handler)), http::Access::kControl);
+  };
+  control("/flush_cache",
+          [&](const RequestPtr&, const http::Responder& out) { HandleFlushCache(service, out); });
+  control("/abort_request",
+          [&](const RequestPtr& r, const http::Responder& out) { HandleAbort(service, *r, out); });
 }
 
 }  // namespace switchyard::native

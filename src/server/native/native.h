@@ -1,5 +1,5 @@
-// SGLang's native endpoints: /generate, /tokenize, /detokenize, /health, /get_model_info,
-// /flush_cache and the like.
+// Registers SGLang's native endpoints: /generate, /tokenize, /detokenize, /health, /get_model_info,
+// /flush_cache and others.
 #pragma once
 
 #include "server/front/service.h"

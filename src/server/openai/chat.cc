@@ -5,9 +5,9 @@
 #include "server/api/chat_fields.h"
 #include "server/api/chat_prompt.h"
 #include "server/api/copies.h"
-#include "server/api/flight.h"
 #include "server/api/guarded.h"
 #include "server/api/model_name.h"
+#include "server/api/pending_response.h"
 #include "server/api/sampling_fields.h"
 #include "server/http/error_body.h"
 #include "server/http/sse.h"
@@ -42,7 +42,7 @@ std::string Chunk(const ChatJob& job, Json choices, Json usage, bool first = fal
 }
 
 // The event that opens the message of choice i.
-std::string Opening(const ChatJob& job, size_t i, const GenerationEvent& e) {
+std::string OpeningChunk(const ChatJob& job, size_t i, const GenerationEvent& e) {
   Json choice = {{"index", i},
                  {"delta", {{"role", "assistant"}, {"content", ""}}},
                  {"logprobs", nullptr},
@@ -52,16 +52,17 @@ std::string Opening(const ChatJob& job, size_t i, const GenerationEvent& e) {
                i == 0);
 }
 
-Flight::Events StreamEvents(const Service& service, const JobPtr& job,
-                            const http::Responder& responder) {
-  Flight::Events events;
+PendingResponse::Events StreamEvents(const Service& service, const JobPtr& job,
+                                     const http::Responder& responder) {
+  PendingResponse::Events events;
   events.on_news = [job, responder, &service](size_t i, const GenerationEvent& e,
                                               const Accumulated& a) {
     if (e.finish == FinishReason::kError) {
-      responder.Write(http::SseEvent(http::ErrorBody(500, WithoutPaths(service, e.error))));
+      responder.Write(http::SseEvent(
+          http::ErrorBody(http::StatusOf(e.error_kind), RedactPaths(service, e.error))));
       return;
     }
-    if (a.tokens.size() == e.tokens.size()) responder.Write(Opening(*job, i, e));
+    if (a.tokens.size() == e.tokens.size()) responder.Write(OpeningChunk(*job, i, e));
     Json delta = e.text.empty() ? Json::object() : Json{{"content", e.text}};
     Json choice = {{"index", i},
                    {"delta", std::move(delta)},
@@ -79,7 +80,7 @@ Flight::Events StreamEvents(const Service& service, const JobPtr& job,
   return events;
 }
 
-Json WholeChoice(const ChatJob& job, const Tokenizer& tokenizer, size_t i, const Accumulated& a) {
+Json FullChoice(const ChatJob& job, const Tokenizer& tokenizer, size_t i, const Accumulated& a) {
   Json choice = {{"index", i},
                  {"message", {{"role", "assistant"}, {"content", a.text}}},
                  {"logprobs", Logprobs(job, tokenizer, a.output_logprobs)}};
@@ -88,16 +89,17 @@ Json WholeChoice(const ChatJob& job, const Tokenizer& tokenizer, size_t i, const
   return choice;
 }
 
-Flight::Events WholeEvents(const Service& service, const JobPtr& job,
-                           const http::Responder& responder) {
-  Flight::Events events;
+PendingResponse::Events FullResponseEvents(const Service& service, const JobPtr& job,
+                                           const http::Responder& responder) {
+  PendingResponse::Events events;
   events.on_end = [job, responder, &service](const std::vector<Accumulated>& all) {
     const Tokenizer& tokenizer = *service.model.tokenizer;
     Json choices = Json::array();
     for (size_t i = 0; i < all.size(); ++i) {
       if (all[i].last.finish == FinishReason::kError)
-        return responder.SendError(500, WithoutPaths(service, all[i].last.error));
-      choices.push_back(WholeChoice(*job, tokenizer, i, all[i]));
+        return responder.SendError(http::StatusOf(all[i].last.error_kind),
+                                   RedactPaths(service, all[i].last.error));
+      choices.push_back(FullChoice(*job, tokenizer, i, all[i]));
     }
     Json answer = Envelope(job->delivery, "chat.completion", std::move(choices));
     answer["usage"] = Usage(all, job->delivery.n);
@@ -133,25 +135,26 @@ std::shared_ptr<const ChatJob> ParseChat(const Service& service, const Json& bod
   if (job->delivery.stream) spec.stream_interval = service.args.stream_interval;
   job->logprobs = ParseLogprobs(f);
   ParsePromptLogprobs(service, f, /*echo=*/false, &job->logprobs, &spec);
-  ParseRequestName(f, f.Has("rid") ? "rid" : "request_id", 0, 1, &spec);
+  ParseRequestId(f, f.Has("rid") ? "rid" : "request_id", 0, 1, &spec);
   spec.cache_salt = ParseCacheSalt(f, 0, 1);
   const bool ids = f.Has("input_ids");
   if (!ids) CheckChatRoles(f);
-  spec.input_ids = ids ? f.Ids("input_ids") : ChatPrompt(service.model, body);
+  spec.input_ids =
+      ids ? f.Ids("input_ids") : ChatPrompt(service.model, body, PromptLimit(service, f));
   TruncatePrompt(service, f, spec, spec.input_ids);
-  const ClientNames names =
-      NamesOf(f, ids ? "input_ids" : "messages",
-              job->logprobs.prompt_top > job->logprobs.top ? "prompt_logprobs" : "top_logprobs");
+  const ClientNames names = ClientNamesOf(
+      f, ids ? "input_ids" : "messages",
+      job->logprobs.prompt_top > job->logprobs.top ? "prompt_logprobs" : "top_logprobs");
   AddCopies(service.front, std::move(spec), job->delivery.n, names, job->specs);
   return job;
 }
 
 void HandleChat(Service& service, const http::Request& request, const http::Responder& responder) {
-  const JobPtr job = ParseChat(service, ParseBody(request.body));
+  const JobPtr job = ParseChat(service, ParseBody(request));
   const bool stream = job->delivery.stream;
-  Flight::Start(
+  PendingResponse::Start(
       service, job->specs, stream, responder,
-      stream ? StreamEvents(service, job, responder) : WholeEvents(service, job, responder));
+      stream ? StreamEvents(service, job, responder) : FullResponseEvents(service, job, responder));
 }
 
 }  // namespace switchyard::openai

@@ -9,7 +9,7 @@
 
 namespace switchyard::openai {
 
-struct ChatJob;  // what a body asks for
+struct ChatJob;  // a parsed request body
 std::shared_ptr<const ChatJob> ParseChat(const Service& service, const Json& body);
 
 void HandleChat(Service& service, const http::Request& request, const http::Responder& responder);

@@ -15,7 +15,7 @@ std::string NewId(const char* prefix) {
   return fmt::format("{}-{:016x}{:016x}", prefix, random(), random());
 }
 
-// SGLang answers with the client's rid, vLLM with its request_id behind the prefix.
+// Like SGLang, uses the client's rid as id; like vLLM, "<prefix>-<request_id>".
 std::string AnswerId(const Fields& f, const char* prefix) {
   const Json* rid = f.Find("rid");
   if (rid && rid->is_string()) return rid->get<std::string>();
@@ -23,7 +23,7 @@ std::string AnswerId(const Fields& f, const char* prefix) {
   return NewId(prefix);
 }
 
-// The same as long as the same program serves the same model in the same layout.
+// Depends on the program's version, the model and the parallel layout.
 std::string Fingerprint(const Service& service) {
   const MeshShape& mesh = service.args.engine.mesh;
   const std::string what =
@@ -36,8 +36,8 @@ std::string Fingerprint(const Service& service) {
 void CheckBestOf(const Fields& f, int32_t n) {
   const int64_t best_of = f.Int("best_of", 1, 0, INT32_MAX);
   if (best_of != 1 && best_of != n)
-    throw InvalidField("best_of", "best_of is {}: this server returns all that it generates (n)",
-                       best_of);
+    throw InvalidField(
+        "best_of", "best_of is {}, want n: this server returns all generated completions", best_of);
 }
 
 void ParseStreamOptions(const Fields& f, Delivery* d) {
@@ -61,7 +61,7 @@ void CheckResponseFormat(const Fields& f) {
   const std::string type =
       format->is_object() ? Fields(*format, "response_format.").String("type", "text") : "";
   if (type != "text")
-    throw InvalidField("response_format", "response_format: this server has only type text");
+    throw InvalidField("response_format", "response_format: only type text is supported");
 }
 
 Json FinishReasonOf(const GenerationEvent& event) {
@@ -90,6 +90,7 @@ void ParseSampling(const Service& service, const Fields& f, int32_t max_new_toke
   s.seed = f.Seed("seed");
   ParseSamplingFields(*service.model.tokenizer, f, spec);
   spec->group = ParseDataParallelRank(f);
+  spec->priority = ParsePriority(service.args, f);
   CheckResponseFormat(f);
 }
 
@@ -111,6 +112,11 @@ void ParsePromptLogprobs(const Service& service, const Fields& f, bool echo, Wan
   if (p.rank || (wanted->output && echo)) p.start = 0;
 }
 
+size_t PromptLimit(const Service& service, const Fields& f) {
+  return f.Has("truncate_prompt_tokens") ? Tokenizer::kNoLimit
+                                         : static_cast<size_t>(service.front.longest());
+}
+
 bool TruncatePrompt(const Service& service, const Fields& f, const GenerationSpec& spec,
                     std::vector<int32_t>& ids) {
   const std::string side = f.String("truncation_side", "left");
@@ -119,7 +125,7 @@ bool TruncatePrompt(const Service& service, const Fields& f, const GenerationSpe
   if (!f.Has("truncate_prompt_tokens")) return false;
   const int64_t longest = service.front.longest();
   int64_t most = f.Int("truncate_prompt_tokens", 0, -1, longest);
-  // −1: what the context holds beside the answer that was asked for.
+  // −1: the context length minus the requested output.
   const int64_t answer = std::max<int64_t>(spec.sampling.max_new_tokens, 1);
   if (most == -1) most = answer < longest ? longest - answer : longest - 1;
   if (std::ssize(ids) <= most) return false;
@@ -128,7 +134,7 @@ bool TruncatePrompt(const Service& service, const Fields& f, const GenerationSpe
   return true;
 }
 
-ClientNames NamesOf(const Fields& f, const char* prompt, const char* top) {
+ClientNames ClientNamesOf(const Fields& f, const char* prompt, const char* top) {
   return {
       {"prompt", prompt},
       {"max_new_tokens", f.Has("max_completion_tokens") ? "max_completion_tokens" : "max_tokens"},

@@ -1,4 +1,4 @@
-// What /v1/completions and /v1/chat/completions share.
+// Parsing and response parts shared by /v1/completions and /v1/chat/completions.
 #pragma once
 
 #include <string>
@@ -11,57 +11,63 @@
 
 namespace switchyard::openai {
 
-// Sampling fields of both endpoints, OpenAI's and the extensions of SGLang's and vLLM's clients,
-// into `spec`, defaults from the model. `max_new_tokens` where the body has no max_tokens.
+// Reads the sampling fields of both endpoints into `spec`: OpenAI's, and extensions of SGLang and
+// vLLM. The model gives the defaults. `max_new_tokens` is the default of max_tokens.
 void ParseSampling(const Service& service, const Fields& f, int32_t max_new_tokens,
                    GenerationSpec* spec);
 
-// Which log-probabilities the answer shows.
+// Log-probabilities that the response has to contain.
 struct WantedLogprobs {
   bool output = false;
-  int32_t top = -1;         // alternatives at each position; −1: none, not even the token
-  int32_t prompt_top = -1;  // vLLM's prompt_logprobs; −1: not asked for
+  int32_t top = -1;         // top_logprobs per position; −1: no list, 0: only the chosen token
+  int32_t prompt_top = -1;  // vLLM's prompt_logprobs; −1: not requested
   bool as_ids = false;      // return_tokens_as_token_ids
 };
 
-// Reads prompt_logprobs and return_tokens_as_token_ids, and writes into `spec` what the ranks have
-// to compute for `wanted`, `echo` with the prompt's own.
+// Reads prompt_logprobs and return_tokens_as_token_ids into `wanted`. Sets `spec->logprob` to what
+// the ranks have to compute for `wanted`. `echo` includes the prompt's log-probabilities.
 void ParsePromptLogprobs(const Service& service, const Fields& f, bool echo, WantedLogprobs* wanted,
                          GenerationSpec* spec);
 
-// truncate_prompt_tokens and truncation_side: cuts `ids`, and says whether it did.
+// The `limit` for Tokenizer::Encode. Tokenization stops at the longest prompt that the engine
+// accepts, unless truncate_prompt_tokens is set.
+size_t PromptLimit(const Service& service, const Fields& f);
+
+// Truncates `ids` according to truncate_prompt_tokens and truncation_side. Returns whether it
+// removed any.
 bool TruncatePrompt(const Service& service, const Fields& f, const GenerationSpec& spec,
                     std::vector<int32_t>& ids);
 
-// The fields by which this body has parameters that Front::Check names. `prompt`: of the prompt,
-// `top`: of the number of alternatives.
-ClientNames NamesOf(const Fields& f, const char* prompt, const char* top);
+// Maps the engine's parameters in errors of Front::Check to this body's fields. `prompt` is the
+// field of the prompt, and `top` that of the number of alternatives.
+ClientNames ClientNamesOf(const Fields& f, const char* prompt, const char* top);
 
-// How an answer is delivered: its identity, its parts, its events.
+// Members of a response and options of its stream.
 struct Delivery {
-  std::string id;  // "chatcmpl-…", or as the client named the request
+  std::string id;  // "chatcmpl-…", or from the client's rid or request_id
   int64_t created = 0;
   std::string model, fingerprint;
   bool stream = false;
-  bool include_usage = false;     // stream_options: a last event with the usage
-  bool continuous_usage = false;  // and every event with the usage so far
+  bool include_usage = false;     // stream_options: the last event has the usage
+  bool continuous_usage = false;  // stream_options: every event has the usage so far
   bool token_ids = false;         // return_token_ids
   int32_t n = 1;
 };
-// RequestError for n, best_of, stream and stream_options that do not fit together.
+// Throws RequestError if n, best_of, stream and stream_options are invalid or inconsistent.
 Delivery ParseDelivery(const Service& service, const Fields& f, const char* id_prefix);
 
-// The members of every answer and every event.
+// Common members of a response and of each stream event.
 Json Envelope(const Delivery& delivery, const char* object, Json choices);
 
-// Adds finish_reason ("stop", "length", "abort"; null while it runs) and matched_stop, null where
-// there is none.
+// Adds finish_reason ("stop", "length" or "abort"; null while running) and matched_stop (null if no
+// stop matched).
 void AddEnding(const GenerationEvent& event, Json& choice);
 
-// Tokens of prompts (each counted once, although n copies share it) and of all outputs.
+// Usage of all choices. The prompt of n copies is counted once.
 Json Usage(const std::vector<Accumulated>& all, int32_t n);
 
-// Of one choice with an event, null where events have no usage. `opening`: before its first token.
+// Usage of one choice after event `last`; null without continuous_usage. `opening`: the event that
+// opens the choice, with 0 completion tokens.
 Json UsageSoFar(const Delivery& delivery, const GenerationEvent& last, bool opening = false);
 
 int64_t Now();  // seconds since 1970

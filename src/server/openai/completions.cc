@@ -1,9 +1,9 @@
 #include "server/openai/completions.h"
 
 #include "server/api/copies.h"
-#include "server/api/flight.h"
 #include "server/api/guarded.h"
 #include "server/api/model_name.h"
+#include "server/api/pending_response.h"
 #include "server/api/sampling_fields.h"
 #include "server/http/error_body.h"
 #include "server/http/sse.h"
@@ -13,7 +13,7 @@
 
 namespace switchyard::openai {
 
-// What a body asks for. Generations are ordered prompt by prompt, n copies of each.
+// Parsed request body. `specs` has the n copies of prompt 0, then those of prompt 1, and so on.
 struct CompletionJob {
   Delivery delivery;
   WantedLogprobs logprobs;
@@ -26,15 +26,15 @@ namespace {
 
 using JobPtr = std::shared_ptr<const CompletionJob>;
 
-constexpr int32_t kDefaultMaxTokens = 16;  // OpenAI's default of this endpoint
+constexpr int32_t kDefaultMaxTokens = 16;  // OpenAI's default for this endpoint
 
 struct Prompt {
   std::vector<int32_t> ids;
-  std::optional<std::string> text;  // as it was sent, where it was
+  std::optional<std::string> text;  // if the client sent text, unchanged
 };
 
 // A string, a list of strings, a list of ids, or a list of such lists.
-std::vector<Prompt> ParsePrompts(const Tokenizer& tokenizer, const Fields& f) {
+std::vector<Prompt> ParsePrompts(const Service& service, const Fields& f, int32_t copies) {
   const Json* prompt = f.Find("prompt");
   if (!prompt) throw InvalidField("prompt", "prompt is missing");
   std::vector<Prompt> prompts;
@@ -44,8 +44,11 @@ std::vector<Prompt> ParsePrompts(const Tokenizer& tokenizer, const Fields& f) {
     for (const Json& list : *prompt) prompts.push_back({ToIds(list, "prompt"), {}});
   } else {
     const bool special = f.Bool("add_special_tokens", true);
-    for (std::string& text : f.Strings("prompt")) {
-      std::vector<int32_t> ids = tokenizer.Encode(text, special);
+    std::vector<std::string> texts = f.Strings("prompt");
+    service.front.CheckCapacity(texts.size() * copies);
+    for (std::string& text : texts) {
+      std::vector<int32_t> ids =
+          service.model.tokenizer->Encode(text, special, PromptLimit(service, f));
       prompts.push_back({std::move(ids), std::move(text)});
     }
   }
@@ -57,8 +60,8 @@ const PromptText& PromptOf(const CompletionJob& job, size_t i) {
   return job.prompts[i / job.delivery.n];
 }
 
-// The log-probabilities of `positions`, whose text begins at `offsets` behind the echo.
-// `input`: the prompt's, where they are shown before them.
+// Log-probabilities of `positions`. `offsets` are relative to the end of the echoed prompt.
+// `input`: log-probabilities of the prompt to put first, or nullptr.
 Json Logprobs(const CompletionJob& job, const Tokenizer& tokenizer, size_t i,
               const std::vector<PositionLogprobs>* input,
               const std::vector<PositionLogprobs>& positions, const std::vector<int64_t>& offsets) {
@@ -76,8 +79,8 @@ void AddTokenIds(const CompletionJob& job, size_t i, const std::vector<int32_t>&
   if (first) choice["prompt_token_ids"] = job.specs[i].input_ids;
 }
 
-Json WholeChoice(const CompletionJob& job, const Tokenizer& tokenizer, size_t i,
-                 const Accumulated& a) {
+Json FullChoice(const CompletionJob& job, const Tokenizer& tokenizer, size_t i,
+                const Accumulated& a) {
   Json choice = {{"index", i},
                  {"text", (job.echo ? PromptOf(job, i).text : "") + a.text},
                  {"logprobs", Logprobs(job, tokenizer, i, job.echo ? &a.input_logprobs : nullptr,
@@ -110,13 +113,14 @@ std::string Chunk(const CompletionJob& job, Json choices, Json usage) {
   return http::SseEvent(Dump(chunk));
 }
 
-Flight::Events StreamEvents(const Service& service, const JobPtr& job,
-                            const http::Responder& responder) {
-  Flight::Events events;
+PendingResponse::Events StreamEvents(const Service& service, const JobPtr& job,
+                                     const http::Responder& responder) {
+  PendingResponse::Events events;
   events.on_news = [job, responder, &service](size_t i, const GenerationEvent& e,
                                               const Accumulated& a) {
     if (e.finish == FinishReason::kError) {
-      responder.Write(http::SseEvent(http::ErrorBody(500, WithoutPaths(service, e.error))));
+      responder.Write(http::SseEvent(
+          http::ErrorBody(http::StatusOf(e.error_kind), RedactPaths(service, e.error))));
       return;
     }
     Json choices = Json::array({ChunkChoice(*job, *service.model.tokenizer, i, e, a)});
@@ -131,15 +135,16 @@ Flight::Events StreamEvents(const Service& service, const JobPtr& job,
   return events;
 }
 
-Flight::Events WholeEvents(const Service& service, const JobPtr& job,
-                           const http::Responder& responder) {
-  Flight::Events events;
+PendingResponse::Events FullResponseEvents(const Service& service, const JobPtr& job,
+                                           const http::Responder& responder) {
+  PendingResponse::Events events;
   events.on_end = [job, responder, &service](const std::vector<Accumulated>& all) {
     Json choices = Json::array();
     for (size_t i = 0; i < all.size(); ++i) {
       if (all[i].last.finish == FinishReason::kError)
-        return responder.SendError(500, WithoutPaths(service, all[i].last.error));
-      choices.push_back(WholeChoice(*job, *service.model.tokenizer, i, all[i]));
+        return responder.SendError(http::StatusOf(all[i].last.error_kind),
+                                   RedactPaths(service, all[i].last.error));
+      choices.push_back(FullChoice(*job, *service.model.tokenizer, i, all[i]));
     }
     Json answer = Envelope(job->delivery, "text_completion", std::move(choices));
     answer["usage"] = Usage(all, job->delivery.n);
@@ -148,7 +153,7 @@ Flight::Events WholeEvents(const Service& service, const JobPtr& job,
   return events;
 }
 
-// false is none: clients of the chat endpoint send it.
+// Accepts false, which clients of the chat endpoint send, as no log-probabilities.
 WantedLogprobs ParseLogprobs(const Fields& f) {
   const Json* logprobs = f.Find("logprobs");
   if (!logprobs || *logprobs == false) return {};
@@ -170,9 +175,9 @@ std::shared_ptr<const CompletionJob> ParseCompletion(const Service& service, con
   ParseSampling(service, f, kDefaultMaxTokens, &spec);
   if (job->delivery.stream) spec.stream_interval = service.args.stream_interval;
   ParsePromptLogprobs(service, f, job->echo, &job->logprobs, &spec);
-  const ClientNames names = NamesOf(
+  const ClientNames names = ClientNamesOf(
       f, "prompt", job->logprobs.prompt_top > job->logprobs.top ? "prompt_logprobs" : "logprobs");
-  std::vector<Prompt> prompts = ParsePrompts(tokenizer, f);
+  std::vector<Prompt> prompts = ParsePrompts(service, f, job->delivery.n);
   for (size_t i = 0; i < prompts.size(); ++i) {
     Prompt& prompt = prompts[i];
     if (TruncatePrompt(service, f, spec, prompt.ids)) prompt.text.reset();
@@ -181,7 +186,7 @@ std::shared_ptr<const CompletionJob> ParseCompletion(const Service& service, con
                                          : PromptSentAsIds(tokenizer, prompt.ids));
     }
     GenerationSpec own = spec;
-    ParseRequestName(f, f.Has("rid") ? "rid" : "request_id", i, prompts.size(), &own);
+    ParseRequestId(f, f.Has("rid") ? "rid" : "request_id", i, prompts.size(), &own);
     own.cache_salt = ParseCacheSalt(f, i, prompts.size());
     own.input_ids = std::move(prompt.ids);
     AddCopies(service.front, std::move(own), job->delivery.n, names, job->specs);
@@ -191,11 +196,11 @@ std::shared_ptr<const CompletionJob> ParseCompletion(const Service& service, con
 
 void HandleCompletions(Service& service, const http::Request& request,
                        const http::Responder& responder) {
-  const JobPtr job = ParseCompletion(service, ParseBody(request.body));
+  const JobPtr job = ParseCompletion(service, ParseBody(request));
   const bool stream = job->delivery.stream;
-  Flight::Start(
+  PendingResponse::Start(
       service, job->specs, stream, responder,
-      stream ? StreamEvents(service, job, responder) : WholeEvents(service, job, responder));
+      stream ? StreamEvents(service, job, responder) : FullResponseEvents(service, job, responder));
 }
 
 }  // namespace switchyard::openai

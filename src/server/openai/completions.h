@@ -9,7 +9,7 @@
 
 namespace switchyard::openai {
 
-struct CompletionJob;  // what a body asks for
+struct CompletionJob;  // a parsed request body
 std::shared_ptr<const CompletionJob> ParseCompletion(const Service& service, const Json& body);
 
 void HandleCompletions(Service& service, const http::Request& request,

@@ -11,7 +11,7 @@ namespace {
 
 std::string IdLabel(int32_t id) { return fmt::format("token_id:{}", id); }
 
-// The first `top` alternatives, and the token of the position where they lack it.
+// The first `top` alternatives, plus the position's token if it is not one of them.
 std::vector<TokenLogprob> Shown(const PositionLogprobs& p, int32_t top) {
   const auto count = std::min<size_t>(std::max(top, 0), p.top.size());
   std::vector<TokenLogprob> shown(p.top.begin(), p.top.begin() + static_cast<ptrdiff_t>(count));
@@ -21,7 +21,7 @@ std::vector<TokenLogprob> Shown(const PositionLogprobs& p, int32_t top) {
   return shown;
 }
 
-// Partial characters are shown as U+FFFD, as SGLang and vLLM do: such text joins to the choice's.
+// Partial characters become U+FFFD, as in SGLang and vLLM.
 std::string TextOf(const TokenStyle& style, int32_t token) {
   return style.as_ids ? IdLabel(token) : style.tokenizer.TokenText(token);
 }
@@ -32,9 +32,9 @@ Json ChatToken(const TokenStyle& style, int32_t token, float logprob) {
   return {{"token", TextOf(style, token)}, {"logprob", logprob}, {"bytes", std::move(bytes)}};
 }
 
-// A key for a token whose text is another's key already: the bytes of a partial character as
-// OpenAI writes them, or the id.
-std::string OtherKey(const TokenStyle& style, int32_t token, const Json& taken) {
+// Key for a token whose text is already the key of another token. A partial character gives
+// "bytes:…", as in OpenAI's API; other tokens give the id.
+std::string DisambiguatedKey(const TokenStyle& style, int32_t token, const Json& taken) {
   const std::string bytes = TokenBytes(style.tokenizer, token);
   std::string key = "bytes:" + TokenLabel(style.tokenizer, token);
   return IsValidUtf8(bytes) || taken.contains(key) ? IdLabel(token) : key;
@@ -70,14 +70,15 @@ void CompletionLogprobs::Add(const std::vector<PositionLogprobs>& positions,
   }
 }
 
-// The position's token has its own text as key, the first of the others too.
+// Keys are token texts. Of several alternatives with one text, the chosen token keeps it, else the
+// first one; the others get DisambiguatedKey.
 Json CompletionLogprobs::Alternatives(const PositionLogprobs& p) const {
   const std::string own = TextOf(style_, p.token);
   Json alternatives = Json::object();
   for (const TokenLogprob& t : Shown(p, top_)) {
     std::string key = TextOf(style_, t.token);
     if (t.token != p.token && (key == own || alternatives.contains(key)))
-      key = OtherKey(style_, t.token, alternatives);
+      key = DisambiguatedKey(style_, t.token, alternatives);
     alternatives[key] = t.logprob;
   }
   return alternatives;

@@ -1,5 +1,4 @@
-// Log-probabilities as OpenAI's two endpoints and vLLM's prompt_logprobs show them: one account of
-// token text, bytes, offsets and keys.
+// JSON of log-probabilities in the formats of OpenAI's two endpoints and of vLLM's prompt_logprobs.
 #pragma once
 
 #include <span>
@@ -12,23 +11,23 @@
 
 namespace switchyard::openai {
 
-// How tokens are written. Borrows the tokenizer.
+// Text form of tokens. Does not own the tokenizer.
 struct TokenStyle {
   const Tokenizer& tokenizer;
   bool as_ids = false;  // "token_id:17" (return_tokens_as_token_ids)
 };
 
-// {"content": […]} of chat completions. Each position has `top` alternatives and, wherever that is
-// not among them, the token itself; none where `top` is below 0.
+// {"content": […]} of chat completions. Each position lists the `top` most likely tokens, and the
+// chosen token if it is not one of them. A negative `top` gives empty lists.
 Json ChatLogprobs(const TokenStyle& style, const std::vector<PositionLogprobs>& positions,
                   int32_t top);
 
-// The parallel lists of /v1/completions.
+// Builds the parallel lists of /v1/completions.
 class CompletionLogprobs {
  public:
   CompletionLogprobs(const TokenStyle& style, int32_t top) : style_(style), top_(top) {}
 
-  // `offsets`: for each position, in characters, where the token begins behind `shift` characters.
+  // `offsets[i]` + `shift` is the character offset of token i in the choice's text.
   void Add(const std::vector<PositionLogprobs>& positions, std::span<const int64_t> offsets,
            int64_t shift);
   Json Take();
@@ -42,7 +41,8 @@ class CompletionLogprobs {
        tops_ = Json::array();
 };
 
-// vLLM's list: null for the first position, then {"<id>": {logprob, rank, decoded_token}}.
+// vLLM's prompt_logprobs: null for the first position, then {"<id>": {logprob, rank,
+// decoded_token}}.
 Json PromptLogprobs(const Tokenizer& tokenizer, const std::vector<PositionLogprobs>& positions,
                     int32_t top);
 

@@ -35,7 +35,7 @@ TEST_F(LogprobsTest, TheTokenIsAlwaysAmongItsAlternatives) {
   EXPECT_TRUE(ChatLogprobs({*tokenizer}, positions, -1)["content"][0]["top_logprobs"].empty());
 }
 
-// Several tokens may have one text; each keeps its value under a key of its own.
+// Several tokens may have the same text; each has a distinct key.
 TEST_F(LogprobsTest, KeysTellTokensApart) {
   PositionLogprobs p{.logprob = -0.5f};
   for (int32_t id = 0; id < tokenizer->VocabSize(); ++id) p.top.push_back({id, -1.0f - id});
@@ -88,7 +88,8 @@ TEST_F(LogprobsTest, PromptsAreShownAsTheyWereSent) {
   EXPECT_EQ(by_ids.text, text);
   EXPECT_EQ(sent.offsets, by_ids.offsets);
   EXPECT_EQ(sent.length, by_ids.length);
-  // A token that the tokenizer put in front takes no room; a changed character shifts nothing.
+  // A token that the tokenizer prepends has no characters. Normalization does not shift later
+  // offsets.
   std::vector<int32_t> with_start = Ids("<|im_start|>");
   for (const int32_t id : Ids("caf\u00e9 is open")) with_start.push_back(id);
   const PromptText changed = PromptSentAsText(*tokenizer, with_start, "cafe\u0301 is open");

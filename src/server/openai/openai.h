@@ -1,4 +1,4 @@
-// OpenAI's endpoints: /v1/chat/completions, /v1/completions, /v1/models.
+// Registers OpenAI's endpoints: /v1/chat/completions, /v1/completions, /v1/models.
 #pragma once
 
 #include "server/front/service.h"

@@ -11,18 +11,18 @@
 namespace switchyard::openai {
 namespace {
 
-// Walks a text along its tokens' bytes.
+// Finds the start of each token in a text, in order.
 class Alignment {
  public:
   explicit Alignment(std::string_view text) : text_(text) {}
 
-  // Where the token begins, in characters; goes behind it.
+  // Returns the token's offset in characters, and moves to its end.
   int64_t Next(std::string_view bytes) {
     if (!bytes.empty() && !Here(bytes)) {
       if (bytes[0] == ' ' && Here(bytes.substr(1))) {
-        bytes.remove_prefix(1);  // SentencePiece's space before the first word
+        bytes.remove_prefix(1);  // SentencePiece adds a space before the first word
       } else {
-        // After a change by the normalizer a token is found a little further on.
+        // After a character that the normalizer changed, search the next bytes for the token.
         constexpr size_t kFar = 64;
         const size_t at = lost_ ? text_.substr(at_, kFar).find(bytes) : std::string_view::npos;
         lost_ = at == std::string_view::npos;
@@ -41,7 +41,7 @@ class Alignment {
 
   static bool IsContinuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
-  // Of the character that at_ is in: how many come before it.
+  // Number of characters before the one that contains byte at_.
   int64_t Characters() const {
     return at_ < text_.size() && IsContinuation(text_[at_]) ? starts_ - 1 : starts_;
   }
@@ -53,7 +53,7 @@ class Alignment {
   std::string_view text_;
   size_t at_ = 0;       // bytes
   int64_t starts_ = 0;  // characters that begin before at_
-  bool lost_ = false;   // the last token is not in the text
+  bool lost_ = false;   // the last token was not found
 };
 
 }  // namespace

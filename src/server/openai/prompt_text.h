@@ -1,4 +1,4 @@
-// A prompt as echo shows it.
+// Text and token offsets of a prompt, for `echo`.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,17 @@ namespace switchyard::openai {
 
 struct PromptText {
   std::string text;
-  std::vector<int64_t> offsets;  // of each token, in characters
+  std::vector<int64_t> offsets;  // start of each token, in characters
   int64_t length = 0;            // characters of `text`
 };
 
-// Of a prompt that was sent as `text`: that text as it is, and where in it its tokens begin. A
-// token that the tokenizer added or changed (a begin-of-sequence, a normalized character) begins
-// where the one before it ends.
+// For a prompt that the client sent as `text`: the unchanged text, and the offsets of its tokens. A
+// token that is not in the text (a begin-of-sequence token, a normalized character) gets the end of
+// the previous token as its offset.
 PromptText PromptSentAsText(const Tokenizer& tokenizer, const std::vector<int32_t>& ids,
                             std::string text);
 
-// Of a prompt that was sent as ids: their text, special tokens included.
+// For a prompt that the client sent as ids: their text, including special tokens.
 PromptText PromptSentAsIds(const Tokenizer& tokenizer, const std::vector<int32_t>& ids);
 
 }  // namespace switchyard::openai

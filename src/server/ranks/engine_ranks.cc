@@ -10,8 +10,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How long after a rank's end the leader's own account of it, or another node's, may still arrive.
-constexpr auto kLastWords = 200ms;
+// Wait after the end of a rank for its root cause: an error message of the leader, or a report of
+// another node.
+constexpr auto kCauseTime = 200ms;
 
 }  // namespace
 
@@ -29,7 +30,7 @@ EngineRanks::EngineRanks(const StartHost& start, std::unique_ptr<NodeGroup> node
 EngineRanks::~EngineRanks() {
   {
     std::lock_guard lock(mutex_);
-    if (nodes_ && exit_.empty() && !leaving_) nodes_->SayEnd();
+    if (nodes_ && exit_.empty() && !leaving_) nodes_->SendEnd();
     leaving_ = true;
   }
   host_->KillAll();
@@ -54,15 +55,18 @@ void EngineRanks::Send(const std::vector<ControlMessage>& messages) {
 }
 
 void EngineRanks::Read() {
+  std::optional<std::chrono::steady_clock::time_point> ended;
   while (!stop_) {
-    bool exited = false;
+    bool cause_known = false;
     {
       std::lock_guard lock(mutex_);
-      exited = !exit_.empty();
+      if (!exit_.empty() && !ended) ended = std::chrono::steady_clock::now();
+      cause_known = exit_is_cause_ || !failure_.empty();
     }
-    const auto bytes = socket_.Receive(exited ? kLastWords : 50ms);
+    const auto bytes = socket_.Receive(ended ? 5ms : 50ms);
     if (!bytes) {
-      if (!exited) continue;
+      if (!ended) continue;
+      if (!cause_known && std::chrono::steady_clock::now() - *ended < kCauseTime) continue;
       Lost();
       return;
     }
@@ -70,7 +74,10 @@ void EngineRanks::Read() {
     std::unique_lock lock(mutex_);
     if (const auto* ready = std::get_if<RankReady>(&message)) ready_ = *ready;
     if (const auto* progress = std::get_if<LoadProgress>(&message)) progress_ = *progress;
-    if (const auto* failure = std::get_if<EngineFailure>(&message)) failure_ = failure->what;
+    if (const auto* failure = std::get_if<EngineFailure>(&message)) {
+      failure_ = failure->what;
+      failure_is_invalid_ = failure->kind == ErrorKind::kInvalid;
+    }
     changed_.notify_all();
     lock.unlock();
     events_.on_message(message);
@@ -82,24 +89,26 @@ void EngineRanks::Lost() {
   std::string words;
   {
     std::lock_guard lock(mutex_);
-    // The ranks' own words may be the reason again, without what was found out about it here.
-    words = failure_.empty() || exit_.starts_with(failure_) ? exit_ : exit_ + ": " + failure_;
+    const bool more = exit_.find(failure_) == std::string::npos;
+    words = more ? exit_ + ": " + failure_ : exit_;
   }
-  if (nodes_) nodes_->SayLost(words, /*cause=*/true);
+  if (nodes_) nodes_->SendLost(words, /*cause=*/true);
   events_.on_lost(words);
 }
 
 std::optional<RankReady> EngineRanks::WaitReady(
     const std::function<void(const LoadProgress&)>& progress, const std::atomic<bool>& cancelled) {
-  host_->WaitJoined();
+  if (!host_->WaitJoined()) return std::nullopt;
   uint64_t shown = 0;
   std::unique_lock lock(mutex_);
   while (!ready_) {
     if (cancelled) return std::nullopt;
     if (!exit_.empty()) {
-      changed_.wait_for(lock, 2 * kLastWords, [this] { return !failure_.empty(); });
-      const bool said = !failure_.empty() && !exit_.starts_with(failure_);
-      throw Error(ErrorKind::kPeer, said ? failure_ : exit_);
+      changed_.wait_for(lock, kCauseTime, [this] { return !failure_.empty(); });
+      // The exit may repeat the failure and add the weight files that have changed.
+      const bool repeated = failure_.empty() || exit_.starts_with(failure_);
+      throw Error(failure_is_invalid_ ? ErrorKind::kInvalid : ErrorKind::kPeer,
+                  repeated ? exit_ : failure_);
     }
     if (progress_.done > shown) {
       shown = progress_.done;
@@ -113,13 +122,21 @@ std::optional<RankReady> EngineRanks::WaitReady(
   return ready_;
 }
 
+std::string EngineRanks::Silent(std::chrono::duration<double> limit) const {
+  const RankSilence silence = host_->LongestSilence();
+  const std::chrono::duration<double> seconds = silence.length;
+  if (silence.rank < 0 || seconds < limit) return {};
+  return fmt::format("rank {} (pid {}) has sent no heartbeat for {:.0f} s", silence.rank,
+                     silence.pid, seconds.count());
+}
+
 bool EngineRanks::Shutdown(std::chrono::milliseconds timeout) {
   {
     std::lock_guard lock(mutex_);
     leaving_ = true;
   }
   host_->ExpectEnd();
-  if (nodes_) nodes_->SayEnd();
+  if (nodes_) nodes_->SendEnd();
   Send({switchyard::Shutdown{}});
   return host_->WaitEnded(timeout);
 }

@@ -1,4 +1,4 @@
-// The ranks of one engine, and the front's line to their leader.
+// The ranks of one engine, and the front's control connection to the leader (rank 0).
 #pragma once
 
 #include <atomic>
@@ -19,28 +19,31 @@
 
 namespace switchyard {
 
-// Owned by `serve` on node 0. Construction starts this node's ranks; messages of the leader, and
-// the loss of any rank or node, arrive on a reader thread of this object.
+// Owned by `serve` on node 0. The constructor starts this node's ranks. A reader thread of this
+// object delivers the leader's messages and reports the loss of any rank or node.
 class EngineRanks : public RankLink {
  public:
   struct Events {
     std::function<void(const EngineMessage&)> on_message;
-    std::function<void(const std::string& why)> on_lost;  // once
+    std::function<void(const std::string& why)> on_lost;  // called at most once
   };
-  // Starts this node's ranks, whose leader connects to the endpoint.
+  // Starts this node's ranks. The leader connects to the endpoint.
   using StartHost = std::function<std::unique_ptr<RankHost>(const std::string& endpoint,
                                                             RankHost::OnExit on_exit)>;
-  // `nodes`: the other nodes, or none.
+  // `nodes`: the group with the other nodes; null for a single node.
   EngineRanks(const StartHost& start, std::unique_ptr<NodeGroup> nodes, Events events);
-  ~EngineRanks() override;  // kills what still runs
+  ~EngineRanks() override;  // kills ranks that still run
 
   void Send(const std::vector<ControlMessage>& messages) override;
 
-  // Waits until the ranks have loaded; `progress` gets the leader's bytes. Error kPeer with the
-  // rank's own words when one fails, nothing when `cancelled` becomes true.
+  // Waits until the ranks have loaded. Calls `progress` with the leader's loaded bytes. Throws
+  // kPeer with the rank's own error if a rank fails. Returns no value if `cancelled` becomes true.
   std::optional<RankReady> WaitReady(const std::function<void(const LoadProgress&)>& progress,
                                      const std::atomic<bool>& cancelled);
-  // Tells the ranks to leave and waits for it; false when some had to be killed.
+  // Describes the rank of this node with the oldest heartbeat, "rank 1 (pid 4711) has sent no
+  // heartbeat for 25 s". Empty if all heartbeats are more recent than `limit`.
+  std::string Silent(std::chrono::duration<double> limit) const;
+  // Sends a shutdown message to the ranks and waits for their end. False if some had to be killed.
   bool Shutdown(std::chrono::milliseconds timeout);
 
  private:
@@ -53,12 +56,13 @@ class EngineRanks : public RankLink {
   ControlSocket socket_;
   std::mutex send_mutex_;
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards all members down to leaving_
   std::condition_variable changed_;
   std::optional<RankReady> ready_;
   LoadProgress progress_;
-  std::string failure_;  // the leader's own words, where it had some
-  std::string exit_;     // how a rank or a node ended
+  std::string failure_;  // the leader's error message; empty: none received
+  bool failure_is_invalid_ = false;  // the failure is that of a checkpoint or a flag
+  std::string exit_;     // how a rank or node ended; empty: none has
   bool exit_is_cause_ = false;
   bool leaving_ = false;
 

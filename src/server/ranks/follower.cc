@@ -1,5 +1,6 @@
 #include "server/ranks/follower.h"
 
+#include <atomic>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -13,11 +14,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How long after an end its cause may still become known.
-constexpr auto kLastWords = 300ms;
+// Wait after the end of a rank or node for a report of the root cause.
+constexpr auto kCauseTime = 300ms;
 
-// How the engine ends, as the first to know says it; the first to know the cause, where there is
-// one.
+// How the engine ended. Keeps the first report, or the first report of a root cause if there is
+// one. Thread-safe.
 class Outcome {
  public:
   void End() {
@@ -34,6 +35,10 @@ class Outcome {
     const std::lock_guard lock(mutex_);
     return ended_;
   }
+  bool cause_known() const {
+    const std::lock_guard lock(mutex_);
+    return is_cause_;
+  }
   std::optional<std::string> lost() const {
     const std::lock_guard lock(mutex_);
     return lost_;
@@ -46,47 +51,53 @@ class Outcome {
   std::optional<std::string> lost_;
 };
 
-// False when a second signal says not to wait any longer.
+// Waits for the end of the engine. False if a second signal ends the wait.
 bool WaitForOutcome(const Outcome& outcome, const StopSignals& signals) {
   bool asked = false;
   while (!outcome.ended() && !outcome.lost()) {
     if (!signals.Wait(100ms)) continue;
     if (asked) return false;
     asked = true;
-    LOG_INFO("this node leaves when node 0 does; a second signal ends it now");
+    LOG_INFO("this node exits when node 0 does; send a second signal to end it now");
   }
-  if (outcome.lost()) std::this_thread::sleep_for(kLastWords);
+  const auto give_up = std::chrono::steady_clock::now() + kCauseTime;
+  while (outcome.lost() && !outcome.cause_known() && std::chrono::steady_clock::now() < give_up)
+    std::this_thread::sleep_for(5ms);
   return true;
 }
 
 }  // namespace
 
 int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals& signals) {
-  const auto weights = CheckWeights(args, [&] { return signals.Wait(0ms) != 0; });
-  if (!weights) return 0;
   Outcome outcome;
-  std::optional<Membership> membership =
-      Join(launch, args.engine, [&] { return signals.Wait(0ms) != 0; });
-  if (!membership) return 0;
+  std::atomic<int> interrupted{0};  // the signal that interrupted the start
+  const FindSignal find_signal = [&] {
+    if (const int signal = signals.Wait(0ms)) interrupted = signal;
+    return interrupted.load();
+  };
+  const auto weights = CheckWeights(args, find_signal);
+  if (!weights) return 128 + interrupted;  // as a shell reports it
+  std::optional<Membership> membership = Join(launch, args.engine, find_signal);
+  if (!membership) return 128 + interrupted;
   RankJob job = DecodeRankSpec(membership->job, args.engine.model_path);
   job.config.backends = args.engine.backends;
-  job.config.base_gpu_id = args.engine.base_gpu_id;  // each host has its own
+  job.config.base_gpu_id = args.engine.base_gpu_id;  // these settings differ between hosts
   job.config.gpu_id_step = args.engine.gpu_id_step;
   job.config.cpu_bind = args.engine.cpu_bind;
   if (launch.launched) InitLog(job.config.log_level, Mesh(job.config.mesh, launch.node).Title());
-  if (membership->mpi) {  // whose launcher ends all ranks when one is lost
-    RunRankLoop(job.config, job.plan, launch.node, ArenaOfLaunchedRank(launch, *membership, job),
-                {});
+  if (!ConnectLaunchedRank(launch, *membership, job, find_signal)) return 128 + interrupted;
+  if (membership->mpi) {  // the MPI launcher ends all ranks if one is lost
+    RunRankLoop(job.config, job.plan, launch.node, membership->arena, {});
     return 0;
   }
   NodeGroup& nodes = *membership->nodes;
+  const auto report = [&](const std::string& how, bool cause) {
+    nodes.SendLost(how, cause);
+    outcome.Lose(how, cause);
+  };
   const auto host =
-      StartRanks(launch, *membership, job, {},
-                 NamingChangedFiles(*weights, [&](const std::string& how, bool cause) {
-                   nodes.SayLost(how, cause);
-                   outcome.Lose(how, cause);
-                 }));
-  host->ExpectEnd();  // ranks end in good order only on request
+      StartRanks(launch, *membership, job, {}, NamingChangedFiles(*weights, report), {});
+  host->ExpectEnd();  // a clean exit happens only after a shutdown message
   nodes.Watch({.on_lost = [&](const std::string& why, bool cause) { outcome.Lose(why, cause); },
                .on_end = [&] { outcome.End(); }});
   const bool waited = WaitForOutcome(outcome, signals);
@@ -95,11 +106,11 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
     return 1;
   }
   if (!waited) {
-    nodes.SayLost("the node was stopped by a signal", /*cause=*/true);
+    nodes.SendLost("the node was stopped by a signal", /*cause=*/true);
     return 1;
   }
-  if (!host->WaitEnded(10s)) LOG_WARNING("some ranks did not leave by themselves and were killed");
-  LOG_INFO("node 0 has ended the engine: goodbye");
+  if (!host->WaitEnded(10s)) LOG_WARNING("some ranks did not exit in time and were killed");
+  LOG_INFO("node 0 has ended the engine; this node exits");
   return 0;
 }
 

@@ -1,4 +1,4 @@
-// `switchyard serve` on a node other than 0: ranks, and no front.
+// `switchyard serve` on nodes other than 0, which run ranks but no HTTP server.
 #pragma once
 
 #include "server/args/args.h"
@@ -7,10 +7,11 @@
 
 namespace switchyard {
 
-// Runs the node's ranks until node 0 ends the engine, and returns 0; returns 1, having said why,
-// when the engine is lost. SIGTERM and SIGINT are node 0's business, whose requests need these
-// ranks; a second signal ends the node, and with it the engine. Throws Error for everything wrong
-// before the ranks run.
+// Runs the node's ranks until node 0 ends the engine, and returns 0. Returns 128 + signal for a
+// signal before all nodes have joined. If the engine is lost, logs the reason and returns 1.
+// Ignores the first SIGTERM or SIGINT after that, since node 0 still needs these ranks for its
+// requests. A second signal ends the node, and with it the engine. Throws Error for failures before
+// the ranks run.
 int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals& signals);
 
 }  // namespace switchyard

@@ -1,5 +1,6 @@
 #include "server/ranks/launch.h"
 
+#include "comm/host/secret_file.h"
 #include "core/error.h"
 
 namespace switchyard {
@@ -8,11 +9,11 @@ namespace {
 Launch FromFlags(const ServerArgs& args) {
   const int tp = args.engine.mesh.tp;
   if (args.node_rank >= args.nnodes) {
-    throw Invalid("--node-rank {}: want 0 to {}, of --nnodes {}", args.node_rank, args.nnodes - 1,
+    throw Invalid("--node-rank {}: want 0 to {} for --nnodes {}", args.node_rank, args.nnodes - 1,
                   args.nnodes);
   }
   if (tp % args.nnodes != 0) {
-    throw Invalid("--nnodes {} does not divide --tp-size {}: every node has tp / nnodes ranks",
+    throw Invalid("--nnodes {} does not divide --tp-size {}: each node runs tp / nnodes ranks",
                   args.nnodes, tp);
   }
   Launch launch{.nodes = args.nnodes,
@@ -21,7 +22,7 @@ Launch FromFlags(const ServerArgs& args) {
                 .ranks_of_host = tp / args.nnodes};
   if (args.nnodes == 1) return launch;
   if (args.dist_init_addr.empty()) {
-    throw Invalid("--nnodes {} wants --dist-init-addr HOST:PORT, an address of node 0",
+    throw Invalid("--nnodes {} requires --dist-init-addr HOST:PORT, an address of node 0",
                   args.nnodes);
   }
   launch.address = HostPort::Parse("--dist-init-addr", args.dist_init_addr);
@@ -31,10 +32,11 @@ Launch FromFlags(const ServerArgs& args) {
 Launch FromLauncher(const ServerArgs& args, const LaunchedRank& launched) {
   const int tp = args.engine.mesh.tp;
   if (launched.world != tp) {
-    throw Error(ErrorKind::kInvalid,
-                fmt::format("{} started {} processes, but --tp-size is {}: each is a rank",
-                            launched.launcher, launched.world, tp),
-                "for one server on each host start one process there, and give --nnodes");
+    throw Error(
+        ErrorKind::kInvalid,
+        fmt::format("{} started {} processes, but --tp-size is {}: each process runs one rank",
+                    launched.launcher, launched.world, tp),
+        "to run several ranks per process, start one process per host with --nnodes");
   }
   Launch launch{.nodes = launched.world,
                 .node = launched.rank,
@@ -47,11 +49,29 @@ Launch FromLauncher(const ServerArgs& args, const LaunchedRank& launched) {
   return launch;
 }
 
+void CheckSecret(const ServerArgs& args, const Launch& launch) {
+  if (launch.alone()) return;
+  const bool over_mpi = !launch.address;
+  if (over_mpi && (args.require_dist_secret || !launch.secret.empty())) {
+    throw Error(ErrorKind::kInvalid,
+                fmt::format("{}: ranks over MPI cannot be authenticated",
+                            launch.secret.empty() ? "--require-dist-secret" : "--dist-secret-file"),
+                "pass --dist-init-addr HOST:PORT to connect ranks over TCP");
+  }
+  if (!args.require_dist_secret || !launch.secret.empty()) return;
+  throw Error(ErrorKind::kInvalid,
+              fmt::format("--require-dist-secret: the {} nodes have no secret", launch.nodes),
+              "pass --dist-secret-file FILE with the same secret on all nodes");
+}
+
 }  // namespace
 
 Launch PlanLaunch(const ServerArgs& args, const std::optional<LaunchedRank>& launched) {
   if (args.engine.mesh.tp < 1) throw Invalid("--tp-size {}: want at least 1", args.engine.mesh.tp);
-  return args.nnodes == 1 && launched ? FromLauncher(args, *launched) : FromFlags(args);
+  Launch launch = args.nnodes == 1 && launched ? FromLauncher(args, *launched) : FromFlags(args);
+  if (!args.dist_secret_file.empty()) launch.secret = ReadSecretFile(args.dist_secret_file);
+  CheckSecret(args, launch);
+  return launch;
 }
 
 }  // namespace switchyard

@@ -1,7 +1,8 @@
-// Which ranks this process is to start, and with whom.
+// Launch plan of a process: its ranks, and the other nodes of the engine.
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "comm/host/launcher.h"
 #include "comm/net/tcp.h"
@@ -9,21 +10,22 @@
 
 namespace switchyard {
 
-// A node is a host with tp / nnodes ranks, started by hand with --nnodes, or one rank, started by
-// mpirun or srun. Node 0 answers HTTP. Plain value.
+// A node is either a host with tp / nnodes ranks, started with --nnodes, or a single rank, started
+// by mpirun or srun. Node 0 serves HTTP. Plain value.
 struct Launch {
   int nodes = 1;
   int node = 0;
   int ranks_per_node = 1;
-  int ranks_of_host = 1;                 // that share this host's memory and cores, as far as known
-  std::optional<LaunchedRank> launched;  // the node is a rank of this launcher
-  std::optional<HostPort> address;       // where nodes meet over TCP; none: MPI, or one node
+  int ranks_of_host = 1;                 // ranks that share this host's memory and cores, if known
+  std::optional<LaunchedRank> launched;  // set if a launcher started this node as one rank
+  std::optional<HostPort> address;       // TCP address of node 0; absent: MPI, or a single node
+  std::string secret;  // content of --dist-secret-file; empty: nodes are not authenticated
 
   bool alone() const { return nodes == 1; }
 };
 
-// Error kInvalid names the flags or the variables that do not fit. --nnodes comes before what a
-// launcher says, which may well have started one `serve` on each host.
+// Throws kInvalid with the names of inconsistent flags or environment variables. --nnodes > 1 has
+// priority over `launched`, since a launcher may start one `serve` per host.
 Launch PlanLaunch(const ServerArgs& args, const std::optional<LaunchedRank>& launched);
 
 }  // namespace switchyard

@@ -2,6 +2,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
 
 #include "core/error.h"
 
@@ -59,7 +63,7 @@ TEST(LaunchTest, EveryProcessOfALauncherIsARank) {
 }
 
 TEST(LaunchTest, NnodesComesBeforeALauncher) {
-  const LaunchedRank task{.rank = 1, .world = 2, .launcher = "srun"};  // one task a node
+  const LaunchedRank task{.rank = 1, .world = 2, .launcher = "srun"};  // one task per node
   const Launch launch = PlanLaunch(ArgsOf(8, 2, 1, "10.0.0.1:5000"), task);
   EXPECT_EQ(launch.ranks_per_node, 4);
   EXPECT_FALSE(launch.launched);
@@ -76,6 +80,48 @@ TEST(LaunchTest, RefusalsNameTheFlags) {
   EXPECT_THAT(
       RefusalOf(ArgsOf(4), LaunchedRank{.world = 2, .launcher = "srun"}),
       AllOf(HasSubstr("srun started 2 processes, but --tp-size is 4"), HasSubstr("--nnodes")));
+}
+
+class LaunchSecretTest : public ::testing::Test {
+ protected:
+  void SetUp() override { std::ofstream(path_) << "0123456789abcdef\n"; }
+  void TearDown() override { std::filesystem::remove(path_); }
+  ServerArgs Nodes() const {
+    ServerArgs args = ArgsOf(8, 2, 1, "10.0.0.1:5000");
+    args.require_dist_secret = true;
+    return args;
+  }
+  const std::string path_ = ::testing::TempDir() + fmt::format("launch-secret-{}", getpid());
+  const LaunchedRank rank_{.rank = 2, .world = 4, .launcher = "mpirun"};
+};
+
+TEST_F(LaunchSecretTest, IsReadFromItsFile) {
+  ServerArgs args = Nodes();
+  args.dist_secret_file = path_;
+  EXPECT_EQ(PlanLaunch(args, {}).secret, "0123456789abcdef");
+  args.require_dist_secret = false;
+  EXPECT_EQ(PlanLaunch(args, {}).secret, "0123456789abcdef");
+}
+
+TEST_F(LaunchSecretTest, IsRequiredOfSeveralNodesOnly) {
+  EXPECT_THAT(RefusalOf(Nodes()), AllOf(HasSubstr("--require-dist-secret: the 2 nodes"),
+                                        HasSubstr("--dist-secret-file")));
+  ServerArgs args = ArgsOf(4);
+  args.require_dist_secret = true;
+  EXPECT_EQ(RefusalOf(args), "accepted");
+  EXPECT_EQ(RefusalOf(ArgsOf(8, 2, 1, "10.0.0.1:5000")), "accepted");  // with a warning
+}
+
+TEST_F(LaunchSecretTest, IsRefusedOverMpi) {
+  ServerArgs args = ArgsOf(4);
+  args.dist_secret_file = path_;
+  EXPECT_THAT(RefusalOf(args, rank_), AllOf(HasSubstr("--dist-secret-file: ranks over MPI"),
+                                            HasSubstr("--dist-init-addr")));
+  args.dist_init_addr = "10.0.0.1:5000";
+  EXPECT_EQ(RefusalOf(args, rank_), "accepted");
+  args = ArgsOf(4);
+  args.require_dist_secret = true;
+  EXPECT_THAT(RefusalOf(args, rank_), HasSubstr("--require-dist-secret: ranks over MPI"));
 }
 
 }  // namespace

@@ -1,29 +1,38 @@
 #include "server/ranks/membership.h"
 
+#include <unistd.h>
+
 #include <utility>
 
 #include "comm/device/tcp/tcp_ranks.h"
 #include "core/error.h"
+#include "core/log.h"
+#include "core/log_queue.h"
 
 namespace switchyard {
 namespace {
 
+std::chrono::milliseconds Milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
 std::chrono::milliseconds TimeoutOf(const EngineConfig& config) {
-  return std::chrono::milliseconds(static_cast<int64_t>(config.dist_timeout_seconds * 1000));
+  return Milliseconds(config.dist_timeout_seconds);
 }
 
 NodeGroup::Options GroupOptions(const Launch& launch, const EngineConfig& config,
-                                std::function<bool()> give_up) {
+                                const FindSignal& find_signal) {
   return {.nodes = launch.nodes,
           .node = launch.node,
           .address = *launch.address,
           .ranks_per_node = launch.ranks_per_node,
           .statement = EngineStatement(config),
+          .secret = launch.secret,
           .timeout = TimeoutOf(config),
-          .give_up = std::move(give_up)};
+          .give_up = [&find_signal] { return find_signal() != 0; }};
 }
 
-// Rank 0's answer to what all ranks state: the job, or why not.
+// Rank 0's reply to the statements of all ranks: the job, or a refusal with its reason.
 std::string DecideJob(const std::vector<std::string>& statements, const std::string& job) {
   const Statement node0 = DecodeStatement(statements[0]);
   try {
@@ -36,67 +45,96 @@ std::string DecideJob(const std::vector<std::string>& statements, const std::str
   return EncodeJob(job);
 }
 
-Membership MeetOverMpi(const Launch& launch, const EngineConfig& config, const std::string& job) {
+// Ends the process, from another thread than that in MPI_Init.
+[[noreturn]] void AbandonStart(const std::string& why, int signal) {
+  if (why.empty()) {
+    LOG_WARNING("the start was interrupted by signal {} in MPI_Init", signal);
+  } else {
+    LOG_ERROR("{} (--dist-timeout)", why);
+  }
+  FlushLog(std::chrono::seconds(1));
+  _exit(why.empty() ? 128 + signal : 1);
+}
+
+std::optional<Membership> MeetOverMpi(const Launch& launch, const EngineConfig& config,
+                                      const std::string& job, const FindSignal& find_signal) {
   Membership membership;
-  membership.mpi = MpiSession::Start(launch.nodes, launch.launched->launcher);
-  const std::string decision = membership.mpi->Agree(
+  membership.mpi = MpiSession::Start(
+      *launch.launched,
+      {.timeout = TimeoutOf(config),
+       .give_up = [&find_signal] { return find_signal() != 0; },
+       .abandon = [&find_signal](const std::string& why) { AbandonStart(why, find_signal()); }});
+  const auto decision = membership.mpi->Agree(
       EncodeStatement(EngineStatement(config)),
-      [&](const std::vector<std::string>& statements) { return DecideJob(statements, job); },
-      TimeoutOf(config));
-  membership.job = DecodeJob(decision);
+      [&](const std::vector<std::string>& statements) { return DecideJob(statements, job); });
+  if (!decision) return std::nullopt;
+  membership.job = DecodeJob(*decision);
   return membership;
+}
+
+// One warning for each node started by hand, and one for all ranks of a launcher.
+void WarnWithoutSecret(const Launch& launch) {
+  if (!launch.secret.empty() || (launch.launched && launch.node > 0)) return;
+  LOG_WARNING(
+      "nodes are not authenticated: any host that reaches {} can join or end the engine; pass "
+      "--dist-secret-file on all nodes",
+      launch.address->Text());
 }
 
 }  // namespace
 
 std::optional<Membership> Lead(const Launch& launch, const EngineConfig& config,
-                               const EnginePlan& plan, std::function<bool()> give_up) {
+                               const EnginePlan& plan, const FindSignal& find_signal) {
   Membership membership{.job = EncodeRankSpec(config, plan)};
   if (launch.alone()) return membership;
-  if (!launch.address) return MeetOverMpi(launch, config, membership.job);
-  membership.nodes =
-      NodeGroup::Lead(GroupOptions(launch, config, std::move(give_up)), membership.job);
+  if (!launch.address) return MeetOverMpi(launch, config, membership.job, find_signal);
+  WarnWithoutSecret(launch);
+  membership.nodes = NodeGroup::Lead(GroupOptions(launch, config, find_signal), membership.job);
   if (membership.nodes == nullptr) return std::nullopt;
   membership.network = std::move(membership.nodes->network());
   return membership;
 }
 
 std::optional<Membership> Join(const Launch& launch, const EngineConfig& config,
-                               std::function<bool()> give_up) {
-  if (!launch.address) return MeetOverMpi(launch, config, {});
+                               const FindSignal& find_signal) {
+  if (!launch.address) return MeetOverMpi(launch, config, {}, find_signal);
+  WarnWithoutSecret(launch);
   Membership membership;
-  membership.nodes = NodeGroup::Join(GroupOptions(launch, config, std::move(give_up)));
+  membership.nodes = NodeGroup::Join(GroupOptions(launch, config, find_signal));
   if (membership.nodes == nullptr) return std::nullopt;
   membership.network = std::move(membership.nodes->network());
   membership.job = membership.nodes->job();
   return membership;
 }
 
-std::shared_ptr<SharedArena> ArenaOfLaunchedRank(const Launch& launch, Membership& membership,
-                                                 const RankJob& job) {
-  auto arena = SharedArena::Create(job.config.mesh.tp, job.plan.symmetric_bytes_per_rank);
+bool ConnectLaunchedRank(const Launch& launch, Membership& membership, const RankJob& job,
+                         const FindSignal& find_signal) {
+  if (!launch.launched) return true;
+  membership.arena = SharedArena::Create(job.config.mesh.tp, job.plan.symmetric_bytes_per_rank);
   if (membership.mpi) {
-    membership.mpi->Attach(*arena);
-  } else {
-    ConnectTcpRanks(*arena, launch.node, std::move(membership.network->listeners[0]),
-                    membership.network->world, TimeoutOf(job.config));
+    membership.mpi->Attach(*membership.arena);
+    return true;
   }
-  return arena;
+  return ConnectTcpRanks(*membership.arena, launch.node,
+                         std::move(membership.network->listeners[0]), membership.network->world,
+                         TimeoutOf(job.config), [&find_signal] { return find_signal() != 0; });
 }
 
 std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membership,
                                      const RankJob& job, const std::string& endpoint,
-                                     RankHost::OnExit on_exit) {
+                                     RankHost::OnExit on_exit, std::function<bool()> give_up) {
   if (launch.launched) {
-    return std::make_unique<ThreadHost>(job, launch.node,
-                                        ArenaOfLaunchedRank(launch, membership, job), endpoint,
+    return std::make_unique<ThreadHost>(job, launch.node, std::move(membership.arena), endpoint,
                                         std::move(on_exit));
   }
-  RankProcesses::Options options{.world = job.config.mesh.tp,
-                                 .spec = EncodeRankSpec(job.config, job.plan),
-                                 .control_endpoint = endpoint,
-                                 .network = std::move(membership.network),
-                                 .join_timeout = TimeoutOf(job.config)};
+  RankProcesses::Options options{
+      .world = job.config.mesh.tp,
+      .spec = EncodeRankSpec(job.config, job.plan),
+      .control_endpoint = endpoint,
+      .network = std::move(membership.network),
+      .join_timeout = TimeoutOf(job.config),
+      .watchdog_timeout = Milliseconds(job.config.watchdog_timeout_seconds),
+      .give_up = std::move(give_up)};
   return std::make_unique<ProcessHost>(
       SharedArena::Create(job.config.mesh.tp, job.plan.symmetric_bytes_per_rank),
       std::move(options), std::move(on_exit));

@@ -1,4 +1,4 @@
-// This process's place among the nodes of one engine.
+// Membership of this process in the group of nodes of one engine.
 #pragma once
 
 #include <functional>
@@ -13,29 +13,37 @@
 
 namespace switchyard {
 
-// What connects a node with the others; both are absent where it is alone. The MPI session ends
-// last, after the ranks have said goodbye.
+// The connections of a node to the other nodes. `mpi` and `nodes` are null for a single node. The
+// MPI session is destroyed last, after the ranks have closed their connections.
 struct Membership {
   std::unique_ptr<MpiSession> mpi;
   std::unique_ptr<NodeGroup> nodes;
-  std::optional<NodeNetwork> network;  // of `nodes`, until the ranks are started
-  std::string job;                     // for DecodeRankSpec
+  std::optional<NodeNetwork> network;  // taken from `nodes`; moved to the ranks at their start
+  std::string job;                     // input of DecodeRankSpec
+  std::shared_ptr<SharedArena> arena;  // of a launched rank, until it is started
 };
 
-// Node 0: waits for the others, compares what they were started with, and hands out the job. The
-// others: get it. Nothing where `give_up` says so; errors as of NodeGroup and MpiSession.
-std::optional<Membership> Lead(const Launch& launch, const EngineConfig& config,
-                               const EnginePlan& plan, std::function<bool()> give_up);
-std::optional<Membership> Join(const Launch& launch, const EngineConfig& config,
-                               std::function<bool()> give_up);
+// Polled during waits for other nodes: the signal that ends them, or 0. Keeps returning it.
+using FindSignal = std::function<int()>;
 
-// Starts the ranks of this node. `endpoint`: where rank 0 finds the front.
+// Lead, on node 0: waits for the other nodes, compares their EngineStatement with its own, and
+// sends them the job. Join, on other nodes: receives the job. Both return no value if there is a
+// signal. Errors: see NodeGroup and MpiSession. MPI_Init cannot be interrupted: during it, a signal
+// or the deadline ends the process with the exit code of RunServe.
+std::optional<Membership> Lead(const Launch& launch, const EngineConfig& config,
+                               const EnginePlan& plan, const FindSignal& find_signal);
+std::optional<Membership> Join(const Launch& launch, const EngineConfig& config,
+                               const FindSignal& find_signal);
+// Connects a rank that a launcher started as a process to all other ranks; does nothing for other
+// nodes. Returns false if there is a signal. Error kTimeout names the missing ranks.
+bool ConnectLaunchedRank(const Launch& launch, Membership& membership, const RankJob& job,
+                         const FindSignal& find_signal);
+
+// Starts the ranks of this node. `endpoint`: control endpoint of the front, used by rank 0. If
+// `give_up` returns true, the wait for the ranks to join ends; it may be empty. Call after
+// ConnectLaunchedRank.
 std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membership,
                                      const RankJob& job, const std::string& endpoint,
-                                     RankHost::OnExit on_exit);
-
-// The arena of a rank that a launcher has started as a process, with all others attached.
-std::shared_ptr<SharedArena> ArenaOfLaunchedRank(const Launch& launch, Membership& membership,
-                                                 const RankJob& job);
+                                     RankHost::OnExit on_exit, std::function<bool()> give_up);
 
 }  // namespace switchyard

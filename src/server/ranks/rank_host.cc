@@ -13,7 +13,7 @@ namespace switchyard {
 RankLoopIo LeaderIo(const std::string& endpoint) {
   const auto socket = std::make_shared<ControlSocket>(ControlSocket::Connect(endpoint));
   RankLoopIo io;
-  // All that has arrived, not the first alone: a step lies between two calls.
+  // Returns all messages that have arrived, since the next call is one engine step later.
   io.receive = [socket](std::chrono::milliseconds timeout) {
     std::vector<ControlMessage> all;
     for (auto bytes = socket->Receive(timeout); bytes;
@@ -41,7 +41,7 @@ ThreadHost::~ThreadHost() {
   thread_.join();
 }
 
-// An idle leader waits for messages, where no abort reaches it.
+// An abort of the arena does not interrupt an idle leader, so its receive function checks killed_.
 RankLoopIo ThreadHost::Io() const {
   if (endpoint_.empty()) return {};
   RankLoopIo io = LeaderIo(endpoint_);
@@ -62,7 +62,7 @@ void ThreadHost::Run(std::shared_ptr<SharedArena> arena) {
   } catch (const std::exception& error) {
     how = fmt::format("rank {} failed: {}", rank_, error.what());
   }
-  arena.reset();  // says goodbye to the other ranks
+  arena.reset();  // closes the connections to the other ranks
   bool is_news = false;
   {
     const std::lock_guard lock(mutex_);

@@ -1,4 +1,4 @@
-// What runs the ranks of one node.
+// Hosts for the ranks of one node: child processes, or a thread of this process.
 #pragma once
 
 #include <atomic>
@@ -16,20 +16,21 @@
 
 namespace switchyard {
 
-// The leader's end of the control messages: connects to the front's endpoint.
+// Control connection of the leader. Connects to the front's endpoint.
 RankLoopIo LeaderIo(const std::string& endpoint);
 
 class RankHost {
  public:
-  // How a rank ended that should not have; from a thread of the host. `cause`: it was killed, while
-  // one that ends by itself may only have heard of the end of another.
+  // Reports the unexpected end of a rank, on a thread of the host. `cause`: `how` describes the
+  // first failure of the engine, and not a consequence of it on another rank.
   using OnExit = std::function<void(const std::string& how, bool cause)>;
 
-  virtual ~RankHost() = default;  // ends what still runs
-  virtual void WaitJoined() = 0;
-  // From now on a rank that ends in good order is no news.
+  virtual ~RankHost() = default;  // ends ranks that still run
+  virtual bool WaitJoined() = 0;  // false if cancelled
+  virtual RankSilence LongestSilence() const { return {}; }
+  // After this call, a clean exit of a rank is not reported.
   virtual void ExpectEnd() = 0;
-  // Waits until all have ended, by themselves; ends them, and returns false, after the timeout.
+  // Waits until all ranks have exited. After the timeout, kills the rest and returns false.
   virtual bool WaitEnded(std::chrono::milliseconds timeout) = 0;
   virtual void KillAll() = 0;
 };
@@ -38,12 +39,17 @@ class RankHost {
 class ProcessHost : public RankHost {
  public:
   ProcessHost(std::shared_ptr<SharedArena> arena, RankProcesses::Options options, OnExit on_exit)
-      : processes_(std::move(arena), std::move(options),
-                   [on_exit = std::move(on_exit)](const RankExit& e) {
-                     on_exit(e.Describe(), e.signal != 0);
+      : alone_(!options.network),
+        processes_(std::move(arena), std::move(options),
+                   [this, on_exit = std::move(on_exit)](const RankExit& e) {
+                     // Other ranks may notice the end of a killed rank before its parent does.
+                     const bool killed = e.signal != 0;
+                     on_exit(killed || e.reason.empty() ? e.Describe() : e.reason,
+                             killed || (alone_ && !e.reason.empty()));
                    }) {}
 
-  void WaitJoined() override { processes_.WaitJoined(); }
+  bool WaitJoined() override { return processes_.WaitJoined(); }
+  RankSilence LongestSilence() const override { return processes_.LongestSilence(); }
   void ExpectEnd() override { processes_.ExpectEnd(); }
   bool WaitEnded(std::chrono::milliseconds timeout) override {
     return processes_.WaitEnded(timeout);
@@ -51,19 +57,20 @@ class ProcessHost : public RankHost {
   void KillAll() override { processes_.KillAll(); }
 
  private:
+  const bool alone_;  // if false, the first reason known here may be a lost connection
   RankProcesses processes_;
 };
 
-// One rank on a thread of this process, which a launcher has started as that rank. The arena goes
-// with the thread, and with the arena the ways to the other ranks.
+// Runs one rank on a thread of this process, for a process that a launcher started as that rank.
+// The arena and the connections to the other ranks are destroyed when the thread ends.
 class ThreadHost : public RankHost {
  public:
-  // `endpoint`: of the front, where this is rank 0.
+  // `endpoint`: control endpoint of the front for rank 0; empty for other ranks.
   ThreadHost(RankJob job, int rank, std::shared_ptr<SharedArena> arena, std::string endpoint,
              OnExit on_exit);
   ~ThreadHost() override;
 
-  void WaitJoined() override {}
+  bool WaitJoined() override { return true; }
   void ExpectEnd() override;
   bool WaitEnded(std::chrono::milliseconds timeout) override;
   void KillAll() override;
@@ -79,7 +86,7 @@ class ThreadHost : public RankHost {
   const std::weak_ptr<SharedArena> arena_;
   std::atomic<bool> killed_{false};
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards end_expected_ and ended_
   std::condition_variable changed_;
   bool end_expected_ = false;
   bool ended_ = false;

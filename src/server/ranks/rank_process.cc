@@ -1,11 +1,38 @@
-// `switchyard rank`.
+// `switchyard rank`: main function of a rank process.
+#include <unistd.h>
+
+#include <memory>
+#include <utility>
+
 #include "comm/device/tcp/tcp_ranks.h"
 #include "comm/host/rank_processes.h"
+#include "comm/host/silence.h"
+#include "core/error.h"
 #include "core/log.h"
 #include "server/ranks/rank_host.h"
 #include "server/serve.h"
 
 namespace switchyard {
+namespace {
+
+// Adds a check of the parent's heartbeat to the leader's receive function. Without it, the ranks
+// would wait forever for a stopped server process.
+RankLoopIo WatchParent(RankLoopIo io, std::shared_ptr<const SharedArena> arena, double timeout) {
+  constexpr std::chrono::milliseconds kMaxGap{2000};  // an idle leader polls once a second
+  io.receive = [receive = std::move(io.receive), arena = std::move(arena), timeout,
+                silence = Silence(kMaxGap)](std::chrono::milliseconds wait) mutable {
+    silence.Sample(arena->parent_beats(), Silence::Clock::now());
+    if (silence.length() >= std::chrono::duration<double>(timeout))
+      throw Error(ErrorKind::kPeer,
+                  fmt::format("the server process (pid {}) sent no heartbeat for {:.0f} s "
+                              "(--watchdog-timeout)",
+                              getppid(), std::chrono::duration<double>(silence.length()).count()));
+    return receive(wait);
+  };
+  return io;
+}
+
+}  // namespace
 
 int RunRank(int argc, char** argv, std::shared_ptr<const MoeBackends> backends) {
   RankSpec spec = InheritRankSpec();
@@ -19,8 +46,11 @@ int RunRank(int argc, char** argv, std::shared_ptr<const MoeBackends> backends) 
         std::chrono::milliseconds(static_cast<int64_t>(job.config.dist_timeout_seconds * 1000));
     ConnectTcpRanks(*spec.arena, spec.rank, std::move(spec.listener), *spec.network, timeout);
   }
-  RunRankLoop(job.config, job.plan, spec.rank, spec.arena,
-              spec.rank == 0 ? LeaderIo(spec.control_endpoint) : RankLoopIo{});
+  RankLoopIo io;
+  if (spec.rank == 0)
+    io = WatchParent(LeaderIo(spec.control_endpoint), spec.arena,
+                     job.config.watchdog_timeout_seconds);
+  RunRankLoop(job.config, job.plan, spec.rank, spec.arena, io);
   return 0;
 }
 

@@ -43,7 +43,7 @@ std::optional<std::vector<FileStamp>> CheckWeights(const ServerArgs& args,
     throw Invalid("--verify-weights {}: --load-format dummy has no weights to verify",
                   args.verify_weights);
   }
-  std::vector<FileStamp> files = CheckpointFiles(dir);
+  std::vector<FileStamp> files = WeightFiles(dir);
   if (!args.verify_weights.empty()) {
     TenthLines lines;
     const VerifyOptions options{

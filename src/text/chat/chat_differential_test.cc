@@ -1,5 +1,5 @@
-// The templates of tests/data/chat with each of its conversations: text and ids as transformers
-// makes them (make_chats.py there).
+// Renders the templates of tests/data/chat with each of its conversations, and compares text and
+// ids with those of transformers (make_chats.py there).
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -26,11 +26,11 @@ std::string ReadFile(const fs::path& path) { return ReadRegularFile(path, kMaxFi
 // Sorted by key: the object that keeps the order looks each key up from the front.
 Json ReadJson(const fs::path& path) {
   Json json = ParseBoundedJson(ReadFile(path), path.string());
-  if (!json.is_object()) throw Invalid("{} is no JSON object", path.string());
+  if (!json.is_object()) throw Invalid("{} is not a JSON object", path.string());
   return json;
 }
 
-// The text of a token that is written as a string or as an AddedToken object; nullptr for others.
+// The content of a token given as a string or an AddedToken object; nullptr for other types.
 const std::string* TokenText(const Json& token) {
   if (token.is_string()) return token.get_ptr<const std::string*>();
   if (!token.is_object()) return nullptr;
@@ -69,7 +69,7 @@ Sources FromKey(const Json& value, const fs::path& path) {
   for (const Json& entry : value) {
     bool valid = entry.is_object() && entry.contains("name") && entry["name"].is_string() &&
                  entry.contains("template") && entry["template"].is_string();
-    if (!valid) throw Invalid("{} has an entry that is no {{name, template}}", where);
+    if (!valid) throw Invalid("{}: want every entry to be {{name, template}}", where);
     const std::string name = entry["name"];
     sources.insert_or_assign(
         name, ChatTemplateSource{entry["template"], fmt::format("{} {}", where, name)});
@@ -77,7 +77,7 @@ Sources FromKey(const Json& value, const fs::path& path) {
   return sources;
 }
 
-// A file that holds a template as it is, or as JSON with a chat_template key.
+// A file that holds a template as plain text, or as JSON with a chat_template key.
 Sources FromFile(const fs::path& path) {
   if (path.extension() == ".json") {
     Json json = ReadJson(path);
@@ -87,7 +87,7 @@ Sources FromFile(const fs::path& path) {
   return {{"default", {ReadFile(path), path.string()}}};
 }
 
-// chat_template.jinja, and by their names those of additional_chat_templates/.
+// The template in chat_template.jinja, and those of additional_chat_templates/ by file name.
 Sources FromTemplateFiles(const fs::path& model_dir) {
   Sources sources;
   if (fs::exists(model_dir / "chat_template.jinja"))

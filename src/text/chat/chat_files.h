@@ -1,4 +1,4 @@
-// What a checkpoint's files say about its chat: the sources of its templates, its special tokens.
+// Reads the chat templates and special tokens of a checkpoint's files.
 #pragma once
 
 #include <filesystem>
@@ -15,7 +15,8 @@ struct ChatTemplateSource {
 };
 
 struct ChatFiles {
-  std::map<std::string, ChatTemplateSource> templates;  // by name; "default" is the usual one
+  std::map<std::string, ChatTemplateSource> templates;  // by name; "default" is used unless another
+                                                        // one is selected
   nlohmann::ordered_json special_tokens;                // texts by name: bos_token …
 };
 

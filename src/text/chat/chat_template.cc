@@ -16,12 +16,12 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 void CheckInput(const ChatInput& input) {
-  if (!input.tools.is_null() && !input.tools.is_array()) throw Invalid("tools is no list");
+  if (!input.tools.is_null() && !input.tools.is_array()) throw Invalid("tools is not a list");
   if (input.add_generation_prompt && input.continue_final_message) {
-    throw Invalid("continue_final_message and add_generation_prompt exclude each other");
+    throw Invalid("continue_final_message and add_generation_prompt are mutually exclusive");
   }
   if (!input.kwargs.is_null() && !input.kwargs.is_object())
-    throw Invalid("chat_template_kwargs is no object");
+    throw Invalid("chat_template_kwargs is not an object");
   CheckMessages(input.messages);
 }
 
@@ -31,7 +31,7 @@ bool HasContent(const Json& message) {
          !(content->is_array() && content->empty());
 }
 
-// What the template sees besides the messages.
+// The template's variables other than messages.
 Json VariablesOf(const ChatInput& input) {
   Json variables = {{"messages", nullptr},
                     {"tools", input.tools.empty() ? Json() : input.tools},

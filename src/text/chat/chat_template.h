@@ -1,4 +1,5 @@
-// The chat template of a checkpoint: OpenAI-style messages in, prompt text with provenance out.
+// The chat template of a checkpoint: renders OpenAI-style messages to prompt text, and marks the
+// trusted parts of the text.
 #pragma once
 
 #include <filesystem>
@@ -12,18 +13,18 @@
 
 namespace switchyard {
 
-// One conversation to render. Everything here comes from a request and is untrusted.
+// One conversation to render. All fields come from a request and are untrusted.
 struct ChatInput {
   nlohmann::ordered_json messages;  // array of {role, content, …} as OpenAI's chat API has it
   nlohmann::ordered_json tools = nullptr;  // array of tools, or null
-  bool add_generation_prompt = true;       // end with the opening of an assistant's turn
+  bool add_generation_prompt = true;       // end with the header of an assistant turn
   bool continue_final_message =
-      false;  // leave the last message open; excludes add_generation_prompt
+      false;  // leave the last message unfinished; excludes add_generation_prompt
   nlohmann::ordered_json kwargs =
-      nullptr;  // chat_template_kwargs: an object of further variables, or null
+      nullptr;  // chat_template_kwargs: an object of additional variables, or null
 };
 
-// Belongs to the front; immutable after construction, any thread may call it.
+// Owned by the server front; immutable after construction, thread-safe.
 class ChatTemplate {
  public:
   // Reads chat_template.jinja with additional_chat_templates/NAME.jinja, else chat_template.json,
@@ -35,10 +36,10 @@ class ChatTemplate {
   static ChatTemplate FromDirectory(const std::filesystem::path& model_dir,
                                     const std::optional<std::filesystem::path>& override_file = {});
 
-  // False: Apply throws an Error that says how to give a template.
+  // If false, Apply throws an Error that says how to provide a template.
   bool Present() const { return !templates_.empty(); }
 
-  // Messages reach the template as they came, but where it shows that it reads another shape
+  // Messages are passed unchanged, except for shapes that the template does not read
   // (AdaptMessages). Throws Error kInvalid for malformed messages (named by index and key), and
   // jinja::TemplateError with the template's own message.
   jinja::Rendered Apply(const ChatInput& input, const jinja::RenderOptions& options = {}) const;
@@ -52,11 +53,13 @@ class ChatTemplate {
 
   ChatTemplate() = default;
 
-  // "tool_use" with tools, if there is one; else "default", or the only one. Throws Error.
+  // "tool_use" if there are tools and it exists; otherwise "default", or the only template. Throws
+  // Error.
   const Named& Choose(bool with_tools) const;
 
   std::string model_dir_;
-  std::map<std::string, Named> templates_;  // by name; "default" is the usual one
+  std::map<std::string, Named> templates_;  // by name; "default" is used unless another one is
+                                            // selected
   nlohmann::ordered_json special_tokens_ = nlohmann::ordered_json::object();  // bos_token … by name
 };
 

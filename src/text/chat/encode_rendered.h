@@ -1,4 +1,4 @@
-// A rendered prompt to token ids.
+// Encodes a rendered prompt to token ids.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,9 @@
 
 namespace switchyard {
 
-// Special tokens are recognised in trusted runs only; none is added, since templates write their
-// own.
-std::vector<int32_t> EncodeRendered(const Tokenizer& tokenizer, const jinja::Rendered& rendered);
+// Special tokens are recognised in trusted runs only. No BOS or EOS is added, since templates
+// contain their own. `limit`: see Tokenizer::Encode.
+std::vector<int32_t> EncodeRendered(const Tokenizer& tokenizer, const jinja::Rendered& rendered,
+                                    size_t limit = Tokenizer::kNoLimit);
 
 }  // namespace switchyard

@@ -53,7 +53,7 @@ FinalMessageMark::FinalMessageMark(const Json& surroundings, std::string_view te
     throw Invalid("continue_final_message: the last message has no text to continue");
   const std::string all = messages->dump(-1, ' ', false, Json::error_handler_t::replace) +
                           surroundings.dump(-1, ' ', false, Json::error_handler_t::replace);
-  // Digits, which no filter for case or escapes changes.
+  // Digits, which filters for case or escaping do not change.
   for (int i = 0; mark_.empty() || all.find(mark_) != std::string::npos ||
                   template_source.find(mark_) != std::string_view::npos;
        ++i) {
@@ -66,8 +66,8 @@ void FinalMessageMark::Cut(jinja::Rendered* rendered) const {
   const size_t at = rendered->text.rfind(mark_);
   if (at == std::string::npos) {
     throw Invalid(
-        "continue_final_message: the chat template does not show the last message's content as it "
-        "is");
+        "continue_final_message: the chat template does not print the last message's content "
+        "unchanged");
   }
   const bool trims = rendered->text.compare(at + mark_.size(), 1, " ") != 0;
   const size_t end = trims ? jinja::TrimmedEnd(std::string_view(rendered->text).substr(0, at)) : at;

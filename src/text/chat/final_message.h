@@ -1,4 +1,4 @@
-// continue_final_message: a prompt that ends within the last message.
+// continue_final_message: ends the prompt within the last message.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,24 +9,25 @@
 
 namespace switchyard {
 
-// A mark at the end of the last message's text, which goes through the rendering with it. The
-// method is that of transformers (render_jinja_template); here the mark is one that occurs nowhere
-// else in what is rendered.
+// A marker appended to the last message's text, whose place in the rendered prompt shows where the
+// text ends. The method is that of transformers (render_jinja_template); the marker here occurs
+// nowhere else in the rendered inputs.
 class FinalMessageMark {
  public:
-  // Appends the mark to the content of the last of `messages`: a string, or the last part of a list
-  // that has text. `surroundings`: what else may be rendered. Throws Error kInvalid for a message
-  // without text.
+  // Appends the marker to the content of the last of `messages`: a string, or the last text part of
+  // a list. `surroundings`: the other variables of the template, which must not contain the marker.
+  // Throws Error kInvalid for a message without text.
   FinalMessageMark(const nlohmann::ordered_json& surroundings, std::string_view template_source,
                    nlohmann::ordered_json* messages);
 
-  // Ends `rendered` where the message's text ends, and takes all marks out. White space at the end
-  // of that text stays if the template leaves it. Throws Error kInvalid if the template does not
-  // show the message's end.
+  // Cuts `rendered` after the message's text, and removes all markers. Trailing white space of the
+  // text stays if the template keeps it. Throws Error kInvalid if the rendered text does not
+  // contain the marker.
   void Cut(jinja::Rendered* rendered) const;
 
  private:
-  std::string mark_;  // followed by a space, which shows whether the template trims
+  std::string mark_;  // followed by a space in the message; a missing space shows that the template
+                      // trims
 };
 
 }  // namespace switchyard

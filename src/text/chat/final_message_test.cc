@@ -84,7 +84,7 @@ TEST_F(FinalMessageTest, WhatCannotBeContinuedIsAnError) {
   EXPECT_THAT(Render("nothing", Continuing("a")), HasSubstr("continue_final_message"));
   ChatInput input = Continuing("a");
   input.add_generation_prompt = true;
-  EXPECT_THAT(Render(kTurns, input), HasSubstr("exclude"));
+  EXPECT_THAT(Render(kTurns, input), HasSubstr("mutually exclusive"));
 }
 
 }  // namespace

@@ -25,15 +25,15 @@ void CheckPart(const Json& part, size_t index) {
     throw Invalid("messages[{}].content has a part without a type", index);
   const auto type = part["type"].get<std::string>();
   if (type != "text") {
-    throw Invalid("messages[{}].content has a part of type \"{}\"; this model takes only text",
-                  index, type);
+    throw Invalid("messages[{}].content has a part of type \"{}\"; only text is supported", index,
+                  type);
   }
   if (!part.contains("text") || !part["text"].is_string())
     throw Invalid("messages[{}].content has a text part without text", index);
 }
 
 void CheckMessage(const Json& message, size_t index) {
-  if (!message.is_object()) throw Invalid("messages[{}] is no object", index);
+  if (!message.is_object()) throw Invalid("messages[{}] is not an object", index);
   const auto role = message.find("role");
   if (role == message.end() || !role->is_string()) throw Invalid("messages[{}] has no role", index);
   const auto content = message.find("content");
@@ -44,10 +44,10 @@ void CheckMessage(const Json& message, size_t index) {
   }
   const auto calls = message.find("tool_calls");
   if (calls == message.end() || calls->is_null()) return;
-  if (!calls->is_array()) throw Invalid("messages[{}].tool_calls is no list", index);
+  if (!calls->is_array()) throw Invalid("messages[{}].tool_calls is not a list", index);
   for (const Json& call : *calls) {
     if (!call.is_object())
-      throw Invalid("messages[{}].tool_calls has an entry that is no object", index);
+      throw Invalid("messages[{}].tool_calls: want every entry to be an object", index);
   }
 }
 
@@ -75,7 +75,7 @@ void AdaptContent(const TemplateTraits::Content& traits, Json* message) {
   }
 }
 
-// nullopt for a text that is no JSON.
+// nullopt if the text is not JSON.
 std::optional<Json> ParseArguments(const std::string& text) {
   if (text.empty()) return Json::object();
   try {
@@ -87,7 +87,7 @@ std::optional<Json> ParseArguments(const std::string& text) {
   }
 }
 
-// As Python's json.dumps writes it.
+// In the format of Python's json.dumps.
 std::string ArgumentsText(const Json& arguments) {
   jinja::Context context((jinja::RenderOptions()));
   try {
@@ -121,7 +121,7 @@ void AdaptCall(const TemplateTraits& traits, Json* call) {
   if (arguments != holder.end()) AdaptArguments(traits, &*arguments);
 }
 
-// The roles of OpenAI's API and of the templates that are published.
+// The roles of OpenAI's API and of published templates.
 constexpr std::array<std::string_view, 9> kRoles = {"system",    "developer",   "user",
                                                     "assistant", "tool",        "function",
                                                     "ipython",   "observation", "model"};
@@ -154,7 +154,7 @@ std::unordered_set<std::string_view> QuotedWords(std::string_view source) {
 
 void CheckMessages(const Json& messages) {
   if (!messages.is_array() || messages.empty())
-    throw Invalid("messages is no list with at least one message");
+    throw Invalid("messages: want a list of at least one message");
   for (size_t i = 0; i < messages.size(); ++i) CheckMessage(messages[i], i);
 }
 

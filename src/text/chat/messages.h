@@ -1,4 +1,4 @@
-// Messages of a chat request, made ready for a template.
+// Checks the messages of a chat request, and adapts them to a template.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -8,25 +8,27 @@
 
 namespace switchyard {
 
-// Throws Error kInvalid that names the message for anything malformed, and the type of a part that
-// is no text. The arguments of tool calls may be any text.
+// Throws Error kInvalid that names the malformed message, or the type of a part other than text.
+// The arguments of tool calls may be any text.
 void CheckMessages(const nlohmann::ordered_json& messages);
 
-// The messages as they came, but for what `traits` says that the template does not read:
+// Changes only the message shapes that the template does not read, by `traits`:
 // - null or missing content becomes "";
-// - text parts become one string, joined by spaces (as SGLang joins them), or a string one part;
-// - arguments become an object if they are the text of one, or the text of an object.
-// Numbers keep their digits. Arguments that are no JSON stay the text they are, or where the
-// template fails on texts, become {"arguments": text}.
+// - text parts are joined to one string with spaces (as SGLang does), or a string becomes one text
+//   part;
+// - arguments become an object if they are the JSON text of an object, or text if they are an
+//   object.
+// Numbers keep their digits. Arguments that are not JSON stay text; if the template fails on text,
+// they become {"arguments": text}.
 nlohmann::ordered_json AdaptMessages(nlohmann::ordered_json messages, const TemplateTraits& traits);
 
-// Adds the other names of a message's reasoning (reasoning_content, thinking, reasoning) that
-// `template_source` mentions, as transformers 5 does.
+// Copies a message's reasoning (reasoning_content, thinking or reasoning) to those of the keys
+// reasoning_content and thinking that `template_source` mentions, as transformers 5 does.
 void AliasReasoning(std::string_view template_source, nlohmann::ordered_json* messages);
 
-// Makes the roles trusted, so that markers that a template builds from them may be special tokens:
-// roles that every template knows, and those that `template_source` has as a string of its own.
-// What else a request writes there stays plain text.
+// Marks roles as trusted, so that markers that a template builds from them may be special tokens.
+// Trusted are the well-known roles, and those that are string literals in `template_source`. Other
+// texts in the role field stay untrusted.
 void TrustRoles(std::string_view template_source, nlohmann::ordered_json* messages);
 
 }  // namespace switchyard

@@ -1,5 +1,5 @@
-// What templates see of a request's messages: values as sent, another shape only where the template
-// shows that it reads no other.
+// The messages that templates receive: values as sent by the client, in another shape only if a
+// probe shows that the template does not read the sent one.
 #include "text/chat/messages.h"
 
 #include <gmock/gmock.h>
@@ -140,7 +140,7 @@ TEST_F(MessagesTest, PartsReachTemplatesThatReadThem) {
   EXPECT_EQ(Render(EachContent(only), parts), "[prefix]");
   EXPECT_EQ(Render(EachContent(only), text), "[Hi]");
   EXPECT_EQ(Render(EachContent("{{ m.content[0].text }}"), text), "[Hi]");
-  // Templates of strings get one: the parts joined by spaces, as in SGLang.
+  // A template that expects strings gets the text parts joined by spaces, as in SGLang.
   EXPECT_EQ(Render(EachContent("{{ m.content }}"), parts), "[pre fix]");
   EXPECT_EQ(Render(EachContent("{{ '' + m.content }}"), parts), "[pre fix]");
   EXPECT_EQ(Render(EachContent("{{ m.content | trim }}"), parts), "[pre fix]");
@@ -179,7 +179,7 @@ TEST_F(MessagesTest, MalformedMessagesAreNamed) {
               testing::AllOf(HasSubstr("messages[0]"), HasSubstr("image_url")));
 }
 
-// The trust of the bytes of `part` in the prompt: 't', 'u' or both.
+// The trust of the bytes of `part` in the prompt: 't' (trusted), 'u' (untrusted) or both.
 std::string TrustOf(const jinja::Rendered& rendered, const std::string& part) {
   const size_t at = rendered.text.find(part);
   std::string trust;

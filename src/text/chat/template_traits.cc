@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Texts that no template prints by itself.
+// Texts that no template contains itself.
 constexpr std::string_view kFirst = "Heron71";
 constexpr std::string_view kSecond = "Plover38";
 constexpr std::string_view kKey = "Wren24";
@@ -38,7 +38,7 @@ Json Turn(const char* role, Json content) {
   return {{"role", role}, {"content", std::move(content)}};
 }
 
-// An assistant's message that calls one tool. Mistral's templates want ids of nine letters.
+// An assistant message with one tool call. Mistral's templates require call ids of nine letters.
 Json CallingTurn(Json arguments) {
   Json function = {{"name", "probe"}, {"arguments", std::move(arguments)}};
   Json call = {{"id", "call00001"}, {"type", "function"}, {"function", std::move(function)}};
@@ -100,7 +100,7 @@ class Prober {
   }
 
  private:
-  // What the template makes of `messages`; nullopt where it fails.
+  // The rendered text; nullopt if rendering fails.
   std::optional<std::string> Render(const Json& messages, const Json& tools = nullptr) const {
     const jinja::RenderOptions options{
         .max_steps = 200'000, .max_bytes = 16 << 20, .max_output = 1 << 20, .now = 0};
@@ -115,8 +115,8 @@ class Prober {
     }
   }
 
-  // Conversations are varied until one shows arguments in either shape: a template may show calls
-  // only where content is null, or there are tools.
+  // Varies the conversation until one shows arguments in either shape: some templates print calls
+  // only if content is null, or if there are tools.
   void ProbeArguments(TemplateTraits* traits) const {
     for (const Json& tools : {Json(), ProbeTools()}) {
       for (const Json& content : {Json(""), Json(), Json(-1)}) {
@@ -137,7 +137,8 @@ class Prober {
     }
   }
 
-  // Whether one of the two renderings shows the arguments.
+  // Compares the renderings of both argument shapes; returns true if at least one shows the
+  // arguments.
   static bool CompareArguments(const std::optional<std::string>& text,
                                const std::optional<std::string>& object, TemplateTraits* traits) {
     const bool text_shown = text && Has(*text, kArgumentsText);
@@ -149,7 +150,7 @@ class Prober {
     return true;
   }
 
-  // `with(content)`: a conversation whose message number `index` has that content.
+  // `with(content)` returns a conversation whose message `index` has that content.
   template <typename With>
   void ProbeContent(const With& with, size_t index, TemplateTraits::Content* content) const {
     const std::optional<std::string> text = Render(with(std::string(kFirst)));
@@ -172,7 +173,7 @@ class Prober {
 
   const jinja::Template& chat_;
   const Json& special_tokens_;
-  Json filler_ = "-";  // content of other users' messages
+  Json filler_ = "-";  // content of the other user messages
 };
 
 }  // namespace

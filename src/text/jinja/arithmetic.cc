@@ -8,7 +8,7 @@
 namespace switchyard::jinja {
 namespace {
 
-// Far from the ends of Int, so that sums of two never overflow.
+// Small enough that the sum of two values does not overflow Int.
 constexpr Int kLimit = Int{1} << 120;
 
 Value Checked(Int value) {
@@ -130,7 +130,7 @@ double RoundHalfEven(double value, int digits) {
   if (!std::isfinite(value) || digits > 300) return value;
   if (digits < -300) return 0;
   if (digits >= 0) {
-    // printf rounds the exact binary value, as Python's round does.
+    // printf rounds the exact binary value, as Python's round() does.
     return std::strtod(fmt::format("{:.{}f}", value, digits).c_str(), nullptr);
   }
   double scale = std::pow(10.0, -digits);

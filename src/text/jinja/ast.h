@@ -45,7 +45,7 @@ struct Subscript {
 };
 struct SliceExpr {
   ExprPtr object;
-  ExprPtr start, stop, step;  // null: not given
+  ExprPtr start, stop, step;  // null: omitted
 };
 struct Unary {
   UnaryOp op;
@@ -104,7 +104,7 @@ struct Expr {
 
 // ---- statements
 
-// What an assignment writes to: a name, `namespace.attribute`, or a tuple of targets.
+// Target of an assignment: a name, `namespace.attribute`, or a tuple of targets.
 struct Target {
   std::string name;
   std::string attribute;
@@ -151,7 +151,7 @@ struct MacroDefinition {
   std::string name;
   std::vector<Parameter> parameters;
   Body body;
-  // Which of the special names the body reads: they decide what calls may pass.
+  // Set if the body reads the special name; calls may pass such arguments only then.
   bool uses_caller = false;
   bool uses_varargs = false;
   bool uses_kwargs = false;
@@ -168,7 +168,7 @@ struct With {
   std::vector<std::pair<Target, ExprPtr>> variables;
   Body body;
 };
-// A body in a scope of its own: {% generation %}.
+// A body with its own scope: {% generation %}.
 struct Scoped {
   Body body;
 };

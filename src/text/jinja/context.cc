@@ -77,7 +77,7 @@ Context::~Context() {
 
 void Context::Step(size_t count) {
   if (count > static_cast<size_t>(steps_left_)) {
-    Fail("the template takes more than {} steps", options_.max_steps);
+    Fail("rendering the template takes more than {} steps", options_.max_steps);
   }
   steps_left_ -= static_cast<int64_t>(count);
   Work(count);

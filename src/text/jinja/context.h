@@ -1,4 +1,4 @@
-// What one rendering may use, and how values are made and errors raised within it.
+// Budgets of one rendering, creation of values, and errors.
 #pragma once
 
 #include <fmt/format.h>
@@ -15,7 +15,7 @@
 
 namespace switchyard::jinja {
 
-// An error of the running template; Template::Render adds name and line and throws TemplateError.
+// An error while rendering; Template::Render adds name and line and throws TemplateError.
 struct Raise {
   std::string message;
 };
@@ -25,13 +25,13 @@ template <typename... Args>
   throw Raise{fmt::format(format, std::forward<Args>(args)...)};
 }
 
-// Arguments of a call, evaluated.
+// Evaluated arguments of a call.
 struct Arguments {
   std::vector<Value> positional;
   std::vector<std::pair<std::string, Value>> named;
 };
 
-// Maps the arguments of a built-in callable to its parameters; raises for unknown, doubled and
+// Maps the arguments of a built-in callable to its parameters; raises for unknown, duplicate and
 // missing ones.
 class Bound {
  public:
@@ -41,29 +41,30 @@ class Bound {
   // Null if parameter `index` was not given.
   const Value* operator[](size_t index) const { return values_[index]; }
 
-  Int IntegerOr(size_t index, Int otherwise) const;  // raises if it is no integer
+  Int IntegerOr(size_t index, Int otherwise) const;  // raises if the argument is not an integer
   bool TruthOr(size_t index, bool otherwise) const;
-  Text TextOr(size_t index, std::string_view otherwise) const;  // raises if it is no string
+  Text TextOr(size_t index, std::string_view otherwise) const;  // raises if the argument is not a
+                                                                // string
 
  private:
   std::string callee_;
   std::vector<const Value*> values_;
 };
 
-// Counts what a rendering uses and raises when it is too much. One per rendering, used by its
-// thread only.
+// Counts the resources of a rendering and raises when a budget is exceeded. One per rendering, used
+// by its thread only.
 class Context {
  public:
   explicit Context(const RenderOptions& options);
-  ~Context();  // empties everything kept, so that cycles through namespaces and macros are freed
+  ~Context();  // releases all kept objects, which breaks cycles through namespaces and macros
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  // `count` elements are about to be visited.
+  // Call before visiting `count` elements.
   void Step(size_t count = 1);
-  // `bytes` are about to be looked at.
+  // Call before reading `bytes` bytes.
   void Scan(size_t bytes) { Step(1 + bytes / 64); }
-  // `bytes` are about to be allocated for a result in the making. They count until the innermost
+  // Call before allocating `bytes` bytes for an intermediate result. They count until the innermost
   // Temporaries ends.
   void Allocate(size_t bytes);
 
@@ -142,7 +143,7 @@ class Context {
   std::vector<ObjectPtr> kept_;      // last: what goes with it is dropped above
 };
 
-// Bounds the C++ recursion of evaluation, which macros and recursive loops drive.
+// Limits the C++ recursion of evaluation, which macros and recursive loops can drive.
 class DepthGuard {
  public:
   explicit DepthGuard(int& depth) : depth_(depth) {
@@ -161,8 +162,8 @@ class DepthGuard {
   int& depth_;
 };
 
-// How deep lists and dicts may nest, in templates and in requests; recursion over them is safe
-// below it.
+// Maximum nesting of lists and dicts, in templates and in requests; recursion below it cannot
+// overflow the stack.
 constexpr int kMaxNesting = 200;
 
 }  // namespace switchyard::jinja

@@ -1,4 +1,4 @@
-// The half of the interpreter that evaluates expressions.
+// The part of the interpreter that evaluates expressions.
 #include "text/jinja/filters.h"
 #include "text/jinja/functions.h"
 #include "text/jinja/interpreter.h"

@@ -23,7 +23,7 @@ std::optional<std::string> TextOf(const Json& json, Subtype subtype) {
   return std::string(binary.begin(), binary.end());
 }
 
-// Builds the document while the parser reads.
+// Builds the document from the parser's events.
 class Builder final : public nlohmann::json_sax<Json> {
  public:
   Builder(std::string_view what, JsonLimits limits,
@@ -51,9 +51,9 @@ class Builder final : public nlohmann::json_sax<Json> {
   bool key(std::string& name) override {
     Level& level = open_.back();
     if (++level.keys > limits_.keys)
-      throw Invalid("the {} has an object of more than {} keys", what_, limits_.keys);
+      throw Invalid("the {} has an object with more than {} keys", what_, limits_.keys);
     if (open_.size() == 1 && keeps_) keeping_ = keeps_(name);
-    level.slot = &(*level.container)[name];  // a key that comes twice: the last value counts
+    level.slot = &(*level.container)[name];  // duplicate key: the last value counts
     return true;
   }
 
@@ -66,7 +66,7 @@ class Builder final : public nlohmann::json_sax<Json> {
  private:
   struct Level {
     Json* container;
-    Json* slot = nullptr;  // of an object: where the next value goes
+    Json* slot = nullptr;  // slot for the next value of an object
     int keys = 0;
   };
 

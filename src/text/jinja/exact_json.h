@@ -1,4 +1,5 @@
-// JSON for templates: what Json::parse loses or cannot hold is kept.
+// JSON for templates: keeps integers beyond 64 bits and the trust of strings, which Json::parse
+// cannot represent.
 #pragma once
 
 #include <functional>
@@ -9,28 +10,28 @@
 
 namespace switchyard::jinja {
 
-// Two kinds of values that JSON text cannot give. They are binary values with a subtype of their
-// own, which FromJson (json.h) understands. A parsed text never holds binary values, so that a
-// request cannot make them.
+// Two kinds of values that JSON text cannot express. They are binary values with subtypes that
+// FromJson (json.h) understands. Parsed text never contains binary values, so a request cannot
+// forge them.
 
-// A string that is trusted although it stands in an untrusted document.
+// A trusted string within an untrusted document.
 nlohmann::ordered_json TrustedString(std::string_view text);
 // An integer beyond 64 bits: an optional minus sign and digits.
 nlohmann::ordered_json BigInteger(std::string_view digits);
 
-// What the two functions above made; nullopt for any other value.
+// The string of such a value; nullopt for any other value.
 std::optional<std::string> TrustedStringOf(const nlohmann::ordered_json& json);
 std::optional<std::string> BigIntegerOf(const nlohmann::ordered_json& json);
 
 struct JsonLimits {
-  int depth;  // objects and arrays inside each other
-  int keys;   // of one object
+  int depth;  // nesting of objects and arrays
+  int keys;   // per object
 };
 
-// As Json::parse, but integers beyond 64 bits become BigInteger values. With `keeps`, this holds
-// below the top-level keys for which it returns true; elsewhere such integers become numbers of
-// type double. Throws Json::exception for text that is no JSON, and Error kInvalid, which begins
-// with "the " + `what`, beyond `limits`.
+// As Json::parse, but integers beyond 64 bits become BigInteger values. If `keeps` is given, this
+// applies only below the top-level keys for which it returns true; elsewhere such integers become
+// doubles. Throws Json::exception for text that is not JSON. Throws Error kInvalid beyond `limits`;
+// its message begins with "the " + `what`.
 nlohmann::ordered_json ParseExactJson(
     std::string_view text, std::string_view what, JsonLimits limits,
     const std::function<bool(std::string_view top_level_key)>& keeps = nullptr);

@@ -6,13 +6,13 @@
 namespace switchyard::jinja {
 namespace {
 
-constexpr int kMaxBrackets = 100;  // of brackets and prefix operators
-constexpr int kMaxTree = 250;      // of operators, in the syntax tree
+constexpr int kMaxBrackets = 100;  // nesting of brackets and prefix operators
+constexpr int kMaxTree = 250;      // depth of the syntax tree, with operators
 
 class NestingGuard {
  public:
   NestingGuard(int& nesting, const TokenStream& stream) : nesting_(nesting) {
-    if (nesting_ >= kMaxBrackets) stream.Fail("expressions nest too deep");
+    if (nesting_ >= kMaxBrackets) stream.Fail("expressions are nested too deeply");
     ++nesting_;
   }
   ~NestingGuard() { --nesting_; }
@@ -38,7 +38,7 @@ int DepthOf(const CallArguments& arguments) {
   return depth;
 }
 
-// `below`: depths of the node's children.
+// `below`: depths of the child nodes.
 template <typename Node>
 ExprPtr Make(int line, std::initializer_list<int> below, Node node) {
   int depth = 1 + (below.size() ? std::max(below) : 0);
@@ -200,7 +200,7 @@ ExprPtr ExpressionParser::ParseProduct() {
   }
 }
 
-// Unlike Python's, Jinja's power associates to the left and binds looser than a sign.
+// Unlike in Python, Jinja's power is left-associative and binds less tightly than a sign.
 ExprPtr ExpressionParser::ParsePower() {
   int line = stream_.Current().line;
   ExprPtr left = ParseUnary();
@@ -263,7 +263,7 @@ ExprPtr ExpressionParser::ParseName() {
   return Make(token.line, {}, Name{name});
 }
 
-// Adjacent literals are one string.
+// Adjacent literals are concatenated.
 ExprPtr ExpressionParser::ParseStringLiteral() {
   int line = stream_.Current().line;
   std::string text;

@@ -1,4 +1,4 @@
-// The expression half of the parser; the statement half (parser.cc) drives it.
+// The parser of expressions; the parser of statements (parser.cc) calls it.
 #pragma once
 
 #include <string>
@@ -10,22 +10,22 @@
 
 namespace switchyard::jinja {
 
-// Recursive descent in the order of Jinja's precedence, loosest first. Bounds nesting and tree
-// depth, so that nothing that walks the tree overflows its stack.
+// Recursive descent in the order of Jinja's precedence, loosest first. Limits nesting and tree
+// depth, so that recursion over the tree cannot overflow the stack.
 class ExpressionParser {
  public:
   explicit ExpressionParser(TokenStream& stream) : stream_(stream) {}
 
-  // With `conditional` false, stops before `if` (as the iterable of a for loop must).
+  // With `conditional` false, stops before `if` (needed for the iterable of a for loop).
   ExprPtr ParseExpression(bool conditional = true);
   // One or more expressions separated by commas; `in_parentheses` allows none.
   ExprPtr ParseTuple(bool conditional = true, bool in_parentheses = false);
-  // `| filter | filter…` onto `input`, which may be null.
+  // Parses `| filter | filter…` applied to `input`, which may be null.
   ExprPtr ParseFilters(ExprPtr input);
-  // The filters of a filter block, the first without its bar.
+  // The filters of a filter block; the first one has no bar.
   ExprPtr ParseFilterBlock();
 
-  // Names read since the last call, among caller, varargs and kwargs.
+  // Which of caller, varargs and kwargs were read since the last call.
   struct SpecialNames {
     bool caller = false, varargs = false, kwargs = false;
   };

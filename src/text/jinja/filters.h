@@ -17,16 +17,16 @@ bool HasFilter(std::string_view name);
 
 using Filter = Value (*)(Context& context, const Value& input, const Arguments& arguments);
 
-// By concept, each null if it has no filter of that name.
+// Filters by category. Each lookup returns null if it has no filter of that name.
 Filter FindTextFilter(std::string_view name);      // strings to strings
 Filter FindSequenceFilter(std::string_view name);  // over the elements of an iterable
 Filter FindSelectFilter(
     std::string_view name);  // map, select, sort and others that look into elements
 Filter FindValueFilter(std::string_view name);   // numbers, defaults, JSON
-Filter FindHtmlFilter(std::string_view name);    // for HTML and URLs
-Filter FindLayoutFilter(std::string_view name);  // for people to read
+Filter FindHtmlFilter(std::string_view name);    // HTML and URLs
+Filter FindLayoutFilter(std::string_view name);  // human-readable output
 
-// The filter urlize: makes links of addresses.
+// The filter urlize: turns addresses into links.
 Value Urlize(Context& context, const Value& input, const Arguments& arguments);
 
 }  // namespace switchyard::jinja

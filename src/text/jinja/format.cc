@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kMaxPrecision = 400;
 
-// Reads format strings; offsets are bytes.
+// Reads a format string; offsets are bytes.
 class Reader {
  public:
   explicit Reader(const std::string& text) : text_(text) {}
@@ -48,16 +48,16 @@ class Reader {
   size_t at_ = 0;
 };
 
-// Between `%` or `:` and the type.
+// The format specification between `%` or `:` and the type.
 struct Spec {
   std::string fill = " ";
-  char align = '\0';  // '\0': by type
+  char align = '\0';  // '\0': the default of the type
   char sign = '-';
   bool alternate = false;
   bool zero = false;
   char grouping = '\0';
   int width = 0;
-  int precision = -1;  // -1: not given
+  int precision = -1;  // -1: omitted
   char type = '\0';
 };
 
@@ -100,7 +100,7 @@ std::string Digits(double value, char type, int precision) {
   }
 }
 
-// Separators between groups of three digits before the point.
+// Inserts separators between groups of three digits before the point.
 void Group(std::string& digits, char separator) {
   size_t end = std::min(digits.find_first_not_of("0123456789"), digits.size());
   for (size_t i = end; i > 3; i -= 3) digits.insert(i - 3, 1, separator);

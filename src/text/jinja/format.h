@@ -8,16 +8,16 @@
 
 namespace switchyard::jinja {
 
-// `format % arguments`; a tuple gives several arguments, a dict named ones.
+// `format % arguments`; a tuple holds several arguments, a dict named ones.
 Text PercentFormat(Context& context, const Text& format, const Value& arguments);
 
 // format.format(*positional, **named).
 Text BraceFormat(Context& context, const Text& format, const Arguments& arguments);
 
-// & < > ' " as entities, each with the trust of its character.
+// Replaces & < > ' " by entities; each has the trust of its character.
 Text EscapeHtml(const Text& text);
 
-// Pads `text` to `width` code points; align is one of < > ^, or c for str.center's way with odd
+// Pads `text` to `width` code points. align is one of < > ^, or c for str.center's rounding of odd
 // paddings.
 Text Pad(Context& context, const Text& text, Int width, std::string_view fill, char align);
 

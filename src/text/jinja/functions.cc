@@ -29,7 +29,7 @@ class FunctionObject : public Object {
   Function function_;
 };
 
-// joiner(sep): nothing the first time it is called, `sep` from then on.
+// joiner(sep): returns nothing at the first call, then `sep`.
 class Joiner : public Object {
  public:
   explicit Joiner(Value separator) : separator_(std::move(separator)) {}
@@ -47,7 +47,7 @@ class Joiner : public Object {
   bool used_ = false;
 };
 
-// cycler(…): next() gives its items in turn.
+// cycler(…): next() returns its items cyclically.
 class Cycler : public Object {
  public:
   explicit Cycler(std::vector<Value> items) : items_(std::move(items)) {
@@ -101,7 +101,7 @@ std::optional<Value> Cycler::GetAttribute(Context& context, std::string_view nam
   return Value(ObjectPtr(context.New<CyclerMethod>(0, std::move(self), name == "next")));
 }
 
-// Wraps an object that holds other values; they count towards the nesting limit.
+// Wraps an object that holds other values, which count towards the nesting limit.
 Value MakeObject(ObjectPtr object) {
   if (object->depth() > kMaxNesting) Fail("objects nest deeper than {}", kMaxNesting);
   return Value(std::move(object));
@@ -128,7 +128,7 @@ Value Range(Context& context, const Arguments& arguments) {
   return context.MakeList(std::move(items), List::Kind::kRange, std::move(label));
 }
 
-// What dict(…) and namespace(…) take: a mapping or pairs, then keywords.
+// The arguments of dict(…) and namespace(…): a mapping or pairs, then keywords.
 Dict DictOf(Context& context, std::string_view callee, const Arguments& arguments) {
   if (arguments.positional.size() > 1) Fail("{} expected at most 1 argument", callee);
   Dict dict;
@@ -191,7 +191,7 @@ Value StrftimeNow(Context& context, const Arguments& arguments) {
   localtime_r(&now, &local);
   char buffer[4096];
   size_t length = std::strftime(buffer, sizeof buffer, format.str().c_str(), &local);
-  if (length == 0) Fail("strftime_now: the format gives nothing, or too much");
+  if (length == 0) Fail("strftime_now: want the formatted time to have 1 to 4095 bytes");
   return context.Make(std::string(buffer, length), format.trusted());
 }
 

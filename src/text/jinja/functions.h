@@ -12,8 +12,8 @@
 
 namespace switchyard::jinja {
 
-// namespace(…): the one object whose attributes `set` may change. Its contents are released with
-// the Context.
+// namespace(…): the only object whose attributes `set` may change. The Context releases its
+// contents.
 class Namespace : public Object {
  public:
   std::string TypeName() const override { return "Namespace"; }

@@ -12,7 +12,7 @@
 namespace switchyard::jinja {
 namespace {
 
-// Percent-encodes, and in a query writes + for spaces and encodes slashes.
+// Percent-encodes. In a query, spaces become + and slashes are encoded too.
 Text UrlQuote(Context& context, const Text& text, bool query) {
   static constexpr std::string_view kPlain = "_.-~";
   context.Allocate(3 * text.size());
@@ -93,8 +93,7 @@ Text WithoutTags(const Text& text) {
   return out;
 }
 
-// Of "&…;" without its ends; empty for a name that is not one of those that `escape` writes, or
-// nbsp.
+// The character of "&name;"; empty for names other than nbsp and those that `escape` writes.
 std::string CharacterOfEntity(std::string_view name) {
   static const std::unordered_map<std::string_view, std::string_view> names = {
       {"amp", "&"}, {"lt", "<"}, {"gt", ">"}, {"quot", "\""}, {"apos", "'"}, {"nbsp", "\u00a0"}};
@@ -129,7 +128,7 @@ Text Unescape(const Text& text) {
   return out;
 }
 
-// Tags go, runs of white space become one space, then entities become characters.
+// Removes tags, collapses runs of white space to one space, then replaces entities by characters.
 Value StripTags(Context& context, const Value& input, const Arguments& arguments) {
   const Bound none("striptags", arguments, {});
   const Text text = WithoutTags(Str(context, input));

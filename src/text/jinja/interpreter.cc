@@ -89,8 +89,8 @@ Interpreter::Flow Interpreter::ExecuteLoop(const For& node, const Value& iterabl
     Loop& loop;
     ~Finish() { loop.Finish(); }
   } finish{*loop};
-  // As in Jinja2, `else` is for loops where no item came to the end of the body, be it that each
-  // was cut short by `break` or `continue`.
+  // As in Jinja2, `else` runs if no iteration reached the end of the body, also if all ended by
+  // `break` or `continue`.
   bool otherwise = true;
   for (; loop->HasCurrent(); loop->Advance()) {
     context_.Step();

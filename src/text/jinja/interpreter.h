@@ -1,4 +1,4 @@
-// Walks a syntax tree with given variables and collects what it prints.
+// Evaluates a syntax tree with given variables and collects the output.
 #pragma once
 
 #include <memory>
@@ -20,27 +20,26 @@ class Interpreter {
 
   Text Run(const TemplateNode& root);
 
-  // Of the node evaluated last.
+  // Line of the node that was evaluated last.
   int line() const { return line_; }
 
-  // ---- what macros and loops, being values, call back
+  // ---- called back by macros and loops, which are values
 
   // `scope`: where the macro was defined.
   Value CallMacro(const MacroDefinition& macro, const ScopePtr& scope, const Arguments& arguments);
-  // The loop once more, over `iterable`, `depth` recursions deep.
+  // Runs the loop recursively over `iterable`, at recursion depth `depth`.
   Value RunLoop(const For& loop, const ScopePtr& scope, const Value& iterable, int depth);
-  // Whether the loop's `if` lets `item` pass.
+  // True if the loop's `if` accepts `item`.
   bool PassesFilter(const For& loop, const ScopePtr& scope, const Value& item);
 
  private:
   // How a body ended.
   enum class Flow { kNormal, kBreak, kContinue };
 
-  // Runs `action` with `scope` current, and what it prints going to `out`; null: where it goes
-  // already.
+  // Runs `action` in `scope`, with its output going to `out`; null: to the current output.
   template <typename Action>
   void Within(ScopePtr scope, Text* out, Action action);
-  // What `body` prints, in a new scope below the current one. `flow` gets how it ended.
+  // Returns the output of `body`, run in a new child scope. `flow` is set to how it ended.
   Text Capture(const Body& body, Flow& flow);
   ScopePtr NewScope() { return std::make_shared<Scope>(context_, scope_); }
 
@@ -62,7 +61,7 @@ class Interpreter {
   Flow Execute(const Break&) { return Flow::kBreak; }
   Flow Execute(const Continue&) { return Flow::kContinue; }
 
-  // Returns how the loop's `else` ended: a `break` there is the surrounding loop's.
+  // Returns how the loop's `else` ended: a `break` there belongs to the enclosing loop.
   Flow ExecuteLoop(const For& loop, const Value& iterable, int depth);
   void Assign(const Target& target, const Value& value);
   void BindArguments(const MacroDefinition& macro, const Arguments& arguments);
@@ -88,16 +87,16 @@ class Interpreter {
   Value Evaluate(const CallExpr& node);
   Value Evaluate(const FilterExpr& node);
   Value Evaluate(const TestExpr& node);
-  // None for null.
+  // Evaluates to None for a null expression.
   Value EvaluateOptional(const ExprPtr& expr) { return expr ? Evaluate(*expr) : Value(); }
   Arguments EvaluateArguments(const CallArguments& arguments);
 
   Context& context_;
   ScopePtr scope_;
-  Text* out_ = nullptr;                // where Print writes
+  Text* out_ = nullptr;                // output of Print
   const Value* block_text_ = nullptr;  // input of the innermost filter of a filter or set block
   int line_ = 1;
-  int depth_ = 0;  // of nested statements and expressions, macros included
+  int depth_ = 0;  // nesting of statements and expressions, including macros
 };
 
 template <typename Action>

@@ -1,4 +1,4 @@
-// Everything in tests/data/jinja/cases.json: what Jinja2 prints or refuses, here to the letter.
+// The cases of tests/data/jinja/cases.json: outputs and errors equal those of Jinja2, verbatim.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ RenderOptions AtFixedTime() {
   return options;
 }
 
-// Holds one rendering against `expected`: {text} or {error, line, exact}.
+// Compares one rendering with `expected`: {text} or {error, line, exact}.
 void Check(const std::string& source, const Json& variables, const Json& expected) {
   try {
     Rendered rendered =

@@ -1,5 +1,5 @@
-// A template from arbitrary bytes, rendered with a fixed conversation under small budgets: it may
-// fail, by TemplateError, and nothing else may happen. The runs of what it prints cover the text.
+// Renders arbitrary bytes as a template with a fixed conversation and small budgets. The only
+// allowed failure is TemplateError. The runs must cover the rendered text.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

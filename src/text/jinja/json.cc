@@ -19,7 +19,7 @@ Value StringFromJson(Context& context, const std::string& text, bool trusted) {
 }
 
 Value Convert(Context& context, const Json& json, bool trusted, int depth) {
-  if (depth > kMaxNesting) Fail("the request nests deeper than {}", kMaxNesting);
+  if (depth > kMaxNesting) Fail("the request is nested deeper than {} levels", kMaxNesting);
   switch (json.type()) {
     case Json::value_t::boolean:
       return Value::Bool(json.get<bool>());
@@ -48,7 +48,7 @@ Value Convert(Context& context, const Json& json, bool trusted, int depth) {
     case Json::value_t::binary:
       if (auto text = TrustedStringOf(json)) return StringFromJson(context, *text, true);
       if (auto digits = BigIntegerOf(json)) return Value::IntegerFromDigits(*digits);
-      Fail("the request holds a value that is no JSON");
+      Fail("the request has a value that JSON cannot represent");
     default:
       return {};
   }
@@ -180,7 +180,7 @@ class Writer {
     }
   }
 
-  // Keeps the unfinished output within the budget: separators and indents may be of any length.
+  // Charges unfinished output to the budget: separators and indents can be of any length.
   void Charge() {
     context_.Allocate(out_.size() - charged_);
     charged_ = out_.size();

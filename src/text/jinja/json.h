@@ -1,4 +1,4 @@
-// JSON to values and back.
+// Conversion between JSON and values.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -8,20 +8,20 @@
 
 namespace switchyard::jinja {
 
-// Strings and keys get the given trust. Raises for invalid UTF-8 and for nesting beyond
+// Strings and keys get trust `trusted`. Raises for invalid UTF-8 and for nesting beyond
 // kMaxNesting.
 Value FromJson(Context& context, const nlohmann::ordered_json& json, bool trusted);
 
-// How json.dumps is called; separators without indent are ", " and ": ".
+// Options of json.dumps. Without indent the separators are ", " and ": ".
 struct JsonStyle {
-  std::optional<std::string> indent;  // one level of it
+  std::optional<std::string> indent;  // text of one indentation level
   std::string item_separator = ", ";
   std::string key_separator = ": ";
   bool ensure_ascii = false;
   bool sort_keys = false;
 };
 
-// json.dumps(value). Untrusted if any string in `value` is.
+// json.dumps(value). The text is untrusted if any string in `value` is.
 Text ToJson(Context& context, const Value& value, const JsonStyle& style);
 
 }  // namespace switchyard::jinja

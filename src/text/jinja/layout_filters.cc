@@ -24,9 +24,10 @@ struct WrapOptions {
   bool break_on_hyphens;
 };
 
-// What a line may break between: words, parts of hyphenated words, dashes, white space.
+// Splits a line into the chunks between which it may break: words, parts of hyphenated words,
+// dashes, white space.
 std::vector<Text> WrapChunks(const Text& line, bool break_on_hyphens) {
-  // TextWrapper.wordsep_re of Python's textwrap, without the groups that it does not need.
+  // TextWrapper.wordsep_re of Python's textwrap, without its unused groups.
   static const TextPattern hyphens = TextPattern::Regex(
       R"([\t\n\x0b\x0c\r ]+|(?<=[\w!"'&.,?])-{2,}(?=\w)|[^\t\n\x0b\x0c\r ]+?(?:-(?:(?<=[^\d\W]{2}-)|)"
       R"((?<=[^\d\W]-[^\d\W]-))(?=[^\d\W]-?[^\d\W])|(?=[\t\n\x0b\x0c\r ]|\z)|(?<=[\w!"'&.,?])(?=-{2,}\w)))",
@@ -48,8 +49,8 @@ std::vector<Text> WrapChunks(const Text& line, bool break_on_hyphens) {
 
 bool IsBlank(const Text& text) { return SkipSpace(text.str()) == text.size(); }
 
-// The code points of `chunk` that still fit into `room`: up to its last hyphen there, if it may
-// break at hyphens and has more than hyphens before it.
+// Number of code points of `chunk` to place in `room`. With `break_on_hyphens`, ends at the last
+// hyphen that fits if there are other characters before it.
 size_t LongWordPart(const Text& chunk, size_t room, bool break_on_hyphens) {
   const std::string& bytes = chunk.str();
   if (!break_on_hyphens || CountCodePoints(bytes) <= room) return room;
@@ -145,12 +146,12 @@ Value FileSizeFormat(Context& context, const Value& input, const Arguments& argu
       fmt::format("{:.1f} {}", base * bytes / unit, (binary ? kBinary : kDecimal)[i]), trusted);
 }
 
-// Python's pprint.pformat, with its width of 80 columns; long strings stay whole.
+// Python's pprint.pformat with its width of 80 columns, except that long strings are not split.
 class PrettyPrinter {
  public:
   explicit PrettyPrinter(Context& context) : context_(context) {}
 
-  // `indent`: the column where the value begins; `allowance`: brackets that follow it.
+  // `indent`: column of the value's start; `allowance`: number of closing brackets after it.
   void Print(const Value& value, size_t indent, size_t allowance) {
     constexpr size_t kWidth = 80;
     const Value sorted = Sorted(value);
@@ -173,7 +174,7 @@ class PrettyPrinter {
   Text Take() && { return Text(std::move(out_), trusted_); }
 
  private:
-  // Dicts with their keys in order, at all levels.
+  // Sorts dicts by key, at all levels.
   Value Sorted(const Value& value) {
     if (value.IsList() && value.list().IsSequence() && value.list().kind != List::Kind::kRange) {
       std::vector<Value> items;

@@ -66,7 +66,7 @@ class Lexer {
 
   void Push(TokenKind kind, std::string text) { tokens_.push_back({kind, line_, std::move(text)}); }
 
-  // Data up to the next tag, then the tag with all it contains.
+  // Reads data up to the next tag, then the tag.
   void LexData() {
     size_t tag = at_;
     while (tag < source_.size()) {
@@ -105,25 +105,25 @@ class Lexer {
     return at < source_.size() && (source_[at] == '-' || source_[at] == '+') ? source_[at] : '\0';
   }
 
-  // Where the data before a tag at `tag` ends: `-` strips all white space; lstrip_blocks strips
-  // what stands between the start of the line and the tag, if that is nothing but white space.
+  // End of the data before a tag at `tag`. `-` strips all white space. lstrip_blocks strips white
+  // space between the start of the line and the tag, if there is nothing else.
   size_t StrippedEnd(size_t tag, char sign, bool is_block) const {
     std::string_view data = std::string_view(source_).substr(at_, tag - at_);
     if (sign == '-') return at_ + TrimmedEnd(data);
     if (sign == '+' || !is_block) return tag;
-    size_t line_start = data.rfind('\n') + 1;  // 0 if there is none
+    size_t line_start = data.rfind('\n') + 1;  // 0 on the first line
     bool at_line_start = line_start > 0 || line_starting_;
     bool blank = SkipSpace(data, line_start) == data.size();
     return at_line_start && blank ? at_ + line_start : tag;
   }
 
-  // Emits data [at_, end) and moves on to `next`.
+  // Emits data [at_, end) and continues at `next`.
   void PushData(size_t end, size_t next) {
     if (end > at_) Push(TokenKind::kData, source_.substr(at_, end - at_));
     Advance(next);
   }
 
-  // Behind `{%` and sign: the offset of a raw block's contents, or 0 if this is no raw tag.
+  // At the name after `{%` and its sign: offset of a raw block's contents, or 0 for other tags.
   size_t RawBody() const {
     size_t i = SkipSpace(source_, at_);
     if (source_.compare(i, 3, "raw") != 0) return 0;
@@ -132,8 +132,8 @@ class Lexer {
     return source_.compare(i, 2, "%}") == 0 ? i + 2 : 0;
   }
 
-  // If a tag ends at `i` (`-%}`, `+%}`, `%}` for close = "%}"): the offset behind it and the white
-  // space it eats.
+  // If a tag ends at `i` (`-%}`, `+%}`, `%}` for close = "%}"): the offset after it and after the
+  // white space that it strips.
   size_t TagEnd(size_t i, std::string_view close) const {
     bool is_variable = close == "}}";
     char sign = SignAt(i);
@@ -177,7 +177,7 @@ class Lexer {
     std::string open_brackets;
     while (true) {
       Advance(SkipSpace(source_, at_));
-      if (at_ >= source_.size()) return;  // the parser misses the end of the tag
+      if (at_ >= source_.size()) return;  // the parser reports the missing end
       if (open_brackets.empty()) {
         if (size_t end = TagEnd(at_, close)) {
           Push(end_kind, std::string(close));
@@ -235,8 +235,7 @@ class Lexer {
     at_ += found->size();
   }
 
-  // Digits with single underscores between them, from `i`; returns their end, `i` if there are
-  // none.
+  // End of the digits from `i`, with single underscores between them; `i` if there are none.
   size_t DigitsEnd(size_t i, int base) const {
     size_t end = i;
     while (i < source_.size()) {
@@ -268,7 +267,7 @@ class Lexer {
     }
     size_t end = DigitsEnd(begin, base);
     bool leading_zero = base == 10 && source_[at_] == '0';
-    if (leading_zero) end = DigitsEnd(begin, 1);  // more digits are a token of their own
+    if (leading_zero) end = DigitsEnd(begin, 1);  // further digits are a separate token
     Int value = 0;
     for (size_t i = begin; i < end; ++i) {
       if (source_[i] == '_') continue;
@@ -280,7 +279,7 @@ class Lexer {
     at_ = end;
   }
 
-  // A float has a fraction, an exponent or both; else it is an integer.
+  // A float has a fraction, an exponent or both; otherwise the number is an integer.
   bool LexFloat() {
     size_t end = DigitsEnd(at_, 10);
     size_t whole = end;
@@ -354,14 +353,14 @@ class Lexer {
       c = c * static_cast<char32_t>(base) + static_cast<char32_t>(digit);
     }
     if (c > 0x10FFFF || (c >= 0xD800 && c < 0xE000))
-      Fail("escape of no Unicode character in a string");
+      Fail("escape of an invalid code point in a string");
     AppendUtf8(c, &out);
   }
 
   std::string source_;
   size_t at_ = 0;
   int line_ = 1;
-  bool line_starting_ = true;  // nothing, or a line break, stands before at_
+  bool line_starting_ = true;  // true at a line start or the template's start
   std::vector<Token> tokens_;
 };
 

@@ -1,4 +1,4 @@
-// Template source to tokens, with Jinja's rules about white space around tags.
+// Splits template source into tokens, with Jinja's rules for white space around tags.
 #pragma once
 
 #include <string>
@@ -37,8 +37,9 @@ struct SyntaxError {
   std::string message;
 };
 
-// Splits `source` as an environment with trim_blocks and lstrip_blocks does: line breaks become \n,
-// one trailing break is dropped, comments vanish, raw blocks become data. Throws SyntaxError.
+// Tokenizes `source` as an environment with trim_blocks and lstrip_blocks: line breaks become
+// , one trailing break is dropped, comments are removed, raw blocks become data. Throws
+// SyntaxError.
 std::vector<Token> Tokenize(std::string_view source);
 
 }  // namespace switchyard::jinja

@@ -82,7 +82,7 @@ Value Loop::Call(Context&, const Arguments& arguments) {
   if (!node_.recursive) {
     Fail("The loop must have the 'recursive' marker to be called recursively.");
   }
-  if (!interpreter_) Fail("a loop that has ended cannot be called");
+  if (!interpreter_) Fail("a loop cannot be called after it has ended");
   return interpreter_->RunLoop(node_, scope_, *bound[0], depth_ + 1);
 }
 

@@ -11,13 +11,12 @@
 
 namespace switchyard::jinja {
 
-// Also walks the items: those that the loop's filter rejects are never seen. The filter runs no
-// further ahead than asked (loop.last looks one item ahead, loop.length all), because it may read
-// what the body sets.
+// Also iterates over the items, and skips those that the loop's filter rejects. The filter is
+// evaluated lazily (loop.last looks one item ahead, loop.length at all), since it may read
+// variables that the body sets.
 class Loop : public Object {
  public:
-  // Valid until Finish(): then the object may live on in variables, but no longer reaches the
-  // interpreter.
+  // Call Finish() before the interpreter is destroyed: the object may outlive it in variables.
   Loop(Interpreter& interpreter, const For& node, ScopePtr scope, ListPtr source, int depth);
 
   bool HasCurrent() { return Reaches(index_); }
@@ -39,7 +38,7 @@ class Loop : public Object {
   bool Changed(Context& context, const Arguments& arguments);
 
  private:
-  // Whether there is an item at `index`.
+  // True if there is an item at `index`; evaluates the filter up to it.
   bool Reaches(size_t index);
   const Value& At(size_t index) const {
     return node_.filter ? accepted_[index] : source_->items[index];
@@ -48,12 +47,12 @@ class Loop : public Object {
 
   Interpreter* interpreter_;
   const For& node_;
-  ScopePtr scope_;  // around the loop
+  ScopePtr scope_;  // the enclosing scope
   ListPtr source_;
-  std::vector<Value> accepted_;  // with a filter: the items that passed so far
-  size_t looked_at_ = 0;         // with a filter: items of source_ seen so far
+  std::vector<Value> accepted_;  // with a filter: accepted items so far
+  size_t looked_at_ = 0;         // with a filter: number of items of source_ tested so far
   size_t index_ = 0;
-  int depth_;  // of recursion, from 0
+  int depth_;  // recursion depth, from 0
   std::optional<std::vector<Value>> last_changed_;
 };
 

@@ -1,4 +1,4 @@
-// The half of the interpreter that defines and calls macros.
+// The part of the interpreter that defines and calls macros.
 #include <algorithm>
 
 #include "text/jinja/interpreter.h"
@@ -28,7 +28,7 @@ class Macro : public Object {
     return context.MakeList(std::move(names), List::Kind::kTuple);
   }
 
-  // The scope of the definition holds the macro, as a rule.
+  // Breaks the cycle between the macro and its scope of definition, which usually holds the macro.
   void Release() override { scope_->Clear(); }
 
  private:
@@ -75,7 +75,7 @@ Value Interpreter::CallMacro(const MacroDefinition& macro, const ScopePtr& scope
   return context_.Make(std::move(out));
 }
 
-// Into the current scope, which is the macro's own: defaults may refer to earlier parameters.
+// Binds in the current scope, which is the macro's: defaults may refer to earlier parameters.
 void Interpreter::BindArguments(const MacroDefinition& macro, const Arguments& arguments) {
   size_t count = macro.parameters.size();
   size_t given = arguments.positional.size();

@@ -105,7 +105,7 @@ constexpr std::array<NamedMethod, 5> kDictMethods = {{{"items", DictItems},
 constexpr std::array<NamedMethod, 3> kListMethods = {
     {{"index", ListIndex}, {"count", ListCount}, {"copy", Copy}}};
 
-// What Jinja's immutable sandbox refuses.
+// Methods that Jinja's immutable sandbox forbids.
 constexpr std::array<std::string_view, 5> kDictMutators = {"clear", "pop", "popitem", "setdefault",
                                                            "update"};
 constexpr std::array<std::string_view, 8> kListMutators = {"append", "clear", "pop",    "reverse",

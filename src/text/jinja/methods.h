@@ -9,11 +9,11 @@
 
 namespace switchyard::jinja {
 
-// The method `name` bound to `self`; nullopt if its type has none. Methods that change their object
-// give an undefined value that says the sandbox forbids them.
+// The method `name` bound to `self`; nullopt if its type has none. A method that mutates its object
+// gives an undefined value with the sandbox's message.
 std::optional<Value> FindMethod(Context& context, const Value& self, std::string_view name);
 
-// One method of a built-in type.
+// A method of a built-in type.
 using Method = Value (*)(Context& context, const Value& self, const Arguments& arguments);
 
 Method FindStringMethod(std::string_view name);  // null if there is none

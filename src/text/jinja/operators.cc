@@ -63,7 +63,7 @@ Value Concatenate(Context& context, const List& a, const List& b) {
 Value Repeat(Context& context, const Value& value, Int count) {
   size_t length = value.IsString() ? value.text().size() : value.list().items.size();
   if (count < 0 || length == 0) count = 0;
-  // Bounded before it is multiplied: no budget is near this.
+  // Checks the count before it is multiplied; budgets are far below this limit.
   if (count > (Int{1} << 40) / static_cast<Int>(std::max<size_t>(length, 1)))
     Fail("repeated too often");
   auto times = static_cast<size_t>(count);
@@ -103,7 +103,7 @@ bool IsIntegral(const Value& value) { return value.IsInteger() || value.IsBool()
   Fail("unsupported operand type(s) for {}: '{}' and '{}'", Symbol(op), TypeName(a), TypeName(b));
 }
 
-// An index or bound into `length` elements: negative ones count from the end.
+// An index or slice bound; negative values count from the end.
 Int RequireIndex(const Value& value) {
   if (!IsIntegral(value))
     Fail("slice indices must be integers or None or have an __index__ method");
@@ -122,7 +122,7 @@ Value UndefinedElement(Context& context, const Value& object, const Value& key) 
       fmt::format("{} has no element {}", ObjectTypeName(object), Repr(context, key).str()));
 }
 
-// The method or object attribute `name`, else nullopt.
+// The method or attribute `name`, or nullopt.
 std::optional<Value> FindAttribute(Context& context, const Value& object, const std::string& name) {
   if (object.IsObject()) return object.object()->GetAttribute(context, name);
   if (object.IsList() && object.list().label == kGroupLabel) {
@@ -217,7 +217,7 @@ std::string DigitsOf(const Value& value) {
   return value.IsBigInteger() ? value.big_integer() : IntegerString(value.integer());
 }
 
-// Of two integers in decimal notation.
+// Compares two integers in decimal notation.
 std::partial_ordering OrderDigits(std::string_view a, std::string_view b) {
   const bool negative = a.starts_with('-');
   if (negative != b.starts_with('-')) return negative ? -1 <=> 1 : 1 <=> -1;
@@ -226,7 +226,7 @@ std::partial_ordering OrderDigits(std::string_view a, std::string_view b) {
   return a <=> b;
 }
 
-// `symbol`: the operator that the message names if Python does not order the two.
+// `symbol`: the operator in the error message if Python cannot order the two.
 std::partial_ordering Order(Context& context, const Value& a, const Value& b,
                             std::string_view symbol) {
   context.Step();
@@ -239,7 +239,7 @@ std::partial_ordering Order(Context& context, const Value& a, const Value& b,
   if (IsAnyInteger(a) && IsAnyInteger(b)) return OrderDigits(DigitsOf(a), DigitsOf(b));
   if (a.IsString() && b.IsString()) {
     context.Scan(std::min(a.text().size(), b.text().size()));
-    return a.text().str() <=> b.text().str();  // UTF-8 sorts as its code points do
+    return a.text().str() <=> b.text().str();  // UTF-8 sorts like its code points
   }
   if (!SameSequenceKind(a, b) || a.list().kind == List::Kind::kRange) {
     Fail("'{}' not supported between instances of '{}' and '{}'", symbol, TypeName(a), TypeName(b));

@@ -1,4 +1,4 @@
-// Python's operators on values. What Python refuses raises with Python's message.
+// Python's operators on values. Invalid operands raise Python's message.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace switchyard::jinja {
 
-// Raises an undefined value's message.
+// Raises the undefined value's message.
 void RequireDefined(const Value& value);
 
 Value Apply(Context& context, BinaryOp op, const Value& a, const Value& b);
@@ -21,28 +21,28 @@ Value Affirm(const Value& a);  // unary plus
 // Values nest at most kMaxNesting deep, so the recursion is bounded.
 bool Equal(Context& context, const Value& a, const Value& b);
 
-// Orderings raise for values that Python does not order.
+// Raise for values that Python cannot order.
 bool Compare(Context& context, CompareOp op, const Value& a, const Value& b);
 bool Less(Context& context, const Value& a, const Value& b);
 
 bool Contains(Context& context, const Value& container, const Value& item);
 
-// obj.name and obj[key] with Jinja's fall-back from one to the other; missing ones are undefined
-// values. Raise for undefined objects, and for methods that the sandbox forbids.
+// obj.name and obj[key], each with Jinja's fallback to the other; a missing member is an undefined
+// value. Raise for undefined objects, and for methods that the sandbox forbids.
 Value GetAttribute(Context& context, const Value& object, const std::string& name);
 Value GetItem(Context& context, const Value& object, const Value& key);
 
-// object[start:stop:step]; none: not given.
+// object[start:stop:step]; none: omitted.
 Value Slice(Context& context, const Value& object, const Value& start, const Value& stop,
             const Value& step);
 
-// Calls `callee`, which may be any value.
+// Calls `callee`; raises if it is not callable.
 Value Call(Context& context, const Value& callee, const Arguments& arguments);
 
-// Elements of any iterable: characters of a string, keys of a dict. Raises for others.
+// The elements of an iterable: characters of a string, keys of a dict. Raises for other values.
 ListPtr Iterate(Context& context, const Value& value);
 
-// Python's len(); nullopt if the value has none.
+// Python's len(); nullopt if the value has no length.
 std::optional<size_t> Length(Context& context, const Value& value);
 
 }  // namespace switchyard::jinja

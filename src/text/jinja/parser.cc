@@ -33,18 +33,18 @@ class Parser {
   }
 
  private:
-  // What is open around the current tag, for messages and for the nesting limit.
+  // The blocks that enclose the current tag, for messages and for the nesting limit.
   struct OpenBlock {
     std::string_view tag;
     EndTags ends;
   };
 
-  // The body of a statement: from behind its tag's end to one of `ends`, whose name is the current
-  // token then.
+  // Parses a statement's body, from the end of its tag to a tag of `ends`, whose name is then the
+  // current token.
   Body ParseBody(std::string_view tag, EndTags ends) {
     stream_.SkipOperator(":");
     ExpectBlockEnd();
-    if (open_.size() >= kMaxStatementNesting) stream_.Fail("statements nest too deep");
+    if (open_.size() >= kMaxStatementNesting) stream_.Fail("statements are nested too deeply");
     open_.push_back({tag, ends});
     Body body = ParseUntil(ends);
     if (stream_.Is(TokenKind::kEnd)) FailLookingFor("Unexpected end of template.");
@@ -52,14 +52,14 @@ class Parser {
     return body;
   }
 
-  // A body with only one possible end, which is consumed.
+  // Parses a body with only one possible end tag, and consumes it.
   Body ParseWholeBody(std::string_view tag, std::string_view end) {
     Body body = ParseBody(tag, {end});
     stream_.Next();
     return body;
   }
 
-  // Stops at the end of the template, or behind `{%` at a name in `ends`.
+  // Stops at the end of the template, or after `{%` at a name in `ends`.
   Body ParseUntil(const EndTags& ends) {
     Body body;
     while (!stream_.Is(TokenKind::kEnd)) {
@@ -106,7 +106,8 @@ class Parser {
     static constexpr std::array<std::string_view, 6> kOutside = {"include", "import", "from",
                                                                  "extends", "block",  "autoescape"};
     if (std::find(kOutside.begin(), kOutside.end(), tag.text) != kOutside.end()) {
-      stream_.Fail(fmt::format("a chat template stands alone: '{}' is not supported", tag.text));
+      stream_.Fail(
+          fmt::format("'{}' is not supported: a chat template cannot use other files", tag.text));
     }
     FailLookingFor(fmt::format("Encountered unknown tag '{}'.", tag.text));
   }
@@ -147,7 +148,7 @@ class Parser {
     node.body = ParseBody("for", {"endfor", "else"});
     --loops_;
     if (stream_.Next().text == "else") {
-      // A recursive loop is a function of its own in Jinja2: no loop is around its `else`.
+      // Jinja2 compiles a recursive loop to a separate function: its `else` is not inside any loop.
       int loops = node.recursive ? std::exchange(loops_, 0) : loops_;
       node.otherwise = ParseWholeBody("for", "endfor");
       loops_ = loops;
@@ -191,7 +192,7 @@ class Parser {
 
   Target ParseTarget(bool attributes) {
     if (stream_.SkipOperator("(")) {
-      if (++target_nesting_ > 20) stream_.Fail("targets nest too deep");
+      if (++target_nesting_ > 20) stream_.Fail("targets are nested too deeply");
       Target target = ParseTargets(attributes);
       --target_nesting_;
       stream_.ExpectOperator(")");
@@ -252,7 +253,7 @@ class Parser {
     stream_.ExpectOperator(")");
   }
 
-  // Also notes which special names the body reads; an enclosing macro reads them too.
+  // Also records which special names the body reads; an enclosing macro reads them too.
   void ParseMacroBody(MacroDefinition& macro, std::string_view tag, std::string_view end) {
     int loops = std::exchange(loops_, 0);
     auto outer = std::exchange(expressions_.special_names(), {});
@@ -294,7 +295,7 @@ class Parser {
   TokenStream stream_;
   ExpressionParser expressions_;
   std::vector<OpenBlock> open_;
-  int loops_ = 0;  // open around the current tag, within the current macro
+  int loops_ = 0;  // number of loops around the current tag, within the current macro
   int target_nesting_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// Tokens to syntax tree.
+// Parses tokens to a syntax tree.
 #pragma once
 
 #include <memory>

@@ -13,13 +13,12 @@ using Predicate = bool (*)(Context& context, const Value& value, const Arguments
 
 bool IsSequence(const Value& value) {
   bool view = value.IsList() && value.list().kind != List::Kind::kGenerator;
-  // Python's test is for __getitem__ and len(): dicts pass, and views, which lack the former, do
-  // not.
+  // Python tests for __getitem__ and len(): dicts pass; views, which lack __getitem__, do not.
   return value.IsString() || value.IsDict() || value.IsUndefined() ||
          (view && value.list().kind != List::Kind::kView);
 }
 
-// A test of the value alone.
+// A test that takes only the value.
 template <bool (*holds)(const Value&)>
 bool Plain(Context&, const Value& value, const Arguments& arguments) {
   const Bound none("test", arguments, {});

@@ -107,7 +107,7 @@ std::string FloatString(double value) {
   size_t e = text.find('e');
   int exponent = std::stoi(text.substr(e + 1));
   if (exponent < -4 || exponent >= 16) return text;
-  // In this range the shortest digits are also the shortest fixed notation.
+  // In this range, fixed notation with the shortest digits is the same as repr.
   auto fixed = std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::fixed);
   text.assign(buffer, fixed.ptr);
   if (text.find('.') == std::string::npos) text += ".0";

@@ -1,4 +1,4 @@
-// Values as Python prints them.
+// Prints values as Python does.
 #pragma once
 
 #include <string>
@@ -8,16 +8,16 @@
 
 namespace switchyard::jinja {
 
-// str(value). A string keeps its runs; a container is trusted only if all strings in it are.
+// str(value). A string keeps its runs; a container is trusted only if all its strings are.
 Text Str(Context& context, const Value& value);
 
 // repr(value).
 Text Repr(Context& context, const Value& value);
 
 std::string IntegerString(Int value);
-std::string FloatString(double value);  // repr: the shortest digits that read back
+std::string FloatString(double value);  // repr: the shortest digits that parse to the same value
 
-// 'text' with Python's choice of quotes and escapes.
+// 'text' with Python's rules for quotes and escapes.
 std::string QuotedString(std::string_view text);
 
 }  // namespace switchyard::jinja

@@ -1,4 +1,4 @@
-// Names and their values, block by block.
+// Nested scopes of variables.
 #pragma once
 
 #include <memory>
@@ -12,8 +12,8 @@
 
 namespace switchyard::jinja {
 
-// The variables of one block; lookups go on in the enclosing ones. Macros keep the scope of their
-// definition.
+// The variables of one block; lookups continue in the enclosing ones. Macros keep the scope of
+// their definition.
 class Scope {
  public:
   // The context counts its memory, and outlives it.
@@ -35,7 +35,7 @@ class Scope {
     return nullptr;
   }
 
-  // Always in this scope.
+  // Sets the name in this scope only.
   void Set(std::string_view name, Value value) {
     for (auto& [key, old] : variables_) {
       if (key == name) {

@@ -11,8 +11,7 @@
 namespace switchyard::jinja {
 namespace {
 
-// A path as `attribute="function.name"` or `attribute=0` gives it: the keys to look up, one after
-// the other.
+// A path of `attribute="function.name"` or `attribute=0`: the keys to look up, in order.
 class AttributePath {
  public:
   // `attribute` may be null or none: the empty path.
@@ -30,7 +29,7 @@ class AttributePath {
     }
   }
 
-  // `otherwise` (may be null) replaces undefined values on the way.
+  // `otherwise` (may be null) replaces undefined values on the path.
   Value Get(Context& context, Value value, const Value* otherwise = nullptr) const {
     for (const Value& key : keys_) {
       value = GetItem(context, value, key);
@@ -67,8 +66,8 @@ Arguments Without(const Arguments& arguments, size_t count) {
   return rest;
 }
 
-// map, select and their kind ask Python whether a value is true before they iterate: what is false
-// (none, false, 0) gives nothing and is no error.
+// map, select and similar filters test the truth of a value before they iterate: a false value
+// (none, false, 0) gives an empty result, not an error.
 ListPtr IterateIfTrue(Context& context, const Value& value) {
   return Truth(value) ? Iterate(context, value) : context.MakeList({}).list_ptr();
 }
@@ -125,7 +124,7 @@ std::vector<Value> Sorted(Context& context, std::vector<Keyed> rows, bool revers
   return items;
 }
 
-// `attribute` may name several paths, separated by commas: they compare in turn.
+// `attribute` may list several paths, separated by commas, which are compared in order.
 Value Sort(Context& context, const Value& input, const Arguments& arguments) {
   Bound bound("sort", arguments, {"reverse", "case_sensitive", "attribute"});
   bool case_sensitive = bound.TruthOr(1, false);
@@ -222,7 +221,7 @@ Value GroupBy(Context& context, const Value& input, const Arguments& arguments) 
   Bound bound("groupby", arguments, {"attribute", "default", "case_sensitive"}, 1);
   AttributePath path(context, bound[0]);
   bool case_sensitive = bound.TruthOr(2, false);
-  std::vector<Keyed> rows;  // the item is (key as it is, item)
+  std::vector<Keyed> rows;  // (original key, item)
   ListPtr list = Iterate(context, input);
   for (const Value& item : list->items) {
     Value grouper = path.Get(context, item, bound[1]);
@@ -240,7 +239,7 @@ Value GroupBy(Context& context, const Value& input, const Arguments& arguments) 
       members.push_back(sorted[i].list().items[2]);
     }
     if (members.empty())
-      members.push_back(sorted[i++].list().items[2]);  // a key unequal to itself: nan
+      members.push_back(sorted[i++].list().items[2]);  // a key unequal to itself (NaN)
     Value group = context.MakeList(std::move(members));
     groups.push_back(context.MakeList({grouper, std::move(group)}, List::Kind::kTuple,
                                       std::string(kGroupLabel)));

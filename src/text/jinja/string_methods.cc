@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kNone = std::string::npos;
 
-// None and a missing argument are the same to strip and split.
+// strip and split treat None and a missing argument alike.
 std::optional<Text> OptionalText(const Bound& bound, size_t index) {
   if (!bound[index] || bound[index]->IsNone()) return std::nullopt;
   return bound.TextOr(index, "");
@@ -98,7 +98,8 @@ Text SwapCase(Context& context, const Text& text) {
   return out;
 }
 
-// Bytes of the code points [start, end) of `text`, as find, count and startswith take them.
+// Byte range of the code points [start, end) of `text`, the arguments of find, count and
+// startswith.
 struct ByteRange {
   size_t begin, end;
   size_t first;  // code points before begin
@@ -162,7 +163,7 @@ bool EndsWith(std::string_view text, std::string_view suffix) {
   return text.size() >= suffix.size() && text.substr(text.size() - suffix.size()) == suffix;
 }
 
-// startswith and endswith: one string or a tuple of them.
+// startswith and endswith: `matches` one string or any of a tuple.
 template <bool (*matches)(std::string_view, std::string_view)>
 Value AffixMethod(Context& context, const Value& self, const Arguments& arguments) {
   std::string_view name = matches == StartsWith ? "startswith" : "endswith";
@@ -243,7 +244,7 @@ Value ZFill(Context& context, const Value& self, const Arguments& arguments) {
   return context.Make(std::move(out));
 }
 
-// str.isX: not empty, and every character in one of the classes.
+// str.isX: true if the text is not empty and every character is in one of the classes.
 template <CharClass... classes>
 Value IsMethod(Context& context, const Value& self, const Arguments& arguments) {
   Bound("character test", arguments, {});
@@ -256,7 +257,7 @@ Value IsMethod(Context& context, const Value& self, const Arguments& arguments) 
   return Value::Bool(!bytes.empty());
 }
 
-// str.isupper and islower: some cased character, and none of the other case.
+// str.isupper and islower: true if there are cased characters, and all have the wanted case.
 template <CharClass wanted, CharClass other>
 Value CaseMethod(Context& context, const Value& self, const Arguments& arguments) {
   Bound("case test", arguments, {});

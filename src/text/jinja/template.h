@@ -1,5 +1,5 @@
-// Chat templates: the part of Jinja2 that Hugging Face templates use, with the provenance of every
-// character.
+// Chat templates: the subset of Jinja2 that Hugging Face templates use. Tracks the provenance of
+// every character.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@ namespace switchyard::jinja {
 
 struct TemplateNode;  // ast.h
 
-// Bytes [begin, end) of a rendered text. Trusted bytes come from the template's own literals or
-// from trusted variables (bos_token and such); the others from a request, and must not become
+// Bytes [begin, end) of a rendered text. Trusted bytes come from the template's literals or from
+// trusted variables (such as bos_token). Other bytes come from a request, and must not become
 // special tokens.
 struct Run {
   size_t begin;
@@ -31,24 +31,25 @@ struct Run {
 struct Rendered {
   std::string text;  // UTF-8
   std::vector<Run>
-      runs;  // adjoining, none empty, neighbours differ in trust; together they cover `text`
+      runs;  // in order, not empty, neighbours differ in trust; together they cover `text`
 };
 
-// What one rendering may use up. The defaults let through megabytes of conversation and stop a
-// hostile template within a second.
+// Limits of one rendering. The defaults allow megabytes of conversation and stop a hostile template
+// within a second.
 struct RenderOptions {
-  int64_t max_steps = 10'000'000;        // evaluated nodes, visited elements, bytes looked at / 64
+  int64_t max_steps = 10'000'000;        // evaluated nodes + visited elements + bytes read / 64
   size_t max_bytes = size_t{64} << 20;   // of strings, containers, scopes and output held at a time
   size_t max_output = size_t{64} << 20;  // bytes of rendered text
-  double max_seconds = 1;  // of the thread's processor time: a busy machine changes nothing
-  double (*processor_seconds)() = nullptr;  // null: the clock of the thread
-  std::optional<std::time_t> now;  // what strftime_now reads, as local time; unset: the clock
+  double max_seconds = 1;  // processor time of the thread, which does not depend on machine load
+  double (*processor_seconds)() = nullptr;  // null: the thread's clock
+  std::optional<std::time_t> now;           // time for strftime_now, read as local time; unset: the
+                                            // clock
 };
 
-// What is wrong with a template, or what a template says about its input by raise_exception.
+// An error in a template, or one that a template raises about its input (raise_exception).
 class TemplateError : public Error {
  public:
-  // `message`: without place, verbatim what a template raised.
+  // `message`: without name and line; the verbatim text if the template raised it.
   TemplateError(const std::string& name, int line, std::string message);
 
   const std::string& message() const { return message_; }
@@ -59,21 +60,21 @@ class TemplateError : public Error {
   int line_;
 };
 
-// One parsed template, as transformers' apply_chat_template compiles it: trim_blocks,
-// lstrip_blocks, loop controls, an immutable sandbox. A value that shares its immutable syntax
-// tree; any number of threads may render.
+// One parsed template, compiled like transformers' apply_chat_template: trim_blocks, lstrip_blocks,
+// loop controls, an immutable sandbox. A value type that shares its immutable syntax tree; Render
+// is thread-safe.
 class Template {
  public:
-  // Longer sources are refused: the largest that are published have 60 KB, and a syntax tree is a
-  // hundred times as large.
+  // Limit on the source: the largest published templates have 60 KB, and a syntax tree takes about
+  // a hundred times the memory of its source.
   static constexpr size_t kMaxSourceBytes = size_t{1} << 20;
 
-  // `name` is what errors call the template. Throws TemplateError with the line of a syntax error,
-  // also for statements that reach outside the template (include, import, extends, block).
+  // `name`: the template's name in errors. Throws TemplateError with the line of a syntax error.
+  // Statements that need other templates (include, import, extends, block) are errors too.
   static Template Parse(std::string source, std::string name);
 
-  // Both arguments are JSON objects: names to values; a name in both is read from `trusted_vars`.
-  // Throws TemplateError for whatever goes wrong while rendering, limits included.
+  // Both arguments are JSON objects of variables; `trusted_vars` wins for a name in both. Throws
+  // TemplateError for every error while rendering, exceeded limits included.
   Rendered Render(const nlohmann::ordered_json& untrusted_vars,
                   const nlohmann::ordered_json& trusted_vars,
                   const RenderOptions& options = {}) const;

@@ -77,7 +77,7 @@ TEST(JinjaTrust, BlocksAndMacrosKeepRuns) {
   EXPECT_EQ(Marked("{% filter trim %} <{{ u }}> {% endfilter %}"), "<[user]>");
 }
 
-// The message of the TemplateError that `source` ends in.
+// The message of the TemplateError for `source`.
 std::string ErrorOf(const std::string& source,
                     const RenderOptions& options = {.max_steps = 500'000, .max_bytes = 8 << 20}) {
   try {
@@ -197,7 +197,7 @@ TEST(JinjaLimits, RecursionIsBounded) {
 }
 
 TEST(JinjaLimits, SharedStructureDoesNotExplode) {
-  // A tree of 2^150 leaves in 150 nodes: printing and comparing it must run into a budget.
+  // A tree of 2^150 leaves in 150 nodes: printing and comparing it must exceed a budget.
   std::string grow =
       "{% set n = namespace(x=['a']) %}{% for i in range(150) %}{% set n.x = [n.x, n.x] %}{% "
       "endfor %}";
@@ -237,7 +237,7 @@ TEST(JinjaErrors, DeepRequestsAreRefused) {
 }
 
 TEST(JinjaTemplate, CyclesThroughNamespacesAndMacrosAreFreed) {
-  // Leaks show under the address sanitizer.
+  // The address sanitizer detects leaks.
   EXPECT_EQ(Marked("{% set n = namespace() %}{% set n.self = n %}{% set n.list = [n] %}"
                    "{% macro f() %}{% endmacro %}{% set g = f %}{% set n.f = f %}"
                    "{% for x in [1] recursive %}{% set n.loop = loop %}{% endfor %}ok"),

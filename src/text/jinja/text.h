@@ -1,4 +1,4 @@
-// A string whose characters remember where they came from.
+// A string with the provenance of its characters.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,9 @@
 
 namespace switchyard::jinja {
 
-// Valid UTF-8 in runs of equal trust. Operations keep the runs of what they keep; whatever computes
-// new characters from old ones (case, tojson) gives the trust of the whole input. Value type.
+// Valid UTF-8 in runs of equal trust. Operations that copy characters keep their runs. Operations
+// that compute new characters (case, tojson) give the result the trust of the whole input: trusted
+// only if all of it is. Value type.
 class Text {
  public:
   Text() = default;
@@ -37,7 +38,7 @@ class Text {
   // True if no byte is untrusted; the empty text is trusted.
   bool trusted() const { return spans_.empty() || (spans_.size() == 1 && spans_[0].trusted); }
 
-  // True for strings that `safe` or `escape` made: adding to them escapes the other side
+  // True for strings made by `safe` or `escape`: concatenation escapes the other operand
   // (MarkupSafe's rule).
   bool markup() const { return markup_; }
   void set_markup(bool markup) { markup_ = markup; }

@@ -12,7 +12,7 @@ constexpr size_t kNone = std::string_view::npos;
 
 bool IsContinuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
-// Whether the code point at [begin, end) of `bytes` is to be stripped.
+// True if the code point at [begin, end) of `bytes` is to be stripped.
 bool Stripped(std::string_view bytes, size_t begin, size_t end, const std::optional<Text>& chars) {
   if (chars) return chars->str().find(bytes.substr(begin, end - begin)) != kNone;
   return IsSpace(NextCharacter(bytes, &begin));
@@ -63,7 +63,7 @@ std::vector<Text> RSplitAtSpace(Context& context, const Text& text, size_t limit
   return parts;
 }
 
-// Applies a case mapping to each run, so that its trust stays.
+// Applies a case mapping to each run separately, which keeps the trust of each.
 template <typename Map>
 Text MapRuns(Context& context, const Text& text, Map map) {
   context.Scan(4 * text.size());
@@ -117,11 +117,11 @@ Text Strip(Context& context, const Text& text, const std::optional<Text>& chars,
 Text Replace(Context& context, const Text& text, const Text& from, const Text& to, Int count) {
   Text out;
   out.set_markup(text.markup());
-  size_t done = 0;  // bytes of `text` already in `out`
+  size_t done = 0;  // number of bytes of `text` already in `out`
   for (Int n = 0; count < 0 || n < count; ++n) {
     size_t at;
     if (from.empty()) {
-      // Between all characters, and at both ends.
+      // An empty pattern matches between all characters, and at both ends.
       at = n == 0 ? 0 : OffsetOfCodePoint(text.str(), 1, done);
       if (n > 0 && done == text.size()) break;
     } else {

@@ -1,5 +1,4 @@
-// What string methods and filters share: searching, stripping, splitting, replacing, with the runs
-// kept.
+// Shared by string methods and filters: search, strip, split and replace, which keep runs.
 #pragma once
 
 #include <optional>
@@ -12,21 +11,21 @@
 
 namespace switchyard::jinja {
 
-// Byte offset of the first occurrence at or after `from`, npos if there is none. Linear time.
+// Byte offset of the first occurrence at or after `from`; npos if there is none. Linear time.
 size_t FindBytes(Context& context, std::string_view haystack, std::string_view needle,
                  size_t from = 0);
-// Of the last occurrence.
+// Byte offset of the last occurrence.
 size_t RFindBytes(Context& context, std::string_view haystack, std::string_view needle);
 
-// Removes white space, or the characters in `chars`, from the wanted ends.
+// Strips white space, or the characters in `chars`, from the selected ends.
 Text Strip(Context& context, const Text& text, const std::optional<Text>& chars, bool left,
            bool right);
 
 // At most `count` replacements; negative: all.
 Text Replace(Context& context, const Text& text, const Text& from, const Text& to, Int count);
 
-// str.split and str.rsplit: at runs of white space without a separator. At most `limit` splits;
-// negative: all.
+// str.split and str.rsplit. A missing separator splits at runs of white space. At most `limit`
+// splits; negative: all.
 std::vector<Text> Split(Context& context, const Text& text, const std::optional<Text>& separator,
                         Int limit, bool from_right);
 std::vector<Text> SplitLines(Context& context, const Text& text, bool keep_ends);

@@ -1,4 +1,4 @@
-// The parser's place in the tokens.
+// The parser's position in the tokens.
 #pragma once
 
 #include <fmt/format.h>
@@ -19,7 +19,7 @@ class TokenStream {
   const Token& Current() const { return tokens_[at_]; }
   const Token& Ahead() const { return tokens_[at_ + 1 < tokens_.size() ? at_ + 1 : at_]; }
 
-  // The current token; moves on, never past the end.
+  // Returns the current token and advances; stays at the last token.
   const Token& Next() {
     const Token& token = tokens_[at_];
     if (at_ + 1 < tokens_.size()) ++at_;
@@ -53,7 +53,7 @@ class TokenStream {
     throw SyntaxError{line, std::move(message)};
   }
 
-  // As Jinja names tokens in its messages.
+  // The name of a token in Jinja's messages.
   static std::string Describe(const Token& token) {
     if (token.kind == TokenKind::kName || token.kind == TokenKind::kOperator) return token.text;
     return std::string(Describe(token.kind));

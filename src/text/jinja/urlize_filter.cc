@@ -20,7 +20,7 @@ namespace switchyard::jinja {
 namespace {
 
 struct LinkOptions {
-  std::optional<size_t> shown;  // code points of a link's text
+  std::optional<size_t> shown;  // maximum code points of a link's text
   std::string attributes;       // rel and target
   std::vector<std::string> schemes;
 };
@@ -51,7 +51,7 @@ size_t CountOf(const std::string& text, std::string_view part) {
   return count;
 }
 
-// A word between its leading and trailing punctuation.
+// A word, split from its leading and trailing punctuation.
 struct Parts {
   std::string head, middle, tail;
 };

@@ -8,11 +8,11 @@
 namespace switchyard::jinja {
 
 Value Value::IntegerFromDigits(std::string_view digits) {
-  constexpr size_t kMostIntDigits = 36;  // 10^36 < 2^120, the bound of arithmetic
+  constexpr size_t kMaxIntDigits = 36;  // 10^36 < 2^120, the limit of arithmetic
   const bool negative = digits.starts_with('-');
   if (negative) digits.remove_prefix(1);
   digits.remove_prefix(std::min(digits.find_first_not_of('0'), digits.size()));
-  if (digits.size() > kMostIntDigits) {
+  if (digits.size() > kMaxIntDigits) {
     std::string text = (negative ? "-" : "") + std::string(digits);
     return Value(Data(std::make_shared<const BigInteger>(BigInteger{std::move(text)})));
   }

@@ -1,4 +1,4 @@
-// The values a template computes with: Python's, as far as templates can see them.
+// The values of a template: the subset of Python's that templates can observe.
 #pragma once
 
 #include <cstddef>
@@ -22,18 +22,17 @@ class Dict;
 class Object;
 struct Arguments;
 
-// Python's integers, as far as templates compute with them. Larger ones that a request holds are
-// BigIntegers.
+// Integers in template arithmetic. Larger integers in requests are BigIntegers.
 using Int = __int128;
 
-// An integer of any size, which can be passed on, compared and printed: decimal digits without
-// leading zeros, a minus sign before negative ones.
+// An integer of any size, which can be passed, compared and printed: decimal digits without leading
+// zeros, with a leading minus sign if negative.
 struct BigInteger {
   std::string digits;
 };
 
-// What a missing name, attribute or parameter gives; `message` is raised when it is used for more
-// than printing.
+// The value of a missing name, attribute or parameter. `message` is raised by every use except
+// printing.
 struct Undefined {
   std::string message;
 };
@@ -43,8 +42,9 @@ using ListPtr = std::shared_ptr<const List>;
 using DictPtr = std::shared_ptr<const Dict>;
 using ObjectPtr = std::shared_ptr<Object>;
 
-// Immutable but for namespaces, cyclers and joiners, which are Objects. Cheap to copy; confined to
-// the thread of one rendering, except literals of the syntax tree, which threads share read-only.
+// Immutable except for namespaces, cyclers and joiners, which are Objects. Cheap to copy. Confined
+// to the thread of one rendering, except for literals of the syntax tree, which threads share
+// read-only.
 class Value {
  public:
   Value() : data_(None{}) {}
@@ -53,7 +53,7 @@ class Value {
   }
   static Value Bool(bool value) { return Value(Data(value)); }
   static Value Integer(Int value) { return Value(Data(value)); }
-  // `digits`: an optional minus sign and digits. An Int where it fits.
+  // `digits`: an optional minus sign and digits. An Int if it fits.
   static Value IntegerFromDigits(std::string_view digits);
   static Value Float(double value) { return Value(Data(value)); }
   explicit Value(TextPtr text) : data_(std::move(text)) {}
@@ -64,14 +64,14 @@ class Value {
   bool IsUndefined() const { return Holds<std::shared_ptr<const Undefined>>(); }
   bool IsNone() const { return Holds<None>(); }
   bool IsBool() const { return Holds<bool>(); }
-  bool IsInteger() const { return Holds<Int>(); }  // not for bools, nor for BigIntegers
+  bool IsInteger() const { return Holds<Int>(); }  // false for bools and BigIntegers
   bool IsBigInteger() const { return Holds<std::shared_ptr<const BigInteger>>(); }
   bool IsFloat() const { return Holds<double>(); }
   bool IsString() const { return Holds<TextPtr>(); }
-  bool IsList() const { return Holds<ListPtr>(); }  // any List::Kind
+  bool IsList() const { return Holds<ListPtr>(); }  // true for any List::Kind
   bool IsDict() const { return Holds<DictPtr>(); }
   bool IsObject() const { return Holds<ObjectPtr>(); }
-  // What templates compute with: all numbers but BigIntegers.
+  // True for the numbers that arithmetic accepts: all except BigIntegers.
   bool IsNumber() const { return IsBool() || IsInteger() || IsFloat(); }
 
   const Undefined& undefined() const { return *std::get<std::shared_ptr<const Undefined>>(data_); }
@@ -86,9 +86,9 @@ class Value {
   const Dict& dict() const { return *std::get<DictPtr>(data_); }
   const ObjectPtr& object() const { return std::get<ObjectPtr>(data_); }
 
-  // Of a bool or an integer.
+  // Of bools and integers.
   Int integer() const { return IsBool() ? Int{boolean()} : std::get<Int>(data_); }
-  // Of any number.
+  // Of all numbers.
   double AsDouble() const { return IsFloat() ? floating() : static_cast<double>(integer()); }
 
  private:
@@ -107,26 +107,26 @@ class Value {
   Data data_;
 };
 
-// Everything that is iterated by position. Generators and views are evaluated when made; they keep
-// their kind because Python gives them no length, no subscripts and another look when printed.
+// All sequences that are iterated by position. Generators and views are evaluated at creation. They
+// keep their kind because in Python they have no length and no subscripts, and print differently.
 struct List {
   enum class Kind { kList, kTuple, kGenerator, kView, kRange };
 
   std::vector<Value> items;
   Kind kind = Kind::kList;
-  std::string label;  // kGenerator, kRange: how it prints; kView: its type, as dict_items; kTuple:
-                      // see kGroupLabel
-  int depth = 1;      // 1 + that of the deepest item; Context::MakeList bounds it
+  std::string label;  // kGenerator, kRange: the printed text; kView: the type name, such as
+                      // dict_items; kTuple: see kGroupLabel
+  int depth = 1;      // 1 + the depth of the deepest item; Context::MakeList limits it
 
   bool IsSequence() const { return kind != Kind::kGenerator && kind != Kind::kView; }
 };
 
-// Label of the pairs that the groupby filter makes: their items are also attributes, `grouper` and
+// Label of the pairs of the groupby filter: their items are also the attributes `grouper` and
 // `list`.
 inline constexpr std::string_view kGroupLabel = "group";
 
-// In order of insertion. Lookups are linear: templates' dicts are small, a request's are searched a
-// few times.
+// Ordered by insertion. Lookups are linear: the dicts of templates are small, and those of requests
+// are rarely searched.
 class Dict {
  public:
   using Entry = std::pair<Value, Value>;
@@ -139,9 +139,9 @@ class Dict {
   const Value* Find(Context& context, const Value& key) const;
   const Value* Find(std::string_view key) const;
 
-  // Replaces the value of an equal key; raises for a key that Python cannot hash.
+  // Inserts the key or replaces its value; raises for keys that Python cannot hash.
   void Set(Context& context, Value key, Value value);
-  // For keys known to be new.
+  // Precondition: the key is new.
   void Append(Value key, Value value);
 
  private:
@@ -149,39 +149,39 @@ class Dict {
   int depth_ = 1;
 };
 
-// What has identity, state or behaviour: namespaces, macros, loops, functions, bound methods.
+// Values with identity, state or behaviour: namespaces, macros, loops, functions, bound methods.
 class Object : public std::enable_shared_from_this<Object> {
  public:
   virtual ~Object() = default;
 
-  virtual std::string TypeName() const = 0;  // as Python's type(x).__name__
+  virtual std::string TypeName() const = 0;  // Python's type(x).__name__
   virtual std::string Repr() const = 0;
 
-  // nullopt: there is no such attribute.
+  // nullopt: no such attribute.
   virtual std::optional<Value> GetAttribute(Context& context, std::string_view name);
 
   virtual bool IsCallable() const { return false; }
   virtual Value Call(Context& context, const Arguments& arguments);
 
-  // 1 + the depth of what it holds; 0 for objects whose contents the Context empties at the end.
+  // 1 + the depth of the contents; 0 for objects whose contents the Context releases.
   virtual int depth() const { return 0; }
 
   // Drops references that may form cycles.
   virtual void Release() {}
 };
 
-// Nesting of lists, dicts and objects inside `value`; 0 for scalars.
+// Nesting depth of lists, dicts and objects inside `value`; 0 for scalars.
 int Depth(const Value& value);
 
-// Raises Python's error for lists and dicts, also inside a tuple.
+// Raises Python's error for lists and dicts, also for those inside a tuple.
 void RequireHashable(Context& context, const Value& value);
 
 std::string TypeName(const Value& value);
 
-// "dict object", as Jinja names objects in its messages about missing attributes.
+// "dict object": the name of an object's type in Jinja's messages about missing attributes.
 std::string ObjectTypeName(const Value& value);
 
-// Python's truth of a value.
+// Python's bool(value).
 bool Truth(const Value& value);
 
 }  // namespace switchyard::jinja

@@ -20,7 +20,7 @@ Value Default(Context& context, const Value& input, const Arguments& arguments) 
   return bound[0] ? *bound[0] : context.Make("", true);
 }
 
-// int(text, base) as Python reads it: white space around, a sign, single underscores between
+// Python's int(text, base): allows surrounding white space, a sign, and single underscores between
 // digits.
 std::optional<Int> ParseInteger(std::string_view text, int base) {
   size_t end = TrimmedEnd(text);
@@ -51,14 +51,14 @@ std::optional<Int> ParseInteger(std::string_view text, int base) {
   return negative ? -value : value;
 }
 
-// float(text) as Python reads it.
+// Python's float(text).
 std::optional<double> ParseFloat(std::string_view text) {
   size_t begin = SkipSpace(text);
   size_t end = TrimmedEnd(text);
   if (begin >= end) return std::nullopt;
   std::string digits(text.substr(begin, end - begin));
   if (digits.find_first_of("xXpP") != std::string::npos)
-    return std::nullopt;  // strtod reads hexadecimal, too
+    return std::nullopt;  // strtod would accept hexadecimal
   char* rest = nullptr;
   double value = std::strtod(digits.c_str(), &rest);
   if (rest != digits.c_str() + digits.size()) return std::nullopt;
@@ -144,7 +144,7 @@ JsonStyle StyleOf(Context& context, const Bound& bound) {
     style.item_separator = pair->items[0].text().str();
     style.key_separator = pair->items[1].text().str();
   } else if (style.indent) {
-    style.item_separator.pop_back();  // no space where a line break follows
+    style.item_separator.pop_back();  // no space before a line break
   }
   style.sort_keys = bound.TruthOr(3, false);
   return style;
@@ -155,7 +155,7 @@ Value ToJsonFilter(Context& context, const Value& input, const Arguments& argume
   return context.Make(ToJson(context, input, StyleOf(context, bound)));
 }
 
-// Attributes only, never items.
+// Looks up attributes only, not items.
 Value Attr(Context& context, const Value& input, const Arguments& arguments) {
   Bound bound("attr", arguments, {"name"}, 1);
   std::string name = Str(context, *bound[0]).str();

@@ -15,7 +15,7 @@ bool IsSingleWord(const std::string& text, TextRange match) {
   return after == text.size() || !IsWordCharacter(NextCharacter(text, &after));
 }
 
-// The start of the run of spaces that ends at `end`, no further left than `limit`.
+// Start of the run of spaces that ends at `end`, but at least `limit`.
 size_t SpacesBefore(const std::string& text, size_t end, size_t limit) {
   size_t begin = end;
   for (size_t i = end; begin > limit && IsWhitespace(PreviousCharacter(text, &i));) begin = i;
@@ -90,11 +90,11 @@ AddedTokens::AddedTokens(const JsonNode& list, const Vocabulary& model,
     }
     const std::string* other = model.Text(token.id);
     if (!in_model && other != nullptr) {
-      throw Invalid("{}: the id {} of '{}' is that of '{}' in model.vocab", node.where(), token.id,
+      throw Invalid("{}: the id {} of '{}' belongs to '{}' in model.vocab", node.where(), token.id,
                     token.content, *other);
     }
     if (!vocabulary_.Add(token.content, token.id)) {
-      throw Invalid("{}: '{}' or its id {} stands in added_tokens twice", node.where(),
+      throw Invalid("{}: '{}' or its id {} occurs twice in added_tokens", node.where(),
                     token.content, token.id);
     }
     const auto index = static_cast<int32_t>(tokens_.size());
@@ -129,7 +129,7 @@ std::vector<TextPart> AddedTokens::Cut(const MarkedText& marked,
     i = match.end;
     const AddedToken& token = tokens_[static_cast<size_t>(index)];
     if (token.single_word && !IsSingleWord(text, match)) continue;
-    // Spaces that a token before has swallowed are gone; a match that starts within them still
+    // Excludes spaces that the token before has consumed; a match that starts within them still
     // counts.
     if (token.lstrip)
       match.begin = std::max(done, SpacesBefore(text, match.begin, std::min(done, match.begin)));

@@ -1,4 +1,5 @@
-// The "added_tokens" of tokenizer.json: tokens that are cut out of a text before the model sees it.
+// The "added_tokens" of tokenizer.json: tokens that are matched in a text before the model encodes
+// it.
 #pragma once
 
 #include <array>
@@ -18,35 +19,37 @@ namespace switchyard {
 struct AddedToken {
   int32_t id;
   std::string content;
-  std::string normalized_content;  // what `normalized` tokens match, and decode as
-  bool single_word;                // only between characters that are no word characters
-  bool lstrip;                     // swallows the spaces before, after
+  std::string normalized_content;  // the text that `normalized` tokens match and decode to
+  bool single_word;                // matches only between non-word characters
+  bool lstrip;                     // consumes the spaces before, after
   bool rstrip;
-  bool normalized;  // matched after the normalizer, else before
-  bool special;     // control token: left out when decoding skips special tokens, never made of
+  bool normalized;  // true: matched after the normalizer; false: before it
+  bool special;     // control token: omitted when decoding skips special tokens; never matched in
                     // untrusted text
 };
 
-// A stretch of text: one added token, or (id -1) what lies between them.
+// A part of a text: one added token, or (id -1) the text between two.
 struct TextPart {
   TextRange range;
   int32_t id;
 };
 
-// Finds the leftmost, there the longest of a set of strings. Immutable once built.
+// Finds the leftmost match of a set of strings, and the longest one at that position. Immutable
+// once built.
 class StringMatcher {
  public:
-  // Looking for a match reads up to as many bytes at each place of a text.
+  // Limit on one string: a search reads up to this many bytes at each position of a text.
   static constexpr size_t kMaxBytes = 1024;
-  // Several times those of the largest vocabularies; about 50 bytes of memory each.
+  // Several times those of the largest vocabularies. A node takes about 50 bytes of memory.
   static constexpr size_t kMaxNodes = size_t{8} << 20;
 
-  // The empty string and a string added before do not count. Throws Error kInvalid for strings of
-  // more than kMaxBytes, and where all have more than kMaxNodes bytes besides common prefixes.
+  // Ignores the empty string and strings added before. Throws Error kInvalid for a string of more
+  // than kMaxBytes, and if all strings have more than kMaxNodes bytes, with common prefixes counted
+  // once.
   void Add(std::string_view text, int32_t value);
 
-  // The longest match at `begin` for which accept(value, end) holds: returns its value and sets
-  // *end, or -1.
+  // Returns the value of the longest match at `begin` for which accept(value, end) is true, and
+  // sets *end; -1 if there is none.
   template <typename Accept>
   int32_t LongestAt(std::string_view text, size_t begin, const Accept& accept, size_t* end) const {
     int32_t best = -1;
@@ -75,27 +78,28 @@ class StringMatcher {
   int32_t Child(int32_t node, char byte) const;
 
   std::array<int32_t, 256> root_ = MakeRoot();      // first byte -> node, -1: none
-  std::vector<int32_t> values_;                     // of the trie's nodes, -1: none ends here
+  std::vector<int32_t> values_;                     // by trie node; -1: no string ends here
   std::unordered_map<uint64_t, int32_t> children_;  // node << 8 | byte -> node
 };
 
 // Immutable; any number of threads.
 class AddedTokens {
  public:
-  // `model`: the tokens that exist already; `normalizer` may be null. Throws Error for malformed
-  // entries and for an id or a token that stands for something else already.
+  // `model`: the vocabulary of the model; `normalizer` may be null. Throws Error for malformed
+  // entries, and for an id or a token that is already assigned differently.
   AddedTokens(const JsonNode& list, const Vocabulary& model, const TextNormalizer* normalizer);
 
-  // Null for an id that is no added token.
+  // Null for an id that is not an added token.
   const AddedToken* Find(int32_t id) const;
   const Vocabulary& vocabulary() const { return vocabulary_; }
 
-  // Whether a special token may be found after the normalizer, which then has to keep marks.
+  // True if a special token is matched after the normalizer, which then has to keep the trust
+  // marks.
   bool has_normalized_special() const { return has_normalized_special_; }
 
-  // Cuts a text as it came in, at the tokens that are not `normalized`.
+  // Splits a raw text at the tokens that are not `normalized`.
   std::vector<TextPart> CutRaw(const MarkedText& text) const { return Cut(text, raw_); }
-  // Cuts a normalized text at the others.
+  // Splits a normalized text at the `normalized` tokens.
   std::vector<TextPart> CutNormalized(const MarkedText& text) const {
     return Cut(text, normalized_);
   }

@@ -1,4 +1,4 @@
-// Base64 (RFC 4648), as vocabularies of tokenizers hold bytes.
+// Base64 (RFC 4648), the encoding of token bytes in tokenizer vocabularies.
 #pragma once
 
 #include <optional>
@@ -7,7 +7,7 @@
 
 namespace switchyard {
 
-// nullopt for text that is no base64. Padding may lack.
+// nullopt for invalid base64. Padding is optional.
 std::optional<std::string> BytesOfBase64(std::string_view text);
 std::string Base64Of(std::string_view bytes);
 

@@ -22,7 +22,7 @@ void RefuseIfSet(const JsonNode& node) {
   throw Invalid("{} is set, which is not supported", node.where());
 }
 
-// "a b" or ["a", "b"].
+// Accepts "a b" or ["a", "b"].
 std::pair<std::string, std::string> ReadMerge(const nlohmann::json& merge, size_t index,
                                               const std::string& where) {
   if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
@@ -35,7 +35,7 @@ std::pair<std::string, std::string> ReadMerge(const nlohmann::json& merge, size_
       return {text.substr(0, space), text.substr(space + 1)};
     }
   }
-  throw Invalid("{}[{}] is no merge, want \"a b\" or [\"a\", \"b\"]", where, index);
+  throw Invalid("{}[{}]: want a merge \"a b\" or [\"a\", \"b\"]", where, index);
 }
 
 // An id of the vocabulary. A message that names the token is made only where it is wrong: there are
@@ -58,7 +58,7 @@ BpeModel::BpeModel(const JsonNode& node) {
   RefuseIfSet(node["end_of_word_suffix"]);
   const JsonNode dropout = node["dropout"];
   if (!dropout.is_null() && dropout.raw() != 0.0) {
-    throw Invalid("{} is set: the same text would get different ids each time", dropout.where());
+    throw Invalid("{} is set: it makes encoding random, which is not supported", dropout.where());
   }
   fuse_unknown_ = node["fuse_unk"].BoolOr(false);
   byte_fallback_ = node["byte_fallback"].BoolOr(false);
@@ -89,8 +89,7 @@ void BpeModel::ReadMerges(const JsonNode& merges) {
   merges.CheckArray();
   const nlohmann::json& list = merges.raw();
   if (list.size() > kMaxMerges)
-    throw Invalid("{} has {} entries, at most {} are allowed", merges.where(), list.size(),
-                  kMaxMerges);
+    throw Invalid("{} has {} entries, want at most {}", merges.where(), list.size(), kMaxMerges);
   merges_ = MergeTable(list.size());
   int32_t rank = 0;
   for (size_t i = 0; i < list.size(); ++i) {
@@ -126,7 +125,7 @@ int32_t BpeModel::IdOfCharacter(std::string_view character, char32_t codepoint) 
   return vocabulary_.Find(character).value_or(-1);
 }
 
-// Only if every byte of the character has a token.
+// Succeeds only if every byte of the character has a token.
 bool BpeModel::AppendBytes(std::string_view character, Scratch* scratch) const {
   const auto id = [this](char byte) { return id_of_byte_[static_cast<uint8_t>(byte)]; };
   if (std::any_of(character.begin(), character.end(), [&](char byte) { return id(byte) < 0; }))
@@ -138,8 +137,8 @@ bool BpeModel::AppendBytes(std::string_view character, Scratch* scratch) const {
 void BpeModel::SplitCharacters(std::string_view word, Scratch* scratch) const {
   auto& symbols = scratch->symbols_;
   symbols.clear();
-  // An unknown token waits for the next known character, and lets byte tokens pass: that is the
-  // order of Hugging Face's merge_word, odd as it is.
+  // An unknown token is emitted before the next known character, and byte tokens overtake it. This
+  // odd order is that of Hugging Face's merge_word.
   bool unknown_waits = false;
   for (size_t i = 0; i < word.size();) {
     const size_t begin = i;
@@ -163,7 +162,7 @@ void BpeModel::SplitCharacters(std::string_view word, Scratch* scratch) const {
   }
 }
 
-// Queues the merge of the symbol at `left` with its successor, if the two merge.
+// Queues the merge of the symbol at `left` with its successor, if the pair has one.
 void BpeModel::PushMerge(int32_t left, Scratch* scratch) const {
   const auto& symbols = scratch->symbols_;
   const auto& symbol = symbols[static_cast<size_t>(left)];
@@ -200,7 +199,7 @@ void BpeModel::Merge(Scratch* scratch) const {
     if (left.id < 0 || left.next < 0) continue;
     Scratch::Symbol& right = at(left.next);
     const PairMerge* merge = merges_.Find(left.id, right.id);
-    // Stale when a neighbour has merged elsewhere meanwhile.
+    // Stale if a neighbour was merged differently in the meantime.
     if (merge == nullptr || merge->id != best.id) continue;
 
     left.id = best.id;

@@ -1,4 +1,4 @@
-// The "model" of tokenizer.json, of type BPE: words to ids by byte-pair encoding.
+// The "model" of tokenizer.json of type BPE: encodes words to ids by byte-pair encoding.
 #pragma once
 
 #include <array>
@@ -13,20 +13,19 @@
 
 namespace switchyard {
 
-// Immutable; any number of threads, each with its own Scratch.
+// Immutable, thread-safe; each thread needs its own Scratch.
 class BpeModel {
  public:
-  // Memory that Encode reuses from word to word.
+  // Buffers that Encode reuses across words.
   class Scratch;
 
-  // Throws Error for other types, options that Switchyard does not implement, merges of unknown
-  // tokens, ids given twice.
+  // Throws Error for other types, unsupported options, merges of unknown tokens, and duplicate ids.
   explicit BpeModel(const JsonNode& node);
 
   const Vocabulary& vocabulary() const { return vocabulary_; }
 
-  // Appends the ids of one word: O(n log n) for n characters. Characters that the vocabulary lacks
-  // become byte tokens, the unknown token or nothing, as the file says.
+  // Appends the ids of one word: O(n log n) for n characters. A character without a token becomes
+  // byte tokens, the unknown token or nothing, depending on the file.
   void Encode(std::string_view word, Scratch* scratch, std::vector<int32_t>* ids) const;
 
  private:
@@ -44,7 +43,7 @@ class BpeModel {
 
   Vocabulary vocabulary_;
   MergeTable merges_;
-  int32_t unknown_id_ = -1;  // -1: unknown characters vanish
+  int32_t unknown_id_ = -1;  // -1: unknown characters are dropped
   bool fuse_unknown_ = false;
   bool byte_fallback_ = false;
   bool ignore_merges_ = false;
@@ -57,14 +56,14 @@ class BpeModel::Scratch {
   friend class BpeModel;
 
   struct Symbol {
-    int32_t id;        // -1: merged into the symbol before
+    int32_t id;        // -1: merged into the symbol to the left
     int32_t previous;  // index, -1 at the ends
     int32_t next;
   };
   struct Candidate {
     int32_t rank;
     int32_t left;  // index of the left symbol
-    int32_t id;    // what the pair would become
+    int32_t id;    // id of the merged pair
   };
 
   std::vector<Symbol> symbols_;

@@ -42,7 +42,7 @@ TEST(BpeModelTest, IgnoreMergesTakesAWholeWordOfTheVocabulary) {
 TEST(BpeModelTest, UnknownCharacters) {
   nlohmann::json model = SmallModel();
   EXPECT_EQ(Encode(model, "a\u00E9z"),
-            (Ids{0, 7, 8, 6}));  // bytes if all have tokens, else the unknown token
+            (Ids{0, 7, 8, 6}));  // byte tokens if all exist, else the unknown token
   EXPECT_EQ(Encode(model, "zya"), (Ids{6, 6, 0}));
   model["fuse_unk"] = true;
   EXPECT_EQ(Encode(model, "zya"), (Ids{6, 0}));
@@ -52,7 +52,7 @@ TEST(BpeModelTest, UnknownCharacters) {
   EXPECT_EQ(Encode(model, "za\u00E9"), Ids{0});
 }
 
-// The heap against the definition: merge the best pair, leftmost first, until none is left.
+// Compares the heap with the definition: merge the best pair, leftmost first, until none is left.
 TEST(BpeModelTest, EqualsTheDefinitionOnRandomMerges) {
   std::mt19937 random(9);
   for (int round = 0; round < 50; ++round) {

@@ -21,9 +21,9 @@ uint64_t Key(Pair pair) {
   return uint64_t{static_cast<uint32_t>(pair.first)} << 32 | static_cast<uint32_t>(pair.second);
 }
 
-// A pair and how often it stood when it was put into the queue. Counts fall between two looks, but
-// for pairs with the newest token, which get a new entry; so an entry that is out of date is put
-// back with its count, and the queue's first is the most frequent.
+// A pair and its count when it was queued. Counts only decrease later, except for pairs with the
+// newest token, which get a new entry. An entry with an outdated count is queued again with the
+// current one, so the first up-to-date entry is the most frequent pair.
 struct Candidate {
   int64_t count;
   Pair pair;
@@ -39,7 +39,8 @@ struct Word {
 
 struct PairPlaces {
   int64_t count = 0;
-  std::vector<int32_t> words;  // where it was seen, some more than once, some no longer
+  std::vector<int32_t> words;  // words that contain the pair; may hold duplicates and outdated
+                               // words
 };
 
 // The state of one Learn.
@@ -54,7 +55,7 @@ class Merger {
       const char byte = static_cast<char>(b);
       AppendByteLevel({&byte, 1}, &letters[static_cast<size_t>(b)]);
     }
-    std::sort(letters.begin(), letters.end());  // as their characters stand in Unicode
+    std::sort(letters.begin(), letters.end());  // in the order of their code points
     for (std::string& letter : letters) {
       id_of_[letter] = static_cast<int32_t>(out_.tokens.size());
       length_.emplace(static_cast<int32_t>(out_.tokens.size()), 1);
@@ -85,7 +86,7 @@ class Merger {
       const Candidate best = queue_.top();
       queue_.pop();
       const auto places = pairs_.find(Key(best.pair));
-      if (places == pairs_.end()) continue;  // a second entry of a pair that was merged
+      if (places == pairs_.end()) continue;  // a second entry of a merged pair
       const int64_t count = places->second.count;
       if (count != best.count) {
         Push(best.pair, count);
@@ -120,7 +121,7 @@ class Merger {
     }
   }
 
-  // Two pairs may spell the same token: it has one id, and both merges make it.
+  // Two pairs may give the same text: the token has one id, and both merges produce it.
   int32_t TokenOf(Pair pair) {
     std::string spelling = Spelling(pair);
     const auto [it, added] =
@@ -134,11 +135,12 @@ class Merger {
 
   void Merge(Pair pair) {
     const int32_t token = TokenOf(pair);
-    // A pair may come back, through a token that another merge makes too; its rule stands already.
+    // A pair may reappear through a token that another merge also produces; its rule exists
+    // already.
     if (merged_.insert(Key(pair)).second) out_.merges.push_back(pair);
-    // Taken out: the map may grow while words change.
+    // Moved out, since the map may grow while words change.
     const std::vector<int32_t> places = std::move(pairs_.at(Key(pair)).words);
-    std::map<Pair, int64_t> grown;  // pairs that hold the new token
+    std::map<Pair, int64_t> grown;  // pairs with the new token
     for (const int32_t place : places) MergeInWord(pair, token, place, &grown);
     pairs_.erase(Key(pair));
     for (const auto& entry : grown) {
@@ -155,7 +157,7 @@ class Merger {
     };
     size_t first = 0;
     while (first < ids.size() && !starts(first)) ++first;
-    if (first == ids.size()) return;  // merged by an earlier visit
+    if (first == ids.size()) return;  // already merged by an earlier visit
     for (size_t i = 1; i < ids.size(); ++i) Count({ids[i - 1], ids[i]}, -word.count, place);
     size_t to = first;
     for (size_t from = first; from < ids.size(); ++to) {
@@ -174,8 +176,8 @@ class Merger {
 
   const BpeTrainingOptions& options_;
   LearnedBpe& out_;
-  std::unordered_map<std::string, int32_t> id_of_;  // of tokens that are not special
-  std::unordered_map<int32_t, int> length_;         // bytes
+  std::unordered_map<std::string, int32_t> id_of_;  // tokens that are not special
+  std::unordered_map<int32_t, int> length_;         // in bytes
   std::unordered_set<std::string> specials_;
   std::vector<Word> words_;
   std::unordered_map<uint64_t, PairPlaces> pairs_;
@@ -189,21 +191,24 @@ void Check(const BpeTrainingOptions& options) {
     if (token.empty() || !IsValidUtf8(token)) {
       throw Invalid("a special token is empty or not UTF-8");
     }
-    if (!seen.insert(token).second) throw Invalid("special token {} stands twice", token);
+    if (!seen.insert(token).second) throw Invalid("special token {} is given twice", token);
     size_t first = 0;
     NextCharacter(token, &first);
     if (first == token.size()) {
-      throw Invalid("special token {} is a single character; it may be one that stands for a byte",
-                    token);
+      throw Invalid(
+          "special token {} is a single character, which may be the spelling of a byte; want at "
+          "least 2",
+          token);
     }
   }
   const auto least = kBytes + static_cast<int>(options.special_tokens.size());
   if (options.vocab_size < least) {
-    throw Invalid("a vocabulary of {} tokens has no room for {} special tokens and {} bytes",
+    throw Invalid("a vocabulary of {} tokens is too small for {} special tokens and {} bytes",
                   options.vocab_size, options.special_tokens.size(), kBytes);
   }
   if (options.vocab_size > kMaxTokenId) {
-    throw Invalid("a vocabulary of {} tokens is over {}", options.vocab_size, kMaxTokenId);
+    throw Invalid("a vocabulary of {} tokens is too large; want at most {}", options.vocab_size,
+                  kMaxTokenId);
   }
 }
 
@@ -211,7 +216,8 @@ void Check(const BpeTrainingOptions& options) {
 
 BpeTrainer::BpeTrainer(const nlohmann::json& pre_tokenizer)
     : pre_tokenizer_(MakePreTokenizer(JsonNode(pre_tokenizer, "pre_tokenizer"))) {
-  if (pre_tokenizer_ == nullptr) throw Invalid("pre_tokenizer: a byte-level one is wanted");
+  if (pre_tokenizer_ == nullptr)
+    throw Invalid("pre_tokenizer: want a byte-level pre-tokenizer, got null");
 }
 
 void BpeTrainer::Add(std::string_view text) {

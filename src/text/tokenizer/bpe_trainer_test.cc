@@ -45,9 +45,9 @@ TEST(BpeTrainerTest, MergesTheMostFrequentPairFirst) {
   const LearnedBpe bpe = Learn({text}, {.vocab_size = 256 + 1 + 6, .special_tokens = {"<end>"}});
   EXPECT_EQ(bpe.tokens.size(), 256u + 1 + 6);
   EXPECT_EQ(bpe.tokens[0], "<end>");
-  EXPECT_EQ(bpe.tokens[1], "!");  // the letters in order of Unicode
-  // 20 u+g, which leaves p+u with 12; 17 Ġ+p; 16 u+n; then h+ug and Ġ+h with 15 each, of which h
-  // has the smaller id; 15 Ġ+hug; 12 Ġp+un.
+  EXPECT_EQ(bpe.tokens[1], "!");  // the letters in code point order
+  // Counts: u+g 20, which leaves 12 for p+u; Ġ+p 17; u+n 16; then h+ug and Ġ+h with 15 each, where
+  // h has the smaller id; Ġ+hug 15; Ġp+un 12.
   EXPECT_THAT(MergesOf(bpe), ElementsAre("u+g", "Ġ+p", "u+n", "h+ug", "Ġ+hug", "Ġp+un"));
 }
 
@@ -71,12 +71,12 @@ TEST(BpeTrainerTest, BoundsHold) {
        Learn({text}, {.vocab_size = 1000, .max_token_bytes = 4}).tokens) {
     EXPECT_LE(BytesOfByteLevel(token).size(), 4u) << token;
   }
-  // " xyz" is there once: nothing of it is merged.
+  // " xyz" occurs only once: none of its pairs is merged.
   const LearnedBpe rare = Learn({text}, {.vocab_size = 1000, .min_frequency = 2});
   EXPECT_LT(rare.tokens.size(), 1000u);
   EXPECT_EQ(std::ranges::count(rare.tokens, "xy"), 0);
   EXPECT_EQ(std::ranges::count(rare.tokens, "Ġabcdefgh"), 1);
-  // A special token is never made by merges, however frequent its spelling.
+  // Merges never produce a special token, however frequent its text.
   const LearnedBpe special =
       Learn({"ab ab ab ab"}, {.vocab_size = 1000, .special_tokens = {"ab", "Ġab"}});
   EXPECT_TRUE(special.merges.empty() || MergesOf(special) == std::vector<std::string>{"Ġ+a"});
@@ -84,11 +84,11 @@ TEST(BpeTrainerTest, BoundsHold) {
 }
 
 TEST(BpeTrainerTest, WrongOptionsAreNamed) {
-  EXPECT_THAT(ErrorOf([] { Learn({"a"}, {.vocab_size = 100}); }), HasSubstr("no room for"));
+  EXPECT_THAT(ErrorOf([] { Learn({"a"}, {.vocab_size = 100}); }), HasSubstr("too small for"));
   EXPECT_THAT(ErrorOf([] {
                 Learn({"a"}, {.special_tokens = {"<s>", "<s>"}});
               }),
-              HasSubstr("<s> stands twice"));
+              HasSubstr("<s> is given twice"));
   EXPECT_THAT(ErrorOf([] { Learn({"a"}, {.special_tokens = {""}}); }), HasSubstr("empty"));
   EXPECT_THAT(ErrorOf([] { Learn({"a"}, {.special_tokens = {"é"}}); }),
               HasSubstr("single character"));
@@ -136,13 +136,13 @@ TEST_F(TokenizerFilesTest, ChatTemplateAndBos) {
   EXPECT_EQ(rendered.text,
             "<|im_start|>user\nthe <|im_end|> cat<|im_end|>\n<|im_start|>assistant\n");
   const std::vector<int32_t> ids = EncodeRendered(*tokenizer, rendered);
-  EXPECT_EQ(std::ranges::count(ids, 2), 1);  // what the user wrote is text
+  EXPECT_EQ(std::ranges::count(ids, 2), 1);  // user content stays text
   EXPECT_EQ(std::ranges::count(ids, 1), 2);
 }
 
 TEST_F(TokenizerFilesTest, ErrorsNameTokenAndFile) {
   EXPECT_THAT(ErrorOf([&] { WriteAndLoad({.eos = "</s>"}); }),
-              HasSubstr("eos token </s> is none of the special tokens"));
+              HasSubstr("eos token </s> is not in the list of special tokens"));
   dir_ = "/proc/no/such";
   EXPECT_THAT(ErrorOf([&] { WriteAndLoad({}); }, ErrorKind::kResource), HasSubstr("/proc/no/such"));
 }

@@ -17,7 +17,7 @@ constexpr bool IsOwnCharacter(int byte) {
 
 struct Alphabet {
   std::array<char16_t, 256> character{};
-  std::array<int16_t, kAlphabetEnd> byte{};  // -1: no character of the alphabet
+  std::array<int16_t, kAlphabetEnd> byte{};  // -1: not in the alphabet
 };
 
 constexpr Alphabet MakeAlphabet() {

@@ -1,4 +1,4 @@
-// The byte-level alphabet of GPT-2: one printable character for each byte, so that any bytes can be
+// GPT-2's byte-level alphabet: maps each byte to a printable character, so that any bytes can be
 // written as text.
 #pragma once
 
@@ -10,8 +10,8 @@ namespace switchyard {
 // "é\n" -> "Ã©Ċ".
 void AppendByteLevel(std::string_view bytes, std::string* out);
 
-// The inverse, for one token. A token with any character outside of the alphabet stands for its own
-// bytes.
+// The inverse, for one token. A token with a character outside of the alphabet is returned as its
+// own UTF-8 bytes.
 std::string BytesOfByteLevel(std::string_view token);
 
 }  // namespace switchyard

@@ -51,12 +51,12 @@ Json EntryOf(const Json& token, bool special) {
   return entry;
 }
 
-// The added_tokens of a document, as they grow.
+// The added_tokens of a document under construction.
 class TokenList {
  public:
   explicit TokenList(Json* tokenizer) : tokenizer_(*tokenizer), list_(tokenizer_["added_tokens"]) {
     if (list_.is_null()) list_ = Json::array();
-    if (!list_.is_array()) return;  // an error that the reader of tokenizer.json reports
+    if (!list_.is_array()) return;  // reported later by the reader of tokenizer.json
     for (size_t i = 0; i < list_.size(); ++i) {
       if (const std::string* text = TextOf(list_[i])) index_.emplace(*text, i);
       Occupy(Member(list_[i], "id"));
@@ -75,7 +75,7 @@ class TokenList {
 
   bool Has(const std::string& text) const { return index_.contains(text); }
 
-  // `declared`: the id that the token wants; negative: none.
+  // `declared`: the requested id of the token; negative: none.
   void Add(Json entry, int32_t declared) {
     const std::string text = entry["content"];
     if (text.empty() || !list_.is_array()) return;
@@ -93,7 +93,7 @@ class TokenList {
     list_.push_back(std::move(entry));
   }
 
-  // A token that has a name is special, whatever it was before.
+  // Marks a named token as special, whatever it was before.
   void MakeSpecial(const Json& token) {
     const std::string& text = *TextOf(token);
     const auto there = index_.find(text);
@@ -148,8 +148,9 @@ void AddDecoderTokens(const TokenizerConfig& files, const Json& decoder, TokenLi
     const bool valid = error == std::errc() && end == key.data() + key.size() && id >= 0 &&
                        id <= kMaxTokenId && TextOf(token);
     if (!valid) {
-      throw Invalid("{}/tokenizer_config.json: added_tokens_decoder['{}'] is no token with its id",
-                    files.directory, key);
+      throw Invalid(
+          "{}/tokenizer_config.json: added_tokens_decoder['{}'] is not a token with a valid id",
+          files.directory, key);
     }
     by_id.emplace(id, EntryOf(token, false));
   }
@@ -169,13 +170,13 @@ std::vector<Json> ExtraTokens(const Json& config) {
   return tokens;
 }
 
-// added_tokens.json: texts and ids. Special are those that have a name.
+// added_tokens.json: token texts and ids. The named ones are special.
 void AddOldTokens(const TokenizerConfig& files, const Json& config, TokenList* list) {
   if (files.added_tokens.is_null()) return;
   std::map<int32_t, std::string> by_id;
   for (const auto& [text, id] : files.added_tokens.items()) {
     const bool valid = id.is_number_integer() && id >= 0 && id <= kMaxTokenId;
-    if (!valid) throw Invalid("{}/added_tokens.json: '{}' has no id", files.directory, text);
+    if (!valid) throw Invalid("{}/added_tokens.json: '{}' has no valid id", files.directory, text);
     by_id.emplace(id.get<int32_t>(), text);
   }
   std::unordered_set<std::string> special;
@@ -204,7 +205,7 @@ void AddNamedTokens(const Json& config, TokenList* list) {
   }
 }
 
-// Classes that put their own post-processor in the place of the file's.
+// True for tokenizer classes that replace the file's post-processor by their own.
 bool ReplacesPostProcessor(const Json& config) {
   const Json& name = Member(config, "tokenizer_class");
   if (!name.is_string()) return false;
@@ -239,7 +240,8 @@ void ApplyAddTokens(const TokenizerConfig& files, const Json& config, const Toke
   const auto put = [&](const char* name) {
     const std::string& text = *TextOf(Member(config, name));
     const std::optional<int32_t> id = list.IdOf(text);
-    if (!id) throw Invalid("{}: {} '{}' is no token", files.directory, name, text);
+    if (!id)
+      throw Invalid("{}: {} '{}' is not a token of the vocabulary", files.directory, name, text);
     single.push_back({{"SpecialToken", {{"id", text}, {"type_id", 0}}}});
     special[text] = {{"id", text}, {"ids", {*id}}, {"tokens", {text}}};
   };
@@ -254,7 +256,7 @@ void ApplyAddTokens(const TokenizerConfig& files, const Json& config, const Toke
 }  // namespace
 
 void ApplyTokenizerConfig(const TokenizerConfig& files, Json* tokenizer) {
-  if (!tokenizer->is_object()) return;  // an error that the reader of tokenizer.json reports
+  if (!tokenizer->is_object()) return;  // reported later by the reader of tokenizer.json
   TokenList list(tokenizer);
   Json config = files.config.is_object() ? files.config : Json::object();
   const Json& decoder = Member(config, "added_tokens_decoder");

@@ -1,4 +1,4 @@
-// What the files beside tokenizer.json say about its tokens.
+// Token options of the files next to tokenizer.json.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -6,7 +6,7 @@
 
 namespace switchyard {
 
-// The JSON of the files, null where there is none.
+// The JSON of the files; null if a file is missing.
 struct TokenizerConfig {
   nlohmann::json config;              // tokenizer_config.json
   nlohmann::json special_tokens_map;  // special_tokens_map.json
@@ -14,16 +14,16 @@ struct TokenizerConfig {
   std::string directory;              // for errors
 };
 
-// Completes `tokenizer` (the document of tokenizer.json) as transformers 5.24 does:
-// - added_tokens_decoder adds tokens and overrides the options of those that are there; without it
-//   added_tokens.json and special_tokens_map.json count, as files of older versions;
+// Completes `tokenizer` (the document of tokenizer.json) in the way of transformers 5.24:
+// - added_tokens_decoder adds tokens and overrides options of existing ones. Without it
+//   added_tokens.json and special_tokens_map.json are used, the files of older versions;
 // - named special tokens (bos_token, ..., image_token and the like) and additional_special_tokens
 // or
 //   extra_special_tokens are added where they are missing;
-// - a new token has its id in the vocabulary, else the id it is declared with if that is free,
-//   else the next one (transformers always takes the next one).
-// add_bos_token and add_eos_token are those of transformers 4, which 5.24 ignores beside a
-// tokenizer.json: true puts the token before or behind every text. false takes it away where
+// - a new token gets its id in the vocabulary, or its declared id if that is free, or the next free
+//   id (transformers always takes the next one).
+// add_bos_token and add_eos_token follow transformers 4 (5.24 ignores them if there is a
+// tokenizer.json): true adds the token before or after every text. false removes it if
 // tokenizer_class is one whose own post-processor replaced that of the file: Llama, Code Llama,
 // Gemma and Cohere. Throws Error that names file and key.
 void ApplyTokenizerConfig(const TokenizerConfig& files, nlohmann::json* tokenizer);

@@ -80,15 +80,14 @@ std::optional<char> ByteOf(std::string_view token) {
   if (token.size() != kByteTokenSize || !token.starts_with("<0x") || !token.ends_with('>'))
     return std::nullopt;
   std::string_view digits = token.substr(3, 2);
-  if (digits[0] == '+') digits.remove_prefix(1);  // Rust's from_str_radix takes a sign
+  if (digits[0] == '+') digits.remove_prefix(1);  // Rust's from_str_radix accepts a sign
   uint8_t byte = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), byte, 16);
   if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
   return static_cast<char>(byte);
 }
 
-// A run of byte tokens is text if it is valid UTF-8 as a whole, else
-// one U+FFFD for each.
+// A run of byte tokens becomes text if it is valid UTF-8 as a whole, otherwise one U+FFFD per byte.
 class ByteFallback final : public Filter {
  public:
   using Filter::Filter;
@@ -136,12 +135,12 @@ class ByteFallback final : public Filter {
     run_.clear();
   }
 
-  std::string token_;     // so far, while it may yet be a byte token
-  bool passing_ = false;  // the token is too long for that: its text goes straight on
+  std::string token_;     // text so far, while it can still become a byte token
+  bool passing_ = false;  // the token is too long for a byte token: its text is passed on directly
   std::string run_;       // bytes
 };
 
-// Holds back only what may be the start of the pattern.
+// Holds back only a possible prefix of the pattern.
 class ReplaceLiteral final : public Filter {
  public:
   ReplaceLiteral(TokenSink* next, const TextPattern* pattern, const std::string* content)
@@ -170,7 +169,7 @@ class ReplaceLiteral final : public Filter {
   }
 
  private:
-  // Length of the longest end of `text` that is a start of the pattern.
+  // Length of the longest suffix of `text` that is a prefix of the pattern.
   size_t PartialMatch(std::string_view text) const {
     size_t length = std::min(text.size(), pattern_.size() - 1);
     while (length > 0 && !text.ends_with(std::string_view(pattern_).substr(0, length))) --length;
@@ -211,7 +210,7 @@ class ReplaceRegex final : public Filter {
   std::string token_;
 };
 
-// Takes up to `start` leading and `stop` trailing copies of a character off each token.
+// Strips up to `start` leading and `stop` trailing copies of a character from each token.
 class StripCharacter final : public Filter {
  public:
   StripCharacter(TokenSink* next, char32_t character, int64_t start, int64_t stop)
@@ -248,12 +247,12 @@ class StripCharacter final : public Filter {
   const char32_t character_;
   const int64_t start_;
   const int64_t stop_;
-  int64_t to_strip_;  // copies that may still go, while nothing else has come
-  int64_t held_ = 0;  // copies that go if the token ends here
+  int64_t to_strip_;  // number of leading copies that may still be stripped
+  int64_t held_ = 0;  // number of held copies, which are stripped if the token ends here
 };
 
-// In the first token the character is the space that was put before the text: it goes, wherever it
-// stands.
+// In the first token every such character is dropped, unless `prepend` is never: it is the space
+// that was put before the text.
 class MetaspaceFilter final : public Filter {
  public:
   MetaspaceFilter(TokenSink* next, const Metaspace* options, bool first)
@@ -296,7 +295,8 @@ TokenDecoder::TokenDecoder(const JsonNode& node) {
 }
 
 void TokenDecoder::Read(const JsonNode& node, int depth) {
-  if (depth > kMaxComponentDepth) throw Invalid("{}: components nest too deeply", node.where());
+  if (depth > kMaxComponentDepth)
+    throw Invalid("{}: components nest deeper than {}", node.where(), kMaxComponentDepth);
   const std::string type = node["type"].String();
   if (type == "Sequence") {
     for (const JsonNode& item : node["decoders"].Components()) Read(item, depth + 1);

@@ -1,5 +1,5 @@
-// The "decoder" of tokenizer.json: tokens to text, as filters on a stream, so that decoding a whole
-// text and decoding it token by token are the same code.
+// The "decoder" of tokenizer.json: tokens to text, as stream filters, so that batch and incremental
+// decoding share one implementation.
 #pragma once
 
 #include <functional>
@@ -13,10 +13,10 @@
 
 namespace switchyard {
 
-// "<0xE4>": a token that stands for one byte in vocabularies with byte fallback.
+// "<0xE4>": a token for one byte in vocabularies with byte fallback.
 bool IsByteToken(std::string_view token);
 
-// Takes tokens, each in one or more fragments that are whole characters.
+// Receives tokens, each in one or more fragments of whole characters.
 class TokenSink {
  public:
   virtual ~TokenSink() = default;
@@ -25,10 +25,10 @@ class TokenSink {
   virtual void EndText() = 0;
 };
 
-// How much of a text a stream sees.
+// Which part of a text a stream decodes.
 enum class DecodeScope {
   kWholeText,
-  kMiddleOfText,  // spaces that are stripped from the start or end of a text stay
+  kMiddleOfText,  // keeps the spaces that would be stripped at the start or end of a text
 };
 
 // Immutable description of the filters; any number of threads.
@@ -48,12 +48,12 @@ class TokenDecoder {
   void ReadStrip(const JsonNode& node);
 
   std::vector<MakeFilter> filters_;
-  bool fused_ = false;  // while reading: the filters so far make one token of the whole text
+  bool fused_ = false;  // while reading: the filters so far join the text into one token
 };
 
-// One text on its way through the filters. One thread; must not outlive the decoder. Work per token
-// does not depend on the text so far, except behind a Replace of a regular expression in a fused
-// text, which waits for the end.
+// State of one text in the filters. Single-threaded; must not outlive the decoder. Work per token
+// does not depend on the length of the text. Exception: a Replace with a regular expression in a
+// fused text waits for the end.
 class DecodeStream {
  public:
   DecodeStream(const TokenDecoder& decoder, DecodeScope scope);
@@ -62,7 +62,7 @@ class DecodeStream {
 
   void Push(std::string_view token);
   void Finish();
-  // What became certain since the last call.
+  // Returns the text that became final since the last call.
   std::string Take() { return std::exchange(end_.text, {}); }
 
  private:

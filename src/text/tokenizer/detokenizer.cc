@@ -11,9 +11,9 @@
 namespace switchyard {
 namespace {
 
-// Whether decoding may start at this token: behind it the decoder has the same state as after all
-// tokens before. The token must show a whole character that no decoder strips. The decoder must not
-// hold its text back together with that of its neighbours.
+// True if decoding may start at this token, because the decoder's state after it does not depend on
+// the tokens before. The token must contain a whole character that no decoder strips, and the
+// decoder must not buffer its text together with that of its neighbours.
 bool StandsByItself(const Tokenizer& tokenizer, int32_t id, bool skip_special_tokens) {
   if (skip_special_tokens && tokenizer.IsSpecial(id)) return false;
   if (IsByteToken(tokenizer.IdToToken(id))) return false;
@@ -65,9 +65,9 @@ std::string IncrementalDetokenizer::Finish() {
   return DropPromptText(stream_->Take());
 }
 
-// Drops what the text and the prompt's rest have in common, in whole characters. Where the two
-// part, as where the generation completes a character that the prompt alone showed as U+FFFD, the
-// generation's text counts.
+// Removes the common prefix of the text and the prompt's remaining text, in whole characters. The
+// texts differ if the generation completes a character that the prompt alone shows as U+FFFD; then
+// the generation's text counts.
 std::string IncrementalDetokenizer::DropPromptText(std::string text) {
   if (prompt_text_.empty() || text.empty()) return text;
   size_t common = 0;

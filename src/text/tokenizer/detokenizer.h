@@ -1,4 +1,4 @@
-// Ids to text while they are generated.
+// Incremental decoding of generated ids to text.
 #pragma once
 
 #include <cstdint>
@@ -12,29 +12,29 @@ class DecodeStream;  // decoder.h
 class Tokenizer;
 struct TokenizerParts;  // tokenizer_parts.h
 
-// Turns the ids of one generation into text piece by piece: what Push has returned never changes
-// later. The concatenation of everything returned, Finish included, is Decode(ids), or after a
-// prompt what Decode(prompt + ids) has beyond Decode(prompt). Work per pushed id does not depend on
-// the text so far.
+// Turns the ids of one generation into text piece by piece; text that Push has returned does not
+// change later. The concatenation of all returned text, including Finish, is Decode(ids). After a
+// prompt, it is the part of Decode(prompt + ids) beyond Decode(prompt). Work per id does not depend
+// on the length of the text.
 //
-// Belongs to one request and one thread at a time; must not outlive the tokenizer.
+// Belongs to one request; one thread at a time. Must not outlive the tokenizer.
 class IncrementalDetokenizer {
  public:
-  // `prompt`: the ids before the generation, so that a first word keeps its leading space and a
-  // character begun in the prompt is completed. Only its end is decoded: from the last token that
-  // shows text of its own, and is no byte token, as runs of those have no bound. Empty: the
-  // generation starts the text.
+  // `prompt`: the ids before the generation. They keep the leading space of a first word, and
+  // complete a character that begins in the prompt. Only the end of the prompt is decoded, from the
+  // last token with text of its own. Byte tokens do not count, since their runs have no limit.
+  // Empty: the generation starts the text.
   IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special_tokens,
                          std::span<const int32_t> prompt = {});
   ~IncrementalDetokenizer();
   IncrementalDetokenizer(IncrementalDetokenizer&&) noexcept;
   IncrementalDetokenizer& operator=(IncrementalDetokenizer&&) noexcept;
 
-  // The text that became certain: whole characters only. An unfinished character, or a run of
-  // byte-fallback tokens that the next token may still change, waits.
+  // Returns the text that became final, in whole characters. An unfinished character is held back,
+  // as is a run of byte-fallback tokens that the next token may change.
   std::string Push(std::span<const int32_t> ids);
 
-  // What still waited. No Push may follow.
+  // Returns the held-back text. No Push may follow.
   std::string Finish();
 
  private:
@@ -43,8 +43,8 @@ class IncrementalDetokenizer {
   const TokenizerParts* parts_;
   bool skip_special_tokens_;
   std::unique_ptr<DecodeStream> stream_;
-  std::string
-      prompt_text_;  // text of the prompt that the stream had not yet returned, still to be dropped
+  std::string prompt_text_;  // text of the prompt that the stream has not returned yet, and that
+                             // has to be dropped
 };
 
 }  // namespace switchyard

@@ -73,7 +73,7 @@ TEST(IncrementalDetokenizerTest, AfterAPromptGivesWhatThePromptLacks) {
       const std::string before = tokenizer->Decode(prompt, false);
       const std::string whole = tokenizer->Decode(all, false);
       if (!whole.starts_with(before))
-        continue;  // the generation changes how the prompt's last bytes are shown
+        continue;  // the generation changes the text of the prompt's last bytes
       IncrementalDetokenizer detokenizer(*tokenizer, false, prompt);
       EXPECT_EQ(Stream(&detokenizer, ids, &random), whole.substr(before.size())) << fixture;
     }
@@ -109,7 +109,7 @@ TEST_F(MixtralDetokenizerTest, ByteRunOfThePromptIsNotRepeated) {
   const Ids prompt = {Id("a"), Id("<0xE4>"), Id("<0xB8>"), Id("<0x93>")};
   IncrementalDetokenizer plain(*tokenizer_, true, prompt);
   EXPECT_EQ(plain.Push(Ids{Id("▁the")}), " the");
-  // A run that the generation completes.
+  // A run of byte tokens that the generation completes.
   IncrementalDetokenizer completing(*tokenizer_, true, std::span(prompt).first(3));
   EXPECT_EQ(completing.Push(Ids{Id("<0x93>"), Id("▁the")}), "专 the");
 }

@@ -50,7 +50,7 @@ std::string JsonNode::String() const {
 
 int64_t JsonNode::Integer(int64_t least, int64_t most) const {
   if (!value_->is_number_integer()) throw WrongType(*this, "an integer");
-  // An unsigned value beyond int64 is out of every range that callers ask for.
+  // An unsigned value beyond int64 is outside of every caller's range.
   const bool fits =
       !value_->is_number_unsigned() || value_->get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX);
   const int64_t value = fits ? value_->get<int64_t>() : INT64_MAX;

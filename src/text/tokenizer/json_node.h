@@ -1,5 +1,4 @@
-// Reading JSON of unknown make: every accessor checks the type and names the file and the key that
-// is wrong.
+// Reads untrusted JSON: every accessor checks the type and names the wrong file and key.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +9,7 @@
 
 namespace switchyard {
 
-// A value and where it stands. Refers to the document, which must outlive it.
+// A value and its location. Refers to the document, which must outlive it.
 class JsonNode {
  public:
   using Json = nlohmann::json;
@@ -22,7 +21,7 @@ class JsonNode {
   const Json& raw() const { return *value_; }
   bool is_null() const { return value_->is_null(); }
 
-  // The member `key` of an object; a null node when the object lacks it.
+  // The member `key` of an object; a null node if it is missing.
   JsonNode operator[](std::string_view key) const;
   // The elements of an array; none for null.
   std::vector<JsonNode> Items() const;
@@ -46,7 +45,7 @@ class JsonNode {
   std::string where_;
 };
 
-// How deep components may nest in "Sequence" components.
+// Maximum nesting of "Sequence" components.
 inline constexpr int kMaxComponentDepth = 16;
 inline constexpr size_t kMaxComponents = 256;  // of one sequence
 

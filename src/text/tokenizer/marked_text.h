@@ -1,5 +1,4 @@
-// Text of which each byte may be marked as coming from somebody who must not be able to write
-// special tokens.
+// Text with untrusted bytes marked: they must not become special tokens.
 #pragma once
 
 #include <algorithm>
@@ -18,11 +17,11 @@ struct TextRange {
   bool operator==(const TextRange&) const = default;
 };
 
-// Valid UTF-8. Normalizers keep the marks beside the characters they rewrite; a text without marks,
-// the usual case, is trusted throughout and costs nothing more than its string.
+// Valid UTF-8. Normalizers carry the marks along with the characters that they rewrite. A text
+// without marks, the usual case, is trusted throughout and has no overhead.
 class MarkedText {
  public:
-  // `marked`: whether any part of the text may be untrusted.
+  // `marked`: true if any part of the text may be untrusted.
   explicit MarkedText(bool marked) : marked_(marked) {}
   explicit MarkedText(std::string text) : text_(std::move(text)), marked_(false) {}
 
@@ -61,7 +60,7 @@ class MarkedText {
  private:
   std::string text_;
   bool marked_;
-  std::string untrusted_;  // if marked_: one byte for each of text_, 1 where untrusted
+  std::string untrusted_;  // if marked_: one byte per byte of text_; 1: untrusted
 };
 
 }  // namespace switchyard

@@ -7,7 +7,7 @@
 namespace switchyard {
 namespace {
 
-constexpr uint64_t kFree = ~uint64_t{0};  // ids are not negative, so no pair has this value
+constexpr uint64_t kFree = ~uint64_t{0};  // never a valid pair, since ids are not negative
 
 uint64_t PairOf(int32_t left, int32_t right) {
   return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
@@ -30,7 +30,7 @@ const PairMerge* MergeTable::Find(int32_t left, int32_t right) const {
   return slot.pair == kFree ? nullptr : &slot.merge;
 }
 
-// The slot that holds the pair, or the free one where it belongs.
+// The slot of the pair, or the free slot in which to insert it.
 size_t MergeTable::SlotOf(uint64_t pair) const {
   size_t i = (pair * 0x9E3779B97F4A7C15u) >> shift_;  // Fibonacci hashing (Knuth, TAOCP 6.4)
   while (slots_[i].pair != pair && slots_[i].pair != kFree) i = (i + 1) & (slots_.size() - 1);

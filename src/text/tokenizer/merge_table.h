@@ -1,4 +1,4 @@
-// Which pairs of tokens merge, into what, and in which order of preference.
+// The merges of BPE: pairs of tokens, their results and ranks.
 #pragma once
 
 #include <cstddef>
@@ -9,18 +9,18 @@ namespace switchyard {
 
 struct PairMerge {
   int32_t rank;  // lower merges first
-  int32_t id;    // what the pair becomes
+  int32_t id;    // id of the merged pair
 };
 
-// Flat hash table from pairs of ids, with linear probing: the look-up is the innermost step of
+// Flat hash table from pairs of ids, with linear probing: the lookup is the innermost step of
 // encoding.
 class MergeTable {
  public:
   explicit MergeTable(size_t merges = 0);
 
-  // A pair that is already there is overwritten. At most `merges` distinct pairs.
+  // Overwrites an existing pair. At most `merges` distinct pairs.
   void Set(int32_t left, int32_t right, PairMerge merge);
-  // Null when the pair does not merge.
+  // Null if the pair does not merge.
   const PairMerge* Find(int32_t left, int32_t right) const;
 
  private:

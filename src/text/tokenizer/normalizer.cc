@@ -103,7 +103,7 @@ class StripSpaces final : public TextNormalizer {
   bool right_;
 };
 
-// Rewrites character by character; `rewrite(character, &out)` appends what it becomes.
+// Rewrites each character; `rewrite(character, &out)` appends its replacement.
 template <typename Rewrite>
 class CharacterWise final : public TextNormalizer {
  public:
@@ -141,7 +141,8 @@ std::optional<NormalizationForm> FormNamed(std::string_view type) {
 
 std::unique_ptr<TextNormalizer> MakeNormalizer(const JsonNode& node, int depth) {
   if (node.is_null()) return nullptr;
-  if (depth > kMaxComponentDepth) throw Invalid("{}: components nest too deeply", node.where());
+  if (depth > kMaxComponentDepth)
+    throw Invalid("{}: components nest deeper than {}", node.where(), kMaxComponentDepth);
   const std::string type = node["type"].String();
   if (const auto form = FormNamed(type)) return std::make_unique<UnicodeForm>(*form);
   if (type == "Sequence") {
@@ -167,7 +168,7 @@ std::unique_ptr<TextNormalizer> MakeNormalizer(const JsonNode& node, int depth) 
   if (type == "Precompiled") {
     const JsonNode map = node["precompiled_charsmap"];
     std::optional<std::string> bytes = BytesOfBase64(map.String());
-    if (!bytes) throw Invalid("{} is no base64", map.where());
+    if (!bytes) throw Invalid("{} is not valid base64", map.where());
     return MakePrecompiledNormalizer(std::move(*bytes), map.where());
   }
   throw Invalid("{}: normalizer type '{}' is not supported", node.where(), type);

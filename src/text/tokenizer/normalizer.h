@@ -1,4 +1,4 @@
-// The "normalizer" of tokenizer.json: rewrites a text before it is split and merged.
+// The "normalizer" of tokenizer.json: rewrites a text before pre-tokenization and merges.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-// Immutable; any number of threads.
+// Immutable, thread-safe.
 class TextNormalizer {
  public:
   virtual ~TextNormalizer() = default;

@@ -1,4 +1,4 @@
-// {"String": "…"} or {"Regex": "…"} as normalizers, pre-tokenizers and decoders hold them.
+// {"String": "…"} or {"Regex": "…"}, the patterns of normalizers, pre-tokenizers and decoders.
 #pragma once
 
 #include "text/tokenizer/json_node.h"

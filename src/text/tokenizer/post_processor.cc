@@ -64,9 +64,10 @@ std::vector<int32_t> PostProcessor::AddSpecialTokens(std::vector<int32_t> ids) c
 
 void PostProcessor::Read(const JsonNode& node, int vocab_size, int depth) {
   if (node.is_null()) return;
-  if (depth > kMaxComponentDepth) throw Invalid("{}: components nest too deeply", node.where());
+  if (depth > kMaxComponentDepth)
+    throw Invalid("{}: components nest deeper than {}", node.where(), kMaxComponentDepth);
   const std::string type = node["type"].String();
-  if (type == "ByteLevel") return;  // only moves offsets
+  if (type == "ByteLevel") return;  // affects offsets only
   if (type == "Sequence") {
     for (const JsonNode& item : node["processors"].Components()) {
       Read(item, vocab_size, depth + 1);

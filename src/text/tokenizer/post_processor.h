@@ -1,4 +1,4 @@
-// The "post_processor" of tokenizer.json: the special tokens around an encoded text.
+// The "post_processor" of tokenizer.json: adds special tokens around an encoded text.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 
 namespace switchyard {
 
-// Immutable; any number of threads.
+// Immutable, thread-safe.
 class PostProcessor {
  public:
-  // A null node adds nothing. `vocab_size`: the ids that tokens may have. Throws Error for types
-  // other than Sequence, TemplateProcessing, ByteLevel, BertProcessing and RobertaProcessing, and
-  // for more than one that adds tokens.
+  // A null node adds nothing. `vocab_size`: upper bound of token ids, exclusive. Throws Error for
+  // types other than Sequence, TemplateProcessing, ByteLevel, BertProcessing and RobertaProcessing,
+  // and if more than one adds tokens.
   PostProcessor(const JsonNode& node, int vocab_size);
 
   std::vector<int32_t> AddSpecialTokens(std::vector<int32_t> ids) const;

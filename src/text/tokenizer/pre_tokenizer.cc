@@ -15,7 +15,7 @@
 namespace switchyard {
 namespace {
 
-// The pattern by which GPT-2 splits, which ByteLevel brings along.
+// GPT-2's split pattern, which ByteLevel includes.
 constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
@@ -23,7 +23,7 @@ std::string_view TextOf(const Words& words, const TextRange& piece) {
   return std::string_view(words.text).substr(piece.begin, piece.size());
 }
 
-// Cuts each piece: `spans_of(text)` gives the SplitSpans of one.
+// Splits each piece: `spans_of(text)` gives its SplitSpans.
 template <typename SpansOf>
 void CutPieces(Words* words, SplitBehavior behavior, const SpansOf& spans_of) {
   std::vector<TextRange> pieces;
@@ -33,7 +33,7 @@ void CutPieces(Words* words, SplitBehavior behavior, const SpansOf& spans_of) {
   words->pieces = std::move(pieces);
 }
 
-// Rewrites each piece: `rewrite(text, starts_input, &out)` appends what it becomes.
+// Rewrites each piece: `rewrite(text, starts_input, &out)` appends its replacement.
 template <typename Rewrite>
 void RewritePieces(Words* words, const Rewrite& rewrite) {
   Words out{{}, {}, words->starts_input && !words->pieces.empty() && words->pieces[0].begin == 0};
@@ -92,7 +92,7 @@ class SplitAtCharacters final : public PreTokenizer {
   SplitBehavior behavior_;
 };
 
-// "Whitespace": runs of word characters and runs of other characters; spaces go.
+// "Whitespace": runs of word characters and runs of other characters; drops spaces.
 class SplitIntoWords final : public PreTokenizer {
  public:
   void Apply(Words* words) const override {
@@ -135,7 +135,7 @@ class ByteLevel final : public PreTokenizer {
 
  private:
   bool add_prefix_space_;
-  std::unique_ptr<PreTokenizer> split_;  // null: other components split
+  std::unique_ptr<PreTokenizer> split_;  // null: another component splits
 };
 
 class MetaspacePreTokenizer final : public PreTokenizer {
@@ -191,7 +191,8 @@ std::unique_ptr<PreTokenizer> MakeSequence(const JsonNode& node, int depth) {
 
 std::unique_ptr<PreTokenizer> MakePreTokenizer(const JsonNode& node, int depth) {
   if (node.is_null()) return nullptr;
-  if (depth > kMaxComponentDepth) throw Invalid("{}: components nest too deeply", node.where());
+  if (depth > kMaxComponentDepth)
+    throw Invalid("{}: components nest deeper than {}", node.where(), kMaxComponentDepth);
   const std::string type = node["type"].String();
   const JsonNode behavior = node["behavior"];
   if (type == "Sequence") return MakeSequence(node, depth);

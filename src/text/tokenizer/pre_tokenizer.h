@@ -1,5 +1,5 @@
-// The "pre_tokenizer" of tokenizer.json: cuts a normalized text into the words within which merges
-// happen.
+// The "pre_tokenizer" of tokenizer.json: splits a normalized text into words; merges stay within a
+// word.
 #pragma once
 
 #include <memory>
@@ -13,11 +13,11 @@ namespace switchyard {
 
 struct Words {
   std::string text;
-  std::vector<TextRange> pieces;  // ordered, disjoint, none empty; what they leave out was removed
-  bool starts_input;  // text[0] is where the whole input starts, before any special token
+  std::vector<TextRange> pieces;  // ordered, disjoint, not empty; text outside of them was removed
+  bool starts_input;  // true if text[0] is the start of the whole input, before any special token
 };
 
-// Immutable; any number of threads.
+// Immutable, thread-safe.
 class PreTokenizer {
  public:
   virtual ~PreTokenizer() = default;

@@ -15,8 +15,8 @@
 namespace switchyard {
 namespace {
 
-// Longer grapheme clusters are not looked up as a whole.
-constexpr size_t kLongestCluster = 5;  // bytes
+// Longer grapheme clusters are looked up only by character.
+constexpr size_t kMaxCluster = 5;  // bytes
 
 uint32_t LittleEndian(std::string_view bytes, size_t at) {
   uint32_t value = 0;
@@ -31,7 +31,7 @@ class DoubleArray {
  public:
   explicit DoubleArray(std::vector<uint32_t> units) : units_(std::move(units)) {}
 
-  // The value of the shortest prefix of `key` that the trie holds.
+  // The value of the shortest prefix of `key` in the trie.
   std::optional<uint32_t> ShortestPrefix(std::string_view key) const {
     size_t at = 0;
     if (!Descend(&at)) return std::nullopt;
@@ -49,7 +49,7 @@ class DoubleArray {
   }
 
  private:
-  // From a node to where its children's places begin.
+  // Moves from a node to the offset of its children.
   bool Descend(size_t* at) const {
     if (*at >= units_.size()) return false;
     const uint32_t unit = units_[*at];
@@ -70,7 +70,7 @@ class PrecompiledNormalizer final : public TextNormalizer {
     MarkedText out(text.marked());
     for (size_t begin = 0; begin < bytes.size();) {
       const size_t end = EndOfCluster(bytes, begin);
-      if (end - begin > kLongestCluster || !Rewrite(text, {begin, end}, &out)) {
+      if (end - begin > kMaxCluster || !Rewrite(text, {begin, end}, &out)) {
         for (size_t at = begin; at < end;) {
           const size_t from = at;
           NextCharacter(bytes, &at);
@@ -98,7 +98,7 @@ class PrecompiledNormalizer final : public TextNormalizer {
     return end;
   }
 
-  // A prefix that the table holds replaces the whole range, as in spm_precompiled.
+  // Replaces the whole range if the table has a prefix of it, as in spm_precompiled.
   bool Rewrite(const MarkedText& text, TextRange range, MarkedText* out) const {
     const std::string_view part = std::string_view(text.text()).substr(range.begin, range.size());
     const std::optional<uint32_t> at = trie_.ShortestPrefix(part);
@@ -118,7 +118,7 @@ std::unique_ptr<TextNormalizer> MakePrecompiledNormalizer(std::string charsmap,
   const size_t size = charsmap.size() < 4 ? 0 : LittleEndian(charsmap, 0);
   const bool fits = size > 0 && size % 4 == 0 && size <= charsmap.size() - 4;
   if (!fits || !IsValidUtf8(std::string_view(charsmap).substr(4 + size)))
-    throw Invalid("{} is no table of SentencePiece", where);
+    throw Invalid("{} is not a valid SentencePiece charsmap", where);
   std::vector<uint32_t> units(size / 4);
   for (size_t i = 0; i < units.size(); ++i) units[i] = LittleEndian(charsmap, 4 + 4 * i);
   return std::make_unique<PrecompiledNormalizer>(std::move(units), charsmap.substr(4 + size));

@@ -44,8 +44,8 @@ class Translator {
 
  private:
   struct Group {
-    size_t begin = 0;          // in out_
-    size_t extra_closers = 0;  // groups opened here for the likes of (?i)
+    size_t begin = 0;          // offset in out_
+    size_t extra_closers = 0;  // number of extra groups opened here for options such as (?i)
   };
 
   Error Fault(std::string_view what) const {
@@ -100,7 +100,8 @@ class Translator {
     out_ += "(?";
     const size_t options_end = in_.find_first_not_of("imx-", position_);
     const char after = options_end == std::string_view::npos ? '\0' : in_[options_end];
-    if (options_end == position_ || (after != ':' && after != ')')) {  // (?: (?= (?<name> and so on
+    if (options_end == position_ || (after != ':' && after != ')')) {  // (?: (?= (?<name> and
+                                                                       // similar
       groups_.push_back({begin});
       return;
     }
@@ -110,7 +111,8 @@ class Translator {
     }
     Take();
     out_ += ':';
-    // (?i: is a group; (?i) reaches to the end of the enclosing one, over its bars too.
+    // (?i: opens a group; (?i) applies up to the end of the enclosing group, across its
+    // alternatives.
     if (after == ':') {
       groups_.push_back({begin});
     } else {
@@ -141,7 +143,7 @@ class Translator {
     out_ += brace.substr(1);
     const char next = position_ < in_.size() ? in_[position_] : '\0';
     const bool exact = brace.find(',') == std::string_view::npos;
-    // What follows is a quantifier of its own here, but a suffix to PCRE2.
+    // Oniguruma reads the next character as a second quantifier, PCRE2 as a suffix of the first.
     if (next == '+' || (next == '?' && exact)) {
       out_.insert(atom_begin_, "(?:");
       out_ += ')';
@@ -170,8 +172,8 @@ class Translator {
     }
   }
 
-  // Escapes that mean the same inside a class, as its items, and outside; `kept`: letters that
-  // PCRE2 reads alike.
+  // Translates an escape that is an atom outside of classes and an item within them. `kept`:
+  // further letters that PCRE2 reads alike.
   std::string CommonEscape(char c, std::string_view kept) {
     switch (c) {
       case 's':
@@ -195,7 +197,7 @@ class Translator {
     return (alike || !letter_or_byte ? "\\" : "") + std::string(1, c);
   }
 
-  // PCRE2's own \b takes another view of what a word is.
+  // PCRE2's own \b has a different definition of word characters.
   static std::string WordBoundary(std::string_view after_word, std::string_view after_other) {
     const std::string word = Bracket("", kWordItems);
     return "(?:(?<=" + word + ")" + std::string(after_word) + word + ")|(?<!" + word + ")" +
@@ -229,7 +231,7 @@ class Translator {
     return std::string("\\") + p + (negated ? "{^" : "{") + Pcre2PropertyName(name) + "}";
   }
 
-  // One operand of && in a class: plain items, and parts that PCRE2 cannot write within brackets.
+  // One operand of && in a class: plain items, and parts that PCRE2 cannot express within brackets.
   struct Union {
     std::string items;
     std::vector<std::string> parts;
@@ -310,7 +312,7 @@ class Translator {
   std::string_view where_;
   size_t position_ = 0;
   std::string out_;
-  size_t atom_begin_ = 0;  // in out_: what a quantifier that follows would repeat
+  size_t atom_begin_ = 0;  // offset in out_ of the atom that a following quantifier repeats
   std::vector<Group> groups_;
 };
 

@@ -1,4 +1,4 @@
-// From the regular expressions of tokenizer.json to PCRE2's.
+// Translates the regular expressions of tokenizer.json to PCRE2 syntax.
 #pragma once
 
 #include <string>
@@ -6,15 +6,14 @@
 
 namespace switchyard {
 
-// Hugging Face matches with Oniguruma in its Ruby syntax. This rewrites where the two languages
-// differ:
+// Hugging Face matches with Oniguruma in its Ruby syntax. The differences that are translated:
 // - the Unicode meaning of \s \w \h \v, \p{Han} as script (not script extensions), long category
 //   names;
-// - classes within classes and their intersection with &&;
+// - nested classes and their intersection with &&;
 // - (?m) for "dot matches newline", the scope of (?i), {n,m}+ as a repeated group (possessive in
 //   PCRE2), {,n}. Compile the
-// result with UTF, UCP and MULTILINE. Throws Error for what it can tell is malformed; `where` names
-// file and key.
+// result with UTF, UCP and MULTILINE. Throws Error for malformed patterns that it detects; `where`
+// names file and key.
 std::string OnigurumaToPcre2(std::string_view pattern, std::string_view where);
 
 }  // namespace switchyard

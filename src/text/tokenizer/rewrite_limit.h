@@ -1,4 +1,4 @@
-// A bound on what the rewriting steps of a tokenizer.json may make of a text.
+// Limits the size of a text that a tokenizer.json rewrites.
 #pragma once
 
 #include <cstddef>
@@ -7,14 +7,16 @@
 
 namespace switchyard {
 
-// Steps that each double a text would fill any memory within a few lines of JSON.
+// Steps that each double a text would otherwise fill any memory within a few lines of JSON.
 inline constexpr size_t kMaxRewrittenBytes = size_t{64} << 20;
 
-// Throws Error when rewriting makes `after` bytes of `before`, which is more, and past the bound.
+// Throws Error if a rewriting step grows a text from `before` to `after` bytes, and `after` is
+// beyond the limit.
 inline void CheckRewrittenSize(size_t before, size_t after) {
   if (after <= before || after <= kMaxRewrittenBytes) return;
-  throw Invalid("tokenizer.json: its replacements make {} bytes of {}, at most {} are allowed",
-                after, before, kMaxRewrittenBytes);
+  throw Invalid(
+      "tokenizer.json: its replacements expand a text to {} bytes from {}; want at most {}", after,
+      before, kMaxRewrittenBytes);
 }
 
 }  // namespace switchyard

@@ -10,7 +10,7 @@
 namespace switchyard {
 namespace {
 
-// The wire format of protobuf: fields one after the other, each a key and a value.
+// The wire format of protobuf: a sequence of fields, each a key and a value.
 class Message {
  public:
   struct Field {
@@ -21,7 +21,7 @@ class Message {
 
   Message(std::string_view bytes, const std::string& file) : rest_(bytes), file_(file) {}
 
-  // nullopt at the end.
+  // nullopt at the end of the message.
   std::optional<Field> Next() {
     if (rest_.empty()) return std::nullopt;
     const uint64_t key = Varint();
@@ -49,7 +49,7 @@ class Message {
   }
 
  private:
-  [[noreturn]] void Fail() const { throw Invalid("{} is no model of SentencePiece", file_); }
+  [[noreturn]] void Fail() const { throw Invalid("{} is not a SentencePiece model", file_); }
 
   std::string_view Take(uint64_t size) {
     if (size > rest_.size()) Fail();
@@ -81,11 +81,11 @@ SentencePieceModel::Piece ReadPiece(std::string_view bytes, const std::string& f
       piece.score = std::bit_cast<float>(static_cast<uint32_t>(field->integer));
     if (field->number == 3) {
       if (field->integer < 1 || field->integer > 6)
-        throw Invalid("{}: a piece has the type {}", file, field->integer);
+        throw Invalid("{}: a piece has the unknown type {}", file, field->integer);
       piece.type = static_cast<SentencePieceModel::PieceType>(field->integer);
     }
   }
-  if (!IsValidUtf8(piece.text)) throw Invalid("{}: a piece is no UTF-8", file);
+  if (!IsValidUtf8(piece.text)) throw Invalid("{}: a piece is not valid UTF-8", file);
   return piece;
 }
 
@@ -152,7 +152,7 @@ SentencePieceModel ReadSentencePiece(std::string_view bytes, const std::string& 
     if (field->number == 3) ReadNormalizerSpec(field->bytes, file, &model);
   }
   if (model.pieces.empty() || model.pieces.size() > static_cast<size_t>(kMaxTokenId))
-    throw Invalid("{} has {} pieces", file, model.pieces.size());
+    throw Invalid("{} has {} pieces, want 1 to {}", file, model.pieces.size(), kMaxTokenId);
   return model;
 }
 

@@ -1,4 +1,5 @@
-// tokenizer.model: what SentencePiece trains, a message of protobuf (sentencepiece_model.proto).
+// tokenizer.model: the trained model of SentencePiece, a protobuf message
+// (sentencepiece_model.proto).
 #pragma once
 
 #include <cstdint>
@@ -28,17 +29,17 @@ struct SentencePieceModel {
   std::vector<Piece> pieces;  // by id
   Kind kind = Kind::kUnigram;
   bool byte_fallback = false;
-  int32_t unk_id = 0, bos_id = 1, eos_id = 2;  // negative: there is none
+  int32_t unk_id = 0, bos_id = 1, eos_id = 2;  // negative: no such piece
   std::string unk_piece = "<unk>", bos_piece = "<s>", eos_piece = "</s>";
-  // How texts are normalized.
+  // Normalization table of texts (precompiled_normalizer.h).
   std::string precompiled_charsmap;  // may be empty
   bool add_dummy_prefix = true;
   bool remove_extra_whitespaces = true;
   bool escape_whitespaces = true;
 };
 
-// Throws Error that names `file` for bytes that are no such message, for kinds other than Unigram
-// and BPE, and for pieces that are no UTF-8.
+// Throws Error that names `file` for bytes that are not such a message, for model types other than
+// Unigram and BPE, and for pieces that are not UTF-8.
 SentencePieceModel ReadSentencePiece(std::string_view bytes, const std::string& file);
 
 }  // namespace switchyard

@@ -25,7 +25,7 @@ std::vector<std::string> UserDefined(const SentencePieceModel& model) {
   return pieces;
 }
 
-// The pairs of normal pieces whose concatenation is a third, best scores first.
+// The pairs of normal pieces whose concatenation is also a piece, by descending score.
 Json MergesOf(const SentencePieceModel& model, const std::string& file) {
   MergeBudget budget(file);
   std::unordered_map<std::string_view, size_t> normal;
@@ -62,7 +62,7 @@ Json ModelOf(const SentencePieceModel& model, const std::string& file) {
   Json vocab = Json::object();
   for (size_t id = 0; id < model.pieces.size(); ++id) {
     if (!vocab.emplace(model.pieces[id].text, id).second)
-      throw Invalid("{}: the piece '{}' is there twice", file, model.pieces[id].text);
+      throw Invalid("{}: the piece '{}' occurs twice", file, model.pieces[id].text);
   }
   const Json unknown = vocab.contains(model.unk_piece) ? Json(model.unk_piece) : Json();
   return {{"type", "BPE"},
@@ -89,7 +89,7 @@ Json NormalizerOf(const SentencePieceModel& model, bool legacy) {
     steps.push_back(Replacing("Regex", " {2,}", " "));
   }
   if (model.escape_whitespaces) steps.push_back(Replacing("String", " ", "▁"));
-  // Metaspace leaves out the prefix of a text that begins with "▁"; SentencePiece does not.
+  // Metaspace adds no prefix to a text that begins with "▁"; SentencePiece does.
   if (model.add_dummy_prefix && legacy) steps.push_back(Replacing("Regex", R"(\A▁)", "▁▁"));
   return {{"type", "Sequence"}, {"normalizers", std::move(steps)}};
 }
@@ -109,7 +109,7 @@ size_t Characters(const std::string& text) {
       std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
-// User-defined pieces are words of their own, never merged with others.
+// User-defined pieces are separate words, which are never merged with others.
 Json PreTokenizerOf(const SentencePieceModel& model, bool legacy) {
   Json steps = Json::array();
   if (model.add_dummy_prefix) {

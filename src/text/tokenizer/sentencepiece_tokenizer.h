@@ -1,4 +1,4 @@
-// A model of SentencePiece as tokenizer.json has it.
+// Converts a SentencePiece model to the form of tokenizer.json.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -8,11 +8,10 @@
 
 namespace switchyard {
 
-// The parts that transformers 5 builds from such a file
-// (SpmConverter.build_tokenizer_from_spm_proto), with the same ids for every text. `legacy` (of
-// tokenizer_config.json): every piece of text between added tokens gets the prefix "▁", and not
-// only the first. Control and user-defined pieces, and the unknown piece, are added tokens. Throws
-// Error that names `file`.
+// Builds the same components as transformers 5 (SpmConverter.build_tokenizer_from_spm_proto), with
+// the same ids for every text. `legacy` (of tokenizer_config.json): every piece of text between
+// added tokens gets the prefix "▁", not only the first. Control, user-defined and unknown pieces
+// become added tokens. Throws Error that names `file`.
 nlohmann::json TokenizerOfSentencePiece(const SentencePieceModel& model, bool legacy,
                                         const std::string& file);
 

@@ -8,8 +8,8 @@
 namespace switchyard {
 namespace {
 
-// Whether a span continues the piece of the span before it (in reading order, from the end for
-// kMergedWithNext). A delimiter joins what precedes it unless that is a delimiter, too.
+// True if a span continues the piece of the previous one (in reading order; from the end for
+// kMergedWithNext). A delimiter joins its predecessor unless that is a delimiter too.
 bool Joins(const SplitSpan& span, bool previous_delimiter, SplitBehavior behavior) {
   switch (behavior) {
     case SplitBehavior::kMergedWithPrevious:

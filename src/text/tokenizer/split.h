@@ -1,4 +1,4 @@
-// What becomes of the delimiters where a text is split.
+// Splits a text, with different treatments of the delimiters.
 #pragma once
 
 #include <functional>
@@ -15,19 +15,19 @@ enum class SplitBehavior {
   kRemoved,             // a, b
   kMergedWithPrevious,  // a-, b
   kMergedWithNext,      // a, -b
-  kContiguous,          // as isolated, but neighbouring delimiters stay in one piece
+  kContiguous,          // like kIsolated, but adjacent delimiters form one piece
 };
 
 SplitBehavior ReadSplitBehavior(const JsonNode& node);
 
-// A stretch of text that either is a delimiter or lies between two.
+// A part of a text: a delimiter, or the text between two.
 struct SplitSpan {
   TextRange range;
   bool delimiter;
 };
 
-// Spans that cover [0, size): `delimiters` (ordered, disjoint) and what lies between; `invert`
-// swaps the roles.
+// Spans that cover [0, size): `delimiters` (ordered, disjoint) and the text between them; `invert`
+// swaps the two roles.
 std::vector<SplitSpan> CoverWithSpans(const std::vector<TextRange>& delimiters, size_t size,
                                       bool invert);
 
@@ -35,7 +35,7 @@ std::vector<SplitSpan> CoverWithSpans(const std::vector<TextRange>& delimiters, 
 std::vector<SplitSpan> SpanPerCharacter(std::string_view text,
                                         const std::function<bool(char32_t)>& is_delimiter);
 
-// Appends the non-empty pieces, moved by `offset`.
+// Appends the non-empty pieces, shifted by `offset`.
 void AppendPieces(const std::vector<SplitSpan>& spans, SplitBehavior behavior, size_t offset,
                   std::vector<TextRange>* pieces);
 

@@ -28,8 +28,8 @@ int Match(const pcre2_code* code, std::string_view text, size_t start, pcre2_mat
   const int found =
       pcre2_match(code, subject, text.size(), start, PCRE2_NO_UTF_CHECK, match, nullptr);
   if (found != PCRE2_ERROR_JIT_STACKLIMIT) return found;
-  // The interpreter keeps its backtracking points on the heap: slower, but not bound to the 32 KiB
-  // of the JIT.
+  // The interpreter keeps its backtracking points on the heap: slower than the JIT, but without its
+  // limit of 32 KiB.
   return pcre2_match(code, subject, text.size(), start, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match,
                      nullptr);
 }
@@ -37,7 +37,7 @@ int Match(const pcre2_code* code, std::string_view text, size_t start, pcre2_mat
 void CheckSize(std::string_view pattern, std::string_view where) {
   if (pattern.empty()) throw Invalid("{}: the pattern is empty", where);
   if (pattern.size() > kMaxPatternBytes) {
-    throw Invalid("{}: the pattern has {} bytes, at most {} are allowed", where, pattern.size(),
+    throw Invalid("{}: the pattern has {} bytes, want at most {}", where, pattern.size(),
                   kMaxPatternBytes);
   }
 }
@@ -67,7 +67,7 @@ TextPattern TextPattern::Regex(std::string_view oniguruma, std::string_view wher
   }
   TextPattern out({}, std::string(where));
   out.code_.reset(code, &pcre2_code_free);
-  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // without a JIT the interpreter runs
+  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // without JIT the interpreter is used
   return out;
 }
 

@@ -12,7 +12,7 @@ struct pcre2_real_code_8;
 
 namespace switchyard {
 
-// Immutable; any number of threads may search at once.
+// Immutable, thread-safe.
 class TextPattern {
  public:
   // `where` names file and key in errors. Both throw Error for an empty, malformed or oversized
@@ -20,12 +20,12 @@ class TextPattern {
   static TextPattern Literal(std::string_view text, std::string_view where);
   static TextPattern Regex(std::string_view oniguruma, std::string_view where);
 
-  // All matches in valid UTF-8, leftmost first and without overlap. An empty match right behind
-  // another match does not count. Throws Error when the expression backtracks without end on this
+  // All non-overlapping matches in valid UTF-8 from left to right. Skips an empty match directly
+  // after another match. Throws Error if the expression exceeds its backtracking limit on this
   // text.
   std::vector<TextRange> FindAll(std::string_view text) const;
 
-  // The text itself, when the pattern is a literal; empty for a regular expression.
+  // The text of a literal pattern; empty for a regular expression.
   const std::string& literal() const { return literal_; }
 
  private:

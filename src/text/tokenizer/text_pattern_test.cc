@@ -26,10 +26,10 @@ TEST(TextPatternTest, EmptyMatchesDoNotFollowAMatch) {
   const auto matches = TextPattern::Regex("a*", "test").FindAll("aab");
   EXPECT_EQ(matches, (std::vector<TextRange>{{0, 2}, {3, 3}}));
   EXPECT_EQ(TextPattern::Regex("x*", "test").FindAll("\u00E9").size(),
-            2u);  // around the character, not within
+            2u);  // before and after the character, not inside
 }
 
-// Each line is a way in which Oniguruma and PCRE2 differ.
+// Each line tests a difference between Oniguruma and PCRE2.
 TEST(RegexSyntaxTest, MeansWhatOnigurumaMeans) {
   EXPECT_EQ(Found(R"(\s)", "a\u180Eb\u0085\u00A0"), (Strings{"\u0085", "\u00A0"}));
   EXPECT_EQ(Found(R"([^\S ]+)", " \u3000\n"), Strings{"\u3000\n"});

@@ -22,8 +22,8 @@ namespace {
 using Json = nlohmann::json;
 using Ranks = std::unordered_map<std::string, int32_t>;
 
-// The same matches as the published pattern, whose classes are intersections ("letters and not
-// Han"), which PCRE2 10.42 lacks.
+// Matches the same texts as the published pattern, whose class intersections ("letters and not
+// Han") PCRE2 10.42 lacks.
 constexpr const char* kKimiWords =
     R"([\p{Han}]+)"
     R"(|[^\r\n\p{L}\p{N}]?(?:(?!\p{Han})[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])*)"
@@ -79,8 +79,8 @@ std::string Spelled(std::string_view bytes) {
   return text;
 }
 
-// All ways to make a token of two others: tiktoken merges whatever has the lowest rank. `spelled`:
-// the tokens by rank.
+// All pairs of tokens whose concatenation is a token: tiktoken merges the pair with the lowest
+// rank. `spelled`: the tokens by rank.
 Json MergesOf(const std::vector<RankedToken>& tokens, const Ranks& ranks,
               const std::vector<std::string>& spelled, const std::string& file) {
   MergeBudget budget(file);
@@ -105,7 +105,7 @@ Json MergesOf(const std::vector<RankedToken>& tokens, const Ranks& ranks,
   return merges;
 }
 
-// By id. Of malformed entries (tokenizer_config.json is checked elsewhere) nothing comes.
+// By id. Skips malformed entries (tokenizer_config.json is checked elsewhere).
 std::map<int32_t, std::string> DeclaredTokens(const Json& added_tokens_decoder) {
   std::map<int32_t, std::string> tokens;
   if (!added_tokens_decoder.is_object()) return tokens;

@@ -1,4 +1,4 @@
-// The "model" of tokenizer.json: words to ids.
+// The "model" of tokenizer.json: encodes words to ids.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace switchyard {
 
-// Immutable; any number of threads, each with its own Scratch.
+// Immutable, thread-safe; each thread needs its own Scratch.
 class TokenModel {
  public:
   struct Scratch {
@@ -19,8 +19,8 @@ class TokenModel {
     UnigramModel::Scratch unigram;
   };
 
-  // Throws Error for types other than BPE and Unigram. Older files name none: a list of tokens is
-  // of type Unigram, an object of type BPE.
+  // Throws Error for types other than BPE and Unigram. Older files have no type: a vocabulary that
+  // is a list means Unigram, an object means BPE.
   explicit TokenModel(const JsonNode& node) : model_(Read(node)) {}
 
   const Vocabulary& vocabulary() const {

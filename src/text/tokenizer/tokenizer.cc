@@ -15,12 +15,12 @@
 namespace switchyard {
 namespace {
 
-// Several times the largest tokenizers that are published: 33 MB, and 2.1 million values with
-// Gemma's 514,906 merges as pairs. A document costs about 60 bytes of memory for each value.
+// Several times the largest published tokenizers: 33 MB, and 2.1 million values for Gemma's 514,906
+// merges as pairs. A document takes about 60 bytes of memory for each value.
 constexpr uint64_t kMaxFileBytes = 128 << 20;
 constexpr size_t kMaxValues = 5'000'000;
 constexpr int kMaxDepth = 64;  // components nest up to kMaxComponentDepth, two levels each
-// Far past any context; the model's symbols have 32-bit indices.
+// Far beyond any context length, and within the 32-bit indices of the model's symbols.
 constexpr size_t kMaxTextBytes = size_t{256} << 20;
 
 void CheckVersion(const JsonNode& version) {
@@ -29,8 +29,8 @@ void CheckVersion(const JsonNode& version) {
   }
 }
 
-// The concatenation as valid UTF-8, with marks if it needs them. A sequence that crosses from one
-// piece to the next is one character, untrusted if any part of it is.
+// The concatenation as valid UTF-8, with marks if needed. A sequence that crosses pieces is one
+// character, which is untrusted if any part of it is.
 MarkedText Join(std::span<const Tokenizer::Piece> pieces) {
   const bool marked =
       std::any_of(pieces.begin(), pieces.end(), [](const auto& piece) { return !piece.trusted; });
@@ -42,7 +42,7 @@ MarkedText Join(std::span<const Tokenizer::Piece> pieces) {
   }
   if (bytes.size() > kMaxTextBytes) {
     throw Error(ErrorKind::kTooLarge,
-                fmt::format("a text to encode has {} bytes, at most {} are allowed", bytes.size(),
+                fmt::format("the text to encode has {} bytes, want at most {}", bytes.size(),
                             kMaxTextBytes));
   }
   if (!marked && IsValidUtf8(bytes)) return MarkedText(std::move(bytes));
@@ -60,13 +60,14 @@ MarkedText Join(std::span<const Tokenizer::Piece> pieces) {
   return out;
 }
 
-// One call of Encode.
+// State of one Encode call.
 class Encoder {
  public:
-  explicit Encoder(const TokenizerParts& parts) : parts_(parts) {}
+  Encoder(const TokenizerParts& parts, size_t limit) : parts_(parts), limit_(limit) {}
 
   std::vector<int32_t> Run(const MarkedText& text) {
     for (const TextPart& part : parts_.added.CutRaw(text)) {
+      if (Full()) break;
       if (part.id >= 0) {
         ids_.push_back(part.id);
       } else {
@@ -78,6 +79,8 @@ class Encoder {
   }
 
  private:
+  bool Full() const { return ids_.size() > limit_; }
+
   void EncodeRaw(MarkedText text, bool starts_input) {
     if (parts_.normalizer != nullptr) text = parts_.normalizer->Apply(std::move(text));
     for (const TextPart& part : parts_.added.CutNormalized(text)) {
@@ -95,12 +98,14 @@ class Encoder {
   void EncodeWords(Words words) {
     if (parts_.pre_tokenizer != nullptr) parts_.pre_tokenizer->Apply(&words);
     for (const TextRange& word : words.pieces) {
+      if (Full()) return;
       parts_.model.Encode(std::string_view(words.text).substr(word.begin, word.size()), &scratch_,
                           &ids_);
     }
   }
 
   const TokenizerParts& parts_;
+  const size_t limit_;
   TokenModel::Scratch scratch_;
   std::vector<int32_t> ids_;
 };
@@ -134,14 +139,15 @@ std::unique_ptr<Tokenizer> Tokenizer::FromDocument(const nlohmann::json& documen
   return std::unique_ptr<Tokenizer>(new Tokenizer(std::make_unique<const TokenizerParts>(root)));
 }
 
-std::vector<int32_t> Tokenizer::Encode(std::string_view text, bool add_special_tokens) const {
+std::vector<int32_t> Tokenizer::Encode(std::string_view text, bool add_special_tokens,
+                                       size_t limit) const {
   const Piece whole{text, true};
-  return EncodePieces({&whole, 1}, add_special_tokens);
+  return EncodePieces({&whole, 1}, add_special_tokens, limit);
 }
 
-std::vector<int32_t> Tokenizer::EncodePieces(std::span<const Piece> pieces,
-                                             bool add_special_tokens) const {
-  std::vector<int32_t> ids = Encoder(*parts_).Run(Join(pieces));
+std::vector<int32_t> Tokenizer::EncodePieces(std::span<const Piece> pieces, bool add_special_tokens,
+                                             size_t limit) const {
+  std::vector<int32_t> ids = Encoder(*parts_, limit).Run(Join(pieces));
   return add_special_tokens ? parts_->post_processor.AddSpecialTokens(std::move(ids)) : ids;
 }
 

@@ -1,4 +1,4 @@
-// Tokenizer::FromDirectory: the files that a checkpoint may have its tokenizer in.
+// Tokenizer::FromDirectory: selects the tokenizer files of a checkpoint.
 #include <charconv>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -23,7 +23,7 @@ constexpr const char* kVocabularies[] = {"tokenizer.json", "tiktoken.model", "to
 Json ReadObjectIfThere(const fs::path& file) {
   if (!fs::exists(file)) return nullptr;
   Json json = ParseTokenizerJson(ReadTokenizerFile(file), file.string());
-  if (!json.is_object()) throw Invalid("{} is no JSON object", file.string());
+  if (!json.is_object()) throw Invalid("{} is not a JSON object", file.string());
   return json;
 }
 
@@ -31,8 +31,8 @@ bool IsFalse(const Json& config, const char* key) {
   return config.is_object() && config.contains(key) && config[key] == false;
 }
 
-// Gives pieces the names that added_tokens_decoder has for their ids, as fine-tunes do with unused
-// pieces, but none that another piece keeps.
+// Renames pieces as added_tokens_decoder does (fine-tunes rename unused pieces), unless another
+// piece has the name.
 void RenamePieces(const Json& decoder, SentencePieceModel* model) {
   if (!decoder.is_object()) return;
   std::vector<std::optional<std::string>> names(model->pieces.size());
@@ -52,9 +52,9 @@ void RenamePieces(const Json& decoder, SentencePieceModel* model) {
   }
 }
 
-// What tokenizer_config.json need not say where the model of SentencePiece does, and what
-// transformers changes of it: added tokens are found in the text as it came in, so that each
-// stretch between two gets a prefix of its own.
+// Defaults that tokenizer_config.json may omit if the SentencePiece model has them, and a change
+// that transformers makes: added tokens are matched in the raw text. Thus each part between two
+// tokens gets its own prefix.
 void CompleteConfig(const SentencePieceModel& model, Json* config) {
   if (config->is_null()) *config = Json::object();
   const auto take = [&](const char* name, int32_t id, const std::string& piece) {
@@ -70,7 +70,7 @@ void CompleteConfig(const SentencePieceModel& model, Json* config) {
   }
 }
 
-// The vocabulary in the form of tokenizer.json.
+// Converts the vocabulary to the form of tokenizer.json.
 Json ReadVocabulary(const fs::path& file, Json* config) {
   const std::string bytes = ReadTokenizerFile(file);
   if (file.extension() == ".json") return ParseTokenizerJson(bytes, file.string());

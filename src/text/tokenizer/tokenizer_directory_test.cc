@@ -1,4 +1,4 @@
-// Tokenizers in the files that checkpoints have them in, against what their libraries give.
+// Tokenizers in all files in which checkpoints store them, compared with their reference libraries.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -32,7 +32,7 @@ std::vector<std::string> Strings(const Json& fragments) {
   };
   std::vector<std::string> strings(1000);
   for (std::string& text : strings) {
-    // Python draws the count first.
+    // Evaluation order: Python draws the count first.
     for (size_t left = 1 + draw(12); left > 0; --left)
       text += fragments[draw(fragments.size())].get<std::string>();
   }
@@ -165,7 +165,7 @@ TEST_F(DirectoryFilesTest, AddBosAndEosTokens) {
             (Ids{a, 511}));
   EXPECT_EQ(encode({{"add_bos_token", false}}), (Ids{a}));
   EXPECT_EQ(encode({{"add_bos_token", true}}, nullptr), (Ids{510, a}));
-  // A post-processor of the file's own counts, but for classes that replace it.
+  // The file's own post-processor counts, except for classes that replace it.
   const Ids own = encode(Json::object(), bos_first);
   EXPECT_EQ(own.size(), 2u);
   EXPECT_EQ(encode({{"add_bos_token", true}}, bos_first), own);
@@ -205,7 +205,7 @@ TEST_F(DirectoryFilesTest, TiktokenAloneIsATokenizer) {
   EXPECT_EQ(tokenizer->Decode(Ids{256, 0xE4, 0xB8, 0xAD}, true), "ab中");
   std::ofstream(dir_ / "tiktoken.model") << "YQ== 0\nYQ= x\n";
   EXPECT_THAT(ErrorOfLoad(), HasSubstr("tiktoken.model, line 2"));
-  fs::rename(dir_ / "tiktoken.model", dir_ / "tokenizer.model");  // as Llama 3's
+  fs::rename(dir_ / "tiktoken.model", dir_ / "tokenizer.model");  // the file name that Llama 3 uses
   EXPECT_THAT(ErrorOfLoad(), HasSubstr("tokenizer.model, line 2"));
 }
 

@@ -17,7 +17,7 @@ Json AddedToken(int32_t id, const std::string& content) {
           {"rstrip", false}, {"normalized", false}, {"special", true}};
 }
 
-// Puts the bos token before a text, and nothing without one.
+// Puts the bos token before a text; a null post-processor without one.
 Json PostProcessor(const LearnedBpe& bpe, const std::string& bos) {
   if (bos.empty()) return nullptr;
   const auto id = std::find(bpe.tokens.begin(), bpe.tokens.end(), bos) - bpe.tokens.begin();
@@ -35,7 +35,7 @@ Json PostProcessor(const LearnedBpe& bpe, const std::string& bos) {
 Json Model(const LearnedBpe& bpe) {
   Json vocab = Json::object();
   auto& entries = vocab.get_ref<Json::object_t&>();
-  entries.reserve(bpe.tokens.size());  // its look-up by name is a search: fill it by its end
+  entries.reserve(bpe.tokens.size());  // lookup by name is a linear search: append instead
   for (size_t id = 0; id < bpe.tokens.size(); ++id) entries.emplace_back(bpe.tokens[id], id);
   Json merges = Json::array();
   for (const auto& [left, right] : bpe.merges) {
@@ -112,7 +112,7 @@ void WriteWhole(const fs::path& path, const Json& json) {
 void CheckSpecial(const char* role, const std::string& token,
                   const std::vector<std::string>& special_tokens) {
   if (token.empty() || std::ranges::find(special_tokens, token) != special_tokens.end()) return;
-  throw Invalid("the {} token {} is none of the special tokens", role, token);
+  throw Invalid("the {} token {} is not in the list of special tokens", role, token);
 }
 
 }  // namespace
@@ -148,7 +148,7 @@ void WriteTokenizer(const fs::path& dir, const LearnedBpe& bpe,
   CheckSpecial("pad", options.pad, special_tokens);
   std::error_code failed;
   fs::create_directories(dir, failed);
-  if (failed) throw Resource("{}: cannot be made: {}", dir.string(), failed.message());
+  if (failed) throw Resource("{}: cannot create the directory: {}", dir.string(), failed.message());
   WriteWhole(dir / "tokenizer.json", TokenizerJson(bpe, special_tokens, options));
   WriteWhole(dir / "tokenizer_config.json", ConfigJson(special_tokens, options));
 }

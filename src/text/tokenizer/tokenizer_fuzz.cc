@@ -1,5 +1,5 @@
-// Any bytes as a tokenizer.json: refused with an Error, or a tokenizer that encodes and decodes
-// whatever comes.
+// Loads any bytes as a tokenizer.json: the result is an Error, or a tokenizer that encodes and
+// decodes any input.
 #include <cstddef>
 #include <cstdint>
 #include <string>

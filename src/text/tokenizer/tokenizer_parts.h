@@ -18,7 +18,7 @@ namespace switchyard {
 struct TokenizerParts {
   explicit TokenizerParts(const JsonNode& root);
 
-  // Passes the ids to a decoder. Skips ids without a token, and special tokens if
+  // Pushes the ids to a decoder. Skips ids without a token, and special tokens if
   // `skip_special_tokens`.
   void Push(std::span<const int32_t> ids, bool skip_special_tokens, DecodeStream* stream) const;
 

@@ -1,4 +1,4 @@
-// Reading the files of tokenizers.
+// Reads tokenizer files.
 #pragma once
 
 #include <filesystem>
@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-// Throws Error kNotFound, or kInvalid for a file that is larger than any tokenizer's.
+// Throws Error kNotFound, or kInvalid if the file exceeds the size limit.
 std::string ReadTokenizerFile(const std::filesystem::path& path);
 
 // Throws Error kInvalid that names `name_for_errors`.

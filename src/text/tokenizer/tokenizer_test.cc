@@ -58,6 +58,21 @@ TEST(TokenizerTest, GivesTheGoldensOfEveryComponent) {
   }
 }
 
+TEST(TokenizerTest, StopsSoonAfterTheLimitWithTheSameFirstIds) {
+  const auto tokenizer =
+      Tokenizer::FromFile(TestData() / "fixtures" / "qwen3_moe" / "tokenizer.json");
+  std::string text;
+  for (int i = 0; i < 500; ++i) text += "the lantern " + std::to_string(i) + "\n";
+  const Ids all = tokenizer->Encode(text, false);
+  for (const size_t limit : {size_t{0}, size_t{1}, size_t{100}}) {
+    const Ids some = tokenizer->Encode(text, false, limit);
+    EXPECT_GT(some.size(), limit);
+    EXPECT_LT(some.size(), limit + 20);
+    EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin()));
+  }
+  EXPECT_EQ(tokenizer->Encode(text, false, all.size()), all);
+}
+
 TEST(TokenizerTest, InvalidUtf8CountsAsReplacementCharacters) {
   const auto tokenizer = Tokenizer::FromFile(FixtureTokenizer("qwen3"));
   EXPECT_EQ(tokenizer->Encode("a\xff"
@@ -121,7 +136,7 @@ TEST(EncodePiecesTest, MergesSeeThroughBorders) {
   EXPECT_EQ(
       tokenizer->EncodePieces(std::vector<Piece>{{"a", true}, {"b", false}, {"c", true}}, false),
       Ids{5});
-  // A character cut in two by a border is one character.
+  // A character that is split over two pieces is one character.
   EXPECT_EQ(tokenizer->EncodePieces(std::vector<Piece>{{"\xC3", true}, {"\xA9", false}}, false),
             (Ids{7, 8}));
 }
@@ -190,7 +205,7 @@ TEST(EncodePiecesTest, EqualsEncodeOfTheWholeWithoutForgedTokens) {
 }
 
 TEST(TokenizerTest, LongRunsTakeTimeInProportion) {
-  // Quadratic work on these would take hours, which the test's time limit catches.
+  // Quadratic time would take hours on these, beyond the test's time limit.
   std::string marks = "e";
   for (int i = 0; i < 100'000; ++i) marks += i % 2 == 0 ? "\u0301" : "\u0323";
   for (const char* fixture : {"qwen3", "gpt_oss", "mixtral"}) {

@@ -137,7 +137,7 @@ bool IsWordCharacter(char32_t c) {
     case UTF8PROC_CATEGORY_PC:
       return true;
     default:
-      // Join_Control, and the circled and squared letters: the symbols that are Alphabetic.
+      // Join_Control, and the circled and squared letters, which are the Alphabetic symbols.
       return Between(c, 0x200C, 0x200D) || Between(c, 0x24B6, 0x24E9) ||
              Between(c, 0x1F130, 0x1F149) || Between(c, 0x1F150, 0x1F169) ||
              Between(c, 0x1F170, 0x1F189);
@@ -147,7 +147,7 @@ bool IsWordCharacter(char32_t c) {
 bool IsNonspacingMark(char32_t character) { return Category(character) == UTF8PROC_CATEGORY_MN; }
 
 void AppendLowercase(char32_t character, std::string* out) {
-  if (character == 0x130) {  // İ: the one character whose lower case is longer than one character
+  if (character == 0x130) {  // İ: the only character whose lower case has more than one character
     out->append("i\u0307");
     return;
   }

@@ -1,5 +1,5 @@
-// Characters and UTF-8 as tokenizers see them. Stateless except Utf8Repair; texts called valid are
-// valid UTF-8.
+// UTF-8 and character properties for tokenizers. Stateless except Utf8Repair; a parameter called
+// valid is valid UTF-8.
 #pragma once
 
 #include <cstddef>
@@ -27,19 +27,18 @@ struct Utf8Sequence {
   size_t length;  // bytes, at least 1
 };
 
-// The sequence at bytes[position]: one character, or the longest run of bytes that stands for one
-// U+FFFD ("maximal subpart", Unicode 15 section 3.9, which is what Rust's lossy conversion
-// replaces).
+// The sequence at bytes[position]: one character, or the longest invalid run that becomes one
+// U+FFFD ("maximal subpart", Unicode 15 section 3.9; Rust's lossy conversion does the same).
 Utf8Sequence ScanUtf8(std::string_view bytes, size_t position);
 
 bool IsValidUtf8(std::string_view bytes);
 
-// Bytes that arrive in pieces, as valid text: each invalid sequence becomes U+FFFD.
+// Converts bytes that arrive in pieces to valid text: each invalid sequence becomes U+FFFD.
 class Utf8Repair {
  public:
-  // The text that later bytes cannot change.
+  // Returns the text that later bytes cannot change.
   std::string Push(std::string_view bytes);
-  // What a cut sequence at the end is shown as: empty or U+FFFD.
+  // The replacement of an incomplete sequence at the end: U+FFFD, or empty if there is none.
   std::string Finish();
 
  private:

@@ -27,8 +27,8 @@ bool IsCompatibility(NormalizationForm form) {
   return form == NormalizationForm::kNfkc || form == NormalizationForm::kNfkd;
 }
 
-// No character below U+0300 composes with what precedes it or has a canonical form other than
-// itself when composed; for the other forms only ASCII is known without a look-up.
+// True if the text is already normalized, by a quick check. Characters below U+0300 never compose
+// with a preceding one and are unchanged by NFC; for the other forms only ASCII is accepted.
 bool IsUnchanged(const std::string& text, NormalizationForm form) {
   const unsigned char first_changed_lead = form == NormalizationForm::kNfc ? 0xCC : 0x80;
   return std::all_of(text.begin(), text.end(), [&](char byte) {
@@ -56,8 +56,8 @@ MarkedCharacters Decompose(const MarkedText& text, NormalizationForm form) {
   return out;
 }
 
-// Canonical order: each run of combining marks sorted by class. (utf8proc's own sort is quadratic
-// in the run.)
+// Canonical ordering: sorts each run of combining marks by class. (utf8proc's own sort is quadratic
+// in the run's length.)
 void Reorder(MarkedCharacters* characters) {
   auto begin = characters->begin();
   const auto is_starter = [](const MarkedCharacter& c) { return c.combining_class == 0; };
@@ -80,7 +80,7 @@ utf8proc_int32_t ComposePair(utf8proc_int32_t first, utf8proc_int32_t second) {
 }
 
 void Compose(MarkedCharacters* characters) {
-  size_t size = 0;     // of what is composed so far, in place
+  size_t size = 0;     // number of characters composed so far, in place
   size_t starter = 0;  // index of the last starter, if has_starter
   bool has_starter = false;
   int blocking_class = -1;  // class of the last mark kept since the starter; -1: none

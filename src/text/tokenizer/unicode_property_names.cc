@@ -54,8 +54,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 42> kPropert
     {"lc", "L&"},
 }};
 
-// Names that are properties of their own and no scripts; everything else longer than a category is
-// a script.
+// Names of properties that are not scripts; every other name longer than a category is a script.
 constexpr std::array<std::string_view, 14> kBinaryProperties = {"any",
                                                                 "ascii",
                                                                 "alphabetic",

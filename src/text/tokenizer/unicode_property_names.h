@@ -1,4 +1,4 @@
-// The names of Unicode properties in regular expressions.
+// Names of Unicode properties in regular expressions.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace switchyard {
 
-// What PCRE2 calls the property that Oniguruma knows as `name`, which comes in lower case, without
+// PCRE2's name of the property that Oniguruma calls `name`. `name` is in lower case, without
 // spaces, hyphens and underscores: "lowercaseletter" -> "Ll", "han" -> "sc:han" (PCRE2's plain
 // "Han" means script extensions).
 std::string Pcre2PropertyName(std::string_view name);

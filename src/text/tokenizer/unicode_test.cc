@@ -79,7 +79,8 @@ TEST(ByteLevelTest, WritesAnyBytesAsText) {
   std::string spaced;
   AppendByteLevel(" \u00E9\n", &spaced);
   EXPECT_EQ(spaced, "\u0120\u00C3\u00A9\u010A");
-  EXPECT_EQ(BytesOfByteLevel("\u0120\u4E13"), "\u0120\u4E13");  // no byte-level token
+  EXPECT_EQ(BytesOfByteLevel("\u0120\u4E13"), "\u0120\u4E13");  // no token in the byte-level
+                                                                // alphabet
 }
 
 }  // namespace

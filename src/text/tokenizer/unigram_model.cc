@@ -21,16 +21,16 @@ UnigramModel::UnigramModel(const JsonNode& node) {
   vocab.CheckArray();
   const nlohmann::json& list = vocab.raw();
   if (list.size() > static_cast<size_t>(kMaxTokenId))
-    throw Invalid("{} has {} entries", vocab.where(), list.size());
+    throw Invalid("{} has {} entries, want at most {}", vocab.where(), list.size(), kMaxTokenId);
   double least = 0;
   for (size_t i = 0; i < list.size(); ++i) {
     const nlohmann::json& entry = list[i];
     if (!entry.is_array() || entry.size() != 2 || !entry[0].is_string() || !entry[1].is_number())
-      throw Invalid("{}[{}] is no token with its score", vocab.where(), i);
+      throw Invalid("{}[{}]: want [token, score]", vocab.where(), i);
     const auto& token = entry[0].get_ref<const std::string&>();
     const auto id = static_cast<int32_t>(i);
     if (!vocabulary_.Add(token, id))
-      throw Invalid("{}[{}]: '{}' is there already", vocab.where(), i, token);
+      throw Invalid("{}[{}]: '{}' occurs twice", vocab.where(), i, token);
     scores_.push_back(entry[1].get<double>());
     tokens_.Add(token, id);
     least = i == 0 ? scores_[0] : std::min(least, scores_.back());
@@ -85,7 +85,7 @@ void UnigramModel::Encode(std::string_view word, Scratch* scratch,
                           std::vector<int32_t>* ids) const {
   if (word.empty()) return;
   FindBestPath(word, scratch);
-  auto& path = scratch->path_;  // from the end; `score` is not read
+  auto& path = scratch->path_;  // backwards from the end; `score` is unused here
   path.clear();
   for (size_t end = word.size(); end > 0; end = scratch->places_[end].start)
     path.push_back(scratch->places_[end]);

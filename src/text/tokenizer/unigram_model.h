@@ -1,4 +1,4 @@
-// The "model" of tokenizer.json, of type Unigram: the likeliest split of a word into tokens.
+// The "model" of tokenizer.json of type Unigram: the most likely split of a word into tokens.
 #pragma once
 
 #include <array>
@@ -14,20 +14,20 @@
 
 namespace switchyard {
 
-// Kudo, "Subword Regularization" (2018), as SentencePiece and the library tokenizers compute it:
-// the best path through all tokens by dynamic programming. Immutable; any number of threads, each
-// with its own Scratch.
+// Kudo, "Subword Regularization" (2018), computed as in SentencePiece and the library tokenizers:
+// the best path over all tokens by dynamic programming. Immutable, thread-safe; each thread needs
+// its own Scratch.
 class UnigramModel {
  public:
   class Scratch;
 
-  // Throws Error for malformed nodes and for tokens given twice.
+  // Throws Error for malformed nodes and for duplicate tokens.
   explicit UnigramModel(const JsonNode& node);
 
   const Vocabulary& vocabulary() const { return vocabulary_; }
 
-  // Appends the ids of one word. A run of characters without tokens becomes one unknown token, or
-  // its bytes' tokens if the vocabulary has them and the file says so.
+  // Appends the ids of one word. A run of characters without tokens becomes one unknown token; with
+  // byte_fallback, byte tokens if the vocabulary has them.
   void Encode(std::string_view word, Scratch* scratch, std::vector<int32_t>* ids) const;
 
  private:
@@ -37,7 +37,7 @@ class UnigramModel {
   Vocabulary vocabulary_;
   std::vector<double> scores_;  // by id
   StringMatcher tokens_;
-  int32_t unknown_id_ = -1;  // -1: unknown characters vanish
+  int32_t unknown_id_ = -1;  // -1: unknown characters are dropped
   double unknown_score_ = 0;
   bool byte_fallback_ = false;
   std::array<int32_t, 256> id_of_byte_;  // -1: no token
@@ -47,10 +47,10 @@ class UnigramModel::Scratch {
  private:
   friend class UnigramModel;
 
-  // The best way to reach a byte of the word.
+  // The best path to a byte of the word.
   struct Place {
     double score;
-    size_t start;  // of the last token on that way; npos: not reached
+    size_t start;  // start of the last token on that path; npos: not reached
     int32_t id;    // of that token
   };
 

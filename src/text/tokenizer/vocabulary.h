@@ -14,14 +14,15 @@ namespace switchyard {
 // Larger ids mean a broken file: the largest vocabularies have a few hundred thousand tokens.
 inline constexpr int32_t kMaxTokenId = (1 << 22) - 1;
 
-// A one-to-one map. Not for concurrent Add; look-ups are const.
+// A one-to-one map. Add is not thread-safe; lookups are const.
 class Vocabulary {
  public:
-  // False, and nothing added, when the token or the id is taken already. 0 <= id <= kMaxTokenId.
+  // Returns false, and adds nothing, if the token or the id is taken already. 0 <= id <=
+  // kMaxTokenId.
   bool Add(std::string_view token, int32_t id);
 
   std::optional<int32_t> Find(std::string_view token) const;
-  // Null for an id without a token. The string stays where it is as long as the vocabulary.
+  // Null for an id without a token. The string has a stable address for the vocabulary's lifetime.
   const std::string* Text(int32_t id) const;
   // Largest id + 1.
   int size() const { return static_cast<int>(text_of_id_.size()); }

@@ -14,7 +14,7 @@ namespace {
 
 using Points = std::vector<std::pair<double, double>>;
 
-constexpr int kLeft = 70, kTop = 50, kWidth = 760, kHeight = 360, kMostPoints = 600;
+constexpr int kLeft = 70, kTop = 50, kWidth = 760, kHeight = 360, kMaxPoints = 600;
 // Color-blind safe palette: Okabe and Ito, Color Universal Design (2008).
 constexpr std::array kColors = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"};
 
@@ -49,13 +49,13 @@ struct Range {
   }
 };
 
-// Reduces the points to at most kMostPoints means of consecutive points.
+// Reduces the points to at most kMaxPoints means of consecutive points.
 Points Decimated(const Points& points) {
   Points finite;
   for (const auto& p : points) {
     if (std::isfinite(p.first) && std::isfinite(p.second)) finite.push_back(p);
   }
-  const size_t count = std::min<size_t>(finite.size(), kMostPoints);
+  const size_t count = std::min<size_t>(finite.size(), kMaxPoints);
   Points out;
   for (size_t i = 0; i < count; ++i) {
     const size_t begin = i * finite.size() / count, end = (i + 1) * finite.size() / count;

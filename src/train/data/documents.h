@@ -16,12 +16,12 @@ struct Document {
   std::string where;                // "corpus/a.jsonl:12", for messages
 };
 
-// File formats by extension: .jsonl has one document per line, {"text": "…"} or
-// {"messages": [{"role": "user", "content": "…"}, …]}; other keys are ignored, empty lines skipped.
-// Every other file is one document. A directory stands for the .jsonl, .txt and .md files below it,
-// ordered by path. Throws Error that names the file, and the line: unreadable or empty files, lines
-// that are not JSON or have neither key or both, messages that are not a list of {role, content}
-// strings, text that is not UTF-8, and paths without any document.
+// File formats by extension: .jsonl has one document per line, {"text": "…"} or {"messages":
+// [{"role": "user", "content": "…"}, …]}; other keys are ignored, empty lines skipped. Every other
+// file is one document. A directory stands for the .jsonl, .txt and .md files below it, ordered by
+// path. Throws Error that names file and line for unreadable or empty files, paths without any
+// document, and text that is not UTF-8. The same for lines that are not JSON, have neither key or
+// both, or whose messages are not a list of {role, content} strings.
 std::vector<Document> ReadDocuments(const std::vector<std::filesystem::path>& paths);
 
 }  // namespace switchyard::train

@@ -37,9 +37,9 @@ class DocumentEncoder {
   // token if there is one and the text does not end with it. Special tokens spelled out in a text
   // stay text. A chat becomes the output of the template. With kAssistant it is encoded in
   // segments, split before and after the opening of each assistant turn, as a server sees them.
-  // Throws Error kInvalid that names the document: a chat without a template or without an
-  // assistant turn, or a template that rejects it or changes earlier text as the conversation grows
-  // (kAssistant requires a stable prefix).
+  // Throws Error kInvalid that names the document for a chat without a template or without an
+  // assistant turn, and for a template that rejects the chat. kAssistant also requires a template
+  // that does not change earlier text as the conversation grows.
   EncodedDocument Encode(const Document& document) const;
 
   const Tokenizer& tokenizer() const { return *tokenizer_; }

@@ -25,9 +25,9 @@ class LocalExchange : public RowExchange {
   void Release(ExchangeHandle* h) override { h->from.clear(); }
 };
 
-// Each slot has, in each rank's arena and for each member s: a message buffer (length, then bytes),
-// a flag that s raises when the message has arrived, and a flag that s raises when it has read the
-// message of this rank. Exchange n uses slot n % places; flags hold n / places + 1.
+// Each slot has a message buffer (length, then bytes) and two flags in each rank's arena for each
+// member s. Member s raises the first flag when its message has arrived, and the second when it has
+// read the message of this rank. Exchange n uses slot n % places; flags hold n / places + 1.
 class SharedExchange : public RowExchange {
  public:
   SharedExchange(SymmetricMemory& memory, std::vector<int> group, const RowExchangeOptions& options)

@@ -7,7 +7,6 @@
 // bytes, one for each (token, slot), in both directions. As in src/moe, the gradient of combine is
 // a dispatch with the forward routing, and the gradient of dispatch is a combine. All state of a
 // batch is in its handle, so any number of exchanges can be in flight.
-// batch is in its handle, so that any number of exchanges is under way.
 #pragma once
 
 #include <cstddef>

@@ -102,7 +102,8 @@ void AddToQueries(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t k
   }
 }
 
-// dk += dSᵀ · Q and dv += Pᵀ · dout. In diagonal blocks only the rows from a key on see it.
+// dk += dSᵀ · Q and dv += Pᵀ · dout. In diagonal blocks a key is visible only to rows from its own
+// position on.
 template <typename T>
 void AddToKeys(const BackwardHead<T>& h, int64_t row, int64_t rows, int64_t key, int64_t keys) {
   const int64_t strip = row == key ? kStrip : keys;

@@ -11,7 +11,7 @@ namespace switchyard::train {
 namespace {
 
 constexpr int64_t kRows = 96;  // of a tile: even, and a multiple of the register tile's six rows
-constexpr int64_t kMostWeights = 96 * 1024;    // of a network: 384 KB of gradients
+constexpr int64_t kMaxWeights = 96 * 1024;     // of a network: 384 KB of gradients
 constexpr int64_t kNetworksForEachThread = 2;  // load balance: networks have unequal row counts
 
 // Bump allocator for the arrays of a task.
@@ -124,7 +124,7 @@ template <typename T>
 bool UsesTiles(std::span<const FeedForward<T>> networks, const ThreadPool& pool) {
   const int64_t weights = 3 * networks[0].gate.n * networks[0].gate.k;
   const int threads = pool.num_threads();
-  return weights <= kMostWeights &&
+  return weights <= kMaxWeights &&
          (threads == 1 || std::ssize(networks) >= kNetworksForEachThread * threads);
 }
 

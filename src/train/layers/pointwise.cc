@@ -122,14 +122,14 @@ void RmsNormGradient(const NormShape<T>& s, const T* x, const T* weight, const T
 
 namespace {
 
-constexpr int64_t kMostRotary = 256;
+constexpr int64_t kMaxRotary = 256;
 
 // Interleaved pairs. A row's cosines and sines are expanded to pairs once for all heads.
 void RopeOfPairs(const RopeShape<float>& s, float* x, bool backward, const KernelTable& leaves,
                  ThreadPool& pool) {
   const int64_t half = s.rotary_dim / 2;
   pool.RunRanges(s.m, RowGrain(s.heads * s.rotary_dim), [&](int64_t begin, int64_t end) {
-    float cosines[kMostRotary], sines[kMostRotary];
+    float cosines[kMaxRotary], sines[kMaxRotary];
     for (int64_t t = begin; t < end; ++t) {
       const float* from = s.cos_sin + s.positions[t] * s.rotary_dim;
       for (int64_t i = 0; i < half; ++i) {
@@ -150,7 +150,7 @@ template <typename T>
 void Rope(const RopeShape<T>& s, T* x, bool backward, ThreadPool& pool) {
   if constexpr (std::is_same_v<T, float>) {
     const KernelTable* leaves = ActiveKernels();
-    const bool whole = s.rotary_dim % 8 == 0 && s.rotary_dim <= kMostRotary;
+    const bool whole = s.rotary_dim % 8 == 0 && s.rotary_dim <= kMaxRotary;
     if (leaves != nullptr && s.interleaved && whole)
       return RopeOfPairs(s, x, backward, *leaves, pool);
   }

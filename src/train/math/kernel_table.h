@@ -38,7 +38,7 @@ struct KernelTable {
   void (*scale)(float* x, int64_t n, float factor);
   // s[i] = e^(scale · s[i] - shift), d[i] = s[i] · (d[i] - along) · scale
   void (*softmax_gradient)(float* s, float* d, int64_t n, float scale, float shift, float along);
-  // x[i] = e^(scale · x[i] - shift); returns the sum, accumulated per lane.
+  // x[i] = e^(scale · x[i] - shift); returns the sum, accumulated in vector lanes.
   float (*exp_sum)(float* x, int64_t n, float scale, float shift);
   // y = x · root · weight; see RmsNorm
   void (*norm)(const float* x, float root, const float* weight, float* y, int64_t n);

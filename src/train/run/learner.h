@@ -57,9 +57,9 @@ class Learner : public TrainedModel {
     return model_.aliases();
   }
   Losses Learn(std::span<const Batch> batches, const StepSize& step) override;
-  // Metrics over all stages, if the model has experts: "balancedness", the mean over MoE layers of
-  // mean load over largest load in the step; "balancedness_worst", the minimum over layers;
-  // "dead_experts", the number of experts without a token.
+  // Metrics over all stages, if the model has experts. "balancedness": the mean over MoE layers of
+  // mean load over largest load in the step. "balancedness_worst": the minimum over layers.
+  // "dead_experts": the number of experts without a token.
   std::map<std::string, double> AfterStep(double rate_part) override;
 
   // The shape and schedule of the last step.

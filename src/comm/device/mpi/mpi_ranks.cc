@@ -278,7 +278,7 @@ void MpiRanks::ServeFetch(int source, const Frame& frame) {
   mpi::Finish({&request, 1}, UntilAborted());
 }
 
-// ---- The end ----
+// ---- Shutdown ----
 
 void MpiRanks::SendGoodbye() {
   const auto give_up = steady_clock::now() + kGoodbyeTimeout;

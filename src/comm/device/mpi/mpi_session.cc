@@ -3,6 +3,11 @@
 #include <fmt/format.h>
 #include <mpi.h>
 
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <utility>
+
 #include "comm/device/mpi/mpi_ranks.h"
 #include "comm/device/mpi/mpi_wait.h"
 #include "core/check.h"
@@ -13,42 +18,80 @@ namespace {
 
 using mpi::Limit;
 using std::chrono::milliseconds;
+using std::chrono::steady_clock;
 
-std::string WaitForText(int source, mpi::Tag tag, const Limit& limit, int rank,
-                        milliseconds timeout) {
-  for (mpi::PollBackoff patience;; patience.Wait()) {
-    if (const auto message = mpi::Poll(source, tag)) {
-      return {reinterpret_cast<const char*>(message->bytes.data()), message->bytes.size()};
+constexpr milliseconds kPollInterval(100);  // between two polls of give_up
+
+double Seconds(milliseconds time) { return std::chrono::duration<double>(time).count(); }
+
+// Calls MPI_Init_thread, and `abandon` if it takes too long. Returns the provided thread level.
+int InitWithin(const LaunchedRank& launched, const MpiSession::Options& options) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  std::thread guard([&] {
+    const auto until = steady_clock::now() + options.timeout;
+    std::unique_lock lock(mutex);
+    while (!changed.wait_for(lock, kPollInterval, [&] { return done; })) {
+      if (options.give_up && options.give_up()) return options.abandon({});
+      if (steady_clock::now() < until) continue;
+      return options.abandon(fmt::format(
+          "rank {} waited {:g} s in MPI_Init for the other {} processes that {} started",
+          launched.rank, Seconds(options.timeout), launched.world - 1, launched.launcher));
     }
-    if (limit.Over()) {
-      throw Error(ErrorKind::kTimeout,
-                  fmt::format("rank {} waited {:g} s for rank {} at startup", rank,
-                              std::chrono::duration<double>(timeout).count(), source));
-    }
+  });
+  int provided = MPI_THREAD_SINGLE;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+  {
+    const std::lock_guard lock(mutex);
+    done = true;
   }
+  changed.notify_all();
+  guard.join();
+  return provided;
 }
 
 }  // namespace
 
 struct MpiSession::Impl {
   int rank = 0, world = 1;
+  Options options;
   std::shared_ptr<MpiFinalizeState> finalize_state = std::make_shared<MpiFinalizeState>();
+
+  bool stopped() const { return options.give_up && options.give_up(); }
+  std::optional<std::string> WaitForText(int source, mpi::Tag tag, const Limit& limit) const;
 };
+
+// Nullopt if give_up returns true.
+std::optional<std::string> MpiSession::Impl::WaitForText(int source, mpi::Tag tag,
+                                                         const Limit& limit) const {
+  for (mpi::PollBackoff patience;; patience.Wait()) {
+    if (const auto message = mpi::Poll(source, tag)) {
+      return std::string(reinterpret_cast<const char*>(message->bytes.data()),
+                         message->bytes.size());
+    }
+    if (limit.stop()) return std::nullopt;
+    if (limit.Over()) {
+      throw Error(ErrorKind::kTimeout, fmt::format("rank {} waited {:g} s for rank {} at startup",
+                                                   rank, Seconds(options.timeout), source));
+    }
+  }
+}
 
 bool MpiSession::Built() { return true; }
 
-std::unique_ptr<MpiSession> MpiSession::Start(int world, const std::string& launcher) {
-  int provided = MPI_THREAD_SINGLE;
-  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+std::unique_ptr<MpiSession> MpiSession::Start(const LaunchedRank& launched, Options options) {
+  const int provided = InitWithin(launched, options);
   auto impl = std::make_unique<Impl>();
+  impl->options = std::move(options);
   MPI_Comm_rank(MPI_COMM_WORLD, &impl->rank);
   MPI_Comm_size(MPI_COMM_WORLD, &impl->world);
-  if (impl->world != world) {
-    throw Error(
-        ErrorKind::kInvalid,
-        fmt::format("{} started {} processes, but MPI sees {}", launcher, world, impl->world),
-        "with Slurm: srun --mpi=pmix; or pass --dist-init-addr HOST:PORT to run without "
-        "MPI");
+  if (impl->world != launched.world) {
+    throw Error(ErrorKind::kInvalid,
+                fmt::format("{} started {} processes, but MPI sees {}", launched.launcher,
+                            launched.world, impl->world),
+                "with Slurm: srun --mpi=pmix; or pass --dist-init-addr HOST:PORT to run without "
+                "MPI");
   }
   if (provided < MPI_THREAD_MULTIPLE) {
     throw Invalid("this MPI library does not support MPI_THREAD_MULTIPLE");
@@ -64,20 +107,23 @@ MpiSession::~MpiSession() {
 
 int MpiSession::rank() const { return impl_->rank; }
 
-std::string MpiSession::Agree(const std::string& statement, const Decide& decide,
-                              milliseconds timeout) {
-  const Limit limit = Limit::After(timeout, [] { return false; });
+std::optional<std::string> MpiSession::Agree(const std::string& statement, const Decide& decide) {
+  const Limit limit = Limit::After(impl_->options.timeout, [this] { return impl_->stopped(); });
   const auto size = static_cast<int>(statement.size());
   if (impl_->rank != 0) {
     MPI_Request request;
     MPI_Isend(statement.data(), size, MPI_BYTE, 0, mpi::kStatement, MPI_COMM_WORLD, &request);
-    std::string decision = WaitForText(0, mpi::kDecision, limit, impl_->rank, timeout);
-    CHECK(mpi::Finish({&request, 1}, limit));  // rank 0 has received it, since it decided
+    auto decision = impl_->WaitForText(0, mpi::kDecision, limit);
+    if (!decision) return std::nullopt;
+    // Rank 0 has received the statement, since it decided.
+    CHECK(mpi::Finish({&request, 1}, Limit::After(impl_->options.timeout, [] { return false; })));
     return decision;
   }
   std::vector<std::string> statements{statement};
   for (int rank = 1; rank < impl_->world; ++rank) {
-    statements.push_back(WaitForText(rank, mpi::kStatement, limit, 0, timeout));
+    auto text = impl_->WaitForText(rank, mpi::kStatement, limit);
+    if (!text) return std::nullopt;
+    statements.push_back(std::move(*text));
   }
   std::string decision = decide(statements);
   std::vector<MPI_Request> requests(static_cast<size_t>(impl_->world - 1));
@@ -86,6 +132,7 @@ std::string MpiSession::Agree(const std::string& statement, const Decide& decide
               MPI_COMM_WORLD, &requests[rank - 1]);
   }
   if (!mpi::Finish(requests, limit)) {
+    if (impl_->stopped()) return std::nullopt;
     throw Error(ErrorKind::kTimeout, "rank 0 could not send its decision to the other ranks");
   }
   return decision;

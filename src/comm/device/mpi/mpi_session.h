@@ -4,10 +4,12 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/device/symmetric_memory.h"
+#include "comm/host/launcher.h"
 
 namespace switchyard {
 
@@ -16,19 +18,26 @@ namespace switchyard {
 class MpiSession {
  public:
   static bool Built();  // whether this program was built with MPI
-  // Error kInvalid if built without MPI, or if MPI sees another number of processes than `world`,
-  // the number that the launcher reports.
-  static std::unique_ptr<MpiSession> Start(int world, const std::string& launcher);
+  // Limits of the waits for other ranks during startup.
+  struct Options {
+    std::chrono::milliseconds timeout{300'000};
+    std::function<bool()> give_up;  // polled; stays true once it is; may be empty
+    // Has to end the process, since MPI_Init cannot be interrupted. Called from another thread when
+    // MPI_Init waits for too long; `why` names the waiting rank, and is empty after give_up.
+    std::function<void(const std::string& why)> abandon;
+  };
+  // Error kInvalid if built without MPI, or if MPI sees another number of processes than the
+  // launcher reports.
+  static std::unique_ptr<MpiSession> Start(const LaunchedRank& launched, Options options);
   // Calls MPI_Finalize if all ranks exchanged kBye; otherwise the launcher detects the failure.
   ~MpiSession();
 
   int rank() const;
 
   // At startup: rank 0 receives the statement of every rank, by rank, and broadcasts its decision.
-  // Error kTimeout names the missing ranks.
+  // Error kTimeout names the missing rank. Nullopt if give_up returns true.
   using Decide = std::function<std::string(const std::vector<std::string>&)>;
-  std::string Agree(const std::string& statement, const Decide& decide,
-                    std::chrono::milliseconds timeout);
+  std::optional<std::string> Agree(const std::string& statement, const Decide& decide);
 
   // Attaches all other ranks to the arena of this process.
   void Attach(SharedArena& arena);

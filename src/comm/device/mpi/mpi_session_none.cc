@@ -9,11 +9,11 @@ struct MpiSession::Impl {};
 
 bool MpiSession::Built() { return false; }
 
-std::unique_ptr<MpiSession> MpiSession::Start(int, const std::string& launcher) {
-  throw Error(
-      ErrorKind::kInvalid,
-      fmt::format("{} started several ranks, but this program was built without MPI", launcher),
-      "pass --dist-init-addr HOST:PORT to run without MPI");
+std::unique_ptr<MpiSession> MpiSession::Start(const LaunchedRank& launched, Options) {
+  throw Error(ErrorKind::kInvalid,
+              fmt::format("{} started several ranks, but this program was built without MPI",
+                          launched.launcher),
+              "pass --dist-init-addr HOST:PORT to run without MPI");
 }
 
 MpiSession::MpiSession(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -21,9 +21,7 @@ MpiSession::~MpiSession() = default;
 
 // Start returns no session.
 int MpiSession::rank() const { CHECK(false); }
-std::string MpiSession::Agree(const std::string&, const Decide&, std::chrono::milliseconds) {
-  CHECK(false);
-}
+std::optional<std::string> MpiSession::Agree(const std::string&, const Decide&) { CHECK(false); }
 void MpiSession::Attach(SharedArena&) { CHECK(false); }
 
 }  // namespace switchyard

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <filesystem>
@@ -91,15 +92,16 @@ struct Output {
   std::string text;
 };
 
-Output RunUnderMpi(int ranks, const std::string& part) {
+// `more`: a part of the command line, after the ranks.
+Output RunUnderMpi(int ranks, const std::string& part, const std::string& more = {}) {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
   // Run as root, with more ranks than cores, and without access to each other's memory, as in
   // containers. OpenMPI's leaks at exit are not this program's.
   const std::string command = fmt::format(
       "ASAN_OPTIONS=detect_leaks=0 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
       "OMPI_MCA_btl_vader_single_copy_mechanism=none "
-      "mpirun --oversubscribe -n {} '{}' 'mpi {}' 2>&1",
-      ranks, self, part);
+      "mpirun --oversubscribe -n {} '{}' 'mpi {}' {} 2>&1",
+      ranks, self, part, more);
   FILE* pipe = popen(command.c_str(), "r");
   Output output;
   char line[512];
@@ -146,19 +148,44 @@ TEST_F(MpiSessionTest, AnotherWorldThanTheLaunchersIsRefused) {
   EXPECT_THAT(output.text, HasSubstr("srun started 4 processes, but MPI sees 1"));
 }
 
+// The other process never calls MPI_Init, for which the first one waits.
+TEST_F(MpiSessionTest, AWaitInMpiInitHasADeadline) {
+  const Output output = RunUnderMpi(1, "wait", ": -n 1 sleep 1000");
+  EXPECT_NE(output.code, 0);
+  EXPECT_THAT(output.text, HasSubstr("abandoned: rank 0 waited 0.3 s in MPI_Init for the other 1 "
+                                     "processes that srun started."));
+}
+
+TEST_F(MpiSessionTest, AWaitInMpiInitEndsOnRequest) {
+  const Output output = RunUnderMpi(1, "stop", ": -n 1 sleep 1000");
+  EXPECT_NE(output.code, 0);
+  EXPECT_THAT(output.text, HasSubstr("abandoned: ."));
+}
+
 }  // namespace
 
 int MpiRankMain(std::string_view part) {
   try {
-    const int claimed = part == "world of 4" ? 4 : FindLauncher().value().world;
-    const auto session = MpiSession::Start(claimed, "srun");
+    LaunchedRank launched = part == "world of 4" ? LaunchedRank{} : FindLauncher().value();
+    if (part == "world of 4") launched.world = 4;
+    launched.launcher = "srun";
+    const int claimed = launched.world;
+    const bool waits = part == "wait";
+    const auto session =
+        MpiSession::Start(launched, {.timeout = milliseconds(waits ? 300 : 60'000),
+                                     .give_up = [&] { return part == "stop"; },
+                                     .abandon =
+                                         [](const std::string& why) {
+                                           std::printf("abandoned: %s.\n", why.c_str());
+                                           std::fflush(stdout);
+                                           _exit(9);
+                                         }});
     const int rank = session->rank();
-    const std::string decision = session->Agree(
-        "rank " + std::to_string(rank),
-        [](const std::vector<std::string>& statements) {
+    const auto decided = session->Agree(
+        fmt::format("rank {}", rank), [](const std::vector<std::string>& statements) {
           return fmt::format("{} of {}", statements.back(), statements.size());
-        },
-        milliseconds(60'000));
+        });
+    const std::string decision = decided.value();
     const auto arena = SharedArena::Create(claimed, kBytes);
     session->Attach(*arena);
     if (part == "fail") return Fail(arena, rank);

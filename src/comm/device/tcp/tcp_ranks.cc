@@ -6,7 +6,7 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
-#include <cstring>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -14,19 +14,18 @@
 
 #include "comm/device/frames.h"
 #include "comm/device/remote_ranks.h"
-#include "comm/device/tcp/hello.h"
+#include "comm/net/authenticated_listener.h"
+#include "comm/net/handshake.h"
 #include "core/check.h"
 #include "core/error.h"
 
 namespace switchyard {
 namespace {
 
-using namespace tcp;
 using namespace std::chrono_literals;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kHelloTimeout = 2s;    // timeout for a Hello after accept
 constexpr milliseconds kAbortTimeout = 1s;    // timeout for notifying all peers of an abort
 constexpr milliseconds kGoodbyeTimeout = 5s;  // timeout for the kBye of all peers
 // A failing peer sends the reason on the connection that it opened, which may be read slightly
@@ -38,13 +37,16 @@ iovec PartOf(T& value) {
   return {const_cast<std::remove_const_t<T>*>(&value), sizeof value};
 }
 
+ConnectionKey KeyOf(const TcpWorld& world) { return {.bytes = world.token, .is_secret = true}; }
+
 double Seconds(milliseconds time) { return std::chrono::duration<double>(time).count(); }
 
 class TcpRanks : public RemoteRanks {
  public:
   TcpRanks(SharedArena& arena, int rank, const TcpWorld& world);
   ~TcpRanks() override;
-  void Connect(TcpListener& listener, milliseconds timeout);
+  // False if give_up returns true.
+  bool Connect(TcpListener& listener, milliseconds timeout, const std::function<bool()>& give_up);
 
   bool IsRemote(int rank) const override { return peers_[rank] != nullptr; }
   void Put(int rank, const std::byte* image, std::span<const ByteRange> ranges, size_t flag_offset,
@@ -68,7 +70,7 @@ class TcpRanks : public RemoteRanks {
   }
   void OpenAll(const IoLimit& limit);
   void AcceptAll(TcpListener& listener, const IoLimit& limit, milliseconds timeout);
-  bool IsExpectedPeer(TcpStream& stream, int* from) const;
+  bool Expects(int from) const;
   std::string Missing() const;
 
   void Request(int rank, std::span<iovec> parts, milliseconds timeout);
@@ -104,68 +106,98 @@ TcpRanks::TcpRanks(SharedArena& arena, int rank, const TcpWorld& world)
 
 // ---- Connecting ----
 
-void TcpRanks::Connect(TcpListener& listener, milliseconds timeout) {
-  const IoLimit limit = Limit(timeout);
-  OpenAll(limit);
-  AcceptAll(listener, limit, timeout);
-  for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
-    if (peers_[r] == nullptr) continue;
-    ++serving_;  // before any server thread starts
+bool TcpRanks::Connect(TcpListener& listener, milliseconds timeout,
+                       const std::function<bool()>& give_up) {
+  std::atomic<bool> failed{false}, stopped{false};
+  const IoLimit limit = IoLimit::After(timeout, [&] {
+    if (give_up && give_up()) stopped = true;
+    return stopped || failed || local_arena_.aborted();
+  });
+  // Every rank accepts while it opens, since both ends take part in a handshake.
+  std::exception_ptr accept_error, open_error;
+  std::thread acceptor([&] {
+    pthread_setname_np(pthread_self(), "acceptor");
+    try {
+      AcceptAll(listener, limit, timeout);
+    } catch (...) {
+      accept_error = std::current_exception();
+      failed = true;
+    }
+  });
+  bool timed_out = false;
+  try {
+    OpenAll(limit);
+  } catch (const Error& error) {
+    open_error = std::current_exception();
+    timed_out = error.kind() == ErrorKind::kTimeout;
+    if (!timed_out) failed = true;
+  } catch (...) {
+    open_error = std::current_exception();
+    failed = true;
+  }
+  acceptor.join();
+  if (stopped) return false;
+  if (open_error && !timed_out) std::rethrow_exception(open_error);
+  if (accept_error) std::rethrow_exception(accept_error);  // names all missing ranks
+  if (open_error) std::rethrow_exception(open_error);
+
+  for (const auto& peer : peers_) {
+    if (peer != nullptr) ++serving_;  // before any server thread starts
   }
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
     if (peers_[r] != nullptr) peers_[r]->server = std::thread([this, r] { Serve(r); });
   }
+  return true;
 }
 
-// Every address is published after its listener is bound, so connects need no accept on the peer.
 void TcpRanks::OpenAll(const IoLimit& limit) {
   const int size = static_cast<int>(peers_.size());
+  const int rank = local_arena_.rank();
   for (int k = 1; k < size; ++k) {
-    const int r = (local_arena_.rank() + k) % size;
+    const int r = (rank + k) % size;
     if (peers_[r] == nullptr) continue;
-    auto stream = TcpStream::Connect(world_.listeners[r], limit);
-    if (!stream) {
+    OpenedConnection opened =
+        OpenAuthenticated(world_.listeners[r], KeyOf(world_),
+                          {.purpose = Purpose::kRank, .from = rank, .to = r}, limit);
+    if (!opened.stream) {
       if (local_arena_.aborted()) local_arena_.ThrowAborted();
-      throw Error(ErrorKind::kTimeout,
-                  fmt::format("rank {} cannot connect to {} at {}", local_arena_.rank(),
-                              world_.Describe(r), world_.listeners[r].Text()));
+      if (opened.verdict != Verdict::kAccepted) {
+        throw Error(ErrorKind::kPeer,
+                    fmt::format("at {}: {}", world_.listeners[r].Text(),
+                                DescribeVerdict(opened.verdict, fmt::format("rank {}", rank),
+                                                world_.Describe(r))));
+      }
+      throw Error(ErrorKind::kTimeout, fmt::format("rank {} cannot connect to {} at {}", rank,
+                                                   world_.Describe(r), world_.listeners[r].Text()));
     }
-    Hello hello{.from = local_arena_.rank(), .to = r};
-    std::memcpy(hello.token.data(), world_.token.data(), hello.token.size());
-    peers_[r]->out = std::move(*stream);
+    peers_[r]->out = std::move(*opened.stream);
     peers_[r]->usable = true;
-    iovec part = PartOf(hello);
-    Request(r, {&part, 1}, kHelloTimeout);
   }
 }
 
 void TcpRanks::AcceptAll(TcpListener& listener, const IoLimit& limit, milliseconds timeout) {
+  AuthenticatedListener authenticated(listener,
+                                      {.key = KeyOf(world_),
+                                       .purpose = Purpose::kRank,
+                                       .self = local_arena_.rank(),
+                                       .expects = [this](int from) { return Expects(from); }});
   while (!Missing().empty()) {
-    auto stream = listener.Accept(limit);
-    if (!stream) {
+    auto arrival = authenticated.Accept(limit);
+    if (!arrival) {
       if (local_arena_.aborted()) local_arena_.ThrowAborted();
       throw Error(ErrorKind::kTimeout,
                   fmt::format("rank {} waited {:g} s for {} to connect", local_arena_.rank(),
                               Seconds(timeout), Missing()));
     }
-    int from = -1;
-    if (!IsExpectedPeer(*stream, &from)) continue;
-    peers_[from]->in = std::move(*stream);
-    peers_[from]->connected = true;
+    Peer& peer = *peers_[arrival->from];
+    peer.in = std::move(arrival->stream);
+    peer.connected = true;
   }
 }
 
-// Whether the connection comes from an expected rank.
-bool TcpRanks::IsExpectedPeer(TcpStream& stream, int* from) const {
-  Hello hello;
-  if (stream.Receive(&hello, sizeof hello, Limit(kHelloTimeout)) != IoResult::kDone) return false;
-  if (hello.magic != kMagic || hello.to != local_arena_.rank() ||
-      std::string_view(hello.token.data(), hello.token.size()) != world_.token) {
-    return false;
-  }
-  *from = hello.from;
-  return hello.from >= 0 && hello.from < static_cast<int>(peers_.size()) &&
-         peers_[hello.from] != nullptr && !peers_[hello.from]->connected;
+bool TcpRanks::Expects(int from) const {
+  return from >= 0 && from < static_cast<int>(peers_.size()) && peers_[from] != nullptr &&
+         !peers_[from]->connected;
 }
 
 std::string TcpRanks::Missing() const {
@@ -354,17 +386,21 @@ TcpRanks::~TcpRanks() {
 
 }  // namespace
 
-void ConnectTcpRanks(SharedArena& arena, int rank, TcpListener listener, const TcpWorld& world,
-                     milliseconds timeout) {
+bool ConnectTcpRanks(SharedArena& arena, int rank, TcpListener listener, const TcpWorld& world,
+                     milliseconds timeout, const std::function<bool()>& give_up) {
   CHECK_EQ(static_cast<int>(world.listeners.size()), arena.world());
   auto ranks = std::make_unique<TcpRanks>(arena, rank, world);
   try {
-    ranks->Connect(listener, timeout);
+    if (!ranks->Connect(listener, timeout, give_up)) {
+      ranks->Abort(fmt::format("rank {} was stopped before all ranks had connected", rank));
+      return false;
+    }
   } catch (const Error& error) {
     ranks->Abort(fmt::format("rank {} failed: {}", rank, error.what()));
     throw;
   }
   arena.Attach(std::move(ranks));
+  return true;
 }
 
 }  // namespace switchyard

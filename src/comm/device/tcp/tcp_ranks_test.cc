@@ -6,14 +6,16 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <future>
 #include <thread>
 
 #include "comm/device/communicator.h"
 #include "comm/device/frames.h"
 #include "comm/device/rank_threads.h"
 #include "comm/device/staged_rounds.h"
-#include "comm/device/tcp/hello.h"
 #include "comm/device/test_collectives.h"
+#include "comm/net/authenticated_listener.h"
+#include "comm/net/test_strangers.h"
 #include "core/error.h"
 #include "core/testing.h"
 
@@ -189,6 +191,13 @@ TEST(TcpRanksTest, AFailureReachesRanksThatWaitInOtherNodes) {
   EXPECT_EQ(stopped, 3);
 }
 
+// Connects to rank 0 as rank 1.
+OpenedConnection Introduce(const TcpWorld& world, const std::string& token) {
+  return OpenAuthenticated(world.listeners[0], {token, true},
+                           {.purpose = Purpose::kRank, .from = 1, .to = 0},
+                           IoLimit::After(milliseconds(10'000)));
+}
+
 // A world with one rank of this test and one that the test emulates frame by frame.
 class ByHandTest : public ::testing::Test {
  protected:
@@ -199,19 +208,15 @@ class ByHandTest : public ::testing::Test {
     world_.listeners = {mine.address(), theirs.address()};
     arena_ = SharedArena::Create(2, kBytes);
     std::thread peer([&] {
-      Introduce(world_.token);
-      from_rank0_ = theirs.Accept(IoLimit::After(milliseconds(10'000)));
+      to_rank0_ = Introduce(world_, world_.token).stream;
+      AuthenticatedListener listener(
+          theirs, {.key = {world_.token, true}, .purpose = Purpose::kRank, .self = 1});
+      from_rank0_ = std::move(listener.Accept(IoLimit::After(milliseconds(10'000)))->stream);
     });
     ConnectTcpRanks(*arena_, 0, std::move(mine), world_, milliseconds(10'000));
     peer.join();
   }
 
-  void Introduce(const std::string& token) {
-    to_rank0_ = TcpStream::Connect(world_.listeners[0], IoLimit::After(milliseconds(10'000)));
-    tcp::Hello hello{.from = 1, .to = 0};
-    std::memcpy(hello.token.data(), token.data(), hello.token.size());
-    Send(&hello, sizeof hello);
-  }
   void Send(const void* bytes, size_t size) {
     iovec part{const_cast<void*>(bytes), size};
     ASSERT_EQ(to_rank0_->Send(std::span(&part, 1)), IoResult::kDone);
@@ -299,19 +304,74 @@ TEST_F(ByHandTest, APutThatIsNotTakenTimesOutByName) {
   to_rank0_.reset();
 }
 
-TEST(TcpRanksTest, StrangersAreTurnedAwayAndMissingRanksNamed) {
-  TcpListener theirs = TcpListener::Bind({"127.0.0.1", 0});
+// Rank 0 and its listener; the listener of rank 1, which does not accept.
+struct LoneRank {
+  LoneRank() {
+    world = {.token = TcpWorld::NewToken(), .ranks_per_node = 1};
+    world.listeners = {mine.address(), theirs.address()};
+  }
   TcpListener mine = TcpListener::Bind({"127.0.0.1", 0});
-  TcpWorld world{.token = TcpWorld::NewToken(), .ranks_per_node = 1};
-  world.listeners = {mine.address(), theirs.address()};
-  const auto arena = SharedArena::Create(2, kBytes);
-  auto stranger = TcpStream::Connect(world.listeners[0], IoLimit::After(milliseconds(10'000)));
-  tcp::Hello hello{.from = 1, .to = 0};  // no token
-  iovec part{&hello, sizeof hello};
-  ASSERT_EQ(stranger->Send(std::span(&part, 1)), IoResult::kDone);
-  EXPECT_EQ(ErrorOf([&] { ConnectTcpRanks(*arena, 0, std::move(mine), world, milliseconds(300)); },
-                    ErrorKind::kTimeout),
+  TcpListener theirs = TcpListener::Bind({"127.0.0.1", 0});
+  TcpWorld world;
+  std::shared_ptr<SharedArena> arena = SharedArena::Create(2, kBytes);
+};
+
+TEST(TcpRanksTest, ARankOfAnotherEngineIsRefusedAndTheMissingOneNamed) {
+  LoneRank rank;
+  auto other = std::async(std::launch::async,
+                          [&] { return Introduce(rank.world, TcpWorld::NewToken()).verdict; });
+  EXPECT_EQ(ErrorOf(
+                [&] {
+                  ConnectTcpRanks(*rank.arena, 0, std::move(rank.mine), rank.world,
+                                  milliseconds(300));
+                },
+                ErrorKind::kTimeout),
             "rank 0 waited 0.3 s for rank 1 (node 1, 127.0.0.1) to connect");
+  EXPECT_EQ(other.get(), Verdict::kWrongSecret);
+}
+
+TEST(TcpRanksTest, AnotherEngineAtTheAddressOfARankIsAnError) {
+  LoneRank rank;
+  auto other = std::async(std::launch::async, [&] {
+    AuthenticatedListener listener(
+        rank.theirs, {.key = {TcpWorld::NewToken(), true}, .purpose = Purpose::kRank, .self = 1});
+    listener.Accept(IoLimit::After(milliseconds(500)));
+  });
+  EXPECT_THAT(ErrorOf(
+                  [&] {
+                    ConnectTcpRanks(*rank.arena, 0, std::move(rank.mine), rank.world,
+                                    milliseconds(60'000));
+                  },
+                  ErrorKind::kPeer),
+              HasSubstr("rank 0 and rank 1 (node 1, 127.0.0.1) have different secrets"));
+  other.get();
+}
+
+TEST(TcpRanksTest, AStopConditionEndsTheWait) {
+  LoneRank rank;
+  EXPECT_FALSE(ConnectTcpRanks(*rank.arena, 0, std::move(rank.mine), rank.world,
+                               milliseconds(60'000), [] { return true; }));
+}
+
+TEST(TcpRanksTest, StrangersDoNotKeepRanksFromConnecting) {
+  TcpWorld world{.token = TcpWorld::NewToken(), .ranks_per_node = 1};
+  std::vector<TcpListener> listeners;
+  std::vector<TcpStream> strangers;
+  for (int rank = 0; rank < 3; ++rank) {
+    listeners.push_back(TcpListener::Bind({"127.0.0.1", 0}));
+    world.listeners.push_back(listeners.back().address());
+    for (TcpStream& stream : OpenStrangers(world.listeners.back())) {
+      strangers.push_back(std::move(stream));
+    }
+  }
+  std::vector<std::shared_ptr<SharedArena>> arenas;
+  for (int rank = 0; rank < 3; ++rank) arenas.push_back(SharedArena::Create(3, kBytes));
+  RunRankThreads(arenas, [&](int rank, const auto& arena) {
+    ASSERT_TRUE(
+        ConnectTcpRanks(*arena, rank, std::move(listeners[rank]), world, milliseconds(60'000)));
+    SymmetricMemory memory(arena, rank, kOptions);
+    Communicator(memory, World(3), "tp", 4096).Barrier("all connected");
+  });
 }
 
 }  // namespace

@@ -1,15 +1,13 @@
 #include "comm/device/tcp/tcp_world.h"
 
-#include <sys/random.h>
-
-#include "core/check.h"
+#include "comm/net/hmac.h"
 #include "core/error.h"
 #include "core/wire.h"
 
 namespace switchyard {
 namespace {
 
-constexpr size_t kTokenBytes = 16;
+constexpr size_t kTokenBytes = 32;
 
 }  // namespace
 
@@ -18,9 +16,10 @@ std::string TcpWorld::Describe(int rank) const {
 }
 
 std::string TcpWorld::NewToken() {
-  std::string token(kTokenBytes, '\0');
-  CHECK_EQ(getrandom(token.data(), token.size(), 0), static_cast<ssize_t>(token.size()));
-  return token;
+  Digest token;
+  static_assert(sizeof token == kTokenBytes);
+  FillRandom(token);
+  return {token.begin(), token.end()};
 }
 
 std::string TcpWorld::Encode() const {

@@ -81,8 +81,8 @@ class ShapedTiles {
   BlockShape shape_ = {0, 0};
 };
 
-// Operands of a block: `lines` · 64 bytes of K of rows with stride `ld`, plus, if `tail` is not
-// null, one more line of rows with stride 64; and a panel of `vectors` vectors.
+// Operands of a block: `lines` · 64 bytes of K of rows with stride `ld`, and a panel of `vectors`
+// vectors. If `tail` is not null, one more line of rows with stride 64 follows.
 struct BlockTask {
   const char* rows;
   int64_t ld;
@@ -110,7 +110,7 @@ template <class P, int M, int N>
 }
 
 // M row tiles by N panel tiles. sums: [4][16][16]. Prefetches `ask` lines of the next weights per
-// line processed.
+// processed line.
 template <class P, int M, int N>
 [[gnu::noinline]] void MultiplyTiles(Tiles& tiles, const BlockTask& b, NextPanelPrefetch<P>& next,
                                      int64_t ask, char* sums) {

@@ -1,0 +1,40 @@
+// Time since the last heartbeat, as seen by one observer.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+
+namespace switchyard {
+
+// Measures the time without a change of one counter from regular samples. The time between two
+// samples counts for at most `longest_gap`: an observer that was itself stopped (SIGSTOP, a
+// suspended machine) saw nothing in between, which must not count against the observed process.
+// Single-threaded.
+class Silence {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit Silence(std::chrono::milliseconds longest_gap) : longest_gap_(longest_gap) {}
+
+  // A counter of 0 means that no heartbeat is expected.
+  void Sample(uint64_t beats, Clock::time_point now) {
+    if (beats == 0 || beats != beats_ || sampled_ == Clock::time_point()) {
+      silent_ = {};
+    } else {
+      silent_ += std::min<Clock::duration>(now - sampled_, longest_gap_);
+    }
+    beats_ = beats;
+    sampled_ = now;
+  }
+
+  Clock::duration length() const { return silent_; }
+
+ private:
+  const std::chrono::milliseconds longest_gap_;
+  uint64_t beats_ = 0;
+  Clock::time_point sampled_{};
+  Clock::duration silent_{};
+};
+
+}  // namespace switchyard

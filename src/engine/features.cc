@@ -1,0 +1,275 @@
+#include "engine/features.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "core/error.h"
+#include "core/format.h"
+#include "kernels/cache_rows.h"
+#include "kernels/gpu_formats.h"
+#include "moe/backends.h"
+#include "moe/gpu_options.h"
+#include "quant/weight_view.h"
+
+namespace switchyard {
+namespace {
+
+constexpr Reach kCpusOnly{.gpus = false};
+constexpr Reach kSeveralRanks{.one_gpu = false};
+
+// A section of the table. Flags of experts have no effect on other models.
+struct Section {
+  const char* name;
+  bool of_experts = false;
+};
+constexpr Section kRanks{"Parallelism"};
+constexpr Section kExchange{"Exchange of token rows", true};
+constexpr Section kExperts{"Expert computation", true};
+constexpr Section kWeights{"Weight formats"};
+constexpr Section kBalance{"Expert statistics and balance", true};
+constexpr Section kPrecision{"Precision and cache"};
+constexpr Section kServing{"Serving"};
+
+// Selects the field of a configuration that a flag sets.
+template <typename T>
+using Field = T& (*)(EngineConfig&);
+
+template <typename T>
+const T& Read(Field<T> field, const EngineConfig& config) {
+  return field(const_cast<EngineConfig&>(config));  // a field selects a member and changes nothing
+}
+
+// One value of a flag that has names as values.
+Feature Choice(Section section, const char* flag, const std::string& value,
+               Field<std::string> field, Reach reach = {}) {
+  return {.section = section.name,
+          .flag = flag,
+          .value = value,
+          .reach = reach,
+          .requested =
+              [=](const EngineConfig& config, const ModelConfig& model) {
+                return Read(field, config) == value && (!section.of_experts || model.has_moe());
+              },
+          .request = [=](EngineConfig& config) { field(config) = value; }};
+}
+
+// A switch, or a flag that sets a number: requested if it is not the default. `example`: a value
+// to request it.
+template <typename T>
+Feature Setting(Section section, const char* flag, Field<T> field, T example, Reach reach = {}) {
+  return {.section = section.name,
+          .flag = flag,
+          .reach = reach,
+          .requested =
+              [=](const EngineConfig& config, const ModelConfig& model) {
+                return Read(field, config) != Read(field, EngineConfig()) &&
+                       (!section.of_experts || model.has_moe());
+              },
+          .request = [=](EngineConfig& config) { field(config) = example; }};
+}
+
+// "with deepep or mooncake": the dispatchers that can combine by rank.
+std::string CombiningByRank(const MoeBackends& backends, bool gpus) {
+  std::vector<std::string> names;
+  for (const auto& [name, backend] : backends.dispatchers.all())
+    if (backend.combines_by_rank && (backend.gpus || !gpus))
+      names.push_back(fmt::format("`{}`", name));
+  return fmt::format("with {}", Joined(names, " or "));
+}
+
+void AddExchange(const MoeBackends& backends, std::vector<Feature>& all) {
+  const auto choices = [&](const char* flag, Field<std::string> field,
+                           std::initializer_list<const char*> values) {
+    for (const char* value : values) all.push_back(Choice(kExchange, flag, value, field));
+  };
+  const auto backend = [&](const std::string& name, Reach reach) {
+    all.push_back(Choice(
+        kExchange, "--moe-a2a-backend", name,
+        [](EngineConfig& c) -> std::string& { return c.moe.a2a_backend; }, reach));
+  };
+  for (const auto& [name, b] : backends.dispatchers.all())
+    backend(name, {.gpus = b.gpus, .hosts = b.hosts});
+  for (const auto& [name, b] : backends.fused.all())
+    backend(name, {.gpus = b.gpus, .hosts = b.hosts});
+  choices("--deepep-mode", [](EngineConfig& c) -> std::string& { return c.moe.deepep_mode; },
+          {"normal", "low_latency", "auto"});
+  choices("--deepep-dispatcher-output-dtype",
+          [](EngineConfig& c) -> std::string& { return c.moe.dispatcher_output_dtype; },
+          {"auto", "bf16", "fp8"});
+  choices("--moe-combine-rows", [](EngineConfig& c) -> std::string& { return c.moe.combine_rows; },
+          {"slot", "rank"});
+  all.back().on_cpus = CombiningByRank(backends, false);
+  all.back().on_gpus = CombiningByRank(backends, true);
+  all.back().request = [](EngineConfig& c) {
+    c.moe.a2a_backend = "deepep";
+    c.moe.combine_rows = "rank";
+  };
+  all.push_back(Setting<bool>(kExchange, "--enable-deepep-waterfill",
+                              [](EngineConfig& c) -> bool& { return c.moe.waterfill; }, true,
+                              {.gpus = kWaterfillOnGpus}));
+  all.back().on_cpus = "not with `none`";
+  all.back().request = [](EngineConfig& c) {
+    c.moe.a2a_backend = "deepep";
+    c.moe.waterfill = true;
+  };
+}
+
+void AddExperts(const MoeBackends& backends, std::vector<Feature>& all) {
+  for (const auto& [name, backend] : backends.runners.all()) {
+    all.push_back(Choice(kExperts, "--moe-runner-backend", name,
+                         [](EngineConfig& c) -> std::string& { return c.moe.runner_backend; },
+                         {.gpus = backend.gpus}));
+    all.back().on_gpus = "accepted, without effect";
+  }
+  const auto limit = [&](const char* what, int most) {
+    all.push_back(
+        {.section = kExperts.name, .flag = what, .on_gpus = fmt::format("up to {}", most)});
+  };
+  limit("experts of a layer", cuda::kMaxRouterExperts);
+  limit("experts of a layer and rank", cuda::kMaxLocalExperts);
+  limit("experts of a token", cuda::kMaxTopK);
+}
+
+// "with grouped_mlp" if not all runners take the format.
+std::string RunnersOf(WeightFormat format, const MoeBackends& backends) {
+  std::vector<std::string> names;
+  for (const auto& [name, backend] : backends.runners.all())
+    if (backend.make()->Supports(format)) names.push_back(fmt::format("`{}`", name));
+  if (names.size() == backends.runners.all().size()) return "";
+  return fmt::format("experts with {}", Joined(names, " or "));
+}
+
+std::string OnGpu(WeightFormat format) {
+  const WeightFormat form = kernels::GpuFormat(format, DType::kBF16, /*whole_blocks=*/true);
+  if (form == format) return "";
+  return fmt::format("as {}{}", Name(form),
+                     kernels::ExpertsStayPackedOnGpu(format) ? "; experts packed on Hopper" : "");
+}
+
+void AddWeights(const MoeBackends& backends, std::vector<Feature>& all) {
+  for (const WeightFormat format :
+       {WeightFormat::kF32, WeightFormat::kBF16, WeightFormat::kF16, WeightFormat::kFp8Block,
+        WeightFormat::kFp8Channel, WeightFormat::kInt8Channel, WeightFormat::kInt4Group,
+        WeightFormat::kMxfp4, WeightFormat::kNvfp4})
+    all.push_back({.section = kWeights.name,
+                   .flag = "checkpoints in",
+                   .value = std::string(Name(format)),
+                   .on_cpus = RunnersOf(format, backends),
+                   .on_gpus = OnGpu(format)});
+  for (const char* name : {"fp8", "w8a8_fp8", "w8a8_int8", "int4", "w4afp8", "mxfp4", "nvfp4"})
+    all.push_back(Choice(kWeights, "--quantization", name,
+                         [](EngineConfig& c) -> std::string& { return c.quantization.method; }));
+}
+
+void AddBalance(std::vector<Feature>& all) {
+  for (const char* name : {"stat", "stat_approx", "per_pass", "per_token"})
+    all.push_back(Choice(
+        kBalance, "--expert-distribution-recorder-mode", name,
+        [](EngineConfig& c) -> std::string& { return c.recorder.mode; }, kCpusOnly));
+  all.push_back(Setting<bool>(
+      kBalance, "--enable-expert-distribution-metrics",
+      [](EngineConfig& c) -> bool& { return c.recorder.metrics; }, true, kCpusOnly));
+  all.push_back(Setting<int>(
+      kBalance, "--ep-num-redundant-experts",
+      [](EngineConfig& c) -> int& { return c.moe.num_redundant_experts; }, 2));
+  for (const std::string_view name : {"static", "dynamic", "balanced", "lp", "fake"})
+    all.push_back(Choice(kBalance, "--ep-dispatch-algorithm", std::string(name),
+                         [](EngineConfig& c) -> std::string& { return c.eplb.dispatch; },
+                         {.gpus = name == "static"}));
+  all.push_back(Setting<bool>(
+      kBalance, "--enable-eplb", [](EngineConfig& c) -> bool& { return c.eplb.enable; }, true,
+      kCpusOnly));
+  all.back().on_cpus = "`--ep-size` 2 or more";
+}
+
+void AddPrecision(std::vector<Feature>& all) {
+  for (const char* name : {"auto", "float32", "bfloat16", "float16"})
+    all.push_back(Choice(kPrecision, "--dtype", name,
+                         [](EngineConfig& c) -> std::string& { return c.dtype; }));
+  all.back().on_gpus = "as bfloat16";
+  const auto cache = [&](std::string_view name, Reach reach) {
+    all.push_back(Choice(
+        kPrecision, "--kv-cache-dtype", std::string(name),
+        [](EngineConfig& c) -> std::string& { return c.kv_cache_dtype; }, reach));
+  };
+  cache("auto", {});
+  for (const DType dtype :
+       {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kF8E5M2, DType::kI8}) {
+    if (!kernels::IsCacheType(dtype)) continue;
+    const std::string_view name =
+        dtype == DType::kF8E4M3 ? "fp8_e4m3" : Name(dtype);  // as flags say
+    cache(name, {.gpus = SizeOf(dtype) > 1});                // GPUs have no kernels for codes
+    all.back().requested = [dtype](const EngineConfig& config, const ModelConfig&) {
+      return ParseDType(config.kv_cache_dtype) == dtype;  // in any spelling
+    };
+  }
+}
+
+void AddParallelism(std::vector<Feature>& all) {
+  const auto add = [&](const char* flag, Field<int> field, int example) {
+    all.push_back(Setting<int>(kRanks, flag, field, example, kSeveralRanks));
+  };
+  add(
+      "--tp-size", [](EngineConfig& c) -> int& { return c.mesh.tp; }, 2);
+  add(
+      "--ep-size", [](EngineConfig& c) -> int& { return c.mesh.ep; }, 2);
+  all.back().on_gpus = fmt::format("up to {}, more with `none`", cuda::kMaxExchangeRanks);
+  add(
+      "--dp-size", [](EngineConfig& c) -> int& { return c.mesh.dp; }, 2);
+  add(
+      "--moe-dense-tp-size", [](EngineConfig& c) -> int& { return c.mesh.dense_tp; }, 1);
+}
+
+// Features that no code refuses anywhere.
+void AddServing(std::vector<Feature>& all) {
+  for (const char* kind : {"grouped-query", "latent (MLA)", "sliding window"})
+    all.push_back({.section = kServing.name, .flag = "attention:", .value = kind});
+  for (const char* what : {"prefix cache", "chunked prefill", "log-probabilities", "penalties",
+                           "`return_routed_experts`"})
+    all.push_back({.section = kServing.name, .flag = "requests:", .value = what});
+}
+
+bool Works(const Reach& reach, RankPlaces places) {
+  return (reach.gpus || !places.gpus) && (reach.hosts || !places.several_hosts);
+}
+
+[[noreturn]] void Refuse(const Feature& feature, const std::vector<Feature>& all,
+                         RankPlaces places) {
+  std::vector<std::string> others;
+  for (const Feature& other : all)
+    if (other.flag == feature.flag && !other.value.empty() && Works(other.reach, places))
+      others.push_back(other.value);
+  const bool by_device = places.gpus && !feature.reach.gpus;
+  std::string want = by_device ? "--device cpu" : "one host";
+  if (!others.empty())
+    want = fmt::format("{}, or {} {}", want, feature.flag, Joined(others, " | "));
+  throw Invalid("{}{}{}: supported on {} only; want {}", feature.flag,
+                feature.value.empty() ? "" : " ", feature.value, by_device ? "CPUs" : "one host",
+                want);
+}
+
+}  // namespace
+
+std::vector<Feature> EngineFeatures(const MoeBackends* backends) {
+  const MoeBackends builtin = backends ? MoeBackends{} : BuiltinMoeBackends();
+  const MoeBackends& registry = backends ? *backends : builtin;
+  std::vector<Feature> all;
+  AddParallelism(all);
+  AddExchange(registry, all);
+  AddExperts(registry, all);
+  AddWeights(registry, all);
+  AddBalance(all);
+  AddPrecision(all);
+  AddServing(all);
+  return all;
+}
+
+void CheckFeatures(const EngineConfig& config, const ModelConfig& model, RankPlaces places) {
+  const std::vector<Feature> all = EngineFeatures(config.backends.get());
+  for (const Feature& feature : all)
+    if (!Works(feature.reach, places) && feature.requested && feature.requested(config, model))
+      Refuse(feature, all, places);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,51 @@
+// Which features work on which ranks. MakePlan refuses a configuration by this list, and
+// `switchyard backends --markdown` prints it, so the two cannot differ.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "engine/config.h"
+
+namespace switchyard {
+
+// Where a feature works besides CPU ranks of one host, where every feature works.
+struct Reach {
+  bool gpus = true;     // ranks on GPUs
+  bool hosts = true;    // ranks on several hosts
+  bool one_gpu = true;  // false: needs several ranks, and each rank takes a GPU
+};
+
+// Where the ranks of an engine compute.
+struct RankPlaces {
+  bool gpus = false;
+  bool several_hosts = false;
+};
+
+// One value of a flag, one switch, or a property of a checkpoint.
+struct Feature {
+  std::string section;  // of the table
+  std::string flag;     // "--kv-cache-dtype", or words if there is no flag
+  std::string value;    // empty: a switch
+  Reach reach;
+  // The table's cells where the feature works with a condition; empty: "yes".
+  std::string on_cpus, on_gpus;
+  // Null if no configuration requests the feature, or every one does. Such a feature works
+  // everywhere.
+  std::function<bool(const EngineConfig&, const ModelConfig&)> requested;
+  // Changes a configuration to request it. Null if the checkpoint requests it.
+  std::function<void(EngineConfig&)> request;
+};
+
+// The features of an engine, in the table's order. `backends`: null for the built-in ones.
+std::vector<Feature> EngineFeatures(const MoeBackends* backends = nullptr);
+
+// Error kInvalid names the first requested feature that does not work there, and values of the same
+// flag that do.
+void CheckFeatures(const EngineConfig& config, const ModelConfig& model, RankPlaces places);
+
+// A Markdown table of features by places. Values of one flag with equal cells share a row.
+std::string FeatureTable(const std::vector<Feature>& features);
+
+}  // namespace switchyard

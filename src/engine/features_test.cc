@@ -1,0 +1,161 @@
+// The plan refuses what the feature table says does not work, and nothing else.
+#include "engine/features.h"
+
+#include <gmock/gmock.h>
+
+#include "core/error.h"
+#include "engine/gpu_memory.h"
+#include "moe/backends.h"
+
+namespace switchyard {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+// Two EP ranks on CPUs.
+EngineConfig TwoRanks(const char* model = "qwen3_moe") {
+  EngineConfig config;
+  config.model_path = fs::path(SWITCHYARD_TEST_DATA) / "fixtures" / model;
+  config.max_total_tokens = 1000;
+  config.device = "cpu";
+  config.mesh = {.tp = 2, .ep = 2};
+  return config;
+}
+
+template <typename Function>
+std::string ErrorOf(const Function& function) {
+  try {
+    function();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kInvalid) << error.what();
+    return error.what();
+  }
+  return "";
+}
+
+std::string TextOf(const Feature& f) { return fmt::format("{} {}", f.flag, f.value); }
+
+std::string RefusalOf(const Feature& f, const char* where) {
+  return fmt::format("{}{}{}: supported on {} only", f.flag, f.value.empty() ? "" : " ", f.value,
+                     where);
+}
+
+// Calls visit(feature, configuration that requests it).
+template <typename Visit>
+void ForEachRequest(const Visit& visit) {
+  int count = 0;
+  for (const Feature& feature : EngineFeatures()) {
+    if (!feature.request) continue;
+    EngineConfig config = TwoRanks();
+    feature.request(config);
+    SCOPED_TRACE(TextOf(feature));
+    visit(feature, config);
+    ++count;
+  }
+  EXPECT_GT(count, 40);
+}
+
+TEST(FeaturesTest, CpusOfOneHostSupportEach) {
+  ForEachRequest([](const Feature& feature, const EngineConfig& config) {
+    EXPECT_TRUE(feature.requested(config, ReadModelConfig(config)));
+    EXPECT_EQ(ErrorOf([&] { MakePlan(config); }), "");
+  });
+}
+
+TEST(FeaturesTest, HostsRefuseByName) {
+  ForEachRequest([](const Feature& feature, const EngineConfig& config) {
+    const std::string error = ErrorOf([&] { MakePlan(config, /*ranks_of_host=*/1); });
+    if (feature.reach.hosts) {
+      EXPECT_EQ(error, "");
+    } else {
+      EXPECT_THAT(error, HasSubstr(RefusalOf(feature, "one host")));
+    }
+  });
+}
+
+TEST(FeaturesTest, GpusRefuseByName) {
+  ForEachRequest([](const Feature& feature, EngineConfig config) {
+    const std::string error =
+        ErrorOf([&] { CheckFeatures(config, ReadModelConfig(config), {.gpus = true}); });
+    if (feature.reach.gpus) {
+      EXPECT_EQ(error, "");
+      return;
+    }
+    EXPECT_THAT(error, HasSubstr(RefusalOf(feature, "CPUs")));
+    if (FindGpus().empty()) return;
+    config.device = "cuda";
+    config.gpu_id_step = 0;
+    EXPECT_EQ(ErrorOf([&] { MakePlan(config); }), error);
+  });
+}
+
+TEST(FeaturesTest, RanksNeedAGpuEach) {
+  const std::vector<GpuInfo> one = {{.name = "GPU", .total_bytes = 1 << 30, .free_bytes = 1 << 30}};
+  ForEachRequest([&](const Feature& feature, EngineConfig config) {
+    if (feature.reach.one_gpu) return;
+    config.device = "cuda";
+    EXPECT_THAT(ErrorOf([&] { ChooseGpus(config, config.mesh.tp, one); }),
+                HasSubstr("lower --tp-size"));
+  });
+}
+
+TEST(FeaturesTest, ErrorsListTheValuesThatWork) {
+  EngineConfig config = TwoRanks();
+  config.moe.a2a_backend = "mooncake";
+  EXPECT_THAT(ErrorOf([&] { MakePlan(config, 1); }),
+              HasSubstr("--moe-a2a-backend mooncake: supported on one host only; want one host, or "
+                        "--moe-a2a-backend deepep | flashinfer | none | fused"));
+  config = TwoRanks();
+  config.kv_cache_dtype = "int8";
+  EXPECT_THAT(ErrorOf([&] { CheckFeatures(config, ReadModelConfig(config), {.gpus = true}); }),
+              HasSubstr("--kv-cache-dtype int8: supported on CPUs only; want --device cpu, or "
+                        "--kv-cache-dtype auto | float32 | bfloat16 | float16"));
+}
+
+TEST(FeaturesTest, FlagsOfExpertsDoNotMatterToDenseModels) {
+  EngineConfig config = TwoRanks("llama");
+  config.mesh.ep = 1;
+  config.moe.a2a_backend = "mooncake";
+  EXPECT_EQ(ErrorOf([&] { MakePlan(config, 1); }), "");
+}
+
+TEST(FeaturesTest, BackendsOfAProgramAreOnCpus) {
+  EngineConfig config = TwoRanks();
+  MoeBackends backends = BuiltinMoeBackends();
+  backends.runners.Add("mine", {backends.runners.Find("grouped_mlp").make, "as grouped_mlp"});
+  config.backends = std::make_shared<MoeBackends>(backends);
+  config.moe.runner_backend = "mine";
+  EXPECT_EQ(ErrorOf([&] { MakePlan(config); }), "");
+  EXPECT_THAT(ErrorOf([&] { CheckFeatures(config, ReadModelConfig(config), {.gpus = true}); }),
+              HasSubstr("--moe-runner-backend mine: supported on CPUs only"));
+  EXPECT_THAT(FeatureTable(EngineFeatures(&backends)),
+              HasSubstr("| `--moe-runner-backend` `mine` | yes | yes | no | no | no |\n"));
+}
+
+TEST(FeatureTableTest, ValuesWithEqualCellsShareARow) {
+  const std::string text = FeatureTable(
+      {{.section = "A", .flag = "--x", .value = "1"},
+       {.section = "A", .flag = "--x", .value = "2", .reach = {.gpus = false, .hosts = false}},
+       {.section = "A", .flag = "--x", .value = "3"},
+       {.section = "B", .flag = "--y", .reach = {.one_gpu = false}, .on_gpus = "up to 4"},
+       {.section = "B", .flag = "words"}});
+  EXPECT_THAT(text, HasSubstr("| **A** | | | | | |\n"
+                              "| `--x` `1`, `3` | yes | yes | yes | yes | yes |\n"
+                              "| `--x` `2` | yes | no | no | no | no |\n"
+                              "| **B** | | | | | |\n"
+                              "| `--y` | yes | yes | no | up to 4 | up to 4 |\n"
+                              "| words | yes | yes | yes | yes | yes |\n"));
+}
+
+TEST(FeatureTableTest, HasTheFactsOfTheCode) {
+  const std::string text = FeatureTable(EngineFeatures());
+  EXPECT_THAT(text, AllOf(HasSubstr("`--moe-a2a-backend` `deepep`, `none` | yes | yes | yes"),
+                          HasSubstr("`mooncake` | yes | no | no | no | no |"),
+                          HasSubstr("`float16` | yes | yes | as bfloat16"),
+                          HasSubstr("mxfp4, nvfp4 | yes | yes | as bfloat16; experts packed")));
+}
+
+}  // namespace
+}  // namespace switchyard

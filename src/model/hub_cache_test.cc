@@ -1,0 +1,70 @@
+#include "model/hub_cache.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::HasSubstr;
+
+class HubCacheTest : public testing::Test {
+ protected:
+  HubCacheTest()
+      : root_(fs::path(testing::TempDir()) / ("hub_" + std::to_string(getpid()))),
+        model_(root_ / "models--org--name") {
+    fs::create_directories(model_ / "snapshots" / "abc");
+    fs::create_directories(model_ / "snapshots" / "def");
+    fs::create_directories(model_ / "refs" / "pr");
+    std::ofstream(model_ / "refs" / "main") << "abc\n";
+    std::ofstream(model_ / "refs" / "pr" / "1") << "def";
+  }
+  ~HubCacheTest() override { fs::remove_all(root_); }
+  std::string ErrorOf(const std::string& id, const std::string& revision = "main") const {
+    try {
+      ResolveCheckpoint(id, revision, root_);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "no error";
+  }
+  const fs::path root_, model_;
+};
+
+TEST_F(HubCacheTest, FindsTheSnapshotOfARevision) {
+  EXPECT_EQ(ResolveCheckpoint("org/name", "main", root_), model_ / "snapshots" / "abc");
+  EXPECT_EQ(ResolveCheckpoint("org/name", "pr/1", root_), model_ / "snapshots" / "def");
+  EXPECT_EQ(ResolveCheckpoint("org/name", "def", root_), model_ / "snapshots" / "def");
+}
+
+TEST_F(HubCacheTest, LeavesPathsAlone) {
+  for (const std::string path : {"/no/such/dir", "./org/name", "a/b/c", "../x", ""})
+    EXPECT_EQ(ResolveCheckpoint(path, "main", root_), path);
+  EXPECT_EQ(ResolveCheckpoint(root_, "main", root_), root_);
+}
+
+TEST_F(HubCacheTest, SaysWhatIsMissing) {
+  EXPECT_THAT(ErrorOf("org/other"),
+              AllOf(HasSubstr("hf download org/other"), HasSubstr(root_.string())));
+  EXPECT_THAT(ErrorOf("org/name", "v2"), AllOf(HasSubstr("v2"), HasSubstr("--revision")));
+  EXPECT_THAT(ErrorOf("org/name", "../../x"), HasSubstr("--revision"));
+}
+
+TEST_F(HubCacheTest, VariablesSayWhereItIs) {
+  ASSERT_EQ(setenv("HF_HOME", "/hf", 1), 0);
+  EXPECT_EQ(HubCacheDirectory(), "/hf/hub");
+  ASSERT_EQ(setenv("HF_HUB_CACHE", "/cache", 1), 0);
+  EXPECT_EQ(HubCacheDirectory(), "/cache");
+  ASSERT_EQ(unsetenv("HF_HUB_CACHE"), 0);
+  ASSERT_EQ(unsetenv("HF_HOME"), 0);
+}
+
+}  // namespace
+}  // namespace switchyard

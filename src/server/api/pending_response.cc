@@ -1,0 +1,164 @@
+#include "server/api/pending_response.h"
+
+#include <string>
+#include <utility>
+
+#include "core/error.h"
+#include "server/http/error_body.h"
+#include "server/http/sse.h"
+#include "server/http/worker_pool.h"
+
+namespace switchyard {
+namespace {
+
+// Without a charset, some clients decode text/* with the wrong one for non-ASCII characters.
+const std::string kStreamType = std::string(http::kEventStream) + "; charset=utf-8";
+
+using Clock = std::chrono::steady_clock;
+
+// Bytes of one log-probability as JSON, held until the response is written.
+constexpr size_t kAlternativeBytes = 384;
+// The prompt's ids are in the spec, in Front and in the message to the ranks.
+constexpr size_t kPromptCopies = 3, kGenerationBytes = 4 << 10;
+
+size_t CostOf(const std::vector<PositionLogprobs>& positions) {
+  size_t count = positions.size();
+  for (const PositionLogprobs& p : positions) count += p.top.size() + p.asked.size();
+  return count * kAlternativeBytes;
+}
+
+// Bytes that an event adds to the request: its results, and the JSON built from them.
+size_t CostOf(const GenerationEvent& e) {
+  constexpr size_t kTokenBytes = 32, kTextFactor = 4;
+  return kTextFactor * e.text.size() + kTokenBytes * e.tokens.size() +
+         kTokenBytes * e.routed_experts.size() / 4 + CostOf(e.input_logprobs) +
+         CostOf(e.output_logprobs);
+}
+
+}  // namespace
+
+PendingResponse::PendingResponse(Service& service, size_t count, bool stream,
+                                 const http::Responder& responder, Events events)
+    : service_(service),
+      stream_(stream),
+      events_(std::move(events)),
+      start_(Clock::now()),
+      responder_(responder),
+      so_far_(count),
+      memory_(responder.budget()),
+      open_(count) {
+  served_.model = service.model.name;
+}
+
+void PendingResponse::Start(Service& service, const std::vector<GenerationSpec>& specs, bool stream,
+                            const http::Responder& responder, Events events) {
+  if (!service.ready)
+    throw Error(ErrorKind::kUnavailable, "the server is still loading", "try again later");
+  const std::shared_ptr<PendingResponse> pending(
+      new PendingResponse(service, specs.size(), stream, responder, std::move(events)));
+  size_t bytes = 0;
+  for (const GenerationSpec& spec : specs)
+    bytes += kGenerationBytes + kPromptCopies * sizeof(int32_t) * spec.input_ids.size();
+  pending->memory_.Require(bytes);
+  service.front.CheckCapacity(specs.size());
+  // working_ is initially true. So events stay in queue_ until all generations are accepted and the
+  // stream is open.
+  try {
+    for (size_t i = 0; i < specs.size(); ++i) {
+      pending->ids_.push_back(service.front.Submit(
+          specs[i], [pending, i](const GenerationEvent& e) { pending->OnEvent(i, e); }));
+    }
+  } catch (...) {
+    pending->Abort();  // aborts the generations already accepted; no response
+    throw;
+  }
+  if (stream) responder.BeginStream(200, kStreamType);
+  responder.OnClose([weak = std::weak_ptr(pending)] {
+    if (const auto alive = weak.lock()) alive->Abort();
+  });
+  pending->ProcessQueue();
+}
+
+void PendingResponse::OnEvent(size_t i, const GenerationEvent& event) {
+  const bool small = CostOf(event) <= http::WorkerPool::kQuickBytes;
+  std::optional<http::Responder> responder;
+  {
+    std::lock_guard lock(mutex_);
+    if (working_) {
+      queue_.push_back({i, event});
+      return;
+    }
+    working_ = true;
+    // A response without streaming is built at the end, which may take long.
+    if (!small || (!stream_ && event.finished())) responder = responder_;
+    queue_.push_back({i, event});
+  }
+  if (!responder) return ProcessQueue();
+  responder->Defer(CostOf(event) + memory_.bytes(),
+                   [self = shared_from_this()] { self->ProcessQueue(); });
+}
+
+// Only the thread that set working_ calls this. Processes events until the queue is empty.
+void PendingResponse::ProcessQueue() {
+  while (true) {
+    std::deque<News> news;
+    {
+      std::lock_guard lock(mutex_);
+      if (queue_.empty()) {
+        working_ = false;
+        return;
+      }
+      news.swap(queue_);
+    }
+    for (const News& each : news) Process(each);
+  }
+}
+
+void PendingResponse::Process(const News& news) {
+  if (open_ == 0) return;
+  const GenerationEvent& event = news.event;
+  try {
+    memory_.Require(CostOf(event));
+    so_far_[news.i].Add(event);
+    Note(event);
+    if (events_.on_news) events_.on_news(news.i, event, so_far_[news.i]);
+    if (!event.finished() || --open_ > 0) return;
+    {
+      std::lock_guard lock(mutex_);
+      responder_->Note(served_);
+      responder_.reset();
+    }
+    events_.on_end(so_far_);
+  } catch (const Error& error) {
+    GiveUp(error);
+  } catch (const std::bad_alloc&) {
+    GiveUp(Error(ErrorKind::kUnavailable, "the server has not enough memory for this response"));
+  }
+  so_far_.clear();
+  memory_.Resize(0);
+}
+
+void PendingResponse::Note(const GenerationEvent& event) {
+  if (served_.first_token_seconds < 0 && !event.tokens.empty())
+    served_.first_token_seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+  if (!event.finished()) return;
+  served_.prompt += event.prompt_tokens;
+  served_.completion += event.completion_tokens;
+  served_.cached += event.cached_tokens;
+}
+
+void PendingResponse::GiveUp(const Error& error) {
+  open_ = 0;
+  Abort();
+  std::lock_guard lock(mutex_);
+  if (!responder_) return;
+  const http::Responder responder = *std::exchange(responder_, std::nullopt);
+  if (!stream_) return responder.SendError(error);
+  const int status = http::StatusOf(error.kind());
+  responder.Write(http::SseEvent(http::ErrorBody(status, error.what())));
+  responder.EndStream();
+}
+
+void PendingResponse::Abort() { service_.front.Abort(ids_); }  // ignores finished generations
+
+}  // namespace switchyard

@@ -1,0 +1,71 @@
+// All generations of one HTTP request, from submission to the response.
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "server/api/accumulated.h"
+#include "server/front/service.h"
+#include "server/http/http_server.h"
+#include "server/http/memory_budget.h"
+
+namespace switchyard {
+
+// Submits all specs, collects their events, and aborts running generations if the client
+// disconnects. Kept alive by its generations and its connection. Events arrive on the front's
+// reader thread. Large events and complete responses go to a worker thread, so that one long
+// response does not delay the streams of other requests. The order of events is kept.
+class PendingResponse : public std::enable_shared_from_this<PendingResponse> {
+ public:
+  struct Events {
+    // Called for each event of generation i, with its accumulated output. May be null.
+    std::function<void(size_t i, const GenerationEvent&, const Accumulated&)> on_news;
+    // Called once, after all generations have finished.
+    std::function<void(const std::vector<Accumulated>&)> on_end;
+  };
+
+  // Throws the errors of Front::Submit, after aborting what was submitted, and those of
+  // MemoryCharge::Require for the prompts. With `stream`, begins an event stream after all
+  // generations are accepted and before the first event. If the results exceed the memory budget
+  // for requests, the request ends with an error.
+  static void Start(Service& service, const std::vector<GenerationSpec>& specs, bool stream,
+                    const http::Responder& responder, Events events);
+
+ private:
+  struct News {
+    size_t i;
+    GenerationEvent event;
+  };
+
+  PendingResponse(Service& service, size_t count, bool stream, const http::Responder& responder,
+                  Events events);
+  void OnEvent(size_t i, const GenerationEvent& event);
+  void Process(const News& news);
+  void ProcessQueue();
+  void Note(const GenerationEvent& event);
+  void GiveUp(const Error& error);
+  void Abort();
+
+  Service& service_;
+  const bool stream_;
+  const Events events_;
+  const std::chrono::steady_clock::time_point start_;
+  std::vector<uint64_t> ids_;  // set before events are processed
+
+  std::mutex mutex_;  // guards queue_, working_ and responder_
+  std::deque<News> queue_;
+  bool working_ = true;  // a thread runs ProcessQueue; only that thread accesses the members below
+  std::optional<http::Responder> responder_;  // reset at the end; callbacks have copies
+
+  std::vector<Accumulated> so_far_;
+  http::MemoryCharge memory_;
+  http::ServedTokens served_;
+  size_t open_;
+};
+
+}  // namespace switchyard

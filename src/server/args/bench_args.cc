@@ -1,0 +1,101 @@
+#include <fmt/core.h>
+
+#include <map>
+
+#include "core/command_line.h"
+#include "core/error.h"
+#include "server/args/args.h"
+#include "server/args/known_flags.h"
+#include "server/args/parse_words.h"
+
+namespace switchyard {
+namespace {
+
+constexpr const char* kBenchHelp =
+    R"(switchyard bench: what the program, or a part of it, takes on this machine
+
+  switchyard bench one-batch --model-path DIR   prefill and decode of a model
+  switchyard bench serve                        a load on a running server: latencies, throughput
+  switchyard bench kernels                      products, experts, attention, small ops
+  switchyard bench moe-layer                    one MoE layer: router, exchange, experts
+  switchyard bench exchange                     collectives, dispatch and combine of rows
+  switchyard bench roofline                     the machine's ceilings: memory, caches, arithmetic
+
+Each answers --help. A line has the median time of one call, operations and bytes a second, and the part of
+the roofline that this is, with the machine's ceilings measured in the same run.
+)";
+
+constexpr std::string_view kBenches[] = {"one-batch", "serve",    "kernels",
+                                         "moe-layer", "exchange", "roofline"};
+
+void AddBenchFlags(CommandLine& app, BenchArgs& a) {
+  constexpr const char* kBench = "Benchmark";
+  app.Flag("--device", a.device, kBench,
+           "What to measure: auto (cuda where a GPU is found), cpu or cuda")
+      .OneOf({"auto", "cpu", "cuda"});
+  app.Flag("--filter", a.filter, kBench,
+           "Only cases whose line begins with a name and shape that have this in them");
+  app.Flag("--json", a.json, kBench, "Also write the figures to this file");
+  if (a.which != "roofline")
+    app.Flag("--cpu-isa", a.cpu_isa, kBench,
+             "CPUs: auto, reference, avx2, avx512, amx; amx-emulated for tests");
+  if (a.which == "kernels" || a.which == "roofline") {
+    app.Flag("--cpu-threads", a.threads, kBench, "CPUs: 0: all cores").NonNegative();
+    app.Flag("--base-gpu-id", a.base_gpu_id, kBench, "Which GPU").NonNegative();
+    return;
+  }
+  app.Flag("--ranks,--tp", a.ranks, kBench,
+           a.which == "exchange"
+               ? "0: one for each GPU; on CPUs 2, then 4"
+               : "Ranks, each with tokens of its own (EP is their number); 0: one for each GPU; on "
+                 "CPUs 2")
+      .Range(0, 64);
+  app.Option("--tokens", a.tokens,
+             a.which == "exchange"
+                 ? "Tokens of each rank, several make several cases; default: 1 32 512 4096 "
+                   "on CPUs, 8 128 1024 4096 on GPUs"
+                 : "Tokens of each rank, several make several cases; default: 1 8 128 1024 on "
+                   "CPUs, 8 128 1024 8192 on GPUs")
+      .Group(kBench)
+      .Range(1, 1 << 20);
+  if (a.which == "exchange") return;
+  app.Flag("--cpu-threads-per-rank", a.threads, kBench, "CPUs: 0: the cores over the ranks")
+      .NonNegative();
+  app.Flag("--model", a.model, kBench,
+           "olmoe-1b-7b, qwen3-30b-a3b or deepseek-v3 (made-up weights of that shape); default: "
+           "those "
+           "that fit")
+      .OneOf({"olmoe-1b-7b", "qwen3-30b-a3b", "deepseek-v3"});
+  app.Flag("--experts-per-rank", a.experts_per_rank, kBench,
+           "0: on GPUs as many as one of 8 ranks has; on CPUs the model's over the ranks")
+      .NonNegative();
+}
+
+}  // namespace
+
+std::optional<BenchArgs> ParseBench(const std::string& which,
+                                    const std::vector<std::string>& args) {
+  if (which.empty() || which == "--help" || which == "-h") {
+    fmt::print("{}", kBenchHelp);
+    return std::nullopt;
+  }
+  BenchArgs a;
+  a.which = which;
+  const std::map<std::string, const char*> summaries = {
+      {"kernels", "Time products, experts and attention; on GPUs the small ops too"},
+      {"moe-layer", "Time one MoE layer with made-up weights: router, exchange, experts"},
+      {"exchange", "Time collectives, and dispatch and combine of rows between ranks"},
+      {"roofline", "Measure what memory, caches and instructions of this machine give at best"}};
+  const auto summary = summaries.find(which);
+  if (summary == summaries.end())
+    throw Invalid(
+        "bench {}: the nearest is bench {}; want one-batch, serve, kernels, moe-layer, exchange or "
+        "roofline",
+        which, NearestName(which, kBenches));
+  CommandLine app(summary->second, "switchyard bench " + which);
+  AddBenchFlags(app, a);
+  if (!ParseWords(app, args)) return std::nullopt;
+  return a;
+}
+
+}  // namespace switchyard

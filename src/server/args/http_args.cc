@@ -1,0 +1,145 @@
+#include "server/args/http_args.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <fstream>
+#include <string_view>
+
+#include "core/command_line.h"
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+constexpr const char* kGroup = "HTTP server";
+
+std::string_view Trimmed(std::string_view text) {
+  constexpr std::string_view kSpaces = " \t\r\n";
+  const size_t begin = text.find_first_not_of(kSpaces);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(kSpaces) - begin + 1);
+}
+
+std::string Environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+// A key travels in a header: printable, without spaces.
+void CheckKey(const std::string& key, const std::string& where) {
+  const bool good = std::all_of(key.begin(), key.end(), [](char c) { return c > ' ' && c < 0x7f; });
+  if (!good) throw Invalid("{}: a key has a space or a character that is not ASCII", where);
+}
+
+}  // namespace
+
+void AddHttpFlags(CommandLine& app, HttpArgs& a) {
+  app.Flag("--uds", a.uds, kGroup,
+           "Path of a Unix socket to listen on, instead of --host and --port");
+  app.Flag("--root-path", a.root_path, kGroup,
+           "Prefix of paths behind a proxy, like /api; requests may have it or not");
+  app.Flag("--ssl-certfile", a.ssl_certfile, kGroup,
+           "Certificate (PEM, with its chain) for HTTPS; wants --ssl-keyfile");
+  app.Flag("--ssl-keyfile", a.ssl_keyfile, kGroup, "Private key (PEM) of --ssl-certfile");
+  app.Flag("--ssl-keyfile-password", a.ssl_keyfile_password, kGroup,
+           "Of an encrypted --ssl-keyfile");
+  app.Flag("--api-key", a.api_key, kGroup,
+           "Clients must send it as a bearer token; default: SWITCHYARD_API_KEY");
+  app.Flag("--api-key-file", a.api_key_file, kGroup,
+           "File with more such keys, one a line; # comments");
+  app.Flag("--admin-api-key", a.admin_api_key, kGroup,
+           "Key for all routes, and the only one for those that control the server (/flush_cache, "
+           "/abort_request, /eplb/rebalance, recording of experts); default: "
+           "SWITCHYARD_ADMIN_API_KEY");
+  app.Flag(
+      "--cors-allow-origins", a.cors_allow_origins, kGroup,
+      "Origins whose web pages may call, separated by commas, or *; pages of this machine and of "
+      "the server's own origin always may");
+  app.Flag("--max-connections", a.max_connections, kGroup,
+           "Open connections; further ones get 503, but for GET /health")
+      .Range(1, 1 << 20);
+  app.Flag("--http-workers", a.worker_threads, kGroup,
+           "Threads that parse and tokenize requests of more than 64 KiB; 0: one for each 8 CPUs")
+      .Range(0, 64);
+  app.Flag(
+      "--http-memory-limit", a.memory_limit, kGroup,
+      "Memory that all clients together may take in the front (bodies, results, answers that "
+      "wait), like 512M or 4G; beyond it requests get 413 or 503; default: an eighth of memory");
+  app.Flag("--request-queue-timeout", a.queue_timeout_seconds, kGroup,
+           "Seconds that a request may wait for its first token; 0: no limit")
+      .NonNegative();
+  app.Flag("--request-timeout", a.running_timeout_seconds, kGroup,
+           "Seconds that a request may run from its first token on; 0: no limit")
+      .NonNegative();
+}
+
+std::vector<std::string> ReadApiKeys(const HttpArgs& args) {
+  std::vector<std::string> keys;
+  std::string key = args.api_key.empty() ? Environment("SWITCHYARD_API_KEY") : args.api_key;
+  if (!key.empty()) {
+    CheckKey(key, args.api_key.empty() ? "SWITCHYARD_API_KEY" : "--api-key");
+    keys.push_back(std::move(key));
+  }
+  if (args.api_key_file.empty()) return keys;
+  std::ifstream in(args.api_key_file);
+  if (!in) throw NotFound("--api-key-file {}: cannot be read", args.api_key_file);
+  const size_t before = keys.size();
+  for (std::string line; std::getline(in, line);) {
+    const std::string_view text = Trimmed(line);
+    if (text.empty() || text.front() == '#') continue;
+    keys.emplace_back(text);
+    CheckKey(keys.back(), "--api-key-file " + args.api_key_file);
+  }
+  // An empty file must not open the server.
+  if (keys.size() == before) throw Invalid("--api-key-file {}: has no key", args.api_key_file);
+  return keys;
+}
+
+std::string ReadAdminKey(const HttpArgs& args) {
+  std::string key =
+      args.admin_api_key.empty() ? Environment("SWITCHYARD_ADMIN_API_KEY") : args.admin_api_key;
+  CheckKey(key, "--admin-api-key");
+  return key;
+}
+
+std::vector<std::string> ReadCorsOrigins(const HttpArgs& args) {
+  std::vector<std::string> origins;
+  std::string_view rest = args.cors_allow_origins;
+  while (!rest.empty()) {
+    const size_t comma = rest.find(',');
+    std::string_view origin = Trimmed(rest.substr(0, comma));
+    rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
+    if (origin.empty()) continue;
+    if (origin.ends_with('/')) origin.remove_suffix(1);
+    const size_t scheme = origin.find("://");
+    const bool good = origin == "*" || origin == "null" ||
+                      (scheme != std::string_view::npos && scheme > 0 &&
+                       origin.find('/', scheme + 3) == std::string_view::npos);
+    if (!good)
+      throw Invalid("--cors-allow-origins: {} is no origin, want one like https://a.example",
+                    origin);
+    origins.emplace_back(origin);
+  }
+  return origins;
+}
+
+size_t ReadMemoryLimit(const HttpArgs& args) {
+  if (args.memory_limit.empty()) return 0;
+  const std::string& text = args.memory_limit;
+  double count = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+  std::string unit(end, text.data() + text.size());
+  for (const char* ending : {"iB", "B"})
+    if (unit.ends_with(ending)) unit.erase(unit.size() - std::string_view(ending).size());
+  const std::string_view units = "KMGT";
+  const size_t power = unit.empty() ? 0 : units.find(static_cast<char>(toupper(unit[0]))) + 1;
+  const double bytes = count * static_cast<double>(uint64_t{1} << (10 * power));
+  if (error != std::errc() || unit.size() > 1 || (!unit.empty() && power == 0) ||
+      !(bytes >= (1 << 20)) || bytes > 1e15) {
+    throw Invalid("--http-memory-limit {}: want a size of at least 1M, like 512M or 4G", text);
+  }
+  return static_cast<size_t>(bytes);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,91 @@
+#include "server/args/settle_args.h"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <string_view>
+
+#include "core/command_line.h"
+#include "core/error.h"
+#include "model/hub_cache.h"
+
+namespace switchyard {
+namespace {
+
+void SetExpertParallelism(const CommandLine& app, ServerArgs& a) {
+  if (!a.enable_ep_moe && !a.enable_deepep_moe) return;
+  if (!app.Given("--ep-size")) a.engine.mesh.ep = a.engine.mesh.tp;
+  if (!a.enable_deepep_moe) return;
+  std::string& backend = a.engine.moe.a2a_backend;
+  if (app.Given("--moe-a2a-backend") && backend != "deepep") {
+    throw Invalid("--enable-deepep-moe means --moe-a2a-backend deepep, but {} is given too",
+                  backend);
+  }
+  backend = "deepep";
+}
+
+// A draft model's backends, where there is no draft model.
+void RefuseDraftBackends(const MoeOptions& moe) {
+  for (const auto& [flag, value] :
+       {std::pair{"--speculative-moe-a2a-backend", moe.speculative_a2a_backend},
+        std::pair{"--speculative-moe-runner-backend", moe.speculative_runner_backend}}) {
+    if (!value.empty())
+      throw Invalid("{} {}: it is for a draft model, and there is no speculative decoding yet",
+                    flag, value);
+  }
+}
+
+void SetAttentionGroups(ServerArgs& a) {
+  if (a.dp_size > 1 && !a.enable_dp_attention)
+    throw Invalid(
+        "--dp-size {0} without --enable-dp-attention asks for {0} replicas of the whole engine: "
+        "start {0} servers behind a router, or add --enable-dp-attention",
+        a.dp_size);
+  a.engine.mesh.dp = a.dp_size;
+}
+
+// A Hugging Face id becomes its snapshot on this machine, served by the id.
+void ResolveModel(ServerArgs& a) {
+  const std::filesystem::path named = a.engine.model_path;
+  const std::filesystem::path cache = a.download_dir;
+  a.engine.model_path = ResolveCheckpoint(named, a.revision, cache);
+  if (a.served_model_name.empty() && a.engine.model_path != named)
+    a.served_model_name = named.string();
+  if (!a.tokenizer_path.empty())
+    a.tokenizer_path = ResolveCheckpoint(a.tokenizer_path, a.revision, cache).string();
+}
+
+void NoteDpRank(TakenFlags* taken) {
+  const char* rank = std::getenv("SGLANG_DP_RANK");
+  if (rank == nullptr || *rank == '\0') return;
+  const std::string_view text = rank;
+  if (text.size() > 9 || text.find_first_not_of("0123456789") != std::string_view::npos)
+    throw Invalid("environment variable SGLANG_DP_RANK={}: want a number from 0", text);
+  taken->without_effect.push_back(
+      fmt::format("SGLANG_DP_RANK={} has no effect here: requests name their group", text));
+}
+
+void NoteHcclBuffer(const MoeOptions& moe, TakenFlags* taken) {
+  const bool low_latency = moe.deepep_mode == "low_latency" &&
+                           (moe.a2a_backend == "deepep" || moe.a2a_backend == "mooncake");
+  if (moe.hccl_buffer_mib == 0 || (moe.a2a_backend != "none" && !low_latency)) return;
+  taken->without_effect.push_back(fmt::format(
+      "HCCL_BUFFSIZE={} has no effect here: no exchange of {} runs in rounds", moe.hccl_buffer_mib,
+      low_latency ? "--deepep-mode low_latency" : "--moe-a2a-backend none"));
+}
+
+}  // namespace
+
+void SettleArgs(const CommandLine& app, ServerArgs* args) {
+  SetExpertParallelism(app, *args);
+  RefuseDraftBackends(args->engine.moe);
+  SetAttentionGroups(*args);
+  ResolveModel(*args);
+}
+
+void NoteEnvironment(const MoeOptions& moe, TakenFlags* taken) {
+  NoteDpRank(taken);
+  NoteHcclBuffer(moe, taken);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,178 @@
+#include "server/args/sglang_flags.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "core/command_line.h"
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+constexpr auto kRefused = SglangFlag::Kind::kRefused;
+constexpr auto kWithoutEffect = SglangFlag::Kind::kWithoutEffect;
+
+constexpr const char* kOneAttention = "attention has one implementation on each device";
+constexpr const char* kNoCompiler = "kernels are compiled ahead of time";
+constexpr const char* kOverlap = "the order of work of a step is fixed";
+constexpr const char* kGraphs = "--cuda-graph-max-bs alone decides which decode steps are recorded";
+constexpr const char* kNoTracing = "no such records are kept; see GET /metrics";
+constexpr const char* kCacheTiers = "the KV cache has one tier, in the device's memory";
+constexpr const char* kNoMultimodal = "models read text only";
+constexpr const char* kLibraries = "collectives choose their method by message size";
+constexpr const char* kNoSpeculation = "there is no speculative decoding yet";
+constexpr const char* kNoLora = "adapters (LoRA) are not supported";
+constexpr const char* kNoDisaggregation = "prefill and decode run in one engine";
+constexpr const char* kNoParsers = "tool calls and reasoning are not parsed out of the text yet";
+
+constexpr std::array kFlags = {
+    SglangFlag{"--trust-remote-code", 0, kWithoutEffect, "no code of a checkpoint is run"},
+    SglangFlag{"--enable-metrics", 0, kWithoutEffect, "GET /metrics always answers"},
+    SglangFlag{"--enable-return-routed-experts", 0, kWithoutEffect,
+               "requests can always ask for them"},
+    SglangFlag{"--enable-dp-lm-head", 0, kWithoutEffect,
+               "--moe-dense-tp-size decides which ranks share the head"},
+    SglangFlag{"--disable-overlap-schedule", 0, kWithoutEffect, kOverlap},
+    SglangFlag{"--enable-two-batch-overlap", 0, kWithoutEffect, kOverlap},
+    SglangFlag{"--enable-single-batch-overlap", 0, kWithoutEffect, kOverlap},
+    SglangFlag{"--tbo-token-distribution-threshold", 1, kWithoutEffect, kOverlap},
+    SglangFlag{"--num-continuous-decode-steps", 1, kWithoutEffect, kOverlap},
+    SglangFlag{"--enable-mixed-chunk", 0, kWithoutEffect,
+               "chunks of prompts always share steps with decoding"},
+    SglangFlag{"--attention-backend", 1, kWithoutEffect, kOneAttention},
+    SglangFlag{"--prefill-attention-backend", 1, kWithoutEffect, kOneAttention},
+    SglangFlag{"--decode-attention-backend", 1, kWithoutEffect, kOneAttention},
+    SglangFlag{"--mm-attention-backend", 1, kWithoutEffect, kNoMultimodal},
+    SglangFlag{"--enable-flashinfer-mla", 0, kWithoutEffect, kOneAttention},
+    SglangFlag{"--enable-flashmla", 0, kWithoutEffect, kOneAttention},
+    SglangFlag{"--disable-mla", 0, kWithoutEffect, kOneAttention},
+    SglangFlag{"--enable-mla", 0, kWithoutEffect, kOneAttention},
+    SglangFlag{"--flashinfer-mla-disable-ragged", 0, kWithoutEffect, kOneAttention},
+    SglangFlag{"--disable-chunked-prefix-cache", 0, kWithoutEffect, kOneAttention},
+    SglangFlag{"--triton-attention-num-kv-splits", 1, kWithoutEffect, kOneAttention},
+    SglangFlag{"--triton-attention-reduce-in-fp32", 0, kWithoutEffect, "sums are float32"},
+    SglangFlag{"--enable-deterministic-inference", 0, kWithoutEffect,
+               "outputs never depend on what else is in the batch"},
+    SglangFlag{"--sampling-backend", 1, kWithoutEffect, "sampling has one implementation"},
+    SglangFlag{"--grammar-backend", 1, kWithoutEffect, "output is not constrained by grammars"},
+    SglangFlag{"--enable-torch-compile", 0, kWithoutEffect, kNoCompiler},
+    SglangFlag{"--torch-compile-max-bs", 1, kWithoutEffect, kNoCompiler},
+    SglangFlag{"--enable-torch-compile-debug-mode", 0, kWithoutEffect, kNoCompiler},
+    SglangFlag{"--torchao-config", 1, kRefused, "want --quantization", ""},
+    SglangFlag{"--cuda-graph-bs", -1, kWithoutEffect, kGraphs},
+    SglangFlag{"--disable-cuda-graph-padding", 0, kWithoutEffect, kGraphs},
+    SglangFlag{"--enable-profile-cuda-graph", 0, kWithoutEffect, kGraphs},
+    SglangFlag{"--enable-cudagraph-gc", 0, kWithoutEffect, kGraphs},
+    SglangFlag{"--enable-piecewise-cuda-graph", 0, kWithoutEffect, kGraphs},
+    SglangFlag{"--disable-shared-experts-fusion", 0, kWithoutEffect,
+               "--enable-deepep-waterfill alone sends rows to the shared expert"},
+    SglangFlag{"--disable-flashinfer-cutlass-moe-fp4-allgather", 0, kWithoutEffect, kLibraries},
+    SglangFlag{"--deepep-config", 1, kWithoutEffect, kLibraries},
+    SglangFlag{"--enable-p2p-check", 0, kWithoutEffect, kLibraries},
+    SglangFlag{"--enable-nccl-nvls", 0, kWithoutEffect, kLibraries},
+    SglangFlag{"--enable-symm-mem", 0, kWithoutEffect, kLibraries},
+    SglangFlag{"--enable-torch-symm-mem", 0, kWithoutEffect, kLibraries},
+    SglangFlag{"--enable-mscclpp", 0, kWithoutEffect, kLibraries},
+    SglangFlag{"--enable-flashinfer-allreduce-fusion", 0, kWithoutEffect, kLibraries},
+    SglangFlag{"--disable-outlines-disk-cache", 0, kWithoutEffect, "there are no grammars"},
+    SglangFlag{"--disable-tokenizer-batch-decode", 0, kWithoutEffect, "tokens are decoded singly"},
+    SglangFlag{"--enable-tokenizer-batch-encode", 0, kWithoutEffect, "prompts are encoded singly"},
+    SglangFlag{"--tokenizer-mode", 1, kWithoutEffect, "there is one tokenizer implementation"},
+    SglangFlag{"--tokenizer-worker-num", 1, kWithoutEffect, "the front has two I/O threads"},
+    SglangFlag{"--skip-tokenizer-init", 0, kWithoutEffect,
+               "the tokenizer is loaded; input_ids are taken and output_ids given all the same"},
+    SglangFlag{"--model-loader-extra-config", 1, kWithoutEffect, "weights are mapped, not copied"},
+    SglangFlag{"--model-impl", 1, kWithoutEffect, "each architecture has one implementation"},
+    SglangFlag{"--weight-loader-disable-mmap", 0, kWithoutEffect, "weights are always mapped"},
+    SglangFlag{"--enable-memory-saver", 0, kWithoutEffect, "memory is held until the end"},
+    SglangFlag{"--cpu-offload-gb", 1, kWithoutEffect, "weights stay on the device"},
+    SglangFlag{"--swa-full-tokens-ratio", 1, kWithoutEffect, kCacheTiers},
+    SglangFlag{"--disable-hybrid-swa-memory", 0, kWithoutEffect, kCacheTiers},
+    SglangFlag{"--enable-hierarchical-cache", 0, kWithoutEffect, kCacheTiers},
+    SglangFlag{"--hicache-ratio", 1, kWithoutEffect, kCacheTiers},
+    SglangFlag{"--hicache-size", 1, kWithoutEffect, kCacheTiers},
+    SglangFlag{"--hicache-write-policy", 1, kWithoutEffect, kCacheTiers},
+    SglangFlag{"--hicache-io-backend", 1, kWithoutEffect, kCacheTiers},
+    SglangFlag{"--hicache-mem-layout", 1, kWithoutEffect, kCacheTiers},
+    SglangFlag{"--hicache-storage-backend", 1, kWithoutEffect, kCacheTiers},
+    SglangFlag{"--enable-lmcache", 0, kWithoutEffect, kCacheTiers},
+    SglangFlag{"--radix-eviction-policy", 1, kWithoutEffect, "the least recently used page goes"},
+    SglangFlag{"--log-level-http", 1, kWithoutEffect, "--log-requests has the lines of HTTP"},
+    SglangFlag{"--log-requests-level", 1, kWithoutEffect, "--log-requests writes one line each"},
+    SglangFlag{"--log-requests-format", 1, kWithoutEffect, "--log-requests writes one line each"},
+    SglangFlag{"--show-time-cost", 0, kWithoutEffect, kNoTracing},
+    SglangFlag{"--bucket-time-to-first-token", -1, kWithoutEffect, kNoTracing},
+    SglangFlag{"--bucket-e2e-request-latency", -1, kWithoutEffect, kNoTracing},
+    SglangFlag{"--bucket-inter-token-latency", -1, kWithoutEffect, kNoTracing},
+    SglangFlag{"--collect-tokens-histogram", 0, kWithoutEffect, kNoTracing},
+    SglangFlag{"--enable-request-time-stats-logging", 0, kWithoutEffect, kNoTracing},
+    SglangFlag{"--gc-warning-threshold-secs", 1, kWithoutEffect, kNoTracing},
+    SglangFlag{"--kv-events-config", 1, kWithoutEffect, kNoTracing},
+    SglangFlag{"--enable-trace", 0, kWithoutEffect, kNoTracing},
+    SglangFlag{"--otlp-traces-endpoint", 1, kWithoutEffect, kNoTracing},
+    SglangFlag{"--crash-dump-folder", 1, kWithoutEffect, "no requests are kept after they end"},
+    SglangFlag{"--sleep-on-idle", 0, kWithoutEffect, "idle ranks always sleep"},
+    SglangFlag{"--file-storage-path", 1, kWithoutEffect, "no files are uploaded"},
+    SglangFlag{"--enable-cache-report", 0, kWithoutEffect, "usage is reported by each API's rule"},
+    SglangFlag{"--completion-template", 1, kWithoutEffect,
+               "it shapes completions with a suffix, which are refused"},
+    SglangFlag{"--hf-chat-template-name", 1, kRefused, "want --chat-template with a file"},
+    SglangFlag{"--constrained-json-whitespace-pattern", 1, kWithoutEffect, "there are no grammars"},
+    SglangFlag{"--enable-multimodal", 0, kWithoutEffect, kNoMultimodal},
+    SglangFlag{"--limit-mm-data-per-request", 1, kWithoutEffect, kNoMultimodal},
+    SglangFlag{"--nccl-port", 1, kWithoutEffect, "ranks meet without a port; see --dist-init-addr"},
+    SglangFlag{"--max-micro-batch-size", 1, kWithoutEffect, "there is no pipeline"},
+    SglangFlag{"--pipeline-parallel-size", 1, kRefused, "there is no pipeline", "1"},
+    SglangFlag{"--pp-size", 1, kRefused, "there is no pipeline", "1"},
+    SglangFlag{"--tool-call-parser", 1, kRefused, kNoParsers},
+    SglangFlag{"--reasoning-parser", 1, kRefused, kNoParsers},
+    SglangFlag{"--tool-server", 1, kRefused, kNoParsers},
+    SglangFlag{"--is-embedding", 0, kRefused, "embeddings are not served"},
+    SglangFlag{"--enable-custom-logit-processor", 0, kRefused, "no code of requests is run"},
+    SglangFlag{"--preferred-sampling-params", 1, kRefused,
+               "defaults come from generation_config.json", ""},
+    SglangFlag{"--enable-lora", 0, kRefused, kNoLora},
+    SglangFlag{"--lora-paths", -1, kRefused, kNoLora},
+    SglangFlag{"--max-loras-per-batch", 1, kWithoutEffect, kNoLora},
+    SglangFlag{"--speculative-algorithm", 1, kRefused, kNoSpeculation},
+    SglangFlag{"--speculative-algo", 1, kRefused, kNoSpeculation},
+    SglangFlag{"--speculative-draft-model-path", 1, kRefused, kNoSpeculation},
+    SglangFlag{"--speculative-draft", 1, kRefused, kNoSpeculation},
+    SglangFlag{"--speculative-num-steps", 1, kRefused, kNoSpeculation},
+    SglangFlag{"--speculative-eagle-topk", 1, kRefused, kNoSpeculation},
+    SglangFlag{"--speculative-num-draft-tokens", 1, kRefused, kNoSpeculation},
+    SglangFlag{"--speculative-token-map", 1, kRefused, kNoSpeculation},
+    SglangFlag{"--speculative-attention-mode", 1, kWithoutEffect, kNoSpeculation},
+    SglangFlag{"--disaggregation-mode", 1, kRefused, kNoDisaggregation, "null"},
+    SglangFlag{"--disaggregation-transfer-backend", 1, kWithoutEffect, kNoDisaggregation},
+    SglangFlag{"--disaggregation-bootstrap-port", 1, kWithoutEffect, kNoDisaggregation},
+    SglangFlag{"--disaggregation-ib-device", 1, kWithoutEffect, kNoDisaggregation},
+    SglangFlag{"--mooncake-ib-device", 1, kWithoutEffect, kLibraries},
+    SglangFlag{"--ssl-ca-certs", 1, kRefused, "certificates of clients are not checked"},
+};
+
+}  // namespace
+
+std::span<const SglangFlag> SglangFlags() { return kFlags; }
+
+void AddSglangFlags(CommandLine& app, TakenFlags* taken) {
+  const auto take = [taken](const SglangFlag& flag) {
+    const std::string line = fmt::format("{} has no effect here: {}", flag.name, flag.why);
+    if (!std::ranges::count(taken->without_effect, line)) taken->without_effect.push_back(line);
+  };
+  for (const SglangFlag& flag : kFlags) {
+    const auto taken_or_refused = [&flag, take](const std::string& value) {
+      const bool harmless = flag.harmless != nullptr && value == flag.harmless;
+      if (flag.kind == kRefused && !harmless) {
+        throw Invalid("{}{}{} is not supported: {}", flag.name, value.empty() ? "" : " ", value,
+                      flag.why);
+      }
+      take(flag);
+    };
+    app.Hidden(flag.name, flag.values, taken_or_refused);
+  }
+}
+
+}  // namespace switchyard

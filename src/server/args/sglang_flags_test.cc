@@ -1,0 +1,250 @@
+// Every flag and variable of SGLang's that launch lines carry: honoured, taken without effect, or
+// refused by name.
+#include "server/args/sglang_flags.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <functional>
+#include <set>
+
+#include "core/error.h"
+#include "server/args/args.h"
+#include "server/args/eplb_args.h"
+
+namespace switchyard {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::vector<std::string> With(std::vector<std::string> words) {
+  words.insert(words.begin(), {"--model-path", "/m"});
+  return words;
+}
+
+std::string ErrorOf(const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+std::string ErrorOf(const std::vector<std::string>& words) {
+  return ErrorOf([&] { ParseServe(With(words)); });
+}
+
+// Which flags of the issue change nothing, each with a value as launch lines have it.
+TEST(SglangFlagsTest, TakenWithoutEffectAndSaidOnce) {
+  const std::vector<std::vector<std::string>> kTaken = {
+      {"--attention-backend", "fa3"},
+      {"--enable-torch-compile"},
+      {"--torch-compile-max-bs", "8"},
+      {"--log-requests-level", "2"},
+      {"--skip-tokenizer-init"},
+      {"--crash-dump-folder", "/tmp/x"},
+      {"--enable-dp-lm-head"},
+      {"--disable-shared-experts-fusion"},
+      {"--completion-template", "deepseek_coder"},
+      {"--log-level-http", "warning"},
+      {"--enable-mixed-chunk"},
+      {"--trust-remote-code"},
+      {"--enable-metrics"},
+      {"--disable-overlap-schedule"},
+      {"--enable-two-batch-overlap"},
+      {"--grammar-backend", "xgrammar"},
+      {"--cuda-graph-bs", "1", "2", "4"},
+      {"--disaggregation-mode", "null"},
+      {"--pp-size", "1"},
+  };
+  for (std::vector<std::string> words : kTaken) {
+    const std::string flag = words.front();
+    const std::vector<std::string> plain = words;
+    words.insert(words.end(), plain.begin(), plain.end());  // twice, and one line
+    const auto args = ParseServe(With(words));
+    ASSERT_TRUE(args) << flag;
+    EXPECT_THAT(args->without_effect, ElementsAre(HasSubstr(flag + " has no effect here: ")))
+        << flag;
+  }
+}
+
+TEST(SglangFlagsTest, RefusedByName) {
+  const std::vector<std::vector<std::string>> kRefused = {
+      {"--reasoning-parser", "deepseek-r1"},
+      {"--tool-call-parser", "qwen25"},
+      {"--speculative-algorithm", "EAGLE"},
+      {"--speculative-moe-a2a-backend", "deepep"},
+      {"--speculative-moe-runner-backend", "triton"},
+      {"--lora-paths", "a=b"},
+      {"--is-embedding"},
+      {"--disaggregation-mode", "prefill"},
+      {"--pp-size", "2"},
+      {"--ssl-ca-certs", "ca.pem"},
+      {"--schedule-policy", "best"},
+      {"--schedule-conservativeness", "-1"},
+      {"--max-prefill-tokens", "many"},
+      {"--decode-log-interval", "-1"},
+  };
+  for (const std::vector<std::string>& words : kRefused)
+    EXPECT_THAT(ErrorOf(words), HasSubstr(words.front())) << words.front();
+}
+
+TEST(SglangFlagsTest, EveryNameStandsOnceAndHasItsReason) {
+  std::set<std::string> names;
+  for (const SglangFlag& flag : SglangFlags()) {
+    EXPECT_TRUE(names.insert(flag.name).second) << flag.name;
+    EXPECT_NE(std::string(flag.why), "") << flag.name;
+  }
+}
+
+TEST(SglangFlagsTest, HonouredOnesReachTheEngine) {
+  const auto args =
+      ParseServe(With({"--schedule-policy", "dfs-weight", "--schedule-conservativeness", "0.3",
+                       "--max-prefill-tokens", "99", "--decode-log-interval", "7"}));
+  ASSERT_TRUE(args);
+  const EngineConfig back = DecodeConfig(EncodeConfig(args->engine));
+  EXPECT_EQ(back.schedule_policy, "dfs-weight");
+  EXPECT_EQ(back.schedule_conservativeness, 0.3);
+  EXPECT_EQ(back.max_prefill_tokens, 99);
+  EXPECT_EQ(back.decode_log_interval, 7);
+}
+
+TEST(SglangFlagsTest, DpRankOfTheEnvironmentIsCheckedAndSaid) {
+  ASSERT_EQ(setenv("SGLANG_DP_RANK", "3", 1), 0);
+  const auto args = ParseServe(With({}));
+  ASSERT_EQ(setenv("SGLANG_DP_RANK", "x", 1), 0);
+  const std::string error = ErrorOf(std::vector<std::string>{});
+  ASSERT_EQ(unsetenv("SGLANG_DP_RANK"), 0);
+  EXPECT_THAT(args->without_effect, ElementsAre(HasSubstr("SGLANG_DP_RANK=3 has no effect")));
+  EXPECT_THAT(error, HasSubstr("SGLANG_DP_RANK=x"));
+}
+
+// A value of the arguments that a flag or variable changes.
+using Observed = std::function<std::string(const ServerArgs&)>;
+
+struct Honoured {
+  std::vector<std::string> words;                              // flags
+  std::vector<std::pair<const char*, const char*>> variables;  // of the environment
+  Observed observed;
+  std::string want;
+};
+
+// The flags and variables of SGLang's launch lines that change what the server does.
+TEST(SglangFlagsTest, HonouredOnesChangeTheArguments) {
+  const std::vector<Honoured> kHonoured = {
+      {{"--tp", "4", "--enable-ep-moe"},
+       {},
+       [](const ServerArgs& a) { return std::to_string(a.engine.mesh.ep); },
+       "4"},
+      {{"--tp", "2", "--enable-deepep-moe"},
+       {},
+       [](const ServerArgs& a) { return a.engine.moe.a2a_backend; },
+       "deepep"},
+      {{"--schedule-policy", "lpm"},
+       {},
+       [](const ServerArgs& a) { return a.engine.schedule_policy; },
+       "lpm"},
+      {{"--schedule-conservativeness", "0.5"},
+       {},
+       [](const ServerArgs& a) { return std::to_string(a.engine.schedule_conservativeness); },
+       "0.500000"},
+      {{"--max-prefill-tokens", "512"},
+       {},
+       [](const ServerArgs& a) { return std::to_string(a.engine.max_prefill_tokens); },
+       "512"},
+      {{"--decode-log-interval", "40"},
+       {},
+       [](const ServerArgs& a) { return std::to_string(a.engine.decode_log_interval); },
+       "40"},
+      {{"--watchdog-timeout", "3600"},
+       {},
+       [](const ServerArgs& a) { return std::to_string(a.engine.watchdog_timeout_seconds); },
+       "3600.000000"},
+      {{"--stream-output"},
+       {},
+       [](const ServerArgs& a) { return a.stream_output ? "segments" : "all"; },
+       "segments"},
+      {{"--weight-version", "step-7"},
+       {},
+       [](const ServerArgs& a) { return a.weight_version; },
+       "step-7"},
+      {{"--init-expert-location", R"({"logical_count": [[1]]})"},
+       {},
+       [](const ServerArgs& a) { return a.engine.moe.init_expert_location; },
+       R"({"logical_count": [[1]]})"},
+      {{},
+       {{"DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ", "1"}},
+       [](const ServerArgs& a) { return a.engine.moe.combine_long_seq ? "rounds" : "one"; },
+       "rounds"},
+      {{"--moe-a2a-backend", "deepep"},
+       {{"HCCL_BUFFSIZE", "1024"}},
+       [](const ServerArgs& a) { return std::to_string(a.engine.moe.hccl_buffer_mib); },
+       "1024"},
+      {{},
+       {{"SGLANG_SET_CPU_AFFINITY", "false"}},
+       [](const ServerArgs& a) { return a.engine.cpu_bind; },
+       "none"},
+  };
+  for (const Honoured& row : kHonoured) {
+    const std::string name = row.words.empty() ? row.variables[0].first : row.words.back();
+    const auto plain = ParseServe(With({}));
+    for (const auto& [variable, value] : row.variables) setenv(variable, value, 1);
+    const auto args = ParseServe(With(row.words));
+    for (const auto& [variable, value] : row.variables) unsetenv(variable);
+    ASSERT_TRUE(plain && args) << name;
+    EXPECT_EQ(row.observed(*args), row.want) << name;
+    EXPECT_NE(row.observed(*plain), row.want) << name;
+    EXPECT_THAT(args->without_effect, testing::IsEmpty()) << name;
+  }
+}
+
+TEST(SglangFlagsTest, ABufferThatNothingUsesIsSaid) {
+  const auto line = [](const std::vector<std::string>& words) {
+    setenv("HCCL_BUFFSIZE", "200", 1);
+    const auto args = ParseServe(With(words));
+    unsetenv("HCCL_BUFFSIZE");
+    return args->without_effect;
+  };
+  EXPECT_THAT(line({}), ElementsAre(HasSubstr("HCCL_BUFFSIZE=200 has no effect here")));
+  EXPECT_THAT(line({"--moe-a2a-backend", "deepep", "--deepep-mode", "low_latency"}),
+              ElementsAre(HasSubstr("--deepep-mode low_latency")));
+}
+
+TEST(SglangFlagsTest, OlderFormsOfExpertParallelism) {
+  const auto ep = ParseServe(With({"--tp", "4", "--enable-ep-moe"}));
+  EXPECT_EQ(ep->engine.mesh.ep, 4);
+  EXPECT_EQ(ep->engine.moe.a2a_backend, "none");
+  const auto deepep = ParseServe(With({"--tp", "4", "--ep", "2", "--enable-deepep-moe"}));
+  EXPECT_EQ(deepep->engine.mesh.ep, 2);
+  EXPECT_EQ(deepep->engine.moe.a2a_backend, "deepep");
+  EXPECT_THAT(ErrorOf({"--enable-deepep-moe", "--moe-a2a-backend", "none"}),
+              AllOf(HasSubstr("--enable-deepep-moe"), HasSubstr("none")));
+}
+
+TEST(SglangFlagsTest, UniquePrefixesAreWrittenOut) {
+  EXPECT_EQ(ParseServe(With({"--mem-frac", "0.5"}))->engine.mem_fraction_static, 0.5);
+  EXPECT_EQ(ParseServe(With({"--mem-frac=0.25"}))->engine.mem_fraction_static, 0.25);
+  EXPECT_EQ(ParseServe({"--model-p", "/m"})->engine.model_path, "/m");
+  EXPECT_EQ(ParseServe(With({"--data-par", "1"}))->dp_size, 1);
+  EXPECT_THAT(ErrorOf({"--max-r", "x"}), HasSubstr("--max-running-requests"));
+  EXPECT_THAT(ErrorOf({"--schedule", "x"}),
+              AllOf(HasSubstr("--schedule may be"), HasSubstr("--schedule-policy"),
+                    HasSubstr("--schedule-conservativeness")));
+}
+
+TEST(SglangFlagsTest, MistypedNamesGetTheNearest) {
+  EXPECT_THAT(ErrorOf({"--mem-fraction-statik", "1"}), HasSubstr("--mem-fraction-static"));
+  EXPECT_THAT(ErrorOf({"--sheduel-policy", "1"}), HasSubstr("--schedule-policy"));
+  EXPECT_THAT(ErrorOf([] { ParseEplb("paln", {}); }), HasSubstr("nearest is eplb plan"));
+  EXPECT_THAT(ErrorOf([] {
+                ParseEplb("plan", {"f", "--rank", "2", "--algorithn", "x"});
+              }),
+              HasSubstr("--algorithm"));
+  EXPECT_THAT(ErrorOf([] { ParseBench("kernel", {}); }), HasSubstr("nearest is bench kernels"));
+}
+
+}  // namespace
+}  // namespace switchyard

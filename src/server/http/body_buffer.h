@@ -1,0 +1,40 @@
+// Buffer for the body of a request that is being received.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "server/http/chunk_decoder.h"
+#include "server/http/memory_budget.h"
+
+namespace switchyard::http {
+
+// Grows with the received bytes, not to the announced length, and charges its memory. Not
+// thread-safe.
+class BodyBuffer {
+ public:
+  // `expected`: the body length given in the head, or `limit` if unknown. In bytes.
+  BodyBuffer(MemoryCharge charge, uint64_t expected, size_t limit)
+      : charge_(std::move(charge)), expected_(expected), limit_(limit) {}
+
+  // Returns a refusal if the body exceeds its limit or the memory budget is exhausted.
+  std::optional<Refusal> Append(std::string_view bytes);
+
+  size_t size() const { return bytes_.size(); }
+  std::string& bytes() { return bytes_; }
+  MemoryCharge& charge() { return charge_; }
+
+ private:
+  MemoryCharge charge_;  // for bytes_'s capacity, and the size passed to the constructor
+  const uint64_t expected_;
+  const size_t limit_;
+  std::string bytes_;
+};
+
+Refusal TooLargeBody(size_t limit);
+// The refusal of a request that needs `bytes` in total.
+Refusal OutOfMemory(const MemoryCharge& charge, size_t bytes);
+
+}  // namespace switchyard::http

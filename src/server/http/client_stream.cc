@@ -1,0 +1,121 @@
+#include "server/http/client_stream.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/ssl/stream.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <utility>
+
+#include "server/http/host_port.h"
+#include "server/http/tls_context.h"
+
+namespace switchyard::http {
+
+namespace asio = boost::asio;
+using asio::awaitable;
+using boost::system::error_code;
+
+namespace {
+
+// Errors, including cancellation, are returned as values.
+constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
+
+short Poll(int descriptor, short events) {
+  pollfd socket{.fd = descriptor, .events = events, .revents = 0};
+  return poll(&socket, 1, 0) > 0 ? socket.revents : short{0};
+}
+
+}  // namespace
+
+struct ClientStream::Tls {
+  asio::ssl::stream<Socket&> stream;
+};
+
+ClientStream::ClientStream(Socket socket, const TlsContext* tls) : socket_(std::move(socket)) {
+  if (tls) tls_ = std::make_unique<Tls>(asio::ssl::stream<Socket&>(socket_, tls->context()));
+}
+ClientStream::~ClientStream() = default;
+
+awaitable<bool> ClientStream::Handshake() {
+  if (!tls_) co_return true;
+  const auto [ec] = co_await tls_->stream.async_handshake(asio::ssl::stream_base::server, kAwait);
+  co_return !ec;
+}
+
+awaitable<ClientStream::Done> ClientStream::ReadSome(asio::mutable_buffer into) {
+  if (ended_) co_return Done{.ec = asio::error::eof};
+  Done done;
+  if (tls_) {
+    const auto [ec, count] = co_await tls_->stream.async_read_some(into, kAwait);
+    done = {ec, count};
+    ended_ = ec == asio::error::eof || ec == asio::ssl::error::stream_truncated;
+  } else {
+    const auto [ec, count] = co_await socket_.async_read_some(into, kAwait);
+    done = {ec, count};
+    ended_ = ec == asio::error::eof;
+  }
+  co_return done;
+}
+
+awaitable<ClientStream::Done> ClientStream::WriteSome(std::string_view bytes) {
+  const asio::const_buffer from(bytes.data(), bytes.size());
+  if (tls_) {
+    const auto [ec, count] = co_await tls_->stream.async_write_some(from, kAwait);
+    co_return Done{ec, count};
+  }
+  const auto [ec, count] = co_await socket_.async_write_some(from, kAwait);
+  co_return Done{ec, count};
+}
+
+awaitable<void> ClientStream::ShutdownSend() {
+  if (tls_) {
+    co_await tls_->stream.async_shutdown(kAwait);
+    ended_ = true;
+  }
+  error_code ignored;
+  socket_.shutdown(Socket::shutdown_send, ignored);
+}
+
+void ClientStream::Cancel() {
+  error_code ignored;
+  socket_.cancel(ignored);
+}
+
+void ClientStream::Close() {
+  error_code ignored;
+  socket_.close(ignored);
+}
+
+bool ClientStream::EndAnnounced() const {
+  auto& socket = const_cast<Socket&>(socket_);  // native_handle() is not const
+  return ended_ || Poll(socket.native_handle(), POLLRDHUP) != 0;
+}
+
+bool ClientStream::IsReset() const {
+  auto& socket = const_cast<Socket&>(socket_);
+  return (Poll(socket.native_handle(), 0) & (POLLERR | POLLHUP)) != 0;
+}
+
+std::string PeerName(const ClientStream::Socket& socket) {
+  error_code ec;
+  const auto peer = socket.remote_endpoint(ec);
+  if (ec) return "unknown";
+  char text[INET6_ADDRSTRLEN] = "";
+  const auto* address = reinterpret_cast<const sockaddr*>(peer.data());
+  if (address->sa_family == AF_INET) {
+    const auto* v4 = reinterpret_cast<const sockaddr_in*>(address);
+    inet_ntop(AF_INET, &v4->sin_addr, text, sizeof text);
+    return HostPort(text, ntohs(v4->sin_port));
+  }
+  if (address->sa_family == AF_INET6) {
+    const auto* v6 = reinterpret_cast<const sockaddr_in6*>(address);
+    inet_ntop(AF_INET6, &v6->sin6_addr, text, sizeof text);
+    return HostPort(text, ntohs(v6->sin6_port));
+  }
+  return "unix";
+}
+
+}  // namespace switchyard::http

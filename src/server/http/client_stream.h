@@ -1,0 +1,61 @@
+// A client's socket: TCP or Unix, plain or TLS. Internal to this folder.
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/generic/stream_protocol.hpp>
+#include <boost/system/error_code.hpp>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace switchyard::http {
+
+class TlsContext;  // certificate and key (tls_context.h)
+
+// Use all members on the socket's strand. One read and one write may be pending at the same time.
+class ClientStream {
+ public:
+  using Socket = boost::asio::generic::stream_protocol::socket;
+  struct Done {
+    boost::system::error_code ec;
+    size_t count = 0;
+  };
+
+  // `tls` may be null. It must outlive the stream.
+  ClientStream(Socket socket, const TlsContext* tls);
+  ~ClientStream();
+
+  boost::asio::awaitable<bool> Handshake();  // true at once without TLS
+  // Reads at least one byte, or returns an error. At the end of the client's input, `ended` becomes
+  // true. Every later call returns end-of-file at once, since the kernel reports it only once.
+  boost::asio::awaitable<Done> ReadSome(boost::asio::mutable_buffer into);
+  boost::asio::awaitable<Done> WriteSome(std::string_view bytes);
+  // Closes the sending side.
+  boost::asio::awaitable<void> ShutdownSend();
+
+  void Cancel();
+  void Close();
+
+  bool is_open() const { return socket_.is_open(); }
+  bool ended() const { return ended_; }
+  bool secure() const { return tls_ != nullptr; }
+  // Socket states polled from the kernel. EndAnnounced: the client has sent a FIN, possibly after
+  // bytes that have not been read. IsReset: the connection is reset, so writes cannot arrive.
+  bool EndAnnounced() const;
+  bool IsReset() const;
+
+  auto get_executor() { return socket_.get_executor(); }
+
+ private:
+  struct Tls;
+  Socket socket_;
+  bool ended_ = false;
+  std::unique_ptr<Tls> tls_;
+};
+
+// "127.0.0.1:51234", "[::1]:51234", "unix"; "unknown" if the client has disconnected.
+std::string PeerName(const ClientStream::Socket& socket);
+
+}  // namespace switchyard::http

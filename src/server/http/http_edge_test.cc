@@ -1,0 +1,247 @@
+// Limits and access: connections, memory, keys, origins, request ids.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <sstream>
+#include <thread>
+
+#include "server/http/http_server.h"
+#include "server/http/memory_budget.h"
+#include "server/http/test_client.h"
+
+namespace switchyard::http {
+namespace {
+
+using testing::HasSubstr;
+
+// Counts connections of local port `port` in state CLOSE_WAIT (/proc/net/tcp, state 08).
+int CountCloseWait(int port) {
+  std::ifstream in("/proc/net/tcp");
+  int count = 0;
+  for (std::string line; std::getline(in, line);) {
+    std::istringstream words(line);
+    std::string number, local, remote, state;
+    words >> number >> local >> remote >> state;
+    const size_t colon = local.find(':');
+    if (state == "08" && colon != std::string::npos &&
+        std::stoi(local.substr(colon + 1), nullptr, 16) == port) {
+      ++count;
+    }
+  }
+  return count;
+}
+
+class HttpEdgeTest : public testing::Test {
+ protected:
+  void Start() {
+    server_ = std::make_unique<Server>(options_);
+    server_->Route("POST", "/echo", [](auto request, Responder responder) {
+      responder.Send(200, "text/plain", request->body);
+    });
+    server_->Route(
+        "POST", "/flush", [](auto, Responder responder) { responder.Send(200, "", ""); },
+        Access::kControl);
+    for (const char* path : {"/hello", "/health"}) {
+      server_->Route("GET", path, [](auto request, Responder responder) {
+        responder.Send(200, "text/plain", request->id);
+      });
+    }
+    server_->Start();
+  }
+  TestResponse Ask(std::string_view bytes) {
+    TestClient client(server_->port());
+    client.Send(bytes);
+    return client.Read().value_or(TestResponse{});
+  }
+  int Status(std::string_view method, std::string_view path, std::string_view fields = "") {
+    return Ask(std::string(method) + " " + std::string(path) + " HTTP/1.1\r\nHost: a\r\n" +
+               std::string(fields) + "\r\n")
+        .status;
+  }
+
+  ServerOptions options_;
+  std::unique_ptr<Server> server_;
+};
+
+TEST_F(HttpEdgeTest, ClientsThatCloseLeaveNoConnection) {
+  options_.io_threads = 2;
+  Start();
+  const std::string body(60'000, 'x');
+  for (int i = 0; i < 500; ++i) {
+    TestClient client(server_->port());
+    client.Post("/echo", body);
+    ASSERT_EQ(client.Read()->body.size(), body.size());
+  }
+  // Poll, since the server may not have closed its side yet.
+  for (int i = 0; i < 100 && CountCloseWait(server_->port()) > 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(CountCloseWait(server_->port()), 0);
+}
+
+TEST_F(HttpEdgeTest, ProbesAreAnsweredBeyondTheLimitOfConnections) {
+  options_.max_connections = 2;
+  Start();
+  TestClient first(server_->port()), second(server_->port());
+  first.Get("/hello");
+  second.Get("/hello");
+  ASSERT_EQ(first.Read()->status, 200);
+  ASSERT_EQ(second.Read()->status, 200);
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_EQ(Status("GET", "/health"), 200);
+    const TestResponse refused = Ask("GET /hello HTTP/1.1\r\nHost: a\r\n\r\n");
+    EXPECT_EQ(refused.status, 503);
+    EXPECT_EQ(refused.Header("Retry-After"), "1");
+    EXPECT_EQ(refused.Header("Connection"), "close");
+  }
+}
+
+TEST_F(HttpEdgeTest, BodiesShareOneMemory) {
+  options_.memory_bytes = 8 << 20;
+  Start();
+  const std::string body(3 << 20, 'x');
+  std::vector<std::unique_ptr<TestClient>> holders;
+  int held = 0, refused = 0;
+  for (int i = 0; i < 6; ++i) {
+    holders.push_back(std::make_unique<TestClient>(server_->port()));
+    holders.back()->Send("POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 4000000\r\n\r\n" +
+                         body);
+    TestClient small(server_->port());
+    small.Post("/echo", "still served");
+    EXPECT_EQ(small.Read()->body, "still served");
+  }
+  for (auto& holder : holders) {
+    holder->Send(std::string(1 << 20, 'x'));  // ends the body
+    const auto answer = holder->Read();
+    if (!answer || answer->status == 503) ++refused;
+    if (answer && answer->status == 200) ++held;
+  }
+  EXPECT_GE(held, 1);
+  EXPECT_GE(refused, 3);
+  EXPECT_EQ(Ask("POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9000000\r\n\r\n" +
+                std::string(9'000'000, 'x'))
+                .status,
+            413);
+}
+
+TEST(MemoryBudget, GivesBackWhatItsOwnersHeld) {
+  const auto budget = std::make_shared<MemoryBudget>(100);
+  {
+    MemoryCharge a(budget), b(budget);
+    EXPECT_TRUE(a.Add(60));
+    EXPECT_FALSE(b.Add(41));
+    EXPECT_TRUE(b.Add(40));
+    EXPECT_TRUE(a.Resize(10));
+    MemoryCharge c(std::move(b));
+    EXPECT_EQ(budget->used(), 50u);
+    EXPECT_THROW(c.Require(200), Error);
+    EXPECT_THROW(c.Require(60), Error);
+    EXPECT_EQ(budget->used(), 50u);
+  }
+  EXPECT_EQ(budget->used(), 0u);
+  MemoryCharge free;
+  EXPECT_TRUE(free.Add(~size_t{0}));
+}
+
+TEST_F(HttpEdgeTest, WorkOnABodyHoldsUpNoOtherRequest) {
+  Start();
+  std::promise<void> go, started;
+  Server server({});
+  server.Route("POST", "/slow", [&](auto, Responder responder) {
+    started.set_value();
+    go.get_future().wait();
+    responder.Send(200, "", "");
+  });
+  server.Route("GET", "/health", [](auto, Responder responder) { responder.Send(200, "", ""); });
+  server.Route("POST", "/quick", [](auto, Responder responder) { responder.Send(200, "", ""); });
+  server.Start();
+  TestClient slow(server.port());
+  slow.Post("/slow", std::string(100'000, 'x'));
+  started.get_future().wait();
+  TestClient other(server.port());
+  other.Get("/health");
+  EXPECT_EQ(other.Read()->status, 200);
+  other.Post("/quick", "small");
+  EXPECT_EQ(other.Read()->status, 200);
+  go.set_value();
+  EXPECT_EQ(slow.Read()->status, 200);
+}
+
+TEST_F(HttpEdgeTest, KeysAndTheAdminKey) {
+  options_.api_keys = {"one", "two"};
+  options_.admin_api_key = "root";
+  Start();
+  const auto key = [](const char* k) { return std::string("Authorization: Bearer ") + k + "\r\n"; };
+  EXPECT_EQ(Status("GET", "/hello"), 401);
+  for (const char* good : {"one", "two", "root"})
+    EXPECT_EQ(Status("GET", "/hello", key(good)), 200) << good;
+  EXPECT_EQ(Status("GET", "/hello", key("three")), 401);
+  EXPECT_EQ(Status("POST", "/flush", key("one")), 403);
+  EXPECT_EQ(Status("POST", "/flush"), 401);
+  EXPECT_EQ(Status("POST", "/flush", key("root")), 200);
+  EXPECT_EQ(Status("GET", "/health"), 200);
+}
+
+TEST_F(HttpEdgeTest, TheAdminKeyAloneGuardsControlRoutes) {
+  options_.admin_api_key = "root";
+  Start();
+  EXPECT_EQ(Status("GET", "/hello"), 200);
+  EXPECT_EQ(Status("POST", "/flush"), 401);
+  EXPECT_EQ(Status("POST", "/flush", "Authorization: Bearer root\r\n"), 200);
+}
+
+TEST_F(HttpEdgeTest, PagesOfOtherOriginsMayNotCall) {
+  options_.cors_origins = {"https://app.example"};
+  Start();
+  const auto ask = [&](const char* method, const char* host, const char* origin) {
+    return Ask(std::string(method) + " " + (*method == 'P' ? "/flush" : "/hello") +
+               " HTTP/1.1\r\nHost: " + host + "\r\nOrigin: " + origin + "\r\n\r\n");
+  };
+  for (const char* good : {"http://localhost:5173", "http://127.0.0.1", "http://[::1]:8000",
+                           "https://app.example", "http://gpu7:30000"}) {
+    const TestResponse answer = ask("POST", "gpu7:30000", good);
+    EXPECT_EQ(answer.status, 200) << good;
+    EXPECT_EQ(answer.Header("Access-Control-Allow-Origin"), good);
+    EXPECT_EQ(answer.Header("Vary"), "Origin");
+  }
+  for (const char* bad : {"https://evil.example", "null", "http://localhost.evil.example",
+                          "http://127.0.0.1.evil.example", "https://app.example.evil"}) {
+    EXPECT_EQ(ask("POST", "gpu7", bad).status, 403) << bad;
+    const TestResponse read = ask("GET", "gpu7", bad);
+    EXPECT_EQ(read.status, 200);
+    EXPECT_EQ(read.Header("Access-Control-Allow-Origin"), "");
+  }
+  // DNS rebinding: a page resolves its own name to this machine, so Origin and Host are equal.
+  EXPECT_EQ(ask("POST", "evil.example:30000", "http://evil.example:30000").status, 403);
+}
+
+TEST_F(HttpEdgeTest, RequestsKeepTheirIds) {
+  Start();
+  const std::string trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+  const TestResponse named =
+      Ask("GET /hello HTTP/1.1\r\nHost: a\r\nX-Request-Id: abc-1\r\ntraceparent: " + trace +
+          "\r\n\r\n");
+  EXPECT_EQ(named.Header("X-Request-Id"), "abc-1");
+  EXPECT_EQ(named.Header("traceparent"), trace);
+  EXPECT_EQ(named.body, "abc-1");
+  const TestResponse fresh = Ask("GET /hello HTTP/1.1\r\nHost: a\r\nX-Request-Id: a b\r\n\r\n");
+  EXPECT_EQ(fresh.Header("X-Request-Id").size(), 32u);
+  EXPECT_EQ(fresh.Header("traceparent"), "");
+  EXPECT_EQ(Ask("GET /no HTTP/1.1\r\nHost: a\r\nX-Request-Id: x\r\n\r\n").Header("X-Request-Id"),
+            "x");
+}
+
+TEST_F(HttpEdgeTest, PathsMayHaveTheRoot) {
+  options_.root_path = "/api";
+  Start();
+  EXPECT_EQ(Status("GET", "/api/hello"), 200);
+  EXPECT_EQ(Status("GET", "/hello"), 200);
+  EXPECT_EQ(Status("GET", "/apihello"), 404);
+}
+
+}  // namespace
+}  // namespace switchyard::http

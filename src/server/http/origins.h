@@ -1,0 +1,23 @@
+// Decides which web pages may call the server (WHATWG Fetch, "CORS protocol").
+#pragma once
+
+#include <string_view>
+
+#include "server/http/http_server.h"
+
+namespace switchyard::http {
+
+enum class OriginKind {
+  kNone,     // no Origin header: not a browser, or a same-origin page
+  kAllowed,  // its pages may read responses
+  kForeign,  // its pages may not; requests that change state are refused
+};
+
+// Allowed origins: pages of this machine ("http://localhost:8000"), the server's own origin (equal
+// to the Host header), and options.cors_origins. Without an API key, a Host with a dotted name does
+// not count as the server's own origin. Otherwise a page could resolve its own name to this server
+// (DNS rebinding) and have the same origin.
+OriginKind ClassifyOrigin(const ServerOptions& options, std::string_view origin,
+                          std::string_view host);
+
+}  // namespace switchyard::http

@@ -1,0 +1,72 @@
+// Incremental parser of an HTTP/1.1 request head (RFC 9112), including the framing of the body.
+// Independent of sockets. Stricter than the RFC: rejects input that parsers are known to interpret
+// differently, since a proxy before this server may interpret it differently (request smuggling).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "server/http/chunk_decoder.h"
+#include "server/http/http_server.h"
+
+namespace switchyard::http {
+
+struct RequestHead {
+  std::string method, target;
+  int minor_version = 1;  // x of HTTP/1.x, 0 or 1
+  Headers fields;         // in the order sent
+  std::string host;       // empty if absent
+  bool keep_alive = true;
+  bool expects_continue = false;
+  bool chunked = false;
+  uint64_t length = 0;  // of a body that is not chunked, in bytes
+
+  bool has_body() const { return chunked || length > 0; }
+};
+
+// Parses one head. Work is linear in the consumed bytes. Not thread-safe.
+class RequestParser {
+ public:
+  struct Limits {
+    size_t head_bytes = 64 << 10;
+    size_t fields = 1000;
+  };
+  explicit RequestParser(Limits limits) : limits_(limits) {}
+
+  // Consumes bytes from the front of `input` and returns their number. Consumes all unless the head
+  // ends or is refused.
+  size_t Take(std::string_view input);
+
+  bool done() const { return done_; }
+  bool started() const { return taken_ > 0; }
+  size_t bytes() const { return taken_; }
+  // Valid after done(); after a refusal, contains the part that was parsed.
+  RequestHead& head() { return head_; }
+  // Set as soon as the input is malformed, or together with done() if the complete head is
+  // invalid.
+  const std::optional<Refusal>& refusal() const { return refusal_; }
+
+ private:
+  void TakeLine(std::string_view line);
+  void TakeRequestLine(std::string_view line);
+  void TakeField(std::string_view line);
+  void Finish();
+  void CheckHost();
+  void ReadFraming();
+  void ReadTransferCoding(const std::string& coding);
+  void ReadConnection();
+  void CheckExpectAndCoding();
+  void Refuse(int status, std::string what, std::string code = "malformed_request");
+
+  const Limits limits_;
+  std::string line_;
+  size_t taken_ = 0;
+  bool has_request_line_ = false, done_ = false;
+  RequestHead head_;
+  std::optional<Refusal> refusal_;
+};
+
+}  // namespace switchyard::http

@@ -1,0 +1,42 @@
+#include "server/http/request_trace.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <random>
+#include <string_view>
+
+namespace switchyard::http {
+
+std::string RequestId(const Request& request) {
+  const std::string_view given = request.Header("X-Request-Id");
+  const bool usable =
+      !given.empty() && given.size() <= 128 &&
+      std::all_of(given.begin(), given.end(), [](char c) { return c > ' ' && c < 0x7f; });
+  if (usable) return std::string(given);
+  thread_local std::mt19937_64 random{std::random_device{}()};
+  return fmt::format("{:016x}{:016x}", random(), random());
+}
+
+std::string TraceParent(const Request& request) {
+  const std::string_view given = request.Header("traceparent");
+  // Format: version "-" trace-id "-" parent-id "-" flags, in lower-case hexadecimal.
+  if (given.size() != 55 || given[2] != '-' || given[35] != '-' || given[52] != '-') return {};
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (i == 2 || i == 35 || i == 52) continue;
+    const bool hex = (given[i] >= '0' && given[i] <= '9') || (given[i] >= 'a' && given[i] <= 'f');
+    if (!hex) return {};
+  }
+  return std::string(given);
+}
+
+std::string DescribeTokens(const ServedTokens& served) {
+  if (served.model.empty()) return {};
+  std::string text = fmt::format(", model {}, {} prompt tokens ({} cached), {} completion tokens",
+                                 served.model, served.prompt, served.cached, served.completion);
+  if (served.first_token_seconds >= 0)
+    text += fmt::format(", first token after {:.0f} ms", 1e3 * served.first_token_seconds);
+  return text;
+}
+
+}  // namespace switchyard::http

@@ -1,0 +1,19 @@
+// Setup of the HTTP server of `serve`.
+#pragma once
+
+#include "server/args/args.h"
+#include "server/http/http_server.h"
+
+namespace switchyard {
+
+// Builds the options from flags. Raises the soft limit of descriptors to the hard limit. If
+// --max-connections still exceeds it, reduces the number of connections and logs a warning. Also
+// warns if the server listens on all addresses without an API key. Throws the errors of the readers
+// in http_args.h.
+http::ServerOptions SetUpHttp(const ServerArgs& args);
+
+// After this call, an uncaught std::bad_alloc ends the process with a message and exit code 1
+// instead of an abort.
+void ExitWhenOutOfMemory();
+
+}  // namespace switchyard

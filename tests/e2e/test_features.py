@@ -1,0 +1,31 @@
+"""The feature table of the docs: it is what the program prints, and its commands refuse what it says they do."""
+import subprocess
+import sys
+
+import pytest
+
+import server
+
+
+def test_the_docs_have_the_table_that_the_program_prints():
+    done = subprocess.run([sys.executable, server.ROOT / "scripts/docs-tables", "--check"], capture_output=True, text=True,
+                          env={"SWITCHYARD": server.PROGRAM})
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_table_does_not_depend_on_flags():
+    def table(*flags):
+        return subprocess.run([server.PROGRAM, "backends", "--markdown", *flags], stdout=subprocess.PIPE, text=True,
+                              check=True).stdout
+    assert "| `train` | yes | no | no | no | no |" in table()
+    assert table("--device", "cpu", "--tp", "2", "--moe-a2a-backend", "deepep") == table()
+
+
+@pytest.mark.parametrize("command, flag", [
+    (["generate", "--model-path", server.FIXTURES / "qwen3_moe", "--prompt", "a"], ["--nnodes", "2"]),
+    (["bench", "one-batch", "--model-path", server.FIXTURES / "qwen3_moe"], ["--nnodes", "2"]),
+    (["train", "--output", "run"], ["--nnodes", "2"]),
+    (["train", "--output", "run"], ["--device", "cuda"])])
+def test_commands_refuse_hosts_and_gpus_that_they_do_not_use(command, flag, tmp_path):
+    done = subprocess.run([server.PROGRAM, *command, *flag], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and flag[0] in done.stderr, done.stderr

@@ -1,0 +1,74 @@
+"""Watchdog: detects processes stopped by SIGSTOP, on an idle and on a busy server."""
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from server import FIXTURES, Server
+
+MODEL = FIXTURES / "qwen3_moe"
+WATCHDOG = 3
+LONG = {"text": "Hello", "sampling_params": {"temperature": 0, "max_new_tokens": 450, "ignore_eos": True}}
+
+
+def start_work(server):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(server.request("/generate", LONG)), daemon=True)
+    thread.start()
+    while server.state()["running_requests"] == 0:
+        time.sleep(0.005)
+    return thread, results
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_rank_ends_the_server_with_its_name(rank, busy):
+    with Server(MODEL, "--tp", 2, "--ep", 2, "--watchdog-timeout", WATCHDOG) as server:
+        thread, results = start_work(server) if busy else (None, None)
+        pid = server.ranks()[rank]
+        os.kill(pid, signal.SIGSTOP)
+        start = time.time()
+        health = 200
+        while health == 200 and time.time() < start + WATCHDOG:
+            health, answer = server.request("/health", timeout=5)
+            time.sleep(0.05)
+        assert health == 503 and f"rank {rank} (pid {pid}) has sent no heartbeat" in answer["error"]["message"]
+        assert server.process.wait(2 * WATCHDOG) == 1
+        assert time.time() - start < 2 * WATCHDOG
+        assert f"rank {rank} (pid {pid}) sent no heartbeat for 3 s and was killed (--watchdog-timeout)" in server.text()
+        if busy:
+            thread.join(5)
+            assert results[0][0] == 500 and "sent no heartbeat" in results[0][1]["error"]["message"]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_ranks_leave_a_stopped_server_process(busy):
+    with Server(MODEL, "--tp", 2, "--ep", 2, "--watchdog-timeout", WATCHDOG) as server:
+        if busy:
+            start_work(server)
+        server.process.send_signal(signal.SIGSTOP)
+        deadline = time.time() + 2 * WATCHDOG
+        while time.time() < deadline and f"the server process (pid {server.process.pid}) sent no heartbeat" not in server.text():
+            time.sleep(0.05)
+        assert f"the server process (pid {server.process.pid}) sent no heartbeat for 3 s (--watchdog-timeout)" in server.text()
+        server.process.send_signal(signal.SIGCONT)
+        assert server.process.wait(20) == 1
+        assert "the server process" in server.text().splitlines()[-1]
+
+
+def test_sigterm_ends_a_server_whose_leader_is_stopped():
+    with Server(MODEL, "--tp", 2) as server:
+        os.kill(server.ranks()[0], signal.SIGSTOP)
+        start = time.time()
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(25)
+        assert time.time() - start < 20
+        assert "killed" in server.text()
+
+
+def test_a_short_watchdog_is_refused():
+    from server import fails_to_start
+    code, said = fails_to_start("--model-path", MODEL, "--watchdog-timeout", 1)
+    assert code == 2 and "--watchdog-timeout" in said
