@@ -81,7 +81,7 @@ struct Front::Open {
   }
 
   void Take(const RequestOutput& output);
-  void TakeToken(const RequestOutput& output, size_t i);
+  void AppendToken(const RequestOutput& output, size_t i);
   std::string TextOf(int32_t token, bool hidden);
   // Stop strings match only after the first min_new_tokens tokens, as in vLLM.
   bool MayStop() const { return next.completion_tokens > spec.sampling.min_new_tokens; }
@@ -94,7 +94,7 @@ void Front::Open::Take(const RequestOutput& output) {
   next.cached_tokens = output.cached_tokens;
   Append(next.input_logprobs, output.input_logprobs);
   Append(next.routed_experts, output.routed_experts);
-  for (size_t i = 0; i < output.new_tokens.size() && !stop.matched(); ++i) TakeToken(output, i);
+  for (size_t i = 0; i < output.new_tokens.size() && !stop.matched(); ++i) AppendToken(output, i);
   const bool ended = output.finish != FinishReason::kNone;
   if (ended && !stop.matched())
     next.text += stop.Push({.text = detokenizer.Finish(), .may_stop = MayStop()});
@@ -110,7 +110,7 @@ void Front::Open::Take(const RequestOutput& output) {
   }
 }
 
-void Front::Open::TakeToken(const RequestOutput& output, size_t i) {
+void Front::Open::AppendToken(const RequestOutput& output, size_t i) {
   const int32_t token = output.new_tokens[i];
   next.tokens.push_back(token);
   ++next.completion_tokens;
