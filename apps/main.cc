@@ -23,17 +23,17 @@ constexpr const char* kHelp =
   switchyard serve --model-path DIR [flags]        serve a checkpoint over HTTP
   switchyard generate --model-path DIR --prompt T  generate text, printing as it comes
   switchyard bench one-batch --model-path DIR      time prefill and decode
-  switchyard bench serve [--port P] [flags]        drive a server, print latencies and throughput
-  switchyard bench kernels|moe-layer|exchange      time the parts, beside what the machine allows
-  switchyard eplb plan|simulate FILE --ranks R     where experts should sit, from recorded routing
+  switchyard bench serve [--port P] [flags]        load a running server, print latencies and throughput
+  switchyard bench kernels|moe-layer|exchange      time parts of the program, with roofline fractions
+  switchyard eplb plan|simulate FILE --ranks R     placement of experts from recorded routing
   switchyard train --config train.yaml [flags]     train a model with expert parallelism
   switchyard train-score --model DIR --data FILE   loss, accuracy and balance on held-out text
   switchyard train-picture LOG… --output X.svg     curves of training logs
   switchyard train-tokenizer TEXT… --output DIR    learn a tokenizer from text
-  switchyard backends [--model-path DIR] [flags]   what pairs with what, and what is chosen
-  switchyard backends --markdown                   what works on CPUs, GPUs and several hosts
+  switchyard backends [--model-path DIR] [flags]   compatible backends, and the default choice
+  switchyard backends --markdown                   feature support on CPUs, GPUs and several hosts
 
-Each sub-command answers --help.
+Each sub-command has --help.
 )";
 
 constexpr std::string_view kCommands[] = {"serve",         "generate",        "bench",

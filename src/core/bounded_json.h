@@ -1,4 +1,4 @@
-// JSON of files that others wrote: bounded before it costs memory.
+// Parses untrusted JSON files with limits on depth and number of values.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace switchyard {
 
-// What a document may hold. A value costs 16 to 100 bytes of memory beside its text, so a small
-// file can become large.
+// Limits of a document. A value takes 16 to 100 bytes of memory in addition to its text, so the
+// memory of a small file can be large.
 struct JsonBounds {
   int depth = 64;             // objects and arrays inside each other
   size_t values = 1'000'000;  // of all kinds, keys included

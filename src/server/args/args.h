@@ -11,14 +11,14 @@
 
 namespace switchyard {
 
-// What `serve` is started with. Defaults are what a user gets who says nothing.
+// Arguments of `serve`, with the defaults of absent flags.
 struct ServerArgs {
   EngineConfig engine;
   int dp_size = 1;                   // --dp-size: becomes engine.mesh.dp where
   bool enable_dp_attention = false;  // --enable-dp-attention
   bool enable_ep_moe = false;        // --enable-ep-moe: --ep-size as --tp-size
   bool enable_deepep_moe = false;    // --enable-deepep-moe: deepep with it
-  // Lines on flags that were taken and change nothing; Parse has logged them.
+  // Log lines about accepted flags without effect; already logged by Parse.
   std::vector<std::string> without_effect;
   int nnodes = 1;                    // --nnodes: hosts, each with tp / nnodes ranks
   int node_rank = 0;                 // --node-rank: which of them this is

@@ -12,17 +12,17 @@ namespace switchyard {
 namespace {
 
 constexpr const char* kBenchHelp =
-    R"(switchyard bench: what the program, or a part of it, takes on this machine
+    R"(switchyard bench: benchmarks of the program and its parts on this machine
 
   switchyard bench one-batch --model-path DIR   prefill and decode of a model
   switchyard bench serve                        a load on a running server: latencies, throughput
-  switchyard bench kernels                      products, experts, attention, small ops
+  switchyard bench kernels                      matrix products, experts, attention, small ops
   switchyard bench moe-layer                    one MoE layer: router, exchange, experts
   switchyard bench exchange                     collectives, dispatch and combine of rows
-  switchyard bench roofline                     the machine's ceilings: memory, caches, arithmetic
+  switchyard bench roofline                     peak rates of the machine: memory, caches, arithmetic
 
-Each answers --help. A line has the median time of one call, operations and bytes a second, and the part of
-the roofline that this is, with the machine's ceilings measured in the same run.
+Each has --help. A result line has the median time of one call, operations and bytes per second, and the
+fraction of the roofline, whose peak rates are measured in the same run.
 )";
 
 constexpr std::string_view kBenches[] = {"one-batch", "serve",    "kernels",
@@ -31,17 +31,16 @@ constexpr std::string_view kBenches[] = {"one-batch", "serve",    "kernels",
 void AddBenchFlags(CommandLine& app, BenchArgs& a) {
   constexpr const char* kBench = "Benchmark";
   app.Flag("--device", a.device, kBench,
-           "What to measure: auto (cuda where a GPU is found), cpu or cuda")
+           "Device to measure: auto (cuda if there is a GPU), cpu or cuda")
       .OneOf({"auto", "cpu", "cuda"});
-  app.Flag("--filter", a.filter, kBench,
-           "Only cases whose line begins with a name and shape that have this in them");
+  app.Flag("--filter", a.filter, kBench, "Runs only cases whose name and shape contain this text");
   app.Flag("--json", a.json, kBench, "Also write the figures to this file");
   if (a.which != "roofline")
     app.Flag("--cpu-isa", a.cpu_isa, kBench,
-             "CPUs: auto, reference, avx2, avx512, amx; amx-emulated for tests");
+             "Instruction set on CPUs: auto, reference, avx2, avx512, amx; amx-emulated for tests");
   if (a.which == "kernels" || a.which == "roofline") {
-    app.Flag("--cpu-threads", a.threads, kBench, "CPUs: 0: all cores").NonNegative();
-    app.Flag("--base-gpu-id", a.base_gpu_id, kBench, "Which GPU").NonNegative();
+    app.Flag("--cpu-threads", a.threads, kBench, "Threads on CPUs; 0: all cores").NonNegative();
+    app.Flag("--base-gpu-id", a.base_gpu_id, kBench, "GPU to measure").NonNegative();
     return;
   }
   app.Flag("--ranks,--tp", a.ranks, kBench,

@@ -13,13 +13,13 @@ namespace switchyard {
 namespace {
 
 constexpr const char* kHelp =
-    R"(switchyard eplb: where experts should sit, from recorded routing
+    R"(switchyard eplb: placement of experts from recorded routing
 
-  switchyard eplb plan COUNTS --ranks R        plan on a recording, print placement and balancedness
-  switchyard eplb simulate TRACE --ranks R     replay a recording: plan on the past, judge what came
+  switchyard eplb plan COUNTS --ranks R        plan from a recording, print placement and balancedness
+  switchyard eplb simulate TRACE --ranks R     replay a recording: plan from the past, evaluate on the next steps
 
 A recording is what POST /dump_expert_distribution_record of a server writes (SGLang's .pt files too), or any JSON
-or safetensors file with counts [steps, layers, experts]. Each answers --help.
+or safetensors file with counts [steps, layers, experts]. Each has --help.
 )";
 
 constexpr std::string_view kTools[] = {"plan", "simulate"};
@@ -31,24 +31,23 @@ void AddCommon(CommandLine& app, EplbArgs& a) {
       .Required();
   app.Option("--tensor", a.tensor, "Name of the counts in the file").ShowDefault();
   app.Option("--ranks", a.ranks, "EP ranks").Required().Positive();
-  app.Option("--physical", a.physical, "Places for experts on all ranks; 0: as many as experts")
+  app.Option("--physical", a.physical, "Expert slots of all ranks; 0: the number of experts")
       .ShowDefault()
       .NonNegative();
-  app.Option("--nodes", a.nodes, "Hosts, with as many ranks each").ShowDefault().Positive();
-  app.Option("--groups", a.groups,
-             "Groups of experts that the router chooses from (n_group), for "
-             "deepseek_hierarchical and elasticity_aware")
+  app.Option("--nodes", a.nodes, "Hosts, with equal numbers of ranks").ShowDefault().Positive();
+  app.Option(
+         "--groups", a.groups,
+         "Expert groups of the router (n_group), for deepseek_hierarchical and elasticity_aware")
       .ShowDefault()
       .Positive();
   app.Option("--algorithm", a.algorithm,
              "auto (yard), deepseek, deepseek_hierarchical, elasticity_aware or yard")
       .ShowDefault();
   app.Option("--dispatch", a.dispatch,
-             "How a batch's tokens are divided over replicas, for the judgement: static, "
-             "dynamic, fake, balanced or lp")
+             "Replica selection that the evaluation assumes: static, dynamic, fake, balanced or lp")
       .ShowDefault();
   app.Option("--expert-mib", a.expert_mib,
-             "Size of one expert in MiB, for the bytes that a plan moves; default: of "
+             "Size of one expert in MiB, to compute the bytes that a plan moves; default: "
              "DeepSeek-V3 in FP8")
       .ShowDefault()
       .Positive();
@@ -56,21 +55,20 @@ void AddCommon(CommandLine& app, EplbArgs& a) {
 
 void AddPlan(CommandLine& app, EplbArgs& a) {
   app.Option("--previous", a.previous,
-             "File with the placement that there is (physical_to_logical_map); default: the "
-             "trivial one");
-  app.Option("--output", a.output,
-             "Write the placement to this file, for --init-expert-location, instead of "
-             "printing it");
+             "File with the current placement (physical_to_logical_map); default: trivial");
+  app.Option(
+      "--output", a.output,
+      "Writes the placement to this file, for --init-expert-location, instead of printing it");
 }
 
 void AddSimulate(CommandLine& app, EplbArgs& a) {
-  app.Option("--window", a.window, "Steps that a plan sees; the first as many are not judged")
+  app.Option("--window", a.window,
+             "Steps that each plan is computed from; the first window is not evaluated")
       .ShowDefault()
       .Positive();
-  app.Option("--every", a.every, "Steps from plan to plan").ShowDefault().Positive();
+  app.Option("--every", a.every, "Steps between two plans").ShowDefault().Positive();
   app.Option("--svg", a.svg,
-             "Draw a picture: loads of ranks over the steps before and after, and how even "
-             "they are");
+             "Draws rank loads before and after over the steps, and their balancedness");
 }
 
 }  // namespace
@@ -85,13 +83,11 @@ std::optional<EplbArgs> ParseEplb(const std::string& which, const std::vector<st
                   NearestName(which, kTools));
   EplbArgs a;
   a.which = which;
-  CommandLine app(
-      which == "plan"
-          ? "Plan where experts sit for a recorded load; print the placement, how evenly "
-            "it loads ranks, and what has to move"
-          : "Replay a recorded load window by window: plan on the steps before, judge on "
-            "those that follow",
-      "switchyard eplb " + which);
+  CommandLine app(which == "plan" ? "Plans the placement of experts from a recorded load; prints "
+                                    "it, the balance of ranks, and what migrates"
+                                  : "Replays a recorded load window by window: plans from past "
+                                    "steps, evaluates on the next",
+                  "switchyard eplb " + which);
   AddCommon(app, a);
   which == "plan" ? AddPlan(app, a) : AddSimulate(app, a);
   if (!ParseWords(app, args)) return std::nullopt;

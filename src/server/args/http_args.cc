@@ -26,7 +26,7 @@ std::string Environment(const char* name) {
   return value ? value : "";
 }
 
-// A key travels in a header: printable, without spaces.
+// Checks that a key can be sent in a header: printable ASCII without spaces.
 void CheckKey(const std::string& key, const std::string& where) {
   const bool good = std::all_of(key.begin(), key.end(), [](char c) { return c > ' ' && c < 0x7f; });
   if (!good) throw Invalid("{}: a key has a space or a character that is not ASCII", where);
@@ -38,39 +38,37 @@ void AddHttpFlags(CommandLine& app, HttpArgs& a) {
   app.Flag("--uds", a.uds, kGroup,
            "Path of a Unix socket to listen on, instead of --host and --port");
   app.Flag("--root-path", a.root_path, kGroup,
-           "Prefix of paths behind a proxy, like /api; requests may have it or not");
+           "Path prefix that a proxy adds, like /api; requests with and without it are accepted");
   app.Flag("--ssl-certfile", a.ssl_certfile, kGroup,
-           "Certificate (PEM, with its chain) for HTTPS; wants --ssl-keyfile");
-  app.Flag("--ssl-keyfile", a.ssl_keyfile, kGroup, "Private key (PEM) of --ssl-certfile");
+           "PEM certificate with its chain, for HTTPS; needs --ssl-keyfile");
+  app.Flag("--ssl-keyfile", a.ssl_keyfile, kGroup, "PEM private key of --ssl-certfile");
   app.Flag("--ssl-keyfile-password", a.ssl_keyfile_password, kGroup,
-           "Of an encrypted --ssl-keyfile");
+           "Password of an encrypted --ssl-keyfile");
   app.Flag("--api-key", a.api_key, kGroup,
-           "Clients must send it as a bearer token; default: SWITCHYARD_API_KEY");
+           "Bearer token that clients must send; default: SWITCHYARD_API_KEY");
   app.Flag("--api-key-file", a.api_key_file, kGroup,
-           "File with more such keys, one a line; # comments");
-  app.Flag("--admin-api-key", a.admin_api_key, kGroup,
-           "Key for all routes, and the only one for those that control the server (/flush_cache, "
-           "/abort_request, /eplb/rebalance, recording of experts); default: "
-           "SWITCHYARD_ADMIN_API_KEY");
+           "File with additional keys, one per line; # starts a comment");
   app.Flag(
-      "--cors-allow-origins", a.cors_allow_origins, kGroup,
-      "Origins whose web pages may call, separated by commas, or *; pages of this machine and of "
-      "the server's own origin always may");
+      "--admin-api-key", a.admin_api_key, kGroup,
+      "Key that is valid for all routes, and required for control routes (/flush_cache, "
+      "/abort_request, /eplb/rebalance, recording of experts); default: SWITCHYARD_ADMIN_API_KEY");
+  app.Flag("--cors-allow-origins", a.cors_allow_origins, kGroup,
+           "Comma-separated origins whose web pages may call, or *. Pages of this machine and of "
+           "the server's own origin are always allowed");
   app.Flag("--max-connections", a.max_connections, kGroup,
-           "Open connections; further ones get 503, but for GET /health")
+           "Maximum open connections; further ones get 503, except for GET /health")
       .Range(1, 1 << 20);
   app.Flag("--http-workers", a.worker_threads, kGroup,
-           "Threads that parse and tokenize requests of more than 64 KiB; 0: one for each 8 CPUs")
+           "Worker threads for requests larger than 64 KiB; 0: one per 8 CPUs")
       .Range(0, 64);
-  app.Flag(
-      "--http-memory-limit", a.memory_limit, kGroup,
-      "Memory that all clients together may take in the front (bodies, results, answers that "
-      "wait), like 512M or 4G; beyond it requests get 413 or 503; default: an eighth of memory");
+  app.Flag("--http-memory-limit", a.memory_limit, kGroup,
+           "Memory limit of all requests in the server process (bodies, results, unsent answers), "
+           "like 512M or 4G. Further requests get 413 or 503. Default: an eighth of memory");
   app.Flag("--request-queue-timeout", a.queue_timeout_seconds, kGroup,
-           "Seconds that a request may wait for its first token; 0: no limit")
+           "Timeout in seconds from submission to the first token; 0: none")
       .NonNegative();
   app.Flag("--request-timeout", a.running_timeout_seconds, kGroup,
-           "Seconds that a request may run from its first token on; 0: no limit")
+           "Timeout in seconds from the first token to the last; 0: none")
       .NonNegative();
 }
 
@@ -91,7 +89,7 @@ std::vector<std::string> ReadApiKeys(const HttpArgs& args) {
     keys.emplace_back(text);
     CheckKey(keys.back(), "--api-key-file " + args.api_key_file);
   }
-  // An empty file must not open the server.
+  // With an empty file the server would accept requests without a key.
   if (keys.size() == before) throw Invalid("--api-key-file {}: has no key", args.api_key_file);
   return keys;
 }

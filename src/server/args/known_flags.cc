@@ -10,7 +10,7 @@
 namespace switchyard {
 namespace {
 
-// Levenshtein's: letters put in, left out or changed between a and b.
+// Levenshtein distance: insertions, deletions and substitutions.
 size_t Distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
@@ -25,7 +25,7 @@ size_t Distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-// The unknown flag that a word spells, without dashes; empty: it is none.
+// The name of an unknown flag without dashes; empty if the word is no unknown flag.
 std::string Unknown(const CommandLine& app, const std::string& word) {
   if (!word.starts_with("--") || word.size() == 2) return {};
   const std::string flag = word.substr(0, word.find('='));

@@ -1,4 +1,4 @@
-// Words that are no flag of a sub-command.
+// Completion of flag prefixes and errors for unknown flags.
 #pragma once
 
 #include <span>
@@ -10,17 +10,16 @@ namespace switchyard {
 
 class CommandLine;
 
-// Of `known` the name that takes the fewest changes of letters to become `name`.
+// Returns the element of `known` with the smallest edit distance to `name`.
 std::string NearestName(std::string_view name, std::span<const std::string_view> known);
 
-// Writes out each word --name or --name=value whose name begins that of exactly one of the app's
-// options (as Python's argparse does). Error kInvalid where several options begin so, with their
-// names. Other words stay as they are.
+// Replaces each word --name or --name=value by the full name if exactly one option of the app
+// begins with it, as Python's argparse does. Error kInvalid lists the candidates if there are
+// several.
 void CompleteFlags(const CommandLine& app, std::vector<std::string>* words);
 
-// Error kInvalid for the first word of `from_file` (what ExpandYamlConfig made of the file `file`)
-// or of `words` that is written like a flag, --name or --name=value, and is none of the app's: it
-// names the nearest one.
+// Throws kInvalid with the nearest name for the first word of the form --name or --name=value that
+// is no option of the app. `from_file`: the words that ExpandYamlConfig made from `file`.
 void RefuseUnknownFlags(const CommandLine& app, const std::string& file,
                         const std::vector<std::string>& from_file,
                         const std::vector<std::string>& words);

@@ -1,4 +1,4 @@
-// What every sub-command does with its words.
+// Parses the command line of a sub-command.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@ namespace switchyard {
 
 class CommandLine;
 
-// Gives `words` to the app. False where help was asked for, and printed; Error kInvalid, which
-// names the flag and the app's --help, on anything wrong.
+// Parses `words` with `app`. Returns false after printing the help for --help. Throws kInvalid that
+// names the flag and the app's --help.
 bool ParseWords(CommandLine& app, std::vector<std::string> words);
 
 }  // namespace switchyard

@@ -24,27 +24,26 @@ void SetExpertParallelism(const CommandLine& app, ServerArgs& a) {
   backend = "deepep";
 }
 
-// A draft model's backends, where there is no draft model.
+// Refuses backends of a draft model, which is not supported.
 void RefuseDraftBackends(const MoeOptions& moe) {
   for (const auto& [flag, value] :
        {std::pair{"--speculative-moe-a2a-backend", moe.speculative_a2a_backend},
         std::pair{"--speculative-moe-runner-backend", moe.speculative_runner_backend}}) {
     if (!value.empty())
-      throw Invalid("{} {}: it is for a draft model, and there is no speculative decoding yet",
-                    flag, value);
+      throw Invalid("{} {}: needs speculative decoding, which is not supported yet", flag, value);
   }
 }
 
 void SetAttentionGroups(ServerArgs& a) {
   if (a.dp_size > 1 && !a.enable_dp_attention)
     throw Invalid(
-        "--dp-size {0} without --enable-dp-attention asks for {0} replicas of the whole engine: "
+        "--dp-size {0} without --enable-dp-attention would need {0} replicas of the whole engine: "
         "start {0} servers behind a router, or add --enable-dp-attention",
         a.dp_size);
   a.engine.mesh.dp = a.dp_size;
 }
 
-// A Hugging Face id becomes its snapshot on this machine, served by the id.
+// Replaces a Hugging Face id by its local snapshot; the served name stays the id.
 void ResolveModel(ServerArgs& a) {
   const std::filesystem::path named = a.engine.model_path;
   const std::filesystem::path cache = a.download_dir;

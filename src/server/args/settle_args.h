@@ -1,4 +1,4 @@
-// From flags as they are given to arguments that agree with one another.
+// Resolves dependent flags and environment variables after parsing.
 #pragma once
 
 #include "server/args/args.h"
@@ -6,14 +6,13 @@
 
 namespace switchyard {
 
-// After parsing by `app`: older forms of expert parallelism, attention groups, hub ids. Error
-// names the flags that do not fit.
+// Called after parsing by `app`. Resolves older forms of expert parallelism, attention groups and
+// hub ids. Errors name the flags that conflict.
 void SettleArgs(const CommandLine& app, ServerArgs* args);
 
-// Adds a line to `taken` for each variable that is set and has no effect here. SGLANG_DP_RANK, by
-// which SGLang's router numbers the servers that it starts: requests name their group themselves
-// (data_parallel_rank). HCCL_BUFFSIZE if no exchange of `moe` runs in rounds. Error kInvalid names
-// a variable with an unsupported value.
+// Adds a log line to `taken` for each variable that is set and has no effect: SGLANG_DP_RANK,
+// because requests select their group (data_parallel_rank), and HCCL_BUFFSIZE if no exchange of
+// `moe` runs in rounds. Throws kInvalid for a variable with an unsupported value.
 void NoteEnvironment(const MoeOptions& moe, TakenFlags* taken);
 
 }  // namespace switchyard

@@ -16,16 +16,16 @@ constexpr auto kWithoutEffect = SglangFlag::Kind::kWithoutEffect;
 
 constexpr const char* kOneAttention = "attention has one implementation on each device";
 constexpr const char* kNoCompiler = "kernels are compiled ahead of time";
-constexpr const char* kOverlap = "the order of work of a step is fixed";
+constexpr const char* kOverlap = "the engine runs the operations of a step in a fixed order";
 constexpr const char* kGraphs = "--cuda-graph-max-bs alone decides which decode steps are recorded";
-constexpr const char* kNoTracing = "no such records are kept; see GET /metrics";
+constexpr const char* kNoTracing = "these records are not supported; see GET /metrics";
 constexpr const char* kCacheTiers = "the KV cache has one tier, in the device's memory";
 constexpr const char* kNoMultimodal = "models read text only";
-constexpr const char* kLibraries = "collectives choose their method by message size";
+constexpr const char* kLibraries = "collectives select their algorithm by message size";
 constexpr const char* kNoSpeculation = "there is no speculative decoding yet";
 constexpr const char* kNoLora = "adapters (LoRA) are not supported";
 constexpr const char* kNoDisaggregation = "prefill and decode run in one engine";
-constexpr const char* kNoParsers = "tool calls and reasoning are not parsed out of the text yet";
+constexpr const char* kNoParsers = "tool calls and reasoning are not parsed yet";
 
 constexpr std::array kFlags = {
     SglangFlag{"--trust-remote-code", 0, kWithoutEffect, "no code of a checkpoint is run"},
@@ -82,11 +82,11 @@ constexpr std::array kFlags = {
     SglangFlag{"--tokenizer-mode", 1, kWithoutEffect, "there is one tokenizer implementation"},
     SglangFlag{"--tokenizer-worker-num", 1, kWithoutEffect, "the front has two I/O threads"},
     SglangFlag{"--skip-tokenizer-init", 0, kWithoutEffect,
-               "the tokenizer is loaded; input_ids are taken and output_ids given all the same"},
+               "requests may have input_ids, and answers have output_ids, with a tokenizer too"},
     SglangFlag{"--model-loader-extra-config", 1, kWithoutEffect, "weights are mapped, not copied"},
     SglangFlag{"--model-impl", 1, kWithoutEffect, "each architecture has one implementation"},
     SglangFlag{"--weight-loader-disable-mmap", 0, kWithoutEffect, "weights are always mapped"},
-    SglangFlag{"--enable-memory-saver", 0, kWithoutEffect, "memory is held until the end"},
+    SglangFlag{"--enable-memory-saver", 0, kWithoutEffect, "memory is released only at exit"},
     SglangFlag{"--cpu-offload-gb", 1, kWithoutEffect, "weights stay on the device"},
     SglangFlag{"--swa-full-tokens-ratio", 1, kWithoutEffect, kCacheTiers},
     SglangFlag{"--disable-hybrid-swa-memory", 0, kWithoutEffect, kCacheTiers},
@@ -98,8 +98,8 @@ constexpr std::array kFlags = {
     SglangFlag{"--hicache-mem-layout", 1, kWithoutEffect, kCacheTiers},
     SglangFlag{"--hicache-storage-backend", 1, kWithoutEffect, kCacheTiers},
     SglangFlag{"--enable-lmcache", 0, kWithoutEffect, kCacheTiers},
-    SglangFlag{"--radix-eviction-policy", 1, kWithoutEffect, "the least recently used page goes"},
-    SglangFlag{"--log-level-http", 1, kWithoutEffect, "--log-requests has the lines of HTTP"},
+    SglangFlag{"--radix-eviction-policy", 1, kWithoutEffect, "eviction is least recently used"},
+    SglangFlag{"--log-level-http", 1, kWithoutEffect, "--log-requests logs HTTP requests"},
     SglangFlag{"--log-requests-level", 1, kWithoutEffect, "--log-requests writes one line each"},
     SglangFlag{"--log-requests-format", 1, kWithoutEffect, "--log-requests writes one line each"},
     SglangFlag{"--show-time-cost", 0, kWithoutEffect, kNoTracing},
@@ -115,14 +115,16 @@ constexpr std::array kFlags = {
     SglangFlag{"--crash-dump-folder", 1, kWithoutEffect, "no requests are kept after they end"},
     SglangFlag{"--sleep-on-idle", 0, kWithoutEffect, "idle ranks always sleep"},
     SglangFlag{"--file-storage-path", 1, kWithoutEffect, "no files are uploaded"},
-    SglangFlag{"--enable-cache-report", 0, kWithoutEffect, "usage is reported by each API's rule"},
+    SglangFlag{"--enable-cache-report", 0, kWithoutEffect,
+               "usage always follows the rules of the API"},
     SglangFlag{"--completion-template", 1, kWithoutEffect,
-               "it shapes completions with a suffix, which are refused"},
+               "it applies to completions with a suffix, which are refused"},
     SglangFlag{"--hf-chat-template-name", 1, kRefused, "want --chat-template with a file"},
     SglangFlag{"--constrained-json-whitespace-pattern", 1, kWithoutEffect, "there are no grammars"},
     SglangFlag{"--enable-multimodal", 0, kWithoutEffect, kNoMultimodal},
     SglangFlag{"--limit-mm-data-per-request", 1, kWithoutEffect, kNoMultimodal},
-    SglangFlag{"--nccl-port", 1, kWithoutEffect, "ranks meet without a port; see --dist-init-addr"},
+    SglangFlag{"--nccl-port", 1, kWithoutEffect,
+               "ranks of one host need no port; see --dist-init-addr"},
     SglangFlag{"--max-micro-batch-size", 1, kWithoutEffect, "there is no pipeline"},
     SglangFlag{"--pipeline-parallel-size", 1, kRefused, "there is no pipeline", "1"},
     SglangFlag{"--pp-size", 1, kRefused, "there is no pipeline", "1"},
@@ -130,7 +132,7 @@ constexpr std::array kFlags = {
     SglangFlag{"--reasoning-parser", 1, kRefused, kNoParsers},
     SglangFlag{"--tool-server", 1, kRefused, kNoParsers},
     SglangFlag{"--is-embedding", 0, kRefused, "embeddings are not served"},
-    SglangFlag{"--enable-custom-logit-processor", 0, kRefused, "no code of requests is run"},
+    SglangFlag{"--enable-custom-logit-processor", 0, kRefused, "code in requests is not supported"},
     SglangFlag{"--preferred-sampling-params", 1, kRefused,
                "defaults come from generation_config.json", ""},
     SglangFlag{"--enable-lora", 0, kRefused, kNoLora},
@@ -150,7 +152,7 @@ constexpr std::array kFlags = {
     SglangFlag{"--disaggregation-bootstrap-port", 1, kWithoutEffect, kNoDisaggregation},
     SglangFlag{"--disaggregation-ib-device", 1, kWithoutEffect, kNoDisaggregation},
     SglangFlag{"--mooncake-ib-device", 1, kWithoutEffect, kLibraries},
-    SglangFlag{"--ssl-ca-certs", 1, kRefused, "certificates of clients are not checked"},
+    SglangFlag{"--ssl-ca-certs", 1, kRefused, "client certificates are not supported"},
 };
 
 }  // namespace

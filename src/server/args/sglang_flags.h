@@ -1,4 +1,4 @@
-// SGLang's flags that this engine has no use for: taken without effect, or refused by name.
+// SGLang's flags that have no counterpart here: accepted without effect, or refused by name.
 #pragma once
 
 #include <span>
@@ -11,25 +11,25 @@ class CommandLine;
 
 struct SglangFlag {
   enum class Kind : uint8_t {
-    kWithoutEffect,  // changes no result: one line at start says `why`
-    kRefused,        // would change what clients get: an error says `why`
+    kWithoutEffect,  // accepted: one line at startup gives the reason `why`
+    kRefused,        // would change results: an error gives the reason `why`
   };
   const char* name;  // with dashes
-  int values = 0;    // that follow it; -1: one or more
+  int values = 0;    // number of values; -1: one or more
   Kind kind = Kind::kWithoutEffect;
   const char* why = "";
-  const char* harmless = nullptr;  // of a refused flag: the value that asks for nothing
+  const char* harmless = nullptr;  // a value of a refused flag that is accepted
 };
 
-// All of them, each name once.
+// All flags, each name once.
 std::span<const SglangFlag> SglangFlags();
 
-// What the command line has of them.
+// The accepted flags of one command line.
 struct TakenFlags {
   std::vector<std::string> without_effect;  // lines for the log, each flag once
 };
-// Adds them to `app`, hidden from its help. After parsing `taken`, which outlives `app`, has the
-// lines. Parsing a refused flag throws Error kInvalid.
+// Adds the flags to `app`, hidden from its help. Parsing fills `taken`, which must outlive `app`,
+// and throws kInvalid for a refused flag.
 void AddSglangFlags(CommandLine& app, TakenFlags* taken);
 
 }  // namespace switchyard

@@ -15,30 +15,31 @@ std::optional<TrainTokenizerArgs> ParseTrainTokenizer(const std::vector<std::str
              "Text files, .jsonl files ({\"text\": …} or {\"messages\": […]} in each line), or "
              "directories of them")
       .Required();
-  app.Option("--output", a.output, "Directory of the two files; made where it is missing")
-      .Required();
+  app.Option("--output", a.output, "Output directory; created if missing").Required();
   app.Option("--vocab-size", a.vocab_size,
-             "Tokens in all, special ones and the 256 bytes included; fewer where the text has "
-             "no more pairs that are frequent enough")
+             "Total number of tokens, including special tokens and the 256 bytes. Fewer if no more "
+             "pairs reach --min-frequency")
       .ShowDefault()
       .Positive();
-  app.Option("--min-frequency", a.min_frequency, "A pair seen less often is not merged")
+  app.Option("--min-frequency", a.min_frequency, "Minimum frequency of a pair that is merged")
       .ShowDefault()
       .Positive();
-  app.Option("--max-token-bytes", a.max_token_bytes, "Longer tokens are not made")
+  app.Option("--max-token-bytes", a.max_token_bytes, "Maximum length of a token in bytes")
       .ShowDefault()
       .Positive();
-  app.Option("--special-tokens", a.special_tokens, "They get the first ids, in this order")
+  app.Option("--special-tokens", a.special_tokens,
+             "Special tokens; they get the first ids in this order")
       .ShowDefault();
-  app.Option("--bos", a.bos, "Special token before every text; default: none");
-  app.Option("--eos", a.eos, "Special token that ends texts and answers").ShowDefault();
-  app.Option("--pad", a.pad, "Special token that fills up batches").ShowDefault();
+  app.Option("--bos", a.bos, "Special token at the start of each text; default: none");
+  app.Option("--eos", a.eos, "Special token at the end of texts and answers").ShowDefault();
+  app.Option("--pad", a.pad, "Special token for padding").ShowDefault();
   app.Option("--chat-template", a.chat_template,
              "Jinja file; default: ChatML, where <|im_start|> and <|im_end|> are special tokens");
   app.Option("--pattern", a.pattern,
-             "Regular expression (Oniguruma) whose matches are the words that merges stay "
-             "within; default: words with the space before them, single digits, other runs");
-  app.Option("--model-max-length", a.max_length, "Stated in tokenizer_config.json; 0: not")
+             "Regular expression (Oniguruma) of the words within which pairs are merged; default: "
+             "words with a leading space, single digits, other runs");
+  app.Option("--model-max-length", a.max_length,
+             "Value of model_max_length in tokenizer_config.json; 0: absent")
       .ShowDefault()
       .NonNegative();
   if (!ParseWords(app, args)) return std::nullopt;

@@ -24,8 +24,7 @@ struct TrainTokenizerArgs {
   int64_t max_length = 0;             // --model-max-length
 };
 
-// Prints help and returns nothing where that was asked for; throws Error kInvalid, naming the flag,
-// on anything wrong.
+// Returns nothing after printing the help for --help. Throws kInvalid that names the flag.
 std::optional<TrainTokenizerArgs> ParseTrainTokenizer(const std::vector<std::string>& args);
 
 }  // namespace switchyard

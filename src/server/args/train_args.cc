@@ -12,20 +12,21 @@ namespace {
 void AddModelFlags(CommandLine& app, TrainArgs& a) {
   constexpr const char* kGroup = "Model";
   app.Flag("--model,--model-path", a.model, kGroup,
-           "config.json of the model, or a directory with one; its weights are not read");
-  app.Flag("--tokenizer-path", a.tokenizer_path, kGroup,
-           "Directory of tokenizer.json, tokenizer_config.json and chat template; default: the "
-           "model's");
-  app.Flag("--init-from", a.init_from, kGroup,
-           "Directory of a checkpoint: begin with its weights, at step 0; default: made-up ones");
-  app.Flag("--init-deviation", a.init_deviation, kGroup, "Standard deviation of made-up weights")
-      .Positive();
-  app.Flag("--seed", a.seed, kGroup, "Of made-up weights and of the order of the data");
+           "config.json of the model, or its directory; weights are not read");
   app.Flag(
-         "--mtp-layers", a.mtp_layers, kGroup,
-         "Modules that predict further tokens; -1: config.json's num_nextn_predict_layers, or none")
+      "--tokenizer-path", a.tokenizer_path, kGroup,
+      "Directory of tokenizer.json, tokenizer_config.json and chat template; default: --model");
+  app.Flag("--init-from", a.init_from, kGroup,
+           "Checkpoint directory to initialise weights from, at step 0; default: random weights");
+  app.Flag("--init-deviation", a.init_deviation, kGroup, "Standard deviation of random weights")
+      .Positive();
+  app.Flag("--seed", a.seed, kGroup, "Seed of random weights and of the data order");
+  app.Flag("--mtp-layers", a.mtp_layers, kGroup,
+           "Number of multi-token prediction modules; -1: num_nextn_predict_layers of config.json, "
+           "or none")
       .Range(-1, 16);
-  app.Flag("--mtp-weight", a.mtp_weight, kGroup, "Weight of their mean loss").NonNegative();
+  app.Flag("--mtp-weight", a.mtp_weight, kGroup, "Weight of the mean loss of these modules")
+      .NonNegative();
 }
 
 void AddDataFlags(CommandLine& app, TrainArgs& a) {
@@ -33,114 +34,120 @@ void AddDataFlags(CommandLine& app, TrainArgs& a) {
   app.List("--data", a.data, kGroup,
            "Text files, .jsonl files ({\"text\": …} or {\"messages\": […]} in each line), or "
            "directories of them");
-  app.Flag("--length", a.length, kGroup, "Tokens of a row, at most max_position_embeddings")
+  app.Flag("--length", a.length, kGroup, "Tokens per row, at most max_position_embeddings")
       .Positive();
   app.Switch("--whole-documents", a.whole_documents, kGroup,
              "Do not split documents that fit into one row, and pad the rows instead (for chats)");
-  app.Switch("--in-order", a.in_order, kGroup, "Do not shuffle");
+  app.Switch("--in-order", a.in_order, kGroup, "Disables shuffling");
   app.Flag("--chat-loss", a.chat_loss, kGroup,
-           "What is learned of a chat: assistant (what an assistant's turn says), or all")
+           "Tokens of a chat that contribute to the loss: assistant (assistant turns), or all")
       .OneOf({"assistant", "all"});
 }
 
 void AddStepFlags(CommandLine& app, TrainArgs& a) {
   constexpr const char* kGroup = "Steps and optimizer";
   app.Flag("--steps", a.steps, kGroup,
-           "Needed: how many in all, those before a resumption included")
+           "Total number of steps, including those before a resume (required)")
       .Positive();
-  app.Flag("--rows-per-step", a.rows_per_step, kGroup, "Over all ranks").Positive();
-  app.Flag("--rows-per-pass", a.rows_per_pass, kGroup,
-           "Rows that a rank computes at once: the size of a micro-batch")
+  app.Flag("--rows-per-step", a.rows_per_step, kGroup,
+           "Rows of a step over all ranks (global batch size)")
       .Positive();
-  app.Flag("--learning-rate,--lr", a.learning_rate, kGroup, "The largest");
+  app.Flag("--rows-per-pass", a.rows_per_pass, kGroup, "Rows of a micro-batch on one rank")
+      .Positive();
+  app.Flag("--learning-rate,--lr", a.learning_rate, kGroup, "Peak learning rate");
   app.Flag("--lr-schedule", a.lr_schedule, kGroup,
-           "After the warm-up: cosine, wsd (stays, falls over the last --decay-steps), or constant")
+           "After the warm-up: cosine, wsd (constant, then decay over the last --decay-steps), or "
+           "constant")
       .OneOf({"cosine", "wsd", "constant"});
   app.Flag("--final-lr-part", a.final_lr_part, kGroup,
-           "Part of the learning rate that the last step has")
+           "Learning rate of the last step, as a fraction of the peak")
       .Range(0.0, 1.0);
-  app.Flag("--warmup-steps", a.warmup_steps, kGroup, "Up to the learning rate by a straight line")
-      .NonNegative();
-  app.Flag("--decay-steps", a.decay_steps, kGroup, "Of wsd").NonNegative();
-  app.Flag("--adam-beta1", a.adam_beta1, kGroup, "AdamW: memory of the gradient").Range(0.0, 1.0);
-  app.Flag("--adam-beta2", a.adam_beta2, kGroup, "AdamW: memory of its square").Range(0.0, 1.0);
-  app.Flag("--adam-epsilon", a.adam_epsilon, kGroup, "AdamW: added to the root").Positive();
-  app.Flag("--weight-decay", a.weight_decay, kGroup, "Of matrices, times the learning rate")
+  app.Flag("--warmup-steps", a.warmup_steps, kGroup, "Steps of linear warm-up").NonNegative();
+  app.Flag("--decay-steps", a.decay_steps, kGroup, "Decay steps of wsd").NonNegative();
+  app.Flag("--adam-beta1", a.adam_beta1, kGroup, "AdamW: decay rate of the first moment")
+      .Range(0.0, 1.0);
+  app.Flag("--adam-beta2", a.adam_beta2, kGroup, "AdamW: decay rate of the second moment")
+      .Range(0.0, 1.0);
+  app.Flag("--adam-epsilon", a.adam_epsilon, kGroup,
+           "AdamW: added to the square root of the second moment")
+      .Positive();
+  app.Flag("--weight-decay", a.weight_decay, kGroup,
+           "Decoupled weight decay of matrices, multiplied by the learning rate")
       .NonNegative();
   app.Flag("--clip-grad-norm", a.clip_grad_norm, kGroup,
-           "Longest gradient of the whole model; 0: any")
+           "Maximum norm of the global gradient; 0: no clipping")
       .NonNegative();
-  app.Flag(
-         "--compute-dtype", a.compute_dtype, kGroup,
-         "What matrix products take their operands in: float32, or bfloat16 (sums, weights, norms, "
-         "softmax and routers stay float32); faster on CPUs with AVX512_BF16, slower on others")
+  app.Flag("--compute-dtype", a.compute_dtype, kGroup,
+           "Format of matrix product operands: float32, or bfloat16 (sums, weights, norms, softmax "
+           "and routers stay float32). bfloat16 is faster on CPUs with AVX512_BF16 and slower on "
+           "others")
       .OneOf({"float32", "bfloat16"});
 }
 
 void AddBalanceFlags(CommandLine& app, TrainArgs& a) {
   constexpr const char* kGroup = "Balance of experts";
   app.Flag("--bias-step", a.bias_step, kGroup,
-           "Auxiliary-loss-free: how far an expert's selection bias moves after a step; 0: not")
+           "Auxiliary-loss-free balancing: change of an expert's selection bias per step; 0: off")
       .NonNegative();
   app.Flag("--bias-step-schedule", a.bias_step_schedule, kGroup,
-           "That step over the run: rate (falls as the learning rate falls), or constant")
+           "Schedule of --bias-step: rate (proportional to the learning rate), or constant")
       .OneOf({"rate", "constant"});
   app.Flag("--balance-loss", a.balance_loss, kGroup,
-           "Weight of the balance loss over a micro-batch of all ranks")
+           "Weight of the balance loss over one micro-batch of all ranks")
       .NonNegative();
   app.Flag("--sequence-balance-loss", a.sequence_balance_loss, kGroup,
            "Weight of the balance loss within each sequence")
       .NonNegative();
-  app.Flag("--z-loss", a.z_loss, kGroup, "Weight of the loss that keeps router logits small")
+  app.Flag("--z-loss", a.z_loss, kGroup,
+           "Weight of the router z-loss, which keeps router logits small")
       .NonNegative();
 }
 
 void AddRankFlags(CommandLine& app, TrainArgs& a) {
   constexpr const char* kGroup = "Ranks (threads of this process)";
-  app.Flag("--tp,--tp-size", a.tp, kGroup, "Ranks that share attention heads and dense layers")
+  app.Flag("--tp,--tp-size", a.tp, kGroup,
+           "Tensor-parallel ranks, which shard attention heads and dense layers")
       .Positive();
-  app.Flag("--ep,--ep-size", a.ep, kGroup, "Ranks that experts are spread over; divides tp · dp")
+  app.Flag("--ep,--ep-size", a.ep, kGroup, "Expert-parallel ranks; a divisor of tp x dp")
       .Positive();
-  app.Flag("--dp,--dp-size", a.dp, kGroup,
-           "Groups that learn from rows of their own; 0: as few as --ep allows")
+  app.Flag("--dp,--dp-size", a.dp, kGroup, "Data-parallel groups; 0: the minimum that --ep allows")
       .NonNegative();
-  app.Flag("--pp,--pp-size", a.pp, kGroup, "Stages of layers, one after the other").Positive();
-  app.Flag("--threads", a.threads, kGroup, "Of each rank").Range(1, 1024);
+  app.Flag("--pp,--pp-size", a.pp, kGroup, "Pipeline stages").Positive();
+  app.Flag("--threads", a.threads, kGroup, "Compute threads per rank").Range(1, 1024);
   app.Flag("--exchange", a.exchange, kGroup,
-           "Rows to experts: async (to all at once), or sync (pair by pair)")
+           "Exchange of rows with the experts: async (with all ranks at once), or sync (pairwise)")
       .OneOf({"sync", "async"});
   app.Flag("--schedule", a.schedule, kGroup,
-           "plain (one micro-batch after the other), or overlapped (forward of one beside the "
-           "backward "
-           "of the one before, so that exchanges run under computation)")
+           "plain (micro-batches one after the other), or overlapped (the forward of one "
+           "micro-batch runs with the backward of the previous one, to hide exchanges)")
       .OneOf({"plain", "overlapped"});
-  app.Switch(
-      "--early-sums", a.early_sums, kGroup,
-      "Sum a layer's gradients over ranks as soon as they are complete, under the rest of the "
-      "backward pass, by a thread more for each rank");
+  app.Switch("--early-sums", a.early_sums, kGroup,
+             "Reduces a layer's gradients over ranks as soon as they are complete, overlapped with "
+             "the backward pass, on one more thread per rank");
   app.Switch("--print-schedule", a.print_schedule, kGroup,
-             "Print the list of operations of a step in this layout, and end");
-  app.Flag("--dist-timeout", a.timeout_seconds, kGroup, "Longest wait for another rank, seconds")
+             "Prints the operations of a step in this layout and exits");
+  app.Flag("--dist-timeout", a.timeout_seconds, kGroup,
+           "Timeout in seconds of a rank that waits for another rank")
       .Positive();
 }
 
 void AddOutputFlags(CommandLine& app, TrainArgs& a) {
   constexpr const char* kGroup = "Output";
   app.Flag("--output", a.output, kGroup,
-           "Directory of checkpoints, log.jsonl, pictures and final/, the model to serve");
-  app.Flag("--save-every", a.save_every, kGroup, "Steps between checkpoints; 0: the last alone")
+           "Directory of checkpoints, log.jsonl, figures, and final/, the model to serve");
+  app.Flag("--save-every", a.save_every, kGroup,
+           "Steps between checkpoints; 0: only after the last step")
       .NonNegative();
-  app.Flag("--keep", a.keep, kGroup, "How many checkpoints stay; 0: all").NonNegative();
-  app.Flag("--dtype", a.dtype, kGroup, "Of saved weights: bf16 or float32")
+  app.Flag("--keep", a.keep, kGroup, "Number of checkpoints to keep; 0: all").NonNegative();
+  app.Flag("--dtype", a.dtype, kGroup, "Format of saved weights: bf16 or float32")
       .OneOf({"bf16", "float32"});
   app.Flag("--resume", a.resume, kGroup,
-           "auto (go on from the last checkpoint in --output, if there is one), never, or the "
-           "directory of a checkpoint");
+           "auto (from the last checkpoint in --output, if any), never, or a checkpoint directory");
   app.Flag("--full-disk-wait", a.full_disk_wait_seconds, kGroup,
-           "Seconds to wait for room where the last checkpoint cannot be written")
+           "Seconds to wait for disk space before the last checkpoint fails")
       .NonNegative();
   app.Switch("--export-only", a.export_only, kGroup,
-             "Do not train: make --output's final/ of its last checkpoint");
+             "Exports final/ from the last checkpoint in --output, without training");
 }
 
 constexpr const char* kFooter = R"(
@@ -160,7 +167,7 @@ A YAML file has the same names without dashes:
 SIGINT or SIGTERM saves a checkpoint and ends; the same command goes on from it. A second one ends at once.
 )";
 
-// What a run cannot do without.
+// Checks the required flags.
 void CheckGiven(const TrainArgs& a) {
   const auto want = [](bool given, const char* flag, const char* what) {
     if (!given) throw Invalid("{} is missing: {}; see switchyard train --help", flag, what);

@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-// Every flag is a key of --config too. Defaults are what a user gets who says nothing.
+// Every flag is also a key of --config. The defaults are those of absent flags.
 struct TrainArgs {
   // Model
   std::string model;             // --model: config.json or the directory of one
@@ -54,16 +54,15 @@ struct TrainArgs {
   double timeout_seconds = 300;    // --dist-timeout
   // Output
   std::string output;                    // --output
-  int64_t save_every = 0;                // --save-every steps; 0: at the end alone
+  int64_t save_every = 0;                // --save-every steps; 0: only after the last step
   int keep = 2;                          // --keep checkpoints; 0: all
   std::string dtype = "bf16";            // --dtype of saved weights: bf16, float32
   std::string resume = "auto";           // --resume: auto, never, or a checkpoint's directory
-  int64_t full_disk_wait_seconds = 600;  // --full-disk-wait, before the last checkpoint is given up
+  int64_t full_disk_wait_seconds = 600;  // --full-disk-wait, until the last checkpoint fails
   bool export_only = false;              // --export-only
 };
 
-// Prints help and returns nothing where that was asked for; throws Error kInvalid, naming the flag
-// (and for one that does not exist the nearest that does), on anything wrong.
+// Returns nothing after printing the help for --help. Throws kInvalid that names the flag.
 std::optional<TrainArgs> ParseTrain(const std::vector<std::string>& args);
 
 }  // namespace switchyard

@@ -10,23 +10,21 @@ namespace switchyard {
 std::optional<TrainScoreArgs> ParseTrainScore(const std::vector<std::string>& args) {
   TrainScoreArgs a;
   CommandLine app(
-      "Score a model on text that it has not learned from: loss and accuracy of the next token, "
-      "how "
-      "often the MTP module's draft is the model's own choice, how evenly experts are used; as "
-      "JSON",
+      "Scores a model on held-out text, as JSON: next-token loss and accuracy, acceptance rate of "
+      "MTP drafts, expert balance",
       "switchyard train-score");
   app.Option("--model,--model-path", a.model, "Directory of a checkpoint").Required();
   app.Option("--tokenizer-path", a.tokenizer_path,
              "Directory of tokenizer.json; default: the model's");
   app.Option("--data", a.data, "Text files, .jsonl files, or directories of them").Required();
-  app.Option("--chat-loss", a.chat_loss, "What counts of a chat: assistant, or all")
+  app.Option("--chat-loss", a.chat_loss, "Tokens of a chat that are scored: assistant, or all")
       .ShowDefault()
       .OneOf({"assistant", "all"});
   app.Option("--length", a.length,
-             "Tokens of a row; longer documents are cut; at most max_position_embeddings")
+             "Tokens per row, at most max_position_embeddings; longer documents are split")
       .ShowDefault()
       .Positive();
-  app.Option("--rows-per-pass", a.rows_per_pass, "Rows computed at once").ShowDefault().Positive();
+  app.Option("--rows-per-pass", a.rows_per_pass, "Rows per forward pass").ShowDefault().Positive();
   app.Option("--threads", a.threads).ShowDefault().Range(1, 1024);
   app.Option("--output", a.output, "File to write; default: standard output");
   if (!ParseWords(app, args)) return std::nullopt;
@@ -35,18 +33,17 @@ std::optional<TrainScoreArgs> ParseTrainScore(const std::vector<std::string>& ar
 
 std::optional<TrainPictureArgs> ParseTrainPicture(const std::vector<std::string>& args) {
   TrainPictureArgs a;
-  CommandLine app("Draw a figure of one training log or of several as an SVG",
-                  "switchyard train-picture");
+  CommandLine app("Draws training logs as an SVG figure", "switchyard train-picture");
   app.Option("LOG", a.logs, "log.jsonl of a run, or the run's directory").Required();
   app.Option("--output", a.output, "SVG file to write").Required();
-  app.Option("--labels", a.labels, "One for each log; default: the names of their directories");
+  app.Option("--labels", a.labels, "One label per log; default: the directory names");
   app.Option("--key", a.key,
              "Figure to draw: loss, main, mtp, balance, learning_rate, gradient_norm, "
              "tokens_per_second, balancedness, balancedness_worst, dead_experts")
       .ShowDefault();
-  app.Option("--title", a.title, "Default: the key");
-  app.Option("--low", a.low, "Lower end of the y axis; default: what the curves need");
-  app.Option("--high", a.high, "Upper end of the y axis");
+  app.Option("--title", a.title, "Title of the figure; default: the key");
+  app.Option("--low", a.low, "Lower end of the y axis; default: from the data");
+  app.Option("--high", a.high, "Upper end of the y axis; default: from the data");
   if (!ParseWords(app, args)) return std::nullopt;
   if (!a.labels.empty() && a.labels.size() != a.logs.size()) {
     throw Invalid("--labels: {} for {} logs", a.labels.size(), a.logs.size());

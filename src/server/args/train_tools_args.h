@@ -28,8 +28,7 @@ struct TrainPictureArgs {
   std::optional<double> low, high;  // --low, --high of the y axis
 };
 
-// Print help and return nothing where that was asked for; throw Error kInvalid, naming the flag, on
-// anything wrong.
+// Returns nothing after printing the help for --help. Throws kInvalid that names the flag.
 std::optional<TrainScoreArgs> ParseTrainScore(const std::vector<std::string>& args);
 std::optional<TrainPictureArgs> ParseTrainPicture(const std::vector<std::string>& args);
 

@@ -9,7 +9,7 @@
 namespace switchyard {
 namespace {
 
-// YAML's own spellings of a switch; a quoted "true" is text and stays a value.
+// Spellings of booleans in YAML. A quoted "true" is a string.
 bool IsSwitch(const YAML::Node& value, bool* on) {
   return value.IsScalar() && value.Tag() != "!" && YAML::convert<bool>::decode(value, *on) &&
          value.Scalar() != "y" && value.Scalar() != "n";

@@ -6,13 +6,12 @@
 
 namespace switchyard {
 
-// The file that `args` name by --config; empty: none.
+// The file given by --config in `args`; empty if there is none.
 std::string ConfigPath(const std::vector<std::string>& args);
 
-// Where `args` name a file by --config, its entries are put before them as flags: `tp-size: 2` (or
-// tp_size) becomes
-// --tp-size 2, `disable-radix-cache: true` the bare switch, a list one value after the other. Error
-// kInvalid names file, line and key.
+// Prepends the entries of the --config file in `args` as flags. `tp-size: 2` (or tp_size) becomes
+// --tp-size 2, `disable-radix-cache: true` a switch, and a list several values. Error kInvalid
+// names file, line and key.
 std::vector<std::string> ExpandYamlConfig(const std::vector<std::string>& args);
 
 }  // namespace switchyard
