@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/duration.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/cpu_binding.h"
@@ -55,8 +56,7 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
 void LoadAndServe(const EngineConfig& config, const EnginePlan& plan, int rank,
                   std::shared_ptr<SharedArena> arena, const RankLoopIo& io) {
   kernels::SelectIsa(config.cpu_isa);
-  const auto timeout =
-      std::chrono::milliseconds(static_cast<int64_t>(config.dist_timeout_seconds * 1000));
+  const auto timeout = Milliseconds(config.dist_timeout_seconds);
   const auto comm = RankComm::Create(std::move(arena), config.mesh, rank, {.timeout = timeout});
   const CpuBinding binding = BindRank(config, plan, *comm->tp);
   ThreadPool pool(binding.threads, binding.cpus);

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "core/log.h"
-#include "server/http/memory_budget.h"
+#include "engine/host_memory.h"
 
 namespace switchyard {
 namespace {
@@ -37,6 +37,12 @@ size_t FitConnections(size_t wanted) {
       "ulimit -n)",
       wanted, fits, limit.rlim_cur);
   return fits;
+}
+
+// An eighth of the memory that this process may use.
+size_t DefaultHttpMemory() {
+  constexpr int64_t kMinBytes = int64_t{256} << 20;
+  return static_cast<size_t>(std::max(kMinBytes, ReadHostMemory().total / 8));
 }
 
 [[noreturn]] void OnTerminate() {
@@ -72,7 +78,7 @@ http::ServerOptions SetUpHttp(const ServerArgs& args) {
       args.http.worker_threads > 0 ? args.http.worker_threads : std::clamp(cpus / 8, 1, 8);
   o.max_body_bytes = static_cast<size_t>(args.max_body_mb * (1 << 20));
   const size_t memory = ReadMemoryLimit(args.http);
-  o.memory_bytes = memory > 0 ? memory : http::DefaultHttpMemory();
+  o.memory_bytes = memory > 0 ? memory : DefaultHttpMemory();
   o.max_connections = FitConnections(args.http.max_connections);
   o.api_keys = ReadApiKeys(args.http);
   o.admin_api_key = ReadAdminKey(args.http);

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <memory>
 
+#include "core/duration.h"
 #include "core/error.h"
 #include "moe/dispatchers/deepep.h"
 #include "moe/dispatchers/elastic_ranks.h"
@@ -13,7 +14,7 @@ namespace {
 using std::chrono::milliseconds;
 
 milliseconds TimeoutOf(const MoeOptions& options) {
-  return milliseconds(static_cast<int64_t>(options.elastic_timeout_seconds * 1000));
+  return Milliseconds(options.elastic_timeout_seconds);
 }
 
 class Mooncake : public Dispatcher {

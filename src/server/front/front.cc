@@ -19,8 +19,6 @@ using Clock = std::chrono::steady_clock;
 
 // Limits the work per token: one thread matches every token of all requests with the stop strings.
 constexpr size_t kMaxStopStrings = 64, kMaxStopBytes = 1024;
-// Limits the alternatives at all prompt positions: one event holds them, and one JSON value.
-constexpr int64_t kMaxAlternatives = int64_t{1} << 21;
 
 template <typename T>
 void Append(std::vector<T>& to, const std::vector<T>& from) {
@@ -39,19 +37,23 @@ void CheckStops(const std::vector<std::string>& stops) {
 }
 
 void CheckAlternatives(const GenerationSpec& spec) {
-  const LogprobParams& wanted = spec.logprob;
-  if (!wanted.enabled || wanted.start < 0) return;
-  const int64_t positions = static_cast<int64_t>(spec.input_ids.size()) - wanted.start;
-  const int64_t each = wanted.top + static_cast<int64_t>(wanted.token_ids.size());
-  if (positions * each > kMaxAlternatives)
+  if (CountPromptAlternatives(spec) > kMaxPromptAlternatives)
     throw ParameterError(
         "top_logprobs",
-        fmt::format("requests {} alternatives at each of {} positions of the prompt, in total more "
-                    "than {}: request fewer alternatives, or start at a later position",
-                    each, positions, kMaxAlternatives));
+        fmt::format("requests more than {} alternatives at the positions of the prompt: request "
+                    "fewer alternatives, or start at a later position",
+                    kMaxPromptAlternatives));
 }
 
 }  // namespace
+
+int64_t CountPromptAlternatives(const GenerationSpec& spec) {
+  const LogprobParams& wanted = spec.logprob;
+  if (!wanted.enabled || wanted.start < 0) return 0;
+  const int64_t positions = static_cast<int64_t>(spec.input_ids.size()) - wanted.start;
+  return std::max<int64_t>(0, positions) *
+         (wanted.top + static_cast<int64_t>(wanted.token_ids.size()));
+}
 
 // One open generation. After Submit, only the thread of OnMessage modifies it, except for the
 // members guarded by mutex_.

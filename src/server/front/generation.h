@@ -32,6 +32,12 @@ struct GenerationSpec {
   int32_t stream_interval = std::numeric_limits<int32_t>::max();
 };
 
+// Limits the alternatives at prompt positions, of one generation and of all generations of a
+// request: one event holds them, and one JSON value.
+inline constexpr int64_t kMaxPromptAlternatives = int64_t{1} << 21;
+// Number of alternatives that `spec` requests at prompt positions.
+int64_t CountPromptAlternatives(const GenerationSpec& spec);
+
 // New output of one generation since its previous event.
 struct GenerationEvent {
   uint64_t id = 0;

@@ -1,5 +1,6 @@
 #include "server/http/admission.h"
 
+#include <openssl/crypto.h>
 #include <strings.h>
 
 #include <algorithm>
@@ -16,12 +17,8 @@ constexpr std::string_view kBearer = "bearer ";
 
 // Constant-time comparison, so that a key cannot be guessed byte by byte.
 bool SameSecret(std::string_view given, std::string_view secret) {
-  if (secret.empty()) return false;
-  unsigned difference = given.size() != secret.size();
-  for (size_t i = 0; i < given.size(); ++i) {
-    difference |= static_cast<unsigned char>(given[i] ^ secret[i % secret.size()]);
-  }
-  return difference == 0;
+  return !secret.empty() && given.size() == secret.size() &&
+         CRYPTO_memcmp(given.data(), secret.data(), secret.size()) == 0;
 }
 
 std::string_view GivenKey(const Request& request) {

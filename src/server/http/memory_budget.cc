@@ -1,10 +1,5 @@
 #include "server/http/memory_budget.h"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <fstream>
-#include <string>
 #include <utility>
 
 #include "core/error.h"
@@ -46,18 +41,6 @@ void MemoryCharge::Require(size_t bytes) {
   }
   throw Error(ErrorKind::kUnavailable, "the memory for requests is exhausted (--http-memory-limit)",
               "try again later");
-}
-
-size_t DefaultHttpMemory() {
-  constexpr size_t kMinBytes = size_t{256} << 20;
-  auto memory =
-      static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  size_t limit = 0;  // of the cgroup, version 2 or 1; parsing fails for "max"
-  for (const char* file :
-       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    if (std::ifstream in(file); in >> limit && limit > 0) memory = std::min(memory, limit);
-  }
-  return std::max(kMinBytes, memory / 8);
 }
 
 }  // namespace switchyard::http

@@ -52,7 +52,4 @@ class MemoryCharge {
   size_t bytes_ = 0;
 };
 
-// Default limit: an eighth of the memory of the machine or cgroup, at least 256 MiB.
-size_t DefaultHttpMemory();
-
 }  // namespace switchyard::http

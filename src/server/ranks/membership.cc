@@ -5,16 +5,13 @@
 #include <utility>
 
 #include "comm/device/tcp/tcp_ranks.h"
+#include "core/duration.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/log_queue.h"
 
 namespace switchyard {
 namespace {
-
-std::chrono::milliseconds Milliseconds(double seconds) {
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
-}
 
 std::chrono::milliseconds TimeoutOf(const EngineConfig& config) {
   return Milliseconds(config.dist_timeout_seconds);

@@ -7,6 +7,7 @@
 #include "comm/device/tcp/tcp_ranks.h"
 #include "comm/host/rank_processes.h"
 #include "comm/host/silence.h"
+#include "core/duration.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "server/ranks/rank_host.h"
@@ -42,8 +43,7 @@ int RunRank(int argc, char** argv, std::shared_ptr<const MoeBackends> backends) 
   SetProcessTitle(argc, argv, "switchyard::rank " + title);
   InitLog(job.config.log_level, title);
   if (spec.network) {
-    const auto timeout =
-        std::chrono::milliseconds(static_cast<int64_t>(job.config.dist_timeout_seconds * 1000));
+    const auto timeout = Milliseconds(job.config.dist_timeout_seconds);
     ConnectTcpRanks(*spec.arena, spec.rank, std::move(spec.listener), *spec.network, timeout);
   }
   RankLoopIo io;
