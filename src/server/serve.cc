@@ -236,7 +236,7 @@ int RunServe(const ServerArgs& args) {
   }
 
   if (service.ready) {
-    if (!cancelled) {  // a signal may arrive just before `ready` is set
+    if (!interrupted) {  // `interrupt` may receive a signal just after `ready` is set
       PrintReady(service, server.port());
       while (!lost && !signals.Wait(200ms)) front.AbortOverdue();
     }
@@ -249,7 +249,7 @@ int RunServe(const ServerArgs& args) {
   }
   if (service.ready && !ranks.Shutdown(10s))
     LOG_WARNING("some ranks did not exit in time and were killed");
-  if (!service.ready) return ReportInterrupted(interrupted);
+  if (interrupted) return ReportInterrupted(interrupted);
   LOG_INFO("the server has shut down");
   return 0;
 }

@@ -6,9 +6,13 @@
 
 namespace switchyard::http {
 
+namespace {
+
 Refusal TooLargeBody(size_t limit) {
   return {413, fmt::format("The request body is larger than {} bytes", limit), "body_too_large"};
 }
+
+}  // namespace
 
 Refusal OutOfMemory(const MemoryCharge& charge, size_t bytes) {
   if (charge.budget() && bytes > charge.budget()->limit()) {
@@ -19,6 +23,12 @@ Refusal OutOfMemory(const MemoryCharge& charge, size_t bytes) {
   }
   return {503, "The memory for requests is exhausted (--http-memory-limit): try again later",
           "memory_limit"};
+}
+
+std::optional<Refusal> BodyBuffer::CheckLength(uint64_t length) const {
+  if (length > limit_) return TooLargeBody(limit_);
+  if (charge_.budget() && length > charge_.budget()->limit()) return OutOfMemory(charge_, length);
+  return std::nullopt;
 }
 
 std::optional<Refusal> BodyBuffer::Append(std::string_view bytes) {

@@ -19,6 +19,10 @@ class BodyBuffer {
   BodyBuffer(MemoryCharge charge, uint64_t expected, size_t limit)
       : charge_(std::move(charge)), expected_(expected), limit_(limit) {}
 
+  // Returns a refusal if a body of `length` bytes exceeds its limit or the whole memory budget, no
+  // matter how much of the budget is in use.
+  std::optional<Refusal> CheckLength(uint64_t length) const;
+
   // Returns a refusal if the body exceeds its limit or the memory budget is exhausted.
   std::optional<Refusal> Append(std::string_view bytes);
 
@@ -33,7 +37,6 @@ class BodyBuffer {
   std::string bytes_;
 };
 
-Refusal TooLargeBody(size_t limit);
 // The refusal of a request that needs `bytes` in total.
 Refusal OutOfMemory(const MemoryCharge& charge, size_t bytes);
 

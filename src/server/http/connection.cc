@@ -262,9 +262,8 @@ awaitable<std::optional<ConnectionImpl::Received>> ConnectionImpl::Receive() {
 
   const uint64_t expected = head.chunked ? options_.max_body_bytes : head.length;
   BodyBuffer body(std::move(charge), expected, options_.max_body_bytes);
-  if (expected > options_.max_body_bytes) {
-    refusal = TooLargeBody(options_.max_body_bytes);
-  } else if (head.has_body()) {
+  if (!head.chunked) refusal = body.CheckLength(head.length);
+  if (!refusal && head.has_body()) {
     refusal = co_await ReadBody(head, body, deadline);
     if (!refusal && !stream_.is_open()) co_return std::nullopt;
   }
