@@ -370,8 +370,8 @@ struct Model::Impl {
     const bool record = recorded > 0 && IsPlainDecode(new_batch, recorded);
     Begin(record ? padded.Pad(new_batch, kv.num_pages(), kv.page_size()) : new_batch);
     const PassRows rows = arrays.Set(device, *batch);
-    const TokenPartition spread(comm.mesh, group_tokens);
-    const LayerContext c{config, comm.mesh, rows, spread, cos_sin, kv, groups, device};
+    const TokenPartition partition(comm.mesh, group_tokens);
+    const LayerContext c{config, comm.mesh, rows, partition, cos_sin, kv, groups, device};
     device.SetSequences(batch->sequences, kv.page_size());
     ReserveLogits();
     const float* logits = nullptr;

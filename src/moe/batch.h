@@ -30,7 +30,7 @@ struct MoeBatch {
   int64_t first_row = 0;              // index of the first token among the group's in the pass
 
   // Rows that this rank routes: its lane's tokens, or all tokens if there is no partition.
-  std::optional<TokenPartition> spread;
+  std::optional<TokenPartition> partition;
   Scratch<float> gathered, lane_sums;
   const float* x = nullptr;  // [lane tokens, H]
   float* y = nullptr;        // [lane tokens, H]

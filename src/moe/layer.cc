@@ -117,8 +117,8 @@ MoeLayer::InputBuffer MoeLayer::InputRows(const MoeTokens& tokens) const {
   if (std::ranges::all_of(groups, [](int64_t n) { return n == 0; })) return {};
   MoeBatch& batch = runtime_->batch();
   runtime_->StartBatch(nullptr, groups, decode, nullptr, &batch);
-  if (batch.rounds != 1 || (batch.spread && !batch.spread->lane_is_local())) return {};
-  const int64_t begin = batch.spread ? batch.spread->lane_begin() : 0;
+  if (batch.rounds != 1 || (batch.partition && !batch.partition->lane_is_local())) return {};
+  const int64_t begin = batch.partition ? batch.partition->lane_begin() : 0;
   std::byte* rows = runtime_->dispatcher().InputRows(batch.lane_tokens, decode, &batch.handle);
   batch.rows_staged = rows != nullptr;
   return {rows, runtime_->exchange().row_format, {begin, begin + batch.lane_tokens}};
@@ -177,23 +177,23 @@ ExpertBlock MoeLayer::Block() const {
 void MoeLayer::Gather(MoeBatch& batch) const {
   const int64_t hidden = config_.hidden;
   const Mesh& mesh = runtime_->comm().mesh;
-  if (!batch.spread) {
+  if (!batch.partition) {
     batch.x = batch.hidden;
     batch.y = batch.out;
     return;
   }
-  const TokenPartition& spread = *batch.spread;
-  const Share own = spread.own(mesh.rank());
+  const TokenPartition& partition = *batch.partition;
+  const Share own = partition.own(mesh.rank());
   batch.y = mesh.moe_tp() == 1 ? batch.out + own.begin * hidden
                                : batch.lane_sums.Get(batch.lane_tokens * hidden);
-  if (spread.lane_is_local()) {
-    batch.x = batch.hidden + spread.lane_begin() * hidden;
+  if (partition.lane_is_local()) {
+    batch.x = batch.hidden + partition.lane_begin() * hidden;
     return;
   }
   batch.part_sizes.resize(mesh.moe_tp());
   for (int i = 0; i < mesh.moe_tp(); ++i)
     batch.part_sizes[i] =
-        spread.own(mesh.ep_rank() * mesh.moe_tp() + i).size() * hidden * sizeof(float);
+        partition.own(mesh.ep_rank() * mesh.moe_tp() + i).size() * hidden * sizeof(float);
   float* gathered = batch.gathered.Get(batch.lane_tokens * hidden);
   runtime_->comm().moe_tp->AllGatherV(batch.hidden + own.begin * hidden, gathered,
                                       batch.part_sizes);
@@ -240,9 +240,9 @@ void MoeLayer::Route(MoeBatch& batch) const {
 MoeLayer::OwnTokens MoeLayer::OwnOf(const MoeBatch& batch) const {
   Share own{0, batch.lane_tokens};  // range in the lane; `begin`: its offset in the group
   int64_t begin = 0;
-  if (batch.spread) {
-    const Share share = batch.spread->own(runtime_->comm().mesh.rank());
-    own = {batch.spread->own_in_lane(), batch.spread->own_in_lane() + share.size()};
+  if (batch.partition) {
+    const Share share = batch.partition->own(runtime_->comm().mesh.rank());
+    own = {batch.partition->own_in_lane(), batch.partition->own_in_lane() + share.size()};
     begin = share.begin;
   }
   const int64_t first = std::max(own.begin, batch.round.begin);
@@ -275,9 +275,9 @@ void MoeLayer::ReportRouting(const MoeBatch& batch) const {
   const Mesh& mesh = runtime_->comm().mesh;
   Share own = EvenShare(batch.lane_tokens, mesh.world(), mesh.rank());  // range in the lane
   int64_t begin = own.begin;                                            // offset in the group
-  if (batch.spread) {
-    const Share share = batch.spread->own(mesh.rank());
-    own = {batch.spread->own_in_lane(), batch.spread->own_in_lane() + share.size()};
+  if (batch.partition) {
+    const Share share = batch.partition->own(mesh.rank());
+    own = {batch.partition->own_in_lane(), batch.partition->own_in_lane() + share.size()};
     begin = share.begin;
   }
   const int64_t first = std::max(own.begin, batch.round.begin);
@@ -362,7 +362,7 @@ void MoeLayer::EndCombine(MoeBatch& batch) const {
 void MoeLayer::ComputeShared(MoeBatch& batch) const {
   if (!weights_.has_shared || runtime_->shared_dispatched()) return;
   const Share own =
-      batch.spread ? batch.spread->own(runtime_->comm().mesh.rank()) : Share{0, batch.tokens};
+      batch.partition ? batch.partition->own(runtime_->comm().mesh.rank()) : Share{0, batch.tokens};
   ComputeSharedExpert(config_, weights_, batch.hidden + own.begin * config_.hidden, own.size(),
                       &batch.shared, runtime_->pool());
 }
@@ -372,21 +372,21 @@ void MoeLayer::Scatter(MoeBatch& batch) const {
   const Mesh& mesh = comm.mesh;
   const int64_t hidden = config_.hidden;
   const bool add_shared = weights_.has_shared && !runtime_->shared_dispatched();
-  const Share own = batch.spread ? batch.spread->own(mesh.rank()) : Share{0, batch.tokens};
+  const Share own = batch.partition ? batch.partition->own(mesh.rank()) : Share{0, batch.tokens};
   float* own_out = batch.out + own.begin * hidden;
   const auto count_parts = [&](int first, int ranks, size_t size) {
     batch.part_sizes.resize(ranks);
     for (int i = 0; i < ranks; ++i)
-      batch.part_sizes[i] = batch.spread->own(first + i).size() * size;
+      batch.part_sizes[i] = batch.partition->own(first + i).size() * size;
     return std::span<const size_t>(batch.part_sizes);
   };
 
-  if (batch.spread && mesh.moe_tp() > 1)
+  if (batch.partition && mesh.moe_tp() > 1)
     comm.moe_tp->ReduceScatterV(batch.y, own_out,
                                 count_parts(mesh.ep_rank() * mesh.moe_tp(), mesh.moe_tp(), hidden));
   if (add_shared)
     kernels::AddInPlace(own_out, batch.shared.y.data(), own.size() * hidden, runtime_->pool());
-  if (!batch.spread) {
+  if (!batch.partition) {
     // Each rank has the partial sum of its experts and of its slices, the shared expert's included.
     comm.tp->AllReduceSum(own_out, own.size() * hidden);
     return;

@@ -190,10 +190,10 @@ void MoeRuntime::StartBatch(const float* hidden, std::span<const int64_t> group_
   batch->lane_tokens = batch->tokens;
   int64_t longest = batch->tokens;
   if (scatters()) {
-    if (!batch->spread) batch->spread.emplace();
-    batch->spread->Reset(comm_.mesh, group_tokens);
-    batch->lane_tokens = batch->spread->lane_tokens();
-    longest = batch->spread->longest_lane();
+    if (!batch->partition) batch->partition.emplace();
+    batch->partition->Reset(comm_.mesh, group_tokens);
+    batch->lane_tokens = batch->partition->lane_tokens();
+    longest = batch->partition->longest_lane();
   }
   batch->max_round_tokens = MaxTokens(decode);
   batch->rounds = CeilDiv(longest, batch->max_round_tokens);

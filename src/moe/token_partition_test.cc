@@ -19,10 +19,10 @@ TokenPartition SpreadOf(const MeshShape& shape, int rank, const std::vector<int6
 }
 
 Pairs OwnOfAll(const MeshShape& shape, const std::vector<int64_t>& tokens) {
-  const TokenPartition spread = SpreadOf(shape, 0, tokens);
+  const TokenPartition partition = SpreadOf(shape, 0, tokens);
   Pairs own;
   for (int rank = 0; rank < shape.tp; ++rank)
-    own.emplace_back(spread.own(rank).begin, spread.own(rank).end);
+    own.emplace_back(partition.own(rank).begin, partition.own(rank).end);
   return own;
 }
 
@@ -30,13 +30,13 @@ TEST(TokenSpreadTest, WorkedExample) {
   const MeshShape shape{.tp = 4, .ep = 2, .dp = 2};
   EXPECT_EQ(OwnOfAll(shape, {5, 2}), Pairs({{0, 3}, {3, 5}, {0, 1}, {1, 2}}));
   for (int rank = 0; rank < 4; ++rank) {
-    const TokenPartition spread = SpreadOf(shape, rank, {5, 2});
-    EXPECT_TRUE(spread.lane_is_local());
-    EXPECT_EQ(spread.lane_begin(), 0);
-    EXPECT_EQ(spread.lane_tokens(), rank < 2 ? 5 : 2);
-    EXPECT_EQ(spread.own_in_lane(), std::vector<int64_t>({0, 3, 0, 1})[rank]);
-    EXPECT_EQ(spread.longest_lane(), 5);
-    EXPECT_EQ(spread.total(), 7);
+    const TokenPartition partition = SpreadOf(shape, rank, {5, 2});
+    EXPECT_TRUE(partition.lane_is_local());
+    EXPECT_EQ(partition.lane_begin(), 0);
+    EXPECT_EQ(partition.lane_tokens(), rank < 2 ? 5 : 2);
+    EXPECT_EQ(partition.own_in_lane(), std::vector<int64_t>({0, 3, 0, 1})[rank]);
+    EXPECT_EQ(partition.longest_lane(), 5);
+    EXPECT_EQ(partition.total(), 7);
   }
 }
 
@@ -47,11 +47,11 @@ TEST(TokenSpreadTest, LanesOverSeveralAttentionGroups) {
   const std::vector<int64_t> tokens = {3, 4, 0};
   EXPECT_EQ(OwnOfAll(shape, tokens), Pairs({{0, 2}, {2, 3}, {0, 2}, {2, 4}, {0, 0}, {0, 0}}));
   for (int rank = 0; rank < 6; ++rank) {
-    const TokenPartition spread = SpreadOf(shape, rank, tokens);
-    EXPECT_FALSE(spread.lane_is_local());
-    EXPECT_EQ(spread.lane_tokens(), rank < 3 ? 5 : 2);
-    EXPECT_EQ(spread.own_in_lane(), std::vector<int64_t>({0, 2, 3, 0, 2, 2})[rank]);
-    EXPECT_EQ(spread.longest_lane(), 5);
+    const TokenPartition partition = SpreadOf(shape, rank, tokens);
+    EXPECT_FALSE(partition.lane_is_local());
+    EXPECT_EQ(partition.lane_tokens(), rank < 3 ? 5 : 2);
+    EXPECT_EQ(partition.own_in_lane(), std::vector<int64_t>({0, 2, 3, 0, 2, 2})[rank]);
+    EXPECT_EQ(partition.longest_lane(), 5);
   }
 }
 
@@ -95,16 +95,16 @@ TEST(TokenSpreadTest, HoldsTogetherOnEveryMesh) {
 
           int64_t longest = 0, lanes = 0;
           for (int rank = 0; rank < tp; ++rank) {
-            const TokenPartition spread = SpreadOf(shape, rank, tokens);
+            const TokenPartition partition = SpreadOf(shape, rank, tokens);
             const int moe_tp = tp / ep, lane_first = rank / moe_tp * moe_tp;
             int64_t lane = 0, before = 0;
             for (int r = lane_first; r < lane_first + moe_tp; ++r) {
               if (r == rank) before = lane;
               lane += first.own(r).size();
             }
-            ASSERT_EQ(spread.lane_tokens(), lane);
-            ASSERT_EQ(spread.own_in_lane(), before);
-            ASSERT_EQ(spread.longest_lane(), first.longest_lane());
+            ASSERT_EQ(partition.lane_tokens(), lane);
+            ASSERT_EQ(partition.own_in_lane(), before);
+            ASSERT_EQ(partition.longest_lane(), first.longest_lane());
             ASSERT_LE(lane, MaxLaneTokens(shape, most));
             longest = std::max(longest, lane);
             if (rank == lane_first) lanes += lane;

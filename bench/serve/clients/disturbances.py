@@ -47,14 +47,14 @@ def reset(sock):
 
 
 class Exchange:
-    """One request that is sent and whose answer is read to the end of the connection."""
+    """Sends one request and reads the response until the connection closes."""
 
     def __init__(self, address, request):
         self.rest, self.head = memoryview(request), b""
         self.socket = connect(address)
 
     def step(self, events):
-        """How it ended, None where it goes on."""
+        """Returns how the exchange ended, or None while it continues."""
         try:
             if events & selectors.EVENT_READ:
                 data = self.socket.recv(1 << 18)

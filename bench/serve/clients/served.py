@@ -19,7 +19,7 @@ START_SECONDS = 120
 
 
 def raise_descriptor_limit():
-    """For this process and what it starts; thousands of connections need it."""
+    """Raises the limit of this process and its children: each connection needs a descriptor."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

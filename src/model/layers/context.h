@@ -27,8 +27,8 @@ struct LayerContext {
   const ModelConfig& config;
   const Mesh& mesh;
   const PassRows& rows;
-  const TokenPartition& spread;  // partition of the tokens of all groups
-  const Tensor& cos_sin;         // [context_length, rotary_dim]
+  const TokenPartition& partition;  // partition of the tokens of all groups
+  const Tensor& cos_sin;            // [context_length, rotary_dim]
   KvStorage& kv;
   const RankGroups& groups;
   kernels::Device& device;

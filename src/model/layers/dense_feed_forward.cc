@@ -22,16 +22,16 @@ void DenseFeedForward::Forward(const LayerContext& c, const kernels::ExpertWeigh
                                const float* x, float* out) {
   const int64_t hidden = c.config.hidden;
   if (whole_) {
-    const Share own = c.spread.own(c.mesh.rank());
+    const Share own = c.partition.own(c.mesh.rank());
     Run(c, w, x + own.begin * hidden, own.size(), out + own.begin * hidden);
-    GatherGroup(c.mesh, c.groups, c.spread, hidden, out);
+    GatherGroup(c.mesh, c.groups, c.partition, hidden, out);
   } else if (gathered_.empty()) {
     Run(c, w, x, c.rows.tokens, out);
     c.groups.tp->AllReduceSum(out, c.rows.tokens * hidden);
   } else {
-    GatherWorld(c.mesh, c.groups, c.spread, hidden, x, gathered_.data());
-    Run(c, w, gathered_.data(), c.spread.total(), sum_.data());
-    ReduceToGroups(c.mesh, c.groups, c.spread, hidden, sum_.data(), out);
+    GatherWorld(c.mesh, c.groups, c.partition, hidden, x, gathered_.data());
+    Run(c, w, gathered_.data(), c.partition.total(), sum_.data());
+    ReduceToGroups(c.mesh, c.groups, c.partition, hidden, sum_.data(), out);
   }
 }
 

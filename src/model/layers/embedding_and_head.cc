@@ -43,9 +43,9 @@ const float* EmbeddingAndHead::Logits(const LayerContext& c, const float* hidden
     }
     return logits_.data();
   }
-  const TokenPartition spread(c.mesh, group_rows);
-  GatherWorld(c.mesh, c.groups, spread, config_.hidden, hidden, all_hidden_.data());
-  Multiply(c.device, all_hidden_.data(), spread.total(), own_.data());
+  const TokenPartition partition(c.mesh, group_rows);
+  GatherWorld(c.mesh, c.groups, partition, config_.hidden, hidden, all_hidden_.data());
+  Multiply(c.device, all_hidden_.data(), partition.total(), own_.data());
   const float* next = own_.data();
   for (int group = 0; group < c.mesh.dp(); ++group) {
     Join(*c.groups.tp, c.device, next, group_rows[group], group == c.mesh.dp_rank());

@@ -9,18 +9,18 @@
 
 namespace switchyard {
 
-// `spread` partitions the rows over ranks. `group_rows` is [rows of this rank's group, width],
+// `partition` partitions the rows over ranks. `group_rows` is [rows of this rank's group, width],
 // `all_rows` is [rows of all groups, width] in order of groups. Collective over the world,
 // GatherGroup over the attention group; every member calls them, even without rows.
 
 // Gathers all_rows from the ranks' own rows.
-void GatherWorld(const Mesh& mesh, const RankGroups& groups, const TokenPartition& spread,
+void GatherWorld(const Mesh& mesh, const RankGroups& groups, const TokenPartition& partition,
                  int64_t width, const float* group_rows, float* all_rows);
 // Gathers group_rows on every rank of the group from the ranks' own rows; in place.
-void GatherGroup(const Mesh& mesh, const RankGroups& groups, const TokenPartition& spread,
+void GatherGroup(const Mesh& mesh, const RankGroups& groups, const TokenPartition& partition,
                  int64_t width, float* group_rows);
 // Sums all_rows over the world and returns each group's rows in group_rows.
-void ReduceToGroups(const Mesh& mesh, const RankGroups& groups, const TokenPartition& spread,
+void ReduceToGroups(const Mesh& mesh, const RankGroups& groups, const TokenPartition& partition,
                     int64_t width, const float* all_rows, float* group_rows);
 
 }  // namespace switchyard

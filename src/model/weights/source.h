@@ -96,8 +96,8 @@ std::unique_ptr<WeightSource> MakeCountingSource(
 WeightFormat ImpliedFormat(const ModelConfig& config, const MatrixRequest& request);
 // Columns that share a scale in a kInt4Group matrix with columns `cols` of the request's.
 int32_t GroupSizeOf(const LinearScheme& scheme, Range cols);
-// Columns that a format cannot split: 32 of MXFP4, a group of int4; 1 for formats without such a
-// unit.
+// Number of adjacent columns that must stay on one rank: 32 for MXFP4, the group size for int4,
+// else 1.
 int64_t ColumnUnit(const LinearScheme& scheme);
 WeightFormat PlainFormat(DType dtype);  // of kF32, kBF16 or kF16
 

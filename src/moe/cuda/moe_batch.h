@@ -23,7 +23,7 @@ struct CudaMoeBatch {
 
   // Rows that this rank routes: its lane's tokens, or all tokens if there is no partition.
   bool spreads = false;
-  TokenPartition spread;
+  TokenPartition partition;
   std::vector<int64_t> lanes;  // [ep] tokens of every rank's lane; without a partition [1] all
   const float* x = nullptr;    // [lane tokens, H]
   float* y = nullptr;          // [lane tokens, H]

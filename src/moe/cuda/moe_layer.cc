@@ -136,12 +136,12 @@ void CudaMoeLayer::StartBatch(const float* hidden, std::span<const int64_t> grou
   batch->lanes.assign(1, batch->tokens);
   batch->own = {0, batch->tokens};
   if (batch->spreads) {
-    batch->spread.Reset(mesh, group_tokens);
-    batch->own = batch->spread.own(mesh.rank());
-    batch->lane_tokens = batch->spread.lane_tokens();
+    batch->partition.Reset(mesh, group_tokens);
+    batch->own = batch->partition.own(mesh.rank());
+    batch->lane_tokens = batch->partition.lane_tokens();
     batch->lanes.assign(mesh.ep(), 0);
     for (int rank = 0; rank < mesh.world(); ++rank)
-      batch->lanes[rank / mesh.moe_tp()] += batch->spread.own(rank).size();
+      batch->lanes[rank / mesh.moe_tp()] += batch->partition.own(rank).size();
   }
   const int64_t longest = std::ranges::max(batch->lanes);
   batch->exchange = runtime_.ExchangeFor(decode, longest);
@@ -170,7 +170,8 @@ void CudaMoeLayer::RunRound(CudaMoeBatch& batch) {
 std::span<const size_t> CudaMoeLayer::PartSizes(CudaMoeBatch& batch, int first, int ranks,
                                                 size_t size) const {
   batch.part_sizes.resize(ranks);
-  for (int i = 0; i < ranks; ++i) batch.part_sizes[i] = batch.spread.own(first + i).size() * size;
+  for (int i = 0; i < ranks; ++i)
+    batch.part_sizes[i] = batch.partition.own(first + i).size() * size;
   return batch.part_sizes;
 }
 
@@ -190,11 +191,11 @@ void CudaMoeLayer::Gather(CudaMoeBatch& batch) {
     batch.y = batch.out;
     return;
   }
-  const TokenPartition& spread = batch.spread;
+  const TokenPartition& partition = batch.partition;
   batch.y = mesh.moe_tp() == 1 ? batch.out + batch.own.begin * hidden
                                : runtime_.buffers().lane_sums.as<float>();
-  if (spread.lane_is_local()) {
-    batch.x = batch.hidden + spread.lane_begin() * hidden;
+  if (partition.lane_is_local()) {
+    batch.x = batch.hidden + partition.lane_begin() * hidden;
     return;
   }
   float* gathered = runtime_.buffers().gathered.as<float>();
@@ -251,7 +252,7 @@ bool CudaMoeLayer::FusesSelectAndOrder(const CudaMoeBatch& batch) const {
 void CudaMoeLayer::StoreRoutedExperts(CudaMoeBatch& batch) {
   if (!batch.routed_experts) return;
   const int k = config_.router.top_k;
-  const int64_t in_lane = batch.spreads ? batch.spread.own_in_lane() : 0;
+  const int64_t in_lane = batch.spreads ? batch.partition.own_in_lane() : 0;
   const Share own = {in_lane, in_lane + batch.own.size()};
   const int64_t first = std::max(own.begin, batch.round.begin);
   const int64_t end = std::min(own.end, batch.round.end);

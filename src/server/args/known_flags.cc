@@ -46,7 +46,7 @@ std::string Nearest(const CommandLine& app, const std::string& name) {
   return best;
 }
 
-// The long names of options that begin with `name`, the first of each option.
+// Long names that begin with `name`. An option with several such names adds only the first.
 std::vector<std::string> NamesThatBegin(const CommandLine& app, const std::string& name) {
   std::vector<std::string> found;
   for (const std::vector<std::string>& names : app.LongNames()) {

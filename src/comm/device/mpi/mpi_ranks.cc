@@ -260,7 +260,8 @@ void MpiRanks::ReceiveRanges(const mpi::Message& message, const Frame& frame) {
               MPI_COMM_WORLD, &request);
     if (!mpi::Finish({&request, 1}, UntilAborted())) return;
   } else {
-    if (rest.size() != bytes) throw Invalid("{} bytes for ranges of {}", rest.size(), bytes);
+    if (rest.size() != bytes)
+      throw Invalid("a frame has {} bytes, but its ranges have {}", rest.size(), bytes);
     for (const ByteRange& range : ranges) {
       if (range.bytes > 0) std::memcpy(local_arena_.Bytes(range).data(), rest.data(), range.bytes);
       rest = rest.subspan(range.bytes);
