@@ -18,6 +18,16 @@ namespace switchyard::kernels {
 
 class FusedOps;  // kernels/fused_ops.h
 
+// The sequences of one pass, in the memory and form that a device's attention reads. Made by the
+// device, which outlives it. Its memory has fixed addresses, so a recorded pass reads the sequences
+// set last.
+class PassSequences {
+ public:
+  virtual ~PassSequences() = default;
+  // Replaces the sequences. Spans and page tables must live until the pass ends.
+  virtual void Set(std::span<const SequenceSpan> sequences, int32_t page_size) = 0;
+};
+
 // One per rank; owned by the rank's runner and used by the rank's thread only.
 //
 // Pointers in Params refer to device memory, except spans and the views in them. A GPU enqueues ops
@@ -46,10 +56,7 @@ class Device {
   virtual WeightView Place(const WeightView& w, bool plain = false) = 0;
   virtual Tensor Place(const Tensor& t) = 0;
 
-  // Sets the sequences and page size of Attention and LatentAttention until the next call. Layers
-  // leave `sequences` and `page_size` of the Params empty. Spans and page tables must live until
-  // the pass ends.
-  virtual void SetSequences(std::span<const SequenceSpan> sequences, int32_t page_size) = 0;
+  virtual std::unique_ptr<PassSequences> MakeSequences() = 0;
 
   // Runs `pass`, which may only call ops of this device and collectives. If `key` is not 0 and the
   // device supports graph capture, one of the first calls with a key captures the enqueued ops.
@@ -65,8 +72,9 @@ class Device {
   virtual void RmsNorm(const RmsNormParams& p) = 0;
   virtual void AddInPlace(float* y, const float* x, int64_t count) = 0;
   virtual void Rope(const RopeParams& p) = 0;
-  virtual void Attention(const AttentionParams& p) = 0;
-  virtual void LatentAttention(const LatentAttentionParams& p) = 0;
+  // `sequences` are from this device. `sequences` and `page_size` of the Params stay empty.
+  virtual void Attention(const AttentionParams& p, const PassSequences& sequences) = 0;
+  virtual void LatentAttention(const LatentAttentionParams& p, const PassSequences& sequences) = 0;
   virtual void StoreKv(const StoreKvParams& p) = 0;
   virtual void Embed(const EmbedParams& p) = 0;
   virtual void CopyRows(const CopyRowsParams& p) = 0;

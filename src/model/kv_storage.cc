@@ -1,6 +1,7 @@
+#include "model/kv_storage.h"
+
 #include "kernels/cache_rows.h"
 #include "kernels/device.h"
-#include "model/model.h"
 #include "model/weights/shard.h"
 
 namespace switchyard {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <set>
 
 #include "core/error.h"
 #include "eplb/init_location.h"
@@ -15,8 +14,7 @@
 #include "model/layers/grouped_attention.h"
 #include "model/layers/latent_attention.h"
 #include "model/movable_layers.h"
-#include "model/padded_batch.h"
-#include "model/pass_arrays.h"
+#include "model/pass.h"
 #include "model/rank_device.h"
 #include "model/rope.h"
 #include "model/weights/placing.h"
@@ -27,18 +25,6 @@
 
 namespace switchyard {
 namespace {
-
-std::optional<GroupedAttention> MakeGrouped(const ModelConfig& config, const Mesh& mesh,
-                                            int64_t max_tokens, kernels::Device& device) {
-  if (config.attention.kind != AttentionConfig::Kind::kGrouped) return std::nullopt;
-  return GroupedAttention(config, mesh, max_tokens, device);
-}
-
-std::optional<LatentAttention> MakeLatent(const ModelConfig& config, const Mesh& mesh,
-                                          int64_t max_tokens, kernels::Device& device) {
-  if (config.attention.kind != AttentionConfig::Kind::kLatent) return std::nullopt;
-  return LatentAttention(config, mesh, max_tokens, device);
-}
 
 // Whether the routed experts quantize their input rows to FP8 in groups of 128.
 bool UsesFp8GroupActivations(const ModelConfig& config) {
@@ -51,16 +37,21 @@ bool UsesFp8GroupActivations(const ModelConfig& config) {
   return schemes.Of(experts + one).activation == ActivationFormat::kFp8Group;
 }
 
+template <typename Attention>
+std::optional<Attention> MakeAttention(const LayerContext& context, AttentionConfig::Kind kind) {
+  if (context.config.attention.kind != kind) return std::nullopt;
+  return std::make_optional<Attention>(context);
+}
+
 // Each layer is sharded at multiples of its format's unit, so a rank's shards may differ in size.
-std::optional<DenseFeedForward> MakeDense(const ModelWeights& weights, const ModelConfig& config,
-                                          const Mesh& mesh, int64_t max_tokens,
-                                          kernels::Device& device) {
-  if (std::ranges::all_of(config.layers, &LayerConfig::moe)) return std::nullopt;
+std::optional<DenseFeedForward> MakeDense(const LayerContext& context,
+                                          const ModelWeights& weights) {
+  if (std::ranges::all_of(context.config.layers, &LayerConfig::moe)) return std::nullopt;
   int64_t middle = 0;
   for (const LayerWeights& layer : weights.layers) {
     middle = std::max(middle, layer.dense.gate.n);  // 0 in MoE layers
   }
-  return DenseFeedForward(config, mesh, middle, max_tokens, device);
+  return DenseFeedForward(context, middle);
 }
 
 // Sets the options that follow from the model, the backend and the dtype, so that callers cannot
@@ -135,6 +126,7 @@ struct Model::Impl {
   const RankGroups& groups;
   ModelWeights weights;
   Tensor cos_sin;  // [context_length, rotary_dim]
+  const LayerContext context;
   EmbeddingAndHead vocabulary;
   std::optional<GroupedAttention> grouped;
   std::optional<LatentAttention> latent;
@@ -142,24 +134,9 @@ struct Model::Impl {
   std::unique_ptr<DeviceMoe> device_moe;       // state shared by MoE layers on a GPU
   std::vector<std::unique_ptr<MoeBlock>> moe;  // one for each layer; null for dense ones
   std::unique_ptr<MovableLayers> movable;      // or null
-  Activations residual, normed, branch;        // [T, H] each
   kernels::FusedOps* fused;                    // or null
-  bool branch_pending = false;                 // NormResidual must add `branch` to `residual`
-  Activations selected;                        // [logit rows, H]
-  PassArrays arrays;
-  std::vector<float> host_logits;       // [logit rows, vocab], for a device with its own memory
-  std::vector<int32_t> routed;          // [T, layers, top_k] of the last batch that requested it
-  std::vector<int32_t> layer_routed;    // [T, top_k]
-  std::vector<int32_t> faults;          // [T] of the last batch, as MoeTokens::router_faults
-  const ForwardBatch* batch = nullptr;  // of the current pass
-  PaddedBatch padded;
   DeviceSampler drawing;
-  std::vector<int32_t> drawn;  // of the last batch
-  uint32_t memory_generation = 0;
-  std::set<int64_t> seen_sizes;  // of decode batches, since memory moved
-  // [dp] of the current batch: its group counts, or its own.
-  std::vector<int64_t> group_tokens, group_decode_tokens, group_logit_rows;
-  std::vector<int64_t> reserved_rows;  // [dp] logit rows that are allocated
+  Pass pass;
 
   Impl(const std::filesystem::path& dir, ModelConfig model_config, ModelOptions model_options,
        RankComm& rank_comm, ThreadPool& threads)
@@ -174,19 +151,24 @@ struct Model::Impl {
         groups(rank_device->groups()),
         weights(LoadWeights(dir, config, comm.mesh, options.load)),
         cos_sin(device.Place(BuildCosSin(config.rope, options.context_length))),
-        vocabulary(config, weights),
-        grouped(MakeGrouped(config, comm.mesh, options.max_tokens, device)),
-        latent(MakeLatent(config, comm.mesh, options.max_tokens, device)),
-        dense(MakeDense(weights, config, comm.mesh, options.max_tokens, device)),
+        context{config, comm.mesh, cos_sin, groups, device},
+        vocabulary(context, weights),
+        grouped(MakeAttention<GroupedAttention>(context, AttentionConfig::Kind::kGrouped)),
+        latent(MakeAttention<LatentAttention>(context, AttentionConfig::Kind::kLatent)),
+        dense(MakeDense(context, weights)),
         moe(config.layers.size()),
-        residual(device, options.max_tokens * config.hidden),
-        normed(device, residual.size()),
-        branch(device, residual.size()),
         fused(config.hidden % 4 == 0 ? device.fused() : nullptr),
-        arrays(device, options.max_tokens) {
+        pass(/*index=*/0, context, options.max_tokens, ScratchFloats()) {
     FinishRouters(config, &weights);
     UploadWeights(device, weights);
     if (config.has_moe()) MakeMoeLayers(dir);
+  }
+
+  int64_t ScratchFloats() const {
+    const auto need = [&](const auto& layer) {
+      return layer ? layer->ScratchFloats(options.max_tokens) : 0;
+    };
+    return std::max({need(grouped), need(latent), need(dense)});
   }
 
   void MakeMoeLayers(const std::filesystem::path& dir) {
@@ -251,140 +233,111 @@ struct Model::Impl {
   }
 
   // Normalises the residual stream into `normed`, or, rounded to bfloat16, into its memory.
-  void NormResidual(const Tensor& weight, int64_t tokens, const kernels::RowHook* hook = nullptr,
+  void NormResidual(Pass& p, const Tensor& weight, const kernels::RowHook* hook = nullptr,
                     bool bf16_rows = false) {
-    if (!fused) return Norm(residual.data(), weight, tokens, normed.data(), hook);
-    fused->AddNorm({.x = residual.data(),
-                    .add = branch_pending ? branch.data() : nullptr,
+    const int64_t tokens = p.rows.tokens;
+    if (!fused) return Norm(p.residual.data(), weight, tokens, p.normed.data(), hook);
+    fused->AddNorm({.x = p.residual.data(),
+                    .add = p.branch_pending ? p.branch.data() : nullptr,
                     .weight = weight.data<float>(),
-                    .y = bf16_rows ? nullptr : normed.data(),
-                    .bf16_rows = bf16_rows ? normed.data() : nullptr,
+                    .y = bf16_rows ? nullptr : p.normed.data(),
+                    .bf16_rows = bf16_rows ? p.normed.data() : nullptr,
                     .m = tokens,
                     .n = config.hidden,
                     .eps = config.norm_eps});
-    branch_pending = false;
+    p.branch_pending = false;
   }
 
   // Adds the sum over ranks to the residual stream; fused into the next norm if the device has a
   // fused op.
-  void AddBranch(int64_t tokens) {
-    branch_pending = fused != nullptr;
-    if (!branch_pending) AddPendingBranch(tokens);
+  void AddBranch(Pass& p) {
+    p.branch_pending = fused != nullptr;
+    if (!p.branch_pending) AddPendingBranch(p);
   }
-  void AddPendingBranch(int64_t tokens) {
-    branch_pending = false;
-    device.AddInPlace(residual.data(), branch.data(), tokens * config.hidden);
+  void AddPendingBranch(Pass& p) {
+    p.branch_pending = false;
+    device.AddInPlace(p.residual.data(), p.branch.data(), p.rows.tokens * config.hidden);
   }
 
   // Attention, within the attention group; skipped if the group has no tokens.
-  void Attend(const LayerContext& c, int64_t layer) {
-    const int64_t tokens = c.rows.tokens;
+  void Attend(Pass& p, int64_t layer) {
+    const int64_t tokens = p.rows.tokens;
     if (tokens == 0) return;
     const GroupedAttentionWeights& w = weights.layers[layer].grouped;
-    const bool bf16_rows = fused && grouped && grouped->TakesBf16Input(c, w);
-    NormResidual(weights.layers[layer].input_norm, tokens, nullptr, bf16_rows);
-    if (grouped)
-      grouped->Forward(c, w, layer, normed.data(), bf16_rows ? normed.data() : nullptr,
-                       branch.data());
-    if (latent)
-      latent->Forward(c, weights.layers[layer].latent, layer, normed.data(), branch.data());
-    groups.attn_tp->AllReduceSum(branch.data(), tokens * config.hidden);
-    AddBranch(tokens);
+    const bool bf16_rows = fused && grouped && grouped->TakesBf16Input(tokens, w);
+    NormResidual(p, weights.layers[layer].input_norm, nullptr, bf16_rows);
+    const float* x = p.normed.data();
+    if (grouped) grouped->Forward(p, w, layer, x, bf16_rows ? x : nullptr, p.branch.data());
+    if (latent) latent->Forward(p, weights.layers[layer].latent, layer, x, p.branch.data());
+    groups.attn_tp->AllReduceSum(p.branch.data(), tokens * config.hidden);
+    AddBranch(p);
   }
 
-  void FeedForward(const LayerContext& c, int64_t layer) {
-    const int64_t tokens = c.rows.tokens;
-    const MoeTokens moe_tokens{.group_tokens = group_tokens,
-                               .group_decode_tokens = group_decode_tokens,
-                               .routed_experts = routed.empty() ? nullptr : layer_routed.data(),
-                               .router_faults = faults.data()};
+  void FeedForward(Pass& p, int64_t layer) {
+    const int64_t tokens = p.rows.tokens;
+    const MoeTokens moe_tokens{.group_tokens = p.group_tokens,
+                               .group_decode_tokens = p.group_decode_tokens,
+                               .routed_experts = p.routed.empty() ? nullptr : p.layer_routed.data(),
+                               .router_faults = p.faults.data()};
     const kernels::RowHook* hook = moe[layer] ? moe[layer]->InputRowHook(moe_tokens) : nullptr;
-    if (tokens > 0) NormResidual(weights.layers[layer].post_attention_norm, tokens, hook);
+    if (tokens > 0) NormResidual(p, weights.layers[layer].post_attention_norm, hook);
     if (moe[layer]) {
-      moe[layer]->Forward(normed.data(), moe_tokens, branch.data());
-      StoreRoutedExperts(tokens, layer);
+      moe[layer]->Forward(p.normed.data(), moe_tokens, p.branch.data());
+      StoreRoutedExperts(p, layer);
     } else {
-      dense->Forward(c, weights.layers[layer].dense, normed.data(), branch.data());
+      dense->Forward(p, weights.layers[layer].dense, p.normed.data(), p.branch.data());
     }
-    if (tokens > 0) AddBranch(tokens);
+    if (tokens > 0) AddBranch(p);
   }
 
   // Copies one layer's [T, top_k] ids into `routed` [T, layers, top_k].
-  void StoreRoutedExperts(int64_t tokens, int64_t layer) {
-    if (routed.empty()) return;
-    if (!device.is_cpu()) moe[layer]->CopyRoutedExperts(tokens, layer_routed.data());
+  void StoreRoutedExperts(Pass& p, int64_t layer) {
+    if (p.routed.empty()) return;
+    if (!device.is_cpu()) moe[layer]->CopyRoutedExperts(p.rows.tokens, p.layer_routed.data());
     const int64_t k = config.moe->router.top_k, row = config.num_layers() * k;
-    for (int64_t t = 0; t < tokens; ++t)
-      std::copy_n(layer_routed.data() + t * k, k, routed.data() + t * row + layer * k);
-  }
-
-  void Begin(const ForwardBatch& new_batch) {
-    batch = &new_batch;
-    const int64_t tokens = batch->num_tokens();
-    CHECK_LE(tokens, options.max_tokens);
-    const auto of_groups = [&](const std::vector<int64_t>& said, int64_t own,
-                               std::vector<int64_t>& counts) {
-      counts = said;
-      if (counts.empty()) counts.push_back(own);
-      CHECK_EQ(static_cast<int>(counts.size()), comm.mesh.dp());
-      CHECK_EQ(counts[comm.mesh.dp_rank()], own);
-    };
-    of_groups(batch->group_tokens, tokens, group_tokens);
-    of_groups(batch->group_decode_tokens, batch->decode_tokens, group_decode_tokens);
-    of_groups(batch->group_logit_rows, std::ssize(batch->logit_rows), group_logit_rows);
-    faults.assign(device.is_cpu() && config.has_moe() ? tokens : 0, -1);
-    routed.clear();
-    if (!batch->routed_experts || !config.has_moe()) return;
-    const int64_t k = config.moe->router.top_k;
-    routed.assign(tokens * config.num_layers() * k, -1);
-    layer_routed.resize(tokens * k);
+    for (int64_t t = 0; t < p.rows.tokens; ++t)
+      std::copy_n(p.layer_routed.data() + t * k, k, p.routed.data() + t * row + layer * k);
   }
 
   // From token ids to logits; uses only ops of the device and collectives.
-  const float* RunLayers(const LayerContext& c) {
-    branch_pending = false;
-    if (c.rows.tokens > 0) vocabulary.Embed(c, residual.data());
+  void RunLayers(Pass& p) {
+    p.branch_pending = false;
+    if (p.rows.tokens > 0) vocabulary.Embed(p, p.residual.data());
     for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
       comm.memory->Beat();
-      Attend(c, layer);
-      FeedForward(c, layer);
+      Attend(p, layer);
+      FeedForward(p, layer);
     }
-    if (branch_pending) AddPendingBranch(c.rows.tokens);
-    const int64_t rows = c.rows.logit_rows;
+    if (p.branch_pending) AddPendingBranch(p);
+    const int64_t rows = p.rows.logit_rows;
     if (rows > 0) {
-      device.CopyRows({.x = residual.data(),
+      device.CopyRows({.x = p.residual.data(),
                        .ldx = config.hidden,
-                       .rows = c.rows.logit_row,
-                       .y = selected.data(),
+                       .rows = p.rows.logit_row,
+                       .y = p.selected.data(),
                        .ldy = config.hidden,
                        .m = rows,
                        .n = config.hidden});
-      Norm(selected.data(), weights.final_norm, rows, selected.data());
+      Norm(p.selected.data(), weights.final_norm, rows, p.selected.data());
     }
-    return vocabulary.Logits(c, selected.data(), group_logit_rows);
+    vocabulary.Logits(p, p.selected.data());
   }
 
   // Pads decode batches to a recorded size; runs all other batches as they are.
-  std::span<const float> Forward(const ForwardBatch& new_batch, KvStorage& kv) {
+  std::span<const float> Forward(Pass& p, const ForwardBatch& batch, KvStorage& kv) {
     const int64_t recorded = RecordedTokens();
-    const bool record = recorded > 0 && IsPlainDecode(new_batch, recorded);
-    Begin(record ? padded.Pad(new_batch, kv.num_pages(), kv.page_size()) : new_batch);
-    const PassRows rows = arrays.Set(device, *batch);
-    const TokenPartition partition(comm.mesh, group_tokens);
-    const LayerContext c{config, comm.mesh, rows, partition, cos_sin, kv, groups, device};
-    device.SetSequences(batch->sequences, kv.page_size());
-    ReserveLogits();
-    const float* logits = nullptr;
-    device.Run(record ? KeyOf(rows.tokens) : 0, [&] { logits = RunLayers(c); });
-    if (record) logits = vocabulary.logits();  // a graph replay does not execute RunLayers
-    const int64_t wanted = std::ssize(new_batch.logit_rows);
-    drawn.clear();
-    if (!new_batch.draws.empty()) {
-      CHECK_EQ(std::ssize(new_batch.draws), wanted);
-      drawn = drawing.Draw(*rank_device, logits, new_batch.draws, config.vocab_size);
+    const bool record = recorded > 0 && IsPlainDecode(batch, recorded);
+    p.Begin(record ? p.padded.Pad(batch, kv.num_pages(), kv.page_size()) : batch, kv);
+    ReserveLogits(p);
+    device.Run(record ? p.RecordingKey(p.rows.tokens) : 0, [&] { RunLayers(p); });
+    const float* logits = p.head.logits.data();
+    const int64_t wanted = std::ssize(batch.logit_rows);
+    if (!batch.draws.empty()) {
+      CHECK_EQ(std::ssize(batch.draws), wanted);
+      p.drawn = drawing.Draw(*rank_device, logits, batch.draws, config.vocab_size);
       return {};
     }
-    return ToHost(logits, wanted * config.vocab_size);
+    return ToHost(p, logits, wanted * config.vocab_size);
   }
 
   // The most rows of a recorded pass; 0: recording is disabled.
@@ -393,32 +346,20 @@ struct Model::Impl {
     return std::min(options.gpu->graph_max_tokens, options.max_tokens);
   }
 
-  // Allocates logit rows. Passes recorded before memory moved must not be replayed.
-  void ReserveLogits() {
-    // Sized by the largest group's rows, so that all groups record in the same pass, as NCCL
-    // requires. Reserves the maximum of recorded passes at once, so that no recording is lost.
-    reserved_rows = group_logit_rows;
-    for (int64_t& rows : reserved_rows) rows = std::max(rows, RecordedTokens());
-    const bool rows_moved =
-        selected.Reserve(device, std::ranges::max(reserved_rows) * config.hidden);
-    const bool logits_moved = vocabulary.Reserve(comm.mesh, reserved_rows, device);
-    if (!rows_moved && !logits_moved) return;
-    ++memory_generation;
-    seen_sizes.clear();
+  // Sized by the largest group's rows, so that all groups record in the same pass, as NCCL
+  // requires. Reserves the maximum of recorded passes at once, so that no recording is lost.
+  void ReserveLogits(Pass& p) {
+    std::vector<int64_t> rows = p.group_logit_rows;  // [dp]
+    for (int64_t& count : rows) count = std::max(count, RecordedTokens());
+    p.ReserveLogits(std::ranges::max(rows),
+                    [&](HeadBuffers& head) { return vocabulary.Reserve(rows, &head); });
   }
 
-  // The key of a recorded pass. 0 for the first pass of a size, which is not recorded: it loads
-  // kernels and allocates scratch.
-  uint64_t KeyOf(int64_t tokens) {
-    if (seen_sizes.insert(tokens).second) return 0;
-    return static_cast<uint64_t>(memory_generation) << 32 | static_cast<uint64_t>(tokens);
-  }
-
-  std::span<const float> ToHost(const float* logits, int64_t count) {
+  std::span<const float> ToHost(Pass& p, const float* logits, int64_t count) {
     if (device.is_cpu()) return {logits, static_cast<size_t>(count)};
-    host_logits.resize(count);
-    device.CopyOut(host_logits.data(), logits, count * sizeof(float));
-    return host_logits;
+    p.host_logits.resize(count);
+    device.CopyOut(p.host_logits.data(), logits, count * sizeof(float));
+    return p.host_logits;
   }
 };
 
@@ -433,13 +374,13 @@ KvStorage Model::MakeCache(int64_t num_pages, int32_t page_size, DType dtype) {
   return KvStorage(m.config, m.comm.mesh, num_pages, page_size, dtype, m.device);
 }
 std::span<const float> Model::Forward(const ForwardBatch& batch, KvStorage& kv) {
-  return impl_->Forward(batch, kv);
+  return impl_->Forward(impl_->pass, batch, kv);
 }
-std::span<const int32_t> Model::routed_experts() const { return impl_->routed; }
-std::span<const int32_t> Model::router_faults() const { return impl_->faults; }
+std::span<const int32_t> Model::routed_experts() const { return impl_->pass.routed; }
+std::span<const int32_t> Model::router_faults() const { return impl_->pass.faults; }
 Communicator& Model::attention_group() const { return *impl_->comm.attn_tp; }
 bool Model::draws() const { return impl_->rank_device->draws(); }
-std::span<const int32_t> Model::drawn() const { return impl_->drawn; }
+std::span<const int32_t> Model::drawn() const { return impl_->pass.drawn; }
 MovableExperts* Model::movable_experts() { return impl_->movable.get(); }
 const ModelConfig& Model::config() const { return impl_->config; }
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "model/model.h"
+#include "model/forward_batch.h"
 
 namespace switchyard {
 

@@ -11,6 +11,15 @@
 namespace switchyard::kernels {
 namespace {
 
+struct CpuSequences final : PassSequences {
+  void Set(std::span<const SequenceSpan> of_pass, int32_t slots_per_page) override {
+    spans = of_pass;
+    page_size = slots_per_page;
+  }
+  std::span<const SequenceSpan> spans;
+  int32_t page_size = 1;
+};
+
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(ThreadPool& pool) : pool_(pool) {}
@@ -33,9 +42,8 @@ class CpuDevice final : public Device {
   WeightView Place(const WeightView& w, bool /*plain*/) override { return w; }
   Tensor Place(const Tensor& t) override { return t; }
 
-  void SetSequences(std::span<const SequenceSpan> sequences, int32_t page_size) override {
-    sequences_ = sequences;
-    page_size_ = page_size;
+  std::unique_ptr<PassSequences> MakeSequences() override {
+    return std::make_unique<CpuSequences>();
   }
   void Run(uint64_t /*key*/, const std::function<void()>& pass) override { pass(); }
 
@@ -50,9 +58,11 @@ class CpuDevice final : public Device {
     kernels::AddInPlace(y, x, count, pool_);
   }
   void Rope(const RopeParams& p) override { kernels::Rope(p, pool_); }
-  void Attention(const AttentionParams& p) override { kernels::Attention(WithSequences(p), pool_); }
-  void LatentAttention(const LatentAttentionParams& p) override {
-    kernels::LatentAttention(WithSequences(p), pool_);
+  void Attention(const AttentionParams& p, const PassSequences& sequences) override {
+    kernels::Attention(WithSequences(p, sequences), pool_);
+  }
+  void LatentAttention(const LatentAttentionParams& p, const PassSequences& sequences) override {
+    kernels::LatentAttention(WithSequences(p, sequences), pool_);
   }
   void StoreKv(const StoreKvParams& p) override { kernels::StoreKv(p, pool_); }
   void Embed(const EmbedParams& p) override { kernels::Embed(p, pool_); }
@@ -65,15 +75,14 @@ class CpuDevice final : public Device {
     if (bytes > 0) std::memcpy(to, from, bytes);
   }
   template <typename Params>
-  Params WithSequences(Params p) const {
-    p.sequences = sequences_;
-    p.page_size = page_size_;
+  static Params WithSequences(Params p, const PassSequences& sequences) {
+    const auto& own = static_cast<const CpuSequences&>(sequences);
+    p.sequences = own.spans;
+    p.page_size = own.page_size;
     return p;
   }
 
   ThreadPool& pool_;
-  std::span<const SequenceSpan> sequences_;
-  int32_t page_size_ = 1;
 };
 
 void CpuDevice::CopyRows(const CopyRowsParams& p) {

@@ -46,7 +46,6 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
       : options_(options),
         index_(Use(options.index)),
         staging_(stream_.get()),
-        sequences_(options.max_tokens, options.max_sequences, options.max_pages),
         products_(options.dtype, options.max_tokens),
         graphs_(stream_.get()) {}
   ~Gpu() override { cudaStreamSynchronize(stream_.get()); }
@@ -104,9 +103,9 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
     return Tensor::View(memory.get(), t.dtype(), t.shape(), memory);
   }
 
-  void SetSequences(std::span<const kernels::SequenceSpan> sequences, int32_t page_size) override {
+  std::unique_ptr<kernels::PassSequences> MakeSequences() override {
     CHECK(!graphs_.recording());
-    sequences_.Set(sequences, page_size, staging_, stream_.get());
+    return std::make_unique<Sequences>(options_, staging_, graphs_, stream_.get());
   }
 
   void Run(uint64_t key, const std::function<void()>& pass) override {
@@ -146,11 +145,13 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
     Check(ops::ScaleBySquares(p, stream_.get()), "ScaleBySquares");
   }
 
-  void Attention(const kernels::AttentionParams& p) override {
-    cuda::Attention(p, sequences_.table(), exact(), chain(), AttentionScratch());
+  void Attention(const kernels::AttentionParams& p,
+                 const kernels::PassSequences& sequences) override {
+    cuda::Attention(p, TableOf(sequences), exact(), chain(), AttentionScratch());
   }
-  void LatentAttention(const kernels::LatentAttentionParams& p) override {
-    cuda::LatentAttention(p, sequences_.table(), exact(), chain(), AttentionScratch());
+  void LatentAttention(const kernels::LatentAttentionParams& p,
+                       const kernels::PassSequences& sequences) override {
+    cuda::LatentAttention(p, TableOf(sequences), exact(), chain(), AttentionScratch());
   }
 
   void AddNorm(const kernels::AddNormParams& p) override {
@@ -175,6 +176,9 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   }
 
  private:
+  static const SequenceTable& TableOf(const kernels::PassSequences& sequences) {
+    return static_cast<const Sequences&>(sequences).table();
+  }
   bool exact() const { return options_.dtype == DType::kF32; }
   void RunChecks() {
     for (const auto& check : checks_) check();
@@ -197,7 +201,6 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   bool hopper_ = IsHopper();  // after index_, which sets the current GPU
   Stream stream_;
   Staging staging_;
-  Sequences sequences_;
   LinearOps products_;
   Graphs graphs_;
   DeviceMemory attention_scratch_;

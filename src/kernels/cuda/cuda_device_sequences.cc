@@ -10,23 +10,27 @@ namespace {
 constexpr size_t kInt = sizeof(int32_t);
 }  // namespace
 
-Sequences::Sequences(int64_t max_tokens, int64_t max_sequences, int64_t max_pages)
-    : max_tokens_(max_tokens),
-      max_sequences_(max_sequences),
-      max_pages_(max_pages),
-      columns_((3 * max_sequences + max_tokens) * kInt),
-      pages_(max_sequences * max_pages * kInt) {
+Sequences::Sequences(const kernels::CudaDeviceOptions& limits, Staging& staging,
+                     const Graphs& graphs, cudaStream_t stream)
+    : max_tokens_(limits.max_tokens),
+      max_sequences_(limits.max_sequences),
+      max_pages_(limits.max_pages),
+      staging_(staging),
+      graphs_(graphs),
+      stream_(stream),
+      columns_((3 * max_sequences_ + max_tokens_) * kInt),
+      pages_(max_sequences_ * max_pages_ * kInt) {
   auto* columns = columns_.as<int32_t>();
   table_.row_begin = columns;
-  table_.rows = columns + max_sequences;
-  table_.kv_len = columns + 2 * max_sequences;
-  table_.row_sequence = columns + 3 * max_sequences;
+  table_.rows = columns + max_sequences_;
+  table_.kv_len = columns + 2 * max_sequences_;
+  table_.row_sequence = columns + 3 * max_sequences_;
   table_.pages = pages_.as<int32_t>();
-  table_.max_pages = static_cast<int32_t>(max_pages);
+  table_.max_pages = static_cast<int32_t>(max_pages_);
 }
 
-void Sequences::Set(std::span<const kernels::SequenceSpan> sequences, int32_t page_size,
-                    Staging& staging, cudaStream_t stream) {
+void Sequences::Set(std::span<const kernels::SequenceSpan> sequences, int32_t page_size) {
+  CHECK(!graphs_.recording());
   const auto count = static_cast<int64_t>(sequences.size());
   CHECK_LE(count, max_sequences_);
   CHECK_GT(page_size, 0);
@@ -44,7 +48,7 @@ void Sequences::Set(std::span<const kernels::SequenceSpan> sequences, int32_t pa
   if (count == 0) return;
 
   const size_t bytes = (3 * max_sequences_ + t.num_rows) * kInt;
-  auto* columns = static_cast<int32_t*>(staging.Reserve(bytes));
+  auto* columns = static_cast<int32_t*>(staging_.Reserve(bytes));
   std::memset(columns, 0, 3 * max_sequences_ * kInt);
   int32_t* row_sequence = columns + 3 * max_sequences_;
   std::fill_n(row_sequence, t.num_rows, -1);
@@ -55,7 +59,7 @@ void Sequences::Set(std::span<const kernels::SequenceSpan> sequences, int32_t pa
     columns[2 * max_sequences_ + i] = s.kv_len;
     std::fill_n(row_sequence + s.row_begin, s.rows, static_cast<int32_t>(i));
   }
-  Check(cudaMemcpyAsync(columns_.data(), columns, bytes, cudaMemcpyHostToDevice, stream),
+  Check(cudaMemcpyAsync(columns_.data(), columns, bytes, cudaMemcpyHostToDevice, stream_),
         "copy of the sequence table to the GPU");
 
   // Page tables are as wide as the longest one of this batch; one staging segment of sequences at a
@@ -67,7 +71,7 @@ void Sequences::Set(std::span<const kernels::SequenceSpan> sequences, int32_t pa
   CHECK_GT(at_once, 0);
   for (int64_t begin = 0; begin < count; begin += at_once) {
     const int64_t rows = std::min(at_once, count - begin);
-    auto* pages = static_cast<int32_t*>(staging.Reserve(rows * row_bytes));
+    auto* pages = static_cast<int32_t*>(staging_.Reserve(rows * row_bytes));
     for (int64_t i = 0; i < rows; ++i) {
       const kernels::SequenceSpan& s = sequences[begin + i];
       const int64_t own = CeilDiv(s.kv_len, page_size);
@@ -75,7 +79,7 @@ void Sequences::Set(std::span<const kernels::SequenceSpan> sequences, int32_t pa
       std::fill(pages + i * width + own, pages + (i + 1) * width, 0);
     }
     Check(cudaMemcpy2DAsync(pages_.as<int32_t>() + begin * max_pages_, max_pages_ * kInt, pages,
-                            row_bytes, row_bytes, rows, cudaMemcpyHostToDevice, stream),
+                            row_bytes, row_bytes, rows, cudaMemcpyHostToDevice, stream_),
           "copy of page tables to the GPU");
   }
 }

@@ -5,24 +5,29 @@
 #include <span>
 
 #include "core/cuda/runtime.h"
+#include "kernels/cuda/cuda_device_graphs.h"
 #include "kernels/cuda/cuda_device_staging.h"
 #include "kernels/cuda/sequence_table.h"
-#include "kernels/ops.h"
+#include "kernels/device.h"
 
 namespace switchyard::cuda {
 
-// Buffers at fixed addresses, sized for the maximum. Owned by a device.
-class Sequences {
+// Buffers at fixed addresses, sized for the maximum.
+class Sequences final : public kernels::PassSequences {
  public:
-  Sequences(int64_t max_tokens, int64_t max_sequences, int64_t max_pages);
+  // Uploads through `staging`, in the order of `stream`. Borrows all three.
+  Sequences(const kernels::CudaDeviceOptions& limits, Staging& staging, const Graphs& graphs,
+            cudaStream_t stream);
 
-  // Enqueues the upload and returns.
-  void Set(std::span<const kernels::SequenceSpan> sequences, int32_t page_size, Staging& staging,
-           cudaStream_t stream);
+  // Enqueues the upload and returns. Not during the recording of a graph.
+  void Set(std::span<const kernels::SequenceSpan> sequences, int32_t page_size) override;
   const SequenceTable& table() const { return table_; }
 
  private:
-  int64_t max_tokens_, max_sequences_, max_pages_;
+  const int64_t max_tokens_, max_sequences_, max_pages_;
+  Staging& staging_;
+  const Graphs& graphs_;
+  const cudaStream_t stream_;
   DeviceMemory columns_;  // row_begin, rows, kv_len [max_sequences], row_sequence [max_tokens]
   DeviceMemory pages_;    // [max_sequences, max_pages]
   SequenceTable table_;

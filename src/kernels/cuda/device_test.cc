@@ -112,6 +112,7 @@ TEST_F(DeviceTest, AttentionFindsItsSequences) {
   const std::vector<float> k = random_.Normal(slots * kv_heads * dim);
   const std::vector<float> v = random_.Normal(slots * kv_heads * dim);
   const DeviceVector device_k(*exact_, k), device_v(*exact_, v);
+  const auto host_sequences = cpu_->MakeSequences(), gpu_sequences = exact_->MakeSequences();
   for (int round = 0; round < 10; ++round) {
     const std::vector<int32_t> pages = random_.Shuffled(64);
     std::vector<SequenceSpan> sequences;
@@ -137,14 +138,14 @@ TEST_F(DeviceTest, AttentionFindsItsSequences) {
                          .scale = 0.125f,
                          .out = expected.data(),
                          .ldo = heads * dim};
-    cpu_->SetSequences(sequences, kPage);
-    cpu_->Attention(p);
+    host_sequences->Set(sequences, kPage);
+    cpu_->Attention(p, *host_sequences);
     p.q = device_q.data();
     p.k_cache = device_k.data();
     p.v_cache = device_v.data();
     p.out = out.data();
-    exact_->SetSequences(sequences, kPage);
-    exact_->Attention(p);
+    gpu_sequences->Set(sequences, kPage);
+    exact_->Attention(p, *gpu_sequences);
     const std::vector<float> got = out.Read();
     for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], 1e-5) << i;
   }

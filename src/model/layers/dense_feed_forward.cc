@@ -5,51 +5,54 @@
 
 namespace switchyard {
 
-DenseFeedForward::DenseFeedForward(const ModelConfig& config, const Mesh& mesh, int64_t middle,
-                                   int64_t max_tokens, kernels::Device& device)
-    : whole_(mesh.replicated_dense()) {
-  const bool gathers = !whole_ && mesh.dp() > 1;
-  const int64_t rows = whole_    ? CeilDiv(max_tokens, mesh.attn_tp())
-                       : gathers ? max_tokens * mesh.dp()
-                                 : max_tokens;
-  middle_.Reserve(device, rows * middle);
-  if (!gathers) return;
-  gathered_.Reserve(device, rows * config.hidden);
-  sum_.Reserve(device, rows * config.hidden);
+DenseFeedForward::DenseFeedForward(const LayerContext& context, int64_t middle)
+    : c_(context),
+      middle_(middle),
+      whole_(context.mesh.replicated_dense()),
+      gathers_(!whole_ && context.mesh.dp() > 1) {}
+
+int64_t DenseFeedForward::ScratchFloats(int64_t max_tokens) const {
+  if (whole_) return LayerScratch::Floats({CeilDiv(max_tokens, c_.mesh.attn_tp()) * middle_});
+  if (!gathers_) return LayerScratch::Floats({max_tokens * middle_});
+  const int64_t rows = max_tokens * c_.mesh.dp();
+  return LayerScratch::Floats({rows * c_.config.hidden, rows * c_.config.hidden, rows * middle_});
 }
 
-void DenseFeedForward::Forward(const LayerContext& c, const kernels::ExpertWeights& w,
-                               const float* x, float* out) {
-  const int64_t hidden = c.config.hidden;
+void DenseFeedForward::Forward(Pass& pass, const kernels::ExpertWeights& w, const float* x,
+                               float* out) const {
+  const int64_t hidden = c_.config.hidden;
+  pass.scratch.Reset();
   if (whole_) {
-    const Share own = c.partition.own(c.mesh.rank());
-    Run(c, w, x + own.begin * hidden, own.size(), out + own.begin * hidden);
-    GatherGroup(c.mesh, c.groups, c.partition, hidden, out);
-  } else if (gathered_.empty()) {
-    Run(c, w, x, c.rows.tokens, out);
-    c.groups.tp->AllReduceSum(out, c.rows.tokens * hidden);
+    const Share own = pass.partition.own(c_.mesh.rank());
+    Run(pass, w, x + own.begin * hidden, own.size(), out + own.begin * hidden);
+    GatherGroup(c_.mesh, c_.groups, pass.partition, hidden, out);
+  } else if (!gathers_) {
+    Run(pass, w, x, pass.rows.tokens, out);
+    c_.groups.tp->AllReduceSum(out, pass.rows.tokens * hidden);
   } else {
-    GatherWorld(c.mesh, c.groups, c.partition, hidden, x, gathered_.data());
-    Run(c, w, gathered_.data(), c.partition.total(), sum_.data());
-    ReduceToGroups(c.mesh, c.groups, c.partition, hidden, sum_.data(), out);
+    const int64_t all = pass.partition.total();
+    float* gathered = pass.scratch.Take(all * hidden);
+    float* sums = pass.scratch.Take(all * hidden);
+    GatherWorld(c_.mesh, c_.groups, pass.partition, hidden, x, gathered);
+    Run(pass, w, gathered, all, sums);
+    ReduceToGroups(c_.mesh, c_.groups, pass.partition, hidden, sums, out);
   }
 }
 
-void DenseFeedForward::Run(const LayerContext& c, const kernels::ExpertWeights& w, const float* x,
-                           int64_t rows, float* out) {
+void DenseFeedForward::Run(Pass& pass, const kernels::ExpertWeights& w, const float* x,
+                           int64_t rows, float* out) const {
   if (rows == 0) return;
-  CHECK_LE(rows * w.gate.n, middle_.size());
   const int32_t offsets[] = {0, static_cast<int32_t>(rows)};
-  c.device.Mlp({.x = x,
-                .ldx = c.config.hidden,
-                .experts = {&w, 1},
-                .offsets = offsets,
-                .activation = c.config.activation,
-                .alpha = c.config.swiglu_alpha,
-                .limit = c.config.swiglu_limit,
-                .scratch = middle_.data(),
-                .out = out,
-                .ldo = c.config.hidden});
+  c_.device.Mlp({.x = x,
+                 .ldx = c_.config.hidden,
+                 .experts = {&w, 1},
+                 .offsets = offsets,
+                 .activation = c_.config.activation,
+                 .alpha = c_.config.swiglu_alpha,
+                 .limit = c_.config.swiglu_limit,
+                 .scratch = pass.scratch.Take(rows * w.gate.n),
+                 .out = out,
+                 .ldo = c_.config.hidden});
 }
 
 }  // namespace switchyard

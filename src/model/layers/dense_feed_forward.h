@@ -2,6 +2,7 @@
 #pragma once
 
 #include "model/layers/context.h"
+#include "model/pass.h"
 
 namespace switchyard {
 
@@ -9,27 +10,30 @@ namespace switchyard {
 // sharded over the world, where every rank processes the tokens of all groups:
 //
 //              tokens of each rank            afterwards
-//   replicated its own (TokenPartition)          all-gather in the attention group
+//   replicated its own (TokenPartition)   all-gather in the attention group
 //   sharded    dp 1: all, already present     all-reduce
 //              dp > 1: all, gathered          reduce-scatter, all-gather in the attention group
 //
-// Owns its activations; one object serves all layers.
+// One object serves all layers.
 class DenseFeedForward {
  public:
   // `middle`: the largest intermediate dimension of a layer's shard on this rank.
-  DenseFeedForward(const ModelConfig& config, const Mesh& mesh, int64_t middle, int64_t max_tokens,
-                   kernels::Device& device);
+  DenseFeedForward(const LayerContext& context, int64_t middle);
+
+  // What Forward takes of the pass's scratch, in floats.
+  int64_t ScratchFloats(int64_t max_tokens) const;
 
   // x [T, H] (normalised) → out [T, H], of this rank's attention group, complete on all its ranks.
-  void Forward(const LayerContext& c, const kernels::ExpertWeights& w, const float* x, float* out);
+  void Forward(Pass& pass, const kernels::ExpertWeights& w, const float* x, float* out) const;
 
  private:
-  void Run(const LayerContext& c, const kernels::ExpertWeights& w, const float* x, int64_t rows,
-           float* out);
+  void Run(Pass& pass, const kernels::ExpertWeights& w, const float* x, int64_t rows,
+           float* out) const;
 
-  const bool whole_;
-  Activations middle_;          // [rows, I of this rank]
-  Activations gathered_, sum_;  // [tokens of all groups, H] if they are gathered
+  const LayerContext& c_;
+  const int64_t middle_;
+  const bool whole_;    // replicated
+  const bool gathers_;  // the tokens of all groups
 };
 
 }  // namespace switchyard

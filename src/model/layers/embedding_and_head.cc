@@ -9,81 +9,75 @@
 
 namespace switchyard {
 
-void EmbeddingAndHead::Embed(const LayerContext& c, float* out) const {
-  c.device.Embed({.ids = c.rows.ids,
-                  .m = c.rows.tokens,
-                  .w = weights_.embedding,
-                  .first = static_cast<int32_t>(weights_.vocab_begin),
-                  .out = out});
-  c.groups.attn_tp->AllReduceSum(out, c.rows.tokens * config_.hidden);
+void EmbeddingAndHead::Embed(const Pass& pass, float* out) const {
+  c_.device.Embed({.ids = pass.rows.ids,
+                   .m = pass.rows.tokens,
+                   .w = weights_.embedding,
+                   .first = static_cast<int32_t>(weights_.vocab_begin),
+                   .out = out});
+  c_.groups.attn_tp->AllReduceSum(out, pass.rows.tokens * c_.config.hidden);
 }
 
-bool EmbeddingAndHead::Reserve(const Mesh& mesh, std::span<const int64_t> group_rows,
-                               kernels::Device& device) {
+bool EmbeddingAndHead::Reserve(std::span<const int64_t> group_rows, HeadBuffers* buffers) const {
   const int64_t all = std::accumulate(group_rows.begin(), group_rows.end(), int64_t{0});
-  const int64_t most = std::ranges::max(group_rows);
-  const bool split = SplitOverWorld(mesh), joins = split || mesh.attn_tp() > 1;
-  bool moved = logits_.Reserve(device, most * config_.vocab_size);
-  if (split) moved |= all_hidden_.Reserve(device, all * config_.hidden);
+  const int64_t most = std::ranges::max(group_rows), vocab = c_.config.vocab_size;
+  const bool split = SplitOverWorld(), joins = split || c_.mesh.attn_tp() > 1;
+  bool moved = buffers->logits.Reserve(c_.device, most * vocab);
+  if (split) moved |= buffers->all_hidden.Reserve(c_.device, all * c_.config.hidden);
   if (!joins) return moved;
-  moved |= own_.Reserve(device, (split ? all : most) * weights_.head.n);
-  moved |= gathered_.Reserve(device, most * config_.vocab_size);
+  moved |= buffers->own.Reserve(c_.device, (split ? all : most) * weights_.head.n);
+  moved |= buffers->gathered.Reserve(c_.device, most * vocab);
   return moved;
 }
 
-const float* EmbeddingAndHead::Logits(const LayerContext& c, const float* hidden,
-                                      std::span<const int64_t> group_rows) {
-  const int64_t rows = group_rows[c.mesh.dp_rank()];
-  if (!SplitOverWorld(c.mesh)) {
-    if (c.groups.attn_tp->size() == 1) {
-      Multiply(c.device, hidden, rows, logits_.data());
-    } else {
-      Multiply(c.device, hidden, rows, own_.data());
-      Join(*c.groups.attn_tp, c.device, own_.data(), rows, /*wanted=*/true);
-    }
-    return logits_.data();
+void EmbeddingAndHead::Logits(Pass& pass, const float* hidden) const {
+  const std::span<const int64_t> group_rows = pass.group_logit_rows;
+  HeadBuffers& buffers = pass.head;
+  const int64_t rows = group_rows[c_.mesh.dp_rank()];
+  if (!SplitOverWorld()) {
+    if (c_.groups.attn_tp->size() == 1) return Multiply(hidden, rows, buffers.logits.data());
+    Multiply(hidden, rows, buffers.own.data());
+    return Join(*c_.groups.attn_tp, buffers.own.data(), rows, /*wanted=*/true, buffers);
   }
-  const TokenPartition partition(c.mesh, group_rows);
-  GatherWorld(c.mesh, c.groups, partition, config_.hidden, hidden, all_hidden_.data());
-  Multiply(c.device, all_hidden_.data(), partition.total(), own_.data());
-  const float* next = own_.data();
-  for (int group = 0; group < c.mesh.dp(); ++group) {
-    Join(*c.groups.tp, c.device, next, group_rows[group], group == c.mesh.dp_rank());
+  const TokenPartition partition(c_.mesh, group_rows);
+  GatherWorld(c_.mesh, c_.groups, partition, c_.config.hidden, hidden, buffers.all_hidden.data());
+  Multiply(buffers.all_hidden.data(), partition.total(), buffers.own.data());
+  const float* next = buffers.own.data();
+  for (int group = 0; group < c_.mesh.dp(); ++group) {
+    Join(*c_.groups.tp, next, group_rows[group], group == c_.mesh.dp_rank(), buffers);
     next += group_rows[group] * weights_.head.n;
   }
-  return logits_.data();
 }
 
-void EmbeddingAndHead::Multiply(kernels::Device& device, const float* hidden, int64_t rows,
-                                float* out) const {
+void EmbeddingAndHead::Multiply(const float* hidden, int64_t rows, float* out) const {
   if (rows == 0) return;
-  device.Linear({.x = hidden,
-                 .ldx = config_.hidden,
-                 .w = weights_.head,
-                 .y = out,
-                 .ldy = weights_.head.n,
-                 .m = rows});
+  c_.device.Linear({.x = hidden,
+                    .ldx = c_.config.hidden,
+                    .w = weights_.head,
+                    .y = out,
+                    .ldy = weights_.head.n,
+                    .m = rows});
 }
 
-void EmbeddingAndHead::Join(Collectives& group, kernels::Device& device, const float* own,
-                            int64_t rows, bool wanted) {
-  const int64_t vocab = config_.vocab_size;
+void EmbeddingAndHead::Join(Collectives& group, const float* own, int64_t rows, bool wanted,
+                            HeadBuffers& buffers) const {
+  const int64_t vocab = c_.config.vocab_size;
   const int ranks = group.size();
   std::vector<size_t> bytes(ranks);
   for (int r = 0; r < ranks; ++r)
     bytes[r] = rows * VocabRows(vocab, ranks, r).size() * sizeof(float);
-  group.AllGatherV(own, gathered_.data(), bytes);
+  group.AllGatherV(own, buffers.gathered.data(), bytes);
   if (!wanted || rows == 0) return;
-  const float* block = gathered_.data();
+  const float* block = buffers.gathered.data();
   for (int r = 0; r < ranks; ++r) {
     const auto [begin, end] = VocabRows(vocab, ranks, r);
     const int64_t width = end - begin;
-    device.CopyRows({.x = block,
-                     .ldx = width,
-                     .y = logits_.data() + begin,
-                     .ldy = vocab,
-                     .m = rows,
-                     .n = width});
+    c_.device.CopyRows({.x = block,
+                        .ldx = width,
+                        .y = buffers.logits.data() + begin,
+                        .ldy = vocab,
+                        .m = rows,
+                        .n = width});
     block += rows * width;
   }
 }

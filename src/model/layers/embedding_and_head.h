@@ -4,6 +4,7 @@
 #include <span>
 
 #include "model/layers/context.h"
+#include "model/pass.h"
 #include "model/weights.h"
 
 namespace switchyard {
@@ -12,34 +13,27 @@ namespace switchyard {
 // otherwise it is sharded over the world, which then processes the rows of all groups.
 class EmbeddingAndHead {
  public:
-  EmbeddingAndHead(const ModelConfig& config, const ModelWeights& weights)
-      : config_(config), weights_(weights) {}
+  EmbeddingAndHead(const LayerContext& context, const ModelWeights& weights)
+      : c_(context), weights_(weights) {}
 
   // out [T, H], complete on every rank of the attention group.
-  void Embed(const LayerContext& c, float* out) const;
-  // Allocates memory for passes of at most these logit rows. Returns true if a buffer moved.
-  bool Reserve(const Mesh& mesh, std::span<const int64_t> group_rows, kernels::Device& device);
-  // hidden [rows of this rank's group, H] → logits [rows, vocab] on the device, complete on every
-  // rank of the group; valid until the next call. group_rows [dp]: rows of each group, at most
-  // those reserved.
-  const float* Logits(const LayerContext& c, const float* hidden,
-                      std::span<const int64_t> group_rows);
-  const float* logits() const { return logits_.data(); }  // of the last pass
+  void Embed(const Pass& pass, float* out) const;
+  // Allocates buffers for group_rows [dp] logit rows of each group. Returns true if one moved.
+  bool Reserve(std::span<const int64_t> group_rows, HeadBuffers* buffers) const;
+  // hidden [logit rows of this rank's group, H] → pass.head.logits [rows, vocab], complete on every
+  // rank of the group. Every group has at most the rows reserved.
+  void Logits(Pass& pass, const float* hidden) const;
 
  private:
   // out [rows, vocabulary of this rank]
-  void Multiply(kernels::Device& device, const float* hidden, int64_t rows, float* out) const;
+  void Multiply(const float* hidden, int64_t rows, float* out) const;
   // Gathers complete rows from all members' shards. `own` [rows, vocabulary of this rank].
-  void Join(Collectives& group, kernels::Device& device, const float* own, int64_t rows,
-            bool wanted);
-  bool SplitOverWorld(const Mesh& mesh) const { return !mesh.replicated_dense() && mesh.dp() > 1; }
+  void Join(Collectives& group, const float* own, int64_t rows, bool wanted,
+            HeadBuffers& buffers) const;
+  bool SplitOverWorld() const { return !c_.mesh.replicated_dense() && c_.mesh.dp() > 1; }
 
-  const ModelConfig& config_;
+  const LayerContext& c_;
   const ModelWeights& weights_;
-  Activations all_hidden_;  // [rows of all groups, H]
-  Activations own_;         // [rows, vocabulary of this rank]
-  Activations gathered_;    // such a block of every member, in rank order
-  Activations logits_;      // [rows, vocab]
 };
 
 }  // namespace switchyard

@@ -2,44 +2,52 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "model/layers/context.h"
+#include "model/pass.h"
 #include "model/weights.h"
 
 namespace switchyard {
 
-// Owns its activations; one object serves all layers, since they run one after the other.
+// One object serves all layers.
 class GroupedAttention {
  public:
-  GroupedAttention(const ModelConfig& config, const Mesh& mesh, int64_t max_tokens,
-                   kernels::Device& device);
+  explicit GroupedAttention(const LayerContext& context);
+
+  // What Forward takes of the pass's scratch, in floats.
+  int64_t ScratchFloats(int64_t max_tokens) const;
 
   // Whether Forward takes its input rounded to bfloat16, which needs fewer ops: if the device
   // supports it for these weights.
-  bool TakesBf16Input(const LayerContext& c, const GroupedAttentionWeights& w);
+  bool TakesBf16Input(int64_t tokens, const GroupedAttentionWeights& w) const;
   // x [T, H] (normalised) → out [T, H], this rank's partial sum over its heads; the caller
   // all-reduces. `bf16_rows` [T, H]: x rounded to bfloat16, for weights for which TakesBf16Input is
   // true; x is not read then.
-  void Forward(const LayerContext& c, const GroupedAttentionWeights& w, int64_t layer,
-               const float* x, const void* bf16_rows, float* out);
+  void Forward(Pass& pass, const GroupedAttentionWeights& w, int64_t layer, const float* x,
+               const void* bf16_rows, float* out) const;
 
  private:
-  void ProjectAndStore(const LayerContext& c, const GroupedAttentionWeights& w, int64_t layer,
-                       const float* x);
-  // The same in two ops; q_ then also holds keys and values.
-  void ProjectAndStoreFused(const LayerContext& c, const GroupedAttentionWeights& w, int64_t layer,
-                            const void* bf16_rows);
-  kernels::LinearParams Joined(const LayerContext& c, const GroupedAttentionWeights& w);
+  // Arrays in the pass's scratch.
+  struct Arrays {
+    float *q, *k, *v;     // [T, heads · D], [T, kv_heads · D] twice; fused: q has all three
+    float* attended;      // [T, heads · D]
+    float* squares;       // [2, T], for a norm over all heads of all ranks
+    int32_t* head_slots;  // [T, kv_heads], for a cache with a scale per head
+  };
+  Arrays TakeArrays(Pass& pass) const;
+  void ProjectAndStore(Pass& pass, const Arrays& a, const GroupedAttentionWeights& w, int64_t layer,
+                       const float* x) const;
+  // The same in two ops.
+  void ProjectAndStoreFused(Pass& pass, const Arrays& a, const GroupedAttentionWeights& w,
+                            int64_t layer, const void* bf16_rows) const;
+  kernels::LinearParams Joined(int64_t tokens, const GroupedAttentionWeights& w, float* qkv) const;
   // Clamps q, k and v to ±clip_qkv, after the norms and before rope (OLMo, OLMoE).
-  void Clip(const LayerContext& c, int64_t tokens);
-  void NormQueriesAndKeys(const LayerContext& c, const GroupedAttentionWeights& w, int64_t tokens);
-  void FillHeadSlots(const LayerContext& c);
+  void Clip(const Arrays& a, int64_t tokens) const;
+  void NormQueriesAndKeys(const Arrays& a, const GroupedAttentionWeights& w, int64_t tokens) const;
+  void FillHeadSlots(const Pass& pass, int32_t* head_slots) const;
 
-  int64_t heads_, kv_heads_, head_dim_;  // of this rank
-  Activations q_, k_, v_, attended_;  // [T, heads · D], [T, kv_heads · D] twice, [T, heads · D]
-  Activations squares_;               // [2, T], for a norm over all heads of all ranks
-  std::vector<int32_t> head_slots_;   // [T, kv_heads], for a cache with a scale per head
+  const LayerContext& c_;
+  const int64_t heads_, kv_heads_, head_dim_;  // of this rank
 };
 
 }  // namespace switchyard

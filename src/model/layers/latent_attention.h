@@ -3,6 +3,7 @@
 #pragma once
 
 #include "model/layers/context.h"
+#include "model/pass.h"
 #include "model/weights.h"
 
 namespace switchyard {
@@ -13,30 +14,38 @@ namespace switchyard {
 // decode, so a token's result does not depend on which of the two computed it, and prefixes can
 // always be shared.
 //
-// Owns its activations; one object serves all layers.
+// One object serves all layers.
 class LatentAttention {
  public:
-  LatentAttention(const ModelConfig& config, const Mesh& mesh, int64_t max_tokens,
-                  kernels::Device& device);
+  explicit LatentAttention(const LayerContext& context);
+
+  // What Forward takes of the pass's scratch, in floats.
+  int64_t ScratchFloats(int64_t max_tokens) const;
 
   // x [T, H] (normalised) → out [T, H], this rank's partial sum over its heads; the caller
   // all-reduces.
-  void Forward(const LayerContext& c, const LatentAttentionWeights& w, int64_t layer,
-               const float* x, float* out);
+  void Forward(Pass& pass, const LatentAttentionWeights& w, int64_t layer, const float* x,
+               float* out) const;
 
  private:
-  void ProjectQueries(const LayerContext& c, const LatentAttentionWeights& w, const float* x);
-  void StoreLatents(const LayerContext& c, const LatentAttentionWeights& w, int64_t layer,
-                    const float* x);
+  // Arrays in the pass's scratch.
+  struct Arrays {
+    float* q_a;         // [T, q_lora]
+    float* q;           // [T, heads, nope + rope]
+    float* latent;      // [T, lora + rope]
+    float* q_absorbed;  // [T, heads, lora + rope]
+    float* attended;    // [T, heads, lora]
+    float* values;      // [T, heads, v]
+  };
+  Arrays TakeArrays(Pass& pass) const;
+  void ProjectQueries(Pass& pass, const Arrays& a, const LatentAttentionWeights& w,
+                      const float* x) const;
+  void StoreLatents(Pass& pass, const Arrays& a, const LatentAttentionWeights& w, int64_t layer,
+                    const float* x) const;
 
-  int64_t heads_;  // of this rank
-  int64_t nope_, rope_, lora_, value_;
-  Activations q_a_;         // [T, q_lora]
-  Activations q_;           // [T, heads, nope + rope]
-  Activations latent_;      // [T, lora + rope]
-  Activations q_absorbed_;  // [T, heads, lora + rope]
-  Activations attended_;    // [T, heads, lora]
-  Activations values_;      // [T, heads, v]
+  const LayerContext& c_;
+  const int64_t heads_;  // of this rank
+  const int64_t nope_, rope_, lora_, value_;
 };
 
 }  // namespace switchyard

@@ -1,0 +1,33 @@
+// The input of one forward pass.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/draw_params.h"
+#include "kernels/ops.h"
+
+namespace switchyard {
+
+// One forward pass of one attention group: the new rows of every sequence of its batch,
+// concatenated, decoding sequences first. Equal on every rank of the group. A group may have none.
+struct ForwardBatch {
+  std::vector<int32_t> tokens;     // [T]
+  std::vector<int32_t> positions;  // [T]
+  std::vector<int32_t> slots;      // [T] cache slot of each row's key and value
+  std::vector<kernels::SequenceSpan> sequences;
+  std::vector<int32_t> logit_rows;    // rows whose logits are computed, ascending
+  std::vector<uint64_t> request_ids;  // [sequences] EngineRequest::id; Forward does not read them
+  int64_t decode_tokens = 0;          // leading rows: the one new row of each decoding sequence
+  bool routed_experts = false;        // whether Model::routed_experts is needed
+  // [logit_rows] if the model draws the tokens itself (Model::draws); else empty.
+  std::vector<kernels::RowSampling> draws;
+  // [dp] tokens.size(), decode_tokens and logit_rows.size() of each attention group, this one
+  // included. May be empty if there is only one.
+  std::vector<int64_t> group_tokens, group_decode_tokens, group_logit_rows;
+  bool groups_want_routed_experts = false;  // whether any group's batch has `routed_experts`
+
+  int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
+};
+
+}  // namespace switchyard

@@ -1,0 +1,45 @@
+// Memory of the paged KV cache.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "comm/mesh.h"
+#include "core/tensor.h"
+#include "model/config.h"
+
+namespace switchyard {
+
+namespace kernels {
+class Device;
+}
+
+// Memory of the paged KV cache, per layer. Grouped attention: k and v, [slots, kv_heads of this
+// rank, D] each. Latent attention: one tensor [slots, kv_lora + rope] in `k`. Owned by the engine,
+// written by the model. Each attention group has its own cache, sharded over its ranks.
+class KvStorage {
+ public:
+  KvStorage() = default;
+  KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages, int32_t page_size,
+            DType dtype);
+  // In the memory of `device`, with one page beyond num_pages for padding rows of a batch.
+  KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages, int32_t page_size,
+            DType dtype, kernels::Device& device);
+  static size_t BytesPerToken(const ModelConfig& config, const Mesh& mesh,
+                              DType dtype);  // of one rank
+
+  int32_t page_size() const { return page_size_; }
+  int64_t num_pages() const { return num_pages_; }
+  DType dtype() const { return dtype_; }
+  Tensor& k(int64_t layer) { return k_[layer]; }
+  Tensor& v(int64_t layer) { return v_[layer]; }
+
+ private:
+  std::vector<Tensor> k_, v_;
+  int64_t num_pages_ = 0;
+  int32_t page_size_ = 1;
+  DType dtype_ = DType::kF32;
+};
+
+}  // namespace switchyard

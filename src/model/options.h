@@ -1,0 +1,45 @@
+// Options of a rank's model.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "core/dtype.h"
+#include "model/weights.h"
+
+namespace switchyard {
+
+class ReplicaChooser;
+class RoutingObserver;
+
+// The GPU of a rank and its settings (--device cuda).
+struct GpuOptions {
+  int index = 0;                               // of this host
+  bool custom_all_reduce = true;               // --disable-custom-all-reduce
+  bool graphs = true;                          // --disable-cuda-graph
+  bool packs_experts = true;                   // the GPU has kernels for packed 4-bit experts
+  int64_t graph_max_tokens = 0;                // --cuda-graph-max-bs: decode tokens of a group
+  int64_t max_sequences = 0;                   // of one pass
+  std::chrono::milliseconds timeout{300'000};  // of kernels that wait for a peer
+  int ranks_per_host = 0;                      // 0: all ranks are on one host
+};
+
+struct ModelOptions {
+  DType dtype = DType::kBF16;  // of the cache and of exchanged token rows; sums are always float32
+  int64_t max_tokens = 0;      // most rows of one group in one pass: sizes activations and buffers
+  int64_t context_length = 0;  // positions: sizes the RoPE table; 0: the model's maximum
+  MoeOptions moe;
+  std::shared_ptr<const MoeBackends> backends;  // null: those of this program
+  std::optional<GpuOptions> gpu;                // none: CPU
+  RoutingObserver* observer = nullptr;          // of the MoE layers, outlives the model; CPU only
+  ReplicaChooser* chooser = nullptr;            // of the MoE layers, likewise
+  bool movable_experts = false;                 // enables Model::movable_experts; CPU only
+  std::string eplb_algorithm = "auto";          // planner for a recorded --init-expert-location
+  int32_t page_size = 16;                       // of the cache passed to Forward
+  LoadOptions load;
+};
+
+}  // namespace switchyard

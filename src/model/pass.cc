@@ -1,0 +1,72 @@
+#include "model/pass.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace switchyard {
+namespace {
+
+constexpr int64_t kArrays = 4;  // of PassRows
+
+}  // namespace
+
+Pass::Pass(int index, const LayerContext& context, int64_t max_tokens, int64_t scratch_floats)
+    : sequences(context.device.MakeSequences()),
+      residual(context.device, max_tokens * context.config.hidden),
+      normed(context.device, residual.size()),
+      branch(context.device, residual.size()),
+      scratch(context.device, scratch_floats),
+      index_(index),
+      context_(context),
+      max_tokens_(std::max<int64_t>(1, max_tokens)),
+      arrays_(context.device.Allocate(kArrays * max_tokens_ * sizeof(int32_t))) {}
+
+void Pass::Begin(const ForwardBatch& batch, KvStorage& cache) {
+  const ModelConfig& config = context_.config;
+  const int64_t tokens = batch.num_tokens();
+  CHECK_LE(tokens, max_tokens_);
+  const auto counts_of = [&](const std::vector<int64_t>& given, int64_t own,
+                             std::vector<int64_t>& counts) {
+    counts = given;
+    if (counts.empty()) counts.push_back(own);
+    CHECK_EQ(static_cast<int>(counts.size()), context_.mesh.dp());
+    CHECK_EQ(counts[context_.mesh.dp_rank()], own);
+  };
+  counts_of(batch.group_tokens, tokens, group_tokens);
+  counts_of(batch.group_decode_tokens, batch.decode_tokens, group_decode_tokens);
+  counts_of(batch.group_logit_rows, std::ssize(batch.logit_rows), group_logit_rows);
+  partition.Reset(context_.mesh, group_tokens);
+
+  rows = {.tokens = tokens,
+          .ids = Upload(0, batch.tokens),
+          .positions = Upload(1, batch.positions),
+          .slots = Upload(2, batch.slots),
+          .logit_rows = static_cast<int64_t>(batch.logit_rows.size()),
+          .logit_row = Upload(3, batch.logit_rows)};
+  kv = &cache;
+  sequences->Set(batch.sequences, cache.page_size());
+
+  branch_pending = false;
+  drawn.clear();
+  routed.clear();
+  faults.assign(context_.device.is_cpu() && config.has_moe() ? tokens : 0, -1);
+  if (!batch.routed_experts || !config.has_moe()) return;
+  const int64_t k = config.moe->router.top_k;
+  routed.assign(tokens * config.num_layers() * k, -1);
+  layer_routed.resize(tokens * k);
+}
+
+uint64_t Pass::RecordingKey(int64_t tokens) {
+  if (seen_sizes_.insert(tokens).second) return 0;
+  return static_cast<uint64_t>(index_) << 56 | static_cast<uint64_t>(generation_) << 32 |
+         static_cast<uint64_t>(tokens);
+}
+
+const int32_t* Pass::Upload(int64_t array, const std::vector<int32_t>& values) {
+  int32_t* to = static_cast<int32_t*>(arrays_.get()) + array * max_tokens_;
+  if (!values.empty()) context_.device.CopyIn(to, values.data(), values.size() * sizeof(int32_t));
+  return to;
+}
+
+}  // namespace switchyard

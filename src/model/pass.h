@@ -1,0 +1,97 @@
+// The state of one batch in flight.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "model/forward_batch.h"
+#include "model/kv_storage.h"
+#include "model/layers/activations.h"
+#include "model/layers/context.h"
+#include "model/layers/scratch.h"
+#include "model/padded_batch.h"
+#include "moe/token_partition.h"
+
+namespace switchyard {
+
+// The rows of this rank's attention group. Arrays are in device memory.
+struct PassRows {
+  int64_t tokens = 0;
+  const int32_t* ids = nullptr;        // [tokens]
+  const int32_t* positions = nullptr;  // [tokens]
+  const int32_t* slots = nullptr;      // [tokens]
+  int64_t logit_rows = 0;
+  const int32_t* logit_row = nullptr;  // [logit_rows]
+};
+
+// Buffers of EmbeddingAndHead. They grow with the number of logit rows.
+struct HeadBuffers {
+  Activations all_hidden;  // [rows of all groups, H]
+  Activations own;         // [rows, vocabulary of this rank]
+  Activations gathered;    // such a block of every member, in rank order
+  Activations logits;      // [rows, vocab]
+};
+
+// A batch on its way through the layers of one rank: its rows, activations and results. Layers
+// hold weights and sizes only, so several passes can be in flight, each at another layer. A pass is
+// reused for one batch after the other. Its memory is allocated once, at fixed addresses, so that a
+// recorded pass (CUDA graph) can be replayed. Used by the rank's thread only.
+class Pass {
+ public:
+  // `index`: of this pass on the rank. `scratch_floats`: the largest need of a layer.
+  Pass(int index, const LayerContext& context, int64_t max_tokens, int64_t scratch_floats);
+
+  // Begins a batch, which must outlive its use: uploads its arrays and sequences, and clears the
+  // results of the previous batch. `kv` is the cache of all passes.
+  void Begin(const ForwardBatch& batch, KvStorage& kv);
+
+  // Allocates for `logit_rows` of this rank's group, and head buffers for group_rows [dp]. Recorded
+  // passes are recorded again if memory moved.
+  template <typename ReserveHead>
+  void ReserveLogits(int64_t logit_rows, const ReserveHead& reserve_head) {
+    const bool rows_moved = selected.Reserve(context_.device, logit_rows * context_.config.hidden);
+    if (!reserve_head(head) && !rows_moved) return;
+    ++generation_;
+    seen_sizes_.clear();
+  }
+
+  // The key under which Device::Run records a pass of this size. 0 for the first one, which is not
+  // recorded: it loads kernels and allocates scratch.
+  uint64_t RecordingKey(int64_t tokens);
+
+  // The batch.
+  PassRows rows;
+  std::vector<int64_t> group_tokens, group_decode_tokens, group_logit_rows;  // [dp]
+  TokenPartition partition;  // of the tokens of all groups
+  KvStorage* kv = nullptr;
+  std::unique_ptr<kernels::PassSequences> sequences;
+  PaddedBatch padded;  // if the batch is padded
+
+  // The residual stream. A layer's output waits in `branch` until the next norm adds it.
+  Activations residual, normed, branch;  // [T, H] each
+  bool branch_pending = false;
+  LayerScratch scratch;
+  Activations selected;  // [logit rows, H]
+  HeadBuffers head;
+
+  // Results.
+  std::vector<float> host_logits;     // [logit rows, vocab], for a device with its own memory
+  std::vector<int32_t> routed;        // [T, layers, top_k] if requested; else empty
+  std::vector<int32_t> layer_routed;  // [T, top_k]
+  std::vector<int32_t> faults;        // [T], as MoeTokens::router_faults; empty on GPUs
+  std::vector<int32_t> drawn;         // [logit rows] if the model draws; else empty
+
+ private:
+  const int32_t* Upload(int64_t array, const std::vector<int32_t>& values);
+
+  const int index_;
+  const LayerContext& context_;
+  const int64_t max_tokens_;
+  const std::shared_ptr<void> arrays_;  // [kArrays, max_tokens] int32
+  uint32_t generation_ = 0;             // of the memory
+  std::set<int64_t> seen_sizes_;        // of decode batches, since memory moved
+};
+
+}  // namespace switchyard
