@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <fstream>
@@ -383,6 +385,29 @@ TEST(Config, FilesThatAreNotConfigs) {
     EXPECT_EQ(e.kind(), ErrorKind::kNotFound);
     EXPECT_THAT(e.what(), HasSubstr("/nonexistent/model/config.json"));
   }
+}
+
+// Opening a FIFO without a writer would wait for one.
+TEST(Config, FilesThatAreNoRegularFiles) {
+  const auto dir =
+      std::filesystem::temp_directory_path() / fmt::format("switchyard-config-{}", getpid());
+  std::filesystem::create_directory(dir);
+  const auto message = [&] {
+    try {
+      LoadModelConfig(dir);
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  ASSERT_EQ(mkfifo((dir / "config.json").c_str(), 0600), 0);
+  EXPECT_THAT(message(), HasSubstr("config.json: is a FIFO"));
+  std::filesystem::remove(dir / "config.json");
+  std::filesystem::copy_file(SWITCHYARD_TEST_DATA "/fixtures/llama/config.json",
+                             dir / "config.json");
+  ASSERT_EQ(mkfifo((dir / "generation_config.json").c_str(), 0600), 0);
+  EXPECT_THAT(message(), HasSubstr("generation_config.json: is a FIFO"));
+  std::filesystem::remove_all(dir);
 }
 
 }  // namespace

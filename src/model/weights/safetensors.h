@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "core/regular_file.h"
 #include "core/safetensors.h"
 
 namespace switchyard {
@@ -20,17 +21,23 @@ struct StoredTensor {
   std::vector<int64_t> shape;
   const uint8_t* data = nullptr;
   size_t num_bytes = 0;
-  std::string file;  // for messages
+  std::string_view file;  // for messages; valid as long as `owner` lives
   std::shared_ptr<const void> owner;
 };
 
 // A checkpoint directory: model.safetensors, or model.safetensors.index.json and the files its
-// weight_map names. Immutable; files stay mapped as long as a tensor's owner lives.
+// weight_map names. Immutable; files stay mapped as long as a tensor's owner lives. Files are
+// assumed not to change while they are mapped: a read past the end of a file that was truncated
+// kills the process by SIGBUS (WeightFiles).
 class Checkpoint {
  public:
-  // Opens every file. Error if there is no checkpoint in `dir`, if a shard is missing or named
-  // outside the directory, or if a shard lacks a tensor that the index assigns to it. Also all
-  // errors of ParseSafetensorsHeader.
+  // Limit on the tensors of all files together.
+  static constexpr size_t kMaxTensors = size_t{1} << 21;
+
+  // Opens every file. Error if there is no checkpoint in `dir`, if a shard is missing, not a
+  // regular file or named outside the directory, or if a shard lacks a tensor that the index
+  // assigns to it. Also all errors of ParseSafetensorsHeader. Tensors that the index assigns to
+  // another file than theirs are ignored.
   explicit Checkpoint(const std::filesystem::path& dir);
 
   const StoredTensor* Find(std::string_view name) const;  // nullptr: absent
@@ -41,5 +48,9 @@ class Checkpoint {
   std::filesystem::path dir_;
   std::map<std::string, StoredTensor, std::less<>> tensors_;
 };
+
+// The safetensors files of the checkpoint in `dir`, sorted by name, as they are now. Errors of the
+// index as of Checkpoint.
+std::vector<FileStamp> WeightFiles(const std::filesystem::path& dir);
 
 }  // namespace switchyard

@@ -7,6 +7,7 @@
 
 #include "core/log.h"
 #include "server/ranks/membership.h"
+#include "server/ranks/served_weights.h"
 
 namespace switchyard {
 namespace {
@@ -68,17 +69,16 @@ bool WaitForOutcome(const Outcome& outcome, const StopSignals& signals) {
 }  // namespace
 
 int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals& signals) {
-  if (args.engine.load_format != "dummy") {
-    CheckCheckpoint(args.engine.model_path, ReadModelConfig(args.engine));
-  }
   Outcome outcome;
-  std::atomic<int> interrupted{0};  // the signal that ended the wait for the other nodes
+  std::atomic<int> interrupted{0};  // the signal that interrupted the start
   const FindSignal find_signal = [&] {
     if (const int signal = signals.Wait(0ms)) interrupted = signal;
     return interrupted.load();
   };
+  const auto weights = CheckWeights(args, find_signal);
+  if (!weights) return 128 + interrupted;  // as a shell reports it
   std::optional<Membership> membership = Join(launch, args.engine, find_signal);
-  if (!membership) return 128 + interrupted;  // as a shell reports it
+  if (!membership) return 128 + interrupted;
   RankJob job = DecodeRankSpec(membership->job, args.engine.model_path);
   job.config.backends = args.engine.backends;
   job.config.base_gpu_id = args.engine.base_gpu_id;  // these settings differ between hosts
@@ -91,12 +91,12 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
     return 0;
   }
   NodeGroup& nodes = *membership->nodes;
-  const auto host = StartRanks(launch, *membership, job, {},
-                               [&](const std::string& how, bool cause) {
-                                 nodes.SendLost(how, cause);
-                                 outcome.Lose(how, cause);
-                               },
-                               {});
+  const auto report = [&](const std::string& how, bool cause) {
+    nodes.SendLost(how, cause);
+    outcome.Lose(how, cause);
+  };
+  const auto host =
+      StartRanks(launch, *membership, job, {}, NamingChangedFiles(*weights, report), {});
   host->ExpectEnd();  // a clean exit happens only after a shutdown message
   nodes.Watch({.on_lost = [&](const std::string& why, bool cause) { outcome.Lose(why, cause); },
                .on_end = [&] { outcome.End(); }});

@@ -64,8 +64,41 @@ class Context {
   void Step(size_t count = 1);
   // Call before reading `bytes` bytes.
   void Scan(size_t bytes) { Step(1 + bytes / 64); }
-  // Call before allocating `bytes` bytes.
+  // Call before allocating `bytes` bytes for an intermediate result. They count until the innermost
+  // Temporaries ends.
   void Allocate(size_t bytes);
+
+  // Memory that lives as long as a value or a scope: Hold when it is made, Drop when it goes.
+  void Hold(size_t bytes);
+  void Drop(size_t bytes) { held_ -= bytes; }
+
+  // Around the evaluation of an expression: when it ends, its result is held, and what it allocated
+  // is gone.
+  class Temporaries {
+   public:
+    explicit Temporaries(Context& context) : context_(context), before_(context.temporary_) {}
+    ~Temporaries() { context_.temporary_ = before_; }
+    Temporaries(const Temporaries&) = delete;
+    Temporaries& operator=(const Temporaries&) = delete;
+
+   private:
+    Context& context_;
+    const size_t before_;
+  };
+
+  // A T that holds its own size and `extra` bytes while it lives, which is not longer than the
+  // context.
+  template <typename T, typename... Args>
+  std::shared_ptr<T> New(size_t extra, Args&&... args) {
+    const size_t bytes = sizeof(Counted<T>) + kControlBlock + extra;
+    Hold(bytes);
+    try {
+      return std::make_shared<Counted<T>>(*this, bytes, std::forward<Args>(args)...);
+    } catch (...) {
+      Drop(bytes);
+      throw;
+    }
+  }
 
   Value Make(Text text);
   Value Make(std::string bytes, bool trusted) { return Make(Text(std::move(bytes), trusted)); }
@@ -80,10 +113,34 @@ class Context {
   std::time_t Now() const;
 
  private:
+  static constexpr size_t kControlBlock = 32;  // of a shared_ptr, and of the allocator
+
+  struct Held {
+    Context& context;
+    const size_t bytes;
+    ~Held() { context.Drop(bytes); }
+  };
+
+  // std::shared_ptr destroys it as what it is.
+  template <typename T>
+  struct Counted final : T {
+    template <typename... Args>
+    Counted(Context& context, size_t bytes, Args&&... args)
+        : T(std::forward<Args>(args)...), held{context, bytes} {}
+
+    Held held;
+  };
+
+  void CheckMemory(size_t bytes);
+  void Work(size_t amount);
+  void CheckTime();
+
   const RenderOptions options_;
   int64_t steps_left_;
-  size_t bytes_left_;
-  std::vector<ObjectPtr> kept_;
+  size_t held_ = 0, temporary_ = 0;  // bytes
+  size_t work_ = 0;                  // since the clock was read
+  double started_;                   // seconds of processor time
+  std::vector<ObjectPtr> kept_;      // last: what goes with it is dropped above
 };
 
 // Limits the C++ recursion of evaluation, which macros and recursive loops can drive.

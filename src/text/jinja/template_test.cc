@@ -114,6 +114,65 @@ TEST(JinjaLimits, MemoryIsBounded) {
               HasSubstr("bytes"));
 }
 
+// What is not held any longer does not count.
+TEST(JinjaLimits, MemoryIsThatOfTheMoment) {
+  const RenderOptions options{.max_steps = 10'000'000, .max_bytes = 1 << 20};
+  EXPECT_EQ(ErrorOf("{% for i in range(200) %}{% set x = text * 100 %}{{ (x ~ x)[:1] }}"
+                    "{{ x.split(' ') | length }}{{ {'a': x} | tojson | length }}{% endfor %}",
+                    options),
+            "no error");
+  EXPECT_EQ(ErrorOf("{% macro f(a) %}{{ a }}{% endmacro %}{% for i in range(200) %}"
+                    "{% set x %}{{ text * 100 }}{% endset %}{{ f(x)[:1] }}"
+                    "{% filter length %}{{ x }}{% endfilter %}{% endfor %}",
+                    options),
+            "no error");
+  EXPECT_EQ(
+      ErrorOf("{% set n = namespace(x='') %}{% for i in range(5000) %}{% set n.x = text ~ i %}"
+              "{% set c = cycler(1, 2) %}{{ n.y }}{% endfor %}",
+              options),
+      "no error");
+}
+
+TEST(JinjaLimits, WhatIsHeldCounts) {
+  const RenderOptions options{.max_steps = 10'000'000, .max_bytes = 1 << 20};
+  const std::string says = "the template uses more than 1048576 bytes";
+  // 8000 values of a kind in a list.
+  const auto holding = [&](const std::string& value) {
+    std::string values = value;
+    for (int i = 1; i < 200; ++i) values += ", " + value;
+    return ErrorOf("{% set n = namespace(x=[]) %}{% for i in range(40) %}{% set n.x = n.x + [" +
+                       values + "] %}{% endfor %}",
+                   options);
+  };
+  EXPECT_EQ(holding("i"), "no error");
+  for (const char* value : {"[i]", "(i, i)", "{i: i}", "text ~ i", "namespace()", "joiner(i)",
+                            "cycler(i)", "text.upper", "n.missing"}) {
+    EXPECT_EQ(holding(value), says) << value;
+  }
+  EXPECT_EQ(ErrorOf("{% macro f(k) %}{% set a = text ~ k %}{{ f(k + 1) }}{% endmacro %}{{ f(0) }}",
+                    {.max_steps = 10'000'000, .max_bytes = 100'000}),
+            "the template uses more than 100000 bytes");
+  EXPECT_EQ(ErrorOf("{% for i in range(2000) %}{{ text }}{% endfor %}", options), says);
+}
+
+// A clock of its own, which goes on by a tenth of a second with each look at it.
+TEST(JinjaLimits, ProcessorTimeIsBounded) {
+  static double seconds;
+  seconds = 0;
+  RenderOptions options;
+  options.processor_seconds = [] { return seconds += 0.1; };
+  const std::string loop = "{% for i in range(99999) %}{% set x = i %}{% endfor %}";
+  EXPECT_EQ(ErrorOf(loop, options), "the template takes more than 1 s of processor time");
+  options.max_seconds = 1e9;
+  EXPECT_EQ(ErrorOf(loop, options), "no error");
+}
+
+TEST(JinjaLimits, SourcesAreBounded) {
+  EXPECT_EQ(ErrorOf(std::string(Template::kMaxSourceBytes, 'x')), "no error");
+  EXPECT_EQ(ErrorOf(std::string(Template::kMaxSourceBytes + 1, 'x')),
+            "the template has 1048577 bytes, at most 1048576 are allowed");
+}
+
 TEST(JinjaLimits, OutputIsBounded) {
   RenderOptions options;
   options.max_output = 5000;

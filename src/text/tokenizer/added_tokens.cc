@@ -47,6 +47,13 @@ AddedToken ReadToken(const JsonNode& node, const TextNormalizer* normalizer) {
 
 void StringMatcher::Add(std::string_view text, int32_t value) {
   if (text.empty()) return;
+  if (text.size() > kMaxBytes) {
+    throw Invalid("tokenizer.json: a token of {} bytes, at most {} are allowed", text.size(),
+                  kMaxBytes);
+  }
+  if (values_.size() > kMaxNodes) {
+    throw Invalid("tokenizer.json: its tokens have more than {} bytes in sum", kMaxNodes);
+  }
   const auto new_node = [this] {
     values_.push_back(-1);
     return static_cast<int32_t>(values_.size() - 1);

@@ -38,7 +38,14 @@ struct TextPart {
 // once built.
 class StringMatcher {
  public:
-  // Ignores the empty string and strings added before.
+  // Limit on one string: a search reads up to this many bytes at each position of a text.
+  static constexpr size_t kMaxBytes = 1024;
+  // Several times those of the largest vocabularies. A node takes about 50 bytes of memory.
+  static constexpr size_t kMaxNodes = size_t{8} << 20;
+
+  // Ignores the empty string and strings added before. Throws Error kInvalid for a string of more
+  // than kMaxBytes, and if all strings have more than kMaxNodes bytes, with common prefixes counted
+  // once.
   void Add(std::string_view text, int32_t value);
 
   // Returns the value of the longest match at `begin` for which accept(value, end) is true, and

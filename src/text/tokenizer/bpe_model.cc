@@ -12,7 +12,8 @@
 namespace switchyard {
 namespace {
 
-constexpr size_t kMaxMerges = size_t{1} << 23;
+// 16 bytes of the table each, and twice that for its free slots.
+constexpr size_t kMaxMerges = size_t{1} << 22;
 
 void RefuseIfSet(const JsonNode& node) {
   if (node.is_null() ||
@@ -35,6 +36,15 @@ std::pair<std::string, std::string> ReadMerge(const nlohmann::json& merge, size_
     }
   }
   throw Invalid("{}[{}]: want a merge \"a b\" or [\"a\", \"b\"]", where, index);
+}
+
+// An id of the vocabulary. A message that names the token is made only where it is wrong: there are
+// millions.
+int64_t ReadId(const nlohmann::json& value, const JsonNode& vocab, const std::string& token) {
+  if (value.is_number_unsigned() && value.get<uint64_t>() <= uint64_t{kMaxTokenId}) {
+    return value.get<int64_t>();
+  }
+  return JsonNode(value, fmt::format("{}['{}']", vocab.where(), token)).Integer(0, kMaxTokenId);
 }
 
 }  // namespace
@@ -67,8 +77,7 @@ BpeModel::BpeModel(const JsonNode& node) {
 void BpeModel::ReadVocabulary(const JsonNode& vocab) {
   vocab.CheckObject();
   for (const auto& [token, value] : vocab.raw().items()) {
-    const auto id = static_cast<int32_t>(
-        JsonNode(value, fmt::format("{}['{}']", vocab.where(), token)).Integer(0, kMaxTokenId));
+    const auto id = static_cast<int32_t>(ReadId(value, vocab, token));
     if (!vocabulary_.Add(token, id)) {
       throw Invalid("{}: '{}' and '{}' both have the id {}", vocab.where(), *vocabulary_.Text(id),
                     token, id);

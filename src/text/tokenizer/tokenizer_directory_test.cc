@@ -1,6 +1,7 @@
 // Tokenizers in all files in which checkpoints store them, compared with their reference libraries.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -222,6 +223,31 @@ TEST_F(DirectoryFilesTest, BrokenFilesAreNamed) {
   EXPECT_THAT(ErrorOfLoad(), HasSubstr("tokenizer.model"));
   std::ofstream(dir_ / "tokenizer.model") << "";
   EXPECT_THAT(ErrorOfLoad(), HasSubstr("0 pieces"));
+}
+
+// Opening a FIFO without a writer would wait for one.
+TEST_F(DirectoryFilesTest, FilesThatAreNoRegularFilesAreNamed) {
+  for (const char* name :
+       {"added_tokens.json", "special_tokens_map.json", "tokenizer_config.json"}) {
+    ASSERT_EQ(mkfifo((dir_ / name).c_str(), 0600), 0);
+    EXPECT_THAT(ErrorOfLoad(), HasSubstr(std::string(name) + ": is a FIFO"));
+    fs::remove(dir_ / name);
+  }
+  fs::remove(dir_ / "tokenizer.json");
+  for (const char* name : {"tokenizer.model", "tiktoken.model", "tokenizer.json"}) {
+    ASSERT_EQ(mkfifo((dir_ / name).c_str(), 0600), 0);
+    EXPECT_THAT(ErrorOfLoad(), HasSubstr(std::string(name) + ": is a FIFO"));
+  }
+}
+
+TEST_F(DirectoryFilesTest, VocabulariesBeyondTheirBoundsAreNamed) {
+  fs::remove(dir_ / "tokenizer.json");
+  std::ofstream(dir_ / "tiktoken.model") << "YQ== 0\n"
+                                         << Base64Of(std::string(5000, 'a')) << " 1\n";
+  EXPECT_THAT(ErrorOfLoad(), HasSubstr("tiktoken.model: has a token of 5000 bytes, at most 4096"));
+  std::ofstream(dir_ / "tiktoken.model") << "YQ== 0\n";
+  Write("tokenizer_config.json", {{"added_tokens_decoder", {{"4000000", Token("<a>")}}}});
+  EXPECT_THAT(ErrorOfLoad(), HasSubstr("has the id 4000000, but the file's ids end at 0"));
 }
 
 TEST(Base64Test, RoundTrips) {
