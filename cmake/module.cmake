@@ -75,8 +75,8 @@ function(switchyard_test_program TARGET MODULE LIBRARY HAS_JSON)
   gtest_discover_tests(${TARGET} DISCOVERY_MODE PRE_TEST WORKING_DIRECTORY ${CMAKE_SOURCE_DIR} PROPERTIES TIMEOUT 300)
 endfunction()
 
-# A fuzz target, with libFuzzer (SWITCHYARD_FUZZERS), or in builds with sanitizers with the driver of tests/fuzz, where it
-# is built only on request (scripts/fuzz).
+# Adds a fuzz target. With SWITCHYARD_FUZZERS it uses libFuzzer. In builds with sanitizers it uses the driver of tests/fuzz
+# and is not part of the target `all`: scripts/fuzz builds it.
 function(switchyard_fuzzer SOURCE MODULE)
   if(NOT SWITCHYARD_FUZZERS AND NOT SWITCHYARD_SANITIZE)
     return()

@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string_view>
@@ -14,16 +13,16 @@
 namespace switchyard {
 namespace {
 
-std::string_view KindOf(mode_t mode) {
+std::string_view TypeOf(mode_t mode) {
   if (S_ISDIR(mode)) return "a directory";
   if (S_ISFIFO(mode)) return "a FIFO";
   if (S_ISSOCK(mode)) return "a socket";
   if (S_ISCHR(mode) || S_ISBLK(mode)) return "a device";
-  return "of an unknown kind";
+  return "of an unknown type";
 }
 
-Error NoRegularFile(const std::filesystem::path& path, mode_t mode) {
-  return Invalid("{}: is {}, want a regular file", path.string(), KindOf(mode));
+Error NotRegular(const std::filesystem::path& path, mode_t mode) {
+  return Invalid("{}: is {}, want a regular file", path.string(), TypeOf(mode));
 }
 
 FileStamp StampOf(const std::filesystem::path& path, const struct stat& info) {
@@ -37,14 +36,14 @@ FileStamp StampOf(const std::filesystem::path& path, const struct stat& info) {
 }  // namespace
 
 RegularFile::RegularFile(const std::filesystem::path& path)
-    // Without O_NONBLOCK, opening a FIFO waits for a writer.
+    // O_NONBLOCK: otherwise, opening a FIFO blocks until there is a writer.
     : fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY)) {
   struct stat info {};
   if (fd_ < 0) {
     const int error = errno;
-    // A socket or a device without a driver cannot be opened at all.
+    // open() fails for sockets and for devices without a driver. Their type is the better message.
     if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode))
-      throw NoRegularFile(path, info.st_mode);
+      throw NotRegular(path, info.st_mode);
     throw NotFound("{}: {}", path.string(), std::strerror(error));
   }
   const int failed = fstat(fd_, &info) != 0 ? errno : 0;
@@ -54,19 +53,19 @@ RegularFile::RegularFile(const std::filesystem::path& path)
   }
   close(fd_);
   if (failed != 0) throw NotFound("{}: {}", path.string(), std::strerror(failed));
-  throw NoRegularFile(path, info.st_mode);
+  throw NotRegular(path, info.st_mode);
 }
 
 RegularFile::~RegularFile() { close(fd_); }
 
 std::string ReadRegularFile(const std::filesystem::path& path, uint64_t max_bytes) {
   const RegularFile file(path);
-  const auto check = [&](uint64_t bytes) {
+  const auto check_size = [&](uint64_t bytes) {
     if (bytes > max_bytes)
       throw Invalid("{}: has {} bytes, at most {} are allowed", path.string(), bytes, max_bytes);
   };
-  check(file.size());
-  // Files of /proc have size 0, and others may grow: the end is where a read finds nothing.
+  check_size(file.size());
+  // Reads to the end, whatever the size: files of /proc report 0, and a file may grow.
   constexpr size_t kChunk = 64 << 10;
   std::string text;
   text.resize(file.size() + 1);
@@ -78,14 +77,14 @@ std::string ReadRegularFile(const std::filesystem::path& path, uint64_t max_byte
     if (got < 0) throw NotFound("{}: cannot be read: {}", path.string(), std::strerror(errno));
     if (got == 0) break;
     filled += static_cast<size_t>(got);
-    check(filled);
+    check_size(filled);
   }
   text.resize(filled);
   return text;
 }
 
-std::optional<std::string> ReadRegularFileIfThere(const std::filesystem::path& path,
-                                                  uint64_t max_bytes) {
+std::optional<std::string> ReadRegularFileIfExists(const std::filesystem::path& path,
+                                                   uint64_t max_bytes) {
   struct stat info {};
   if (stat(path.c_str(), &info) != 0 && (errno == ENOENT || errno == ENOTDIR)) return std::nullopt;
   return ReadRegularFile(path, max_bytes);

@@ -1,8 +1,6 @@
-// Files that others wrote. Only regular files are opened, and never with a wait: a FIFO, a device
-// or a socket in the place of a file is an error.
+// Reads untrusted files. Opens only regular files, and never blocks: a FIFO, a device or a socket
+// is an error.
 #pragma once
-
-#include <sys/stat.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -11,7 +9,7 @@
 
 namespace switchyard {
 
-// What tells whether a file has changed since it was opened.
+// Identity, size and modification time of a file when it was opened. Detects later changes.
 struct FileStamp {
   std::filesystem::path path;
   uint64_t device = 0, inode = 0;
@@ -21,17 +19,19 @@ struct FileStamp {
   bool operator==(const FileStamp&) const = default;
 };
 
-// A regular file, open for reading; closed on destruction.
+// A regular file, open for reading; closed on destruction. Thread-safe, except for reads that share
+// the file position.
 class RegularFile {
  public:
-  // Errors name `path`: kNotFound where it cannot be opened, kInvalid where it is no regular file.
+  // Throws Error that names `path`: kNotFound if it cannot be opened, kInvalid if it is not a
+  // regular file.
   explicit RegularFile(const std::filesystem::path& path);
   ~RegularFile();
   RegularFile(const RegularFile&) = delete;
   RegularFile& operator=(const RegularFile&) = delete;
 
   int fd() const { return fd_; }
-  uint64_t size() const { return stamp_.size; }  // bytes, when it was opened
+  uint64_t size() const { return stamp_.size; }  // bytes, at the time of opening
   const FileStamp& stamp() const { return stamp_; }
 
  private:
@@ -39,15 +39,16 @@ class RegularFile {
   FileStamp stamp_;
 };
 
-// The whole file. Errors as of RegularFile, and kInvalid where it has more than `max_bytes`.
+// Returns the whole file. Throws RegularFile's errors, and kInvalid if the file has more than
+// `max_bytes`.
 std::string ReadRegularFile(const std::filesystem::path& path, uint64_t max_bytes);
 
-// nullopt where nothing exists at `path`.
-std::optional<std::string> ReadRegularFileIfThere(const std::filesystem::path& path,
-                                                  uint64_t max_bytes);
+// As ReadRegularFile; nullopt if `path` does not exist.
+std::optional<std::string> ReadRegularFileIfExists(const std::filesystem::path& path,
+                                                   uint64_t max_bytes);
 
-// How the file at the stamp's path differs from it, as a sentence that names the file; empty if it
-// does not.
+// Compares the file at `stamp.path` with `stamp`. Returns a sentence that names the file and its
+// change, or an empty string if there is none.
 std::string DescribeChange(const FileStamp& stamp);
 
 }  // namespace switchyard

@@ -8,7 +8,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <fstream>
+#include <stdexcept>
 
 #include "core/testing.h"
 
@@ -43,22 +45,22 @@ TEST_F(RegularFileTest, ReadsWholeFiles) {
   EXPECT_EQ(ReadRegularFile(dir_ / "link", 3), "abc");
   const std::string large(200'000, 'x');
   EXPECT_EQ(ReadRegularFile(Write("large", large), 200'000), large);
-  EXPECT_FALSE(ReadRegularFile("/proc/self/status", 1 << 20).empty());  // whose size is 0
+  EXPECT_FALSE(ReadRegularFile("/proc/self/status", 1 << 20).empty());  // reports size 0
 }
 
-TEST_F(RegularFileTest, RefusesFilesBeyondTheirBound) {
+TEST_F(RegularFileTest, RejectsFilesOverTheSizeLimit) {
   EXPECT_THAT(ErrorOf([&] { ReadRegularFile(Write("abc", "abc"), 2); }),
               AllOf(HasSubstr("abc"), HasSubstr("has 3 bytes, at most 2")));
   EXPECT_THAT(ErrorOf([&] { ReadRegularFile("/proc/self/status", 10); }), HasSubstr("at most 10"));
 }
 
-// A FIFO without a writer would make an open wait for one.
-TEST_F(RegularFileTest, NamesWhatIsNoRegularFile) {
+// Without O_NONBLOCK, opening a FIFO without a writer blocks.
+TEST_F(RegularFileTest, NamesTheTypeOfOtherFiles) {
   ASSERT_EQ(mkfifo((dir_ / "fifo").c_str(), 0600), 0);
   EXPECT_THAT(ErrorOf([&] { ReadRegularFile(dir_ / "fifo", 10); }), HasSubstr("fifo: is a FIFO"));
   fs::create_symlink(dir_ / "fifo", dir_ / "link");
   EXPECT_THAT(ErrorOf([&] { const RegularFile file(dir_ / "link"); }), HasSubstr("is a FIFO"));
-  EXPECT_THAT(ErrorOf([&] { ReadRegularFileIfThere(dir_ / "fifo", 10); }), HasSubstr("is a FIFO"));
+  EXPECT_THAT(ErrorOf([&] { ReadRegularFileIfExists(dir_ / "fifo", 10); }), HasSubstr("is a FIFO"));
   EXPECT_THAT(ErrorOf([&] { ReadRegularFile(dir_, 10); }), HasSubstr("is a directory"));
   EXPECT_THAT(ErrorOf([&] { ReadRegularFile("/dev/zero", 10); }), HasSubstr("is a device"));
 
@@ -70,15 +72,15 @@ TEST_F(RegularFileTest, NamesWhatIsNoRegularFile) {
   close(listener);
 }
 
-TEST_F(RegularFileTest, NamesWhatIsMissing) {
+TEST_F(RegularFileTest, NamesMissingFiles) {
   EXPECT_THAT(ErrorOf([&] { ReadRegularFile(dir_ / "none", 10); }, ErrorKind::kNotFound),
               HasSubstr("none: No such file"));
-  EXPECT_EQ(ReadRegularFileIfThere(dir_ / "none", 10), std::nullopt);
-  EXPECT_EQ(ReadRegularFileIfThere(dir_ / "none" / "deeper", 10), std::nullopt);
-  EXPECT_EQ(ReadRegularFileIfThere(Write("abc", "abc"), 10), "abc");
+  EXPECT_EQ(ReadRegularFileIfExists(dir_ / "none", 10), std::nullopt);
+  EXPECT_EQ(ReadRegularFileIfExists(dir_ / "none" / "deeper", 10), std::nullopt);
+  EXPECT_EQ(ReadRegularFileIfExists(Write("abc", "abc"), 10), "abc");
 }
 
-TEST_F(RegularFileTest, SaysHowAFileHasChanged) {
+TEST_F(RegularFileTest, DescribesHowAFileHasChanged) {
   const fs::path path = Write("weights", "0123456789");
   const FileStamp stamp = RegularFile(path).stamp();
   EXPECT_EQ(stamp.size, 10u);

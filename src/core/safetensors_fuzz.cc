@@ -1,4 +1,4 @@
-// Parses arbitrary bytes as a file and as a header: they parse to ranges inside the file or throw
+// Parses arbitrary bytes as a file and as a header. The result must be ranges inside the file, or
 // an Error.
 #include <cstddef>
 #include <cstdint>
@@ -27,7 +27,8 @@ void Parse(std::span<const uint8_t> head, uint64_t file_size) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Parse({data, size}, size);
   if (size < 8) return 0;
-  // Once more with the right length, which few mutations keep, and data behind the header.
+  // Few mutations keep the header length valid. So parses again with the correct length, and with
+  // data after the header.
   std::vector<uint8_t> fitting(data, data + size);
   const uint64_t length = size - 8;
   std::memcpy(fitting.data(), &length, sizeof length);

@@ -27,23 +27,28 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr uint64_t kMaxListBytes = 64 << 20;
-constexpr size_t kDigits = 64;  // of a sum, in hexadecimal
+constexpr size_t kDigits = 64;  // hexadecimal digits of a sum
 
-using Sums = std::map<fs::path, std::string>;  // by file: lower-case digits
+using Sums = std::map<fs::path, std::string>;  // absolute path -> lower-case digits
 
-// A leading backslash says that the name has \\ and \n for backslashes and ends of lines.
+// Decodes the file name of a line that starts with a backslash. It has \\, \n and \r for a
+// backslash, a line feed and a carriage return.
 std::string Unescape(std::string_view name) {
   std::string out;
   for (size_t i = 0; i < name.size(); ++i) {
-    const bool escaped = name[i] == '\\' && i + 1 < name.size();
-    if (escaped) ++i;
-    out += escaped && name[i] == 'n' ? '\n' : name[i];
+    char c = name[i];
+    if (c == '\\' && i + 1 < name.size()) {
+      c = name[++i];
+      if (c == 'n') c = '\n';
+      if (c == 'r') c = '\r';
+    }
+    out += c;
   }
   return out;
 }
 
-// nullopt for a line of another form.
-std::optional<std::pair<std::string, std::string>> ReadLine(std::string_view line) {
+// Returns the file name and the sum of a line; nullopt if it is malformed.
+std::optional<std::pair<std::string, std::string>> ParseLine(std::string_view line) {
   const bool escaped = line.starts_with('\\');
   if (escaped) line.remove_prefix(1);
   if (line.size() < kDigits + 3 || line[kDigits] != ' ') return std::nullopt;
@@ -70,15 +75,17 @@ Sums ReadSums(const fs::path& dir, const fs::path& list) {
     at = end + 1;
     if (line.ends_with('\r')) line.remove_suffix(1);
     if (line.empty() || line.starts_with('#')) continue;
-    const auto entry = ReadLine(line);
+    const auto entry = ParseLine(line);
     if (!entry) {
       throw Invalid(
-          "{}, line {}: want the form of sha256sum: 64 hexadecimal digits, two spaces, a file name",
+          "{}, line {}: want 64 hexadecimal digits, two spaces and a file name, as printed by "
+          "sha256sum",
           list.string(), number);
     }
     const auto [it, added] = sums.emplace(InDirectory(dir, entry->first), entry->second);
     if (!added && it->second != entry->second) {
-      throw Invalid("{}, line {}: {} has two different sums", list.string(), number, entry->first);
+      throw Invalid("{}, line {}: {} is listed with two different sums", list.string(), number,
+                    entry->first);
     }
   }
   return sums;
@@ -117,7 +124,8 @@ class Sha256 {
   std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context_;
 };
 
-// One call of VerifyFiles. Threads take files in turn, the largest first.
+// State of one call of VerifyFiles, on its stack. Its threads take files from a shared counter, the
+// largest first.
 class Verification {
  public:
   struct File {
@@ -190,7 +198,7 @@ class Verification {
   uint64_t total_ = 0;
   std::atomic<size_t> next_{0};
   std::atomic<bool> stop_{false}, cancelled_{false};
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   uint64_t done_ = 0;
   std::exception_ptr failure_;
 };

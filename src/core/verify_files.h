@@ -1,4 +1,4 @@
-// Files against a list of their SHA-256 sums, as sha256sum writes it.
+// Verifies files with a list of SHA-256 sums in the format of sha256sum.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,19 @@
 namespace switchyard {
 
 struct VerifyOptions {
-  // Called from threads of VerifyFiles, one at a time: bytes that have been read, and of all files.
+  // Called by the threads of VerifyFiles, never concurrently. `done`: bytes read so far; `total`:
+  // bytes of all files.
   std::function<void(uint64_t done, uint64_t total)> progress;
-  // Asked every few megabytes, from any thread; true ends the work.
+  // Polled by each thread after every 4 MiB, concurrently. True ends the verification.
   std::function<bool()> cancelled;
   int threads = 1;
 };
 
-// Compares files of `dir` with `list`: lines of 64 hexadecimal digits, a space, a space or a star,
-// and a name. Names are relative to `dir`; a list that was made elsewhere may have absolute names.
-// `required` must be in the list. Other files of the list are compared where `dir` has them. Throws
-// Error kInvalid that names the file which the list lacks, or whose sum differs; also all errors of
-// RegularFile. False: cancelled.
+// Compares files of `dir` with the sums in `list`. A line has 64 hexadecimal digits, a space, a
+// space or an asterisk, and a file name. Names are absolute, or relative to `dir`. All files of
+// `required` must be listed; other listed files are compared if they exist. Throws Error kInvalid
+// that names the file that is not listed or has another sum, and RegularFile's errors. Returns
+// false if cancelled.
 bool VerifyFiles(const std::filesystem::path& dir, const std::vector<FileStamp>& required,
                  const std::filesystem::path& list, const VerifyOptions& options = {});
 

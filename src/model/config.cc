@@ -109,7 +109,7 @@ ModelConfig LoadModelConfig(const std::filesystem::path& dir, std::string_view o
   std::string config = ReadConfigFile(dir / "config.json");
   if (!overrides.empty()) config = Override(config, dir / "config.json", overrides);
   const auto optional = [&](const char* name) {
-    return ReadRegularFileIfThere(dir / name, kMaxConfigBytes).value_or("");
+    return ReadRegularFileIfExists(dir / name, kMaxConfigBytes).value_or("");
   };
   const std::string generation = optional("generation_config.json");
   const std::string modelopt = optional("hf_quant_config.json");

@@ -3,13 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/testing.h"
+#include "model/weights/testing.h"
 
 namespace switchyard {
 namespace {
@@ -387,27 +388,16 @@ TEST(Config, FilesThatAreNotConfigs) {
   }
 }
 
-// Opening a FIFO without a writer would wait for one.
-TEST(Config, FilesThatAreNoRegularFiles) {
-  const auto dir =
-      std::filesystem::temp_directory_path() / fmt::format("switchyard-config-{}", getpid());
-  std::filesystem::create_directory(dir);
-  const auto message = [&] {
-    try {
-      LoadModelConfig(dir);
-    } catch (const Error& e) {
-      return std::string(e.what());
-    }
-    return std::string("no error");
-  };
-  ASSERT_EQ(mkfifo((dir / "config.json").c_str(), 0600), 0);
-  EXPECT_THAT(message(), HasSubstr("config.json: is a FIFO"));
-  std::filesystem::remove(dir / "config.json");
-  std::filesystem::copy_file(SWITCHYARD_TEST_DATA "/fixtures/llama/config.json",
-                             dir / "config.json");
-  ASSERT_EQ(mkfifo((dir / "generation_config.json").c_str(), 0600), 0);
-  EXPECT_THAT(message(), HasSubstr("generation_config.json: is a FIFO"));
-  std::filesystem::remove_all(dir);
+// Without O_NONBLOCK, opening a FIFO without a writer blocks.
+TEST(Config, FilesThatAreNotRegularAreNamed) {
+  const testing::TempDir dir;
+  const auto load = [&] { LoadModelConfig(dir.path()); };
+  ASSERT_EQ(mkfifo((dir.path() / "config.json").c_str(), 0600), 0);
+  EXPECT_THAT(ErrorOf(load), HasSubstr("config.json: is a FIFO"));
+  std::filesystem::remove(dir.path() / "config.json");
+  testing::CopyConfig(SWITCHYARD_TEST_DATA "/fixtures/llama", dir.path());
+  ASSERT_EQ(mkfifo((dir.path() / "generation_config.json").c_str(), 0600), 0);
+  EXPECT_THAT(ErrorOf(load), HasSubstr("generation_config.json: is a FIFO"));
 }
 
 }  // namespace

@@ -195,7 +195,7 @@ int RunServe(const ServerArgs& args) {
   EngineRanks ranks(
       [&](const std::string& endpoint, RankHost::OnExit on_exit) {
         return StartRanks(launch, *membership, {args.engine, plan}, endpoint,
-                          NamingChangedFiles(*weights, std::move(on_exit)),
+                          WithChangedFiles(*weights, std::move(on_exit)),
                           [&] { return cancelled.load(); });
       },
       std::move(membership->nodes),

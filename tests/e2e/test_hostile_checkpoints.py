@@ -1,5 +1,6 @@
-"""Checkpoints that are no checkpoints, that change while they are served, and that are not what they should be."""
+"""Checkpoints with files of the wrong type, without limits, or with other content than expected."""
 import hashlib
+import http.client
 import json
 import os
 import shutil
@@ -18,21 +19,21 @@ def model(tmp_path):
 
 
 def refused(model, *flags):
-    code, said = fails_to_start("--model-path", model, "--port", 0, *flags)
-    assert code == 2, said
-    return said
+    code, text = fails_to_start("--model-path", model, "--port", 0, *flags)
+    assert code == 2, text
+    return text
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
                                   "model.safetensors.index.json", "model-00002-of-00003.safetensors",
                                   "chat_template.jinja"])
-def test_a_fifo_among_the_files_is_named(model, name):
+def test_fifos_are_named(model, name):
     (model / name).unlink(missing_ok=True)
     os.mkfifo(model / name)
     assert f"{name}: is a FIFO, want a regular file" in refused(model)
 
 
-def test_other_kinds_of_files_are_named(model):
+def test_directories_and_devices_are_named(model):
     shard = model / "model-00001-of-00003.safetensors"
     shard.unlink()
     shard.mkdir()
@@ -42,7 +43,7 @@ def test_other_kinds_of_files_are_named(model):
     assert f"{shard.name}: is a device" in refused(model)
 
 
-def test_nesting_without_end_is_refused(model):
+def test_deep_nesting_is_refused(model):
     (model / "tokenizer_config.json").write_text("[" * 1_000_000)
     assert "tokenizer_config.json: nests deeper than 64 levels" in refused(model)
     header = b'{"__metadata__":' + b"[" * 1_000_000
@@ -51,7 +52,7 @@ def test_nesting_without_end_is_refused(model):
     assert f"{shard.name}: the header: nests deeper than 64 levels" in refused(model)
 
 
-def test_a_template_without_end_is_an_error_of_its_request(model):
+def test_a_template_over_a_limit_fails_only_its_request(model):
     (model / "chat_template.jinja").write_text(
         "{% if messages[0].content == 'loop' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
         "{% elif messages[0].content == 'grow' %}{% set n = namespace(s='x' * 1000000, l=[]) %}"
@@ -62,6 +63,7 @@ def test_a_template_without_end_is_an_error_of_its_request(model):
             return server.request("/v1/chat/completions",
                                   {"messages": [{"role": "user", "content": content}], "max_tokens": 1})
 
+        # The limit of steps or that of CPU time, depending on the machine.
         status, answer = chat("loop")
         assert status == 400 and "the template takes more than" in answer["error"]["message"]
         status, answer = chat("grow")
@@ -72,18 +74,18 @@ def test_a_template_without_end_is_an_error_of_its_request(model):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_weights_that_are_truncated_while_served_are_named(model, ranks):
     with Server(model, "--tp", ranks) as server:
-        for shard in model.glob("*.safetensors"):
+        for shard in model.glob("model-*.safetensors"):
             os.truncate(shard, 4096)
         body = {"text": "Hello", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
         try:
             status, answer = server.request("/generate", body)
             assert status >= 500, answer
-        except OSError:
-            pass  # the server has ended first
-        assert server.process.wait(30) == 1
-        said = server.text()
-        assert "SIGBUS" in said
-        assert "model-00001-of-00003.safetensors has been truncated from" in said
+        except (OSError, http.client.HTTPException):
+            pass  # the server has already exited
+        assert server.process.wait(60) == 1
+        text = server.text()
+        assert "SIGBUS" in text
+        assert "model-00001-of-00003.safetensors has been truncated from" in text
 
 
 def sums(model, names):
@@ -91,11 +93,11 @@ def sums(model, names):
 
 
 def test_weights_are_verified(model, tmp_path):
-    shards = sorted(path.name for path in model.glob("*.safetensors"))
+    shards = sorted(path.name for path in model.glob("model-*.safetensors"))
     listed = tmp_path / "sums"
     listed.write_text(sums(model, [*shards, "config.json"]))
     with Server(model, "--verify-weights", listed) as server:
-        assert "all 3 weight files have the sums of" in server.text()
+        assert "all 3 weight files match" in server.text()
         assert server.stop() == 0
 
     listed.write_text(sums(model, shards[1:]))
@@ -115,8 +117,8 @@ def test_weights_are_verified(model, tmp_path):
     assert "config.json: its SHA-256 sum is" in refused(model, "--verify-weights", listed)
 
 
-def test_a_list_that_is_none_is_refused(model, tmp_path):
+def test_unusable_lists_of_sums_are_refused(model, tmp_path):
     assert "No such file" in refused(model, "--verify-weights", tmp_path / "none")
     (tmp_path / "sums").write_text("SHA256 (model.safetensors) = 0\n")
-    assert "line 1: want the form of sha256sum" in refused(model, "--verify-weights", tmp_path / "sums")
+    assert "line 1: want 64 hexadecimal digits" in refused(model, "--verify-weights", tmp_path / "sums")
     assert "no weights to verify" in refused(model, "--load-format", "dummy", "--verify-weights", tmp_path / "sums")

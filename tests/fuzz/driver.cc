@@ -1,11 +1,12 @@
-// Runs a fuzz target where the compiler has no libFuzzer: replays a corpus, then mutates it for
-// some seconds.
+// The main function of a fuzz target for compilers without libFuzzer. Runs the target on a corpus,
+// then on random mutations of it for some seconds.
 //
 //   TARGET [-seconds=N] [-seed=N] [-crash=FILE] CORPUS_DIRECTORY_OR_FILE...
 //
-// It has no coverage to guide it: libFuzzer (the preset `fuzz`) finds more, and this keeps what it
-// found from coming back, with the objects of another build. An input that ends the process, or
-// takes more than kInputSeconds, is written to FILE.
+// Mutations are not guided by coverage, so libFuzzer (preset `fuzz`) finds more defects. This
+// driver prevents regressions and reuses the objects of a sanitizer build. An input that ends the
+// process, or takes more than kInputSeconds, is written to FILE.
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -33,26 +34,39 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr unsigned kInputSeconds = 30;
+constexpr std::string_view kTooSlow = "fuzz: an input takes more than 30 s\n";
 constexpr size_t kMaxInput = 64 << 10;
 
+// Read by signal handlers.
 const std::string* current_input = nullptr;
 const char* crash_file = "crash";
 
+// The functions below run in signal handlers, so they call only async-signal-safe functions.
+void WriteAll(int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = write(fd, bytes.data(), bytes.size());
+    if (written <= 0) return;
+    bytes.remove_prefix(static_cast<size_t>(written));
+  }
+}
+
 void WriteCurrentInput() {
   if (current_input == nullptr) return;
-  if (std::FILE* file = std::fopen(crash_file, "wb")) {
-    std::fwrite(current_input->data(), 1, current_input->size(), file);
-    std::fclose(file);
-    std::fprintf(stderr, "fuzz: the input is in %s\n", crash_file);
+  const int fd = open(crash_file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd >= 0) {
+    WriteAll(fd, *current_input);
+    close(fd);
+    WriteAll(STDERR_FILENO, "fuzz: the input is in ");
+    WriteAll(STDERR_FILENO, crash_file);
+    WriteAll(STDERR_FILENO, "\n");
   }
   current_input = nullptr;
 }
 
 void OnSignal(int signal) {
-  if (signal == SIGALRM)
-    std::fprintf(stderr, "fuzz: an input takes more than %u s\n", kInputSeconds);
+  if (signal == SIGALRM) WriteAll(STDERR_FILENO, kTooSlow);
   WriteCurrentInput();
-  std::_Exit(1);
+  _exit(1);
 }
 
 void Run(const std::string& input) {
@@ -63,6 +77,36 @@ void Run(const std::string& input) {
   current_input = nullptr;
 }
 
+constexpr std::string_view kPieces[] = {"\"",
+                                        "\\",
+                                        "{",
+                                        "}",
+                                        "[",
+                                        "]",
+                                        ",",
+                                        ":",
+                                        "null",
+                                        "true",
+                                        "-1",
+                                        "0",
+                                        "1e999",
+                                        "18446744073709551615",
+                                        "9223372036854775807",
+                                        "-9223372036854775808",
+                                        "4294967296",
+                                        "{%",
+                                        "%}",
+                                        "{{",
+                                        "}}",
+                                        "\xff",
+                                        "\xe4\xb8",
+                                        "\xf0\x9f\x98\x80",
+                                        "\\u0000",
+                                        "\\ud800",
+                                        "\r\n",
+                                        " "};
+
+// Mutates inputs of a corpus, which must outlive it.
 class Mutator {
  public:
   Mutator(const std::vector<std::string>& corpus, uint64_t seed) : corpus_(corpus), random_(seed) {}
@@ -77,42 +121,15 @@ class Mutator {
  private:
   size_t Below(size_t end) { return end == 0 ? 0 : random_() % end; }
 
+  // `text` is not empty.
   std::string PieceOf(const std::string& text) {
     const size_t begin = Below(text.size());
     return text.substr(begin, 1 + Below(std::min<size_t>(text.size() - begin, 64)));
   }
 
   void Change(std::string* s) {
-    static constexpr std::string_view kPieces[] = {"\"",
-                                                   "\\",
-                                                   "{",
-                                                   "}",
-                                                   "[",
-                                                   "]",
-                                                   ",",
-                                                   ":",
-                                                   "null",
-                                                   "true",
-                                                   "-1",
-                                                   "0",
-                                                   "1e999",
-                                                   "18446744073709551615",
-                                                   "9223372036854775807",
-                                                   "-9223372036854775808",
-                                                   "4294967296",
-                                                   "{%",
-                                                   "%}",
-                                                   "{{",
-                                                   "}}",
-                                                   "\xff",
-                                                   "\xe4\xb8",
-                                                   "\xf0\x9f\x98\x80",
-                                                   "\\u0000",
-                                                   "\\ud800",
-                                                   "\r\n",
-                                                   " "};
     const size_t at = Below(s->size() + 1);
-    const size_t length = 1 + Below(std::min<size_t>(s->size() - std::min(at, s->size()) + 1, 64));
+    const size_t length = 1 + Below(std::min<size_t>(s->size() - at + 1, 64));
     switch (Below(9)) {
       case 0:
         if (at < s->size()) (*s)[at] = static_cast<char>((*s)[at] ^ (1 << Below(8)));
@@ -129,24 +146,24 @@ class Mutator {
       case 4:
         s->insert(at, std::string(kPieces[Below(std::size(kPieces))]));
         break;
-      case 5:  // a piece once more, possibly often
+      case 5:  // repeats a piece, sometimes 200 times
         if (!s->empty()) {
           const std::string piece = PieceOf(*s);
           for (size_t times = Below(8) == 0 ? 200 : 1; times > 0; --times) s->insert(at, piece);
         }
         break;
-      case 6: {  // a piece of another input
+      case 6: {  // inserts a piece of another input
         const std::string& other = corpus_[Below(corpus_.size())];
         if (!other.empty()) s->replace(at, Below(length + 1), PieceOf(other));
         break;
       }
-      case 7: {  // the rest of another input
+      case 7: {  // continues with the end of another input
         const std::string& other = corpus_[Below(corpus_.size())];
         s->resize(at);
         *s += other.substr(Below(other.size() + 1));
         break;
       }
-      default: {  // another number
+      default: {  // replaces a number
         const size_t digit = s->find_first_of("0123456789", at);
         if (digit == std::string::npos) break;
         const size_t end = std::min(s->find_first_not_of("0123456789", digit), s->size());
@@ -187,7 +204,7 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
     if (word.starts_with("-seconds=")) {
-      seconds = std::atof(argv[i] + std::strlen("-seconds="));
+      seconds = std::strtod(argv[i] + std::strlen("-seconds="), nullptr);
     } else if (word.starts_with("-seed=")) {
       seed = std::strtoull(argv[i] + std::strlen("-seed="), nullptr, 10);
     } else if (word.starts_with("-crash=")) {

@@ -19,7 +19,7 @@ constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 constexpr uint64_t kMaxIndexBytes = 256 << 20;
 
-// A mapped file; the mapping ends with it.
+// A read-only mapping of a file, removed on destruction. Immutable.
 struct MappedFile {
   MappedFile(std::string file_name, const uint8_t* bytes, size_t num_bytes)
       : name(std::move(file_name)), data(bytes), size(num_bytes) {}
@@ -40,38 +40,39 @@ std::shared_ptr<const MappedFile> Map(const RegularFile& file) {
   return std::make_shared<const MappedFile>(name, static_cast<const uint8_t*>(p), file.size());
 }
 
-// The tensors that an index assigns to its files. Stores each file name once.
+// The weight_map of an index: tensors and their files. Stores each file name once.
 struct WeightMap {
-  // The shard's place in `shards`; nullopt for a tensor that is not in the index.
+  // Number of the tensor's file in `shards`; nullopt if the index does not list the tensor.
   std::optional<uint32_t> ShardOf(std::string_view tensor) const {
     const auto it = std::ranges::lower_bound(tensors, tensor, {}, &Assignment::first);
     if (it == tensors.end() || it->first != tensor) return std::nullopt;
     return it->second;
   }
 
-  using Assignment = std::pair<std::string, uint32_t>;  // tensor, the shard's place in `shards`
+  using Assignment = std::pair<std::string, uint32_t>;  // tensor, number of its file in `shards`
   std::vector<std::string> shards;                      // sorted
   std::vector<Assignment> tensors;                      // sorted by name
 };
 
-// Reads {"weight_map": {TENSOR: FILE}}, and skips all else in the object.
+// Reads {"weight_map": {TENSOR: FILE}} and ignores all other members, so that memory is that of the
+// map.
 class IndexReader final : public JsonEvents {
  public:
   explicit IndexReader(std::string_view file) : JsonEvents(file, /*max_depth=*/64) {}
 
   WeightMap Take() &&;
 
-  bool null() override { return Other(); }
-  bool boolean(bool) override { return Other(); }
-  bool number_integer(int64_t) override { return Other(); }
-  bool number_unsigned(uint64_t) override { return Other(); }
-  bool number_float(double, const std::string&) override { return Other(); }
-  bool start_array(size_t) override { return Other() && Enter(); }
+  bool null() override { return OtherValue(); }
+  bool boolean(bool) override { return OtherValue(); }
+  bool number_integer(int64_t) override { return OtherValue(); }
+  bool number_unsigned(uint64_t) override { return OtherValue(); }
+  bool number_float(double, const std::string&) override { return OtherValue(); }
+  bool start_array(size_t) override { return OtherValue() && Enter(); }
   bool start_object(size_t) override {
     if (depth() == 1 && in_map_) {
       has_map_ = true;
     } else if (depth() != 0) {
-      Other();
+      OtherValue();
     }
     return Enter();
   }
@@ -86,7 +87,7 @@ class IndexReader final : public JsonEvents {
     return true;
   }
   bool string(std::string& shard) override {
-    if (depth() != 2 || !in_map_) return Other();
+    if (depth() != 2 || !in_map_) return OtherValue();
     if (tensors_.size() >= Checkpoint::kMaxTensors) {
       throw Invalid("{}: weight_map has more than {} tensors", name(), Checkpoint::kMaxTensors);
     }
@@ -97,8 +98,8 @@ class IndexReader final : public JsonEvents {
   }
 
  private:
-  // A value that is no file name of the map.
-  bool Other() {
+  // Throws if the position of the value requires weight_map or a file name.
+  bool OtherValue() {
     if (depth() == 0 || (depth() == 1 && in_map_)) {
       throw Invalid("{}: weight_map is missing or not an object", name());
     }
@@ -108,10 +109,10 @@ class IndexReader final : public JsonEvents {
     return true;
   }
 
-  std::map<std::string, uint32_t> shards_;  // by name: in order of appearance
+  std::map<std::string, uint32_t> shards_;  // file -> number in order of first appearance
   std::vector<std::pair<std::string, uint32_t>> tensors_;
   std::string tensor_;
-  bool in_map_ = false;  // below the key weight_map
+  bool in_map_ = false;  // the last key of the top object is weight_map
   bool has_map_ = false;
 };
 
@@ -147,7 +148,7 @@ void CheckShardName(const std::string& shard, const fs::path& index_path) {
   }
 }
 
-// nullopt: the checkpoint is one file.
+// Returns nullopt if the checkpoint is a single file.
 std::optional<WeightMap> FindWeightMap(const fs::path& dir) {
   const fs::path index_path = dir / kIndexFile;
   if (!fs::exists(index_path)) {
@@ -163,14 +164,14 @@ std::optional<WeightMap> FindWeightMap(const fs::path& dir) {
 }
 
 // Adds the file's tensors, except those that the index assigns to another file: reused shards and
-// overlays contain obsolete tensors. `weight_map`: null without an index; `shard`: the file's
-// place in it.
+// overlays contain obsolete tensors. `weight_map`: null without an index; `shard`: number of the
+// file in it.
 void AddFile(const fs::path& path, const WeightMap* weight_map, uint32_t shard,
              std::map<std::string, StoredTensor, std::less<>>* tensors) {
   const RegularFile file(path);
   const auto map = Map(file);
   TensorEntries entries = ParseSafetensorsHeader({map->data, map->size}, map->size, map->name);
-  while (!entries.empty()) {  // an entry is freed as it is added: the names are never held twice
+  while (!entries.empty()) {  // extract() frees each entry at once: names are never stored twice
     auto node = entries.extract(entries.begin());
     if (weight_map != nullptr && weight_map->ShardOf(node.key()).value_or(shard) != shard) continue;
     TensorEntry& entry = node.mapped();
@@ -186,7 +187,7 @@ void AddFile(const fs::path& path, const WeightMap* weight_map, uint32_t shard,
     }
   }
   if (tensors->size() > Checkpoint::kMaxTensors) {
-    throw Invalid("{}: its files have more than {} tensors", path.parent_path().string(),
+    throw Invalid("{}: more than {} tensors in all files", path.parent_path().string(),
                   Checkpoint::kMaxTensors);
   }
 }

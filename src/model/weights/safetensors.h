@@ -26,18 +26,17 @@ struct StoredTensor {
 };
 
 // A checkpoint directory: model.safetensors, or model.safetensors.index.json and the files its
-// weight_map names. Immutable; files stay mapped as long as a tensor's owner lives. Files are
-// assumed not to change while they are mapped: a read past the end of a file that was truncated
-// kills the process by SIGBUS (WeightFiles).
+// weight_map names. Immutable; files stay mapped as long as a tensor's owner lives. They must not
+// change while they are mapped: a read past the end of a truncated file kills the process with
+// SIGBUS.
 class Checkpoint {
  public:
-  // Limit on the tensors of all files together.
+  // Maximum number of tensors in all files together.
   static constexpr size_t kMaxTensors = size_t{1} << 21;
 
-  // Opens every file. Error if there is no checkpoint in `dir`, if a shard is missing, not a
-  // regular file or named outside the directory, or if a shard lacks a tensor that the index
-  // assigns to it. Also all errors of ParseSafetensorsHeader. Tensors that the index assigns to
-  // another file than theirs are ignored.
+  // Opens every file. Ignores tensors that the index assigns to another file. Throws Error if `dir`
+  // has no checkpoint, if a shard is missing, not a regular file or outside the directory, or if it
+  // lacks a tensor that the index assigns to it. Also throws ParseSafetensorsHeader's errors.
   explicit Checkpoint(const std::filesystem::path& dir);
 
   const StoredTensor* Find(std::string_view name) const;  // nullptr: absent
@@ -49,8 +48,8 @@ class Checkpoint {
   std::map<std::string, StoredTensor, std::less<>> tensors_;
 };
 
-// The safetensors files of the checkpoint in `dir`, sorted by name, as they are now. Errors of the
-// index as of Checkpoint.
+// Returns the safetensors files of the checkpoint in `dir`, sorted by name, with their current size
+// and modification time. Throws Checkpoint's errors about the index.
 std::vector<FileStamp> WeightFiles(const std::filesystem::path& dir);
 
 }  // namespace switchyard

@@ -67,8 +67,8 @@ TEST(Checkpoint, NamesWhatIsMissingOrWrong) {
   EXPECT_THAT(OpenMessage(dir.path()), HasSubstr("\"a\" in s2, which lacks it"));
 }
 
-// Opening a FIFO without a writer would wait for one.
-TEST(Checkpoint, NamesFilesThatAreNoRegularFiles) {
+// Without O_NONBLOCK, opening a FIFO without a writer blocks.
+TEST(Checkpoint, NamesFilesThatAreNotRegular) {
   TempDir dir;
   const auto weights = dir.path() / "model.safetensors";
   const auto index = dir.path() / "model.safetensors.index.json";
@@ -85,7 +85,7 @@ TEST(Checkpoint, NamesFilesThatAreNoRegularFiles) {
   EXPECT_THAT(OpenMessage(dir.path()), HasSubstr("shard: is a directory"));
 }
 
-TEST(Checkpoint, ReadsAnIndexWithoutKeepingTheRest) {
+TEST(Checkpoint, ReadsOnlyTheWeightMapOfAnIndex) {
   TempDir dir;
   const auto index = dir.path() / "model.safetensors.index.json";
   WriteBytes(dir.path() / "s1", File(R"({"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})"));
@@ -105,7 +105,7 @@ TEST(Checkpoint, ReadsAnIndexWithoutKeepingTheRest) {
   EXPECT_THAT(OpenMessage(dir.path()), HasSubstr("index.json: nests deeper"));
 }
 
-TEST(Checkpoint, ListsItsFilesAsTheyAre) {
+TEST(Checkpoint, ListsFilesWithTheirSizes) {
   const std::filesystem::path fixture = SWITCHYARD_TEST_DATA "/fixtures/qwen3_moe";
   const std::vector<FileStamp> files = WeightFiles(fixture);
   ASSERT_EQ(files.size(), 3u);

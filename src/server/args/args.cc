@@ -306,8 +306,8 @@ void AddServerFlags(CommandLine& app, ServerArgs& a) {
   app.Switch("--schedule-low-priority-values-first", a.low_priority_values_first, kMemory,
              "Lower values of `priority` first (needs --enable-priority-scheduling)");
   app.Flag("--verify-weights", a.verify_weights, kServer,
-           "File of SHA-256 sums, in the format of sha256sum, with paths relative to the model's "
-           "directory. Every weight file must be listed, and every listed file must match");
+           "File of SHA-256 sums in the format of sha256sum, with paths relative to the model's "
+           "directory. All weight files must be listed; all listed files that exist must match");
   app.Switch("--skip-server-warmup", a.skip_server_warmup, kServer,
              "Skips the warm-up request before the server is ready");
   app.Switch("--log-requests", a.log_requests, kServer, "Logs one line per request");

@@ -27,7 +27,7 @@ void Take(const nlohmann::json& json, const char* key, const std::filesystem::pa
 SamplingParams SamplingDefaults(const std::filesystem::path& dir, int64_t vocab_size) {
   SamplingParams defaults;
   const std::filesystem::path file = dir / "generation_config.json";
-  const auto text = ReadRegularFileIfThere(file, kMaxDefaultsBytes);
+  const auto text = ReadRegularFileIfExists(file, kMaxDefaultsBytes);
   if (!text) return defaults;
   const auto json = ParseBoundedJson(*text, file.string());
   if (!json.is_object()) throw Invalid("{}: not a JSON object", file.string());

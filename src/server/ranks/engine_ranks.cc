@@ -105,7 +105,7 @@ std::optional<RankReady> EngineRanks::WaitReady(
     if (cancelled) return std::nullopt;
     if (!exit_.empty()) {
       changed_.wait_for(lock, kCauseTime, [this] { return !failure_.empty(); });
-      // The exit may repeat the failure and add the weight files that have changed.
+      // exit_ may be the same message, followed by the weight files that have changed.
       const bool repeated = failure_.empty() || exit_.starts_with(failure_);
       throw Error(failure_is_invalid_ ? ErrorKind::kInvalid : ErrorKind::kPeer,
                   repeated ? exit_ : failure_);

@@ -70,7 +70,7 @@ bool WaitForOutcome(const Outcome& outcome, const StopSignals& signals) {
 
 int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals& signals) {
   Outcome outcome;
-  std::atomic<int> interrupted{0};  // the signal that interrupted the start
+  std::atomic<int> interrupted{0};  // the signal that interrupted the startup
   const FindSignal find_signal = [&] {
     if (const int signal = signals.Wait(0ms)) interrupted = signal;
     return interrupted.load();
@@ -96,7 +96,7 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
     outcome.Lose(how, cause);
   };
   const auto host =
-      StartRanks(launch, *membership, job, {}, NamingChangedFiles(*weights, report), {});
+      StartRanks(launch, *membership, job, {}, WithChangedFiles(*weights, report), {});
   host->ExpectEnd();  // a clean exit happens only after a shutdown message
   nodes.Watch({.on_lost = [&](const std::string& why, bool cause) { outcome.Lose(why, cause); },
                .on_end = [&] { outcome.End(); }});

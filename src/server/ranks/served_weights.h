@@ -1,4 +1,4 @@
-// The files of the checkpoint that a node serves.
+// The weight files of a node: checks before the ranks start, and changes while they are served.
 #pragma once
 
 #include <functional>
@@ -11,14 +11,15 @@
 
 namespace switchyard {
 
-// Checks the checkpoint's headers, and its sums with --verify-weights, before any rank starts.
-// Returns its files, none with made-up weights; nullopt when `interrupted` becomes true, which any
-// thread may ask. Error names the file.
+// Checks the checkpoint's headers, and with --verify-weights its SHA-256 sums. Returns the weight
+// files, none with --load-format dummy. Returns nullopt if `interrupted` becomes true; it is called
+// concurrently by several threads. Throws Error that names the file.
 std::optional<std::vector<FileStamp>> CheckWeights(const ServerArgs& args,
                                                    const std::function<bool()>& interrupted);
 
-// `on_exit` with a reason that also names those of `files` that have changed since: a rank that
-// reads past the end of a truncated file is killed by SIGBUS, which says nothing about files.
-RankHost::OnExit NamingChangedFiles(std::vector<FileStamp> files, RankHost::OnExit on_exit);
+// Returns a callback that appends to the reason which of `files` have changed, and calls `on_exit`.
+// A rank that reads past the end of a truncated file is killed by SIGBUS, which does not name the
+// file.
+RankHost::OnExit WithChangedFiles(std::vector<FileStamp> files, RankHost::OnExit on_exit);
 
 }  // namespace switchyard

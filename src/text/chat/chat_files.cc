@@ -23,7 +23,7 @@ constexpr size_t kMaxTemplates = 64;
 
 std::string ReadFile(const fs::path& path) { return ReadRegularFile(path, kMaxFileBytes); }
 
-// Sorted by key: the object that keeps the order looks each key up from the front.
+// Not an ordered_json, which finds a key by a linear search.
 Json ReadJson(const fs::path& path) {
   Json json = ParseBoundedJson(ReadFile(path), path.string());
   if (!json.is_object()) throw Invalid("{} is not a JSON object", path.string());

@@ -192,8 +192,8 @@ TEST_F(ChatTemplateTest, UnreadableTemplatesNameFileAndLine) {
               HasSubstr("none.jinja"));
 }
 
-// Opening a FIFO without a writer would wait for one.
-TEST_F(ChatTemplateTest, NamesFilesThatAreNoRegularFiles) {
+// Without O_NONBLOCK, opening a FIFO without a writer blocks.
+TEST_F(ChatTemplateTest, NamesFilesThatAreNotRegular) {
   for (const char* name : {"chat_template.jinja", "chat_template.json", "tokenizer_config.json",
                            "special_tokens_map.json"}) {
     ASSERT_EQ(mkfifo((dir_ / name).c_str(), 0600), 0);
@@ -203,7 +203,7 @@ TEST_F(ChatTemplateTest, NamesFilesThatAreNoRegularFiles) {
   }
 }
 
-TEST_F(ChatTemplateTest, BoundsWhatConfigurationsHold) {
+TEST_F(ChatTemplateTest, LimitsTokensTemplatesAndNestingOfConfigurations) {
   std::string config = "{";
   for (int i = 0; i < 5000; ++i) config += fmt::format("\"t{}_token\": \"x\",", i);
   Write("tokenizer_config.json", config + R"("chat_template": "a"})");

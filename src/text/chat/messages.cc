@@ -133,8 +133,8 @@ bool IsPlainWord(std::string_view word) {
   });
 }
 
-// The plain words that stand in quotes in a template. The source is read once, not for each
-// message.
+// Returns the plain words that a template has in quotes. Called once for all messages, since it
+// reads the whole source.
 std::unordered_set<std::string_view> QuotedWords(std::string_view source) {
   std::unordered_set<std::string_view> words;
   for (const char quote : {'\'', '"'}) {

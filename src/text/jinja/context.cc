@@ -12,7 +12,7 @@ double ThreadSeconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// Memory of values that are made without a context. Those that share it count it each.
+// Memory of values that are created without a context. If containers share it, each counts it.
 size_t UncountedBytes(const Value& value) {
   constexpr size_t kObject = 96;
   if (value.IsUndefined()) return kObject + value.undefined().message.capacity();
@@ -69,7 +69,7 @@ Text Bound::TextOr(size_t index, std::string_view otherwise) const {
 Context::Context(const RenderOptions& options)
     : options_(options),
       steps_left_(options.max_steps),
-      started_(options.processor_seconds ? options.processor_seconds() : ThreadSeconds()) {}
+      started_(options.cpu_clock ? options.cpu_clock() : ThreadSeconds()) {}
 
 Context::~Context() {
   for (const ObjectPtr& object : kept_) object->Release();
@@ -84,18 +84,18 @@ void Context::Step(size_t count) {
 }
 
 void Context::Work(size_t amount) {
-  constexpr size_t kWorkPerLook = 4096;  // steps: below a millisecond
+  constexpr size_t kWorkPerRead = 4096;  // steps, in total below 1 ms
   work_ += amount;
-  if (work_ < kWorkPerLook) return;
+  if (work_ < kWorkPerRead) return;
   work_ = 0;
   CheckTime();
 }
 
-// Steps differ in cost by what they touch, so they bound the time only roughly.
+// The time of a step varies, so the limit of steps limits the time only roughly.
 void Context::CheckTime() {
-  const double now = options_.processor_seconds ? options_.processor_seconds() : ThreadSeconds();
-  if (now - started_ > options_.max_seconds) {
-    Fail("the template takes more than {:g} s of processor time", options_.max_seconds);
+  const double now = options_.cpu_clock ? options_.cpu_clock() : ThreadSeconds();
+  if (now - started_ > options_.max_cpu_seconds) {
+    Fail("the template takes more than {:g} s of CPU time", options_.max_cpu_seconds);
   }
 }
 

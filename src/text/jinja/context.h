@@ -64,16 +64,16 @@ class Context {
   void Step(size_t count = 1);
   // Call before reading `bytes` bytes.
   void Scan(size_t bytes) { Step(1 + bytes / 64); }
-  // Call before allocating `bytes` bytes for an intermediate result. They count until the innermost
-  // Temporaries ends.
+  // Call before allocating `bytes` bytes for an intermediate result. They count until the
+  // destruction of the innermost Temporaries.
   void Allocate(size_t bytes);
 
-  // Memory that lives as long as a value or a scope: Hold when it is made, Drop when it goes.
+  // Counts memory of a value or a scope: call Hold before its creation, Drop at its destruction.
   void Hold(size_t bytes);
   void Drop(size_t bytes) { held_ -= bytes; }
 
-  // Around the evaluation of an expression: when it ends, its result is held, and what it allocated
-  // is gone.
+  // Lives during the evaluation of an expression. Its destructor subtracts the bytes of Allocate.
+  // The result of the expression is counted by Hold.
   class Temporaries {
    public:
     explicit Temporaries(Context& context) : context_(context), before_(context.temporary_) {}
@@ -86,8 +86,8 @@ class Context {
     const size_t before_;
   };
 
-  // A T that holds its own size and `extra` bytes while it lives, which is not longer than the
-  // context.
+  // Creates a T. Its size and `extra` bytes count until its destruction. The context must outlive
+  // it.
   template <typename T, typename... Args>
   std::shared_ptr<T> New(size_t extra, Args&&... args) {
     const size_t bytes = sizeof(Counted<T>) + kControlBlock + extra;
@@ -113,15 +113,16 @@ class Context {
   std::time_t Now() const;
 
  private:
-  static constexpr size_t kControlBlock = 32;  // of a shared_ptr, and of the allocator
+  static constexpr size_t kControlBlock = 32;  // bytes of a shared_ptr and of the allocator
 
+  // Calls Drop at its destruction.
   struct Held {
     Context& context;
     const size_t bytes;
     ~Held() { context.Drop(bytes); }
   };
 
-  // std::shared_ptr destroys it as what it is.
+  // T needs no virtual destructor: std::make_shared stores a deleter of this type.
   template <typename T>
   struct Counted final : T {
     template <typename... Args>
@@ -138,9 +139,9 @@ class Context {
   const RenderOptions options_;
   int64_t steps_left_;
   size_t held_ = 0, temporary_ = 0;  // bytes
-  size_t work_ = 0;                  // since the clock was read
-  double started_;                   // seconds of processor time
-  std::vector<ObjectPtr> kept_;      // last: what goes with it is dropped above
+  size_t work_ = 0;                  // steps since the last read of the clock
+  double started_;                   // CPU time in seconds
+  std::vector<ObjectPtr> kept_;      // last: the destructors of its objects call Drop
 };
 
 // Limits the C++ recursion of evaluation, which macros and recursive loops can drive.

@@ -53,11 +53,11 @@ Interpreter::Flow Interpreter::Execute(const std::unique_ptr<const MacroDefiniti
 Interpreter::Flow Interpreter::Execute(const CallBlock& node) {
   const auto& call = std::get<CallExpr>(node.call->node);
   Value callee = Evaluate(*call.callee);
-  Arguments arguments = EvaluateArguments(call.arguments);
-  arguments.named.emplace_back("caller", MakeMacro(*node.caller));
   Value result;
   {
     const Context::Temporaries temporaries(context_);
+    Arguments arguments = EvaluateArguments(call.arguments);
+    arguments.named.emplace_back("caller", MakeMacro(*node.caller));
     result = Call(context_, callee, arguments);
   }
   PrintValue(result);

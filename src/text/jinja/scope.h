@@ -16,7 +16,7 @@ namespace switchyard::jinja {
 // their definition.
 class Scope {
  public:
-  // The context counts its memory, and outlives it.
+  // `context` counts the memory of the scope and must outlive it.
   Scope(Context& context, std::shared_ptr<Scope> parent)
       : context_(context), parent_(std::move(parent)) {
     context_.Hold(kBytes);
@@ -43,8 +43,8 @@ class Scope {
         return;
       }
     }
-    const size_t bytes =
-        2 * sizeof(variables_[0]) + name.size();  // a vector's capacity is up to twice its size
+    // The capacity of a vector is up to twice its size.
+    const size_t bytes = 2 * sizeof(variables_[0]) + name.size();
     context_.Hold(bytes);
     held_ += bytes;
     variables_.emplace_back(name, std::move(value));
@@ -53,7 +53,7 @@ class Scope {
   void Clear() { variables_.clear(); }
 
  private:
-  static constexpr size_t kBytes = 128;
+  static constexpr size_t kBytes = 128;  // of the object and its control block
 
   Context& context_;
   size_t held_ = 0;

@@ -23,9 +23,9 @@ class Text {
   bool empty() const { return bytes_.empty(); }
 
   std::string Take() && { return std::move(bytes_); }
-  // Bytes of memory besides the object.
+  // Heap memory in bytes.
   size_t HeapBytes() const { return bytes_.capacity() + spans_.capacity() * sizeof(Span); }
-  // More bytes of memory that appending `bytes` in `runs` runs takes.
+  // Additional heap memory in bytes if `bytes` bytes in `runs` runs are appended.
   size_t GrowthBy(size_t bytes, size_t runs) const {
     const auto grown = [](size_t capacity, size_t needed) {
       return needed <= capacity ? 0 : std::max(2 * capacity, needed) - capacity;
@@ -33,6 +33,7 @@ class Text {
     return grown(bytes_.capacity(), bytes_.size() + bytes) +
            grown(spans_.capacity(), spans_.size() + runs) * sizeof(Span);
   }
+  // Number of runs.
   size_t runs() const { return spans_.size(); }
 
   // True if no byte is untrusted; the empty text is trusted.

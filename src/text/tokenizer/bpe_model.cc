@@ -12,7 +12,7 @@
 namespace switchyard {
 namespace {
 
-// 16 bytes of the table each, and twice that for its free slots.
+// The table of merges takes 32 to 64 bytes for each, with its free slots.
 constexpr size_t kMaxMerges = size_t{1} << 22;
 
 void RefuseIfSet(const JsonNode& node) {
@@ -38,11 +38,12 @@ std::pair<std::string, std::string> ReadMerge(const nlohmann::json& merge, size_
   throw Invalid("{}[{}]: want a merge \"a b\" or [\"a\", \"b\"]", where, index);
 }
 
-// An id of the vocabulary. A message that names the token is made only where it is wrong: there are
-// millions.
+// The id of a token. Formats the location only for an error: a vocabulary may have millions of
+// tokens.
 int64_t ReadId(const nlohmann::json& value, const JsonNode& vocab, const std::string& token) {
-  if (value.is_number_unsigned() && value.get<uint64_t>() <= uint64_t{kMaxTokenId}) {
-    return value.get<int64_t>();
+  if (value.is_number_integer()) {
+    const auto id = value.get<int64_t>();  // negative for larger unsigned values
+    if (id >= 0 && id <= kMaxTokenId) return id;
   }
   return JsonNode(value, fmt::format("{}['{}']", vocab.where(), token)).Integer(0, kMaxTokenId);
 }

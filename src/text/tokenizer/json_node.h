@@ -25,8 +25,8 @@ class JsonNode {
   JsonNode operator[](std::string_view key) const;
   // The elements of an array; none for null.
   std::vector<JsonNode> Items() const;
-  // The steps of a "Sequence" component: at most kMaxComponents objects, each of which costs time
-  // with every text.
+  // The members of a "Sequence" component: at most kMaxComponents objects, since each one processes
+  // every text. None for null.
   std::vector<JsonNode> Components() const;
 
   std::string String() const;

@@ -1,4 +1,4 @@
-// A bound on deriving merges from a vocabulary, which tries every split of every token.
+// Limits the work of deriving merges from a vocabulary, which tries every split of every token.
 #pragma once
 
 #include <cstddef>
@@ -8,15 +8,16 @@
 
 namespace switchyard {
 
-// Files of SentencePiece and tiktoken hold tokens, not merges. A few long tokens would cost the
-// square of their length, and tokens that are prefixes of each other would make merges without end.
-// Used by one thread.
+// Files of SentencePiece and tiktoken contain tokens, but no merges. The time to derive them grows
+// with the square of a token's length, and tokens that are prefixes of each other have many merges.
+// Lives during one derivation. Used by one thread.
 class MergeBudget {
  public:
-  // `file` is named by errors and outlives this object.
+  // `file`: name for errors; must outlive this object.
   explicit MergeBudget(const std::string& file) : file_(file) {}
 
-  // A token of `bytes` is about to be split in all ways. Throws Error kInvalid beyond the bound.
+  // Call before all splits of a token of `bytes` bytes are tried. Throws Error kInvalid if a limit
+  // is exceeded.
   void AddToken(size_t bytes) {
     if (bytes > kMaxTokenBytes) {
       throw Invalid("{}: has a token of {} bytes, at most {} are allowed", file_, bytes,
@@ -24,13 +25,13 @@ class MergeBudget {
     }
     compared_ += bytes * bytes;
     if (compared_ > kMaxCompared) {
-      throw Invalid("{}: its tokens are too long in sum to derive merges from them", file_);
+      throw Invalid("{}: the tokens are too long in total to derive merges", file_);
     }
   }
-  // A merge was found.
+  // Call for each merge that was found. Throws Error kInvalid if there are too many.
   void AddMerge() {
     if (++merges_ > kMaxMerges) {
-      throw Invalid("{}: its tokens give more than {} merges", file_, kMaxMerges);
+      throw Invalid("{}: the tokens have more than {} merges", file_, kMaxMerges);
     }
   }
 

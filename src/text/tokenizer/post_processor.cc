@@ -8,7 +8,7 @@
 namespace switchyard {
 namespace {
 
-constexpr size_t kMaxAddedIds = 1024;  // on one side
+constexpr size_t kMaxAddedIds = 1024;  // per side
 
 struct Sides {
   std::vector<int32_t> before;

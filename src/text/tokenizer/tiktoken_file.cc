@@ -35,7 +35,8 @@ constexpr const char* kLlama3Words =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3})"
     R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-// Most ids behind the file's tokens that special tokens fill: Kimi and Llama 3 have 256.
+// Maximum number of ids of special tokens, which follow the file's tokens. Kimi and Llama 3 have
+// 256.
 constexpr int32_t kMaxReserved = 1 << 16;
 
 struct RankedToken {

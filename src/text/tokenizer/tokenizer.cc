@@ -15,8 +15,8 @@
 namespace switchyard {
 namespace {
 
-// Several times the largest published tokenizers: 33 MB, and 2.1 million values for Gemma's 514,906
-// merges as pairs. A document takes about 60 bytes of memory for each value.
+// Several times the size of the largest published file: 33 MB and, with Gemma's 514,906 merges as
+// pairs, 2.1 million values. A document takes about 60 bytes of memory for each value.
 constexpr uint64_t kMaxFileBytes = 128 << 20;
 constexpr size_t kMaxValues = 5'000'000;
 constexpr int kMaxDepth = 64;  // components nest up to kMaxComponentDepth, two levels each

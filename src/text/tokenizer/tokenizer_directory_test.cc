@@ -225,8 +225,8 @@ TEST_F(DirectoryFilesTest, BrokenFilesAreNamed) {
   EXPECT_THAT(ErrorOfLoad(), HasSubstr("0 pieces"));
 }
 
-// Opening a FIFO without a writer would wait for one.
-TEST_F(DirectoryFilesTest, FilesThatAreNoRegularFilesAreNamed) {
+// Without O_NONBLOCK, opening a FIFO without a writer blocks.
+TEST_F(DirectoryFilesTest, FilesThatAreNotRegularAreNamed) {
   for (const char* name :
        {"added_tokens.json", "special_tokens_map.json", "tokenizer_config.json"}) {
     ASSERT_EQ(mkfifo((dir_ / name).c_str(), 0600), 0);
@@ -240,7 +240,7 @@ TEST_F(DirectoryFilesTest, FilesThatAreNoRegularFilesAreNamed) {
   }
 }
 
-TEST_F(DirectoryFilesTest, VocabulariesBeyondTheirBoundsAreNamed) {
+TEST_F(DirectoryFilesTest, VocabulariesOverTheLimitsAreNamed) {
   fs::remove(dir_ / "tokenizer.json");
   std::ofstream(dir_ / "tiktoken.model") << "YQ== 0\n"
                                          << Base64Of(std::string(5000, 'a')) << " 1\n";
