@@ -124,10 +124,8 @@ std::optional<RankReady> EngineRanks::WaitReady(
 
 std::string EngineRanks::Silent(std::chrono::duration<double> limit) const {
   const RankSilence silence = host_->LongestSilence();
-  const std::chrono::duration<double> seconds = silence.length;
-  if (silence.rank < 0 || seconds < limit) return {};
-  return fmt::format("rank {} (pid {}) has sent no heartbeat for {:.0f} s", silence.rank,
-                     silence.pid, seconds.count());
+  if (silence.rank < 0 || silence.length < limit) return {};
+  return fmt::format("{} has sent no heartbeat for {:.0f} s", silence.Name(), silence.seconds());
 }
 
 bool EngineRanks::Shutdown(std::chrono::milliseconds timeout) {

@@ -5,6 +5,8 @@
 #include <optional>
 #include <thread>
 
+#include "comm/host/heartbeat_watch.h"
+#include "core/duration.h"
 #include "core/log.h"
 #include "server/ranks/membership.h"
 #include "server/ranks/served_weights.h"
@@ -87,7 +89,12 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
   if (launch.launched) InitLog(job.config.log_level, Mesh(job.config.mesh, launch.node).Title());
   if (!ConnectLaunchedRank(launch, *membership, job, find_signal)) return 128 + interrupted;
   if (membership->mpi) {  // the MPI launcher ends all ranks if one is lost
-    RunRankLoop(job.config, job.plan, launch.node, membership->arena, {});
+    const auto& arena = membership->arena;
+    // Without this watch, the ranks would wait forever for a stopped process of rank 0.
+    const HeartbeatWatch watch(
+        arena, {0}, Milliseconds(job.config.watchdog_timeout_seconds),
+        [&arena](const RankSilence& silence) { arena->AbortHere(silence.Reason()); });
+    RunRankLoop(job.config, job.plan, launch.node, arena, {});
     return 0;
   }
   NodeGroup& nodes = *membership->nodes;
