@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "server/http/error_body.h"
+#include "server/http/hide_paths.h"
 #include "server/http/sse.h"
 #include "server/http/worker_pool.h"
 
@@ -155,7 +156,7 @@ void PendingResponse::GiveUp(const Error& error) {
   const http::Responder responder = *std::exchange(responder_, std::nullopt);
   if (!stream_) return responder.SendError(error);
   const int status = http::StatusOf(error.kind());
-  responder.Write(http::SseEvent(http::ErrorBody(status, error.what())));
+  responder.Write(http::SseEvent(http::ErrorBody(status, http::HidePaths(error.what()))));
   responder.EndStream();
 }
 
