@@ -30,7 +30,7 @@ void AddModelFlags(CommandLine& app, ServerArgs& a) {
       .Required()
       .TakeLast();
   app.Flag("--tokenizer-path", a.tokenizer_path, kModel,
-           "Directory of tokenizer.json; default: --model-path");
+           "Directory of the tokenizer; default: --model-path");
   app.Flag("--revision", a.revision, kModel, "Branch, tag or commit, if --model-path is a hub id");
   app.Flag("--download-dir", a.download_dir, kModel,
            "Hub cache; default: HF_HUB_CACHE, or the folder hub of HF_HOME");

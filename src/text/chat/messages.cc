@@ -171,6 +171,12 @@ Json AdaptMessages(Json messages, const TemplateTraits& traits) {
   return messages;
 }
 
+std::string TextOfContent(const Json& message) {
+  const auto content = message.find("content");
+  if (content == message.end() || content->is_null()) return "";
+  return content->is_array() ? JoinParts(*content) : content->get<std::string>();
+}
+
 void AliasReasoning(std::string_view template_source, Json* messages) {
   static constexpr std::array<const char*, 3> kNames = {"reasoning_content", "thinking",
                                                         "reasoning"};

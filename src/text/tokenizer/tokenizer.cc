@@ -176,6 +176,11 @@ std::optional<int32_t> Tokenizer::TokenToId(std::string_view token) const {
   return added ? added : parts_->model.vocabulary().Find(token);
 }
 
+std::optional<int32_t> Tokenizer::NamedToken(std::string_view name) const {
+  const auto found = named_.find(name);
+  return found == named_.end() ? std::nullopt : std::optional(found->second);
+}
+
 int Tokenizer::VocabSize() const { return parts_->vocab_size; }
 
 bool Tokenizer::IsSpecial(int32_t id) const {

@@ -147,6 +147,32 @@ TEST_F(DirectoryFilesTest, NamedTokensAreSpecial) {
   EXPECT_EQ(tokenizer->Encode("<img><k>", false), (Ids{512, 513}));
 }
 
+TEST_F(DirectoryFilesTest, NamedTokensHaveIds) {
+  Write("special_tokens_map.json", {{"bos_token", "<|im_start|>"}});
+  Write("tokenizer_config.json",
+        {{"eos_token", {{"content", "<|im_end|>"}}}, {"pad_token", nullptr}});
+  EXPECT_EQ(Load()->NamedToken("eos_token"), 511);
+  EXPECT_EQ(Load()->NamedToken("bos_token"), 510);
+  EXPECT_EQ(Load()->NamedToken("pad_token"), std::nullopt);
+  EXPECT_EQ(Load()->NamedToken("unk_token"), std::nullopt);
+  EXPECT_EQ(Tokenizer::FromFile(dir_ / "tokenizer.json")->NamedToken("eos_token"), std::nullopt);
+  Write("special_tokens_map.json", {{"eos_token", "<|im_start|>"}});
+  EXPECT_EQ(Load()->NamedToken("eos_token"), 510);
+  Write("tokenizer_config.json",
+        {{"eos_token", "<|im_end|>"}, {"added_tokens_decoder", {{"511", Token("<|im_end|>")}}}});
+  EXPECT_EQ(Load()->NamedToken("eos_token"), 511);
+}
+
+// This tokenizer_config.json names no token.
+TEST(TokenizerDirectoryTest, SentencePieceModelsNameTokens) {
+  const auto tokenizer =
+      Tokenizer::FromDirectory(TestData() / "tokenizer" / "directories" / "spm_unigram_bytes");
+  EXPECT_TRUE(tokenizer->TokenToId("</s>").has_value());
+  EXPECT_EQ(tokenizer->NamedToken("eos_token"), tokenizer->TokenToId("</s>"));
+  EXPECT_EQ(tokenizer->NamedToken("bos_token"), tokenizer->TokenToId("<s>"));
+  EXPECT_EQ(tokenizer->NamedToken("pad_token"), std::nullopt);
+}
+
 TEST_F(DirectoryFilesTest, AddBosAndEosTokens) {
   const Json byte_level = {{"type", "ByteLevel"}};
   const auto encode = [&](Json config, const Json& processor = {{"type", "ByteLevel"}}) {
