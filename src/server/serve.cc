@@ -150,6 +150,7 @@ void Drain(Service& service, const StopSignals& signals, const std::atomic<bool>
 int RunServe(const ServerArgs& args) {
   const StopSignals signals;
   ExitWhenOutOfMemory();
+  ReturnFreedMemory();
   QueueLog();
   struct Flush {
     ~Flush() { FlushLog(1s); }

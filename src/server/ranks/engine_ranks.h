@@ -50,6 +50,9 @@ class EngineRanks : public RankLink {
   void Read();
   void OnExit(const std::string& how, bool cause);
   void Lost();
+  bool WaitJoined();
+  // Throws the error of a rank that ended: its own message if one arrives, else `how` it ended.
+  [[noreturn]] void ThrowExit(std::unique_lock<std::mutex>& lock, const std::string& how);
 
   Events events_;
   std::string endpoint_;
