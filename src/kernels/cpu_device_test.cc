@@ -42,6 +42,15 @@ TEST(CpuDeviceTest, ClampKeepsNan) {
   EXPECT_TRUE(std::isnan(x.back()));
 }
 
+TEST(CpuDeviceTest, ClearEntriesClearsListedOnes) {
+  ThreadPool pool(2);
+  const std::unique_ptr<Device> device = MakeCpuDevice(pool);
+  std::vector<int32_t> values = {1, 2, 3, 4};
+  const int32_t index[] = {3, 1, 0};
+  device->ClearEntries(values.data(), index, 2);
+  EXPECT_EQ(values, (std::vector<int32_t>{1, 0, 3, 0}));
+}
+
 // Two halves of a row, as held by two ranks, give the norm of the whole row.
 TEST(CpuDeviceTest, SquaresOfPartsMakeTheNormOfTheWhole) {
   ThreadPool pool(2);

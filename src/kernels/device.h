@@ -66,6 +66,8 @@ class Device {
   virtual void AddInPlace(float* y, const float* x, int64_t count) = 0;
   // x[i] = x[i] limited to [-limit, limit]; NaN stays NaN.
   virtual void Clamp(float* x, int64_t count, float limit) = 0;
+  // values[index[i]] = 0. Indices are not negative.
+  virtual void ClearEntries(int32_t* values, const int32_t* index, int64_t count) = 0;
   virtual void Rope(const RopeParams& p) = 0;
   virtual void Attention(const AttentionParams& p) = 0;
   virtual void LatentAttention(const LatentAttentionParams& p) = 0;

@@ -50,6 +50,9 @@ class CpuDevice final : public Device {
     kernels::AddInPlace(y, x, count, pool_);
   }
   void Clamp(float* x, int64_t count, float limit) override;
+  void ClearEntries(int32_t* values, const int32_t* index, int64_t count) override {
+    for (int64_t i = 0; i < count; ++i) values[index[i]] = 0;
+  }
   void Rope(const RopeParams& p) override { kernels::Rope(p, pool_); }
   void Attention(const AttentionParams& p) override { kernels::Attention(WithSequences(p), pool_); }
   void LatentAttention(const LatentAttentionParams& p) override {

@@ -154,6 +154,18 @@ TEST_F(RowsTest, ClampHasTheBitsOfTheCpu) {
   }
 }
 
+TEST_F(RowsTest, ClearEntriesClearsListedOnes) {
+  for (const int64_t count : {0, 1, 300, 5000}) {
+    const std::vector<int32_t> values = random_.Shuffled(6000);
+    std::vector<int32_t> index = random_.Shuffled(6000), want = values;
+    index.resize(count);
+    const DeviceVector device_values(*exact_, values), device_index(*exact_, index);
+    cpu_->ClearEntries(want.data(), index.data(), count);
+    exact_->ClearEntries(device_values.data(), device_index.data(), count);
+    EXPECT_EQ(device_values.Read(), want) << "count " << count;
+  }
+}
+
 TEST_F(RowsTest, RopeMatchesTheCpu) {
   for (int round = 0; round < 30; ++round) {
     const int64_t m = random_.Pick<int64_t>({0, 1, 17, 200}), heads = 1 + random_.Below(9);
