@@ -13,6 +13,7 @@ import pytest
 
 from server import FIXTURES, ROOT, OtherNode, Server, free_port
 from test_checkpoints import logprobs
+from test_faults import ROUTER_RANKS, check_router_overflow
 from test_reference import BACKENDS, DP_BACKENDS, NAMES
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)]
@@ -83,6 +84,12 @@ def test_two_hosts_equal_transformers(case):
                     env={**env, "NCCL_HOSTID": "first"}) as node0:
             check_reference(node0, name, node1)
             assert node1.wait() == 0
+
+
+@pytest.mark.parametrize("ranks", ROUTER_RANKS)
+def test_a_router_that_overflows_ends_the_request_alone(tmp_path, ranks):
+    device, env = where(2 if ROUTER_RANKS[ranks] else 1)
+    check_router_overflow(tmp_path, *device, *ROUTER_RANKS[ranks], env=env)
 
 
 @pytest.mark.parametrize("tp", [1, 2])
