@@ -150,7 +150,6 @@ struct Model::Impl {
   std::vector<float> host_logits;       // [logit rows, vocab], for a device with its own memory
   std::vector<int32_t> routed;          // [T, layers, top_k] of the last batch that requested it
   std::vector<int32_t> layer_routed;    // [T, top_k]
-  std::vector<int32_t> faults;          // [T] of the last batch, as MoeTokens::router_faults
   const ForwardBatch* batch = nullptr;  // of the current pass
   PaddedBatch padded;
   DeviceSampler drawing;
@@ -297,7 +296,7 @@ struct Model::Impl {
     const MoeTokens moe_tokens{.group_tokens = group_tokens,
                                .group_decode_tokens = group_decode_tokens,
                                .routed_experts = routed.empty() ? nullptr : layer_routed.data(),
-                               .router_faults = faults.data()};
+                               .router_faults = {c.kv.router_faults(), c.rows.slots}};
     const kernels::RowHook* hook = moe[layer] ? moe[layer]->InputRowHook(moe_tokens) : nullptr;
     if (tokens > 0) NormResidual(weights.layers[layer].post_attention_norm, tokens, hook);
     if (moe[layer]) {
@@ -332,7 +331,6 @@ struct Model::Impl {
     of_groups(batch->group_tokens, tokens, group_tokens);
     of_groups(batch->group_decode_tokens, batch->decode_tokens, group_decode_tokens);
     of_groups(batch->group_logit_rows, std::ssize(batch->logit_rows), group_logit_rows);
-    faults.assign(device.is_cpu() && config.has_moe() ? tokens : 0, -1);
     routed.clear();
     if (!batch->routed_experts || !config.has_moe()) return;
     const int64_t k = config.moe->router.top_k;
@@ -343,6 +341,8 @@ struct Model::Impl {
   // From token ids to logits; uses only ops of the device and collectives.
   const float* RunLayers(const LayerContext& c) {
     branch_pending = false;
+    // On every rank of the group: another rank may have routed a slot's previous token.
+    if (config.has_moe()) device.ClearEntries(c.kv.router_faults(), c.rows.slots, c.rows.tokens);
     if (c.rows.tokens > 0) vocabulary.Embed(c, residual.data());
     for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
       comm.memory->Beat();
@@ -436,7 +436,9 @@ std::span<const float> Model::Forward(const ForwardBatch& batch, KvStorage& kv) 
   return impl_->Forward(batch, kv);
 }
 std::span<const int32_t> Model::routed_experts() const { return impl_->routed; }
-std::span<const int32_t> Model::router_faults() const { return impl_->faults; }
+std::vector<int32_t> Model::RouterFaults(const ForwardBatch& batch, const KvStorage& kv) const {
+  return kv.RouterFaultsOf(batch.sequences, impl_->device);
+}
 Communicator& Model::attention_group() const { return *impl_->comm.attn_tp; }
 bool Model::draws() const { return impl_->rank_device->draws(); }
 std::span<const int32_t> Model::drawn() const { return impl_->drawn; }

@@ -46,8 +46,20 @@ class KvStorage {
   Tensor& k(int64_t layer) { return k_[layer]; }
   Tensor& v(int64_t layer) { return v_[layer]; }
 
+  // [slots] the router fault (moe/router_fault.h) of the token at each slot, if this rank routed
+  // it; null without experts. A record per slot outlives its pass, so the host need not read it
+  // after a pass without logits.
+  int32_t* router_faults() {
+    return router_faults_.defined() ? router_faults_.data<int32_t>() : nullptr;
+  }
+  // The first fault of each sequence, over all its keys; 0: none. Waits for `device`, whose memory
+  // this cache is in.
+  std::vector<int32_t> RouterFaultsOf(std::span<const kernels::SequenceSpan> sequences,
+                                      kernels::Device& device) const;
+
  private:
   std::vector<Tensor> k_, v_;
+  Tensor router_faults_;
   int64_t num_pages_ = 0;
   int32_t page_size_ = 1;
   DType dtype_ = DType::kF32;
@@ -123,10 +135,9 @@ class Model {
   // (always in dense layers). Empty if the batch did not request them.
   std::span<const int32_t> routed_experts() const;
 
-  // [T] of the last batch: -1, or layer * 65536 + expert of a token's first router score that was
-  // not finite. Covers only the tokens that this rank routed; empty on GPUs, which do not record
-  // them.
-  std::span<const int32_t> router_faults() const;
+  // The first router fault (moe/router_fault.h) of each sequence of the batch, among the tokens
+  // that this rank routed in this pass or earlier ones; 0: none.
+  std::vector<int32_t> RouterFaults(const ForwardBatch& batch, const KvStorage& kv) const;
   // The ranks with the same batches.
   Communicator& attention_group() const;
 

@@ -60,7 +60,9 @@ kernels::LinearParams GroupedAttention::Joined(const LayerContext& c,
 
 bool GroupedAttention::TakesBf16Input(const LayerContext& c, const GroupedAttentionWeights& w) {
   const kernels::FusedOps* fused = c.device.fused();
-  return fused && w.qkv.w.defined() &&
+  // The fused op does not clamp. Models with clip_qkv norm whole projections and need other ops
+  // anyway.
+  return fused && w.qkv.w.defined() && c.config.attention.clip_qkv == 0.0f &&
          c.config.attention.qk_norm != AttentionConfig::QkNorm::kWhole &&
          fused->SupportsHeads(head_dim_, c.config.rope.rotary_dim) &&
          fused->ReadsBFloat16Rows(Joined(c, w));
@@ -144,16 +146,9 @@ void GroupedAttention::FillHeadSlots(const LayerContext& c) {
 void GroupedAttention::Clip(const LayerContext& c, int64_t tokens) {
   const float limit = c.config.attention.clip_qkv;
   if (limit == 0.0f) return;
-  CHECK(c.device.is_cpu());  // MakePlan rejects this on GPUs
-  const auto clip = [limit](Activations& x, int64_t count) {
-    float* values = x.data();
-    // NaN stays NaN, as in torch.clamp.
-    for (int64_t i = 0; i < count; ++i)
-      values[i] = values[i] > limit ? limit : values[i] < -limit ? -limit : values[i];
-  };
-  clip(q_, tokens * heads_ * head_dim_);
-  clip(k_, tokens * kv_heads_ * head_dim_);
-  clip(v_, tokens * kv_heads_ * head_dim_);
+  c.device.Clamp(q_.data(), tokens * heads_ * head_dim_, limit);
+  c.device.Clamp(k_.data(), tokens * kv_heads_ * head_dim_, limit);
+  c.device.Clamp(v_.data(), tokens * kv_heads_ * head_dim_, limit);
 }
 
 void GroupedAttention::NormQueriesAndKeys(const LayerContext& c, const GroupedAttentionWeights& w,

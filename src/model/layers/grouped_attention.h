@@ -31,7 +31,8 @@ class GroupedAttention {
   void ProjectAndStoreFused(const LayerContext& c, const GroupedAttentionWeights& w, int64_t layer,
                             const void* bf16_rows);
   kernels::LinearParams Joined(const LayerContext& c, const GroupedAttentionWeights& w);
-  // Clamps q, k and v to ±clip_qkv, after the norms and before rope (OLMo, OLMoE).
+  // Clamps q, k and v to ±clip_qkv, after the norms and before rope (OLMo, OLMoE). NaN stays NaN,
+  // as in torch.clamp.
   void Clip(const LayerContext& c, int64_t tokens);
   void NormQueriesAndKeys(const LayerContext& c, const GroupedAttentionWeights& w, int64_t tokens);
   void FillHeadSlots(const LayerContext& c);
