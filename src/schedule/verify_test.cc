@@ -1,13 +1,13 @@
 // Planned schedules of random shapes are valid, and the verifier finds injected faults.
-#include "overlap/verify.h"
+#include "schedule/verify.h"
 
 #include <gmock/gmock.h>
 
 #include <algorithm>
 
-#include "overlap/test_shapes.h"
+#include "schedule/test_shapes.h"
 
-namespace switchyard::overlap {
+namespace switchyard::schedule {
 namespace {
 
 using ::testing::HasSubstr;
@@ -98,4 +98,4 @@ TEST(FindPipelineFault, FindsStagesThatWaitForEver) {
 }
 
 }  // namespace
-}  // namespace switchyard::overlap
+}  // namespace switchyard::schedule

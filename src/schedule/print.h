@@ -4,9 +4,9 @@
 #include <span>
 #include <string>
 
-#include "overlap/plan.h"
+#include "schedule/plan.h"
 
-namespace switchyard::overlap {
+namespace switchyard::schedule {
 
 // One line for each operation: its index, then its description in the column forward or backward
 // (one-time operations print under forward), and the all-to-alls in flight while it runs ("3c' 4d":
@@ -15,4 +15,4 @@ std::string PrintSchedule(const StepShape& shape, std::span<const Operation> lis
 // Prints Plan(shape).
 std::string PrintSchedule(const StepShape& shape);
 
-}  // namespace switchyard::overlap
+}  // namespace switchyard::schedule

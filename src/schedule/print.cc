@@ -1,4 +1,4 @@
-#include "overlap/print.h"
+#include "schedule/print.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <tuple>
 #include <utility>
 
-namespace switchyard::overlap {
+namespace switchyard::schedule {
 namespace {
 
 std::string Title(const StepShape& s) {
@@ -106,4 +106,4 @@ std::string PrintSchedule(const StepShape& shape, std::span<const Operation> lis
 
 std::string PrintSchedule(const StepShape& shape) { return PrintSchedule(shape, Plan(shape)); }
 
-}  // namespace switchyard::overlap
+}  // namespace switchyard::schedule

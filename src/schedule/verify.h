@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "overlap/plan.h"
+#include "schedule/plan.h"
 
-namespace switchyard::overlap {
+namespace switchyard::schedule {
 
 // Returns the first fault in the list of one rank, or an empty string. Checks that:
 // - each operation that the shape requires is listed exactly once, and no other;
@@ -29,4 +29,4 @@ std::string FindPipelineError(std::span<const std::vector<Operation>> stages, in
 // RowExchangeOptions::places.
 int MaxExchangesInFlight(const StepShape& shape, std::span<const Operation> list);
 
-}  // namespace switchyard::overlap
+}  // namespace switchyard::schedule

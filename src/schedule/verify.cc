@@ -1,4 +1,4 @@
-#include "overlap/verify.h"
+#include "schedule/verify.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <map>
 #include <set>
 
-namespace switchyard::overlap {
+namespace switchyard::schedule {
 namespace {
 
 // Collects the operations that a shape requires, and the order constraints between them.
@@ -211,4 +211,4 @@ int MaxExchangesInFlight(const StepShape& shape, std::span<const Operation> list
   return most;
 }
 
-}  // namespace switchyard::overlap
+}  // namespace switchyard::schedule

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-namespace switchyard::overlap {
+namespace switchyard::schedule {
 
 // Phases of a layer, in the order of the forward pass. The backward pass runs kFinish, kCombine,
 // kExperts, kDispatch, kAttention. kShared may run anywhere between kDispatch and kFinish in the
@@ -54,4 +54,4 @@ std::string Describe(const Operation& operation, int first_layer = 0);
 bool BeginsExchange(const Operation& operation);
 bool EndsExchange(const Operation& operation);
 
-}  // namespace switchyard::overlap
+}  // namespace switchyard::schedule

@@ -1,8 +1,8 @@
-#include "overlap/operation.h"
+#include "schedule/operation.h"
 
 #include <fmt/format.h>
 
-namespace switchyard::overlap {
+namespace switchyard::schedule {
 
 const char* Name(Phase phase) {
   constexpr const char* kNames[] = {"attention", "dispatch", "shared",
@@ -37,4 +37,4 @@ bool EndsExchange(const Operation& o) {
   return o.kind == Kind::kBackward && (o.phase == Phase::kExperts || o.phase == Phase::kAttention);
 }
 
-}  // namespace switchyard::overlap
+}  // namespace switchyard::schedule
