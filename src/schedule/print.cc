@@ -3,9 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
-#include <tuple>
-#include <utility>
+
+#include "schedule/exchanges.h"
 
 namespace switchyard::schedule {
 namespace {
@@ -55,49 +54,19 @@ Column ColumnOf(Kind kind) {
   return Column::kOnce;
 }
 
-// The all-to-alls in flight, oldest first.
-class Exchanges {
- public:
-  explicit Exchanges(const StepShape& shape) : shape_(shape) {}
-
-  void Take(const Operation& o) {
-    if (o.layer == Operation::kNone || !shape_.experts[o.layer]) return;
-    const auto same = [&](const Operation& e) {
-      return std::tuple(e.kind, e.micro_batch, e.layer) ==
-             std::tuple(o.kind, o.micro_batch, o.layer);
-    };
-    if (EndsExchange(o)) std::erase_if(under_way_, same);
-    if (BeginsExchange(o)) under_way_.push_back(o);
-  }
-
-  std::string Print() const {
-    std::string text;
-    for (const Operation& e : under_way_) {
-      text += fmt::format("{}{}{}{}", text.empty() ? "" : " ", e.micro_batch,
-                          e.phase == Phase::kDispatch ? "d" : "c",
-                          e.kind == Kind::kBackward ? "'" : "");
-    }
-    return text;
-  }
-
- private:
-  const StepShape& shape_;
-  std::vector<Operation> under_way_;
-};
-
 }  // namespace
 
 std::string PrintSchedule(const StepShape& shape, std::span<const Operation> list) {
   std::string text = fmt::format("{}: {} operations\n", Title(shape), list.size());
-  text += fmt::format("{:>5}  {:<22} {:<22} {}\n", "", "forward", "backward", "rows under way");
-  Exchanges exchanges(shape);
+  text += fmt::format("{:>5}  {:<22} {:<22} {}\n", "", "forward", "backward", "rows in flight");
+  ExchangesInFlight exchanges;
   for (size_t i = 0; i < list.size(); ++i) {
-    exchanges.Take(list[i]);
+    exchanges.Apply(list[i]);
     const std::string cell = Cell(shape, list[i]);
     const Column column = ColumnOf(list[i].kind);
     const std::string forth = column != Column::kBackward ? cell : "";
     const std::string back = column == Column::kBackward ? cell : "";
-    std::string line = fmt::format("{:>5}  {:<22} {:<22} {}", i, forth, back, exchanges.Print());
+    std::string line = fmt::format("{:>5}  {:<22} {:<22} {}", i, forth, back, exchanges.Describe());
     line.erase(line.find_last_not_of(' ') + 1);
     text += line + "\n";
   }

@@ -17,16 +17,13 @@ namespace switchyard::schedule {
 // - gradients are accumulated in micro-batch order. A backward pass ends before the next one
 //   begins. The head of a micro-batch follows the backward pass of the previous one, because its
 //   matrix may be the embedding. So a step is bitwise independent of the schedule;
-// - at most MicroBatchSlots micro-batches are in flight.
+// - at most MicroBatchSlots micro-batches are in flight;
+// - at most one all-to-all is in flight, or with Order::kOverlapped two of different micro-batches.
 std::string FindScheduleError(const StepShape& shape, std::span<const Operation> list);
 
 // Returns the first fault in the lists of all stages together, or an empty string: sends and
 // receives that do not match, or a deadlock. A link holds at most `link_places` messages that are
 // not received yet; a send blocks while the link is full.
 std::string FindPipelineError(std::span<const std::vector<Operation>> stages, int link_places);
-
-// Maximum number of expert all-to-alls in flight, which is the minimum of
-// RowExchangeOptions::places.
-int MaxExchangesInFlight(const StepShape& shape, std::span<const Operation> list);
 
 }  // namespace switchyard::schedule
