@@ -90,6 +90,42 @@ class StepConstraints : public Constraints {
   Operation heads_;                                             // of the last one seen
 };
 
+// What a step of serving requires.
+class ServeConstraints : public Constraints {
+ public:
+  explicit ServeConstraints(const ServeShape& shape) : shape_(shape) {
+    for (int m = 0; m < shape.micro_batches; ++m) {
+      const Operation begin = Add(Of(shape.range.has_embedding ? Kind::kEmbed : Kind::kReceive, m));
+      Operation at = begin;
+      for (int layer = 0; layer < shape.range.size(); ++layer) at = Layer(at, m, layer);
+      if (shape.range.has_head) at = After(at, Of(Kind::kLogits, m));
+      const Operation end = After(at, Of(shape.range.has_head ? Kind::kSample : Kind::kSend, m));
+      if (m > 0) Before(Of(begin.kind, m - 1), begin);
+      if (m > 0) Before(Of(end.kind, m - 1), end);
+    }
+  }
+
+ private:
+  static Operation Of(Kind kind, int m) { return {.kind = kind, .micro_batch = m}; }
+
+  // Returns the last operation of the layer.
+  Operation Layer(Operation at, int m, int layer) {
+    const auto of = [&](Phase phase) { return Operation{Kind::kForward, m, layer, phase}; };
+    const bool under_dispatch = SharedUnder(shape_) == Phase::kDispatch;
+    for (const Phase phase : LayerPhases(shape_, shape_.moe(layer))) {
+      if (phase == Phase::kShared) {
+        Between(of(SharedUnder(shape_)), of(phase),
+                of(under_dispatch ? Phase::kExperts : Phase::kFinish));
+      } else {
+        at = After(at, of(phase));
+      }
+    }
+    return at;
+  }
+
+  const ServeShape& shape_;
+};
+
 // Maximum number of micro-batches between their kBegin and the end of their last operation.
 int MaxMicroBatchesInFlight(std::span<const Operation> list) {
   std::map<int, size_t> last;
@@ -114,6 +150,13 @@ std::string FindScheduleError(const StepShape& shape, std::span<const Operation>
   }
   // In a pair, one exchange of each micro-batch is in flight.
   return FindExchangeError(list, shape.order == Order::kPlain ? 1 : 2, shape.first_layer);
+}
+
+std::string FindScheduleError(const ServeShape& shape, std::span<const Operation> list) {
+  const int first_layer = shape.range.begin;
+  std::string error = ServeConstraints(shape).FindError(list, first_layer);
+  if (!error.empty()) return error;
+  return FindExchangeError(list, shape.micro_batches, first_layer);
 }
 
 std::string FindPipelineError(std::span<const std::vector<Operation>> stages, int link_places) {

@@ -1,5 +1,5 @@
-// Verifies schedules: each operation of a step runs exactly once, in a valid order, without
-// deadlock.
+// Verifies schedules of training and of serving: each operation of a step runs exactly once, in a
+// valid order, without deadlock.
 #pragma once
 
 #include <span>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "schedule/plan.h"
+#include "schedule/serve.h"
 
 namespace switchyard::schedule {
 
@@ -20,6 +21,15 @@ namespace switchyard::schedule {
 // - at most MicroBatchSlots micro-batches are in flight;
 // - at most one all-to-all is in flight, or with Order::kOverlapped two of different micro-batches.
 std::string FindScheduleError(const StepShape& shape, std::span<const Operation> list);
+
+// The same for a step of serving. Checks that:
+// - each operation that the shape requires is listed exactly once, and no other;
+// - the operations of each micro-batch are in order, with the shared expert between the start and
+//   the completion of SharedUnder's exchange;
+// - micro-batches begin and end in order, because a link delivers their rows in order;
+// - at most one all-to-all of each micro-batch is in flight.
+// Otherwise the order between micro-batches is free: they share no data.
+std::string FindScheduleError(const ServeShape& shape, std::span<const Operation> list);
 
 // Returns the first fault in the lists of all stages together, or an empty string: sends and
 // receives that do not match, or a deadlock. A link holds at most `link_places` messages that are

@@ -113,6 +113,10 @@ void Learner::Execute(const Operation& o, std::span<const Batch> batches, const 
     case Kind::kAwaitSums:
       if (ranks_.early_sums != nullptr) ranks_.early_sums->Await();
       return;
+    case Kind::kEmbed:  // operations of serving, which FindScheduleError does not accept
+    case Kind::kLogits:
+    case Kind::kSample:
+      CHECK(false);
   }
 }
 
