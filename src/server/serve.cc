@@ -21,6 +21,7 @@
 #include "server/ranks/engine_ranks.h"
 #include "server/ranks/follower.h"
 #include "server/ranks/membership.h"
+#include "server/schedule_text.h"
 #include "server/stop_signals.h"
 
 namespace switchyard {
@@ -147,6 +148,10 @@ void Drain(Service& service, const StopSignals& signals, const std::atomic<bool>
 }  // namespace
 
 int RunServe(const ServerArgs& args) {
+  if (args.print_schedule) {
+    fmt::print("{}", ServeScheduleText(args.engine));
+    return 0;
+  }
   const StopSignals signals;
   ExitWhenOutOfMemory();
   QueueLog();
