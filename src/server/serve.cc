@@ -22,6 +22,7 @@
 #include "server/ranks/follower.h"
 #include "server/ranks/membership.h"
 #include "server/ranks/served_weights.h"
+#include "server/schedule_text.h"
 #include "server/stop_signals.h"
 
 namespace switchyard {
@@ -148,6 +149,10 @@ void Drain(Service& service, const StopSignals& signals, const std::atomic<bool>
 }  // namespace
 
 int RunServe(const ServerArgs& args) {
+  if (args.print_schedule) {
+    fmt::print("{}", ServeScheduleText(args.engine));
+    return 0;
+  }
   const StopSignals signals;
   ExitWhenOutOfMemory();
   ReturnFreedMemory();

@@ -311,6 +311,8 @@ void AddServerFlags(CommandLine& app, ServerArgs& a) {
   app.Switch("--skip-server-warmup", a.skip_server_warmup, kServer,
              "Skips the warm-up request before the server is ready");
   app.Switch("--log-requests", a.log_requests, kServer, "Logs one line per request");
+  app.Switch("--print-schedule", a.print_schedule, kMisc,
+             "Prints the operations of a prefill step and of a decode step, and exits");
 }
 
 // Alternative and older spellings of flags in SGLang.

@@ -71,7 +71,7 @@ TEST_F(TrainingTest, TheOrderOfWorkChangesNoBit) {
   options.layout = {.ep = 2, .dp = 2};
   Train(options);
   const std::vector<double> plain = Losses(dir_ / "out");
-  options.learner.schedule = overlap::Order::kOverlapped;
+  options.learner.order = schedule::Order::kOverlapped;
   options.early_sums = true;
   options.synchronous = true;
   options.trainer.output = dir_ / "overlapped";
