@@ -40,8 +40,8 @@ train::TrainingOptions OptionsOf(const TrainArgs& args) {
       .batch = args.balance_loss, .sequence = args.sequence_balance_loss, .z = args.z_loss};
   o.learner = {.bias_step = args.bias_step,
                .bias_step_falls = args.bias_step_schedule == "rate",
-               .schedule = args.schedule == "overlapped" ? overlap::Order::kOverlapped
-                                                         : overlap::Order::kPlain};
+               .order = args.schedule == "overlapped" ? schedule::Order::kOverlapped
+                                                      : schedule::Order::kPlain};
   o.trainer.rows_per_step = args.rows_per_step;
   o.trainer.rows_per_pass = args.rows_per_pass;
   o.trainer.schedule = {.kind = args.lr_schedule,

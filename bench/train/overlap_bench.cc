@@ -35,12 +35,12 @@ constexpr int kDelays[] = {0, 2, 4, 8};  // milliseconds
 
 struct Way {
   const char* name;
-  overlap::Order order;
+  schedule::Order order;
   bool early_sums;
 };
-constexpr Way kWays[] = {{"plain", overlap::Order::kPlain, false},
-                         {"overlapped", overlap::Order::kOverlapped, false},
-                         {"early sums", overlap::Order::kOverlapped, true}};
+constexpr Way kWays[] = {{"plain", schedule::Order::kPlain, false},
+                         {"overlapped", schedule::Order::kOverlapped, false},
+                         {"early sums", schedule::Order::kOverlapped, true}};
 
 struct Shape {
   std::string config;
@@ -91,7 +91,7 @@ Times Measure(const ModelConfig& config, const Shape& shape, bool synchronous) {
         model.Initialise(1, 0.02);
         std::vector<std::unique_ptr<Learner>> learners;
         for (const Way& way : kWays) {
-          learners.push_back(std::make_unique<Learner>(model, LearnerOptions{.schedule = way.order},
+          learners.push_back(std::make_unique<Learner>(model, LearnerOptions{.order = way.order},
                                                        (way.early_sums ? early : late).ranks()));
         }
         const std::vector<Batch> batches(static_cast<size_t>(shape.micro_batches),

@@ -223,7 +223,7 @@ void AddParallelism(std::vector<Feature>& all) {
 
 // Features that no code refuses anywhere.
 void AddServing(std::vector<Feature>& all) {
-  for (const char* kind : {"grouped-query", "latent (MLA)", "sliding window"})
+  for (const char* kind : {"grouped-query", "latent (MLA)", "sliding window", "`clip_qkv`"})
     all.push_back({.section = kServing.name, .flag = "attention:", .value = kind});
   for (const char* what : {"prefix cache", "chunked prefill", "log-probabilities", "penalties",
                            "`return_routed_experts`"})

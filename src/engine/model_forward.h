@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -30,16 +29,12 @@ class ModelForward : public ForwardFunction {
 
  private:
   void EndPass(const ForwardBatch& batch);
-  void NoteFaults(const ForwardBatch& batch);
 
   Model& model_;
   KvStorage& kv_;
   ExpertRecorder* const recorder_;      // or null
   EplbManager* const eplb_;             // or null
   std::vector<int32_t> sequence_rows_;  // [sequences]
-  // By request id: the first router fault on this rank. Kept over passes, since prefill chunks
-  // before the last give no logits.
-  std::map<uint64_t, int32_t> faults_;
 };
 
 }  // namespace switchyard

@@ -393,10 +393,6 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   plan.cuda = ChooseGpus(config, plan.ranks_of_host);
   plan.model = ReadModelConfig(config);
   CheckRunnerFormat(config, plan.model);
-  if (plan.cuda && plan.model.attention.clip_qkv != 0.0f)
-    throw Invalid(
-        "config.json: clip_qkv: clipping of queries, keys and values is supported on CPUs only; "
-        "want --device cpu");
   CheckRecorder(config.recorder, plan);
   CheckEplb(config, plan);
   CheckFeatures(config, plan.model,

@@ -192,8 +192,13 @@ TEST(EplbManager, PlansBeforeItsTimeWhenTheLoadHasAnotherShape) {
     EXPECT_GE(rank.manager.Status().plans, 2);
     EXPECT_LE(rank.manager.Status().plans, 3);
     EXPECT_EQ(rank.manager.Status().trigger, "shape");
+    // The plan may have seen a window that is half full of the new load. A further plan then
+    // follows when the window is full, still before 1000 passes.
+    const auto balancedness = [&] { return rank.manager.Status().balancedness.value_or(0); };
     rank.Passes(100);
-    EXPECT_GT(rank.manager.Status().balancedness.value(), 0.85);
+    for (int i = 0; i < 25 && balancedness() <= 0.85; ++i) rank.Passes(20);
+    EXPECT_GT(balancedness(), 0.85);
+    EXPECT_EQ(rank.manager.Status().trigger, "shape");
   });
 }
 

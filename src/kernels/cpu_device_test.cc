@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/device.h"
@@ -27,6 +28,27 @@ TEST(CpuDeviceTest, CopyRowsTakesListedRows) {
   device->CopyRows(
       {.x = x.data() + 1, .ldx = 3, .rows = rows, .y = y.data(), .ldy = 3, .m = 2, .n = 2});
   EXPECT_EQ(y, (std::vector<float>{21, 22, -1, 1, 2, -1}));
+}
+
+TEST(CpuDeviceTest, ClampKeepsNan) {
+  ThreadPool pool(2);
+  const std::unique_ptr<Device> device = MakeCpuDevice(pool);
+  std::vector<float> x = {-INFINITY, -2.5f, -2.0f, 0.0f, 1.5f, 2.0f, 3.0f, INFINITY, NAN};
+  device->Clamp(x.data(), static_cast<int64_t>(x.size()) - 1, 2.0f);
+  const std::vector<float> want = {-2.0f, -2.0f, -2.0f, 0.0f, 1.5f, 2.0f, 2.0f, 2.0f};
+  EXPECT_TRUE(std::equal(want.begin(), want.end(), x.begin()));
+  device->Clamp(x.data(), static_cast<int64_t>(x.size()), 1.0f);
+  EXPECT_EQ(x[4], 1.0f);
+  EXPECT_TRUE(std::isnan(x.back()));
+}
+
+TEST(CpuDeviceTest, ClearEntriesClearsListedOnes) {
+  ThreadPool pool(2);
+  const std::unique_ptr<Device> device = MakeCpuDevice(pool);
+  std::vector<int32_t> values = {1, 2, 3, 4};
+  const int32_t index[] = {3, 1, 0};
+  device->ClearEntries(values.data(), index, 2);
+  EXPECT_EQ(values, (std::vector<int32_t>{1, 0, 3, 0}));
 }
 
 // Two halves of a row, as held by two ranks, give the norm of the whole row.

@@ -64,13 +64,17 @@ class Device {
   // same ops on the same memory, with the same number of sequences.
   virtual void Run(uint64_t key, const std::function<void()>& pass) = 0;
 
-  // Ops of ops.h and row_params.h.
+  // Ops of ops.h and row_params.h, and small ones that have no Params.
   virtual void Linear(const LinearParams& p) = 0;
   virtual void LinearGroup(std::span<const LinearParams> parts) = 0;
   virtual void HeadLinear(const HeadLinearParams& p) = 0;
   virtual void Mlp(const GroupedMlpParams& p) = 0;  // one expert
   virtual void RmsNorm(const RmsNormParams& p) = 0;
   virtual void AddInPlace(float* y, const float* x, int64_t count) = 0;
+  // x[i] = x[i] limited to [-limit, limit]; NaN stays NaN.
+  virtual void Clamp(float* x, int64_t count, float limit) = 0;
+  // values[index[i]] = 0. Indices are not negative.
+  virtual void ClearEntries(int32_t* values, const int32_t* index, int64_t count) = 0;
   virtual void Rope(const RopeParams& p) = 0;
   // `sequences` are from this device. `sequences` and `page_size` of the Params stay empty.
   virtual void Attention(const AttentionParams& p, const PassSequences& sequences) = 0;

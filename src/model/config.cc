@@ -1,34 +1,27 @@
 #include "model/config.h"
 
 #include <algorithm>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 
+#include "core/bounded_json.h"
 #include "core/error.h"
+#include "core/regular_file.h"
 #include "model/config_reader.h"
 #include "model/families/family.h"
 
 namespace switchyard {
 namespace {
 
-constexpr uintmax_t kMaxConfigBytes = 16 << 20;
+constexpr uint64_t kMaxConfigBytes = 16 << 20;
 
-std::string ReadSmallFile(const std::filesystem::path& path) {
-  std::error_code error;
-  const uintmax_t size = std::filesystem::file_size(path, error);
-  if (error) {
-    throw NotFound("{}: {}; want a directory with a Hugging Face checkpoint", path.string(),
-                   error.message());
+std::string ReadConfigFile(const std::filesystem::path& path) {
+  try {
+    return ReadRegularFile(path, kMaxConfigBytes);
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::kNotFound) throw;
+    throw Error(e.kind(), e.what(), "want a directory with a Hugging Face checkpoint");
   }
-  if (size > kMaxConfigBytes)
-    throw Invalid("{} has {} bytes; want at most {}", path.string(), size, kMaxConfigBytes);
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  text << file.rdbuf();
-  if (!file) throw Invalid("{}: cannot read", path.string());
-  return text.str();
 }
 
 const Family& FamilyOf(const ConfigReader& reader) {
@@ -59,10 +52,10 @@ void ReadSpecialTokens(const ConfigReader& reader, ModelConfig* config) {
   }
 }
 
-// config.json with its keys replaced by those of `overrides`. Malformed JSON in config.json is
-// reported by its reader.
-std::string Override(const std::string& config, std::string_view overrides) {
-  nlohmann::json json = nlohmann::json::parse(config, nullptr, false);
+// config.json with its keys replaced by those of `overrides`.
+std::string Override(const std::string& config, const std::filesystem::path& file,
+                     std::string_view overrides) {
+  nlohmann::json json = ParseBoundedJson(config, file.string());
   const nlohmann::json keys = nlohmann::json::parse(overrides, nullptr, false);
   if (!keys.is_object()) {
     throw Invalid("--json-model-override-args: want a JSON object, got {}", overrides);
@@ -113,10 +106,10 @@ int64_t ModelConfig::longest_context() const {
 
 ModelConfig LoadModelConfig(const std::filesystem::path& dir, std::string_view overrides,
                             const QuantizationFlags& flags) {
-  std::string config = ReadSmallFile(dir / "config.json");
-  if (!overrides.empty()) config = Override(config, overrides);
+  std::string config = ReadConfigFile(dir / "config.json");
+  if (!overrides.empty()) config = Override(config, dir / "config.json", overrides);
   const auto optional = [&](const char* name) {
-    return std::filesystem::exists(dir / name) ? ReadSmallFile(dir / name) : std::string();
+    return ReadRegularFileIfExists(dir / name, kMaxConfigBytes).value_or("");
   };
   const std::string generation = optional("generation_config.json");
   const std::string modelopt = optional("hf_quant_config.json");

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/bounded_json.h"
 #include "core/error.h"
 
 namespace switchyard {
@@ -42,11 +43,7 @@ struct ConfigReader::Value {
 
 ConfigReader::ConfigReader(std::string_view text, std::string file) : file_(std::move(file)) {
   auto value = std::make_shared<Value>();
-  try {
-    value->object = json::parse(text);
-  } catch (const json::exception& e) {
-    throw Invalid("{}: not JSON: {}", file_, e.what());
-  }
+  value->object = ParseBoundedJson(text, file_);
   if (!value->object.is_object()) throw Invalid("{}: want a JSON object at the top", file_);
   value_ = std::move(value);
 }

@@ -2,12 +2,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/testing.h"
+#include "model/weights/testing.h"
 
 namespace switchyard {
 namespace {
@@ -383,6 +386,18 @@ TEST(Config, FilesThatAreNotConfigs) {
     EXPECT_EQ(e.kind(), ErrorKind::kNotFound);
     EXPECT_THAT(e.what(), HasSubstr("/nonexistent/model/config.json"));
   }
+}
+
+// Without O_NONBLOCK, opening a FIFO without a writer blocks.
+TEST(Config, FilesThatAreNotRegularAreNamed) {
+  const testing::TempDir dir;
+  const auto load = [&] { LoadModelConfig(dir.path()); };
+  ASSERT_EQ(mkfifo((dir.path() / "config.json").c_str(), 0600), 0);
+  EXPECT_THAT(ErrorOf(load), HasSubstr("config.json: is a FIFO"));
+  std::filesystem::remove(dir.path() / "config.json");
+  testing::CopyConfig(SWITCHYARD_TEST_DATA "/fixtures/llama", dir.path());
+  ASSERT_EQ(mkfifo((dir.path() / "generation_config.json").c_str(), 0600), 0);
+  EXPECT_THAT(ErrorOf(load), HasSubstr("generation_config.json: is a FIFO"));
 }
 
 }  // namespace

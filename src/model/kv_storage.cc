@@ -28,23 +28,41 @@ KvStorage::KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pa
     v_.push_back(v_bytes ? Tensor::Empty(dtype, {num_pages * page_size, v_bytes / size})
                          : Tensor());
   }
+  if (config.has_moe()) router_faults_ = Tensor::Empty(DType::kI32, {num_pages * page_size});
 }
 
 KvStorage::KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages,
                      int32_t page_size, DType dtype, kernels::Device& device)
     : num_pages_(num_pages), page_size_(page_size), dtype_(dtype) {
   const int64_t slots = (num_pages + 1) * page_size;
-  const auto allocate = [&](int64_t bytes) {
+  const auto allocate = [&](int64_t bytes, DType type) {
     std::shared_ptr<void> memory = device.Allocate(slots * bytes);
     const void* data = memory.get();
-    const int64_t width = bytes / static_cast<int64_t>(SizeOf(dtype));
-    return Tensor::View(data, dtype, {slots, width}, std::move(memory));
+    const int64_t width = bytes / static_cast<int64_t>(SizeOf(type));
+    return Tensor::View(data, type, {slots, width}, std::move(memory));
   };
   const auto [k_bytes, v_bytes] = RowBytes(config, mesh, dtype);
   for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-    k_.push_back(allocate(k_bytes));
-    v_.push_back(v_bytes ? allocate(v_bytes) : Tensor());
+    k_.push_back(allocate(k_bytes, dtype));
+    v_.push_back(v_bytes ? allocate(v_bytes, dtype) : Tensor());
   }
+  if (config.has_moe()) router_faults_ = allocate(sizeof(int32_t), DType::kI32);
+}
+
+std::vector<int32_t> KvStorage::RouterFaultsOf(std::span<const kernels::SequenceSpan> sequences,
+                                               kernels::Device& device) const {
+  std::vector<int32_t> first(sequences.size(), 0);
+  if (!router_faults_.defined() || sequences.empty()) return first;
+  std::vector<int32_t> faults(router_faults_.num_elements());
+  device.CopyOut(faults.data(), router_faults_.raw(), router_faults_.num_bytes());
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    for (int32_t key = 0; key < sequences[i].kv_len; ++key) {
+      const int64_t page = sequences[i].pages[key / page_size_];
+      const int32_t fault = faults[page * page_size_ + key % page_size_];
+      if (fault != 0 && (first[i] == 0 || fault < first[i])) first[i] = fault;
+    }
+  }
+  return first;
 }
 
 size_t KvStorage::BytesPerToken(const ModelConfig& config, const Mesh& mesh, DType dtype) {

@@ -1,20 +1,3 @@
-// Memory of the paged KV cache.
-#pragma once
-
-#include <cstddef>
-#include <cstdint>
-#include <vector>
-
-#include "comm/mesh.h"
-#include "core/tensor.h"
-#include "model/config.h"
-
-namespace switchyard {
-
-namespace kernels {
-class Device;
-}
-
 // Memory of the paged KV cache, per layer. Grouped attention: k and v, [slots, kv_heads of this
 // rank, D] each. Latent attention: one tensor [slots, kv_lora + rope] in `k`. Owned by the engine,
 // written by the model. Each attention group has its own cache, sharded over its ranks.
@@ -35,8 +18,20 @@ class KvStorage {
   Tensor& k(int64_t layer) { return k_[layer]; }
   Tensor& v(int64_t layer) { return v_[layer]; }
 
+  // [slots] the router fault (moe/router_fault.h) of the token at each slot, if this rank routed
+  // it; null without experts. A record per slot outlives its pass, so the host need not read it
+  // after a pass without logits.
+  int32_t* router_faults() {
+    return router_faults_.defined() ? router_faults_.data<int32_t>() : nullptr;
+  }
+  // The first fault of each sequence, over all its keys; 0: none. Waits for `device`, whose memory
+  // this cache is in.
+  std::vector<int32_t> RouterFaultsOf(std::span<const kernels::SequenceSpan> sequences,
+                                      kernels::Device& device) const;
+
  private:
   std::vector<Tensor> k_, v_;
+  Tensor router_faults_;
   int64_t num_pages_ = 0;
   int32_t page_size_ = 1;
   DType dtype_ = DType::kF32;

@@ -278,7 +278,7 @@ struct Model::Impl {
     const MoeTokens moe_tokens{.group_tokens = p.group_tokens,
                                .group_decode_tokens = p.group_decode_tokens,
                                .routed_experts = p.routed.empty() ? nullptr : p.layer_routed.data(),
-                               .router_faults = p.faults.data()};
+                               .router_faults = {p.kv->router_faults(), p.rows.slots}};
     const kernels::RowHook* hook = moe[layer] ? moe[layer]->InputRowHook(moe_tokens) : nullptr;
     if (tokens > 0) NormResidual(p, weights.layers[layer].post_attention_norm, hook);
     if (moe[layer]) {
@@ -302,6 +302,8 @@ struct Model::Impl {
   // From token ids to logits; uses only ops of the device and collectives.
   void RunLayers(Pass& p) {
     p.branch_pending = false;
+    // On every rank of the group: another rank may have routed a slot's previous token.
+    if (config.has_moe()) device.ClearEntries(p.kv->router_faults(), p.rows.slots, p.rows.tokens);
     if (p.rows.tokens > 0) vocabulary.Embed(p, p.residual.data());
     for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
       comm.memory->Beat();
@@ -377,7 +379,9 @@ std::span<const float> Model::Forward(const ForwardBatch& batch, KvStorage& kv) 
   return impl_->Forward(impl_->pass, batch, kv);
 }
 std::span<const int32_t> Model::routed_experts() const { return impl_->pass.routed; }
-std::span<const int32_t> Model::router_faults() const { return impl_->pass.faults; }
+std::vector<int32_t> Model::RouterFaults(const ForwardBatch& batch, const KvStorage& kv) const {
+  return kv.RouterFaultsOf(batch.sequences, impl_->device);
+}
 Communicator& Model::attention_group() const { return *impl_->comm.attn_tp; }
 bool Model::draws() const { return impl_->rank_device->draws(); }
 std::span<const int32_t> Model::drawn() const { return impl_->pass.drawn; }

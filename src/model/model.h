@@ -40,10 +40,9 @@ class Model {
   // (always in dense layers). Empty if the batch did not request them.
   std::span<const int32_t> routed_experts() const;
 
-  // [T] of the last batch: -1, or layer * 65536 + expert of a token's first router score that was
-  // not finite. Covers only the tokens that this rank routed; empty on GPUs, which do not record
-  // them.
-  std::span<const int32_t> router_faults() const;
+  // The first router fault (moe/router_fault.h) of each sequence of the batch, among the tokens
+  // that this rank routed in this pass or earlier ones; 0: none.
+  std::vector<int32_t> RouterFaults(const ForwardBatch& batch, const KvStorage& kv) const;
   // The ranks with the same batches.
   Communicator& attention_group() const;
 

@@ -50,7 +50,6 @@ void Pass::Begin(const ForwardBatch& batch, KvStorage& cache) {
   branch_pending = false;
   drawn.clear();
   routed.clear();
-  faults.assign(context_.device.is_cpu() && config.has_moe() ? tokens : 0, -1);
   if (!batch.routed_experts || !config.has_moe()) return;
   const int64_t k = config.moe->router.top_k;
   routed.assign(tokens * config.num_layers() * k, -1);

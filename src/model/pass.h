@@ -80,7 +80,6 @@ class Pass {
   std::vector<float> host_logits;     // [logit rows, vocab], for a device with its own memory
   std::vector<int32_t> routed;        // [T, layers, top_k] if requested; else empty
   std::vector<int32_t> layer_routed;  // [T, top_k]
-  std::vector<int32_t> faults;        // [T], as MoeTokens::router_faults; empty on GPUs
   std::vector<int32_t> drawn;         // [logit rows] if the model draws; else empty
 
  private:

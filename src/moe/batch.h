@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "moe/router.h"
+#include "moe/router_fault.h"
 #include "moe/runner.h"
 #include "moe/scratch.h"
 #include "moe/shared_expert.h"
@@ -26,7 +27,7 @@ struct MoeBatch {
   int64_t tokens = 0;
   bool decode = false;                // every sequence has one row, on all ranks
   int32_t* routed_experts = nullptr;  // [tokens, top_k] or null
-  int32_t* router_faults = nullptr;   // [tokens] or null
+  RouterFaults router_faults;         // [tokens]
   int64_t first_row = 0;              // index of the first token among the group's in the pass
 
   // Rows that this rank routes: its lane's tokens, or all tokens if there is no partition.

@@ -94,7 +94,7 @@ void MoeLayer::Forward(const float* hidden, const MoeTokens& tokens, float* out,
                          out + first * config_.hidden, &batch);
     batch.routed_experts =
         tokens.routed_experts ? tokens.routed_experts + first * config_.router.top_k : nullptr;
-    batch.router_faults = tokens.router_faults ? tokens.router_faults + first : nullptr;
+    batch.router_faults = tokens.router_faults.From(first);
     batch.first_row = first;
     RunBatch(batch, hooks);
   };
@@ -237,27 +237,21 @@ void MoeLayer::Route(MoeBatch& batch) const {
   if (runtime_->observer()) ReportRouting(batch);
 }
 
-MoeLayer::OwnTokens MoeLayer::OwnOf(const MoeBatch& batch) const {
-  Share own{0, batch.lane_tokens};  // range in the lane; `begin`: its offset in the group
-  int64_t begin = 0;
-  if (batch.partition) {
-    const Share share = batch.partition->own(runtime_->comm().mesh.rank());
-    own = {batch.partition->own_in_lane(), batch.partition->own_in_lane() + share.size()};
-    begin = share.begin;
-  }
-  const int64_t first = std::max(own.begin, batch.round.begin);
-  const int64_t end = std::max(first, std::min(own.end, batch.round.end));
-  return {.in_round = {first - batch.round.begin, end - batch.round.begin},
-          .in_group = begin + first - own.begin};
+OwnTokens MoeLayer::OwnOf(const MoeBatch& batch) const {
+  if (!batch.partition) return OwnInRound({0, batch.lane_tokens}, 0, batch.round);
+  return OwnInRound(batch.partition->own(runtime_->comm().mesh.rank()),
+                    batch.partition->own_in_lane(), batch.round);
 }
 
 void MoeLayer::StoreRouterFaults(MoeBatch& batch) const {
-  if (!batch.router_faults) return;
+  const auto& [records, index] = batch.router_faults;
+  if (!records) return;
   const OwnTokens own = OwnOf(batch);
   for (int64_t i = 0; i < own.in_round.size(); ++i) {
     const int32_t expert = batch.logical.bad_experts[own.in_round.begin + i];
-    int32_t& fault = batch.router_faults[own.in_group + i];
-    if (expert >= 0 && fault < 0) fault = config_.layer * kFaultLayer + expert;
+    if (expert < 0) continue;
+    int32_t& record = records[index[own.in_group + i]];
+    if (record == 0) record = FaultOf(config_.layer, expert);
   }
 }
 

@@ -14,6 +14,8 @@
 #include "moe/options.h"
 #include "moe/placement.h"
 #include "moe/router.h"
+#include "moe/router_fault.h"
+#include "moe/token_partition.h"
 
 namespace switchyard {
 
@@ -48,8 +50,6 @@ struct OwnedExpert {
   std::shared_ptr<const void> owner;
 };
 
-constexpr int32_t kFaultLayer = 65536;  // of MoeTokens::router_faults
-
 // The rows of one forward pass, the same on every rank.
 struct MoeTokens {
   // [dp] rows of each attention group, and the number of leading rows that are the single new row
@@ -59,9 +59,9 @@ struct MoeTokens {
   // [tokens of this group, top_k] receives the logical experts of every token, −1 for none, on
   // every rank of the group; or null.
   int32_t* routed_experts = nullptr;
-  // [tokens of this group] receives layer * kFaultLayer + expert of a token's first router score
-  // that is not finite, if the entry is -1. Only for tokens that this rank routes. Or null.
-  int32_t* router_faults = nullptr;
+  // Receives the router faults of the tokens that this rank routes. In the memory of the layer's
+  // device.
+  RouterFaults router_faults;
 };
 
 // Stateless between calls except for weights and placement. Used by the rank's thread only.
@@ -119,12 +119,6 @@ class MoeLayer {
   void StageInputRows(MoeBatch& batch) const;
   void MapToPhysical(MoeBatch& batch) const;
   void ComputeShared(MoeBatch& batch) const;
-  // The tokens of a round that this rank routes for its group: their range in the round, and the
-  // offset of the first one in the group.
-  struct OwnTokens {
-    Share in_round;
-    int64_t in_group = 0;
-  };
   OwnTokens OwnOf(const MoeBatch& batch) const;
   void StoreRouterFaults(MoeBatch& batch) const;
   void StoreRoutedExperts(MoeBatch& batch) const;

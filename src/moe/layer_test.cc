@@ -1,6 +1,8 @@
 // The whole layer on rank threads, against the single-process reference.
 #include "moe/layer.h"
 
+#include <mutex>
+#include <numeric>
 #include <string>
 
 #include "core/testing.h"
@@ -235,6 +237,64 @@ TEST(MoeLayerTest, RoutedExpertsAreTheRoutersChoice) {
       });
     }
   }
+}
+
+// For any order of ranks, groups and rounds, the ranks of a group together record the faults of its
+// tokens, each at its token's index.
+TEST(MoeLayerTest, RouterFaultsAreRecordedByTheRanksThatRouteTheirTokens) {
+  TestLayer layer({.hidden = 96, .intermediate = 64, .num_experts = 12});
+  layer.config.layer = 3;
+  const TestPass pass{{7, 0, 4}, {2, 0, 4}};
+  const FaultyRows rows = WithRouterFaults(&layer, pass.total());
+  std::vector<int32_t> want;
+  for (const int32_t expert : rows.experts) want.push_back(expert < 0 ? 0 : FaultOf(3, expert));
+  for (const A2aChoice& choice : AllA2aChoices()) {
+    for (const int ep : {6, 2}) {
+      SCOPED_TRACE(fmt::format("{} ep {}", choice.Describe(), ep));
+      const MoeOptions options = Options(choice, DType::kF32, /*capacity=*/2);
+      const MeshShape mesh{.tp = 6, .ep = ep, .dp = 3};
+      const MoeShape shape = layer.Shape(7);
+      std::mutex mutex;
+      std::vector<int32_t> got(pass.total(), 0);
+      RunMoeRanks(options, shape, mesh, [&](RankComm& comm, ThreadPool& threads) {
+        const int group = comm.mesh.dp_rank();
+        const int64_t tokens = pass.tokens[group], first = pass.FirstOf(group);
+        const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, true),
+                           MakeMoeRuntime(options, shape, comm, threads));
+        std::vector<float> out(tokens * layer.spec.hidden);
+        std::vector<int32_t> records(tokens), index(tokens);
+        std::iota(index.rbegin(), index.rend(), 0);
+        moe.Forward(rows.hidden.data() + first * layer.spec.hidden,
+                    {pass.tokens, pass.decoding, nullptr, {records.data(), index.data()}},
+                    out.data());
+        const std::lock_guard lock(mutex);
+        for (int64_t t = 0; t < tokens; ++t)
+          if (records[index[t]] != 0) got[first + t] = records[index[t]];
+      });
+      EXPECT_EQ(got, want);
+    }
+  }
+}
+
+// A later layer, or another round, keeps the record.
+TEST(MoeLayerTest, TheFirstLayersRouterFaultStays) {
+  TestLayer layer({.hidden = 96, .intermediate = 64});
+  const FaultyRows rows = WithRouterFaults(&layer, 4);
+  const TestPass pass{{4}, {4}};
+  const MoeOptions options;
+  std::vector<int32_t> records = {0, FaultOf(1, 8), 0, 0};
+  RunMoeRanks(options, layer.Shape(4), {}, [&](RankComm& comm, ThreadPool& threads) {
+    const auto runtime = MakeMoeRuntime(options, layer.Shape(4), comm, threads);
+    const int32_t index[] = {0, 1, 2, 3};
+    std::vector<float> out(rows.hidden.size());
+    for (const int i : {2, 5}) {
+      layer.config.layer = i;
+      MoeLayer(layer.config, layer.ShareOf(comm.mesh, true), runtime)
+          .Forward(rows.hidden.data(),
+                   {pass.tokens, pass.decoding, nullptr, {records.data(), index}}, out.data());
+    }
+  });
+  EXPECT_EQ(records, (std::vector<int32_t>{0, FaultOf(1, 8), 0, FaultOf(2, 0)}));
 }
 
 }  // namespace

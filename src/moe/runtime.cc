@@ -185,7 +185,7 @@ void MoeRuntime::StartBatch(const float* hidden, std::span<const int64_t> group_
   batch->tokens = group_tokens[comm_.mesh.dp_rank()];
   batch->decode = decode;
   batch->routed_experts = nullptr;
-  batch->router_faults = nullptr;
+  batch->router_faults = {};
   batch->first_row = 0;
   batch->lane_tokens = batch->tokens;
   int64_t longest = batch->tokens;

@@ -128,6 +128,28 @@ struct TestLayer {
   std::vector<std::shared_ptr<const std::vector<float>>> kept;
 };
 
+// Rows of which some have router scores that are not finite.
+struct FaultyRows {
+  std::vector<float> hidden;     // [tokens, H]
+  std::vector<int32_t> experts;  // [tokens] the first expert with such a score; −1: none
+};
+// In every fifth row the score of expert 6 overflows, and every seventh row is NaN. Replaces the
+// layer's router weights to this end.
+inline FaultyRows WithRouterFaults(TestLayer* layer, int64_t tokens) {
+  const int64_t hidden = layer->spec.hidden, experts = layer->spec.num_experts;
+  std::vector<float> w = kernels::Random(5).Normal(experts * hidden, 0.1f);
+  w[6 * hidden] = 3e38f;
+  layer->whole.router.w = Quantize(WeightFormat::kF32, w, experts, hidden);
+  FaultyRows rows{layer->Hidden(tokens), std::vector<int32_t>(tokens, -1)};
+  for (int64_t t = 0; t < tokens; ++t) {
+    const bool overflows = t % 5 == 1, is_nan = t % 7 == 3;
+    rows.hidden[t * hidden] = overflows ? 10.0f : 0.0f;
+    if (is_nan) rows.hidden[t * hidden + 1] = NAN;
+    if (overflows || is_nan) rows.experts[t] = is_nan ? 0 : 6;
+  }
+  return rows;
+}
+
 // Runs body(comm, pool) on every rank of a mesh, as threads, with symmetric memory for `options`.
 inline void RunMoeRanks(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,
                         const std::function<void(RankComm&, ThreadPool&)>& body,

@@ -30,6 +30,13 @@ void TokenPartition::Reset(const Mesh& mesh, std::span<const int64_t> group_toke
   lane_begin_ = own_[mesh.ep_rank() * moe_tp].begin;
 }
 
+OwnTokens OwnInRound(Share own, int64_t in_lane, Share round) {
+  const int64_t first = std::max(in_lane, round.begin);
+  const int64_t end = std::max(first, std::min(in_lane + own.size(), round.end));
+  return {.in_round = {first - round.begin, end - round.begin},
+          .in_group = own.begin + first - in_lane};
+}
+
 int64_t MaxLaneTokens(const MeshShape& mesh, int64_t max_tokens) {
   const int attn_tp = mesh.tp / mesh.dp, moe_tp = mesh.tp / mesh.ep;
   return std::min(moe_tp * CeilDiv(max_tokens, attn_tp), max_tokens * CeilDiv(moe_tp, attn_tp));

@@ -49,6 +49,16 @@ class TokenPartition {
   bool lane_is_local_ = true;
 };
 
+// The tokens of a round that a rank routes for its group: their range in the round, and the offset
+// of the first one in the group.
+struct OwnTokens {
+  Share in_round;
+  int64_t in_group = 0;
+};
+// `own`: the rank's own tokens, a range of its group, which begin at `in_lane` in the rank's lane.
+// `round`: a range of the lane.
+OwnTokens OwnInRound(Share own, int64_t in_lane, Share round);
+
 // The maximum tokens of a lane if no attention group has more than `max_tokens`.
 int64_t MaxLaneTokens(const MeshShape& mesh, int64_t max_tokens);
 

@@ -1,5 +1,6 @@
 #include "server/http_setup.h"
 
+#include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -94,5 +95,13 @@ http::ServerOptions SetUpHttp(const ServerArgs& args) {
 }
 
 void ExitWhenOutOfMemory() { std::set_terminate(OnTerminate); }
+
+void ReturnFreedMemory() {
+#ifdef __GLIBC__
+  constexpr int kBytes = 128 << 10;
+  mallopt(M_MMAP_THRESHOLD, kBytes);
+  mallopt(M_TRIM_THRESHOLD, kBytes);
+#endif
+}
 
 }  // namespace switchyard

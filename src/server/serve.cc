@@ -21,6 +21,8 @@
 #include "server/ranks/engine_ranks.h"
 #include "server/ranks/follower.h"
 #include "server/ranks/membership.h"
+#include "server/ranks/served_weights.h"
+#include "server/schedule_text.h"
 #include "server/stop_signals.h"
 
 namespace switchyard {
@@ -147,17 +149,26 @@ void Drain(Service& service, const StopSignals& signals, const std::atomic<bool>
 }  // namespace
 
 int RunServe(const ServerArgs& args) {
+  if (args.print_schedule) {
+    fmt::print("{}", ServeScheduleText(args.engine));
+    return 0;
+  }
   const StopSignals signals;
   ExitWhenOutOfMemory();
+  ReturnFreedMemory();
   QueueLog();
   struct Flush {
     ~Flush() { FlushLog(1s); }
   } const flush;
   const Launch launch = PlanLaunch(args, FindLauncher());
   if (launch.node > 0) return RunFollower(args, launch, signals);
-  if (args.engine.load_format != "dummy") {
-    CheckCheckpoint(args.engine.model_path, ReadModelConfig(args.engine));
-  }
+  std::atomic<int> interrupted{0};  // signal that interrupted the startup
+  const FindSignal find_signal = [&] {
+    if (const int signal = signals.Wait(0ms)) interrupted = signal;
+    return interrupted.load();
+  };
+  const auto weights = CheckWeights(args, find_signal);
+  if (!weights) return ReportInterrupted(interrupted);
   const EnginePlan plan = MakePlan(args.engine, launch.ranks_of_host);
   if (plan.model.has_moe() && !plan.cuda)
     LOG_INFO("{}", DescribeExchangeMemory(plan.model, MakeModelOptions(args.engine, plan),
@@ -179,11 +190,6 @@ int RunServe(const ServerArgs& args) {
   native::Register(server, service);
   server.Start();  // before loading, so that a port in use is reported at once
 
-  std::atomic<int> interrupted{0};  // signal that interrupted the startup
-  const FindSignal find_signal = [&] {
-    if (const int signal = signals.Wait(0ms)) interrupted = signal;
-    return interrupted.load();
-  };
   std::optional<Membership> membership = Lead(launch, args.engine, plan, find_signal);
   if (!membership || !ConnectLaunchedRank(launch, *membership, {args.engine, plan}, find_signal)) {
     server.Stop();
@@ -194,7 +200,8 @@ int RunServe(const ServerArgs& args) {
   std::string lost_reason;
   EngineRanks ranks(
       [&](const std::string& endpoint, RankHost::OnExit on_exit) {
-        return StartRanks(launch, *membership, {args.engine, plan}, endpoint, std::move(on_exit),
+        return StartRanks(launch, *membership, {args.engine, plan}, endpoint,
+                          WithChangedFiles(*weights, std::move(on_exit)),
                           [&] { return cancelled.load(); });
       },
       std::move(membership->nodes),

@@ -51,7 +51,7 @@ struct Form {
   int copies = 1;  // of the experts: data parallelism over ranks / copies expert-parallel ranks
   bool synchronous = false;
   bool two = false;  // micro-batches
-  overlap::Order schedule = overlap::Order::kPlain;
+  schedule::Order order = schedule::Order::kPlain;
   bool tcp = false;
   std::vector<int64_t> borders;  // sequence boundaries of the ranks
 };
@@ -82,7 +82,7 @@ Step RanksStep(const ModelConfig& config, const Batch& batch, const Form& form) 
     for (Parameter<float>* p : model.parameters()) p->value = all.at(p->name)->value;
 
     const int64_t first = form.borders[r], last = form.borders[r + 1];
-    Learner learner(model, {.schedule = form.schedule}, comm->tp.get(), comm->moe_tp.get());
+    Learner learner(model, {.order = form.order}, comm->tp.get(), comm->moe_tp.get());
     std::vector<Batch> batches = {Part(batch, first, last)};
     if (form.two) {
       const int64_t middle = (first + last) / 2;
@@ -150,7 +150,7 @@ TEST_P(Ranks, FormsOfTheExchangeAndOverlapChangeNoBit) {
   EXPECT_EQ(RanksStep(config, batch, form).gradients, asynchronous.gradients);
   form = {.ranks = 2, .two = true, .borders = {0, 4, 8}};
   const Step in_turn = RanksStep(config, batch, form);
-  form.schedule = overlap::Order::kOverlapped;
+  form.order = schedule::Order::kOverlapped;
   EXPECT_EQ(RanksStep(config, batch, form).gradients, in_turn.gradients);
   form.synchronous = true;
   EXPECT_EQ(RanksStep(config, batch, form).gradients, in_turn.gradients);
@@ -159,7 +159,7 @@ TEST_P(Ranks, FormsOfTheExchangeAndOverlapChangeNoBit) {
 // Plain gradient descent with moving biases; each rank has its sequences in two micro-batches.
 // Returns the loss of each step over all ranks.
 std::vector<double> Curve(const ModelConfig& config, const Batch& batch, int ranks,
-                          overlap::Order schedule, int steps) {
+                          schedule::Order order, int steps) {
   const StepSize size = testing::SizeOf(batch);
   const MeshShape shape{.tp = ranks, .ep = ranks};
   const RowExchangeOptions options{.message_bytes =
@@ -180,7 +180,7 @@ std::vector<double> Curve(const ModelConfig& config, const Batch& batch, int ran
         losses.balance.batch = 0.0;  // its f[e] depend on the partition into micro-batches
         Model<float> model(config, losses, {.exchange = exchange.get(), .sum = sum}, pool);
         model.Initialise(9, 0.1);
-        Learner learner(model, {.bias_step = 0.001, .schedule = schedule}, comm->tp.get());
+        Learner learner(model, {.bias_step = 0.001, .order = order}, comm->tp.get());
         const Share mine = EvenShare(batch.sequences(), ranks, r);
         const int64_t middle = (mine.begin + mine.end) / 2;
         const Batch parts[] = {Part(batch, mine.begin, middle), Part(batch, middle, mine.end)};
@@ -211,11 +211,11 @@ TEST(Training, LowersTheLossAlikeOnAnyNumberOfRanks) {
   const ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   const Batch batch = testing::RandomBatch({9, 4, 1, 7, 12, 3, 5, 8}, config.vocab_size, 6);
   constexpr int kSteps = 60;
-  const std::vector<double> one = Curve(config, batch, 1, overlap::Order::kPlain, kSteps);
+  const std::vector<double> one = Curve(config, batch, 1, schedule::Order::kPlain, kSteps);
   EXPECT_LT(one.back(), 0.8 * one.front());
   for (const int ranks : {2, 4}) {
-    const std::vector<double> many = Curve(config, batch, ranks, overlap::Order::kPlain, kSteps);
-    EXPECT_EQ(Curve(config, batch, ranks, overlap::Order::kOverlapped, kSteps), many)
+    const std::vector<double> many = Curve(config, batch, ranks, schedule::Order::kPlain, kSteps);
+    EXPECT_EQ(Curve(config, batch, ranks, schedule::Order::kOverlapped, kSteps), many)
         << "overlap changes bits";
     for (int step = 0; step < kSteps; ++step)
       EXPECT_NEAR(many[step], one[step], 1e-4 * one[step]) << ranks << " ranks, step " << step;

@@ -17,6 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = os.environ.get("SWITCHYARD", str(ROOT / "build/release/switchyard"))
 FIXTURES = ROOT / "tests/data/fixtures"
 START_SECONDS = 120
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "btl_vader_single_copy_mechanism", "none"]
 
 
 class Server:
@@ -138,6 +139,26 @@ class OtherNode:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+
+
+def mpi_ranks(server):
+    """Pids of the processes started by mpirun, in rank order."""
+    out = subprocess.run(["ps", "--ppid", str(server.process.pid), "-o", "pid="], capture_output=True, text=True).stdout
+    found = {}
+    for pid in map(int, out.split()):
+        with contextlib.suppress(OSError):
+            for entry in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                if entry.startswith(b"OMPI_COMM_WORLD_RANK="):
+                    found[int(entry.split(b"=")[1])] = pid
+    return [found[rank] for rank in sorted(found)]
+
+
+def have_ended(pids, seconds=20):
+    """Waits for the end of processes that are not children of this one."""
+    end = time.time() + seconds
+    while any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids) and time.time() < end:
+        time.sleep(0.05)
+    return not any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def free_port(address="127.0.0.1"):

@@ -117,6 +117,18 @@ def test_add_bos_token(tmp_path):
         assert answer["usage"]["prompt_tokens"] == len(ids)
 
 
+def test_special_tokens_of_chats(tmp_path):
+    messages = [{"role": "user", "content": "Who?"}]
+    with serving(tmp_path, "deepseek_v3") as s:
+        plain = tokens(s, messages=messages)
+        assert 508 not in plain and tokens(s, messages=messages, add_special_tokens=False) == plain
+        assert tokens(s, messages=messages, add_special_tokens=True) == [508] + plain
+        body = {"messages": messages, "max_tokens": 1, "return_token_ids": True}
+        for special, want in ((False, plain), (True, [508] + plain)):
+            answer = s.request("/v1/chat/completions", {**body, "add_special_tokens": special})[1]
+            assert answer["prompt_token_ids"] == want and answer["usage"]["prompt_tokens"] == len(want)
+
+
 def test_tiktoken_alone(tmp_path):
     ranks = "".join(f"{base64.b64encode(bytes([b])).decode()} {b}\n" for b in range(256))
     config = {"tokenizer_class": "TikTokenTokenizer", "added_tokens_decoder": {"256": {"content": "[BOS]", "special": True}}}

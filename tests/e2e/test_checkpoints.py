@@ -3,6 +3,8 @@ import json
 import shutil
 import struct
 
+import pytest
+
 from server import FIXTURES, Server, fails_to_start
 
 MODEL = FIXTURES / "qwen3_moe"  # three shards, 512 positions
@@ -76,6 +78,36 @@ def test_the_index_says_which_file_has_a_tensor(tmp_path):
     (directory / "model-overlay.safetensors").unlink()
     code, said = fails_to_start("--model-path", directory, "--port", 0)
     assert code == 2 and "model-overlay.safetensors" in said, said
+
+
+def logprobs(model, *flags, env=None):
+    """Log-probabilities of a prompt and of the answer to it."""
+    prompt = [(7 * i * i + 3) % 500 for i in range(40)]
+    with Server(model, *SMALL, "--dtype", "float32", *flags, env=env) as server:
+        status, answer = server.request("/generate", {
+            "input_ids": prompt, "return_logprob": True, "logprob_start_len": 0,
+            "sampling_params": {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}})
+    assert status == 200, answer
+    meta = answer["meta_info"]
+    return [entry[0] for entry in meta["input_token_logprobs"][1:] + meta["output_token_logprobs"]]
+
+
+def test_clip_qkv_limits_what_attention_adds(tmp_path):
+    """With values of almost 0, attention adds nothing, as with output projections of 0."""
+    directory = tmp_path / "model"
+    shutil.copytree(FIXTURES / "olmoe", directory)
+    file = directory / "model.safetensors"
+    file.chmod(0o644)
+    header, data = tensors(file)
+    raw = bytearray(file.read_bytes())
+    for name, entry in header.items():
+        if "o_proj" in name:
+            begin, end = (len(raw) - len(data) + offset for offset in entry["data_offsets"])
+            raw[begin:end] = bytes(end - begin)
+    file.write_bytes(raw)
+    clipped = logprobs(FIXTURES / "olmoe", "--json-model-override-args", '{"clip_qkv": 1e-6}')
+    assert clipped == pytest.approx(logprobs(directory), abs=1e-4)
+    assert clipped != pytest.approx(logprobs(FIXTURES / "olmoe"), abs=1e-2)
 
 
 def test_yarn_stretches_the_context_beyond_max_position_embeddings():

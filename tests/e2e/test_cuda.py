@@ -12,6 +12,8 @@ import sys
 import pytest
 
 from server import FIXTURES, ROOT, OtherNode, Server, free_port
+from test_checkpoints import logprobs
+from test_faults import ROUTER_RANKS, check_router_overflow
 from test_reference import BACKENDS, DP_BACKENDS, NAMES
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)]
@@ -82,6 +84,22 @@ def test_two_hosts_equal_transformers(case):
                     env={**env, "NCCL_HOSTID": "first"}) as node0:
             check_reference(node0, name, node1)
             assert node1.wait() == 0
+
+
+@pytest.mark.parametrize("ranks", ROUTER_RANKS)
+def test_a_router_that_overflows_ends_the_request_alone(tmp_path, ranks):
+    device, env = where(2 if ROUTER_RANKS[ranks] else 1)
+    check_router_overflow(tmp_path, *device, *ROUTER_RANKS[ranks], env=env)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_clip_qkv_gives_the_logprobs_of_the_cpu(tp):
+    """A limit of 0.7 clamps about half of the checkpoint's queries, keys and values."""
+    device, env = where(tp)
+    clip = ["--json-model-override-args", '{"clip_qkv": 0.7}']
+    clipped = logprobs(FIXTURES / "olmoe", *device, "--tp", tp, *clip, env=env)
+    assert clipped == pytest.approx(logprobs(FIXTURES / "olmoe", "--device", "cpu", *clip), abs=2e-4)
+    assert clipped != pytest.approx(logprobs(FIXTURES / "olmoe", *device, "--tp", tp, env=env), abs=1e-2)
 
 
 def test_packed_experts_give_the_same_alone_and_together():

@@ -63,6 +63,10 @@ REFUSED = [
     (CHAT, {"min_tokens": 5}, "min_tokens"),
     (CHAT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     (CHAT, {"top_k": -2}, "top_k"),
+    (CHAT, {"input_ids": [1, 2], "echo": True}, "echo"),
+    (CHAT, {"input_ids": [1, 2], "add_special_tokens": True}, "add_special_tokens"),
+    (CHAT, {"input_ids": [1, 2], "return_prompt_text": True}, "return_prompt_text"),
+    (COMPLETIONS, {"return_prompt_text": True}, "return_prompt_text"),
     (COMPLETIONS, {"guided_json": {"type": "object"}}, "guided_json"),
     (COMPLETIONS, {"structured_outputs": {"regex": "a"}}, "structured_outputs"),
     (COMPLETIONS, {"logit_processors": ["x"]}, "logit_processors"),
@@ -96,7 +100,8 @@ NOTHING = {"best_of": 1, "suffix": "", "top_k": 0, "stop": "", "bad_words": [], 
            "guided_json": None, "structured_outputs": {"json": None}, "use_beam_search": False, "length_penalty": 1.0,
            "priority": 0, "user": "me", "metadata": {"a": "b"}, "service_tier": "auto", "store": False, "lora_path": "",
            "custom_params": {}, "logits_processors": [], "stream_options": {}, "ignore_eos": "true", "max_tokens": "2",
-           "temperature": 1, "not_a_field": 5}
+           "temperature": 1, "return_cached_tokens_details": False, "return_prompt_text": False, "add_special_tokens": False,
+           "not_a_field": 5}
 
 
 def test_values_that_ask_for_nothing_pass(server):
@@ -173,6 +178,28 @@ def test_token_ids_are_returned(server):
     events = stream(server, CHAT, return_token_ids=True, temperature=0)[1]
     assert events[0]["prompt_token_ids"] == chat["prompt_token_ids"]
     assert sum((c.get("token_ids", []) for e in events for c in e["choices"]), []) == chat["choices"][0]["token_ids"]
+
+
+def test_echo_repeats_the_message_that_the_answer_continues(server):
+    body = dict(messages=HELLO + [{"role": "assistant", "content": "Once upon"}], continue_final_message=True, temperature=0)
+    plain = ask(server, CHAT, **body)["choices"][0]["message"]["content"]
+    for n in (1, 2):
+        choices = ask(server, CHAT, echo=True, n=n, **body)["choices"]
+        assert [choice["message"]["content"] for choice in choices] == ["Once upon" + plain] * n
+    choices = [event["choices"][0] for event in stream(server, CHAT, echo=True, **body)[1]]
+    assert choices[0]["delta"] == {"role": "assistant", "content": ""} and choices[1]["delta"] == {"content": "Once upon"}
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == "Once upon" + plain
+    assert ask(server, CHAT, echo=True, temperature=0)["choices"] == ask(server, CHAT, temperature=0)["choices"]
+
+
+def test_prompt_text_is_what_the_template_gives(server):
+    answer = ask(server, CHAT, return_prompt_text=True, return_token_ids=True)
+    ids = {"tokens": answer["prompt_token_ids"], "skip_special_tokens": False}
+    assert answer["prompt_text"] == server.request("/detokenize", ids)[1]["text"]
+    assert "Hello!" in answer["prompt_text"] and answer["prompt_text"].startswith(START)
+    events = stream(server, CHAT, return_prompt_text=True)[1]
+    assert [event.get("prompt_text") for event in events] == [answer["prompt_text"]] + [None] * (len(events) - 1)
+    assert "prompt_text" not in ask(server, CHAT)
 
 
 def test_allowed_and_bad_words(server):
@@ -266,6 +293,25 @@ def test_cache_salts_keep_caches_apart(server):
     assert cached(cache_salt="", extra_key="") > 0
     native = ask(server, GENERATE, text=None, input_ids=prompt, cache_salt="a")
     assert native["meta_info"]["cached_tokens"] > 0
+
+
+def test_details_of_cached_tokens(server):
+    prompt = list(range(60, 160))
+    details = {"return_cached_tokens_details": True}
+    for path, body in ((COMPLETIONS, {"prompt": prompt}), (CHAT, {"input_ids": prompt})):
+        server.request("/flush_cache", method="POST")
+        assert "sglext" not in ask(server, path, **body, **details)
+        answer = ask(server, path, **body, **details)
+        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached > 0 and answer["sglext"] == {"cached_tokens_details": {"device": cached, "host": 0}}
+        assert "sglext" not in ask(server, path, **body)
+        events = stream(server, path, **body, **details, stream_options={"include_usage": True})[1]
+        cached = events[-1]["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached > 0 and events[-2]["choices"] == []
+        assert events[-2]["sglext"] == {"cached_tokens_details": {"device": cached, "host": 0}}
+        assert not any("sglext" in event for event in events[:-2] + events[-1:])
+    meta = ask(server, GENERATE, text=None, input_ids=prompt)["meta_info"]
+    assert meta["cached_tokens_details"] == {"device": meta["cached_tokens"], "host": 0}
 
 
 def test_tokenize_lists_and_strings(server):

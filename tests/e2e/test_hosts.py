@@ -1,21 +1,18 @@
 """One engine on two hosts (network namespaces), and with ranks started by mpirun."""
 import contextlib
 import os
-import pathlib
 import shutil
 import signal
 import subprocess
-import time
 
 import pytest
 
-from server import FIXTURES, PROGRAM, OtherNode, Server, fails_to_start, free_port
+from server import FIXTURES, MPIRUN, PROGRAM, OtherNode, Server, fails_to_start, free_port, have_ended, mpi_ranks
 
 MODEL = FIXTURES / "olmoe"
 FLAGS = ["--tp", 4, "--ep", 4, "--moe-a2a-backend", "deepep", "--mem-fraction-static", 0.2, "--dist-timeout", 60]
 # Prompts of 1, 35 and 90 tokens, each generated greedily and with sampling.
 PROMPTS = [[3], list(range(5, 40)), [7, 8, 9] * 30]
-MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "btl_vader_single_copy_mechanism", "none"]
 
 
 def answers(server):
@@ -153,18 +150,6 @@ def test_a_host_that_does_not_come_is_named():
     assert code == 1 and f"node 1 waited 1 s for node 0 at {address}" in text
 
 
-def mpi_ranks(server):
-    """Pids of the processes started by mpirun, in rank order."""
-    out = subprocess.run(["ps", "--ppid", str(server.process.pid), "-o", "pid="], capture_output=True, text=True).stdout
-    found = {}
-    for pid in map(int, out.split()):
-        with contextlib.suppress(OSError):
-            for entry in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                if entry.startswith(b"OMPI_COMM_WORLD_RANK="):
-                    found[int(entry.split(b"=")[1])] = pid
-    return [found[rank] for rank in sorted(found)]
-
-
 @pytest.fixture
 def mpirun():
     if not shutil.which("mpirun"):
@@ -188,10 +173,7 @@ def test_mpirun_ends_all_when_a_rank_dies(mpirun):
         ranks = mpi_ranks(server)
         os.kill(ranks[2], signal.SIGKILL)
         assert wait_end(server) != 0
-        end = time.time() + 20
-        while any(pathlib.Path(f"/proc/{pid}").exists() for pid in ranks) and time.time() < end:
-            time.sleep(0.05)
-        assert not any(pathlib.Path(f"/proc/{pid}").exists() for pid in ranks)
+        assert have_ended(ranks)
 
 
 def test_a_world_that_is_not_tp_is_refused(mpirun):

@@ -1,15 +1,19 @@
 """Watchdog: detects processes stopped by SIGSTOP, on an idle and on a busy server."""
 import os
+import shutil
 import signal
 import threading
 import time
 
 import pytest
 
-from server import FIXTURES, Server
+from server import FIXTURES, MPIRUN, OtherNode, Server, free_port, have_ended, mpi_ranks
 
 MODEL = FIXTURES / "qwen3_moe"
 WATCHDOG = 3
+# For ranks of several nodes: /health names a silent rank after half of the timeout.
+NODES_WATCHDOG = 8
+NODES = ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--mem-fraction-static", 0.2, "--watchdog-timeout", NODES_WATCHDOG]
 LONG = {"text": "Hello", "sampling_params": {"temperature": 0, "max_new_tokens": 450, "ignore_eos": True}}
 
 
@@ -56,6 +60,60 @@ def test_ranks_leave_a_stopped_server_process(busy):
         server.process.send_signal(signal.SIGCONT)
         assert server.process.wait(20) == 1
         assert "the server process" in server.text().splitlines()[-1]
+
+
+def read_failed_health(server):
+    health = 200
+    while health == 200:
+        health, answer = server.request("/health")
+        time.sleep(0.05)
+    assert health == 503
+    return answer["error"]["message"]
+
+
+@pytest.fixture(params=["mpi", "tcp"])
+def launched(request):
+    """Two ranks started by mpirun, and their pids."""
+    if not shutil.which("mpirun"):
+        pytest.skip("no mpirun (openmpi-bin)")
+    flags = ["--dist-init-addr", f"127.0.0.1:{free_port()}"] if request.param == "tcp" else []
+    with Server(MODEL, *NODES, *flags, prefix=[*MPIRUN, "-n", "2"]) as server:
+        pids = mpi_ranks(server)
+        assert len(pids) == 2
+        yield server, pids
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_stopped_rank_of_mpirun_ends_the_server_with_its_name(launched, busy):
+    server, pids = launched
+    thread, results = start_work(server) if busy else (None, None)
+    os.kill(pids[1], signal.SIGSTOP)
+    assert "rank 1 has sent no heartbeat for" in read_failed_health(server)
+    assert server.process.wait(60) != 0
+    assert "rank 1 sent no heartbeat for" in server.text() and "--watchdog-timeout" in server.text()
+    assert have_ended(pids)
+    if busy:
+        thread.join(60)
+        assert results[0][0] == 500 and "sent no heartbeat" in results[0][1]["error"]["message"]
+
+
+def test_ranks_of_mpirun_leave_a_stopped_rank_0(launched):
+    server, pids = launched
+    os.kill(pids[0], signal.SIGSTOP)
+    assert server.process.wait(60) != 0
+    assert "rank 0 sent no heartbeat for" in server.text() and "--watchdog-timeout" in server.text()
+    assert have_ended(pids)
+
+
+def test_a_stopped_node_ends_the_server_with_the_name_of_its_rank():
+    address = f"127.0.0.1:{free_port()}"
+    with OtherNode(MODEL, address, *NODES) as node1:
+        with Server(MODEL, *NODES, "--nnodes", 2, "--node-rank", 0, "--dist-init-addr", address) as node0:
+            for pid in [node1.process.pid, *node1.ranks()]:
+                os.kill(pid, signal.SIGSTOP)
+            assert "rank 1 has sent no heartbeat for" in read_failed_health(node0)
+            assert node0.process.wait(60) == 1
+            assert "rank 1 sent no heartbeat for" in node0.text() and "--watchdog-timeout" in node0.text()
 
 
 def test_sigterm_ends_a_server_whose_leader_is_stopped():

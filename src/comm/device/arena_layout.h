@@ -26,7 +26,8 @@ struct ArenaHeader {
     std::atomic<uint32_t> joined;
     // 1 + the offset of the flag on which the rank's thread sleeps; 0 while it is awake.
     std::atomic<uint64_t> sleeping_on;
-    // Heartbeats of the serving rank; 0 before it serves and after its end.
+    // Heartbeats of the serving rank; 0 before it serves and after its end. For a rank of another
+    // host: the last value that has arrived.
     std::atomic<uint64_t> beats;
   };
 
@@ -60,6 +61,10 @@ struct SharedArena::Impl {
   std::byte* At(int rank, size_t offset) const;
   uint32_t* Flag(int rank, size_t offset) const;
   void Raise(int rank, size_t offset, uint32_t value) const;  // `rank` is on this host
+
+  // Adds a heartbeat of `rank`, unless its counter is 0. Returns the counter. Only the rank's
+  // thread may call it.
+  uint64_t Beat(int rank) const;
 
   void Map(size_t bytes);  // maps `fd`
   bool aborted() const {

@@ -11,6 +11,7 @@ enum class FrameKind : uint32_t {
   kWriteAndRaise,  // as kWrite, then sets the flag at `offset` to `value`
   kFetch,          // requests `count` bytes at `offset`; answered by a kBytes with them
   kBytes,
+  kBeat,   // `count` is the sender's heartbeat counter
   kAbort,  // `count` bytes of reason
   kBye,    // the last frame of a connection
 };

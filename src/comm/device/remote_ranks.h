@@ -41,7 +41,15 @@ class RemoteRanks {
                      std::chrono::milliseconds timeout) = 0;
   // Notifies all peers that can be reached without waiting.
   virtual void Abort(std::string_view reason) noexcept = 0;
+  // Sends the counter of this rank's heartbeat to rank 0, or from rank 0 to every other host, where
+  // it can be sent without waiting. At most once per kBeatInterval, except for 0. Puts and fetches
+  // beat while they wait, as SymmetricMemory's waits do.
+  virtual void SendBeats(uint64_t beats) noexcept = 0;
 };
+
+// A counter arrives up to this late. The shortest limit of a silence is 1.5 s, which is half of the
+// shortest --watchdog-timeout.
+inline constexpr std::chrono::milliseconds kBeatInterval{500};
 
 // One rank's arena as other hosts access it. Validates all arguments, because they come from the
 // network. Used by the threads of a RemoteRanks, one per peer or one for all.
@@ -52,6 +60,8 @@ class RemoteArenaAccess {
   int rank() const { return rank_; }
   std::span<std::byte> Bytes(ByteRange range) const;  // Error kInvalid if outside the arena
   void Raise(uint64_t flag_offset, uint32_t value) const;
+  uint64_t Beat() const;  // of this rank, from its own thread; see SharedArena::Impl
+  void SetBeats(int rank, uint64_t beats) const;  // `rank` is on another host
   bool aborted() const;
   std::string AbortReason() const;  // once aborted()
   [[noreturn]] void ThrowAborted() const;

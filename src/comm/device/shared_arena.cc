@@ -74,6 +74,14 @@ void SharedArena::Impl::Raise(int rank, size_t offset, uint32_t value) const {
   if (header().ranks[rank].sleeping_on.load() == offset + 1) FutexWakeAll(word);
 }
 
+uint64_t SharedArena::Impl::Beat(int rank) const {
+  std::atomic<uint64_t>& beats = header().ranks[rank].beats;
+  const uint64_t before = beats.load(std::memory_order_relaxed);
+  if (before == 0) return 0;
+  beats.store(before + 1, std::memory_order_relaxed);
+  return before + 1;
+}
+
 void SharedArena::Impl::Abort(std::string_view reason) const {
   ArenaHeader& shared = header();
   uint32_t running = ArenaHeader::kRunning;
@@ -209,6 +217,12 @@ void RemoteArenaAccess::Raise(uint64_t flag_offset, uint32_t value) const {
   if (flag_offset % alignof(uint32_t) != 0) throw Invalid("misaligned flag offset {}", flag_offset);
   Bytes({flag_offset, sizeof value});
   arena_.Raise(rank_, flag_offset, value);
+}
+
+uint64_t RemoteArenaAccess::Beat() const { return arena_.Beat(rank_); }
+
+void RemoteArenaAccess::SetBeats(int rank, uint64_t beats) const {
+  arena_.header().ranks[rank].beats.store(beats, std::memory_order_relaxed);
 }
 
 bool RemoteArenaAccess::aborted() const { return arena_.aborted(); }

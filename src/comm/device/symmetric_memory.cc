@@ -110,11 +110,9 @@ struct SymmetricMemory::Impl {
   std::vector<Peer> peers;  // by rank
   size_t used = 0;
 
-  // The rank's thread is the only writer.
   void Beat() const {
-    std::atomic<uint64_t>& beats = shared.header().ranks[rank].beats;
-    const uint64_t now = beats.load(std::memory_order_relaxed);
-    if (now != 0) beats.store(now + 1, std::memory_order_relaxed);
+    const uint64_t beats = shared.Beat(rank);
+    if (beats != 0 && shared.remote != nullptr) shared.remote->SendBeats(beats);
   }
 
   Peer& PeerOf(int r) {
@@ -258,6 +256,7 @@ void SymmetricMemory::Beat() { impl_->Beat(); }
 
 void SymmetricMemory::StopHeartbeat() {
   impl_->shared.header().ranks[rank()].beats.store(0, std::memory_order_relaxed);
+  if (impl_->shared.remote != nullptr) impl_->shared.remote->SendBeats(0);
 }
 
 void SymmetricMemory::Abort(std::string_view reason) { impl_->arena->Abort(reason); }

@@ -47,9 +47,10 @@ class SharedArena {
   bool aborted() const;
   std::string AbortReason() const;  // empty before an abort
 
-  // Heartbeats of this host's ranks: counters in shared memory, for a monitor in another process. A
+  // Heartbeats of ranks: counters in shared memory, for a monitor in another thread or process. A
   // counter that does not change means that the rank is stopped or stuck. 0: the rank does not
-  // serve.
+  // serve. The counters of other hosts are known to rank 0's host, and rank 0's to every host. They
+  // arrive about twice a second.
   uint64_t beats(int rank) const;
   // The parent process has a heartbeat too, so that ranks detect when it is stopped. 0: no monitor.
   void BeatAsParent();

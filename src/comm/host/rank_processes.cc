@@ -43,9 +43,6 @@ RankExit Reap(int rank, pid_t pid) {
   return exit;
 }
 
-// Interval of heartbeat samples.
-constexpr std::chrono::milliseconds kSampleTime{100};
-
 void BlockAllSignals() {
   sigset_t all;
   sigfillset(&all);
@@ -75,7 +72,7 @@ struct RankProcesses::Impl {
     FileDescriptor pidfd;
     bool ended = false;
     double silent_seconds = 0;  // seconds without a heartbeat when the watchdog killed it
-    Silence silence{2 * kSampleTime};
+    Silence silence{2 * kHeartbeatSampleTime};
   };
 
   std::shared_ptr<SharedArena> arena;
@@ -144,7 +141,7 @@ void RankProcesses::Impl::Watch() {
       }
     }
     if (fds.empty()) return;
-    poll(fds.data(), fds.size(), static_cast<int>(kSampleTime.count()));
+    poll(fds.data(), fds.size(), static_cast<int>(kHeartbeatSampleTime.count()));
     SampleHeartbeats();
     for (size_t i = 0; i < fds.size(); ++i) {
       if (fds[i].revents != 0) OnEnd(watched[i]);

@@ -9,6 +9,7 @@
 
 #include "comm/device/symmetric_memory.h"
 #include "comm/device/tcp/tcp_world.h"
+#include "comm/host/heartbeat_watch.h"
 #include "comm/host/node_group.h"
 
 namespace switchyard {
@@ -27,13 +28,6 @@ struct RankExit {
 
   // "rank 1 (pid 4711) was killed by signal 9 (SIGKILL)"
   std::string Describe() const;
-};
-
-// A serving rank without a recent heartbeat.
-struct RankSilence {
-  int rank = -1;  // −1: none
-  int pid = 0;
-  std::chrono::steady_clock::duration length{};
 };
 
 // The ranks of one node as child processes. Each runs this program again (/proc/self/exe) with

@@ -7,6 +7,8 @@
 
 namespace switchyard {
 
+inline constexpr std::chrono::milliseconds kHeartbeatSampleTime{100};  // between two samples
+
 // Measures the time without a change of one counter from regular samples. The time between two
 // samples counts for at most `longest_gap`: an observer that was itself stopped (SIGSTOP, a
 // suspended machine) saw nothing in between, which must not count against the observed process.

@@ -57,6 +57,10 @@ class CpuDevice final : public Device {
   void AddInPlace(float* y, const float* x, int64_t count) override {
     kernels::AddInPlace(y, x, count, pool_);
   }
+  void Clamp(float* x, int64_t count, float limit) override;
+  void ClearEntries(int32_t* values, const int32_t* index, int64_t count) override {
+    for (int64_t i = 0; i < count; ++i) values[index[i]] = 0;
+  }
   void Rope(const RopeParams& p) override { kernels::Rope(p, pool_); }
   void Attention(const AttentionParams& p, const PassSequences& sequences) override {
     kernels::Attention(WithSequences(p, sequences), pool_);
@@ -84,6 +88,14 @@ class CpuDevice final : public Device {
 
   ThreadPool& pool_;
 };
+
+void CpuDevice::Clamp(float* x, int64_t count, float limit) {
+  cpu::RunRows(pool_, count, 1, [&](int64_t begin, int64_t end) {
+    // Comparisons keep NaN; fmin and fmax would not.
+    for (int64_t i = begin; i < end; ++i)
+      x[i] = x[i] > limit ? limit : x[i] < -limit ? -limit : x[i];
+  });
+}
 
 void CpuDevice::CopyRows(const CopyRowsParams& p) {
   cpu::RunRows(pool_, p.m, p.n, [&](int64_t begin, int64_t end) {

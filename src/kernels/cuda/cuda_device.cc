@@ -128,6 +128,12 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   void AddInPlace(float* y, const float* x, int64_t count) override {
     Check(ops::AddInPlace(y, x, count, stream_.get()), "AddInPlace");
   }
+  void Clamp(float* x, int64_t count, float limit) override {
+    Check(ops::Clamp(x, count, limit, stream_.get()), "Clamp");
+  }
+  void ClearEntries(int32_t* values, const int32_t* index, int64_t count) override {
+    Check(ops::ClearEntries(values, index, count, stream_.get()), "ClearEntries");
+  }
   void Rope(const kernels::RopeParams& p) override { Check(ops::Rope(p, stream_.get()), "Rope"); }
   void StoreKv(const kernels::StoreKvParams& p) override {
     Check(ops::StoreKv(p, stream_.get()), "StoreKv");

@@ -142,6 +142,30 @@ TEST_F(RowsTest, RowsAreCopiedAndAdded) {
   }
 }
 
+TEST_F(RowsTest, ClampHasTheBitsOfTheCpu) {
+  for (const int64_t count : {0, 1, 255, 70'001, 2'000'003}) {
+    std::vector<float> x = random_.Normal(count);
+    for (size_t i = 0; i < x.size(); i += 97)
+      x[i] = random_.Pick({NAN, INFINITY, -INFINITY, 0.75f, -0.75f, -0.0f});
+    const DeviceVector device_x(*exact_, x);
+    cpu_->Clamp(x.data(), count, 0.75f);
+    exact_->Clamp(device_x.data(), count, 0.75f);
+    EXPECT_TRUE(SameBits(device_x.Read(), x)) << "count " << count;
+  }
+}
+
+TEST_F(RowsTest, ClearEntriesClearsListedOnes) {
+  for (const int64_t count : {0, 1, 300, 5000}) {
+    const std::vector<int32_t> values = random_.Shuffled(6000);
+    std::vector<int32_t> index = random_.Shuffled(6000), want = values;
+    index.resize(count);
+    const DeviceVector device_values(*exact_, values), device_index(*exact_, index);
+    cpu_->ClearEntries(want.data(), index.data(), count);
+    exact_->ClearEntries(device_values.data(), device_index.data(), count);
+    EXPECT_EQ(device_values.Read(), want) << "count " << count;
+  }
+}
+
 TEST_F(RowsTest, RopeMatchesTheCpu) {
   for (int round = 0; round < 30; ++round) {
     const int64_t m = random_.Pick<int64_t>({0, 1, 17, 200}), heads = 1 + random_.Below(9);

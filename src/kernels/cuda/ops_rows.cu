@@ -1,6 +1,6 @@
-// Row and elementwise ops: embedding lookup, KV cache store, row copy, add, rotary embedding. A
-// thread takes four elements of a row (rotary: one pair). Grid-stride loops with at most 132 · 32
-// blocks of 256 threads.
+// Row and elementwise ops: embedding lookup, KV cache store, row copy, add, clamp, clearing of
+// entries, rotary embedding. A thread takes four elements of a row (clamp and clearing: one
+// element; rotary: one pair). Grid-stride loops with at most 132 · 32 blocks of 256 threads.
 #include <algorithm>
 
 #include "kernels/cuda/ops_elements.cuh"
@@ -97,6 +97,21 @@ __global__ void AddKernel(float* y, const float* x, int64_t count) {
   });
 }
 
+// Comparisons keep NaN; fminf and fmaxf would not.
+__global__ void ClampKernel(float* x, int64_t count, float limit) {
+  const int64_t step = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += step) {
+    const float v = x[i];
+    x[i] = v > limit ? limit : v < -limit ? -limit : v;
+  }
+}
+
+__global__ void ClearEntriesKernel(int32_t* values, const int32_t* index, int64_t count) {
+  const int64_t step = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += step)
+    values[index[i]] = 0;
+}
+
 __global__ void RopeKernel(kernels::RopeParams p) {
   const int64_t half = p.rotary_dim / 2, pairs = p.heads * half;
   const int64_t step = int64_t{gridDim.x} * kThreads;
@@ -162,6 +177,19 @@ cudaError_t AddInPlace(float* y, const float* x, int64_t count, cudaStream_t str
   const bool aligned = Aligned16(x) && Aligned16(y) && count % 4 == 0;
   const auto kernel = aligned ? AddKernel<true> : AddKernel<false>;
   kernel<<<Blocks(CeilDiv(count, 4)), kThreads, 0, stream>>>(y, x, count);
+  return cudaGetLastError();
+}
+
+cudaError_t Clamp(float* x, int64_t count, float limit, cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  ClampKernel<<<Blocks(count), kThreads, 0, stream>>>(x, count, limit);
+  return cudaGetLastError();
+}
+
+cudaError_t ClearEntries(int32_t* values, const int32_t* index, int64_t count,
+                         cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  ClearEntriesKernel<<<Blocks(count), kThreads, 0, stream>>>(values, index, count);
   return cudaGetLastError();
 }
 

@@ -1,6 +1,6 @@
-// Launch functions of row and elementwise ops (semantics: kernels/ops.h, kernels/row_params.h).
-// They enqueue on `stream` and return the launch status; empty inputs launch nothing. Internal to
-// kernels/cuda.
+// Launch functions of row and elementwise ops (semantics: kernels/device.h, kernels/ops.h,
+// kernels/row_params.h). They enqueue on `stream` and return the launch status; empty inputs launch
+// nothing. Internal to kernels/cuda.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,6 +16,8 @@ cudaError_t Embed(const kernels::EmbedParams& p, cudaStream_t stream);
 cudaError_t StoreKv(const kernels::StoreKvParams& p, cudaStream_t stream);
 cudaError_t CopyRows(const kernels::CopyRowsParams& p, cudaStream_t stream);
 cudaError_t AddInPlace(float* y, const float* x, int64_t count, cudaStream_t stream);
+cudaError_t Clamp(float* x, int64_t count, float limit, cudaStream_t stream);
+cudaError_t ClearEntries(int32_t* values, const int32_t* index, int64_t count, cudaStream_t stream);
 cudaError_t Rope(const kernels::RopeParams& p, cudaStream_t stream);
 
 // Sums in double, in an order that depends only on n.

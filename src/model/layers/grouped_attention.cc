@@ -80,7 +80,9 @@ kernels::LinearParams GroupedAttention::Joined(int64_t tokens, const GroupedAtte
 
 bool GroupedAttention::TakesBf16Input(int64_t tokens, const GroupedAttentionWeights& w) const {
   const kernels::FusedOps* fused = c_.device.fused();
-  return fused && w.qkv.w.defined() &&
+  // The fused op does not clamp. Models with clip_qkv norm whole projections and need other ops
+  // anyway.
+  return fused && w.qkv.w.defined() && c_.config.attention.clip_qkv == 0.0f &&
          c_.config.attention.qk_norm != AttentionConfig::QkNorm::kWhole &&
          fused->SupportsHeads(head_dim_, c_.config.rope.rotary_dim) &&
          fused->ReadsBFloat16Rows(Joined(tokens, w, nullptr));
@@ -167,15 +169,9 @@ void GroupedAttention::FillHeadSlots(const Pass& pass, int32_t* head_slots) cons
 void GroupedAttention::Clip(const Arrays& a, int64_t tokens) const {
   const float limit = c_.config.attention.clip_qkv;
   if (limit == 0.0f) return;
-  CHECK(c_.device.is_cpu());  // MakePlan rejects this on GPUs
-  const auto clip = [limit](float* values, int64_t count) {
-    // NaN stays NaN, as in torch.clamp.
-    for (int64_t i = 0; i < count; ++i)
-      values[i] = values[i] > limit ? limit : values[i] < -limit ? -limit : values[i];
-  };
-  clip(a.q, tokens * heads_ * head_dim_);
-  clip(a.k, tokens * kv_heads_ * head_dim_);
-  clip(a.v, tokens * kv_heads_ * head_dim_);
+  c_.device.Clamp(a.q, tokens * heads_ * head_dim_, limit);
+  c_.device.Clamp(a.k, tokens * kv_heads_ * head_dim_, limit);
+  c_.device.Clamp(a.v, tokens * kv_heads_ * head_dim_, limit);
 }
 
 void GroupedAttention::NormQueriesAndKeys(const Arrays& a, const GroupedAttentionWeights& w,

@@ -41,7 +41,8 @@ class GroupedAttention {
   void ProjectAndStoreFused(Pass& pass, const Arrays& a, const GroupedAttentionWeights& w,
                             int64_t layer, const void* bf16_rows) const;
   kernels::LinearParams Joined(int64_t tokens, const GroupedAttentionWeights& w, float* qkv) const;
-  // Clamps q, k and v to ±clip_qkv, after the norms and before rope (OLMo, OLMoE).
+  // Clamps q, k and v to ±clip_qkv, after the norms and before rope (OLMo, OLMoE). NaN stays NaN,
+  // as in torch.clamp.
   void Clip(const Arrays& a, int64_t tokens) const;
   void NormQueriesAndKeys(const Arrays& a, const GroupedAttentionWeights& w, int64_t tokens) const;
   void FillHeadSlots(const Pass& pass, int32_t* head_slots) const;

@@ -1,15 +1,12 @@
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <set>
+#include <optional>
 #include <utility>
 
+#include "core/bounded_json.h"
 #include "core/error.h"
 #include "model/weights/safetensors.h"
 
@@ -17,125 +14,214 @@ namespace switchyard {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
-constexpr uintmax_t kMaxIndexBytes = 256 << 20;
+constexpr uint64_t kMaxIndexBytes = 256 << 20;
 
-struct Mapping {
-  std::shared_ptr<const uint8_t> data;
-  size_t size = 0;
+// A read-only mapping of a file, removed on destruction. Immutable.
+struct MappedFile {
+  MappedFile(std::string file_name, const uint8_t* bytes, size_t num_bytes)
+      : name(std::move(file_name)), data(bytes), size(num_bytes) {}
+  ~MappedFile() { munmap(const_cast<uint8_t*>(data), size); }
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const std::string name;
+  const uint8_t* const data;
+  const size_t size;
 };
 
-// The file may be truncated while it is mapped; a read past its end then kills the process.
-// Checkpoints are assumed not to change while they are served.
-Mapping MapFile(const fs::path& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) throw NotFound("{}: {}", path.string(), std::strerror(errno));
-  const auto close_fd = std::shared_ptr<void>(nullptr, [fd](void*) { close(fd); });
-  struct stat info {};
-  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-    throw Invalid("{}: not a regular file", path.string());
-  }
-  const auto size = static_cast<size_t>(info.st_size);
-  if (size == 0) throw Invalid("{}: empty; it is truncated", path.string());
-  void* p = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
-  if (p == MAP_FAILED) throw Resource("{}: cannot map: {}", path.string(), std::strerror(errno));
-  return {{static_cast<const uint8_t*>(p),
-           [size](const uint8_t* q) { munmap(const_cast<uint8_t*>(q), size); }},
-          size};
+std::shared_ptr<const MappedFile> Map(const RegularFile& file) {
+  const std::string name = file.stamp().path.string();
+  if (file.size() == 0) throw Invalid("{}: empty; it is truncated", name);
+  void* p = mmap(nullptr, file.size(), PROT_READ, MAP_SHARED, file.fd(), 0);
+  if (p == MAP_FAILED) throw Resource("{}: cannot map: {}", name, std::strerror(errno));
+  return std::make_shared<const MappedFile>(name, static_cast<const uint8_t*>(p), file.size());
 }
 
-using WeightMap = std::map<std::string, std::string>;
+// The weight_map of an index: tensors and their files. Stores each file name once.
+struct WeightMap {
+  // Number of the tensor's file in `shards`; nullopt if the index does not list the tensor.
+  std::optional<uint32_t> ShardOf(std::string_view tensor) const {
+    const auto it = std::ranges::lower_bound(tensors, tensor, {}, &Assignment::first);
+    if (it == tensors.end() || it->first != tensor) return std::nullopt;
+    return it->second;
+  }
 
-// Adds the file's tensors, except those that the index assigns to another file: reused shards and
-// overlays contain obsolete tensors. `weight_map`: null without an index.
-void AddFile(const fs::path& path, const WeightMap* weight_map,
-             std::map<std::string, StoredTensor, std::less<>>* tensors) {
-  const std::string file = path.filename().string();
-  const Mapping map = MapFile(path);
-  for (const auto& [name, entry] :
-       ParseSafetensorsHeader({map.data.get(), map.size}, map.size, path.string())) {
-    if (weight_map != nullptr) {
-      const auto home = weight_map->find(name);
-      if (home != weight_map->end() && home->second != file) continue;
-    }
-    const StoredTensor tensor{
-        entry.dtype,   entry.shape, map.data.get() + entry.begin, entry.end - entry.begin,
-        path.string(), map.data};
-    if (const auto [it, added] = tensors->emplace(name, tensor); !added) {
-      throw Invalid("tensor \"{}\" is in {} and in {}", name, it->second.file, path.string());
-    }
-  }
-}
+  using Assignment = std::pair<std::string, uint32_t>;  // tensor, number of its file in `shards`
+  std::vector<std::string> shards;                      // sorted
+  std::vector<Assignment> tensors;                      // sorted by name
+};
 
-WeightMap ReadWeightMap(const fs::path& path) {
-  std::error_code error;
-  if (fs::file_size(path, error) > kMaxIndexBytes || error) {
-    throw Invalid("{}: unreadable, or larger than {} bytes", path.string(), kMaxIndexBytes);
-  }
-  std::ifstream file(path, std::ios::binary);
-  json index;
-  try {
-    index = json::parse(file);
-  } catch (const json::exception& e) {
-    throw Invalid("{}: not JSON: {}", path.string(), e.what());
-  }
-  const auto map = index.is_object() ? index.find("weight_map") : index.end();
-  if (!index.is_object() || map == index.end() || !map->is_object() || map->empty()) {
-    throw Invalid("{}: weight_map is missing or not an object", path.string());
-  }
-  WeightMap out;
-  for (const auto& [name, shard] : map->items()) {
-    if (!shard.is_string()) {
-      throw Invalid("{}: weight_map[\"{}\"] is not a file name", path.string(), name);
+// Reads {"weight_map": {TENSOR: FILE}} and ignores all other members, so that memory is that of the
+// map.
+class IndexReader final : public JsonEvents {
+ public:
+  explicit IndexReader(std::string_view file) : JsonEvents(file, /*max_depth=*/64) {}
+
+  WeightMap Take() &&;
+
+  bool null() override { return OtherValue(); }
+  bool boolean(bool) override { return OtherValue(); }
+  bool number_integer(int64_t) override { return OtherValue(); }
+  bool number_unsigned(uint64_t) override { return OtherValue(); }
+  bool number_float(double, const std::string&) override { return OtherValue(); }
+  bool start_array(size_t) override { return OtherValue() && Enter(); }
+  bool start_object(size_t) override {
+    if (depth() == 1 && in_map_) {
+      has_map_ = true;
+    } else if (depth() != 0) {
+      OtherValue();
     }
-    out.emplace(name, shard.get<std::string>());
+    return Enter();
   }
+  bool key(std::string& name) override {
+    if (depth() == 1) {
+      if (name == "weight_map" && has_map_)
+        throw Invalid("{}: weight_map appears twice", this->name());
+      in_map_ = name == "weight_map";
+    } else if (depth() == 2 && in_map_) {
+      tensor_ = std::move(name);
+    }
+    return true;
+  }
+  bool string(std::string& shard) override {
+    if (depth() != 2 || !in_map_) return OtherValue();
+    if (tensors_.size() >= Checkpoint::kMaxTensors) {
+      throw Invalid("{}: weight_map has more than {} tensors", name(), Checkpoint::kMaxTensors);
+    }
+    const auto index = static_cast<uint32_t>(shards_.size());
+    tensors_.emplace_back(std::move(tensor_),
+                          shards_.emplace(std::move(shard), index).first->second);
+    return true;
+  }
+
+ private:
+  // Throws if the position of the value requires weight_map or a file name.
+  bool OtherValue() {
+    if (depth() == 0 || (depth() == 1 && in_map_)) {
+      throw Invalid("{}: weight_map is missing or not an object", name());
+    }
+    if (depth() == 2 && in_map_) {
+      throw Invalid("{}: weight_map[\"{}\"] is not a file name", name(), tensor_);
+    }
+    return true;
+  }
+
+  std::map<std::string, uint32_t> shards_;  // file -> number in order of first appearance
+  std::vector<std::pair<std::string, uint32_t>> tensors_;
+  std::string tensor_;
+  bool in_map_ = false;  // the last key of the top object is weight_map
+  bool has_map_ = false;
+};
+
+WeightMap IndexReader::Take() && {
+  if (tensors_.empty()) throw Invalid("{}: weight_map is missing or not an object", name());
+  WeightMap out{.shards = {}, .tensors = std::move(tensors_)};
+  std::vector<uint32_t> place(shards_.size());
+  for (const auto& [shard, index] : shards_) {
+    place[index] = static_cast<uint32_t>(out.shards.size());
+    out.shards.push_back(shard);
+  }
+  for (auto& [tensor, shard] : out.tensors) shard = place[shard];
+  std::ranges::sort(out.tensors);
   return out;
 }
 
-std::set<std::string> ShardsOf(const WeightMap& weight_map, const fs::path& index_path) {
-  std::set<std::string> shards;
-  for (const auto& [name, shard] : weight_map) shards.insert(shard);
-  for (const std::string& shard : shards) {
-    if (shard.empty() || shard == "." || shard == ".." ||
-        shard.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos) {
-      throw Invalid("{}: weight_map names \"{}\", which is not a file of this directory",
-                    index_path.string(), shard);
-    }
-    if (!fs::exists(index_path.parent_path() / shard)) {
-      throw NotFound("{}: weight_map names {}, which does not exist; download it again",
-                     index_path.string(), shard);
-    }
-  }
-  return shards;
+WeightMap ReadWeightMap(const fs::path& path) {
+  const std::string name = path.string();
+  IndexReader reader(name);
+  ParseJsonEvents(ReadRegularFile(path, kMaxIndexBytes), &reader);
+  return std::move(reader).Take();
 }
 
-}  // namespace
+void CheckShardName(const std::string& shard, const fs::path& index_path) {
+  if (shard.empty() || shard == "." || shard == ".." ||
+      shard.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos) {
+    throw Invalid("{}: weight_map names \"{}\", which is not a file of this directory",
+                  index_path.string(), shard);
+  }
+  if (!fs::exists(index_path.parent_path() / shard)) {
+    throw NotFound("{}: weight_map names {}, which does not exist; download it again",
+                   index_path.string(), shard);
+  }
+}
 
-Checkpoint::Checkpoint(const fs::path& dir) : dir_(dir) {
+// Returns nullopt if the checkpoint is a single file.
+std::optional<WeightMap> FindWeightMap(const fs::path& dir) {
   const fs::path index_path = dir / kIndexFile;
   if (!fs::exists(index_path)) {
     if (!fs::exists(dir / kSingleFile)) {
       throw NotFound("{}: neither {} nor {} exists; want a safetensors checkpoint", dir.string(),
                      kSingleFile, kIndexFile);
     }
-    AddFile(dir / kSingleFile, nullptr, &tensors_);
-    return;
+    return std::nullopt;
   }
-  const auto weight_map = ReadWeightMap(index_path);
-  for (const std::string& shard : ShardsOf(weight_map, index_path)) {
-    AddFile(dir / shard, &weight_map, &tensors_);
-  }
-  for (const auto& [name, shard] : weight_map) {
-    const StoredTensor* tensor = Find(name);
-    if (!tensor || tensor->file != (dir / shard).string()) {
-      throw Invalid("{}: weight_map has tensor \"{}\" in {}, which lacks it", index_path.string(),
-                    name, shard);
+  WeightMap weight_map = ReadWeightMap(index_path);
+  for (const std::string& shard : weight_map.shards) CheckShardName(shard, index_path);
+  return weight_map;
+}
+
+// Adds the file's tensors, except those that the index assigns to another file: reused shards and
+// overlays contain obsolete tensors. `weight_map`: null without an index; `shard`: number of the
+// file in it.
+void AddFile(const fs::path& path, const WeightMap* weight_map, uint32_t shard,
+             std::map<std::string, StoredTensor, std::less<>>* tensors) {
+  const RegularFile file(path);
+  const auto map = Map(file);
+  TensorEntries entries = ParseSafetensorsHeader({map->data, map->size}, map->size, map->name);
+  while (!entries.empty()) {  // extract() frees each entry at once: names are never stored twice
+    auto node = entries.extract(entries.begin());
+    if (weight_map != nullptr && weight_map->ShardOf(node.key()).value_or(shard) != shard) continue;
+    TensorEntry& entry = node.mapped();
+    StoredTensor tensor{.dtype = entry.dtype,
+                        .shape = std::move(entry.shape),
+                        .data = map->data + entry.begin,
+                        .num_bytes = entry.end - entry.begin,
+                        .file = map->name,
+                        .owner = map};
+    const auto [it, added] = tensors->try_emplace(std::move(node.key()), std::move(tensor));
+    if (!added) {
+      throw Invalid("tensor \"{}\" is in {} and in {}", it->first, it->second.file, map->name);
     }
   }
+  if (tensors->size() > Checkpoint::kMaxTensors) {
+    throw Invalid("{}: more than {} tensors in all files", path.parent_path().string(),
+                  Checkpoint::kMaxTensors);
+  }
+}
+
+}  // namespace
+
+Checkpoint::Checkpoint(const fs::path& dir) : dir_(dir) {
+  const auto weight_map = FindWeightMap(dir);
+  if (!weight_map) {
+    AddFile(dir / kSingleFile, nullptr, 0, &tensors_);
+    return;
+  }
+  std::vector<std::string> paths;
+  for (const std::string& shard : weight_map->shards) {
+    AddFile(dir / shard, &*weight_map, static_cast<uint32_t>(paths.size()), &tensors_);
+    paths.push_back((dir / shard).string());
+  }
+  for (const auto& [name, shard] : weight_map->tensors) {
+    const StoredTensor* tensor = Find(name);
+    if (!tensor || tensor->file != paths[shard]) {
+      throw Invalid("{}: weight_map has tensor \"{}\" in {}, which lacks it",
+                    (dir / kIndexFile).string(), name, weight_map->shards[shard]);
+    }
+  }
+}
+
+std::vector<FileStamp> WeightFiles(const fs::path& dir) {
+  const auto weight_map = FindWeightMap(dir);
+  if (!weight_map) return {RegularFile(dir / kSingleFile).stamp()};
+  std::vector<FileStamp> files;
+  for (const std::string& shard : weight_map->shards) {
+    files.push_back(RegularFile(dir / shard).stamp());
+  }
+  return files;
 }
 
 const StoredTensor* Checkpoint::Find(std::string_view name) const {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "core/regular_file.h"
 #include "core/safetensors.h"
 
 namespace switchyard {
@@ -20,17 +21,22 @@ struct StoredTensor {
   std::vector<int64_t> shape;
   const uint8_t* data = nullptr;
   size_t num_bytes = 0;
-  std::string file;  // for messages
+  std::string_view file;  // for messages; valid as long as `owner` lives
   std::shared_ptr<const void> owner;
 };
 
 // A checkpoint directory: model.safetensors, or model.safetensors.index.json and the files its
-// weight_map names. Immutable; files stay mapped as long as a tensor's owner lives.
+// weight_map names. Immutable; files stay mapped as long as a tensor's owner lives. They must not
+// change while they are mapped: a read past the end of a truncated file kills the process with
+// SIGBUS.
 class Checkpoint {
  public:
-  // Opens every file. Error if there is no checkpoint in `dir`, if a shard is missing or named
-  // outside the directory, or if a shard lacks a tensor that the index assigns to it. Also all
-  // errors of ParseSafetensorsHeader.
+  // Maximum number of tensors in all files together.
+  static constexpr size_t kMaxTensors = size_t{1} << 21;
+
+  // Opens every file. Ignores tensors that the index assigns to another file. Throws Error if `dir`
+  // has no checkpoint, if a shard is missing, not a regular file or outside the directory, or if it
+  // lacks a tensor that the index assigns to it. Also throws ParseSafetensorsHeader's errors.
   explicit Checkpoint(const std::filesystem::path& dir);
 
   const StoredTensor* Find(std::string_view name) const;  // nullptr: absent
@@ -41,5 +47,9 @@ class Checkpoint {
   std::filesystem::path dir_;
   std::map<std::string, StoredTensor, std::less<>> tensors_;
 };
+
+// Returns the safetensors files of the checkpoint in `dir`, sorted by name, with their current size
+// and modification time. Throws Checkpoint's errors about the index.
+std::vector<FileStamp> WeightFiles(const std::filesystem::path& dir);
 
 }  // namespace switchyard

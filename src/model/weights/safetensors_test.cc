@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "core/error.h"
 #include "model/weights/testing.h"
@@ -64,6 +65,57 @@ TEST(Checkpoint, NamesWhatIsMissingOrWrong) {
   WriteBytes(dir.path() / "s2", File(one));
   WriteBytes(index, R"({"weight_map": {"b": "s1", "a": "s2"}})");
   EXPECT_THAT(OpenMessage(dir.path()), HasSubstr("\"a\" in s2, which lacks it"));
+}
+
+// Without O_NONBLOCK, opening a FIFO without a writer blocks.
+TEST(Checkpoint, NamesFilesThatAreNotRegular) {
+  TempDir dir;
+  const auto weights = dir.path() / "model.safetensors";
+  const auto index = dir.path() / "model.safetensors.index.json";
+  ASSERT_EQ(mkfifo(weights.c_str(), 0600), 0);
+  EXPECT_THAT(OpenMessage(dir.path()), HasSubstr("model.safetensors: is a FIFO"));
+  std::filesystem::remove(weights);
+  std::filesystem::create_symlink("/dev/zero", weights);
+  EXPECT_THAT(OpenMessage(dir.path()), HasSubstr("model.safetensors: is a device"));
+
+  ASSERT_EQ(mkfifo(index.c_str(), 0600), 0);
+  EXPECT_THAT(OpenMessage(dir.path()), HasSubstr("index.json: is a FIFO"));
+  WriteBytes(index, R"({"weight_map": {"a": "shard"}})");
+  std::filesystem::create_directory(dir.path() / "shard");
+  EXPECT_THAT(OpenMessage(dir.path()), HasSubstr("shard: is a directory"));
+}
+
+TEST(Checkpoint, ReadsOnlyTheWeightMapOfAnIndex) {
+  TempDir dir;
+  const auto index = dir.path() / "model.safetensors.index.json";
+  WriteBytes(dir.path() / "s1", File(R"({"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})"));
+  WriteBytes(
+      index,
+      R"({"metadata": {"weight_map": {"x": "y"}, "z": [1, {}]}, "weight_map": {"b": "s1"}})");
+  EXPECT_EQ(Checkpoint(dir.path()).tensors().size(), 1u);
+  WriteBytes(index, R"({"weight_map": {"b": "s1"}, "weight_map": {}})");
+  EXPECT_THAT(OpenMessage(dir.path()), HasSubstr("weight_map appears twice"));
+  WriteBytes(index, R"({"weight_map": {"b": {"s1": 1}}})");
+  EXPECT_THAT(OpenMessage(dir.path()), HasSubstr("weight_map[\"b\"] is not a file name"));
+  for (const char* none : {"[]", "{}", "1", R"("weight_map")", R"({"weight_map": {}})"}) {
+    WriteBytes(index, none);
+    EXPECT_THAT(OpenMessage(dir.path()), HasSubstr("weight_map is missing")) << none;
+  }
+  WriteBytes(index, R"({"metadata": )" + std::string(1'000'000, '['));
+  EXPECT_THAT(OpenMessage(dir.path()), HasSubstr("index.json: nests deeper"));
+}
+
+TEST(Checkpoint, ListsFilesWithTheirSizes) {
+  const std::filesystem::path fixture = SWITCHYARD_TEST_DATA "/fixtures/qwen3_moe";
+  const std::vector<FileStamp> files = WeightFiles(fixture);
+  ASSERT_EQ(files.size(), 3u);
+  EXPECT_EQ(files[1].path, fixture / "model-00002-of-00003.safetensors");
+  EXPECT_EQ(files[1].size, std::filesystem::file_size(files[1].path));
+
+  TempDir dir;
+  WriteBytes(dir.path() / "model.safetensors", "abc");
+  ASSERT_EQ(WeightFiles(dir.path()).size(), 1u);
+  EXPECT_EQ(WeightFiles(dir.path())[0].size, 3u);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "moe/cuda/expert_rows.h"
 #include "moe/cuda/row_exchange.h"
+#include "moe/router_fault.h"
 #include "moe/token_partition.h"
 
 namespace switchyard::cuda {
@@ -20,6 +21,7 @@ struct CudaMoeBatch {
   float* out = nullptr;           // [tokens, H]
   int64_t tokens = 0;
   int32_t* routed_experts = nullptr;  // [tokens, top_k] on the device, or null
+  RouterFaults router_faults;         // [tokens] on the device
 
   // Rows that this rank routes: its lane's tokens, or all tokens if there is no partition.
   bool spreads = false;
@@ -69,6 +71,9 @@ struct CudaMoeBatch {
     return std::clamp<int64_t>(lane - (rounds_done - 1) * max_round_tokens, 0, max_round_tokens);
   }
   int64_t LongestInRound() const { return InRound(std::ranges::max(lanes)); }
+  OwnTokens OwnOfRound() const {
+    return OwnInRound(own, spreads ? partition.own_in_lane() : 0, round);
+  }
 };
 
 }  // namespace switchyard::cuda

@@ -106,6 +106,7 @@ void CudaMoeLayer::Forward(const float* hidden, const MoeTokens& tokens, float* 
     batch_.routed_experts = tokens.routed_experts
                                 ? routed_experts_.as<int32_t>() + first * config_.router.top_k
                                 : nullptr;
+    batch_.router_faults = tokens.router_faults.From(first);
     RunBatch(batch_);
   };
 
@@ -131,6 +132,7 @@ void CudaMoeLayer::StartBatch(const float* hidden, std::span<const int64_t> grou
   batch->out = out;
   batch->tokens = group_tokens[mesh.dp_rank()];
   batch->routed_experts = nullptr;
+  batch->router_faults = {};
   batch->spreads = runtime_.scatters();
   batch->lane_tokens = batch->tokens;
   batch->lanes.assign(1, batch->tokens);
@@ -225,6 +227,8 @@ void CudaMoeLayer::Route(CudaMoeBatch& batch) {
 SelectExpertsParams CudaMoeLayer::Choice(const CudaMoeBatch& batch) const {
   const RouterConfig& router = config_.router;
   const MoeBuffers& buffers = runtime_.buffers();
+  const OwnTokens own = batch.OwnOfRound();
+  const RouterFaults faults = batch.router_faults.From(own.in_group);
   return {.logits = buffers.logits.as<float>(),
           .correction_bias = correction_bias_.as<float>(),
           .tokens = batch.round.size(),
@@ -239,7 +243,12 @@ SelectExpertsParams CudaMoeLayer::Choice(const CudaMoeBatch& batch) const {
           .places = places_.as<int32_t>(),
           .logical = buffers.logical.as<int32_t>(),
           .ids = buffers.ids.as<int32_t>(),
-          .weights = buffers.weights.as<float>()};
+          .weights = buffers.weights.as<float>(),
+          .faults = {.records = faults.records,
+                     .index = faults.index,
+                     .begin = own.in_round.begin,
+                     .end = own.in_round.end,
+                     .of_expert_0 = FaultOf(config_.layer, 0)}};
 }
 
 // Fuses selection and ordering if rows are not exchanged and no earlier stage reads the selection.
@@ -252,14 +261,11 @@ bool CudaMoeLayer::FusesSelectAndOrder(const CudaMoeBatch& batch) const {
 void CudaMoeLayer::StoreRoutedExperts(CudaMoeBatch& batch) {
   if (!batch.routed_experts) return;
   const int k = config_.router.top_k;
-  const int64_t in_lane = batch.spreads ? batch.partition.own_in_lane() : 0;
-  const Share own = {in_lane, in_lane + batch.own.size()};
-  const int64_t first = std::max(own.begin, batch.round.begin);
-  const int64_t end = std::min(own.end, batch.round.end);
-  if (first >= end) return;
-  Check(cudaMemcpyAsync(batch.routed_experts + (batch.own.begin + first - own.begin) * k,
-                        runtime_.buffers().logical.as<int32_t>() + (first - batch.round.begin) * k,
-                        (end - first) * k * sizeof(int32_t), cudaMemcpyDeviceToDevice,
+  const OwnTokens own = batch.OwnOfRound();
+  if (own.in_round.size() == 0) return;
+  Check(cudaMemcpyAsync(batch.routed_experts + own.in_group * k,
+                        runtime_.buffers().logical.as<int32_t>() + own.in_round.begin * k,
+                        own.in_round.size() * k * sizeof(int32_t), cudaMemcpyDeviceToDevice,
                         runtime_.stream()),
         "copy of routed experts");
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
 
 #include "core/testing.h"
 #include "moe/cuda/testing.h"
@@ -227,6 +228,45 @@ TEST(CudaMoeLayer, CanBeRecordedAndReplayed) {
     std::vector<float> out(hidden.size());
     gpu.device->CopyOut(out.data(), y.get(), bytes);
     EXPECT_TRUE(kernels::SameBits(out, gpu.Forward(layer, kTokens, seed))) << seed;
+  }
+}
+
+// Directly, captured and replayed. A later layer keeps the records of the first one.
+TEST(CudaMoeLayer, RouterFaultsAreRecordedByTokenAndFirstLayer) {
+  SKIP_WITHOUT_GPU();
+  constexpr int64_t kTokens = 50;
+  TestLayer layer({});
+  const FaultyRows rows = WithRouterFaults(&layer, kTokens);
+  std::vector<int32_t> index(kTokens), want(kTokens, 0);
+  std::iota(index.rbegin(), index.rend(), 0);
+  for (int64_t t = 0; t < kTokens; ++t)
+    if (rows.experts[t] >= 0) want[index[t]] = FaultOf(2, rows.experts[t]);
+  const std::vector<int32_t> stale(kTokens, FaultOf(0, 1));
+  const std::vector<int64_t> counts = {kTokens};
+  const size_t bytes = rows.hidden.size() * sizeof(float), words = kTokens * sizeof(int32_t);
+  for (const bool fused : {false, true}) {
+    layer.config.layer = 2;
+    OnGpu gpu(layer, DType::kF32, {}, kMaxTokens, {.fused = !fused});
+    layer.config.layer = 7;
+    const auto later = gpu.runtime->MakeLayer(layer.config, layer.ShareOf(Mesh(), true));
+    const auto x = gpu.device->Allocate(bytes), y = gpu.device->Allocate(bytes);
+    const auto at = gpu.device->Allocate(words), faults = gpu.device->Allocate(words);
+    gpu.device->CopyIn(x.get(), rows.hidden.data(), bytes);
+    gpu.device->CopyIn(at.get(), index.data(), words);
+    auto* const records = static_cast<int32_t*>(faults.get());
+    const auto* const places = static_cast<const int32_t*>(at.get());
+    const MoeTokens tokens = {counts, counts, nullptr, {records, places}};
+    for (int run = 0; run < 4; ++run) {
+      gpu.device->CopyIn(records, stale.data(), words);
+      gpu.device->Run(/*key=*/1, [&] {
+        gpu.device->ClearEntries(records, places, kTokens);
+        for (MoeBlock* block : {gpu.block.get(), later.get()})
+          block->Forward(static_cast<const float*>(x.get()), tokens, static_cast<float*>(y.get()));
+      });
+      std::vector<int32_t> got(kTokens);
+      gpu.device->CopyOut(got.data(), records, words);
+      EXPECT_EQ(got, want) << (fused ? "fused" : "plain") << ", run " << run;
+    }
   }
 }
 

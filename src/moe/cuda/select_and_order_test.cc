@@ -3,16 +3,20 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "kernels/cuda/grouped_gemm.h"
 #include "moe/cuda/testing.h"
+#include "moe/router_fault.h"
 
 namespace switchyard::cuda {
 namespace {
 
 // Outputs of both paths. Unassigned rows of an order are not written.
 struct Written {
-  Written(int64_t slots, int experts, int64_t blocks)
-      : logical(slots * 4),
+  Written(int64_t tokens, int64_t slots, int experts, int64_t blocks)
+      : faults(tokens * 4),
+        logical(slots * 4),
         ids(slots * 4),
         weights(slots * 4),
         position(slots * 4),
@@ -21,11 +25,12 @@ struct Written {
         groups(blocks * 4) {}
   std::vector<std::vector<int32_t>> Read() const {
     std::vector<std::vector<int32_t>> all;
-    for (const DeviceMemory* m : {&logical, &ids, &weights, &position, &offsets, &counts, &groups})
+    for (const DeviceMemory* m :
+         {&faults, &logical, &ids, &weights, &position, &offsets, &counts, &groups})
       all.push_back(ToHost<int32_t>(*m, static_cast<int64_t>(m->bytes() / 4)));
     return all;
   }
-  DeviceMemory logical, ids, weights, position, offsets, counts, groups;
+  DeviceMemory faults, logical, ids, weights, position, offsets, counts, groups;
 };
 
 TEST(ChooseAndOrder, HasTheBitsOfBoth) {
@@ -42,7 +47,10 @@ TEST(ChooseAndOrder, HasTheBitsOfBoth) {
     const int local = some_elsewhere ? (experts + 1) / 2 : experts;
     std::vector<int32_t> places(experts);
     for (int e = 0; e < experts; ++e) places[e] = e < local ? local - 1 - e : -1;
-    const DeviceMemory logits = ToDevice(random.Normal(tokens * experts));
+    std::vector<float> scores = random.Normal(tokens * experts);
+    if (round % 4 == 0) scores[random.Below(std::ssize(scores))] = NAN;
+    const DeviceMemory logits = ToDevice(scores);
+    const DeviceMemory index = ToDevice(random.Shuffled(static_cast<int>(tokens)));
     const DeviceMemory bias = ToDevice(random.Normal(experts)), device_places = ToDevice(places);
     const int64_t slots = tokens * k, blocks = MaxOrderedRows(slots, local) / kGroupBlockRows;
     const DeviceMemory scratch(RowOrderScratch(slots, local) * 4);
@@ -58,11 +66,15 @@ TEST(ChooseAndOrder, HasTheBitsOfBoth) {
                                         .scaling = 1.5f,
                                         .places = device_places.as<int32_t>()};
     const auto run = [&](bool at_once) {
-      const Written out(slots, local, blocks);
+      const Written out(tokens, slots, local, blocks);
       SelectExpertsParams c = choice;
       c.logical = out.logical.as<int32_t>();
       c.ids = out.ids.as<int32_t>();
       c.weights = out.weights.as<float>();
+      c.faults = {.records = out.faults.as<int32_t>(),
+                  .index = index.as<int32_t>(),
+                  .end = tokens,
+                  .of_expert_0 = FaultOf(2, 0)};
       const RowOrderParams order = {.in = {.segments = 1, .capacity = tokens, .tokens = tokens},
                                     .ids = c.ids,
                                     .k = k,

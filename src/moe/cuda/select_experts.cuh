@@ -75,6 +75,13 @@ __device__ __forceinline__ void WriteChoice(const SelectExpertsParams& p, int64_
   p.weights[place] = weight;
 }
 
+// For one lane. Only this warp and later kernels write the token's record.
+__device__ __forceinline__ void RecordFault(const FaultRecords& faults, int64_t token, int expert) {
+  if (faults.records == nullptr || token < faults.begin || token >= faults.end) return;
+  int32_t* record = faults.records + faults.index[token - faults.begin];
+  if (*record == 0) *record = faults.of_expert_0 + expert;
+}
+
 // One warp selects the experts of one token; `shared_choice` [32 kPerLane] is private to the warp.
 // Expert 32 i + lane is element i of a lane's arrays. A token with a score that is not finite gets
 // experts 0 to top_k - 1 with weights NaN: its logits are then NaN on every rank, which ends its
@@ -91,15 +98,19 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
     const int e = i * 32 + lane;
     score[i] = e < p.num_experts ? logits[e] : MinusInfinity();
   }
-  bool bad = false;
+  constexpr uint32_t kNone = ~0u;
+  uint32_t bad = kNone;  // this lane's first expert whose score is not finite
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int e = i * 32 + lane;
     if (e >= p.num_experts) continue;
     const float bias = p.correction_bias ? p.correction_bias[e] : 0.0f;
-    bad = bad || !isfinite(score[i]) || !(isfinite(bias) || bias == MinusInfinity());
+    const bool finite = isfinite(score[i]) && (isfinite(bias) || bias == MinusInfinity());
+    if (!finite) bad = min(bad, static_cast<uint32_t>(e));
   }
-  if (__any_sync(kAll, bad)) {  // uniform over the warp
+  if (__any_sync(kAll, bad != kNone)) {  // uniform over the warp
+    const uint32_t first = __reduce_min_sync(kAll, bad);
+    if (lane == 0) RecordFault(p.faults, token, static_cast<int>(first));
     if (lane < p.top_k) WriteChoice(p, token, lane, lane, __int_as_float(0x7fc00000));
     return;
   }

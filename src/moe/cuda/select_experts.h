@@ -10,6 +10,15 @@
 
 namespace switchyard::cuda {
 
+// Where a selection records faults (moe/router_fault.h): for tokens [begin, end) of the call, at
+// records[index[token - begin]], unless that record has a fault already.
+struct FaultRecords {
+  int32_t* records = nullptr;      // null: faults are not recorded
+  const int32_t* index = nullptr;  // [end - begin]
+  int64_t begin = 0, end = 0;
+  int32_t of_expert_0 = 0;  // the layer's fault of expert 0; those of other experts follow it
+};
+
 // The fields of RouterConfig; enums as their integer values.
 struct SelectExpertsParams {
   const float* logits = nullptr;           // [tokens, num_experts]
@@ -27,6 +36,7 @@ struct SelectExpertsParams {
   int32_t* logical = nullptr;  // [tokens, top_k], −1: none; or null
   int32_t* ids = nullptr;      // [tokens, top_k]
   float* weights = nullptr;    // [tokens, top_k]
+  FaultRecords faults;
 };
 // One warp per token. A token with a score that is not finite gets experts 0 to top_k - 1 with
 // weights NaN, as on CPUs. Equal to the CPU's selection except for the last bits of exponentials

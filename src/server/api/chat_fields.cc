@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "text/chat/messages.h"
+
 namespace switchyard {
 namespace {
 
@@ -66,6 +68,18 @@ void CheckChatFields(const Fields& f) {
 
 void CheckChatRoles(const Fields& f) {
   if (const Json* messages = f.Find("messages")) CheckRoles(*messages);
+}
+
+void CheckFieldsWithoutMessages(const Fields& f) {
+  for (const char* key : {"echo", "add_special_tokens", "return_prompt_text"}) {
+    if (f.Bool(key, false))
+      throw InvalidField(key, "{} is not available with input_ids: it needs messages", key);
+  }
+}
+
+std::string EchoedText(const Json& messages) {
+  const Json& last = messages.back();
+  return last.at("role") == "assistant" ? TextOfContent(last) : "";
 }
 
 Json TemplateVariables(const Fields& f) {

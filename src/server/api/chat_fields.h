@@ -1,6 +1,8 @@
 // Fields of a chat request other than the messages: tools, roles and template variables.
 #pragma once
 
+#include <string>
+
 #include "server/api/json_body.h"
 
 namespace switchyard {
@@ -14,6 +16,14 @@ void CheckChatFields(const Fields& f);
 // defines. Only OpenAI's endpoints call this. /tokenize leaves the check to the template, as
 // transformers does.
 void CheckChatRoles(const Fields& f);
+
+// Throws RequestError if a field that applies to messages is set, for a prompt without messages
+// (input_ids): echo, add_special_tokens or return_prompt_text.
+void CheckFieldsWithoutMessages(const Fields& f);
+
+// The text that `echo` puts before the answer: that of the last message, if its role is the
+// answer's role, assistant; else "". vLLM's rule. `messages` must have passed ChatPrompt.
+std::string EchoedText(const Json& messages);
 
 // Returns the variables for the chat template, or null without any. They come from
 // reasoning_effort, SGLang's reasoning {effort, enabled}, documents and chat_template_kwargs.

@@ -55,6 +55,40 @@ TEST(ChatFields, RolesAreChecked) {
   }
 }
 
+TEST(ChatFields, FieldsOfMessagesAreRefusedWithoutMessages) {
+  const auto refused = [](const char* body) {
+    const Json json = Json::parse(body);
+    try {
+      CheckFieldsWithoutMessages(Fields(json));
+    } catch (const RequestError& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kInvalid);
+      EXPECT_THAT(e.what(), testing::HasSubstr(e.param()));
+      return e.param();
+    }
+    return std::string();
+  };
+  for (const char* field : {"echo", "add_special_tokens", "return_prompt_text"}) {
+    EXPECT_EQ(refused(fmt::format(R"({{"{}": true}})", field).c_str()), field);
+    for (const char* value : {"false", "null", R"("false")"})
+      EXPECT_EQ(refused(fmt::format(R"({{"{}": {}}})", field, value).c_str()), "");
+  }
+  EXPECT_EQ(refused(R"({"return_prompt_token_ids": true})"), "");
+}
+
+TEST(ChatFields, EchoedTextIsThatOfALastMessageOfTheAssistant) {
+  const auto echoed = [](const std::string& last) {
+    return EchoedText(Json::parse(R"([{"role": "assistant", "content": "before"}, )" + last + "]"));
+  };
+  EXPECT_EQ(echoed(R"({"role": "assistant", "content": " Once "})"), " Once ");
+  EXPECT_EQ(echoed(R"({"role": "assistant", "content": [{"type": "text", "text": "a"}, "b"]})"),
+            "a b");
+  EXPECT_EQ(echoed(R"({"role": "assistant", "content": null})"), "");
+  EXPECT_EQ(echoed(R"({"role": "assistant"})"), "");
+  EXPECT_EQ(echoed(R"({"role": "assistant", "content": []})"), "");
+  for (const char* role : {"user", "tool", "system"})
+    EXPECT_EQ(echoed(fmt::format(R"({{"role": "{}", "content": "x"}})", role)), "");
+}
+
 TEST(ChatFields, ReasoningAndDocumentsBecomeVariables) {
   EXPECT_EQ(Variables("{}"), "null");
   EXPECT_EQ(Variables(R"({"reasoning_effort": null, "documents": []})"), "null");

@@ -1,11 +1,13 @@
 #include "server/api/chat_prompt.h"
 
+#include <utility>
+
 #include "server/api/chat_fields.h"
 #include "text/chat/encode_rendered.h"
 
 namespace switchyard {
 
-std::vector<int32_t> ChatPrompt(const ServedModel& model, const Json& body, size_t limit) {
+RenderedPrompt ChatPrompt(const ServedModel& model, const Json& body, size_t limit) {
   const Fields f(body);
   const Json* messages = f.Find("messages");
   if (!messages) throw InvalidField("messages", "messages is missing");
@@ -18,8 +20,11 @@ std::vector<int32_t> ChatPrompt(const ServedModel& model, const Json& body, size
   chat.kwargs = TemplateVariables(f);
   chat.continue_final_message = f.Bool("continue_final_message", false);
   chat.add_generation_prompt = f.Bool("add_generation_prompt", !chat.continue_final_message);
+  const bool special = f.Bool("add_special_tokens", false);
   try {
-    return EncodeRendered(*model.tokenizer, model.chat_template.Apply(chat), limit);
+    jinja::Rendered rendered = model.chat_template.Apply(chat);
+    std::vector<int32_t> ids = EncodeRendered(*model.tokenizer, rendered, special, limit);
+    return {.text = std::move(rendered.text), .ids = std::move(ids)};
   } catch (const Error& e) {
     throw RequestError(e.kind(), "messages", e.what());
   }

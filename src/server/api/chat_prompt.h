@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "server/api/json_body.h"
@@ -9,12 +10,18 @@
 
 namespace switchyard {
 
+struct RenderedPrompt {
+  std::string text;  // as the template gives it, without tokens of add_special_tokens
+  std::vector<int32_t> ids;
+};
+
 // Applies the model's chat template to the body and tokenizes the result. The template gets
 // `messages`, `tools` (unless `tool_choice` is "none"), `add_generation_prompt`,
-// `continue_final_message` and the variables of TemplateVariables. Throws RequestError for
-// malformed fields; if the template raises an error, the RequestError has the template's message.
-// Text of messages never becomes a special token. `limit` is that of Tokenizer::Encode.
-std::vector<int32_t> ChatPrompt(const ServedModel& model, const Json& body,
-                                size_t limit = Tokenizer::kNoLimit);
+// `continue_final_message` and the variables of TemplateVariables. `add_special_tokens` adds the
+// tokenizer's BOS and EOS to those of the template. Throws RequestError for malformed fields; if
+// the template raises an error, the RequestError has the template's message. Text of messages never
+// becomes a special token. `limit` is that of Tokenizer::Encode.
+RenderedPrompt ChatPrompt(const ServedModel& model, const Json& body,
+                          size_t limit = Tokenizer::kNoLimit);
 
 }  // namespace switchyard

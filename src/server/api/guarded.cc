@@ -1,20 +1,44 @@
 #include "server/api/guarded.h"
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "server/api/request_error.h"
 #include "server/http/error_body.h"
+#include "server/http/hide_paths.h"
 
 namespace switchyard {
 namespace {
 
-void Replace(const std::string& what, const std::string& with, std::string& text) {
-  if (what.empty()) return;
-  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + with.size()))
-    text.replace(at, what.size(), with);
+bool IsPartOfPath(char c) {
+  const auto byte = static_cast<unsigned char>(c);
+  return byte >= 0x80 || std::isalnum(byte) != 0 ||
+         std::string_view("_-./").find(c) != std::string_view::npos;
+}
+
+// Whether a path ends before text[at]; a period may end the sentence.
+bool PathEnds(const std::string& text, size_t at) {
+  if (at < text.size() && text[at] == '.') ++at;
+  return at >= text.size() || !IsPartOfPath(text[at]);
+}
+
+// Replaces `directory` where it is a whole path, or the beginning of a path.
+void HideDirectory(const std::string& directory, std::string& text) {
+  for (size_t at = text.find(directory); at != std::string::npos; at = text.find(directory, at)) {
+    const size_t end = at + directory.size();
+    const bool whole = PathEnds(text, end);
+    if ((at > 0 && IsPartOfPath(text[at - 1])) || (!whole && text[end] != '/')) {
+      at = end;
+      continue;
+    }
+    const std::string_view with = whole ? "the model" : "";
+    text.replace(at, directory.size() + (whole ? 0 : 1), with);
+    at += with.size();
+  }
 }
 
 }  // namespace
@@ -36,10 +60,9 @@ std::string RedactPaths(const Service& service, std::string message) {
     while (directory.ends_with('/')) directory.pop_back();
     if (directory.find('/') == std::string::npos)
       continue;  // a name without '/' may be an ordinary word
-    Replace(directory + "/", "", message);
-    Replace(directory, "the model", message);
+    HideDirectory(directory, message);
   }
-  return message;
+  return http::HidePaths(message);
 }
 
 http::Handler Guarded(const Service& service, http::Handler handler) {

@@ -74,7 +74,7 @@ constexpr KnownField kOpenAi[] = {
     {"return_hidden_states", kRefused, kHidden},
     {"return_routed_experts", kRefused, "is only supported by POST /generate"},
     {"routed_experts_start_len", kRefused, "is only supported by POST /generate", "[0]"},
-    {"return_cached_tokens_details", kRefused, kNotSupported},
+    {"return_cached_tokens_details", kHonoured},
     {"return_sampling_mask", kRefused, kNotSupported},
     {"priority", kHonoured},
     {"images_config", kRefused, kTextOnly},
@@ -115,7 +115,6 @@ constexpr KnownField kOpenAi[] = {
     {"repetition_detection", kRefused, kNotSupported},
     {"thinking_token_budget", kRefused, kNotSupported},
     {"return_token_offsets", kRefused, kNotSupported},
-    {"return_prompt_text", kRefused, kNotSupported},
 };
 
 // Fields that determine the prompt of a chat, also of /tokenize.
@@ -138,6 +137,9 @@ constexpr KnownField kChat[] = {
     {"parallel_tool_calls", kHonoured},
     {"input_ids", kHonoured},
     {"return_prompt_token_ids", kHonoured},
+    {"return_prompt_text", kHonoured},
+    {"add_special_tokens", kHonoured},
+    {"echo", kHonoured},
     // No effect: this server does not parse reasoning.
     {"separate_reasoning", kHint},
     {"stream_reasoning", kHint},
@@ -150,8 +152,6 @@ constexpr KnownField kChat[] = {
     {"verbosity", kRefused, kNotSupported, R"(["medium"])"},
     {"web_search_options", kRefusedEvenEmpty, "is not supported: this server has no web search"},
     {"moderation", kRefused, kNotSupported},
-    {"add_special_tokens", kRefused, "is not supported: the chat template adds special tokens"},
-    {"echo", kRefused, "is only supported by POST /v1/completions"},
     {"return_meta_info", kRefused, kNotSupported},
     {"return_assistant_tokens_mask", kRefused, kNotSupported},
     {"task", kRefused, kNotSupported},
@@ -165,6 +165,7 @@ constexpr KnownField kCompletion[] = {
     {"echo", kHonoured},
     {"max_completion_tokens", kHonoured},
     {"add_special_tokens", kHonoured},
+    {"return_prompt_text", kRefused, "is only supported by POST /v1/chat/completions: use echo"},
     {"suffix", kRefused, "is not supported: this server has no fill-in-the-middle"},
     {"prompt_embeds", kRefused, "is not supported: use prompt"},
 };

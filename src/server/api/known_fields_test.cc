@@ -211,6 +211,19 @@ TEST(KnownFields, RefusedOnesAreNamedAndEmptyOnesPass) {
             "sampling_params.regex");
 }
 
+// Fields that an endpoint supports only where the interface that defines them has them.
+TEST(KnownFields, PromptFieldsBelongToTheirEndpoints) {
+  for (const char* field : {"echo", "add_special_tokens", "return_cached_tokens_details"}) {
+    const std::string body = fmt::format(R"({{"{}": true}})", field);
+    EXPECT_EQ(Check(RequestKind::kChat, body), "") << field;
+    EXPECT_EQ(Check(RequestKind::kCompletion, body), "") << field;
+  }
+  EXPECT_EQ(Check(RequestKind::kChat, R"({"return_prompt_text": true})"), "");
+  EXPECT_EQ(Check(RequestKind::kCompletion, R"({"return_prompt_text": true})"),
+            "return_prompt_text");
+  EXPECT_EQ(Check(RequestKind::kTokenize, R"({"add_special_tokens": true})"), "");
+}
+
 TEST(KnownFields, UnknownOnesAreLoggedOnce) {
   UnknownFields unknown;
   const Json json = Json::parse(R"({"temprature": 1, "top_p": 1})");

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "server/http/error_body.h"
+#include "server/http/hide_paths.h"
 #include "server/http/sse.h"
 #include "server/http/worker_pool.h"
 
@@ -20,6 +21,8 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kAlternativeBytes = 384;
 // The prompt's ids are in the spec, in Front and in the message to the ranks.
 constexpr size_t kPromptCopies = 3, kGenerationBytes = 4 << 10;
+// Text takes memory as such, in a JSON value and in the serialized JSON.
+constexpr size_t kTextFactor = 4;
 
 size_t CostOf(const std::vector<PositionLogprobs>& positions) {
   size_t count = positions.size();
@@ -29,7 +32,7 @@ size_t CostOf(const std::vector<PositionLogprobs>& positions) {
 
 // Bytes that an event adds to the request: its results, and the JSON built from them.
 size_t CostOf(const GenerationEvent& e) {
-  constexpr size_t kTokenBytes = 32, kTextFactor = 4;
+  constexpr size_t kTokenBytes = 32;
   return kTextFactor * e.text.size() + kTokenBytes * e.tokens.size() +
          kTokenBytes * e.routed_experts.size() / 4 + CostOf(e.input_logprobs) +
          CostOf(e.output_logprobs);
@@ -56,7 +59,7 @@ void PendingResponse::Start(Service& service, const std::vector<GenerationSpec>&
     throw Error(ErrorKind::kUnavailable, "the server is still loading", "try again later");
   const std::shared_ptr<PendingResponse> pending(
       new PendingResponse(service, specs.size(), stream, responder, std::move(events)));
-  size_t bytes = 0;
+  size_t bytes = kTextFactor * pending->events_.text_bytes;
   for (const GenerationSpec& spec : specs)
     bytes += kGenerationBytes + kPromptCopies * sizeof(int32_t) * spec.input_ids.size();
   pending->memory_.Require(bytes);
@@ -155,7 +158,7 @@ void PendingResponse::GiveUp(const Error& error) {
   const http::Responder responder = *std::exchange(responder_, std::nullopt);
   if (!stream_) return responder.SendError(error);
   const int status = http::StatusOf(error.kind());
-  responder.Write(http::SseEvent(http::ErrorBody(status, error.what())));
+  responder.Write(http::SseEvent(http::ErrorBody(status, http::HidePaths(error.what()))));
   responder.EndStream();
 }
 

@@ -27,6 +27,8 @@ class PendingResponse : public std::enable_shared_from_this<PendingResponse> {
     std::function<void(size_t i, const GenerationEvent&, const Accumulated&)> on_news;
     // Called once, after all generations have finished.
     std::function<void(const std::vector<Accumulated>&)> on_end;
+    // Text of the request that the response repeats, such as an echoed prompt in each choice.
+    size_t text_bytes = 0;
   };
 
   // Throws the errors of Front::Submit, after aborting what was submitted, and those of

@@ -30,7 +30,7 @@ void AddModelFlags(CommandLine& app, ServerArgs& a) {
       .Required()
       .TakeLast();
   app.Flag("--tokenizer-path", a.tokenizer_path, kModel,
-           "Directory of tokenizer.json; default: --model-path");
+           "Directory of the tokenizer; default: --model-path");
   app.Flag("--revision", a.revision, kModel, "Branch, tag or commit, if --model-path is a hub id");
   app.Flag("--download-dir", a.download_dir, kModel,
            "Hub cache; default: HF_HUB_CACHE, or the folder hub of HF_HOME");
@@ -305,9 +305,14 @@ void AddServerFlags(CommandLine& app, ServerArgs& a) {
            "Name of the weights, returned by /generate and /model_info");
   app.Switch("--schedule-low-priority-values-first", a.low_priority_values_first, kMemory,
              "Lower values of `priority` first (needs --enable-priority-scheduling)");
+  app.Flag("--verify-weights", a.verify_weights, kServer,
+           "File of SHA-256 sums in the format of sha256sum, with paths relative to the model's "
+           "directory. All weight files must be listed; all listed files that exist must match");
   app.Switch("--skip-server-warmup", a.skip_server_warmup, kServer,
              "Skips the warm-up request before the server is ready");
   app.Switch("--log-requests", a.log_requests, kServer, "Logs one line per request");
+  app.Switch("--print-schedule", a.print_schedule, kMisc,
+             "Prints the operations of a prefill step and of a decode step, and exits");
 }
 
 // Alternative and older spellings of flags in SGLang.

@@ -153,6 +153,11 @@ TEST(ArgsTest, CommandLineOverridesTheFile) {
   EXPECT_EQ(a->port, 8);
 }
 
+TEST(ArgsTest, PrintsTheScheduleOnlyIfSet) {
+  EXPECT_FALSE(ParseServe({"--model-path", "/m"})->print_schedule);
+  EXPECT_TRUE(ParseServe({"--model-path", "/m", "--print-schedule"})->print_schedule);
+}
+
 TEST(ArgsTest, SwitchesThatAreOffStayOff) {
   const auto a =
       ParseServe({"--config", WriteYaml("model-path: /m\ndisable-radix-cache: false\n")});

@@ -13,9 +13,8 @@ void AddModelFlags(CommandLine& app, TrainArgs& a) {
   constexpr const char* kGroup = "Model";
   app.Flag("--model,--model-path", a.model, kGroup,
            "config.json of the model, or its directory; weights are not read");
-  app.Flag(
-      "--tokenizer-path", a.tokenizer_path, kGroup,
-      "Directory of tokenizer.json, tokenizer_config.json and chat template; default: --model");
+  app.Flag("--tokenizer-path", a.tokenizer_path, kGroup,
+           "Directory of tokenizer, tokenizer_config.json and chat template; default: --model");
   app.Flag("--init-from", a.init_from, kGroup,
            "Checkpoint directory to initialise weights from, at step 0; default: random weights");
   app.Flag("--init-deviation", a.init_deviation, kGroup, "Standard deviation of random weights")

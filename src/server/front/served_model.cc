@@ -1,14 +1,17 @@
 #include "server/front/served_model.h"
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "core/bounded_json.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "core/regular_file.h"
 
 namespace switchyard {
 namespace {
+
+constexpr uint64_t kMaxDefaultsBytes = 16 << 20;
 
 // Reads one number of generation_config.json. Keeps `value` if the key is absent or null.
 template <typename T>
@@ -24,9 +27,9 @@ void Take(const nlohmann::json& json, const char* key, const std::filesystem::pa
 SamplingParams SamplingDefaults(const std::filesystem::path& dir, int64_t vocab_size) {
   SamplingParams defaults;
   const std::filesystem::path file = dir / "generation_config.json";
-  std::ifstream in(file);
-  if (!in) return defaults;
-  const auto json = nlohmann::json::parse(in, nullptr, false);
+  const auto text = ReadRegularFileIfExists(file, kMaxDefaultsBytes);
+  if (!text) return defaults;
+  const auto json = ParseBoundedJson(*text, file.string());
   if (!json.is_object()) throw Invalid("{}: not a JSON object", file.string());
   Take(json, "temperature", file, defaults.temperature);
   Take(json, "top_p", file, defaults.top_p);

@@ -91,6 +91,7 @@ class ConnectionImpl final : public Connection,
         news_(stream_.get_executor(), Clock::time_point::max()) {}
 
   void Advance(Phase phase) override;
+  bool CloseUnlessAnswering() override;
   void Spawn(std::function<void(Connection*)> on_end);
 
  private:
@@ -132,6 +133,7 @@ class ConnectionImpl final : public Connection,
   const bool spare_;
   const std::string peer_;
   std::atomic<Phase> phase_ = Phase::kServing;
+  std::atomic<Activity> activity_ = Activity::kIdle;  // written on the strand
 
   // All members below are accessed on the strand only.
   ClientStream stream_;
@@ -142,7 +144,6 @@ class ConnectionImpl final : public Connection,
   std::string input_;        // received bytes; the first used_ of them are consumed
   size_t used_ = 0;
   std::shared_ptr<Exchange> exchange_;  // of the current response
-  Activity activity_ = Activity::kIdle;
 };
 
 void ConnectionImpl::Spawn(std::function<void(Connection*)> on_end) {
@@ -167,10 +168,19 @@ void ConnectionImpl::Advance(Phase phase) {
   }
   asio::post(stream_.get_executor(), [self = shared_from_this(), phase] {
     if (self->exchange_) self->exchange_->DisableKeepAlive();
-    const bool waiting =
-        self->activity_ == Activity::kIdle || self->activity_ == Activity::kLingering;
+    const Activity activity = self->activity_.load();
+    const bool waiting = activity == Activity::kIdle || activity == Activity::kLingering;
     if (phase == Phase::kClosed || (phase == Phase::kDraining && waiting)) self->stream_.Close();
   });
+}
+
+bool ConnectionImpl::CloseUnlessAnswering() {
+  if (activity_.load() == Activity::kAnswering) return false;
+  asio::post(stream_.get_executor(), [self = shared_from_this()] {
+    // A request may have become complete in the meantime.
+    if (self->activity_.load() != Activity::kAnswering) self->stream_.Close();
+  });
+  return true;
 }
 
 awaitable<void> ConnectionImpl::Run() {

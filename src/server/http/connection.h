@@ -40,6 +40,9 @@ class Connection {
 
   // From any thread.
   virtual void Advance(Phase phase) = 0;
+  // Closes the connection soon, unless it is answering a request. Returns false if it is answering.
+  // From any thread.
+  virtual bool CloseUnlessAnswering() = 0;
 
   // Calls `on_end` on the strand after the connection has ended and its socket is closed, never
   // within Start. `spare`: the connection exceeds the limit and gets only one response, a probe's

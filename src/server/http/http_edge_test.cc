@@ -7,8 +7,12 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <memory>
+#include <mutex>
 #include <sstream>
+#include <string_view>
 #include <thread>
+#include <vector>
 
 #include "server/http/http_server.h"
 #include "server/http/memory_budget.h"
@@ -19,8 +23,11 @@ namespace {
 
 using testing::HasSubstr;
 
-// Counts connections of local port `port` in state CLOSE_WAIT (/proc/net/tcp, state 08).
-int CountCloseWait(int port) {
+constexpr const char* kEstablished = "01";
+constexpr const char* kCloseWait = "08";
+
+// Counts connections of local port `port` in a state of /proc/net/tcp.
+int CountConnections(int port, std::string_view wanted) {
   std::ifstream in("/proc/net/tcp");
   int count = 0;
   for (std::string line; std::getline(in, line);) {
@@ -28,7 +35,7 @@ int CountCloseWait(int port) {
     std::string number, local, remote, state;
     words >> number >> local >> remote >> state;
     const size_t colon = local.find(':');
-    if (state == "08" && colon != std::string::npos &&
+    if (state == wanted && colon != std::string::npos &&
         std::stoi(local.substr(colon + 1), nullptr, 16) == port) {
       ++count;
     }
@@ -78,9 +85,9 @@ TEST_F(HttpEdgeTest, ClientsThatCloseLeaveNoConnection) {
     ASSERT_EQ(client.Read()->body.size(), body.size());
   }
   // Poll, since the server may not have closed its side yet.
-  for (int i = 0; i < 100 && CountCloseWait(server_->port()) > 0; ++i)
+  for (int i = 0; i < 100 && CountConnections(server_->port(), kCloseWait) > 0; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  EXPECT_EQ(CountCloseWait(server_->port()), 0);
+  EXPECT_EQ(CountConnections(server_->port(), kCloseWait), 0);
 }
 
 TEST_F(HttpEdgeTest, ProbesAreAnsweredBeyondTheLimitOfConnections) {
@@ -97,6 +104,65 @@ TEST_F(HttpEdgeTest, ProbesAreAnsweredBeyondTheLimitOfConnections) {
     EXPECT_EQ(refused.status, 503);
     EXPECT_EQ(refused.Header("Retry-After"), "1");
     EXPECT_EQ(refused.Header("Connection"), "close");
+  }
+}
+
+// The connections send nothing, half a header, or nothing after their response.
+TEST_F(HttpEdgeTest, SilentConnectionsBeyondTheLimitDoNotKeepProbesOut) {
+  options_.max_connections = 2;
+  Start();
+  TestClient first(server_->port()), second(server_->port());
+  for (TestClient* client : {&first, &second}) {
+    client->Get("/hello");
+    ASSERT_EQ(client->Read()->status, 200);
+  }
+  std::vector<std::unique_ptr<TestClient>> silent;
+  for (int i = 0; i < 300; ++i) {
+    silent.push_back(std::make_unique<TestClient>(server_->port()));
+    ASSERT_TRUE(silent.back()->connected());
+    if (i % 3 == 1) silent.back()->Send("GET /health HTTP/1.1\r\nHost: ");
+    if (i % 3 == 2) silent.back()->Get("/hello");
+    if (i % 10 == 9) EXPECT_EQ(Status("GET", "/health"), 200) << i;
+  }
+  EXPECT_LE(CountConnections(server_->port(), kEstablished), 2 + 64 + 64);
+  first.Get("/hello");  // connections within the limit stay open
+  EXPECT_EQ(first.Read()->status, 200);
+}
+
+TEST_F(HttpEdgeTest, ANewerConnectionDoesNotEndAResponse) {
+  options_.max_connections = 1;
+  options_.paths_without_key = {"/held"};
+  Server server(options_);
+  std::mutex mutex;
+  std::vector<Responder> held;
+  server.Route("GET", "/held", [&](auto, const Responder& responder) {
+    const std::lock_guard lock(mutex);
+    held.push_back(responder);
+  });
+  server.Start();
+  std::vector<std::unique_ptr<TestClient>> clients, silent;
+  const auto hold_until = [&](size_t count) {
+    while (clients.size() < count) {
+      clients.push_back(std::make_unique<TestClient>(server.port()));
+      clients.back()->Get("/held");
+    }
+    for (int i = 0; i < 6000 && server.open_requests() < count; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    ASSERT_EQ(server.open_requests(), count);
+  };
+  hold_until(40);
+  for (int i = 0; i < 100; ++i) silent.push_back(std::make_unique<TestClient>(server.port()));
+  hold_until(1 + 64);  // the last ones replace silent connections
+  TestClient refused(server.port());
+  EXPECT_EQ(refused.Read().value_or(TestResponse{}).status, 503);
+  {
+    const std::lock_guard lock(mutex);
+    for (const Responder& responder : held) responder.Send(200, "text/plain", "");
+  }
+  for (const auto& client : clients) {
+    const auto answer = client->Read();
+    ASSERT_TRUE(answer.has_value());
+    EXPECT_EQ(answer->status, 200);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/awaitable.hpp>
@@ -43,7 +44,8 @@ using boost::system::error_code;
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr std::chrono::milliseconds kAcceptPause{100};   // after a failed accept
 constexpr std::chrono::seconds kAcceptWarningPause{10};  // between two such warnings
-// Connections beyond the limit that still get one response, so that health probes work.
+// Connections beyond the limit that still get one response, so that health probes work. As many
+// earlier ones may still be closing.
 constexpr size_t kSpareConnections = 64;
 
 ServerOptions Checked(ServerOptions options) {
@@ -101,6 +103,7 @@ class Server::Impl {
   awaitable<void> Accept();
   void OnAcceptFailed(const error_code& ec);
   void Adopt(ClientStream::Socket socket);
+  bool MakeSpareRoom();  // requires the mutex
   void Advance(Phase phase);
   void Forget(Connection* connection);
 
@@ -113,9 +116,11 @@ class Server::Impl {
   std::shared_ptr<MemoryBudget> budget_;
   std::shared_ptr<WorkerPool> workers_;
 
-  std::mutex mutex_;  // guards connections_
+  std::mutex mutex_;  // guards the members below
   std::condition_variable all_ended_;
   std::unordered_map<Connection*, std::shared_ptr<Connection>> connections_;
+  std::vector<Connection*> spares_;   // of connections_, those beyond the limit, oldest first
+  std::vector<Connection*> evicted_;  // earlier spares that are closing
 };
 
 void Server::Impl::Start() {
@@ -182,21 +187,39 @@ void Server::Impl::Adopt(ClientStream::Socket socket) {
   if (options_.uds.empty()) socket.set_option(asio::ip::tcp::no_delay(true), ignored);
   // Held during Start, so that a connection cannot end before its insertion into connections_.
   std::lock_guard lock(mutex_);
-  if (connections_.size() >= options_.max_connections + kSpareConnections) {
+  const size_t regular = connections_.size() - spares_.size() - evicted_.size();
+  const bool spare = regular >= options_.max_connections;
+  if (spare && !MakeSpareRoom()) {
     RefuseConnection(std::move(socket));
     return;
   }
-  const bool spare = connections_.size() >= options_.max_connections;
   const ConnectionContext context{options_, router_,  open_requests_,
                                   budget_,  workers_, tls_ ? &*tls_ : nullptr};
   auto connection = Connection::Start(context, std::move(socket), spare,
                                       [this](Connection* ended) { Forget(ended); });
   Connection* const key = connection.get();
+  if (spare) spares_.push_back(key);
   connections_.emplace(key, std::move(connection));
+}
+
+// Makes room for another connection beyond the limit. If there is none, closes the oldest one that
+// is not being answered: a client that sends no request must not keep a health probe out. False if
+// all are being answered, or if too many are still closing.
+bool Server::Impl::MakeSpareRoom() {
+  if (spares_.size() < kSpareConnections) return true;
+  if (evicted_.size() >= kSpareConnections) return false;
+  const auto found = std::find_if(spares_.begin(), spares_.end(),
+                                  [](Connection* c) { return c->CloseUnlessAnswering(); });
+  if (found == spares_.end()) return false;
+  evicted_.push_back(*found);
+  spares_.erase(found);
+  return true;
 }
 
 void Server::Impl::Forget(Connection* connection) {
   std::lock_guard lock(mutex_);
+  std::erase(spares_, connection);
+  std::erase(evicted_, connection);
   connections_.erase(connection);
   if (connections_.empty()) all_ended_.notify_all();
 }

@@ -75,7 +75,8 @@ class Responder {
   // Connection.
   void Send(int status, std::string content_type, std::string_view body, Headers extra = {}) const;
 
-  // Sends a body made by ErrorBody (error_body.h); `code` and `param` may be empty.
+  // Sends a body made by ErrorBody (error_body.h), without the directories of absolute paths
+  // (hide_paths.h). `code` and `param` may be empty.
   void SendError(int status, std::string_view message, std::string_view code = {},
                  std::string_view param = {}) const;
   void SendError(const Error& error) const;

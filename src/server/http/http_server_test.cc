@@ -46,6 +46,7 @@ class HttpServerTest : public testing::Test {
       const std::string& kind = request->params.at("kind");
       if (kind == "runtime") throw std::runtime_error("a secret");
       if (kind == "int") throw 1;
+      if (kind == "path") throw Invalid("/usr/share/models/x/config.json: bad, see /v1/models");
       throw Error(static_cast<ErrorKind>(std::stoi(kind)), "it says so", "do that");
     });
     server_->Route("GET", "/drop", [](auto, Responder) {});
@@ -324,6 +325,11 @@ TEST_F(HttpServerTest, ExceptionsBecomeStatusCodes) {
     EXPECT_EQ(response->status, 500);
     EXPECT_THAT(response->body, testing::Not(HasSubstr("secret")));
   }
+  client.Get("/throw/path");
+  const auto response = client.Read();
+  ASSERT_TRUE(response);
+  EXPECT_EQ(response->status, 400);
+  EXPECT_THAT(response->body, HasSubstr("\"config.json: bad, see /v1/models\""));
 }
 
 TEST_F(HttpServerTest, ADroppedRequestIsA500) {

@@ -4,6 +4,7 @@
 
 #include "server/http/error_body.h"
 #include "server/http/exchange.h"
+#include "server/http/hide_paths.h"
 #include "server/http/http_server.h"
 
 namespace switchyard::http {
@@ -36,7 +37,7 @@ void Responder::Send(int status, std::string content_type, std::string_view body
 
 void Responder::SendError(int status, std::string_view message, std::string_view code,
                           std::string_view param) const {
-  Send(status, kJson, ErrorBody(status, message, code, param));
+  Send(status, kJson, ErrorBody(status, HidePaths(message), code, param));
 }
 
 void Responder::SendError(const Error& error) const {

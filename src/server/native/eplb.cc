@@ -6,6 +6,7 @@
 #include "eplb/transfers.h"
 #include "server/api/json_body.h"
 #include "server/http/error_body.h"
+#include "server/http/hide_paths.h"
 #include "server/native/experts.h"
 
 namespace switchyard::native {
@@ -53,7 +54,7 @@ Json StatusJson(const EplbStatus& s) {
           {"failures", s.failures},
           {"watchdog_resets", s.watchdog_resets},
           {"last_result", s.last_result},
-          {"last_failure", s.last_failure}};
+          {"last_failure", http::HidePaths(s.last_failure)}};
 }
 
 Json OptionsJson(const EplbOptions& o) {

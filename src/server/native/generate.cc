@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "server/api/base64.h"
+#include "server/api/cached_tokens.h"
 #include "server/api/guarded.h"
 #include "server/api/pending_response.h"
 #include "server/http/error_body.h"
@@ -78,6 +79,7 @@ Json GenerateAnswer(const Tokenizer& tokenizer, const GenerateBody& body,
                {"prompt_tokens", a.last.prompt_tokens},
                {"completion_tokens", a.last.completion_tokens},
                {"cached_tokens", a.last.cached_tokens},
+               {"cached_tokens_details", CachedTokensDetails(a.last.cached_tokens)},
                {"weight_version", body.weight_version},
                {"e2e_latency", seconds}};
   if (spec.logprob.enabled) {

@@ -36,7 +36,7 @@ void HandleTokenize(const Service& service, const http::Request& request,
   const Json* prompt = f.Find("prompt");
   const bool list = prompt && prompt->is_array() && !f.Has("messages");
   if (f.Has("messages")) {
-    add(ChatPrompt(service.model, body));
+    add(ChatPrompt(service.model, body).ids);
   } else if (list) {
     for (const std::string& text : f.Strings("prompt")) add(tokenizer.Encode(text, special));
   } else {

@@ -1,6 +1,9 @@
 #include "server/openai/chat.h"
 
 #include <limits>
+#include <optional>
+#include <string>
+#include <utility>
 
 #include "server/api/chat_fields.h"
 #include "server/api/chat_prompt.h"
@@ -19,8 +22,10 @@ namespace switchyard::openai {
 struct ChatJob {
   Delivery delivery;
   WantedLogprobs logprobs;
-  bool prompt_ids = false;            // return_prompt_token_ids
-  std::vector<GenerationSpec> specs;  // the n copies
+  bool prompt_ids = false;                 // return_prompt_token_ids
+  std::optional<std::string> prompt_text;  // return_prompt_text: as the template gives it
+  std::string echo;                        // put before each answer
+  std::vector<GenerationSpec> specs;       // the n copies
 };
 
 namespace {
@@ -33,28 +38,52 @@ Json Logprobs(const ChatJob& job, const Tokenizer& tokenizer,
   return ChatLogprobs({tokenizer, job.logprobs.as_ids}, positions, job.logprobs.top);
 }
 
-std::string Chunk(const ChatJob& job, Json choices, Json usage, bool first = false) {
+// Members of a response, or of the first event of a stream, that describe the prompt.
+Json PromptMembers(const ChatJob& job) {
+  Json members = Json::object();
+  if (job.prompt_ids) members["prompt_token_ids"] = job.specs[0].input_ids;
+  if (job.prompt_text) members["prompt_text"] = *job.prompt_text;
+  return members;
+}
+
+// Bytes of the prompt's text in the response.
+size_t RepeatedBytes(const ChatJob& job) {
+  return job.echo.size() * job.delivery.n + (job.prompt_text ? job.prompt_text->size() : 0);
+}
+
+// `more`: further members, an object.
+std::string Chunk(const ChatJob& job, Json choices, Json usage, const Json& more = Json::object()) {
   Json chunk = Envelope(job.delivery, "chat.completion.chunk", std::move(choices));
-  if (first && job.prompt_ids) chunk["prompt_token_ids"] = job.specs[0].input_ids;
+  chunk.update(more);
   if (job.delivery.include_usage || job.delivery.continuous_usage)
     chunk["usage"] = std::move(usage);
   return http::SseEvent(Dump(chunk));
 }
 
-// The event that opens the message of choice i.
-std::string OpeningChunk(const ChatJob& job, size_t i, const GenerationEvent& e) {
+// An event of choice i before its first token.
+std::string EarlyChunk(const ChatJob& job, size_t i, const GenerationEvent& e, Json delta,
+                       const Json& more) {
   Json choice = {{"index", i},
-                 {"delta", {{"role", "assistant"}, {"content", ""}}},
+                 {"delta", std::move(delta)},
                  {"logprobs", nullptr},
                  {"finish_reason", nullptr},
                  {"matched_stop", nullptr}};
   return Chunk(job, Json::array({std::move(choice)}), UsageSoFar(job.delivery, e, /*opening=*/true),
-               i == 0);
+               more);
+}
+
+// Opens the message of choice i.
+void WriteOpening(const ChatJob& job, size_t i, const GenerationEvent& e,
+                  const http::Responder& responder) {
+  responder.Write(EarlyChunk(job, i, e, {{"role", "assistant"}, {"content", ""}},
+                             i == 0 ? PromptMembers(job) : Json::object()));
+  if (!job.echo.empty())
+    responder.Write(EarlyChunk(job, i, e, {{"content", job.echo}}, Json::object()));
 }
 
 PendingResponse::Events StreamEvents(const Service& service, const JobPtr& job,
                                      const http::Responder& responder) {
-  PendingResponse::Events events;
+  PendingResponse::Events events{.text_bytes = RepeatedBytes(*job)};
   events.on_news = [job, responder, &service](size_t i, const GenerationEvent& e,
                                               const Accumulated& a) {
     if (e.finish == FinishReason::kError) {
@@ -62,7 +91,7 @@ PendingResponse::Events StreamEvents(const Service& service, const JobPtr& job,
           http::ErrorBody(http::StatusOf(e.error_kind), RedactPaths(service, e.error))));
       return;
     }
-    if (a.tokens.size() == e.tokens.size()) responder.Write(OpeningChunk(*job, i, e));
+    if (a.tokens.size() == e.tokens.size()) WriteOpening(*job, i, e, responder);
     Json delta = e.text.empty() ? Json::object() : Json{{"content", e.text}};
     Json choice = {{"index", i},
                    {"delta", std::move(delta)},
@@ -72,6 +101,8 @@ PendingResponse::Events StreamEvents(const Service& service, const JobPtr& job,
     responder.Write(Chunk(*job, Json::array({std::move(choice)}), UsageSoFar(job->delivery, e)));
   };
   events.on_end = [job, responder](const std::vector<Accumulated>& all) {
+    if (const Json ext = SglExt(job->delivery, all); !ext.is_null())
+      responder.Write(Chunk(*job, Json::array(), nullptr, {{"sglext", ext}}));
     if (job->delivery.include_usage)
       responder.Write(Chunk(*job, Json::array(), Usage(all, job->delivery.n)));
     responder.Write(http::kSseDone);
@@ -82,7 +113,7 @@ PendingResponse::Events StreamEvents(const Service& service, const JobPtr& job,
 
 Json FullChoice(const ChatJob& job, const Tokenizer& tokenizer, size_t i, const Accumulated& a) {
   Json choice = {{"index", i},
-                 {"message", {{"role", "assistant"}, {"content", a.text}}},
+                 {"message", {{"role", "assistant"}, {"content", job.echo + a.text}}},
                  {"logprobs", Logprobs(job, tokenizer, a.output_logprobs)}};
   AddEnding(a.last, choice);
   if (job.delivery.token_ids) choice["token_ids"] = a.tokens;
@@ -91,7 +122,7 @@ Json FullChoice(const ChatJob& job, const Tokenizer& tokenizer, size_t i, const 
 
 PendingResponse::Events FullResponseEvents(const Service& service, const JobPtr& job,
                                            const http::Responder& responder) {
-  PendingResponse::Events events;
+  PendingResponse::Events events{.text_bytes = RepeatedBytes(*job)};
   events.on_end = [job, responder, &service](const std::vector<Accumulated>& all) {
     const Tokenizer& tokenizer = *service.model.tokenizer;
     Json choices = Json::array();
@@ -103,7 +134,8 @@ PendingResponse::Events FullResponseEvents(const Service& service, const JobPtr&
     }
     Json answer = Envelope(job->delivery, "chat.completion", std::move(choices));
     answer["usage"] = Usage(all, job->delivery.n);
-    if (job->prompt_ids) answer["prompt_token_ids"] = job->specs[0].input_ids;
+    answer.update(PromptMembers(*job));
+    if (Json ext = SglExt(job->delivery, all); !ext.is_null()) answer["sglext"] = std::move(ext);
     if (job->logprobs.prompt_top >= 0)
       answer["prompt_logprobs"] =
           PromptLogprobs(tokenizer, all[0].input_logprobs, job->logprobs.prompt_top);
@@ -118,6 +150,21 @@ WantedLogprobs ParseLogprobs(const Fields& f) {
   if (wanted.top > 0 && !wanted.output)
     throw InvalidField("top_logprobs", "top_logprobs wants logprobs: true");
   return wanted;
+}
+
+// Reads the prompt, and what the response repeats of it.
+void ParsePrompt(const Service& service, const Fields& f, ChatJob& job, GenerationSpec& spec) {
+  if (f.Has("input_ids")) {
+    CheckFieldsWithoutMessages(f);
+    spec.input_ids = f.Ids("input_ids");
+  } else {
+    CheckChatRoles(f);
+    RenderedPrompt prompt = ChatPrompt(service.model, f.object(), PromptLimit(service, f));
+    spec.input_ids = std::move(prompt.ids);
+    if (f.Bool("return_prompt_text", false)) job.prompt_text = std::move(prompt.text);
+    if (f.Bool("echo", false)) job.echo = EchoedText(*f.Find("messages"));
+  }
+  TruncatePrompt(service, f, spec, spec.input_ids);
 }
 
 }  // namespace
@@ -137,13 +184,9 @@ std::shared_ptr<const ChatJob> ParseChat(const Service& service, const Json& bod
   ParsePromptLogprobs(service, f, /*echo=*/false, &job->logprobs, &spec);
   ParseRequestId(f, f.Has("rid") ? "rid" : "request_id", 0, 1, &spec);
   spec.cache_salt = ParseCacheSalt(f, 0, 1);
-  const bool ids = f.Has("input_ids");
-  if (!ids) CheckChatRoles(f);
-  spec.input_ids =
-      ids ? f.Ids("input_ids") : ChatPrompt(service.model, body, PromptLimit(service, f));
-  TruncatePrompt(service, f, spec, spec.input_ids);
+  ParsePrompt(service, f, *job, spec);
   const ClientNames names = ClientNamesOf(
-      f, ids ? "input_ids" : "messages",
+      f, f.Has("input_ids") ? "input_ids" : "messages",
       job->logprobs.prompt_top > job->logprobs.top ? "prompt_logprobs" : "top_logprobs");
   AddCopies(service.front, std::move(spec), job->delivery.n, names, job->specs);
   return job;

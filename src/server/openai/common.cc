@@ -4,6 +4,7 @@
 #include <functional>
 #include <random>
 
+#include "server/api/cached_tokens.h"
 #include "server/api/data_parallel_rank.h"
 #include "server/api/sampling_fields.h"
 
@@ -150,6 +151,7 @@ Delivery ParseDelivery(const Service& service, const Fields& f, const char* id_p
              .fingerprint = Fingerprint(service),
              .stream = f.Bool("stream", false),
              .token_ids = f.Bool("return_token_ids", false),
+             .cached_details = f.Bool("return_cached_tokens_details", false),
              .n = static_cast<int32_t>(f.Int("n", 1, 1, 1024))};
   ParseStreamOptions(f, &d);
   CheckBestOf(f, d.n);
@@ -188,6 +190,13 @@ Json Usage(const std::vector<Accumulated>& all, int32_t n) {
     cached += all[i].last.cached_tokens;
   }
   return UsageJson(prompt, completion, cached);
+}
+
+Json SglExt(const Delivery& delivery, const std::vector<Accumulated>& all) {
+  if (!delivery.cached_details || all.empty()) return nullptr;
+  Json details = CachedTokensDetails(all[0].last.cached_tokens);
+  if (details.is_null()) return nullptr;
+  return {{"cached_tokens_details", std::move(details)}};
 }
 
 Json UsageSoFar(const Delivery& delivery, const GenerationEvent& last, bool opening) {

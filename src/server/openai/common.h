@@ -51,6 +51,7 @@ struct Delivery {
   bool include_usage = false;     // stream_options: the last event has the usage
   bool continuous_usage = false;  // stream_options: every event has the usage so far
   bool token_ids = false;         // return_token_ids
+  bool cached_details = false;    // return_cached_tokens_details
   int32_t n = 1;
 };
 // Throws RequestError if n, best_of, stream and stream_options are invalid or inconsistent.
@@ -65,6 +66,10 @@ void AddEnding(const GenerationEvent& event, Json& choice);
 
 // Usage of all choices. The prompt of n copies is counted once.
 Json Usage(const std::vector<Accumulated>& all, int32_t n);
+
+// SGLang's `sglext` member: details of the cached prompt tokens of the first choice. null if the
+// request does not set return_cached_tokens_details, or no token was cached.
+Json SglExt(const Delivery& delivery, const std::vector<Accumulated>& all);
 
 // Usage of one choice after event `last`; null without continuous_usage. `opening`: the event that
 // opens the choice, with 0 completion tokens.

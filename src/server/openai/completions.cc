@@ -106,16 +106,26 @@ Json ChunkChoice(const CompletionJob& job, const Tokenizer& tokenizer, size_t i,
   return choice;
 }
 
-std::string Chunk(const CompletionJob& job, Json choices, Json usage) {
+// `more`: further members, an object.
+std::string Chunk(const CompletionJob& job, Json choices, Json usage,
+                  const Json& more = Json::object()) {
   Json chunk = Envelope(job.delivery, "text_completion", std::move(choices));
+  chunk.update(more);
   if (job.delivery.include_usage || job.delivery.continuous_usage)
     chunk["usage"] = std::move(usage);
   return http::SseEvent(Dump(chunk));
 }
 
+// Bytes of the prompts in the response.
+size_t EchoedBytes(const CompletionJob& job) {
+  size_t bytes = 0;
+  for (const PromptText& prompt : job.prompts) bytes += prompt.text.size() * job.delivery.n;
+  return bytes;
+}
+
 PendingResponse::Events StreamEvents(const Service& service, const JobPtr& job,
                                      const http::Responder& responder) {
-  PendingResponse::Events events;
+  PendingResponse::Events events{.text_bytes = EchoedBytes(*job)};
   events.on_news = [job, responder, &service](size_t i, const GenerationEvent& e,
                                               const Accumulated& a) {
     if (e.finish == FinishReason::kError) {
@@ -127,6 +137,8 @@ PendingResponse::Events StreamEvents(const Service& service, const JobPtr& job,
     responder.Write(Chunk(*job, std::move(choices), UsageSoFar(job->delivery, e)));
   };
   events.on_end = [job, responder](const std::vector<Accumulated>& all) {
+    if (const Json ext = SglExt(job->delivery, all); !ext.is_null())
+      responder.Write(Chunk(*job, Json::array(), nullptr, {{"sglext", ext}}));
     if (job->delivery.include_usage)
       responder.Write(Chunk(*job, Json::array(), Usage(all, job->delivery.n)));
     responder.Write(http::kSseDone);
@@ -137,7 +149,7 @@ PendingResponse::Events StreamEvents(const Service& service, const JobPtr& job,
 
 PendingResponse::Events FullResponseEvents(const Service& service, const JobPtr& job,
                                            const http::Responder& responder) {
-  PendingResponse::Events events;
+  PendingResponse::Events events{.text_bytes = EchoedBytes(*job)};
   events.on_end = [job, responder, &service](const std::vector<Accumulated>& all) {
     Json choices = Json::array();
     for (size_t i = 0; i < all.size(); ++i) {
@@ -148,6 +160,7 @@ PendingResponse::Events FullResponseEvents(const Service& service, const JobPtr&
     }
     Json answer = Envelope(job->delivery, "text_completion", std::move(choices));
     answer["usage"] = Usage(all, job->delivery.n);
+    if (Json ext = SglExt(job->delivery, all); !ext.is_null()) answer["sglext"] = std::move(ext);
     responder.Send(200, http::kJson, Dump(answer));
   };
   return events;

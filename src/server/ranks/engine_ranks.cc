@@ -96,18 +96,32 @@ void EngineRanks::Lost() {
   events_.on_lost(words);
 }
 
+void EngineRanks::ThrowExit(std::unique_lock<std::mutex>& lock, const std::string& how) {
+  changed_.wait_for(lock, kCauseTime, [this] { return !failure_.empty(); });
+  // `how` may be the same message, followed by the weight files that have changed.
+  const bool repeated = failure_.empty() || how.starts_with(failure_);
+  throw Error(failure_is_invalid_ ? ErrorKind::kInvalid : ErrorKind::kPeer,
+              repeated ? how : failure_);
+}
+
+bool EngineRanks::WaitJoined() {
+  try {
+    return host_->WaitJoined();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kPeer) throw;
+    std::unique_lock lock(mutex_);
+    ThrowExit(lock, error.what());
+  }
+}
+
 std::optional<RankReady> EngineRanks::WaitReady(
     const std::function<void(const LoadProgress&)>& progress, const std::atomic<bool>& cancelled) {
-  if (!host_->WaitJoined()) return std::nullopt;
+  if (!WaitJoined()) return std::nullopt;
   uint64_t shown = 0;
   std::unique_lock lock(mutex_);
   while (!ready_) {
     if (cancelled) return std::nullopt;
-    if (!exit_.empty()) {
-      changed_.wait_for(lock, kCauseTime, [this] { return !failure_.empty(); });
-      throw Error(failure_is_invalid_ ? ErrorKind::kInvalid : ErrorKind::kPeer,
-                  failure_.empty() ? exit_ : failure_);
-    }
+    if (!exit_.empty()) ThrowExit(lock, exit_);
     if (progress_.done > shown) {
       shown = progress_.done;
       const LoadProgress now = progress_;
@@ -122,10 +136,8 @@ std::optional<RankReady> EngineRanks::WaitReady(
 
 std::string EngineRanks::Silent(std::chrono::duration<double> limit) const {
   const RankSilence silence = host_->LongestSilence();
-  const std::chrono::duration<double> seconds = silence.length;
-  if (silence.rank < 0 || seconds < limit) return {};
-  return fmt::format("rank {} (pid {}) has sent no heartbeat for {:.0f} s", silence.rank,
-                     silence.pid, seconds.count());
+  if (silence.rank < 0 || silence.length < limit) return {};
+  return fmt::format("{} has sent no heartbeat for {:.0f} s", silence.Name(), silence.seconds());
 }
 
 bool EngineRanks::Shutdown(std::chrono::milliseconds timeout) {

@@ -5,8 +5,11 @@
 #include <optional>
 #include <thread>
 
+#include "comm/host/heartbeat_watch.h"
+#include "core/duration.h"
 #include "core/log.h"
 #include "server/ranks/membership.h"
+#include "server/ranks/served_weights.h"
 
 namespace switchyard {
 namespace {
@@ -68,17 +71,16 @@ bool WaitForOutcome(const Outcome& outcome, const StopSignals& signals) {
 }  // namespace
 
 int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals& signals) {
-  if (args.engine.load_format != "dummy") {
-    CheckCheckpoint(args.engine.model_path, ReadModelConfig(args.engine));
-  }
   Outcome outcome;
-  std::atomic<int> interrupted{0};  // the signal that ended the wait for the other nodes
+  std::atomic<int> interrupted{0};  // the signal that interrupted the startup
   const FindSignal find_signal = [&] {
     if (const int signal = signals.Wait(0ms)) interrupted = signal;
     return interrupted.load();
   };
+  const auto weights = CheckWeights(args, find_signal);
+  if (!weights) return 128 + interrupted;  // as a shell reports it
   std::optional<Membership> membership = Join(launch, args.engine, find_signal);
-  if (!membership) return 128 + interrupted;  // as a shell reports it
+  if (!membership) return 128 + interrupted;
   RankJob job = DecodeRankSpec(membership->job, args.engine.model_path);
   job.config.backends = args.engine.backends;
   job.config.base_gpu_id = args.engine.base_gpu_id;  // these settings differ between hosts
@@ -87,16 +89,21 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
   if (launch.launched) InitLog(job.config.log_level, Mesh(job.config.mesh, launch.node).Title());
   if (!ConnectLaunchedRank(launch, *membership, job, find_signal)) return 128 + interrupted;
   if (membership->mpi) {  // the MPI launcher ends all ranks if one is lost
-    RunRankLoop(job.config, job.plan, launch.node, membership->arena, {});
+    const auto& arena = membership->arena;
+    // Without this watch, the ranks would wait forever for a stopped process of rank 0.
+    const HeartbeatWatch watch(
+        arena, {0}, Milliseconds(job.config.watchdog_timeout_seconds),
+        [&arena](const RankSilence& silence) { arena->AbortHere(silence.Reason()); });
+    RunRankLoop(job.config, job.plan, launch.node, arena, {});
     return 0;
   }
   NodeGroup& nodes = *membership->nodes;
-  const auto host = StartRanks(launch, *membership, job, {},
-                               [&](const std::string& how, bool cause) {
-                                 nodes.SendLost(how, cause);
-                                 outcome.Lose(how, cause);
-                               },
-                               {});
+  const auto report = [&](const std::string& how, bool cause) {
+    nodes.SendLost(how, cause);
+    outcome.Lose(how, cause);
+  };
+  const auto host =
+      StartRanks(launch, *membership, job, {}, WithChangedFiles(*weights, report), {});
   host->ExpectEnd();  // a clean exit happens only after a shutdown message
   nodes.Watch({.on_lost = [&](const std::string& why, bool cause) { outcome.Lose(why, cause); },
                .on_end = [&] { outcome.End(); }});

@@ -1,14 +1,44 @@
 #include "server/ranks/rank_host.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <iterator>
 #include <utility>
 
 #include "comm/host/control_socket.h"
+#include "core/duration.h"
 #include "core/error.h"
+#include "core/log.h"
+#include "core/log_queue.h"
 
 namespace switchyard {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Time for a rank that was silent to end after the abort of its arena.
+constexpr auto kEndTime = 5s;
+
+std::vector<int> RanksOfOtherNodes(const RankProcesses::Options& options) {
+  if (!options.network) return {};
+  return RanksWatchedFrom(options.network->first_rank(), options.network->world.ranks_per_node,
+                          options.world);
+}
+
+std::vector<int> WithRank(std::vector<int> ranks, int rank) {
+  ranks.push_back(rank);
+  return ranks;
+}
+
+}  // namespace
+
+std::vector<int> RanksWatchedFrom(int first, int count, int world) {
+  if (first > 0) return {0};
+  std::vector<int> ranks;
+  for (int rank = count; rank < world; ++rank) ranks.push_back(rank);
+  return ranks;
+}
 
 RankLoopIo LeaderIo(const std::string& endpoint) {
   const auto socket = std::make_shared<ControlSocket>(ControlSocket::Connect(endpoint));
@@ -27,6 +57,23 @@ RankLoopIo LeaderIo(const std::string& endpoint) {
   return io;
 }
 
+ProcessHost::ProcessHost(const std::shared_ptr<SharedArena>& arena, RankProcesses::Options options,
+                         const OnExit& on_exit)
+    : alone_(!options.network),
+      others_(arena, RanksOfOtherNodes(options), options.watchdog_timeout,
+              [on_exit](const RankSilence& silence) { on_exit(silence.Reason(), /*cause=*/true); }),
+      processes_(arena, std::move(options), [this, on_exit](const RankExit& e) {
+        // Other ranks may notice the end of a killed rank before its parent does.
+        const bool killed = e.signal != 0;
+        on_exit(killed || e.reason.empty() ? e.Describe() : e.reason,
+                killed || (alone_ && !e.reason.empty()));
+      }) {}
+
+RankSilence ProcessHost::LongestSilence() const {
+  const RankSilence own = processes_.LongestSilence(), other = others_.Longest();
+  return other.length > own.length ? other : own;
+}
+
 ThreadHost::ThreadHost(RankJob job, int rank, std::shared_ptr<SharedArena> arena,
                        std::string endpoint, OnExit on_exit)
     : job_(std::move(job)),
@@ -34,11 +81,43 @@ ThreadHost::ThreadHost(RankJob job, int rank, std::shared_ptr<SharedArena> arena
       endpoint_(std::move(endpoint)),
       on_exit_(std::move(on_exit)),
       arena_(arena),
+      watch_(arena, WithRank(RanksWatchedFrom(rank, 1, job_.config.mesh.tp), rank),
+             Milliseconds(job_.config.watchdog_timeout_seconds),
+             [this](const RankSilence& silence) { OnSilent(silence); }),
       thread_([this, arena = std::move(arena)]() mutable { Run(std::move(arena)); }) {}
 
 ThreadHost::~ThreadHost() {
   KillAll();
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return ended_ || hung_; });
+    if (!changed_.wait_for(lock, kEndTime, [this] { return ended_; })) {
+      LOG_ERROR("rank {} does not end; the process exits without it", rank_);
+      FlushLog(1s);
+      _exit(1);
+    }
+  }
   thread_.join();
+}
+
+// After an abort, the silence of another rank is a consequence, and the own rank hangs while it
+// ends.
+void ThreadHost::OnSilent(const RankSilence& silence) {
+  const bool own = silence.rank == rank_;
+  std::string why = silence.Reason();
+  if (const auto arena = arena_.lock()) {
+    if (!own && arena->aborted()) return;
+    arena->AbortHere(why);  // ends the wait of this process's rank for the silent one
+    why = arena->AbortReason();
+  }
+  if (!killed_) {
+    LOG_WARNING("{}", silence.Reason());  // at once, since a launcher may soon kill this process
+    on_exit_(why, /*cause=*/true);
+  }
+  if (!own) return;
+  const std::lock_guard lock(mutex_);
+  hung_ = true;
+  changed_.notify_all();
 }
 
 // An abort of the arena does not interrupt an idle leader, so its receive function checks killed_.
@@ -62,6 +141,7 @@ void ThreadHost::Run(std::shared_ptr<SharedArena> arena) {
   } catch (const std::exception& error) {
     how = fmt::format("rank {} failed: {}", rank_, error.what());
   }
+  watch_.Stop();
   arena.reset();  // closes the connections to the other ranks
   bool is_news = false;
   {

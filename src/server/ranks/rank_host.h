@@ -9,7 +9,9 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
+#include "comm/host/heartbeat_watch.h"
 #include "comm/host/rank_processes.h"
 #include "engine/rank_engine.h"
 #include "server/front/rank_spec.h"
@@ -27,7 +29,9 @@ class RankHost {
 
   virtual ~RankHost() = default;  // ends ranks that still run
   virtual bool WaitJoined() = 0;  // false if cancelled
-  virtual RankSilence LongestSilence() const { return {}; }
+  // The rank with the longest time since its last heartbeat, of those whose heartbeats this node
+  // receives: all ranks on node 0, else this node's ranks and rank 0.
+  virtual RankSilence LongestSilence() const = 0;
   // After this call, a clean exit of a rank is not reported.
   virtual void ExpectEnd() = 0;
   // Waits until all ranks have exited. After the timeout, kills the rest and returns false.
@@ -38,18 +42,11 @@ class RankHost {
 // Ranks as child processes.
 class ProcessHost : public RankHost {
  public:
-  ProcessHost(std::shared_ptr<SharedArena> arena, RankProcesses::Options options, OnExit on_exit)
-      : alone_(!options.network),
-        processes_(std::move(arena), std::move(options),
-                   [this, on_exit = std::move(on_exit)](const RankExit& e) {
-                     // Other ranks may notice the end of a killed rank before its parent does.
-                     const bool killed = e.signal != 0;
-                     on_exit(killed || e.reason.empty() ? e.Describe() : e.reason,
-                             killed || (alone_ && !e.reason.empty()));
-                   }) {}
+  ProcessHost(const std::shared_ptr<SharedArena>& arena, RankProcesses::Options options,
+              const OnExit& on_exit);
 
   bool WaitJoined() override { return processes_.WaitJoined(); }
-  RankSilence LongestSilence() const override { return processes_.LongestSilence(); }
+  RankSilence LongestSilence() const override;
   void ExpectEnd() override { processes_.ExpectEnd(); }
   bool WaitEnded(std::chrono::milliseconds timeout) override {
     return processes_.WaitEnded(timeout);
@@ -57,12 +54,15 @@ class ProcessHost : public RankHost {
   void KillAll() override { processes_.KillAll(); }
 
  private:
-  const bool alone_;  // if false, the first reason known here may be a lost connection
+  const bool alone_;       // if false, the first reason known here may be a lost connection
+  HeartbeatWatch others_;  // ranks of other nodes
   RankProcesses processes_;
 };
 
 // Runs one rank on a thread of this process, for a process that a launcher started as that rank.
-// The arena and the connections to the other ranks are destroyed when the thread ends.
+// The arena and the connections to the other ranks are destroyed when the thread ends. If the rank
+// is silent for --watchdog-timeout and does not end after that, the destructor ends the process,
+// since a thread cannot be killed.
 class ThreadHost : public RankHost {
  public:
   // `endpoint`: control endpoint of the front for rank 0; empty for other ranks.
@@ -71,12 +71,14 @@ class ThreadHost : public RankHost {
   ~ThreadHost() override;
 
   bool WaitJoined() override { return true; }
+  RankSilence LongestSilence() const override { return watch_.Longest(); }
   void ExpectEnd() override;
   bool WaitEnded(std::chrono::milliseconds timeout) override;
   void KillAll() override;
 
  private:
   void Run(std::shared_ptr<SharedArena> arena);
+  void OnSilent(const RankSilence& silence);
   RankLoopIo Io() const;
 
   const RankJob job_;
@@ -86,11 +88,17 @@ class ThreadHost : public RankHost {
   const std::weak_ptr<SharedArena> arena_;
   std::atomic<bool> killed_{false};
 
-  std::mutex mutex_;  // guards end_expected_ and ended_
+  std::mutex mutex_;  // guards the members down to hung_
   std::condition_variable changed_;
   bool end_expected_ = false;
   bool ended_ = false;
-  std::thread thread_;
+  bool hung_ = false;  // the rank was silent for --watchdog-timeout
+
+  HeartbeatWatch watch_;
+  std::thread thread_;  // last: uses the members above
 };
+
+// The ranks whose heartbeats reach the node of the ranks [first, first + count) from other nodes.
+std::vector<int> RanksWatchedFrom(int first, int count, int world);
 
 }  // namespace switchyard

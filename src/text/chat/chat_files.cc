@@ -3,42 +3,31 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
+#include <map>
 #include <utility>
 #include <vector>
 
+#include "core/bounded_json.h"
 #include "core/error.h"
+#include "core/regular_file.h"
 
 namespace switchyard {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;
 
-constexpr std::uintmax_t kMaxFileBytes = 16 << 20;
+constexpr uint64_t kMaxFileBytes = 16 << 20;
+constexpr size_t kMaxSpecialTokens = 4096;
+constexpr size_t kMaxTemplates = 64;
 
-std::string ReadFile(const fs::path& path) {
-  std::error_code error;
-  std::uintmax_t size = fs::file_size(path, error);
-  if (error) throw NotFound("{}: {}", path.string(), error.message());
-  if (size > kMaxFileBytes)
-    throw Invalid("{} has {} bytes, want at most {}", path.string(), size, kMaxFileBytes);
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (!in) throw NotFound("{} cannot be read", path.string());
-  return text.str();
-}
+std::string ReadFile(const fs::path& path) { return ReadRegularFile(path, kMaxFileBytes); }
 
+// Not an ordered_json, which finds a key by a linear search.
 Json ReadJson(const fs::path& path) {
-  try {
-    Json json = Json::parse(ReadFile(path));
-    if (!json.is_object()) throw Invalid("{} is not a JSON object", path.string());
-    return json;
-  } catch (const Json::exception& error) {
-    throw Invalid("{}: {}", path.string(), error.what());
-  }
+  Json json = ParseBoundedJson(ReadFile(path), path.string());
+  if (!json.is_object()) throw Invalid("{} is not a JSON object", path.string());
+  return json;
 }
 
 // The content of a token given as a string or an AddedToken object; nullptr for other types.
@@ -49,8 +38,11 @@ const std::string* TokenText(const Json& token) {
   return content == token.end() ? nullptr : content->get_ptr<const std::string*>();
 }
 
+// Texts of special tokens by name.
+using SpecialTokens = std::map<std::string, std::string>;
+
 // Every *_token of `config`: the usual seven and what a model adds (image_token …).
-void TakeSpecialTokens(const Json& config, Json* tokens) {
+void TakeSpecialTokens(const Json& config, SpecialTokens* tokens) {
   for (const auto& [name, value] : config.items()) {
     const std::string* text = TokenText(value);
     if (name.ends_with("_token") && text) (*tokens)[name] = *text;
@@ -69,6 +61,10 @@ Sources FromKey(const Json& value, const fs::path& path) {
   const std::string where = path.string() + ": chat_template";
   if (value.is_string()) return {{"default", {value, where}}};
   if (!value.is_array()) throw Invalid("{} is neither a string nor a list", where);
+  if (value.size() > kMaxTemplates) {
+    throw Invalid("{} has {} templates, at most {} are allowed", where, value.size(),
+                  kMaxTemplates);
+  }
   Sources sources;
   for (const Json& entry : value) {
     bool valid = entry.is_object() && entry.contains("name") && entry["name"].is_string() &&
@@ -100,6 +96,10 @@ Sources FromTemplateFiles(const fs::path& model_dir) {
   for (const auto& entry :
        fs::directory_iterator(model_dir / "additional_chat_templates", missing)) {
     if (entry.path().extension() != ".jinja") continue;
+    if (sources.size() >= kMaxTemplates) {
+      throw Invalid("{} has more than {} templates",
+                    (model_dir / "additional_chat_templates").string(), kMaxTemplates);
+    }
     sources.insert_or_assign(entry.path().stem().string(),
                              ChatTemplateSource{ReadFile(entry.path()), entry.path().string()});
   }
@@ -123,11 +123,18 @@ ChatFiles ReadChatFiles(const fs::path& model_dir, const std::optional<fs::path>
     return fs::exists(model_dir / name) ? ReadJson(model_dir / name) : Json::object();
   };
   const Json config = read_if_there("tokenizer_config.json");
-  ChatFiles files{.special_tokens = Json::object()};
-  TakeSpecialTokens(config, &files.special_tokens);
+  SpecialTokens tokens;
+  TakeSpecialTokens(config, &tokens);
   if (!config.contains("added_tokens_decoder"))
-    TakeSpecialTokens(read_if_there("special_tokens_map.json"), &files.special_tokens);
-  files.templates = override_file ? FromFile(*override_file) : FromModel(model_dir, config);
+    TakeSpecialTokens(read_if_there("special_tokens_map.json"), &tokens);
+  if (tokens.size() > kMaxSpecialTokens) {
+    throw Invalid("{} has {} named special tokens, at most {} are allowed",
+                  (model_dir / "tokenizer_config.json").string(), tokens.size(), kMaxSpecialTokens);
+  }
+  ChatFiles files{
+      .templates = override_file ? FromFile(*override_file) : FromModel(model_dir, config),
+      .special_tokens = nlohmann::ordered_json::object()};
+  for (auto& [name, text] : tokens) files.special_tokens[name] = std::move(text);
   return files;
 }
 

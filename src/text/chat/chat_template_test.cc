@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -189,6 +190,34 @@ TEST_F(ChatTemplateTest, UnreadableTemplatesNameFileAndLine) {
               HasSubstr("neither a string nor a list"));
   EXPECT_THAT(ErrorOf([&] { ChatTemplate::FromDirectory(dir_, dir_ / "none.jinja"); }),
               HasSubstr("none.jinja"));
+}
+
+// Without O_NONBLOCK, opening a FIFO without a writer blocks.
+TEST_F(ChatTemplateTest, NamesFilesThatAreNotRegular) {
+  for (const char* name : {"chat_template.jinja", "chat_template.json", "tokenizer_config.json",
+                           "special_tokens_map.json"}) {
+    ASSERT_EQ(mkfifo((dir_ / name).c_str(), 0600), 0);
+    EXPECT_THAT(ErrorOf([&] { ChatTemplate::FromDirectory(dir_); }),
+                HasSubstr(std::string(name) + ": is a FIFO"));
+    fs::remove(dir_ / name);
+  }
+}
+
+TEST_F(ChatTemplateTest, LimitsTokensTemplatesAndNestingOfConfigurations) {
+  std::string config = "{";
+  for (int i = 0; i < 5000; ++i) config += fmt::format("\"t{}_token\": \"x\",", i);
+  Write("tokenizer_config.json", config + R"("chat_template": "a"})");
+  EXPECT_THAT(ErrorOf([&] { ChatTemplate::FromDirectory(dir_); }),
+              HasSubstr("has 5000 named special tokens, at most 4096"));
+  Json templates = Json::array();
+  for (int i = 0; i < 65; ++i)
+    templates.push_back({{"name", fmt::format("t{}", i)}, {"template", ""}});
+  WriteConfig({{"chat_template", templates}});
+  EXPECT_THAT(ErrorOf([&] { ChatTemplate::FromDirectory(dir_); }),
+              HasSubstr("has 65 templates, at most 64"));
+  Write("tokenizer_config.json", std::string(100'000, '['));
+  EXPECT_THAT(ErrorOf([&] { ChatTemplate::FromDirectory(dir_); }),
+              HasSubstr("tokenizer_config.json: nests deeper"));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <utility>
 
 #include "core/error.h"
@@ -125,14 +126,28 @@ constexpr std::array<std::string_view, 9> kRoles = {"system",    "developer",   
                                                     "assistant", "tool",        "function",
                                                     "ipython",   "observation", "model"};
 
-bool IsRoleOf(std::string_view template_source, const std::string& role) {
-  if (std::find(kRoles.begin(), kRoles.end(), role) != kRoles.end()) return true;
-  const bool plain = !role.empty() && std::all_of(role.begin(), role.end(), [](char c) {
+bool IsPlainWord(std::string_view word) {
+  return !word.empty() && std::all_of(word.begin(), word.end(), [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
            c == '-';
   });
-  return plain && (template_source.find('\'' + role + '\'') != std::string_view::npos ||
-                   template_source.find('"' + role + '"') != std::string_view::npos);
+}
+
+// Returns the plain words that a template has in quotes. Called once for all messages, since it
+// reads the whole source.
+std::unordered_set<std::string_view> QuotedWords(std::string_view source) {
+  std::unordered_set<std::string_view> words;
+  for (const char quote : {'\'', '"'}) {
+    size_t begin = source.find(quote);
+    while (begin != std::string_view::npos) {
+      const size_t end = source.find(quote, begin + 1);
+      if (end == std::string_view::npos) break;
+      const std::string_view word = source.substr(begin + 1, end - begin - 1);
+      if (IsPlainWord(word)) words.insert(word);
+      begin = end;
+    }
+  }
+  return words;
 }
 
 }  // namespace
@@ -156,9 +171,18 @@ Json AdaptMessages(Json messages, const TemplateTraits& traits) {
   return messages;
 }
 
+std::string TextOfContent(const Json& message) {
+  const auto content = message.find("content");
+  if (content == message.end() || content->is_null()) return "";
+  return content->is_array() ? JoinParts(*content) : content->get<std::string>();
+}
+
 void AliasReasoning(std::string_view template_source, Json* messages) {
   static constexpr std::array<const char*, 3> kNames = {"reasoning_content", "thinking",
                                                         "reasoning"};
+  std::array<bool, 2> mentioned{};
+  for (size_t i = 0; i < mentioned.size(); ++i)
+    mentioned[i] = template_source.find(kNames[i]) != std::string_view::npos;
   for (Json& message : *messages) {
     const auto given = std::find_if(kNames.begin(), kNames.end(), [&](const char* name) {
       const auto value = message.find(name);
@@ -166,19 +190,24 @@ void AliasReasoning(std::string_view template_source, Json* messages) {
     });
     if (given == kNames.end()) continue;
     const Json reasoning = message[*given];
-    for (const char* name : {kNames[0], kNames[1]}) {
-      const bool mentioned = template_source.find(name) != std::string_view::npos;
-      const auto old = message.find(name);
-      if (mentioned && (old == message.end() || old->is_null())) message[name] = reasoning;
+    for (size_t i = 0; i < mentioned.size(); ++i) {
+      const auto old = message.find(kNames[i]);
+      if (mentioned[i] && (old == message.end() || old->is_null())) message[kNames[i]] = reasoning;
     }
   }
 }
 
 void TrustRoles(std::string_view template_source, Json* messages) {
+  std::optional<std::unordered_set<std::string_view>> quoted;
   for (Json& message : *messages) {
     Json& role = message["role"];
-    if (IsRoleOf(template_source, role.get_ref<const std::string&>()))
-      role = jinja::TrustedString(role.get_ref<const std::string&>());
+    const auto& name = role.get_ref<const std::string&>();
+    bool known = std::find(kRoles.begin(), kRoles.end(), name) != kRoles.end();
+    if (!known) {
+      if (!quoted) quoted = QuotedWords(template_source);
+      known = quoted->contains(name);
+    }
+    if (known) role = jinja::TrustedString(name);
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <string>
 #include <string_view>
 
 #include "text/chat/template_traits.h"
@@ -21,6 +22,10 @@ void CheckMessages(const nlohmann::ordered_json& messages);
 // Numbers keep their digits. Arguments that are not JSON stay text; if the template fails on text,
 // they become {"arguments": text}.
 nlohmann::ordered_json AdaptMessages(nlohmann::ordered_json messages, const TemplateTraits& traits);
+
+// The text of a message's content: the string, or its text parts joined with spaces as by
+// AdaptMessages. "" for null or missing content. The message must have passed CheckMessages.
+std::string TextOfContent(const nlohmann::ordered_json& message);
 
 // Copies a message's reasoning (reasoning_content, thinking or reasoning) to those of the keys
 // reasoning_content and thinking that `template_source` mentions, as transformers 5 does.

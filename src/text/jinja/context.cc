@@ -1,8 +1,26 @@
 #include "text/jinja/context.h"
 
 #include <algorithm>
+#include <ctime>
 
 namespace switchyard::jinja {
+namespace {
+
+double ThreadSeconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// Memory of values that are created without a context. If containers share it, each counts it.
+size_t UncountedBytes(const Value& value) {
+  constexpr size_t kObject = 96;
+  if (value.IsUndefined()) return kObject + value.undefined().message.capacity();
+  if (value.IsBigInteger()) return kObject + value.big_integer().capacity();
+  return 0;
+}
+
+}  // namespace
 
 Bound::Bound(std::string_view callee, const Arguments& arguments,
              std::initializer_list<std::string_view> parameters, size_t required)
@@ -49,7 +67,9 @@ Text Bound::TextOr(size_t index, std::string_view otherwise) const {
 }
 
 Context::Context(const RenderOptions& options)
-    : options_(options), steps_left_(options.max_steps), bytes_left_(options.max_bytes) {}
+    : options_(options),
+      steps_left_(options.max_steps),
+      started_(options.cpu_clock ? options.cpu_clock() : ThreadSeconds()) {}
 
 Context::~Context() {
   for (const ObjectPtr& object : kept_) object->Release();
@@ -60,38 +80,69 @@ void Context::Step(size_t count) {
     Fail("rendering the template takes more than {} steps", options_.max_steps);
   }
   steps_left_ -= static_cast<int64_t>(count);
+  Work(count);
+}
+
+void Context::Work(size_t amount) {
+  constexpr size_t kWorkPerRead = 4096;  // steps, in total below 1 ms
+  work_ += amount;
+  if (work_ < kWorkPerRead) return;
+  work_ = 0;
+  CheckTime();
+}
+
+// The time of a step varies, so the limit of steps limits the time only roughly.
+void Context::CheckTime() {
+  const double now = options_.cpu_clock ? options_.cpu_clock() : ThreadSeconds();
+  if (now - started_ > options_.max_cpu_seconds) {
+    Fail("the template takes more than {:g} s of CPU time", options_.max_cpu_seconds);
+  }
+}
+
+void Context::CheckMemory(size_t bytes) {
+  const size_t used = held_ + temporary_;
+  if (used > options_.max_bytes || bytes > options_.max_bytes - used) {
+    Fail("the template uses more than {} bytes", options_.max_bytes);
+  }
+  Work(bytes / 256);
 }
 
 void Context::Allocate(size_t bytes) {
-  if (bytes > bytes_left_)
-    Fail("rendering the template allocates more than {} bytes", options_.max_bytes);
-  bytes_left_ -= bytes;
+  CheckMemory(bytes);
+  temporary_ += bytes;
+}
+
+void Context::Hold(size_t bytes) {
+  CheckMemory(bytes);
+  held_ += bytes;
 }
 
 Value Context::Make(Text text) {
   Scan(text.size());
-  Allocate(text.size() + sizeof(Text));
-  return Value(std::make_shared<const Text>(std::move(text)));
+  const size_t extra = text.HeapBytes();
+  return Value(TextPtr(New<Text>(extra, std::move(text))));
 }
 
 Value Context::MakeList(std::vector<Value> items, List::Kind kind, std::string label) {
   Step(items.size());
-  Allocate(items.size() * sizeof(Value) + sizeof(List));
   int depth = 1;
   for (const Value& item : items) depth = std::max(depth, 1 + Depth(item));
   if (depth > kMaxNesting) Fail("lists nest deeper than {}", kMaxNesting);
-  return Value(std::make_shared<const List>(List{std::move(items), kind, std::move(label), depth}));
+  size_t extra = items.capacity() * sizeof(Value) + label.size();
+  for (const Value& item : items) extra += UncountedBytes(item);
+  return Value(ListPtr(New<List>(extra, List{std::move(items), kind, std::move(label), depth})));
 }
 
 Value Context::MakeDict(Dict dict) {
   Step(dict.size());
-  Allocate(dict.size() * sizeof(Dict::Entry) + sizeof(Dict));
   if (dict.depth() > kMaxNesting) Fail("dicts nest deeper than {}", kMaxNesting);
-  return Value(std::make_shared<const Dict>(std::move(dict)));
+  size_t extra = dict.entries().capacity() * sizeof(Dict::Entry);
+  for (const auto& [key, value] : dict.entries()) extra += UncountedBytes(value);
+  return Value(DictPtr(New<Dict>(extra, std::move(dict))));
 }
 
 void Context::Keep(ObjectPtr object) {
-  Allocate(256);
+  Hold(256);
   kept_.push_back(std::move(object));
 }
 

@@ -64,8 +64,41 @@ class Context {
   void Step(size_t count = 1);
   // Call before reading `bytes` bytes.
   void Scan(size_t bytes) { Step(1 + bytes / 64); }
-  // Call before allocating `bytes` bytes.
+  // Call before allocating `bytes` bytes for an intermediate result. They count until the
+  // destruction of the innermost Temporaries.
   void Allocate(size_t bytes);
+
+  // Counts memory of a value or a scope: call Hold before its creation, Drop at its destruction.
+  void Hold(size_t bytes);
+  void Drop(size_t bytes) { held_ -= bytes; }
+
+  // Lives during the evaluation of an expression. Its destructor subtracts the bytes of Allocate.
+  // The result of the expression is counted by Hold.
+  class Temporaries {
+   public:
+    explicit Temporaries(Context& context) : context_(context), before_(context.temporary_) {}
+    ~Temporaries() { context_.temporary_ = before_; }
+    Temporaries(const Temporaries&) = delete;
+    Temporaries& operator=(const Temporaries&) = delete;
+
+   private:
+    Context& context_;
+    const size_t before_;
+  };
+
+  // Creates a T. Its size and `extra` bytes count until its destruction. The context must outlive
+  // it.
+  template <typename T, typename... Args>
+  std::shared_ptr<T> New(size_t extra, Args&&... args) {
+    const size_t bytes = sizeof(Counted<T>) + kControlBlock + extra;
+    Hold(bytes);
+    try {
+      return std::make_shared<Counted<T>>(*this, bytes, std::forward<Args>(args)...);
+    } catch (...) {
+      Drop(bytes);
+      throw;
+    }
+  }
 
   Value Make(Text text);
   Value Make(std::string bytes, bool trusted) { return Make(Text(std::move(bytes), trusted)); }
@@ -80,10 +113,35 @@ class Context {
   std::time_t Now() const;
 
  private:
+  static constexpr size_t kControlBlock = 32;  // bytes of a shared_ptr and of the allocator
+
+  // Calls Drop at its destruction.
+  struct Held {
+    Context& context;
+    const size_t bytes;
+    ~Held() { context.Drop(bytes); }
+  };
+
+  // T needs no virtual destructor: std::make_shared stores a deleter of this type.
+  template <typename T>
+  struct Counted final : T {
+    template <typename... Args>
+    Counted(Context& context, size_t bytes, Args&&... args)
+        : T(std::forward<Args>(args)...), held{context, bytes} {}
+
+    Held held;
+  };
+
+  void CheckMemory(size_t bytes);
+  void Work(size_t amount);
+  void CheckTime();
+
   const RenderOptions options_;
   int64_t steps_left_;
-  size_t bytes_left_;
-  std::vector<ObjectPtr> kept_;
+  size_t held_ = 0, temporary_ = 0;  // bytes
+  size_t work_ = 0;                  // steps since the last read of the clock
+  double started_;                   // CPU time in seconds
+  std::vector<ObjectPtr> kept_;      // last: the destructors of its objects call Drop
 };
 
 // Limits the C++ recursion of evaluation, which macros and recursive loops can drive.

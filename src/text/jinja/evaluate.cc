@@ -10,6 +10,7 @@ namespace switchyard::jinja {
 
 Value Interpreter::Evaluate(const Expr& expr) {
   DepthGuard guard(depth_);
+  const Context::Temporaries temporaries(context_);
   context_.Step();
   line_ = expr.line;
   return std::visit([this](const auto& node) { return Evaluate(node); }, expr.node);
@@ -113,6 +114,7 @@ Arguments Interpreter::EvaluateArguments(const CallArguments& arguments) {
   if (arguments.star) {
     ListPtr more = Iterate(context_, Evaluate(*arguments.star));
     context_.Step(more->items.size());
+    context_.Allocate(more->items.size() * sizeof(Value));
     out.positional.insert(out.positional.end(), more->items.begin(), more->items.end());
   }
   if (arguments.double_star) {
@@ -121,6 +123,7 @@ Arguments Interpreter::EvaluateArguments(const CallArguments& arguments) {
     for (const auto& [key, value] : more.dict().entries()) {
       if (!key.IsString()) Fail("keywords must be strings");
       context_.Step();
+      context_.Allocate(sizeof(out.named[0]) + key.text().size());
       out.named.emplace_back(key.text().str(), value);
     }
   }

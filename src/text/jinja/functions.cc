@@ -97,14 +97,12 @@ class CyclerMethod : public Object {
 std::optional<Value> Cycler::GetAttribute(Context& context, std::string_view name) {
   if (name == "current") return items_[at_];
   if (name != "next" && name != "reset") return std::nullopt;
-  context.Allocate(sizeof(CyclerMethod));
   auto self = std::static_pointer_cast<Cycler>(shared_from_this());
-  return Value(ObjectPtr(std::make_shared<CyclerMethod>(std::move(self), name == "next")));
+  return Value(ObjectPtr(context.New<CyclerMethod>(0, std::move(self), name == "next")));
 }
 
 // Wraps an object that holds other values, which count towards the nesting limit.
-Value MakeObject(Context& context, ObjectPtr object) {
-  context.Allocate(128);
+Value MakeObject(ObjectPtr object) {
   if (object->depth() > kMaxNesting) Fail("objects nest deeper than {}", kMaxNesting);
   return Value(std::move(object));
 }
@@ -170,14 +168,13 @@ Value MakeNamespace(Context& context, const Arguments& arguments) {
 
 Value MakeJoiner(Context& context, const Arguments& arguments) {
   Bound bound("joiner", arguments, {"sep"});
-  return MakeObject(context,
-                    std::make_shared<Joiner>(bound[0] ? *bound[0] : context.Make(", ", true)));
+  return MakeObject(context.New<Joiner>(0, bound[0] ? *bound[0] : context.Make(", ", true)));
 }
 
 Value MakeCycler(Context& context, const Arguments& arguments) {
   if (arguments.positional.empty()) Fail("at least one item has to be provided");
-  context.Allocate(arguments.positional.size() * sizeof(Value));
-  return MakeObject(context, std::make_shared<Cycler>(arguments.positional));
+  return MakeObject(
+      context.New<Cycler>(arguments.positional.size() * sizeof(Value), arguments.positional));
 }
 
 Value RaiseException(Context& context, const Arguments& arguments) {
@@ -220,15 +217,25 @@ std::optional<Value> Namespace::GetAttribute(Context& context, std::string_view 
 }
 
 void Namespace::SetAttribute(Context& context, Value name, Value value) {
-  context.Allocate(sizeof(Dict::Entry));
+  if (!name.IsString() || !attributes_.Find(name.text().str()))
+    context.Hold(2 * sizeof(Dict::Entry));
   attributes_.Set(context, std::move(name), std::move(value));
 }
 
 std::optional<Value> FindGlobal(std::string_view name) {
-  const auto* found = std::find_if(kFunctions.begin(), kFunctions.end(),
-                                   [name](const NamedFunction& f) { return f.name == name; });
-  if (found == kFunctions.end()) return std::nullopt;
-  return Value(ObjectPtr(std::make_shared<FunctionObject>(std::string(name), found->function)));
+  // One object per function, without state: a template may look it up millions of times.
+  static const auto kObjects = [] {
+    std::array<ObjectPtr, kFunctions.size()> objects;
+    for (size_t i = 0; i < objects.size(); ++i) {
+      objects[i] =
+          std::make_shared<FunctionObject>(std::string(kFunctions[i].name), kFunctions[i].function);
+    }
+    return objects;
+  }();
+  for (size_t i = 0; i < kFunctions.size(); ++i) {
+    if (kFunctions[i].name == name) return Value(kObjects[i]);
+  }
+  return std::nullopt;
 }
 
 }  // namespace switchyard::jinja

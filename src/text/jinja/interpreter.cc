@@ -24,8 +24,11 @@ void Interpreter::Print(const Text& text) {
     Fail("the output is longer than {} bytes", context_.max_output());
   }
   context_.Scan(text.size());
-  context_.Allocate(text.size());
+  context_.Allocate(out_->GrowthBy(text.size(), text.runs()));
+  const size_t runs_before = out_->runs();
   out_->Append(text);
+  // Rendered::runs. `struct`, since Run is also a function of this class.
+  context_.Allocate((out_->runs() - runs_before) * sizeof(struct Run));
 }
 
 Interpreter::Flow Interpreter::Execute(const Body& body) {
@@ -55,13 +58,18 @@ Interpreter::Flow Interpreter::Execute(const Data& node) {
 }
 
 Interpreter::Flow Interpreter::Execute(const Output& node) {
-  Value value = Evaluate(*node.value);
-  if (value.IsString()) {
-    Print(value.text());
-  } else {
-    Print(Str(context_, value));
-  }
+  PrintValue(Evaluate(*node.value));
   return Flow::kNormal;
+}
+
+void Interpreter::PrintValue(const Value& value) {
+  if (value.IsString()) return Print(value.text());
+  Text text;
+  {
+    const Context::Temporaries temporaries(context_);
+    text = Str(context_, value);
+  }
+  Print(text);
 }
 
 Interpreter::Flow Interpreter::Execute(const If& node) {
@@ -109,7 +117,7 @@ Value Interpreter::RunLoop(const For& loop, const ScopePtr& scope, const Value& 
 
 bool Interpreter::PassesFilter(const For& loop, const ScopePtr& scope, const Value& item) {
   bool passes = false;
-  Within(std::make_shared<Scope>(scope), nullptr, [&] {
+  Within(std::make_shared<Scope>(context_, scope), nullptr, [&] {
     Assign(loop.target, item);
     passes = Truth(Evaluate(*loop.filter));
   });
@@ -131,7 +139,6 @@ void Interpreter::Assign(const Target& target, const Value& value) {
     return;
   }
   if (!target.tuple) {
-    context_.Allocate(sizeof(Value) + target.name.size());
     scope_->Set(target.name, value);
     return;
   }
@@ -147,6 +154,7 @@ void Interpreter::Assign(const Target& target, const Value& value) {
 }
 
 Interpreter::Flow Interpreter::Execute(const SetBlock& node) {
+  const Context::Temporaries captured(context_);
   Flow flow = Flow::kNormal;
   Text text = Capture(node.body, flow);
   if (flow == Flow::kNormal) Assign(node.target, ApplyBlockFilter(node.filter, std::move(text)));
@@ -155,8 +163,13 @@ Interpreter::Flow Interpreter::Execute(const SetBlock& node) {
 
 Interpreter::Flow Interpreter::Execute(const FilterBlock& node) {
   Flow flow = Flow::kNormal;
-  Text text = Capture(node.body, flow);
-  if (flow == Flow::kNormal) Print(Str(context_, ApplyBlockFilter(node.filter, std::move(text))));
+  Value value;
+  {
+    const Context::Temporaries captured(context_);
+    Text text = Capture(node.body, flow);
+    if (flow == Flow::kNormal) value = ApplyBlockFilter(node.filter, std::move(text));
+  }
+  if (flow == Flow::kNormal) PrintValue(value);
   return flow;
 }
 

@@ -41,7 +41,7 @@ class Interpreter {
   void Within(ScopePtr scope, Text* out, Action action);
   // Returns the output of `body`, run in a new child scope. `flow` is set to how it ended.
   Text Capture(const Body& body, Flow& flow);
-  ScopePtr NewScope() { return std::make_shared<Scope>(scope_); }
+  ScopePtr NewScope() { return std::make_shared<Scope>(context_, scope_); }
 
   Flow Execute(const Body& body);
   Flow Execute(const Statement& statement);
@@ -68,6 +68,7 @@ class Interpreter {
   Value MakeMacro(const MacroDefinition& definition);
   Value ApplyBlockFilter(const ExprPtr& filter, Text text);
   void Print(const Text& text);
+  void PrintValue(const Value& value);
 
   Value Evaluate(const Expr& expr);
   Value Evaluate(const Literal& node) { return node.value; }

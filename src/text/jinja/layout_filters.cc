@@ -106,7 +106,7 @@ Value WordWrap(Context& context, const Value& input, const Arguments& arguments)
   const WrapOptions options{static_cast<size_t>(std::clamp<Int>(width, 0, 1 << 30)),
                             bound.TruthOr(1, true), bound.TruthOr(3, true)};
   const Text newline = bound[2] && !bound[2]->IsNone() ? bound.TextOr(2, "") : Text("\n", true);
-  context.Scan(64 * input.text().size());
+  context.Scan(256 * input.text().size());
   Text out;
   bool first = true;
   for (const Text& line : SplitLines(context, input.text(), false)) {

@@ -53,9 +53,14 @@ Interpreter::Flow Interpreter::Execute(const std::unique_ptr<const MacroDefiniti
 Interpreter::Flow Interpreter::Execute(const CallBlock& node) {
   const auto& call = std::get<CallExpr>(node.call->node);
   Value callee = Evaluate(*call.callee);
-  Arguments arguments = EvaluateArguments(call.arguments);
-  arguments.named.emplace_back("caller", MakeMacro(*node.caller));
-  Print(Str(context_, Call(context_, callee, arguments)));
+  Value result;
+  {
+    const Context::Temporaries temporaries(context_);
+    Arguments arguments = EvaluateArguments(call.arguments);
+    arguments.named.emplace_back("caller", MakeMacro(*node.caller));
+    result = Call(context_, callee, arguments);
+  }
+  PrintValue(result);
   return Flow::kNormal;
 }
 
@@ -63,7 +68,7 @@ Value Interpreter::CallMacro(const MacroDefinition& macro, const ScopePtr& scope
                              const Arguments& arguments) {
   DepthGuard guard(depth_);
   Text out;
-  Within(std::make_shared<Scope>(scope), &out, [&] {
+  Within(std::make_shared<Scope>(context_, scope), &out, [&] {
     BindArguments(macro, arguments);
     Execute(macro.body);
   });

@@ -145,8 +145,7 @@ std::optional<Value> FindMethod(Context& context, const Value& self, std::string
         fmt::format("access to attribute '{}' of '{}' object is unsafe.", name, TypeName(self)));
   }
   if (!method) return std::nullopt;
-  context.Allocate(sizeof(BoundMethod));
-  return Value(ObjectPtr(std::make_shared<BoundMethod>(self, method)));
+  return Value(ObjectPtr(context.New<BoundMethod>(0, self, method)));
 }
 
 }  // namespace switchyard::jinja

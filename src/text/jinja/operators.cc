@@ -52,7 +52,9 @@ bool SameSequenceKind(const Value& a, const Value& b) {
 
 Value Concatenate(Context& context, const List& a, const List& b) {
   context.Step(a.items.size() + b.items.size());
-  std::vector<Value> items = a.items;
+  std::vector<Value> items;
+  items.reserve(a.items.size() + b.items.size());
+  items.insert(items.end(), a.items.begin(), a.items.end());
   items.insert(items.end(), b.items.begin(), b.items.end());
   return context.MakeList(std::move(items), a.kind);
 }

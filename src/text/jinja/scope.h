@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "text/jinja/context.h"
 #include "text/jinja/value.h"
 
 namespace switchyard::jinja {
@@ -15,7 +16,14 @@ namespace switchyard::jinja {
 // their definition.
 class Scope {
  public:
-  explicit Scope(std::shared_ptr<Scope> parent) : parent_(std::move(parent)) {}
+  // `context` counts the memory of the scope and must outlive it.
+  Scope(Context& context, std::shared_ptr<Scope> parent)
+      : context_(context), parent_(std::move(parent)) {
+    context_.Hold(kBytes);
+  }
+  ~Scope() { context_.Drop(kBytes + held_); }
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
 
   // Null if neither this scope nor an enclosing one has the name.
   const Value* Find(std::string_view name) const {
@@ -35,12 +43,20 @@ class Scope {
         return;
       }
     }
+    // The capacity of a vector is up to twice its size.
+    const size_t bytes = 2 * sizeof(variables_[0]) + name.size();
+    context_.Hold(bytes);
+    held_ += bytes;
     variables_.emplace_back(name, std::move(value));
   }
 
   void Clear() { variables_.clear(); }
 
  private:
+  static constexpr size_t kBytes = 128;  // of the object and its control block
+
+  Context& context_;
+  size_t held_ = 0;
   std::shared_ptr<Scope> parent_;
   std::vector<std::pair<std::string, Value>> variables_;
 };

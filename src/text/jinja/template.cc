@@ -20,11 +20,13 @@ void SetVariables(Context& context, Scope& scope, const nlohmann::ordered_json& 
     scope.Set(name, FromJson(context, value, trusted));
 }
 
-Rendered ToRendered(const Text& text) {
-  Rendered rendered{text.str(), {}};
+Rendered ToRendered(Text text) {
+  Rendered rendered;
+  rendered.runs.reserve(text.runs());
   text.ForEachRun([&](size_t begin, size_t end, bool trusted) {
     rendered.runs.push_back({begin, end, trusted});
   });
+  rendered.text = std::move(text).Take();
   return rendered;
 }
 
@@ -39,6 +41,11 @@ Template::Template(std::string name, std::shared_ptr<const TemplateNode> root)
     : name_(std::move(name)), root_(std::move(root)) {}
 
 Template Template::Parse(std::string source, std::string name) {
+  if (source.size() > kMaxSourceBytes) {
+    throw TemplateError(name, 1,
+                        fmt::format("the template has {} bytes, at most {} are allowed",
+                                    source.size(), kMaxSourceBytes));
+  }
   if (!IsValidUtf8(source)) throw TemplateError(name, 1, "the template is not valid UTF-8");
   try {
     return Template(std::move(name), ParseTemplate(source));
@@ -51,7 +58,7 @@ Rendered Template::Render(const nlohmann::ordered_json& untrusted_vars,
                           const nlohmann::ordered_json& trusted_vars,
                           const RenderOptions& options) const {
   Context context(options);
-  auto globals = std::make_shared<Scope>(nullptr);
+  auto globals = std::make_shared<Scope>(context, nullptr);
   Interpreter interpreter(context, globals);
   try {
     SetVariables(context, *globals, untrusted_vars, false);

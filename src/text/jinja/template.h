@@ -34,15 +34,16 @@ struct Rendered {
       runs;  // in order, not empty, neighbours differ in trust; together they cover `text`
 };
 
-// Budgets of one rendering. The defaults allow megabytes of conversation and stop a hostile
-// template within about a second.
+// Limits of one rendering. The defaults allow megabytes of conversation and stop a hostile template
+// within one second.
 struct RenderOptions {
-  int64_t max_steps = 10'000'000;  // evaluated nodes + visited elements + bytes read / 64
-  size_t max_bytes =
-      size_t{512} << 20;  // of strings and containers, summed over the whole rendering
+  int64_t max_steps = 10'000'000;        // evaluated nodes + visited elements + bytes read / 64
+  size_t max_bytes = size_t{64} << 20;   // of live strings, containers, scopes and output
   size_t max_output = size_t{64} << 20;  // bytes of rendered text
-  std::optional<std::time_t> now;        // time for strftime_now, read as local time; unset: the
-                                         // clock
+  double max_cpu_seconds = 1;  // CPU time of the thread: other load on the machine does not count
+  double (*cpu_clock)() = nullptr;  // CPU time in seconds; null: the thread's CPU clock
+  std::optional<std::time_t> now;   // time for strftime_now, read as local time; unset: the
+                                    // clock
 };
 
 // An error in a template, or one that a template raises about its input (raise_exception).
@@ -64,6 +65,10 @@ class TemplateError : public Error {
 // is thread-safe.
 class Template {
  public:
+  // Maximum size of a source. The largest published templates have 60 KB. A syntax tree takes about
+  // 100 times the memory of its source.
+  static constexpr size_t kMaxSourceBytes = size_t{1} << 20;
+
   // `name`: the template's name in errors. Throws TemplateError with the line of a syntax error.
   // Statements that need other templates (include, import, extends, block) are errors too.
   static Template Parse(std::string source, std::string name);

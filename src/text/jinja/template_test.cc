@@ -77,9 +77,14 @@ TEST(JinjaTrust, BlocksAndMacrosKeepRuns) {
   EXPECT_EQ(Marked("{% filter trim %} <{{ u }}> {% endfilter %}"), "<[user]>");
 }
 
+// Without a limit of CPU time, so that results do not depend on the speed of the machine.
+RenderOptions Untimed(int64_t max_steps, size_t max_bytes) {
+  return {.max_steps = max_steps, .max_bytes = max_bytes, .max_cpu_seconds = 1e9};
+}
+
 // The message of the TemplateError for `source`.
 std::string ErrorOf(const std::string& source,
-                    const RenderOptions& options = {.max_steps = 500'000, .max_bytes = 8 << 20}) {
+                    const RenderOptions& options = Untimed(500'000, 8 << 20)) {
   try {
     Json variables = {{"text", std::string(1000, 'x')}};
     Template::Parse(source, "t").Render(variables, Json::object(), options);
@@ -91,8 +96,7 @@ std::string ErrorOf(const std::string& source,
 }
 
 TEST(JinjaLimits, LoopsEnd) {
-  RenderOptions options;
-  options.max_steps = 500'000;
+  const RenderOptions options = Untimed(500'000, 64 << 20);
   EXPECT_THAT(
       ErrorOf("{% set r = range(9999) %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
               options),
@@ -112,6 +116,68 @@ TEST(JinjaLimits, MemoryIsBounded) {
   EXPECT_THAT(ErrorOf("{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = n.s + "
                       "n.s %}{% endfor %}"),
               HasSubstr("bytes"));
+}
+
+TEST(JinjaLimits, FreedMemoryDoesNotCount) {
+  const RenderOptions options = Untimed(10'000'000, 1 << 20);
+  EXPECT_EQ(ErrorOf("{% for i in range(200) %}{% set x = text * 100 %}{{ (x ~ x)[:1] }}"
+                    "{{ x.split(' ') | length }}{{ {'a': x} | tojson | length }}{% endfor %}",
+                    options),
+            "no error");
+  EXPECT_EQ(ErrorOf("{% macro f(a) %}{{ a }}{% endmacro %}{% for i in range(200) %}"
+                    "{% set x %}{{ text * 100 }}{% endset %}{{ f(x)[:1] }}"
+                    "{% filter length %}{{ x }}{% endfilter %}{% endfor %}",
+                    options),
+            "no error");
+  EXPECT_EQ(
+      ErrorOf("{% set n = namespace(x='') %}{% for i in range(5000) %}{% set n.x = text ~ i %}"
+              "{% set c = cycler(1, 2) %}{{ n.y }}{% endfor %}",
+              options),
+      "no error");
+  EXPECT_EQ(ErrorOf("{% macro f() %}{{ varargs | length }}{{ caller() }}{% endmacro %}"
+                    "{% set l = range(1000) | list %}"
+                    "{% for i in range(200) %}{% call f(*l) %}x{% endcall %}{% endfor %}",
+                    options),
+            "no error");
+}
+
+TEST(JinjaLimits, LiveValuesOfAllTypesCount) {
+  const RenderOptions options = Untimed(10'000'000, 1 << 20);
+  const std::string message = "the template uses more than 1048576 bytes";
+  // Renders a template that holds 8000 values in a list.
+  const auto holding = [&](const std::string& value) {
+    std::string values = value;
+    for (int i = 1; i < 200; ++i) values += ", " + value;
+    return ErrorOf("{% set n = namespace(x=[]) %}{% for i in range(40) %}{% set n.x = n.x + [" +
+                       values + "] %}{% endfor %}",
+                   options);
+  };
+  EXPECT_EQ(holding("i"), "no error");
+  for (const char* value : {"[i]", "(i, i)", "{i: i}", "text ~ i", "namespace()", "joiner(i)",
+                            "cycler(i)", "text.upper", "n.missing"}) {
+    EXPECT_EQ(holding(value), message) << value;
+  }
+  EXPECT_EQ(ErrorOf("{% macro f(k) %}{% set a = text ~ k %}{{ f(k + 1) }}{% endmacro %}{{ f(0) }}",
+                    Untimed(10'000'000, 100'000)),
+            "the template uses more than 100000 bytes");
+  EXPECT_EQ(ErrorOf("{% for i in range(2000) %}{{ text }}{% endfor %}", options), message);
+}
+
+TEST(JinjaLimits, CpuTimeIsBounded) {
+  static double seconds;  // time of a fake clock, which advances by 0.1 s at each read
+  seconds = 0;
+  RenderOptions options;
+  options.cpu_clock = [] { return seconds += 0.1; };
+  const std::string loop = "{% for i in range(99999) %}{% set x = i %}{% endfor %}";
+  EXPECT_EQ(ErrorOf(loop, options), "the template takes more than 1 s of CPU time");
+  options.max_cpu_seconds = 1e9;
+  EXPECT_EQ(ErrorOf(loop, options), "no error");
+}
+
+TEST(JinjaLimits, SourcesAreBounded) {
+  EXPECT_EQ(ErrorOf(std::string(Template::kMaxSourceBytes, 'x')), "no error");
+  EXPECT_EQ(ErrorOf(std::string(Template::kMaxSourceBytes + 1, 'x')),
+            "the template has 1048577 bytes, at most 1048576 are allowed");
 }
 
 TEST(JinjaLimits, OutputIsBounded) {

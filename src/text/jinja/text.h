@@ -1,9 +1,11 @@
 // A string with the provenance of its characters.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace switchyard::jinja {
@@ -19,6 +21,20 @@ class Text {
   const std::string& str() const { return bytes_; }
   size_t size() const { return bytes_.size(); }
   bool empty() const { return bytes_.empty(); }
+
+  std::string Take() && { return std::move(bytes_); }
+  // Heap memory in bytes.
+  size_t HeapBytes() const { return bytes_.capacity() + spans_.capacity() * sizeof(Span); }
+  // Additional heap memory in bytes if `bytes` bytes in `runs` runs are appended.
+  size_t GrowthBy(size_t bytes, size_t runs) const {
+    const auto grown = [](size_t capacity, size_t needed) {
+      return needed <= capacity ? 0 : std::max(2 * capacity, needed) - capacity;
+    };
+    return grown(bytes_.capacity(), bytes_.size() + bytes) +
+           grown(spans_.capacity(), spans_.size() + runs) * sizeof(Span);
+  }
+  // Number of runs.
+  size_t runs() const { return spans_.size(); }
 
   // True if no byte is untrusted; the empty text is trusted.
   bool trusted() const { return spans_.empty() || (spans_.size() == 1 && spans_[0].trusted); }

@@ -45,8 +45,14 @@ AddedToken ReadToken(const JsonNode& node, const TextNormalizer* normalizer) {
 
 }  // namespace
 
-void StringMatcher::Add(std::string_view text, int32_t value) {
+void StringMatcher::Add(std::string_view text, int32_t value, const std::string& where) {
   if (text.empty()) return;
+  if (text.size() > kMaxBytes) {
+    throw Invalid("{}: a token of {} bytes, at most {} are allowed", where, text.size(), kMaxBytes);
+  }
+  if (values_.size() > kMaxNodes) {
+    throw Invalid("{}: the tokens have more than {} bytes in total", where, kMaxNodes);
+  }
   const auto new_node = [this] {
     values_.push_back(-1);
     return static_cast<int32_t>(values_.size() - 1);
@@ -93,7 +99,7 @@ AddedTokens::AddedTokens(const JsonNode& list, const Vocabulary& model,
     const auto index = static_cast<int32_t>(tokens_.size());
     index_of_id_.emplace(token.id, tokens_.size());
     (token.normalized ? normalized_ : raw_)
-        .Add(token.normalized ? token.normalized_content : token.content, index);
+        .Add(token.normalized ? token.normalized_content : token.content, index, node.where());
     has_normalized_special_ |= token.normalized && token.special;
     tokens_.push_back(std::move(token));
   }

@@ -38,8 +38,16 @@ struct TextPart {
 // once built.
 class StringMatcher {
  public:
-  // Ignores the empty string and strings added before.
-  void Add(std::string_view text, int32_t value);
+  // Maximum length of a string: a search reads up to this many bytes at each position of a text.
+  static constexpr size_t kMaxBytes = 1024;
+  // Maximum number of trie nodes: several times that of the largest vocabularies. A node takes
+  // about 50 bytes of memory.
+  static constexpr size_t kMaxNodes = size_t{8} << 20;
+
+  // Ignores the empty string and strings added before. Throws Error kInvalid that begins with
+  // `where` for a string of more than kMaxBytes, and if all strings have more than kMaxNodes bytes.
+  // Common prefixes count once.
+  void Add(std::string_view text, int32_t value, const std::string& where);
 
   // Returns the value of the longest match at `begin` for which accept(value, end) is true, and
   // sets *end; -1 if there is none.

@@ -12,7 +12,8 @@
 namespace switchyard {
 namespace {
 
-constexpr size_t kMaxMerges = size_t{1} << 23;
+// The table of merges takes 32 to 64 bytes for each, with its free slots.
+constexpr size_t kMaxMerges = size_t{1} << 22;
 
 void RefuseIfSet(const JsonNode& node) {
   if (node.is_null() ||
@@ -35,6 +36,16 @@ std::pair<std::string, std::string> ReadMerge(const nlohmann::json& merge, size_
     }
   }
   throw Invalid("{}[{}]: want a merge \"a b\" or [\"a\", \"b\"]", where, index);
+}
+
+// The id of a token. Formats the location only for an error: a vocabulary may have millions of
+// tokens.
+int64_t ReadId(const nlohmann::json& value, const JsonNode& vocab, const std::string& token) {
+  if (value.is_number_integer()) {
+    const auto id = value.get<int64_t>();  // negative for larger unsigned values
+    if (id >= 0 && id <= kMaxTokenId) return id;
+  }
+  return JsonNode(value, fmt::format("{}['{}']", vocab.where(), token)).Integer(0, kMaxTokenId);
 }
 
 }  // namespace
@@ -67,8 +78,7 @@ BpeModel::BpeModel(const JsonNode& node) {
 void BpeModel::ReadVocabulary(const JsonNode& vocab) {
   vocab.CheckObject();
   for (const auto& [token, value] : vocab.raw().items()) {
-    const auto id = static_cast<int32_t>(
-        JsonNode(value, fmt::format("{}['{}']", vocab.where(), token)).Integer(0, kMaxTokenId));
+    const auto id = static_cast<int32_t>(ReadId(value, vocab, token));
     if (!vocabulary_.Add(token, id)) {
       throw Invalid("{}: '{}' and '{}' both have the id {}", vocab.where(), *vocabulary_.Text(id),
                     token, id);

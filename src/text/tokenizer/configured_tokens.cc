@@ -9,6 +9,7 @@
 #include <optional>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -178,14 +179,13 @@ void AddOldTokens(const TokenizerConfig& files, const Json& config, TokenList* l
     if (!valid) throw Invalid("{}/added_tokens.json: '{}' has no valid id", files.directory, text);
     by_id.emplace(id.get<int32_t>(), text);
   }
-  std::vector<std::string> special;
+  std::unordered_set<std::string> special;
   for (const char* name : kNamed) {
-    if (const std::string* text = TextOf(Member(config, name))) special.push_back(*text);
+    if (const std::string* text = TextOf(Member(config, name))) special.insert(*text);
   }
-  for (const Json& token : ExtraTokens(config)) special.push_back(*TextOf(token));
+  for (const Json& token : ExtraTokens(config)) special.insert(*TextOf(token));
   for (const auto& [id, text] : by_id) {
-    const bool is_special = std::find(special.begin(), special.end(), text) != special.end();
-    if (!list->Has(text)) list->Add(EntryOf(text, is_special), id);
+    if (!list->Has(text)) list->Add(EntryOf(text, special.contains(text)), id);
   }
 }
 

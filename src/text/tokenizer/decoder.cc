@@ -299,7 +299,7 @@ void TokenDecoder::Read(const JsonNode& node, int depth) {
     throw Invalid("{}: components nest deeper than {}", node.where(), kMaxComponentDepth);
   const std::string type = node["type"].String();
   if (type == "Sequence") {
-    for (const JsonNode& item : node["decoders"].Items()) Read(item, depth + 1);
+    for (const JsonNode& item : node["decoders"].Components()) Read(item, depth + 1);
   } else if (type == "ByteLevel") {
     filters_.push_back(
         [](TokenSink* next, DecodeScope) { return std::make_unique<ByteLevelFilter>(next); });

@@ -32,6 +32,17 @@ std::vector<JsonNode> JsonNode::Items() const {
   return items;
 }
 
+std::vector<JsonNode> JsonNode::Components() const {
+  if (!is_null()) CheckArray();
+  if (value_->size() > kMaxComponents) {
+    throw Invalid("{} has {} components, at most {} are allowed", where_, value_->size(),
+                  kMaxComponents);
+  }
+  std::vector<JsonNode> items = Items();
+  for (const JsonNode& item : items) item.CheckObject();
+  return items;
+}
+
 std::string JsonNode::String() const {
   if (!value_->is_string()) throw WrongType(*this, "a string");
   return value_->get<std::string>();

@@ -25,6 +25,9 @@ class JsonNode {
   JsonNode operator[](std::string_view key) const;
   // The elements of an array; none for null.
   std::vector<JsonNode> Items() const;
+  // The members of a "Sequence" component: at most kMaxComponents objects, since each one processes
+  // every text. None for null.
+  std::vector<JsonNode> Components() const;
 
   std::string String() const;
   int64_t Integer(int64_t least, int64_t most) const;
@@ -44,5 +47,6 @@ class JsonNode {
 
 // Maximum nesting of "Sequence" components.
 inline constexpr int kMaxComponentDepth = 16;
+inline constexpr size_t kMaxComponents = 256;  // of one sequence
 
 }  // namespace switchyard

@@ -147,8 +147,7 @@ std::unique_ptr<TextNormalizer> MakeNormalizer(const JsonNode& node, int depth) 
   if (const auto form = FormNamed(type)) return std::make_unique<UnicodeForm>(*form);
   if (type == "Sequence") {
     std::vector<std::unique_ptr<TextNormalizer>> steps;
-    for (const JsonNode& item : node["normalizers"].Items()) {
-      item.CheckObject();
+    for (const JsonNode& item : node["normalizers"].Components()) {
       steps.push_back(MakeNormalizer(item, depth + 1));
     }
     return std::make_unique<NormalizerSequence>(std::move(steps));

@@ -8,6 +8,8 @@
 namespace switchyard {
 namespace {
 
+constexpr size_t kMaxAddedIds = 1024;  // per side
+
 struct Sides {
   std::vector<int32_t> before;
   std::vector<int32_t> after;
@@ -30,6 +32,10 @@ Sides ReadTemplate(const JsonNode& node, int vocab_size) {
     const JsonNode token = node["special_tokens"][piece["SpecialToken"]["id"].String()];
     auto& side = sequences == 0 ? sides.before : sides.after;
     for (const JsonNode& id : token["ids"].Items()) side.push_back(ReadId(id, vocab_size));
+    if (side.size() > kMaxAddedIds) {
+      throw Invalid("{}: adds more than {} ids to every text", node["single"].where(),
+                    kMaxAddedIds);
+    }
   }
   if (sequences != 1)
     throw Invalid("{}: want sequence A once, got it {} times", node["single"].where(), sequences);
@@ -63,8 +69,7 @@ void PostProcessor::Read(const JsonNode& node, int vocab_size, int depth) {
   const std::string type = node["type"].String();
   if (type == "ByteLevel") return;  // affects offsets only
   if (type == "Sequence") {
-    for (const JsonNode& item : node["processors"].Items()) {
-      item.CheckObject();
+    for (const JsonNode& item : node["processors"].Components()) {
       Read(item, vocab_size, depth + 1);
     }
     return;

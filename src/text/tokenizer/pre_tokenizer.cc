@@ -181,8 +181,7 @@ std::unique_ptr<PreTokenizer> MakeByteLevel(const JsonNode& node) {
 
 std::unique_ptr<PreTokenizer> MakeSequence(const JsonNode& node, int depth) {
   std::vector<std::unique_ptr<PreTokenizer>> steps;
-  for (const JsonNode& item : node["pretokenizers"].Items()) {
-    item.CheckObject();
+  for (const JsonNode& item : node["pretokenizers"].Components()) {
     steps.push_back(MakePreTokenizer(item, depth + 1));
   }
   return std::make_unique<PreTokenizerSequence>(std::move(steps));

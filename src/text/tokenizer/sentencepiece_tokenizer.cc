@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "text/tokenizer/base64.h"
+#include "text/tokenizer/merge_budget.h"
 
 namespace switchyard {
 namespace {
@@ -25,18 +26,21 @@ std::vector<std::string> UserDefined(const SentencePieceModel& model) {
 }
 
 // The pairs of normal pieces whose concatenation is also a piece, by descending score.
-Json MergesOf(const SentencePieceModel& model) {
+Json MergesOf(const SentencePieceModel& model, const std::string& file) {
+  MergeBudget budget(file);
   std::unordered_map<std::string_view, size_t> normal;
   for (size_t id = 0; id < model.pieces.size(); ++id) {
     if (model.pieces[id].type == PieceType::kNormal) normal.emplace(model.pieces[id].text, id);
   }
   std::vector<std::tuple<float, size_t, std::string_view, std::string_view>> ranked;
   for (const auto& [text, id] : normal) {
+    budget.AddToken(text.size());
     for (size_t split = 1; split < text.size(); ++split) {
       const std::string_view left = text.substr(0, split);
       const std::string_view right = text.substr(split);
-      if (normal.contains(left) && normal.contains(right))
-        ranked.emplace_back(-model.pieces[id].score, id, left, right);
+      if (!normal.contains(left) || !normal.contains(right)) continue;
+      budget.AddMerge();
+      ranked.emplace_back(-model.pieces[id].score, id, left, right);
     }
   }
   std::sort(ranked.begin(), ranked.end());
@@ -67,7 +71,7 @@ Json ModelOf(const SentencePieceModel& model, const std::string& file) {
           {"byte_fallback", model.byte_fallback},
           {"ignore_merges", !UserDefined(model).empty()},
           {"vocab", std::move(vocab)},
-          {"merges", MergesOf(model)}};
+          {"merges", MergesOf(model, file)}};
 }
 
 Json Replacing(const char* kind, const char* pattern, const char* content) {

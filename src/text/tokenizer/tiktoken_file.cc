@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "text/tokenizer/base64.h"
 #include "text/tokenizer/byte_level.h"
+#include "text/tokenizer/merge_budget.h"
 #include "text/tokenizer/vocabulary.h"
 
 namespace switchyard {
@@ -33,6 +34,10 @@ constexpr const char* kKimiWords =
 constexpr const char* kLlama3Words =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3})"
     R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+// Maximum number of ids of special tokens, which follow the file's tokens. Kimi and Llama 3 have
+// 256.
+constexpr int32_t kMaxReserved = 1 << 16;
 
 struct RankedToken {
   std::string bytes;
@@ -78,11 +83,13 @@ std::string Spelled(std::string_view bytes) {
 // All pairs of tokens whose concatenation is a token: tiktoken merges the pair with the lowest
 // rank. `spelled`: the tokens by rank.
 Json MergesOf(const std::vector<RankedToken>& tokens, const Ranks& ranks,
-              const std::vector<std::string>& spelled) {
+              const std::vector<std::string>& spelled, const std::string& file) {
+  MergeBudget budget(file);
   Json::array_t merges;
   std::vector<std::pair<int32_t, int32_t>> splits;
   for (const auto& [bytes, rank] : tokens) {
     splits.clear();
+    budget.AddToken(bytes.size());
     for (size_t at = 1; at < bytes.size(); ++at) {
       const auto left = ranks.find(bytes.substr(0, at));
       if (left == ranks.end()) continue;
@@ -91,6 +98,7 @@ Json MergesOf(const std::vector<RankedToken>& tokens, const Ranks& ranks,
     }
     std::sort(splits.begin(), splits.end());
     for (const auto& [left, right] : splits) {
+      budget.AddMerge();
       merges.emplace_back(spelled[static_cast<size_t>(left)] + " " +
                           spelled[static_cast<size_t>(right)]);
     }
@@ -112,10 +120,14 @@ std::map<int32_t, std::string> DeclaredTokens(const Json& added_tokens_decoder) 
   return tokens;
 }
 
-Json SpecialTokens(int32_t first, const Json& added_tokens_decoder) {
+Json SpecialTokens(int32_t first, const Json& added_tokens_decoder, const std::string& file) {
   Json list = Json::array();
   const std::map<int32_t, std::string> declared = DeclaredTokens(added_tokens_decoder);
   const int32_t end = declared.empty() ? first : declared.rbegin()->first + 1;
+  if (end > first + kMaxReserved) {
+    throw Invalid("{}: added_tokens_decoder has the id {}, but the file's ids end at {}", file,
+                  end - 1, first - 1);
+  }
   for (int32_t id = first; id < end; ++id) {
     const auto found = declared.find(id);
     list.push_back({{"id", id},
@@ -145,7 +157,7 @@ Json TokenizerOfTiktoken(std::string_view text, TiktokenPattern pattern,
     vocab[spelled[static_cast<size_t>(rank)]] = rank;
   }
   const char* const words = pattern == TiktokenPattern::kKimi ? kKimiWords : kLlama3Words;
-  return {{"added_tokens", SpecialTokens(tokens.back().rank + 1, added_tokens_decoder)},
+  return {{"added_tokens", SpecialTokens(tokens.back().rank + 1, added_tokens_decoder, file)},
           {"normalizer", nullptr},
           {"pre_tokenizer",
            {{"type", "Sequence"},
@@ -158,7 +170,7 @@ Json TokenizerOfTiktoken(std::string_view text, TiktokenPattern pattern,
            {{"type", "BPE"},
             {"ignore_merges", true},
             {"vocab", std::move(vocab)},
-            {"merges", MergesOf(tokens, ranks, spelled)}}}};
+            {"merges", MergesOf(tokens, ranks, spelled, file)}}}};
 }
 
 }  // namespace switchyard

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -75,6 +77,12 @@ class Tokenizer {
 
   std::optional<int32_t> TokenToId(std::string_view token) const;
 
+  // The id of "bos_token", "eos_token" or "pad_token", by the files of FromDirectory: a
+  // SentencePiece model names bos and eos, tokenizer_config.json overrides it, and
+  // special_tokens_map.json overrides both if there is no added_tokens_decoder. nullopt without
+  // such a token, and after FromFile or FromJson.
+  std::optional<int32_t> NamedToken(std::string_view name) const;
+
   // Largest id + 1; not every id below has a token.
   int VocabSize() const;
 
@@ -89,6 +97,7 @@ class Tokenizer {
                                                  const std::string& name_for_errors);
 
   std::unique_ptr<const TokenizerParts> parts_;
+  std::map<std::string, int32_t, std::less<>> named_;
 };
 
 }  // namespace switchyard

@@ -1,7 +1,9 @@
 // Tokenizer::FromDirectory: selects the tokenizer files of a checkpoint.
 #include <charconv>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 #include <unordered_set>
 #include <vector>
 
@@ -70,6 +72,23 @@ void CompleteConfig(const SentencePieceModel& model, Json* config) {
   }
 }
 
+// Ids of the tokens that ApplyTokenizerConfig makes special under these names.
+std::map<std::string, int32_t, std::less<>> NamedTokens(const TokenizerConfig& files,
+                                                        const Tokenizer& tokenizer) {
+  Json config = files.config.is_object() ? files.config : Json::object();
+  const bool older =
+      !config.contains("added_tokens_decoder") || !config["added_tokens_decoder"].is_object();
+  if (older && files.special_tokens_map.is_object()) config.update(files.special_tokens_map);
+  std::map<std::string, int32_t, std::less<>> named;
+  for (const char* name : {"bos_token", "eos_token", "pad_token"}) {
+    const Json token = config.value(name, Json());
+    const Json text = token.is_object() ? token.value("content", Json()) : token;
+    if (!text.is_string()) continue;
+    if (const auto id = tokenizer.TokenToId(text.get<std::string>())) named.emplace(name, *id);
+  }
+  return named;
+}
+
 // Converts the vocabulary to the form of tokenizer.json.
 Json ReadVocabulary(const fs::path& file, Json* config) {
   const std::string bytes = ReadTokenizerFile(file);
@@ -104,7 +123,9 @@ std::unique_ptr<Tokenizer> Tokenizer::FromDirectory(const fs::path& dir) {
     if (!fs::exists(dir / name)) continue;
     Json document = ReadVocabulary(dir / name, &files.config);
     ApplyTokenizerConfig(files, &document);
-    return FromDocument(document, (dir / name).string());
+    std::unique_ptr<Tokenizer> tokenizer = FromDocument(document, (dir / name).string());
+    tokenizer->named_ = NamedTokens(files, *tokenizer);
+    return tokenizer;
   }
   throw NotFound("{}: has no tokenizer.json, tiktoken.model or tokenizer.model", dir.string());
 }

@@ -1,6 +1,7 @@
 // Tokenizers in all files in which checkpoints store them, compared with their reference libraries.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -146,6 +147,32 @@ TEST_F(DirectoryFilesTest, NamedTokensAreSpecial) {
   EXPECT_EQ(tokenizer->Encode("<img><k>", false), (Ids{512, 513}));
 }
 
+TEST_F(DirectoryFilesTest, NamedTokensHaveIds) {
+  Write("special_tokens_map.json", {{"bos_token", "<|im_start|>"}});
+  Write("tokenizer_config.json",
+        {{"eos_token", {{"content", "<|im_end|>"}}}, {"pad_token", nullptr}});
+  EXPECT_EQ(Load()->NamedToken("eos_token"), 511);
+  EXPECT_EQ(Load()->NamedToken("bos_token"), 510);
+  EXPECT_EQ(Load()->NamedToken("pad_token"), std::nullopt);
+  EXPECT_EQ(Load()->NamedToken("unk_token"), std::nullopt);
+  EXPECT_EQ(Tokenizer::FromFile(dir_ / "tokenizer.json")->NamedToken("eos_token"), std::nullopt);
+  Write("special_tokens_map.json", {{"eos_token", "<|im_start|>"}});
+  EXPECT_EQ(Load()->NamedToken("eos_token"), 510);
+  Write("tokenizer_config.json",
+        {{"eos_token", "<|im_end|>"}, {"added_tokens_decoder", {{"511", Token("<|im_end|>")}}}});
+  EXPECT_EQ(Load()->NamedToken("eos_token"), 511);
+}
+
+// This tokenizer_config.json names no token.
+TEST(TokenizerDirectoryTest, SentencePieceModelsNameTokens) {
+  const auto tokenizer =
+      Tokenizer::FromDirectory(TestData() / "tokenizer" / "directories" / "spm_unigram_bytes");
+  EXPECT_TRUE(tokenizer->TokenToId("</s>").has_value());
+  EXPECT_EQ(tokenizer->NamedToken("eos_token"), tokenizer->TokenToId("</s>"));
+  EXPECT_EQ(tokenizer->NamedToken("bos_token"), tokenizer->TokenToId("<s>"));
+  EXPECT_EQ(tokenizer->NamedToken("pad_token"), std::nullopt);
+}
+
 TEST_F(DirectoryFilesTest, AddBosAndEosTokens) {
   const Json byte_level = {{"type", "ByteLevel"}};
   const auto encode = [&](Json config, const Json& processor = {{"type", "ByteLevel"}}) {
@@ -222,6 +249,31 @@ TEST_F(DirectoryFilesTest, BrokenFilesAreNamed) {
   EXPECT_THAT(ErrorOfLoad(), HasSubstr("tokenizer.model"));
   std::ofstream(dir_ / "tokenizer.model") << "";
   EXPECT_THAT(ErrorOfLoad(), HasSubstr("0 pieces"));
+}
+
+// Without O_NONBLOCK, opening a FIFO without a writer blocks.
+TEST_F(DirectoryFilesTest, FilesThatAreNotRegularAreNamed) {
+  for (const char* name :
+       {"added_tokens.json", "special_tokens_map.json", "tokenizer_config.json"}) {
+    ASSERT_EQ(mkfifo((dir_ / name).c_str(), 0600), 0);
+    EXPECT_THAT(ErrorOfLoad(), HasSubstr(std::string(name) + ": is a FIFO"));
+    fs::remove(dir_ / name);
+  }
+  fs::remove(dir_ / "tokenizer.json");
+  for (const char* name : {"tokenizer.model", "tiktoken.model", "tokenizer.json"}) {
+    ASSERT_EQ(mkfifo((dir_ / name).c_str(), 0600), 0);
+    EXPECT_THAT(ErrorOfLoad(), HasSubstr(std::string(name) + ": is a FIFO"));
+  }
+}
+
+TEST_F(DirectoryFilesTest, VocabulariesOverTheLimitsAreNamed) {
+  fs::remove(dir_ / "tokenizer.json");
+  std::ofstream(dir_ / "tiktoken.model") << "YQ== 0\n"
+                                         << Base64Of(std::string(5000, 'a')) << " 1\n";
+  EXPECT_THAT(ErrorOfLoad(), HasSubstr("tiktoken.model: has a token of 5000 bytes, at most 4096"));
+  std::ofstream(dir_ / "tiktoken.model") << "YQ== 0\n";
+  Write("tokenizer_config.json", {{"added_tokens_decoder", {{"4000000", Token("<a>")}}}});
+  EXPECT_THAT(ErrorOfLoad(), HasSubstr("has the id 4000000, but the file's ids end at 0"));
 }
 
 TEST(Base64Test, RoundTrips) {

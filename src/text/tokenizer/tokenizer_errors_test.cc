@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "core/error.h"
+#include "text/tokenizer/merge_budget.h"
 #include "text/tokenizer/tokenizer_test_data.h"
 
 namespace switchyard {
@@ -47,11 +48,92 @@ TEST(TokenizerErrorsTest, MissingFile) {
 
 TEST(TokenizerErrorsTest, NoJsonOrNoObject) {
   EXPECT_THAT(ErrorOfText(""), HasSubstr("dir/tokenizer.json"));
-  EXPECT_THAT(ErrorOfText("{\"model\": "), HasSubstr("dir/tokenizer.json: is not valid JSON"));
-  EXPECT_THAT(ErrorOfText("{\"model\": \"\xff\"}"),
-              HasSubstr("dir/tokenizer.json: is not valid JSON"));
+  EXPECT_THAT(ErrorOfText("{\"model\": "), HasSubstr("dir/tokenizer.json: not JSON"));
+  EXPECT_THAT(ErrorOfText("{\"model\": \"\xff\"}"), HasSubstr("dir/tokenizer.json: not JSON"));
   EXPECT_THAT(ErrorOfText("[]"), HasSubstr("dir/tokenizer.json is array, want an object"));
   EXPECT_THAT(ErrorOfText("{}"), HasSubstr("model is missing"));
+}
+
+// A tokenizer.json with a list of `values` numbers.
+std::string ManyValues(size_t values) {
+  std::string text = R"({"list": [0)";
+  for (size_t i = 1; i < values; ++i) text += ",0";
+  return text + "]}";
+}
+
+TEST(TokenizerErrorsTest, TooManyValuesOrLevels) {
+  EXPECT_THAT(ErrorOfText(ManyValues(100)), HasSubstr("model is missing"));
+  EXPECT_THAT(ErrorOfText(ManyValues(5'000'000)),
+              HasSubstr("dir/tokenizer.json: has more than 5000000 JSON values"));
+  EXPECT_THAT(ErrorOfText(std::string(1'000'000, '[')),
+              HasSubstr("dir/tokenizer.json: nests deeper than 64 levels"));
+}
+
+TEST(TokenizerErrorsTest, TooManyDerivedMerges) {
+  const auto error = [](const std::function<void(MergeBudget&)>& use) {
+    const std::string file = "dir/tokenizer.model";
+    MergeBudget budget(file);
+    try {
+      use(budget);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_THAT(error([](MergeBudget& budget) { budget.AddToken(4097); }),
+              HasSubstr("dir/tokenizer.model: has a token of 4097 bytes, at most 4096"));
+  const auto tokens = [&](int count) {
+    return error([&](MergeBudget& budget) {
+      for (int i = 0; i < count; ++i) budget.AddToken(4096);
+    });
+  };
+  EXPECT_EQ(tokens(256), "no error");
+  EXPECT_THAT(tokens(257), HasSubstr("dir/tokenizer.model: the tokens are too long in total"));
+  const auto merges = [&](int count) {
+    return error([&](MergeBudget& budget) {
+      for (int i = 0; i < count; ++i) budget.AddMerge();
+    });
+  };
+  EXPECT_EQ(merges(1 << 21), "no error");
+  EXPECT_THAT(merges((1 << 21) + 1), HasSubstr("the tokens have more than 2097152 merges"));
+}
+
+TEST(TokenizerErrorsTest, TokensThatAreTooLong) {
+  // Json::array: nlohmann/json reads a list of one pair as an object.
+  const Json unigram = {{"type", "Unigram"},
+                        {"vocab", Json::array({Json::array({std::string(1024, 'a'), -1.0})})}};
+  EXPECT_EQ(ErrorAfter([&](Json& json) { json = {{"model", unigram}}; }), "no error");
+  EXPECT_THAT(ErrorAfter([&](Json& json) {
+                json = {{"model", unigram}};
+                json["model"]["vocab"][0][0] = std::string(1025, 'a');
+              }),
+              HasSubstr("dir/tokenizer.json: model.vocab: a token of 1025 bytes, at most 1024"));
+  EXPECT_THAT(
+      ErrorAfter([](Json& json) { json["added_tokens"][0]["content"] = std::string(2000, 'x'); }),
+      HasSubstr("added_tokens[0]: a token of 2000 bytes"));
+}
+
+TEST(TokenizerErrorsTest, TooManyComponents) {
+  const auto steps = [](const char* component, const char* key, const Json& step) {
+    return ErrorAfter([&](Json& json) {
+      json[component] = {{"type", "Sequence"}, {key, Json::array()}};
+      for (int i = 0; i < 257; ++i) json[component][key].push_back(step);
+    });
+  };
+  const std::string message = "has 257 components, at most 256";
+  EXPECT_THAT(steps("normalizer", "normalizers", {{"type", "Lowercase"}}), HasSubstr(message));
+  EXPECT_THAT(steps("pre_tokenizer", "pretokenizers", {{"type", "Whitespace"}}),
+              HasSubstr(message));
+  EXPECT_THAT(steps("post_processor", "processors", {{"type", "ByteLevel"}}), HasSubstr(message));
+  EXPECT_THAT(steps("decoder", "decoders", {{"type", "Fuse"}}), HasSubstr(message));
+  EXPECT_THAT(ErrorAfter([](Json& json) {
+                json["post_processor"] = {{"type", "TemplateProcessing"},
+                                          {"single", Json::array()},
+                                          {"special_tokens", {{"<s>", {{"ids", {3}}}}}}};
+                for (int i = 0; i < 1025; ++i)
+                  json["post_processor"]["single"].push_back({{"SpecialToken", {{"id", "<s>"}}}});
+              }),
+              HasSubstr("adds more than 1024 ids"));
 }
 
 TEST(TokenizerErrorsTest, WrongTypesNameTheirKey) {

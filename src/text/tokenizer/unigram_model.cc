@@ -32,7 +32,7 @@ UnigramModel::UnigramModel(const JsonNode& node) {
     if (!vocabulary_.Add(token, id))
       throw Invalid("{}[{}]: '{}' occurs twice", vocab.where(), i, token);
     scores_.push_back(entry[1].get<double>());
-    tokens_.Add(token, id);
+    tokens_.Add(token, id, vocab.where());
     least = i == 0 ? scores_[0] : std::min(least, scores_.back());
   }
   unknown_score_ = least - kUnknownPenalty;

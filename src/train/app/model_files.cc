@@ -4,6 +4,7 @@
 #include <array>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -18,8 +19,9 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 constexpr std::array kTokenizerFiles = {
-    "tokenizer.json",          "tokenizer_config.json", "chat_template.jinja", "chat_template.json",
-    "special_tokens_map.json", "added_tokens.json",     "vocab.json",          "merges.txt"};
+    "tokenizer.json",      "tiktoken.model",     "tokenizer.model",         "tokenizer_config.json",
+    "chat_template.jinja", "chat_template.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json",          "merges.txt"};
 
 std::string Read(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -43,12 +45,9 @@ void Write(const fs::path& path, const std::string& text) {
   if (!out) throw Resource("{}: cannot be written", path.string());
 }
 
-// The id of a token such as "eos_token" of tokenizer_config.json, a string or an object.
-Json IdOf(const Json& tokenizer_config, const char* key, const Tokenizer& tokenizer) {
-  Json token = tokenizer_config.contains(key) ? tokenizer_config[key] : Json();
-  if (token.is_object() && token.contains("content")) token = Json(token["content"]);
-  if (!token.is_string()) return nullptr;
-  const auto id = tokenizer.TokenToId(token.get<std::string>());
+// The id of a token such as "eos_token"; null: none.
+Json IdOf(const char* name, const Tokenizer& tokenizer) {
+  const std::optional<int32_t> id = tokenizer.NamedToken(name);
   return id ? Json(*id) : Json();
 }
 
@@ -63,13 +62,6 @@ struct SpecialIds {
     add("pad_token_id", pad);
   }
 };
-
-SpecialIds ReadSpecialIds(const fs::path& dir, const Tokenizer& tokenizer) {
-  if (!fs::exists(dir / "tokenizer_config.json")) return {};
-  const Json json = ReadObject(dir / "tokenizer_config.json");
-  return {IdOf(json, "eos_token", tokenizer), IdOf(json, "bos_token", tokenizer),
-          IdOf(json, "pad_token", tokenizer)};
-}
 
 int64_t MtpLayers(const Json& config, int64_t asked, const fs::path& path) {
   if (asked >= 0) return asked;
@@ -122,9 +114,12 @@ ModelFiles PrepareModelFiles(const TrainingOptions& options) {
   const TrainedConfig model = ReadTrainedConfig(options);
   const fs::path model_dir = model.path.parent_path();
   const fs::path tokenizer_dir = options.tokenizer.empty() ? model_dir : options.tokenizer;
-  if (!fs::exists(tokenizer_dir / "tokenizer.json")) {
-    throw NotFound("--tokenizer-path {}: no tokenizer.json; switchyard train-tokenizer creates one",
-                   tokenizer_dir.string());
+  if (!Tokenizer::HasFiles(tokenizer_dir)) {
+    throw Error(ErrorKind::kNotFound,
+                fmt::format("--tokenizer-path {}: no tokenizer.json, tiktoken.model or "
+                            "tokenizer.model",
+                            tokenizer_dir.string()),
+                "switchyard train-tokenizer creates a tokenizer.json");
   }
   const auto tokenizer = Tokenizer::FromDirectory(tokenizer_dir);
   if (tokenizer->VocabSize() > model.config.vocab_size) {
@@ -139,7 +134,9 @@ ModelFiles PrepareModelFiles(const TrainingOptions& options) {
   ModelFiles out{.config = model.config, .mtp_layers = model.mtp_layers, .files = {}};
   Json config = model.json;
   Complete(options, model.config, model.mtp_layers, &config);
-  const SpecialIds ids = ReadSpecialIds(tokenizer_dir, *tokenizer);
+  const SpecialIds ids{.eos = IdOf("eos_token", *tokenizer),
+                       .bos = IdOf("bos_token", *tokenizer),
+                       .pad = IdOf("pad_token", *tokenizer)};
   ids.AddTo(&config);
 
   const fs::path dir = options.trainer.output / ".files";
@@ -158,7 +155,11 @@ ModelFiles PrepareModelFiles(const TrainingOptions& options) {
   ids.AddTo(&generation);
   if (!generation.empty()) add("generation_config.json", generation.dump(2) + "\n");
   for (const char* name : kTokenizerFiles) {
-    if (fs::exists(tokenizer_dir / name)) add(name, Read(tokenizer_dir / name));
+    if (fs::exists(tokenizer_dir / name)) {
+      add(name, Read(tokenizer_dir / name));
+    } else {
+      fs::remove(dir / name, failed);  // of an earlier run with another tokenizer
+    }
   }
   return out;
 }

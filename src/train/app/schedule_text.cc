@@ -1,6 +1,6 @@
 #include "train/app/schedule_text.h"
 
-#include "overlap/print.h"
+#include "schedule/print.h"
 #include "train/app/model_files.h"
 
 namespace switchyard::train {
@@ -9,9 +9,9 @@ std::string ScheduleText(const TrainingOptions& options) {
   const TrainedConfig model = ReadTrainedConfig(options);
   const Layout layout = LayoutOf(options, model.config);
   const int64_t per_pass = options.trainer.rows_per_pass * layout.dp;
-  overlap::StepShape shape{
+  schedule::StepShape shape{
       .micro_batches = static_cast<int>((options.trainer.rows_per_step + per_pass - 1) / per_pass),
-      .order = options.learner.schedule,
+      .order = options.learner.order,
       .stages = layout.pp,
       .early_sums = options.early_sums && layout.ranks() > 1};
   std::string text;
@@ -26,7 +26,7 @@ std::string ScheduleText(const TrainingOptions& options) {
     if (shape.last())
       shape.experts.resize(shape.experts.size() + model.mtp_layers, model.config.has_moe());
     if (shape.stage > 0) text += "\n";
-    text += overlap::PrintSchedule(shape);
+    text += schedule::PrintSchedule(shape);
   }
   return text;
 }

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/testing.h"
+#include "text/tokenizer/base64.h"
 #include "train/app/step_log.h"
 #include "train/app/test_run.h"
 
@@ -70,7 +71,7 @@ TEST_F(TrainingTest, TheOrderOfWorkChangesNoBit) {
   options.layout = {.ep = 2, .dp = 2};
   Train(options);
   const std::vector<double> plain = Losses(dir_ / "out");
-  options.learner.schedule = overlap::Order::kOverlapped;
+  options.learner.order = schedule::Order::kOverlapped;
   options.early_sums = true;
   options.synchronous = true;
   options.trainer.output = dir_ / "overlapped";
@@ -88,6 +89,33 @@ TEST_F(TrainingTest, CheckpointsCompleteTheConfig) {
   EXPECT_EQ(generation["eos_token_id"], 2);
   EXPECT_TRUE(fs::exists(end.checkpoint / "tokenizer.json"));
   EXPECT_THAT(Bytes(end.checkpoint / "model.safetensors"), HasSubstr("model.layers.2.eh_proj"));
+}
+
+TEST_F(TrainingTest, ATokenizerWithoutTokenizerJsonIsUsedAndCopied) {
+  const fs::path bytes = dir_ / "bytes";
+  fs::create_directories(bytes);
+  std::ofstream ranks(bytes / "tiktoken.model");
+  for (int byte = 0; byte < 256; ++byte)
+    ranks << Base64Of(std::string(1, static_cast<char>(byte))) << ' ' << byte << '\n';
+  ranks.close();
+  std::ofstream(bytes / "tokenizer_config.json")
+      << R"({"eos_token": "[EOS]", "added_tokens_decoder": {"256": {"content": "[EOS]"}}})";
+  std::ofstream data(dir_ / "texts.jsonl");
+  for (int i = 0; i < 40; ++i) data << R"({"text": "track )" << i << "\"}\n";
+  data.close();
+
+  TrainingOptions options = Options(1);
+  options.tokenizer = bytes;
+  options.data = {dir_ / "texts.jsonl"};
+  // A run with another tokenizer may have left its files.
+  fs::create_directories(options.trainer.output / ".files");
+  std::ofstream(options.trainer.output / ".files" / "tokenizer.json") << "{}";
+  const TrainingEnd end = Train(options);
+  EXPECT_EQ(end.step, 1);
+  EXPECT_EQ(Bytes(end.checkpoint / "tiktoken.model"), Bytes(bytes / "tiktoken.model"));
+  EXPECT_FALSE(fs::exists(end.checkpoint / "tokenizer.json"));
+  const auto config = nlohmann::json::parse(Bytes(end.checkpoint / "config.json"));
+  EXPECT_EQ(config["eos_token_id"], 256);
 }
 
 TEST_F(TrainingTest, ARunBeginsWithOtherWeights) {

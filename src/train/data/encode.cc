@@ -1,7 +1,6 @@
 #include "train/data/encode.h"
 
 #include <algorithm>
-#include <fstream>
 #include <utility>
 
 #include "core/error.h"
@@ -11,23 +10,6 @@ namespace switchyard::train {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// The id of tokenizer_config.json's eos_token, which may be a string or an object.
-std::optional<int32_t> ReadEos(const std::filesystem::path& dir, const Tokenizer& tokenizer) {
-  const std::filesystem::path path = dir / "tokenizer_config.json";
-  std::ifstream in(path);
-  if (!in) return std::nullopt;
-  const Json config = Json::parse(in, nullptr, false);
-  if (!config.is_object()) throw Invalid("{}: not a JSON object", path.string());
-  Json token = config.contains("eos_token") ? config["eos_token"] : Json();
-  if (token.is_object() && token.contains("content")) token = Json(token["content"]);
-  if (!token.is_string()) return std::nullopt;
-  const auto id = tokenizer.TokenToId(token.get<std::string>());
-  if (!id) {
-    throw Invalid("{}: eos_token {} is not a token", path.string(), token.get<std::string>());
-  }
-  return id;
-}
 
 // The ids of bytes [begin, end) of a rendered chat. Special tokens in user content stay text.
 std::vector<int32_t> EncodeRange(const Tokenizer& tokenizer, const jinja::Rendered& rendered,
@@ -52,7 +34,7 @@ DocumentEncoder::DocumentEncoder(const std::filesystem::path& dir, ChatLoss chat
     : tokenizer_(Tokenizer::FromDirectory(dir)),
       chat_template_(ChatTemplate::FromDirectory(dir)),
       chat_loss_(chat_loss),
-      eos_(ReadEos(dir, *tokenizer_)) {}
+      eos_(tokenizer_->NamedToken("eos_token")) {}
 
 EncodedDocument DocumentEncoder::Encode(const Document& document) const {
   if (document.messages.is_null()) return EncodeText(document.text);

@@ -29,8 +29,8 @@ class DocumentEncoder {
     kAssistant,  // the template's text of each assistant turn after its opening
   };
 
-  // Reads tokenizer.json, tokenizer_config.json (eos_token ends every text) and the chat template.
-  // Throws errors of Tokenizer and ChatTemplate.
+  // Reads the tokenizer (Tokenizer::FromDirectory) and the chat template. The token named eos_token
+  // ends every text. Throws errors of Tokenizer and ChatTemplate.
   DocumentEncoder(const std::filesystem::path& dir, ChatLoss chat_loss);
 
   // A text becomes its tokens, with the tokens that the tokenizer adds to every text, and the eos

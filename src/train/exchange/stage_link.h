@@ -11,7 +11,7 @@ namespace switchyard::train {
 
 struct StageLinkOptions {
   size_t floats = 0;  // maximum message size: rows of a micro-batch · hidden
-  // Message buffers in each direction. One is enough for the schedules of src/overlap. With two a
+  // Message buffers in each direction. One is enough for the schedules of src/schedule. With two a
   // stage need not wait until the next stage has read its last message.
   int places = 2;
 };

@@ -70,6 +70,9 @@ void DecoderLayer<T>::Forward(Phase phase, const LossOptions& options, double st
   }
   switch (phase) {
     case Phase::kAttention:
+    case Phase::kQkv:  // of serving, as kRoute and kDown
+    case Phase::kRoute:
+    case Phase::kDown:
       break;
     case Phase::kDispatch:
       moe_->BeginDispatch(s.after_normed.data(), &s.moe, p.pool);
@@ -109,6 +112,9 @@ void DecoderLayer<T>::Backward(Phase phase, LayerPass<T> p) {
   switch (phase) {
     case Phase::kAttention:
     case Phase::kFinish:
+    case Phase::kQkv:  // of serving, as kRoute and kDown
+    case Phase::kRoute:
+    case Phase::kDown:
       break;
     case Phase::kCombine:
       moe_->BeginCombineGradient(p.stream.data(), m, &s.moe, p.pool);

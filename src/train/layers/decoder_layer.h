@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "overlap/operation.h"
+#include "schedule/operation.h"
 #include "train/layers/attention_layers.h"
 #include "train/layers/moe.h"
 #include "train/layers/pointwise.h"
@@ -16,7 +16,7 @@
 
 namespace switchyard::train {
 
-using overlap::Phase;  // see there for the order of phases
+using schedule::Phase;  // see there for the order of phases
 
 // Activations of one micro-batch in one layer; m: number of this rank's rows.
 template <typename T>

@@ -6,15 +6,15 @@
 
 #include "core/check.h"
 #include "model/families/family.h"
-#include "overlap/verify.h"
+#include "schedule/verify.h"
 #include "train/gradients.h"
 #include "train/run/balance.h"
 
 namespace switchyard::train {
 namespace {
 
-using overlap::Kind;
-using overlap::Operation;
+using schedule::Kind;
+using schedule::Operation;
 
 // The number in "model.layers.7.…"; -1 if there is none.
 int LayerNumber(const std::string& name, const std::string& prefix) {
@@ -36,7 +36,7 @@ Learner::Learner(Model<float>& model, const LearnerOptions& options, const Learn
   CHECK(ranks.stages == 1 || (ranks.link != nullptr && ranks.world != nullptr));
   const std::vector<Parameter<float>*> parameters = model.parameters();
   const std::string prefix = LayerPrefix(model.config());
-  shape_ = {.order = options.schedule,
+  shape_ = {.order = options.order,
             .stages = ranks.stages,
             .stage = ranks.stage_index,
             .early_sums = ranks.early_sums != nullptr,
@@ -64,9 +64,9 @@ Learner::Learner(Model<float>& model, const LearnerOptions& options, Collectives
 void Learner::PlanStep(int micro_batches) {
   if (!list_.empty() && shape_.micro_batches == micro_batches) return;
   shape_.micro_batches = micro_batches;
-  list_ = overlap::Plan(shape_);
-  CHECK_EQ(overlap::FindScheduleError(shape_, list_), "");
-  passes_.resize(std::max(passes_.size(), static_cast<size_t>(overlap::MicroBatchSlots(shape_))));
+  list_ = schedule::Plan(shape_);
+  CHECK_EQ(schedule::FindScheduleError(shape_, list_), "");
+  passes_.resize(std::max(passes_.size(), static_cast<size_t>(schedule::MicroBatchSlots(shape_))));
 }
 
 Losses Learner::Learn(std::span<const Batch> batches, const StepSize& step) {
@@ -113,6 +113,10 @@ void Learner::Execute(const Operation& o, std::span<const Batch> batches, const 
     case Kind::kAwaitSums:
       if (ranks_.early_sums != nullptr) ranks_.early_sums->Await();
       return;
+    case Kind::kEmbed:  // operations of serving, which FindScheduleError does not accept
+    case Kind::kLogits:
+    case Kind::kSample:
+      CHECK(false);
   }
 }
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/device/collectives.h"
-#include "overlap/plan.h"
+#include "schedule/plan.h"
 #include "train/exchange/stage_link.h"
 #include "train/gradients.h"
 #include "train/model.h"
@@ -25,7 +25,7 @@ struct LearnerOptions {
   // tokens (arXiv:2412.19437, 4.2).
   bool bias_step_falls = true;
   // The order of operations; results are bitwise independent of it.
-  overlap::Order schedule = overlap::Order::kPlain;
+  schedule::Order order = schedule::Order::kPlain;
 };
 
 // The groups of a rank as a learner uses them (run/layout.h); all borrowed. Defaults: a single
@@ -42,7 +42,7 @@ struct LearnerRanks {
 };
 
 // Connects a model to the collectives of its ranks. Learn executes the step's schedule
-// (src/overlap); gradients are summed over ranks when it returns. Everything is borrowed. The
+// (src/schedule); gradients are summed over ranks when it returns. Everything is borrowed. The
 // rank's thread only.
 class Learner : public TrainedModel {
  public:
@@ -63,21 +63,21 @@ class Learner : public TrainedModel {
   std::map<std::string, double> AfterStep(double rate_part) override;
 
   // The shape and schedule of the last step.
-  const overlap::StepShape& shape() const { return shape_; }
-  std::span<const overlap::Operation> list() const { return list_; }
+  const schedule::StepShape& shape() const { return shape_; }
+  std::span<const schedule::Operation> list() const { return list_; }
 
  private:
   void PlanStep(int micro_batches);
-  void Execute(const overlap::Operation& operation, std::span<const Batch> batches,
+  void Execute(const schedule::Operation& operation, std::span<const Batch> batches,
                const StepSize& step, Losses* losses);
   void SumLayer(int layer);
 
   Model<float>& model_;
   const LearnerOptions options_;
   const LearnerRanks ranks_;
-  overlap::StepShape shape_;
-  std::vector<overlap::Operation> list_;  // of a step of shape_; empty before the first
-  std::vector<Pass<float>> passes_;       // [places] micro-batch m uses passes_[m % places]
+  schedule::StepShape shape_;
+  std::vector<schedule::Operation> list_;  // of a step of shape_; empty before the first
+  std::vector<Pass<float>> passes_;        // [places] micro-batch m uses passes_[m % places]
   // [layers + 1] parameters of each layer; the last entry holds those outside of all layers.
   std::vector<std::vector<Parameter<float>*>> parameters_;
 };

@@ -54,7 +54,7 @@ TEST_F(LearnerTest, AModelLearnsOverRanksAndLoadsFromItsCheckpoint) {
         ThreadPool pool(1);
         Model<float> model(config, losses, {.exchange = exchange.get()}, pool);
         model.Initialise(1, 0.1);
-        Learner learner(model, {.bias_step = 0.01, .schedule = overlap::Order::kOverlapped},
+        Learner learner(model, {.bias_step = 0.01, .order = schedule::Order::kOverlapped},
                         comm->tp.get());
         Corpus corpus(CountingDocuments(8, 60), {.length = 8, .seed = 5});
         TrainerOptions own = options;

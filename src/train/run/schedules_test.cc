@@ -15,7 +15,7 @@ constexpr int kSteps = 12, kMicroBatches = 4;
 
 struct Way {
   Layout layout;
-  overlap::Order schedule = overlap::Order::kPlain;
+  schedule::Order order = schedule::Order::kPlain;
   bool synchronous = false, early_sums = false;
   int broken_rank = -1;  // the rank with an invalid token in its last micro-batch
 };
@@ -80,7 +80,7 @@ class Runner {
     Model<float> model(config_, Options(), ranks->layer_ranks(*exchange), pool,
                        ranks->place.Stage(config_));
     model.Initialise(9, 0.1);
-    Learner learner(model, {.bias_step = 0.001, .schedule = run_.schedule}, links.ranks());
+    Learner learner(model, {.bias_step = 0.001, .order = run_.order}, links.ranks());
     std::vector<Batch> batches = BatchesOf(ranks->place.dp);
     if (rank == run_.broken_rank) batches.back().tokens[0] = 9999;
     const StepSize size = testing::SizeOf(batch_);
@@ -131,19 +131,19 @@ class Schedules : public ::testing::TestWithParam<std::string> {
 };
 
 TEST_P(Schedules, ChangeNoBit) {
-  constexpr auto kOverlapped = overlap::Order::kOverlapped;
+  constexpr auto kOverlapped = schedule::Order::kOverlapped;
   for (const Layout& layout : {Layout{.ep = 2, .dp = 2}, Layout{.pp = 2}, Layout{.tp = 2, .pp = 2},
                                Layout{.ep = 2, .dp = 2, .pp = 2}}) {
     SCOPED_TRACE(layout.ToString());
     const Learned plain = Learn(config, {.layout = layout});
     EXPECT_LT(plain.curve.back(), plain.curve.front());
-    for (const Way& run : {Way{.layout = layout, .synchronous = true},
-                           Way{.layout = layout, .schedule = kOverlapped},
-                           Way{.layout = layout, .schedule = kOverlapped, .synchronous = true},
-                           Way{.layout = layout, .early_sums = true},
-                           Way{.layout = layout, .schedule = kOverlapped, .early_sums = true}}) {
+    for (const Way& run :
+         {Way{.layout = layout, .synchronous = true}, Way{.layout = layout, .order = kOverlapped},
+          Way{.layout = layout, .order = kOverlapped, .synchronous = true},
+          Way{.layout = layout, .early_sums = true},
+          Way{.layout = layout, .order = kOverlapped, .early_sums = true}}) {
       SCOPED_TRACE(fmt::format("overlapped {}, synchronous {}, early sums {}",
-                               run.schedule == kOverlapped, run.synchronous, run.early_sums));
+                               run.order == kOverlapped, run.synchronous, run.early_sums));
       const Learned found = Learn(config, run);
       EXPECT_EQ(found.curve, plain.curve);
       EXPECT_EQ(found.values, plain.values);
@@ -154,12 +154,12 @@ TEST_P(Schedules, ChangeNoBit) {
 
 TEST_P(Schedules, OfAPipelineLearnWhatOneRankLearns) {
   const Learned one = Learn(config, {});
-  for (const auto schedule : {overlap::Order::kPlain, overlap::Order::kOverlapped}) {
+  for (const auto order : {schedule::Order::kPlain, schedule::Order::kOverlapped}) {
     for (const Layout& layout :
          {Layout{.pp = 2}, Layout{.pp = 4}, Layout{.ep = 2, .dp = 2, .pp = 2},
           Layout{.tp = 2, .ep = 2, .pp = 2}}) {
       SCOPED_TRACE(layout.ToString());
-      const Learned found = Learn(config, {.layout = layout, .schedule = schedule});
+      const Learned found = Learn(config, {.layout = layout, .order = order});
       for (int step = 0; step < kSteps; ++step) {
         EXPECT_NEAR(found.curve[step], one.curve[step], 1e-5 * one.curve[step]) << step;
       }
@@ -175,7 +175,7 @@ TEST_P(Schedules, EndWithTheRankThatFails) {
   for (const Layout& layout : {Layout{.ep = 2, .dp = 2}, Layout{.pp = 2}}) {
     for (const bool early_sums : {false, true}) {
       const Way way{.layout = layout,
-                    .schedule = overlap::Order::kOverlapped,
+                    .order = schedule::Order::kOverlapped,
                     .early_sums = early_sums,
                     .broken_rank = 1};
       EXPECT_THAT(ErrorOf([&] { Learn(config, way); }),

@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -31,6 +32,7 @@ constexpr size_t kInlineBytes = 8192;
 constexpr uint64_t kMaxBlockBytes = uint64_t{1} << 30;  // counts of MPI are ints
 constexpr milliseconds kAbortTimeout = 1s;    // timeout for notifying all peers of an abort
 constexpr milliseconds kGoodbyeTimeout = 5s;  // timeout for the kBye of all peers
+constexpr milliseconds kBeatsPoll = 100ms;    // between two polls for heartbeats of peers
 
 // An MPI datatype that describes ranges of an arena.
 class RangesType {
@@ -83,15 +85,30 @@ class MpiRanks : public RemoteRanks {
   void Fetch(int rank, std::byte* image, ByteRange range, const char* stage,
              milliseconds timeout) override;
   void Abort(std::string_view reason) noexcept override;
+  void SendBeats(uint64_t beats) noexcept override;
 
  private:
   struct Peer {
     std::vector<std::byte> head;  // owned by MPI during a send
     bool usable = true;           // no earlier send is still pending
+    uint64_t beats = 0;           // owned by MPI until beats_request is complete
+    MPI_Request beats_request = MPI_REQUEST_NULL;
   };
 
-  Limit UntilAborted() const {
-    return {.stop = [this] { return local_arena_.aborted(); }};
+  // Of a wait of the rank's thread.
+  std::function<bool()> BeatUntilAborted() {
+    return [this] {
+      if (const uint64_t beats = local_arena_.Beat(); beats != 0) SendBeats(beats);
+      return local_arena_.aborted();
+    };
+  }
+  // Of a wait of the progress thread. Heartbeats are received meanwhile: if a peer is stopped
+  // within a transfer, those of the other peers must still arrive.
+  Limit UntilStopped() {
+    return {.stop = [this] {
+      ReceiveBeatsIfDue();
+      return stop_ || local_arena_.aborted();
+    }};
   }
   MPI_Request SendHead(int rank, const Frame& frame, const void* more, size_t size);
   void PutSome(int rank, const std::byte* image, std::span<const ByteRange> ranges, Frame frame,
@@ -101,13 +118,17 @@ class MpiRanks : public RemoteRanks {
 
   void Progress();
   void Handle(const mpi::Message& message);
+  void ReceiveBeatsIfDue();
+  void ReceiveBeats();
   void ReceiveRanges(const mpi::Message& message, const Frame& frame);
   void ServeFetch(int source, const Frame& frame);
   void SendGoodbye();
 
   const RemoteArenaAccess local_arena_;
   const std::shared_ptr<MpiFinalizeState> finalize_state_;
-  std::vector<Peer> peers_;  // by rank; the rank's thread
+  std::vector<Peer> peers_;            // by rank; the rank's thread
+  steady_clock::time_point send_due_;  // of the next heartbeat; the rank's thread
+  steady_clock::time_point poll_due_;  // for heartbeats of peers; the progress thread
   // Orders this rank's arena accesses before a send with those that serve the peer's response:
   // released by the rank's thread, acquired by the progress thread before it accesses the arena.
   std::atomic<uint64_t> sent_{0};
@@ -132,8 +153,7 @@ MPI_Request MpiRanks::SendHead(int rank, const Frame& frame, const void* more, s
 
 void MpiRanks::Complete(std::span<MPI_Request> requests, int rank, const std::string& what,
                         milliseconds timeout) {
-  if (mpi::Finish(requests, Limit::After(timeout, [this] { return local_arena_.aborted(); })))
-    return;
+  if (mpi::Finish(requests, Limit::After(timeout, BeatUntilAborted()))) return;
   peers_[rank].usable = false;
   if (local_arena_.aborted()) local_arena_.ThrowAborted();
   throw Error(ErrorKind::kTimeout,
@@ -199,12 +219,30 @@ void MpiRanks::Abort(std::string_view reason) noexcept {
   }
 }
 
+void MpiRanks::SendBeats(uint64_t beats) noexcept {
+  const auto now = steady_clock::now();
+  if (beats != 0 && now < send_due_) return;
+  send_due_ = now + kBeatInterval;
+  const int receivers = local_arena_.rank() == 0 ? static_cast<int>(peers_.size()) : 1;
+  for (int rank = 0; rank < receivers; ++rank) {
+    if (!IsRemote(rank)) continue;
+    Peer& peer = peers_[rank];
+    int done = 0;
+    MPI_Test(&peer.beats_request, &done, MPI_STATUS_IGNORE);
+    if (done == 0) continue;  // the peer has not received the last one
+    peer.beats = beats;
+    MPI_Isend(&peer.beats, sizeof peer.beats, MPI_BYTE, rank, mpi::kBeats, MPI_COMM_WORLD,
+              &peer.beats_request);
+  }
+}
+
 // ---- The progress thread ----
 
 void MpiRanks::Progress() {
   pthread_setname_np(pthread_self(), "mpi progress");
   for (mpi::PollBackoff patience; !stop_;) {
-    const auto message = mpi::Poll(MPI_ANY_SOURCE, mpi::kHead);
+    const auto message = mpi::Poll(MPI_ANY_SOURCE, mpi::kHead, UntilStopped());
+    ReceiveBeatsIfDue();
     if (!message) {
       patience.Wait();
       continue;
@@ -234,10 +272,33 @@ void MpiRanks::Handle(const mpi::Message& message) {
     case FrameKind::kAbort:
       return local_arena_.Abort({reinterpret_cast<const char*>(rest.data()), rest.size()});
     case FrameKind::kBye:
+      ReceiveBeats();  // the peer has sent none after its kBye
+      local_arena_.SetBeats(message.source, 0);
       ++byes_;
       return;
     default:
       throw Invalid("a message of kind {}", static_cast<uint32_t>(frame.kind));
+  }
+}
+
+void MpiRanks::ReceiveBeatsIfDue() {
+  const auto now = steady_clock::now();
+  if (now < poll_due_) return;
+  poll_due_ = now + kBeatsPoll;
+  ReceiveBeats();
+}
+
+void MpiRanks::ReceiveBeats() {
+  const Limit limit{.stop = [this] { return stop_.load(); }};
+  while (const auto message = mpi::Poll(MPI_ANY_SOURCE, mpi::kBeats, limit)) {
+    uint64_t beats = 0;
+    if (message->bytes.size() != sizeof beats) {
+      local_arena_.Abort(fmt::format("rank {} sent an invalid heartbeat of {} bytes",
+                                     message->source, message->bytes.size()));
+      return;
+    }
+    std::memcpy(&beats, message->bytes.data(), sizeof beats);
+    local_arena_.SetBeats(message->source, beats);
   }
 }
 
@@ -258,7 +319,7 @@ void MpiRanks::ReceiveRanges(const mpi::Message& message, const Frame& frame) {
     MPI_Request request;
     MPI_Irecv(local_arena_.Bytes({0, 0}).data(), 1, type.get(), message.source, mpi::kPayload,
               MPI_COMM_WORLD, &request);
-    if (!mpi::Finish({&request, 1}, UntilAborted())) return;
+    if (!mpi::Finish({&request, 1}, UntilStopped())) return;
   } else {
     if (rest.size() != bytes)
       throw Invalid("a frame has {} bytes, but its ranges have {}", rest.size(), bytes);
@@ -276,7 +337,7 @@ void MpiRanks::ServeFetch(int source, const Frame& frame) {
   MPI_Request request;
   MPI_Isend(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, source, mpi::kAnswer,
             MPI_COMM_WORLD, &request);
-  mpi::Finish({&request, 1}, UntilAborted());
+  mpi::Finish({&request, 1}, UntilStopped());
 }
 
 // ---- Shutdown ----
@@ -286,6 +347,7 @@ void MpiRanks::SendGoodbye() {
   const Limit limit{give_up, [this] { return local_arena_.aborted(); }};
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
     if (!IsRemote(rank) || !peers_[rank].usable) continue;
+    if (!mpi::Finish({&peers_[rank].beats_request, 1}, limit)) return;
     MPI_Request request = SendHead(rank, {.kind = FrameKind::kBye}, nullptr, 0);
     if (!mpi::Finish({&request, 1}, limit)) return;
   }

@@ -66,7 +66,7 @@ struct MpiSession::Impl {
 std::optional<std::string> MpiSession::Impl::WaitForText(int source, mpi::Tag tag,
                                                          const Limit& limit) const {
   for (mpi::PollBackoff patience;; patience.Wait()) {
-    if (const auto message = mpi::Poll(source, tag)) {
+    if (const auto message = mpi::Poll(source, tag, limit)) {
       return std::string(reinterpret_cast<const char*>(message->bytes.data()),
                          message->bytes.size());
     }

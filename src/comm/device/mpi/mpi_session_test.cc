@@ -8,6 +8,7 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <thread>
 
 #include "comm/device/communicator.h"
 #include "comm/device/mpi/test_mpi_rank.h"
@@ -72,6 +73,30 @@ void DrillRanges(const std::shared_ptr<SharedArena>& arena, int rank) {
   }
 }
 
+// Heartbeats reach rank 0, and those of rank 0 reach the others.
+void DrillBeats(const std::shared_ptr<SharedArena>& arena, int rank) {
+  SymmetricMemory memory(arena, rank, kOptions);
+  Communicator comm(memory, World(memory.world()), "tp", 4096);
+  const auto wait_until = [&](bool beating) {
+    const auto give_up = std::chrono::steady_clock::now() + kOptions.timeout;
+    for (int seen = 0; seen < (rank == 0 ? memory.world() : 1);) {
+      Require(std::chrono::steady_clock::now() < give_up, "a heartbeat did not arrive");
+      memory.Beat();
+      if ((arena->beats(seen) > 0) == beating) {
+        ++seen;
+      } else {
+        std::this_thread::sleep_for(milliseconds(1));
+      }
+    }
+  };
+  memory.StartHeartbeat();
+  wait_until(true);
+  comm.Barrier("all seen");
+  memory.StopHeartbeat();
+  wait_until(false);
+  comm.Barrier("all ended");
+}
+
 // Rank 1 fails; the others receive the abort while they wait.
 int Fail(const std::shared_ptr<SharedArena>& arena, int rank) {
   SymmetricMemory memory(arena, rank, kOptions);
@@ -129,6 +154,11 @@ TEST_F(MpiSessionTest, CollectivesHaveTheBitsOfSharedMemory) {
 
 TEST_F(MpiSessionTest, RangesArriveBeforeTheirFlagAndFetchesCross) {
   const Output output = RunUnderMpi(3, "ranges");
+  EXPECT_EQ(output.code, 0) << output.text;
+}
+
+TEST_F(MpiSessionTest, HeartbeatsReachRank0AndThoseOfRank0ReachTheOthers) {
+  const Output output = RunUnderMpi(3, "beats");
   EXPECT_EQ(output.code, 0) << output.text;
 }
 
@@ -191,6 +221,7 @@ int MpiRankMain(std::string_view part) {
     if (part == "fail") return Fail(arena, rank);
     if (part == "collectives") DrillCollectives(arena, rank);
     if (part == "ranges") DrillRanges(arena, rank);
+    if (part == "beats") DrillBeats(arena, rank);
     if (part == "agree") Require(decision == "rank 2 of 3", decision.c_str());
     return 0;
   } catch (const std::exception& error) {

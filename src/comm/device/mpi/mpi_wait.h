@@ -6,15 +6,17 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace switchyard::mpi {
 
 // Tags of messages between ranks.
-enum Tag : int { kHead = 1, kPayload, kAnswer, kStatement, kDecision };
+enum Tag : int { kHead = 1, kPayload, kAnswer, kBeats, kStatement, kDecision };
 
 // Backoff between two polls: first yields the core, then sleeps, since ranks may outnumber cores
 // and MPI wakes no thread.
@@ -62,8 +64,9 @@ struct Message {
   std::vector<std::byte> bytes;
 };
 
-// A received message, if there is one.
-inline std::optional<Message> Poll(int source, Tag tag) {
+// A received message, if there is one. Nullopt if its bytes do not arrive within the limit, since
+// its sender may be stopped.
+inline std::optional<Message> Poll(int source, Tag tag, const Limit& limit) {
   int there = 0;
   MPI_Message handle;
   MPI_Status status;
@@ -71,9 +74,14 @@ inline std::optional<Message> Poll(int source, Tag tag) {
   if (there == 0) return std::nullopt;
   int size = 0;
   MPI_Get_count(&status, MPI_BYTE, &size);
-  Message message{.source = status.MPI_SOURCE, .bytes = std::vector<std::byte>(size)};
-  MPI_Mrecv(message.bytes.data(), size, MPI_BYTE, &handle, &status);
-  return message;
+  auto bytes = std::make_unique<std::vector<std::byte>>(size);
+  MPI_Request request;
+  MPI_Imrecv(bytes->data(), size, MPI_BYTE, &handle, &request);
+  if (!Finish({&request, 1}, limit)) {
+    static_cast<void>(bytes.release());  // not freed, since MPI may still write to it
+    return std::nullopt;
+  }
+  return Message{.source = status.MPI_SOURCE, .bytes = std::move(*bytes)};
 }
 
 }  // namespace switchyard::mpi

@@ -1,5 +1,6 @@
 #include "comm/device/tcp/tcp_ranks.h"
 
+#include <poll.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -28,6 +29,7 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kAbortTimeout = 1s;    // timeout for notifying all peers of an abort
 constexpr milliseconds kGoodbyeTimeout = 5s;  // timeout for the kBye of all peers
+constexpr milliseconds kBeatTimeout = 1s;     // timeout for a frame that fits the socket's buffer
 // A failing peer sends the reason on the connection that it opened, which may be read slightly
 // after the other connection is found closed.
 constexpr milliseconds kReasonTime = 300ms;
@@ -54,19 +56,25 @@ class TcpRanks : public RemoteRanks {
   void Fetch(int rank, std::byte* image, ByteRange range, const char* stage,
              milliseconds timeout) override;
   void Abort(std::string_view reason) noexcept override;
+  void SendBeats(uint64_t beats) noexcept override;
 
  private:
   struct Peer {
-    TcpStream out;        // opened by this rank; used by the rank's thread only
-    bool usable = false;  // `out` is between two frames
-    TcpStream in;         // opened by the peer; used by the server thread
+    TcpStream out;                      // opened by this rank; used by the rank's thread only
+    bool usable = false;                // `out` is between two frames
+    steady_clock::time_point beat_due;  // of the next heartbeat on `out`
+    TcpStream in;                       // opened by the peer; used by the server thread
     bool connected = false;
     std::thread server;
   };
   enum class CloseReason { kNone, kBye, kAbort };  // the peer's last frame
 
-  IoLimit Limit(milliseconds timeout) const {
-    return IoLimit::After(timeout, [this] { return local_arena_.aborted(); });
+  // Of a wait of the rank's thread.
+  IoLimit Limit(milliseconds timeout) {
+    return IoLimit::After(timeout, [this] {
+      if (const uint64_t beats = local_arena_.Beat(); beats != 0) SendBeats(beats);
+      return local_arena_.aborted();
+    });
   }
   void OpenAll(const IoLimit& limit);
   void AcceptAll(TcpListener& listener, const IoLimit& limit, milliseconds timeout);
@@ -77,7 +85,7 @@ class TcpRanks : public RemoteRanks {
   void CheckDone(IoResult result, int rank, const std::string& what, milliseconds timeout);
 
   void Serve(int rank);
-  CloseReason ServeFrames(TcpStream& in);
+  CloseReason ServeFrames(int rank);
   bool ReceiveRanges(TcpStream& in, const Frame& frame);
   bool ServeFetch(TcpStream& in, const Frame& frame);
   bool ReceiveReason(TcpStream& in, const Frame& frame);
@@ -230,7 +238,9 @@ void TcpRanks::Request(int rank, std::span<iovec> parts, milliseconds timeout) {
   Peer& peer = *peers_[rank];
   sent_.fetch_add(1, std::memory_order_release);
   if (!peer.usable) CheckDone(IoResult::kClosed, rank, "", timeout);
+  peer.usable = false;  // no heartbeat within the frame
   CheckDone(peer.out.Send(parts, Limit(timeout)), rank, "to receive a message", timeout);
+  peer.usable = true;
 }
 
 void TcpRanks::Put(int rank, const std::byte* image, std::span<const ByteRange> ranges,
@@ -263,6 +273,23 @@ void TcpRanks::Fetch(int rank, std::byte* image, ByteRange range, const char* st
   CHECK(answer.kind == FrameKind::kBytes && answer.count == range.bytes);
 }
 
+void TcpRanks::SendBeats(uint64_t beats) noexcept {
+  const auto now = steady_clock::now();
+  const int receivers = local_arena_.rank() == 0 ? static_cast<int>(peers_.size()) : 1;
+  const Frame frame{.kind = FrameKind::kBeat, .count = beats};
+  // One rank of each host is enough, since the counters are in shared memory.
+  for (int r = 0; r < receivers; r += world_.ranks_per_node) {
+    Peer* peer = peers_[r].get();
+    if (peer == nullptr || !peer->usable || (beats != 0 && now < peer->beat_due)) continue;
+    pollfd item{peer->out.fd(), POLLOUT, 0};
+    if (poll(&item, 1, 0) != 1 || item.revents != POLLOUT) continue;
+    peer->beat_due = now + kBeatInterval;
+    iovec part = PartOf(frame);
+    peer->usable =
+        peer->out.Send(std::span(&part, 1), IoLimit::After(kBeatTimeout)) == IoResult::kDone;
+  }
+}
+
 void TcpRanks::Abort(std::string_view reason) noexcept {
   reason = reason.substr(0, kMaxReasonBytes);
   const IoLimit limit = IoLimit::After(kAbortTimeout);
@@ -284,7 +311,7 @@ void TcpRanks::Serve(int rank) {
   CloseReason parting = CloseReason::kNone;
   std::string why = "its connection closed";
   try {
-    parting = ServeFrames(peers_[rank]->in);
+    parting = ServeFrames(rank);
   } catch (const Error& error) {
     why = fmt::format("it sent an invalid message: {}", error.what());
   }
@@ -299,7 +326,8 @@ void TcpRanks::Serve(int rank) {
 
 // Serves frames until the connection ends; returns how it ended. Has no timeout: the destructor
 // shuts the connection down.
-TcpRanks::CloseReason TcpRanks::ServeFrames(TcpStream& in) {
+TcpRanks::CloseReason TcpRanks::ServeFrames(int rank) {
+  TcpStream& in = peers_[rank]->in;
   Frame frame;
   while (in.Receive(&frame, sizeof frame) == IoResult::kDone) {
     sent_.load(std::memory_order_acquire);
@@ -311,9 +339,13 @@ TcpRanks::CloseReason TcpRanks::ServeFrames(TcpStream& in) {
       case FrameKind::kFetch:
         if (!ServeFetch(in, frame)) return CloseReason::kNone;
         break;
+      case FrameKind::kBeat:
+        local_arena_.SetBeats(rank, frame.count);
+        break;
       case FrameKind::kAbort:
         return ReceiveReason(in, frame) ? CloseReason::kAbort : CloseReason::kNone;
       case FrameKind::kBye:
+        local_arena_.SetBeats(rank, 0);
         return CloseReason::kBye;
       default:
         throw Invalid("a message of kind {}", static_cast<uint32_t>(frame.kind));

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <future>
 #include <thread>
@@ -191,6 +192,35 @@ TEST(TcpRanksTest, AFailureReachesRanksThatWaitInOtherNodes) {
   EXPECT_EQ(stopped, 3);
 }
 
+// Beats until each of the ranks has a heartbeat, or none of them.
+void BeatUntil(bool beating, SymmetricMemory& memory, const SharedArena& arena,
+               const std::vector<int>& ranks) {
+  const auto give_up = std::chrono::steady_clock::now() + kOptions.timeout;
+  const auto holds = [&] {
+    return std::ranges::all_of(ranks, [&](int r) { return (arena.beats(r) > 0) == beating; });
+  };
+  while (!holds() && std::chrono::steady_clock::now() < give_up) {
+    memory.Beat();
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  EXPECT_TRUE(holds());
+}
+
+TEST(TcpRanksTest, HeartbeatsReachRank0AndThoseOfRank0ReachEveryNode) {
+  RunTcpRankThreads(4, 2, kBytes, [](int rank, const auto& arena) {
+    SymmetricMemory memory(arena, rank, kOptions);
+    Communicator comm(memory, World(4), "tp", 4096);
+    const std::vector<int> seen = rank == 0 ? std::vector<int>{1, 2, 3} : std::vector<int>{0};
+    memory.StartHeartbeat();
+    BeatUntil(true, memory, *arena, seen);
+    if (rank == 2) EXPECT_EQ(arena->beats(1), 0u);  // not needed there
+    comm.Barrier("all seen");
+    memory.StopHeartbeat();
+    BeatUntil(false, memory, *arena, seen);
+    comm.Barrier("all ended");
+  });
+}
+
 // Connects to rank 0 as rank 1.
 OpenedConnection Introduce(const TcpWorld& world, const std::string& token) {
   return OpenAuthenticated(world.listeners[0], {token, true},
@@ -276,6 +306,21 @@ TEST_F(ByHandTest, AMessageOfNoKindIsRefused) {
   EXPECT_THAT(WaitEnds(), HasSubstr("a message of kind 77"));
 }
 
+TEST_F(ByHandTest, TheHeartbeatOfAPeerIsTheLastOneUntilItLeaves) {
+  const auto arrives = [&](uint64_t beats) {
+    const auto give_up = std::chrono::steady_clock::now() + kOptions.timeout;
+    while (arena_->beats(1) != beats && std::chrono::steady_clock::now() < give_up)
+      std::this_thread::sleep_for(milliseconds(1));
+    return arena_->beats(1) == beats;
+  };
+  SendFrame({.kind = FrameKind::kBeat, .count = 7});
+  EXPECT_TRUE(arrives(7));
+  SendFrame({.kind = FrameKind::kBeat, .count = 9});
+  EXPECT_TRUE(arrives(9));
+  SendFrame({.kind = FrameKind::kBye});
+  EXPECT_TRUE(arrives(0));
+}
+
 TEST_F(ByHandTest, TooManyRangesAreRefused) {
   SendFrame({.kind = FrameKind::kWrite, .count = 1u << 30});
   EXPECT_THAT(WaitEnds(), HasSubstr("ranges at once"));
@@ -292,6 +337,7 @@ TEST_F(ByHandTest, AFetchThatIsNotAnsweredTimesOutByName) {
 TEST_F(ByHandTest, APutThatIsNotTakenTimesOutByName) {
   SymmetricMemory memory(arena_, 0, {.timeout = milliseconds(50)});
   const size_t flag = memory.Allocate(4);
+  memory.StartHeartbeat();
   EXPECT_EQ(ErrorOf(
                 [&] {
                   for (uint32_t i = 1; i < 100; ++i) {
@@ -301,6 +347,7 @@ TEST_F(ByHandTest, APutThatIsNotTakenTimesOutByName) {
                 },
                 ErrorKind::kTimeout),
             "rank 0 waited 0.05 s for rank 1 (node 1, 127.0.0.1) to receive a message");
+  EXPECT_GT(arena_->beats(0), 1u);  // rank 0 itself did not hang
   to_rank0_.reset();
 }
 

@@ -6,9 +6,9 @@
 #include <span>
 #include <vector>
 
-#include "overlap/operation.h"
+#include "schedule/operation.h"
 
-namespace switchyard::overlap {
+namespace switchyard::schedule {
 
 enum class Order : uint8_t {
   kPlain,       // one forward pass or one backward pass at a time
@@ -62,4 +62,4 @@ struct PairedPhase {
 // attention's gradient overlaps combine (DualPipe, DeepSeek-V3, arXiv:2412.19437, figure 4).
 std::span<const PairedPhase> PairOrder();
 
-}  // namespace switchyard::overlap
+}  // namespace switchyard::schedule

@@ -4,9 +4,9 @@
 #include <random>
 #include <vector>
 
-#include "overlap/plan.h"
+#include "schedule/plan.h"
 
-namespace switchyard::overlap::testing {
+namespace switchyard::schedule::testing {
 
 inline int Below(std::mt19937_64& random, int n) {
   return static_cast<int>(random() % static_cast<uint64_t>(n));
@@ -28,4 +28,4 @@ inline std::vector<StepShape> RandomPipeline(std::mt19937_64& random, int most_s
   return stages;
 }
 
-}  // namespace switchyard::overlap::testing
+}  // namespace switchyard::schedule::testing

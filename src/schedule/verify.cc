@@ -1,19 +1,21 @@
-#include "overlap/verify.h"
+#include "schedule/verify.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <deque>
 #include <map>
-#include <set>
 
-namespace switchyard::overlap {
+#include "schedule/constraints.h"
+#include "schedule/exchanges.h"
+
+namespace switchyard::schedule {
 namespace {
 
-// Collects the operations that a shape requires, and the order constraints between them.
-class ScheduleConstraints {
+// What a training step requires.
+class StepConstraints : public Constraints {
  public:
-  explicit ScheduleConstraints(const StepShape& shape) : shape_(shape) {
+  explicit StepConstraints(const StepShape& shape) : shape_(shape) {
     for (int m = 0; m < shape.micro_batches; ++m) {
       Operation at = OfForward(m);
       at = OfBackward(m, at);
@@ -24,20 +26,8 @@ class ScheduleConstraints {
     OfSums();
   }
 
-  const std::set<Operation>& operations() const { return operations_; }
-  const std::vector<std::pair<Operation, Operation>>& order() const { return order_; }
-
  private:
   static Operation Of(Kind kind, int m) { return {.kind = kind, .micro_batch = m}; }
-  Operation Add(const Operation& operation) {
-    operations_.insert(operation);
-    return operation;
-  }
-  void Before(const Operation& a, const Operation& b) { order_.emplace_back(a, b); }
-  Operation After(const Operation& a, const Operation& b) {
-    Before(a, Add(b));
-    return b;
-  }
 
   // Returns the last operation of the pass.
   Operation OfForward(int m) {
@@ -52,14 +42,14 @@ class ScheduleConstraints {
   }
 
   Operation OfBackward(int m, Operation at) {
-    const size_t before = order_.size();
+    const Operation finish{Kind::kBackward, m, shape_.layers() - 1, Phase::kFinish};
+    begin_of_backward_.push_back(shape_.last() ? finish : Of(Kind::kReceiveGradient, m));
     if (!shape_.last()) at = After(at, Of(Kind::kReceiveGradient, m));
     for (int layer = shape_.layers() - 1; layer >= 0; --layer) {
       at = Layer(at, {Kind::kBackward, m, layer, Phase::kFinish}, Phase::kFinish, Phase::kAttention,
                  BackwardPhases(shape_.experts[layer]));
     }
     if (!shape_.first()) at = After(at, Of(Kind::kSendGradient, m));
-    begin_of_backward_.push_back(order_[before].second);
     return at;
   }
 
@@ -72,8 +62,7 @@ class ScheduleConstraints {
     };
     for (const Phase p : phases) {
       if (p == Phase::kShared) {
-        After(of(shared_after), of(p));
-        Before(of(p), of(shared_before));
+        Between(of(shared_after), of(p), of(shared_before));
       } else {
         at = After(at, of(p));
       }
@@ -97,10 +86,44 @@ class ScheduleConstraints {
   }
 
   const StepShape& shape_;
-  std::set<Operation> operations_;
-  std::vector<std::pair<Operation, Operation>> order_;
   std::vector<Operation> begin_of_backward_, end_of_backward_;  // [micro-batches]
   Operation heads_;                                             // of the last one seen
+};
+
+// What a step of serving requires.
+class ServeConstraints : public Constraints {
+ public:
+  explicit ServeConstraints(const ServeShape& shape) : shape_(shape) {
+    for (int m = 0; m < shape.micro_batches; ++m) {
+      const Operation begin = Add(Of(shape.range.has_embedding ? Kind::kEmbed : Kind::kReceive, m));
+      Operation at = begin;
+      for (int layer = 0; layer < shape.range.size(); ++layer) at = Layer(at, m, layer);
+      if (shape.range.has_head) at = After(at, Of(Kind::kLogits, m));
+      const Operation end = After(at, Of(shape.range.has_head ? Kind::kSample : Kind::kSend, m));
+      if (m > 0) Before(Of(begin.kind, m - 1), begin);
+      if (m > 0) Before(Of(end.kind, m - 1), end);
+    }
+  }
+
+ private:
+  static Operation Of(Kind kind, int m) { return {.kind = kind, .micro_batch = m}; }
+
+  // Returns the last operation of the layer.
+  Operation Layer(Operation at, int m, int layer) {
+    const auto of = [&](Phase phase) { return Operation{Kind::kForward, m, layer, phase}; };
+    const bool under_dispatch = SharedUnder(shape_) == Phase::kDispatch;
+    for (const Phase phase : LayerPhases(shape_, shape_.moe(layer))) {
+      if (phase == Phase::kShared) {
+        Between(of(SharedUnder(shape_)), of(phase),
+                of(under_dispatch ? Phase::kExperts : Phase::kFinish));
+      } else {
+        at = After(at, of(phase));
+      }
+    }
+    return at;
+  }
+
+  const ServeShape& shape_;
 };
 
 // Maximum number of micro-batches between their kBegin and the end of their last operation.
@@ -118,31 +141,22 @@ int MaxMicroBatchesInFlight(std::span<const Operation> list) {
 }  // namespace
 
 std::string FindScheduleError(const StepShape& shape, std::span<const Operation> list) {
-  const ScheduleConstraints demands(shape);
-  std::map<Operation, size_t> at;
-  for (size_t i = 0; i < list.size(); ++i) {
-    if (!demands.operations().contains(list[i])) {
-      return fmt::format("operation {}, {}, is not part of this step", i, Describe(list[i]));
-    }
-    if (!at.emplace(list[i], i).second) {
-      return fmt::format("operations {} and {} are the same: {}", at[list[i]], i,
-                         Describe(list[i]));
-    }
-  }
-  for (const Operation& operation : demands.operations()) {
-    if (!at.contains(operation)) return fmt::format("{} is missing", Describe(operation));
-  }
-  for (const auto& [before, after] : demands.order()) {
-    if (at[before] > at[after]) {
-      return fmt::format("{} comes before {}", Describe(after), Describe(before));
-    }
-  }
+  std::string error = StepConstraints(shape).FindError(list, shape.first_layer);
+  if (!error.empty()) return error;
   const int under_way = MaxMicroBatchesInFlight(list);
   if (under_way > MicroBatchSlots(shape)) {
     return fmt::format("{} micro-batches are in flight, the limit is {}", under_way,
                        MicroBatchSlots(shape));
   }
-  return {};
+  // In a pair, one exchange of each micro-batch is in flight.
+  return FindExchangeError(list, shape.order == Order::kPlain ? 1 : 2, shape.first_layer);
+}
+
+std::string FindScheduleError(const ServeShape& shape, std::span<const Operation> list) {
+  const int first_layer = shape.range.begin;
+  std::string error = ServeConstraints(shape).FindError(list, first_layer);
+  if (!error.empty()) return error;
+  return FindExchangeError(list, shape.micro_batches, first_layer);
 }
 
 std::string FindPipelineError(std::span<const std::vector<Operation>> stages, int link_places) {
@@ -201,14 +215,4 @@ std::string FindPipelineError(std::span<const std::vector<Operation>> stages, in
   return fault;
 }
 
-int MaxExchangesInFlight(const StepShape& shape, std::span<const Operation> list) {
-  int under_way = 0, most = 0;
-  for (const Operation& o : list) {
-    if (o.layer == Operation::kNone || !shape.experts[o.layer]) continue;
-    if (EndsExchange(o)) --under_way;
-    if (BeginsExchange(o)) most = std::max(most, ++under_way);
-  }
-  return most;
-}
-
-}  // namespace switchyard::overlap
+}  // namespace switchyard::schedule

@@ -1,13 +1,13 @@
 // Properties of the schedules: overlap of each all-to-all, equal work, 1F1B structure.
-#include "overlap/plan.h"
+#include "schedule/plan.h"
 
 #include <gmock/gmock.h>
 
 #include <algorithm>
 
-#include "overlap/print.h"
+#include "schedule/print.h"
 
-namespace switchyard::overlap {
+namespace switchyard::schedule {
 namespace {
 
 std::vector<Operation> Of(const std::vector<Operation>& list, int micro_batch) {
@@ -110,4 +110,4 @@ TEST(PrintSchedule, HasALineForEachOperation) {
 }
 
 }  // namespace
-}  // namespace switchyard::overlap
+}  // namespace switchyard::schedule

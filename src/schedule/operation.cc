@@ -1,19 +1,20 @@
-#include "overlap/operation.h"
+#include "schedule/operation.h"
 
 #include <fmt/format.h>
 
-namespace switchyard::overlap {
+namespace switchyard::schedule {
 
 const char* Name(Phase phase) {
-  constexpr const char* kNames[] = {"attention", "dispatch", "shared",
-                                    "experts",   "combine",  "finish"};
+  constexpr const char* kNames[] = {"qkv",     "attention", "route", "dispatch", "shared",
+                                    "experts", "combine",   "down",  "finish"};
   return kNames[static_cast<int>(phase)];
 }
 
 const char* Name(Kind kind) {
   constexpr const char* kNames[] = {
-      "begin",    "receive",       "forward",       "send",      "heads", "receive gradient",
-      "backward", "send gradient", "sum gradients", "await sums"};
+      "begin",         "embed",         "receive",   "forward",          "send",
+      "heads",         "logits",        "sample",    "receive gradient", "backward",
+      "send gradient", "sum gradients", "await sums"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -37,4 +38,4 @@ bool EndsExchange(const Operation& o) {
   return o.kind == Kind::kBackward && (o.phase == Phase::kExperts || o.phase == Phase::kAttention);
 }
 
-}  // namespace switchyard::overlap
+}  // namespace switchyard::schedule

@@ -4,15 +4,19 @@
 #include <span>
 #include <string>
 
-#include "overlap/plan.h"
+#include "schedule/plan.h"
+#include "schedule/serve.h"
 
-namespace switchyard::overlap {
+namespace switchyard::schedule {
 
 // One line for each operation: its index, then its description in the column forward or backward
 // (one-time operations print under forward), and the all-to-alls in flight while it runs ("3c' 4d":
 // the gradient of combine of micro-batch 3, dispatch of micro-batch 4). `list` belongs to `shape`.
 std::string PrintSchedule(const StepShape& shape, std::span<const Operation> list);
-// Prints Plan(shape).
+// The same for a step of serving, with a column for each micro-batch.
+std::string PrintSchedule(const ServeShape& shape, std::span<const Operation> list);
+// Print Plan(shape).
 std::string PrintSchedule(const StepShape& shape);
+std::string PrintSchedule(const ServeShape& shape);
 
-}  // namespace switchyard::overlap
+}  // namespace switchyard::schedule

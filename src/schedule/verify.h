@@ -1,14 +1,15 @@
-// Verifies schedules: each operation of a step runs exactly once, in a valid order, without
-// deadlock.
+// Verifies schedules of training and of serving: each operation of a step runs exactly once, in a
+// valid order, without deadlock.
 #pragma once
 
 #include <span>
 #include <string>
 #include <vector>
 
-#include "overlap/plan.h"
+#include "schedule/plan.h"
+#include "schedule/serve.h"
 
-namespace switchyard::overlap {
+namespace switchyard::schedule {
 
 // Returns the first fault in the list of one rank, or an empty string. Checks that:
 // - each operation that the shape requires is listed exactly once, and no other;
@@ -17,16 +18,22 @@ namespace switchyard::overlap {
 // - gradients are accumulated in micro-batch order. A backward pass ends before the next one
 //   begins. The head of a micro-batch follows the backward pass of the previous one, because its
 //   matrix may be the embedding. So a step is bitwise independent of the schedule;
-// - at most MicroBatchSlots micro-batches are in flight.
+// - at most MicroBatchSlots micro-batches are in flight;
+// - at most one all-to-all is in flight, or with Order::kOverlapped two of different micro-batches.
 std::string FindScheduleError(const StepShape& shape, std::span<const Operation> list);
+
+// The same for a step of serving. Checks that:
+// - each operation that the shape requires is listed exactly once, and no other;
+// - the operations of each micro-batch are in order, with the shared expert between the start and
+//   the completion of SharedUnder's exchange;
+// - micro-batches begin and end in order, because a link delivers their rows in order;
+// - at most one all-to-all of each micro-batch is in flight.
+// Otherwise the order between micro-batches is free: they share no data.
+std::string FindScheduleError(const ServeShape& shape, std::span<const Operation> list);
 
 // Returns the first fault in the lists of all stages together, or an empty string: sends and
 // receives that do not match, or a deadlock. A link holds at most `link_places` messages that are
 // not received yet; a send blocks while the link is full.
 std::string FindPipelineError(std::span<const std::vector<Operation>> stages, int link_places);
 
-// Maximum number of expert all-to-alls in flight, which is the minimum of
-// RowExchangeOptions::places.
-int MaxExchangesInFlight(const StepShape& shape, std::span<const Operation> list);
-
-}  // namespace switchyard::overlap
+}  // namespace switchyard::schedule

@@ -1,10 +1,10 @@
-#include "overlap/plan.h"
+#include "schedule/plan.h"
 
 #include <algorithm>
 
 #include "core/check.h"
 
-namespace switchyard::overlap {
+namespace switchyard::schedule {
 namespace {
 
 bool HasPhase(bool experts, Phase phase) {
@@ -147,4 +147,4 @@ std::vector<Operation> Plan(const StepShape& shape) {
   return planner.Take();
 }
 
-}  // namespace switchyard::overlap
+}  // namespace switchyard::schedule

@@ -1,0 +1,70 @@
+// Detects ranks without a recent heartbeat.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/device/symmetric_memory.h"
+#include "comm/host/silence.h"
+
+namespace switchyard {
+
+// A serving rank without a recent heartbeat.
+struct RankSilence {
+  int rank = -1;  // −1: none
+  int pid = 0;    // 0: not a child of this process
+  std::chrono::steady_clock::duration length{};
+
+  std::string Name() const;    // "rank 1 (pid 4711)", "rank 1"
+  std::string Reason() const;  // of the end of an engine: "rank 1 sent no heartbeat for 300 s (…)"
+  double seconds() const { return std::chrono::duration<double>(length).count(); }
+};
+
+// Samples the heartbeats of ranks that are not child processes, on a separate thread: ranks of
+// other hosts and a rank that is a thread of this process. Owned by the host of this node's ranks.
+// Thread-safe.
+class HeartbeatWatch {
+ public:
+  // Called on the separate thread, once for each rank without a heartbeat for the timeout, if that
+  // is not 0. Must neither throw nor call Stop.
+  using OnSilent = std::function<void(const RankSilence&)>;
+
+  HeartbeatWatch(std::shared_ptr<const SharedArena> arena, const std::vector<int>& ranks,
+                 std::chrono::milliseconds timeout, OnSilent on_silent);
+  ~HeartbeatWatch();
+  HeartbeatWatch(const HeartbeatWatch&) = delete;
+  HeartbeatWatch& operator=(const HeartbeatWatch&) = delete;
+
+  // The rank with the longest time since its last heartbeat, and that time.
+  RankSilence Longest() const;
+  // Ends the thread and releases the arena. A second call has no effect; not concurrently.
+  void Stop();
+
+ private:
+  struct Watched {
+    int rank = -1;
+    Silence silence;
+    bool reported = false;
+  };
+  void Run();
+  std::vector<RankSilence> Sample();
+
+  const std::chrono::milliseconds timeout_;
+  const OnSilent on_silent_;
+  std::shared_ptr<const SharedArena> arena_;
+
+  mutable std::mutex mutex_;  // guards the members below
+  std::condition_variable changed_;
+  std::vector<Watched> watched_;
+  bool stopped_ = false;
+
+  std::thread thread_;  // last: uses the members above
+};
+
+}  // namespace switchyard

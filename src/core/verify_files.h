@@ -1,0 +1,30 @@
+// Verifies files with a list of SHA-256 sums in the format of sha256sum.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <vector>
+
+#include "core/regular_file.h"
+
+namespace switchyard {
+
+struct VerifyOptions {
+  // Called by the threads of VerifyFiles, never concurrently. `done`: bytes read so far; `total`:
+  // bytes of all files.
+  std::function<void(uint64_t done, uint64_t total)> progress;
+  // Polled by each thread after every 4 MiB, concurrently. True ends the verification.
+  std::function<bool()> cancelled;
+  int threads = 1;
+};
+
+// Compares files of `dir` with the sums in `list`. A line has 64 hexadecimal digits, a space, a
+// space or an asterisk, and a file name. Names are absolute, or relative to `dir`. All files of
+// `required` must be listed; other listed files are compared if they exist. Throws Error kInvalid
+// that names the file that is not listed or has another sum, and RegularFile's errors. Returns
+// false if cancelled.
+bool VerifyFiles(const std::filesystem::path& dir, const std::vector<FileStamp>& required,
+                 const std::filesystem::path& list, const VerifyOptions& options = {});
+
+}  // namespace switchyard

@@ -1,0 +1,43 @@
+#include <gtest/gtest.h>
+
+#include "kernels/device.h"
+#include "model/model.h"
+#include "moe/router_fault.h"
+
+namespace switchyard {
+namespace {
+
+ModelConfig ConfigOf(const char* fixture) {
+  return LoadModelConfig(std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures" / fixture);
+}
+
+TEST(KvStorageTest, ASequenceHasTheFirstFaultOfItsKeys) {
+  ThreadPool pool(1);
+  const auto device = kernels::MakeCpuDevice(pool);
+  KvStorage kv(ConfigOf("olmoe"), Mesh(), /*num_pages=*/4, /*page_size=*/4, DType::kF32);
+  int32_t* faults = kv.router_faults();
+  faults[3 * 4 + 1] = FaultOf(1, 5);
+  faults[0 * 4 + 0] = FaultOf(1, 2);
+  faults[2 * 4 + 0] = FaultOf(0, 9);
+  const int32_t pages[] = {3, 0, 2, 1};
+  const std::vector<kernels::SequenceSpan> sequences = {{.kv_len = 1, .pages = pages},
+                                                        {.kv_len = 4, .pages = pages},
+                                                        {.kv_len = 5, .pages = pages},
+                                                        {.kv_len = 16, .pages = pages},
+                                                        {.kv_len = 4, .pages = pages + 3}};
+  EXPECT_EQ(kv.RouterFaultsOf(sequences, *device),
+            (std::vector<int32_t>{0, FaultOf(1, 5), FaultOf(1, 2), FaultOf(0, 9), 0}));
+}
+
+TEST(KvStorageTest, WithoutExpertsThereAreNoFaults) {
+  ThreadPool pool(1);
+  const auto device = kernels::MakeCpuDevice(pool);
+  KvStorage kv(ConfigOf("llama"), Mesh(), /*num_pages=*/1, /*page_size=*/4, DType::kF32);
+  EXPECT_EQ(kv.router_faults(), nullptr);
+  const int32_t page = 0;
+  const std::vector<kernels::SequenceSpan> one = {{.kv_len = 3, .pages = &page}};
+  EXPECT_EQ(kv.RouterFaultsOf(one, *device), std::vector<int32_t>{0});
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,27 @@
+// Records of router scores that are not finite.
+#pragma once
+
+#include <cstdint>
+
+namespace switchyard {
+
+// A fault is one integer that encodes layer and expert; 0: none. The smallest of several faults has
+// the first layer, and the lowest expert of that layer.
+constexpr int32_t kFaultLayer = 65536;  // more than the experts of a layer
+
+constexpr int32_t FaultOf(int layer, int expert) { return (layer + 1) * kFaultLayer + expert; }
+constexpr int LayerOfFault(int32_t fault) { return fault / kFaultLayer - 1; }
+constexpr int ExpertOfFault(int32_t fault) { return fault % kFaultLayer; }
+
+// Where the layers of a pass record faults. Layers run one after the other and keep an earlier
+// layer's fault, so a token's record is its first fault since the record was last cleared.
+struct RouterFaults {
+  int32_t* records = nullptr;      // null: faults are not recorded
+  const int32_t* index = nullptr;  // [tokens of this group] each token's element of `records`
+
+  RouterFaults From(int64_t token) const {
+    return records ? RouterFaults{records, index + token} : RouterFaults{};
+  }
+};
+
+}  // namespace switchyard

@@ -1,0 +1,34 @@
+// What a step requires of a schedule: its operations, and which of them must run before which.
+#pragma once
+
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "schedule/operation.h"
+
+namespace switchyard::schedule {
+
+// A value; one thread at a time.
+class Constraints {
+ public:
+  // Requires an operation, exactly once. Returns it.
+  Operation Add(const Operation& operation);
+  // Requires `next`, after `previous`. Returns `next`.
+  Operation After(const Operation& previous, const Operation& next);
+  // Requires `operation` at any position between `first` and `last`.
+  void Between(const Operation& first, const Operation& operation, const Operation& last);
+  // Only orders two operations, which Add or After also receives.
+  void Before(const Operation& first, const Operation& last);
+
+  // Returns the first fault of a list, or an empty string. Layers are named from `first_layer`.
+  std::string FindError(std::span<const Operation> list, int first_layer) const;
+
+ private:
+  std::set<Operation> operations_;
+  std::vector<std::pair<Operation, Operation>> order_;
+};
+
+}  // namespace switchyard::schedule

@@ -1,0 +1,82 @@
+// Schedules the operations of one rank in a forward step of serving: one micro-batch, or several
+// that hide each other's all-to-alls (two-batch overlap).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "schedule/operation.h"
+
+namespace switchyard::schedule {
+
+enum class Mode : uint8_t { kPrefill, kDecode };
+
+// The layers of a rank: all layers of the model, or those of a pipeline stage.
+struct LayerRange {
+  int begin = 0, end = 0;     // [begin, end) of the model's layers
+  bool has_embedding = true;  // false: the previous stage sends the hidden states
+  bool has_head = true;       // false: the next stage receives the hidden states
+
+  int size() const { return end - begin; }
+};
+
+// Everything that the schedule depends on. It is equal on all ranks of a stage. So they have the
+// same schedule, and issue their collectives in the same order.
+struct ServeShape {
+  std::vector<bool> experts;  // [layers of the model]: true for MoE layers
+  LayerRange range;
+  Mode mode = Mode::kPrefill;
+  int micro_batches = 1;  // parts of the batch; 2: two-batch overlap
+  // Number of segments (below) by which a micro-batch trails the previous one; none: 0 in prefill,
+  // 2 in decode.
+  std::optional<int> offset;
+  // Single-batch overlap, as far as a schedule shows it.
+  bool shared_expert = true;  // whether MoE layers have a shared expert that is not dispatched
+  // The exchange that hides behind the shared expert: kDispatch or kCombine. None: kCombine in
+  // prefill with several micro-batches, else kDispatch.
+  std::optional<Phase> shared_under;
+  // Combine starts before the experts' down projection, and sends its rows as they are computed.
+  bool down_under_combine = false;
+
+  bool moe(int layer) const { return experts[range.begin + layer]; }  // index within the range
+};
+
+// The values of `offset` and `shared_under`, or their defaults.
+int Offset(const ServeShape& shape);
+Phase SharedUnder(const ServeShape& shape);
+
+// Phases that one micro-batch runs without interruption. Between two segments another micro-batch
+// may run.
+using Segment = std::vector<Phase>;
+
+// The phases of a layer, in order. Segments end where an exchange starts, or where the other
+// micro-batch should start one. A dense layer is one segment, because it has nothing to hide.
+//
+// Prefill, offset 0: attention route dispatch | experts combine | shared finish. Segments are long,
+// so micro-batches A and B simply alternate:
+//
+//    A: attention route dispatch           B: attention route dispatch (hides A's dispatch)
+//    A: experts combine (B's dispatch)     B: experts combine (A's combine)
+//    A: shared finish (B's combine) …
+//
+// Decode, offset 2: qkv | attention route | dispatch shared | experts combine | finish. The two
+// parts of attention hide the two exchanges of the other micro-batch. One is in flight at a time:
+//
+//    A: dispatch shared                    B: qkv (hides A's dispatch)
+//    A: experts combine                    B: attention route (A's combine)
+//    A: finish                             B: dispatch shared
+//    A: qkv (B's dispatch)                 B: experts combine
+//    A: attention route (B's combine)      B: finish
+//
+// Segments and offsets are those of SGLang's two-batch overlap of DeepSeek-V3, which calls a
+// segment a stage.
+std::vector<Segment> LayerSegments(const ServeShape& shape, bool moe);
+// The same phases in one list.
+std::vector<Phase> LayerPhases(const ServeShape& shape, bool moe);
+
+// Returns the schedule of at least one layer and one micro-batch. The end of a layer and the begin
+// of the next are one segment, except after MoE layers in decode.
+std::vector<Operation> Plan(const ServeShape& shape);
+
+}  // namespace switchyard::schedule

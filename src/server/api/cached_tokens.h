@@ -1,0 +1,17 @@
+// SGLang's details of cached prompt tokens.
+#pragma once
+
+#include <cstdint>
+
+#include "server/api/json_body.h"
+
+namespace switchyard {
+
+// Cached prompt tokens by the memory that holds them; null without any, as in SGLang. `device` is
+// the memory of the device that runs the model, also for CPUs. This server has no other cache.
+inline Json CachedTokensDetails(int32_t cached) {
+  if (cached == 0) return nullptr;
+  return {{"device", cached}, {"host", 0}};
+}
+
+}  // namespace switchyard

@@ -1,0 +1,25 @@
+// The weight files of a node: checks before the ranks start, and changes while they are served.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "core/regular_file.h"
+#include "server/args/args.h"
+#include "server/ranks/rank_host.h"
+
+namespace switchyard {
+
+// Checks the checkpoint's headers, and with --verify-weights its SHA-256 sums. Returns the weight
+// files, none with --load-format dummy. Returns nullopt if `interrupted` becomes true; it is called
+// concurrently by several threads. Throws Error that names the file.
+std::optional<std::vector<FileStamp>> CheckWeights(const ServerArgs& args,
+                                                   const std::function<bool()>& interrupted);
+
+// Returns a callback that appends to the reason which of `files` have changed, and calls `on_exit`.
+// A rank that reads past the end of a truncated file is killed by SIGBUS, which does not name the
+// file.
+RankHost::OnExit WithChangedFiles(std::vector<FileStamp> files, RankHost::OnExit on_exit);
+
+}  // namespace switchyard

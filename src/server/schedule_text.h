@@ -1,0 +1,16 @@
+// Prints the schedules of a server.
+#pragma once
+
+#include <string>
+
+#include "engine/config.h"
+
+namespace switchyard {
+
+// The operations of a prefill step and of a decode step with these flags (`--print-schedule`), in
+// the order in which a rank runs them. They are the same for every exchange backend, although the
+// backend `none` sends no rows. `micro_batches`: parts of each batch; 2: two-batch overlap. Reads
+// only the model's config.json. Throws errors of reading it.
+std::string ServeScheduleText(const EngineConfig& config, int micro_batches = 1);
+
+}  // namespace switchyard

@@ -1,0 +1,39 @@
+#include "server/schedule_text.h"
+
+#include <gmock/gmock.h>
+
+namespace switchyard {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+EngineConfig ConfigOf(const std::string& fixture) {
+  EngineConfig config;
+  config.model_path = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures" / fixture;
+  return config;
+}
+
+TEST(ServeScheduleText, HasAPrefillAndADecodeStepOfTheModelsLayers) {
+  EngineConfig config = ConfigOf("deepseek_v3");  // a dense layer and two MoE layers
+  const std::string text = ServeScheduleText(config);
+  EXPECT_THAT(text, StartsWith("prefill, 1 micro-batch through 3 layers (2 with experts): "));
+  EXPECT_THAT(text, HasSubstr("\n\ndecode, 1 micro-batch through 3 layers (2 with experts): "));
+  EXPECT_THAT(text, AllOf(HasSubstr("layer 0 experts"), Not(HasSubstr("layer 0 dispatch")),
+                          HasSubstr("layer 2 dispatch"), HasSubstr("layer 2 shared")));
+  config.moe.waterfill = true;
+  EXPECT_THAT(ServeScheduleText(config), Not(HasSubstr("shared")));
+  EXPECT_THAT(ServeScheduleText(ConfigOf("qwen3_moe")), Not(HasSubstr("shared")));
+}
+
+TEST(ServeScheduleText, TwoMicroBatchesTakeTurns) {
+  const std::string text = ServeScheduleText(ConfigOf("qwen3_moe"), 2);
+  EXPECT_THAT(text, StartsWith("prefill, 2 micro-batches through 3 layers (3 with experts), "));
+  EXPECT_THAT(text, HasSubstr("0d 1d\n"));
+  EXPECT_THAT(text, HasSubstr("layer 2 qkv"));
+}
+
+}  // namespace
+}  // namespace switchyard
