@@ -19,7 +19,7 @@
 #include "core/log.h"
 #include "core/tensor.h"
 #include "eplb/recorder.h"
-#include "moe/runtime.h"
+#include "moe/cpu_backend.h"
 #include "quant/quantize.h"
 
 namespace switchyard::bench {
@@ -108,7 +108,7 @@ class Timed : public RoutingObserver {
 
 // One rank; rank 0 prints.
 void RunRank(int64_t tokens, RankComm& comm, ThreadPool& pool) {
-  const auto runtime = MakeMoeRuntime(Options(), Shape(tokens), comm, pool);
+  const auto runtime = MakeCpuMoe(Options(), Shape(tokens), comm, pool);
   const Weights weights(runtime->experts().LocalExperts(comm.mesh.ep_rank()));
   std::vector<std::unique_ptr<ExpertRecorder>> recorders;
   std::vector<std::unique_ptr<Timed>> timed;
@@ -127,6 +127,7 @@ void RunRank(int64_t tokens, RankComm& comm, ThreadPool& pool) {
     if (!options.mode.empty()) recorders.back()->Start();
   }
 
+  const auto state = runtime->MakeState(0);
   std::mt19937 random(100 + comm.mesh.rank());
   std::normal_distribution<float> normal;
   std::vector<float> hidden((kRows + tokens) * kHidden), out(tokens * kHidden);
@@ -147,7 +148,7 @@ void RunRank(int64_t tokens, RankComm& comm, ThreadPool& pool) {
       timer->Time([&] { recorder->BeginPass(tokens); });
     }
     for (const MoeLayer& layer : layers) {
-      layer.Forward(hidden.data() + first * kHidden, {groups, groups}, out.data());
+      layer.Forward(*state, hidden.data() + first * kHidden, {groups, groups}, out.data());
       first = (first + tokens) % kRows;
     }
     if (timer) timer->Time([&] { recorder->EndPass({positions, rows, ids}); });

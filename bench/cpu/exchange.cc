@@ -36,7 +36,7 @@
 #include "bench/cpu/rank_benches.h"
 #include "bench/timing.h"
 #include "core/error.h"
-#include "moe/runtime.h"
+#include "moe/cpu_backend.h"
 #include "quant/quantize.h"
 
 namespace switchyard::bench {
@@ -79,7 +79,7 @@ class Bench {
         comm_(RankComm::Create(arena, c.Mesh(), rank)),
         pool_(1),
         copy_(comm_->memory->Allocate(c.CopyBytes())),
-        runtime_(MakeMoeRuntime(c.Options(), c.Shape(), *comm_, pool_, c.backends)) {
+        runtime_(MakeCpuMoe(c.Options(), c.Shape(), *comm_, pool_, c.backends)) {
     MakeBatch();
     MakeExperts();
   }
@@ -361,7 +361,7 @@ class Bench {
   std::unique_ptr<RankComm> comm_;
   ThreadPool pool_;
   size_t copy_;
-  std::shared_ptr<MoeRuntime> runtime_;
+  std::shared_ptr<CpuMoeBackend> runtime_;
   TopK topk_;
   std::vector<float> x_, y_;
   std::vector<kernels::ExpertWeights> experts_;

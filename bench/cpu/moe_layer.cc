@@ -25,7 +25,7 @@
 #include "core/tensor.h"
 #include "kernels/ops.h"
 #include "kernels/roofline.h"
-#include "moe/runtime.h"
+#include "moe/cpu_backend.h"
 #include "quant/quantize.h"
 
 namespace switchyard::bench {
@@ -149,7 +149,7 @@ class Rank {
       : setup_(setup),
         comm_(comm),
         pool_(pool),
-        runtime_(MakeMoeRuntime(Setup::Options(), setup.Shape(), comm, pool, setup.backends)),
+        runtime_(MakeCpuMoe(Setup::Options(), setup.Shape(), comm, pool, setup.backends)),
         weights_(setup, runtime_->experts().LocalExperts(comm.mesh.ep_rank())),
         layer_(Config(setup), weights_.layer(), runtime_) {
     std::mt19937 random(100 + comm.mesh.rank());
@@ -191,20 +191,24 @@ class Rank {
   }
 
   void Pass(const std::vector<int64_t>& counts, std::array<double, kStageCount>& times) {
-    MoeBatch& batch = runtime_->batch();
+    MoeState& batch = *state_;
     first_token_ = (first_token_ + counts[0]) % kDifferentTokens;
-    runtime_->StartBatch(hidden_.data() + first_token_ * setup_.model.hidden, counts,
-                         /*decode=*/counts[0] <= 128, out_.data(), &batch);
     const auto stage = [&](int i, auto run) {
       const auto begin = Clock::now();
       run();
       times[i] += SecondsSince(begin);
     };
-    stage(0, [&] { layer_.Gather(batch); });
+    stage(0, [&] {
+      layer_.Start(batch, hidden_.data() + first_token_ * setup_.model.hidden, counts,
+                   /*decode=*/counts[0] <= 128, out_.data());
+    });
     while (batch.NextRound()) {
       stage(1, [&] { layer_.Route(batch); });
       stage(2, [&] { layer_.BeginDispatch(batch); });
-      stage(3, [&] { layer_.EndDispatch(batch); });
+      stage(3, [&] {
+        if (batch.in_first_round()) layer_.RunShared(batch);
+        layer_.EndDispatch(batch);
+      });
       stage(4, [&] { layer_.PrePermute(batch); });
       stage(5, [&] { layer_.RunExperts(batch); });
       stage(6, [&] { layer_.PostPermute(batch); });
@@ -278,9 +282,10 @@ class Rank {
   const Setup& setup_;
   RankComm& comm_;
   ThreadPool& pool_;
-  std::shared_ptr<MoeRuntime> runtime_;
+  std::shared_ptr<CpuMoeBackend> runtime_;
   Weights weights_;
   MoeLayer layer_;
+  std::unique_ptr<MoeState> state_ = layer_.MakeState();
   std::vector<float> hidden_;  // [most tokens + kDifferentTokens, H]
   std::vector<float> out_;     // [most tokens, H]
   int64_t first_token_ = 0;

@@ -23,7 +23,8 @@
 #include "core/cuda/runtime.h"
 #include "core/error.h"
 #include "kernels/cuda/cuda_device.h"
-#include "moe/cuda/moe_layer.h"
+#include "moe/cuda_moe.h"
+#include "moe/layer.h"
 
 namespace switchyard::bench {
 namespace {
@@ -127,31 +128,32 @@ struct Setup {
   }
 };
 
-void RunCase(const Setup& setup, int64_t tokens, CudaMoeLayer& layer, CudaDevice& device,
-             const float* x, float* y, RankComm& comm) {
+void RunCase(const Setup& setup, int64_t tokens, const MoeLayer& layer, MoeState& state,
+             CudaDevice& device, const float* x, float* y, RankComm& comm) {
   const std::vector<int64_t> counts(setup.ranks, tokens);
   const bool decode = tokens <= 128;
   const cudaStream_t stream = device.stream();
   std::vector<Event> marks(kStageCount + 1);
   const auto pass = [&] {
-    CudaMoeBatch& batch = layer.batch();
-    layer.StartBatch(x, counts, decode, y, &batch);
     const auto stage = [&](int i, auto run) {
       run();
       Mark(marks[i + 1], stream);
     };
     Mark(marks[0], stream);
-    stage(0, [&] { layer.Gather(batch); });
-    while (batch.NextRound()) {
-      stage(1, [&] { layer.Route(batch); });
-      stage(2, [&] { layer.BeginDispatch(batch); });
-      stage(3, [&] { layer.EndDispatch(batch); });
-      stage(4, [&] { layer.PrePermute(batch); });
-      stage(5, [&] { layer.RunExperts(batch); });
-      stage(6, [&] { layer.BeginCombine(batch); });
-      stage(7, [&] { layer.EndCombine(batch); });
+    stage(0, [&] { layer.Start(state, x, counts, decode, y); });
+    while (state.NextRound()) {
+      stage(1, [&] { layer.Route(state); });
+      stage(2, [&] { layer.BeginDispatch(state); });
+      stage(3, [&] {
+        if (state.in_first_round()) layer.RunShared(state);
+        layer.EndDispatch(state);
+      });
+      stage(4, [&] { layer.PrePermute(state); });
+      stage(5, [&] { layer.RunExperts(state); });
+      stage(6, [&] { layer.BeginCombine(state); });
+      stage(7, [&] { layer.EndCombine(state); });
     }
-    stage(8, [&] { layer.Scatter(batch); });
+    stage(8, [&] { layer.Scatter(state); });
   };
   std::vector<std::vector<double>> times(kStageCount);
   for (int i = 0; i < kRuns + 3; ++i) {
@@ -164,7 +166,7 @@ void RunCase(const Setup& setup, int64_t tokens, CudaMoeLayer& layer, CudaDevice
   // The same without events between stages.
   const auto plain_key = static_cast<uint64_t>(tokens) + (uint64_t{1} << 32);
   const auto plain = [&] {
-    layer.Forward(x, {counts, decode ? counts : std::vector<int64_t>(counts.size(), 0)}, y);
+    layer.Forward(state, x, {counts, decode ? counts : std::vector<int64_t>(counts.size(), 0)}, y);
   };
   for (int i = 0; i < 3; ++i) device.Run(plain_key, plain);  // eager, recorded, replayed
   device.Synchronize();
@@ -211,7 +213,7 @@ void RunRank(const Setup& setup, RankComm& comm) {
   context.mesh = comm.mesh;
   context.peers = &peers;
   context.device = owner.get();
-  CudaMoeRuntime runtime(setup.MoeFlags(), shape, context);
+  const std::shared_ptr<MoeBackend> backend = MakeCudaMoe(setup.MoeFlags(), shape, context);
 
   MoeLayerConfig config;
   config.hidden = shape.hidden;
@@ -226,10 +228,13 @@ void RunRank(const Setup& setup, RankComm& comm) {
   weights.router.w.data = router.data();
   weights.router.w.stored_k = weights.router.w.k = shape.hidden;
   weights.router.w.n = shape.num_experts;
-  weights.experts.assign(runtime.local_experts(), expert.Weights(setup.model));
+  const ExpertRange own =
+      ExpertsOfRank(shape.num_experts, comm.mesh.ep(), comm.mesh.ep_rank());
+  weights.experts.assign(own.end - own.begin, expert.Weights(setup.model));
   weights.has_shared = setup.model.shared;
   if (weights.has_shared) weights.shared = expert.Weights(setup.model);
-  CudaMoeLayer layer(config, weights, runtime);
+  const MoeLayer layer(config, weights, backend);
+  const auto state = layer.MakeState();
 
   std::mt19937 own_random(100 + comm.mesh.rank());
   std::vector<float> hidden(shape.max_tokens * shape.hidden);
@@ -241,7 +246,7 @@ void RunRank(const Setup& setup, RankComm& comm) {
   for (const int64_t tokens : setup.tokens) {
     if (comm.mesh.rank() == 0) setup.report.Start(kName, setup.Describe(tokens));
     comm.tp->Barrier("before a case");
-    RunCase(setup, tokens, layer, device, static_cast<float*>(x.get()),
+    RunCase(setup, tokens, layer, *state, device, static_cast<float*>(x.get()),
             static_cast<float*>(y.get()), comm);
   }
   comm.tp->Barrier("after the cases");

@@ -9,7 +9,7 @@
 
 #include "core/testing.h"
 #include "eplb/test_movable.h"
-#include "moe/runtime.h"
+#include "moe/cpu_backend.h"
 
 namespace switchyard {
 namespace {
@@ -350,7 +350,8 @@ std::vector<float> Outputs(const TestLayer& layer, const MoeOptions& options, in
   std::vector<std::vector<float>> outs(kRanks);
   RunMoeRanks(options, shape, mesh, [&](RankComm& comm, ThreadPool& pool) {
     MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, ScattersTokens(options, mesh)),
-                 MakeMoeRuntime(options, shape, comm, pool));
+                 MakeCpuMoe(options, shape, comm, pool));
+    const auto state = moe.MakeState();
     TestLayers experts(layer, moe, comm.mesh);
     std::unique_ptr<Migration> migration;
     int moved = 0, steps = 0, pass = 0;
@@ -372,7 +373,7 @@ std::vector<float> Outputs(const TestLayer& layer, const MoeOptions& options, in
       const int64_t tokens = 1 + pass % 7, decoding = pass % 3 == 0 ? tokens : tokens / 2;
       const std::vector<float> hidden = layer.Hidden(tokens, pass);
       std::vector<float> out(hidden.size(), NAN);
-      moe.Forward(hidden.data(), {{&tokens, 1}, {&decoding, 1}}, out.data());
+      moe.Forward(*state, hidden.data(), {{&tokens, 1}, {&decoding, 1}}, out.data());
       auto& all = outs[comm.mesh.rank()];
       all.insert(all.end(), out.begin(), out.end());
     }

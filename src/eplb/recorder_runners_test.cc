@@ -9,7 +9,7 @@
 #include "eplb/batch_replicas.h"
 #include "eplb/observers.h"
 #include "eplb/recorder.h"
-#include "moe/runtime.h"
+#include "moe/cpu_backend.h"
 #include "moe/test_layer.h"
 
 namespace switchyard {
@@ -134,7 +134,7 @@ std::vector<TestPass> PassesOf(const Setting& c) {
 // One rank: its layer runs the passes, observed by a recorder of each supported kind. Returns their
 // results on rank 0.
 std::vector<ExpertLoad> RunPassesWatched(const Setting& c, const TestLayer& layer,
-                                         const std::shared_ptr<MoeRuntime>& runtime,
+                                         const std::shared_ptr<CpuMoeBackend>& runtime,
                                          RankComm& comm) {
   const ExpertRecorderShape shape{.layers = 2,
                                   .experts = kExperts,
@@ -153,6 +153,7 @@ std::vector<ExpertLoad> RunPassesWatched(const Setting& c, const TestLayer& laye
     chooser = std::make_unique<BatchReplicas>(c.dispatch, comm.mesh, scatters);
   runtime->ChooseReplicasBy(chooser.get());
   const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, scatters), runtime);
+  const auto state = moe.MakeState();
 
   for (ExpertRecorder* recorder : recorders) recorder->Start();
   const int group = comm.mesh.dp_rank();
@@ -160,7 +161,7 @@ std::vector<ExpertLoad> RunPassesWatched(const Setting& c, const TestLayer& laye
     const std::vector<float> hidden = layer.Hidden(pass.total(), pass.seed);
     std::vector<float> out(pass.tokens[group] * layer.spec.hidden);
     for (ExpertRecorder* recorder : recorders) recorder->BeginPass(pass.tokens[group]);
-    moe.Forward(hidden.data() + pass.FirstOf(group) * layer.spec.hidden,
+    moe.Forward(*state, hidden.data() + pass.FirstOf(group) * layer.spec.hidden,
                 {pass.tokens, pass.decoding}, out.data());
     for (ExpertRecorder* recorder : recorders) recorder->EndPass({});
   }
@@ -182,7 +183,7 @@ Counted Count(const Setting& c) {
     MoeOptions counting = options;
     if (!c.runner.empty()) counting.runner_backend = "counting";
     const auto runtime =
-        MakeMoeRuntime(counting, shape, comm, pool, CountingBackends(c, &rows, &asked));
+        MakeCpuMoe(counting, shape, comm, pool, CountingBackends(c, &rows, &asked));
     const std::vector<ExpertLoad> loads = RunPassesWatched(c, layer, runtime, comm);
 
     const std::lock_guard lock(mutex);

@@ -13,7 +13,7 @@
 
 #include "core/error.h"
 #include "core/testing.h"
-#include "moe/runtime.h"
+#include "moe/cpu_backend.h"
 #include "moe/test_layer.h"
 
 namespace switchyard {
@@ -134,7 +134,7 @@ class RecordedRanks {
                                     .redundant = moe_.num_redundant_experts,
                                     .shared_dispatched = setting_.waterfill};
     ExpertRecorder recorder(recorder_, shape, comm);
-    const auto runtime = MakeMoeRuntime(moe_, layers_[0].Shape(64), comm, pool);
+    const auto runtime = MakeCpuMoe(moe_, layers_[0].Shape(64), comm, pool);
     runtime->Observe(&recorder);
     std::vector<MoeLayer> moe;
     for (int i = 0; i < 2; ++i) {
@@ -163,7 +163,7 @@ class RecordedRanks {
     recorder.BeginPass(tokens);
     for (int i = 0; i < 2; ++i) {
       chosen[i + 1].emplace_back(tokens * kTopK, -7);
-      moe[i].Forward(hidden.data() + pass.FirstOf(group) * 32,
+      moe[i].Forward(*moe[i].MakeState(), hidden.data() + pass.FirstOf(group) * 32,
                      {pass.tokens, pass.decoding, chosen[i + 1][0].data()}, out.data());
     }
     // Two requests if there are two tokens: the first has one row.

@@ -1,7 +1,8 @@
 #include "model/model.h"
 
 #include <algorithm>
-#include <functional>
+#include <map>
+#include <utility>
 
 #include "core/error.h"
 #include "eplb/init_location.h"
@@ -10,6 +11,7 @@
 #include "model/families/family.h"
 #include "model/layers/context.h"
 #include "model/layers/dense_feed_forward.h"
+#include "model/layers/dispatch_row_hook.h"
 #include "model/layers/embedding_and_head.h"
 #include "model/layers/grouped_attention.h"
 #include "model/layers/latent_attention.h"
@@ -19,9 +21,8 @@
 #include "model/rope.h"
 #include "model/weights/placing.h"
 #include "model/weights/routers.h"
-#include "moe/device_layer.h"
 #include "moe/exchange_memory.h"
-#include "moe/runtime.h"
+#include "moe/layer.h"
 
 namespace switchyard {
 namespace {
@@ -83,37 +84,6 @@ ModelOptions CheckPlacements(ModelOptions options, RankComm& comm, const ThreadP
   return options;
 }
 
-class CpuMoeBlock : public MoeBlock {
- public:
-  CpuMoeBlock(MoeLayer layer, int64_t hidden) : layer_(std::move(layer)) {
-    dispatch_hook_.hidden = hidden;
-  }
-  void Forward(const float* hidden, const MoeTokens& tokens, float* out) override {
-    layer_.Forward(hidden, tokens, out);
-  }
-  void CopyRoutedExperts(int64_t, int32_t*) override {}  // written directly to MoeTokens' pointer
-  MoeLayer& layer() { return layer_; }
-  const kernels::RowHook* InputRowHook(const MoeTokens& tokens) override {
-    dispatch_hook_.place = layer_.InputRows(tokens);
-    return dispatch_hook_.place.rows ? &dispatch_hook_ : nullptr;
-  }
-
- private:
-  // Stores each row in its exchange format at its place in the exchange's input.
-  struct DispatchRowHook final : kernels::RowHook {
-    void OnRowWritten(int64_t row, const float* y) const override {
-      if (row < place.tokens.begin || row >= place.tokens.end) return;
-      StoreRow(place.format, y, hidden,
-               place.rows + (row - place.tokens.begin) * place.format.Bytes(hidden));
-    }
-    MoeLayer::InputBuffer place;
-    int64_t hidden = 0;
-  };
-
-  MoeLayer layer_;
-  DispatchRowHook dispatch_hook_;
-};
-
 }  // namespace
 
 struct Model::Impl {
@@ -130,9 +100,9 @@ struct Model::Impl {
   EmbeddingAndHead vocabulary;
   std::optional<GroupedAttention> grouped;
   std::optional<LatentAttention> latent;
-  std::optional<DenseFeedForward> dense;       // for the dense layers
-  std::unique_ptr<DeviceMoe> device_moe;       // state shared by MoE layers on a GPU
-  std::vector<std::unique_ptr<MoeBlock>> moe;  // one for each layer; null for dense ones
+  std::optional<DenseFeedForward> dense;  // for the dense layers
+  std::shared_ptr<MoeBackend> moe_backend;
+  std::vector<std::unique_ptr<MoeLayer>> moe;  // one for each layer; null for dense ones
   std::unique_ptr<MovableLayers> movable;      // or null
   kernels::FusedOps* fused;                    // or null
   DeviceSampler drawing;
@@ -172,8 +142,9 @@ struct Model::Impl {
   }
 
   void MakeMoeLayers(const std::filesystem::path& dir) {
-    const MoeShape shape = MoeShapeOf(config, options.max_tokens);
-    const auto make = MoeBlocks(shape);
+    moe_backend = rank_device->MakeMoe(options, MoeShapeOf(config, options.max_tokens));
+    moe_backend->Observe(options.observer);
+    moe_backend->ChooseReplicasBy(options.chooser);
     MoeLayerConfig layer_config{.hidden = config.hidden,
                                 .router = config.moe->router,
                                 .activation = config.activation,
@@ -183,40 +154,22 @@ struct Model::Impl {
       if (!config.layers[i].moe) continue;
       layer_config.placement = options.load.placements[i];
       layer_config.layer = static_cast<int>(i);
-      moe[i] = make(layer_config, weights.layers[i].moe);
-      weights.layers[i].moe = {};
+      moe[i] = std::make_unique<MoeLayer>(layer_config, std::exchange(weights.layers[i].moe, {}),
+                                          moe_backend);
       if (!device.is_cpu()) weights.layers[i].owned.clear();  // the layer has copied them
     }
+    pass.moe = moe_backend->MakeState(pass.index());
     if (options.movable_experts) MakeMovable(dir);
   }
 
   void MakeMovable(const std::filesystem::path& dir) {
+    if (!moe_backend->movable()) throw Invalid("experts move on CPUs only: want --device cpu");
     std::map<int, MoeLayer*> layers;
     for (size_t i = 0; i < moe.size(); ++i)
-      if (moe[i]) layers[static_cast<int>(i)] = &static_cast<CpuMoeBlock&>(*moe[i]).layer();
+      if (moe[i]) layers[static_cast<int>(i)] = moe[i].get();
     movable = std::make_unique<MovableLayers>(
         std::move(layers), std::make_unique<ExpertLoader>(dir, config, comm.mesh, options.load),
         comm.mesh);
-  }
-
-  using MakeBlock =
-      std::function<std::unique_ptr<MoeBlock>(const MoeLayerConfig&, const MoeLayerWeights&)>;
-  MakeBlock MoeBlocks(const MoeShape& shape) {
-    if (!device.is_cpu()) {
-      if (options.observer) throw Invalid("experts are recorded on CPUs only: want --device cpu");
-      if (options.chooser || options.movable_experts)
-        throw Invalid("experts move on CPUs only: want --device cpu");
-      device_moe = rank_device->MakeMoe(options.moe, shape);
-      return [this](const MoeLayerConfig& layer, const MoeLayerWeights& parts) {
-        return device_moe->MakeLayer(layer, parts);
-      };
-    }
-    const auto runtime = MakeMoeRuntime(options.moe, shape, comm, pool, options.backends);
-    runtime->Observe(options.observer);
-    runtime->ChooseReplicasBy(options.chooser);
-    return [runtime](const MoeLayerConfig& layer, const MoeLayerWeights& parts) {
-      return std::make_unique<CpuMoeBlock>(MoeLayer(layer, parts, runtime), layer.hidden);
-    };
   }
 
   void Norm(const float* x, const Tensor& weight, int64_t rows, float* y,
@@ -274,29 +227,32 @@ struct Model::Impl {
   }
 
   void FeedForward(Pass& p, int64_t layer) {
-    const int64_t tokens = p.rows.tokens;
-    const MoeTokens moe_tokens{.group_tokens = p.group_tokens,
-                               .group_decode_tokens = p.group_decode_tokens,
-                               .routed_experts = p.routed.empty() ? nullptr : p.layer_routed.data(),
-                               .router_faults = {p.kv->router_faults(), p.rows.slots}};
-    const kernels::RowHook* hook = moe[layer] ? moe[layer]->InputRowHook(moe_tokens) : nullptr;
-    if (tokens > 0) NormResidual(p, weights.layers[layer].post_attention_norm, hook);
+    const Tensor& norm = weights.layers[layer].post_attention_norm;
     if (moe[layer]) {
-      moe[layer]->Forward(p.normed.data(), moe_tokens, p.branch.data());
+      const MoeTokens tokens{.group_tokens = p.group_tokens,
+                             .group_decode_tokens = p.group_decode_tokens,
+                             .routed_experts = p.routed.empty() ? nullptr : p.routed_rows(),
+                             .router_faults = {p.kv->router_faults(), p.rows.slots}};
+      const DispatchRowHook hook(moe[layer]->InputRows(*p.moe, tokens), config.hidden);
+      if (p.rows.tokens > 0) NormResidual(p, norm, hook.to.rows ? &hook : nullptr);
+      moe[layer]->Forward(*p.moe, p.normed.data(), tokens, p.branch.data());
       StoreRoutedExperts(p, layer);
     } else {
+      if (p.rows.tokens > 0) NormResidual(p, norm);
       dense->Forward(p, weights.layers[layer].dense, p.normed.data(), p.branch.data());
     }
-    if (tokens > 0) AddBranch(p);
+    if (p.rows.tokens > 0) AddBranch(p);
   }
 
   // Copies one layer's [T, top_k] ids into `routed` [T, layers, top_k].
   void StoreRoutedExperts(Pass& p, int64_t layer) {
     if (p.routed.empty()) return;
-    if (!device.is_cpu()) moe[layer]->CopyRoutedExperts(p.rows.tokens, p.layer_routed.data());
     const int64_t k = config.moe->router.top_k, row = config.num_layers() * k;
+    std::vector<int32_t>& ids = p.layer_routed;
+    ids.resize(p.rows.tokens * k);
+    device.CopyOut(ids.data(), p.routed_rows(), ids.size() * sizeof(int32_t));
     for (int64_t t = 0; t < p.rows.tokens; ++t)
-      std::copy_n(p.layer_routed.data() + t * k, k, p.routed.data() + t * row + layer * k);
+      std::copy_n(ids.data() + t * k, k, p.routed.data() + t * row + layer * k);
   }
 
   // From token ids to logits; uses only ops of the device and collectives.

@@ -20,7 +20,11 @@ Pass::Pass(int index, const LayerContext& context, int64_t max_tokens, int64_t s
       index_(index),
       context_(context),
       max_tokens_(std::max<int64_t>(1, max_tokens)),
-      arrays_(context.device.Allocate(kArrays * max_tokens_ * sizeof(int32_t))) {}
+      arrays_(context.device.Allocate(kArrays * max_tokens_ * sizeof(int32_t))) {
+  if (context.config.has_moe())
+    routed_rows_ =
+        context.device.Allocate(max_tokens_ * context.config.moe->router.top_k * sizeof(int32_t));
+}
 
 void Pass::Begin(const ForwardBatch& batch, KvStorage& cache) {
   const ModelConfig& config = context_.config;
@@ -51,9 +55,7 @@ void Pass::Begin(const ForwardBatch& batch, KvStorage& cache) {
   drawn.clear();
   routed.clear();
   if (!batch.routed_experts || !config.has_moe()) return;
-  const int64_t k = config.moe->router.top_k;
-  routed.assign(tokens * config.num_layers() * k, -1);
-  layer_routed.resize(tokens * k);
+  routed.assign(tokens * config.num_layers() * config.moe->router.top_k, -1);
 }
 
 uint64_t Pass::RecordingKey(int64_t tokens) {

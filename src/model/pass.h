@@ -12,6 +12,7 @@
 #include "model/layers/context.h"
 #include "model/layers/scratch.h"
 #include "model/padded_batch.h"
+#include "moe/state.h"
 #include "moe/token_partition.h"
 
 namespace switchyard {
@@ -57,6 +58,10 @@ class Pass {
     seen_sizes_.clear();
   }
 
+  int index() const { return index_; }
+  // [T, top_k] in device memory: the experts of the layer that runs.
+  int32_t* routed_rows() const { return static_cast<int32_t*>(routed_rows_.get()); }
+
   // The key under which Device::Run records a pass of this size. 0 for the first one, which is not
   // recorded: it loads kernels and allocates scratch.
   uint64_t RecordingKey(int64_t tokens);
@@ -73,7 +78,8 @@ class Pass {
   Activations residual, normed, branch;  // [T, H] each
   bool branch_pending = false;
   LayerScratch scratch;
-  Activations selected;  // [logit rows, H]
+  std::unique_ptr<MoeState> moe;  // null for a model without experts
+  Activations selected;           // [logit rows, H]
   HeadBuffers head;
 
   // Results.
@@ -89,8 +95,9 @@ class Pass {
   const LayerContext& context_;
   const int64_t max_tokens_;
   const std::shared_ptr<void> arrays_;  // [kArrays, max_tokens] int32
-  uint32_t generation_ = 0;             // of the memory
-  std::set<int64_t> seen_sizes_;        // of decode batches, since memory moved
+  std::shared_ptr<void> routed_rows_;
+  uint32_t generation_ = 0;       // of the memory
+  std::set<int64_t> seen_sizes_;  // of decode batches, since memory moved
 };
 
 }  // namespace switchyard

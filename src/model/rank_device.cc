@@ -1,16 +1,23 @@
 #include "model/rank_device.h"
 
+#include "moe/cpu_backend.h"
+
 namespace switchyard {
 namespace {
 
 class CpuRankDevice : public RankDevice {
  public:
   CpuRankDevice(RankComm& comm, ThreadPool& pool)
-      : device_(kernels::MakeCpuDevice(pool)), groups_(Groups(comm)) {}
+      : comm_(comm), pool_(pool), device_(kernels::MakeCpuDevice(pool)), groups_(Groups(comm)) {}
   kernels::Device& device() override { return *device_; }
   const RankGroups& groups() override { return groups_; }
+  std::shared_ptr<MoeBackend> MakeMoe(const ModelOptions& options, const MoeShape& shape) override {
+    return MakeCpuMoe(options.moe, shape, comm_, pool_, options.backends);
+  }
 
  private:
+  RankComm& comm_;
+  ThreadPool& pool_;
   std::unique_ptr<kernels::Device> device_;
   RankGroups groups_;
 };

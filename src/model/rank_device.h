@@ -7,8 +7,8 @@
 #include "comm/device/communicator.h"
 #include "kernels/device.h"
 #include "kernels/draw_params.h"
-#include "model/model.h"
-#include "moe/device_layer.h"
+#include "model/options.h"
+#include "moe/backend.h"
 
 namespace switchyard {
 
@@ -20,8 +20,9 @@ class RankDevice {
   // Draws tokens from logits, if the device supports it.
   virtual bool draws() const { return false; }
   virtual void Draw(const kernels::SampleParams&) {}
-  // On a device other than a CPU: state shared by its MoE layers. Must not outlive this.
-  virtual std::unique_ptr<DeviceMoe> MakeMoe(const MoeOptions&, const MoeShape&) { return nullptr; }
+  // The backend of its MoE layers, which must not outlive this.
+  virtual std::shared_ptr<MoeBackend> MakeMoe(const ModelOptions& options,
+                                              const MoeShape& shape) = 0;
 };
 
 // A device with the CPU's threads, or the GPU in `options`; borrows `comm` and `pool`. Collective

@@ -12,8 +12,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "moe/backends.h"
+#include "moe/cpu_backend.h"
 #include "moe/dispatchers/exchange_slots.h"
-#include "moe/runtime.h"
 #include "moe/test_layer.h"
 
 namespace switchyard {
@@ -46,14 +46,14 @@ struct TestBatch {
     for (size_t i = 0; i < x.size(); ++i) x[i] = first_value + static_cast<float>(i);
     y.assign(x.size(), NAN);
   }
-  void BeginDispatch(MoeRuntime& moe, bool decode = false) {
+  void BeginDispatch(CpuMoeBackend& moe, bool decode = false) {
     moe.dispatcher().BeginDispatch(x.data(), topk, decode, &handle);
   }
-  void EndDispatch(MoeRuntime& moe) {
+  void EndDispatch(CpuMoeBackend& moe) {
     dispatched = moe.dispatcher().EndDispatch(&handle);
     moe.permute(dispatched.layout).pre(moe.permute_context(), dispatched, &grouped);
   }
-  void BeginCombine(MoeRuntime& moe, float factor = 1.0f) {
+  void BeginCombine(CpuMoeBackend& moe, float factor = 1.0f) {
     const int64_t hidden = moe.shape().hidden;
     outputs.resize(grouped.num_rows * hidden);
     for (int64_t r = 0; r < grouped.num_rows; ++r) {
@@ -64,8 +64,8 @@ struct TestBatch {
     moe.dispatcher().BeginCombine(moe.permute(dispatched.layout).post(grouped, outputs.data()),
                                   &handle);
   }
-  void EndCombine(MoeRuntime& moe) { moe.dispatcher().EndCombine(&handle, y.data()); }
-  void RunAll(MoeRuntime& moe, bool decode = false) {
+  void EndCombine(CpuMoeBackend& moe) { moe.dispatcher().EndCombine(&handle, y.data()); }
+  void RunAll(CpuMoeBackend& moe, bool decode = false) {
     BeginDispatch(moe, decode);
     EndDispatch(moe);
     BeginCombine(moe);
@@ -73,12 +73,12 @@ struct TestBatch {
   }
 };
 
-using RankBody = std::function<void(MoeRuntime&, int rank)>;
+using RankBody = std::function<void(CpuMoeBackend&, int rank)>;
 void RunRanks(const MoeOptions& options, const MoeShape& shape, int ranks, const RankBody& body,
               std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
   RunMoeRanks(options, shape, {ranks, ranks},
               [&](RankComm& comm, ThreadPool& pool) {
-                body(*MakeMoeRuntime(options, shape, comm, pool), comm.mesh.rank());
+                body(*MakeCpuMoe(options, shape, comm, pool), comm.mesh.rank());
               },
               {timeout});
 }
@@ -87,7 +87,7 @@ void RunRanks(const MoeOptions& options, const MoeShape& shape, int ranks, const
 const std::vector<std::vector<int32_t>> kWorkedIds = {{0, 3, 2, 3}, {1, -1, 3, 0}};
 
 TEST(DispatcherTest, WorkedExampleInNormalMode) {
-  RunRanks(DeepEp("normal"), {1, 1, 4, 2, 4}, 2, [](MoeRuntime& moe, int rank) {
+  RunRanks(DeepEp("normal"), {1, 1, 4, 2, 4}, 2, [](CpuMoeBackend& moe, int rank) {
     TestBatch b(2, 1, kWorkedIds[rank], 2.0f * rank);
     b.BeginDispatch(moe);
     b.EndDispatch(moe);
@@ -112,7 +112,7 @@ TEST(DispatcherTest, WorkedExampleInNormalMode) {
 }
 
 TEST(DispatcherTest, WorkedExampleInLowLatencyMode) {
-  RunRanks(DeepEp("low_latency", 2), {1, 1, 4, 2, 4}, 2, [](MoeRuntime& moe, int rank) {
+  RunRanks(DeepEp("low_latency", 2), {1, 1, 4, 2, 4}, 2, [](CpuMoeBackend& moe, int rank) {
     TestBatch b(2, 1, kWorkedIds[rank], 2.0f * rank);
     b.BeginDispatch(moe);
     b.EndDispatch(moe);
@@ -146,7 +146,7 @@ TEST(DispatcherTest, DispatchThenCombineCountsCopies) {
                                        {DeepEp("low_latency"), 4},
                                        {DeepEp("auto"), 3}}) {
     SCOPED_TRACE(fmt::format("{} {} on {}", options.a2a_backend, options.deepep_mode, ranks));
-    RunRanks(options, {hidden, 1, experts, k, 8 * ranks}, ranks, [&](MoeRuntime& moe, int rank) {
+    RunRanks(options, {hidden, 1, experts, k, 8 * ranks}, ranks, [&](CpuMoeBackend& moe, int rank) {
       kernels::Random random(rank);
       for (int round = 0; round < 6; ++round) {
         // Sizes differ between ranks; some rank is empty in some rounds.
@@ -190,7 +190,7 @@ TEST(DispatcherTest, DispatchAgainIsTheSameWithoutRouting) {
       MoeOptions options = DeepEp(mode, 16);
       options.row_dtype = DType::kBF16;
       options.dispatcher_output_dtype = fp8 ? "fp8" : "bf16";
-      RunRanks(options, {hidden, 1, 10, 3, 64}, 4, [&](MoeRuntime& moe, int rank) {
+      RunRanks(options, {hidden, 1, 10, 3, 64}, 4, [&](CpuMoeBackend& moe, int rank) {
         kernels::Random random(rank);
         const std::vector<int32_t> ids = RandomIds(random, 5 + 2 * rank, 10, 3);
         TestBatch first(3, hidden, ids, 1.0f), fresh(3, hidden, ids, 7.0f);
@@ -219,7 +219,7 @@ TEST(DispatcherTest, DispatchAgainExchangesNoCounts) {
     const MoeShape shape = {64, 1, 4, 2, 16};
     RunMoeRanks(options, shape, {2, 2}, [&](RankComm& comm, ThreadPool& pool) {
       const size_t begin = comm.memory->Allocate(0);
-      const auto moe = MakeMoeRuntime(options, shape, comm, pool);
+      const auto moe = MakeCpuMoe(options, shape, comm, pool);
       TestBatch batch(2, 64, {0, 2, 3, 1, 1, -1}, 1.0f);
       batch.RunAll(*moe);
       const std::vector<float> want = batch.y;
@@ -242,7 +242,7 @@ TEST(DispatcherTest, DispatchAgainExchangesNoCounts) {
 // The receive hook: polls while the rank does other work, here until all rows have arrived.
 TEST(DispatcherTest, ArrivedSaysThatEndDispatchWouldReturnAtOnce) {
   for (const std::string mode : {"normal", "low_latency", "auto"}) {
-    RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 2, [&](MoeRuntime& moe, int rank) {
+    RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 2, [&](CpuMoeBackend& moe, int rank) {
       RankComm& comm = moe.comm();
       TestBatch b(2, 16, {0, 3, 1, 2}, 10.0f * rank);
       if (rank == 1) comm.tp->Barrier("test");  // rank 0 has begun and looked
@@ -262,7 +262,7 @@ TEST(DispatcherTest, ArrivedSaysThatEndDispatchWouldReturnAtOnce) {
 }
 
 TEST(DispatcherTest, AutoSendsDecodeByLowLatencyAndTheRestByNormal) {
-  RunRanks(DeepEp("auto", 4), {16, 1, 4, 2, 64}, 2, [&](MoeRuntime& moe, int) {
+  RunRanks(DeepEp("auto", 4), {16, 1, 4, 2, 64}, 2, [&](CpuMoeBackend& moe, int) {
     EXPECT_TRUE(moe.splits_mixed_batches());
     EXPECT_EQ(moe.dispatcher().MaxTokens(true), 4);
     EXPECT_EQ(moe.dispatcher().MaxTokens(false), 32);
@@ -282,7 +282,7 @@ TEST(DispatcherTest, AutoSendsDecodeByLowLatencyAndTheRestByNormal) {
 // source's arena: there is one copy of a token's row.
 TEST(DispatcherTest, RowsAreReadWhereTheirSourceLeftThem) {
   for (const std::string mode : {"normal", "low_latency"}) {
-    RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 2, [&](MoeRuntime& moe, int rank) {
+    RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 2, [&](CpuMoeBackend& moe, int rank) {
       TestBatch b(2, 16, {2, 3, 0, 1, 0, 2}, 100.0f * rank);
       b.BeginDispatch(moe);
       b.EndDispatch(moe);
@@ -307,7 +307,7 @@ TEST(DispatcherTest, RowsAreReadWhereTheirSourceLeftThem) {
 // A runner with tiles of 4 rows: padding rows are computed and ignored.
 TEST(DispatcherTest, ExpertsBeginAtMultiplesOfTheAlignment) {
   for (const std::string mode : {"normal", "low_latency"}) {
-    RunRanks(DeepEp(mode), {16, 1, 6, 2, 12}, 2, [&](MoeRuntime& moe, int rank) {
+    RunRanks(DeepEp(mode), {16, 1, 6, 2, 12}, 2, [&](CpuMoeBackend& moe, int rank) {
       TestBatch b(2, 16, {2, 3, 0, 1, 0, 2, 0, 4, 5, 0, 0, 3}, 100.0f * rank);
       b.BeginDispatch(moe);
       b.dispatched = moe.dispatcher().EndDispatch(&b.handle);
@@ -332,7 +332,7 @@ TEST(DispatcherTest, TwoBatchesInFlightEndInEitherOrder) {
   for (const std::string mode : {"normal", "low_latency", "auto"}) {
     for (const bool a_first : {true, false}) {
       SCOPED_TRACE(fmt::format("{} a first {}", mode, a_first));
-      RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 2, [&](MoeRuntime& moe, int rank) {
+      RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 2, [&](CpuMoeBackend& moe, int rank) {
         for (int round = 0; round < 3; ++round) {
           TestBatch a(2, 16, ids_a, 100.0f * rank), b(2, 16, ids_b, 1000.0f + rank);
           a.BeginDispatch(moe, false);
@@ -354,7 +354,7 @@ TEST(DispatcherTest, TwoBatchesInFlightEndInEitherOrder) {
 
 TEST(DispatcherTest, MoreBatchesInFlightThanBuffersIsRefused) {
   for (const std::string mode : {"normal", "low_latency"}) {
-    RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 1, [&](MoeRuntime& moe, int) {
+    RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 1, [&](CpuMoeBackend& moe, int) {
       TestBatch a(2, 16, {0, 1}, 1.0f), b(2, 16, {0, 1}, 1.0f), c(2, 16, {0, 1}, 1.0f);
       a.BeginDispatch(moe);
       b.BeginDispatch(moe);
@@ -365,7 +365,7 @@ TEST(DispatcherTest, MoreBatchesInFlightThanBuffersIsRefused) {
 }
 
 TEST(DispatcherTest, LowLatencyRefusesMoreTokensThanItsCapacity) {
-  RunRanks(DeepEp("low_latency", 2), {16, 1, 4, 1, 12}, 1, [&](MoeRuntime& moe, int) {
+  RunRanks(DeepEp("low_latency", 2), {16, 1, 4, 1, 12}, 1, [&](CpuMoeBackend& moe, int) {
     TestBatch b(1, 16, {0, 1, 2}, 1.0f);
     EXPECT_THAT(ErrorOf([&] { b.BeginDispatch(moe); }, ErrorKind::kResource),
                 HasSubstr("3 tokens on one rank exceed the capacity of 2"));
@@ -377,7 +377,7 @@ TEST(DispatcherTest, LowLatencyRefusesMoreTokensThanItsCapacity) {
 
 // Rank 1 exits after `steps` calls; rank 0's error must name the peer and the stage.
 std::string TimeoutOf(const std::string& mode, int steps) {
-  const auto body = [&](MoeRuntime& moe, int rank) {
+  const auto body = [&](CpuMoeBackend& moe, int rank) {
     TestBatch b(1, 16, {0, 2}, 1.0f);
     if (rank == 0) return b.RunAll(moe);
     if (steps > 0) b.BeginDispatch(moe);

@@ -67,14 +67,14 @@ Observed Observe(MoeOptions options, RunnerLayout layout, const MeshShape& mesh)
     MoeOptions echo = options;
     echo.runner_backend = "echo";
     const MoeLayer moe(layer.config, layer.ShareOf(place, true),
-                       MakeMoeRuntime(echo, shape, comm, pool, backends));
+                       MakeCpuMoe(echo, shape, comm, pool, backends));
     const int group = place.dp_rank();
     const std::vector<float> all = layer.Hidden(pass.total());
     const auto first = all.begin() + pass.FirstOf(group) * hidden;
     const std::vector<float> x(first, first + pass.tokens[group] * hidden);
     std::vector<float> y(x.size()), copies(x);
     std::vector<int32_t> ids(pass.tokens[group] * shape.top_k);
-    moe.Forward(x.data(), {pass.tokens, pass.decoding, ids.data()}, y.data());
+    moe.Forward(*moe.MakeState(), x.data(), {pass.tokens, pass.decoding, ids.data()}, y.data());
 
     // Each slice returns whole rows and so adds one copy.
     for (float& value : copies) value *= static_cast<float>(place.moe_tp());

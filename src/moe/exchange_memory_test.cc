@@ -10,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "moe/backends.h"
-#include "moe/runtime.h"
+#include "moe/cpu_backend.h"
 #include "moe/test_layer.h"
 
 namespace switchyard {
@@ -117,7 +117,7 @@ TEST(ExchangeMemoryTest, PagesTouchedStayUnderIt) {
     RunRankThreads(ranks, RankComm::BytesPerRank(mesh) + bytes, [&](int rank, const auto& arena) {
       const auto comm = RankComm::Create(arena, mesh, rank);
       ThreadPool pool(1);
-      const auto moe = MakeMoeRuntime(options, shape, *comm, pool);
+      const auto moe = MakeCpuMoe(options, shape, *comm, pool);
       comm->ep->Barrier("test");
       const size_t before = BytesTouched(*arena);
       comm->ep->Barrier("test");

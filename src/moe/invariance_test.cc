@@ -148,14 +148,15 @@ TEST(PlacementInvarianceTest, OverSplitsOfABatch) {
     const MoeShape shape = layer.Shape(tokens);
     RunMoeRanks(options, shape, mesh, [&](RankComm& comm, ThreadPool& pool) {
       const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, true),
-                         MakeMoeRuntime(options, shape, comm, pool));
+                         MakeCpuMoe(options, shape, comm, pool));
+      const auto state = moe.MakeState();
       // Both groups process all tokens in pieces of `step`, some of them decode.
       const auto run = [&](int64_t step, int64_t decoding) {
         std::vector<float> out(x.size(), NAN);
         for (int64_t begin = 0; begin < tokens; begin += step) {
           const int64_t n = std::min(step, tokens - begin);
           const int64_t counts[] = {n, n}, decode_counts[] = {std::min(n, decoding), 0};
-          moe.Forward(x.data() + begin * hidden, {counts, decode_counts},
+          moe.Forward(*state, x.data() + begin * hidden, {counts, decode_counts},
                       out.data() + begin * hidden);
         }
         return out;

@@ -172,14 +172,15 @@ TEST(MoeLayerTest, RowsMayBeLeftWhereTheyAreRead) {
       RunMoeRanks(options, shape, mesh, [&](RankComm& comm, ThreadPool& pool) {
         const int group = comm.mesh.dp_rank();
         const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, true),
-                           MakeMoeRuntime(options, shape, comm, pool));
+                           MakeCpuMoe(options, shape, comm, pool));
+        const auto state = moe.MakeState();
         for (const TestPass& pass : passes) {
           const MoeTokens tokens{pass.tokens, pass.decoding};
           const std::vector<float> all = layer.Hidden(pass.total(), pass.seed);
           const float* x = all.data() + pass.FirstOf(group) * h;
           std::vector<float> want(pass.tokens[group] * h), got(want.size());
-          moe.Forward(x, tokens, want.data());
-          const MoeLayer::InputBuffer place = moe.InputRows(tokens);
+          moe.Forward(*state, x, tokens, want.data());
+          const MoeInputBuffer place = moe.InputRows(*state, tokens);
           const bool arena = choice.a2a == "deepep" || choice.a2a == "mooncake";
           if (arena && pass.seed == 1 && choice.mode == "normal") {
             EXPECT_NE(place.rows, nullptr);
@@ -191,7 +192,7 @@ TEST(MoeLayerTest, RowsMayBeLeftWhereTheyAreRead) {
             for (int64_t t = place.tokens.begin; t < place.tokens.end; ++t)
               StoreRow(place.format, x + t * h, h,
                        place.rows + (t - place.tokens.begin) * place.format.Bytes(h));
-          moe.Forward(x, tokens, got.data());
+          moe.Forward(*state, x, tokens, got.data());
           EXPECT_TRUE(kernels::SameBits(got, want));
         }
       });
@@ -227,10 +228,10 @@ TEST(MoeLayerTest, RoutedExpertsAreTheRoutersChoice) {
       RunMoeRanks(options, shape, mesh, [&](RankComm& comm, ThreadPool& threads) {
         const int group = comm.mesh.dp_rank();
         const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, true),
-                           MakeMoeRuntime(options, shape, comm, threads));
+                           MakeCpuMoe(options, shape, comm, threads));
         std::vector<float> out(pass.tokens[group] * layer.spec.hidden);
         std::vector<int32_t> ids(pass.tokens[group] * k, -2);
-        moe.Forward(hidden.data() + pass.FirstOf(group) * layer.spec.hidden,
+        moe.Forward(*moe.MakeState(), hidden.data() + pass.FirstOf(group) * layer.spec.hidden,
                     {pass.tokens, pass.decoding, ids.data()}, out.data());
         const auto first = want.ids.begin() + pass.FirstOf(group) * k;
         EXPECT_EQ(ids, std::vector<int32_t>(first, first + pass.tokens[group] * k));
@@ -260,11 +261,11 @@ TEST(MoeLayerTest, RouterFaultsAreRecordedByTheRanksThatRouteTheirTokens) {
         const int group = comm.mesh.dp_rank();
         const int64_t tokens = pass.tokens[group], first = pass.FirstOf(group);
         const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, true),
-                           MakeMoeRuntime(options, shape, comm, threads));
+                           MakeCpuMoe(options, shape, comm, threads));
         std::vector<float> out(tokens * layer.spec.hidden);
         std::vector<int32_t> records(tokens), index(tokens);
         std::iota(index.rbegin(), index.rend(), 0);
-        moe.Forward(rows.hidden.data() + first * layer.spec.hidden,
+        moe.Forward(*moe.MakeState(), rows.hidden.data() + first * layer.spec.hidden,
                     {pass.tokens, pass.decoding, nullptr, {records.data(), index.data()}},
                     out.data());
         const std::lock_guard lock(mutex);
@@ -284,13 +285,13 @@ TEST(MoeLayerTest, TheFirstLayersRouterFaultStays) {
   const MoeOptions options;
   std::vector<int32_t> records = {0, FaultOf(1, 8), 0, 0};
   RunMoeRanks(options, layer.Shape(4), {}, [&](RankComm& comm, ThreadPool& threads) {
-    const auto runtime = MakeMoeRuntime(options, layer.Shape(4), comm, threads);
+    const auto runtime = MakeCpuMoe(options, layer.Shape(4), comm, threads);
     const int32_t index[] = {0, 1, 2, 3};
     std::vector<float> out(rows.hidden.size());
     for (const int i : {2, 5}) {
       layer.config.layer = i;
       MoeLayer(layer.config, layer.ShareOf(comm.mesh, true), runtime)
-          .Forward(rows.hidden.data(),
+          .Forward(*runtime->MakeState(0), rows.hidden.data(),
                    {pass.tokens, pass.decoding, nullptr, {records.data(), index}}, out.data());
     }
   });

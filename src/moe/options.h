@@ -13,7 +13,7 @@
 namespace switchyard {
 
 struct MoeBackends;
-class MoeRuntime;
+class CpuMoeBackend;
 
 // The flags, the same for all layers of a model. Names follow SGLang's.
 struct MoeOptions {
@@ -76,13 +76,12 @@ MoeOptions ForDraftModel(MoeOptions options);
 // tokens and computes a partial sum of each.
 bool ScattersTokens(const MoeOptions& options, const MeshShape& mesh);
 
-// State that all layers of one rank share: groups, threads, backends with their symmetric buffers,
-// and scratch. Built once per model, on every rank in the same order (it allocates symmetrically).
-// Layers hold a pointer to it. `backends`: null for the built-in ones.
-std::shared_ptr<MoeRuntime> MakeMoeRuntime(const MoeOptions& options, const MoeShape& shape,
-                                           RankComm& comm, ThreadPool& pool,
-                                           std::shared_ptr<const MoeBackends> backends = nullptr);
-// Bytes of symmetric memory that the runtime allocates on each rank. Sizes the arena before ranks
+// The MoE backend of a rank on CPUs. Built once per model, on every rank in the same order (it
+// allocates symmetrically). Layers hold a pointer to it. `backends`: null for the built-in ones.
+std::shared_ptr<CpuMoeBackend> MakeCpuMoe(const MoeOptions& options, const MoeShape& shape,
+                                          RankComm& comm, ThreadPool& pool,
+                                          std::shared_ptr<const MoeBackends> backends = nullptr);
+// Bytes of symmetric memory that the backend allocates on each rank. Sizes the arena before ranks
 // start.
 size_t MoeSymmetricBytes(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,
                          const MoeBackends* backends = nullptr);

@@ -5,7 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "moe/batch.h"
-#include "moe/runtime.h"
+#include "moe/cpu_backend.h"
 #include "moe/test_layer.h"
 
 namespace switchyard {
@@ -88,7 +88,7 @@ CallLog CallLogOfPass(const std::string& a2a, bool hooks) {
   RunMoeRanks(options, layer.Shape(3), {}, [&](RankComm& comm, ThreadPool& pool) {
     options.a2a_backend = a2a;
     const MoeLayer moe(layer.config, layer.whole,
-                       MakeMoeRuntime(options, layer.Shape(3), comm, pool, backends));
+                       MakeCpuMoe(options, layer.Shape(3), comm, pool, backends));
     const std::vector<float> hidden = layer.Hidden(3);
     std::vector<float> out(hidden.size());
     const int64_t tokens = 3;
@@ -132,7 +132,7 @@ TEST(MoeHooksTest, MayComputeAndCommunicate) {
     RunMoeRanks(options, ShapeFor(layer, {pass}), mesh, [&](RankComm& comm, ThreadPool& pool) {
       const int group = comm.mesh.dp_rank();
       const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, true),
-                         MakeMoeRuntime(options, ShapeFor(layer, {pass}), comm, pool));
+                         MakeCpuMoe(options, ShapeFor(layer, {pass}), comm, pool));
       const std::vector<float> hidden = layer.Hidden(pass.total(), pass.seed);
       std::vector<float> out(pass.tokens[group] * layer.spec.hidden);
       float ranks = 0;
@@ -211,7 +211,7 @@ TEST(MoeStagesTest, TwoBatchesInFlightEndInEitherOrder) {
     for (const int ep : {6, 2}) {
       const MeshShape mesh{.tp = 6, .ep = ep, .dp = 3};
       RunMoeRanks(options, layer.Shape(9), mesh, [&](RankComm& comm, ThreadPool& pool) {
-        const auto runtime = MakeMoeRuntime(options, layer.Shape(9), comm, pool);
+        const auto runtime = MakeCpuMoe(options, layer.Shape(9), comm, pool);
         const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, true), runtime);
         const auto run = [&](const auto& steps) {
           TwoBatches both(layer, *runtime, {passes[0], passes[1]});

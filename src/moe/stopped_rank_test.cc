@@ -28,7 +28,7 @@ std::string RunUntilError(const TestLayer& layer, const MoeOptions& options, boo
   const auto comm = RankComm::Create(std::move(arena), mesh, rank, {kTimeout});
   ThreadPool pool(1);
   const MoeLayer moe(layer.config, layer.ShareOf(comm->mesh, ScattersTokens(options, mesh)),
-                     MakeMoeRuntime(options, shape, *comm, pool));
+                     MakeCpuMoe(options, shape, *comm, pool));
   const std::vector<float> hidden = layer.Hidden(8);
   std::vector<float> out(hidden.size());
   const int64_t tokens = 8, decoding = decode ? 8 : 0;

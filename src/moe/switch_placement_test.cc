@@ -3,7 +3,7 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "moe/runtime.h"
+#include "moe/cpu_backend.h"
 #include "moe/test_layer.h"
 
 namespace switchyard {
@@ -72,10 +72,11 @@ std::vector<float> OutputsOf(const TestLayer& layer, const MoeOptions& options,
   const MoeShape shape = layer.Shape(9);
   std::vector<std::vector<float>> outs(mesh.tp);
   RunMoeRanks(options, shape, mesh, [&](RankComm& comm, ThreadPool& pool) {
-    const auto runtime = MakeMoeRuntime(options, shape, comm, pool);
+    const auto runtime = MakeCpuMoe(options, shape, comm, pool);
     RoundRobinChooser chooser;
     if (in_turns) runtime->ChooseReplicasBy(&chooser);
     MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, ScattersTokens(options, mesh)), runtime);
+    const auto state = moe.MakeState();
     for (int pass = 0; pass < kPasses; ++pass) {
       if (moving) {
         const auto placement = RandomPlacement(layer.spec.num_experts, kRedundant, 100 + pass);
@@ -84,7 +85,7 @@ std::vector<float> OutputsOf(const TestLayer& layer, const MoeOptions& options,
       const int64_t tokens = 1 + pass % 9, decoding = pass % 2 == 0 ? tokens : tokens / 2;
       const std::vector<float> hidden = layer.Hidden(tokens, pass);
       std::vector<float> out(hidden.size(), NAN);
-      moe.Forward(hidden.data(), {{&tokens, 1}, {&decoding, 1}}, out.data());
+      moe.Forward(*state, hidden.data(), {{&tokens, 1}, {&decoding, 1}}, out.data());
       auto& all = outs[comm.mesh.rank()];
       all.insert(all.end(), out.begin(), out.end());
     }
@@ -147,7 +148,7 @@ TEST(SwitchPlacementTest, ThousandSwitchesLeaveNothingBehind) {
   const MoeShape shape = layer.Shape(1);
   RunMoeRanks(options, shape, {}, [&](RankComm& comm, ThreadPool& pool) {
     MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, true),
-                 MakeMoeRuntime(options, shape, comm, pool));
+                 MakeCpuMoe(options, shape, comm, pool));
     const auto memory = std::make_shared<int>(0);
     for (int i = 0; i < 1000; ++i) {
       const auto placement = RandomPlacement(layer.spec.num_experts, kRedundant, i);

@@ -210,12 +210,13 @@ inline std::vector<float> RunPassesOnRank(const TestLayer& layer, const MoeOptio
   const int group = comm.mesh.dp_rank();
   const MoeLayer moe(layer.config,
                      layer.ShareOf(comm.mesh, ScattersTokens(options, comm.mesh.shape())),
-                     MakeMoeRuntime(options, shape, comm, pool));
+                     MakeCpuMoe(options, shape, comm, pool));
+  const auto state = moe.MakeState();
   std::vector<float> all;
   for (const TestPass& pass : passes) {
     const std::vector<float> hidden = layer.Hidden(pass.total(), pass.seed);
     std::vector<float> out(pass.tokens[group] * layer.spec.hidden, NAN);
-    moe.Forward(hidden.data() + pass.FirstOf(group) * layer.spec.hidden,
+    moe.Forward(*state, hidden.data() + pass.FirstOf(group) * layer.spec.hidden,
                 {pass.tokens, pass.decoding}, out.data());
     all.insert(all.end(), out.begin(), out.end());
   }

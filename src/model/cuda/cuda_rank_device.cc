@@ -8,6 +8,7 @@
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/sample.h"
 #include "model/rank_device.h"
+#include "moe/cuda_moe.h"
 #include "moe/token_partition.h"
 
 namespace switchyard {
@@ -80,11 +81,11 @@ class CudaRankDevice : public RankDevice {
   void Draw(const kernels::SampleParams& p) override {
     cuda::Check(cuda::SampleTokens(p, cuda_.stream()), "drawing of tokens");
   }
-  std::unique_ptr<DeviceMoe> MakeMoe(const MoeOptions& options, const MoeShape& shape) override {
-    return MakeCudaMoe(options, shape,
+  std::shared_ptr<MoeBackend> MakeMoe(const ModelOptions& options, const MoeShape& shape) override {
+    return MakeCudaMoe(options.moe, shape,
                        {.mesh = mesh_,
                         .groups = groups_,
-                        .peers = ScattersTokens(options, mesh_.shape()) ? &peers_ : nullptr,
+                        .peers = ScattersTokens(options.moe, mesh_.shape()) ? &peers_ : nullptr,
                         .device = device_.get(),
                         .hosts = hosts_});
   }

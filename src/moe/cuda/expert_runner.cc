@@ -146,20 +146,20 @@ void MultiplyDense(const ExpertArithmetic& arithmetic, const Product& product, c
 }  // namespace
 
 void RunDeviceExperts(const DeviceExperts& experts, const ExpertActivation& activation,
-                      const CudaMoeBatch& batch, int top_k, CudaMoeRuntime& runtime) {
-  const ProductBuffers& buffers = runtime.buffers().products;
-  const PdlStream chain = runtime.chain();
+                      const CudaMoeState& state, const CudaMoeBackend& backend) {
+  const ProductBuffers& buffers = state.buffers.products;
+  const PdlStream chain = backend.chain();
   const ExpertArithmetic& arithmetic = experts.arithmetic;
-  const CudaMoeBatch::Arrived& arrived = batch.arrived;
-  const ElementType row_type = TypeOf(runtime.row_format());
-  const bool one_chunk = batch.ordered_rows <= runtime.chunk_rows();
+  const CudaMoeState::Arrived& arrived = state.arrived;
+  const ElementType row_type = TypeOf(backend.row_format());
+  const bool one_chunk = state.ordered_rows <= backend.chunk_rows();
   const bool few_rows = one_chunk && arrived.expected_slots < kFewRows * experts.experts;
-  for (int64_t first = 0; first < batch.ordered_rows; first += runtime.chunk_rows()) {
-    const RowChunk chunk = {.order = batch.order,
+  for (int64_t first = 0; first < state.ordered_rows; first += backend.chunk_rows()) {
+    const RowChunk chunk = {.order = state.order,
                             .first = first,
-                            .rows = std::min(runtime.chunk_rows(), batch.ordered_rows - first)};
+                            .rows = std::min(backend.chunk_rows(), state.ordered_rows - first)};
     std::byte* outputs =
-        runtime.buffers().outputs.data() + first * experts.hidden * BytesOf(arithmetic.output);
+        state.buffers.outputs.data() + first * experts.hidden * BytesOf(arithmetic.output);
     Check(PermuteRows({.in = arrived.in,
                        .rows = arrived.rows,
                        .row_stride = arrived.row_stride,
@@ -167,7 +167,7 @@ void RunDeviceExperts(const DeviceExperts& experts, const ExpertActivation& acti
                        .from = arrived.type,
                        .via = arrived.travelled ? ElementType::kF32 : row_type,
                        .hidden = experts.hidden,
-                       .k = top_k,
+                       .k = backend.shape().top_k,
                        .chunk = chunk,
                        .to = arithmetic.input,
                        .a = buffers.a.data(),

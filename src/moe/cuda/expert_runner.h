@@ -1,9 +1,8 @@
 // Expert computation of a rank on its GPU.
 #pragma once
 
+#include "moe/cuda/cuda_backend.h"
 #include "moe/cuda/expert_weights.h"
-#include "moe/cuda/moe_batch.h"
-#include "moe/cuda/moe_runtime.h"
 
 namespace switchyard::cuda {
 
@@ -12,10 +11,10 @@ struct ExpertActivation {
   float alpha = 1.0f, limit = 0.0f;
 };
 
-// outputs[position] = expert(row) for every arrived row and slot of batch.order: permute, gate and
+// outputs[position] = expert(row) for every arrived row and slot of state.order: permute, gate and
 // up GEMM, activation, down GEMM. Runs over as many chunks as the batch's counts may need.
 void RunDeviceExperts(const DeviceExperts& experts, const ExpertActivation& activation,
-                      const CudaMoeBatch& batch, int top_k, CudaMoeRuntime& runtime);
+                      const CudaMoeState& state, const CudaMoeBackend& backend);
 
 // y [tokens, H] float32 = output of the only expert of `shared` for x [tokens, H].
 void RunSharedExpert(const DeviceExperts& shared, const ExpertActivation& activation,

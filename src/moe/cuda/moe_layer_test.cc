@@ -1,4 +1,4 @@
-#include "moe/cuda/moe_layer.h"
+#include "moe/layer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,16 +23,18 @@ struct OnGpu {
       : device(TestDevice(dtype, max_tokens, 0, without)) {
     DeviceMoeContext context;
     context.device = device.get();
-    runtime = MakeCudaMoe(options, layer.Shape(max_tokens), context);
-    block = runtime->MakeLayer(layer.config, layer.ShareOf(Mesh(), true));
+    backend = MakeCudaMoe(options, layer.Shape(max_tokens), context);
+    moe = std::make_unique<MoeLayer>(layer.config, layer.ShareOf(Mesh(), true), backend);
+    state = moe->MakeState();
   }
   std::vector<float> Forward(const TestLayer& layer, int64_t tokens, uint32_t seed = 7) {
-    return ForwardOnce(*block, *device, layer.Hidden(tokens, seed), tokens);
+    return ForwardOnce(*moe, *state, *device, layer.Hidden(tokens, seed), tokens);
   }
 
   std::unique_ptr<kernels::Device> device;
-  std::unique_ptr<DeviceMoe> runtime;
-  std::unique_ptr<MoeBlock> block;
+  std::shared_ptr<MoeBackend> backend;
+  std::unique_ptr<MoeLayer> moe;
+  std::unique_ptr<MoeState> state;
 };
 
 std::vector<float> Reference(const TestLayer& layer, RowFormat format, int64_t tokens,
@@ -204,10 +206,10 @@ TEST(CudaMoeLayer, RoutedExpertsAreTheCpusChoice) {
   SelectExperts(layer.config.router, logits.data(), kTokens, nullptr, &want, pool);
   const DeviceMemory x = ToDevice(hidden), y(x.bytes());
   const std::vector<int64_t> counts = {kTokens}, decode = {20};
-  std::vector<int32_t> got(kTokens * 3, -5);
-  gpu.block->Forward(x.as<float>(), {counts, decode, got.data()}, y.as<float>());
-  gpu.block->CopyRoutedExperts(kTokens, got.data());
-  EXPECT_EQ(got, want.ids);
+  const DeviceMemory ids = ToDevice(std::vector<int32_t>(kTokens * 3, -5));
+  gpu.moe->Forward(*gpu.state, x.as<float>(), {counts, decode, ids.as<int32_t>()}, y.as<float>());
+  gpu.device->Synchronize();
+  EXPECT_EQ(ToHost<int32_t>(ids, kTokens * 3), want.ids);
 }
 
 TEST(CudaMoeLayer, CanBeRecordedAndReplayed) {
@@ -222,7 +224,7 @@ TEST(CudaMoeLayer, CanBeRecordedAndReplayed) {
     const auto hidden = layer.Hidden(kTokens, seed);
     gpu.device->CopyIn(x.get(), hidden.data(), bytes);
     gpu.device->Run(/*key=*/1, [&] {
-      gpu.block->Forward(static_cast<float*>(x.get()), {counts, counts},
+      gpu.moe->Forward(*gpu.state, static_cast<float*>(x.get()), {counts, counts},
                          static_cast<float*>(y.get()));
     });
     std::vector<float> out(hidden.size());
@@ -248,7 +250,7 @@ TEST(CudaMoeLayer, RouterFaultsAreRecordedByTokenAndFirstLayer) {
     layer.config.layer = 2;
     OnGpu gpu(layer, DType::kF32, {}, kMaxTokens, {.fused = !fused});
     layer.config.layer = 7;
-    const auto later = gpu.runtime->MakeLayer(layer.config, layer.ShareOf(Mesh(), true));
+    const MoeLayer later(layer.config, layer.ShareOf(Mesh(), true), gpu.backend);
     const auto x = gpu.device->Allocate(bytes), y = gpu.device->Allocate(bytes);
     const auto at = gpu.device->Allocate(words), faults = gpu.device->Allocate(words);
     gpu.device->CopyIn(x.get(), rows.hidden.data(), bytes);
@@ -260,8 +262,9 @@ TEST(CudaMoeLayer, RouterFaultsAreRecordedByTokenAndFirstLayer) {
       gpu.device->CopyIn(records, stale.data(), words);
       gpu.device->Run(/*key=*/1, [&] {
         gpu.device->ClearEntries(records, places, kTokens);
-        for (MoeBlock* block : {gpu.block.get(), later.get()})
-          block->Forward(static_cast<const float*>(x.get()), tokens, static_cast<float*>(y.get()));
+        for (const MoeLayer* moe : {gpu.moe.get(), &later})
+          moe->Forward(*gpu.state, static_cast<const float*>(x.get()), tokens,
+                       static_cast<float*>(y.get()));
       });
       std::vector<int32_t> got(kTokens);
       gpu.device->CopyOut(got.data(), records, words);
@@ -295,8 +298,8 @@ TEST(CudaMoeLayer, RowsBeyondAChunkGoInFurtherRuns) {
     context.mesh = Mesh({.tp = 4, .ep = 4}, 0);
     context.groups = {&members, &members, &members, &members};
     context.device = device.get();
-    const auto runtime = MakeCudaMoe({}, layer.Shape(kTokens), context);
-    const auto block = runtime->MakeLayer(layer.config, layer.ShareOf(context.mesh, false));
+    const MoeLayer moe(layer.config, layer.ShareOf(context.mesh, false),
+                       MakeCudaMoe({}, layer.Shape(kTokens), context));
     EXPECT_TRUE(
         kernels::SameBits(ForwardOnce(*block, *device, layer.Hidden(kTokens), kTokens), want));
   }
@@ -335,7 +338,7 @@ TEST(CudaMoeLayer, SharedExpertsBesideTheOthersChangeNoBit) {
         const auto z = gpu.device->Allocate(bytes);
         const auto forward = [&](const std::shared_ptr<void>& from,
                                  const std::shared_ptr<void>& to) {
-          gpu.block->Forward(static_cast<float*>(from.get()), {counts, counts},
+          gpu.moe->Forward(*gpu.state, static_cast<float*>(from.get()), {counts, counts},
                              static_cast<float*>(to.get()));
         };
         gpu.device->CopyIn(x.get(), hidden.data(), bytes);

@@ -35,7 +35,7 @@ struct Rank {
     context.peers = &peers;
     context.device = device.get();
     context.hosts = hosts;
-    runtime = MakeCudaMoe(options, shape, context);
+    backend = MakeCudaMoe(options, shape, context);
   }
   static size_t PeerBytes(const Mesh& mesh, DType dtype, const MoeOptions& options,
                           const MoeShape& shape, const DeviceMoeHosts& hosts) {
@@ -47,7 +47,7 @@ struct Rank {
   PeerMemory peers;
   std::vector<std::unique_ptr<Collectives>> collectives;
   DeviceMoeContext context;
-  std::unique_ptr<DeviceMoe> runtime;
+  std::shared_ptr<MoeBackend> backend;
 };
 
 struct Ranks {
@@ -61,8 +61,10 @@ struct Ranks {
   // allocation synchronizes with the whole GPU, where a peer's kernel may be waiting for this rank.
   std::vector<float> OnRank(RankComm& comm) const {
     Rank rank(comm, dtype, options, ShapeFor(layer, passes), hosts);
-    const auto block = rank.runtime->MakeLayer(
-        layer.config, layer.ShareOf(comm.mesh, ScattersTokens(options, comm.mesh.shape())));
+    const MoeLayer moe(layer.config,
+                       layer.ShareOf(comm.mesh, ScattersTokens(options, comm.mesh.shape())),
+                       rank.backend);
+    const auto state = moe.MakeState();
     const int group = comm.mesh.dp_rank();
     std::vector<std::vector<float>> outs;
     std::vector<std::shared_ptr<void>> xs, ys;
@@ -78,8 +80,8 @@ struct Ranks {
     rank.device->Synchronize();
     comm.tp->Barrier("before the passes");
     for (size_t i = 0; i < passes.size(); ++i)
-      block->Forward(static_cast<const float*>(xs[i].get()), {passes[i].tokens, passes[i].decoding},
-                     static_cast<float*>(ys[i].get()));
+      moe.Forward(*state, static_cast<const float*>(xs[i].get()),
+                  {passes[i].tokens, passes[i].decoding}, static_cast<float*>(ys[i].get()));
     std::vector<float> all;
     for (size_t i = 0; i < passes.size(); ++i) {
       rank.device->CopyOut(outs[i].data(), ys[i].get(), outs[i].size() * sizeof(float));

@@ -10,7 +10,8 @@
 
 #include "core/cuda/runtime.h"
 #include "kernels/device.h"
-#include "moe/device_layer.h"
+#include "moe/cuda_moe.h"
+#include "moe/layer.h"
 #include "moe/test_layer.h"
 
 namespace switchyard::cuda {
@@ -58,7 +59,7 @@ class SingleMember : public Collectives {
 };
 
 // One pass on a rank that is alone in its attention group, from host memory to host memory.
-inline std::vector<float> ForwardOnce(MoeBlock& moe, kernels::Device& device,
+inline std::vector<float> ForwardOnce(const MoeLayer& moe, MoeState& state, kernels::Device& device,
                                       const std::vector<float>& hidden, int64_t tokens,
                                       int64_t decoding = 0) {
   const std::vector<int64_t> counts = {tokens}, decode = {decoding};
@@ -67,7 +68,8 @@ inline std::vector<float> ForwardOnce(MoeBlock& moe, kernels::Device& device,
   const auto y = device.Allocate(hidden.size() * sizeof(float) + 16);
   device.CopyIn(x.get(), hidden.data(), hidden.size() * sizeof(float));
   device.CopyIn(y.get(), out.data(), out.size() * sizeof(float));
-  moe.Forward(static_cast<const float*>(x.get()), {counts, decode}, static_cast<float*>(y.get()));
+  moe.Forward(state, static_cast<const float*>(x.get()), {counts, decode},
+              static_cast<float*>(y.get()));
   device.CopyOut(out.data(), y.get(), out.size() * sizeof(float));
   return out;
 }

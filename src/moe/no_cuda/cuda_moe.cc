@@ -1,4 +1,4 @@
-#include "moe/device_layer.h"
+#include "moe/cuda_moe.h"
 
 #include "core/error.h"
 
@@ -11,8 +11,8 @@ namespace {
 
 }  // namespace
 
-std::unique_ptr<DeviceMoe> MakeCudaMoe(const MoeOptions&, const MoeShape&,
-                                       const DeviceMoeContext&) {
+std::shared_ptr<MoeBackend> MakeCudaMoe(const MoeOptions&, const MoeShape&,
+                                        const DeviceMoeContext&) {
   Refuse();
 }
 

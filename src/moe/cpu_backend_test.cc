@@ -1,5 +1,5 @@
-// Construction of the MoE runtime: memory, names, pairings.
-#include "moe/runtime.h"
+// Construction of the CPU backend: memory, names, pairings.
+#include "moe/cpu_backend.h"
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -23,7 +23,7 @@ TEST(MoeRuntimeTest, SymmetricBytesAreWhatIsAllocated) {
           .a2a_backend = choice.a2a, .deepep_mode = choice.mode, .row_dtype = DType::kBF16};
       RunMoeRanks(options, kShape, mesh, [&](RankComm& comm, ThreadPool& pool) {
         const size_t before = comm.memory->bytes_used();
-        const auto runtime = MakeMoeRuntime(options, kShape, comm, pool);
+        const auto runtime = MakeCpuMoe(options, kShape, comm, pool);
         EXPECT_EQ(comm.memory->bytes_used() - before, MoeSymmetricBytes(options, kShape, mesh))
             << choice.Describe();
       });
@@ -35,7 +35,7 @@ std::string ErrorOf(const MoeOptions& options, const MoeBackends& backends) {
   std::string message = "no error";
   RunMoeRanks({}, kShape, {1, 1}, [&](RankComm& comm, ThreadPool& pool) {
     try {
-      MoeRuntime(options, kShape, comm, pool, std::make_shared<MoeBackends>(backends));
+      CpuMoeBackend(options, kShape, comm, pool, std::make_shared<MoeBackends>(backends));
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kInvalid);
       message = error.what();
@@ -72,7 +72,7 @@ TEST(MoeRuntimeTest, NamesAreRefusedWhereMemoryIsPlanned) {
 TEST(MoeRuntimeTest, SglangsRunnerNamesAreUnderstood) {
   RunMoeRanks({}, kShape, {}, [&](RankComm& comm, ThreadPool& pool) {
     const auto layout = [&](const char* runner) {
-      return MakeMoeRuntime({.runner_backend = runner}, kShape, comm, pool)->runner().layout();
+      return MakeCpuMoe({.runner_backend = runner}, kShape, comm, pool)->runner().layout();
     };
     EXPECT_EQ(layout("auto"), RunnerLayout::kContiguous);
     EXPECT_EQ(layout("triton"), RunnerLayout::kContiguous);
@@ -141,8 +141,8 @@ TEST(MoeRuntimeTest, WeightsThatTheRunnerDoesNotTakeAreRefused) {
   const TestLayer layer({.format = WeightFormat::kFp8Block});
   const MoeOptions options = {.runner_backend = "float32"};
   RunMoeRanks({}, layer.Shape(4), {}, [&](RankComm& comm, ThreadPool& pool) {
-    const auto runtime = MakeMoeRuntime(options, layer.Shape(4), comm, pool,
-                                        std::make_shared<MoeBackends>(backends));
+    const auto runtime =
+        MakeCpuMoe(options, layer.Shape(4), comm, pool, std::make_shared<MoeBackends>(backends));
     try {
       MoeLayer(layer.config, layer.whole, runtime);
       FAIL() << "no error";

@@ -1,4 +1,4 @@
-#include "moe/runtime.h"
+#include "moe/cpu_backend.h"
 
 #include <utility>
 
@@ -134,12 +134,12 @@ ExchangeShape ExchangeShapeOf(const MoeOptions& options, const MoeShape& shape,
           .combine_rows = options.combine_rows == "rank" ? CombineRows::kRank : CombineRows::kSlot};
 }
 
-MoeRuntime::MoeRuntime(const MoeOptions& options, const MoeShape& shape, RankComm& comm,
-                       ThreadPool& pool, std::shared_ptr<const MoeBackends> backends)
-    : options_(options),
-      shape_(shape),
+CpuMoeBackend::CpuMoeBackend(const MoeOptions& options, const MoeShape& shape, RankComm& comm,
+                             ThreadPool& pool, std::shared_ptr<const MoeBackends> backends)
+    : MoeBackend(options, shape, comm.mesh),
       exchange_(ExchangeShapeOf(options, shape, comm.mesh.shape())),
       comm_(comm),
+      groups_(Groups(comm)),
       pool_(pool),
       experts_(shape.num_experts + options.num_redundant_experts, comm.mesh.ep(),
                options.waterfill && shape.has_shared) {
@@ -155,16 +155,16 @@ MoeRuntime::MoeRuntime(const MoeOptions& options, const MoeShape& shape, RankCom
   permutes_ = FindPermutes(options, *dispatcher_, *runner_, backends->permutes);
 }
 
-PermuteContext MoeRuntime::permute_context() const {
-  return {shape_.hidden, experts_.LocalExperts(comm_.mesh.ep_rank()), pool_,
+PermuteContext CpuMoeBackend::permute_context() const {
+  return {shape_.hidden, experts_.LocalExperts(mesh_.ep_rank()), pool_,
           runner_->expert_alignment()};
 }
 
-bool MoeRuntime::Supports(WeightFormat format) const {
+bool CpuMoeBackend::Supports(WeightFormat format) const {
   return fused_ ? fused_->Supports(format) : runner_->Supports(format);
 }
 
-void MoeRuntime::Observe(RoutingObserver* observer) {
+void CpuMoeBackend::Observe(RoutingObserver* observer) {
   if (observer && observer->wants_dispatch() && fused_)
     throw Invalid(
         "--expert-distribution-recorder-mode stat_approx counts dispatched rows, which "
@@ -173,39 +173,20 @@ void MoeRuntime::Observe(RoutingObserver* observer) {
   observer_ = observer;
 }
 
-int64_t MoeRuntime::MaxTokens(bool decode) const {
-  return fused_ ? fused_->MaxTokens(decode) : dispatcher_->MaxTokens(decode);
+std::unique_ptr<MoeState> CpuMoeBackend::MakeState(int slot) {
+  return std::make_unique<CpuMoeState>(slot);
 }
 
-void MoeRuntime::StartBatch(const float* hidden, std::span<const int64_t> group_tokens, bool decode,
-                            float* out, MoeBatch* batch) const {
-  batch->hidden = hidden;
-  batch->out = out;
-  batch->hidden_size = shape_.hidden;
-  batch->tokens = group_tokens[comm_.mesh.dp_rank()];
-  batch->decode = decode;
-  batch->routed_experts = nullptr;
-  batch->router_faults = {};
-  batch->first_row = 0;
-  batch->lane_tokens = batch->tokens;
-  int64_t longest = batch->tokens;
-  if (scatters()) {
-    if (!batch->partition) batch->partition.emplace();
-    batch->partition->Reset(comm_.mesh, group_tokens);
-    batch->lane_tokens = batch->partition->lane_tokens();
-    longest = batch->partition->longest_lane();
-  }
-  batch->max_round_tokens = MaxTokens(decode);
-  batch->rounds = CeilDiv(longest, batch->max_round_tokens);
-  batch->rounds_done = 0;
-  batch->outputs_written = false;
-  batch->round = {};
+void CpuMoeBackend::SelectExchange(int64_t /*longest*/, MoeState& state) {
+  state.max_round_tokens =
+      fused_ ? fused_->MaxTokens(state.decode) : dispatcher_->MaxTokens(state.decode);
 }
 
-std::shared_ptr<MoeRuntime> MakeMoeRuntime(const MoeOptions& options, const MoeShape& shape,
-                                           RankComm& comm, ThreadPool& pool,
-                                           std::shared_ptr<const MoeBackends> backends) {
-  return std::make_shared<MoeRuntime>(options, shape, comm, pool, OrBuiltin(std::move(backends)));
+std::shared_ptr<CpuMoeBackend> MakeCpuMoe(const MoeOptions& options, const MoeShape& shape,
+                                          RankComm& comm, ThreadPool& pool,
+                                          std::shared_ptr<const MoeBackends> backends) {
+  return std::make_shared<CpuMoeBackend>(options, shape, comm, pool,
+                                         OrBuiltin(std::move(backends)));
 }
 
 size_t MoeSymmetricBytes(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,

@@ -1,0 +1,117 @@
+// What an MoE layer needs of a device: memory, exchange, and the kernels of its stages.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "comm/device/collectives.h"
+#include "comm/mesh.h"
+#include "moe/layer_config.h"
+#include "moe/options.h"
+#include "moe/placement.h"
+#include "moe/replica_chooser.h"
+#include "moe/routing_observer.h"
+#include "moe/rows.h"
+#include "moe/state.h"
+
+namespace switchyard {
+
+// The weights of one layer in the form that a backend reads. Constant except for the placement.
+class MoeLayerParts {
+ public:
+  explicit MoeLayerParts(MoeLayerConfig layer_config) : config(std::move(layer_config)) {}
+  virtual ~MoeLayerParts() = default;
+
+  // [num_logical] the physical expert that this rank sends to, for each logical one; empty: the
+  // identity. From the next pass on.
+  virtual void SetReplicas(std::vector<int32_t> replicas) = 0;
+
+  // For backends whose experts move (MoeBackend::movable): error kInvalid if an expert's format is
+  // not supported, the `local`-th routed expert, and an exchange of all of them for others.
+  virtual void CheckFormats(const kernels::ExpertWeights& expert) const = 0;
+  virtual OwnedExpert Expert(int local) const = 0;
+  virtual std::vector<OwnedExpert> Swap(std::vector<OwnedExpert> experts) = 0;
+
+  MoeLayerConfig config;
+};
+
+// A buffer for the rows of a batch in their dispatch format.
+struct MoeInputBuffer {
+  std::byte* rows = nullptr;  // contiguous; null: the layer converts the rows itself
+  RowFormat format;
+  Share tokens;  // the tokens of this rank's attention group to write
+};
+
+// One per model and rank; its layers share it. MoeLayer calls the stages in order, for one state
+// after the other or for several states in turn. A stage leaves its outputs in the state. Every
+// rank calls the same stages in the same order, ranks without tokens included. Used by the rank's
+// thread only. Borrows communicators and device, which outlive it.
+class MoeBackend {
+ public:
+  MoeBackend(MoeOptions options, const MoeShape& shape, const Mesh& mesh)
+      : options_(std::move(options)), shape_(shape), mesh_(mesh) {}
+  virtual ~MoeBackend() = default;
+
+  const MoeOptions& options() const { return options_; }
+  const MoeShape& shape() const { return shape_; }
+  const Mesh& mesh() const { return mesh_; }
+  virtual const RankGroups& groups() const = 0;
+  // Whether each rank has tokens of its own. Otherwise every rank has all tokens and adds a partial
+  // sum.
+  virtual bool scatters() const = 0;
+  // Whether a batch of decode and prefill rows is split into two exchanges.
+  virtual bool splits_mixed_batches() const = 0;
+  // Whether experts can move between ranks while the model runs.
+  virtual bool movable() const { return false; }
+
+  // Layers built from now on report to `observer` (null: none), which outlives them. Error kInvalid
+  // if it requires data that the backend does not expose.
+  virtual void Observe(RoutingObserver* observer) = 0;
+  // Layers built from now on select replicas with `chooser`, which outlives them (null: each rank
+  // sends to one fixed replica of each expert).
+  virtual void ChooseReplicasBy(ReplicaChooser* chooser) = 0;
+  RoutingObserver* observer() const { return observer_; }
+  ReplicaChooser* chooser() const { return chooser_; }
+
+  // The state of a pass. `slot` is less than the number of passes in flight.
+  virtual std::unique_ptr<MoeState> MakeState(int slot) = 0;
+  // Error kInvalid names an unsupported weight format or size.
+  virtual std::unique_ptr<MoeLayerParts> Place(MoeLayerConfig config, MoeLayerWeights weights) = 0;
+
+  // Selects the exchange of a batch whose longest lane has `longest` tokens, and its round size.
+  virtual void SelectExchange(int64_t longest, MoeState& state) = 0;
+  // [lane tokens, H] for tokens gathered over an MoE-TP group, and for its partial sums.
+  virtual float* GatheredRows(MoeState& state) = 0;
+  virtual float* LaneSums(MoeState& state) = 0;
+  // A buffer for the rows of the next round, or none (MoeLayer::InputRows).
+  virtual MoeInputBuffer InputRows(MoeState& /*state*/) { return {}; }
+
+  // Before the first round, as soon as `hidden` is there.
+  virtual void Start(const MoeLayerParts& /*parts*/, MoeState& /*state*/) {}
+  // Selects the experts of the round's tokens, and stores routed experts and router faults.
+  virtual void Route(const MoeLayerParts& parts, MoeState& state) = 0;
+  virtual void BeginDispatch(const MoeLayerParts& parts, MoeState& state) = 0;
+  // The shared expert of the own tokens, or of all tokens if each rank has a TP slice of it. Reads
+  // `hidden` only, so it can run anywhere between Start and Scatter.
+  virtual void RunShared(const MoeLayerParts& parts, MoeState& state) = 0;
+  virtual void EndDispatch(const MoeLayerParts& parts, MoeState& state) = 0;
+  virtual void PrePermute(const MoeLayerParts& parts, MoeState& state) = 0;
+  virtual void RunExperts(const MoeLayerParts& parts, MoeState& state) = 0;
+  virtual void PostPermute(const MoeLayerParts& parts, MoeState& state) = 0;
+  virtual void BeginCombine(const MoeLayerParts& parts, MoeState& state) = 0;
+  virtual void EndCombine(const MoeLayerParts& parts, MoeState& state) = 0;
+  // Adds the shared expert's output to own_out [own tokens, H], unless combine has added it.
+  virtual void AddShared(const MoeLayerParts& parts, MoeState& state, float* own_out) = 0;
+
+ protected:
+  const MoeOptions options_;
+  const MoeShape shape_;
+  const Mesh mesh_;
+  RoutingObserver* observer_ = nullptr;
+  ReplicaChooser* chooser_ = nullptr;
+};
+
+}  // namespace switchyard

@@ -1,0 +1,291 @@
+#include "moe/cuda/cuda_backend.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "kernels/cuda/grouped_gemm.h"
+#include "moe/cuda/exchange.h"
+#include "moe/cuda/nccl_exchange.h"
+#include "moe/cuda/select_experts.h"
+#include "moe/dispatchers/rounds.h"
+#include "moe/gpu_options.h"
+#include "moe/token_partition.h"
+
+namespace switchyard::cuda {
+namespace {
+
+// Minimum chunk size in rows, if there are as many.
+constexpr int64_t kMinChunkRows = 16384;
+
+// Maximum tokens of a rank whose shared expert runs on its own stream. With so few tokens, router,
+// selection and row ordering leave most of the GPU idle. 4096 and 8192 tokens gained nothing
+// (measured).
+constexpr int64_t kMaxTokensOnSideStream = 2048;
+
+// States that may be in flight at once.
+constexpr int kStates = 1;
+
+// Grid size of exchange kernels if ranks share a GPU, as in tests: their kernels wait for one
+// another.
+constexpr int kBlocksOfSharedGpu = 8;
+
+int64_t RoundUp(int64_t n, int64_t to) { return CeilDiv(n, to) * to; }
+
+// The options for a GPU: rows travel in the type that its experts read.
+MoeOptions ForDevice(MoeOptions options, DType dtype) {
+  options.row_dtype = dtype;
+  if (dtype == DType::kF32) options.fp8_group_activations = false;
+  return options;
+}
+
+// The exchanges of these options, in allocation order.
+struct ExchangePlan {
+  bool normal = false, low_latency = false;
+  int64_t normal_tokens = 0, low_latency_tokens = 0;
+};
+ExchangePlan PlanExchanges(const MoeOptions& options, const ExchangeShape& shape) {
+  ExchangePlan plan;
+  const bool travels = options.a2a_backend == "deepep" && shape.ep > 1;
+  plan.normal_tokens = options.a2a_backend == "deepep" && options.deepep_mode != "low_latency"
+                           ? TokensPerRound(options, shape)
+                           : shape.max_tokens;
+  plan.low_latency_tokens =
+      std::min<int64_t>(shape.max_tokens, options.max_dispatch_tokens_per_rank);
+  plan.normal = travels && options.deepep_mode != "low_latency";
+  plan.low_latency = travels && options.deepep_mode != "normal";
+  return plan;
+}
+
+// EP groups are strided over the whole world (comm/mesh.h): if the world spans hosts, so does every
+// EP group.
+bool SpansHosts(const MeshShape& mesh, const DeviceMoeHosts& hosts) {
+  return hosts.ranks_per_host > 0 && hosts.ranks_per_host < mesh.tp;
+}
+
+ExchangeConfig ConfigOf(const ExchangeShape& shape, const DeviceMoeHosts& hosts, bool low_latency,
+                        int64_t tokens) {
+  return {.ranks = shape.ep,
+          .hidden = shape.hidden,
+          .top_k = shape.k,
+          .max_tokens = tokens,
+          .dispatched = shape.row_format,
+          .combined = shape.output_dtype,
+          .sum_by_rank = shape.combine_rows == CombineRows::kRank,
+          .low_latency = low_latency,
+          .in_flight = kStates,
+          .recorded_tokens = hosts.recorded_tokens};
+}
+
+int64_t ElementBytes(ElementType type) {
+  return type == ElementType::kFp8 ? 1 : type == ElementType::kBF16 ? 2 : 4;
+}
+
+DeviceMemory Memory(int64_t bytes) {
+  return bytes > 0 ? DeviceMemory(static_cast<size_t>(bytes)) : DeviceMemory();
+}
+
+}  // namespace
+
+void ProductBytes::Cover(const ProductBytes& other) {
+  a = std::max(a, other.a);
+  a_scales = std::max(a_scales, other.a_scales);
+  gate_up = std::max(gate_up, other.gate_up);
+  middle = std::max(middle, other.middle);
+  middle_scales = std::max(middle_scales, other.middle_scales);
+}
+
+ProductBuffers ProductBytes::Allocate() const {
+  return {.a = Memory(a),
+          .a_scales = Memory(a_scales),
+          .gate_up = Memory(gate_up),
+          .middle = Memory(middle),
+          .middle_scales = Memory(middle_scales)};
+}
+
+size_t CudaMoeBackend::PeerBytes(const MoeOptions& options_in, const MoeShape& shape,
+                                 const MeshShape& mesh, DType dtype, const DeviceMoeHosts& hosts) {
+  const MoeOptions options = ForDevice(options_in, dtype);
+  CheckGpuOptions(options, shape, mesh);
+  const ExchangeShape exchange = ExchangeShapeOf(options, shape, mesh);
+  const ExchangePlan plan = PlanExchanges(options, exchange);
+  const auto bytes = SpansHosts(mesh, hosts) ? NcclExchange::PeerBytes : Exchange::PeerBytes;
+  size_t sum = 0;
+  if (plan.normal) sum += bytes(ConfigOf(exchange, hosts, false, plan.normal_tokens));
+  if (plan.low_latency) sum += bytes(ConfigOf(exchange, hosts, true, plan.low_latency_tokens));
+  return sum;
+}
+
+CudaMoeBackend::CudaMoeBackend(const MoeOptions& options, const MoeShape& shape,
+                               const DeviceMoeContext& context)
+    : MoeBackend(ForDevice(options, CudaDevice::From(*context.device).options().dtype), shape,
+                 context.mesh),
+      context_(context),
+      device_(CudaDevice::From(*context.device)),
+      exchange_shape_(ExchangeShapeOf(options_, shape, context.mesh.shape())),
+      experts_(shape.num_experts + options.num_redundant_experts, context.mesh.ep(),
+               /*shared_dispatched=*/false),
+      scatters_(ScattersTokens(options, context.mesh.shape())),
+      ep_group_(context.mesh.EpGroup()) {
+  CHECK(shape.hidden > 0 && shape.num_experts > 0 && shape.top_k > 0 && shape.max_tokens > 0);
+  CheckGpuOptions(options_, shape, mesh_.shape());
+  const ExchangePlan plan = PlanExchanges(options_, exchange_shape_);
+  normal_tokens_ = plan.normal_tokens;
+  low_latency_tokens_ = plan.low_latency_tokens;
+  if (plan.normal) normal_ = MakeExchange(false, normal_tokens_);
+  if (plan.low_latency) low_latency_ = MakeExchange(true, low_latency_tokens_);
+  if (gathers()) {
+    std::vector<int32_t> ids(experts_.size());
+    for (int e = 0; e < experts_.size(); ++e) ids[e] = experts_.LocalIdOn(mesh_.ep_rank(), e);
+    local_ids_ = UploadIds(ids);
+  }
+  PlanChunks();
+}
+
+std::unique_ptr<RowExchange> CudaMoeBackend::MakeExchange(bool low_latency, int64_t tokens) const {
+  CHECK(context_.peers != nullptr);
+  ExchangeConfig config = ConfigOf(exchange_shape_, context_.hosts, low_latency, tokens);
+  config.rank = mesh_.ep_rank();
+  config.world_ranks = ep_group_.data();
+  if (SpansHosts(mesh_.shape(), context_.hosts))
+    return std::make_unique<NcclExchange>(config, experts_, *context_.peers,
+                                          NcclGroup::From(groups().ep));
+  if (!context_.peers->HasDistinctGpus(ep_group_)) config.blocks = kBlocksOfSharedGpu;
+  return std::make_unique<Exchange>(config, experts_, *context_.peers);
+}
+
+void CudaMoeBackend::Observe(RoutingObserver* observer) {
+  if (observer) throw Invalid("experts are recorded on CPUs only: want --device cpu");
+}
+
+void CudaMoeBackend::ChooseReplicasBy(ReplicaChooser* chooser) {
+  if (chooser) throw Invalid("experts move on CPUs only: want --device cpu");
+}
+
+void CudaMoeBackend::SelectExchange(int64_t longest, MoeState& state) {
+  auto& s = static_cast<CudaMoeState&>(state);
+  const bool low_latency =
+      low_latency_ && (!normal_ || (s.decode && longest <= low_latency_tokens_));
+  s.exchange = low_latency ? low_latency_.get() : normal_.get();
+  s.max_round_tokens = low_latency ? low_latency_tokens_ : normal_tokens_;
+}
+
+int64_t CudaMoeBackend::RoundCapacity() const {
+  return std::max(normal_ || !low_latency_ ? normal_tokens_ : 0,
+                  low_latency_ ? low_latency_tokens_ : 0);
+}
+
+int64_t CudaMoeBackend::ArrivedCapacity() const {
+  return gathers() || normal_ || low_latency_ ? mesh_.ep() * RoundCapacity() : RoundCapacity();
+}
+
+void CudaMoeBackend::PlanChunks() {
+  const int64_t k = shape_.top_k, ep = mesh_.ep();
+  const int64_t slots = ArrivedCapacity() * std::min<int64_t>(k, local_experts());
+  ordered_rows_ = MaxOrderedRows(slots, local_experts());
+  // Under even load every rank receives k / ep of a row's slots. Chunks cover twice that; rows
+  // beyond it need further GEMM runs, which are usually empty.
+  const int64_t usual = 2 * CeilDiv((scatters_ ? ep : 1) * RoundCapacity() * k, ep) +
+                        local_experts() * kGroupBlockRows;
+  chunk_rows_ = std::min(ordered_rows_, RoundUp(std::max(usual, kMinChunkRows), kGroupBlockRows));
+}
+
+std::unique_ptr<MoeState> CudaMoeBackend::MakeState(int slot) {
+  CHECK_LT(slot, kStates);
+  auto state = std::make_unique<CudaMoeState>(slot);
+  MoeBuffers& b = state->buffers;
+  const int64_t hidden = shape_.hidden, k = shape_.top_k;
+  const int64_t round = RoundCapacity(), arrived = ArrivedCapacity();
+  const int64_t lane = exchange_shape_.max_tokens;
+  b.logits = Memory(round * shape_.num_experts * 4);
+  for (DeviceMemory* ids : {&b.logical, &b.ids, &b.weights}) *ids = Memory(round * k * 4);
+  if (scatters_ && mesh_.moe_tp() > 1) {
+    b.gathered = Memory(lane * hidden * 4);
+    b.lane_sums = Memory(lane * hidden * 4);
+  }
+  if (gathers()) {
+    b.all_x = Memory(arrived * hidden * 4);
+    b.all_sums = Memory(arrived * hidden * 4);
+    for (DeviceMemory* ids : {&b.all_ids, &b.all_local, &b.all_weights})
+      *ids = Memory(arrived * k * 4);
+  }
+  b.position = Memory(arrived * k * 4);
+  b.offsets = Memory((local_experts() + 1) * 4);
+  b.counts = Memory(local_experts() * 4);
+  b.block_groups = Memory(RoundUp(ordered_rows_, chunk_rows_) / kGroupBlockRows * 4);
+  b.order_arrived = Memory(sizeof(uint32_t));
+  b.order_scratch = Memory(RowOrderScratch(arrived * k, local_experts()) * 4);
+  b.products = product_bytes_.Allocate();
+  b.beside = beside_bytes_.Allocate();
+  b.outputs = Memory(output_bytes_);
+  if (has_shared_) {
+    const int64_t own = CeilDiv(shape_.max_tokens, scatters_ ? mesh_.attn_tp() : 1);
+    b.shared_y = Memory(own * hidden * 4);
+    b.shared_gate = Memory(own * 4);
+  }
+  return state;
+}
+
+void CudaMoeBackend::ReserveExperts(const DeviceExperts& experts) {
+  product_bytes_.Cover(BytesOf(experts, chunk_rows_));
+  output_bytes_ = std::max(output_bytes_, RoundUp(ordered_rows_, chunk_rows_) * shape_.hidden *
+                                              ElementBytes(experts.arithmetic.output));
+}
+
+void CudaMoeBackend::ReserveShared(const DeviceExperts& shared) {
+  const int64_t own = CeilDiv(shape_.max_tokens, scatters_ ? mesh_.attn_tp() : 1);
+  has_shared_ = true;
+  product_bytes_.Cover(BytesOf(shared, RoundUp(own, kGroupBlockRows)));
+  if (device_.options().fused)
+    beside_bytes_.Cover(
+        BytesOf(shared, RoundUp(std::min(own, kMaxTokensOnSideStream), kGroupBlockRows)));
+}
+
+ProductBytes CudaMoeBackend::BytesOf(const DeviceExperts& experts, int64_t rows) const {
+  const int64_t hidden = shape_.hidden, intermediate = experts.intermediate;
+  const int64_t input = ElementBytes(experts.arithmetic.input);
+  const bool fp8 = experts.arithmetic.input == ElementType::kFp8;
+  return {.a = rows * hidden * input,
+          .a_scales = fp8 ? rows * CeilDiv(hidden, kFp8BlockSize) * 4 : 0,
+          .gate_up = rows * 2 * intermediate * ElementBytes(experts.arithmetic.output),
+          .middle = rows * intermediate * input,
+          .middle_scales = fp8 ? rows * CeilDiv(intermediate, kFp8BlockSize) * 4 : 0};
+}
+
+std::unique_ptr<MoeLayerParts> CudaMoeBackend::Place(MoeLayerConfig config,
+                                                     MoeLayerWeights weights) {
+  const RouterConfig& router = config.router;
+  CHECK(router.num_groups >= 1 && router.num_experts % router.num_groups == 0);
+  if (router.num_groups > kMaxRouterGroups)
+    throw Invalid("num_expert_groups={} exceeds the CUDA limit of {}", router.num_groups,
+                  kMaxRouterGroups);
+  auto parts = std::make_unique<CudaMoeParts>(std::move(config), weights, *this);
+  ReserveExperts(parts->experts);
+  if (parts->shared) ReserveShared(*parts->shared);
+  return parts;
+}
+
+// With few tokens, the shared expert overlaps the other stages on a branch. The branch forks and
+// joins in the first round.
+const Branch* CudaMoeBackend::SharedBranch(const CudaMoeParts& parts,
+                                           const CudaMoeState& state) const {
+  const int64_t own = state.own.size();
+  const bool overlaps = parts.shared && own > 0 && state.in_first_round() &&
+                        device_.options().fused && own <= kMaxTokensOnSideStream;
+  return overlaps ? &beside_ : nullptr;
+}
+
+}  // namespace switchyard::cuda
+
+namespace switchyard {
+
+std::shared_ptr<MoeBackend> MakeCudaMoe(const MoeOptions& options, const MoeShape& shape,
+                                        const DeviceMoeContext& context) {
+  return std::make_shared<cuda::CudaMoeBackend>(options, shape, context);
+}
+
+size_t CudaMoePeerBytes(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,
+                        DType dtype, const DeviceMoeHosts& hosts) {
+  return cuda::CudaMoeBackend::PeerBytes(options, shape, mesh, dtype, hosts);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,182 @@
+// The MoE backend of a rank on its GPU.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "kernels/cuda/cuda_device.h"
+#include "moe/backend.h"
+#include "moe/backends.h"
+#include "moe/cuda/expert_rows.h"
+#include "moe/cuda/expert_weights.h"
+#include "moe/cuda/row_exchange.h"
+#include "moe/cuda/select_experts.h"
+#include "moe/cuda_moe.h"
+
+namespace switchyard::cuda {
+
+// Buffers of the expert GEMMs, for a chunk of rows.
+struct ProductBuffers {
+  DeviceMemory a, a_scales;            // [rows, H] input of the first GEMM
+  DeviceMemory gate_up;                // [rows, 2 I] its output
+  DeviceMemory middle, middle_scales;  // [rows, I] the activated rows
+};
+
+// Their sizes in bytes.
+struct ProductBytes {
+  int64_t a = 0, a_scales = 0, gate_up = 0, middle = 0, middle_scales = 0;
+
+  void Cover(const ProductBytes& other);  // the larger one of each
+  ProductBuffers Allocate() const;
+};
+
+// Device memory, sized for the largest batch when the state is made: a pass allocates nothing.
+struct MoeBuffers {
+  DeviceMemory logits;           // [round, num_experts]
+  DeviceMemory logical, ids;     // [round, top_k]
+  DeviceMemory weights;          // [round, top_k]
+  DeviceMemory gathered;         // [lane, H] if a lane's tokens are not contiguous
+  DeviceMemory lane_sums;        // [lane, H] partial sums of slices, for reduce-scatter
+  DeviceMemory all_x, all_sums;  // [tokens of all ranks, H] if `none` gathers them
+  DeviceMemory all_ids, all_local, all_weights;  // [tokens of all ranks, top_k]
+  DeviceMemory position;                         // RowOrder, maximum rows
+  DeviceMemory offsets, counts, block_groups, order_scratch;
+  DeviceMemory order_arrived;          // of SelectAndOrder
+  ProductBuffers products;             // of a chunk of rows; shared expert included
+  ProductBuffers beside;               // of a shared expert on its own stream
+  DeviceMemory outputs;                // [ordered rows, H]
+  DeviceMemory shared_y, shared_gate;  // shared expert, own tokens
+};
+
+struct CudaMoeState : MoeState {
+  using MoeState::MoeState;
+
+  RowExchange* exchange = nullptr;  // null: rows are not exchanged
+  MoeBuffers buffers;
+
+  // Received rows after dispatch, and the local experts of each.
+  struct Arrived {
+    RowSegments in;
+    const std::byte* rows = nullptr;
+    int64_t row_stride = 0, scale_offset = 0;
+    ElementType type = ElementType::kF32;
+    bool travelled = false;          // false: float32, not rounded yet
+    const int32_t* ids = nullptr;    // [segments · capacity, k] local
+    const float* weights = nullptr;  // the same shape; if rows were not exchanged
+    int64_t slots = 0;               // maximum for this rank's experts
+    int64_t expected_slots = 0;      // expected under even load over ranks
+  } arrived;
+  RowOrder order;
+  int64_t ordered_rows = 0;  // maximum, padding included
+};
+
+// A layer's weights on the device.
+struct CudaMoeParts : MoeLayerParts {
+  CudaMoeParts(MoeLayerConfig layer_config, const MoeLayerWeights& weights,
+               const class CudaMoeBackend& moe_backend);
+
+  void SetReplicas(std::vector<int32_t> replicas) override;
+  // Experts do not move on GPUs yet (MoeBackend::movable).
+  void CheckFormats(const kernels::ExpertWeights& expert) const override;
+  OwnedExpert Expert(int local) const override;
+  std::vector<OwnedExpert> Swap(std::vector<OwnedExpert> experts) override;
+
+  const CudaMoeBackend& backend;
+  DeviceMatrix router;
+  DeviceMemory router_bias, correction_bias;
+  // [num_logical] the id that each logical expert maps to: the physical expert if rows are
+  // exchanged, otherwise the local id on this rank. Empty: the identity.
+  DeviceMemory places;
+  DeviceExperts experts;
+  std::optional<DeviceExperts> shared;
+  DeviceMatrix shared_gate;  // [1, H]; no data: no gate
+};
+
+// Enqueues all work on the device's stream, or on a branch that joins it again. Never waits on the
+// host; allocates nothing in a pass. Borrows device, collectives and peer memory.
+class CudaMoeBackend : public MoeBackend {
+ public:
+  CudaMoeBackend(const MoeOptions& options, const MoeShape& shape, const DeviceMoeContext& context);
+  static size_t PeerBytes(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,
+                          DType dtype, const DeviceMoeHosts& hosts);
+
+  CudaDevice& device() const { return device_; }
+  cudaStream_t stream() const { return device_.stream(); }
+  PdlStream chain() const { return device_.chain(); }
+  const ExpertMap& experts() const { return experts_; }
+  int local_experts() const { return experts_.LocalExperts(mesh_.ep_rank()); }
+  // Format to which rows and outputs are rounded, exchanged or not.
+  RowFormat row_format() const { return exchange_shape_.row_format; }
+  // Rows per chunk, the unit that one run of the GEMMs processes.
+  int64_t chunk_rows() const { return chunk_rows_; }
+  // Whether ranks gather the tokens of all ranks for their experts (`none` with DP attention).
+  bool gathers() const { return scatters_ && options_.a2a_backend == "none"; }
+
+  const RankGroups& groups() const override { return context_.groups; }
+  bool scatters() const override { return scatters_; }
+  bool splits_mixed_batches() const override { return low_latency_ && normal_; }
+  void Observe(RoutingObserver* observer) override;
+  void ChooseReplicasBy(ReplicaChooser* chooser) override;
+
+  // Sized for the layers placed so far.
+  std::unique_ptr<MoeState> MakeState(int slot) override;
+  // Copies the weights to the device; the host's may be freed when this returns.
+  std::unique_ptr<MoeLayerParts> Place(MoeLayerConfig config, MoeLayerWeights weights) override;
+  void SelectExchange(int64_t longest, MoeState& state) override;
+  float* GatheredRows(MoeState& state) override;
+  float* LaneSums(MoeState& state) override;
+
+  void Start(const MoeLayerParts& parts, MoeState& state) override;
+  void Route(const MoeLayerParts& parts, MoeState& state) override;
+  void BeginDispatch(const MoeLayerParts& parts, MoeState& state) override;
+  void RunShared(const MoeLayerParts& parts, MoeState& state) override;
+  void EndDispatch(const MoeLayerParts& parts, MoeState& state) override;
+  // Computes the row order by expert; RunExperts permutes the rows.
+  void PrePermute(const MoeLayerParts& parts, MoeState& state) override;
+  void RunExperts(const MoeLayerParts& parts, MoeState& state) override;
+  void PostPermute(const MoeLayerParts& parts, MoeState& state) override;
+  void BeginCombine(const MoeLayerParts& parts, MoeState& state) override;
+  void EndCombine(const MoeLayerParts& parts, MoeState& state) override;
+  void AddShared(const MoeLayerParts& parts, MoeState& state, float* own_out) override;
+
+ private:
+  std::unique_ptr<RowExchange> MakeExchange(bool low_latency, int64_t tokens) const;
+  int64_t RoundCapacity() const;    // tokens of one rank in a round, maximum
+  int64_t ArrivedCapacity() const;  // rows that arrive in a round, maximum
+  void PlanChunks();
+  void ReserveExperts(const DeviceExperts& experts);
+  void ReserveShared(const DeviceExperts& shared);
+  ProductBytes BytesOf(const DeviceExperts& experts, int64_t rows) const;
+
+  SelectExpertsParams Choice(const CudaMoeParts& parts, const CudaMoeState& state) const;
+  bool FusesSelectAndOrder(const CudaMoeState& state) const;
+  void StoreRoutedExperts(const CudaMoeState& state) const;
+  void GatherAll(CudaMoeState& state) const;
+  // Sizes of every lane's tokens in this round, `size` bytes or floats per token.
+  std::span<const size_t> LaneSizes(CudaMoeState& state, size_t size) const;
+  const Branch* SharedBranch(const CudaMoeParts& parts, const CudaMoeState& state) const;
+  bool ReducesAfterSums() const;
+  bool SumsIncludeShared(const CudaMoeParts& parts, const CudaMoeState& state) const;
+  TokenAddend SharedInSums(const CudaMoeParts& parts, const CudaMoeState& state) const;
+
+  const DeviceMoeContext context_;
+  CudaDevice& device_;
+  const ExchangeShape exchange_shape_;
+  const ExpertMap experts_;
+  const bool scatters_;
+  const std::vector<int> ep_group_;
+  int64_t normal_tokens_ = 0, low_latency_tokens_ = 0;  // per round
+  std::unique_ptr<RowExchange> normal_, low_latency_;
+  int64_t ordered_rows_ = 0, chunk_rows_ = 0;  // maximum
+  // [num_physical] local id on this rank or −1, if ranks gather all tokens.
+  DeviceMemory local_ids_;
+  // What states need for the layers placed so far, in bytes.
+  ProductBytes product_bytes_, beside_bytes_;
+  int64_t output_bytes_ = 0;
+  bool has_shared_ = false;
+  Branch beside_;
+};
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,353 @@
+// The stages of an MoE layer on a GPU.
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "core/check.h"
+#include "core/error.h"
+#include "kernels/cuda/grouped_gemm.h"
+#include "moe/cuda/cuda_backend.h"
+#include "moe/cuda/expert_runner.h"
+#include "moe/cuda/router_logits.h"
+#include "moe/cuda/select_and_order.h"
+#include "quant/formats.h"
+
+namespace switchyard::cuda {
+namespace {
+
+std::span<const float> Floats(const float* data, int64_t count) {
+  return {data, static_cast<size_t>(data ? count : 0)};
+}
+
+DeviceExperts PlaceExperts(const MoeLayerWeights& weights, const CudaMoeBackend& backend) {
+  CHECK_EQ(static_cast<int>(weights.experts.size()), backend.local_experts());
+  return DeviceExperts(weights.experts,
+                       ChooseArithmetic(weights.experts, backend.device().options().dtype,
+                                        IsHopper(), backend.device().options().packs_experts));
+}
+
+const CudaMoeParts& Own(const MoeLayerParts& parts) {
+  return static_cast<const CudaMoeParts&>(parts);
+}
+CudaMoeState& Own(MoeState& state) { return static_cast<CudaMoeState&>(state); }
+
+ExpertActivation ActivationOf(const MoeLayerConfig& config) {
+  return {.clamped = config.activation == kernels::Activation::kSwiGluClamped,
+          .alpha = config.swiglu_alpha,
+          .limit = config.swiglu_limit};
+}
+
+// The shared expert's output, from `token` of the own tokens on.
+TokenAddend SharedOutput(const CudaMoeParts& parts, const CudaMoeState& s, int64_t token) {
+  const bool gated = parts.shared_gate.n > 0;
+  return {.x = s.buffers.shared_y.as<float>() + token * s.width,
+          .gate = gated ? s.buffers.shared_gate.as<float>() + token : nullptr};
+}
+
+}  // namespace
+
+CudaMoeParts::CudaMoeParts(MoeLayerConfig layer_config, const MoeLayerWeights& weights,
+                           const CudaMoeBackend& moe_backend)
+    : MoeLayerParts(std::move(layer_config)),
+      backend(moe_backend),
+      router(UploadPlain(weights.router.w)),
+      experts(PlaceExperts(weights, moe_backend)) {
+  const int64_t count = config.router.num_experts;
+  if (weights.router.bias) router_bias = UploadFloats(Floats(weights.router.bias, count));
+  if (weights.router.correction_bias)
+    correction_bias = UploadFloats(Floats(weights.router.correction_bias, count));
+  if (!weights.has_shared) return;
+  const std::span one(&weights.shared, 1);
+  shared.emplace(one, ChooseArithmetic(one, backend.device().options().dtype, IsHopper()));
+  if (weights.shared_gate.defined()) shared_gate = UploadPlain(weights.shared_gate);
+}
+
+void CudaMoeParts::SetReplicas(std::vector<int32_t> replicas) {
+  const Mesh& mesh = backend.mesh();
+  const bool stays = !backend.scatters();
+  if (replicas.empty() && (!stays || mesh.ep() == 1)) {
+    places = DeviceMemory();
+    return;
+  }
+  if (replicas.empty()) {
+    replicas.resize(config.router.num_experts);
+    std::iota(replicas.begin(), replicas.end(), 0);
+  }
+  if (stays)
+    for (int32_t& place : replicas) place = backend.experts().LocalIdOn(mesh.ep_rank(), place);
+  places = UploadIds(replicas);
+}
+
+void CudaMoeParts::CheckFormats(const kernels::ExpertWeights& /*expert*/) const {
+  throw Invalid("experts move on CPUs only: want --device cpu");
+}
+OwnedExpert CudaMoeParts::Expert(int /*local*/) const {
+  throw Invalid("experts move on CPUs only: want --device cpu");
+}
+std::vector<OwnedExpert> CudaMoeParts::Swap(std::vector<OwnedExpert> /*experts*/) {
+  throw Invalid("experts move on CPUs only: want --device cpu");
+}
+
+float* CudaMoeBackend::GatheredRows(MoeState& state) {
+  return Own(state).buffers.gathered.as<float>();
+}
+float* CudaMoeBackend::LaneSums(MoeState& state) {
+  return Own(state).buffers.lane_sums.as<float>();
+}
+
+void CudaMoeBackend::Start(const MoeLayerParts& layer, MoeState& state) {
+  if (const Branch* branch = SharedBranch(Own(layer), Own(state))) branch->Fork(stream());
+}
+
+void CudaMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
+  const CudaMoeParts& parts = Own(layer);
+  CudaMoeState& s = Own(state);
+  Check(RouterLogits({.x = s.round_x(),
+                      .w = parts.router.data.data(),
+                      .w_is_bf16 = parts.router.type == ElementType::kBF16,
+                      .bias = parts.router_bias.as<float>(),
+                      .y = s.buffers.logits.as<float>(),
+                      .m = s.round.size(),
+                      .n = parts.config.router.num_experts,
+                      .k = s.width},
+                     chain()),
+        "router logits");
+  if (FusesSelectAndOrder(s)) return;  // PrePermute selects them
+  Check(SelectExpertsOnDevice(Choice(parts, s), stream()), "choice of experts");
+  StoreRoutedExperts(s);
+}
+
+SelectExpertsParams CudaMoeBackend::Choice(const CudaMoeParts& parts, const CudaMoeState& s) const {
+  const RouterConfig& router = parts.config.router;
+  const MoeBuffers& buffers = s.buffers;
+  const OwnTokens own = s.OwnOfRound();
+  const RouterFaults faults = s.router_faults.From(own.in_group);
+  return {.logits = buffers.logits.as<float>(),
+          .correction_bias = parts.correction_bias.as<float>(),
+          .tokens = s.round.size(),
+          .num_experts = router.num_experts,
+          .top_k = router.top_k,
+          .scoring = static_cast<int>(router.scoring),
+          .renormalize = router.renormalize,
+          .num_groups = router.num_groups,
+          .topk_groups = router.topk_groups,
+          .top2_sum = router.group_score == RouterConfig::GroupScore::kTop2Sum,
+          .scaling = router.routed_scaling_factor,
+          .places = parts.places.as<int32_t>(),
+          .logical = buffers.logical.as<int32_t>(),
+          .ids = buffers.ids.as<int32_t>(),
+          .weights = buffers.weights.as<float>(),
+          .faults = {.records = faults.records,
+                     .index = faults.index,
+                     .begin = own.in_round.begin,
+                     .end = own.in_round.end,
+                     .of_expert_0 = FaultOf(parts.config.layer, 0)}};
+}
+
+// Fuses selection and ordering if rows are not exchanged and no earlier stage reads the selection.
+bool CudaMoeBackend::FusesSelectAndOrder(const CudaMoeState& s) const {
+  return device_.options().fused && !s.exchange && !gathers() &&
+         s.round.size() <= kMaxTokensToOrder;
+}
+
+// Each rank stores its own tokens; Scatter all-gathers them over the attention group.
+void CudaMoeBackend::StoreRoutedExperts(const CudaMoeState& s) const {
+  if (!s.routed_experts) return;
+  const int k = shape_.top_k;
+  const OwnTokens own = s.OwnOfRound();
+  if (own.in_round.size() == 0) return;
+  Check(cudaMemcpyAsync(s.routed_experts + own.in_group * k,
+                        s.buffers.logical.as<int32_t>() + own.in_round.begin * k,
+                        own.in_round.size() * k * sizeof(int32_t), cudaMemcpyDeviceToDevice,
+                        stream()),
+        "copy of routed experts");
+}
+
+void CudaMoeBackend::BeginDispatch(const MoeLayerParts& layer, MoeState& state) {
+  CudaMoeState& s = Own(state);
+  if (s.exchange) {
+    s.exchange->BeginDispatch(s.slot,
+                              {.x = s.round_x(),
+                               .dtype = DType::kF32,
+                               .ids = s.buffers.ids.as<int32_t>(),
+                               .weights = s.buffers.weights.as<float>(),
+                               .tokens = s.round.size(),
+                               .longest = s.LongestInRound(),
+                               .addend = SharedInSums(Own(layer), s)},
+                              stream());
+  } else if (gathers()) {
+    GatherAll(s);
+  }
+}
+
+std::span<const size_t> CudaMoeBackend::LaneSizes(CudaMoeState& s, size_t size) const {
+  s.part_sizes.resize(s.lanes.size());
+  for (size_t i = 0; i < s.lanes.size(); ++i) s.part_sizes[i] = s.InRound(s.lanes[i]) * size;
+  return s.part_sizes;
+}
+
+// `none` with DP attention: gathers the tokens of all ranks on every rank.
+void CudaMoeBackend::GatherAll(CudaMoeState& s) const {
+  const MoeBuffers& buffers = s.buffers;
+  const int k = shape_.top_k;
+  const auto gather = [&](const void* part, const DeviceMemory& all, size_t size) {
+    const auto sizes = LaneSizes(s, size);
+    if (mesh_.ep() > 1) return groups().ep->AllGatherV(part, all.data(), sizes);
+    Check(cudaMemcpyAsync(all.data(), part, sizes[0], cudaMemcpyDeviceToDevice, stream()),
+          "copy of tokens");
+  };
+  gather(buffers.ids.data(), buffers.all_ids, k * sizeof(int32_t));
+  gather(buffers.weights.data(), buffers.all_weights, k * sizeof(float));
+  gather(s.round_x(), buffers.all_x, s.width * sizeof(float));
+  const int64_t tokens = std::accumulate(s.lanes.begin(), s.lanes.end(), int64_t{0});
+  Check(MapIds(buffers.all_ids.as<int32_t>(), local_ids_.as<int32_t>(), tokens * k,
+               buffers.all_local.as<int32_t>(), stream()),
+        "local experts of all tokens");
+}
+
+void CudaMoeBackend::RunShared(const MoeLayerParts& layer, MoeState& state) {
+  const CudaMoeParts& parts = Own(layer);
+  CudaMoeState& s = Own(state);
+  const int64_t own = s.own.size();
+  if (!parts.shared || own == 0) return;
+  const Branch* branch = SharedBranch(parts, s);
+  const PdlStream on = branch ? PdlStream(branch->stream(), chain().early) : chain();
+  RunSharedExpert(*parts.shared, ActivationOf(parts.config), s.own_x(), own,
+                  s.buffers.shared_y.as<float>(), branch ? s.buffers.beside : s.buffers.products,
+                  on);
+  if (parts.shared_gate.n == 0) return;
+  Check(RouterLogits({.x = s.own_x(),
+                      .w = parts.shared_gate.data.data(),
+                      .w_is_bf16 = parts.shared_gate.type == ElementType::kBF16,
+                      .y = s.buffers.shared_gate.as<float>(),
+                      .m = own,
+                      .n = 1,
+                      .k = s.width},
+                     on.stream),
+        "gate of the shared expert");
+}
+
+void CudaMoeBackend::EndDispatch(const MoeLayerParts& /*layer*/, MoeState& state) {
+  CudaMoeState& s = Own(state);
+  const MoeBuffers& buffers = s.buffers;
+  CudaMoeState::Arrived& arrived = s.arrived;
+  const int64_t hidden = s.width;
+  const int k = shape_.top_k;
+  const int64_t longest = s.LongestInRound();
+  int64_t tokens = 0;  // of all lanes in this round
+  for (const int64_t lane : s.lanes) tokens += s.InRound(lane);
+  arrived = {};
+  if (s.exchange) {
+    const DispatchedRows rows = s.exchange->EndDispatch(s.slot, stream());
+    const RowFormat format = row_format();
+    arrived.in = {.segments = mesh_.ep(),
+                  .capacity = s.max_round_tokens,
+                  .tokens = longest,
+                  .counts = rows.counts};
+    arrived.rows = rows.rows;
+    arrived.row_stride = rows.row_stride;
+    arrived.scale_offset = rows.scale_offset;
+    arrived.type = format.fp8                     ? ElementType::kFp8
+                   : format.dtype == DType::kBF16 ? ElementType::kBF16
+                                                  : ElementType::kF32;
+    arrived.travelled = true;
+    arrived.ids = rows.ids;
+  } else {
+    const bool all = gathers();
+    if (!all) tokens = s.round.size();
+    const float* x = all ? buffers.all_x.as<float>() : s.round_x();
+    arrived.in = {.segments = 1, .capacity = tokens, .tokens = tokens};
+    arrived.rows = reinterpret_cast<const std::byte*>(x);
+    arrived.row_stride = hidden * static_cast<int64_t>(sizeof(float));
+    arrived.ids = all ? buffers.all_local.as<int32_t>() : buffers.ids.as<int32_t>();
+    arrived.weights = all ? buffers.all_weights.as<float>() : buffers.weights.as<float>();
+  }
+  arrived.slots = tokens * std::min(k, local_experts());
+  arrived.expected_slots = CeilDiv(tokens * k, mesh_.ep());
+}
+
+void CudaMoeBackend::PrePermute(const MoeLayerParts& layer, MoeState& state) {
+  const CudaMoeParts& parts = Own(layer);
+  CudaMoeState& s = Own(state);
+  const MoeBuffers& buffers = s.buffers;
+  const CudaMoeState::Arrived& arrived = s.arrived;
+  s.ordered_rows = MaxOrderedRows(arrived.slots, parts.experts.experts);
+  s.order = {.position = buffers.position.as<int32_t>(),
+             .offsets = buffers.offsets.as<int32_t>(),
+             .counts = buffers.counts.as<int32_t>(),
+             .block_groups = buffers.block_groups.as<int32_t>()};
+  const RowOrderParams order = {.in = arrived.in,
+                                .ids = arrived.ids,
+                                .k = shape_.top_k,
+                                .experts = parts.experts.experts,
+                                .blocks = s.ordered_rows / kGroupBlockRows,
+                                .scratch = buffers.order_scratch.as<int32_t>(),
+                                .out = s.order};
+  if (!FusesSelectAndOrder(s)) return Check(OrderRows(order, stream()), "order of rows by expert");
+  Check(SelectAndOrder(Choice(parts, s), order, buffers.order_arrived.as<uint32_t>(), chain()),
+        "choice of experts and order of rows");
+  StoreRoutedExperts(s);
+}
+
+void CudaMoeBackend::RunExperts(const MoeLayerParts& layer, MoeState& state) {
+  const CudaMoeParts& parts = Own(layer);
+  RunDeviceExperts(parts.experts, ActivationOf(parts.config), Own(state), *this);
+}
+
+// EndCombine reads the outputs in the order of the experts.
+void CudaMoeBackend::PostPermute(const MoeLayerParts& /*layer*/, MoeState& /*state*/) {}
+
+void CudaMoeBackend::BeginCombine(const MoeLayerParts& layer, MoeState& state) {
+  CudaMoeState& s = Own(state);
+  if (const Branch* branch = SharedBranch(Own(layer), s)) branch->Join(stream());
+  if (s.exchange)
+    s.exchange->BeginCombine(s.slot, s.buffers.outputs.data(), s.order.position, stream());
+}
+
+void CudaMoeBackend::EndCombine(const MoeLayerParts& layer, MoeState& state) {
+  const CudaMoeParts& parts = Own(layer);
+  CudaMoeState& s = Own(state);
+  if (s.exchange) return s.exchange->EndCombine(s.slot, s.round_y(), stream());
+  const bool adds_up = ReducesAfterSums();
+  float* sums = adds_up ? s.buffers.all_sums.as<float>() : s.round_y();
+  Check(UnpermuteRows({.outputs = s.buffers.outputs.data(),
+                       .type = parts.experts.arithmetic.output,
+                       .position = s.order.position,
+                       .weights = s.arrived.weights,
+                       .tokens = s.arrived.in.tokens,
+                       .hidden = s.width,
+                       .k = shape_.top_k,
+                       .addend = SharedInSums(parts, s),
+                       .y = sums},
+                      SharedBranch(parts, s) ? PdlStream(stream()) : chain()),
+        "sums over slots");
+  if (adds_up) groups().ep->ReduceScatterV(sums, s.round_y(), LaneSizes(s, s.width));
+}
+
+// `none` with DP attention: a rank has the partial sums of its own experts for the tokens of all
+// ranks.
+bool CudaMoeBackend::ReducesAfterSums() const { return gathers() && mesh_.ep() > 1; }
+
+// Whether the combine sums include the shared expert's output. If a later reduction over ranks
+// would count it more than once, Scatter adds it instead.
+bool CudaMoeBackend::SumsIncludeShared(const CudaMoeParts& parts, const CudaMoeState& s) const {
+  return parts.shared && !ReducesAfterSums() && !(s.partitioned && mesh_.moe_tp() > 1);
+}
+
+TokenAddend CudaMoeBackend::SharedInSums(const CudaMoeParts& parts, const CudaMoeState& s) const {
+  return SumsIncludeShared(parts, s) ? SharedOutput(parts, s, s.round.begin) : TokenAddend{};
+}
+
+void CudaMoeBackend::AddShared(const MoeLayerParts& layer, MoeState& state, float* own_out) {
+  const CudaMoeParts& parts = Own(layer);
+  CudaMoeState& s = Own(state);
+  if (!parts.shared || SumsIncludeShared(parts, s)) return;
+  Check(AddToTokens({.addend = SharedOutput(parts, s, 0),
+                     .tokens = s.own.size(),
+                     .hidden = s.width,
+                     .y = own_out},
+                    stream()),
+        "sum with the shared expert");
+}
+
+}  // namespace switchyard::cuda

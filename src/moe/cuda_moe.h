@@ -1,0 +1,49 @@
+// The MoE backend of ranks on GPUs, for callers without CUDA headers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "comm/device/collectives.h"
+#include "comm/mesh.h"
+#include "core/dtype.h"
+#include "moe/backend.h"
+#include "moe/options.h"
+
+namespace switchyard {
+
+namespace kernels {
+class Device;
+}
+namespace cuda {
+class PeerMemory;
+}
+
+// Placement of ranks on hosts, and the limit of captured passes. Rows travel over NCCL if the world
+// spans hosts. The same on all ranks.
+struct DeviceMoeHosts {
+  int ranks_per_host = 0;  // 0: one host has all ranks
+  // Maximum tokens of a group in a captured pass, during which the host cannot wait.
+  int64_t recorded_tokens = 0;
+};
+
+// Dependencies of the backend. All of them outlive it.
+struct DeviceMoeContext {
+  Mesh mesh;
+  RankGroups groups;  // collectives on device memory; groups of one member may be null
+  // Null where no rows are exchanged: one rank of the EP group, or --moe-a2a-backend none.
+  cuda::PeerMemory* peers = nullptr;
+  kernels::Device* device = nullptr;  // a GPU
+  DeviceMoeHosts hosts;               // with several hosts, groups.ep uses NCCL
+};
+
+// Allocates peer memory: all ranks call it in one order. Error kInvalid names the flag that
+// requests a feature without GPU support, or states that this build has no CUDA.
+std::shared_ptr<MoeBackend> MakeCudaMoe(const MoeOptions& options, const MoeShape& shape,
+                                        const DeviceMoeContext& context);
+// Bytes of peer memory that MakeCudaMoe allocates per rank. `dtype`: CudaDeviceOptions::dtype.
+size_t CudaMoePeerBytes(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,
+                        DType dtype, const DeviceMoeHosts& hosts = {});
+
+}  // namespace switchyard

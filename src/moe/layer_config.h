@@ -1,0 +1,57 @@
+// The description of one MoE layer: its configuration, its weights, and the rows of a pass.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "moe/placement.h"
+#include "moe/router.h"
+#include "moe/router_fault.h"
+
+namespace switchyard {
+
+struct MoeLayerConfig {
+  int64_t hidden = 0;
+  RouterConfig router;
+  kernels::Activation activation = kernels::Activation::kSwiGlu;
+  float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;
+  ExpertPlacement placement;  // default: trivial
+  int layer = 0;              // index in the model, for observers
+};
+
+// Views of the checkpoint: this rank's shard.
+struct MoeLayerWeights {
+  RouterWeights router;  // replicated on every rank
+  // The physical experts of ExpertsOfRank(...), each the MoE-TP slice of its I.
+  std::vector<kernels::ExpertWeights> experts;
+  // The shared expert, if any. Replicated on every rank if ranks have tokens of their own
+  // (ScattersTokens); otherwise the rank's TP slice, whose output joins the same all-reduce.
+  bool has_shared = false;
+  kernels::ExpertWeights shared;
+  WeightView shared_gate;  // [1, H], sigmoid; undefined: no gate
+};
+
+// An expert's shard, and the owner of its biases if no view owns them.
+struct OwnedExpert {
+  kernels::ExpertWeights weights;
+  std::shared_ptr<const void> owner;
+};
+
+// The rows of one forward pass, the same on every rank.
+struct MoeTokens {
+  // [dp] rows of each attention group, and the number of leading rows that are the single new row
+  // of their sequence (decode). A group may have none.
+  std::span<const int64_t> group_tokens;
+  std::span<const int64_t> group_decode_tokens;
+  // [tokens of this group, top_k] in the memory of the layer's device: receives the logical experts
+  // of every token, −1 for none, on every rank of the group. Null: not wanted.
+  int32_t* routed_experts = nullptr;
+  // Receives the router faults of the tokens that this rank routes. In the memory of the layer's
+  // device.
+  RouterFaults router_faults;
+};
+
+}  // namespace switchyard

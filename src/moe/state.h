@@ -1,0 +1,79 @@
+// The state of one pass in the MoE layers.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "moe/router_fault.h"
+#include "moe/token_partition.h"
+#include "moe/types.h"
+
+namespace switchyard {
+
+// The batch that a pass has in a layer, and the cursor over its rounds. A backend derives its own
+// state from this, with the outputs of each stage that the next one reads. A pass has one state for
+// all layers, and reuses its memory. States of several passes may be in flight at once.
+struct MoeState {
+  explicit MoeState(int pass_slot) : slot(pass_slot) {}
+  virtual ~MoeState() = default;
+  MoeState(const MoeState&) = delete;
+  MoeState& operator=(const MoeState&) = delete;
+
+  const int slot;  // of the pass among those in flight: selects its exchange buffers
+
+  // Rows of this rank's attention group in this batch, and their outputs.
+  const float* hidden = nullptr;  // [tokens, H]
+  float* out = nullptr;           // [tokens, H]
+  int64_t width = 0;              // H
+  int64_t tokens = 0;
+  bool decode = false;                // every sequence has one row, on all ranks
+  int32_t* routed_experts = nullptr;  // [tokens, top_k] or null
+  RouterFaults router_faults;         // [tokens]
+  int64_t first_row = 0;              // index of the first token among the group's in the pass
+
+  // Rows that this rank routes: its lane's tokens, or all tokens if there is no partition.
+  bool partitioned = false;
+  TokenPartition partition;
+  std::vector<int64_t> lanes;  // [ep] tokens of each rank's lane; without a partition [1] all
+  Share own;                   // range of the group's tokens
+  const float* x = nullptr;    // [lane tokens, H]
+  float* y = nullptr;          // [lane tokens, H]
+  int64_t lane_tokens = 0;
+
+  // The current round. Every rank has the same number of rounds.
+  Share round;  // range of the lane's tokens
+  int64_t rounds = 0, rounds_done = 0;
+  int64_t max_round_tokens = 0;  // of one rank: capacity of one exchange
+  bool rows_staged = false;      // the caller already wrote the rows to InputRows' buffer
+
+  std::vector<size_t> part_sizes;     // of an all-gather or reduce-scatter, by member
+  std::vector<int64_t> other_tokens;  // [dp]
+
+  // Advances to the next round; false after the last one.
+  bool NextRound() {
+    if (rounds_done == rounds) return false;
+    const int64_t begin = std::min(lane_tokens, rounds_done * max_round_tokens);
+    round = {begin, std::min(lane_tokens, begin + max_round_tokens)};
+    ++rounds_done;
+    return true;
+  }
+  // Whether no round before this one has run: the shared expert computes all own tokens then.
+  bool in_first_round() const { return rounds > 0 && rounds_done <= 1; }
+
+  // Tokens of a lane in the current round.
+  int64_t InRound(int64_t lane) const {
+    return std::clamp<int64_t>(lane - (rounds_done - 1) * max_round_tokens, 0, max_round_tokens);
+  }
+  int64_t LongestInRound() const { return InRound(std::ranges::max(lanes)); }
+  OwnTokens OwnOfRound() const {
+    return OwnInRound(own, partitioned ? partition.own_in_lane() : 0, round);
+  }
+
+  const float* own_x() const { return hidden + own.begin * width; }
+  const float* round_x() const { return x + round.begin * width; }
+  float* round_y() const { return y + round.begin * width; }
+};
+
+}  // namespace switchyard
