@@ -41,6 +41,7 @@ struct MoeBatch {
   Share round;  // range of the lane's tokens
   int64_t rounds = 0, rounds_done = 0;
   int64_t max_round_tokens = 0;  // of one rank: capacity of one exchange
+  bool combines_once = false;    // one combine for all rounds, after the last one
 
   Scratch<float> logits;  // of the router, [round, num_experts]
   TopK logical;           // [round, top_k] logical experts that the router selects
@@ -61,14 +62,18 @@ struct MoeBatch {
   // Advances to the next round; false after the last one.
   bool NextRound() {
     if (rounds_done == rounds) return false;
-    const int64_t begin = std::min(lane_tokens, rounds_done * max_round_tokens);
+    const int64_t first = rounds_done * max_round_tokens, begin = std::min(lane_tokens, first);
     round = {begin, std::min(lane_tokens, begin + max_round_tokens)};
     ++rounds_done;
+    if (combines_once) handle.round = {first, rounds_done == rounds};
     return true;
   }
 
   const float* round_x() const { return x + round.begin * hidden_size; }
   float* round_y() const { return y + round.begin * hidden_size; }
+  // Whether a combine ends with the current round, and its outputs.
+  bool ends_combine() const { return handle.round.last; }
+  float* combine_y() const { return combines_once ? y : round_y(); }
 };
 
 }  // namespace switchyard

@@ -146,6 +146,7 @@ void MoeLayer::RunRound(MoeBatch& batch, const MoeHooks& hooks) const {
   PrePermute(batch);
   RunExperts(batch);
   PostPermute(batch);
+  if (!batch.ends_combine()) return BeginCombine(batch);
   Call(hooks.before_combine);
   BeginCombine(batch);
   Call(hooks.during_combine);
@@ -349,7 +350,8 @@ void MoeLayer::BeginCombine(MoeBatch& batch) const {
 }
 
 void MoeLayer::EndCombine(MoeBatch& batch) const {
-  runtime_->dispatcher().EndCombine(&batch.handle, batch.round_y());
+  if (!batch.ends_combine()) return;
+  runtime_->dispatcher().EndCombine(&batch.handle, batch.combine_y());
 }
 
 // Computes the own tokens, or all tokens if each rank has a TP slice of the expert.

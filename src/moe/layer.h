@@ -97,7 +97,8 @@ class MoeLayer {
   InputBuffer InputRows(const MoeTokens& tokens) const;
 
   // The stages; each leaves its outputs in the batch. Public for callers that interleave several
-  // batches. Forward runs them in this order for each round of the batch.
+  // batches. Forward runs them in this order for each round of the batch. If one combine covers all
+  // rounds, EndCombine does nothing before the last one.
   void Route(MoeBatch& batch) const;
   void BeginDispatch(MoeBatch& batch) const;
   void EndDispatch(MoeBatch& batch) const;

@@ -198,6 +198,9 @@ void MoeRuntime::StartBatch(const float* hidden, std::span<const int64_t> group_
   batch->max_round_tokens = MaxTokens(decode);
   batch->rounds = CeilDiv(longest, batch->max_round_tokens);
   batch->rounds_done = 0;
+  batch->combines_once = dispatcher_ != nullptr && batch->rounds > 1 &&
+                         longest <= dispatcher_->MaxCombineTokens(decode);
+  batch->handle.round = {};
   batch->outputs_written = false;
   batch->round = {};
 }
