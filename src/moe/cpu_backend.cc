@@ -177,9 +177,11 @@ std::unique_ptr<MoeState> CpuMoeBackend::MakeState(int slot) {
   return std::make_unique<CpuMoeState>(slot);
 }
 
-void CpuMoeBackend::SelectExchange(int64_t /*longest*/, MoeState& state) {
+void CpuMoeBackend::SelectExchange(int64_t longest, MoeState& state) {
   state.max_round_tokens =
       fused_ ? fused_->MaxTokens(state.decode) : dispatcher_->MaxTokens(state.decode);
+  state.combines_once = !fused_ && longest > state.max_round_tokens &&
+                        longest <= dispatcher_->MaxCombineTokens(state.decode);
 }
 
 std::shared_ptr<CpuMoeBackend> MakeCpuMoe(const MoeOptions& options, const MoeShape& shape,

@@ -124,6 +124,7 @@ float* CpuMoeBackend::LaneSums(MoeState& state) {
 
 MoeInputBuffer CpuMoeBackend::InputRows(MoeState& state) {
   if (fused_) return {};
+  Own(state).handle.round = {};
   return {.rows = dispatcher_->InputRows(state.round.size(), state.decode, &Own(state).handle),
           .format = exchange_.row_format};
 }
@@ -145,6 +146,9 @@ void CpuMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
   const CpuMoeParts& parts = Own(layer);
   const MoeLayerConfig& config = parts.config;
   CpuMoeState& s = Own(state);
+  s.handle.round = {};
+  if (s.combines_once)
+    s.handle.round = {(s.rounds_done - 1) * s.max_round_tokens, s.ends_combine()};
   StageInputRows(s);
   const int experts = config.router.num_experts;
   const int64_t tokens = s.round.size();
@@ -236,8 +240,8 @@ void CpuMoeBackend::BeginCombine(const MoeLayerParts& /*layer*/, MoeState& state
 
 void CpuMoeBackend::EndCombine(const MoeLayerParts& layer, MoeState& state) {
   CpuMoeState& s = Own(state);
-  if (fused_) return fused_->End(Own(layer).Block(), &s.handle, s.round_y());
-  dispatcher_->EndCombine(&s.handle, s.round_y());
+  if (fused_) return fused_->End(Own(layer).Block(), &s.handle, s.combine_y());
+  dispatcher_->EndCombine(&s.handle, s.combine_y());
 }
 
 void CpuMoeBackend::AddShared(const MoeLayerParts& layer, MoeState& state, float* own_out) {

@@ -23,6 +23,11 @@ namespace switchyard {
 // producer writes the rows directly. OutputDestinations returns the destinations of the runner's
 // outputs. PrepareCombine does the part of the combine that precedes its flags.
 //
+// One combine may cover several rounds of a batch (MaxCombineTokens). Each round then has its own
+// BeginDispatch, EndDispatch and BeginCombine, with its place in DispatchHandle::round. EndCombine
+// follows the last round only. A later round uses the dispatch buffers of the round before it. Its
+// dispatch therefore waits until every rank has called BeginCombine for that round.
+//
 // Begin starts an operation and returns, End waits for it. Other work, including calls of another
 // batch, may run in between. Every rank of the group makes the same calls in the same order, ranks
 // without tokens included. A batch's state lives in its handle; the dispatcher holds none.
@@ -69,6 +74,8 @@ class Dispatcher {
   virtual std::vector<DispatchLayout> layouts() const = 0;
   // Maximum tokens of one rank in one exchange. Larger batches take several rounds.
   virtual int64_t MaxTokens(bool decode) const = 0;
+  // Maximum tokens of one rank in one combine, over all its rounds.
+  virtual int64_t MaxCombineTokens(bool decode) const { return MaxTokens(decode); }
   // Whether a batch of decode and prefill rows is split into two exchanges.
   virtual bool splits_mixed_batches() const { return false; }
 
@@ -78,8 +85,9 @@ class Dispatcher {
   virtual std::byte* InputRows(int64_t /*tokens*/, bool /*decode*/, DispatchHandle*) {
     return nullptr;
   }
-  // x [topk.tokens, H] and `topk` must stay valid and unchanged until EndCombine returns. `decode`:
-  // every sequence has one row, on all ranks. `handle`: idle, filled here. Errors: kResource if the
+  // x [topk.tokens, H] and `topk` must stay valid and unchanged until EndCombine returns, or
+  // BeginCombine if the round is not the last of its combine. `decode`: every sequence has one row,
+  // on all ranks. `handle`: idle, or between two rounds; filled here. Errors: kResource if the
   // tokens exceed a buffer or too many batches are in flight; kTimeout, naming the stage and the
   // peer (the other calls too).
   virtual void BeginDispatch(const float* x, const TopK& topk, bool decode,
@@ -99,15 +107,16 @@ class Dispatcher {
   // Before BeginCombine, or as a part of it: moves outputs to their destinations, sets no flags
   // yet.
   virtual void PrepareCombine(const ExpertRows& /*experts*/, DispatchHandle*) {}
-  // experts.rows must stay valid until EndCombine returns.
+  // experts.rows must stay valid as long as BeginDispatch's x.
   virtual void BeginCombine(const ExpertRows& experts, DispatchHandle* handle) = 0;
-  // y [topk.tokens, H]: sums over slots in slot order in float32, zero where all ids are −1. (With
-  // --moe-combine-rows rank: sums over ranks of each rank's partial sum.)
+  // y [tokens of all rounds, H]: sums over slots in slot order in float32, zero where all ids are
+  // −1. (With --moe-combine-rows rank: sums over ranks of each rank's partial sum.)
   virtual void EndCombine(DispatchHandle* handle, float* y) = 0;
 
   // Dispatches other rows x [topk.tokens, H] with the routing of the last batch of `handle`, which
-  // every rank has ended. A backend reuses the layout it computed and exchanged for that batch.
-  // Training sends gradients this way. The default calls BeginDispatch with the handle's topk.
+  // had one round and every rank has ended. A backend reuses the layout it computed and exchanged
+  // for that batch. Training sends gradients this way. The default calls BeginDispatch with the
+  // handle's topk.
   virtual void BeginDispatchAgain(const float* x, bool decode, DispatchHandle* handle) {
     BeginDispatch(x, *handle->topk, decode, handle);
   }

@@ -12,9 +12,8 @@ namespace switchyard {
 //   SGLANG_DEEPEP_BF16_DISPATCH (1, true)            --deepep-dispatcher-output-dtype bf16
 //   DEEPEP_NORMAL_LONG_SEQ_PER_ROUND_TOKENS          --deepep-normal-long-seq-per-round-tokens
 //   DEEPEP_NORMAL_LONG_SEQ_ROUND                     --deepep-normal-long-seq-round
-//   DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ (1, true)  the buffer that HCCL_BUFFSIZE must cover is
-//                                                    that of rounds; combine always uses
-//                                                    dispatch's rounds
+//   DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ (1, true)  combine in dispatch's rounds, not in one
+//                                                    exchange after the last round
 //   HCCL_BUFFSIZE, DEEPEP_HCCL_BUFFSIZE              MiB of one exchange (the second if both are)
 //
 // Error kInvalid names a variable with an unsupported value.

@@ -59,6 +59,8 @@ TEST(MoeEnvironmentTest, WhatIsNotSetStays) {
   EXPECT_EQ(options.dispatcher_output_dtype, "fp8");
   EXPECT_EQ(options.long_seq_per_round_tokens, 9);
   EXPECT_EQ(options.long_seq_rounds, 3);
+  EXPECT_FALSE(options.combine_long_seq);
+  EXPECT_EQ(options.hccl_buffer_mib, 0);
 }
 
 TEST(MoeEnvironmentTest, BadValuesAreRefusedByName) {

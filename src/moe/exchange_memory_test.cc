@@ -30,9 +30,9 @@ MoeOptions DeepEp(const std::string& mode, int capacity, int64_t per_round, int 
 
 size_t Lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// P ranks, C tokens per round, k slots, E experts per rank, H · 2 bytes per row.
-size_t NormalBytes(size_t p, size_t c, size_t k, size_t row) {
-  return 2 * (Lines(4 * p) + Lines(p * c * row) + Lines(4 * p * c * (1 + k)) + Lines(c * k * row) +
+// P ranks, C tokens per round and T per combine, k slots, E experts per rank, H · 2 bytes per row.
+size_t NormalBytes(size_t p, size_t c, size_t t, size_t k, size_t row) {
+  return 2 * (Lines(4 * p) + Lines(p * c * row) + Lines(4 * p * c * (1 + k)) + Lines(t * k * row) +
               2 * 64 * p);
 }
 size_t LowLatencyBytes(size_t p, size_t c, size_t k, size_t e, size_t row) {
@@ -41,13 +41,18 @@ size_t LowLatencyBytes(size_t p, size_t c, size_t k, size_t e, size_t row) {
 }
 
 // --moe-combine-rows rank: weights are sent with the rows, and one row per rank returns.
-size_t NormalBytesByRank(size_t p, size_t c, size_t k, size_t row) {
+size_t NormalBytesByRank(size_t p, size_t c, size_t t, size_t k, size_t row) {
   return 2 * (Lines(4 * p) + Lines(p * c * row) + Lines(4 * p * c * k) +
-              Lines(4 * p * c * (1 + k)) + Lines(p * c * row) + 2 * 64 * p);
+              Lines(4 * p * c * (1 + k)) + Lines(p * t * row) + 2 * 64 * p);
 }
 
 const MoeShape kShape = {
     .hidden = 100, .intermediate = 8, .num_experts = 10, .top_k = 3, .max_tokens = 50};
+
+MoeOptions InRounds(MoeOptions options) {
+  options.combine_long_seq = true;
+  return options;
+}
 
 size_t MemoryOf(const MoeOptions& options, int ranks) {
   return MoeSymmetricBytes(options, kShape, {ranks, ranks});
@@ -57,24 +62,29 @@ TEST(ExchangeMemoryTest, IsTheFormula) {
   const size_t k = 3, row = 200;
   for (const int ranks : {1, 2, 4}) {
     const size_t p = ranks, most = (50 + p - 1) / p, experts = (10 + p - 1) / p;
-    EXPECT_EQ(MemoryOf(DeepEp("normal", 8, 8192), ranks), NormalBytes(p, most, k, row));
-    EXPECT_EQ(MemoryOf(DeepEp("normal", 8, 5), ranks), NormalBytes(p, 5, k, row));
+    EXPECT_EQ(MemoryOf(DeepEp("normal", 8, 8192), ranks), NormalBytes(p, most, most, k, row));
+    EXPECT_EQ(MemoryOf(DeepEp("normal", 8, 5), ranks), NormalBytes(p, 5, most, k, row));
+    EXPECT_EQ(MemoryOf(InRounds(DeepEp("normal", 8, 5)), ranks), NormalBytes(p, 5, 5, k, row));
     MoeOptions by_rank = DeepEp("normal", 8, 5);
     by_rank.combine_rows = "rank";
-    EXPECT_EQ(MemoryOf(by_rank, ranks), NormalBytesByRank(p, 5, k, row));
+    EXPECT_EQ(MemoryOf(by_rank, ranks), NormalBytesByRank(p, 5, most, k, row));
+    EXPECT_EQ(MemoryOf(InRounds(by_rank), ranks), NormalBytesByRank(p, 5, 5, k, row));
     EXPECT_EQ(MemoryOf(DeepEp("low_latency", 8, 5), ranks), LowLatencyBytes(p, 8, k, experts, row));
     EXPECT_EQ(MemoryOf(DeepEp("auto", 8, 5), ranks),
-              NormalBytes(p, 5, k, row) + LowLatencyBytes(p, 8, k, experts, row));
+              NormalBytes(p, 5, most, k, row) + LowLatencyBytes(p, 8, k, experts, row));
   }
 }
 
 TEST(ExchangeMemoryTest, IsDescribedByBuffer) {
-  const std::string line = DescribeExchangeMemory(DeepEp("auto", 8, 5), kShape, {2, 2});
+  const MoeOptions options = DeepEp("auto", 8, 5);  // a pass has 25 tokens per rank
+  const std::string line = DescribeExchangeMemory(options, kShape, {2, 2});
   EXPECT_THAT(line,
               AllOf(HasSubstr("exchange memory of each rank "),
-                    HasSubstr("deepep normal 2 × (counts 64 B, rows 2.0 KiB, outputs 2.9 KiB, "
+                    HasSubstr("deepep normal 2 × (counts 64 B, rows 2.0 KiB, outputs 14.7 KiB, "
                               "tags 192 B, flags 256 B)"),
                     HasSubstr("deepep low_latency 2 × (")));
+  EXPECT_THAT(DescribeExchangeMemory(InRounds(options), kShape, {2, 2}),
+              HasSubstr("outputs 2.9 KiB, tags"));
   EXPECT_THAT(DescribeExchangeMemory({.a2a_backend = "none"}, kShape, {2, 2}), HasSubstr("none"));
 }
 
@@ -154,9 +164,11 @@ TEST(ExchangeMemoryTest, PagesTouchedStayUnderIt) {
 }
 
 // SGLang's example: hidden 7168, top-8 and 4096 tokens per round.
+const MoeShape kSglangShape = {
+    .hidden = 7168, .intermediate = 8, .num_experts = 256, .top_k = 8, .max_tokens = 16384};
+
 TEST(ExchangeMemoryTest, HcclBuffsizeBoundsARoundBySglangsFormula) {
-  const MoeShape shape = {
-      .hidden = 7168, .intermediate = 8, .num_experts = 256, .top_k = 8, .max_tokens = 16384};
+  const MoeShape& shape = kSglangShape;
   const auto error = [&](MoeOptions options, const MoeShape& moe) {
     return ErrorOf([&] { MoeSymmetricBytes(options, moe, {1, 1}); });
   };
@@ -177,6 +189,41 @@ TEST(ExchangeMemoryTest, HcclBuffsizeBoundsARoundBySglangsFormula) {
   // The fixed-size exchange of decode has no rounds.
   options.deepep_mode = "low_latency";
   EXPECT_EQ(error(options, one_round), "no error");
+}
+
+TEST(ExchangeMemoryTest, HcclBuffsizeDecidesWhetherOneCombineCoversAPass) {
+  const auto bytes = [](int mib, int64_t max_tokens) {
+    MoeShape shape = kSglangShape;
+    shape.max_tokens = max_tokens;
+    MoeOptions options = DeepEp("normal", 8, 4096);
+    options.hccl_buffer_mib = mib;
+    return MoeSymmetricBytes(options, shape, {1, 1});
+  };
+  const size_t row = 2 * 7168;
+  const auto expected = [&](size_t tokens) { return NormalBytes(1, 4096, tokens, 8, row); };
+  EXPECT_EQ(bytes(0, 16384), expected(16384));
+  EXPECT_EQ(bytes(3816, 16384), expected(16384));  // 2 · (106 + 16384 · 2 · 7168 · 8 / 2^20) + 20
+  EXPECT_EQ(bytes(3815, 16384), expected(4096));
+  EXPECT_EQ(bytes(1576, 16384), expected(4096));
+  // A pass that is slightly longer than a round needs less for one combine than in rounds.
+  EXPECT_EQ(bytes(1326, 5000), expected(5000));
+  EXPECT_THAT(ErrorOf([&] { bytes(1325, 5000); }),
+              AllOf(HasSubstr("HCCL_BUFFSIZE=1325"), HasSubstr("5000 tokens per rank needs 1326")));
+}
+
+// flashinfer and fused have a combine in each round.
+TEST(ExchangeMemoryTest, OtherBackendsNeedTheBufferOfOneRound) {
+  for (const std::string a2a : {"flashinfer", "fused"}) {
+    MoeOptions options = DeepEp("normal", 8, 4096);
+    options.a2a_backend = a2a;
+    const size_t bytes = MoeSymmetricBytes(options, kSglangShape, {1, 1});
+    EXPECT_EQ(MoeSymmetricBytes(InRounds(options), kSglangShape, {1, 1}), bytes);
+    options.hccl_buffer_mib = 1575;
+    EXPECT_THAT(ErrorOf([&] {
+                  MoeSymmetricBytes(options, kSglangShape, {1, 1});
+                }),
+                HasSubstr("4096 tokens per rank needs 1576"));
+  }
 }
 
 }  // namespace

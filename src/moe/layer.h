@@ -52,7 +52,10 @@ class MoeLayer {
   void RunExperts(MoeState& s) const { backend_->RunExperts(*parts_, s); }
   void PostPermute(MoeState& s) const { backend_->PostPermute(*parts_, s); }
   void BeginCombine(MoeState& s) const { backend_->BeginCombine(*parts_, s); }
-  void EndCombine(MoeState& s) const { backend_->EndCombine(*parts_, s); }
+  // Does nothing before the last round if one combine covers all rounds.
+  void EndCombine(MoeState& s) const {
+    if (s.ends_combine()) backend_->EndCombine(*parts_, s);
+  }
   // Replicates the outputs over the group, after the last round.
   void Scatter(MoeState& state) const;
 

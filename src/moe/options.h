@@ -36,7 +36,9 @@ struct MoeOptions {
   int long_seq_rounds = 0;
   // HCCL_BUFFSIZE: MiB for one such exchange, checked against SGLang's formula; 0: no bound.
   int hccl_buffer_mib = 0;
-  // DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ: use the formula for rounds, for any number of rounds.
+  // DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ: combine in the rounds of dispatch. Otherwise one combine
+  // covers all rounds of a pass, if the backend supports it and hccl_buffer_mib suffices
+  // (dispatchers/rounds.h).
   bool combine_long_seq = false;
 
   // Rows that combine returns to a token's rank (--moe-combine-rows). slot: one output per expert;

@@ -6,7 +6,7 @@
 
 namespace switchyard {
 
-// Called by the MoE layers of one rank (MoeRuntime::ChooseReplicasBy), on the rank's thread. Ranks
+// Called by the MoE layers of one rank (MoeBackend::ChooseReplicasBy), on the rank's thread. Ranks
 // that route the same tokens must choose alike: all ranks without an all-to-all backend, otherwise
 // those of an MoE-TP group.
 class ReplicaChooser {

@@ -21,7 +21,7 @@ struct RoutedTokens {
   std::span<const int32_t> physical;
 };
 
-// Called by the MoE layers of one rank (MoeRuntime::Observe), on the rank's thread.
+// Called by the MoE layers of one rank (MoeBackend::Observe), on the rank's thread.
 class RoutingObserver {
  public:
   virtual ~RoutingObserver() = default;

@@ -1,10 +1,9 @@
-// MoeLayer's interfaces for overlapping other work: hooks, and the individual stages.
+// The stages of MoeLayer: their order, and other work or batches between them.
 #include <array>
 #include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "moe/batch.h"
 #include "moe/cpu_backend.h"
 #include "moe/test_layer.h"
 
@@ -61,16 +60,8 @@ class LoggingFused : public FusedExperts {
   CallLog* call_log_;
 };
 
-MoeHooks LoggingHooks(CallLog* call_log) {
-  const auto write = [call_log](const char* what) {
-    return [call_log, what] { call_log->push_back(what); };
-  };
-  return {write("before_dispatch"), write("during_dispatch"), write("after_dispatch"),
-          write("before_combine"),  write("during_combine"),  write("after_combine")};
-}
-
-// The call log of one pass of 3 tokens in rounds of 2, with or without hooks.
-CallLog CallLogOfPass(const std::string& a2a, bool hooks) {
+// The call log of one pass of 3 tokens in rounds of 2.
+CallLog CallLogOfPass(const std::string& a2a) {
   CallLog call_log;
   const auto backends = std::make_shared<MoeBackends>(BuiltinMoeBackends());
   const DispatcherBackend deepep = backends->dispatchers.Find("deepep");
@@ -92,8 +83,7 @@ CallLog CallLogOfPass(const std::string& a2a, bool hooks) {
     const std::vector<float> hidden = layer.Hidden(3);
     std::vector<float> out(hidden.size());
     const int64_t tokens = 3;
-    moe.Forward(hidden.data(), {{&tokens, 1}, {&tokens, 1}}, out.data(),
-                hooks ? LoggingHooks(&call_log) : MoeHooks{});
+    moe.Forward(*moe.MakeState(), hidden.data(), {{&tokens, 1}, {&tokens, 1}}, out.data());
   });
   return call_log;
 }
@@ -104,23 +94,14 @@ CallLog Twice(const CallLog& round) {
   return both;
 }
 
-TEST(MoeHooksTest, RunInOrderAndWhileRowsTravelOnceForEachExchange) {
-  EXPECT_EQ(CallLogOfPass("diary", true),
-            Twice({"before_dispatch", "begin dispatch", "during_dispatch", "end dispatch",
-                   "after_dispatch", "before_combine", "begin combine", "during_combine",
-                   "end combine", "after_combine"}));
-  EXPECT_EQ(CallLogOfPass("diary", false),
+TEST(MoeStagesTest, CallTheExchangeOncePerRound) {
+  EXPECT_EQ(CallLogOfPass("diary"),
             Twice({"begin dispatch", "end dispatch", "begin combine", "end combine"}));
+  EXPECT_EQ(CallLogOfPass("diary_fused"), Twice({"begin", "end"}));
 }
 
-TEST(MoeHooksTest, RunWithinTheFusedOperator) {
-  EXPECT_EQ(CallLogOfPass("diary_fused", true),
-            Twice({"before_dispatch", "begin", "during_dispatch", "after_dispatch",
-                   "before_combine", "during_combine", "end", "after_combine"}));
-}
-
-// A hook's use of another group's communicator, or of the threads, does not affect the layer.
-TEST(MoeHooksTest, MayComputeAndCommunicate) {
+// The use of another group's communicator between stages does not affect the layer.
+TEST(MoeStagesTest, OtherWorkMayComputeAndCommunicateBetweenThem) {
   const TestLayer layer({.hidden = 96, .intermediate = 64});
   const TestPass pass{{5, 3}, {0, 0}};
   const MeshShape mesh{.tp = 4, .ep = 4, .dp = 2};
@@ -136,14 +117,14 @@ TEST(MoeHooksTest, MayComputeAndCommunicate) {
       const std::vector<float> hidden = layer.Hidden(pass.total(), pass.seed);
       std::vector<float> out(pass.tokens[group] * layer.spec.hidden);
       float ranks = 0;
-      const auto count = [&] {
+      const auto count = [&](MoeStage stage) {
+        if (stage != MoeStage::kBeginDispatch && stage != MoeStage::kBeginCombine) return;
         float one = 1;
         comm.tp->AllReduceSum(&one, 1);
         ranks += one;
       };
-      moe.Forward(hidden.data() + pass.FirstOf(group) * layer.spec.hidden,
-                  {pass.tokens, pass.decoding}, out.data(),
-                  {.during_dispatch = count, .during_combine = count});
+      RunStages(moe, *moe.MakeState(), hidden.data() + pass.FirstOf(group) * layer.spec.hidden,
+                pass.tokens, /*decode=*/false, out.data(), count);
       EXPECT_EQ(ranks, 8.0f);
       if (comm.mesh.attn_tp_rank() == 0) groups[group] = out;
     });
@@ -154,20 +135,25 @@ TEST(MoeHooksTest, MayComputeAndCommunicate) {
 // Two batches in flight on one layer, each a pass of one round.
 class TwoBatches {
  public:
-  TwoBatches(const TestLayer& layer, MoeRuntime& runtime, std::array<TestPass, 2> passes)
+  TwoBatches(const TestLayer& layer, const MoeLayer& moe, int group, std::array<TestPass, 2> passes)
       : passes_(std::move(passes)) {
-    const int group = runtime.comm().mesh.dp_rank();
     for (int i = 0; i < 2; ++i) {
       const int64_t hidden = layer.spec.hidden;
       const std::vector<float> all = layer.Hidden(passes_[i].total(), passes_[i].seed);
       const auto first = all.begin() + passes_[i].FirstOf(group) * hidden;
       x_[i].assign(first, first + passes_[i].tokens[group] * hidden);
       y_[i].assign(x_[i].size(), NAN);
-      const bool decode = passes_[i].decoding == passes_[i].tokens;
-      runtime.StartBatch(x_[i].data(), passes_[i].tokens, decode, y_[i].data(), &batches_[i]);
+      states_[i] = moe.MakeState(i);
     }
   }
-  MoeBatch& operator[](int i) { return batches_[i]; }
+  void Begin(const MoeLayer& moe, int i) {
+    const bool decode = passes_[i].decoding == passes_[i].tokens;
+    moe.Start(*states_[i], x_[i].data(), passes_[i].tokens, decode, y_[i].data());
+    ASSERT_TRUE(states_[i]->NextRound());
+    moe.Route(*states_[i]);
+    moe.BeginDispatch(*states_[i]);
+  }
+  MoeState& operator[](int i) { return *states_[i]; }
   std::vector<float> Outputs() const {
     std::vector<float> all = y_[0];
     all.insert(all.end(), y_[1].begin(), y_[1].end());
@@ -177,23 +163,18 @@ class TwoBatches {
  private:
   std::array<TestPass, 2> passes_;
   std::array<std::vector<float>, 2> x_, y_;
-  std::array<MoeBatch, 2> batches_;
+  std::array<std::unique_ptr<MoeState>, 2> states_;
 };
 
-void BeginDispatch(const MoeLayer& moe, MoeBatch& batch) {
-  moe.Gather(batch);
-  ASSERT_TRUE(batch.NextRound());
-  moe.Route(batch);
-  moe.BeginDispatch(batch);
-}
-void RunExperts(const MoeLayer& moe, MoeBatch& batch) {
+void RunExperts(const MoeLayer& moe, MoeState& batch) {
+  moe.RunShared(batch);
   moe.EndDispatch(batch);
   moe.PrePermute(batch);
   moe.RunExperts(batch);
   moe.PostPermute(batch);
   moe.BeginCombine(batch);
 }
-void EndCombine(const MoeLayer& moe, MoeBatch& batch) {
+void EndCombine(const MoeLayer& moe, MoeState& batch) {
   moe.EndCombine(batch);
   ASSERT_FALSE(batch.NextRound());
   moe.Scatter(batch);
@@ -211,16 +192,16 @@ TEST(MoeStagesTest, TwoBatchesInFlightEndInEitherOrder) {
     for (const int ep : {6, 2}) {
       const MeshShape mesh{.tp = 6, .ep = ep, .dp = 3};
       RunMoeRanks(options, layer.Shape(9), mesh, [&](RankComm& comm, ThreadPool& pool) {
-        const auto runtime = MakeCpuMoe(options, layer.Shape(9), comm, pool);
-        const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, true), runtime);
+        const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, true),
+                           MakeCpuMoe(options, layer.Shape(9), comm, pool));
         const auto run = [&](const auto& steps) {
-          TwoBatches both(layer, *runtime, {passes[0], passes[1]});
+          TwoBatches both(layer, moe, comm.mesh.dp_rank(), {passes[0], passes[1]});
           steps(both);
           return both.Outputs();
         };
         const std::vector<float> one_by_one = run([&](TwoBatches& both) {
           for (const int i : {0, 1}) {
-            BeginDispatch(moe, both[i]);
+            both.Begin(moe, i);
             RunExperts(moe, both[i]);
             EndCombine(moe, both[i]);
           }
@@ -229,8 +210,8 @@ TEST(MoeStagesTest, TwoBatchesInFlightEndInEitherOrder) {
           for (const auto& [ends_first, ends_second] : {std::pair(0, 1), std::pair(1, 0)}) {
             const int a = first, b = second, c = ends_first, d = ends_second;
             EXPECT_TRUE(SameBits(one_by_one, run([&](TwoBatches& both) {
-                                   BeginDispatch(moe, both[0]);
-                                   BeginDispatch(moe, both[1]);
+                                   both.Begin(moe, 0);
+                                   both.Begin(moe, 1);
                                    RunExperts(moe, both[a]);
                                    RunExperts(moe, both[b]);
                                    EndCombine(moe, both[c]);

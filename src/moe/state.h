@@ -46,6 +46,7 @@ struct MoeState {
   Share round;  // range of the lane's tokens
   int64_t rounds = 0, rounds_done = 0;
   int64_t max_round_tokens = 0;  // of one rank: capacity of one exchange
+  bool combines_once = false;    // one combine for all rounds, after the last one
   bool rows_staged = false;      // the caller already wrote the rows to InputRows' buffer
 
   std::vector<size_t> part_sizes;     // of an all-gather or reduce-scatter, by member
@@ -73,7 +74,9 @@ struct MoeState {
 
   const float* own_x() const { return hidden + own.begin * width; }
   const float* round_x() const { return x + round.begin * width; }
-  float* round_y() const { return y + round.begin * width; }
+  // Whether a combine ends with the current round, and its outputs.
+  bool ends_combine() const { return !combines_once || rounds_done == rounds; }
+  float* combine_y() const { return combines_once ? y : y + round.begin * width; }
 };
 
 }  // namespace switchyard

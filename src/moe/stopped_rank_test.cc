@@ -18,11 +18,10 @@ using ::testing::StartsWith;
 constexpr int kWorld = 3, kStopped = 1;
 constexpr std::chrono::milliseconds kTimeout(1000);
 
-// Runs passes with and without decode until an error ends them. The stopped rank stops at the hook
-// in the first pass of `decode`.
+// Runs passes with and without decode until an error ends them. The stopped rank stops after
+// `stage` of the first pass.
 std::string RunUntilError(const TestLayer& layer, const MoeOptions& options, bool decode,
-                          std::function<void()> MoeHooks::*hook, int rank,
-                          std::shared_ptr<SharedArena> arena) {
+                          MoeStage stage, int rank, std::shared_ptr<SharedArena> arena) {
   const MeshShape mesh{.tp = kWorld, .ep = kWorld};
   const MoeShape shape = layer.Shape(8);
   const auto comm = RankComm::Create(std::move(arena), mesh, rank, {kTimeout});
@@ -31,26 +30,28 @@ std::string RunUntilError(const TestLayer& layer, const MoeOptions& options, boo
                      MakeCpuMoe(options, shape, *comm, pool));
   const std::vector<float> hidden = layer.Hidden(8);
   std::vector<float> out(hidden.size());
-  const int64_t tokens = 8, decoding = decode ? 8 : 0;
-  MoeHooks hooks;
-  if (rank == kStopped) hooks.*hook = [] { raise(SIGSTOP); };
+  const int64_t tokens = 8;
+  const auto state = moe.MakeState();
   comm->tp->Barrier("test start");
-  moe.Forward(hidden.data(), {{&tokens, 1}, {&decoding, 1}}, out.data(), hooks);
+  RunStages(moe, *state, hidden.data(), {&tokens, 1}, decode, out.data(), [&](MoeStage done) {
+    if (rank == kStopped && done == stage) raise(SIGSTOP);
+  });
   return "no error";
 }
 
 struct Stage {
   const char* name;
-  std::function<void()> MoeHooks::*hook;
+  MoeStage after;
 };
-const Stage kStages[] = {{"before dispatch", &MoeHooks::before_dispatch},
-                         {"during dispatch", &MoeHooks::during_dispatch},
-                         {"before combine", &MoeHooks::before_combine},
-                         {"during combine", &MoeHooks::during_combine}};
+const Stage kStages[] = {{"before dispatch", MoeStage::kRoute},
+                         {"during dispatch", MoeStage::kBeginDispatch},
+                         {"before combine", MoeStage::kPostPermute},
+                         {"during combine", MoeStage::kBeginCombine}};
 
 // The stage in which the others time out. A rank that has sent its rows is missing in combine, one
 // that has sent its outputs in the token all-gather. Collectives fail at the next collective. The
-// fused operator, whose hooks all precede its End, fails in the exchange of outputs.
+// fused operator, which has no stages between its begin and its end, fails in the exchange of
+// outputs.
 std::string WaitsIn(const A2aChoice& choice, size_t stage) {
   if (choice.a2a == "none") return "tp all-reduce";
   if (stage == 0) return choice.a2a + " dispatch";
@@ -73,7 +74,7 @@ TEST_P(StoppedRankTest, OthersSayWhoTheyWaitForAndWhereAndGiveUp) {
     for (const Stage& stage : kStages)
       worlds.push_back(std::make_unique<TestProcesses>(
           kWorld, bytes, [&](int rank, std::shared_ptr<SharedArena> arena) {
-            return RunUntilError(layer, options, decode, stage.hook, rank, std::move(arena));
+            return RunUntilError(layer, options, decode, stage.after, rank, std::move(arena));
           }));
     for (size_t i = 0; i < worlds.size(); ++i) {
       SCOPED_TRACE(fmt::format("{}, decode {}", kStages[i].name, decode));

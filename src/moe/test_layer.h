@@ -223,6 +223,41 @@ inline std::vector<float> RunPassesOnRank(const TestLayer& layer, const MoeOptio
   return all;
 }
 
+enum class MoeStage : uint8_t {
+  kRoute,
+  kBeginDispatch,
+  kEndDispatch,
+  kPostPermute,
+  kBeginCombine,
+  kEndCombine
+};
+
+// Runs a batch stage by stage, as MoeLayer::Forward, and calls `after` at the end of the stages of
+// MoeStage in each round.
+inline void RunStages(const MoeLayer& moe, MoeState& state, const float* hidden,
+                      std::span<const int64_t> group_tokens, bool decode, float* out,
+                      const std::function<void(MoeStage)>& after) {
+  moe.Start(state, hidden, group_tokens, decode, out);
+  while (state.NextRound()) {
+    moe.Route(state);
+    after(MoeStage::kRoute);
+    moe.BeginDispatch(state);
+    after(MoeStage::kBeginDispatch);
+    if (state.in_first_round()) moe.RunShared(state);
+    moe.EndDispatch(state);
+    after(MoeStage::kEndDispatch);
+    moe.PrePermute(state);
+    moe.RunExperts(state);
+    moe.PostPermute(state);
+    after(MoeStage::kPostPermute);
+    moe.BeginCombine(state);
+    after(MoeStage::kBeginCombine);
+    moe.EndCombine(state);
+    after(MoeStage::kEndCombine);
+  }
+  moe.Scatter(state);
+}
+
 // Regroups outputs: from all passes per group to all groups per pass.
 inline std::vector<float> JoinGroups(const std::vector<TestPass>& passes, int64_t hidden,
                                      const std::vector<std::vector<float>>& groups) {

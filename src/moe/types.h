@@ -52,6 +52,15 @@ struct ExpertRows {
   int64_t num_places = 0;
 };
 
+// The place of a round in a combine of several rounds, the same on every rank. By default each
+// round has its own combine.
+struct RoundPlace {
+  // Index of the round's first token among a rank's tokens of all rounds. A rank with tokens in the
+  // round has filled all rounds before it.
+  int64_t first_token = 0;
+  bool last = true;
+};
+
 // State of one batch between BeginDispatch and EndCombine. The dispatcher itself holds none, so
 // that any number of batches can be in flight. Owned by the caller that runs the batch. Reusing a
 // finished handle reuses its arrays: the steady state allocates nothing.
@@ -59,6 +68,7 @@ class DispatchHandle {
  public:
   DispatchLayout layout = DispatchLayout::kStandard;
   const TopK* topk = nullptr;  // of the own tokens; owned by the caller
+  RoundPlace round;            // set by the caller before InputRows and BeginDispatch
 
   // The dispatcher's per-batch state, created at first use and kept as long as the handle. Each
   // dispatcher, and each mode of one, has a state type of its own.

@@ -307,9 +307,9 @@ void CudaMoeBackend::BeginCombine(const MoeLayerParts& layer, MoeState& state) {
 void CudaMoeBackend::EndCombine(const MoeLayerParts& layer, MoeState& state) {
   const CudaMoeParts& parts = Own(layer);
   CudaMoeState& s = Own(state);
-  if (s.exchange) return s.exchange->EndCombine(s.slot, s.round_y(), stream());
+  if (s.exchange) return s.exchange->EndCombine(s.slot, s.combine_y(), stream());
   const bool adds_up = ReducesAfterSums();
-  float* sums = adds_up ? s.buffers.all_sums.as<float>() : s.round_y();
+  float* sums = adds_up ? s.buffers.all_sums.as<float>() : s.combine_y();
   Check(UnpermuteRows({.outputs = s.buffers.outputs.data(),
                        .type = parts.experts.arithmetic.output,
                        .position = s.order.position,
@@ -321,7 +321,7 @@ void CudaMoeBackend::EndCombine(const MoeLayerParts& layer, MoeState& state) {
                        .y = sums},
                       SharedBranch(parts, s) ? PdlStream(stream()) : chain()),
         "sums over slots");
-  if (adds_up) groups().ep->ReduceScatterV(sums, s.round_y(), LaneSizes(s, s.width));
+  if (adds_up) groups().ep->ReduceScatterV(sums, s.combine_y(), LaneSizes(s, s.width));
 }
 
 // `none` with DP attention: a rank has the partial sums of its own experts for the tokens of all

@@ -1,5 +1,3 @@
-#include "moe/layer.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,6 +6,7 @@
 
 #include "core/testing.h"
 #include "moe/cuda/testing.h"
+#include "moe/layer.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -164,10 +163,10 @@ TEST(CudaMoeLayer, ATokenHasTheSameBitsInEveryBatch) {
     OnGpu gpu(c.layer, c.dtype, c.options, /*max_tokens=*/3000);
     const int64_t hidden = c.layer.spec.hidden;
     const auto x = c.layer.Hidden(3000);
-    const auto all = ForwardOnce(*gpu.block, *gpu.device, x, 3000);
+    const auto all = ForwardOnce(*gpu.moe, *gpu.state, *gpu.device, x, 3000);
     for (const int64_t tokens : {1, 9, 200, 1000}) {
-      const auto some =
-          ForwardOnce(*gpu.block, *gpu.device, {x.end() - tokens * hidden, x.end()}, tokens);
+      const auto some = ForwardOnce(*gpu.moe, *gpu.state, *gpu.device,
+                                    {x.end() - tokens * hidden, x.end()}, tokens);
       EXPECT_TRUE(kernels::SameBits(some, {all.end() - tokens * hidden, all.end()}))
           << tokens << " tokens, " << Name(c.layer.spec.format);
     }
@@ -225,7 +224,7 @@ TEST(CudaMoeLayer, CanBeRecordedAndReplayed) {
     gpu.device->CopyIn(x.get(), hidden.data(), bytes);
     gpu.device->Run(/*key=*/1, [&] {
       gpu.moe->Forward(*gpu.state, static_cast<float*>(x.get()), {counts, counts},
-                         static_cast<float*>(y.get()));
+                       static_cast<float*>(y.get()));
     });
     std::vector<float> out(hidden.size());
     gpu.device->CopyOut(out.data(), y.get(), bytes);
@@ -300,8 +299,8 @@ TEST(CudaMoeLayer, RowsBeyondAChunkGoInFurtherRuns) {
     context.device = device.get();
     const MoeLayer moe(layer.config, layer.ShareOf(context.mesh, false),
                        MakeCudaMoe({}, layer.Shape(kTokens), context));
-    EXPECT_TRUE(
-        kernels::SameBits(ForwardOnce(*block, *device, layer.Hidden(kTokens), kTokens), want));
+    EXPECT_TRUE(kernels::SameBits(
+        ForwardOnce(moe, *moe.MakeState(), *device, layer.Hidden(kTokens), kTokens), want));
   }
 }
 
@@ -339,7 +338,7 @@ TEST(CudaMoeLayer, SharedExpertsBesideTheOthersChangeNoBit) {
         const auto forward = [&](const std::shared_ptr<void>& from,
                                  const std::shared_ptr<void>& to) {
           gpu.moe->Forward(*gpu.state, static_cast<float*>(from.get()), {counts, counts},
-                             static_cast<float*>(to.get()));
+                           static_cast<float*>(to.get()));
         };
         gpu.device->CopyIn(x.get(), hidden.data(), bytes);
         for (int run = 0; run < 6; ++run) {

@@ -33,6 +33,28 @@ CombinedRows::CombinedRows(const ExchangeShape& shape, int64_t capacity, BufferP
       outputs_(plan->Add("outputs", static_cast<size_t>(row_bytes_) * capacity *
                                         (combine_rows_ == CombineRows::kSlot ? k_ : shape.ep))) {}
 
+void CombinedRows::Begin(const RoundPlace& round, const TopK& topk, const DispatchRows::Batch& sent,
+                         Batch* batch) const {
+  batch->first_token = round.first_token;
+  batch->left = batch->prepared = false;
+  if (round.first_token == 0 && round.last) return;
+  TopK& all = batch->topk;
+  if (round.first_token == 0) {
+    all.tokens = 0;
+    all.k = k_;
+    all.ids.clear();
+    all.weights.clear();
+    batch->order.clear();
+  }
+  // A rank with tokens in this round has filled all rounds before it.
+  if (topk.tokens > 0) CHECK_EQ(all.tokens, round.first_token);
+  all.tokens += topk.tokens;
+  all.ids.insert(all.ids.end(), topk.ids.begin(), topk.ids.end());
+  all.weights.insert(all.weights.end(), topk.weights.begin(), topk.weights.end());
+  if (combine_rows_ == CombineRows::kRank)
+    batch->order.insert(batch->order.end(), sent.order.begin(), sent.order.end());
+}
+
 std::span<std::byte* const> CombinedRows::Places(const ExchangeSlots& slots,
                                                  const DispatchRows::Batch& sent,
                                                  Batch* batch) const {
@@ -55,8 +77,8 @@ std::span<std::byte* const> CombinedRows::Places(const ExchangeSlots& slots,
   for (size_t r = 0; r < targets.size(); ++r) {
     const auto [row, slot] = targets[r];
     if (row < 0) continue;
-    batch->places[r] =
-        batch->arenas[sent.sources[row]] + OutputPlace(sent.tokens[row], slot, k_) * row_bytes_;
+    const int64_t token = batch->first_token + sent.tokens[row];
+    batch->places[r] = batch->arenas[sent.sources[row]] + OutputPlace(token, slot, k_) * row_bytes_;
   }
   return batch->places;
 }
@@ -90,8 +112,8 @@ void CombinedRows::SumByRank(ExchangeSlots& slots, const DispatchRows& rows,
         weights.push_back(of_slots[j]);
       }
       SumWeightedRows(dtype_, outputs, weights.data(), hidden_, sum.data());
-      StoreRow(dtype_, sum.data(), hidden_,
-               slots.At(sent.use, source, SumOffset(slots.rank(), sent.tokens[n])));
+      const size_t to = SumOffset(slots.rank(), batch->first_token + sent.tokens[n]);
+      StoreRow(dtype_, sum.data(), hidden_, slots.At(sent.use, source, to));
     }
   };
   pool.RunRanges(static_cast<int64_t>(sent.tokens.size()), kRowGrain, std::cref(add_up));
@@ -100,11 +122,13 @@ void CombinedRows::SumByRank(ExchangeSlots& slots, const DispatchRows& rows,
 void CombinedRows::RegisterWrites(ExchangeSlots& slots, const DispatchRows::Batch& sent,
                                   const Batch& batch) const {
   const auto wrote = [&](int64_t n, int slot) {
-    if (const int source = sent.sources[n]; !slots.Mapped(source))
-      slots.Wrote(sent.use, source,
-                  combine_rows_ == CombineRows::kSlot ? OutputOffset(sent.tokens[n], slot)
-                                                      : SumOffset(slots.rank(), sent.tokens[n]),
-                  row_bytes_);
+    const int source = sent.sources[n];
+    if (slots.Mapped(source)) return;
+    const int64_t token = batch.first_token + sent.tokens[n];
+    slots.Wrote(sent.use, source,
+                combine_rows_ == CombineRows::kSlot ? OutputOffset(token, slot)
+                                                    : SumOffset(slots.rank(), token),
+                row_bytes_);
   };
   if (slots.AllMapped()) return;
   if (combine_rows_ == CombineRows::kSlot) {
@@ -119,18 +143,21 @@ void CombinedRows::Sum(const ExchangeSlots& slots, const DispatchRows::Batch& se
                        const TopK& topk, const ExpertMap& experts, Batch* batch, ThreadPool& pool,
                        float* y) const {
   batch->left = batch->prepared = false;
+  const bool several = batch->first_token > 0;
+  const TopK& all = several ? batch->topk : topk;
+  const std::vector<int32_t>& order = several ? batch->order : sent.order;
   const std::byte* outputs = slots.Local(sent.use, outputs_);
   if (combine_rows_ == CombineRows::kSlot)
-    return SumReturnedRows(topk, experts, slots, dtype_, hidden_, outputs, pool, y);
+    return SumReturnedRows(all, experts, slots, dtype_, hidden_, outputs, pool, y);
   const int ranks = slots.ranks();
   const auto list = [&](int64_t t, auto& rows, auto& weights) {
     for (int rank = 0; rank < ranks; ++rank) {
-      if (sent.order[t * ranks + rank] < 0 || !slots.Active(rank)) continue;
+      if (order[t * ranks + rank] < 0 || !slots.Active(rank)) continue;
       rows.push_back(outputs + (rank * capacity_ + t) * row_bytes_);
       weights.push_back(1.0f);
     }
   };
-  SumRows(topk.tokens, dtype_, hidden_, list, pool, y);
+  SumRows(all.tokens, dtype_, hidden_, list, pool, y);
 }
 
 }  // namespace switchyard

@@ -48,14 +48,22 @@ class CombinedRows {
     std::vector<std::byte*> places;       // their destinations, [num_rows]
     bool left = false, prepared = false;  // Places and Prepare were called
     std::vector<std::byte*> arenas;       // kSlot: [P] outputs of each source
+    int64_t first_token = 0;              // of the current round, in the outputs
+    // The routing of all rounds so far, if the combine covers several.
+    TopK topk;
+    std::vector<int32_t> order;  // as DispatchRows::Batch::order
     // kRank
     Scratch<std::byte> outputs;      // [num_rows, H]
     std::vector<int32_t> output_of;  // [received rows, k] by slot, or −1
   };
 
-  // Allocates its buffer, for at most `capacity` tokens of one rank, in the plan.
+  // Allocates its buffer, for at most `capacity` tokens of one rank in all rounds, in the plan.
   CombinedRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan);
 
+  // After the dispatch of a round has begun. If the combine covers other rounds too, copies the
+  // routing, which the final sums need and the caller may overwrite.
+  void Begin(const RoundPlace& round, const TopK& topk, const DispatchRows::Batch& sent,
+             Batch* batch) const;
   // After the mode has filled batch->targets: the destinations of the runner's outputs.
   std::span<std::byte* const> Places(const ExchangeSlots& slots, const DispatchRows::Batch& sent,
                                      Batch* batch) const;
@@ -63,9 +71,11 @@ class CombinedRows {
   // combined by rank, and registers the writes; a flag must follow.
   void Prepare(ExchangeSlots& slots, const DispatchRows& rows, const DispatchRows::Batch& sent,
                const ExpertRows& experts, Batch* batch, ThreadPool& pool) const;
-  // After that flag: the weighted sums.
+  // After the flag of the last round: the weighted sums of all rounds. `topk`: of the last round.
   void Sum(const ExchangeSlots& slots, const DispatchRows::Batch& sent, const TopK& topk,
            const ExpertMap& experts, Batch* batch, ThreadPool& pool, float* y) const;
+
+  int64_t capacity() const { return capacity_; }
 
  private:
   void SumByRank(ExchangeSlots& slots, const DispatchRows& rows, const DispatchRows::Batch& sent,

@@ -25,6 +25,9 @@ class DeepEpAuto : public Dispatcher {
   int64_t MaxTokens(bool decode) const override {
     return decode ? low_latency_.MaxTokens(decode) : normal_.MaxTokens(decode);
   }
+  int64_t MaxCombineTokens(bool decode) const override {
+    return decode ? low_latency_.MaxCombineTokens(decode) : normal_.MaxCombineTokens(decode);
+  }
 
   std::byte* InputRows(int64_t tokens, bool decode, DispatchHandle* handle) override {
     handle->layout = decode ? DispatchLayout::kLowLatency : DispatchLayout::kNormal;

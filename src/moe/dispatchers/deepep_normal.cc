@@ -1,20 +1,21 @@
 #include "moe/dispatchers/deepep_normal.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/check.h"
 #include "core/error.h"
-#include "moe/dispatchers/rounds.h"
 
 namespace switchyard {
 
-DeepEpNormal::Buffers::Buffers(const MoeOptions& options, const ExchangeShape& shape)
-    : sent(shape, TokensPerRound(options, shape), &plan),
-      returned(shape, sent.capacity(), &plan),
+DeepEpNormal::Buffers::Buffers(const PassRounds& rounds, const ExchangeShape& shape)
+    : sent(shape, rounds.dispatch_tokens, &plan),
+      returned(shape, rounds.combine_tokens, &plan),
       tags(plan.Add("tags", sizeof(int32_t) * (1 + shape.k) * shape.ep * sent.capacity())) {}
 
 ExchangeMemory DeepEpNormal::Memory(const MoeOptions& options, const ExchangeShape& shape) {
-  return ExchangeSlots::Memory("deepep normal", shape.ep, kNumStages, Buffers(options, shape).plan);
+  return ExchangeSlots::Memory("deepep normal", shape.ep, kNumStages,
+                               Buffers(RoundsOfPass(options, shape), shape).plan);
 }
 
 DeepEpNormal::DeepEpNormal(const DispatcherContext& context)
@@ -22,27 +23,43 @@ DeepEpNormal::DeepEpNormal(const DispatcherContext& context)
       k_(context.shape.k),
       tag_size_(1 + context.shape.k),
       experts_(context.experts),
-      buffers_(context.options, context.shape),
+      buffers_(RoundsOfPass(context.options, context.shape), context.shape),
       slots_(context.comm, "deepep normal", kNumStages, buffers_.plan.bytes(), context.elastic) {}
 
-void DeepEpNormal::CheckTokens(int64_t tokens) const {
+void DeepEpNormal::CheckTokens(int64_t tokens, const DispatchHandle& handle) const {
   if (tokens > buffers_.sent.capacity())
     throw Resource("deepep normal: {} tokens on one rank exceed the capacity of {}", tokens,
                    buffers_.sent.capacity());
+  if (const int64_t all = handle.round.first_token + tokens; all > buffers_.returned.capacity())
+    throw Resource("deepep normal: {} tokens on one rank exceed the capacity of one combine, {}",
+                   all, buffers_.returned.capacity());
+}
+
+// A later round of a combine overwrites the rows and routing of the round before it. Peers read
+// them until they raise the outputs flag.
+void DeepEpNormal::KeepSlot(const DispatchHandle& handle, State* state) {
+  if (handle.round.first_token == 0) return;
+  slots_.WaitAll(state->sent.use, kOutputs, "deepep combine rows");
+  slots_.Advance(&state->sent.use);
+  state->sent.keeps_slot = true;
 }
 
 std::byte* DeepEpNormal::InputRows(int64_t tokens, bool, DispatchHandle* handle) {
-  CheckTokens(tokens);
-  return buffers_.sent.InputRows(slots_, &handle->Get<State>().sent);
+  CheckTokens(tokens, *handle);
+  auto& state = handle->Get<State>();
+  KeepSlot(*handle, &state);
+  return buffers_.sent.InputRows(slots_, &state.sent);
 }
 
 void DeepEpNormal::BeginDispatch(const float* x, const TopK& topk, bool, DispatchHandle* handle) {
-  CheckTokens(topk.tokens);
+  CheckTokens(topk.tokens, *handle);
   CHECK_EQ(topk.k, k_);
   auto& state = handle->Get<State>();
   handle->layout = DispatchLayout::kNormal;
   handle->topk = &topk;
+  if (!state.sent.placed) KeepSlot(*handle, &state);
   buffers_.sent.Begin(slots_, experts_, x, topk, pool_, &state.sent);
+  buffers_.returned.Begin(handle->round, topk, state.sent, &state.returned);
   SendMetadata(state);
   buffers_.sent.Send(slots_, state.sent, pool_);
   slots_.RaiseAll(state.sent.use, kRows);
@@ -50,6 +67,7 @@ void DeepEpNormal::BeginDispatch(const float* x, const TopK& topk, bool, Dispatc
 
 void DeepEpNormal::BeginDispatchAgain(const float* x, bool, DispatchHandle* handle) {
   auto& state = handle->Get<State>();
+  CHECK_EQ(state.returned.first_token, 0);
   buffers_.sent.BeginAgain(slots_, x, *handle->topk, pool_, &state.sent);
   buffers_.sent.Send(slots_, state.sent, pool_);
   slots_.RaiseAll(state.sent.use, kRows);
@@ -103,6 +121,8 @@ Dispatched DeepEpNormal::EndDispatch(DispatchHandle* handle) {
 // Copies to memory of the batch. It outlives the slot, and a lost rank cannot overwrite it.
 void DeepEpNormal::ReceiveTags(State* state) const {
   const std::vector<int32_t>& begin = state->sent.begin;
+  const int64_t capacity = std::min(buffers_.sent.capacity(),
+                                    buffers_.returned.capacity() - state->returned.first_token);
   state->tags.resize(begin.back() * tag_size_);
   for (int source = 0; source < slots_.ranks(); ++source) {
     const int64_t rows = begin[source + 1] - begin[source];
@@ -117,7 +137,7 @@ void DeepEpNormal::ReceiveTags(State* state) const {
     }
     for (int64_t n = 0; n < rows; ++n) {
       tokens[n] = tags[n * tag_size_];
-      CHECK(tokens[n] >= 0 && tokens[n] < buffers_.sent.capacity());
+      CHECK(tokens[n] >= 0 && tokens[n] < capacity);
     }
   }
 }
@@ -147,6 +167,7 @@ void DeepEpNormal::BeginCombine(const ExpertRows& experts, DispatchHandle* handl
 
 void DeepEpNormal::EndCombine(DispatchHandle* handle, float* y) {
   auto& state = handle->Get<State>();
+  CHECK(handle->round.last);
   slots_.WaitAll(state.sent.use, kOutputs, "deepep combine rows");
   buffers_.returned.Sum(slots_, state.sent, *handle->topk, experts_, &state.returned, pool_, y);
   slots_.Release(&state.sent.use);

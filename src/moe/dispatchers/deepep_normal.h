@@ -7,6 +7,7 @@
 #include "moe/dispatchers/combined_rows.h"
 #include "moe/dispatchers/dispatch_rows.h"
 #include "moe/dispatchers/exchange_slots.h"
+#include "moe/dispatchers/rounds.h"
 
 namespace switchyard {
 
@@ -20,15 +21,21 @@ namespace switchyard {
 // depend on which experts share a rank: --moe-combine-rows rank. Rows per token with P ranks, of
 // which a share of 1 / P stays local: min(k, P) dispatched and k combined, in the formats in
 // flight. Outputs are rounded to these before weighting.
+//
+// A pass in several rounds has one combine, if the outputs have room for all its tokens
+// (RoundsOfPass). Each round writes its outputs to their place in the pass and raises the outputs
+// flag, because the next round overwrites the rows that the experts have read. The sums follow the
+// flag of the last round.
 class DeepEpNormal : public Dispatcher {
  public:
   explicit DeepEpNormal(const DispatcherContext& context);
-  // Error kInvalid if a pass would need more rounds than --deepep-normal-long-seq-round.
+  // Errors as from RoundsOfPass.
   static ExchangeMemory Memory(const MoeOptions& options, const ExchangeShape& shape);
 
   bool scatters() const override { return true; }
   std::vector<DispatchLayout> layouts() const override { return {DispatchLayout::kNormal}; }
   int64_t MaxTokens(bool) const override { return buffers_.sent.capacity(); }
+  int64_t MaxCombineTokens(bool) const override { return buffers_.returned.capacity(); }
 
   std::byte* InputRows(int64_t tokens, bool decode, DispatchHandle* handle) override;
   void BeginDispatch(const float* x, const TopK& topk, bool decode,
@@ -53,14 +60,15 @@ class DeepEpNormal : public Dispatcher {
   };
 
   struct Buffers {
-    Buffers(const MoeOptions& options, const ExchangeShape& shape);
+    Buffers(const PassRounds& rounds, const ExchangeShape& shape);
     BufferPlan plan;
     DispatchRows sent;
     CombinedRows returned;
     size_t tags;  // [P sources, capacity, 1 + k] i32
   };
 
-  void CheckTokens(int64_t tokens) const;
+  void CheckTokens(int64_t tokens, const DispatchHandle& handle) const;
+  void KeepSlot(const DispatchHandle& handle, State* state);
   void SendMetadata(const State& state);
   void ReceiveTags(State* state) const;
   // Writes the tags of all tokens for `dest`.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <utility>
 
 #include "core/check.h"
 
@@ -23,7 +24,7 @@ DispatchRows::DispatchRows(const ExchangeShape& shape, int64_t capacity, BufferP
 }
 
 std::byte* DispatchRows::InputRows(ExchangeSlots& slots, Batch* batch) const {
-  slots.Take(&batch->use);
+  if (!std::exchange(batch->keeps_slot, false)) slots.Take(&batch->use);
   batch->placed = true;
   return slots.Local(batch->use, RowOffset(slots.rank(), 0));
 }

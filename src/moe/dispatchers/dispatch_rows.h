@@ -25,8 +25,9 @@ class DispatchRows {
   // State of one batch. Kept after its end, for a second dispatch with the same routing.
   struct Batch {
     SlotUse use;
-    bool placed = false;  // own rows are in the arena by Begin
-    bool again = false;   // reuses the routing, known on both sides
+    bool placed = false;      // own rows are in the arena by Begin
+    bool keeps_slot = false;  // the next dispatch uses the slot that the batch holds
+    bool again = false;       // reuses the routing, known on both sides
     // [n, k] EP rank of each slot's expert, −1 for none or an inactive rank, and its local id
     // there.
     std::vector<int32_t> owners, local_ids;
@@ -41,10 +42,12 @@ class DispatchRows {
   // Allocates its buffers, for at most `capacity` tokens of one rank, in the plan.
   DispatchRows(const ExchangeShape& shape, int64_t capacity, BufferPlan* plan);
 
-  // Takes a slot; returns the buffer for the own rows [tokens, H], to be written before Begin.
+  // Takes a slot, unless the batch keeps one; returns the buffer for the own rows [tokens, H], to
+  // be written before Begin.
   std::byte* InputRows(ExchangeSlots& slots, Batch* batch) const;
-  // Takes a slot and rounds x [topk.tokens, H] into it, unless InputRows was called. Computes the
-  // dispatch layout: the rank of each slot's expert, and the active ranks that each token goes to.
+  // Rounds x [topk.tokens, H] into the buffer of InputRows, unless InputRows was called. Computes
+  // the dispatch layout: the rank of each slot's expert, and the active ranks that each token goes
+  // to.
   void Begin(ExchangeSlots& slots, const ExpertMap& experts, const float* x, const TopK& topk,
              ThreadPool& pool, Batch* batch) const;
   // The same for other rows with the batch's previous layout.

@@ -61,6 +61,11 @@ void ExchangeSlots::Release(SlotUse* use) {
   use->slot = -1;
 }
 
+void ExchangeSlots::Advance(SlotUse* use) {
+  CHECK(use->slot >= 0 && taken_[use->slot]);
+  use->round = ++rounds_[use->slot];
+}
+
 std::byte* ExchangeSlots::At(const SlotUse& use, int peer, size_t offset) const {
   return memory_.At(peers_[peer], PayloadOffset(use, offset));
 }

@@ -47,9 +47,9 @@ struct SlotUse {
 };
 
 // kSlots equal buffers in every rank's arena. A batch occupies one from BeginDispatch to
-// EndCombine. All ranks of the EP group take and release slots in the same order, so they agree on
-// the slot without communication. Take returns the lowest free slot, which keeps a single batch in
-// warm cache.
+// EndCombine, for several rounds if one combine covers them. All ranks of the EP group take and
+// release slots in the same order, so they agree on the slot without communication. Take returns
+// the lowest free slot, which keeps a single batch in warm cache.
 //
 // Each slot has one flag per (stage, source rank), in the destination's arena. A use of the slot is
 // a round: its flags are raised to the round's number and never cleared.
@@ -57,11 +57,12 @@ struct SlotUse {
 // A slot needs neither a barrier nor clearing, because every rank raises the flag of the last stage
 // (outputs) to every rank in every round, with or without rows:
 //   - In BeginDispatch, A writes counts and metadata to B, and rows for B to A's own arena. B reads
-//     all of these before it raises the outputs flag. A leaves the round (EndCombine) only after it
-//     has seen that flag from every rank. So when A writes round r + 1, no rank reads round r.
+//     all of these before it raises the outputs flag. A leaves the round (EndCombine, or the
+//     next dispatch of the same combine) only after it has seen that flag from every rank. So when
+//     A writes round r + 1, no rank reads round r.
 //   - From EndDispatch on, B's experts write outputs for A, over A's outputs of round r. In round
 //     r + 1 B has then seen A's flag for the rows of r + 1, which A raises after it has left
-//     round r.
+//     round r. Rounds of one combine have separate outputs, which A reads after the last one.
 //   - All counts are written in every round and determine which rows are valid, so data of round r
 //     in the buffers is never used in round r + 1.
 //
@@ -85,6 +86,9 @@ class ExchangeSlots {
   // Assigns the batch a slot and the slot's next round. Error kResource if all slots are in use.
   void Take(SlotUse* use);
   void Release(SlotUse* use);
+  // Moves a batch to the next round of the slot that it holds. It has seen the outputs flag of the
+  // current round from every rank.
+  void Advance(SlotUse* use);
 
   // Address of `offset` in the payload of the batch's slot, in the arena of EP rank `peer`.
   std::byte* At(const SlotUse& use, int peer, size_t offset) const;

@@ -36,6 +36,9 @@ class Mooncake : public Dispatcher {
   bool splits_mixed_batches() const override { return exchange_->splits_mixed_batches(); }
   std::vector<DispatchLayout> layouts() const override { return exchange_->layouts(); }
   int64_t MaxTokens(bool decode) const override { return exchange_->MaxTokens(decode); }
+  int64_t MaxCombineTokens(bool decode) const override {
+    return exchange_->MaxCombineTokens(decode);
+  }
   std::span<const uint8_t> active_ranks() const override { return elastic_.mask(); }
 
   std::byte* InputRows(int64_t tokens, bool decode, DispatchHandle* handle) override {

@@ -9,9 +9,8 @@ namespace switchyard {
 namespace {
 
 void CheckHcclBuffer(const MoeOptions& options, const ExchangeShape& shape, int64_t tokens,
-                     int64_t rounds) {
+                     bool in_rounds) {
   if (options.hccl_buffer_mib == 0) return;
-  const bool in_rounds = options.combine_long_seq || rounds > 1;
   const int64_t need = HcclBufferMib(tokens, in_rounds, shape);
   if (need <= options.hccl_buffer_mib) return;
   throw Invalid(
@@ -21,9 +20,8 @@ void CheckHcclBuffer(const MoeOptions& options, const ExchangeShape& shape, int6
       options.hccl_buffer_mib, tokens, need, in_rounds ? 3 : 2, shape.hidden, shape.k);
 }
 
-}  // namespace
-
-int64_t TokensPerRound(const MoeOptions& options, const ExchangeShape& shape) {
+// Tokens of one rank in one dispatch.
+int64_t SplitPass(const MoeOptions& options, const ExchangeShape& shape) {
   const int64_t capacity = std::min(shape.max_tokens, options.long_seq_per_round_tokens);
   const int64_t rounds = CeilDiv(shape.max_tokens, capacity);
   if (options.long_seq_rounds > 0 && rounds > options.long_seq_rounds)
@@ -32,8 +30,27 @@ int64_t TokensPerRound(const MoeOptions& options, const ExchangeShape& shape) {
         "--deepep-normal-long-seq-per-round-tokens {} a total of {} rounds; raise one of the two, "
         "or shorten passes",
         options.long_seq_rounds, shape.max_tokens, options.long_seq_per_round_tokens, rounds);
-  CheckHcclBuffer(options, shape, capacity, rounds);
   return capacity;
+}
+
+}  // namespace
+
+int64_t TokensPerRound(const MoeOptions& options, const ExchangeShape& shape) {
+  const int64_t tokens = SplitPass(options, shape);
+  CheckHcclBuffer(options, shape, tokens, options.combine_long_seq || tokens < shape.max_tokens);
+  return tokens;
+}
+
+PassRounds RoundsOfPass(const MoeOptions& options, const ExchangeShape& shape) {
+  const int64_t tokens = SplitPass(options, shape), pass = shape.max_tokens;
+  const int64_t whole = HcclBufferMib(pass, /*in_rounds=*/false, shape);
+  const bool fits = options.hccl_buffer_mib == 0 || whole <= options.hccl_buffer_mib;
+  // If neither fits, the error states the smaller requirement.
+  const bool smaller = whole <= HcclBufferMib(tokens, /*in_rounds=*/true, shape);
+  const bool in_rounds = options.combine_long_seq || !(fits || smaller);
+  const int64_t combined = in_rounds ? tokens : pass;
+  CheckHcclBuffer(options, shape, combined, in_rounds);
+  return {.dispatch_tokens = tokens, .combine_tokens = combined};
 }
 
 int64_t HcclBufferMib(int64_t tokens, bool in_rounds, const ExchangeShape& shape) {

@@ -7,15 +7,25 @@
 
 namespace switchyard {
 
-// Maximum tokens of one rank in one variable-size exchange (deepep's normal mode, flashinfer,
-// fused): --deepep-normal-long-seq-per-round-tokens, or all tokens if there are fewer. Error
-// kInvalid if a pass would need more rounds than --deepep-normal-long-seq-round, or if a round
-// would need a larger buffer than HCCL_BUFFSIZE.
+// Maximum tokens of one rank in one variable-size exchange with a combine in each round
+// (flashinfer, fused, deepep's normal mode on GPUs): --deepep-normal-long-seq-per-round-tokens, or
+// all tokens if there are fewer. Error kInvalid if a pass would need more rounds than
+// --deepep-normal-long-seq-round, or if a round would need a larger buffer than HCCL_BUFFSIZE.
 int64_t TokensPerRound(const MoeOptions& options, const ExchangeShape& shape);
+
+// Maximum tokens of one rank in one dispatch and in one combine. The latter are those of a whole
+// pass or, if combine uses dispatch's rounds, those of one dispatch.
+struct PassRounds {
+  int64_t dispatch_tokens = 0, combine_tokens = 0;
+};
+// For deepep's normal mode on CPUs. Combine uses dispatch's rounds if combine_long_seq is set, or
+// if HCCL_BUFFSIZE covers one round but not a whole pass. Errors as from TokensPerRound; the one
+// for HCCL_BUFFSIZE states the smaller of both requirements.
+PassRounds RoundsOfPass(const MoeOptions& options, const ExchangeShape& shape);
 
 // Minimum HCCL_BUFFSIZE in MiB for exchanges of `tokens` tokens per rank, by SGLang's formula
 // (docs/advanced_features/expert_parallelism.md, "DeepEP Ascend"). `in_rounds`: the formula for
-// long sequences.
+// long sequences, with the tokens of one round. Otherwise `tokens` are those of a whole pass.
 int64_t HcclBufferMib(int64_t tokens, bool in_rounds, const ExchangeShape& shape);
 
 }  // namespace switchyard

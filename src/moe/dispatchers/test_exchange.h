@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "comm/device/rank_threads.h"
-#include "moe/runtime.h"
+#include "moe/cpu_backend.h"
 #include "moe/test_layer.h"
 
 namespace switchyard {
@@ -80,12 +80,12 @@ struct ExchangeBatch {
     y.assign(x.size(), NAN);
   }
 
-  void Begin(MoeRuntime& moe, bool decode = false) {
+  void Begin(CpuMoeBackend& moe, bool decode = false) {
     if (moe.fused()) return moe.fused()->Begin(x.data(), topk, decode, &handle);
     moe.dispatcher().BeginDispatch(x.data(), topk, decode, &handle);
   }
   // From EndDispatch to BeginCombine.
-  void Compute(MoeRuntime& moe, const ExpertBlock& block) {
+  void Compute(CpuMoeBackend& moe, const ExpertBlock& block) {
     if (moe.fused()) return;
     dispatched = moe.dispatcher().EndDispatch(&handle);
     const PermutePair& permute = moe.permute(dispatched.layout);
@@ -94,11 +94,11 @@ struct ExchangeBatch {
     moe.runner().Run(block, grouped, moe.shape().hidden, moe.pool(), outputs.data());
     moe.dispatcher().BeginCombine(permute.post(grouped, outputs.data()), &handle);
   }
-  void End(MoeRuntime& moe, const ExpertBlock& block) {
+  void End(CpuMoeBackend& moe, const ExpertBlock& block) {
     if (moe.fused()) return moe.fused()->End(block, &handle, y.data());
     moe.dispatcher().EndCombine(&handle, y.data());
   }
-  void RunAll(MoeRuntime& moe, const ExpertBlock& block, bool decode = false) {
+  void RunAll(CpuMoeBackend& moe, const ExpertBlock& block, bool decode = false) {
     Begin(moe, decode);
     Compute(moe, block);
     End(moe, block);
@@ -107,7 +107,7 @@ struct ExchangeBatch {
 
 // A rank's environment for running batches.
 struct ExchangeRank {
-  MoeRuntime& moe;
+  CpuMoeBackend& moe;
   const ExpertBlock& block;
   int ep, ep_rank, moe_tp_rank;
 
@@ -130,7 +130,7 @@ inline void RunExchangeRanks(const MoeOptions& options, const TestLayer& layer,
     ThreadPool pool(mesh.tp <= 2 ? 2 : 1);
     const MoeLayerWeights share = layer.ShareOf(comm->mesh, /*shared_whole=*/true);
     const ExpertBlock block{.experts = share.experts};
-    const auto moe = MakeMoeRuntime(options, shape, *comm, pool);
+    const auto moe = MakeCpuMoe(options, shape, *comm, pool);
     body({*moe, block, comm->mesh.ep(), comm->mesh.ep_rank(), comm->mesh.moe_tp_rank()});
   };
   if (ranks_per_host > 0) return RunTcpRankThreads(mesh.tp, ranks_per_host, bytes, run);

@@ -64,13 +64,18 @@ void NoteDpRank(TakenFlags* taken) {
       fmt::format("SGLANG_DP_RANK={} has no effect here: requests name their group", text));
 }
 
-void NoteHcclBuffer(const MoeOptions& moe, TakenFlags* taken) {
+// HCCL_BUFFSIZE and DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ.
+void NoteRounds(const MoeOptions& moe, TakenFlags* taken) {
   const bool low_latency = moe.deepep_mode == "low_latency" &&
                            (moe.a2a_backend == "deepep" || moe.a2a_backend == "mooncake");
-  if (moe.hccl_buffer_mib == 0 || (moe.a2a_backend != "none" && !low_latency)) return;
-  taken->without_effect.push_back(fmt::format(
-      "HCCL_BUFFSIZE={} has no effect here: no exchange of {} runs in rounds", moe.hccl_buffer_mib,
-      low_latency ? "--deepep-mode low_latency" : "--moe-a2a-backend none"));
+  if (moe.a2a_backend != "none" && !low_latency) return;
+  const auto note = [&](const std::string& variable) {
+    taken->without_effect.push_back(
+        fmt::format("{} has no effect here: no exchange of {} runs in rounds", variable,
+                    low_latency ? "--deepep-mode low_latency" : "--moe-a2a-backend none"));
+  };
+  if (moe.hccl_buffer_mib != 0) note(fmt::format("HCCL_BUFFSIZE={}", moe.hccl_buffer_mib));
+  if (moe.combine_long_seq) note("DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ=1");
 }
 
 }  // namespace
@@ -84,7 +89,7 @@ void SettleArgs(const CommandLine& app, ServerArgs* args) {
 
 void NoteEnvironment(const MoeOptions& moe, TakenFlags* taken) {
   NoteDpRank(taken);
-  NoteHcclBuffer(moe, taken);
+  NoteRounds(moe, taken);
 }
 
 }  // namespace switchyard

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "moe/dispatchers/rounds.h"
 #include "server/args/args.h"
 #include "server/args/eplb_args.h"
 
@@ -17,6 +18,7 @@ namespace switchyard {
 namespace {
 
 using testing::AllOf;
+using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -35,6 +37,12 @@ std::string ErrorOf(const std::function<void()>& act) {
 }
 std::string ErrorOf(const std::vector<std::string>& words) {
   return ErrorOf([&] { ParseServe(With(words)); });
+}
+
+// Of a pass with 20000 tokens per rank, in rounds of 8192.
+std::string TokensPerCombine(const MoeOptions& options) {
+  const ExchangeShape shape{.hidden = 64, .k = 2, .max_tokens = 20000};
+  return std::to_string(RoundsOfPass(options, shape).combine_tokens);
 }
 
 // Which flags of the issue change nothing, each with a value as launch lines have it.
@@ -175,10 +183,10 @@ TEST(SglangFlagsTest, HonouredOnesChangeTheArguments) {
        {},
        [](const ServerArgs& a) { return a.engine.moe.init_expert_location; },
        R"({"logical_count": [[1]]})"},
-      {{},
+      {{"--moe-a2a-backend", "deepep"},
        {{"DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ", "1"}},
-       [](const ServerArgs& a) { return a.engine.moe.combine_long_seq ? "rounds" : "one"; },
-       "rounds"},
+       [](const ServerArgs& a) { return TokensPerCombine(a.engine.moe); },
+       "8192"},
       {{"--moe-a2a-backend", "deepep"},
        {{"HCCL_BUFFSIZE", "1024"}},
        [](const ServerArgs& a) { return std::to_string(a.engine.moe.hccl_buffer_mib); },
@@ -201,16 +209,20 @@ TEST(SglangFlagsTest, HonouredOnesChangeTheArguments) {
   }
 }
 
-TEST(SglangFlagsTest, ABufferThatNothingUsesIsSaid) {
-  const auto line = [](const std::vector<std::string>& words) {
+TEST(SglangFlagsTest, VariablesOfRoundsThatNothingUsesAreSaid) {
+  const auto lines = [](const std::vector<std::string>& words) {
     setenv("HCCL_BUFFSIZE", "200", 1);
+    setenv("DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ", "1", 1);
     const auto args = ParseServe(With(words));
     unsetenv("HCCL_BUFFSIZE");
+    unsetenv("DEEPEP_NORMAL_COMBINE_ENABLE_LONG_SEQ");
     return args->without_effect;
   };
-  EXPECT_THAT(line({}), ElementsAre(HasSubstr("HCCL_BUFFSIZE=200 has no effect here")));
-  EXPECT_THAT(line({"--moe-a2a-backend", "deepep", "--deepep-mode", "low_latency"}),
-              ElementsAre(HasSubstr("--deepep-mode low_latency")));
+  EXPECT_THAT(lines({}), ElementsAre(HasSubstr("HCCL_BUFFSIZE=200 has no effect here"),
+                                     HasSubstr("COMBINE_ENABLE_LONG_SEQ=1 has no effect here")));
+  EXPECT_THAT(lines({"--moe-a2a-backend", "deepep", "--deepep-mode", "low_latency"}),
+              Each(HasSubstr("--deepep-mode low_latency")));
+  EXPECT_THAT(lines({"--moe-a2a-backend", "deepep"}), testing::IsEmpty());
 }
 
 TEST(SglangFlagsTest, OlderFormsOfExpertParallelism) {
