@@ -5,13 +5,11 @@
 #include <numeric>
 #include <vector>
 
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace switchyard {
 namespace {
 
-using ::testing::ElementsAre;
 using Pairs = std::vector<std::pair<int64_t, int64_t>>;
 
 TokenPartition SpreadOf(const MeshShape& shape, int rank, const std::vector<int64_t>& tokens) {

@@ -87,6 +87,7 @@ std::string PrintSchedule(const StepShape& shape, std::span<const Operation> lis
 
 std::string PrintSchedule(const ServeShape& shape, std::span<const Operation> list) {
   std::vector<std::string> columns;
+  columns.reserve(shape.micro_batches);
   for (int m = 0; m < shape.micro_batches; ++m) columns.push_back(fmt::format("micro-batch {}", m));
   return Table(Title(shape), columns, list, [&](const Operation& o) {
     return std::pair(static_cast<size_t>(o.micro_batch), Cell(o, shape.range.begin));

@@ -95,6 +95,7 @@ std::vector<Operation> Plan(const ServeShape& shape) {
   CHECK_LE(static_cast<size_t>(shape.range.end), shape.experts.size());
   CHECK(SharedUnder(shape) == Phase::kDispatch || SharedUnder(shape) == Phase::kCombine);
   std::vector<std::vector<std::vector<Operation>>> segments;  // [micro-batches][segments]
+  segments.reserve(shape.micro_batches);
   for (int m = 0; m < shape.micro_batches; ++m) segments.push_back(SegmentsOf(shape, m));
   const int count = static_cast<int>(segments.front().size());
   std::vector<Operation> list;

@@ -22,7 +22,7 @@ struct LayerRange {
 };
 
 // Everything that the schedule depends on. It is equal on all ranks of a stage. So they have the
-// same schedule, and issue their collectives in the same order.
+// same schedule and issue their collectives in the same order.
 struct ServeShape {
   std::vector<bool> experts;  // [layers of the model]: true for MoE layers
   LayerRange range;
@@ -33,7 +33,7 @@ struct ServeShape {
   std::optional<int> offset;
   // Single-batch overlap, as far as a schedule shows it.
   bool shared_expert = true;  // whether MoE layers have a shared expert that is not dispatched
-  // The exchange that hides behind the shared expert: kDispatch or kCombine. None: kCombine in
+  // The exchange during which the shared expert runs: kDispatch or kCombine. None: kCombine in
   // prefill with several micro-batches, else kDispatch.
   std::optional<Phase> shared_under;
   // Combine starts before the experts' down projection, and sends its rows as they are computed.
@@ -50,11 +50,10 @@ Phase SharedUnder(const ServeShape& shape);
 // may run.
 using Segment = std::vector<Phase>;
 
-// The phases of a layer, in order. Segments end where an exchange starts, or where the other
-// micro-batch should start one. A dense layer is one segment, because it has nothing to hide.
+// The phases of a layer, in order. A dense layer is one segment, because it has no exchange.
 //
 // Prefill, offset 0: attention route dispatch | experts combine | shared finish. Segments are long,
-// so micro-batches A and B simply alternate:
+// so micro-batches A and B alternate:
 //
 //    A: attention route dispatch           B: attention route dispatch (hides A's dispatch)
 //    A: experts combine (B's dispatch)     B: experts combine (A's combine)
@@ -69,8 +68,8 @@ using Segment = std::vector<Phase>;
 //    A: qkv (B's dispatch)                 B: experts combine
 //    A: attention route (B's combine)      B: finish
 //
-// Segments and offsets are those of SGLang's two-batch overlap of DeepSeek-V3, which calls a
-// segment a stage.
+// Segments and offsets follow SGLang's two-batch overlap of DeepSeek-V3, which calls a segment a
+// stage. Its last segment in decode only receives the rows; here kFinish also adds them.
 std::vector<Segment> LayerSegments(const ServeShape& shape, bool moe);
 // The same phases in one list.
 std::vector<Phase> LayerPhases(const ServeShape& shape, bool moe);

@@ -137,6 +137,20 @@ TEST(FindServeFault, FindsEverySwapThatBreaksARule) {
   });
 }
 
+TEST(FindServeFault, FindsMicroBatchesThatOvertake) {
+  const ServeShape shape{
+      .experts = {true}, .range = {.end = 1}, .micro_batches = 2, .offset = 50};  // one by one
+  const Operations right = Plan(shape);
+  const auto half = right.begin() + std::ssize(right) / 2;
+  Operations list = right;
+  std::rotate(list.begin(), list.begin() + (half - right.begin()), list.end() - 1);
+  EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("embed of micro-batch 1 comes before"));
+  list.assign(right.begin(), half - 1);  // without the sample operation of micro-batch 0
+  list.insert(list.end(), half, right.end());
+  list.push_back(*(half - 1));
+  EXPECT_THAT(FindScheduleError(shape, list), HasSubstr("sample of micro-batch 1 comes before"));
+}
+
 TEST(FindServeFault, NamesTheLayerOfTheModel) {
   const ServeShape shape{.experts = {true, true, true}, .range = {.begin = 1, .end = 3}};
   Operations list = Plan(shape);

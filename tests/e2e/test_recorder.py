@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import struct
+import time
 
 import pytest
 
@@ -208,7 +209,12 @@ def test_a_folder_that_is_not_there_loses_nothing(tmp_path):
     with Server(MODEL, *TP2_EP2, *COMMON, *recorder("stat", folder)) as server:
         act(server, "start")
         answers = [generate(server, text="Hello", sampling_params=GREEDY)]
-        assert str(folder) in act(server, "dump", status=500)["error"]["message"]
+        message = act(server, "dump", status=500)["error"]["message"]
+        assert "cannot be written" in message and str(folder) not in message
+        end = time.time() + 20  # the log is written asynchronously
+        while str(folder) not in server.text():
+            assert time.time() < end
+            time.sleep(0.02)
         folder.mkdir()
         found, _ = tensors(act(server, "dump")["file"])
         assert sum(found["logical_count"][1]) == rows_of(answers) * TOP_K * LAYERS

@@ -75,6 +75,12 @@ __device__ __forceinline__ void WriteChoice(const SelectExpertsParams& p, int64_
   p.weights[place] = weight;
 }
 
+__device__ __forceinline__ bool IsBad(const SelectExpertsParams& p, int expert, float score) {
+  if (expert >= p.num_experts) return false;
+  const float bias = p.correction_bias ? p.correction_bias[expert] : 0.0f;
+  return !isfinite(score) || !(isfinite(bias) || bias == MinusInfinity());
+}
+
 // For one lane. Only this warp and later kernels write the token's record.
 __device__ __forceinline__ void RecordFault(const FaultRecords& faults, int64_t token, int expert) {
   if (faults.records == nullptr || token < faults.begin || token >= faults.end) return;
@@ -98,18 +104,16 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p, int
     const int e = i * 32 + lane;
     score[i] = e < p.num_experts ? logits[e] : MinusInfinity();
   }
-  constexpr uint32_t kNone = ~0u;
-  uint32_t bad = kNone;  // this lane's first expert whose score is not finite
+  bool bad = false;
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int e = i * 32 + lane;
-    if (e >= p.num_experts) continue;
-    const float bias = p.correction_bias ? p.correction_bias[e] : 0.0f;
-    const bool finite = isfinite(score[i]) && (isfinite(bias) || bias == MinusInfinity());
-    if (!finite) bad = min(bad, static_cast<uint32_t>(e));
-  }
-  if (__any_sync(kAll, bad != kNone)) {  // uniform over the warp
-    const uint32_t first = __reduce_min_sync(kAll, bad);
+  for (int i = 0; i < kPerLane; ++i) bad = bad || IsBad(p, i * 32 + lane, score[i]);
+  if (__any_sync(kAll, bad)) {  // uniform over the warp
+    // A second loop, because a number instead of the bool in the first one would spill registers.
+    uint32_t first = ~0u;
+#pragma unroll
+    for (int i = kPerLane - 1; i >= 0; --i)
+      if (IsBad(p, i * 32 + lane, score[i])) first = i * 32 + lane;
+    first = __reduce_min_sync(kAll, first);
     if (lane == 0) RecordFault(p.faults, token, static_cast<int>(first));
     if (lane < p.top_k) WriteChoice(p, token, lane, lane, __int_as_float(0x7fc00000));
     return;

@@ -187,7 +187,8 @@ awaitable<void> ConnectionImpl::Run() {
   Arm(options_.read_timeout);
   const bool secure = co_await stream_.Handshake();
   Disarm();
-  while (secure) {
+  if (!secure) co_return;
+  while (true) {
     const bool has_request = co_await AwaitRequest();
     if (!has_request) co_return;
     const bool more = co_await ServeRequest();

@@ -21,8 +21,6 @@
 namespace switchyard::http {
 namespace {
 
-using testing::HasSubstr;
-
 constexpr const char* kEstablished = "01";
 constexpr const char* kCloseWait = "08";
 
@@ -47,14 +45,14 @@ class HttpEdgeTest : public testing::Test {
  protected:
   void Start() {
     server_ = std::make_unique<Server>(options_);
-    server_->Route("POST", "/echo", [](auto request, Responder responder) {
+    server_->Route("POST", "/echo", [](auto request, const Responder& responder) {
       responder.Send(200, "text/plain", request->body);
     });
     server_->Route(
-        "POST", "/flush", [](auto, Responder responder) { responder.Send(200, "", ""); },
+        "POST", "/flush", [](auto, const Responder& responder) { responder.Send(200, "", ""); },
         Access::kControl);
     for (const char* path : {"/hello", "/health"}) {
-      server_->Route("GET", path, [](auto request, Responder responder) {
+      server_->Route("GET", path, [](auto request, const Responder& responder) {
         responder.Send(200, "text/plain", request->id);
       });
     }
@@ -122,7 +120,9 @@ TEST_F(HttpEdgeTest, SilentConnectionsBeyondTheLimitDoNotKeepProbesOut) {
     ASSERT_TRUE(silent.back()->connected());
     if (i % 3 == 1) silent.back()->Send("GET /health HTTP/1.1\r\nHost: ");
     if (i % 3 == 2) silent.back()->Get("/hello");
-    if (i % 10 == 9) EXPECT_EQ(Status("GET", "/health"), 200) << i;
+    if (i % 10 == 9) {
+      EXPECT_EQ(Status("GET", "/health"), 200) << i;
+    }
   }
   EXPECT_LE(CountConnections(server_->port(), kEstablished), 2 + 64 + 64);
   first.Get("/hello");  // connections within the limit stay open
@@ -189,7 +189,7 @@ TEST_F(HttpEdgeTest, BodiesShareOneMemory) {
   EXPECT_GE(held, 1);
   EXPECT_GE(refused, 3);
   EXPECT_EQ(Ask("POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9000000\r\n\r\n" +
-                std::string(9'000'000, 'x'))
+                std::string().append(9'000'000, 'x'))
                 .status,
             413);
 }
@@ -217,13 +217,15 @@ TEST_F(HttpEdgeTest, WorkOnABodyHoldsUpNoOtherRequest) {
   Start();
   std::promise<void> go, started;
   Server server({});
-  server.Route("POST", "/slow", [&](auto, Responder responder) {
+  server.Route("POST", "/slow", [&](auto, const Responder& responder) {
     started.set_value();
     go.get_future().wait();
     responder.Send(200, "", "");
   });
-  server.Route("GET", "/health", [](auto, Responder responder) { responder.Send(200, "", ""); });
-  server.Route("POST", "/quick", [](auto, Responder responder) { responder.Send(200, "", ""); });
+  server.Route("GET", "/health",
+               [](auto, const Responder& responder) { responder.Send(200, "", ""); });
+  server.Route("POST", "/quick",
+               [](auto, const Responder& responder) { responder.Send(200, "", ""); });
   server.Start();
   TestClient slow(server.port());
   slow.Post("/slow", std::string(100'000, 'x'));

@@ -50,7 +50,10 @@ void HandleDump(Service& service, const http::Responder& responder) {
   const std::string& mode = service.args.engine.recorder.mode;
   service.front.RecordExperts(RecordAction::kDump, [mode, responder](const RecordResult& result) {
     const ExpertDump& dump = result.dump;
-    if (!dump.error.empty()) return responder.SendError(500, dump.error);
+    if (!dump.error.empty()) {
+      LOG_ERROR("dump_expert_distribution_record: {}", dump.error);  // with the folder
+      return responder.SendError(500, dump.error);
+    }
     responder.Send(200, http::kJson,
                    Dump({{"file", dump.file},
                          {"mode", mode},

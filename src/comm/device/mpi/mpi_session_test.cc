@@ -215,7 +215,7 @@ int MpiRankMain(std::string_view part) {
         fmt::format("rank {}", rank), [](const std::vector<std::string>& statements) {
           return fmt::format("{} of {}", statements.back(), statements.size());
         });
-    const std::string decision = decided.value();
+    const std::string& decision = decided.value();
     const auto arena = SharedArena::Create(claimed, kBytes);
     session->Attach(*arena);
     if (part == "fail") return Fail(arena, rank);

@@ -213,7 +213,9 @@ TEST(TcpRanksTest, HeartbeatsReachRank0AndThoseOfRank0ReachEveryNode) {
     const std::vector<int> seen = rank == 0 ? std::vector<int>{1, 2, 3} : std::vector<int>{0};
     memory.StartHeartbeat();
     BeatUntil(true, memory, *arena, seen);
-    if (rank == 2) EXPECT_EQ(arena->beats(1), 0u);  // not needed there
+    if (rank == 2) {
+      EXPECT_EQ(arena->beats(1), 0u);  // not needed there
+    }
     comm.Barrier("all seen");
     memory.StopHeartbeat();
     BeatUntil(false, memory, *arena, seen);
@@ -412,6 +414,7 @@ TEST(TcpRanksTest, StrangersDoNotKeepRanksFromConnecting) {
     }
   }
   std::vector<std::shared_ptr<SharedArena>> arenas;
+  arenas.reserve(3);
   for (int rank = 0; rank < 3; ++rank) arenas.push_back(SharedArena::Create(3, kBytes));
   RunRankThreads(arenas, [&](int rank, const auto& arena) {
     ASSERT_TRUE(
