@@ -101,11 +101,16 @@ void EplbManager::BeginPass() {
 void EplbManager::EndPass() {
   ++status_.passes;
   const bool whole = window_->EndPass();
+  if (whole && steps_to_follow_up_ > 1) --steps_to_follow_up_;
   if (busy()) return;
   if (++passes_ >= options_.num_iterations) {
-    ConsiderPlanning("iterations");
+    ConsiderPlanning("iterations", RelevantSteps());
+  } else if (steps_to_follow_up_ == 1) {
+    steps_to_follow_up_ = 0;
+    ConsiderPlanning("shape", LoadWindow::kRecent);
   } else if (whole && window_->ShapeChange() > kShapeChange) {
-    ConsiderPlanning("shape");
+    steps_to_follow_up_ = 1 + LoadWindow::kRecent;
+    ConsiderPlanning("shape", LoadWindow::kRecent);
   }
 }
 
@@ -114,25 +119,27 @@ std::string EplbManager::Rebalance() {
   if (window_->History(1).steps == 0)
     return fmt::format("no load has been counted yet; counts arrive every {} passes",
                        1 + (options_.num_iterations - 1) / LoadWindow::kSteps);
-  StartPlanning("request");
+  StartPlanning("request", RelevantSteps());
   return {};
 }
 
+int EplbManager::RelevantSteps() const {
+  return window_->ShapeChange() > kShapeChange ? LoadWindow::kRecent : LoadWindow::kSteps;
+}
+
 // All ranks have equal sums, so they make the same decision.
-void EplbManager::ConsiderPlanning(const char* trigger) {
+void EplbManager::ConsiderPlanning(const char* trigger, int steps) {
   passes_ = 0;
   const std::optional<double> balancedness = window_->MeanBalancedness();
-  if (balancedness && *balancedness <= options_.min_utilization) return StartPlanning(trigger);
+  if (balancedness && *balancedness <= options_.min_utilization)
+    return StartPlanning(trigger, steps);
   status_.last_result = fmt::format("nothing to do: balancedness {}, threshold {:.3f}",
                                     FormatBalancedness(balancedness), options_.min_utilization);
   window_->OnPlanned();
   if (is_leader_) LOG_INFO("[EPLB] {}", status_.last_result);
 }
 
-void EplbManager::StartPlanning(const char* trigger) {
-  // After a change of the distribution, older steps are irrelevant.
-  const int steps =
-      window_->ShapeChange() > kShapeChange ? LoadWindow::kRecent : LoadWindow::kSteps;
+void EplbManager::StartPlanning(const char* trigger, int steps) {
   status_.state = EplbState::kPlanning;
   status_.trigger = trigger;
   status_.planned_at = window_->MeanBalancedness();

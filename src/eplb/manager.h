@@ -33,9 +33,9 @@ struct EplbShape {
 // is small: an all-reduce of counts about 50 times per --eplb-rebalance-num-iterations passes, and
 // a small message before each pass while a plan is computed or layers are migrating.
 //
-// Triggers: every num_iterations passes since the last rebalance, or a changed load distribution,
-// if the mean balancedness (mean / max rank load) is not over min_utilization; and every explicit
-// request. Then rank 0 plans on a separate thread and broadcasts the plan. A Migration moves the
+// Triggers: every num_iterations passes since the last rebalance, or a changed load distribution
+// (and once more when the recent steps have no other load), if the mean balancedness (mean / max
+// rank load) is not over min_utilization; and every explicit request. Then rank 0 plans on a separate thread and broadcasts the plan. A Migration moves the
 // layers that the plan changes; without a request only those that gain more than they cost
 // (plan_value.h).
 class EplbManager : public RoutingObserver {
@@ -76,8 +76,11 @@ class EplbManager : public RoutingObserver {
   EplbStatus Status() const;
 
  private:
-  void ConsiderPlanning(const char* trigger);
-  void StartPlanning(const char* trigger);
+  // Both: plan for the load of the last `steps` steps.
+  void ConsiderPlanning(const char* trigger, int steps);
+  void StartPlanning(const char* trigger, int steps);
+  // Fewer after a change of the distribution: older steps are irrelevant then.
+  int RelevantSteps() const;
   void ReceivePlan();
   void StartMigration(const Placement& plan);
   void StepMigration();
@@ -96,6 +99,9 @@ class EplbManager : public RoutingObserver {
   std::vector<int> index_of_;  // [layers of the model] index into layers_; −1: dense
   std::optional<LoadWindow> window_;
   int64_t passes_ = 0;  // since the last plan or the end of its migration
+  // A changed distribution triggers a plan while the recent steps still contain older load. A
+  // second plan follows when they do not. Counts the steps until then; 1: due, 0: none.
+  int steps_to_follow_up_ = 0;
   PlanJob plan_;
   int not_worth_moving_ = 0;  // layers of the last plan (plan_value.h)
   ExpertCourier courier_;

@@ -188,7 +188,7 @@ TEST(EplbManager, PlansBeforeItsTimeWhenTheLoadHasAnotherShape) {
     rank.first_hot = 1;
     rank.Passes(300);
     rank.Settle();
-    // Once when the new load is half of the window, and perhaps again when it fills the window.
+    // Once when the new load is half of the window, and again when it fills the window.
     EXPECT_GE(rank.manager.Status().plans, 2);
     EXPECT_LE(rank.manager.Status().plans, 3);
     EXPECT_EQ(rank.manager.Status().trigger, "shape");

@@ -349,7 +349,7 @@ def test_native_streams_send_input_log_probabilities_once(server):
 
 def test_a_name_is_open_once(server):
     thread = threading.Thread(target=lambda: server.request(GENERATE, {
-        "text": "Hello", "rid": "twice", "sampling_params": {"max_new_tokens": 480, "ignore_eos": True}}))
+        "text": "Hello", "rid": "twice", "sampling_params": {"max_new_tokens": 480, "ignore_eos": True, "n": 32}}))
     thread.start()
     while server.state()["running_requests"] == 0:
         time.sleep(0.005)

@@ -14,7 +14,8 @@ WATCHDOG = 3
 # For ranks of several nodes: /health names a silent rank after half of the timeout.
 NODES_WATCHDOG = 8
 NODES = ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--mem-fraction-static", 0.2, "--watchdog-timeout", NODES_WATCHDOG]
-LONG = {"text": "Hello", "sampling_params": {"temperature": 0, "max_new_tokens": 450, "ignore_eos": True}}
+# Long enough on a fast machine: 64 choices of one request.
+LONG = {"text": "Hello", "sampling_params": {"temperature": 0, "max_new_tokens": 450, "ignore_eos": True, "n": 64}}
 
 
 def start_work(server):

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 
 namespace switchyard {
 namespace {
@@ -70,6 +71,12 @@ void ParseRequestId(const Fields& f, const char* key, size_t i, size_t prompts,
                     GenerationSpec* spec) {
   const Json* name = ValueForPrompt(f, key, i, prompts);
   if (!name) return;
+  // Here, because a generation may end before the next one of its request begins.
+  if (const Json& all = *f.Find(key); i == 0 && all.is_array()) {
+    const std::set<Json> names(all.begin(), all.end());
+    if (names.size() < all.size())
+      throw InvalidField(f.Name(key), "{} contains the same name twice", f.Name(key));
+  }
   if (!name->is_string()) throw InvalidField(f.Name(key), "{} is not a string", f.Name(key));
   spec->name = name->get<std::string>();
   if (prompts == 1 || f.Find(key)->is_array()) return;

@@ -114,7 +114,8 @@ TEST(JinjaLimits, MemoryIsBounded) {
   EXPECT_THAT(ErrorOf("{{ '%999999999d' % 1 }}"), HasSubstr("Too many"));
   EXPECT_THAT(ErrorOf("{{ 'x'.ljust(2 ** 50) }}"), HasSubstr("width"));
   EXPECT_THAT(ErrorOf("{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = n.s + "
-                      "n.s %}{% endfor %}"),
+                      "n.s %}{% endfor %}",
+                      Untimed(10'000'000, 8 << 20)),
               HasSubstr("bytes"));
 }
 

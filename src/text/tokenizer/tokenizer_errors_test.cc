@@ -221,10 +221,14 @@ TEST(TokenizerErrorsTest, UnknownComponentTypesAreNamed) {
 }
 
 TEST(TokenizerErrorsTest, ComponentsThatNestForever) {
-  std::string nested = R"({"type": "NFC"})";
-  for (int i = 0; i < 1000; ++i)
-    nested.insert(0, R"({"type": "Sequence", "normalizers": [)").append("]}");
-  EXPECT_THAT(ErrorWith("normalizer", nested), HasSubstr("components nest deeper than 16"));
+  const auto nested = [](int levels) {
+    std::string normalizer = R"({"type": "NFC"})";
+    for (int i = 0; i < levels; ++i)
+      normalizer.insert(0, R"({"type": "Sequence", "normalizers": [)").append("]}");
+    return normalizer;
+  };
+  EXPECT_THAT(ErrorWith("normalizer", nested(20)), HasSubstr("components nest deeper than 16"));
+  EXPECT_THAT(ErrorWith("normalizer", nested(1000)), HasSubstr("nests deeper than 64 levels"));
 }
 
 TEST(TokenizerErrorsTest, Patterns) {
