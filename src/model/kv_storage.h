@@ -1,3 +1,22 @@
+// Memory of the paged KV cache.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "comm/mesh.h"
+#include "core/tensor.h"
+#include "kernels/ops.h"
+#include "model/config.h"
+
+namespace switchyard {
+
+namespace kernels {
+class Device;
+}
+
 // Memory of the paged KV cache, per layer. Grouped attention: k and v, [slots, kv_heads of this
 // rank, D] each. Latent attention: one tensor [slots, kv_lora + rope] in `k`. Owned by the engine,
 // written by the model. Each attention group has its own cache, sharded over its ranks.

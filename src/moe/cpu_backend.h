@@ -101,4 +101,10 @@ class CpuMoeBackend : public MoeBackend {
   std::map<DispatchLayout, PermutePair> permutes_;
 };
 
+// The MoE backend of a rank on CPUs. Built once per model, on every rank in the same order (it
+// allocates symmetrically). Layers hold a pointer to it. `backends`: null for the built-in ones.
+std::shared_ptr<CpuMoeBackend> MakeCpuMoe(const MoeOptions& options, const MoeShape& shape,
+                                          RankComm& comm, ThreadPool& pool,
+                                          std::shared_ptr<const MoeBackends> backends = nullptr);
+
 }  // namespace switchyard

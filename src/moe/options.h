@@ -13,7 +13,6 @@
 namespace switchyard {
 
 struct MoeBackends;
-class CpuMoeBackend;
 
 // The flags, the same for all layers of a model. Names follow SGLang's.
 struct MoeOptions {
@@ -78,12 +77,7 @@ MoeOptions ForDraftModel(MoeOptions options);
 // tokens and computes a partial sum of each.
 bool ScattersTokens(const MoeOptions& options, const MeshShape& mesh);
 
-// The MoE backend of a rank on CPUs. Built once per model, on every rank in the same order (it
-// allocates symmetrically). Layers hold a pointer to it. `backends`: null for the built-in ones.
-std::shared_ptr<CpuMoeBackend> MakeCpuMoe(const MoeOptions& options, const MoeShape& shape,
-                                          RankComm& comm, ThreadPool& pool,
-                                          std::shared_ptr<const MoeBackends> backends = nullptr);
-// Bytes of symmetric memory that the backend allocates on each rank. Sizes the arena before ranks
+// Bytes of symmetric memory that the backend of a CPU rank allocates. Sizes the arena before ranks
 // start.
 size_t MoeSymmetricBytes(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,
                          const MoeBackends* backends = nullptr);

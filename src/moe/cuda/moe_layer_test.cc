@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/testing.h"
+#include "moe/cuda/expert_weights.h"
 #include "moe/cuda/testing.h"
 #include "moe/layer.h"
 
@@ -261,7 +262,7 @@ TEST(CudaMoeLayer, RouterFaultsAreRecordedByTokenAndFirstLayer) {
       gpu.device->CopyIn(records, stale.data(), words);
       gpu.device->Run(/*key=*/1, [&] {
         gpu.device->ClearEntries(records, places, kTokens);
-        for (const MoeLayer* moe : {gpu.moe.get(), &later})
+        for (const MoeLayer* moe : {static_cast<const MoeLayer*>(gpu.moe.get()), &later})
           moe->Forward(*gpu.state, static_cast<const float*>(x.get()), tokens,
                        static_cast<float*>(y.get()));
       });

@@ -177,9 +177,10 @@ TEST_P(AllToAllTest, LongBatchesGoInRounds) {
     RunMoeRanks(options, layer.Shape(tokens), {ranks, ranks},
                 [&](RankComm& comm, ThreadPool& pool) {
                   const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, true),
-                                     MakeMoeRuntime(options, layer.Shape(tokens), comm, pool));
+                                     MakeCpuMoe(options, layer.Shape(tokens), comm, pool));
                   std::vector<float> mine(out.size());
-                  moe.Forward(layer.Hidden(tokens).data(), {{&tokens, 1}, {&none, 1}}, mine.data());
+                  moe.Forward(*moe.MakeState(), layer.Hidden(tokens).data(),
+                              {{&tokens, 1}, {&none, 1}}, mine.data());
                   if (comm.mesh.rank() == 0) out = mine;
                 });
     return out;

@@ -276,7 +276,7 @@ int RankProcess(const std::shared_ptr<SharedArena>& arena, const MoeOptions& opt
     ThreadPool pool(1);
     const MoeLayerWeights share = layer.ShareOf(comm->mesh, /*shared_whole=*/true);
     const ExpertBlock block{.experts = share.experts};
-    const auto moe = MakeMoeRuntime(options, layer.Shape(kTokens), *comm, pool);
+    const auto moe = MakeCpuMoe(options, layer.Shape(kTokens), *comm, pool);
     RunBatches({*moe, block, mesh.ep, rank, 0}, leaves, expected, [&] { raise(signal); });
     return ::testing::Test::HasFailure() ? kWrong : kGood;
   } catch (const Error& error) {
