@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "moe/runtime.h"
+#include "moe/cpu_backend.h"
 
 namespace switchyard::bench {
 
