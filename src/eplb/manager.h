@@ -35,9 +35,9 @@ struct EplbShape {
 //
 // Triggers: every num_iterations passes since the last rebalance, or a changed load distribution
 // (and once more when the recent steps have no other load), if the mean balancedness (mean / max
-// rank load) is not over min_utilization; and every explicit request. Then rank 0 plans on a separate thread and broadcasts the plan. A Migration moves the
-// layers that the plan changes; without a request only those that gain more than they cost
-// (plan_value.h).
+// rank load) is not over min_utilization; and every explicit request. Then rank 0 plans on a
+// separate thread and broadcasts the plan. A Migration moves the layers that the plan changes;
+// without a request only those that gain more than they cost (plan_value.h).
 class EplbManager : public RoutingObserver {
  public:
   // Fraction of the load that must have shifted to other experts since the last plan to trigger a

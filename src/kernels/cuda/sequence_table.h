@@ -5,8 +5,8 @@
 
 namespace switchyard::cuda {
 
-// The table that PassSequences::Set uploads; kernels::SequenceSpan documents the columns. The arrays
-// have fixed addresses, so a captured graph reads the latest upload. A launch may depend on
+// The table that PassSequences::Set uploads; kernels::SequenceSpan documents the columns. The
+// arrays have fixed addresses, so a captured graph reads the latest upload. A launch may depend on
 // num_sequences, num_rows and max_pages, which are part of the graph's key, but never on KV
 // lengths. Empty sequences (rows 0) are allowed.
 struct SequenceTable {

@@ -38,8 +38,8 @@ struct ServerArgs {
   int stream_interval = 1;     // --stream-interval: tokens between two events of a stream
   bool stream_output = false;  // --stream-output: segments in streams of /generate
   std::string weight_version = "default";  // --weight-version
-  std::string verify_weights;  // --verify-weights: file of SHA-256 sums; empty: no verification
-  bool print_schedule = false;             // --print-schedule
+  std::string verify_weights;   // --verify-weights: file of SHA-256 sums; empty: no verification
+  bool print_schedule = false;  // --print-schedule
   bool skip_server_warmup = false;
   bool log_requests = false;
   double drain_timeout_seconds =
