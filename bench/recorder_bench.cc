@@ -20,6 +20,7 @@
 #include "core/tensor.h"
 #include "eplb/recorder.h"
 #include "moe/cpu_backend.h"
+#include "moe/layer.h"
 #include "quant/quantize.h"
 
 namespace switchyard::bench {

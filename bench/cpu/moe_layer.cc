@@ -26,6 +26,7 @@
 #include "kernels/ops.h"
 #include "kernels/roofline.h"
 #include "moe/cpu_backend.h"
+#include "moe/layer.h"
 #include "quant/quantize.h"
 
 namespace switchyard::bench {

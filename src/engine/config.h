@@ -38,6 +38,8 @@ struct EngineConfig {
   MeshShape mesh;
   std::string load_balance_method = "auto";  // --load-balance-method: see DpController
   MoeOptions moe;  // --moe-a2a-backend, --deepep-mode, … (row_dtype is set from dtype)
+  bool two_batch_overlap = false;  // --enable-two-batch-overlap
+  double tbo_threshold = 0.48;     // --tbo-token-distribution-threshold
   // The backends that the MoE flags select from; null: those of this program. It is specific to the
   // program and is not serialized: each rank process gets its own.
   std::shared_ptr<const MoeBackends> backends;

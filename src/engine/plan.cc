@@ -358,6 +358,8 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
                        .context_length = plan.context_length,
                        .moe = config.moe,
                        .backends = config.backends,
+                       .two_batch_overlap = config.two_batch_overlap && !plan.cuda,
+                       .tbo_threshold = config.tbo_threshold,
                        .eplb_algorithm = InitialPlanner(config, plan),
                        .page_size = config.page_size};
   options.moe.nodes = NumExpertNodes(config, plan);
@@ -428,6 +430,8 @@ EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
   if (config.max_running_requests == 0)  // each request holds at least one page
     plan.max_running_requests =
         static_cast<int32_t>(std::min<int64_t>(plan.max_running_requests, plan.num_pages));
+  if (config.two_batch_overlap && plan.cuda)
+    LOG_INFO("--enable-two-batch-overlap has no effect on GPUs yet");
   if (plan.num_pages * config.page_size < plan.context_length)
     LOG_WARNING("the cache holds {} tokens, less than the context of {}: longer requests end early",
                 plan.num_pages * config.page_size, plan.context_length);

@@ -6,15 +6,11 @@
 
 #include "core/error.h"
 #include "eplb/init_location.h"
-#include "kernels/fused_ops.h"
+#include "model/decoder.h"
 #include "model/device_sampler.h"
 #include "model/families/family.h"
 #include "model/layers/context.h"
-#include "model/layers/dense_feed_forward.h"
-#include "model/layers/dispatch_row_hook.h"
-#include "model/layers/embedding_and_head.h"
-#include "model/layers/grouped_attention.h"
-#include "model/layers/latent_attention.h"
+#include "model/micro_batches.h"
 #include "model/movable_layers.h"
 #include "model/pass.h"
 #include "model/rank_device.h"
@@ -23,6 +19,7 @@
 #include "model/weights/routers.h"
 #include "moe/exchange_memory.h"
 #include "moe/layer.h"
+#include "schedule/serve.h"
 
 namespace switchyard {
 namespace {
@@ -36,23 +33,6 @@ bool UsesFp8GroupActivations(const ModelConfig& config) {
   const std::string experts = fmt::format("{}{}.{}.experts.", names.layers, index, names.moe);
   const std::string one = names.interleaved_experts ? "gate_up_proj" : "0." + names.expert_gate;
   return schemes.Of(experts + one).activation == ActivationFormat::kFp8Group;
-}
-
-template <typename Attention>
-std::optional<Attention> MakeAttention(const LayerContext& context, AttentionConfig::Kind kind) {
-  if (context.config.attention.kind != kind) return std::nullopt;
-  return std::make_optional<Attention>(context);
-}
-
-// Each layer is sharded at multiples of its format's unit, so a rank's shards may differ in size.
-std::optional<DenseFeedForward> MakeDense(const LayerContext& context,
-                                          const ModelWeights& weights) {
-  if (std::ranges::all_of(context.config.layers, &LayerConfig::moe)) return std::nullopt;
-  int64_t middle = 0;
-  for (const LayerWeights& layer : weights.layers) {
-    middle = std::max(middle, layer.dense.gate.n);  // 0 in MoE layers
-  }
-  return DenseFeedForward(context, middle);
 }
 
 // Sets the options that follow from the model, the backend and the dtype, so that callers cannot
@@ -97,16 +77,14 @@ struct Model::Impl {
   ModelWeights weights;
   Tensor cos_sin;  // [context_length, rotary_dim]
   const LayerContext context;
-  EmbeddingAndHead vocabulary;
-  std::optional<GroupedAttention> grouped;
-  std::optional<LatentAttention> latent;
-  std::optional<DenseFeedForward> dense;  // for the dense layers
   std::shared_ptr<MoeBackend> moe_backend;
   std::vector<std::unique_ptr<MoeLayer>> moe;  // one for each layer; null for dense ones
   std::unique_ptr<MovableLayers> movable;      // or null
-  kernels::FusedOps* fused;                    // or null
+  const Decoder decoder;
   DeviceSampler drawing;
-  Pass pass;
+  std::vector<std::unique_ptr<Pass>> passes;                 // one, or two for two-batch overlap
+  std::vector<schedule::Operation> plain;                    // the schedule of one micro-batch
+  std::vector<schedule::Operation> two_prefill, two_decode;  // of two, if there are two passes
 
   Impl(const std::filesystem::path& dir, ModelConfig model_config, ModelOptions model_options,
        RankComm& rank_comm, ThreadPool& threads)
@@ -122,29 +100,36 @@ struct Model::Impl {
         weights(LoadWeights(dir, config, comm.mesh, options.load)),
         cos_sin(device.Place(BuildCosSin(config.rope, options.context_length))),
         context{config, comm.mesh, cos_sin, groups, device},
-        vocabulary(context, weights),
-        grouped(MakeAttention<GroupedAttention>(context, AttentionConfig::Kind::kGrouped)),
-        latent(MakeAttention<LatentAttention>(context, AttentionConfig::Kind::kLatent)),
-        dense(MakeDense(context, weights)),
         moe(config.layers.size()),
-        fused(config.hidden % 4 == 0 ? device.fused() : nullptr),
-        pass(/*index=*/0, context, options.max_tokens, ScratchFloats()) {
+        decoder(context, weights, moe, [this] { comm.memory->Beat(); }) {
+    MakeSchedules();
+    const int count = two_prefill.empty() ? 1 : 2;
+    for (int i = 0; i < count; ++i)
+      passes.push_back(std::make_unique<Pass>(i, context, options.max_tokens,
+                                              decoder.ScratchFloats(options.max_tokens)));
     FinishRouters(config, &weights);
     UploadWeights(device, weights);
     if (config.has_moe()) MakeMoeLayers(dir);
   }
 
-  int64_t ScratchFloats() const {
-    const auto need = [&](const auto& layer) {
-      return layer ? layer->ScratchFloats(options.max_tokens) : 0;
-    };
-    return std::max({need(grouped), need(latent), need(dense)});
+  void MakeSchedules() {
+    schedule::ServeShape shape;
+    for (const LayerConfig& layer : config.layers) shape.experts.push_back(layer.moe);
+    shape.range.end = static_cast<int>(config.num_layers());
+    plain = schedule::Plan(shape);
+    if (!options.two_batch_overlap || !config.has_moe()) return;
+    shape.micro_batches = 2;
+    two_prefill = schedule::Plan(shape);
+    shape.mode = schedule::Mode::kDecode;
+    two_decode = schedule::Plan(shape);
   }
 
   void MakeMoeLayers(const std::filesystem::path& dir) {
     moe_backend = rank_device->MakeMoe(options, MoeShapeOf(config, options.max_tokens));
     moe_backend->Observe(options.observer);
     moe_backend->ChooseReplicasBy(options.chooser);
+    if (options.movable_experts && !moe_backend->movable())
+      throw Invalid("experts move on CPUs only: want --device cpu");
     MoeLayerConfig layer_config{.hidden = config.hidden,
                                 .router = config.moe->router,
                                 .activation = config.activation,
@@ -158,12 +143,11 @@ struct Model::Impl {
                                           moe_backend);
       if (!device.is_cpu()) weights.layers[i].owned.clear();  // the layer has copied them
     }
-    pass.moe = moe_backend->MakeState(pass.index());
+    for (const auto& pass : passes) pass->moe = moe_backend->MakeState(pass->index());
     if (options.movable_experts) MakeMovable(dir);
   }
 
   void MakeMovable(const std::filesystem::path& dir) {
-    if (!moe_backend->movable()) throw Invalid("experts move on CPUs only: want --device cpu");
     std::map<int, MoeLayer*> layers;
     for (size_t i = 0; i < moe.size(); ++i)
       if (moe[i]) layers[static_cast<int>(i)] = moe[i].get();
@@ -172,122 +156,18 @@ struct Model::Impl {
         comm.mesh);
   }
 
-  void Norm(const float* x, const Tensor& weight, int64_t rows, float* y,
-            const kernels::RowHook* hook = nullptr) {
-    device.RmsNorm({.x = x,
-                    .ldx = config.hidden,
-                    .weight = weight.data<float>(),
-                    .y = y,
-                    .ldy = config.hidden,
-                    .m = rows,
-                    .n = config.hidden,
-                    .eps = config.norm_eps,
-                    .hook = hook});
-  }
-
-  // Normalises the residual stream into `normed`, or, rounded to bfloat16, into its memory.
-  void NormResidual(Pass& p, const Tensor& weight, const kernels::RowHook* hook = nullptr,
-                    bool bf16_rows = false) {
-    const int64_t tokens = p.rows.tokens;
-    if (!fused) return Norm(p.residual.data(), weight, tokens, p.normed.data(), hook);
-    fused->AddNorm({.x = p.residual.data(),
-                    .add = p.branch_pending ? p.branch.data() : nullptr,
-                    .weight = weight.data<float>(),
-                    .y = bf16_rows ? nullptr : p.normed.data(),
-                    .bf16_rows = bf16_rows ? p.normed.data() : nullptr,
-                    .m = tokens,
-                    .n = config.hidden,
-                    .eps = config.norm_eps});
-    p.branch_pending = false;
-  }
-
-  // Adds the sum over ranks to the residual stream; fused into the next norm if the device has a
-  // fused op.
-  void AddBranch(Pass& p) {
-    p.branch_pending = fused != nullptr;
-    if (!p.branch_pending) AddPendingBranch(p);
-  }
-  void AddPendingBranch(Pass& p) {
-    p.branch_pending = false;
-    device.AddInPlace(p.residual.data(), p.branch.data(), p.rows.tokens * config.hidden);
-  }
-
-  // Attention, within the attention group; skipped if the group has no tokens.
-  void Attend(Pass& p, int64_t layer) {
-    const int64_t tokens = p.rows.tokens;
-    if (tokens == 0) return;
-    const GroupedAttentionWeights& w = weights.layers[layer].grouped;
-    const bool bf16_rows = fused && grouped && grouped->TakesBf16Input(tokens, w);
-    NormResidual(p, weights.layers[layer].input_norm, nullptr, bf16_rows);
-    const float* x = p.normed.data();
-    if (grouped) grouped->Forward(p, w, layer, x, bf16_rows ? x : nullptr, p.branch.data());
-    if (latent) latent->Forward(p, weights.layers[layer].latent, layer, x, p.branch.data());
-    groups.attn_tp->AllReduceSum(p.branch.data(), tokens * config.hidden);
-    AddBranch(p);
-  }
-
-  void FeedForward(Pass& p, int64_t layer) {
-    const Tensor& norm = weights.layers[layer].post_attention_norm;
-    if (moe[layer]) {
-      const MoeTokens tokens{.group_tokens = p.group_tokens,
-                             .group_decode_tokens = p.group_decode_tokens,
-                             .routed_experts = p.routed.empty() ? nullptr : p.routed_rows(),
-                             .router_faults = {p.kv->router_faults(), p.rows.slots}};
-      const DispatchRowHook hook(moe[layer]->InputRows(*p.moe, tokens), config.hidden);
-      if (p.rows.tokens > 0) NormResidual(p, norm, hook.to.rows ? &hook : nullptr);
-      moe[layer]->Forward(*p.moe, p.normed.data(), tokens, p.branch.data());
-      StoreRoutedExperts(p, layer);
-    } else {
-      if (p.rows.tokens > 0) NormResidual(p, norm);
-      dense->Forward(p, weights.layers[layer].dense, p.normed.data(), p.branch.data());
-    }
-    if (p.rows.tokens > 0) AddBranch(p);
-  }
-
-  // Copies one layer's [T, top_k] ids into `routed` [T, layers, top_k].
-  void StoreRoutedExperts(Pass& p, int64_t layer) {
-    if (p.routed.empty()) return;
-    const int64_t k = config.moe->router.top_k, row = config.num_layers() * k;
-    std::vector<int32_t>& ids = p.layer_routed;
-    ids.resize(p.rows.tokens * k);
-    device.CopyOut(ids.data(), p.routed_rows(), ids.size() * sizeof(int32_t));
-    for (int64_t t = 0; t < p.rows.tokens; ++t)
-      std::copy_n(ids.data() + t * k, k, p.routed.data() + t * row + layer * k);
-  }
-
-  // From token ids to logits; uses only ops of the device and collectives.
-  void RunLayers(Pass& p) {
-    p.branch_pending = false;
-    // On every rank of the group: another rank may have routed a slot's previous token.
-    if (config.has_moe()) device.ClearEntries(p.kv->router_faults(), p.rows.slots, p.rows.tokens);
-    if (p.rows.tokens > 0) vocabulary.Embed(p, p.residual.data());
-    for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-      comm.memory->Beat();
-      Attend(p, layer);
-      FeedForward(p, layer);
-    }
-    if (p.branch_pending) AddPendingBranch(p);
-    const int64_t rows = p.rows.logit_rows;
-    if (rows > 0) {
-      device.CopyRows({.x = p.residual.data(),
-                       .ldx = config.hidden,
-                       .rows = p.rows.logit_row,
-                       .y = p.selected.data(),
-                       .ldy = config.hidden,
-                       .m = rows,
-                       .n = config.hidden});
-      Norm(p.selected.data(), weights.final_norm, rows, p.selected.data());
-    }
-    vocabulary.Logits(p, p.selected.data());
-  }
-
   // Pads decode batches to a recorded size; runs all other batches as they are.
-  std::span<const float> Forward(Pass& p, const ForwardBatch& batch, KvStorage& kv) {
-    const int64_t recorded = RecordedTokens();
-    const bool record = recorded > 0 && IsPlainDecode(batch, recorded);
-    p.Begin(record ? p.padded.Pad(batch, kv.num_pages(), kv.page_size()) : batch, kv);
-    ReserveLogits(p);
-    device.Run(record ? p.RecordingKey(p.rows.tokens) : 0, [&] { RunLayers(p); });
+  std::span<const float> Forward(const ForwardBatch& batch, KvStorage& kv) {
+    Pass& p = *passes[0];
+    if (!RunInTwo(batch, kv)) {
+      const int64_t recorded = RecordedTokens();
+      const bool record = recorded > 0 && IsPlainDecode(batch, recorded);
+      p.Begin(record ? p.padded.Pad(batch, kv.num_pages(), kv.page_size()) : batch, kv);
+      ReserveLogits(p.group_logit_rows);
+      Pass* const only[] = {&p};
+      device.Run(record ? p.RecordingKey(p.rows.tokens) : 0,
+                 [&] { decoder.Run(plain, only, p.group_logit_rows); });
+    }
     const float* logits = p.head.logits.data();
     const int64_t wanted = std::ssize(batch.logit_rows);
     if (!batch.draws.empty()) {
@@ -298,6 +178,28 @@ struct Model::Impl {
     return ToHost(p, logits, wanted * config.vocab_size);
   }
 
+  // Two-batch overlap, if the batch can be split. Results are then in the first pass.
+  bool RunInTwo(const ForwardBatch& batch, KvStorage& kv) {
+    if (passes.size() < 2) return false;
+    const std::vector<int64_t> rows = SplitRows(batch, options.tbo_threshold);
+    if (rows.empty()) return false;
+    const int group = comm.mesh.dp_rank();
+    const MicroBatches parts(batch, rows, group);
+    Pass &first = *passes[0], &second = *passes[1];
+    first.Begin(parts.first, kv);
+    second.Begin(parts.second, kv, rows[group]);
+    std::vector<int64_t> logit_rows = batch.group_logit_rows;  // [dp]
+    if (logit_rows.empty()) logit_rows.push_back(std::ssize(batch.logit_rows));
+    ReserveLogits(logit_rows);
+    const bool decode = batch.group_tokens.empty()
+                            ? batch.num_tokens() == batch.decode_tokens
+                            : batch.group_tokens == batch.group_decode_tokens;
+    Pass* const both[] = {&first, &second};
+    decoder.Run(decode ? two_decode : two_prefill, both, logit_rows);
+    first.routed.insert(first.routed.end(), second.routed.begin(), second.routed.end());
+    return true;
+  }
+
   // The most rows of a recorded pass; 0: recording is disabled.
   int64_t RecordedTokens() const {
     if (!options.gpu || !options.gpu->graphs) return 0;
@@ -306,11 +208,9 @@ struct Model::Impl {
 
   // Sized by the largest group's rows, so that all groups record in the same pass, as NCCL
   // requires. Reserves the maximum of recorded passes at once, so that no recording is lost.
-  void ReserveLogits(Pass& p) {
-    std::vector<int64_t> rows = p.group_logit_rows;  // [dp]
-    for (int64_t& count : rows) count = std::max(count, RecordedTokens());
-    p.ReserveLogits(std::ranges::max(rows),
-                    [&](HeadBuffers& head) { return vocabulary.Reserve(rows, &head); });
+  void ReserveLogits(std::vector<int64_t> group_rows) {
+    for (int64_t& count : group_rows) count = std::max(count, RecordedTokens());
+    decoder.ReserveLogits(group_rows, *passes[0]);
   }
 
   std::span<const float> ToHost(Pass& p, const float* logits, int64_t count) {
@@ -332,15 +232,15 @@ KvStorage Model::MakeCache(int64_t num_pages, int32_t page_size, DType dtype) {
   return KvStorage(m.config, m.comm.mesh, num_pages, page_size, dtype, m.device);
 }
 std::span<const float> Model::Forward(const ForwardBatch& batch, KvStorage& kv) {
-  return impl_->Forward(impl_->pass, batch, kv);
+  return impl_->Forward(batch, kv);
 }
-std::span<const int32_t> Model::routed_experts() const { return impl_->pass.routed; }
+std::span<const int32_t> Model::routed_experts() const { return impl_->passes[0]->routed; }
 std::vector<int32_t> Model::RouterFaults(const ForwardBatch& batch, const KvStorage& kv) const {
   return kv.RouterFaultsOf(batch.sequences, impl_->device);
 }
 Communicator& Model::attention_group() const { return *impl_->comm.attn_tp; }
 bool Model::draws() const { return impl_->rank_device->draws(); }
-std::span<const int32_t> Model::drawn() const { return impl_->pass.drawn; }
+std::span<const int32_t> Model::drawn() const { return impl_->passes[0]->drawn; }
 MovableExperts* Model::movable_experts() { return impl_->movable.get(); }
 const ModelConfig& Model::config() const { return impl_->config; }
 

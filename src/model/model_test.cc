@@ -52,12 +52,15 @@ struct Case {
   int redundant = 0;  // experts
   std::string location = "trivial";
   std::string activations = "auto";  // --quantize-activations
+  bool two_batches = false;          // two-batch overlap
+  int64_t round_tokens = 8192;       // capacity of deepep's normal mode
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << c.fixture << " tp" << c.tp << " dp" << c.dp << " ep" << c.ep << " dense"
              << c.dense_tp << " " << c.backend << " " << c.mode << " " << Name(c.dtype) << " kv "
-             << Name(c.kv_dtype) << " redundant " << c.redundant << " rows " << c.activations;
+             << Name(c.kv_dtype) << " redundant " << c.redundant << " rows " << c.activations
+             << (c.two_batches ? " two batches" : "") << " round " << c.round_tokens;
 }
 
 // A sequence and its schedule: from pass `start` on in chunks of `chunk` rows up to `decode_from`,
@@ -164,6 +167,8 @@ std::vector<std::vector<Outcome>> Run(const Case& c, const std::vector<Group>& g
   options.moe.deepep_mode = c.mode;
   options.moe.num_redundant_experts = c.redundant;
   options.moe.init_expert_location = c.location;
+  options.moe.long_seq_per_round_tokens = c.round_tokens;
+  options.two_batch_overlap = c.two_batches;
   const MeshShape shape{.tp = c.tp, .ep = c.ep, .dp = c.dp, .dense_tp = c.dense_tp};
   int passes = 0;
   for (const Group& group : groups)
@@ -338,6 +343,18 @@ void ExpectSameBits(const Case& c) {
       EXPECT_EQ(outcomes[g][i], Alone(c, groups[g][i])) << "group " << g << " text " << i;
 }
 
+// Groups with several texts each, one of them with a single row at times.
+std::vector<Group> ManyTexts(int dp) {
+  std::vector<Group> groups(dp);
+  for (int g = 0; g < dp; ++g)
+    for (int i = 0; i < 3 - g % 2; ++i)
+      groups[g].push_back({.tokens = Ids(8 + 3 * i + g, 13 * g + i),
+                           .chunk = 5 + i,
+                           .decode_from = 4 + 3 * i,
+                           .start = i / 2});
+  return groups;
+}
+
 // Backends that exchange rows, by name and mode.
 std::vector<std::pair<std::string, std::string>> RowBackends() {
   std::vector<std::pair<std::string, std::string>> found = {
@@ -469,6 +486,43 @@ TEST(DpAttention, RoutedExpertsNameThoseOfTheModel) {
       EXPECT_LT(expert, config.moe->router.num_experts);
     } else {
       EXPECT_EQ(expert, -1);
+    }
+  }
+}
+
+// Prompts, decoding and mixed batches, split between texts and within one; rounds; groups with one
+// row or none.
+TEST(ModelTest, TwoBatchOverlapChangesNoBit) {
+  std::vector<Case> cases;
+  for (const char* name : {"qwen3_moe", "deepseek_v3", "gpt_oss", "qwen2_moe", "llama"}) {
+    cases.push_back({name, 2, 2, "none"});
+    cases.push_back({name, 4, 2, "deepep", "auto"});
+  }
+  for (const auto& [backend, mode] : RowBackends()) {
+    cases.push_back({"deepseek_v3", 2, 2, backend, mode});
+    cases.push_back({.fixture = "deepseek_v3",
+                     .tp = 4,
+                     .ep = 4,
+                     .backend = backend,
+                     .mode = mode,
+                     .dtype = DType::kBF16,
+                     .dp = 2,
+                     .dense_tp = 1});
+    cases.push_back({.fixture = "qwen3_moe",
+                     .tp = 4,
+                     .ep = 2,
+                     .backend = backend,
+                     .mode = mode,
+                     .dp = 4,
+                     .round_tokens = 3});
+  }
+  for (Case c : cases) {
+    SCOPED_TRACE(testing::Message() << c);
+    for (const auto& groups : {ManyTexts(c.dp), Groups(c.dp)}) {
+      const auto want = Run(c, groups);
+      c.two_batches = true;
+      EXPECT_EQ(Run(c, groups), want);
+      c.two_batches = false;
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "model/weights/expert_loader.h"
+#include "moe/layer.h"
 #include "moe/movable_experts.h"
 
 namespace switchyard {

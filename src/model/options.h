@@ -9,6 +9,7 @@
 
 #include "core/dtype.h"
 #include "model/weights.h"
+#include "moe/options.h"
 
 namespace switchyard {
 
@@ -37,8 +38,11 @@ struct ModelOptions {
   RoutingObserver* observer = nullptr;          // of the MoE layers, outlives the model; CPU only
   ReplicaChooser* chooser = nullptr;            // of the MoE layers, likewise
   bool movable_experts = false;                 // enables Model::movable_experts; CPU only
-  std::string eplb_algorithm = "auto";          // planner for a recorded --init-expert-location
-  int32_t page_size = 16;                       // of the cache passed to Forward
+  // Batches run as two micro-batches that hide each other's exchanges; CPU only. See SplitRows.
+  bool two_batch_overlap = false;
+  double tbo_threshold = 0.48;
+  std::string eplb_algorithm = "auto";  // planner for a recorded --init-expert-location
+  int32_t page_size = 16;               // of the cache passed to Forward
   LoadOptions load;
 };
 

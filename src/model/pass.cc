@@ -26,7 +26,7 @@ Pass::Pass(int index, const LayerContext& context, int64_t max_tokens, int64_t s
         context.device.Allocate(max_tokens_ * context.config.moe->router.top_k * sizeof(int32_t));
 }
 
-void Pass::Begin(const ForwardBatch& batch, KvStorage& cache) {
+void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, int64_t first) {
   const ModelConfig& config = context_.config;
   const int64_t tokens = batch.num_tokens();
   CHECK_LE(tokens, max_tokens_);
@@ -51,7 +51,8 @@ void Pass::Begin(const ForwardBatch& batch, KvStorage& cache) {
   kv = &cache;
   sequences->Set(batch.sequences, cache.page_size());
 
-  branch_pending = false;
+  first_row = first;
+  branch_pending = projected = false;
   drawn.clear();
   routed.clear();
   if (!batch.routed_experts || !config.has_moe()) return;

@@ -35,18 +35,19 @@ struct HeadBuffers {
   Activations logits;      // [rows, vocab]
 };
 
-// A batch on its way through the layers of one rank: its rows, activations and results. Layers
-// hold weights and sizes only, so several passes can be in flight, each at another layer. A pass is
-// reused for one batch after the other. Its memory is allocated once, at fixed addresses, so that a
-// recorded pass (CUDA graph) can be replayed. Used by the rank's thread only.
+// A batch in flight on one rank: its rows, activations and results. Layers have no state of a
+// batch, so several passes can be in flight, each at another layer. A pass is reused for one batch
+// after the other. Addresses change only in ReserveLogits, which discards recorded passes (CUDA
+// graphs). Used by the rank's thread only.
 class Pass {
  public:
   // `index`: of this pass on the rank. `scratch_floats`: the largest need of a layer.
   Pass(int index, const LayerContext& context, int64_t max_tokens, int64_t scratch_floats);
 
   // Begins a batch, which must outlive its use: uploads its arrays and sequences, and clears the
-  // results of the previous batch. `kv` is the cache of all passes.
-  void Begin(const ForwardBatch& batch, KvStorage& kv);
+  // results of the previous batch. `kv` is the cache of all passes. `first`: index of this group's
+  // first row among those of the whole batch, if this is a micro-batch.
+  void Begin(const ForwardBatch& batch, KvStorage& kv, int64_t first = 0);
 
   // Allocates for `logit_rows` of this rank's group, and head buffers for group_rows [dp]. Recorded
   // passes are recorded again if memory moved.
@@ -68,6 +69,7 @@ class Pass {
 
   // The batch.
   PassRows rows;
+  int64_t first_row = 0;                                                     // see Begin
   std::vector<int64_t> group_tokens, group_decode_tokens, group_logit_rows;  // [dp]
   TokenPartition partition;  // of the tokens of all groups
   KvStorage* kv = nullptr;
@@ -78,7 +80,9 @@ class Pass {
   Activations residual, normed, branch;  // [T, H] each
   bool branch_pending = false;
   LayerScratch scratch;
+  bool projected = false;         // attention's projections have run in this layer
   std::unique_ptr<MoeState> moe;  // null for a model without experts
+  bool moe_in_stages = false;     // false: MoeLayer::Forward runs all stages of this layer
   Activations selected;           // [logit rows, H]
   HeadBuffers head;
 

@@ -13,7 +13,7 @@
 #include "core/tensor.h"
 #include "kernels/ops.h"
 #include "model/config.h"
-#include "moe/layer.h"
+#include "moe/layer_config.h"
 
 namespace switchyard {
 

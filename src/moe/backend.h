@@ -76,7 +76,8 @@ class MoeBackend {
   RoutingObserver* observer() const { return observer_; }
   ReplicaChooser* chooser() const { return chooser_; }
 
-  // The state of a pass. `slot` is less than the number of passes in flight.
+  // The state of a pass, after all layers are placed. `slot` is less than the number of passes in
+  // flight.
   virtual std::unique_ptr<MoeState> MakeState(int slot) = 0;
   // Error kInvalid names an unsupported weight format or size.
   virtual std::unique_ptr<MoeLayerParts> Place(MoeLayerConfig config, MoeLayerWeights weights) = 0;
@@ -88,6 +89,7 @@ class MoeBackend {
   virtual float* LaneSums(MoeState& state) = 0;
   // A buffer for the rows of the next round, or none (MoeLayer::InputRows).
   virtual MoeInputBuffer InputRows(MoeState& /*state*/) { return {}; }
+  virtual bool takes_input_rows() const { return false; }  // false: InputRows never has one
 
   // Before the first round, as soon as `hidden` is there.
   virtual void Start(const MoeLayerParts& /*parts*/, MoeState& /*state*/) {}
@@ -95,7 +97,8 @@ class MoeBackend {
   virtual void Route(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void BeginDispatch(const MoeLayerParts& parts, MoeState& state) = 0;
   // The shared expert of the own tokens, or of all tokens if each rank has a TP slice of it. Reads
-  // `hidden` only, so it can run anywhere between Start and Scatter.
+  // `hidden` only. In the first round: on CPUs anywhere before Scatter, on GPUs before
+  // BeginCombine, whose sums include its output.
   virtual void RunShared(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void EndDispatch(const MoeLayerParts& parts, MoeState& state) = 0;
   virtual void PrePermute(const MoeLayerParts& parts, MoeState& state) = 0;

@@ -72,6 +72,7 @@ class CpuMoeBackend : public MoeBackend {
   float* GatheredRows(MoeState& state) override;
   float* LaneSums(MoeState& state) override;
   MoeInputBuffer InputRows(MoeState& state) override;
+  bool takes_input_rows() const override { return !fused_; }
 
   void Route(const MoeLayerParts& parts, MoeState& state) override;
   void BeginDispatch(const MoeLayerParts& parts, MoeState& state) override;

@@ -123,7 +123,6 @@ float* CpuMoeBackend::LaneSums(MoeState& state) {
 }
 
 MoeInputBuffer CpuMoeBackend::InputRows(MoeState& state) {
-  if (fused_) return {};
   Own(state).handle.round = {};
   return {.rows = dispatcher_->InputRows(state.round.size(), state.decode, &Own(state).handle),
           .format = exchange_.row_format};

@@ -62,7 +62,7 @@ namespace switchyard {
 // The experts compute the same rows in either mode. The sum runs over slots in one order on one
 // rank, so that y is bit-identical across modes and placements.
 //
-// Owned by the runtime. Used by the rank's thread only.
+// Owned by the backend. Used by the rank's thread only.
 class Dispatcher {
  public:
   virtual ~Dispatcher() = default;
@@ -70,7 +70,7 @@ class Dispatcher {
   // Whether each rank routes, dispatches and combines tokens of its own (token_partition.h).
   // Otherwise every rank has all tokens and sums the part of its own experts.
   virtual bool scatters() const = 0;
-  // Layouts that EndDispatch may return; the runtime looks up their permutes at startup.
+  // Layouts that EndDispatch may return; the backend looks up their permutes at startup.
   virtual std::vector<DispatchLayout> layouts() const = 0;
   // Maximum tokens of one rank in one exchange. Larger batches take several rounds.
   virtual int64_t MaxTokens(bool decode) const = 0;

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "moe/layer.h"
+#include "moe/layer_config.h"
 
 namespace switchyard {
 

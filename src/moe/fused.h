@@ -13,7 +13,7 @@ namespace switchyard {
 // results are bit-identical to theirs. The rules of Dispatcher apply (every rank calls, in one
 // order; a batch's state is in its handle).
 //
-// Owned by the runtime. Used by the rank's thread only.
+// Owned by the backend. Used by the rank's thread only.
 class FusedExperts {
  public:
   virtual ~FusedExperts() = default;

@@ -51,31 +51,31 @@ std::vector<OwnedExpert> MoeLayer::SwitchPlacement(ExpertPlacement placement,
                                                    std::vector<OwnedExpert> experts) {
   CHECK_EQ(placement.num_logical(), parts_->config.placement.num_logical());
   CHECK_EQ(placement.num_physical(), parts_->config.placement.num_physical());
-  parts_->config.placement = std::move(placement);
   std::vector<OwnedExpert> previous = parts_->Swap(std::move(experts));
+  parts_->config.placement = std::move(placement);
   ApplyPlacement();
   return previous;
 }
 
-void MoeLayer::Forward(MoeState& state, const float* hidden, const MoeTokens& tokens,
-                       float* out) const {
-  const Mesh& mesh = backend_->mesh();
-  const int64_t width = parts_->config.hidden;
+void MoeLayer::CheckTokens(const MoeTokens& tokens) const {
   const auto groups = tokens.group_tokens, decoding = tokens.group_decode_tokens;
-  CHECK_EQ(static_cast<int>(groups.size()), mesh.dp());
+  CHECK_EQ(static_cast<int>(groups.size()), backend_->mesh().dp());
   CHECK_EQ(groups.size(), decoding.size());
   for (size_t g = 0; g < groups.size(); ++g) {
     CHECK_LE(decoding[g], groups[g]);
     CHECK_LE(groups[g], backend_->shape().max_tokens);
   }
+}
+
+void MoeLayer::Forward(MoeState& state, const float* hidden, const MoeTokens& tokens,
+                       float* out) const {
+  CheckTokens(tokens);
+  const auto groups = tokens.group_tokens, decoding = tokens.group_decode_tokens;
   const auto run = [&](std::span<const int64_t> counts, int64_t first, bool decode) {
     if (IsEmpty(counts)) return;
-    Start(state, hidden + first * width, counts, decode, out + first * width);
-    state.routed_experts = tokens.routed_experts
-                               ? tokens.routed_experts + first * parts_->config.router.top_k
-                               : nullptr;
-    state.router_faults = tokens.router_faults.From(first);
-    state.first_row = first;
+    const int64_t skipped = first * parts_->config.hidden;
+    Start(state, hidden + skipped, counts, decode, out + skipped);
+    SetRecords(state, tokens, first);
     while (state.NextRound()) RunRound(state);
     Scatter(state);
   };
@@ -86,15 +86,38 @@ void MoeLayer::Forward(MoeState& state, const float* hidden, const MoeTokens& to
   std::vector<int64_t>& others = state.other_tokens;
   others.resize(groups.size());
   for (size_t g = 0; g < groups.size(); ++g) others[g] = groups[g] - decoding[g];
-  run(others, decoding[mesh.dp_rank()], /*decode=*/false);
+  run(others, decoding[backend_->mesh().dp_rank()], /*decode=*/false);
+}
+
+void MoeLayer::SetRecords(MoeState& state, const MoeTokens& tokens, int64_t first) const {
+  state.routed_experts =
+      tokens.routed_experts ? tokens.routed_experts + first * parts_->config.router.top_k : nullptr;
+  state.router_faults = tokens.router_faults.From(first);
+  state.first_row = tokens.first_row + first;
+}
+
+bool MoeLayer::IsSplit(const MoeTokens& tokens) const {
+  return backend_->splits_mixed_batches() && !IsEmpty(tokens.group_decode_tokens) &&
+         !std::ranges::equal(tokens.group_tokens, tokens.group_decode_tokens);
+}
+
+bool MoeLayer::StartOneRound(MoeState& state, const float* hidden, const MoeTokens& tokens,
+                             float* out) const {
+  CheckTokens(tokens);
+  const bool decode = std::ranges::equal(tokens.group_tokens, tokens.group_decode_tokens);
+  if (IsSplit(tokens) || IsEmpty(tokens.group_tokens)) return false;
+  Prepare(state, tokens.group_tokens, decode);
+  if (state.rounds != 1) return false;
+  Start(state, hidden, tokens.group_tokens, decode, out);
+  SetRecords(state, tokens, 0);
+  state.NextRound();
+  return true;
 }
 
 MoeInputBuffer MoeLayer::InputRows(MoeState& state, const MoeTokens& tokens) const {
-  const auto groups = tokens.group_tokens, decoding = tokens.group_decode_tokens;
-  const bool decode = std::ranges::equal(groups, decoding);
-  if (!decode && backend_->splits_mixed_batches() && !IsEmpty(decoding)) return {};
-  if (IsEmpty(groups)) return {};
-  Prepare(state, groups, decode);
+  if (!backend_->takes_input_rows() || IsSplit(tokens) || IsEmpty(tokens.group_tokens)) return {};
+  Prepare(state, tokens.group_tokens,
+          std::ranges::equal(tokens.group_tokens, tokens.group_decode_tokens));
   if (state.rounds != 1 || (state.partitioned && !state.partition.lane_is_local())) return {};
   state.round = {0, state.lane_tokens};
   MoeInputBuffer buffer = backend_->InputRows(state);
@@ -107,13 +130,13 @@ MoeInputBuffer MoeLayer::InputRows(MoeState& state, const MoeTokens& tokens) con
 void MoeLayer::Prepare(MoeState& s, std::span<const int64_t> group_tokens, bool decode) const {
   const Mesh& mesh = backend_->mesh();
   s.width = parts_->config.hidden;
-  s.tokens = s.lane_tokens = group_tokens[mesh.dp_rank()];
+  s.lane_tokens = group_tokens[mesh.dp_rank()];
   s.decode = decode;
   s.routed_experts = nullptr;
   s.router_faults = {};
   s.first_row = 0;
-  s.own = {0, s.tokens};
-  s.lanes.assign(1, s.tokens);
+  s.own = {0, s.lane_tokens};
+  s.lanes.assign(1, s.lane_tokens);
   s.partitioned = backend_->scatters();
   if (s.partitioned) {
     s.partition.Reset(mesh, group_tokens);

@@ -20,13 +20,14 @@ namespace switchyard {
 //   Start, then for each round: Route, BeginDispatch, RunShared (first round), EndDispatch,
 //   PrePermute, RunExperts, PostPermute, BeginCombine, EndCombine; then Scatter
 //
-// A caller that runs the stages itself may interleave several batches. Each has its own state.
+// A caller that runs the stages itself may interleave several batches, on GPUs one so far. Each has
+// its own state.
 class MoeLayer {
  public:
   // Error kInvalid names the unsupported parameter.
   MoeLayer(MoeLayerConfig config, MoeLayerWeights weights, std::shared_ptr<MoeBackend> backend);
 
-  // A state for passes through this layer, and through all layers of its backend.
+  // A state for passes through all layers of this layer's backend, after they are built.
   std::unique_ptr<MoeState> MakeState(int slot = 0) const { return backend_->MakeState(slot); }
 
   // hidden, out [tokens of this rank's attention group, H] in the memory of the layer's device,
@@ -34,6 +35,12 @@ class MoeLayer {
   // calls, including those with empty groups. On a GPU the work is enqueued. It depends only on the
   // counts in `tokens`, so it can be captured in a CUDA graph and replayed.
   void Forward(MoeState& state, const float* hidden, const MoeTokens& tokens, float* out) const;
+
+  // Begins a batch and its only round, of which the caller then runs the stages from Route to
+  // EndCombine, and Scatter. Returns false, and begins nothing, if Forward would need several
+  // rounds or two batches, or if no group has tokens. The result is equal on all ranks.
+  bool StartOneRound(MoeState& state, const float* hidden, const MoeTokens& tokens,
+                     float* out) const;
 
   // A buffer into which the producer of `hidden` may write the same rows in the dispatch format,
   // which saves a conversion and a copy. At most once before each Forward, with the same state and
@@ -72,6 +79,11 @@ class MoeLayer {
   OwnedExpert Expert(int local) const { return parts_->Expert(local); }
 
  private:
+  void CheckTokens(const MoeTokens& tokens) const;
+  // Whether the decode rows and the others of these tokens are two batches.
+  bool IsSplit(const MoeTokens& tokens) const;
+  // Where the rows from the group's `first` on store routed experts and router faults.
+  void SetRecords(MoeState& state, const MoeTokens& tokens, int64_t first) const;
   void Prepare(MoeState& state, std::span<const int64_t> group_tokens, bool decode) const;
   void Gather(MoeState& state) const;
   void RunRound(MoeState& state) const;

@@ -52,6 +52,8 @@ struct MoeTokens {
   // Receives the router faults of the tokens that this rank routes. In the memory of the layer's
   // device.
   RouterFaults router_faults;
+  // Index of this group's first token among those of its whole batch, for observers.
+  int64_t first_row = 0;
 };
 
 }  // namespace switchyard

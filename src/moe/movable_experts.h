@@ -6,7 +6,7 @@
 #include <map>
 #include <vector>
 
-#include "moe/layer.h"
+#include "moe/layer_config.h"
 #include "moe/placement.h"
 
 namespace switchyard {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "moe/layer.h"
+#include "moe/layer_config.h"
 #include "moe/router.h"
 #include "moe/rows.h"
 

@@ -46,7 +46,7 @@ struct ExpertBlock {
   float alpha = 1.702f, limit = 7.0f;  // of kSwiGluClamped
 };
 
-// Stateless except for scratch. Owned by the runtime. Used by the rank's thread only.
+// Stateless except for scratch. Owned by the backend. Used by the rank's thread only.
 class Runner {
  public:
   virtual ~Runner() = default;

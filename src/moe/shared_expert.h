@@ -3,7 +3,8 @@
 
 #include <cstdint>
 
-#include "moe/layer.h"
+#include "core/parallel.h"
+#include "moe/layer_config.h"
 #include "moe/scratch.h"
 
 namespace switchyard {

@@ -24,10 +24,9 @@ struct MoeState {
   const int slot;  // of the pass among those in flight: selects its exchange buffers
 
   // Rows of this rank's attention group in this batch, and their outputs.
-  const float* hidden = nullptr;  // [tokens, H]
-  float* out = nullptr;           // [tokens, H]
-  int64_t width = 0;              // H
-  int64_t tokens = 0;
+  const float* hidden = nullptr;      // [tokens, H]
+  float* out = nullptr;               // [tokens, H]
+  int64_t width = 0;                  // H
   bool decode = false;                // every sequence has one row, on all ranks
   int32_t* routed_experts = nullptr;  // [tokens, top_k] or null
   RouterFaults router_faults;         // [tokens]

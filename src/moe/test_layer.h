@@ -203,7 +203,7 @@ inline MoeShape ShapeFor(const TestLayer& layer, const std::vector<TestPass>& pa
 }
 
 // Outputs of rank comm.mesh.rank() for its group's tokens in all passes, one after the other on one
-// runtime: buffer contents of earlier passes must not affect later ones.
+// state: buffer contents of earlier passes must not affect later ones.
 inline std::vector<float> RunPassesOnRank(const TestLayer& layer, const MoeOptions& options,
                                           const std::vector<TestPass>& passes, RankComm& comm,
                                           ThreadPool& pool) {

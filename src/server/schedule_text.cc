@@ -4,10 +4,10 @@
 
 namespace switchyard {
 
-std::string ServeScheduleText(const EngineConfig& config, int micro_batches) {
+std::string ServeScheduleText(const EngineConfig& config) {
   const ModelConfig model = ReadModelConfig(config);
   schedule::ServeShape shape{.range = {.end = static_cast<int>(model.num_layers())},
-                             .micro_batches = micro_batches,
+                             .micro_batches = config.two_batch_overlap ? 2 : 1,
                              // With waterfill the shared expert is one of the dispatched experts.
                              .shared_expert = model.has_moe() &&
                                               model.moe->shared_intermediate > 0 &&

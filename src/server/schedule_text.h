@@ -9,8 +9,8 @@ namespace switchyard {
 
 // The operations of a prefill step and of a decode step with these flags (`--print-schedule`), in
 // the order in which a rank runs them. They are the same for every exchange backend, although the
-// backend `none` sends no rows. `micro_batches`: parts of each batch; 2: two-batch overlap. Reads
+// backend `none` sends no rows. With --enable-two-batch-overlap they have two micro-batches. Reads
 // only the model's config.json. Throws errors of reading it.
-std::string ServeScheduleText(const EngineConfig& config, int micro_batches = 1);
+std::string ServeScheduleText(const EngineConfig& config);
 
 }  // namespace switchyard

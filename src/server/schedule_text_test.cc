@@ -29,7 +29,9 @@ TEST(ServeScheduleText, HasAPrefillAndADecodeStepOfTheModelsLayers) {
 }
 
 TEST(ServeScheduleText, TwoMicroBatchesTakeTurns) {
-  const std::string text = ServeScheduleText(ConfigOf("qwen3_moe"), 2);
+  EngineConfig config = ConfigOf("qwen3_moe");
+  config.two_batch_overlap = true;
+  const std::string text = ServeScheduleText(config);
   EXPECT_THAT(text, StartsWith("prefill, 2 micro-batches through 3 layers (3 with experts), "));
   EXPECT_THAT(text, HasSubstr("0d 1d\n"));
   EXPECT_THAT(text, HasSubstr("layer 2 qkv"));

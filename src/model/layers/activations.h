@@ -7,8 +7,7 @@
 
 namespace switchyard {
 
-// A float buffer on a device; its shape is in the owner's comment. The buffers of one
-// kind of layer are sized once for the largest pass and reused by one layer after the other.
+// A float buffer on a device; its shape is in the owner's comment.
 class Activations {
  public:
   Activations() = default;
@@ -27,7 +26,6 @@ class Activations {
   float* data() { return static_cast<float*>(memory_.get()); }
   const float* data() const { return static_cast<const float*>(memory_.get()); }
   int64_t size() const { return count_; }
-  bool empty() const { return count_ == 0; }
 
  private:
   std::shared_ptr<void> memory_;

@@ -30,9 +30,9 @@ bool EmbeddingAndHead::Reserve(std::span<const int64_t> group_rows, HeadBuffers*
   return moved;
 }
 
-void EmbeddingAndHead::Logits(Pass& pass, const float* hidden) const {
-  const std::span<const int64_t> group_rows = pass.group_logit_rows;
-  HeadBuffers& buffers = pass.head;
+void EmbeddingAndHead::Logits(std::span<const int64_t> group_rows, const float* hidden,
+                              HeadBuffers* head) const {
+  HeadBuffers& buffers = *head;
   const int64_t rows = group_rows[c_.mesh.dp_rank()];
   if (!SplitOverWorld()) {
     if (c_.groups.attn_tp->size() == 1) return Multiply(hidden, rows, buffers.logits.data());

@@ -20,9 +20,9 @@ class EmbeddingAndHead {
   void Embed(const Pass& pass, float* out) const;
   // Allocates buffers for group_rows [dp] logit rows of each group. Returns true if one moved.
   bool Reserve(std::span<const int64_t> group_rows, HeadBuffers* buffers) const;
-  // hidden [logit rows of this rank's group, H] → pass.head.logits [rows, vocab], complete on every
-  // rank of the group. Every group has at most the rows reserved.
-  void Logits(Pass& pass, const float* hidden) const;
+  // hidden [rows of this rank's group, H] → head->logits [rows, vocab], complete on every rank
+  // of the group. group_rows [dp]: at most those reserved.
+  void Logits(std::span<const int64_t> group_rows, const float* hidden, HeadBuffers* head) const;
 
  private:
   // out [rows, vocabulary of this rank]

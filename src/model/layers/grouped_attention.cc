@@ -35,18 +35,23 @@ GroupedAttention::Arrays GroupedAttention::TakeArrays(Pass& pass) const {
   return a;
 }
 
-void GroupedAttention::Forward(Pass& pass, const GroupedAttentionWeights& w, int64_t layer,
-                               const float* x, const void* bf16_rows, float* out) const {
-  const int64_t q_width = heads_ * head_dim_;
+void GroupedAttention::Project(Pass& pass, const GroupedAttentionWeights& w, int64_t layer,
+                               const float* x, const void* bf16_rows) const {
   const Arrays a = TakeArrays(pass);
   if (bf16_rows != nullptr) {
     ProjectAndStoreFused(pass, a, w, layer, bf16_rows);
   } else {
     ProjectAndStore(pass, a, w, layer, x);
   }
+}
+
+void GroupedAttention::Attend(Pass& pass, const GroupedAttentionWeights& w, int64_t layer,
+                              bool bf16_input, float* out) const {
+  const int64_t q_width = heads_ * head_dim_;
+  const Arrays a = TakeArrays(pass);  // those of Project
   KvStorage& kv = *pass.kv;
   c_.device.Attention({.q = a.q,
-                       .ldq = bf16_rows ? q_width + 2 * kv_heads_ * head_dim_ : q_width,
+                       .ldq = bf16_input ? q_width + 2 * kv_heads_ * head_dim_ : q_width,
                        .k_cache = kv.k(layer).raw(),
                        .v_cache = kv.v(layer).raw(),
                        .kv_dtype = kv.dtype(),

@@ -14,17 +14,21 @@ class GroupedAttention {
  public:
   explicit GroupedAttention(const LayerContext& context);
 
-  // What Forward takes of the pass's scratch, in floats.
+  // What a layer takes of the pass's scratch, in floats.
   int64_t ScratchFloats(int64_t max_tokens) const;
 
-  // Whether Forward takes its input rounded to bfloat16, which needs fewer ops: if the device
+  // Whether Project takes its input rounded to bfloat16, which needs fewer ops: if the device
   // supports it for these weights.
   bool TakesBf16Input(int64_t tokens, const GroupedAttentionWeights& w) const;
-  // x [T, H] (normalised) → out [T, H], this rank's partial sum over its heads; the caller
-  // all-reduces. `bf16_rows` [T, H]: x rounded to bfloat16, for weights for which TakesBf16Input is
-  // true; x is not read then.
-  void Forward(Pass& pass, const GroupedAttentionWeights& w, int64_t layer, const float* x,
-               const void* bf16_rows, float* out) const;
+  // x [T, H] (normalised) → queries in the pass's scratch, keys and values in the cache.
+  // `bf16_rows` [T, H]: x rounded to bfloat16, for weights for which TakesBf16Input is true; x is
+  // not read then.
+  void Project(Pass& pass, const GroupedAttentionWeights& w, int64_t layer, const float* x,
+               const void* bf16_rows) const;
+  // After Project of the same layer: out [T, H], this rank's partial sum over its heads; the caller
+  // all-reduces. `bf16_input`: whether Project took bfloat16 rows.
+  void Attend(Pass& pass, const GroupedAttentionWeights& w, int64_t layer, bool bf16_input,
+              float* out) const;
 
  private:
   // Arrays in the pass's scratch.

@@ -40,13 +40,18 @@ LatentAttention::Arrays LatentAttention::TakeArrays(Pass& pass) const {
   return a;
 }
 
-void LatentAttention::Forward(Pass& pass, const LatentAttentionWeights& w, int64_t layer,
-                              const float* x, float* out) const {
-  const int64_t tokens = pass.rows.tokens;
-  const int64_t q_head = nope_ + rope_, latent = lora_ + rope_;
+void LatentAttention::Project(Pass& pass, const LatentAttentionWeights& w, int64_t layer,
+                              const float* x) const {
   const Arrays a = TakeArrays(pass);
   ProjectQueries(pass, a, w, x);
   StoreLatents(pass, a, w, layer, x);
+}
+
+void LatentAttention::Attend(Pass& pass, const LatentAttentionWeights& w, int64_t layer,
+                             float* out) const {
+  const int64_t tokens = pass.rows.tokens;
+  const int64_t q_head = nope_ + rope_, latent = lora_ + rope_;
+  const Arrays a = TakeArrays(pass);  // those of Project
 
   c_.device.HeadLinear({.x = a.q,
                         .ldx = heads_ * q_head,

@@ -19,13 +19,14 @@ class LatentAttention {
  public:
   explicit LatentAttention(const LayerContext& context);
 
-  // What Forward takes of the pass's scratch, in floats.
+  // What a layer takes of the pass's scratch, in floats.
   int64_t ScratchFloats(int64_t max_tokens) const;
 
-  // x [T, H] (normalised) → out [T, H], this rank's partial sum over its heads; the caller
+  // x [T, H] (normalised) → queries in the pass's scratch, latents in the cache.
+  void Project(Pass& pass, const LatentAttentionWeights& w, int64_t layer, const float* x) const;
+  // After Project of the same layer: out [T, H], this rank's partial sum over its heads; the caller
   // all-reduces.
-  void Forward(Pass& pass, const LatentAttentionWeights& w, int64_t layer, const float* x,
-               float* out) const;
+  void Attend(Pass& pass, const LatentAttentionWeights& w, int64_t layer, float* out) const;
 
  private:
   // Arrays in the pass's scratch.

@@ -9,7 +9,7 @@
 
 namespace switchyard {
 
-// A layer takes its arrays at the start of its call, always in the same order. So their addresses
+// A layer takes its arrays during its call, always in the same order. So their addresses
 // depend on the sizes only, as recorded passes require. The next layer overwrites them.
 class LayerScratch {
  public:

@@ -8,7 +8,7 @@
 #include "comm/mesh.h"
 #include "model/config.h"
 #include "model/weights.h"
-#include "moe/layer.h"
+#include "moe/layer_config.h"
 
 namespace switchyard {
 

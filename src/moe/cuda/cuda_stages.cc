@@ -96,6 +96,9 @@ float* CudaMoeBackend::LaneSums(MoeState& state) {
 }
 
 void CudaMoeBackend::Start(const MoeLayerParts& layer, MoeState& state) {
+  const MoeBuffers& buffers = Own(state).buffers;
+  CHECK_GE(static_cast<int64_t>(buffers.outputs.bytes()), output_bytes_);
+  CHECK(!Own(layer).shared || buffers.shared_y.data() != nullptr);
   if (const Branch* branch = SharedBranch(Own(layer), Own(state))) branch->Fork(stream());
 }
 
@@ -210,6 +213,7 @@ void CudaMoeBackend::RunShared(const MoeLayerParts& layer, MoeState& state) {
   CudaMoeState& s = Own(state);
   const int64_t own = s.own.size();
   if (!parts.shared || own == 0) return;
+  CHECK(s.in_first_round());
   const Branch* branch = SharedBranch(parts, s);
   const PdlStream on = branch ? PdlStream(branch->stream(), chain().early) : chain();
   RunSharedExpert(*parts.shared, ActivationOf(parts.config), s.own_x(), own,

@@ -1,0 +1,261 @@
+#include "model/decoder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+#include "kernels/fused_ops.h"
+#include "model/layers/dispatch_row_hook.h"
+
+namespace switchyard {
+namespace {
+
+using schedule::Kind;
+using schedule::Operation;
+using schedule::Phase;
+
+template <typename Attention>
+std::optional<Attention> MakeAttention(const LayerContext& context, AttentionConfig::Kind kind) {
+  if (context.config.attention.kind != kind) return std::nullopt;
+  return std::make_optional<Attention>(context);
+}
+
+// Each layer is sharded at multiples of its format's unit, so a rank's shards may differ in size.
+std::optional<DenseFeedForward> MakeDense(const LayerContext& context,
+                                          const ModelWeights& weights) {
+  if (std::ranges::all_of(context.config.layers, &LayerConfig::moe)) return std::nullopt;
+  int64_t middle = 0;
+  for (const LayerWeights& layer : weights.layers) {
+    middle = std::max(middle, layer.dense.gate.n);  // 0 in MoE layers
+  }
+  return DenseFeedForward(context, middle);
+}
+
+}  // namespace
+
+Decoder::Decoder(const LayerContext& context, const ModelWeights& weights,
+                 const std::vector<std::unique_ptr<MoeLayer>>& moe, std::function<void()> beat)
+    : c_(context),
+      weights_(weights),
+      moe_(moe),
+      beat_(std::move(beat)),
+      vocabulary_(context, weights),
+      grouped_(MakeAttention<GroupedAttention>(context, AttentionConfig::Kind::kGrouped)),
+      latent_(MakeAttention<LatentAttention>(context, AttentionConfig::Kind::kLatent)),
+      dense_(MakeDense(context, weights)),
+      fused_(context.config.hidden % 4 == 0 ? context.device.fused() : nullptr) {}
+
+int64_t Decoder::ScratchFloats(int64_t max_tokens) const {
+  const auto need = [&](const auto& layer) { return layer ? layer->ScratchFloats(max_tokens) : 0; };
+  return std::max({need(grouped_), need(latent_), need(dense_)});
+}
+
+void Decoder::ReserveLogits(std::span<const int64_t> group_rows, Pass& pass) const {
+  pass.ReserveLogits(std::ranges::max(group_rows),
+                     [&](HeadBuffers& head) { return vocabulary_.Reserve(group_rows, &head); });
+}
+
+void Decoder::Run(std::span<const Operation> program, std::span<Pass* const> passes,
+                  std::span<const int64_t> group_logit_rows) const {
+  Pass& head = *passes.front();
+  int64_t selected = 0;  // rows
+  for (const Operation& operation : program) {
+    Pass& p = *passes[operation.micro_batch];
+    switch (operation.kind) {
+      case Kind::kEmbed:
+        Embed(p);
+        break;
+      case Kind::kForward:
+        Forward(p, operation.layer, operation.phase);
+        break;
+      case Kind::kLogits:
+        SelectRows(p, head.selected.data() + selected * c_.config.hidden);
+        selected += p.rows.logit_rows;
+        break;
+      case Kind::kSample:  // by the caller, for the whole batch
+        break;
+      default:
+        CHECK(false);
+    }
+  }
+  if (selected > 0) Norm(head.selected.data(), weights_.final_norm, selected, head.selected.data());
+  vocabulary_.Logits(group_logit_rows, head.selected.data(), &head.head);
+}
+
+void Decoder::Embed(Pass& p) const {
+  p.branch_pending = false;
+  // On every rank of the group: another rank may have routed a slot's previous token.
+  if (c_.config.has_moe())
+    c_.device.ClearEntries(p.kv->router_faults(), p.rows.slots, p.rows.tokens);
+  if (p.rows.tokens > 0) vocabulary_.Embed(p, p.residual.data());
+}
+
+void Decoder::Forward(Pass& p, int layer, Phase phase) const {
+  const MoeLayer* moe = moe_[layer].get();
+  switch (phase) {
+    case Phase::kQkv:
+      Project(p, layer);
+      p.projected = true;
+      break;
+    case Phase::kAttention:
+      beat_();
+      if (!std::exchange(p.projected, false)) Project(p, layer);
+      Attend(p, layer);
+      break;
+    case Phase::kRoute:
+      Route(p, layer);
+      break;
+    case Phase::kDispatch:
+      if (p.moe_in_stages) moe->BeginDispatch(*p.moe);
+      break;
+    case Phase::kShared:
+      if (p.moe_in_stages) moe->RunShared(*p.moe);
+      break;
+    case Phase::kExperts:
+      RunExperts(p, layer);
+      break;
+    case Phase::kCombine:
+      if (p.moe_in_stages) moe->BeginCombine(*p.moe);
+      break;
+    case Phase::kDown:
+      CHECK(false);  // no schedule of this model separates it
+      break;
+    case Phase::kFinish:
+      Finish(p, layer);
+      break;
+  }
+}
+
+bool Decoder::TakesBf16Rows(const Pass& p, int layer) const {
+  return fused_ && grouped_ &&
+         grouped_->TakesBf16Input(p.rows.tokens, weights_.layers[layer].grouped);
+}
+
+// Attention is skipped if the group has no tokens.
+void Decoder::Project(Pass& p, int layer) const {
+  if (p.rows.tokens == 0) return;
+  const LayerWeights& w = weights_.layers[layer];
+  const bool bf16_rows = TakesBf16Rows(p, layer);
+  NormResidual(p, w.input_norm, nullptr, bf16_rows);
+  const float* x = p.normed.data();
+  if (grouped_) grouped_->Project(p, w.grouped, layer, x, bf16_rows ? x : nullptr);
+  if (latent_) latent_->Project(p, w.latent, layer, x);
+}
+
+void Decoder::Attend(Pass& p, int layer) const {
+  if (p.rows.tokens == 0) return;
+  const LayerWeights& w = weights_.layers[layer];
+  float* out = p.branch.data();
+  if (grouped_) grouped_->Attend(p, w.grouped, layer, TakesBf16Rows(p, layer), out);
+  if (latent_) latent_->Attend(p, w.latent, layer, out);
+  c_.groups.attn_tp->AllReduceSum(out, p.rows.tokens * c_.config.hidden);
+  AddBranch(p);
+}
+
+MoeTokens Decoder::TokensOf(const Pass& p) const {
+  return {.group_tokens = p.group_tokens,
+          .group_decode_tokens = p.group_decode_tokens,
+          .routed_experts = p.routed.empty() ? nullptr : p.routed_rows(),
+          .router_faults = {p.kv->router_faults(), p.rows.slots},
+          .first_row = p.first_row};
+}
+
+void Decoder::Route(Pass& p, int layer) const {
+  const MoeLayer& moe = *moe_[layer];
+  const MoeTokens tokens = TokensOf(p);
+  const DispatchRowHook hook(moe.InputRows(*p.moe, tokens), c_.config.hidden);
+  if (p.rows.tokens > 0)
+    NormResidual(p, weights_.layers[layer].post_attention_norm, hook.to.rows ? &hook : nullptr);
+  p.moe_in_stages = moe.StartOneRound(*p.moe, p.normed.data(), tokens, p.branch.data());
+  if (p.moe_in_stages) moe.Route(*p.moe);
+}
+
+void Decoder::RunExperts(Pass& p, int layer) const {
+  if (const MoeLayer* moe = moe_[layer].get()) {
+    if (!p.moe_in_stages) return;
+    moe->EndDispatch(*p.moe);
+    moe->PrePermute(*p.moe);
+    moe->RunExperts(*p.moe);
+    moe->PostPermute(*p.moe);
+    return;
+  }
+  const LayerWeights& w = weights_.layers[layer];
+  if (p.rows.tokens > 0) NormResidual(p, w.post_attention_norm);
+  dense_->Forward(p, w.dense, p.normed.data(), p.branch.data());
+}
+
+void Decoder::Finish(Pass& p, int layer) const {
+  if (const MoeLayer* moe = moe_[layer].get()) {
+    if (p.moe_in_stages) {
+      moe->EndCombine(*p.moe);
+      moe->Scatter(*p.moe);
+    } else {
+      moe->Forward(*p.moe, p.normed.data(), TokensOf(p), p.branch.data());
+    }
+    StoreRoutedExperts(p, layer);
+  }
+  if (p.rows.tokens > 0) AddBranch(p);
+}
+
+// Copies one layer's [T, top_k] ids into `routed` [T, layers, top_k].
+void Decoder::StoreRoutedExperts(Pass& p, int layer) const {
+  if (p.routed.empty()) return;
+  const int64_t k = c_.config.moe->router.top_k, row = c_.config.num_layers() * k;
+  std::vector<int32_t>& ids = p.layer_routed;
+  ids.resize(p.rows.tokens * k);
+  c_.device.CopyOut(ids.data(), p.routed_rows(), ids.size() * sizeof(int32_t));
+  for (int64_t t = 0; t < p.rows.tokens; ++t)
+    std::copy_n(ids.data() + t * k, k, p.routed.data() + t * row + layer * k);
+}
+
+void Decoder::SelectRows(Pass& p, float* to) const {
+  if (p.branch_pending) AddPendingBranch(p);
+  if (p.rows.logit_rows == 0) return;
+  c_.device.CopyRows({.x = p.residual.data(),
+                      .ldx = c_.config.hidden,
+                      .rows = p.rows.logit_row,
+                      .y = to,
+                      .ldy = c_.config.hidden,
+                      .m = p.rows.logit_rows,
+                      .n = c_.config.hidden});
+}
+
+void Decoder::Norm(const float* x, const Tensor& weight, int64_t rows, float* y,
+                   const kernels::RowHook* hook) const {
+  c_.device.RmsNorm({.x = x,
+                     .ldx = c_.config.hidden,
+                     .weight = weight.data<float>(),
+                     .y = y,
+                     .ldy = c_.config.hidden,
+                     .m = rows,
+                     .n = c_.config.hidden,
+                     .eps = c_.config.norm_eps,
+                     .hook = hook});
+}
+
+void Decoder::NormResidual(Pass& p, const Tensor& weight, const kernels::RowHook* hook,
+                           bool bf16_rows) const {
+  const int64_t tokens = p.rows.tokens;
+  if (!fused_) return Norm(p.residual.data(), weight, tokens, p.normed.data(), hook);
+  fused_->AddNorm({.x = p.residual.data(),
+                   .add = p.branch_pending ? p.branch.data() : nullptr,
+                   .weight = weight.data<float>(),
+                   .y = bf16_rows ? nullptr : p.normed.data(),
+                   .bf16_rows = bf16_rows ? p.normed.data() : nullptr,
+                   .m = tokens,
+                   .n = c_.config.hidden,
+                   .eps = c_.config.norm_eps});
+  p.branch_pending = false;
+}
+
+void Decoder::AddBranch(Pass& p) const {
+  p.branch_pending = fused_ != nullptr;
+  if (!p.branch_pending) AddPendingBranch(p);
+}
+
+void Decoder::AddPendingBranch(Pass& p) const {
+  p.branch_pending = false;
+  c_.device.AddInPlace(p.residual.data(), p.branch.data(), p.rows.tokens * c_.config.hidden);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,77 @@
+// Runs the layers of a model on one rank: executes a schedule over passes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "model/layers/dense_feed_forward.h"
+#include "model/layers/embedding_and_head.h"
+#include "model/layers/grouped_attention.h"
+#include "model/layers/latent_attention.h"
+#include "model/pass.h"
+#include "model/weights.h"
+#include "moe/layer.h"
+#include "schedule/operation.h"
+
+namespace switchyard {
+
+// Borrows weights and MoE layers, which outlive it. All state of a batch is in its pass, so the
+// operations of several passes may be interleaved. Every rank executes the same schedule. Used by
+// the rank's thread only.
+class Decoder {
+ public:
+  // `moe` [layers]: null for dense layers. May be filled later. `beat` is called once per layer.
+  Decoder(const LayerContext& context, const ModelWeights& weights,
+          const std::vector<std::unique_ptr<MoeLayer>>& moe, std::function<void()> beat);
+
+  // What a pass needs of scratch, in floats.
+  int64_t ScratchFloats(int64_t max_tokens) const;
+  // Allocates logit rows and head buffers for group_rows [dp] of a whole batch.
+  void ReserveLogits(std::span<const int64_t> group_rows, Pass& pass) const;
+
+  // Executes `program`; the micro-batches of a batch are `passes`. Their logits, of
+  // group_logit_rows [dp] rows of the whole batch, are then in the first pass's head buffers.
+  // Uses only ops of the device and collectives.
+  void Run(std::span<const schedule::Operation> program, std::span<Pass* const> passes,
+           std::span<const int64_t> group_logit_rows) const;
+
+ private:
+  void Embed(Pass& p) const;
+  void Forward(Pass& p, int layer, schedule::Phase phase) const;
+  void Project(Pass& p, int layer) const;
+  void Attend(Pass& p, int layer) const;
+  void Route(Pass& p, int layer) const;
+  void RunExperts(Pass& p, int layer) const;
+  void Finish(Pass& p, int layer) const;
+  void StoreRoutedExperts(Pass& p, int layer) const;
+  // Copies the rows whose logits are needed to `to`.
+  void SelectRows(Pass& p, float* to) const;
+
+  MoeTokens TokensOf(const Pass& p) const;
+  void Norm(const float* x, const Tensor& weight, int64_t rows, float* y,
+            const kernels::RowHook* hook = nullptr) const;
+  // Normalises the residual stream into `normed`, or, rounded to bfloat16, into its memory.
+  void NormResidual(Pass& p, const Tensor& weight, const kernels::RowHook* hook = nullptr,
+                    bool bf16_rows = false) const;
+  // Adds the sum over ranks to the residual stream; fused into the next norm if the device has a
+  // fused op.
+  void AddBranch(Pass& p) const;
+  void AddPendingBranch(Pass& p) const;
+  bool TakesBf16Rows(const Pass& p, int layer) const;
+
+  const LayerContext& c_;
+  const ModelWeights& weights_;
+  const std::vector<std::unique_ptr<MoeLayer>>& moe_;
+  const std::function<void()> beat_;
+  const EmbeddingAndHead vocabulary_;
+  const std::optional<GroupedAttention> grouped_;
+  const std::optional<LatentAttention> latent_;
+  const std::optional<DenseFeedForward> dense_;  // for the dense layers
+  kernels::FusedOps* const fused_;               // or null
+};
+
+}  // namespace switchyard

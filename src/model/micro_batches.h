@@ -1,0 +1,36 @@
+// Splits a batch into two micro-batches, which hide each other's exchanges (two-batch overlap).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "model/forward_batch.h"
+
+namespace switchyard {
+
+// Rows of each attention group's first micro-batch [dp]; the rest is the second one. Empty if the
+// second one would have no row in any group. Every rank computes the same from the counts of all
+// groups.
+//
+// Half of the rows. With one attention group, a batch with prompts is split between two sequences,
+// near the half, if each part then has at least `threshold` of the rows
+// (--tbo-token-distribution-threshold). Otherwise the split may be within a sequence. That is
+// exact, because in each layer the first part stores its keys before the second one attends to
+// them.
+std::vector<int64_t> SplitRows(const ForwardBatch& batch, double threshold);
+
+// Rows [begin, end) of `batch`, for a micro-batch with `group_rows` [dp] rows in each group, of
+// which `group_decode_rows` decode. Of logits it keeps this group's rows only: the head runs once
+// for the whole batch. Borrows the page tables.
+ForwardBatch SliceBatch(const ForwardBatch& batch, int64_t begin, int64_t end,
+                        std::span<const int64_t> group_rows,
+                        std::span<const int64_t> group_decode_rows);
+
+// Both micro-batches, with first_rows = SplitRows(batch, …). `group`: this rank's.
+struct MicroBatches {
+  MicroBatches(const ForwardBatch& batch, std::span<const int64_t> first_rows, int group);
+  ForwardBatch first, second;
+};
+
+}  // namespace switchyard
