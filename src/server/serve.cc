@@ -155,14 +155,14 @@ int RunServe(const ServerArgs& args) {
   }
   const StopSignals signals;
   ExitWhenOutOfMemory();
-  ReturnFreedMemory();
   QueueLog();
   struct Flush {
     ~Flush() { FlushLog(1s); }
   } const flush;
   const Launch launch = PlanLaunch(args, FindLauncher());
   if (launch.node > 0) return RunFollower(args, launch, signals);
-  std::atomic<int> interrupted{0};  // signal that interrupted the startup
+  if (!launch.launched) ReturnFreedMemory();  // else this process computes too
+  std::atomic<int> interrupted{0};            // signal that interrupted the startup
   const FindSignal find_signal = [&] {
     if (const int signal = signals.Wait(0ms)) interrupted = signal;
     return interrupted.load();

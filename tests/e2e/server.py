@@ -83,6 +83,13 @@ class Server:
         states = self.states()
         return {key: sum(state[key] for state in states) for key in states[0]}
 
+    def wait_busy(self, generations=1, seconds=30):
+        """Waits until each attention group has so many open generations and runs at least one."""
+        end = time.time() + seconds
+        while not all(s["open_requests"] >= generations and s["running_requests"] > 0 for s in self.states()):
+            assert time.time() < end, f"not busy: {self.states()}\n{self.text()}"
+            time.sleep(0.005)
+
     def wait_idle(self, seconds=20):
         end = time.time() + seconds
         while time.time() < end:

@@ -351,8 +351,7 @@ def test_a_name_is_open_once(server):
     thread = threading.Thread(target=lambda: server.request(GENERATE, {
         "text": "Hello", "rid": "twice", "sampling_params": {"max_new_tokens": 480, "ignore_eos": True, "n": 32}}))
     thread.start()
-    while server.state()["running_requests"] == 0:
-        time.sleep(0.005)
+    server.wait_busy(32)
     status, answer = server.request(GENERATE, body_of(GENERATE, rid="twice"))
     assert status == 400 and answer["error"]["param"] == "rid"
     server.request("/abort_request", {"rid": "twice"})

@@ -132,8 +132,7 @@ def test_abort_by_name(server):
     thread = threading.Thread(target=lambda: answers.append(
         generate(server, text="Hello", rid="slow", sampling_params={**GREEDY, "max_new_tokens": 480, "n": 32})))
     thread.start()
-    while server.state()["running_requests"] == 0:
-        time.sleep(0.005)
+    server.wait_busy(32)
     assert server.request("/abort_request", {"rid": "slow"})[0] == 200
     thread.join(20)
     assert answers and {choice["meta_info"]["finish_reason"]["type"] for choice in answers[0]} == {"abort"}

@@ -22,8 +22,7 @@ def start_work(server):
     results = []
     thread = threading.Thread(target=lambda: results.append(server.request("/generate", LONG)), daemon=True)
     thread.start()
-    while server.state()["running_requests"] == 0:
-        time.sleep(0.005)
+    server.wait_busy(64)
     return thread, results
 
 
@@ -64,8 +63,8 @@ def test_ranks_leave_a_stopped_server_process(busy):
 
 
 def read_failed_health(server):
-    health = 200
-    while health == 200:
+    health, deadline = 200, time.time() + 5 * NODES_WATCHDOG
+    while health == 200 and time.time() < deadline:
         health, answer = server.request("/health")
         time.sleep(0.05)
     assert health == 503

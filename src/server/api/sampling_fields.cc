@@ -69,14 +69,15 @@ const Json* ValueForPrompt(const Fields& f, const char* key, size_t i, size_t pr
 
 void ParseRequestId(const Fields& f, const char* key, size_t i, size_t prompts,
                     GenerationSpec* spec) {
+  // Here, because a generation may end before the next one of its request begins.
+  if (const Json* all = f.Find(key); i == 0 && all && all->is_array()) {
+    std::set<Json> names;
+    for (const Json& name : *all)
+      if (!name.is_null() && !names.insert(name).second)
+        throw InvalidField(f.Name(key), "{} contains the same name twice", f.Name(key));
+  }
   const Json* name = ValueForPrompt(f, key, i, prompts);
   if (!name) return;
-  // Here, because a generation may end before the next one of its request begins.
-  if (const Json& all = *f.Find(key); i == 0 && all.is_array()) {
-    const std::set<Json> names(all.begin(), all.end());
-    if (names.size() < all.size())
-      throw InvalidField(f.Name(key), "{} contains the same name twice", f.Name(key));
-  }
   if (!name->is_string()) throw InvalidField(f.Name(key), "{} is not a string", f.Name(key));
   spec->name = name->get<std::string>();
   if (prompts == 1 || f.Find(key)->is_array()) return;

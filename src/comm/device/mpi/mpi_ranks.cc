@@ -229,7 +229,9 @@ void MpiRanks::SendBeats(uint64_t beats) noexcept {
     Peer& peer = peers_[rank];
     int done = 0;
     MPI_Test(&peer.beats_request, &done, MPI_STATUS_IGNORE);
-    if (done == 0) continue;  // the peer has not received the last one
+    // If the peer has not received the last one, only the final one, 0, waits for that.
+    const auto one_second = Limit::After(milliseconds(1000), [] { return false; });
+    if (done == 0 && (beats != 0 || !mpi::Finish({&peer.beats_request, 1}, one_second))) continue;
     peer.beats = beats;
     MPI_Isend(&peer.beats, sizeof peer.beats, MPI_BYTE, rank, mpi::kBeats, MPI_COMM_WORLD,
               &peer.beats_request);

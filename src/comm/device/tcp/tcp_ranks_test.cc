@@ -337,7 +337,7 @@ TEST_F(ByHandTest, AFetchThatIsNotAnsweredTimesOutByName) {
 
 // The other end does not read, so the connection's buffers fill up.
 TEST_F(ByHandTest, APutThatIsNotTakenTimesOutByName) {
-  SymmetricMemory memory(arena_, 0, {.timeout = milliseconds(50)});
+  SymmetricMemory memory(arena_, 0, {.timeout = milliseconds(500)});
   const size_t flag = memory.Allocate(4);
   memory.StartHeartbeat();
   EXPECT_EQ(ErrorOf(
@@ -348,7 +348,7 @@ TEST_F(ByHandTest, APutThatIsNotTakenTimesOutByName) {
                   }
                 },
                 ErrorKind::kTimeout),
-            "rank 0 waited 0.05 s for rank 1 (node 1, 127.0.0.1) to receive a message");
+            "rank 0 waited 0.5 s for rank 1 (node 1, 127.0.0.1) to receive a message");
   EXPECT_GT(arena_->beats(0), 1u);  // rank 0 itself did not hang
   to_rank0_.reset();
 }
