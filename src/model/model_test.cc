@@ -490,6 +490,16 @@ TEST(DpAttention, RoutedExpertsNameThoseOfTheModel) {
   }
 }
 
+void ExpectNoBitChangesInTwoBatches(Case c) {
+  SCOPED_TRACE(testing::Message() << c);
+  for (const auto& groups : {ManyTexts(c.dp), Groups(c.dp)}) {
+    c.two_batches = false;
+    const auto want = Run(c, groups);
+    c.two_batches = true;
+    EXPECT_EQ(Run(c, groups), want);
+  }
+}
+
 // Prompts, decoding and mixed batches, split between texts and within one; rounds; groups with one
 // row or none.
 TEST(ModelTest, TwoBatchOverlapChangesNoBit) {
@@ -516,15 +526,7 @@ TEST(ModelTest, TwoBatchOverlapChangesNoBit) {
                      .dp = 4,
                      .round_tokens = 3});
   }
-  for (Case c : cases) {
-    SCOPED_TRACE(testing::Message() << c);
-    for (const auto& groups : {ManyTexts(c.dp), Groups(c.dp)}) {
-      const auto want = Run(c, groups);
-      c.two_batches = true;
-      EXPECT_EQ(Run(c, groups), want);
-      c.two_batches = false;
-    }
-  }
+  for (const Case& c : cases) ExpectNoBitChangesInTwoBatches(c);
 }
 
 }  // namespace

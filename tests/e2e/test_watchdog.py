@@ -1,5 +1,6 @@
 """Watchdog: detects processes stopped by SIGSTOP, on an idle and on a busy server."""
 import os
+import re
 import shutil
 import signal
 import threading
@@ -41,7 +42,8 @@ def test_a_stopped_rank_ends_the_server_with_its_name(rank, busy):
         assert health == 503 and f"rank {rank} (pid {pid}) has sent no heartbeat" in answer["error"]["message"]
         assert server.process.wait(2 * WATCHDOG) == 1
         assert time.time() - start < 2 * WATCHDOG
-        assert f"rank {rank} (pid {pid}) sent no heartbeat for 3 s and was killed (--watchdog-timeout)" in server.text()
+        says = rf"rank {rank} \(pid {pid}\) sent no heartbeat for \d s and was killed \(--watchdog-timeout\)"
+        assert re.search(says, server.text()), server.text()
         if busy:
             thread.join(5)
             assert results[0][0] == 500 and "sent no heartbeat" in results[0][1]["error"]["message"]
@@ -56,7 +58,8 @@ def test_ranks_leave_a_stopped_server_process(busy):
         deadline = time.time() + 2 * WATCHDOG
         while time.time() < deadline and f"the server process (pid {server.process.pid}) sent no heartbeat" not in server.text():
             time.sleep(0.05)
-        assert f"the server process (pid {server.process.pid}) sent no heartbeat for 3 s (--watchdog-timeout)" in server.text()
+        says = rf"the server process \(pid {server.process.pid}\) sent no heartbeat for \d s \(--watchdog-timeout\)"
+        assert re.search(says, server.text()), server.text()
         server.process.send_signal(signal.SIGCONT)
         assert server.process.wait(20) == 1
         assert "the server process" in server.text().splitlines()[-1]
