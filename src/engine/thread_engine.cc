@@ -41,8 +41,8 @@ struct ThreadEngine::Impl {
     return std::exchange(inbox, {});
   }
 
-  // Requires the mutex. noinline: inlined into a caller with one message type, GCC 12 reports the
-  // other types as uninitialized.
+  // The caller must hold the mutex. noinline: where a caller passes one type of the variant and
+  // this is inlined, GCC 12 warns that the other types may be used uninitialized.
   [[gnu::noinline]] void Tell(ControlMessage message) {
     inbox.push_back(std::move(message));
     news.notify_all();

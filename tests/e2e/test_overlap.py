@@ -32,7 +32,7 @@ def answers(*flags):
     with Server(FIXTURES / "deepseek_v3", *FLAGS, *LAYOUTS["deepep"], "--chunked-prefill-size", 24, *flags) as server:
         def ask(i):
             body = {"input_ids": [(7 * i + 3 * j) % 500 for j in range(1 + 5 * i % 60)], "return_logprob": True,
-                    "sampling_params": {"max_new_tokens": 5 + i % 13, "temperature": 0.8, "seed": i, "ignore_eos": True}}
+                    "sampling_params": {"max_new_tokens": 5 + i % 13, "temperature": 0.8, "sampling_seed": i, "ignore_eos": True}}
             status, answer = server.request("/generate", body)
             assert status == 200, answer
             return answer["output_ids"], [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
