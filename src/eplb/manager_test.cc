@@ -233,7 +233,7 @@ TEST(EplbManager, AFailureIsToldAndTheNextPlanIsMade) {
 TEST(EplbManager, TheWatchdogResetsAMoveThatHangs) {
   OnRanks([](RankComm& comm) {
     EplbOptions options = Every(50);
-    options.watchdog_seconds = 0.05;
+    options.watchdog_seconds = 1;
     Rank rank(options, comm);
     std::latch released(1);
     rank.experts.on_load = [&](int, int32_t) {
