@@ -81,14 +81,14 @@ bool IsHost(std::string_view host) {
 size_t RequestParser::Take(std::string_view input) {
   size_t at = 0;
   while (at < input.size() && !done_ && !refusal_) {
-    const size_t end = input.find('\n', at);
-    const size_t count = (end == std::string_view::npos ? input.size() : end + 1) - at;
-    if (taken_ + count > limits_.head_bytes) {
-      // The partial request line is enough to recognize HEAD, whose response has no body.
-      if (!has_request_line_) head_.method = line_.substr(0, line_.find(' '));
-      Refuse(431, fmt::format("The request header is larger than {} bytes", limits_.head_bytes),
-             "header_too_large");
-      break;
+    size_t end = input.find('\n', at);
+    size_t count = (end == std::string_view::npos ? input.size() : end + 1) - at;
+    // Checks the bytes up to the limit first, so that the refusal is the same for any pieces.
+    const size_t room = limits_.head_bytes - taken_;
+    const bool too_large = count > room;
+    if (too_large) {
+      end = std::string_view::npos;
+      count = room;
     }
     taken_ += count;
     line_ += input.substr(at, count);
@@ -97,8 +97,15 @@ size_t RequestParser::Take(std::string_view input) {
       // Only the last character may be a control: the CR of an incomplete line end.
       const size_t before = line_.size() - count;
       const size_t from = before == 0 ? 0 : before - 1;
-      if (HasControls(std::string_view(line_).substr(from, line_.size() - 1 - from)))
+      if (!line_.empty() &&
+          HasControls(std::string_view(line_).substr(from, line_.size() - 1 - from))) {
         Refuse(400, "The header has a control character");
+      } else if (too_large) {
+        // The partial request line is enough to recognize HEAD, whose response has no body.
+        if (!has_request_line_) head_.method = line_.substr(0, line_.find(' '));
+        Refuse(431, fmt::format("The request header is larger than {} bytes", limits_.head_bytes),
+               "header_too_large");
+      }
       break;
     }
     if (line_.size() < 2 || line_[line_.size() - 2] != '\r') {
