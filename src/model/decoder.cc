@@ -33,6 +33,16 @@ std::optional<DenseFeedForward> MakeDense(const LayerContext& context,
 
 }  // namespace
 
+schedule::ServeShape ServeShapeOf(const ModelConfig& config, bool waterfill, bool two_batches) {
+  schedule::ServeShape shape{
+      .range = {.end = static_cast<int>(config.num_layers())},
+      .micro_batches = two_batches ? 2 : 1,
+      // With waterfill the shared expert is one of the dispatched experts.
+      .shared_expert = config.has_moe() && config.moe->shared_intermediate > 0 && !waterfill};
+  for (const LayerConfig& layer : config.layers) shape.experts.push_back(layer.moe);
+  return shape;
+}
+
 Decoder::Decoder(const LayerContext& context, const ModelWeights& weights,
                  const std::vector<std::unique_ptr<MoeLayer>>& moe, std::function<void()> beat)
     : c_(context),

@@ -16,8 +16,13 @@
 #include "model/weights.h"
 #include "moe/layer.h"
 #include "schedule/operation.h"
+#include "schedule/serve.h"
 
 namespace switchyard {
+
+// The shape of a step of a model's layers: in one micro-batch, or with `two_batches` in two.
+// Without a shared expert that this rank computes, as with waterfill, the schedule has none.
+schedule::ServeShape ServeShapeOf(const ModelConfig& config, bool waterfill, bool two_batches);
 
 // Borrows weights and MoE layers, which outlive it. All state of a batch is in its pass, so the
 // operations of several passes may be interleaved. Every rank executes the same schedule. Used by

@@ -19,7 +19,6 @@
 #include "model/weights/routers.h"
 #include "moe/exchange_memory.h"
 #include "moe/layer.h"
-#include "schedule/serve.h"
 
 namespace switchyard {
 namespace {
@@ -113,12 +112,10 @@ struct Model::Impl {
   }
 
   void MakeSchedules() {
-    schedule::ServeShape shape;
-    for (const LayerConfig& layer : config.layers) shape.experts.push_back(layer.moe);
-    shape.range.end = static_cast<int>(config.num_layers());
-    plain = schedule::Plan(shape);
+    const bool waterfill = options.moe.waterfill;
+    plain = schedule::Plan(ServeShapeOf(config, waterfill, /*two_batches=*/false));
     if (!options.two_batch_overlap || !config.has_moe()) return;
-    shape.micro_batches = 2;
+    schedule::ServeShape shape = ServeShapeOf(config, waterfill, /*two_batches=*/true);
     two_prefill = schedule::Plan(shape);
     shape.mode = schedule::Mode::kDecode;
     two_decode = schedule::Plan(shape);

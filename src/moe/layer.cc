@@ -146,7 +146,7 @@ void MoeLayer::Prepare(MoeState& s, std::span<const int64_t> group_tokens, bool 
     for (int rank = 0; rank < mesh.world(); ++rank)
       s.lanes[rank / mesh.moe_tp()] += s.partition.own(rank).size();
   }
-  const int64_t longest = std::ranges::max(s.lanes);
+  const int64_t longest = s.partitioned ? s.partition.longest_lane() : s.lane_tokens;
   backend_->SelectExchange(longest, s);
   s.rounds = (longest + s.max_round_tokens - 1) / s.max_round_tokens;
   s.rounds_done = 0;
