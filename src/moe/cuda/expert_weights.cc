@@ -1,127 +1,37 @@
 #include "moe/cuda/expert_weights.h"
 
 #include <algorithm>
-#include <cstring>
+#include <span>
 
 #include "core/check.h"
 #include "core/cpus.h"
 #include "core/error.h"
-#include "core/parallel.h"
 #include "kernels/cuda/w4a16_pack.h"
+#include "moe/cuda/expert_upload.h"
+#include "quant/formats.h"
 
 namespace switchyard::cuda {
 namespace {
 
-constexpr int64_t kStagingBytes = int64_t{16} << 20;  // staging buffer of converted rows
-constexpr int64_t kGemmStep = 64;                     // size alignment of GroupedGemmBf16
-
-int64_t BytesOf(ElementType type) {
-  return type == ElementType::kFp8 ? 1 : type == ElementType::kBF16 ? 2 : 4;
-}
+constexpr int64_t kGemmStep = 64;  // size alignment of GroupedGemmBf16
 
 void Copy(std::byte* to, const void* from, int64_t bytes) {
   CopyToDevice(to, from, static_cast<size_t>(bytes), "copy of weights to the GPU");
 }
 
-bool Stores(const WeightView& w, ElementType type) {
-  switch (type) {
-    case ElementType::kF32:
-      return w.format == WeightFormat::kF32;
-    case ElementType::kBF16:
-      return w.format == WeightFormat::kBF16;
-    case ElementType::kFp8:
-      return w.format == WeightFormat::kFp8Block;
-  }
-  return false;
+DeviceMemory Memory(int64_t bytes) {
+  return bytes > 0 ? DeviceMemory(static_cast<size_t>(bytes)) : DeviceMemory();
 }
 
-// Row i of the view in its stored format.
-const std::byte* StoredRow(const WeightView& w, ElementType type, int64_t i) {
-  const int64_t row = w.row0 + i * w.row_step;
-  return static_cast<const std::byte*>(w.data) + (row * w.stored_k + w.col0) * BytesOf(type);
-}
-
-void ConvertRow(const WeightView& w, int64_t i, ElementType type, std::byte* to) {
-  if (Stores(w, type)) {
-    std::memcpy(to, StoredRow(w, type, i), w.k * BytesOf(type));
-    return;
-  }
-  if (type == ElementType::kF32) return DequantizeRow(w, i, 0, w.k, reinterpret_cast<float*>(to));
-  CHECK(type == ElementType::kBF16);
-  static thread_local std::vector<float> values;
-  values.resize(w.k);
-  DequantizeRow(w, i, 0, w.k, values.data());
-  auto* rounded = reinterpret_cast<BF16*>(to);
-  for (int64_t j = 0; j < w.k; ++j) rounded[j] = ToBF16(values[j]);
-}
-
-// Uploads the view's rows contiguously to `to` on the device.
-void UploadRows(const WeightView& w, ElementType type, std::byte* to, ThreadPool& pool) {
-  const int64_t row_bytes = w.k * BytesOf(type);
-  if (Stores(w, type) && w.row_step == 1 && w.stored_k == w.k)
-    return Copy(to, StoredRow(w, type, 0), w.n * row_bytes);
-  const int64_t rows_at_a_time = std::clamp<int64_t>(kStagingBytes / row_bytes, 1, w.n);
-  std::vector<std::byte> staging(rows_at_a_time * row_bytes);
-  for (int64_t first = 0; first < w.n; first += rows_at_a_time) {
-    const int64_t rows = std::min(rows_at_a_time, w.n - first);
-    pool.RunRanges(rows, 16, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i)
-        ConvertRow(w, first + i, type, staging.data() + i * row_bytes);
-    });
-    Copy(to + first * row_bytes, staging.data(), rows * row_bytes);
-  }
-}
-
-// The block scales of a block-aligned view, [ceil(n / 128), ceil(k / 128)].
-void UploadBlockScales(const WeightView& w, std::byte* to) {
-  const int64_t stored_columns = CeilDiv(w.stored_k, kFp8BlockSize);
-  const int64_t rows = CeilDiv(w.n, kFp8BlockSize), columns = CeilDiv(w.k, kFp8BlockSize);
-  const float* from = static_cast<const float*>(w.scales) +
-                      w.row0 / kFp8BlockSize * stored_columns + w.col0 / kFp8BlockSize;
-  std::vector<float> scales;
-  for (int64_t r = 0; r < rows; ++r)
-    scales.insert(scales.end(), from + r * stored_columns, from + r * stored_columns + columns);
-  Copy(to, scales.data(), std::ssize(scales) * static_cast<int64_t>(sizeof(float)));
-}
-
-// Uploads `parts` [matrices, parts per matrix]; the parts of a matrix are stacked along n.
-DeviceMatrix UploadStacked(std::span<const WeightView* const> parts, int64_t parts_of_matrix,
-                           ElementType type, ThreadPool& pool) {
-  DeviceMatrix stacked{.type = type, .n = parts_of_matrix * parts[0]->n, .k = parts[0]->k};
-  const int64_t part_bytes = parts[0]->n * stacked.k * BytesOf(type);
-  const int64_t scale_bytes = CeilDiv(parts[0]->n, kFp8BlockSize) *
-                              CeilDiv(stacked.k, kFp8BlockSize) *
-                              static_cast<int64_t>(sizeof(float));
-  stacked.data = DeviceMemory(parts.size() * part_bytes);
-  if (type == ElementType::kFp8) stacked.scales = DeviceMemory(parts.size() * scale_bytes);
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const WeightView& w = *parts[i];
-    CHECK(w.n == parts[0]->n && w.k == stacked.k);
-    UploadRows(w, type, stacked.data.data() + i * part_bytes, pool);
-    if (type == ElementType::kFp8) UploadBlockScales(w, stacked.scales.data() + i * scale_bytes);
-  }
+// `matrices` matrices of `parts` parts [n, k], stacked along n.
+DeviceMatrix Allocate(int64_t matrices, int64_t parts, int64_t n, int64_t k, ElementType type,
+                      std::optional<W4A16Format> packed) {
+  DeviceMatrix stacked{
+      .type = packed ? ElementType::kBF16 : type, .n = parts * n, .k = k, .packed = packed};
+  const MatrixBytes bytes = BytesOfMatrix(parts, n, k, type, packed);
+  stacked.data = Memory(matrices * bytes.data);
+  stacked.scales = Memory(matrices * bytes.scales);
   return stacked;
-}
-
-// As above, packed.
-DeviceMatrix UploadPacked(std::span<const WeightView* const> parts, int64_t parts_of_matrix,
-                          W4A16Format format, ThreadPool& pool) {
-  DeviceMatrix packed{.type = ElementType::kBF16,
-                      .n = parts_of_matrix * parts[0]->n,
-                      .k = parts[0]->k,
-                      .packed = format};
-  const int64_t matrices = std::ssize(parts) / parts_of_matrix;
-  const int64_t bytes = W4A16Bytes(format, packed.n, packed.k), tiles = W4A16RowTiles(packed.n);
-  packed.data = DeviceMemory(matrices * bytes);
-  std::vector<std::byte> records(bytes);
-  std::vector<float> globals(matrices * tiles);
-  for (int64_t i = 0; i < matrices; ++i) {
-    PackW4A16(format, parts.subspan(i * parts_of_matrix, parts_of_matrix), records.data(),
-              globals.data() + i * tiles, pool);
-    Copy(packed.data.data() + i * bytes, records.data(), bytes);
-  }
-  if (format.kind == W4A16Kind::kNvfp4) packed.scales = UploadFloats(globals);
-  return packed;
 }
 
 // The weight views of all experts; each gate precedes its up.
@@ -142,14 +52,12 @@ std::optional<PackedExperts> FindPacked(std::span<const kernels::ExpertWeights> 
   return PackedExperts{*gate_up, *down};
 }
 
-// Appends zeros for an expert without a bias.
-void AppendBias(const float* bias, int64_t n, std::vector<float>* all) {
-  if (bias) {
-    all->insert(all->end(), bias, bias + n);
-  } else {
-    all->resize(all->size() + n);
-  }
+bool IsStored(const kernels::ExpertWeights& e, WeightFormat format) {
+  return e.gate.format == format && e.up.format == format && e.down.format == format;
 }
+
+bool HasUpperBias(const kernels::ExpertWeights& e) { return e.gate_bias || e.up_bias; }
+bool HasLowerBias(const kernels::ExpertWeights& e) { return e.down_bias != nullptr; }
 
 bool HasFp8Blocks(const kernels::ExpertWeights& e) {
   for (const WeightView* w : {&e.gate, &e.up, &e.down}) {
@@ -165,9 +73,8 @@ bool HasFp8Blocks(const kernels::ExpertWeights& e) {
 ExpertArithmetic ChooseArithmetic(std::span<const kernels::ExpertWeights> experts, DType dtype,
                                   bool hopper, bool packs) {
   const auto all_stored = [&](WeightFormat format) {
-    return std::ranges::all_of(experts, [&](const kernels::ExpertWeights& e) {
-      return e.gate.format == format && e.up.format == format && e.down.format == format;
-    });
+    return std::ranges::all_of(
+        experts, [&](const kernels::ExpertWeights& e) { return IsStored(e, format); });
   };
   if (dtype == DType::kF32)
     return {.weights = all_stored(WeightFormat::kBF16) ? ElementType::kBF16 : ElementType::kF32};
@@ -192,33 +99,44 @@ DeviceExperts::DeviceExperts(std::span<const kernels::ExpertWeights> from,
         "experts with {} hidden and {} intermediate elements on this rank: GPUs require multiples "
         "of 4",
         hidden, intermediate);
-  ThreadPool pool(std::clamp(AllowedCpuCount(), 1, 8));
-  const ExpertViews views(from);
-  std::vector<float> upper_bias, lower_bias;
-  bool has_upper_bias = false, has_lower_bias = false;
-  for (const kernels::ExpertWeights& e : from) {
-    has_upper_bias |= e.gate_bias || e.up_bias;
-    has_lower_bias |= e.down_bias != nullptr;
-    AppendBias(e.gate_bias, intermediate, &upper_bias);
-    AppendBias(e.up_bias, intermediate, &upper_bias);
-    AppendBias(e.down_bias, hidden, &lower_bias);
-  }
-  if (arithmetic.packed) {
-    gate_up = UploadPacked(views.gates_and_ups, 2, arithmetic.packed->gate_up, pool);
-    down = UploadPacked(views.downs, 1, arithmetic.packed->down, pool);
-  } else {
-    gate_up = UploadStacked(views.gates_and_ups, 2, arithmetic.weights, pool);
-    down = UploadStacked(views.downs, 1, arithmetic.weights, pool);
-  }
-  if (has_upper_bias) gate_up_bias = UploadFloats(upper_bias);
-  if (has_lower_bias) down_bias = UploadFloats(lower_bias);
+  const auto& packed = arithmetic.packed;
+  using Format = std::optional<W4A16Format>;
+  gate_up = Allocate(experts, 2, intermediate, hidden, arithmetic.weights,
+                     packed ? Format(packed->gate_up) : Format());
+  down = Allocate(experts, 1, hidden, intermediate, arithmetic.weights,
+                  packed ? Format(packed->down) : Format());
+  const auto float_bytes = static_cast<int64_t>(experts * sizeof(float));
+  if (std::ranges::any_of(from, HasUpperBias))
+    gate_up_bias = Memory(float_bytes * 2 * intermediate);
+  if (std::ranges::any_of(from, HasLowerBias)) down_bias = Memory(float_bytes * hidden);
+  ExpertUploader uploader(Copy, std::clamp(AllowedCpuCount(), 1, 8));
+  for (int i = 0; i < experts; ++i) uploader.Upload(from[i], arithmetic, Slot(i));
+}
+
+ExpertSlotBytes DeviceExperts::slot_bytes() const {
+  ExpertSlotBytes bytes{};
+  const std::array arrays = {&gate_up.data, &gate_up.scales, &down.data,
+                             &down.scales,  &gate_up_bias,   &down_bias};
+  for (size_t i = 0; i < arrays.size(); ++i)
+    bytes[i] = static_cast<int64_t>(arrays[i]->bytes()) / experts;
+  return bytes;
+}
+
+ExpertSlot DeviceExperts::Slot(int expert) const {
+  const ExpertSlotBytes bytes = slot_bytes();
+  const std::array arrays = {&gate_up.data, &gate_up.scales, &down.data,
+                             &down.scales,  &gate_up_bias,   &down_bias};
+  ExpertSlot slot{};
+  for (size_t i = 0; i < arrays.size(); ++i)
+    if (bytes[i] > 0) slot[i] = arrays[i]->data() + expert * bytes[i];
+  return slot;
 }
 
 DeviceMatrix UploadPlain(const WeightView& w) {
-  ThreadPool pool(1);
-  const WeightView* const one[] = {&w};
-  return UploadStacked(
-      one, 1, w.format == WeightFormat::kBF16 ? ElementType::kBF16 : ElementType::kF32, pool);
+  const ElementType type = w.format == WeightFormat::kBF16 ? ElementType::kBF16 : ElementType::kF32;
+  DeviceMatrix matrix = Allocate(1, 1, w.n, w.k, type, {});
+  ExpertUploader(Copy, 1).UploadRows(w, type, matrix.data.data());
+  return matrix;
 }
 
 DeviceMemory UploadFloats(std::span<const float> values) {

@@ -1,6 +1,7 @@
 // Expert weights of a layer in the format of the GPU's grouped GEMMs.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -40,6 +41,21 @@ struct ExpertArithmetic {
   std::optional<PackedExperts> packed;  // GroupedGemmW4A16 instead of GroupedGemmBf16
 };
 
+// The arrays of an expert.
+enum ExpertArray : uint8_t {
+  kGateUp,  // gate rows, then up rows
+  kGateUpScales,
+  kDown,
+  kDownScales,
+  kGateUpBias,
+  kDownBias,
+  kExpertArrays
+};
+// The device memory of one expert; null for arrays that its layer does not have, which have 0
+// bytes.
+using ExpertSlot = std::array<std::byte*, kExpertArrays>;
+using ExpertSlotBytes = std::array<int64_t, kExpertArrays>;
+
 // kF32: float32 sums of unrounded products; bfloat16 weights stay bfloat16. kBF16 on a Hopper GPU:
 // FP8 if all weights are kFp8Block and this rank's shard begins and ends on block boundaries;
 // otherwise bfloat16, if the sizes meet the GEMM's alignment. All other cases: plain arithmetic on
@@ -52,6 +68,9 @@ ExpertArithmetic ChooseArithmetic(std::span<const kernels::ExpertWeights> expert
 struct DeviceExperts {
   // Copies from the host, converting to the arithmetic's types.
   DeviceExperts(std::span<const kernels::ExpertWeights> experts, ExpertArithmetic arithmetic);
+
+  ExpertSlotBytes slot_bytes() const;
+  ExpertSlot Slot(int expert) const;
 
   ExpertArithmetic arithmetic;
   int experts = 0;
