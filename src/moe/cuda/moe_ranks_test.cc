@@ -1,54 +1,9 @@
 #include <gtest/gtest.h>
 
-#include "comm/device/cuda/collectives.h"
-#include "comm/device/cuda/peer_memory.h"
-#include "kernels/cuda/cuda_device.h"
-#include "moe/cuda/testing.h"
+#include "moe/cuda/test_rank.h"
 
 namespace switchyard::cuda {
 namespace {
-
-constexpr std::chrono::milliseconds kTimeout{20'000};
-
-// A rank's GPU with its groups; ranks share GPUs if there are more ranks.
-struct Rank {
-  Rank(RankComm& comm, DType dtype, const MoeOptions& options, const MoeShape& shape,
-       const DeviceMoeHosts& hosts)
-      : device(TestDevice(dtype, shape.max_tokens, comm.mesh.rank() % DeviceCount())),
-        peers(comm, PeerBytes(comm.mesh, dtype, options, shape, hosts), kTimeout,
-              hosts.ranks_per_host) {
-    CudaDevice& gpu = CudaDevice::From(*device);
-    const auto watch = std::make_shared<NcclWatch>(comm, kTimeout);
-    gpu.AddCheck([this] { peers.CheckTimeouts(); });
-    gpu.SetWait([watch](cudaEvent_t event) { watch->Wait(event); });
-    const auto make = [&](std::vector<int> group, const char* name) {
-      return collectives
-          .emplace_back(
-              MakeCollectives(comm, peers, std::move(group), name, gpu.stream(), {.watch = watch}))
-          .get();
-    };
-    context.mesh = comm.mesh;
-    context.groups.tp = make(comm.mesh.TpGroup(), "tp");
-    context.groups.ep = make(comm.mesh.EpGroup(), "ep");
-    context.groups.moe_tp = make(comm.mesh.MoeTpGroup(), "moe-tp");
-    context.groups.attn_tp = make(comm.mesh.AttnTpGroup(), "attn-tp");
-    context.peers = &peers;
-    context.device = device.get();
-    context.hosts = hosts;
-    backend = MakeCudaMoe(options, shape, context);
-  }
-  static size_t PeerBytes(const Mesh& mesh, DType dtype, const MoeOptions& options,
-                          const MoeShape& shape, const DeviceMoeHosts& hosts) {
-    return CudaMoePeerBytes(options, shape, mesh.shape(), dtype, hosts) +
-           4 * CollectiveBytes({}, mesh.world()) + (size_t{1} << 20);
-  }
-
-  std::unique_ptr<kernels::Device> device;
-  PeerMemory peers;
-  std::vector<std::unique_ptr<Collectives>> collectives;
-  DeviceMoeContext context;
-  std::shared_ptr<MoeBackend> backend;
-};
 
 struct Ranks {
   const TestLayer& layer;
@@ -60,7 +15,7 @@ struct Ranks {
   // Outputs of the rank's group for all passes. All memory is allocated before any rank begins:
   // allocation synchronizes with the whole GPU, where a peer's kernel may be waiting for this rank.
   std::vector<float> OnRank(RankComm& comm) const {
-    Rank rank(comm, dtype, options, ShapeFor(layer, passes), hosts);
+    TestRank rank(comm, dtype, options, ShapeFor(layer, passes), hosts);
     const MoeLayer moe(layer.config,
                        layer.ShareOf(comm.mesh, ScattersTokens(options, comm.mesh.shape())),
                        rank.backend);
@@ -94,11 +49,11 @@ struct Ranks {
 
   std::vector<float> On(const MeshShape& mesh) const {
     std::vector<std::vector<float>> outs(mesh.tp), groups;
-    RunRankThreads(mesh.tp, RankComm::BytesPerRank(mesh),
-                   [&](int rank, std::shared_ptr<SharedArena> arena) {
-                     const auto comm = RankComm::Create(std::move(arena), mesh, rank, {kTimeout});
-                     outs[rank] = OnRank(*comm);
-                   });
+    RunRankThreads(
+        mesh.tp, RankComm::BytesPerRank(mesh), [&](int rank, std::shared_ptr<SharedArena> arena) {
+          const auto comm = RankComm::Create(std::move(arena), mesh, rank, {kRankTimeout});
+          outs[rank] = OnRank(*comm);
+        });
     const int attn_tp = mesh.tp / mesh.dp;
     for (int rank = 0; rank < mesh.tp; ++rank) {
       if (rank % attn_tp == 0) groups.push_back(outs[rank]);

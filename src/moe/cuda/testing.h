@@ -74,4 +74,32 @@ inline std::vector<float> ForwardOnce(const MoeLayer& moe, MoeState& state, kern
   return out;
 }
 
+// Not a multiple of any tile size, and run first: writes beyond a buffer would show in later
+// passes.
+constexpr int64_t kMaxTokens = 401;
+
+// A layer on one GPU that holds every expert.
+struct OnGpu {
+  OnGpu(const TestLayer& layer, DType dtype, MoeOptions options = {},
+        int64_t max_tokens = kMaxTokens, Without without = {}, RoutingObserver* observer = nullptr,
+        ReplicaChooser* chooser = nullptr)
+      : device(TestDevice(dtype, max_tokens, 0, without)) {
+    DeviceMoeContext context;
+    context.device = device.get();
+    backend = MakeCudaMoe(options, layer.Shape(max_tokens), context);
+    backend->Observe(observer);
+    backend->ChooseReplicasBy(chooser);
+    moe = std::make_unique<MoeLayer>(layer.config, layer.ShareOf(Mesh(), true), backend);
+    state = moe->MakeState();
+  }
+  std::vector<float> Forward(const TestLayer& layer, int64_t tokens, uint32_t seed = 7) {
+    return ForwardOnce(*moe, *state, *device, layer.Hidden(tokens, seed), tokens);
+  }
+
+  std::unique_ptr<kernels::Device> device;
+  std::shared_ptr<MoeBackend> backend;
+  std::unique_ptr<MoeLayer> moe;
+  std::unique_ptr<MoeState> state;
+};
+
 }  // namespace switchyard::cuda
